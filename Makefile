@@ -1,0 +1,108 @@
+# The habits of the project; all real work is in CMake.
+#
+#   make            build libtide.so, libtide_host.so and the tide program into build/
+#   make deps       install the Debian packages that are missing (needs root or sudo)
+#   make train      build, then train a small language model on two ranks, about two minutes
+#   make test       everything a change must pass; the last line is "N passed, N failed"
+#   make test-deep  the same under sanitizers, and wide sweeps (spec/deep); long
+#   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
+#   make sizes      files and functions that stand out
+#   make bench-comm collectives against Open MPI, and what they cost a training step
+#   make install    to PREFIX (/usr/local)       make clean    remove build/
+#
+# Variables: PREFIX, DESTDIR, JOBS (spec files at a time), ARGS (for train and bench), SPEC (for
+# test: one file or folder), CMAKE_ARGS (for the configure step).
+
+PREFIX ?= /usr/local
+JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
+LUAJIT ?= luajit
+BUILD  := build
+
+DEBIAN := make gcc g++ cmake pkg-config luajit libluajit-5.1-dev lua-busted lua-check \
+	libcmocka-dev libdnnl-dev libopenmpi-dev openmpi-bin libedit-dev
+
+ifneq ($(shell command -v ninja 2>/dev/null),)
+export CMAKE_GENERATOR ?= Ninja
+endif
+export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
+
+.PHONY: all deps train test test-lint test-asan test-tsan test-sweep test-deep bench bench-full \
+	bench-comm sizes install clean help
+
+all:
+	@mkdir -p $(BUILD); log=$(BUILD)/configure.log; \
+	  cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_ARGS) >$$log 2>&1 \
+	  || { cat $$log; exit 1; }; grep '^-- tide' $$log || true
+	@cmake --build $(BUILD) -j $(JOBS)
+
+help:
+	@sed -n 's/^# \{0,1\}//; 2,/^$$/p' Makefile
+
+# Quick and offline when everything is there.
+deps:
+	@if ! command -v dpkg-query >/dev/null; then \
+	  echo 'not a Debian system; tide needs: $(DEBIAN)'; exit 0; \
+	fi; \
+	missing=; for p in $(DEBIAN); do \
+	  dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' \
+	    || missing="$$missing $$p"; \
+	done; \
+	test -n "$$missing" || exit 0; \
+	cmd="apt-get install -y --no-install-recommends$$missing"; \
+	if test "$$(id -u)" = 0; then sudo=; \
+	elif sudo -n true 2>/dev/null; then sudo='sudo -n'; \
+	else echo "missing packages; run:  sudo $$cmd"; exit 1; fi; \
+	echo "installing$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive $$cmd
+
+train: deps
+	@$(MAKE) --no-print-directory all
+	$(BUILD)/tide run -n 2 recipes/pretrain.lua --mesh.dp 2 --overwrite $(ARGS)
+
+test: deps
+	@$(MAKE) --no-print-directory all
+	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) $(SPEC)
+
+# The library under a sanitizer, loaded into stock luajit: the runtime must come first.
+test-asan: deps
+	@cmake --preset asan $(CMAKE_ARGS) >/dev/null && cmake --build $(BUILD)/asan -j $(JOBS)
+	@$(LUAJIT) spec/support/run.lua --build $(BUILD)/asan --sanitize address --jobs $(JOBS) $(SPEC)
+
+test-tsan: deps
+	@cmake --preset tsan $(CMAKE_ARGS) >/dev/null && cmake --build $(BUILD)/tsan -j $(JOBS)
+	@$(LUAJIT) spec/support/run.lua --build $(BUILD)/tsan --sanitize thread --jobs $(JOBS) $(SPEC)
+
+# Wide sweeps: every combination of what the quick specs try singly.
+test-sweep: deps
+	@$(MAKE) --no-print-directory all
+	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) --limit 1800 spec/deep
+
+test-deep: test test-sweep test-asan test-tsan
+
+bench: all
+	@cmake --build $(BUILD) --target bench -j $(JOBS)
+	@$(LUAJIT) kernels/bench/run.lua all --short $(ARGS)
+	@echo '== matrix products, oneDNN where it is found'; $(BUILD)/bench/matmul all 2 5
+
+bench-full: all
+	@cmake --build $(BUILD) --target bench -j $(JOBS)
+	@$(LUAJIT) kernels/bench/run.lua all $(ARGS)
+	@echo '== matrix products, oneDNN where it is found'; $(BUILD)/bench/matmul
+
+bench-comm: all
+	@cmake --build $(BUILD) --target bench_comm -j $(JOBS)
+	@for n in 2 4 8; do $(BUILD)/bench/comm $$n $(ARGS); done
+	@$(BUILD)/tide run -n 2 -t 1 kernels/bench/dp.lua
+	@$(LUAJIT) kernels/bench/sharded.lua
+	@mpirun --version >/dev/null 2>&1 && mpirun --allow-run-as-root --oversubscribe --quiet -np 2 \
+	  $(BUILD)/tide run -t 1 kernels/bench/dp.lua || true
+
+sizes:
+	@$(LUAJIT) spec/meta/sizes.lua
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	@rm -rf $(BUILD)

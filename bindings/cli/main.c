@@ -1,0 +1,135 @@
+/* The `tide` program: run, repl, trace, version, params, help.
+ *
+ * The one idea: a thin shell over tide_lua (one rank, in the main thread) and ranks (several, as
+ * threads). Its folder is the only one that prints, handles signals and exits.
+ *
+ * Exit codes: 0 done, 1 the recipe raised, 2 wrong command line, here or in the recipe's options
+ * (E_ARG told without a stack trace), what os.exit was given, 128 + signal after a signal.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <luajit.h>
+
+#include "cli.h"
+
+static int command_repl(void)
+{
+  static const char code[] = "require('tide.repl').run()";
+  run_options o = {0};
+  tide_ctx *ctx;
+  lua_State *L;
+  if (!cli_open(&o, &ctx, &L)) return EXIT_RAISED;
+  cli_set_prompt();
+  cli_set_running(ctx, NULL);
+  int rc = tide_lua_run_string(L, code, sizeof code - 1, "=repl", 0, NULL);
+  cli_set_running(NULL, NULL);
+  fflush(stdout);
+  if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
+  int end = cli_exit_code(rc, tide_lua_message(L));
+  lua_close(L);
+  tide_ctx_release(ctx);
+  return end;
+}
+
+static int command_trace(int argc, char **argv)
+{
+  static const char code[] = "io.stdout:write(require('tide.debug.trace').show((...)))";
+  const char *folder = argc > 0 ? argv[0] : NULL;
+  run_options o = {0};
+  tide_ctx *ctx;
+  lua_State *L;
+  if (argc != 1) return cli_complain("trace: expected one folder; see `tide help run`");
+  if (!cli_open(&o, &ctx, &L)) return EXIT_RAISED;
+  int rc = tide_lua_run_string(L, code, sizeof code - 1, "=trace", 1, &folder);
+  fflush(stdout);
+  if (rc < 0)
+    fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
+  lua_close(L);
+  tide_ctx_release(ctx);
+  return rc < 0 ? EXIT_RAISED : 0;
+}
+
+static int command_version(void)
+{
+  printf("%s%s\n", tide_build_info(), LUAJIT_VERSION);
+  return 0;
+}
+
+static int command_params(void)
+{
+  run_options o = {0};
+  tide_ctx *ctx = cli_open_ctx(&o);
+  if (!ctx) return EXIT_RAISED;
+  printf("Set with -p \"name=value ...\", tide.open{ params = ... }, or TIDE_<NAME>.\n\n");
+  for (int i = 0; i < tide_param_count(); i++) {
+    const char *name = tide_param_name(i), *value = tide_param_get(ctx, name);
+    printf("  %-16s %-14s %s\n", name, value ? value : "", tide_param_doc(i));
+  }
+  tide_ctx_release(ctx);
+  return 0;
+}
+
+static int help_errors(void)
+{
+  printf("An error raised by tide is a table { code, name, op, message, where }.\n\n");
+  for (int status = -1; strcmp(tide_status_name(status), "E_UNKNOWN") != 0; status--)
+    printf("  %-14s %s\n", tide_status_name(status), tide_status_text(status));
+  return 0;
+}
+
+static int help_ops(void)
+{
+  for (int i = 0; i < tide_op_count(); i++) {
+    int flags = tide_op_flags(i);
+    printf("  %-22s%s%s%s%s\n", tide_op_name(i), flags & TIDE_OPF_VIEW ? " view" : "",
+           flags & TIDE_OPF_INPLACE ? " in-place" : "", flags & TIDE_OPF_RANDOM ? " random" : "",
+           flags & TIDE_OPF_BACKWARD ? " backward" : "");
+  }
+  return 0;
+}
+
+static int command_help(const char *topic)
+{
+  if (!topic) return fputs(cli_help_text, stdout) < 0;
+  if (strcmp(topic, "run") == 0) return fputs(cli_help_run, stdout) < 0;
+  if (strcmp(topic, "repl") == 0) return fputs(cli_help_repl, stdout) < 0;
+  if (strcmp(topic, "params") == 0) return command_params();
+  if (strcmp(topic, "errors") == 0) return help_errors();
+  if (strcmp(topic, "ops") == 0) return help_ops();
+  fprintf(stderr, "tide: help: no topic '%s'; topics: run, repl, params, errors, ops\n", topic);
+  return EXIT_USAGE;
+}
+
+/* Threads of the OpenMP pool spin between two loops, for milliseconds unless told otherwise, which
+ * halts everything when others share the cores. The runtime read its environment before main, so
+ * the program starts itself again with a bound, unless the user has chosen one. */
+static void bound_spinning(char **argv)
+{
+  if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+  if (setenv("GOMP_SPINCOUNT", "2000", 1) == 0) execv("/proc/self/exe", argv);
+}
+
+int main(int argc, char **argv)
+{
+  bound_spinning(argv);
+  const char *command = argc > 1 ? argv[1] : "help";
+  if (strcmp(command, "-h") == 0) command = "help";
+  cli_watch_signals();
+  if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
+  if (strcmp(command, "repl") == 0) return command_repl();
+  if (strcmp(command, "trace") == 0) return command_trace(argc - 2, argv + 2);
+  bool version = strcmp(command, "version") == 0 || strcmp(command, "--version") == 0;
+  if (argc > 2 && (version || strcmp(command, "params") == 0)) {
+    fprintf(stderr, "tide: %s: unexpected argument '%s'\n", command, argv[2]);
+    return EXIT_USAGE;
+  }
+  if (version) return command_version();
+  if (strcmp(command, "params") == 0) return command_params();
+  if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0)
+    return command_help(argc > 2 ? argv[2] : NULL);
+  fprintf(stderr, "tide: unknown command '%s'\n\n%s", command, cli_help_text);
+  return EXIT_USAGE;
+}

@@ -1,0 +1,228 @@
+/* `tide run`: its command line, restarts, and one rank in the main thread.
+ *
+ * The one idea: an attempt is a new context and a new group; what ends it is an exit code.
+ */
+#include <lauxlib.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+static int describe_protected(lua_State *L)
+{
+  const run_options *o = lua_touserdata(L, 1);
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "loaded");
+  lua_getfield(L, -1, "tide.host");
+  lua_pushstring(L, o->job);
+  lua_setfield(L, -2, "job");
+  lua_pushinteger(L, o->restart);
+  lua_setfield(L, -2, "restart");
+  return 0;
+}
+
+int cli_describe_job(lua_State *L, const run_options *o)
+{
+  return o->job ? lua_cpcall(L, describe_protected, (void *)o) : 0;
+}
+
+/* ---- how it ends ----------------------------------------------------------------------------- */
+
+bool cli_is_exit(const char *message, int *code)
+{
+  return !strchr(message, '\n') && sscanf(message, "os.exit(%d)", code) == 1;
+}
+
+/* Errors without a stack trace are mistakes of people. */
+int cli_exit_code(int status, const char *message)
+{
+  int code;
+  if (cli_signal()) return 128 + cli_signal();
+  if (status >= 0) return 0;
+  if (cli_is_exit(message, &code)) return code & 255;
+  return status == TIDE_E_ARG && !strstr(message, "\nstack traceback:") ? EXIT_USAGE : EXIT_RAISED;
+}
+
+/* ---- contexts and states --------------------------------------------------------------------- */
+
+int cli_complain(const char *text)
+{
+  fprintf(stderr, "tide: %s\n", text);
+  return EXIT_USAGE;
+}
+
+tide_ctx *cli_open_ctx(const run_options *o)
+{
+  tide_opts opts;
+  tide_opts_init(&opts);
+  opts.nthread = o->nthread;
+  opts.params = o->params;
+  opts.read_env = 1;
+  tide_ctx *ctx = NULL;
+  char msg[512] = "";
+  if (tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0) fprintf(stderr, "tide: %s\n", msg);
+  return ctx;
+}
+
+/* os.exit closes the state first, unless told not to: what it holds ends in order. */
+static const char closing_exit[] =
+  "local exit = os.exit\n"
+  "function os.exit(code, close)\n"
+  "   if code == nil then code = true end\n"
+  "   exit(code, close ~= false)\n"
+  "end\n";
+
+bool cli_open(const run_options *o, tide_ctx **ctx, lua_State **L)
+{
+  char msg[2048] = "";
+  *L = NULL;
+  *ctx = cli_open_ctx(o);
+  if (!*ctx) return false;
+  int rc = tide_lua_open(L, *ctx, NULL, msg, sizeof msg);
+  if (rc == TIDE_OK) {
+    rc = tide_lua_run_string(*L, closing_exit, sizeof closing_exit - 1, "=tide", 0, NULL);
+    if (rc == TIDE_OK) return true;
+    snprintf(msg, sizeof msg, "%s", tide_lua_message(*L));
+    lua_close(*L);
+  }
+  fprintf(stderr, "tide: %s\n", msg);
+  tide_ctx_release(*ctx);
+  return false;
+}
+
+/* ---- one rank -------------------------------------------------------------------------------- */
+
+static int run_alone(const run_options *o, lua_State *L)
+{
+  if (cli_describe_job(L, o) != 0) return TIDE_E_NOMEM;
+  int rc = tide_lua_run_file(L, o->recipe, o->narg, o->args);
+  cli_leave_trace(L);
+  fflush(stdout);
+  if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
+  return rc;
+}
+
+/* *code: how the program ends. Returns how the recipe ended. */
+static int run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer *p, int *code)
+{
+  place at;
+  *code = cli_find_place(L, &at);
+  if (*code) return TIDE_OK;
+  if (at.size > 1 && o->max_restarts > 0) {
+    *code = cli_complain("run: --max-restarts is for ranks of one process; under mpirun or srun "
+                         "start the job again with --resume");
+    return TIDE_OK;
+  }
+  if (at.size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at.local_size));
+  if (at.size > 1) cli_set_placed();
+  cli_set_running(ctx, NULL);
+  int status = at.size > 1 ? cli_run_placed(o, L, &at, p) : run_alone(o, L);
+  *code = cli_exit_code(status, tide_lua_message(L));
+  cli_set_running(NULL, NULL);
+  return status;
+}
+
+static int run_one(const run_options *o, int *status)
+{
+  tide_ctx *ctx;
+  lua_State *L;
+  line_buffer lines[1][2] = {0};
+  printer p = {.lines = lines, .options = o};
+  int code;
+  *status = TIDE_OK;
+  if (!cli_open(o, &ctx, &L)) return EXIT_RAISED;
+  pthread_mutex_init(&p.lock, NULL);
+  *status = run_here(o, ctx, L, &p, &code);
+  lua_close(L);
+  tide_ctx_release(ctx);
+  for (int stream = 0; stream < 2; stream++) free(lines[0][stream].text);
+  free(p.line.text);
+  pthread_mutex_destroy(&p.lock);
+  return cli_end_job(code);
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static bool parse_count(const char *text, int lo, int hi, int *value)
+{
+  char *end;
+  long v = text ? strtol(text, &end, 10) : 0;
+  if (!text || *end || end == text || v < lo || v > hi) return false;
+  *value = (int)v;
+  return true;
+}
+
+static int parse_run(int argc, char **argv, run_options *o)
+{
+  *o = (run_options){.nrank = 1};
+  int i = 0;
+  for (; i < argc && argv[i][0] == '-' && argv[i][1]; i += 2) {
+    const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+    if (strcmp(argv[i], "-n") == 0) {
+      if (!parse_count(value, 1, 1024, &o->nrank))
+        return cli_complain("run: -n needs a number of ranks in [1, 1024]");
+    } else if (strcmp(argv[i], "-t") == 0) {
+      if (!parse_count(value, 1, 4096, &o->nthread))
+        return cli_complain("run: -t needs a number of threads in [1, 4096]");
+    } else if (strcmp(argv[i], "--max-restarts") == 0) {
+      if (!parse_count(value, 0, 1000000, &o->max_restarts))
+        return cli_complain("run: --max-restarts needs a number in [0, 1000000]");
+    } else if (strcmp(argv[i], "-p") == 0 && value) {
+      o->params = value;
+    } else if (strcmp(argv[i], "--trace") == 0 && value) {
+      setenv("TIDE_TRACE_DIR", value, 1);
+      setenv("TIDE_TRACE", "1", 1);
+    } else if (strcmp(argv[i], "--traceback") == 0) {
+      setenv("TIDE_TRACEBACK", "1", 1);
+      i--; /* it takes no value */
+    } else {
+      fprintf(stderr, "tide: run: unknown option '%s'; see `tide help run`\n", argv[i]);
+      return EXIT_USAGE;
+    }
+  }
+  if (i >= argc) return cli_complain("run: a recipe is missing; see `tide help run`");
+  o->recipe = argv[i];
+  o->narg = argc - i - 1;
+  o->args = (const char *const *)argv + i + 1;
+  return 0;
+}
+
+/* A failed run again, up to max_restarts times. Signals and wrong command lines end it. */
+static int run_attempts(run_options *o)
+{
+  char job[64];
+  int status, code;
+  snprintf(job, sizeof job, "%ld-%ld", (long)time(NULL), (long)getpid());
+  if (o->max_restarts > 0) o->job = job;
+  for (;; o->restart++) {
+    code = o->nrank == 1 ? run_one(o, &status) : cli_run_threads(o, &status);
+    bool final = status == TIDE_OK || cli_signal() || code == EXIT_USAGE;
+    if (final || o->restart >= o->max_restarts) return code;
+    fprintf(stderr, "tide: starting again (restart %d of %d)\n", o->restart + 1,
+            o->max_restarts);
+  }
+}
+
+int cli_run(int argc, char **argv)
+{
+  run_options o;
+  int rc = parse_run(argc, argv, &o);
+  if (rc) return rc;
+  struct stat what;
+  if (stat(o.recipe, &what) != 0 || access(o.recipe, R_OK) != 0 || S_ISDIR(what.st_mode)) {
+    fprintf(stderr, "tide: run: cannot read '%s'%s\n", o.recipe,
+            access(o.recipe, R_OK) == 0 ? ": it is a folder" : "");
+    return EXIT_USAGE;
+  }
+  const char *world = o.nrank > 1 ? getenv("OMPI_COMM_WORLD_SIZE") : NULL;
+  if (world && atoi(world) > 1) {
+    fprintf(stderr, "tide: run: -n %d inside a job of %s processes; let mpirun start all ranks\n",
+            o.nrank, world);
+    return EXIT_USAGE;
+  }
+  return run_attempts(&o);
+}

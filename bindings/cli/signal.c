@@ -1,0 +1,90 @@
+/* Signals of the program.
+ *
+ * The first SIGINT or SIGTERM asks the running contexts to stop (tide_interrupt; a loop that asks
+ * tide.interrupted() ends its step and saves), the second makes the next op raise E_INTERRUPT, the
+ * third exits at once. At the prompt SIGINT stops the running op, three within two seconds exit.
+ *
+ * The mutable statics are what a signal handler can reach; there is one program.
+ */
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+static tide_ctx *volatile running_ctx;          /* one rank, or the prompt */
+static tide_host_ranks *volatile running_ranks; /* several */
+static volatile sig_atomic_t seen_signal, seen_count, at_prompt;
+static volatile sig_atomic_t placed;
+static volatile time_t seen_first;
+
+static void interrupt_all(void)
+{
+  if (running_ctx) tide_interrupt(running_ctx);
+  if (running_ranks) tide_host_ranks_interrupt(running_ranks);
+}
+
+static void say(const char *text)
+{
+  ssize_t n = write(STDERR_FILENO, text, strlen(text));
+  (void)n; /* nowhere to report it */
+}
+
+static void on_prompt_signal(int sig)
+{
+  time_t now = time(NULL);
+  if (now - seen_first > 2) {
+    seen_first = now;
+    seen_count = 0;
+  }
+  if (++seen_count >= 3) _exit(128 + sig);
+  if (seen_count == 2) say("\ntide: waiting for the next tide call; once more to leave\n");
+  interrupt_all();
+  interrupt_all(); /* the running op stops now */
+}
+
+/* Supervisors signal a process and then its group: one request that arrives twice. */
+static bool is_repeat(void)
+{
+  static struct timespec last;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  double since = (double)(now.tv_sec - last.tv_sec) + 1e-9 * (double)(now.tv_nsec - last.tv_nsec);
+  last = now;
+  return since < 0.3;
+}
+
+static void on_signal(int sig)
+{
+  if (at_prompt && sig == SIGINT) {
+    on_prompt_signal(sig);
+    return;
+  }
+  if (is_repeat()) return;
+  seen_signal = sig;
+  if (++seen_count >= 3) _exit(128 + sig);
+  if (!placed)
+    say(seen_count == 1 ? "tide: stopping after this step; once more to stop at the next op\n"
+                        : "tide: stopping at the next op; once more to exit at once\n");
+  interrupt_all();
+}
+
+void cli_watch_signals(void)
+{
+  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+}
+
+void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks)
+{
+  running_ctx = ctx;
+  running_ranks = ranks;
+}
+
+void cli_set_prompt(void) { at_prompt = 1; }
+void cli_set_placed(void) { placed = 1; }
+int cli_signal(void) { return (int)seen_signal; }
+int cli_signal_count(void) { return (int)seen_count; }

@@ -1,0 +1,355 @@
+/* Lua states for C hosts: where the Lua files are, opening a state on a context, running chunks.
+ *
+ * The one idea: everything that may raise runs inside lua_cpcall or lua_pcall, and what comes out
+ * is a status plus a text kept in the registry of the state.
+ *
+ * Layer 7. The Lua side learns about its host from package.loaded['tide.host']: ctx (light
+ * userdata, borrowed), library and host_library (paths of what is loaded already).
+ */
+#include "tide_lua.h"
+
+#include <dlfcn.h>
+#include <lauxlib.h>
+#include <limits.h>
+#include <lualib.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Modules packed into the library by pack.cmake; absent when it was not run. */
+typedef struct tide__pack_entry {
+  const char *module, *chunk; /* "tide.nn.linear", "@tide:lua/tide/nn/linear.lua" */
+  const unsigned char *text;
+  size_t size;
+} tide__pack_entry;
+extern const tide__pack_entry tide__pack[] __attribute__((weak)); /* ends with a null module */
+
+static const char message_key[] = "tide.host.message";
+static const char result_key[] = "tide.host.result";
+
+/* ---- where the Lua files are ----------------------------------------------------------------- */
+
+static bool is_root(const char *folder)
+{
+  char path[PATH_MAX];
+  int n = snprintf(path, sizeof path, "%s/lua/tide/init.lua", folder);
+  return n > 0 && n < (int)sizeof path && access(path, R_OK) == 0;
+}
+
+/* Absolute path of the loaded object that holds an address; false if it cannot be found out. */
+static bool object_path(const void *address, char path[PATH_MAX])
+{
+  Dl_info info;
+  return dladdr(address, &info) && info.dli_fname && realpath(info.dli_fname, path);
+}
+
+/* Address of a function as data; the detour is what ISO C asks for. */
+static const void *address_of(void (*fn)(void))
+{
+  const void *p;
+  memcpy(&p, &fn, sizeof p);
+  return p;
+}
+
+static const void *own_address(void) { return address_of((void (*)(void))tide_lua_open); }
+static const void *core_address(void) { return address_of((void (*)(void))tide_version); }
+
+static bool find_root(char root[PATH_MAX])
+{
+  static const char *const ups[] = {"..", "../..", "../share/tide", "../../share/tide", "."};
+  char object[PATH_MAX], folder[PATH_MAX + 32];
+  if (!object_path(own_address(), object)) return false;
+  char *slash = strrchr(object, '/');
+  if (slash) *slash = 0;
+  for (size_t i = 0; i < sizeof ups / sizeof ups[0]; i++) {
+    snprintf(folder, sizeof folder, "%s/%s", object, ups[i]);
+    if (is_root(folder) && realpath(folder, root)) return true;
+  }
+  return false;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+typedef struct open_job {
+  tide_ctx *ctx;
+  const char *root; /* null: the packed modules */
+} open_job;
+
+static int load_packed(lua_State *L)
+{
+  const tide__pack_entry *e = lua_touserdata(L, lua_upvalueindex(1));
+  if (luaL_loadbuffer(L, (const char *)e->text, e->size, e->chunk)) return lua_error(L);
+  lua_pushstring(L, e->module);
+  lua_call(L, 1, 1);
+  return 1;
+}
+
+static void preload_packed(lua_State *L)
+{
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "preload");
+  for (const tide__pack_entry *e = tide__pack; e->module; e++) {
+    lua_pushlightuserdata(L, (void *)e);
+    lua_pushcclosure(L, load_packed, 1);
+    lua_setfield(L, -2, e->module);
+  }
+  lua_pop(L, 2);
+}
+
+static void prepend_path(lua_State *L, const char *root)
+{
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "path");
+  lua_pushfstring(L, "%s/bindings/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s", root, root, root,
+                  lua_tostring(L, -1));
+  lua_setfield(L, -3, "path");
+  lua_pop(L, 2);
+}
+
+static void set_path_field(lua_State *L, const void *address, const char *field)
+{
+  char path[PATH_MAX];
+  if (!object_path(address, path)) return;
+  lua_pushstring(L, path);
+  lua_setfield(L, -2, field);
+}
+
+static void describe_host(lua_State *L, tide_ctx *ctx)
+{
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "loaded");
+  lua_newtable(L);
+  lua_pushlightuserdata(L, ctx);
+  lua_setfield(L, -2, "ctx");
+  set_path_field(L, core_address(), "library");
+  set_path_field(L, own_address(), "host_library");
+  lua_setfield(L, -2, "tide.host");
+  lua_pop(L, 2);
+}
+
+static int open_protected(lua_State *L)
+{
+  const open_job *job = lua_touserdata(L, 1);
+  luaL_openlibs(L);
+  describe_host(L, job->ctx);
+  if (job->root) prepend_path(L, job->root);
+  else preload_packed(L);
+  lua_getglobal(L, "require");
+  lua_pushliteral(L, "tide");
+  lua_call(L, 1, 0);
+  return 0;
+}
+
+static int refuse(int status, char *msg, size_t n, const char *text)
+{
+  if (msg && n) snprintf(msg, n, "%s", text);
+  return status;
+}
+
+static int text_of(lua_State *L)
+{
+  if (luaL_callmeta(L, 1, "__tostring")) return 1;
+  if (!lua_isstring(L, 1)) lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+  return 1;
+}
+
+int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n)
+{
+  if (!out) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'out' is null");
+  *out = NULL;
+  if (!ctx) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'ctx' is null");
+  char found[PATH_MAX];
+  if (root && !is_root(root))
+    return refuse(TIDE_E_IO, msg, n, "tide_lua_open: 'root' holds no lua/tide/init.lua");
+  if (!root && find_root(found)) root = found;
+  if (!root && !tide__pack)
+    return refuse(TIDE_E_IO, msg, n, "tide_lua_open: the Lua files of tide were not found next to "
+                  "the library; give their folder as 'root'");
+  lua_State *L = luaL_newstate();
+  if (!L) return refuse(TIDE_E_NOMEM, msg, n, "tide_lua_open: no memory for a Lua state");
+  open_job job = {ctx, root};
+  int rc = lua_cpcall(L, open_protected, &job);
+  if (rc) {
+    /* turn the error value into text without raising: the state may be out of memory */
+    lua_pushcfunction(L, text_of);
+    lua_insert(L, -2);
+    const char *text = lua_pcall(L, 1, 1, 0) == 0 ? lua_tostring(L, -1) : NULL;
+    refuse(0, msg, n, text ? text : "tide_lua_open: the Lua state could not be set up");
+    lua_close(L);
+    return rc == LUA_ERRMEM ? TIDE_E_NOMEM : TIDE_E_HOST;
+  }
+  *out = L;
+  return TIDE_OK;
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+typedef struct run_job {
+  const char *path;         /* a file, or null */
+  const char *code, *name;  /* else a chunk */
+  size_t ncode;
+  int narg;
+  const char *const *args;
+  int status;               /* set by the message handler */
+} run_job;
+
+static int status_of_name(const char *name)
+{
+  for (int status = -1; status > -64; status--)
+    if (strcmp(tide_status_name(status), name) == 0) return status;
+  return TIDE_E_HOST;
+}
+
+/* Status of an error value: that of a structured error, else E_HOST. 1: a quiet end. */
+static int status_of(lua_State *L, int index)
+{
+  int status = TIDE_E_HOST;
+  if (!lua_istable(L, index)) return status;
+  lua_pushliteral(L, "tide_exit");
+  lua_rawget(L, index);
+  bool quiet = lua_isnumber(L, -1) && lua_tonumber(L, -1) == 0;
+  lua_pushliteral(L, "code");
+  lua_rawget(L, index);
+  if (lua_type(L, -1) == LUA_TSTRING) status = status_of_name(lua_tostring(L, -1));
+  lua_pop(L, 2);
+  return quiet ? 1 : status;
+}
+
+/* True for an error that is told in one line: a table whose field `brief` is set. */
+static bool is_brief(lua_State *L, int index)
+{
+  if (!lua_istable(L, index)) return false;
+  lua_pushliteral(L, "brief");
+  lua_rawget(L, index);
+  bool brief = lua_toboolean(L, -1) != 0;
+  lua_pop(L, 1);
+  return brief;
+}
+
+/* Message handler: keeps the status, returns text and traceback. */
+static int explain(lua_State *L)
+{
+  run_job *job = lua_touserdata(L, lua_upvalueindex(1));
+  job->status = status_of(L, 1);
+  if (!luaL_callmeta(L, 1, "__tostring")) {
+    if (lua_isstring(L, 1)) lua_pushvalue(L, 1);
+    else lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+  }
+  if (is_brief(L, 1)) return 1;
+  const char *text = lua_tostring(L, -1);
+  luaL_traceback(L, L, text ? text : "(error without text)", 1);
+  return 1;
+}
+
+static void load_chunk(lua_State *L, const run_job *job)
+{
+  int rc = job->path ? luaL_loadfile(L, job->path)
+                     : luaL_loadbuffer(L, job->code, job->ncode, job->name);
+  if (rc) lua_error(L);
+}
+
+static int run_protected(lua_State *L)
+{
+  run_job *job = lua_touserdata(L, 1);
+  luaL_checkstack(L, job->narg + 8, "too many arguments");
+  lua_createtable(L, job->narg, 1);
+  lua_pushstring(L, job->path ? job->path : job->name);
+  lua_rawseti(L, -2, 0);
+  for (int i = 0; i < job->narg; i++) {
+    lua_pushstring(L, job->args[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setglobal(L, "arg");
+  load_chunk(L, job);
+  for (int i = 0; i < job->narg; i++) lua_pushstring(L, job->args[i]);
+  lua_call(L, job->narg, 1);
+  return 1;
+}
+
+static int forget_protected(lua_State *L)
+{
+  lua_pushnil(L);
+  lua_setfield(L, LUA_REGISTRYINDEX, message_key);
+  lua_pushnil(L);
+  lua_setfield(L, LUA_REGISTRYINDEX, result_key);
+  return 0;
+}
+
+/* The value at index 1 under the key given as light userdata at index 2. */
+static int keep_protected(lua_State *L)
+{
+  const char *key = lua_touserdata(L, 2);
+  lua_pushvalue(L, 1);
+  lua_setfield(L, LUA_REGISTRYINDEX, key);
+  return 0;
+}
+
+/* Keeps the value on top of the stack under key and pops it. */
+static void keep(lua_State *L, const char *key)
+{
+  lua_pushcfunction(L, keep_protected);
+  lua_insert(L, -2);
+  lua_pushlightuserdata(L, (void *)key);
+  if (lua_pcall(L, 2, 0, 0)) lua_pop(L, 1);
+}
+
+static int run(lua_State *L, run_job *job)
+{
+  if (lua_cpcall(L, forget_protected, NULL)) {
+    lua_pop(L, 1);
+    return TIDE_E_NOMEM;
+  }
+  int top = lua_gettop(L);
+  if (!lua_checkstack(L, 8)) return TIDE_E_NOMEM;
+  lua_pushlightuserdata(L, job);
+  lua_pushcclosure(L, explain, 1);
+  lua_pushcfunction(L, run_protected);
+  lua_pushlightuserdata(L, job);
+  job->status = TIDE_E_HOST;
+  int rc = lua_pcall(L, 1, 1, top + 1);
+  int status = TIDE_OK;
+  if (rc == 0) {
+    int type = lua_type(L, -1);
+    if (type == LUA_TSTRING || type == LUA_TNUMBER) keep(L, result_key);
+  } else if (job->status != 1) {
+    status = rc == LUA_ERRMEM ? TIDE_E_NOMEM : job->status;
+    if (lua_type(L, -1) == LUA_TSTRING) keep(L, message_key);
+  }
+  lua_settop(L, top);
+  return status;
+}
+
+int tide_lua_run_file(lua_State *L, const char *path, int narg, const char *const *args)
+{
+  if (!L || !path || narg < 0 || (narg > 0 && !args)) return TIDE_E_ARG;
+  run_job job = {.path = path, .narg = narg, .args = args};
+  return run(L, &job);
+}
+
+int tide_lua_run_string(lua_State *L, const char *code, size_t ncode, const char *name, int narg,
+                        const char *const *args)
+{
+  if (!L || !code || narg < 0 || (narg > 0 && !args)) return TIDE_E_ARG;
+  run_job job = {.code = code, .ncode = ncode, .name = name ? name : "=chunk", .narg = narg,
+                 .args = args};
+  return run(L, &job);
+}
+
+/* The registry keeps the string alive; reading it with a string key that is interned there
+ * already does not allocate. */
+static const char *kept(lua_State *L, const char *key, size_t *n)
+{
+  lua_getfield(L, LUA_REGISTRYINDEX, key);
+  const char *text = lua_tolstring(L, -1, n);
+  lua_pop(L, 1);
+  return text;
+}
+
+const char *tide_lua_message(lua_State *L)
+{
+  const char *text = kept(L, message_key, NULL);
+  return text ? text : "";
+}
+
+const char *tide_lua_result(lua_State *L, size_t *n) { return kept(L, result_key, n); }

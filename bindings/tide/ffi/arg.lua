@@ -1,0 +1,327 @@
+-- Arguments: Lua values checked and turned into what C takes (layer 7).
+--
+-- The one idea: FFI silently converts 1e20, NaN or 1.5 to some integer and null to a pointer, so
+-- each argument is checked here and a mistake names function, argument, expectation and value.
+--
+-- The only place where 1-based becomes 0-based: dims and element indices count from 1 in Lua,
+-- negative from the end. Lists go to buffers that are reused: fill, call, forget.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local status = require 'tide.ffi.status'
+local own = require 'tide.ffi.own'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+local C = lib.C
+
+local M = {}
+local istype, floor, abs = ffi.istype, math.floor, math.abs
+local tensor_t = ffi.typeof 'tide_tensor *'
+local bad = status.bad_arg
+local MAX = C.TIDE_MAX_DIM
+
+M.exact = 2^53                              -- integers up to here are exact in a Lua number
+
+-- ---- scalars ---------------------------------------------------------------------------------
+
+-- A live or gone tensor handle of tide; anything else raises.
+function M.tensor(op, name, x)
+   if not istype(tensor_t, x) or x == nil then bad(op, name, 'a tensor', x) end
+   return x
+end
+
+function M.is_tensor(x) return istype(tensor_t, x) and x ~= nil end
+
+-- A tensor or nil; nil goes to C as a null pointer.
+function M.tensor_or_nil(op, name, x)
+   if x ~= nil and not istype(tensor_t, x) then bad(op, name, 'a tensor or nil', x) end
+   return x
+end
+
+-- Any number, NaN and infinity included.
+function M.number(op, name, v)
+   if type(v) ~= 'number' then bad(op, name, 'a number', v) end
+   return v
+end
+
+function M.finite(op, name, v, lo, hi)
+   if type(v) ~= 'number' or v - v ~= 0 or v < (lo or v) or v > (hi or v) then
+      bad(op, name, lo and hi and ('a number in [%g, %g]'):format(lo, hi)
+         or lo and ('a finite number >= %g'):format(lo) or 'a finite number', v)
+   end
+   return v
+end
+
+-- An integer in [lo, hi]; without bounds, any that a Lua number holds exactly.
+function M.int(op, name, v, lo, hi)
+   lo, hi = lo or -M.exact, hi or M.exact
+   if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > hi then
+      bad(op, name, ('an integer in [%.0f, %.0f]'):format(lo, hi), v)
+   end
+   return v
+end
+
+-- A boolean; nil means false.
+function M.flag(op, name, v)
+   if v == nil then return false end
+   if type(v) ~= 'boolean' then bad(op, name, 'true, false or nil', v) end
+   return v
+end
+
+function M.string(op, name, v)
+   if type(v) ~= 'string' then bad(op, name, 'a string', v) end
+   return v
+end
+
+function M.func(op, name, v)
+   local mt = type(v) == 'table' and getmetatable(v)
+   if type(v) ~= 'function' and not (mt and mt.__call) then bad(op, name, 'a function', v) end
+   return v
+end
+
+-- ---- dims and indices ------------------------------------------------------------------------
+
+local function no_dim(op, name, v, ndim)
+   bad(op, name, ndim == 0 and 'no dim at all (the tensor has none)'
+      or ('an integer in [-%d, %d] without 0'):format(ndim, ndim), v)
+end
+
+-- A dim of a tensor with ndim dims, 0-based.
+function M.dim(op, name, v, ndim)
+   if type(v) ~= 'number' or v ~= floor(v) or v == 0 or v < -ndim or v > ndim then
+      no_dim(op, name, v, ndim)
+   end
+   return v > 0 and v - 1 or v + ndim
+end
+
+-- An element index of a dim of this size, 0-based.
+function M.index(op, name, v, size)
+   if type(v) ~= 'number' or v ~= floor(v) or v == 0 or v < -size or v > size then
+      bad(op, name, size == 0 and 'no index at all (the dim is empty)'
+         or ('an integer in [-%d, %d] without 0'):format(size, size), v)
+   end
+   return v > 0 and v - 1 or v + size
+end
+
+function M.ndim(x) return C.tide_tensor_ndim(x) end
+-- Size of a dim given 0-based.
+function M.size(x, dim) return tonumber(C.tide_tensor_dim(x, dim)) end
+
+-- ---- lists of integers -----------------------------------------------------------------------
+
+M.shape_buf = ffi.new('int64_t[?]', MAX)
+M.shape_buf2 = ffi.new('int64_t[?]', MAX)
+M.dim_buf = ffi.new('int32_t[?]', MAX)
+
+local function not_a_list(op, name, list)
+   bad(op, name, 'a list of integers', list)
+end
+
+-- Fills a buffer (shape_buf by default) from a list; returns the length. lo: least value allowed.
+function M.ints(op, name, list, lo, buf)
+   buf, lo = buf or M.shape_buf, lo or 0
+   if type(list) ~= 'table' then not_a_list(op, name, list) end
+   local n = #list
+   if n > MAX then bad(op, name, ('at most %d entries'):format(MAX), n) end
+   for i = 1, n do
+      local v = list[i]
+      if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > M.exact then
+         bad(op, name .. '[' .. i .. ']', ('an integer >= %d'):format(lo), v)
+      end
+      buf[i - 1] = v
+   end
+   return n
+end
+
+-- The same from separate numbers: x:reshape(2, 3). The first may be a list instead.
+function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
+   if type(a) == 'table' then
+      if b ~= nil then bad(op, name, 'one list, or numbers', b) end
+      return M.ints(op, name, a, lo)
+   end
+   local buf, n = M.shape_buf, 0
+   local v = a
+   while v ~= nil do
+      if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > M.exact then
+         bad(op, name, ('integers >= %d'):format(lo), v)
+      end
+      buf[n] = v
+      n = n + 1
+      if n == 1 then v = b elseif n == 2 then v = c elseif n == 3 then v = d
+      elseif n == 4 then v = e elseif n == 5 then v = f elseif n == 6 then v = g
+      elseif n == 7 then v = h else v = nil end
+   end
+   return n
+end
+
+-- Dims of x for a reduction: nil is every dim (count 0), a number one, a list several.
+function M.dims(op, x, dim)
+   if dim == nil then return 0 end
+   local ndim, buf = C.tide_tensor_ndim(x), M.dim_buf
+   if type(dim) == 'number' then
+      buf[0] = M.dim(op, 'dim', dim, ndim)
+      return 1
+   end
+   if type(dim) ~= 'table' then bad(op, 'dim', 'an integer, a list of integers or nil', dim) end
+   local n = #dim
+   if n == 0 then bad(op, 'dim', 'at least one dim in the list, or nil for all', dim) end
+   if n > MAX then bad(op, 'dim', ('at most %d entries'):format(MAX), n) end
+   for i = 1, n do
+      buf[i - 1] = M.dim(op, 'dim', dim[i], ndim)
+      for j = 0, i - 2 do
+         if buf[j] == buf[i - 1] then bad(op, 'dim', 'each dim once', dim[i]) end
+      end
+   end
+   return n
+end
+
+-- ---- lists of tensors ------------------------------------------------------------------------
+
+local list_bufs, list_caps = {}, {}
+local list_ct = ffi.typeof 'tide_tensor *[?]'
+
+-- Fills list buffer number `slot` (1, 2, ...) from a Lua list. holes: false entries become null.
+function M.tensors(op, name, list, slot, holes)
+   if type(list) ~= 'table' then bad(op, name, 'a list of tensors', list) end
+   local n = #list
+   if not list_bufs[slot] or list_caps[slot] < n then
+      list_caps[slot] = math.max(64, 2 * n)
+      list_bufs[slot] = list_ct(list_caps[slot])
+   end
+   local buf = list_bufs[slot]
+   for i = 1, n do
+      local t = list[i]
+      if istype(tensor_t, t) and t ~= nil then
+         buf[i - 1] = t
+      elseif holes and t == false then
+         buf[i - 1] = nil
+      else
+         bad(op, name .. '[' .. i .. ']', holes and 'a tensor or false' or 'a tensor', t)
+      end
+   end
+   return buf, n
+end
+
+-- ---- dtypes and devices ----------------------------------------------------------------------
+
+M.dtype_name, M.dtype_code, M.device_name, M.device_code = {}, {}, {}, {}
+for code = 0, C.TIDE_NDTYPE - 1 do
+   local name = ffi.string(C.tide_dtype_name(code))
+   M.dtype_name[code], M.dtype_code[name] = name, code
+end
+for code = 0, C.TIDE_NDEV - 1 do
+   local name = ffi.string(C.tide_device_name(code))
+   M.device_name[code], M.device_code[name] = name, code
+end
+
+local function names(codes)
+   local list = {}
+   for name in each(codes) do list[#list + 1] = name end
+   table.sort(list)
+   return table.concat(list, ', ')
+end
+
+function M.dtype(op, name, v)
+   local code = type(v) == 'string' and M.dtype_code[v]
+   if not code then bad(op, name, 'a dtype (' .. names(M.dtype_code) .. ')', v) end
+   return code
+end
+
+function M.device(op, name, v)
+   local code = type(v) == 'string' and M.device_code[v]
+   if not code then bad(op, name, 'a device (' .. names(M.device_code) .. ')', v) end
+   return code
+end
+
+function M.is_float(dtype) return dtype <= C.TIDE_F16 end
+
+-- ---- option tables ---------------------------------------------------------------------------
+
+-- Checks that opts is nil or a table whose keys are all in `allowed` (a set). Returns a table.
+local none = {}
+function M.opts(op, opts, allowed)
+   if opts == nil then return none end
+   if type(opts) ~= 'table' then bad(op, 'opts', 'a table of options or nil', opts) end
+   for key in each(opts) do
+      if not allowed[key] then
+         bad(op, 'opts.' .. tostring(key), 'one of ' .. names(allowed), opts[key])
+      end
+   end
+   return opts
+end
+
+-- A set from names: set{'a', 'b'}.
+function M.set(list)
+   local s = {}
+   for _, name in ipairs(list) do s[name] = true end
+   return s
+end
+
+-- ---- numbers as operands ---------------------------------------------------------------------
+
+local int_range = {
+   [C.TIDE_I64] = { -M.exact, M.exact }, [C.TIDE_I32] = { -2^31, 2^31 - 1 },
+   [C.TIDE_U8] = { 0, 255 }, [C.TIDE_BOOL] = { 0, 1 },
+}
+
+-- A number (or boolean) to be stored in elements of this dtype: integers must be whole and fit.
+function M.element(op, name, v, dtype)
+   if type(v) == 'boolean' then v = v and 1 or 0 end
+   if type(v) ~= 'number' then bad(op, name, 'a number', v) end
+   if dtype <= C.TIDE_F16 then return v end
+   local range = int_range[dtype]
+   if v ~= floor(v) or v < range[1] or v > range[2] then
+      bad(op, name, ('an integer in [%.0f, %.0f] (dtype %s)'):format(range[1], range[2],
+         M.dtype_name[dtype]), v)
+   end
+   return v
+end
+
+-- Dtype in which the number v meets a tensor of this dtype: the tensor's own if it can hold v,
+-- else i64 for integers and f32 for the rest.
+local function scalar_dtype(dtype, v)
+   if dtype <= C.TIDE_F16 then return dtype end
+   if v ~= floor(v) or abs(v) > M.exact then return C.TIDE_F32 end
+   local range = dtype ~= C.TIDE_BOOL and int_range[dtype]
+   if range and v >= range[1] and v <= range[2] then return dtype end
+   return C.TIDE_I64
+end
+
+-- A 0-dim tensor with the value v (number or boolean) to combine with x.
+local function scalar_like(op, name, x, v)
+   local dtype = C.tide_tensor_dtype(x)
+   if type(v) == 'boolean' then
+      v = v and 1 or 0
+      if dtype == C.TIDE_BOOL then return M.scalar(x, C.TIDE_BOOL, v) end
+   elseif type(v) ~= 'number' then
+      bad(op, name, 'a tensor or a number', v)
+   end
+   return M.scalar(x, scalar_dtype(dtype, v), v)
+end
+
+-- A 0-dim tensor of this dtype on the device of x.
+function M.scalar(x, dtype, v)
+   local ctx, device = C.tide_tensor_ctx(x), C.tide_tensor_device(x)
+   local rc = C.tide_full(own.box, ctx, device, dtype, 0, M.shape_buf, v)
+   if rc ~= 0 and own.again(ctx, rc) then
+      own.check(ctx, C.tide_full(own.box, ctx, device, dtype, 0, M.shape_buf, v))
+   end
+   return own.take()
+end
+
+-- The second operand of a binary op as a tensor.
+function M.operand(op, name, x, y)
+   if istype(tensor_t, y) and y ~= nil then return y end
+   return scalar_like(op, name, x, y)
+end
+
+-- Both operands of a binary op as tensors; one of them may be a number.
+function M.pair(op, x, y)
+   if istype(tensor_t, x) and x ~= nil then
+      if istype(tensor_t, y) and y ~= nil then return x, y end
+      return x, scalar_like(op, 'y', x, y)
+   end
+   if istype(tensor_t, y) and y ~= nil then return scalar_like(op, 'x', y, x), y end
+   return bad(op, 'x', 'a tensor', x)
+end
+
+return M

@@ -1,0 +1,131 @@
+-- Attention, whole and in parts, and the index pairs of packed streams (layer 7).
+--
+-- The one idea: what a query may see is data (see tide_attention_attrs), so one option table serves
+-- the op, its parts on other ranks and their backward.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local C = lib.C
+
+local M = {}
+local box, take, again, check = own.box, own.take, own.again_t, own.check_t
+local tensor, finite, int = arg.tensor, arg.finite, arg.int
+local tensor_or_nil, flag, bad = arg.tensor_or_nil, arg.flag, status.bad_arg
+
+local attention_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
+   'k_index', 'bias', 'return_lse' }
+local attention_attrs = ffi.new 'tide_attention_attrs'
+
+-- window: {left, right} with nil for no limit, or one number for both sides.
+local function fill_window(a, window)
+   if window == nil then return end
+   if type(window) == 'number' then
+      int('attention', 'opts.window', window, 0)
+      a.window_left, a.window_right = window, window
+   elseif type(window) == 'table' then
+      if window[1] ~= nil then
+         a.window_left = int('attention', 'opts.window[1]', window[1], -1)
+      end
+      if window[2] ~= nil then
+         a.window_right = int('attention', 'opts.window[2]', window[2], -1)
+      end
+   else
+      bad('attention', 'opts.window', 'an integer, {left, right} or nil', window)
+   end
+end
+
+-- The options without bias and return_lse.
+local function fill_mask(opts)
+   local a = attention_attrs
+   C.tide_attention_attrs_init(a)
+   a.causal = flag('attention', 'opts.causal', opts.causal) and 1 or 0
+   fill_window(a, opts.window)
+   if opts.scale ~= nil then a.scale = finite('attention', 'opts.scale', opts.scale) end
+   if opts.softcap ~= nil then a.softcap = finite('attention', 'opts.softcap', opts.softcap, 0) end
+   if opts.q_start ~= nil then a.q_start = int('attention', 'opts.q_start', opts.q_start) end
+   a.q_index = tensor_or_nil('attention', 'opts.q_index', opts.q_index)
+   a.k_index = tensor_or_nil('attention', 'opts.k_index', opts.k_index)
+   return a
+end
+
+local function fill_attention(opts)
+   opts = arg.opts('attention', opts, attention_opts)
+   local a = fill_mask(opts)
+   a.bias = tensor_or_nil('attention', 'opts.bias', opts.bias)
+   return a, flag('attention', 'opts.return_lse', opts.return_lse)
+end
+
+-- out_BTHD of q_BTHD, k and v [B, Tk, Hk, D]; with return_lse also lse [B, H, Tq].
+function M.attention(q, k, v, opts)
+   tensor('attention', 'q', q)
+   tensor('attention', 'k', k)
+   tensor('attention', 'v', v)
+   local a, want_lse = fill_attention(opts)
+   local lse = want_lse and own.box2 or nil
+   local rc = C.tide_attention(box, lse, q, k, v, a)
+   if rc ~= 0 and again(q, rc) then check(q, C.tide_attention(box, lse, q, k, v, a)) end
+   if not want_lse then return take() end
+   local l = own.take_from(lse)
+   return take(), l
+end
+
+-- Merges attention over further keys into out [B, T, H, D] and lse [B, H, T] (f32, f64 for f64),
+-- which start as zeros and -inf. part and part_lse: of tide.attention with return_lse. Not
+-- recorded.
+function M.attention_merge_(out, lse, part, part_lse)
+   tensor('attention_merge_', 'out', out)
+   tensor('attention_merge_', 'lse', lse)
+   tensor('attention_merge_', 'part', part)
+   tensor('attention_merge_', 'part_lse', part_lse)
+   check(out, C.tide_attention_merge_(out, lse, part, part_lse))
+   return out
+end
+
+local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
+   'k_index' }
+local dq, dk, dv = own.box, own.box2, own.box3
+
+-- Gradients of q, k and v from one part of the keys; out and lse are those over all parts, opts
+-- those of the part's forward. Not recorded.
+function M.attention_backward(dout, q, k, v, out, lse, opts)
+   tensor('attention_backward', 'dout', dout)
+   tensor('attention_backward', 'q', q)
+   tensor('attention_backward', 'k', k)
+   tensor('attention_backward', 'v', v)
+   tensor('attention_backward', 'out', out)
+   tensor('attention_backward', 'lse', lse)
+   local a = fill_mask(arg.opts('attention_backward', opts, part_opts))
+   local rc = C.tide_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, a)
+   if rc ~= 0 and again(q, rc) then
+      check(q, C.tide_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, a))
+   end
+   local gk, gv = own.take_from(dk), own.take_from(dv)
+   return take(), gk, gv
+end
+
+local row_opts = arg.set { 'causal', 'window' }
+local row_first, row_count = ffi.new 'int64_t[1]', ffi.new 'int64_t[1]'
+
+-- The run of keys that some query may see: its first key, from 1, and how many (0: none). Indices
+-- as in attention; opts: causal, window.
+function M.attention_rows(q_index, k_index, opts)
+   tensor('attention_rows', 'q_index', q_index)
+   tensor('attention_rows', 'k_index', k_index)
+   local a = fill_mask(arg.opts('attention_rows', opts, row_opts))
+   check(q_index, C.tide_attention_rows(q_index, k_index, a, row_first, row_count))
+   return tonumber(row_first[0]) + 1, tonumber(row_count[0])
+end
+
+-- (document, position) pairs [1, ntoken, 2] of a packed stream from cumulative lengths.
+function M.document_index(cu, ntoken)
+   tensor('document_index', 'cu', cu)
+   int('document_index', 'ntoken', ntoken, 0)
+   local rc = C.tide_document_index(box, cu, ntoken)
+   if rc ~= 0 and again(cu, rc) then check(cu, C.tide_document_index(box, cu, ntoken)) end
+   return take()
+end
+
+return M

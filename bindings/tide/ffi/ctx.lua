@@ -1,0 +1,440 @@
+-- Contexts and what is created on them (layer 7).
+--
+-- The one idea: a Context is a table around one `tide_ctx` handle with a default device; creation
+-- functions are its methods. A Lua state has one default context, opened at first use, or given by
+-- the host that opened the state (package.loaded['tide.host'].ctx, a light userdata).
+--
+-- Open contexts and the default are kept in lib.state, so a reload of the modules finds them.
+-- A context given by a host is borrowed: the host ends it after it has closed the Lua state.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local op = require 'tide.ffi.op'
+require 'tide.ffi.tensor'
+local C = lib.C
+
+local M = {}
+local bad = status.bad_arg
+local box, take = own.box, own.take
+local shape_buf = arg.shape_buf
+
+lib.state.open = lib.state.open or {}      -- open contexts of this state, in order
+local open_list = lib.state.open
+
+lib.state.Context = lib.state.Context or {}
+local Context = lib.state.Context
+Context.__index = Context
+Context.__name = 'Context'
+Context.__tostring = function(self)
+   return ('tide context (%s, %s)'):format(self.device, self.handle and 'open' or 'closed')
+end
+M.Context = Context
+
+-- ---- opening and closing ---------------------------------------------------------------------
+
+local function wrap(handle, device)
+   local self = setmetatable({ handle = handle, device = device }, Context)
+   open_list[#open_list + 1] = self
+   own.watch(handle)
+   return self
+end
+
+local open_opts = arg.set { 'device', 'nthread', 'params', 'seed', 'read_env' }
+local text_buf = ffi.new('char[?]', 1024)
+local ctx_box = ffi.new 'tide_ctx *[1]'
+
+local function fill_opts(opts)
+   local o = ffi.new 'tide_opts'
+   C.tide_opts_init(o)
+   if opts.nthread ~= nil then o.nthread = arg.int('open', 'nthread', opts.nthread, 0, 4096) end
+   o.read_env = arg.flag('open', 'read_env', opts.read_env) and 1 or 0
+   if opts.params ~= nil then o.params = arg.string('open', 'params', opts.params) end
+   return o
+end
+
+-- A new context. opts: device ('cpu'), nthread (0: all cores), params ("check=1"), seed (0),
+-- read_env (false). Returns nil and an error object if it cannot be opened; wrong options raise.
+function M.open(opts)
+   opts = arg.opts('open', opts, open_opts)
+   local device = opts.device or 'cpu'
+   local code = arg.device('open', 'device', device)
+   if opts.seed ~= nil then arg.int('open', 'seed', opts.seed, 0) end
+   local rc = C.tide_ctx_new(ctx_box, fill_opts(opts), text_buf, 1024)
+   if rc < 0 then
+      return nil, status.new(rc, 'open', ffi.string(text_buf))
+   end
+   local handle = own.handle(ctx_box[0], C.tide_ctx_release)
+   if C.tide_device_available(handle, code) ~= 1 then
+      local reason = ffi.string(C.tide_error(handle).message)
+      local e = status.new(C.TIDE_E_DEVICE, 'open',
+         ("device '%s' cannot be used: %s"):format(device, reason))
+      own.finish(handle, C.tide_ctx_release)
+      return nil, e
+   end
+   local self = wrap(handle, device)
+   if opts.seed then self:seed(opts.seed) end
+   return self
+end
+
+-- The context on which the host opened this Lua state, or nil.
+local function host_ctx()
+   local host = package.loaded['tide.host']
+   if type(host) ~= 'table' or host.ctx == nil then return nil end
+   return wrap(ffi.cast('tide_ctx *', host.ctx), host.device or 'cpu')
+end
+
+-- The default context of this Lua state.
+function M.default()
+   local ctx = lib.state.default
+   if ctx and ctx.handle then return ctx end
+   local err
+   ctx = host_ctx()
+   if not ctx then
+      ctx, err = M.open()
+      if not ctx then error(err, 0) end
+   end
+   lib.state.default = ctx
+   return ctx
+end
+
+-- Makes ctx the default of this Lua state; returns the one before, or nil.
+function M.set_default(ctx)
+   if getmetatable(ctx) ~= Context then bad('set_default', 'ctx', 'a context', ctx) end
+   local before = lib.state.default
+   lib.state.default = ctx
+   return before
+end
+
+-- Every open context of this Lua state.
+function M.all() return open_list end
+
+local function handle_of(self, name)
+   if type(self) ~= 'table' or getmetatable(self) ~= Context then
+      bad(name, 'ctx', 'a context', self)
+   end
+   if not self.handle then
+      status.raise(C.TIDE_E_STATE, name, 'the context is closed; open another with tide.open')
+   end
+   return self.handle
+end
+
+-- Gives the context up. Tensors made on it stay valid and keep it alive. Twice is once.
+function Context:close()
+   local handle = self.handle
+   if not handle then return end
+   for i, ctx in ipairs(open_list) do
+      if ctx == self then table.remove(open_list, i) break end
+   end
+   if lib.state.default == self then lib.state.default = nil end
+   own.unwatch(handle)
+   self.handle = nil
+   local host = package.loaded['tide.host']
+   if type(host) == 'table' and host.ctx ~= nil
+      and ffi.cast('tide_ctx *', host.ctx) == handle then
+      return                                -- borrowed from the host
+   end
+   own.finish(handle, C.tide_ctx_release)
+end
+
+-- ---- state of a context ----------------------------------------------------------------------
+
+-- Counters as a table of numbers: live, peak, cached, debt (bytes), ntensor, nnode, nop, nhost.
+function Context:stats()
+   local s = C.tide_ctx_stats(handle_of(self, 'stats'))
+   return {
+      live = tonumber(s.live), peak = tonumber(s.peak), cached = tonumber(s.cached),
+      debt = tonumber(s.debt), ntensor = tonumber(s.ntensor), nnode = tonumber(s.nnode),
+      nop = tonumber(s.nop), nhost = tonumber(s.nhost),
+   }
+end
+
+function Context:reset_peak() C.tide_stats_reset_peak(handle_of(self, 'reset_peak')) end
+function Context:trim() C.tide_cache_trim(handle_of(self, 'trim')) end
+
+-- Collects the Lua heap, so that dropped tensors are released now.
+function Context:collect()
+   local handle = handle_of(self, 'collect')
+   collectgarbage()
+   if own.sweep then own.sweep(handle) end   -- host functions hold what they have closed over
+   collectgarbage()
+   own.settle(handle)
+end
+
+-- Starts the generator anew.
+function Context:seed(n)
+   local handle = handle_of(self, 'seed')
+   arg.int('seed', 'n', n, 0)
+   own.check(handle, C.tide_rng_set(handle, n, 0, 0))
+end
+
+local u64 = { ffi.new 'uint64_t[1]', ffi.new 'uint64_t[1]', ffi.new 'uint64_t[1]' }
+
+-- {seed =, stream =, offset =}, numbers that can be stored and given to set_rng_state.
+function Context:rng_state()
+   local handle = handle_of(self, 'rng_state')
+   own.check(handle, C.tide_rng_get(handle, u64[1], u64[2], u64[3]))
+   local values = {}
+   for i = 1, 3 do
+      values[i] = tonumber(u64[i][0])
+      if values[i] > arg.exact then
+         status.raise(C.TIDE_E_UNSUPPORTED, 'rng_state',
+            'the generator was set in C to a value beyond 2^53, which Lua numbers cannot hold')
+      end
+   end
+   return { seed = values[1], stream = values[2], offset = values[3] }
+end
+
+function Context:set_rng_state(state)
+   local handle = handle_of(self, 'set_rng_state')
+   if type(state) ~= 'table' then
+      bad('set_rng_state', 'state', 'a table from rng_state', state)
+   end
+   local seed = arg.int('set_rng_state', 'state.seed', state.seed, 0)
+   local stream = arg.int('set_rng_state', 'state.stream', state.stream, 0)
+   local offset = arg.int('set_rng_state', 'state.offset', state.offset, 0)
+   own.check(handle, C.tide_rng_set(handle, seed, stream, offset))
+end
+
+function Context:set_nthread(n)
+   local handle = handle_of(self, 'set_nthread')
+   own.check(handle, C.tide_set_nthread(handle, arg.int('set_nthread', 'n', n, 1, 4096)))
+end
+function Context:nthread() return C.tide_nthread(handle_of(self, 'nthread')) end
+
+-- The value of a parameter as text; with a value (string or number), sets it.
+function Context:param(name, value)
+   local handle = handle_of(self, 'param')
+   arg.string('param', 'name', name)
+   if value ~= nil then
+      if type(value) == 'number' then value = ('%.0f'):format(value) end
+      arg.string('param', 'value', value)
+      own.check(handle, C.tide_param_set(handle, name, value))
+      if name == 'debt' then own.watch(handle) end
+   end
+   local text = C.tide_param_get(handle, name)
+   if text == nil then bad('param', 'name', 'a parameter (see `tide params`)', name) end
+   return ffi.string(text)
+end
+
+-- True, or false and the reason.
+function Context:device_available(device)
+   local handle = handle_of(self, 'device_available')
+   local code = arg.device('device_available', 'device', device)
+   if C.tide_device_available(handle, code) == 1 then return true end
+   return false, ffi.string(C.tide_error(handle).message)
+end
+
+-- True once after tide_interrupt (a signal, another thread); asking clears it.
+function Context:interrupted() return C.tide_interrupted(handle_of(self, 'interrupted')) == 1 end
+function Context:interrupt() C.tide_interrupt(handle_of(self, 'interrupt')) end
+
+-- Writes the trace ring; open it in Perfetto.
+function Context:trace_dump(path)
+   local handle = handle_of(self, 'trace_dump')
+   own.check(handle, C.tide_trace_dump(handle, arg.string('trace_dump', 'path', path)))
+end
+
+-- A span of the host in the trace. t0 and t1 are tide.clock() values.
+function Context:trace_span(name, t0, t1)
+   local handle = handle_of(self, 'trace_span')
+   arg.string('trace_span', 'name', name)
+   own.check(handle, C.tide_trace_span(handle, 'user', name, arg.number('trace_span', 't0', t0),
+      arg.number('trace_span', 't1', t1)))
+end
+
+-- ---- creation --------------------------------------------------------------------------------
+
+local make_opts = arg.set { 'dtype', 'device', 'requires_grad' }
+
+-- handle, device code, dtype code and whether a gradient is wanted.
+local function place(self, name, opts, dtype)
+   local handle = handle_of(self, name)
+   opts = arg.opts(name, opts, make_opts)
+   return handle, arg.device(name, 'opts.device', opts.device or self.device),
+      arg.dtype(name, 'opts.dtype', opts.dtype or dtype or 'f32'),
+      arg.flag(name, 'opts.requires_grad', opts.requires_grad)
+end
+
+local function marked(x, wants)
+   if wants then own.check_t(x, C.tide_requires_grad(x, true)) end
+   return x
+end
+
+local function shape_of(name, shape)
+   if type(shape) == 'number' then
+      shape_buf[0] = arg.int(name, 'shape', shape, 0)
+      return 1
+   end
+   return arg.ints(name, 'shape', shape, 0)
+end
+
+-- Undefined contents.
+function Context:empty(shape, opts)
+   local handle, device, dtype, wants = place(self, 'empty', opts)
+   local n = shape_of('empty', shape)
+   local rc = C.tide_empty(box, handle, device, dtype, n, shape_buf)
+   if rc ~= 0 and own.again(handle, rc) then
+      own.check(handle, C.tide_empty(box, handle, device, dtype, n, shape_buf))
+   end
+   return marked(take(), wants)
+end
+
+local function filled(self, name, shape, value, opts)
+   local handle, device, dtype, wants = place(self, name, opts)
+   local n = shape_of(name, shape)
+   value = arg.element(name, 'value', value, dtype)
+   local rc = C.tide_full(box, handle, device, dtype, n, shape_buf, value)
+   if rc ~= 0 and own.again(handle, rc) then
+      own.check(handle, C.tide_full(box, handle, device, dtype, n, shape_buf, value))
+   end
+   return marked(take(), wants)
+end
+
+function Context:zeros(shape, opts) return filled(self, 'zeros', shape, 0, opts) end
+function Context:ones(shape, opts) return filled(self, 'ones', shape, 1, opts) end
+function Context:full(shape, value, opts) return filled(self, 'full', shape, value, opts) end
+
+local function random(self, name, shape, opts)
+   local _, _, dtype, wants = place(self, name, opts)
+   if not arg.is_float(dtype) then
+      bad(name, 'opts.dtype', 'a floating dtype', opts.dtype)
+   end
+   local x = self:empty(shape, opts and { dtype = opts.dtype, device = opts.device })
+   return x, wants
+end
+
+-- Uniform in [0, 1), from the context's generator.
+function Context:rand(shape, opts)
+   local x, wants = random(self, 'rand', shape, opts)
+   return marked(op.uniform_(x, 0, 1), wants)
+end
+
+-- Normal with mean 0 and deviation 1.
+function Context:randn(shape, opts)
+   local x, wants = random(self, 'randn', shape, opts)
+   return marked(op.normal_(x, 0, 1), wants)
+end
+
+-- arange(n): 0 to n - 1. arange(start, stop, step): start, start + step, ... before stop.
+-- Options come last in both forms.
+function Context:arange(start, stop, step, opts)
+   local name = 'arange'
+   if stop == nil or type(stop) == 'table' then
+      start, stop, step, opts = 0, start, 1, stop
+   elseif type(step) == 'table' then
+      step, opts = 1, step
+   end
+   arg.finite(name, 'start', start)
+   arg.finite(name, 'stop', stop)
+   step = arg.finite(name, 'step', step == nil and 1 or step)
+   if step == 0 then bad(name, 'step', 'a number other than 0', step) end
+   local n = arg.int(name, 'stop', math.max(0, math.ceil((stop - start) / step)), 0)
+   local handle, device, dtype, wants = place(self, name, opts)
+   if n > 0 then
+      arg.element(name, 'start', start, dtype)
+      arg.element(name, 'stop', start + (n - 1) * step, dtype)
+      if not arg.is_float(dtype) then arg.int(name, 'step', step) end
+   end
+   local rc = C.tide_arange(box, handle, device, dtype, n, start, step)
+   if rc ~= 0 and own.again(handle, rc) then
+      own.check(handle, C.tide_arange(box, handle, device, dtype, n, start, step))
+   end
+   return marked(take(), wants)
+end
+
+-- The n x n identity.
+function Context:eye(n, opts)
+   local _, _, _, wants = place(self, 'eye', opts)
+   arg.int('eye', 'n', n, 0, 2^31)
+   opts = opts or {}
+   local row = self:arange(n, { dtype = 'i64', device = opts.device })
+   local same = op.eq(op.unsqueeze(row, 2), op.unsqueeze(row, 1))
+   return marked(op.cast(same, opts.dtype or 'f32'), wants)
+end
+
+-- Row-major raw bytes, exactly as many as the shape and dtype need.
+function Context:from_string(bytes, shape, opts)
+   arg.string('from_string', 'bytes', bytes)
+   local handle, device, dtype, wants = place(self, 'from_string', opts)
+   local n = shape_of('from_string', shape)
+   local rc = C.tide_from_bytes(box, handle, device, dtype, n, shape_buf, bytes, #bytes)
+   if rc ~= 0 and own.again(handle, rc) then
+      own.check(handle, C.tide_from_bytes(box, handle, device, dtype, n, shape_buf, bytes, #bytes))
+   end
+   return marked(take(), wants)
+end
+
+-- ---- tensors from Lua lists ------------------------------------------------------------------
+
+-- Shape of nested lists, read along the first elements.
+local function shape_of_list(list)
+   local shape, level = {}, list
+   while type(level) == 'table' do
+      shape[#shape + 1] = #level
+      if #shape > C.TIDE_MAX_DIM then
+         bad('tensor', 'list', ('lists nested at most %d deep'):format(C.TIDE_MAX_DIM), list)
+      end
+      level = level[1]
+   end
+   return shape
+end
+
+local function flatten(list, shape, depth, out, path)
+   if depth > #shape then
+      if type(list) ~= 'number' and type(list) ~= 'boolean' then
+         bad('tensor', 'list' .. path, 'a number or boolean', list)
+      end
+      out.n = out.n + 1
+      out[out.n] = list
+      return
+   end
+   if type(list) ~= 'table' or #list ~= shape[depth] then
+      bad('tensor', 'list' .. path, ('a list of %d, as its neighbours'):format(shape[depth]),
+         type(list) == 'table' and #list or list)
+   end
+   for i = 1, shape[depth] do
+      flatten(list[i], shape, depth + 1, out, path .. '[' .. i .. ']')
+   end
+end
+
+local element_ct = {
+   [C.TIDE_F32] = ffi.typeof 'float[?]', [C.TIDE_F64] = ffi.typeof 'double[?]',
+   [C.TIDE_I64] = ffi.typeof 'int64_t[?]', [C.TIDE_I32] = ffi.typeof 'int32_t[?]',
+   [C.TIDE_U8] = ffi.typeof 'uint8_t[?]', [C.TIDE_BOOL] = ffi.typeof 'uint8_t[?]',
+}
+
+local function is_all_boolean(values)
+   for i = 1, values.n do
+      if type(values[i]) ~= 'boolean' then return false end
+   end
+   return values.n > 0
+end
+
+-- A tensor from a number, boolean or nested list. dtype f32, or bool if all are booleans.
+function Context:tensor(list, opts)
+   local values, shape = { n = 0 }, shape_of_list(list)
+   flatten(list, shape, 1, values, '')
+   local handle, device, dtype, wants = place(self, 'tensor', opts,
+      is_all_boolean(values) and 'bool' or 'f32')
+   -- f16 and bf16 are rounded once, by the cast from f64
+   local stored = element_ct[dtype] and dtype or C.TIDE_F64
+   local data = element_ct[stored](math.max(values.n, 1))
+   for i = 1, values.n do
+      data[i - 1] = arg.element('tensor', 'list', values[i], dtype)
+   end
+   local n = arg.ints('tensor', 'shape', shape, 0)
+   own.check(handle, C.tide_from_bytes(box, handle, device, stored, n, shape_buf, data,
+      values.n * C.tide_dtype_size(stored)))
+   local x = take()
+   if stored ~= dtype then x = op.cast(x, arg.dtype_name[dtype]) end
+   return marked(x, wants)
+end
+
+-- The names of all creation functions, for the default-context forms of `tide`.
+M.creation = { 'empty', 'zeros', 'ones', 'full', 'rand', 'randn', 'arange', 'eye', 'from_string',
+   'tensor' }
+
+return M

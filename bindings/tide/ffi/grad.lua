@@ -1,0 +1,440 @@
+-- Recording, the backward loop, host functions, recomputation, step scopes (layer 7).
+--
+-- The one idea: C never calls Lua. A backward walk is a loop in Lua over tide_backward_next, which
+-- returns whenever a function written in Lua has its turn; the gradients are taken, handed to the
+-- Lua function and given back. An error simply leaves the loop, and the walk is released.
+--
+-- A host function is known to C by a number (tag); what Lua keeps for it stands in `records` until
+-- C says that the node has gone. Recording is off while host functions run.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local contexts = require 'tide.ffi.ctx'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+local C = lib.C
+
+local M = {}
+local bad, box, take = status.bad_arg, own.box, own.take
+local is_tensor = arg.is_tensor
+
+lib.state.records = lib.state.records or {}
+lib.state.next_tag = lib.state.next_tag or 1
+local records = lib.state.records           -- tag -> the record of a host function
+
+local function pack(...) return { n = select('#', ...), ... } end
+
+-- ---- recording on and off --------------------------------------------------------------------
+
+local function restore(before)
+   for ctx, on in each(before) do
+      if ctx.handle then C.tide_set_recording(ctx.handle, on) end
+   end
+end
+
+local function finish_recording(before, ok, ...)
+   restore(before)
+   if not ok then error((...), 0) end
+   return ...
+end
+
+-- Switches recording in every open context; returns what it was.
+local function switch(on)
+   local before = {}
+   for _, ctx in ipairs(contexts.all()) do
+      before[ctx] = C.tide_set_recording(ctx.handle, on) == 1
+   end
+   return before
+end
+
+-- One stretch of a function that may yield: recording is as it was whenever somebody else runs,
+-- also when the function is never resumed.
+local function stretch(on, co, ...)
+   local before = switch(on)
+   local r = pack(coroutine.resume(co, ...))
+   restore(before)
+   if not r[1] then error(r[2], 0) end
+   if coroutine.status(co) == 'dead' then return unpack(r, 2, r.n) end
+   return stretch(on, co, coroutine.yield(unpack(r, 2, r.n)))
+end
+
+-- Runs fn with recording on or off in every open context of this Lua state.
+local function with_recording(name, on, fn, ...)
+   arg.func(name, 'fn', fn)
+   if #contexts.all() == 0 then contexts.default() end
+   if coroutine.running() then return stretch(on, coroutine.create(fn), ...) end
+   return finish_recording(switch(on), pcall(fn, ...))
+end
+
+-- The results of fn(...), computed without recording; the old state comes back, also on an error.
+function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
+function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
+
+function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) == 1 end
+
+-- ---- step scopes -----------------------------------------------------------------------------
+
+-- Every tensor in a value: itself, or in (nested) plain tables.
+local function collect(value, list, seen)
+   if is_tensor(value) then
+      list[#list + 1] = value
+   elseif type(value) == 'table' and not seen[value] then
+      seen[value] = true
+      for _, v in each(value) do collect(v, list, seen) end
+   end
+end
+
+local function finish_scope(ctx, depth, ok, ...)
+   local keep, seen = {}, {}
+   if ok then
+      for i = 1, select('#', ...) do collect((select(i, ...)), keep, seen) end
+   end
+   local buf, n = arg.tensors('scope', 'results', keep, 1)
+   local rc = C.tide_scope_pop(ctx, depth, buf, n)
+   if not ok then error((...), 0) end
+   own.check(ctx, rc)
+   return ...
+end
+
+-- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of everything
+-- else born inside go at the end, on an error those of everything.
+local function scope_on(ctx, fn, ...)
+   arg.func('scope', 'fn', fn)
+   local depth = own.check(ctx, C.tide_scope_push(ctx))
+   return finish_scope(ctx, depth, pcall(fn, ...))
+end
+
+function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
+
+function contexts.Context:scope(fn, ...)
+   if not self.handle then status.raise(C.TIDE_E_STATE, 'scope', 'the context is closed') end
+   return scope_on(self.handle, fn, ...)
+end
+
+-- ---- host functions --------------------------------------------------------------------------
+
+local dropped_tags = ffi.new 'double[64]'
+
+-- Forgets the records of host functions whose nodes have gone.
+local function sweep(ctx)
+   repeat
+      local n = C.tide_host_dropped(ctx, dropped_tags, 64)
+      for i = 0, n - 1 do records[dropped_tags[i]] = nil end
+   until n < 64
+end
+own.sweep = sweep
+
+local out_box = ffi.new 'tide_tensor *[64]'
+
+-- Tells C that ys depend on xs through record.run; returns handles of ys that carry the history.
+local function record_function(ctx, name, record, xs, ys, save)
+   if #ys > 64 then bad(name, 'forward', 'at most 64 results', #ys) end
+   sweep(ctx)
+   local tag = lib.state.next_tag
+   lib.state.next_tag = tag + 1
+   local xbuf, nx = arg.tensors(name, 'input', xs, 1)
+   local ybuf, ny = arg.tensors(name, 'result', ys, 2)
+   local rc = C.tide_host_function(out_box, ctx, tag, nx, xbuf, ny, ybuf, save)
+   if rc < 0 and own.again(ctx, rc) then
+      rc = own.check(ctx, C.tide_host_function(out_box, ctx, tag, nx, xbuf, ny, ybuf, save))
+   end
+   local outs = {}
+   for i = 1, ny do
+      box[0] = out_box[i - 1]
+      out_box[i - 1] = nil
+      outs[i] = take()
+   end
+   if rc == C.TIDE_MORE then                -- recorded
+      records[tag] = record
+      record.ninput = nx
+   end
+   return outs
+end
+
+-- What forward and backward of a function see as `self`; other fields are free for their use.
+local Call = {}
+Call.__index = Call
+
+-- Keeps tensors for backward; inputs, results or intermediate ones. Call it once, in forward.
+function Call:save(...)
+   local list = pack(...)
+   for i = 1, list.n do arg.tensor(self.name, 'save[' .. i .. ']', list[i]) end
+   rawset(self, 'to_save', list)
+end
+
+-- The saved tensors, in order; in backward.
+function Call:saved()
+   local list = rawget(self, 'values')
+   if not list then
+      status.raise(C.TIDE_E_STATE, self.name, 'saved() is for backward, after save() in forward')
+   end
+   return unpack(list, 1, list.n)
+end
+
+-- Results of a function with those that are tensors replaced by the recorded ones.
+local function with_history(results, outs)
+   local k = 0
+   for i = 1, results.n do
+      if is_tensor(results[i]) then
+         k = k + 1
+         results[i] = outs[k]
+      end
+   end
+   return unpack(results, 1, results.n)
+end
+
+local function tensors_in(list)
+   local found = {}
+   for i = 1, list.n do
+      if is_tensor(list[i]) then found[#found + 1] = list[i] end
+   end
+   return found
+end
+
+-- Gradients for the tensor inputs out of backward's results, which follow the arguments: one for
+-- each up to the last tensor, nil where there is none.
+local function spread(name, inputs, grads)
+   local list, k, last = {}, 0, 0
+   for i = 1, inputs.n do last = inputs[i] and i or last end
+   if grads.n < last or grads.n > inputs.n then
+      status.raise(C.TIDE_E_ARG, name .. '.backward', ('expected %d results, one for each argument '
+         .. '(nil: no gradient), got %d'):format(last, grads.n))
+   end
+   for i = 1, inputs.n do
+      if inputs[i] then
+         k = k + 1
+         list[k] = arg.tensor_or_nil(name .. '.backward', 'result ' .. i, grads[i]) or false
+      end
+   end
+   return list
+end
+
+local function saved_values(walk, first, n)
+   local values = { n = n }
+   for i = 1, n do values[i] = walk:input(first + i - 1) end
+   return values
+end
+
+-- The record of one call: run(walk, dys) gives a list of gradients (false: none) for its inputs.
+-- inputs: a list with true where the argument was a tensor; first: place of the first saved one.
+local function call_record(def, self, inputs, first, nsaved)
+   return {
+      run = function(walk, dys)
+         if nsaved > 0 then rawset(self, 'values', saved_values(walk, first, nsaved)) end
+         local grads = pack(M.no_grad(def.backward, self, unpack(dys, 1, dys.n)))
+         rawset(self, 'values', nil)
+         return spread(def.name, inputs, grads)
+      end,
+   }
+end
+
+local Function = {}
+Function.__index = Function
+Function.__tostring = function(f) return 'tide function ' .. f.def.name end
+Function.__call = function(f, ...)
+   local def, args = f.def, pack(...)
+   local self = setmetatable({ name = def.name }, Call)
+   local results = pack(M.no_grad(def.forward, self, ...))
+   local xs, ys = tensors_in(args), tensors_in(results)
+   if #xs == 0 or #ys == 0 then return unpack(results, 1, results.n) end
+   local inputs, nx, saved = { n = args.n }, #xs, rawget(self, 'to_save') or { n = 0 }
+   for i = 1, args.n do inputs[i] = is_tensor(args[i]) end
+   for i = 1, saved.n do xs[nx + i] = saved[i] end
+   rawset(self, 'to_save', nil)
+   local record = call_record(def, self, inputs, nx, saved.n)
+   return with_history(results, record_function(C.tide_tensor_ctx(xs[1]), def.name, record, xs, ys,
+      saved.n > 0))
+end
+
+local func_keys = arg.set { 'name', 'forward', 'backward' }
+
+-- A differentiable function written in Lua. def: name, forward(self, ...) -> results,
+-- backward(self, gradient of each tensor result or nil...) -> one gradient (or nil) for each
+-- argument of forward. Both run without recording. Call the result like a function.
+function M.func(def)
+   if type(def) ~= 'table' then bad('grad.func', 'def', 'a table', def) end
+   arg.opts('grad.func', def, func_keys)
+   arg.func('grad.func', 'forward', def.forward)
+   arg.func('grad.func', 'backward', def.backward)
+   local name = arg.string('grad.func', 'name', def.name == nil and 'function' or def.name)
+   return setmetatable({
+      def = { name = name, forward = def.forward, backward = def.backward },
+   }, Function)
+end
+
+-- ---- the walk --------------------------------------------------------------------------------
+
+local walk_box = ffi.new 'tide_backward *[1]'
+local event = ffi.new 'tide_event'
+
+local Walk = {}
+Walk.__index = Walk
+
+-- A saved input (0-based) of the host function at which the walk stands, without its history.
+function Walk:input(i)
+   own.check(self.ctx, C.tide_backward_input(box, self.handle, i))
+   local t = take()
+   own.check(self.ctx, C.tide_detach(box, t))
+   return take()
+end
+
+-- One host function: gradients of its results in, gradients of its inputs out.
+local function host_turn(walk, tag, nout)
+   local record = records[tag]
+   if not record then
+      status.raise(C.TIDE_E_STATE, 'backward', 'a host function of another Lua state was met')
+   end
+   local dys = { n = nout }
+   for i = 1, nout do
+      own.check(walk.ctx, C.tide_backward_take(box, walk.handle, i - 1))
+      dys[i] = own.take_or_nil()
+   end
+   local grads = record.run(walk, dys)
+   for i = 1, record.ninput do
+      if grads[i] then
+         own.check(walk.ctx, C.tide_backward_give(walk.handle, i - 1, grads[i]))
+      end
+   end
+end
+
+local function drive(walk)
+   while true do
+      local rc = C.tide_backward_next(walk.handle, event)
+      if rc == 0 then return end
+      own.check(walk.ctx, rc)
+      host_turn(walk, event.tag, event.nout)   -- event may be used again inside
+   end
+end
+
+local backward_opts = arg.set { 'retain' }
+
+-- Adds to the .grad of every leaf behind root. grad: gradient of root, nil for one element.
+-- opts.retain keeps what was saved, for a second walk.
+function M.backward(root, grad, opts)
+   arg.tensor('backward', 'x', root)
+   arg.tensor_or_nil('backward', 'grad', grad)
+   opts = arg.opts('backward', opts, backward_opts)
+   local retain = arg.flag('backward', 'opts.retain', opts.retain)
+   local ctx = C.tide_tensor_ctx(root)
+   local rc = C.tide_backward_begin(walk_box, root, grad, retain)
+   if rc ~= 0 and own.again(ctx, rc) then
+      own.check(ctx, C.tide_backward_begin(walk_box, root, grad, retain))
+   end
+   local handle = own.handle(walk_box[0], C.tide_backward_release)
+   walk_box[0] = nil
+   local ok, err = pcall(drive, setmetatable({ handle = handle, ctx = ctx }, Walk))
+   own.finish(handle, C.tide_backward_release)
+   sweep(ctx)
+   if not ok then error(err, 0) end
+end
+
+-- ---- recomputation ---------------------------------------------------------------------------
+
+local function rng_get(ctx, to) own.check(ctx, C.tide_rng_get(ctx, to, to + 1, to + 2)) end
+
+-- A scalar that depends on all tensors of a list and whose gradient hands dys to them: the root
+-- of the inner walk when a function has several results.
+local function sink(ctx, ys, dys)
+   local record = { run = function() return dys end }
+   local one = arg.scalar(ys[1], C.TIDE_F32, 1)
+   return record_function(ctx, 'checkpoint', record, ys, { one }, false)[1]
+end
+
+-- Runs fn again on leaves with recording, and walks back through it with dys. Returns the leaves.
+local function replay(ctx, record, walk, dys)
+   local args, k = { n = record.args.n }, 0
+   local leaves = {}
+   for i = 1, args.n do
+      args[i] = record.args[i]
+      if record.is_input[i] then
+         k = k + 1
+         local t = walk:input(k - 1)
+         if record.wants[k] then own.check(ctx, C.tide_requires_grad(t, true)) end
+         args[i], leaves[k] = t, t
+      end
+   end
+   local ys = tensors_in(pack(M.enable_grad(record.fn, unpack(args, 1, args.n))))
+   if #ys ~= record.nresult then
+      status.raise(C.TIDE_E_STATE, 'checkpoint', ('the function gave %d tensors in the forward '
+         .. 'pass and %d when it was run again; it must do the same both times')
+         :format(record.nresult, #ys))
+   end
+   local live, grads = {}, {}
+   for i = 1, #ys do
+      if dys[i] and C.tide_needs_grad(ys[i]) == 1 then
+         live[#live + 1], grads[#grads + 1] = ys[i], dys[i]
+      end
+   end
+   if #live == 1 then
+      M.backward(live[1], grads[1])
+   elseif #live > 1 then
+      M.backward(M.enable_grad(sink, ctx, live, grads), nil)
+   end
+   return leaves
+end
+
+-- replay with the generator as it was in forward, put back afterwards.
+local function replay_seeded(ctx, record, walk, dys)
+   local now = ffi.new 'uint64_t[3]'
+   rng_get(ctx, now)
+   own.check(ctx, C.tide_rng_set(ctx, record.rng[0], record.rng[1], record.rng[2]))
+   local ok, leaves = pcall(replay, ctx, record, walk, dys)
+   own.check(ctx, C.tide_rng_set(ctx, now[0], now[1], now[2]))
+   if not ok then error(leaves, 0) end
+   return leaves
+end
+
+local function checkpoint_record(ctx, fn, args)
+   local record = { fn = fn, args = { n = args.n }, is_input = {}, wants = {}, nx = 0,
+      rng = ffi.new 'uint64_t[3]' }
+   for i = 1, args.n do
+      if is_tensor(args[i]) then
+         record.is_input[i] = true
+         record.nx = record.nx + 1
+         record.wants[record.nx] = C.tide_needs_grad(args[i]) == 1
+      else
+         record.args[i] = args[i]
+      end
+   end
+   function record.run(walk, dys)
+      local leaves, grads = replay_seeded(ctx, record, walk, dys), {}
+      for k = 1, record.ninput do
+         grads[k] = false
+         if leaves[k] and record.wants[k] then
+            own.check(ctx, C.tide_grad(box, leaves[k]))
+            grads[k] = own.take_or_nil() or false
+         end
+      end
+      return grads
+   end
+   return record
+end
+
+-- The results of fn(...), whose inside is not kept for backward but computed again there, with the
+-- same random numbers. fn must depend on its arguments and on unchanged state alone.
+function M.checkpoint(fn, ...)
+   arg.func('checkpoint', 'fn', fn)
+   local args = pack(...)
+   local xs = tensors_in(args)
+   local ctx = #xs > 0 and C.tide_tensor_ctx(xs[1]) or contexts.default().handle
+   if C.tide_recording(ctx) == 0 then return fn(...) end
+   local record = checkpoint_record(ctx, fn, args)
+   rng_get(ctx, record.rng)
+   local results = pack(M.no_grad(fn, ...))
+   local ys = tensors_in(results)
+   record.nresult = #ys
+   if #ys == 0 then return unpack(results, 1, results.n) end
+   local wants = false
+   for i = 1, #xs do wants = wants or record.wants[i] end
+   if not wants then
+      -- parameters inside fn may want gradients though no argument does: give the node a reason
+      local anchor = arg.scalar(ys[1], C.TIDE_F32, 0)
+      own.check(ctx, C.tide_requires_grad(anchor, true))
+      xs[#xs + 1] = anchor
+   end
+   return with_history(results, record_function(ctx, 'checkpoint', record, xs, ys, true))
+end
+
+return M

@@ -1,0 +1,180 @@
+-- N ranks as threads of this process, from Lua: run a function on each, get values back (layer 7).
+--
+-- The one idea: nothing is shared. The function travels as source or bytecode (without upvalues),
+-- arguments and results as text that holds plain data: nil, booleans, numbers, strings and tables
+-- of these. libtide_host is loaded only when this is used; a stock luajit can call it.
+--
+-- The function runs as fn(rank, nrank, ...): rank counts from 0. It requires what it needs.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local own = require 'tide.ffi.own'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+
+local M = {}
+
+lib.once('host', function() ffi.cdef 'const char *tide_host_abi_text(void);' end)
+
+-- The namespace of libtide_host, loaded at first use and kept. It carries its declarations.
+local function host()
+   if not lib.state.host then
+      local H, err = lib.load 'tide_host'
+      if not H then status.raise(lib.C.TIDE_E_IO, 'ranks', err) end
+      ffi.cdef(ffi.string(H.tide_host_abi_text()))
+      lib.state.host = H
+   end
+   return lib.state.host
+end
+
+-- ---- plain data as text ----------------------------------------------------------------------
+
+local encode
+
+local function encode_table(t, out, depth)
+   if depth > 32 then status.bad_arg('ranks', 'value', 'tables nested at most 32 deep', t) end
+   out[#out + 1] = '{'
+   for key, value in each(t) do
+      out[#out + 1] = '['
+      encode(key, out, depth + 1)
+      out[#out + 1] = ']='
+      encode(value, out, depth + 1)
+      out[#out + 1] = ','
+   end
+   out[#out + 1] = '}'
+end
+
+function encode(v, out, depth)
+   local kind = type(v)
+   if kind == 'number' then
+      out[#out + 1] = v ~= v and '(0/0)' or v == math.huge and '(1/0)'
+         or v == -math.huge and '(-1/0)' or ('%.17g'):format(v)
+   elseif kind == 'string' then
+      -- %q leaves zero bytes and carriage returns to the reader; spell them out
+      out[#out + 1] = ('%q'):format(v):gsub('%z', '\\000'):gsub('\r', '\\r')
+   elseif kind == 'boolean' or kind == 'nil' then
+      out[#out + 1] = tostring(v)
+   elseif kind == 'table' then
+      encode_table(v, out, depth)
+   else
+      status.bad_arg('ranks', 'value', 'plain data (tables, strings, numbers, booleans)', v)
+   end
+end
+
+-- Any number of plain values as one string, and back.
+function M.encode(...)
+   local out = { tostring(select('#', ...)) }
+   for i = 1, select('#', ...) do
+      out[#out + 1] = ','
+      encode((select(i, ...)), out, 0)
+   end
+   return table.concat(out)
+end
+
+function M.decode(text)
+   local chunk = assert(loadstring('return ' .. text, '=values'))
+   local values = { setfenv(chunk, {})() }
+   return unpack(values, 2, values[1] + 1)
+end
+
+-- ---- running ---------------------------------------------------------------------------------
+
+-- What each rank runs: ... is the code of the function, the name and the arguments as text.
+local launcher = [[
+   local path, cpath, code, name, args = ...
+   package.path, package.cpath = path, cpath
+   local host = require 'tide.ffi.host'
+   local info = package.loaded['tide.host']
+   local unhex = code:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end)
+   local fn = assert(loadstring(unhex, name))
+   return host.encode(fn(info.rank, info.nrank, host.decode(args)))
+]]
+
+local function code_of(fn)
+   if type(fn) == 'string' then return 'local rank, nrank = ...\n' .. fn, '=ranks' end
+   if type(fn) ~= 'function' then
+      status.bad_arg('ranks', 'fn', 'a Lua function or source text', fn)
+   end
+   local info = debug.getinfo(fn, 'Su')
+   if info.what == 'C' or info.nups > 0 then
+      -- upvalues would be nil on the other side; say so here
+      for i = 1, info.nups do
+         local up = debug.getupvalue(fn, i)
+         status.bad_arg('ranks', 'fn', 'a function without upvalues (require inside it)',
+            "upvalue '" .. tostring(up) .. "'")
+      end
+      status.bad_arg('ranks', 'fn', 'a Lua function or source text', fn)
+   end
+   return string.dump(fn), info.source
+end
+
+local function check_rc(rc, what)
+   if rc < 0 then status.raise(rc, 'ranks', what) end
+end
+
+local function fill(H, job, fn, opts, ...)
+   local code, name = code_of(fn)
+   check_rc(H.tide_host_ranks_code(job, launcher, #launcher, '=tide.ranks'), 'code')
+   local hex = code:gsub('.', function(c) return ('%02x'):format(c:byte()) end)
+   for _, value in ipairs { package.path, package.cpath, hex, name, M.encode(...) } do
+      if value:find('%z') then status.bad_arg('ranks', 'args', 'text without zero bytes', value) end
+      check_rc(H.tide_host_ranks_arg(job, value), 'argument')
+   end
+   if opts.nthread then
+      check_rc(H.tide_host_ranks_nthread(job, arg.int('ranks', 'nthread', opts.nthread, 1, 4096)),
+         'nthread')
+   end
+   if opts.params then check_rc(H.tide_host_ranks_params(job, opts.params, 0), 'params') end
+end
+
+local size_box = ffi.new 'size_t[1]'
+
+local function collect(H, job, n)
+   local ranks = { first = H.tide_host_ranks_first(job) }
+   for rank = 0, n - 1 do
+      local rc = H.tide_host_ranks_status(job, rank)
+      local row = { status = status.code[rc] or 'OK' }
+      local text = H.tide_host_ranks_result(job, rank, size_box)
+      if rc < 0 then
+         row.message = ffi.string(H.tide_host_ranks_message(job, rank))
+      elseif text ~= nil then
+         row.values = { n = 0, M.decode(ffi.string(text, size_box[0])) }
+      end
+      ranks[rank + 1] = row
+   end
+   return ranks
+end
+
+local run_opts = arg.set { 'nthread', 'params' }
+
+-- Runs fn (function without upvalues, or source) on n ranks. Returns a list with one row a rank:
+-- { status = 'OK', values = {...} } or { status =, message = }, and .first, the rank (0-based)
+-- that failed first or -1.
+function M.try(n, opts, fn, ...)
+   arg.int('ranks', 'n', n, 1, 1024)
+   opts = arg.opts('ranks', opts, run_opts)
+   local H = host()
+   local job = H.tide_host_ranks_new(n, nil)
+   if job == nil then status.raise(lib.C.TIDE_E_NOMEM, 'ranks', 'no memory for the job') end
+   job = own.handle(job, H.tide_host_ranks_free)
+   fill(H, job, fn, opts, ...)
+   H.tide_host_ranks_run(job)
+   local ranks = collect(H, job, n)
+   own.finish(job, H.tide_host_ranks_free)
+   return ranks
+end
+
+-- As try, but raises when a rank failed, and returns a list of the first value of each rank.
+function M.run(n, fn, ...)
+   local ranks = M.try(n, nil, fn, ...)
+   if ranks.first >= 0 then
+      local row = ranks[ranks.first + 1]
+      status.raise(status.code[row.status], 'ranks', 'rank %d: %s', ranks.first, row.message)
+   end
+   local values = {}
+   for i = 1, n do values[i] = ranks[i].values and ranks[i].values[1] end
+   return values
+end
+
+return M

@@ -1,0 +1,49 @@
+-- What this build is: version, parts found, parameters, clock (layer 7).
+
+local ffi = require 'ffi'
+local C = require('tide.ffi.lib').C
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+
+local M = {}
+
+M.version = ffi.string(C.tide_version())
+
+-- One line for each part: what this build holds and what it found.
+function M.build_info() return ffi.string(C.tide_build_info()) end
+
+-- Seconds of a monotonic clock.
+function M.clock() return C.tide_trace_clock() end
+
+-- Every tunable: a list of {name =, doc =}.
+function M.params()
+   local list = {}
+   for i = 0, C.tide_param_count() - 1 do
+      local name, doc = C.tide_param_name(i), C.tide_param_doc(i)
+      list[i + 1] = { name = ffi.string(name), doc = ffi.string(doc) }
+   end
+   return list
+end
+
+-- Every op: a list of {name =, flags =}, flags a set of view, inplace, random, backward, nograd.
+function M.ops()
+   local bits = { view = C.TIDE_OPF_VIEW, inplace = C.TIDE_OPF_INPLACE, random = C.TIDE_OPF_RANDOM,
+      backward = C.TIDE_OPF_BACKWARD, nograd = C.TIDE_OPF_NOGRAD }
+   local list = {}
+   for i = 0, C.tide_op_count() - 1 do
+      local flags, value = {}, C.tide_op_flags(i)
+      for name, mask in each(bits) do
+         if bit.band(value, mask) ~= 0 then flags[name] = true end
+      end
+      list[i + 1] = { name = ffi.string(C.tide_op_name(i)), flags = flags, index = i }
+   end
+   return list
+end
+
+-- True if the device (name) has a kernel for op (index of M.ops) and dtype (name).
+function M.op_supported(index, device, dtype)
+   local arg = require 'tide.ffi.arg'
+   return C.tide_op_supported(index, arg.device('op_supported', 'device', device),
+      arg.dtype('op_supported', 'dtype', dtype)) == 1
+end
+
+return M

@@ -1,0 +1,185 @@
+-- Files and folders (layer 7). Also reached from here: io.json, io.safetensors_save and _open.
+--
+-- What opens or reads returns nil and an error object when it cannot; everything else raises.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local ctx_of = require 'tide.ffi.ctx'
+local C = lib.C
+
+local M = { json = require 'tide.ffi.json' }
+local safetensors = require 'tide.ffi.safetensors'
+local str, path_of, failure = arg.string, safetensors.path_of, safetensors.failure
+
+local function handle() return ctx_of.default().handle end
+
+-- ---- files -------------------------------------------------------------------------------------
+
+local blob_box = ffi.new 'tide_blob *[1]'
+local size_box = ffi.new 'int64_t[1]'
+
+local function take_blob()
+   local text = ffi.string(C.tide_blob_data(blob_box[0]), C.tide_blob_size(blob_box[0]))
+   C.tide_blob_release(blob_box[0])
+   blob_box[0] = nil
+   return text
+end
+
+-- The bytes of a regular file as a string. limit: most bytes accepted. nil, err on failure.
+function M.read_file(path, limit)
+   path_of('read_file', 'path', path)
+   limit = limit and arg.int('read_file', 'limit', limit, 1) or 0
+   local ctx = handle()
+   local rc = C.tide_path_read(blob_box, ctx, path, limit)
+   if rc < 0 then return nil, failure(ctx, rc) end
+   return take_blob()
+end
+
+-- Replaces a file so that a crash leaves the old or the new one.
+function M.write_file_atomic(path, text)
+   local ctx = handle()
+   path_of('write_file_atomic', 'path', path)
+   str('write_file_atomic', 'text', text)
+   own.check(ctx, C.tide_path_write(ctx, path, text, #text))
+end
+
+-- Adds a text to the end of a file, made if absent.
+function M.append_file(path, text)
+   local ctx = handle()
+   path_of('append_file', 'path', path)
+   str('append_file', 'text', text)
+   own.check(ctx, C.tide_path_append(ctx, path, text, #text))
+end
+
+local function sync(op, path)
+   local ctx = handle()
+   own.check(ctx, C.tide_path_sync(ctx, path_of(op, 'path', path)))
+end
+function M.fsync_file(path) sync('fsync_file', path) end
+function M.fsync_dir(path) sync('fsync_dir', path) end
+
+function M.rename(from, to)
+   local ctx = handle()
+   path_of('rename', 'from', from)
+   path_of('rename', 'to', to)
+   own.check(ctx, C.tide_path_rename(ctx, from, to))
+end
+
+-- Makes a folder and those above it. True if it was made, false if it was there.
+function M.mkdir(path)
+   local ctx = handle()
+   return own.check(ctx, C.tide_path_mkdir(ctx, path_of('mkdir', 'path', path), true)) == 0
+end
+
+-- Makes one folder, whose parent must be there. True if made, false if it was there already.
+function M.mkdir_one(path)
+   local ctx = handle()
+   return own.check(ctx, C.tide_path_mkdir(ctx, path_of('mkdir_one', 'path', path), false)) == 0
+end
+
+-- Sorted names in a folder. nil, err on failure.
+function M.listdir(path)
+   local ctx = handle()
+   local rc = C.tide_path_list(blob_box, ctx, path_of('listdir', 'path', path))
+   if rc < 0 then return nil, failure(ctx, rc) end
+   local names = {}
+   for name in take_blob():gmatch('([^%z]+)%z') do names[#names + 1] = name end
+   return names
+end
+
+-- Removes a file, a link or an empty folder. True if removed, false if nothing was there.
+function M.remove(path)
+   local ctx = handle()
+   return own.check(ctx, C.tide_path_remove(ctx, path_of('remove', 'path', path))) == 0
+end
+
+-- A symbolic link at path that says target; replaces a link that is there.
+function M.symlink(target, path)
+   local ctx = handle()
+   path_of('symlink', 'target', target)
+   path_of('symlink', 'path', path)
+   own.check(ctx, C.tide_path_link(ctx, target, path))
+end
+
+local kinds = { [C.TIDE_PATH_FILE] = 'file', [C.TIDE_PATH_DIR] = 'dir',
+   [C.TIDE_PATH_OTHER] = 'other' }
+
+-- 'file' and its size in bytes, 'dir', 'other', or nil when nothing is there.
+function M.kind(path)
+   local ctx = handle()
+   local rc = own.check(ctx, C.tide_path_kind(ctx, path_of('kind', 'path', path), size_box))
+   if rc == C.TIDE_PATH_FILE then return 'file', tonumber(size_box[0]) end
+   return kinds[rc]
+end
+
+function M.exists(path) return M.kind(path) ~= nil end
+
+function M.is_writable(path)
+   local ctx = handle()
+   return own.check(ctx, C.tide_path_is_writable(ctx, path_of('is_writable', 'path', path))) == 1
+end
+
+-- ---- locks -------------------------------------------------------------------------------------
+
+local lock_box = ffi.new 'tide_lock *[1]'
+
+local Lock = {}
+Lock.__index = Lock
+
+-- Lets others have it. Twice is once.
+function Lock:release()
+   if self.handle then own.finish(self.handle, C.tide_lock_release) end
+   self.handle = nil
+end
+
+-- Takes the lock on a file, made if absent: an object with release(), or nil while another holds
+-- it. It goes with the process, however that ends.
+function M.lock(path)
+   local ctx = handle()
+   local rc = own.check(ctx, C.tide_path_lock(lock_box, ctx, path_of('lock', 'path', path)))
+   if rc == C.TIDE_MORE then return nil end
+   local h = own.handle(lock_box[0], C.tide_lock_release)
+   lock_box[0] = nil
+   return setmetatable({ handle = h }, Lock)
+end
+
+-- ---- hashes ------------------------------------------------------------------------------------
+
+-- XXH64 of a file's bytes, 16 hex digits. nil, err on failure.
+local digits = ffi.new 'char[17]'
+function M.xxh64_file(path)
+   local ctx = handle()
+   local rc = C.tide_path_hash(ctx, path_of('xxh64_file', 'path', path), digits)
+   if rc < 0 then return nil, failure(ctx, rc) end
+   return ffi.string(digits)
+end
+
+-- XXH64 of a string, 16 hex digits.
+function M.xxh64(text)
+   local h = C.tide_hash(str('xxh64', 'text', text), #text, 0)
+   return ('%08x%08x'):format(tonumber(h / 2^32), tonumber(h % 2^32))
+end
+
+-- The value of a JSON file. nil, err on failure.
+function M.read_json(path, limit)
+   local text, err = M.read_file(path, limit)
+   if not text then return nil, err end
+   local ok, value = pcall(M.json.decode, text, { name = path })
+   if ok then return value end
+   return nil, value
+end
+
+M.safetensors_save = safetensors.save
+M.safetensors_save_async = safetensors.save_async
+M.safetensors_open = safetensors.open
+
+-- Opens what model.safetensors.index.json names; the object answers like that of safetensors_open.
+function M.safetensors_open_index(path, opts)
+   local index, err = M.read_json(path, 2^28)
+   if not index then return nil, err end
+   return safetensors.open_index(path, index, opts)
+end
+
+return M

@@ -1,0 +1,143 @@
+-- Finds and loads libtide, declares its contract, keeps it loaded (layer 7).
+--
+-- The one idea: the library carries its own header. tide_abi_text() is declared by hand, the text
+-- it returns goes to ffi.cdef, so declaration and code cannot disagree.
+--
+-- Where it looks, in order: the library named by the host that opened this Lua state; the build
+-- folder of the tree this file lies in, or the lib folder of its prefix; the templates of
+-- package.cpath; the plain system name.
+--
+-- Invariants: the namespace `C` is never collected (finalizers of live handles are code in it);
+-- what must survive a reload of the Lua modules lives in `state`, kept in the registry: a second
+-- cdef or metatype of the same name is not possible in LuaJIT.
+
+local ffi = require 'ffi'
+
+local registry = debug.getregistry()
+local state = registry['tide.ffi']
+if not state then
+   state = {}
+   registry['tide.ffi'] = state
+end
+
+local M = { state = state }
+
+-- Folder of this file with a final slash, or nil when it was loaded from memory.
+local function own_folder()
+   local source = debug.getinfo(1, 'S').source
+   return source:match('^@(.*/)[^/]*$') or (source:sub(1, 1) == '@' and './') or nil
+end
+
+local function exists(path)
+   local f = io.open(path, 'rb')
+   if f then f:close() end
+   return f ~= nil
+end
+
+local build_folders = { 'build/', 'build/core/', 'build/release/', 'build/debug/', 'build/Release/',
+   'build/Debug/', 'build/asan/', 'build/tsan/' }
+
+-- Below the prefix of an installation, whose Lua files are in share/tide.
+local lib_folders = { 'lib/', 'lib64/' }
+local triplet = ({ x64 = 'x86_64', arm64 = 'aarch64' })[jit.arch]
+if triplet then lib_folders[3] = 'lib/' .. triplet .. '-linux-gnu/' end
+
+-- Candidate paths of a shared library called `name` ("tide"), best first.
+local function candidates(name)
+   local file, list = 'lib' .. name .. '.so', {}
+   local host = package.loaded['tide.host']
+   local folder = own_folder()
+   if type(host) == 'table' and name == 'tide' then list[#list + 1] = host.library end
+   if type(host) == 'table' and name == 'tide_host' then list[#list + 1] = host.host_library end
+   if folder and not folder:find('^tide:') then
+      for _, sub in ipairs(build_folders) do
+         list[#list + 1] = folder .. '../../../' .. sub .. file
+      end
+      for _, sub in ipairs(lib_folders) do
+         list[#list + 1] = folder .. '../../../../../' .. sub .. file
+      end
+   end
+   for template in package.cpath:gmatch('[^;]+') do
+      list[#list + 1] = (template:gsub('%?', 'lib' .. name))
+   end
+   return list
+end
+
+-- Loads a shared library by its short name; nil and a text with every place tried on failure.
+function M.load(name)
+   local tried = {}
+   for _, path in ipairs(candidates(name)) do
+      if exists(path) then
+         local ok, lib = pcall(ffi.load, path)
+         if ok then return lib, path end
+         tried[#tried + 1] = path .. ' (' .. tostring(lib) .. ')'
+      else
+         tried[#tried + 1] = path
+      end
+   end
+   local ok, lib = pcall(ffi.load, name)
+   if ok then return lib, name end
+   tried[#tried + 1] = tostring(lib)
+   return nil, 'lib' .. name .. '.so was not found; build it (make), or add its folder to '
+      .. 'package.cpath (LUA_CPATH). Tried:\n  ' .. table.concat(tried, '\n  ')
+end
+
+local function declare(C)
+   local text = ffi.string(C.tide_abi_text())
+   if state.abi_text == nil then
+      ffi.cdef(text)
+      state.abi_text = text
+   elseif state.abi_text ~= text then
+      error('tide: another version of libtide is already declared in this Lua state', 0)
+   end
+   if C.TIDE_ABI ~= 1 then
+      error(('tide: these Lua files speak ABI 1, %s speaks ABI %d; take both from one build')
+         :format(state.path, C.TIDE_ABI), 0)
+   end
+end
+
+if not ffi.abi('gc64') then
+   error('tide: this LuaJIT is built without GC64, so its heap ends at 2 GiB; '
+      .. 'use LuaJIT 2.1 for a 64-bit system with GC64 (the default today)', 0)
+end
+
+-- Threads of the OpenMP pool spin between two loops, for milliseconds unless told otherwise, which
+-- halts everything when others share the cores. The runtime reads its environment once, when it is
+-- loaded together with the library, so the bound is set for just that moment and only if the user
+-- has said nothing. The states of rank threads leave it alone: their host has loaded the library,
+-- and an environment must not change while other threads read it.
+local function with_bounded_spin(load)
+   local key = 'GOMP_SPINCOUNT'
+   if package.loaded['tide.host'] then return load() end
+   if os.getenv(key) or os.getenv 'OMP_WAIT_POLICY' then return load() end
+   ffi.cdef 'int setenv(const char *, const char *, int); int unsetenv(const char *);'
+   ffi.C.setenv(key, '2000', 1)
+   local lib, path = load()
+   ffi.C.unsetenv(key)
+   return lib, path
+end
+
+if not state.C then
+   ffi.cdef 'const char *tide_abi_text(void);'
+   local C, path = with_bounded_spin(function() return M.load 'tide' end)
+   if not C then error('tide: ' .. path, 0) end
+   state.path = path
+   declare(C)
+   state.C = C
+else
+   declare(state.C)
+end
+
+M.C = state.C
+M.path = state.path
+
+-- Runs fn once for the life of the Lua state, also when modules are loaded again.
+function M.once(name, fn)
+   state.done = state.done or {}
+   if not state.done[name] then
+      fn()
+      state.done[name] = true
+   end
+end
+
+return M

@@ -1,0 +1,368 @@
+-- Movement and index ops: views where strides allow, gathers and scatters (layer 7).
+--
+-- The one idea: positions are 1-based and inclusive here, 0-based and half-open in C; arg.lua does
+-- the arithmetic for single positions, slice() below for ranges. Index tensors stay 0-based data.
+
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local C = lib.C
+
+local M = {}
+local box, take, again, check = own.box, own.take, own.again_t, own.check_t
+local tensor, dim_of, size_of, int = arg.tensor, arg.dim, arg.size, arg.int
+local shape_buf, shape_buf2, dim_buf = arg.shape_buf, arg.shape_buf2, arg.dim_buf
+local ndim_of = arg.ndim
+
+-- ---- shape -----------------------------------------------------------------------------------
+
+local function reshape_n(x, n)
+   local rc = C.tide_reshape(box, x, n, shape_buf)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_reshape(box, x, n, shape_buf)) end
+   return take()
+end
+
+-- x:reshape{2, -1} or x:reshape(2, -1); one size may be -1.
+function M.reshape(x, a, b, c, d, e, f, g, h, more)
+   tensor('reshape', 'x', x)
+   if more ~= nil then status.bad_arg('reshape', 'shape', 'at most 8 sizes', more) end
+   if a == nil then status.bad_arg('reshape', 'shape', 'a list of integers, or integers', a) end
+   return reshape_n(x, arg.ints_of('reshape', 'shape', -1, a, b, c, d, e, f, g, h))
+end
+M.view = M.reshape
+
+-- Sizes of 1 (and new leading dims) repeat without a copy; -1 keeps a size.
+function M.expand(x, a, b, c, d, e, f, g, h, more)
+   tensor('expand', 'x', x)
+   if more ~= nil then status.bad_arg('expand', 'shape', 'at most 8 sizes', more) end
+   if a == nil then status.bad_arg('expand', 'shape', 'a list of integers, or integers', a) end
+   local n = arg.ints_of('expand', 'shape', -1, a, b, c, d, e, f, g, h)
+   local lead = n - ndim_of(x)
+   for i = 0, n - 1 do
+      if shape_buf[i] == -1 then
+         if i < lead then
+            status.bad_arg('expand', 'shape[' .. i + 1 .. ']', 'a size (the dim is new)', -1)
+         end
+         shape_buf[i] = C.tide_tensor_dim(x, i - lead)
+      end
+   end
+   local rc = C.tide_expand(box, x, n, shape_buf)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_expand(box, x, n, shape_buf)) end
+   return take()
+end
+
+-- The order of all dims: x:permute(2, 1, 3) or a list.
+function M.permute(x, a, b, c, d, e, f, g, h)
+   tensor('permute', 'x', x)
+   local ndim = ndim_of(x)
+   local n
+   if type(a) == 'table' then
+      n = arg.ints('permute', 'order', a, -ndim)
+   else
+      n = arg.ints_of('permute', 'order', -ndim, a, b, c, d, e, f, g, h)
+   end
+   for i = 0, n - 1 do
+      dim_buf[i] = dim_of('permute', 'order', tonumber(shape_buf[i]), ndim)
+   end
+   local rc = C.tide_permute(box, x, n, dim_buf)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_permute(box, x, n, dim_buf)) end
+   return take()
+end
+
+function M.transpose(x, dim0, dim1)
+   tensor('transpose', 'x', x)
+   local ndim = ndim_of(x)
+   dim0 = dim_of('transpose', 'dim0', dim0, ndim)
+   dim1 = dim_of('transpose', 'dim1', dim1, ndim)
+   local rc = C.tide_transpose(box, x, dim0, dim1)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_transpose(box, x, dim0, dim1)) end
+   return take()
+end
+
+-- Swaps the last two dims; a vector or scalar stays as it is.
+function M.t(x)
+   tensor('t', 'x', x)
+   local ndim = ndim_of(x)
+   if ndim < 2 then return x end
+   return M.transpose(x, ndim - 1, ndim)
+end
+
+-- A new dim of size 1 at position dim of the result.
+function M.unsqueeze(x, dim)
+   tensor('unsqueeze', 'x', x)
+   dim = dim_of('unsqueeze', 'dim', dim, ndim_of(x) + 1)
+   local rc = C.tide_unsqueeze(box, x, dim)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_unsqueeze(box, x, dim)) end
+   return take()
+end
+
+-- Without the dim, whose size must be 1. Without an argument: every dim of size 1 goes.
+function M.squeeze(x, dim)
+   tensor('squeeze', 'x', x)
+   local ndim = ndim_of(x)
+   if dim == nil then
+      local n = 0
+      for i = 0, ndim - 1 do
+         local size = C.tide_tensor_dim(x, i)
+         if size ~= 1 then
+            shape_buf[n] = size
+            n = n + 1
+         end
+      end
+      return reshape_n(x, n)
+   end
+   dim = dim_of('squeeze', 'dim', dim, ndim)
+   local rc = C.tide_squeeze(box, x, dim)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_squeeze(box, x, dim)) end
+   return take()
+end
+
+-- Dims d1 to d2 as one; all of them by default.
+function M.flatten(x, d1, d2)
+   tensor('flatten', 'x', x)
+   local ndim = ndim_of(x)
+   if ndim == 0 then
+      shape_buf[0] = 1
+      return reshape_n(x, 1)
+   end
+   local first = dim_of('flatten', 'd1', d1 == nil and 1 or d1, ndim)
+   local last = dim_of('flatten', 'd2', d2 == nil and -1 or d2, ndim)
+   if last < first then status.bad_arg('flatten', 'd2', 'a dim not before d1', d2) end
+   local n, run = 0, 1
+   for i = 0, ndim - 1 do
+      run = run * size_of(x, i)
+      if i < first or i >= last then
+         shape_buf[n] = run
+         n, run = n + 1, 1
+      end
+   end
+   return reshape_n(x, n)
+end
+
+-- ---- parts -----------------------------------------------------------------------------------
+
+local function slice_of(x, dim, start, stop, step)
+   local rc = C.tide_slice(box, x, dim, start, stop, step)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_slice(box, x, dim, start, stop, step)) end
+   return take()
+end
+
+-- Elements first, first + step, ... not beyond last (inclusive, as in Lua); negative positions
+-- count from the end; first == last + 1 gives none. Defaults: 1, -1, 1.
+function M.slice(x, dim, first, last, step)
+   tensor('slice', 'x', x)
+   dim = dim_of('slice', 'dim', dim, ndim_of(x))
+   local size = size_of(x, dim)
+   first = int('slice', 'first', first == nil and 1 or first)
+   last = int('slice', 'last', last == nil and -1 or last)
+   step = int('slice', 'step', step == nil and 1 or step, 1)
+   local from = first < 0 and first + size + 1 or first
+   local to = last < 0 and last + size + 1 or last
+   if from < 1 or from > size + 1 then
+      status.bad_arg('slice', 'first',
+         ('a position in [1, %d] or [-%d, -1]'):format(size + 1, size), first)
+   end
+   if to < from - 1 or to > size then
+      status.bad_arg('slice', 'last',
+         ('a position in [%d, %d], or negative'):format(from - 1, size), last)
+   end
+   return slice_of(x, dim, from - 1, to, step)
+end
+
+-- n elements from position first.
+function M.narrow(x, dim, first, n)
+   tensor('narrow', 'x', x)
+   dim = dim_of('narrow', 'dim', dim, ndim_of(x))
+   local size = size_of(x, dim)
+   first = int('narrow', 'first', first, -size, size + 1)
+   local from = first < 0 and first + size or first - 1
+   if from < 0 then status.bad_arg('narrow', 'first', 'a position without 0', first) end
+   n = int('narrow', 'n', n, 0, size - from)
+   return slice_of(x, dim, from, from + n, 1)
+end
+
+-- The part at one position; the dim goes.
+function M.select(x, dim, i)
+   tensor('select', 'x', x)
+   dim = dim_of('select', 'dim', dim, ndim_of(x))
+   i = arg.index('select', 'i', i, size_of(x, dim))
+   local rc = C.tide_select(box, x, dim, i)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_select(box, x, dim, i)) end
+   return take()
+end
+
+-- A list of parts along dim (default 1): pieces of this size (the last may be smaller), or of
+-- the sizes in a list, which must add up.
+function M.split(x, sizes, dim)
+   tensor('split', 'x', x)
+   dim = dim_of('split', 'dim', dim == nil and 1 or dim, ndim_of(x))
+   local size, parts, at = size_of(x, dim), {}, 0
+   if type(sizes) == 'number' then
+      int('split', 'sizes', sizes, 1)
+      repeat
+         local stop = math.min(at + sizes, size)
+         parts[#parts + 1] = slice_of(x, dim, at, stop, 1)
+         at = stop
+      until at >= size
+      return parts
+   end
+   if type(sizes) ~= 'table' then
+      status.bad_arg('split', 'sizes', 'an integer or a list of integers', sizes)
+   end
+   local total = 0
+   for i = 1, #sizes do
+      total = total + int('split', 'sizes[' .. i .. ']', sizes[i], 0)
+   end
+   if total ~= size then
+      status.bad_arg('split', 'sizes', ('sizes that add up to %d'):format(size), total)
+   end
+   for i = 1, #sizes do
+      parts[i] = slice_of(x, dim, at, at + sizes[i], 1)
+      at = at + sizes[i]
+   end
+   return parts
+end
+
+-- n parts of equal size; the dim must divide.
+function M.chunk(x, n, dim)
+   tensor('chunk', 'x', x)
+   local d = dim_of('chunk', 'dim', dim == nil and 1 or dim, ndim_of(x))
+   int('chunk', 'n', n, 1)
+   local size = size_of(x, d)
+   if size % n ~= 0 then
+      status.bad_arg('chunk', 'n', ('a divisor of the size %d'):format(size), n)
+   end
+   local parts, each = {}, size / n
+   for i = 1, n do parts[i] = slice_of(x, d, (i - 1) * each, i * each, 1) end
+   return parts
+end
+
+-- ---- joining, repeating, shifting ------------------------------------------------------------
+
+function M.cat(list, dim)
+   local buf, n = arg.tensors('cat', 'list', list, 1)
+   if n == 0 then status.bad_arg('cat', 'list', 'at least one tensor', 0) end
+   local x = list[1]
+   local d = dim_of('cat', 'dim', dim == nil and 1 or dim, ndim_of(x))
+   local rc = C.tide_cat(box, buf, n, d)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_cat(box, buf, n, d)) end
+   return take()
+end
+
+-- Joins along a new dim.
+function M.stack(list, dim)
+   arg.tensors('stack', 'list', list, 1)
+   dim = dim == nil and 1 or dim
+   local rows = {}
+   for i = 1, #list do rows[i] = M.unsqueeze(list[i], dim) end
+   if #rows == 0 then status.bad_arg('stack', 'list', 'at least one tensor', 0) end
+   return M.cat(rows, dim)
+end
+
+-- Each element n times in a row along dim.
+function M.repeat_interleave(x, n, dim)
+   tensor('repeat_interleave', 'x', x)
+   int('repeat_interleave', 'n', n, 0, 2^31)
+   local ndim = ndim_of(x)
+   local d = dim_of('repeat_interleave', 'dim', dim, ndim)
+   local wide, shape = {}, {}
+   for i = 0, ndim - 1 do
+      local size = size_of(x, i)
+      wide[#wide + 1] = size
+      shape[i + 1] = size
+      if i == d then
+         wide[#wide + 1] = n
+         shape[i + 1] = size * n
+      end
+   end
+   return M.reshape(M.expand(M.unsqueeze(x, d + 2), wide), shape)
+end
+
+-- before and after: a count for each dim (negative crops), filled with value (0).
+function M.pad(x, before, after, value)
+   tensor('pad', 'x', x)
+   value = arg.element('pad', 'value', value == nil and 0 or value, C.tide_tensor_dtype(x))
+   local ndim = ndim_of(x)
+   local n = arg.ints('pad', 'before', before, -arg.exact)
+   local m = arg.ints('pad', 'after', after, -arg.exact, shape_buf2)
+   if n ~= ndim then status.bad_arg('pad', 'before', ('a list of %d counts'):format(ndim), n) end
+   if m ~= ndim then status.bad_arg('pad', 'after', ('a list of %d counts'):format(ndim), m) end
+   local rc = C.tide_pad(box, x, n, shape_buf, shape_buf2, value)
+   if rc ~= 0 and again(x, rc) then
+      check(x, C.tide_pad(box, x, n, shape_buf, shape_buf2, value))
+   end
+   return take()
+end
+
+-- Moves elements by shift positions along dim; what leaves at one end enters at the other.
+function M.roll(x, shift, dim)
+   tensor('roll', 'x', x)
+   int('roll', 'shift', shift)
+   dim = dim_of('roll', 'dim', dim, ndim_of(x))
+   local rc = C.tide_roll(box, x, dim, shift)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_roll(box, x, dim, shift)) end
+   return take()
+end
+
+-- ---- index tensors (0-based values) ----------------------------------------------------------
+
+function M.gather(x, dim, index)
+   tensor('gather', 'x', x)
+   dim = dim_of('gather', 'dim', dim, ndim_of(x))
+   tensor('gather', 'index', index)
+   local rc = C.tide_gather(box, x, dim, index)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_gather(box, x, dim, index)) end
+   return take()
+end
+
+function M.scatter_add(x, dim, index, src)
+   tensor('scatter_add', 'x', x)
+   dim = dim_of('scatter_add', 'dim', dim, ndim_of(x))
+   tensor('scatter_add', 'index', index)
+   tensor('scatter_add', 'src', src)
+   local rc = C.tide_scatter_add(box, x, dim, index, src)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_scatter_add(box, x, dim, index, src)) end
+   return take()
+end
+
+function M.index_select(x, dim, index)
+   tensor('index_select', 'x', x)
+   dim = dim_of('index_select', 'dim', dim, ndim_of(x))
+   tensor('index_select', 'index', index)
+   local rc = C.tide_index_select(box, x, dim, index)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_index_select(box, x, dim, index)) end
+   return take()
+end
+
+function M.index_add(x, dim, index, src)
+   tensor('index_add', 'x', x)
+   dim = dim_of('index_add', 'dim', dim, ndim_of(x))
+   tensor('index_add', 'index', index)
+   tensor('index_add', 'src', src)
+   local rc = C.tide_index_add(box, x, dim, index, src)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_index_add(box, x, dim, index, src)) end
+   return take()
+end
+
+function M.embedding(weight, ids)
+   tensor('embedding', 'weight', weight)
+   tensor('embedding', 'ids', ids)
+   local rc = C.tide_embedding(box, weight, ids)
+   if rc ~= 0 and again(weight, rc) then check(weight, C.tide_embedding(box, weight, ids)) end
+   return take()
+end
+
+-- i64 unless opts.dtype says otherwise.
+local one_hot_opts = arg.set { 'dtype' }
+function M.one_hot(ids, n, opts)
+   tensor('one_hot', 'ids', ids)
+   int('one_hot', 'n', n, 0)
+   local dtype = arg.dtype('one_hot', 'dtype',
+      arg.opts('one_hot', opts, one_hot_opts).dtype or 'i64')
+   local rc = C.tide_one_hot(box, ids, n, dtype)
+   if rc ~= 0 and again(ids, rc) then check(ids, C.tide_one_hot(box, ids, n, dtype)) end
+   return take()
+end
+
+return M

@@ -1,0 +1,175 @@
+-- Ownership: what arrives through an out-parameter gets exactly one finalizer (layer 7).
+--
+-- The one idea: the Lua collector sees a 24-byte pointer, not the gigabyte behind it. C counts the
+-- bytes it hands out (debt); take() reads that counter after each allocating call, and when it has
+-- grown past the limit Lua decides whether a collection can give anything back. C never calls the
+-- collector.
+--
+-- A collection runs only if live bytes have grown by the limit since the last one: garbage cannot
+-- be larger than that growth, so memory stays below (reachable + two limits) and a step whose
+-- scopes release everything promptly never pays for a collection.
+--
+-- This is the only file that calls ffi.gc. Out-boxes are shared: read them before the next call.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local status = require 'tide.ffi.status'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+local C = lib.C
+
+local M = {}
+
+local box = ffi.new 'tide_tensor *[1]'
+M.box = box
+M.box2 = ffi.new 'tide_tensor *[1]'        -- second result of the few ops that have one
+M.box3 = ffi.new 'tide_tensor *[1]'        -- and a third
+
+-- Growth of live bytes that is worth a collection: the smallest `debt` parameter of the open
+-- contexts. The counter is looked at twice as often, so that the growth is seen in time.
+local limit, look = 2^27, 2^26
+-- Live bytes of each context after its last collection, keyed by address.
+local base, limits = {}, {}
+local tracking = false                      -- creation sites are kept (see track)
+local sites = setmetatable({}, { __mode = 'k' })
+
+local function address(ctx) return tonumber(ffi.cast('intptr_t', ctx)) end
+
+local function set_limit()
+   limit = 2^62
+   for _, bytes in each(limits) do limit = math.min(limit, bytes) end
+   if limit == 2^62 then limit = 2^27 end
+   look = limit / 2
+end
+
+-- Tells this module about a context: takes its debt limit, forgets an older one at its address.
+function M.watch(ctx)
+   base[address(ctx)] = base[address(ctx)] or 0
+   limits[address(ctx)] = tonumber(ffi.string(C.tide_param_get(ctx, 'debt')))
+   set_limit()
+end
+
+function M.unwatch(ctx)
+   base[address(ctx)], limits[address(ctx)] = nil, nil
+   set_limit()
+end
+
+-- Pays the debt of a context: collects if enough has piled up that a collection may help.
+local function settle(ctx)
+   local stats, key = C.tide_ctx_stats(ctx), address(ctx)
+   local live = tonumber(stats.live)
+   local before = math.min(base[key] or 0, live)
+   if live - before >= limit then
+      collectgarbage()
+      live = tonumber(stats.live)
+      before = live
+   end
+   base[key] = before
+   C.tide_debt_settle(ctx)
+end
+M.settle = settle
+
+local function remember(t)
+   for level = 3, 60 do
+      local info = debug.getinfo(level, 'Sl')
+      if not info then break end
+      if info.currentline > 0 and not info.source:find('/tide/ffi/', 1, true) then
+         sites[t] = info.short_src .. ':' .. info.currentline
+         return
+      end
+   end
+end
+
+-- Owns the tensor in a box: attaches the finalizer, empties the box, pays debt when it is due.
+local function take_from(b)
+   local t = ffi.gc(b[0], C.tide_tensor_release)
+   b[0] = nil
+   if tracking then remember(t) end
+   local ctx = C.tide_tensor_ctx(t)
+   if C.tide_ctx_stats(ctx).debt >= look then settle(ctx) end
+   return t
+end
+M.take_from = take_from
+function M.take() return take_from(box) end
+
+-- As take, but a null in the box is nil.
+function M.take_or_nil()
+   if box[0] == nil then return nil end
+   return take_from(box)
+end
+
+local function gib(bytes) return ('%.2f GiB'):format(tonumber(bytes) / 2^30) end
+
+local function memory_text(ctx)
+   local s = C.tide_ctx_stats(ctx)
+   local text = ('; live %s in %d tensors, peak %s, cached %s'):format(gib(s.live),
+      tonumber(s.ntensor), gib(s.peak), gib(s.cached))
+   for i, row in ipairs(tracking and M.sites() or {}) do
+      if i > 10 then break end
+      text = text
+         .. ('\n   %s in %d tensors made at %s'):format(gib(row.bytes), row.count, row.site)
+   end
+   return text
+end
+
+-- Raises the failure rc of a call on ctx; out of memory with the live statistics.
+local function fail(ctx, rc)
+   status.fail(ctx, rc, rc == C.TIDE_E_NOMEM and memory_text(ctx) or nil)
+end
+M.fail = fail
+
+-- After a failed call on ctx: true if it is worth one repetition (memory ran out and the heap has
+-- been collected since), else raises. Use: if rc ~= 0 and again(ctx, rc) then check(ctx, f()) end
+function M.again(ctx, rc)
+   if rc ~= C.TIDE_E_NOMEM then fail(ctx, rc) end
+   collectgarbage()
+   collectgarbage()
+   C.tide_debt_settle(ctx)
+   return true
+end
+
+function M.check(ctx, rc)
+   if rc < 0 then fail(ctx, rc) end
+   return rc
+end
+
+-- The same two with a tensor in the place of its context.
+function M.again_t(t, rc) return M.again(C.tide_tensor_ctx(t), rc) end
+function M.check_t(t, rc)
+   if rc < 0 then fail(C.tide_tensor_ctx(t), rc) end
+   return rc
+end
+
+-- Finalizers of the other handle types. finish(h, release) releases now instead of later.
+function M.handle(h, release) return ffi.gc(h, release) end
+function M.finish(h, release) release(ffi.gc(h, nil)) end
+
+-- Creation sites: on costs a stack walk for each tensor. sites() lists what is still reachable or
+-- not yet collected, largest first: {site=, count=, bytes=}.
+function M.track(on)
+   tracking = on and true or false
+   sites = setmetatable({}, { __mode = 'k' })
+end
+
+function M.sites()
+   local by_site, list = {}, {}
+   for t, site in each(sites) do
+      local row = by_site[site]
+      if not row then
+         row = { site = site, count = 0, bytes = 0 }
+         by_site[site] = row
+         list[#list + 1] = row
+      end
+      row.count = row.count + 1
+      if C.tide_tensor_is_gone(t) == 0 then
+         row.bytes = row.bytes
+            + tonumber(C.tide_tensor_numel(t)) * C.tide_dtype_size(C.tide_tensor_dtype(t))
+      end
+   end
+   table.sort(list, function(a, b)
+      if a.bytes ~= b.bytes then return a.bytes > b.bytes end
+      return a.site < b.site
+   end)
+   return list
+end
+
+return M

@@ -1,0 +1,105 @@
+-- Plain Lua data as bytes and back (layer 7): nil, booleans, numbers, strings, tables of these.
+--
+-- The one idea: every value starts with one letter and says its own length, so reading needs no
+-- parser and runs nothing. Numbers keep all their bits (NaN payloads aside). Tables may not refer
+-- to themselves; metatables are not kept. For control data between ranks, not for tensors.
+
+local ffi = require 'ffi'
+local status = require 'tide.ffi.status'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+
+local M = {}
+local bad = status.bad_arg
+local MAX_DEPTH = 64
+
+local number = ffi.new 'double[1]'
+
+local put = {}
+
+put['nil'] = function(_, out) out[#out + 1] = 'n' end
+put['boolean'] = function(v, out) out[#out + 1] = v and 't' or 'f' end
+put['string'] = function(v, out)
+   out[#out + 1] = 's' .. #v .. ':'
+   out[#out + 1] = v
+end
+put['number'] = function(v, out)
+   number[0] = v
+   out[#out + 1] = 'd' .. ffi.string(number, 8)
+end
+put['table'] = function(t, out, depth, op)
+   if depth > MAX_DEPTH then
+      bad(op, 'value', ('tables nested at most %d deep'):format(MAX_DEPTH), t)
+   end
+   local at, n = #out + 1, 0
+   out[at] = ''
+   for key, value in each(t) do
+      n = n + 1
+      put[type(key)](key, out, depth + 1, op)
+      put[type(value)](value, out, depth + 1, op)
+   end
+   out[at] = '{' .. n .. ':'
+end
+
+setmetatable(put, { __index = function(_, kind)
+   return function(v, _, _, op)
+      bad(op, 'value', 'plain data (nil, booleans, numbers, strings, tables)',
+         kind == 'cdata' and v or 'a ' .. kind)
+   end
+end })
+
+-- op names the caller in errors.
+function M.encode(value, op)
+   local out = {}
+   put[type(value)](value, out, 0, op or 'encode')
+   return table.concat(out)
+end
+
+local function malformed() status.raise(status.code.E_FORMAT, 'decode', 'not plain data') end
+
+-- The count after a letter at `at`, and where its payload begins.
+local function count_at(text, at)
+   local digits, colon = text:match('^(%d+):()', at + 1)
+   if not digits then malformed() end
+   return tonumber(digits), colon
+end
+
+local get
+
+local function get_table(text, at)
+   local t, n = {}
+   n, at = count_at(text, at)
+   for _ = 1, n do
+      local key, value
+      key, at = get(text, at)
+      value, at = get(text, at)
+      if key == nil then malformed() end
+      t[key] = value
+   end
+   return t, at
+end
+
+function get(text, at)
+   local kind = text:sub(at, at)
+   if kind == 'n' then return nil, at + 1 end
+   if kind == 't' then return true, at + 1 end
+   if kind == 'f' then return false, at + 1 end
+   if kind == 'd' and #text >= at + 8 then
+      ffi.copy(number, text:sub(at + 1, at + 8), 8)
+      return number[0], at + 9
+   end
+   if kind == 's' then
+      local n, from = count_at(text, at)
+      if from + n - 1 > #text then malformed() end
+      return text:sub(from, from + n - 1), from + n
+   end
+   if kind == '{' then return get_table(text, at) end
+   return malformed()
+end
+
+function M.decode(text)
+   local value, at = get(text, 1)
+   if at ~= #text + 1 then malformed() end
+   return value
+end
+
+return M

@@ -1,0 +1,163 @@
+-- Ops of state-space layers: causal convolution, the selective scan, the gated norm (layer 7).
+--
+-- The one idea: a step of generation is the same op on one token, with the state it found and the
+-- state it leaves; so the forms cannot drift apart.
+-- Legend: B batch, T tokens, C channels, K taps, H heads, P head size, G groups, N state size.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+local C = lib.C
+
+local M = {}
+local box, box2, take, again, check = own.box, own.box2, own.take, own.again_t, own.check_t
+local tensor, tensor_or_nil, flag, int = arg.tensor, arg.tensor_or_nil, arg.flag, arg.int
+local finite, bad = arg.finite, status.bad_arg
+
+-- The number of the sequence of each token of a packed stream, i32 [1, ntoken], from cumulative
+-- lengths {0, ..., ntoken}.
+function M.sequence_index(cu, ntoken)
+   tensor('sequence_index', 'cu', cu)
+   int('sequence_index', 'ntoken', ntoken, 0)
+   local rc = C.tide_sequence_index(box, cu, ntoken)
+   if rc ~= 0 and again(cu, rc) then check(cu, C.tide_sequence_index(box, cu, ntoken)) end
+   return take()
+end
+
+-- ---- convolution -----------------------------------------------------------------------------
+
+local conv_opts = arg.set { 'silu', 'initial', 'sequence', 'return_last' }
+local conv_attrs = ffi.new 'tide_conv1d_attrs'
+
+-- y_BTC[t] = bias + sum_k w_CK[k] x_BTC[t - (K-1) + k], each channel by itself. opts: silu, initial
+-- [B, K-1, C], sequence [B or 1, T], return_last (then also the rows the next call begins with).
+function M.conv1d(x, w, bias, opts)
+   tensor('conv1d', 'x', x)
+   tensor('conv1d', 'w', w)
+   tensor_or_nil('conv1d', 'bias', bias)
+   local a = conv_attrs
+   C.tide_conv1d_attrs_init(a)
+   opts = arg.opts('conv1d', opts, conv_opts)
+   a.silu = flag('conv1d', 'opts.silu', opts.silu) and 1 or 0
+   a.initial = tensor_or_nil('conv1d', 'opts.initial', opts.initial)
+   a.sequence = tensor_or_nil('conv1d', 'opts.sequence', opts.sequence)
+   local last = flag('conv1d', 'opts.return_last', opts.return_last) and box2 or nil
+   local rc = C.tide_conv1d(box, last, x, w, bias, a)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_conv1d(box, last, x, w, bias, a)) end
+   if not last then return take() end
+   local rows = own.take_from(box2)
+   return take(), rows
+end
+
+local step_opts = arg.set { 'silu' }
+
+-- One token: y_BC and the state for the next, of x_BC and the state [B, K-1, C] (nil: zeros).
+function M.conv1d_step(x, w, bias, state, opts)
+   tensor('conv1d_step', 'x', x)
+   if arg.ndim(x) ~= 2 then bad('conv1d_step', 'x', 'a tensor [B, C]', x) end
+   opts = arg.opts('conv1d_step', opts, step_opts)
+   local y, last = M.conv1d(x:unsqueeze(2), w, bias,
+      { silu = opts.silu, initial = state, return_last = true })
+   return y:squeeze(2), last
+end
+
+-- ---- the scan --------------------------------------------------------------------------------
+
+local scan_opts = arg.set { 'D', 'dt_bias', 'z', 'initial', 'sequence', 'softplus', 'chunk',
+   'dt_limit', 'return_last' }
+local scan_attrs = ffi.new 'tide_ssd_attrs'
+
+-- {least, most}; most may be math.huge.
+local function fill_limit(a, limit)
+   if limit == nil then return end
+   if type(limit) ~= 'table' then
+      bad('ssd_scan', 'opts.dt_limit', '{least, most} or nil', limit)
+   end
+   local lo = limit[1] == nil and 0 or finite('ssd_scan', 'opts.dt_limit[1]', limit[1], 0)
+   local hi = limit[2] == nil and math.huge or limit[2]
+   if type(hi) ~= 'number' or hi ~= hi or hi < lo then
+      bad('ssd_scan', 'opts.dt_limit[2]', ('a number >= %g'):format(lo), hi)
+   end
+   a.dt_min, a.dt_max = lo, hi
+end
+
+local function fill_scan(opts)
+   local a = scan_attrs
+   C.tide_ssd_attrs_init(a)
+   opts = arg.opts('ssd_scan', opts, scan_opts)
+   a.softplus = flag('ssd_scan', 'opts.softplus', opts.softplus) and 1 or 0
+   if opts.chunk ~= nil then a.chunk = int('ssd_scan', 'opts.chunk', opts.chunk, 1) end
+   fill_limit(a, opts.dt_limit)
+   a.D = tensor_or_nil('ssd_scan', 'opts.D', opts.D)
+   a.dt_bias = tensor_or_nil('ssd_scan', 'opts.dt_bias', opts.dt_bias)
+   a.z = tensor_or_nil('ssd_scan', 'opts.z', opts.z)
+   a.initial = tensor_or_nil('ssd_scan', 'opts.initial', opts.initial)
+   a.sequence = tensor_or_nil('ssd_scan', 'opts.sequence', opts.sequence)
+   return a, flag('ssd_scan', 'opts.return_last', opts.return_last)
+end
+
+-- y_BTHP of x_BTHP, dt_BTH, A_H, B_BTGN and C_BTGN: h = exp(dt A) h + dt x B', y = h C + D x.
+-- opts: D [H] or [H, P], dt_bias_H, softplus (of dt + bias), dt_limit {least, most}, z_BTHP (y
+-- times silu(z)), initial [B, H, P, N], sequence [B or 1, T], chunk, return_last (then also the
+-- state).
+function M.ssd_scan(x, dt, A, B, Cs, opts)
+   tensor('ssd_scan', 'x', x)
+   tensor('ssd_scan', 'dt', dt)
+   tensor('ssd_scan', 'A', A)
+   tensor('ssd_scan', 'B', B)
+   tensor('ssd_scan', 'C', Cs)
+   local a, want_last = fill_scan(opts)
+   local last = want_last and box2 or nil
+   local rc = C.tide_ssd_scan(box, last, x, dt, A, B, Cs, a)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_ssd_scan(box, last, x, dt, A, B, Cs, a)) end
+   if not want_last then return take() end
+   local state = own.take_from(box2)
+   return take(), state
+end
+
+local ssd_step_opts = arg.set { 'D', 'dt_bias', 'z', 'softplus', 'dt_limit' }
+
+-- One token: y_BHP and the next state, of x_BHP, dt_BH, A_H, B_BGN, C_BGN and the state
+-- [B, H, P, N] (nil: zeros). opts: those of ssd_scan that concern a token.
+function M.ssd_step(x, dt, A, B, Cs, state, opts)
+   tensor('ssd_step', 'x', x)
+   tensor('ssd_step', 'dt', dt)
+   tensor('ssd_step', 'B', B)
+   tensor('ssd_step', 'C', Cs)
+   if arg.ndim(x) ~= 3 then bad('ssd_step', 'x', 'a tensor [B, H, P]', x) end
+   if arg.ndim(dt) ~= 2 then bad('ssd_step', 'dt', 'a tensor [B, H]', dt) end
+   if arg.ndim(B) ~= 3 then bad('ssd_step', 'B', 'a tensor [B, G, N]', B) end
+   if arg.ndim(Cs) ~= 3 then bad('ssd_step', 'C', 'a tensor [B, G, N]', Cs) end
+   local o = { initial = state, return_last = true }
+   for key, value in each(arg.opts('ssd_step', opts, ssd_step_opts)) do o[key] = value end
+   if o.z ~= nil then o.z = tensor('ssd_step', 'opts.z', o.z):unsqueeze(2) end
+   local y, last = M.ssd_scan(x:unsqueeze(2), dt:unsqueeze(2), A, B:unsqueeze(2),
+      Cs:unsqueeze(2), o)
+   return y:squeeze(2), last
+end
+
+-- ---- the norm --------------------------------------------------------------------------------
+
+local norm_opts = arg.set { 'eps', 'group', 'gate_last' }
+
+-- norm(x silu(z)) weight over groups of opts.group channels (default: the whole last dim); with
+-- opts.gate_last norm(x) weight silu(z). weight may be nil. opts.eps is 1e-5 by default.
+function M.gated_rms_norm(x, z, weight, opts)
+   tensor('gated_rms_norm', 'x', x)
+   tensor('gated_rms_norm', 'z', z)
+   tensor_or_nil('gated_rms_norm', 'weight', weight)
+   opts = arg.opts('gated_rms_norm', opts, norm_opts)
+   local eps = finite('gated_rms_norm', 'opts.eps', opts.eps == nil and 1e-5 or opts.eps, 0)
+   local group = opts.group == nil and 0 or int('gated_rms_norm', 'opts.group', opts.group, 1)
+   local gate_last = flag('gated_rms_norm', 'opts.gate_last', opts.gate_last)
+   local rc = C.tide_gated_rms_norm(box, x, z, weight, eps, group, gate_last)
+   if rc ~= 0 and again(x, rc) then
+      check(x, C.tide_gated_rms_norm(box, x, z, weight, eps, group, gate_last))
+   end
+   return take()
+end
+
+return M

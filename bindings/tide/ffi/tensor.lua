@@ -1,0 +1,357 @@
+-- The tensor handle as Lua sees it: properties, methods, operators, reading (layer 7).
+--
+-- The one idea: one metatype for `tide_tensor`, an incomplete struct, so that arithmetic reaches
+-- the metamethods. LuaJIT allows a metatype once in the life of a Lua state; its functions read
+-- tables kept in lib.state, which a reload of this file refills.
+--
+-- Properties: shape ndim dtype device grad requires_grad is_leaf id. Everything else is a method.
+-- Comparing two handles with == compares identity; `<` and `<=` between two handles compare
+-- addresses (LuaJIT does not ask the metatable): use lt, le, gt, ge, equal.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+local status = require 'tide.ffi.status'
+local op = require 'tide.ffi.op'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+local C = lib.C
+
+local box, take, check = own.box, own.take, own.check_t
+local tensor, dim_of = arg.tensor, arg.dim
+local bad = status.bad_arg
+
+lib.state.methods = lib.state.methods or {}
+lib.state.props = lib.state.props or {}
+local methods, props = lib.state.methods, lib.state.props
+for name in each(methods) do methods[name] = nil end
+for name in each(props) do props[name] = nil end
+
+-- ---- properties ------------------------------------------------------------------------------
+
+function props.shape(x)
+   local list = {}
+   for i = 1, C.tide_tensor_ndim(x) do list[i] = tonumber(C.tide_tensor_dim(x, i - 1)) end
+   return list
+end
+function props.ndim(x) return C.tide_tensor_ndim(x) end
+function props.dtype(x) return arg.dtype_name[C.tide_tensor_dtype(x)] end
+function props.device(x) return arg.device_name[C.tide_tensor_device(x)] end
+function props.id(x) return C.tide_tensor_id(x) end
+function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
+function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
+function props.grad(x)
+   check(x, C.tide_grad(box, x))
+   return own.take_or_nil()
+end
+
+-- ---- ops as methods --------------------------------------------------------------------------
+
+-- Ops that are functions of several equal tensors, or whose first argument is a list.
+local not_methods = arg.set { 'where', 'cat', 'stack', 'embedding', 'one_hot', 'linear', 'affine',
+   'to_device', 'document_index', 'zigzag_index', 'zigzag_places', 'run_index', 'inverse_index',
+   'slot_index', 'sequence_index', 'conv1d', 'conv1d_step', 'ssd_scan', 'ssd_step',
+   'gated_rms_norm' }
+for name, fn in each(op) do
+   if not not_methods[name] then methods[name] = fn end
+end
+
+-- ---- shape and layout ------------------------------------------------------------------------
+
+function methods.size(x, dim)
+   tensor('size', 'x', x)
+   return arg.size(x, dim_of('size', 'dim', dim, C.tide_tensor_ndim(x)))
+end
+
+function methods.stride(x, dim)
+   tensor('stride', 'x', x)
+   return tonumber(C.tide_tensor_stride(x, dim_of('stride', 'dim', dim, C.tide_tensor_ndim(x))))
+end
+
+function methods.numel(x) return tonumber(C.tide_tensor_numel(tensor('numel', 'x', x))) end
+
+function methods.is_contiguous(x)
+   return C.tide_tensor_is_contiguous(tensor('is_contiguous', 'x', x)) == 1
+end
+
+function methods.is_gone(x) return C.tide_tensor_is_gone(tensor('is_gone', 'x', x)) == 1 end
+
+function methods.version(x) return tonumber(C.tide_tensor_version(tensor('version', 'x', x))) end
+
+function methods.same_storage(x, y)
+   tensor('same_storage', 'x', x)
+   return C.tide_tensor_same_storage(x, tensor('same_storage', 'y', y)) == 1
+end
+
+-- ---- reading ---------------------------------------------------------------------------------
+
+-- A number from C as Lua value of this dtype: booleans for bool, integers only while exact.
+local function value_of(name, dtype, v)
+   if dtype == C.TIDE_BOOL then return v ~= 0 end
+   if dtype == C.TIDE_I64 and (v >= arg.exact or v <= -arg.exact) then
+      status.raise(C.TIDE_E_UNSUPPORTED, name, 'the value is beyond 2^53, where Lua numbers are '
+         .. 'not exact; read it with to_string_bytes')
+   end
+   return v
+end
+
+local number_box = ffi.new 'double[1]'
+
+-- The only element: a number, or a boolean for dtype bool.
+function methods.item(x)
+   tensor('item', 'x', x)
+   check(x, C.tide_item(x, number_box))
+   return value_of('item', C.tide_tensor_dtype(x), number_box[0])
+end
+
+-- The element at 1-based positions.
+function methods.at(x, ...)
+   tensor('at', 'x', x)
+   local ndim, n = C.tide_tensor_ndim(x), select('#', ...)
+   if n ~= ndim then bad('at', 'i', ('%d positions'):format(ndim), n) end
+   local ctx = C.tide_tensor_ctx(x)
+   for k = 1, n do arg.index('at', 'i[' .. k .. ']', (select(k, ...)), arg.size(x, k - 1)) end
+   local recording = C.tide_set_recording(ctx, false)
+   local part, rc = x, 0
+   for k = 1, n do
+      local i = select(k, ...)
+      i = i > 0 and i - 1 or i + arg.size(part, 0)
+      rc = C.tide_select(box, part, 0, i)
+      if rc < 0 then break end
+      part = take()
+   end
+   C.tide_set_recording(ctx, recording == 1)
+   check(x, rc)
+   check(x, C.tide_item(part, number_box))
+   return value_of('at', C.tide_tensor_dtype(x), number_box[0])
+end
+
+local function nest(values, shape, depth, at)
+   local list, n = {}, shape[depth]
+   if depth == #shape then
+      for i = 1, n do list[i] = values(at + i - 1) end
+      return list, at + n
+   end
+   for i = 1, n do list[i], at = nest(values, shape, depth + 1, at) end
+   return list, at
+end
+
+-- Nested lists of numbers (booleans for bool); a number for a 0-dim tensor.
+function methods.tolist(x)
+   tensor('tolist', 'x', x)
+   local n, dtype = tonumber(C.tide_tensor_numel(x)), C.tide_tensor_dtype(x)
+   local data
+   if dtype == C.TIDE_I64 then
+      data = ffi.new('int64_t[?]', math.max(n, 1))
+      check(x, C.tide_to_bytes(x, data, n * 8))
+   else
+      data = ffi.new('double[?]', math.max(n, 1))
+      check(x, C.tide_to_doubles(x, data, n))
+   end
+   local function values(i) return value_of('tolist', dtype, tonumber(data[i])) end
+   local shape = props.shape(x)
+   if #shape == 0 then return values(0) end
+   return (nest(values, shape, 1, 0))
+end
+
+-- The elements as raw bytes in row-major order.
+function methods.to_string_bytes(x)
+   tensor('to_string_bytes', 'x', x)
+   local n = methods.numel(x) * C.tide_dtype_size(C.tide_tensor_dtype(x))
+   local data = ffi.new('uint8_t[?]', math.max(n, 1))
+   check(x, C.tide_to_bytes(x, data, n))
+   return ffi.string(data, n)
+end
+
+local text_buf = ffi.new('char[?]', 4096)
+
+-- Shape, dtype, device, head and tail of the data.
+function methods.tostring(x)
+   if ffi.istype('tide_tensor *', x) and x == nil then return 'null tensor' end
+   tensor('tostring', 'x', x)
+   check(x, C.tide_tensor_format(x, text_buf, 4096, 1))
+   return ffi.string(text_buf)
+end
+
+-- True if shapes, dtypes and all elements are the same.
+function methods.equal(x, y)
+   tensor('equal', 'x', x)
+   tensor('equal', 'y', y)
+   local ndim = C.tide_tensor_ndim(x)
+   if ndim ~= C.tide_tensor_ndim(y) or C.tide_tensor_dtype(x) ~= C.tide_tensor_dtype(y) then
+      return false
+   end
+   for i = 0, ndim - 1 do
+      if C.tide_tensor_dim(x, i) ~= C.tide_tensor_dim(y, i) then return false end
+   end
+   return op.all(op.eq(x, y)):item()
+end
+
+-- ---- conversion ------------------------------------------------------------------------------
+
+local to_opts = arg.set { 'dtype', 'device' }
+
+-- x:to 'bf16', x:to 'cpu', x:to{dtype =, device =}; x itself if nothing changes.
+function methods.to(x, what)
+   tensor('to', 'x', x)
+   if type(what) == 'string' then
+      if arg.dtype_code[what] then return op.cast(x, what) end
+      if arg.device_code[what] then return op.to_device(x, what) end
+      bad('to', 'what', 'a dtype or device name', what)
+   end
+   if type(what) ~= 'table' then bad('to', 'what', 'a name or {dtype =, device =}', what) end
+   arg.opts('to', what, to_opts)
+   if what.dtype ~= nil then arg.dtype('to', 'dtype', what.dtype) end
+   if what.device ~= nil then x = op.to_device(x, what.device) end
+   if what.dtype ~= nil then x = op.cast(x, what.dtype) end
+   return x
+end
+
+function methods.float(x) return op.cast(x, 'f32') end
+function methods.double(x) return op.cast(x, 'f64') end
+function methods.half(x) return op.cast(x, 'f16') end
+function methods.bf16(x) return op.cast(x, 'bf16') end
+function methods.long(x) return op.cast(x, 'i64') end
+
+-- ---- gradients -------------------------------------------------------------------------------
+
+-- Same bytes, no history.
+function methods.detach(x)
+   tensor('detach', 'x', x)
+   check(x, C.tide_detach(box, x))
+   return take()
+end
+
+-- Marks a leaf as wanting a gradient (on, default) or not. Returns x.
+function methods.requires_grad_(x, on)
+   tensor('requires_grad_', 'x', x)
+   on = on == nil or arg.flag('requires_grad_', 'on', on)
+   check(x, C.tide_requires_grad(x, on))
+   return x
+end
+
+function methods.set_grad(x, grad)
+   tensor('set_grad', 'x', x)
+   check(x, C.tide_set_grad(x, arg.tensor_or_nil('set_grad', 'grad', grad)))
+   return x
+end
+
+function methods.zero_grad(x)
+   tensor('zero_grad', 'x', x)
+   check(x, C.tide_set_grad(x, nil))
+   return x
+end
+
+-- The same, and the gradient's bytes go now whatever handles on it still wait for the collector;
+-- they answer E_GONE. Bytes that another tensor shares stay.
+function methods.drop_grad(x)
+   tensor('drop_grad', 'x', x)
+   check(x, C.tide_drop_grad(x))
+   return x
+end
+
+-- Gradients of x with respect to the leaves behind it. opts: retain.
+function methods.backward(x, grad, opts)
+   return require('tide.ffi.grad').backward(x, grad, opts)
+end
+
+-- ---- life ------------------------------------------------------------------------------------
+
+-- Gives the bytes back now, also those of every view of them. The handle stays: what needs the
+-- bytes raises E_GONE, shape and dtype can still be asked.
+function methods.release(x)
+   tensor('release', 'x', x)
+   check(x, C.tide_tensor_drop(x))
+end
+
+-- The same for whoever will fill them again (a sharded parameter between its uses).
+function methods.drop_bytes(x)
+   tensor('drop_bytes', 'x', x)
+   check(x, C.tide_tensor_drop(x))
+   return x
+end
+
+-- Bytes again, contents undefined, for every view and every tensor saved by the tape.
+function methods.restore_bytes(x)
+   tensor('restore_bytes', 'x', x)
+   check(x, C.tide_tensor_restore(x))
+   return x
+end
+
+-- Declares that all restored bytes hold what they held when they were dropped, so that what the
+-- tape saved before stays valid. Without it backward refuses them as changed in place.
+function methods.refilled(x)
+   tensor('refilled', 'x', x)
+   check(x, C.tide_tensor_refilled(x))
+   return x
+end
+
+-- ---- the metatype ----------------------------------------------------------------------------
+
+local function unknown(name)
+   status.raise(C.TIDE_E_ARG, 'tensor', "a tensor has no field or method '%s'%s", tostring(name),
+      type(name) == 'number' and '; read an element with x:at(i, j, ...)' or '')
+end
+
+local function index(x, key)
+   local method = methods[key]
+   if method then return method end
+   local prop = props[key]
+   if prop then
+      if x == nil then bad('tensor', 'x', 'a tensor', x) end
+      return prop(x)
+   end
+   return unknown(key)
+end
+
+local hints = { grad = 'use x:set_grad(g)', requires_grad = 'use x:requires_grad_(on)' }
+
+local function newindex(_, key)
+   status.raise(C.TIDE_E_ARG, 'tensor', "field '%s' cannot be assigned%s", tostring(key),
+      hints[key] and '; ' .. hints[key] or '; tensors carry no fields of their own')
+end
+
+local function length(x)
+   if x == nil or C.tide_tensor_ndim(x) == 0 then
+      status.raise(C.TIDE_E_SHAPE, 'len', '# needs a tensor with at least one dim')
+   end
+   return tonumber(C.tide_tensor_dim(x, 0))
+end
+
+local function no_order()
+   status.raise(C.TIDE_E_ARG, 'compare', 'tensors are not ordered; use lt, le, gt or ge')
+end
+
+-- The metamethods look these up at each call, so that a reload replaces them.
+lib.state.meta = {
+   index = index, newindex = newindex, len = length, order = no_order,
+   tostring = methods.tostring, add = op.add, sub = op.sub, mul = op.mul, div = op.div,
+   pow = op.pow, unm = op.neg,
+}
+
+-- Operators are not compiled. When a trace holds two arithmetic metamethod calls in a row
+-- (x * 3 + 2), the recorder of LuaJIT builds of 2022 finds stale references in the second one's
+-- frame and crashes. Loops that must be one trace use the methods (x:mul(3):add(2)), whose look-up
+-- does not go that way.
+local function operator(name)
+   local state = lib.state
+   local function call(x, y) return state.meta[name](x, y) end
+   jit.off(call)
+   return call
+end
+
+lib.once('metatype', function()
+   local state = lib.state
+   state.metatable = {
+      __index = function(x, key) return state.meta.index(x, key) end,
+      __newindex = function(x, key) return state.meta.newindex(x, key) end,
+      __tostring = function(x) return state.meta.tostring(x) end,
+      __eq = function() return false end,
+      __len = operator 'len', __lt = operator 'order', __le = operator 'order',
+      __add = operator 'add', __sub = operator 'sub', __mul = operator 'mul',
+      __div = operator 'div', __pow = operator 'pow', __unm = operator 'unm',
+   }
+   ffi.metatype('tide_tensor', state.metatable)
+end)
+
+return { methods = methods, props = props }

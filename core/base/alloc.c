@@ -1,0 +1,27 @@
+/* Host bookkeeping memory: the default resize hook and the counted calls to whichever is set. */
+#include "core/base/alloc.h"
+
+#include <string.h>
+
+void *tide__alloc(tide_ctx *ctx, size_t size)
+{
+  void *p = tide__alloc_fails(ctx) ? NULL : ctx->hooks.resize(ctx->hooks.user, NULL, 0, size);
+  if (!p) return NULL;
+  ctx->stats.nhost += (int64_t)size;
+  return memset(p, 0, size);
+}
+
+void *tide__resize(tide_ctx *ctx, void *ptr, size_t nold, size_t nnew)
+{
+  if (tide__alloc_fails(ctx)) return NULL;
+  void *p = ctx->hooks.resize(ctx->hooks.user, ptr, nold, nnew);
+  if (p) ctx->stats.nhost += (int64_t)nnew - (int64_t)nold;
+  return p;
+}
+
+void tide__free(tide_ctx *ctx, void *ptr, size_t size)
+{
+  if (!ptr) return;
+  ctx->hooks.resize(ctx->hooks.user, ptr, size, 0);
+  ctx->stats.nhost -= (int64_t)size;
+}

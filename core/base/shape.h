@@ -1,0 +1,32 @@
+/* Shape algebra: broadcasting, strides, dim resolution. Pure functions of integers.
+ *
+ * Shapes are int64 arrays of at most TIDE_MAX_DIM sizes; strides count elements. Layer 0.
+ */
+#ifndef TIDE_BASE_SHAPE_H
+#define TIDE_BASE_SHAPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Elements, or -1 on a negative size or overflow. The scalar (ndim 0) has one. */
+int64_t tide__numel(int ndim, const int64_t *shape);
+void tide__strides_contiguous(int ndim, const int64_t *shape, int64_t *stride);
+bool tide__is_contiguous(int ndim, const int64_t *shape, const int64_t *stride);
+/* False when the shapes do not broadcast. out: TIDE_MAX_DIM sizes. */
+bool tide__broadcast(int na, const int64_t *a, int nb, const int64_t *b, int *nout, int64_t *out);
+/* Strides of a tensor seen in the broadcast shape (stride 0 where it repeats). False: no fit. */
+bool tide__expand(int ndim, const int64_t *shape, const int64_t *stride, int nout,
+                  const int64_t *out, int64_t *ostride);
+/* Strides of the same elements in another shape, or false when only a copy can do it. */
+bool tide__reshape_view(int ndim, const int64_t *shape, const int64_t *stride, int nout,
+                        const int64_t *out, int64_t *ostride);
+/* dim in [-ndim, ndim) to [0, ndim), or -1. */
+int tide__resolve_dim(int dim, int ndim);
+/* "[2, 3]" into buf; returns buf. */
+const char *tide__shape_text(int ndim, const int64_t *shape, char *buf, size_t n);
+
+/* Text of a shape for one error message: TIDE__SHAPE(t) is valid to the end of the statement. */
+#define TIDE__SHAPE(ndim, shape) tide__shape_text(ndim, shape, (char[96]){0}, 96)
+
+#endif

@@ -1,0 +1,48 @@
+/* Statuses: the table of names and texts, and the one function that writes an error record. */
+#include "core/base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct { int code; const char *name, *text; } table[] = {
+#define TIDE_STATUS(code, text) {TIDE_##code, #code, text},
+#include "core/base/status.def"
+#undef TIDE_STATUS
+};
+
+enum { NSTATUS = sizeof table / sizeof table[0] };
+
+const char *tide_status_name(int status)
+{
+  for (int i = 0; i < NSTATUS; i++)
+    if (table[i].code == status) return table[i].name;
+  return "E_UNKNOWN";
+}
+
+const char *tide_status_text(int status)
+{
+  for (int i = 0; i < NSTATUS; i++)
+    if (table[i].code == status) return table[i].text;
+  return "a status this version of tide does not know";
+}
+
+int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
+{
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(ctx->message, sizeof ctx->message, fmt, args);
+  va_end(args);
+  ctx->error = (tide_error_record){status, tide_status_name(status), op, ctx->message};
+  return status;
+}
+
+int tide__assert_failed(tide_ctx *ctx, const char *cond, const char *file, int line)
+{
+#ifdef TIDE_HARD_ASSERT
+  abort();
+#endif
+  return tide__fail(ctx, TIDE_E_INTERNAL, "internal", "%s:%d: %s does not hold", file, line, cond);
+}
+
+const tide_error_record *tide_error(tide_ctx *ctx) { return &ctx->error; }

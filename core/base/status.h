@@ -1,0 +1,31 @@
+/* Statuses and the error record: how a failure travels through C.
+ *
+ * The one idea: a function that fails writes one record into its context, returns a negative
+ * status, and every caller passes the status on unchanged. Nothing prints, nothing jumps.
+ *
+ * Layer 0.
+ */
+#ifndef TIDE_BASE_STATUS_H
+#define TIDE_BASE_STATUS_H
+
+#include "core/base/ctx.h"
+
+#define TIDE_TRY(expr)                   \
+  do {                                   \
+    int tide_rc_ = (expr);               \
+    if (tide_rc_ < 0) return tide_rc_;   \
+  } while (0)
+
+/* Records and returns the status. op is the public name without prefix ("matmul"); a record that
+ * another failure has just written is replaced. */
+int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* An inconsistency inside the library: E_INTERNAL, or abort in a TIDE_HARD_ASSERT build. */
+#define TIDE_ASSERT(ctx, cond) \
+  do {                         \
+    if (!(cond)) return tide__assert_failed(ctx, #cond, __FILE__, __LINE__); \
+  } while (0)
+int tide__assert_failed(tide_ctx *ctx, const char *cond, const char *file, int line);
+
+#endif

@@ -1,0 +1,107 @@
+/* The trace: a ring of spans, allocated on first use, dumped as Chrome trace events. */
+#include "core/base/trace.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+
+typedef struct span { double t0, t1; char cat[8], name[40]; } span;
+
+struct tide__trace { int64_t size, count; span spans[]; };
+
+#define LONGEST 4e9 /* seconds: in nanoseconds they fit an int64_t */
+
+double tide_trace_clock(void)
+{
+  struct timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+static size_t ring_bytes(int64_t size)
+{
+  return sizeof(struct tide__trace) + (size_t)size * sizeof(span);
+}
+
+/* Text into a fixed field: cut, terminated; what JSON would have to escape, or a cut would break,
+ * is replaced. */
+static void field(char *to, size_t n, const char *from)
+{
+  size_t i = 0;
+  for (; from[i] && i + 1 < n; i++)
+    to[i] = from[i] == '"' || from[i] == '\\' || from[i] < 32 || from[i] > 126 ? '_' : from[i];
+  to[i] = 0;
+}
+
+int tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0, double t1)
+{
+  if (!cat || !name)
+    return tide__fail(ctx, TIDE_E_ARG, "trace_span", "%s is null", cat ? "name" : "cat");
+  if (!(fabs(t0) < LONGEST && fabs(t1) < LONGEST))
+    return tide__fail(ctx, TIDE_E_ARG, "trace_span", "expected times of tide_trace_clock, got %g "
+                      "and %g", t0, t1);
+  if (!ctx->trace) {
+    int64_t size = ctx->params.trace_events;
+    ctx->trace = tide__alloc(ctx, ring_bytes(size));
+    if (!ctx->trace)
+      return tide__fail(ctx, TIDE_E_NOMEM, "trace_span", "no memory for a ring of %lld events",
+                        (long long)size);
+    ctx->trace->size = size;
+  }
+  span *s = &ctx->trace->spans[ctx->trace->count++ % ctx->trace->size];
+  s->t0 = t0;
+  s->t1 = t1;
+  field(s->cat, sizeof s->cat, cat);
+  field(s->name, sizeof s->name, name);
+  return TIDE_OK;
+}
+
+static int dump_failed(tide_ctx *ctx, const char *path)
+{
+  char text[128];
+  const char *reason = strerror_r(errno, text, sizeof text);
+  return tide__fail(ctx, TIDE_E_IO, "trace_dump", "cannot write '%s': %s", path, reason);
+}
+
+/* Seconds as microseconds, by integers: a host's locale may write a comma in %f. */
+static void put_micros(FILE *f, const char *key, double seconds)
+{
+  int64_t ns = (int64_t)(seconds * 1e9), part = ns < 0 ? -ns : ns;
+  fprintf(f, ",\"%s\":%s%lld.%03lld", key, ns < 0 ? "-" : "", (long long)(part / 1000),
+          (long long)(part % 1000));
+}
+
+int tide_trace_dump(tide_ctx *ctx, const char *path)
+{
+  if (!path) return tide__fail(ctx, TIDE_E_ARG, "trace_dump", "path is null");
+  FILE *f = fopen(path, "w");
+  if (!f) return dump_failed(ctx, path);
+  fputs("{\"traceEvents\":[", f);
+  int64_t count = ctx->trace ? ctx->trace->count : 0, size = ctx->trace ? ctx->trace->size : 1;
+  const char *comma = "";
+  for (int64_t i = count > size ? count - size : 0; i < count; i++, comma = ",") {
+    const span *s = &ctx->trace->spans[i % size];
+    fprintf(f, "%s\n{\"ph\":\"X\",\"pid\":0,\"tid\":\"%s\",\"cat\":\"%s\",\"name\":\"%s\"", comma,
+            s->cat, s->cat, s->name);
+    put_micros(f, "ts", s->t0);
+    put_micros(f, "dur", s->t1 - s->t0);
+    fputs("}", f);
+  }
+  fputs("\n]}\n", f);
+  bool bad = fflush(f) != 0 || ferror(f);
+  int reason = errno;
+  if (fclose(f) == 0 && !bad) return TIDE_OK;
+  if (bad) errno = reason;
+  return dump_failed(ctx, path);
+}
+
+void tide__trace_close(tide_ctx *ctx)
+{
+  if (ctx->trace) tide__free(ctx, ctx->trace, ring_bytes(ctx->trace->size));
+  ctx->trace = NULL;
+}

@@ -1,0 +1,385 @@
+/* The caching allocator: segments of the device's memory, split into blocks and merged again.
+ *
+ * The one idea: free blocks hang in lists by size class, sixteen classes a power of two, with one
+ * bit a class, so finding one that fits is a scan of a few words (two-level segregated fit:
+ * Masmano, Ripoll, Crespo, Real, "TLSF: a new dynamic memory allocator for real-time systems",
+ * ECRTS 2004). The best fit of the first list that holds one is cut to size; a block given back
+ * merges with its free neighbours at once. So gradients fit where activations were, and memory
+ * follows the live bytes instead of the sum over sizes.
+ *
+ * Small and large requests live in segments of their own, so that a long-lived number does not
+ * stand in the middle of a place for activations. Where untouched memory costs nothing (`lazy`),
+ * segments are large, and `held` counts how much of a free block has been handed out before: only
+ * that is reported as cached. When held bytes outgrow the live ones by far (a run that changed its
+ * shapes), the cache gives them back: empty segments whole, pages of other free blocks through
+ * `discard`. With parameter cache=0 each request is a segment of its own, freed when given back.
+ *
+ * Invariants: the blocks of a segment cover it in address order; no two neighbours are both free;
+ * a free block is in the list of its class and pool. All choices depend on sizes and order alone.
+ */
+#include "core/device/cache.h"
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "core/device/device.h"
+
+enum {
+  GRAIN = 64,                 /* blocks of the small pool are multiples of this */
+  PAGE = 4096,                /* those of the large pool of this */
+  SMALL = 256 << 10,          /* the largest request of the small pool */
+  SMALL_SEGMENT = 4 << 20,
+  LAZY_SEGMENT = 256 << 20,   /* of the large pool, where untouched memory costs nothing */
+  SEGMENT_STEP = 2 << 20,     /* larger requests, and all where it costs: rounded up to this */
+  SLACK = 1 << 28,            /* held bytes that are always tolerated */
+  SPILL = 32 << 20,           /* and beside an eighth of the live ones when memory is to grow */
+  NPOOL = 2,
+  SUB = 4,                    /* log2 of the classes a power of two */
+  NCLASS = (47 - SUB - 5) << SUB,
+  NWORD = (NCLASS + 63) / 64,
+  LOOK = 16                   /* blocks of a list that are compared */
+};
+
+typedef struct segment {
+  struct segment *prev, *next;
+  char *ptr;
+  size_t size;
+  int pool;
+} segment;
+
+struct tide__block {
+  char *ptr;
+  size_t size;
+  size_t held;                /* free: bytes of it that were handed out since the last trim */
+  segment *seg;
+  tide__block *before, *after;      /* neighbours in the segment */
+  tide__block *prev, *next;         /* free: list of the class; unused header: the spare ones */
+  bool free;
+};
+
+typedef struct pool {
+  uint64_t bits[NWORD];
+  tide__block *list[NCLASS];
+} pool;
+
+struct tide__cache {
+  const tide__backend *backend;
+  void *state;
+  pool pools[NPOOL];
+  segment *segments;
+  tide__block *spare;         /* headers, linked by next */
+  int64_t live, held;         /* of this device */
+};
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+static size_t rounded(size_t size)
+{
+  return size <= SMALL ? round_up(size ? size : 1, GRAIN) : round_up(size, PAGE);
+}
+
+/* Class of a block: multiples of GRAIN singly up to 2^SUB of them, then 2^SUB a power of two. */
+static int class_of(size_t size)
+{
+  size_t n = size / GRAIN;
+  if (n < (size_t)1 << SUB) return (int)n;
+  int top = 63 - __builtin_clzll((unsigned long long)n);
+  return ((top - SUB + 1) << SUB) + (int)((n >> (top - SUB)) & ((1 << SUB) - 1));
+}
+
+int tide__cache_new(tide_ctx *ctx, struct tide__cache **out, const tide__backend *backend,
+                    void *state)
+{
+  *out = tide__alloc(ctx, sizeof **out);
+  if (!*out) return tide__fail(ctx, TIDE_E_NOMEM, "ctx_new", "no memory for a cache");
+  (*out)->backend = backend;
+  (*out)->state = state;
+  return TIDE_OK;
+}
+
+void *tide__block_data(const tide__block *block) { return block ? block->ptr : NULL; }
+
+/* ---- headers and lists ----------------------------------------------------------------------- */
+
+static tide__block *header(tide_ctx *ctx, struct tide__cache *cache)
+{
+  tide__block *b = cache->spare;
+  if (!b) return tide__alloc(ctx, sizeof *b);
+  cache->spare = b->next;
+  *b = (tide__block){0};
+  return b;
+}
+
+static void recycle(struct tide__cache *cache, tide__block *b)
+{
+  b->next = cache->spare;
+  cache->spare = b;
+}
+
+static void count_held(tide_ctx *ctx, struct tide__cache *cache, int64_t n)
+{
+  cache->held += n;
+  ctx->stats.cached += n;
+}
+
+static void list_in(struct tide__cache *cache, tide__block *b)
+{
+  pool *p = &cache->pools[b->seg->pool];
+  int c = class_of(b->size);
+  b->free = true;
+  b->prev = NULL;
+  b->next = p->list[c];
+  if (b->next) b->next->prev = b;
+  p->list[c] = b;
+  p->bits[c / 64] |= 1ull << c % 64;
+}
+
+static void list_out(struct tide__cache *cache, tide__block *b)
+{
+  pool *p = &cache->pools[b->seg->pool];
+  int c = class_of(b->size);
+  b->free = false;
+  if (b->next) b->next->prev = b->prev;
+  if (b->prev) {
+    b->prev->next = b->next;
+    return;
+  }
+  p->list[c] = b->next;
+  if (!b->next) p->bits[c / 64] &= ~(1ull << c % 64);
+}
+
+/* Among equal ones the block that was given back last, while it is warm; among all, the smallest,
+ * and one that was used before rather than untouched memory. */
+static tide__block *best_of(tide__block *b, size_t size)
+{
+  tide__block *best = NULL;
+  for (int i = 0; b && i < LOOK; i++, b = b->next) {
+    if (b->size < size || (best && b->size >= best->size)) continue;
+    best = b;
+    if (b->size == size) break;
+  }
+  return best;
+}
+
+static tide__block *find(struct tide__cache *cache, int pool_no, size_t size)
+{
+  pool *p = &cache->pools[pool_no];
+  int c = class_of(size);
+  tide__block *b = best_of(p->list[c], size);
+  if (b || ++c >= NCLASS) return b;
+  for (int w = c / 64; w < NWORD; w++) {
+    uint64_t bits = p->bits[w];
+    if (w == c / 64) bits &= ~0ull << c % 64;
+    if (bits) return best_of(p->list[64 * w + __builtin_ctzll(bits)], size);
+  }
+  return NULL;
+}
+
+/* ---- segments -------------------------------------------------------------------------------- */
+
+/* One free block that covers a new segment, or null. */
+static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int pool_no,
+                                 size_t size)
+{
+  if (tide__alloc_fails(ctx)) return NULL;
+  segment *s = tide__alloc(ctx, sizeof *s);
+  tide__block *b = s ? header(ctx, cache) : NULL;
+  char *ptr = b ? cache->backend->alloc(cache->state, size) : NULL;
+  if (!ptr) {
+    if (b) recycle(cache, b);
+    tide__free(ctx, s, sizeof *s);
+    return NULL;
+  }
+  *s = (segment){.next = cache->segments, .ptr = ptr, .size = size, .pool = pool_no};
+  if (s->next) s->next->prev = s;
+  cache->segments = s;
+  b->ptr = ptr;
+  b->size = size;
+  b->seg = s;
+  b->held = cache->backend->lazy ? 0 : size;
+  count_held(ctx, cache, (int64_t)b->held);
+  list_in(cache, b);
+  return b;
+}
+
+/* b is free and alone in its segment. */
+static void close_segment(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
+{
+  segment *s = b->seg;
+  list_out(cache, b);
+  count_held(ctx, cache, -(int64_t)b->held);
+  recycle(cache, b);
+  if (s->next) s->next->prev = s->prev;
+  if (s->prev) s->prev->next = s->next;
+  else cache->segments = s->next;
+  cache->backend->free(cache->state, s->ptr, s->size);
+  tide__free(ctx, s, sizeof *s);
+}
+
+static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, size_t size)
+{
+  size_t usual = pool_no == 0 ? SMALL_SEGMENT : cache->backend->lazy ? LAZY_SEGMENT : 0;
+  size_t least = pool_no == 0 ? SMALL_SEGMENT : round_up(size, SEGMENT_STEP);
+  if (!ctx->params.cache) usual = least = size;
+  tide__block *b = usual > least ? open_segment(ctx, cache, pool_no, usual) : NULL;
+  if (!b) b = open_segment(ctx, cache, pool_no, least);
+  if (b || !cache->segments) return b;
+  tide__cache_trim(ctx, cache);
+  return open_segment(ctx, cache, pool_no, least);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* Takes a free block out of its list and cuts what is too much off its end. Handed-out bytes are
+ * thought to lie at the front. False: no header for the rest. */
+static bool cut(tide_ctx *ctx, struct tide__cache *cache, tide__block *b, size_t size)
+{
+  tide__block *rest = NULL;
+  if (b->size > size && !(rest = header(ctx, cache))) return false;
+  list_out(cache, b);
+  size_t left = b->held > size ? b->held - size : 0;
+  count_held(ctx, cache, (int64_t)left - (int64_t)b->held);
+  if (!rest) return true;
+  rest->ptr = b->ptr + size;
+  rest->size = b->size - size;
+  rest->held = left;
+  rest->seg = b->seg;
+  rest->before = b;
+  rest->after = b->after;
+  if (b->after) b->after->before = rest;
+  b->after = rest;
+  b->size = size;
+  list_in(cache, rest);
+  return true;
+}
+
+/* b takes its follower in. */
+static void merge(struct tide__cache *cache, tide__block *b, tide__block *after)
+{
+  b->size += after->size;
+  b->held += after->held;
+  b->after = after->after;
+  if (b->after) b->after->before = b;
+  recycle(cache, after);
+}
+
+/* Back into the lists, as one block with its free neighbours. */
+static tide__block *put_back(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
+{
+  tide__block *before = b->before, *after = b->after;
+  b->held = b->size;
+  count_held(ctx, cache, (int64_t)b->held);
+  if (after && after->free) {
+    list_out(cache, after);
+    merge(cache, b, after);
+  }
+  if (before && before->free) {
+    list_out(cache, before);
+    merge(cache, before, b);
+    b = before;
+  }
+  list_in(cache, b);
+  return b;
+}
+
+static bool covers_segment(const tide__block *b) { return b->size == b->seg->size; }
+
+/* The free bytes of one block back to the device, if it can take them. */
+static void discard(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
+{
+  if (covers_segment(b)) {
+    close_segment(ctx, cache, b);
+  } else if (b->held > 0 && cache->backend->discard) {
+    cache->backend->discard(cache->state, b->ptr, b->size);
+    count_held(ctx, cache, -(int64_t)b->held);
+    b->held = 0;
+  }
+}
+
+void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache)
+{
+  for (int i = 0; i < NPOOL; i++)
+    for (int c = 0; c < NCLASS; c++)
+      for (tide__block *b = cache->pools[i].list[c], *next; b; b = next) {
+        next = b->next;
+        discard(ctx, cache, b);
+      }
+}
+
+/* Block b is about to be handed out and reaches into memory that was not held. If that is because
+ * the free bytes lie in pieces too small, the largest of them go back first, so that what the
+ * process holds stays near its live bytes. */
+static void spill(tide_ctx *ctx, struct tide__cache *cache, const tide__block *taken)
+{
+  int64_t most = cache->live / 8 + SPILL;
+  pool *p = &cache->pools[1];
+  for (int c = NCLASS - 1; c >= 0 && cache->held > most; c--)
+    for (tide__block *b = p->list[c], *next; b && cache->held > most; b = next) {
+      next = b->next;
+      if (b != taken) discard(ctx, cache, b);
+    }
+}
+
+/* ---- taken and given ------------------------------------------------------------------------- */
+
+static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out)
+{
+  int pool_no = size > SMALL;
+  tide__block *b = ctx->params.cache ? find(cache, pool_no, size) : NULL;
+  if (!b) b = grow(ctx, cache, pool_no, size);
+  if (!b)
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "the device has no %zu bytes left (%lld live)",
+                      size, (long long)ctx->stats.live);
+  if (b->held < size && cache->backend->lazy && pool_no == 1) spill(ctx, cache, b);
+  if (!cut(ctx, cache, b, size))
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a block");
+  *out = b;
+  return TIDE_OK;
+}
+
+int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out)
+{
+  *out = NULL;
+  if (size > (size_t)1 << 46)
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes are more than any device holds", size);
+  size_t bytes = rounded(size);
+  int64_t limit = ctx->params.memory;
+  if (limit && ctx->stats.live + (int64_t)bytes > limit)
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes on top of %lld live ones pass the "
+                      "memory parameter (%lld)", bytes, (long long)ctx->stats.live,
+                      (long long)limit);
+  if (cache->backend->has_bytes) TIDE_TRY(take_block(ctx, cache, bytes, out));
+  cache->live += (int64_t)bytes;
+  ctx->stats.live += (int64_t)bytes;
+  ctx->stats.debt += (int64_t)bytes;
+  if (ctx->stats.live > ctx->stats.peak) ctx->stats.peak = ctx->stats.live;
+  return TIDE_OK;
+}
+
+void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block)
+{
+  int64_t bytes = (int64_t)rounded(size);
+  cache->live -= bytes;
+  ctx->stats.live -= bytes;
+  if (!block) return;
+  block = put_back(ctx, cache, block);
+  if (!ctx->params.cache) discard(ctx, cache, block);
+  else if (cache->held > 2 * cache->live + SLACK) tide__cache_trim(ctx, cache);
+}
+
+void tide__cache_close(tide_ctx *ctx, struct tide__cache *cache)
+{
+  if (!cache) return;
+  tide__cache_trim(ctx, cache);
+  while (cache->spare) {
+    tide__block *b = cache->spare;
+    cache->spare = b->next;
+    tide__free(ctx, b, sizeof *b);
+  }
+  tide__free(ctx, cache, sizeof *cache);
+}
+
+void tide_cache_trim(tide_ctx *ctx)
+{
+  for (int i = 0; i < TIDE_NDEV; i++)
+    if (ctx->devices->device[i].cache) tide__cache_trim(ctx, ctx->devices->device[i].cache);
+}

@@ -1,0 +1,27 @@
+/* The caching allocator: freed bytes wait for the next tensor, split and merged to its size.
+ *
+ * One cache per device of a context, so no locks. What is handed out is a block: its address and
+ * what the cache knows of it, all on the host, so the same code serves devices whose memory the
+ * host cannot touch. Layer 1.
+ */
+#ifndef TIDE_DEVICE_CACHE_H
+#define TIDE_DEVICE_CACHE_H
+
+#include "core/base/ctx.h"
+#include "core/device/backend.h"
+
+typedef struct tide__block tide__block;
+
+int  tide__cache_new(tide_ctx *ctx, struct tide__cache **out, const tide__backend *backend,
+                     void *state);
+void tide__cache_close(tide_ctx *ctx, struct tide__cache *cache);
+/* *out: the block, null on a device without bytes. E_NOMEM; counts live, peak and debt. */
+int  tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out);
+/* Address of a block, 64-byte aligned; null for null. */
+void *tide__block_data(const tide__block *block);
+/* size: as taken. */
+void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block);
+/* Free bytes back to the device. */
+void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache);
+
+#endif

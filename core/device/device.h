@@ -1,0 +1,27 @@
+/* The devices of a context: each backend with its state and its caching allocator.
+ *
+ * Layer 1.
+ */
+#ifndef TIDE_DEVICE_DEVICE_H
+#define TIDE_DEVICE_DEVICE_H
+
+#include "core/base/ctx.h"
+#include "core/device/backend.h"
+
+typedef struct tide__device {
+  const tide__backend *backend; /* null: not in this build or not opened */
+  void *state;
+  struct tide__cache *cache;
+  void *stream;                 /* of its kernels; null: they run at once */
+  const tide__plugin *plugin; /* where it came from; null: part of libtide */
+} tide__device;
+
+struct tide__device_table { tide__device device[TIDE_NDEV]; };
+
+int  tide__devices_open(tide_ctx *ctx);
+void tide__devices_close(tide_ctx *ctx);
+/* The device, or null with E_DEVICE recorded under op. One that lives in a library of its own is
+ * opened here, at its first use. */
+tide__device *tide__device_get(tide_ctx *ctx, int device, const char *op);
+
+#endif

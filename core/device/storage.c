@@ -1,0 +1,121 @@
+/* Storage: reference-counted bytes that can be absent, and their membership in step scopes. */
+#include "core/device/storage.h"
+
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "core/device/cache.h"
+
+void tide__scope_link(struct tide__scope *scope, tide__storage *s)
+{
+  s->scope = scope;
+  s->scope_prev = NULL;
+  s->scope_next = scope->first;
+  if (scope->first) scope->first->scope_prev = s;
+  scope->first = s;
+}
+
+void tide__scope_escape(tide__storage *s)
+{
+  if (!s->scope) return;
+  if (s->scope_prev) s->scope_prev->scope_next = s->scope_next;
+  else s->scope->first = s->scope_next;
+  if (s->scope_next) s->scope_next->scope_prev = s->scope_prev;
+  s->scope = NULL;
+  s->scope_prev = s->scope_next = NULL;
+}
+
+static int take(tide__storage *s)
+{
+  tide__device *d = tide__device_get(s->ctx, s->device, "alloc");
+  if (!d) return TIDE_E_DEVICE;
+  TIDE_TRY(tide__cache_take(s->ctx, d->cache, s->size, &s->block));
+  s->data = tide__block_data(s->block);
+  if (s->data && s->ctx->params.poison && d->backend->host) memset(s->data, 0xff, s->size);
+  s->gone = false;
+  return TIDE_OK;
+}
+
+/* Headers come from a free list, linked by scope_next: a steady loop allocates none. */
+static tide__storage *header(tide_ctx *ctx)
+{
+  tide__storage *s = ctx->storages;
+  if (!s) return tide__alloc(ctx, sizeof *s);
+  ctx->storages = s->scope_next;
+  memset(s, 0, sizeof *s);
+  return s;
+}
+
+static void recycle(tide__storage *s)
+{
+  s->scope_next = s->ctx->storages;
+  s->ctx->storages = s;
+}
+
+void tide__storage_pool_close(tide_ctx *ctx)
+{
+  for (tide__storage *s = ctx->storages, *next; s; s = next) {
+    next = s->scope_next;
+    tide__free(ctx, s, sizeof *s);
+  }
+  ctx->storages = NULL;
+}
+
+int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size)
+{
+  *out = NULL;
+  tide__storage *s = header(ctx);
+  if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a storage");
+  s->refs = 1;
+  s->ctx = ctx;
+  s->size = size;
+  s->device = device;
+  int rc = take(s);
+  if (rc < 0) {
+    recycle(s);
+    return rc;
+  }
+  if (ctx->scope) tide__scope_link(ctx->scope, s);
+  *out = s;
+  return TIDE_OK;
+}
+
+void tide__storage_drop(tide__storage *s)
+{
+  if (s->gone) return;
+  tide__device *d = &s->ctx->devices->device[s->device];
+  tide__cache_give(s->ctx, d->cache, s->size, s->block);
+  s->block = NULL;
+  s->data = NULL;
+  s->gone = true;
+  s->dropped = s->version;
+  s->refill = false;
+}
+
+int tide__storage_restore(tide__storage *s)
+{
+  if (!s->gone) return TIDE_OK;
+  TIDE_TRY(take(s));
+  s->version++;
+  s->refill = true;
+  return TIDE_OK;
+}
+
+bool tide__storage_refilled(tide__storage *s)
+{
+  if (!s->refill) return false;
+  s->version = s->dropped;
+  s->refill = false;
+  return true;
+}
+
+void tide__storage_retain(tide__storage *s) { s->refs++; }
+
+void tide__storage_release(tide__storage *s)
+{
+  if (!s || --s->refs > 0) return;
+  tide__scope_escape(s);
+  tide__storage_drop(s);
+  recycle(s);
+}

@@ -1,0 +1,149 @@
+/* Communicators: one handle for every transport, and what a transport must provide.
+ *
+ * The one idea: a collective is a tide__coll, a description on raw pointers that has passed every
+ * check a rank can make alone. comm.c and collective.c fill it, a transport runs it to its end on
+ * whichever thread it is given (the rank's own or the communicator's helper), and leaves status
+ * and message inside. So a transport never sees a tensor, a context or Lua.
+ *
+ * Invariants: collectives of one communicator run one at a time, in the order of the calls. The
+ * first failure is kept and returned for ever after. A tide_comm belongs to its context's thread;
+ * only tide_comm_abort and the transport's abort may come from elsewhere.
+ *
+ * Layer 4.
+ */
+#ifndef TIDE_DIST_COMM_H
+#define TIDE_DIST_COMM_H
+
+#include "core/base/ctx.h"
+#include "core/dist/dist.h"
+
+enum {
+  TIDE__ALL_REDUCE, TIDE__REDUCE, TIDE__BROADCAST, TIDE__ALL_GATHER, TIDE__ALL_GATHER_V,
+  TIDE__REDUCE_SCATTER, TIDE__REDUCE_SCATTER_V, TIDE__ALL_TO_ALL, TIDE__ALL_TO_ALL_V,
+  TIDE__GATHER, TIDE__SCATTER, TIDE__SEND_RECV, TIDE__BARRIER, TIDE__SPLIT, TIDE__NCOLL
+};
+
+enum { TIDE__MAX_RANK = 1024, TIDE__SITE = 64, TIDE__COMM_NAME = 48, TIDE__COMM_TEXT = 960,
+       TIDE__NRECORD = 256 };
+
+/* One tensor of a collective that takes several. In-place collectives have in == out. */
+typedef struct tide__seg {
+  const char *in;
+  char       *out;
+  int64_t     nin, nout;       /* elements */
+  int32_t     in_type, out_type;
+} tide__seg;
+
+typedef struct tide__coll {
+  int32_t op, reduce, dtype;   /* reduce, dtype: -1 where there is none */
+  int32_t root;                /* -1: none */
+  int32_t to, from;            /* send_recv: -1 none */
+  int64_t count;               /* elements of a rank's part, or of the whole */
+  size_t  size;                /* bytes of an element */
+  const char *in;
+  char       *out;
+  int64_t     nseg;            /* all_reduce, reduce, broadcast, send_recv work on seg */
+  tide__seg  *seg;
+  const int64_t *in_counts, *out_counts; /* _v forms: one a rank */
+  uint64_t    hash;            /* of everything else that must agree: lists of counts, dtypes */
+  int32_t     color, key;      /* split */
+  const char *name;
+  void       *sub;             /* split: state, rank and size of the new communicator; */
+  int32_t     sub_rank, sub_size; /* null: none wanted */
+
+  int64_t     seq;
+  double      timeout;         /* seconds to wait for the others */
+  atomic_int *interrupt;       /* two pending requests end a wait */
+  double      begin, end;      /* trace clock */
+  int32_t     status;
+  char        site[TIDE__SITE];
+  char        message[TIDE__COMM_TEXT];
+} tide__coll;
+
+/* What a kind of communicator provides. state is its own; rank is this rank's number there. */
+typedef struct tide__transport {
+  const char *name;
+  /* Runs the collective to its end. Status; on failure c->message says why. */
+  int  (*run[TIDE__NCOLL])(void *state, int rank, tide__coll *c);
+  bool instant;                /* run never waits: asynchronous calls need no helper */
+  bool bytes;                  /* moves real data: operands need bytes on the host */
+  bool on_device;              /* or, with this, on a device */
+  /* 0, or the status all calls now have, with its message. */
+  int  (*cause)(void *state, int rank, char *text, size_t n);
+  /* Poisons for every rank. Any thread. status E_PEER, E_TIMEOUT or E_INTERRUPT. */
+  void (*abort)(void *state, int rank, int status, const char *text);
+  /* This rank will not come again; wakes whoever waits for it. */
+  void (*leave)(void *state, int rank);
+  void (*close)(void *state, int rank);
+} tide__transport;
+
+extern const tide__transport tide__transport_self, tide__transport_local, tide__transport_sim;
+
+struct tide__engine;
+
+struct tide_comm {
+  int64_t  refs;               /* the user's handle and every work handle */
+  tide_ctx *ctx;
+  const tide__transport *transport;
+  void    *state;              /* the transport's */
+  tide_group *group;           /* counted; null for self and sim */
+  int      rank, nrank, host_size;
+  double   timeout;
+  int64_t  seq;
+  atomic_int aborted;          /* by tide_comm_abort, where the transport keeps no poison */
+  int      status;             /* the first failure, for ever */
+  char     message[TIDE__COMM_TEXT];
+  char     site[TIDE__SITE], name[TIDE__COMM_NAME];
+  struct tide__engine *engine; /* helper thread and its queue; null until the first async call */
+  tide_work *pending;          /* works that have not been settled, oldest first */
+  tide_comm_stats stats;
+  tide_comm_record *ring;      /* TIDE__NRECORD, indexed by seq */
+};
+
+/* A communicator on a transport's state; takes over state and, if given, a reference to group. On
+ * failure leaves and closes state. */
+int  tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
+                    tide_group *group, int rank, int nrank, const char *name);
+/* Runs c (filled but for seq, site, timeout) now, or as *work if work is not null. ts: tensors to
+ * keep alive meanwhile. work's lists (seg, counts) are copied. */
+int  tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
+                    tide_tensor *const *ts);
+/* E_STATE or the poison, before arguments are looked at. */
+int  tide__comm_check(tide_comm *comm, const char *op);
+/* Runs c on the calling thread and writes times and record. */
+void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c);
+/* Takes the result of a finished collective over: record, trace, poison. */
+int  tide__comm_settle(tide_comm *comm, tide__coll *c);
+
+/* The record of an asynchronous call that has been queued. */
+void tide__comm_note_async(tide_comm *comm, const tide__coll *c);
+
+/* work.c */
+int  tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int64_t nt,
+                       tide_tensor *const *ts);
+/* Blocks until the helper has nothing to do. */
+void tide__work_drain(tide_comm *comm);
+/* Settles works that are done. */
+void tide__work_reap(tide_comm *comm);
+/* Ends the helper and gives all works' operands back; the transport has been left. */
+void tide__work_close(tide_comm *comm);
+
+/* comm_sim.c: adds what c costs a rank. */
+void tide__traffic_add(tide_comm_stats *s, const tide__coll *c, int rank, int nrank, int host_size);
+int64_t tide__coll_count(const tide__coll *c);
+
+/* Part r of count elements cut into nrank, at cache lines: the share of a rank in a reduction. */
+typedef struct tide__slice { int64_t at, n; } tide__slice;
+tide__slice tide__slice_of(int64_t count, int r, int nrank, size_t size);
+
+/* call.c: a call as text, from the words that ranks exchange. */
+typedef struct tide__call_words { uint64_t what, count, root, hash; } tide__call_words;
+tide__call_words tide__call_pack(const tide__coll *c);
+/* "all_reduce(sum, f32, 1000)"; returns buf. */
+const char *tide__call_text(const tide__call_words *w, char *buf, size_t n);
+uint64_t tide__hash_step(uint64_t h, uint64_t v);
+/* Appends to a text of at most n bytes; the length so far is *at. */
+void tide__append(char *buf, size_t n, size_t *at, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#endif

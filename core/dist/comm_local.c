@@ -1,0 +1,514 @@
+/* comm_local: ranks are threads of one process and read each other's buffers where they lie.
+ *
+ * The one idea: between gate and floor every rank may read its peers' descriptions, so no byte is
+ * staged. A reduction is cut into one slice a rank; a rank reads its slice from all buffers, in
+ * rank order, and writes the result to all of them: each byte is read once and written once, the
+ * least an all-reduce can do. The other collectives copy straight from where the data lie. Only
+ * what is so small that a meeting costs more than a copy (post_size) is left on the seat: one
+ * meeting instead of two.
+ *
+ * No function between gate and floor can fail or wait for anything but the other ranks.
+ *
+ * Layer 4. See room.h for gate and floor.
+ */
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/dist/room.h"
+#include "kernels/reduce_ranks.h"
+
+static const tide__coll *peer(const tide__room *room, int rank) { return room->seat[rank].coll; }
+
+static int64_t sum_counts(const int64_t *counts, int n)
+{
+  int64_t sum = 0;
+  for (int i = 0; i < n; i++) sum += counts[i];
+  return sum;
+}
+
+/* ---- moving data, between gate and floor ----------------------------------------------------- */
+
+/* Slice `me` of every segment: all ranks' values to the buffers of one rank (root) or of all. */
+static void reduce_segs(tide__room *room, int me, const tide__coll *c, int root)
+{
+  int n = room->nrank;
+  void *dst[TIDE__MAX_RANK];
+  const void *src[TIDE__MAX_RANK];
+  for (int64_t s = 0; s < c->nseg; s++) {
+    int dtype = c->seg[s].out_type;
+    size_t size = (size_t)tide_dtype_size(dtype);
+    tide__slice part = tide__slice_of(c->seg[s].nout, me, n, size);
+    size_t from = (size_t)part.at * size;
+    if (part.n == 0) continue;
+    for (int q = 0; q < n; q++) {
+      char *p = peer(room, q)->seg[s].out + from;
+      src[q] = p;
+      if (root < 0) dst[q] = p;
+      else if (q == root) dst[0] = p;
+    }
+    k_cpu_reduce_ranks(dst, root < 0 ? n : 1, src, n, part.n, dtype, c->reduce);
+  }
+}
+
+static void move_all_reduce(tide__room *room, int me, tide__coll *c)
+{
+  reduce_segs(room, me, c, -1);
+}
+
+static void move_reduce(tide__room *room, int me, tide__coll *c)
+{
+  reduce_segs(room, me, c, c->root);
+}
+
+static void move_broadcast(tide__room *room, int me, tide__coll *c)
+{
+  const tide__coll *root = peer(room, c->root);
+  for (int64_t s = 0; me != c->root && s < c->nseg; s++)
+    k_cpu_copy_bytes(c->seg[s].out, root->seg[s].out,
+                     (size_t)c->seg[s].nout * (size_t)tide_dtype_size(c->seg[s].out_type));
+}
+
+/* This rank's part of out may be where its input lies already. */
+static void copy_part(char *dst, const char *src, size_t n)
+{
+  if (dst != src) k_cpu_copy_bytes(dst, src, n);
+}
+
+static void move_all_gather(tide__room *room, int me, tide__coll *c)
+{
+  size_t n = (size_t)c->count * c->size;
+  for (int i = 0; i < room->nrank; i++) {
+    int q = (me + i) % room->nrank;
+    copy_part(c->out + (size_t)q * n, peer(room, q)->in, n);
+  }
+}
+
+static void move_all_gather_v(tide__room *room, int me, tide__coll *c)
+{
+  (void)me;
+  char *to = c->out;
+  for (int q = 0; q < room->nrank; q++) {
+    size_t n = (size_t)c->out_counts[q] * c->size;
+    copy_part(to, peer(room, q)->in, n);
+    to += n;
+  }
+}
+
+static void reduce_part(tide__room *room, tide__coll *c, int64_t at, int64_t n)
+{
+  const void *src[TIDE__MAX_RANK];
+  void *dst[1] = {c->out};
+  for (int q = 0; q < room->nrank; q++) src[q] = peer(room, q)->in + (size_t)at * c->size;
+  if (n > 0) k_cpu_reduce_ranks(dst, 1, src, room->nrank, n, c->dtype, c->reduce);
+}
+
+static void move_reduce_scatter(tide__room *room, int me, tide__coll *c)
+{
+  reduce_part(room, c, me * c->count, c->count);
+}
+
+static void move_reduce_scatter_v(tide__room *room, int me, tide__coll *c)
+{
+  reduce_part(room, c, sum_counts(c->in_counts, me), c->in_counts[me]);
+}
+
+static void move_all_to_all(tide__room *room, int me, tide__coll *c)
+{
+  size_t n = (size_t)c->count * c->size;
+  for (int i = 0; i < room->nrank; i++) {
+    int q = (me + i) % room->nrank;
+    k_cpu_copy_bytes(c->out + (size_t)q * n, peer(room, q)->in + (size_t)me * n, n);
+  }
+}
+
+static void move_all_to_all_v(tide__room *room, int me, tide__coll *c)
+{
+  char *to = c->out;
+  for (int q = 0; q < room->nrank; q++) {
+    const tide__coll *p = peer(room, q);
+    size_t n = (size_t)c->out_counts[q] * c->size;
+    k_cpu_copy_bytes(to, p->in + (size_t)sum_counts(p->in_counts, me) * c->size, n);
+    to += n;
+  }
+}
+
+/* Each rank brings its own part to root. */
+static void move_gather(tide__room *room, int me, tide__coll *c)
+{
+  size_t n = (size_t)c->count * c->size;
+  copy_part(peer(room, c->root)->out + (size_t)me * n, c->in, n);
+}
+
+static void move_scatter(tide__room *room, int me, tide__coll *c)
+{
+  size_t n = (size_t)c->count * c->size;
+  copy_part(c->out, peer(room, c->root)->in + (size_t)me * n, n);
+}
+
+static void move_send_recv(tide__room *room, int me, tide__coll *c)
+{
+  (void)me;
+  for (int64_t s = 0; c->from >= 0 && s < c->nseg; s++)
+    k_cpu_copy_bytes(c->seg[s].out, peer(room, c->from)->seg[s].in,
+                     (size_t)c->seg[s].nout * (size_t)tide_dtype_size(c->seg[s].out_type));
+}
+
+static void move_nothing(tide__room *room, int me, tide__coll *c)
+{
+  (void)room, (void)me, (void)c;
+}
+
+/* ---- small payloads, on the seats ------------------------------------------------------------ */
+
+/* Bytes of payload that each rank may leave on its seat, -1: too much, or not such a call. The same
+ * on all ranks whose calls agree. */
+static int64_t post_size(const tide__room *room, const tide__coll *c)
+{
+  int64_t bytes = -1;
+  if (c->op == TIDE__BARRIER) return 0;
+  if (c->op == TIDE__ALL_GATHER) bytes = c->count * (int64_t)c->size;
+  if ((c->op == TIDE__ALL_REDUCE || c->op == TIDE__BROADCAST) && c->nseg == 1)
+    bytes = c->seg[0].nout * tide_dtype_size(c->seg[0].out_type);
+  return bytes <= TIDE__POST && bytes * room->nrank <= 16 * TIDE__POST ? bytes : -1;
+}
+
+static char *payload(tide__room *room, int rank, const tide__coll *c)
+{
+  return room->seat[rank].page[c->seq & 1].payload;
+}
+
+/* Before the gate. */
+static int64_t post(tide__room *room, int me, const tide__coll *c)
+{
+  int64_t bytes = post_size(room, c);
+  if (bytes > 0 && (c->op != TIDE__BROADCAST || c->root == me))
+    memcpy(payload(room, me, c), c->op == TIDE__ALL_GATHER ? c->in : c->seg[0].out, (size_t)bytes);
+  return bytes;
+}
+
+/* After the gate, without a floor. */
+static void take_posted(tide__room *room, int me, tide__coll *c, size_t bytes)
+{
+  const void *src[TIDE__MAX_RANK];
+  if (bytes == 0) return;
+  if (c->op == TIDE__ALL_REDUCE) {
+    void *dst[1] = {c->seg[0].out};
+    for (int q = 0; q < room->nrank; q++) src[q] = payload(room, q, c);
+    k_cpu_reduce_ranks(dst, 1, src, room->nrank, c->seg[0].nout, c->seg[0].out_type, c->reduce);
+  } else if (c->op == TIDE__ALL_GATHER) {
+    for (int q = 0; q < room->nrank; q++)
+      memcpy(c->out + (size_t)q * bytes, payload(room, q, c), bytes);
+  } else if (c->root != me) {
+    memcpy(c->seg[0].out, payload(room, c->root, c), bytes);
+  }
+}
+
+/* ---- split: the first rank of each color makes the room -------------------------------------- */
+
+/* Ranks of my color, in order of (key, rank); returns how many, *mine is my place. */
+static int members_of(tide__room *room, int me, int *list, int *mine)
+{
+  int n = 0, color = peer(room, me)->color;
+  for (int q = 0; q < room->nrank; q++) {
+    if (peer(room, q)->color != color) continue;
+    int i = n++;
+    for (; i > 0 && peer(room, list[i - 1])->key > peer(room, q)->key; i--) list[i] = list[i - 1];
+    list[i] = q;
+  }
+  for (int i = 0; i < n; i++)
+    if (list[i] == me) *mine = i;
+  return n;
+}
+
+static void move_split(tide__room *room, int me, tide__coll *c)
+{
+  int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0;
+  int n = c->color >= 0 ? members_of(room, me, list, &mine) : 0;
+  if (n > 0 && mine == 0) {
+    for (int i = 0; i < n; i++) member[i] = room->member[list[i]];
+    tide__room *made = tide__room_new(room->group, n, member, c->name);
+    for (int i = 1; made && i < n; i++) tide__room_hold(made);
+    c->sub = made;
+  }
+  tide__meet_all(&room->floor, room->nrank, room->spin);
+  if (n > 0 && mine > 0) c->sub = peer(room, list[0])->sub;
+  c->sub_rank = mine;
+  c->sub_size = n;
+}
+
+/* ---- comparing calls ------------------------------------------------------------------------- */
+
+#define LOAD(x) atomic_load_explicit(&(x), memory_order_relaxed)
+#define STORE(x, v) atomic_store_explicit(&(x), v, memory_order_release)
+
+/* c->seq and the call in words, for peers. */
+static void announce(tide__seat *seat, const tide__coll *c, const tide__call_words *w,
+                     int64_t posted)
+{
+  tide__page *page = &seat->page[c->seq & 1];
+  uint64_t version = LOAD(seat->version), site[TIDE__SITE / 8];
+  memcpy(site, c->site, sizeof site);
+  atomic_store_explicit(&seat->version, version + 1, memory_order_relaxed);
+  STORE(page->what, w->what);
+  STORE(page->count, w->count);
+  STORE(page->root, w->root);
+  STORE(page->hash, w->hash);
+  STORE(page->posted, posted);
+  STORE(seat->seq, c->seq);
+  for (int i = 0; i < TIDE__SITE / 8; i++) STORE(seat->site[i], site[i]);
+  STORE(seat->version, version + 2);
+  seat->coll = c;
+}
+
+static bool same_words(tide__page *p, const tide__call_words *w)
+{
+  return LOAD(p->what) == w->what && LOAD(p->count) == w->count && LOAD(p->root) == w->root &&
+         LOAD(p->hash) == w->hash;
+}
+
+/* What a rank sends must be what the other expects. False names the pair and what differs. */
+static bool pair_fits(tide__room *room, int from, int to, char *text, size_t n)
+{
+  const tide__coll *a = peer(room, from), *b = peer(room, to);
+  if (a->op == TIDE__ALL_TO_ALL_V) {
+    if (a->in_counts[to] == b->out_counts[from]) return true;
+    snprintf(text, n, "rank %d sends %lld elements to rank %d, which expects %lld", from,
+             (long long)a->in_counts[to], to, (long long)b->out_counts[from]);
+    return false;
+  }
+  bool sends = a->to == to, expects = b->from == from;
+  if (sends != expects) {
+    snprintf(text, n, sends ? "rank %d sends to rank %d, which receives from %d"
+                            : "rank %d does not send to rank %d, which receives from %d",
+             from, to, b->from);
+    return false;
+  }
+  if (sends && a->nseg != b->nseg) {
+    snprintf(text, n, "rank %d sends %lld tensors to rank %d, which expects %lld", from,
+             (long long)a->nseg, to, (long long)b->nseg);
+    return false;
+  }
+  for (int64_t s = 0; sends && s < a->nseg; s++) {
+    const tide__seg *x = &a->seg[s], *y = &b->seg[s];
+    if (x->nin == y->nout && x->in_type == y->out_type) continue;
+    snprintf(text, n, "tensor %lld: rank %d sends %lld elements of %s to rank %d, which expects "
+             "%lld of %s", (long long)s + 1, from, (long long)x->nin, tide_dtype_name(x->in_type),
+             to, (long long)y->nout, tide_dtype_name(y->out_type));
+    return false;
+  }
+  return true;
+}
+
+static bool pairs_fit(tide__room *room, char *text, size_t n)
+{
+  for (int a = 0; a < room->nrank; a++) {
+    const tide__coll *c = peer(room, a);
+    if (c->op == TIDE__SEND_RECV) {
+      if (c->to >= 0 && !pair_fits(room, a, c->to, text, n)) return false;
+      if (c->from >= 0 && !pair_fits(room, c->from, a, text, n)) return false;
+    } else {
+      for (int b = 0; b < room->nrank; b++)
+        if (!pair_fits(room, a, b, text, n)) return false;
+    }
+  }
+  return true;
+}
+
+/* Ranks with equal calls share a line: "ranks 0, 2: all_reduce(sum, f32, 8 elements) at a.lua:3" */
+static void list_calls(tide__room *room, char *buf, size_t n, size_t *at)
+{
+  bool told[TIDE__MAX_RANK] = {false};
+  for (int q = 0; q < room->nrank; q++) {
+    tide__seat_copy mine, other;
+    char call[128];
+    int same = 0;
+    if (told[q]) continue;
+    tide__seat_read(&room->seat[q], &mine);
+    tide__append(buf, n, at, "\n  rank %d", q);
+    for (int k = q + 1; k < room->nrank; k++) {
+      tide__seat_read(&room->seat[k], &other);
+      if (memcmp(&mine.words, &other.words, sizeof mine.words) || strcmp(mine.site, other.site))
+        continue;
+      told[k] = true;
+      if (same++ < 16) tide__append(buf, n, at, ", %d", k);
+    }
+    tide__append(buf, n, at, ": %s at %s", tide__call_text(&mine.words, call, sizeof call),
+                 mine.site[0] ? mine.site : "?");
+  }
+}
+
+/* The same answer on every rank, from the same seats. Without room->check only what would leave a
+ * rank alone on the floor is compared. */
+static bool calls_agree(tide__room *room, int me, const tide__coll *c, const tide__call_words *w,
+                        int64_t posted, char *text, size_t n)
+{
+  char why[256] = "";
+  size_t at = 0;
+  bool same = true;
+  for (int q = 0; q < room->nrank && same; q++) {
+    tide__page *page = &room->seat[q].page[c->seq & 1];
+    same = q == me || (room->check ? same_words(page, w) : LOAD(page->posted) == posted);
+  }
+  if (same && (!room->check || (c->op != TIDE__SEND_RECV && c->op != TIDE__ALL_TO_ALL_V)))
+    return true;
+  if (same && pairs_fit(room, why, sizeof why)) return true;
+  tide__append(text, n, &at, "ranks disagree about call #%lld on '%s'%s%s; no data was moved",
+               (long long)c->seq, room->name, *why ? ": " : "", why);
+  list_calls(room, text, n, &at);
+  return false;
+}
+
+/* ---- one collective -------------------------------------------------------------------------- */
+
+static int poisoned(void *state, int me, char *text, size_t n)
+{
+  tide__room *room = state;
+  pthread_mutex_lock(&room->lock);
+  int status = room->cause;
+  if (status == TIDE_E_INTERRUPT && room->cause_rank != me) status = TIDE_E_PEER;
+  if (status) snprintf(text, n, "%s", room->text);
+  pthread_mutex_unlock(&room->lock);
+  return status;
+}
+
+static void name_missing(tide__room *room, const tide__coll *c, char *text, size_t n, size_t *at)
+{
+  int told = 0;
+  for (int q = 0; q < room->nrank; q++) {
+    tide__seat_copy copy;
+    char call[128];
+    tide__seat_read(&room->seat[q], &copy);
+    if (copy.seq >= c->seq || told++ >= 8) continue;
+    tide__append(text, n, at, "\n  rank %d has not come", q);
+    if (copy.seq > 0)
+      tide__append(text, n, at, "; its last call here was #%lld %s at %s", (long long)copy.seq,
+                   tide__call_text(&copy.words, call, sizeof call),
+                   copy.site[0] ? copy.site : "?");
+    else tide__append(text, n, at, "; it has made no call here yet");
+    tide__group_whereabouts(room->group, room, room->member[q], text, n, at);
+  }
+  if (told > 8) tide__append(text, n, at, "\n  and %d more", told - 8);
+  if (told == 0) tide__append(text, n, at, "\n  the last rank came as the time ran out");
+}
+
+/* This rank waits no longer. PASSED if the others came in the meantime. */
+static int give_up(tide__room *room, int me, tide__coll *c, uint32_t gen, int why)
+{
+  char text[TIDE__COMM_TEXT], call[128];
+  size_t at = 0;
+  tide__call_words w = tide__call_pack(c);
+  const char *name = tide__call_text(&w, call, sizeof call);
+  if (why == TIDE__STOPPED)
+    tide__append(text, sizeof text, &at, "rank %d was interrupted in #%lld %s on '%s' at %s", me,
+                 (long long)c->seq, name, room->name, c->site[0] ? c->site : "?");
+  else {
+    tide__append(text, sizeof text, &at, "rank %d waited %g s in #%lld %s on '%s' at %s", me,
+                 c->timeout, (long long)c->seq, name, room->name, c->site[0] ? c->site : "?");
+    name_missing(room, c, text, sizeof text, &at);
+  }
+  int status = why == TIDE__STOPPED ? TIDE_E_INTERRUPT : TIDE_E_TIMEOUT;
+  if (!tide__room_fail(room, &gen, status, me, text)) return TIDE__PASSED;
+  if (why == TIDE__STOPPED) atomic_store(c->interrupt, 0); /* answered */
+  return TIDE__POISONED;
+}
+
+/* How long to spin: a rank on this processor cannot come while we do. */
+static int spin_for(tide__room *room, int me)
+{
+  int cpu = sched_getcpu();
+  atomic_store_explicit(&room->seat[me].cpu, cpu, memory_order_relaxed);
+  for (int q = 0; room->spin > 0 && q < room->nrank; q++)
+    if (q != me && LOAD(room->seat[q].cpu) == cpu) return 0;
+  return room->spin;
+}
+
+typedef void (*move_fn)(tide__room *room, int me, tide__coll *c);
+
+static int run(tide__room *room, int me, tide__coll *c, move_fn move)
+{
+  tide__seat *seat = &room->seat[me];
+  tide__call_words w = tide__call_pack(c);
+  uint32_t gen = 0;
+  int64_t posted = post(room, me, c);
+  announce(seat, c, &w, posted);
+  int spin = spin_for(room, me);
+  int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, c->timeout, c->interrupt);
+  if (state >= TIDE__EXPIRED) state = give_up(room, me, c, gen, state);
+  if (state == TIDE__POISONED) {
+    STORE(seat->done, c->seq);
+    return poisoned(room, me, c->message, sizeof c->message);
+  }
+  bool agree = calls_agree(room, me, c, &w, posted, c->message, sizeof c->message);
+  if (!agree) tide__room_fail(room, NULL, TIDE_E_COMM, -1, c->message);
+  else if (posted >= 0) take_posted(room, me, c, (size_t)posted);
+  else move(room, me, c);
+  if (!agree || posted < 0) tide__meet_all(&room->floor, room->nrank, spin);
+  STORE(seat->done, c->seq);
+  return agree ? TIDE_OK : TIDE_E_COMM;
+}
+
+#define RUN(name)                                                      \
+  static int run_##name(void *state, int rank, tide__coll *c)          \
+  {                                                                    \
+    return run(state, rank, c, move_##name);                           \
+  }
+RUN(all_reduce) RUN(reduce) RUN(broadcast) RUN(all_gather) RUN(all_gather_v)
+RUN(reduce_scatter) RUN(reduce_scatter_v) RUN(all_to_all) RUN(all_to_all_v) RUN(gather)
+RUN(scatter) RUN(send_recv) RUN(nothing)
+
+static int run_split(void *state, int rank, tide__coll *c)
+{
+  int rc = run(state, rank, c, move_split);
+  if (rc == TIDE_OK && c->sub_size > 0 && !c->sub) {
+    snprintf(c->message, sizeof c->message, "no memory for a communicator of %d", c->sub_size);
+    return TIDE_E_NOMEM;
+  }
+  return rc;
+}
+
+/* ---- the rest of the table ------------------------------------------------------------------- */
+
+static void abort_room(void *state, int rank, int status, const char *text)
+{
+  tide__room_fail(state, NULL, status, rank, text);
+}
+
+static void leave(void *state, int rank)
+{
+  tide__room *room = state;
+  char text[TIDE__COMM_TEXT], call[128];
+  size_t at = 0;
+  tide__seat_copy copy;
+  tide__seat_read(&room->seat[rank], &copy);
+  tide__append(text, sizeof text, &at, "rank %d has left '%s'", rank, room->name);
+  if (copy.seq > 0)
+    tide__append(text, sizeof text, &at, " after #%lld %s at %s", (long long)copy.seq,
+                 tide__call_text(&copy.words, call, sizeof call), copy.site[0] ? copy.site : "?");
+  else tide__append(text, sizeof text, &at, " without a call");
+  tide__room_fail(room, NULL, TIDE_E_PEER, rank, text);
+}
+
+static void close_room(void *state, int rank)
+{
+  (void)rank;
+  tide__room_drop(state);
+}
+
+const tide__transport tide__transport_local = {
+  .name = "local",
+  .bytes = true,
+  .run = {
+    [TIDE__ALL_REDUCE] = run_all_reduce, [TIDE__REDUCE] = run_reduce,
+    [TIDE__BROADCAST] = run_broadcast, [TIDE__ALL_GATHER] = run_all_gather,
+    [TIDE__ALL_GATHER_V] = run_all_gather_v, [TIDE__REDUCE_SCATTER] = run_reduce_scatter,
+    [TIDE__REDUCE_SCATTER_V] = run_reduce_scatter_v, [TIDE__ALL_TO_ALL] = run_all_to_all,
+    [TIDE__ALL_TO_ALL_V] = run_all_to_all_v, [TIDE__GATHER] = run_gather,
+    [TIDE__SCATTER] = run_scatter, [TIDE__SEND_RECV] = run_send_recv,
+    [TIDE__BARRIER] = run_nothing, [TIDE__SPLIT] = run_split,
+  },
+  .cause = poisoned,
+  .abort = abort_room,
+  .leave = leave,
+  .close = close_room,
+};

@@ -1,0 +1,69 @@
+/* comm_self: one rank. Every collective is a copy or nothing. Layer 4. */
+#include <string.h>
+
+#include "core/dist/comm.h"
+
+static int nothing(void *state, int rank, tide__coll *c)
+{
+  (void)state, (void)rank, (void)c;
+  return TIDE_OK;
+}
+
+/* in and out may be the same memory. */
+static int copy(void *state, int rank, tide__coll *c)
+{
+  (void)state, (void)rank;
+  int64_t n = c->out_counts ? c->out_counts[0] : c->in_counts ? c->in_counts[0] : c->count;
+  if (c->in && c->out && c->in != c->out && n > 0) memmove(c->out, c->in, (size_t)n * c->size);
+  return TIDE_OK;
+}
+
+/* To itself; comm.c has seen to it that to and from are both 0 or both -1. */
+static int copy_segs(void *state, int rank, tide__coll *c)
+{
+  (void)state, (void)rank;
+  for (int64_t s = 0; c->from >= 0 && s < c->nseg; s++) {
+    const tide__seg *g = &c->seg[s];
+    if (g->in && g->out && g->nout > 0)
+      memcpy(g->out, g->in, (size_t)g->nout * (size_t)tide_dtype_size(g->out_type));
+  }
+  return TIDE_OK;
+}
+
+static int split(void *state, int rank, tide__coll *c)
+{
+  (void)rank;
+  c->sub = state;
+  c->sub_rank = 0;
+  c->sub_size = c->color >= 0;
+  return TIDE_OK;
+}
+
+static int cause(void *state, int rank, char *text, size_t n)
+{
+  (void)state, (void)rank, (void)text, (void)n;
+  return TIDE_OK;
+}
+
+static void abort_self(void *state, int rank, int status, const char *text)
+{
+  (void)state, (void)rank, (void)status, (void)text;
+}
+
+static void done(void *state, int rank) { (void)state, (void)rank; }
+
+const tide__transport tide__transport_self = {
+  .name = "self",
+  .instant = true,
+  .run = {
+    [TIDE__ALL_REDUCE] = nothing, [TIDE__REDUCE] = nothing, [TIDE__BROADCAST] = nothing,
+    [TIDE__ALL_GATHER] = copy, [TIDE__ALL_GATHER_V] = copy, [TIDE__REDUCE_SCATTER] = copy,
+    [TIDE__REDUCE_SCATTER_V] = copy, [TIDE__ALL_TO_ALL] = copy, [TIDE__ALL_TO_ALL_V] = copy,
+    [TIDE__GATHER] = copy, [TIDE__SCATTER] = copy, [TIDE__SEND_RECV] = copy_segs,
+    [TIDE__BARRIER] = nothing, [TIDE__SPLIT] = split,
+  },
+  .cause = cause,
+  .abort = abort_self,
+  .leave = done,
+  .close = done,
+};

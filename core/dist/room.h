@@ -1,0 +1,108 @@
+/* A room: where the ranks of one local communicator meet, and the group it belongs to.
+ *
+ * The one idea: each rank has a seat that only it writes. A collective is: describe the call on
+ * the seat, pass the gate together, compare the seats, move data, meet on the floor. The gate can
+ * be closed for ever (poison): by a rank whose patience has ended, by a failure, by leaving. The
+ * floor cannot: between gate and floor nobody waits for anything but the others, who are there.
+ * So a collective happens on all ranks or on none, and no rank returns while another still reads
+ * its buffers.
+ *
+ * A small payload is left on the seat before the gate, and then there is no floor: what peers read
+ * after the gate is on the seat, not in a caller's buffer. Seats have two pages, used in turn (by
+ * the parity of the call's number, which is the gate's): a rank writes a page again only after the
+ * next gate, which nobody passes before all have read.
+ *
+ * The gate's word holds generation, poison bit and count of arrivals; each change is one
+ * compare-and-swap, so passing and poisoning exclude each other. Waiters spin briefly (not at all
+ * if another rank was last seen on the same processor), then yield, then sleep on a futex: more
+ * ranks than processors neither burn nor collapse.
+ *
+ * Everything here comes from malloc: it belongs to no context. Layer 4.
+ */
+#ifndef TIDE_DIST_ROOM_H
+#define TIDE_DIST_ROOM_H
+
+#include "core/dist/comm.h"
+
+enum { TIDE__POST = 2048 };    /* bytes of a payload that travels on the seat */
+
+typedef struct tide__meet {
+  _Alignas(64) _Atomic uint32_t word;
+  _Atomic uint32_t nsleep;
+} tide__meet;
+
+enum { TIDE__PASSED, TIDE__POISONED, TIDE__EXPIRED, TIDE__STOPPED };
+
+/* posted: bytes of payload left here, or -1: the call moves data between gate and floor. A payload
+ * of a number or three lies in the line of the words. */
+typedef struct tide__page {
+  _Alignas(128) _Atomic uint64_t what, count, root, hash;
+  _Atomic int64_t posted;
+  char payload[TIDE__POST];
+} tide__page;
+
+/* Words are atomic because a rank that gives up reads the seats of ranks it misses; `version` is
+ * odd while they change. coll is read by peers between gate and floor only. */
+typedef struct tide__seat {
+  _Alignas(64) _Atomic uint64_t version;
+  _Atomic int64_t seq, done;  /* the last call announced here, the last one finished */
+  atomic_int cpu;             /* where the rank ran then */
+  const tide__coll *coll;
+  _Alignas(64) _Atomic uint64_t site[TIDE__SITE / 8];
+  tide__page page[2];         /* by parity of seq */
+} tide__seat;
+
+typedef struct tide__room {
+  tide__meet gate, floor;
+  atomic_int refs;
+  int nrank, spin;
+  bool check;
+  tide_group *group;          /* not counted: whoever holds a room holds its group */
+  pthread_mutex_t lock;       /* cause */
+  int cause, cause_rank;      /* 0: none; cause_rank -1: nobody's in particular */
+  char text[TIDE__COMM_TEXT];
+  char name[TIDE__COMM_NAME];
+  struct tide__room *prev, *next; /* rooms of the group, under its lock */
+  int *member;                /* ranks in the group, by rank here */
+  tide__seat seat[];
+} tide__room;
+
+struct tide_group {
+  atomic_int refs;
+  int nrank, spin;
+  bool check;
+  double timeout;
+  uint32_t *mark;             /* 1; a forked child finds 0 */
+  pthread_mutex_t lock;       /* rooms, joined */
+  tide__room *world;          /* held by the group */
+  tide__room *rooms;
+  bool *joined;
+};
+
+/* Null: out of memory. refs 1. member is copied. */
+tide__room *tide__room_new(tide_group *group, int nrank, const int *member, const char *name);
+void tide__room_hold(tide__room *room);
+void tide__room_drop(tide__room *room);
+/* Closes the gate, unless *gen (may be null) has passed already: then false. The first cause
+ * stays. */
+bool tide__room_fail(tide__room *room, const uint32_t *gen, int status, int rank, const char *text);
+
+/* Arrives at a meeting of n; *gen receives the generation waited for. */
+int  tide__meet_arrive(tide__meet *m, int n, int spin, uint32_t *gen, double timeout,
+                       atomic_int *interrupt);
+/* Nothing but arrival ends this one. */
+void tide__meet_all(tide__meet *m, int n, int spin);
+bool tide__meet_poison(tide__meet *m, const uint32_t *gen);
+
+/* The last call announced on a seat, whole. */
+typedef struct tide__seat_copy {
+  tide__call_words words;
+  int64_t seq, done;
+  char site[TIDE__SITE];
+} tide__seat_copy;
+void tide__seat_read(tide__seat *seat, tide__seat_copy *copy);
+/* What keeps a rank of the group, if it waits in another room: appended to buf. */
+void tide__group_whereabouts(tide_group *group, const tide__room *room, int rank, char *buf,
+                             size_t n, size_t *at);
+
+#endif

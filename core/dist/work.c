@@ -1,0 +1,323 @@
+/* Asynchronous collectives: a work keeps its operands until the owner has seen it done.
+ *
+ * The one idea: the helper thread of a communicator takes works from a queue in the order of the
+ * calls and runs the transport on them; it touches nothing else, neither context nor tensors. It
+ * sets `done`; the owner, at its next call, settles the work: record, trace, operands given back.
+ * So memory is never reused early, and allocator and reference counts stay with one thread.
+ *
+ * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
+ * the queue to empty first, so collectives keep the order of the calls.
+ *
+ * Layer 4.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "core/dist/comm.h"
+#include "core/tensor/tensor.h"
+
+struct tide_work {
+  int64_t refs;                /* the user's handle, the pending list */
+  tide_comm *comm;             /* counted by the user's handle */
+  tide_work *next;             /* pending list */
+  tide_work *queue;            /* the helper's queue */
+  tide__coll coll;
+  atomic_int done;             /* 1 after the helper's last touch */
+  bool settled;
+  int64_t nt;
+  tide_tensor **ts;            /* operands, retained */
+  size_t nlist;                /* bytes behind lists */
+  char *lists;                 /* copies of seg and counts */
+};
+
+struct tide__engine {
+  pthread_t thread;
+  pthread_mutex_t lock;
+  pthread_cond_t more, done;
+  tide_work *first, *last;     /* under lock */
+  bool busy, stop;
+  const tide__transport *transport;
+  void *state;
+  int rank;
+};
+
+/* ---- the helper ------------------------------------------------------------------------------ */
+
+static tide_work *next_work(struct tide__engine *e)
+{
+  while (!e->first && !e->stop) pthread_cond_wait(&e->more, &e->lock);
+  tide_work *w = e->first;
+  if (!w) return NULL;
+  e->first = w->queue;
+  if (!e->first) e->last = NULL;
+  e->busy = true;
+  return w;
+}
+
+static void *helper(void *arg)
+{
+  struct tide__engine *e = arg;
+  tide_work *w;
+  pthread_mutex_lock(&e->lock);
+  while ((w = next_work(e))) {
+    pthread_mutex_unlock(&e->lock);
+    tide__coll_execute(e->transport, e->state, e->rank, &w->coll);
+    pthread_mutex_lock(&e->lock);
+    e->busy = false;
+    atomic_store_explicit(&w->done, 1, memory_order_release);
+    pthread_cond_broadcast(&e->done);
+  }
+  pthread_mutex_unlock(&e->lock);
+  return NULL;
+}
+
+static int start_engine(tide_comm *comm)
+{
+  pthread_condattr_t attr;
+  struct tide__engine *e = tide__alloc(comm->ctx, sizeof *e);
+  if (!e) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm", "no memory for a helper thread");
+  e->transport = comm->transport;
+  e->state = comm->state;
+  e->rank = comm->rank;
+  pthread_mutex_init(&e->lock, NULL);
+  pthread_cond_init(&e->more, NULL);
+  pthread_condattr_init(&attr);
+  pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+  pthread_cond_init(&e->done, &attr);
+  pthread_condattr_destroy(&attr);
+  if (pthread_create(&e->thread, NULL, helper, e)) {
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->more);
+    pthread_cond_destroy(&e->done);
+    tide__free(comm->ctx, e, sizeof *e);
+    return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm", "the system refused a helper thread");
+  }
+  comm->engine = e;
+  return TIDE_OK;
+}
+
+/* Under the lock: waits a while for something to be done. Interrupts and the timeout are watched by
+ * the helper. */
+static void doze(tide_comm *comm)
+{
+  struct tide__engine *e = comm->engine;
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += 50000000;
+  if (until.tv_nsec >= 1000000000) {
+    until.tv_nsec -= 1000000000;
+    until.tv_sec++;
+  }
+  pthread_cond_timedwait(&e->done, &e->lock, &until);
+}
+
+void tide__work_drain(tide_comm *comm)
+{
+  struct tide__engine *e = comm->engine;
+  pthread_mutex_lock(&e->lock);
+  while (e->first || e->busy) doze(comm);
+  pthread_mutex_unlock(&e->lock);
+  tide__work_reap(comm);
+}
+
+/* ---- works ----------------------------------------------------------------------------------- */
+
+static void free_work(tide_work *w)
+{
+  tide_ctx *ctx = w->comm->ctx;
+  tide__free(ctx, w->ts, (size_t)w->nt * sizeof *w->ts);
+  tide__free(ctx, w->lists, w->nlist);
+  tide__free(ctx, w, sizeof *w);
+}
+
+/* Copies the lists that c points at; they must outlive the call. */
+static bool copy_lists(tide_work *w, const tide__coll *c)
+{
+  size_t nseg = (size_t)c->nseg * sizeof *c->seg;
+  size_t ncount = (size_t)w->comm->nrank * sizeof(int64_t);
+  w->nlist = nseg + (c->in_counts ? ncount : 0) + (c->out_counts ? ncount : 0);
+  if (w->nlist == 0) return true;
+  char *p = w->lists = tide__alloc(w->comm->ctx, w->nlist);
+  if (!p) return false;
+  if (nseg) w->coll.seg = memcpy(p, c->seg, nseg);
+  p += nseg;
+  if (c->in_counts) {
+    w->coll.in_counts = memcpy(p, c->in_counts, ncount);
+    p += ncount;
+  }
+  if (c->out_counts) w->coll.out_counts = memcpy(p, c->out_counts, ncount);
+  return true;
+}
+
+/* Whether the collective writes to t; the others it only reads. */
+static bool is_written(const tide_work *w, const tide_tensor *t)
+{
+  for (int64_t i = 0; i < w->coll.nseg; i++)
+    if (w->coll.seg[i].out && w->coll.seg[i].out == tide__tensor_ptr(t)) return true;
+  return false;
+}
+
+/* The operands outlive every open scope from here on: bytes must not go under the helper. */
+static bool keep_operands(tide_work *w, int64_t nt, tide_tensor *const *ts)
+{
+  if (nt == 0) return true;
+  w->ts = tide__alloc(w->comm->ctx, (size_t)nt * sizeof *ts);
+  if (!w->ts) return false;
+  w->nt = nt;
+  for (int64_t i = 0; i < nt; i++) {
+    w->ts[i] = ts[i];
+    tide_tensor_retain(ts[i]);
+    tide__scope_escape(ts[i]->storage);
+    ts[i]->storage->pins++;
+    if (is_written(w, ts[i])) ts[i]->storage->writers++;
+  }
+  return true;
+}
+
+static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
+                           tide_tensor *const *ts)
+{
+  tide_work *w = tide__alloc(comm->ctx, sizeof *w);
+  if (!w) return NULL;
+  w->comm = comm;
+  w->coll = *c;
+  w->refs = 2;
+  atomic_init(&w->done, 0);
+  if (copy_lists(w, c) && keep_operands(w, nt, ts)) return w;
+  free_work(w);
+  return NULL;
+}
+
+static void enqueue(struct tide__engine *e, tide_work *w)
+{
+  pthread_mutex_lock(&e->lock);
+  if (e->last) e->last->queue = w;
+  else e->first = w;
+  e->last = w;
+  pthread_cond_signal(&e->more);
+  pthread_mutex_unlock(&e->lock);
+}
+
+static void append_pending(tide_comm *comm, tide_work *w)
+{
+  tide_work **at = &comm->pending;
+  while (*at) at = &(*at)->next;
+  *at = w;
+}
+
+int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int64_t nt,
+                      tide_tensor *const *ts)
+{
+  *out = NULL;
+  bool instant = comm->transport->instant;
+  if (!instant && !comm->engine) TIDE_TRY(start_engine(comm));
+  tide_work *w = new_work(comm, c, nt, ts);
+  if (!w)
+    return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
+  comm->refs++;
+  tide__comm_note_async(comm, &w->coll);
+  append_pending(comm, w);
+  if (instant) {
+    tide__coll_execute(comm->transport, comm->state, comm->rank, &w->coll);
+    atomic_store_explicit(&w->done, 1, memory_order_release);
+  } else {
+    enqueue(comm->engine, w);
+  }
+  *out = w;
+  return TIDE_OK;
+}
+
+static bool is_done(const tide_work *w)
+{
+  return atomic_load_explicit(&w->done, memory_order_acquire);
+}
+
+static void unref(tide_work *w)
+{
+  if (--w->refs == 0) free_work(w);
+}
+
+static void settle(tide_work *w)
+{
+  w->settled = true;
+  tide__comm_settle(w->comm, &w->coll);
+  for (int64_t i = 0; i < w->nt; i++) {
+    w->ts[i]->storage->pins--;
+    if (is_written(w, w->ts[i])) w->ts[i]->storage->writers--;
+    tide_tensor_release(w->ts[i]);
+  }
+  tide__free(w->comm->ctx, w->ts, (size_t)w->nt * sizeof *w->ts);
+  w->ts = NULL;
+  w->nt = 0;
+}
+
+void tide__work_reap(tide_comm *comm)
+{
+  while (comm->pending && is_done(comm->pending)) {
+    tide_work *w = comm->pending;
+    comm->pending = w->next;
+    settle(w);
+    unref(w);
+  }
+}
+
+void tide__work_close(tide_comm *comm)
+{
+  struct tide__engine *e = comm->engine;
+  if (e) {
+    pthread_mutex_lock(&e->lock);
+    e->stop = true;
+    pthread_cond_signal(&e->more);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->more);
+    pthread_cond_destroy(&e->done);
+    tide__free(comm->ctx, e, sizeof *e);
+    comm->engine = NULL;
+  }
+  tide__work_reap(comm);
+}
+
+/* ---- the public handle ----------------------------------------------------------------------- */
+
+static void wait_done(tide_work *w)
+{
+  tide_comm *comm = w->comm;
+  struct tide__engine *e = comm->engine;
+  if (is_done(w)) return;
+  double begin = tide_trace_clock();
+  pthread_mutex_lock(&e->lock);
+  while (!is_done(w)) doze(comm);
+  pthread_mutex_unlock(&e->lock);
+  comm->stats.seconds += tide_trace_clock() - begin;
+}
+
+int tide_work_wait(tide_work *work)
+{
+  wait_done(work);
+  if (!work->settled) tide__work_reap(work->comm);
+  const tide__coll *c = &work->coll;
+  return c->status < 0 ? tide__fail(work->comm->ctx, c->status, tide_coll_name(c->op), "%s",
+                                    c->message) : TIDE_OK;
+}
+
+int tide_work_test(tide_work *work) { return is_done(work); }
+
+void tide_work_times(const tide_work *work, double *begin, double *end)
+{
+  bool done = is_done(work);
+  *begin = done ? work->coll.begin : 0;
+  *end = done ? work->coll.end : 0;
+}
+
+void tide_work_release(tide_work *work)
+{
+  if (!work) return;
+  tide_comm *comm = work->comm;
+  tide__work_reap(comm);
+  unref(work);
+  tide_comm_release(comm);
+}

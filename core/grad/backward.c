@@ -1,0 +1,432 @@
+/* The reverse walk: resumable, native nodes run here, host functions are handed out as events.
+ *
+ * The walk holds the node it stands on and every pending node is held by its own slot, so whatever
+ * the host does between two events (drop handles, run ops, even walk another root) is safe. An
+ * error leaves the walk where it is; releasing it drops the gradients that were under way. Walks
+ * nest (a recomputed segment walks its own, younger nodes): each stops at the pending nodes that
+ * were there before it.
+ */
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/grad/tape.h"
+
+struct tide_backward {
+  tide_ctx *ctx;
+  tide__node *at;       /* next node to look at, held; null: the walk is over */
+  tide__node *host;     /* the host function whose event is out, held */
+  tide_tensor **given;  /* its input gradients so far */
+  int64_t base;         /* nodes pending before this walk: those of a walk around it */
+  bool retain;
+};
+
+/* ---- accumulation ---------------------------------------------------------------------------- */
+
+/* A gradient only we hold, over bytes only it holds: it may be added to in place. */
+static bool exclusive(const tide_tensor *t)
+{
+  return t->refs == 1 && t->storage->refs == 1 &&
+         tide__is_contiguous(t->ndim, t->shape, t->stride);
+}
+
+/* *sum += g; g is taken over. */
+static int add_up(tide_tensor **sum, tide_tensor *g)
+{
+  int rc;
+  if (!*sum) {
+    *sum = g;
+    return TIDE_OK;
+  }
+  if (exclusive(*sum)) {
+    rc = tide_axpy_(*sum, g, 1);
+  } else {
+    tide_tensor *t = NULL;
+    rc = tide_add(&t, *sum, g);
+    if (rc == TIDE_OK) {
+      tide_tensor_release(*sum);
+      *sum = t;
+    }
+  }
+  tide_tensor_release(g);
+  return rc;
+}
+
+/* A leaf's gradient outlives step scopes and shares bytes with nobody. */
+static int into_leaf(tide_tensor *leaf, tide_tensor *g)
+{
+  if (!leaf->grad && !exclusive(g)) {
+    tide_tensor *own = NULL;
+    int rc = tide_clone(&own, g);
+    tide_tensor_release(g);
+    if (rc < 0) return rc;
+    g = own;
+  }
+  TIDE_TRY(add_up(&leaf->grad, g));
+  tide__scope_escape(leaf->grad->storage);
+  return TIDE_OK;
+}
+
+int tide__accumulate(tide_ctx *ctx, const tide__edge *edge, tide_tensor *g)
+{
+  if (edge->leaf) return into_leaf(edge->leaf, g);
+  if (!edge->node) {
+    tide_tensor_release(g);
+    return TIDE_OK;
+  }
+  tide__node *n = edge->node;
+  if (n->walked) {
+    tide_tensor_release(g);
+    return tide__fail(ctx, TIDE_E_STATE, "backward", "a second walk over results whose saved "
+                      "tensors were freed by the first; pass retain to the first one");
+  }
+  TIDE_TRY(add_up(&n->out[edge->slot].grad, g));
+  if (!n->pending) {
+    n->pending = true;
+    tide__node_retain(n);
+    ctx->tape->npending++;
+  }
+  return TIDE_OK;
+}
+
+/* ---- one node -------------------------------------------------------------------------------- */
+
+static int check_saved(tide_ctx *ctx, const tide__node *n, const tide__saved *s, const char *what,
+                       int i)
+{
+  const char *op = n->op == TIDE__HOST ? "host function" : tide__op_get(n->op)->name;
+  if (!s->t) return TIDE_OK;
+  if (s->t->storage->gone)
+    return tide__fail(ctx, TIDE_E_GONE, "backward", "%s %d of %s was dropped before its gradient: "
+                      "call backward inside the scope", what, i + 1, op);
+  if (s->t->storage->version != s->version)
+    return tide__fail(ctx, TIDE_E_STATE, "backward", "%s %d of %s was changed in place after it "
+                      "was used (version %lld, saved at %lld); clone it before writing", what,
+                      i + 1, op, (long long)s->t->storage->version, (long long)s->version);
+  return TIDE_OK;
+}
+
+static bool wanted(const tide__input *in) { return in->edge.node || in->edge.leaf; }
+
+enum { FEW = 16 };
+
+/* The views a derivative rule reads; arrays on the stack unless the op took a long list. */
+typedef struct frame {
+  tide_tensor *in_[FEW], *gin_[FEW];
+  tide__meta meta_[FEW];
+  bool need_[FEW];
+  tide_tensor *gout[TIDE__MAX_OUT], *out[TIDE__MAX_OUT];
+  tide_tensor **in, **gin;
+  tide__meta *meta;
+  bool *need;
+  size_t bytes;
+  void *block;
+} frame;
+
+static int frame_open(tide_ctx *ctx, frame *f, const tide__node *n)
+{
+  size_t k = (size_t)n->nin;
+  f->in = f->in_;
+  f->gin = f->gin_;
+  f->meta = f->meta_;
+  f->need = f->need_;
+  f->bytes = 0;
+  f->block = NULL;
+  if (k > FEW) {
+    f->bytes = k * (2 * sizeof *f->in + sizeof *f->meta + sizeof *f->need);
+    f->block = tide__alloc(ctx, f->bytes);
+    if (!f->block) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory");
+    f->meta = f->block;
+    f->in = (tide_tensor **)(f->meta + k);
+    f->gin = f->in + k;
+    f->need = (bool *)(f->gin + k);
+  }
+  for (int i = 0; i < n->nin; i++) {
+    f->in[i] = n->in[i].saved.t;
+    f->gin[i] = NULL;
+    f->meta[i] = n->in[i].meta;
+    f->need[i] = wanted(&n->in[i]);
+  }
+  for (int i = 0; i < n->nout; i++) {
+    f->gout[i] = n->out[i].grad;
+    f->out[i] = n->out[i].saved.t;
+  }
+  return TIDE_OK;
+}
+
+int tide__check_node(tide_ctx *ctx, const tide__node *n)
+{
+  for (int i = 0; i < n->nin; i++)
+    TIDE_TRY(check_saved(ctx, n, &n->in[i].saved, "input", i));
+  for (int i = 0; i < n->nout; i++)
+    TIDE_TRY(check_saved(ctx, n, &n->out[i].saved, "result", i));
+  return TIDE_OK;
+}
+
+/* Hands every gradient to its edge; whatever is left on an error is released. */
+static int deliver(tide_ctx *ctx, const tide__node *n, tide_tensor **gin, int rc)
+{
+  for (int i = 0; i < n->nin; i++) {
+    tide_tensor *g = gin[i];
+    gin[i] = NULL;
+    if (!g) continue;
+    if (rc == TIDE_OK) rc = tide__accumulate(ctx, &n->in[i].edge, g);
+    else tide_tensor_release(g);
+  }
+  return rc;
+}
+
+/* The inputs that were not saved because they can be remade. */
+static int remake_inputs(tide_ctx *ctx, frame *f, const tide__node *n)
+{
+  for (int i = 0; i < n->nin; i++)
+    if (n->in[i].saved.remake) TIDE_TRY(tide__remake(&f->in[i], ctx, &n->in[i].edge));
+  return TIDE_OK;
+}
+
+static int run_native(tide_backward *bw, tide__node *n)
+{
+  tide_ctx *ctx = bw->ctx;
+  frame f;
+  TIDE_TRY(tide__check_node(ctx, n));
+  TIDE_TRY(frame_open(ctx, &f, n));
+  tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
+                       .in = f.in, .out = f.out, .meta = f.meta, .need = f.need,
+                       .attrs = &n->attrs, .consume = !bw->retain, .gin = f.gin};
+  int rc = remake_inputs(ctx, &f, n);
+  if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);
+  for (int i = 0; i < n->nout && rc == TIDE_OK && g.consume; i++) {
+    tide_tensor_release(n->out[i].saved.t); /* a gradient made of it is not shared any more */
+    n->out[i].saved.t = NULL;
+  }
+  rc = deliver(ctx, n, f.gin, rc);
+  tide__free(ctx, f.block, f.bytes);
+  return rc;
+}
+
+/* The node is done: its slots are empty, and unless the walk retains, so are its saved tensors. */
+static void pass(tide_backward *bw, tide__node *n)
+{
+  for (int i = 0; i < n->nout; i++) {
+    tide_tensor_release(n->out[i].grad);
+    n->out[i].grad = NULL;
+    tide_tensor_release(n->out[i].again);
+    n->out[i].again = NULL;
+  }
+  if (!bw->retain) {
+    n->walked = true;
+    tide__node_clear(bw->ctx, n);
+  }
+  n->pending = false;
+  bw->ctx->tape->npending--;
+  tide__node_release(bw->ctx, n);
+}
+
+/* ---- the walk -------------------------------------------------------------------------------- */
+
+static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *grad)
+{
+  if (!grad) {
+    if (tide__tensor_numel(root) != 1)
+      return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "root has shape %s: give its "
+                        "gradient, or reduce it to one element",
+                        TIDE__SHAPE(root->ndim, root->shape));
+    return tide_full(out, root->ctx, root->storage->device, root->dtype, root->ndim, root->shape,
+                     1);
+  }
+  bool fit = grad->ndim == root->ndim && grad->dtype == root->dtype && grad->ctx == root->ctx &&
+             grad->storage->device == root->storage->device;
+  for (int d = 0; fit && d < root->ndim; d++) fit = grad->shape[d] == root->shape[d];
+  if (!fit)
+    return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "grad is %s %s, root is %s %s",
+                      tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
+                      tide_dtype_name(root->dtype), TIDE__SHAPE(root->ndim, root->shape));
+  *out = grad;
+  return tide_tensor_retain(grad);
+}
+
+int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
+{
+  tide_ctx *ctx = root->ctx;
+  tide_tensor *g = NULL;
+  *out = NULL;
+  tide__tensor_drain(ctx);
+  if (!tide__tensor_needs_grad(root))
+    return tide__fail(ctx, TIDE_E_STATE, "backward", "no gradient path: no input of this result "
+                      "has requires_grad, or it was made without recording");
+  if (root->node && root->node->walked)
+    return tide__fail(ctx, TIDE_E_STATE, "backward", "this result was walked already and its saved "
+                      "tensors are freed; pass retain to the first walk");
+  tide_backward *bw = tide__alloc(ctx, sizeof *bw);
+  if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
+  bw->ctx = ctx;
+  bw->retain = retain;
+  bw->base = ctx->tape->npending;
+  tide__ctx_hold(ctx);
+  int rc = start_gradient(&g, root, grad);
+  bool recording = ctx->recording;
+  ctx->recording = false;
+  tide__edge edge = {root->node, root->node_out, root->node ? NULL : root};
+  if (rc == TIDE_OK) rc = tide__accumulate(ctx, &edge, g);
+  ctx->recording = recording;
+  if (rc < 0) {
+    tide_backward_release(bw);
+    return rc;
+  }
+  bw->at = root->node;
+  if (bw->at) tide__node_retain(bw->at);
+  *out = bw;
+  return TIDE_OK;
+}
+
+/* Steps to the previous node, holding it before letting go of this one. */
+static void step(tide_backward *bw)
+{
+  tide__node *n = bw->at, *prev = n->prev;
+  if (prev) tide__node_retain(prev);
+  bw->at = prev;
+  tide__node_release(bw->ctx, n);
+}
+
+static int begin_host(tide_backward *bw, tide__node *n, tide_event *event)
+{
+  TIDE_TRY(tide__check_node(bw->ctx, n));
+  bw->given = tide__alloc(bw->ctx, (size_t)n->nin * sizeof *bw->given);
+  if (!bw->given) return tide__fail(bw->ctx, TIDE_E_NOMEM, "backward", "no host memory");
+  bw->host = n;
+  tide__node_retain(n);
+  *event = (tide_event){TIDE_EVENT_HOST, n->nout, n->nin, 0, n->tag};
+  return TIDE_MORE;
+}
+
+static void forget_host(tide_backward *bw)
+{
+  tide__node *n = bw->host;
+  if (!n) return;
+  for (int i = 0; i < n->nin; i++) tide_tensor_release(bw->given[i]);
+  tide__free(bw->ctx, bw->given, (size_t)n->nin * sizeof *bw->given);
+  bw->given = NULL;
+  bw->host = NULL;
+  tide__node_release(bw->ctx, n);
+}
+
+static int finish_host(tide_backward *bw)
+{
+  tide__node *n = bw->host;
+  if (!n) return TIDE_OK;
+  TIDE_TRY(deliver(bw->ctx, n, bw->given, TIDE_OK));
+  pass(bw, n);
+  forget_host(bw);
+  step(bw);
+  return TIDE_OK;
+}
+
+static int walk(tide_backward *bw, tide_event *event)
+{
+  TIDE_TRY(finish_host(bw));
+  while (bw->at && bw->ctx->tape->npending > bw->base) {
+    tide__node *n = bw->at;
+    if (n->pending && n->op == TIDE__HOST) return begin_host(bw, n, event);
+    if (n->pending) {
+      TIDE_TRY(run_native(bw, n));
+      pass(bw, n);
+    }
+    step(bw);
+  }
+  return TIDE_OK;
+}
+
+int tide_backward_next(tide_backward *bw, tide_event *event)
+{
+  tide_ctx *ctx = bw->ctx;
+  bool recording = ctx->recording;
+  *event = (tide_event){.kind = TIDE_EVENT_DONE};
+  ctx->recording = false;
+  int rc = walk(bw, event);
+  ctx->recording = recording;
+  return rc;
+}
+
+static int check_event(tide_backward *bw, int i, int n, const char *op)
+{
+  if (!bw->host)
+    return tide__fail(bw->ctx, TIDE_E_STATE, op, "no host function is waiting");
+  if (i < 0 || i >= n)
+    return tide__fail(bw->ctx, TIDE_E_ARG, op, "index %d is outside [0, %d)", i, n);
+  return TIDE_OK;
+}
+
+int tide_backward_take(tide_tensor **out, tide_backward *bw, int i)
+{
+  *out = NULL;
+  TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nout : 0, "backward_take"));
+  *out = bw->host->out[i].grad;
+  return *out ? tide_tensor_retain(*out) : TIDE_OK;
+}
+
+int tide_backward_input(tide_tensor **out, tide_backward *bw, int i)
+{
+  *out = NULL;
+  TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_input"));
+  *out = bw->host->in[i].saved.t;
+  return *out ? tide_tensor_retain(*out) : TIDE_OK;
+}
+
+int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
+{
+  TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_give"));
+  const tide__meta *m = &bw->host->in[i].meta;
+  bool fit = !grad || (grad->ctx == bw->ctx && grad->ndim == m->ndim && grad->dtype == m->dtype &&
+                       grad->storage->device == m->device);
+  for (int d = 0; grad && fit && d < m->ndim; d++) fit = grad->shape[d] == m->shape[d];
+  if (!fit)
+    return tide__fail(bw->ctx, TIDE_E_SHAPE, "backward_give", "gradient %d is %s %s, its input %s "
+                      "%s", i + 1, tide_dtype_name(grad->dtype),
+                      TIDE__SHAPE(grad->ndim, grad->shape), tide_dtype_name(m->dtype),
+                      TIDE__SHAPE(m->ndim, m->shape));
+  tide_tensor *old = bw->given[i];
+  bw->given[i] = grad;
+  if (grad) tide_tensor_retain(grad);
+  tide_tensor_release(old);
+  return TIDE_OK;
+}
+
+/* An abandoned walk empties the slots it had filled, so that the next one starts clean. */
+static void abandon(tide_backward *bw)
+{
+  while (bw->at && bw->ctx->tape->npending > bw->base) {
+    tide__node *n = bw->at;
+    if (n->pending) {
+      bool retain = bw->retain;
+      bw->retain = true;
+      pass(bw, n);
+      bw->retain = retain;
+    }
+    step(bw);
+  }
+  tide__node_release(bw->ctx, bw->at);
+}
+
+void tide_backward_release(tide_backward *bw)
+{
+  if (!bw) return;
+  forget_host(bw);
+  abandon(bw);
+  tide_ctx *ctx = bw->ctx;
+  tide__free(ctx, bw, sizeof *bw);
+  tide__ctx_drop(ctx);
+}
+
+int tide_backward_run(tide_tensor *root, tide_tensor *grad)
+{
+  tide_backward *bw;
+  tide_event event;
+  TIDE_TRY(tide_backward_begin(&bw, root, grad, false));
+  int rc = tide_backward_next(bw, &event);
+  if (rc == TIDE_MORE)
+    rc = tide__fail(bw->ctx, TIDE_E_HOST, "backward_run", "the walk met a host function; drive it "
+                    "with tide_backward_next");
+  tide_backward_release(bw);
+  return rc;
+}

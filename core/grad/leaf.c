@@ -1,0 +1,142 @@
+/* Leaves and host functions: what a user says to the tape. */
+#include "core/base/alloc.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/grad/tape.h"
+
+int tide_requires_grad(tide_tensor *t, bool on)
+{
+  TIDE_TRY(tide__check_float(t, "requires_grad", "tensor"));
+  if (t->node)
+    return tide__fail(t->ctx, TIDE_E_STATE, "requires_grad", "the tensor is the result of a "
+                      "recorded op; detach it to make a leaf");
+  t->requires_grad = on;
+  return TIDE_OK;
+}
+
+int tide_needs_grad(const tide_tensor *t) { return tide__tensor_needs_grad(t); }
+int tide_is_leaf(const tide_tensor *t) { return t->node == NULL; }
+
+int tide_grad(tide_tensor **out, tide_tensor *t)
+{
+  *out = t->grad;
+  return *out ? tide_tensor_retain(*out) : TIDE_OK;
+}
+
+int tide_set_grad(tide_tensor *t, tide_tensor *grad)
+{
+  if (grad && (grad == t || grad->ctx != t->ctx))
+    return tide__fail(t->ctx, TIDE_E_ARG, "set_grad", grad == t ? "a tensor cannot be its own "
+                      "gradient; clone it" : "the gradient belongs to another context");
+  if (grad && grad->storage->device != t->storage->device)
+    return tide__fail(t->ctx, TIDE_E_DEVICE, "set_grad", "the gradient is on '%s', the tensor on "
+                      "'%s'", tide_device_name(grad->storage->device),
+                      tide_device_name(t->storage->device));
+  bool fit = !grad || (grad->ndim == t->ndim && grad->dtype == t->dtype);
+  for (int d = 0; grad && fit && d < t->ndim; d++) fit = grad->shape[d] == t->shape[d];
+  if (!fit)
+    return tide__fail(t->ctx, TIDE_E_SHAPE, "set_grad", "gradient is %s %s, the tensor %s %s",
+                      tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
+                      tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
+  tide_tensor *own = NULL; /* a second handle: two leaves may be each other's gradient, uncounted */
+  if (grad) {
+    TIDE_TRY(tide__tensor_alias(&own, grad));
+    tide__scope_escape(own->storage);
+  }
+  tide_tensor *old = t->grad;
+  t->grad = own;
+  tide_tensor_release(old);
+  return TIDE_OK;
+}
+
+int tide_drop_grad(tide_tensor *t)
+{
+  tide_tensor *g = t->grad;
+  if (!g) return TIDE_OK;
+  if (g->storage->refs == 1 && g->storage->pins == 0) tide__storage_drop(g->storage);
+  t->grad = NULL;
+  tide_tensor_release(g);
+  return TIDE_OK;
+}
+
+int tide_detach(tide_tensor **out, tide_tensor *t) { return tide__tensor_alias(out, t); }
+
+int tide_set_recording(tide_ctx *ctx, bool on)
+{
+  int old = ctx->recording;
+  ctx->recording = on;
+  return old;
+}
+
+int tide_recording(tide_ctx *ctx) { return ctx->recording; }
+
+/* ---- host functions -------------------------------------------------------------------------- */
+
+static bool any_needs_grad(int n, tide_tensor *const *xs)
+{
+  for (int i = 0; i < n; i++)
+    if (xs[i] && tide__tensor_needs_grad(xs[i])) return true;
+  return false;
+}
+
+static int check_list(tide_ctx *ctx, int n, tide_tensor *const *xs, const char *list)
+{
+  for (int i = 0; i < n; i++)
+    if (!xs[i] || xs[i]->ctx != ctx)
+      return tide__fail(ctx, TIDE_E_ARG, "host_function", "%s %d is %s", list, i + 1,
+                        xs[i] ? "of another context" : "null");
+  return TIDE_OK;
+}
+
+static int make_outs(tide_tensor **outs, int nout, tide_tensor *const *ys)
+{
+  for (int i = 0; i < nout; i++) {
+    int rc = tide__tensor_alias(&outs[i], ys[i]);
+    if (rc == TIDE_OK) continue;
+    while (i-- > 0) {
+      tide_tensor_release(outs[i]);
+      outs[i] = NULL;
+    }
+    return rc;
+  }
+  return TIDE_OK;
+}
+
+int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
+                       tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save)
+{
+  tide__node *n;
+  for (int i = 0; i < nout; i++) outs[i] = NULL;
+  if (nin < 0 || nout < 1 || nout > 64)
+    return tide__fail(ctx, TIDE_E_ARG, "host_function", "expected nin >= 0 and nout in [1, 64], "
+                      "got %d and %d", nin, nout);
+  TIDE_TRY(check_list(ctx, nin, xs, "input"));
+  TIDE_TRY(check_list(ctx, nout, ys, "output"));
+  TIDE_TRY(make_outs(outs, nout, ys));
+  if (!ctx->recording || !any_needs_grad(nin, xs)) return TIDE_OK;
+  int rc = tide__node_new(&n, ctx, TIDE__HOST, nin, xs, nout);
+  if (rc < 0) {
+    for (int i = 0; i < nout; i++) {
+      tide_tensor_release(outs[i]);
+      outs[i] = NULL;
+    }
+    return rc;
+  }
+  n->tag = tag;
+  for (int i = 0; save && i < nin; i++) {
+    tide_tensor_retain(xs[i]);
+    tide__save(&n->in[i].saved, xs[i]);
+  }
+  for (int i = 0; i < nout; i++)
+    if (1 << outs[i]->dtype & K_FLOAT) tide__attach(outs[i], n, i);
+  tide__node_release(ctx, n);
+  return TIDE_MORE;
+}
+
+int tide_host_dropped(tide_ctx *ctx, double *tags, int n)
+{
+  tide__tape *tape = ctx->tape;
+  int k = 0;
+  while (k < n && tape->ndropped > 0) tags[k++] = tape->dropped[--tape->ndropped];
+  return k;
+}

@@ -1,0 +1,33 @@
+/* tide: the one header a host includes.
+ *
+ * It is only a shell: the include guard, the standard headers, C linkage and symbol visibility
+ * around tide_abi.h, which holds every declaration and no preprocessor line, so that the same
+ * text is C99, C++ and the LuaJIT cdef.
+ *
+ * Threads: a context and everything made from it belong to one thread at a time; different
+ * contexts share nothing and may run in parallel. Release functions may be called from any thread.
+ */
+#ifndef TIDE_H
+#define TIDE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "tide_abi.h"
+
+#ifdef __cplusplus
+}
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+
+#endif

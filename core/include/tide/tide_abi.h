@@ -1,0 +1,875 @@
+/* The contract: every public declaration of tide, and nothing else.
+ *
+ * There is no preprocessor line in this file. The text is compiled as C99 and as C++, embedded in
+ * the library (tide_abi_text) and fed to LuaJIT's ffi.cdef, so declaration and code cannot differ.
+ *
+ * Rules that hold everywhere:
+ *   - A function that can fail returns int: 0 done, negative an error, TIDE_MORE a second normal
+ *     outcome. tide_error(ctx) then holds code, function and message until the next failing call.
+ *   - Out-parameters come first. What arrives through one is owned by the caller (release it);
+ *     a pointer returned directly is borrowed from its parent. On failure outs are set to null.
+ *   - Release accepts null and cannot fail. Objects keep alive what they need; any order is fine.
+ *   - dims count from 0 here, and a negative dim counts from the end. Sizes are in elements
+ *     unless a name says bytes. A null tensor argument marked "may be null" means absent.
+ *   - Ops never write to their inputs; functions whose name ends in _ do, and say so.
+ */
+
+typedef struct tide_ctx      tide_ctx;      /* everything hangs here; one user thread at a time */
+typedef struct tide_tensor   tide_tensor;   /* small handle: storage + shape + strides + dtype */
+typedef struct tide_backward tide_backward; /* a reverse walk that can stop and go on */
+typedef struct tide_comm     tide_comm;     /* a group of ranks */
+typedef struct tide_group    tide_group;    /* what the ranks of one process share */
+typedef struct tide_saving   tide_saving;   /* a file that a thread is writing */
+typedef struct tide_file     tide_file;     /* an open safetensors file, checked */
+
+enum { TIDE_ABI = 1, TIDE_MAX_DIM = 8 };
+
+/* Status codes, by what the caller can do about them. */
+enum {
+  TIDE_OK = 0, TIDE_MORE = 1,
+  TIDE_E_ARG = -1, TIDE_E_SHAPE = -2, TIDE_E_DTYPE = -3, TIDE_E_DEVICE = -4, TIDE_E_NOMEM = -5,
+  TIDE_E_UNSUPPORTED = -6, TIDE_E_GONE = -7, TIDE_E_STATE = -8, TIDE_E_IO = -9,
+  TIDE_E_FORMAT = -10, TIDE_E_COMM = -11, TIDE_E_TIMEOUT = -12, TIDE_E_PEER = -13,
+  TIDE_E_HOST = -14, TIDE_E_INTERNAL = -15, TIDE_E_INTERRUPT = -16
+};
+
+/* Element types. BOOL is one byte, 0 or 1. */
+enum {
+  TIDE_F32 = 0, TIDE_F64 = 1, TIDE_BF16 = 2, TIDE_F16 = 3, TIDE_I64 = 4, TIDE_I32 = 5,
+  TIDE_U8 = 6, TIDE_BOOL = 7, TIDE_NDTYPE = 8
+};
+
+/* Devices. REF defines every op in plain loops, CPU is fast, NULL has shapes without bytes. */
+enum { TIDE_DEV_REF = 0, TIDE_DEV_CPU = 1, TIDE_DEV_CUDA = 2, TIDE_DEV_NULL = 3, TIDE_NDEV = 4 };
+
+enum { TIDE_LOG_ERROR = 0, TIDE_LOG_WARN = 1, TIDE_LOG_INFO = 2, TIDE_LOG_DEBUG = 3 };
+
+/* Host options. Fill with tide_opts_init; null members mean the default. */
+typedef struct tide_opts {
+  uint32_t size;
+  int32_t  nthread;   /* threads for kernels of this context; 0: every core the process may use */
+  int32_t  read_env;  /* 1: TIDE_<PARAM> environment variables may override parameters */
+  void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
+  void   (*log)(void *user, int32_t level, const char *text);
+  void    *user;      /* first argument of both hooks */
+  const char *params; /* "check=ref trace=op"; see tide_param_name; may be null */
+} tide_opts;
+
+/* Counters of a context. Borrowed, changes with every call, read it freely. */
+typedef struct tide_stats {
+  int64_t live;    /* bytes handed out to live storages */
+  int64_t peak;    /* the most live has been since tide_stats_reset_peak */
+  int64_t cached;  /* bytes held free in the caching allocator */
+  int64_t debt;    /* bytes handed out since tide_debt_settle */
+  int64_t ntensor; /* live tensor handles */
+  int64_t nnode;   /* live tape nodes */
+  int64_t nop;     /* ops dispatched so far */
+  int64_t nhost;   /* bytes of host bookkeeping memory through the resize hook */
+} tide_stats;
+
+/* The last failure of a context. Borrowed until the next failing call. */
+typedef struct tide_error_record {
+  int32_t     code;
+  const char *name;    /* "E_SHAPE" */
+  const char *op;      /* public function that failed, e.g. "matmul" */
+  const char *message; /* which argument, what was expected, what came, what to do */
+} tide_error_record;
+
+/* ---- library and context ------------------------------------------------------------------ */
+
+/* The text of this file, null-terminated. Static. */
+const char *tide_abi_text(void);
+/* "0.1.0". Static. */
+const char *tide_version(void);
+/* One line per part: what this build holds and what it found ("onednn: ..., mpi: ..."). Static. */
+const char *tide_build_info(void);
+void tide_opts_init(tide_opts *opts);
+/* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text. */
+int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg);
+/* The context ends when the last object made from it is released. */
+void tide_ctx_release(tide_ctx *ctx);
+/* Moves a context to the calling thread. */
+int  tide_ctx_attach(tide_ctx *ctx);
+const tide_error_record *tide_error(tide_ctx *ctx);
+const char *tide_status_name(int status);
+const char *tide_status_text(int status);
+const tide_stats *tide_ctx_stats(tide_ctx *ctx);
+void tide_stats_reset_peak(tide_ctx *ctx);
+void tide_debt_settle(tide_ctx *ctx);
+/* Gives cached free memory back to the system. */
+void tide_cache_trim(tide_ctx *ctx);
+/* Asks whatever runs on ctx to stop with E_INTERRUPT. Any thread, also a signal handler. */
+void tide_interrupt(tide_ctx *ctx);
+/* The flag that tide_interrupt sets, 0 or 1; reading it clears it. */
+int  tide_interrupted(tide_ctx *ctx);
+/* Threads used by kernels of this context. n >= 1. */
+int  tide_set_nthread(tide_ctx *ctx, int n);
+int  tide_nthread(tide_ctx *ctx);
+
+/* ---- parameters: every tunable in one table (core/base/param.def) ------------------------- */
+
+int         tide_param_count(void);
+const char *tide_param_name(int index);  /* null beyond the table */
+const char *tide_param_doc(int index);
+int  tide_param_set(tide_ctx *ctx, const char *name, const char *value);
+/* The present value as text, borrowed until the next call. Null: no such parameter. */
+const char *tide_param_get(tide_ctx *ctx, const char *name);
+
+/* ---- trace: a ring of named spans ---------------------------------------------------------- */
+
+/* cat: one of "op", "comm", "mem", "grad", "user". t in seconds of a monotonic clock. */
+int    tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0, double t1);
+double tide_trace_clock(void);
+/* Writes the ring as a Chrome trace (opens in Perfetto). E_IO. */
+int    tide_trace_dump(tide_ctx *ctx, const char *path);
+
+/* ---- dtypes and devices -------------------------------------------------------------------- */
+
+const char *tide_dtype_name(int dtype); /* "f32"; null if unknown */
+int tide_dtype_size(int dtype);         /* bytes; 0 if unknown */
+const char *tide_device_name(int device);
+/* 1 if the device can be used in ctx, else 0 with the reason in tide_error. */
+int tide_device_available(tide_ctx *ctx, int device);
+
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+/* New tensor with undefined contents. ndim 0 is a scalar; sizes may be 0. E_SHAPE, E_NOMEM. */
+int  tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                const int64_t *shape);
+int  tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+               const int64_t *shape, double value);
+/* start, start + step, ...; n values, 1-D. */
+int  tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
+                 double step);
+/* Copies nbytes of row-major data, which must be exactly the tensor's size. */
+int  tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                     const int64_t *shape, const void *data, size_t nbytes);
+/* Copies the elements, row-major, into data; nbytes must be exactly the tensor's size. */
+int  tide_to_bytes(tide_tensor *t, void *data, size_t nbytes);
+/* As tide_to_bytes after conversion to f64. n elements. */
+int  tide_to_doubles(tide_tensor *t, double *data, int64_t n);
+/* The only element of a one-element tensor. E_SHAPE otherwise. */
+int  tide_item(tide_tensor *t, double *value);
+int  tide_tensor_retain(tide_tensor *t);
+void tide_tensor_release(tide_tensor *t);
+/* Drops the bytes now; the handle stays and answers E_GONE. E_STATE: a collective under way uses
+ * them. */
+int  tide_tensor_drop(tide_tensor *t);
+/* Bytes again, contents undefined, for whoever dropped them: every view of them and every
+ * reference that the tape saved is back as well. Counts as a write, so a backward that saved the
+ * tensor before the drop refuses it, unless tide_tensor_refilled follows. Nothing happens if the
+ * bytes are there.
+ * E_NOMEM. */
+int  tide_tensor_restore(tide_tensor *t);
+/* The caller declares, after tide_tensor_restore and whatever filled the bytes, that the whole
+ * storage holds again what it held at the drop: its version is that of then, and saved references
+ * are valid. E_GONE: still absent; E_STATE: not restored since the last drop. */
+int  tide_tensor_refilled(tide_tensor *t);
+tide_ctx *tide_tensor_ctx(const tide_tensor *t);
+int  tide_tensor_ndim(const tide_tensor *t);
+int64_t tide_tensor_dim(const tide_tensor *t, int dim); /* -1 if out of range */
+int64_t tide_tensor_stride(const tide_tensor *t, int dim);
+int64_t tide_tensor_numel(const tide_tensor *t);
+int  tide_tensor_dtype(const tide_tensor *t);
+int  tide_tensor_device(const tide_tensor *t);
+double tide_tensor_id(const tide_tensor *t);           /* unique in the context; use as a key */
+int  tide_tensor_is_contiguous(const tide_tensor *t);
+int  tide_tensor_is_gone(const tide_tensor *t);
+int  tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b);
+/* Address of the first element; null on the null device or when gone. Host devices only. */
+void *tide_tensor_data(tide_tensor *t);
+int64_t tide_tensor_version(const tide_tensor *t);     /* counts in-place writes */
+/* Copy on another device (or a second handle if it is there already). Not recorded. */
+int  tide_to_device(tide_tensor **out, tide_tensor *t, int device);
+/* Itself (new handle) if contiguous, else a contiguous copy. Recorded. */
+int  tide_contiguous(tide_tensor **out, tide_tensor *t);
+/* Always a copy. Recorded. */
+int  tide_clone(tide_tensor **out, tide_tensor *t);
+/* Bounded text form; writes at most n bytes with the final zero. Host devices read the data. */
+int  tide_tensor_format(tide_tensor *t, char *buf, size_t n, int with_data);
+
+/* Step scopes: bytes of tensors born inside and not kept go at the pop. Nest. */
+/* The depth of the new scope, 1 for the outermost. */
+int  tide_scope_push(tide_ctx *ctx);
+/* Ends the innermost scope, which must be the one of this depth: E_STATE if scopes interleave. */
+int  tide_scope_pop(tide_ctx *ctx, int depth, tide_tensor *const *keep, int64_t nkeep);
+
+/* ---- elementwise --------------------------------------------------------------------------- */
+/* Binary ops broadcast as NumPy does and promote dtypes (bool < u8 < i32 < i64 < f16/bf16 < f32 <
+ * f64; f16 with bf16 gives f32). Comparisons give bool. Floating results of integer inputs
+ * (div, exp, ...) are f32. */
+
+int tide_add(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_sub(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_mul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_div(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_pow(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_minimum(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_maximum(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_eq(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_ne(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_lt(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_le(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_gt(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_ge(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_logical_and(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+int tide_logical_or(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+
+int tide_neg(tide_tensor **out, tide_tensor *x);
+int tide_abs(tide_tensor **out, tide_tensor *x);
+int tide_sign(tide_tensor **out, tide_tensor *x);
+int tide_floor(tide_tensor **out, tide_tensor *x);
+int tide_exp(tide_tensor **out, tide_tensor *x);
+int tide_log(tide_tensor **out, tide_tensor *x);
+int tide_sqrt(tide_tensor **out, tide_tensor *x);
+int tide_rsqrt(tide_tensor **out, tide_tensor *x);
+int tide_square(tide_tensor **out, tide_tensor *x);
+int tide_reciprocal(tide_tensor **out, tide_tensor *x);
+int tide_sin(tide_tensor **out, tide_tensor *x);
+int tide_cos(tide_tensor **out, tide_tensor *x);
+int tide_tanh(tide_tensor **out, tide_tensor *x);
+int tide_sigmoid(tide_tensor **out, tide_tensor *x);
+int tide_silu(tide_tensor **out, tide_tensor *x);
+int tide_gelu(tide_tensor **out, tide_tensor *x);      /* exact, by erf */
+int tide_gelu_tanh(tide_tensor **out, tide_tensor *x); /* tanh approximation */
+int tide_relu(tide_tensor **out, tide_tensor *x);
+int tide_softplus(tide_tensor **out, tide_tensor *x);
+int tide_logical_not(tide_tensor **out, tide_tensor *x);
+int tide_isfinite(tide_tensor **out, tide_tensor *x);
+/* x * mul + add, dtype kept (an integer x needs integral mul and add). */
+int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add);
+int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent);
+int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi);
+/* cond is bool; cond ? a : b, broadcast. */
+int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b);
+int tide_cast(tide_tensor **out, tide_tensor *x, int dtype);
+
+/* In place. dst must not be broadcast (no stride 0) and must not need a gradient as a leaf while
+ * recording. src broadcasts to dst and is converted to its dtype. */
+int tide_copy_(tide_tensor *dst, tide_tensor *src);
+int tide_fill_(tide_tensor *dst, double value);
+int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha); /* dst += alpha * src */
+int tide_scale_(tide_tensor *dst, double factor);
+
+/* ---- reductions ---------------------------------------------------------------------------- */
+/* ndim 0 reduces every dim. Accumulation is f32 for f32/f16/bf16 in a fixed order, f64 for f64,
+ * i64 for integers; sums of integers and bools are i64. Empty sums are 0; empty max is E_SHAPE. */
+
+int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
+/* i64, the first of equals. */
+int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
+int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
+int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim);
+
+/* ---- movement: views where strides allow ---------------------------------------------------- */
+
+/* One size may be -1. Copies when strides do not allow a view. */
+int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
+int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *order);
+int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1);
+/* Elements start, start + step, ... below stop of one dim; negative start/stop count from the end;
+ * step >= 1. Out-of-range bounds are E_ARG, start == stop gives size 0. */
+int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_t stop,
+               int64_t step);
+int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index); /* drops the dim */
+int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim);
+int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim);               /* size must be 1 */
+int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
+int tide_cat(tide_tensor **out, tide_tensor *const *xs, int64_t n, int dim);
+/* before and after: ndim counts each, negative ones crop. */
+int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
+             const int64_t *after, double value);
+int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift);
+
+/* ---- index ---------------------------------------------------------------------------------- */
+/* Index tensors are i64 or i32, 0-based; an index out of range is E_ARG and names its position. */
+
+/* out[..i..] = x[..index[..i..]..] along dim; index has x's rank. */
+int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index);
+/* Copy of x with src added at index along dim, in index order. */
+int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
+                     tide_tensor *src);
+/* Rows of x along dim; index is 1-D. */
+int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index);
+/* Copy of x with the rows of src added along dim at index (1-D). */
+int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
+                   tide_tensor *src);
+/* y[ids..., D] = weight_VD[ids]. */
+int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids);
+int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype);
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+/* As torch.matmul: 1-D operands are vectors, leading dims broadcast. E_SHAPE names both shapes. */
+int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
+/* dst_MN += a_MK b_KN, in place, all of one float dtype: the sum is rounded once. dst as for
+ * tide_axpy_. E_SHAPE names the shapes. */
+int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
+/* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
+int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
+
+/* ---- normalisation, rotary positions, activations ------------------------------------------- */
+/* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */
+
+int tide_layer_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, tide_tensor *bias,
+                    double eps);
+/* weight_offset is added to weight (1 for Gemma, else 0). */
+int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double eps,
+                  double weight_offset);
+/* sum = x + residual, out = rms_norm(sum): both results of one pass. */
+int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide_tensor *residual,
+                      tide_tensor *weight, double eps, double weight_offset);
+/* Rotary embedding (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T];
+ * inv_freq f32 [R/2], R <= D: the first R channels of a head turn, the rest pass. interleaved
+ * pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse turns back. */
+int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
+              bool interleaved, bool inverse);
+int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
+int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
+/* silu(gate) * up (arXiv 2002.05202). */
+int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up);
+/* Zeroes with probability p and scales the rest by 1/(1-p). Mask from the context's generator;
+ * advances it by the number of elements. p == 0 is the identity. */
+int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* Which key a query may see is data: query i sees key j iff they carry the same document number,
+ * documents are >= 0, and with d = position(i) - position(j): d >= 0 if causal, d <= window_left
+ * if window_left >= 0, -d <= window_right if window_right >= 0. Without index tensors every token
+ * is of document 0, key j has position j and query i position q_start + i. */
+typedef struct tide_attention_attrs {
+  uint32_t size;
+  int32_t  causal;       /* 0 or 1 */
+  int64_t  window_left;  /* -1: no limit */
+  int64_t  window_right; /* -1: no limit */
+  int64_t  q_start;      /* position of query 0 when q_index is null */
+  float    scale;        /* 0: 1/sqrt(D) */
+  float    softcap;      /* 0: none; else cap * tanh(score / cap) before the mask */
+  tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position); may be null */
+  tide_tensor *k_index;  /* i32 [B or 1, Tk, 2]; null iff q_index is null */
+  tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
+} tide_attention_attrs;
+void tide_attention_attrs_init(tide_attention_attrs *attrs);
+/* out_BTHD = softmax(scale q k^T + bias, masked) v. q_BTHD, k and v [B, Tk, Hk, D], H % Hk == 0
+ * (query head h reads key head h / (H / Hk)); v may have its own head size. lse (may be null)
+ * receives f32 [B, H, Tq], the log of the sum of exponentials. A query that sees nothing gives
+ * 0 and lse -inf. Memory O(T): scores are never stored (arXiv 2205.14135, 2307.08691).
+ * attrs may be null. */
+int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_tensor *k,
+                   tide_tensor *v, const tide_attention_attrs *attrs);
+/* Merges attention over one part of the keys into attention over others, in place: out f32
+ * [B, T, H, D] and lse f32 [B, H, T] (f64 if part is f64) hold what came before (all zero and -inf
+ * at the start), part (any float dtype) and part_lse come from tide_attention with the same
+ * queries. Not recorded. Source: arXiv 2310.01889. */
+int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
+                          tide_tensor *part_lse);
+/* Gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout, the
+ * output and the log-sum-exp over all parts: the parts' dq add up. Not recorded. attrs as those of
+ * the part's forward; a bias is E_UNSUPPORTED. */
+int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,
+                            tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
+                            tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs);
+/* The shortest run of keys, *first and *count, such that no query sees a key outside it by
+ * document and position range (some key inside may be unseen too): what a rank needs of a block
+ * that lies elsewhere. q_index i32 [B or 1, Tq, 2], k_index i32 [B or 1, Tk, 2], on the host; of
+ * attrs only causal and the window count; null: full. A count of 0 has first 0. */
+int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
+                        const tide_attention_attrs *attrs, int64_t *first, int64_t *count);
+/* (document, position) pairs [1, T, 2] of a packed stream from cumulative lengths: cu i32/i64
+ * [ndoc + 1], first 0, not decreasing, last <= T; tokens beyond the last get document -1. */
+int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);
+
+/* ---- index maps of sharded sequences --------------------------------------------------------- */
+/* Host data, made once a batch and left on the device of the first tensor. Index results are i64 or
+ * i32 (dtype); E_ARG says which entry broke which rule. cu: i32/i64 [ndoc + 1] cumulative lengths,
+ * first 0, not decreasing. Owned results. */
+
+/* Head-tail layout of every document over `size` ranks: each is cut into 2 * size chunks, rank r
+ * keeps chunks r and 2 * size - 1 - r, documents in order (zigzag, DualChunkSwap; what
+ * Transformer Engine calls the THD partition). out: whole position of each of the rank's tokens; of
+ * all ranks, one after another, if rank is -1. Every length must be a multiple of 2 * size. */
+int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype);
+/* The inverse: for each whole position its place among the tokens of all ranks in rank order. */
+int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dtype);
+/* start, start + 1, ... start + length - 1 for each row (start, length) of runs [n, 2], joined. */
+int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype);
+/* The inverse of a permutation of 0 .. n - 1; E_ARG if index is none. Keeps the dtype. */
+int tide_inverse_index(tide_tensor **out, tide_tensor *index);
+/* As tide_document_index for documents in slots larger than they are: document d begins at
+ * cu_slot[d] and has cu_real[d + 1] - cu_real[d] tokens, the rest of its slot is document -1. */
+int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_real,
+                    int64_t ntoken);
+
+/* ---- state-space layers ---------------------------------------------------------------------- */
+
+/* Number of the sequence each token of a packed stream belongs to, i32 [1, ntoken], from cumulative
+ * lengths: the count of entries of cu[1:] at or below the token's place. cu i32/i64 [n + 1], first
+ * 0, not decreasing, last equal to ntoken: tokens of no sequence are E_ARG. */
+int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);
+
+typedef struct tide_conv1d_attrs {
+  uint32_t size;
+  int32_t  silu;            /* 1: out goes through silu */
+  tide_tensor *initial;     /* [B, K-1, C], the rows before token 0; null: zeros */
+  tide_tensor *sequence;    /* i32/i64 [B or 1, T], never decreasing; null: one sequence */
+} tide_conv1d_attrs;
+void tide_conv1d_attrs_init(tide_conv1d_attrs *attrs);
+/* Causal depthwise convolution: out[t] = bias + sum_k weight[k] x[t - (K-1) + k] for each channel.
+ * x_BTC, weight_CK with K in 2..4, bias_C or null, all of one dtype. No tap reaches into another
+ * sequence; initial belongs to that of token 0. last (may be null) receives [B, K-1, C], the rows
+ * that the next call takes as initial. attrs may be null. */
+int tide_conv1d(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tensor *weight,
+                tide_tensor *bias, const tide_conv1d_attrs *attrs);
+
+typedef struct tide_ssd_attrs {
+  uint32_t size;
+  int32_t  softplus;        /* 1: the step is softplus(dt + dt_bias) */
+  int64_t  chunk;           /* tokens per block of products; 0: the library's choice. Results depend
+                               on it by rounding only; more than 128 counts as 128 */
+  double   dt_min, dt_max;  /* limits of the step; default 0 and infinity */
+  tide_tensor *D;           /* [H] or [H, P]; null: none */
+  tide_tensor *dt_bias;     /* [H]; null: none */
+  tide_tensor *z;           /* [B, T, H, P]: out is multiplied by silu(z); null: none */
+  tide_tensor *initial;     /* [B, H, P, N], the state before token 0; null: zeros */
+  tide_tensor *sequence;    /* i32/i64 [B or 1, T], never decreasing; null: one sequence */
+} tide_ssd_attrs;
+void tide_ssd_attrs_init(tide_ssd_attrs *attrs);
+/* The recurrence of Mamba-2, by products over chunks (state-space duality, Dao and Gu, arXiv
+ * 2405.21060): h_t = exp(d_t A) h_{t-1} + d_t x_t B_t', out_t = h_t C_t + D x_t, where d is dt
+ * after bias, softplus and limits. x_BTHP, dt_BTH, A_H, B and C [B, T, G, N] of x's dtype, H a
+ * multiple of G; the others of any floating dtype. The state is zero where a sequence begins;
+ * initial belongs to that of token 0. last (may be null) receives the final state [B, H, P, N], f32
+ * (f64 for f64). Memory is O(T). attrs may be null. */
+int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tensor *dt,
+                  tide_tensor *A, tide_tensor *B, tide_tensor *C, const tide_ssd_attrs *attrs);
+/* Root mean square norm with a gate, over groups of `group` neighbouring channels of the last dim
+ * (0: all): norm(x silu(z)) weight, or norm(x) weight silu(z) with gate_last. weight may be null.
+ * The norm of Mamba-2. */
+int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_tensor *weight,
+                        double eps, int64_t group, bool gate_last);
+
+/* ---- losses --------------------------------------------------------------------------------- */
+
+typedef struct tide_cross_entropy_attrs {
+  uint32_t size;
+  int32_t  pad;
+  int64_t  ignore_index;    /* targets with this value count nothing; default -100 */
+  double   label_smoothing; /* in [0, 1) */
+  double   z_loss;          /* weight of lse^2 (arXiv 2204.02311) */
+} tide_cross_entropy_attrs;
+void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *attrs);
+/* Per token: loss_N (f32) of logits_NV against targets_N (i64/i32). attrs may be null. */
+int tide_cross_entropy(tide_tensor **out, tide_tensor *logits, tide_tensor *targets,
+                       const tide_cross_entropy_attrs *attrs);
+/* Sum over tokens (f32 scalar) of the cross entropy of x_ND w_VD^T (+ bias_V, may be null); the
+ * logits exist only a chunk of rows at a time, gradients are made in the same pass. */
+int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
+                              tide_tensor *bias, tide_tensor *targets,
+                              const tide_cross_entropy_attrs *attrs);
+
+/* ---- random numbers ------------------------------------------------------------------------- */
+/* Philox4x32-10 (Salmon et al., SC 2011), counter-based: value i of a tensor depends on (seed,
+ * stream, offset + i) alone, so every device, mesh and thread count sees the same numbers. */
+
+typedef struct tide_random_attrs {
+  uint32_t size;
+  int32_t  ndim;             /* 0: i is the row-major index; else i = start + sum coord * stride */
+  int64_t  start;            /* index of this tensor's first element in the whole tensor */
+  int64_t  stride[8];        /* strides of the whole tensor, one for each dim of this one */
+  uint64_t seed, stream, offset;
+  int32_t  use_ctx;          /* 1 (default): seed, stream and offset come from the context, which
+                                advances by the number of elements; 0: from the members above */
+} tide_random_attrs;
+void tide_random_attrs_init(tide_random_attrs *attrs);
+/* The context's generator. A new context starts with seed 0. */
+int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset);
+int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offset);
+/* Fill t in place; attrs may be null. Floating dtypes. Uniform is in [lo, hi). */
+int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs);
+int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs);
+/* Normal cut to [mean + std * lo, mean + std * hi] by inversion. */
+int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
+                       const tide_random_attrs *attrs);
+
+/* ---- optimiser steps: multi-tensor, in place, never recorded --------------------------------- */
+
+typedef struct tide_adamw_attrs {
+  uint32_t size;
+  int32_t  maximize;
+  double   lr, beta1, beta2, eps, weight_decay; /* decoupled decay (arXiv 1711.05101) */
+  int64_t  step;                                /* 1 for the first update */
+  double   grad_scale;                          /* gradients are multiplied by it; default 1 */
+} tide_adamw_attrs;
+void tide_adamw_attrs_init(tide_adamw_attrs *attrs);
+/* For i < n: p[i], m[i], v[i] are updated from g[i]. m, v and master[i] are f32 (f64 with f64
+ * parameters); master (may be null, or hold nulls) keeps the exact weights of bf16/f16 p.
+ * g_scale (f32 scalar, may be null) multiplies every gradient: the device-side clip factor. */
+int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
+                tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
+                tide_tensor *g_scale, const tide_adamw_attrs *attrs);
+typedef struct tide_sgd_attrs {
+  uint32_t size;
+  int32_t  nesterov, maximize, first; /* first: 1 on the first step, momentum starts as g */
+  double   lr, momentum, dampening, weight_decay, grad_scale;
+} tide_sgd_attrs;
+void tide_sgd_attrs_init(tide_sgd_attrs *attrs);
+/* buf (momentum buffers) may be null when momentum is 0. */
+int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
+              tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
+              const tide_sgd_attrs *attrs);
+/* f32 scalar: the norm of all tensors together; p 2, 1, or inf (as HUGE_VAL). n 0 gives 0.
+ * squared: the sum of |x|^p without the root, for summing over ranks. */
+int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
+              bool squared);
+/* f32 scalar min(1, max_norm / (norm + 1e-6)): the factor of gradient clipping. */
+int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm);
+/* xs[i] *= factor (f32 scalar tensor). */
+int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor);
+
+/* ---- autograd ------------------------------------------------------------------------------- */
+
+/* Marks a leaf. Floating dtypes only; E_STATE if t came out of a recorded op. */
+int  tide_requires_grad(tide_tensor *t, bool on);
+/* 1: leaf marked, or the result of a recorded op. */
+int  tide_needs_grad(const tide_tensor *t);
+int  tide_is_leaf(const tide_tensor *t);
+/* The accumulated gradient of a leaf, owned; *out null if there is none. */
+int  tide_grad(tide_tensor **out, tide_tensor *t);
+/* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. */
+int  tide_set_grad(tide_tensor *t, tide_tensor *grad);
+/* As tide_set_grad with null, and the bytes go now, whoever still holds a handle on the gradient
+ * (it answers E_GONE), unless they are another tensor's as well or a collective is using them. */
+int  tide_drop_grad(tide_tensor *t);
+/* Same bytes, no history. */
+int  tide_detach(tide_tensor **out, tide_tensor *t);
+/* Recording on (1, default) or off (0) in this context; the old value is returned. */
+int  tide_set_recording(tide_ctx *ctx, bool on);
+int  tide_recording(tide_ctx *ctx);
+
+enum { TIDE_EVENT_DONE = 0, TIDE_EVENT_HOST = 1 };
+/* What the walk needs from the host next. tag and nout are those of tide_host_function. */
+typedef struct tide_event {
+  int32_t kind;
+  int32_t nout, nin; /* gradients available / wanted */
+  int32_t pad;
+  double  tag;
+} tide_event;
+/* Starts a reverse walk from root. grad may be null if root has one element (then 1).
+ * retain keeps saved tensors for a second walk; otherwise they go as the walk passes.
+ * E_STATE: no gradient path; already walked; saved tensor changed in place (found while
+ * walking). */
+int  tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain);
+/* Runs until a host function's turn (TIDE_MORE, event filled), the end (0), or an error. */
+int  tide_backward_next(tide_backward *bw, tide_event *event);
+/* At a HOST event: gradient of output i, owned; *out null if nothing flowed into it. */
+int  tide_backward_take(tide_tensor **out, tide_backward *bw, int i);
+/* Saved inputs of the host function (those given to tide_host_function), owned. */
+int  tide_backward_input(tide_tensor **out, tide_backward *bw, int i);
+/* At a HOST event: the gradient of input i (null: none). Shape and dtype must be the input's. */
+int  tide_backward_give(tide_backward *bw, int i, tide_tensor *grad);
+void tide_backward_release(tide_backward *bw);
+/* The whole walk for C hosts; E_HOST if it meets a host function. */
+int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
+/* Records a function the host computed: outs[i] (owned copies of handles ys[i], now with history)
+ * depend on xs through a backward that the host does when the walk yields tag.
+ * save: 1 keeps xs for tide_backward_input. TIDE_MORE: recorded; 0: no history was needed, outs are
+ * plain second handles. */
+int  tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
+                        tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save);
+/* Tags of host functions whose nodes have gone since the last call: fills up to n, returns count.
+ * The host frees what it kept under them. */
+int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
+
+/* ---- files: every message names the path and the system's reason ----------------------------- */
+
+typedef struct tide_blob tide_blob; /* bytes read or made, owned by the caller */
+const char *tide_blob_data(const tide_blob *blob); /* a zero byte follows the last one */
+int64_t     tide_blob_size(const tide_blob *blob);
+void        tide_blob_release(tide_blob *blob);
+
+/* The whole of a regular file. limit: most bytes accepted, 0 for no limit. E_IO; E_ARG: longer. */
+int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t limit);
+/* Replaces or makes a file so that a crash leaves the old one or the new one: temporary file in
+ * the same folder, fsync, rename, fsync of the folder. What is there and no regular file (a folder,
+ * a device, a pipe) is E_IO; the same holds for tide_file_save. */
+int tide_path_write(tide_ctx *ctx, const char *path, const void *data, size_t nbytes);
+/* Adds to the end of a file, made if absent; one write, not synchronised. */
+int tide_path_append(tide_ctx *ctx, const char *path, const void *data, size_t nbytes);
+/* fsync of a file, or of a folder (its entries: what was created, renamed or removed in it). */
+int tide_path_sync(tide_ctx *ctx, const char *path);
+/* Also replaces what is at `to`, atomically, where the system allows it. Not synchronised. */
+int tide_path_rename(tide_ctx *ctx, const char *from, const char *to);
+/* Makes a folder and, if parents, the missing ones above it. TIDE_MORE if it was there already. */
+int tide_path_mkdir(tide_ctx *ctx, const char *path, bool parents);
+/* Names in a folder, sorted bytewise, without "." and "..", each followed by a zero byte. */
+int tide_path_list(tide_blob **out, tide_ctx *ctx, const char *path);
+/* Removes a file, a link (not what it points at) or an empty folder. TIDE_MORE if there is none. */
+int tide_path_remove(tide_ctx *ctx, const char *path);
+/* A symbolic link at path that says target, replacing a link or file that is there, atomically. */
+int tide_path_link(tide_ctx *ctx, const char *target, const char *path);
+enum { TIDE_PATH_NONE = 0, TIDE_PATH_FILE = 1, TIDE_PATH_DIR = 2, TIDE_PATH_OTHER = 3 };
+/* What is at path, links followed: TIDE_PATH_*; size (may be null) receives a file's bytes. */
+int tide_path_kind(tide_ctx *ctx, const char *path, int64_t *size);
+/* 1 if this process may write the file, or create files in the folder, else 0. */
+int tide_path_is_writable(tide_ctx *ctx, const char *path);
+/* Takes the lock on a file, which is made if absent and stays: TIDE_OK, or TIDE_MORE with *out null
+ * while somebody else holds it, in this process or another. Never waits. It goes when it is
+ * released and when the process ends, however that ends (flock). The caller owns *out. */
+typedef struct tide_lock tide_lock;
+int  tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path);
+void tide_lock_release(tide_lock *lock);
+/* XXH64 (seed 0) of a file's bytes as 16 lower-case hex digits and a final zero: 17 bytes. */
+int tide_path_hash(tide_ctx *ctx, const char *path, char *text);
+/* XXH64 of a block of memory. */
+uint64_t tide_hash(const void *data, size_t nbytes, uint64_t seed);
+/* Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms,
+ * nothing above U+10FFFF), or -1. */
+int64_t tide_utf8_check(const char *text, int64_t nbytes);
+
+/* ---- JSON: strict RFC 8259, depth to 64, no duplicate keys ----------------------------------- */
+
+typedef struct tide_json tide_json;
+enum { TIDE_JSON_NULL = 0, TIDE_JSON_BOOL = 1, TIDE_JSON_INT = 2, TIDE_JSON_NUMBER = 3,
+       TIDE_JSON_STRING = 4, TIDE_JSON_ARRAY = 5, TIDE_JSON_OBJECT = 6 };
+/* Values in the order of the text. A container is followed by its contents; in an object each
+ * member is a STRING node, its key, and then the value. */
+typedef struct tide_json_node {
+  int32_t kind;
+  int32_t count;      /* ARRAY: elements, OBJECT: members, STRING: bytes */
+  union { int64_t i;  /* BOOL, INT: the value; STRING: offset in tide_json_text;
+                         ARRAY, OBJECT: index of the node after the last one inside */
+          double d;   /* NUMBER: not an integer, or one beyond 64 bits */
+  } v;
+} tide_json_node;
+/* Parses a copy of text. name (may be null) is put before messages, usually the path. limit: most
+ * bytes accepted, 0 for 1 GiB. E_FORMAT names line and column. */
+int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
+                    int64_t limit, const char *name);
+void tide_json_release(tide_json *json);
+int64_t tide_json_count(const tide_json *json);
+const tide_json_node *tide_json_nodes(const tide_json *json);
+/* Unescaped UTF-8 of the STRING nodes. */
+const char *tide_json_text(const tide_json *json);
+
+/* ---- safetensors ----------------------------------------------------------------------------- */
+
+/* Opens and checks a file: sizes, offsets without gap or overlap, names, dtypes, metadata. Nothing
+ * is read but the header; no memory mapping. E_IO, E_FORMAT. Entries are sorted by name. */
+int  tide_file_open(tide_file **out, tide_ctx *ctx, const char *path);
+void tide_file_release(tide_file *file);
+int64_t tide_file_count(const tide_file *file);
+const char *tide_file_name(const tide_file *file, int64_t i);    /* null beyond the end */
+int64_t tide_file_find(const tide_file *file, const char *name); /* -1: no such tensor */
+/* TIDE_F32 ...; -1 if the file's dtype is known to the format but not to tide. */
+int  tide_file_dtype(const tide_file *file, int64_t i);
+const char *tide_file_dtype_text(const tide_file *file, int64_t i); /* as stored, "BF16" */
+int  tide_file_ndim(const tide_file *file, int64_t i);
+int64_t tide_file_dim(const tide_file *file, int64_t i, int dim);   /* -1 if out of range */
+int64_t tide_file_nbytes(const tide_file *file, int64_t i);
+int64_t tide_file_meta_count(const tide_file *file);
+const char *tide_file_meta_key(const tide_file *file, int64_t i);   /* null beyond the end */
+const char *tide_file_meta_value(const tide_file *file, int64_t i);
+/* Tensor i, whole. E_UNSUPPORTED: a dtype or number of dims that tide has not. */
+int  tide_file_load(tide_tensor **out, tide_file *file, int64_t i, int device);
+/* Fills a contiguous t with the elements start, start + 1, ... of tensor i (row-major): a shard, a
+ * row, or the whole. Same dtype; start + numel <= the stored count. Not recorded. */
+int  tide_file_read(tide_tensor *t, tide_file *file, int64_t i, int64_t start);
+/* Writes n tensors and nmeta (key, value) pairs as tide_path_write does. Names are unique, valid
+ * UTF-8. Any strides and devices; data lie by element size, then name. keys, values may be null
+ * when nmeta is 0. */
+int  tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *const *names,
+                    tide_tensor *const *tensors, int64_t nmeta, const char *const *keys,
+                    const char *const *values);
+/* The same in the background: tensors are copied to the host now, a thread of its own writes and
+ * hashes the file. They may change as soon as this returns. */
+int  tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
+                       const char *const *names, tide_tensor *const *tensors);
+int  tide_saving_test(const tide_saving *s);              /* 1: over, well or not */
+/* Waits for the end; 16 hex digits and a zero (tide_path_hash) into digits, or the error. */
+int  tide_saving_wait(tide_saving *s, char *digits);
+void tide_saving_release(tide_saving *s);                 /* waits for the end */
+
+/* ---- ranks: groups and communicators --------------------------------------------------------- */
+/* A group is what N ranks of one process share; each rank joins it with its own context on its own
+ * thread and gets a communicator. Every rank makes the same collective calls on a communicator in
+ * the same order. Calls, their operands and their places are compared before any data moves: a
+ * difference is E_COMM on every rank, a rank that does not come E_TIMEOUT, a rank that failed or
+ * left E_PEER. After such a failure the communicator is poisoned: each later call returns the same
+ * error at once, and a new group is made to go on. Reductions run in rank order for each element,
+ * so the result has the same bits whatever the timing. */
+
+enum { TIDE_SUM = 0, TIDE_MEAN = 1, TIDE_MIN = 2, TIDE_MAX = 3, TIDE_PROD = 4, TIDE_NREDUCE = 5 };
+
+typedef struct tide_work tide_work; /* a collective under way, or done */
+
+typedef struct tide_group_opts {
+  uint32_t size;
+  int32_t  check;   /* 1 (default): compare calls before data moves; 0: trust them (benchmarks) */
+  double   timeout; /* seconds a rank waits for the others; default 600 */
+} tide_group_opts;
+void tide_group_opts_init(tide_group_opts *opts);
+/* Ranks as threads of this process, 1 to 1024. Needs no context: made before the threads start and
+ * handed to each. opts may be null; msg (may be null) receives up to nmsg bytes on failure. */
+int  tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, char *msg,
+                    size_t nmsg);
+/* Groups are counted; retain and release from any thread. Communicators keep theirs alive. */
+int  tide_group_retain(tide_group *group);
+void tide_group_release(tide_group *group);
+int  tide_group_size(const tide_group *group);
+/* The program of a rank has ended, well (status 0) or with a failure (negative, with a message).
+ * Ranks that wait for it, or will, get E_PEER: after a failure at once and on every communicator
+ * of the group, with the first failure's message. Any thread. */
+void tide_group_leave(tide_group *group, int rank, int status, const char *message);
+
+/* This context's rank in the group, named "world". group null: the only rank of its own. E_STATE:
+ * the rank has joined already. */
+int  tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank);
+typedef struct tide_mpi_opts {
+  uint32_t size;
+  int32_t  check;      /* 1 (default): compare calls before data moves; the same on every rank */
+  double   timeout;    /* seconds a rank waits for the others; default 600 */
+  const char *library; /* file of the MPI library; null: the usual names */
+} tide_mpi_opts;
+void tide_mpi_opts_init(tide_mpi_opts *opts);
+/* The processes of an MPI job as ranks, named "world". Opens libmpi (Open MPI 4 or later, or one of
+ * MPICH's binary interface) and initialises MPI if nobody has; every process of the job calls it,
+ * in the same order. Results have the same bits as those of as many threads. opts may be null.
+ * E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous calls are done
+ * when they return. */
+int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
+/* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
+ * or later, opened at run time. Collective over `over`, which carries the unique id. library: a
+ * file name, or null for libnccl.so.2. E_UNSUPPORTED on every rank if one has no NCCL or no CUDA
+ * device. Reductions are in NCCL's order, and calls are not compared. */
+int  tide_comm_nccl(tide_comm **out, tide_comm *over, const char *library);
+/* For the program that owns the process. running: 1 between MPI's start and end. end: MPI_Finalize,
+ * on every process, after the last communicator. abort: ends every process of the job with this
+ * exit code; returns only if MPI does not run. */
+int  tide_mpi_running(void);
+int  tide_mpi_end(void);
+int  tide_mpi_abort(int code);
+/* One rank of an imagined nrank: collectives are counted (tide_comm_traffic), nothing moves, and
+ * results keep what they held. Null-device tensors welcome. host_size: ranks that share a host. */
+int  tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size);
+/* Releasing leaves the group: ranks that still wait for this one get E_PEER. */
+void tide_comm_release(tide_comm *comm);
+tide_ctx *tide_comm_ctx(const tide_comm *comm);
+int  tide_comm_rank(const tide_comm *comm);
+int  tide_comm_size(const tide_comm *comm);
+const char *tide_comm_name(const tide_comm *comm);
+const char *tide_comm_transport(const tide_comm *comm); /* "self", "local", "mpi", "sim" */
+int  tide_comm_set_timeout(tide_comm *comm, double seconds);
+/* The place in the caller's program shown for the next calls, "train.lua:12". Copied, cut to 63
+ * bytes. */
+void tide_comm_site(tide_comm *comm, const char *text);
+/* Ranks that give the same color (>= 0) get a communicator of their own, ranked by key, then by
+ * rank here. A negative color gets none: TIDE_MORE and *out null. name may be null. */
+int  tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name);
+/* Poisons the communicator for all its ranks, with E_PEER and this text. Any thread that is sure
+ * the handle is alive. */
+void tide_comm_abort(tide_comm *comm, const char *reason);
+/* 0, or the error that every call on this communicator now returns. */
+int  tide_comm_status(tide_comm *comm);
+
+/* Collectives. work null: done on return. Else *work is owned, the operands are kept alive and must
+ * be left alone until tide_work_wait, and the collective proceeds by itself; collectives on one
+ * communicator run in the order of the calls. Tensors of collectives in place, and those that are
+ * written, must be contiguous and without history; they may be of any dtype and count, 0 included.
+ * Other inputs may have any strides. op is TIDE_SUM, ...; MEAN wants a floating dtype, SUM refuses
+ * bool. bf16 and f16 are combined in f32 and rounded once; MIN and MAX let NaN through. */
+
+/* In place, n tensors (gradients) as one call. */
+int  tide_comm_all_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
+                          int op);
+/* As all_reduce, but only root's tensors change. */
+int  tide_comm_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts, int op,
+                      int root);
+/* Root's contents to every rank, in place, n tensors. */
+int  tide_comm_broadcast(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
+                         int root);
+/* out holds size times in's elements, in rank order. in may be this rank's part of out itself. */
+int  tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in);
+/* counts[r]: elements that rank r gives, the same list on every rank. */
+int  tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
+                            const int64_t *counts);
+/* in holds size times out's elements; out gets this rank's part of the reduction. out may be this
+ * rank's part of in itself. */
+int  tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
+                              int op);
+int  tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *out,
+                                tide_tensor *in, const int64_t *counts, int op);
+/* Part r of in goes to rank r; part r of out comes from rank r. */
+int  tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in);
+/* out_counts[r] elements come from rank r, which must send just as many; in_counts[r] go to it. */
+int  tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
+                            const int64_t *out_counts, tide_tensor *in, const int64_t *in_counts);
+/* Every rank's in, in rank order, into root's out (null elsewhere). */
+int  tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
+                      int root);
+/* Part r of root's in (null elsewhere) into rank r's out. */
+int  tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
+                       int root);
+/* n tensors to rank `to` and n from rank `from`, each -1 for none (then its list may be null).
+ * Every rank calls; what one sends is what the other expects. Ring shift: to = rank + 1, from =
+ * rank - 1, modulo size. outs and ins do not overlap. */
+int  tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *outs,
+                         int from, tide_tensor *const *ins, int to);
+/* Returns when every rank has called it. */
+int  tide_comm_barrier(tide_work **work, tide_comm *comm);
+
+/* Byte strings, for control data. Root's data to all; data and n matter on root only. */
+int  tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
+                               int root);
+/* Every rank's data, one after another; sizes (room for size numbers) receives their lengths. */
+int  tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
+                                int64_t *sizes);
+
+/* Waits, then gives the operands back. Returns the collective's own status; again at once. */
+int  tide_work_wait(tide_work *work);
+/* 1 done (well or not; then wait returns at once), 0 under way. */
+int  tide_work_test(tide_work *work);
+/* Seconds of the trace clock when the collective began and ended; 0 while it has not. */
+void tide_work_times(const tide_work *work, double *begin, double *end);
+/* Released before it is done, the collective still runs; its operands go back later. */
+void tide_work_release(tide_work *work);
+
+/* One of the last 256 collectives of a communicator. */
+typedef struct tide_comm_record {
+  int64_t seq, count;      /* number on this communicator, from 1; elements on this rank */
+  double  begin, end;      /* trace clock; end 0: not finished */
+  int32_t status;          /* TIDE_MORE: under way */
+  int32_t op, reduce, dtype, root; /* op: see tide_coll_name; others -1 where there is none */
+  int32_t async;
+  char    site[64];
+} tide_comm_record;
+/* Record i, 0 the oldest kept. TIDE_MORE (record untouched) beyond the last. */
+int  tide_comm_history(tide_comm *comm, int64_t i, tide_comm_record *record);
+const char *tide_coll_name(int op);      /* "all_reduce"; null if unknown */
+const char *tide_reduce_name(int reduce); /* "sum" */
+
+/* What a communicator has moved, or, simulated, would have: counted on this rank by the best known
+ * algorithm (ring or direct). Link classes: 0 within a host, 1 between hosts. seconds: spent in
+ * blocking collectives and in waits for others, which is time that is not this rank's own. */
+typedef struct tide_comm_stats {
+  int64_t ncall, nmessage[2], nbyte[2];
+  double  seconds;
+} tide_comm_stats;
+int  tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats);
+
+/* ---- the list of ops, for specs and tools ---------------------------------------------------- */
+
+int         tide_op_count(void);
+const char *tide_op_name(int op);
+/* Bit set of TIDE_OPF_*. */
+int         tide_op_flags(int op);
+enum { TIDE_OPF_VIEW = 1, TIDE_OPF_INPLACE = 2, TIDE_OPF_RANDOM = 4, TIDE_OPF_BACKWARD = 8,
+       TIDE_OPF_NOGRAD = 16 };
+/* 1 if the device has a kernel for this op and dtype. */
+int         tide_op_supported(int op, int device, int dtype);

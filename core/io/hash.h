@@ -1,0 +1,21 @@
+/* XXH64: the checksum of checkpoint manifests. Fast and well spread; no protection from malice.
+ *
+ * Streaming: begin, any number of adds, end. Layer 3.
+ */
+#ifndef TIDE_IO_HASH_H
+#define TIDE_IO_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct tide__hash {
+  uint64_t lane[4];
+  uint64_t seed, total;
+  unsigned char rest[32]; /* total % 32 bytes wait here */
+} tide__hash;
+
+void     tide__hash_begin(tide__hash *h, uint64_t seed);
+void     tide__hash_add(tide__hash *h, const void *data, size_t n);
+uint64_t tide__hash_end(const tide__hash *h);
+
+#endif

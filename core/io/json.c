@@ -1,0 +1,191 @@
+/* tide_json: the values of a JSON text as one flat array of nodes, which Lua walks without calls.
+ *
+ * Layer 3. Nodes are 16 bytes; strings stay in the (unescaped) copy of the text.
+ */
+#include "core/io/json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct tide_json {
+  tide_ctx *ctx;
+  char     *text;
+  int64_t   size;      /* of text, without its final zero */
+  tide_json_node *nodes;
+  int64_t   count, cap;
+};
+
+enum { DEFAULT_LIMIT = 1 << 30, SMALL = 64 };
+
+typedef struct builder {
+  tide_json *json;
+  tide__json_reader reader;
+  int64_t open[TIDE__JSON_DEPTH]; /* node of each open container */
+  const char *name;
+} builder;
+
+static int fail(builder *b, const char *what)
+{
+  const tide__json_reader *r = &b->reader;
+  return tide__fail(b->json->ctx, TIDE_E_FORMAT, "json_parse", "%s%sline %lld, column %lld: %s",
+                    b->name ? b->name : "", b->name ? ": " : "", (long long)r->line,
+                    (long long)(r->pos - r->line_at + 1), what);
+}
+
+static int nomem(builder *b)
+{
+  return tide__fail(b->json->ctx, TIDE_E_NOMEM, "json_parse", "no memory for %lld JSON values",
+                    (long long)b->json->count);
+}
+
+/* The new last node, or null. */
+static tide_json_node *push(tide_json *json, int kind)
+{
+  if (json->count == json->cap) {
+    int64_t cap = json->cap ? json->cap * 2 : 64;
+    size_t unit = sizeof *json->nodes;
+    void *p = cap > INT32_MAX ? NULL
+            : tide__resize(json->ctx, json->nodes, (size_t)json->cap * unit, (size_t)cap * unit);
+    if (!p) return NULL;
+    json->nodes = p;
+    json->cap = cap;
+  }
+  tide_json_node *node = &json->nodes[json->count++];
+  *node = (tide_json_node){.kind = kind};
+  return node;
+}
+
+static int compare_text(const tide_json *json, int32_t a, int32_t b)
+{
+  const tide_json_node *x = &json->nodes[a], *y = &json->nodes[b];
+  size_t n = (size_t)(x->count < y->count ? x->count : y->count);
+  int order = memcmp(json->text + x->v.i, json->text + y->v.i, n);
+  return order ? order : x->count - y->count;
+}
+
+static bool text_before(const void *arg, int32_t a, int32_t b)
+{
+  return compare_text(arg, a, b) < 0;
+}
+
+/* Key nodes of the object at `at`, in order. */
+static void list_keys(const tide_json *json, int64_t at, int32_t *keys)
+{
+  int64_t n = 0;
+  for (int64_t key = at + 1; key < json->count;) {
+    const tide_json_node *value = &json->nodes[key + 1];
+    keys[n++] = (int32_t)key;
+    key = value->kind >= TIDE_JSON_ARRAY ? value->v.i : key + 2;
+  }
+}
+
+static int check_keys(builder *b, int64_t at)
+{
+  tide_json *json = b->json;
+  int64_t n = json->nodes[at].count;
+  int32_t small[SMALL], *keys = small;
+  size_t bytes = (size_t)n * sizeof *keys;
+  if (n > SMALL && !(keys = tide__alloc(json->ctx, bytes))) return nomem(b);
+  list_keys(json, at, keys);
+  tide__sort(keys, n, text_before, json);
+  int rc = TIDE_OK;
+  for (int64_t i = 1; i < n && rc == TIDE_OK; i++)
+    if (compare_text(json, keys[i - 1], keys[i]) == 0) {
+      char what[128];
+      snprintf(what, sizeof what, "the object that ends here has the key '%.64s' twice",
+               json->text + json->nodes[keys[i]].v.i);
+      rc = fail(b, what);
+    }
+  if (keys != small) tide__free(json->ctx, keys, bytes);
+  return rc;
+}
+
+static int close_container(builder *b)
+{
+  int64_t at = b->open[b->reader.depth];
+  tide_json_node *node = &b->json->nodes[at];
+  node->v.i = b->json->count;
+  return node->kind == TIDE_JSON_OBJECT ? check_keys(b, at) : TIDE_OK;
+}
+
+/* Adds the token to the tree. */
+static int add(builder *b, int token)
+{
+  tide__json_reader *r = &b->reader;
+  if (token == TIDE__JSON_CLOSE) return close_container(b);
+  bool container = token >= TIDE_JSON_ARRAY && token != TIDE__JSON_KEY;
+  int depth = r->depth - container; /* of the container that holds the value */
+  if (depth > 0 && token != TIDE__JSON_KEY) b->json->nodes[b->open[depth - 1]].count++;
+  if (container) b->open[depth] = b->json->count;
+  tide_json_node *node = push(b->json, token == TIDE__JSON_KEY ? TIDE_JSON_STRING : token);
+  if (!node) return nomem(b);
+  if (node->kind == TIDE_JSON_STRING) {
+    node->count = (int32_t)r->nstr;
+    node->v.i = r->str - r->text;
+  } else if (node->kind == TIDE_JSON_NUMBER) {
+    node->v.d = r->number;
+  } else {
+    node->v.i = r->integer;
+  }
+  return TIDE_OK;
+}
+
+static int build(builder *b)
+{
+  int64_t at = tide_utf8_check(b->json->text, b->json->size);
+  if (at >= 0) {
+    tide__json_reader *r = &b->reader;
+    for (; r->pos < at; r->pos++)
+      if (r->text[r->pos] == '\n') {
+        r->line++;
+        r->line_at = r->pos + 1;
+      }
+    return fail(b, "not valid UTF-8");
+  }
+  for (;;) {
+    int token = tide__json_next(&b->reader);
+    if (token == TIDE__JSON_END) return TIDE_OK;
+    if (token == TIDE__JSON_BAD) return fail(b, b->reader.error);
+    TIDE_TRY(add(b, token));
+  }
+}
+
+int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
+                    int64_t limit, const char *name)
+{
+  *out = NULL;
+  if (!text && nbytes) return tide__fail(ctx, TIDE_E_ARG, "json_parse", "text is null");
+  if (limit <= 0 || limit > DEFAULT_LIMIT) limit = DEFAULT_LIMIT;
+  if (nbytes > (size_t)limit)
+    return tide__fail(ctx, TIDE_E_ARG, "json_parse", "%s%s%zu bytes, at most %lld are accepted",
+                      name ? name : "", name ? ": " : "", nbytes, (long long)limit);
+  tide_json *json = tide__alloc(ctx, sizeof *json);
+  char *copy = json ? tide__alloc(ctx, nbytes + 1) : NULL;
+  if (!copy) {
+    tide__free(ctx, json, sizeof *json);
+    return tide__fail(ctx, TIDE_E_NOMEM, "json_parse", "no memory for %zu bytes", nbytes);
+  }
+  if (nbytes) memcpy(copy, text, nbytes);
+  *json = (tide_json){.ctx = ctx, .text = copy, .size = (int64_t)nbytes};
+  tide__ctx_hold(ctx);
+  builder b = {.json = json, .name = name};
+  tide__json_begin(&b.reader, copy, json->size);
+  int rc = build(&b);
+  if (rc < 0) tide_json_release(json);
+  else *out = json;
+  return rc;
+}
+
+void tide_json_release(tide_json *json)
+{
+  if (!json) return;
+  tide_ctx *ctx = json->ctx;
+  tide__free(ctx, json->nodes, (size_t)json->cap * sizeof *json->nodes);
+  tide__free(ctx, json->text, (size_t)json->size + 1);
+  tide__free(ctx, json, sizeof *json);
+  tide__ctx_drop(ctx);
+}
+
+int64_t tide_json_count(const tide_json *json) { return json ? json->count : 0; }
+const tide_json_node *tide_json_nodes(const tide_json *json) { return json ? json->nodes : NULL; }
+const char *tide_json_text(const tide_json *json) { return json ? json->text : NULL; }

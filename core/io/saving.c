@@ -1,0 +1,141 @@
+/* Saving in the background: host copies of tensors, written by a thread of their own.
+ *
+ * The one idea: the thread has a context of its own, which holds the copies and nothing else, so
+ * allocator, errors and reference counts are never shared. The owner makes context and copies,
+ * hands both over when the thread starts, and has them back when it has joined it.
+ *
+ * Invariant: between pthread_create and pthread_join only the thread touches `own`; `done` is set
+ * by its last write. Layer 3.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "core/io/io.h"
+#include "core/tensor/tensor.h"
+
+struct tide_saving {
+  tide_ctx *ctx;              /* of the caller, held */
+  tide_ctx *own;              /* of the thread */
+  pthread_t thread;
+  atomic_int done;
+  bool running;               /* created and not joined */
+  int rc;
+  int64_t n;
+  tide_tensor **copies;       /* n, in own */
+  char **names;               /* n, then the path */
+  char digits[17];
+};
+
+static void *run(void *arg)
+{
+  tide_saving *s = arg;
+  const char *path = s->names[s->n];
+  tide_ctx_attach(s->own);
+  s->rc = tide_file_save(s->own, path, s->n, (const char *const *)s->names, s->copies, 0, NULL,
+                         NULL);
+  if (s->rc == TIDE_OK) s->rc = tide_path_hash(s->own, path, s->digits);
+  atomic_store_explicit(&s->done, 1, memory_order_release);
+  return NULL;
+}
+
+static void join(tide_saving *s)
+{
+  if (!s->running) return;
+  pthread_join(s->thread, NULL);
+  s->running = false;
+  tide_ctx_attach(s->own);
+}
+
+void tide_saving_release(tide_saving *s)
+{
+  if (!s) return;
+  tide_ctx *ctx = s->ctx;
+  join(s);
+  for (int64_t i = 0; s->copies && i < s->n; i++) tide_tensor_release(s->copies[i]);
+  for (int64_t i = 0; s->names && i <= s->n; i++)
+    if (s->names[i]) tide__free(ctx, s->names[i], strlen(s->names[i]) + 1);
+  if (s->copies) tide__free(ctx, s->copies, (size_t)(s->n + 1) * sizeof *s->copies);
+  if (s->names) tide__free(ctx, s->names, (size_t)(s->n + 1) * sizeof *s->names);
+  if (s->own) tide_ctx_release(s->own);
+  tide__free(ctx, s, sizeof *s);
+  tide_ctx_release(ctx);
+}
+
+static int copy_text(tide_ctx *ctx, char **out, const char *text)
+{
+  size_t n = strlen(text) + 1;
+  *out = tide__alloc(ctx, n);
+  if (!*out) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory for names");
+  memcpy(*out, text, n);
+  return TIDE_OK;
+}
+
+static int copy_tensor(tide_saving *s, int64_t i, tide_tensor *t)
+{
+  tide_tensor *c = NULL;
+  int rc = tide_empty(&c, s->own, TIDE_DEV_CPU, t->dtype, t->ndim, t->shape);
+  if (rc < 0)
+    return tide__fail(s->ctx, rc, "saving", "no host memory for a copy of '%.200s'", s->names[i]);
+  s->copies[i] = c;
+  size_t bytes = (size_t)tide_tensor_numel(t) * (size_t)tide_dtype_size(t->dtype);
+  return bytes ? tide_to_bytes(t, tide_tensor_data(c), bytes) : TIDE_OK;
+}
+
+static int fill(tide_saving *s, const char *path, const char *const *names,
+                tide_tensor *const *tensors)
+{
+  char msg[256];
+  size_t room = (size_t)(s->n + 1);
+  s->names = tide__alloc(s->ctx, room * sizeof *s->names);
+  s->copies = tide__alloc(s->ctx, room * sizeof *s->copies);
+  if (!s->names || !s->copies)
+    return tide__fail(s->ctx, TIDE_E_NOMEM, "saving", "no host memory for %lld names",
+                      (long long)s->n);
+  TIDE_TRY(copy_text(s->ctx, &s->names[s->n], path));
+  int rc = tide_ctx_new(&s->own, NULL, msg, sizeof msg);
+  if (rc < 0) return tide__fail(s->ctx, rc, "saving", "%s", msg);
+  for (int64_t i = 0; i < s->n; i++) {
+    if (!names[i] || !tensors[i])
+      return tide__fail(s->ctx, TIDE_E_ARG, "saving", "name or tensor %lld is null",
+                        (long long)i + 1);
+    TIDE_TRY(copy_text(s->ctx, &s->names[i], names[i]));
+    TIDE_TRY(copy_tensor(s, i, tensors[i]));
+  }
+  return TIDE_OK;
+}
+
+int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
+                      const char *const *names, tide_tensor *const *tensors)
+{
+  *out = NULL;
+  if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
+    return tide__fail(ctx, TIDE_E_ARG, "saving", "a path, and %lld names and tensors",
+                      (long long)n);
+  tide_saving *s = tide__alloc(ctx, sizeof *s);
+  if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory");
+  s->ctx = ctx;
+  s->n = n;
+  tide__ctx_hold(ctx);
+  int rc = fill(s, path, names, tensors);
+  if (rc == TIDE_OK && pthread_create(&s->thread, NULL, run, s))
+    rc = tide__fail(ctx, TIDE_E_NOMEM, "saving", "the system refused a thread");
+  s->running = rc == TIDE_OK;
+  if (rc < 0) tide_saving_release(s);
+  else *out = s;
+  return rc;
+}
+
+int tide_saving_test(const tide_saving *s)
+{
+  return !s->running || atomic_load_explicit(&((tide_saving *)s)->done, memory_order_acquire);
+}
+
+int tide_saving_wait(tide_saving *s, char *digits)
+{
+  join(s);
+  if (s->rc < 0)
+    return tide__fail(s->ctx, s->rc, "file_save", "%s", tide_error(s->own)->message);
+  memcpy(digits, s->digits, sizeof s->digits);
+  return TIDE_OK;
+}

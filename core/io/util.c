@@ -1,0 +1,76 @@
+/* Blobs, UTF-8 and an in-place sort: the small tools of the folder. Layer 3. */
+#include "core/io/io.h"
+
+int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op)
+{
+  tide_blob *b = tide__alloc(ctx, sizeof *b);
+  char *data = b && size < INT64_MAX ? tide__alloc(ctx, (size_t)size + 1) : NULL;
+  if (!data) {
+    tide__free(ctx, b, sizeof *b);
+    return tide__fail(ctx, TIDE_E_NOMEM, op, "no memory for %lld bytes", (long long)size);
+  }
+  *b = (tide_blob){ctx, data, size};
+  tide__ctx_hold(ctx);
+  *out = b;
+  return TIDE_OK;
+}
+
+const char *tide_blob_data(const tide_blob *blob) { return blob ? blob->data : NULL; }
+int64_t tide_blob_size(const tide_blob *blob) { return blob ? blob->size : 0; }
+
+void tide_blob_release(tide_blob *blob)
+{
+  if (!blob) return;
+  tide_ctx *ctx = blob->ctx;
+  tide__free(ctx, blob->data, (size_t)blob->size + 1);
+  tide__free(ctx, blob, sizeof *blob);
+  tide__ctx_drop(ctx);
+}
+
+/* Bytes of the character at s, 0 if it is none. */
+static int utf8_length(const unsigned char *s, int64_t left)
+{
+  unsigned c = s[0];
+  if (c < 0x80) return 1;
+  int n = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+  if (c < 0xC2 || c > 0xF4 || left < n) return 0;
+  unsigned lo = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
+  unsigned hi = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+  if (s[1] < lo || s[1] > hi) return 0;
+  for (int i = 2; i < n; i++)
+    if ((s[i] & 0xC0) != 0x80) return 0;
+  return n;
+}
+
+int64_t tide_utf8_check(const char *text, int64_t n)
+{
+  for (int64_t i = 0; i < n;) {
+    int step = utf8_length((const unsigned char *)text + i, n - i);
+    if (!step) return i;
+    i += step;
+  }
+  return -1;
+}
+
+/* Heap sort: no recursion, no memory, n log n for every input. */
+static void sift(int32_t *index, int64_t at, int64_t n, tide__less less, const void *arg)
+{
+  int32_t moving = index[at];
+  for (int64_t child; (child = 2 * at + 1) < n; at = child) {
+    if (child + 1 < n && less(arg, index[child], index[child + 1])) child++;
+    if (!less(arg, moving, index[child])) break;
+    index[at] = index[child];
+  }
+  index[at] = moving;
+}
+
+void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg)
+{
+  for (int64_t i = n / 2 - 1; i >= 0; i--) sift(index, i, n, less, arg);
+  for (int64_t i = n - 1; i > 0; i--) {
+    int32_t top = index[0];
+    index[0] = index[i];
+    index[i] = top;
+    sift(index, 0, i, less, arg);
+  }
+}

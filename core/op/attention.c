@@ -1,0 +1,284 @@
+/* Softmax, rotary positions and scaled dot product attention with its log-sum-exp.
+ *
+ * Masks are data (see tide_attention_attrs): a query sees a key by document number and position, so
+ * causal, window, packed and any sharded layout are one op and one kernel.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+/* ---- softmax: the kernels run along the last dim --------------------------------------------- */
+
+static int along(tide_tensor **out, int op, tide_tensor *x, int dim)
+{
+  tide__call c;
+  tide_tensor *moved, *y = NULL;
+  TIDE_TRY(tide__begin(&c, op, out, 1, &x, 0));
+  TIDE_TRY(tide__check_float(x, TIDE__NAME(&c), "x"));
+  int d = tide__resolve_dim(dim, x->ndim);
+  if (d < 0)
+    return tide__fail(c.ctx, TIDE_E_ARG, TIDE__NAME(&c), "dim: %d is outside a tensor of %d dims",
+                      dim, x->ndim);
+  TIDE_TRY(tide_transpose(&moved, x, d, -1));
+  c.in_[0] = moved;
+  c.attrs.dim.dim = x->ndim - 1;
+  tide__result(&c, 0, x->dtype, moved->ndim, moved->shape);
+  int rc = tide__dispatch(&c, &y, 1);
+  tide_tensor_release(moved);
+  if (rc == TIDE_OK) rc = tide_transpose(out, y, d, -1);
+  tide_tensor_release(y);
+  return rc;
+}
+
+int tide_softmax(tide_tensor **out, tide_tensor *x, int dim)
+{
+  return along(out, TIDE_OP_SOFTMAX, x, dim);
+}
+
+int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim)
+{
+  return along(out, TIDE_OP_LOG_SOFTMAX, x, dim);
+}
+
+static int from_output(const tide__grad_call *g, int op)
+{
+  tide__call c;
+  tide_tensor *dy = g->gout[0];
+  TIDE_TRY(tide__begin(&c, op, &g->gin[0], 2, (tide_tensor *[]){dy, g->out[0]}, 0));
+  c.attrs = *g->attrs;
+  tide__result(&c, 0, dy->dtype, dy->ndim, dy->shape);
+  return tide__dispatch(&c, &g->gin[0], 1);
+}
+
+int tide__grad_softmax(const tide__grad_call *g) { return from_output(g, TIDE_OP_SOFTMAX_BWD); }
+int tide__grad_log_softmax(const tide__grad_call *g)
+{
+  return from_output(g, TIDE_OP_LOG_SOFTMAX_BWD);
+}
+
+/* ---- rotary positions ------------------------------------------------------------------------ */
+
+static int check_rope(tide__call *c, const tide_tensor *x, const tide_tensor *p,
+                      const tide_tensor *f)
+{
+  TIDE_TRY(tide__check_float(x, "rope", "x"));
+  TIDE_TRY(tide__check_index(p, "rope", "positions"));
+  if (x->ndim != 4 || p->ndim != 2 || p->shape[1] != x->shape[1] ||
+      (p->shape[0] != 1 && p->shape[0] != x->shape[0]))
+    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "expected x [B, T, H, D] and positions [B or "
+                      "1, T], got %s and %s", TIDE__SHAPE(x->ndim, x->shape),
+                      TIDE__SHAPE(p->ndim, p->shape));
+  if (f->dtype != TIDE_F32 || f->ndim != 1 || 2 * f->shape[0] > x->shape[3])
+    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "inv_freq: expected f32 of at most %lld "
+                      "entries (half the head size), got %s %s", (long long)x->shape[3] / 2,
+                      tide_dtype_name(f->dtype), TIDE__SHAPE(f->ndim, f->shape));
+  return TIDE_OK;
+}
+
+int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
+              bool interleaved, bool inverse)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ROPE, out, 3, (tide_tensor *[]){x, positions, inv_freq}, 0));
+  TIDE_TRY(check_rope(&c, x, positions, inv_freq));
+  c.attrs.rope = (k_rope_attrs){interleaved, inverse};
+  tide__result(&c, 0, x->dtype, 4, x->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+/* A rotation's adjoint is the rotation back. */
+int tide__grad_rope(const tide__grad_call *g)
+{
+  return tide_rope(&g->gin[0], g->gout[0], g->in[1], g->in[2], g->attrs->rope.interleaved,
+                   !g->attrs->rope.inverse);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+void tide_attention_attrs_init(tide_attention_attrs *a)
+{
+  memset(a, 0, sizeof *a);
+  a->size = sizeof *a;
+  a->window_left = a->window_right = -1;
+}
+
+static int check_qkv(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v)
+{
+  TIDE_TRY(tide__check_float(q, "attention", "q"));
+  bool fit = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && q->dtype == k->dtype &&
+             q->dtype == v->dtype && k->shape[0] == q->shape[0] && v->shape[0] == q->shape[0] &&
+             k->shape[1] == v->shape[1] && k->shape[2] == v->shape[2] &&
+             k->shape[3] == q->shape[3];
+  if (!fit)
+    return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "expected q [B, Tq, H, D], k [B, Tk, Hk, "
+                      "D] and v [B, Tk, Hk, Dv] of one dtype, got %s %s, %s %s and %s %s",
+                      tide_dtype_name(q->dtype), TIDE__SHAPE(q->ndim, q->shape),
+                      tide_dtype_name(k->dtype), TIDE__SHAPE(k->ndim, k->shape),
+                      tide_dtype_name(v->dtype), TIDE__SHAPE(v->ndim, v->shape));
+  if (k->shape[2] == 0 ? q->shape[2] != 0 : q->shape[2] % k->shape[2] != 0)
+    return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "%lld query heads are not a multiple of "
+                      "%lld key heads", (long long)q->shape[2], (long long)k->shape[2]);
+  return TIDE_OK;
+}
+
+static int check_index_pair(const tide_tensor *q, const tide_tensor *t, const tide_tensor *index,
+                            const char *arg)
+{
+  bool fit = index->dtype == TIDE_I32 && index->ndim == 3 && index->shape[1] == t->shape[1] &&
+             index->shape[2] == 2 && (index->shape[0] == 1 || index->shape[0] == q->shape[0]);
+  if (fit) return TIDE_OK;
+  return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "%s: expected i32 [%lld or 1, %lld, 2] of "
+                    "(document, position), got %s %s", arg, (long long)q->shape[0],
+                    (long long)t->shape[1], tide_dtype_name(index->dtype),
+                    TIDE__SHAPE(index->ndim, index->shape));
+}
+
+static int check_attrs(const tide_tensor *q, const tide_tensor *k, const tide_attention_attrs *a)
+{
+  if (a->size != sizeof *a)
+    return tide__fail(q->ctx, TIDE_E_ARG, "attention", "attrs.size is %u, expected %zu: call "
+                      "tide_attention_attrs_init", a->size, sizeof *a);
+  if (a->window_left < -1 || a->window_right < -1)
+    return tide__fail(q->ctx, TIDE_E_ARG, "attention", "window: expected -1 or more, got %lld and "
+                      "%lld", (long long)a->window_left, (long long)a->window_right);
+  if (!isfinite(a->scale) || !(a->softcap >= 0) || !isfinite(a->softcap))
+    return tide__fail(q->ctx, TIDE_E_ARG, "attention", "scale and softcap: expected finite numbers "
+                      "(softcap >= 0), got %g and %g", a->scale, a->softcap);
+  if (!a->q_index != !a->k_index)
+    return tide__fail(q->ctx, TIDE_E_ARG, "attention", "q_index and k_index: expected both or "
+                      "none");
+  if (!a->q_index) return TIDE_OK;
+  TIDE_TRY(check_index_pair(q, q, a->q_index, "q_index"));
+  return check_index_pair(q, k, a->k_index, "k_index");
+}
+
+int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
+                          const tide_attention_attrs *a)
+{
+  TIDE_TRY(check_qkv(q, k, v));
+  return check_attrs(q, k, a);
+}
+
+k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a)
+{
+  float scale = a->scale != 0 ? a->scale : 1 / sqrtf((float)(q->shape[3] ? q->shape[3] : 1));
+  return (k_attention_attrs){a->window_left, a->window_right, a->q_start, a->causal, scale,
+                             a->softcap};
+}
+
+/* bias broadcast to [B, H, Tq, Tk], recorded so that its gradient is summed back. */
+static int full_bias(tide_tensor **out, tide_tensor *bias, const tide_tensor *q,
+                     const tide_tensor *k)
+{
+  int64_t shape[4] = {q->shape[0], q->shape[2], q->shape[1], k->shape[1]};
+  *out = NULL;
+  if (!bias) return TIDE_OK;
+  TIDE_TRY(tide__check_float(bias, "attention", "bias"));
+  int64_t stride[TIDE_MAX_DIM];
+  if (!tide__expand(bias->ndim, bias->shape, bias->stride, 4, shape, stride))
+    return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "bias: expected to expand to [B, H, Tq, "
+                      "Tk] = %s, got %s", TIDE__SHAPE(4, shape),
+                      TIDE__SHAPE(bias->ndim, bias->shape));
+  return tide_expand(out, bias, 4, shape);
+}
+
+int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_tensor *k,
+                   tide_tensor *v, const tide_attention_attrs *attrs)
+{
+  tide__call c;
+  tide_attention_attrs def;
+  tide_tensor *bias, *y[2];
+  *out = NULL;
+  if (lse) *lse = NULL;
+  if (!attrs) tide_attention_attrs_init(&def);
+  const tide_attention_attrs *a = attrs ? attrs : &def;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 6,
+                       (tide_tensor *[]){q, k, v, a->bias, a->q_index, a->k_index}, 8 | 16 | 32));
+  TIDE_TRY(tide__check_attention(q, k, v, a));
+  TIDE_TRY(full_bias(&bias, a->bias, q, k));
+  c.in_[3] = bias;
+  c.attrs.attention = tide__attention_attrs_of(q, a);
+  tide__result(&c, 0, q->dtype, 4,
+               (int64_t[]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]});
+  tide__result(&c, 1, q->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32, 3,
+               (int64_t[]){q->shape[0], q->shape[2], q->shape[1]});
+  int rc = tide__dispatch(&c, y, lse ? 2 : 1);
+  tide_tensor_release(bias);
+  if (rc < 0) return rc;
+  *out = y[0];
+  if (lse) *lse = y[1];
+  return TIDE_OK;
+}
+
+int tide__grad_attention(const tide__grad_call *g)
+{
+  tide__call c;
+  tide_tensor *dout = g->gout[0], *zero = NULL, *dy[4] = {NULL};
+  if (!dout) {
+    tide_tensor *o = g->out[0];
+    TIDE_TRY(tide_full(&zero, g->ctx, g->meta[0].device, o->dtype, o->ndim, o->shape, 0));
+    dout = zero;
+  }
+  int rc = tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
+                       (tide_tensor *[]){dout, g->in[0], g->in[1], g->in[2], g->out[0], g->out[1],
+                                         g->in[3], g->in[4], g->in[5], g->gout[1]},
+                       1u << 6 | 1u << 7 | 1u << 8 | 1u << 9);
+  if (rc == TIDE_OK) {
+    c.attrs = *g->attrs;
+    for (int i = 0; i < 3; i++) tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
+    tide__result(&c, 3, g->out[1]->dtype, g->need[3] ? 4 : -1, g->meta[3].shape);
+    rc = tide__dispatch(&c, dy, 4);
+  }
+  tide_tensor_release(zero);
+  TIDE_TRY(rc);
+  for (int i = 0; i < 3; i++) g->gin[i] = dy[i];
+  if (!dy[3]) return TIDE_OK;
+  rc = tide_cast(&g->gin[3], dy[3], g->meta[3].dtype);
+  tide_tensor_release(dy[3]);
+  return rc;
+}
+
+/* ---- packed streams -------------------------------------------------------------------------- */
+
+/* Host data by nature: a few hundred lengths, turned into pairs once a batch. */
+int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
+{
+  *out = NULL;
+  TIDE_TRY(tide__check_index(cu, "document_index", "cu"));
+  int64_t n = tide__tensor_numel(cu);
+  if (cu->ndim != 1 || n < 1 || ntoken < 0)
+    return tide__fail(cu->ctx, TIDE_E_SHAPE, "document_index", "expected cu [ndoc + 1] and ntoken "
+                      ">= 0, got %s and %lld", TIDE__SHAPE(cu->ndim, cu->shape), (long long)ntoken);
+  tide_tensor *wide = NULL, *host = NULL, *pairs = NULL, *dense = NULL;
+  int device = cu->storage->device;
+  int rc = tide_cast(&wide, cu, TIDE_I64);
+  if (rc == TIDE_OK) rc = tide_to_device(&host, wide, TIDE_DEV_CPU);
+  if (rc == TIDE_OK) rc = tide_contiguous(&dense, host);
+  if (rc == TIDE_OK)
+    rc = tide_empty(&pairs, cu->ctx, TIDE_DEV_CPU, TIDE_I32, 3, (int64_t[]){1, ntoken, 2});
+  if (rc == TIDE_OK) {
+    const int64_t *c = tide_tensor_data(dense);
+    int32_t *p = tide_tensor_data(pairs);
+    bool good = c[0] == 0 && c[n - 1] <= ntoken;
+    for (int64_t i = 0; good && i + 1 < n; i++) good = c[i] <= c[i + 1];
+    if (!good)
+      rc = tide__fail(cu->ctx, TIDE_E_ARG, "document_index", "cu must start at 0, never decrease "
+                      "and end at or below %lld", (long long)ntoken);
+    for (int64_t i = 0; good && i + 1 < n; i++)
+      for (int64_t t = c[i]; t < c[i + 1]; t++) {
+        p[2 * t] = (int32_t)i;
+        p[2 * t + 1] = (int32_t)(t - c[i]);
+      }
+    for (int64_t t = good ? c[n - 1] : ntoken; t < ntoken; t++) {
+      p[2 * t] = -1;
+      p[2 * t + 1] = 0;
+    }
+  }
+  if (rc == TIDE_OK) rc = tide_to_device(out, pairs, device);
+  tide_tensor *all[] = {wide, host, pairs, dense};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) tide_tensor_release(all[i]);
+  return rc;
+}

@@ -1,0 +1,117 @@
+/* Attention in parts: what a sequence that lies on several ranks needs.
+ *
+ * The one idea: softmax attention over a set of keys is a weighted mean of attentions over its
+ * parts, with weights that the parts' log-sum-exps give. So a rank attends to one block of keys at
+ * a time and merges (arXiv 2310.01889); and since the gradient of a part needs the output and the
+ * log-sum-exp of the whole alone, each part's backward runs by itself too.
+ */
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+static int check_float_like(const tide_tensor *t, const tide_tensor *part, const char *arg,
+                            const char *name)
+{
+  int want = part->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32;
+  if (t->dtype == want) return TIDE_OK;
+  return tide__fail(t->ctx, TIDE_E_DTYPE, name, "%s: expected %s, got %s", arg,
+                    tide_dtype_name(want), tide_dtype_name(t->dtype));
+}
+
+static bool same_shape(const tide_tensor *a, const tide_tensor *b)
+{
+  bool same = a->ndim == b->ndim;
+  for (int d = 0; same && d < a->ndim; d++) same = a->shape[d] == b->shape[d];
+  return same;
+}
+
+/* lse [B, H, T] belongs to x [B, T, H, D]. */
+static bool fits_lse(const tide_tensor *x, const tide_tensor *lse)
+{
+  return x->ndim == 4 && lse->ndim == 3 && lse->shape[0] == x->shape[0] &&
+         lse->shape[1] == x->shape[2] && lse->shape[2] == x->shape[1];
+}
+
+static int check_merge(const tide__call *c, tide_tensor *const *x)
+{
+  const char *name = TIDE__NAME(c);
+  TIDE_TRY(tide__check_float(x[2], name, "part"));
+  TIDE_TRY(check_float_like(x[0], x[2], "out", name));
+  TIDE_TRY(check_float_like(x[1], x[2], "lse", name));
+  TIDE_TRY(check_float_like(x[3], x[2], "part_lse", name));
+  if (!same_shape(x[0], x[2]) || !same_shape(x[1], x[3]) || !fits_lse(x[0], x[1]))
+    return tide__fail(c->ctx, TIDE_E_SHAPE, name, "expected out and part [B, T, H, D], lse and "
+                      "part_lse [B, H, T], got %s, %s, %s and %s", TIDE__SHAPE(x[0]->ndim,
+                      x[0]->shape), TIDE__SHAPE(x[2]->ndim, x[2]->shape), TIDE__SHAPE(x[1]->ndim,
+                      x[1]->shape), TIDE__SHAPE(x[3]->ndim, x[3]->shape));
+  for (int i = 0; i < 2; i++) TIDE_TRY(tide__check_target(x[i], name));
+  for (int i = 0; i < 2; i++)
+    for (int j = i + 1; j < 4; j++)
+      if (x[i]->storage == x[j]->storage)
+        return tide__fail(c->ctx, TIDE_E_ARG, name, "out and lse: expected memory of their own, "
+                          "but operands %d and %d share theirs", i + 1, j + 1);
+  return TIDE_OK;
+}
+
+int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
+                          tide_tensor *part_lse)
+{
+  tide__call c;
+  tide_tensor *x[4] = {out, lse, part, part_lse};
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_MERGE_, NULL, 4, x, 0));
+  TIDE_TRY(check_merge(&c, x));
+  c.nin = c.nout = 2;
+  c.in_[0] = part;
+  c.in_[1] = part_lse;
+  c.out_[0] = out;
+  c.out_[1] = lse;
+  int rc = tide__launch(&c);
+  out->storage->version++;
+  lse->storage->version++;
+  return rc;
+}
+
+static int check_backward(const tide__call *c, const tide_tensor *dout, const tide_tensor *q,
+                          const tide_tensor *v, const tide_tensor *out, const tide_tensor *lse)
+{
+  TIDE_TRY(check_float_like(lse, q, "lse", "attention_backward"));
+  bool fit = dout->dtype == q->dtype && out->dtype == q->dtype && same_shape(dout, out) &&
+             out->ndim == 4 && fits_lse(out, lse);
+  for (int d = 0; fit && d < 4; d++)
+    fit = out->shape[d] == (d < 3 ? q->shape[d] : v->shape[3]);
+  if (fit) return TIDE_OK;
+  return tide__fail(c->ctx, TIDE_E_SHAPE, "attention_backward", "expected dout and out like the "
+                    "output of q %s %s and v %s, and lse [B, H, Tq], got %s %s, %s %s and %s",
+                    tide_dtype_name(q->dtype), TIDE__SHAPE(q->ndim, q->shape),
+                    TIDE__SHAPE(v->ndim, v->shape), tide_dtype_name(dout->dtype),
+                    TIDE__SHAPE(dout->ndim, dout->shape), tide_dtype_name(out->dtype),
+                    TIDE__SHAPE(out->ndim, out->shape), TIDE__SHAPE(lse->ndim, lse->shape));
+}
+
+int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,
+                            tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
+                            tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs)
+{
+  tide__call c;
+  tide_attention_attrs def;
+  tide_tensor *y[4] = {NULL}, *x[3] = {q, k, v};
+  *dq = *dk = *dv = NULL;
+  if (!attrs) tide_attention_attrs_init(&def);
+  const tide_attention_attrs *a = attrs ? attrs : &def;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
+                       (tide_tensor *[]){dout, q, k, v, out, lse, NULL, a->q_index, a->k_index,
+                                         NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9));
+  if (a->bias)
+    return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, "attention_backward", "bias: a part has none; "
+                      "use tide_attention and the tape");
+  TIDE_TRY(tide__check_attention(q, k, v, a));
+  TIDE_TRY(check_backward(&c, dout, q, v, out, lse));
+  c.attrs.attention = tide__attention_attrs_of(q, a);
+  for (int i = 0; i < 3; i++) tide__result(&c, i, x[i]->dtype, 4, x[i]->shape);
+  tide__result(&c, 3, lse->dtype, -1, lse->shape);
+  TIDE_TRY(tide__dispatch(&c, y, 4));
+  *dq = y[0];
+  *dk = y[1];
+  *dv = y[2];
+  return TIDE_OK;
+}

@@ -1,0 +1,142 @@
+/* Which keys of a block any query of another block may see: integers only, on the host.
+ *
+ * The one idea: a block is summarised by the range of positions that it holds of each document.
+ * Neighbouring tokens mostly share a document, so runs of them are made first and there are few.
+ */
+#include <stdlib.h>
+
+#include "core/base/alloc.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+/* Positions lo..hi of one document. */
+typedef struct span { int32_t doc, lo, hi; } span;
+
+typedef struct spans { span *at; int64_t n, cap; tide_ctx *ctx; } spans;
+
+static int push(spans *s, const int32_t *pair)
+{
+  if (s->n == s->cap) {
+    int64_t cap = s->cap ? 2 * s->cap : 64;
+    span *more = tide__resize(s->ctx, s->at, (size_t)s->cap * sizeof *more,
+                              (size_t)cap * sizeof *more);
+    if (!more) return tide__fail(s->ctx, TIDE_E_NOMEM, "attention_rows", "no host memory");
+    s->at = more;
+    s->cap = cap;
+  }
+  s->at[s->n++] = (span){pair[0], pair[1], pair[1]};
+  return TIDE_OK;
+}
+
+static int by_document(const void *a, const void *b)
+{
+  const span *x = a, *y = b;
+  return (x->doc > y->doc) - (x->doc < y->doc);
+}
+
+/* Sorted by document, one span each. */
+static void join(spans *s)
+{
+  int64_t n = 0;
+  if (s->n > 1) qsort(s->at, (size_t)s->n, sizeof *s->at, by_document);
+  for (int64_t i = 0; i < s->n; i++) {
+    span *last = n > 0 ? &s->at[n - 1] : NULL;
+    if (!last || last->doc != s->at[i].doc) {
+      s->at[n++] = s->at[i];
+      continue;
+    }
+    if (s->at[i].lo < last->lo) last->lo = s->at[i].lo;
+    if (s->at[i].hi > last->hi) last->hi = s->at[i].hi;
+  }
+  s->n = n;
+}
+
+/* What the queries hold of each document; those of document -1 see nothing. */
+static int spans_of(spans *s, const int32_t *pair, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++, pair += 2) {
+    if (pair[0] < 0) continue;
+    span *last = s->n > 0 ? &s->at[s->n - 1] : NULL;
+    if (!last || last->doc != pair[0]) {
+      TIDE_TRY(push(s, pair));
+      continue;
+    }
+    if (pair[1] < last->lo) last->lo = pair[1];
+    if (pair[1] > last->hi) last->hi = pair[1];
+  }
+  join(s);
+  return TIDE_OK;
+}
+
+static bool is_seen(const spans *q, const int32_t *pair, const tide_attention_attrs *a)
+{
+  span key = {pair[0], 0, 0};
+  if (pair[0] < 0 || q->n == 0) return false;
+  const span *s = bsearch(&key, q->at, (size_t)q->n, sizeof *q->at, by_document);
+  if (!s) return false;
+  int64_t p = pair[1];
+  if (a->causal && p > s->hi) return false;
+  if (a->window_left >= 0 && p < s->lo - a->window_left) return false;
+  return a->window_right < 0 || p <= s->hi + a->window_right;
+}
+
+static int check_index(tide_tensor *t, const char *arg)
+{
+  if (t->storage->gone)
+    return tide__fail(t->ctx, TIDE_E_GONE, "attention_rows", "%s was dropped", arg);
+  if (t->dtype == TIDE_I32 && t->ndim == 3 && t->shape[2] == 2 &&
+      (tide_tensor_data(t) || tide__tensor_numel(t) == 0))
+    return TIDE_OK;
+  return tide__fail(t->ctx, TIDE_E_SHAPE, "attention_rows", "%s: expected i32 [B, T, 2] of "
+                    "(document, position) on the host, got %s %s on '%s'", arg,
+                    tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape),
+                    tide_device_name(t->storage->device));
+}
+
+/* Widens *first..*last (exclusive) by the keys of one row of the batch. */
+static int widen(spans *s, const int32_t *q, int64_t nq, const int32_t *k, int64_t nk,
+                 const tide_attention_attrs *a, int64_t *first, int64_t *last)
+{
+  s->n = 0;
+  TIDE_TRY(spans_of(s, q, nq));
+  for (int64_t j = 0; j < *first; j++)
+    if (is_seen(s, k + 2 * j, a)) *first = j;
+  for (int64_t j = nk; j > *last && j > *first; j--)
+    if (is_seen(s, k + 2 * (j - 1), a)) *last = j;
+  return TIDE_OK;
+}
+
+int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
+                        const tide_attention_attrs *attrs, int64_t *first, int64_t *count)
+{
+  tide_attention_attrs def;
+  tide_tensor *q = NULL, *k = NULL;
+  *first = *count = 0;
+  if (!attrs) tide_attention_attrs_init(&def);
+  const tide_attention_attrs *a = attrs ? attrs : &def;
+  TIDE_TRY(check_index(q_index, "q_index"));
+  TIDE_TRY(check_index(k_index, "k_index"));
+  if (q_index->shape[0] != k_index->shape[0] && q_index->shape[0] != 1 && k_index->shape[0] != 1)
+    return tide__fail(q_index->ctx, TIDE_E_SHAPE, "attention_rows", "k_index: expected a batch of "
+                      "%lld or 1, got %lld", (long long)q_index->shape[0],
+                      (long long)k_index->shape[0]);
+  TIDE_TRY(tide_contiguous(&q, q_index));
+  int rc = tide_contiguous(&k, k_index);
+  int64_t nq = q->shape[1], nk = rc < 0 ? 0 : k->shape[1];
+  int64_t rows = rc < 0 ? 0 : q->shape[0] > k->shape[0] ? q->shape[0] : k->shape[0];
+  int64_t lo = nk, hi = 0;
+  spans s = {.ctx = q->ctx};
+  for (int64_t b = 0; rc == TIDE_OK && b < rows; b++)
+    rc = widen(&s, (int32_t *)tide_tensor_data(q) + 2 * nq * (q->shape[0] > 1 ? b : 0), nq,
+               (int32_t *)tide_tensor_data(k) + 2 * nk * (k->shape[0] > 1 ? b : 0), nk, a, &lo,
+               &hi);
+  if (rc == TIDE_OK && hi > lo) {
+    *first = lo;
+    *count = hi - lo;
+  }
+  tide__free(s.ctx, s.at, (size_t)s.cap * sizeof *s.at);
+  tide_tensor_release(q);
+  tide_tensor_release(k);
+  return rc;
+}

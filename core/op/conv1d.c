@@ -1,0 +1,150 @@
+/* Causal depthwise convolution along time, and the numbers of packed sequences it obeys.
+ *
+ * Which tokens belong together is data (a number per token), as it is for attention: one kernel
+ * serves whole batches, packed streams and, with the rows before token 0 given, pieces of a stream.
+ */
+#include <string.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+void tide_conv1d_attrs_init(tide_conv1d_attrs *a)
+{
+  memset(a, 0, sizeof *a);
+  a->size = sizeof *a;
+}
+
+static int check_operands(const tide_tensor *x, const tide_tensor *w, const tide_tensor *bias,
+                          const tide_conv1d_attrs *a)
+{
+  TIDE_TRY(tide__check_float(x, "conv1d", "x"));
+  if (a->size != sizeof *a)
+    return tide__fail(x->ctx, TIDE_E_ARG, "conv1d", "attrs.size is %u, expected %zu: call "
+                      "tide_conv1d_attrs_init", a->size, sizeof *a);
+  if (x->ndim != 3 || w->ndim != 2 || w->dtype != x->dtype || w->shape[0] != x->shape[2])
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "expected x [B, T, C] and weight [C, K] of "
+                      "one dtype, got %s %s and %s %s", tide_dtype_name(x->dtype),
+                      TIDE__SHAPE(x->ndim, x->shape), tide_dtype_name(w->dtype),
+                      TIDE__SHAPE(w->ndim, w->shape));
+  if (w->shape[1] < 2 || w->shape[1] > 4)
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "weight: expected 2 to 4 taps, got %lld",
+                      (long long)w->shape[1]);
+  if (bias && (bias->ndim != 1 || bias->shape[0] != x->shape[2] || bias->dtype != x->dtype))
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "bias: expected %s [%lld], got %s %s",
+                      tide_dtype_name(x->dtype), (long long)x->shape[2],
+                      tide_dtype_name(bias->dtype), TIDE__SHAPE(bias->ndim, bias->shape));
+  const tide_tensor *s = a->initial;
+  if (s && (s->ndim != 3 || s->dtype != x->dtype || s->shape[0] != x->shape[0] ||
+            s->shape[1] != w->shape[1] - 1 || s->shape[2] != x->shape[2]))
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "initial: expected %s [%lld, %lld, %lld] "
+                      "(batch, taps - 1, channels), got %s %s", tide_dtype_name(x->dtype),
+                      (long long)x->shape[0], (long long)(w->shape[1] - 1),
+                      (long long)x->shape[2], tide_dtype_name(s->dtype),
+                      TIDE__SHAPE(s->ndim, s->shape));
+  return tide__check_sequence(x, a->sequence, "conv1d");
+}
+
+int tide_conv1d(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tensor *weight,
+                tide_tensor *bias, const tide_conv1d_attrs *attrs)
+{
+  tide__call c;
+  tide_conv1d_attrs def;
+  tide_tensor *y[2];
+  *out = NULL;
+  if (last) *last = NULL;
+  if (!attrs) tide_conv1d_attrs_init(&def);
+  const tide_conv1d_attrs *a = attrs ? attrs : &def;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_CONV1D, out, 5,
+                       (tide_tensor *[]){x, weight, bias, a->initial, a->sequence}, 4 | 8 | 16));
+  TIDE_TRY(check_operands(x, weight, bias, a));
+  c.attrs.conv1d = (k_conv1d_attrs){a->silu};
+  tide__result(&c, 0, x->dtype, 3, x->shape);
+  tide__result(&c, 1, x->dtype, last ? 3 : -1,
+               (int64_t[]){x->shape[0], weight->shape[1] - 1, x->shape[2]});
+  TIDE_TRY(tide__dispatch(&c, y, last ? 2 : 1));
+  *out = y[0];
+  if (last) *last = y[1];
+  return TIDE_OK;
+}
+
+/* Declares the gradient of saved input i as result k, in its own shape, or as not wanted. */
+static void gradient_of(tide__call *c, const tide__grad_call *g, int k, int i)
+{
+  const tide__meta *m = &g->meta[i];
+  tide__result(c, k, m->dtype, g->need[i] ? m->ndim : -1, m->shape);
+}
+
+int tide__grad_conv1d(const tide__grad_call *g)
+{
+  tide__call c;
+  tide_tensor *dy = g->gout[0], *zero = NULL;
+  if (!dy) {
+    const tide_tensor *x = g->in[0];
+    TIDE_TRY(tide_full(&zero, g->ctx, g->meta[0].device, x->dtype, x->ndim, x->shape, 0));
+    dy = zero;
+  }
+  int rc = tide__begin(&c, TIDE_OP_CONV1D_BWD, NULL, 7,
+                       (tide_tensor *[]){dy, g->in[0], g->in[1], g->in[2], g->in[3], g->in[4],
+                                         g->gout[1]}, 8 | 16 | 32 | 64);
+  if (rc == TIDE_OK) {
+    c.attrs = *g->attrs;
+    tide__result(&c, 0, g->meta[0].dtype, 3, g->meta[0].shape);
+    tide__result(&c, 1, g->meta[1].dtype, 2, g->meta[1].shape);
+    gradient_of(&c, g, 2, 2);
+    gradient_of(&c, g, 3, 3);
+    rc = tide__dispatch(&c, g->gin, 4);
+  }
+  tide_tensor_release(zero);
+  return rc;
+}
+
+/* ---- packed streams -------------------------------------------------------------------------- */
+
+int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, const char *op)
+{
+  if (!sequence) return TIDE_OK;
+  TIDE_TRY(tide__check_index(sequence, op, "sequence"));
+  if (sequence->ndim == 2 && sequence->shape[1] == x->shape[1] &&
+      (sequence->shape[0] == 1 || sequence->shape[0] == x->shape[0]))
+    return TIDE_OK;
+  return tide__fail(x->ctx, TIDE_E_SHAPE, op, "sequence: expected [%lld or 1, %lld], a number for "
+                    "each token, got %s", (long long)x->shape[0], (long long)x->shape[1],
+                    TIDE__SHAPE(sequence->ndim, sequence->shape));
+}
+
+static int fill_index(tide_tensor *cu, const int64_t *c, int64_t n, int64_t ntoken, int32_t *out)
+{
+  bool good = c[0] == 0 && c[n - 1] == ntoken;
+  for (int64_t i = 0; good && i + 1 < n; i++) good = c[i] <= c[i + 1];
+  if (!good)
+    return tide__fail(cu->ctx, TIDE_E_ARG, "sequence_index", "cu must start at 0, never decrease "
+                      "and end at %lld, the number of tokens; give the padding at the end a "
+                      "sequence of its own", (long long)ntoken);
+  for (int64_t i = 0; i + 1 < n; i++)
+    for (int64_t t = c[i]; t < c[i + 1]; t++) out[t] = (int32_t)i;
+  return TIDE_OK;
+}
+
+int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
+{
+  *out = NULL;
+  TIDE_TRY(tide__check_index(cu, "sequence_index", "cu"));
+  int64_t n = tide__tensor_numel(cu);
+  if (cu->ndim != 1 || n < 1 || ntoken < 0)
+    return tide__fail(cu->ctx, TIDE_E_SHAPE, "sequence_index", "expected cu [n + 1] and ntoken >= "
+                      "0, got %s and %lld", TIDE__SHAPE(cu->ndim, cu->shape), (long long)ntoken);
+  tide_tensor *wide = NULL, *host = NULL, *dense = NULL, *index = NULL;
+  int device = cu->storage->device;
+  int rc = tide_cast(&wide, cu, TIDE_I64);
+  if (rc == TIDE_OK) rc = tide_to_device(&host, wide, TIDE_DEV_CPU);
+  if (rc == TIDE_OK) rc = tide_contiguous(&dense, host);
+  if (rc == TIDE_OK)
+    rc = tide_empty(&index, cu->ctx, TIDE_DEV_CPU, TIDE_I32, 2, (int64_t[]){1, ntoken});
+  if (rc == TIDE_OK)
+    rc = fill_index(cu, tide_tensor_data(dense), n, ntoken, tide_tensor_data(index));
+  if (rc == TIDE_OK) rc = tide_to_device(out, index, device);
+  tide_tensor *all[] = {wide, host, dense, index};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) tide_tensor_release(all[i]);
+  return rc;
+}

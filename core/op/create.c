@@ -1,0 +1,183 @@
+/* Creation and the ways between host memory, devices and numbers. */
+#include <math.h>
+#include <string.h>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+               const int64_t *shape)
+{
+  tide__tensor_drain(ctx);
+  return tide__tensor_new(out, ctx, device, dtype, ndim, shape, "empty");
+}
+
+/* Runs an op without inputs on a fresh tensor. */
+static int fill_fresh(tide_tensor *t, int op, const tide__attrs *attrs)
+{
+  tide__call c = {.ctx = t->ctx, .op = op, .device = t->storage->device, .nout = 1};
+  c.in = c.in_;
+  c.out = c.out_;
+  c.out_[0] = t;
+  c.attrs = *attrs;
+  return tide__launch(&c);
+}
+
+static int finish(tide_tensor **out, int rc)
+{
+  if (rc == TIDE_OK) return rc;
+  tide_tensor_release(*out);
+  *out = NULL;
+  return rc;
+}
+
+int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+              const int64_t *shape, double value)
+{
+  tide__attrs attrs = {.scalar = {0, value}};
+  TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "full"));
+  if (!tide__dtype_is_float(dtype) && value != floor(value))
+    return finish(out, tide__fail(ctx, TIDE_E_DTYPE, "full", "%g is not a whole number, dtype is "
+                                  "%s", value, tide_dtype_name(dtype)));
+  return finish(out, fill_fresh(*out, TIDE_OP_FILL_, &attrs));
+}
+
+int tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
+                double step)
+{
+  tide__attrs attrs = {.arange = {start, step}};
+  *out = NULL;
+  if (n < 0 || !isfinite(start) || !isfinite(step))
+    return tide__fail(ctx, TIDE_E_ARG, "arange", "expected n >= 0 and finite start and step, got "
+                      "%lld, %g and %g", (long long)n, start, step);
+  TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, 1, &n, "arange"));
+  return finish(out, fill_fresh(*out, TIDE_OP_ARANGE, &attrs));
+}
+
+static int64_t byte_size(const tide_tensor *t)
+{
+  return tide__tensor_numel(t) * tide_dtype_size(t->dtype);
+}
+
+/* A copy that failed, perhaps for what a kernel enqueued before it found. */
+static int copied(tide_tensor *t, int rc, const char *op)
+{
+  tide__device *d = &t->ctx->devices->device[t->storage->device];
+  const char *why = rc < 0 && d->backend->why ? d->backend->why(d->state) : "";
+  if (rc >= 0) return rc;
+  return tide__fail(t->ctx, rc, op, "device '%s': %s", tide_device_name(t->storage->device),
+                    why[0] ? why : tide_status_text(rc));
+}
+
+static int upload(tide_tensor *t, const void *data, size_t n)
+{
+  tide__device *d = &t->ctx->devices->device[t->storage->device];
+  if (!d->backend->has_bytes || n == 0) return TIDE_OK;
+  if (d->backend->upload)
+    return copied(t, d->backend->upload(d->state, tide__tensor_ptr(t), data, n), "upload");
+  memcpy(tide__tensor_ptr(t), data, n);
+  return TIDE_OK;
+}
+
+/* t is contiguous. */
+static int download(tide_tensor *t, void *data, size_t n, const char *op)
+{
+  tide__device *d = &t->ctx->devices->device[t->storage->device];
+  if (!d->backend->has_bytes)
+    return tide__fail(t->ctx, TIDE_E_DEVICE, op, "a tensor on the null device has no bytes to "
+                      "read");
+  if (n == 0) return TIDE_OK;
+  if (d->backend->download)
+    return copied(t, d->backend->download(d->state, data, tide__tensor_ptr(t), n), op);
+  memcpy(data, tide__tensor_ptr(t), n);
+  return TIDE_OK;
+}
+
+int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                    const int64_t *shape, const void *data, size_t nbytes)
+{
+  TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "from_bytes"));
+  if ((int64_t)nbytes != byte_size(*out) || (nbytes && !data))
+    return finish(out, tide__fail(ctx, TIDE_E_ARG, "from_bytes", "%s %s takes %lld bytes, got %zu",
+                                  tide_dtype_name(dtype), TIDE__SHAPE(ndim, shape),
+                                  (long long)byte_size(*out), nbytes));
+  return finish(out, upload(*out, data, nbytes));
+}
+
+/* A contiguous twin without history, or a second handle. */
+static int dense(tide_tensor **out, tide_tensor *t, const char *op)
+{
+  bool recording = t->ctx->recording;
+  *out = NULL;
+  if (t->storage->gone)
+    return tide__fail(t->ctx, TIDE_E_GONE, op, "the tensor's bytes were dropped");
+  t->ctx->recording = false;
+  int rc = tide_contiguous(out, t);
+  t->ctx->recording = recording;
+  return rc;
+}
+
+int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
+{
+  tide_tensor *d;
+  if ((int64_t)nbytes != byte_size(t))
+    return tide__fail(t->ctx, TIDE_E_ARG, "to_bytes", "the tensor has %lld bytes, the buffer %zu",
+                      (long long)byte_size(t), nbytes);
+  TIDE_TRY(dense(&d, t, "to_bytes"));
+  int rc = download(d, data, nbytes, "to_bytes");
+  tide_tensor_release(d);
+  return rc;
+}
+
+int tide_to_doubles(tide_tensor *t, double *data, int64_t n)
+{
+  tide_tensor *wide = NULL, *d = NULL;
+  bool recording = t->ctx->recording;
+  if (n != tide__tensor_numel(t))
+    return tide__fail(t->ctx, TIDE_E_ARG, "to_doubles", "the tensor has %lld elements, the buffer "
+                      "%lld", (long long)tide__tensor_numel(t), (long long)n);
+  t->ctx->recording = false;
+  int rc = tide_cast(&wide, t, TIDE_F64);
+  t->ctx->recording = recording;
+  if (rc == TIDE_OK) rc = dense(&d, wide, "to_doubles");
+  if (rc == TIDE_OK) rc = download(d, data, (size_t)n * sizeof *data, "to_doubles");
+  tide_tensor_release(wide);
+  tide_tensor_release(d);
+  return rc;
+}
+
+int tide_item(tide_tensor *t, double *value)
+{
+  *value = 0;
+  if (tide__tensor_numel(t) != 1)
+    return tide__fail(t->ctx, TIDE_E_SHAPE, "item", "expected one element, got %s",
+                      TIDE__SHAPE(t->ndim, t->shape));
+  return tide_to_doubles(t, value, 1);
+}
+
+/* ref and cpu share host memory, so moving between them is one copy; to and from a device is one
+ * upload or download. There is one device that is not the host. Nothing moves unless asked. */
+int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
+{
+  tide_tensor *d;
+  *out = NULL;
+  if (!tide__device_get(t->ctx, device, "to_device")) return TIDE_E_DEVICE;
+  if (t->storage->device == device) {
+    *out = t;
+    return tide_tensor_retain(t);
+  }
+  TIDE_TRY(dense(&d, t, "to_device"));
+  int rc = tide__tensor_new(out, t->ctx, device, t->dtype, t->ndim, t->shape, "to_device");
+  tide__device *from = &t->ctx->devices->device[t->storage->device];
+  if (rc == TIDE_OK && !from->backend->has_bytes && device != TIDE_DEV_NULL)
+    rc = tide__fail(t->ctx, TIDE_E_DEVICE, "to_device", "a tensor on the null device has no bytes; "
+                    "make one on '%s' instead", tide_device_name(device));
+  else if (rc == TIDE_OK && from->backend->host)
+    rc = upload(*out, tide__tensor_ptr(d), (size_t)byte_size(d));
+  else if (rc == TIDE_OK && t->ctx->devices->device[device].backend->host)
+    rc = download(d, tide__tensor_ptr(*out), (size_t)byte_size(d), "to_device");
+  tide_tensor_release(d);
+  return finish(out, rc);
+}

@@ -1,0 +1,349 @@
+/* Dispatch: the one road every op takes. Check, allocate, choose a kernel, launch, record.
+ *
+ * The one idea: ops describe, this file does. It is the only place that turns tensors into the
+ * plain operands of a kernel, that makes contiguous copies where a kernel asks for them, and that
+ * tells the tape. Nothing here waits for a device or takes a lock.
+ *
+ * Layer 3.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/base/trace.h"
+#include "core/device/cache.h"
+#include "core/op/op.h"
+
+#define I0 0
+#define I1 1
+#define O0 TIDE__KEY_O0
+#define IN(i) (1u << (i))
+#define OUT(i) (1u << (i))
+#define VIEW TIDE_OPF_VIEW
+#define INPLACE (TIDE_OPF_INPLACE | TIDE_OPF_NOGRAD)
+#define RANDOM TIDE_OPF_RANDOM
+#define BWD (TIDE_OPF_BACKWARD | TIDE_OPF_NOGRAD)
+#define BCAST TIDE__OPF_BCAST
+
+static const tide__op ops[TIDE__NOP] = {
+#define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) \
+  {#name, key, save_in, save_out, grad, flags},
+#include "core/op/op.def"
+#undef TIDE_OP
+};
+
+const tide__op *tide__op_get(int op) { return &ops[op]; }
+int tide_op_count(void) { return TIDE__NOP; }
+const char *tide_op_name(int op) { return op >= 0 && op < TIDE__NOP ? ops[op].name : NULL; }
+
+int tide_op_flags(int op)
+{
+  if (op < 0 || op >= TIDE__NOP) return 0;
+  return (ops[op].flags & ~TIDE__OPF_BCAST) | (ops[op].grad ? 0 : TIDE_OPF_NOGRAD);
+}
+
+tide__meta tide__meta_of(const tide_tensor *t)
+{
+  tide__meta m = {.ndim = t->ndim, .dtype = t->dtype, .device = t->storage->device};
+  memcpy(m.shape, t->shape, sizeof m.shape);
+  return m;
+}
+
+/* ---- the start of a call --------------------------------------------------------------------- */
+
+/* "argument 2", or "p[2]" of a list. */
+static const char *operand_name(char *text, size_t n, const char *list, int64_t i)
+{
+  snprintf(text, n, list ? "%s[%lld]" : "%s %lld", list ? list : "argument", (long long)i + 1);
+  return text;
+}
+
+int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_tensor *x)
+{
+  const char *op = ops[c->op].name;
+  char name[64];
+  if (x->ctx != c->ctx)
+    return tide__fail(c->ctx, TIDE_E_ARG, op, "%s belongs to another context",
+                      operand_name(name, sizeof name, list, i));
+  if (x->storage->gone)
+    return tide__fail(c->ctx, TIDE_E_GONE, op, "%s (a %s tensor %s) was dropped: keep it "
+                      "in the scope's results or do not release it",
+                      operand_name(name, sizeof name, list, i), tide_dtype_name(x->dtype),
+                      TIDE__SHAPE(x->ndim, x->shape));
+  if (x->storage->writers > 0)
+    return tide__fail(c->ctx, TIDE_E_STATE, op, "%s is being written by a collective under way; "
+                      "wait for its work first", operand_name(name, sizeof name, list, i));
+  if (c->device < 0) c->device = x->storage->device;
+  if (x->storage->device != c->device)
+    return tide__fail(c->ctx, TIDE_E_DEVICE, op, "%s is on '%s', the others are on '%s'; "
+                      "move it with to_device", operand_name(name, sizeof name, list, i),
+                      tide_device_name(x->storage->device), tide_device_name(c->device));
+  return TIDE_OK;
+}
+
+int tide__begin(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x,
+                uint32_t optional)
+{
+  if (out) *out = NULL;
+  c->ctx = NULL;
+  c->op = op;
+  c->device = -1;
+  c->nin = nin;
+  c->nout = 0;
+  c->in = c->in_;
+  c->out = c->out_;
+  c->make = c->make_;
+  c->tape_differs = false;
+  c->tape_in = NULL;
+  for (int i = 0; i < nin && !c->ctx; i++)
+    if (x[i]) c->ctx = x[i]->ctx;
+  if (!c->ctx) return TIDE_E_ARG;
+  tide__tensor_drain(c->ctx);
+  for (int i = 0; i < nin; i++) {
+    c->in_[i] = x[i];
+    if (x[i]) TIDE_TRY(tide__check_operand(c, NULL, i, x[i]));
+    else if (!(optional >> i & 1))
+      return tide__fail(c->ctx, TIDE_E_ARG, ops[op].name, "argument %d is null", i + 1);
+  }
+  if (atomic_load_explicit(&c->ctx->interrupt, memory_order_relaxed) > 1) {
+    atomic_store(&c->ctx->interrupt, 0);
+    return tide__fail(c->ctx, TIDE_E_INTERRUPT, ops[op].name, "interrupted");
+  }
+  return TIDE_OK;
+}
+
+void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shape)
+{
+  tide__meta *m = &c->make[i];
+  m->dtype = dtype;
+  m->ndim = ndim;
+  for (int d = 0; d < ndim; d++) m->shape[d] = shape[d];
+  if (i >= c->nout) c->nout = i + 1;
+}
+
+int tide__check_float(const tide_tensor *t, const char *op, const char *arg)
+{
+  if (1 << t->dtype & K_FLOAT) return TIDE_OK;
+  return tide__fail(t->ctx, TIDE_E_DTYPE, op, "%s: expected a floating dtype (f32, f64, bf16, "
+                    "f16), got %s", arg, tide_dtype_name(t->dtype));
+}
+
+int tide__check_index(const tide_tensor *t, const char *op, const char *arg)
+{
+  if (t->dtype == TIDE_I64 || t->dtype == TIDE_I32) return TIDE_OK;
+  return tide__fail(t->ctx, TIDE_E_DTYPE, op, "%s: expected i64 or i32, got %s", arg,
+                    tide_dtype_name(t->dtype));
+}
+
+/* ---- launch ---------------------------------------------------------------------------------- */
+
+enum { SMALL_CALL = 16 };
+
+/* Everything one launch needs beside the call: plain operands, temporary copies, scratch. */
+typedef struct launch {
+  k_tensor in_[SMALL_CALL], out_[SMALL_CALL];
+  tide_tensor *copy_[SMALL_CALL];
+  k_tensor *in, *out;
+  tide_tensor **copy;   /* contiguous copies of inputs, released afterwards */
+  size_t heap;          /* bytes behind in when the call is large */
+  tide__block *work;
+  size_t nwork;
+} launch;
+
+static void operand(k_tensor *k, const tide_tensor *t)
+{
+  if (!t) {
+    k->data = NULL;
+    k->ndim = -1;
+    k->dtype = -1;
+    return;
+  }
+  k->data = tide__tensor_ptr(t);
+  k->ndim = t->ndim;
+  k->dtype = t->dtype;
+  memcpy(k->shape, t->shape, sizeof k->shape);
+  memcpy(k->stride, t->stride, sizeof k->stride);
+}
+
+static int launch_begin(launch *l, tide__call *c)
+{
+  l->work = NULL;
+  l->nwork = l->heap = 0;
+  l->in = l->in_;
+  l->out = l->out_;
+  l->copy = l->copy_;
+  if (c->nin > SMALL_CALL || c->nout > SMALL_CALL) {
+    size_t n = (size_t)c->nin + (size_t)c->nout;
+    l->heap = n * sizeof(k_tensor) + (size_t)c->nin * sizeof(tide_tensor *);
+    l->in = tide__alloc(c->ctx, l->heap);
+    if (!l->in) return tide__fail(c->ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory");
+    l->out = l->in + c->nin;
+    l->copy = (tide_tensor **)(l->in + n);
+  } else {
+    memset(l->copy_, 0, (size_t)c->nin * sizeof l->copy_[0]);
+  }
+  return TIDE_OK;
+}
+
+static void launch_end(launch *l, tide__call *c)
+{
+  for (int i = 0; i < c->nin; i++) tide_tensor_release(l->copy[i]);
+  struct tide__cache *cache = c->ctx->devices->device[c->device].cache;
+  if (l->work) tide__cache_give(c->ctx, cache, l->nwork, l->work);
+  if (l->heap) tide__free(c->ctx, l->in, l->heap);
+}
+
+static bool fits(const k_tensor *k, int layout)
+{
+  if (layout == K_ANY || k->ndim <= 0) return true;
+  if (layout == K_CONTIG) return tide__is_contiguous(k->ndim, k->shape, k->stride);
+  int last = k->ndim - 1;
+  return k->shape[last] <= 1 || k->stride[last] == 1;
+}
+
+/* A contiguous twin of input i with the geometry the kernel will see. */
+static int make_copy(launch *l, tide__call *c, int i)
+{
+  tide_tensor *x = c->in[i], *view;
+  k_tensor *k = &l->in[i];
+  TIDE_TRY(tide__tensor_new(&l->copy[i], c->ctx, c->device, x->dtype, k->ndim, k->shape,
+                            TIDE__NAME(c)));
+  TIDE_TRY(tide__tensor_view(&view, x, k->ndim, k->shape, k->stride, x->offset));
+  tide__call copy = {.ctx = c->ctx, .op = TIDE_OP_COPY_, .device = c->device, .nin = 1, .nout = 1,
+                     .in = &view, .out = &l->copy[i]};
+  int rc = tide__launch(&copy);
+  tide_tensor_release(view);
+  if (rc == TIDE_OK) operand(k, l->copy[i]);
+  return rc;
+}
+
+static int prepare(launch *l, tide__call *c, const tide__kernel *row)
+{
+  for (int i = 0; i < c->nout; i++) {
+    operand(&l->out[i], c->out[i]);
+    if (!fits(&l->out[i], row->layout))
+      return tide__fail(c->ctx, TIDE_E_UNSUPPORTED, TIDE__NAME(c), "target %d with shape %s is not "
+                        "contiguous; use contiguous()", i + 1,
+                        TIDE__SHAPE(c->out[i]->ndim, c->out[i]->shape));
+  }
+  for (int i = 0; i < c->nin; i++) {
+    k_tensor *k = &l->in[i];
+    operand(k, c->in[i]);
+    if (ops[c->op].flags & TIDE__OPF_BCAST) {
+      int64_t stride[TIDE_MAX_DIM];
+      const k_tensor *o = &l->out[0];
+      TIDE_ASSERT(c->ctx, tide__expand(k->ndim, k->shape, k->stride, o->ndim, o->shape, stride));
+      memcpy(k->stride, stride, sizeof stride);
+      memcpy(k->shape, o->shape, sizeof k->shape);
+      k->ndim = o->ndim;
+    }
+    if (c->in[i] && !fits(k, row->layout)) TIDE_TRY(make_copy(l, c, i));
+  }
+  return TIDE_OK;
+}
+
+static int scratch(launch *l, tide__call *c, const tide__kernel *row, k_call *k)
+{
+  int64_t n = row->work ? row->work(k) : 0;
+  if (n <= 0) return TIDE_OK;
+  TIDE_TRY(tide__cache_take(c->ctx, c->ctx->devices->device[c->device].cache, (size_t)n, &l->work));
+  l->nwork = (size_t)n;
+  k->work = tide__block_data(l->work);
+  return TIDE_OK;
+}
+
+static const tide__kernel *choose(tide__call *c)
+{
+  int key = ops[c->op].key;
+  const tide_tensor *t = key == TIDE__KEY_O0 ? c->out[0] : c->in[key];
+  const tide__kernel *row = tide__kernel_find(c->ctx, c->op, c->device, t->dtype);
+  if (!row)
+    tide__fail(c->ctx, TIDE_E_UNSUPPORTED, TIDE__NAME(c), "no kernel for %s on device '%s'; cast "
+               "to a dtype it has, or move the operands", tide_dtype_name(t->dtype),
+               tide_device_name(c->device));
+  return row;
+}
+
+static int run(launch *l, tide__call *c, const tide__kernel *row)
+{
+  char msg[K_MSG] = "";
+  TIDE_TRY(prepare(l, c, row));
+  k_call k = {.op = c->op, .nin = c->nin, .nout = c->nout, .in = l->in, .out = l->out,
+              .attrs = &c->attrs, .nthread = c->ctx->nthread, .msg = msg,
+              .stream = c->ctx->devices->device[c->device].stream};
+  TIDE_TRY(scratch(l, c, row, &k));
+  int rc = row->fn(&k);
+  if (rc < 0)
+    return tide__fail(c->ctx, rc, TIDE__NAME(c), "%s", msg[0] ? msg : tide_status_text(rc));
+  return TIDE_OK;
+}
+
+/* Results without elements need no kernel, whatever the operands' other sizes. */
+static bool nothing_to_do(const tide__call *c)
+{
+  for (int i = 0; i < c->nout; i++)
+    if (c->out[i] && tide__tensor_numel(c->out[i]) != 0) return false;
+  return c->nout > 0;
+}
+
+int tide__launch(tide__call *c)
+{
+  c->ctx->stats.nop++;
+  if (!c->ctx->devices->device[c->device].backend->has_bytes) return TIDE_OK;
+  if (nothing_to_do(c)) return TIDE_OK;
+  const tide__kernel *row = choose(c);
+  if (!row) return TIDE_E_UNSUPPORTED;
+  double t0 = tide__tracing(c->ctx) ? tide_trace_clock() : 0;
+  launch l;
+  int rc = launch_begin(&l, c);
+  if (rc == TIDE_OK) {
+    rc = run(&l, c, row);
+    launch_end(&l, c);
+  }
+  if (rc == TIDE_OK && tide__tracing(c->ctx))
+    rc = tide_trace_span(c->ctx, "op", TIDE__NAME(c), t0, tide_trace_clock());
+  return rc;
+}
+
+/* ---- record and finish ----------------------------------------------------------------------- */
+
+bool tide__wants_grad(const tide__call *c)
+{
+  if (!c->ctx->recording || !ops[c->op].grad) return false;
+  for (int i = 0; i < c->nin; i++)
+    if (c->in[i] && tide__tensor_needs_grad(c->in[i])) return true;
+  return false;
+}
+
+int tide__record(tide__call *c)
+{
+  if (c->tape_in) c->in = c->tape_in;
+  return tide__wants_grad(c) ? c->ctx->recorder->record(c->ctx, c) : TIDE_OK;
+}
+
+static int make_results(tide__call *c)
+{
+  for (int i = 0; i < c->nout; i++) c->out[i] = NULL;
+  for (int i = 0; i < c->nout; i++) {
+    const tide__meta *m = &c->make[i];
+    if (m->ndim < 0) continue;
+    TIDE_TRY(tide__tensor_new(&c->out[i], c->ctx, c->device, m->dtype, m->ndim, m->shape,
+                              TIDE__NAME(c)));
+  }
+  return TIDE_OK;
+}
+
+int tide__dispatch(tide__call *c, tide_tensor **out, int nuser)
+{
+  int rc = make_results(c);
+  if (rc == TIDE_OK) rc = tide__launch(c);
+  if (rc == TIDE_OK && c->ctx->params.check) rc = tide__check_against_ref(c);
+  if (rc == TIDE_OK) rc = tide__record(c);
+  for (int i = 0; i < c->nout; i++) {
+    if (i < nuser && rc == TIDE_OK) out[i] = c->out[i];
+    else tide_tensor_release(c->out[i]);
+  }
+  return rc;
+}

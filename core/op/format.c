@@ -1,0 +1,77 @@
+/* The bounded text form of a tensor, for logs, errors and the prompt. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+enum { EDGE = 3 };
+
+typedef struct text { char *buf; size_t n, used; } text;
+
+static void put(text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void put(text *t, const char *fmt, ...)
+{
+  if (t->used + 1 >= t->n) return;
+  va_list args;
+  va_start(args, fmt);
+  int k = vsnprintf(t->buf + t->used, t->n - t->used, fmt, args);
+  va_end(args);
+  t->used += k < 0 ? 0 : (size_t)k;
+  if (t->used >= t->n) t->used = t->n - 1;
+}
+
+static void number(text *t, const tide_tensor *x, double v)
+{
+  if (x->dtype == TIDE_BOOL) put(t, "%s", v != 0 ? "true" : "false");
+  else if (1 << x->dtype & K_INT) put(t, "%.0f", v);
+  else put(t, "%.5g", v);
+}
+
+/* Element at `at` (an element offset in x's storage) as a number. */
+static int element(tide_tensor *x, int64_t at, double *v)
+{
+  tide_tensor *one;
+  TIDE_TRY(tide__tensor_view(&one, x, 0, NULL, NULL, at));
+  int rc = tide_to_doubles(one, v, 1);
+  tide_tensor_release(one);
+  return rc;
+}
+
+static int nested(text *t, tide_tensor *x, int d, int64_t at, bool shorten)
+{
+  if (d == x->ndim) {
+    double v;
+    TIDE_TRY(element(x, at, &v));
+    number(t, x, v);
+    return TIDE_OK;
+  }
+  put(t, "{");
+  for (int64_t i = 0; i < x->shape[d]; i++) {
+    if (i) put(t, ", ");
+    if (shorten && x->shape[d] > 2 * EDGE && i == EDGE) {
+      put(t, "..., ");
+      i = x->shape[d] - EDGE;
+    }
+    TIDE_TRY(nested(t, x, d + 1, at + i * x->stride[d], shorten));
+  }
+  put(t, "}");
+  return TIDE_OK;
+}
+
+int tide_tensor_format(tide_tensor *x, char *buf, size_t n, int with_data)
+{
+  text t = {buf, n, 0};
+  if (!buf || n == 0) return tide__fail(x->ctx, TIDE_E_ARG, "tensor_format", "no buffer");
+  buf[0] = 0;
+  put(&t, "tensor %s %s %s", tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
+      tide_device_name(x->storage->device));
+  if (x->requires_grad) put(&t, " requires_grad");
+  else if (x->node) put(&t, " recorded");
+  if (x->storage->gone) put(&t, " (dropped)");
+  bool bytes = x->ctx->devices->device[x->storage->device].backend->has_bytes;
+  if (!with_data || x->storage->gone || !bytes) return TIDE_OK;
+  put(&t, " ");
+  return nested(&t, x, 0, x->offset, tide__tensor_numel(x) > 8 * EDGE);
+}

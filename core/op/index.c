@@ -1,0 +1,191 @@
+/* Index ops: gather, scatter-add, index-select, index-add, embedding, one-hot.
+ *
+ * Indices are data, so kernels check them (all, before writing anything) and answer E_ARG with the
+ * position. Sums over equal indices are taken in index order: the same bits on every thread count.
+ */
+#include <string.h>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+static int start(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x, int dim,
+                 int which)
+{
+  TIDE_TRY(tide__begin(c, op, out, nin, x, 0));
+  TIDE_TRY(tide__check_index(x[which], TIDE__NAME(c), "index"));
+  int d = tide__resolve_dim(dim, x[0]->ndim);
+  if (d < 0)
+    return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "dim: %d is outside a tensor of %d dims",
+                      dim, x[0]->ndim);
+  c->attrs.dim.dim = d;
+  return TIDE_OK;
+}
+
+/* index of gather/scatter: x's rank and no larger than x in the other dims. */
+static int check_like(tide__call *c, const tide_tensor *x, const tide_tensor *index, int dim)
+{
+  bool fit = index->ndim == x->ndim;
+  for (int d = 0; fit && d < x->ndim; d++) fit = d == dim || index->shape[d] <= x->shape[d];
+  if (fit) return TIDE_OK;
+  return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "index %s does not fit x %s along dim %d",
+                    TIDE__SHAPE(index->ndim, index->shape), TIDE__SHAPE(x->ndim, x->shape), dim);
+}
+
+int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
+{
+  tide__call c;
+  TIDE_TRY(start(&c, TIDE_OP_GATHER, out, 2, (tide_tensor *[]){x, index}, dim, 1));
+  TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
+  tide__result(&c, 0, x->dtype, index->ndim, index->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+static int zeros_like(tide_tensor **out, const tide__grad_call *g)
+{
+  return tide_full(out, g->ctx, g->meta[0].device, g->meta[0].dtype, g->meta[0].ndim,
+                   g->meta[0].shape, 0);
+}
+
+int tide__grad_gather(const tide__grad_call *g)
+{
+  tide_tensor *zero = NULL;
+  TIDE_TRY(zeros_like(&zero, g));
+  int rc = tide_scatter_add(&g->gin[0], zero, g->attrs->dim.dim, g->in[1], g->gout[0]);
+  tide_tensor_release(zero);
+  return rc;
+}
+
+/* A copy of x into which the kernel adds src at index. The tape sees (index, src, x). */
+static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_tensor *index,
+                         tide_tensor *src)
+{
+  bool recording = c->ctx->recording;
+  if (src->dtype != x->dtype)
+    return tide__fail(c->ctx, TIDE_E_DTYPE, TIDE__NAME(c), "src is %s, x is %s; cast one",
+                      tide_dtype_name(src->dtype), tide_dtype_name(x->dtype));
+  c->ctx->recording = false;
+  int rc = tide_clone(&c->out[0], x);
+  c->ctx->recording = recording;
+  TIDE_TRY(rc);
+  c->in[0] = index;
+  c->in[1] = src;
+  c->in[2] = x;
+  c->nin = 2;
+  c->nout = 1;
+  rc = tide__launch(c);
+  c->nin = 3;
+  if (rc == TIDE_OK) rc = tide__record(c);
+  if (rc < 0) tide_tensor_release(c->out[0]);
+  else *out = c->out[0];
+  return rc;
+}
+
+int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
+                     tide_tensor *src)
+{
+  tide__call c;
+  TIDE_TRY(start(&c, TIDE_OP_SCATTER_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
+  TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
+  bool fit = src->ndim == index->ndim;
+  for (int d = 0; fit && d < src->ndim; d++) fit = src->shape[d] == index->shape[d];
+  if (!fit)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "scatter_add", "src %s and index %s differ",
+                      TIDE__SHAPE(src->ndim, src->shape), TIDE__SHAPE(index->ndim, index->shape));
+  return add_into_copy(&c, out, x, index, src);
+}
+
+int tide__grad_scatter_add(const tide__grad_call *g)
+{
+  if (g->need[1]) TIDE_TRY(tide_gather(&g->gin[1], g->gout[0], g->attrs->dim.dim, g->in[0]));
+  if (g->need[2]) tide_tensor_retain(g->gin[2] = g->gout[0]);
+  return TIDE_OK;
+}
+
+int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  TIDE_TRY(start(&c, TIDE_OP_INDEX_SELECT, out, 2, (tide_tensor *[]){x, index}, dim, 1));
+  if (index->ndim != 1)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "index_select", "index: expected 1 dim, got %s",
+                      TIDE__SHAPE(index->ndim, index->shape));
+  memcpy(shape, x->shape, sizeof shape);
+  shape[c.attrs.dim.dim] = index->shape[0];
+  tide__result(&c, 0, x->dtype, x->ndim, shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide__grad_index_select(const tide__grad_call *g)
+{
+  tide_tensor *zero = NULL;
+  TIDE_TRY(zeros_like(&zero, g));
+  int rc = tide_index_add(&g->gin[0], zero, g->attrs->dim.dim, g->in[1], g->gout[0]);
+  tide_tensor_release(zero);
+  return rc;
+}
+
+int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
+                   tide_tensor *src)
+{
+  tide__call c;
+  TIDE_TRY(start(&c, TIDE_OP_INDEX_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
+  bool fit = index->ndim == 1 && src->ndim == x->ndim;
+  for (int d = 0; fit && d < x->ndim; d++)
+    fit = src->shape[d] == (d == c.attrs.dim.dim ? index->shape[0] : x->shape[d]);
+  if (!fit)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "index_add", "index %s and src %s do not fit x %s along "
+                      "dim %d", TIDE__SHAPE(index->ndim, index->shape),
+                      TIDE__SHAPE(src->ndim, src->shape), TIDE__SHAPE(x->ndim, x->shape),
+                      c.attrs.dim.dim);
+  return add_into_copy(&c, out, x, index, src);
+}
+
+int tide__grad_index_add(const tide__grad_call *g)
+{
+  if (g->need[1]) TIDE_TRY(tide_index_select(&g->gin[1], g->gout[0], g->attrs->dim.dim, g->in[0]));
+  if (g->need[2]) tide_tensor_retain(g->gin[2] = g->gout[0]);
+  return TIDE_OK;
+}
+
+int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_EMBEDDING, out, 2, (tide_tensor *[]){weight, ids}, 0));
+  TIDE_TRY(tide__check_index(ids, "embedding", "ids"));
+  if (weight->ndim != 2 || ids->ndim >= TIDE_MAX_DIM)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "embedding", "expected weight [V, D] and ids of at most "
+                      "%d dims, got %s and %s", TIDE_MAX_DIM - 1,
+                      TIDE__SHAPE(weight->ndim, weight->shape), TIDE__SHAPE(ids->ndim, ids->shape));
+  memcpy(shape, ids->shape, sizeof shape);
+  shape[ids->ndim] = weight->shape[1];
+  tide__result(&c, 0, weight->dtype, ids->ndim + 1, shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide__grad_embedding(const tide__grad_call *g)
+{
+  tide__call c;
+  tide_tensor *x[2] = {g->gout[0], g->in[1]};
+  TIDE_TRY(tide__begin(&c, TIDE_OP_EMBEDDING_BWD, &g->gin[0], 2, x, 0));
+  tide__result(&c, 0, g->meta[0].dtype, 2, g->meta[0].shape);
+  return tide__dispatch(&c, &g->gin[0], 1);
+}
+
+int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ONE_HOT, out, 1, &ids, 0));
+  TIDE_TRY(tide__check_index(ids, "one_hot", "ids"));
+  if (nclass < 0 || ids->ndim >= TIDE_MAX_DIM || !tide__dtype_valid(dtype))
+    return tide__fail(c.ctx, TIDE_E_ARG, "one_hot", "expected a class count >= 0, ids of at most "
+                      "%d dims and a known dtype, got %lld, %d dims and %d", TIDE_MAX_DIM - 1,
+                      (long long)nclass, ids->ndim, dtype);
+  memcpy(shape, ids->shape, sizeof shape);
+  shape[ids->ndim] = nclass;
+  tide__result(&c, 0, dtype, ids->ndim + 1, shape);
+  return tide__dispatch(&c, out, 1);
+}

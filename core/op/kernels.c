@@ -1,0 +1,125 @@
+/* The kernels of this build: the rows of kernels/kernel.def, indexed once per context, and those of
+ * a device that lives in a library of its own, added when it is first asked for.
+ *
+ * A row is chosen by op, device and the dtype of the op's key operand; later rows win, so a fast
+ * kernel for one dtype may follow a general one. There is no silent fallback: no row, no result.
+ */
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "core/device/device.h"
+#include "core/device/plugin.h"
+#include "core/op/op.h"
+#include "kernels/row.h"
+
+/* K: a row without scratch; KW: a row with a work function. */
+#define K(op, device, fn, dtypes, layout) int fn(const k_call *);
+#define KW(op, device, fn, work, dtypes, layout) \
+  int fn(const k_call *);                        \
+  int64_t work(const k_call *);
+#include "kernels/kernel.def"
+#undef K
+#undef KW
+
+static const tide__kernel rows[] = {
+#define K(op, device, fn, dtypes, layout) \
+  {TIDE_OP_##op, TIDE_DEV_##device, fn, NULL, dtypes, layout},
+#define KW(op, device, fn, work, dtypes, layout) \
+  {TIDE_OP_##op, TIDE_DEV_##device, fn, work, dtypes, layout},
+#include "kernels/kernel.def"
+#undef K
+#undef KW
+};
+
+enum { NROW = sizeof rows / sizeof rows[0] };
+
+/* row: 1 + the place in rows; beyond NROW, in added. */
+struct tide__kernel_index {
+  int16_t row[TIDE__NOP][TIDE_NDEV][TIDE_NDTYPE];
+  bool looked[TIDE_NDEV];          /* a plugin's rows are in */
+  tide__kernel *added;             /* copies of a plugin's rows with op numbers */
+  int nadded;
+};
+
+static void enter(struct tide__kernel_index *index, const tide__kernel *k, int place)
+{
+  for (int t = 0; t < TIDE_NDTYPE; t++)
+    if (k->dtypes >> t & 1) index->row[k->op][k->device][t] = (int16_t)(place + 1);
+}
+
+int tide__kernels_open(tide_ctx *ctx)
+{
+  struct tide__kernel_index *index = tide__alloc(ctx, sizeof *index);
+  if (!index) return tide__fail(ctx, TIDE_E_NOMEM, "ctx_new", "no memory for the kernel index");
+  for (int i = 0; i < NROW; i++) enter(index, &rows[i], i);
+  ctx->kernels = index;
+  return TIDE_OK;
+}
+
+void tide__kernels_close(tide_ctx *ctx)
+{
+  struct tide__kernel_index *index = ctx->kernels;
+  tide__free(ctx, index->added, (size_t)index->nadded * sizeof *index->added);
+  tide__free(ctx, index, sizeof *index);
+  ctx->kernels = NULL;
+}
+
+static int op_by_name(const char *name)
+{
+  for (int op = 0; op < TIDE__NOP; op++)
+    if (strcmp(tide__op_get(op)->name, name) == 0) return op;
+  return -1;
+}
+
+/* The rows of a plugin, once. One that names an op this library does not have is left out: the
+ * libraries carry the same version, so there is none. */
+static void add_plugin(tide_ctx *ctx, int device)
+{
+  struct tide__kernel_index *index = ctx->kernels;
+  const tide__plugin *p = ctx->devices->device[device].plugin;
+  index->looked[device] = true;
+  if (!p || index->added) return;
+  index->added = tide__alloc(ctx, (size_t)p->nrow * sizeof *index->added);
+  if (!index->added) return;
+  index->nadded = p->nrow;
+  for (int i = 0; i < p->nrow; i++) {
+    const k_row *r = &p->rows[i];
+    int op = op_by_name(r->op);
+    index->added[i] = (tide__kernel){op, device, r->fn, r->work, r->dtypes, r->layout};
+    if (op >= 0) enter(index, &index->added[i], NROW + i);
+  }
+}
+
+const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype)
+{
+  struct tide__kernel_index *index = ctx->kernels;
+  int i = index->row[op][device][dtype];
+  if (!i && !index->looked[device]) {
+    add_plugin(ctx, device);
+    i = index->row[op][device][dtype];
+  }
+  if (!i) return NULL;
+  return i <= NROW ? &rows[i - 1] : &index->added[i - 1 - NROW];
+}
+
+/* Asked of the library of the device; whether there is such a device is not the question. */
+static int plugin_supports(int op, int device, int dtype)
+{
+  char why[TIDE__OPEN_MSG];
+  const tide__plugin *p = tide__plugin_find(device, why, sizeof why);
+  for (int i = 0; p && i < p->nrow; i++)
+    if (p->rows[i].dtypes >> dtype & 1 && strcmp(p->rows[i].op, tide__op_get(op)->name) == 0)
+      return 1;
+  return 0;
+}
+
+int tide_op_supported(int op, int device, int dtype)
+{
+  if (op < 0 || op >= TIDE__NOP || dtype < 0 || dtype >= TIDE_NDTYPE) return 0;
+  if (device == TIDE_DEV_NULL) return 1;
+  if (tide__op_get(op)->flags & TIDE_OPF_VIEW) return device >= 0 && device < TIDE_NDEV;
+  for (int i = 0; i < NROW; i++)
+    if (rows[i].op == op && rows[i].device == device && rows[i].dtypes >> dtype & 1) return 1;
+  return plugin_supports(op, device, dtype);
+}

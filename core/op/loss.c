@@ -1,0 +1,123 @@
+/* Losses: cross entropy of logits, and the fused linear + cross entropy that never stores them.
+ *
+ * The fused op makes its gradients in the forward pass, chunk by chunk, while a chunk of logits is
+ * in cache; backward only scales them by the gradient of the (summed) loss.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *a)
+{
+  memset(a, 0, sizeof *a);
+  a->size = sizeof *a;
+  a->ignore_index = -100;
+}
+
+static int read_attrs(tide__call *c, const tide_cross_entropy_attrs *a)
+{
+  c->attrs.cross_entropy = (k_cross_entropy_attrs){-100, 0, 0};
+  if (!a) return TIDE_OK;
+  if (a->size != sizeof *a)
+    return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "attrs.size is %u, expected %zu: call "
+                      "tide_cross_entropy_attrs_init", a->size, sizeof *a);
+  if (!(a->label_smoothing >= 0 && a->label_smoothing < 1) || !(a->z_loss >= 0) ||
+      !isfinite(a->z_loss))
+    return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "expected label_smoothing in [0, 1) and "
+                      "z_loss >= 0, got %g and %g", a->label_smoothing, a->z_loss);
+  c->attrs.cross_entropy =
+      (k_cross_entropy_attrs){a->ignore_index, a->label_smoothing, a->z_loss};
+  return TIDE_OK;
+}
+
+static int loss_dtype(const tide_tensor *x) { return x->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32; }
+
+static int check_tokens(tide__call *c, const tide_tensor *x, const tide_tensor *targets,
+                        const char *arg)
+{
+  TIDE_TRY(tide__check_float(x, TIDE__NAME(c), arg));
+  TIDE_TRY(tide__check_index(targets, TIDE__NAME(c), "targets"));
+  if (x->ndim == 2 && targets->ndim == 1 && x->shape[0] == targets->shape[0]) return TIDE_OK;
+  return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "expected %s [N, .] and targets [N], got "
+                    "%s and %s", arg, TIDE__SHAPE(x->ndim, x->shape),
+                    TIDE__SHAPE(targets->ndim, targets->shape));
+}
+
+int tide_cross_entropy(tide_tensor **out, tide_tensor *logits, tide_tensor *targets,
+                       const tide_cross_entropy_attrs *attrs)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_CROSS_ENTROPY, out, 2, (tide_tensor *[]){logits, targets}, 0));
+  TIDE_TRY(check_tokens(&c, logits, targets, "logits"));
+  TIDE_TRY(read_attrs(&c, attrs));
+  tide__result(&c, 0, loss_dtype(logits), 1, targets->shape);
+  tide__result(&c, 1, loss_dtype(logits), 1, targets->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide__grad_cross_entropy(const tide__grad_call *g)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_CROSS_ENTROPY_BWD, &g->gin[0], 4,
+                       (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->out[1]}, 0));
+  c.attrs = *g->attrs;
+  tide__result(&c, 0, g->meta[0].dtype, 2, g->meta[0].shape);
+  return tide__dispatch(&c, &g->gin[0], 1);
+}
+
+static void want_gradient(tide__call *c, int i, const tide_tensor *x)
+{
+  bool wanted = c->ctx->recording && x && tide__tensor_needs_grad(x);
+  tide__result(c, i, x ? x->dtype : 0, wanted ? x->ndim : -1, x ? x->shape : NULL);
+}
+
+int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
+                              tide_tensor *bias, tide_tensor *targets,
+                              const tide_cross_entropy_attrs *attrs)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_CROSS_ENTROPY, out, 4,
+                       (tide_tensor *[]){x, w, bias, targets}, 4));
+  TIDE_TRY(check_tokens(&c, x, targets, "x"));
+  TIDE_TRY(read_attrs(&c, attrs));
+  bool fit = w->ndim == 2 && w->shape[1] == x->shape[1] && w->dtype == x->dtype &&
+             (!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0] &&
+                        bias->dtype == x->dtype));
+  if (!fit)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "linear_cross_entropy", "x %s %s, weight %s %s and bias "
+                      "%s do not fit: expected [N, D], [V, D] and [V] of one dtype",
+                      tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
+                      tide_dtype_name(w->dtype), TIDE__SHAPE(w->ndim, w->shape),
+                      bias ? TIDE__SHAPE(bias->ndim, bias->shape) : "none");
+  tide__result(&c, 0, loss_dtype(x), 0, NULL);
+  want_gradient(&c, 1, x);
+  want_gradient(&c, 2, w);
+  want_gradient(&c, 3, bias);
+  return tide__dispatch(&c, out, 1);
+}
+
+/* Scales the gradient made in the forward pass: in place where the walk frees it anyway. */
+int tide__grad_linear_cross_entropy(const tide__grad_call *g)
+{
+  tide_tensor *factor = NULL;
+  TIDE_TRY(tide_cast(&factor, g->gout[0], TIDE_F32));
+  int rc = TIDE_OK;
+  for (int i = 0; i < 3 && rc == TIDE_OK; i++) {
+    if (!g->need[i]) continue;
+    tide_tensor *made = g->out[i + 1];
+    if (g->consume) {
+      rc = tide_scale_all_(g->ctx, 1, &made, factor);
+      if (rc == TIDE_OK) tide_tensor_retain(g->gin[i] = made);
+    } else {
+      tide_tensor *t = NULL;
+      rc = tide_mul(&t, made, factor);
+      if (rc == TIDE_OK) rc = tide_cast(&g->gin[i], t, made->dtype);
+      tide_tensor_release(t);
+    }
+  }
+  tide_tensor_release(factor);
+  return rc;
+}

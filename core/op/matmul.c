@@ -1,0 +1,215 @@
+/* Products: matmul over broadcast batches, and linear with its bias.
+ *
+ * Both derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
+ * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy.
+ */
+#include <string.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+/* x with a stride of 1 in one of its last two dims, as kernels want it. Owned. */
+static int matrix_layout(tide_tensor **out, tide_tensor *x)
+{
+  int n = x->ndim;
+  bool ok = x->stride[n - 1] == 1 || x->stride[n - 2] == 1 || x->shape[n - 1] <= 1 ||
+            x->shape[n - 2] <= 1;
+  if (!ok) return tide_clone(out, x);
+  *out = x;
+  return tide_tensor_retain(x);
+}
+
+static int shapes_fail(tide_tensor *a, tide_tensor *b)
+{
+  return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "%s and %s do not multiply: inner sizes and "
+                    "leading dims must fit", TIDE__SHAPE(a->ndim, a->shape),
+                    TIDE__SHAPE(b->ndim, b->shape));
+}
+
+/* Both operands have at least two dims. Broadcasts the batch and multiplies. */
+static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
+{
+  tide__call c;
+  tide_tensor *x[2] = {a, b}, *m[2] = {NULL, NULL}, *e[2] = {NULL, NULL};
+  int64_t shape[TIDE_MAX_DIM], full[TIDE_MAX_DIM];
+  int nbatch, na = a->ndim - 2, nb = b->ndim - 2;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_MATMUL, out, 2, x, 0));
+  if (a->dtype != b->dtype)
+    return tide__fail(c.ctx, TIDE_E_DTYPE, "matmul", "a is %s, b is %s; cast one",
+                      tide_dtype_name(a->dtype), tide_dtype_name(b->dtype));
+  if (a->shape[na + 1] != b->shape[nb] ||
+      !tide__broadcast(na, a->shape, nb, b->shape, &nbatch, shape))
+    return shapes_fail(a, b);
+  int rc = TIDE_OK;
+  for (int i = 0; i < 2 && rc == TIDE_OK; i++) {
+    memcpy(full, shape, sizeof full);
+    full[nbatch] = x[i]->shape[x[i]->ndim - 2];
+    full[nbatch + 1] = x[i]->shape[x[i]->ndim - 1];
+    rc = matrix_layout(&m[i], x[i]);
+    if (rc == TIDE_OK) rc = tide_expand(&e[i], m[i], nbatch + 2, full);
+  }
+  if (rc == TIDE_OK) {
+    c.in_[0] = e[0];
+    c.in_[1] = e[1];
+    shape[nbatch] = a->shape[na];
+    shape[nbatch + 1] = b->shape[nb + 1];
+    tide__result(&c, 0, a->dtype, nbatch + 2, shape);
+    rc = tide__dispatch(&c, out, 1);
+  }
+  for (int i = 0; i < 2; i++) {
+    tide_tensor_release(m[i]);
+    tide_tensor_release(e[i]);
+  }
+  return rc;
+}
+
+int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
+{
+  tide_tensor *p = NULL, *q = NULL, *y = NULL, *z = NULL;
+  *out = NULL;
+  if (a->ndim < 1 || b->ndim < 1)
+    return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "expected at least 1 dim on both sides, got "
+                      "%d and %d", a->ndim, b->ndim);
+  if (a->ndim > 1 && b->ndim > 1) return matmul_2d(out, a, b);
+  int rc = a->ndim == 1 ? tide_unsqueeze(&p, a, 0) : tide_tensor_retain(p = a);
+  if (rc == TIDE_OK) rc = b->ndim == 1 ? tide_unsqueeze(&q, b, 1) : tide_tensor_retain(q = b);
+  if (rc == TIDE_OK) rc = matmul_2d(&y, p, q);
+  if (rc == TIDE_OK && b->ndim == 1) rc = tide_squeeze(&z, y, -1);
+  else if (rc == TIDE_OK) tide_tensor_retain(z = y);
+  if (rc == TIDE_OK && a->ndim == 1) rc = tide_squeeze(out, z, b->ndim == 1 ? -1 : -2);
+  else if (rc == TIDE_OK) tide_tensor_retain(*out = z);
+  tide_tensor *all[] = {p, q, y, z};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) tide_tensor_release(all[i]);
+  return rc;
+}
+
+/* x^T y or x y^T without copying: transposes are views. */
+static int product_with_transpose(tide_tensor **out, tide_tensor *a, bool ta, tide_tensor *b,
+                                  bool tb)
+{
+  tide_tensor *p = NULL, *q = NULL;
+  int rc = ta ? tide_transpose(&p, a, -1, -2) : tide_tensor_retain(p = a);
+  if (rc == TIDE_OK) rc = tb ? tide_transpose(&q, b, -1, -2) : tide_tensor_retain(q = b);
+  if (rc == TIDE_OK) rc = matmul_2d(out, p, q);
+  tide_tensor_release(p);
+  tide_tensor_release(q);
+  return rc;
+}
+
+/* ---- adding to what is there ---- */
+
+static int check_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
+{
+  bool fit = dst->ndim == 2 && a->ndim == 2 && b->ndim == 2 && a->shape[1] == b->shape[0] &&
+             dst->shape[0] == a->shape[0] && dst->shape[1] == b->shape[1];
+  if (!fit)
+    return tide__fail(dst->ctx, TIDE_E_SHAPE, "addmm_", "target %s, a %s and b %s do not fit: "
+                      "expected [M, N], [M, K] and [K, N]", TIDE__SHAPE(dst->ndim, dst->shape),
+                      TIDE__SHAPE(a->ndim, a->shape), TIDE__SHAPE(b->ndim, b->shape));
+  if (dst->dtype != a->dtype || dst->dtype != b->dtype)
+    return tide__fail(dst->ctx, TIDE_E_DTYPE, "addmm_", "the target is %s, a is %s, b is %s; cast "
+                      "them to one dtype", tide_dtype_name(dst->dtype), tide_dtype_name(a->dtype),
+                      tide_dtype_name(b->dtype));
+  bool recorded = tide__tensor_needs_grad(a) || tide__tensor_needs_grad(b);
+  if (dst->ctx->recording && recorded)
+    return tide__fail(dst->ctx, TIDE_E_STATE, "addmm_", "a source needs a gradient and in-place "
+                      "ops are not recorded; detach it, or add the result of matmul");
+  TIDE_TRY(tide__check_float(dst, "addmm_", "target"));
+  return tide__check_target(dst, "addmm_");
+}
+
+/* The kernel writes rows while it reads a and b. */
+static bool kernel_takes(const tide_tensor *dst, const tide_tensor *a, const tide_tensor *b)
+{
+  bool apart = dst->storage != a->storage && dst->storage != b->storage;
+  return apart && (dst->stride[1] == 1 || dst->shape[1] <= 1);
+}
+
+int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
+{
+  tide__call c;
+  tide_tensor *m[2] = {NULL, NULL}, *y = NULL;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ADDMM_, NULL, 3, (tide_tensor *[]){dst, a, b}, 0));
+  TIDE_TRY(check_addmm(dst, a, b));
+  if (!kernel_takes(dst, a, b)) {
+    int rc = matmul_2d(&y, a, b);
+    if (rc == TIDE_OK) rc = tide_axpy_(dst, y, 1);
+    tide_tensor_release(y);
+    return rc;
+  }
+  int rc = matrix_layout(&m[0], a);
+  if (rc == TIDE_OK) rc = matrix_layout(&m[1], b);
+  c.nin = 2;
+  c.in_[0] = m[0];
+  c.in_[1] = m[1];
+  c.nout = 1;
+  c.out_[0] = dst;
+  if (rc == TIDE_OK) rc = tide__launch(&c);
+  dst->storage->version++;
+  tide_tensor_release(m[0]);
+  tide_tensor_release(m[1]);
+  return rc;
+}
+
+int tide__grad_matmul(const tide__grad_call *g)
+{
+  for (int i = 0; i < 2; i++) {
+    tide_tensor *t = NULL;
+    if (!g->need[i]) continue;
+    TIDE_TRY(i == 0 ? product_with_transpose(&t, g->gout[0], false, g->in[1], true)
+                    : product_with_transpose(&t, g->in[0], true, g->gout[0], false));
+    int rc = tide__sum_to(&g->gin[i], t, &g->meta[i]);
+    tide_tensor_release(t);
+    TIDE_TRY(rc);
+  }
+  return TIDE_OK;
+}
+
+int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR, out, 3, (tide_tensor *[]){x, w, bias}, 4));
+  bool fit = x->ndim >= 1 && w->ndim == 2 && x->shape[x->ndim - 1] == w->shape[1] &&
+             (!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0]));
+  if (!fit)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "linear", "x %s, weight %s and bias %s do not fit: "
+                      "expected [..., K], [N, K] and [N]", TIDE__SHAPE(x->ndim, x->shape),
+                      TIDE__SHAPE(w->ndim, w->shape),
+                      bias ? TIDE__SHAPE(bias->ndim, bias->shape) : "none");
+  if (x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
+    return tide__fail(c.ctx, TIDE_E_DTYPE, "linear", "x is %s, weight is %s, bias is %s; cast them "
+                      "to one dtype", tide_dtype_name(x->dtype), tide_dtype_name(w->dtype),
+                      bias ? tide_dtype_name(bias->dtype) : "none");
+  TIDE_TRY(tide__check_float(x, "linear", "x"));
+  memcpy(shape, x->shape, sizeof shape);
+  shape[x->ndim - 1] = w->shape[0];
+  tide__result(&c, 0, x->dtype, x->ndim, shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+/* All leading dims as one: a view where strides allow. */
+static int rows_of(tide_tensor **out, tide_tensor *x)
+{
+  int64_t n = 1;
+  for (int d = 0; d + 1 < x->ndim; d++) n *= x->shape[d];
+  return tide_reshape(out, x, 2, (int64_t[]){n, x->shape[x->ndim - 1]});
+}
+
+int tide__grad_linear(const tide__grad_call *g)
+{
+  tide_tensor *dy = NULL, *x = NULL, *t = NULL;
+  int32_t first = 0;
+  int rc = rows_of(&dy, g->gout[0]);
+  if (rc == TIDE_OK && g->need[0]) rc = matmul_2d(&t, dy, g->in[1]);
+  if (rc == TIDE_OK && g->need[0])
+    rc = tide_reshape(&g->gin[0], t, g->meta[0].ndim, g->meta[0].shape);
+  if (rc == TIDE_OK && g->need[1]) rc = rows_of(&x, g->in[0]);
+  if (rc == TIDE_OK && g->need[1]) rc = product_with_transpose(&g->gin[1], dy, true, x, false);
+  if (rc == TIDE_OK && g->need[2]) rc = tide_sum(&g->gin[2], dy, 1, &first, false);
+  tide_tensor_release(dy);
+  tide_tensor_release(x);
+  tide_tensor_release(t);
+  return rc;
+}

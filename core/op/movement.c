@@ -1,0 +1,336 @@
+/* Movement: reshape, permute, slice, expand as views; cat, pad, roll as copies.
+ *
+ * A view shares its storage, costs one handle, and is recorded like any op, so gradients flow
+ * through it. transpose, select, unsqueeze and squeeze are the same four views by other names.
+ */
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+/* A view op: *out is a fresh view of c->in[0]; give it its history. */
+static int finish_view(tide__call *c, tide_tensor **out, int ndim, const int64_t *shape,
+                       const int64_t *stride, int64_t offset)
+{
+  TIDE_TRY(tide__tensor_view(out, c->in[0], ndim, shape, stride, offset));
+  c->nout = 1;
+  c->out_[0] = *out;
+  int rc = tide__record(c);
+  if (rc < 0) {
+    tide_tensor_release(*out);
+    *out = NULL;
+  }
+  return rc;
+}
+
+/* Fills the -1 of a wanted shape. */
+static int infer_shape(const tide_tensor *x, int ndim, const int64_t *shape, int64_t *full)
+{
+  int64_t n = tide__tensor_numel(x), known = 1;
+  int hole = -1;
+  for (int d = 0; d < ndim; d++) {
+    full[d] = shape[d];
+    if (shape[d] >= 0) known = tide__mul_size(known, shape[d]);
+    else if (shape[d] == -1 && hole < 0) hole = d;
+    else known = -1;
+    if (known < 0) break;
+  }
+  if (hole >= 0 && known == 0) known = -1; /* any size would do */
+  if (hole >= 0 && known > 0) {
+    full[hole] = n / known;
+    known *= full[hole];
+  }
+  if (known == n) return TIDE_OK;
+  return tide__fail(x->ctx, TIDE_E_SHAPE, "reshape", "%s with %lld elements cannot become %s (one "
+                    "size may be -1, unless another is 0)", TIDE__SHAPE(x->ndim, x->shape),
+                    (long long)n, TIDE__SHAPE(ndim, shape));
+}
+
+int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape)
+{
+  tide__call c;
+  tide_tensor *copy;
+  int64_t full[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_RESHAPE, out, 1, &x, 0));
+  if (ndim < 0 || ndim > TIDE_MAX_DIM)
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "reshape", "expected 0 to %d sizes, got %d",
+                      TIDE_MAX_DIM, ndim);
+  TIDE_TRY(infer_shape(x, ndim, shape, full));
+  if (tide__reshape_view(x->ndim, x->shape, x->stride, ndim, full, stride))
+    return finish_view(&c, out, ndim, full, stride, x->offset);
+  TIDE_TRY(tide_clone(&copy, x));
+  int rc = tide_reshape(out, copy, ndim, full);
+  tide_tensor_release(copy);
+  return rc;
+}
+
+int tide__grad_reshape(const tide__grad_call *g)
+{
+  return tide_reshape(&g->gin[0], g->gout[0], g->meta[0].ndim, g->meta[0].shape);
+}
+
+int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *order)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
+  uint32_t seen = 0;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_PERMUTE, out, 1, &x, 0));
+  if (ndim != x->ndim)
+    return tide__fail(c.ctx, TIDE_E_ARG, "permute", "order has %d dims, the tensor %d", ndim,
+                      x->ndim);
+  for (int i = 0; i < ndim; i++) {
+    int d = tide__resolve_dim(order[i], ndim);
+    if (d < 0 || seen >> d & 1)
+      return tide__fail(c.ctx, TIDE_E_ARG, "permute", "order: entry %d (%d) is outside the dims "
+                        "or named twice", i + 1, order[i]);
+    seen |= 1u << d;
+    c.attrs.permute.order[i] = d;
+    shape[i] = x->shape[d];
+    stride[i] = x->stride[d];
+  }
+  return finish_view(&c, out, ndim, shape, stride, x->offset);
+}
+
+int tide__grad_permute(const tide__grad_call *g)
+{
+  int32_t inverse[TIDE_MAX_DIM];
+  for (int i = 0; i < g->meta[0].ndim; i++) inverse[g->attrs->permute.order[i]] = i;
+  return tide_permute(&g->gin[0], g->gout[0], g->meta[0].ndim, inverse);
+}
+
+static int dim_of(tide_tensor *x, int dim, const char *op)
+{
+  int d = tide__resolve_dim(dim, x->ndim);
+  if (d >= 0) return d;
+  return tide__fail(x->ctx, TIDE_E_ARG, op, "dim: %d is outside a tensor of %d dims", dim, x->ndim);
+}
+
+int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1)
+{
+  int32_t order[TIDE_MAX_DIM];
+  int a = dim_of(x, dim0, "transpose"), b = dim_of(x, dim1, "transpose");
+  *out = NULL;
+  if (a < 0 || b < 0) return TIDE_E_ARG;
+  for (int d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
+  return tide_permute(out, x, x->ndim, order);
+}
+
+int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_t stop,
+               int64_t step)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_SLICE, out, 1, &x, 0));
+  int d = dim_of(x, dim, "slice");
+  if (d < 0) return d;
+  int64_t n = x->shape[d], from = start < 0 ? start + n : start, to = stop < 0 ? stop + n : stop;
+  if (step < 1 || from < 0 || to < from || to > n)
+    return tide__fail(c.ctx, TIDE_E_ARG, "slice", "[%lld, %lld) step %lld does not fit dim %d of "
+                      "size %lld", (long long)start, (long long)stop, (long long)step, d,
+                      (long long)n);
+  memcpy(shape, x->shape, sizeof shape);
+  memcpy(stride, x->stride, sizeof stride);
+  shape[d] = (to - from + step - 1) / step;
+  stride[d] = shape[d] > 1 ? stride[d] * step : stride[d]; /* step may be huge then */
+  c.attrs.slice.start = from;
+  c.attrs.slice.step = step;
+  c.attrs.slice.dim = d;
+  int64_t offset = x->offset + (shape[d] ? from * x->stride[d] : 0);
+  return finish_view(&c, out, x->ndim, shape, stride, offset);
+}
+
+/* Zeros of the whole shape with dy written into the slice. */
+int tide__grad_slice(const tide__grad_call *g)
+{
+  const tide__meta *m = &g->meta[0];
+  int d = g->attrs->slice.dim;
+  int64_t step = g->attrs->slice.step, start = g->attrs->slice.start;
+  int64_t n = g->gout[0]->shape[d], stop = n ? start + (n - 1) * step + 1 : start;
+  tide_tensor *view = NULL;
+  TIDE_TRY(tide_full(&g->gin[0], g->ctx, m->device, m->dtype, m->ndim, m->shape, 0));
+  TIDE_TRY(tide_slice(&view, g->gin[0], d, start, stop, step));
+  int rc = tide_copy_(view, g->gout[0]);
+  tide_tensor_release(view);
+  return rc;
+}
+
+static int drop_dim(tide_tensor **out, tide_tensor *x, int d)
+{
+  int64_t shape[TIDE_MAX_DIM];
+  int n = 0;
+  for (int i = 0; i < x->ndim; i++)
+    if (i != d) shape[n++] = x->shape[i];
+  return tide_reshape(out, x, n, shape);
+}
+
+int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
+{
+  tide_tensor *s;
+  *out = NULL;
+  int d = dim_of(x, dim, "select");
+  if (d < 0) return d;
+  int64_t i = index < 0 ? index + x->shape[d] : index;
+  if (i < 0 || i >= x->shape[d])
+    return tide__fail(x->ctx, TIDE_E_ARG, "select", "index %lld is outside dim %d of size %lld",
+                      (long long)index, d, (long long)x->shape[d]);
+  TIDE_TRY(tide_slice(&s, x, d, i, i + 1, 1));
+  int rc = drop_dim(out, s, d);
+  tide_tensor_release(s);
+  return rc;
+}
+
+int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
+{
+  int64_t shape[TIDE_MAX_DIM];
+  *out = NULL;
+  int d = tide__resolve_dim(dim, x->ndim + 1);
+  if (d < 0 || x->ndim == TIDE_MAX_DIM)
+    return tide__fail(x->ctx, TIDE_E_ARG, "unsqueeze", "dim: %d does not fit a tensor of %d dims "
+                      "(at most %d)", dim, x->ndim, TIDE_MAX_DIM);
+  for (int i = 0; i <= x->ndim; i++) shape[i] = i < d ? x->shape[i] : i == d ? 1 : x->shape[i - 1];
+  return tide_reshape(out, x, x->ndim + 1, shape);
+}
+
+int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
+{
+  *out = NULL;
+  int d = dim_of(x, dim, "squeeze");
+  if (d < 0) return d;
+  if (x->shape[d] != 1)
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "squeeze", "dim %d has size %lld, expected 1", d,
+                      (long long)x->shape[d]);
+  return drop_dim(out, x, d);
+}
+
+int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape)
+{
+  tide__call c;
+  int64_t stride[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_EXPAND, out, 1, &x, 0));
+  if (ndim > TIDE_MAX_DIM || tide__numel(ndim, shape) < 0 ||
+      !tide__expand(x->ndim, x->shape, x->stride, ndim, shape, stride))
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "expand", "%s does not expand to %s",
+                      TIDE__SHAPE(x->ndim, x->shape), TIDE__SHAPE(ndim, shape));
+  return finish_view(&c, out, ndim, shape, stride, x->offset);
+}
+
+int tide__grad_expand(const tide__grad_call *g)
+{
+  return tide__sum_to(&g->gin[0], g->gout[0], &g->meta[0]);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* Checks the pieces and finds the joint shape; the dim is resolved into *dim. */
+static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim, int64_t *shape)
+{
+  *dim = dim_of(xs[0], *dim, "cat");
+  if (*dim < 0) return *dim;
+  memcpy(shape, xs[0]->shape, sizeof xs[0]->shape);
+  for (int64_t i = 1; i < n; i++) {
+    bool fit = xs[i]->ndim == xs[0]->ndim && xs[i]->dtype == xs[0]->dtype;
+    for (int d = 0; fit && d < xs[0]->ndim; d++)
+      fit = d == *dim || xs[i]->shape[d] == xs[0]->shape[d];
+    if (!fit)
+      return tide__fail(c->ctx, TIDE_E_SHAPE, "cat", "piece %lld is %s %s, piece 1 is %s %s: they "
+                        "may differ in dim %d only", (long long)i + 1,
+                        tide_dtype_name(xs[i]->dtype), TIDE__SHAPE(xs[i]->ndim, xs[i]->shape),
+                        tide_dtype_name(xs[0]->dtype), TIDE__SHAPE(xs[0]->ndim, xs[0]->shape),
+                        *dim);
+    shape[*dim] += xs[i]->shape[*dim];
+  }
+  return TIDE_OK;
+}
+
+/* Lists may be of any length; each piece is checked like an operand. */
+static int begin_list(tide__call *c, int op, tide_tensor *const *xs, int64_t n)
+{
+  for (int64_t i = 1; i < n; i++) {
+    tide_tensor *pair[2] = {xs[0], xs[i]};
+    TIDE_TRY(tide__begin(c, op, NULL, 2, pair, 0));
+  }
+  TIDE_TRY(tide__begin(c, op, NULL, 1, xs, 0));
+  c->nin = (int)n;
+  c->in = (tide_tensor **)xs;
+  return TIDE_OK;
+}
+
+int tide_cat(tide_tensor **out, tide_tensor *const *xs, int64_t n, int dim)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  *out = NULL;
+  if (n < 1 || n > 1 << 20) return TIDE_E_ARG;
+  TIDE_TRY(begin_list(&c, TIDE_OP_CAT, xs, n));
+  TIDE_TRY(cat_shape(&c, xs, n, &dim, shape));
+  c.attrs.dim.dim = dim;
+  tide__result(&c, 0, xs[0]->dtype, xs[0]->ndim, shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide__grad_cat(const tide__grad_call *g)
+{
+  int d = g->attrs->dim.dim;
+  int64_t at = 0;
+  for (int i = 0; i < g->nin; i++) {
+    int64_t n = g->meta[i].shape[d];
+    if (g->need[i]) TIDE_TRY(tide_slice(&g->gin[i], g->gout[0], d, at, at + n, 1));
+    at += n;
+  }
+  return TIDE_OK;
+}
+
+int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
+             const int64_t *after, double value)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_PAD, out, 1, &x, 0));
+  if (ndim != x->ndim)
+    return tide__fail(c.ctx, TIDE_E_ARG, "pad", "%d paddings for a tensor of %d dims", ndim,
+                      x->ndim);
+  for (int d = 0; d < ndim; d++) {
+    if (__builtin_add_overflow(x->shape[d], before[d], &shape[d]) ||
+        __builtin_add_overflow(shape[d], after[d], &shape[d]) || shape[d] < 0 ||
+        -before[d] > x->shape[d] || -after[d] > x->shape[d])
+      return tide__fail(c.ctx, TIDE_E_SHAPE, "pad", "dim %d of size %lld cannot be padded by %lld "
+                        "and %lld", d, (long long)x->shape[d], (long long)before[d],
+                        (long long)after[d]);
+    c.attrs.pad.before[d] = before[d];
+  }
+  c.attrs.pad.value = value;
+  tide__result(&c, 0, x->dtype, ndim, shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+/* Padding is undone by cropping, cropping by padding with zeros. */
+int tide__grad_pad(const tide__grad_call *g)
+{
+  int64_t before[TIDE_MAX_DIM], after[TIDE_MAX_DIM];
+  const tide__meta *m = &g->meta[0];
+  for (int d = 0; d < m->ndim; d++) {
+    before[d] = -g->attrs->pad.before[d];
+    after[d] = m->shape[d] - g->gout[0]->shape[d] - before[d];
+  }
+  return tide_pad(&g->gin[0], g->gout[0], m->ndim, before, after, 0);
+}
+
+int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ROLL, out, 1, &x, 0));
+  int d = dim_of(x, dim, "roll");
+  if (d < 0) return d;
+  c.attrs.roll.dim = d;
+  c.attrs.roll.shift = x->shape[d] ? shift % x->shape[d] : 0;
+  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide__grad_roll(const tide__grad_call *g)
+{
+  return tide_roll(&g->gin[0], g->gout[0], g->attrs->roll.dim, -g->attrs->roll.shift);
+}

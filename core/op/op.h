@@ -1,0 +1,172 @@
+/* What an op is: a descriptor made from its row in op.def, and a call on its way through dispatch.
+ *
+ * The one idea: a public op function fills one tide__call (operands, attributes, shapes of the
+ * results) and hands it to tide__dispatch, which allocates, chooses a kernel, launches and records.
+ * No op does any of that itself. Derivatives are rules beside the forward, written with ops.
+ *
+ * Layer 3.
+ */
+#ifndef TIDE_OP_OP_H
+#define TIDE_OP_OP_H
+
+#include "core/tensor/tensor.h"
+#include "kernels/kernel.h"
+
+enum {
+#define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) TIDE_OP_##ID,
+#include "core/op/op.def"
+#undef TIDE_OP
+  TIDE__NOP
+};
+
+enum { TIDE__MAX_IN = 14, TIDE__MAX_OUT = 8 };
+/* Flags beyond the public TIDE_OPF_*. */
+enum { TIDE__OPF_BCAST = 1 << 8 };
+/* Key operands: inputs are 0 and up, O0 is the first output. */
+enum { TIDE__KEY_O0 = -1 };
+
+/* Attributes by value: large enough for every op, copied into the tape. */
+typedef union tide__attrs {
+  k_scalar_attrs scalar;
+  k_reduce_attrs reduce;
+  k_dim_attrs dim;
+  k_pad_attrs pad;
+  k_roll_attrs roll;
+  k_arange_attrs arange;
+  k_norm_attrs norm;
+  k_gated_norm_attrs gated_norm;
+  k_conv1d_attrs conv1d;
+  k_ssd_attrs ssd;
+  k_rope_attrs rope;
+  k_attention_attrs attention;
+  k_cross_entropy_attrs cross_entropy;
+  k_random_attrs random;
+  k_adamw_attrs adamw;
+  k_sgd_attrs sgd;
+  k_norm_all_attrs norm_all;
+  struct { int64_t start, step; int32_t dim; } slice;
+  struct { int32_t order[TIDE_MAX_DIM]; } permute;
+  struct { uint32_t mask; bool keepdim; } dims; /* of a reduction, in x's own dims */
+} tide__attrs;
+
+/* Geometry of an operand that outlives its bytes. */
+typedef struct tide__meta {
+  int64_t shape[TIDE_MAX_DIM];
+  int32_t ndim, dtype, device;
+} tide__meta;
+
+/* One op on its way: filled by the public function, read by dispatch and by the tape. For lists
+ * (cat, optimiser steps) in and out point at the caller's arrays. */
+typedef struct tide__call {
+  tide_ctx *ctx;
+  int op;
+  int device;
+  int nin, nout;
+  tide_tensor **in;             /* null: optional operand absent */
+  tide_tensor **out;            /* made by dispatch, or the targets of an in-place op */
+  tide__meta *make;             /* nout shapes of results to make; ndim -1: not wanted */
+  tide__attrs attrs;
+  tide__attrs tape;             /* what the derivative reads, where it differs from attrs */
+  bool tape_differs;
+  tide_tensor **tape_in;        /* null, or the inputs the tape keeps where the kernel sees views */
+  tide_tensor *in_[TIDE__MAX_IN], *out_[TIDE__MAX_OUT];
+  tide__meta make_[TIDE__MAX_OUT];
+} tide__call;
+
+/* What a derivative rule sees. It fills gin[i] (owned) for every i with need[i]; recording is off.
+ * gout[k] is null when nothing flowed into output k. in and out hold what op.def said to save. */
+typedef struct tide__grad_call {
+  tide_ctx *ctx;
+  int op, nin, nout;
+  tide_tensor *const *gout;
+  tide_tensor *const *in;
+  tide_tensor *const *out;
+  const tide__meta *meta;       /* of the inputs */
+  const bool *need;
+  const tide__attrs *attrs;
+  bool consume;                 /* saved results may be overwritten: the walk frees them */
+  tide_tensor **gin;
+} tide__grad_call;
+typedef int (*tide__grad_fn)(const tide__grad_call *g);
+
+typedef struct tide__op {
+  const char *name;
+  int key;
+  uint32_t save_in, save_out;
+  tide__grad_fn grad;
+  int flags;
+} tide__op;
+
+const tide__op *tide__op_get(int op);
+
+/* Starts a call: operands in, results to come. Fails on null or gone operands, operands of another
+ * context or device. x[i] null is allowed where optional bit i is set. */
+int tide__begin(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x,
+                uint32_t optional);
+/* The checks of tide__begin on one operand; the first one gives the call its device. It is
+ * named "argument i+1", or "list[i+1]". */
+int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_tensor *x);
+/* Declares result i. */
+void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shape);
+/* Allocates the results, runs the kernel, records, and gives the first nuser results to out[0..];
+ * the others (statistics for the derivative) live on only if the tape keeps them. */
+int tide__dispatch(tide__call *c, tide_tensor **out, int nuser);
+/* Allocates nothing and records nothing: runs the kernel on c's operands. */
+int tide__launch(tide__call *c);
+/* Gives *out (a fresh view) the history of op on c's inputs, if recording asks for it. */
+int tide__record(tide__call *c);
+
+bool tide__wants_grad(const tide__call *c);
+/* x broadcast-summed down to a shape: the adjoint of broadcasting. Owned result. */
+int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
+tide__meta tide__meta_of(const tide_tensor *t);
+/* Fails unless t is a floating tensor. */
+int tide__check_float(const tide_tensor *t, const char *op, const char *arg);
+/* Every element of a target has a place of its own (no dim repeats by stride 0), and no collective
+ * uses it. */
+int tide__check_places(const tide_tensor *t, const char *op);
+/* The second half of it: no collective reads or writes the target. */
+int tide__check_idle(const tide_tensor *t, const char *op);
+/* The same, and writing to it now changes no gradient: what an in-place op asks of its target. */
+int tide__check_target(tide_tensor *t, const char *op);
+/* Operands and attributes of an attention call; bias apart. */
+int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
+                          const tide_attention_attrs *a);
+k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a);
+int tide__check_index(const tide_tensor *t, const char *op, const char *arg);
+/* Fails unless sequence is null or i32/i64 [B or 1, T] for x [B, T, ...]. */
+int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, const char *op);
+/* One kernel row of kernels/kernel.def. */
+typedef struct tide__kernel {
+  int op, device;
+  k_fn fn;
+  k_work_fn work; /* null: no scratch */
+  uint32_t dtypes;
+  int layout;
+} tide__kernel;
+/* Index of the rows by (op, device, dtype), made once per context. */
+int  tide__kernels_open(tide_ctx *ctx);
+void tide__kernels_close(tide_ctx *ctx);
+const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype);
+/* Repeats c on the reference kernel and compares (parameter check). */
+int  tide__check_against_ref(tide__call *c);
+
+#define TIDE__NAME(c) (tide__op_get((c)->op)->name)
+
+/* Derivative rules, one per op family file. */
+#define TIDE__RULES(RULE) \
+  RULE(add) RULE(sub) RULE(mul) RULE(div) RULE(pow) RULE(minimum) RULE(maximum) RULE(neg) \
+  RULE(abs) RULE(zero) RULE(exp) RULE(log) RULE(sqrt) RULE(rsqrt) RULE(square) \
+  RULE(reciprocal) RULE(sin) RULE(cos) RULE(tanh) RULE(sigmoid) RULE(silu) RULE(gelu) \
+  RULE(gelu_tanh) RULE(relu) RULE(softplus) RULE(affine) RULE(pow_scalar) RULE(clamp) \
+  RULE(where) RULE(cast) RULE(clone) RULE(sum) RULE(mean) RULE(prod) RULE(extremum) \
+  RULE(cumsum) RULE(reshape) RULE(permute) RULE(slice) RULE(expand) RULE(cat) RULE(pad) \
+  RULE(roll) RULE(gather) RULE(scatter_add) RULE(index_select) RULE(index_add) \
+  RULE(embedding) RULE(matmul) RULE(linear) RULE(layer_norm) RULE(rms_norm) \
+  RULE(add_rms_norm) RULE(rope) RULE(softmax) RULE(log_softmax) RULE(swiglu) RULE(dropout) \
+  RULE(attention) RULE(cross_entropy) RULE(linear_cross_entropy) RULE(conv1d) RULE(ssd_scan) \
+  RULE(gated_rms_norm)
+#define TIDE__DECLARE_RULE(name) int tide__grad_##name(const tide__grad_call *g);
+TIDE__RULES(TIDE__DECLARE_RULE)
+
+#endif

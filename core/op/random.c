@@ -1,0 +1,152 @@
+/* Random ops: in-place fills and dropout, all from the counter-based generator.
+ *
+ * An op takes (seed, stream, offset) from the context and advances the offset by its number of
+ * elements, or takes them from its attributes. Dropout keeps its counter on the tape: the backward
+ * makes the same mask again, nothing is stored.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset)
+{
+  ctx->rng_seed = seed;
+  ctx->rng_stream = stream;
+  ctx->rng_offset = offset;
+  return TIDE_OK;
+}
+
+int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offset)
+{
+  if (seed) *seed = ctx->rng_seed;
+  if (stream) *stream = ctx->rng_stream;
+  if (offset) *offset = ctx->rng_offset;
+  return TIDE_OK;
+}
+
+void tide_random_attrs_init(tide_random_attrs *a)
+{
+  memset(a, 0, sizeof *a);
+  a->size = sizeof *a;
+  a->use_ctx = 1;
+}
+
+/* The counter of this call: the context's, advanced, or the caller's own. */
+static int counter(k_random_attrs *k, tide_tensor *t, const tide_random_attrs *a, const char *op)
+{
+  tide_ctx *ctx = t->ctx;
+  memset(k, 0, sizeof *k);
+  if (a && a->size != sizeof *a)
+    return tide__fail(ctx, TIDE_E_ARG, op, "attrs.size is %u, expected %zu: call "
+                      "tide_random_attrs_init", a->size, sizeof *a);
+  if (a && a->ndim != 0 && a->ndim != t->ndim)
+    return tide__fail(ctx, TIDE_E_ARG, op, "attrs.ndim is %d, the tensor has %d dims", a->ndim,
+                      t->ndim);
+  if (a) {
+    k->ndim = a->ndim;
+    k->start = a->start;
+    memcpy(k->gstride, a->stride, sizeof k->gstride);
+  }
+  if (a && !a->use_ctx) {
+    k->seed = a->seed;
+    k->stream = a->stream;
+    k->offset = a->offset;
+    return TIDE_OK;
+  }
+  k->seed = ctx->rng_seed;
+  k->stream = ctx->rng_stream;
+  k->offset = ctx->rng_offset;
+  ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
+  return TIDE_OK;
+}
+
+static int fill(tide_tensor *t, int op, const k_random_attrs *k)
+{
+  tide__call c;
+  const char *name = tide__op_get(op)->name;
+  TIDE_TRY(tide__begin(&c, op, NULL, 1, &t, 0));
+  if (c.ctx->recording && t->node)
+    return tide__fail(c.ctx, TIDE_E_STATE, name, "the target is the result of a recorded op");
+  TIDE_TRY(tide__check_places(t, name));
+  c.nin = 0;
+  c.nout = 1;
+  c.out_[0] = t;
+  c.attrs.random = *k;
+  t->storage->version++;
+  return tide__launch(&c);
+}
+
+static int check_args(tide_tensor *t, const char *op, bool good, const char *expected, double a,
+                      double b)
+{
+  TIDE_TRY(tide__check_float(t, op, "target"));
+  if (good && isfinite(a) && isfinite(b)) return TIDE_OK;
+  return tide__fail(t->ctx, TIDE_E_ARG, op, "expected %s, got %g and %g", expected, a, b);
+}
+
+int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs)
+{
+  k_random_attrs k;
+  TIDE_TRY(check_args(t, "uniform_", lo <= hi, "finite lo <= hi", lo, hi));
+  TIDE_TRY(counter(&k, t, attrs, "uniform_"));
+  k.a = lo;
+  k.b = hi;
+  return fill(t, TIDE_OP_UNIFORM_, &k);
+}
+
+int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs)
+{
+  k_random_attrs k;
+  TIDE_TRY(check_args(t, "normal_", std >= 0, "a finite mean and std >= 0", mean, std));
+  TIDE_TRY(counter(&k, t, attrs, "normal_"));
+  k.a = mean;
+  k.b = std;
+  return fill(t, TIDE_OP_NORMAL_, &k);
+}
+
+int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
+                       const tide_random_attrs *attrs)
+{
+  k_random_attrs k;
+  TIDE_TRY(check_args(t, "trunc_normal_", std >= 0, "a finite mean and std >= 0", mean, std));
+  TIDE_TRY(check_args(t, "trunc_normal_", lo < hi, "finite lo < hi", lo, hi));
+  TIDE_TRY(counter(&k, t, attrs, "trunc_normal_"));
+  k.a = mean;
+  k.b = std;
+  k.lo = lo;
+  k.hi = hi;
+  return fill(t, TIDE_OP_TRUNC_NORMAL_, &k);
+}
+
+static int dropout(tide_tensor **out, tide_tensor *x, const k_random_attrs *k)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_DROPOUT, out, 1, &x, 0));
+  c.attrs.random = *k;
+  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
+{
+  k_random_attrs k;
+  *out = NULL;
+  TIDE_TRY(tide__check_float(x, "dropout", "x"));
+  if (!(p >= 0 && p < 1))
+    return tide__fail(x->ctx, TIDE_E_ARG, "dropout", "p: expected a number in [0, 1), got %g", p);
+  if (p == 0) {
+    *out = x;
+    return tide_tensor_retain(x);
+  }
+  TIDE_TRY(counter(&k, x, NULL, "dropout"));
+  k.a = p;
+  return dropout(out, x, &k);
+}
+
+int tide__grad_dropout(const tide__grad_call *g)
+{
+  return dropout(&g->gin[0], g->gout[0], &g->attrs->random);
+}

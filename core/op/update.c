@@ -1,0 +1,246 @@
+/* Multi-tensor ops of the optimiser: AdamW, SGD, global norm, clip factor, scaling.
+ *
+ * One launch takes a whole parameter group, so small tensors cost no launch of their own. All write
+ * in place and none is recorded.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+/* Operands of a list launch: arrays of the caller, joined. */
+typedef struct joined {
+  tide_tensor **all;
+  size_t bytes;
+} joined;
+
+static bool same_shape(const tide_tensor *a, const tide_tensor *b)
+{
+  size_t bytes = (size_t)a->ndim * sizeof a->shape[0];
+  return a->ndim == b->ndim && memcmp(a->shape, b->shape, bytes) == 0;
+}
+
+/* Copies xs (may be null when optional) into dst and checks each against like. */
+static int take_list(tide_ctx *ctx, tide__call *c, tide_tensor **dst, const char *list, int64_t n,
+                     tide_tensor *const *xs, tide_tensor *const *like, bool optional)
+{
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = xs ? xs[i] : NULL;
+    if (!dst[i] && optional) continue;
+    if (!dst[i])
+      return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "%s[%lld] is null", list, (long long)i + 1);
+    TIDE_TRY(tide__check_operand(c, list, i, dst[i]));
+    if (like && !same_shape(dst[i], like[i]))
+      return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s[%lld] is %s, its parameter %s", list,
+                        (long long)i + 1, TIDE__SHAPE(dst[i]->ndim, dst[i]->shape),
+                        TIDE__SHAPE(like[i]->ndim, like[i]->shape));
+  }
+  return TIDE_OK;
+}
+
+static int begin_update(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
+                        joined *j)
+{
+  memset(c, 0, sizeof *c);
+  c->ctx = ctx;
+  c->op = op;
+  c->device = -1;
+  tide__tensor_drain(ctx);
+  if (n < 0 || n > 1 << 24)
+    return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "n: expected 0 to 2^24, got %lld",
+                      (long long)n);
+  j->bytes = (size_t)(nin + nout + 1) * sizeof *j->all;
+  j->all = tide__alloc(ctx, j->bytes);
+  if (!j->all) return tide__fail(ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory");
+  c->in = j->all;
+  c->out = j->all + nin;
+  c->nin = (int)nin;
+  c->nout = (int)nout;
+  return TIDE_OK;
+}
+
+static int end_update(tide__call *c, joined *j, int rc, int64_t n)
+{
+  for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
+    if (c->out[i]) rc = tide__check_idle(c->out[i], TIDE__NAME(c));
+  if (rc == TIDE_OK && n > 0) rc = tide__launch(c);
+  for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
+    if (c->out[i]) c->out[i]->storage->version++;
+  tide__free(c->ctx, j->all, j->bytes);
+  return rc;
+}
+
+static int scalar_factor(tide_ctx *ctx, tide__call *c, tide_tensor *t, const char *arg)
+{
+  if (!t) return TIDE_OK;
+  TIDE_TRY(tide__check_operand(c, arg, 0, t));
+  if (t->dtype == TIDE_F32 && tide__tensor_numel(t) == 1) return TIDE_OK;
+  return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s: expected one f32, got %s %s", arg,
+                    tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
+}
+
+/* State is f32 (f64 for f64 parameters). */
+static int check_state(tide_ctx *ctx, tide__call *c, const char *list, int64_t n,
+                       tide_tensor *const *p, tide_tensor *const *s)
+{
+  for (int64_t i = 0; i < n; i++) {
+    if (!s[i]) continue;
+    int want = p[i]->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32;
+    if (s[i]->dtype != want)
+      return tide__fail(ctx, TIDE_E_DTYPE, TIDE__NAME(c), "%s[%lld]: expected %s, got %s", list,
+                        (long long)i + 1, tide_dtype_name(want), tide_dtype_name(s[i]->dtype));
+  }
+  return TIDE_OK;
+}
+
+static int check_params(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *const *p,
+                        tide_tensor *const *g)
+{
+  for (int64_t i = 0; i < n; i++) {
+    TIDE_TRY(tide__check_float(p[i], TIDE__NAME(c), "p"));
+    TIDE_TRY(tide__check_float(g[i], TIDE__NAME(c), "g"));
+    if ((p[i]->dtype == TIDE_F64) != (g[i]->dtype == TIDE_F64))
+      return tide__fail(ctx, TIDE_E_DTYPE, TIDE__NAME(c), "g[%lld] is %s, its parameter %s",
+                        (long long)i + 1, tide_dtype_name(g[i]->dtype),
+                        tide_dtype_name(p[i]->dtype));
+  }
+  return TIDE_OK;
+}
+
+void tide_adamw_attrs_init(tide_adamw_attrs *a)
+{
+  *a = (tide_adamw_attrs){.size = sizeof *a, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+                          .weight_decay = 0.01, .step = 1, .grad_scale = 1};
+}
+
+static int read_adamw(tide_ctx *ctx, tide__call *c, const tide_adamw_attrs *a, int64_t n)
+{
+  if (!a || a->size != sizeof *a)
+    return tide__fail(ctx, TIDE_E_ARG, "adamw_", "attrs: call tide_adamw_attrs_init");
+  bool good = isfinite(a->lr) && a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1 &&
+              a->eps >= 0 && isfinite(a->weight_decay) && a->step >= 1 && isfinite(a->grad_scale);
+  if (!good)
+    return tide__fail(ctx, TIDE_E_ARG, "adamw_", "expected finite lr and weight_decay, betas in "
+                      "[0, 1), eps >= 0 and step >= 1, got lr %g, betas %g and %g, eps %g, decay "
+                      "%g, step %lld", a->lr, a->beta1, a->beta2, a->eps, a->weight_decay,
+                      (long long)a->step);
+  c->attrs.adamw = (k_adamw_attrs){a->lr, a->beta1, a->beta2, a->eps, a->weight_decay,
+                                   a->grad_scale, a->step, n, a->maximize};
+  return TIDE_OK;
+}
+
+int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
+                tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
+                tide_tensor *g_scale, const tide_adamw_attrs *attrs)
+{
+  tide__call c;
+  joined j = {NULL, 0};
+  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_ADAMW_, n, n + 1, 4 * n, &j));
+  tide_tensor **o = c.out;
+  int rc = read_adamw(ctx, &c, attrs, n);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o, "p", n, p, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "g", n, g, p, false);
+  if (rc == TIDE_OK) rc = check_params(ctx, &c, n, p, g);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + n, "m", n, m, p, false);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 2 * n, "v", n, v, p, false);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 3 * n, "master", n, master, p, true);
+  for (int k = 1; k < 4 && rc == TIDE_OK; k++)
+    rc = check_state(ctx, &c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
+  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, c.in[n] = g_scale, "g_scale");
+  return end_update(&c, &j, rc, n);
+}
+
+void tide_sgd_attrs_init(tide_sgd_attrs *a)
+{
+  *a = (tide_sgd_attrs){.size = sizeof *a, .lr = 1e-2, .first = 1, .grad_scale = 1};
+}
+
+static int read_sgd(tide_ctx *ctx, tide__call *c, const tide_sgd_attrs *a, int64_t n)
+{
+  if (!a || a->size != sizeof *a)
+    return tide__fail(ctx, TIDE_E_ARG, "sgd_", "attrs: call tide_sgd_attrs_init");
+  bool good = isfinite(a->lr) && a->momentum >= 0 && isfinite(a->momentum) &&
+              isfinite(a->dampening) && isfinite(a->weight_decay) && isfinite(a->grad_scale) &&
+              !(a->nesterov && (a->momentum == 0 || a->dampening != 0));
+  if (!good)
+    return tide__fail(ctx, TIDE_E_ARG, "sgd_", "expected finite values, momentum >= 0, and for "
+                      "nesterov momentum > 0 without dampening; got lr %g, momentum %g, dampening "
+                      "%g, decay %g", a->lr, a->momentum, a->dampening, a->weight_decay);
+  c->attrs.sgd = (k_sgd_attrs){a->lr, a->momentum, a->dampening, a->weight_decay, a->grad_scale, n,
+                               a->nesterov, a->maximize, a->first};
+  return TIDE_OK;
+}
+
+int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
+              tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
+              const tide_sgd_attrs *attrs)
+{
+  tide__call c;
+  joined j = {NULL, 0};
+  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_SGD_, n, n + 1, 3 * n, &j));
+  tide_tensor **o = c.out;
+  int rc = read_sgd(ctx, &c, attrs, n);
+  bool plain = rc == TIDE_OK && attrs->momentum == 0;
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o, "p", n, p, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "g", n, g, p, false);
+  if (rc == TIDE_OK) rc = check_params(ctx, &c, n, p, g);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + n, "buf", n, plain ? NULL : buf, p, plain);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 2 * n, "master", n, master, p, true);
+  if (rc == TIDE_OK) rc = check_state(ctx, &c, "buf", n, p, o + n);
+  if (rc == TIDE_OK) rc = check_state(ctx, &c, "master", n, p, o + 2 * n);
+  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, c.in[n] = g_scale, "g_scale");
+  return end_update(&c, &j, rc, n);
+}
+
+int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
+              bool squared)
+{
+  tide__call c;
+  joined j = {NULL, 0};
+  *out = NULL;
+  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_NORM, n, n, 1, &j));
+  int rc = TIDE_OK;
+  if (p != 1 && p != 2 && !(isinf(p) && p > 0))
+    rc = tide__fail(ctx, TIDE_E_ARG, "norm", "p: expected 1, 2 or infinity, got %g", p);
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "xs", n, xs, NULL, false);
+  for (int64_t i = 0; i < n && rc == TIDE_OK; i++) rc = tide__check_float(xs[i], "norm", "xs");
+  if (n == 0 && rc == TIDE_OK) rc = tide_full(&c.out[0], ctx, TIDE_DEV_CPU, TIDE_F32, 0, NULL, 0);
+  else if (rc == TIDE_OK)
+    rc = tide__tensor_new(&c.out[0], ctx, c.device, TIDE_F32, 0, NULL, "norm");
+  tide_tensor *y = c.out[0];
+  c.attrs.norm_all = (k_norm_all_attrs){p, n, squared};
+  rc = end_update(&c, &j, rc, n);
+  if (rc < 0) tide_tensor_release(y);
+  else *out = y;
+  return rc;
+}
+
+int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_CLIP_FACTOR, out, 1, &norm, 0));
+  TIDE_TRY(scalar_factor(c.ctx, &c, norm, "norm"));
+  if (!(max_norm > 0))
+    return tide__fail(c.ctx, TIDE_E_ARG, "clip_factor", "max_norm: expected a number > 0, got %g",
+                      max_norm);
+  c.attrs.norm_all = (k_norm_all_attrs){max_norm, 1, 0};
+  tide__result(&c, 0, TIDE_F32, 0, NULL);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor)
+{
+  tide__call c;
+  joined j = {NULL, 0};
+  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_SCALE_ALL_, n, 1, n, &j));
+  int rc = take_list(ctx, &c, c.out, "xs", n, xs, NULL, false);
+  for (int64_t i = 0; i < n && rc == TIDE_OK; i++)
+    rc = tide__check_float(xs[i], "scale_all_", "xs");
+  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "factor", 1, &factor, NULL, false);
+  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, factor, "factor");
+  c.attrs.norm_all = (k_norm_all_attrs){0, n, 0};
+  return end_update(&c, &j, rc, n);
+}

@@ -1,0 +1,281 @@
+/* Which token lies on which rank: index tensors of head-tail layouts, of lists of runs, their
+ * inverses, and the (document, position) pairs of padded slots.
+ *
+ * The one idea: a map is written out run by run, so a million indices cost a million additions and
+ * no look-ups; the inverse is the same walk with the roles of place and position exchanged. All of
+ * it is host data by nature, made once a batch and then copied to the device of its argument.
+ *
+ * Layer 5. Invariants: integers only; every input is checked before anything is written.
+ */
+#include "core/parallel/cp_map.h"
+
+#include <string.h>
+
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+/* ---- host copies of index tensors ------------------------------------------------------------ */
+
+/* x as dense i64 on the host; the caller releases *held. */
+static int host_ints(tide_tensor **held, tide_tensor *x, const char *op, const char *arg)
+{
+  tide_tensor *wide = NULL, *near = NULL;
+  *held = NULL;
+  TIDE_TRY(tide__check_index(x, op, arg));
+  int rc = tide_cast(&wide, x, TIDE_I64);
+  if (rc == TIDE_OK) rc = tide_to_device(&near, wide, TIDE_DEV_CPU);
+  if (rc == TIDE_OK) rc = tide_contiguous(held, near);
+  tide_tensor_release(wide);
+  tide_tensor_release(near);
+  return rc;
+}
+
+/* A new host tensor of indices that may be i64 or i32. */
+typedef struct sink {
+  tide_tensor *t;
+  int64_t *wide;
+  int32_t *narrow;
+} sink;
+
+/* largest: the greatest value that will be written. */
+static int open_sink(sink *s, tide_ctx *ctx, int64_t n, int64_t largest, int dtype, const char *op)
+{
+  memset(s, 0, sizeof *s);
+  if (dtype != TIDE_I64 && dtype != TIDE_I32)
+    return tide__fail(ctx, TIDE_E_DTYPE, op, "dtype: expected i64 or i32, got %s",
+                      tide_dtype_name(dtype));
+  if (dtype == TIDE_I32 && largest > INT32_MAX)
+    return tide__fail(ctx, TIDE_E_ARG, op, "dtype: i32 cannot hold index %lld; ask for i64",
+                      (long long)largest);
+  TIDE_TRY(tide_empty(&s->t, ctx, TIDE_DEV_CPU, dtype, 1, &n));
+  if (dtype == TIDE_I64) s->wide = tide_tensor_data(s->t);
+  else s->narrow = tide_tensor_data(s->t);
+  return TIDE_OK;
+}
+
+/* values first, first + 1, ... at places at, at + 1, ... */
+static inline void put_run(const sink *s, int64_t at, int64_t first, int64_t n)
+{
+  if (s->wide)
+    for (int64_t i = 0; i < n; i++) s->wide[at + i] = first + i;
+  else
+    for (int64_t i = 0; i < n; i++) s->narrow[at + i] = (int32_t)(first + i);
+}
+
+/* Moves what was made to the device of `like` and gives up the host tensor. */
+static int finish(tide_tensor **out, tide_tensor *made, const tide_tensor *like, int rc)
+{
+  if (rc == TIDE_OK) rc = tide_to_device(out, made, like->storage->device);
+  tide_tensor_release(made);
+  return rc;
+}
+
+/* cu: starts at 0 and never decreases; every length a multiple of `unit`. */
+static int check_cu(const tide_tensor *cu, const int64_t *c, int64_t n, int64_t unit,
+                    const char *op, const char *arg)
+{
+  if (c[0] != 0)
+    return tide__fail(cu->ctx, TIDE_E_ARG, op, "%s: expected 0 first, got %lld", arg,
+                      (long long)c[0]);
+  for (int64_t i = 0; i + 1 < n; i++) {
+    if (c[i + 1] < c[i])
+      return tide__fail(cu->ctx, TIDE_E_ARG, op, "%s: decreases from %lld to %lld after document "
+                        "%lld", arg, (long long)c[i], (long long)c[i + 1], (long long)i);
+    if ((c[i + 1] - c[i]) % unit)
+      return tide__fail(cu->ctx, TIDE_E_ARG, op, "%s: document %lld has %lld tokens, expected a "
+                        "multiple of %lld", arg, (long long)i, (long long)(c[i + 1] - c[i]),
+                        (long long)unit);
+  }
+  return TIDE_OK;
+}
+
+static int check_list(const tide_tensor *t, const char *op, const char *arg)
+{
+  if (t->ndim == 1 && t->shape[0] >= 1) return TIDE_OK;
+  return tide__fail(t->ctx, TIDE_E_SHAPE, op, "%s: expected [ndoc + 1], got %s", arg,
+                    TIDE__SHAPE(t->ndim, t->shape));
+}
+
+/* ---- head-tail ------------------------------------------------------------------------------- */
+
+/* The runs of one rank, from place `at` on. inverse: place by position instead of the other way. */
+static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size, int64_t rank,
+                        int64_t at, bool inverse)
+{
+  for (int64_t d = 0; d + 1 < n; d++) {
+    int64_t chunk = (c[d + 1] - c[d]) / (2 * size);
+    for (int half = 0; half < 2; half++, at += chunk) {
+      int64_t start = tide__zigzag_start(c[d], chunk, size, rank, half);
+      if (inverse) put_run(s, start, at, chunk);
+      else put_run(s, at, start, chunk);
+    }
+  }
+}
+
+static int check_ranks(const tide_tensor *cu, int64_t size, int64_t rank, const char *op)
+{
+  if (size < 1 || size > INT32_MAX || rank < -1 || rank >= size)
+    return tide__fail(cu->ctx, TIDE_E_ARG, op, "expected 1 or more ranks and a rank among them (or "
+                      "-1 for all), got %lld and %lld", (long long)size, (long long)rank);
+  return TIDE_OK;
+}
+
+static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype,
+                  bool inverse, const char *op)
+{
+  tide_tensor *held = NULL;
+  sink s = {0};
+  *out = NULL;
+  TIDE_TRY(check_list(cu, op, "cu"));
+  TIDE_TRY(check_ranks(cu, size, rank, op));
+  TIDE_TRY(host_ints(&held, cu, op, "cu"));
+  const int64_t *c = tide_tensor_data(held);
+  int64_t n = cu->shape[0], total = c[n - 1];
+  int rc = check_cu(cu, c, n, 2 * size, op, "cu");
+  if (rc == TIDE_OK)
+    rc = open_sink(&s, cu->ctx, rank < 0 ? total : total / size, total - 1, dtype, op);
+  if (rc == TIDE_OK && rank >= 0) zigzag_rank(&s, c, n, size, rank, 0, inverse);
+  if (rc == TIDE_OK && rank < 0)
+    for (int64_t r = 0; r < size; r++)
+      zigzag_rank(&s, c, n, size, r, r * (total / size), inverse);
+  tide_tensor_release(held);
+  return finish(out, s.t, cu, rc);
+}
+
+int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype)
+{
+  return zigzag(out, cu, size, rank, dtype, false, "zigzag_index");
+}
+
+int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dtype)
+{
+  return zigzag(out, cu, size, -1, dtype, true, "zigzag_places");
+}
+
+/* ---- runs and inverses ----------------------------------------------------------------------- */
+
+/* Sum of the lengths, and the greatest position; fails on negative numbers. */
+static int measure_runs(tide_ctx *ctx, const int64_t *r, int64_t n, int64_t *total,
+                        int64_t *largest)
+{
+  *total = 0;
+  *largest = 0;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t start = r[2 * i], len = r[2 * i + 1];
+    if (start < 0 || len < 0 || start > INT64_MAX / 4 || len > INT64_MAX / 4 - *total)
+      return tide__fail(ctx, TIDE_E_ARG, "run_index", "run %lld: expected a start and a length "
+                        "that are not negative, got %lld and %lld", (long long)i, (long long)start,
+                        (long long)len);
+    *total += len;
+    if (len && start + len - 1 > *largest) *largest = start + len - 1;
+  }
+  return TIDE_OK;
+}
+
+int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
+{
+  tide_tensor *held = NULL;
+  sink s = {0};
+  int64_t total = 0, largest = 0;
+  *out = NULL;
+  if (runs->ndim != 2 || runs->shape[1] != 2)
+    return tide__fail(runs->ctx, TIDE_E_SHAPE, "run_index", "runs: expected [n, 2] of (start, "
+                      "length), got %s", TIDE__SHAPE(runs->ndim, runs->shape));
+  TIDE_TRY(host_ints(&held, runs, "run_index", "runs"));
+  const int64_t *r = tide_tensor_data(held);
+  int64_t n = runs->shape[0], at = 0;
+  int rc = measure_runs(runs->ctx, r, n, &total, &largest);
+  if (rc == TIDE_OK) rc = open_sink(&s, runs->ctx, total, largest, dtype, "run_index");
+  for (int64_t i = 0; rc == TIDE_OK && i < n; at += r[2 * i + 1], i++)
+    put_run(&s, at, r[2 * i], r[2 * i + 1]);
+  tide_tensor_release(held);
+  return finish(out, s.t, runs, rc);
+}
+
+/* Places by value; -1 marks values not met yet. */
+static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *place)
+{
+  for (int64_t i = 0; i < n; i++) place[i] = -1;
+  for (int64_t i = 0; i < n; i++) {
+    if (v[i] < 0 || v[i] >= n)
+      return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: entry %lld is %lld, "
+                        "outside 0 .. %lld", (long long)i, (long long)v[i], (long long)n - 1);
+    if (place[v[i]] >= 0)
+      return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: %lld is there twice, at "
+                        "%lld and %lld", (long long)v[i], (long long)place[v[i]], (long long)i);
+    place[v[i]] = i;
+  }
+  return TIDE_OK;
+}
+
+int tide_inverse_index(tide_tensor **out, tide_tensor *index)
+{
+  tide_tensor *held = NULL, *made = NULL, *fit = NULL;
+  *out = NULL;
+  if (index->ndim != 1)
+    return tide__fail(index->ctx, TIDE_E_SHAPE, "inverse_index", "index: expected 1 dim, got %s",
+                      TIDE__SHAPE(index->ndim, index->shape));
+  TIDE_TRY(host_ints(&held, index, "inverse_index", "index"));
+  int64_t n = index->shape[0];
+  int rc = tide_empty(&made, index->ctx, TIDE_DEV_CPU, TIDE_I64, 1, &n);
+  if (rc == TIDE_OK) rc = invert(index, tide_tensor_data(held), n, tide_tensor_data(made));
+  if (rc == TIDE_OK) rc = tide_cast(&fit, made, index->dtype);
+  tide_tensor_release(held);
+  tide_tensor_release(made);
+  return finish(out, fit, index, rc);
+}
+
+/* ---- (document, position) of padded slots ---------------------------------------------------- */
+
+static void put_pairs(int32_t *p, int64_t at, int64_t n, int64_t document)
+{
+  for (int64_t i = 0; i < n; i++) {
+    p[2 * (at + i)] = (int32_t)document;
+    p[2 * (at + i) + 1] = document < 0 ? 0 : (int32_t)i;
+  }
+}
+
+/* slot and real are checked already, apart from each other. */
+static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t *real, int64_t n,
+                      int64_t ntoken, int32_t *p)
+{
+  if (slot[n - 1] > ntoken)
+    return tide__fail(cu->ctx, TIDE_E_ARG, "slot_index", "cu_slot ends at %lld, there are %lld "
+                      "tokens", (long long)slot[n - 1], (long long)ntoken);
+  for (int64_t i = 0; i + 1 < n; i++) {
+    int64_t have = slot[i + 1] - slot[i], need = real[i + 1] - real[i];
+    if (need > have)
+      return tide__fail(cu->ctx, TIDE_E_ARG, "slot_index", "document %lld has %lld tokens, its "
+                        "slot %lld", (long long)i, (long long)need, (long long)have);
+    put_pairs(p, slot[i], need, i);
+    put_pairs(p, slot[i] + need, have - need, -1);
+  }
+  put_pairs(p, slot[n - 1], ntoken - slot[n - 1], -1);
+  return TIDE_OK;
+}
+
+int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_real, int64_t ntoken)
+{
+  tide_tensor *slot = NULL, *real = NULL, *pairs = NULL;
+  *out = NULL;
+  TIDE_TRY(check_list(cu_slot, "slot_index", "cu_slot"));
+  TIDE_TRY(check_list(cu_real, "slot_index", "cu_real"));
+  int64_t n = cu_slot->shape[0];
+  if (cu_real->shape[0] != n || ntoken < 0 || ntoken > INT32_MAX)
+    return tide__fail(cu_slot->ctx, TIDE_E_SHAPE, "slot_index", "expected cu_slot and cu_real of "
+                      "one length and ntoken in [0, 2^31), got %lld, %lld and %lld", (long long)n,
+                      (long long)cu_real->shape[0], (long long)ntoken);
+  int rc = host_ints(&slot, cu_slot, "slot_index", "cu_slot");
+  if (rc == TIDE_OK) rc = host_ints(&real, cu_real, "slot_index", "cu_real");
+  const int64_t *s = rc == TIDE_OK ? tide_tensor_data(slot) : NULL;
+  const int64_t *l = rc == TIDE_OK ? tide_tensor_data(real) : NULL;
+  if (rc == TIDE_OK) rc = check_cu(cu_slot, s, n, 1, "slot_index", "cu_slot");
+  if (rc == TIDE_OK) rc = check_cu(cu_real, l, n, 1, "slot_index", "cu_real");
+  if (rc == TIDE_OK)
+    rc = tide_empty(&pairs, cu_slot->ctx, TIDE_DEV_CPU, TIDE_I32, 3, (int64_t[]){1, ntoken, 2});
+  if (rc == TIDE_OK) rc = fill_slots(cu_slot, s, l, n, ntoken, tide_tensor_data(pairs));
+  tide_tensor_release(slot);
+  tide_tensor_release(real);
+  return finish(out, pairs, cu_slot, rc);
+}

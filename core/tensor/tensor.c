@@ -1,0 +1,222 @@
+/* The tensor handle: made, viewed, retained, released; its accessors. */
+#include "core/tensor/tensor.h"
+
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+
+/* Dead handles wait here for the next tensor: making one costs no allocation in a steady loop. */
+struct tide__tensor_pool { tide_tensor *free; };
+
+static tide_tensor *handle(tide_ctx *ctx)
+{
+  if (!ctx->tensors && !(ctx->tensors = tide__alloc(ctx, sizeof *ctx->tensors))) return NULL;
+  tide_tensor *t = ctx->tensors->free;
+  if (t) ctx->tensors->free = t->next;
+  else if (!(t = tide__alloc(ctx, sizeof *t))) return NULL;
+  t->refs = 1;
+  t->ctx = ctx;
+  t->storage = NULL;
+  t->requires_grad = false;
+  t->node = NULL;
+  t->grad = NULL;
+  t->next = NULL;
+  t->id = ++ctx->next_id;
+  ctx->stats.ntensor++;
+  tide__ctx_hold(ctx);
+  return t;
+}
+
+static void recycle(tide_tensor *t)
+{
+  tide_ctx *ctx = t->ctx;
+  if (t->node || t->grad) ctx->recorder->forget(t);
+  tide__storage_release(t->storage);
+  t->storage = NULL;
+  t->next = ctx->tensors->free;
+  ctx->tensors->free = t;
+  ctx->stats.ntensor--;
+  tide__ctx_drop(ctx);
+}
+
+void tide__tensor_pool_close(tide_ctx *ctx)
+{
+  if (!ctx->tensors) return;
+  for (tide_tensor *t = ctx->tensors->free, *next; t; t = next) {
+    next = t->next;
+    tide__free(ctx, t, sizeof *t);
+  }
+  tide__free(ctx, ctx->tensors, sizeof *ctx->tensors);
+  ctx->tensors = NULL;
+}
+
+static int check_new(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, const char *op,
+                     int64_t *bytes)
+{
+  if (!tide__dtype_valid(dtype))
+    return tide__fail(ctx, TIDE_E_DTYPE, op, "dtype %d does not exist", dtype);
+  if (ndim < 0 || ndim > TIDE_MAX_DIM || (ndim && !shape))
+    return tide__fail(ctx, TIDE_E_SHAPE, op, "ndim: expected 0 to %d dims, got %d", TIDE_MAX_DIM,
+                      ndim);
+  int64_t n = tide__numel(ndim, shape);
+  if (n >= 0) n = tide__mul_size(n, tide_dtype_size(dtype));
+  if (n < 0)
+    return tide__fail(ctx, TIDE_E_SHAPE, op, "shape %s has a negative size or too many elements",
+                      TIDE__SHAPE(ndim, shape));
+  *bytes = n;
+  return TIDE_OK;
+}
+
+int tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                     const int64_t *shape, const char *op)
+{
+  int64_t bytes = 0;
+  *out = NULL;
+  TIDE_TRY(check_new(ctx, dtype, ndim, shape, op, &bytes));
+  if (!tide__device_get(ctx, device, op)) return TIDE_E_DEVICE;
+  tide_tensor *t = handle(ctx);
+  if (!t) return tide__fail(ctx, TIDE_E_NOMEM, op, "no host memory for a tensor handle");
+  t->ndim = ndim;
+  t->dtype = dtype;
+  t->offset = 0;
+  for (int d = 0; d < ndim; d++) t->shape[d] = shape[d];
+  tide__strides_contiguous(ndim, t->shape, t->stride);
+  int rc = tide__storage_new(&t->storage, ctx, device, (size_t)bytes);
+  if (rc < 0) {
+    recycle(t);
+    return rc;
+  }
+  *out = t;
+  return TIDE_OK;
+}
+
+int tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
+                      const int64_t *stride, int64_t offset)
+{
+  *out = handle(t->ctx);
+  if (!*out)
+    return tide__fail(t->ctx, TIDE_E_NOMEM, "view", "no host memory for a tensor handle");
+  tide_tensor *v = *out;
+  v->ndim = ndim;
+  v->dtype = t->dtype;
+  v->offset = offset;
+  for (int d = 0; d < ndim; d++) {
+    v->shape[d] = shape[d];
+    v->stride[d] = stride[d];
+  }
+  v->storage = t->storage;
+  tide__storage_retain(v->storage);
+  return TIDE_OK;
+}
+
+int tide__tensor_alias(tide_tensor **out, tide_tensor *t)
+{
+  return tide__tensor_view(out, t, t->ndim, t->shape, t->stride, t->offset);
+}
+
+int tide_tensor_retain(tide_tensor *t)
+{
+  t->refs++;
+  return TIDE_OK;
+}
+
+/* The first release puts the handle on the stack, further ones only count. */
+static void push_foreign(tide_tensor *t)
+{
+  if (atomic_fetch_add_explicit(&t->foreign, 1, memory_order_acq_rel) > 0) return;
+  void *head = atomic_load_explicit(&t->ctx->foreign, memory_order_relaxed);
+  do t->next = head;
+  while (!atomic_compare_exchange_weak_explicit(&t->ctx->foreign, &head, t, memory_order_release,
+                                                memory_order_relaxed));
+}
+
+static void release_owned(tide_tensor *t, int64_t n)
+{
+  t->refs -= n;
+  if (t->refs == 0) recycle(t);
+}
+
+void tide_tensor_release(tide_tensor *t)
+{
+  if (!t) return;
+  if (pthread_equal(pthread_self(), t->ctx->owner)) release_owned(t, 1);
+  else push_foreign(t);
+}
+
+void tide__tensor_drain(tide_ctx *ctx)
+{
+  if (!atomic_load_explicit(&ctx->foreign, memory_order_relaxed)) return;
+  tide_tensor *t = atomic_exchange_explicit(&ctx->foreign, NULL, memory_order_acquire);
+  while (t) {
+    tide_tensor *next = t->next; /* read first: once the count is 0 the handle may come again */
+    release_owned(t, atomic_exchange_explicit(&t->foreign, 0, memory_order_acq_rel));
+    t = next;
+  }
+}
+
+int tide_tensor_drop(tide_tensor *t)
+{
+  if (t->storage->pins > 0)
+    return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "an asynchronous collective is using "
+                      "the bytes; wait for it first");
+  tide__storage_drop(t->storage);
+  return TIDE_OK;
+}
+
+int tide_tensor_restore(tide_tensor *t)
+{
+  tide__tensor_drain(t->ctx);
+  return tide__storage_restore(t->storage);
+}
+
+int tide_tensor_refilled(tide_tensor *t)
+{
+  if (t->storage->gone)
+    return tide__fail(t->ctx, TIDE_E_GONE, "tensor_refilled", "the bytes are absent; restore and "
+                      "fill them first");
+  if (!tide__storage_refilled(t->storage))
+    return tide__fail(t->ctx, TIDE_E_STATE, "tensor_refilled", "the bytes were not restored since "
+                      "they were dropped, or this was said already");
+  return TIDE_OK;
+}
+
+tide_ctx *tide_tensor_ctx(const tide_tensor *t) { return t->ctx; }
+int tide_tensor_ndim(const tide_tensor *t) { return t->ndim; }
+
+int64_t tide_tensor_dim(const tide_tensor *t, int dim)
+{
+  dim = tide__resolve_dim(dim, t->ndim);
+  return dim < 0 ? -1 : t->shape[dim];
+}
+
+int64_t tide_tensor_stride(const tide_tensor *t, int dim)
+{
+  dim = tide__resolve_dim(dim, t->ndim);
+  return dim < 0 ? -1 : t->stride[dim];
+}
+
+int64_t tide_tensor_numel(const tide_tensor *t) { return tide__tensor_numel(t); }
+int tide_tensor_dtype(const tide_tensor *t) { return t->dtype; }
+int tide_tensor_device(const tide_tensor *t) { return t->storage->device; }
+double tide_tensor_id(const tide_tensor *t) { return t->id; }
+int64_t tide_tensor_version(const tide_tensor *t) { return t->storage->version; }
+int tide_tensor_is_gone(const tide_tensor *t) { return t->storage->gone; }
+
+int tide_tensor_is_contiguous(const tide_tensor *t)
+{
+  return tide__is_contiguous(t->ndim, t->shape, t->stride);
+}
+
+int tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b)
+{
+  return a->storage == b->storage;
+}
+
+void *tide_tensor_data(tide_tensor *t)
+{
+  tide__device *d = &t->ctx->devices->device[t->storage->device];
+  return d->backend->host ? tide__tensor_ptr(t) : NULL;
+}

@@ -1,0 +1,69 @@
+/* struct tide_tensor: storage + offset + shape + strides + dtype + a place for its history.
+ *
+ * The one idea: a tensor is a cheap view of counted bytes. Handles are counted, come from a free
+ * list and are stamped with an id that is never used again. The history fields belong to the tape
+ * (layer 4), which fills tide__recorder; this layer only tells it when a handle dies.
+ *
+ * Layer 2.
+ */
+#ifndef TIDE_TENSOR_TENSOR_H
+#define TIDE_TENSOR_TENSOR_H
+
+#include "core/device/storage.h"
+
+struct tide__node;
+struct tide__call;
+
+struct tide_tensor {
+  int64_t refs;
+  tide_ctx *ctx;
+  tide__storage *storage;
+  int64_t offset;                /* elements */
+  int64_t shape[TIDE_MAX_DIM];
+  int64_t stride[TIDE_MAX_DIM];  /* elements; 0 repeats, never negative */
+  int32_t ndim, dtype;
+  double  id;
+  bool    requires_grad;         /* a marked leaf */
+  int32_t node_out;              /* which output of node this is */
+  struct tide__node *node;       /* counted: the recorded op that made it, or null */
+  tide_tensor *grad;             /* counted: accumulated gradient of a leaf */
+  tide_tensor *next;             /* free list, or the stack of foreign releases */
+  atomic_int foreign;            /* references released by other threads, not yet settled */
+};
+
+/* What the layers below need from the tape; null function: no tape in this context. */
+struct tide__recorder {
+  void (*forget)(tide_tensor *t); /* the handle dies: drop node and grad */
+  int  (*record)(tide_ctx *ctx, const struct tide__call *call);
+};
+
+/* A handle on fresh bytes. op names the caller in errors. */
+int  tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                      const int64_t *shape, const char *op);
+/* A handle on t's bytes with other geometry and no history. */
+int  tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
+                       const int64_t *stride, int64_t offset);
+/* Same geometry, no history. */
+int  tide__tensor_alias(tide_tensor **out, tide_tensor *t);
+/* Releases from other threads that have piled up. Called at the start of every op. */
+void tide__tensor_drain(tide_ctx *ctx);
+void tide__tensor_pool_close(tide_ctx *ctx);
+
+static inline int64_t tide__tensor_numel(const tide_tensor *t)
+{
+  int64_t n = 1;
+  for (int d = 0; d < t->ndim; d++) n *= t->shape[d];
+  return n;
+}
+static inline bool tide__tensor_needs_grad(const tide_tensor *t)
+{
+  return t->requires_grad || t->node;
+}
+/* Address of the first element; null when absent. */
+static inline char *tide__tensor_ptr(const tide_tensor *t)
+{
+  char *base = t->storage->data;
+  return base ? base + t->offset * tide_dtype_size(t->dtype) : NULL;
+}
+
+#endif

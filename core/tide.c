@@ -1,0 +1,142 @@
+/* The composition root: the one file that knows every layer and wires them into a context. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/base/alloc.h"
+#include "core/base/log.h"
+#include "core/base/status.h"
+#include "core/base/trace.h"
+#include "core/device/device.h"
+#include "core/grad/tape.h"
+#include "core/op/op.h"
+#include "core/tensor/tensor.h"
+
+static void *default_resize(void *user, void *ptr, size_t nold, size_t nnew)
+{
+  (void)user;
+  (void)nold;
+  if (nnew) return realloc(ptr, nnew);
+  free(ptr);
+  return NULL;
+}
+
+void tide_opts_init(tide_opts *opts)
+{
+  memset(opts, 0, sizeof *opts);
+  opts->size = sizeof *opts;
+}
+
+/* Cores this process may run on. */
+static int usable_cores(void)
+{
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
+  long n = sysconf(_SC_NPROCESSORS_ONLN);
+  return n > 0 ? (int)n : 1;
+}
+
+static int configure(tide_ctx *ctx, const tide_opts *opts)
+{
+  if (opts && opts->nthread < 0)
+    return tide__fail(ctx, TIDE_E_ARG, "ctx_new", "nthread: expected 0 or more, got %d",
+                      opts->nthread);
+  ctx->nthread = opts && opts->nthread > 0 ? opts->nthread : usable_cores();
+  if (opts && opts->read_env) TIDE_TRY(tide__params_env(ctx));
+  return tide__params_parse(ctx, opts ? opts->params : NULL);
+}
+
+static int open_layers(tide_ctx *ctx)
+{
+  TIDE_TRY(tide__kernels_open(ctx));
+  TIDE_TRY(tide__devices_open(ctx));
+  return tide__tape_open(ctx);
+}
+
+static void destroy(tide_ctx *ctx)
+{
+  while (ctx->scope) {
+    struct tide__scope *s = ctx->scope;
+    while (s->first) tide__scope_escape(s->first);
+    ctx->scope = s->outer;
+    tide__free(ctx, s, sizeof *s);
+  }
+  tide__tape_close(ctx);
+  tide__tensor_pool_close(ctx);
+  tide__storage_pool_close(ctx);
+  tide__devices_close(ctx);
+  if (ctx->kernels) tide__kernels_close(ctx);
+  tide__trace_close(ctx);
+  tide_opts hooks = ctx->hooks;
+  hooks.resize(hooks.user, ctx, sizeof *ctx, 0);
+}
+
+void tide__ctx_drop(tide_ctx *ctx)
+{
+  if (--ctx->refs == 0) destroy(ctx);
+}
+
+int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
+{
+  *out = NULL;
+  if (msg && nmsg) msg[0] = 0;
+  if (opts && opts->size != sizeof *opts) {
+    if (msg) snprintf(msg, nmsg, "tide_opts.size is %u, expected %zu: call tide_opts_init",
+                      opts->size, sizeof *opts);
+    return TIDE_E_ARG;
+  }
+  tide_opts hooks = opts ? *opts : (tide_opts){.size = sizeof hooks};
+  if (!hooks.resize) hooks.resize = default_resize;
+  tide_ctx *ctx = hooks.resize(hooks.user, NULL, 0, sizeof *ctx);
+  if (!ctx) {
+    if (msg) snprintf(msg, nmsg, "no memory for a context");
+    return TIDE_E_NOMEM;
+  }
+  memset(ctx, 0, sizeof *ctx);
+  ctx->refs = 1;
+  ctx->hooks = hooks;
+  ctx->owner = pthread_self();
+  ctx->error.message = ctx->error.op = "";
+  ctx->error.name = "OK";
+  tide__params_init(&ctx->params);
+  int rc = configure(ctx, opts);
+  if (rc == TIDE_OK) rc = open_layers(ctx);
+  if (rc < 0) {
+    if (msg) snprintf(msg, nmsg, "%s: %s", ctx->error.op, ctx->error.message);
+    tide__ctx_drop(ctx);
+    return rc;
+  }
+  *out = ctx;
+  return TIDE_OK;
+}
+
+void tide_ctx_release(tide_ctx *ctx)
+{
+  if (!ctx) return;
+  tide__tensor_drain(ctx);
+  tide__ctx_drop(ctx);
+}
+
+int tide_ctx_attach(tide_ctx *ctx)
+{
+  ctx->owner = pthread_self();
+  tide__tensor_drain(ctx);
+  return TIDE_OK;
+}
+
+const tide_stats *tide_ctx_stats(tide_ctx *ctx) { return &ctx->stats; }
+void tide_stats_reset_peak(tide_ctx *ctx) { ctx->stats.peak = ctx->stats.live; }
+void tide_debt_settle(tide_ctx *ctx) { ctx->stats.debt = 0; }
+void tide_interrupt(tide_ctx *ctx) { atomic_fetch_add(&ctx->interrupt, 1); }
+int tide_interrupted(tide_ctx *ctx) { return atomic_exchange(&ctx->interrupt, 0) != 0; }
+int tide_nthread(tide_ctx *ctx) { return ctx->nthread; }
+
+int tide_set_nthread(tide_ctx *ctx, int n)
+{
+  if (n < 1 || n > 1024)
+    return tide__fail(ctx, TIDE_E_ARG, "set_nthread", "expected 1 to 1024, got %d", n);
+  ctx->nthread = n;
+  return TIDE_OK;
+}

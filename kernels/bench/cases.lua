@@ -1,0 +1,168 @@
+-- The rows of the benchmark: what is run, how much work it is, what limits it.
+--
+-- A row names a case that ours.lua and peer.py both know, with its options; `work` counts f32 or
+-- bf16 operations (kind fma, amx: multiply-adds count two) or bytes that must move at least once
+-- (kind copy, near), so that work / seconds / calibration is the share of the limit. A `long` row
+-- is left out of a short run.
+
+local cases = {}
+
+local function add(row) cases[#cases + 1] = row end
+
+local function limit_of(dtype) return dtype == 'bf16' and 'amx' or 'fma' end
+
+-- ---- a training step of a Llama-shaped model ----
+
+local llama = { dim = 512, layers = 8, heads = 8, ffn = 1408, vocab = 4096 }
+
+-- Operations of a training step: three times the forward products, and causal attention.
+local function llama_work(m, batch, seq)
+   local per_layer = 4 * m.dim * m.dim + 3 * m.dim * m.ffn
+   local weights = m.layers * per_layer + m.vocab * m.dim
+   return batch * seq * (6 * weights + 6 * m.layers * m.dim * seq)
+end
+
+local function add_llama(name, batch, seq, dtype, must)
+   local options = { batch = batch, seq = seq, dtype = dtype }
+   for k, v in pairs(llama) do options[k] = v end
+   add {
+      name = name, case = 'llama', options = options, kind = limit_of(dtype), must = must,
+      work = llama_work(llama, batch, seq), tokens = batch * seq, rounds = 7, sample = 0.5,
+      memory = 'peak', variants = dtype == 'bf16' and { 'master', 'autocast' } or nil,
+      tolerance = dtype == 'bf16' and 1e-2 or 1e-3,
+   }
+end
+
+add_llama('llama-f32', 4, 512, 'f32', 1.2)
+add_llama('llama-bf16', 4, 512, 'bf16', 1.5)
+add_llama('llama-long-f32', 1, 2048, 'f32', 1.5)
+add_llama('llama-long-bf16', 1, 2048, 'bf16', 1.5)
+
+-- ---- causal attention ----
+
+local function add_attention(batch, heads, seq, dtype, train)
+   local dim = 64
+   local forward = 2 * batch * heads * seq * seq * dim
+   add {
+      name = ('attention-%d-%s-%s'):format(seq, dtype, train and 'train' or 'forward'),
+      case = 'attention', kind = limit_of(dtype), must = 1.2, rounds = 11, sample = 0.02,
+      long = seq > 2048,
+      options = {
+         batch = batch, heads = heads, seq = seq, dim = dim, dtype = dtype,
+         train = train and 1 or 0,
+      },
+      work = train and 3.5 * forward or forward, tolerance = dtype == 'bf16' and 2e-2 or 1e-3,
+   }
+end
+
+for _, dtype in ipairs { 'f32', 'bf16' } do
+   for _, train in ipairs { false, true } do
+      add_attention(4, 8, 512, dtype, train)
+      add_attention(1, 8, 2048, dtype, train)
+      add_attention(1, 4, 4096, dtype, train)
+   end
+end
+
+-- ---- losses ----
+
+add {
+   name = 'linear-loss-f32', case = 'linear_loss', kind = 'fma', must = 1.1, rounds = 5,
+   options = { rows = 1024, dim = 512, vocab = 50257, dtype = 'f32' }, sample = 0.2,
+   work = 6 * 1024 * 512 * 50257, memory = 'extra', variants = { 'whole', 'chunked' },
+   tolerance = 1e-3,
+}
+add {
+   name = 'linear-loss-bf16', case = 'linear_loss', kind = 'amx', rounds = 5,
+   options = { rows = 1024, dim = 512, vocab = 50257, dtype = 'bf16' }, sample = 0.2,
+   work = 6 * 1024 * 512 * 50257, memory = 'extra', variants = { 'whole', 'chunked' },
+   tolerance = 2e-2,
+}
+add {
+   name = 'cross-entropy', case = 'cross_entropy', kind = 'copy', must = 2, rounds = 9,
+   options = { rows = 1024, vocab = 50257, dtype = 'f32' }, sample = 0.05,
+   work = 2 * 4 * 1024 * 50257, tolerance = 1e-3, -- logits read once, their gradient written
+}
+
+-- ---- norm, activation ----
+
+add {
+   name = 'rms-norm', case = 'rms_norm', kind = 'near', must = 2, rounds = 11,
+   options = { rows = 4096, dim = 1024, dtype = 'f32' }, sample = 0.02,
+   work = 5 * 4 * 4096 * 1024, tolerance = 1e-3,  -- x, y; dy, x, dx
+}
+add {
+   name = 'swiglu', case = 'swiglu', kind = 'near', must = 2, rounds = 11,
+   options = { rows = 4096, dim = 1024, dtype = 'f32' }, sample = 0.02,
+   work = 8 * 4 * 4096 * 1024, tolerance = 1e-3,  -- g, u, y; dy, g, u, dg, du
+}
+
+-- ---- state-space layers ----
+
+-- Operations of the chunked scan, forward and backward three times that: C B', S x, the states and
+-- what they give, whole squares, as the peer's products count them.
+local function ssd_work(o)
+   local per_token = 2 * o.chunk * o.state + o.heads * o.size * (2 * o.chunk + 4 * o.state)
+   return 3 * o.seq * per_token
+end
+
+for _, dtype in ipairs { 'f32', 'bf16' } do
+   for _, seq in ipairs { 2048, 8192 } do
+      local o = { seq = seq, heads = 16, size = 64, state = 128, chunk = 256, dtype = dtype }
+      add {
+         name = ('ssd-%d-%s'):format(seq, dtype), case = 'ssd', options = o, must = 2,
+         long = seq > 2048,
+         kind = limit_of(dtype), rounds = 9, sample = 0.05, work = ssd_work(o), tokens = seq,
+         tolerance = dtype == 'bf16' and 3e-2 or 1e-3,
+      }
+   end
+   local o = { seq = 2048, dim = 512, heads = 16, size = 64, state = 128, chunk = 256,
+               dtype = dtype }
+   local inner = o.heads * o.size
+   add {
+      name = 'mamba2-block-' .. dtype, case = 'mamba2', options = o, kind = limit_of(dtype),
+      must = 1.5, rounds = 9, sample = 0.05, tokens = o.seq,
+      work = ssd_work(o) + 6 * o.seq * o.dim * (3 * inner + 2 * o.state + o.heads),
+      tolerance = dtype == 'bf16' and 4e-2 or 1e-3,
+   }
+end
+add {
+   name = 'ssd-65536-f32', case = 'ssd', kind = 'fma', rounds = 3, sample = 0.05, tokens = 65536,
+   long = true,
+   options = { seq = 65536, heads = 4, size = 64, state = 128, chunk = 256, dtype = 'f32' },
+   work = ssd_work { seq = 65536, heads = 4, size = 64, state = 128, chunk = 256 },
+   tolerance = 1e-3,
+}
+add {
+   name = 'conv1d', case = 'conv1d', kind = 'near', must = 2, rounds = 11,
+   options = { seq = 4096, dim = 1280, taps = 4, dtype = 'f32' }, sample = 0.02,
+   work = 5 * 4 * 4096 * 1280, tolerance = 1e-3,  -- x, y; dy, x, dx
+}
+
+-- ---- optimiser ----
+
+add {
+   name = 'adamw', case = 'adamw', kind = 'copy', must = 1, rounds = 11,
+   options = { tensors = 75, size = 333333, dtype = 'f32' }, sample = 0.05,
+   work = 7 * 4 * 75 * 333333, tolerance = 1e-3,  -- p, m, v read and written, g read
+}
+
+-- ---- overhead of one op ----
+
+add {
+   name = 'op-forward', case = 'op', kind = 'fma', rounds = 11, sample = 0.05, per = 1000,
+   options = { train = 0, count = 1000, dtype = 'f32' }, at_most = 1.5e-6, tolerance = 1e-6,
+   only_threads = 1,
+}
+add {
+   name = 'op-train', case = 'op', kind = 'fma', rounds = 11, sample = 0.05, per = 1000,
+   options = { train = 1, count = 1000, dtype = 'f32' }, tolerance = 1e-6, only_threads = 1,
+}
+
+-- ---- programs of their own ----
+
+add {
+   name = 'start', case = 'start', at_most = 0.060, at_most_bytes = 30e6, rounds = 11,
+   only_threads = 1,
+}
+
+return cases

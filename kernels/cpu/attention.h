@@ -1,0 +1,253 @@
+/* What the attention kernels of the CPU share: operands, visibility, tiles.
+ *
+ * The one idea: scores are kept transposed, S^T[key][query], with 16 queries in the lanes of a
+ * vector. Softmax then needs no operation across lanes, a product reads K and V one scalar at a
+ * time wherever they lie, and P^T is at once the operand that O^T = V^T P^T needs.
+ *
+ * Queries come in blocks of ATTN_Q (ATTN_NG groups of ATTN_LANE), keys in blocks of ATTN_K. The
+ * mask is data: query i has a document and an interval [lo, hi] of positions it may see, key j a
+ * document and a position; implicit masks fill the same tables. Minimum and maximum over groups
+ * and blocks tell which products can be left out and which need no look at the mask, whatever the
+ * order of the tokens.
+ *
+ * Work is cut by (batch, head, block) and every sum runs in ascending order of its blocks, so the
+ * number of threads changes no bit.
+ *
+ * Layer 2k.
+ */
+#ifndef TIDE_KERNELS_CPU_ATTENTION_H
+#define TIDE_KERNELS_CPU_ATTENTION_H
+
+#include "kernels/kernel.h"
+
+enum { ATTN_LANE = 16, ATTN_NG = 4, ATTN_Q = 64, ATTN_K = 128, ATTN_NKG = ATTN_K / ATTN_LANE };
+
+#define ATTN_LOG2E 1.44269504088896340736f
+#define ATTN_LN2   0.69314718055994530942f
+
+/* ---- visibility ---- */
+
+/* Of the live queries of a group; a query is live if it can see anything at all. */
+typedef struct attn_qrange { int32_t doc0, doc1, lo0, lo1, hi0, hi1, nlive, ndead; } attn_qrange;
+typedef struct attn_krange { int32_t doc0, doc1, pos0, pos1; } attn_krange;
+
+/* Row b of each table begins at b * its length if there is one row per batch entry, else at 0.
+ * Tables are padded to whole blocks; the padding is never visible and not part of a range. */
+typedef struct attn_mask {
+  int32_t *qdoc, *qlo, *qhi; /* [rows][nqb * ATTN_Q] */
+  int32_t *kdoc, *kpos;      /* [rows][nkb * ATTN_K] */
+  attn_qrange *qgroup, *qblock; /* [rows][nqb * ATTN_NG], [rows][nqb] */
+  attn_krange *kgroup, *kblock; /* [rows][nkb * ATTN_NKG], [rows][nkb] */
+  int64_t rows;
+} attn_mask;
+
+/* Keys [k0, k1) of a block, multiples of ATTN_LANE but for the end of the sequence, that a query
+ * group may see; k0 == k1: none. full: every query of the group sees all of them. */
+typedef struct attn_span { int32_t k0, k1, full; } attn_span;
+
+/* ---- the operands, by name ---- */
+
+typedef struct attn {
+  const k_attention_attrs *a;
+  const k_tensor *q, *k, *v, *bias, *q_index, *k_index;
+  const k_tensor *dout, *out, *lse, *dlse;  /* backward only, else null */
+  int64_t nb, nh, nhk, ng, tq, tk, d, dv;   /* ng query heads share a key head */
+  int64_t nqb, nkb;                         /* blocks of queries and keys */
+  int modified;                             /* scores pass through softcap or bias */
+  attn_mask mask;
+} attn;
+
+/* Reads shapes of a forward (is_bwd 0) or backward call. */
+void tide__attn_open(attn *s, const k_call *c, int is_bwd);
+/* Bytes of the mask tables (a multiple of 64), and where they are filled. */
+int64_t tide__attn_mask_bytes(const attn *s);
+void tide__attn_mask_fill(attn *s, void *work);
+/* Spans of the four groups of query block qb in key block kb, in steps of `step` keys, which is a
+ * multiple of ATTN_LANE. Returns 0 if all are empty. */
+int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
+                     attn_span span[ATTN_NG]);
+
+/* What the masked lanes of one group need: pointers to its 16 queries and to the block's keys. */
+typedef struct attn_lanes { const int32_t *qdoc, *qlo, *qhi, *kdoc, *kpos; } attn_lanes;
+attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group);
+
+/* Rows [row0, row0 + n) of head h of a [B, T, H, D] tensor as f32, row stride ld. */
+void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64_t row0,
+                     int64_t h, int64_t n);
+/* The same, stored: rows [row0, row0 + n) become src * scale. */
+void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, int64_t n,
+                         const float *src, int64_t ld, float scale);
+
+/* S^T block -> log2(e) (cap(scale S^T) + bias); slope, if not null, receives cap'. Keys [k0, k1) of
+ * the block, all its queries. tmp: 2 * ATTN_Q * ATTN_K floats. */
+void tide__attn_modify(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
+                       int64_t k1, float scale, float *st, float *slope, float *tmp);
+
+/* The hull of two spans of the same block. */
+attn_span tide__attn_join(attn_span a, attn_span b);
+/* The groups [g0, g1) that hold all those whose span has key j; *end: the first key after j where
+ * this changes, at most ATTN_K. */
+typedef struct attn_hull { int g0, g1; } attn_hull;
+attn_hull tide__attn_hull(const attn_span span[ATTN_NG], int32_t j, int32_t *end);
+/* Zeroes the rows of one group (st points at its lanes) in `all` but not in `own`. */
+void tide__attn_clear(float *st, attn_span own, attn_span all);
+
+/* ---- K and V as f32 ---- */
+
+/* The tensor itself if it is f32 and well laid out, else an f32 copy of it in work memory. */
+typedef struct attn_source {
+  const float *data;
+  int64_t batch, head, row; /* strides */
+} attn_source;
+int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t);
+void    tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
+                               int nthread);
+static inline const float *attn_source_row(const attn_source *r, int64_t b, int64_t h, int64_t j)
+{
+  return r->data + b * r->batch + h * r->head + j * r->row;
+}
+
+/* ---- tiles: the inner loops, by instruction set ---- */
+
+/* C[m][16 nv] (+)= A B. A(i, p) = a[i * rs + p * cs] with rs or cs 1; B and C have row strides. */
+typedef struct attn_gemm {
+  int64_t m, k;
+  int nv, add;
+  const float *a;
+  int64_t rs, cs;
+  const float *b;
+  int64_t ldb;
+  float *c;
+  int64_t ldc;
+} attn_gemm;
+
+/* One lane group of one S^T block, n keys. x = s * mul are scores in units of log2. */
+typedef struct attn_soft {
+  float *s;                /* rows of stride ATTN_Q; becomes P^T (f32 tiles) */
+  int64_t n;
+  float mul;
+  const attn_lanes *lanes; /* null: everything visible; pointers at the first of the n keys */
+  float *top, *sum;        /* [16] running maximum (log2) and sum */
+  float *alpha;            /* [16] out: what older sums and outputs must be multiplied by */
+} attn_soft;
+
+/* Backward of the same: s becomes P^T, dp (dout . v) becomes dS^T. */
+typedef struct attn_grad {
+  float *s, *dp;
+  const float *slope;      /* as s, or null; multiplies dS^T after dbias */
+  float *dbias;            /* as s, or null: receives dS^T before slope */
+  int64_t n;
+  float mul;
+  const attn_lanes *lanes;
+  const float *lse, *delta; /* [16] lse in log2, +inf for a query that sees nothing */
+} attn_grad;
+
+typedef struct attn_tiles {
+  void (*gemm)(const attn_gemm *g);
+  int  (*soft)(const attn_soft *t); /* 1 if older outputs must be rescaled */
+  /* Row d of ot (stride ATTN_Q) times the 16 lanes of alpha, d < n. */
+  void (*rescale)(float *ot, int64_t n, const float *alpha);
+  void (*grad)(const attn_grad *t);
+  /* dst[j * ldd + i] = src[i * lds + j] * scale for i < m, j < n. */
+  void (*transpose)(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
+                    float scale);
+} attn_tiles;
+
+const attn_tiles *tide__attn_tiles(int isa);
+const attn_tiles *tide__attn_tiles_avx512(void); /* null if this build has none */
+
+/* ---- the two kernels with the instruction set limited to isa (tests) ---- */
+
+int     tide__attention_isa(const k_call *c, int isa);
+int64_t tide__attention_work_isa(const k_call *c, int isa);
+int     tide__attention_bwd_isa(const k_call *c, int isa);
+int64_t tide__attention_bwd_work_isa(const k_call *c, int isa);
+
+/* ---- the forward task: one query block of one head ---- */
+
+typedef struct attn_place { int64_t b, h, qb, kb; } attn_place;
+
+/* Scratch of one thread. */
+typedef struct attn_fwd_bench {
+  float *qt;                /* [D][64] scaled queries; f32 tiles only */
+  float *st;                /* [ATTN_K][64] */
+  float *ot;                /* [wide_dv][64] */
+  float *rows;              /* [64][max(D, Dv)] */
+  float *top, *sum, *alpha; /* [64] */
+  float *tmp;               /* for tide__attn_modify */
+  uint16_t *packed;         /* AMX tiles */
+} attn_fwd_bench;
+
+typedef struct attn_fwd {
+  attn s;
+  const attn_tiles *tiles;
+  const k_tensor *out, *lse;
+  attn_source k, v;                  /* f32 tiles */
+  const uint16_t *k_tiles, *v_tiles; /* AMX */
+  int amx;
+  int64_t wide_dv;                   /* Dv rounded up to ATTN_LANE */
+  float *scratch;
+  int64_t nscratch;                  /* floats a thread */
+} attn_fwd;
+
+/* ---- the backward task: one query block against key blocks ---- */
+
+enum { ATTN_WANT_DQ = 1, ATTN_WANT_DKV = 2 };
+
+typedef struct attn_bwd_bench {
+  float *qt, *qr;       /* [D][64], [64][wide_d]: the queries, both ways; qt is scaled. f32 tiles */
+  float *dot, *dor;     /* [Dv][64], [64][wide_dv]: dout, both ways. dot: f32 tiles */
+  float *st, *dp;       /* [128][64]: S^T then P^T; dP^T then dS^T */
+  float *dqt;           /* [wide_d][64] */
+  float *lse, *delta;   /* [64] */
+  float *rows;          /* [64][max(wide_d, wide_dv)] */
+  float *slope, *dbias; /* [128][64], only if scores are modified */
+  float *tmp;           /* [2][128][64], the same */
+  float *dk, *dv;       /* [nrow][wide_d], [nrow][wide_dv] */
+  uint16_t *packed;     /* AMX tiles */
+} attn_bwd_bench;
+
+typedef struct attn_bwd {
+  attn s;
+  const attn_tiles *tiles;
+  const k_tensor *dq, *dk, *dv, *dbias;
+  attn_source k, v;                              /* f32 tiles */
+  const uint16_t *k_tiles, *v_tiles, *kt_tiles;  /* AMX */
+  int amx;
+  float *scratch;
+  int64_t nscratch;        /* floats a thread */
+  int64_t wide_d, wide_dv; /* D and Dv, rounded up to ATTN_LANE */
+  int64_t nrow;            /* rows of dk and dv in scratch */
+} attn_bwd;
+
+/* Writes a block of dbias of one group from m->dbias, keys [k0, k1). */
+void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at,
+                          int group, int32_t k0, int32_t k1);
+
+/* ---- bf16 with AMX: the steps that differ. Sizes count bf16 elements. ---- */
+
+int     tide__amx_built(void); /* 0 if this build has no AMX code */
+/* A block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns (A of V^T P^T). */
+int64_t tide__amx_tiles_size(int64_t d, int which);
+void    tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread);
+int64_t tide__amx_fwd_size(const attn *s);
+void    tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at);
+void    tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at);
+int64_t tide__amx_bwd_size(const attn *s);
+void    tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at);
+/* dk, dv: of this key block; read only with ATTN_WANT_DKV. */
+void    tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at,
+                           int want, float *dk, float *dv);
+/* Around all of the above on a thread. */
+void tide__amx_begin(void);
+void tide__amx_end(void);
+
+/* ---- f64: work bytes and kernels ---- */
+
+int64_t tide__attn_f64_work(const k_call *c, int is_bwd);
+int     tide__attn_f64(const k_call *c);
+int     tide__attn_f64_bwd(const k_call *c);
+
+static inline int64_t attn_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+#endif

@@ -1,0 +1,83 @@
+/* Finds the instruction sets of the processor. See isa.h.
+ *
+ * The cached word is a constant of the machine: two threads that race compute the same value. CPUID
+ * leaves a virtual machine (about a microsecond), which is why it is cached at all.
+ *
+ * Layer 2k.
+ */
+#include "kernels/cpu/isa.h"
+
+#include <stdatomic.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <cpuid.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { REQ_XCOMP_PERM = 0x1023, XFEATURE_TILEDATA = 18 };
+
+/* XCR0: which register files the operating system saves. Only called when OSXSAVE is set. */
+static uint64_t xcr0(void)
+{
+  uint32_t lo, hi;
+  __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+  return ((uint64_t)hi << 32) | lo;
+}
+
+static int amx_permitted(void)
+{
+#ifdef SYS_arch_prctl
+  return syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_TILEDATA) == 0;
+#else
+  return 0;
+#endif
+}
+
+static int detect(void)
+{
+  enum { YMM = 0x6, ZMM = 0xe6, TILE = 0x60000 };
+  enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29 };
+  enum { AVX2 = 1 << 5, F = 1 << 16, DQ = 1 << 17, BW = 1 << 30 };
+  const unsigned vl = 1u << 31, amx = (1u << 24) | (1u << 22);
+  unsigned a, b, c, d, c1;
+  int isa = CPU_ISA_BASE;
+  if (!__get_cpuid(1, &a, &b, &c1, &d) || !(c1 & OSXSAVE)) return isa;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return isa;
+  uint64_t os = xcr0();
+  if ((os & YMM) != YMM || !(b & AVX2) || !(c1 & FMA) || !(c1 & F16C)) return isa;
+  isa |= CPU_ISA_AVX2;
+  if ((os & ZMM) != ZMM || !(b & F) || !(b & DQ) || !(b & BW) || !(b & vl)) return isa;
+  isa |= CPU_ISA_AVX512;
+  int has_amx = (os & TILE) == TILE && (d & amx) == amx;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5))) isa |= CPU_ISA_BF16;
+  if (has_amx && (isa & CPU_ISA_BF16) && amx_permitted()) isa |= CPU_ISA_AMX;
+  return isa;
+}
+
+#else
+
+static int detect(void) { return CPU_ISA_BASE; }
+
+#endif
+
+int tide__cpu_isa(void)
+{
+  static _Atomic int known; /* the set, plus a bit that says it has been found */
+  enum { FOUND = 1 << 30 };
+  int isa = atomic_load_explicit(&known, memory_order_relaxed);
+  if (!(isa & FOUND)) {
+    isa = detect() | FOUND;
+    atomic_store_explicit(&known, isa, memory_order_relaxed);
+  }
+  return isa & ~FOUND;
+}
+
+const char *tide__cpu_isa_name(int isa)
+{
+  if (isa & CPU_ISA_AMX) return "amx";
+  if (isa & CPU_ISA_AVX512) return "avx512";
+  if (isa & CPU_ISA_AVX2) return "avx2";
+  return "base";
+}

@@ -1,0 +1,380 @@
+/* linear_cross_entropy: the loss of x w^T + bias and its gradients, with the logits in memory only
+ * a chunk of rows at a time. For f32 and bf16. (f64 and f16: kernels/ref.)
+ *
+ * The one idea: a chunk of rows is walked in spans of classes, twice. The first walk makes the
+ * logits of a span and adds them to each row's running logsumexp; the second turns them into
+ * gradients where they lie and uses these up at once, in dx of the rows and dw of the classes. So
+ * what a product makes is read back while it is near, and no operand is packed whole.
+ *
+ * With bf16 the gradients of a span are narrowed into a buffer of their own; dx and dw are summed
+ * in f32 and rounded once. Chunks and spans depend on the shape alone, sums run in the order of
+ * rows and spans, so results do not depend on threads.
+ *
+ * Layer 2k. Row strides of x and w are free.
+ */
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/loss.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/row.h"
+#include "kernels/ref/loss.h"
+
+enum {
+  CHUNK_BYTES = 112 << 20, /* logits of a chunk, at most (or ROW_STEP rows) */
+  WHOLE_BYTES = 8 << 20,   /* logits up to this size are one chunk */
+  SPAN_BYTES = 8 << 20,    /* rows of w that a span takes, at most (or SPAN_STEP classes) */
+  ROW_STEP = 32,           /* a chunk is a multiple of this: whole register tiles */
+  SPAN_STEP = 512,         /* likewise a span of classes */
+  SPAN_MOST = 2048,
+  GRAIN = 16384            /* elements that are worth a thread */
+};
+
+/* The operands, and where things lie in the scratch. What is not needed is null. */
+typedef struct plan {
+  const k_call *call;
+  const k_tensor *x, *w, *bias, *targets, *dx, *dw, *dbias;
+  const k_cross_entropy_attrs *attrs;
+  int64_t n, dim, nclass;      /* x [n, dim], w [nclass, dim] */
+  int64_t chunk, span, stride; /* rows, classes; floats from one row of logits to the next */
+  float *logits;               /* [chunk, stride] */
+  void *grads;                 /* [chunk, span] of x's dtype, unless that is f32 */
+  loss_sum *sums;              /* [chunk] */
+  float *z_target;             /* [chunk] */
+  float *bias32, *dbias32;     /* [nclass] */
+  float *dx32, *dw32;          /* [chunk, dim], [nclass, dim], unless dx and dw are f32 */
+  void *gemm;
+  int64_t bytes;
+} plan;
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static const k_tensor *or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
+
+/* Rows a multiple of 4 KB apart would fall on each other in the caches. */
+static int64_t row_stride(int64_t nclass)
+{
+  int64_t stride = round_up(larger(nclass, 1), 16);
+  return stride % 1024 == 0 ? stride + 16 : stride;
+}
+
+/* Besides CHUNK_BYTES, a chunk is a twelfth of what whole logits and their gradient would take in
+ * the type of x. */
+static int64_t chunk_rows(const plan *p)
+{
+  int64_t row_bytes = p->stride * (int64_t)sizeof(float);
+  int64_t share = p->n * row_element_size(p->x->dtype) / 24;
+  int64_t most = smaller(CHUNK_BYTES / row_bytes, round_up(share, ROW_STEP));
+  most = larger(most, WHOLE_BYTES / row_bytes) / ROW_STEP * ROW_STEP;
+  most = larger(most, ROW_STEP);
+  int64_t nchunk = larger((p->n + most - 1) / most, 1);
+  return round_up(larger((p->n + nchunk - 1) / nchunk, 1), ROW_STEP);
+}
+
+static int64_t span_classes(const plan *p)
+{
+  int64_t row_bytes = larger(p->dim, 1) * row_element_size(p->w->dtype);
+  int64_t span = SPAN_BYTES / row_bytes / SPAN_STEP * SPAN_STEP;
+  return smaller(larger(span, SPAN_STEP), SPAN_MOST);
+}
+
+/* ---- the products of m rows from `row` on and n classes from `class` on ---------------------- */
+
+typedef struct part { int64_t row, m, first, n; } part;
+
+static int wants_grad(const plan *p) { return p->dx || p->dw || p->dbias; }
+
+static void *element(const k_tensor *t, int64_t i) { return t->data ? row_at(t, i) : 0; }
+
+static float *offset(float *base, int64_t i) { return base ? base + i : 0; }
+
+/* logits = x w^T + bias */
+static cpu_gemm logits_product(const plan *p, part t)
+{
+  cpu_gemm g = { .m = t.m, .n = t.n, .k = p->dim, .a = element(p->x, t.row * p->x->stride[0]),
+                 .a_rs = p->x->stride[0], .a_cs = 1,
+                 .b = element(p->w, t.first * p->w->stride[0]), .b_rs = 1,
+                 .b_cs = p->w->stride[0], .c = offset(p->logits, t.first), .c_rs = p->stride,
+                 .bias = offset(p->bias32, t.first), .ab_dtype = p->x->dtype,
+                 .c_dtype = TIDE_F32 };
+  return g;
+}
+
+/* Where the gradients of a span are, and how far apart their rows. */
+static const void *span_grads(const plan *p, int64_t first)
+{
+  return p->x->dtype == TIDE_F32 ? offset(p->logits, first) : p->grads;
+}
+
+static int64_t grad_stride(const plan *p)
+{
+  return p->x->dtype == TIDE_F32 ? p->stride : p->span;
+}
+
+/* dx (+)= grad w */
+static cpu_gemm dx_product(const plan *p, part t)
+{
+  float *dx = p->dx && p->dx->dtype == TIDE_F32 ? element(p->dx, t.row * p->dim) : p->dx32;
+  cpu_gemm g = { .m = t.m, .n = p->dim, .k = t.n, .a = span_grads(p, t.first),
+                 .a_rs = grad_stride(p), .a_cs = 1,
+                 .b = element(p->w, t.first * p->w->stride[0]), .b_rs = p->w->stride[0],
+                 .b_cs = 1, .c = dx, .c_rs = p->dim, .ab_dtype = p->x->dtype,
+                 .c_dtype = TIDE_F32, .accumulate = t.first > 0 };
+  return g;
+}
+
+/* dw (+)= grad^T x */
+static cpu_gemm dw_product(const plan *p, part t, int accumulate)
+{
+  cpu_gemm g = { .m = t.n, .n = p->dim, .k = t.m, .a = span_grads(p, t.first), .a_rs = 1,
+                 .a_cs = grad_stride(p), .b = element(p->x, t.row * p->x->stride[0]),
+                 .b_rs = p->x->stride[0], .b_cs = 1, .c = offset(p->dw32, t.first * p->dim),
+                 .c_rs = p->dim, .ab_dtype = p->x->dtype, .c_dtype = TIDE_F32,
+                 .accumulate = accumulate };
+  return g;
+}
+
+static int64_t gemm_bytes(const plan *p, part t)
+{
+  cpu_gemm g[4] = { logits_product(p, t), dw_product(p, t, 0), dw_product(p, t, 1) };
+  int64_t most = 0, ng = p->dw ? 3 : 1;
+  if (p->dx) g[ng++] = dx_product(p, t);
+  for (int64_t i = 0; i < ng; i++) {
+    most = larger(most, tide__cpu_gemm_work(&g[i], p->call->nthread));
+  }
+  return most;
+}
+
+/* The largest of full and last chunks and spans. */
+static int64_t all_gemm_bytes(const plan *p)
+{
+  int64_t m[2] = { smaller(p->chunk, p->n), p->n % p->chunk };
+  int64_t n[2] = { smaller(p->span, p->nclass), p->nclass % p->span }, most = 0;
+  for (int i = 0; i < 4; i++) {
+    part t = { 0, m[i % 2], 0, n[i / 2] };
+    if (t.m > 0 && t.n > 0) most = larger(most, gemm_bytes(p, t));
+  }
+  return most;
+}
+
+/* ---- the plan -------------------------------------------------------------------------------- */
+
+static void *take(plan *p, int64_t nbytes)
+{
+  char *base = p->call->work;
+  int64_t at = p->bytes;
+  p->bytes += round_up(nbytes, 64);
+  return base ? base + at : 0;
+}
+
+static void plan_scratch(plan *p)
+{
+  p->logits = take(p, p->chunk * p->stride * 4);
+  p->sums = take(p, p->chunk * (int64_t)sizeof(loss_sum));
+  p->z_target = take(p, p->chunk * 4);
+  if (p->bias) p->bias32 = take(p, p->nclass * 4);
+  if (p->dbias) p->dbias32 = take(p, p->nclass * 4);
+  if (wants_grad(p) && p->x->dtype != TIDE_F32) p->grads = take(p, p->chunk * p->span * 2);
+  if (p->dx && p->dx->dtype != TIDE_F32) p->dx32 = take(p, p->chunk * p->dim * 4);
+  if (p->dw && p->dw->dtype == TIDE_F32) p->dw32 = p->dw->data;
+  else if (p->dw) p->dw32 = take(p, p->nclass * p->dim * 4);
+  p->gemm = take(p, all_gemm_bytes(p));
+}
+
+static plan plan_of(const k_call *call)
+{
+  const k_tensor *in = call->in, *out = call->out;
+  plan p = { .call = call, .x = &in[0], .w = &in[1], .bias = or_null(&in[2]), .targets = &in[3],
+             .dx = or_null(&out[1]), .dw = or_null(&out[2]), .dbias = or_null(&out[3]),
+             .attrs = call->attrs, .n = in[0].shape[0], .dim = in[0].shape[1],
+             .nclass = in[1].shape[0] };
+  p.stride = row_stride(p.nclass);
+  p.chunk = chunk_rows(&p);
+  p.span = span_classes(&p);
+  plan_scratch(&p);
+  return p;
+}
+
+int64_t k_cpu_linear_cross_entropy_work(const k_call *call)
+{
+  k_call ask = *call;
+  ask.work = 0;
+  return plan_of(&ask).bytes;
+}
+
+/* ---- the loops over the rows of a part ------------------------------------------------------- */
+
+typedef struct job { const plan *p; part t; } job;
+
+static void over_rows(const plan *p, part t, tide__pool_fn body)
+{
+  job j = { p, t };
+  tide__pool_for(p->call->nthread, t.m, GRAIN / larger(t.n, 1) + 1, body, &j);
+}
+
+/* -1 for a token that does not count. */
+static int64_t counted_target(const plan *p, int64_t i)
+{
+  int64_t target = loss_target(p->targets, i);
+  return target == p->attrs->ignore_index ? -1 : target;
+}
+
+static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const job *j = arg;
+  const plan *p = j->p;
+  int wants_all = p->attrs->label_smoothing != 0;
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t target = counted_target(p, j->t.row + i) - j->t.first;
+    const float *z = p->logits + i * p->stride + j->t.first;
+    if (target + j->t.first < 0) continue;
+    if (j->t.first == 0) p->sums[i] = tide__loss_sum_empty();
+    tide__loss_sum_add(&p->sums[i], z, TIDE_F32, j->t.n, wants_all);
+    if (target >= 0 && target < j->t.n) p->z_target[i] = z[target];
+  }
+}
+
+static double sum_of_losses(const plan *p, part t)
+{
+  double loss = 0;
+  for (int64_t i = 0; i < t.m; i++) {
+    if (counted_target(p, t.row + i) < 0) continue;
+    loss_norm norm = tide__loss_sum_norm(&p->sums[i]);
+    loss += tide__loss_value(p->z_target[i], norm, p->sums[i].all, p->nclass, p->attrs);
+  }
+  return loss;
+}
+
+static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const job *j = arg;
+  const plan *p = j->p;
+  int dtype = p->x->dtype;
+  int64_t size = row_element_size(dtype);
+  char *base = (char *)span_grads(p, j->t.first);
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t target = counted_target(p, j->t.row + i);
+    char *grad = base + i * grad_stride(p) * size;
+    if (target < 0) {
+      memset(grad, 0, (size_t)(j->t.n * size));
+      continue;
+    }
+    loss_slope s = tide__loss_slope(tide__loss_sum_norm(&p->sums[i]), 1, p->nclass, p->attrs);
+    tide__loss_grad(grad, dtype, p->logits + i * p->stride + j->t.first, TIDE_F32, j->t.n,
+                    target - j->t.first, s, 0, 0);
+  }
+}
+
+/* ---- one chunk ------------------------------------------------------------------------------- */
+
+static void multiply(const plan *p, cpu_gemm g)
+{
+  tide__cpu_gemm(&g, p->call->nthread, p->gemm);
+}
+
+/* dbias32 of columns [begin, end) of the part: adds the rows of gradients in order. */
+static void add_columns(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const job *j = arg;
+  const plan *p = j->p;
+  k_tensor grads = { .data = (void *)span_grads(p, j->t.first), .dtype = p->x->dtype };
+  float tmp[SPAN_MOST], *sum = p->dbias32 + j->t.first + begin;
+  (void)thread;
+  for (int64_t i = 0; i < j->t.m; i++) {
+    const float *row = row_read(&grads, i * grad_stride(p) + begin, tmp, end - begin);
+    row_add(sum, sum, row, end - begin);
+  }
+}
+
+static void add_to_dbias(const plan *p, part t)
+{
+  job j = { p, t };
+  tide__pool_for(p->call->nthread, t.n, GRAIN / larger(t.m, 1) + 64, add_columns, &j);
+}
+
+static void use_grads(const plan *p, part t, int accumulate)
+{
+  if (p->dx) multiply(p, dx_product(p, t));
+  if (p->dw) multiply(p, dw_product(p, t, accumulate));
+  if (p->dbias) add_to_dbias(p, t);
+}
+
+static double run_chunk(const plan *p, part t, int accumulate)
+{
+  for (t.first = 0; t.first < p->nclass; t.first += p->span) {
+    t.n = smaller(p->span, p->nclass - t.first);
+    multiply(p, logits_product(p, t));
+    over_rows(p, t, add_to_sums);
+  }
+  double loss = sum_of_losses(p, t);
+  for (t.first = 0; t.first < p->nclass && wants_grad(p); t.first += p->span) {
+    t.n = smaller(p->span, p->nclass - t.first);
+    over_rows(p, t, logits_to_grads);
+    use_grads(p, t, accumulate);
+  }
+  if (p->dx32) row_narrow(element(p->dx, t.row * p->dim), p->dx32, p->dx->dtype, t.m * p->dim);
+  return loss;
+}
+
+static int any_counts(const plan *p, part t)
+{
+  for (int64_t i = 0; i < t.m; i++) {
+    if (counted_target(p, t.row + i) >= 0) return 1;
+  }
+  return 0;
+}
+
+static void zero(const k_tensor *t, int64_t i, int64_t n)
+{
+  if (n > 0) memset(row_at(t, i), 0, (size_t)(n * row_element_size(t->dtype)));
+}
+
+/* ---- the op ---------------------------------------------------------------------------------- */
+
+typedef struct rounding { const k_tensor *to; const float *from; } rounding;
+
+static void round_elements(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const rounding *r = arg;
+  (void)thread;
+  row_narrow(row_at(r->to, begin), r->from + begin, r->to->dtype, end - begin);
+}
+
+/* dw and dbias from their sums; `any`: something was added. */
+static void finish_sums(const plan *p, int any)
+{
+  rounding r = { p->dw, p->dw32 };
+  int64_t nw = p->nclass * p->dim;
+  if (p->dw && !any) zero(p->dw, 0, nw);
+  else if (p->dw && p->dw->dtype != TIDE_F32) {
+    tide__pool_for(p->call->nthread, nw, GRAIN, round_elements, &r);
+  }
+  if (p->dbias) row_narrow(p->dbias->data, p->dbias32, p->dbias->dtype, p->nclass);
+}
+
+int k_cpu_linear_cross_entropy(const k_call *call)
+{
+  plan p = plan_of(call);
+  int status = loss_check_targets(call, p.targets, p.nclass), any = 0;
+  if (status < 0) return status;
+  if (p.w->dtype != p.x->dtype) {
+    return ref_fail(call, TIDE_E_DTYPE, "x is %s and w is %s, expected one dtype",
+                    tide_dtype_name(p.x->dtype), tide_dtype_name(p.w->dtype));
+  }
+  if (p.bias) row_widen(p.bias32, p.bias->data, p.bias->dtype, p.nclass);
+  if (p.dbias) memset(p.dbias32, 0, (size_t)p.nclass * 4);
+  double loss = 0;
+  for (part t = { 0, 0, 0, 0 }; t.row < p.n; t.row += p.chunk) {
+    t.m = smaller(p.chunk, p.n - t.row);
+    if (any_counts(&p, t)) {
+      loss += run_chunk(&p, t, any);
+      any = 1;
+    } else if (p.dx) {
+      zero(p.dx, t.row * p.dim, t.m * p.dim);
+    }
+  }
+  *(float *)call->out[0].data = (float)loss;
+  finish_sums(&p, any);
+  return TIDE_OK;
+}

@@ -1,0 +1,78 @@
+/* An operand as a row-major sequence of numbers, whatever its strides and dtype.
+ *
+ * The one idea: a kernel works on chunks of contiguous f32, f64 or i64 numbers. A stream hands out
+ * a chunk of an operand in that form: a pointer into the tensor where it already lies so, else a
+ * small buffer that was filled by a converting, striding loop. Each operand merges its own dims, so
+ * contiguous ones cost nothing and broadcast ones (stride 0) fill from one element.
+ *
+ * Layer 2k. A "form" is a dtype: F32 holds f32, bf16, f16 (and u8, bool); F64 holds everything; I64
+ * holds integers and bool; the operand's own dtype means bits untouched. Conversions are those of
+ * kernels/ref/load.h. Streams hold no state between calls and may be shared by threads.
+ */
+#ifndef TIDE_KERNELS_CPU_LOOP_H
+#define TIDE_KERNELS_CPU_LOOP_H
+
+#include "kernels/kernel.h"
+
+enum {
+  LOOP_CHUNK = 512,   /* elements of a buffer; four of f64 fit in L1 with room to spare */
+  LOOP_GRAIN = 32768  /* elements worth a thread */
+};
+
+typedef struct cpu_stream {
+  char   *data;
+  int64_t shape[TIDE_MAX_DIM], stride[TIDE_MAX_DIM]; /* merged; sizes are at least 2 */
+  int     ndim, dtype, size;
+  int     flat; /* contiguous as a whole */
+} cpu_stream;
+
+/* One buffer of any form. */
+typedef union cpu_chunk {
+  float    f32[LOOP_CHUNK];
+  double   f64[LOOP_CHUNK];
+  int64_t  i64[LOOP_CHUNK];
+  uint8_t  u8[LOOP_CHUNK];
+  uint16_t u16[LOOP_CHUNK];
+} cpu_chunk;
+
+/* Drops dims of size 1 and merges neighbours that one stride walks. Returns the new ndim. */
+int tide__loop_merge(int ndim, int64_t *shape, int64_t *stride);
+
+void tide__stream_init(cpu_stream *s, const k_tensor *t);
+
+/* Offset from data of the element with row-major number at. */
+int64_t tide__stream_offset(const cpu_stream *s, int64_t at);
+
+/* Elements [at, at + n) in `form`. n <= LOOP_CHUNK unless the stream is flat and of that dtype.
+ * The result is buf or a pointer into the tensor. */
+const void *tide__stream_read(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
+
+/* Where a result for [at, at + n) may be written: into the tensor if it lies right, else buf. */
+void *tide__stream_place(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
+
+/* Stores n numbers of `form`. Nothing is done if `from` is the place inside the tensor. */
+void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, const void *from);
+
+/* The form arithmetic on a dtype takes: F32, F64 or I64. */
+int tide__loop_form(int dtype);
+
+/* A body: n elements of contiguous operands. s: the op's scalars. */
+typedef void (*cpu_body)(void *y, const void *const *x, int64_t n, const double *s);
+
+enum { LOOP_MAX_IN = 3 };
+typedef struct cpu_map {
+  int nin;
+  const k_tensor *in[LOOP_MAX_IN];
+  const k_tensor *out;
+  int in_form[LOOP_MAX_IN], out_form;
+  cpu_body body;
+  const double *s;
+} cpu_map;
+
+/* Runs body over all elements, cut among threads. Operands have out's shape. */
+void tide__loop_map(const cpu_map *m, int nthread);
+
+/* y = x with conversion, any strides, same shape. */
+void tide__loop_convert(const k_tensor *y, const k_tensor *x, int nthread);
+
+#endif

@@ -1,0 +1,402 @@
+/* cross_entropy and its backward, and the two row functions they share with linear_loss.c.
+ *
+ * The one idea: a row goes by in pieces that fit the first cache. Each piece is widened if it is
+ * of a 16-bit type, its maximum updates the running one, and its exponentials join a running sum
+ * that is scaled down whenever the maximum grows (Milakov and Gimelshein, arXiv 1805.02867). So
+ * the forward reads memory once. The backward finds the maximum of a row again, then reads the row
+ * from the cache and writes its gradient. Large gradients are written past the caches, which saves
+ * reading what is overwritten.
+ *
+ * Each piece sums in f32 over LANES partial sums, the pieces in f64: a chain of f32 additions is
+ * short on every machine, so its rounding is that of a few terms. A row belongs to one thread.
+ *
+ * Layer 2k. Row strides of the logits are free. (f64 logits are served by kernels/ref.)
+ */
+#include "kernels/cpu/loss.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/row.h"
+#include "kernels/ref/loss.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+enum {
+  PIECE = 512,           /* elements of a piece */
+  BLOCK = 32,            /* elements that are streamed at a time: whole lines of any type */
+  LINE = 64,             /* bytes of a cache line */
+  VEC = 16,              /* elements of a vec */
+  LANES = 4 * VEC,       /* partial sums of a piece, whatever the width of the vectors */
+  GRAIN = 16384,         /* elements that are worth a thread */
+  STREAM_BYTES = 8 << 20 /* results from this size on go around the caches */
+};
+
+static const float *read_piece(const void *z, int dtype, int64_t i, float *tmp, int64_t n)
+{
+  if (dtype == TIDE_F32) return (const float *)z + i;
+  row_widen(tmp, (const uint16_t *)z + i, dtype, n);
+  return tmp;
+}
+
+static float read_one(const void *z, int dtype, int64_t i)
+{
+  float value;
+  return *read_piece(z, dtype, i, &value, 1);
+}
+
+/* ---- the loops over one piece --------------------------------------------------------------- */
+
+TIDE_CLONES static float max_of(const float *z, int64_t n)
+{
+  float max = -INFINITY;
+#pragma omp simd reduction(max : max)
+  for (int64_t i = 0; i < n; i++) max = z[i] > max ? z[i] : max;
+  return max;
+}
+
+/* Sign and magnitude as a two's complement integer of the same order, and back. */
+TIDE_INLINE int16_t ordered(int16_t bits) { return (int16_t)(bits ^ ((bits >> 15) & 0x7fff)); }
+
+/* The bits of the maximum of a 16-bit type. A NaN counts as beyond the infinity of its sign. */
+TIDE_CLONES static uint16_t max_of_half(const uint16_t *z, int64_t n)
+{
+  int16_t max = INT16_MIN;
+#pragma omp simd reduction(max : max)
+  for (int64_t i = 0; i < n; i++) {
+    int16_t key = ordered((int16_t)z[i]);
+    max = key > max ? key : max;
+  }
+  return (uint16_t)ordered(max);
+}
+
+/* Sums that live in registers: an array that a vectorised loop adds to stays in memory. */
+typedef float vec __attribute__((vector_size(VEC * sizeof(float)), aligned(sizeof(float)),
+                                 may_alias));
+typedef int32_t vec_mask __attribute__((vector_size(VEC * sizeof(float))));
+
+TIDE_INLINE void vec_add(vec *sum, const float *x) { *sum += *(const vec *)x; }
+
+TIDE_INLINE void vec_max(vec *max, const float *x)
+{
+  vec v = *(const vec *)x;
+  vec_mask more = v > *max;
+  *max = (vec)(((vec_mask)v & more) | ((vec_mask)*max & ~more));
+}
+
+/* The sum of exp(z - max) over n elements and the maximum of n more: the second piece comes from
+ * memory while the first is worked on. */
+TIDE_CLONES static double sum_of_exp(const float *z, float max, const float *next,
+                                     float *next_max, int64_t n)
+{
+  float e[LANES], top = -INFINITY, part[VEC];
+  vec s0 = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 }, m0 = s0 - INFINITY, m1 = m0;
+  double sum = 0;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+#pragma omp simd
+    for (int l = 0; l < LANES; l++) e[l] = row_exp(z[i + l] - max);
+    vec_add(&s0, e);
+    vec_add(&s1, e + VEC);
+    vec_add(&s2, e + 2 * VEC);
+    vec_add(&s3, e + 3 * VEC);
+    vec_max(&m0, next + i);
+    vec_max(&m1, next + i + VEC);
+    vec_max(&m0, next + i + 2 * VEC);
+    vec_max(&m1, next + i + 3 * VEC);
+  }
+  for (; i < n; i++) {
+    sum += row_exp(z[i] - max);
+    top = next[i] > top ? next[i] : top;
+  }
+  s0 = (s0 + s1) + (s2 + s3);
+  vec_max(&m0, (const float *)&m1);
+  memcpy(part, &s0, sizeof part);
+  for (int l = 0; l < VEC; l++) sum += part[l];
+  memcpy(part, &m0, sizeof part);
+  for (int l = 0; l < VEC; l++) top = part[l] > top ? part[l] : top;
+  *next_max = top;
+  return sum;
+}
+
+/* In f64, where the logits' common part costs no accuracy and large ones do not overflow. */
+TIDE_CLONES static double sum_of(const float *z, int64_t n)
+{
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += z[i];
+  return sum;
+}
+
+/* grad may be z. */
+TIDE_CLONES static void grad_piece(float *grad, const float *z, loss_slope s, int64_t n)
+{
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) grad[i] = s.exp_scale * row_exp(z[i] - s.max) - s.shift;
+}
+
+/* Copies one block to a 64-aligned place past the caches. */
+TIDE_INLINE void stream_block(void *dst, const void *src, int64_t nbytes)
+{
+#if defined(__SSE2__)
+  for (int64_t i = 0; i < nbytes; i += 16) {
+    __m128i v = _mm_loadu_si128((const __m128i *)(const void *)((const char *)src + i));
+    _mm_stream_si128((__m128i *)(void *)((char *)dst + i), v);
+  }
+#else
+  memcpy(dst, src, (size_t)nbytes);
+#endif
+}
+
+/* The same past the caches, for whole blocks. Small ones: a long burst of such stores stalls. */
+TIDE_CLONES static void grad_stream_f32(float *grad, const float *z, loss_slope s, int64_t n)
+{
+  float block[BLOCK];
+  for (int64_t j = 0; j < n; j += BLOCK) {
+#pragma omp simd
+    for (int64_t i = 0; i < BLOCK; i++) {
+      block[i] = s.exp_scale * row_exp(z[j + i] - s.max) - s.shift;
+    }
+    stream_block(grad + j, block, sizeof block);
+  }
+}
+
+/* ---- rows in pieces ------------------------------------------------------------------------- */
+
+loss_sum tide__loss_sum_empty(void)
+{
+  loss_sum s = { -INFINITY, 0, 0 };
+  return s;
+}
+
+static void raise_max(loss_sum *s, float max)
+{
+  if (!(max > s->max)) return;
+  if (s->max > -INFINITY) s->exps *= exp((double)s->max - max);
+  s->max = max;
+}
+
+void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wants_all)
+{
+  float buffer[2][PIECE], max;
+  int64_t len = n < PIECE ? n : PIECE;
+  const float *piece = read_piece(z, dtype, 0, buffer[0], len);
+  max = max_of(piece, len);
+  for (int64_t i = 0, odd = 1; i < n; odd = !odd) {
+    int64_t left = n - i - len, next_len = left < len ? left : len;
+    /* The next piece; before a shorter one or the end, this one again. */
+    const float *next = piece;
+    if (next_len > 0) next = read_piece(z, dtype, i + len, buffer[odd], next_len);
+    raise_max(s, max);
+    /* All -inf so far: they add nothing, but a NaN among them, which no maximum shows, does. */
+    float base = s->max > -INFINITY ? s->max : 0.0f;
+    s->exps += sum_of_exp(piece, base, next_len == len ? next : piece, &max, len);
+    if (wants_all) s->all += sum_of(piece, len);
+    if (next_len < len) max = max_of(next, next_len);
+    i += len;
+    len = next_len;
+    piece = next;
+  }
+}
+
+loss_norm tide__loss_sum_norm(const loss_sum *s)
+{
+  loss_norm norm = { s->max > -INFINITY ? s->max : 0.0f, log(s->exps) };
+  return norm;
+}
+
+double tide__loss_value(float z_target, loss_norm norm, double all, int64_t nclass,
+                        const k_cross_entropy_attrs *attrs)
+{
+  double eps = attrs->label_smoothing, max = norm.max, lse = max + norm.logsum;
+  double loss = (1 - eps) * ((max - z_target) + norm.logsum);
+  if (eps != 0) loss += eps * ((max - all / (double)nclass) + norm.logsum);
+  return attrs->z_loss != 0 ? loss + attrs->z_loss * lse * lse : loss;
+}
+
+/* exp(-logsum) is taken here once, so an element costs one subtraction before its exponential. */
+loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
+                            const k_cross_entropy_attrs *attrs)
+{
+  double eps = attrs->label_smoothing, lse = norm.max + norm.logsum;
+  double exp_scale = scale * (1 + 2 * attrs->z_loss * lse) * exp(-norm.logsum);
+  loss_slope s = { .max = norm.max, .exp_scale = (float)exp_scale,
+                   .shift = (float)(scale * eps / (double)nclass),
+                   .target_shift = (float)(scale * (1 - eps)) };
+  return s;
+}
+
+/* Where in memory: of the gradient's type. */
+typedef struct place { void *grad; int dtype, stream; } place;
+
+/* A piece whose gradient does not go straight to its place. */
+static void grad_by_buffer(place to, const float *z, int64_t n, int64_t target, loss_slope slope)
+{
+  float wide[PIECE];
+  uint16_t half[PIECE];
+  grad_piece(wide, z, slope, n);
+  if (target >= 0 && target < n) wide[target] -= slope.target_shift;
+  if (!to.stream) {
+    row_narrow(to.grad, wide, to.dtype, n);
+  } else if (to.dtype == TIDE_F32) {
+    stream_block(to.grad, wide, n * (int64_t)sizeof(float));
+  } else {
+    row_narrow(half, wide, to.dtype, n);
+    stream_block(to.grad, half, n * (int64_t)sizeof(uint16_t));
+  }
+}
+
+static void grad_at(place to, const float *z, int64_t n, int64_t target, loss_slope slope)
+{
+  int here = target >= 0 && target < n;
+  if (to.dtype != TIDE_F32 || (to.stream && here)) {
+    grad_by_buffer(to, z, n, target, slope);
+  } else if (to.stream) {
+    grad_stream_f32(to.grad, z, slope, n);
+  } else {
+    grad_piece(to.grad, z, slope, n);
+    if (here) ((float *)to.grad)[target] -= slope.target_shift;
+  }
+}
+
+/* Bytes from here to the next line. */
+static int64_t to_line(const void *p) { return (int64_t)(-(uintptr_t)p & (LINE - 1u)); }
+
+/* Elements of the next piece: with streaming, first up to a line, then whole blocks, then the
+ * rest, because ordinary and streaming stores to one line are slow together. */
+static int64_t next_length(place to, int64_t left)
+{
+  int64_t len = left < PIECE ? left : PIECE;
+  int64_t head = to_line(to.grad) / row_element_size(to.dtype);
+  if (!to.stream) return len;
+  if (head > 0) return head < len ? head : len;
+  return len >= BLOCK ? len / BLOCK * BLOCK : len;
+}
+
+/* Fetches what stands at n elements from i on; nothing if z is null. */
+static void fetch_piece(const void *z, int dtype, int64_t i, int64_t n)
+{
+  int64_t size = row_element_size(dtype);
+  if (!z) return;
+  for (int64_t at = i * size; at < (i + n) * size; at += LINE) {
+    __builtin_prefetch((const char *)z + at, 0, 2);
+  }
+}
+
+void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64_t n,
+                     int64_t target, loss_slope slope, int stream, const void *next)
+{
+  float tmp[PIECE];
+  for (int64_t i = 0, len = 0; i < n; i += len) {
+    place to = { (char *)grad + i * row_element_size(grad_dtype), grad_dtype, stream };
+    len = next_length(to, n - i);
+    fetch_piece(next, dtype, i, len);
+    to.stream = stream && to_line(to.grad) == 0 && len % BLOCK == 0;
+    grad_at(to, read_piece(z, dtype, i, tmp, len), len, target - i, slope);
+  }
+}
+
+void tide__loss_stream_end(int stream)
+{
+#if defined(__SSE2__)
+  if (stream) _mm_sfence();
+#else
+  (void)stream;
+#endif
+}
+
+/* ---- the ops -------------------------------------------------------------------------------- */
+
+/* -1 for a token that does not count. */
+static int64_t counted_target(const k_call *call, const k_tensor *targets, int64_t i)
+{
+  const k_cross_entropy_attrs *attrs = call->attrs;
+  int64_t target = loss_target(targets, i);
+  return target == attrs->ignore_index ? -1 : target;
+}
+
+static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const k_call *call = arg;
+  const k_cross_entropy_attrs *attrs = call->attrs;
+  const k_tensor *logits = &call->in[0];
+  float *loss = call->out[0].data, *logsum = call->out[1].data;
+  int64_t nclass = logits->shape[1];
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t target = counted_target(call, &call->in[1], i);
+    loss[i] = logsum[i] = 0;
+    if (target < 0) continue;
+    const void *z = row_at(logits, i * logits->stride[0]);
+    loss_sum sum = tide__loss_sum_empty();
+    tide__loss_sum_add(&sum, z, logits->dtype, nclass, attrs->label_smoothing != 0);
+    loss_norm norm = tide__loss_sum_norm(&sum);
+    logsum[i] = (float)norm.logsum;
+    float z_target = read_one(z, logits->dtype, target);
+    loss[i] = (float)tide__loss_value(z_target, norm, sum.all, nclass, attrs);
+  }
+}
+
+/* As the forward found it, and 0 if all is -inf. (Beside a NaN, any: logsum is NaN then.) */
+static float row_max(const void *z, int dtype, int64_t n)
+{
+  float max;
+  if (dtype == TIDE_F32) {
+    max = max_of(z, n);
+  } else {
+    uint16_t bits = max_of_half(z, n);
+    row_widen(&max, &bits, dtype, 1);
+  }
+  return max == -INFINITY ? 0.0f : max;
+}
+
+static float f32_at(const k_tensor *t, int64_t i)
+{
+  return ((const float *)t->data)[i * t->stride[0]];
+}
+
+static void bwd_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const k_call *call = arg;
+  const k_tensor *dloss = &call->in[0], *logits = &call->in[1], *logsum = &call->in[3];
+  const k_tensor *out = &call->out[0];
+  int64_t nclass = logits->shape[1], row_bytes = nclass * row_element_size(out->dtype);
+  int stream = logits->shape[0] * row_bytes >= STREAM_BYTES;
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t target = counted_target(call, &call->in[2], i);
+    void *grad = row_at(out, i * out->stride[0]);
+    if (target < 0) {
+      memset(grad, 0, (size_t)row_bytes);
+      continue;
+    }
+    const void *z = row_at(logits, i * logits->stride[0]);
+    loss_norm norm = { row_max(z, logits->dtype, nclass), f32_at(logsum, i) };
+    loss_slope s = tide__loss_slope(norm, f32_at(dloss, i), nclass, call->attrs);
+    /* With f32 memory is busy as it is. */
+    int ahead = logits->dtype != TIDE_F32 && i + 1 < end;
+    const void *next = ahead ? row_at(logits, (i + 1) * logits->stride[0]) : 0;
+    tide__loss_grad(grad, out->dtype, z, logits->dtype, nclass, target, s, stream, next);
+  }
+  tide__loss_stream_end(stream);
+}
+
+static int run(const k_call *call, const k_tensor *logits, const k_tensor *targets,
+               tide__pool_fn body)
+{
+  int64_t nclass = logits->shape[1];
+  int status = loss_check_targets(call, targets, nclass);
+  if (status < 0) return status;
+  int64_t grain = GRAIN / (nclass > 1 ? nclass : 1) + 1;
+  tide__pool_for(call->nthread, logits->shape[0], grain, body, (void *)call);
+  return TIDE_OK;
+}
+
+int k_cpu_cross_entropy(const k_call *call)
+{
+  return run(call, &call->in[0], &call->in[1], fwd_rows);
+}
+
+int k_cpu_cross_entropy_bwd(const k_call *call)
+{
+  return run(call, &call->in[1], &call->in[2], bwd_rows);
+}

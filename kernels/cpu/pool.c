@@ -1,0 +1,141 @@
+/* Parallel loops over libgomp's pool. See pool.h.
+ *
+ * The one idea: a loop is cut into pieces by index, and a team of as many threads as there are
+ * pieces (never more than asked for, nor than there are processors) takes them. One thread, one
+ * piece, or a call from inside another loop runs inline and never enters OpenMP.
+ *
+ * Layer 2k. Each thread sets flush-to-zero for its body and puts its old state back.
+ */
+#include "kernels/cpu/pool.h"
+
+#include <stdatomic.h>
+
+#include "kernels/flush.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* ---- denormals ---- */
+
+#if defined(__x86_64__)
+
+enum { FLUSH = 0x8040 }; /* FTZ and DAZ */
+
+static unsigned flush_begin(void)
+{
+  unsigned old = _mm_getcsr();
+  if ((old & FLUSH) != FLUSH) _mm_setcsr(old | FLUSH);
+  return old;
+}
+
+/* Keeps what the caller had, exception flags included. */
+static void flush_end(unsigned old)
+{
+  if (_mm_getcsr() != old) _mm_setcsr(old);
+}
+
+#elif defined(__aarch64__)
+
+static unsigned flush_begin(void)
+{
+  uint64_t old;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(old));
+  __asm__ volatile("msr fpcr, %0" : : "r"(old | (1u << 24)));
+  return (unsigned)old;
+}
+
+static void flush_end(unsigned old)
+{
+  __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)old));
+}
+
+#else
+
+static unsigned flush_begin(void) { return 0; }
+static void flush_end(unsigned old) { (void)old; }
+
+#endif
+
+void k_cpu_flushed(void (*fn)(void *arg), void *arg)
+{
+  unsigned old = flush_begin();
+  fn(arg);
+  flush_end(old);
+}
+
+/* ---- the two loops ---- */
+
+static void run_inline(int64_t n, tide__pool_fn fn, void *arg)
+{
+  unsigned old = flush_begin();
+  fn(arg, 0, n, 0);
+  flush_end(old);
+}
+
+#ifdef _OPENMP
+
+/* How many threads to start for `piece` pieces of work; 1 means inline. */
+static int team_size(int nthread, int64_t piece)
+{
+  if (nthread <= 1 || piece <= 1 || omp_in_parallel()) return 1;
+  int nproc = omp_get_num_procs();
+  int64_t n = piece < nthread ? piece : nthread;
+  return (int)(n < nproc ? n : nproc);
+}
+
+#endif
+
+void tide__pool_for(int nthread, int64_t n, int64_t grain, tide__pool_fn fn, void *arg)
+{
+  if (n <= 0) return;
+#ifdef _OPENMP
+  int team = nthread <= 1 ? 1 : team_size(nthread, n / (grain < 1 ? 1 : grain));
+  if (team > 1) {
+#pragma omp parallel num_threads(team)
+    {
+      /* The runtime may grant fewer threads than asked for. */
+      int64_t got = omp_get_num_threads(), me = omp_get_thread_num();
+      int64_t each = n / got, more = n % got;
+      int64_t begin = me * each + (me < more ? me : more);
+      unsigned old = flush_begin();
+      fn(arg, begin, begin + each + (me < more), (int)me);
+      flush_end(old);
+    }
+    return;
+  }
+#endif
+  (void)nthread, (void)grain;
+  run_inline(n, fn, arg);
+}
+
+void tide__pool_tasks(int nthread, int64_t n, int64_t chunk, tide__pool_fn fn, void *arg)
+{
+  if (n <= 0) return;
+  if (chunk < 1) chunk = 1;
+#ifdef _OPENMP
+  int64_t piece = (n - 1) / chunk + 1;
+  int team = nthread <= 1 ? 1 : team_size(nthread, piece);
+  if (team > 1) {
+    _Atomic int64_t next = 0;
+#pragma omp parallel num_threads(team)
+    {
+      int me = omp_get_thread_num();
+      unsigned old = flush_begin();
+      for (;;) {
+        int64_t i = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed);
+        if (i >= piece) break;
+        int64_t begin = i * chunk;
+        fn(arg, begin, n - begin < chunk ? n : begin + chunk, me);
+      }
+      flush_end(old);
+    }
+    return;
+  }
+#endif
+  (void)nthread;
+  run_inline(n, fn, arg);
+}

@@ -1,0 +1,168 @@
+/* Rotary position embedding. See the definition in kernels/ref/attention.c.
+ *
+ * The one idea: sine and cosine of a token are computed once, in f64, and shared by its heads, and
+ * by all sequences if these have one row of positions; the angle of position 2^24 then keeps ten
+ * digits after reduction. The rotation itself runs in f32
+ * (f64 for f64) over converted rows.
+ *
+ * Tables are cut into pieces of PAIRS channel pairs, so no scratch is asked for.
+ *
+ * Layer 2k. Channels must have stride 1; a call with other strides goes to the reference.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/kernel.h"
+
+enum { PAIRS = 128 };
+
+int k_ref_rope(const k_call *c);
+
+typedef struct job {
+  const k_rope_attrs *a;
+  const k_tensor *x, *positions, *freq, *y;
+  int64_t half; /* channel pairs that turn */
+} job;
+
+typedef struct table { double cos64[PAIRS], sin64[PAIRS]; float cos[PAIRS], sin[PAIRS]; } table;
+
+static double position_of(const k_tensor *p, int64_t b, int64_t t)
+{
+  const int64_t at = (p->shape[0] == 1 ? 0 : b * p->stride[0]) + t * p->stride[1];
+  if (p->dtype == TIDE_I64) return (double)((const int64_t *)p->data)[at];
+  return (double)((const int32_t *)p->data)[at];
+}
+
+static void fill_table(table *m, const job *w, double position, int64_t first, int64_t n)
+{
+  const float *f = w->freq->data;
+  for (int64_t i = 0; i < n; i++) {
+    const double angle = position * (double)f[(first + i) * w->freq->stride[0]];
+    double s, c;
+    sincos(angle, &s, &c);
+    m->cos64[i] = c;
+    m->sin64[i] = w->a->inverse ? -s : s;
+    m->cos[i] = (float)m->cos64[i];
+    m->sin[i] = (float)m->sin64[i];
+  }
+}
+
+/* ---- f32 rows: a and b are the first and second channels of n pairs ---- */
+
+TIDE_INLINE void turn(float *a, float *b, const table *m, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) {
+    const float x1 = a[i], x2 = b[i];
+    a[i] = x1 * m->cos[i] - x2 * m->sin[i];
+    b[i] = x2 * m->cos[i] + x1 * m->sin[i];
+  }
+}
+
+TIDE_INLINE void read_f32(float *dst, const k_tensor *t, int64_t at, int64_t n)
+{
+  const uint16_t *src = (const uint16_t *)t->data + at;
+  if (t->dtype == TIDE_F32) memcpy(dst, (const float *)t->data + at, (size_t)n * sizeof(float));
+  else if (t->dtype == TIDE_BF16) tide__bf16_to_f32_n(dst, src, n);
+  else tide__f16_to_f32_n(dst, src, n);
+}
+
+TIDE_INLINE void write_f32(const k_tensor *t, int64_t at, const float *src, int64_t n)
+{
+  uint16_t *dst = (uint16_t *)t->data + at;
+  if (t->dtype == TIDE_F32) memcpy((float *)t->data + at, src, (size_t)n * sizeof(float));
+  else if (t->dtype == TIDE_BF16) tide__f32_to_bf16_n(dst, src, n);
+  else tide__f32_to_f16_n(dst, src, n);
+}
+
+/* Pairs [first, first + n) of one head. */
+TIDE_CLONES
+static void turn_head(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
+                      int64_t n)
+{
+  float a[PAIRS], b[PAIRS], both[2 * PAIRS];
+  if (!w->a->interleaved) {
+    read_f32(a, w->x, xo + first, n);
+    read_f32(b, w->x, xo + w->half + first, n);
+    turn(a, b, m, n);
+    write_f32(w->y, yo + first, a, n);
+    write_f32(w->y, yo + w->half + first, b, n);
+    return;
+  }
+  read_f32(both, w->x, xo + 2 * first, 2 * n);
+  for (int64_t i = 0; i < n; i++) {
+    const float x1 = both[2 * i], x2 = both[2 * i + 1];
+    both[2 * i] = x1 * m->cos[i] - x2 * m->sin[i];
+    both[2 * i + 1] = x2 * m->cos[i] + x1 * m->sin[i];
+  }
+  write_f32(w->y, yo + 2 * first, both, 2 * n);
+}
+
+static void turn_head_f64(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
+                          int64_t n)
+{
+  const double *x = (const double *)w->x->data + xo;
+  double *y = (double *)w->y->data + yo;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t one = w->a->interleaved ? 2 * (first + i) : first + i;
+    const int64_t two = w->a->interleaved ? one + 1 : one + w->half;
+    const double x1 = x[one], x2 = x[two];
+    y[one] = x1 * m->cos64[i] - x2 * m->sin64[i];
+    y[two] = x2 * m->cos64[i] + x1 * m->sin64[i];
+  }
+}
+
+/* The channels that do not turn. */
+static void copy_rest(const job *w, int64_t xo, int64_t yo)
+{
+  const int64_t from = 2 * w->half, n = w->x->shape[3] - from;
+  const size_t size = w->x->dtype == TIDE_F64 ? 8 : w->x->dtype == TIDE_F32 ? 4 : 2;
+  if (n > 0)
+    memcpy((char *)w->y->data + (size_t)(yo + from) * size,
+           (const char *)w->x->data + (size_t)(xo + from) * size, (size_t)n * size);
+}
+
+/* All heads of the token at offsets xo and yo; m holds pairs [first, first + n). */
+static void turn_token(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
+                       int64_t n)
+{
+  const k_tensor *x = w->x, *y = w->y;
+  for (int64_t h = 0; h < x->shape[2]; h++) {
+    const int64_t xh = xo + h * x->stride[2], yh = yo + h * y->stride[2];
+    (x->dtype == TIDE_F64 ? turn_head_f64 : turn_head)(w, m, xh, yh, first, n);
+    if (first == 0) copy_rest(w, xh, yh);
+  }
+}
+
+/* r counts entries of positions: [row of positions][token]. */
+static void tokens(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const job *w = arg;
+  const k_tensor *x = w->x, *y = w->y;
+  const int64_t nb = x->shape[0], same = w->positions->shape[0] == 1 ? nb : 1;
+  table m;
+  (void)thread;
+  for (int64_t r = begin; r < end; r++) {
+    const int64_t b0 = r / x->shape[1], t = r % x->shape[1];
+    const double position = position_of(w->positions, b0, t);
+    for (int64_t first = 0; first == 0 || first < w->half; first += PAIRS) {
+      const int64_t n = w->half - first < PAIRS ? w->half - first : PAIRS;
+      fill_table(&m, w, position, first, n);
+      for (int64_t b = b0; b < b0 + same; b++)
+        turn_token(w, &m, b * x->stride[0] + t * x->stride[1],
+                   b * y->stride[0] + t * y->stride[1], first, n);
+    }
+  }
+}
+
+int k_cpu_rope(const k_call *c)
+{
+  const job w = { c->attrs, &c->in[0], &c->in[1], &c->in[2], &c->out[0], c->in[2].shape[0] };
+  const int64_t n = w.x->shape[3];
+  if (n > 1 && (w.x->stride[3] != 1 || w.y->stride[3] != 1)) return k_ref_rope(c);
+  const int64_t nb = w.x->shape[0], rows = w.positions->shape[0] == 1 && nb > 0 ? 1 : nb;
+  const int64_t each = nb / (rows > 0 ? rows : 1) * w.x->shape[2] * n + 1;
+  tide__pool_for(c->nthread, rows * w.x->shape[1], 1 + 8192 / each, tokens, (void *)&w);
+  return TIDE_OK;
+}

@@ -1,0 +1,196 @@
+/* Loops that the compiler vectorises for the machine they run on, and the f32 functions they use.
+ *
+ * The one idea: a plain loop in a function marked TIDE_CLONES is compiled for x86-64-v4 (AVX-512),
+ * v3 (AVX2, FMA) and the base instruction set, and the loader picks one. The helpers here are
+ * branch-free and always inlined, so such a loop vectorises as a whole. They need -O3,
+ * -fno-math-errno and -fno-trapping-math to do so (the build sets these for kernels/cpu), and are
+ * right with and without contraction to FMA and with denormals flushed or kept.
+ *
+ * Layer 2k. Accuracy is stated beside each function, in units in the last place (ulp).
+ * A function pointer to a TIDE_CLONES function is fine; a TIDE_CLONES function is never inlined, so
+ * it should hold the loop, not its body.
+ */
+#ifndef TIDE_KERNELS_CPU_SIMD_H
+#define TIDE_KERNELS_CPU_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The loader's resolver runs before a sanitizer's runtime is set up, so there one version only. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define TIDE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define TIDE_CLONES
+#endif
+
+#define TIDE_INLINE static inline __attribute__((always_inline, unused))
+
+TIDE_INLINE uint32_t tide__f32_bits(float x)
+{
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  return u;
+}
+
+TIDE_INLINE float tide__bits_f32(uint32_t u)
+{
+  float x;
+  memcpy(&x, &u, 4);
+  return x;
+}
+
+/* 1 ulp. exp(-inf) = 0, exp(inf) = inf, NaN stays NaN. */
+TIDE_INLINE float tide__expf(float x)
+{
+  const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+  float c = x > 89.0f ? 89.0f : x;
+  c = c < -104.5f ? -104.5f : c;
+  float t = c * 1.44269504f + shift;
+  uint32_t n = tide__f32_bits(t) - tide__f32_bits(shift);
+  float nf = t - shift;
+  float r = c - nf * 0.693145752f; /* ln 2 in two parts; the first has 15 bits */
+  r = r - nf * 1.42860677e-6f;
+  float p = 1.381314243e-3f;
+  p = p * r + 8.369418792e-3f;
+  p = p * r + 4.166845605e-2f;
+  p = p * r + 1.666651517e-1f;
+  p = p * r + 4.999999404e-1f;
+  p = (p * r) * r + r + 1.0f;
+  /* 2^n in two factors, so that results up to the largest float and denormals come out right. */
+  uint32_t h = (uint32_t)((int32_t)n >> 1);
+  float s1 = tide__bits_f32((h + 127u) << 23), s2 = tide__bits_f32((n - h + 127u) << 23);
+  return (p * s1) * s2;
+}
+
+/* 1 ulp. log(0) = -inf, log(x < 0) = NaN, log(inf) = inf. Denormals count as zero when flushed. */
+TIDE_INLINE float tide__logf(float x)
+{
+  float tiny = x < 1.17549435e-38f ? 1.0f : 0.0f;
+  float xs = tiny != 0.0f ? x * 8388608.0f : x;
+  uint32_t u = tide__f32_bits(xs) - 0x3f3504f3u; /* the mantissa goes to [sqrt(1/2), sqrt(2)) */
+  int32_t e = (int32_t)u >> 23;
+  float f = tide__bits_f32((u & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
+  float ef = (float)e - tiny * 23.0f;
+  float p = 6.746684015e-2f;
+  p = p * f - 1.167577207e-1f;
+  p = p * f + 1.188820899e-1f;
+  p = p * f - 1.240557358e-1f;
+  p = p * f + 1.421954483e-1f;
+  p = p * f - 1.666799635e-1f;
+  p = p * f + 2.000211924e-1f;
+  p = p * f - 2.500000894e-1f;
+  p = p * f + 3.333331347e-1f;
+  float z = f * f;
+  float y = (p * f) * z + ef * 1.42860677e-6f;
+  y = y - 0.5f * z;
+  y = (f + y) + ef * 0.693145752f;
+  y = x == 0.0f ? -INFINITY : y;
+  y = x < 0.0f ? NAN : y;
+  return x < INFINITY ? y : x + x; /* inf and NaN: themselves */
+}
+
+/* 2 ulp. */
+TIDE_INLINE float tide__tanhf(float x)
+{
+  float a = fabsf(x), u = x * x;
+  float p = -5.717036780e-3f;
+  p = p * u + 2.065057866e-2f;
+  p = p * u - 5.374349654e-2f;
+  p = p * u + 1.333149076e-1f;
+  p = p * u - 3.333328366e-1f;
+  float small = (p * u) * a + a;
+  float large = 1.0f - 2.0f / (tide__expf(a + a) + 1.0f);
+  float y = a < 0.625f ? small : large;
+  return copysignf(y, x);
+}
+
+/* 3 ulp; 0 below about -88. */
+TIDE_INLINE float tide__sigmoidf(float x) { return 1.0f / (1.0f + tide__expf(-x)); }
+
+/* 3 ulp. */
+TIDE_INLINE float tide__erff(float x)
+{
+  float a = fabsf(x), u = x * x;
+  float p = 8.316772437e-5f;
+  p = p * u - 8.130011847e-4f;
+  p = p * u + 5.199906416e-3f;
+  p = p * u - 2.685894072e-2f;
+  p = p * u + 1.128368750e-1f;
+  p = p * u - 3.761263192e-1f;
+  p = p * u + 1.128379226f;
+  float small = p * a;
+  float c = a > 4.0f ? 4.0f : a;
+  float q = -2.116190990e-5f; /* log(1 - erf) */
+  q = q * c + 4.352189135e-4f;
+  q = q * c - 4.174643196e-3f;
+  q = q * c + 2.512862533e-2f;
+  q = q * c - 1.082939506e-1f;
+  q = q * c - 6.333346367e-1f;
+  q = q * c - 1.129520774f;
+  q = q * c + 1.758746075e-4f;
+  float large = 1.0f - tide__expf(q);
+  float y = a < 0.93f ? small : large;
+  return copysignf(y, x);
+}
+
+/* ---- 16-bit floats; these agree with core/base/dtype.h on every value and vectorise ---- */
+
+TIDE_INLINE float tide__simd_bf16_f32(uint16_t h) { return tide__bits_f32((uint32_t)h << 16); }
+
+TIDE_INLINE uint16_t tide__simd_f32_bf16(float f)
+{
+  uint32_t u = tide__f32_bits(f);
+  uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  uint32_t q = (u >> 16) | 0x40u;
+  return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? q : r);
+}
+
+TIDE_INLINE float tide__simd_f16_f32(uint16_t h)
+{
+  uint32_t sign = (uint32_t)(h & 0x8000u) << 16, m = h & 0x7fffu;
+  uint32_t normal = (m << 13) + (112u << 23);
+  uint32_t special = (m << 13) | 0x7f800000u;
+  /* A denormal half is an integer multiple of 2^-24; no f32 denormal appears on the way. */
+  uint32_t small = tide__f32_bits((float)(int32_t)m * 5.9604644775390625e-8f);
+  uint32_t quiet = m > 0x7c00u ? 0x400000u : 0u;
+  uint32_t r = m < 0x400u ? small : normal;
+  r = m >= 0x7c00u ? special | quiet : r;
+  return tide__bits_f32(r | sign);
+}
+
+TIDE_INLINE uint16_t tide__simd_f32_f16(float f)
+{
+  uint32_t u = tide__f32_bits(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+  uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  /* Adding 1/2 aligns the mantissa of a half denormal with bit 0 and rounds it to even. */
+  uint32_t small = tide__f32_bits(tide__bits_f32(a) + 0.5f) - 0x3f000000u;
+  uint32_t nan = 0x7e00u | ((a >> 13) & 0x1ffu);
+  uint32_t r = a < 0x38800000u ? small : normal;
+  r = a >= 0x477ff000u ? 0x7c00u : r; /* halfway to the first value that is too large, and up */
+  r = a > 0x7f800000u ? nan : r;
+  return (uint16_t)(r | sign);
+}
+
+TIDE_INLINE void tide__bf16_to_f32_n(float *dst, const uint16_t *src, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_bf16_f32(src[i]);
+}
+
+TIDE_INLINE void tide__f32_to_bf16_n(uint16_t *dst, const float *src, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_f32_bf16(src[i]);
+}
+
+TIDE_INLINE void tide__f16_to_f32_n(float *dst, const uint16_t *src, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_f16_f32(src[i]);
+}
+
+TIDE_INLINE void tide__f32_to_f16_n(uint16_t *dst, const float *src, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_f32_f16(src[i]);
+}
+
+#endif

@@ -1,0 +1,26 @@
+/* The AMX tile instructions and the state they need.
+ *
+ * The one idea: they are written as assembly because the compiler's own wrappers do not tell it
+ * that memory is read: it may then drop or delay the stores that fill a tile's source.
+ *
+ * Layer 2k. Tile numbers are literal digits, pointers any type, strides bytes. Use the instructions
+ * only between tide__tile_amx_begin and tide__tile_amx_end, and only if CPU_ISA_AMX is set.
+ */
+#ifndef TIDE_KERNELS_CPU_TILE_AMX_H
+#define TIDE_KERNELS_CPU_TILE_AMX_H
+
+#include <stdint.h>
+
+#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
+#define TILE_LOAD(t, p, stride) \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
+#define TILE_STORE(t, p, stride) \
+  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
+/* c += a * b: rows of 32 bf16 in a, rows of 16 pairs in b, f32 in c. */
+#define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+/* Configures this thread's eight tiles as 16 rows of 64 bytes; releases them. */
+void tide__tile_amx_begin(void);
+void tide__tile_amx_end(void);
+
+#endif

@@ -1,0 +1,114 @@
+/* What the attention kernels share: operands, the mask rule, scores.
+ *
+ * s(i, j) = cap(scale * q_i . k_j) + bias(i, j) over the keys that query i sees; see
+ * kernels/ref/attention.c for the whole definition. Work is O(T) memory: scores live in a tile.
+ *
+ * Layer 2k.
+ */
+#ifndef TIDE_KERNELS_CUDA_ATTENTION_CUH
+#define TIDE_KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/block.cuh"
+
+/* A [B, T, H, D] operand, last stride 1. */
+struct tide_heads {
+  void *data;
+  int dtype;
+  int64_t b, t, h;
+};
+static inline tide_heads tide_heads_of(const k_tensor &t)
+{
+  return {k_absent(&t) ? nullptr : t.data, t.dtype, t.stride[0], t.stride[1], t.stride[2]};
+}
+TIDE_DEVICE int64_t tide_head_at(const tide_heads &x, int64_t b, int64_t t, int64_t h)
+{
+  return b * x.b + t * x.t + h * x.h;
+}
+
+struct tide_attend {
+  tide_heads q, k, v;
+  const int32_t *q_index, *k_index; /* null: documents 0, positions q_start + i and j */
+  int64_t qi[3], ki[3];             /* their strides of (batch, token, member) */
+  tide_array bias;
+  int64_t bias_stride[4];
+  int64_t batch, head, group, tq, tk, d, dv; /* group: query heads per key head */
+  int64_t window_left, window_right, q_start;
+  int causal;
+  float scale, softcap;
+};
+
+/* What a token is to the mask. A document below 0 is seen by none and sees none. */
+struct tide_token { int document; int64_t position; };
+
+TIDE_DEVICE tide_token tide_query(const tide_attend &p, int64_t b, int64_t i)
+{
+  if (i >= p.tq) return {-1, 0};
+  if (!p.q_index) return {0, p.q_start + i};
+  const int32_t *at = p.q_index + b * p.qi[0] + i * p.qi[1];
+  return {at[0], at[p.qi[2]]};
+}
+TIDE_DEVICE tide_token tide_key(const tide_attend &p, int64_t b, int64_t j)
+{
+  if (j >= p.tk) return {-2, 0};
+  if (!p.k_index) return {0, j};
+  const int32_t *at = p.k_index + b * p.ki[0] + j * p.ki[1];
+  return {at[0], at[p.ki[2]]};
+}
+TIDE_DEVICE bool tide_sees(const tide_attend &p, const tide_token &q, const tide_token &k)
+{
+  int64_t dist = q.position - k.position;
+  if (q.document < 0 || q.document != k.document) return false;
+  if (p.causal && dist < 0) return false;
+  if (p.window_left >= 0 && dist > p.window_left) return false;
+  return p.window_right < 0 || -dist <= p.window_right;
+}
+
+/* Can any of the keys [j0, j1) be seen by any of the queries [i0, i1)? Exact without indices;
+ * with them the tokens decide, so yes. */
+TIDE_DEVICE bool tide_tile_seen(const tide_attend &p, int64_t i0, int64_t i1, int64_t j0,
+                                int64_t j1)
+{
+  if (p.q_index) return true;
+  int64_t most = p.q_start + i1 - 1 - j0, least = p.q_start + i0 - (j1 - 1); /* of dist */
+  if (p.causal && most < 0) return false;
+  if (p.window_left >= 0 && least > p.window_left) return false;
+  return p.window_right < 0 || -most <= p.window_right;
+}
+
+TIDE_DEVICE float tide_tanh(float x) { return tanhf(x); }
+TIDE_DEVICE double tide_tanh(double x) { return tanh(x); }
+
+/* From q.k to s; *slope is ds / d(q.k). */
+template <class T>
+TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j, T qk,
+                         T *slope)
+{
+  T s = qk * (T)p.scale;
+  *slope = (T)p.scale;
+  if (p.softcap != 0) {
+    T th = tide_tanh(s / (T)p.softcap);
+    s = (T)p.softcap * th;
+    *slope *= (T)1 - th * th;
+  }
+  if (p.bias.data)
+    s += tide_at<T>(p.bias, b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2]
+                    + j * p.bias_stride[3]);
+  return s;
+}
+
+/* Of the backward. delta_i = dout_i . out_i - dlse_i, f32 or f64, [B, H, Tq], in scratch. */
+struct tide_attention_back {
+  tide_heads dout, out, dq, dk, dv;
+  tide_array lse, dlse, dbias; /* lse, dlse with strides; dbias contiguous [B, H, Tq, Tk] */
+  int64_t lse_stride[3], dlse_stride[3];
+  void *delta;
+};
+
+/* kernels/cuda/attention_mma.cu: tensor cores; TIDE_E_UNSUPPORTED where they cannot serve. */
+bool tide_attention_mma_fits(const tide_attend &p);
+int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
+                       const int64_t *lse_stride);
+int tide_attention_mma_bwd(const k_call *call, const tide_attend &p,
+                           const tide_attention_back &g);
+
+#endif

@@ -1,0 +1,264 @@
+/* cuBLASLt, opened at the first product of a context.
+ *
+ * The one idea: libtide_cuda links no cuBLAS; the functions are looked up by name, so that a
+ * machine without it loses products and nothing else. cuBLASLt counts in columns, so y = a b of
+ * row-major matrices is asked for as y' = b' a' with the two exchanged. What it would choose for a
+ * shape is remembered, since asking takes longer than launching.
+ *
+ * TF32 is never used: f32 products run in f32. Layer 2k.
+ */
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/cuda/product.cuh"
+
+namespace {
+
+enum { REMEMBERED = 512, WORKSPACE = 32 << 20 };
+
+/* What decides the algorithm. Compared as bytes, so it is zeroed first. */
+struct problem {
+  int64_t m, n, k, lda, ldb, ldd, batch, stride_a, stride_b, stride_d;
+  int in, out, trans_a, trans_b, bias, accumulate;
+  int align_a, align_b, align_d, align_bias;
+};
+
+struct choice {
+  problem key;
+  bool used;
+  cublasLtMatmulAlgo_t algo;
+};
+
+#define FUNCTIONS(F)                                                                     \
+  F(cublasLtCreate) F(cublasLtDestroy) F(cublasLtMatmul) F(cublasLtMatmulDescCreate)     \
+  F(cublasLtMatmulDescDestroy) F(cublasLtMatmulDescSetAttribute)                         \
+  F(cublasLtMatrixLayoutCreate) F(cublasLtMatrixLayoutDestroy)                           \
+  F(cublasLtMatrixLayoutSetAttribute) F(cublasLtMatmulPreferenceCreate)                  \
+  F(cublasLtMatmulPreferenceDestroy) F(cublasLtMatmulPreferenceSetAttribute)             \
+  F(cublasLtMatmulAlgoGetHeuristic)
+
+}  // namespace
+
+struct tide_cuda_blas {
+  cublasLtHandle_t handle;
+  void *workspace;
+  choice *known;
+#define MEMBER(f) decltype(&::f) f;
+  FUNCTIONS(MEMBER)
+#undef MEMBER
+};
+
+namespace {
+
+const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+
+int refuse(const k_call *call, const char *what, const char *why)
+{
+  snprintf(call->msg, K_MSG, "products need cuBLASLt: %s (%s)", what, why);
+  return TIDE_E_DEVICE;
+}
+
+int load(const k_call *call, tide_cuda_blas *b)
+{
+  void *lib = nullptr;
+  for (const char *file : files)
+    if (!lib) lib = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!lib) return refuse(call, "libcublasLt.so could not be opened", "is cuBLAS installed?");
+#define LOOK(f)                                                       \
+  b->f = reinterpret_cast<decltype(b->f)>(dlsym(lib, #f));            \
+  if (!b->f) return refuse(call, #f, "not in this libcublasLt.so");
+  FUNCTIONS(LOOK)
+#undef LOOK
+  return TIDE_OK;
+}
+
+int make(const k_call *call, tide_cuda_blas **out)
+{
+  tide_cuda_blas *b = static_cast<tide_cuda_blas *>(calloc(1, sizeof *b));
+  if (b) b->known = static_cast<choice *>(calloc(REMEMBERED, sizeof *b->known));
+  if (!b || !b->known) {
+    free(b);
+    return TIDE_E_NOMEM;
+  }
+  int rc = load(call, b);
+  if (rc == TIDE_OK && b->cublasLtCreate(&b->handle) != CUBLAS_STATUS_SUCCESS)
+    rc = refuse(call, "cublasLtCreate failed", "an old driver, or no device memory");
+  if (rc == TIDE_OK && cudaMalloc(&b->workspace, WORKSPACE) != cudaSuccess) {
+    b->cublasLtDestroy(b->handle);
+    rc = refuse(call, "no device memory", "32 MiB of workspace");
+  }
+  if (rc < 0) {
+    free(b->known);
+    free(b);
+    return rc;
+  }
+  *out = b;
+  return TIDE_OK;
+}
+
+cudaDataType_t type_of(int dtype)
+{
+  switch (dtype) {
+    case TIDE_F64: return CUDA_R_64F;
+    case TIDE_BF16: return CUDA_R_16BF;
+    case TIDE_F16: return CUDA_R_16F;
+    default: return CUDA_R_32F;
+  }
+}
+
+/* The largest power of two up to 256 that divides an address. */
+int alignment(const void *p)
+{
+  int a = 256;
+  while ((uintptr_t)p % a) a /= 2;
+  return a;
+}
+
+/* A row-major matrix as columns: element (r, c) at r * ld + c, or transposed. */
+void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
+{
+  bool plain = m.col_stride == 1 || m.cols == 1;
+  if (plain && m.rows > 1 && m.row_stride < m.cols) plain = m.row_stride != 1;
+  *trans = !plain;
+  *ld = plain ? m.row_stride : m.col_stride;
+  int64_t least = plain ? m.cols : m.rows;
+  if ((plain ? m.rows : m.cols) == 1 || *ld < least) *ld = least;
+}
+
+/* In cuBLASLt's words: D[n, m] = op(b) op(a), its first matrix our second. */
+problem problem_of(const tide_product &p)
+{
+  problem q;
+  memset(&q, 0, sizeof q);
+  q.m = p.y.cols, q.n = p.y.rows, q.k = p.a.cols, q.batch = p.batch;
+  as_columns(p.b, &q.lda, &q.trans_a);
+  as_columns(p.a, &q.ldb, &q.trans_b);
+  q.ldd = p.y.rows == 1 ? p.y.cols : p.y.row_stride;
+  q.stride_a = p.b.batch_stride, q.stride_b = p.a.batch_stride, q.stride_d = p.y.batch_stride;
+  q.in = p.a.dtype, q.out = p.y.dtype, q.bias = p.bias != nullptr, q.accumulate = p.accumulate;
+  q.align_a = alignment(p.b.data), q.align_b = alignment(p.a.data), q.align_d = alignment(p.y.data);
+  q.align_bias = p.bias ? alignment(p.bias) : 0;
+  return q;
+}
+
+/* The four descriptors of a product; what could not be made stays null. */
+struct plan {
+  tide_cuda_blas *b;
+  cublasLtMatmulDesc_t op = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, x = nullptr, d = nullptr;
+  bool good = true;
+
+  void took(cublasStatus_t s) { good = good && s == CUBLAS_STATUS_SUCCESS; }
+  void layout(cublasLtMatrixLayout_t *l, int dtype, int64_t rows, int64_t cols, int64_t ld,
+              const problem &q, int64_t stride)
+  {
+    took(b->cublasLtMatrixLayoutCreate(l, type_of(dtype), (uint64_t)rows, (uint64_t)cols, ld));
+    if (!good || q.batch == 1) return;
+    int32_t n = (int32_t)q.batch;
+    took(b->cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n));
+    took(b->cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                             &stride, sizeof stride));
+  }
+  template <class V> void set(cublasLtMatmulDescAttributes_t what, V v)
+  {
+    if (good) took(b->cublasLtMatmulDescSetAttribute(op, what, &v, sizeof v));
+  }
+  plan(tide_cuda_blas *blas, const problem &q, const void *bias) : b(blas)
+  {
+    bool wide = q.in == TIDE_F64;
+    took(b->cublasLtMatmulDescCreate(&op, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                     wide ? CUDA_R_64F : CUDA_R_32F));
+    set(CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(q.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
+    set(CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(q.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
+    if (q.bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    }
+    layout(&a, q.in, q.trans_a ? q.k : q.m, q.trans_a ? q.m : q.k, q.lda, q, q.stride_a);
+    layout(&x, q.in, q.trans_b ? q.n : q.k, q.trans_b ? q.k : q.n, q.ldb, q, q.stride_b);
+    layout(&d, q.out, q.m, q.n, q.ldd, q, q.stride_d);
+  }
+  ~plan()
+  {
+    if (d) b->cublasLtMatrixLayoutDestroy(d);
+    if (x) b->cublasLtMatrixLayoutDestroy(x);
+    if (a) b->cublasLtMatrixLayoutDestroy(a);
+    if (op) b->cublasLtMatmulDescDestroy(op);
+  }
+};
+
+bool ask(const plan &p, const problem &q, cublasLtMatmulAlgo_t *algo)
+{
+  tide_cuda_blas *b = p.b;
+  cublasLtMatmulPreference_t want = nullptr;
+  if (b->cublasLtMatmulPreferenceCreate(&want) != CUBLAS_STATUS_SUCCESS) return false;
+  uint64_t space = WORKSPACE;
+  uint32_t align[4] = {(uint32_t)q.align_a, (uint32_t)q.align_b, (uint32_t)q.align_d,
+                       (uint32_t)q.align_d};
+  const cublasLtMatmulPreferenceAttributes_t name[4] = {
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+  b->cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &space,
+                                          sizeof space);
+  for (int i = 0; i < 4; i++)
+    b->cublasLtMatmulPreferenceSetAttribute(want, name[i], &align[i], sizeof align[i]);
+  cublasLtMatmulHeuristicResult_t found;
+  int n = 0;
+  cublasStatus_t s = b->cublasLtMatmulAlgoGetHeuristic(b->handle, p.op, p.a, p.x, p.d, p.d, want, 1,
+                                                       &found, &n);
+  b->cublasLtMatmulPreferenceDestroy(want);
+  if (s != CUBLAS_STATUS_SUCCESS || n < 1) return false;
+  *algo = found.algo;
+  return true;
+}
+
+choice *slot(tide_cuda_blas *b, const problem &q)
+{
+  const unsigned char *p = reinterpret_cast<const unsigned char *>(&q);
+  uint64_t h = 1469598103934665603u; /* FNV-1a */
+  for (size_t i = 0; i < sizeof q; i++) h = (h ^ p[i]) * 1099511628211u;
+  return &b->known[(h ^ h >> 32) % REMEMBERED];
+}
+
+}  // namespace
+
+void tide_cuda_blas_close(tide_cuda_blas *b)
+{
+  if (!b) return;
+  b->cublasLtDestroy(b->handle);
+  cudaFree(b->workspace);
+  free(b->known);
+  free(b);
+}
+
+int tide_cuda_product(const k_call *call, const tide_product &p)
+{
+  tide_cuda_blas **at = tide_cuda_blas_slot(call);
+  int rc = *at ? TIDE_OK : make(call, at);
+  if (rc < 0) return rc;
+  tide_cuda_blas *b = *at;
+  problem q = problem_of(p);
+  plan plan(b, q, p.bias);
+  choice *c = slot(b, q);
+  bool known = c->used && memcmp(&c->key, &q, sizeof q) == 0;
+  if (plan.good && !known) {
+    c->used = plan.good = ask(plan, q, &c->algo);
+    c->key = q;
+  }
+  float one = 1, beta = p.accumulate ? 1 : 0;
+  double one64 = 1, beta64 = beta;
+  bool wide = q.in == TIDE_F64;
+  cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
+  if (plan.good)
+    s = b->cublasLtMatmul(b->handle, plan.op, wide ? (void *)&one64 : &one, p.b.data, plan.a,
+                          p.a.data, plan.x, wide ? (void *)&beta64 : &beta, p.y.data, plan.d,
+                          p.y.data, plan.d, &c->algo, b->workspace, WORKSPACE,
+                          tide_cuda_stream(call));
+  if (s == CUBLAS_STATUS_SUCCESS) return TIDE_CUDA_LAUNCHED(call);
+  snprintf(call->msg, K_MSG, "cuBLASLt has no product [%lld, %lld] x [%lld, %lld] here (status %d)",
+           (long long)q.n, (long long)q.k, (long long)q.k, (long long)q.m, (int)s);
+  return TIDE_E_DEVICE;
+}

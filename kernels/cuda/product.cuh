@@ -1,0 +1,28 @@
+/* Matrix products for the kernels here: what to multiply, in row-major words.
+ *
+ * Layer 2k.
+ */
+#ifndef TIDE_KERNELS_CUDA_PRODUCT_CUH
+#define TIDE_KERNELS_CUDA_PRODUCT_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+/* A matrix [rows, cols] of a batch. One of the two strides is 1 (or its dim has size 1). */
+struct tide_matrix {
+  void *data;
+  int dtype;
+  int64_t rows, cols, row_stride, col_stride, batch_stride;
+};
+
+/* y = a b (+ bias along the columns of y) (+ y if accumulate), for `batch` matrices. y is row-major
+ * (col_stride 1). a and b have one dtype; y has it too, or f32. Sums in f32, in f64 for f64. bias
+ * may be null; it has y's dtype. */
+struct tide_product {
+  tide_matrix a, b, y;
+  int64_t batch;
+  const void *bias;
+  bool accumulate;
+};
+int tide_cuda_product(const k_call *call, const tide_product &p);
+
+#endif

@@ -1,0 +1,231 @@
+/* What a kernel sees: pointers, sizes, strides and a typed attribute struct. Never a tensor.
+ *
+ * The one idea: every kernel of every op has the same signature and takes one k_call, which
+ * dispatch fills from tensor handles. A kernel reads its operands, writes its results and returns
+ * a status; it allocates nothing (scratch comes in through `work`), waits for nothing and keeps no
+ * state. kernels/ref defines what each op means; a faster kernel may differ by rounding only.
+ *
+ * Layer 2k. Includes core/base and the public enums, nothing above.
+ */
+#ifndef TIDE_KERNELS_KERNEL_H
+#define TIDE_KERNELS_KERNEL_H
+
+#include "tide/tide.h"
+
+/* One operand. Strides count elements and may be 0 (broadcast) or negative. data points at the
+ * first element. An absent optional operand has data null and ndim -1. */
+typedef struct k_tensor {
+  void   *data;
+  int64_t shape[TIDE_MAX_DIM];
+  int64_t stride[TIDE_MAX_DIM];
+  int32_t ndim;
+  int32_t dtype;
+} k_tensor;
+
+enum { K_MSG = 192 };
+
+typedef struct k_call {
+  int             op;       /* TIDE_OP_*, for kernels that serve several ops */
+  int             nin, nout;
+  const k_tensor *in;       /* in-place ops: the target is out[0], its old value not among in */
+  const k_tensor *out;
+  const void     *attrs;    /* the op's k_*_attrs below, or null */
+  void           *work;     /* scratch of the size the row's work function asked for, 64-aligned */
+  int             nthread;  /* most threads to use */
+  void           *stream;   /* device stream; null on the host */
+  char           *msg;      /* K_MSG bytes; a failing kernel says what was wrong */
+} k_call;
+
+typedef int     (*k_fn)(const k_call *call);      /* TIDE_OK or a negative status */
+typedef int64_t (*k_work_fn)(const k_call *call); /* bytes of scratch; data pointers are not set */
+
+/* What a kernel asks of its operands' strides. Dispatch makes a contiguous copy of an input that
+ * does not fit. Freshly allocated outputs are always contiguous. */
+enum {
+  K_ANY = 0,    /* any strides */
+  K_INNER = 1,  /* the last dim has stride 1 (or size <= 1) */
+  K_CONTIG = 2  /* row-major contiguous */
+};
+
+/* Sets of dtypes for kernel rows. */
+enum {
+  K_F32 = 1 << TIDE_F32, K_F64 = 1 << TIDE_F64, K_BF16 = 1 << TIDE_BF16, K_F16 = 1 << TIDE_F16,
+  K_I64 = 1 << TIDE_I64, K_I32 = 1 << TIDE_I32, K_U8 = 1 << TIDE_U8, K_BOOL = 1 << TIDE_BOOL,
+  K_FLOAT = K_F32 | K_F64 | K_BF16 | K_F16,
+  K_INT = K_I64 | K_I32 | K_U8,
+  K_ALL = K_FLOAT | K_INT | K_BOOL
+};
+
+static inline int64_t k_numel(const k_tensor *t)
+{
+  int64_t n = 1;
+  for (int d = 0; d < t->ndim; d++) n *= t->shape[d];
+  return n;
+}
+static inline int k_absent(const k_tensor *t) { return t->ndim < 0; }
+
+/* ---- attributes, by op ------------------------------------------------------------------------
+ * Operand order is written as  op: in[0], in[1], ... -> out[0], out[1], ...
+ * "f32*" means f32, or f64 when x is f64.
+ */
+
+/* affine: x -> y = x * mul + add.  pow_scalar uses mul as exponent.  clamp: mul = lo, add = hi.
+ * fill_: -> t (value in add).  scale_: -> t *= mul.  axpy_: src -> t += mul * src (src broadcast
+ * already expanded to t's shape, dtype may differ).  copy_: src -> t with conversion, same
+ * shape. */
+typedef struct k_scalar_attrs { double mul, add; } k_scalar_attrs;
+
+/* sum mean prod amax amin any all: x -> y. Dispatch has permuted x so that the reduced dims come
+ * last: in[0] has nkeep leading kept dims, then the reduced ones; y is [kept...] contiguous.
+ * argmax argmin: the same with one reduced dim -> i64.
+ * cumsum: x -> y, the dim has been moved last, nkeep = ndim - 1. */
+typedef struct k_reduce_attrs { int32_t nkeep; } k_reduce_attrs;
+
+/* softmax log_softmax: x -> y;  softmax_bwd log_softmax_bwd: dy, y -> dx. Over the last dim.
+ * cat: in[i] are the pieces, in order, -> y; dim below.
+ * gather: x, index -> y.  scatter_add: index, src -> t (in place, t already holds x).
+ * index_select: x, index -> y.  index_add: index, src -> t (in place).
+ * one_hot: ids -> y (no attrs; class count is y's last dim). */
+typedef struct k_dim_attrs { int32_t dim; } k_dim_attrs;
+
+/* pad: x -> y; y[i] = x[i - before[d]] inside, value outside; before may be negative (crop). */
+typedef struct k_pad_attrs { int64_t before[TIDE_MAX_DIM]; double value; } k_pad_attrs;
+/* roll: x -> y; y[(i + shift) mod n] = x[i] along dim. */
+typedef struct k_roll_attrs { int32_t dim; int32_t pad; int64_t shift; } k_roll_attrs;
+/* arange: -> y. */
+typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
+
+/* embedding: weight_VD, ids[...] -> y[..., D] (no attrs).
+ * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten; rows are summed in token order. */
+
+/* matmul: a[batch..., M, K], b[batch..., K, N] -> y[batch..., M, N]. Same number of dims, batch
+ * dims broadcast by stride 0. a and b may be transposed views: either of their last two strides
+ * is 1 (dispatch copies otherwise). No attrs.
+ * addmm_: a_MK, b_KN -> t_MN += a b, rounded once. a and b as for matmul; t has a last stride of 1.
+ * linear: x[..., K] , w_NK, bias_N or absent -> y[..., N]. x, w K_INNER. No attrs.
+ * Accumulation is f32 for f32/bf16/f16 (one rounding at the end), f64 for f64. */
+
+/* layer_norm: x[..., D], weight or absent, bias or absent -> y, mean[...] f32*, rstd[...] f32*
+ * layer_norm_bwd: dy, x, weight or absent, mean, rstd -> dx, dweight or absent, dbias or absent
+ * rms_norm: x, weight or absent -> y, rstd[...] f32*
+ * rms_norm_bwd: dy, x, weight or absent, rstd, dsum or absent -> dx (+= dsum), dweight or absent
+ * add_rms_norm: x, residual, weight or absent -> y, sum, rstd[...] f32*
+ * dweight, dbias have weight's dtype (x's if the weight is absent) and are overwritten.
+ * Row order of the dweight sum must not depend on the number of threads. */
+typedef struct k_norm_attrs { double eps, weight_offset; } k_norm_attrs;
+
+/* rope: x_BTHD, positions [B or 1, T] i64/i32, inv_freq f32 [R/2] -> y. Angles in f64 or f32 with
+ * exact range reduction: positions up to 2^24 must keep 1e-5. */
+typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
+
+/* unary x_bwd rows: tanh_bwd sigmoid_bwd relu_bwd: dy, y -> dx;
+ * silu_bwd gelu_bwd gelu_tanh_bwd softplus_bwd: dy, x -> dx. No attrs.
+ * clamp_bwd: dy, x -> dx, zero outside [lo, hi] (k_scalar_attrs).
+ * swiglu: gate, up -> y;  swiglu_bwd: dy, gate, up -> dgate, dup. */
+
+/* attention: q_BTHD, k, v, bias or absent [B,H,Tq,Tk] (expanded by stride 0), q_index, k_index
+ * (both or neither; i32 [B or 1, T, 2] of (document, position), batch stride 0 when 1)
+ * -> out [B,Tq,H,Dv], lse f32* [B,H,Tq].
+ * attention_bwd: dout, q, k, v, out, lse, bias, q_index, k_index, dlse or absent [B,H,Tq] f32*
+ * -> dq, dk, dv, dbias or absent [B,H,Tq,Tk] f32*. Mask rules: tide_attention_attrs in the public
+ * header. All operands K_INNER (heads may be strided). window -1: no limit. scale is filled in.
+ * Results must not depend on the number of threads.
+ * attention_merge_: part [B,T,H,D], part_lse f32* [B,H,T] -> out f32* [B,T,H,D], lse f32* in place:
+ *   l = log(e^lse + e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l;
+ * a weight of 0 (lse -inf) takes no part whatever its values, and two of them give out 0. */
+typedef struct k_attention_attrs {
+  int64_t window_left, window_right, q_start;
+  int32_t causal;
+  float   scale, softcap;
+} k_attention_attrs;
+
+/* gated_rms_norm: x[..., D], z, weight_D or absent -> y, rstd[..., D / group] f32*
+ * gated_rms_norm_bwd: dy, x, z, weight or absent, rstd -> dx, dz, dweight or absent.
+ * The mean of squares runs over each `group` neighbouring channels, of u = x * silu(z), y = norm(u)
+ * * weight; with gate_last of u = x, y = norm(u) * weight * silu(z). rstd is contiguous. */
+typedef struct k_gated_norm_attrs {
+  double  eps;
+  int64_t group;
+  int32_t gate_last;
+} k_gated_norm_attrs;
+
+/* conv1d: x_BTC, w_CK, bias_C or absent, initial [B, K-1, C] or absent, sequence i32/i64 [B or 1,
+ * T] (batch stride 0 when 1) or absent -> y_BTC, final [B, K-1, C] or absent.
+ * conv1d_bwd: dy, x, w, bias, initial, sequence, dfinal or absent -> dx, dw, dbias or absent,
+ * dinitial or absent.
+ * y[t] = act(bias + sum_k w[k] x[t - (K-1) + k]); rows before 0 are those of initial, which belong
+ * to the sequence of token 0; a row of another sequence than token t counts as zero. final holds
+ * the last K-1 rows of initial and x, zero where they are of another sequence than the last token.
+ * Sequence numbers must not be negative nor decrease: TIDE_E_ARG. All K_INNER. */
+typedef struct k_conv1d_attrs { int32_t silu; } k_conv1d_attrs;
+
+/* ssd_scan: x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, D [H] or [H, P] or absent, dt_bias_H or absent,
+ *   initial [B, H, P, N] or absent, sequence [B or 1, T] or absent
+ *   -> y_BTHP, final f32* [B, H, P, N] or absent, states f32* [B, ceil(T / chunk), H, P, N] or
+ *   absent: the state that enters each chunk.
+ * ssd_scan_bwd: dy, x, dt, A, B, C, D, dt_bias, initial, sequence, states, dfinal or absent
+ *   -> dx, ddt, dA, dB, dC, dD or absent, ddt_bias or absent, dinitial or absent, each in the dtype
+ *   of its operand.
+ * With s_t = dt_t + dt_bias, d_t = clamp(softplus(s_t) or s_t, dt_min, dt_max):
+ *   h_t = exp(d_t A) h_{t-1} + d_t x_t B_t',  y_t = h_t C_t + D x_t
+ * and h_{t-1} counts as zero where token t is of another sequence than t - 1. Head h reads group
+ * h / (H / G). chunk >= 1 is the grain of states; it changes results by rounding only. */
+typedef struct k_ssd_attrs {
+  double  dt_min, dt_max;
+  int64_t chunk;
+  int32_t softplus;
+} k_ssd_attrs;
+
+/* cross_entropy: logits_NV (K_INNER), targets_N i64/i32 -> loss_N f32*, logsum_N f32*
+ * cross_entropy_bwd: dloss_N f32*, logits, targets, logsum -> dlogits
+ * linear_cross_entropy: x_ND, w_VD, bias_V or absent, targets_N -> loss f32* scalar (sum),
+ *   dx or absent, dw or absent, dbias or absent (gradients of the sum, in the operand's dtype).
+ * With max = max_v z[v], logsum = log(sum_v exp(z[v] - max)), lse = max + logsum and
+ * eps = label_smoothing, the loss of a counted token is
+ *   (1 - eps) * (lse - z[target]) + eps * (lse - mean_v z[v]) + z_loss * lse^2,
+ * and 0 (and logsum 0) for target == ignore_index. A number added to all logits of a row must not
+ * cost accuracy: lse is never rounded before z is taken off it, so loss has (max - z) + logsum and
+ * the backward, which finds max again, exp((z - max) - logsum). If no logit is above -inf, max
+ * counts as 0. Another target outside [0, V) is TIDE_E_ARG. */
+typedef struct k_cross_entropy_attrs {
+  int64_t ignore_index;
+  double  label_smoothing, z_loss;
+} k_cross_entropy_attrs;
+
+/* uniform_ normal_ trunc_normal_: -> t.  dropout: x -> y (also its own backward).
+ * Element with row-major index i uses global index g = start + sum coord[d] * gstride[d] (ndim 0:
+ * g = start + i) and random word tide__philox_word(seed, stream, offset + g), see core/base/rng.h.
+ * uniform: a = lo, b = hi. normal: a = mean, b = std. trunc_normal: and lo, hi in units of std.
+ * dropout: a = p; kept iff tide__philox_unit(word) >= p. */
+typedef struct k_random_attrs {
+  uint64_t seed, stream, offset;
+  double   a, b, lo, hi;
+  int64_t  start, gstride[TIDE_MAX_DIM];
+  int32_t  ndim;
+} k_random_attrs;
+
+/* adamw_: in = g[0..n), then g_scale or absent; out = p[0..n), m[0..n), v[0..n), master[0..n)
+ * (entries may be absent). All contiguous. In f32 arithmetic (f64 for f64 p):
+ *   g *= grad_scale * g_scale; w = master or p; w -= lr * weight_decay * w;
+ *   m = m + (1-beta1)(g - m); v = v + (1-beta2)(g*g - v);
+ *   w -= lr/bias1 * m / (sqrt(v)/sqrt(bias2) + eps), bias_i = 1 - beta_i^step. */
+typedef struct k_adamw_attrs {
+  double  lr, beta1, beta2, eps, weight_decay, grad_scale;
+  int64_t step, n;
+  int32_t maximize;
+} k_adamw_attrs;
+/* sgd_: in = g[0..n), g_scale or absent; out = p[0..n), buf[0..n), master[0..n) (may be absent).
+ *   g = g*scale + weight_decay*w; buf = first ? g : momentum*buf + (1-dampening)*g;
+ *   g = nesterov ? g + momentum*buf : buf (if momentum); w -= lr*g. */
+typedef struct k_sgd_attrs {
+  double  lr, momentum, dampening, weight_decay, grad_scale;
+  int64_t n;
+  int32_t nesterov, maximize, first;
+} k_sgd_attrs;
+/* norm: in = x[0..n) -> f32 scalar. p is 2, 1 or infinity. squared: leave out the root. Sums in
+ * f64 in an order that does not depend on the number of threads.
+ * clip_factor: norm -> f32 scalar min(1, max_norm / (norm + 1e-6)); p holds max_norm.
+ * scale_all_: factor -> out = x[0..n) scaled in place. */
+typedef struct k_norm_all_attrs { double p; int64_t n; int32_t squared; } k_norm_all_attrs;
+
+#endif

@@ -1,0 +1,50 @@
+/* Reference kernel of attention_merge_: two attentions over disjoint keys become one.
+ *
+ * The one idea: with l = log(e^lse + e^part_lse) the weights are e^(lse - l) and e^(part_lse - l).
+ * What has weight 0 is not read, so a row that saw no key may hold anything. Any strides.
+ *
+ * Layer 2k.
+ */
+#include <math.h>
+
+#include "kernels/ref/load.h"
+
+static double log_add_exp(double a, double b)
+{
+  double hi = a > b ? a : b, lo = a > b ? b : a;
+  if (a != a || b != b) return NAN;
+  return lo == -INFINITY ? hi : hi + log1p(exp(lo - hi));
+}
+
+static double weight(double lse, double total) { return lse == -INFINITY ? 0 : exp(lse - total); }
+
+static void merge_row(const k_tensor *part, int64_t at_part, const k_tensor *out, int64_t at_out,
+                      double w_out, double w_part)
+{
+  for (int64_t d = 0; d < out->shape[3]; d++) {
+    int64_t i = at_out + d * out->stride[3];
+    double o = w_out == 0 ? 0 : w_out * ref_get(out, i);
+    double p = w_part == 0 ? 0 : w_part * ref_get(part, at_part + d * part->stride[3]);
+    ref_put(out, i, o + p);
+  }
+}
+
+int k_ref_attention_merge_(const k_call *call)
+{
+  const k_tensor *part = &call->in[0], *part_lse = &call->in[1];
+  const k_tensor *out = &call->out[0], *lse = &call->out[1];
+  for (int64_t b = 0; b < out->shape[0]; b++)
+    for (int64_t t = 0; t < out->shape[1]; t++)
+      for (int64_t h = 0; h < out->shape[2]; h++) {
+        int64_t at = b * lse->stride[0] + h * lse->stride[1] + t * lse->stride[2];
+        double old = ref_get(lse, at);
+        double add = ref_get(part_lse, b * part_lse->stride[0] + h * part_lse->stride[1] +
+                             t * part_lse->stride[2]);
+        double total = log_add_exp(old, add);
+        merge_row(part, b * part->stride[0] + t * part->stride[1] + h * part->stride[2], out,
+                  b * out->stride[0] + t * out->stride[1] + h * out->stride[2],
+                  weight(old, total), weight(add, total));
+        ref_put(lse, at, total);
+      }
+  return TIDE_OK;
+}

@@ -1,0 +1,155 @@
+/* What the indexing ops mean: gather scatter_add index_select index_add embedding one_hot.
+ *
+ * The one idea: every index is checked before anything is written. Ops that add go through a
+ * scratch copy of the target in doubles (int64_t for integers), so a float is rounded once however
+ * many terms meet in it; terms are added in index order.
+ *
+ * Layer 2k. Indices are i64 or i32, 0-based.
+ */
+#include "kernels/kernel.h"
+#include "kernels/ref/load.h"
+
+static int dim_of(const k_call *call) { return ((const k_dim_attrs *)call->attrs)->dim; }
+
+/* Present coordinates in t with coordinate `to` on dim. */
+static int64_t moved(const ref_walk *w, const k_tensor *t, int dim, int64_t to)
+{
+  return ref_offset(w, t) + (to - w->at[dim]) * t->stride[dim];
+}
+
+int k_ref_gather(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
+  int dim = dim_of(call);
+  int64_t n = k_numel(y);
+  ref_walk w = ref_begin(y->shape, y->ndim);
+  int rc = ref_check_index(call, index, x->shape[dim]);
+  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+    int64_t v = ref_get_int(index, ref_offset(&w, index));
+    ref_convert(y, ref_offset(&w, y), x, moved(&w, x, dim, v));
+  }
+  return rc;
+}
+
+int k_ref_index_select(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
+  int dim = dim_of(call);
+  int64_t n = k_numel(y);
+  ref_walk w = ref_begin(y->shape, y->ndim);
+  int rc = ref_check_index(call, index, x->shape[dim]);
+  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+    int64_t v = ref_get_int(index, w.at[dim] * index->stride[0]);
+    ref_convert(y, ref_offset(&w, y), x, moved(&w, x, dim, v));
+  }
+  return rc;
+}
+
+/* ---- adding through a scratch copy, which is row-major ------------------------------------- */
+
+static k_tensor scratch_of(const k_call *call, const k_tensor *t)
+{
+  k_tensor s = *t;
+  int64_t step = 1;
+  s.data = call->work;
+  s.dtype = ref_is_float(t) ? TIDE_F64 : TIDE_I64;
+  for (int d = t->ndim - 1; d >= 0; d--) {
+    s.stride[d] = step;
+    step *= t->shape[d];
+  }
+  return s;
+}
+
+static int64_t target_work(const k_call *call) { return k_numel(&call->out[0]) * 8; }
+int64_t k_ref_scatter_add_work(const k_call *call) { return target_work(call); }
+int64_t k_ref_index_add_work(const k_call *call) { return target_work(call); }
+int64_t k_ref_embedding_bwd_work(const k_call *call) { return target_work(call); }
+
+static void copy_all(const k_tensor *y, const k_tensor *x)
+{
+  int64_t n = k_numel(y);
+  ref_walk w = ref_begin(y->shape, y->ndim);
+  for (int64_t i = 0; i < n; i++, ref_step(&w))
+    ref_convert(y, ref_offset(&w, y), x, ref_offset(&w, x));
+}
+
+static void add_to(const k_tensor *sum, int64_t at, const k_tensor *x, int64_t x_at)
+{
+  if (sum->dtype == TIDE_F64) ((double *)sum->data)[at] += ref_get(x, x_at);
+  else ((uint64_t *)sum->data)[at] += (uint64_t)ref_get_int(x, x_at);
+}
+
+/* Walks src, adding each element to t at the coordinates of the index (whole or of one dim). */
+static int add_at(const k_call *call, int whole)
+{
+  const k_tensor *index = &call->in[0], *src = &call->in[1], *t = &call->out[0];
+  k_tensor sum = scratch_of(call, t);
+  const int64_t *shape = whole ? index->shape : src->shape;
+  int dim = dim_of(call);
+  int64_t n = whole ? k_numel(index) : k_numel(src);
+  ref_walk w = ref_begin(shape, src->ndim);
+  int rc = ref_check_index(call, index, t->shape[dim]);
+  if (rc != TIDE_OK) return rc;
+  copy_all(&sum, t);
+  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+    int64_t at = whole ? ref_offset(&w, index) : w.at[dim] * index->stride[0];
+    add_to(&sum, moved(&w, &sum, dim, ref_get_int(index, at)), src, ref_offset(&w, src));
+  }
+  copy_all(t, &sum);
+  return TIDE_OK;
+}
+
+int k_ref_scatter_add(const k_call *call) { return add_at(call, 1); }
+int k_ref_index_add(const k_call *call) { return add_at(call, 0); }
+
+/* ---- embedding ----------------------------------------------------------------------------- */
+
+int k_ref_embedding(const k_call *call)
+{
+  const k_tensor *weight = &call->in[0], *ids = &call->in[1], *y = &call->out[0];
+  int last = y->ndim - 1;
+  int64_t n = k_numel(y);
+  ref_walk w = ref_begin(y->shape, y->ndim);
+  int rc = ref_check_index(call, ids, weight->shape[0]);
+  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+    int64_t at = 0;
+    for (int d = 0; d < last; d++) at += w.at[d] * ids->stride[d];
+    ref_convert(y, ref_offset(&w, y), weight,
+                ref_get_int(ids, at) * weight->stride[0] + w.at[last] * weight->stride[1]);
+  }
+  return rc;
+}
+
+int k_ref_embedding_bwd(const k_call *call)
+{
+  const k_tensor *dy = &call->in[0], *ids = &call->in[1], *dweight = &call->out[0];
+  k_tensor sum = scratch_of(call, dweight);
+  int last = dy->ndim - 1;
+  int64_t n = k_numel(dy), total = k_numel(dweight);
+  ref_walk w = ref_begin(dy->shape, dy->ndim);
+  int rc = ref_check_index(call, ids, dweight->shape[0]);
+  if (rc != TIDE_OK) return rc;
+  for (int64_t i = 0; i < total; i++) ((double *)sum.data)[i] = 0;
+  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+    int64_t at = 0;
+    for (int d = 0; d < last; d++) at += w.at[d] * ids->stride[d];
+    add_to(&sum, ref_get_int(ids, at) * sum.stride[0] + w.at[last], dy, ref_offset(&w, dy));
+  }
+  copy_all(dweight, &sum);
+  return TIDE_OK;
+}
+
+int k_ref_one_hot(const k_call *call)
+{
+  const k_tensor *ids = &call->in[0], *y = &call->out[0];
+  int last = y->ndim - 1;
+  int64_t n = k_numel(y);
+  ref_walk w = ref_begin(y->shape, y->ndim);
+  int rc = ref_check_index(call, ids, y->shape[last]);
+  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+    int64_t at = 0;
+    for (int d = 0; d < last; d++) at += w.at[d] * ids->stride[d];
+    ref_put_int(y, ref_offset(&w, y), ref_get_int(ids, at) == w.at[last]);
+  }
+  return rc;
+}

@@ -1,0 +1,161 @@
+/* What matmul and linear mean: plain sums, accumulated in f64 (integers: modulo 2^64).
+ *
+ * The one idea: one element at a time, any dtype, any strides; no speed is sought here.
+ *
+ * Layer 2k. See kernel.h for operands. Floats are rounded once, from the f64 sum to the result.
+ */
+#include <stdio.h>
+
+#include "core/base/dtype.h"
+#include "kernels/kernel.h"
+
+static double load_f(const k_tensor *t, int64_t i)
+{
+  switch (t->dtype) {
+  case TIDE_F32: return ((const float *)t->data)[i];
+  case TIDE_F64: return ((const double *)t->data)[i];
+  case TIDE_BF16: return tide__bf16_to_f32(((const uint16_t *)t->data)[i]);
+  default: return tide__f16_to_f32(((const uint16_t *)t->data)[i]);
+  }
+}
+
+/* f64 to bf16 or f16 by way of f32 would round twice. Rounding to odd on the way makes the second
+ * rounding exact: if the first was not, its last bit says that there was more. */
+static float round_to_odd(double v)
+{
+  float f = (float)v;
+  if ((double)f == v || v != v || f - f != 0) return f;
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  if (u & 1) return f;
+  /* The other neighbour of v is odd. */
+  int away = v < 0 ? (double)f > v : (double)f < v;
+  if (f == 0) u = (v < 0 ? 0x80000000u : 0u) | 1u;
+  else u = away ? u + 1 : u - 1;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+static void store_f(const k_tensor *t, int64_t i, double v)
+{
+  switch (t->dtype) {
+  case TIDE_F32: ((float *)t->data)[i] = (float)v; break;
+  case TIDE_F64: ((double *)t->data)[i] = v; break;
+  case TIDE_BF16: ((uint16_t *)t->data)[i] = tide__f32_to_bf16(round_to_odd(v)); break;
+  default: ((uint16_t *)t->data)[i] = tide__f32_to_f16(round_to_odd(v)); break;
+  }
+}
+
+static uint64_t load_i(const k_tensor *t, int64_t i)
+{
+  switch (t->dtype) {
+  case TIDE_I64: return (uint64_t)((const int64_t *)t->data)[i];
+  case TIDE_I32: return (uint64_t)(int64_t)((const int32_t *)t->data)[i];
+  default: return ((const uint8_t *)t->data)[i];
+  }
+}
+
+static void store_i(const k_tensor *t, int64_t i, uint64_t v)
+{
+  switch (t->dtype) {
+  case TIDE_I64: ((int64_t *)t->data)[i] = (int64_t)v; break;
+  case TIDE_I32: ((int32_t *)t->data)[i] = (int32_t)(uint32_t)v; break;
+  default: ((uint8_t *)t->data)[i] = (uint8_t)v; break;
+  }
+}
+
+/* y[yi] = sum_p a[ai + p * as] b[bi + p * bs] (+ bias[ci] if there is one). bias may be y. */
+typedef struct dot {
+  const k_tensor *a, *b, *bias, *y;
+  int64_t ai, as, bi, bs, ci, yi, k;
+} dot;
+
+static void dot_store(const dot *d)
+{
+  if (K_INT & (1 << d->y->dtype)) {
+    uint64_t s = 0;
+    for (int64_t p = 0; p < d->k; p++)
+      s += load_i(d->a, d->ai + p * d->as) * load_i(d->b, d->bi + p * d->bs);
+    if (d->bias) s += load_i(d->bias, d->ci);
+    store_i(d->y, d->yi, s);
+    return;
+  }
+  double s = 0;
+  for (int64_t p = 0; p < d->k; p++)
+    s += load_f(d->a, d->ai + p * d->as) * load_f(d->b, d->bi + p * d->bs);
+  if (d->bias) s += load_f(d->bias, d->ci);
+  store_f(d->y, d->yi, s);
+}
+
+/* Element offset of row-major index i over the first ndim dims of shape, under t's strides. */
+static int64_t offset_of(const k_tensor *t, const int64_t *shape, int ndim, int64_t i)
+{
+  int64_t o = 0;
+  for (int d = ndim - 1; d >= 0; d--) {
+    o += i % shape[d] * t->stride[d];
+    i /= shape[d];
+  }
+  return o;
+}
+
+static int64_t product(const int64_t *shape, int ndim)
+{
+  int64_t n = 1;
+  for (int d = 0; d < ndim; d++) n *= shape[d];
+  return n;
+}
+
+static int check_dtypes(const k_call *call, const char *name)
+{
+  int dtype = call->in[0].dtype;
+  if ((K_FLOAT | K_INT) & (1 << dtype)) return TIDE_OK;
+  snprintf(call->msg, K_MSG, "%s: dtype %d has no product; cast to a number type first", name,
+           dtype);
+  return TIDE_E_DTYPE;
+}
+
+static int multiply(const k_call *call, const char *name, int add)
+{
+  const k_tensor *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
+  int rc = check_dtypes(call, name);
+  if (rc != TIDE_OK) return rc;
+  int nb = y->ndim - 2;
+  int64_t m = y->shape[nb], n = y->shape[nb + 1], k = a->shape[nb + 1];
+  int64_t nbatch = product(y->shape, nb);
+  for (int64_t i = 0; i < nbatch; i++) {
+    int64_t ao = offset_of(a, y->shape, nb, i), bo = offset_of(b, y->shape, nb, i);
+    int64_t yo = offset_of(y, y->shape, nb, i);
+    for (int64_t r = 0; r < m; r++)
+      for (int64_t c = 0; c < n; c++) {
+        dot d = {.a = a, .b = b, .y = y, .k = k};
+        d.ai = ao + r * a->stride[nb], d.as = a->stride[nb + 1];
+        d.bi = bo + c * b->stride[nb + 1], d.bs = b->stride[nb];
+        d.yi = yo + r * y->stride[nb] + c * y->stride[nb + 1];
+        if (add) d.bias = y, d.ci = d.yi;
+        dot_store(&d);
+      }
+  }
+  return TIDE_OK;
+}
+
+int k_ref_matmul(const k_call *call) { return multiply(call, "matmul", 0); }
+int k_ref_addmm_(const k_call *call) { return multiply(call, "addmm_", 1); }
+
+int k_ref_linear(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
+  int rc = check_dtypes(call, "linear");
+  if (rc != TIDE_OK) return rc;
+  int nl = x->ndim - 1, has_bias = call->nin > 2 && !k_absent(bias);
+  int64_t m = product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t c = 0; c < n; c++) {
+      dot d = {.a = x, .b = w, .y = y, .k = k};
+      d.ai = offset_of(x, x->shape, nl, r), d.as = x->stride[nl];
+      d.bi = c * w->stride[0], d.bs = w->stride[1];
+      d.yi = offset_of(y, x->shape, nl, r) + c * y->stride[nl];
+      if (has_bias) d.bias = bias, d.ci = c * bias->stride[0];
+      dot_store(&d);
+    }
+  return TIDE_OK;
+}

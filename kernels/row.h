@@ -1,0 +1,18 @@
+/* One kernel of a device library of its own: as a row of kernels/kernel.def, its op by name.
+ *
+ * Layer 2k.
+ */
+#ifndef TIDE_KERNELS_ROW_H
+#define TIDE_KERNELS_ROW_H
+
+#include "kernels/kernel.h"
+
+typedef struct k_row {
+  const char *op;      /* name of the op, "add" */
+  k_fn        fn;
+  k_work_fn   work;    /* null: no scratch */
+  uint32_t    dtypes;  /* of the op's key operand */
+  int         layout;
+} k_row;
+
+#endif

@@ -1,0 +1,44 @@
+/* Sequence numbers of a packed stream, as the state-space kernels read them.
+ *
+ * The one idea: a sequence begins where the number changes; that numbers never go down is checked
+ * once, before anything is written.
+ *
+ * Layer 2k. The operand is i32 or i64 [B or 1, T] with batch stride 0 when 1, or absent.
+ */
+#ifndef TIDE_KERNELS_SEQUENCE_H
+#define TIDE_KERNELS_SEQUENCE_H
+
+#include <stdio.h>
+
+#include "kernels/kernel.h"
+
+static inline int64_t sequence_at(const k_tensor *q, int64_t b, int64_t t)
+{
+  int64_t at = (q->shape[0] == 1 ? 0 : b * q->stride[0]) + t * q->stride[1];
+  return q->dtype == TIDE_I32 ? ((const int32_t *)q->data)[at] : ((const int64_t *)q->data)[at];
+}
+
+/* Whether token t, not the first, is of the same sequence as the one before. */
+static inline int sequence_goes_on(const k_tensor *q, int64_t b, int64_t t)
+{
+  return k_absent(q) || sequence_at(q, b, t) == sequence_at(q, b, t - 1);
+}
+
+static inline int sequence_check(const k_call *call, const k_tensor *q)
+{
+  if (k_absent(q)) return TIDE_OK;
+  for (int64_t b = 0; b < q->shape[0]; b++)
+    for (int64_t t = 0, last = 0; t < q->shape[1]; t++) {
+      int64_t v = sequence_at(q, b, t);
+      if (v < last) {
+        snprintf(call->msg, K_MSG, "sequence: number %lld at token %lld; expected numbers from 0 "
+                 "on that never decrease (is the end of the stream covered?)", (long long)v,
+                 (long long)t);
+        return TIDE_E_ARG;
+      }
+      last = v;
+    }
+  return TIDE_OK;
+}
+
+#endif

@@ -1,0 +1,53 @@
+-- Windows of a token source as tensors: ids [B, T] and labels [B, T], the tokens one further on.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local batch = {}
+
+-- i64 tensor [B, n] from the concatenated bytes of B windows of n tokens.
+local function ids_of(raw, B, n, width, device)
+   local opts = { dtype = 'u8', device = device }
+   if width == 1 then return tide.from_string(raw, { B, n }, opts):to 'i64' end
+   if width == 4 then
+      return tide.from_string(raw, { B, n }, { dtype = 'i32', device = device }):to 'i64'
+   end
+   local pairs_BT2 = tide.from_string(raw, { B, n, 2 }, opts):to 'i64'
+   return pairs_BT2:select(3, 1) + pairs_BT2:select(3, 2) * 256
+end
+
+-- starts: list of first tokens. Returns { ids, labels, count }.
+function batch.make(source, starts, seq, device)
+   err.integer('data.batch.make', 'seq', seq, 1)
+   local pieces = {}
+   for i, start in ipairs(starts) do pieces[i] = source:raw(start, seq + 1) end
+   local all = ids_of(table.concat(pieces), #starts, seq + 1, source.width, device)
+   return {
+      ids = all:slice(2, 1, seq):contiguous(), labels = all:slice(2, 2, seq + 1):contiguous(),
+      count = #starts * seq,
+   }
+end
+
+-- Cuts a list of starts into n equal parts, one for each micro-batch.
+function batch.split(starts, n)
+   if #starts % n ~= 0 then
+      err.raise('E_ARG', 'data.batch.split', '%d windows cannot be split into %d micro-batches',
+         #starts, n)
+   end
+   local each, parts = #starts / n, {}
+   for i = 1, n do
+      parts[i] = { unpack(starts, (i - 1) * each + 1, i * each) }
+   end
+   return parts
+end
+
+-- The windows of a validation source, evenly spaced, at most `limit`.
+function batch.windows(source, seq, limit)
+   local n = math.floor((source.count - 1) / seq)
+   local take = math.min(n, limit)
+   local list = {}
+   for i = 1, take do list[i] = math.floor((i - 1) * n / take) * seq end
+   return list
+end
+
+return batch

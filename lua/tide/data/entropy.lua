@@ -1,0 +1,41 @@
+-- Order-2 entropy of bytes: H(next | previous two) in nats, from counts.
+--
+-- What a perfect table of byte trigrams would lose per byte on the text it was counted on. A model
+-- whose validation loss is well below it has learnt more than local spelling.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local entropy = {}
+
+local function add(counts, text)
+   local a, b = text:byte(1, 2)
+   for i = 3, #text do
+      local c = text:byte(i)
+      local key = (a * 256 + b) * 256 + c
+      counts[key] = (counts[key] or 0) + 1
+      a, b = b, c
+   end
+end
+
+-- texts: list of strings, counted apart. Returns the entropy, or nil without a trigram.
+function entropy.order2(texts)
+   err.type('data.entropy.order2', 'texts', texts, 'table')
+   local counts, context, total = {}, {}, 0
+   for _, text in ipairs(texts) do
+      if #text > 2 then add(counts, text) end
+   end
+   for key, n in each(counts) do
+      local pair = math.floor(key / 256)
+      context[pair] = (context[pair] or 0) + n
+      total = total + n
+   end
+   if total == 0 then return nil end
+   local sum = 0
+   for key, n in each(counts) do
+      sum = sum - n * math.log(n / context[math.floor(key / 256)])
+   end
+   return sum / total
+end
+
+return entropy

@@ -1,0 +1,6 @@
+-- Token sources, samplers and the byte tokenizer, each loaded at first use.
+
+return require 'tide.util.lazy' ('data', {
+   bytes = 'bytes', tokens = 'tokens', text = 'text', sampler = 'sampler', entropy = 'entropy',
+   batch = 'batch', packed = 'packed',
+})

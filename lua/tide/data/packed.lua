@@ -1,0 +1,232 @@
+-- Rows of whole documents: which documents make up which step, a pure function of (seed, position).
+--
+-- The documents of an epoch are visited in the order of a keyed permutation (see data.sampler) and
+-- laid into rows of `seq` tokens one behind the other; a document longer than a row is cut into
+-- pieces, each a document of its own to attention. Row k of the endless list of rows belongs to
+-- step floor(k / batch), whatever the number of ranks, so a run resumes on another mesh.
+--
+-- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
+-- padding), positions that begin anew in each document, index i32 [1, T, 2] of (document,
+-- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local sampler = require 'tide.data.sampler'
+
+local packed = {}
+
+local function check_source(op, source)
+   err.type(op, 'source', source, 'table')
+   if not source.raw or not source.count then
+      err.arg(op, 'source', 'a token source (data.tokens)', source)
+   end
+end
+
+-- ---- documents of a source -------------------------------------------------------------------
+
+local function id_at(text, at, width)
+   local id, scale = 0, 1
+   for i = 0, width - 1 do
+      id = id + text:byte(at + i) * scale
+      scale = scale * 256
+   end
+   return id
+end
+
+-- Cumulative lengths of the documents of a token source that end with the token `eos` (which
+-- belongs to the document it ends).
+function packed.boundaries(source, eos)
+   local op = 'data.packed.boundaries'
+   check_source(op, source)
+   err.integer(op, 'eos', eos, 0)
+   local cu, at, width = { 0 }, 0, source.width
+   while at < source.count do
+      local n = math.min(2^18, source.count - at)
+      local text = source:raw(at, n)
+      for i = 0, n - 1 do
+         if id_at(text, i * width + 1, width) == eos then cu[#cu + 1] = at + i + 1 end
+      end
+      at = at + n
+   end
+   if cu[#cu] < source.count then cu[#cu + 1] = source.count end
+   return cu
+end
+
+-- ---- the sampler -----------------------------------------------------------------------------
+
+local Packed = {}
+Packed.__index = Packed
+
+local known = { 'cu', 'seq', 'batch', 'seed', 'rank', 'size', 'cp' }
+
+local function check_cu(op, cu)
+   err.type(op, 'cu', cu, 'table')
+   if cu[1] ~= 0 then err.arg(op, 'cu[1]', '0', cu[1]) end
+   for i = 2, #cu do err.integer(op, ('cu[%d]'):format(i), cu[i], cu[i - 1]) end
+   if (cu[#cu] or 0) == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
+   return cu
+end
+
+-- opts: cu (cumulative lengths of the documents, a list), seq (tokens of a row), batch (rows of all
+-- ranks), seed (0), rank (0) and size (1) along the data axis, cp (1: ranks a row will be cut over;
+-- slots are then multiples of 2 cp).
+function packed.new(opts)
+   local op = 'data.packed.new'
+   opts = err.options(op, opts, known)
+   local self = setmetatable({
+      cu = check_cu(op, opts.cu), seq = err.integer(op, 'seq', opts.seq, 1),
+      batch = err.integer(op, 'batch', opts.batch, 1),
+      seed = err.integer(op, 'seed', opts.seed or 0, 0),
+      size = err.integer(op, 'size', opts.size or 1, 1), rank = opts.rank or 0,
+      epoch = 0, row = 0,
+   }, Packed)
+   err.integer(op, 'rank', self.rank, 0, self.size - 1)
+   local cp = err.integer(op, 'cp', opts.cp or 1, 1)
+   self.unit = cp > 1 and 2 * cp or 1
+   if self.seq % self.unit ~= 0 then
+      err.raise('E_ARG', op, 'seq (%d) must be a multiple of %d, to be cut over %d ranks', self.seq,
+         self.unit, cp)
+   end
+   if self.batch % self.size ~= 0 then
+      err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
+         self.batch, self.size)
+   end
+   return self
+end
+
+-- Pieces { start, length, goes_on, slot } of the documents, row by row.
+local function rows_of(self, epoch)
+   local cu, seq, unit = self.cu, self.seq, self.unit
+   local order = sampler.permutation(#cu - 1, self.seed, epoch)
+   local rows, used = {}, seq
+   for k = 0, #cu - 2 do
+      local d = order(k) + 1
+      local at, stop = cu[d], cu[d + 1]
+      while at < stop do
+         local n = math.min(seq, stop - at)
+         local slot = math.ceil(n / unit) * unit
+         if used + slot > seq then
+            rows[#rows + 1], used = {}, 0
+         end
+         local row = rows[#rows]
+         row[#row + 1] = { at, n, at + n < stop, slot }
+         used, at = used + slot, at + n
+      end
+   end
+   return rows
+end
+
+-- The row after the last one given out.
+local function take(self)
+   if self.rows_epoch ~= self.epoch then
+      self.rows, self.rows_epoch = rows_of(self, self.epoch), self.epoch
+   end
+   self.row = self.row + 1
+   local row = self.rows[self.row]
+   if self.row == #self.rows then self.epoch, self.row = self.epoch + 1, 0 end
+   return row
+end
+
+-- This rank's rows of the next global batch.
+function Packed:next()
+   local each, mine = self.batch / self.size, {}
+   for i = 0, self.batch - 1 do
+      local row = take(self)
+      if math.floor(i / each) == self.rank then mine[#mine + 1] = row end
+   end
+   return mine
+end
+
+-- Rows as a batch on a device; see packed.make.
+function Packed:make(source, rows, device)
+   return packed.make(source, rows, self.seq, { device = device })
+end
+
+-- Passes through the data so far.
+function Packed:epochs()
+   if self.row == 0 then return self.epoch end
+   return self.epoch + self.row / #self.rows
+end
+
+function Packed:state()
+   return { seed = self.seed, epoch = self.epoch, row = self.row, seq = self.seq, unit = self.unit,
+      documents = #self.cu - 1, tokens = self.cu[#self.cu] }
+end
+
+-- Continues where a state was taken; the global batch and the number of ranks may differ.
+function Packed:restore(state)
+   local op = 'data.packed.restore'
+   err.type(op, 'state', state, 'table')
+   local now = self:state()
+   for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens' } do
+      if state[k] ~= now[k] then
+         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
+            tostring(state[k]), tostring(now[k]))
+      end
+   end
+   local epoch = err.integer(op, 'epoch', state.epoch, 0)
+   local rows = rows_of(self, epoch)
+   self.row = err.integer(op, 'row', state.row, 0, #rows - 1)
+   self.epoch, self.rows, self.rows_epoch = epoch, rows, epoch
+end
+
+-- ---- batches ---------------------------------------------------------------------------------
+
+-- Fills the lists from place `at` with one piece in its slot; returns the labels that count.
+local function put_piece(lists, source, piece, at, slot, pad)
+   local start, n, goes_on = piece[1], piece[2], piece[3]
+   local text, width = source:raw(start, goes_on and n + 1 or n), source.width
+   local counted = 0
+   for i = 1, slot do
+      local id, label = pad, -100
+      if i <= n then
+         id = id_at(text, (i - 1) * width + 1, width)
+         if i < n or goes_on then
+            label, counted = id_at(text, i * width + 1, width), counted + 1
+         end
+      end
+      lists.ids[at + i], lists.labels[at + i], lists.positions[at + i] = id, label, i - 1
+   end
+   return counted
+end
+
+local function check_rows(op, rows)
+   for r, row in ipairs(err.type(op, 'rows', rows, 'table')) do
+      for _, piece in ipairs(err.type(op, ('rows[%d]'):format(r), row, 'table')) do
+         if type(piece) ~= 'table' or #piece ~= 4 then
+            err.arg(op, ('rows[%d]'):format(r), 'a row that next() of a sampler gave', row)
+         end
+      end
+   end
+end
+
+-- Rows of a sampler as tensors of one stream. opts: pad (0: token id of padding), device. Beside
+-- the tensors: count, the number of labels that count.
+function packed.make(source, rows, seq, opts)
+   local op = 'data.packed.make'
+   opts = err.options(op, opts, { 'pad', 'device' })
+   check_source(op, source)
+   check_rows(op, rows)
+   err.integer(op, 'seq', seq, 1)
+   local pad = err.integer(op, 'pad', opts.pad or 0, 0)
+   local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
+   local real, slots = { 0 }, { 0 }
+   for r, row in ipairs(rows) do
+      for i, piece in ipairs(row) do
+         local slot = i == #row and r * seq - at or piece[4]      -- the last takes what is left
+         count = count + put_piece(lists, source, piece, at, slot, pad)
+         at = at + slot
+         real[#real + 1], slots[#slots + 1] = real[#real] + piece[2], at
+      end
+   end
+   local out, device = { count = count }, opts.device
+   for _, name in ipairs { 'ids', 'labels', 'positions' } do
+      out[name] = tide.tensor({ lists[name] }, { dtype = 'i64', device = device })
+   end
+   out.cu_real = tide.tensor(real, { dtype = 'i32', device = device })
+   out.cu_slot = tide.tensor(slots, { dtype = 'i32', device = device })
+   out.index = tide.slot_index(out.cu_slot, out.cu_real, at)
+   return out
+end
+
+return packed

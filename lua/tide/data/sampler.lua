@@ -1,0 +1,112 @@
+-- Which windows of a token source make up which step: a pure function of (seed, position).
+--
+-- The tokens of an epoch are cut into windows of `seq` from an offset that depends on the epoch,
+-- and the windows are visited in an order that a keyed permutation of their numbers gives (a
+-- Feistel network walked until it lands inside the range), so no list is stored. Global batch k
+-- is windows k*batch .. (k+1)*batch - 1 of this endless order; rank r of n takes the r-th n-th of
+-- it. The global batch therefore does not depend on the number of ranks, and the whole state is
+-- the seed and the position.
+
+local bit = require 'bit'
+local err = require 'tide.util.err'
+local hash = require 'tide.util.hash'
+
+local sampler = {}
+
+-- Permutation of 0 .. n-1 under a key: fn(i).
+function sampler.permutation(n, seed, epoch)
+   local half = 1
+   while 4 ^ half < n do half = half + 1 end
+   local side = 2 ^ half
+   local key = hash.mix(seed, epoch)
+   local function round(x, r)
+      return hash.scramble(x + 0x9e3779b9 * r % 2^32 + key) % side
+   end
+   local function once(i)
+      local a, b = math.floor(i / side), i % side
+      for r = 1, 6 do a, b = b, bit.bxor(a, round(b, r)) % 2^32 end
+      return a * side + b
+   end
+   return function(i)
+      repeat i = once(i) until i < n
+      return i
+   end
+end
+
+local Sampler = {}
+Sampler.__index = Sampler
+
+local known = { 'count', 'seq', 'batch', 'seed', 'rank', 'size' }
+
+-- opts: count (tokens in the source), seq, batch (windows of all ranks), seed (0), rank (0),
+-- size (1).
+function sampler.new(opts)
+   local op = 'data.sampler.new'
+   opts = err.options(op, opts, known)
+   local self = setmetatable({
+      count = err.integer(op, 'count', opts.count, 0), seq = err.integer(op, 'seq', opts.seq, 1),
+      batch = err.integer(op, 'batch', opts.batch, 1), size = opts.size or 1,
+      seed = err.integer(op, 'seed', opts.seed or 0, 0), rank = opts.rank or 0, position = 0,
+   }, Sampler)
+   err.integer(op, 'size', self.size, 1)
+   err.integer(op, 'rank', self.rank, 0, self.size - 1)
+   if self.batch % self.size ~= 0 then
+      err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
+         self.batch, self.size)
+   end
+   self.shifted = self.count >= 2 * self.seq
+   self.windows = math.floor((self.count - (self.shifted and self.seq or 1)) / self.seq)
+   if self.windows < 1 then
+      err.raise('E_ARG', op, 'a window needs %d tokens, the data has %d', self.seq + 1, self.count)
+   end
+   return self
+end
+
+local function order_of(self, epoch)
+   if self.epoch ~= epoch then
+      self.epoch = epoch
+      self.order = sampler.permutation(self.windows, self.seed, epoch)
+      self.offset = self.shifted and hash.mix(self.seed, epoch, 1) % self.seq or 0
+   end
+   return self.order, self.offset
+end
+
+-- First token of the window at a place of the endless order.
+function Sampler:start_of(place)
+   local order, offset = order_of(self, math.floor(place / self.windows))
+   return offset + order(place % self.windows) * self.seq
+end
+
+-- Starts of this rank's windows of the next global batch.
+function Sampler:next()
+   local each = self.batch / self.size
+   local first = self.position + self.rank * each
+   local list = {}
+   for i = 1, each do list[i] = self:start_of(first + i - 1) end
+   self.position = self.position + self.batch
+   return list
+end
+
+-- Passes through the data so far.
+function Sampler:epochs() return self.position / self.windows end
+
+function Sampler:state()
+   return {
+      seed = self.seed, position = self.position, seq = self.seq, count = self.count,
+   }
+end
+
+-- Continues where a state was taken; the global batch and the number of ranks may differ.
+function Sampler:restore(state)
+   local op = 'data.sampler.restore'
+   err.type(op, 'state', state, 'table')
+   for _, k in ipairs { 'seq', 'count', 'seed' } do
+      if state[k] ~= self[k] then
+         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
+            tostring(state[k]), tostring(self[k]))
+      end
+   end
+   self.position = err.integer(op, 'position', state.position, 0)
+end
+
+return sampler

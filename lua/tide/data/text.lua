@@ -1,0 +1,128 @@
+-- From files to token sources: one file, or every text (or .bin) file below a folder.
+--
+-- Each file gives its last part to validation and the rest to training, so that both see every
+-- file. Files are taken in the order of their sorted paths; names that begin with a dot are left
+-- out. Text is tokenized by bytes, each file followed by the end-of-document id.
+
+local bytes = require 'tide.data.bytes'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local tokens = require 'tide.data.tokens'
+
+local text = {}
+
+local op = 'data.text.load'
+
+local extensions = {}
+for ext in ([[txt md rst tex org html xml css csv tsv json jsonl yaml yml toml ini cfg def cmake
+   lua c h cc cpp hpp cu cuh py js ts go rs java rb sh pl sql mk]]):gmatch '%S+' do
+   extensions[ext] = true
+end
+
+local function extension(path) return path:match '%.([%w_]+)$' end
+
+local function wanted(name)
+   return extensions[extension(name) or ''] or name == 'Makefile' or name == 'README'
+end
+
+local function collect(path, list, depth)
+   if depth > 32 then err.raise('E_IO', op, 'folders are nested too deeply at %s', path) end
+   for _, name in ipairs(fs.list(op, path)) do
+      local full = fs.join(path, name)
+      if name:sub(1, 1) ~= '.' then
+         if fs.is_dir(full) then
+            collect(full, list, depth + 1)
+         elseif wanted(name) or extension(name) == 'bin' then
+            list[#list + 1] = full
+         end
+      end
+   end
+end
+
+-- The files a path stands for; .bin files only if there is no text file.
+function text.files(path)
+   if not fs.is_dir(path) then
+      if not fs.size(path) then
+         err.raise('E_IO', op, 'cannot read %s: %s', path,
+            fs.exists(path) and 'it is no regular file' or 'there is no such file or folder')
+      end
+      return { path }
+   end
+   local list = {}
+   collect(path, list, 0)
+   local plain, binary = {}, {}
+   for _, file in ipairs(list) do
+      local t = extension(file) == 'bin' and binary or plain
+      t[#t + 1] = file
+   end
+   if #plain == 0 and #binary == 0 then
+      err.raise('E_IO', op, 'no text or .bin file below %s', path)
+   end
+   return #plain > 0 and plain or binary
+end
+
+-- Where validation begins, in units of the file: nothing is split off tiny files.
+local function split_at(n, share)
+   local held = math.floor(n * share)
+   return held < 16 and n or n - held
+end
+
+local function load_text(files, share)
+   local train, val, raw, total, cu = {}, {}, {}, 0, { 0 }
+   local eos = bytes.id(bytes.eos)
+   for _, path in ipairs(files) do
+      local content = fs.read(op, path)
+      local cut = split_at(#content, share)
+      local head, tail = content:sub(1, cut), content:sub(cut + 1)
+      total = total + #content
+      if #head > 0 then
+         raw[#raw + 1] = head
+         train[#train + 1] = bytes.encode(head) .. (#tail == 0 and eos or '')
+         cu[#cu + 1] = cu[#cu] + #train[#train] / bytes.width
+      end
+      if #tail > 0 then val[#val + 1] = bytes.encode(tail) .. eos end
+   end
+   if total == 0 then err.raise('E_FORMAT', op, '%s: there is no text', files[1]) end
+   return {
+      kind = 'text', files = #files, bytes = total, raw = raw, cu = cu,
+      vocab_size = bytes.vocab_size,
+      train = tokens.memory(table.concat(train), 2), val = tokens.memory(table.concat(val), 2),
+   }
+end
+
+local function load_binary(files, share, width)
+   local train, val = {}, {}
+   for _, path in ipairs(files) do
+      local source = tokens.file(path, { width = width })
+      local cut = split_at(source.count, share)
+      train[#train + 1] = tokens.slice(source, 0, cut)
+      if cut < source.count then val[#val + 1] = tokens.slice(source, cut, source.count - cut) end
+   end
+   return {
+      kind = 'tokens', files = #files, train = tokens.join(train),
+      val = #val > 0 and tokens.join(val) or nil,
+   }
+end
+
+-- paths: a path or a list of them. opts: val (0.05, share held out), width (2, of raw .bin files).
+-- Returns { kind, train, val, files, ... }; for text also raw, the training parts as strings, and
+-- cu, their cumulative lengths in tokens.
+function text.load(paths, opts)
+   opts = err.options(op, opts, { 'val', 'width' })
+   local share = err.number(op, 'val', opts.val or 0.05, 0, 0.5)
+   if type(paths) == 'string' then paths = { paths } end
+   local files = {}
+   for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
+      for _, file in ipairs(text.files(path)) do files[#files + 1] = file end
+   end
+   if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
+   local nbin = 0
+   for _, file in ipairs(files) do
+      if extension(file) == 'bin' then nbin = nbin + 1 end
+   end
+   if nbin == 0 then return load_text(files, share) end
+   if nbin < #files then err.raise('E_ARG', op, 'text and .bin files cannot be mixed') end
+   return load_binary(files, share, opts.width)
+end
+
+return text

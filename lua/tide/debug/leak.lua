@@ -1,0 +1,21 @@
+-- Handles and bytes that a function left behind, after full collections.
+
+local leak = {}
+
+local function settled(ctx)
+   ctx:collect()
+   return ctx:stats()
+end
+
+-- Runs fn(...) and returns { tensors =, bytes =, nodes = }: what was live after it and not before.
+function leak.measure(ctx, fn, ...)
+   local before = settled(ctx)
+   fn(...)
+   local after = settled(ctx)
+   return {
+      tensors = after.ntensor - before.ntensor, bytes = after.live - before.live,
+      nodes = after.nnode - before.nnode,
+   }
+end
+
+return leak

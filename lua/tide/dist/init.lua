@@ -1,0 +1,133 @@
+-- The ranks of a run, and small helpers over any communicator.
+--
+-- `world()` is the communicator of this Lua state. A program that runs N ranks as threads opens one
+-- state a rank and leaves group and rank in package.loaded['tide.host']; without that, variables of
+-- a launcher (dist/env.lua) that tell of several processes mean MPI; else it is one rank. The
+-- interface is described in tide.ffi.dist; dist/solo.lua names what training needs.
+
+local env = require 'tide.dist.env'
+local err = require 'tide.util.err'
+local solo = require 'tide.dist.solo'
+
+local dist = { solo = solo.new }
+
+local world
+
+-- The group and rank that the host of this state has handed over, or nil.
+local function given()
+   local host = package.loaded['tide.host']
+   if type(host) ~= 'table' then return nil end
+   return host.group, host.rank
+end
+
+-- The ranks of an MPI job, which must be those that the environment tells of.
+local function join_mpi(here, opts)
+   local comm = require('tide.ffi.dist').mpi(opts.ctx, {
+      check = opts.check, timeout = opts.timeout,
+      library = opts.library or os.getenv 'TIDE_MPI_LIBRARY',
+   })
+   env.agree(here, comm)
+   return comm
+end
+
+local function join(opts)
+   local how = opts.transport
+   local group, rank = given()
+   if how == 'local' and not group then
+      err.raise('E_STATE', 'dist.init', "transport 'local' needs ranks that are threads: tide run "
+         .. '-n N')
+   end
+   if how ~= 'mpi' and how ~= 'self' and group then
+      return require('tide.ffi.dist').join(opts.ctx, group, rank)
+   end
+   local here = how ~= 'self' and env.detect() or nil
+   if how == 'mpi' or here and here.size > 1 then return join_mpi(here, opts) end
+   return require('tide.ffi.dist').join(opts.ctx, nil, 0)
+end
+
+-- Joins the group of this run once and returns the communicator of all its ranks. opts: timeout
+-- (seconds a call waits for the other ranks), ctx (a context; default: the state's own), transport
+-- ('self', 'local' or 'mpi'; default: as the run was started), check (false: MPI calls are not
+-- compared before data moves; on all ranks alike), library (file of the MPI library).
+function dist.init(opts)
+   opts = err.options('dist.init', opts, { 'timeout', 'ctx', 'transport', 'check', 'library' })
+   if opts.transport ~= nil then
+      err.choice('dist.init', 'transport', opts.transport, { 'self', 'local', 'mpi' })
+   end
+   if not world then world = join(opts) end
+   if opts.timeout then world:set_timeout(opts.timeout) end
+   return world
+end
+
+function dist.world() return world or dist.init() end
+
+-- comm: an object with rank, size, all_reduce, broadcast, barrier.
+function dist.set_world(comm)
+   if comm == nil or comm.rank == nil or comm.size == nil then
+      err.arg('dist.set_world', 'comm', 'a communicator', comm)
+   end
+   world = comm
+   return comm
+end
+
+-- Leaves the group. What comes after is one rank of its own, or another set_world.
+function dist.close()
+   if world and world.close then world:close() end
+   world = nil
+end
+
+-- For programs that own their process, such as plain luajit: closes the world and ends MPI, if it
+-- runs. Every process of the job calls it, last; the `tide` program does so itself.
+function dist.shutdown()
+   dist.close()
+   collectgarbage()
+   require('tide.ffi.dist').mpi_end()
+end
+
+-- What N threads of this process share; see tide.ffi.dist.
+function dist.group(nrank, opts) return require('tide.ffi.dist').group(nrank, opts) end
+
+-- One rank of an imagined n, for planning: counts calls and bytes, moves nothing.
+function dist.simulate(n, rank, host_size)
+   return require('tide.ffi.dist').simulate(n, rank, host_size)
+end
+
+-- Sums a list of numbers over ranks; returns the list of sums. All ranks must call it.
+function dist.sum(comm, numbers)
+   if comm.size == 1 then return numbers end
+   local tide = require 'tide'
+   local t = tide.tensor(numbers, { dtype = 'f64', device = 'cpu' })
+   comm:all_reduce(t)
+   return t:tolist()
+end
+
+-- True on every rank if `flag` is true on any.
+function dist.any(comm, flag)
+   return dist.sum(comm, { flag and 1 or 0 })[1] > 0
+end
+
+-- Runs fn on rank 0 and a barrier on all; an error on rank 0 is an error on every rank.
+function dist.on_first(comm, op, fn)
+   local ok, result = true, nil
+   if comm.rank == 0 then ok, result = pcall(fn) end
+   if not dist.any(comm, not ok) then return result end
+   if not ok then error(result, 0) end
+   err.raise('E_PEER', op, 'rank 0 failed; its message says why')
+end
+
+-- Runs fn on this rank; if it raises on any, raises on all. Returns every rank's result.
+function dist.together(comm, op, fn)
+   local ok, result = pcall(fn)
+   local all = comm:all_gather_object { ok = ok, result = ok and result or tostring(result) }
+   if not ok then error(result, 0) end
+   local list = {}
+   for rank = 1, comm.size do
+      if not all[rank].ok then
+         err.raise('E_PEER', op, 'rank %d failed: %s', rank - 1, all[rank].result)
+      end
+      list[rank] = all[rank].result
+   end
+   return list
+end
+
+return dist

@@ -1,0 +1,155 @@
+-- Backbone: decoders whose layers are `x + mixer(norm(x))`, whatever the mixers; mamba2 and hybrid
+-- are configurations of it.
+--
+-- Names follow published checkpoints: backbone.embeddings, backbone.layers.0.norm / .mixer,
+-- backbone.norm_f, lm_head.
+-- Legend: B batch, T tokens, C model width, V vocabulary.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+local nn = require 'tide.nn'
+local sequence_of = require('tide.nn.mamba').sequence_of
+
+local Module = nn.Module
+
+local Body = class('BackboneModel', Module)
+
+function Body:init(c, mixers, opts)
+   Module.init(self)
+   local norm = Module.inner(opts, { eps = c.layer_norm_epsilon })
+   self:child('embeddings', nn.Embedding(c.vocab_size, c.hidden_size,
+      Module.inner(opts, { std = c.initializer_range })))
+   local blocks = {}
+   for i, mixer in ipairs(mixers) do
+      blocks[i] = nn.Block {
+         names = { norm1 = 'norm', mixer = 'mixer' }, norm1 = nn.RMSNorm(c.hidden_size, norm),
+         mixer = mixer,
+      }
+   end
+   self:child('layers', nn.Stack(blocks))
+   self:child('norm_f', nn.RMSNorm(c.hidden_size, norm))
+end
+
+function Body:forward(ids_BT, at) return self.norm_f(self.layers(self.embeddings(ids_BT), at)) end
+
+local Backbone = class('Backbone', Module)
+
+-- Reads a configuration: known is a list of { name, default or nil (required), kind }, where kind
+-- is a function (op, name, value) -> value. Fields in `ignored` and JSON nulls are passed over.
+function Backbone.read(op, config, known, ignored)
+   err.type(op, 'config', config, 'table')
+   local c, names, null = {}, {}, require('tide.ffi.json').null
+   for _, row in ipairs(known) do
+      names[#names + 1] = row[1]
+      names[row[1]] = true
+   end
+   for k, v in each(config) do
+      if not names[k] and not ignored[k] then
+         err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k), near.hint(tostring(k), names))
+      end
+      if names[k] and v ~= null then c[k] = v end
+   end
+   for _, row in ipairs(known) do
+      local name, default, kind = row[1], row[2], row[3]
+      if c[name] == nil then c[name] = type(default) == 'function' and default(c) or default end
+      if c[name] ~= nil or default == nil then c[name] = kind(op, name, c[name]) end
+   end
+   return c
+end
+
+-- Fields of published files that do not change the computation.
+Backbone.ignored = {
+   architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
+   bos_token_id = true, eos_token_id = true, pad_token_id = true, transformers_version = true,
+   _name_or_path = true, auto_map = true, residual_in_fp32 = true, rescale_prenorm_residual = true,
+   time_step_rank = true, use_mamba_kernels = true, num_logits_to_keep = true,
+}
+
+-- mixers: the list of layers; opts as of every module.
+function Backbone:init(op, c, mixers, opts)
+   Module.init(self)
+   self.op, self.config = op, c
+   self:child('backbone', Body(c, mixers, opts))
+   if not c.tie_word_embeddings then
+      self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
+         Module.inner(opts, { bias = false, std = c.initializer_range })))
+   end
+   self:ready(opts)
+end
+
+local at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
+
+-- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
+-- and, for attention, q_index and k_index; positions; caches, one table a layer, for generation;
+-- context, of a sequence of which ids are this rank's part (parallel.cp).
+local function placement(op, opts, ids)
+   opts = err.options(op, opts, at_fields)
+   local context = nn.context.of(op, opts, ids)
+   local sequence = opts.sequence
+   local index = opts.q_index or opts.index
+   if not sequence and index then sequence = sequence_of(index:select(3, 1)) end
+   return {
+      positions = opts.positions or context and context:positions(ids.device), q_index = index,
+      k_index = opts.k_index or opts.index, sequence = sequence, caches = opts.caches,
+      context = opts.context,
+   }
+end
+
+function Backbone:head()
+   return self.lm_head and self.lm_head.weight or self.backbone.embeddings.weight
+end
+
+-- Final hidden states [B, T, C].
+function Backbone:hidden(ids_BT, opts)
+   if type(ids_BT) ~= 'cdata' or ids_BT.ndim ~= 2 then
+      err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids_BT)
+   end
+   return self.backbone(ids_BT, placement(self.op, opts, ids_BT))
+end
+
+-- Logits [B, T, V].
+function Backbone:forward(ids_BT, opts)
+   return tide.linear(self:hidden(ids_BT, opts), self:head())
+end
+
+-- As of model.llama: the sum of the token losses divided by opts.count.
+function Backbone:loss(ids_BT, labels_BT, opts)
+   local place, rest = {}, {}
+   for k, v in each(opts or {}) do rest[k] = v end
+   for _, k in ipairs(at_fields) do place[k], rest[k] = rest[k], nil end
+   if rest.shift then
+      nn.context.check_shift(self.op, place.context)
+      labels_BT = nn.loss.shift(labels_BT, rest.ignore)
+   end
+   rest.shift = nil
+   return nn.loss.linear(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
+end
+
+-- Published files of tied models may carry the head all the same; it is left out then.
+function Backbone:load_state_dict(state, opts)
+   if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
+      local copy = {}
+      for k, v in each(state) do copy[k] = v end
+      copy['lm_head.weight'] = nil
+      state = copy
+   end
+   return Module.load_state_dict(self, state, opts)
+end
+
+-- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
+-- attention; per token of training.
+function Backbone:flops_per_token(seq)
+   local c, n = self.config, self:num_parameters()
+   if not c.tie_word_embeddings then n = n - c.vocab_size * c.hidden_size end
+   local sum = 6 * n
+   self:walk(function(m)
+      if class.is(m, nn.Mamba2) then sum = sum + 12 * m.inner_dim * m.state end
+      if class.is(m, nn.Attention) then sum = sum + 6 * m.heads * m.head_dim * seq end
+   end)
+   return sum
+end
+
+return Backbone

@@ -1,0 +1,82 @@
+-- Gemma-3 text decoder: norms before and after each branch with weights around zero, an RMSNorm
+-- over each head of queries and keys, two rotary bases (local layers have a window and the short
+-- one), GELU-gated MLP, embeddings scaled by sqrt(width), tied head.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local Llama = require 'tide.model.llama'
+
+local op = 'model.gemma3'
+
+local names = {
+   norm1 = 'input_layernorm', mixer = 'self_attn', norm1_out = 'post_attention_layernorm',
+   norm2 = 'pre_feedforward_layernorm', mlp = 'mlp', norm2_out = 'post_feedforward_layernorm',
+}
+
+local Block = class('Gemma3Block', nn.Module)
+
+function Block:init(parts)
+   nn.Module.init(self)
+   for _, part in ipairs { 'mixer', 'mlp', 'norm1', 'norm1_out', 'norm2', 'norm2_out' } do
+      self:child(names[part], parts[part])
+   end
+end
+
+function Block:forward(x, at)
+   local a = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), at))
+   local n, h = self.pre_feedforward_layernorm(a, x)
+   return h + self.post_feedforward_layernorm(self.mlp(n))
+end
+
+local Gemma3 = class('Gemma3', Llama)
+
+-- Whether the layer (from 1) sees all tokens; layer_types, one name a layer, goes first.
+local function is_global(c, i)
+   if c.layer_types then return c.layer_types[i] == 'full_attention' end
+   return i % c.sliding_window_pattern == 0
+end
+
+-- Soft caps would change the numbers; Gemma-3 has none, and a file that has is of another family.
+local function complete(c)
+   for _, k in ipairs { 'attn_logit_softcapping', 'final_logit_softcapping' } do
+      if c[k] then err.arg(op, k, 'null', c[k]) end
+   end
+   err.choice(op, 'hidden_activation', c.hidden_activation, { 'gelu_pytorch_tanh' })
+   err.number(op, 'query_pre_attn_scalar', c.query_pre_attn_scalar, 1e-9)
+   err.number(op, 'rope_local_base_freq', c.rope_local_base_freq, 1)
+   err.integer(op, 'sliding_window_pattern', c.sliding_window_pattern, 1)
+   if c.use_bidirectional_attention then
+      err.arg(op, 'use_bidirectional_attention', 'false', c.use_bidirectional_attention)
+   end
+end
+
+local function layer(c, i, mixer, mlp)
+   mixer.qk_norm = { eps = c.rms_norm_eps, offset = 1 }
+   mixer.scale = c.query_pre_attn_scalar ^ -0.5
+   mlp.act = 'geglu_tanh'
+   if is_global(c, i) then
+      mixer.window = nil
+   else
+      mixer.rope = nn.rope.new { dim = c.head_dim, theta = c.rope_local_base_freq }
+   end
+end
+
+Gemma3.family = {
+   op = op, act = 'gelu_pytorch_tanh',
+   fields = {
+      'query_pre_attn_scalar', 'hidden_activation', 'rope_local_base_freq', 'layer_types',
+      'sliding_window_pattern', 'attn_logit_softcapping', 'final_logit_softcapping',
+      'use_bidirectional_attention',
+   },
+   defaults = {
+      tie_word_embeddings = true, head_dim = 256, query_pre_attn_scalar = 256, rope_theta = 1e6,
+      rope_local_base_freq = 1e4, sliding_window = 4096, sliding_window_pattern = 6,
+      hidden_activation = 'gelu_pytorch_tanh',
+   },
+   complete = complete, layer = layer, Block = Block, names = names, norm_offset = 1,
+   norms = { 'norm1', 'norm1_out', 'norm2', 'norm2_out' },
+   embed_scale = function(c) return math.sqrt(c.hidden_size) end,
+}
+
+return Gemma3

@@ -1,0 +1,6 @@
+-- Whole models, each loaded at first use.
+
+return require 'tide.util.lazy' ('model', {
+   llama = 'llama', qwen2 = 'qwen2', qwen3 = 'qwen3', mistral = 'mistral', phi3 = 'phi3',
+   gemma3 = 'gemma3', mamba2 = 'mamba2', hybrid = 'hybrid', vision = 'vision',
+})

@@ -1,0 +1,263 @@
+-- Llama-family decoder from a configuration table with the field names of published checkpoints.
+--
+-- Parameter names follow those checkpoints too (model.layers.0.self_attn.q_proj.weight), so a
+-- state dict loads without a renaming table. Layers are numbered from 0 in names only.
+-- Other families are subclasses with a `family` table: what their configuration has more, and how
+-- their layers differ (see qwen2.lua). A plan that spreads the vocabulary over ranks replaces the
+-- field head_loss(h, weight, labels, options) and sets head_logits(h, weight).
+-- Legend: B batch, T tokens, C model width, V vocabulary.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+local nn = require 'tide.nn'
+
+local Module = nn.Module
+
+local required = { 'vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads' }
+local optional = {
+   'intermediate_size', 'num_key_value_heads', 'head_dim', 'rms_norm_eps', 'rope_theta',
+   'rope_scaling', 'tie_word_embeddings', 'attention_bias', 'mlp_bias', 'sliding_window',
+   'max_position_embeddings', 'initializer_range', 'hidden_act', 'attention_dropout',
+}
+-- Fields of published files that do not change the computation.
+local ignored = {
+   architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
+   bos_token_id = true, eos_token_id = true, pad_token_id = true, transformers_version = true,
+   pretraining_tp = true, _name_or_path = true,
+}
+
+local function check_names(config, family)
+   local known, op = {}, family.op
+   for _, list in ipairs { required, optional, family.fields or {} } do
+      for _, k in ipairs(list) do known[#known + 1] = k end
+   end
+   local set = {}
+   for _, k in ipairs(known) do set[k] = true end
+   for k in each(config) do
+      if not set[k] and not ignored[k] then
+         err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k), near.hint(tostring(k), known))
+      end
+   end
+end
+
+-- Usual hidden size of a gated MLP: 8/3 of the width, up to a multiple of 32.
+local function default_hidden(dim) return math.ceil(dim * 8 / 3 / 32) * 32 end
+
+local function check_heads(c, op)
+   local H, K = c.num_attention_heads, c.num_key_value_heads
+   if H % K ~= 0 then
+      err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
+         .. 'num_key_value_heads (%d)', H, K)
+   end
+   if not c.head_dim and c.hidden_size % H ~= 0 then
+      err.raise('E_ARG', op, 'hidden_size (%d) must be a multiple of num_attention_heads (%d), '
+         .. 'or give head_dim', c.hidden_size, H)
+   end
+   c.head_dim = err.integer(op, 'head_dim', c.head_dim or c.hidden_size / H, 2)
+   if c.head_dim % 2 ~= 0 then
+      err.raise('E_ARG', op, 'head_dim (%d) must be even for rotary positions', c.head_dim)
+   end
+end
+
+-- A checked copy of a configuration with every default filled in.
+local function complete(config, family)
+   local op = family.op
+   err.type(op, 'config', config, 'table')
+   check_names(config, family)
+   local c, null = {}, require('tide.ffi.json').null
+   for k, v in each(family.defaults or {}) do c[k] = v end
+   for k, v in each(config) do
+      if v ~= null then c[k] = v else c[k] = nil end
+   end
+   for _, k in ipairs(required) do err.integer(op, k, c[k], 1) end
+   c.intermediate_size = err.integer(op, 'intermediate_size',
+      c.intermediate_size or default_hidden(c.hidden_size), 1)
+   c.num_key_value_heads = err.integer(op, 'num_key_value_heads',
+      c.num_key_value_heads or c.num_attention_heads, 1)
+   check_heads(c, op)
+   c.rms_norm_eps = err.number(op, 'rms_norm_eps', c.rms_norm_eps or 1e-6, 0)
+   c.rope_theta = err.number(op, 'rope_theta', c.rope_theta or 10000, 1)
+   c.max_position_embeddings = err.integer(op, 'max_position_embeddings',
+      c.max_position_embeddings or 2048, 1)
+   c.initializer_range = err.number(op, 'initializer_range', c.initializer_range or 0.02, 0)
+   for _, k in ipairs { 'tie_word_embeddings', 'attention_bias', 'mlp_bias' } do
+      c[k] = err.type(op, k, c[k] or false, 'boolean')
+   end
+   if c.sliding_window then err.integer(op, 'sliding_window', c.sliding_window, 1) end
+   local act = family.act or 'silu'
+   if c.hidden_act and c.hidden_act ~= act then
+      err.arg(op, 'hidden_act', ("'%s'"):format(act), c.hidden_act)
+   end
+   if family.complete then family.complete(c) end
+   return c
+end
+
+local layer_names = {
+   norm1 = 'input_layernorm', mixer = 'self_attn', norm2 = 'post_attention_layernorm', mlp = 'mlp',
+}
+
+-- The projections into the residual stream start smaller by sqrt(2 layers), which keeps the
+-- variance of the stream independent of depth (Radford et al., 2019).
+local function layer(c, rope, opts, family, i)
+   local std = c.initializer_range
+   local out_std = std / math.sqrt(2 * c.num_hidden_layers)
+   local window
+   if c.sliding_window then window = { c.sliding_window - 1, -1 } end
+   local norm = Module.inner(opts, { eps = c.rms_norm_eps })
+   local mixer = Module.inner(opts, {
+      dim = c.hidden_size, heads = c.num_attention_heads, kv_heads = c.num_key_value_heads,
+      head_dim = c.head_dim, bias = c.attention_bias, out_bias = c.attention_bias,
+      rope = rope, window = window, std = std, out_std = out_std,
+   })
+   local mlp = Module.inner(opts, {
+      dim = c.hidden_size, hidden = c.intermediate_size, bias = c.mlp_bias, std = std,
+      out_std = out_std,
+   })
+   if family.layer then family.layer(c, i, mixer, mlp) end
+   local parts = { names = layer_names, mixer = nn.Attention(mixer), mlp = nn.MLP(mlp) }
+   for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
+      norm.offset = family.norm_offset
+      parts[name] = nn.RMSNorm(c.hidden_size, norm)
+   end
+   if family.norms then parts.names = family.names end
+   return (family.Block or nn.Block)(parts)
+end
+
+local Body = class('LlamaModel', Module)
+
+function Body:init(c, opts, family)
+   Module.init(self)
+   local rope = nn.rope.new { dim = c.head_dim, theta = c.rope_theta, scaling = c.rope_scaling }
+   self:child('embed_tokens', nn.Embedding(c.vocab_size, c.hidden_size,
+      Module.inner(opts, { std = c.initializer_range })))
+   local blocks = {}
+   for i = 1, c.num_hidden_layers do blocks[i] = layer(c, rope, opts, family, i) end
+   self:child('layers', nn.Stack(blocks))
+   self:child('norm', nn.RMSNorm(c.hidden_size,
+      Module.inner(opts, { eps = c.rms_norm_eps, offset = family.norm_offset })))
+   self.embed_scale = family.embed_scale and family.embed_scale(c)
+end
+
+function Body:forward(ids_BT, at)
+   local x_BTC = self.embed_tokens(ids_BT)
+   if self.embed_scale then x_BTC = x_BTC * self.embed_scale end
+   return self.norm(self.layers(x_BTC, at))
+end
+
+local Llama = class('Llama', Module)
+
+Llama.family = { op = 'model.llama' }
+
+-- opts: dtype, device ('null' for shapes only), seed, init.
+function Llama:init(config, opts)
+   local family = self.family
+   opts = Module.options(family.op, opts, {})
+   Module.init(self)
+   local c = complete(config, family)
+   self.config = c
+   self.head_loss = nn.loss.linear
+   self:child('model', Body(c, opts, family))
+   if not c.tie_word_embeddings then
+      self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
+         Module.inner(opts, { bias = false, std = c.initializer_range })))
+   end
+   self:ready(opts)
+end
+
+local at_fields = { 'positions', 'index', 'q_index', 'k_index', 'caches', 'context' }
+
+local function check_ids(op, ids)
+   if type(ids) ~= 'cdata' or ids.ndim ~= 2 then
+      err.arg(op, 'ids', 'a tensor [batch, tokens]', ids)
+   end
+end
+
+-- opts: positions [B or 1, T] (default 0, 1, ...), index [B or 1, T, 2] of (document, position)
+-- for packed streams, or q_index and k_index apart; caches, one table a layer, for generation;
+-- context, of a sequence of which ids are this rank's part (parallel.cp), which tells positions.
+local function placement(op, ids, opts)
+   opts = err.options(op, opts, at_fields)
+   local context = nn.context.of(op, opts, ids)
+   local positions = opts.positions or context and context:positions(ids.device)
+   if not positions then
+      positions = tide.arange(ids:size(2), { dtype = 'i64', device = ids.device })
+         :reshape(1, ids:size(2))
+   end
+   return {
+      positions = positions, q_index = opts.q_index or opts.index,
+      k_index = opts.k_index or opts.index, caches = opts.caches, context = opts.context,
+   }
+end
+
+-- The weight of the output projection, tied or not.
+function Llama:head()
+   return self.lm_head and self.lm_head.weight or self.model.embed_tokens.weight
+end
+
+-- Final hidden states [B, T, C].
+function Llama:hidden(ids_BT, opts)
+   local op = self.family.op
+   check_ids(op, ids_BT)
+   return self.model(ids_BT, placement(op, ids_BT, opts))
+end
+
+-- Logits [B, T, V].
+function Llama:forward(ids_BT, opts)
+   local h = self:hidden(ids_BT, opts)
+   if self.head_logits then return self.head_logits(h, self:head()) end
+   if self.lm_head then return self.lm_head(h) end
+   return self.model.embed_tokens:as_output(h)
+end
+
+-- Sum of the token losses divided by opts.count (default: the labels counted in this call).
+-- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
+-- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options.
+function Llama:loss(ids_BT, labels_BT, opts)
+   local place, rest = {}, {}
+   for k, v in each(opts or {}) do rest[k] = v end
+   for _, k in ipairs(at_fields) do place[k], rest[k] = rest[k], nil end
+   if rest.shift then
+      nn.context.check_shift(self.family.op, place.context)
+      labels_BT = nn.loss.shift(labels_BT, rest.ignore)
+   end
+   rest.shift = nil
+   return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
+end
+
+-- Published files of tied models may carry the head all the same; it is left out then.
+function Llama:load_state_dict(state, opts)
+   if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
+      local copy = {}
+      for k, v in each(state) do copy[k] = v end
+      copy['lm_head.weight'] = nil
+      state = copy
+   end
+   return Module.load_state_dict(self, state, opts)
+end
+
+-- Numbers of the whole model, of which this rank may hold a part.
+local function whole_parameters(model)
+   local n = 0
+   for _, e in ipairs(model:named_parameters()) do
+      local layout = rawget(e.owner, '_layout')
+      local size = 1
+      for _, s in ipairs(layout and layout[e.field] and layout[e.field].shape or e.param.shape) do
+         size = size * s
+      end
+      n = n + size
+   end
+   return n
+end
+
+-- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
+function Llama:flops_per_token(seq)
+   local c = self.config
+   local n = whole_parameters(self)
+   if not c.tie_word_embeddings then n = n - c.vocab_size * c.hidden_size end
+   return 6 * n + 6 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * seq
+end
+
+return Llama

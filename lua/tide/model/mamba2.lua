@@ -1,0 +1,57 @@
+-- Mamba-2 language model (arXiv 2405.21060) from a configuration with the field names of published
+-- checkpoints; see model/backbone.lua for names and calls.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local Backbone = require 'tide.model.backbone'
+
+local op = 'model.mamba2'
+
+local function count(o, name, v) return err.integer(o, name, v, 1) end
+local function number(o, name, v) return err.number(o, name, v, 0) end
+-- false: the library's choice; results do not depend on it.
+local function grain(o, name, v) return v and err.integer(o, name, v, 1) end
+local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
+local function list(o, name, v) return err.type(o, name, v, 'table') end
+local function silu(o, name, v) return v == 'silu' and v or err.arg(o, name, "'silu'", v) end
+
+local known = {
+   { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
+   { 'num_hidden_layers', nil, count },
+   { 'state_size', 128, count }, { 'head_dim', 64, count }, { 'expand', 2, number },
+   { 'num_heads', function(c) return c.expand * c.hidden_size / c.head_dim end, count },
+   { 'n_groups', 1, count }, { 'conv_kernel', 4, count }, { 'chunk_size', false, grain },
+   { 'use_bias', false, flag }, { 'use_conv_bias', true, flag },
+   { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.1, number },
+   { 'time_step_min', 0.001, number }, { 'time_step_max', 0.1, number },
+   { 'time_step_floor', 1e-4, number }, { 'time_step_limit', false, function(o, name, v)
+      return v and list(o, name, v)
+   end },
+   { 'tie_word_embeddings', true, flag }, { 'hidden_act', 'silu', silu },
+   { 'rms_norm', true, flag },
+   { 'max_position_embeddings', 2^31 - 1, count },
+}
+
+local Mamba2 = class('Mamba2Model', Backbone)
+
+-- opts: dtype, device ('null' for shapes only), seed, init.
+function Mamba2:init(config, opts)
+   opts = nn.Module.options(op, opts, {})
+   local c = Backbone.read(op, config, known, Backbone.ignored)
+   if not c.rms_norm then err.arg(op, 'rms_norm', 'true', c.rms_norm) end
+   local mixers = {}
+   for i = 1, c.num_hidden_layers do
+      mixers[i] = nn.Mamba2(nn.Module.inner(opts, {
+         dim = c.hidden_size, state = c.state_size, conv = c.conv_kernel, heads = c.num_heads,
+         head_dim = c.head_dim, groups = c.n_groups, chunk = c.chunk_size or nil, bias = c.use_bias,
+         conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
+         dt_range = { c.time_step_min, c.time_step_max }, dt_floor = c.time_step_floor,
+         dt_limit = c.time_step_limit or nil, std = c.initializer_range,
+         out_std = c.initializer_range / math.sqrt(c.num_hidden_layers),
+      }))
+   end
+   Backbone.init(self, op, c, mixers, opts)
+end
+
+return Mamba2

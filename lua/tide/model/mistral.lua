@@ -1,0 +1,10 @@
+-- Mistral decoder: Llama with grouped keys and, unless it is null, a sliding window on each layer.
+
+local class = require 'tide.class'
+local Llama = require 'tide.model.llama'
+
+local Mistral = class('Mistral', Llama)
+
+Mistral.family = { op = 'model.mistral', defaults = { sliding_window = 4096 } }
+
+return Mistral

@@ -1,0 +1,19 @@
+-- Qwen3 decoder: Llama with an RMSNorm over each head of the queries and keys, heads whose size is
+-- given apart from the width, and Qwen2's rule for the sliding window.
+
+local class = require 'tide.class'
+local Llama = require 'tide.model.llama'
+local qwen2 = require('tide.model.qwen2').family
+
+local Qwen3 = class('Qwen3', Llama)
+
+Qwen3.family = {
+   op = 'model.qwen3', fields = qwen2.fields,
+   defaults = { head_dim = 128, use_sliding_window = false, max_window_layers = 28 },
+   layer = function(c, i, mixer)
+      mixer.qk_norm = { eps = c.rms_norm_eps }
+      if not qwen2.has_window(c, i) then mixer.window = nil end
+   end,
+}
+
+return Qwen3

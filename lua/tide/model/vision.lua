@@ -1,0 +1,126 @@
+-- A vision tower: patches of images or frames of any size, packed in one stream, to features of a
+-- language model's width.
+--
+-- Each image (or frame) is a document of bidirectional attention, so where a stream is cut between
+-- images nothing changes: a rank runs its own images alone. Positions are the rows and columns of
+-- patches, as fixed sines and cosines.
+-- Legend: T patches of all images, P numbers of a patch, C width, O output width.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+
+local Module = nn.Module
+
+local op = 'model.vision'
+
+local known = {
+   'patch_dim', 'channels', 'hidden_size', 'num_hidden_layers', 'num_attention_heads',
+   'intermediate_size', 'out_size', 'layer_norm_eps', 'position_base',
+}
+
+local function complete(config)
+   config = err.options(op, config, known)
+   local c = {
+      patch_dim = err.integer(op, 'patch_dim', config.patch_dim, 1),
+      channels = err.integer(op, 'channels', config.channels or 3, 1),
+      hidden_size = err.integer(op, 'hidden_size', config.hidden_size, 4),
+      num_hidden_layers = err.integer(op, 'num_hidden_layers', config.num_hidden_layers, 1),
+      num_attention_heads = err.integer(op, 'num_attention_heads', config.num_attention_heads, 1),
+      layer_norm_eps = err.number(op, 'layer_norm_eps', config.layer_norm_eps or 1e-6, 0),
+      position_base = err.number(op, 'position_base', config.position_base or 10000, 1),
+   }
+   if c.hidden_size % 4 ~= 0 then
+      err.arg(op, 'hidden_size', 'a multiple of 4 (sine and cosine of rows and columns)',
+         c.hidden_size)
+   end
+   c.intermediate_size = err.integer(op, 'intermediate_size',
+      config.intermediate_size or 4 * c.hidden_size, 1)
+   c.out_size = err.integer(op, 'out_size', config.out_size or c.hidden_size, 1)
+   return c
+end
+
+local function block(c, opts)
+   local norm = Module.inner(opts, { eps = c.layer_norm_eps })
+   return nn.Block {
+      norm1 = nn.LayerNorm(c.hidden_size, norm),
+      mixer = nn.Attention(Module.inner(opts, {
+         dim = c.hidden_size, heads = c.num_attention_heads, bias = true, out_bias = true,
+         causal = false,
+      })),
+      norm2 = nn.LayerNorm(c.hidden_size, norm),
+      mlp = nn.MLP(Module.inner(opts, {
+         dim = c.hidden_size, hidden = c.intermediate_size, act = 'gelu', bias = true,
+      })),
+   }
+end
+
+local Vision = class('Vision', Module)
+
+-- config: patch_dim (pixels of a side), hidden_size, num_hidden_layers, num_attention_heads;
+-- optional channels (3), intermediate_size (4 hidden), out_size (hidden), layer_norm_eps,
+-- position_base. opts: dtype, device, seed, init.
+function Vision:init(config, opts)
+   opts = Module.options(op, opts, {})
+   Module.init(self)
+   local c = complete(config)
+   self.config = c
+   self:child('patch_embed', nn.Linear(c.channels * c.patch_dim ^ 2, c.hidden_size,
+      Module.inner(opts)))
+   local blocks = {}
+   for i = 1, c.num_hidden_layers do blocks[i] = block(c, opts) end
+   self:child('blocks', nn.Stack(blocks))
+   self:child('norm', nn.LayerNorm(c.hidden_size, Module.inner(opts, { eps = c.layer_norm_eps })))
+   self:child('up', nn.Linear(c.hidden_size, c.intermediate_size, Module.inner(opts)))
+   self:child('down', nn.Linear(c.intermediate_size, c.out_size, Module.inner(opts)))
+   self:ready(opts)
+end
+
+-- Row and column of every patch of images of these sizes ((height, width) in pixels, a list or
+-- tensor [N, 2]): two tensors f32 [T].
+local function coordinates(sizes, patch, device)
+   if tide.is_tensor(sizes) then sizes = sizes:tolist() end
+   local rows, columns = {}, {}
+   for i, s in ipairs(sizes) do
+      local h, w = s[1] / patch, s[2] / patch
+      if h % 1 ~= 0 or w % 1 ~= 0 then
+         err.arg(op, ('sizes[%d]'):format(i), ('multiples of the patch (%d)'):format(patch),
+            ('%g x %g'):format(s[1], s[2]))
+      end
+      local opts = { device = device }
+      rows[i] = tide.arange(h, opts):reshape { h, 1 }:expand(h, w):reshape { h * w }
+      columns[i] = tide.arange(w, opts):reshape { 1, w }:expand(h, w):reshape { h * w }
+   end
+   return tide.cat(rows, 1), tide.cat(columns, 1)
+end
+
+-- [T, C] of sines and cosines.
+local function position_signal(c, sizes, device)
+   local rows, columns = coordinates(sizes, c.patch_dim, device)
+   local n, list = c.hidden_size / 4, {}
+   for i = 1, n do list[i] = c.position_base ^ (-(i - 1) / n) end
+   local f = tide.tensor(list, { device = device }):reshape { 1, n }
+   local r, q = rows:unsqueeze(2) * f, columns:unsqueeze(2) * f
+   return tide.cat({ r:sin(), r:cos(), q:sin(), q:cos() }, 2)
+end
+
+-- patches [1, T, P]; at: sizes (of the images, [N, 2] in pixels), index (i32 [1, T, 2] of (image,
+-- patch); nil: one image). Returns features [T, O].
+function Vision:forward(patches, at)
+   at = err.options(op, at, { 'sizes', 'index' })
+   if not tide.is_tensor(patches) or patches.ndim ~= 3 or patches:size(1) ~= 1 then
+      err.arg(op, 'patches', 'a tensor [1, T, numbers of a patch]', patches)
+   end
+   local signal = position_signal(self.config, at.sizes, patches.device)
+   if signal:size(1) ~= patches:size(2) then
+      err.raise('E_SHAPE', op, 'the sizes tell of %d patches, there are %d', signal:size(1),
+         patches:size(2))
+   end
+   local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
+   local h = self.blocks(x, { q_index = at.index, k_index = at.index })
+   local y = self.down(self.up(self.norm(h)):gelu())
+   return y:reshape { y:size(2), y:size(3) }
+end
+
+return Vision

@@ -1,0 +1,117 @@
+-- Attention: multi-head and grouped-query self-attention with rotary positions.
+--
+-- The inner call is the field `inner(q_BTHD, k_BTKD, v_BTKD, options)`; a plan replaces it to
+-- spread the sequence over ranks. Which token sees which is data: positions and, for packed
+-- streams, index tensors of (document, position).
+-- `project` is a method for the same reason: a plan may join the products with what brings x.
+-- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local context = require 'tide.nn.context'
+local Module = require 'tide.nn.module'
+local Linear = require 'tide.nn.linear'
+local RMSNorm = require('tide.nn.norm').RMSNorm
+
+local Attention = class('Attention', Module)
+
+-- Children that read the same input.
+Attention.shared_input = { 'q_proj', 'k_proj', 'v_proj' }
+
+local known = {
+   'dim', 'heads', 'kv_heads', 'head_dim', 'bias', 'out_bias', 'rope', 'causal', 'window',
+   'softcap', 'scale', 'std', 'out_std', 'fused', 'qk_norm',
+}
+
+local function check(op, opts)
+   err.integer(op, 'dim', opts.dim, 1)
+   local heads = err.integer(op, 'heads', opts.heads, 1)
+   local kv = err.integer(op, 'kv_heads', opts.kv_heads or heads, 1)
+   if heads % kv ~= 0 then
+      err.raise('E_ARG', op, 'heads (%d) must be a multiple of kv_heads (%d)', heads, kv)
+   end
+   if not opts.head_dim and opts.dim % heads ~= 0 then
+      err.raise('E_ARG', op, 'dim (%d) must be a multiple of heads (%d), or give head_dim',
+         opts.dim, heads)
+   end
+   return heads, kv, err.integer(op, 'head_dim', opts.head_dim or opts.dim / heads, 1)
+end
+
+-- opts: dim, heads, kv_heads (heads), head_dim (dim / heads), bias (false, of q, k, v), out_bias
+-- (false), rope (an nn.rope object), causal (true), window, softcap, scale, std, out_std, fused
+-- (false; one qkv_proj), qk_norm (options of an RMSNorm over each head of q and of k).
+function Attention:init(opts)
+   local op = 'nn.Attention'
+   opts = Module.options(op, opts, known)
+   Module.init(self)
+   local H, K, D = check(op, opts)
+   self.heads, self.kv_heads, self.head_dim = H, K, D
+   self.rope, self.causal = opts.rope, opts.causal ~= false
+   self.window, self.softcap, self.scale = opts.window, opts.softcap, opts.scale
+   local qkv = { bias = opts.bias or false, std = opts.std }
+   local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
+   for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
+      if parts[name] then
+         self:child(name .. '_proj', Linear(opts.dim, parts[name] * D, Module.inner(opts, qkv)))
+      end
+   end
+   self:child('o_proj', Linear(H * D, opts.dim, Module.inner(opts,
+      { bias = opts.out_bias or false, std = opts.out_std or opts.std })))
+   if opts.qk_norm then
+      self:child('q_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
+      self:child('k_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
+   end
+   self.inner = tide.attention
+   self:ready(opts)
+end
+
+-- Appends this call's keys and values to those of earlier calls; returns all of them.
+local function extend(cache, k_BTKD, v_BTKD)
+   if cache.k then
+      k_BTKD, v_BTKD = tide.cat({ cache.k, k_BTKD }, 2), tide.cat({ cache.v, v_BTKD }, 2)
+   end
+   cache.k, cache.v = k_BTKD, v_BTKD
+   return k_BTKD, v_BTKD
+end
+
+-- Queries, keys and values of x, heads still joined: [B, T, heads D].
+function Attention:project(x_BTC)
+   if not self.qkv_proj then return self.q_proj(x_BTC), self.k_proj(x_BTC), self.v_proj(x_BTC) end
+   local nq, nk = self.heads * self.head_dim, self.kv_heads * self.head_dim
+   return unpack(self.qkv_proj(x_BTC):split({ nq, nk, nk }, -1))
+end
+
+-- at: { positions = [B or 1, T], q_index =, k_index =, cache = table of this layer or nil, context
+-- (of a sequence over ranks, see parallel.cp_train; without it `inner` knows none) }.
+function Attention:forward(x_BTC, at)
+   at = at or {}
+   local q, k, v = self:project(x_BTC)
+   local B, T, D = q:size(1), q:size(2), self.head_dim
+   local q_BTHD, k_BTKD = q:reshape(B, T, self.heads, D), k:reshape(B, T, self.kv_heads, D)
+   local v_BTKD = v:reshape(B, T, self.kv_heads, D)
+   if self.q_norm then q_BTHD, k_BTKD = self.q_norm(q_BTHD), self.k_norm(k_BTKD) end
+   if self.rope then
+      local positions = at.positions
+         or tide.arange(T, { dtype = 'i64', device = x_BTC.device }):reshape(1, T)
+      q_BTHD = self.rope:apply(q_BTHD, positions)
+      k_BTKD = self.rope:apply(k_BTKD, positions)
+   end
+   local cache, q_start = at.cache, nil
+   if cache then
+      q_start = cache.k and cache.k:size(2) or 0
+      k_BTKD, v_BTKD = extend(cache, k_BTKD, v_BTKD)
+   end
+   local y_BTHD = self.inner(q_BTHD, k_BTKD, v_BTKD, {
+      causal = self.causal, window = self.window, softcap = self.softcap, scale = self.scale,
+      q_start = q_start, q_index = at.q_index, k_index = at.k_index,
+      context = context.for_layer('nn.Attention', self, at),
+   })
+   return self.o_proj(y_BTHD:reshape(B, T, self.heads * D))
+end
+
+function Attention:detail()
+   return ('%d heads of %d, %d for keys'):format(self.heads, self.head_dim, self.kv_heads)
+end
+
+return Attention

@@ -1,0 +1,49 @@
+-- Block: the pre-norm residual block  h = x + mixer(norm1(x));  y = h + mlp(norm2(h)).
+--
+-- Works over any mixer (attention, a state-space layer). Child names are given, so that a model
+-- can follow the names of published checkpoints.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Module = require 'tide.nn.module'
+
+local Block = class('Block', Module)
+
+local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp = 'mlp' }
+
+-- parts: norm1, mixer, and both or neither of norm2, mlp; dropout (nn.Dropout) on both branches;
+-- names: child names of the parts.
+function Block:init(parts)
+   local op = 'nn.Block'
+   err.options(op, parts, { 'norm1', 'mixer', 'norm2', 'mlp', 'dropout', 'names' })
+   Module.init(self)
+   if (parts.norm2 == nil) ~= (parts.mlp == nil) then
+      err.arg(op, 'mlp', 'norm2 and mlp together or neither', parts.mlp)
+   end
+   local names = parts.names or {}
+   self._part = {}
+   for _, part in ipairs { 'norm1', 'mixer', 'norm2', 'mlp' } do
+      if parts[part] then
+         local name = names[part] or default_names[part]
+         self:child(name, parts[part])
+         self._part[part] = name
+      end
+   end
+   if parts.dropout then self:child('dropout', parts.dropout) end
+end
+
+-- The child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
+function Block:part(name) return self[self._part[name]] end
+
+function Block:forward(x, at)
+   local part, drop = self._part, self.dropout
+   local a = self[part.mixer](self[part.norm1](x), at)
+   if drop then a = drop(a) end
+   if not part.mlp then return x + a end
+   local n, h = self[part.norm2](a, x)
+   local y = self[part.mlp](n)
+   if drop then y = drop(y) end
+   return h + y
+end
+
+return Block

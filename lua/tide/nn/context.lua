@@ -1,0 +1,55 @@
+-- What models and layers do with the context of a sequence over ranks (parallel.cp): they hand it
+-- on, and refuse what would be a wrong number without a word.
+--
+-- A context has size, tokens() and positions(device), or is null: the whole sequence is here.
+
+local err = require 'tide.util.err'
+
+local context = {}
+
+local function checked(op, c)
+   if type(c) ~= 'table' or type(c.size) ~= 'number' then
+      err.arg(op, 'context', 'a context of parallel.cp', c)
+   end
+   return c
+end
+
+-- The context among the options of a model's call with ids [B, T]; nil if there is none, or null.
+function context.of(op, opts, ids)
+   local c = opts.context
+   if c == nil or checked(op, c).null then return nil end
+   for _, name in ipairs { 'index', 'q_index', 'k_index', 'caches' } do
+      if opts[name] ~= nil then
+         err.arg(op, name, 'nil beside a context, which tells documents and knows no caches',
+            opts[name])
+      end
+   end
+   local n = c:tokens()[c.rank + 1]
+   if ids:size(2) ~= n then
+      err.raise('E_SHAPE', op, 'expected the %d tokens of this rank in the context, got %d', n,
+         ids:size(2))
+   end
+   return c
+end
+
+-- Labels are shifted before the sequence is cut: the token after a rank's last is on another rank.
+function context.check_shift(op, c)
+   if c ~= nil and not checked(op, c).null then
+      err.raise('E_UNSUPPORTED', op, "option 'shift': the next tokens lie on other ranks; shift "
+         .. 'the labels of the whole sequence (nn.loss.shift), then cut it')
+   end
+end
+
+-- The context for a layer that mixes along the sequence. Only one whose plan has replaced its inner
+-- call (takes_context) can have a part of it.
+function context.for_layer(op, layer, at)
+   local c = at and at.context
+   if c == nil or layer.takes_context then return c end
+   if not checked(op, c).null then
+      err.raise('E_STATE', op, 'the sequence lies over %d ranks, and this layer sees only its own '
+         .. 'part; make it see all (parallel.cp.attach)', c.size)
+   end
+   return nil
+end
+
+return context

@@ -1,0 +1,25 @@
+-- Dropout: zeroes elements with probability p while training and scales the rest by 1/(1-p).
+-- The mask comes from the context's counter-based generator, so recomputation replays it.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Module = require 'tide.nn.module'
+
+local Dropout = class('Dropout', Module)
+
+function Dropout:init(p)
+   err.number('nn.Dropout', 'p', p, 0, 1)
+   if p == 1 then err.arg('nn.Dropout', 'p', 'a number in [0, 1)', p) end
+   Module.init(self)
+   self.p = p
+end
+
+function Dropout:forward(x)
+   if not self.training or self.p == 0 then return x end
+   return tide.dropout(x, self.p)
+end
+
+function Dropout:detail() return ('p = %g'):format(self.p) end
+
+return Dropout

@@ -1,0 +1,59 @@
+-- Token cross entropy as a sum over counted tokens, to be divided by a global count, so that
+-- every later reduction (micro-batches, ranks) is a plain sum.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local loss = {}
+
+loss.ignore = -100
+
+-- Number of labels that count.
+function loss.count(labels, ignore)
+   return labels:ne(ignore or loss.ignore):sum():item()
+end
+
+-- Labels of next-token prediction from the tokens themselves: labels[t] = ids[t + 1], the last
+-- one ignored. ids_BT i64.
+function loss.shift(ids_BT, ignore)
+   local B, T = ids_BT:size(1), ids_BT:size(2)
+   local last = tide.full({ B, 1 }, ignore or loss.ignore,
+      { dtype = ids_BT.dtype, device = ids_BT.device })
+   if T == 1 then return last end
+   return tide.cat({ ids_BT:slice(2, 2, T), last }, 2)
+end
+
+local known = { 'count', 'ignore', 'label_smoothing', 'z_loss', 'shift' }
+
+-- Splits the options of a model's loss call into those of the op and the count to divide by.
+function loss.options(op, opts)
+   opts = err.options(op, opts, known)
+   return {
+      ignore_index = opts.ignore or loss.ignore, label_smoothing = opts.label_smoothing,
+      z_loss = opts.z_loss,
+   }, opts.count
+end
+
+-- Sum over tokens of a loss, divided by count (default: the counted labels of this call).
+-- x_BTC or x_NC; labels of the same leading shape; fn(x_NC, labels_N, options of the op): the sum.
+function loss.per_count(fn, x, labels, opts)
+   local attrs, count = loss.options('nn.loss.linear', opts)
+   local C = x:size(-1)
+   local n = x:numel() / C
+   if labels:numel() ~= n then
+      err.raise('E_SHAPE', 'nn.loss.linear', 'expected %d labels, one for each token, got %d', n,
+         labels:numel())
+   end
+   count = count or math.max(1, loss.count(labels, attrs.ignore_index))
+   err.number('nn.loss.linear', 'count', count, 1e-300)
+   return fn(x:reshape(n, C), labels:reshape(n), attrs) * (1 / count)
+end
+
+-- The cross entropy of x w'.
+function loss.linear(x, w_VC, labels, opts)
+   return loss.per_count(function(x_NC, labels_N, attrs)
+      return tide.linear_cross_entropy(x_NC, w_VC, nil, labels_N, attrs)
+   end, x, labels, opts)
+end
+
+return loss

@@ -1,0 +1,235 @@
+-- Mamba2: the state-space layer of Dao and Gu (arXiv 2405.21060), with the parameter names and
+-- shapes of its published form.
+--
+-- One projection gives gate z, x, B, C and dt; x, B and C go through a causal convolution, the scan
+-- mixes along time, a gated norm and a projection end the layer. Three calls are fields that a plan
+-- replaces to spread the work over ranks: `inner` (everything between the two projections but the
+-- norm), and inside it `conv` and `scan`.
+-- Legend: B batch, T tokens, M model width, P width of the projection, H heads, D head size,
+-- G groups, N state size, I = H D inner width, K taps.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local context = require 'tide.nn.context'
+local Module = require 'tide.nn.module'
+local Linear = require 'tide.nn.linear'
+
+-- ---- the gated norm ----------------------------------------------------------------------------
+
+local GatedRMSNorm = class('GatedRMSNorm', Module)
+
+-- opts: eps (1e-5), group (channels that share a mean; default dim), gate_last (false: the gate
+-- comes before the norm), dtype, device.
+function GatedRMSNorm:init(dim, opts)
+   local op = 'nn.GatedRMSNorm'
+   err.integer(op, 'dim', dim, 1)
+   opts = Module.options(op, opts, { 'eps', 'group', 'gate_last' })
+   Module.init(self)
+   self.group = err.integer(op, 'group', opts.group or dim, 1, dim)
+   if dim % self.group ~= 0 then
+      err.raise('E_ARG', op, 'group (%d) must divide dim (%d)', self.group, dim)
+   end
+   self.dim, self.eps = dim, err.number(op, 'eps', opts.eps or 1e-5, 0)
+   self.gate_last = err.type(op, 'gate_last', opts.gate_last or false, 'boolean')
+   self:param('weight', { dim }, 'ones', opts)
+   self:ready(opts)
+end
+
+function GatedRMSNorm:forward(x, z)
+   return tide.gated_rms_norm(x, z, self.weight,
+      { eps = self.eps, group = self.group, gate_last = self.gate_last })
+end
+
+function GatedRMSNorm:detail()
+   return ('%d in groups of %d, eps %g'):format(self.dim, self.group, self.eps)
+end
+
+-- ---- the convolution's parameters --------------------------------------------------------------
+
+local Conv1d = class('Conv1d', Module)
+
+-- Weight [channels, 1, taps] as checkpoints have it; the layer calls the op with it.
+function Conv1d:init(channels, taps, opts)
+   opts = Module.options('nn.Conv1d', opts, { 'bias' })
+   Module.init(self)
+   self.channels, self.taps = channels, taps
+   local bound = 1 / math.sqrt(taps)
+   local spec = { kind = 'uniform', lo = -bound, hi = bound }
+   self:param('weight', { channels, 1, taps }, spec, opts)
+   if opts.bias ~= false then self:param('bias', { channels }, spec, opts) end
+   self:ready(opts)
+end
+
+function Conv1d:detail() return ('%d channels, %d taps'):format(self.channels, self.taps) end
+
+-- ---- the layer ---------------------------------------------------------------------------------
+
+local Mamba2 = class('Mamba2', Module)
+
+local known = {
+   'dim', 'state', 'conv', 'expand', 'head_dim', 'heads', 'groups', 'chunk', 'bias', 'conv_bias',
+   'norm_eps', 'gate_last', 'per_channel_D', 'A_range', 'dt_range', 'dt_floor', 'dt_limit', 'std',
+   'out_std',
+}
+
+local function pair(op, name, v, least)
+   err.type(op, name, v, 'table')
+   err.number(op, name .. '[1]', v[1], least)
+   err.number(op, name .. '[2]', v[2], v[1])
+   return v
+end
+
+local function sizes(self, op, opts)
+   err.integer(op, 'dim', opts.dim, 1)
+   self.dim, self.head_dim = opts.dim, err.integer(op, 'head_dim', opts.head_dim or 64, 1)
+   local inner = opts.heads and opts.heads * self.head_dim
+      or err.number(op, 'expand', opts.expand or 2, 0) * opts.dim
+   if inner % self.head_dim ~= 0 or inner < 1 then
+      err.raise('E_ARG', op, 'expand * dim (%g) must be a multiple of head_dim (%d), or give heads',
+         inner, self.head_dim)
+   end
+   self.heads = err.integer(op, 'heads', opts.heads or inner / self.head_dim, 1)
+   self.groups = err.integer(op, 'groups', opts.groups or 1, 1)
+   if self.heads % self.groups ~= 0 then
+      err.raise('E_ARG', op, 'heads (%d) must be a multiple of groups (%d)', self.heads,
+         self.groups)
+   end
+   self.state = err.integer(op, 'state', opts.state or 128, 1)
+   self.taps = err.integer(op, 'conv', opts.conv or 4, 2, 4)
+   self.chunk = opts.chunk and err.integer(op, 'chunk', opts.chunk, 1)
+   self.inner_dim = self.heads * self.head_dim
+   self.conv_dim = self.inner_dim + 2 * self.groups * self.state
+end
+
+local function check_limit(op, limit)
+   if limit == nil then return nil end
+   err.type(op, 'dt_limit', limit, 'table')
+   local lo, hi = limit[1] or 0, limit[2] or math.huge
+   if type(lo) ~= 'number' or type(hi) ~= 'number' or not (0 <= lo and lo <= hi) then
+      err.arg(op, 'dt_limit', 'two numbers, 0 <= least <= most', limit)
+   end
+   return { lo, hi }
+end
+
+-- The parameters of the recurrence, made as published: -A uniform in A_range, the step softplus(
+-- dt_bias) uniform in its logarithm within dt_range and at least dt_floor.
+local function recurrence(self, op, opts)
+   local A, dt = pair(op, 'A_range', opts.A_range or { 1, 16 }, 1e-9),
+      pair(op, 'dt_range', opts.dt_range or { 0.001, 0.1 }, 1e-12)
+   self:param('dt_bias', { self.heads }, { kind = 'softplus_inverse', lo = dt[1], hi = dt[2],
+      least = err.number(op, 'dt_floor', opts.dt_floor or 1e-4, 0) }, opts)
+   self:param('A_log', { self.heads }, { kind = 'log_uniform', lo = A[1], hi = A[2] }, opts)
+   self:param('D', { opts.per_channel_D and self.inner_dim or self.heads }, 'ones', opts)
+end
+
+-- opts: dim, state (128), conv (4 taps), expand (2) or heads, head_dim (64), groups (1), chunk,
+-- bias (false, of the projections), conv_bias (true), norm_eps (1e-5), gate_last (false: gate, then
+-- norm), per_channel_D (false), A_range ({1, 16}), dt_range ({0.001, 0.1}), dt_floor (1e-4),
+-- dt_limit (none), std, out_std.
+function Mamba2:init(opts)
+   local op = 'nn.Mamba2'
+   opts = Module.options(op, opts, known)
+   Module.init(self)
+   sizes(self, op, opts)
+   self.dt_limit = check_limit(op, opts.dt_limit)
+   self:child('in_proj', Linear(self.dim, self.inner_dim + self.conv_dim + self.heads,
+      Module.inner(opts, { bias = opts.bias or false, std = opts.std })))
+   self:child('conv1d', Conv1d(self.conv_dim, self.taps,
+      Module.inner(opts, { bias = opts.conv_bias })))
+   recurrence(self, op, opts)
+   self:child('norm', GatedRMSNorm(self.inner_dim, Module.inner(opts, { eps = opts.norm_eps,
+      group = self.inner_dim / self.groups, gate_last = opts.gate_last })))
+   self:child('out_proj', Linear(self.inner_dim, self.dim, Module.inner(opts,
+      { bias = opts.bias or false, std = opts.out_std or opts.std })))
+   self.inner, self.conv, self.scan = Mamba2.mix, tide.conv1d, tide.ssd_scan
+   self:ready(opts)
+end
+
+-- x cut along its last dim. The gradients are joined in one pass, where slices would each make a
+-- whole tensor of zeros.
+local divide = tide.grad.func {
+   name = 'divide',
+   forward = function(self, x, widths)
+      self.widths, self.x = widths, { shape = x.shape, dtype = x.dtype, device = x.device }
+      return unpack(tide.split(x, widths, -1))
+   end,
+   backward = function(self, ...)
+      local list = { ... }
+      for i, width in ipairs(self.widths) do
+         if not list[i] then
+            local shape = { unpack(self.x.shape) }
+            shape[#shape] = width
+            list[i] = tide.zeros(shape, { dtype = self.x.dtype, device = self.x.device })
+         end
+      end
+      return tide.cat(list, -1)
+   end,
+}
+
+-- The convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d. Works on
+-- anything that has the layer's parameters, or some of their channels, and conv_dim, taps, conv.
+function Mamba2:convolve(xBC, opts)
+   return self.conv(xBC, self.conv1d.weight:reshape(self.conv_dim, self.taps), self.conv1d.bias, {
+      silu = true, sequence = opts.sequence, initial = opts.initial,
+      return_last = opts.return_last })
+end
+
+-- The rates of decay, in f32 (f64 for f64).
+function Mamba2:rates()
+   local A_log = self.A_log
+   return -(A_log.dtype == 'f64' and A_log or A_log:float()):exp()
+end
+
+-- The scan of what convolve gave: y [B, T, I] and the state. opts as of convolve.
+function Mamba2:recur(xBC, dt_BTH, opts)
+   local B, T = xBC:size(1), xBC:size(2)
+   local H, D, G, N, I = self.heads, self.head_dim, self.groups, self.state, self.inner_dim
+   local x_BTI, B_BTS, C_BTS = divide(xBC, { I, G * N, G * N })
+   local y_BTHD, last = self.scan(x_BTI:reshape(B, T, H, D), dt_BTH, Mamba2.rates(self),
+      B_BTS:reshape(B, T, G, N), C_BTS:reshape(B, T, G, N), {
+         D = self.D:numel() == H and self.D or self.D:reshape(H, D), dt_bias = self.dt_bias,
+         softplus = true, dt_limit = self.dt_limit, chunk = self.chunk, sequence = opts.sequence,
+         initial = opts.initial, return_last = opts.return_last,
+      })
+   return y_BTHD:reshape(B, T, I), last
+end
+
+-- What lies between the projections: y and the gate z, both [B, T, I], of the projected tokens.
+-- at: { sequence = [B or 1, T], cache = table of this layer or nil }.
+function Mamba2:mix(projected_BTP, at)
+   local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
+   local cache, kept = at.cache, at.cache ~= nil
+   local rows, last, y_BTI
+   xBC, rows = self:convolve(xBC, { sequence = at.sequence, initial = cache and cache.conv,
+      return_last = kept })
+   y_BTI, last = self:recur(xBC, dt_BTH, { sequence = at.sequence,
+      initial = cache and cache.state, return_last = kept })
+   if cache then cache.conv, cache.state = rows, last end
+   return y_BTI, z_BTI
+end
+
+-- at: { sequence = number of the sequence of each token [B or 1, T], cache = table or nil }. A
+-- cache holds the last rows of the convolution and the state: its size does not depend on the
+-- tokens seen.
+function Mamba2:forward(x_BTM, at)
+   context.for_layer('nn.Mamba2', self, at)
+   local y_BTI, z_BTI = self.inner(self, self.in_proj(x_BTM), at or {})
+   return self.out_proj(self.norm(y_BTI, z_BTI))
+end
+
+function Mamba2:detail()
+   return ('%d heads of %d, %d groups, state %d'):format(self.heads, self.head_dim, self.groups,
+      self.state)
+end
+
+-- Numbers of sequences i32 [B, T] from the documents i32 [B, T] of tokens: one more wherever the
+-- document changes, so that padding (document -1) is a sequence of its own.
+local function sequence_of(document_BT)
+   local n = document_BT:size(2)
+   if n == 0 then return document_BT end
+   local new = document_BT:narrow(2, 2, n - 1):ne(document_BT:narrow(2, 1, n - 1))
+   return new:to('i32'):pad({ 0, 1 }, { 0, 0 }):cumsum(2):to 'i32'
+end
+
+return { Mamba2 = Mamba2, GatedRMSNorm = GatedRMSNorm, divide = divide, sequence_of = sequence_of }

@@ -1,0 +1,329 @@
+-- Module: a named tree of parameters, buffers and child modules around one `forward`.
+--
+-- Values live in plain fields (self.weight, self.q_proj); the module keeps the ordered list of
+-- which fields are what. So model code reads like arithmetic, and everything that walks the tree
+-- (state, optimiser, sharding) sees stable dotted names in declaration order. A module may be
+-- built on device 'null' (shapes only) and materialised later.
+--
+-- A tensor that sits at two places in the tree is one parameter, listed at its first name.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local hook = require 'tide.nn.hook'
+local weight = require 'tide.nn.weight'
+
+local Module = class 'Module'
+
+local common = { 'dtype', 'device', 'init', 'seed' }
+
+-- Checks the options of a constructor: its own names and those every module knows.
+function Module.options(op, opts, known)
+   local all = {}
+   for _, k in ipairs(known) do all[#all + 1] = k end
+   for _, k in ipairs(common) do all[#all + 1] = k end
+   return err.options(op, opts, all)
+end
+
+-- Options to hand to a child: same dtype and device, filled later by the root.
+function Module.inner(opts, extra)
+   local t = { dtype = opts.dtype, device = opts.device, init = false }
+   for k, v in each(extra or {}) do t[k] = v end
+   return t
+end
+
+function Module:init()
+   self.training = true
+   self._param, self._buffer, self._child = {}, {}, {}
+   self._spec, self._volatile = {}, {}
+end
+
+local function free_name(self, name)
+   local op = 'nn.Module'
+   err.type(op, 'name', name, 'string')
+   if name == '' or name:find('.', 1, true) or rawget(self, name) ~= nil or self[name] ~= nil then
+      err.arg(op, 'name', 'a name without dots that the module does not use yet', name)
+   end
+end
+
+-- Declares a parameter. spec: an initialiser for nn.weight. Its value is undefined until
+-- init_weights.
+function Module:param(name, shape, spec, opts)
+   free_name(self, name)
+   self._spec[name] = weight.spec('nn.Module.param', 'init', spec)
+   local t = tide.empty(shape, { dtype = opts and opts.dtype, device = opts and opts.device })
+   t:requires_grad_(true)
+   self._param[#self._param + 1] = name
+   self[name] = t
+   return t
+end
+
+-- Declares a tensor that is no parameter. opts.persistent = false keeps it out of the state.
+function Module:buffer(name, t, opts)
+   free_name(self, name)
+   self._buffer[#self._buffer + 1] = name
+   self._volatile[name] = opts ~= nil and opts.persistent == false
+   self[name] = t
+   return t
+end
+
+function Module:child(name, module)
+   free_name(self, name)
+   if not class.is(module, Module) then
+      err.arg('nn.Module.child', name, 'a module', module)
+   end
+   self._child[#self._child + 1] = name
+   self[name] = module
+   return module
+end
+
+-- Ends a constructor: fills the weights unless a parent will, or there are no bytes yet.
+function Module:ready(opts)
+   opts = opts or {}
+   if opts.init ~= false and opts.device ~= 'null' then self:init_weights(opts.seed or 0) end
+end
+
+-- ---- walking ---------------------------------------------------------------------------------
+
+local function visit(self, prefix, fn)
+   fn(self, prefix)
+   for _, name in ipairs(self._child) do
+      visit(self[name], prefix == '' and name or prefix .. '.' .. name, fn)
+   end
+end
+
+-- Calls fn(module, path) for this module and everything below, parents first.
+function Module:walk(fn) visit(self, '', fn) end
+
+-- List of { name=, module= }.
+function Module:named_modules()
+   local list = {}
+   self:walk(function(m, path) list[#list + 1] = { name = path, module = m } end)
+   return list
+end
+
+local function join(path, name) return path == '' and name or path .. '.' .. name end
+
+-- List of { name=, param=, owner=, field= }; a shared tensor appears once.
+function Module:named_parameters()
+   local list, seen = {}, {}
+   self:walk(function(m, path)
+      for _, field in ipairs(m._param) do
+         local t = m[field]
+         if not seen[t.id] then
+            seen[t.id] = true
+            list[#list + 1] = { name = join(path, field), param = t, owner = m, field = field }
+         end
+      end
+   end)
+   return list
+end
+
+function Module:parameters()
+   local list = {}
+   for i, entry in ipairs(self:named_parameters()) do list[i] = entry.param end
+   return list
+end
+
+function Module:named_buffers()
+   local list = {}
+   self:walk(function(m, path)
+      for _, field in ipairs(m._buffer) do
+         list[#list + 1] = {
+            name = join(path, field), buffer = m[field], owner = m, field = field,
+            persistent = not m._volatile[field],
+         }
+      end
+   end)
+   return list
+end
+
+-- Calls fn(module) bottom up and returns self.
+function Module:apply(fn)
+   for _, name in ipairs(self._child) do self[name]:apply(fn) end
+   fn(self)
+   return self
+end
+
+-- The module at a dotted path ('' is this one).
+function Module:get(path)
+   local m = self
+   for name in path:gmatch '[^.]+' do
+      m = type(m) == 'table' and rawget(m, name) or nil
+      if not class.is(m, Module) then
+         err.raise('E_ARG', 'nn.Module.get', "no module '%s' at '%s'", name, path)
+      end
+   end
+   return m
+end
+
+function Module:num_parameters()
+   local n = 0
+   for _, entry in ipairs(self:named_parameters()) do n = n + entry.param:numel() end
+   return n
+end
+
+-- ---- mode, dtype, device, weights --------------------------------------------------------------
+
+function Module:train(on)
+   on = on ~= false
+   self:walk(function(m) m.training = on end)
+   return self
+end
+
+function Module:eval() return self:train(false) end
+
+function Module:requires_grad_(on)
+   for _, entry in ipairs(self:named_parameters()) do entry.param:requires_grad_(on ~= false) end
+   return self
+end
+
+function Module:zero_grad()
+   for _, entry in ipairs(self:named_parameters()) do entry.param:zero_grad() end
+end
+
+-- Replaces every parameter and buffer by fn(t); shared tensors stay shared.
+local function replace(self, fn)
+   local made = {}
+   self:walk(function(m)
+      for _, field in ipairs(m._param) do
+         local old = m[field]
+         local new = made[old.id] or fn(old, true)
+         made[old.id] = new
+         m[field] = new
+      end
+      for _, field in ipairs(m._buffer) do m[field] = fn(m[field], false) end
+   end)
+   return self
+end
+
+local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
+
+-- target: a dtype, a device, or { dtype=, device= }. Integer tensors keep their dtype.
+function Module:to(target)
+   if type(target) == 'string' then
+      target = is_float[target] and { dtype = target } or { device = target }
+   end
+   err.options('nn.Module.to', target, { 'dtype', 'device' })
+   return replace(self, function(t, is_param)
+      local want = { device = target.device, dtype = is_float[t.dtype] and target.dtype or nil }
+      if next(want) == nil then return t end
+      local new = t:detach():to(want):detach()
+      if is_param and t.requires_grad then new:requires_grad_(true) end
+      return new
+   end)
+end
+
+-- Gives a module that was built on device 'null' its bytes, and fills them.
+function Module:materialise(device, seed)
+   replace(self, function(t, is_param)
+      if t.device ~= 'null' then return t end
+      local new = tide.empty(t.shape, { dtype = t.dtype, device = device })
+      if is_param and t.requires_grad then new:requires_grad_(true) end
+      return new
+   end)
+   return self:init_weights(seed or 0)
+end
+
+-- A parameter that is a part of a whole one (module._layout) gets the numbers of that part.
+local function fill_parameter(entry, seed)
+   local spec, layout = entry.owner._spec[entry.field], rawget(entry.owner, '_layout')
+   local place = layout and layout[entry.field]
+   local parts = place and place:parts(entry.param) or { { view = entry.param } }
+   for _, part in ipairs(parts) do
+      weight.fill(part.view, spec,
+         { seed = seed, path = entry.name, start = part.start, stride = part.stride })
+   end
+end
+
+-- Fills every parameter by its declared initialiser from (seed, dotted name).
+function Module:init_weights(seed)
+   err.integer('nn.Module.init_weights', 'seed', seed, 0)
+   tide.no_grad(function()
+      for _, entry in ipairs(self:named_parameters()) do
+         fill_parameter(entry, seed)
+      end
+   end)
+   return self
+end
+
+-- ---- state -------------------------------------------------------------------------------------
+
+-- Name -> tensor: the parameters and persistent buffers themselves, without history.
+function Module:state_dict()
+   local state = {}
+   for _, entry in ipairs(self:named_parameters()) do state[entry.name] = entry.param:detach() end
+   for _, entry in ipairs(self:named_buffers()) do
+      if entry.persistent then state[entry.name] = entry.buffer:detach() end
+   end
+   return state
+end
+
+-- Copies a state into the parameters and buffers, converting dtypes. Strict by default: missing,
+-- unexpected and misshapen entries are one error that lists them all, and nothing is changed.
+-- opts.strict = false ignores missing and unexpected names; shapes must always fit.
+function Module:load_state_dict(state, opts)
+   return require('tide.nn.state').load(self, state, opts)
+end
+
+-- ---- hooks and the call ------------------------------------------------------------------------
+
+-- fn(module, inputs...): what it returns replaces the inputs (nil: unchanged). opts.first: it runs
+-- before those that are there.
+function Module:hook_pre(fn, opts)
+   self._pre = self._pre or hook.list()
+   return self._pre:add('nn.Module.hook_pre', fn, opts)
+end
+
+-- fn(module, inputs, outputs...), inputs a packed list: what it returns replaces the outputs.
+function Module:hook_post(fn)
+   self._post = self._post or hook.list()
+   return self._post:add('nn.Module.hook_post', fn)
+end
+
+-- fn(module, dy...): runs before the backward of this module with the gradients of its outputs;
+-- what it returns replaces them.
+function Module:hook_backward_pre(fn)
+   self._bwd_pre = self._bwd_pre or hook.list()
+   return self._bwd_pre:add('nn.Module.hook_backward_pre', fn)
+end
+
+-- fn(module, dx...): runs after the backward of this module with the gradients of its tensor
+-- inputs; what it returns replaces them. Needs an input that carries a gradient.
+function Module:hook_backward(fn)
+   self._bwd = self._bwd or hook.list()
+   return self._bwd:add('nn.Module.hook_backward', fn)
+end
+
+local function call(self, ...)
+   if self._pre or self._post or self._bwd or self._bwd_pre then
+      return hook.call(self, hook.pack(...))
+   end
+   return self:forward(...)
+end
+
+-- self._around(call, self, inputs...), if set, stands around the call, hooks included: a plan that
+-- recomputes this module in backward.
+function Module:__call(...)
+   if self._around then return self._around(call, self, ...) end
+   return call(self, ...)
+end
+
+function Module:forward()
+   err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
+end
+
+function Module:__tostring()
+   local lines = {}
+   self:walk(function(m, path)
+      local depth = select(2, path:gsub('%.', '.')) + (path == '' and 0 or 1)
+      local name = path:match '[^.]+$'
+      local detail = m.detail and ' ' .. m:detail() or ''
+      lines[#lines + 1] = ('   '):rep(depth) .. (name and name .. ': ' or '')
+         .. m.class_name .. detail
+   end)
+   return table.concat(lines, '\n')
+end
+
+return Module

@@ -1,0 +1,69 @@
+-- Loading a state into a module: every difference is found before anything is changed.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local state_of = {}
+
+local function shape_text(t) return '[' .. table.concat(t.shape, ', ') .. ']' end
+
+local function same_shape(a, b)
+   local x, y = a.shape, b.shape
+   if #x ~= #y then return false end
+   for i = 1, #x do
+      if x[i] ~= y[i] then return false end
+   end
+   return true
+end
+
+local function differences(own, given)
+   local lists = { missing = {}, unexpected = {}, shape = {} }
+   for name, t in each(own) do
+      if not given[name] then
+         table.insert(lists.missing, name)
+      elseif not same_shape(t, given[name]) then
+         table.insert(lists.shape, ('%s (model %s, state %s)')
+            :format(name, shape_text(t), shape_text(given[name])))
+      end
+   end
+   for name in each(given) do
+      if not own[name] then table.insert(lists.unexpected, name) end
+   end
+   for _, list in each(lists) do table.sort(list) end
+   return lists
+end
+
+local function listed(list)
+   if #list <= 8 then return table.concat(list, ', ') end
+   return table.concat(list, ', ', 1, 8) .. (', ... %d more'):format(#list - 8)
+end
+
+-- What Module:load_state_dict does.
+function state_of.load(self, state, opts)
+   local op = 'nn.Module.load_state_dict'
+   err.type(op, 'state', state, 'table')
+   opts = err.options(op, opts, { 'strict' })
+   if self._sharded_in then
+      err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values; load '
+         .. 'before fully_shard, or a checkpoint with tide.train')
+   end
+   local own = self:state_dict()
+   local lists, parts = differences(own, state), {}
+   local strict = opts.strict ~= false
+   for _, kind in ipairs { 'missing', 'unexpected', 'shape' } do
+      if #lists[kind] > 0 and (strict or kind == 'shape') then
+         local label = kind == 'shape' and 'shapes differ' or kind
+         parts[#parts + 1] = label .. ': ' .. listed(lists[kind])
+      end
+   end
+   if #parts > 0 then err.raise('E_SHAPE', op, '%s', table.concat(parts, '; ')) end
+   tide.no_grad(function()
+      for name, t in each(own) do
+         if state[name] then t:copy_(state[name]) end
+      end
+   end)
+   return lists
+end
+
+return state_of

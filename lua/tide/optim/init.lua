@@ -1,0 +1,6 @@
+-- Optimisers, schedules and gradient clipping, each loaded at first use.
+
+return require 'tide.util.lazy' ('optim', {
+   Optimizer = 'optimizer', AdamW = 'adamw', SGD = 'sgd', adamw = 'adamw', sgd = 'sgd',
+   schedule = 'schedule', clip = 'clip',
+})

@@ -1,0 +1,244 @@
+-- Optimizer: parameter groups, state by parameter name, one fused update per group.
+--
+-- State is kept under the dotted parameter name, never under a handle, so it can be saved, loaded
+-- on another mesh, and survives the replacement of a parameter's tensor. Parameters that got no
+-- gradient are left as they are; each counts its own updates.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local Optimizer = class 'Optimizer'
+
+-- A module or a list of { name=, param= }.
+local function entries_of(op, source)
+   err.type(op, 'params', source, 'table')
+   if source._sharded_in then
+      err.raise('E_ARG', op, 'this model is sharded, its fields hold whole parameters for a while; '
+         .. 'give what fully_shard returned')
+   end
+   local list = source.named_parameters and source:named_parameters() or source
+   if #list == 0 and not source.is_sharded then
+      err.arg(op, 'params', 'a module or a list with parameters', 'nothing')
+   end
+   for i, entry in ipairs(list) do
+      if type(entry) ~= 'table' or type(entry.name) ~= 'string'
+         or type(entry.param) ~= 'cdata' then
+         err.arg(op, ('params[%d]'):format(i), 'an entry { name =, param = }', entry)
+      end
+   end
+   return list
+end
+
+-- Matrices decay; norms, biases and other vectors do not.
+local function default_groups(list, opts)
+   local decay, rest = { params = {} }, { params = {}, weight_decay = 0 }
+   for _, entry in ipairs(list) do
+      local group = (opts.decay_vectors or entry.param.ndim > 1) and decay or rest
+      group.params[#group.params + 1] = entry
+   end
+   local groups = {}
+   for _, group in ipairs { decay, rest } do
+      if #group.params > 0 then groups[#groups + 1] = group end
+   end
+   return groups
+end
+
+local function check_group(self, op, group, seen)
+   for k in each(group) do
+      if k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil then
+         err.raise('E_ARG', op, "unknown option '%s' in a group", tostring(k))
+      end
+   end
+   group.params = entries_of(op, group.params)
+   group.lr_scale = err.number(op, 'lr_scale', group.lr_scale or 1, 0)
+   for k, v in each(self.defaults) do
+      if group[k] == nil then group[k] = v end
+   end
+   for _, entry in ipairs(group.params) do
+      if seen[entry.name] then
+         err.raise('E_ARG', op, "parameter '%s' is in two groups", entry.name)
+      end
+      seen[entry.name] = true
+   end
+end
+
+-- The sharded models whose pieces are in a list.
+local function sharded_of(entries)
+   local list, seen = {}, {}
+   for _, entry in ipairs(entries) do
+      local s = entry.sharded
+      if s and not seen[s] then
+         seen[s] = true
+         list[#list + 1] = s
+      end
+   end
+   return list
+end
+
+-- params: a module, a list of { name=, param= }, or a list of groups { params =, weight_decay =,
+-- lr_scale =, ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
+function Optimizer:init(op, params, defaults, opts)
+   self.op, self.defaults, self.lr = op, defaults, opts.lr
+   if type(opts.lr) ~= 'function' then err.number(op, 'lr', opts.lr, 0) end
+   err.type(op, 'params', params, 'table')
+   self.groups = params[1] and params[1].params and params
+      or default_groups(entries_of(op, params), opts)
+   local seen = {}
+   for _, group in ipairs(self.groups) do check_group(self, op, group, seen) end
+   self.state, self.steps = {}, 0
+   self.sharded = params.is_sharded and { params } or sharded_of(self:entries())
+end
+
+-- Learning rate of the step that comes next.
+function Optimizer:next_lr()
+   if type(self.lr) == 'function' then return self.lr(self.steps + 1) end
+   return self.lr
+end
+
+-- List of { name=, param= } over all groups.
+function Optimizer:entries()
+   local list = {}
+   for _, group in ipairs(self.groups) do
+      for _, entry in ipairs(group.params) do list[#list + 1] = entry end
+   end
+   return list
+end
+
+-- The gradients that exist, in order.
+function Optimizer:grads()
+   local list = {}
+   for _, entry in ipairs(self:entries()) do
+      local g = entry.param.grad
+      if g ~= nil then list[#list + 1] = g end
+   end
+   return list
+end
+
+-- Gradients go, and with them their bytes: handles from earlier calls of grads() answer E_GONE.
+function Optimizer:zero_grad()
+   for _, entry in ipairs(self:entries()) do entry.param:drop_grad() end
+end
+
+-- Parameters of a group that can share one fused call: same dtype, same number of updates.
+local function buckets(self, group)
+   local list, by_key = {}, {}
+   for _, entry in ipairs(group.params) do
+      local g = entry.param.grad
+      if g ~= nil then
+         local state = self.state[entry.name] or self:new_state(entry)
+         self.state[entry.name] = state
+         local key = entry.param.dtype .. state.step
+         if not by_key[key] then
+            by_key[key] = { step = state.step + 1, p = {}, g = {}, states = {} }
+            list[#list + 1] = by_key[key]
+         end
+         local b = by_key[key]
+         b.p[#b.p + 1], b.g[#b.g + 1], b.states[#b.states + 1] = entry.param, g, state
+      end
+   end
+   return list
+end
+
+-- Raises where a step would be a silent nothing or of parts.
+local function check_ready(self, op)
+   for _, s in ipairs(self.sharded) do s:check_finished(op) end
+   if #self.sharded == 0 and #self:grads() == 0 then
+      err.raise('E_STATE', op, 'no parameter has a gradient: call backward before step, and make '
+         .. 'the optimiser after fully_shard, from what it returns')
+   end
+end
+
+-- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply
+-- every gradient.
+function Optimizer:step(opts)
+   opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor' })
+   local lr = opts.lr or self:next_lr()
+   err.number(self.op .. '.step', 'lr', lr, 0)
+   check_ready(self, self.op .. '.step')
+   tide.no_grad(function()
+      for _, group in ipairs(self.groups) do
+         for _, bucket in ipairs(buckets(self, group)) do
+            self:update(group, bucket, lr * group.lr_scale, opts)
+            for _, state in ipairs(bucket.states) do state.step = bucket.step end
+         end
+      end
+   end)
+   self.steps = self.steps + 1
+   for _, s in ipairs(self.sharded) do s:updated() end
+end
+
+-- An exact copy of the weight for parameters of 16 bits, else nil.
+function Optimizer.master(param)
+   if param.dtype == 'bf16' or param.dtype == 'f16' then return param:detach():to 'f32' end
+end
+
+function Optimizer.zeros_like(param)
+   local dtype = param.dtype == 'f64' and 'f64' or 'f32'
+   return tide.zeros(param.shape, { dtype = dtype, device = param.device })
+end
+
+-- Column `field` of the states; nil if no state has it (tables with holes never leave Lua).
+function Optimizer.column(states, field)
+   local list = {}
+   for i, state in ipairs(states) do
+      if state[field] == nil then return nil end
+      list[i] = state[field]
+   end
+   return list
+end
+
+-- ---- state -------------------------------------------------------------------------------------
+
+-- tensors: "name.field" -> tensor; meta: steps and the update count of each parameter.
+function Optimizer:state_dict()
+   local tensors, counts = {}, {}
+   for name, state in each(self.state) do
+      counts[name] = state.step
+      for _, field in ipairs(self.fields) do
+         if state[field] ~= nil then tensors[name .. '.' .. field] = state[field] end
+      end
+   end
+   return tensors, { kind = self.class_name, steps = self.steps, counts = counts }
+end
+
+local function restore(self, op, entry, count, tensors)
+   local state = self:new_state(entry)
+   for _, field in ipairs(self.fields) do
+      if state[field] ~= nil then
+         local key = entry.name .. '.' .. field
+         local t = tensors[key]
+         if t == nil then err.raise('E_FORMAT', op, "the state has no '%s'", key) end
+         state[field]:copy_(t)
+      end
+   end
+   state.step = err.integer(op, entry.name .. '.step', count, 0)
+   return state
+end
+
+function Optimizer:load_state_dict(tensors, meta)
+   local op = self.op .. '.load_state_dict'
+   err.type(op, 'tensors', tensors, 'table')
+   err.type(op, 'meta', meta, 'table')
+   if meta.kind ~= self.class_name then
+      err.raise('E_ARG', op, 'the state is of %s, this is %s', tostring(meta.kind),
+         self.class_name)
+   end
+   local known, state = {}, {}
+   tide.no_grad(function()
+      for _, entry in ipairs(self:entries()) do
+         known[entry.name] = true
+         local count = meta.counts[entry.name]
+         if count then state[entry.name] = restore(self, op, entry, count, tensors) end
+      end
+   end)
+   for name in each(meta.counts) do
+      if not known[name] then
+         err.raise('E_ARG', op, "the state has a parameter '%s' that is not optimised here", name)
+      end
+   end
+   self.state, self.steps = state, err.integer(op, 'steps', meta.steps, 0)
+end
+
+return Optimizer

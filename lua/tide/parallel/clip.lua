@@ -1,0 +1,91 @@
+-- The global norm of gradients over any placement, and clipping by it (layer 8).
+--
+-- The one idea: gradients come in groups { grads =, comms = }, where comms are the communicators
+-- along which *different* parts lie. A group's sum of powers is summed over its comms and over
+-- nothing else, so an element that many ranks hold counts once. Every rank has the same groups,
+-- with perhaps no gradient in them.
+--
+-- clip_grad_norm_ scales in place, whatever the dtype, by max_norm / (norm + 1e-6) if that is < 1.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local clip = {}
+
+-- Groups from a Sharded, a list of groups, or a list of tensors (with comm, if they are parts).
+local function groups_of(op, source, comm)
+   err.type(op, 'grads', source, 'table')
+   if source.norm_groups then
+      source:check_finished(op)
+      return source:norm_groups()
+   end
+   if source[1] ~= nil and type(source[1]) == 'table' and source[1].grads then return source end
+   return { { grads = source, comms = { comm } } }
+end
+
+local function check_p(op, p)
+   if p == nil then return 2 end
+   if type(p) ~= 'number' or p ~= p or p < 1 then
+      err.arg(op, 'norm_type', 'a number >= 1, or math.huge', p)
+   end
+   return p
+end
+
+-- The sum of |x|^p of a list (the largest |x| for infinity), one f32.
+local function local_part(grads, p)
+   local update = require 'tide.ffi.update'
+   if p == math.huge then return update.norm(grads, p) end
+   if p == 1 or p == 2 then return update.norm(grads, p, true) end
+   local sum = tide.zeros({})
+   for _, g in ipairs(grads) do sum = sum + g:to('f32'):abs():pow(p):sum() end
+   return sum
+end
+
+local function combine(total, part, p)
+   if not total then return part end
+   return p == math.huge and tide.maximum(total, part) or total + part
+end
+
+-- The norm as an f32 scalar, the same on every rank. source: a Sharded, a list of groups, or a list
+-- of tensors with comm. norm_type: 2 (default), 1, any p >= 1, math.huge.
+function clip.norm(source, norm_type, comm)
+   local op = 'parallel.clip.norm'
+   local p = check_p(op, norm_type)
+   return tide.no_grad(function()
+      local total
+      for _, group in ipairs(groups_of(op, source, comm)) do
+         local part = local_part(group.grads, p)
+         for _, c in ipairs(group.comms) do
+            if c.size > 1 then c:all_reduce(part, p == math.huge and 'max' or 'sum') end
+         end
+         total = combine(total, part, p)
+      end
+      total = total or tide.zeros({})
+      if p == math.huge or p == 1 then return total end
+      return p == 2 and total:sqrt() or total:pow(1 / p)
+   end)
+end
+
+-- Scales gradients in place so that their global norm is at most max_norm; returns the norm before.
+-- opts: norm_type, comm.
+function clip.clip_grad_norm_(source, max_norm, opts)
+   local op = 'parallel.clip_grad_norm_'
+   err.number(op, 'max_norm', max_norm, 0)
+   opts = err.options(op, opts, { 'norm_type', 'comm' })
+   local groups = groups_of(op, source, opts.comm)
+   local norm = clip.norm(groups, opts.norm_type)
+   local update = require 'tide.ffi.update'
+   if max_norm == 0 then
+      for _, group in ipairs(groups) do
+         for _, g in ipairs(group.grads) do g:zero_() end
+      end
+      return norm
+   end
+   local factor = update.clip_factor(norm, max_norm)
+   for _, group in ipairs(groups) do
+      if #group.grads > 0 then update.scale_all_(group.grads, factor) end
+   end
+   return norm
+end
+
+return clip

@@ -1,0 +1,529 @@
+-- Collectives that can be differentiated, along any dim (layer 8).
+--
+-- The one idea: each is a host function whose backward is its adjoint collective, so backward
+-- communicates in the reverse order of forward, alike on every rank. Communicators move flat
+-- buffers with one part a rank; two helpers turn a tensor into parts along a dim and back, with at
+-- most one copy.
+--
+-- Two conventions, by what the loss is:
+--   sum over ranks (each rank has a loss of its own part; gradients are those of their sum)
+--      all_gather <-> reduce_scatter, all_reduce <-> all_reduce, all_to_all <-> all_to_all,
+--      broadcast <-> reduce, shift <-> shift back, and the _v forms
+--   counted once (what follows is computed alike on every rank, and so is its gradient)
+--      copy_to: identity <-> sum; reduce_from: sum <-> identity; gather_from: gather <-> own part;
+--      scatter_to: own part <-> gather
+--
+-- comm is a communicator or an axis of a mesh. Every rank must call, and every rank's loss must
+-- depend on its result, or backward waits for ranks that do not come. With one rank each of them
+-- is the identity. Results own their memory unless they are x itself.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local is_even = require('tide.parallel.placement').is_even
+
+local op = {}
+
+-- ---- arguments -------------------------------------------------------------------------------
+
+local function comm_of(name, comm)
+   if type(comm) == 'table' and comm.all_reduce == nil and comm.comm then comm = comm.comm end
+   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.all_reduce then
+      err.arg(name, 'comm', 'a communicator or an axis of a mesh', comm)
+   end
+   return comm
+end
+
+local function begin(name, x, comm)
+   if not tide.is_tensor(x) then err.arg(name, 'x', 'a tensor', x) end
+   return comm_of(name, comm)
+end
+
+-- A dim as a positive number; 1 by default.
+local function dim_of(name, what, x, dim)
+   local ndim = x.ndim
+   if dim == nil then dim = 1 end
+   if type(dim) ~= 'number' or dim ~= math.floor(dim) or dim == 0 or math.abs(dim) > ndim then
+      err.arg(name, what, ndim == 0 and 'no dim at all (the tensor has none)'
+         or ('an integer in [-%d, %d] without 0'):format(ndim, ndim), dim)
+   end
+   return dim > 0 and dim or dim + ndim + 1
+end
+
+local ops = { 'sum', 'mean', 'min', 'max', 'prod' }
+local function reduce_of(name, reduce)
+   return reduce == nil and 'sum' or err.choice(name, 'op', reduce, ops)
+end
+
+local function sum_of(counts)
+   local n = 0
+   for _, c in ipairs(counts) do n = n + c end
+   return n
+end
+
+-- A count a rank; total (may be nil): what they must add up to.
+local function check_counts(name, what, counts, comm, total)
+   if type(counts) ~= 'table' or #counts ~= comm.size then
+      err.arg(name, what, ('a list of %d counts'):format(comm.size), counts)
+   end
+   for i, c in ipairs(counts) do err.integer(name, ('%s[%d]'):format(what, i), c, 0) end
+   if total and sum_of(counts) ~= total then
+      err.arg(name, what, ('counts that add up to the size %d'):format(total), sum_of(counts))
+   end
+   return counts
+end
+
+local function equal_counts(name, what, size, n)
+   if size % n ~= 0 then
+      err.arg(name, what, ('a dim whose size divides among %d ranks (or counts, in the _v form)')
+         :format(n), size)
+   end
+   local counts = {}
+   for i = 1, n do counts[i] = size / n end
+   return counts
+end
+
+local function same_counts(n, count)
+   local counts = {}
+   for i = 1, n do counts[i] = count end
+   return counts
+end
+
+-- The sizes that the ranks have along dim, this rank's own among them; nil: all as this rank.
+local function own_count(name, what, x, dim, comm, counts)
+   local size = x:size(dim)
+   if counts == nil then return same_counts(comm.size, size) end
+   check_counts(name, what, counts, comm)
+   if counts[comm.rank + 1] ~= size then
+      err.arg(name, what, ('%d for this rank (%d), the size of dim %d'):format(size, comm.rank,
+         dim), counts[comm.rank + 1])
+   end
+   return counts
+end
+
+-- ---- parts along a dim -----------------------------------------------------------------------
+
+local function extent(shape, dim)
+   local before, after = 1, 1
+   for d = 1, dim - 1 do before = before * shape[d] end
+   for d = dim + 1, #shape do after = after * shape[d] end
+   return before, after
+end
+
+local function flat(x) return x:contiguous():reshape { x:numel() } end
+
+-- x cut along dim: part after part in one flat tensor, each row-major in itself.
+local function to_parts(x, dim, counts)
+   local shape = x.shape
+   local before, after = extent(shape, dim)
+   if before == 1 or #counts == 1 then return flat(x) end
+   if is_even(counts) then
+      return flat(x:reshape { before, #counts, counts[1] * after }:permute(2, 1, 3))
+   end
+   local rows, list, at = x:reshape { before, shape[dim] * after }, {}, 1
+   for i, c in ipairs(counts) do
+      list[i] = rows:narrow(2, at, c * after):reshape { before * c * after }
+      at = at + c * after
+   end
+   return tide.cat(list, 1)
+end
+
+-- The inverse; shape: that of the result.
+local function from_parts(parts, shape, dim, counts)
+   local before, after = extent(shape, dim)
+   if before == 1 or #counts == 1 then return parts:reshape(shape) end
+   if is_even(counts) then
+      return parts:reshape { #counts, before, counts[1] * after }:permute(2, 1, 3):contiguous()
+         :reshape(shape)
+   end
+   local list, at = {}, 1
+   for i, c in ipairs(counts) do
+      local n = before * c * after
+      list[i] = parts:narrow(1, at, n):reshape { before, c * after }
+      at = at + n
+   end
+   return tide.cat(list, 2):reshape(shape)
+end
+
+local function with_size(x, dim, size)
+   local shape = x.shape
+   shape[dim] = size
+   return shape
+end
+
+-- Elements of each part.
+local function elements(x, dim, counts)
+   local before, after = extent(x.shape, dim)
+   local list = {}
+   for i, c in ipairs(counts) do list[i] = before * c * after end
+   return list
+end
+
+local function part_of(x, dim, counts, rank)
+   local at = 1
+   for i = 1, rank do at = at + counts[i] end
+   return x:narrow(dim, at, counts[rank + 1]):clone()
+end
+
+-- ---- collectives without history -------------------------------------------------------------
+
+local function gather(x, comm, dim, counts)
+   local got
+   if is_even(counts) then
+      got = comm:all_gather(flat(x))
+   else
+      got = comm:all_gather_v(flat(x), elements(x, dim, counts))
+   end
+   return from_parts(got, with_size(x, dim, sum_of(counts)), dim, counts)
+end
+
+local function reduce_parts(x, comm, dim, counts, reduce)
+   local parts = to_parts(x, dim, counts)
+   local got
+   if is_even(counts) then
+      got = comm:reduce_scatter(parts, reduce)
+   else
+      got = comm:reduce_scatter_v(parts, elements(x, dim, counts), reduce)
+   end
+   return got:reshape(with_size(x, dim, counts[comm.rank + 1]))
+end
+
+-- Part r of x along `cut` goes to rank r; what comes is joined along `join`. equal: all parts of
+-- all ranks are (which a rank cannot see from its own counts alone when cut is join).
+local function exchange(x, comm, cut, join, give, take, equal)
+   local parts = to_parts(x, cut, give)
+   local shape = with_size(x, cut, give[comm.rank + 1])
+   local unit = 1                            -- elements of what comes, for each row along join
+   for d, size in ipairs(shape) do
+      if d ~= join then unit = unit * size end
+   end
+   shape[join] = sum_of(take)
+   local got
+   if equal then
+      got = comm:all_to_all(parts)
+   else
+      local out = {}
+      for i, c in ipairs(take) do out[i] = c * unit end
+      got = comm:all_to_all_v(parts, elements(x, cut, give), out)
+   end
+   return from_parts(got, shape, join, take)
+end
+
+local function reduced(x, comm, reduce) return comm:all_reduce(x:contiguous():clone(), reduce) end
+
+-- A derivative by a sum or mean; the others have none here.
+local function linear(name, dy, comm, reduce)
+   if reduce == 'mean' then return dy * (1 / comm.size) end
+   if reduce ~= 'sum' then
+      err.raise('E_UNSUPPORTED', name, "'%s' over ranks has no derivative here; detach the input",
+         reduce)
+   end
+   return dy
+end
+
+-- ---- host functions --------------------------------------------------------------------------
+
+local func = tide.grad.func
+
+local gather_fn = func {
+   name = 'parallel.all_gather',
+   forward = function(self, x, comm, dim, counts)
+      self.comm, self.dim, self.counts = comm, dim, counts
+      return gather(x, comm, dim, counts)
+   end,
+   backward = function(self, dy)
+      return reduce_parts(dy, self.comm, self.dim, self.counts, 'sum')
+   end,
+}
+
+local reduce_scatter_fn = func {
+   name = 'parallel.reduce_scatter',
+   forward = function(self, x, comm, dim, counts, reduce)
+      self.comm, self.dim, self.counts, self.reduce = comm, dim, counts, reduce
+      return reduce_parts(x, comm, dim, counts, reduce)
+   end,
+   backward = function(self, dy)
+      dy = linear(self.name, dy, self.comm, self.reduce)
+      return gather(dy, self.comm, self.dim, self.counts)
+   end,
+}
+
+local exchange_fn = func {
+   name = 'parallel.all_to_all',
+   forward = function(self, x, comm, cut, join, give, take, equal)
+      self.comm, self.cut, self.join, self.give, self.take = comm, cut, join, give, take
+      self.equal = equal
+      return exchange(x, comm, cut, join, give, take, equal)
+   end,
+   backward = function(self, dy)
+      return exchange(dy, self.comm, self.join, self.cut, self.take, self.give, self.equal)
+   end,
+}
+
+local all_reduce_fn = func {
+   name = 'parallel.all_reduce',
+   forward = function(self, x, comm, reduce)
+      self.comm, self.reduce = comm, reduce
+      return reduced(x, comm, reduce)
+   end,
+   backward = function(self, dy)
+      return reduced(linear(self.name, dy, self.comm, self.reduce), self.comm, 'sum')
+   end,
+}
+
+local reduce_from_fn = func {
+   name = 'parallel.reduce_from',
+   forward = function(self, x, comm, reduce)
+      self.comm, self.reduce = comm, reduce
+      return reduced(x, comm, reduce)
+   end,
+   backward = function(self, dy) return linear(self.name, dy, self.comm, self.reduce) end,
+}
+
+local copy_to_fn = func {
+   name = 'parallel.copy_to',
+   forward = function(self, x, comm)
+      self.comm = comm
+      return x
+   end,
+   backward = function(self, dy) return reduced(dy, self.comm, 'sum') end,
+}
+
+local gather_from_fn = func {
+   name = 'parallel.gather_from',
+   forward = function(self, x, comm, dim, counts)
+      self.comm, self.dim, self.counts = comm, dim, counts
+      return gather(x, comm, dim, counts)
+   end,
+   backward = function(self, dy) return part_of(dy, self.dim, self.counts, self.comm.rank) end,
+}
+
+local scatter_to_fn = func {
+   name = 'parallel.scatter_to',
+   forward = function(self, x, comm, dim, counts)
+      self.comm, self.dim, self.counts = comm, dim, counts
+      return part_of(x, dim, counts, comm.rank)
+   end,
+   backward = function(self, dy) return gather(dy, self.comm, self.dim, self.counts) end,
+}
+
+-- Root's x on every rank; what the others gave only tells the shape.
+local function sent(x, comm, root)
+   local y = comm.rank == root and x:contiguous()
+      or tide.empty(x.shape, { dtype = x.dtype, device = x.device })
+   return comm:broadcast(y, root)
+end
+
+-- The reduction on root, zeros elsewhere.
+local function collected(x, comm, root, reduce)
+   if comm.rank == root then return comm:reduce(x:contiguous():clone(), root, reduce) end
+   comm:reduce(x:contiguous(), root, reduce)
+   return tide.zeros(x.shape, { dtype = x.dtype, device = x.device })
+end
+
+local broadcast_fn = func {
+   name = 'parallel.broadcast',
+   forward = function(self, x, comm, root)
+      self.comm, self.root = comm, root
+      return sent(x, comm, root)
+   end,
+   backward = function(self, dy) return collected(dy, self.comm, self.root, 'sum') end,
+}
+
+local reduce_fn = func {
+   name = 'parallel.reduce',
+   forward = function(self, x, comm, root, reduce)
+      self.comm, self.root, self.reduce = comm, root, reduce
+      return collected(x, comm, root, reduce)
+   end,
+   backward = function(self, dy)
+      return sent(linear(self.name, dy, self.comm, self.reduce), self.comm, self.root)
+   end,
+}
+
+local shift_fn = func {
+   name = 'parallel.shift',
+   forward = function(self, x, comm, by)
+      self.comm, self.by = comm, by
+      return comm:shift(x:contiguous(), by)
+   end,
+   backward = function(self, dy) return self.comm:shift(dy:contiguous(), -self.by) end,
+}
+
+-- ---- the loss is a sum over ranks ------------------------------------------------------------
+
+-- All ranks' x, of one shape, joined along dim (1) in rank order.
+function op.all_gather(x, comm, dim)
+   local name = 'parallel.all_gather'
+   comm = begin(name, x, comm)
+   dim = dim_of(name, 'dim', x, dim)
+   if comm.size == 1 then return x end
+   return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
+end
+
+-- The same with counts[r + 1] rows along dim from rank r. counts nil: the ranks tell each other.
+function op.all_gather_v(x, comm, dim, counts)
+   local name = 'parallel.all_gather_v'
+   comm = begin(name, x, comm)
+   dim = dim_of(name, 'dim', x, dim)
+   counts = own_count(name, 'counts', x, dim, comm, counts or op.counts(x:size(dim), comm))
+   if comm.size == 1 then return x end
+   return gather_fn(x, comm, dim, counts)
+end
+
+-- The reduction over ranks (op: 'sum' or 'mean', also min, max, prod without derivative), cut
+-- along dim (1) in equal parts, of which each rank gets its own.
+function op.reduce_scatter(x, comm, dim, reduce)
+   local name = 'parallel.reduce_scatter'
+   comm = begin(name, x, comm)
+   dim, reduce = dim_of(name, 'dim', x, dim), reduce_of(name, reduce)
+   if comm.size == 1 then return x end
+   return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), reduce)
+end
+
+-- The same in parts of counts[r + 1] rows.
+function op.reduce_scatter_v(x, comm, dim, counts, reduce)
+   local name = 'parallel.reduce_scatter_v'
+   comm = begin(name, x, comm)
+   dim, reduce = dim_of(name, 'dim', x, dim), reduce_of(name, reduce)
+   check_counts(name, 'counts', counts, comm, x:size(dim))
+   if comm.size == 1 then return x end
+   return reduce_scatter_fn(x, comm, dim, counts, reduce)
+end
+
+-- Part r of x along the dim `cut` (1) goes to rank r; what comes is joined along the dim `join`
+-- (cut). Sequence against heads: all_to_all(x_BTHD, comm, 3, 2) has all of T and a part of H.
+-- cut_counts, join_counts: sizes of the parts, and the sizes that the ranks have along join, when
+-- unequal; both the same on every rank.
+function op.all_to_all(x, comm, cut, join, cut_counts, join_counts)
+   local name = 'parallel.all_to_all'
+   comm = begin(name, x, comm)
+   cut = dim_of(name, 'cut', x, cut)
+   join = dim_of(name, 'join', x, join == nil and cut or join)
+   local n, given = comm.size, cut_counts or join_counts
+   if cut == join and given then
+      err.arg(name, 'join', 'another dim than cut, since counts are given (or all_to_all_v)', join)
+   end
+   cut_counts = cut_counts and check_counts(name, 'cut_counts', cut_counts, comm, x:size(cut))
+      or equal_counts(name, 'cut', x:size(cut), n)
+   if cut == join then
+      join_counts = cut_counts
+   else
+      join_counts = own_count(name, 'join_counts', x, join, comm, join_counts)
+   end
+   if n == 1 then return x end
+   return exchange_fn(x, comm, cut, join, cut_counts, join_counts,
+      is_even(cut_counts) and is_even(join_counts))
+end
+
+-- in_counts[r + 1] rows along dim (1) go to rank r, out_counts[r + 1] come from it.
+function op.all_to_all_v(x, comm, in_counts, out_counts, dim)
+   local name = 'parallel.all_to_all_v'
+   comm = begin(name, x, comm)
+   dim = dim_of(name, 'dim', x, dim)
+   check_counts(name, 'in_counts', in_counts, comm, x:size(dim))
+   check_counts(name, 'out_counts', out_counts, comm)
+   if comm.size == 1 then
+      if out_counts[1] ~= in_counts[1] then
+         err.arg(name, 'out_counts', ('%d, as is sent'):format(in_counts[1]), out_counts[1])
+      end
+      return x
+   end
+   return exchange_fn(x, comm, dim, dim, in_counts, out_counts, false)
+end
+
+-- The reduction on every rank, as a new tensor.
+function op.all_reduce(x, comm, reduce)
+   local name = 'parallel.all_reduce'
+   comm, reduce = begin(name, x, comm), reduce_of(name, reduce)
+   if comm.size == 1 then return x end
+   return all_reduce_fn(x, comm, reduce)
+end
+
+local function root_of(name, comm, root)
+   return err.integer(name, 'root', root == nil and 0 or root, 0, comm.size - 1)
+end
+
+-- Root's (0) x on every rank; all give an x of the same shape.
+function op.broadcast(x, comm, root)
+   local name = 'parallel.broadcast'
+   comm = begin(name, x, comm)
+   root = root_of(name, comm, root)
+   if comm.size == 1 then return x end
+   return broadcast_fn(x, comm, root)
+end
+
+-- The reduction on root (0), zeros on the others.
+function op.reduce(x, comm, root, reduce)
+   local name = 'parallel.reduce'
+   comm = begin(name, x, comm)
+   root, reduce = root_of(name, comm, root), reduce_of(name, reduce)
+   if comm.size == 1 then return x end
+   return reduce_fn(x, comm, root, reduce)
+end
+
+-- Ring: x goes `by` (1) ranks up, that of the rank as far below comes. One shape on all ranks.
+function op.shift(x, comm, by)
+   local name = 'parallel.shift'
+   comm = begin(name, x, comm)
+   by = err.integer(name, 'by', by == nil and 1 or by)
+   if by % comm.size == 0 then return x end
+   return shift_fn(x, comm, by)
+end
+
+-- Every rank's number, as a list.
+function op.counts(n, comm)
+   local name = 'parallel.counts'
+   comm = comm_of(name, comm)
+   err.integer(name, 'n', n, 0)
+   if comm.size == 1 then return { n } end
+   if comm.transport == 'sim' then
+      err.raise('E_UNSUPPORTED', name, 'a simulated rank cannot ask the others for their sizes; '
+         .. 'give the counts, or the shape of the whole')
+   end
+   return comm:all_gather(tide.tensor({ n }, { dtype = 'i64' })):tolist()
+end
+
+-- ---- what follows is computed alike on every rank --------------------------------------------
+
+-- x itself, alike on every rank, into what each rank does with its own part of the weights; the
+-- gradients are summed.
+function op.copy_to(x, comm)
+   comm = begin('parallel.copy_to', x, comm)
+   if comm.size == 1 then return x end
+   return copy_to_fn(x, comm)
+end
+
+-- The ranks' partial results added up (op: 'sum' or 'mean'); the gradient is alike on all.
+function op.reduce_from(x, comm, reduce)
+   local name = 'parallel.reduce_from'
+   comm, reduce = begin(name, x, comm), reduce_of(name, reduce)
+   if comm.size == 1 then return x end
+   return reduce_from_fn(x, comm, reduce)
+end
+
+-- All parts joined along dim (1); each rank keeps its part of the gradient. counts: the ranks'
+-- sizes along dim, when unequal.
+function op.gather_from(x, comm, dim, counts)
+   local name = 'parallel.gather_from'
+   comm = begin(name, x, comm)
+   dim = dim_of(name, 'dim', x, dim)
+   counts = own_count(name, 'counts', x, dim, comm, counts)
+   if comm.size == 1 then return x end
+   return gather_from_fn(x, comm, dim, counts)
+end
+
+-- This rank's part of x along dim (1), which is alike on all; the gradients are joined.
+function op.scatter_to(x, comm, dim, counts)
+   local name = 'parallel.scatter_to'
+   comm = begin(name, x, comm)
+   dim = dim_of(name, 'dim', x, dim)
+   if counts then
+      check_counts(name, 'counts', counts, comm, x:size(dim))
+   else
+      counts = equal_counts(name, 'x', x:size(dim), comm.size)
+   end
+   if comm.size == 1 then return x end
+   return scatter_to_fn(x, comm, dim, counts)
+end
+
+return op

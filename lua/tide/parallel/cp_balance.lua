@@ -1,0 +1,212 @@
+-- Work of attention over documents, and blocks of a packed stream dealt to ranks so that all have
+-- as many tokens and (nearly) as much work (layer 8).
+--
+-- The one idea: work is a count of (query, key) pairs, a closed form for any stretch of a document;
+-- a stream cut into equal blocks is dealt from the costliest down, to and fro over the ranks
+-- (process-time round-robin), and then improved by exchanging blocks of one size. Equal blocks
+-- keep the token counts equal whatever the costs are.
+--
+-- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
+
+local err = require 'tide.util.err'
+
+local balance = {}
+
+local floor, min, max, huge = math.floor, math.min, math.max, math.huge
+
+-- ---- pairs -----------------------------------------------------------------------------------
+
+-- Sum of min(p, reach) for p = 0 .. n - 1.
+local function reach_sum(n, reach)
+   if n <= reach + 1 then return n * (n - 1) / 2 end
+   return reach * (reach + 1) / 2 + (n - reach - 1) * reach
+end
+
+-- Pairs of queries at positions a .. b - 1 of a document with n tokens.
+local function pairs_of(a, b, n, left, right)
+   return b - a + reach_sum(b, left) - reach_sum(a, left)
+      + reach_sum(n - a, right) - reach_sum(n - b, right)
+end
+
+-- A mask { causal = true, window = n | { left, right }, linear = 0 } as what the sums need.
+-- linear: pairs that a token costs beside its attention.
+function balance.mask(op, mask)
+   mask = err.options(op, mask, { 'causal', 'window', 'linear' })
+   local left, right = huge, huge
+   if mask.window ~= nil then
+      local w = mask.window
+      if type(w) == 'number' then w = { w, w } end
+      err.type(op, 'mask.window', w, 'table')
+      left = err.integer(op, 'mask.window[1]', w[1] or -1, -1)
+      right = err.integer(op, 'mask.window[2]', w[2] or -1, -1)
+      left, right = left < 0 and huge or left, right < 0 and huge or right
+   end
+   if mask.causal ~= false then right = 0 end
+   local linear = err.number(op, 'mask.linear', mask.linear or 0, 0)
+   return { left = left, right = right, linear = linear }
+end
+
+-- Index of the last document whose slot begins at or before position g.
+local function document_at(slot, g)
+   local lo, hi = 1, #slot - 1
+   while lo < hi do
+      local mid = floor((lo + hi + 1) / 2)
+      if slot[mid] <= g then lo = mid else hi = mid - 1 end
+   end
+   return lo
+end
+balance.document_at = document_at
+
+-- Work of positions from .. from + n - 1 of a stream of documents.
+function balance.cost_of(slot, real, from, n, mask)
+   local sum, stop, d = n * mask.linear, from + n, document_at(slot, from)
+   while n > 0 and d < #slot and slot[d] < stop do
+      local size = real[d + 1] - real[d]
+      local a, b = max(0, from - slot[d]), min(size, stop - slot[d])
+      if a < b then sum = sum + pairs_of(a, b, size, mask.left, mask.right) end
+      d = d + 1
+   end
+   return sum
+end
+
+-- ---- dealing ---------------------------------------------------------------------------------
+
+-- Positions 1 .. n of costs, costliest first; equals keep their order.
+local function descending(costs)
+   local order = {}
+   for i = 1, #costs do order[i] = i end
+   table.sort(order, function(a, b)
+      if costs[a] ~= costs[b] then return costs[a] > costs[b] end
+      return a < b
+   end)
+   return order
+end
+
+-- Costs dealt to and fro over n groups; the number of costs must divide. Returns lists of
+-- indices into costs, ascending. ranks (optional): the order in which the groups are visited.
+function balance.deal(costs, n, ranks)
+   local op = 'parallel.cp_map.deal'
+   err.integer(op, 'groups', n, 1)
+   if #costs % n ~= 0 then
+      err.raise('E_ARG', op, '%d costs cannot be dealt to %d groups of one size', #costs, n)
+   end
+   local groups = {}
+   for g = 1, n do groups[g] = {} end
+   for k, i in ipairs(descending(costs)) do
+      local row, at = floor((k - 1) / n), (k - 1) % n
+      local g = row % 2 == 0 and at + 1 or n - at
+      g = ranks and ranks[g] or g
+      groups[g][#groups[g] + 1] = i
+   end
+   for g = 1, n do table.sort(groups[g]) end
+   return groups
+end
+
+-- ---- blocks ----------------------------------------------------------------------------------
+
+-- Blocks of about equal size: `big` of size + 1 a rank, the rest of size; as many for each rank.
+local function cut(per, want)
+   local n = want or min(64, max(floor(per / 32), min(8, per)))
+   n = max(1, min(n, per))
+   local size = floor(per / n)
+   return n, size, per - n * size
+end
+
+local function make_blocks(ranks, per, want, cost)
+   local n, size, big = cut(per, want)
+   local blocks, at = {}, 0
+   for i = 1, n * ranks do
+      local len = i <= big * ranks and size + 1 or size
+      blocks[i] = { start = at, len = len, cost = cost(at, len) }
+      at = at + len
+   end
+   return blocks, big * ranks
+end
+
+-- Blocks first .. last dealt to the ranks, those with least work so far served first.
+local function deal_class(blocks, first, last, hands, load)
+   local costs, ranks, n = {}, {}, #hands
+   for i = first, last do costs[#costs + 1] = blocks[i].cost end
+   for r = 1, n do ranks[r] = r end
+   table.sort(ranks, function(a, b)
+      if load[a] ~= load[b] then return load[a] < load[b] end
+      return a < b
+   end)
+   for r, group in ipairs(balance.deal(costs, n, ranks)) do
+      for _, i in ipairs(group) do
+         local b = blocks[first + i - 1]
+         hands[r][#hands[r] + 1] = b
+         load[r] = load[r] + b.cost
+      end
+   end
+end
+
+-- The exchange of one block of a for one of b, of equal size, that brings their loads nearest.
+local function best_swap(a, b, gap)
+   local found, left, x, y = nil, gap / 2, nil, nil
+   for i = 1, #a do
+      for j = 1, #b do
+         local d = a[i].cost - b[j].cost
+         if a[i].len == b[j].len and math.abs(gap / 2 - d) < left then
+            found, left, x, y = d, math.abs(gap / 2 - d), i, j
+         end
+      end
+   end
+   return found, x, y
+end
+
+local function extremes(load)
+   local hi, lo = 1, 1
+   for r = 2, #load do
+      if load[r] > load[hi] then hi = r end
+      if load[r] < load[lo] then lo = r end
+   end
+   return hi, lo
+end
+
+local function refine(hands, load)
+   local total = 0
+   for _, c in ipairs(load) do total = total + c end
+   for _ = 1, 16 * #hands do
+      local hi, lo = extremes(load)
+      local gap = load[hi] - load[lo]
+      if gap * #load <= 1e-4 * total then return end
+      local d, i, j = best_swap(hands[hi], hands[lo], gap)
+      if not d then return end
+      hands[hi][i], hands[lo][j] = hands[lo][j], hands[hi][i]
+      load[hi], load[lo] = load[hi] - d, load[lo] + d
+   end
+end
+
+-- Runs { start, length, start, length, ... } of each rank, ascending and joined where they meet.
+local function runs_of(hand)
+   table.sort(hand, function(a, b) return a.start < b.start end)
+   local runs = {}
+   for _, b in ipairs(hand) do
+      local n = #runs
+      if n > 0 and runs[n - 1] + runs[n] == b.start then
+         runs[n] = runs[n] + b.len
+      else
+         runs[n + 1], runs[n + 2] = b.start, b.len
+      end
+   end
+   return runs
+end
+
+-- A stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths. want: blocks
+-- a rank (default: of 32 tokens or more, at most 64). Returns a list of runs for each rank.
+function balance.assign(slot, real, ranks, per, mask, want)
+   local blocks, big = make_blocks(ranks, per, want, function(at, len)
+      return balance.cost_of(slot, real, at, len, mask)
+   end)
+   local hands, load = {}, {}
+   for r = 1, ranks do hands[r], load[r] = {}, 0 end
+   deal_class(blocks, 1, big, hands, load)
+   deal_class(blocks, big + 1, #blocks, hands, load)
+   refine(hands, load)
+   local list = {}
+   for r = 1, ranks do list[r] = runs_of(hands[r]) end
+   return list
+end
+
+return balance

@@ -1,0 +1,64 @@
+-- Which keys of which rank a rank's queries need (layer 8). Integers only, alike on every rank.
+--
+-- The one idea: masks and layouts are data (pairs of document and position a token), so what must
+-- travel is found from the data: for every pair of ranks the shortest run of rows that may be
+-- seen. A causal zigzag ring, a window's halo and packed documents are the same plan with other
+-- numbers, and a distance at which nobody needs anything is left out.
+--
+--    hops: list of { from =, to =, recv = { first =, count = }, send = { first =, count = } }
+-- one for each distance d in use: this rank gets rows of rank `from` (d below, cyclic), and sends
+-- rows of its own to rank `to` (d above). first counts from 1.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local blocks = {}
+
+local function check_index(op, index, size)
+   if type(index) ~= 'table' or #index ~= size then
+      err.arg(op, 'index', ('a list of %d tensors of (document, position), one a rank')
+         :format(size), index)
+   end
+   for r, t in ipairs(index) do
+      if not tide.is_tensor(t) or t.dtype ~= 'i32' or t.ndim ~= 3 or t:size(3) ~= 2 then
+         err.arg(op, ('index[%d]'):format(r), 'i32 [B or 1, T, 2]', t)
+      end
+   end
+end
+blocks.check_index = check_index
+
+-- The shortest run of rank k's rows that queries of rank q may see: { first =, count = }.
+local function need(index, q, k, mask)
+   local first, count = tide.attention_rows(index[q + 1], index[k + 1], mask)
+   return { first = first, count = count }
+end
+blocks.need = need
+
+-- index: the pairs of every rank's tokens. mask: { causal =, window = } of the attention call.
+-- Returns the hops of rank `rank`, and own: whether its queries see any key of its own.
+function blocks.hops(index, rank, mask)
+   local n, list = #index, {}
+   for d = 1, n - 1 do
+      local used = false
+      for q = 0, n - 1 do
+         used = used or need(index, q, (q - d) % n, mask).count > 0
+      end
+      if used then
+         local from, to = (rank - d) % n, (rank + d) % n
+         list[#list + 1] = {
+            from = from, to = to, recv = need(index, rank, from, mask),
+            send = need(index, to, rank, mask),
+         }
+      end
+   end
+   return list, need(index, rank, rank, mask).count > 0
+end
+
+-- Rows that this rank receives in one forward pass.
+function blocks.received(hops)
+   local n = 0
+   for _, hop in ipairs(hops) do n = n + hop.recv.count end
+   return n
+end
+
+return blocks

@@ -1,0 +1,218 @@
+-- The sharded model against the whole one (layer 8): cp.self_check(model, probe).
+--
+-- The one idea: every rank runs the probe batch whole and then its part of it, and looks at the
+-- output of each layer on the way; gathered, the two must be equal but for rounding. So a wrong
+-- layout, mask, position or layer is found where it begins, and not as a loss that is a little off.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local nn_loss = require 'tide.nn.loss'
+local collective = require 'tide.parallel.collective_op'
+local layout = require 'tide.parallel.layout'
+
+local op = 'parallel.cp.self_check'
+
+local tolerances = { f64 = 1e-9, f32 = 1e-4, bf16 = 5e-2, f16 = 1e-2 }
+
+-- ---- what is looked at -----------------------------------------------------------------------
+
+-- Blocks and their attention layers, in the order of their outputs.
+local function watched(model)
+   local list, last = {}, {}
+   for _, e in ipairs(model:named_modules()) do
+      if class.is(e.module, nn.Attention) then list[#list + 1] = e end
+      if class.is(e.module, nn.Stack) then
+         for i = 1, e.module:count() do
+            local name = e.module._child[i]
+            last[#last + 1] = { module = e.module:at(i), name = e.name == '' and name
+               or e.name .. '.' .. name }
+         end
+      end
+   end
+   for _, e in ipairs(last) do list[#list + 1] = e end
+   return list
+end
+
+-- Outputs of a forward pass in the order of the calls: { name, y }.
+local function record(list, fn)
+   local seen, handles = {}, {}
+   for i, e in ipairs(list) do
+      handles[i] = e.module:hook_post(function(_, _, y)
+         seen[#seen + 1] = { name = e.name, y = y:detach() }
+      end)
+   end
+   local ok, result = pcall(fn)
+   for _, h in ipairs(handles) do h:remove() end
+   if not ok then error(result, 0) end
+   return seen, result
+end
+
+local function gradients(model)
+   local list = {}
+   for _, e in ipairs(model:named_parameters()) do
+      if e.param.grad ~= nil then list[e.name] = e.param.grad:clone() end
+   end
+   model:zero_grad()
+   return list
+end
+
+-- One pass over a batch; with want_grad also backward. Returns outputs, loss, gradients.
+local function pass(model, list, batch, count, want_grad)
+   local opts = { count = count, positions = batch.positions, index = batch.index,
+      context = batch.context }
+   local loss
+   local function forward()
+      loss = model:loss(batch.ids, batch.labels, opts)
+      return loss:item()
+   end
+   if not want_grad then
+      local seen, value = tide.no_grad(record, list, forward)
+      return seen, value, {}
+   end
+   local seen, value = record(list, forward)
+   loss:backward()
+   return seen, value, gradients(model)
+end
+
+-- ---- comparing -------------------------------------------------------------------------------
+
+local function off_by(got, want)
+   local scale = math.max(want:to 'f64':abs():amax():item(), 1e-30)
+   local d = (got:to 'f64' - want:to 'f64'):abs():amax():item() / scale
+   return d == d and d or math.huge
+end
+
+local function relative(got, want)
+   local d = math.abs(got - want) / math.max(math.abs(want), 1e-30)
+   return d == d and d or math.huge
+end
+
+-- An output [B, t, C] that tensor parallelism may have cut along the tokens, whole along them.
+local function joined(model, y, tokens)
+   local env = rawget(model, '_tp')
+   if not env or y:size(2) == tokens then return y end
+   return collective.gather_from(y, env.axis, 2, layout.balanced(tokens, env.axis.size))
+end
+
+local function compare_layers(model, context, whole, part)
+   local errors = {}
+   for i, w in ipairs(whole) do
+      local mine = joined(model, part[i].y, context.map.count)
+      local all = joined(model, w.y, context.map.length)
+      errors[i] = { name = w.name, error = off_by(context.map:gather(mine, 2), all) }
+   end
+   return errors
+end
+
+local function compare_gradients(model, comm, whole, part)
+   local errors = {}
+   for _, e in ipairs(model:named_parameters()) do
+      local want, got = whole[e.name], part[e.name]
+      if want ~= nil then
+         got = got or want:new_zeros(want.shape)
+         comm:all_reduce(got)
+         errors[#errors + 1] = { name = e.name, error = off_by(got, want) }
+      end
+   end
+   return errors
+end
+
+-- The largest over ranks, so that all of them come to one verdict.
+local function agree(comm, errors)
+   for _, list in ipairs(comm:all_gather_object(errors)) do
+      for i, e in ipairs(list) do
+         errors[i].error = math.max(errors[i].error, e.error)
+      end
+   end
+   return errors
+end
+
+local function first_off(errors, tolerance)
+   for _, e in ipairs(errors) do
+      if e.error > tolerance then return e end
+   end
+end
+
+-- ---- the check -------------------------------------------------------------------------------
+
+local function check_gradients_clear(model, want)
+   if want == nil then want = not rawget(model, '_sharded') end
+   if not want then return false end
+   if rawget(model, '_sharded') then
+      err.arg(op, 'gradients', 'false for a model whose gradients are sharded', true)
+   end
+   for _, e in ipairs(model:named_parameters()) do
+      if e.param.grad ~= nil then
+         err.raise('E_STATE', op, "parameter '%s' has a gradient; the check makes its own: call it "
+            .. 'before a step, or with gradients = false', e.name)
+      end
+   end
+   return true
+end
+
+-- (document, position) of a probe, as the whole model takes them.
+local function index_of(probe, context)
+   if context.index then return context.index end
+   if probe.cu_real == nil then return nil end
+   local slot = probe.cu_slot or probe.cu_real
+   return tide.slot_index(tide.is_tensor(slot) and slot or tide.tensor(slot, { dtype = 'i32' }),
+      tide.is_tensor(probe.cu_real) and probe.cu_real
+         or tide.tensor(probe.cu_real, { dtype = 'i32' }), context.map.length)
+end
+
+local function both(handle, model, probe, want_grad)
+   local null, list = require('tide.parallel.cp').null, watched(model)
+   local mine = handle:cut(probe)
+   local count = nn_loss.count(probe.labels)
+   local whole = { ids = probe.ids, labels = probe.labels, positions = probe.positions,
+      index = index_of(probe, mine.context), context = null }
+   local a = { pass(model, list, whole, count, want_grad) }
+   local b = { pass(model, list, mine, count, want_grad) }
+   return mine.context, a, b
+end
+
+local function verdict(errors, tolerance, what, more)
+   local bad = first_off(errors, tolerance)
+   if not bad then return end
+   err.raise('E_STATE', op, "%s '%s' is the first that differs from one rank: off by %.3g of its "
+      .. 'largest value, the tolerance is %.3g%s', what, bad.name, bad.error, tolerance, more or '')
+end
+
+-- model: attached (cp.attach). probe: { ids, labels, and positions, index, cu_real, cu_slot, if it
+-- has them }, whole and alike on all ranks of the axis. opts: tolerance (by the dtype of the
+-- parameters), gradients (true; false for a sharded model). Raises on every rank, naming the first
+-- layer whose output differs, or else the loss, or the first parameter whose gradient does. Returns
+-- { layers, gradients: lists of { name, error }, loss, loss_whole }. Collective over the axis.
+return function(model, probe, opts)
+   opts = err.options(op, opts, { 'tolerance', 'gradients' })
+   if not class.is(model, nn.Module) or not rawget(model, '_cp') then
+      err.arg(op, 'model', 'a model that cp.attach has attached', model)
+   end
+   err.type(op, 'probe', probe, 'table')
+   for _, name in ipairs { 'ids', 'labels' } do
+      if not tide.is_tensor(probe[name]) then
+         err.arg(op, 'probe.' .. name, 'a tensor [B, T]', probe[name])
+      end
+   end
+   local handle, first = model._cp, model:parameters()[1]
+   local tolerance = err.number(op, 'tolerance', opts.tolerance or tolerances[first.dtype], 0)
+   local want_grad = check_gradients_clear(model, opts.gradients)
+   if handle.size == 1 then return { layers = {}, gradients = {} } end
+   local training = model.training
+   model:eval()
+   local ok, context, a, b = pcall(both, handle, model, probe, want_grad)
+   model:train(training)
+   if rawget(model, '_sharded') then model._sharded:release() end
+   if not ok then error(context, 0) end
+   local comm = handle.comm
+   local layers = agree(comm, compare_layers(model, context, a[1], b[1]))
+   verdict(layers, tolerance, 'layer', '; layout, positions, mask or method there are wrong')
+   local sum = require('tide.dist').sum(comm, { b[2] })[1]
+   local loss = { { name = 'loss', error = relative(sum, a[2]) } }
+   verdict(agree(comm, loss), tolerance, 'value')
+   local grads = agree(comm, compare_gradients(model, comm, a[3], b[3]))
+   verdict(grads, tolerance, 'gradient of')
+   return { layers = layers, gradients = grads, loss = sum, loss_whole = a[2] }
+end

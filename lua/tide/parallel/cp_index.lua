@@ -1,0 +1,265 @@
+-- What a cp_map plan gives as tensors: indices, documents, shards, and every token again (layer 8).
+--
+-- The one idea: each is an index written out once and kept, on the device that asks; sharding and
+-- gathering are then one selection, with padding filled in afterwards, so both have a gradient.
+--
+-- Source positions, whole positions and places: see cp_map. Adds its methods to the class it gets.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local op_ = require 'tide.parallel.collective_op'
+
+return function(Plan)
+
+-- ---- index tensors ---------------------------------------------------------------------------
+
+-- What make() gives, kept under key until its bytes go (tensors made in a step scope).
+local function kept(self, key, make)
+   local t = self.keep[key]
+   if not t or t:is_gone() then
+      t = make()
+      self.keep[key] = t
+   end
+   return t
+end
+
+local function place_on(t, device) return device and device ~= 'cpu' and t:to(device) or t end
+
+local function host(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end
+
+-- Runs as an index tensor.
+local function written(runs, dtype)
+   return tide.run_index(host(runs):reshape { #runs / 2, 2 }, dtype)
+end
+
+local function all_of(self, dtype)
+   if self.custom then return host(self.custom):to(dtype) end
+   if self.kind == 'contiguous' or self.size == 1 and not self.custom then
+      return tide.arange(self.padded, { dtype = dtype, device = 'cpu' })
+   end
+   if not self.all_runs then return tide.zigzag_index(host(self.cut), self.size, nil, dtype) end
+   local joined = {}
+   for _, runs in ipairs(self.all_runs) do
+      for i = 1, #runs do joined[#joined + 1] = runs[i] end
+   end
+   return written(joined, dtype)
+end
+
+local function key_of(...) return table.concat({ ... }, ' ') end
+
+local function defaults(op, dtype, device)
+   dtype = err.choice(op, 'dtype', dtype or 'i64', { 'i64', 'i32' })
+   return dtype, device or tide.default().device
+end
+
+-- Whole positions of a rank's tokens (its own by default).
+function Plan:index(dtype, device, rank)
+   local op = 'parallel.cp_map.index'
+   dtype, device = defaults(op, dtype, device)
+   rank = err.integer(op, 'rank', rank or self.rank, 0, self.size - 1)
+   return kept(self, key_of('index', dtype, device, rank), function()
+      if not self.all_runs and self.kind ~= 'contiguous' then
+         return place_on(tide.zigzag_index(host(self.cut), self.size, rank, dtype), device)
+      end
+      return place_on(written(self:runs(rank), dtype), device)
+   end)
+end
+
+-- Whole positions of all ranks' tokens, in rank order: place -> whole position.
+function Plan:order(dtype, device)
+   dtype, device = defaults('parallel.cp_map.order', dtype, device)
+   return kept(self, key_of('order', dtype, device), function()
+      return place_on(all_of(self, dtype), device)
+   end)
+end
+
+-- The inverse: whole position -> place.
+function Plan:restore(dtype, device)
+   dtype, device = defaults('parallel.cp_map.restore', dtype, device)
+   return kept(self, key_of('restore', dtype, device), function()
+      if not self.all_runs and self.kind ~= 'contiguous' then
+         return place_on(tide.zigzag_places(host(self.cut), self.size, dtype), device)
+      end
+      return place_on(tide.inverse_index(all_of(self, dtype)), device)
+   end)
+end
+
+-- Whole position -> source position; padding is `length` and more.
+local function sources(self)
+   local runs, from, to = {}, self.from, self.cu_slot
+   if not from then return tide.arange(self.padded, { dtype = 'i64', device = 'cpu' }) end
+   for d = 1, #to - 1 do
+      local first = from[d] or self.length
+      local n = (from[d + 1] or self.length) - first
+      local m = #runs
+      runs[m + 1], runs[m + 2] = first, n
+      runs[m + 3], runs[m + 4] = self.length, to[d + 1] - to[d] - n
+   end
+   return written(runs, 'i64')
+end
+
+-- Source position -> place.
+local function places(self, device)
+   return kept(self, key_of('places', device), function()
+      local restore, from, to = self:restore('i64', 'cpu'), self.from, self.cu_slot
+      if self.gapless then return place_on(restore, device) end
+      if not from then return place_on(restore:narrow(1, 1, self.length):contiguous(), device) end
+      local runs = {}
+      for d = 1, #to - 1 do
+         local n = (from[d + 1] or self.length) - (from[d] or self.length)
+         runs[2 * d - 1], runs[2 * d] = to[d], n
+      end
+      return place_on(restore:index_select(1, written(runs, 'i64')), device)
+   end)
+end
+
+-- Source positions of a rank's tokens, and a mask of its padding (nil: it has none).
+local function source_of(self, rank, device)
+   if self.gapless then return self:index('i64', device, rank) end
+   local at = kept(self, key_of('source', device, rank), function()
+      local all = kept(self, 'sources', function() return sources(self) end)
+      return place_on(all:index_select(1, self:index('i64', 'cpu', rank)), device)
+   end)
+   return at:clamp(0, math.max(0, self.length - 1)), at:ge(self.length)
+end
+
+-- (document, position) of every whole position, i32 [1, padded, 2]; padding is document -1.
+function Plan:documents(device)
+   device = device or tide.default().device
+   return kept(self, key_of('documents', device), function()
+      return place_on(tide.slot_index(host(self.cu_slot), host(self.cu_real), self.padded), device)
+   end)
+end
+
+-- The same of a rank's tokens (its own by default), i32 [1, count, 2].
+function Plan:document_index(device, rank)
+   device = device or tide.default().device
+   rank = rank or self.rank
+   return kept(self, key_of('pairs', device, rank), function()
+      return self:documents(device):index_select(2, self:index('i64', device, rank))
+   end)
+end
+
+-- ---- moving tensors --------------------------------------------------------------------------
+
+local function dim_of(op, x, dim)
+   if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor', x) end
+   err.integer(op, 'dim', dim, -x.ndim, x.ndim)
+   if dim == 0 then err.arg(op, 'dim', 'a dim from 1 on, or negative', dim) end
+   return dim > 0 and dim or dim + x.ndim + 1
+end
+
+local function along(mask, x, dim)
+   local shape = {}
+   for d = 1, x.ndim do shape[d] = d == dim and x:size(d) or 1 end
+   return mask:reshape(shape)
+end
+
+local function number_of(fill)
+   if type(fill) == 'boolean' then return fill and 1 or 0 end
+   return fill
+end
+
+local function filled(op, x, dim, mask, fill)
+   fill = number_of(fill)
+   if x.dtype == 'bool' then fill = fill ~= 0 end
+   local y = x:masked_fill(along(mask, x, dim), fill)
+   if y.dtype ~= x.dtype then          -- it would be another dtype, with rounded token ids
+      err.arg(op, 'fill', 'a value that ' .. x.dtype .. ' holds', fill)
+   end
+   return y
+end
+
+-- dim as a positive number; it must have `count` tokens (of the kind that `what` says).
+local function tokens_in(op, x, dim, count, what)
+   dim = dim_of(op, x, dim)
+   if x:size(dim) ~= count then
+      err.arg(op, 'x', ('%d tokens in dim %d, %s'):format(count, dim, what), x:size(dim))
+   end
+   return dim
+end
+
+local function need_fill(self, op, fill)
+   if fill == nil and not self.gapless then
+      err.arg(op, 'fill', ('a value for the %d padding tokens'):format(self.padded - self.length),
+         fill)
+   end
+   return fill == nil and 0 or fill
+end
+
+-- The tokens of a rank (its own by default) out of x, whose dim has all `length` tokens. fill:
+-- value of padding. Differentiable; a new tensor, x stays as it is.
+function Plan:shard(x, dim, fill, rank)
+   local op = 'parallel.cp_map.shard'
+   dim = tokens_in(op, x, dim, self.length, 'as the plan has')
+   fill = need_fill(self, op, fill)
+   rank = err.integer(op, 'rank', rank or self.rank, 0, self.size - 1)
+   if self.length == 0 then
+      local shape = x.shape
+      shape[dim] = self.count
+      return tide.full(shape, number_of(fill),
+         { dtype = x.dtype, device = x.device })
+   end
+   local at, pad = source_of(self, rank, x.device)
+   local y = x:index_select(dim, at)
+   return pad and filled(op, y, dim, pad, fill) or y
+end
+
+-- x with its padding in place: dim has `padded` tokens, in order.
+function Plan:pad(x, dim, fill)
+   local op = 'parallel.cp_map.pad'
+   dim = tokens_in(op, x, dim, self.length, 'as the plan has')
+   fill = need_fill(self, op, fill)
+   if self.gapless then return x end
+   if not self.from or self.length == 0 then
+      local before, after = {}, {}
+      for d = 1, x.ndim do before[d], after[d] = 0, d == dim and self.padded - self.length or 0 end
+      return x:pad(before, after, number_of(fill))
+   end
+   local at = place_on(kept(self, 'sources', function() return sources(self) end), x.device)
+   return filled(op, x:index_select(dim, at:clamp(0, self.length - 1)), dim, at:ge(self.length),
+      fill)
+end
+
+-- Tensors of all ranks joined in rank order (dim has `padded` tokens) back into the caller's order,
+-- without padding.
+function Plan:unshard(x, dim)
+   local op = 'parallel.cp_map.unshard'
+   dim = tokens_in(op, x, dim, self.padded, 'those of all ranks')
+   return x:index_select(dim, places(self, x.device))
+end
+
+-- Every token again, from each rank's own: the inverse of shard. Collective over the plan's axis
+-- and differentiable; the gradient is that of the sum of all ranks' losses, or, with opts.once, of
+-- a loss that every rank computes alike.
+function Plan:gather(x, dim, opts)
+   local op = 'parallel.cp_map.gather'
+   opts = err.options(op, opts, { 'once', 'axis' })
+   dim = tokens_in(op, x, dim, self.count, "a rank's share")
+   local axis = opts.axis or self.axis
+   if not axis and self.size > 1 then
+      err.arg(op, 'axis', 'an axis or communicator, here or in the plan', axis)
+   end
+   local all = x
+   if self.size > 1 then
+      if axis.size ~= self.size then
+         err.arg(op, 'axis', ('%d ranks, as the plan has'):format(self.size), axis.size)
+      end
+      all = (opts.once and op_.gather_from or op_.all_gather)(x, axis, dim)
+   end
+   return self:unshard(all, dim)
+end
+
+-- Every token's value replaced by that of the token k further on in the sequence (0 beyond its
+-- end), for shards x of all ranks. Collective and differentiable.
+function Plan:shift(x, dim, k, opts)
+   err.integer('parallel.cp_map.shift', 'k', k, 0, self.length)
+   local all = self:gather(x, dim, opts)
+   local before, after = {}, {}
+   for d = 1, all.ndim do before[d], after[d] = 0, 0 end
+   dim = dim > 0 and dim or dim + all.ndim + 1
+   before[dim], after[dim] = -k, k
+   return self:shard(all:pad(before, after), dim, 0)
+end
+
+end

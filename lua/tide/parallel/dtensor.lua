@@ -1,0 +1,177 @@
+-- DTensor: one tensor that lies on a mesh, and its way from one placement to another (layer 8).
+--
+--    local w = tide.parallel.distribute(t, mesh, { tp = Shard(1) })
+--    w.part, w.shape, w.placements            -- this rank's piece, the whole shape
+--    w:redistribute { tp = Replicate() }      -- prints first: print(w:plan { tp = Replicate() })
+--
+-- The one idea: a DTensor is a record. It computes nothing by itself and overloads no operator;
+-- redistribute runs a plan (placement.lua) with differentiable collectives. Gradients follow the
+-- convention "counted once": what is replicated has the same gradient on every rank, and so has
+-- every rank's share of a Partial.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local op = require 'tide.parallel.collective_op'
+local placement = require 'tide.parallel.placement'
+
+local dtensor = {}
+
+local DTensor = { class_name = 'DTensor' }
+DTensor.__index = DTensor
+dtensor.DTensor = DTensor
+
+local function new(part, mesh, placements, shape)
+   return setmetatable({
+      part = part, mesh = mesh, placements = placements, shape = shape,
+   }, DTensor)
+end
+
+local function text_of(shape) return '[' .. table.concat(shape, ', ') .. ']' end
+
+-- ---- the steps -------------------------------------------------------------------------------
+
+local zeros_beside = tide.grad.func {
+   name = 'parallel.keep_first',
+   -- the first rank of the axis keeps x, the others hold what changes nothing
+   forward = function(_, x, rank, neutral)
+      if rank == 0 then return x end
+      return tide.full(x.shape, neutral, { dtype = x.dtype, device = x.device })
+   end,
+   backward = function(_, dy) return dy end,
+}
+
+local times_size = tide.grad.func {
+   name = 'parallel.as_mean',
+   forward = function(self, x, n)
+      self.n = n
+      return x
+   end,
+   backward = function(self, dy) return dy * self.n end,
+}
+
+local run = {}
+
+function run.slice(x, s) return op.scatter_to(x, s.axis, s.to.dim, s.counts) end
+function run.all_gather(x, s) return op.gather_from(x, s.axis, s.from.dim, s.counts) end
+function run.all_reduce(x, s) return op.reduce_from(x, s.axis, s.from.op) end
+function run.reduce_scatter(x, s)
+   return op.reduce_scatter_v(x, s.axis, s.to.dim, s.counts, s.from.op)
+end
+function run.all_to_all(x, s)
+   return op.all_to_all(x, s.axis, s.to.dim, s.from.dim, s.counts, s.join_counts)
+end
+function run.keep_first(x, s)
+   if s.to.op == 'prod' and tide.is_grad_enabled() and x.requires_grad then
+      err.raise('E_UNSUPPORTED', 'parallel.redistribute', "'prod' over ranks has no derivative "
+         .. 'here; detach the input')
+   end
+   return zeros_beside(x, s.rank, s.to.op == 'sum' and 0 or 1)
+end
+function run.rename(x, s)
+   if s.to.kind == 'partial' and s.to.op == 'mean' and s.axis.size > 1 then
+      return times_size(x, s.axis.size)
+   end
+   return x
+end
+function run.place(x, s)
+   local before, after = {}, {}
+   for d = 1, #s.after do before[d], after[d] = 0, 0 end
+   local d = s.from.dim
+   before[d], after[d] = s.offset, s.after[d] - s.before[d] - s.offset
+   return x:pad(before, after)
+end
+run.all_gather_v, run.reduce_scatter_v = run.all_gather, run.reduce_scatter
+run.all_to_all_v = run.all_to_all
+
+-- ---- making them -----------------------------------------------------------------------------
+
+local function check_tensor(name, t)
+   if not tide.is_tensor(t) then err.arg(name, 't', 'a tensor', t) end
+   return t
+end
+
+-- A tensor that every rank holds whole and alike, laid out on the mesh: each rank keeps its piece
+-- (a copy). With opts.root, that rank of the mesh has the values and the others' t only tells shape
+-- and dtype; without, nothing is communicated.
+function dtensor.distribute(t, mesh, placements, opts)
+   local name = 'parallel.distribute'
+   check_tensor(name, t)
+   opts = err.options(name, opts, { 'root' })
+   local list = placement.normalise(name, placements, mesh, t.ndim)
+   if opts.root then
+      local at = mesh:coord(err.integer(name, 'root', opts.root, 0, mesh:size() - 1))
+      for i = #mesh.axes, 1, -1 do
+         local axis = mesh.axes[i]
+         t = op.broadcast(t, axis, at[axis.name])
+      end
+   end
+   local whole = {}
+   for i = 1, #list do whole[i] = placement.replicate() end
+   return new(t, mesh, whole, t.shape):redistribute(list)
+end
+
+-- The whole shape from what the ranks hold: sizes add up over the axes that cut a dim.
+local function whole_shape(part, mesh, list)
+   local shape = part.shape
+   for i = #list, 1, -1 do
+      local p = list[i]
+      if p.kind == 'shard' then
+         local sum = 0
+         for _, n in ipairs(op.counts(shape[p.dim], mesh.axes[i])) do sum = sum + n end
+         shape[p.dim] = sum
+      end
+   end
+   return shape
+end
+
+-- From this rank's piece. shape: of the whole; nil: the ranks tell each other their sizes.
+function dtensor.from_local(part, mesh, placements, shape)
+   local name = 'parallel.from_local'
+   check_tensor(name, part)
+   local list = placement.normalise(name, placements, mesh, part.ndim)
+   shape = shape or whole_shape(part, mesh, list)
+   local expected = placement.local_shape(shape, list, mesh)
+   if text_of(expected) ~= text_of(part.shape) then
+      err.raise('E_SHAPE', name, "argument 't': rank %d of a %s tensor with %s on %s holds %s, got "
+         .. '%s', mesh.rank, text_of(shape), placement.text(list, mesh), tostring(mesh),
+         text_of(expected), text_of(part.shape))
+   end
+   return new(part, mesh, list, { unpack(shape) })
+end
+
+-- ---- methods ---------------------------------------------------------------------------------
+
+-- The steps that redistribute would take, with their price; see placement.plan.
+function DTensor:plan(placements)
+   return placement.plan(self.shape, self.part.dtype, self.mesh, self.placements, placements)
+end
+
+-- The same tensor in other placements, as a new DTensor. Collective when the plan says so.
+function DTensor:redistribute(placements)
+   local list = placement.normalise('parallel.redistribute', placements, self.mesh, #self.shape)
+   local plan, part = self:plan(list), self.part
+   for _, step in ipairs(plan.steps) do part = run[step.action](part, step) end
+   return new(part, self.mesh, list, self.shape)
+end
+
+-- The whole tensor on every rank.
+function DTensor:full_tensor()
+   local list = {}
+   for i = 1, #self.placements do list[i] = placement.replicate() end
+   return self:redistribute(list).part
+end
+
+function DTensor:to_local() return self.part end
+
+-- How many elements come before this rank's piece, along each dim.
+function DTensor:offset()
+   local _, offset = placement.local_shape(self.shape, self.placements, self.mesh)
+   return offset
+end
+
+function DTensor:__tostring()
+   return ('DTensor %s %s, %s; here %s'):format(text_of(self.shape), self.part.dtype,
+      placement.text(self.placements, self.mesh), text_of(self.part.shape))
+end
+
+return dtensor

@@ -1,0 +1,72 @@
+-- What a way of sharding costs, before it is done (layer 8): bytes a rank and bytes on the wire.
+--
+-- The same integers as the run uses: the units of fsdp_units, the cuts of fsdp_layout. Bytes on the
+-- wire are what a rank sends on average: (n - 1) / n of the whole for a gather and for a reduction,
+-- twice that for an all-reduce.
+
+local price = {}
+
+local bytes_of = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
+
+-- Adds what rank `rank` keeps of bucket b.
+local function add_kept(sum, b, rank, state_bytes, block)
+   local o, n = b.opts, b.comm.size
+   local compute, shard = bytes_of[o.dtype], bytes_of[o.shard_dtype]
+   local count, whole = b.layout.counts[rank + 1], b.layout.total * compute
+   local one = o.dtype == o.shard_dtype and not o.offload and not (b.full and n > 1)
+   if one then                                    -- the shard is a part of the whole
+      sum.parameters, sum.kept = sum.parameters + whole, sum.kept + block(whole)
+   else
+      sum.parameters = sum.parameters + count * shard + (b.full and 0 or whole)
+      sum.kept = sum.kept + block(count * shard) + (b.full and 0 or block(whole))
+      if b.full then sum.gathered = sum.gathered + whole end
+   end
+   if not b:wants_grad() then return end
+   sum.gradients = sum.gradients + count * shard
+   sum.optimizer = sum.optimizer + count * state_bytes
+   sum.kept = sum.kept + block(count * shard)
+   for _, p in ipairs(b.layout.pieces[rank + 1]) do
+      sum.kept = sum.kept + block(p.numel * 4) * math.floor(state_bytes / 4)
+   end
+end
+
+-- Adds the collectives of one bucket in a step.
+local function add_wire(sum, b, gathers, reductions)
+   local o, n, m = b.opts, b.comm.size, b.replicas.size
+   local share, c = (n - 1) / n, sum.collectives
+   if n > 1 then c.gather = c.gather + gathers end
+   sum.gather = sum.gather + share * b.layout.total * bytes_of[o.dtype] * gathers
+   if not b:wants_grad() then return end
+   local bytes = b.layout.total * bytes_of[o.reduce_dtype] * reductions
+   if n > 1 then c.reduce = c.reduce + reductions end
+   if m > 1 then c.replicas = c.replicas + reductions end
+   sum.reduce = sum.reduce + share * bytes + 2 * (m - 1) / m * bytes / n
+end
+
+local function as_asked(n) return n end
+
+-- The cost of a Sharded. opts: rank (of the shards; default: this one), micro (micro-batches a
+-- step, 1), state_bytes (of the optimiser for an element of the shard; 8: AdamW over f32),
+-- block (what the allocator takes for n bytes; default: n).
+-- Returns bytes: parameters, gradients, optimizer, kept (the three, each tensor rounded by block),
+-- unit (the largest unit gathered); gather and reduce (sent a step) and their sum wire; collectives
+-- a step: { gather, reduce, replicas }. Without reshard_after_forward = k.
+function price.sharded(sharded, opts)
+   opts = opts or {}
+   local o, micro = sharded.opts, opts.micro or 1
+   local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, gather = 0,
+      reduce = 0, collectives = { gather = 0, reduce = 0, replicas = 0 } }
+   for _, unit in ipairs(sharded:all_units()) do
+      sum.gathered = 0
+      for _, b in ipairs(unit.buckets) do
+         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes or 8, opts.block or as_asked)
+         local twice = unit.reshard_after_forward and b:wants_grad() and 2 or 1
+         add_wire(sum, b, b.full and twice * micro or 1, o.sync_each_backward and micro or 1)
+      end
+      sum.unit = math.max(sum.unit, sum.gathered)
+   end
+   sum.gathered, sum.wire = nil, sum.gather + sum.reduce
+   return sum
+end
+
+return price

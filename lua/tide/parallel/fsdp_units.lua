@@ -1,0 +1,142 @@
+-- Which parameters are gathered and reduced together (layer 8).
+--
+-- The one idea: a unit is a few modules that run one after the other and the parameters below
+-- them that no other unit uses; what is left, embeddings, norms, a head, parameters that two
+-- units share, is the root unit. By default every element of every layer list is a unit, and
+-- lists inside a list are not looked for.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Module = require 'tide.nn.module'
+local layout = require 'tide.parallel.layout'
+local Stack = require 'tide.nn.stack'
+
+local units = {}
+
+local op = 'parallel.fully_shard'
+
+-- Calls fn(child module, path, index, count) for every element of the outermost layer lists.
+function units.each_layer(module, fn, path)
+   path = path or ''
+   local function below(name) return path == '' and name or path .. '.' .. name end
+   local is_list = class.is(module, Stack)
+   for i, name in ipairs(module._child) do
+      if is_list then
+         fn(module[name], below(name), i, #module._child)
+      else
+         units.each_layer(module[name], fn, below(name))
+      end
+   end
+end
+
+local function by_layers(model)
+   local list = {}
+   units.each_layer(model, function(m, path, i, n)
+      list[#list + 1] = { name = path, modules = { m }, is_last = i == n }
+   end)
+   return list
+end
+
+-- Neighbours of a layer list joined until they have at least `least` parameters.
+local function by_size(model, least)
+   local list, open = {}, nil
+   units.each_layer(model, function(m, path, i, n)
+      if not open or i == 1 then
+         open = { name = path, modules = {}, numel = 0 }
+         list[#list + 1] = open
+      end
+      open.modules[#open.modules + 1] = m
+      open.numel = open.numel + m:num_parameters()
+      open.is_last = i == n
+      if open.numel >= least then open = nil end
+   end)
+   return list
+end
+
+local function is_one_of(m, wanted)
+   for _, w in ipairs(wanted) do
+      local c = getmetatable(m)
+      while c do
+         if c == w or rawget(c, 'class_name') == w then return w end
+         c = rawget(c, 'super')
+      end
+   end
+end
+
+-- The outermost modules of the given classes (names or class tables).
+local function by_class(model, wanted)
+   local list, used = {}, {}
+   local function visit(m, path)
+      local w = m ~= model and is_one_of(m, wanted)
+      if w then
+         used[w] = true
+         list[#list + 1] = { name = path, modules = { m } }
+         return
+      end
+      for _, name in ipairs(m._child) do
+         visit(m[name], path == '' and name or path .. '.' .. name)
+      end
+   end
+   visit(model, '')
+   for _, w in ipairs(wanted) do
+      if not used[w] then
+         err.raise('E_ARG', op, "units: no module of class '%s' in the model", tostring(w))
+      end
+   end
+   if #list > 0 then list[#list].is_last = true end
+   return list
+end
+
+-- how: nil (layer lists), a list of class names or classes, or a least number of parameters.
+function units.choose(model, how)
+   if how == nil then return by_layers(model) end
+   if type(how) == 'number' then return by_size(model, err.integer(op, 'units', how, 1)) end
+   err.type(op, 'units', how, 'table')
+   if #how == 0 then err.arg(op, 'units', 'at least one class', how) end
+   return by_class(model, how)
+end
+
+local function owners_of(list)
+   local of = {}
+   for _, unit in ipairs(list) do
+      for _, m in ipairs(unit.modules) do
+         m:walk(function(sub)
+            if of[sub] and of[sub] ~= unit then
+               err.raise('E_ARG', op, "module '%s' is in two units", unit.name)
+            end
+            of[sub] = unit
+         end)
+      end
+   end
+   return of
+end
+
+-- Every parameter with all places where it stands, in the order of the first ones; entry.unit is
+-- the unit of all of them, or root.
+function units.entries(model, list, root)
+   local of, entries, by_id = owners_of(list), {}, {}
+   model:walk(function(m, path)
+      for _, field in ipairs(m._param) do
+         local t = m[field]
+         local e, unit = by_id[t.id], of[m] or root
+         if not e then
+            e = { name = path == '' and field or path .. '.' .. field, param = t, places = {},
+               shape = t.shape, dtype = t.dtype, spec = m._spec[field], unit = unit,
+               requires_grad = t.requires_grad, whole = t.shape }
+            local at = layout.get(m, field)
+            if at then e.axis, e.whole, e.boxes = at.blocks and at.axis, at.shape, at:boxes() end
+            by_id[t.id] = e
+            entries[#entries + 1] = e
+         end
+         if e.unit ~= unit then e.unit = root end
+         e.places[#e.places + 1] = { owner = m, field = field }
+      end
+   end)
+   return entries, of
+end
+
+function units.check_model(name, model)
+   if not class.is(model, Module) then err.arg(name, 'model', 'a module', model) end
+end
+
+return units

@@ -1,0 +1,225 @@
+-- Layout: how the parameters of a module lie on a mesh axis (layer 8). Integers only.
+--
+--    module._layout[field] = { axis, placement, shape, counts, blocks }
+--
+-- The one idea: a local parameter is one or more boxes of the whole one, and a box is enough to
+-- fill it (the counter-based random numbers take a start and strides), save it and shard it
+-- further. axis is an axis of a mesh; placement Shard(d) or Replicate; shape that of the whole;
+-- counts the sizes along d on each rank of the axis. blocks (usually nil) cuts dim d first: a
+-- matrix of fused projections {gate; up} has two blocks, each shared among the ranks, so that a
+-- rank holds the rows of its gate and of its up; counts is then a list for each block.
+--
+-- A parameter without an entry is the same on all ranks and counts once. So is one with Replicate.
+-- Gradients are whole: where ranks hold parts of the gradient of a replicated parameter (a norm on
+-- a sequence-sharded activation), its module adds them up in backward, and nobody does it again.
+
+local err = require 'tide.util.err'
+local placement = require 'tide.parallel.placement'
+
+local layout = {}
+
+local Layout = { class_name = 'Layout' }
+Layout.__index = Layout
+
+-- n things shared among `parts` ranks: the first n % parts ranks have one more.
+function layout.balanced(n, parts)
+   local counts, least = {}, math.floor(n / parts)
+   for r = 1, parts do counts[r] = least + (r <= n % parts and 1 or 0) end
+   return counts
+end
+
+local function sum(list, last)
+   local n = 0
+   for i = 1, last or #list do n = n + list[i] end
+   return n
+end
+
+local function check_counts(op, entry)
+   local dim, n = entry.placement.dim, entry.axis.size
+   local total = 0
+   for _, counts in ipairs(entry.blocks) do
+      if #counts ~= n then err.arg(op, 'counts', ('%d counts'):format(n), #counts) end
+      for r = 1, n do err.integer(op, ('counts[%d]'):format(r), counts[r], 0) end
+      total = total + sum(counts)
+   end
+   if total ~= entry.shape[dim] then
+      err.arg(op, 'counts', ('counts that add up to %d, the size of dim %d'):format(
+         entry.shape[dim], dim), total)
+   end
+end
+
+-- A checked entry. spec: axis, placement, shape, and for Shard counts (one list, or with `blocks`
+-- = k a list of k lists; default: dim d, or each of k equal blocks, shared as evenly as possible).
+function layout.new(spec)
+   local op = 'parallel.layout'
+   err.options(op, spec, { 'axis', 'placement', 'shape', 'counts', 'blocks' })
+   err.type(op, 'axis', spec.axis, 'table')
+   err.type(op, 'shape', spec.shape, 'table')
+   local place = spec.placement
+   local entry = setmetatable({ axis = spec.axis, placement = place, shape = spec.shape }, Layout)
+   if place.kind == 'replicate' then return entry end
+   if place.kind ~= 'shard' or place.dim < 1 or place.dim > #spec.shape then
+      err.arg(op, 'placement', ('Replicate() or Shard of a dim in [1, %d]'):format(#spec.shape),
+         tostring(place))
+   end
+   local k = err.integer(op, 'blocks', spec.blocks or 1, 1)
+   local size = spec.shape[place.dim]
+   if k > 1 and not spec.counts and size % k ~= 0 then
+      err.arg(op, 'blocks', ('a divisor of %d'):format(size), k)
+   end
+   entry.blocks = k > 1 and spec.counts or { spec.counts }
+   for i = 1, k do
+      entry.blocks[i] = entry.blocks[i] or layout.balanced(size / k, spec.axis.size)
+   end
+   entry.counts = k > 1 and entry.blocks or entry.blocks[1]
+   check_counts(op, entry)
+   return entry
+end
+
+local function copy(list)
+   local out = {}
+   for i = 1, #list do out[i] = list[i] end
+   return out
+end
+
+local function strides(shape)
+   local list, n = {}, 1
+   for d = #shape, 1, -1 do list[d], n = n, n * shape[d] end
+   return list
+end
+
+local function box(whole, offset, size, at)
+   local stride, start = strides(whole), 0
+   for d = 1, #whole do start = start + offset[d] * stride[d] end
+   return { offset = offset, size = size, at = at, start = start, stride = stride }
+end
+
+local function zeros(n)
+   local list = {}
+   for i = 1, n do list[i] = 0 end
+   return list
+end
+
+-- The boxes of what a rank (from 0, default this one) of the axis holds, in order along the cut
+-- dim: { offset =, size = (both a number for each dim of the whole, from 0), at = where it lies in
+-- the local parameter, start =, stride = (the first element and the strides in the whole) }.
+function Layout:boxes(rank)
+   local n = #self.shape
+   if not self.blocks then
+      return { box(self.shape, zeros(n), copy(self.shape), zeros(n)) }
+   end
+   rank = rank or self.axis.rank
+   local list, dim, before, at = {}, self.placement.dim, 0, 0
+   for i, counts in ipairs(self.blocks) do
+      local offset, size, here = zeros(n), copy(self.shape), zeros(n)
+      offset[dim], size[dim] = before + sum(counts, rank), counts[rank + 1]
+      here[dim] = at
+      list[i] = box(self.shape, offset, size, here)
+      before, at = before + sum(counts), at + size[dim]
+   end
+   return list
+end
+
+-- Shape of the parameter on a rank.
+function Layout:local_shape(rank)
+   local shape = copy(self.shape)
+   if not self.blocks then return shape end
+   local dim, n = self.placement.dim, 0
+   for _, b in ipairs(self:boxes(rank)) do n = n + b.size[dim] end
+   shape[dim] = n
+   return shape
+end
+
+-- Views of a local parameter, one a box, with what filling one from the whole needs.
+function Layout:parts(t)
+   local list, dim = {}, self.placement.dim
+   for i, b in ipairs(self:boxes()) do
+      local view = self.blocks and #self.blocks > 1 and t:narrow(dim, b.at[dim] + 1, b.size[dim])
+      list[i] = { view = view or t, start = b.start, stride = b.stride }
+   end
+   return list
+end
+
+-- A rank's part of a whole tensor, as a tensor of its own.
+function Layout:cut(whole, rank)
+   if not self.blocks then return whole:clone() end
+   local tide, list, dim = require 'tide', {}, self.placement.dim
+   for i, b in ipairs(self:boxes(rank)) do
+      list[i] = whole:narrow(dim, b.offset[dim] + 1, b.size[dim])
+   end
+   return #list == 1 and list[1]:clone() or tide.cat(list, dim)
+end
+
+-- The whole from this rank's part; every rank of the axis calls it. No history.
+function Layout:gather(t)
+   local tide = require 'tide'
+   if not self.blocks or self.axis.size == 1 then return t:detach():clone() end
+   local dim, counts = self.placement.dim, {}
+   for r = 1, self.axis.size do counts[r] = self:local_shape(r - 1)[dim] end
+   local all = tide.no_grad(require('tide.parallel.collective_op').all_gather_v, t:detach(),
+      self.axis, dim, counts)
+   if #self.blocks == 1 then return all end
+   local pieces = {}
+   for r = 0, self.axis.size - 1 do
+      for i, b in ipairs(self:boxes(r)) do
+         pieces[(i - 1) * self.axis.size + r + 1] =
+            all:narrow(dim, sum(counts, r) + b.at[dim] + 1, b.size[dim])
+      end
+   end
+   return tide.cat(pieces, dim)
+end
+
+-- ---- on modules ------------------------------------------------------------------------------
+
+function layout.set(module, field, spec)
+   local entry = getmetatable(spec) == Layout and spec or layout.new(spec)
+   module._layout = rawget(module, '_layout') or {}
+   module._layout[field] = entry
+   return entry
+end
+
+-- The entry of a parameter, or nil: it is whole on every rank.
+function layout.get(module, field)
+   local all = rawget(module, '_layout')
+   return all and all[field] or nil
+end
+
+-- The boxes of a parameter, whether it has an entry or not.
+function layout.boxes(module, field)
+   local entry = layout.get(module, field)
+   if entry then return entry:boxes() end
+   local shape = module[field].shape
+   return { box(shape, zeros(#shape), copy(shape), zeros(#shape)) }
+end
+
+-- Offset and size (lists, counted from 0) of a parameter that is one box of the whole.
+function layout.box(module, field)
+   local boxes = layout.boxes(module, field)
+   if #boxes > 1 then
+      err.raise('E_STATE', 'parallel.layout.box', "'%s' is %d boxes of the whole; ask for boxes",
+         field, #boxes)
+   end
+   return boxes[1].offset, boxes[1].size
+end
+
+-- Shape of the whole parameter.
+function layout.shape(module, field)
+   local entry = layout.get(module, field)
+   return entry and copy(entry.shape) or module[field].shape
+end
+
+-- Name -> whole tensor of a module's parameters; every rank calls it, in the order of names.
+function layout.gathered(module, grads)
+   local out = {}
+   for _, e in ipairs(module:named_parameters()) do
+      local t = e.param
+      if grads then t = t.grad end
+      local entry = layout.get(e.owner, e.field)
+      out[e.name] = t and (entry and entry:gather(t) or t:detach():clone()) or nil
+   end
+   return out
+end
+
+layout.replicate = placement.replicate
+
+return layout

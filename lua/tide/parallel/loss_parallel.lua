@@ -1,0 +1,156 @@
+-- Cross entropy over a vocabulary cut over ranks (layer 8): logits are never gathered.
+--
+-- The one idea: as in the fused tide.linear_cross_entropy, gradients are made in the forward pass,
+-- chunk by chunk over tokens, while a chunk of this rank's logits is there; backward only scales
+-- them. Of a chunk the ranks exchange three numbers a token: the largest logit, and the sum of
+-- exponentials, the logit of the target and (for label smoothing) the sum of logits (Shoeybi et
+-- al., arXiv 1909.08053). The loss is the same on every rank; the gradient of x is this rank's
+-- part, to be added over ranks by whoever made x alike on them (copy_to, or the gather of a
+-- sequence).
+--
+-- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank, V of all.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local loss_parallel = {}
+
+-- Logits of a chunk take at most this many bytes.
+local chunk_bytes = 2 ^ 21
+
+local function column(t) return t:reshape { t:numel(), 1 } end
+
+-- Sums over ranks of the columns given, as a list of columns.
+local function summed(comm, columns)
+   local all = tide.cat(columns, 2)
+   comm:all_reduce(all)
+   local list = {}
+   for i = 1, #columns do list[i] = all:narrow(2, i, 1) end
+   return list
+end
+
+-- Loss of each token, and its derivative by the logits, scaled for a mean over nothing: 0 for
+-- tokens that do not count.
+local function chunk_loss(z_nW, ids_n, at, want)
+   local comm, W = at.comm, z_nW:size(2)
+   local counted = column(ids_n:ne(at.ignore)):to(z_nW.dtype)
+   local here = column(tide.logical_and(ids_n:ge(at.first), ids_n:lt(at.first + W)))
+   local place = column((ids_n - at.first):clamp(0, W - 1))
+   here = here:to(z_nW.dtype)
+   local max = comm:all_reduce(z_nW:amax(2, true), 'max')
+   local e_nW = (z_nW - max):exp()
+   local columns = { e_nW:sum(2, true), z_nW:gather(2, place) * here }
+   if at.smoothing ~= 0 then columns[3] = z_nW:sum(2, true) end
+   local total = summed(comm, columns)
+   local logsum = total[1]:log()
+   local lse = max + logsum
+   local value = (1 - at.smoothing) * ((max - total[2]) + logsum)
+   if at.smoothing ~= 0 then
+      value = value + at.smoothing * ((max - total[3] * (1 / at.V)) + logsum)
+   end
+   if at.z_loss ~= 0 then value = value + at.z_loss * lse:square() end
+   local sum = (value * counted):sum()
+   if not want then return sum end
+   local slope = (at.z_loss ~= 0 and (lse * (2 * at.z_loss) + 1) or 1) * counted / total[1]
+   local dz_nW = e_nW * slope
+   if at.smoothing ~= 0 then dz_nW = dz_nW - counted * (at.smoothing / at.V) end
+   return sum, dz_nW:scatter_add(2, place, counted * here * (at.smoothing - 1))
+end
+
+local function acc_dtype(x) return x.dtype == 'f64' and 'f64' or 'f32' end
+
+-- Sum of the losses of all tokens, and the gradients that are wanted.
+local function run(x_NC, w_WC, ids_N, at, want_x, want_w)
+   local N, acc = x_NC:size(1), acc_dtype(x_NC)
+   local rows = math.max(1, math.floor(chunk_bytes / (8 * math.max(1, w_WC:size(1)))))
+   local loss, dx, dw = tide.zeros({}, { dtype = acc, device = x_NC.device }), {}, nil
+   for first = 1, N, rows do
+      local n = math.min(rows, N - first + 1)
+      local x_nC = x_NC:narrow(1, first, n)
+      local z_nW = tide.linear(x_nC, w_WC):to(acc)
+      local sum, dz = chunk_loss(z_nW, ids_N:narrow(1, first, n), at, want_x or want_w)
+      loss:add_(sum)
+      if dz then dz = dz:to(x_NC.dtype) end
+      if want_x then dx[#dx + 1] = tide.matmul(dz, w_WC) end
+      if want_w then
+         local part = tide.matmul(dz:t(), x_nC):to(acc)
+         dw = dw and dw:add_(part) or part
+      end
+   end
+   if want_x then dx = #dx == 1 and dx[1] or #dx > 0 and tide.cat(dx, 1) or x_NC:clone() end
+   if want_w then dw = (dw or tide.zeros(w_WC.shape, { dtype = acc })):to(w_WC.dtype) end
+   return loss, want_x and dx or nil, want_w and dw or nil
+end
+
+local loss_fn = tide.grad.func {
+   name = 'parallel.linear_cross_entropy',
+   forward = function(self, x, w, ids, at, want_x, want_w)
+      local loss, dx, dw = run(x, w, ids, at, want_x, want_w)
+      self.has_x, self.has_w = dx ~= nil, dw ~= nil
+      if dx and dw then self:save(dx, dw) elseif dx or dw then self:save(dx or dw) end
+      return loss
+   end,
+   backward = function(self, dy)
+      local dx, dw
+      if self.has_x and self.has_w then
+         dx, dw = self:saved()
+      elseif self.has_x then
+         dx = self:saved()
+      elseif self.has_w then
+         dw = self:saved()
+      end
+      local function scaled(t) return t and (t * dy):to(t.dtype) or nil end
+      return scaled(dx), scaled(dw), nil
+   end,
+}
+
+local function check(name, x, w, ids, counts, comm)
+   for _, p in ipairs { { 'x', x }, { 'w', w }, { 'targets', ids } } do
+      if not tide.is_tensor(p[2]) then err.arg(name, p[1], 'a tensor', p[2]) end
+   end
+   if x.ndim ~= 2 or w.ndim ~= 2 or ids.ndim ~= 1 or x:size(2) ~= w:size(2)
+      or x:size(1) ~= ids:size(1) or x.dtype ~= w.dtype then
+      err.raise('E_SHAPE', name, 'expected x [N, C], w [rows of this rank, C] of one dtype and '
+         .. 'targets [N], got %s, %s and %s', tostring(x), tostring(w), tostring(ids))
+   end
+   if counts[comm.rank + 1] ~= w:size(1) then
+      err.arg(name, 'counts', ('%d for this rank, the rows of w'):format(w:size(1)),
+         counts[comm.rank + 1])
+   end
+end
+
+-- Targets that are no class are an error on one rank, so they are here; all ranks see the same.
+local function check_targets(name, ids, ignore, V)
+   if ids.device == 'null' then return end
+   local bad = tide.logical_and(ids:ne(ignore), tide.logical_or(ids:lt(0), ids:ge(V)))
+   if ids:numel() > 0 and bad:any():item() then
+      err.raise('E_ARG', name, 'a target lies outside [0, %d) and is not ignore_index (%d)', V,
+         ignore)
+   end
+end
+
+-- As tide.linear_cross_entropy(x, w, nil, targets, opts) of the whole weight, of which w holds the
+-- rows of this rank; counts: how many each rank has. x and targets are alike on every rank of the
+-- axis, and every rank calls. The gradient of x is this rank's part.
+function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
+   local name = 'parallel.linear_cross_entropy'
+   opts = err.options(name, opts, { 'ignore_index', 'label_smoothing', 'z_loss' })
+   check(name, x, w, targets, counts, axis)
+   if axis.size == 1 then return tide.linear_cross_entropy(x, w, nil, targets, opts) end
+   local at = { comm = axis.comm or axis, first = 0, V = 0, ignore = opts.ignore_index or -100,
+      smoothing = err.number(name, 'label_smoothing', opts.label_smoothing or 0, 0),
+      z_loss = err.number(name, 'z_loss', opts.z_loss or 0, 0) }
+   if at.smoothing >= 1 then
+      err.arg(name, 'label_smoothing', 'a number in [0, 1)', at.smoothing)
+   end
+   for r, n in ipairs(counts) do
+      at.V = at.V + n
+      if r <= axis.rank then at.first = at.first + n end
+   end
+   check_targets(name, targets, at.ignore, at.V)
+   local record = tide.is_grad_enabled()
+   return loss_fn(x, w, targets, at, record and x.requires_grad, record and w.requires_grad)
+end
+
+
+return loss_parallel

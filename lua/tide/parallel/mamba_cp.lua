@@ -1,0 +1,325 @@
+-- Mamba-2 with its sequence on several ranks (layer 8).
+--
+--    local mamba = tide.parallel.mamba_cp.attach(model, { axis = mesh:axis 'cp' })
+--    model:loss(ids, labels, { context = context, count = count }):backward()
+--    mamba:restore()
+--
+-- The one idea: two methods give what one rank would compute. `hidden` trades tokens for heads in
+-- the mixer (one exchange there, one back); `state` leaves the tokens where they are and hands over
+-- the state of the recurrence. Bytes of the first grow with the tokens, of the second they do not,
+-- so the plan can choose; see attach and price.
+--
+-- This file has the pieces of the first method under the names they have elsewhere, each by
+-- itself, and MambaContextParallel, which makes one exchange with one index of them. All have
+-- gradients; losses are sums over ranks. cu: cumulative lengths from 0, a list or tensor.
+-- x [B, T, ...], packed also [T, ...].
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local collective = require 'tide.parallel.collective_op'
+local cp_map = require 'tide.parallel.cp_map'
+local exchange = require 'tide.parallel.mamba_exchange'
+local split = require 'tide.parallel.mamba_split'
+
+local mamba_cp = { split_heads = split.heads }
+
+-- ---- exchanges -------------------------------------------------------------------------------
+
+-- Block j of dim 1 goes to rank j; its own derivative.
+function mamba_cp.all_to_all(x, comm) return collective.all_to_all(x, comm, 1) end
+
+local function dims_of(op, x, batch_size)
+   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
+      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
+   end
+   local rows = x.ndim == 3 and x:size(1) or 1
+   if batch_size ~= nil and batch_size ~= rows then
+      err.arg(op, 'batch_size', ('%d, as x has'):format(rows), batch_size)
+   end
+   return x.ndim - 1, x.ndim
+end
+
+-- [B, L, H] -> [B, W L, H / W]: all tokens, rank after rank, of a part of the width.
+function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
+   local tokens, width = dims_of('parallel.mamba_cp.all_to_all_cp2hp', x, batch_size)
+   return collective.all_to_all(x, comm, width, tokens)
+end
+
+-- The inverse.
+function mamba_cp.all_to_all_hp2cp(x, comm, batch_size)
+   local tokens, width = dims_of('parallel.mamba_cp.all_to_all_hp2cp', x, batch_size)
+   return collective.all_to_all(x, comm, tokens, width)
+end
+
+-- ---- orders of tokens ------------------------------------------------------------------------
+
+local function ranks_of(op, W) return err.integer(op, 'W', W, 1, 2^20) end
+
+-- Places (from 0) of the 2 W chunks of a sequence in rank order, in the order of the sequence.
+function mamba_cp.undo_order(W)
+   local n, list = 2 * ranks_of('parallel.mamba_cp.undo_order', W), {}
+   for k = 0, n - 1 do list[k + 1] = k < W and 2 * k or 2 * (n - k) - 1 end
+   return list
+end
+
+-- The inverse.
+function mamba_cp.redo_order(W)
+   local list = {}
+   for k, place in ipairs(mamba_cp.undo_order(W)) do list[place + 1] = k - 1 end
+   return list
+end
+
+local function i64(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end
+
+local function select(x, dim, index)
+   return x:index_select(dim, x.device == 'cpu' and index or index:to(x.device))
+end
+
+local function runs_index(runs) return tide.run_index(i64(runs):reshape { #runs / 2, 2 }, 'i64') end
+
+-- cu as a list that covers `tokens`.
+local function covered(op, name, cu, tokens)
+   cu = cp_map.cu(op, name, cu)
+   if cu[#cu] ~= tokens then
+      err.raise('E_ARG', op, "argument '%s' ends at %d, there are %d tokens: give those behind the "
+         .. 'last document a document of their own', name, cu[#cu], tokens)
+   end
+   return cu
+end
+
+local function check_order(op, order)
+   err.type(op, 'order', order, 'table')
+   local seen = {}
+   for i, k in ipairs(order) do
+      err.integer(op, ('order[%d]'):format(i), k, 0, #order - 1)
+      if seen[k] then err.arg(op, ('order[%d]'):format(i), 'every chunk once', k) end
+      seen[k] = true
+   end
+   if #order == 0 then err.arg(op, 'order', 'at least one chunk', order) end
+   return order
+end
+
+-- Every document (the whole dim without cu) in #order equal chunks: chunk order[k] comes to place k
+-- (from 0). Dim 2, with cu and x [T, ...] dim 1.
+local function reorder(op, x, order, cu)
+   if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor', x) end
+   local dim, n, runs = (cu and x.ndim < 3) and 1 or 2, #order, {}
+   if x.ndim < dim then err.arg(op, 'x', ('at least %d dims'):format(dim), x) end
+   cu = cu and covered(op, 'cu', cu, x:size(dim)) or { 0, x:size(dim) }
+   for d = 1, #cu - 1 do
+      local length = cu[d + 1] - cu[d]
+      if length % n ~= 0 then
+         err.raise('E_ARG', op, '%s has %d tokens, expected a multiple of %d',
+            #cu > 2 and ('document %d'):format(d - 1) or 'the sequence', length, n)
+      end
+      for _, k in ipairs(order) do
+         runs[#runs + 1] = cu[d] + k * length / n
+         runs[#runs + 1] = length / n
+      end
+   end
+   return select(x, dim, runs_index(runs))
+end
+
+function mamba_cp.reorder_chunks(x, order, cu)
+   local op = 'parallel.mamba_cp.reorder_chunks'
+   return reorder(op, x, check_order(op, order), cu)
+end
+
+-- Tokens (of every document) in rank order, as the balanced layout of attention leaves them, into
+-- the order of the sequence; and back.
+function mamba_cp.undo_attention_load_balancing(x, W, cu)
+   local op = 'parallel.mamba_cp.undo_attention_load_balancing'
+   ranks_of(op, W)
+   return reorder(op, x, mamba_cp.undo_order(W), cu)
+end
+
+function mamba_cp.redo_attention_load_balancing(x, W, cu)
+   local op = 'parallel.mamba_cp.redo_attention_load_balancing'
+   ranks_of(op, W)
+   return reorder(op, x, mamba_cp.redo_order(W), cu)
+end
+
+-- Index [rows] of the two below; cu_local in tokens of one rank.
+function mamba_cp.deinterleave_index(cu_local, W, rows)
+   local op = 'parallel.mamba_cp.deinterleave_packed_seqs'
+   ranks_of(op, W)
+   if rows % W ~= 0 then
+      err.raise('E_ARG', op, '%d tokens do not divide among %d ranks', rows, W)
+   end
+   local cu, runs, each = covered(op, 'cu_local', cu_local, rows / W), {}, rows / W
+   for d = 1, #cu - 1 do
+      for r = 0, W - 1 do
+         runs[#runs + 1] = r * each + cu[d]
+         runs[#runs + 1] = cu[d + 1] - cu[d]
+      end
+   end
+   return runs_index(runs)
+end
+
+local function tokens_dim(op, x)
+   if not tide.is_tensor(x) or x.ndim == 0 then err.arg(op, 'x', 'a tensor of tokens', x) end
+   return x.ndim < 3 and 1 or 2
+end
+
+-- Rank after rank, each with its parts of all documents -> document after document, each with the
+-- parts of all ranks; and back.
+function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
+   local dim = tokens_dim('parallel.mamba_cp.deinterleave_packed_seqs', x)
+   return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
+end
+
+function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
+   local dim = tokens_dim('parallel.mamba_cp.reinterleave_packed_seqs', x)
+   return select(x, dim, tide.inverse_index(mamba_cp.deinterleave_index(cu_local, W,
+      x:size(dim))))
+end
+
+-- Both at once: for each token of the sequence its place in rank order. cu in tokens of all ranks.
+function mamba_cp.pre_index(cu, W)
+   local op = 'parallel.mamba_cp.pre_index'
+   return tide.zigzag_places(i64(cp_map.cu(op, 'cu', cu)), ranks_of(op, W), 'i64')
+end
+
+-- ---- MambaContextParallel --------------------------------------------------------------------
+
+local MambaContextParallel = class 'MambaContextParallel'
+mamba_cp.MambaContextParallel = MambaContextParallel
+
+local name = 'parallel.mamba_cp.MambaContextParallel'
+
+local function divide_among(self)
+   local W, H, G = self.size, self.num_heads, self.n_groups
+   if H % W ~= 0 then
+      err.raise('E_ARG', name, 'num_heads (%d) must be divisible by cp_size (%d); attach splits '
+         .. 'them unevenly', H, W)
+   end
+   if G < W and W % G ~= 0 or G >= W and G % W ~= 0 then
+      err.raise('E_ARG', name, 'n_groups (%d) must %s cp_size (%d); attach takes any', G,
+         G < W and 'divide' or 'be divisible by', W)
+   end
+   if H % G ~= 0 then
+      err.raise('E_ARG', name, 'num_heads (%d) must be a multiple of n_groups (%d)', H, G)
+   end
+   self.num_heads_local, self.repeats = H / W, G < W and W / G or 1
+   self.groups_local = G < W and 1 or G / W
+   self.d_inner, self.d_inner_local = H * self.head_dim, H / W * self.head_dim
+end
+
+-- cp_group: an axis of a mesh or a communicator; mixer: a layer with conv1d, dt_bias, A_log and D,
+-- read at each call (may be nil where only tokens are exchanged).
+function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
+   if type(cp_group) == 'table' and not cp_group.all_reduce then cp_group = cp_group.comm end
+   if type(cp_group) ~= 'table' or type(cp_group.size) ~= 'number' then
+      err.arg(name, 'cp_group', 'an axis of a mesh or a communicator', cp_group)
+   end
+   self.comm, self.size, self.rank = cp_group, cp_group.size, cp_group.rank
+   self.num_heads = err.integer(name, 'num_heads', num_heads, 1)
+   self.head_dim = err.integer(name, 'head_dim', head_dim, 1)
+   self.n_groups = err.integer(name, 'n_groups', n_groups, 1)
+   self.d_state, self.mixer = err.integer(name, 'd_state', d_state, 1), mixer
+   divide_among(self)
+   local s = { heads = num_heads, head_dim = head_dim, groups = n_groups, state = d_state }
+   local go, back, P = {}, {}, self.d_inner_local
+   for r, part in ipairs(split.heads(num_heads, n_groups, self.size)) do
+      go[r] = split.runs(part, s, self.d_inner, true)
+      table.insert(go[r], 1, { (r - 1) * P, P })
+      back[r] = { { (r - 1) * P, P } }
+      if r == self.rank + 1 then self.conv_runs = split.runs(part, s, 0) end
+   end
+   self.width = 2 * self.d_inner + 2 * n_groups * d_state + num_heads
+   self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
+end
+
+-- Where the tokens of all ranks lie, kept for calls with the same cu.
+local function rows_for(self, op, cu, tokens)
+   local kept = self.rows
+   if kept and kept.cu == cu and kept.tokens == tokens then return kept.rows end
+   local list = cu and covered(op, 'cu', cu, tokens) or { 0, tokens }
+   if cu == nil and tokens % (2 * self.size) ~= 0 then
+      err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
+         2 * self.size)
+   end
+   local rows = exchange.rows(mamba_cp.pre_index(list, self.size), self.size, tokens / self.size)
+   self.rows = { cu = cu, tokens = tokens, rows = rows }
+   return rows
+end
+
+local function batched(op, x)
+   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
+      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
+   end
+   return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
+end
+
+local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3) } or y end
+
+-- projected [B, L, P] of z, x, B, C, dt for this rank's tokens -> [B, T, P'] for this rank's heads
+-- and all tokens in the order of the sequence. cu in tokens of all ranks: packed, [L, P] or
+-- [1, L, P]; every document a multiple of 2 W.
+function MambaContextParallel:pre_conv_ssm(projected, cu)
+   local op = name .. '.pre_conv_ssm'
+   if self.size == 1 then return projected end
+   local x, flat = batched(op, projected)
+   local rows = rows_for(self, op, cu, x:size(2) * self.size)
+   return as_given(exchange.enter(x, self.comm, self.go, rows), flat)
+end
+
+-- The way back for y [B, T, d_inner / W].
+function MambaContextParallel:post_conv_ssm(y, cu)
+   local op = name .. '.post_conv_ssm'
+   if self.size == 1 then return y end
+   local x, flat = batched(op, y)
+   local rows = rows_for(self, op, cu, x:size(2))
+   return as_given(exchange.leave(x, self.comm, self.back, rows), flat)
+end
+
+-- ---- its parameters --------------------------------------------------------------------------
+
+function MambaContextParallel:slice_conv_param(p)
+   local list = {}
+   for i, run in ipairs(self.conv_runs) do list[i] = p:narrow(1, run[1] + 1, run[2]) end
+   return tide.cat(list, 1)
+end
+
+-- A view: a part for this rank's heads.
+function MambaContextParallel:slice_vector_param(p)
+   local n = p:numel() / self.size
+   return p:narrow(1, self.rank * n + 1, n)
+end
+
+-- [channels of this rank, K] of the weight [channels, 1, K].
+function MambaContextParallel:get_conv1d_weight()
+   local w = self:slice_conv_param(self.mixer.conv1d.weight)
+   return w:reshape { w:size(1), w:size(w.ndim) }
+end
+
+-- nil if the convolution has none.
+function MambaContextParallel:get_conv1d_bias()
+   local bias = self.mixer.conv1d.bias
+   return bias and self:slice_conv_param(bias)
+end
+
+function MambaContextParallel:get_dt_bias(p)
+   return self:slice_vector_param(p or self.mixer.dt_bias)
+end
+
+function MambaContextParallel:get_A_log(p) return self:slice_vector_param(p or self.mixer.A_log) end
+function MambaContextParallel:get_D(p) return self:slice_vector_param(p or self.mixer.D) end
+
+-- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.
+function MambaContextParallel:repeat_group_state(s)
+   if self.repeats == 1 then return s end
+   local shape = s.shape
+   local n = #shape
+   shape[n], shape[n + 1] = self.n_groups, s:size(n) / self.n_groups
+   local y = s:reshape(shape):repeat_interleave(self.repeats, n)
+   shape[n], shape[n + 1] = s:size(n) * self.repeats, nil
+   return y:reshape(shape)
+end
+
+for _, field in ipairs { 'attach', 'price', 'explain' } do
+   mamba_cp[field] = function(...) return require('tide.parallel.mamba_attach')[field](...) end
+end
+
+return mamba_cp

@@ -1,0 +1,331 @@
+-- Mamba-2 over ranks by hand-over of the state: a rank works on its own tokens (layer 8).
+--
+-- The one idea: the recurrence is linear, h' = a h + s, so a run of tokens acts on the state by two
+-- things that need no knowledge of what came before: its total decay a and the state s that it
+-- makes from zero. All ranks gather those pairs (small), each combines the pairs before its runs
+-- into their true initial states, and the scan runs once with them (the state passing of Dao and
+-- Gu, arXiv 2405.21060, over ranks). The convolution gets K - 1 rows from where the tokens before
+-- lie. Backward is the same from right to left, by the tape.
+--
+-- A rank has R runs of equal length c: one (contiguous) or two (zigzag). The work for s is one of
+-- the matrix products of the scan, H P N multiply-adds a token.
+-- Legend: B batch, L = R c tokens of this rank, S runs of all ranks, H heads, P head size,
+-- G groups, N state size, K taps.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local collective = require 'tide.parallel.collective_op'
+local divide = require('tide.nn.mamba').divide
+local Mamba2 = require('tide.nn.mamba').Mamba2
+
+local state = {}
+
+-- ---- runs of a plan --------------------------------------------------------------------------
+
+local function joined(runs)
+   local list = {}
+   for i = 1, #runs, 2 do
+      local last = list[#list]
+      if runs[i + 1] > 0 then
+         if last and last.first + last.count == runs[i] then
+            last.count = last.count + runs[i + 1]
+         else
+            list[#list + 1] = { first = runs[i], count = runs[i + 1] }
+         end
+      end
+   end
+   return list
+end
+
+-- The runs of every rank: { ranks = list of lists of { first, count }, R =, c = }; nil and the
+-- reason if the ranks do not all have the same number of runs of the same length.
+function state.runs(map)
+   if map.kind ~= 'contiguous' and map.kind ~= 'zigzag' then
+      return nil, ("a '%s' layout; it wants contiguous or zigzag"):format(map.kind)
+   end
+   local out = { ranks = {} }
+   for r = 0, map.size - 1 do
+      local list = joined(map:runs(r))
+      -- the last rank of a zigzag has two runs that meet: they stay two
+      if map.kind == 'zigzag' and map.size > 1 and #list == 1 then
+         local c = list[1].count / 2
+         list = { { first = list[1].first, count = c },
+            { first = list[1].first + c, count = c } }
+      end
+      out.ranks[r + 1] = list
+   end
+   out.R, out.c = #out.ranks[1], out.ranks[1][1] and out.ranks[1][1].count or 0
+   if out.c == 0 then return nil, 'no tokens' end
+   return out
+end
+
+-- ---- the batch: who needs which rows, which runs feed which ----------------------------------
+
+local function tensor(list, dtype, device)
+   return tide.tensor(list, { dtype = dtype, device = device })
+end
+
+-- Positions before run `run` that the convolution reads, first to last; false: before the start.
+local function before(run, K)
+   local list = {}
+   for k = 1, K - 1 do
+      local g = run.first - K + k
+      list[k] = g >= 0 and g or false
+   end
+   return list
+end
+
+-- Rows that rank `from` gives to rank `to`, as places among from's tokens.
+local function given(map, runs, from, to, K)
+   local list = {}
+   for _, run in ipairs(runs.ranks[to + 1]) do
+      for _, g in ipairs(before(run, K)) do
+         if g then
+            local rank, i = map:place(g)
+            if rank == from then list[#list + 1] = i end
+         end
+      end
+   end
+   return list
+end
+
+-- What this rank sends (index of its rows, counts) and takes (counts), and where each row of each
+-- halo lies in what comes; one behind the last is a row of zeros.
+local function halo_plan(map, runs, K)
+   local send, out, back, at, n = {}, {}, {}, {}, 0
+   for r = 0, map.size - 1 do
+      local list = given(map, runs, map.rank, r, K)
+      for _, i in ipairs(list) do send[#send + 1] = i end
+      out[r + 1] = #list
+      back[r + 1] = #given(map, runs, r, map.rank, K)
+      at[r], n = n, n + back[r + 1]
+   end
+   local take = {}
+   for _, run in ipairs(runs.ranks[map.rank + 1]) do
+      for _, g in ipairs(before(run, K)) do
+         local rank = g and map:place(g)
+         take[#take + 1] = rank and at[rank] or n
+         if rank then at[rank] = at[rank] + 1 end
+      end
+   end
+   return { send = send, out = out, back = back, take = take, rows = n }
+end
+
+-- Runs of all ranks in (rank, run) order, each with its place in the sequence.
+local function all_runs(runs)
+   local list, order = {}, {}
+   for r, own in ipairs(runs.ranks) do
+      for i, run in ipairs(own) do
+         list[#list + 1] = { first = run.first, count = run.count, rank = r - 1, i = i }
+         order[#list] = list[#list]
+      end
+   end
+   table.sort(order, function(a, b) return a.first < b.first end)
+   for k, run in ipairs(order) do run.place = k end
+   return list
+end
+
+-- between[S][R S]: 1 where a run lies between a source run and an own one; before[R][S].
+local function feeding(runs, rank)
+   local all, between, feeds = all_runs(runs), {}, {}
+   for k = 1, #all do between[k] = {} end
+   for _, own in ipairs(all) do
+      if own.rank == rank then
+         local row = {}
+         for j, source in ipairs(all) do
+            row[j] = source.place < own.place and 1 or 0
+            for k, run in ipairs(all) do
+               local b = between[k]
+               b[#b + 1] = source.place < run.place and run.place < own.place and 1 or 0
+            end
+         end
+         feeds[#feeds + 1] = row
+      end
+   end
+   return all, between, feeds
+end
+
+-- sequence [B', T] -> of the runs of this rank [B' R, c], and the masks that documents make:
+-- halo [B', R, K - 1], feeds [B', 1, R, S] and own [B' R, c, 1] (tokens of the last document).
+local function documents(batch, sequence, map, all, take_positions)
+   local rows, R, c = sequence:size(1), batch.R, batch.c
+   local own = sequence:index_select(2, map:index('i64', sequence.device))
+      :reshape { rows, R, c }
+   local first = own:narrow(3, 1, 1)
+   local last_of, pos = {}, {}
+   for j, run in ipairs(all) do last_of[j] = run.first + run.count - 1 end
+   for i, g in ipairs(take_positions) do pos[i] = g or 0 end
+   local function at(list)
+      return sequence:index_select(2, tensor(list, 'i64', sequence.device))
+   end
+   batch.sequence = own:reshape { rows * R, c }
+   batch.last = own:eq(own:narrow(3, c, 1)):to('f32'):reshape { rows * R, c, 1 }
+   batch.feeds = batch.feeds
+      * at(last_of):reshape { rows, 1, 1, #all }:eq(first:reshape { rows, 1, R, 1 }):to 'f32'
+   batch.halo_mask = at(pos):reshape { rows, R, batch.K - 1 }:eq(first):to 'f32'
+end
+
+-- All that a batch of this layout needs, made once. sequence: [B or 1, T] numbers of the sequences
+-- of the whole stream, or nil; K: taps.
+function state.prepare(map, K, sequence, device)
+   local op = 'parallel.mamba_cp'
+   local runs, why = state.runs(map)
+   if not runs then
+      err.raise('E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden'", why)
+   end
+   local all, between, feeds = feeding(runs, map.rank)
+   local h = halo_plan(map, runs, K)
+   local batch = {
+      R = runs.R, c = runs.c, S = #all, K = K, out = h.out, back = h.back, rows = h.rows,
+      send = tensor(h.send, 'i64', device), take = tensor(h.take, 'i64', device),
+      between = tensor(between, 'f32', device),
+      feeds = tensor(feeds, 'f32', device):reshape { 1, 1, runs.R, #all },
+   }
+   local reversed, positions = {}, {}
+   for i = 1, batch.c do reversed[i] = batch.c - i end
+   batch.reversed = tensor(reversed, 'i64', device)
+   for _, run in ipairs(runs.ranks[map.rank + 1]) do
+      for _, g in ipairs(before(run, K)) do positions[#positions + 1] = g end
+   end
+   if sequence then documents(batch, sequence, map, all, positions) end
+   return batch
+end
+
+-- ---- the halo --------------------------------------------------------------------------------
+
+-- The K - 1 rows before each run of xBC [B, L, C] -> [B R, K - 1, C].
+local function halo(xBC, comm, batch)
+   local B, C, n = xBC:size(1), xBC:size(3), batch.K - 1
+   local got = collective.all_to_all_v(xBC:index_select(2, batch.send), comm, batch.out, batch.back,
+      2)
+   local none = tide.zeros({ B, 1, C }, { dtype = xBC.dtype, device = xBC.device })
+   local rows = tide.cat({ got, none }, 2):index_select(2, batch.take)
+   if batch.halo_mask then
+      local m = batch.halo_mask
+      rows = rows * m:reshape { m:size(1), batch.R * n, 1 }:to(xBC.dtype)
+   end
+   return rows:reshape { B * batch.R, n, C }
+end
+
+-- ---- states ----------------------------------------------------------------------------------
+
+local function wide(t) return t.dtype == 'f64' and t or t:float() end
+
+local function over_batch(t, rows, B)
+   if t:size(1) == rows then return t end
+   local R = rows / B
+   local shape, rest = t.shape, { B }
+   for i, n in ipairs(shape) do rest[i + 1] = n end
+   rest[2] = R
+   return t:unsqueeze(1):expand(rest):reshape { rows, unpack(shape, 2) }
+end
+
+-- x and B out of xBC [n, c, C] as [n, G, c, ..], in f32 (f64): one matrix a group.
+local function by_group(xBC, G, I, S)
+   local n, c = xBC:size(1), xBC:size(2)
+   local function group(t, width)
+      return wide(t:reshape { n, c, G, width / G }):permute(1, 3, 2, 4)
+   end
+   return group(xBC:narrow(3, 1, I), I), group(xBC:narrow(3, I + 1, S), S)
+end
+
+-- weight [n, c, H] for each channel of x as it comes from by_group.
+local function spread(weight, G, I)
+   local n, c, H = weight:size(1), weight:size(2), weight:size(3)
+   return weight:reshape { n, c, H, 1 }:expand { n, c, H, I / H }:reshape { n, c, G, I / G }
+      :permute(1, 3, 2, 4)
+end
+
+-- The states [n, G, I / G, N] that the tokens make: the sum of weight x B' over the tokens of each
+-- run. xBC [n, c, C], weight [n, c, H]; I channels of x and S of B. Its own derivative, since the
+-- products need no copies of the transposed.
+local made_by = tide.grad.func {
+   name = 'mamba_cp.states',
+   forward = function(self, xBC, weight, G, I, S)
+      self:save(xBC, weight)
+      self.G, self.I, self.S = G, I, S
+      local x, B = by_group(xBC, G, I, S)
+      return tide.matmul((x * spread(weight, G, I)):transpose(-1, -2), B)
+   end,
+   backward = function(self, dy)
+      local xBC, weight = self:saved()
+      local G, I, S = self.G, self.I, self.S
+      local n, c, H = xBC:size(1), xBC:size(2), weight:size(3)
+      local x, B = by_group(xBC, G, I, S)
+      local w, dx = spread(weight, G, I), tide.matmul(B, dy:transpose(-1, -2))
+      local d = tide.empty(xBC.shape, { dtype = xBC.dtype, device = xBC.device })
+      local function put(first, count, t)
+         d:narrow(3, first, count):copy_(t:permute(1, 3, 2, 4):reshape { n, c, count }:to(d.dtype))
+      end
+      put(1, I, dx * w)
+      put(I + 1, S, tide.matmul(x * w, dy))
+      d:narrow(3, I + S + 1, xBC:size(3) - I - S):zero_()
+      local dw = (dx * x):permute(1, 3, 2, 4):reshape { n, c, H, I / H }:sum(4)
+      return d, dw:to(weight.dtype)
+   end,
+}
+
+-- Of each run: the state that it makes from zero [B R, H, P N] and the logarithm of its total decay
+-- [B R, H, 1]. xBC after the convolution.
+local function contributions(layer, xBC, dt, batch, B)
+   local n, c, H, P = xBC:size(1), batch.c, layer.heads, layer.head_dim
+   local G, N, I = layer.groups, layer.state, layer.inner_dim
+   local step = (wide(dt) + wide(layer.dt_bias)):softplus()
+   if layer.dt_limit then step = step:clamp(layer.dt_limit[1], layer.dt_limit[2]) end
+   local decay = (step * Mamba2.rates(layer):to(step.dtype)):index_select(2, batch.reversed)
+   local sum = decay:cumsum(2)
+   local after = (sum - decay):index_select(2, batch.reversed)    -- over the tokens behind each
+   local weight = step * after:exp()
+   if batch.last then weight = weight * over_batch(batch.last, n, B):to(weight.dtype) end
+   local made = made_by(xBC, weight, G, I, G * N)
+   return made:reshape { n, H, P * N }, sum:narrow(2, c, 1):reshape { n, H, 1 }
+end
+
+-- The true initial states of this rank's runs [B R, H, P, N], from what every run of every rank
+-- contributes.
+local function initial(layer, made, decay, comm, batch, B)
+   local H, P, N, R, S = layer.heads, layer.head_dim, layer.state, batch.R, batch.S
+   local width, W = P * N, comm.size
+   local all = collective.all_gather(tide.cat({ made, decay }, 3), comm, 1)
+      :reshape { W, B, R, H, width + 1 }:permute(2, 4, 1, 3, 5):reshape { B, H, S, width + 1 }
+   local states, logs = all:narrow(4, 1, width), all:narrow(4, width + 1, 1)
+   local weight = tide.matmul(logs:reshape { B * H, S }, batch.between:to(all.dtype)):exp()
+      :reshape { B, H, R, S } * batch.feeds:to(all.dtype)
+   return tide.matmul(weight, states):permute(1, 3, 2, 4):reshape { B * R, H, P, N }
+end
+
+-- ---- the call --------------------------------------------------------------------------------
+
+-- Takes the place of layer.inner: y and z [B, L, I] of projected [B, L, P]. batch: of prepare.
+function state.inner(layer, projected, comm, batch)
+   local B, L = projected:size(1), projected:size(2)
+   local R, c = batch.R, batch.c
+   local z, xBC, dt = divide(projected, { layer.inner_dim, layer.conv_dim, layer.heads })
+   local sequence = batch.sequence and over_batch(batch.sequence, B * R, B)
+   local rows = halo(xBC, comm, batch)
+   xBC = layer:convolve(xBC:reshape { B * R, c, layer.conv_dim },
+      { sequence = sequence, initial = rows })
+   dt = dt:reshape { B * R, c, layer.heads }
+   local made, decay = contributions(layer, xBC, dt, batch, B)
+   local y = layer:recur(xBC, dt, {
+      sequence = sequence, initial = initial(layer, made, decay, comm, batch, B) })
+   return y:reshape { B, L, layer.inner_dim }, z
+end
+
+-- Bytes that this rank sends for a layer: forward and backward, of `batch` rows.
+function state.bytes(layer, map, rows, size)
+   local runs = state.runs(map)
+   local pair = layer.heads * (layer.head_dim * layer.state + 1) * (size == 8 and 8 or 4)
+   local gather = (map.size - 1) * rows * runs.R * pair
+   local go, back = 0, 0
+   for r = 0, map.size - 1 do
+      if r ~= map.rank then
+         go = go + #given(map, runs, map.rank, r, layer.taps)
+         back = back + #given(map, runs, r, map.rank, layer.taps)
+      end
+   end
+   local row = rows * layer.conv_dim * size
+   return gather + go * row, gather + back * row
+end
+
+return state

@@ -1,0 +1,560 @@
+-- Mesh: the ranks of a communicator arranged along named axes (layer 8).
+--
+--    local mesh = tide.parallel.mesh { dp = 2, cp = -1 }
+--    mesh:axis('dp')              -- { name = 'dp', size = 2, rank = .., comm = .. }
+--    mesh:flatten { 'dp', 'cp' }  -- the axis 'dp_cp', made once and kept
+--
+-- The one idea: an axis is a communicator with a name. Ranks lie row-major, the last axis fastest,
+-- so a rank's coordinates are the digits of its number, and an axis holds the ranks that differ in
+-- that digit alone. A flattened axis is the same with several digits, row-major again.
+--
+-- Axes are a list, {{'dp', 2}, {'cp', 2}}, in any order and with any names, or a map, {dp = 2,
+-- cp = 2}, of the known names, which then lie in the order pp, dp_replicate, dp_shard, dp, cp, tp.
+-- In a map `dp` beside dp_replicate or dp_shard is the product of the two, not an axis of its own.
+-- One size may be -1: the ranks that are left.
+--
+-- Invariants: making a mesh, flattening and unflattening are collective, every rank calls them in
+-- the same order; looking up is not. An axis costs one split when it is made; an axis of all ranks
+-- is the communicator itself, and axes of one rank share one. On a simulated communicator axes are
+-- simulated too. Coordinates and ranks count from 0.
+
+local dist = require 'tide.dist'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+
+local mesh = {}
+
+local canonical = { 'pp', 'dp_replicate', 'dp_shard', 'dp', 'cp', 'tp' }
+-- Names for several axes, used where the mesh has no axis of that name.
+local helper = {
+   dp = { 'dp_replicate', 'dp_shard' }, dp_shard_cp = { 'dp_shard', 'cp' }, dp_cp = { 'dp', 'cp' },
+}
+
+local Mesh, Axis = { class_name = 'Mesh' }, { class_name = 'Axis' }
+Mesh.__index, Axis.__index = Mesh, Axis
+
+local function join(list, fmt, sep)
+   local out = {}
+   for i, a in ipairs(list) do out[i] = fmt:format(a.name, a.size) end
+   return table.concat(out, sep)
+end
+
+-- Axis sizes as text: "dp 2 x cp 4".
+local function product_text(list) return join(list, '%s %d', ' x ') end
+
+local function product(list)
+   local n = 1
+   for _, a in ipairs(list) do n = n * a.size end
+   return n
+end
+
+local function names_of(list)
+   local out = {}
+   for i, a in ipairs(list) do out[i] = a.name end
+   return out
+end
+
+-- ---- sizes -----------------------------------------------------------------------------------
+
+local function check_size(op, name, size)
+   if type(size) ~= 'number' or size ~= math.floor(size) or size > 2^31
+      or not (size >= 1 or size == -1) then
+      err.arg(op, ("size of '%s'"):format(name), 'a positive integer, or -1 for what is left', size)
+   end
+   return size
+end
+
+local function check_name(op, name)
+   if type(name) ~= 'string' or not name:find '^%a[%w_]*$' then
+      err.arg(op, 'axes', "names made of letters, digits and '_'", name)
+   end
+   return name
+end
+
+local function from_list(op, axes)
+   local list, seen = {}, {}
+   for key in each(axes) do
+      if type(key) ~= 'number' then
+         err.raise('E_ARG', op, "argument 'axes': '%s' stands beside a list; write either "
+            .. "{{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
+      end
+   end
+   for i, pair in ipairs(axes) do
+      if type(pair) ~= 'table' or #pair ~= 2 then
+         err.arg(op, ('axes[%d]'):format(i), "a name and a size, as {'dp', 2}", pair)
+      end
+      local name = check_name(op, pair[1])
+      if seen[name] then
+         err.raise('E_ARG', op, "argument 'axes': the name '%s' is there twice", name)
+      end
+      seen[name] = true
+      list[i] = { name = name, size = check_size(op, name, pair[2]) }
+   end
+   return list
+end
+
+-- The two factors of a given dp, checked; one of them may be nil or -1.
+local function split_dp(op, dp, replicate, shard)
+   if replicate == -1 then replicate = nil end
+   if shard == -1 then shard = nil end
+   local name, given = replicate and 'dp_replicate' or 'dp_shard', replicate or shard
+   if dp % given ~= 0 then
+      err.raise('E_ARG', op, 'dp (%d) must be divisible by %s (%d)', dp, name, given)
+   end
+   replicate, shard = replicate or dp / shard, shard or dp / replicate
+   if replicate * shard ~= dp then
+      err.raise('E_ARG', op, 'dp_replicate (%d) x dp_shard (%d) must equal dp (%d)', replicate,
+         shard, dp)
+   end
+   if replicate ~= 1 and replicate >= dp then
+      err.raise('E_ARG', op, 'dp_replicate (%d) must be 1 or smaller than dp (%d); for plain '
+         .. 'data parallelism give dp alone', replicate, dp)
+   end
+   return replicate, shard
+end
+
+local function from_map(op, axes)
+   local list = {}
+   for name, size in each(axes) do
+      if type(name) ~= 'string' then err.arg(op, 'axes', 'a list or a map of sizes', axes) end
+      local known = false
+      for _, k in ipairs(canonical) do known = known or k == name end
+      if not known then
+         err.raise('E_ARG', op, "argument 'axes': no place is known for '%s' in {name = size}%s; "
+            .. "other names need a list: {{'%s', ...}, ...}", name, near.hint(name, canonical),
+            name)
+      end
+      check_size(op, name, size)
+   end
+   for _, name in ipairs(canonical) do
+      if axes[name] then list[#list + 1] = { name = name, size = axes[name] } end
+   end
+   return list
+end
+
+-- Puts the one size that is -1 to what is left of n ranks; the product must be n.
+local function infer(op, list, n, whole)
+   local open, rest = nil, {}
+   for _, a in ipairs(list) do
+      if a.size ~= -1 then
+         rest[#rest + 1] = a
+      elseif open then
+         err.raise('E_ARG', op, "only one size can be -1, but '%s' and '%s' are", open.name, a.name)
+      else
+         open = a
+      end
+   end
+   local fixed = product(rest)
+   if open then
+      if n % fixed ~= 0 then
+         err.raise('E_ARG', op, "cannot infer '%s': %s (%d) must be divisible by %s", open.name,
+            whole, n, #rest > 1 and product_text(rest) .. ' = ' .. fixed or product_text(rest))
+      end
+      open.size = n / fixed
+   elseif fixed ~= n then
+      err.raise('E_ARG', op, 'the product of the axes, %s%s, must equal %s (%d)',
+         product_text(list), #list > 1 and ' = ' .. fixed or '', whole, n)
+   end
+   return list
+end
+
+-- A map that gives dp together with one or both of its factors.
+local function hybrid(op, list, n, whole)
+   local at = {}
+   for i, a in ipairs(list) do at[a.name] = i end
+   local replicate, shard = list[at.dp_replicate], list[at.dp_shard]
+   local open, others = 0, {}
+   for _, a in ipairs(list) do
+      if a.size == -1 then open = open + 1 end
+      if a ~= replicate and a ~= shard then others[#others + 1] = a end
+   end
+   if open > 1 then err.raise('E_ARG', op, 'only one size can be -1, but %d are', open) end
+   if not (replicate and replicate.size > 0 or shard and shard.size > 0) then
+      local free = replicate or shard          -- the other factor is not given: it is 1
+      free.size = list[at.dp].size
+   end
+   infer(op, others, n, whole)
+   local r, s = split_dp(op, list[at.dp].size, replicate and replicate.size, shard and shard.size)
+   local out = {}
+   for _, a in ipairs(others) do
+      if a.name ~= 'dp' then
+         out[#out + 1] = a
+      else
+         out[#out + 1] = { name = 'dp_replicate', size = r }
+         out[#out + 1] = { name = 'dp_shard', size = s }
+      end
+   end
+   return out
+end
+
+-- The axes, outermost first, as a list of { name, size } whose product is n.
+local function sizes_of(op, axes, n, whole)
+   err.type(op, 'axes', axes, 'table')
+   if next(axes) == nil then err.arg(op, 'axes', 'at least one axis', axes) end
+   if #axes > 0 then return infer(op, from_list(op, axes), n, whole) end
+   local list = from_map(op, axes)
+   if axes.dp and (axes.dp_replicate or axes.dp_shard) then return hybrid(op, list, n, whole) end
+   return infer(op, list, n, whole)
+end
+
+-- The sizes that mesh.new would take for a run of n ranks: a list of { name, size }.
+function mesh.sizes(axes, n)
+   local op = 'parallel.mesh'
+   err.integer(op, 'n', n, 1, 2^31)
+   return sizes_of(op, axes, n, 'the number of ranks')
+end
+
+-- ---- coordinates -----------------------------------------------------------------------------
+
+local function set_places(list)
+   local stride = 1
+   for i = #list, 1, -1 do
+      list[i].stride, list[i].place = stride, i
+      stride = stride * list[i].size
+   end
+end
+
+local function digit(rank, part) return math.floor(rank / part.stride) % part.size end
+
+-- Number of a rank along several parts, row-major, and the rank with those digits 0.
+local function along(rank, parts)
+   local index, origin = 0, rank
+   for _, p in ipairs(parts) do
+      local d = digit(rank, p)
+      index, origin = index * p.size + d, origin - d * p.stride
+   end
+   return index, origin
+end
+
+-- The ranks of the line through `rank` along parts, in order.
+local function line(rank, parts)
+   local _, origin = along(rank, parts)
+   local list = { origin }
+   for _, p in ipairs(parts) do
+      local wide = {}
+      for _, r in ipairs(list) do
+         for d = 0, p.size - 1 do wide[#wide + 1] = r + d * p.stride end
+      end
+      list = wide
+   end
+   return list
+end
+
+-- ---- communicators ---------------------------------------------------------------------------
+
+-- How many neighbours along a line of ranks share a host of `host` ranks: the shortest full run.
+local function neighbours(ranks, host)
+   local least, run = #ranks, 0
+   for i, r in ipairs(ranks) do
+      run = run + 1
+      local after = ranks[i + 1]
+      if after and math.floor(after / host) ~= math.floor(r / host) then
+         least, run = math.min(least, run), 0
+      end
+   end
+   return least
+end
+
+local function simulated(root, parts, size, index)
+   return dist.simulate(size, index, neighbours(line(root.rank, parts), root.host_size))
+end
+
+local function split(root, op, parts, size, index, name)
+   local _, origin = along(root.rank, parts)
+   local comm = root.comm:split(origin, index, name)
+   if comm.size ~= size or comm.rank ~= index then
+      err.raise('E_COMM', op, "axis '%s': expected rank %d of %d, got rank %d of %d; the ranks "
+         .. 'have asked for different axes', name, index, size, comm.rank, comm.size)
+   end
+   return comm
+end
+
+-- The communicator of the ranks that differ along parts only. Parts of one rank do not count.
+local function comm_for(root, op, parts, name)
+   local wide, key = {}, {}
+   for _, p in ipairs(parts) do
+      if p.size > 1 then
+         wide[#wide + 1] = p
+         key[#key + 1] = p.name
+      end
+   end
+   local size = product(wide)
+   if size == root.comm.size then return root.comm end
+   key = table.concat(key, ' ')
+   local comm = root.comms[key]
+   if not comm then
+      local index = along(root.rank, wide)
+      local make = root.comm.transport == 'sim' and simulated
+      comm = make and make(root, wide, size, index)
+         or split(root, op, wide, size, index, size > 1 and name or 'one')
+      root.comms[key] = comm
+   end
+   return comm
+end
+
+local function new_axis(root, op, name, parts)
+   return setmetatable({
+      name = name, size = product(parts), rank = (along(root.rank, parts)),
+      comm = comm_for(root, op, parts, name), parts = parts, root = root,
+   }, Axis)
+end
+
+-- Ranks of the run (numbers in the outermost mesh) along the axis through this rank, in order.
+function Axis:ranks()
+   local list, outer = line(self.root.rank, self.parts), self.root.outer
+   if outer then
+      for i, r in ipairs(list) do list[i] = outer[r + 1] end
+   end
+   return list
+end
+
+function Axis:__tostring()
+   return ("axis '%s' (rank %d of %d)"):format(self.name, self.rank, self.size)
+end
+
+-- ---- the mesh --------------------------------------------------------------------------------
+
+-- All ranks must have asked for the same; every rank raises if one has not.
+local function agree(op, comm, list)
+   if comm.size == 1 or comm.transport == 'sim' then return end
+   local mine = join(list, '%s=%d', ' ')
+   for r, text in ipairs(comm:all_gather_bytes(mine)) do
+      if text ~= mine then
+         err.raise('E_COMM', op, 'the ranks ask for different meshes: rank %d for %s, rank %d for '
+            .. '%s', comm.rank, mine, r - 1, text)
+      end
+   end
+end
+
+local function check_comm(op, comm)
+   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.split then
+      err.arg(op, 'comm', 'a communicator', comm)
+   end
+   return comm
+end
+
+local function build(op, axes, opts, whole, outer)
+   local comm = check_comm(op, opts.comm or dist.world())
+   local list = sizes_of(op, axes, comm.size, whole)
+   agree(op, comm, list)
+   set_places(list)
+   local host = opts.host_size or comm.host_size or comm.size
+   local self = setmetatable({
+      comm = comm, rank = comm.rank, base = list, axes = {}, by_name = {}, flat = {}, comms = {},
+      host_size = err.integer(op, 'host_size', host, 1, 2^31), outer = outer,
+   }, Mesh)
+   self.root = self
+   for i, part in ipairs(list) do
+      self.axes[i] = new_axis(self, op, part.name, { part })
+      self.by_name[part.name] = self.axes[i]
+   end
+   return self
+end
+
+-- axes: see above. opts: comm (default: all ranks of the run), host_size (ranks that share a host;
+-- only simulated communicators need it). Every rank of comm must call it.
+function mesh.new(axes, opts)
+   local op = 'parallel.mesh'
+   opts = err.options(op, opts, { 'comm', 'host_size' })
+   return build(op, axes, opts, 'the number of ranks')
+end
+
+-- The axis of that name, or a flattened one that has been made; nil if there is none.
+function Mesh:find(name) return self.by_name[name] or self.root.flat[name] end
+
+-- Whether a name stands for axes that this mesh has.
+local is_helper
+function is_helper(self, name)
+   for _, part in ipairs(helper[name] or {}) do
+      if not self:find(part) and not is_helper(self, part) then return false end
+   end
+   return helper[name] ~= nil
+end
+
+local function no_axis(self, op, name)
+   local have, flat = names_of(self.axes), {}
+   for known in each(self.root.flat) do flat[#flat + 1] = known end
+   table.sort(flat)
+   for _, known in ipairs(flat) do have[#have + 1] = known end
+   local list = table.concat(have, ', ')
+   if is_helper(self, name) then
+      err.raise('E_ARG', op, "no axis '%s' in this mesh (%s); mesh:flatten '%s' makes it of %s",
+         name, list, name, table.concat(helper[name], ' and '))
+   end
+   err.raise('E_ARG', op, "no axis '%s' in this mesh (%s)%s", tostring(name), list,
+      near.best(tostring(name), have) and near.hint(tostring(name), have) or '')
+end
+
+-- The same, but raises if there is none. Communicates nothing.
+function Mesh:axis(name) return self:find(name) or no_axis(self, 'parallel.mesh.axis', name) end
+
+function Mesh:comm_of(name) return self:axis(name).comm end
+
+-- Number of ranks of the mesh, or of one axis.
+function Mesh:size(name)
+   if name == nil then return product(self.axes) end
+   return self:axis(name).size
+end
+
+-- Coordinates by axis name, of this rank or of a rank of the mesh.
+function Mesh:coord(rank)
+   local at = {}
+   if rank == nil then
+      for _, a in ipairs(self.axes) do at[a.name] = a.rank end
+      return at
+   end
+   local left = err.integer('parallel.mesh.coord', 'rank', rank, 0, self:size() - 1)
+   for i = #self.axes, 1, -1 do
+      local a = self.axes[i]
+      at[a.name] = left % a.size
+      left = math.floor(left / a.size)
+   end
+   return at
+end
+
+-- The rank of the mesh with these coordinates; axes that are not named: this rank's own.
+function Mesh:rank_of(at)
+   local op, rank = 'parallel.mesh.rank_of', 0
+   err.type(op, 'at', at, 'table')
+   for name in each(at) do
+      if not self.by_name[name] then no_axis(self, op, name) end
+   end
+   for _, a in ipairs(self.axes) do
+      local d = at[a.name] == nil and a.rank or err.integer(op, a.name, at[a.name], 0, a.size - 1)
+      rank = rank * a.size + d
+   end
+   return rank
+end
+
+-- ---- flattened axes --------------------------------------------------------------------------
+
+-- Appends the parts that a name stands for.
+local function expand(self, op, name, parts)
+   local axis = self:find(name)
+   if axis then
+      for _, p in ipairs(axis.parts) do parts[#parts + 1] = p end
+   elseif is_helper(self, name) then
+      for _, part in ipairs(helper[name]) do expand(self, op, part, parts) end
+   else
+      no_axis(self, op, name)
+   end
+end
+
+local function check_order(self, op, parts)
+   for i = 2, #parts do
+      if parts[i].place <= parts[i - 1].place then
+         err.raise('E_ARG', op, "'%s' after '%s': axes must be given once each, in the order of "
+            .. 'the mesh (%s)', parts[i].name, parts[i - 1].name,
+            table.concat(names_of(self.root.base), ', '))
+      end
+   end
+end
+
+local function same_parts(a, b)
+   if #a ~= #b then return false end
+   for i = 1, #a do
+      if a[i] ~= b[i] then return false end
+   end
+   return true
+end
+
+-- One axis of several, row-major: flatten{'dp', 'cp'} is 'dp_cp' (or `name`). Names of flattened
+-- axes may stand in the list, and dp, dp_cp, dp_shard_cp stand for what they are made of. Made at
+-- the first call, which every rank must make; later calls return the same.
+function Mesh:flatten(names, name)
+   local op, parts = 'parallel.mesh.flatten', {}
+   if type(names) == 'string' then names = { names } end
+   err.type(op, 'names', names, 'table')
+   if #names == 0 then err.arg(op, 'names', 'at least one name', names) end
+   for _, n in ipairs(names) do expand(self, op, n, parts) end
+   check_order(self, op, parts)
+   name = check_name(op, name or table.concat(names, '_'))
+   local known = self:find(name)
+   if known then
+      if same_parts(known.parts, parts) then return known end
+      err.raise('E_ARG', op, "the name '%s' is taken by another axis of this mesh; give a second "
+         .. 'argument', name)
+   end
+   local axis = new_axis(self.root, op, name, parts)
+   self.root.flat[name] = axis
+   return axis
+end
+
+-- ---- other views of the same ranks -----------------------------------------------------------
+
+-- A mesh of some axes, flattened ones included: mesh:sub{'dp_replicate', 'dp_shard_cp'}. Holds the
+-- same communicators. Its comm, for all its ranks, is that of the axes flattened, if they are.
+function Mesh:sub(names)
+   local op = 'parallel.mesh.sub'
+   err.type(op, 'names', names, 'table')
+   if #names == 0 then err.arg(op, 'names', 'at least one name', names) end
+   local view = setmetatable({ axes = {}, by_name = {}, root = self.root, rank = 0 }, Mesh)
+   local parts = {}
+   for i, name in ipairs(names) do
+      local axis = self:find(name) or no_axis(self, op, name)
+      view.axes[i], view.by_name[axis.name] = axis, axis
+      view.rank = view.rank * axis.size + axis.rank
+      for _, p in ipairs(axis.parts) do parts[#parts + 1] = p end
+   end
+   check_order(self, op, parts)
+   for _, axis in each(self.root.flat) do
+      if same_parts(axis.parts, parts) then view.comm = axis.comm end
+   end
+   if #parts == #self.root.base then view.comm = self.root.comm end
+   if #view.axes == 1 then view.comm = view.axes[1].comm end
+   return view
+end
+
+-- A mesh of the ranks along one axis: unflatten('cp', {{'ring', 2}, {'ulysses', -1}}). Collective.
+function Mesh:unflatten(name, axes)
+   local op, axis = 'parallel.mesh.unflatten', self:axis(name)
+   return build(op, axes, { comm = axis.comm }, ("the size of '%s'"):format(name), axis:ranks())
+end
+
+-- The expert mesh on the same ranks: (pp,) ep_shard, ep, where ep_shard is what is left of all axes
+-- but pp. Collective.
+function Mesh:expert(ep)
+   local op, root = 'parallel.mesh.expert', self.root
+   err.integer(op, 'ep', ep, 1, 2^31)
+   local pp = root.by_name.pp
+   if pp and root.axes[1] ~= pp then
+      err.raise('E_ARG', op, "the axis 'pp' must be the outermost, it is not in %s", tostring(root))
+   end
+   local axes = { { 'ep_shard', -1 }, { 'ep', ep } }
+   if pp then table.insert(axes, 1, { 'pp', pp.size }) end
+   return build(op, axes, { comm = root.comm, host_size = root.host_size }, 'the number of ranks',
+      root.outer)
+end
+
+-- The axes that parameters are sharded over, as a mesh of one axis, or of two when there are
+-- replicas: dp_shard (or dp), flattened with cp if cp is larger than 1. Collective.
+function Mesh:fsdp_mesh()
+   local op = 'parallel.mesh.fsdp_mesh'
+   local replicate, cp = self.by_name.dp_replicate, self.by_name.cp
+   local shard = self.by_name.dp_shard or self.by_name.dp
+   if not shard then no_axis(self, op, 'dp_shard') end
+   if cp and cp.size > 1 then shard = self:flatten { shard.name, 'cp' } end
+   if replicate and replicate.size > 1 then return self:sub { 'dp_replicate', shard.name } end
+   return self:sub { shard.name }
+end
+
+-- ---- the rest --------------------------------------------------------------------------------
+
+-- Leaves the communicators of all axes; the one the mesh was made on stays.
+function Mesh:close()
+   local root = self.root
+   for _, comm in each(root.comms) do comm:close() end
+   root.comms = {}
+end
+
+function Mesh:__tostring()
+   local here = {}
+   for i, a in ipairs(self.axes) do here[i] = a.name .. ' ' .. a.rank end
+   return ('mesh %s (%d ranks; this is rank %d: %s)'):format(join(self.axes, '%s=%d', ' x '),
+      self:size(), self.rank, table.concat(here, ', '))
+end
+
+mesh.Mesh, mesh.Axis = Mesh, Axis
+
+return setmetatable(mesh, { __call = function(_, ...) return mesh.new(...) end })

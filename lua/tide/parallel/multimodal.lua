@@ -1,0 +1,354 @@
+-- Images and videos over context-parallel ranks: padding rules, packed parameters, and the split
+-- and gather of what a vision tower reads and writes (layer 8).
+--
+-- The one idea: a split is a plan (who has which frames, who has none) that the gather reads again,
+-- so what comes back is exactly what went in: no frame lost, empty ranks known by a flag and not
+-- guessed from their number. Towers of different length on each rank are joined by a true
+-- all-gather of unequal parts, whose adjoint is the reduce-scatter of the same parts.
+--
+-- axis: an axis of a mesh or a communicator; nil is one rank.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local cp_map = require 'tide.parallel.cp_map'
+local op_ = require 'tide.parallel.collective_op'
+local split = require 'tide.parallel.vision_split'
+
+local multimodal = {}
+
+local solo = { size = 1, rank = 0 }
+
+-- FP8 block of a recipe.
+local recipes = { 'delayed', 'tensorwise', 'blockwise', 'mxfp8' }
+
+local function block_of(op, opts)
+   local recipe = opts.fp8_recipe
+   if recipe ~= nil then err.choice(op, 'fp8_recipe', recipe, recipes) end
+   if not opts.fp8_enabled then return 1 end
+   return recipe == 'mxfp8' and 32 or 16
+end
+
+-- ---- padding ---------------------------------------------------------------------------------
+
+local padding_options = {
+   'cp_size', 'tp_size', 'has_sp', 'decoder_tp_comm_overlap', 'decoder_seq_len', 'fp8_enabled',
+   'fp8_recipe', 'rule',
+}
+
+-- One rule alone, as published code has it: the FP8 block is left out with several ranks.
+local function first_rule(cp, tp, sp, block)
+   if cp > 1 then return 2 * cp * (sp and tp or 1) end
+   if sp then return tp end
+   return block
+end
+
+-- Tokens to add to a sequence of seq_len. opts: cp_size (1), tp_size (1), has_sp (false: sequence
+-- parallel), decoder_tp_comm_overlap and decoder_seq_len (with sequence parallel: up to that
+-- length), fp8_enabled, fp8_recipe ('mxfp8': blocks of 32, else 16), rule ('all': every active rule
+-- holds at once, or 'first': only the first of cp, sp, fp8, as published code has it).
+function multimodal.get_padding(seq_len, opts)
+   local op = 'parallel.multimodal.get_padding'
+   err.integer(op, 'seq_len', seq_len, 0)
+   opts = err.options(op, opts, padding_options)
+   local cp = err.integer(op, 'cp_size', opts.cp_size or 1, 1)
+   local tp = err.integer(op, 'tp_size', opts.tp_size or 1, 1)
+   for _, k in ipairs { 'has_sp', 'decoder_tp_comm_overlap', 'fp8_enabled' } do
+      if opts[k] ~= nil then err.type(op, k, opts[k], 'boolean') end
+   end
+   if opts.has_sp and opts.decoder_tp_comm_overlap then
+      local want = err.integer(op, 'decoder_seq_len', opts.decoder_seq_len, 0)
+      if want < seq_len then
+         err.raise('E_ARG', op, 'the sequence has %d tokens, decoder_seq_len only %d', seq_len,
+            want)
+      end
+      return want - seq_len
+   end
+   local rule = err.choice(op, 'rule', opts.rule or 'all', { 'all', 'first' })
+   local factor
+   if rule == 'first' then
+      factor = first_rule(cp, tp, opts.has_sp, block_of(op, opts))
+   else
+      factor = cp_map.multiple { size = cp, halves = cp > 1 and 2 or 1,
+         tp = opts.has_sp and tp or 1, block = block_of(op, opts) }
+   end
+   return math.ceil(seq_len / factor) * factor - seq_len
+end
+
+local function i32(list) return tide.tensor(list, { dtype = 'i32' }) end
+
+-- Packed parameters of rows that all have the same number of tokens. tokens: a tensor [B, S];
+-- img_seq_len more tokens in each row; padding_needed of the sum are padding.
+function multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, packed)
+   local op = 'parallel.multimodal.get_packed_seq_params'
+   if not tide.is_tensor(tokens) or tokens.ndim < 2 then
+      err.arg(op, 'tokens', 'a tensor [B, S]', tokens)
+   end
+   local B, whole = tokens:size(1), tokens:size(2) + err.integer(op, 'img_seq_len', img_seq_len, 0)
+   local valid = whole - err.integer(op, 'padding_needed', padding_needed, 0, whole)
+   err.integer(op, 'cp_size', cp_size or 1, 1)
+   local cu, slots = { 0 }, { 0 }
+   for b = 1, B do cu[b + 1], slots[b + 1] = b * valid, b * whole end
+   local thd = (cp_size or 1) > 1 and (padding_needed > 0 or packed == true)
+   local q, padded = i32(cu), thd and i32(slots) or nil
+   return {
+      cu_seqlens_q = q, cu_seqlens_kv = q, cu_seqlens_q_padded = padded,
+      cu_seqlens_kv_padded = padded, max_seqlen_q = whole, max_seqlen_kv = whole,
+      qkv_format = thd and 'thd' or 'sbhd',
+   }
+end
+
+-- ---- even parts ------------------------------------------------------------------------------
+
+-- Rows of x over the ranks, ceil(N / W) each; what is missing at the end is pad_value (0). Returns
+-- this rank's rows and the number of padding rows over all ranks.
+function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
+   local op = 'parallel.multimodal.split_to_context_parallel_ranks'
+   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [N, ...]', x) end
+   axis = axis or solo
+   if axis.size == 1 then return x, 0 end
+   local plan = cp_map.new { kind = 'contiguous', axis = axis, length = x:size(1) }
+   return plan:shard(x, 1, pad_value or 0), plan.padded - plan.length
+end
+
+-- Every rank's x joined along dim 2; the gradients of all are summed and each rank gets its own.
+function multimodal.gather_along_second_dim(x, axis)
+   return (axis or solo).size == 1 and x or op_.all_gather(x, axis, 2)
+end
+
+-- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
+function multimodal.reduce_scatter_along_second_dim(x, axis)
+   return (axis or solo).size == 1 and x or op_.reduce_scatter(x, axis, 2)
+end
+
+-- What split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without its
+-- global_pad rows of padding. A loss that every rank computes alike gives W times its gradient.
+function multimodal.gather_from_context_parallel_ranks(x, global_pad, axis)
+   local op = 'parallel.multimodal.gather_from_context_parallel_ranks'
+   local all = multimodal.gather_along_second_dim(x, axis)
+   local n = all:size(2)
+   err.integer(op, 'global_pad', global_pad, 0, n)
+   return global_pad == 0 and all or all:narrow(2, 1, n - global_pad):contiguous()
+end
+
+-- ---- images and videos of any size: the plan -------------------------------------------------
+
+local split_options = {
+   'axis', 'patch_dim', 'fp8_enabled', 'fp8_recipe', 'num_frames', 'temporal_patch_size',
+   'partition', 'alpha',
+}
+
+local function rows_of(op, name, v)
+   if tide.is_tensor(v) then v = v:tolist() end
+   return err.type(op, name, v, 'table')
+end
+
+local function check_video(op, opts, n)
+   local T = err.integer(op, 'temporal_patch_size', opts.temporal_patch_size or 1, 1)
+   if opts.num_frames == nil then
+      if T > 1 then
+         err.raise('E_ARG', op, 'num_frames must be provided with a temporal_patch_size of %d', T)
+      end
+      return nil, T
+   end
+   local frames, sum = rows_of(op, 'num_frames', opts.num_frames), 0
+   for i, f in ipairs(frames) do
+      sum = sum + err.integer(op, ('num_frames[%d]'):format(i), f, 0)
+   end
+   if sum ~= n then
+      err.arg(op, 'num_frames', ('counts that add up to the %d frames'):format(n), sum)
+   end
+   return frames, T
+end
+
+-- Bounds by frames, and how many empty frames stand behind the last.
+local function bounds_of(opts, frames, T, cu, W)
+   local n = #cu - 1
+   if opts.partition == 'compatible' then
+      local bounds, added
+      if frames then
+         bounds, added = split.compatible(frames, T, W)
+      else
+         bounds, added = split.even(n, W)
+      end
+      if bounds then return bounds, added end
+   end
+   local costs, singles = {}, {}
+   for i = 1, n do
+      costs[i], singles[i] = split.frame_cost(cu[i + 1] - cu[i], opts.alpha), 1
+      if costs[i] == 0 then costs[i] = 1 end             -- an image without tokens is still cut
+   end
+   return split.balanced(frames or singles, T, W, costs), 0
+end
+
+-- Who has which frames. cu: cumulative tokens of the frames (a list). Returns the plan that split
+-- and gather share: bounds (frames), tokens (real ones of each rank), empty (flags), and for each
+-- rank the number of its empty frames.
+local function plan_of(opts, frames, T, cu, W)
+   local n = #cu - 1
+   local bounds, added = bounds_of(opts, frames, T, cu, W)
+   local plan = { bounds = {}, tokens = {}, empty = {}, dummies = {}, size = W, added = added }
+   for r = 0, W - 1 do
+      local lo, hi = bounds[r + 1], bounds[r + 2]
+      plan.dummies[r + 1] = math.max(0, hi - math.max(lo, n))
+      lo, hi = math.min(lo, n), math.min(hi, n)
+      plan.bounds[r + 1], plan.bounds[r + 2] = lo, hi
+      plan.tokens[r + 1] = cu[hi + 1] - cu[lo + 1]
+      plan.empty[r + 1] = lo == hi
+      if lo == hi then plan.dummies[r + 1] = math.max(1, plan.dummies[r + 1]) end
+   end
+   return plan
+end
+
+-- ---- images and videos of any size: split ----------------------------------------------------
+
+local function check_tokens(op, x, sizes, cu, patch)
+   if not tide.is_tensor(x) or x.ndim ~= 3 or x:size(1) ~= 1 then
+      err.arg(op, 'x', 'a tensor [1, tokens, 3 * patch_dim * patch_dim]', x)
+   end
+   if x:size(3) ~= 3 * patch * patch then
+      err.arg(op, 'x', ('a last dim of 3*patch_dim*patch_dim = %d'):format(3 * patch * patch),
+         x:size(3))
+   end
+   if #sizes ~= #cu - 1 then
+      err.raise('E_ARG', op, '%d sizes and %d lengths: one for each image or frame', #sizes,
+         #cu - 1)
+   end
+   if cu[#cu] ~= x:size(2) then
+      err.raise('E_ARG', op, 'the lengths add up to %d tokens, x has %d', cu[#cu], x:size(2))
+   end
+end
+
+local function zeros_like(x, n)
+   return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
+end
+
+-- Lengths and sizes of a rank's frames, empty ones included.
+local function local_rows(plan, rank, sizes, cu, patch)
+   local lens, local_sizes = {}, {}
+   for i = plan.bounds[rank + 1] + 1, plan.bounds[rank + 2] do
+      lens[#lens + 1], local_sizes[#local_sizes + 1] = cu[i + 1] - cu[i], sizes[i]
+   end
+   for _ = 1, plan.empty[rank + 1] and plan.dummies[rank + 1] or 0 do
+      lens[#lens + 1], local_sizes[#local_sizes + 1] = 1, { patch, patch }
+   end
+   return lens, local_sizes
+end
+
+local function packed_of(lens)
+   local cu, most = { 0 }, 0
+   for i, n in ipairs(lens) do cu[i + 1], most = cu[i] + n, math.max(most, n) end
+   local t = i32(cu)
+   return { qkv_format = 'thd', cu_seqlens_q = t, cu_seqlens_kv = t, max_seqlen_q = most,
+      max_seqlen_kv = most, index = tide.document_index(t, cu[#cu]) }
+end
+
+-- Local counts of frames of each video; an empty rank's frames are videos of their own.
+local function local_frames(plan, rank, frames)
+   if not frames then return nil end
+   if plan.empty[rank + 1] then
+      local ones = {}
+      for i = 1, plan.dummies[rank + 1] do ones[i] = 1 end
+      return ones
+   end
+   return split.clip(frames, plan.bounds[rank + 1], plan.bounds[rank + 2])
+end
+
+-- This rank's images or frames. x: patches [1, tokens, 3 * patch_dim^2]; sizes: (height, width) in
+-- pixels of each image or frame, a list or tensor [N, 2]; cu: cumulative tokens [N + 1].
+-- opts: axis, patch_dim, num_frames (of each video; required with temporal_patch_size > 1),
+-- temporal_patch_size (1), fp8_enabled, fp8_recipe, partition ('balanced' by cost, or
+-- 'compatible', which falls back to it where its own rule would lose or cut something), alpha
+-- (cost of a frame of p patches: p * (p + alpha); 0).
+-- Returns { tokens, sizes (i64 [n, 2]), packed (cu_seqlens_q, max_seqlen_q, ..., index),
+-- has_padding, num_padded_ranks, num_frames (a list or nil), plan }. A rank without frames has a
+-- token of zeros, so that its tower runs with the others; plan.empty says so, and the gather leaves
+-- it out.
+function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts)
+   local op = 'parallel.multimodal.split_to_context_parallel_ranks_dynamic_res'
+   opts = err.options(op, opts, split_options)
+   err.choice(op, 'partition', opts.partition or 'balanced', { 'balanced', 'compatible' })
+   err.number(op, 'alpha', opts.alpha or 0, 0)
+   local patch = err.integer(op, 'patch_dim', opts.patch_dim, 1)
+   local axis = opts.axis or solo
+   cu, sizes = cp_map.cu(op, 'cu', cu), rows_of(op, 'sizes', sizes)
+   check_tokens(op, x, sizes, cu, patch)
+   local frames, T = check_video(op, opts, #cu - 1)
+   local plan = plan_of(opts, frames, T, cu, axis.size)
+   local rank, padded = axis.rank, 0
+   local lens, mine = local_rows(plan, rank, sizes, cu, patch)
+   local first, n = cu[plan.bounds[rank + 1] + 1], plan.tokens[rank + 1]
+   local tokens
+   if plan.empty[rank + 1] then
+      tokens = zeros_like(x, plan.dummies[rank + 1])
+   else
+      tokens = x:narrow(2, first + 1, n)
+   end
+   local extra = multimodal.get_padding(tokens:size(2),
+      { fp8_enabled = opts.fp8_enabled, fp8_recipe = opts.fp8_recipe })
+   if extra > 0 then
+      tokens = tide.cat({ tokens, zeros_like(x, extra) }, 2)
+      lens[#lens + 1], mine[#mine + 1] = extra, { patch, patch * extra }
+   end
+   for r = 1, axis.size do padded = padded + (plan.empty[r] and 1 or 0) end
+   plan.total = tokens:size(2)
+   return {
+      tokens = tokens, sizes = tide.tensor(mine, { dtype = 'i64' }), packed = packed_of(lens),
+      has_padding = extra > 0, num_padded_ranks = padded,
+      num_frames = local_frames(plan, rank, frames), plan = plan,
+   }
+end
+
+-- ---- images and videos of any size: gather ---------------------------------------------------
+
+-- Rows of each rank, which must agree in everything else.
+local function counts_of(op, x, axis)
+   local comm = axis.comm or axis
+   local width, counts = op_.counts(x:numel() / math.max(1, x:size(1)), comm),
+      op_.counts(x:size(1), comm)
+   for r = 1, axis.size do
+      if counts[r] > 0 and x:size(1) > 0 and width[r] ~= width[axis.rank + 1] then
+         err.raise('E_SHAPE', op, 'rank %d has rows of %d numbers, rank %d of %d', axis.rank,
+            width[axis.rank + 1], r - 1, width[r])
+      end
+   end
+   return counts
+end
+
+-- Features of all ranks along dim 1, in order. what: the plan of the split (rows of empty ranks and
+-- of padding are left out), or the number of last ranks whose rows are left out (0). opts: merge
+-- (1: tokens that the tower joins to one feature). Every rank gets the sum of all ranks' gradients
+-- for its own rows.
+function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts)
+   local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
+   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [rows, ...]', x) end
+   opts = err.options(op, opts, { 'merge' })
+   axis = axis or solo
+   local merge, counts = err.integer(op, 'merge', opts.merge or 1, 1), {}
+   if type(what) == 'table' then
+      if what.size ~= axis.size then
+         err.arg(op, 'what', ('a plan of %d ranks'):format(axis.size), what.size)
+      end
+      for r = 1, axis.size do
+         counts[r] = what.tokens[r] / merge
+         if counts[r] % 1 ~= 0 then
+            err.raise('E_ARG', op, 'rank %d has %d tokens, which do not join by %d', r - 1,
+               what.tokens[r], merge)
+         end
+      end
+      local want = counts[axis.rank + 1]
+      if x:size(1) < want then
+         err.arg(op, 'x', ('at least %d rows, a feature for each token'):format(want), x:size(1))
+      end
+      if x:size(1) > want then x = x:narrow(1, 1, want) end
+      return axis.size == 1 and x or op_.all_gather_v(x, axis, 1, counts)
+   end
+   local dropped = err.integer(op, 'what', what == nil and 0 or what, 0, axis.size)
+   if axis.size == 1 then return dropped == 1 and x:narrow(1, 1, 0) or x end
+   counts = counts_of(op, x, axis)
+   local kept = 0
+   for r = 1, axis.size - dropped do kept = kept + counts[r] end
+   local all = op_.all_gather_v(x, axis, 1, counts)
+   return dropped == 0 and all or all:narrow(1, 1, kept):contiguous()
+end
+
+return multimodal

@@ -1,0 +1,273 @@
+-- Packing documents into rows of one size, and spreading packs and long documents over ranks
+-- (layer 8).
+--
+-- The one idea: packers work on lengths and give lists of indices (from 1); building the rows is a
+-- separate step, so any packer can feed any row format. Slots are rounded up to what head-tail
+-- sharding needs before the fit is tested.
+
+local err = require 'tide.util.err'
+
+local pack = {}
+
+local function round_up(n, unit) return math.ceil(n / unit) * unit end
+
+local function check_lengths(op, lengths)
+   err.type(op, 'lengths', lengths, 'table')
+   for i, n in ipairs(lengths) do err.integer(op, ('lengths[%d]'):format(i), n, 0) end
+end
+
+-- ---- choosing what goes together -------------------------------------------------------------
+
+-- Best fit, longest first: bins (lists of indices, ascending) of total length <= size. What is
+-- longer than a bin is left out and listed in the second result. max_bins: more are dropped.
+function pack.knapsack(lengths, size, max_bins)
+   local op = 'parallel.pack.knapsack'
+   check_lengths(op, lengths)
+   err.integer(op, 'size', size, 1)
+   if max_bins ~= nil then err.integer(op, 'max_bins', max_bins, 0) end
+   local order, skipped, bins, free = {}, {}, {}, {}
+   for i, n in ipairs(lengths) do
+      local list = n > size and skipped or order
+      list[#list + 1] = i
+   end
+   table.sort(order, function(a, b)
+      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
+      return a < b
+   end)
+   for _, i in ipairs(order) do
+      local best
+      for b = 1, #bins do
+         if free[b] >= lengths[i] and (not best or free[b] < free[best]) then best = b end
+      end
+      if not best then
+         best = #bins + 1
+         bins[best], free[best] = {}, size
+      end
+      bins[best][#bins[best] + 1] = i
+      free[best] = free[best] - lengths[i]
+   end
+   for b = #bins, (max_bins or #bins) + 1, -1 do bins[b] = nil end
+   for _, bin in ipairs(bins) do table.sort(bin) end
+   return bins, skipped
+end
+
+-- In order: a bin ends where the next document does not fit. unit: slots are multiples of it.
+local function in_order(lengths, size, unit)
+   local bins, used = {}, nil
+   for i, n in ipairs(lengths) do
+      local slot = round_up(n, unit)
+      if not used or used + slot > size then
+         bins[#bins + 1], used = {}, 0
+      end
+      bins[#bins][#bins[#bins] + 1] = i
+      used = used + slot
+   end
+   return bins
+end
+
+-- ---- building rows ---------------------------------------------------------------------------
+
+-- A loss mask counts a label where it is 1 or true; other values have no meaning here.
+local function check_mask(op, i, mask)
+   err.type(op, ('samples[%d].loss_mask'):format(i), mask, 'table')
+   for k, v in ipairs(mask) do
+      if v ~= 0 and v ~= 1 and type(v) ~= 'boolean' then
+         err.arg(op, ('samples[%d].loss_mask[%d]'):format(i, k), '0, 1 or a boolean', v)
+      end
+   end
+end
+
+local function check_samples(op, samples, size, drop)
+   err.type(op, 'samples', samples, 'table')
+   local kept = {}
+   for i, s in ipairs(samples) do
+      err.type(op, ('samples[%d]'):format(i), s, 'table')
+      for _, field in ipairs { 'input_ids', 'labels' } do
+         err.type(op, ('samples[%d].%s'):format(i, field), s[field], 'table')
+      end
+      if s.loss_mask ~= nil then check_mask(op, i, s.loss_mask) end
+      if #s.input_ids ~= #s.labels then
+         err.raise('E_ARG', op, 'sample %d has %d tokens and %d labels', i, #s.input_ids,
+            #s.labels)
+      end
+      if s.loss_mask and #s.loss_mask ~= #s.labels then
+         err.raise('E_ARG', op, 'sample %d has %d labels and a loss mask of %d', i, #s.labels,
+            #s.loss_mask)
+      end
+      if #s.input_ids <= size then
+         kept[#kept + 1] = s
+      elseif not drop then
+         err.raise('E_ARG', op, 'sample %d is too long: %d tokens for a pack of %d (drop_long '
+            .. 'leaves it out)', i, #s.input_ids, size)
+      end
+   end
+   if #kept == 0 then err.raise('E_ARG', op, 'no packs: no sample fits into %d tokens', size) end
+   return kept
+end
+
+local function label_of(s, i)
+   local keep = not s.loss_mask or s.loss_mask[i]
+   if keep == 0 or keep == false then return -100 end
+   return s.labels[i]
+end
+
+-- The samples of a bin one behind the other, in slots; the last slot takes what is left.
+-- indexed: number the documents in attention_mask, positions 0 in padding.
+local function build(samples, bin, size, unit, pad, indexed)
+   local row = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},
+      seq_lens_padded = {}, attention_mask = indexed and {} or nil }
+   local at = 0
+   for k, i in ipairs(bin) do
+      local s = samples[i]
+      local n = #s.input_ids
+      local slot = k == #bin and size - at or round_up(n, unit)
+      row.seq_lens[k], row.seq_lens_padded[k] = n, slot
+      for p = 1, slot do
+         local real = p <= n
+         row.input_ids[at + p] = real and s.input_ids[p] or pad
+         row.labels[at + p] = real and label_of(s, p) or -100
+         row.position_ids[at + p] = (real or not indexed) and p - 1 or 0
+         if indexed then row.attention_mask[at + p] = real and k or 0 end
+      end
+      at = at + slot
+   end
+   return row
+end
+
+local function lengths_of(samples)
+   local list = {}
+   for i, s in ipairs(samples) do list[i] = #s.input_ids end
+   return list
+end
+
+local build_options = { 'size', 'cp', 'padding_token_id', 'drop_long', 'max_packs' }
+
+local function begin(op, samples, opts)
+   opts = err.options(op, opts, build_options)
+   local size, cp = err.integer(op, 'size', opts.size, 1), err.integer(op, 'cp', opts.cp or 1, 1)
+   local unit = cp > 1 and 2 * cp or 1
+   if size % unit ~= 0 then
+      err.raise('E_ARG', op, 'a pack of %d tokens cannot be cut over %d ranks: expected a multiple '
+         .. 'of %d', size, cp, unit)
+   end
+   if opts.drop_long ~= nil then err.type(op, 'drop_long', opts.drop_long, 'boolean') end
+   if opts.max_packs ~= nil then err.integer(op, 'max_packs', opts.max_packs, 0) end
+   return check_samples(op, samples, size, opts.drop_long), size, unit,
+      err.integer(op, 'padding_token_id', opts.padding_token_id or 0), opts
+end
+
+local function rows(samples, bins, size, unit, pad, indexed, most)
+   local list = {}
+   for b = 1, math.min(#bins, most or #bins) do
+      list[b] = build(samples, bins[b], size, unit, pad, indexed)
+   end
+   return list
+end
+
+-- Samples ({ input_ids =, labels =, loss_mask = } of lists) packed in order. opts: size (tokens
+-- of a row), cp (1: ranks each slot must be cut over), padding_token_id (0), drop_long (false),
+-- max_packs. Returns rows for thd.collate.
+function pack.greedy(samples, opts)
+   local op = 'parallel.pack.greedy'
+   local kept, size, unit, pad, o = begin(op, samples, opts)
+   return rows(kept, in_order(lengths_of(kept), size, unit), size, unit, pad, false, o.max_packs)
+end
+
+-- Samples packed tightly (knapsack), with a mask that numbers documents from 1, 0 for padding, and
+-- positions that begin anew in each. Options as greedy.
+function pack.neat(samples, opts)
+   local op = 'parallel.pack.neat'
+   local kept, size, unit, pad, o = begin(op, samples, opts)
+   local slots = lengths_of(kept)
+   for i, n in ipairs(slots) do slots[i] = round_up(n, unit) end
+   return rows(kept, (pack.knapsack(slots, size)), size, unit, pad, true, o.max_packs)
+end
+
+-- ---- ranks -----------------------------------------------------------------------------------
+
+-- Ranks that a document of `length` tokens needs, a power of two, for at most `most` on each.
+function pack.cp_degree(length, most)
+   local op = 'parallel.pack.cp_degree'
+   err.integer(op, 'length', length, 0)
+   err.integer(op, 'most', most, 1)
+   local n = 1
+   while n * most < length do n = 2 * n end
+   return n
+end
+
+-- The last document of the last pack that has more than one, as a pack of its own.
+local function move_last(packs)
+   for p = #packs, 1, -1 do
+      local n = #packs[p]
+      if n > 1 then
+         packs[#packs + 1] = { packs[p][n] }
+         packs[p][n] = nil
+         return true
+      end
+   end
+   return false
+end
+
+-- Documents packed in order into packs of at most `size` tokens, whose number is then raised to a
+-- multiple of dp. Pack i * dp + j is micro-batch i of data rank j. opts: size, dp, cp (1: size is a
+-- rank's, times cp).
+function pack.dp_balanced(lengths, opts)
+   local op = 'parallel.pack.dp_balanced'
+   opts = err.options(op, opts, { 'size', 'dp', 'cp' })
+   check_lengths(op, lengths)
+   local dp = err.integer(op, 'dp', opts.dp, 1)
+   local size = err.integer(op, 'size', opts.size, 1) * err.integer(op, 'cp', opts.cp or 1, 1)
+   for i, n in ipairs(lengths) do
+      if n > size then
+         err.raise('E_ARG', op, 'document %d is too long: %d tokens for a pack of %d', i, n, size)
+      end
+   end
+   local packs = in_order(lengths, size, 1)
+   while #packs % dp ~= 0 do
+      if not move_last(packs) then
+         err.raise('E_ARG', op, 'not enough documents: %d packs of one each, %d data ranks', #packs,
+            dp)
+      end
+   end
+   return packs
+end
+
+-- Documents onto ranks by work: each gets cp_degree ranks, the longest first, on the least loaded
+-- ranks there are. Returns a list of { index, ranks (0-based), work a rank } and the load of each
+-- rank. opts: ranks, most (tokens a rank may hold), linear (pairs a token costs beside attention).
+function pack.dynamic_cp(lengths, opts)
+   local op = 'parallel.pack.dynamic_cp'
+   opts = err.options(op, opts, { 'ranks', 'most', 'linear' })
+   check_lengths(op, lengths)
+   local n = err.integer(op, 'ranks', opts.ranks, 1)
+   local linear = err.number(op, 'linear', opts.linear or 0, 0)
+   local load, order, plan = {}, {}, {}
+   for r = 1, n do load[r] = 0 end
+   for i in ipairs(lengths) do order[i] = i end
+   table.sort(order, function(a, b)
+      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
+      return a < b
+   end)
+   for _, i in ipairs(order) do
+      local need = pack.cp_degree(lengths[i], opts.most)
+      if need > n then
+         err.raise('E_ARG', op, 'document %d has %d tokens and needs %d ranks of %d, there are %d',
+            i, lengths[i], need, opts.most, n)
+      end
+      local first, least = 1, math.huge            -- aligned groups: their communicators exist
+      for f = 1, n - need + 1, need do
+         local top = 0
+         for r = f, f + need - 1 do top = math.max(top, load[r]) end
+         if top < least then first, least = f, top end
+      end
+      local work = lengths[i] * ((lengths[i] + 1) / 2 + linear) / need
+      local ranks = {}
+      for r = first, first + need - 1 do
+         ranks[#ranks + 1], load[r] = r - 1, least + work
+      end
+      plan[#plan + 1] = { index = i, ranks = ranks, work = work }
+   end
+   return plan, load
+end
+
+return pack

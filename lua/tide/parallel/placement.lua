@@ -1,0 +1,441 @@
+-- Placements: how a tensor lies on a mesh, and plans that change it (layer 8). Integers only.
+--
+--    Shard(dim)    an axis cuts the dim; ranks hold consecutive pieces
+--    Replicate()   each rank of the axis holds the same
+--    Partial(op)   the value is the reduction (sum, mean, min, max, prod) over the axis
+--
+-- One placement an axis of the mesh. Several axes may cut the same dim: the outer one first, the
+-- inner ones cut its pieces. Pieces are ceil(n / k) long until n is used up, so the last ones may
+-- be shorter or empty.
+--
+-- The one idea: a change of placements is a list of steps, each on one axis and each the cheapest
+-- collective for its pair, found before anything runs. A dim is cut from outer to inner axis and
+-- joined from inner to outer, so an axis must sometimes give its cut back for a while. What shrinks
+-- the data comes first, what grows it last. plan.bytes is what this rank sends with the algorithms
+-- that communicators count (rings; direct exchange).
+--
+-- Placements are values, one object each: compare with ==.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local placement = {}
+
+-- ---- the three kinds -------------------------------------------------------------------------
+
+local Placement = { class_name = 'Placement' }
+Placement.__index = Placement
+function Placement:__tostring()
+   return self.kind == 'shard' and ('S(%d)'):format(self.dim)
+      or self.kind == 'partial' and ('P(%s)'):format(self.op) or 'R'
+end
+
+local shards, partials = {}, {}
+local replicate = setmetatable({ kind = 'replicate' }, Placement)
+local ops = { 'sum', 'mean', 'min', 'max', 'prod' }
+
+-- The axis cuts dim, which counts from 1, or from the end if negative.
+function placement.shard(dim)
+   err.integer('parallel.Shard', 'dim', dim, -8, 8)
+   if dim == 0 then err.arg('parallel.Shard', 'dim', 'a dim in [-8, 8] without 0', dim) end
+   shards[dim] = shards[dim] or setmetatable({ kind = 'shard', dim = dim }, Placement)
+   return shards[dim]
+end
+
+function placement.replicate() return replicate end
+
+-- op: 'sum' (default), 'mean', 'min', 'max' or 'prod'.
+function placement.partial(op)
+   op = op == nil and 'sum' or err.choice('parallel.Partial', 'op', op, ops)
+   partials[op] = partials[op] or setmetatable({ kind = 'partial', op = op }, Placement)
+   return partials[op]
+end
+
+local function is_placement(p) return getmetatable(p) == Placement end
+
+-- ---- one placement an axis -------------------------------------------------------------------
+
+local function check_mesh(op, mesh)
+   if type(mesh) ~= 'table' or type(mesh.axes) ~= 'table' or not mesh.coord then
+      err.arg(op, 'mesh', 'a mesh', mesh)
+   end
+   return mesh
+end
+
+-- A list in the order of the axes from a list, a map by axis name, or one placement.
+local function aligned(op, given, mesh)
+   local list, n = {}, #mesh.axes
+   if is_placement(given) and n == 1 then return { given } end
+   if type(given) ~= 'table' or is_placement(given) then
+      err.arg(op, 'placements', ('a list of %d placements, or a map by axis'):format(n), given)
+   end
+   if #given > 0 then
+      if #given ~= n then
+         err.arg(op, 'placements', ('%d placements for %s'):format(n, tostring(mesh)), #given)
+      end
+      for i = 1, n do list[i] = given[i] end
+      for key in each(given) do
+         if type(key) ~= 'number' then
+            err.arg(op, 'placements', 'a list or a map, not both', key)
+         end
+      end
+      return list
+   end
+   local known = {}
+   for i, axis in ipairs(mesh.axes) do
+      known[axis.name] = true
+      list[i] = given[axis.name] or replicate
+   end
+   for name in each(given) do
+      if not known[name] then
+         err.raise('E_ARG', op, "argument 'placements': no axis '%s' in %s", tostring(name),
+            tostring(mesh))
+      end
+   end
+   return list
+end
+
+-- Several Partial ops have one meaning only if they commute.
+local function check_partials(op, list)
+   local first
+   for _, p in ipairs(list) do
+      if p.kind == 'partial' then
+         local kind = p.op == 'mean' and 'sum' or p.op
+         if first and first ~= kind then
+            err.raise('E_ARG', op, "argument 'placements': Partial('%s') and Partial('%s') depend "
+               .. 'on their order; reduce one of them first', first, p.op)
+         end
+         first = kind
+      end
+   end
+end
+
+-- Checked placements for a tensor with ndim dims, as a list in the order of the mesh's axes.
+function placement.normalise(op, given, mesh, ndim)
+   check_mesh(op, mesh)
+   local list = aligned(op, given, mesh)
+   for i, p in ipairs(list) do
+      if not is_placement(p) then
+         err.arg(op, ("placements of '%s'"):format(mesh.axes[i].name),
+            'Shard(dim), Replicate() or Partial(op)', p)
+      end
+      if p.kind == 'shard' then
+         local dim = p.dim > 0 and p.dim or p.dim + ndim + 1
+         if dim < 1 or dim > ndim then
+            err.arg(op, ("placements of '%s'"):format(mesh.axes[i].name),
+               ('a dim of a tensor with %d'):format(ndim), p.dim)
+         end
+         list[i] = placement.shard(dim)
+      end
+   end
+   check_partials(op, list)
+   return list
+end
+
+-- "dp S(1), tp R"
+function placement.text(list, mesh)
+   local out = {}
+   for i, p in ipairs(list) do out[i] = mesh.axes[i].name .. ' ' .. tostring(p) end
+   return table.concat(out, ', ')
+end
+
+-- ---- pieces ----------------------------------------------------------------------------------
+
+-- Elements before piece `rank` (from 0) of n pieces of a dim, and in it.
+function placement.piece(size, n, rank)
+   local most = math.ceil(size / n)
+   local at = math.min(rank * most, size)
+   return at, math.min(most, size - at)
+end
+
+-- Sizes of all n pieces.
+function placement.pieces(size, n)
+   local list = {}
+   for r = 0, n - 1 do
+      local _, count = placement.piece(size, n, r)
+      list[r + 1] = count
+   end
+   return list
+end
+
+local function copy(list)
+   local out = {}
+   for i = 1, #list do out[i] = list[i] end
+   return out
+end
+
+-- Coordinates of a rank of the mesh (nil: this one) as a list.
+local function coords_of(mesh, rank)
+   local at, list = mesh:coord(rank), {}
+   for i, axis in ipairs(mesh.axes) do list[i] = at[axis.name] end
+   return list
+end
+
+-- Local shape and offset under the placements of axes 1 to `last`.
+local function cut(shape, list, mesh, at, last)
+   local sizes, offset = copy(shape), {}
+   for d = 1, #shape do offset[d] = 0 end
+   for i = 1, last do
+      local p = list[i]
+      if p.kind == 'shard' then
+         local before, count = placement.piece(sizes[p.dim], mesh.axes[i].size, at[i])
+         offset[p.dim], sizes[p.dim] = offset[p.dim] + before, count
+      end
+   end
+   return sizes, offset
+end
+
+local function check_shape(op, shape)
+   err.type(op, 'shape', shape, 'table')
+   if #shape > 8 then err.arg(op, 'shape', 'at most 8 sizes', #shape) end
+   for i = 1, #shape do err.integer(op, ('shape[%d]'):format(i), shape[i], 0) end
+   return copy(shape)
+end
+
+-- What a rank of the mesh (default: this one) holds of a tensor of this shape: its shape, and how
+-- many elements come before it along each dim.
+function placement.local_shape(shape, placements, mesh, rank)
+   local op = 'parallel.placement.local_shape'
+   shape = check_shape(op, shape)
+   local list = placement.normalise(op, placements, mesh, #shape)
+   return cut(shape, list, mesh, coords_of(mesh, rank), #list)
+end
+
+-- ---- steps -----------------------------------------------------------------------------------
+
+local sizes_in_bytes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2, i64 = 8, i32 = 4, u8 = 1, bool = 1 }
+
+local function numel(shape)
+   local n = 1
+   for _, s in ipairs(shape) do n = n * s end
+   return n
+end
+
+-- Are all counts the same?
+function placement.is_even(counts)
+   for i = 2, #counts do
+      if counts[i] ~= counts[1] then return false end
+   end
+   return true
+end
+
+-- What is under way: shape, placements now (cur) and wanted (dst), coordinates at.
+local State = {}
+State.__index = State
+
+-- An inner axis cuts the dim, so axis i can neither cut nor join it.
+function State:blocked(i, dim)
+   for b = i + 1, #self.cur do
+      if self.cur[b].kind == 'shard' and self.cur[b].dim == dim then return true end
+   end
+   return false
+end
+
+local function cuts(p, dim) return p.kind == 'shard' and p.dim == dim end
+
+-- Axis i may cut dim: no inner axis does, and whether the outer ones do will not change.
+function State:ready(i, dim)
+   for a = 1, i - 1 do
+      if cuts(self.cur[a], dim) ~= cuts(self.dst[a], dim) then return false end
+   end
+   return not self:blocked(i, dim)
+end
+
+-- Bytes that this rank sends; counts: sizes along the dim of the step on each rank of the axis.
+local price = {}
+
+function price.all_reduce(_, n, before) return math.floor(2 * (n - 1) * before / n) end
+function price.all_gather(_, n, before) return (n - 1) * before end
+function price.reduce_scatter(_, n, _, after) return (n - 1) * after end
+function price.all_gather_v(s, n, _, after, row)
+   return after - s.counts[(s.rank + 1) % n + 1] * row
+end
+function price.reduce_scatter_v(_, _, before, after) return before - after end
+function price.all_to_all(s, _, before, _, row) return before - s.counts[s.rank + 1] * row end
+price.all_to_all_v = price.all_to_all
+
+local function add_price(self, step, n)
+   local fn = price[step.action]
+   step.bytes, step.collectives = 0, fn and 1 or 0
+   if not fn then return end
+   local unit = self.unit
+   -- bytes of one row of step.counts: parts of what goes out, or of what is gathered
+   local whole = step.action == 'all_gather_v' and step.after or step.before
+   local row = 0
+   if step.counts then
+      local dim, rows = step.count_dim, 1
+      for d, s in ipairs(whole) do
+         if d ~= dim then rows = rows * s end
+      end
+      row = rows * unit
+   end
+   step.bytes = fn(step, n, numel(step.before) * unit, numel(step.after) * unit, row)
+end
+
+-- Sizes of the pieces that axis i makes of dim.
+function State:pieces(i, dim)
+   local before = cut(self.shape, self.cur, self.mesh, self.at, i - 1)
+   return placement.pieces(before[dim], self.mesh.axes[i].size)
+end
+
+local function suffix(name, ...)
+   for i = 1, select('#', ...) do
+      if not placement.is_even((select(i, ...))) then return name .. '_v' end
+   end
+   return name
+end
+
+-- Fills in what the step does, from the kinds of its two placements.
+local function name_step(self, step, from, to)
+   local i = step.index
+   if to.kind == 'shard' then
+      step.counts, step.count_dim = self:pieces(i, to.dim), to.dim
+      if from.kind == 'replicate' then
+         step.action = 'slice'
+      elseif from.kind == 'partial' then
+         step.action = suffix('reduce_scatter', step.counts)
+      else
+         step.join_counts = self:pieces(i, from.dim)
+         step.action = suffix('all_to_all', step.counts, step.join_counts)
+      end
+   elseif from.kind == 'shard' then
+      step.counts, step.count_dim = self:pieces(i, from.dim), from.dim
+      step.action = to.kind == 'partial' and 'place' or suffix('all_gather', step.counts)
+   elseif from.kind == 'partial' then
+      step.action = 'all_reduce'
+   else
+      step.action = (to.op == 'sum' or to.op == 'prod') and 'keep_first' or 'rename'
+   end
+   if self.mesh.axes[i].size == 1 then step.action = 'rename' end
+end
+
+function State:move(i, to)
+   local axis, from, n = self.mesh.axes[i], self.cur[i], #self.cur
+   local step = { index = i, axis = axis, name = axis.name, rank = self.at[i], from = from, to = to,
+      before = cut(self.shape, self.cur, self.mesh, self.at, n) }
+   name_step(self, step, from, to)
+   self.cur[i] = to
+   step.after = cut(self.shape, self.cur, self.mesh, self.at, n)
+   if step.action == 'place' then
+      step.offset = placement.piece(step.after[from.dim], axis.size, self.at[i])
+   end
+   add_price(self, step, axis.size)
+   self.steps[#self.steps + 1] = step
+end
+
+-- The kinds of change in the order in which they are preferred: those that shrink the data first.
+-- Each says whether axis i can make it now, and returns the placement after it.
+local moves = {
+   function(s, i, from, to)                  -- R -> S
+      return from.kind == 'replicate' and to.kind == 'shard' and s:ready(i, to.dim) and to
+   end,
+   function(s, i, from, to)                  -- P -> S
+      return from.kind == 'partial' and to.kind == 'shard' and s:ready(i, to.dim) and to
+   end,
+   function(s, i, from, to)                  -- S -> S
+      return from.kind == 'shard' and to.kind == 'shard' and not s:blocked(i, from.dim)
+         and s:ready(i, to.dim) and to
+   end,
+   function(_, _, from, to)                  -- P -> R, and P -> P by way of it
+      return from.kind == 'partial' and to.kind ~= 'shard' and replicate
+   end,
+   function(s, i, from, to)                  -- S -> R, and S -> P by way of it
+      local stays = to.kind == 'partial' and to.op == 'sum'
+      return from.kind == 'shard' and to.kind ~= 'shard' and not stays
+         and not s:blocked(i, from.dim) and replicate
+   end,
+   function(s, i, from, to)                  -- R -> P; S -> P(sum): zeros around the piece
+      return to.kind == 'partial' and (from.kind == 'replicate'
+         or from.kind == 'shard' and not s:blocked(i, from.dim)) and to
+   end,
+}
+
+-- One change that can be made now; false if none can.
+function State:advance()
+   for _, move in ipairs(moves) do
+      for i = 1, #self.cur do
+         local from, to = self.cur[i], self.dst[i]
+         local after = from ~= to and move(self, i, from, to)
+         if after then
+            self:move(i, after)
+            return true
+         end
+      end
+   end
+   return false
+end
+
+-- Joins the innermost cut that stands in the way of the outermost axis that has to change.
+function State:give_way()
+   for i = 1, #self.cur do
+      local from, to = self.cur[i], self.dst[i]
+      if from ~= to then
+         for b = #self.cur, i + 1, -1 do
+            local p = self.cur[b]
+            if p.kind == 'shard' and (cuts(from, p.dim) or cuts(to, p.dim)) then
+               return self:move(b, replicate)
+            end
+         end
+      end
+   end
+end
+
+local function is_done(cur, dst)
+   for i = 1, #cur do
+      if cur[i] ~= dst[i] then return false end
+   end
+   return true
+end
+
+-- ---- plans -----------------------------------------------------------------------------------
+
+local Plan = { class_name = 'Plan' }
+Plan.__index = Plan
+
+local function brackets(shape) return '[' .. table.concat(shape, ', ') .. ']' end
+
+-- Seconds on links of `bandwidth` bytes a second with `latency` seconds a collective.
+function Plan:seconds(bandwidth, latency)
+   local op = 'parallel.plan.seconds'
+   err.number(op, 'bandwidth', bandwidth, 1)
+   return self.bytes / bandwidth + self.collectives * err.number(op, 'latency', latency or 0, 0)
+end
+
+function Plan:__tostring()
+   local lines = { ('redistribute %s %s: %s -> %s'):format(brackets(self.shape), self.dtype,
+      placement.text(self.from, self.mesh), placement.text(self.to, self.mesh)) }
+   for i, s in ipairs(self.steps) do
+      lines[#lines + 1] = ('%3d  %-12s %-7s -> %-7s %-16s %s -> %s, %.0f bytes'):format(i, s.name,
+         tostring(s.from), tostring(s.to), s.action, brackets(s.before), brackets(s.after), s.bytes)
+   end
+   lines[#lines + 1] = ('%d collective%s, %.0f bytes sent by this rank'):format(self.collectives,
+      self.collectives == 1 and '' or 's', self.bytes)
+   return table.concat(lines, '\n')
+end
+
+-- The steps that bring a tensor of this (whole) shape and dtype from one list of placements to
+-- another, as a rank of the mesh (default: this one) sees them: { steps, bytes, collectives }.
+-- Each step: name (of the axis), from, to, action, before, after (local shapes), bytes.
+function placement.plan(shape, dtype, mesh, from, to, rank)
+   local op = 'parallel.placement.plan'
+   shape = check_shape(op, shape)
+   if not sizes_in_bytes[dtype] then err.arg(op, 'dtype', 'a dtype', dtype) end
+   from = placement.normalise(op, from, mesh, #shape)
+   to = placement.normalise(op, to, mesh, #shape)
+   local state = setmetatable({
+      shape = shape, mesh = mesh, unit = sizes_in_bytes[dtype], cur = copy(from), dst = to,
+      at = coords_of(mesh, rank), steps = {},
+   }, State)
+   while not is_done(state.cur, state.dst) do
+      if not state:advance() then state:give_way() end
+   end
+   local plan = setmetatable({ shape = shape, dtype = dtype, mesh = mesh, from = from, to = to,
+      steps = state.steps, bytes = 0, collectives = 0 }, Plan)
+   for _, s in ipairs(plan.steps) do
+      plan.bytes = plan.bytes + s.bytes
+      plan.collectives = plan.collectives + s.collectives
+   end
+   return plan
+end
+
+return placement

@@ -1,0 +1,272 @@
+-- What a plan costs, found by doing it with nothing (layer 8).
+--
+-- The one idea: the null device has shapes and no bytes, a simulated communicator counts and moves
+-- nothing, so a model made there by the very code that makes the real one, and run for a step,
+-- shows what each rank will keep and send, in a moment, for any number of ranks. Sums that a
+-- training loop makes of single numbers (counts, losses, the norm) are not in it.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+
+local price = {}
+
+-- ---- the same model without bytes ------------------------------------------------------------
+
+local function is_class(t) return rawget(t, '__index') == t end
+
+-- A copy of a module in which every tensor is one on the null device. Functions and classes are
+-- shared, and what stood at two places does so again.
+function price.null_copy(model)
+   local made = {}
+   local copy
+   local function tensor(t)
+      if not made[t.id] then
+         local new = tide.empty(t.shape, { dtype = t.dtype, device = 'null' })
+         if t.requires_grad then new:requires_grad_(true) end
+         made[t.id] = new
+      end
+      return made[t.id]
+   end
+   function copy(v)
+      if tide.is_tensor(v) then return tensor(v) end
+      local meta = getmetatable(v)
+      if type(v) ~= 'table' or is_class(v) or type(meta) == 'string' then return v end
+      if made[v] then return made[v] end
+      local new = {}
+      made[v] = new
+      for k, item in each(v) do new[k] = copy(item) end
+      return setmetatable(new, meta)
+   end
+   return copy(model)
+end
+
+-- ---- counting --------------------------------------------------------------------------------
+
+local kinds = { 'all_reduce', 'reduce', 'broadcast', 'all_gather', 'all_gather_v',
+   'reduce_scatter', 'reduce_scatter_v', 'all_to_all', 'all_to_all_v', 'gather', 'scatter',
+   'send_recv' }
+local inner = { all_gather = 'all_gather_into', reduce_scatter = 'reduce_scatter_into',
+   all_to_all = 'all_to_all_into' }
+local shown = { all_gather_v = 'all_gather', reduce_scatter_v = 'reduce_scatter',
+   all_to_all_v = 'all_to_all' }
+
+local Meter = {}
+Meter.__index = Meter
+
+-- Counts the calls on the communicators of more than one rank in a list.
+local function meter(comms)
+   local self = setmetatable({ comms = {}, count = {} }, Meter)
+   local seen = {}
+   for _, comm in ipairs(comms) do
+      if comm.size > 1 and not seen[comm] then
+         seen[comm] = true
+         self.comms[#self.comms + 1] = comm
+      end
+   end
+   for _, comm in ipairs(self.comms) do
+      for _, kind in ipairs(kinds) do
+         local method = inner[kind] or kind
+         local call, name = comm[method], shown[kind] or kind
+         comm[method] = function(...)
+            self.count[name] = (self.count[name] or 0) + 1
+            return call(...)
+         end
+      end
+   end
+   return self
+end
+
+-- Calls by kind, and bytes sent within a host and between hosts, so far.
+function Meter:read()
+   local r = { calls = {}, bytes = { 0, 0 } }
+   for k, n in each(self.count) do r.calls[k] = n end
+   for _, comm in ipairs(self.comms) do
+      local t = comm:traffic()
+      for i = 1, 2 do r.bytes[i] = r.bytes[i] + t.nbyte[i] end
+   end
+   return r
+end
+
+-- a + k (b - c), all of them readings.
+local function add(a, k, b, c)
+   for name, n in each(b.calls) do
+      a.calls[name] = (a.calls[name] or 0) + k * (n - (c.calls[name] or 0))
+   end
+   for i = 1, 2 do a.bytes[i] = a.bytes[i] + k * (b.bytes[i] - c.bytes[i]) end
+   return a
+end
+
+-- ---- memory ----------------------------------------------------------------------------------
+
+local size_of = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
+
+-- AdamW: two moments, and an f32 copy of 16-bit parameters.
+local function state_bytes(dtype) return dtype == 'f64' and 16 or dtype == 'f32' and 8 or 12 end
+
+local function kept_whole(model, given)
+   local sum = { parameters = 0, gradients = 0, optimizer = 0 }
+   for _, p in ipairs(model:parameters()) do
+      local bytes = p:numel() * size_of[p.dtype]
+      sum.parameters = sum.parameters + bytes
+      if p.requires_grad then
+         sum.gradients = sum.gradients + bytes
+         sum.optimizer = sum.optimizer + p:numel() * (given or state_bytes(p.dtype))
+      end
+   end
+   return sum
+end
+
+local function kept(run, given)
+   local sharded = run.sharded
+   if not sharded then return kept_whole(run.model, given) end
+   local first = sharded:named_parameters()[1]
+   local p = sharded:price { state_bytes = given or state_bytes(first and first.param.dtype) }
+   return { parameters = p.parameters, gradients = p.gradients, optimizer = p.optimizer,
+      unit = p.unit }
+end
+
+-- Bytes of units that are gathered for a while.
+local function gathered(sharded)
+   local n = 0
+   for _, unit in ipairs(sharded and sharded:all_units() or {}) do
+      for _, b in ipairs(unit.buckets) do
+         if b.full and not b.is_whole and b.state ~= 'absent' then
+            n = n + b.layout.total * size_of[b.opts.dtype]
+         end
+      end
+   end
+   return n
+end
+
+-- ---- a step ----------------------------------------------------------------------------------
+
+local function forward_of(run, o)
+   if o.forward then return o.forward end
+   local ids = tide.empty({ o.batch, o.seq }, { dtype = 'i64', device = 'null' })
+   return function(model)
+      local mine = run.context and run.context:cut { ids = ids, labels = ids } or { ids = ids }
+      return model:loss(mine.ids, mine.labels or ids,
+         { count = o.batch * o.seq, context = mine.context })
+   end
+end
+
+local function gradients(run)
+   local list = {}
+   for _, entry in ipairs(run.params:named_parameters()) do
+      if entry.param.grad ~= nil then list[#list + 1] = entry.param.grad end
+   end
+   return list
+end
+
+-- Tensors that nobody holds go when Lua collects them: only here, and after every block, so that
+-- they do not look like memory that is needed and numbers do not depend on when that happens.
+local function collect()
+   tide.default():collect()
+   collectgarbage 'stop'
+end
+
+-- Bytes in use when nothing is left that nobody holds: what goes may have been all that held
+-- another, so until twice nothing has gone.
+local function settled()
+   local ctx, same, last = tide.default(), 0, nil
+   repeat
+      collect()
+      local s = ctx:stats()
+      local now = s.live + s.ntensor + s.nnode
+      same, last = now == last and same + 1 or 0, now
+   until same == 2
+   return ctx:stats().live
+end
+
+-- One micro-batch; returns what forward has kept for backward.
+local function micro(run, forward, last)
+   local before, activations = settled(), nil
+   local function backward()
+      local loss = forward(run.model)
+      activations = settled() - before - gathered(run.sharded)
+      loss:backward()
+      if run.sharded then run.sharded:finish() end
+      return unpack(gradients(run))                 -- they outlive the scope
+   end
+   if run.sharded then
+      run.sharded:set_requires_gradient_sync(last or run.sharded.opts.sync_each_backward)
+   end
+   tide.scope(backward)
+   if last and not run.sharded and run.data.size > 1 then
+      run.data:all_reduce(gradients(run))
+   end
+   return math.max(0, activations)
+end
+
+local function collect_often(model)
+   model:walk(function(m)
+      if not class.is(m, nn.Stack) then return end
+      for i = 1, m:count() do m:at(i):hook_post(function() collect() end) end
+   end)
+end
+
+-- A step of `accum` micro-batches: first, those between counted from one, last.
+local function step(run, o, count)
+   local forward, readings, activations = forward_of(run, o), {}, 0
+   local passes = math.min(o.accum, 3)
+   readings[0] = count:read()
+   for i = 1, passes do
+      activations = math.max(activations, micro(run, forward, i == passes))
+      readings[i] = count:read()
+   end
+   local total = { calls = {}, bytes = { 0, 0 } }
+   for i = 1, passes do
+      add(total, i == 2 and passes == 3 and o.accum - 2 or 1, readings[i], readings[i - 1])
+   end
+   return total, activations
+end
+
+local function comms_of(run)
+   local mesh = run.mesh
+   local list = { mesh.root.comm }
+   for _, name in ipairs { 'near', 'far' } do                -- of the exchange inside a ring
+      list[#list + 1] = run.context and run.context[name]
+   end
+   for _, comm in each(mesh.root.comms) do list[#list + 1] = comm end
+   for _, axis in each(mesh.root.flat) do list[#list + 1] = axis.comm end
+   return list
+end
+
+-- A forward that is not counted: what Lua's frames still hold of models before goes meanwhile. Not
+-- of a sharded model, whose first gathers count.
+local function warm_up(run, o)
+   if run.sharded then return end
+   local forward = forward_of(run, o)
+   tide.no_grad(function() tide.scope(function() forward(run.model) end) end)
+end
+
+-- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
+-- accum, forward, state_bytes. See Plan:price.
+function price.of(run, o)
+   local ctx = tide.default()
+   local sum = kept(run, o.state_bytes)
+   local count = meter(comms_of(run))
+   collect_often(run.model)
+   pcall(warm_up, run, o)                            -- a problem shows again below
+   local before = settled()
+   ctx:reset_peak()
+   local ok, total, activations = pcall(step, run, o, count)
+   collectgarbage 'restart'
+   if not ok then
+      err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
+         .. '(a model of your own: give forward(model), which returns a loss): %s',
+         err.text(total))
+   end
+   local working = ctx:stats().peak - before
+   sum.activations = activations
+   sum.peak = sum.parameters + sum.optimizer + math.max(working, sum.gradients)
+   sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
+   sum.wire_between_hosts = total.bytes[2]
+   sum.state = sum.parameters + sum.gradients + sum.optimizer
+   return sum
+end
+
+return price

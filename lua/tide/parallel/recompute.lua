@@ -1,0 +1,240 @@
+-- Recomputation (activation checkpointing): what a model does not keep for backward (layer 8).
+--
+--    tide.parallel.recompute(model, 'mlp')
+--
+--    'none'                nothing
+--    'mlp'                 the MLP of every block
+--    'full'                every block
+--    k, or 'every:k'       every k-th block
+--    'name,name'           modules of these names: the last part of a path, or a pattern with dots
+--                          ('model.layers.*.self_attn')
+--    { ops = {...} }       by what is computed: 'attention' (the inner call only: scores are made
+--                          again, projections kept), 'norm', 'linear'
+--
+-- The one idea: the call of a module, its hooks included, runs inside tide.checkpoint, so that a
+-- module cut over ranks repeats its collectives in the same order on every rank and keeps only its
+-- part of the sequence. Apply it after tensor parallelism and before FSDP. A policy replaces the
+-- one before. opts.scope limits it to parts of a model: 'language', 'vision', 'audio'.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+
+local recompute = {}
+
+local op = 'parallel.recompute'
+
+-- ---- scopes ----------------------------------------------------------------------------------
+
+local scopes = { 'language', 'vision', 'audio' }
+
+local function all_scopes() return { language = true, vision = true, audio = true } end
+
+-- Set of scopes from nil, 'auto' or 'all' (all of them), or names joined by '+' or ','.
+function recompute.scope(v)
+   if v == nil or v == 'auto' or v == 'all' then return all_scopes() end
+   if type(v) ~= 'string' then err.arg(op, 'scope', 'a string', v) end
+   local set, count = {}, 0
+   for name in v:gmatch '[^+,]+' do
+      name = name:match '^%s*(.-)%s*$'
+      set[err.choice(op, 'scope', name, scopes)], count = true, count + 1
+   end
+   if count == 0 then err.arg(op, 'scope', 'at least one of ' .. table.concat(scopes, ', '), v) end
+   return set
+end
+
+local function scope_of(path)
+   if path:find 'vision' or path:find 'visual' then return 'vision' end
+   if path:find 'audio' then return 'audio' end
+   return 'language'
+end
+
+-- ---- around a module -------------------------------------------------------------------------
+
+-- How long a sequence cut over ranks is, is told from outside a module (see tp_layer); a call made
+-- again has to hear the same.
+local function around(call, self, ...)
+   if not tide.is_grad_enabled() then return call(self, ...) end
+   local env = rawget(self, '_tp')
+   local length = env and env.length
+   return tide.checkpoint(function(...)
+      if env then env.length = length end
+      return call(self, ...)
+   end, ...)
+end
+
+-- An attention call, whatever stands there, that is made again in backward.
+local Again = {}
+Again.__index = Again
+
+function Again:__call(q, k, v, options)
+   return tide.checkpoint(function(a, b, c) return self.inner(a, b, c, options) end, q, k, v)
+end
+
+local function is_again(inner) return type(inner) == 'table' and getmetatable(inner) == Again end
+
+local function reset(model)
+   model:walk(function(m)
+      if rawget(m, '_around') == around then m._around = nil end
+      if class.is(m, nn.Stack) then m.recompute = 0 end
+      local inner = rawget(m, 'inner')
+      if is_again(inner) then m.inner = inner.inner end
+   end)
+end
+
+-- ---- policies --------------------------------------------------------------------------------
+
+local function escaped(text)
+   return (text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+'))
+end
+
+-- Modules that a name stands for, outermost only.
+local function add_named(list, model, name)
+   local pattern, found = '^' .. escaped(name) .. '$', false
+   for _, m in ipairs(model:named_modules()) do
+      local text = name:find('.', 1, true) and m.name or m.name:match '[^.]*$'
+      if m.name ~= '' and text:find(pattern) then
+         list[#list + 1], found = m, true
+      end
+   end
+   if not found then
+      err.raise('E_ARG', op, "no module of the model is named '%s'", name)
+   end
+end
+
+local function outermost(list)
+   local taken, out = {}, {}
+   for _, m in ipairs(list) do taken[m.name] = true end
+   for _, m in ipairs(list) do
+      local inside, path = false, m.name
+      while path do
+         path = path:match '^(.*)%.[^.]+$'
+         inside = inside or taken[path or ''] == true
+      end
+      if not inside then out[#out + 1] = m end
+   end
+   return out
+end
+
+local function by_names(model, names)
+   local list = {}
+   if #names == 0 then err.arg(op, 'policy', 'at least one name', names) end
+   for _, name in ipairs(names) do
+      add_named(list, model, err.type(op, 'policy', name, 'string'))
+   end
+   list = outermost(list)
+   return function(set)
+      for _, m in ipairs(list) do
+         if set[scope_of(m.name)] then m.module._around = around end
+      end
+   end
+end
+
+-- 'mlp' means the MLPs of blocks, whatever their name is.
+local function each_module(model, fits, change)
+   local list = {}
+   for _, m in ipairs(model:named_modules()) do
+      if fits(m.module) then list[#list + 1] = m end
+   end
+   if #list == 0 then err.arg(op, 'policy', 'something that the model has', model) end
+   return function(set)
+      for _, m in ipairs(list) do
+         if set[scope_of(m.name)] then change(m.module) end
+      end
+   end
+end
+
+local function every(model, k)
+   err.integer(op, 'policy', k, 1)
+   return each_module(model, function(m) return class.is(m, nn.Stack) end,
+      function(m) m.recompute = k end)
+end
+
+local function wrap(m) m._around = around end
+
+local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
+
+local by_op = {
+   norm = function(model) return each_module(model, is_norm, wrap) end,
+   linear = function(model)
+      return each_module(model, function(m) return class.is(m, nn.Linear) end, wrap)
+   end,
+   attention = function(model)
+      return each_module(model, function(m)
+         return class.is(m, nn.Attention)
+      end, function(m)
+         if not is_again(m.inner) then m.inner = setmetatable({ inner = m.inner }, Again) end
+      end)
+   end,
+}
+
+local function by_ops(model, ops)
+   local list = {}
+   for _, name in ipairs(err.type(op, 'ops', ops, 'table')) do
+      list[#list + 1] = by_op[err.choice(op, 'ops', name, { 'attention', 'norm', 'linear' })](model)
+   end
+   return function(set)
+      for _, fn in ipairs(list) do fn(set) end
+   end
+end
+
+local function split(text)
+   local names = {}
+   for name in text:gmatch '[^,]+' do names[#names + 1] = name:match '^%s*(.-)%s*$' end
+   return names
+end
+
+local function changes_of(model, policy)
+   if policy == nil or policy == 'none' then return function() end end
+   if policy == 'full' then return every(model, 1) end
+   if policy == 'mlp' then
+      return each_module(model, function(m) return class.is(m, nn.MLP) end, wrap)
+   end
+   if type(policy) == 'string' and policy:find '^every:' then
+      policy = tonumber(policy:match '^every:(%d+)$') or 0
+   end
+   if type(policy) == 'number' then return every(model, policy) end
+   if type(policy) == 'string' then return by_names(model, split(policy)) end
+   err.type(op, 'policy', policy, 'table')
+   err.options(op, policy, { 'ops', 'modules', 'every' })
+   local list = {}
+   if policy.ops then list[#list + 1] = by_ops(model, policy.ops) end
+   if policy.modules then list[#list + 1] = by_names(model, policy.modules) end
+   if policy.every then list[#list + 1] = every(model, policy.every) end
+   if #list == 0 then err.arg(op, 'policy', 'ops, modules or every', policy) end
+   return function(set)
+      for _, fn in ipairs(list) do fn(set) end
+   end
+end
+
+-- Sets what a model recomputes in backward, and returns the model. opts: scope.
+function recompute.apply(model, policy, opts)
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   opts = err.options(op, opts, { 'scope' })
+   local set = recompute.scope(opts.scope)
+   local change = changes_of(model, policy)
+   reset(model)
+   change(set)
+   return model
+end
+
+-- The names of what is recomputed now, sorted.
+function recompute.report(model)
+   local list = {}
+   for _, m in ipairs(model:named_modules()) do
+      local one = m.module
+      if rawget(one, '_around') == around then list[#list + 1] = m.name end
+      if is_again(rawget(one, 'inner')) then list[#list + 1] = m.name .. '.inner' end
+      local k = class.is(one, nn.Stack) and one.recompute or 0
+      for i = k, k > 0 and one:count() or -1, math.max(k, 1) do
+         list[#list + 1] = m.name .. '.' .. one._child[i]
+      end
+   end
+   table.sort(list)
+   return list
+end
+
+return setmetatable(recompute, {
+   __call = function(_, model, policy, opts) return recompute.apply(model, policy, opts) end,
+})

@@ -1,0 +1,479 @@
+-- Packed streams: rows that hold several documents as one stream of tokens with cumulative lengths
+-- (layer 8). THD: tokens x heads x head size, no batch dim.
+--
+-- The one idea: real lengths and slot lengths are both kept, always, so that padding is known from
+-- the layout and never guessed from token ids. `cu_real` counts the tokens of the documents,
+-- `cu_slot` the places they occupy; `cu_seqlens` and `cu_seqlens_padded` are the forms that
+-- attention libraries take, where padding behind the last document alone is given to it.
+--
+-- Legend: B rows of S tokens, T = B * S, P entries for documents in a row, the unused ones filled
+-- with the sentinel.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local cp_map = require 'tide.parallel.cp_map'
+
+local thd = {}
+
+local known = { 'seq_lens_padding_value', 'padding_token_id', 'causal' }
+local consumed = {
+   input_ids = true, labels = true, position_ids = true, seq_lens = true, seq_lens_padded = true,
+   attention_mask = true,
+}
+
+local function options(op, opts)
+   opts = err.options(op, opts, known)
+   local sentinel = opts.seq_lens_padding_value or -1000
+   if err.integer(op, 'seq_lens_padding_value', sentinel) >= 0 then
+      err.arg(op, 'seq_lens_padding_value', 'a negative number, which no length can be', sentinel)
+   end
+   return {
+      sentinel = sentinel, causal = opts.causal ~= false,
+      pad = err.integer(op, 'padding_token_id', opts.padding_token_id or 0),
+   }
+end
+
+-- ---- lengths ---------------------------------------------------------------------------------
+
+local function check_row(op, name, b, row, sentinel)
+   local out, ended = {}, false
+   for i, n in ipairs(row) do
+      if n == sentinel then
+         ended = true
+      else
+         if ended then
+            err.raise('E_ARG', op, "argument '%s': row %d has length %s after an entry of padding "
+               .. '(%d)', name, b, err.show(n), sentinel)
+         end
+         out[i] = err.integer(op, ('%s[%d][%d]'):format(name, b, i), n, 0)
+      end
+   end
+   return out
+end
+
+-- Lengths of each row without the sentinels; nil if the batch says false.
+local function rows_of(op, batch, name, B, sentinel)
+   local v = batch[name]
+   if v == nil then err.arg(op, name, 'lengths [rows, documents], or false if unknown', v) end
+   if v == false then return nil end
+   if tide.is_tensor(v) then
+      if v.ndim ~= 2 then err.arg(op, name, 'a tensor [rows, documents]', v) end
+      v = v:tolist()
+   end
+   if #err.type(op, name, v, 'table') ~= B then
+      err.arg(op, name, ('%d rows, as input_ids has'):format(B), #v)
+   end
+   local rows = {}
+   for b = 1, B do
+      rows[b] = check_row(op, name, b, err.type(op, ('%s[%d]'):format(name, b), v[b], 'table'),
+         sentinel)
+   end
+   return rows
+end
+
+local function sum_of(list)
+   local n = 0
+   for _, v in ipairs(list) do n = n + v end
+   return n
+end
+
+local function check_lengths(op, lens, slots, S)
+   for b, row in ipairs(slots) do
+      if #row ~= #lens[b] then
+         err.raise('E_ARG', op, 'row %d: seq_lens has %d documents, seq_lens_padded %d', b,
+            #lens[b], #row)
+      end
+      for i, n in ipairs(row) do
+         if lens[b][i] > n then
+            err.raise('E_ARG', op, 'row %d: document %d has %d tokens, its slot %d', b, i - 1,
+               lens[b][i], n)
+         end
+      end
+      if sum_of(row) > S then
+         err.raise('E_ARG', op, 'row %d: the documents take %d tokens, the row has %d', b,
+            sum_of(row), S)
+      end
+   end
+end
+
+local function cumulate(rows)
+   local cu = { 0 }
+   for _, row in ipairs(rows) do
+      for _, n in ipairs(row) do cu[#cu + 1] = cu[#cu] + n end
+   end
+   return cu
+end
+
+-- Slots lie one behind the other in the stream. Where a row is not full, what is left of it moves
+-- to the end of the stream; nil: nothing has to move.
+local function order_of(slots, S)
+   local runs, tail, gap, moves = {}, {}, false, false
+   for b, row in ipairs(slots) do
+      local used = sum_of(row)
+      if gap and used > 0 then moves = true end
+      runs[b] = { (b - 1) * S, used }
+      tail[b] = { (b - 1) * S + used, S - used }
+      gap = gap or used < S
+   end
+   if not moves then return nil end
+   for _, run in ipairs(tail) do runs[#runs + 1] = run end
+   return tide.run_index(tide.tensor(runs, { dtype = 'i64', device = 'cpu' }))
+end
+
+-- ---- tensors ---------------------------------------------------------------------------------
+
+-- [B, S, ...] as [T, ...] in the order of the stream.
+local function flat(x, order)
+   local y = x:flatten(1, 2)
+   return order and y:index_select(1, order:to(x.device)) or y
+end
+
+local function flat_positions(op, p, B, S, order)
+   if p == nil then err.arg(op, 'position_ids', 'a tensor, or false if there are none', p) end
+   if p == false then return nil end
+   if tide.is_tensor(p) and p.ndim == 3 and p:size(2) == B and p:size(3) == S then
+      local y = p:reshape(p:size(1), 1, B * S)
+      return order and y:index_select(3, order:to(p.device)) or y
+   end
+   if not tide.is_tensor(p) or p.ndim ~= 2 or p:size(2) ~= S
+      or p:size(1) ~= B and p:size(1) ~= 1 then
+      err.arg(op, 'position_ids', ('a tensor [%d, %d] or [n, %d, %d]'):format(B, S, B, S), p)
+   end
+   return flat(p:size(1) == B and p or p:expand(B, S):contiguous(), order)
+end
+
+local function check_batch(op, batch)
+   err.type(op, 'batch', batch, 'table')
+   local ids, labels = batch.input_ids, batch.labels
+   if not tide.is_tensor(ids) or ids.ndim < 2 or ids.ndim > 3 then
+      err.arg(op, 'input_ids', 'a tensor [rows, tokens] or [rows, tokens, width]', ids)
+   end
+   local B, S = ids:size(1), ids:size(2)
+   if not tide.is_tensor(labels) or labels.ndim ~= 2 or labels:size(1) ~= B
+      or labels:size(2) ~= S then
+      err.arg(op, 'labels', ('a tensor [%d, %d]'):format(B, S), labels)
+   end
+   return B, S
+end
+
+-- Padding where no lengths are known: tokens equal to the pad id, if they only end rows.
+local function guess_mask(op, ids_BS, pad)
+   if ids_BS.ndim ~= 2 then return nil end
+   local S = ids_BS:size(2)
+   local same = ids_BS:eq(pad)
+   for b, row in ipairs(ids_BS:tolist()) do
+      local tail = S
+      while tail > 0 and row[tail] == pad do tail = tail - 1 end
+      for i = 1, tail do
+         if row[i] == pad then
+            err.raise('E_ARG', op, 'padding_token_id %d also occurs as content (row %d, token %d); '
+               .. 'give seq_lens', pad, b, i - 1)
+         end
+      end
+   end
+   return same:flatten(1, 2)
+end
+
+local function i32(list, device) return tide.tensor(list, { dtype = 'i32', device = device }) end
+
+-- cu_seqlens and cu_seqlens_padded (nil when the same) as attention libraries take them.
+local function absorb(real, slot, T, causal)
+   local n = #real
+   if causal and n > 1 and real[n] < T then
+      local same = true
+      for i = 1, n - 1 do same = same and real[i] == slot[i] end
+      if same then
+         local cu = { unpack(real, 1, n - 1) }
+         cu[n] = T
+         return cu, nil
+      end
+   end
+   for i = 1, n do
+      if real[i] ~= slot[i] then return real, slot end
+   end
+   return real, nil
+end
+
+local function longest(cu)
+   local most = nil
+   for i = 1, #cu - 1 do most = math.max(most or 0, cu[i + 1] - cu[i]) end
+   return most
+end
+
+-- True where a token of the stream belongs to no document, bool [n].
+function thd.padding_mask(cu_real, cu_slot, n)
+   local op = 'parallel.thd.padding_mask'
+   local real, slot = cp_map.cu(op, 'cu_real', cu_real), cp_map.cu(op, 'cu_slot', cu_slot)
+   local host = { dtype = 'i64', device = 'cpu' }
+   local index = tide.slot_index(tide.tensor(slot, host), tide.tensor(real, host),
+      err.integer(op, 'n', n, 0))
+   return index:select(3, 1):select(1, 1):lt(0)
+end
+
+-- ---- rows to a stream ------------------------------------------------------------------------
+
+local function put_lengths(out, op, B, S, lens, slots, o, device)
+   check_lengths(op, lens, slots, S)
+   local T, real, slot = B * S, cumulate(lens), cumulate(slots)
+   local cu, padded = absorb(real, slot, T, o.causal)
+   out.cu_seqlens, out.max_seqlen = i32(cu, device), longest(cu)
+   out.cu_seqlens_padded = padded and i32(padded, device)
+   out.cu_real, out.cu_slot = i32(real, device), i32(slot, device)
+   out.gapless = padded == nil
+   out.index = tide.slot_index(out.cu_slot, out.cu_real, T)
+   out.padding_mask = out.index:select(3, 1):select(1, 1):lt(0)
+end
+
+local function process(op, batch, o)
+   local B, S = check_batch(op, batch)
+   local ids = batch.input_ids
+   local lens = rows_of(op, batch, 'seq_lens', B, o.sentinel)
+   local slots = rows_of(op, batch, 'seq_lens_padded', B, o.sentinel)
+   if slots and not lens then
+      err.arg(op, 'seq_lens', 'real lengths, since seq_lens_padded is given', batch.seq_lens)
+   end
+   slots = slots or lens
+   if lens then check_lengths(op, lens, slots, S) end
+   local order = slots and order_of(slots, S)
+   local out = {}
+   for name, v in each(batch) do
+      if not consumed[name] then
+         local per_token = tide.is_tensor(v) and v.ndim >= 2 and v:size(1) == B and v:size(2) == S
+         out[name] = per_token and flat(v, order) or v
+      end
+   end
+   out.input_ids, out.labels = flat(ids, order), flat(batch.labels, order)
+   out.position_ids = flat_positions(op, batch.position_ids, B, S, order)
+   if lens then
+      put_lengths(out, op, B, S, lens, slots, o, ids.device)
+   else
+      out.padding_mask = guess_mask(op, ids, o.pad)
+   end
+   return out
+end
+
+-- Rows that hold several documents as one stream. batch: input_ids [B, S] or embeddings [B, S, H],
+-- labels [B, S], position_ids ([B, S], [n, B, S] or false), seq_lens and seq_lens_padded ([B, P] or
+-- lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest passes.
+-- attention_mask is left out: documents say what it says. opts: seq_lens_padding_value (-1000),
+-- padding_token_id (0), causal (true; false: padding is never given to the last document, whose
+-- tokens would see it).
+-- Returns a new table: input_ids [T, ...], labels [T], position_ids, padding_mask bool [T],
+-- cu_seqlens, cu_seqlens_padded (if it differs), cu_real, cu_slot (i32), max_seqlen (a number),
+-- gapless, index i32 [1, T, 2] of (document, position).
+function thd.process_input_for_thd(batch, opts)
+   local op = 'parallel.thd.process_input_for_thd'
+   return process(op, batch, options(op, opts))
+end
+
+-- ---- chunks of rows --------------------------------------------------------------------------
+
+-- Rows first .. first + n - 1 of everything that has B rows.
+local function rows_from(batch, first, n, B, S)
+   local part = {}
+   for name, v in each(batch) do
+      if tide.is_tensor(v) then
+         local mrope = name == 'position_ids' and v.ndim == 3
+         local dim = mrope and 2 or 1
+         local has = v.ndim >= dim and v:size(dim) == B
+            and (mrope or name:find '^seq_lens' or v.ndim >= 2 and v:size(2) == S)
+         part[name] = has and v:narrow(dim, first, n) or v
+      elseif name:find '^seq_lens' and type(v) == 'table' then
+         part[name] = { unpack(v, first, first + n - 1) }
+      else
+         part[name] = v
+      end
+   end
+   return part
+end
+
+-- i32 [chunks, longest], rows filled up with the sentinel.
+local function stack_cu(lists, sentinel, device)
+   local most = 0
+   for _, list in ipairs(lists) do most = math.max(most, #list) end
+   for _, list in ipairs(lists) do
+      for i = #list + 1, most do list[i] = sentinel end
+   end
+   return i32(lists, device)
+end
+
+local function column(chunks, name, other)
+   local list = {}
+   for i, c in ipairs(chunks) do
+      list[i] = c[name]
+      if list[i] == nil and other then list[i] = c[other] end
+      if list[i] == nil then return nil end
+   end
+   return list
+end
+
+local function stack_lengths(out, chunks, o)
+   local device = chunks[1].input_ids.device
+   local function put(name, other)
+      local list = column(chunks, name, other)
+      if not list then return end
+      for i, t in ipairs(list) do list[i] = t:tolist() end
+      out[name] = stack_cu(list, o.sentinel, device)
+   end
+   put 'cu_seqlens'
+   put 'cu_real'
+   put 'cu_slot'
+   for _, c in ipairs(chunks) do
+      if c.cu_seqlens_padded then
+         put('cu_seqlens_padded', 'cu_seqlens')
+         break
+      end
+   end
+   out.max_seqlen = column(chunks, 'max_seqlen')
+end
+
+-- The same in num_chunks groups of rows, each a stream of its own; their tensors are stacked on a
+-- new leading dim, lists of cumulative lengths filled up with the sentinel, max_seqlen is a list.
+-- `chunks` of the result is the list of streams themselves, which is the better form to use.
+function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
+   local op = 'parallel.thd.split_batch_into_thd_chunks'
+   local o = options(op, opts)
+   if num_chunks == nil then num_chunks = 1 end
+   err.integer(op, 'num_chunks', num_chunks, -2^31)
+   if num_chunks <= 1 then return process(op, batch, o) end
+   local B, S = check_batch(op, batch)
+   if B % num_chunks ~= 0 then
+      err.raise('E_ARG', op, '%d rows cannot be split into %d chunks', B, num_chunks)
+   end
+   for _, name in ipairs { 'seq_lens', 'seq_lens_padded' } do
+      rows_of(op, batch, name, B, o.sentinel)
+   end
+   local chunks, n = {}, B / num_chunks
+   for i = 1, num_chunks do
+      chunks[i] = process(op, rows_from(batch, (i - 1) * n + 1, n, B, S), o)
+   end
+   local out = { chunks = chunks }
+   for name, v in each(chunks[1]) do
+      if not tide.is_tensor(v) then out[name] = v end
+   end
+   for name, v in each(chunks[1]) do
+      if tide.is_tensor(v) and not name:find '^cu_' then
+         local list = column(chunks, name)
+         out[name] = rawequal(v, batch[name]) and v or tide.stack(list, 1)
+      end
+   end
+   stack_lengths(out, chunks, o)
+   local gapless = true
+   for _, c in ipairs(chunks) do gapless = gapless and c.gapless ~= false end
+   out.gapless = gapless
+   return out
+end
+
+-- ---- companions ------------------------------------------------------------------------------
+
+-- Number of the document each token belongs to, i32 [1, n]: how many entries of cu after the first
+-- are at or below it. n: tokens (default: the last entry); those beyond count as one document more.
+function thd.sequence_index(cu, n)
+   local op = 'parallel.thd.sequence_index'
+   local list = cp_map.cu(op, 'cu', cu)
+   n = err.integer(op, 'n', n or list[#list], list[#list])
+   local device = tide.is_tensor(cu) and cu.device or nil
+   local doc = tide.document_index(tide.tensor(list, { dtype = 'i64', device = device }), n)
+      :select(3, 1)
+   return doc:masked_fill(doc:lt(0), #list - 1)
+end
+
+-- v with `value` where mask is set, in its own dtype.
+local function filled(op, name, v, mask, value)
+   if v.dtype == 'bool' and type(value) == 'number' then value = value ~= 0 end
+   local y = v:masked_fill(mask, value)
+   if y.dtype ~= v.dtype then
+      err.arg(op, 'fill.' .. name, 'a value that ' .. v.dtype .. ' holds', value)
+   end
+   return y
+end
+
+-- Values of padding made harmless: tokens 0, labels and loss mask 0, positions 0 (or `fill` of
+-- that name). fields: a table of tensors; mask: bool of their shape. Returns a new table.
+function thd.sanitize(fields, mask, fill)
+   local op, out = 'parallel.thd.sanitize', {}
+   err.type(op, 'fields', fields, 'table')
+   fill = fill or {}
+   for name, v in each(fields) do
+      out[name] = tide.is_tensor(v) and filled(op, name, v, mask, fill[name] or 0) or v
+   end
+   return out
+end
+
+-- ---- collating -------------------------------------------------------------------------------
+
+local function padded_to(list, n, value)
+   local out = {}
+   for i = 1, n do out[i] = list[i] == nil and value or list[i] end
+   return out
+end
+
+local function check_same(op, rows, packed)
+   for i, row in ipairs(rows) do
+      err.type(op, ('rows[%d]'):format(i), row, 'table')
+      for _, field in ipairs { 'input_ids', 'labels' } do
+         err.type(op, ('rows[%d].%s'):format(i, field), row[field], 'table')
+      end
+   end
+   local n = #rows[1].input_ids
+   for i, row in ipairs(rows) do
+      if #row.labels ~= #row.input_ids then
+         err.raise('E_ARG', op, 'row %d has %d tokens and %d labels', i, #row.input_ids,
+            #row.labels)
+      end
+      if packed and #row.input_ids ~= n then
+         err.raise('E_ARG', op, 'packed rows must be of one length: row 1 has %d tokens, row %d %d',
+            n, i, #row.input_ids)
+      end
+      if (row.seq_lens ~= nil) ~= packed then
+         err.raise('E_ARG', op, 'row %d is %spacked, row 1 is not the same', i,
+            row.seq_lens and '' or 'not ')
+      end
+   end
+end
+
+-- A row that was not packed: one document in a slot of n tokens.
+local function as_packed(row, n, pad)
+   local len = #row.input_ids
+   if row.attention_mask then len = sum_of(row.attention_mask) end
+   local positions = {}
+   for i = 1, n do positions[i] = i - 1 end
+   return {
+      input_ids = padded_to(row.input_ids, n, pad), labels = padded_to(row.labels, n, -100),
+      position_ids = positions, seq_lens = { len }, seq_lens_padded = { n },
+   }
+end
+
+-- Rows (tables of lists: input_ids, labels; when packed also position_ids, seq_lens and
+-- seq_lens_padded; else attention_mask or nothing) as a batch of tensors for
+-- process_input_for_thd. No rows: an empty table. opts: padding_token_id, seq_lens_padding_value.
+function thd.collate(rows, opts)
+   local op = 'parallel.thd.collate'
+   local o = options(op, opts)
+   err.type(op, 'rows', rows, 'table')
+   if #rows == 0 then return {} end
+   local packed = err.type(op, 'rows[1]', rows[1], 'table').seq_lens ~= nil
+   check_same(op, rows, packed)
+   local n, most = 0, 0
+   for _, row in ipairs(rows) do n = math.max(n, #row.input_ids) end
+   local fields = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},
+      seq_lens_padded = {} }
+   for b, row in ipairs(rows) do
+      if not packed then row = as_packed(row, n, o.pad) end
+      for name, list in each(fields) do list[b] = row[name] end
+      most = math.max(most, #row.seq_lens, #(row.seq_lens_padded or row.seq_lens))
+   end
+   local batch = {}
+   for name, list in each(fields) do
+      if name:find '^seq_lens' then
+         for b = 1, #rows do
+            list[b] = padded_to(list[b] or fields.seq_lens[b], most, o.sentinel)
+         end
+      end
+      batch[name] = #list == #rows and tide.tensor(list, { dtype = 'i64' }) or false
+   end
+   return batch
+end
+
+return thd

@@ -1,0 +1,107 @@
+-- Styles: how one module is cut over the tensor-parallel axis (layer 8).
+--
+-- The one idea: a style is an immutable record of a cut of the weight and the layouts of what comes
+-- in and goes out; equal records are one object, so styles compare with == and can be shared.
+--
+--    name                weight (Linear)    input   output
+--    colwise             rows (dim 1)       R       S(-1)
+--    rowwise             columns (dim 2)    S(-1)   R
+--    colwise_rep         rows               R       R
+--    rowwise_rep         columns            R       R       (embedding: vocabulary rows)
+--    sequence_parallel   whole              S(1)    S(1)
+--    gather_input        whole              S(1)    R       (a module on the whole sequence)
+--
+-- R: alike on every rank; S(-1): cut along the last dim; S(1): along the sequence, the dim after
+-- the batch. Layouts carry the names of the field, in which dims count from 0.
+-- The fields shard ('rows', 'columns' or nil), input and output can be read; blocks is the number
+-- of projections fused in the rows of a weight. with{} gives the style with some fields changed.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+
+local tp_style = {}
+
+local fields = { 'name', 'shard', 'input', 'output', 'blocks' }
+local layouts = { 'R', 'S(1)', 'S(-1)' }
+local data = setmetatable({}, { __mode = 'k' })
+local made = {}
+local methods = {}
+
+local Style = { class_name = 'ParallelStyle' }
+function Style.__index(s, key)
+   return methods[key] or data[s][key]
+end
+function Style.__newindex(s, key)
+   err.raise('E_STATE', 'parallel.style', "the style '%s' cannot be changed ('%s'); make another "
+      .. 'one with style:with{}', data[s].name, tostring(key))
+end
+function Style.__tostring(s)
+   local d = data[s]
+   return ('%s (%s -> %s)'):format(d.name, d.input, d.output)
+end
+Style.__metatable = 'ParallelStyle'
+
+local function make(record)
+   local key = {}
+   for i, f in ipairs(fields) do key[i] = tostring(record[f]) end
+   key = table.concat(key, '|')
+   if not made[key] then
+      made[key] = setmetatable({}, Style)
+      data[made[key]] = record
+   end
+   return made[key]
+end
+
+local function copy(record)
+   local out = {}
+   for k, v in each(record) do out[k] = v end
+   return out
+end
+
+-- The style with these fields: input, output, blocks.
+function methods.with(s, changes)
+   local op = 'parallel.style.with'
+   err.options(op, changes, { 'input', 'output', 'blocks' })
+   local record = copy(data[s])
+   for k, v in each(changes) do
+      if k == 'blocks' then
+         err.integer(op, k, v, 1)
+      else
+         err.choice(op, k, v, layouts)
+      end
+      record[k] = v
+   end
+   return make(record)
+end
+
+local function define(name, shard, input, output)
+   return make { name = name, shard = shard, input = input, output = output, blocks = 1 }
+end
+
+local names = { 'colwise', 'rowwise', 'colwise_rep', 'rowwise_rep', 'sequence_parallel',
+   'gather_input' }
+local styles = {
+   colwise = define('colwise', 'rows', 'R', 'S(-1)'),
+   rowwise = define('rowwise', 'columns', 'S(-1)', 'R'),
+   colwise_rep = define('colwise_rep', 'rows', 'R', 'R'),
+   rowwise_rep = define('rowwise_rep', 'columns', 'R', 'R'),
+   sequence_parallel = define('sequence_parallel', nil, 'S(1)', 'S(1)'),
+   gather_input = define('gather_input', nil, 'S(1)', 'R'),
+}
+
+function tp_style.is(v) return type(v) == 'table' and data[v] ~= nil end
+
+-- The style of a name.
+function tp_style.translate_to_parallel_style(name)
+   local op = 'parallel.translate_to_parallel_style'
+   if type(name) ~= 'string' then err.arg(op, 'style', 'a string', name) end
+   if not styles[name] then
+      err.raise('E_ARG', op, "Unknown parallel style '%s'%s", name, near.hint(name, names))
+   end
+   return styles[name]
+end
+
+tp_style.get = tp_style.translate_to_parallel_style
+
+return tp_style

@@ -1,0 +1,295 @@
+-- Cutting images and videos into parts for ranks: where the cuts may be, and where they are best
+-- (layer 8).
+--
+-- The one idea: cuts are only legal between units (an image; a tubelet, the frames of a video that
+-- enter one temporal patch), so no frame is lost and no tubelet cut by construction. `balanced` is
+-- the optimal linear partition: the largest part is as small as it can be, found by bisection on
+-- that size. `compatible` follows the rule of published code (even frame counts, nearest tubelet),
+-- in integers throughout.
+--
+-- All results are positions from 0: part r is bounds[r + 1] .. bounds[r + 2] - 1.
+
+local err = require 'tide.util.err'
+
+local split = {}
+
+local floor, min, max = math.floor, math.min, math.max
+
+local function check_frames(op, num_frames)
+   err.type(op, 'num_frames', num_frames, 'table')
+   local total = 0
+   for i, n in ipairs(num_frames) do
+      total = total + err.integer(op, ('num_frames[%d]'):format(i), n, 0)
+   end
+   return total
+end
+
+-- ---- units -----------------------------------------------------------------------------------
+
+-- Frames of each tubelet of T frames; the last of a video may have fewer.
+function split.units(num_frames, T)
+   local op = 'parallel.vision_split.units'
+   check_frames(op, num_frames)
+   err.integer(op, 'T', T, 1)
+   local list = {}
+   for _, n in ipairs(num_frames) do
+      for at = 0, n - 1, T do list[#list + 1] = min(T, n - at) end
+   end
+   return list
+end
+
+-- Frames of each video that lie in [lb, ub); videos without any are left out.
+function split.clip(num_frames, lb, ub)
+   local op, out, at = 'parallel.vision_split.clip', {}, 0
+   check_frames(op, num_frames)
+   err.integer(op, 'lb', lb, 0)
+   err.integer(op, 'ub', ub, 0)
+   for _, n in ipairs(num_frames) do
+      local over = min(ub, at + n) - max(lb, at)
+      if over > 0 then out[#out + 1] = over end
+      at = at + n
+   end
+   return out
+end
+
+-- ---- the optimal partition -------------------------------------------------------------------
+
+local function prefix(op, costs)
+   local sum = { 0 }
+   for i, c in ipairs(costs) do
+      if err.number(op, ('costs[%d]'):format(i), c, 0) <= 0 then
+         err.arg(op, ('costs[%d]'):format(i), 'a positive number', c)
+      end
+      sum[i + 1] = sum[i] + c
+   end
+   return sum
+end
+
+-- Last position b with sum[b] - sum[a] <= limit.
+local function reach(sum, a, limit)
+   local lo, hi = a, #sum
+   while lo < hi do
+      local mid = floor((lo + hi + 1) / 2)
+      if sum[mid] - sum[a] <= limit then lo = mid else hi = mid - 1 end
+   end
+   return lo
+end
+
+local function fits(sum, parts, limit)
+   local at = 1
+   for _ = 1, parts do
+      at = reach(sum, at, limit)
+      if at == #sum then return true end
+   end
+   return false
+end
+
+-- The least size of the largest of `parts` parts. Sums of whole costs are compared exactly.
+local function least(sum, parts, lo)
+   local hi = sum[#sum]
+   local whole = true
+   for i = 2, #sum do whole = whole and sum[i] % 1 == 0 end
+   for _ = 1, 200 do
+      local mid = whole and floor((lo + hi) / 2) or (lo + hi) / 2
+      if mid >= hi or mid < lo or (mid == lo and not whole) then break end
+      if fits(sum, parts, mid) then hi = mid else lo = whole and mid + 1 or mid end
+      if lo >= hi then break end
+   end
+   return hi
+end
+
+-- First position of each part if parts are filled from the end: no cut may come before it.
+local function earliest(sum, parts, limit)
+   local first, at = {}, #sum
+   for r = parts, 1, -1 do
+      local lo, hi = 1, at
+      while lo < hi do
+         local mid = floor((lo + hi) / 2)
+         if sum[at] - sum[mid] <= limit then hi = mid else lo = mid + 1 end
+      end
+      at = lo
+      first[r] = at
+   end
+   return first
+end
+
+-- Bounds of `parts` parts of a list of positive costs in order: the largest sum is least, every
+-- part has an element if there are enough (else the first ones have one each), and within that
+-- each cut is as near as possible to an even share.
+function split.partition(costs, parts)
+   local op = 'parallel.vision_split.partition'
+   err.type(op, 'costs', costs, 'table')
+   err.integer(op, 'parts', parts, 1)
+   local sum, n = prefix(op, costs), #costs
+   local used, bounds = min(parts, n), { 0 }
+   if used > 0 then
+      local most = 0
+      for _, c in ipairs(costs) do most = max(most, c) end
+      local limit = least(sum, used, most)
+      local first, at = earliest(sum, used, limit), 1
+      for r = 1, used - 1 do
+         local lo = max(first[r + 1], at + 1)
+         local hi = min(reach(sum, at, limit), n + 1 - (used - r))
+         local want = sum[n + 1] * r / used
+         local cut = lo
+         while cut < hi and math.abs(sum[cut + 1] - want) < math.abs(sum[cut] - want) do
+            cut = cut + 1
+         end
+         at = cut
+         bounds[r + 1] = cut - 1
+      end
+   end
+   for r = max(used, 1), parts do bounds[r + 1] = n end
+   return bounds
+end
+
+-- Bounds by frames: tubelets as units, a frame's cost being costs[i] (1 each by default).
+function split.balanced(num_frames, T, parts, costs)
+   local op = 'parallel.vision_split.balanced'
+   local total, units = check_frames(op, num_frames), split.units(num_frames, T)
+   if costs and #costs ~= total then
+      err.arg(op, 'costs', ('%d costs, one for each frame'):format(total), #costs)
+   end
+   local sums, ends, at = {}, { 0 }, 0
+   for u, n in ipairs(units) do
+      local c = costs and 0 or n
+      for i = at + 1, costs and at + n or at do c = c + costs[i] end
+      at = at + n
+      sums[u], ends[u + 1] = c, at
+   end
+   local bounds = split.partition(sums, parts)
+   for r, u in ipairs(bounds) do bounds[r] = ends[u + 1] end
+   return bounds
+end
+
+-- ---- the rule of published code --------------------------------------------------------------
+
+-- (t - a) / T rounded, halves to even.
+local function nearest(d, T)
+   local k = floor(d / T)
+   local rest = 2 * (d - k * T)
+   if rest > T or rest == T and k % 2 == 1 then k = k + 1 end
+   return k
+end
+
+local function snap(num_frames, T, t)
+   local a = 0
+   for i, n in ipairs(num_frames) do
+      local b = a + n
+      if t == a or t == b then return t end
+      if t < b or i == #num_frames then
+         local count = math.ceil(n / T)
+         if count <= 1 then return t - a < b - t and a or b end
+         return min(a + max(1, min(nearest(t - a, T), count - 1)) * T, b)
+      end
+      a = b
+   end
+   return a
+end
+
+-- Bounds at even frame counts moved to the nearest edge of a tubelet; parts may be empty.
+function split.points(num_frames, T, parts)
+   local op = 'parallel.vision_split.points'
+   local total = check_frames(op, num_frames)
+   err.integer(op, 'T', T, 1)
+   err.integer(op, 'parts', parts, 1)
+   local bounds = { 0 }
+   for r = 1, parts - 1 do
+      bounds[r + 1] = max(bounds[r], snap(num_frames, T, floor(r * total / parts)))
+   end
+   bounds[parts + 1] = total
+   return bounds
+end
+
+-- Whether every cut before `total` lies between units, and no part is empty.
+local function sound(bounds, num_frames, T, total)
+   local edge, at = { [0] = true }, 0
+   for _, n in ipairs(split.units(num_frames, T)) do
+      at = at + n
+      edge[at] = true
+   end
+   for r = 1, #bounds - 1 do
+      if bounds[r + 1] <= bounds[r] then return false end
+      if bounds[r + 1] <= total and not edge[bounds[r + 1]] then return false end
+   end
+   return true
+end
+
+-- The bounds that published code takes, with so many empty frames appended that no part is empty,
+-- and their number. nil where that rule would lose a frame, cut a tubelet or leave a part empty.
+function split.compatible(num_frames, T, parts)
+   local op = 'parallel.vision_split.compatible'
+   local total = check_frames(op, num_frames)
+   err.integer(op, 'parts', parts, 1)
+   local frames, added = { unpack(num_frames) }, 0
+   local function append(n)
+      for _ = 1, n do frames[#frames + 1] = 1 end
+      added = added + n
+   end
+   append(max(0, parts - #split.units(num_frames, T)))
+   local bounds
+   for _ = 1, parts do
+      bounds = split.points(frames, T, parts)
+      local empty = 0
+      for r = 1, parts do empty = empty + (bounds[r + 1] == bounds[r] and 1 or 0) end
+      if empty == 0 then break end
+      append(empty)
+   end
+   if added > 0 then
+      for r = 1, parts do
+         if bounds[r] < total and bounds[r + 1] > total then
+            bounds[r + 1] = total
+            break
+         end
+      end
+   end
+   if bounds[parts + 1] < total or not sound(bounds, num_frames, T, total) then return nil end
+   return bounds, bounds[parts + 1] - total
+end
+
+-- Even counts of images, the last part taking what is left; with empty ones appended up to one
+-- for each part. Returns bounds and how many were appended.
+function split.even(n, parts)
+   local op = 'parallel.vision_split.even'
+   err.integer(op, 'n', n, 0)
+   err.integer(op, 'parts', parts, 1)
+   local added = max(0, parts - n)
+   local each, bounds = floor((n + added) / parts), {}
+   for r = 0, parts - 1 do bounds[r + 1] = r * each end
+   bounds[parts + 1] = n + added
+   return bounds, added
+end
+
+-- ---- a proportional rule ---------------------------------------------------------------------
+
+-- Cut r lies before the first element whose running cost exceeds r / parts of the whole, moved so
+-- that every part has one; nil with fewer elements than parts.
+function split.proportional(costs, parts)
+   local op = 'parallel.vision_split.proportional'
+   err.integer(op, 'parts', parts, 1)
+   local sum, n = prefix(op, err.type(op, 'costs', costs, 'table')), #costs
+   if n < parts then return nil end
+   local bounds, at = { 0 }, 0
+   for r = 1, parts - 1 do
+      while at < n and sum[at + 2] * parts <= r * sum[n + 1] do at = at + 1 end
+      at = max(bounds[r] + 1, min(at, n - (parts - r)))
+      bounds[r + 1] = at
+   end
+   bounds[parts + 1] = n
+   return bounds
+end
+
+-- Work of a frame of `patches` patches that attend to one another: patches * (patches + alpha).
+function split.frame_cost(patches, alpha) return patches * (patches + (alpha or 0)) end
+
+-- Empty frames to add so that a rank has at least `least` rows of patches.
+function split.pad_frames(rows, rows_per_frame, least_rows)
+   local op = 'parallel.vision_split.pad_frames'
+   err.integer(op, 'rows', rows, 0)
+   err.integer(op, 'rows_per_frame', rows_per_frame, 0)
+   err.integer(op, 'least_rows', least_rows, 0)
+   if rows_per_frame == 0 or rows >= least_rows then return 0 end
+   return math.ceil((least_rows - rows) / rows_per_frame)
+end
+
+return split

@@ -1,0 +1,527 @@
+-- Checkpoints: a folder that is either complete or not there.
+--
+-- Everything is written to a staging folder, synced, listed with size and hash in manifest.json,
+-- synced again and renamed to step-N; only then does the file LATEST name it. A save that fails
+-- leaves the earlier checkpoints and LATEST as they were. A load checks every size and hash before
+-- it looks into any file. model.safetensors with config.json is the published layout of weights.
+--
+-- A model on a mesh is saved by all its ranks, each its pieces (train/shard_store.lua), and goes
+-- on with any other number of ranks or placement, as does a checkpoint of one rank; `consolidate`
+-- makes the published layout of it.
+
+local dist = require 'tide.dist'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local store = require 'tide.train.shard_store'
+
+local checkpoint = {}
+
+local version = 1
+
+function checkpoint.name(step) return ('step-%08d'):format(step) end
+
+-- The family (of tide.model) that a configuration describes.
+function checkpoint.family(config)
+   if config.hybrid_override_pattern then return 'hybrid' end
+   return config.state_size and 'mamba2' or 'llama'
+end
+
+local published = {
+   llama = { architectures = { 'LlamaForCausalLM' }, model_type = 'llama', hidden_act = 'silu' },
+   hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
+   mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
+}
+
+local function hf_config(config, dtype)
+   local c = {
+      torch_dtype = ({ f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 = 'float64' })
+         [dtype],
+   }
+   for k, v in each(published[checkpoint.family(config)]) do c[k] = v end
+   for k, v in each(config) do c[k] = v end
+   return c
+end
+
+-- Writes the files of a checkpoint into `folder` and returns their names.
+local function write_files(op, folder, saved)
+   local io_ = fs.io()
+   local names = { 'model.safetensors', 'optim.safetensors', 'state.json' }
+   io_.safetensors_save(fs.join(folder, names[1]), saved.model, { format = 'pt' })
+   io_.safetensors_save(fs.join(folder, names[2]), saved.optim, {})
+   fs.write_json(op, fs.join(folder, names[3]), saved.plain)
+   if saved.plain.config then
+      names[4] = 'config.json'
+      local _, first = next(saved.model)
+      fs.write_json(op, fs.join(folder, names[4]), hf_config(saved.plain.config, first.dtype))
+   end
+   return names
+end
+
+-- Syncs a file and describes it.
+local function seal(op, folder, name)
+   local path = fs.join(folder, name)
+   fs.io().fsync_file(path)
+   return { size = fs.size(path), xxh64 = fs.hash(op, path) }
+end
+
+-- more: descriptions of files that others have sealed.
+local function write_manifest(op, folder, names, step, more)
+   local manifest = { version = version, step = step, files = more or {} }
+   for _, name in ipairs(names) do manifest.files[name] = seal(op, folder, name) end
+   fs.write_json(op, fs.join(folder, 'manifest.json'), manifest)
+   fs.io().fsync_dir(folder)
+end
+
+local function publish(op, out, staged, name)
+   local final, old = fs.join(out, name), fs.join(out, '.old-' .. name)
+   local again = fs.exists(final)       -- the same step of an earlier run in this folder
+   fs.remove_dir(op, old)
+   if again then fs.io().rename(final, old) end
+   local ok, why = pcall(fs.io().rename, staged, final)
+   if not ok then
+      if again then fs.io().rename(old, final) end
+      error(why, 0)
+   end
+   fs.io().fsync_dir(out)
+   fs.remove_dir(op, old)
+   fs.write(op, fs.join(out, 'LATEST'), name .. '\n')
+   return final
+end
+
+-- Names of the published checkpoints below `out`, oldest first.
+function checkpoint.list(out)
+   local list = {}
+   if not fs.is_dir(out) then return list end
+   for _, name in ipairs(fs.list('train.checkpoint.list', out)) do
+      if name:match '^step%-%d+$' then list[#list + 1] = name end
+   end
+   return list
+end
+
+local function latest_name(out)
+   local path = fs.join(out, 'LATEST')
+   if not fs.exists(path) then return nil end
+   return (fs.read('train.checkpoint', path):gsub('%s+$', ''))
+end
+
+-- The step of the run whose LATEST lies in `out`; nil if there is none.
+function checkpoint.step_in(out)
+   local name = latest_name(out)
+   return name and tonumber(name:match '^step%-(%d+)$' or 0) or nil
+end
+
+-- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
+function checkpoint.clear(out)
+   local op = 'train.checkpoint.clear'
+   err.type(op, 'out', out, 'string')
+   if not fs.is_dir(out) then return end
+   fs.io().remove(fs.join(out, 'LATEST'))
+   for _, name in ipairs(fs.list(op, out)) do
+      if name:match '^step%-%d+$' or name:match '^%.staging%-step%-%d+$' then
+         fs.remove_dir(op, fs.join(out, name))
+      elseif name == 'metrics.jsonl' or name == 'loss.svg' then
+         fs.io().remove(fs.join(out, name))
+      end
+   end
+end
+
+-- Removes the oldest beyond `keep`, never the one that LATEST names.
+local function retain(out, keep)
+   local list, latest = checkpoint.list(out), latest_name(out)
+   for i = 1, #list - keep do
+      if list[i] ~= latest then fs.remove_dir('train.checkpoint.save', fs.join(out, list[i])) end
+   end
+end
+
+local function stage(op, out, name)
+   local staged = fs.join(out, '.staging-' .. name)
+   fs.mkdirs(op, out)
+   fs.remove_dir(op, staged)
+   fs.mkdirs(op, staged)
+   return staged
+end
+
+local function save_here(out, saved, keep)
+   local op = 'train.checkpoint.save'
+   local name = checkpoint.name(saved.plain.step)
+   local staged = stage(op, out, name)
+   local ok, result = pcall(function()
+      write_manifest(op, staged, write_files(op, staged, saved), saved.plain.step)
+      return publish(op, out, staged, name)
+   end)
+   if not ok then
+      pcall(fs.remove_dir, op, staged)  -- the first problem is the one to report
+      error(result, 0)
+   end
+   if keep then retain(out, keep) end
+   return result
+end
+
+-- ---- by all ranks ------------------------------------------------------------------------------
+
+-- This rank's files, written and sealed.
+local function write_shards(op, staged, files)
+   local sealed = {}
+   for name, tensors in each(files) do
+      fs.io().safetensors_save(fs.join(staged, name), tensors, {})
+      sealed[name] = seal(op, staged, name)
+   end
+   return sealed
+end
+
+-- The files of rank 0 and the publication. job: out, staged, step, plain and config (JSON as text),
+-- index (nil: the tensors are whole); lists: what the ranks have sealed.
+local function complete(op, job, lists)
+   local names, more = { 'state.json' }, {}
+   fs.write(op, fs.join(job.staged, 'state.json'), job.plain)
+   for _, name in ipairs { 'index', 'config' } do
+      if job[name] then
+         local file = name == 'index' and store.index_name or 'config.json'
+         names[#names + 1] = file
+         fs.write(op, fs.join(job.staged, file), job[name])
+      end
+   end
+   for _, list in ipairs(lists) do
+      for file, row in each(list) do more[file] = row end
+   end
+   write_manifest(op, job.staged, names, job.step, more)
+   local folder = publish(op, job.out, job.staged, checkpoint.name(job.step))
+   if job.keep then retain(job.out, job.keep) end
+   return folder
+end
+
+local function json(value) return fs.io().json.encode(value) .. '\n' end
+
+-- What is to be written, as it is now: files (name -> tensors) of this rank, the rest as text.
+local function prepare(out, saved, keep, comm)
+   local files, index
+   if saved.pieces then
+      files, index = store.plan(comm, saved.pieces)
+   else
+      files = comm.rank == 0 and { ['model.safetensors'] = saved.model,
+         ['optim.safetensors'] = saved.optim } or {}
+   end
+   local config = saved.plain.config
+   local _, first = next(index and index.model or saved.model)
+   return files, {
+      out = out, step = saved.plain.step, keep = keep, plain = json(saved.plain),
+      staged = fs.join(out, '.staging-' .. checkpoint.name(saved.plain.step)),
+      index = index and json(index), config = config and json(hf_config(config, first.dtype)),
+   }
+end
+
+-- Runs the steps of a save; if one fails on any rank, the staged files go.
+local function guarded(op, job, comm, fn)
+   local ok, result = pcall(fn)
+   if ok then return result end
+   if comm.rank == 0 then pcall(fs.remove_dir, op, job.staged) end
+   error(result, 0)
+end
+
+local function begin(op, job, comm)
+   dist.together(comm, op, function()
+      if comm.rank == 0 then stage(op, job.out, checkpoint.name(job.step)) end
+   end)
+end
+
+local function finish(op, job, comm, lists)
+   return dist.together(comm, op, function()
+      return comm.rank == 0 and complete(op, job, lists) or false
+   end)[1]
+end
+
+local function save_sharded(op, out, saved, keep, comm)
+   local files, job = prepare(out, saved, keep, comm)
+   return guarded(op, job, comm, function()
+      begin(op, job, comm)
+      return finish(op, job, comm, dist.together(comm, op, function()
+         return write_shards(op, job.staged, files)
+      end))
+   end)
+end
+
+-- ---- in the background -------------------------------------------------------------------------
+
+local Pending = { class_name = 'PendingSave' }
+Pending.__index = Pending
+
+-- Saves that nobody has waited for, by their staging folder.
+local under_way = setmetatable({}, { __mode = 'v' })
+
+-- As save, but returns when the tensors are copied: threads write them. Collective. At most one may
+-- be under way in a folder. The result has done() and wait(), which every rank calls alike; wait
+-- publishes the checkpoint and returns its folder, or raises what went wrong on any rank.
+function checkpoint.save_async(out, saved, opts)
+   local op = 'train.checkpoint.save'
+   err.type(op, 'out', out, 'string')
+   opts = err.options(op, opts, { 'keep', 'comm' })
+   if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
+   err.integer(op, 'saved.plain.step', saved.plain.step, 0)
+   local comm = saved.comm or opts.comm or dist.world()
+   local files, job = prepare(out, saved, opts.keep, comm)
+   if under_way[job.staged] then
+      err.raise('E_STATE', op, 'a save of step %d in %s is under way; wait() for it first',
+         job.step, out)
+   end
+   local self = setmetatable({ job = job, comm = comm, writing = {} }, Pending)
+   guarded(op, job, comm, function()
+      begin(op, job, comm)
+      dist.together(comm, op, function()
+         for name, tensors in each(files) do
+            self.writing[name] = fs.io().safetensors_save_async(fs.join(job.staged, name), tensors)
+         end
+      end)
+   end)
+   under_way[job.staged] = self
+   return self
+end
+
+-- Whether all ranks have written their files, so that wait will not wait.
+function Pending:done()
+   local open = false
+   for _, w in each(self.writing) do open = open or not w:test() end
+   return not dist.any(self.comm, open)
+end
+
+function Pending:wait()
+   if self.folder then return self.folder end
+   local op, job, comm = 'train.checkpoint.save', self.job, self.comm
+   under_way[job.staged] = nil
+   self.folder = guarded(op, job, comm, function()
+      return finish(op, job, comm, dist.together(comm, op, function()
+         local sealed = {}
+         for name, w in each(self.writing) do
+            local hash = w:wait()
+            sealed[name] = { size = fs.size(fs.join(job.staged, name)), xxh64 = hash }
+         end
+         return sealed
+      end))
+   end)
+   return self.folder
+end
+
+-- ---- saving, all ways --------------------------------------------------------------------------
+
+-- saved: from train.state.collect. opts: keep (number of checkpoints kept; default all), comm.
+-- Returns the folder. With several ranks, rank 0 writes, or with a sharded model every rank its
+-- pieces, and all succeed or fail together.
+function checkpoint.save(out, saved, opts)
+   local op = 'train.checkpoint.save'
+   err.type(op, 'out', out, 'string')
+   opts = err.options(op, opts, { 'keep', 'comm' })
+   if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
+   err.integer(op, 'saved.plain.step', saved.plain.step, 0)
+   if saved.pieces then
+      return save_sharded(op, out, saved, opts.keep, saved.comm)
+   end
+   return dist.on_first(opts.comm or dist.world(), op, function()
+      return save_here(out, saved, opts.keep)
+   end)
+end
+
+-- ---- one run at a time -------------------------------------------------------------------------
+
+-- What a run that was killed has left half done. The lock is held.
+local function sweep(op, out)
+   for _, name in ipairs(fs.list(op, out)) do
+      local path, final = fs.join(out, name), name:match '^%.old%-(step%-%d+)$'
+      if final and not fs.exists(fs.join(out, final)) then
+         fs.io().rename(path, fs.join(out, final))      -- killed before the new one was in place
+      elseif final or name:match '^%.staging%-step%-%d+$' then
+         fs.remove_dir(op, path)
+      elseif name:match '^LATEST%.tmp%-' or name:match '^loss%.svg%.tmp%-' then
+         fs.io().remove(path)
+      end
+   end
+end
+
+local function lock_here(op, out)
+   fs.mkdirs(op, out)
+   local lock = fs.io().lock(fs.join(out, '.lock'))
+   if not lock then
+      err.raise('E_ARG', op, "argument 'out': %s is in use by another run; wait for its end, or "
+         .. 'choose another folder', out)
+   end
+   sweep(op, out)
+   return lock
+end
+
+local none = {}
+none.__index = none
+function none.release() end
+
+-- Makes `out` and keeps other runs out of it until release() of the result, or the end of the
+-- process; then removes what a killed run has left there. Rank 0 of comm decides, all agree.
+function checkpoint.lock(out, comm)
+   local op = 'train.checkpoint.lock'
+   err.type(op, 'out', out, 'string')
+   comm = comm or dist.world()
+   local lock, problem = setmetatable({}, none), false
+   if comm.rank == 0 then
+      local ok, result = pcall(lock_here, op, out)
+      if ok then
+         lock = result
+      else
+         local e = type(result) == 'table' and result or { message = tostring(result) }
+         problem = { code = e.code or 'E_HOST', message = e.message }
+      end
+   end
+   if comm.size > 1 then problem = comm:broadcast_object(problem, 0) end
+   if problem then err.raise(problem.code, op, '%s', problem.message) end
+   return lock
+end
+
+-- ---- loading -----------------------------------------------------------------------------------
+
+-- The folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
+function checkpoint.find(where)
+   local op = 'train.checkpoint.find'
+   err.type(op, 'where', where, 'string')
+   if fs.exists(fs.join(where, 'manifest.json')) then return where end
+   local name = latest_name(where)
+   if not name then
+      err.raise('E_IO', op, 'no checkpoint in %s (neither manifest.json nor LATEST)', where)
+   end
+   if not name:match '^step%-%d+$' then
+      err.raise('E_FORMAT', op, '%s/LATEST does not name a checkpoint: %s', where, err.show(name))
+   end
+   local folder = fs.join(where, name)
+   if not fs.exists(fs.join(folder, 'manifest.json')) then
+      err.raise('E_FORMAT', op, '%s/LATEST names %s, which has no manifest.json', where, name)
+   end
+   return folder
+end
+
+local function check_size(op, folder, name, entry)
+   if name:find('/', 1, true) or name:sub(1, 1) == '.' or type(entry) ~= 'table' then
+      err.raise('E_FORMAT', op, '%s/manifest.json has a bad entry %q', folder, name)
+   end
+   local path = fs.join(folder, name)
+   local size = fs.size(path)
+   if size ~= entry.size then
+      err.raise('E_FORMAT', op, '%s has %s bytes, the manifest says %s: the file is damaged', path,
+         tostring(size or 'no'), tostring(entry.size))
+   end
+end
+
+local function check_hash(op, folder, name, entry)
+   local path = fs.join(folder, name)
+   if fs.hash(op, path) ~= entry.xxh64 then
+      err.raise('E_FORMAT', op, '%s differs from its hash in the manifest: the file is damaged',
+         path)
+   end
+end
+
+-- Checks every file of a checkpoint against its manifest, which is returned. sizes_only: hashes
+-- only of what is not a tensor file.
+function checkpoint.verify(folder, sizes_only)
+   local op = 'train.checkpoint.verify'
+   local manifest = fs.read_json(op, fs.join(folder, 'manifest.json'))
+   if manifest.version ~= version then
+      err.raise('E_FORMAT', op, '%s: manifest version %s, this library reads %d', folder,
+         tostring(manifest.version), version)
+   end
+   if type(manifest.files) ~= 'table' then
+      err.raise('E_FORMAT', op, '%s/manifest.json has no list of files', folder)
+   end
+   for name, entry in each(manifest.files) do
+      check_size(op, folder, name, entry)
+      if not (sizes_only and name:find '%.safetensors$') then
+         check_hash(op, folder, name, entry)
+      end
+   end
+   local weights = manifest.files[store.index_name] and store.index_name or 'model.safetensors'
+   for _, name in ipairs { weights, 'state.json' } do
+      if not manifest.files[name] then
+         err.raise('E_FORMAT', op, '%s/manifest.json does not list %s', folder, name)
+      end
+   end
+   return manifest
+end
+
+-- All tensors of a safetensors file: name -> tensor.
+function checkpoint.tensors(path, device)
+   local file, why = fs.io().safetensors_open(path)
+   if not file then
+      err.raise(why.code, 'train.checkpoint.tensors', '%s', why.message)
+   end
+   local list = {}
+   for _, name in ipairs(file:names()) do list[name] = file:load(name, { device = device }) end
+   file:close()
+   return list
+end
+
+-- The `recipe` table (options of the program) kept with a checkpoint or a run's newest; {} without.
+function checkpoint.recipe(where)
+   local op = 'train.checkpoint.recipe'
+   local plain = fs.read_json(op, fs.join(checkpoint.find(where), 'state.json'))
+   return type(plain.recipe) == 'table' and plain.recipe or {}
+end
+
+-- The tensors of a verified checkpoint, to be read in part; each file is hashed when it is opened.
+local function open_store(op, folder, manifest)
+   return store.open(op, folder, manifest, function(name)
+      local entry = manifest.files[name]
+      if not entry then
+         err.raise('E_FORMAT', op, '%s/%s names %s, which the manifest does not list', folder,
+            store.index_name, name)
+      end
+      check_hash(op, folder, name, entry)
+   end)
+end
+
+local function has_optim(manifest)
+   return manifest.files['optim.safetensors'] or manifest.files[store.index_name]
+end
+
+-- where: a checkpoint or a run's folder. opts: device, model_only (false), lazy (false: all tensors
+-- are loaded; true: `store` stands for them, for a sharded model). Returns what train.state.collect
+-- gave.
+function checkpoint.load(where, opts)
+   local op = 'train.checkpoint.load'
+   opts = err.options(op, opts, { 'device', 'model_only', 'lazy' })
+   local folder = checkpoint.find(where)
+   local manifest = checkpoint.verify(folder, opts.lazy)
+   local saved = { folder = folder, plain = fs.read_json(op, fs.join(folder, 'state.json')) }
+   if not opts.model_only and not has_optim(manifest) then
+      err.raise('E_FORMAT', op, '%s has no optimiser state', folder)
+   end
+   if opts.lazy then
+      saved.store = open_store(op, folder, manifest)
+   elseif manifest.files[store.index_name] then
+      local from = open_store(op, folder, manifest)
+      saved.model = from:all('model', opts.device)
+      saved.optim = not opts.model_only and from:all('optim', opts.device) or nil
+      from:close()
+   else
+      saved.model = checkpoint.tensors(fs.join(folder, 'model.safetensors'), opts.device)
+      saved.optim = not opts.model_only
+         and checkpoint.tensors(fs.join(folder, 'optim.safetensors'), opts.device) or nil
+   end
+   return saved
+end
+
+-- Writes the weights of a checkpoint, whole, in the published layout (model.safetensors,
+-- config.json) into the folder `to`. opts: dtype (default: as stored). One rank calls it; it
+-- holds all weights.
+function checkpoint.consolidate(where, to, opts)
+   local op = 'train.checkpoint.consolidate'
+   opts = err.options(op, opts, { 'dtype' })
+   err.type(op, 'to', to, 'string')
+   if opts.dtype then err.choice(op, 'dtype', opts.dtype, { 'f32', 'f64', 'bf16', 'f16' }) end
+   local saved = checkpoint.load(where, { model_only = true, device = 'cpu' })
+   local _, first = next(saved.model)
+   if opts.dtype then
+      for name, t in each(saved.model) do saved.model[name] = t:to(opts.dtype) end
+   end
+   fs.mkdirs(op, to)
+   fs.io().safetensors_save(fs.join(to, 'model.safetensors'), saved.model, { format = 'pt' })
+   if saved.plain.config then
+      fs.write_json(op, fs.join(to, 'config.json'),
+         hf_config(saved.plain.config, opts.dtype or first.dtype))
+   end
+   return to
+end
+
+return checkpoint

@@ -1,0 +1,117 @@
+-- Metrics of a run: one JSON line a step, averages for people, a loss curve.
+--
+-- metrics.jsonl is append-only and each line is one write, so it survives a crash; a resumed run
+-- first drops the lines after the step it continues from. The curve is rewritten from the kept
+-- points. Only rank 0 writes. Pure Lua.
+
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local plot = require 'tide.util.plot'
+
+local metric = {}
+
+local Metric = {}
+Metric.__index = Metric
+
+local function number_text(v)
+   if v ~= v or math.abs(v) == math.huge then return 'null' end
+   if v == math.floor(v) and math.abs(v) < 1e15 then return ('%d'):format(v) end
+   return ('%.9g'):format(v)
+end
+
+local order = { 'step', 'loss', 'val_loss', 'grad_norm', 'lr', 'tokens_per_second',
+                'memory_bytes', 'skipped' }
+
+-- One line of JSON from a flat record of numbers, in a fixed order of names.
+function metric.line(record)
+   local parts = {}
+   for _, k in ipairs(order) do
+      if record[k] ~= nil then parts[#parts + 1] = ('"%s":%s'):format(k, number_text(record[k])) end
+   end
+   return '{' .. table.concat(parts, ',') .. '}'
+end
+
+-- The numbers of such a line; nil if it is none (a torn last line).
+function metric.parse(line)
+   if not line:match '^{.*}$' then return nil end
+   local record = {}
+   for k, v in line:gmatch '"([%w_]+)":([^,}]+)' do
+      record[k] = v == 'null' and 0 / 0 or tonumber(v)
+   end
+   return record.step and record or nil
+end
+
+local function keep(self, record)
+   local s = self.series
+   s.loss.x[#s.loss.x + 1], s.loss.y[#s.loss.y + 1] = record.step, record.loss
+   if record.val_loss then
+      s.val.x[#s.val.x + 1], s.val.y[#s.val.y + 1] = record.step, record.val_loss
+   end
+end
+
+-- Reads the lines up to `step` back in and rewrites the file without the rest.
+local function rewind(self, step)
+   if not fs.exists(self.path) then return end
+   local lines = {}
+   for line in fs.read('train.metric', self.path):gmatch '[^\n]+' do
+      local record = metric.parse(line)
+      if record and record.step <= step then
+         lines[#lines + 1] = line
+         keep(self, record)
+      end
+   end
+   fs.write('train.metric', self.path, #lines > 0 and table.concat(lines, '\n') .. '\n' or '')
+end
+
+-- opts: out (folder, nil: keep nothing on disk), step (continue after it; 0 starts anew).
+function metric.new(opts)
+   opts = err.options('train.metric.new', opts, { 'out', 'step' })
+   local self = setmetatable({
+      series = {
+         loss = { name = 'training loss', x = {}, y = {} },
+         val = { name = 'validation loss', x = {}, y = {}, points = true },
+      },
+   }, Metric)
+   if opts.out then
+      self.out, self.path = opts.out, fs.join(opts.out, 'metrics.jsonl')
+      if (opts.step or 0) > 0 then rewind(self, opts.step) else os.remove(self.path) end
+      local why
+      self.file, why = io.open(self.path, 'ab')
+      if not self.file then err.raise('E_IO', 'train.metric.new', 'cannot write %s', why) end
+      self.file:setvbuf 'no'
+   end
+   return self
+end
+
+-- record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, and val_loss if evaluated.
+function Metric:add(record)
+   keep(self, record)
+   if not self.file then return end
+   local ok, why = self.file:write(metric.line(record) .. '\n')
+   if not ok then err.raise('E_IO', 'train.metric', 'cannot write %s: %s', self.path, why) end
+end
+
+-- Mean training loss of the last n steps.
+function Metric:average(n)
+   local y = self.series.loss.y
+   local sum, count = 0, 0
+   for i = math.max(1, #y - n + 1), #y do sum, count = sum + y[i], count + 1 end
+   return count > 0 and sum / count or 0 / 0
+end
+
+function Metric:svg(title)
+   return plot.svg({ self.series.loss, self.series.val },
+      { title = title or '', xlabel = 'step', ylabel = 'loss (nats per token)' })
+end
+
+-- Writes loss.svg beside the metrics.
+function Metric:draw(title)
+   if self.out then fs.write('train.metric', fs.join(self.out, 'loss.svg'), self:svg(title)) end
+end
+
+function Metric:close()
+   if self.file then self.file:close() end
+   self.file = nil
+end
+
+return metric

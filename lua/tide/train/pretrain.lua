@@ -1,0 +1,260 @@
+-- Pretraining as a program: what the recipes that train a language model on text have in common.
+--
+--    pretrain.main({ name = 'pretrain', title = .., model = rows, make = fn, root = .. }, ...)
+--
+-- The one idea: such recipes differ in their model: the options that describe it and the function
+-- that makes it. Data, mesh, schedule, checkpoints, evaluation, sample and messages are here.
+-- Nothing of tide is loaded before the command line is read.
+
+local args = require 'tide.util.args'
+local err = require 'tide.util.err'
+local setup = require 'tide.train.setup'
+
+local pretrain = {}
+
+local before_model = {
+   { 'data', nil, 'file or folder of text, or .bin token files; default: tide\'s own sources' },
+   { 'token-bytes', 2, 'bytes per id of .bin files', min = 2, max = 4 },
+   { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
+   { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg' },
+   { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults' },
+   { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
+   { 'steps', 800, 'optimiser steps in all', min = 1 },
+   { 'batch', 8, 'windows per step over all ranks', min = 1 },
+   { 'accum', 1, 'micro-batches per step and rank', min = 1 },
+   { 'seq', 256, 'tokens per window', min = 1 },
+   { 'packed', false, 'fill windows with whole documents, each seen by itself; they are files of '
+     .. 'text, or end with --eos' },
+   { 'eos', -1, 'id that ends a document in .bin files', min = -1 },
+}
+
+local after_model = {
+   { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' } },
+   { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0 },
+   { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
+   { 'warmup', nil, 'steps of linear warm-up, at most half of --steps; not given: half of '
+     .. '--steps, at most 40', type = 'integer', min = 0 },
+   { 'schedule', 'cosine', 'shape of the learning rate',
+     choices = { 'cosine', 'linear', 'wsd', 'constant' } },
+   { 'weight-decay', 0.1, 'decay of matrices', type = 'number', min = 0 },
+   { 'beta2', 0.95, 'second-moment decay of AdamW', type = 'number', min = 0, max = 0.9999999 },
+   { 'clip', 1, 'largest gradient norm; 0: off', type = 'number', min = 0 },
+   { 'on-nonfinite', 'stop', 'when loss or gradient is not finite', choices = { 'stop', 'skip' } },
+   { 'seed', 1, 'weights and order of the data', min = 0 },
+   { 'val-every', 100, 'steps between evaluations; 0: at the end only', min = 0 },
+   { 'val-windows', 64, 'windows per evaluation', min = 1 },
+   { 'save-every', 400, 'steps between checkpoints; 0: at the end only', min = 0 },
+   { 'keep', 3, 'checkpoints kept', min = 1 },
+   { 'log-every', 10, 'steps between plain progress lines', min = 1 },
+   { 'sample', 200, 'tokens to sample at the end', min = 0 },
+   { 'temperature', 0.8, 'of the sample', type = 'number', min = 0 },
+   { 'async-save', false, 'write checkpoints in the background' },
+   { 'plan', false, 'print how the model is spread over ranks and what that costs; run nothing' },
+   { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
+   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
+}
+
+-- tide's own sources and documents: every folder of the tree that holds text.
+local function own_sources(recipe)
+   local fs = require 'tide.util.fs'
+   local list = {}
+   for _, name in ipairs { 'bindings', 'core', 'docs', 'kernels', 'lua', 'recipes', 'spec',
+                           'README.md', 'CHANGELOG.md' } do
+      local path = recipe.root .. name
+      if fs.exists(path) then list[#list + 1] = path end
+   end
+   if #list == 0 then
+      err.usage(recipe.name, "--data is needed: tide's sources are not beside this recipe")
+   end
+   return list
+end
+
+local function vocabulary(recipe, opt, corpus)
+   if corpus.vocab_size then return corpus.vocab_size end
+   if opt.vocab == 0 then
+      err.usage(recipe.name, '--vocab is needed for .bin files')
+   end
+   return opt.vocab
+end
+
+-- How the model, which has no bytes yet, is spread over the ranks.
+local function plan_of(recipe, tide, opt, vocab)
+   local model = recipe.make(tide, opt, vocab, { dtype = opt.dtype, device = 'null' })
+   return setup.plan_of(model, opt, tide.dist.world().size, opt.plan)
+end
+
+-- Another attempt of this very job goes on by itself (tide run --max-restarts).
+local function is_restart(opt)
+   return require('tide.dist.launch').resume_from(opt.out) ~= nil
+end
+
+-- A run is never written over unless that is asked for.
+local function check_out(recipe, tide, opt)
+   if opt.resume and opt.overwrite then
+      err.usage(recipe.name, '--resume and --overwrite exclude each other')
+   end
+   local step = tide.train.checkpoint.step_in(opt.out)
+   if step and not opt.resume and not opt.overwrite and not is_restart(opt) then
+      err.usage(recipe.name, '%s holds a run at step %d; add --resume, or choose another --out, or '
+         .. '--overwrite', opt.out, step)
+   end
+end
+
+-- Which rows make up which step: windows of the data, or whole documents.
+local function sampler_of(recipe, tide, opt, corpus, data)
+   local o = { seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank,
+      size = data.size }
+   if not opt.packed then
+      o.count = corpus.train.count
+      return tide.data.sampler.new(o)
+   end
+   if not corpus.cu and opt.eos < 0 then
+      err.usage(recipe.name, '--packed with .bin files needs --eos, the id that ends a document')
+   end
+   o.cu = corpus.cu or tide.data.packed.boundaries(corpus.train, opt.eos)
+   return tide.data.packed.new(o)
+end
+
+local function optimiser(tide, opt, params)
+   local schedule = tide.optim.schedule.make(opt.schedule, {
+      lr = opt.lr, steps = opt.steps, warmup = opt.warmup,
+      min_lr = math.min(opt.min_lr, opt.lr),
+   })
+   return tide.optim.AdamW(params, {
+      lr = schedule, beta2 = opt.beta2, weight_decay = opt.weight_decay,
+   })
+end
+
+local function print_summary(tide, opt, corpus, result)
+   if result.val_loss then
+      io.stdout:write(('validation loss %.4f nats per token'):format(result.val_loss))
+      local order2 = corpus.raw and tide.data.entropy.order2(corpus.raw)
+      if order2 then
+         io.stdout:write((' (order-2 entropy of the training bytes: %.4f)'):format(order2))
+      end
+      io.stdout:write '\n'
+   end
+   io.stdout:write(('the run is in %s\n'):format(opt.out))
+end
+
+-- A continuation, drawn alike by every rank that holds a part of the model.
+local function sample(tide, opt, spread)
+   local bytes = tide.data.bytes
+   local prompt = '-- '
+   local ids = setup.whole(spread, function()
+      return tide.train.sample.generate(spread.model, bytes.ids(prompt), {
+         tokens = opt.sample, temperature = opt.temperature, top_k = 40, seed = opt.seed,
+         stop = bytes.eos, device = opt.device,
+      })
+   end)
+   return 'sample:\n' .. prompt .. bytes.decode(ids) .. '\n'
+end
+
+local function finish(tide, opt, corpus, spread, result)
+   local first = tide.dist.world().rank == 0
+   if result.interrupted then return end
+   if first then print_summary(tide, opt, corpus, result) end
+   if opt.sample == 0 or corpus.kind ~= 'text' or not (first or spread.sharded) then return end
+   local text = sample(tide, opt, spread)
+   if first then io.stdout:write(text) end
+end
+
+-- Everything a mistake on the command line can upset, before a step is taken.
+local function prepare(recipe, tide, opt, world)
+   if not opt.plan then check_out(recipe, tide, opt) end
+   local corpus = tide.data.text.load(opt.data or own_sources(recipe), { width = opt.token_bytes })
+   local plan = plan_of(recipe, tide, opt, vocabulary(recipe, opt, corpus))
+   local rows = setup.rows(opt, plan:data())
+   if opt.plan then
+      return corpus, plan, plan:price { batch = rows, seq = opt.seq, accum = opt.accum }
+   end
+   local spread = plan:materialise { device = opt.device, seed = opt.seed }
+   local sampler = sampler_of(recipe, tide, opt, corpus, spread.data)
+   local optim = optimiser(tide, opt, spread.params)
+   local lock = tide.train.checkpoint.lock(opt.out, world)
+   check_out(recipe, tide, opt)                  -- again: nobody else writes there from here on
+   return corpus, plan, nil, spread, sampler, optim, lock
+end
+
+-- All ranks have looked at --out before the first of them removes anything.
+local function clear_out(recipe, tide, opt, comm)
+   if not opt.overwrite or is_restart(opt) then return end
+   comm:barrier()
+   tide.dist.on_first(comm, recipe.name, function() tide.train.checkpoint.clear(opt.out) end)
+end
+
+local function run(recipe, opt, parser, before)
+   local tide = require 'tide'
+   local world = tide.dist.world()
+   local ctx = tide.default()
+   if opt.threads > 0 then ctx:set_nthread(opt.threads) end
+   ctx:seed(opt.seed)
+   local log = tide.util.log.new { rank = world.rank, size = world.size }
+   opt.warmup = math.min(opt.warmup or 40, math.floor(opt.steps / 2))
+   for _, line in ipairs(before and parser:changes(before, opt, 'in the checkpoint') or {}) do
+      log:once('%s', line)
+   end
+   local corpus, plan, price, spread, sampler, optim, lock =
+      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED', 'E_DEVICE' }, prepare, recipe,
+         tide, opt, world)
+   if opt.plan then
+      if world.rank == 0 then io.stdout:write(tostring(plan), '\n', tostring(price), '\n') end
+      return plan
+   end
+   log:once('%d file%s, %d training tokens; %d parameters (%s); %d rank%s', corpus.files,
+      corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, world.size,
+      world.size == 1 and '' or 's: ' .. plan:axes_text())
+   clear_out(recipe, tide, opt, world)
+   local result = err.people({ 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
+      model = spread.model, parallel = spread.sharded, optim = optim, train = corpus.train,
+      val = corpus.val, sampler = sampler,
+      steps = opt.steps, accum = opt.accum, clip = opt.clip, out = opt.out,
+      save_every = opt.save_every, keep = opt.keep, device = opt.device,
+      val_every = opt.val_every > 0 and opt.val_every or opt.steps,
+      val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, comm = spread.comm,
+      ctx = ctx, recipe = opt, resume = opt.resume and opt.out or nil, log_every = opt.log_every,
+      title = ('%d parameters'):format(plan.numel), lock = lock, async_save = opt.async_save,
+   })
+   lock:release()
+   finish(tide, opt, corpus, spread, result)
+   return result
+end
+
+-- What belongs to one start of the program and not to the run: never taken from a checkpoint.
+local own = { 'out', 'resume', 'overwrite', 'threads', 'mesh', 'plan' }
+
+-- The options of the run that --resume goes on with.
+local function options_before(opt)
+   if not opt.resume then return nil end
+   return err.people({ 'E_IO', 'E_FORMAT' }, function()
+      local kept = require('tide.train.checkpoint').recipe(opt.out)
+      for _, k in ipairs(own) do kept[k] = opt[k] end
+      kept.recompute = kept.recompute and tostring(kept.recompute)     -- once a number
+      return kept
+   end)
+end
+
+-- All options of a recipe in the order of --help.
+local function rows_of(recipe)
+   local list = {}
+   for _, rows in ipairs { before_model, recipe.model, after_model, setup.options } do
+      for _, row in ipairs(rows) do
+         -- --out: a folder with the name of the recipe
+         list[#list + 1] = row[1] == 'out' and { 'out', row[2] .. recipe.name, row[3] } or row
+      end
+   end
+   return list
+end
+
+-- The program. recipe: name, title (for --help), model (rows of options, see util.args),
+-- make(tide, opt, vocab, module options) -> model, root (folder of tide's own sources). ...: as a
+-- script gets it.
+function pretrain.main(recipe, ...)
+   return args.main(function(...)
+      local opt, parser, before = args.parse(recipe.name .. ': ' .. recipe.title, rows_of(recipe),
+         { ... }, options_before)
+      return opt and run(recipe, opt, parser, before) or nil
+   end, ...)
+end
+
+return pretrain

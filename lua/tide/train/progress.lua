@@ -1,0 +1,98 @@
+-- Progress of a run on standard error: one line that is rewritten on a terminal, with a bar and
+-- the time left; plain lines, now and then, otherwise.
+--
+-- Where it writes and whether that is a terminal are given, so that it can be tested.
+
+local err = require 'tide.util.err'
+local units = require 'tide.util.units'
+
+local progress = {}
+
+local Progress = {}
+Progress.__index = Progress
+
+local function terminal()
+   local ok, edit = pcall(require, 'tide.ffi.edit')
+   if ok and edit.isatty(2) then return true, edit.columns() end
+   return false, 80
+end
+
+local known = { 'steps', 'every', 'tty', 'columns', 'sink', 'clock', 'start', 'quiet' }
+
+-- opts: steps; start (0); every (10: plain lines at every so many steps); tty, columns (asked of
+-- the system if nil); sink(text); clock() in seconds; quiet.
+function progress.new(opts)
+   opts = err.options('train.progress.new', opts, known)
+   local tty, columns = opts.tty, opts.columns
+   if tty == nil then tty, columns = terminal() end
+   local clock = opts.clock or os.time
+   return setmetatable({
+      steps = opts.steps, start = opts.start or 0, every = opts.every or 10, tty = tty,
+      columns = columns or 80, sink = opts.sink or function(s) io.stderr:write(s) end,
+      clock = clock, began = clock(), quiet = opts.quiet or false, width = 0,
+   }, Progress)
+end
+
+local function bar(done, width)
+   local full = math.floor(done * width + 0.5)
+   return '[' .. ('#'):rep(full) .. ('.'):rep(width - full) .. ']'
+end
+
+-- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 12.3k tok/s | 1.2 GiB"
+function progress.fields(r)
+   local parts = { ('loss %.4f'):format(r.loss) }
+   if r.val_loss then parts[#parts + 1] = ('val loss %.4f'):format(r.val_loss) end
+   parts[#parts + 1] = ('grad norm %.3f'):format(r.grad_norm)
+   parts[#parts + 1] = ('lr %.2e'):format(r.lr)
+   parts[#parts + 1] = units.count(r.tokens_per_second) .. ' tok/s'
+   parts[#parts + 1] = units.bytes(r.memory_bytes)
+   return table.concat(parts, ' | ')
+end
+
+function Progress:eta(step)
+   local done = step - self.start
+   if done < 1 then return math.huge end
+   return (self.clock() - self.began) / done * (self.steps - step)
+end
+
+local function rewrite(self, text)
+   if #text > self.columns - 1 then text = text:sub(1, self.columns - 1) end
+   local pad = (' '):rep(math.max(0, self.width - #text))
+   self.width = #text
+   self.sink('\r' .. text .. pad)
+end
+
+-- record: as train.metric takes.
+function Progress:update(r)
+   if self.quiet then return end
+   local head = ('step %d/%d'):format(r.step, self.steps)
+   if self.tty then
+      self.last_val = r.val_loss or self.last_val
+      local shown = setmetatable({ val_loss = self.last_val }, { __index = r })
+      rewrite(self, ('%s %s %s | %s'):format(bar(r.step / self.steps, 16), head,
+         units.duration(self:eta(r.step)), progress.fields(shown)))
+   elseif r.val_loss or r.step % self.every == 0 or r.step == self.steps
+      or r.step == self.start + 1 then
+      self.sink(('%s | %s | eta %s\n'):format(head, progress.fields(r),
+         units.duration(self:eta(r.step))))
+   end
+end
+
+-- A line of its own, above the bar if there is one.
+function Progress:note(fmt, ...)
+   if self.quiet then return end
+   local text = select('#', ...) > 0 and fmt:format(...) or fmt
+   if self.tty and self.width > 0 then
+      self.sink('\r' .. (' '):rep(self.width) .. '\r')
+      self.width = 0
+   end
+   self.sink(text .. '\n')
+end
+
+-- Leaves the bar on its line.
+function Progress:finish()
+   if not self.quiet and self.tty and self.width > 0 then self.sink '\n' end
+   self.width = 0
+end
+
+return progress

@@ -1,0 +1,158 @@
+-- How a recipe's command line spreads its model over ranks: the options, and the plan they make.
+--
+-- The one idea: a recipe adds setup.options to its own and asks setup.plan_of for a plan; what can
+-- be wrong with them is told in terms of the command line. Nothing of tide is loaded before that.
+
+local err = require 'tide.util.err'
+
+local setup = {}
+
+local op = 'options'
+
+setup.options = {
+   { 'mesh.dp', 0, 'data-parallel ranks; 0: what the other axes leave', min = 0 },
+   { 'mesh.dp_replicate', 0, 'groups of ranks that hold the same shards', min = 0 },
+   { 'mesh.dp_shard', 0, 'ranks that parameters are sharded over; 0: not sharded', min = 0 },
+   { 'mesh.tp', 1, 'tensor-parallel ranks', min = 1 },
+   { 'mesh.cp', 1, 'ranks that a sequence is cut over (context parallel)', min = 1 },
+   { 'cp.layout', 'zigzag', 'which tokens lie on which of them',
+     choices = { 'zigzag', 'contiguous', 'document', 'balanced' } },
+   { 'cp.method', 'ring', 'how their queries and keys come together',
+     choices = { 'ring', 'allgather', 'a2a', 'a2a+p2p' } },
+   { 'cp.a2a', 0, 'ranks of the inner exchange of a2a+p2p', min = 0 },
+   { 'sequence-parallel', false, 'cut activations along the sequence between the parts of a layer '
+     .. 'that tensor parallelism cuts' },
+   { 'async-tp', false, 'overlap the collectives of sequence parallelism with products' },
+   { 'recompute', 'none', 'what backward computes again: none, mlp, full, every:k (or k), names' },
+   { 'fsdp.strategy', 'auto', 'what is sharded; auto: everything if --mesh.dp_shard is given (or '
+     .. '--mesh.dp_replicate, --offload, --fsdp.reduce, --fsdp.reshard)',
+     choices = { 'auto', 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' } },
+   { 'fsdp.reduce', 'auto', 'dtype in which gradients are summed; auto: that of --dtype',
+     choices = { 'auto', 'f32', 'bf16' } },
+   { 'fsdp.reshard', 'auto', 'give gathered parameters back after forward: auto, yes, no, or the '
+     .. 'ranks that keep a copy among them' },
+   { 'fsdp.forward-prefetch', 1, 'layers gathered ahead in forward', min = 0 },
+   { 'fsdp.backward-prefetch', 2, 'layers gathered ahead in backward', min = 0 },
+   { 'offload', false, 'keep shards and the optimiser\'s state on the host' },
+}
+
+-- ---- ranks -----------------------------------------------------------------------------------
+
+local axis_names = { 'dp', 'dp_replicate', 'dp_shard', 'cp', 'tp' }
+
+-- The sizes that are given, as for parallel.mesh, and the ranks they need.
+local function given_axes(m)
+   local axes, n, words = {}, 1, {}
+   for _, name in ipairs(axis_names) do
+      local size = m[name] or 0
+      if size > (name == 'cp' and 1 or 0) then axes[name] = size end
+      -- dp beside its factors is their product
+      if size > 0 and not (name == 'dp' and (m.dp_replicate > 0 or m.dp_shard > 0)) then
+         n = n * size
+      end
+      if size > 1 or size == 1 and name ~= 'tp' and name ~= 'cp' then
+         words[#words + 1] = ('--mesh.%s %d'):format(name, size)
+      end
+   end
+   return axes, n, table.concat(words, ' x ')
+end
+
+-- Axes for n ranks from the options, with what is not given inferred.
+-- simulate: a run of one rank stands for as many as the options need.
+function setup.axes(opt, n, simulate)
+   local m = opt.mesh
+   local axes, need, words = given_axes(m)
+   local open = m.dp == 0 and m.dp_shard == 0
+   if simulate and n == 1 then
+      n = (m.dp > 0 and (m.dp_replicate > 0 or m.dp_shard > 0)) and m.dp * m.cp * m.tp or need
+   elseif open and n % need ~= 0 or not open and m.dp == 0 and n ~= need
+      or m.dp > 0 and n ~= m.dp * m.cp * m.tp then
+      local want = m.dp > 0 and m.dp * m.cp * m.tp or need
+      err.usage(op, '%s, but the run has %d rank%s (tide run -n %d)', words, n,
+         n == 1 and '' or 's', want)
+   end
+   if open then
+      axes[m.dp_replicate > 0 and 'dp_shard' or 'dp'] = n / need
+   end
+   return axes, n
+end
+
+-- ---- sections --------------------------------------------------------------------------------
+
+local function reshard_of(text)
+   if text == 'auto' then return nil end
+   if text == 'yes' or text == 'no' then return text == 'yes' end
+   local k = tonumber(text)
+   if not k or k < 1 or k ~= math.floor(k) then
+      err.usage(op, '--fsdp.reshard: expected auto, yes, no or a number of ranks, got %s',
+         err.show(text))
+   end
+   return k
+end
+
+local function fsdp_of(opt)
+   local f = opt.fsdp
+   local reshard, strategy = reshard_of(f.reshard), f.strategy
+   local wanted = opt.mesh.dp_shard > 0 or opt.mesh.dp_replicate > 0 or f.reduce ~= 'auto'
+      or opt.offload or reshard ~= nil
+   if strategy == 'auto' then
+      if not wanted then return nil end
+      strategy = 'optim_grads_params'
+   end
+   return {
+      strategy = strategy, reshard_after_forward = reshard, cpu_offload = opt.offload,
+      forward_prefetch = f.forward_prefetch, backward_prefetch = f.backward_prefetch,
+      mp_policy = f.reduce ~= 'auto' and { reduce_dtype = f.reduce } or nil,
+   }
+end
+
+local function recompute_of(text)
+   if text == '0' then return 'none' end
+   return text:find '^%d+$' and 'every:' .. text or text
+end
+
+local function cp_of(opt)
+   if (opt.cp.method == 'a2a+p2p') ~= (opt.cp.a2a > 0) then
+      err.usage(op, '--cp.a2a belongs to --cp.method a2a+p2p, and that needs it')
+   end
+   if opt.mesh.cp == 1 then return nil end
+   return { layout = opt.cp.layout, method = opt.cp.method,
+      a2a = opt.cp.a2a > 0 and opt.cp.a2a or nil, mamba = opt.cp.mamba }
+end
+
+-- The plan of a model (on the null device, or a function that makes it) over the `n` ranks of a run
+-- as the options say. simulate: see setup.axes.
+function setup.plan_of(model, opt, n, simulate)
+   if opt.async_tp and not opt.sequence_parallel then
+      err.usage(op, '--async-tp requires --sequence-parallel')
+   end
+   local axes, ranks = setup.axes(opt, n, simulate)
+   return require('tide.parallel.plan')(model, axes, {
+      ranks = ranks, recompute = recompute_of(opt.recompute), fsdp = fsdp_of(opt),
+      tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
+         async_tp = opt.async_tp } or nil,
+      cp = cp_of(opt),
+   })
+end
+
+-- ---- data ------------------------------------------------------------------------------------
+
+-- Rows of a micro-batch on a rank.
+function setup.rows(opt, data)
+   if opt.batch % (data.size * opt.accum) ~= 0 then
+      err.usage(op, '--batch (%d) must be a multiple of the ranks with data of their own (%d) '
+         .. 'times --accum (%d)', opt.batch, data.size, opt.accum)
+   end
+   return opt.batch / (data.size * opt.accum)
+end
+
+-- The results of fn() with the model whole where it is sharded, and whole sequences on each rank.
+-- Every rank calls it.
+function setup.whole(run, fn)
+   local context, inner = run.context, fn
+   if context then fn = function() return context:whole(inner) end end
+   if not run.sharded then return fn() end
+   return require('tide.parallel.unshard').unshard_fsdp2_model(run.sharded, fn)
+end
+
+return setup

@@ -1,0 +1,247 @@
+-- Tensors of a checkpoint as pieces: who writes what, and how any box is read again (layer 8).
+--
+-- The one idea: a piece is a box of a whole tensor, { name, shape, offset, size } with a list entry
+-- a dim. Every rank writes the boxes it holds (of equal boxes the lowest rank's), one file a rank
+-- and kind, and shards.json says where each lies. Reading asks for a box of the whole tensor and
+-- opens only files with a piece of it, so a run goes on with any number of ranks and any placement.
+-- A checkpoint of one rank (model.safetensors) is read in the same way: one box a tensor.
+--
+-- Kinds are 'model' and 'optim'; an optimiser's tensor is called "<parameter>.<field>".
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+
+local store = {}
+
+store.index_name = 'shards.json'
+local version = 1
+
+-- ---- writing ---------------------------------------------------------------------------------
+
+local function text_of(item)
+   return item.name .. '|' .. table.concat(item.offset, ',') .. '|' .. table.concat(item.size, ',')
+end
+
+local function file_of(kind, rank, nrank)
+   return ('%s-%05d-of-%05d.safetensors'):format(kind, rank, nrank)
+end
+
+local function described(item)
+   return { name = item.name, dtype = item.t.dtype, shape = item.shape, offset = item.offset,
+      size = item.size }
+end
+
+-- Collective. pieces: { model = list, optim = list } of { name, t, shape, offset, size }. Returns
+-- what this rank writes, file name -> { name = tensor }, and the index of all.
+function store.plan(comm, pieces)
+   local mine = {}
+   for _, kind in ipairs { 'model', 'optim' } do
+      mine[kind] = {}
+      for i, item in ipairs(pieces[kind]) do mine[kind][i] = described(item) end
+   end
+   local all = comm:all_gather_object(mine)
+   local index = { version = version, ranks = comm.size, model = {}, optim = {} }
+   local files, array = {}, fs.io().json.array
+   for _, kind in ipairs { 'model', 'optim' } do
+      local taken, here = {}, {}
+      for rank = 0, comm.size - 1 do
+         local file = file_of(kind, rank, comm.size)
+         for _, item in ipairs(all[rank + 1][kind]) do
+            local key = text_of(item)
+            if not taken[key] then
+               taken[key] = true
+               local row = index[kind][item.name]
+               if not row then
+                  row = { dtype = item.dtype, shape = array(item.shape), pieces = array {} }
+                  index[kind][item.name] = row
+               end
+               -- a second box of the same rank needs a name of its own
+               local n, last = item.name, row.pieces[#row.pieces]
+               if last and last.file == file then n = ('%s#%d'):format(n, #row.pieces + 1) end
+               row.pieces[#row.pieces + 1] = { file = file, offset = array(item.offset),
+                  size = array(item.size), name = n ~= item.name and n or nil }
+               if rank == comm.rank then here[key] = n end
+            end
+         end
+      end
+      local file = {}
+      for _, item in ipairs(pieces[kind]) do
+         local as = here[text_of(item)]
+         if as then file[as] = item.t end
+      end
+      if next(file) then files[file_of(kind, comm.rank, comm.size)] = file end
+   end
+   return files, index
+end
+
+-- ---- reading ---------------------------------------------------------------------------------
+
+local Store = { class_name = 'ShardStore' }
+Store.__index = Store
+
+local function zeros(n)
+   local list = {}
+   for i = 1, n do list[i] = 0 end
+   return list
+end
+
+local function open_file(self, name)
+   local file = self.files[name]
+   if file then return file end
+   local path = fs.join(self.folder, name)
+   self.check(name)
+   local opened, why = fs.io().safetensors_open(path)
+   if not opened then err.raise(why.code, self.op, '%s', why.message) end
+   self.files[name] = opened
+   return opened
+end
+
+-- The index of a checkpoint of one rank, from the headers of its files.
+local function plain_index(self, manifest)
+   local index = { model = {}, optim = {} }
+   for _, kind in ipairs { 'model', 'optim' } do
+      local name = kind .. '.safetensors'
+      if manifest.files[name] then
+         local file = open_file(self, name)
+         for _, key in ipairs(file:names()) do
+            local info = file:info(key)
+            index[kind][key] = { dtype = info.dtype, shape = info.shape,
+               pieces = { { file = name, offset = zeros(#info.shape), size = info.shape } } }
+         end
+      end
+   end
+   return index
+end
+
+local function check_index(self, index)
+   local path = fs.join(self.folder, store.index_name)
+   if index.version ~= version then
+      err.raise('E_FORMAT', self.op, '%s: version %s, this library reads %d', path,
+         tostring(index.version), version)
+   end
+   for _, kind in ipairs { 'model', 'optim' } do
+      if type(index[kind]) ~= 'table' then
+         err.raise('E_FORMAT', self.op, "%s has no list '%s'", path, kind)
+      end
+      for name, row in each(index[kind]) do
+         local good = type(row) == 'table' and type(row.shape) == 'table'
+            and type(row.pieces) == 'table'
+         for _, p in ipairs(good and row.pieces or {}) do
+            good = good and type(p) == 'table' and type(p.file) == 'string'
+               and not p.file:find('/', 1, true) and type(p.offset) == 'table'
+               and type(p.size) == 'table' and #p.offset == #row.shape and #p.size == #row.shape
+         end
+         if not good then err.raise('E_FORMAT', self.op, '%s: bad entry %q', path, name) end
+      end
+   end
+   return index
+end
+
+-- manifest: of the folder; check(name) raises if a file of it is damaged.
+function store.open(op, folder, manifest, check)
+   local self = setmetatable({ op = op, folder = folder, files = {}, check = check, nbyte = 0 },
+      Store)
+   if manifest.files[store.index_name] then
+      self.index = check_index(self, fs.read_json(op, fs.join(folder, store.index_name)))
+   else
+      self.index = plain_index(self, manifest)
+   end
+   return self
+end
+
+function Store:shape(kind, name)
+   local row = self.index[kind][name]
+   return row and row.shape
+end
+
+function Store:dtype(kind, name)
+   local row = self.index[kind][name]
+   return row and row.dtype
+end
+
+function Store:names(kind)
+   local list = {}
+   for name in each(self.index[kind]) do list[#list + 1] = name end
+   table.sort(list)
+   return list
+end
+
+-- The common part of a box and a piece: offset and size; nil if there is none.
+local function common(offset, size, piece)
+   local at, n = {}, {}
+   for d = 1, #offset do
+      local lo = math.max(offset[d], piece.offset[d])
+      local hi = math.min(offset[d] + size[d], piece.offset[d] + piece.size[d])
+      if hi <= lo then return nil end
+      at[d], n[d] = lo, hi - lo
+   end
+   return at, n
+end
+
+local function volume(size)
+   local n = 1
+   for _, s in ipairs(size) do n = n * s end
+   return n
+end
+
+-- The rows of a piece that a box needs, cut to the box.
+local function load_part(self, name, piece, at, n, device)
+   local file, opts = open_file(self, piece.file), { device = device }
+   name = piece.name or name
+   if #at > 0 then opts.first, opts.count = at[1] - piece.offset[1] + 1, n[1] end
+   local t = file:load(name, opts)
+   if #at > 0 then
+      self.nbyte = self.nbyte + file:info(name).nbytes / piece.size[1] * n[1]
+   end
+   for d = 2, #at do t = t:narrow(d, at[d] - piece.offset[d] + 1, n[d]) end
+   return t
+end
+
+-- Opens, and so checks, the files that a box is read from.
+function Store:touch(kind, name, offset, size)
+   for _, piece in ipairs(self.index[kind][name].pieces) do
+      if common(offset, size, piece) then open_file(self, piece.file) end
+   end
+end
+
+-- A box of a tensor, in its stored dtype. offset counts from 0.
+function Store:read(kind, name, offset, size, device)
+   local row = self.index[kind][name]
+   if not row then err.raise('E_FORMAT', self.op, "%s has no '%s'", self.folder, name) end
+   local out, done = nil, 0
+   for _, piece in ipairs(row.pieces) do
+      local at, n = common(offset, size, piece)
+      if at then
+         local part = load_part(self, name, piece, at, n, device)
+         done = done + volume(n)
+         if done == volume(size) and not out then return part:contiguous() end
+         out = out or tide.empty(size, { dtype = row.dtype, device = device })
+         local to = out
+         for d = 1, #at do to = to:narrow(d, at[d] - offset[d] + 1, n[d]) end
+         to:copy_(part)
+      end
+   end
+   if done ~= volume(size) then
+      err.raise('E_FORMAT', self.op, "%s: '%s' is incomplete (%d of %d elements)", self.folder,
+         name, done, volume(size))
+   end
+   return out or tide.empty(size, { dtype = row.dtype, device = device })
+end
+
+-- All tensors of a kind, whole: name -> tensor.
+function Store:all(kind, device)
+   local list = {}
+   for name, row in each(self.index[kind]) do
+      list[name] = self:read(kind, name, zeros(#row.shape), row.shape, device)
+   end
+   return list
+end
+
+function Store:close()
+   for _, file in each(self.files) do file:close() end
+   self.files = {}
+end
+
+return store

@@ -1,0 +1,241 @@
+-- What a run must save to continue exactly: model, optimiser, sampler, random numbers, step.
+--
+-- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
+
+local tide = require 'tide'
+local dist = require 'tide.dist'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local layout = require 'tide.parallel.fsdp_layout'
+
+local state = {}
+
+-- What the steps of a run are cut from. A run goes on only with the same.
+local function data_of(run)
+   local s = run.sampler
+   return {
+      train = run.fingerprint, batch = s and s.batch, seq = s and s.seq, seed = s and s.seed,
+      accum = run.accum,
+   }
+end
+
+-- Adds the boxes of piece p, with the bytes of t, which has its shape.
+local function add_parts(list, name, p, t)
+   for _, part in ipairs(p.parts) do
+      list[#list + 1] = { name = name, t = layout.view(t:detach(), part):contiguous(),
+         shape = p.shape, offset = part.offset, size = part.size }
+   end
+end
+
+-- Persistent buffers are whole on every rank.
+local function each_buffer(model, fn)
+   for _, b in ipairs(model:named_buffers()) do
+      if b.persistent then
+         local offset = {}
+         for d = 1, b.buffer.ndim do offset[d] = 0 end
+         fn(b.name, b.buffer, offset)
+      end
+   end
+end
+
+-- What a rank of a sharded model holds: lists of { name, t, shape, offset, size }; see shard_store.
+local function pieces_of(sharded, optim)
+   local model, moments = {}, {}
+   for _, p in ipairs(sharded:named_parameters()) do
+      add_parts(model, p.name, p, p.param)
+      local kept = optim.state[p.name]
+      for _, field in ipairs(kept and optim.fields or {}) do
+         if kept[field] ~= nil then
+            add_parts(moments, p.name .. '.' .. field, p, kept[field])
+         end
+      end
+   end
+   each_buffer(sharded.model, function(name, t, offset)
+      model[#model + 1] = { name = name, t = t:detach(), shape = t.shape, offset = offset,
+         size = t.shape }
+   end)
+   return { model = model, optim = moments }
+end
+
+-- Update counts of the parameters of all ranks.
+local function all_counts(comm, counts)
+   local all = {}
+   for _, list in ipairs(comm:all_gather_object(counts)) do
+      for name, n in each(list) do all[name] = n end
+   end
+   return all
+end
+
+-- Model and optimiser of a run: whole, or as pieces.
+local function tensors_of(run)
+   local moments, meta = run.optim:state_dict()
+   if not run.parallel then
+      return { model = run.model:state_dict(), optim = moments }, meta
+   end
+   meta.counts = all_counts(run.parallel.comm, meta.counts)
+   return { pieces = pieces_of(run.parallel, run.optim), comm = run.parallel.comm }, meta
+end
+
+-- run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=, fingerprint=, accum=, val_loss=,
+-- parallel= }. With parallel (a Sharded), every rank calls it.
+function state.collect(run)
+   local saved, meta = tensors_of(run)
+   saved.plain = {
+      step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
+      rng = run.ctx and run.ctx:rng_state(), recipe = run.recipe, config = run.model.config,
+      job = run.job, data = data_of(run), val_loss = run.val_loss,
+   }
+   return saved
+end
+
+-- Data, batch or windows that differ would be learnt from without a word: refused here.
+local function check_data(op, run, saved)
+   local now = data_of(run)
+   for _, k in ipairs { 'batch', 'seq', 'seed' } do
+      if saved[k] ~= nil and now[k] ~= nil and saved[k] ~= now[k] then
+         err.usage(op, '--%s: the checkpoint was taken with %s, this run has %s; a resumed run '
+            .. 'needs the same', k, tostring(saved[k]), tostring(now[k]))
+      end
+   end
+   if saved.train and now.train and saved.train ~= now.train then
+      err.usage(op, '--data: the training tokens are not those of the checkpoint (count:width:hash '
+         .. 'was %s, is %s); a resumed run needs the same data', saved.train, now.train)
+   end
+end
+
+-- ---- into a sharded model ---------------------------------------------------------------------
+
+local function same(a, b)
+   if #a ~= #b then return false end
+   for d = 1, #a do
+      if a[d] ~= b[d] then return false end
+   end
+   return true
+end
+
+-- Names and shapes of the stored model against those of this one: one error that lists all.
+local function check_model(op, sharded, from)
+   local own, problems = {}, {}
+   local function want(name, shape)
+      own[name] = true
+      local stored = from:shape('model', name)
+      if not stored then
+         problems[#problems + 1] = name .. ' is missing'
+      elseif not same(stored, shape) then
+         problems[#problems + 1] = ('%s (model [%s], state [%s])'):format(name,
+            table.concat(shape, ', '), table.concat(stored, ', '))
+      end
+   end
+   for _, e in ipairs(sharded.entries) do want(e.name, e.whole) end
+   each_buffer(sharded.model, function(name, t) want(name, t.shape) end)
+   for _, name in ipairs(from:names 'model') do
+      if not own[name] then problems[#problems + 1] = name .. ' is unexpected' end
+   end
+   if #problems > 0 then
+      err.raise('E_SHAPE', op, 'the checkpoint is of another model: %s',
+         table.concat(problems, '; '))
+   end
+   return own
+end
+
+-- Fills t, of the shape of piece p, from the checkpoint.
+local function read_piece(from, kind, name, p, t)
+   for _, part in ipairs(p.parts) do
+      layout.view(t, part):copy_(from:read(kind, name, part.offset, part.size, t.device))
+   end
+   return t
+end
+
+local function load_model(sharded, from)
+   for _, p in ipairs(sharded:named_parameters()) do
+      read_piece(from, 'model', p.name, p, p.param)
+   end
+   each_buffer(sharded.model, function(name, t, offset)
+      t:copy_(from:read('model', name, offset, t.shape, t.device))
+   end)
+end
+
+-- Names of the optimiser's tensors of a piece that the checkpoint has.
+local function optim_keys(p, optim, from, counts)
+   local list = {}
+   for _, field in ipairs(counts[p.name] and optim.fields or {}) do
+      local key = p.name .. '.' .. field
+      if from:shape('optim', key) then list[#list + 1] = key end
+   end
+   return list
+end
+
+-- Everything that can be wrong, before anything changes.
+local function check_pieces(op, run, from, meta)
+   local sharded = run.parallel
+   local own = check_model(op, sharded, from)
+   for name in each(meta.counts) do
+      if not own[name] then
+         err.raise('E_ARG', op, "the state has a parameter '%s' that is not optimised here", name)
+      end
+   end
+   for _, p in ipairs(sharded:named_parameters()) do
+      for _, part in ipairs(p.parts) do from:touch('model', p.name, part.offset, part.size) end
+      for _, key in ipairs(optim_keys(p, run.optim, from, meta.counts)) do
+         for _, part in ipairs(p.parts) do from:touch('optim', key, part.offset, part.size) end
+      end
+   end
+end
+
+local function load_optim(sharded, optim, from, meta)
+   local tensors, counts = {}, {}
+   for _, p in ipairs(sharded:named_parameters()) do
+      counts[p.name] = meta.counts[p.name]
+      for _, key in ipairs(optim_keys(p, optim, from, meta.counts)) do
+         tensors[key] = read_piece(from, 'optim', key, p, tide.empty(p.size,
+            { dtype = from:dtype('optim', key), device = p.param.device }))
+      end
+   end
+   optim:load_state_dict(tensors, { kind = meta.kind, steps = meta.steps, counts = counts })
+end
+
+-- Collective: an error of one rank is one of all.
+local function load_pieces(op, run, saved)
+   local sharded, from, meta = run.parallel, saved.store, saved.plain.optim
+   if not from then
+      err.raise('E_ARG', op, 'a sharded model is restored from checkpoint.load(where, '
+         .. '{ lazy = true })')
+   end
+   dist.together(sharded.comm, op, function() check_pieces(op, run, from, meta) end)
+   dist.together(sharded.comm, op, function()
+      tide.no_grad(load_model, sharded, from)
+      load_optim(sharded, run.optim, from, meta)
+   end)
+   from:close()
+   sharded:updated()
+end
+
+-- The parameters alone of a sharded model, from checkpoint.load(where, { lazy = true }).
+-- Collective.
+function state.restore_model(sharded, saved)
+   local op, from = 'train.state.restore_model', saved.store
+   dist.together(sharded.comm, op, function() check_model(op, sharded, from) end)
+   dist.together(sharded.comm, op, function() tide.no_grad(load_model, sharded, from) end)
+   from:close()
+   sharded:updated()
+end
+
+-- saved: as collect gives. Sets everything in `run` and returns the step.
+function state.restore(run, saved)
+   local op = 'train.state.restore'
+   local plain = saved.plain
+   err.integer(op, 'step', plain.step, 0)
+   if type(plain.data) == 'table' then check_data(op, run, plain.data) end
+   if run.parallel then
+      load_pieces(op, run, saved)
+   else
+      run.model:load_state_dict(saved.model)
+      run.optim:load_state_dict(saved.optim, plain.optim)
+   end
+   if run.sampler and plain.sampler then run.sampler:restore(plain.sampler) end
+   if run.ctx and plain.rng then run.ctx:set_rng_state(plain.rng) end
+   run.step, run.val_loss = plain.step, plain.val_loss
+   return run.step
+end
+
+return state

@@ -1,0 +1,199 @@
+-- One optimiser step: micro-batches, gradients summed over ranks, clipping, update.
+--
+-- The loss of a micro-batch is its sum over local tokens divided by the count of the whole global
+-- batch, so gradients over micro-batches and ranks are plain sums. Each micro-batch runs in a
+-- scope: what backward left goes at its end, gradients stay. A loss or norm that is not finite
+-- leaves the parameters untouched and is reported to the caller.
+--
+-- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own;
+-- else the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
+-- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
+-- ranks, since gradients and losses are sums over both.
+
+local tide = require 'tide'
+local dist = require 'tide.dist'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local clip = require 'tide.optim.clip'
+local parallel_clip = require 'tide.parallel.clip'
+local nn_loss = require 'tide.nn.loss'
+
+local step = {}
+
+local Step = {}
+Step.__index = Step
+
+-- What a model that is cut over ranks (tensor parallel) must not be given: a sum of its gradients
+-- over those ranks, or a norm of this rank's part. A sharded model knows its ranks and its norm.
+local function check_cut(op, opts)
+   if not rawget(opts.model, '_tp') or opts.parallel then return end
+   if opts.comm == nil then
+      err.raise('E_STATE', op, 'the model is cut over ranks; give comm: the data-parallel axis, '
+         .. 'or tide.dist.solo() if there is none')
+   end
+   if opts.clip ~= nil and opts.clip > 0 then
+      err.raise('E_STATE', op, 'the model is cut over ranks; clip needs the norm of all parts: '
+         .. "shard it with tide.parallel.fully_shard (strategy 'no_shard' keeps it whole)")
+   end
+end
+
+-- Sets what the context axis makes of comm: how many groups of ranks have data of their own, and
+-- which is this rank's. Every rank of comm calls it.
+local function set_groups(self, op)
+   local handle, comm = rawget(self.model, '_cp'), self.comm
+   self.groups, self.group = comm.size, comm.rank
+   if not handle or handle.size == 1 then return end
+   self.cp, self.groups, self.group = handle, comm.size / handle.size, 0
+   local seen = {}
+   for r, place in ipairs(comm.size > 1 and comm:all_gather_object(handle.rank) or { -1 }) do
+      seen[place] = (seen[place] or 0) + 1
+      if r - 1 < comm.rank and place == handle.rank then self.group = self.group + 1 end
+   end
+   for place = 0, handle.size - 1 do
+      if seen[place] ~= self.groups then
+         err.raise('E_STATE', op, 'the sequence is cut over %d ranks, and gradients are added over '
+            .. "%d that do not hold them all; give comm: mesh:flatten { 'dp', 'cp' }", handle.size,
+            comm.size)
+      end
+   end
+end
+
+-- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
+-- (a Sharded; comm is then its ranks with data of their own). Collective for an attached model.
+function step.new(opts)
+   local op = 'train.step.new'
+   err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel' })
+   for _, k in ipairs { 'model', 'optim' } do err.type(op, k, opts[k], 'table') end
+   err.number(op, 'clip', opts.clip or 0, 0)
+   local sharded = opts.parallel
+   if sharded ~= nil and not (type(sharded) == 'table' and sharded.is_sharded) then
+      err.arg(op, 'parallel', 'what tide.parallel.fully_shard returned', sharded)
+   end
+   check_cut(op, opts)
+   local self = setmetatable({
+      model = opts.model, optim = opts.optim, parallel = sharded,
+      comm = sharded and sharded.data_comm or opts.comm or dist.world(),
+      clip = opts.clip or 0, loss_options = opts.loss_options or {},
+   }, Step)
+   set_groups(self, op)
+   return self
+end
+
+local function count_of(batches)
+   local n = 0
+   for _, b in ipairs(batches) do n = n + (b.count or nn_loss.count(b.labels)) end
+   return n
+end
+
+-- This rank's part of the loss of a batch over `count` labels.
+local function loss_of(self, batch, count, options)
+   local mine, opts = self.cp and self.cp:cut(batch) or batch, { count = count }
+   for k, v in each(options or {}) do opts[k] = v end
+   for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
+      opts[k] = mine[k]
+   end
+   return self.model:loss(mine.ids, mine.labels, opts)
+end
+
+-- Forward and backward of one micro-batch; returns its share of the loss as a number.
+local function micro(self, batch, count)
+   local kept = { tide.scope(function()
+      local loss = loss_of(self, batch, count, self.loss_options)
+      loss:backward()
+      if self.parallel then self.parallel:finish() end
+      return loss:detach(), unpack(self.optim:grads())
+   end) }
+   return kept[1]:item()
+end
+
+local function micros(self, batches, count)
+   self.optim:zero_grad()
+   local loss = 0
+   for _, batch in ipairs(batches) do loss = loss + micro(self, batch, count) end
+   if self.comm.size > 1 then self.comm:all_reduce(self.optim:grads()) end
+   return loss
+end
+
+-- Reduction is the sharded model's: after the last micro-batch, or after each.
+local function sharded_micros(self, batches, count)
+   local sharded, loss = self.parallel, 0
+   sharded:zero_grad()
+   local ok, problem = pcall(function()
+      for i, batch in ipairs(batches) do
+         sharded:set_requires_gradient_sync(i == #batches or sharded.opts.sync_each_backward)
+         loss = loss + micro(self, batch, count)
+      end
+   end)
+   sharded:set_requires_gradient_sync(true)
+   if not ok then
+      sharded:reset()
+      error(problem, 0)
+   end
+   return loss
+end
+
+-- The global norm and the factor that clips it (nil: none).
+local function norm_of(self)
+   if not self.parallel then return clip.by_norm(self.optim:grads(), self.clip) end
+   local norm = parallel_clip.norm(self.parallel)
+   if self.clip == 0 then return norm, nil end
+   return norm, require('tide.ffi.update').clip_factor(norm, self.clip)
+end
+
+local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
+
+-- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
+-- loss of the global batch.
+function Step:gradients(batches)
+   local count = dist.sum(self.comm, { count_of(batches) })[1] * self.groups / self.comm.size
+   if count == 0 then
+      err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
+   end
+   local loss = self.parallel and sharded_micros(self, batches, count)
+      or micros(self, batches, count)
+   return dist.sum(self.comm, { loss })[1]
+end
+
+-- A whole step. Returns { loss, grad_norm, lr, applied }.
+function Step:run(batches)
+   local lr = self.optim:next_lr()
+   local loss = self:gradients(batches)
+   local norm, factor = norm_of(self)
+   local grad_norm = norm:item()
+   local applied = is_finite(loss) and is_finite(grad_norm)
+   if applied then self.optim:step { lr = lr, factor = factor } end
+   self.optim:zero_grad()
+   if self.parallel then self.parallel:zero_grad() end
+   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied }
+end
+
+-- Counts a step that was left out, so that the schedule goes on.
+function Step:skip() self.optim.steps = self.optim.steps + 1 end
+
+-- Mean loss per token over windows of a source that begin at `starts`, `batch` of them at a
+-- time, shared among the ranks. make(starts) builds a batch.
+function Step:evaluate(starts, batch, make)
+   local model = self.model
+   local was_training = model.training
+   model:eval()
+   local mine, sum, count = {}, 0, 0
+   for i = self.group + 1, #starts, self.groups do mine[#mine + 1] = starts[i] end
+   -- a sharded model runs equally often on all ranks; what a rank adds to that counts nothing
+   local most = self.parallel and math.ceil(#starts / self.groups) or #mine
+   for first = 1, most, batch do
+      local here = { unpack(mine, first, math.min(first + batch - 1, #mine)) }
+      local b = make(#here > 0 and here or { starts[1] })
+      local n = b.count or nn_loss.count(b.labels)
+      local loss = tide.no_grad(function()
+         return tide.scope(function() return loss_of(self, b, math.max(n, 1)) end)
+      end)
+      if #here > 0 then sum, count = sum + loss:item() * n, count + n end
+   end
+   if self.parallel then self.parallel:release() end
+   model:train(was_training)
+   local all = dist.sum(self.comm, { sum, count })
+   all[2] = all[2] * self.groups / self.comm.size
+   return all[2] > 0 and all[1] / all[2] or nil
+end
+
+return step

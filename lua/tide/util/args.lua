@@ -1,0 +1,291 @@
+-- Declared options: name, type, default and one line of help each; anything else is an error.
+--
+-- A declaration is a list of { 'name', default, 'help', type=, choices=, min=, max= }. The type
+-- follows from the default; without one it must be given. Nested names are written a.b and arrive
+-- as result.a.b. On a command line: --name value, --name=value, --flag, --no-flag, and
+-- --set a.b=value. Hyphens and underscores are the same: --val-every is result.val_every.
+-- Pure Lua; raises errors that name the option and, for a misspelt one, the nearest.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+
+local args = {}
+
+local Parser = {}
+Parser.__index = Parser
+
+local function key_of(name) return (name:gsub('-', '_')) end
+local function flag_of(name) return '--' .. name:gsub('_', '-') end
+
+local function option_of(row)
+   local default = row[2]
+   local kind = row.type or type(default)
+   if kind == 'number' and row.integer ~= false and default == math.floor(default)
+      and not row.type then
+      kind = 'integer'
+   end
+   if kind == 'nil' then kind = 'string' end
+   return {
+      name = key_of(row[1]), default = default, help = row[3] or '', kind = kind,
+      choices = row.choices, min = row.min, max = row.max, required = row.required,
+   }
+end
+
+-- program: name and one line of text for --help. rows: the declaration.
+function args.new(program, rows)
+   local self = setmetatable({ program = program, list = {}, by_name = {}, names = {} }, Parser)
+   for _, row in ipairs(rows) do
+      local option = option_of(row)
+      if self.by_name[option.name] then
+         err.raise('E_ARG', 'util.args.new', "option '%s' is declared twice", option.name)
+      end
+      self.list[#self.list + 1] = option
+      self.names[#self.names + 1] = option.name
+      self.by_name[option.name] = option
+   end
+   return self
+end
+
+local truth = {
+   ['true'] = true, yes = true, on = true, ['1'] = true,
+   ['false'] = false, no = false, off = false, ['0'] = false,
+}
+
+local function refuse(option, expected, got)
+   err.usage('args', 'option %s: expected %s, got %s', flag_of(option.name), expected,
+      err.show(got))
+end
+
+local function range_text(option)
+   if option.min and option.max then return (' in [%g, %g]'):format(option.min, option.max) end
+   if option.min then return (' >= %g'):format(option.min) end
+   if option.max then return (' <= %g'):format(option.max) end
+   return ''
+end
+
+local function convert_number(option, value)
+   local n = tonumber(value)
+   local integer = option.kind == 'integer'
+   local expected = (integer and 'an integer' or 'a finite number') .. range_text(option)
+   if integer and n and math.abs(n) >= 2^53 then   -- the number beside it would read the same
+      refuse(option, expected .. ' that is less than 2^53', value)
+   end
+   if not n or n ~= n or math.abs(n) == math.huge or (integer and n ~= math.floor(n))
+      or (option.min and n < option.min) or (option.max and n > option.max) then
+      refuse(option, expected, value)
+   end
+   return n
+end
+
+local function convert(option, value)
+   if option.kind == 'integer' or option.kind == 'number' then
+      return convert_number(option, value)
+   elseif option.kind == 'boolean' then
+      local b = value
+      if type(value) ~= 'boolean' then b = truth[tostring(value):lower()] end
+      if b == nil then refuse(option, 'true or false', value) end
+      return b
+   end
+   if type(value) ~= 'string' or value == '' and option.min then
+      refuse(option, 'a text', value)
+   end
+   if option.choices then
+      for _, item in ipairs(option.choices) do
+         if item == value then return value end
+      end
+      refuse(option, 'one of ' .. table.concat(option.choices, ', '), value)
+   end
+   return value
+end
+
+local function find(self, name)
+   local option = self.by_name[key_of(name)]
+   if option then return option end
+   err.usage('args', "unknown option '--%s'%s", name, near.hint(key_of(name), self.names, flag_of))
+end
+
+-- Puts a value under its nested name.
+local function place(result, name, value)
+   local t = result
+   for part in name:gmatch '([^.]+)%.' do
+      t[part] = t[part] or {}
+      t = t[part]
+   end
+   t[name:match '[^.]+$'] = value
+end
+
+local function read_set(self, text, values)
+   local name, value = text:match '^([%w_%-%.]+)=(.*)$'
+   if not name then
+      err.usage('args', 'option --set: expected name=value, got %q', text)
+   end
+   local option = find(self, name)
+   values[option.name] = convert(option, value)
+end
+
+-- Reads the option at argv[i]; returns the index of the next one.
+local function read_option(self, argv, i, values)
+   local name, value = argv[i]:match '^%-%-([^=]+)=(.*)$'
+   name = name or argv[i]:sub(3)
+   if name == 'set' then
+      if value == nil then i, value = i + 1, argv[i + 1] end
+      if value == nil then err.usage('args', 'option --set: expected name=value') end
+      read_set(self, value, values)
+      return i + 1
+   end
+   local off = name:match '^no%-(.+)$'
+   local negated = off and self.by_name[key_of(off)]
+   if negated and negated.kind == 'boolean' and value == nil then
+      values[negated.name] = false
+      return i + 1
+   end
+   local option = find(self, name)
+   if option.kind == 'boolean' and value == nil then
+      local following = argv[i + 1]
+      if following == 'true' or following == 'false' then
+         values[option.name] = following == 'true'
+         return i + 2
+      end
+      values[option.name] = true
+      return i + 1
+   end
+   if value == nil then i, value = i + 1, argv[i + 1] end
+   if value == nil then
+      err.usage('args', 'option %s: a value is missing', flag_of(option.name))
+   end
+   values[option.name] = convert(option, value)
+   return i + 1
+end
+
+-- The value at a dotted name of nested tables, or nil.
+local function value_at(t, name)
+   for part in name:gmatch '[^.]+' do
+      if type(t) ~= 'table' then return nil end
+      t = t[part]
+   end
+   return t
+end
+
+-- base: options that replace the defaults; what it has beyond the declared ones is left out.
+local function finish(self, values, base)
+   local result = {}
+   for _, option in ipairs(self.list) do
+      local value = values[option.name]
+      if value == nil and base then
+         value = value_at(base, option.name)
+         if value ~= nil then value = convert(option, value) end
+      end
+      if value == nil then value = option.default end
+      if value == nil and option.required then
+         err.usage('args', 'option %s is required', flag_of(option.name))
+      end
+      place(result, option.name, value)
+   end
+   return result
+end
+
+-- argv: list of words; base: options (a nested table, such as an earlier result) that replace the
+-- defaults. Returns the options; or nil and the help text when --help is among the words.
+function Parser:parse(argv, base)
+   local values, i = {}, 1
+   while i <= #argv do
+      local word = argv[i]
+      if word == '--help' or word == '-h' then return nil, self:help() end
+      if word == '--' and i == 1 then
+         i = 2
+      elseif word:sub(1, 2) ~= '--' or word == '--' then
+         err.usage('args', 'unexpected argument %q (options begin with --)', word)
+      else
+         i = read_option(self, argv, i, values)
+      end
+   end
+   return finish(self, values, base)
+end
+
+-- Checks a table of options (nested or dotted names) as parse checks a command line.
+function Parser:check(t)
+   local values = {}
+   local function walk(node, prefix)
+      for k, v in each(node) do
+         local name = prefix .. tostring(k)
+         if type(v) == 'table' then
+            walk(v, name .. '.')
+         else
+            local option = find(self, name)
+            values[option.name] = convert(option, v)
+         end
+      end
+   end
+   walk(t, '')
+   return finish(self, values)
+end
+
+-- Lines "--lr 0.003 in the checkpoint, now 1" for every option that differs between two results.
+function Parser:changes(before, now, whence)
+   local list = {}
+   for _, option in ipairs(self.list) do
+      local a, b = value_at(before, option.name), value_at(now, option.name)
+      if a ~= b then
+         list[#list + 1] = ('%s %s %s, now %s'):format(flag_of(option.name),
+            a == nil and 'not given' or tostring(a), whence,
+            b == nil and 'not given' or tostring(b))
+      end
+   end
+   return list
+end
+
+local function default_text(option)
+   if option.default == nil then return option.required and 'required' or 'none' end
+   return tostring(option.default)
+end
+
+function Parser:help()
+   local lines = { self.program, '', 'options:' }
+   for _, option in ipairs(self.list) do
+      local head = '  ' .. flag_of(option.name) .. ' <' .. option.kind .. '>'
+      if option.kind == 'boolean' then
+         head = '  ' .. flag_of(option.default == true and 'no-' .. option.name or option.name)
+      end
+      local tail = option.help
+      if option.default == true then tail = 'not: ' .. tail end
+      if option.choices then tail = tail .. ' (' .. table.concat(option.choices, ', ') .. ')' end
+      lines[#lines + 1] = ('%-32s %s [%s]'):format(head, tail, default_text(option))
+   end
+   lines[#lines + 1] = ('%-32s %s'):format('  --set <name=value>', 'any option by its dotted name')
+   lines[#lines + 1] = ('%-32s %s'):format('  --help', 'this text')
+   return table.concat(lines, '\n') .. '\n'
+end
+
+-- The options of a program; prints help and ends the program's run by returning nil.
+-- base(options), if given, returns options that replace the defaults, or nil; e.g. those of the run
+-- that is gone on with. Second result: the parser. Third: what base returned.
+function args.parse(program, rows, argv, base)
+   local parser = args.new(program, rows)
+   local options, help = parser:parse(argv)
+   if not options then
+      local host = package.loaded['tide.host']
+      if type(host) ~= 'table' or (host.rank or 0) == 0 then io.stdout:write(help) end
+      return nil
+   end
+   local from = base and base(options) or nil
+   if from then options = parser:parse(argv, from) end
+   return options, parser, from
+end
+
+-- Runs a recipe's main function. Under the tide program that tells errors; under plain luajit they
+-- are told here in the same form, and the process ends: 2 after a mistake on the command line.
+function args.main(fn, ...)
+   if type(package.loaded['tide.host']) == 'table' then return fn(...) end
+   local function told(e)
+      if type(e) == 'table' and rawget(e, 'brief') then return e end
+      return debug.traceback(tostring(e), 2)
+   end
+   local r = { xpcall(fn, told, ...) }
+   if r[1] then return unpack(r, 2, table.maxn(r)) end
+   io.stdout:flush()
+   io.stderr:write('tide: ', tostring(r[2]), '\n')
+   os.exit(type(r[2]) == 'table' and r[2].code == 'E_ARG' and 2 or 1, true)
+end
+
+return args

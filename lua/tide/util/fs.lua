@@ -1,0 +1,103 @@
+-- Files as the library sees them: the one place that names the primitives of tide.ffi.io.
+--
+-- Failures are raised in the name of the caller, with the path and the system's reason. Layer 8.
+
+local err = require 'tide.util.err'
+
+local fs = {}
+
+local backend
+
+-- The primitives: read_file, write_file_atomic, fsync_file, fsync_dir, rename, mkdir, listdir,
+-- remove, kind, xxh64_file, json, safetensors_save, safetensors_open. Loaded at first use.
+function fs.io()
+   backend = backend or require 'tide.ffi.io'
+   return backend
+end
+
+-- Replaces the primitives; specs use it to make chosen steps fail. Returns the old ones.
+function fs.use(primitives)
+   local old = fs.io()
+   backend = primitives
+   return old
+end
+
+function fs.join(a, b)
+   if b:sub(1, 1) == '/' or a == '' then return b end
+   return a:sub(-1) == '/' and a .. b or a .. '/' .. b
+end
+
+-- A failure of a primitive, told as one of `op`.
+local function failed(op, what, path, problem)
+   local code = type(problem) == 'table' and problem.code or 'E_IO'
+   local reason = type(problem) == 'table' and problem.message or tostring(problem)
+   if reason:find(path, 1, true) then what, path = nil, nil end      -- it says so itself
+   err.raise(code, op, '%s%s', what and ('cannot %s %s: '):format(what, path) or '', reason)
+end
+
+-- The bytes of a regular file.
+function fs.read(op, path)
+   local text, problem = fs.io().read_file(path)
+   if not text then failed(op, 'read', path, problem) end
+   return text
+end
+
+-- Replaces a file so that a crash leaves the old or the new one; durable on return.
+function fs.write(op, path, text)
+   local ok, problem = pcall(fs.io().write_file_atomic, path, text)
+   if not ok then failed(op, 'write', path, problem) end
+end
+
+function fs.exists(path) return fs.io().kind(path) ~= nil end
+function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
+
+-- Size in bytes of a regular file; nil if there is none.
+function fs.size(path)
+   local kind, size = fs.io().kind(path)
+   return kind == 'file' and size or nil
+end
+
+-- Sorted names in a folder.
+function fs.list(op, path)
+   local names, problem = fs.io().listdir(path)
+   if not names then failed(op, 'list', path, problem) end
+   return names
+end
+
+-- Makes a folder and its parents.
+function fs.mkdirs(op, path)
+   local ok, problem = pcall(fs.io().mkdir, path)
+   if not ok then failed(op, 'make the folder', path, problem) end
+end
+
+-- XXH64 of a file as text.
+function fs.hash(op, path)
+   local text, problem = fs.io().xxh64_file(path)
+   if not text then failed(op, 'read', path, problem) end
+   return text
+end
+
+-- Removes a folder with the files in it (one level, as checkpoints are). Nothing there is fine.
+function fs.remove_dir(op, path)
+   if not fs.is_dir(path) then return end
+   local io_ = fs.io()
+   for _, name in ipairs(fs.list(op, path)) do io_.remove(fs.join(path, name)) end
+   io_.remove(path)
+end
+
+-- The value of a JSON file, which must be an object.
+function fs.read_json(op, path)
+   local text = fs.read(op, path)
+   local ok, value = pcall(fs.io().json.decode, text)
+   if not ok or type(value) ~= 'table' then
+      err.raise('E_FORMAT', op, '%s holds no JSON object: %s', path,
+         ok and 'it is a ' .. type(value) or type(value) == 'table' and value.message or value)
+   end
+   return value
+end
+
+function fs.write_json(op, path, value)
+   fs.write(op, path, fs.io().json.encode(value) .. '\n')
+end
+
+return fs

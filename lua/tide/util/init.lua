@@ -1,0 +1,6 @@
+-- Helpers without tensors, each loaded at first use.
+
+return require 'tide.util.lazy' ('util', {
+   args = 'args', err = 'err', fs = 'fs', hash = 'hash', log = 'log', near = 'near',
+   plot = 'plot', pretty = 'pretty', strict = 'strict', timer = 'timer', units = 'units',
+})

@@ -1,0 +1,29 @@
+-- A namespace whose entries are loaded at first use; an unknown name is an error that lists them.
+--
+-- lazy('nn', { Linear = 'linear', RMSNorm = { 'norm', 'RMSNorm' } }): tide.nn.linear, and the
+-- field RMSNorm of tide.nn.norm.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+
+return function(name, entries)
+   return setmetatable({}, {
+      entries = entries,
+      __index = function(t, key)
+         local entry = entries[key]
+         if entry == nil then
+            local list = {}
+            for k in each(entries) do list[#list + 1] = k end
+            table.sort(list)
+            err.raise('E_ARG', name, "no '%s'%s", tostring(key), near.hint(tostring(key), list))
+         end
+         local file, field = entry, nil
+         if type(entry) == 'table' then file, field = entry[1], entry[2] end
+         local value = require('tide.' .. name .. '.' .. file)
+         if field then value = value[field] end
+         rawset(t, key, value)
+         return value
+      end,
+   })
+end

@@ -1,0 +1,45 @@
+-- Lines for people: levels, a rank prefix, and lines that only rank 0 writes.
+--
+-- A logger is a value, not a global: the program makes one and hands it down. Every line is one
+-- write to the sink, so lines of several ranks do not mix.
+
+local err = require 'tide.util.err'
+
+local log = {}
+
+local levels = { error = 0, warn = 1, info = 2, debug = 3 }
+local names = { 'error', 'warn', 'info', 'debug' }
+
+local Log = {}
+Log.__index = Log
+
+-- opts: level ('info'), rank (0), size (1), sink (function(line), default: standard error).
+function log.new(opts)
+   opts = err.options('util.log.new', opts, { 'level', 'rank', 'size', 'sink' })
+   local level = err.choice('util.log.new', 'level', opts.level or 'info', names)
+   return setmetatable({
+      level = levels[level], rank = opts.rank or 0, size = opts.size or 1,
+      sink = opts.sink or function(line) io.stderr:write(line) end,
+   }, Log)
+end
+
+local function write(self, level, fmt, ...)
+   if levels[level] > self.level then return end
+   local text = select('#', ...) > 0 and fmt:format(...) or fmt
+   local prefix = self.size > 1 and ('[r%d] '):format(self.rank) or ''
+   local mark = level ~= 'info' and level .. ': ' or ''
+   self.sink(prefix .. mark .. text .. '\n')
+end
+
+function Log:error(fmt, ...) write(self, 'error', fmt, ...) end
+function Log:warn(fmt, ...) write(self, 'warn', fmt, ...) end
+function Log:info(fmt, ...) write(self, 'info', fmt, ...) end
+function Log:debug(fmt, ...) write(self, 'debug', fmt, ...) end
+
+-- Rank 0 only, without a prefix.
+function Log:once(fmt, ...)
+   if self.rank ~= 0 or self.level < levels.info then return end
+   self.sink((select('#', ...) > 0 and fmt:format(...) or fmt) .. '\n')
+end
+
+return log

@@ -1,0 +1,42 @@
+-- Host time spans and rates.
+--
+-- The clock is passed in (default: the library's monotonic one when it is loaded, else processor
+-- time), so that tests can drive it.
+
+local timer = {}
+
+local Timer = {}
+Timer.__index = Timer
+
+local function default_clock()
+   local ok, tide = pcall(require, 'tide')
+   if ok and type(tide) == 'table' and tide.clock then return tide.clock end
+   return os.clock
+end
+
+function timer.new(clock)
+   clock = clock or default_clock()
+   return setmetatable({ clock = clock, start = clock(), mark = clock() }, Timer)
+end
+
+-- Seconds since the timer was made.
+function Timer:total() return self.clock() - self.start end
+
+-- Seconds since the last lap.
+function Timer:lap()
+   local now = self.clock()
+   local span = now - self.mark
+   self.mark = now
+   return span
+end
+
+-- Moving average of a rate: half of the weight is on the last `half` observations.
+function timer.rate(half)
+   local keep, amount, seconds = 0.5 ^ (1 / (half or 10)), 0, 0
+   return function(n, span)
+      amount, seconds = amount * keep + n, seconds * keep + span
+      return seconds > 0 and amount / seconds or 0
+   end
+end
+
+return timer

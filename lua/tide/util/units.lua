@@ -1,0 +1,30 @@
+-- Short text forms of counts, bytes and durations.
+
+local units = {}
+
+local function scaled(v, base, names)
+   local i = 1
+   while v >= base and i < #names do
+      v, i = v / base, i + 1
+   end
+   if i == 1 then return ('%d%s'):format(v, names[1]) end
+   local digits = v < 10 and '%.2f' or v < 100 and '%.1f' or '%.0f'
+   return digits:format(v) .. names[i]
+end
+
+function units.count(v) return scaled(v, 1000, { '', 'k', 'M', 'G', 'T' }) end
+
+function units.bytes(v)
+   return scaled(v, 1024, { ' B', ' KiB', ' MiB', ' GiB', ' TiB' })
+end
+
+-- "1:02:03" or "2:03".
+function units.duration(seconds)
+   if seconds ~= seconds or seconds == math.huge then return '?' end
+   local s = math.max(0, math.floor(seconds + 0.5))
+   local h, m = math.floor(s / 3600), math.floor(s / 60) % 60
+   if h > 0 then return ('%d:%02d:%02d'):format(h, m, s % 60) end
+   return ('%d:%02d'):format(m, s % 60)
+end
+
+return units

@@ -1,0 +1,57 @@
+-- Pretraining of a hybrid decoder: a pattern of Mamba-2, attention and MLP layers, as in
+-- Nemotron-H (arXiv 2504.03624).
+--
+--    tide run recipes/pretrain_hybrid.lua --data FILE|DIR --out runs/hybrid --steps 400
+--    tide run -n 4 recipes/pretrain_hybrid.lua --mesh.dp_shard 2 --mesh.cp 2 --packed
+--    tide run -n 2 recipes/pretrain_hybrid.lua --mesh.cp 2 --cp.mamba state --cp.method a2a
+--
+-- Options, outputs and messages are those of pretrain.lua, but for the model's own.
+
+local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
+local function is_there(module) return package.searchpath(module, package.path) ~= nil end
+if not package.preload['tide'] and not is_there 'tide.util.args' then
+   if is_there 'tide' then
+      require 'tide'                     -- installed: knows where its parts are
+   else
+      package.path = root .. 'bindings/?.lua;' .. root .. 'lua/?.lua;' .. root
+         .. 'lua/?/init.lua;' .. package.path
+   end
+end
+
+local options = {
+   { 'pattern', 'M-M*-M-', 'layers: M Mamba-2, * attention, - MLP' },
+   { 'dim', 160, 'model width', min = 1 },
+   { 'heads', 5, 'attention heads', min = 1 },
+   { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0 },
+   { 'hidden', 0, 'width of the MLP; 0: four times --dim', min = 0 },
+   { 'rope-theta', 0, 'base of rotary positions in attention; 0: none, the state keeps the order',
+     type = 'number', min = 0 },
+   { 'mamba-heads', 0, 'Mamba-2 heads; 0: twice --dim by --mamba-head-dim', min = 0 },
+   { 'mamba-head-dim', 32, 'their size', min = 1 },
+   { 'state', 64, 'state size', min = 1 },
+   { 'groups', 1, 'groups of heads that share B and C', min = 1 },
+   { 'conv', 4, 'taps of the convolution', min = 2, max = 4 },
+   { 'tie', true, 'use the embedding as output head too' },
+   { 'cp.mamba', 'auto', 'how Mamba-2 layers work on a sequence that is cut: by heads (hidden), by '
+     .. 'hand-over of the state, or by whichever sends less',
+     choices = { 'auto', 'hidden', 'state' } },
+}
+
+local function given(n) return n > 0 and n or nil end
+
+local function config(opt, vocab)
+   return {
+      vocab_size = vocab, hidden_size = opt.dim, hybrid_override_pattern = opt.pattern,
+      num_attention_heads = opt.heads, num_key_value_heads = given(opt.kv_heads),
+      intermediate_size = given(opt.hidden), rope_theta = given(opt.rope_theta),
+      mamba_num_heads = given(opt.mamba_heads), mamba_head_dim = opt.mamba_head_dim,
+      ssm_state_size = opt.state, n_groups = opt.groups, conv_kernel = opt.conv,
+      max_position_embeddings = opt.seq, tie_word_embeddings = opt.tie,
+   }
+end
+
+return require('tide.train.pretrain').main({
+   name = 'pretrain_hybrid', title = 'train a hybrid of Mamba-2 and attention layers on text',
+   model = options, root = root,
+   make = function(tide, opt, vocab, o) return tide.model.hybrid(config(opt, vocab), o) end,
+}, ...)

@@ -1,0 +1,125 @@
+-- Without a GPU: each thing that can be missing is one sentence under E_DEVICE; the CPU works on.
+
+local build = os.getenv 'TIDE_BUILD' or 'build'
+local tide = require 'tide'
+
+local function capture(command)
+   local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1'))
+   local text = pipe:read '*a'
+   pipe:close()
+   return text
+end
+
+local function full(path) return (capture('readlink -f ' .. path):gsub('%s+$', '')) end
+
+-- A folder with libtide.so and, if named, a file as its libtide_cuda.so.
+local function folder_with(file)
+   local dir = os.tmpname()
+   os.remove(dir)
+   local made = os.execute(('mkdir %s && ln -s %s %s/libtide.so'):format(dir,
+      full(build .. '/libtide.so'), dir))
+   assert(made == 0 or made == true)
+   if file then os.execute(('ln -s %s %s/libtide_cuda.so'):format(full(file), dir)) end
+   return dir
+end
+
+local script = [[
+package.path = 'bindings/?.lua;lua/?.lua;lua/?/init.lua;' .. package.path
+package.loaded['tide.host'] = { library = '%s/libtide.so' }
+local tide = require 'tide'
+local before = (tide.ones { 3 } * 2):sum():item()
+local maps = io.open('/proc/self/maps'):read '*a'
+print('loaded=' .. tostring(maps:find('libtide_cuda', 1, true) ~= nil))
+local ok, e = pcall(%s)
+print('code=' .. tostring(not ok and e.code))
+print('message=' .. tostring(e):gsub('\n', '\\n'))
+assert(before == 6 and (tide.ones { 4 } + 1):sum():item() == 8)
+print 'cpu works'
+]]
+
+local on_cuda = "function() return tide.ones({ 2 }, { device = 'cuda' }) end"
+
+local function ask(dir, env, what)
+   local name = os.tmpname()
+   local file = assert(io.open(name, 'w'))
+   file:write(script:format(dir, what or on_cuda))
+   file:close()
+   local text = capture(('%s luajit %s'):format(env or '', name))
+   os.remove(name)
+   return { loaded = text:match 'loaded=(%a+)', code = text:match 'code=([%w_]+)',
+            message = text:match 'message=([^\n]*)', works = text:find('cpu works', 1, true) ~= nil,
+            text = text }
+end
+
+local function refused(r, ...)
+   assert.equal('false', r.loaded, r.text)            -- nobody asked yet
+   assert.equal('E_DEVICE', r.code, r.text)
+   assert.is_true(r.works, r.text)
+   assert.is_nil(r.message:find('\\n', 1, true), r.text)
+   for _, part in ipairs { ... } do
+      assert.is_truthy(r.message:find(part, 1, true), r.message)
+   end
+end
+
+describe('a missing GPU', function()
+   local dir
+   after_each(function() if dir then os.execute('rm -rf ' .. dir) end end)
+
+   it('may lack the library', function()
+      dir = folder_with(nil)
+      refused(ask(dir), "device 'cuda' is not available", 'libtide_cuda.so could not be opened')
+   end)
+
+   it('may have a file that is none', function()
+      dir = folder_with 'spec/cuda/absent_spec.lua'
+      refused(ask(dir), "device 'cuda' is not available", 'could not be opened')
+   end)
+
+   it('may have a library of another version', function()
+      dir = folder_with(build .. '/libtide.so')        -- exports no tide_plugin
+      refused(ask(dir), "device 'cuda' is not available", 'another version')
+   end)
+
+   it('is known beforehand', function()
+      local ok, why = tide.default():device_available 'cuda'
+      if ok then return end
+      assert.is_truthy(why:find("device 'cuda' is not available", 1, true))
+      assert.is_nil(why:find '\n')
+   end)
+
+   local emulated = build .. '/spec/emulated'
+   local file = io.open(emulated .. '/libtide_cuda.so')
+   if not file then return end
+   file:close()
+
+   it('may lack the driver', function()
+      dir = folder_with(emulated .. '/libtide_cuda.so')
+      refused(ask(dir, 'TIDE_EMULATE_DEVICES=-1'), 'no CUDA driver')
+   end)
+
+   it('may lack a device', function()
+      dir = folder_with(emulated .. '/libtide_cuda.so')
+      refused(ask(dir, 'TIDE_EMULATE_DEVICES=0'), 'sees no device')
+   end)
+
+   it('may lack cuBLASLt: products are refused, the rest works', function()
+      if tide.default():device_available 'cuda' then return end -- the real one would be found
+      dir = folder_with(nil)                           -- a copy: its runpath is its own folder
+      os.execute(('cp %s/libtide_cuda.so %s/'):format(emulated, dir))
+      refused(ask(dir, nil, [[function()
+         local x = tide.ones({ 2, 2 }, { device = 'cuda' })
+         assert((x + x):sum():item() == 8)
+         return x:matmul(x)
+      end]]), 'products need cuBLASLt')
+   end)
+
+   it('ends a recipe with one sentence', function()
+      local text = capture(([[TIDE_EMULATE_DEVICES=0 luajit -e "package.path = 'bindings/?.lua;]]
+         .. [[lua/?.lua;lua/?/init.lua;' .. package.path; package.loaded['tide.host'] = { library ]]
+         .. [[= '%s/libtide.so' }" recipes/pretrain.lua --device cuda --out %s; echo "status $?"]])
+         :format(emulated, os.tmpname() .. '.run'))
+      assert.is_truthy(text:find('E_DEVICE', 1, true), text)
+      assert.is_truthy(text:find('sees no device', 1, true), text)
+      assert.is_nil(text:find 'status 0')
+   end)
+end)

@@ -1,0 +1,270 @@
+-- What CUDA kernels do that small shapes do not reach: several blocks, several launches, tiles of
+-- tensor cores, faults found by kernels. Each is compared with the reference or with cpu.
+--
+-- Not found by its name: spec/cuda/emulated_spec.lua runs it on emulated threads. On a machine with
+-- a GPU: TIDE_SPEC_DEVICE=cuda luajit /usr/bin/busted spec/cuda/device_case.lua spec/op
+
+local tide = require 'tide'
+local update = require 'tide.ffi.update'
+local refused = require 'spec.support.refused'
+
+local device = 'cuda'
+local rounding = { f32 = 2e-6, f64 = 1e-13, bf16 = 1.6e-2, f16 = 2e-3 }
+
+local function random(shape, seed, dtype)
+   tide.set_rng_state { seed = seed, stream = 0, offset = 0 }
+   return tide.randn(shape, { dtype = 'f32', device = 'cpu' }):to(dtype or 'f32')
+end
+
+local function flat(t)
+   local list = t:to('cpu'):to('f64'):reshape(-1):tolist()
+   return type(list) == 'table' and list or { list }
+end
+
+local function close(got, want, room, what)
+   assert.are.same(want.shape, got.shape, what)
+   local a, b, scale = flat(got), flat(want), 1e-3
+   for _, v in ipairs(b) do
+      if v == v and math.abs(v) < math.huge then scale = math.max(scale, math.abs(v)) end
+   end
+   for i = 1, #b do
+      local good = a[i] == b[i] or math.abs(a[i] - b[i]) <= room * scale
+      if not good then
+         error(('%s: element %d is %.9g, expected %.9g (allowed %.3g)')
+            :format(what, i, a[i], b[i], room * scale), 2)
+      end
+   end
+end
+
+local function bytes(t) return t:to('cpu'):contiguous():to_string_bytes() end
+
+-- ---- attention on tensor cores ------------------------------------------------------------------
+
+local function packed(tq, tk)
+   local q, k = {}, {}
+   for i = 1, math.max(tq, tk) do
+      local doc, pos = math.floor((i - 1) / 37), (i - 1) % 37
+      if i % 29 == 0 then doc = -1 end
+      if i <= tq then q[#q + 1], q[#q + 2] = doc, pos end
+      if i <= tk then k[#k + 1], k[#k + 2] = doc, pos end
+   end
+   return tide.tensor(q, { dtype = 'i32' }):reshape { 1, tq, 2 },
+      tide.tensor(k, { dtype = 'i32' }):reshape { 1, tk, 2 }
+end
+
+-- q [B, Tq, H, D], keys [B, Tk, Hk, D], values of Dv channels.
+local shapes = {
+   { b = 1, tq = 70, tk = 70, h = 2, hk = 1, d = 64, dv = 64 },
+   { b = 2, tq = 33, tk = 90, h = 4, hk = 2, d = 16, dv = 32 },
+   { b = 1, tq = 65, tk = 65, h = 1, hk = 1, d = 128, dv = 128 },
+   { b = 1, tq = 40, tk = 50, h = 1, hk = 1, d = 136, dv = 200 },
+   { b = 1, tq = 66, tk = 40, h = 3, hk = 1, d = 27, dv = 9 },
+}
+local masks = {
+   full = {}, causal = { causal = true }, window = { causal = true, window = 20 },
+   ['window to both sides'] = { window = { 7, 3 } }, shifted = { causal = true, q_start = 20 },
+   softcap = { causal = true, softcap = 3, scale = 0.4 }, packed = { causal = true, packed = true },
+}
+
+local function attend(s, opts, dtype, where)
+   local o, leaves = { return_lse = true }, {}
+   for _, k in ipairs { 'causal', 'window', 'q_start', 'softcap', 'scale' } do o[k] = opts[k] end
+   for i, shape in ipairs { { s.b, s.tq, s.h, s.d }, { s.b, s.tk, s.hk, s.d },
+                            { s.b, s.tk, s.hk, s.dv } } do
+      leaves[i] = random(shape, 10 + i, dtype):to(where):detach():requires_grad_()
+   end
+   if opts.packed then
+      local q, k = packed(s.tq, s.tk)
+      o.q_index, o.k_index = q:to(where), k:to(where)
+   end
+   local out, lse = tide.attention(leaves[1], leaves[2], leaves[3], o)
+   local dout = random({ s.b, s.tq, s.h, s.dv }, 20, dtype):to(where)
+   local dlse = random({ s.b, s.h, s.tq }, 21, 'f32'):to(where)
+   local zero = tide.zeros({}, { device = where })
+   local finite = tide.where(lse:isfinite(), lse, zero)
+   local loss = (out * dout):sum():to 'f32' + (finite * dlse):sum()
+   loss:backward()
+   return { out, lse, leaves[1].grad, leaves[2].grad, leaves[3].grad }
+end
+
+describe('attention over several tiles', function()
+   for _, name in ipairs { 'full', 'causal', 'window', 'window to both sides', 'shifted', 'softcap',
+                           'packed' } do
+      for _, dtype in ipairs { 'bf16', 'f16', 'f32' } do
+         it(('is that of the reference: %s, %s'):format(name, dtype), function()
+            for i, s in ipairs(shapes) do
+               local got = attend(s, masks[name], dtype, device)
+               local want = attend(s, masks[name], dtype, 'cpu')
+               for k, part in ipairs { 'out', 'lse', 'dq', 'dk', 'dv' } do
+                  local room = k == 2 and (dtype == 'f32' and 2e-5 or 2e-3)
+                     or (dtype == 'f32' and 2e-5 or rounding[dtype] * (k > 2 and 2 or 1))
+                  close(got[k], want[k], room, ('%s of shape %d'):format(part, i))
+               end
+            end
+         end)
+      end
+   end
+
+   it('gives the same bits twice', function()
+      local a, b = attend(shapes[1], masks.causal, 'bf16', device),
+         attend(shapes[1], masks.causal, 'bf16', device)
+      for k = 1, 5 do assert.equal(bytes(a[k]), bytes(b[k])) end
+   end)
+
+   it('reads heads that are views of one tensor', function()
+      local qkv = random({ 1, 40, 6, 32 }, 3, 'bf16')
+      local function run(x)
+         return tide.attention(x:slice(3, 1, 2), x:slice(3, 3, 4), x:slice(3, 5, 6),
+            { causal = true })
+      end
+      close(run(qkv:to(device)), run(qkv), rounding.bf16, 'views')
+   end)
+end)
+
+-- ---- several blocks and launches ----------------------------------------------------------------
+
+describe('reductions over many elements', function()
+   for _, shape in ipairs { { 3, 10000 }, { 10000, 3 }, { 70001 }, { 33, 300, 7 }, { 600, 130 } } do
+      it('agree with the host: ' .. table.concat(shape, ' '), function()
+         local x = random(shape, 5, 'f64')
+         local y = x:to(device)
+         for dim = 1, #shape do
+            for _, op in ipairs { 'sum', 'mean', 'amax', 'amin' } do
+               close(y[op](y, dim), x[op](x, dim), 1e-12, op .. ' over dim ' .. dim)
+            end
+            assert.equal(bytes(y:argmax(dim)), bytes(x:argmax(dim)))
+            assert.equal(bytes(y:argmin(dim)), bytes(x:argmin(dim)))
+            close(y:cumsum(dim), x:cumsum(dim), 1e-12, 'cumsum')
+         end
+         close(y:sum(), x:sum(), 1e-12, 'sum')
+         assert.equal(bytes(y:to('f32'):sum()), bytes(y:to('f32'):sum()))
+      end)
+   end
+end)
+
+describe('sums that meet at one index', function()
+   local n, v, d = 700, 13, 1100
+   local function ids(seed)
+      local list = {}
+      for i = 1, n do list[i] = (i * i * seed + i) % v end
+      return tide.tensor(list, { dtype = 'i64' })
+   end
+   for _, dtype in ipairs { 'f64', 'bf16', 'i64' } do
+      it('are in index order in ' .. dtype, function()
+         local src = (random({ n, d }, 4) * 8):floor():to(dtype)
+         local t = tide.ones({ v, d }, { dtype = dtype })
+         local want = t:to('ref'):index_add(1, ids(3):to 'ref', src:to 'ref')
+         local got = t:to(device):index_add(1, ids(3):to(device), src:to(device))
+         assert.equal(bytes(want), bytes(got))
+         local narrow = src:slice(2, 1, 3):contiguous()
+         local index = ids(5):reshape(n, 1):expand({ n, 3 }):contiguous()
+         local base = tide.zeros({ v, 3 }, { dtype = dtype })
+         assert.equal(
+            bytes(base:to('ref'):scatter_add(1, index:to 'ref', narrow:to 'ref')),
+            bytes(base:to(device):scatter_add(1, index:to(device), narrow:to(device))))
+      end)
+   end
+
+   it('are the gradient of an embedding', function()
+      local grads = {}
+      for i, where in ipairs { 'ref', device } do
+         local w = random({ v, d }, 8):to(where):detach():requires_grad_()
+         tide.embedding(w, ids(7):reshape(70, 10):to(where)):square():sum():backward()
+         grads[i] = w.grad
+      end
+      close(grads[2], grads[1], 2e-6, 'dweight')
+   end)
+end)
+
+describe('random numbers', function()
+   for _, dtype in ipairs { 'f32', 'f64', 'bf16', 'f16' } do
+      it('are those of the host, bit for bit, in ' .. dtype, function()
+         for offset = 0, 5 do
+            local got = {}
+            for i, where in ipairs { 'cpu', device } do
+               tide.set_rng_state { seed = 99, stream = 4, offset = offset }
+               local o = { dtype = dtype, device = where }
+               local wide = tide.zeros({ 9, 14 }, o)
+               wide:slice(2, 1, 14, 2):normal_(0.5, 3)
+               got[i] = bytes(tide.zeros({ 1037 }, o):uniform_(-2, 5))
+                  .. bytes(tide.zeros({ 41, 7 }, o):normal_(1, 2)) .. bytes(wide)
+                  .. bytes(tide.zeros({ 515 }, o):trunc_normal_(0, 1, -1, 2))
+            end
+            assert.equal(got[1], got[2])
+         end
+      end)
+   end
+end)
+
+describe('optimiser steps of many tensors', function()
+   local function state(where, dtype)
+      local s = { p = {}, g = {}, m = {}, v = {}, master = {}, buf = {} }
+      for i = 1, 101 do
+         local n = i == 50 and 20000 or i % 7 * 13
+         for k, name in ipairs { 'p', 'g' } do s[name][i] = random({ n }, i * 2 + k, dtype) end
+         for _, name in ipairs { 'm', 'v', 'buf' } do s[name][i] = tide.zeros { n } end
+         s.master[i] = s.p[i]:to 'f32'
+         for _, name in ipairs { 'p', 'g', 'm', 'v', 'master', 'buf' } do
+            s[name][i] = s[name][i]:to(where)
+         end
+      end
+      return s
+   end
+   local function compare(run, names, dtype)
+      local a, b = state('cpu', dtype), state(device, dtype)
+      run(a, 'cpu')
+      run(b, device)
+      for _, name in ipairs(names) do
+         for i = 1, 101 do close(b[name][i], a[name][i], 4e-3, name .. ' ' .. i) end
+      end
+   end
+
+   it('is AdamW with a factor from the device', function()
+      compare(function(s, where)
+         local factor = update.clip_factor(update.norm(s.g), 1)
+         assert.equal(where, factor.device)
+         local lists = { p = s.p, g = s.g, m = s.m, v = s.v, master = s.master, g_scale = factor }
+         update.adamw_(lists, { lr = 0.01, beta1 = 0.9, beta2 = 0.95, eps = 1e-8,
+                                weight_decay = 0.1, step = 3 })
+         update.scale_all_(s.g, factor)
+      end, { 'p', 'g', 'm', 'v', 'master' }, 'bf16')
+   end)
+
+   it('is SGD with momentum', function()
+      compare(function(s)
+         for step = 1, 2 do
+            update.sgd_({ p = s.p, g = s.g, buf = s.buf, master = s.master },
+               { lr = 0.1, momentum = 0.9, nesterov = true, weight_decay = 0.01,
+                 first = step == 1 })
+         end
+      end, { 'p', 'buf', 'master' }, 'f16')
+   end)
+
+   it('is a norm', function()
+      local a, b = state('cpu', 'f32'), state(device, 'f32')
+      for _, p in ipairs { 1, 2, math.huge } do
+         local want, got = update.norm(a.g, p):item(), update.norm(b.g, p):item()
+         assert.is_true(math.abs(want - got) <= 1e-6 * want)
+      end
+   end)
+end)
+
+-- ---- faults that kernels find -------------------------------------------------------------------
+
+describe('an index out of range', function()
+   it('is told, and what follows is not disturbed', function()
+      local x = random({ 5, 3 }, 1):to(device)
+      local bad = tide.tensor({ 0, 5, 2 }, { dtype = 'i64', device = device })
+      local function wrong() return x:index_select(1, bad):tolist() end
+      refused('E_ARG', { 'index 5', '[0, 5)' }, wrong)
+      assert.equal(15, x:numel())
+      close(x + x, x:to('cpu') * 2, 0, 'the sum after it')
+      refused('E_ARG', 'index', function()
+         return tide.embedding(x, tide.tensor({ -1 }, { dtype = 'i64', device = device })):tolist()
+      end)
+      refused('E_ARG', { 'target of row 1', '9' }, function()
+         return tide.cross_entropy(x, tide.tensor({ 0, 9, 1, 1, 1 }, { dtype = 'i64',
+                                                                     device = device })):item()
+      end)
+   end)
+end)

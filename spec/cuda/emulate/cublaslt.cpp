@@ -1,0 +1,179 @@
+/* A libcublasLt.so of plain loops, so that how kernels/cuda/blas.cu asks for products is tested:
+ * descriptors, leading dims, transpositions, batches, bias. Columns first, as the real one.
+ *
+ * It refuses what the real one refuses: a leading dim that is too small, an epilogue for f64,
+ * shapes that do not fit, an algorithm that was asked for another problem. Spec only.
+ */
+#include "cublasLt.h"
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+
+struct tide_emulated_desc {
+  cublasComputeType_t compute;
+  int32_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
+  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void *bias = nullptr;
+};
+struct tide_emulated_layout {
+  cudaDataType_t type;
+  int64_t rows, cols, ld;
+  int32_t batch = 1;
+  int64_t stride = 0;
+};
+struct tide_emulated_preference { int unused; };
+
+static double get(const void *p, cudaDataType_t type, int64_t i)
+{
+  switch (type) {
+    case CUDA_R_64F: return static_cast<const double *>(p)[i];
+    case CUDA_R_16F: return __half2float(static_cast<const __half *>(p)[i]);
+    case CUDA_R_16BF: return __bfloat162float(static_cast<const __nv_bfloat16 *>(p)[i]);
+    default: return static_cast<const float *>(p)[i];
+  }
+}
+
+static void put(void *p, cudaDataType_t type, int64_t i, double v)
+{
+  switch (type) {
+    case CUDA_R_64F: static_cast<double *>(p)[i] = v; break;
+    case CUDA_R_16F: static_cast<__half *>(p)[i] = __float2half((float)v); break;
+    case CUDA_R_16BF: static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16((float)v); break;
+    default: static_cast<float *>(p)[i] = (float)v;
+  }
+}
+
+static int64_t shape_word(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d)
+{
+  int64_t h = op->trans_a * 2 + op->trans_b;
+  for (int64_t v : {a->rows, a->cols, a->ld, b->rows, b->cols, b->ld, d->rows, d->cols, d->ld})
+    h = h * 1000003 + v;
+  return h;
+}
+
+TIDE_LT cublasLtCreate(cublasLtHandle_t *handle)
+{
+  *handle = nullptr;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+
+TIDE_LT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t c, cudaDataType_t)
+{
+  *d = new tide_emulated_desc;
+  (*d)->compute = c;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
+{
+  delete d;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
+                                       const void *value, size_t size)
+{
+  void *to = what == CUBLASLT_MATMUL_DESC_TRANSA ? (void *)&d->trans_a
+    : what == CUBLASLT_MATMUL_DESC_TRANSB ? (void *)&d->trans_b
+    : what == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue : (void *)&d->bias;
+  if (size != (what == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8 : 4))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  memcpy(to, value, size);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+TIDE_LT cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows,
+                                   uint64_t cols, int64_t ld)
+{
+  *l = new tide_emulated_layout;
+  (*l)->type = type, (*l)->rows = (int64_t)rows, (*l)->cols = (int64_t)cols, (*l)->ld = ld;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+  delete l;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                         cublasLtMatrixLayoutAttribute_t what, const void *value,
+                                         size_t size)
+{
+  bool count = what == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+  if (size != (count ? 4u : 8u)) return CUBLAS_STATUS_INVALID_VALUE;
+  memcpy(count ? (void *)&l->batch : (void *)&l->stride, value, size);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+TIDE_LT cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
+{
+  *p = new tide_emulated_preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
+{
+  delete p;
+  return CUBLAS_STATUS_SUCCESS;
+}
+TIDE_LT cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+                                             cublasLtMatmulPreferenceAttributes_t, const void *,
+                                             size_t)
+{
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                 cublasLtMatrixLayout_t d)
+{
+  int64_t m = op->trans_a ? a->cols : a->rows, k = op->trans_a ? a->rows : a->cols;
+  int64_t k2 = op->trans_b ? b->cols : b->rows, n = op->trans_b ? b->rows : b->cols;
+  bool sizes = m == d->rows && n == d->cols && k == k2 && m > 0 && n > 0 && k > 0;
+  bool lead = a->ld >= a->rows && b->ld >= b->rows && d->ld >= d->rows;
+  bool types = a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)
+    && (a->type == CUDA_R_64F) == (op->compute == CUBLAS_COMPUTE_64F)
+    && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
+  return sizes && lead && types && a->batch == d->batch && b->batch == d->batch;
+}
+
+TIDE_LT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                       cublasLtMatmulPreference_t, int most,
+                                       cublasLtMatmulHeuristicResult_t *found, int *n)
+{
+  *n = most > 0 && fits(op, a, b, d);
+  if (!*n) return CUBLAS_STATUS_NOT_SUPPORTED;
+  found->algo.data[0] = (uint64_t)shape_word(op, a, b, d);
+  found->state = CUBLAS_STATUS_SUCCESS;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/* alpha is 1 and beta 0 or 1, of the type of the sums. */
+TIDE_LT cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *alpha, const void *a,
+                       cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb,
+                       const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
+                       cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo, void *, size_t,
+                       cudaStream_t)
+{
+  bool wide = op->compute == CUBLAS_COMPUTE_64F;
+  double al = wide ? *(const double *)alpha : *(const float *)alpha;
+  double be = wide ? *(const double *)beta : *(const float *)beta;
+  if (!fits(op, la, lb, ld) || algo->data[0] != (uint64_t)shape_word(op, la, lb, ld))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  int64_t depth = op->trans_a ? la->rows : la->cols;
+  int64_t as = op->trans_a ? 1 : la->ld, ar = op->trans_a ? la->ld : 1;
+  int64_t bs = op->trans_b ? lb->ld : 1, bc = op->trans_b ? 1 : lb->ld;
+  for (int64_t z = 0; z < ld->batch; z++)
+    for (int64_t col = 0; col < ld->cols; col++)
+      for (int64_t row = 0; row < ld->rows; row++) {
+        double sum = 0;
+        for (int64_t k = 0; k < depth; k++)
+          sum += get(a, la->type, z * la->stride + row * ar + k * as)
+            * get(b, lb->type, z * lb->stride + k * bs + col * bc);
+        int64_t at = z * ld->stride + col * ld->ld + row;
+        sum *= al;
+        if (be != 0) sum += be * get(c, ld->type, at);
+        if (op->epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(op->bias, ld->type, row);
+        put(d, ld->type, at, sum);
+      }
+  return CUBLAS_STATUS_SUCCESS;
+}

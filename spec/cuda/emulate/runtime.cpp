@@ -1,0 +1,258 @@
+/* Blocks as fibers, memory as malloc: what spec/cuda/emulate/cuda_runtime.h declares.
+ *
+ * A fiber runs threads of the block one after another until one of them meets a barrier; only then
+ * is another fiber needed. One launch at a time in the process (static shared memory is one).
+ */
+#include "cuda_runtime.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+extern "C" void tide_emulate_switch(void **save, void *to);
+__asm__(
+  ".text\n.globl tide_emulate_switch\n.hidden tide_emulate_switch\n"
+  ".type tide_emulate_switch, @function\ntide_emulate_switch:\n"
+  "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+  "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+  "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
+  ".size tide_emulate_switch, .-tide_emulate_switch\n");
+
+namespace {
+
+enum { STACK = 256 << 10, SHARED = 128 << 10 };
+enum state_t { IDLE, READY, WAIT_BLOCK, WAIT_WARP };
+
+struct fiber {
+  void *sp = nullptr;
+  char *stack = nullptr;
+  state_t state = IDLE;
+  unsigned thread = 0;
+};
+
+struct warp {
+  int came;
+  alignas(16) unsigned char slot[32 * TIDE_EMULATE_SLOT];
+};
+
+std::mutex one_launch;
+std::vector<fiber *> fibers;
+fiber *now;
+void *scheduler;
+const std::function<void()> *body;
+unsigned nthread, next_thread, finished;
+int came, any_flag, any_result;
+warp warps[32];
+alignas(128) unsigned char shared_bytes[SHARED];
+
+void place(unsigned t)
+{
+  now->thread = t;
+  threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+}
+
+void leave() { tide_emulate_switch(&now->sp, scheduler); }
+
+void run_threads()
+{
+  for (;;) {
+    while (next_thread < nthread) {
+      place(next_thread++);
+      (*body)();
+      finished++;
+    }
+    now->state = IDLE;
+    leave();
+  }
+}
+
+fiber *make_fiber()
+{
+  fiber *f = new fiber;
+  f->stack = static_cast<char *>(aligned_alloc(64, STACK));
+  void **top = reinterpret_cast<void **>(f->stack + STACK) - 2;
+  *top = reinterpret_cast<void *>(run_threads);
+  f->sp = top - 6;
+  fibers.push_back(f);
+  return f;
+}
+
+void resume(fiber *f)
+{
+  now = f;
+  if (f->state != IDLE) place(f->thread);
+  f->state = READY;
+  tide_emulate_switch(&scheduler, f->sp);
+}
+
+void wait(state_t what)
+{
+  now->state = what;
+  leave();
+}
+
+void release(state_t what, int of_warp)
+{
+  for (fiber *f : fibers)
+    if (f->state == what && (of_warp < 0 || (int)(f->thread / 32) == of_warp)) f->state = READY;
+}
+
+fiber *idle_fiber()
+{
+  for (fiber *f : fibers)
+    if (f->state == IDLE) return f;
+  return make_fiber();
+}
+
+void run_block(size_t shared)
+{
+  next_thread = finished = 0;
+  came = any_flag = 0;
+  for (warp &w : warps) w.came = 0;
+  memset(shared_bytes, 0xff, shared);
+  while (finished < nthread) {
+    bool moved = false;
+    for (; next_thread < nthread; moved = true) resume(idle_fiber());
+    for (size_t i = 0; i < fibers.size(); i++)
+      if (fibers[i]->state == READY) {
+        resume(fibers[i]);
+        moved = true;
+      }
+    if (moved) continue;
+    fprintf(stderr, "emulated CUDA: %u of %u threads ended, the others wait at a barrier\n",
+            finished, nthread);
+    abort();
+  }
+}
+
+}  // namespace
+
+void tide_emulate_launch(dim3 grid, dim3 block, size_t shared, const std::function<void()> &f)
+{
+  std::lock_guard<std::mutex> lock(one_launch);
+  nthread = block.x * block.y * block.z;
+  if (nthread == 0 || nthread > 1024 || shared > SHARED || grid.x == 0 || grid.y == 0 ||
+      grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
+    fprintf(stderr, "emulated CUDA: a launch of [%u %u %u] x %u with %zu bytes is not valid\n",
+            grid.x, grid.y, grid.z, nthread, shared);
+    abort();
+  }
+  body = &f;
+  gridDim = grid;
+  blockDim = block;
+  for (unsigned z = 0; z < grid.z; z++)
+    for (unsigned y = 0; y < grid.y; y++)
+      for (unsigned x = 0; x < grid.x; x++) {
+        blockIdx = {x, y, z};
+        run_block(shared);
+      }
+}
+
+void *tide_emulate_shared() { return shared_bytes; }
+
+void __syncthreads()
+{
+  if (++came < (int)nthread) return wait(WAIT_BLOCK);
+  came = 0;
+  any_result = any_flag;
+  any_flag = 0;
+  release(WAIT_BLOCK, -1);
+}
+
+int __syncthreads_or(int v)
+{
+  any_flag |= v != 0;
+  __syncthreads();
+  int r = any_result;
+  __syncthreads();
+  return r;
+}
+
+void __syncwarp(unsigned)
+{
+  int w = (int)(now->thread / 32);
+  unsigned size = nthread - (unsigned)w * 32 < 32 ? nthread - (unsigned)w * 32 : 32;
+  if (++warps[w].came < (int)size) return wait(WAIT_WARP);
+  warps[w].came = 0;
+  release(WAIT_WARP, w);
+}
+
+const unsigned char *tide_emulate_meet(const void *give, size_t n)
+{
+  unsigned char *slots = warps[now->thread / 32].slot;
+  memcpy(slots + now->thread % 32 * TIDE_EMULATE_SLOT, give, n);
+  __syncwarp();
+  return slots;
+}
+
+void tide_emulate_done() { __syncwarp(); }
+
+/* ---- the runtime ----------------------------------------------------------------------------- */
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+  const char *said = getenv("TIDE_EMULATE_DEVICES"); /* "0": a driver without a device */
+  *n = said ? atoi(said) : 1;
+  return *n < 0 ? cudaErrorInsufficientDriver : cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **p, size_t n)
+{
+  *p = aligned_alloc(256, (n + 255) / 256 * 256);
+  if (!*p) return cudaErrorMemoryAllocation;
+  memset(*p, 0xff, n);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p)
+{
+  free(p);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMalloc(p, n); }
+cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind, cudaStream_t)
+{
+  memmove(dst, src, n);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t n, cudaStream_t)
+{
+  memset(dst, value, n);
+  return cudaSuccess;
+}
+
+/* ---- copies under way: a queue a thread ------------------------------------------------------ */
+
+namespace {
+struct copy { void *to; const void *from; bool there; int group; };
+struct copies { std::vector<copy> list; int group = 0; };
+copies under_way[1024];
+}  // namespace
+
+void tide_emulate_copy(void *to, const void *from, bool there)
+{
+  copies &c = under_way[now->thread];
+  c.list.push_back({to, from, there, c.group});
+}
+
+void tide_emulate_commit() { under_way[now->thread].group++; }
+
+void tide_emulate_wait(int n)
+{
+  copies &c = under_way[now->thread];
+  std::vector<copy> left;
+  for (const copy &x : c.list)
+    if (x.group < c.group - n) {
+      if (x.there) memcpy(x.to, x.from, 16);
+      else memset(x.to, 0, 16);
+    } else left.push_back(x);
+  c.list.swap(left);
+}

@@ -1,0 +1,235 @@
+-- A rank that fails, leaves, hangs: the others end in time with the cause, and the process goes on.
+
+local ranks = require 'spec.dist.ranks'
+local tide = require 'tide'
+
+local function seconds(fn)
+   local begin = tide.clock()
+   fn()
+   return tide.clock() - begin
+end
+
+-- Nobody waited for the timeout of 60 s; a machine busy with other things makes no difference.
+local SOON = 30
+
+describe('a Lua error on one rank', function()
+   for _, n in ipairs { 2, 3, 8 } do
+      it('ends ' .. n .. ' ranks at once, with the cause', function()
+         local rows
+         local time = seconds(function()
+            rows = ranks.try(n, nil, function(comm)
+               local t = require('tide').ones { 10 }
+               for i = 1, 1000 do
+                  comm:all_reduce(t)
+                  if i == 17 and comm.rank == 1 then error('boom on purpose') end
+               end
+            end)
+         end)
+         assert.is_true(time < SOON, time)
+         for rank = 0, n - 1 do
+            local row = rows[rank + 1]
+            assert.is_truthy(row.message:find('boom on purpose', 1, true), row.message)
+            assert.equal(rank == 1 and 'E_HOST' or 'E_PEER', row.status)
+         end
+         assert.equal(1, rows.first)
+      end)
+   end
+
+   it('reaches ranks that wait in another communicator', function()
+      local rows
+      local time = seconds(function()
+         rows = ranks.try(4, nil, function(comm)
+            local half = comm:split(comm.rank < 2 and 0 or 1, 0, 'half')
+            half:barrier()
+            if comm.rank == 0 then error('boom on purpose') end
+            half:barrier()
+            half:barrier()
+            comm:barrier()
+         end)
+      end)
+      assert.is_true(time < SOON, time)
+      for rank = 1, 3 do
+         assert.equal('E_PEER', rows[rank + 1].status)
+         assert.is_truthy(rows[rank + 1].message:find('rank 0 failed first', 1, true))
+      end
+   end)
+
+   it('is seen even if nobody tells the group', function()
+      local rows
+      local time = seconds(function()
+         rows = ranks.try(3, { untold = true }, function(comm)
+            comm:barrier()
+            if comm.rank == 2 then error('boom on purpose') end
+            comm:barrier()
+         end)
+      end)
+      assert.is_true(time < SOON, time)
+      for rank = 0, 1 do
+         assert.equal('E_PEER', rows[rank + 1].status)
+         assert.is_truthy(rows[rank + 1].message:find('rank 2', 1, true), rows[rank + 1].message)
+      end
+   end)
+end)
+
+describe('an early return', function()
+   it('ends those who wait, naming rank and last call', function()
+      local rows
+      local time = seconds(function()
+         rows = ranks.try(3, nil, function(comm)
+            comm:barrier()
+            if comm.rank == 0 then return 'early' end
+            comm:barrier()
+         end)
+      end)
+      assert.is_true(time < SOON, time)
+      assert.equal('OK', rows[1].status)
+      for rank = 1, 2 do
+         assert.equal('E_PEER', rows[rank + 1].status)
+         local text = rows[rank + 1].message
+         assert.is_truthy(text:find("rank 0 has left 'world' after #1 barrier", 1, true), text)
+         assert.is_truthy(text:find('fault_spec.lua:%d+'), text)
+      end
+   end)
+
+   it('lets asynchronous calls of the others fail, too', function()
+      local rows = ranks.try(2, nil, function(comm)
+         if comm.rank == 0 then return end
+         local t = require('tide').ones { 4 }
+         local work = comm:all_reduce(t, 'sum', { async = true })
+         local ok, e = pcall(work.wait, work)
+         local ok2, e2 = pcall(work.wait, work)
+         return ok, e.code, ok2, e2.code, work:test()
+      end)
+      assert.same({ false, 'E_PEER', false, 'E_PEER', true },
+         { unpack(rows[2].values, 1, 5) })
+   end)
+end)
+
+describe('an endless loop on one rank', function()
+   it('ends the others after the timeout, naming rank, call and place', function()
+      local rows
+      local time = seconds(function()
+         rows = ranks.try(3, nil, function(comm)
+            comm:barrier()
+            comm:barrier()
+            comm:set_timeout(2)             -- from here on: starting may take longer
+            if comm.rank == 2 then
+               repeat until comm:failure()  -- what a launcher's interrupt would end
+               error(comm:failure(), 0)
+            end
+            comm:all_reduce(require('tide').ones { 3 })
+         end)
+      end)
+      assert.is_true(time >= 2 and time < SOON, time)
+      for rank = 0, 1 do
+         local row = rows[rank + 1]
+         assert.equal('E_TIMEOUT', row.status)
+         assert.is_truthy(row.message:find('waited 2 s in #3 all_reduce(sum, f32, 3 elements)', 1,
+            true), row.message)
+         assert.is_truthy(row.message:find('rank 2 has not come; its last call here was #2 '
+            .. 'barrier%(%) at [^\n]-fault_spec.lua:%d+'), row.message)
+      end
+   end)
+
+   it('is told from waiting in another communicator', function()
+      local rows = ranks.try(2, nil, function(comm)
+         local other = comm:split(0, 0, 'other')
+         comm:set_timeout(2)
+         other:set_timeout(2)
+         if comm.rank == 0 then comm:barrier() else other:barrier() end
+      end)
+      local text = rows[1].message .. rows[2].message
+      assert.is_truthy(text:find("it is in barrier() #1 on 'other' at", 1, true)
+         or text:find("it is in barrier() #2 on 'world' at", 1, true), text)
+   end)
+end)
+
+describe('abort', function()
+   it('ends every rank with the reason', function()
+      local rows
+      local time = seconds(function()
+         rows = ranks.try(3, nil, function(comm)
+            if comm.rank == 1 then comm:abort('enough') end
+            local ok, e = pcall(comm.barrier, comm)
+            local failure = comm:failure()
+            return ok, e.code, e.message, failure.code
+         end)
+      end)
+      assert.is_true(time < SOON, time)
+      for r = 1, 3 do
+         assert.same({ false, 'E_PEER', "rank 1 aborted 'world': enough", 'E_PEER' },
+            { unpack(rows[r].values, 1, 4) })
+      end
+   end)
+end)
+
+describe('after a failure', function()
+   it('the process makes a new group and goes on', function()
+      for _ = 1, 5 do
+         local rows = ranks.try(2, nil, function(comm)
+            if comm.rank == 0 then error('boom on purpose') end
+            comm:barrier()
+         end)
+         assert.equal(0, rows.first)
+         assert.same({ 3, 3 }, ranks.run(2, function(comm)
+            return comm:all_reduce(require('tide').full({ 1 }, comm.rank + 1)):item()
+         end))
+      end
+   end)
+end)
+
+describe('many groups', function()
+   it('made and released leave no memory, thread or descriptor', function()
+      local out = ranks.run(2, function(comm)
+         local lua = require 'tide'
+         local fd = require 'tide.ffi.dist'
+         local function entries(folder) return #require('tide.ffi.io').listdir(folder) end
+         local function pages()
+            local f = io.open('/proc/self/statm')
+            local rss = f:read('*a'):match('%d+ (%d+)')
+            f:close()
+            return tonumber(rss)
+         end
+         local function use(i)
+            local group = comm.rank == 0 and fd.group(2) or nil
+            local address = comm:broadcast_object(group and group:address())
+            local c = fd.join(nil, address, comm.rank)
+            local t = lua.ones { 100 }
+            c:all_reduce(t, 'sum', { async = i % 2 == 0 })
+            local s = c:split(0)
+            s:barrier()
+            if i % 3 == 0 then pcall(s.broadcast, s, lua.ones { comm.rank + 1 }) end
+            comm:barrier()
+            if i % 4 == 0 then c:close() end
+         end
+         local function cycle(i)
+            use(i)
+            collectgarbage()
+            collectgarbage()
+            comm:barrier()
+         end
+         for i = 1, 40 do cycle(i) end
+         local stats, rss = lua.stats(), pages()
+         local tasks, files = entries('/proc/self/task'), entries('/proc/self/fd')
+         comm:barrier()
+         for i = 1, 1000 do cycle(i) end
+         comm:barrier()
+         local after = lua.stats()
+         local grown = pages() - rss
+         comm:barrier()
+         local tasks2, files2 = entries('/proc/self/task'), entries('/proc/self/fd')
+         comm:barrier()
+         return { nhost = after.nhost - stats.nhost, ntensor = after.ntensor - stats.ntensor,
+            tasks = tasks2 - tasks, files = files2 - files, grown = grown }
+      end)
+      for r = 1, 2 do
+         assert.equal(0, out[r].nhost)
+         assert.equal(0, out[r].ntensor)
+         assert.equal(0, out[r].tasks)
+         assert.is_true(math.abs(out[r].files) <= 2, out[r].files)  -- the other rank's listing
+         if tide.build_info():find('sanitizers: none', 1, true) then
+            assert.is_true(out[r].grown < 512, out[r].grown)        -- pages
+         end
+      end
+   end)
+end)

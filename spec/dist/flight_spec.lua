@@ -1,0 +1,37 @@
+-- Operands of a collective under way: what it sends may be read and not written, what it receives
+-- neither; after wait everything is as before.
+
+local ranks = require 'spec.support.ranks'
+
+describe('operands in flight', function()
+   it('may be read while they are sent, and nothing else', function()
+      local rows = ranks.run(2, function(rank)
+         local tide = require 'tide'       -- luacheck: ignore
+         local comm = tide.dist.world()
+         local mine, other = tide.full({ 3 }, rank + 1), tide.zeros { 3 }
+         local view, result = mine:slice(1, 2, 3), {}
+         local work = comm:send_recv(other, 1 - rank, mine, 1 - rank, { async = true })
+         local function try(fn, ...)
+            local ok, e = pcall(fn, ...)
+            result[#result + 1] = ok and 'ok' or e.code
+         end
+         try(function() return mine:sum():item() end)
+         try(function() return view + 1 end)
+         try(mine.add_, mine, 1)
+         try(view.fill_, view, 0)
+         try(mine.uniform_, mine)
+         try(mine.release, mine)
+         try(function() return other:sum() end)
+         try(other.zero_ or other.fill_, other, 0)
+         try(other.release, other)
+         work:wait()
+         try(function() return mine:add_(1):sum() end)
+         try(function() return other:add_(1):sum() end)
+         return { result, mine:sum():item(), other:sum():item() }
+      end)
+      local want = { 'ok', 'ok', 'E_STATE', 'E_STATE', 'E_STATE', 'E_STATE', 'E_STATE', 'E_STATE',
+         'E_STATE', 'ok', 'ok' }
+      assert.same({ want, 6, 9 }, rows[1])
+      assert.same({ want, 9, 6 }, rows[2])
+   end)
+end)

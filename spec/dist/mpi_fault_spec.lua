@@ -1,0 +1,73 @@
+-- comm_mpi when ranks do not do the same: calls that differ, timeouts, aborts, faults. Each job is
+-- spec/dist/mpi_case.lua.
+
+local mpi = require 'spec.dist.mpi_run'
+
+local it_mpi = mpi.cases(it, pending)
+
+local script = 'spec/dist/mpi_case.lua '
+
+local function ok(n, words)
+   local out, status = mpi.job(n, script .. words)
+   assert.equal(0, status, out)
+   return out
+end
+
+local count = mpi.count
+
+describe('comm_mpi', function()
+   for _, n in ipairs { 2, 3 } do
+      it_mpi(('finds calls that differ on %d processes'):format(n), function()
+         assert.equal(n, count(ok(n, 'mismatch'), ('%d mismatches'):format(11 * n)))
+      end)
+
+      it_mpi(('goes on in the process after a timeout on %d processes'):format(n), function()
+         assert.equal(n, count(ok(n, 'caught'), 'goes on'))
+      end)
+   end
+
+   it_mpi('tells the others of an abort', function()
+      assert.equal(2, count(ok(3, 'abort'), 'told'))
+   end)
+end)
+
+describe('a rank that', function()
+   -- Output of a job of 3 in which rank 1 fails after its first call.
+   local function fails(kind)
+      local out, status, span = mpi.job(3, script .. 'fault ' .. kind)
+      assert.is_true(status ~= 0 and status ~= 124, kind .. ': ' .. status .. '\n' .. out)
+      assert.equal(0, count(out, 'not reached'), out)
+      -- nobody waited for the timeout of 60 s
+      assert.is_true(span < 45, kind .. ' took ' .. span .. ' s')
+      return out, status
+   end
+
+   it_mpi('raises ends the job with its message, once', function()
+      local out = fails 'error'
+      assert.equal(1, count(out, '[r1] tide: rank 1 failed: '), out)
+      assert.equal(1, count(out, 'planned failure'), out)
+   end)
+
+   it_mpi('exits with a code ends the job with it', function()
+      local _, status = fails 'exit'
+      assert.equal(3, status)
+   end)
+
+   it_mpi('returns early is named', function()
+      local out = fails 'leave'
+      assert.is_true(count(out, "rank 1 has left 'world' after #1 all_reduce(sum, f32") > 0, out)
+      assert.is_true(count(out, 'E_PEER') > 0, out)
+   end)
+
+   it_mpi('is killed ends the job', function() fails 'kill' end)
+
+   it_mpi('is stopped is named after the timeout, with its last call', function()
+      local out = fails 'stop'
+      assert.is_true(count(out, 'waited 2 s in #2 all_reduce') > 0, out)
+      assert.is_true(count(out, 'rank 1 has not come; its last call here was #1') > 0, out)
+   end)
+
+   it_mpi('loops for ever is named too', function()
+      assert.is_true(count(fails 'loop', 'rank 1 has not come') > 0)
+   end)
+end)

@@ -1,0 +1,48 @@
+-- comm_mpi: the case table on processes, the same bits as threads. Needs mpirun and libmpi; each
+-- job is spec/dist/mpi_case.lua. Calls that differ and faults: mpi_fault_spec.lua.
+
+local mpi = require 'spec.dist.mpi_run'
+
+local it_mpi = mpi.cases(it, pending)
+
+local script = 'spec/dist/mpi_case.lua '
+
+local function ok(n, words)
+   local out, status = mpi.job(n, script .. words)
+   assert.equal(0, status, out)
+   return out
+end
+
+local count = mpi.count
+
+describe('comm_mpi', function()
+   for _, n in ipairs { 2, 3, 4 } do
+      it_mpi(('moves and reduces every dtype and count on %d processes'):format(n), function()
+         assert.equal(n, count(ok(n, 'table'), 'mpi: 896 cases'))
+      end)
+
+      it_mpi(('gives the bits of as many threads on %d processes'):format(n), function()
+         local threads = mpi.threads(n, script .. 'bits'):match 'bits %x+'
+         assert.is_string(threads)
+         assert.equal(threads, ok(n, 'bits'):match 'bits %x+')
+      end)
+   end
+
+   it_mpi('works without comparing calls', function()
+      assert.equal(2, count(ok(2, 'table unchecked'), 'mpi: 896 cases'))
+   end)
+
+   it_mpi('moves more than a chunk', function() assert.equal(3, count(ok(3, 'large'), 'fine')) end)
+
+   it_mpi('splits, runs asynchronous calls, carries objects', function()
+      assert.equal(3, count(ok(3, 'split'), 'split fine'))
+   end)
+
+   it_mpi('makes and closes worlds', function()
+      assert.equal(2, count(ok(2, 'cycles'), 'cycles fine'))
+   end)
+
+   it_mpi('leaves the processors to others while it waits', function()
+      assert.equal(4, count(ok(4, 'idle'), 'idle fine'))
+   end)
+end)

@@ -1,0 +1,177 @@
+-- The trace of ranks: what a run leaves, what the reader makes of it, overlap that can be seen.
+
+local mpi = require 'spec.dist.mpi_run'
+local tmp = require 'spec.lua.tmp'
+local trace = require 'tide.debug.trace'
+
+local function call(seq, op, begin, finish, site, count)
+   return { seq = seq, op = op, reduce = 'sum', dtype = 'f32', count = count or 4, begin = begin,
+            finish = finish, status = 'OK', site = site or 'a.lua:' .. seq, async = false }
+end
+
+local function doc(rank, calls, clock)
+   return { rank = rank, size = 3, clock = clock or 'one', traceEvents = {},
+            comms = { { id = 'world', name = 'world', rank = rank, size = 3, calls = calls } } }
+end
+
+local function report(docs) return table.concat(trace.report(docs), '\n') end
+
+local function has(text, part) assert.is_truthy(text:find(part, 1, true), text) end
+
+describe('the reader of traces', function()
+   it('names who came last, by how much, and where', function()
+      local docs = {}
+      for r = 0, 2 do
+         docs[r + 1] = doc(r, { call(1, 'all_reduce', r == 2 and 1 or 0.01 * r, 1.5),
+            call(2, 'barrier', 2 + (r == 2 and 3.1 or 0), 5.2, 'train/step.lua:55') })
+      end
+      local text = report(docs)
+      has(text, 'rank 2 arrived 3.1 s after the others at barrier #2 (train/step.lua:55)')
+      has(text, 'rank 2 arrived 990.0 ms after the others at all_reduce #1 (a.lua:1)')
+      has(text, 'rank 2 came last in 2 of 2 collectives; the others waited 4.1 s for it')
+   end)
+
+   it('shows the first call that differs, and nothing after it', function()
+      local docs = {}
+      for r = 0, 2 do
+         docs[r + 1] = doc(r, { call(7, 'all_reduce', 0, 1), call(8, 'all_reduce', 2, 3, nil,
+            r == 1 and 5 or 4), call(9, 'barrier', r == 0 and 9 or 4, 9) })
+      end
+      local text = report(docs)
+      has(text, "the ranks part at #8 on 'world':")
+      has(text, 'ranks 0, 2: all_reduce(sum, f32, 4 elements) at a.lua:8')
+      has(text, 'rank 1: all_reduce(sum, f32, 5 elements) at a.lua:8')
+      assert.is_nil(text:find '#9')
+   end)
+
+   it('names a rank that never came', function()
+      local docs = { doc(0, { call(1, 'barrier', 0, 1), call(2, 'all_reduce', 1, 2) }),
+         doc(1, { call(1, 'barrier', 0, 1) }), doc(2, {}) }
+      local text = report(docs)
+      has(text, 'rank 2 never came to #1 barrier')
+      has(text, 'it made no call there')
+      docs[3] = docs[1]
+      has(report(docs), "rank 1 never came to #2 all_reduce(sum, f32, 4 elements) on 'world' "
+         .. '(a.lua:2); its last call there was #1 barrier')
+   end)
+
+   it('refuses what is no trace of a rank, and two of one rank', function()
+      tmp.with(function(dir)
+         local function says(words, ...)
+            for i, text in ipairs { ... } do
+               local f = assert(io.open(('%s/rank%03d.json'):format(dir, i - 1), 'w'))
+               f:write(text)
+               f:close()
+            end
+            local ok, e = pcall(trace.read, dir)
+            assert.is_false(ok)
+            assert.equal('E_FORMAT', e.code)
+            has(tostring(e), words)
+         end
+         says('no number of a rank', '{"rank":-1,"comms":[],"traceEvents":[]}')
+         says('no id or calls', '{"rank":0,"comms":[3],"traceEvents":[]}')
+         says('no number or name', '{"rank":0,"comms":[{"id":1,"calls":[4]}],"traceEvents":[]}')
+         says('no list of events', '{"rank":0,"comms":[],"traceEvents":[1]}')
+         local one = '{"rank":0,"comms":[],"traceEvents":[]}'
+         says('both of rank 0', one, one)
+      end)
+   end)
+
+   it('lets counts of uneven parts differ', function()
+      local docs = {}
+      for r = 0, 1 do
+         docs[r + 1] = doc(r, { call(1, 'all_gather_v', 0, 1, nil, 3 + r),
+            call(2, 'send_recv', 1, 2, nil, r) })
+      end
+      assert.same({}, trace.compare(docs).parted)
+   end)
+
+   it('brings clocks of other hosts together by the ends of collectives', function()
+      local docs = {}
+      for r = 0, 1 do
+         local calls, shift = {}, r * 5000
+         for i = 1, 9 do
+            calls[i] = call(i, 'all_reduce', shift + i + (r == 1 and i == 4 and 0.25 or 0),
+               shift + i + 0.5)
+         end
+         docs[r + 1] = doc(r, calls, r == 0 and 'one' or 'two')
+      end
+      has(report(docs), 'rank 1 arrived 250.0 ms after the others at all_reduce #4')
+   end)
+end)
+
+describe('tide run --trace', function()
+   for _, row in ipairs { { 'threads', mpi.threads }, { 'MPI', mpi.job } } do
+      it('leaves a file a rank, also of a run that fails (' .. row[1] .. ')', function()
+         if row[1] == 'MPI' and mpi.missing() then return pending 'no MPI' end
+         tmp.with(function(dir)
+            local words = ('--trace %s/t spec/dist/fault_case.lua loop 9 1'):format(dir)
+            local out, status = row[2](3, words, 60)
+            assert.is_true(status ~= 0 and status ~= 124, out)
+            local text, code = mpi.shell(mpi.program .. ' trace ' .. dir .. '/t', 30)
+            assert.equal(0, code, text)
+            if row[1] == 'MPI' then                 -- the abort ends a rank that loops
+               has(text, 'rank 2 left no file here')
+            else
+               has(text, "rank 2 never came to #9 all_reduce(sum, f32, 7 elements) on 'world'")
+               has(text, 'its last call there was #8 all_to_all')
+            end
+            local merged = require('tide.util.fs').read_json('spec', dir .. '/t/trace.json')
+            local seen = {}
+            for _, e in ipairs(merged.traceEvents) do
+               if e.cat == 'comm' then seen[e.pid] = true end
+            end
+            assert.same({ [0] = true, true, row[1] == 'threads' or nil }, seen)
+         end)
+      end)
+   end
+
+   it('is refused with a sentence where there is no trace', function()
+      tmp.with(function(dir)
+         local text, code = mpi.shell(mpi.program .. ' trace ' .. dir, 30)
+         assert.equal(1, code)
+         has(text, 'holds no rank*.json')
+      end)
+   end)
+end)
+
+-- A collective and, while it is under way, products.
+local overlap = [[
+   local tide = require 'tide'
+   local comm = tide.dist.world()
+   local big, x = tide.ones { 2000000 }, tide.ones { 500, 500 }
+   comm:barrier()
+   local work = comm:all_reduce(big, 'sum', { async = true })
+   for i = 1, 2000 do
+      tide.matmul(x, x)
+      if work:test() then break end
+   end
+   assert(work:wait():sum():item() == 4000000)
+]]
+
+describe('a collective issued before a large product', function()
+   it('proceeds during it, as the trace shows', function()
+      tmp.with(function(dir)
+         local f = assert(io.open(dir .. '/overlap.lua', 'w'))
+         f:write(overlap)
+         f:close()
+         local out, status = mpi.shell(('%s run -n 2 -t 1 --trace %s/t %s/overlap.lua'):format(
+            mpi.program, dir, dir), 60)
+         assert.equal(0, status, out)
+         out, status = mpi.shell(mpi.program .. ' trace ' .. dir .. '/t', 60)
+         assert.equal(0, status, out)
+         local merged = require('tide.util.fs').read_json('spec', dir .. '/t/trace.json')
+         for r = 0, 1 do
+            local span, inside = nil, 0
+            for _, e in ipairs(merged.traceEvents) do
+               if e.pid == r and e.name:find '^all_reduce#' then span = e end
+            end
+            for _, e in ipairs(merged.traceEvents) do
+               local meets = e.ts and e.ts < span.ts + span.dur and e.ts + e.dur > span.ts
+               if e.pid == r and e.name == 'matmul' and meets then inside = inside + 1 end
+            end
+            assert.is_true(inside >= 1)
+         end
+      end)
+   end)
+end)

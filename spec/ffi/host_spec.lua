@@ -1,0 +1,218 @@
+-- Ranks as threads, and the tide program: arguments, results, the first failure, exit codes.
+
+local tide = require 'tide'
+local ranks = require 'spec.support.ranks'
+local host = require 'tide.ffi.host'
+local tmp = require 'spec.support.tmp'
+local lib = require 'tide.ffi.lib'
+
+describe('ranks', function()
+   it('run the same function with their own state and context', function()
+      local rows = ranks.run(3, function(rank, nrank, a, b)
+         local tide = require 'tide'          -- luacheck: ignore
+         local x = tide.full({ 4 }, rank + 1)
+         return { rank = rank, nrank = nrank, sum = x:sum():item(), a = a, b = b }
+      end, 'text', { 1, { deep = true } })
+      for i = 1, 3 do
+         assert.same({ rank = i - 1, nrank = 3, sum = 4 * i, a = 'text',
+            b = { 1, { deep = true } } }, rows[i])
+      end
+   end)
+
+   it('take source text', function()
+      assert.same({ 0, 2 }, ranks.run(2, 'return rank * nrank'))
+   end)
+
+   it('draw the same numbers from the same seed', function()
+      local rows = ranks.run(2, function()
+         return require('tide').rand({ 5 }):tolist()
+      end)
+      assert.same(rows[1], rows[2])
+   end)
+
+   it('stop when one fails, and name it', function()
+      local rows = ranks.try(3, function(rank)
+         local tide = require 'tide'          -- luacheck: ignore
+         local x = tide.ones { 2 }
+         if rank == 1 then return x:sum(7) end
+         while true do x = x:mul(1) end
+      end)
+      assert.equal(1, rows.first)
+      assert.equal('E_ARG', rows[2].status)
+      assert.is_true(rows[2].message:find("argument 'dim'", 1, true) ~= nil)
+      for _, i in ipairs { 1, 3 } do
+         assert.equal('E_PEER', rows[i].status)
+         assert.is_true(rows[i].message:find('rank 1 failed first', 1, true) ~= nil)
+      end
+      local ok, err = pcall(ranks.run, 2, 'if rank == 1 then error "boom" end')
+      assert.is_false(ok)
+      assert.equal('E_HOST', err.code)
+      assert.is_true(err.message:find('rank 1: .*boom') ~= nil)
+   end)
+
+   it('refuse what cannot travel', function()
+      local up = 3
+      for _, case in ipairs {
+         { function() return up end }, { print }, { 3 }, { nil },
+         { 'return 1', function() end }, { 'return 1', tide.ones { 1 } },
+      } do
+         local ok, err = pcall(ranks.run, 2, unpack(case, 1, 2))
+         assert.is_false(ok)
+         assert.equal('E_ARG', err.code, tostring(err))
+      end
+      for _, n in ipairs { 0, 1025, 1.5, 0 / 0, 'a' } do
+         assert.is_false(pcall(ranks.run, n, 'return 1'))
+      end
+      assert.is_false(pcall(ranks.run, 2, 'return tostring'))
+      assert.is_false(pcall(ranks.run, 2, 'syntax error here'))
+   end)
+
+   it('start and end again and again', function()
+      for _ = 1, 10 do
+         assert.same({ 2, 2, 2, 2 }, ranks.run(4, function()
+            return require('tide').ones({ 2 }):sum():item()
+         end))
+      end
+   end)
+end)
+
+describe('plain data', function()
+   it('survives encoding', function()
+      local values = { 'a\0b\n"\\', 0 / 0, 1 / 0, -1 / 0, 2^53, 0.1, true, false,
+         { 1, x = { y = 'z' } } }
+      local back = { host.decode(host.encode(unpack(values))) }
+      assert.equal(values[1], back[1])
+      assert.is_true(back[2] ~= back[2])
+      for i = 3, 8 do assert.equal(values[i], back[i]) end
+      assert.same(values[9], back[9])
+      assert.equal(3, select('#', host.decode(host.encode(nil, nil, nil))))
+   end)
+end)
+
+-- The program lies beside the library that this Lua state has loaded.
+local program = lib.path:gsub('[^/]*$', '') .. 'tide'
+local file = io.open(program, 'rb')
+if file then file:close() end
+
+describe('the tide program', function()
+   local function run(args, recipe)
+      return tmp.with_folder(function(folder)
+         local path = tmp.write(folder, 'recipe.lua', recipe or '')
+         -- without a process group of its own, so that a signal reaches the program once
+         local command = ('unset LUA_INIT; exec >%s/out 2>%s/err; timeout --foreground -s KILL 120 '
+            .. '%s %s'):format(folder, folder, program, (args:gsub('RECIPE', path)))
+         local code = os.execute(command)
+         return math.floor(code / 256) + code % 256, tmp.read(folder .. '/out'),
+            tmp.read(folder .. '/err')
+      end)
+   end
+
+   if not file then
+      pending('is not built beside ' .. lib.path)
+      return
+   end
+
+   it('runs a recipe with its arguments', function()
+      local code, out = run('run RECIPE a --b=3',
+         'print(arg[1], arg[2], #arg, require("tide").ones({2}):sum():item())')
+      assert.equal(0, code)
+      assert.equal('a\t--b=3\t2\t2\n', out)
+   end)
+
+   it('prefixes whole lines of several ranks', function()
+      local code, out, err = run('run -n 2 RECIPE',
+         'for i = 1, 50 do io.write("line ", i, "\\n") end io.stderr:write("e")')
+      assert.equal(0, code)
+      local count = 0
+      for line in out:gmatch '[^\n]+' do
+         assert.is_true(line:find '^%[r[01]%] line %d+$' ~= nil, line)
+         count = count + 1
+      end
+      assert.equal(100, count)
+      assert.is_true(err:find('[r0] e\n', 1, true) ~= nil and err:find('[r1] e\n', 1, true) ~= nil)
+   end)
+
+   it('has exit codes', function()
+      assert.equal(1, (run('run RECIPE', 'error "x"')))
+      local code, _, err = run('run -n 3 RECIPE',
+         'if package.loaded["tide.host"].rank == 2 then error "bad rank" end')
+      assert.equal(1, code)
+      assert.is_true(err:find('rank 2 failed: .*bad rank') ~= nil)
+      assert.equal(0, (run('run -n 2 RECIPE', 'os.exit(0)')))
+      code, _, err = run('run -n 2 RECIPE', 'os.exit(3)')
+      assert.equal(3, code)
+      assert.equal('', err)
+      assert.equal(3, (run('run RECIPE', 'os.exit(3)')))
+      assert.equal(2, (run 'run'))
+      assert.equal(2, (run 'run -n 0 RECIPE'))
+      assert.equal(2, (run 'run -x 1 RECIPE'))
+      assert.equal(2, (run 'run no/such/file.lua'))
+      assert.equal(2, (run 'nonsense'))
+   end)
+
+   it('tells mistakes of people in one line, the same of several ranks once', function()
+      local mistake = 'require("tide.util.args").parse("x", {}, { "--nothing" })'
+      for _, how in ipairs { 'run RECIPE', 'run -n 3 RECIPE' } do
+         local code, _, err = run(how, mistake)
+         assert.equal(2, code)
+         assert.equal("tide: args: unknown option '--nothing' (E_ARG)\n", err)
+         code, _, err = run(how:gsub('run', 'run --traceback'), mistake)
+         assert.equal(2, code)
+         assert.is_true(err:find('raised from:\n.*main chunk') ~= nil, err)
+      end
+      local code, _, err = run('run -n 3 RECIPE', 'require("tide").ones({ 2 }):sum(7)')
+      assert.equal(1, code)
+      local _, traces = err:gsub('stack traceback', '')
+      assert.equal(1, traces, err)
+   end)
+
+   it('refuses folders and words too many', function()
+      for _, words in ipairs { 'run .', 'version extra', 'params extra' } do
+         assert.equal(2, (run(words)), words)
+      end
+      assert.equal(0, (run '-h'))
+      local _, out = run 'version'
+      local _, times = out:gsub('tide ' .. tide.version:gsub('%.', '%%.'), '')
+      assert.equal(1, times)
+   end)
+
+   it('explains itself', function()
+      for _, command in ipairs { 'help', 'help run', 'help repl', 'help errors', 'help ops',
+         'version', 'params' } do
+         local code, out = run(command)
+         assert.equal(0, code, command)
+         assert.is_true(#out > 40, command)
+      end
+      assert.equal(2, (run 'help nothing'))
+   end)
+
+   -- Starts a recipe that prints "ready", then runs shell text that signals $p. `until_err TEXT` in
+   -- it waits until the program has said TEXT: no step rests on how fast the machine is.
+   local function signalled(how, recipe, script)
+      local prelude = [[until_err() { n=0; until grep -q "$1" "$err" || [ $n -ge 600 ]; do
+         n=$((n + 1)); sleep 0.1; done; }; ]]
+      return run(('run %s RECIPE & p=$!; err=$(dirname RECIPE)/err; %s until_err ready; %s wait $p')
+         :format(how, prelude, script), recipe)
+   end
+
+   it('stops on signals with 128 + signal', function()
+      local code = signalled('', [[
+         local tide = require 'tide'
+         local x = tide.ones { 2 }
+         io.stderr:write 'ready\n'
+         while not tide.interrupted() do x = x:mul(1) end
+      ]], 'kill -TERM $p;')
+      assert.equal(143, code)
+   end)
+
+   it('stops at the next op on the second signal', function()
+      -- signals closer than 0.3 s are one request: the second comes well after the first was seen
+      local code, _, err = signalled('-n 2', [[
+         local x = require('tide').ones { 2 }
+         io.stderr:write 'ready\n'
+         while true do x = x:mul(1) end
+      ]], 'kill -INT $p; until_err "after this step"; sleep 0.5; kill -INT $p;')
+      assert.equal(130, code)
+      assert.is_true(err:find('stopping at the next op', 1, true) ~= nil, err)
+   end)
+end)

@@ -1,0 +1,168 @@
+-- The handle: properties, operators, reading, conversion, what it refuses.
+
+local tide = require 'tide'
+local ffi = require 'ffi'
+local close = require 'spec.support.close'
+
+local function refused(code, fn, ...)
+   local ok, err = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.is_true(tide.is_error(err), tostring(err))
+   assert.equal(code, err.code, tostring(err))
+end
+
+describe('tensor', function()
+   local x = tide.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+
+   it('has properties', function()
+      assert.same({ 2, 3 }, x.shape)
+      assert.equal(2, x.ndim)
+      assert.equal('f32', x.dtype)
+      assert.equal('cpu', x.device)
+      assert.is_nil(x.grad)
+      assert.is_false(x.requires_grad)
+      assert.is_true(x.is_leaf)
+      assert.equal('number', type(x.id))
+      assert.not_equal(x.id, x:clone().id)
+      assert.equal(2, #x)
+      assert.equal(6, x:numel())
+      assert.equal(3, x:stride(1))
+      assert.is_true(x:is_contiguous())
+      assert.is_false(x:t():is_contiguous())
+      assert.is_true(x:same_storage(x:t()))
+      assert.is_false(x:same_storage(x:clone()))
+   end)
+
+   it('gives a new shape list each time', function()
+      local s = x.shape
+      s[1] = 99
+      assert.same({ 2, 3 }, x.shape)
+   end)
+
+   it('computes with operators', function()
+      close(x + x, x * 2)
+      close(x - 1, tide.tensor { { 0, 1, 2 }, { 3, 4, 5 } })
+      close(x / x, tide.ones { 2, 3 })
+      close(-x, 0 - x)
+      close(x ^ 2, x * x)
+      close(2 ^ x, tide.tensor { { 2, 4, 8 }, { 16, 32, 64 } })
+      close(6 / x, tide.tensor { { 6, 3, 2 }, { 1.5, 1.2, 1 } })
+   end)
+
+   it('compares handles by identity, elements by equal', function()
+      local same = x
+      assert.is_true(x == same)
+      assert.is_false(x == x:clone())
+      assert.is_false(x == 1)
+      assert.is_true(x ~= nil)
+      assert.is_true(x:equal(x:clone()))
+      assert.is_false(x:equal(x + 1))
+      assert.is_false(x:equal(x:t()))
+      assert.is_false(x:equal(x:to 'f64'))
+      refused('E_ARG', function() return x < 1 end)
+      refused('E_ARG', function() return 1 <= x end)
+   end)
+
+   it('reads elements', function()
+      assert.equal(6, x:at(2, 3))
+      assert.equal(21, x:sum():item())
+      assert.is_true(x:gt(0):all():item())
+      assert.equal(true, x:gt(5):at(2, 3))
+      assert.same({ { 1, 2, 3 }, { 4, 5, 6 } }, x:tolist())
+      assert.same({ { 1, 4 }, { 2, 5 }, { 3, 6 } }, x:t():tolist())
+      assert.equal(ffi.string(ffi.new('float[6]', { 1, 2, 3, 4, 5, 6 }), 24), x:to_string_bytes())
+      assert.equal(24, #x:t():to_string_bytes())
+      local back = tide.from_string(x:to_string_bytes(), { 2, 3 })
+      assert.is_true(back:equal(x))
+      refused('E_SHAPE', x.item, x)
+   end)
+
+   it('prints itself bounded', function()
+      assert.is_true(tostring(x):find('f32 [2, 3] cpu', 1, true) ~= nil)
+      assert.is_true(#tostring(tide.zeros { 1000, 1000 }) < 1000)
+   end)
+
+   it('does not record what at() does', function()
+      local w = tide.tensor({ 1, 2 }, { requires_grad = true })
+      local nodes = tide.stats().nnode
+      assert.equal(2, w:at(2))
+      assert.equal(nodes, tide.stats().nnode)
+      assert.is_true(tide.is_grad_enabled())
+   end)
+
+   it('converts', function()
+      assert.equal('bf16', x:bf16().dtype)
+      assert.equal('i64', x:long().dtype)
+      assert.equal('f64', x:to('f64').dtype)
+      assert.equal('ref', x:to('ref').device)
+      local both = x:to { device = 'ref', dtype = 'f64' }
+      assert.same({ 'ref', 'f64' }, { both.device, both.dtype })
+      assert.is_true(x:to 'f32' == x)
+      assert.is_true(x:contiguous() == x)
+      refused('E_ARG', x.to, x, 'int')
+      refused('E_ARG', x.to, x, { dtyp = 'f32' })
+      refused('E_ARG', x.to, x)
+   end)
+
+   it('carries no fields and no index', function()
+      refused('E_ARG', function() x.name = 'w' end)
+      refused('E_ARG', function() x.grad = x end)
+      refused('E_ARG', function() return x.nothing end)
+      assert.is_false(pcall(function() return x[1] end))
+      refused('E_SHAPE', function() return #tide.tensor(1) end)
+   end)
+
+   it('moves and joins', function()
+      close(tide.cat({ x, x }, 1):sum(1), x:sum(1) * 2)
+      assert.same({ 2, 2, 3 }, tide.stack({ x, x }).shape)
+      assert.same({ 2, 3, 2 }, tide.stack({ x, x }, -1).shape)
+      close(x:repeat_interleave(2, 2), { { 1, 1, 2, 2, 3, 3 }, { 4, 4, 5, 5, 6, 6 } })
+      close(x:repeat_interleave(2, 1), { { 1, 2, 3 }, { 1, 2, 3 }, { 4, 5, 6 }, { 4, 5, 6 } })
+      assert.same({ 6 }, x:flatten().shape)
+      assert.same({ 2, 3 }, x:unsqueeze(2):squeeze().shape)
+      close(x:roll(1, 2), { { 3, 1, 2 }, { 6, 4, 5 } })
+      close(x:pad({ 0, 1 }, { 0, 0 }, 9), { { 9, 1, 2, 3 }, { 9, 4, 5, 6 } })
+      close(x:masked_fill(x:gt(4), 0), { { 1, 2, 3 }, { 4, 0, 0 } })
+      close(tide.where(x:gt(3), 1, 0), { { 0, 0, 0 }, { 1, 1, 1 } })
+      close(x:norm(), math.sqrt(91))
+      close(x:clamp(2, nil), { { 2, 2, 3 }, { 4, 5, 6 } })
+   end)
+
+   it('changes in place and says so by its version', function()
+      local y = x:clone()
+      local before = y:version()
+      close(y:add_(x, 2):mul_(0.5), x * 1.5)
+      assert.is_true(y:version() > before)
+      close(y:zero_(), tide.zeros { 2, 3 })
+      close(y:copy_(tide.tensor { 7, 8, 9 }), { { 7, 8, 9 }, { 7, 8, 9 } })
+   end)
+
+   it('draws the same numbers from the same seed', function()
+      local opts = { seed = 3, stream = 5 }
+      local a, b = tide.empty { 10 }:normal_(0, 1, opts), tide.empty { 10 }:normal_(0, 1, opts)
+      assert.is_true(a:equal(b))
+      local part = tide.empty { 4 }:normal_(0, 1, { seed = 3, stream = 5, start = 6 })
+      assert.is_true(part:equal(a:slice(1, 7, 10)))
+      local state = tide.rng_state()
+      local u = tide.rand { 4 }
+      tide.set_rng_state(state)
+      assert.is_true(u:equal(tide.rand { 4 }))
+      refused('E_ARG', a.normal_, a, 0, 1, { stream = 1 })
+      refused('E_ARG', a.normal_, a, 0, -1)
+   end)
+
+   it('is one metatype, also when the modules are loaded again', function()
+      local kept = {}
+      for name, module in pairs(package.loaded) do
+         if name == 'tide' or name:find '^tide%.ffi' then kept[name] = module end
+      end
+      for name in pairs(kept) do package.loaded[name] = nil end
+      local again = require 'tide'
+      assert.not_equal(tide, again)
+      close(again.ones { 2, 3 } + x, x + 1)
+      assert.equal(tide.default(), again.default())
+      for name in pairs(package.loaded) do
+         if name == 'tide' or name:find '^tide%.ffi' then package.loaded[name] = kept[name] end
+      end
+   end)
+end)

@@ -1,0 +1,120 @@
+-- util/args and util/near: declared options, nested names, errors that name the nearest.
+
+local args = require 'tide.util.args'
+local near = require 'tide.util.near'
+
+local rows = {
+   { 'steps', 100, 'how many', min = 1 },
+   { 'lr', 1e-3, 'rate', min = 0 },
+   { 'val-every', 10, 'evaluation' },
+   { 'mesh.dp', 1, 'ranks', min = 1 },
+   { 'resume', false, 'go on' },
+   { 'tie', true, 'tied' },
+   { 'dtype', 'f32', 'type', choices = { 'f32', 'bf16' } },
+   { 'data', nil, 'folder' },
+}
+
+local function parse(...) return args.new('test', rows):parse { ... } end
+
+local function message(...)
+   local ok, e = pcall(parse, ...)
+   assert.is_false(ok)
+   assert.equal('E_ARG', e.code)
+   return tostring(e)
+end
+
+describe('util.args', function()
+   it('fills in defaults, nested names apart', function()
+      local o = parse()
+      assert.same({ steps = 100, lr = 1e-3, val_every = 10, mesh = { dp = 1 }, resume = false,
+                    tie = true, dtype = 'f32' }, o)
+   end)
+
+   it('reads every form of an option', function()
+      local o = parse('--steps', '7', '--lr=2e-4', '--val_every', '3', '--mesh.dp', '4', '--resume',
+         '--no-tie', '--set', 'dtype=bf16', '--data', 'x y')
+      assert.same({ steps = 7, lr = 2e-4, val_every = 3, mesh = { dp = 4 }, resume = true,
+                    tie = false, dtype = 'bf16', data = 'x y' }, o)
+      assert.is_true(parse('--resume', 'true').resume)
+      assert.is_false(parse('--tie', 'false').tie)
+      assert.equal(2, parse('--set', 'mesh.dp=2').mesh.dp)
+      assert.equal(9, parse('--', '--steps', '9').steps)
+   end)
+
+   it('lets the last of two win', function()
+      assert.equal(3, parse('--steps', '2', '--steps', '3').steps)
+   end)
+
+   it('names the nearest option', function()
+      assert.matches("did you mean '--steps'", message('--stpes', '3'), 1, true)
+      assert.matches("did you mean '--val-every'", message('--val-evry', '3'), 1, true)
+      assert.matches("did you mean '--mesh.dp'", message('--set', 'mesh.pd=3'), 1, true)
+   end)
+
+   it('refuses what does not fit the type or range', function()
+      assert.matches('an integer >= 1, got "1.5"', message('--steps', '1.5'), 1, true)
+      assert.matches('an integer >= 1, got "0"', message('--steps', '0'), 1, true)
+      assert.matches('an integer', message('--steps', 'nan'), 1, true)
+      assert.matches('finite number', message('--lr', 'inf'), 1, true)
+      assert.matches('finite number', message('--lr', 'fast'), 1, true)
+      assert.matches('true or false', message('--resume=perhaps'), 1, true)
+      assert.matches('one of f32, bf16', message('--dtype', 'f16'), 1, true)
+      assert.matches('value is missing', message('--steps'), 1, true)
+      assert.matches('unexpected argument', message('steps'), 1, true)
+      assert.matches('name=value', message('--set', 'steps'), 1, true)
+      assert.matches('name=value', message('--set'), 1, true)
+   end)
+
+   it('checks tables as it checks words', function()
+      local p = args.new('test', rows)
+      assert.equal(3, p:check({ mesh = { dp = 3 } }).mesh.dp)
+      assert.equal(3, p:check({ ['mesh.dp'] = 3 }).mesh.dp)
+      assert.has_error(function() p:check { mesh = { pp = 3 } } end)
+      assert.has_error(function() p:check { steps = 2.5 } end)
+   end)
+
+   it('takes defaults from an earlier result, with the words on top', function()
+      local p = args.new('test', rows)
+      local before = p:parse { '--steps', '7', '--mesh.dp', '2', '--no-tie' }
+      before.gone = 3                        -- an option that is no longer declared
+      local now = p:parse({ '--steps', '9', '--lr', '1' }, before)
+      assert.same({ 9, 1, 2, false }, { now.steps, now.lr, now.mesh.dp, now.tie })
+      assert.same({ '--steps 7 before, now 9', '--lr 0.001 before, now 1' },
+         p:changes(before, now, 'before'))
+      assert.same({}, p:changes(now, now, 'before'))
+      assert.has_error(function() p:parse({}, { steps = 'many' }) end)
+   end)
+
+   it('tells mistakes in one line', function()
+      local ok, e = pcall(parse, '--stpes', '3')
+      assert.is_false(ok)
+      assert.is_true(e.brief)
+      assert.equal("args: unknown option '--stpes'; did you mean '--steps'? (E_ARG)", tostring(e))
+   end)
+
+   it('lists every option with its default', function()
+      local none, help = parse '--help'
+      assert.is_nil(none)
+      for _, text in ipairs { '--steps <integer>', '[100]', '--mesh.dp', '--dtype <string>',
+                              '(f32, bf16)', '--resume ', '--no-tie ' } do
+         assert.matches(text, help, 1, true)
+      end
+   end)
+
+   it('refuses a doubled declaration', function()
+      assert.has_error(function() args.new('t', { { 'a', 1 }, { 'a', 2 } }) end)
+   end)
+end)
+
+describe('util.near', function()
+   it('counts edits and swaps', function()
+      assert.equal(0, near.distance('abc', 'abc'))
+      assert.equal(1, near.distance('abc', 'acb'))
+      assert.equal(3, near.distance('', 'abc'))
+      assert.equal(3, near.distance('kitten', 'sitting'))
+   end)
+
+   it('offers nothing far away', function()
+      assert.is_nil(near.best('zzzz', { 'steps', 'lr' }))
+   end)
+end)

@@ -1,0 +1,86 @@
+-- debug: numeric gradients, the first output that is not finite, leaks, what the compiler did.
+
+local tide = require 'tide'
+
+local function raised(fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.equal('table', type(e), tostring(e))
+   return e
+end
+
+describe('tide.gradcheck', function()
+   local a = tide.tensor({ { 0.3, -1.2 }, { 0.8, 2 } }, { dtype = 'f64' })
+   local b = tide.tensor({ 0.5, -0.25 }, { dtype = 'f64' })
+
+   it('accepts right gradients', function()
+      local r = tide.gradcheck(function(x, y) return (x:matmul(x):tanh() * y):sum() end, { a, b })
+      assert.is_true(r.worst < 1e-6)
+   end)
+
+   it('finds wrong ones, in one element or along a direction', function()
+      local wrong = tide.grad.func {
+         name = 'wrong', forward = function(_, x) return x * x end,
+         backward = function(_, dy) return dy end,
+      }
+      assert.matches('input 1, element 1', raised(tide.gradcheck, function(x)
+         return wrong(x):sum()
+      end, { a:clone() }).message, 1, true)
+      assert.matches('direction', raised(tide.gradcheck, function(x)
+         return wrong(x):sum()
+      end, { a:clone() }, { limit = 0 }).message, 1, true)
+   end)
+
+   it('wants f64 and one element', function()
+      assert.equal('E_ARG', raised(tide.gradcheck, function(x) return x:sum() end,
+         { tide.ones { 2 } }).code)
+      assert.equal('E_ARG', raised(tide.gradcheck, 3, { a }).code)
+      assert.has_error(function() tide.gradcheck(function(x) return x * 1 end, { a:clone() }) end)
+   end)
+end)
+
+describe('debug.nan', function()
+   it('names the innermost module', function()
+      local nan = tide.debug.nan
+      local m = tide.nn.MLP { dim = 2, hidden = 4, act = 'relu', bias = true }
+      local x = tide.ones { 1, 2 }
+      local watch = nan.watch(m)
+      m(x)
+      assert.same({}, nan.parameters(m))
+      tide.no_grad(function() m.down_proj.bias:fill_(0 / 0) end)
+      assert.matches("output 1 of module 'down_proj' (Linear)", raised(m, x).message, 1, true)
+      assert.same({ 'down_proj.bias' }, nan.parameters(m))
+      watch.remove()
+      m(x)
+   end)
+end)
+
+describe('debug.leak', function()
+   it('counts what stays', function()
+      local leak, kept = tide.debug.leak, nil
+      local none = leak.measure(tide.default(), function() return tide.ones { 100 } * 2 end)
+      assert.same({ tensors = 0, bytes = 0, nodes = 0 }, none)
+      local some = leak.measure(tide.default(), function() kept = tide.ones { 1000 } end)
+      assert.equal(1000, kept:numel())
+      assert.equal(1, some.tensors)
+      assert.is_true(some.bytes >= 4000)
+   end)
+end)
+
+describe('debug.jit', function()
+   it('reports traces and aborts', function()
+      local jitlog = tide.debug.jit
+      local report, sum = jitlog.run(function()
+         local s = 0
+         for i = 1, 1000 do s = s + i end
+         return s
+      end)
+      assert.equal(500500, sum)
+      assert.is_true(report.traces >= 1)
+      local bad = jitlog.run(function()
+         for _ = 1, 1000 do local _ = loadstring 'return 1' end
+      end)
+      assert.is_true(#bad.aborts >= 1)
+      assert.matches('aborts', jitlog.text(bad), 1, true)
+   end)
+end)

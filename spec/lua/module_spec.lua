@@ -1,0 +1,239 @@
+-- nn/module, nn/hook, nn/weight: names, state, modes, hooks, initialisation by path.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local nn = require 'tide.nn'
+
+local function raised(fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.equal('table', type(e), tostring(e))
+   return e
+end
+
+local Pair = class('Pair', nn.Module)
+
+function Pair:init(opts)
+   nn.Module.init(self)
+   opts = opts or {}
+   self:child('first', nn.Linear(3, 4, nn.Module.inner(opts)))
+   self:child('second', nn.Linear(4, 2, nn.Module.inner(opts)))
+   self:buffer('count', tide.tensor({ 0 }, { device = opts.device }))
+   self:buffer('scratch', tide.tensor({ 0 }, { device = opts.device }), { persistent = false })
+   self:ready(opts)
+end
+
+function Pair:forward(x) return self.second(self.first(x):tanh()) end
+
+local function names(list)
+   local t = {}
+   for i, e in ipairs(list) do t[i] = e.name end
+   return t
+end
+
+describe('a module', function()
+   it('lists parameters, buffers and modules by dotted name, in order', function()
+      local m = Pair()
+      assert.same({ 'first.weight', 'first.bias', 'second.weight', 'second.bias' },
+         names(m:named_parameters()))
+      assert.same({ 'count', 'scratch' }, names(m:named_buffers()))
+      assert.same({ '', 'first', 'second' }, names(m:named_modules()))
+      assert.equal(3 * 4 + 4 + 4 * 2 + 2, m:num_parameters())
+      assert.equal(m.second, m:get 'second')
+      assert.equal(m, m:get '')
+      assert.equal('E_ARG', raised(m.get, m, 'third').code)
+      assert.matches('first: Linear 3 %-> 4, bias', tostring(m))
+   end)
+
+   it('lists a shared parameter once', function()
+      local m = Pair()
+      m.second.bias = m.first.bias
+      assert.same({ 'first.weight', 'first.bias', 'second.weight' }, names(m:named_parameters()))
+      m:to 'f64'
+      assert.equal(m.first.bias.id, m.second.bias.id)
+   end)
+
+   it('refuses names that are taken or have dots, and children that are none', function()
+      local m = Pair()
+      assert.equal('E_ARG', raised(m.param, m, 'first', { 2 }, 'zeros').code)
+      assert.equal('E_ARG', raised(m.param, m, 'forward', { 2 }, 'zeros').code)
+      assert.equal('E_ARG', raised(m.param, m, 'a.b', { 2 }, 'zeros').code)
+      assert.equal('E_ARG', raised(m.child, m, 'third', {}).code)
+      assert.equal('E_ARG', raised(m.param, m, 'w', { 2 }, 'wild').code)
+      assert.equal('E_ARG', raised(m.param, m, 'w', { 2 }, { kind = 'normal' }).code)
+   end)
+
+   it('walks modes and functions through the tree', function()
+      local m, order = Pair(), {}
+      m:eval()
+      assert.is_false(m.first.training)
+      m:train()
+      assert.is_true(m.second.training)
+      m:apply(function(x) order[#order + 1] = x.class_name end)
+      assert.same({ 'Linear', 'Linear', 'Pair' }, order)
+   end)
+
+   it('converts dtypes and keeps wanting gradients', function()
+      local m = Pair():to 'bf16'
+      assert.equal('bf16', m.first.weight.dtype)
+      assert.equal('bf16', m.count.dtype)
+      assert.is_true(m.first.weight.requires_grad)
+      assert.is_true(m.first.weight.is_leaf)
+      assert.equal('E_ARG', raised(m.to, m, { dtyp = 'f32' }).code)
+   end)
+
+   it('exists without bytes and is filled later', function()
+      local m = Pair { device = 'null' }
+      assert.equal('null', m.first.weight.device)
+      m:materialise('cpu', 3)
+      local n = Pair { seed = 3 }
+      assert.is_true(m.first.weight:equal(n.first.weight))
+      assert.is_true(m.first.weight.requires_grad)
+   end)
+
+   it('without a forward says so', function()
+      assert.equal('E_STATE', raised(nn.Module()).code)
+   end)
+end)
+
+describe('a state', function()
+   it('goes out and in, converting dtypes', function()
+      local a, b = Pair { seed = 1 }, Pair { seed = 2, dtype = 'f64' }
+      local state = a:state_dict()
+      assert.is_nil(state.scratch)
+      assert.is_not_nil(state.count)
+      b:load_state_dict(state)
+      assert.equal('f64', b.first.weight.dtype)
+      assert.is_true(b.first.weight:float():equal(a.first.weight))
+   end)
+
+   it('that does not fit changes nothing and lists every difference', function()
+      local a, b = Pair { seed = 1 }, Pair { seed = 2 }
+      local before = b.first.weight:clone()
+      local state = a:state_dict()
+      state['first.bias'], state.extra = nil, tide.zeros { 1 }
+      state['second.weight'] = tide.zeros { 2, 5 }
+      local e = raised(b.load_state_dict, b, state)
+      assert.equal('E_SHAPE', e.code)
+      assert.matches('missing: first.bias', e.message, 1, true)
+      assert.matches('unexpected: extra', e.message, 1, true)
+      assert.matches('second.weight (model [2, 4], state [2, 5])', e.message, 1, true)
+      assert.is_true(b.first.weight:equal(before))
+      raised(b.load_state_dict, b, state, { strict = false })
+      state['second.weight'] = nil
+      b:load_state_dict(state, { strict = false })
+      assert.is_true(b.first.weight:equal(a.first.weight))
+      raised(b.load_state_dict, b, nil)
+   end)
+end)
+
+describe('initial weights', function()
+   it('depend on seed and path alone', function()
+      local a, b = Pair { seed = 7 }, Pair { seed = 8 }
+      assert.is_false(a.first.weight:equal(b.first.weight))
+      b:init_weights(7)
+      assert.is_true(a.first.weight:equal(b.first.weight))
+      local Other = class('Other', nn.Module)
+      function Other:init()
+         nn.Module.init(self)
+         self:child('zeroth', nn.Linear(9, 9, { init = false }))
+         self:child('first', nn.Linear(3, 4, { init = false }))
+         self:ready { seed = 7 }
+      end
+      assert.is_true(a.first.weight:equal(Other().first.weight))
+   end)
+
+   it('of a shard are those of its part of the whole', function()
+      local weight = nn.weight
+      local spec = weight.spec('t', 'init', { kind = 'normal', std = 1 })
+      local whole, part = tide.empty { 6, 5 }, tide.empty { 2, 3 }
+      weight.fill(whole, spec, { seed = 1, path = 'w' })
+      weight.fill(part, spec, { seed = 1, path = 'w', start = 2 * 5 + 1, stride = { 5, 1 } })
+      assert.is_true(part:equal(whole:slice(1, 3, 4):slice(2, 2, 4)))
+   end)
+
+   it('have the moments they say', function()
+      local t = tide.empty { 200, 200 }
+      local function moments(spec)
+         nn.weight.fill(t, nn.weight.spec('t', 'init', spec), { seed = 1, path = 'x' })
+         local mean = t:mean():item()
+         return mean, math.sqrt((t - mean):square():mean():item()), t:abs():amax():item()
+      end
+      local mean, std = moments { kind = 'normal', mean = 1, std = 0.5 }
+      assert.is_true(math.abs(mean - 1) < 0.01 and math.abs(std - 0.5) < 0.01)
+      local _, tstd, top = moments { kind = 'trunc_normal', std = 2, lo = -1, hi = 1 }
+      assert.is_true(top <= 2 and tstd > 1 and tstd < 1.2)
+      local _, kstd, ktop = moments { kind = 'kaiming', fan_in = 12 }
+      assert.is_true(ktop <= 0.5 and math.abs(kstd - math.sqrt(1 / 12)) < 0.01)
+      assert.equal(0, (moments 'zeros'))
+      assert.equal(1, (moments 'ones'))
+      assert.equal(3, (moments { kind = 'constant', value = 3 }))
+   end)
+end)
+
+describe('hooks', function()
+   local x = tide.tensor { { 1, 2, 3 } }
+
+   it('replace inputs and outputs, in order, until removed', function()
+      local m, log = nn.Linear(3, 2, { bias = false }), {}
+      local plain = m(x)
+      local a = m:hook_pre(function(_, t)
+         log[#log + 1] = 'a'
+         return t * 2
+      end)
+      m:hook_pre(function() log[#log + 1] = 'b' end)
+      local c = m:hook_post(function(self, inputs, y)
+         log[#log + 1] = 'c'
+         assert.equal(m, self)
+         assert.equal(1, inputs.n)
+         return y + 1
+      end)
+      assert.is_true((plain * 2 + 1):equal(m(x)))
+      assert.same({ 'a', 'b', 'c' }, log)
+      a.remove()
+      a.remove()
+      c.remove()
+      assert.is_true(plain:equal(m(x)))
+      assert.same({ 'a', 'b', 'c', 'b' }, log)
+   end)
+
+   it('may remove themselves while they run', function()
+      local m, n, h = nn.Linear(3, 2), 0, nil
+      h = m:hook_pre(function()
+         n = n + 1
+         h.remove()
+      end)
+      m:hook_pre(function() n = n + 10 end)
+      m(x)
+      m(x)
+      assert.equal(21, n)
+   end)
+
+   it('see and change gradients on the way back', function()
+      local m, seen = Pair { seed = 4 }, {}
+      local input = x:clone():requires_grad_(true)
+      m(input):sum():backward()
+      local plain, plain_w = input.grad:clone(), m.first.weight.grad:clone()
+      input:zero_grad()
+      m:zero_grad()
+      m.second:hook_backward_pre(function(_, dy)
+         seen.pre = dy:tolist()
+         return dy * 2
+      end)
+      m.second:hook_backward(function(_, dx) seen.post = dx.shape end)
+      m:hook_backward(function(_, dx)
+         seen.input = dx:clone()
+         return dx * 10
+      end)
+      m(input):sum():backward()
+      assert.same({ { 1, 1 } }, seen.pre)
+      assert.same({ 1, 4 }, seen.post)
+      assert.is_true((plain * 2 - seen.input):abs():amax():item() < 1e-6)
+      assert.is_true((plain * 20 - input.grad):abs():amax():item() < 1e-5)
+      assert.is_true((plain_w * 2 - m.first.weight.grad):abs():amax():item() < 1e-5)
+   end)
+
+   it('must be functions', function()
+      assert.equal('E_ARG', raised(nn.Module().hook_pre, nn.Module(), 3).code)
+   end)
+end)

@@ -1,0 +1,210 @@
+-- nn: layers against what they are defined to be.
+
+local tide = require 'tide'
+local nn = require 'tide.nn'
+
+local function close(a, b, tolerance)
+   assert.same(a.shape, b.shape)
+   local d = (a:to 'f64' - b:to 'f64'):abs():amax():item()
+   assert.is_true(d <= (tolerance or 1e-5), 'largest difference ' .. d)
+end
+
+local function bad(pattern, fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.equal('table', type(e), tostring(e))
+   assert.matches(pattern, tostring(e), 1, true)
+end
+
+local x_BTC = tide.tensor {
+   { { 0.1, -0.4, 0.3, 0.8 }, { 1, 0.2, -0.7, 0.5 }, { -0.3, 0.9, 0.6, -1 } } }
+
+describe('nn.Linear and nn.Embedding', function()
+   it('multiply and look up', function()
+      local m = nn.Linear(4, 3, { seed = 1 })
+      tide.no_grad(function() m.bias:copy_(tide.tensor { 1, 2, 3 }) end)
+      close(m(x_BTC), x_BTC:matmul(m.weight:t()) + m.bias)
+      local e = nn.Embedding(5, 4)
+      local ids = tide.tensor({ { 4, 0 } }, { dtype = 'i64' })
+      local rows = tide.stack({ e.weight:select(1, 5), e.weight:select(1, 1) }, 1)
+      close(e(ids), rows:reshape(1, 2, 4))
+      close(e:as_output(x_BTC), x_BTC:matmul(e.weight:t()))
+   end)
+
+   it('check their sizes', function()
+      bad("argument 'nin'", nn.Linear, 0.5, 2)
+      bad("argument 'nout'", nn.Linear, 2)
+      bad("did you mean 'bias'", nn.Linear, 2, 2, { bais = true })
+      bad("argument 'nvocab'", nn.Embedding, 0 / 0, 2)
+      bad("argument 'dim'", nn.Embedding, 2, -1)
+   end)
+end)
+
+describe('norms', function()
+   it('are their formulas, with a residual too', function()
+      local m = nn.RMSNorm(4, { eps = 1e-3 })
+      tide.no_grad(function() m.weight:copy_(tide.tensor { 1, 2, 3, 4 }) end)
+      local function rms(x)
+         return x / (x:square():mean(-1, true) + 1e-3):sqrt() * m.weight
+      end
+      close(m(x_BTC), rms(x_BTC))
+      local y, sum = m(x_BTC, x_BTC * 2)
+      close(sum, x_BTC * 3)
+      close(y, rms(x_BTC * 3))
+      local l = nn.LayerNorm(4)
+      local mean = x_BTC:mean(-1, true)
+      local centred = x_BTC - mean
+      close(l(x_BTC), centred / (centred:square():mean(-1, true) + 1e-5):sqrt())
+      local _, both = l(x_BTC, x_BTC)
+      close(both, x_BTC * 2)
+   end)
+end)
+
+describe('nn.rope', function()
+   it('has the published frequencies', function()
+      local f = nn.rope.frequencies(8, 10000)
+      for i = 0, 3 do assert.is_true(math.abs(f[i + 1] - 10000 ^ (-2 * i / 8)) < 1e-15) end
+      assert.equal(f[2] / 4, nn.rope.frequencies(8, 10000, { type = 'linear', factor = 4 })[2])
+      local s = { rope_type = 'llama3', factor = 8, low_freq_factor = 1, high_freq_factor = 4,
+                  original_max_position_embeddings = 64 }
+      local g = nn.rope.frequencies(8, 10000, s)
+      assert.equal(f[1], g[1])               -- wave length 6.3 is short
+      assert.equal(f[4] / 8, g[4])           -- 6283 is long
+      assert.is_true(g[2] < f[2] and g[2] > f[2] / 8)   -- 62.8 is between
+   end)
+
+   it('refuses odd sizes and unknown scaling', function()
+      bad('even head size', nn.rope.frequencies, 7, 10000)
+      bad("'theta'", nn.rope.frequencies, 8, 0 / 0)
+      bad('rope_type', nn.rope.frequencies, 8, 10000, { rope_type = 'yarn' })
+      bad('rope_scaling.factor', nn.rope.frequencies, 8, 10000, { rope_type = 'llama3' })
+   end)
+end)
+
+-- Attention written out: softmax of masked scores, one head at a time.
+local function plain_attention(q, k, v, group, allowed)
+   local T, D = q:size(2), q:size(4)
+   local heads = {}
+   local mask = {}
+   for i = 1, T do
+      mask[i] = {}
+      for j = 1, T do mask[i][j] = allowed(i, j) and 0 or -1e30 end
+   end
+   mask = tide.tensor(mask)
+   for h = 1, q:size(3) do
+      local kh = math.ceil(h / group)
+      local s = q:select(3, h):matmul(k:select(3, kh):transpose(2, 3)) / math.sqrt(D) + mask
+      heads[h] = s:softmax(-1):matmul(v:select(3, kh))
+   end
+   return tide.stack(heads, 3)
+end
+
+describe('nn.Attention', function()
+   local function new(extra)
+      local o = { dim = 4, heads = 4, kv_heads = 2, head_dim = 6, seed = 3 }
+      for k, v in pairs(extra or {}) do o[k] = v end
+      return nn.Attention(o)
+   end
+
+   it('is the written-out form, grouped, causal and windowed', function()
+      for _, window in ipairs { false, 1 } do
+         local m = new { window = window and { 1, -1 } or nil }
+         local got = m(x_BTC)
+         m.inner = function(q, k, v)
+            return plain_attention(q, k, v, 2, function(i, j)
+               return j <= i and (not window or i - j <= 1)
+            end)
+         end
+         close(got, m(x_BTC))
+      end
+   end)
+
+   it('hands everything to the inner call, which can be replaced', function()
+      local m, seen = new { rope = nn.rope.new { dim = 6 } }, nil
+      m.inner = function(q, k, v, options)
+         seen = { q.shape, k.shape, v.shape, options.causal }
+         return tide.attention(q, k, v, options)
+      end
+      m(x_BTC)
+      assert.same({ { 1, 3, 4, 6 }, { 1, 3, 2, 6 }, { 1, 3, 2, 6 }, true }, seen)
+   end)
+
+   it('turns by the positions it is given', function()
+      local m = new { rope = nn.rope.new { dim = 6 } }
+      local function at(list)
+         return m(x_BTC, { positions = tide.tensor({ list }, { dtype = 'i64' }) })
+      end
+      close(m(x_BTC), at { 0, 1, 2 })
+      close(m(x_BTC), at { 100, 101, 102 }, 1e-4)       -- only distances matter
+      assert.is_true((m(x_BTC) - at { 0, 5, 9 }):abs():amax():item() > 1e-4)
+   end)
+
+   it('gives the same a token at a time with a cache', function()
+      local m, cache = new { rope = nn.rope.new { dim = 6 } }, {}
+      local whole = m(x_BTC)
+      for t = 1, 3 do
+         local y = m(x_BTC:slice(2, t, t), {
+            cache = cache, positions = tide.tensor({ { t - 1 } }, { dtype = 'i64' }),
+         })
+         close(whole:slice(2, t, t), y)
+      end
+   end)
+
+   it('refuses heads that do not divide', function()
+      bad('heads (4) must be a multiple of kv_heads (3)', new, { kv_heads = 3 })
+      bad('dim (5) must be a multiple of heads (4)', nn.Attention, { dim = 5, heads = 4 })
+      bad("'heads'", new, { heads = 1.5 })
+      bad("did you mean 'kv_heads'", new, { kv_head = 2 })
+   end)
+end)
+
+describe('nn.MLP, nn.Dropout, nn.Block, nn.Stack', function()
+   it('gates', function()
+      local m = nn.MLP { dim = 4, hidden = 5, seed = 2 }
+      local gate = m.gate_proj(x_BTC)
+      close(m(x_BTC), m.down_proj(gate * gate:sigmoid() * m.up_proj(x_BTC)))
+      local p = nn.MLP { dim = 4, hidden = 5, act = 'relu', bias = true }
+      close(p(x_BTC), p.down_proj(p.up_proj(x_BTC):relu()))
+      bad("'act'", nn.MLP, { dim = 4, hidden = 5, act = 'tanh' })
+   end)
+
+   it('drops while training only', function()
+      local d = nn.Dropout(0.25)
+      local ones = tide.ones { 10000 }
+      local y = d(ones)
+      local kept = y:ne(0):sum():item()
+      assert.is_true(kept > 7200 and kept < 7800)
+      assert.is_true(math.abs(y:amax():item() - 4 / 3) < 1e-6)
+      d:eval()
+      assert.is_true(d(ones):equal(ones))
+      bad("'p'", nn.Dropout, 1)
+      bad("'p'", nn.Dropout, 0 / 0)
+   end)
+
+   local function block(seed)
+      return nn.Block {
+         norm1 = nn.RMSNorm(4), mixer = nn.Attention { dim = 4, heads = 2, seed = seed },
+         norm2 = nn.RMSNorm(4), mlp = nn.MLP { dim = 4, hidden = 8, seed = seed },
+         names = { mixer = 'self_attn' },
+      }
+   end
+
+   it('adds branches to the stream', function()
+      local b = block(1)
+      assert.equal(b.self_attn, b:part 'mixer')
+      local h = x_BTC + b.self_attn(b.norm1(x_BTC))
+      close(b(x_BTC), h + b.mlp(b.norm2(h)))
+      local mlp = nn.MLP { dim = 4, hidden = 4 }
+      bad('norm2 and mlp', nn.Block, { norm1 = nn.RMSNorm(4), mixer = mlp, mlp = mlp })
+   end)
+
+   it('stacks blocks whose names survive slicing', function()
+      local s = nn.Stack { block(1), block(2), block(3) }
+      local tail = s:slice(2, 3)
+      assert.equal('1.norm1.weight', tail:named_parameters()[1].name)
+      close(s(x_BTC), tail(s:at(1)(x_BTC)))
+      assert.equal(3, s:count())
+      bad("'i'", s.at, s, 4)
+      bad("'first'", s.slice, s, 0, 1)
+   end)
+end)

@@ -1,0 +1,207 @@
+-- optim: updates against PyTorch (numbers of llama_reference.py), groups, state, clipping.
+
+local tide = require 'tide'
+local optim = require 'tide.optim'
+
+local function raised(fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.equal('table', type(e), tostring(e))
+   return e
+end
+
+local x = tide.tensor({ { 1, 2 }, { 0.5, -1 } }, { dtype = 'f64' })
+
+local function params(dtype)
+   local w = tide.arange(6, { dtype = 'f64' }):sin():reshape(2, 3):to(dtype or 'f64')
+   local b = tide.arange(3, { dtype = 'f64' }):cos():to(dtype or 'f64')
+   return {
+      { name = 'w', param = w:detach():requires_grad_(true) },
+      { name = 'b', param = b:detach():requires_grad_(true) },
+   }
+end
+
+local function backward(p)
+   local y = x:to(p[1].param.dtype):matmul(p[1].param) + p[2].param
+   local loss = (y - 1):square():sum()
+   loss:backward()
+end
+
+local function run(opt, p, n)
+   for _ = 1, n do
+      opt:zero_grad()
+      backward(p)
+      opt:step()
+   end
+end
+
+local function flat(p)
+   local list = {}
+   for _, e in ipairs(p) do
+      for _, v in ipairs(e.param:to('f64'):reshape(-1):tolist()) do list[#list + 1] = v end
+   end
+   return list
+end
+
+local function close(want, got, tolerance)
+   assert.equal(#want, #got)
+   for i = 1, #want do
+      assert.is_true(math.abs(want[i] - got[i]) <= tolerance,
+         ('%d: %.12g ~= %.12g'):format(i, want[i], got[i]))
+   end
+end
+
+local adamw = { -0.054194428597429345, 1.045803969103753, 1.1320809153249327,
+   -0.03255119959934691, -0.4948598828218315, -0.6895924228400441, 1.0256234021566148,
+   0.6788715123401886, -0.16854273109079893 }
+local sgd = { -0.034184278991343936, 0.9363741974540355, 1.51776546341051, -0.041124653325084325,
+   0.035839327999172194, 0.11811080033456796, 0.9941276953457463, 0.48945852879866997,
+   0.23360919629870877 }
+
+describe('AdamW and SGD', function()
+   it('are those of PyTorch, vectors without decay', function()
+      local p = params()
+      run(optim.AdamW(p, { lr = 0.05, weight_decay = 0.1, beta2 = 0.95 }), p, 5)
+      close(adamw, flat(p), 1e-12)
+      p = params()
+      run(optim.SGD(p, { lr = 0.02, momentum = 0.9, nesterov = true, weight_decay = 0.01 }), p, 5)
+      close(sgd, flat(p), 1e-12)
+      p = params 'f32'
+      run(optim.AdamW(p, { lr = 0.05, weight_decay = 0.1, beta2 = 0.95 }), p, 5)
+      close(adamw, flat(p), 2e-6)
+   end)
+
+   it('keep an exact copy of 16-bit parameters', function()
+      local p = params 'bf16'
+      local opt = optim.AdamW(p, { lr = 1e-4, weight_decay = 0 })
+      local before = flat(p)
+      run(opt, p, 3)
+      local master = opt.state.w.master
+      assert.equal('f32', master.dtype)
+      -- each update is below half a step of bf16, and is still counted
+      assert.is_true(math.abs(math.abs(master:at(1, 3) - before[3]) - 3e-4) < 1e-5)
+      assert.is_true(p[1].param:equal(master:bf16()))
+   end)
+
+   it('leave parameters without a gradient alone', function()
+      local p = params()
+      local lone = tide.ones({ 2, 2 }, { requires_grad = true })
+      p[3] = { name = 'lone', param = lone }
+      run(optim.AdamW(p, { lr = 0.05, weight_decay = 0.1, beta2 = 0.95 }), p, 5)
+      assert.equal(4, lone:sum():item())
+      close(adamw, { unpack(flat(p), 1, 9) }, 1e-12)
+   end)
+
+   it('take the learning rate from a function of the step', function()
+      local p, steps = params(), {}
+      local opt = optim.SGD(p, { lr = function(s)
+         steps[#steps + 1] = s
+         return 0
+      end })
+      local before = flat(p)
+      run(opt, p, 3)
+      assert.same({ 1, 2, 3 }, steps)
+      assert.same(before, flat(p))
+   end)
+
+   it('scale gradients by a number and by a tensor', function()
+      local a, b = params(), params()
+      local oa, ob = optim.SGD(a, { lr = 0.1 }), optim.SGD(b, { lr = 0.025 })
+      backward(a)
+      backward(b)
+      oa:step { scale = 0.5, factor = tide.tensor(0.5) }
+      ob:step()
+      close(flat(b), flat(a), 1e-7)
+   end)
+end)
+
+describe('groups', function()
+   it('have their own settings', function()
+      local p = params()
+      local opt = optim.SGD({
+         { params = { p[1] }, weight_decay = 0.5 }, { params = { p[2] }, lr_scale = 0 },
+      }, { lr = 0.1 })
+      local before = flat(p)
+      run(opt, p, 2)
+      local after = flat(p)
+      close({ unpack(before, 7) }, { unpack(after, 7) }, 0)
+      assert.is_true(math.abs(after[2] - before[2]) > 1e-3)
+   end)
+
+   it('are refused when they overlap or have unknown settings', function()
+      local p = params()
+      assert.matches("'w' is in two groups", raised(optim.SGD, { { params = { p[1] } },
+         { params = { p[1] } } }, { lr = 1 }).message, 1, true)
+      assert.equal('E_ARG', raised(optim.SGD, { { params = p, betas = 1 } }, { lr = 1 }).code)
+      assert.equal('E_ARG', raised(optim.SGD, {}, { lr = 1 }).code)
+      assert.equal('E_ARG', raised(optim.SGD, { { name = 'x' } }, { lr = 1 }).code)
+   end)
+
+   it('check every number', function()
+      local p = params()
+      for _, o in ipairs { { lr = -1 }, { lr = 0 / 0 }, { beta1 = 1 }, { beta2 = -0.1 },
+                           { eps = -1 }, { weight_decay = 1 / 0 }, { betta1 = 0.9 } } do
+         assert.equal('E_ARG', raised(optim.AdamW, p, o).code)
+      end
+      assert.equal('E_ARG', raised(optim.SGD, p, { nesterov = true }).code)
+      local opt = optim.SGD(p, { lr = 0.1 })
+      assert.equal('E_ARG', raised(opt.step, opt, { lr = 0 / 0 }).code)
+      assert.equal('E_ARG', raised(opt.step, opt, { sclae = 1 }).code)
+   end)
+end)
+
+describe('optimiser state', function()
+   it('continues exactly', function()
+      local a = params()
+      local oa = optim.AdamW(a, { lr = 0.05, beta2 = 0.95 })
+      run(oa, a, 3)
+      local tensors, meta = oa:state_dict()
+      local b = params()
+      tide.no_grad(function()
+         for i, e in ipairs(b) do e.param:copy_(a[i].param) end
+      end)
+      local ob = optim.AdamW(b, { lr = 0.05, beta2 = 0.95 })
+      ob:load_state_dict(tensors, meta)
+      run(oa, a, 2)
+      run(ob, b, 2)
+      assert.same(flat(a), flat(b))
+      assert.equal(5, ob.steps)
+   end)
+
+   it('is refused when it is of something else', function()
+      local p = params()
+      local opt = optim.AdamW(p, { lr = 0.05 })
+      run(opt, p, 1)
+      local tensors, meta = opt:state_dict()
+      assert.equal('E_ARG', raised(optim.SGD(p, { lr = 1 }).load_state_dict,
+         optim.SGD(p, { lr = 1 }), tensors, meta).code)
+      local fewer = optim.AdamW({ p[1] }, { lr = 0.05 })
+      assert.matches("'b' that is not optimised", raised(fewer.load_state_dict, fewer, tensors,
+         meta).message, 1, true)
+      tensors['w.m'] = nil
+      assert.equal('E_FORMAT', raised(opt.load_state_dict, opt, tensors, meta).code)
+      tensors['w.m'] = tide.zeros { 5 }
+      raised(opt.load_state_dict, opt, tensors, meta)
+      assert.equal('E_ARG', raised(opt.load_state_dict, opt, nil, meta).code)
+   end)
+end)
+
+describe('clipping', function()
+   it('gives norm and factor on the device', function()
+      local grads = { tide.tensor { 3 }, tide.tensor { { 4, 0 }, { 0, 12 } } }
+      local norm, factor = optim.clip.by_norm(grads, 2)
+      assert.is_true(math.abs(norm:item() - 13) < 1e-5)
+      assert.is_true(math.abs(factor:item() - 2 / 13) < 1e-6)
+      local _, one = optim.clip.by_norm(grads, 100)
+      assert.equal(1, one:item())
+      local _, none = optim.clip.by_norm(grads, 0)
+      assert.is_nil(none)
+      assert.equal('E_ARG', raised(optim.clip.by_norm, grads, -1).code)
+   end)
+
+   it('adds the squares of shards', function()
+      local comm = { size = 2, rank = 0, all_reduce = function(_, t) t:mul_(2) end }
+      local norm = optim.clip.by_norm({ tide.tensor { 3, 4 } }, 1, comm)
+      assert.is_true(math.abs(norm:item() - math.sqrt(50)) < 1e-5)
+   end)
+end)

@@ -1,0 +1,140 @@
+-- data/packed: every document once an epoch, whole where it fits, the same rows on any number of
+-- ranks, exact resumption, and streams whose attention and loss are those of each document alone.
+
+local tide = require 'tide'
+local packed = require 'tide.data.packed'
+local tokens = require 'tide.data.tokens'
+local close = require 'spec.support.close'
+local refused = require 'spec.support.refused'
+
+local function cu_of(...)
+   local cu = { 0 }
+   for i, n in ipairs { ... } do cu[i + 1] = cu[i] + n end
+   return cu
+end
+
+local function new(o)
+   return packed.new { cu = o.cu or cu_of(3, 7, 1, 12, 5, 5, 2, 30, 8, 4), seq = o.seq or 12,
+      batch = o.batch or 2, seed = o.seed or 1, rank = o.rank, size = o.size, cp = o.cp }
+end
+
+local function text_of(rows)
+   local out = {}
+   for i, row in ipairs(rows) do
+      local t = {}
+      for k, p in ipairs(row) do t[k] = p[1] .. '+' .. p[2] end
+      out[i] = table.concat(t, ' ')
+   end
+   return table.concat(out, ' | ')
+end
+
+describe('data.packed', function()
+   it('finds the documents of a source', function()
+      local source = tokens.memory('ab;c;;def', 1)
+      assert.same({ 0, 3, 5, 6, 9 }, packed.boundaries(source, (';'):byte()))
+      local wide = tokens.memory('\1\0\2\1\1\0', 2)
+      assert.same({ 0, 2, 3 }, packed.boundaries(wide, 258))
+   end)
+
+   it('gives every token once an epoch, in rows that hold', function()
+      for _, cp in ipairs { 1, 2, 3 } do
+         local s = new { batch = 1, cp = cp }
+         local seen, n = {}, 0
+         repeat
+            local row, used = s:next()[1], 0
+            for _, p in ipairs(row) do
+               used = used + p[4]
+               assert.is_true(p[4] >= p[2] and p[4] % (cp > 1 and 2 * cp or 1) == 0)
+               for t = p[1], p[1] + p[2] - 1 do
+                  assert.is_nil(seen[t])
+                  seen[t], n = true, n + 1
+               end
+            end
+            assert.is_true(used <= 12)
+         until s:epochs() >= 1
+         assert.equal(77, n)
+         assert.equal(1, s:epochs())
+      end
+   end)
+
+   it('does not depend on the number of ranks, and resumes on another', function()
+      local whole, a, b = new { batch = 4 }, new { batch = 4, size = 2, rank = 0 },
+         new { batch = 4, size = 2, rank = 1 }
+      for i = 1, 30 do
+         local want = text_of(whole:next())
+         assert.equal(want, text_of(a:next()) .. ' | ' .. text_of(b:next()))
+         if i == 17 then
+            local c = new { batch = 4 }
+            c:restore(whole:state())
+            assert.equal(text_of(a:next()) .. ' | ' .. text_of(b:next()), text_of(c:next()))
+            whole:next()
+         end
+      end
+      assert.are_not.equal(text_of(new({ seed = 1 }):next()), text_of(new({ seed = 2 }):next()))
+   end)
+
+   it('makes streams that say where each document is', function()
+      local source = tokens.memory('abc;DEFGHIJ;x', 1)
+      local rows = { { { 0, 4, false, 4 }, { 12, 1, false, 4 } }, { { 4, 6, true, 8 } } }
+      local b = packed.make(source, rows, 10, { pad = 1 })
+      assert.same({ 1, 20 }, b.ids.shape)
+      assert.same({ 97, 98, 99, 59, 120, 1, 1, 1, 1, 1, 68, 69, 70, 71, 72, 73, 1, 1, 1, 1 },
+         b.ids:tolist()[1])
+      assert.same({ 98, 99, 59, -100, -100, -100, -100, -100, -100, -100, 69, 70, 71, 72, 73, 74,
+         -100, -100, -100, -100 }, b.labels:tolist()[1])
+      assert.same({ 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 },
+         b.positions:tolist()[1])
+      assert.same({ 0, 4, 5, 11 }, b.cu_real:tolist())
+      assert.same({ 0, 4, 10, 20 }, b.cu_slot:tolist())
+      assert.equal(9, b.count)
+      assert.same({ 0, 0, 0, 0, 1, -1, -1, -1, -1, -1, 2, 2, 2, 2, 2, 2, -1, -1, -1, -1 },
+         b.index:select(3, 1):tolist()[1])
+   end)
+
+   it('trains as if each document stood alone', function()
+      local model = tide.model.llama({ vocab_size = 128, hidden_size = 16, num_hidden_layers = 2,
+         num_attention_heads = 2 }, { seed = 3 })
+      local text = 'hello world;a;packed streams;the end;'
+      local source = tokens.memory(text, 1)
+      local cu = packed.boundaries(source, 59)
+      local s = packed.new { cu = cu, seq = 20, batch = 4, cp = 2 }
+      local rows = s:next()
+      local b = packed.make(source, rows, 20)
+      local sum = model:loss(b.ids, b.labels, { positions = b.positions, index = b.index,
+         count = 1 }):item()
+      local want, pieces = 0, 0
+      for _, row in ipairs(rows) do
+         for _, p in ipairs(row) do
+            local ids = {}
+            for i = p[1] + 1, p[1] + p[2] do ids[#ids + 1] = text:byte(i) end
+            local t = tide.tensor({ ids }, { dtype = 'i64' })
+            want = want + model:loss(t, t, { shift = true, count = 1 }):item()
+            pieces = pieces + 1
+         end
+      end
+      assert.is_true(pieces > 4)
+      close(sum, want, { rel = 1e-5 })
+   end)
+
+   it('refuses bad input', function()
+      refused('E_ARG', 'multiple of 4', new, { seq = 10, cp = 2 })
+      refused('E_ARG', 'data-parallel', new, { batch = 3, size = 2 })
+      refused('E_ARG', 'cu[1]', new, { cu = { 1, 2 } })
+      refused('E_ARG', 'cu[3]', new, { cu = { 0, 4, 2 } })
+      refused('E_ARG', 'no tokens', new, { cu = { 0 } })
+      refused('E_ARG', 'rank', new, { size = 2, rank = 2 })
+      local s = new {}
+      local other = s:state()
+      other.seq = 3
+      refused('E_ARG', 'seq', s.restore, s, other)
+      other = s:state()
+      other.row = 99
+      refused('E_ARG', 'row', s.restore, s, other)
+      local source = tide.data.tokens.memory('abcd', 1)
+      refused('E_ARG', 'source', packed.boundaries, nil, 0)
+      refused('E_ARG', 'source', packed.boundaries, {}, 0)
+      refused('E_ARG', 'source', packed.make, {}, {}, 4)
+      refused('E_ARG', 'seq', packed.make, source, {})
+      refused('E_ARG', 'rows[1]', packed.make, source, { { 1 } }, 4)
+   end)
+end)

@@ -1,0 +1,186 @@
+-- repl: sessions fed line by line, help and completion.
+
+local complete = require 'tide.repl.complete'
+local help = require 'tide.repl.help'
+local repl = require 'tide.repl'
+
+local function new(env)
+   local out, bad = {}, {}
+   local s = repl.session {
+      env = env,
+      write = function(t) out[#out + 1] = t end,
+      fail = function(t) bad[#bad + 1] = t end,
+   }
+   return s, out, bad
+end
+
+describe('a session', function()
+   it('prints expressions and runs statements', function()
+      local s, out, bad = new()
+      s:feed '1 + 1'
+      s:feed '=2 + 2'
+      s:feed 'x = 5'
+      s:feed 'x, "a"'
+      s:feed '{ b = 1, 2 }'
+      assert.same({ '2\n', '4\n', '5\n', '"a"\n', '{ 2, b = 1 }\n' }, out)
+      assert.same({}, bad)
+      assert.is_nil(rawget(_G, 'x'))
+   end)
+
+   it('keeps locals, functions and the last value', function()
+      local s, out = new()
+      s:feed 'local a, b = 3, 4'
+      s:feed 'a * b'
+      s:feed '_ + 1'
+      s:feed 'local function twice(v) return 2 * v end'
+      s:feed 'twice(a)'
+      s:feed 'local a = nil'
+      s:feed 'b'
+      assert.same({ '12\n', '13\n', '6\n', '4\n' }, out)
+      assert.is_nil(s.env.__keep)
+   end)
+
+   it('asks for more until the input is complete', function()
+      local s, out = new()
+      assert.is_true(s:feed 'for i = 1, 2 do')
+      assert.is_true(s:feed '  y = i')
+      assert.is_false(s:feed 'end')
+      s:feed 'y'
+      assert.is_true(s:feed 'z = [[a')
+      assert.is_false(s:feed 'b]]')
+      s:feed 'z'
+      assert.same({ '2\n', '"a\\nb"\n' }, out)
+   end)
+
+   it('is silent after a semicolon and about nothing', function()
+      local s, out = new()
+      s:feed 'f = function() end'
+      s:feed 'f()'
+      s:feed '3;'
+      s:feed ''
+      s:feed '-- a comment'
+      assert.same({}, out)
+   end)
+
+   it('reports errors and goes on', function()
+      local s, out, bad = new()
+      s:feed 'error "broken"'
+      s:feed 'x ='
+      s:finish()
+      s:feed '1 1'
+      s:feed 'nothing.at.all'
+      s:feed 'error { 1 }'
+      s:feed '7'
+      assert.same({ '7\n' }, out)
+      assert.equal(5, s.errors)
+      assert.matches('broken', bad[1], 1, true)
+      assert.matches("<eof>", bad[2], 1, true)
+      assert.matches('attempt to index', bad[4], 1, true)
+   end)
+
+   it('drops unfinished input', function()
+      local s, out = new()
+      s:feed 'do'
+      s:drop()
+      s:feed '1'
+      assert.same({ '1\n' }, out)
+   end)
+
+   it('knows help, exit and quit, unless they are names of the session', function()
+      for _, word in ipairs { 'exit', 'quit', 'exit()', ' quit; ' } do
+         local s = new()
+         assert.is_false(s:feed(word))
+         assert.is_true(s.ended)
+      end
+      local s, out, bad = new { quit = 5 }
+      s:feed 'help'
+      s:feed '?help'
+      s:feed 'quit'
+      assert.matches('Ctrl%-D', out[1])
+      assert.equal(out[1], out[2])
+      assert.equal('5\n', out[3])
+      assert.is_nil(s.ended)
+      assert.same({}, bad)
+   end)
+
+   it('survives a value whose text fails', function()
+      local mute = setmetatable({}, { __tostring = function() error 'no text' end })
+      local s, _, bad = new { v = mute }
+      s:feed 'v'
+      assert.matches('no text', bad[1], 1, true)
+   end)
+end)
+
+describe('help', function()
+   it('shows the comment above a function and its parameters', function()
+      local text = help.text('help.comment_above', help.comment_above)
+      assert.matches('help.comment_above(lines, at)', text, 1, true)
+      assert.matches('The comment lines directly above a line', text, 1, true)
+      assert.matches('repl/help.lua:%d+', text)
+   end)
+
+   it('lists tables, lazy ones too, and answers a line', function()
+      assert.matches('sampler', help.text('d', require 'tide.data'), 1, true)
+      local s, out = new { data = require 'tide.data' }
+      s:feed '?data.sampler'
+      assert.matches('permutation', out[1], 1, true)
+      s:feed '?nowhere'
+      assert.equal("no 'nowhere' here\n", out[2])
+      s:feed '?'
+      assert.matches('Ctrl%-D', out[3])
+      local names = table.concat(help.names(require 'tide'), ' ')
+      for _, part in ipairs { 'nn', 'optim', 'data', 'train', 'dist', 'gradcheck' } do
+         assert.matches(' ' .. part .. ' ', ' ' .. names .. ' ', 1, true)
+      end
+   end)
+end)
+
+describe('completion', function()
+   local env = setmetatable({ tab = { alpha = 1, alps = { deep = 2 } }, tall = 1 },
+      { __index = _G })
+
+   it('completes names, fields and keywords', function()
+      assert.same({ 'tab', 'table', 'tall' }, complete.matches(env, 'ta', 'ta'))
+      assert.same({ 'tab.alpha', 'tab.alps' }, complete.matches(env, 'tab.al', 'x = tab.al'))
+      assert.same({ 'tab.alps.deep' }, complete.matches(env, 'tab.alps.', 'tab.alps.'))
+      assert.same({ 'while' }, complete.matches(env, 'whi', 'whi'))
+      assert.same({}, complete.matches(env, 'none.x', 'none.x'))
+   end)
+
+   it('leaves file names inside strings to the editor', function()
+      assert.is_nil(complete.matches(env, 'ta', 'io.open("ta'))
+   end)
+end)
+
+describe('input from a pipe', function()
+   -- Output and exit status of a session fed with lines.
+   local function feed(lines)
+      local program = '"os.exit(require(\'tide.repl\').run(), true)"'
+      local command = ("printf '%%s\\n' %s | timeout -k 5 120 %s -e %s 2>&1; "
+         .. 'echo "status=$?"'):format(lines, os.getenv 'TIDE_LUAJIT' or 'luajit', program)
+      local pipe = assert(io.popen(command))
+      local text = pipe:read '*a'
+      pipe:close()
+      local body, status = text:match '^(.*)status=(%d+)%s*$'
+      return body, tonumber(status)
+   end
+
+   it('prints values without prompts, tensors too', function()
+      local out, status = feed "'x = tide.ones {2, 2}' 'x + 1' 'for i = 1, 2 do' 'y = i' 'end' 'y'"
+      assert.equal(0, status)
+      assert.matches('^tensor f32 %[2, 2%] cpu {{2, 2}, {2, 2}}\n2\n$', out)
+   end)
+
+   it('ends at quit', function()
+      local out, status = feed "'1' 'quit' '2'"
+      assert.equal(0, status)
+      assert.equal('1\n', out)
+   end)
+
+   it('goes on after an error and says so in its status', function()
+      local out, status = feed "'tide.ones(-1)' 'x = (' '3)' 'x'"
+      assert.equal(1, status)
+      assert.matches('tide.ones: ', out, 1, true)
+      assert.matches('3\n$', out)
+   end)
+end)

@@ -1,0 +1,211 @@
+-- The small helpers: err, pretty, log, plot, hash, units, timer, strict, lazy.
+
+local err = require 'tide.util.err'
+local hash = require 'tide.util.hash'
+local log = require 'tide.util.log'
+local plot = require 'tide.util.plot'
+local pretty = require 'tide.util.pretty'
+local strict = require 'tide.util.strict'
+local timer = require 'tide.util.timer'
+local units = require 'tide.util.units'
+
+local function raised(fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   return e
+end
+
+describe('util.err', function()
+   it('marks mistakes of people, and nothing else', function()
+      local function mistake(code)
+         return raised(err.people, { 'E_ARG' }, err.raise, code, 'f', 'm')
+      end
+      assert.is_true(mistake('E_ARG').brief)
+      assert.equal('f: m (E_ARG)', tostring(mistake 'E_ARG'))
+      assert.is_nil(mistake('E_IO').brief)
+      assert.matches('boom\nstack traceback', raised(err.people, {}, error, 'boom'), 1, true)
+      assert.same({ 1, nil, 3 }, { err.people({}, function(...) return ... end, 1, nil, 3) })
+   end)
+
+   it('has code, function, argument and the caller in its text', function()
+      local e = raised(err.integer, 'f', 'n', 1.5, 1, 4)
+      assert.equal('E_ARG', e.code)
+      assert.equal('f', e.op)
+      assert.matches("tide.f: argument 'n': expected an integer in [1, 4], got 1.5 (E_ARG)",
+         tostring(e), 1, true)
+      assert.matches('util_spec.lua:%d+: ', tostring(e))
+   end)
+
+   it('refuses every number that is no integer in range', function()
+      for _, v in ipairs { 0 / 0, 1 / 0, -1 / 0, 1e20, 0.5, -1, '3', true, {} } do
+         assert.equal('E_ARG', raised(err.integer, 'f', 'n', v, 0).code)
+      end
+      assert.equal(3, err.integer('f', 'n', 3, 0))
+   end)
+
+   it('names the nearest known option', function()
+      local e = raised(err.options, 'f', { widht = 1 }, { 'width', 'height' })
+      assert.matches("unknown option 'widht'; did you mean 'width'?", e.message, 1, true)
+      assert.same({}, err.options('f', nil, {}))
+      assert.equal('E_ARG', raised(err.options, 'f', 3, {}).code)
+   end)
+
+   it('shows strings in bounds', function()
+      assert.is_true(#err.show(('x'):rep(1000)) < 60)
+   end)
+end)
+
+describe('util.pretty', function()
+   it('sorts keys and keeps short tables on a line', function()
+      assert.equal('{ 1, 2, a = "x", b = { c = true } }',
+         pretty.format { 1, 2, b = { c = true }, a = 'x' })
+   end)
+
+   it('breaks long tables and bounds depth, width and cycles', function()
+      local t = {}
+      for i = 1, 100 do t[i] = i end
+      assert.matches('... 60 more', pretty.format(t), 1, true)
+      local deep = { { { { { {} } } } } }
+      assert.matches('{...}', pretty.format(deep), 1, true)
+      local loop = {}
+      loop.self = loop
+      assert.equal('{ self = <cycle> }', pretty.format(loop))
+   end)
+
+   it('quotes text and prints numbers without noise', function()
+      assert.equal('"a\\nb"', pretty.format 'a\nb')
+      assert.equal('3', pretty.format(3))
+      assert.equal('0.5', pretty.format(0.5))
+      assert.equal('nan', pretty.format(0 / 0):gsub('-', ''))
+   end)
+end)
+
+describe('util.log', function()
+   local function collect(opts)
+      local lines = {}
+      opts.sink = function(s) lines[#lines + 1] = s end
+      return log.new(opts), lines
+   end
+
+   it('prefixes ranks and drops lower levels', function()
+      local l, lines = collect { rank = 1, size = 2, level = 'info' }
+      l:info('a %d', 1)
+      l:debug 'b'
+      l:warn 'c%'
+      l:once 'd'
+      assert.same({ '[r1] a 1\n', '[r1] warn: c%\n' }, lines)
+   end)
+
+   it('writes single lines on rank 0', function()
+      local l, lines = collect {}
+      l:once 'd'
+      assert.same({ 'd\n' }, lines)
+   end)
+
+   it('refuses an unknown level', function()
+      assert.equal('E_ARG', raised(log.new, { level = 'loud' }).code)
+   end)
+end)
+
+describe('util.plot', function()
+   it('has round ticks', function()
+      assert.same({ 0, 20, 40, 60, 80, 100 }, plot.ticks(0, 100, 6))
+      assert.same({ 1, 1.5, 2, 2.5 }, plot.ticks(0.9, 2.6, 4))
+   end)
+
+   it('draws every series and leaves out what is not finite', function()
+      local svg = plot.svg({
+         { name = 'a<b', x = { 1, 2, 3 }, y = { 1, 0 / 0, 3 } },
+         { name = 'v', x = { 2 }, y = { 2 }, points = true },
+      }, { title = 'T' })
+      assert.matches('^<svg ', svg)
+      assert.matches('a&lt;b', svg, 1, true)
+      assert.is_nil(svg:find('nan', 1, true))
+      local line = svg:match 'points="([^"]+)"'
+      assert.equal(2, select(2, line:gsub(',', ',')))
+      assert.matches('<circle', svg, 1, true)
+   end)
+
+   it('draws axes without a point, and thins long series', function()
+      assert.matches('</svg>', plot.svg({ { name = 'a', x = {}, y = {} } }), 1, true)
+      local x, y = {}, {}
+      for i = 1, 50000 do x[i], y[i] = i, 1 / i end
+      assert.is_true(#plot.svg { { name = 'a', x = x, y = y } } < 40000)
+   end)
+end)
+
+describe('util.hash', function()
+   it('agrees with the published FNV-1a values', function()
+      assert.equal(0x811c9dc5, hash.fnv32 '')
+      assert.equal(0xe40c292c, hash.fnv32 'a')
+      assert.equal(0xbf9cf968, hash.fnv32 'foobar')
+   end)
+
+   it('gives streams below 2^52 that differ', function()
+      local seen = {}
+      for i = 0, 2000 do
+         local s = hash.stream('model.layers.' .. i .. '.weight')
+         assert.is_true(s >= 0 and s < 2^52 and s == math.floor(s))
+         assert.is_nil(seen[s])
+         seen[s] = true
+      end
+   end)
+
+   it('scrambles one to one and evenly', function()
+      local seen, high = {}, 0
+      for i = 0, 4095 do
+         local h = hash.scramble(i)
+         assert.is_nil(seen[h])
+         seen[h] = true
+         if h >= 2^31 then high = high + 1 end
+      end
+      assert.is_true(high > 1900 and high < 2200)
+   end)
+end)
+
+describe('util.units and util.timer', function()
+   it('are short', function()
+      assert.equal('999', units.count(999))
+      assert.equal('1.23k', units.count(1234))
+      assert.equal('12.3M', units.count(12345678))
+      assert.equal('1.50 GiB', units.bytes(1.5 * 2^30))
+      assert.equal('2:03', units.duration(123))
+      assert.equal('1:02:03', units.duration(3723))
+      assert.equal('?', units.duration(1 / 0))
+   end)
+
+   it('measures laps with the clock given', function()
+      local now = 5
+      local t = timer.new(function() return now end)
+      now = 7
+      assert.equal(2, t:lap())
+      now = 8
+      assert.equal(1, t:lap())
+      assert.equal(3, t:total())
+      local rate = timer.rate(1)
+      assert.equal(10, rate(10, 1))
+      assert.equal((5 + 20) / 1.5, rate(20, 1))
+   end)
+end)
+
+describe('util.strict', function()
+   it('traps reading and writing of undeclared names', function()
+      local env = {}
+      assert.is_true(strict.on(env))
+      assert.has_error(function() env.x = 1 end)
+      assert.has_error(function() return env.x end)
+      rawset(env, 'x', 1)
+      assert.equal(1, env.x)
+      strict.off(env)
+      assert.is_nil(env.y)
+   end)
+end)
+
+describe('a lazy namespace', function()
+   it('loads what it names and refuses the rest', function()
+      local util = require 'tide.util'
+      assert.equal(pretty, util.pretty)
+      local e = raised(function() return util.prety end)
+      assert.matches("did you mean 'pretty'", e.message, 1, true)
+   end)
+end)

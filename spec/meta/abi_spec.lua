@@ -1,0 +1,170 @@
+-- The contract: text, library and what LuaJIT makes of them agree.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local C = lib.C
+
+local function read(path)
+   local f = assert(io.open(path))
+   local text = f:read '*a'
+   f:close()
+   return text
+end
+
+local path = 'core/include/tide/tide_abi.h'
+local text = read(path)
+local code = text:gsub('/%*.-%*/', ' ')
+
+-- Declarations with their parentheses: {name = text of the prototype}.
+local function prototypes()
+   local list = {}
+   local flat = code:gsub('%b{}', '{}')
+   for statement in flat:gmatch '[^;]+' do
+      local name = statement:match '%f[%w_](tide_[%w_]+)%s*%('
+      if name and not statement:find '%f[%w_]typedef%f[^%w_]' then
+         list[name] = statement:gsub('%s+', ' ')
+      end
+   end
+   return list
+end
+
+local function exported()
+   local names = {}
+   local pipe = io.popen("nm -D --defined-only '" .. lib.path .. "' 2>/dev/null")
+   for line in pipe:lines() do
+      local kind, name = line:match ' (%a) (%S+)$'
+      if kind and kind:find '[TDBRVWi]' then names[name] = true end
+   end
+   pipe:close()
+   return names
+end
+
+describe('the contract', function()
+   it('is the text inside the library', function()
+      assert.equal(text, ffi.string(C.tide_abi_text()))
+   end)
+
+   it('has no preprocessor line', function()
+      for line in text:gmatch '[^\n]+' do assert.is_nil(line:find '^%s*#') end
+   end)
+
+   it('has no word that LuaJIT or C++ cannot read', function()
+      for _, word in ipairs { '_Static_assert', '_Noreturn', '_Float16', '__attribute__', 'inline',
+         'long', 'unsigned', 'class', 'new', 'delete', 'template', 'namespace' } do
+         assert.is_nil(code:find('%f[%w_]' .. word .. '%f[^%w_]'), word)
+      end
+   end)
+
+   it('declares functions, every one exported by the library', function()
+      local have, missing, n = exported(), {}, 0
+      for name in pairs(prototypes()) do
+         n = n + 1
+         if not have[name] then missing[#missing + 1] = name end
+      end
+      table.sort(missing)
+      assert.same({}, missing)
+      assert.is_true(n > 100)
+   end)
+
+   it('names everything the library exports', function()
+      local declared, extra = prototypes(), {}
+      for name in pairs(exported()) do
+         if not declared[name] and name ~= '_init' and name ~= '_fini' then
+            extra[#extra + 1] = name
+         end
+      end
+      table.sort(extra)
+      assert.same({}, extra)
+   end)
+
+   it('takes no function pointers: C is called, C never calls Lua', function()
+      for name, prototype in pairs(prototypes()) do
+         assert.is_nil(prototype:find('%(%s*%*'), name)
+      end
+   end)
+
+   it('returns no enum and passes no struct by value', function()
+      local structs = {}
+      for name in code:gmatch '}%s*(tide_[%w_]+)%s*;' do structs[#structs + 1] = name end
+      for name, prototype in pairs(prototypes()) do
+         assert.is_nil(prototype:find '%f[%w_]enum%f[^%w_]', name)
+         for _, struct in ipairs(structs) do
+            for _, before in ipairs { '%(', ',' } do
+               assert.is_nil(prototype:find(before .. '%s*' .. struct .. '%s+[%w_]'), name)
+            end
+            assert.is_nil(prototype:find('^%s*' .. struct .. '%s+tide_'), name)
+         end
+      end
+   end)
+
+   it('puts out-parameters first', function()
+      for name, prototype in pairs(prototypes()) do
+         local args = prototype:match '%((.*)%)'
+         local at = args:find('%*%*%s*out%f[^%w_]')
+         if at then assert.is_nil(args:sub(1, at):find ',', name) end
+      end
+   end)
+
+   -- C tells its sizes itself: each option struct is stamped with sizeof by its init function.
+   it('has the sizes that C has', function()
+      local n = 0
+      for name in code:gmatch '}%s*(tide_[%w_]+)%s*;' do
+         local init = name .. '_init'
+         if prototypes()[init] then
+            local s = ffi.new(name)
+            C[init](s)
+            assert.equal(ffi.sizeof(name), s.size, name)
+            assert.equal(0, ffi.offsetof(name, 'size'), name)
+            n = n + 1
+         end
+      end
+      assert.is_true(n >= 5)
+   end)
+
+   -- Structs without a size member: written by C in known ways, read field by field.
+   it('reads structs that C fills', function()
+      local out = ffi.new 'tide_ctx *[1]'
+      assert.equal(0, C.tide_ctx_new(out, nil, nil, 0))
+      local ctx = ffi.gc(out[0], C.tide_ctx_release)
+      local t = ffi.new 'tide_tensor *[1]'
+      local shape = ffi.new('int64_t[1]', 1000)
+      assert.equal(0, C.tide_full(t, ctx, C.TIDE_DEV_CPU, C.TIDE_F32, 1, shape, 1))
+      local stats = C.tide_ctx_stats(ctx)
+      assert.is_true(tonumber(stats.live) >= 4000 and tonumber(stats.live) < 2^20)
+      assert.equal(1, tonumber(stats.ntensor))
+      assert.is_true(tonumber(stats.nhost) > 0)
+      C.tide_tensor_release(t[0])
+      assert.equal(0, tonumber(stats.ntensor))
+      assert.equal(C.TIDE_E_DTYPE < 0, C.tide_empty(t, ctx, 0, 99, 0, nil) < 0)
+      local record = C.tide_error(ctx)
+      assert.is_true(record.code < 0)
+      assert.equal(ffi.string(C.tide_status_name(record.code)), ffi.string(record.name))
+      assert.equal('empty', ffi.string(record.op))
+      local json = ffi.new 'tide_json *[1]'
+      assert.equal(0, C.tide_json_parse(json, ctx, '[7,2.5]', 7, 0, nil))
+      local nodes = C.tide_json_nodes(json[0])
+      assert.equal(C.TIDE_JSON_INT, nodes[1].kind)
+      assert.equal(7, tonumber(nodes[1].v.i))
+      assert.equal(2.5, nodes[2].v.d)
+      C.tide_json_release(json[0])
+   end)
+
+   it('keeps handles incomplete, so that t + 1 is never pointer arithmetic', function()
+      for _, name in ipairs { 'tide_tensor', 'tide_ctx', 'tide_backward', 'tide_file',
+         'tide_json' } do
+         assert.is_false(pcall(ffi.new, name), name)
+      end
+   end)
+
+   it('gives every status a name and a text', function()
+      for name, value in code:gmatch '(TIDE_E_%w+)%s*=%s*(%-?%d+)' do
+         assert.equal(name:sub(6), ffi.string(C.tide_status_name(tonumber(value))))
+         assert.is_true(#ffi.string(C.tide_status_text(tonumber(value))) > 10)
+      end
+   end)
+
+   it('has a comment for every section of functions', function()
+      local _, comments = text:gsub('/%*', '')
+      assert.is_true(comments > 100)
+   end)
+end)

@@ -1,0 +1,128 @@
+-- Uses go down only: reads every #include and require line and holds it against the layer map of
+-- core/README.md. The rules are data; a new folder needs a row here.
+
+-- Layer of each folder, and what it may use besides its own folder and lower core folders.
+local core = {
+   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, dist = 4, parallel = 5,
+}
+
+local function lines_of(command)
+   local pipe = assert(io.popen(command))
+   local list = {}
+   for line in pipe:lines() do list[#list + 1] = line end
+   pipe:close()
+   return list
+end
+
+local function read(path)
+   local f = assert(io.open(path))
+   local text = f:read '*a'
+   f:close()
+   return text
+end
+
+-- Paths of quoted includes, as written.
+local function includes(path)
+   local list = {}
+   for name in read(path):gmatch '\n%s*#%s*include%s*"([^"]+)"' do list[#list + 1] = name end
+   return list
+end
+
+-- Lua code without comments (long ones are not used in this tree).
+local function lua_code(path) return (read(path):gsub('%-%-[^\n]*', '')) end
+
+local function requires(path)
+   local list = {}
+   for name in lua_code(path):gmatch 'require%s*%(?%s*[\'"]([%w_%.]+)[\'"]' do
+      list[#list + 1] = name
+   end
+   return list
+end
+
+local function c_files(folder)
+   return lines_of('find ' .. folder .. " -name '*.c' -o -name '*.h' -o -name '*.def' -o -name "
+      .. "'*.cu' -o -name '*.cuh'")
+end
+
+local function lua_files(folder) return lines_of('find ' .. folder .. " -name '*.lua'") end
+
+-- Calls allowed(used) for each use; collects what is not.
+local function check(files, uses, allowed)
+   local wrong = {}
+   for _, path in ipairs(files) do
+      for _, used in ipairs(uses(path)) do
+         if not allowed(used, path) then wrong[#wrong + 1] = path .. ' uses ' .. used end
+      end
+   end
+   assert.same({}, wrong)
+end
+
+local public = { ['tide/tide.h'] = true, ['tide/tide_ext.h'] = true }
+
+describe('layers', function()
+   it('see files at all', function()
+      assert.is_true(#c_files 'core' > 10)
+      assert.is_true(#lua_files 'lua' > 3)
+      local n = 0
+      for _, path in ipairs(c_files 'core') do n = n + #includes(path) end
+      assert.is_true(n > 50)
+   end)
+
+   for folder, level in pairs(core) do
+      it('of core/' .. folder, function()
+         check(c_files('core/' .. folder), includes, function(used)
+            if public[used] then return true end
+            if level >= 3 and used:find '^kernels/[%w_]+%.%w+$' then return true end
+            local other = used:match '^core/(%w+)/'
+            return other == folder or (core[other] and core[other] < level) or false
+         end)
+      end)
+   end
+
+   it('of the contract: nothing but itself', function()
+      check(c_files 'core/include', includes, function(used) return used == 'tide_abi.h' end)
+   end)
+
+   it('of kernels: core/base, the kernel interface, their own backend', function()
+      check(c_files 'kernels', includes, function(used, path)
+         if path:find('^kernels/bench/') or public[used] then return true end
+         if used:find '^kernels/[%w_]+%.%w+$' or used:find '^core/base/' then return true end
+         if used == 'core/device/backend.h' then return path:find('/backend%.%w+$') ~= nil end
+         local own, other = path:match '^kernels/(%w+)/', used:match '^kernels/(%w+)/'
+         return other ~= nil and (other == own or other == 'ref')
+      end)
+   end)
+
+   it('of the C host: the public headers only', function()
+      check(c_files 'bindings/host', includes, function(used)
+         return public[used] or not used:find '/'
+      end)
+   end)
+
+   it('of the FFI binding: itself, not the library above', function()
+      check(lua_files 'bindings/tide', requires, function(used)
+         return used:find '^tide%.ffi%.' or not used:find '^tide'
+      end)
+   end)
+
+   it('of the Lua library: no FFI calls', function()
+      local wrong = {}
+      for _, path in ipairs(lua_files 'lua/tide') do
+         local code = lua_code(path):gsub('[\'"]tide[%./][%w_%./]*[\'"]', '""')
+         if code:find '%f[%w_]ffi%f[^%w_]' then wrong[#wrong + 1] = path end
+      end
+      assert.same({}, wrong)
+   end)
+
+   it('of models and modules: they do not know the plan', function()
+      for _, folder in ipairs { 'lua/tide/nn', 'lua/tide/model' } do
+         check(lua_files(folder), requires, function(used)
+            return not used:find '^tide%.parallel' and not used:find '^tide%.ffi%.parallel'
+         end)
+      end
+   end)
+
+   it('of the Lua library below recipes', function()
+      check(lua_files 'lua/tide', requires, function(used) return not used:find '^recipes' end)
+   end)
+end)

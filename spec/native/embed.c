@@ -1,0 +1,235 @@
+/* tide inside a host: two contexts with allocators and log hooks of their own, interleaved; nothing
+ * printed, no signal disposition or environment touched, every counter back at zero. */
+#include "check.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+typedef struct host {
+  int64_t bytes, blocks, calls; /* outstanding */
+  int     nlog;
+  char    last[256];
+} host;
+
+static void *host_resize(void *user, void *ptr, size_t nold, size_t nnew)
+{
+  host *h = user;
+  h->calls++;
+  if (nnew == 0) {
+    h->bytes -= (int64_t)nold;
+    h->blocks -= ptr != NULL;
+    free(ptr);
+    return NULL;
+  }
+  void *p = realloc(ptr, nnew);
+  if (p) {
+    h->bytes += (int64_t)nnew - (int64_t)(ptr ? nold : 0);
+    h->blocks += ptr == NULL;
+  }
+  return p;
+}
+
+static void host_log(void *user, int32_t level, const char *text)
+{
+  host *h = user;
+  (void)level;
+  h->nlog++;
+  snprintf(h->last, sizeof h->last, "%s", text);
+}
+
+static tide_ctx *open_host(host *h, const char *params)
+{
+  tide_opts opts;
+  char msg[256] = "";
+  tide_ctx *ctx = NULL;
+  tide_opts_init(&opts);
+  opts.resize = host_resize;
+  opts.log = host_log;
+  opts.user = h;
+  opts.nthread = 2;
+  opts.params = params;
+  if (tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0) fail_msg("tide_ctx_new: %s", msg);
+  return ctx;
+}
+
+/* loss = sum((x w)^2), its gradient, one optimiser step. Returns the loss. */
+static double train_step(tide_ctx *ctx)
+{
+  const float xv[] = {1, 2, 3, 4}, wv[] = {0.5f, -1, 0.25f, 2};
+  const int64_t shape[] = {2, 2};
+  tide_tensor *x, *w, *y, *sq, *loss, *g, *m, *v;
+  double value;
+  tide_adamw_attrs attrs;
+  OK(ctx, tide_from_bytes(&x, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape, xv, sizeof xv));
+  OK(ctx, tide_from_bytes(&w, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape, wv, sizeof wv));
+  OK(ctx, tide_requires_grad(w, true));
+  OK(ctx, tide_matmul(&y, x, w));
+  OK(ctx, tide_square(&sq, y));
+  OK(ctx, tide_sum(&loss, sq, 0, NULL, false));
+  OK(ctx, tide_backward_run(loss, NULL));
+  OK(ctx, tide_grad(&g, w));
+  assert_non_null(g);
+  OK(ctx, tide_full(&m, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape, 0));
+  OK(ctx, tide_full(&v, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape, 0));
+  tide_adamw_attrs_init(&attrs);
+  attrs.lr = 0.1;
+  attrs.step = 1;
+  OK(ctx, tide_adamw_(ctx, 1, &w, &g, &m, &v, NULL, NULL, &attrs));
+  OK(ctx, tide_item(loss, &value));
+  tide_tensor *const all[] = {w, loss, x, g, sq, v, y, m}; /* any order will do */
+  for (size_t i = 0; i < LENGTH(all); i++) tide_tensor_release(all[i]);
+  return value;
+}
+
+static void two_contexts(void **state)
+{
+  host a = {0}, b = {0};
+  (void)state;
+  tide_ctx *first = open_host(&a, NULL), *second = open_host(&b, "cache=0");
+  assert_true(a.bytes > 0 && b.bytes > 0);
+  double x = train_step(first), y = train_step(second);
+  assert_true(x == y);
+  /* x w = [[1, 3], [2.5, 5]]: the squares sum to 41.25 */
+  assert_true(x == 41.25);
+  assert_true(tide_ctx_stats(first)->nop > 0);
+  tide_tensor *bad = NULL, *p = vector_f32(first, 2, (float[]){1, 2}),
+              *q = vector_f32(second, 3, (float[]){1, 2, 3});
+  assert_int_equal(tide_add(&bad, p, p), TIDE_OK);
+  tide_tensor_release(bad);
+  bad = p;
+  assert_true(tide_add(&bad, p, q) < 0); /* of two contexts */
+  assert_null(bad);
+  tide_tensor_release(p);
+  tide_tensor_release(q);
+  close_ctx(first);
+  assert_int_equal(a.blocks, 0);
+  assert_int_equal(a.bytes, 0);
+  assert_true(train_step(second) == 41.25);
+  close_ctx(second);
+  assert_int_equal(b.blocks, 0);
+  assert_int_equal(b.bytes, 0);
+}
+
+/* A context lives until the last tensor made on it is gone. */
+static void order_of_release(void **state)
+{
+  host h = {0};
+  (void)state;
+  tide_ctx *ctx = open_host(&h, NULL);
+  tide_tensor *t = vector_f32(ctx, 2, (float[]){1, 2});
+  tide_ctx_release(ctx);
+  assert_true(h.bytes > 0);
+  double values[2];
+  assert_int_equal(tide_to_doubles(t, values, 2), TIDE_OK);
+  assert_true(values[1] == 2);
+  tide_tensor_release(t);
+  assert_int_equal(h.bytes, 0);
+}
+
+/* One context's failure is not another's, and the record holds what the caller needs. */
+static void errors_apart(void **state)
+{
+  (void)state;
+  tide_ctx *a = open_ctx(NULL), *b = open_ctx(NULL);
+  tide_tensor *x = vector_f32(a, 2, (float[]){1, 2}), *y = vector_f32(a, 3, (float[]){1, 2, 3});
+  tide_tensor *out = x;
+  assert_int_equal(tide_add(&out, x, y), TIDE_E_SHAPE);
+  assert_null(out);
+  assert_int_equal(tide_error(a)->code, TIDE_E_SHAPE);
+  assert_string_equal(tide_error(a)->op, "add");
+  assert_non_null(strstr(tide_error(a)->message, "[2]"));
+  assert_non_null(strstr(tide_error(a)->message, "[3]"));
+  assert_int_equal(tide_error(b)->code, TIDE_OK);
+  tide_tensor_release(x);
+  tide_tensor_release(y);
+  close_ctx(a);
+  close_ctx(b);
+}
+
+static void bad_options(void **state)
+{
+  tide_opts opts;
+  tide_ctx *ctx = NULL;
+  char msg[256] = "";
+  (void)state;
+  tide_opts_init(&opts);
+  opts.params = "no_such_parameter=1";
+  assert_int_equal(tide_ctx_new(&ctx, &opts, msg, sizeof msg), TIDE_E_ARG);
+  assert_null(ctx);
+  assert_non_null(strstr(msg, "no_such_parameter"));
+  tide_opts_init(&opts);
+  opts.size = sizeof opts + 8;
+  assert_true(tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0);
+  tide_opts_init(&opts);
+  opts.params = "check=7";
+  assert_true(tide_ctx_new(&ctx, &opts, NULL, 0) < 0);
+  assert_int_equal(tide_ctx_new(&ctx, NULL, NULL, 0), TIDE_OK);
+  tide_ctx_release(ctx);
+  tide_ctx_release(NULL);
+  tide_tensor_release(NULL);
+}
+
+/* The process is the host's: descriptors, signals, environment, standard streams. */
+static void manners(void **state)
+{
+  struct sigaction before[32], after;
+  char path[256];
+  extern char **environ;
+  (void)state;
+  scratch(path, sizeof path, "streams");
+  for (int s = 1; s < 32; s++) sigaction(s, NULL, &before[s]);
+  char **env = environ;
+  size_t nenv = 0;
+  while (env[nenv]) nenv++;
+  int saved_out = dup(1), saved_err = dup(2), file = open(path, O_RDWR | O_TRUNC);
+  int lowest = dup(0);
+  fflush(NULL);
+  dup2(file, 1);
+  dup2(file, 2);
+  tide_ctx *ctx = open_ctx("log=3");
+  train_step(ctx);
+  tide_tensor *out = NULL;
+  tide_empty(&out, ctx, 99, 99, 99, NULL); /* a failure is as quiet */
+  close_ctx(ctx);
+  fflush(NULL);
+  dup2(saved_out, 1);
+  dup2(saved_err, 2);
+  assert_int_equal(lseek(file, 0, SEEK_END), 0);
+  close(lowest);
+  int again = dup(0);
+  assert_int_equal(again, lowest); /* nothing was left open */
+  close(again);
+  close(saved_out);
+  close(saved_err);
+  close(file);
+  for (int s = 1; s < 32; s++) {
+    sigaction(s, NULL, &after);
+    assert_true(after.sa_handler == before[s].sa_handler);
+  }
+  assert_ptr_equal(environ, env);
+  size_t n = 0;
+  while (environ[n]) n++;
+  assert_int_equal(n, nenv);
+  unlink(path);
+}
+
+static void many_contexts(void **state)
+{
+  (void)state;
+  for (int i = 0; i < 200; i++) {
+    tide_ctx *ctx = open_ctx(i % 2 ? "cache=0" : NULL);
+    assert_true(train_step(ctx) == 41.25);
+    close_ctx(ctx);
+  }
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
+    cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
+    cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,174 @@
+/* Contexts on threads: each thread with its own gives the same numbers; handles released by other
+ * threads are settled by the owner; a context can be handed over. */
+#include "check.h"
+
+#include <pthread.h>
+
+enum { NTHREAD = 8, N = 64 };
+
+/* Sum of gelu(a a^T + u), u drawn from the context's generator. */
+static int work(tide_ctx *ctx, double *value)
+{
+  const int64_t shape[] = {N, N};
+  tide_tensor *a = NULL, *t = NULL, *p = NULL, *u = NULL, *s = NULL, *g = NULL, *sum = NULL;
+  int rc = tide_empty(&a, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape);
+  if (rc == TIDE_OK) rc = tide_normal_(a, 0, 1, NULL);
+  if (rc == TIDE_OK) rc = tide_transpose(&t, a, 0, 1);
+  if (rc == TIDE_OK) rc = tide_matmul(&p, a, t);
+  if (rc == TIDE_OK) rc = tide_empty(&u, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape);
+  if (rc == TIDE_OK) rc = tide_uniform_(u, 0, 1, NULL);
+  if (rc == TIDE_OK) rc = tide_add(&s, p, u);
+  if (rc == TIDE_OK) rc = tide_gelu(&g, s);
+  if (rc == TIDE_OK) rc = tide_sum(&sum, g, 0, NULL, false);
+  if (rc == TIDE_OK) rc = tide_item(sum, value);
+  tide_tensor *const all[] = {a, t, p, u, s, g, sum};
+  for (size_t i = 0; i < LENGTH(all); i++) tide_tensor_release(all[i]);
+  return rc;
+}
+
+typedef struct seat {
+  pthread_t thread;
+  double value;
+  int rc;
+  tide_ctx *ctx;
+  tide_tensor *t[N];
+} seat;
+
+static void *own_context(void *arg)
+{
+  seat *s = arg;
+  for (int i = 0; i < 10; i++) {
+    tide_ctx *ctx = NULL;
+    double value = 0;
+    s->rc = tide_ctx_new(&ctx, NULL, NULL, 0);
+    if (s->rc == TIDE_OK) s->rc = work(ctx, &value);
+    if (s->rc == TIDE_OK && i > 0 && value != s->value) s->rc = TIDE_E_INTERNAL;
+    s->value = value;
+    if (ctx && tide_ctx_stats(ctx)->ntensor != 0) s->rc = TIDE_E_STATE;
+    tide_ctx_release(ctx);
+    if (s->rc < 0) return NULL;
+  }
+  return NULL;
+}
+
+static void contexts_in_parallel(void **state)
+{
+  seat seats[NTHREAD] = {{0}};
+  double alone;
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  OK(ctx, work(ctx, &alone));
+  close_ctx(ctx);
+  for (int i = 0; i < NTHREAD; i++)
+    assert_int_equal(pthread_create(&seats[i].thread, NULL, own_context, &seats[i]), 0);
+  for (int i = 0; i < NTHREAD; i++) pthread_join(seats[i].thread, NULL);
+  for (int i = 0; i < NTHREAD; i++) {
+    assert_int_equal(seats[i].rc, TIDE_OK);
+    assert_true(seats[i].value == alone);
+  }
+}
+
+static void *release_all(void *arg)
+{
+  seat *s = arg;
+  for (int i = 0; i < N; i++) tide_tensor_release(s->t[i]);
+  return NULL;
+}
+
+static void foreign_release(void **state)
+{
+  seat seats[NTHREAD] = {{0}};
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  tide_tensor *shared = vector_f32(ctx, 1, (float[]){1});
+  for (int i = 0; i < NTHREAD; i++) {
+    for (int k = 0; k < N; k++) {
+      seats[i].t[k] = k % 2 ? vector_f32(ctx, 2, (float[]){1, 2}) : shared;
+      if (k % 2 == 0) OK(ctx, tide_tensor_retain(shared));
+    }
+    assert_int_equal(pthread_create(&seats[i].thread, NULL, release_all, &seats[i]), 0);
+    tide_tensor *more = vector_f32(ctx, 1, (float[]){2}); /* the owner goes on working */
+    tide_tensor_release(more);
+  }
+  for (int i = 0; i < NTHREAD; i++) pthread_join(seats[i].thread, NULL);
+  tide_tensor *twice = NULL; /* an op settles what has piled up */
+  OK(ctx, tide_add(&twice, shared, shared));
+  assert_int_equal(tide_ctx_stats(ctx)->ntensor, 2);
+  tide_tensor_release(twice);
+  tide_tensor_release(shared);
+  close_ctx(ctx);
+}
+
+/* The last handles of a context may go on another thread, after the owner has let it go. */
+static void *release_last(void *arg)
+{
+  tide_tensor_release(arg);
+  return NULL;
+}
+
+static void foreign_last(void **state)
+{
+  (void)state;
+  for (int i = 0; i < 20; i++) {
+    pthread_t thread;
+    tide_ctx *ctx = open_ctx(NULL);
+    tide_tensor *t = vector_f32(ctx, 1, (float[]){1});
+    assert_int_equal(pthread_create(&thread, NULL, release_last, t), 0);
+    pthread_join(thread, NULL);
+    tide_ctx_release(ctx);
+  }
+}
+
+static void *attach_and_work(void *arg)
+{
+  seat *s = arg;
+  s->rc = tide_ctx_attach(s->ctx);
+  if (s->rc == TIDE_OK) s->rc = work(s->ctx, &s->value);
+  return NULL;
+}
+
+static void handed_over(void **state)
+{
+  seat s = {.ctx = open_ctx(NULL)};
+  double alone;
+  (void)state;
+  tide_ctx *other = open_ctx(NULL);
+  OK(other, work(other, &alone));
+  close_ctx(other);
+  assert_int_equal(pthread_create(&s.thread, NULL, attach_and_work, &s), 0);
+  pthread_join(s.thread, NULL);
+  assert_int_equal(s.rc, TIDE_OK);
+  assert_true(s.value == alone);
+  assert_int_equal(tide_ctx_attach(s.ctx), TIDE_OK);
+  close_ctx(s.ctx);
+}
+
+static void *interrupt(void *arg)
+{
+  tide_interrupt(arg);
+  return NULL;
+}
+
+static void interrupted(void **state)
+{
+  pthread_t thread;
+  double value;
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  assert_int_equal(tide_interrupted(ctx), 0);
+  assert_int_equal(pthread_create(&thread, NULL, interrupt, ctx), 0);
+  pthread_join(thread, NULL);
+  assert_int_equal(tide_interrupted(ctx), 1);
+  assert_int_equal(tide_interrupted(ctx), 0);
+  assert_int_equal(work(ctx, &value), TIDE_OK);
+  close_ctx(ctx);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(contexts_in_parallel), cmocka_unit_test(foreign_release),
+    cmocka_unit_test(foreign_last), cmocka_unit_test(handed_over), cmocka_unit_test(interrupted),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

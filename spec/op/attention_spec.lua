@@ -1,0 +1,217 @@
+-- Attention against PyTorch: spec/golden/attention holds inputs, results and gradients for each
+-- kind of mask (spec/golden/attention.py made them); cpu and ref must give the same in f32, f64 and
+-- bf16, and packed streams must equal their documents computed one by one.
+
+local tide = require 'tide'
+local fast = require 'spec.support.fast'
+local refused = require 'spec.support.refused'
+
+local folder = 'spec/golden/attention/'
+local golden = dofile(folder .. 'index.lua')
+
+local function read(name)
+   local f = assert(io.open(folder .. name, 'rb'))
+   local text = f:read '*a'
+   f:close()
+   return text
+end
+
+local function count(shape)
+   local n = 1
+   for _, s in ipairs(shape) do n = n * s end
+   return n
+end
+
+-- The tensor `name` of a case, or nil.
+local function get(case, name, device, dtype)
+   local entry = case[name]
+   if not entry then return nil end
+   local integer = name:find '_index$'
+   local bytes = read(case.file):sub(entry.at + 1, entry.at + 4 * count(entry.shape))
+   local t = tide.from_string(bytes, entry.shape, { dtype = integer and 'i32' or 'f32',
+                                                     device = device })
+   return integer and t or t:to(dtype)
+end
+
+local function options(case, device, dtype)
+   local window
+   if case.window_left or case.window_right then
+      window = { case.window_left or -1, case.window_right or -1 }
+   end
+   return { causal = case.causal == 1, window = window, q_start = case.q_start,
+            scale = case.scale, softcap = case.softcap, return_lse = true,
+            q_index = get(case, 'q_index', device), k_index = get(case, 'k_index', device),
+            bias = get(case, 'bias', device, dtype) }
+end
+
+local function flat(t) return t:to('f64'):reshape(-1):tolist() end
+
+-- The stored numbers are f32, made in f64: an f32 kernel differs by its own sums, a bf16 one by the
+-- rounding of its inputs, of its results and, on matrix units, of the probabilities.
+local tolerance = { f32 = 3e-6, f64 = 1e-6, bf16 = 2e-2 }
+
+local function check(got, want, dtype, what)
+   assert.are.same(want.shape, got.shape, what)
+   local a, b, scale = flat(got), flat(want), 0
+   for _, v in ipairs(b) do
+      if v > -math.huge then scale = math.max(scale, math.abs(v)) end
+   end
+   for i = 1, #b do
+      local far = a[i] ~= b[i] and math.abs(a[i] - b[i]) > tolerance[dtype] * scale
+      if far or a[i] ~= a[i] then
+         error(('%s: element %d is %.9g, the peer says %.9g (largest %.4g)')
+            :format(what, i, a[i], b[i], scale), 2)
+      end
+   end
+end
+
+local function run(case, device, dtype)
+   local q, k, v = get(case, 'q', device, dtype), get(case, 'k', device, dtype),
+      get(case, 'v', device, dtype)
+   local opts = options(case, device, dtype)
+   for _, x in ipairs { q, k, v, opts.bias } do x:requires_grad_() end
+   local out, lse = tide.attention(q, k, v, opts)
+   local dout, dlse = get(case, 'dout', device, dtype), get(case, 'dlse', device, lse.dtype)
+   local loss = (out * dout):to('f64'):sum()
+   if dlse then
+      -- a query that sees nothing has lse -inf, and no gradient flows through it
+      local seen = lse:isfinite()
+      local some = tide.where(seen, lse, tide.zeros({}, { dtype = lse.dtype, device = device }))
+      loss = loss + (some * dlse):to('f64'):sum()
+   end
+   loss:backward()
+   return { out = out, lse = lse, dq = q.grad, dk = k.grad, dv = v.grad,
+            dbias = opts.bias and opts.bias.grad }
+end
+
+describe('attention equals the peer', function()
+   it('in every case that the index names', function()
+      local kinds = {}
+      for _, case in ipairs(golden) do kinds[case.name] = true end
+      for _, name in ipairs { 'full', 'causal', 'window', 'window_both', 'document', 'gqa', 'scale',
+                              'bias', 'softcap', 'zigzag', 'decode', 'blind_rows', 'dlse' } do
+         assert.is_true(kinds[name], name)
+      end
+   end)
+
+   for _, case in ipairs(golden) do
+      for _, device in ipairs { 'ref', fast } do
+         for _, dtype in ipairs { 'f32', 'f64', 'bf16' } do
+            it(('%s: %s %s'):format(case.name, device, dtype), function()
+               local got = run(case, device, dtype)
+               local results = { 'out', 'lse', 'dq', 'dk', 'dv' }
+               if case.bias then results[#results + 1] = 'dbias' end
+               for _, name in ipairs(results) do
+                  check(got[name], get(case, name, device, 'f64'), dtype,
+                        ('%s of %s'):format(name, case.name))
+               end
+            end)
+         end
+      end
+   end
+end)
+
+describe('attention', function()
+   local function random(...) return tide.empty({ ... }):normal_(0, 1, { seed = 5 }) end
+
+   it('of a packed stream is that of its documents one by one', function()
+      local lengths, at = { 5, 1, 9, 17 }, 1
+      local q, k, v = random(1, 32, 4, 8), random(1, 32, 2, 8):mul(0.5), random(1, 32, 2, 8)
+      local cu = tide.tensor({ 0, 5, 6, 15, 32 }, { dtype = 'i32' })
+      local index = tide.document_index(cu, 32)
+      local whole, lse = tide.attention(q, k, v, { causal = true, q_index = index,
+                                                   k_index = index, return_lse = true })
+      for _, n in ipairs(lengths) do
+         local function part(x, dim) return x:slice(dim or 2, at, at + n - 1) end
+         local one, l = tide.attention(part(q), part(k), part(v),
+                                       { causal = true, return_lse = true })
+         -- the same sums in blocks that begin elsewhere
+         local d = (part(whole) - one):abs():amax():item()
+         assert.is_true(d < 2e-6, ('%d tokens: %g'):format(n, d))
+         assert.is_true((part(lse, 3) - l):abs():amax():item() < 2e-6)
+         at = at + n
+      end
+   end)
+
+   it('in pieces of keys joined by lse is that of all keys', function()
+      local q, k, v = random(1, 7, 2, 8), random(1, 20, 2, 8):mul(0.5), random(1, 20, 2, 8)
+      local whole = tide.attention(q, k, v)
+      local a, la = tide.attention(q, k:slice(2, 1, 11), v:slice(2, 1, 11), { return_lse = true })
+      local b, lb = tide.attention(q, k:slice(2, 12, 20), v:slice(2, 12, 20), { return_lse = true })
+      local wa = (la - lb):sigmoid():transpose(2, 3):unsqueeze(-1)
+      local joined = a * wa + b * (1 - wa)
+      assert.is_true((joined - whole):abs():amax():item() < 2e-6)
+   end)
+
+   it('gives the same answer for q_start and for positions as data', function()
+      local q, k, v = random(1, 4, 2, 8), random(1, 10, 2, 8):mul(0.5), random(1, 10, 2, 8)
+      local function index(first, n)
+         local list = {}
+         for i = 1, n do list[i] = { 0, first + i - 1 } end
+         return tide.tensor({ list }, { dtype = 'i32' })
+      end
+      local a = tide.attention(q, k, v, { causal = true, window = { 3 }, q_start = 6 })
+      local b = tide.attention(q, k, v, { causal = true, window = { 3 }, q_index = index(6, 4),
+                                          k_index = index(0, 10) })
+      assert.is_true((a - b):abs():amax():item() < 1e-6)
+   end)
+
+   it('keeps its memory linear in the number of tokens', function()
+      local n = 1024
+      local q = tide.empty({ 1, n, 2, 16 }):normal_(0, 1, { seed = 1 })
+      q:requires_grad_()
+      tide.default():collect()
+      tide.default():reset_peak()
+      local before = tide.stats().live
+      tide.attention(q, q, q, { causal = true }):sum():backward()
+      local scores = 2 * n * n * 4
+      assert.is_true(tide.stats().peak - before < scores / 2)
+      assert.is_truthy(q.grad)
+   end)
+
+   it('names what does not fit', function()
+      local q, k = random(1, 3, 4, 8), random(1, 5, 2, 8)
+      refused('E_SHAPE', { 'attention', 'q', '[3, 4, 8]' }, tide.attention, q:reshape(3, 4, 8),
+              k, k)
+      refused('E_SHAPE', { 'attention', '4 query heads', '3 key heads' }, tide.attention, q,
+              random(1, 5, 3, 8), random(1, 5, 3, 8))
+      refused('E_SHAPE', 'attention', tide.attention, q, k, random(1, 4, 2, 8))
+      refused('E_SHAPE', 'attention', tide.attention, q, random(1, 5, 2, 7), k)
+      refused('E_SHAPE', 'attention', tide.attention, q, random(2, 5, 2, 8), random(2, 5, 2, 8))
+      refused('E_SHAPE', { 'attention', 'one dtype', 'f64' }, tide.attention, q, k:double(),
+              k:double())
+      refused('E_DTYPE', 'attention', tide.attention, q:long(), k:long(), k:long())
+      local index = tide.zeros({ 1, 3, 2 }, { dtype = 'i32' })
+      refused('E_ARG', { 'attention', 'q_index', 'k_index' }, tide.attention, q, k, k,
+              { q_index = index })
+      refused('E_SHAPE', { 'attention', 'k_index' }, tide.attention, q, k, k,
+              { q_index = index, k_index = index })
+      refused('E_SHAPE', { 'attention', 'q_index', 'i32', 'f32' }, tide.attention, q, k, k,
+              { q_index = index:to 'f32', k_index = index })
+      refused('E_SHAPE', { 'attention', 'bias' }, tide.attention, q, k, k,
+              { bias = tide.zeros { 1, 4, 3, 6 } })
+      refused('E_ARG', { 'attention', 'opts.window' }, tide.attention, q, k, k, { window = -1 })
+      refused('E_ARG', { 'attention', 'opts.softcap' }, tide.attention, q, k, k, { softcap = -1 })
+      refused('E_ARG', { 'attention', 'opts.mask' }, tide.attention, q, k, k, { mask = 1 })
+   end)
+end)
+
+describe('document_index', function()
+   it('numbers documents and positions, and gives the rest to none', function()
+      for _, device in ipairs { 'ref', fast } do
+         local cu = tide.tensor({ 0, 2, 2, 5 }, { dtype = 'i64', device = device })
+         assert.are.same({ { { 0, 0 }, { 0, 1 }, { 2, 0 }, { 2, 1 }, { 2, 2 }, { -1, 0 } } },
+            tide.document_index(cu, 6):tolist())
+      end
+   end)
+
+   it('refuses lengths that are none', function()
+      local function cu(list) return tide.tensor(list, { dtype = 'i32' }) end
+      refused('E_ARG', 'document_index', tide.document_index, cu { 0, 3, 2 }, 4)
+      refused('E_ARG', 'document_index', tide.document_index, cu { 1, 3 }, 4)
+      refused('E_ARG', 'document_index', tide.document_index, cu { 0, 5 }, 4)
+      refused('E_SHAPE', 'document_index', tide.document_index, cu { { 0, 5 } }, 5)
+      refused('E_DTYPE', 'document_index', tide.document_index, tide.tensor { 0, 5 }, 5)
+      refused('E_ARG', 'document_index', tide.document_index, cu { 0, 5 }, -1)
+   end)
+end)

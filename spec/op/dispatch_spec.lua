@@ -1,0 +1,211 @@
+-- The road every op takes: check mode, missing kernels, operands on several devices, devices
+-- without bytes, contexts that differ, interruption.
+
+local tide = require 'tide'
+local C = require('tide.ffi.lib').C
+local info = require 'tide.ffi.info'
+local refused = require 'spec.support.refused'
+
+-- A context of its own, closed at the end of the case.
+local function open(opts)
+   local ctx = assert(tide.open(opts or {}))
+   finally(function() ctx:close() end)
+   return ctx
+end
+
+-- A small decoder with every fused op in it.
+local function model_step(ctx, dtype)
+   local function weight(...)
+      return ctx:empty({ ... }, { dtype = dtype }):normal_(0, 0.2, { seed = 1 }):requires_grad_()
+   end
+   local emb, wq, wk, wv, wo = weight(50, 16), weight(16, 16), weight(8, 16), weight(8, 16),
+      weight(16, 16)
+   local gate, up, down, norm = weight(24, 16), weight(24, 16), weight(16, 24), weight(16)
+   local ids = ctx:arange(12, { dtype = 'i64' }):reshape(2, 6)
+   local x = tide.embedding(emb, ids)
+   local h = tide.rms_norm(x, norm)
+   local freq = ctx:tensor { 1, 0.1, 0.01, 0.001 }
+   local pos = ctx:arange(6, { dtype = 'i64' }):unsqueeze(1)
+   local q = tide.rope(tide.linear(h, wq):reshape(2, 6, 2, 8), pos, freq)
+   local k = tide.rope(tide.linear(h, wk):reshape(2, 6, 1, 8), pos, freq)
+   local v = tide.linear(h, wv):reshape(2, 6, 1, 8)
+   local a = tide.attention(q, k, v, { causal = true }):reshape(2, 6, 16)
+   local y, sum = tide.add_rms_norm(tide.dropout(tide.linear(a, wo), 0.1), x, norm)
+   local f = sum + tide.linear(tide.swiglu(tide.linear(y, gate), tide.linear(y, up)), down)
+   local loss = tide.linear_cross_entropy(f:reshape(12, 16), emb, nil, ids:reshape(12)) / 12
+   loss:backward()
+   for _, w in ipairs { emb, wq, wk, wv, wo, gate, up, down, norm } do
+      assert.is_true(w.grad:isfinite():all():item())
+   end
+   return loss:item()
+end
+
+describe('check mode', function()
+   for _, dtype in ipairs { 'f32', 'bf16' } do
+      it('repeats every op of a model step on the reference, and agrees, in ' .. dtype, function()
+         local plain, checked = open(), open { params = 'check=1' }
+         local a, b = model_step(plain, dtype), model_step(checked, dtype)
+         assert.equal(a, b)
+         assert.is_true(a > 3 and a < 5)                     -- about log 50
+         assert.is_true(checked:stats().nop > 1.9 * plain:stats().nop)
+         assert.equal(0, tonumber(plain:param 'check'))
+      end)
+   end
+
+   it('holds for reductions and products of views', function()
+      local ctx = open { params = 'check=1' }
+      local x = ctx:rand { 5, 6, 7 }
+      local y = x:permute(3, 1, 2)
+      for _ = 1, 2 do
+         y:sum(2)
+         y:amax { 1, 3 }
+         y:cumsum(1)
+         y:matmul(x:transpose(1, 2):slice(3, 1, 4):permute(2, 3, 1):slice(1, 1, 5)
+            :reshape(5, 4, 6):slice(1, 1, 1):reshape(4, 6):t():slice(1, 1, 6))
+         y:softmax(1)
+         tide.cat({ y, y }, 2)
+      end
+   end)
+
+   -- The reference sums in double, the fast kernels in float: where a sum cancels nearly all of its
+   -- terms they differ far beyond rounding of the result.
+   it('names op, element and both values where the two differ', function()
+      local ctx = open { params = 'check=1' }
+      local x = ctx:tensor { 1e8, 1, -1e8, 1, 1, 1 }
+      for _, fn in ipairs { function() return x:sum() end, function() return x:mean() end,
+                            function() return x:reshape(1, 6):matmul(ctx:ones { 6, 1 }) end } do
+         refused('E_INTERNAL', { 'check', 'result 1', 'element 0', "on 'cpu'", 'by the reference' },
+                 fn)
+      end
+      assert.equal('1', ctx:param 'check')
+      assert.equal(6, (ctx:ones { 3 } * 2):sum():item())     -- the context goes on
+   end)
+end)
+
+describe('a missing kernel', function()
+   it('is an error that says op, dtype and device, and what to do', function()
+      local seen = 0
+      local x = tide.ones({ 2, 2 }, { dtype = 'bool' })
+      for _, name in ipairs { 'neg', 'sub', 'matmul' } do
+         local ok, err = pcall(x[name], x, x)
+         if not ok then
+            seen = seen + 1
+            assert.is_true(err.code == 'E_UNSUPPORTED' or err.code == 'E_DTYPE', tostring(err))
+            assert.equal(name, err.op)
+            assert.is_truthy(err.message:find('bool', 1, true))
+         end
+      end
+      assert.is_true(seen > 0)
+      refused('E_UNSUPPORTED', { 'neg', 'bool', "'cpu'", 'cast' }, x.neg, x)
+   end)
+
+   it('is known beforehand', function()
+      for _, op in ipairs(info.ops()) do
+         if op.name == 'neg' then
+            assert.is_true(info.op_supported(op.index, 'cpu', 'f32'))
+            assert.is_false(info.op_supported(op.index, 'cpu', 'bool'))
+            local built = tide.build_info():find('libtide_cuda.so,', 1, true) ~= nil
+            assert.equal(built, info.op_supported(op.index, 'cuda', 'f32'))
+         end
+      end
+      assert.equal(0, C.tide_op_supported(-1, 0, 0))
+      assert.equal(0, C.tide_op_supported(0, 99, 0))
+      assert.equal(0, C.tide_op_supported(0, 0, 99))
+   end)
+end)
+
+describe('operands', function()
+   it('must be on one device: nothing moves unless asked', function()
+      local cpu, ref = tide.ones { 2, 2 }, tide.ones({ 2, 2 }, { device = 'ref' })
+      for _, fn in ipairs { function() return cpu + ref end, function() return ref:matmul(cpu) end,
+                            function() return tide.cat({ cpu, ref }, 1) end,
+                            function() return tide.where(cpu:gt(0), cpu, ref) end,
+                            function() return tide.linear(cpu, cpu, ref:sum(1)) end,
+                            function() return cpu:index_select(1, ref:select(1, 1):long()) end } do
+         refused('E_DEVICE', { "'ref'", "'cpu'", 'to_device' }, fn)
+      end
+      assert.is_true((cpu + ref:to 'cpu'):equal(tide.full({ 2, 2 }, 2)))
+   end)
+
+   it('must be of one context', function()
+      local other = open()
+      local x, y = tide.ones { 2 }, other:ones { 2 }
+      refused('E_ARG', { 'add', 'argument 2', 'another context' }, function() return x + y end)
+      refused('E_ARG', 'another context', function() return tide.cat({ x, y }, 1) end)
+      refused('E_ARG', { 'copy_', 'another context' }, x.copy_, x, y)
+   end)
+
+   it('must have bytes', function()
+      local x = tide.ones { 2 }
+      local view = x:reshape(2, 1)
+      x:release()
+      assert.is_true(view:is_gone())
+      refused('E_GONE', { 'exp', 'argument 1', 'f32', '[2]' }, x.exp, x)
+      refused('E_GONE', { 'mul', 'argument 2' }, function() return tide.ones { 2, 2 } * x end)
+      refused('E_GONE', 'argument 1', view.sum, view)
+      refused('E_GONE', 'argument 1', x.reshape, x, 1, 2)
+      refused('E_GONE', 'dropped', x.tolist, x)
+      assert.are.same({ 2 }, x.shape)
+      assert.is_truthy(tostring(x):find('dropped', 1, true))
+   end)
+
+   it('of a device that is not here are refused', function()
+      refused('E_ARG', { 'device', 'cpu, cuda, null, ref' }, tide.ones, { 2 }, { device = 'gpu' })
+      local ok, why = tide.default():device_available 'cuda'
+      if ok then return end -- a machine with a GPU; spec/cuda/absent_spec.lua takes it away
+      assert.is_truthy(why:find('cuda', 1, true))
+      refused('E_DEVICE', { 'cuda', 'not available' }, tide.ones, { 2 }, { device = 'cuda' })
+   end)
+end)
+
+describe('the null device', function()
+   it('counts bytes that it does not have', function()
+      local ctx = open { device = 'null' }
+      local before = ctx:stats()
+      local x = ctx:empty { 1000000, 1000 }                  -- 4 GB
+      local y = x * 2
+      local stats = ctx:stats()
+      assert.is_true(stats.live - before.live >= 8e9)
+      assert.equal(stats.live, stats.peak)
+      assert.are.same({ 1000000, 1000 }, y.shape)
+      y:release()
+      x:release()
+      assert.equal(before.live, ctx:stats().live)
+      assert.equal(0, ctx:stats().cached)
+      assert.is_true(ctx:stats().peak >= 8e9)
+   end)
+
+   it('runs a whole training step, with the shapes of the real one', function()
+      local ctx = open { device = 'null' }
+      local w = ctx:empty({ 4096, 512 }):requires_grad_()
+      local x = ctx:empty { 8, 2048, 512 }
+      local loss = tide.linear(x, w):gelu():square():mean()
+      loss:backward()
+      assert.are.same({ 4096, 512 }, w.grad.shape)
+      assert.is_true(ctx:stats().peak > 8 * 2048 * 4096 * 4)
+      refused('E_DEVICE', { 'null device', 'no bytes' }, loss.item, loss)
+      refused('E_DEVICE', 'null device', x.to, x, 'cpu')
+      assert.is_truthy(tostring(x):find('[8, 2048, 512] null', 1, true))
+   end)
+
+   it('answers to the memory parameter', function()
+      local ctx = open { device = 'null', params = 'memory=900m' }
+      local x = ctx:empty { 2 ^ 27 }
+      refused('E_NOMEM', { 'memory parameter' }, function() return x * 2 end)
+      local half = ctx:empty { 2 ^ 26 }
+      assert.is_truthy(half)
+      x:release()
+      assert.are.same({ 2 ^ 27 }, (ctx:empty { 2 ^ 27 }).shape)
+   end)
+end)
+
+describe('an interrupted context', function()
+   it('stops at the next op, once', function()
+      local ctx = open()
+      local x = ctx:ones { 2 }
+      ctx:interrupt()
+      assert.is_true(ctx:interrupted())
+      assert.is_false(ctx:interrupted())
+      assert.equal(4, (x * 2):sum():item())
+   end)
+end)

@@ -1,0 +1,307 @@
+-- Cross entropy where logits have a large part in common: whatever is added to all logits of a row,
+-- loss and gradient are those of the differences. Expected values are computed here, in doubles,
+-- from logits that every dtype under test holds exactly.
+
+local tide = require 'tide'
+local fast = require 'spec.support.fast'
+
+local inf = math.huge
+
+-- ---- what is expected ---------------------------------------------------------------------------
+
+-- Loss and gradient of one row of numbers; target counts from 0.
+local function expected(z, target, opts)
+   local eps, zl = opts.label_smoothing or 0, opts.z_loss or 0
+   local max, sum, below = -inf, 0, 0
+   for _, v in ipairs(z) do max = math.max(max, v) end
+   for _, v in ipairs(z) do
+      sum = sum + math.exp(v - max)
+      below = below + (max - v)
+   end
+   local logsum = math.log(sum)
+   local lse = max + logsum
+   local loss = (1 - eps) * ((max - z[target + 1]) + logsum) + eps * (below / #z + logsum)
+      + zl * lse * lse
+   local grad = {}
+   for i, v in ipairs(z) do
+      grad[i] = (1 + 2 * zl * lse) * math.exp(v - max) / sum - eps / #z
+         - (i == target + 1 and 1 - eps or 0)
+   end
+   return loss, grad
+end
+
+-- ---- logits -------------------------------------------------------------------------------------
+
+-- Multiples of `step` in [-6 step, 6 step], the same for one seed.
+local function multiples(n, step, seed)
+   local list = {}
+   for i = 1, n do list[i] = ((i * 7 + seed * 5 + i * i * seed) % 13 - 6) * step end
+   return list
+end
+
+-- Rows of logits around an offset, as the dtype holds them: what is expected follows from these.
+local function rows_at(offset, step, nrow, nclass, dtype)
+   local rows = {}
+   for r = 1, nrow do
+      rows[r] = multiples(nclass, step, r)
+      for i, v in ipairs(rows[r]) do rows[r][i] = v + offset end
+   end
+   local x = tide.tensor(rows, { dtype = dtype })
+   return x, x:to('f64'):tolist()
+end
+
+local function targets_of(nrow, nclass)
+   local list = {}
+   for r = 1, nrow do list[r] = (r * 11) % nclass end
+   return tide.tensor(list, { dtype = 'i64' }), list
+end
+
+local function near(want, got, allowed, what)
+   local off = math.abs(got - want)
+   if off > allowed or off ~= off then
+      error(('%s: %.9g, expected %.9g (allowed %.3g)'):format(what, got, want, allowed), 2)
+   end
+end
+
+-- ---- cross_entropy ------------------------------------------------------------------------------
+
+-- Allowed: of a loss relative to 1 + |loss|; of a gradient, absolute, per 1 + |z-loss's factor|.
+-- f64: the expected numbers are themselves sums of 1030 terms one after another, off by 1.3e-14.
+local loss_room = { f32 = 1e-6, bf16 = 1e-6, f64 = 2e-14 }
+local grad_room = { f32 = 5e-7, bf16 = 4e-3, f64 = 2e-14 }
+
+local function check_gradient(want, got, room, zero_sum, what)
+   local sum, size = 0, 1
+   for i, g in ipairs(got) do
+      size = math.max(size, math.abs(want[i]))
+      sum = sum + g
+      near(want[i], g, room * math.max(1, math.abs(want[i])), what .. ', class ' .. i - 1)
+   end
+   -- Roundings of one row are independent of each other and far below the room of each.
+   if zero_sum then near(0, sum, room * size * 4, what .. ', sum of the gradient') end
+end
+
+local function check_rows(x, z, opts, dtype)
+   local nrow, nclass = x.shape[1], x.shape[2]
+   local y, target = targets_of(nrow, nclass)
+   x:requires_grad_()
+   local loss = tide.cross_entropy(x, y:to(x.device), { reduction = 'none', z_loss = opts.z_loss,
+                                           label_smoothing = opts.label_smoothing })
+   loss:sum():backward()
+   local got, grads = loss:tolist(), x.grad:to('f64'):tolist()
+   for r = 1, nrow do
+      local want, grad = expected(z[r], target[r], opts)
+      near(want, got[r], loss_room[dtype] * (1 + math.abs(want)), 'loss of row ' .. r)
+      check_gradient(grad, grads[r], grad_room[dtype], not opts.z_loss, 'row ' .. r)
+   end
+end
+
+local kinds = {
+   { name = 'plain' },
+   { name = 'with label smoothing', label_smoothing = 0.1 },
+   { name = 'with z-loss', z_loss = 1e-4 },
+   { name = 'with both', label_smoothing = 0.2, z_loss = 1e-4 },
+}
+
+-- Steps that f32 holds beside the offset; what bf16 makes of the logits is read back.
+local offsets = { { 0, 1 / 64 }, { 1e3, 1 / 64 }, { 1e5, 1 / 64 }, { 3e7, 2 }, { -3e7, 2 } }
+
+describe("cross_entropy of logits with a large part in common", function()
+   for _, device in ipairs { fast, 'ref' } do
+      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+         for _, kind in ipairs(kinds) do
+            it(("is exact on %s in %s, %s"):format(device, dtype, kind.name), function()
+               for _, o in ipairs(offsets) do
+                  for _, nclass in ipairs { 1, 2, 67, 1030 } do
+                     local x, z = rows_at(o[1], o[2], 3, nclass, dtype)
+                     check_rows(x:to(device), z, kind, dtype)
+                  end
+               end
+            end)
+         end
+      end
+   end
+
+   it("is log 2 for two equal logits", function()
+      for _, offset in ipairs { 0, 1e3, 1e5, 3e7, 1e30, -1e30 } do
+         local x = tide.tensor({ { offset, offset } }):requires_grad_()
+         local loss = tide.cross_entropy(x, tide.tensor({ 0 }, { dtype = 'i64' }))
+         loss:backward()
+         near(math.log(2), loss:item(), 1e-7, 'loss at ' .. offset)
+         assert.same({ { -0.5, 0.5 } }, x.grad:tolist())
+      end
+   end)
+
+   it("keeps a difference of bf16 logits around an offset", function()
+      local x, z = rows_at(1024, 8, 2, 33, 'bf16')
+      assert.equal(1024 + multiples(33, 8, 1)[1], z[1][1])
+      check_rows(x, z, {}, 'bf16')
+   end)
+
+   it("has a true value, or +inf, where the sum of the logits has none", function()
+      local x = tide.tensor { { 3e38, 3e38, -3e38 }, { 3e38, 3e38, -3e38 } }
+      for _, device in ipairs { fast, 'ref' } do
+         local y = tide.tensor({ 0, 2 }, { dtype = 'i64', device = device })
+         local loss = tide.cross_entropy(x:to(device), y, { label_smoothing = 0.1,
+                                                            reduction = 'none' }):tolist()
+         near(2e37, loss[1], 2e31, 'loss of a large logit')
+         assert.equal(inf, loss[2])
+      end
+   end)
+
+   it("gives the same bits wherever the logits are, in a large batch", function()
+      -- 9.6 MB: a gradient of this size is written on another road.
+      local row, grads = multiples(40000, 2, 1), {}
+      for i, offset in ipairs { 0, 3e7 } do
+         local x = (tide.tensor({ row }):expand(60, 40000) + offset):requires_grad_()
+         tide.cross_entropy(x, (targets_of(60, 40000)), { label_smoothing = 0.1 }):backward()
+         grads[i] = x.grad
+      end
+      assert.is_true(grads[1]:ne(0):all():item())
+      assert.is_true(grads[1]:eq(grads[2]):all():item())
+      local _, want = expected(row, 11, { label_smoothing = 0.1 })
+      local got = (grads[2]:narrow(1, 1, 1) * 60):tolist()[1]
+      check_gradient(want, got, grad_room.f32, true, 'row 1')
+   end)
+
+   it("counts a target of ignore_index as nothing", function()
+      local x = rows_at(3e7, 2, 3, 5, 'f32'):requires_grad_()
+      local y = tide.tensor({ 1, -100, 2 }, { dtype = 'i64' })
+      local loss = tide.cross_entropy(x, y, { reduction = 'none' })
+      loss:sum():backward()
+      assert.equal(0, loss:tolist()[2])
+      assert.same({ 0, 0, 0, 0, 0 }, x.grad:tolist()[2])
+   end)
+end)
+
+-- ---- rows without a finite logsumexp ------------------------------------------------------------
+
+describe("cross_entropy of logits that are not finite", function()
+   -- Loss and gradient of target 0 on both devices, as text that tells nan from inf.
+   local function results(row, dtype, device, eps)
+      local x = tide.tensor({ row }, { dtype = dtype, device = device }):requires_grad_()
+      local y = tide.tensor({ 0 }, { dtype = 'i64', device = device })
+      local loss = tide.cross_entropy(x, y, { label_smoothing = eps })
+      loss:backward()
+      local list = { loss:item(), unpack(x.grad:to('f64'):tolist()[1]) }
+      for i, v in ipairs(list) do list[i] = v ~= v and 'nan' or ('%.2f'):format(v) end
+      return table.concat(list, ' ')
+   end
+
+   local nan = 0 / 0
+   local cases = {
+      { 'all -inf', { -inf, -inf, -inf }, 'nan nan nan nan', 'nan nan nan nan' },
+      { '+inf', { 1, inf, 0 }, 'nan nan nan nan', 'nan nan nan nan' },
+      { 'nan', { 1, nan, 2 }, 'nan nan nan nan', 'nan nan nan nan' },
+      { 'nan and -inf', { -inf, nan, -inf }, 'nan nan nan nan', 'nan nan nan nan' },
+      { '-inf at another', { 0, -inf, 0 }, '0.69 -0.50 0.00 0.50', 'inf -0.43 -0.03 0.47' },
+      { '-inf at the target', { -inf, 0, 0 }, 'inf -1.00 0.50 0.50', 'inf -0.93 0.47 0.47' },
+   }
+   for _, case in ipairs(cases) do
+      it("has nan, inf or the limit: " .. case[1], function()
+         for _, device in ipairs { fast, 'ref' } do
+            for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+               assert.equal(case[3], results(case[2], dtype, device, 0))
+               assert.equal(case[4], results(case[2], dtype, device, 0.1))
+            end
+         end
+      end)
+   end
+end)
+
+-- ---- linear_cross_entropy -----------------------------------------------------------------------
+
+-- x [n, 2], w [nclass, 2] and a bias that is the offset everywhere: the logits are exact.
+local function linear_inputs(offset, step, n, nclass, dtype)
+   local x, w, bias = {}, {}, {}
+   for i = 1, n do x[i] = multiples(2, 1, i) end
+   for v = 1, nclass do w[v], bias[v] = multiples(2, step, v + 3), offset end
+   local list = {}
+   for i, t in ipairs { x, w, bias } do
+      list[i] = tide.tensor(t, { dtype = dtype })
+   end
+   return list[1], list[2], list[3]
+end
+
+local function logits_of(x, w, bias)
+   local rows = {}
+   for i, a in ipairs(x) do
+      rows[i] = {}
+      for v, b in ipairs(w) do rows[i][v] = a[1] * b[1] + a[2] * b[2] + bias[v] end
+   end
+   return rows
+end
+
+-- The sum of the losses, and the gradients of x, w and bias, from rows of logits.
+local function expected_linear(x, w, z, target, opts)
+   local total, dx, dw, dbias = 0, {}, {}, {}
+   for v = 1, #w do dw[v], dbias[v] = { 0, 0 }, 0 end
+   for i = 1, #x do
+      local loss, grad = expected(z[i], target[i], opts)
+      total, dx[i] = total + loss, { 0, 0 }
+      for v, g in ipairs(grad) do
+         for d = 1, 2 do
+            dx[i][d] = dx[i][d] + g * w[v][d]
+            dw[v][d] = dw[v][d] + g * x[i][d]
+         end
+         dbias[v] = dbias[v] + g
+      end
+   end
+   return total, dx, dw, dbias
+end
+
+-- The numbers of a table of any depth, in order.
+local function flat(t, list)
+   list = list or {}
+   for _, v in ipairs(t) do
+      if type(v) == 'table' then flat(v, list) else list[#list + 1] = v end
+   end
+   return list
+end
+
+-- Elements of a gradient against what is expected, relative to the largest.
+local function check_all(want, got, room, what)
+   local list, size = flat(want), 1
+   for _, v in ipairs(list) do size = math.max(size, math.abs(v)) end
+   for i, v in ipairs(flat(got:to('f64'):tolist())) do
+      near(list[i], v, room * size, what .. ', element ' .. i)
+   end
+end
+
+local linear_loss_room = { f32 = 1e-6, bf16 = 1e-6, f64 = 1e-13 }
+local linear_room = { f32 = 2e-6, bf16 = 1.6e-2, f64 = 1e-13 }
+
+local function check_linear(offset, step, n, nclass, dtype, device, opts)
+   local x, w, bias = linear_inputs(offset, step, n, nclass, dtype)
+   local y, target = targets_of(n, nclass)
+   local xs, ws = x:to('f64'):tolist(), w:to('f64'):tolist()
+   local z = logits_of(xs, ws, bias:to('f64'):tolist())
+   local total, dx, dw, dbias = expected_linear(xs, ws, z, target, opts)
+   x, w, bias = x:to(device), w:to(device), bias:to(device)
+   for _, t in ipairs { x, w, bias } do t:requires_grad_() end
+   local loss = tide.linear_cross_entropy(x, w, bias, y:to(device), {
+      label_smoothing = opts.label_smoothing, z_loss = opts.z_loss })
+   loss:backward()
+   near(total, loss:item(), linear_loss_room[dtype] * (1 + math.abs(total)), 'loss')
+   check_all(dx, x.grad, linear_room[dtype], 'gradient of x')
+   check_all(dw, w.grad, linear_room[dtype], 'gradient of w')
+   check_all(dbias, bias.grad, linear_room[dtype], 'gradient of bias')
+   if not opts.z_loss then
+      near(0, bias.grad:to('f64'):sum():item(), linear_room[dtype] * n, 'sum over bias')
+   end
+end
+
+describe("linear_cross_entropy with a large bias in common", function()
+   for _, device in ipairs { fast, 'ref' } do
+      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+         for _, kind in ipairs(kinds) do
+            it(("is exact on %s in %s, %s"):format(device, dtype, kind.name), function()
+               for _, o in ipairs(offsets) do
+                  check_linear(o[1], o[2], 3, 5, dtype, device, kind)
+                  check_linear(o[1], o[2], 4, 2100, dtype, device, kind)
+               end
+            end)
+         end
+      end
+   end
+end)

@@ -1,0 +1,211 @@
+-- The selective scan against PyTorch (spec/golden/ssd.py made the numbers), packed streams against
+-- their sequences, chunks of any size and pieces of a stream against the whole, and bad input.
+
+local tide = require 'tide'
+local fast = require 'spec.support.fast'
+local close = require 'spec.support.close'
+local refused = require 'spec.support.refused'
+
+local folder = 'spec/golden/ssd/'
+local golden = dofile(folder .. 'index.lua')
+
+local function get(case, name, device, dtype)
+   local entry, n = case[name], 1
+   if not entry then return nil end
+   for _, s in ipairs(entry.shape) do n = n * s end
+   local f = assert(io.open(folder .. case.file, 'rb'))
+   f:seek('set', entry.at)
+   local bytes = f:read(4 * n)
+   f:close()
+   if name == 'sequence' then
+      return tide.from_string(bytes, entry.shape, { dtype = 'i32', device = device })
+   end
+   return tide.from_string(bytes, entry.shape, { dtype = 'f32', device = device }):to(dtype)
+end
+
+local inputs = { 'x', 'dt', 'A', 'B', 'C', 'D', 'bias', 'state' }
+
+-- Relative to the largest element. The stored numbers are f32 made in f64; bf16 rounds inputs,
+-- results and the operands of products.
+local tolerance = { f32 = 5e-6, f64 = 1e-6, bf16 = 3e-2 }
+
+local function check(got, want, dtype, what)
+   local scale = want:to('f64'):abs():amax():item()
+   local ok, message = pcall(close, got:to 'f64', want:to 'f64',
+      { rel = 0, abs = tolerance[dtype] * scale })
+   if not ok then error(what .. ': ' .. tostring(message), 2) end
+end
+
+local function run(case, device, dtype, chunk)
+   local i = {}
+   for _, name in ipairs(inputs) do i[name] = get(case, name, device, dtype):requires_grad_() end
+   local y, last = tide.ssd_scan(i.x, i.dt, i.A, i.B, i.C, {
+      D = i.D, dt_bias = i.bias, initial = i.state, sequence = get(case, 'sequence', device),
+      softplus = true, dt_limit = { case.least, case.most }, chunk = chunk, return_last = true })
+   local loss = (y * get(case, 'dy', device, dtype)):to('f64'):sum()
+      + (last * get(case, 'dlast', device, last.dtype)):to('f64'):sum()
+   loss:backward()
+   local out = { y = y, last = last }
+   for _, name in ipairs(inputs) do out['d' .. name] = i[name].grad end
+   return out
+end
+
+describe('ssd_scan equals the peer', function()
+   for _, case in ipairs(golden) do
+      for _, device in ipairs { 'ref', fast } do
+         for _, dtype in ipairs { 'f64', 'f32', 'bf16' } do
+            if case.kind == 'scan' then
+               it(('%s on %s in %s'):format(case.name, device, dtype), function()
+                  for _, chunk in ipairs { case.chunk, 1, 5, 256 } do
+                     for name, value in pairs(run(case, device, dtype, chunk)) do
+                        check(value, get(case, name, device, 'f64'), dtype, name)
+                     end
+                  end
+               end)
+            end
+         end
+      end
+   end
+end)
+
+-- ---- streams -----------------------------------------------------------------------------------
+
+local function make(T, H, P, G, N, dtype)
+   local function r(...) return tide.randn { ... }:to(dtype) end
+   return { x = r(1, T, H, P), dt = r(1, T, H), A = -(r(H):abs()), B = r(1, T, G, N),
+            C = r(1, T, G, N), D = r(H) }
+end
+
+local function part(i, from, to)
+   local p = { A = i.A, D = i.D }
+   for _, name in ipairs { 'x', 'dt', 'B', 'C' } do p[name] = i[name]:slice(2, from, to) end
+   return p
+end
+
+local function scan(i, opts)
+   local o = { D = i.D, softplus = true, return_last = true }
+   for k, v in pairs(opts or {}) do o[k] = v end
+   return tide.ssd_scan(i.x, i.dt, i.A, i.B, i.C, o)
+end
+
+describe('ssd_scan', function()
+   for _, dtype in ipairs { 'f64', 'f32' } do
+      it('of a packed stream equals its sequences apart, wherever they begin, in ' .. dtype,
+         function()
+            local T = 13
+            local i = make(T, 2, 3, 1, 4, dtype)
+            for at = 0, T do
+               local cu = tide.tensor({ 0, at, math.min(at + 1, T), T }, { dtype = 'i32' })
+               local q = tide.sequence_index(cu, T)
+               local list, bounds, last = {}, cu:tolist(), nil
+               for k = 1, 3 do
+                  if bounds[k + 1] > bounds[k] then
+                     list[#list + 1], last = scan(part(i, bounds[k] + 1, bounds[k + 1]))
+                  end
+               end
+               local want = tide.cat(list, 2)
+               for _, chunk in ipairs { 1, 4, 5, 13 } do
+                  local got, state = scan(i, { sequence = q, chunk = chunk })
+                  close(got, want, { rel = 1e-5, abs = 1e-5 })
+                  close(state, last, { rel = 1e-5, abs = 1e-5 })
+               end
+            end
+         end)
+   end
+
+   it('goes on where the last call ended; a token at a time is the same', function()
+      local i = make(12, 4, 3, 2, 5, 'f32')
+      local want, want_last = scan(i, { chunk = 4 })
+      for cut = 1, 11 do
+         local a, state = scan(part(i, 1, cut))
+         local b, last = scan(part(i, cut + 1, 12), { initial = state })
+         close(tide.cat({ a, b }, 2), want, { rel = 1e-5, abs = 1e-5 })
+         close(last, want_last, { rel = 1e-5, abs = 1e-5 })
+      end
+      local state, steps = nil, {}
+      for t = 1, 12 do
+         local p = part(i, t, t)
+         steps[t], state = tide.ssd_step(p.x:select(2, 1), p.dt:select(2, 1), p.A,
+            p.B:select(2, 1), p.C:select(2, 1), state, { D = p.D, softplus = true })
+      end
+      close(tide.stack(steps, 2), want, { rel = 1e-5, abs = 1e-5 })
+   end)
+
+   it('keeps its accuracy when the decays add up to large numbers', function()
+      -- early steps of 1000, then steps of 1e-3: sums differ by little where they are large
+      local T = 256
+      local i = make(T, 1, 2, 1, 2, 'f64')
+      local steps = {}
+      for t = 1, T do steps[t] = t <= 8 and 1000 or 1e-3 end
+      i.dt = tide.tensor(steps, { dtype = 'f64' }):reshape(1, T, 1)
+      i.A = tide.tensor({ -7 }, { dtype = 'f64' })
+      i.x:slice(2, 1, 8):fill_(1e-3)
+      local single = {}
+      for k, v in pairs(i) do single[k] = v:to 'f32' end
+      local want = scan(i, { softplus = false })
+      local got = scan(single, { softplus = false, chunk = 256 })
+      close(got:to('f64'):slice(2, 9, T), want:slice(2, 9, T), { rel = 0, abs = 2e-6 })
+   end)
+
+   it('does not depend on the number of threads, backward included', function()
+      finally(function() tide.set_nthread(2) end)
+      local i = make(200, 18, 16, 1, 32, 'f32')
+      local function bits(n)
+         tide.set_nthread(n)
+         local names, text = { 'x', 'dt', 'A', 'B', 'C', 'D' }, {}
+         local c = {}
+         for _, name in ipairs(names) do c[name] = i[name]:clone():requires_grad_() end
+         scan(c, { chunk = 64 }):square():sum():backward()
+         for k, name in ipairs(names) do text[k] = c[name].grad:to_string_bytes() end
+         return table.concat(text)
+      end
+      local one = bits(1)
+      assert.is_true(one == bits(2) and one == bits(3))
+   end)
+
+   it('gives gradients to those who ask alone', function()
+      local i = make(9, 2, 3, 1, 4, 'f32')
+      i.B:requires_grad_()
+      scan(i):sum():backward()
+      assert.is_truthy(i.B.grad)
+      assert.is_nil(i.x.grad)
+   end)
+
+   it('refuses what does not fit', function()
+      local i = make(6, 4, 3, 2, 5, 'f32')
+      local function with(changes, opts)
+         local c = {}
+         for k, v in pairs(i) do c[k] = v end
+         for k, v in pairs(changes) do c[k] = v end
+         return function() return scan(c, opts) end
+      end
+      local function seq(list) return tide.tensor({ list }, { dtype = 'i64' }) end
+      local three = tide.zeros { 1, 6, 3, 5 }
+      refused('E_SHAPE', 'expected x', with { x = tide.zeros { 6, 4, 3 } })
+      refused('E_SHAPE', 'one dtype', with { B = i.B:to 'bf16' })
+      refused('E_SHAPE', 'expected x', with { C = tide.zeros { 1, 6, 2, 4 } })
+      refused('E_SHAPE', 'not a multiple', with { B = three, C = three })
+      refused('E_SHAPE', 'expected dt', with { dt = tide.zeros { 1, 6, 3 } })
+      refused('E_SHAPE', 'expected dt', with { A = tide.zeros { 5 } })
+      refused('E_SHAPE', 'D: expected', with { D = tide.zeros { 4, 4 } })
+      refused('E_SHAPE', 'dt_bias', with({}, { dt_bias = tide.zeros { 3 } }))
+      refused('E_SHAPE', 'initial', with({}, { initial = tide.zeros { 1, 4, 5, 3 } }))
+      refused('E_SHAPE', 'z: expected', with({}, { z = tide.zeros { 1, 6, 4, 2 } }))
+      refused('E_SHAPE', 'sequence: expected', with({}, { sequence = seq { 0, 0, 0, 0, 0 } }))
+      refused('E_ARG', 'never decrease', with({}, { sequence = seq { 0, 0, 1, 1, 0, 1 } }))
+      refused('E_ARG', 'end of the stream', with({}, { sequence = seq { 0, 0, 1, 1, -1, -1 } }))
+      refused('E_ARG', 'opts.chunk', with({}, { chunk = 0 }))
+      refused('E_ARG', 'opts.dt_limit', with({}, { dt_limit = { 1, 0.5 } }))
+      refused('E_ARG', 'opts.chnk', with({}, { chnk = 4 }))
+   end)
+end)
+
+describe('gated_rms_norm', function()
+   it('refuses what does not fit', function()
+      local x = tide.zeros { 2, 8 }
+      refused('E_SHAPE', 'differ', tide.gated_rms_norm, x, tide.zeros { 2, 7 })
+      refused('E_SHAPE', 'weight', tide.gated_rms_norm, x, x, tide.zeros { 7 })
+      refused('E_ARG', 'does not divide', tide.gated_rms_norm, x, x, nil, { group = 3 })
+      refused('E_ARG', 'opts.grup', tide.gated_rms_norm, x, x, nil, { grup = 3 })
+   end)
+end)

@@ -1,0 +1,89 @@
+-- parallel/clip: norms and factors by hand, empty lists, 16-bit gradients, parts on ranks.
+
+local tide = require 'tide'
+local ranks = require 'spec.support.ranks'
+
+local clip = tide.parallel.clip
+
+local function grads(...)
+   local list = {}
+   for i = 1, select('#', ...) do list[i] = tide.tensor((select(i, ...))) end
+   return list
+end
+
+describe('the norm', function()
+   it('is that of all gradients together', function()
+      local list = grads({ 3, 4 }, { 1, 2 })
+      assert.near(math.sqrt(25 + 5), clip.norm(list):item(), 1e-6)
+      assert.equal(10, clip.norm(list, 1):item())
+      assert.near((27 + 64 + 1 + 8) ^ (1 / 3), clip.norm(list, 3):item(), 1e-5)
+      assert.equal(7, clip.norm(grads({ -3 }, { 7, 2 }), math.huge):item())
+   end)
+
+   it('of nothing is 0', function()
+      for _, p in ipairs { 1, 2, 3, math.huge } do assert.equal(0, clip.norm({}, p):item()) end
+      assert.equal(0, tide.parallel.clip_grad_norm_({}, 1):item())
+   end)
+
+   it('sums the parts of ranks, also where a rank has none', function()
+      local r = ranks.run(3, function(rank)
+         local t, out = require 'tide', {}
+         local list = rank == 2 and {} or { t.tensor { rank == 0 and 3 or -4 } }
+         local comm = require('tide.dist').world()
+         for i, p in ipairs { 1, 2, 3, math.huge } do
+            out[i] = t.parallel.clip.norm(list, p, comm):item()
+         end
+         t.parallel.clip_grad_norm_(list, 1, { comm = comm })
+         out[5] = list[1] and list[1]:item() or 0
+         return out
+      end)
+      for i, last in ipairs { 0.6, -0.8, 0 } do
+         assert.equal(7, r[i][1])
+         assert.equal(5, r[i][2])
+         assert.near(91 ^ (1 / 3), r[i][3], 1e-5)
+         assert.equal(4, r[i][4])
+         assert.near(last, r[i][5], 1e-6)
+      end
+   end)
+end)
+
+describe('clipping', function()
+   it('multiplies by max / (norm + 1e-6), if that is below 1', function()
+      local list = grads({ 3, 4 })
+      assert.equal(5, tide.parallel.clip_grad_norm_(list, 1):item())
+      assert.near(3 * 0.19999996, list[1]:at(1), 1e-7)
+      list = grads({ 3, 4 })
+      tide.parallel.clip_grad_norm_(list, 10)
+      assert.same({ 3, 4 }, list[1]:tolist())
+      list = grads({ 4 })
+      tide.parallel.clip_grad_norm_(list, 2)
+      assert.near(4 * 0.4999998750, list[1]:at(1), 1e-6)
+      list = grads({ -3, 7 })
+      tide.parallel.clip_grad_norm_(list, 3.5, { norm_type = math.huge })
+      assert.near(-1.5, list[1]:at(1), 1e-5)
+      tide.parallel.clip_grad_norm_(list, 0)
+      assert.same({ 0, 0 }, list[1]:tolist())
+   end)
+
+   it('changes 16-bit gradients themselves', function()
+      for _, dtype in ipairs { 'bf16', 'f16' } do
+         local g = tide.tensor({ 3, 4 }, { dtype = dtype })
+         assert.equal(5, tide.parallel.clip_grad_norm_({ g }, 1):item())
+         assert.equal(dtype, g.dtype)
+         assert.near(0.6, g:at(1), 4e-3)
+      end
+   end)
+
+   it('refuses what it cannot use', function()
+      local function raised(...)
+         local ok, e = pcall(tide.parallel.clip_grad_norm_, ...)
+         assert.is_false(ok)
+         return tostring(e)
+      end
+      assert.matches('max_norm', raised({}, -1), 1, true)
+      assert.matches('norm_type', raised({}, 1, { norm_type = 0.5 }), 1, true)
+      assert.matches('norm_type', raised({}, 1, { norm_type = 0 / 0 }), 1, true)
+      assert.matches('norm_typ', raised({}, 1, { norm_typ = 2 }), 1, true)
+      assert.matches('grads', raised(3, 1), 1, true)
+   end)
+end)

@@ -1,0 +1,279 @@
+-- Attention across ranks against the same attention on one: outputs and all gradients, for each
+-- method, layout, mask and head count; layouts are lists of global positions a rank.
+
+local ranks = require 'spec.support.ranks'
+local tide = require 'tide'
+
+-- Runs on a rank: c = { method, a2a, mask, index, heads, kv, dtype, batch }; c.layout[r + 1] lists
+-- the global positions (from 0) of rank r; c.pairs_of[t + 1] = { document, position }.
+-- Returns the largest errors of out, dq, dk, dv, relative to the largest value of the dense one.
+local source = [[
+   local rank, n, c = ...
+   local tide = require 'tide'
+   local cp_attention = require 'tide.parallel.cp_attention'
+   local B, D, T = c.batch or 1, 8, #c.pairs_of
+   local function draw(seed, heads)
+      return tide.empty({ B, T, heads, D }, { dtype = 'f32' }):normal_(0, 1, { seed = seed })
+         :to(c.dtype)
+   end
+   local full = { draw(1, c.heads), draw(2, c.kv), draw(3, c.kv), draw(4, c.heads) }
+   local pair = tide.tensor({ c.pairs_of }, { dtype = 'i32' })
+   local function pick(t, r)
+      return t:index_select(2, tide.tensor(c.layout[r + 1], { dtype = 'i64' }))
+   end
+   local index = {}
+   for r = 0, n - 1 do index[r + 1] = pick(pair, r) end
+   local q, k, v = full[1]:clone(), full[2]:clone(), full[3]:clone()
+   for _, t in ipairs { q, k, v } do t:requires_grad_(true) end
+   local mask = { causal = c.mask.causal, window = c.mask.window, softcap = c.mask.softcap }
+   local dense_mask = { q_index = pair, k_index = pair }
+   for key, value in pairs(mask) do dense_mask[key] = value end
+   local dense = tide.attention(q, k, v, dense_mask)
+   dense:backward(full[4])
+
+   local inner = cp_attention.new { axis = tide.dist.world(), method = c.method, a2a = c.a2a }
+   local lq, lk, lv = pick(full[1], rank), pick(full[2], rank), pick(full[3], rank)
+   for _, t in ipairs { lq, lk, lv } do t:requires_grad_(true) end
+   local out
+   inner:with(index, function()
+      out = inner(lq, lk, lv, mask)
+      out:backward(pick(full[4], rank))
+   end)
+   local errors = {}
+   for i, case in ipairs { { dense:detach(), out:detach() }, { q.grad, lq.grad },
+                           { k.grad, lk.grad }, { v.grad, lv.grad } } do
+      local want, got = pick(case[1], rank):to 'f64', case[2]:to 'f64'
+      local scale = math.max(1e-3, case[1]:to 'f64':abs():amax():item())
+      errors[i] = got:numel() == 0 and 0 or (got - want):abs():amax():item() / scale
+      if not (errors[i] < 1e9) then errors[i] = 1e9 end
+   end
+   return errors
+]]
+
+local function check(n, c, tolerance)
+   for r, errors in ipairs(ranks.run(n, source, c)) do
+      for i, name in ipairs { 'out', 'dq', 'dk', 'dv' } do
+         assert.is_true(errors[i] < tolerance, ('%s of rank %d: off by %g'):format(name, r - 1,
+            errors[i]))
+      end
+   end
+end
+
+-- ---- layouts ---------------------------------------------------------------------------------
+
+local layouts = {}
+
+function layouts.contiguous(n, T)
+   local list = {}
+   for r = 1, n do list[r] = {} end
+   for t = 0, T - 1 do
+      local own = list[math.min(n, math.floor(t / math.ceil(T / n)) + 1)]
+      own[#own + 1] = t
+   end
+   return list
+end
+
+function layouts.zigzag(n, T)
+   local c, list = T / (2 * n), {}
+   for r = 0, n - 1 do
+      local own = {}
+      for i = 0, c - 1 do own[#own + 1] = r * c + i end
+      for i = 0, c - 1 do own[#own + 1] = (2 * n - 1 - r) * c + i end
+      list[r + 1] = own
+   end
+   return list
+end
+
+-- Round robin with the last rank empty: rows of every rank everywhere.
+function layouts.scattered(n, T)
+   local list = {}
+   for r = 1, n do list[r] = {} end
+   local k = math.max(1, n - 1)
+   for t = 0, T - 1 do
+      local own = list[(t * 7) % k + 1]
+      own[#own + 1] = t
+   end
+   return list
+end
+
+local function one_document(T)
+   local list = {}
+   for t = 0, T - 1 do list[t + 1] = { 0, t } end
+   return list
+end
+
+-- Documents of these lengths, then padding of document -1.
+local function documents(T, lengths)
+   local list = {}
+   for d, n in ipairs(lengths) do
+      for t = 0, n - 1 do list[#list + 1] = { d - 1, t } end
+   end
+   while #list < T do list[#list + 1] = { -1, 0 } end
+   return list
+end
+
+local masks = {
+   full = {}, causal = { causal = true }, window = { causal = true, window = { 5, -1 } },
+   both = { window = { 3, 2 } }, softcap = { causal = true, softcap = 2 },
+}
+
+describe('attention across ranks', function()
+   local T = 24
+   for _, n in ipairs { 1, 2, 3, 4 } do
+      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
+         for _, layout in ipairs { 'contiguous', 'zigzag', 'scattered' } do
+            it(('equals one rank: %s, %s, %d ranks'):format(method, layout, n), function()
+               for _, name in ipairs { 'full', 'causal', 'window', 'both', 'softcap' } do
+                  check(n, { method = method, mask = masks[name], heads = 4, kv = 2,
+                     dtype = 'f32', layout = layouts[layout](n, T), pairs_of = one_document(T) },
+                     1e-5)
+               end
+               for _, lengths in ipairs { { 9, 1, 14 }, { 1, 0, 7, 2, 10 }, { 3 } } do
+                  check(n, { method = method, mask = masks.causal, heads = 4, kv = 4,
+                     dtype = 'f32', layout = layouts[layout](n, T), batch = 2,
+                     pairs_of = documents(T, lengths) }, 1e-5)
+               end
+            end)
+         end
+      end
+   end
+
+   it('splits heads that do not divide', function()
+      for _, n in ipairs { 2, 3, 4 } do
+         for _, h in ipairs { { 7, 7 }, { 6, 1 }, { 6, 2 }, { 6, 3 }, { 2, 1 }, { 3, 3 } } do
+            check(n, { method = 'a2a', mask = masks.causal, heads = h[1], kv = h[2],
+               dtype = 'f32', layout = layouts.zigzag(n, T), pairs_of = one_document(T) }, 1e-5)
+         end
+      end
+   end)
+
+   it('nests an exchange of heads in a ring', function()
+      for _, case in ipairs { { 4, 2 }, { 4, 4 }, { 4, 1 }, { 6, 3 } } do
+         check(case[1], { method = 'a2a+p2p', a2a = case[2], mask = masks.causal, heads = 4,
+            kv = 2, dtype = 'f32', layout = layouts.zigzag(case[1], T),
+            pairs_of = documents(T, { 5, 12, 4 }) }, 1e-5)
+      end
+   end)
+
+   it('keeps to the precision of bf16 and f64', function()
+      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
+         for dtype, tolerance in pairs { bf16 = 2e-2, f64 = 1e-13 } do
+            check(2, { method = method, mask = masks.causal, heads = 4, kv = 2, dtype = dtype,
+               layout = layouts.zigzag(2, T), pairs_of = one_document(T) }, tolerance)
+         end
+      end
+   end)
+
+   it('works with more ranks than tokens', function()
+      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
+         check(4, { method = method, mask = masks.causal, heads = 2, kv = 1, dtype = 'f32',
+            layout = layouts.contiguous(4, 3), pairs_of = one_document(3) }, 1e-5)
+      end
+   end)
+end)
+
+describe('what travels', function()
+   local blocks = require 'tide.parallel.cp_blocks'
+
+   local function index(layout, pairs_of)
+      local list = {}
+      for r, own in ipairs(layout) do
+         local rows = {}
+         for i, t in ipairs(own) do rows[i] = pairs_of[t + 1] end
+         list[r] = tide.tensor({ rows }, { dtype = 'i32' })
+      end
+      return list
+   end
+
+   it('is half a block from ranks below in a causal zigzag, all of one from above', function()
+      local list = index(layouts.zigzag(4, 32), one_document(32))
+      local hops = blocks.hops(list, 1, { causal = true })
+      local rows = {}
+      for i, hop in ipairs(hops) do rows[i] = { hop.from, hop.recv.first, hop.recv.count } end
+      assert.same({ { 0, 1, 4 }, { 3, 1, 8 }, { 2, 1, 8 } }, rows)
+   end)
+
+   it("is a window's halo, not the ring", function()
+      local list = index(layouts.contiguous(4, 32), one_document(32))
+      for rank = 0, 3 do
+         local hops = blocks.hops(list, rank, { causal = true, window = { 3, -1 } })
+         assert.equal(1, #hops)
+         assert.same(rank == 0 and { first = 1, count = 0 } or { first = 6, count = 3 },
+            hops[1].recv)
+         assert.same(rank == 3 and { first = 1, count = 0 } or { first = 6, count = 3 },
+            hops[1].send)
+      end
+   end)
+
+   it('is nothing between documents that lie on ranks of their own', function()
+      local list = index(layouts.contiguous(2, 16), documents(16, { 8, 8 }))
+      local hops, own = blocks.hops(list, 0, {})
+      assert.equal(0, #hops)
+      assert.is_true(own)
+   end)
+
+   it('agrees with a search over all pairs', function()
+      local draw = tide.util and math.random
+      math.randomseed(7)
+      for _ = 1, 300 do
+         local function some(n)
+            local rows = {}
+            for i = 1, n do rows[i] = { draw(-1, 2), draw(0, 9) } end
+            return rows
+         end
+         local q, k = some(draw(1, 9)), some(draw(1, 9))
+         local mask = { causal = draw(2) == 1, window = { draw(-1, 4), draw(-1, 4) } }
+         -- per document, the range of positions stands for the positions
+         local lo, hi = {}, {}
+         for _, p in ipairs(q) do
+            lo[p[1]] = math.min(lo[p[1]] or 99, p[2])
+            hi[p[1]] = math.max(hi[p[1]] or -99, p[2])
+         end
+         local first, last
+         for j, p in ipairs(k) do
+            local d = p[1]
+            local seen = d >= 0 and lo[d] ~= nil and not (mask.causal and p[2] > hi[d])
+               and not (mask.window[1] >= 0 and p[2] < lo[d] - mask.window[1])
+               and not (mask.window[2] >= 0 and p[2] > hi[d] + mask.window[2])
+            if seen then first, last = first or j, j end
+         end
+         local f, n = tide.attention_rows(tide.tensor({ q }, { dtype = 'i32' }),
+            tide.tensor({ k }, { dtype = 'i32' }), mask)
+         assert.same({ first or 1, first and last - first + 1 or 0 }, { f, n })
+      end
+   end)
+end)
+
+describe('mistakes', function()
+   local refused = require 'spec.support.refused'
+   local cp_attention = require 'tide.parallel.cp_attention'
+   local comm = require('tide.dist').world()
+   local x = tide.zeros { 1, 4, 2, 8 }
+   local pairs_ = tide.zeros({ 1, 4, 2 }, { dtype = 'i32' })
+
+   it('are refused by name', function()
+      refused('E_ARG', { 'method', 'ring' }, cp_attention.new, { axis = comm, method = 'rings' })
+      refused('E_ARG', 'axis', cp_attention.new, {})
+      refused('E_ARG', 'a2a', cp_attention.new, { axis = comm, method = 'a2a+p2p' })
+      refused('E_ARG', 'a2a', cp_attention.new, { axis = comm, method = 'ring', a2a = 2 })
+      refused('E_ARG', 'must equal', cp_attention.new, { axis = comm, method = 'a2a+p2p', a2a = 3 })
+      local inner = cp_attention.new { axis = comm }
+      refused('E_STATE', 'no batch', inner, x, x, x, {})
+      refused('E_ARG', 'index', inner.with, inner, {}, function() end)
+      refused('E_ARG', 'index[1]', inner.with, inner, { x }, function() end)
+      inner:with({ pairs_ }, function()
+         refused('E_UNSUPPORTED', 'bias', inner, x, x, x, { bias = x })
+         refused('E_UNSUPPORTED', 'q_start', inner, x, x, x, { q_start = 2 })
+         refused('E_ARG', 'q_index', inner, x, x, x, { q_index = pairs_:clone() })
+         refused('E_ARG', 'windows', inner, x, x, x, { windows = 3 })
+         refused('E_SHAPE', '4 tokens', inner, x:slice(2, 1, 3), x, x, {})
+      end)
+      refused('E_STATE', 'no batch', inner, x, x, x, {})
+   end)
+
+   it('leave the context as it was', function()
+      local inner = cp_attention.new { axis = comm, method = 'p2p' }
+      assert.is_false(pcall(inner.with, inner, { pairs_ }, function() error 'x' end))
+      assert.is_nil(inner.context)
+   end)
+end)

@@ -1,0 +1,457 @@
+-- Models whose sequence lies over ranks: what is attached, refused and restored; outputs, losses
+-- and gradients equal one rank's; the self-check finds what is wrong; frozen targets; training with
+-- the other axes. Wide sweeps are in spec/deep.
+
+local case = require 'spec.parallel.cp_case'
+local ranks = require 'spec.support.ranks'
+local refused = require 'spec.support.refused'
+local tide = require 'tide'
+
+local cp = tide.parallel.cp
+
+local config = { vocab_size = 31, hidden_size = 24, num_hidden_layers = 2, num_attention_heads = 6,
+   num_key_value_heads = 3, head_dim = 4, intermediate_size = 40 }
+
+local function all_true(list)
+   for _, ok in ipairs(list) do assert.equal(true, ok) end
+end
+
+local function same(a, b) return (a - b):abs():amax():item() == 0 end
+local function ints(list) return tide.tensor(list, { dtype = 'i64' }) end
+local axis2 = { size = 2, rank = 0, comm = { size = 2, rank = 0, all_reduce = function() end } }
+
+-- ---- one rank is enough ----------------------------------------------------------------------
+
+describe('attaching', function()
+   local function llama() return tide.model.llama(config, { seed = 1 }) end
+
+   it('replaces the inner call, and gives it back', function()
+      local model = llama()
+      local attn = model.model.layers:at(2).self_attn
+      local handle = cp.attach(model, { axis = axis2, window = 5, layers = { [2] = 'allgather' } })
+      assert.equal('allgather', attn.inner.method)
+      assert.same({ 4, -1 }, attn.window)
+      assert.equal(handle, model._cp)
+      refused('E_STATE', 'attached already', cp.attach, model, { axis = axis2 })
+      handle:restore()
+      assert.equal(tide.attention, attn.inner)
+      assert.is_nil(attn.window)
+      assert.is_nil(model._cp)
+      handle:restore()
+      handle = cp.attach(model, { axis = axis2, layers = { ['1.self_attn'] = { method = 'a2a',
+         window = 3 } } })
+      assert.equal('a2a', attn.inner.method)
+      assert.same({ 2, -1 }, attn.window)
+      assert.is_nil(model.model.layers:at(1).self_attn.window)
+      handle:restore()
+   end)
+
+   it('stands inside of what is computed again, whichever came first', function()
+      for _, first in ipairs { 'attach', 'recompute' } do
+         local model = llama()
+         local function again() tide.parallel.recompute(model, { ops = { 'attention' } }) end
+         if first == 'recompute' then again() end
+         local handle = cp.attach(model, { axis = axis2 })
+         if first == 'attach' then again() end
+         local attn = model.model.layers:at(1).self_attn
+         assert.equal('CpAttention', attn.inner.inner.class_name)
+         handle:restore()
+         assert.equal(tide.attention, attn.inner.inner)
+         tide.parallel.recompute(model, 'none')
+         assert.equal(tide.attention, attn.inner)
+      end
+   end)
+
+   it('says which rule was broken', function()
+      local model = llama()
+      local function bad(status, words, opts)
+         opts.axis = opts.axis or axis2
+         refused(status, words, cp.attach, model, opts)
+         assert.is_nil(rawget(model, '_cp'))
+         assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
+      end
+      bad('E_ARG', { 'method', 'ring' }, { method = 'rings' })
+      bad('E_ARG', { 'layout', 'zigzag' }, { layout = 'zigzig' })
+      bad('E_ARG', 'axis', { axis = 3 })
+      bad('E_ARG', 'a2a', { method = 'a2a+p2p' })
+      bad('E_ARG', 'a2a', { a2a = 2 })
+      bad('E_ARG', 'must equal', { method = 'a2a+p2p', a2a = 3 })
+      bad('E_ARG', 'layers', { layers = { [3] = 'ring' } })
+      bad('E_ARG', "named 'mlp'", { layers = { mlp = 'ring' } })
+      bad('E_ARG', 'method', { layers = { [1] = 'rings' } })
+      bad('E_ARG', 'window', { window = 0 })
+      bad('E_ARG', 'metod', { metod = 'ring' })
+      bad('E_ARG', 'mamba', { mamba = 'state' })
+      refused('E_ARG', 'attention', cp.attach, tide.nn.Linear(2, 2), { axis = axis2 })
+      model.model.layers:at(1).self_attn.inner = function() end
+      refused('E_UNSUPPORTED', 'model.layers.0.self_attn', cp.attach, model, { axis = axis2 })
+      local mamba = tide.nn.Stack { tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 4 } }
+      refused('E_ARG', { 'method', 'heads' }, cp.attach, mamba, { axis = axis2, mamba = 'heads' })
+      refused('E_UNSUPPORTED', "not 'document'", cp.attach, mamba,
+         { axis = axis2, mamba = 'state', layout = 'document' })
+      local handle = cp.attach(mamba, { axis = axis2, mamba = 'state' })
+      assert.is_false(mamba:at(1).inner == tide.nn.Mamba2.mix)
+      handle:restore()
+      assert.equal(tide.nn.Mamba2.mix, mamba:at(1).inner)
+   end)
+
+   it('is needed, and so is the context', function()
+      local model, ids = llama(), ints { { 1, 2, 3, 4 } }
+      local context = cp.make_cp_batch_and_ctx(axis2, { ids = ids, labels = ids })
+      local mine = ids:slice(2, 1, 2)
+      refused('E_STATE', 'attach', model, mine, { context = context })
+      refused('E_SHAPE', '2 tokens', model, ids, { context = context })
+      refused('E_ARG', 'index', model, mine, { context = context,
+         index = tide.zeros({ 1, 2, 2 }, { dtype = 'i32' }) })
+      refused('E_ARG', 'context', model, mine, { context = 7 })
+      refused('E_UNSUPPORTED', 'shift', model.loss, model, mine, mine,
+         { context = context, shift = true })
+      local want = model(ids)
+      assert.is_true(same(want, model(ids, { context = cp.null })))
+      local handle = cp.attach(model, { axis = axis2 })
+      refused('E_STATE', 'no batch', model, ids)
+      assert.is_true(same(want, model(ids, { context = cp.null })))
+      handle:restore()
+      assert.is_true(same(want, model(ids)))
+      local mamba = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 4 }
+      refused('E_STATE', 'Mamba2', mamba, tide.zeros { 1, 2, 8 }, { context = context })
+   end)
+
+   it('changes nothing on an axis of one rank', function()
+      local model, ids = llama(), ints { { 1, 2, 3 } }
+      local handle = cp.attach(model, { axis = tide.dist.solo() })
+      local batch = { ids = ids, labels = ids }
+      assert.equal(batch, handle:cut(batch))
+      assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
+      assert.same({ layers = {}, gradients = {} }, cp.self_check(model, batch))
+   end)
+end)
+
+describe('hooks for masks', function()
+   local Toy = tide.class('Toy', tide.nn.Module)
+   function Toy.forward(self, x, at)
+      self.got = at
+      return x
+   end
+   local function toy()
+      local root = Toy()
+      for i = 1, 2 do root:child('l' .. i, Toy()):child('self_attn', Toy()) end
+      return root
+   end
+
+   it('stand first at each attention layer, and nowhere else', function()
+      local model = toy()
+      local order = {}
+      model.l1.self_attn:hook_pre(function(_, _, at) order[1] = at.attention_mask == nil end)
+      local handle = cp.attach_context_parallel_hooks(model)
+      assert.equal(2, handle.count)
+      assert.equal(2, model.l1.self_attn._pre:count())
+      assert.equal(1, model.l2.self_attn._pre:count())
+      assert.is_nil(model.l1._pre)
+      assert.is_nil(model._pre)
+      model.l1.self_attn(1, { attention_mask = ints { { 1, 1, 2 } } })
+      assert.same({ true }, order)
+      handle.remove()
+      assert.equal(0, model.l2.self_attn._pre:count())
+      refused('E_ARG', 'self_attn', cp.attach_context_parallel_hooks, Toy())
+   end)
+
+   it('make documents of masks, and refuse what none are', function()
+      local model = toy()
+      cp.attach_context_parallel_hooks(model)
+      local attn = model.l1.self_attn
+      attn(1, { attention_mask = ints { { 1, 1, 2, 0 } }, other = 42 })
+      assert.is_nil(attn.got.attention_mask)
+      assert.equal(42, attn.got.other)
+      assert.is_true(attn.got.is_causal)
+      assert.same({ { { 0, 0 }, { 0, 1 }, { 1, 2 }, { -1, 3 } } }, attn.got.q_index:tolist())
+      assert.equal(attn.got.q_index, attn.got.k_index)
+      local at = { some_other = 42 }
+      attn(1, at)
+      assert.equal(at, attn.got)
+      refused('E_UNSUPPORTED', 'documents', attn, 1, { attention_mask = tide.zeros { 1, 1, 4, 4 } })
+      local context = cp.make_cp_batch_and_ctx(axis2, { ids = ints { { 1, 2, 3, 4 } },
+         labels = ints { { 1, 2, 3, 4 } }, packed_seq_ids = ints { { 1, 1, 2, 2 } } })
+      attn(1, { attention_mask = ints { { 1, 2 } }, context = context })
+      assert.is_nil(attn.got.q_index)
+      refused('E_ARG', 'other documents', attn, 1, { attention_mask = ints { { 1, 1 } },
+         context = context })
+   end)
+end)
+
+-- ---- several ranks ---------------------------------------------------------------------------
+
+-- On a rank: the self-check of a model with opts on a probe of rows of documents.
+local function check(_, n, family, config_, opts, probe, tp)
+   local t = require 'tide'
+   local mesh = t.parallel.mesh { cp = n / (tp or 1), tp = tp or 1 }
+   local model = t.model[family](config_, { seed = 3, dtype = probe.dtype })
+   if tp then
+      t.parallel.tensor_parallel(model, mesh:axis 'tp', { sequence_parallel = probe.sequence })
+   end
+   opts.axis = mesh:axis 'cp'
+   local handle = t.parallel.cp.attach(model, opts)
+   t.parallel.recompute(model, probe.recompute)
+   local ids = ((t.arange(probe.rows * probe.T, { dtype = 'f64' }) * 1.7):sin():abs() * 30):long()
+      :reshape(probe.rows, probe.T)
+   local r = t.parallel.cp.self_check(model, { ids = ids, labels = t.nn.loss.shift(ids),
+      cu_real = probe.cu, positions = probe.cu and t.slot_index(t.tensor(probe.cu,
+         { dtype = 'i32' }), t.tensor(probe.cu, { dtype = 'i32' }), probe.T):select(3, 2)
+         :clamp(0, 1000):to 'i64' or nil })
+   handle:restore()
+   if #r.layers ~= 2 * config_.num_hidden_layers then return 'layers were not seen' end
+   if #r.gradients ~= #model:parameters() then return 'gradients were not seen' end
+   return true
+end
+
+describe('a model over ranks', function()
+   it('is that of one rank, as its self-check says', function()
+      for _, c in ipairs {
+         { 2, { method = 'ring' }, { rows = 2, T = 13 } },
+         { 3, { method = 'allgather', layout = 'contiguous' }, { rows = 1, T = 20 } },
+         { 3, { method = 'a2a', layout = 'document' }, { rows = 1, T = 30, cu = { 0, 1, 1, 19, 27 },
+            recompute = 'full' } },
+         { 4, { method = 'a2a+p2p', a2a = 2, layout = 'balanced' }, { rows = 1, T = 40,
+            cu = { 0, 30, 31, 40 }, recompute = 'every:2' } },
+         { 4, { layers = { [1] = 'a2a', [2] = { method = 'allgather', window = 4 } } },
+            { rows = 1, T = 16, recompute = 'none' } },
+         { 4, { layers = { [2] = 'a2a+p2p' }, a2a = 2 }, { rows = 1, T = 21 } },
+         { 2, { layout = 'zigzag', window = 3 }, { rows = 2, T = 9, dtype = 'f64' } },
+         { 4, { layout = 'contiguous' }, { rows = 1, T = 3 } },
+         { 2, { method = 'ring' }, { rows = 1, T = 40, dtype = 'bf16' } },
+      } do
+         all_true(ranks.run(c[1], check, 'llama', config, c[2], c[3]))
+      end
+   end)
+
+   it('may be cut by heads as well', function()
+      local c = { vocab_size = 31, hidden_size = 24, num_hidden_layers = 2, num_attention_heads = 4,
+         num_key_value_heads = 2, head_dim = 4, intermediate_size = 40 }
+      for _, sequence in ipairs { false, true } do
+         all_true(ranks.run(4, check, 'qwen3', c, { method = 'ring' },
+            { rows = 1, T = 18, sequence = sequence, recompute = 'full' }, 2))
+      end
+   end)
+end)
+
+-- On a rank: a model with one thing wrong; what the self-check says.
+local function spoilt(_, n, config_, what)
+   local t = require 'tide'
+   local model = t.model.llama(config_, { seed = 3 })
+   t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+   local ids = t.arange(24, { dtype = 'i64' }):reshape(1, 24)
+   local probe = { ids = ids, labels = ids }
+   local second = model.model.layers:at(2)
+   if what == 'inner' then                                 -- each rank sees its own part only
+      local inner = second.self_attn.inner
+      second.self_attn.inner = function(q, k, v, o)
+         if o.context.null then return inner(q, k, v, o) end
+         return t.attention(q, k, v, { causal = true })
+      end
+   elseif what == 'positions' then
+      t.parallel.cp_map.new { kind = 'zigzag', size = 1, length = 1 }
+      local C = require('tide.parallel.cp_context').Context
+      function C.positions(self)
+         return t.arange(self.map.count, { dtype = 'i64' }):reshape(1, self.map.count)
+      end
+      local cut = model._cp.cut
+      function model._cp.cut(...)
+         local mine = cut(...)
+         mine.positions = nil
+         return mine
+      end
+   elseif what == 'gradient' then
+      second.mlp:hook_backward_pre(function(m, dy)
+         if m.part then return dy * 2 end
+      end)
+      second.mlp:hook_pre(function(m, x) m.part = x:size(2) < 24 end)
+   end
+   local ok, e = pcall(t.parallel.cp.self_check, model, probe)
+   return ok and 'nothing' or tostring(e)
+end
+
+describe('the self-check', function()
+   it('names what differs first, on every rank', function()
+      for what, words in require 'tide.util.each' {
+         inner = "layer 'model.layers.1.self_attn'", positions = "layer 'model.layers.0.self_attn'",
+         gradient = "gradient of 'model.embed_tokens.weight'", none = 'nothing',
+      } do
+         for _, said in ipairs(ranks.run(2, spoilt, config, what)) do
+            assert.matches(words, said, 1, true)
+         end
+      end
+   end)
+
+   it('wants an attached model, a whole probe and no gradients', function()
+      local model = tide.model.llama(config, { seed = 1 })
+      refused('E_ARG', 'attached', cp.self_check, model, {})
+      cp.attach(model, { axis = axis2 })
+      refused('E_ARG', 'probe.labels', cp.self_check, model, { ids = ints { { 1, 2 } } })
+      model:loss(ints { { 1, 2 } }, ints { { 1, 2 } }, { context = cp.null }):backward()
+      refused('E_STATE', 'has a gradient', cp.self_check, model,
+         { ids = ints { { 1, 2 } }, labels = ints { { 1, 2 } } })
+   end)
+end)
+
+-- On a rank: logits and hidden states of a frozen model over ranks against those of one.
+local function target(_, n, config_, T, B)
+   local t = require 'tide'
+   local cp_ = t.parallel.cp
+   local axis = t.parallel.mesh({ cp = n }):axis 'cp'
+   local model = t.model.llama(config_, { seed = 3 })
+   local ids = ((t.arange(B * T, { dtype = 'f64' }) * 1.7):sin():abs() * 30):long():reshape(B, T)
+   local names, want = { 'model.layers.1', 'model.layers.0.self_attn' }, {}
+   for i, name in ipairs(names) do
+      local h
+      h = model:get(name):hook_post(function(_, _, y)
+         want[i] = y
+         h.remove()
+      end)
+   end
+   local logits = t.no_grad(function() return model(ids) end)
+   local got, collected = cp_.run_target_cp_forward_and_gather(model, axis, ids,
+      { collect = names })
+   if rawget(model, '_cp') then return 'still attached' end
+   if got.requires_grad then return 'has a history' end
+   local outputs = { got, unpack(collected) }
+   for i, expected in ipairs { logits, unpack(want) } do
+      if outputs[i]:size(2) ~= T then return ('%d tokens'):format(outputs[i]:size(2)) end
+      local off = (outputs[i] - expected:detach()):abs():amax():item()
+      if off ~= off or off >= 1e-5 then return ('%d: off by %g'):format(i, off) end
+   end
+   local gathers = 0
+   for _, r in ipairs(axis.comm:history()) do
+      if r.op:find 'all_gather' then gathers = gathers + 1 end
+   end
+   -- keys and values of two layers, and three results
+   return gathers >= 7 or ('%d gathers'):format(gathers)
+end
+
+describe('a frozen target', function()
+   it('sees the whole sequence and gives it back', function()
+      for _, c in ipairs { { 2, 8, 2 }, { 3, 10, 1 }, { 4, 3, 1 } } do
+         all_true(ranks.run(c[1], target, config, c[2], c[3]))
+      end
+   end)
+end)
+
+-- ---- training --------------------------------------------------------------------------------
+
+describe('training over a context axis', function()
+   for name, c in require 'tide.util.each' {
+      ['cp 2'] = { 2, { sizes = { cp = 2 }, attach = {} } },
+      ['cp 3, packed'] = { 3, { sizes = { cp = 3 }, packed = true, recompute = 'full',
+         attach = { method = 'allgather', layout = 'document' } } },
+      ['dp 2 x cp 2, packed'] = { 4, { sizes = { dp = 2, cp = 2 }, packed = true, accum = 2,
+         attach = { method = 'a2a' } } },
+      ['dp_shard 2 x cp 2, sharded'] = { 4, { sizes = { dp_shard = 2, cp = 2 }, packed = true,
+         shard = 'optim_grads_params', attach = { layout = 'balanced' } } },
+      ['cp 2 x tp 2'] = { 4, { sizes = { dp = 1, cp = 2, tp = 2 }, sequence = true,
+         recompute = 'mlp', shard = 'optim', attach = { layout = 'contiguous' } } },
+   } do
+      it('equals one rank: ' .. name, function()
+         c[2].steps = 8
+         all_true(ranks.run(c[1], case.train, c[2]))
+      end)
+   end
+
+   it('is refused where gradients would be added over the wrong ranks', function()
+      all_true(ranks.run(2, function(_, n)
+         local t = require 'tide'
+         local model = t.nn.Attention { dim = 8, heads = 2 }
+         t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+         local ok, e = pcall(t.train.step.new, { model = model, optim = {}, comm = t.dist.solo() })
+         return not ok and tostring(e):find('do not hold them all', 1, true) ~= nil
+      end))
+   end)
+end)
+
+-- On a rank: calls and bytes of a step of a plan, as priced and as they were.
+local function priced(rank, n, config_, attach)
+   local t = require 'tide'
+   local plan = t.parallel.plan({ family = 'llama', config = config_ },
+      { dp_shard = 2, cp = n / 2 },
+      { cp = attach, fsdp = { strategy = 'optim_grads_params' }, recompute = 'mlp' })
+   local want = plan:price { batch = 2, seq = 13, rank = rank }
+   local run = plan:materialise { seed = 1 }
+   local comms = { run.mesh.comm, run.context.near, run.context.far }
+   for _, c in require 'tide.util.each' (run.mesh.root.comms) do comms[#comms + 1] = c end
+   local function traffic()
+      local calls, bytes, seen = 0, 0, {}
+      for i = 1, table.maxn(comms) do
+         local c = comms[i]
+         if c and not seen[c] then
+            local one = c:traffic()
+            seen[c], calls = true, calls + one.ncall
+            bytes = bytes + one.nbyte[1] + one.nbyte[2]
+         end
+      end
+      return calls, bytes
+   end
+   local ids = t.zeros({ 2, 13 }, { dtype = 'i64' })
+   run.context:cut { ids = ids, labels = ids }          -- the first one is compared
+   local calls, bytes = traffic()
+   t.scope(function()
+      local mine = run.context:cut { ids = ids, labels = ids }
+      run.model:loss(mine.ids, mine.labels, { context = mine.context, count = 26 }):backward()
+      run.sharded:finish()
+   end)
+   local calls2, bytes2 = traffic()
+   local planned = 0
+   for _, k in require 'tide.util.each' (want.collectives) do planned = planned + k end
+   if calls2 - calls ~= planned or bytes2 - bytes ~= want.wire then
+      return ('%d calls of %d bytes, planned %d of %d'):format(calls2 - calls, bytes2 - bytes,
+         planned, want.wire)
+   end
+   return true
+end
+
+describe('a plan with a context axis', function()
+   it('is priced as it runs', function()
+      for _, attach in ipairs { { method = 'ring' }, { method = 'allgather',
+         layout = 'contiguous' }, { method = 'a2a', layout = 'balanced' } } do
+         all_true(ranks.run(4, priced, config, attach))
+      end
+      all_true(ranks.run(8, priced, config, { method = 'a2a+p2p', a2a = 2 }))
+   end)
+
+   it('is refused when it is made', function()
+      local function bad(words, axes, attach)
+         refused('E_ARG', words, tide.parallel.plan,
+            { family = 'llama', config = config }, axes, { ranks = 4, cp = attach })
+      end
+      bad('must equal', { cp = 4 }, { method = 'a2a+p2p', a2a = 3 })
+      bad('metod', { cp = 4 }, { metod = 'ring' })
+      bad("named 'mlp'", { dp = 2, cp = 2 }, { layers = { mlp = 'a2a' } })
+   end)
+end)
+
+-- On a rank: what is said when ranks go apart.
+local function apart(rank, n, config_, what)
+   local t = require 'tide'
+   local model = t.model.llama(config_, { seed = 1 })
+   local odd = rank == 1
+   local ok, e = pcall(function()
+      local handle = t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp',
+         method = odd and what == 'method' and 'a2a' or 'allgather',
+         layout = odd and what == 'layout' and 'contiguous' or 'zigzag',
+         layers = odd and what == 'layers' and { [2] = 'ring' } or nil })
+      local ids = t.arange(24, { dtype = 'i64' }):reshape(1, 24)
+      if odd and what == 'rows' then ids = (ids + 1):clamp(0, 23) end
+      local mine = handle:cut { ids = ids, labels = ids }
+      return model:loss(mine.ids, mine.labels, { context = mine.context, count = 24 }):item()
+   end)
+   return ok and 'nothing' or tostring(e)
+end
+
+describe('ranks that differ', function()
+   it('are told so, all of them', function()
+      for what, words in require 'tide.util.each' { method = 'different settings',
+         layout = 'different settings', layers = 'different settings', rows = 'different batches',
+         none = 'nothing' } do
+         for _, said in ipairs(ranks.run(2, apart, config, what)) do
+            assert.matches(words, said, 1, true)
+         end
+      end
+   end)
+end)

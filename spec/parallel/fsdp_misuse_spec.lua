@@ -1,0 +1,204 @@
+-- A sharded model in careless hands: what would drift apart, lose a gradient or leave weights as
+-- they were without a word is an error, or right.
+
+local ranks = require 'spec.support.ranks'
+
+local head = [[
+   local tide, world = require 'tide', require 'tide.dist'.world()
+   local case = require 'spec.parallel.fsdp_case'
+   local rank, n = world.rank, world.size
+   local function make(opts)
+      local model = case.model():materialise('cpu', 1)
+      return model, tide.parallel.fully_shard(model, opts)
+   end
+   local function backward(model, seed)
+      local b = case.batch(seed, rank, n, 12)
+      model:loss(b.ids, b.labels, { count = 84 }):backward()
+   end
+   local function grads(sharded)
+      local list = {}
+      for _, p in ipairs(sharded:named_parameters()) do
+         local g = p.param.grad
+         for _, v in ipairs(g:reshape { g:numel() }:tolist()) do list[#list + 1] = v end
+      end
+      return list
+   end
+]]
+
+local function on(n, body, ...) return ranks.run(n, head .. body, ...) end
+
+-- Both ranks end with an error; one of them at least says `words`.
+local function fails(words, body, n)
+   local rows, said = ranks.try(n or 2, head .. body), ''
+   for _, row in ipairs(rows) do
+      assert.not_equal('OK', row.status)
+      said = said .. row.message
+   end
+   assert.is_truthy(said:find(words, 1, true), said)
+end
+
+describe('sharding', function()
+   it('is refused where a part or the whole is sharded already', function()
+      fails("the module 'model.layers.0' is sharded already", [[
+         local model = case.model():materialise('cpu', 1)
+         tide.parallel.fully_shard(model.model.layers:at(1))
+         tide.parallel.fully_shard(model)
+      ]])
+      fails('this model is sharded already', [[
+         local model = make()
+         tide.parallel.fully_shard(model.model.layers:at(1))
+      ]])
+   end)
+
+   it('is refused where ranks differ in options, parameters, values or seed', function()
+      fails('rank 1 has other options than rank 0',
+         "make { strategy = rank == 0 and 'optim' or 'optim_grads' }")
+      fails('rank 1 has other parameters than rank 0', [[
+         tide.parallel.fully_shard(case.model { config = { hidden_size = 20 + 4 * rank } })
+      ]])
+      fails('rank 1 has other parameters than rank 0', [[
+         local model = case.model { config = { vocab_size = 38, intermediate_size = 28 } }
+         tide.parallel.tensor_parallel(model, tide.parallel.mesh({ tp = 2 }):axis 'tp')
+         tide.parallel.fully_shard(model)       -- forgets the mesh: tp is not a data axis
+      ]])
+      fails('rank 1 has other values than rank 0', [[
+         tide.parallel.fully_shard(case.model():materialise('cpu', rank), { strategy = 'no_shard' })
+      ]])
+      fails('rank 1 has other seed than rank 0',
+         'tide.parallel.fully_shard(case.model(), { seed = rank })')
+   end)
+
+   it('checks the types of comm, sync_each_backward and what no_sync calls', function()
+      fails("argument 'comm': expected a communicator", 'make { comm = 3 }', 1)
+      fails("argument 'sync_each_backward'", "make { sync_each_backward = 'yes' }", 1)
+      fails("argument 'fn'", 'local _, s = make() s:no_sync(3)', 1)
+   end)
+end)
+
+describe('gradients', function()
+   it('of two backward passes before finish are all there', function()
+      for _, strategy in ipairs { 'optim_grads_params', 'optim', 'no_shard' } do
+         local r = on(2, [[
+            local strategy = select(3, ...)
+            local function run(between)
+               local model, sharded = make { strategy = strategy }
+               backward(model, 1)
+               if between then sharded:finish() end
+               backward(model, 2)
+               sharded:finish()
+               return grads(sharded)
+            end
+            return case.distance(run(false), run(true))
+         ]], strategy)
+         assert.is_true(r[1] < 1e-6, strategy .. ' ' .. r[1])
+         assert.is_true(r[2] < 1e-6, strategy .. ' ' .. r[2])
+      end
+   end)
+end)
+
+describe('whole parameters, or an evaluation, between forward and backward', function()
+   it('leave the gradients as they are', function()
+      local r = on(2, [[
+         local function run(between)
+            local model, sharded = make()
+            local b = case.batch(1, rank, n, 12)
+            local loss = model:loss(b.ids, b.labels, { count = 84 })
+            between(model, sharded)
+            loss:backward()
+            sharded:finish()
+            return grads(sharded)
+         end
+         local want = run(function() end)
+         return { case.distance(run(function(_, s) s:full_state_dict() end), want),
+            case.distance(run(function(model, s)
+               tide.no_grad(function() model(case.batch(2, rank, n, 12).ids) end)
+               s:release()
+            end), want) }
+      ]])
+      assert.same({ { 0, 0 }, { 0, 0 } }, r)
+   end)
+end)
+
+describe('a step', function()
+   it('is refused before finish, and after no_sync alone', function()
+      fails('calls finish() of the sharded model', [[
+         local model, sharded = make()
+         local optim = tide.optim.AdamW(sharded)
+         backward(model, 1)
+         optim:step()
+      ]])
+      fails('without communication (no_sync)', [[
+         local model, sharded = make()
+         local optim = tide.optim.AdamW(sharded)
+         sharded:no_sync(function() backward(model, 1) sharded:finish() end)
+         optim:step()
+      ]])
+   end)
+
+   it('is refused inside unshard_fsdp2_model before anything changes, and so is a norm', function()
+      local r = on(2, [[
+         local model, sharded = make()
+         local optim = tide.optim.AdamW(sharded)
+         backward(model, 1)
+         local early = select(2, pcall(tide.parallel.clip_grad_norm_, sharded, 1))
+         sharded:finish()
+         local before = case.numbers(sharded:full_state_dict())
+         local ok, e = pcall(tide.parallel.unshard_fsdp2_model, model, function() optim:step() end)
+         sharded:updated()
+         return { tostring(early), ok, tostring(e),
+            case.distance(case.numbers(sharded:full_state_dict()), before) }
+      ]])
+      for _, row in ipairs(r) do
+         assert.matches('calls finish()', row[1], 1, true)
+         assert.is_false(row[2])
+         assert.matches('outside unshard_fsdp2_model', row[3], 1, true)
+         assert.equal(0, row[4])
+      end
+   end)
+
+   it('is refused of an optimiser made from the model, or before sharding', function()
+      fails('give what fully_shard returned', 'tide.optim.AdamW((make()))')
+      fails('no parameter has a gradient', [[
+         local model = case.model():materialise('cpu', 1)
+         local optim = tide.optim.AdamW(model)
+         local sharded = tide.parallel.fully_shard(model)
+         backward(model, 1)
+         sharded:finish()
+         optim:step()
+      ]])
+   end)
+
+   it('of a list or groups of pieces gathers the new weights', function()
+      local r = on(2, [[
+         local function run(source)
+            local model, sharded = make { strategy = 'optim_grads' }
+            local optim = tide.optim.SGD(source(sharded), { lr = 0.1 })
+            for s = 1, 2 do
+               backward(model, s)
+               sharded:finish()
+               optim:step()
+               optim:zero_grad()
+            end
+            return case.numbers(sharded:full_state_dict())
+         end
+         local want = run(function(s) return s end)
+         return { case.distance(run(function(s) return s:named_parameters() end), want),
+            case.distance(run(function(s) return { { params = s:named_parameters() } } end), want) }
+      ]])
+      assert.same({ { 0, 0 }, { 0, 0 } }, r)
+   end)
+end)
+
+describe('a sharded parameter', function()
+   it('must stay the one that is trained', function()
+      fails("the sharded parameter 'model.norm.weight' was replaced", [[
+         local model = make()
+         model.model.norm.weight = tide.ones { 20 }
+         backward(model, 1)
+      ]])
+      fails('the model is sharded', [[
+         local model = make { strategy = 'optim', mp_policy = { param_dtype = 'bf16' } }
+         model:load_state_dict(case.model():materialise('cpu', 2):state_dict())
+      ]])
+   end)
+end)

@@ -1,0 +1,435 @@
+-- Each option of fully_shard by its effect, and what it costs against its price.
+
+local tide = require 'tide'
+local ranks = require 'spec.support.ranks'
+
+-- Names, dtypes, reductions of the collectives on `comm` that fn makes.
+local watch = [[
+   local function watch(comm, fn)
+      local before = comm:history()
+      local last = before[#before] and before[#before].seq or -1
+      fn()
+      local list = {}
+      for _, h in ipairs(comm:history()) do
+         if h.seq > last then list[#list + 1] = h end
+      end
+      return list
+   end
+]]
+
+-- Runs source text with `case`, `tide`, `world`, `watch` in reach on n ranks; the first values.
+local function on(n, body, ...)
+   local text = "local tide, world = require 'tide', require 'tide.dist'.world()\n"
+      .. "local case = require 'spec.parallel.fsdp_case'\n" .. watch .. body
+   return ranks.run(n, text, ...)
+end
+
+local function raised(opts, n)
+   local ok, e = pcall(function()
+      local group = { size = n or 1 }
+      local model = tide.nn.Stack { tide.nn.Linear(2, 2) }
+      return tide.parallel.fully_shard(model, opts), group
+   end)
+   assert.is_false(ok)
+   return tostring(e)
+end
+
+describe('precision', function()
+   it('computes in param_dtype over f32 shards, reduces in its own dtype', function()
+      local r = on(2, [[
+         local out = {}
+         for i, opts in ipairs {
+            { mp_policy = { param_dtype = 'bf16' } },
+            { mp_policy = { param_dtype = 'bf16' }, grad_reduce_in_fp32 = true },
+            { mp_policy = { param_dtype = 'bf16', reduce_dtype = 'f32' },
+              preserve_fp32_weights = false },
+         } do
+            local r = case.train { fsdp = opts, steps = 1 }
+            local seen = { field = r.model.model.norm.weight.dtype,
+               shard = r.sharded:named_parameters()[1].param.dtype, loss = r.losses[1] }
+            for _, h in ipairs(r.sharded.shard_comm:history()) do
+               if h.op == 'reduce_scatter_v' then seen.reduce = h.dtype end
+               if h.op == 'all_gather_v' then seen.gather = h.dtype end
+            end
+            out[i] = seen
+         end
+         return out
+      ]])[1]
+      assert.same({ 'bf16', 'f32', 'bf16', 'bf16' },
+         { r[1].field, r[1].shard, r[1].reduce, r[1].gather })
+      assert.same({ 'f32', 'f32' }, { r[2].shard, r[2].reduce })
+      assert.same({ 'bf16', 'f32' }, { r[3].shard, r[3].reduce })
+   end)
+
+   it('learns as one rank of the same dtypes does', function()
+      local body = [[
+         local r = case.train { rows = 24, steps = 3, accum = 3,
+            fsdp = { mp_policy = { param_dtype = 'bf16', reduce_dtype = 'f32' } } }
+         return { losses = r.losses, weights = r.weights }
+      ]]
+      local case = require 'spec.parallel.fsdp_case'
+      local one = on(1, body)[1]
+      for _, n in ipairs { 2, 3 } do
+         local many = on(n, body)[1]
+         assert.is_true(case.distance(many.losses, one.losses) < 2e-3)
+         assert.is_true(case.distance(many.weights, one.weights) < 1e-2)
+      end
+   end)
+
+   it('casts inputs and outputs', function()
+      local r = on(1, [[
+         local out = {}
+         for i, cast in ipairs { true, false } do
+            local block = tide.nn.Linear(4, 4, { bias = false })
+            local model = tide.nn.Stack { block, tide.nn.Linear(4, 4) }
+            tide.parallel.fully_shard(model, { mp_policy = { param_dtype = 'bf16',
+               output_dtype = cast and 'f32' or nil, cast_forward_inputs = cast } })
+            local x
+            function block:forward(v)
+               x = v.dtype
+               return tide.linear(v:to 'bf16', self.weight)
+            end
+            local y = block(tide.ones { 2, 4 })
+            out[i] = { x, y.dtype }
+         end
+         return out
+      ]])[1]
+      assert.same({ { 'bf16', 'f32' }, { 'f32', 'bf16' } }, r)
+   end)
+end)
+
+describe('the gradient over ranks', function()
+   it('is a sum, or a mean before or in the collective', function()
+      local r = on(2, [[
+         local out = {}
+         for i, opts in ipairs { {}, { calculate_per_token_loss = false },
+            { calculate_per_token_loss = false, average_in_collective = true } } do
+            local r = case.train { fsdp = opts, steps = 1, clip = 0 }
+            for _, h in ipairs(r.sharded.shard_comm:history()) do
+               if h.op == 'reduce_scatter_v' then out[i] = { r.norms[1], h.reduce } end
+            end
+         end
+         return out
+      ]])[1]
+      assert.near(r[1][1] / 2, r[2][1], 1e-6)
+      assert.near(r[1][1] / 2, r[3][1], 1e-6)
+      assert.same({ 'sum', 'sum', 'mean' }, { r[1][2], r[2][2], r[3][2] })
+   end)
+
+   it('is scaled where a 16-bit sum would overflow', function()
+      local r = on(2, [[
+         local out = {}
+         for i, opts in ipairs { { calculate_per_token_loss = true },
+            { calculate_per_token_loss = false } } do
+            opts.mp_policy = { reduce_dtype = 'f16' }
+            local model = tide.nn.Stack { tide.nn.Linear(1, 1, { bias = false }) }
+            local sharded = tide.parallel.fully_shard(model, opts)
+            model(tide.full({ 1, 1 }, 40000)):sum():backward()
+            sharded:finish()
+            local p = sharded:named_parameters()[1]
+            out[i] = p and p.param.grad:item() or 0
+         end
+         return { math.huge == out[1] or out[1] == 0, out[2] }
+      ]])
+      for _, row in ipairs(r) do assert.is_true(row[1]) end
+      assert.equal(40000, math.floor(math.max(r[1][2], r[2][2]) / 100 + 0.5) * 100)
+   end)
+
+   it('that is not finite is told on all ranks, with parameter and rank', function()
+      local body = [[
+         local model = tide.nn.Stack { tide.nn.Linear(3, 3, { seed = 1 }), tide.nn.Linear(3, 3) }
+         local sharded = tide.parallel.fully_shard(model, { check_for_nan_in_grad = %s })
+         local x = tide.ones { 1, 3 }
+         if world.rank == 1 then x:fill_(1 / 0) end
+         model(x):sum():backward()
+         local ok, e = pcall(sharded.finish, sharded)
+         sharded:reset()
+         model(tide.ones { 1, 3 }):sum():backward()
+         sharded:finish()
+         return ok and 'fine' or tostring(e)
+      ]]
+      for _, text in ipairs(on(3, body:format 'true')) do
+         assert.matches("gradient of '1.weight' on rank 1 is not finite", text, 1, true)
+      end
+      assert.same({ 'fine', 'fine', 'fine' }, on(3, body:format 'false'))
+   end)
+end)
+
+describe('overlap', function()
+   it('makes gathers and reductions asynchronous, or not', function()
+      local r = on(2, [[
+         local out = {}
+         for i, on in ipairs { true, false } do
+            local seen = { gather = {}, reduce = {} }
+            for _, h in ipairs(watch(world, function()
+               case.train { steps = 1,
+                  fsdp = { overlap_grad_reduce = on, overlap_param_gather = on } }
+            end)) do
+               if h.op == 'all_gather_v' and h.dtype == 'f32' then
+                  seen.gather[tostring(h.async)] = true
+               end
+               if h.op == 'reduce_scatter_v' then seen.reduce[tostring(h.async)] = true end
+            end
+            out[i] = seen
+         end
+         return out
+      ]])[1]
+      assert.same({ ['true'] = true }, r[1].gather)
+      assert.same({ ['true'] = true }, r[1].reduce)
+      assert.same({ ['false'] = true }, r[2].gather)
+      assert.same({ ['false'] = true }, r[2].reduce)
+   end)
+
+   it('reduces during backward, or after it', function()
+      local r = on(2, [[
+         local out = {}
+         for i, on in ipairs { true, false } do
+            local model = case.model()
+            local sharded = tide.parallel.fully_shard(model, { overlap_grad_reduce = on })
+            local b = case.batch(1, world.rank, 2, 12)
+            local list = watch(sharded.shard_comm, function()
+               model:loss(b.ids, b.labels, { count = 1 }):backward()
+            end)
+            local n = 0
+            for _, h in ipairs(list) do n = n + (h.op == 'reduce_scatter_v' and 1 or 0) end
+            sharded:finish()
+            out[i] = n
+         end
+         return out
+      ]])[1]
+      assert.same({ 3, 0 }, r)
+   end)
+
+   it('begins gathers ahead, as deep as asked', function()
+      local r = on(2, [[
+         local out = {}
+         for i, opts in ipairs { { 0, 0 }, { 1, 1 }, { 2, 2 }, { 1, 2 } } do
+            local model = case.model { config = { num_hidden_layers = 5 } }
+            local sharded = tide.parallel.fully_shard(model, { forward_prefetch = opts[1],
+               backward_prefetch = opts[2] })
+            local layers, seen = model.model.layers, {}
+            local function ahead(step)
+               local n = 0
+               while true do
+                  local unit = sharded.units[3 + (n + 1) * step]
+                  if not unit or not unit:is_live() then return n end
+                  n = n + 1
+               end
+            end
+            layers:at(3):hook_pre(function() if not seen[1] then seen[1] = ahead(1) end end)
+            layers:at(3):hook_backward(function() seen[2] = ahead(-1) end)
+            local b = case.batch(1, world.rank, 2, 12)
+            model:loss(b.ids, b.labels, { count = 1 }):backward()
+            sharded:finish()
+            out[i] = seen
+         end
+         return out
+      ]])[1]
+      assert.same({ { 0, 0 }, { 1, 1 }, { 2, 2 }, { 1, 2 } }, r)
+   end)
+
+   it('lets a gather end while the unit before it computes', function()
+      local r = on(2, [[
+         local model = case.model { config = { num_hidden_layers = 4 } }
+         local sharded, n = tide.parallel.fully_shard(model, {}), 0
+         for i, unit in ipairs(sharded.units) do
+            -- stands for computation: it ends when the next gather has, which nobody waits for
+            unit.modules[1]:hook_pre(function()
+               local after = sharded.units[i + 1]
+               local work, limit = after and after.buckets[1].work, tide.clock() + 20
+               while work and tide.clock() < limit do
+                  if work:test() then
+                     n = n + 1
+                     break
+                  end
+               end
+            end)
+         end
+         local b = case.batch(1, world.rank, 2, 12)
+         tide.no_grad(function() model:loss(b.ids, b.labels, { count = 1 }) end)
+         sharded:release()
+         local list, spans = world:history(), 0
+         for _, h in ipairs(list) do
+            if h.op == 'all_gather_v' and h.async and h.finish >= h.begin then spans = spans + 1 end
+         end
+         return { n, spans }
+      ]])
+      assert.same({ { 3, 5 }, { 3, 5 } }, r)
+   end)
+end)
+
+describe('memory', function()
+   it('of a double buffer is two units', function()
+      local r = on(2, [[
+         local out = {}
+         for i, double in ipairs { false, true } do
+            local model = case.model { config = { num_hidden_layers = 6 } }
+            local sharded = tide.parallel.fully_shard(model, { fsdp_double_buffer = double,
+               forward_prefetch = 3, backward_prefetch = 3, reshard_after_forward = true })
+            local most = 0
+            for _, unit in ipairs(sharded.units) do
+               unit.modules[1]:hook_pre(function()
+                  local n = 0
+                  for _, u in ipairs(sharded.units) do n = n + (u:is_live() and 1 or 0) end
+                  most = math.max(most, n)
+               end)
+            end
+            local b = case.batch(1, world.rank, 2, 12)
+            model:loss(b.ids, b.labels, { count = 1 }):backward()
+            sharded:finish()
+            out[i] = most
+         end
+         return out
+      ]])[1]
+      assert.same({ 4, 2 }, r)
+   end)
+
+   it('for reductions stays with nccl_ub', function()
+      local r = on(2, [[
+         local out = {}
+         for i, kept in ipairs { false, true } do
+            local r = case.train { fsdp = { nccl_ub = kept }, steps = 1 }
+            local comm, used = r.sharded.shard_comm, {}
+            local real = comm.reduce_scatter_v
+            comm.reduce_scatter_v = function(self, t, ...)
+               local known = false
+               for _, u in ipairs(used) do known = known or u:same_storage(t) end
+               if not known then used[#used + 1] = t end
+               return real(self, t, ...)
+            end
+            for s = 1, 3 do
+               r.run:run { case.batch(s, world.rank, 2, 12) }
+            end
+            comm.reduce_scatter_v = nil
+            out[i] = #used
+         end
+         return out
+      ]])[1]
+      assert.same({ 12, 2 }, r)          -- 4 units, 3 steps; or two buffers for all
+   end)
+
+   it('after forward holds what reshard_after_forward says', function()
+      local r = on(4, [[
+         local out = {}
+         for i, how in ipairs { 'auto', true, false, 2 } do
+            local model = case.model()
+            if how == 'auto' then how = nil end
+            local sharded = tide.parallel.fully_shard(model, { reshard_after_forward = how })
+            local b = case.batch(1, world.rank, 4, 12)
+            local loss = model:loss(b.ids, b.labels, { count = 1 })
+            local n, parts = 0, 0
+            for _, u in ipairs(sharded.units) do
+               n = n + (u:is_live() and 1 or 0)
+               parts = parts + (u.buckets[1].small and u.buckets[1].small.part and 1 or 0)
+            end
+            local list = watch(sharded.shard_comm, function()
+               loss:backward()
+               sharded:finish()
+            end)
+            local gathers = 0
+            for _, h in ipairs(list) do gathers = gathers + (h.op == 'all_gather_v' and 1 or 0) end
+            out[i] = { n, parts, gathers }
+         end
+         return out
+      ]])[1]
+      assert.same({ { 1, 0, 2 }, { 0, 0, 3 }, { 3, 0, 0 }, { 0, 3, 0 } }, r)
+   end)
+
+   it('of shards is on the host with cpu_offload, apart from what is computed with', function()
+      local r = on(2, [[
+         local out = {}
+         for i, offload in ipairs { false, true } do
+            local r = case.train { fsdp = { cpu_offload = offload, strategy = 'optim' }, steps = 2 }
+            local b = r.sharded.units[1].buckets[1]
+            out[i] = { b.shard:same_storage(b.flat), b.shard.device, r.losses[2] }
+         end
+         return out
+      ]])[1]
+      assert.same({ true, false }, { r[1][1], r[2][1] })
+      assert.equal('cpu', r[2][2])
+      assert.near(r[1][3], r[2][3], 1e-6)
+   end)
+
+   it('and collectives and bytes sent are those of the price', function()
+      local body = [[
+         local _, _, name = ...
+         local function cost(strategy)
+            local ctx = tide.default()
+            local model = case.model { config = { hidden_size = 128, intermediate_size = 320 } }
+            local sharded = tide.parallel.fully_shard(model, { strategy = strategy })
+            local optim = tide.optim.AdamW(sharded, { lr = 1e-3 })
+            local run = tide.train.step.new { model = model, optim = optim, parallel = sharded }
+            local data = sharded.data_comm
+            local function step(s)
+               return run:run { case.batch(s, data.rank, data.size, 12),
+                  case.batch(s + 50, data.rank, data.size, 12) }
+            end
+            step(1)
+            ctx:collect()
+            local kept = ctx:stats().live
+            local sizes = {}
+            local function block(n)                -- what the allocator makes of n bytes
+               if not sizes[n] then
+                  local before = ctx:stats().live
+                  local t = tide.empty({ n }, { dtype = 'u8' })
+                  sizes[n] = ctx:stats().live - before
+                  t:release()
+               end
+               return sizes[n]
+            end
+            local price = sharded:price { micro = 2, block = block }
+            assert(price.parameters + price.gradients + price.optimizer
+               == sharded:price { micro = 2 }.kept)
+            local comm, count = sharded.shard_comm.size > 1 and sharded.shard_comm
+               or sharded.replicas, {}
+            local t0 = comm:traffic()
+            for _, h in ipairs(watch(comm, function() step(2) end)) do
+               count[h.op] = (count[h.op] or 0) + 1
+            end
+            local t1 = comm:traffic()
+            return { strategy = strategy, kept = kept, count = count,
+               sent = t1.nbyte[1] - t0.nbyte[1], state = price.kept, wire = price.wire,
+               calls = price.collectives }
+         end
+         return cost(name)
+      ]]
+      local n = 4
+      for _, name in ipairs { 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' } do
+         local sent, wire = 0, 0
+         for _, row in ipairs(on(n, body, name)) do
+            -- beside them a batch and what the model caches
+            assert.is_true(math.abs(row.kept / row.state - 1) < 0.01,
+               ('%s: kept %d, priced %d'):format(name, row.kept, row.state))
+            if name ~= 'no_shard' then
+               assert.equal(row.calls.gather, row.count.all_gather_v, name)
+               assert.equal(row.calls.reduce, row.count.reduce_scatter_v, name)
+            else
+               -- the norm needs none; the loss and its count are one each
+               assert.equal(row.calls.replicas + 2, row.count.all_reduce)
+            end
+            sent, wire = sent + row.sent, wire + row.wire
+         end
+         assert.is_true(math.abs(sent / wire - 1) < 0.02, ('%s: sent %d, priced %d'):format(name,
+            sent, wire))
+      end
+   end)
+end)
+
+describe('bad options', function()
+   it('are refused with a reason', function()
+      assert.matches('no FP8 weights', raised {
+         keep_fp8_transpose_cache_when_using_custom_fsdp = true }, 1, true)
+      assert.matches('contradicts calculate_per_token_loss', raised {
+         average_in_collective = true }, 1, true)
+      assert.matches("contradicts mp_policy.reduce_dtype 'bf16'", raised {
+         grad_reduce_in_fp32 = true, mp_policy = { reduce_dtype = 'bf16' } }, 1, true)
+      assert.matches('contradicts units', raised { disable_bucketing = true, units = 3 }, 1, true)
+      assert.matches('needs the strategy optim_grads_params', raised {
+         strategy = 'optim', reshard_after_forward = 2 }, 1, true)
+      assert.matches('must divide the 1 ranks', raised { reshard_after_forward = 3 }, 1, true)
+      assert.matches('got "optim_grad"', raised { strategy = 'optim_grad' }, 1, true)
+      assert.matches("overlap_grad_reduce", raised { overlap_grad_reduc = true }, 1, true)
+      assert.matches("no module of class 'Blok'", raised { units = { 'Blok' } }, 1, true)
+      assert.matches('a boolean', raised { nccl_ub = 1 }, 1, true)
+   end)
+end)

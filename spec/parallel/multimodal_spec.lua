@@ -1,0 +1,464 @@
+-- Vision over ranks: padding rules, partitions (stated vectors, brute force, every small case), and
+-- a tower whose gathered features and gradients are those of one rank.
+
+local tide = require 'tide'
+local mm = require 'tide.parallel.multimodal'
+local split = require 'tide.parallel.vision_split'
+local close = require 'spec.support.close'
+local ranks = require 'spec.support.ranks'
+local refused = require 'spec.support.refused'
+
+local function numbers(text)
+   local list = {}
+   for n in text:gmatch '%-?%d+' do list[#list + 1] = tonumber(n) end
+   return list
+end
+
+local function axis(size, rank) return { size = size, rank = rank or 0 } end
+
+describe('padding of a sequence', function()
+   local function pad(n, cp, tp, sp, more)
+      local o = { cp_size = cp, tp_size = tp, has_sp = sp }
+      for k, v in require 'tide.util.each'(more or {}) do o[k] = v end
+      return mm.get_padding(n, o)
+   end
+   it('follows each rule', function()
+      local fp8, mx = { fp8_enabled = true }, { fp8_enabled = true, fp8_recipe = 'mxfp8' }
+      for _, rule in ipairs { 'all', 'first' } do
+         fp8.rule, mx.rule = rule, rule
+         local r = { rule = rule }
+         for _, row in ipairs { { 0, 100, 1, 1, false, r }, { 0, 100, 2, 1, false, r },
+            { 3, 101, 2, 1, false, r }, { 1, 1023, 4, 1, false, r }, { 63, 1025, 4, 8, true, r },
+            { 7, 1025, 1, 8, true, r }, { 8, 1000, 1, 1, false, fp8 },
+            { 24, 1000, 1, 1, false, mx },
+            { 15, 257, 1, 1, false, fp8 }, { 0, 256, 1, 1, false, fp8 }, { 0, 0, 2, 1, false, r },
+            { 63, 1, 8, 4, true, r } } do
+            assert.equal(row[1], pad(row[2], row[3], row[4], row[5], row[6]))
+         end
+      end
+      assert.equal(3, pad(1001, 2, 1, false, { fp8_enabled = true, fp8_recipe = 'mxfp8',
+         rule = 'first' }))
+   end)
+
+   it('refuses recipes and flags that are none', function()
+      local get = tide.parallel.multimodal.get_padding
+      refused('E_ARG', 'fp8_recipe', get, 5, { fp8_enabled = true, fp8_recipe = 'mxpf8' })
+      refused('E_ARG', 'has_sp', get, 5, { tp_size = 2, has_sp = 'no' })
+      refused('E_ARG', 'parts', tide.parallel.vision_split.compatible, { 4 }, 2, 0)
+   end)
+
+   it('satisfies all rules at once by default', function()
+      assert.equal(23, pad(1001, 2, 1, false, { fp8_enabled = true, fp8_recipe = 'mxfp8' }))
+      for _, cp in ipairs { 1, 2, 3, 4 } do
+         for _, tp in ipairs { 1, 2, 3 } do
+            for n = 0, 300, 7 do
+               local whole = n + pad(n, cp, tp, true, { fp8_enabled = true })
+               assert.equal(0, whole % (cp * tp * 16))
+               if cp > 1 then assert.equal(0, whole % (2 * cp * tp)) end
+            end
+         end
+      end
+   end)
+
+   it('reaches the decoder, never beyond it', function()
+      local over = { decoder_tp_comm_overlap = true, decoder_seq_len = 1024 }
+      assert.equal(23, pad(1001, 1, 8, true, over))
+      refused('E_ARG', '1030', pad, 1030, 1, 8, true, over)
+      refused('E_ARG', 'decoder_seq_len', pad, 10, 1, 8, true, { decoder_tp_comm_overlap = true })
+      refused('E_ARG', 'seq_len', pad, -1, 1, 1, false)
+   end)
+end)
+
+describe('packed parameters', function()
+   it('count rows of one length', function()
+      for _, row in ipairs {
+         { 2, 10, 4, 2, 2, false, '0 12 24', '0 14 28', 14, 'thd' },
+         { 2, 10, 4, 0, 2, false, '0 14 28', nil, 14, 'sbhd' },
+         { 2, 10, 4, 0, 2, true, '0 14 28', '0 14 28', 14, 'thd' },
+         { 2, 10, 4, 2, 1, true, '0 12 24', nil, 14, 'sbhd' },
+         { 1, 1024, 576, 32, 4, false, '0 1568', '0 1600', 1600, 'thd' },
+         { 2, 1, 1, 2, 2, false, '0 0 0', '0 2 4', 2, 'thd' } } do
+         local p = mm.get_packed_seq_params(tide.zeros { row[1], row[2] }, row[3], row[4], row[5],
+            row[6])
+         assert.same(numbers(row[7]), p.cu_seqlens_q:tolist())
+         assert.is_true(rawequal(p.cu_seqlens_q, p.cu_seqlens_kv))
+         assert.same(row[8] and numbers(row[8]), p.cu_seqlens_q_padded
+            and p.cu_seqlens_q_padded:tolist())
+         assert.same({ row[9], row[9], row[10] }, { p.max_seqlen_q, p.max_seqlen_kv, p.qkv_format })
+      end
+      refused('E_ARG', 'padding_needed', mm.get_packed_seq_params, tide.zeros { 1, 2 }, 0, 3, 2)
+   end)
+end)
+
+describe('even parts', function()
+   it('are padded at the end', function()
+      for _, row in ipairs { { 8, 2, 4, 0 }, { 7, 2, 4, 1 }, { 5, 4, 2, 3 }, { 1, 4, 1, 3 },
+         { 9, 4, 3, 3 } } do
+         local x = tide.arange(row[1]):reshape { row[1], 1 } + 1
+         for r = 0, row[2] - 1 do
+            local part, pad = mm.split_to_context_parallel_ranks(x, axis(row[2], r), -1)
+            assert.same({ row[3], 1 }, part.shape)
+            assert.equal(row[4], pad)
+            for i, v in ipairs(part:tolist()) do
+               local g = r * row[3] + i
+               assert.equal(g <= row[1] and g or -1, v[1])
+            end
+         end
+      end
+      local x = tide.ones { 4, 3 }
+      local same, pad = mm.split_to_context_parallel_ranks(x, axis(1))
+      assert.is_true(rawequal(x, same))
+      assert.equal(0, pad)
+   end)
+
+   it('come back together, with summed gradients', function()
+      local out = ranks.run(2, function()
+         local tide_ = require 'tide'
+         local m, comm = require 'tide.parallel.multimodal', tide_.dist.world()
+         local x = tide_.ones({ 1, 3, 4 }):requires_grad_(true)
+         local y = m.gather_from_context_parallel_ranks(x, 2, comm)
+         y:sum():backward()
+         local part = m.split_to_context_parallel_ranks(tide_.arange(5):reshape { 5, 1 }, comm)
+         local back = m.gather_from_context_parallel_ranks(part:t(), 1, comm)
+         local rs = m.reduce_scatter_along_second_dim(tide_.ones { 1, 4 }, comm)
+         return { y.shape, x.grad:sum({ 1, 3 }):tolist(), back:tolist(), rs:tolist() }
+      end)
+      assert.same({ 1, 4, 4 }, out[1][1])
+      assert.same({ 8, 8, 8 }, out[1][2])
+      assert.same({ 8, 0, 0 }, out[2][2])
+      for r = 1, 2 do
+         assert.same({ { 0, 1, 2, 3, 4 } }, out[r][3])
+         assert.same({ { 2, 2 } }, out[r][4])
+      end
+   end)
+end)
+
+describe('cuts by the published rule', function()
+   local rows = {
+      { '16', 4, 4, '0 4 8 12 16' }, { '10', 1, 5, '0 2 4 6 8 10' }, { '4 2', 4, 2, '0 4 6' },
+      { '3', 2, 3, '0 2 2 3' }, { '24', 4, 3, '0 8 16 24' }, { '8 8', 8, 2, '0 8 16' },
+      { '8 4 12', 4, 4, '0 4 12 20 24' }, { '4', 4, 2, '0 4 4' }, { '5', 2, 2, '0 2 5' },
+      { '7', 2, 2, '0 4 7' }, { '6', 2, 4, '0 2 4 4 6' }, { '10', 4, 2, '0 4 10' },
+      { '10', 4, 3, '0 4 8 10' }, { '12', 4, 2, '0 8 12' }, { '9', 2, 3, '0 4 6 9' },
+      { '6 6', 4, 3, '0 4 10 12' }, { '5 5', 2, 4, '0 2 5 7 10' }, { '3 3 3', 2, 3, '0 3 6 9' },
+      { '20', 4, 8, '0 4 4 8 8 12 16 16 20' }, { '1', 2, 2, '0 0 1' },
+   }
+   for _, row in ipairs(rows) do
+      it(('of %s frames by %d over %d'):format(row[1], row[2], row[3]), function()
+         assert.same(numbers(row[4]), split.points(numbers(row[1]), row[2], row[3]))
+      end)
+   end
+
+   it('use whole numbers where published code rounds', function()
+      -- 122 frames over 14: 7 * 122 / 14 is 61 exactly
+      assert.equal(61, split.points({ 122 }, 1, 14)[8])
+      assert.equal(115, split.points({ 230 }, 1, 14)[8])
+   end)
+
+   it('with empty frames, or not at all', function()
+      for _, row in ipairs { { '6', 2, 4, '0 2 4 6 8', 2 }, { '3', 2, 4, '0 2 3 4 6', 3 },
+         { '4', 4, 2, '0 4 5', 1 }, { '1', 2, 4, '0 1 2 3 4', 3 } } do
+         local bounds, added = split.compatible(numbers(row[1]), row[2], row[3])
+         assert.same(numbers(row[4]), bounds)
+         assert.equal(row[5], added)
+      end
+      assert.is_nil(split.compatible({ 1, 5 }, 3, 3))
+      assert.is_nil(split.compatible({ 6 }, 3, 4))
+      assert.same({ { 0, 1, 2, 3, 7 }, 0 }, { split.even(7, 4) })
+      assert.equal(8, split.even(15, 8)[9] - split.even(15, 8)[8])
+   end)
+
+   it('clip videos', function()
+      local v = { 8, 4, 12 }
+      for _, row in ipairs { { 0, 24, '8 4 12' }, { 0, 8, '8' }, { 8, 16, '4 4' },
+         { 5, 15, '3 4 3' }, { 10, 10, '' }, { 100, 200, '' } } do
+         assert.same(numbers(row[3]), split.clip(v, row[1], row[2]))
+      end
+      assert.same({}, split.clip({}, 0, 4))
+   end)
+end)
+
+describe('cuts by cost', function()
+   -- Least largest part over all ways to cut, every part with an element.
+   local function brute(costs, parts, first)
+      local n = #costs
+      if parts == 1 then
+         local sum = 0
+         for i = first, n do sum = sum + costs[i] end
+         return sum
+      end
+      local best, sum = math.huge, 0
+      for i = first, n - parts + 1 do
+         sum = sum + costs[i]
+         best = math.min(best, math.max(sum, brute(costs, parts - 1, i + 1)))
+      end
+      return best
+   end
+
+   it('are optimal', function()
+      local rnd = 3
+      for case = 1, 400 do
+         local costs, fraction = {}, case % 4 == 0 and 0.37 or 0
+         for i = 1, 1 + case % 9 do
+            rnd = (rnd * 48271) % 2147483647
+            costs[i] = 1 + rnd % 50 + fraction * (rnd % 7)
+         end
+         for parts = 1, math.min(5, #costs) do
+            local bounds, most = split.partition(costs, parts), 0
+            assert.equal(parts + 1, #bounds)
+            for r = 1, parts do
+               local sum = 0
+               for i = bounds[r] + 1, bounds[r + 1] do sum = sum + costs[i] end
+               assert.is_true(bounds[r + 1] > bounds[r])
+               most = math.max(most, sum)
+            end
+            assert.is_true(math.abs(brute(costs, parts, 1) - most) <= 1e-9)
+         end
+      end
+   end)
+
+   it('lose no frame, cut no tubelet, leave no part empty needlessly: 7008 cases', function()
+      local count, fallbacks = 0, 0
+      local function check(frames, T, W)
+         count = count + 1
+         local total, edge, units = 0, { [0] = true }, 0
+         for _, n in ipairs(frames) do
+            for at = T, n + T - 1, T do
+               edge[total + math.min(at, n)] = true
+               units = units + 1
+            end
+            total = total + n
+         end
+         local bounds, filled = split.balanced(frames, T, W), 0
+         if bounds[1] ~= 0 or bounds[W + 1] ~= total or #bounds ~= W + 1 then error 'ends' end
+         for r = 1, W do
+            if bounds[r + 1] < bounds[r] or not edge[bounds[r + 1]] then error 'cut' end
+            filled = filled + (bounds[r + 1] > bounds[r] and 1 or 0)
+         end
+         if filled ~= math.min(W, units) then error 'empty' end
+         local c = split.compatible(frames, T, W)
+         if not c then
+            fallbacks = fallbacks + 1
+         else
+            for r = 1, W do
+               if c[r + 1] <= c[r] or c[r + 1] <= total and not edge[c[r + 1]] then error 'c' end
+            end
+            if c[W + 1] < total then error 'lost' end
+         end
+      end
+      for T = 2, 4 do
+         for W = 2, 5 do
+            for a = 1, 8 do
+               check({ a }, T, W)
+               for b = 1, 8 do
+                  check({ a, b }, T, W)
+                  for c = 1, 8 do check({ a, b, c }, T, W) end
+               end
+            end
+         end
+      end
+      assert.equal(7008, count)
+      assert.is_true(fallbacks > 0 and fallbacks < 320)   -- published code leaves 313 parts empty
+   end)
+
+   it('or in proportion', function()
+      local function bounds(patches, W, alpha)
+         local costs = {}
+         for i, p in ipairs(patches) do costs[i] = split.frame_cost(p, alpha) end
+         return split.proportional(costs, W)
+      end
+      assert.same({ 0, 2, 3 }, bounds({ 3, 4, 5 }, 2))
+      assert.same({ 0, 2, 3 }, bounds({ 1, 1, 2 }, 2))
+      assert.same({ 0, 2, 4 }, bounds({ 1, 1, 1, 1 }, 2))
+      assert.same({ 0, 2, 4, 6 }, bounds({ 5, 5, 5, 5, 5, 5 }, 3))
+      assert.is_nil(bounds({ 1, 1 }, 3))
+      local many = {}
+      for i = 1, 404 do many[i] = i <= 4 and 1024 or 112 end
+      assert.same(numbers '0 1 2 3 36 128 220 312 404', bounds(many, 8, 0))
+      assert.same(numbers '0 13 69 125 181 236 292 348 404', bounds(many, 8, 3456))
+      refused('E_ARG', 'positive', split.proportional, { 1, 0 }, 2)
+      for _, row in ipairs { { 4, 4, 96, 23 }, { 8, 4, 96, 22 }, { 92, 4, 96, 1 }, { 96, 4, 96, 0 },
+         { 100, 4, 96, 0 }, { 4, 0, 96, 0 } } do
+         assert.equal(row[4], split.pad_frames(row[1], row[2], row[3]))
+      end
+      for _, bad in ipairs { -1, true, 1.5, '96' } do
+         refused('E_ARG', 'least_rows', split.pad_frames, 4, 4, bad)
+      end
+   end)
+end)
+
+describe('images of any size', function()
+   local patch = 2
+   local function stream(lens)
+      local cu, sizes = { 0 }, {}
+      for i, n in ipairs(lens) do cu[i + 1], sizes[i] = cu[i] + n, { patch, patch * n } end
+      local x = tide.arange(cu[#cu] * 12):reshape { 1, cu[#cu], 12 }
+      return x, sizes, cu
+   end
+   local function go(lens, W, r, opts)
+      local x, sizes, cu = stream(lens)
+      opts = opts or {}
+      opts.axis, opts.patch_dim = axis(W, r), patch
+      return mm.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts), x
+   end
+
+   it('are spread whole', function()
+      for r = 0, 1 do
+         local part, x = go({ 16, 16 }, 2, r)
+         assert.is_true(part.tokens:equal(x:narrow(2, 16 * r + 1, 16)))
+         assert.same({ { 2, 32 } }, part.sizes:tolist())
+         assert.same({ 0, 16 }, part.packed.cu_seqlens_q:tolist())
+         assert.same({ false, 0 }, { part.has_padding, part.num_padded_ranks })
+         assert.is_nil(part.num_frames)
+         local video = go({ 4, 4, 4, 4, 4, 4, 4, 4 }, 2, r, { num_frames = { 4, 4 },
+            temporal_patch_size = 2 })
+         assert.same({ 1, 16, 12 }, video.tokens.shape)
+         assert.same({ 4 }, video.num_frames)
+         assert.same({ 4, 2 }, video.sizes.shape)
+      end
+   end)
+
+   it('leave a rank with a token of zeros, and say so', function()
+      local one = go({ 16 }, 2, 0)
+      assert.same({ 1, { false, true } }, { one.num_padded_ranks, one.plan.empty })
+      local none = go({ 16 }, 2, 1)
+      assert.same({ 0, 1 }, none.packed.cu_seqlens_q:tolist())
+      assert.equal(0, none.tokens:abs():sum():item())
+      assert.same({ 1, 1, 12 }, none.tokens.shape)
+      assert.same({ { 2, 2 } }, none.sizes:tolist())
+   end)
+
+   it('are padded to FP8 blocks, and the longest segment counts that', function()
+      local want = { { '0 10 30 32', 20 }, { '0 30 70 120 128', 50 } }
+      local compat = { { '0 10 16', 10 }, { '0 20 32', 20 }, { '0 30 70 120 128', 50 } }
+      for r = 0, 2 do
+         local part = go({ 10, 20, 30, 40, 50 }, 3, r, { fp8_enabled = true,
+            partition = 'compatible' })
+         assert.same(numbers(compat[r + 1][1]), part.packed.cu_seqlens_q:tolist())
+         assert.equal(compat[r + 1][2], part.packed.max_seqlen_q)
+         assert.is_true(part.has_padding)
+         if r < 2 then
+            part = go({ 10, 20, 30, 40, 50 }, 2, r, { fp8_enabled = true,
+               partition = 'compatible' })
+            assert.same(numbers(want[r + 1][1]), part.packed.cu_seqlens_q:tolist())
+            assert.equal(want[r + 1][2], part.packed.max_seqlen_q)
+         end
+         local mx = go({ 100, 60, 7 }, 3, r, { fp8_enabled = true, fp8_recipe = 'mxfp8' })
+         assert.same(({ { 0, 100, 128 }, { 0, 60, 64 }, { 0, 7, 32 } })[r + 1],
+            mx.packed.cu_seqlens_q:tolist())
+         assert.equal(({ 100, 60, 25 })[r + 1], mx.packed.max_seqlen_q)
+         assert.same({ patch, patch * ({ 28, 4, 25 })[r + 1] }, mx.sizes:tolist()[2])
+      end
+   end)
+
+   it('follow the published rule on request', function()
+      local function bounds(lens, W, opts)
+         opts.partition = 'compatible'
+         local p = go(lens, W, 0, opts)
+         return p.plan.bounds, p.num_padded_ranks
+      end
+      assert.same({ 0, 1, 2, 3, 7 }, (bounds({ 1, 1, 1, 1, 1, 1, 1 }, 4, {})))
+      local b, padded = bounds({ 4, 4, 4, 4, 4, 4 }, 4, { num_frames = { 6 },
+         temporal_patch_size = 2 })
+      assert.same({ { 0, 2, 4, 6, 6 }, 1 }, { b, padded })
+      b, padded = bounds({ 4, 4, 4 }, 4, { num_frames = { 3 }, temporal_patch_size = 2 })
+      assert.same({ { 0, 2, 3, 3, 3 }, 2 }, { b, padded })
+      b = bounds({ 2, 2, 2, 2, 2, 2 }, 3, { num_frames = { 1, 5 }, temporal_patch_size = 3 })
+      assert.same({ 0, 1, 4, 6 }, b)
+   end)
+
+   it('refuse what does not fit', function()
+      local x, sizes, cu = stream { 4, 4 }
+      local function bad(code, words, x_, sizes_, cu_, opts)
+         opts.axis = axis(2)
+         refused(code, words, mm.split_to_context_parallel_ranks_dynamic_res, x_, sizes_, cu_, opts)
+      end
+      bad('E_ARG', '3*patch_dim*patch_dim', x:narrow(3, 1, 11), sizes, cu, { patch_dim = 2 })
+      bad('E_ARG', 'num_frames must be provided', x, sizes, cu,
+         { patch_dim = 2, temporal_patch_size = 2 })
+      bad('E_ARG', 'num_frames', x, sizes, cu, { patch_dim = 2, num_frames = { 3 } })
+      bad('E_ARG', 'sizes', x, { { 2, 8 } }, cu, { patch_dim = 2 })
+      bad('E_ARG', 'x has 8', x, sizes, { 0, 4, 7 }, { patch_dim = 2 })
+      bad('E_ARG', 'partition', x, sizes, cu, { patch_dim = 2, partition = 'best' })
+   end)
+
+   it('are gathered, parts of any size', function()
+      local out = ranks.run(2, function(rank)
+         local tide_ = require 'tide'
+         local m, comm = require 'tide.parallel.multimodal', tide_.dist.world()
+         local gather = m.gather_from_context_parallel_ranks_dynamic_res
+         local x = tide_.full({ rank + 1, 4, 8 }, rank):requires_grad_(true)
+         local y = gather(x, 0, comm)
+         y:sum():backward()
+         local ok, e = pcall(gather, tide_.zeros { 1, 2 + rank }, 0, comm)
+         return { y:select(2, 1):select(2, 1):tolist(), x.grad:sum():item(),
+            gather(x, 1, comm).shape, ok, tostring(e) }
+      end)
+      for r = 1, 2 do
+         assert.same({ 0, 1, 1 }, out[r][1])
+         assert.equal(2 * r * 32, out[r][2])
+         assert.same({ 1, 4, 8 }, out[r][3])
+         assert.is_false(out[r][4])
+         assert.is_truthy(out[r][5]:find('rows of', 1, true))
+      end
+   end)
+end)
+
+describe('a tower over ranks', function()
+   -- Features of all images and the gradients of weighted features, on each rank.
+   local function tower(_, _, lens, opts)
+      local tide_ = require 'tide'
+      local m, comm = require 'tide.parallel.multimodal', tide_.dist.world()
+      local cu, sizes = { 0 }, {}
+      for i, s in ipairs(lens) do
+         cu[i + 1], sizes[i] = cu[i] + s[1] * s[2], { 2 * s[1], 2 * s[2] }
+      end
+      local n = cu[#cu]
+      local x = (tide_.arange(n * 12) * 0.37):sin():reshape { 1, n, 12 }
+      local net = tide_.model.vision({ patch_dim = 2, hidden_size = 16, num_hidden_layers = 2,
+         num_attention_heads = 2, out_size = 6 }, { seed = 5 })
+      opts.axis, opts.patch_dim = comm, 2
+      local part = m.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts)
+      local y = m.gather_from_context_parallel_ranks_dynamic_res(
+         net(part.tokens, { sizes = part.sizes, index = part.packed.index }), part.plan, comm)
+      local w = (tide_.arange(n * 6) * 0.11):cos():reshape { n, 6 }
+      local loss = (y * w):sum()
+      loss:backward()
+      local grads = {}
+      for _, p in ipairs(net:named_parameters()) do
+         local g = comm:all_reduce(p.param.grad:clone())
+         grads[#grads + 1] = (g * (1 / comm.size)):flatten():tolist()
+      end
+      return { y:tolist(), grads }
+   end
+
+   for _, case in ipairs {
+      { 'images', { { 3, 4 }, { 1, 1 }, { 5, 5 }, { 2, 6 }, { 4, 4 } }, {} },
+      { 'fewer images than ranks', { { 3, 4 }, { 2, 2 } }, {} },
+      { 'video', { { 2, 2 }, { 2, 2 }, { 2, 2 }, { 3, 3 }, { 3, 3 }, { 1, 2 } },
+         { num_frames = { 3, 3 }, temporal_patch_size = 2, fp8_enabled = true } },
+   } do
+      it('gives the features and gradients of one rank: ' .. case[1], function()
+         local one = ranks.run(1, tower, case[2], case[3])[1]
+         for _, n in ipairs { 2, 3, 4 } do
+            for _, partition in ipairs { 'balanced', 'compatible' } do
+               case[3].partition = partition
+               local out = ranks.run(n, tower, case[2], case[3])
+               for r = 1, n do
+                  close(out[r][1], one[1], { rel = 1e-5, abs = 1e-5 })
+                  close(out[r][2], one[2], { rel = 1e-4, abs = 1e-4 })
+               end
+            end
+         end
+      end)
+   end
+
+   it('refuses sizes that do not tell of its patches', function()
+      local net = tide.model.vision { patch_dim = 2, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2 }
+      refused('E_SHAPE', '4 patches', net, tide.zeros { 1, 3, 12 }, { sizes = { { 4, 4 } } })
+      refused('E_ARG', 'sizes[1]', net, tide.zeros { 1, 3, 12 }, { sizes = { { 3, 4 } } })
+      refused('E_ARG', 'hidden_size', tide.model.vision, { patch_dim = 2, hidden_size = 6,
+         num_hidden_layers = 1, num_attention_heads = 2 })
+   end)
+end)

@@ -1,0 +1,306 @@
+-- The entry points of the parallelizer: their vectors, messages and order, and what they train.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local ranks = require 'spec.support.ranks'
+local refused = require 'spec.support.refused'
+
+local parallel = tide.parallel
+
+local config = { vocab_size = 37, hidden_size = 24, num_hidden_layers = 3,
+   num_attention_heads = 8, num_key_value_heads = 8, head_dim = 4, intermediate_size = 27 }
+
+local function model_of(changes, opts)
+   local c = {}
+   for k, v in each(config) do c[k] = v end
+   for k, v in each(changes or {}) do c[k] = v end
+   return tide.model.llama(c, opts or { device = 'null' })
+end
+
+local function simulated(axes)
+   local n = 1
+   for _, a in ipairs(axes) do n = n * a[2] end
+   return parallel.mesh(axes, { comm = tide.dist.simulate(n, 0) })
+end
+
+local function fsdp2(axes, opts, model)
+   opts = opts or {}
+   opts.device = 'null'
+   return parallel.fsdp2_strategy_parallelize(model or model_of(), simulated(axes), opts)
+end
+
+local function megatron(axes, opts, model)
+   opts = opts or {}
+   opts.device = 'null'
+   return parallel.megatron_fsdp_strategy_parallelize(model or model_of(), simulated(axes), opts)
+end
+
+local usual = { { 'data_parallel', 2 }, { 'context_parallel', 1 }, { 'tensor_parallel', 2 } }
+local dp2 = { { 'data_parallel', 2 }, { 'context_parallel', 1 }, { 'tensor_parallel', 1 } }
+
+local given = { ['model.layers.*.mlp.gate_proj'] = 'colwise',
+   ['model.layers.*.mlp.up_proj'] = 'colwise', ['model.layers.*.mlp.down_proj'] = 'rowwise' }
+package.preload['spec.parallelizer_plans'] = function()
+   return { plan = given, make = function() return given end, number = 7,
+      broken = function() return require 'spec.no_such_module' end }
+end
+
+-- Shape of what a rank computes a field with.
+local function rows(model, path) return model:get(path).nout end
+
+describe('fsdp2_strategy_parallelize', function()
+   it('shards the model it is given and leaves tensor parallelism alone on one rank', function()
+      local model = model_of()
+      local same, sharded = fsdp2(dp2, nil, model)
+      assert.equal(model, same)
+      assert.equal(model._sharded, sharded)
+      assert.is_nil(rawget(model, '_tp'))
+      assert.equal('optim_grads_params', sharded.opts.strategy)
+      assert.equal(2, sharded.shard_comm.size)
+      assert.equal(27, rows(model, 'model.layers.0.mlp.gate_proj'))
+   end)
+
+   it('keeps the last layer gathered, and only that', function()
+      local _, sharded = fsdp2(dp2)
+      local flags = {}
+      for i, unit in ipairs(sharded.units) do flags[i] = unit.reshard_after_forward end
+      assert.same({ true, true, false }, flags)
+   end)
+
+   it('has bf16 parameters with f32 sums and outputs unless told otherwise', function()
+      local _, a = fsdp2(dp2)
+      assert.same({ param_dtype = 'bf16', reduce_dtype = 'f32', output_dtype = 'f32',
+         cast_forward_inputs = true }, a.opts.mp)
+      local _, b = fsdp2(dp2, { param_dtype = 'f32' })
+      assert.equal('f32', b.opts.mp.param_dtype)
+      local _, c = fsdp2(dp2, { mp_policy = { reduce_dtype = 'bf16' } })
+      assert.same({ reduce_dtype = 'bf16', cast_forward_inputs = true }, c.opts.mp)
+   end)
+
+   it('offloads by either option', function()
+      local _, a = fsdp2(dp2)
+      assert.is_false(a.opts.cpu_offload)
+      local _, b = fsdp2(dp2, { cpu_offload = true })
+      assert.is_true(b.opts.cpu_offload)
+      local _, c = fsdp2(dp2, { offload_policy = { cpu = true } })
+      assert.is_true(c.opts.cpu_offload)
+   end)
+
+   it('cuts what it shards: TP, then recomputation, then FSDP', function()
+      local model, sharded = fsdp2(usual, { activation_checkpointing = true })
+      assert.equal(14, rows(model, 'model.layers.0.mlp.gate_proj'))
+      assert.same({ 'model.layers.0.mlp', 'model.layers.1.mlp', 'model.layers.2.mlp' },
+         parallel.recompute.report(model))
+      for _, e in ipairs(sharded.entries) do
+         if e.name:find 'gate_proj' then assert.same({ 14, 24 }, e.shape) end
+      end
+   end)
+
+   it('takes a plan as a table, a function, or the dotted path of either', function()
+      for _, plan in ipairs { given, function() return given end, 'spec.parallelizer_plans.plan',
+         'spec.parallelizer_plans.make' } do
+         local model = fsdp2(usual, { tp_shard_plan = plan })
+         assert.equal(14, rows(model, 'model.layers.0.mlp.gate_proj'))
+         assert.equal(32, rows(model, 'model.layers.0.self_attn.q_proj'))
+      end
+   end)
+
+   it('refuses what is no plan, naming the three forms', function()
+      for _, plan in ipairs { 'spec.parallelizer_plans.number', 'spec.parallelizer_plans.broken',
+         'spec.parallelizer_plans.absent', 'spec.none.plan', 'plan' } do
+         refused('E_ARG', { ("Custom parallel plan '%s' is not valid"):format(plan), '1. ', '2. ',
+            '3. ' }, fsdp2, usual, { tp_shard_plan = plan })
+      end
+   end)
+
+   it('honours other names of axes, and refuses those that are not there', function()
+      local axes = { { 'custom_dp', 2 }, { 'custom_tp', 2 } }
+      local names = { dp_mesh_name = 'custom_dp', tp_mesh_name = 'custom_tp' }
+      local model, sharded = fsdp2(axes, names)
+      assert.equal(2, sharded.shard_comm.size)
+      assert.equal(14, rows(model, 'model.layers.0.mlp.gate_proj'))
+      refused('E_UNSUPPORTED', "nothing is known for the axis 'custom_dp'", fsdp2, axes)
+      refused('E_ARG', "no axis 'data_paralel' in this mesh", fsdp2, dp2,
+         { dp_mesh_name = 'data_paralel' })
+      refused('E_ARG', "'tensor_parallel' is also dp_shard", fsdp2, usual,
+         { dp_mesh_name = 'tensor_parallel', tp_mesh_name = 'tensor_parallel' })
+   end)
+
+   it('does not do hybrid sharding', function()
+      local axes = { { 'dp_replicate', 2 }, { 'dp_shard', 2 } }
+      refused('E_UNSUPPORTED', 'Hybrid-sharding not supported', fsdp2, axes,
+         { dp_mesh_name = { 'dp_replicate', 'dp_shard' } })
+      refused('E_UNSUPPORTED', 'Hybrid-sharding not supported', fsdp2, axes)
+   end)
+
+   it('checks heads, those of keys first, and changes nothing', function()
+      local three = { { 'data_parallel', 1 }, { 'tensor_parallel', 3 } }
+      local model = model_of()
+      local before = tostring(model)
+      refused('E_ARG', 'num_key_value_heads (8) must be divisible', fsdp2, three, nil, model)
+      assert.equal(before, tostring(model))
+      assert.is_nil(model._sharded)
+      assert.equal(27, rows(model, 'model.layers.0.mlp.gate_proj'))
+      assert.is_true(pcall(fsdp2, dp2, nil, model))
+      refused('E_ARG', 'num_attention_heads (8) must be divisible', fsdp2, three, nil,
+         model_of { num_key_value_heads = 1, num_attention_heads = 8 } and (function()
+            local m = model_of()
+            m.config.num_key_value_heads = 3
+            return m
+         end)())
+   end)
+
+   it('has sequence parallelism only where the plan allows it', function()
+      local model = model_of()
+      model._tp_plan = { ['model.layers.*.mlp.up_proj'] = 'colwise' }
+      fsdp2(usual, { sequence_parallel = true })
+      local odd = tide.nn.Module()
+      odd:child('proj', tide.nn.Linear(4, 4, { device = 'null' }))
+      odd._tp_plan = { proj = 'colwise' }
+      refused('E_ARG', 'sequence_parallel is not supported in HF tp plan', fsdp2, usual,
+         { sequence_parallel = true }, odd)
+   end)
+
+   it('shards a Gemma', function()
+      local model = tide.model.gemma3({ vocab_size = 40, hidden_size = 24, num_hidden_layers = 2,
+         num_attention_heads = 4, num_key_value_heads = 2, head_dim = 6, intermediate_size = 20 },
+         { device = 'null' })
+      fsdp2(usual, { sequence_parallel = true }, model)
+      assert.equal(10, rows(model, 'model.layers.0.mlp.gate_proj'))
+   end)
+
+   it('has scopes of recomputation', function()
+      local model = fsdp2(dp2, { activation_checkpointing = 'full',
+         activation_checkpointing_scope = 'vision+audio' })
+      -- layer lists are recomputed as a whole, and this model is all language
+      assert.same({}, parallel.recompute.report(model))
+      for _, bad in ipairs { 'all+vision', 'encoder', 'trainable', { 1 } } do
+         refused('E_ARG', 'scope', fsdp2, dp2, { activation_checkpointing = true,
+            activation_checkpointing_scope = bad })
+      end
+      for _, good in ipairs { 'language+vision', 'vision,language', 'auto', 'all' } do
+         assert.equal(3, #parallel.recompute.report((fsdp2(dp2, { activation_checkpointing = true,
+            activation_checkpointing_scope = good }))))
+      end
+   end)
+
+   it('refuses options that it does not know or that are of another kind', function()
+      refused('E_ARG', "did you mean 'sequence_parallel'?", fsdp2, dp2, { sequence_paralel = true })
+      refused('E_ARG', "'cpu_offload'", fsdp2, dp2, { cpu_offload = 1 })
+      refused('E_ARG', "'mesh'", parallel.fsdp2_strategy_parallelize, model_of(), { dp = 2 })
+      refused('E_ARG', "'model'", parallel.fsdp2_strategy_parallelize, {}, simulated(dp2))
+      local model = fsdp2(dp2)
+      refused('E_STATE', 'spread over ranks already', fsdp2, dp2, nil, model)
+   end)
+end)
+
+describe('megatron_fsdp_strategy_parallelize', function()
+   it('has the defaults of the original', function()
+      local model = model_of()
+      local same, optim, sharded = megatron(dp2, nil, model)
+      assert.equal(model, same)
+      assert.is_nil(optim)
+      local o = sharded.opts
+      assert.equal('optim_grads_params', o.strategy)
+      for name, want in each { grad_reduce_in_fp32 = false, preserve_fp32_weights = false,
+         overlap_grad_reduce = true, overlap_param_gather = true, check_for_nan_in_grad = true,
+         average_in_collective = false, disable_bucketing = false,
+         calculate_per_token_loss = false, nccl_ub = false, fsdp_double_buffer = false,
+         sync_each_backward = false } do
+         assert.equal(want, o[name], name)
+      end
+   end)
+
+   it('hands its options on', function()
+      for _, name in ipairs { 'grad_reduce_in_fp32', 'preserve_fp32_weights', 'nccl_ub',
+         'average_in_collective', 'disable_bucketing', 'fsdp_double_buffer' } do
+         local _, _, sharded = megatron(dp2, { [name] = true })
+         assert.is_true(sharded.opts[name], name)
+      end
+      for _, strategy in ipairs { 'no_shard', 'optim', 'optim_grads' } do
+         local _, _, sharded = megatron(dp2, { data_parallel_sharding_strategy = strategy })
+         assert.equal(strategy, sharded.opts.strategy)
+      end
+      refused('E_ARG', "'strategy'", megatron, dp2, { data_parallel_sharding_strategy = 'params' })
+      refused('E_UNSUPPORTED', 'FP8', megatron, dp2,
+         { keep_fp8_transpose_cache_when_using_custom_fsdp = true })
+   end)
+
+   it('imports unit classes strictly, and needs none', function()
+      local _, _, sharded = megatron(dp2, { megatron_fsdp_unit_modules = { 'tide.nn.MLP' } })
+      assert.equal(3, #sharded.units)
+      assert.equal('model.layers.0.mlp', sharded.units[1].name)
+      refused('E_ARG', "no 'Mlp'", megatron, dp2,
+         { megatron_fsdp_unit_modules = { 'tide.nn.MLP', 'tide.nn.Mlp' } })
+   end)
+
+   it('makes the optimiser of what is sharded', function()
+      local made
+      local _, optim = megatron(dp2, { optimizer = function(params)
+         made = params
+         return tide.optim.SGD(params, { lr = 1 })
+      end })
+      assert.is_true(made.is_sharded)
+      assert.equal(made, optim.sharded[1])
+      refused('E_ARG', "'optimizer'", megatron, dp2, { optimizer = {} })
+   end)
+
+   it('knows its former name', function()
+      local _, _, sharded = parallel.nvfsdp_strategy_parallelize(model_of(), simulated(dp2),
+         { nvfsdp_unit_modules = { 'tide.nn.Block' }, device = 'null' })
+      assert.equal(3, #sharded.units)
+      refused('E_ARG', "'megatron_fsdp_unit_modules'", parallel.nvfsdp_strategy_parallelize,
+         model_of(), simulated(dp2), { megatron_fsdp_unit_modules = {} })
+   end)
+
+   it('shards over the data axis by whatever name', function()
+      local _, _, sharded = megatron({ { 'data', 3 }, { 'context_parallel', 1 } },
+         { dp_mesh_name = 'data' })
+      assert.equal(3, sharded.shard_comm.size)
+   end)
+
+   it('can insist on a model without bytes', function()
+      refused('E_STATE', 'init_megatron_fsdp_with_meta_device', megatron, dp2,
+         { init_megatron_fsdp_with_meta_device = true }, model_of(nil, { seed = 1 }))
+      assert.is_true(pcall(megatron, dp2, { init_megatron_fsdp_with_meta_device = true }))
+   end)
+end)
+
+describe('a model that they spread', function()
+   -- On a rank: losses of three steps; entry: which of the two, or none.
+   local function train(_, _, cfg, entry, axes, opts)
+      local t = require 'tide'
+      local case = require 'spec.parallel.fsdp_case'
+      local model = t.model.llama(cfg, { device = 'null' })
+      local sharded
+      if entry then
+         opts.seed = 3
+         local r = { t.parallel[entry](model, t.parallel.mesh(axes), opts) }
+         sharded = entry:find 'fsdp2' and r[2] or r[3]
+      else
+         model:materialise('cpu', 3)
+      end
+      local run = t.train.step.new { model = model, parallel = sharded, clip = 1,
+         optim = t.optim.AdamW(sharded or model, { lr = 1e-3 }) }
+      local data, losses = sharded and sharded.data_comm or t.dist.world(), {}
+      for s = 1, 3 do
+         losses[s] = run:run({ case.batch(s, data.rank, data.size, 4) }).loss
+      end
+      return losses
+   end
+
+   it('trains as one rank does', function()
+      local case = require 'spec.parallel.fsdp_case'
+      local want = ranks.run(1, train, config)[1]
+      local cases = {
+         { 'fsdp2_strategy_parallelize', { param_dtype = 'f32', sequence_parallel = true,
+            activation_checkpointing = true } },
+         { 'megatron_fsdp_strategy_parallelize', { calculate_per_token_loss = true } },
+      }
+      for _, c in ipairs(cases) do
+         for _, got in ipairs(ranks.run(4, train, config, c[1], usual, c[2])) do
+            assert.is_true(case.distance(got, want) < 1e-5)
+         end
+      end
+   end)
+end)

@@ -1,0 +1,376 @@
+-- Plans: checked before anything changes, priced by simulation, and what they price is what runs.
+
+local tide = require 'tide'
+local ranks = require 'spec.support.ranks'
+local refused = require 'spec.support.refused'
+
+local plan_of = tide.parallel.plan
+
+local config = { vocab_size = 37, hidden_size = 24, num_hidden_layers = 2,
+   num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 27 }
+
+local function make(mesh, opts, n)
+   opts = opts or {}
+   opts.ranks = n
+   return plan_of({ family = 'llama', config = config }, mesh, opts)
+end
+
+-- On a rank: bytes and collectives of a step of `accum` micro-batches, by plan and by count.
+local function measure(_, _, cfg, axes, opts, accum)
+   local t = require 'tide'
+   local each = require 'tide.util.each'
+   local plan = t.parallel.plan({ family = 'llama', config = cfg }, axes, opts)
+   local mesh = t.parallel.mesh(axes)
+   local rank = mesh.comm.rank
+   local want = plan:price { batch = 2, seq = 7, accum = accum, rank = rank }
+   local run = plan:materialise { seed = 3 }
+   local comms, seen = {}, {}
+   local function add(comm)
+      if comm.size > 1 and not seen[comm] then
+         comms[#comms + 1], seen[comm] = comm, true
+      end
+   end
+   add(run.mesh.comm)
+   for _, comm in each(run.mesh.comms) do add(comm) end
+   for _, axis in each(run.mesh.flat) do add(axis.comm) end
+   local function traffic()
+      local calls, bytes = 0, 0
+      for _, comm in ipairs(comms) do
+         local one = comm:traffic()
+         calls, bytes = calls + one.ncall, bytes + one.nbyte[1] + one.nbyte[2]
+      end
+      return calls, bytes
+   end
+   local optim = t.optim.AdamW(run.params, { lr = 1e-3 })
+   local ids = t.zeros({ 2, 7 }, { dtype = 'i64' })
+   local calls, bytes = traffic()
+   for i = 1, accum do
+      if run.sharded then
+         run.sharded:set_requires_gradient_sync(i == accum or run.sharded.opts.sync_each_backward)
+      end
+      local held = { t.scope(function()
+         run.model:loss(ids, ids, { count = 14 }):backward()
+         if run.sharded then run.sharded:finish() end
+         return unpack(optim:grads())
+      end) }
+      if not run.sharded and i == accum and run.data.size > 1 and #held > 0 then
+         run.data:all_reduce(optim:grads())
+      end
+   end
+   local calls2, bytes2 = traffic()
+   optim:step()
+   local kept = { parameters = 0, gradients = 0, optimizer = 0 }
+   local sizes = { f32 = 4, bf16 = 2 }
+   local function size(x) return x:numel() * sizes[x.dtype] end
+   for _, entry in ipairs(run.params:named_parameters()) do
+      kept.gradients = kept.gradients + size(entry.param.grad)
+      for _, field in ipairs(optim.fields) do
+         local s = optim.state[entry.name][field]
+         kept.optimizer = kept.optimizer + (s and size(s) or 0)
+      end
+      if not run.sharded then kept.parameters = kept.parameters + size(entry.param) end
+   end
+   for _, unit in ipairs(run.sharded and run.sharded:all_units() or {}) do
+      for _, b in ipairs(unit.buckets) do
+         if not b.flat:is_gone() then kept.parameters = kept.parameters + size(b.flat) end
+         if b.full and not b.is_whole or b.opts.dtype ~= b.opts.shard_dtype then
+            kept.parameters = kept.parameters + size(b.shard)
+         end
+      end
+   end
+   local n = 0
+   for _, c in each(want.collectives) do n = n + c end
+   local wrong = {}
+   local function same(what, a, b)
+      if a ~= b then wrong[#wrong + 1] = ('%s: %s, planned %s'):format(what, a, b) end
+   end
+   same('collectives', calls2 - calls, n)
+   same('bytes sent', bytes2 - bytes, want.wire)
+   for _, k in ipairs { 'parameters', 'gradients', 'optimizer' } do
+      if math.abs(kept[k] - want[k]) > 0.02 * want[k] then same(k, kept[k], want[k]) end
+   end
+   return wrong
+end
+
+-- Bytes in use when nothing is left that nobody holds.
+local function settled(ctx)
+   for _ = 1, 8 do ctx:collect() end
+   return ctx:stats().live
+end
+
+describe('the price of a plan', function()
+   local cases = {
+      { 2, { dp = 2 }, {} },
+      { 2, { dp_shard = 2 }, { fsdp = { strategy = 'no_shard' } } },
+      { 3, { dp_shard = 3 }, { fsdp = { strategy = 'optim' } } },
+      { 2, { dp_shard = 2 }, { fsdp = { strategy = 'optim_grads' } } },
+      { 3, { dp_shard = 3 }, { fsdp = {}, recompute = 'mlp' } },
+      { 4, { dp_replicate = 2, dp_shard = 2 }, { fsdp = {} } },
+      { 2, { tp = 2 }, {} },
+      { 4, { dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true }, recompute = 'full',
+         fsdp = {} } },
+      { 2, { dp_shard = 1, tp = 2 }, { tp = { sequence_parallel = true, async_tp = true },
+         fsdp = { strategy = 'optim_grads' } } },
+      { 2, { dp_shard = 2 }, { fsdp = { mp_policy = { param_dtype = 'bf16',
+         reduce_dtype = 'f32' } } } },
+   }
+   for _, case in ipairs(cases) do
+      local n, axes, opts = unpack(case)
+      for _, accum in ipairs { 1, 4 } do
+         it(('is what runs: %s, %d micro-batches'):format(
+            tostring(make(axes, { tp = opts.tp, recompute = opts.recompute, fsdp = opts.fsdp }, n))
+               :match ': (.-)\n' .. (opts.fsdp and ' ' .. (opts.fsdp.strategy or '') or ''), accum),
+            function()
+               for _, wrong in ipairs(ranks.run(n, measure, config, axes, opts, accum)) do
+                  assert.same({}, wrong)
+               end
+            end)
+      end
+   end
+
+   it('is the memory that a forward keeps', function()
+      for _, policy in ipairs { 'none', 'mlp', 'full' } do
+         local plan = make({ dp = 1 }, { recompute = policy }, 1)
+         local want = plan:price({ batch = 2, seq = 32 }).activations
+         local model = plan:materialise().model
+         local ids = tide.zeros({ 2, 32 }, { dtype = 'i64' })
+         local ctx = tide.default()
+         model:loss(ids, ids, { count = 64 }):backward()       -- tables that are kept are made
+         model:zero_grad()
+         local before = settled(ctx)
+         local got
+         tide.scope(function()
+            local loss = model:loss(ids, ids, { count = 64 })
+            got = settled(ctx) - before
+            loss:backward()
+         end)
+         assert.is_true(math.abs(got - want) < 0.01 * want, ('%s: %d, planned %d'):format(policy,
+            got, want))
+      end
+   end)
+
+   it('falls with recomputation, sharding and tensor parallelism', function()
+      local function price(mesh, opts, n)
+         return make(mesh, opts, n):price { batch = 2, seq = 64 }
+      end
+      local one = price({ dp = 1 }, {}, 1)
+      assert.is_true(price({ dp = 1 }, { recompute = 'mlp' }, 1).activations < one.activations)
+      assert.is_true(price({ dp = 1 }, { recompute = 'full' }, 1).activations
+         < 0.7 * one.activations)
+      local two = price({ dp_shard = 2 }, { fsdp = {} }, 2)
+      assert.is_true(two.state < 0.52 * one.state and two.state > 0.48 * one.state)
+      assert.is_true(math.abs(two.activations - one.activations) < 0.02 * one.activations)
+      assert.is_true(two.peak - two.state < one.peak - one.state + 4 * two.unit)
+      local sequence = price({ tp = 2 }, { tp = { sequence_parallel = true } }, 2)
+      assert.is_true(sequence.activations < 0.9 * one.activations)
+   end)
+
+   it('tells every rank of many, and what crosses hosts', function()
+      local plan = make({ dp_shard = 64, tp = 2 }, { fsdp = {} }, 128)
+      local sum = 0
+      for rank = 0, 127, 2 do
+         sum = sum + plan:price({ batch = 1, seq = 4, rank = rank }).gradients
+      end
+      local tp0 = make({ dp_shard = 1, tp = 2 }, { fsdp = {} }, 2):price { batch = 1, seq = 4 }
+      assert.equal(tp0.gradients, sum)
+      assert.equal(0, plan:price({ batch = 1, seq = 4 }).wire_between_hosts)
+      local at_edge = plan:price { batch = 1, seq = 4, host_size = 8, rank = 6 }
+      assert.is_true(at_edge.wire_between_hosts > 0)
+   end)
+end)
+
+-- On a rank: losses of `steps` steps, and which ranks share data; axes nil: one rank, plain.
+local function train(_, _, cfg, axes, opts, steps)
+   local t = require 'tide'
+   local case = require 'spec.parallel.fsdp_case'
+   local plan = t.parallel.plan({ family = 'llama', config = cfg }, axes or { dp = 1 }, opts)
+   local run = plan:materialise { seed = 3 }
+   local step = t.train.step.new { model = run.model, parallel = run.sharded, clip = 1,
+      optim = t.optim.AdamW(run.params, { lr = 1e-3 }), comm = run.comm }
+   local losses = {}
+   for s = 1, steps do
+      losses[s] = step:run({ case.batch(s, run.data.rank, run.data.size, 12) }).loss
+   end
+   return losses
+end
+
+describe('a plan that is carried out', function()
+   local case = require 'spec.parallel.fsdp_case'
+   local want
+   local cases = {
+      { 2, { tp = 2 } }, { 2, { dp = 2 } },
+      { 3, { dp_shard = 3 }, { fsdp = { strategy = 'optim' }, recompute = 'every:2' } },
+      { 4, { dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true }, fsdp = {} } },
+      { 4, { dp_replicate = 2, dp_shard = 2 }, { fsdp = {} } },
+      { 6, { dp_shard = 3, tp = 2 }, { recompute = 'mlp', fsdp = {} } },
+      { 8, { dp_replicate = 2, dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true },
+         fsdp = { strategy = 'optim' } } },
+      { 4, { dp_replicate = 2, tp = 2, dp_shard = 1 },
+         { tp = { sequence_parallel = true, async_tp = true }, recompute = 'full',
+           fsdp = { strategy = 'optim_grads' } } },
+   }
+   for _, c in ipairs(cases) do
+      it(('trains as one rank does: %s'):format(make(c[2], c[3] and { tp = c[3].tp,
+         fsdp = c[3].fsdp } or nil, c[1]):axes_text()), function()
+         want = want or ranks.run(1, train, config, nil, nil, 4)[1]
+         for _, got in ipairs(ranks.run(c[1], train, config, c[2], c[3], 4)) do
+            assert.is_true(case.distance(got, want) < 1e-5)
+         end
+      end)
+   end
+
+   it('has no gradients of frozen parameters', function()
+      local model = tide.model.llama(config, { device = 'null' })
+      model.model.embed_tokens:requires_grad_(false)
+      local plan = plan_of(model, { dp_shard = 2, tp = 2 }, { ranks = 4, fsdp = {} })
+      local frozen = plan:price { batch = 1, seq = 4 }
+      local all = make({ dp_shard = 2, tp = 2 }, { fsdp = {} }, 4):price { batch = 1, seq = 4 }
+      assert.is_true(math.abs(all.parameters - frozen.parameters) < 0.02 * all.parameters)
+      local rows = frozen.parameters - frozen.gradients      -- a quarter of the embedding
+      assert.is_true(math.abs(rows - 37 * 24) < 0.15 * 37 * 24)
+   end)
+end)
+
+describe('a plan', function()
+   it('prints what happens to which part', function()
+      local text = tostring(make({ dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true },
+         recompute = 'mlp', fsdp = { strategy = 'optim', nccl_ub = true } }, 4))
+      for _, part in ipairs { 'over 4 ranks: dp_shard=2 x tp=2', "axis 'tp' of 2",
+         'sequence_parallel true', 'model.layers.*.self_attn.q_proj.weight', 'Shard(1)  x 2',
+         'model.layers.*.mlp (2)', 'optim over 2 ranks; nccl_ub true', 'model.layers.* (2)' } do
+         assert.matches(part, text, 1, true)
+      end
+      local price = tostring(make({ dp = 1 }, nil, 1):price())
+      for _, part in ipairs { 'parameters', 'activations', 'collectives a step' } do
+         assert.matches(part, price, 1, true)
+      end
+   end)
+
+   it('goes through JSON', function()
+      local json = require 'tide.ffi.json'
+      local style = tide.parallel.translate_to_parallel_style
+      for _, opts in ipairs { {}, { tp = { sequence_parallel = true }, recompute = 'mlp',
+         fsdp = { units = { tide.nn.MLP }, mp_policy = { reduce_dtype = 'f32' } } },
+         { tp = { plan = { lm_head = style('colwise'):with { output = 'S(-1)' },
+            ['model.layers.*.mlp.gate_proj'] = 'colwise',
+            ['model.layers.*.mlp.up_proj'] = 'colwise',
+            ['model.layers.*.mlp.down_proj'] = style 'rowwise' } },
+           recompute = { ops = { 'attention' } } } } do
+         local plan = make({ dp_shard = 2, tp = 2 }, opts, 4)
+         local again = plan_of.from_table(json.decode(json.encode(plan:to_table())))
+         assert.equal(tostring(plan), tostring(again))
+         local one, two = plan:price { batch = 1, seq = 8 }, again:price { batch = 1, seq = 8 }
+         -- measured on a live heap: what a Lua frame still holds of the model before may count
+         for _, name in ipairs { 'activations', 'peak' } do one[name], two[name] = nil, nil end
+         assert.same(one, two)
+      end
+      refused('E_ARG', 'tp.plan is a function', function()
+         make({ tp = 2 }, { tp = { plan = function()
+            return { lm_head = style 'colwise' }
+         end } }, 2):to_table()
+      end)
+      refused('E_ARG', "'version'", plan_of.from_table, { version = 2, axes = {} })
+      refused('E_ARG', "unknown option 'axis'", plan_of.from_table, { axis = {} })
+   end)
+
+   it('is carried out once, by as many ranks as it is for', function()
+      refused('E_STATE', 'the plan is for 4 ranks (dp_shard=2 x tp=2), the run has 1',
+         function() make({ dp_shard = 2, tp = 2 }, nil, 4):materialise() end)
+      local plan = make({ dp = 1 }, nil, 1)
+      plan:materialise()
+      refused('E_STATE', 'already', plan.materialise, plan)
+      refused('E_STATE', 'simulated', function()
+         local mesh = tide.parallel.mesh({ dp = 2 }, { comm = tide.dist.simulate(2, 0) })
+         plan_of(tide.model.llama(config, { device = 'null' }), mesh):materialise()
+      end)
+   end)
+
+   it('is the same on every rank', function()
+      local rows = ranks.try(2, function(rank, _, cfg)
+         local t = require 'tide'
+         t.parallel.plan({ family = 'llama', config = cfg }, { dp_shard = 2 },
+            { fsdp = { strategy = rank == 0 and 'optim' or 'no_shard' } }):materialise()
+      end, config)
+      for _, row in ipairs(rows) do assert.matches('different plans', row.message, 1, true) end
+   end)
+end)
+
+describe('a bad plan', function()
+   -- The model is as it was, and can still be spread.
+   local function bad(code, words, mesh, opts, n, model)
+      model = model or tide.model.llama(config, { device = 'null' })
+      local before, hooks = tostring(model), model._pre
+      opts = opts or {}
+      opts.ranks = n
+      local e = refused(code, words, plan_of, model, mesh, opts)
+      assert.equal(before, tostring(model))
+      assert.equal(hooks, model._pre)
+      assert.is_nil(model._sharded)
+      assert.is_nil(rawget(model, '_tp'))
+      assert.same({}, tide.parallel.recompute.report(model))
+      assert.is_true(pcall(plan_of, model, { dp = 1 }, { ranks = 1 }))
+      return e
+   end
+
+   it('changes nothing', function()
+      bad('E_ARG', 'num_key_value_heads (2) must be divisible', { tp = 4 }, nil, 4)
+      bad('E_ARG', 'is less than the 64 ranks', { tp = 64 }, nil, 64,
+         tide.model.llama({ vocab_size = 37, hidden_size = 128, num_hidden_layers = 1,
+            num_attention_heads = 64, head_dim = 2, intermediate_size = 128 },
+            { device = 'null' }))
+      bad('E_ARG', "no axis 'tpp'", { tp = 2 }, { tp = { axis = 'tpp' } }, 2)
+      bad('E_ARG', "no axis 'tp' in this mesh", { dp = 2 }, { tp = {} }, 2)
+      bad('E_ARG', "no axis 'cp' in this mesh", { dp = 2 }, { cp = {} }, 2)
+      bad('E_ARG', "no place is known for 'dp_shards'", { dp_shards = 2 }, nil, 2)
+      bad('E_ARG', 'must equal the number of ranks (4)', { dp = 2 }, nil, 4)
+      bad('E_ARG', 'async_tp requires sequence_parallel', { tp = 2 }, { tp = { async_tp = true } },
+         2)
+      bad('E_ARG', "unknown option 'sequence_paralel'", { tp = 2 },
+         { tp = { sequence_paralel = true } }, 2)
+      bad('E_ARG', "unknown option 'fdsp'; did you mean 'fsdp'?", { dp = 2 }, { fdsp = {} }, 2)
+      bad('E_ARG', "'strategy'", { dp = 2 }, { fsdp = { strategy = 'zero3' } }, 2)
+      bad('E_ARG', "'mesh' is the plan's", { dp = 2 }, { fsdp = { mesh = {} } }, 2)
+      bad('E_ARG', 'contradicts', { dp = 2 },
+         { fsdp = { disable_bucketing = true, units = 100 } }, 2)
+      bad('E_ARG', 'must divide the 3 ranks', { dp_shard = 3 },
+         { fsdp = { reshard_after_forward = 2 } }, 3)
+      bad('E_ARG', "no module of the model is named 'mpl'", { dp = 2 }, { recompute = 'mpl' }, 2)
+      bad('E_ARG', "'scope'", { dp = 2 }, { recompute = 'mlp', scope = 'encoder' }, 2)
+      bad('E_ARG', { "Custom parallel plan 'no.such.plan' is not valid", "no module 'no.such'" },
+         { tp = 2 }, { tp = { plan = 'no.such.plan' } }, 2)
+      bad('E_ARG', "names no module of the model; did you mean 'lm_head'?", { tp = 2 },
+         { tp = { plan = { lm_haed = 'colwise' } } }, 2)
+      bad('E_UNSUPPORTED', 'an axis pp of 2', { pp = 2, dp = 1 }, nil, 2)
+      -- what fails last leaves nothing of what comes first
+      bad('E_ARG', 'must divide', { dp_shard = 3, tp = 2 }, { tp = { sequence_parallel = true },
+         recompute = 'full', fsdp = { reshard_after_forward = 2 } }, 6)
+   end)
+
+   it('is made of a model that is whole', function()
+      local model = tide.model.llama(config, { device = 'null' })
+      tide.parallel.fully_shard(model, { device = 'cpu' })
+      refused('E_STATE', 'spread over ranks already', plan_of, model, { dp = 1 })
+      refused('E_ARG', "'model'", plan_of, 3, { dp = 1 })
+      refused('E_ARG', "'model'", plan_of, function() return {} end, { dp = 1 })
+      refused('E_ARG', "unknown option 'fmaily'", plan_of, { fmaily = 'llama' }, { dp = 1 })
+      refused('E_ARG', 'lama', plan_of, { family = 'lama', config = {} }, { dp = 1 })
+      refused('E_ARG', "'rank'", function() make({ dp = 2 }, nil, 2):price { rank = 2 } end)
+      refused('E_UNSUPPORTED', 'give forward(model)', function()
+         plan_of(tide.nn.Linear(3, 4, { device = 'null' }), { dp = 1 }):price()
+      end)
+   end)
+
+   it('may be of any module that is told how to run', function()
+      local plan = plan_of(tide.nn.Linear(30, 40, { device = 'null' }), { dp_shard = 2 },
+         { ranks = 2, fsdp = {} })
+      local sum = 0
+      for rank = 0, 1 do
+         local price = plan:price { rank = rank, forward = function(m)
+            return m(tide.empty({ 5, 30 }, { device = 'null' })):sum()
+         end }
+         assert.same({ all_gather = 1, reduce_scatter = 1 }, price.collectives)
+         sum = sum + price.parameters
+      end
+      assert.equal(4 * (30 * 40 + 40), sum)
+   end)
+end)

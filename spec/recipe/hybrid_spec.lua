@@ -1,0 +1,85 @@
+-- recipes/pretrain_hybrid.lua as people run it: alone, over ranks with the same losses, resumed.
+
+local tmp = require 'spec.lua.tmp'
+local fs = require 'tide.util.fs'
+
+local build = os.getenv 'TIDE_BUILD' or 'build'
+
+local small = ' --steps 8 --dim 16 --heads 2 --mamba-head-dim 8 --state 4 --groups 2 --seq 32'
+   .. ' --batch 4 --warmup 2 --val-windows 2 --threads 1 --pattern M*-M --log-every 100'
+   .. ' --sample 12 --data README.md'
+
+local function run(n, words)
+   local pipe = assert(io.popen(('timeout -k 5 120 %s/tide run -n %d recipes/pretrain_hybrid.lua '
+      .. '%s 2>&1; echo "status=$?"'):format(build, n, words)))
+   local text = pipe:read '*a'
+   pipe:close()
+   local body, status = text:match '^(.*)status=(%d+)%s*$'
+   return body, tonumber(status)
+end
+
+local function losses(dir)
+   local list = {}
+   for line in io.lines(dir .. '/metrics.jsonl') do
+      list[#list + 1] = tonumber(line:match '"loss":([%d.e+-]+)')
+   end
+   return list
+end
+
+local function train(dir, n, words)
+   local out, status = run(n, small .. ' --out ' .. dir .. ' ' .. words)
+   assert.equal(0, status, out)
+   return losses(dir), out
+end
+
+local function same(want, got)
+   assert.equal(#want, #got)
+   for i = 1, #want do assert.is_true(math.abs(got[i] / want[i] - 1) < 1e-5) end
+end
+
+describe('recipes/pretrain_hybrid.lua', function()
+   it('over ranks has the losses of one, by both methods, packed too', function()
+      tmp.with(function(dir)
+         local want, out = train(dir .. '/one', 1, '')
+         assert.matches('sample:\n%-%- ', out)
+         assert.equal(8, #want)
+         same(want, (train(dir .. '/a', 4, '--mesh.dp_shard 2 --mesh.cp 2 --cp.mamba hidden')))
+         same(want, (train(dir .. '/b', 2, '--mesh.cp 2 --cp.mamba state --cp.method a2a')))
+         same(want, (train(dir .. '/c', 4, '--mesh.cp 2 --mesh.tp 2')))
+         want = train(dir .. '/packed', 1, '--packed')
+         same(want, (train(dir .. '/d', 2, '--packed --mesh.cp 2 --cp.mamba state')))
+         same(want, (train(dir .. '/e', 2, '--packed --mesh.cp 2 --cp.layout document')))
+      end)
+   end)
+
+   it('resumes over other ranks, and generate.lua goes on from it', function()
+      tmp.with(function(dir)
+         local want = train(dir .. '/one', 1, '--schedule constant')
+         train(dir .. '/two', 2, '--schedule constant --mesh.cp 2 --set steps=4')
+         local out, status = run(2, '--out ' .. dir
+            .. '/two --resume --steps 8 --threads 1 --mesh.dp_shard 2')
+         assert.equal(0, status, out)
+         same(want, losses(dir .. '/two'))
+         local pipe = io.popen(('luajit recipes/generate.lua --from %s/one --tokens 5 --prompt ab')
+            :format(dir))
+         assert.matches('^ab', pipe:read '*a')
+         pipe:close()
+      end)
+   end)
+
+   it('refuses in one line', function()
+      tmp.with(function(dir)
+         for words, text in require 'tide.util.each' {
+            ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' or 'auto'",
+            ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
+         } do
+            local out, status = run(words:find 'cp 2' and 2 or 1,
+               small .. ' --out ' .. dir .. '/bad ' .. words)
+            assert.is_true(status ~= 0, out)
+            assert.matches(text, out, 1, true)
+            assert.is_nil(out:find('stack traceback', 1, true), out)
+         end
+         assert.is_false(fs.exists(dir .. '/bad'))
+      end)
+   end)
+end)

@@ -1,0 +1,206 @@
+-- Every recipe runs as people run it: as a program, in seconds, with readable errors.
+
+local tmp = require 'spec.lua.tmp'
+
+-- Output and exit status of `luajit recipes/NAME WORDS`.
+local function run(words)
+   local pipe = assert(io.popen('timeout -k 5 180 luajit recipes/' .. words
+      .. ' 2>&1; echo "status=$?"'))
+   local text = pipe:read '*a'
+   pipe:close()
+   local body, status = text:match '^(.*)status=(%d+)%s*$'
+   return body, tonumber(status)
+end
+
+local function ok(words)
+   local out, status = run(words)
+   assert.equal(0, status, out)
+   return out
+end
+
+-- A mistake of the person who started it: told without a stack trace, as under the tide program.
+-- Status 2 after a mistake on the command line itself (E_ARG), else 1.
+local function bad(words, pattern)
+   local out, status = run(words)
+   assert.equal(out:find('(E_ARG)', 1, true) and 2 or 1, status, out)
+   assert.is_nil(out:find 'stack traceback', out)
+   assert.matches(pattern, out, 1, true)
+   return out
+end
+
+local small = ' --steps 6 --dim 16 --heads 2 --layers 1 --seq 32 --batch 4 --warmup 2 --sample 20'
+   .. ' --val-windows 2 --threads 1 '
+
+local function write(path, text)
+   local f = assert(io.open(path, 'wb'))
+   f:write(text)
+   f:close()
+end
+
+local function with_data(fn)
+   tmp.with(function(dir)
+      write(dir .. '/text.txt', ('abcdefgh ijklmnop. '):rep(200))
+      fn(dir, '--data ' .. dir .. '/text.txt --out ' .. dir .. '/run')
+   end)
+end
+
+local function lines_of(path)
+   local n, last = 0, nil
+   for line in io.lines(path) do n, last = n + 1, line end
+   return n, last
+end
+
+describe('recipes/tensor_tour.lua', function()
+   it('runs', function()
+      local out = ok 'tensor_tour.lua'
+      assert.matches('slope 3.000, offset -1.000', out, 1, true)
+      assert.matches('equal again:\ttrue', out, 1, true)
+   end)
+end)
+
+describe('recipes/pretrain.lua', function()
+   it('trains, evaluates, saves, samples; generate.lua goes on from there', function()
+      with_data(function(dir, where)
+         local out = ok('pretrain.lua ' .. where .. small .. '--val-every 3 --save-every 3')
+         assert.matches('validation loss %d', out)
+         assert.matches('order%-2 entropy of the training bytes: [%d.]+', out)
+         assert.matches('sample:\n%-%- ', out)
+         assert.equal(6, (lines_of(dir .. '/run/metrics.jsonl')))
+         local text = ok('generate.lua --from ' .. dir .. '/run --tokens 12 --prompt abc')
+         assert.matches('^abc', text)
+         assert.equal(text, ok('generate.lua --from ' .. dir .. '/run --tokens 12 --prompt abc'))
+      end)
+   end)
+
+   it('resumes and ends at the same weights as without a break', function()
+      with_data(function(dir, where)
+         local function weights(name)
+            local path = dir .. '/' .. name .. '/step-00000006/model.safetensors'
+            local f = assert(io.open(path, 'rb'))
+            local s = f:read '*a'
+            f:close()
+            return s
+         end
+         local constant = ' --schedule constant --sample 0'
+         ok('pretrain.lua ' .. where .. small .. constant .. ' --set steps=4')
+         ok('pretrain.lua ' .. where .. small .. constant .. ' --resume')
+         ok('pretrain.lua ' .. where .. small .. constant .. ' --out ' .. dir .. '/straight')
+         assert.equal(weights 'straight', weights 'run')
+         assert.equal(6, (lines_of(dir .. '/run/metrics.jsonl')))
+      end)
+   end)
+
+   local function read(path)
+      local f = assert(io.open(path, 'rb'))
+      local s = f:read '*a'
+      f:close()
+      return s
+   end
+
+   it('takes the options of the run that it resumes', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--steps 4 --sample 0')
+         local again = 'pretrain.lua --threads 1 --out ' .. dir .. '/run --resume '
+         local out = ok(again)
+         assert.matches('already at step 4 of 4', out, 1, true)
+         assert.matches('validation loss %d', out)
+         out = ok(again .. '--steps 5 --lr 1')
+         assert.matches('--lr 0.003 in the checkpoint, now 1\n', out, 1, true)
+         assert.is_nil(out:find('--dim', 1, true))
+         assert.matches('step 5/5', out, 1, true)
+         bad(again .. '--steps 6 --batch 8', '--batch: the checkpoint was taken with 4')
+         bad(again .. '--steps 6 --seq 16', '--seq: the checkpoint was taken with 32')
+         bad(again .. '--steps 6 --seed 9', '--seed: the checkpoint was taken with 1')
+         local text = read(dir .. '/text.txt')
+         write(dir .. '/text.txt', 'X' .. text:sub(2))          -- the same length
+         bad(again .. '--steps 6', '--data: the training tokens are not those of the checkpoint')
+         write(dir .. '/text.txt', text)
+         ok(again .. '--steps 6')
+      end)
+   end)
+
+   it('writes over a run only when told to', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--save-every 2 --sample 0')
+         local before = read(dir .. '/run/metrics.jsonl')
+         bad('pretrain.lua ' .. where .. small, '/run holds a run at step 6; add --resume')
+         bad('pretrain.lua ' .. where .. small .. '--overwrite --resume', 'exclude each other')
+         bad('pretrain.lua ' .. where .. small .. '--overwrite --heads 3', 'must be a multiple of')
+         assert.equal(before, read(dir .. '/run/metrics.jsonl'))
+         write(dir .. '/run/note', 'mine')
+         ok('pretrain.lua ' .. where .. small .. '--steps 3 --overwrite --sample 0')
+         assert.equal(3, (lines_of(dir .. '/run/metrics.jsonl')))
+         assert.equal('step-00000003\n', read(dir .. '/run/LATEST'))
+         assert.is_nil(io.open(dir .. '/run/step-00000004/state.json'))
+         assert.equal('mine', read(dir .. '/run/note'))
+      end)
+   end)
+
+   it('keeps others out of its folder, and clears what a killed run has left', function()
+      with_data(function(dir, where)
+         local io_ = require 'tide.ffi.io'
+         local folder = dir .. '/run'
+         for _, name in ipairs { '.staging-step-00000003', '.old-step-00000002' } do
+            io_.mkdir(folder .. '/' .. name)
+            write(folder .. '/' .. name .. '/state.json', '{}')
+         end
+         write(folder .. '/LATEST.tmp-1a-2b-0', '')
+         write(folder .. '/mine.tmp-1a-2b-0', '')
+         local lock = assert(io_.lock(folder .. '/.lock'))
+         bad('pretrain.lua ' .. where .. small, folder .. ' is in use by another run')
+         assert.is_true(io_.exists(folder .. '/LATEST.tmp-1a-2b-0'))
+         lock:release()
+         ok('pretrain.lua ' .. where .. small .. '--sample 0')
+         assert.same({ '.lock', 'LATEST', 'loss.svg', 'metrics.jsonl', 'mine.tmp-1a-2b-0',
+            'step-00000002', 'step-00000006' }, io_.listdir(folder))
+      end)
+   end)
+
+   it('learns in bf16, with accumulation and recomputation', function()
+      with_data(function(_, where)
+         ok('pretrain.lua ' .. where .. small .. '--dtype bf16 --accum 2 --sample 0')
+         ok('pretrain.lua ' .. where .. small
+            .. '--recompute 1 --sample 0 --kv-heads 1 --no-tie --overwrite')
+      end)
+   end)
+
+   it('lists its options', function()
+      local out = ok 'pretrain.lua --help'
+      for _, name in ipairs { '--mesh.dp', '--resume', '--kv-heads', '--val-every', '--set' } do
+         assert.matches(name, out, 1, true)
+      end
+   end)
+
+   it('says what is wrong', function()
+      with_data(function(dir, where)
+         bad('pretrain.lua --stpes 3', "unknown option '--stpes'; did you mean '--steps'?")
+         bad('pretrain.lua --steps 2.5', 'option --steps: expected an integer >= 1')
+         bad('pretrain.lua --lr nan', 'option --lr')
+         bad('pretrain.lua --seed 9007199254740993', 'option --seed: expected an integer >= 0 that')
+         bad('pretrain.lua --data ' .. dir .. '/none', 'there is no such file or folder')
+         write(dir .. '/empty.txt', '')
+         bad('pretrain.lua --data ' .. dir .. '/empty.txt', 'there is no text')
+         bad('pretrain.lua ' .. where .. small .. '--heads 3', 'must be a multiple of')
+         bad('pretrain.lua ' .. where .. small .. '--heads 4 --kv-heads 3', 'must be a multiple of')
+         bad('pretrain.lua ' .. where .. small .. '--batch 5 --accum 2', '--batch (5)')
+         bad('pretrain.lua ' .. where .. small .. '--mesh.dp 2', '--mesh.dp 2, but the run has 1')
+         bad('pretrain.lua ' .. where .. small .. '--resume', 'no checkpoint in')
+         bad('pretrain.lua ' .. where .. small .. '--seq 100000', 'a window needs 100001 tokens')
+         bad('pretrain.lua ' .. where .. small .. '--out /proc/nowhere', '/proc/nowhere')
+         bad('generate.lua --from ' .. dir .. '/none', 'no checkpoint in')
+      end)
+   end)
+
+   it('notices a damaged checkpoint before using it', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--sample 0')
+         local path = dir .. '/run/step-00000006/model.safetensors'
+         local f = assert(io.open(path, 'rb'))
+         local text = f:read '*a'
+         f:close()
+         write(path, text:sub(1, -2))
+         bad('pretrain.lua ' .. where .. small .. '--resume', 'the file is damaged')
+         bad('generate.lua --from ' .. dir .. '/run', 'the file is damaged')
+      end)
+   end)
+end)

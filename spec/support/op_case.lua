@@ -1,0 +1,318 @@
+-- The case table of the ops: what to call, on which shapes, in which dtypes. One row is one case;
+-- spec/op/all_spec.lua runs each in several modes (value against the reference, layouts, gradient,
+-- null device). A new op needs a row here; spec/meta/op_table_spec.lua looks.
+--
+-- Row fields:
+--   op      name in op.def that the case exercises
+--   fn      function(t, ...) of the module and the input tensors -> tensor or several
+--   shapes  list of input lists: { { {2, 3}, {3} }, ... }; an entry may be a generator below
+--   dtypes  'float' (default), 'all', 'number' (no bool), or a list
+--   grad    false: no derivative; or list of input numbers that have one (default: all float ones)
+--   domain  {lo, hi} of the random inputs (default -2..2), kept away from kinks by `away`
+--   tol     factor on the tolerance, with the reason beside it
+
+local case = {}
+
+-- Generators: fixed integer inputs (index data) beside the random float ones.
+local function ids(shape, below) return { ids = shape, below = below } end
+local function bools(shape) return { bools = shape } end
+local function values(list, shape, dtype) return { values = list, shape = shape, dtype = dtype } end
+
+local pairs_ = { { { 2, 3 }, { 2, 3 } }, { { 4, 1, 3 }, { 2, 1 } }, { {}, { 5 } }, { { 7 }, {} },
+                 { { 0, 3 }, { 3 } }, { { 1, 1 }, { 33, 17 } }, { { 3, 65 }, { 3, 65 } } }
+local ones_ = { { { 2, 3 } }, { {} }, { { 0 } }, { { 1 } }, { { 3, 0, 2 } }, { { 65 } },
+                { { 2, 3, 5, 7 } } }
+
+local function binary(name, extra)
+   local row = { op = name, shapes = pairs_, fn = function(_, a, b) return a[name](a, b) end }
+   for k, v in pairs(extra or {}) do row[k] = v end
+   case[#case + 1] = row
+end
+local function unary(name, extra)
+   local row = { op = name, shapes = ones_, fn = function(_, x) return x[name](x) end }
+   for k, v in pairs(extra or {}) do row[k] = v end
+   case[#case + 1] = row
+end
+local function add(row) case[#case + 1] = row end
+
+binary('add', { dtypes = 'number' })
+binary('sub', { dtypes = 'number' })
+binary('mul', { dtypes = 'number' })
+binary('div', { domain = { 0.5, 2 } })
+binary('pow', { domain = { 0.5, 2 } })
+binary('minimum', { dtypes = 'number' })
+binary('maximum', { dtypes = 'number' })
+for _, name in ipairs { 'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'logical_and', 'logical_or' } do
+   binary(name, { dtypes = 'all', grad = false })
+end
+
+unary('neg', { dtypes = 'number' })
+unary('abs', { dtypes = 'number', away = 0 })
+unary('sign', { dtypes = 'number', away = 0 })
+unary('floor', { away = 'integers' })
+unary('exp')
+unary('log', { domain = { 0.2, 3 } })
+unary('sqrt', { domain = { 0.2, 3 } })
+unary('rsqrt', { domain = { 0.2, 3 } })
+unary('square', { dtypes = 'number' })
+unary('reciprocal', { domain = { 0.3, 3 } })
+for _, name in ipairs { 'sin', 'cos', 'tanh', 'sigmoid', 'silu', 'gelu', 'gelu_tanh',
+                        'softplus' } do
+   unary(name)
+end
+unary('relu', { dtypes = 'number', away = 0 })
+unary('logical_not', { dtypes = 'all', grad = false })
+unary('isfinite', { dtypes = 'all', grad = false })
+unary('clone', { dtypes = 'all' })
+
+add { op = 'affine', shapes = ones_, fn = function(_, x) return x * 3 + 2 end }
+add { op = 'pow_scalar', shapes = ones_, domain = { 0.3, 2 },
+      fn = function(_, x) return x:pow(3) end }
+add { op = 'clamp', shapes = ones_, away = 0.5, fn = function(_, x) return x:clamp(-0.5, 0.5) end }
+add { op = 'where', dtypes = 'number',
+      shapes = { { bools { 2, 3 }, { 2, 3 }, { 3 } }, { bools { 3 }, {}, { 2, 1 } },
+                 { bools { 0 }, { 0 }, {} } },
+      fn = function(t, c, a, b) return t.where(c, a, b) end }
+add { op = 'cast', dtypes = 'number', shapes = ones_, grad = false,
+      fn = function(_, x) return x:to 'f32', x:to 'i32', x:to 'bf16', x:to 'f64' end }
+add { op = 'cast', shapes = ones_, fn = function(_, x) return x:to 'f32' end, grad_tol = 1e-5 }
+
+-- Reductions: every dim, several, all; sizes 0 and 1.
+local reduced = { { { 2, 3, 4 } }, { { 5, 1, 3 } }, { { 65, 33, 2 } } }
+local function reduction(name, extra)
+   for _, how in ipairs { { 1 }, { 3 }, { { 1, 3 } }, { nil }, { 2, true } } do
+      local row = { op = name, shapes = reduced,
+                    fn = function(_, x) return x[name](x, how[1], how[2]) end }
+      for k, v in pairs(extra or {}) do row[k] = v end
+      case[#case + 1] = row
+   end
+end
+reduction('sum', { dtypes = 'all' })
+reduction('mean')
+reduction('prod', { domain = { 0.9, 1.1 } })
+-- Slices with no, one and more zero factors: the gradient is the product of the others.
+local zeros_ = { { values({ 2, 0, 3, 0.5, -1, 4, 0, -2, 0 }, { 3, 3 }) },
+                 { values({ 0 }, {}) }, { values({ 0, 5, 0, 7 }, { 2, 1, 2 }) } }
+for _, how in ipairs { { 1 }, { -1 }, { nil }, { -1, true } } do
+   local dim, keep = how[1], how[2]
+   add { op = 'prod', shapes = zeros_, fn = function(_, x)
+      return x:prod(x.ndim > 0 and dim or nil, keep)
+   end }
+end
+reduction('amax', { dtypes = 'number' })
+reduction('amin', { dtypes = 'number' })
+reduction('any', { dtypes = 'all', grad = false })
+reduction('all', { dtypes = 'all', grad = false })
+add { op = 'sum', shapes = { { { 0, 3 } }, { {} } }, fn = function(_, x) return x:sum() end }
+add { op = 'sum', shapes = { { { 0, 3 } } }, fn = function(_, x) return x:sum(1), x:sum(2) end }
+add { op = 'argmax', dtypes = 'number', grad = false, shapes = reduced,
+      fn = function(_, x) return x:argmax(2), x:argmax(-1, true) end }
+add { op = 'argmin', dtypes = 'number', grad = false, shapes = reduced,
+      fn = function(_, x) return x:argmin(1), x:argmin(3) end }
+add { op = 'cumsum', dtypes = 'number', shapes = { { { 2, 5 } }, { { 1, 7 } }, { { 3, 0 } } },
+      fn = function(_, x) return x:cumsum(2), x:cumsum(1) end }
+
+-- Movement.
+add { op = 'reshape', dtypes = 'all', shapes = { { { 2, 6 } }, { { 0, 4 } } },
+      fn = function(_, x) return x:reshape(x:numel() == 0 and { 2, 0 } or { 3, -1 }) end }
+add { op = 'permute', dtypes = 'all', shapes = { { { 2, 3, 4 } }, { { 2, 0, 1 } } },
+      fn = function(_, x) return x:permute(3, 1, 2), x:transpose(1, -1) end }
+add { op = 'slice', dtypes = 'all', shapes = { { { 5, 6 } } },
+      fn = function(_, x) return x:slice(2, 2, 5), x:slice(1, 1, 5, 2), x:select(1, -1) end }
+add { op = 'expand', dtypes = 'all', shapes = { { { 3, 1 } }, { { 1, 1 } } },
+      fn = function(_, x) return x:expand { 2, 3, 4 } end }
+add { op = 'cat', dtypes = 'all', shapes = { { { 2, 3 }, { 1, 3 }, { 0, 3 } } },
+      fn = function(t, a, b, c) return t.cat({ a, b, c, a }, 1) end }
+add { op = 'cat', dtypes = 'all', shapes = { { { 2, 3 }, { 2, 1 } } },
+      fn = function(t, a, b) return t.cat({ a, b }, -1), t.stack({ a, a }, 2) end }
+add { op = 'pad', shapes = { { { 2, 3 } }, { { 1, 1 } } },
+      fn = function(_, x) return x:pad({ 1, 0 }, { 0, 2 }, 1.5), x:pad({ 0, -1 }, { 0, 0 }, 0) end }
+add { op = 'roll', dtypes = 'all', shapes = { { { 2, 5 } }, { { 1, 1 } }, { { 0, 2 } } },
+      fn = function(_, x) return x:roll(2, 2), x:roll(-1, 1) end }
+add { op = 'arange', grad = false, shapes = { { { 1 } } },
+      fn = function(t, x) return t.arange(1, 7, 2, { dtype = x.dtype, device = x.device }) end }
+
+-- Index ops.
+add { op = 'gather', dtypes = 'number',
+      shapes = { { { 3, 4 }, ids({ 3, 2 }, 4) }, { { 2, 5 }, ids({ 1, 7 }, 5) } },
+      fn = function(_, x, i) return x:gather(2, i) end }
+add { op = 'scatter_add', dtypes = 'number', shapes = { { { 3, 4 }, ids({ 3, 5 }, 4), { 3, 5 } } },
+      fn = function(_, x, i, s) return x:scatter_add(2, i, s) end }
+add { op = 'index_select', dtypes = 'all',
+      shapes = { { { 4, 3 }, ids({ 6 }, 4) }, { { 4, 3 }, ids({ 0 }, 4) } },
+      fn = function(_, x, i) return x:index_select(1, i) end }
+add { op = 'index_add', dtypes = 'number', shapes = { { { 4, 3 }, ids({ 6 }, 4), { 6, 3 } } },
+      fn = function(_, x, i, s) return x:index_add(1, i, s) end }
+add { op = 'embedding', shapes = { { { 7, 5 }, ids({ 2, 3 }, 7) }, { { 3, 33 }, ids({ 40 }, 3) },
+                                   { { 3, 2 }, ids({ 0 }, 3) } },
+      fn = function(t, w, i) return t.embedding(w, i) end }
+add { op = 'one_hot', grad = false, shapes = { { { 1 }, ids({ 2, 3 }, 5) } },
+      fn = function(t, x, i) return t.one_hot(i, 5, { dtype = x.dtype }) end }
+
+-- Products.
+add { op = 'matmul', dtypes = 'number',
+      shapes = { { { 2, 3 }, { 3, 4 } }, { { 3 }, { 3 } }, { { 3 }, { 3, 2 } }, { { 2, 3 }, { 3 } },
+                 { { 2, 2, 3 }, { 3, 4 } }, { { 2, 1, 3, 4 }, { 3, 4, 2 } }, { { 0, 3 }, { 3, 2 } },
+                 { { 2, 0 }, { 0, 3 } }, { { 17, 33 }, { 33, 19 } } },
+      fn = function(_, a, b) return a:matmul(b) end }
+add { op = 'matmul', shapes = { { { 5, 2 }, { 5, 3 } } },
+      fn = function(_, a, b) return a:t():matmul(b) end }
+add { op = 'addmm_', grad = false,
+      shapes = { { { 2, 4 }, { 2, 3 }, { 3, 4 } }, { { 0, 2 }, { 0, 3 }, { 3, 2 } },
+                 { { 2, 3 }, { 2, 0 }, { 0, 3 } }, { { 17, 19 }, { 17, 33 }, { 33, 19 } },
+                 { { 1, 65 }, { 1, 33 }, { 33, 65 } } },
+      fn = function(t, c, a, b)
+         local turned = t.zeros({ c:size(2), c:size(1) }, { dtype = c.dtype, device = c.device })
+         return c:clone():addmm_(a, b), turned:t():addmm_(a, b)
+      end }
+add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 1, 5 }, { 1 } },
+                                { { 0, 3 }, { 2, 3 }, { 2 } }, { { 33, 17 }, { 65, 17 }, { 65 } } },
+      fn = function(t, x, w, b) return t.linear(x, w, b) end }
+add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 } } },
+      fn = function(t, x, w) return t.linear(x, w) end }
+
+-- Norms and activations.
+local rows = { { { 2, 5 }, { 5 }, { 5 } }, { { 3, 1, 33 }, { 33 }, { 33 } },
+               { { 0, 4 }, { 4 }, { 4 } }, { { 2, 1 }, { 1 }, { 1 } } }
+add { op = 'layer_norm', shapes = rows,
+      fn = function(t, x, w, b) return t.layer_norm(x, w, b, 1e-3) end,
+      tol = 4 } -- a row of one element divides rounding by sqrt(eps)
+add { op = 'layer_norm', shapes = { { { 3, 7 } } }, fn = function(t, x) return t.layer_norm(x) end }
+add { op = 'rms_norm',
+      shapes = { { { 2, 5 }, { 5 } }, { { 3, 1, 33 }, { 33 } }, { { 0, 4 }, { 4 } } },
+      fn = function(t, x, w) return t.rms_norm(x, w, 1e-5, 1) end }
+add { op = 'rms_norm', shapes = { { { 3, 7 } } }, fn = function(t, x) return t.rms_norm(x) end }
+add { op = 'add_rms_norm',
+      shapes = { { { 2, 5 }, { 2, 5 }, { 5 } }, { { 0, 3 }, { 0, 3 }, { 3 } } },
+      fn = function(t, x, r, w) return t.add_rms_norm(x, r, w, 1e-5) end }
+local frequencies = values({ 1, 0.3, 0.02 }, { 3 }, 'f32')
+for _, interleaved in ipairs { false, true } do
+   add { op = 'rope', shapes = { { { 2, 3, 2, 7 }, ids({ 1, 3 }, 50), frequencies },
+                                 { { 2, 3, 1, 6 }, ids({ 2, 3 }, 9), frequencies },
+                                 { { 1, 0, 2, 6 }, ids({ 1, 0 }, 9), frequencies } },
+         fn = function(t, x, p, f) return t.rope(x, p, f, { interleaved = interleaved }) end }
+end
+add { op = 'softmax', shapes = { { { 2, 5 } }, { { 3, 1 } }, { { 2, 3, 33 } } },
+      fn = function(_, x) return x:softmax(-1), x:softmax(1) end }
+add { op = 'log_softmax', shapes = { { { 2, 5 } }, { { 3, 1 } }, { { 2, 3, 33 } } },
+      fn = function(_, x) return x:log_softmax(-1), x:log_softmax(1) end }
+add { op = 'swiglu',
+      shapes = { { { 2, 5 }, { 2, 5 } }, { { 0, 3 }, { 0, 3 } }, { { 65 }, { 65 } } },
+      fn = function(t, g, u) return t.swiglu(g, u) end }
+add { op = 'dropout', shapes = { { { 3, 5 } }, { { 0 } } },
+      fn = function(t, x)
+         local c = x.device -- the same counter on every device: the generator is set before
+         t.set_rng_state { seed = 7, stream = 3, offset = #c * 0 }
+         return t.dropout(x, 0.3)
+      end }
+
+-- Attention, a row for each kind of mask.
+local small = { { { 2, 5, 4, 6 }, { 2, 5, 2, 6 }, { 2, 5, 2, 6 } },
+                { { 1, 1, 2, 3 }, { 1, 1, 2, 3 }, { 1, 1, 2, 3 } },
+                { { 1, 3, 3, 4 }, { 1, 7, 1, 4 }, { 1, 7, 1, 5 } },
+                { { 1, 0, 2, 4 }, { 1, 0, 2, 4 }, { 1, 0, 2, 4 } } }
+local packed = values({ 0, 0, 0, 1, 1, 0, 1, 1, 1, 2 }, { 1, 5, 2 }, 'i32')
+for _, opts in ipairs {
+   {}, { causal = true }, { causal = true, window = 2 }, { window = { 1, 1 } },
+   { causal = true, scale = 0.7, softcap = 5 }, { causal = true, q_start = 2 } } do
+   add { op = 'attention', shapes = small, fn = function(t, q, k, v)
+      local o = { return_lse = true }
+      for key, value in pairs(opts) do o[key] = value end
+      return t.attention(q, k, v, o)
+   end }
+end
+add { op = 'attention', shapes = { { { 2, 5, 4, 6 }, { 2, 5, 2, 6 }, { 2, 5, 2, 6 }, packed } },
+      fn = function(t, q, k, v, index)
+         return t.attention(q, k, v, { causal = true, q_index = index, k_index = index })
+      end }
+add { op = 'attention',
+      shapes = { { { 2, 3, 2, 4 }, { 2, 5, 2, 4 }, { 2, 5, 2, 4 }, { 2, 1, 3, 5 } } },
+      fn = function(t, q, k, v, bias) return t.attention(q, k, v, { bias = bias }) end }
+
+-- State-space layers. A row for each option; lengths that chunks do not divide, one token, no
+-- token; sequences that begin at every kind of place: chunk edges, inside, single tokens.
+local function seq(list) return values(list, { 1, #list }, 'i32') end
+local conv_shapes = {}
+for taps = 2, 4 do
+   conv_shapes[#conv_shapes + 1] = { { 2, 5, 3 }, { 3, taps }, { 3 }, { 2, taps - 1, 3 },
+                                     seq { 0, 0, 1, 2, 2 } }
+   conv_shapes[#conv_shapes + 1] = { { 1, 1, 17 }, { 17, taps }, { 17 }, { 1, taps - 1, 17 },
+                                     seq { 4 } }
+   conv_shapes[#conv_shapes + 1] = { { 2, 0, 3 }, { 3, taps }, { 3 }, { 2, taps - 1, 3 }, seq {} }
+end
+conv_shapes[#conv_shapes + 1] = { { 2, 70, 33 }, { 33, 4 }, { 33 }, { 2, 3, 33 },
+   ids({ 1, 70 }, 1) }
+for _, silu in ipairs { false, true } do
+   add { op = 'conv1d', shapes = conv_shapes, fn = function(t, x, w, b, state, q)
+      local y, last = t.conv1d(x, w, b, { silu = silu, initial = state, sequence = q,
+                                          return_last = true })
+      return y, last, t.conv1d(x, w, nil, { silu = silu })
+   end }
+end
+add { op = 'conv1d', shapes = { { { 2, 3 }, { 3, 4 }, { 2, 3, 3 } } },
+      fn = function(t, x, w, state) return t.conv1d_step(x, w, nil, state, { silu = true }) end }
+
+-- x, dt, A (made negative), B, C, D, dt_bias, state, sequence
+local function scan_shapes(B, T, H, P, G, N, q, per_channel)
+   return { { B, T, H, P }, { B, T, H }, { H }, { B, T, G, N }, { B, T, G, N },
+            per_channel and { H, P } or { H }, { H }, { B, H, P, N }, q }
+end
+local nine = seq { 0, 0, 0, 1, 1, 2, 3, 3, 3 }
+for _, chunk in ipairs { 1, 2, 3, 4, 9, 200 } do
+   add { op = 'ssd_scan', shapes = {
+         scan_shapes(2, 9, 4, 3, 2, 2, nine), scan_shapes(1, 9, 2, 2, 1, 5, nine, true),
+         scan_shapes(2, 1, 2, 3, 1, 4, seq { 3 }), scan_shapes(1, 0, 2, 3, 2, 4, seq {}) },
+      tol = 2, -- sums of products of three numbers, of which the last are exponentials
+      fn = function(t, x, dt, A, B, C, D, bias, state, q)
+         return t.ssd_scan(x, dt, A:abs():neg(), B, C, { D = D, dt_bias = bias, initial = state,
+            sequence = q, softplus = true, dt_limit = { 0.2, 1.5 }, chunk = chunk,
+            return_last = true })
+      end }
+end
+add { op = 'ssd_scan', tol = 2, shapes = { scan_shapes(1, 7, 3, 4, 3, 3, ids({ 1, 7 }, 1)) },
+      domain = { 0.1, 1 },
+      fn = function(t, x, dt, A, B, C) return t.ssd_scan(x, dt, A:neg(), B, C, { chunk = 3 }) end }
+add { op = 'ssd_scan', tol = 2, shapes = { { { 2, 6, 2, 3 }, { 2, 6, 2 }, { 2 }, { 2, 6, 1, 4 },
+                                             { 2, 6, 1, 4 }, { 2, 6, 2, 3 } } },
+      fn = function(t, x, dt, A, B, C, z)
+         return t.ssd_scan(x, dt, A:abs():neg(), B, C, { z = z, softplus = true, chunk = 4 })
+      end }
+add { op = 'ssd_scan', tol = 4, -- sums over 150 tokens
+      shapes = { scan_shapes(1, 150, 9, 17, 1, 33, ids({ 1, 150 }, 1)) },
+      fn = function(t, x, dt, A, B, C, D, bias, state, q)
+         return t.ssd_scan(x, dt, A:abs():neg(), B, C, { D = D, dt_bias = bias, initial = state,
+            sequence = q, softplus = true, chunk = 64, return_last = true })
+      end }
+add { op = 'ssd_scan', tol = 2,
+      shapes = { { { 2, 4, 3 }, { 2, 4 }, { 4 }, { 2, 2, 5 }, { 2, 2, 5 }, { 2, 4, 3, 5 },
+                   { 2, 4, 3 } } },
+      fn = function(t, x, dt, A, B, C, state, z)
+         return t.ssd_step(x, dt, A:abs():neg(), B, C, state, { softplus = true, z = z })
+      end }
+for _, opts in ipairs { {}, { group = 4 }, { gate_last = true },
+                       { group = 2, gate_last = true } } do
+   add { op = 'gated_rms_norm', shapes = { { { 2, 3, 8 }, { 2, 3, 8 }, { 8 } },
+                                           { { 1, 64 }, { 1, 64 }, { 64 } },
+                                           { { 0, 8 }, { 0, 8 }, { 8 } } },
+         fn = function(t, x, z, w) return t.gated_rms_norm(x, z, w, opts) end }
+end
+add { op = 'gated_rms_norm', shapes = { { { 3, 7 }, { 3, 7 } } },
+      fn = function(t, x, z) return t.gated_rms_norm(x, z, nil, { eps = 1e-3 }) end }
+
+-- Losses.
+local targets = values({ 1, -100, 4, 0 }, { 4 }, 'i64')
+for _, opts in ipairs { {}, { label_smoothing = 0.1 }, { z_loss = 0.01 } } do
+   add { op = 'cross_entropy', shapes = { { { 4, 5 }, targets }, { { 4, 67 }, targets } },
+         fn = function(t, x, y)
+            return t.cross_entropy(x, y, { reduction = 'none', z_loss = opts.z_loss,
+                                           label_smoothing = opts.label_smoothing })
+         end }
+   add { op = 'linear_cross_entropy',
+         shapes = { { { 4, 3 }, { 5, 3 }, { 5 }, targets },
+                    { { 4, 17 }, { 33, 17 }, { 33 }, targets } },
+         fn = function(t, x, w, b, y) return t.linear_cross_entropy(x, w, b, y, opts) end }
+end
+add { op = 'linear_cross_entropy', shapes = { { { 0, 3 }, { 5, 3 }, ids({ 0 }, 5) } },
+      fn = function(t, x, w, y) return t.linear_cross_entropy(x, w, nil, y) end }
+
+return case

@@ -1,0 +1,159 @@
+-- Runs everything a change must pass and counts it: luacheck, the C specs, the busted specs.
+--
+--   luajit spec/support/run.lua [--build DIR] [--jobs N] [--sanitize address|thread]
+--      [--limit SECONDS] [SPEC ...]
+--
+-- One process a file, so a crash costs one file and its signal is seen. What failed is shown in
+-- full; the last line is "N passed, N failed" and the exit status is 0 iff nothing failed.
+-- SPEC names spec files or folders; without any, everything runs but spec/deep, which is for
+-- `make test-deep`. --limit: seconds that a file may take (420).
+
+local opt = { build = 'build', jobs = 1, sanitize = nil, limit = '420' }
+local targets = {}
+do
+   local i = 1
+   while arg[i] do
+      local name = arg[i]:match('^%-%-(%w+)$')
+      if name then
+         opt[name] = arg[i + 1] or error('option ' .. arg[i] .. ' needs a value', 0)
+         i = i + 1
+      else
+         targets[#targets + 1] = arg[i]
+      end
+      i = i + 1
+   end
+end
+
+local passed, failed = 0, 0
+
+local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
+
+-- Output (both streams) and exit status of a shell command.
+local function capture(command)
+   local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1; echo "status=$?"'))
+   local text = pipe:read('*a')
+   pipe:close()
+   local body, status = text:match('^(.*)status=(%d+)%s*$')
+   return body or text, tonumber(status) or 255
+end
+
+local function lines(command)
+   local list = {}
+   for line in (capture(command)):gmatch('[^\n]+') do list[#list + 1] = line end
+   return list
+end
+
+local function say(name, npass, nfail, note)
+   passed, failed = passed + npass, failed + nfail
+   print(string.format('%-44s %5d passed %3d failed%s', name, npass, nfail, note or ''))
+   io.stdout:flush()
+end
+
+local function ending(status)
+   if status == 124 then return ', ran past ' .. opt.limit .. ' s' end
+   if status > 128 then return ', killed by signal ' .. (status - 128) end
+   return ', exit status ' .. status
+end
+
+-- The environment of a process that loads the library. TIDE_LUAJIT is how a spec starts luajit; the
+-- other programs it starts are not made for a preloaded sanitizer (helper.lua).
+local function environment()
+   local env, preload = 'env TIDE_BUILD=' .. quote(opt.build), nil
+   if opt.sanitize == 'address' then
+      env = env .. ' ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1'
+      preload = '$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)'
+   elseif opt.sanitize == 'thread' then
+      -- libgomp is not instrumented, so its barriers look like races: contexts and ranks are
+      -- checked, loops inside a kernel are not.
+      env = env .. ' TSAN_OPTIONS=halt_on_error=0:exitcode=66'
+         .. ':ignore_noninstrumented_modules=1 OMP_THREAD_LIMIT=1'
+      preload = '$(gcc -print-file-name=libtsan.so)'
+   end
+   if not preload then return env end
+   preload = ' LD_PRELOAD="' .. preload .. '"'
+   return ('%s TIDE_LUAJIT="env%s luajit"%s'):format(env, preload:gsub('"', "'"), preload)
+end
+
+local function luacheck()
+   local out, status = capture('luacheck -q lua bindings recipes spec .busted')
+   local ok = status == 0
+   if not ok then io.write(out) end
+   say('luacheck', ok and 1 or 0, ok and 0 or 1)
+end
+
+-- cmocka prints its totals; a program without any is one case.
+local function native(program)
+   local env = opt.sanitize and environment():gsub(' TIDE_LUAJIT=.*', '') or 'env'
+   local out, status = capture(env .. ' timeout -k 10 ' .. opt.limit .. ' ' .. quote(program))
+   local npass, nfail = 0, 0
+   for n in out:gmatch('%[  PASSED  %] (%d+) test') do npass = npass + tonumber(n) end
+   for n in out:gmatch('%[  FAILED  %] (%d+) test') do nfail = nfail + tonumber(n) end
+   local note
+   if status ~= 0 then
+      if nfail == 0 or status > 123 then nfail, note = nfail + 1, ending(status) end
+      io.write(out)
+   elseif npass == 0 then
+      npass = 1
+   end
+   say(program:match('[^/]*$'), npass, nfail, note)
+end
+
+-- TAP of one spec file; a file that ends early or plans other than it ran has failed.
+local function tap(name, out, status)
+   local npass, nfail = 0, 0
+   for line in out:gmatch('[^\n]+') do
+      if line:match('^ok ') then npass = npass + 1
+      elseif line:match('^not ok ') then nfail = nfail + 1 end
+   end
+   local plan = tonumber(out:match('\n?1%.%.(%d+)'))
+   local note
+   if not plan or plan ~= npass + nfail or (status ~= 0 and nfail == 0) then
+      nfail, note = nfail + 1, ending(status)
+   end
+   if nfail > 0 then                        -- everything but the cases that passed
+      for line in out:gmatch('[^\n]+') do
+         if not line:match('^ok ') then print(line) end
+      end
+   end
+   say(name, npass, nfail, note)
+end
+
+-- Runs the files opt.jobs at a time, each into a file of its own.
+local function busted(files)
+   local dir = os.tmpname()                 -- of this run alone: several may go at once
+   os.execute('rm -f ' .. quote(dir) .. ' && mkdir ' .. quote(dir))
+   local list = assert(io.open(dir .. '/list', 'w'))
+   for i, file in ipairs(files) do list:write(i, ' ', file, '\n') end
+   list:close()
+   local one = environment() .. ' timeout -k 10 ' .. opt.limit
+      .. ' luajit /usr/bin/busted -o TAP "$2" >"$0/$1" 2>&1; echo "status=$?" >>"$0/$1"; echo "$1"'
+   local pipe = assert(io.popen(('xargs -a %s -P %d -L 1 sh -c %s %s'):format(
+      quote(dir .. '/list'), opt.jobs, quote(one), quote(dir))))
+   for index in pipe:lines() do
+      local f = assert(io.open(dir .. '/' .. index))
+      local out, status = f:read('*a'):match('^(.*)status=(%d+)%s*$')
+      f:close()
+      tap(files[tonumber(index)], out or '', tonumber(status) or 255)
+   end
+   pipe:close()
+   os.execute('rm -rf ' .. quote(dir))
+end
+
+local where = {}
+for i, t in ipairs(targets) do where[i] = quote(t) end
+local files = lines('find '
+   .. (#where > 0 and table.concat(where, ' ') or 'spec -path spec/deep -prune -o')
+   .. " -name '*_spec.lua' -print | sort")
+if #targets == 0 then
+   if not opt.sanitize then luacheck() end
+   for program in io.lines(opt.build .. '/spec/programs.txt') do
+      if program ~= '' then native(program) end
+   end
+end
+if #targets > 0 and #files == 0 then
+   io.write('no spec files in ', table.concat(targets, ' '), '\n')
+   failed = failed + 1
+end
+busted(files)
+print(('%d passed, %d failed'):format(passed, failed))
+os.exit(failed == 0 and 0 or 1)
