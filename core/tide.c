@@ -128,6 +128,11 @@ int tide_ctx_attach(tide_ctx *ctx)
 
 const tide_stats *tide_ctx_stats(tide_ctx *ctx) { return &ctx->stats; }
 void tide_stats_reset_peak(tide_ctx *ctx) { ctx->stats.peak = ctx->stats.live; }
+void tide_stats_mark(tide_ctx *ctx)
+{
+  ctx->mark++;
+  ctx->stats.since = ctx->stats.since_peak = 0;
+}
 void tide_debt_settle(tide_ctx *ctx) { ctx->stats.debt = 0; }
 void tide_interrupt(tide_ctx *ctx) { atomic_fetch_add(&ctx->interrupt, 1); }
 int tide_interrupted(tide_ctx *ctx) { return atomic_exchange(&ctx->interrupt, 0) != 0; }

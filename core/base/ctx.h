@@ -36,6 +36,7 @@ struct tide_ctx {
   tide_error_record error;
   char message[TIDE__MESSAGE];      /* text behind error.message */
   tide_stats stats;
+  int64_t mark;               /* how often tide_stats_mark was called */
   tide__params params;
   int nthread;
   pthread_t owner;

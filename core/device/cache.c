@@ -351,13 +351,17 @@ int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide
   cache->live += (int64_t)bytes;
   ctx->stats.live += (int64_t)bytes;
   ctx->stats.debt += (int64_t)bytes;
+  ctx->stats.since += (int64_t)bytes;
   if (ctx->stats.live > ctx->stats.peak) ctx->stats.peak = ctx->stats.live;
+  if (ctx->stats.since > ctx->stats.since_peak) ctx->stats.since_peak = ctx->stats.since;
   return TIDE_OK;
 }
 
-void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block)
+void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block,
+                      int64_t mark)
 {
   int64_t bytes = (int64_t)rounded(size);
+  if (mark == ctx->mark) ctx->stats.since -= bytes;
   cache->live -= bytes;
   ctx->stats.live -= bytes;
   if (!block) return;

@@ -15,12 +15,14 @@ typedef struct tide__block tide__block;
 int  tide__cache_new(tide_ctx *ctx, struct tide__cache **out, const tide__backend *backend,
                      void *state);
 void tide__cache_close(tide_ctx *ctx, struct tide__cache *cache);
-/* *out: the block, null on a device without bytes. E_NOMEM; counts live, peak and debt. */
+/* *out: the block, null on a device without bytes. E_NOMEM; counts live, since, their peaks and
+ * debt. */
 int  tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out);
 /* Address of a block, 64-byte aligned; null for null. */
 void *tide__block_data(const tide__block *block);
-/* size: as taken. */
-void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block);
+/* size: as taken; mark: ctx->mark of then. */
+void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block,
+                      int64_t mark);
 /* Free bytes back to the device. */
 void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache);
 

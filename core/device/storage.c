@@ -31,6 +31,7 @@ static int take(tide__storage *s)
   tide__device *d = tide__device_get(s->ctx, s->device, "alloc");
   if (!d) return TIDE_E_DEVICE;
   TIDE_TRY(tide__cache_take(s->ctx, d->cache, s->size, &s->block));
+  s->mark = s->ctx->mark;
   s->data = tide__block_data(s->block);
   if (s->data && s->ctx->params.poison && d->backend->host) memset(s->data, 0xff, s->size);
   s->gone = false;
@@ -85,7 +86,7 @@ void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;
   tide__device *d = &s->ctx->devices->device[s->device];
-  tide__cache_give(s->ctx, d->cache, s->size, s->block);
+  tide__cache_give(s->ctx, d->cache, s->size, s->block, s->mark);
   s->block = NULL;
   s->data = NULL;
   s->gone = true;

@@ -25,6 +25,7 @@ typedef struct tide__storage {
   int32_t  pins;     /* asynchronous readers and writers: no one may drop or write the bytes */
   int32_t  writers;  /* those of them that write: no one may read either */
   int64_t  dropped;  /* version at the last drop */
+  int64_t  mark;     /* of the context when the bytes were taken: see tide_stats_mark */
   /* The step scope that will drop the bytes; null: none. A doubly linked list per scope. */
   struct tide__scope *scope;
   struct tide__storage *scope_prev, *scope_next;

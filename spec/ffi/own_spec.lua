@@ -45,6 +45,24 @@ describe('own', function()
       end
    end)
 
+   it('counts what is made since a mark, whatever older goes meanwhile', function()
+      local ctx = assert(tide.open { nthread = 1 })
+      local old = ctx:zeros { 1024 }
+      ctx:mark()
+      assert.equal(0, ctx:stats().since)
+      local new, gone = ctx:zeros { 256 }, ctx:zeros { 512 }
+      assert.equal(3072, ctx:stats().since)
+      old:release()
+      assert.equal(3072, ctx:stats().since)
+      gone:release()
+      assert.equal(1024, ctx:stats().since)
+      assert.equal(3072, ctx:stats().since_peak)
+      ctx:mark()
+      new:release()
+      assert.equal(0, ctx:stats().since)
+      ctx:close()
+   end)
+
    it('bounds memory when large tensors are dropped in a loop', function()
       local ctx = tide.default()
       ctx:collect()

@@ -141,17 +141,21 @@ end
 
 -- ---- state of a context ----------------------------------------------------------------------
 
--- Counters as a table of numbers: live, peak, cached, debt (bytes), ntensor, nnode, nop, nhost.
+-- Counters as a table of numbers: live, peak, cached, debt, since, since_peak (bytes), ntensor,
+-- nnode, nop, nhost.
 function Context:stats()
    local s = C.tide_ctx_stats(handle_of(self, 'stats'))
    return {
       live = tonumber(s.live), peak = tonumber(s.peak), cached = tonumber(s.cached),
       debt = tonumber(s.debt), ntensor = tonumber(s.ntensor), nnode = tonumber(s.nnode),
       nop = tonumber(s.nop), nhost = tonumber(s.nhost),
+      since = tonumber(s.since), since_peak = tonumber(s.since_peak),
    }
 end
 
 function Context:reset_peak() C.tide_stats_reset_peak(handle_of(self, 'reset_peak')) end
+-- Counts since and since_peak from nothing: live bytes of what is made from here on.
+function Context:mark() C.tide_stats_mark(handle_of(self, 'mark')) end
 function Context:trim() C.tide_cache_trim(handle_of(self, 'trim')) end
 
 -- Collects the Lua heap, so that dropped tensors are released now.

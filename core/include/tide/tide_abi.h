@@ -65,6 +65,8 @@ typedef struct tide_stats {
   int64_t nnode;   /* live tape nodes */
   int64_t nop;     /* ops dispatched so far */
   int64_t nhost;   /* bytes of host bookkeeping memory through the resize hook */
+  int64_t since;      /* live bytes that were handed out since tide_stats_mark */
+  int64_t since_peak; /* the most since has been */
 } tide_stats;
 
 /* The last failure of a context. Borrowed until the next failing call. */
@@ -95,6 +97,9 @@ const char *tide_status_name(int status);
 const char *tide_status_text(int status);
 const tide_stats *tide_ctx_stats(tide_ctx *ctx);
 void tide_stats_reset_peak(tide_ctx *ctx);
+/* Counts since and since_peak from nothing: what is handed out from here on, so that what is
+ * released meanwhile of the time before does not look like a saving. */
+void tide_stats_mark(tide_ctx *ctx);
 void tide_debt_settle(tide_ctx *ctx);
 /* Gives cached free memory back to the system. */
 void tide_cache_trim(tide_ctx *ctx);

@@ -168,8 +168,8 @@ local function collect()
    collectgarbage 'stop'
 end
 
--- Bytes in use when nothing is left that nobody holds: what goes may have been all that held
--- another, so until twice nothing has gone.
+-- Bytes taken since the mark and in use when nothing is left that nobody holds: what goes may have
+-- been all that held another, so until twice nothing has gone.
 local function settled()
    local ctx, same, last = tide.default(), 0, nil
    repeat
@@ -178,7 +178,19 @@ local function settled()
       local now = s.live + s.ntensor + s.nnode
       same, last = now == last and same + 1 or 0, now
    until same == 2
-   return ctx:stats().live
+   return ctx:stats().since
+end
+
+-- fn(...) by the interpreter: a trace leaves dead values in the frames it returns to, which hold
+-- tensors for as long as chance wants.
+local function interpreted(fn, ...)
+   local was = jit.status()
+   jit.off()
+   jit.flush()
+   local r = { pcall(fn, ...) }
+   if was then jit.on() end
+   collectgarbage 'restart'
+   return unpack(r)
 end
 
 -- One micro-batch; returns what forward has kept for backward.
@@ -235,14 +247,6 @@ local function comms_of(run)
    return list
 end
 
--- A forward that is not counted: what Lua's frames still hold of models before goes meanwhile. Not
--- of a sharded model, whose first gathers count.
-local function warm_up(run, o)
-   if run.sharded then return end
-   local forward = forward_of(run, o)
-   tide.no_grad(function() tide.scope(function() forward(run.model) end) end)
-end
-
 -- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
 -- accum, forward, state_bytes. See Plan:price.
 function price.of(run, o)
@@ -250,17 +254,14 @@ function price.of(run, o)
    local sum = kept(run, o.state_bytes)
    local count = meter(comms_of(run))
    collect_often(run.model)
-   pcall(warm_up, run, o)                            -- a problem shows again below
-   local before = settled()
-   ctx:reset_peak()
-   local ok, total, activations = pcall(step, run, o, count)
-   collectgarbage 'restart'
+   ctx:mark()
+   local ok, total, activations = interpreted(step, run, o, count)
    if not ok then
       err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
          .. '(a model of your own: give forward(model), which returns a loss): %s',
          err.text(total))
    end
-   local working = ctx:stats().peak - before
+   local working = ctx:stats().since_peak
    sum.activations = activations
    sum.peak = sum.parameters + sum.optimizer + math.max(working, sum.gradients)
    sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
