@@ -1,14 +1,14 @@
 -- Runs everything a change must pass and counts it: luacheck, the C specs, the busted specs.
 --
 --   luajit spec/support/run.lua [--build DIR] [--jobs N] [--sanitize address|thread]
---      [--limit SECONDS] [SPEC ...]
+--      [--limit SECONDS] [--times N] [SPEC ...]
 --
 -- One process a file, so a crash costs one file and its signal is seen. What failed is shown in
 -- full; the last line is "N passed, N failed" and the exit status is 0 iff nothing failed.
 -- SPEC names spec files or folders; without any, everything runs but spec/deep, which is for
--- `make test-deep`. --limit: seconds that a file may take (420).
+-- `make test-deep`. --limit: seconds that a file may take (420). --times: list the N slowest.
 
-local opt = { build = 'build', jobs = 1, sanitize = nil, limit = '420' }
+local opt = { build = 'build', jobs = 1, sanitize = nil, limit = '420', times = '0' }
 local targets = {}
 do
    local i = 1
@@ -81,10 +81,44 @@ local function luacheck()
    say('luacheck', ok and 1 or 0, ok and 0 or 1)
 end
 
+-- Cases are timed by `times` of the shell that ran them: processor time, and the wall clock beside.
+local spent = {}
+
+-- A shell command that runs `command` and tells its times.
+local function timed(command)
+   return 'begin=$(date +%s%N); ' .. command .. '; status=$?; echo; '
+      .. 'echo "wall=$((($(date +%s%N) - begin) / 1000000))"; times; echo "status=$status"'
+end
+
+-- Takes the times off the end of what a timed command wrote: output, status.
+local function note_times(name, text)
+   local out, wall, times, status = (text or ''):match('^(.*)\nwall=(%d+)\n(.-)status=(%d+)%s*$')
+   if not out then return text or '', 255 end
+   local cpu = 0
+   for minutes, seconds in times:gmatch('(%d+)m([%d.]+)s') do
+      cpu = cpu + 60 * minutes + seconds
+   end
+   spent[#spent + 1] = { name = name, wall = wall / 1000, cpu = cpu }
+   return out, tonumber(status)
+end
+
+local function say_times(n)
+   table.sort(spent, function(a, b)
+      return a.wall > b.wall or a.wall == b.wall and a.name < b.name
+   end)
+   if n > 0 then print(('%-44s %9s %9s'):format('slowest', 'wall', 'processor')) end
+   for i = 1, math.min(n, #spent) do
+      local s = spent[i]
+      print(('%-44s %7.1f s %7.1f s'):format(s.name, s.wall, s.cpu))
+   end
+end
+
 -- cmocka prints its totals; a program without any is one case.
 local function native(program)
    local env = opt.sanitize and environment():gsub(' TIDE_LUAJIT=.*', '') or 'env'
-   local out, status = capture(env .. ' timeout -k 10 ' .. opt.limit .. ' ' .. quote(program))
+   local name = program:match('[^/]*$')
+   local out, status = note_times(name, (capture('sh -c ' .. quote(
+      timed(env .. ' timeout -k 10 ' .. opt.limit .. ' ' .. quote(program))))))
    local npass, nfail = 0, 0
    for n in out:gmatch('%[  PASSED  %] (%d+) test') do npass = npass + tonumber(n) end
    for n in out:gmatch('%[  FAILED  %] (%d+) test') do nfail = nfail + tonumber(n) end
@@ -95,7 +129,20 @@ local function native(program)
    elseif npass == 0 then
       npass = 1
    end
-   say(program:match('[^/]*$'), npass, nfail, note)
+   say(name, npass, nfail, note)
+end
+
+-- Prints a file's TAP without the cases that passed. Each case is announced as it starts, with its
+-- place: what a file was in when it was ended or crashed is known, and shown.
+local function show(out)
+   local start
+   for line in out:gmatch('[^\n]+') do
+      if line:match('^# [^ ]+ @ %d+: ') then start = line
+      elseif line:match('^ok ') then start = nil
+      elseif line:match('^not ok ') then start = nil; print(line)
+      else print(line) end
+   end
+   if start then print(start .. '   <- had started and did not end') end
 end
 
 -- TAP of one spec file; a file that ends early or plans other than it ran has failed.
@@ -110,11 +157,7 @@ local function tap(name, out, status)
    if not plan or plan ~= npass + nfail or (status ~= 0 and nfail == 0) then
       nfail, note = nfail + 1, ending(status)
    end
-   if nfail > 0 then                        -- everything but the cases that passed
-      for line in out:gmatch('[^\n]+') do
-         if not line:match('^ok ') then print(line) end
-      end
-   end
+   if nfail > 0 then show(out) end
    say(name, npass, nfail, note)
 end
 
@@ -125,15 +168,15 @@ local function busted(files)
    local list = assert(io.open(dir .. '/list', 'w'))
    for i, file in ipairs(files) do list:write(i, ' ', file, '\n') end
    list:close()
-   local one = environment() .. ' timeout -k 10 ' .. opt.limit
-      .. ' luajit /usr/bin/busted -o TAP "$2" >"$0/$1" 2>&1; echo "status=$?" >>"$0/$1"; echo "$1"'
+   local one = '{ ' .. timed(environment() .. ' timeout -k 10 ' .. opt.limit
+      .. ' luajit /usr/bin/busted -v -o TAP "$2"') .. '; } >"$0/$1" 2>&1; echo "$1"'
    local pipe = assert(io.popen(('xargs -a %s -P %d -L 1 sh -c %s %s'):format(
       quote(dir .. '/list'), opt.jobs, quote(one), quote(dir))))
    for index in pipe:lines() do
       local f = assert(io.open(dir .. '/' .. index))
-      local out, status = f:read('*a'):match('^(.*)status=(%d+)%s*$')
+      local name = files[tonumber(index)]
+      tap(name, note_times(name, f:read '*a'))
       f:close()
-      tap(files[tonumber(index)], out or '', tonumber(status) or 255)
    end
    pipe:close()
    os.execute('rm -rf ' .. quote(dir))
@@ -155,5 +198,6 @@ if #targets > 0 and #files == 0 then
    failed = failed + 1
 end
 busted(files)
+say_times(tonumber(opt.times))
 print(('%d passed, %d failed'):format(passed, failed))
 os.exit(failed == 0 and 0 or 1)
