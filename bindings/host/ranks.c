@@ -222,13 +222,15 @@ static void stop(tide_ctx *ctx)
   tide_interrupt(ctx);
 }
 
-/* Records a failure; the first one stops the others. */
+/* Records a failure; the first one stops the others. It is noted before the group hears of it: the
+ * ranks that this wakes fail too, and must not come before the cause. */
 static void fail(rank_row *row, int status, const char *message)
 {
   set_failure(row, status, message);
-  tide_group_leave(row->all->group, row->index, status, message);
   int none = -1;
-  if (!atomic_compare_exchange_strong(&row->all->first, &none, row->index)) return;
+  bool first = atomic_compare_exchange_strong(&row->all->first, &none, row->index);
+  tide_group_leave(row->all->group, row->index, status, message);
+  if (!first) return;
   for (int i = 0; i < row->all->nrank; i++)
     if (i != row->index) stop(row->all->rows[i].ctx);
   const tide_host_ranks_hooks *h = &row->all->hooks;
