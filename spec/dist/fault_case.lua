@@ -1,10 +1,11 @@
--- What the fault matrix runs on every rank: `tide run spec/dist/fault_case.lua KIND SEQ SEED`. A
--- cycle of collectives with checked results; after SEQ of them the last rank has the fault KIND.
+-- What the fault matrix runs on every rank: `tide run spec/dist/fault_case.lua KIND SEQ TIMEOUT
+-- FOLDER`. A cycle of collectives with checked results; before number SEQ the last rank has the
+-- fault KIND. TIMEOUT holds from there on: starting may take longer.
 
 local tide = require 'tide'
 
 local kind, at, timeout = ..., tonumber((select(2, ...))), tonumber((select(3, ...)))
-local comm = tide.dist.init { timeout = timeout or 60 }
+local comm = tide.dist.init { timeout = 300 }
 local n, me = comm.size, comm.rank
 local victim = me == n - 1
 
@@ -39,14 +40,21 @@ function fault.stop() os.execute('kill -STOP ' .. pid) end
 function fault.error() error('planned failure', 0) end
 function fault.exit() os.exit(3) end
 function fault.loop() while not comm:failure() do tide.interrupted() end end
+-- Tells by a file that the ranks are here, goes on when another file says so.
 function fault.wait()
-   print 'waiting'
+   local folder = arg[4]
+   io.open(folder .. '/here', 'w'):close()
    local begin = tide.clock()
-   while tide.clock() - begin < 3 do tide.interrupted() end
+   while tide.clock() - begin < 120 do
+      local f = io.open(folder .. '/go')
+      if f then return f:close() end
+      os.execute 'sleep 0.1'
+   end
 end
 
 for seq = 1, 40 do
    if seq == at then
+      if timeout then comm:set_timeout(timeout) end
       if kind == 'wait' and me == 0 then fault.wait() end
       if victim and kind == 'return' then return end
       if victim and kind ~= 'wait' then fault[kind]() end

@@ -9,8 +9,8 @@ local function seconds(fn)
    return tide.clock() - begin
 end
 
--- Nobody waited for the timeout of 60 s; a machine busy with other things makes no difference.
-local SOON = 30
+-- Nobody waited for the timeout of the group; a machine busy with other things makes no difference.
+local SOON = 120
 
 describe('a Lua error on one rank', function()
    for _, n in ipairs { 2, 3, 8 } do
@@ -31,7 +31,6 @@ describe('a Lua error on one rank', function()
             assert.is_truthy(row.message:find('boom on purpose', 1, true), row.message)
             assert.equal(rank == 1 and 'E_HOST' or 'E_PEER', row.status)
          end
-         assert.equal(1, rows.first)
       end)
    end
 
@@ -134,8 +133,9 @@ describe('an endless loop on one rank', function()
    it('is told from waiting in another communicator', function()
       local rows = ranks.try(2, nil, function(comm)
          local other = comm:split(0, 0, 'other')
-         comm:set_timeout(2)
-         other:set_timeout(2)
+         comm:set_timeout(5)
+         other:set_timeout(5)
+         comm:barrier()                     -- from here both come soon
          if comm.rank == 0 then comm:barrier() else other:barrier() end
       end)
       local text = rows[1].message .. rows[2].message
@@ -170,7 +170,7 @@ describe('after a failure', function()
             if comm.rank == 0 then error('boom on purpose') end
             comm:barrier()
          end)
-         assert.equal(0, rows.first)
+         assert.same({ 'E_HOST', 'E_PEER' }, { rows[1].status, rows[2].status })
          assert.same({ 3, 3 }, ranks.run(2, function(comm)
             return comm:all_reduce(require('tide').full({ 1 }, comm.rank + 1)):item()
          end))
@@ -208,6 +208,8 @@ describe('many groups', function()
             collectgarbage()
             comm:barrier()
          end
+         -- compiled half way, a loop would leave other dead values on the Lua stack at the end
+         require('spec.support.leak').interpret()
          for i = 1, 40 do cycle(i) end
          local stats, rss = lua.stats(), pages()
          local tasks, files = entries('/proc/self/task'), entries('/proc/self/fd')

@@ -11,10 +11,10 @@ local function sh(command) return mpi.shell(("sh -c '%s'"):format(command), 30) 
 
 -- A pair of hosts, or nil and why there is none.
 function hosts.new()
-   local tag = ('%05d'):format(math.random(0, 99999))
-   local self = setmetatable({ a = 'tideA' .. tag, b = 'tideB' .. tag,
-      dir = os.tmpname() .. '.d' }, hosts)
-   os.remove((self.dir:gsub('%.d$', '')))
+   local name = os.tmpname()                -- nobody else's: the tag too
+   os.remove(name)
+   local tag = name:sub(-6)
+   local self = setmetatable({ a = 'tideA' .. tag, b = 'tideB' .. tag, dir = name .. '.d' }, hosts)
    local names = { A = self.a, B = self.b, D = self.dir, T = tag }
    local out, status = sh((([[set -e; mkdir -p D/A D/B
 ip netns add A; ip netns add B

@@ -298,9 +298,9 @@ describe('the first failure of a rank', function()
          ]]
          f:close()
          local out, status = mpi.shell(([[sh -c '%s run -n 2 %s/loop.lua %s >%s/out 2>&1 & p=$!
-            for i in $(seq 300); do sleep 0.1; grep -q planned %s/out && echo early && break; done
+            for i in $(seq 1800); do sleep 0.1; grep -q planned %s/out && echo early && break; done
             touch %s/go; wait $p; echo code=$?; cat %s/out']]):format(mpi.program, dir, dir, dir,
-            dir, dir, dir), 90)
+            dir, dir, dir), 300)
          assert.equal(0, status, out)
          assert.equal(1, mpi.count(out, 'early'), out)
          assert.equal(1, mpi.count(out, 'code=1'), out)

@@ -12,7 +12,7 @@ M.mpirun = 'mpirun --allow-run-as-root --oversubscribe --quiet --mca btl self,va
 -- Output (both streams), exit status and seconds of a command that may take `limit` seconds.
 function M.shell(command, limit)
    local pipe = assert(io.popen(('s=$(date +%%s%%N); timeout -k 5 %d %s 2>&1; '
-      .. 'echo "status=$? $(( ($(date +%%s%%N) - s) / 1000000 ))"'):format(limit or 120, command)))
+      .. 'echo "status=$? $(( ($(date +%%s%%N) - s) / 1000000 ))"'):format(limit or 300, command)))
    local text = pipe:read '*a'
    pipe:close()
    local body, status, ms = text:match '^(.*)status=(%d+) (%d+)%s*$'

@@ -23,9 +23,11 @@ end
 -- told of failures). Returns rows { status =, values = | message = }, and .first.
 function ranks.try(n, opts, fn, ...)
    opts = opts or {}
-   local group = dist.group(n, { timeout = opts.timeout or 60, check = opts.check })
-   return host.try(n, { nthread = 1 }, body, group:address(), string.dump(fn),
+   local group = dist.group(n, { timeout = opts.timeout or 300, check = opts.check })
+   local rows = host.try(n, { nthread = 1 }, body, group:address(), string.dump(fn),
       { untold = opts.untold }, ...)
+   rows.group = group                       -- held until the ranks have joined and ended
+   return rows
 end
 
 -- The first value of each rank; raises what a rank raised.
