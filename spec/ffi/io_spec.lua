@@ -2,6 +2,7 @@
 -- in spec/native.
 
 local tide = require 'tide'
+local leak = require 'spec.support.leak'
 local io_ = require 'tide.ffi.io'
 
 local function code_of(fn, ...)
@@ -155,6 +156,7 @@ describe('tide.ffi.io', function()
       lock:release()
       lock:release()
       assert(io_.lock(path))               -- kept by nobody
+      leak.clear()
       collectgarbage()
       collectgarbage()
       io_.lock(path):release()

@@ -1,6 +1,7 @@
 -- Training does not grow: counters and the process's own memory over a thousand steps, with plain
 -- garbage collection, in scopes, and with recomputation.
 
+local leak = require 'spec.support.leak'
 local tide = require 'tide'
 local update = require 'tide.ffi.update'
 
@@ -53,10 +54,9 @@ local function train(nstep, around)
    local net = model()
    local first, last
    local function settle()
-      collectgarbage()
-      collectgarbage()
-      return { live = tide.stats().live, nnode = tide.stats().nnode, nhost = tide.stats().nhost,
-               ntensor = tide.stats().ntensor, rss = resident() }
+      local counts = leak.count()
+      counts.rss = resident()
+      return counts
    end
    for n = 1, nstep do
       last = around(net, n)
@@ -64,15 +64,29 @@ local function train(nstep, around)
    end
    local final = settle()
    assert.is_true(last < first[2], 'the loss does not fall')
-   for _, field in ipairs { 'live', 'nnode', 'ntensor' } do
-      assert.is_true(final[field] <= first[1][field],
-                     ('%s grew from %d to %d'):format(field, first[1][field], final[field]))
+   -- A loop that was compiled after the first hundred may leave a dead value in its slots: then
+   -- more rounds decide, of which a leak makes each a new maximum.
+   local held, most, n = first[1], {}, nstep
+   for _, field in ipairs { 'live', 'nnode', 'ntensor' } do most[field] = held[field] end
+   local good, err = pcall(leak.compare, most, final)
+   for _ = 1, 6 do
+      if good then break end
+      for _, field in ipairs { 'live', 'nnode', 'ntensor' } do
+         most[field] = math.max(most[field], final[field])
+      end
+      for _ = 1, 100 do
+         n = n + 1
+         around(net, n)
+      end
+      final = settle()
+      good, err = pcall(leak.compare, most, final)
    end
+   assert.is_true(good, err)
    -- handles wait for reuse, heaps breathe; a leak of one activation a step would be 30 MB
    -- Sanitizers keep notes of their own.
    local plain = tide.build_info():find('sanitizers: none', 1, true)
    for _, field in ipairs { 'nhost', plain and 'rss' } do
-      local grown = (final[field] - first[1][field]) / 1e6
+      local grown = (final[field] - held[field]) / 1e6
       assert.is_true(grown < 12, ('%s grew by %.1f MB'):format(field, grown))
    end
 end
@@ -113,9 +127,7 @@ describe('results that a product reads', function()
       local ctx = tide.default()
       ctx:param('remake', remake)
       finally(function() ctx:param('remake', 1) end)
-      collectgarbage()
-      collectgarbage()
-      local before = tide.stats().live
+      leak.mark()
       local leaves = {
          leaf(1, 64, 128), leaf(2, 64, 128), leaf(3, 128), leaf(4, 512, 128), leaf(5, 512, 128),
          leaf(6, 128, 512),
@@ -128,9 +140,7 @@ describe('results that a product reads', function()
          return (tide.linear(h, down) + sum):square():sum()
       end
       local loss = compute()
-      collectgarbage()
-      collectgarbage()
-      local held = tide.stats().live - before
+      local held = leak.since()
       loss:backward()
       local list = {}
       for i, t in ipairs(leaves) do list[i] = t.grad:tolist() end
@@ -171,13 +181,12 @@ end)
 describe('a dropped gradient', function()
    it('gives its bytes back under the handles on it, unless they are shared', function()
       local w = tide.ones({ 1000 }):requires_grad_()
+      tide.default():mark()
       w:square():sum():backward()
       local g = w.grad
-      collectgarbage()
-      collectgarbage()
-      local before = tide.stats().live
+      local before = leak.since()
       w:drop_grad():drop_grad()
-      assert.equal(before - 4032, tide.stats().live)
+      assert.equal(before - 4032, tide.stats().since)
       assert.is_true(g:is_gone())
       assert.is_nil(w.grad)
       local own = tide.ones { 1000 }

@@ -23,12 +23,10 @@ local function ring_peak(_, n, T, layout, causal)
    end
    once()
    for _, x in ipairs(list) do x:zero_grad() end
-   local ctx = t.default()
-   ctx:collect()
-   ctx:reset_peak()
-   local before = ctx:stats().live
+   local leak = require 'spec.support.leak'
+   leak.mark()
    once()
-   return ctx:stats().peak - before
+   return leak.peak()
 end
 
 -- On a rank: bytes kept from forward to backward by a model over n ranks, T tokens in all.
@@ -39,14 +37,13 @@ local function activations(_, n, T, method, layers)
    local handle = t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp',
       method = method })
    local ids = t.zeros({ 1, T }, { dtype = 'i64' })
-   local ctx, kept = t.default(), nil
+   local leak, kept = require 'spec.support.leak', nil
+   leak.interpret()
    for _ = 1, 2 do
-      ctx:collect()
       local mine = handle:cut { ids = ids, labels = ids }
-      local before = ctx:stats().live
+      leak.mark()
       local loss = model:loss(mine.ids, mine.labels, { context = mine.context, count = T })
-      ctx:collect()
-      kept = ctx:stats().live - before
+      kept = leak.since()
       loss:backward()
       model:zero_grad()
    end

@@ -354,7 +354,9 @@ describe('memory', function()
       local body = [[
          local _, _, name = ...
          local function cost(strategy)
-            local ctx = tide.default()
+            local ctx, leak = tide.default(), require 'spec.support.leak'
+            leak.interpret()
+            leak.mark()
             local model = case.model { config = { hidden_size = 128, intermediate_size = 320 } }
             local sharded = tide.parallel.fully_shard(model, { strategy = strategy })
             local optim = tide.optim.AdamW(sharded, { lr = 1e-3 })
@@ -365,14 +367,13 @@ describe('memory', function()
                   case.batch(s + 50, data.rank, data.size, 12) }
             end
             step(1)
-            ctx:collect()
-            local kept = ctx:stats().live
+            local kept = leak.since()
             local sizes = {}
             local function block(n)                -- what the allocator makes of n bytes
                if not sizes[n] then
-                  local before = ctx:stats().live
+                  ctx:mark()
                   local t = tide.empty({ n }, { dtype = 'u8' })
-                  sizes[n] = ctx:stats().live - before
+                  sizes[n] = ctx:stats().since
                   t:release()
                end
                return sizes[n]
