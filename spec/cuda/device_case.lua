@@ -1,8 +1,9 @@
 -- What CUDA kernels do that small shapes do not reach: several blocks, several launches, tiles of
 -- tensor cores, faults found by kernels. Each is compared with the reference or with cpu.
 --
--- Not found by its name: spec/cuda/emulated_spec.lua runs it on emulated threads. On a machine with
--- a GPU: TIDE_SPEC_DEVICE=cuda luajit /usr/bin/busted spec/cuda/device_case.lua spec/op
+-- Not found by its name: spec/cuda/emulated_device_spec.lua runs it on emulated threads. On a
+-- machine with a GPU:
+-- TIDE_SPEC_DEVICE=cuda luajit /usr/bin/busted spec/cuda/device_case.lua spec/op
 
 local tide = require 'tide'
 local update = require 'tide.ffi.update'

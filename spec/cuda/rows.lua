@@ -1,5 +1,5 @@
 -- Prints the ops that have no CUDA kernel in any floating or index dtype, or "all". Run by
--- emulated_spec.lua with TIDE_BUILD naming a folder of libraries.
+-- emulated_all_spec.lua with TIDE_BUILD naming a folder of libraries.
 
 package.path = './?.lua;' .. package.path
 require 'spec.support.helper'

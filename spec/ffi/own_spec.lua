@@ -67,7 +67,7 @@ describe('own', function()
       local ctx = tide.default()
       ctx:collect()
       ctx:mark()
-      for _ = 1, 20000 do
+      for _ = 1, 2000 do
          local _ = tide.empty({ 16, 1024, 1024 })   -- 64 MiB, never touched
       end
       local peak = leak.peak()

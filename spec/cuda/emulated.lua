@@ -1,0 +1,44 @@
+-- The CUDA kernels run on the host: libtide_cuda.so built as plain C++ on emulated threads
+-- (spec/cuda/emulate) passes the op specs with device cuda, and trains as the CPU does.
+--
+-- Indexing, masks, barriers, fragments and arithmetic are tested so; speed, memory order, real
+-- instructions and the driver are not. The spec files emulated_*_spec.lua share the work, which is
+-- long: each has the time of a file.
+
+local M = {}
+
+M.build = os.getenv 'TIDE_BUILD' or 'build'
+M.folder = M.build .. '/spec/emulated'
+
+-- False without a C++ compiler, off x86-64, in a sanitized build.
+function M.here()
+   local file = io.open(M.folder .. '/libtide_cuda.so')
+   if file then file:close() end
+   return file ~= nil
+end
+
+-- Both streams of a shell command.
+function M.capture(command)
+   local pipe = assert(io.popen(command .. ' 2>&1'))
+   local text = pipe:read '*a'
+   pipe:close()
+   return text
+end
+
+-- Runs a spec file with device cuda; raises with what failed, or with the case it did not end.
+function M.run(file)
+   local text = M.capture(('TIDE_BUILD=%s TIDE_SPEC_DEVICE=cuda timeout 400 luajit '
+      .. '/usr/bin/busted -v -o TAP %s'):format(M.folder, file))
+   local passed, failed = 0, {}
+   for line in text:gmatch '[^\n]+' do
+      if line:match '^ok ' then passed = passed + 1 end
+      if line:match '^not ok ' or (#failed > 0 and #failed < 20) then failed[#failed + 1] = line end
+   end
+   local plan = tonumber(text:match '\n?1%.%.(%d+)')
+   if #failed > 0 or plan ~= passed or passed == 0 then
+      error(('%s on emulated CUDA: %d of %s passed\n%s'):format(file, passed, plan or '?',
+         #failed > 0 and table.concat(failed, '\n') or text:sub(-500)), 0)
+   end
+end
+
+return M
