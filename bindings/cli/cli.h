@@ -94,8 +94,11 @@ int  cli_share_of_cores(int local_size);
 /* Runs the recipe with each line prefixed; the status. The printer outlives the state, whose
  * finalizers may print. */
 int  cli_run_placed(const run_options *o, lua_State *L, const place *at, printer *p);
-/* Ends MPI, or with a code the job, once the state is closed. Returns the code. */
-int  cli_end_job(int code);
+/* How a rank ended. message: what the recipe raised. */
+typedef struct ending { int status, code; const char *message; } ending;
+/* Once the state is closed: ends MPI, or with a code the job, after the message. Returns the exit
+ * code. */
+int  cli_end_job(printer *p, const place *at, const ending *how);
 
 /* ---- help.c ---------------------------------------------------------------------------------- */
 

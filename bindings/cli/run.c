@@ -106,24 +106,25 @@ static int run_alone(const run_options *o, lua_State *L)
   return rc;
 }
 
-/* *code: how the program ends. Returns how the recipe ended. */
-static int run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer *p, int *code)
+/* how->message is the state's. */
+static void run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer *p, place *at,
+                     ending *how)
 {
-  place at;
-  *code = cli_find_place(L, &at);
-  if (*code) return TIDE_OK;
-  if (at.size > 1 && o->max_restarts > 0) {
-    *code = cli_complain("run: --max-restarts is for ranks of one process; under mpirun or srun "
-                         "start the job again with --resume");
-    return TIDE_OK;
+  *how = (ending){.message = ""};
+  how->code = cli_find_place(L, at);
+  if (how->code) return;
+  if (at->size > 1 && o->max_restarts > 0) {
+    how->code = cli_complain("run: --max-restarts is for ranks of one process; under mpirun or "
+                             "srun start the job again with --resume");
+    return;
   }
-  if (at.size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at.local_size));
-  if (at.size > 1) cli_set_placed();
+  if (at->size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at->local_size));
+  if (at->size > 1) cli_set_placed();
   cli_set_running(ctx, NULL);
-  int status = at.size > 1 ? cli_run_placed(o, L, &at, p) : run_alone(o, L);
-  *code = cli_exit_code(status, tide_lua_message(L));
+  how->status = at->size > 1 ? cli_run_placed(o, L, at, p) : run_alone(o, L);
+  how->message = tide_lua_message(L);
+  how->code = cli_exit_code(how->status, how->message);
   cli_set_running(NULL, NULL);
-  return status;
 }
 
 static int run_one(const run_options *o, int *status)
@@ -132,17 +133,23 @@ static int run_one(const run_options *o, int *status)
   lua_State *L;
   line_buffer lines[1][2] = {0};
   printer p = {.lines = lines, .options = o};
-  int code;
+  place at;
+  ending how;
   *status = TIDE_OK;
   if (!cli_open(o, &ctx, &L)) return EXIT_RAISED;
   pthread_mutex_init(&p.lock, NULL);
-  *status = run_here(o, ctx, L, &p, &code);
+  run_here(o, ctx, L, &p, &at, &how);
+  *status = how.status;
+  char *message = strdup(how.message);
+  how.message = message ? message : "out of memory";
   lua_close(L);
   tide_ctx_release(ctx);
+  int code = cli_end_job(&p, &at, &how);
   for (int stream = 0; stream < 2; stream++) free(lines[0][stream].text);
   free(p.line.text);
+  free(message);
   pthread_mutex_destroy(&p.lock);
-  return cli_end_job(code);
+  return code;
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
