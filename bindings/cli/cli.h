@@ -24,7 +24,7 @@ typedef struct run_options {
   int nrank, nthread, max_restarts;
   int restart;             /* 0 in the first attempt */
   const char *job;         /* names all attempts together */
-  const char *params, *recipe;
+  const char *params, *recipe, *trace;
   int narg;
   const char *const *args;
 } run_options;
@@ -68,10 +68,10 @@ void cli_leave_trace(lua_State *L);
 int  cli_run(int argc, char **argv);
 /* Prints one line; EXIT_USAGE. */
 int  cli_complain(const char *text);
-/* Null after a message. */
-tide_ctx *cli_open_ctx(const run_options *o);
-/* A context and a state on it; false after a message. */
-bool cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
+/* Null after a message; *code: the exit code that it deserves. */
+tide_ctx *cli_open_ctx(const run_options *o, int *code);
+/* A context and a state on it. 0, or the exit code after a message. */
+int  cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
 /* For tide.dist.launch: only jobs that may be restarted have a name. As lua_cpcall. */
 int  cli_describe_job(lua_State *L, const run_options *o);
 /* A rank that called os.exit, and its code. */
