@@ -24,7 +24,7 @@ typedef struct run_options {
   int nrank, nthread, max_restarts;
   int restart;             /* 0 in the first attempt */
   const char *job;         /* names all attempts together */
-  const char *params, *recipe;
+  const char *params, *recipe, *trace;
   int narg;
   const char *const *args;
 } run_options;
@@ -68,10 +68,10 @@ void cli_leave_trace(lua_State *L);
 int  cli_run(int argc, char **argv);
 /* Prints one line; EXIT_USAGE. */
 int  cli_complain(const char *text);
-/* Null after a message. */
-tide_ctx *cli_open_ctx(const run_options *o);
-/* A context and a state on it; false after a message. */
-bool cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
+/* Null after a message; *code: the exit code that it deserves. */
+tide_ctx *cli_open_ctx(const run_options *o, int *code);
+/* A context and a state on it. 0, or the exit code after a message. */
+int  cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
 /* For tide.dist.launch: only jobs that may be restarted have a name. As lua_cpcall. */
 int  cli_describe_job(lua_State *L, const run_options *o);
 /* A rank that called os.exit, and its code. */
@@ -94,8 +94,11 @@ int  cli_share_of_cores(int local_size);
 /* Runs the recipe with each line prefixed; the status. The printer outlives the state, whose
  * finalizers may print. */
 int  cli_run_placed(const run_options *o, lua_State *L, const place *at, printer *p);
-/* Ends MPI, or with a code the job, once the state is closed. Returns the code. */
-int  cli_end_job(int code);
+/* How a rank ended. message: what the recipe raised. */
+typedef struct ending { int status, code; const char *message; } ending;
+/* Once the state is closed: ends MPI, or with a code the job, after the message. Returns the exit
+ * code. */
+int  cli_end_job(printer *p, const place *at, const ending *how);
 
 /* ---- help.c ---------------------------------------------------------------------------------- */
 

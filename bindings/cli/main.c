@@ -4,7 +4,7 @@
  * threads). Its folder is the only one that prints, handles signals and exits.
  *
  * Exit codes: 0 done, 1 the recipe raised, 2 wrong command line, here or in the recipe's options
- * (E_ARG told without a stack trace), what os.exit was given, 128 + signal after a signal.
+ * (E_ARG, E_DEVICE or E_UNSUPPORTED told without a stack trace), what os.exit was given, 128 + signal after a signal.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +17,15 @@
 
 static int command_repl(void)
 {
-  static const char code[] = "require('tide.repl').run()";
+  static const char lua[] = "require('tide.repl').run()";
   run_options o = {0};
   tide_ctx *ctx;
   lua_State *L;
-  if (!cli_open(&o, &ctx, &L)) return EXIT_RAISED;
+  int code = cli_open(&o, &ctx, &L);
+  if (code) return code;
   cli_set_prompt();
   cli_set_running(ctx, NULL);
-  int rc = tide_lua_run_string(L, code, sizeof code - 1, "=repl", 0, NULL);
+  int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=repl", 0, NULL);
   cli_set_running(NULL, NULL);
   fflush(stdout);
   if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
@@ -36,14 +37,15 @@ static int command_repl(void)
 
 static int command_trace(int argc, char **argv)
 {
-  static const char code[] = "io.stdout:write(require('tide.debug.trace').show((...)))";
+  static const char lua[] = "io.stdout:write(require('tide.debug.trace').show((...)))";
   const char *folder = argc > 0 ? argv[0] : NULL;
   run_options o = {0};
   tide_ctx *ctx;
   lua_State *L;
   if (argc != 1) return cli_complain("trace: expected one folder; see `tide help run`");
-  if (!cli_open(&o, &ctx, &L)) return EXIT_RAISED;
-  int rc = tide_lua_run_string(L, code, sizeof code - 1, "=trace", 1, &folder);
+  int code = cli_open(&o, &ctx, &L);
+  if (code) return code;
+  int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=trace", 1, &folder);
   fflush(stdout);
   if (rc < 0)
     fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
@@ -61,8 +63,9 @@ static int command_version(void)
 static int command_params(void)
 {
   run_options o = {0};
-  tide_ctx *ctx = cli_open_ctx(&o);
-  if (!ctx) return EXIT_RAISED;
+  int code;
+  tide_ctx *ctx = cli_open_ctx(&o, &code);
+  if (!ctx) return code;
   printf("Set with -p \"name=value ...\", tide.open{ params = ... }, or TIDE_<NAME>.\n\n");
   for (int i = 0; i < tide_param_count(); i++) {
     const char *name = tide_param_name(i), *value = tide_param_get(ctx, name);
@@ -119,6 +122,8 @@ int main(int argc, char **argv)
   if (strcmp(command, "-h") == 0) command = "help";
   cli_watch_signals();
   if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
+  if (argc > 2 && strcmp(command, "repl") == 0)
+    return cli_complain("repl: takes no arguments; see `tide help repl`");
   if (strcmp(command, "repl") == 0) return command_repl();
   if (strcmp(command, "trace") == 0) return command_trace(argc - 2, argv + 2);
   bool version = strcmp(command, "version") == 0 || strcmp(command, "--version") == 0;
@@ -128,6 +133,7 @@ int main(int argc, char **argv)
   }
   if (version) return command_version();
   if (strcmp(command, "params") == 0) return command_params();
+  if (argc > 3) return cli_complain("help: expected one topic: run, repl, params, errors, ops");
   if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0)
     return command_help(argc > 2 ? argv[2] : NULL);
   fprintf(stderr, "tide: unknown command '%s'\n\n%s", command, cli_help_text);

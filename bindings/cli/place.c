@@ -1,7 +1,7 @@
 /* One rank of a job of processes: where the launcher has put it, and how the job ends.
  *
  * The one idea: each process runs one rank in its main thread; the job ends as a whole, with the
- * first failure shown by the rank that had it.
+ * first failure shown once, by a rank that the failing ones elect (tide_mpi_elect).
  */
 #include <sched.h>
 #include <stdio.h>
@@ -39,38 +39,47 @@ int cli_share_of_cores(int local_size)
   return mine / local_size > 0 ? mine / local_size : 1;
 }
 
-static void sleep_seconds(double seconds)
+/* Where the ranks cannot be asked who speaks, before MPI runs or after it has been given up: rank 0;
+ * the launcher then ends the others. True if no signal has come. */
+static bool outlive(const place *at, int status)
 {
-  struct timespec ts = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-  nanosleep(&ts, NULL);
+  struct timespec ts = {(at->rank > 0 ? 3 : 0) + (status == TIDE_E_PEER ? 3 : 0), 0};
+  return nanosleep(&ts, NULL) == 0;
 }
 
-/* Of ranks that fail together the lowest speaks, and ends the job before the next would. Those that
- * stop because of another wait longer. A signal meanwhile is the end of the job. */
-static void report_in_turn(printer *p, const place *at, int status, const char *message)
+static void report(printer *p, int rank, const char *message)
 {
   char head[64];
-  int turn = at->rank < 2 ? at->rank : 2, n = cli_signal_count(), code;
-  if (cli_is_exit(message, &code)) return;
-  sleep_seconds((status == TIDE_E_PEER ? 1.5 : 0) + 0.6 * turn);
-  if (cli_signal_count() > n) return;
-  int k = snprintf(head, sizeof head, "tide: rank %d failed: ", at->rank);
-  cli_write(p, at->rank, 1, head, (size_t)k);
-  cli_write(p, at->rank, 1, message, strlen(message));
+  int k = snprintf(head, sizeof head, "tide: rank %d failed: ", rank);
+  cli_write(p, rank, 1, head, (size_t)k);
+  cli_write(p, rank, 1, message, strlen(message));
+  cli_end_rank(NULL, rank, p);
 }
 
-/* The state is closed: the other ranks know, and have a moment to print what they have. */
-int cli_end_job(int code)
+static int end_well(printer *p, int rank)
 {
-  if (!tide_mpi_running()) return code;
-  if (code == 0) {
-    tide_mpi_end();
-    return 0;
-  }
+  static const char text[] = "not all ranks have come to the end of the job after a call that "
+    "failed; it is ended by force";
+  if (tide_mpi_end() == TIDE_OK) return 0;
+  report(p, rank, text);
+  tide_mpi_abort(EXIT_RAISED);
+  return EXIT_RAISED;
+}
+
+/* Of ranks that fail together one speaks, and ends the job. A signal meanwhile is the end of the
+ * job. */
+int cli_end_job(printer *p, const place *at, const ending *how)
+{
+  int n = cli_signal_count(), code;
+  if (how->code == 0) return end_well(p, at->rank);
+  if ((at->size == 1 || how->status >= 0) && !tide_mpi_running()) return how->code;
   fflush(NULL);
-  sleep_seconds(0.4);
-  tide_mpi_abort(code);
-  return code;
+  int rc = tide_mpi_elect(how->status != TIDE_E_PEER);
+  bool mine = rc == TIDE_MORE || (rc < 0 && outlive(at, how->status));
+  bool silent = how->status >= 0 || at->size == 1 || cli_is_exit(how->message, &code);
+  if (mine && !silent && cli_signal_count() == n) report(p, at->rank, how->message);
+  tide_mpi_abort(how->code);
+  return how->code;
 }
 
 int cli_run_placed(const run_options *o, lua_State *L, const place *at, printer *p)
@@ -79,8 +88,6 @@ int cli_run_placed(const run_options *o, lua_State *L, const place *at, printer 
   int rc = cli_begin_rank(L, at->rank, p) == 0
            ? tide_lua_run_file(L, o->recipe, o->narg, o->args) : TIDE_E_NOMEM;
   cli_leave_trace(L);
-  cli_end_rank(L, at->rank, p);
-  if (rc < 0) report_in_turn(p, at, rc, tide_lua_message(L));
   cli_end_rank(L, at->rank, p);
   return rc;
 }

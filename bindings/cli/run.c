@@ -2,6 +2,9 @@
  *
  * The one idea: an attempt is a new context and a new group; what ends it is an exit code.
  */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <lauxlib.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +40,12 @@ bool cli_is_exit(const char *message, int *code)
   return !strchr(message, '\n') && sscanf(message, "os.exit(%d)", code) == 1;
 }
 
+/* What people can ask for in vain: wrong options, and devices that this machine has not. */
+static bool is_wish(int status)
+{
+  return status == TIDE_E_ARG || status == TIDE_E_DEVICE || status == TIDE_E_UNSUPPORTED;
+}
+
 /* Errors without a stack trace are mistakes of people. */
 int cli_exit_code(int status, const char *message)
 {
@@ -44,7 +53,7 @@ int cli_exit_code(int status, const char *message)
   if (cli_signal()) return 128 + cli_signal();
   if (status >= 0) return 0;
   if (cli_is_exit(message, &code)) return code & 255;
-  return status == TIDE_E_ARG && !strstr(message, "\nstack traceback:") ? EXIT_USAGE : EXIT_RAISED;
+  return is_wish(status) && !strstr(message, "\nstack traceback:") ? EXIT_USAGE : EXIT_RAISED;
 }
 
 /* ---- contexts and states --------------------------------------------------------------------- */
@@ -55,7 +64,7 @@ int cli_complain(const char *text)
   return EXIT_USAGE;
 }
 
-tide_ctx *cli_open_ctx(const run_options *o)
+tide_ctx *cli_open_ctx(const run_options *o, int *code)
 {
   tide_opts opts;
   tide_opts_init(&opts);
@@ -64,7 +73,9 @@ tide_ctx *cli_open_ctx(const run_options *o)
   opts.read_env = 1;
   tide_ctx *ctx = NULL;
   char msg[512] = "";
-  if (tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0) fprintf(stderr, "tide: %s\n", msg);
+  int rc = tide_ctx_new(&ctx, &opts, msg, sizeof msg);
+  if (rc < 0) fprintf(stderr, "tide: %s\n", msg);
+  *code = rc < 0 ? cli_exit_code(rc, msg) : 0;
   return ctx;
 }
 
@@ -76,22 +87,23 @@ static const char closing_exit[] =
   "   exit(code, close ~= false)\n"
   "end\n";
 
-bool cli_open(const run_options *o, tide_ctx **ctx, lua_State **L)
+int cli_open(const run_options *o, tide_ctx **ctx, lua_State **L)
 {
   char msg[2048] = "";
+  int code;
   *L = NULL;
-  *ctx = cli_open_ctx(o);
-  if (!*ctx) return false;
+  *ctx = cli_open_ctx(o, &code);
+  if (!*ctx) return code;
   int rc = tide_lua_open(L, *ctx, NULL, msg, sizeof msg);
   if (rc == TIDE_OK) {
     rc = tide_lua_run_string(*L, closing_exit, sizeof closing_exit - 1, "=tide", 0, NULL);
-    if (rc == TIDE_OK) return true;
+    if (rc == TIDE_OK) return 0;
     snprintf(msg, sizeof msg, "%s", tide_lua_message(*L));
     lua_close(*L);
   }
   fprintf(stderr, "tide: %s\n", msg);
   tide_ctx_release(*ctx);
-  return false;
+  return EXIT_RAISED;
 }
 
 /* ---- one rank -------------------------------------------------------------------------------- */
@@ -106,24 +118,25 @@ static int run_alone(const run_options *o, lua_State *L)
   return rc;
 }
 
-/* *code: how the program ends. Returns how the recipe ended. */
-static int run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer *p, int *code)
+/* how->message is the state's. */
+static void run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer *p, place *at,
+                     ending *how)
 {
-  place at;
-  *code = cli_find_place(L, &at);
-  if (*code) return TIDE_OK;
-  if (at.size > 1 && o->max_restarts > 0) {
-    *code = cli_complain("run: --max-restarts is for ranks of one process; under mpirun or srun "
-                         "start the job again with --resume");
-    return TIDE_OK;
+  *how = (ending){.message = ""};
+  how->code = cli_find_place(L, at);
+  if (how->code) return;
+  if (at->size > 1 && o->max_restarts > 0) {
+    how->code = cli_complain("run: --max-restarts is for ranks of one process; under mpirun or "
+                             "srun start the job again with --resume");
+    return;
   }
-  if (at.size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at.local_size));
-  if (at.size > 1) cli_set_placed();
+  if (at->size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at->local_size));
+  if (at->size > 1) cli_set_placed();
   cli_set_running(ctx, NULL);
-  int status = at.size > 1 ? cli_run_placed(o, L, &at, p) : run_alone(o, L);
-  *code = cli_exit_code(status, tide_lua_message(L));
+  how->status = at->size > 1 ? cli_run_placed(o, L, at, p) : run_alone(o, L);
+  how->message = tide_lua_message(L);
+  how->code = cli_exit_code(how->status, how->message);
   cli_set_running(NULL, NULL);
-  return status;
 }
 
 static int run_one(const run_options *o, int *status)
@@ -132,17 +145,24 @@ static int run_one(const run_options *o, int *status)
   lua_State *L;
   line_buffer lines[1][2] = {0};
   printer p = {.lines = lines, .options = o};
-  int code;
+  place at;
+  ending how;
   *status = TIDE_OK;
-  if (!cli_open(o, &ctx, &L)) return EXIT_RAISED;
+  int code = cli_open(o, &ctx, &L);
+  if (code) return code;
   pthread_mutex_init(&p.lock, NULL);
-  *status = run_here(o, ctx, L, &p, &code);
+  run_here(o, ctx, L, &p, &at, &how);
+  *status = how.status;
+  char *message = strdup(how.message);
+  how.message = message ? message : "out of memory";
   lua_close(L);
   tide_ctx_release(ctx);
+  code = cli_end_job(&p, &at, &how);
   for (int stream = 0; stream < 2; stream++) free(lines[0][stream].text);
   free(p.line.text);
+  free(message);
   pthread_mutex_destroy(&p.lock);
-  return cli_end_job(code);
+  return code;
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
@@ -171,11 +191,12 @@ static int parse_run(int argc, char **argv, run_options *o)
     } else if (strcmp(argv[i], "--max-restarts") == 0) {
       if (!parse_count(value, 0, 1000000, &o->max_restarts))
         return cli_complain("run: --max-restarts needs a number in [0, 1000000]");
-    } else if (strcmp(argv[i], "-p") == 0 && value) {
+    } else if (strcmp(argv[i], "-p") == 0) {
+      if (!value) return cli_complain("run: -p needs parameters, e.g. \"check=1\"; see `tide params`");
       o->params = value;
-    } else if (strcmp(argv[i], "--trace") == 0 && value) {
-      setenv("TIDE_TRACE_DIR", value, 1);
-      setenv("TIDE_TRACE", "1", 1);
+    } else if (strcmp(argv[i], "--trace") == 0) {
+      if (!value || !*value) return cli_complain("run: --trace needs a folder for the ranks' files");
+      o->trace = value;
     } else if (strcmp(argv[i], "--traceback") == 0) {
       setenv("TIDE_TRACEBACK", "1", 1);
       i--; /* it takes no value */
@@ -190,6 +211,67 @@ static int parse_run(int argc, char **argv, run_options *o)
   o->args = (const char *const *)argv + i + 1;
   return 0;
 }
+
+/* ---- the folder of --trace ------------------------------------------------------------------- */
+
+/* Makes the folder and what leads to it. */
+static bool make_folder(const char *path)
+{
+  char part[4096];
+  size_t n = strlen(path);
+  if (n >= sizeof part) {
+    errno = ENAMETOOLONG;
+    return false;
+  }
+  for (size_t i = 1; i <= n; i++) {
+    if (path[i] != '/' && i < n) continue;
+    snprintf(part, i + 1, "%s", path);
+    if (mkdir(part, 0777) != 0 && errno != EEXIST) return false;
+  }
+  return true;
+}
+
+/* True if there is a rank's file; its name. */
+static bool holds_trace(const char *folder, char *name, size_t n)
+{
+  DIR *dir = opendir(folder);
+  bool found = false;
+  for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+    int rank, used = 0;
+    found = sscanf(e->d_name, "rank%d.json%n", &rank, &used) == 1 && used > 0 && !e->d_name[used];
+    if (found) snprintf(name, n, "%s", e->d_name);
+  }
+  if (dir) closedir(dir);
+  return found;
+}
+
+/* That the files can be written is known before the run, not after. Ranks of a launcher's job come
+ * one after the other, so only a process of its own can tell another run's files from its own. */
+static int prepare_trace(const run_options *o, bool alone)
+{
+  char probe[4200], name[256], run[64];
+  if (!o->trace) return 0;
+  snprintf(probe, sizeof probe, "%s/.probe-%ld", o->trace, (long)getpid());
+  int fd = make_folder(o->trace) ? open(probe, O_CREAT | O_EXCL | O_WRONLY, 0600) : -1;
+  if (fd < 0) {
+    fprintf(stderr, "tide: run: --trace: cannot write to '%s': %s\n", o->trace, strerror(errno));
+    return EXIT_USAGE;
+  }
+  close(fd);
+  unlink(probe);
+  if (alone && holds_trace(o->trace, name, sizeof name)) {
+    fprintf(stderr, "tide: run: --trace: '%s' holds the trace of another run (%s); name another "
+            "folder or remove its rank*.json\n", o->trace, name);
+    return EXIT_USAGE;
+  }
+  snprintf(run, sizeof run, "%ld-%ld", (long)time(NULL), (long)getpid());
+  setenv("TIDE_TRACE_RUN", run, 1);
+  setenv("TIDE_TRACE_DIR", o->trace, 1);
+  setenv("TIDE_TRACE", "1", 1);
+  return 0;
+}
+
+/* ---- attempts -------------------------------------------------------------------------------- */
 
 /* A failed run again, up to max_restarts times. Signals and wrong command lines end it. */
 static int run_attempts(run_options *o)
@@ -224,5 +306,8 @@ int cli_run(int argc, char **argv)
             o.nrank, world);
     return EXIT_USAGE;
   }
-  return run_attempts(&o);
+  bool placed = getenv("RANK") || getenv("OMPI_COMM_WORLD_RANK") || getenv("PMI_RANK") ||
+                getenv("SLURM_PROCID");
+  rc = prepare_trace(&o, !placed);
+  return rc ? rc : run_attempts(&o);
 }

@@ -13,13 +13,17 @@
 
 typedef void (*symbol)(void);
 
+/* The names of MPI_COMM_SELF once this process has given up, or waited in vain for another. */
+static const char given_up[] = "tide: requests were left", timed_out[] = "tide: a call timed out";
+
 /* ---- what is looked up ----------------------------------------------------------------------- */
 
 #define SYMBOLS(X)                                                                           \
   X(Init_thread) X(Initialized) X(Finalized) X(Finalize) X(Query_thread) X(Is_thread_main)   \
   X(Get_library_version) X(Get_processor_name) X(Error_string) X(Abort) X(Comm_dup)          \
   X(Comm_free) X(Comm_rank) X(Comm_size) X(Comm_set_errhandler) X(Comm_get_attr) X(Isend)    \
-  X(Irecv) X(Test) X(Cancel) X(Comm_create_keyval) X(Comm_set_attr)
+  X(Irecv) X(Test) X(Cancel) X(Comm_create_keyval) X(Comm_set_attr) X(Comm_set_name)          \
+  X(Comm_get_name)
 
 #define ID(name) SYM_##name,
 enum { SYMBOLS(ID) NSYM };
@@ -37,10 +41,12 @@ typedef struct lib {
   tide__mpi_handle world, self, byte, errors_return;
   int tag_ub, any_source;
   void *status_ignore;
+  bool (*yield_idle)(bool on); /* may be null; see let_mpi_yield */
 } lib;
 
 struct tide__mpi {
   atomic_int refs, dead, next_id, owed;
+  bool late;                   /* of an attached one: a call of this process timed out */
   lib lib;
   tide__mpi_handle comm;       /* a copy of the world's */
   int rank, size, level, max_tag;
@@ -63,6 +69,8 @@ typedef struct calls {
   int (*test)(const lib *l, tide__mpi_handle *r, int *done);
   int (*cancel)(const lib *l, tide__mpi_handle *r);
   int (*at_end)(tide__mpi *m); /* take_in(m) when MPI ends */
+  int (*set_name)(const lib *l, tide__mpi_handle comm, const char *name);
+  int (*name)(const lib *l, tide__mpi_handle comm, char *name, int *n);
 } calls;
 
 static void take_in(tide__mpi *m);
@@ -113,9 +121,14 @@ static void take_in(tide__mpi *m);
                 Comm_create_keyval)(copy_##kind, end_##kind, &key, NULL);                         \
     return rc ? rc : AS(int (*)(H, int, void *), &m->lib, Comm_set_attr)(m->lib.self.f, key, m);  \
   }                                                                                               \
+  static int set_name_##kind(const lib *l, tide__mpi_handle c, const char *name)                  \
+  { return AS(int (*)(H, const char *), l, Comm_set_name)(c.f, name); }                           \
+  static int name_##kind(const lib *l, tide__mpi_handle c, char *name, int *n)                    \
+  { return AS(int (*)(H, char *, int *), l, Comm_get_name)(c.f, name, n); }                       \
   static const calls calls_##kind = {                                                             \
     abort_##kind, dup_##kind, free_##kind, rank_##kind, size_##kind, keep_errors_##kind,          \
     attr_##kind, send_##kind, recv_##kind, test_##kind, cancel_##kind, at_end_##kind,             \
+    set_name_##kind, name_##kind,                                                                 \
   };
 
 CALLS(int, int, i)
@@ -183,6 +196,8 @@ static bool choose_calls(lib *l)
     l->tag_ub = 0;
     l->any_source = -1;
     l->status_ignore = NULL;
+    void *p = dlsym(l->object, "opal_progress_set_yield_when_idle");
+    memcpy(&l->yield_idle, &p, sizeof p);
     return true;
   }
   AS(int (*)(char *, int *), l, Get_library_version)(version, &n);
@@ -219,6 +234,12 @@ static int load(lib *l, const char *library, char *msg, size_t n)
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
+/* With more ranks than slots Open MPI yields in each look that finds nothing. Where others use the
+ * processors a look then lasts all their time slices, and waits here look often: they yield and nap
+ * by themselves. Open MPI's own waits (to start, to copy the world, to end) keep it. Returns what
+ * it was. */
+static bool let_mpi_yield(const lib *l, bool on) { return l->yield_idle && l->yield_idle(on); }
+
 static bool ask(const lib *l, int which)
 {
   int flag = 0;
@@ -248,7 +269,10 @@ static int start(tide__mpi *m, char *msg, size_t n)
 static int make_world(tide__mpi *m, char *msg, size_t n)
 {
   lib *l = &m->lib;
-  int rc = l->calls->dup(l, l->world, &m->comm), found = 0;
+  int found = 0;
+  let_mpi_yield(l, true);
+  int rc = l->calls->dup(l, l->world, &m->comm);
+  let_mpi_yield(l, false);
   if (!rc) rc = l->calls->keep_errors(l, m->comm);
   if (!rc) rc = l->calls->rank(l, m->comm, &m->rank);
   if (!rc) rc = l->calls->size(l, m->comm, &m->size);
@@ -339,11 +363,37 @@ static bool running(lib *l)
          !ask(l, SYM_Finalized) && choose_calls(l);
 }
 
-int tide_mpi_end(void)
+int tide__mpi_attach(tide__mpi **out)
 {
   lib l = {0};
-  if (running(&l)) AS(int (*)(void), &l, Finalize)();
+  *out = NULL;
+  if (!running(&l)) return TIDE_E_STATE;
+  tide__mpi *m = calloc(1, sizeof *m);
+  if (!m) return TIDE_E_NOMEM;
+  m->lib = l;
+  m->comm = l.world;
+  AS(int (*)(int *), &l, Query_thread)(&m->level);
+  int found = 0, *value = NULL;
+  m->max_tag = 32767;
+  if (!l.calls->attr(&l, l.world, l.tag_ub, &value, &found) && found && value) m->max_tag = *value;
+  l.calls->rank(&l, l.world, &m->rank);
+  l.calls->size(&l, l.world, &m->size);
+  pthread_mutex_init(&m->lock, NULL);
+  char name[1024] = "";
+  int n = 0;
+  l.calls->name(&l, l.self, name, &n);
+  atomic_init(&m->dead, strcmp(name, given_up) == 0);
+  m->late = strcmp(name, timed_out) == 0;
+  *out = m;
   return TIDE_OK;
+}
+
+void tide__mpi_detach(tide__mpi *m) { destroy(m); }
+
+void tide__mpi_finalize(tide__mpi *m)
+{
+  let_mpi_yield(&m->lib, true);
+  AS(int (*)(void), &m->lib, Finalize)();
 }
 
 int tide_mpi_abort(int code)
@@ -377,7 +427,27 @@ int tide__mpi_level(const tide__mpi *m) { return m->level; }
 int tide__mpi_max_tag(const tide__mpi *m) { return m->max_tag; }
 bool tide__mpi_dead(const tide__mpi *m) { return atomic_load(&m->dead) != 0; }
 void tide__mpi_owe(tide__mpi *m) { atomic_fetch_add(&m->owed, 1); }
-void tide__mpi_give_up(tide__mpi *m) { atomic_store(&m->dead, 1); }
+
+/* MPI keeps the note for tide__mpi_attach. */
+static void note(tide__mpi *m, const char *what)
+{
+  enter(m);
+  m->lib.calls->set_name(&m->lib, m->lib.self, what);
+  leave(m);
+}
+
+void tide__mpi_give_up(tide__mpi *m)
+{
+  if (!atomic_exchange(&m->dead, 1)) note(m, given_up);
+}
+
+void tide__mpi_note_late(tide__mpi *m)
+{
+  if (!tide__mpi_dead(m)) note(m, timed_out);
+}
+
+bool tide__mpi_was_late(const tide__mpi *m) { return m->late; }
+
 int tide__mpi_next_id(const tide__mpi *m) { return atomic_load(&m->next_id); }
 
 void tide__mpi_raise_id(tide__mpi *m, int next)

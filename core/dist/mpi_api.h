@@ -34,6 +34,12 @@ int  tide__mpi_open(tide__mpi **out, const char *library, char *msg, size_t n);
 tide__mpi *tide__mpi_hold(tide__mpi *m);
 void tide__mpi_drop(tide__mpi *m);
 
+/* MPI as it runs in this process, on MPI_COMM_WORLD itself and with tags that no communicator of
+ * this library uses there, for the end of the process. TIDE_E_STATE: it does not run. */
+int  tide__mpi_attach(tide__mpi **out);
+void tide__mpi_detach(tide__mpi *m);
+void tide__mpi_finalize(tide__mpi *m);
+
 int  tide__mpi_rank(const tide__mpi *m);
 int  tide__mpi_size(const tide__mpi *m);
 /* What MPI said about threads: FUNNELED 1, SERIALIZED 2, MULTIPLE 3. */
@@ -46,6 +52,9 @@ int  tide__mpi_next_id(const tide__mpi *m);
 void tide__mpi_raise_id(tide__mpi *m, int next);
 /* A packet that will arrive after its communicator is closed: taken in at MPI's end. */
 void tide__mpi_owe(tide__mpi *m);
+/* A call of this process waited in vain for another. */
+void tide__mpi_note_late(tide__mpi *m);
+bool tide__mpi_was_late(const tide__mpi *m); /* of an attached one */
 /* No more calls; see above. */
 void tide__mpi_give_up(tide__mpi *m);
 bool tide__mpi_dead(const tide__mpi *m);

@@ -48,6 +48,7 @@ typedef struct tide__mpi_comm {
   tide__mpi *mpi;
   int rank, nrank, tag, pid;
   bool check, crowd;           /* crowd: more ranks than processors */
+  int shared;                  /* waits to come without spinning: others use the processors */
   int *member;                 /* ranks in MPI's world, by rank here */
   size_t room;                 /* bytes behind a packet */
   tide__mpi_packet *out, *bye, *farewell; /* a call, a failure, the end */
@@ -79,9 +80,9 @@ typedef struct tide__mpi_patience {
   int64_t polls, spins;        /* spins: polls before yielding, where each rank has a processor */
   long nap;
 } tide__mpi_patience;
-void tide__mpi_be_patient(tide__mpi_patience *p, int64_t spins, double limit);
+void tide__mpi_be_patient(tide__mpi_comm *s, tide__mpi_patience *p, int64_t spins, double limit);
 /* A pause between two looks. True now and then: time to look around. */
-bool tide__mpi_pause(const tide__mpi_comm *s, tide__mpi_patience *p);
+bool tide__mpi_pause(tide__mpi_comm *s, tide__mpi_patience *p);
 
 /* mpi_move.c: data of any collective but split, after the gate. */
 int  tide__mpi_move(tide__mpi_comm *s, tide__coll *c);

@@ -8,27 +8,45 @@
 
 #include "core/dist/mpi_comm.h"
 
-/* Seconds of yielding at the gate before naps; the longest nap. */
-static const double yield_seconds = 1e-3;
-enum { SPINS = 5000, SHORT_NAP = 20000, LONG_NAP = 1000000, LAST_LOOKS = 500 };
+/* Seconds of yielding at the gate before naps. A yield that takes longer than foreign_slice was
+ * spent in time slices of others: who yields again waits for them again, who naps has used little
+ * and is woken at once. */
+static const double yield_seconds = 1e-3, foreign_slice = 1e-3;
+/* SHARED_WAITS: waits that nap from the start, before a yield is tried again. */
+enum { SPINS = 5000, SHORT_NAP = 20000, LONG_NAP = 1000000, LAST_LOOKS = 500, SHARED_WAITS = 64 };
 
 /* ---- patience -------------------------------------------------------------------------------- */
 
-void tide__mpi_be_patient(tide__mpi_patience *p, int64_t spins, double limit)
+void tide__mpi_be_patient(tide__mpi_comm *s, tide__mpi_patience *p, int64_t spins, double limit)
 {
+  if (s->crowd || s->shared > 0) spins = 0;
+  if (s->shared > 0) s->shared--;
   *p = (tide__mpi_patience){.start = tide_trace_clock(), .limit = limit, .spins = spins,
                             .nap = SHORT_NAP};
 }
 
-bool tide__mpi_pause(const tide__mpi_comm *s, tide__mpi_patience *p)
+static void take_nap(long ns)
+{
+  struct timespec ts = {0, ns};
+  nanosleep(&ts, NULL);
+}
+
+bool tide__mpi_pause(tide__mpi_comm *s, tide__mpi_patience *p)
 {
   p->polls++;
-  if (!s->crowd && p->polls < p->spins) return p->polls % 256 == 0;
+  if (p->polls < p->spins) return p->polls % 256 == 0;
+  double before = tide_trace_clock();
+  if (s->shared > 0) {
+    take_nap(p->nap);
+    if (before - p->start > p->limit && p->nap < LONG_NAP) p->nap *= 2;
+    return true;
+  }
   sched_yield();
+  double now = tide_trace_clock();
+  if (now - before > foreign_slice) s->shared = SHARED_WAITS;
   if (p->polls % 16) return false;
-  if (tide_trace_clock() - p->start < p->limit) return true;
-  struct timespec ts = {0, p->nap};
-  nanosleep(&ts, NULL);
+  if (now - p->start < p->limit) return true;
+  take_nap(p->nap);
   if (p->nap < LONG_NAP) p->nap *= 2;
   return true;
 }
@@ -432,6 +450,7 @@ int tide__mpi_late(tide__mpi_comm *s, tide__coll *c, const bool *missing)
     else if (s->check) tide__append(text, sizeof text, &at, "; it has made no call here yet");
   }
   if (n > 8) tide__append(text, sizeof text, &at, "\n  and %d more", n - 8);
+  tide__mpi_note_late(s->mpi);
   return tide__mpi_fail(s, c, TIDE_E_TIMEOUT, text);
 }
 
@@ -460,7 +479,7 @@ int tide__mpi_trouble(tide__mpi_comm *s, tide__coll *c)
 static int await_sends(tide__mpi_comm *s, tide__coll *c)
 {
   tide__mpi_patience wait;
-  tide__mpi_be_patient(&wait, SPINS, yield_seconds);
+  tide__mpi_be_patient(s, &wait, SPINS, yield_seconds);
   for (int q = 0; q < s->nrank; q++)
     while (!over(s, &s->peer[q].send, &s->peer[q].sending)) {
       if (!tide__mpi_pause(s, &wait)) continue;
@@ -477,7 +496,7 @@ static int await_sends(tide__mpi_comm *s, tide__coll *c)
 static int await_packets(tide__mpi_comm *s, tide__coll *c)
 {
   tide__mpi_patience wait;
-  tide__mpi_be_patient(&wait, SPINS, yield_seconds);
+  tide__mpi_be_patient(s, &wait, SPINS, yield_seconds);
   for (int i = 1; i < s->nrank; i++) {
     int q = (s->rank + i) % s->nrank;
     while (!look(s, q)) {

@@ -91,7 +91,7 @@ static int too_late(tide__mpi_comm *s, tide__coll *c)
 static int finish(tide__mpi_comm *s, tide__coll *c, int rc)
 {
   tide__mpi_patience wait;
-  tide__mpi_be_patient(&wait, MOVE_SPINS, move_seconds);
+  tide__mpi_be_patient(s, &wait, MOVE_SPINS, move_seconds);
   int status = rc ? failed_call(s, c, rc) : TIDE_OK;
   for (int i = 0; i < s->nreq && !status; i++) {
     while (!status) {
@@ -102,7 +102,7 @@ static int finish(tide__mpi_comm *s, tide__coll *c, int rc)
       status = tide__mpi_trouble(s, c);
       if (!status && tide_trace_clock() - wait.start > c->timeout) status = too_late(s, c);
     }
-    if (wait.polls > MANY_LOOKS) tide__mpi_be_patient(&wait, MOVE_SPINS, move_seconds);
+    if (wait.polls > MANY_LOOKS) tide__mpi_be_patient(s, &wait, MOVE_SPINS, move_seconds);
   }
   if (status) abandon(s);
   s->nreq = 0;

@@ -1,11 +1,12 @@
--- What the fault matrix runs on every rank: `tide run spec/dist/fault_case.lua KIND SEQ TIMEOUT
--- FOLDER`. A cycle of collectives with checked results; before number SEQ the last rank has the
--- fault KIND. TIMEOUT holds from there on: starting may take longer.
+-- What the fault matrix runs on every rank: `tide run spec/dist/fault_case.lua KIND SEQ [TIMEOUT
+-- [FILE]]`. A cycle of collectives with checked results; after SEQ of them, from when on TIMEOUT
+-- holds, the last rank has the fault KIND. Fault `wait`: rank 0 waits until FILE exists.
 
 local tide = require 'tide'
 
-local kind, at, timeout = ..., tonumber((select(2, ...))), tonumber((select(3, ...)))
-local comm = tide.dist.init { timeout = 300 }
+local kind, at, timeout, file = ..., tonumber((select(2, ...))), tonumber((select(3, ...))),
+   (select(4, ...))
+local comm = tide.dist.init { timeout = 1000 }
 local n, me = comm.size, comm.rank
 local victim = me == n - 1
 
@@ -42,19 +43,13 @@ function fault.exit() os.exit(3) end
 function fault.loop() while not comm:failure() do tide.interrupted() end end
 -- Tells by a file that the ranks are here, goes on when another file says so.
 function fault.wait()
-   local folder = arg[4]
-   io.open(folder .. '/here', 'w'):close()
-   local begin = tide.clock()
-   while tide.clock() - begin < 120 do
-      local f = io.open(folder .. '/go')
-      if f then return f:close() end
-      os.execute 'sleep 0.1'
-   end
+   print 'waiting'
+   while not io.open(file) do tide.interrupted() end
 end
 
 for seq = 1, 40 do
    if seq == at then
-      if timeout then comm:set_timeout(timeout) end
+      if timeout then comm:set_timeout(kind == 'wait' and me > 0 and 60 or timeout) end
       if kind == 'wait' and me == 0 then fault.wait() end
       if victim and kind == 'return' then return end
       if victim and kind ~= 'wait' then fault[kind]() end

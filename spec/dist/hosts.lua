@@ -46,6 +46,8 @@ function hosts:job(words, limit)
       .. 'export TMPDIR=%s/A; '
       .. 'exec mpirun --allow-run-as-root --quiet --mca plm_rsh_agent %s/agent '
       .. '--mca btl self,tcp --mca btl_tcp_if_include 10.77.0.0/24 '
+      .. '--mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 2 '
+      .. '--mca oob_tcp_keepalive_probes 3 '    -- else it waits for a daemon that is cut off
       .. '--mca oob_tcp_if_include 10.77.0.0/24 -H 10.77.0.1:1,10.77.0.2:1 -np 2 '
       .. '%s run %s" >%s 2>&1 </dev/null')
       :format(self.a, self.a, self.dir, self.dir, mpi.program, words, out), limit)
@@ -53,6 +55,13 @@ function hosts:job(words, limit)
    local text = f:read '*a'
    f:close()
    return text, status, span
+end
+
+-- True once nothing runs on the second host.
+function hosts:is_quiet()
+   local _, status = sh(('for i in $(seq 250); do test -z "$(ip netns pids %s)" && exit 0; '
+      .. 'sleep 0.1; done; exit 1'):format(self.b))
+   return status == 0
 end
 
 -- A shell command with the second host's network, such as `tc`; {link} is its end of the cable.

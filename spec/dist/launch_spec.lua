@@ -179,6 +179,42 @@ describe('one recipe', function()
    end)
 end)
 
+describe('the exit code of a wrong command', function()
+   it('is 2, with a sentence', function()
+      for _, row in ipairs {
+         { 'run -p', '-p needs parameters' }, { 'run -n 0 x.lua', '-n needs a number' },
+         { 'run -t', '-t needs a number' }, { 'run', 'a recipe is missing' },
+         { 'run --bogus', "unknown option '--bogus'" }, { 'run no.lua', "cannot read 'no.lua'" },
+         { 'run -p bogus=1 recipes/pretrain.lua', "no parameter is called 'bogus'" },
+         { 'run -n 2 -p bogus=1 recipes/pretrain.lua', "no parameter is called 'bogus'" },
+         { 'run recipes/pretrain.lua --bogus 1', "unknown option '--bogus'" },
+         { 'repl x', 'repl: takes no arguments' }, { 'help a b', 'expected one topic' },
+         { 'trace', 'expected one folder' }, { 'bogus', "unknown command 'bogus'" },
+      } do
+         local out, status = mpi.shell(mpi.program .. ' ' .. row[1])
+         assert.equal(2, status, row[1] .. ': ' .. out)
+         assert.matches(row[2], out, 1, true)
+         assert.is_nil(out:find 'stack traceback')
+      end
+   end)
+
+   it('is 2 for a device that is absent, on one rank and on several', function()
+      tmp.with(function(dir)
+         write(dir .. '/a.lua', [[
+            local err = require 'tide.util.err'
+            err.people({ 'E_DEVICE', 'E_UNSUPPORTED' }, function()
+               err.raise('E_DEVICE', 'open', 'the device is absent')
+            end)
+         ]])
+         for _, n in ipairs { 1, 2 } do
+            local out, status = mpi.threads(n, dir .. '/a.lua')
+            assert.equal(2, status, out)
+            assert.matches('the device is absent', out, 1, true)
+         end
+      end)
+   end)
+end)
+
 -- A recipe that trains and fails once after a checkpoint, told by a file.
 local failing = [[
    local tide = require 'tide'
@@ -298,9 +334,9 @@ describe('the first failure of a rank', function()
          ]]
          f:close()
          local out, status = mpi.shell(([[sh -c '%s run -n 2 %s/loop.lua %s >%s/out 2>&1 & p=$!
-            for i in $(seq 1800); do sleep 0.1; grep -q planned %s/out && echo early && break; done
+            for i in $(seq 2500); do sleep 0.1; grep -q planned %s/out && echo early && break; done
             touch %s/go; wait $p; echo code=$?; cat %s/out']]):format(mpi.program, dir, dir, dir,
-            dir, dir, dir), 300)
+            dir, dir, dir))
          assert.equal(0, status, out)
          assert.equal(1, mpi.count(out, 'early'), out)
          assert.equal(1, mpi.count(out, 'code=1'), out)

@@ -8,7 +8,7 @@ local tensor = tide.tensor
 local case = {}
 local name, words = ..., { select(2, ...) }
 
-local function world(opts) return tide.dist.init(opts or { timeout = 60 }) end
+local function world(opts) return tide.dist.init(opts or { timeout = 1000 }) end
 
 function case.probe()
    print(world { transport = 'mpi' })
@@ -133,7 +133,7 @@ function case.mismatch()
    local total = 0
    for odd = 0, world().size - 1 do
       for _, row in ipairs(different) do
-         local comm = fd.mpi(nil, { timeout = 60 })
+         local comm = fd.mpi(nil, { timeout = 1000 })
          local ok, e = pcall(row[comm.rank == odd and 2 or 3], comm)
          local what = ('%s, rank %d differs'):format(row[1], odd)
          assert(not ok and e.code == 'E_COMM', what .. ': ' .. tostring(e))
@@ -153,7 +153,7 @@ end
 function case.cycles()
    local comm
    for _ = 1, 100 do
-      comm = fd.mpi(nil, { timeout = 60 })
+      comm = fd.mpi(nil, { timeout = 1000 })
       assert(comm:all_reduce(tensor { 1 }):item() == comm.size)
       comm:close()
    end
@@ -182,7 +182,7 @@ end
 
 -- The failure is caught; the process lives on and says what it saw.
 function case.caught()
-   local comm, over = world(), fd.mpi(nil, { timeout = 60 })
+   local comm, over = world(), fd.mpi(nil, { timeout = 1000 })
    comm:barrier()
    comm:set_timeout(2)
    if comm.rank == 1 then
@@ -196,7 +196,7 @@ function case.caught()
       assert(comm:failure().code == 'E_TIMEOUT')
       over:barrier()
    end
-   local again = fd.mpi(nil, { timeout = 60 })
+   local again = fd.mpi(nil, { timeout = 1000 })
    assert(again:all_reduce(tensor { 1 }):item() == again.size)
    print 'goes on'
 end
@@ -223,7 +223,7 @@ end
 
 -- One rank ends the others' waits.
 function case.abort()
-   local comm = world { timeout = 60 }
+   local comm = world { timeout = 1000 }
    if comm.rank == 1 then
       comm:abort 'no more data'
       print 'aborted'

@@ -32,13 +32,12 @@ describe('comm_mpi', function()
 end)
 
 describe('a rank that', function()
-   -- Output of a job of 3 in which rank 1 fails after its first call.
+   -- Output of a job of 3 in which rank 1 fails after its first call. Its timeout is longer than the
+   -- job may take: who waited for it would end as 124.
    local function fails(kind)
-      local out, status, span = mpi.job(3, script .. 'fault ' .. kind)
+      local out, status = mpi.job(3, script .. 'fault ' .. kind)
       assert.is_true(status ~= 0 and status ~= 124, kind .. ': ' .. status .. '\n' .. out)
       assert.equal(0, count(out, 'not reached'), out)
-      -- nobody waited for the timeout of 60 s
-      assert.is_true(span < 45, kind .. ' took ' .. span .. ' s')
       return out, status
    end
 

@@ -9,7 +9,8 @@ M.program = build .. '/tide'
 M.mpirun = 'mpirun --allow-run-as-root --oversubscribe --quiet --mca btl self,vader '
    .. '--mca oob_tcp_if_include lo'
 
--- Output (both streams), exit status and seconds of a command that may take `limit` seconds.
+-- Output (both streams), exit status and seconds of a command that may take `limit` seconds (300):
+-- the end of a job that hangs, not a measure; a busy machine may need most of it.
 function M.shell(command, limit)
    local pipe = assert(io.popen(('s=$(date +%%s%%N); timeout -k 5 %d %s 2>&1; '
       .. 'echo "status=$? $(( ($(date +%%s%%N) - s) / 1000000 ))"'):format(limit or 300, command)))

@@ -755,10 +755,19 @@ int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
  * device. Reductions are in NCCL's order, and calls are not compared. */
 int  tide_comm_nccl(tide_comm **out, tide_comm *over, const char *library);
 /* For the program that owns the process. running: 1 between MPI's start and end. end: MPI_Finalize,
- * on every process, after the last communicator. abort: ends every process of the job with this
- * exit code; returns only if MPI does not run. */
+ * on every process, after the last communicator; it waits until all have called it (or fail), but
+ * after a failure of a call at most a moment: TIDE_E_PEER, some have not come, the process must
+ * abort. abort: ends every process of the job with this exit code; returns only if MPI does not
+ * run.
+ * elect: which of the processes that fail says why and ends the job. Each that fails calls it in
+ * the place of end, after the last communicator and with its output written. cause: 1, it failed by
+ * itself; 0, since another did. Waits a moment for the others to end, then: TIDE_MORE, this process
+ * says why and aborts; TIDE_OK, another does, and did not end this one in half a minute;
+ * TIDE_E_STATE, the processes cannot be asked. Of those with a cause, else of all, the lowest rank
+ * is elected. */
 int  tide_mpi_running(void);
 int  tide_mpi_end(void);
+int  tide_mpi_elect(int cause);
 int  tide_mpi_abort(int code);
 /* One rank of an imagined nrank: collectives are counted (tide_comm_traffic), nothing moves, and
  * results keep what they held. Null-device tensors welcome. host_size: ranks that share a host. */

@@ -36,6 +36,12 @@ local function calls_of(comm)
    return list
 end
 
+-- Which run this is, the same on all ranks: the launcher's name for its job where there is one.
+local function run_id()
+   local launch, id = require 'tide.dist.launch', os.getenv 'TIDE_TRACE_RUN'
+   return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
+end
+
 -- Writes this rank's file into a folder. comms: list of communicators (default: all that this state
 -- has open). Returns its path.
 function trace.dump(folder, comms)
@@ -56,7 +62,7 @@ function trace.dump(folder, comms)
    local whole = fs.read_json(op, path)
    for _, e in ipairs(whole.traceEvents) do e.pid = rank end
    fs.write_json(op, path, {
-      rank = rank, size = first and first.size or 1, comms = json.array(list),
+      run = run_id(), rank = rank, size = first and first.size or 1, comms = json.array(list),
       clock = read_first_line '/proc/sys/kernel/random/boot_id' or '?',
       traceEvents = json.array(whole.traceEvents),
    })
@@ -93,7 +99,19 @@ local function fault_of(doc)
    end
 end
 
--- The ranks' files of a folder, in the order of ranks.
+-- Files of different runs cannot be laid side by side.
+local function check_one_run(op, folder, list, file_of)
+   local first = list[1]
+   for _, doc in ipairs(list) do
+      if doc.run ~= first.run or doc.size ~= first.size then
+         err.raise('E_FORMAT', op, "'%s' and '%s' in '%s' are of different runs; remove the files "
+            .. 'of one, and give each run a folder of its own', file_of[first.rank],
+            file_of[doc.rank], folder)
+      end
+   end
+end
+
+-- The ranks' files of a folder, all of one run, in the order of ranks.
 function trace.read(folder)
    local op, list, file_of = 'debug.trace.read', {}, {}
    for _, name in ipairs(fs.list(op, folder)) do
@@ -115,6 +133,7 @@ function trace.read(folder)
       err.raise('E_IO', op, "'%s' holds no rank*.json; write them with tide run --trace", folder)
    end
    table.sort(list, function(a, b) return a.rank < b.rank end)
+   check_one_run(op, folder, list, file_of)
    return list
 end
 

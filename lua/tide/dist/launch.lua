@@ -30,6 +30,18 @@ function launch.resume_from(out)
    return fs.read_json(op, path).job == launch.job() and out or nil
 end
 
+-- What the launcher of processes calls this job, the same on all of its ranks; nil without one.
+function launch.job_of_launcher(get)
+   get = get or os.getenv
+   local here = require('tide.dist.env').detect(get)
+   if not here or here.size == 1 then return nil end
+   for _, name in ipairs { 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'PMI_JOBID' } do
+      if get(name) then return get(name) end
+   end
+   local job, step = get 'SLURM_JOB_ID', get 'SLURM_STEP_ID'
+   return job and ('%s.%s'):format(job, step or '') or 'job'
+end
+
 -- One line for the program: "rank size local_size", or nil for one process.
 function launch.describe()
    local here = require('tide.dist.env').detect()

@@ -119,12 +119,12 @@ local function handle_skip(self, r)
    self.skips = self.skips + 1
    if o.on_nonfinite == 'skip' and self.skips < o.max_skips then
       self.step_fn:skip()
-      self.progress:note('step %d left out: loss %g, gradient norm %g', self.step, r.loss,
-         r.grad_norm)
+      self.progress:note('step %d left out: loss %g, gradient norm %g; %s', self.step, r.loss,
+         r.grad_norm, r.cause)
       return
    end
-   err.raise('E_STATE', 'train.loop', 'step %d: loss %g, gradient norm %g; %s', self.step, r.loss,
-      r.grad_norm, o.on_nonfinite == 'skip'
+   err.raise('E_STATE', 'train.loop', 'step %d: loss %g, gradient norm %g; %s; %s', self.step,
+      r.loss, r.grad_norm, r.cause, o.on_nonfinite == 'skip'
          and ('%d steps in a row were not finite'):format(self.skips)
          or "the parameters are those before it (on_nonfinite = 'skip' goes on)")
 end

@@ -17,6 +17,7 @@ local err = require 'tide.util.err'
 local clip = require 'tide.optim.clip'
 local parallel_clip = require 'tide.parallel.clip'
 local nn_loss = require 'tide.nn.loss'
+local nonfinite = require 'tide.train.nonfinite'
 
 local step = {}
 
@@ -110,6 +111,7 @@ local function micros(self, batches, count)
    self.optim:zero_grad()
    local loss = 0
    for _, batch in ipairs(batches) do loss = loss + micro(self, batch, count) end
+   self.found = nonfinite.find(loss, self.model:named_parameters())
    if self.comm.size > 1 then self.comm:all_reduce(self.optim:grads()) end
    return loss
 end
@@ -129,6 +131,7 @@ local function sharded_micros(self, batches, count)
       sharded:reset()
       error(problem, 0)
    end
+   self.loss_here = loss
    return loss
 end
 
@@ -140,7 +143,13 @@ local function norm_of(self)
    return norm, require('tide.ffi.update').clip_factor(norm, self.clip)
 end
 
-local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
+-- A step is not applied: what is not finite, and on which rank. Gradients of a sharded model are
+-- known as sums over ranks only, unless it checks them before (check_for_nan_in_grad).
+local function blame(self)
+   if not self.parallel then return nonfinite.tell(self.comm, self.found) end
+   return nonfinite.tell(self.comm, nonfinite.find(self.loss_here, {}),
+      nonfinite.find(0, self.parallel:named_parameters()))
+end
 
 -- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
 -- loss of the global batch.
@@ -154,17 +163,19 @@ function Step:gradients(batches)
    return dist.sum(self.comm, { loss })[1]
 end
 
--- A whole step. Returns { loss, grad_norm, lr, applied }.
+-- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
+-- is not finite, by rank and name.
 function Step:run(batches)
    local lr = self.optim:next_lr()
    local loss = self:gradients(batches)
    local norm, factor = norm_of(self)
    local grad_norm = norm:item()
-   local applied = is_finite(loss) and is_finite(grad_norm)
+   local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if applied then self.optim:step { lr = lr, factor = factor } end
+   local cause = not applied and blame(self) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
-   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied }
+   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }
 end
 
 -- Counts a step that was left out, so that the schedule goes on.
