@@ -26,6 +26,9 @@ typedef struct tile_job {
   const void *soon;  /* nsoon rows of what is multiplied next, soon_rs bytes apart: fetched */
   int64_t     soon_rs;
   int         nsoon;
+  const void *next;  /* nnext rows of C that are written next, next_rs bytes apart, of next_lines */
+  int64_t     next_rs; /* cache lines each: fetched to be written */
+  int         nnext, next_lines;
   void       *c;
   int64_t     c_rs;
   int         rows, cols; /* in [1, mr], [1, nr] */
