@@ -24,8 +24,8 @@
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
 #define AVX512_INLINE static inline __attribute__((always_inline)) AVX512
 
-enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 704,
-       TOGETHER = 256 };
+enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 2048,
+       TOGETHER = 256, NEAR = 1 << 20, WHOLE = 3 << 19 };
 
 /* ---- state ---- */
 
@@ -272,7 +272,8 @@ AVX512 static void pack_rows(void *dst, const tile_strip *s) { pack(dst, s, 0); 
 AVX512 static void pack_cols(void *dst, const tile_strip *s) { pack(dst, s, 1); }
 
 static const tile_kernel kernel = {
-  .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH,
+  .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH, .cols = NEAR,
+  .whole = WHOLE,
   .pack_a = pack_rows, .pack_b = pack_cols, .run = run, .to_half = to_half,
   .begin = tide__tile_amx_begin, .end = tide__tile_amx_end
 };
