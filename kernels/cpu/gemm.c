@@ -18,12 +18,12 @@
 #include "kernels/cpu/tile.h"
 #include "tide/tide.h"
 
-/* Blocking. The columns of B that every panel of A meets before the next ones (COLS_BYTES, or all
- * of B up to WHOLE_BYTES) stay in the second-level cache; panels of A, at most ROWS_BYTES packed at
+/* Blocking. The columns of B that every panel of A meets before the next ones (`cols` bytes of the
+ * kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at most ROWS_BYTES packed at
  * a time, are streamed past them and fetched one ahead, so they may lie further away: the more of
  * them, the less often B is read again. Columns vary fastest, so C is written along its rows.
  * ROUND_BYTES bounds the packed part of B; a wider B is done in rounds. */
-enum { ROWS_BYTES = 3 << 20, COLS_BYTES = 448 << 10, WHOLE_BYTES = 1 << 20, TASKS_PER_THREAD = 4,
+enum { ROWS_BYTES = 3 << 20, TASKS_PER_THREAD = 4,
        LINE = 64, STAGE_ROWS = 256, STAGE_COLS = 1024 };
 static const int64_t ROUND_BYTES = (int64_t)64 << 20;
 
@@ -71,8 +71,8 @@ static void plan_tasks(plan *p)
   if (p->direct) fit = round_up(m, kern->mr);
   if (stage) fit = least(fit, STAGE_ROWS / kern->mr * kern->mr);
   p->mc = least(most(fit, kern->mr), round_up(m, kern->mr));
-  p->nb = most(COLS_BYTES / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
-  if (p->nround * p->kc * kern->esize <= WHOLE_BYTES) p->nb = p->nround;
+  p->nb = most(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
+  if (p->nround * p->kc * kern->esize <= kern->whole) p->nb = p->nround;
   p->ns = stage ? least(p->nround, STAGE_COLS) : p->nround;
   if (p->nthread == 1) return;
   int64_t share = round_up(ceil_div(m, want), kern->mr);
@@ -230,6 +230,22 @@ static void fetch_ahead(const block *b, int64_t i, int64_t j, int64_t k0, int64_
   if (!source) job->soon = b->a + (i + mr + at) * job->soon_rs;
 }
 
+/* Where in C the tile after this one is written. (The stage of earlier blocks of k is near.) */
+static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
+{
+  const plan *p = b->p;
+  const cpu_gemm *g = p->g;
+  int64_t nr = p->kern->nr, mr = p->kern->mr, size = size_of(g->c_dtype);
+  j += nr;
+  if (j >= b->cols || j % p->nb == 0) j = (j - 1) / p->nb * p->nb, i += mr;
+  int64_t rows = least(mr, b->rows - i), cols = least(nr, b->cols - j);
+  if (rows <= 0) return;
+  job->next = (const char *)g->c + ((b->row + i) * g->c_rs + b->col + j) * size;
+  job->next_rs = g->c_rs * size;
+  job->nnext = (int)rows;
+  job->next_lines = (int)ceil_div(cols * size, LINE);
+}
+
 static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc)
 {
   const plan *p = b->p;
@@ -254,6 +270,7 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
     job.c_rs = g->c_rs;
     job.c = (char *)g->c + (row * g->c_rs + col) * csize;
   }
+  if (last || !p->staged) fetch_next_c(b, i, j, &job);
   if (first) job.load = tile_start(p, job.c, job.c_rs, row, col, job.rows, job.cols);
   kern->run(&job);
   if (!last || !p->staged) return;

@@ -7,7 +7,11 @@
  * what a product makes is read back while it is near, and no operand is packed whole.
  *
  * With bf16 the gradients of a span are narrowed into a buffer of their own; dx and dw are summed
- * in f32 and rounded once. Chunks and spans depend on the shape alone, sums run in the order of
+ * in f32 and rounded once. Where bf16 logits of a chunk would allow only few rows, they are made
+ * twice instead ("again"): first for the sums of every row alone, then span by span for the
+ * gradients of all rows. A product more, on matrix units, costs less than dw's f32 sums of all
+ * classes read and written for every few rows, and neither those nor whole rows of logits exist.
+ * Chunks and spans depend on the shape alone, sums run in the order of
  * rows and spans, so results do not depend on threads.
  *
  * Layer 2k. Row strides of x and w are free.
@@ -25,7 +29,9 @@ enum {
   ROW_STEP = 32,           /* a chunk is a multiple of this: whole register tiles */
   SPAN_STEP = 512,         /* likewise a span of classes */
   SPAN_MOST = 2048,
-  GRAIN = 16384            /* elements that are worth a thread */
+  GRAIN = 16384,           /* elements that are worth a thread */
+  FEW_ROWS = 512,          /* bf16: a chunk below this and logits are made again */
+  AGAIN_ROWS = 1024        /* rows at a time then */
 };
 
 /* The operands, and where things lie in the scratch. What is not needed is null. */
@@ -35,12 +41,14 @@ typedef struct plan {
   const k_cross_entropy_attrs *attrs;
   int64_t n, dim, nclass;      /* x [n, dim], w [nclass, dim] */
   int64_t chunk, span, stride; /* rows, classes; floats from one row of logits to the next */
-  float *logits;               /* [chunk, stride] */
+  int again;                   /* logits are made twice, a span at a time */
+  float *logits;               /* [chunk, stride], of all classes or of a span */
   void *grads;                 /* [chunk, span] of x's dtype, unless that is f32 */
-  loss_sum *sums;              /* [chunk] */
-  float *z_target;             /* [chunk] */
+  loss_sum *sums;              /* [chunk], or [n] */
+  float *z_target;             /* likewise */
   float *bias32, *dbias32;     /* [nclass] */
-  float *dx32, *dw32;          /* [chunk, dim], [nclass, dim], unless dx and dw are f32 */
+  float *dx32, *dw32;          /* [chunk, dim], [nclass, dim], unless dx and dw are f32; if
+                                * again [n, dim], and [span, dim] if there are several chunks */
   void *gemm;
   int64_t bytes;
 } plan;
@@ -59,15 +67,19 @@ static int64_t row_stride(int64_t nclass)
 
 /* Besides CHUNK_BYTES, a chunk is a twelfth of what whole logits and their gradient would take in
  * the type of x. */
+static int64_t even_chunks(int64_t n, int64_t most)
+{
+  int64_t nchunk = larger((n + most - 1) / most, 1);
+  return round_up(larger((n + nchunk - 1) / nchunk, 1), ROW_STEP);
+}
+
 static int64_t chunk_rows(const plan *p)
 {
   int64_t row_bytes = p->stride * (int64_t)sizeof(float);
   int64_t share = p->n * row_element_size(p->x->dtype) / 24;
   int64_t most = smaller(CHUNK_BYTES / row_bytes, round_up(share, ROW_STEP));
   most = larger(most, WHOLE_BYTES / row_bytes) / ROW_STEP * ROW_STEP;
-  most = larger(most, ROW_STEP);
-  int64_t nchunk = larger((p->n + most - 1) / most, 1);
-  return round_up(larger((p->n + nchunk - 1) / nchunk, 1), ROW_STEP);
+  return even_chunks(p->n, larger(most, ROW_STEP));
 }
 
 static int64_t span_classes(const plan *p)
@@ -87,13 +99,21 @@ static void *element(const k_tensor *t, int64_t i) { return t->data ? row_at(t, 
 
 static float *offset(float *base, int64_t i) { return base ? base + i : 0; }
 
+/* Logits of the part's classes, first row; and the sums of its rows. */
+static float *part_logits(const plan *p, part t)
+{
+  return offset(p->logits, p->again ? 0 : t.first);
+}
+
+static int64_t part_sums(const plan *p, part t) { return p->again ? t.row : 0; }
+
 /* logits = x w^T + bias */
 static cpu_gemm logits_product(const plan *p, part t)
 {
   cpu_gemm g = { .m = t.m, .n = t.n, .k = p->dim, .a = element(p->x, t.row * p->x->stride[0]),
                  .a_rs = p->x->stride[0], .a_cs = 1,
                  .b = element(p->w, t.first * p->w->stride[0]), .b_rs = 1,
-                 .b_cs = p->w->stride[0], .c = offset(p->logits, t.first), .c_rs = p->stride,
+                 .b_cs = p->w->stride[0], .c = part_logits(p, t), .c_rs = p->stride,
                  .bias = offset(p->bias32, t.first), .ab_dtype = p->x->dtype,
                  .c_dtype = TIDE_F32 };
   return g;
@@ -113,7 +133,8 @@ static int64_t grad_stride(const plan *p)
 /* dx (+)= grad w */
 static cpu_gemm dx_product(const plan *p, part t)
 {
-  float *dx = p->dx && p->dx->dtype == TIDE_F32 ? element(p->dx, t.row * p->dim) : p->dx32;
+  float *dx = offset(p->dx32, p->again ? t.row * p->dim : 0);
+  if (p->dx && p->dx->dtype == TIDE_F32) dx = element(p->dx, t.row * p->dim);
   cpu_gemm g = { .m = t.m, .n = p->dim, .k = t.n, .a = span_grads(p, t.first),
                  .a_rs = grad_stride(p), .a_cs = 1,
                  .b = element(p->w, t.first * p->w->stride[0]), .b_rs = p->w->stride[0],
@@ -127,9 +148,13 @@ static cpu_gemm dw_product(const plan *p, part t, int accumulate)
 {
   cpu_gemm g = { .m = t.n, .n = p->dim, .k = t.m, .a = span_grads(p, t.first), .a_rs = 1,
                  .a_cs = grad_stride(p), .b = element(p->x, t.row * p->x->stride[0]),
-                 .b_rs = p->x->stride[0], .b_cs = 1, .c = offset(p->dw32, t.first * p->dim),
-                 .c_rs = p->dim, .ab_dtype = p->x->dtype, .c_dtype = TIDE_F32,
-                 .accumulate = accumulate };
+                 .b_rs = p->x->stride[0], .b_cs = 1, .c_rs = p->dim,
+                 .ab_dtype = p->x->dtype, .c_dtype = TIDE_F32, .accumulate = accumulate };
+  g.c = offset(p->dw32, p->again ? 0 : t.first * p->dim);
+  if (p->again && p->chunk >= p->n) {
+    g.c = element(p->dw, t.first * p->dim);
+    g.c_dtype = p->dw->dtype;
+  }
   return g;
 }
 
@@ -169,13 +194,15 @@ static void *take(plan *p, int64_t nbytes)
 static void plan_scratch(plan *p)
 {
   p->logits = take(p, p->chunk * p->stride * 4);
-  p->sums = take(p, p->chunk * (int64_t)sizeof(loss_sum));
-  p->z_target = take(p, p->chunk * 4);
+  int64_t nsum = p->again ? p->n : p->chunk;
+  p->sums = take(p, nsum * (int64_t)sizeof(loss_sum));
+  p->z_target = take(p, nsum * 4);
   if (p->bias) p->bias32 = take(p, p->nclass * 4);
   if (p->dbias) p->dbias32 = take(p, p->nclass * 4);
   if (wants_grad(p) && p->x->dtype != TIDE_F32) p->grads = take(p, p->chunk * p->span * 2);
-  if (p->dx && p->dx->dtype != TIDE_F32) p->dx32 = take(p, p->chunk * p->dim * 4);
-  if (p->dw && p->dw->dtype == TIDE_F32) p->dw32 = p->dw->data;
+  if (p->dx && p->dx->dtype != TIDE_F32) p->dx32 = take(p, nsum * p->dim * 4);
+  if (p->dw && p->again) p->dw32 = p->chunk < p->n ? take(p, p->span * p->dim * 4) : 0;
+  else if (p->dw && p->dw->dtype == TIDE_F32) p->dw32 = p->dw->data;
   else if (p->dw) p->dw32 = take(p, p->nclass * p->dim * 4);
   p->gemm = take(p, all_gemm_bytes(p));
 }
@@ -190,6 +217,11 @@ static plan plan_of(const k_call *call)
   p.stride = row_stride(p.nclass);
   p.chunk = chunk_rows(&p);
   p.span = span_classes(&p);
+  p.again = p.x->dtype == TIDE_BF16 && p.chunk < FEW_ROWS && p.chunk < p.n;
+  if (p.again) {
+    p.stride = row_stride(p.span);
+    p.chunk = even_chunks(p.n, AGAIN_ROWS);
+  }
   plan_scratch(&p);
   return p;
 }
@@ -223,24 +255,27 @@ static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
   const job *j = arg;
   const plan *p = j->p;
   int wants_all = p->attrs->label_smoothing != 0;
+  int64_t at = part_sums(p, j->t);
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
     int64_t target = counted_target(p, j->t.row + i) - j->t.first;
-    const float *z = p->logits + i * p->stride + j->t.first;
+    const float *z = part_logits(p, j->t) + i * p->stride;
     if (target + j->t.first < 0) continue;
-    if (j->t.first == 0) p->sums[i] = tide__loss_sum_empty();
-    tide__loss_sum_add(&p->sums[i], z, TIDE_F32, j->t.n, wants_all);
-    if (target >= 0 && target < j->t.n) p->z_target[i] = z[target];
+    if (j->t.first == 0) p->sums[at + i] = tide__loss_sum_empty();
+    tide__loss_sum_add(&p->sums[at + i], z, TIDE_F32, j->t.n, wants_all);
+    if (target >= 0 && target < j->t.n) p->z_target[at + i] = z[target];
   }
 }
 
 static double sum_of_losses(const plan *p, part t)
 {
   double loss = 0;
+  const loss_sum *sums = p->sums + part_sums(p, t);
+  const float *z_target = p->z_target + part_sums(p, t);
   for (int64_t i = 0; i < t.m; i++) {
     if (counted_target(p, t.row + i) < 0) continue;
-    loss_norm norm = tide__loss_sum_norm(&p->sums[i]);
-    loss += tide__loss_value(p->z_target[i], norm, p->sums[i].all, p->nclass, p->attrs);
+    loss += tide__loss_value(z_target[i], tide__loss_sum_norm(&sums[i]), sums[i].all, p->nclass,
+                             p->attrs);
   }
   return loss;
 }
@@ -252,6 +287,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
   int dtype = p->x->dtype;
   int64_t size = row_element_size(dtype);
   char *base = (char *)span_grads(p, j->t.first);
+  const loss_sum *sums = p->sums + part_sums(p, j->t);
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
     int64_t target = counted_target(p, j->t.row + i);
@@ -260,8 +296,8 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
       memset(grad, 0, (size_t)(j->t.n * size));
       continue;
     }
-    loss_slope s = tide__loss_slope(tide__loss_sum_norm(&p->sums[i]), 1, p->nclass, p->attrs);
-    tide__loss_grad(grad, dtype, p->logits + i * p->stride + j->t.first, TIDE_F32, j->t.n,
+    loss_slope s = tide__loss_slope(tide__loss_sum_norm(&sums[i]), 1, p->nclass, p->attrs);
+    tide__loss_grad(grad, dtype, part_logits(p, j->t) + i * p->stride, TIDE_F32, j->t.n,
                     target - j->t.first, s, 0, 0);
   }
 }
@@ -332,25 +368,82 @@ static void zero(const k_tensor *t, int64_t i, int64_t n)
 
 /* ---- the op ---------------------------------------------------------------------------------- */
 
-typedef struct rounding { const k_tensor *to; const float *from; } rounding;
+/* from[0] goes to element `first` of to. */
+typedef struct rounding { const k_tensor *to; const float *from; int64_t first; } rounding;
 
 static void round_elements(void *arg, int64_t begin, int64_t end, int thread)
 {
   const rounding *r = arg;
   (void)thread;
-  row_narrow(row_at(r->to, begin), r->from + begin, r->to->dtype, end - begin);
+  row_narrow(row_at(r->to, r->first + begin), r->from + begin, r->to->dtype, end - begin);
 }
 
 /* dw and dbias from their sums; `any`: something was added. */
 static void finish_sums(const plan *p, int any)
 {
-  rounding r = { p->dw, p->dw32 };
+  rounding r = { p->dw, p->dw32, 0 };
   int64_t nw = p->nclass * p->dim;
   if (p->dw && !any) zero(p->dw, 0, nw);
-  else if (p->dw && p->dw->dtype != TIDE_F32) {
+  else if (p->dw && p->dw->dtype != TIDE_F32 && !p->again) {
     tide__pool_for(p->call->nthread, nw, GRAIN, round_elements, &r);
   }
   if (p->dbias) row_narrow(p->dbias->data, p->dbias32, p->dbias->dtype, p->nclass);
+}
+
+/* The loss; any: whether a token counts. */
+static double run_chunks(const plan *p, int *any)
+{
+  double loss = 0;
+  for (part t = { 0, 0, 0, 0 }; t.row < p->n; t.row += p->chunk) {
+    t.m = smaller(p->chunk, p->n - t.row);
+    if (any_counts(p, t)) {
+      loss += run_chunk(p, t, *any);
+      *any = 1;
+    } else if (p->dx) {
+      zero(p->dx, t.row * p->dim, t.m * p->dim);
+    }
+  }
+  return loss;
+}
+
+/* ---- logits made again: both walks go over all rows, a span of classes at a time -------------- */
+
+/* The sums of the rows, or with grads the gradients, of the span that t names. */
+static void run_span(const plan *p, part t, int grads)
+{
+  int added = 0;
+  for (t.row = 0; t.row < p->n; t.row += p->chunk) {
+    t.m = smaller(p->chunk, p->n - t.row);
+    if (!any_counts(p, t)) continue;
+    multiply(p, logits_product(p, t));
+    over_rows(p, t, grads ? logits_to_grads : add_to_sums);
+    if (grads) use_grads(p, t, added);
+    added = 1;
+  }
+  if (!grads || !p->dw32) return;
+  rounding r = { p->dw, p->dw32, t.first * p->dim };
+  tide__pool_for(p->call->nthread, t.n * p->dim, GRAIN, round_elements, &r);
+}
+
+static double run_spans(const plan *p, int *any)
+{
+  part all = { 0, p->n, 0, p->nclass };
+  *any = any_counts(p, all);
+  if (!*any && p->dx) zero(p->dx, 0, p->n * p->dim);
+  if (!*any) return 0;
+  for (int grads = 0; grads <= wants_grad(p); grads++) {
+    for (part t = { 0, 0, 0, 0 }; t.first < p->nclass; t.first += p->span) {
+      t.n = smaller(p->span, p->nclass - t.first);
+      run_span(p, t, grads);
+    }
+  }
+  for (part t = { 0, 0, 0, 0 }; t.row < p->n && p->dx32; t.row += p->chunk) {
+    t.m = smaller(p->chunk, p->n - t.row);
+    int64_t at = t.row * p->dim, n = t.m * p->dim;
+    if (any_counts(p, t)) row_narrow(element(p->dx, at), p->dx32 + at, p->dx->dtype, n);
+    else zero(p->dx, at, n);
+  }
+  return sum_of_losses(p, all);
 }
 
 int k_cpu_linear_cross_entropy(const k_call *call)
@@ -364,16 +457,7 @@ int k_cpu_linear_cross_entropy(const k_call *call)
   }
   if (p.bias) row_widen(p.bias32, p.bias->data, p.bias->dtype, p.nclass);
   if (p.dbias) memset(p.dbias32, 0, (size_t)p.nclass * 4);
-  double loss = 0;
-  for (part t = { 0, 0, 0, 0 }; t.row < p.n; t.row += p.chunk) {
-    t.m = smaller(p.chunk, p.n - t.row);
-    if (any_counts(&p, t)) {
-      loss += run_chunk(&p, t, any);
-      any = 1;
-    } else if (p.dx) {
-      zero(p.dx, t.row * p.dim, t.m * p.dim);
-    }
-  }
+  double loss = p.again ? run_spans(&p, &any) : run_chunks(&p, &any);
   *(float *)call->out[0].data = (float)loss;
   finish_sums(&p, any);
   return TIDE_OK;

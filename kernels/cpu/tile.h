@@ -30,6 +30,9 @@ typedef struct tile_job {
   int64_t     c_rs;
   int         rows, cols; /* in [1, mr], [1, nr] */
   int         load;       /* start from what c holds, not from zero */
+  const void *next;       /* nnext rows of C that are written next, next_rs bytes apart, of */
+  int64_t     next_rs;    /* next_lines cache lines each: fetched to be written */
+  int         nnext, next_lines;
 } tile_job;
 
 /* rows x cols of f32 at src, rounded to bf16 or f16 at dst. */
@@ -66,6 +69,8 @@ typedef struct tile_kernel {
   /* Around all run calls of a thread's task; may be null. */
   void (*begin)(void);
   void (*end)(void);
+  int cols;            /* bytes of packed B that panels of A meet before the next columns, */
+  int whole;           /* or all of B, up to this many */
 } tile_kernel;
 
 /* f32 (also for bf16 and f16 operands) or f64, for the given set of instructions; never null. */

@@ -3,7 +3,10 @@
  * The one idea: each step loads two tiles of A and two of B (1 KiB each, 32 of k) for four tile
  * products, so one KiB moves per product and the unit stays busy from the first-level cache. A is
  * packed as rows of 32 k; B as rows of 16 pairs of k ("pair rows"), which is what the unit reads;
- * one form is the other transposed in 32-bit pieces, so a single routine packs both.
+ * one form is the other transposed in 32-bit pieces, so a single routine packs both. A panel of A
+ * stays in the first-level cache (DEPTH is chosen for that) while panels of B pass by it from the
+ * second level, loaded with the hint that keeps them from pushing A out; and the lines of C that
+ * the next tile writes are fetched meanwhile: a tile takes less time than a miss on each of its rows.
  *
  * Layer 2k. See tile.h. Tile registers are configured per task and released at its end: the state
  * costs every context switch as long as it is live. The unit flushes denormals by itself.
@@ -21,7 +24,8 @@
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
 #define AVX512_INLINE static inline __attribute__((always_inline)) AVX512
 
-enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 2048 };
+enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 2048,
+       TOGETHER = 256, NEAR = 1 << 20, WHOLE = 3 << 19 };
 
 /* ---- state ---- */
 
@@ -48,19 +52,31 @@ AVX512_INLINE __mmask32 lanes(int64_t n)
   return n >= 32 ? 0xffffffffu : n <= 0 ? 0u : (1u << n) - 1;
 }
 
+/* The next rows to be written, a share of them at each step. */
+typedef struct fetch { const char *at; int64_t rs; int left, each, lines; } fetch;
+
+static inline __attribute__((always_inline)) void fetch_some(fetch *f)
+{
+  for (int i = 0; i < f->each && f->left > 0; i++, f->left--, f->at += f->rs)
+    for (int l = 0; l < f->lines; l++) __builtin_prefetch(f->at + 64 * l, 1, 3);
+}
+
 /* Leaves the product in tiles 0 (top left), 1 (top right), 2, 3 (bottom). */
 static inline __attribute__((always_inline)) void multiply(const tile_job *job)
 {
   const char *a = job->a, *b = job->b, *soon = job->soon ? job->soon : a;
   int64_t rs = job->a_rs ? job->a_rs : 64, low = job->a_rs ? PART * rs : TILE_BYTES;
-  int64_t step = job->a_rs ? 2 * STEP : 2 * TILE_BYTES;
+  int64_t step = job->a_rs ? 2 * STEP : 2 * TILE_BYTES, nstep = job->k / STEP;
+  fetch out = {.at = job->next, .rs = job->next_rs, .left = job->nnext, .lines = job->next_lines};
+  out.each = (int)((job->nnext + nstep - 1) / nstep);
   for (int64_t p = job->k; p > 0; p -= STEP, a += step, b += 2 * TILE_BYTES) {
     for (int i = 0; i < job->nsoon; i++) __builtin_prefetch(soon + i * job->soon_rs, 0, 2);
     soon += 2 * STEP;
-    TILE_LOAD(6, b, 64);
+    fetch_some(&out);
+    TILE_LOAD_ONCE(6, b, 64);
     TILE_LOAD(4, a, rs);
     TILE_DOT(0, 4, 6);
-    TILE_LOAD(7, b + TILE_BYTES, 64);
+    TILE_LOAD_ONCE(7, b + TILE_BYTES, 64);
     TILE_DOT(1, 4, 7);
     TILE_LOAD(5, a + low, rs);
     TILE_DOT(2, 5, 6);
@@ -155,30 +171,16 @@ AVX512_INLINE void transpose16(__m512i r[16])
   }
 }
 
-/* r[i] = 32 of k of row i, from a source that runs along k. */
+/* r[i] = 32 of k of row i, from a source that runs along k. The same of 16 rows on is fetched. */
 AVX512_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
   const uint16_t *src = (const uint16_t *)s->src + i0 * s->is + p;
   int64_t rows = s->n - i0;
   __mmask32 mask = lanes(s->k - p);
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; i++)
+  for (int i = 0; i < 16; i++) {
     r[i] = i < rows ? _mm512_maskz_loadu_epi16(mask, src + i * s->is) : _mm512_setzero_si512();
-}
-
-/* r[q] = (k = p + 2q, k + 1) of rows i0..i0+15, from a source that runs along the rows. */
-AVX512_INLINE void load_pairs(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
-{
-  const uint16_t *src = (const uint16_t *)s->src + i0 + p * s->ps;
-  __mmask16 mask = (__mmask16)lanes(s->n - i0 < 16 ? s->n - i0 : 16);
-  int64_t deep = s->k - p;
-#pragma GCC unroll 16
-  for (int q = 0; q < 16; q++) {
-    __m256i even = _mm256_setzero_si256(), odd = even;
-    if (2 * q < deep) even = _mm256_maskz_loadu_epi16(mask, src + 2 * q * s->ps);
-    if (2 * q + 1 < deep) odd = _mm256_maskz_loadu_epi16(mask, src + (2 * q + 1) * s->ps);
-    __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16);
-    r[q] = _mm512_or_si512(wide, _mm512_cvtepu16_epi32(even));
+    if (i + PART < rows) _mm_prefetch(src + (i + PART) * s->is, _MM_HINT_T0);
   }
 }
 
@@ -193,7 +195,8 @@ AVX512_INLINE void load_any(__m512i r[16], const tile_strip *s, int64_t i0, int6
   for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(t[i]);
 }
 
-/* 32 rows of a source that runs along the rows, 32 of k, straight into the two tiles of pairs. */
+/* 32 rows of a source that runs along the rows, 32 of k, into two tiles of pairs. The next 32 of k
+ * are fetched. */
 AVX512_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t p)
 {
   /* Which 16-bit pieces of (even, odd) make up the first and the second half, in pairs. */
@@ -206,6 +209,8 @@ AVX512_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t
   __mmask32 mask = lanes(s->n - i0);
   int64_t deep = s->k - p;
   for (int q = 0; q < 16; q++, src += 2 * s->ps, to += 64) {
+    if (2 * q + STEP < deep) _mm_prefetch(src + STEP * s->ps, _MM_HINT_T0);
+    if (2 * q + STEP + 1 < deep) _mm_prefetch(src + (STEP + 1) * s->ps, _MM_HINT_T0);
     __m512i even = _mm512_setzero_si512(), odd = even;
     if (2 * q < deep) even = _mm512_maskz_loadu_epi16(mask, src);
     if (2 * q + 1 < deep) odd = _mm512_maskz_loadu_epi16(mask, src + s->ps);
@@ -214,24 +219,50 @@ AVX512_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t
   }
 }
 
+AVX512_INLINE void store_tile(char *to, const __m512i r[16])
+{
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) _mm512_store_si512(to + 64 * i, r[i]);
+}
+
+/* A source that runs along the rows: several panels at a time, so that a line of the source is
+ * followed by its neighbours. */
+AVX512_INLINE void pack_across(char *to, const tile_strip *s, const int pairs)
+{
+  const int64_t panel = SIDE * s->k_pad * 2;
+  for (int64_t i0 = 0; i0 < s->n; i0 += TOGETHER, to += TOGETHER / SIDE * panel) {
+    int64_t end = s->n - i0 < TOGETHER ? s->n : i0 + TOGETHER;
+    for (int64_t p = 0; p < s->k_pad; p += STEP) {
+      char *at = to + p * SIDE * 2;
+      for (int64_t i = i0; i < end; i += SIDE, at += panel) {
+        _Alignas(64) char tile[2 * TILE_BYTES];
+        pack_pairs(pairs ? at : tile, s, i, p);
+        for (int part = 0; part < 2 && !pairs; part++) {
+          __m512i r[16];
+#pragma GCC unroll 16
+          for (int q = 0; q < 16; q++) r[q] = _mm512_load_si512(tile + part * TILE_BYTES + 64 * q);
+          transpose16(r);
+          store_tile(at + part * TILE_BYTES, r);
+        }
+      }
+    }
+  }
+}
+
 AVX512_INLINE void pack(char *to, const tile_strip *s, const int pairs)
 {
-  int is_pairs = s->is == 1 && s->ps != 1;
+  if (s->is == 1 && s->ps != 1) {
+    pack_across(to, s, pairs);
+    return;
+  }
   for (int64_t i0 = 0; i0 < s->n; i0 += SIDE) {
     for (int64_t p = 0; p < s->k_pad; p += STEP) {
-      if (is_pairs && pairs) {
-        pack_pairs(to, s, i0, p);
-        to += 2 * TILE_BYTES;
-        continue;
-      }
       for (int part = 0; part < SIDE; part += PART, to += TILE_BYTES) {
         __m512i r[16];
-        if (is_pairs) load_pairs(r, s, i0 + part, p);
-        else if (s->ps == 1) load_rows(r, s, i0 + part, p);
+        if (s->ps == 1) load_rows(r, s, i0 + part, p);
         else load_any(r, s, i0 + part, p);
-        if (is_pairs != pairs) transpose16(r);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) _mm512_store_si512(to + 64 * i, r[i]);
+        if (pairs) transpose16(r);
+        store_tile(to, r);
       }
     }
   }
@@ -241,7 +272,8 @@ AVX512 static void pack_rows(void *dst, const tile_strip *s) { pack(dst, s, 0); 
 AVX512 static void pack_cols(void *dst, const tile_strip *s) { pack(dst, s, 1); }
 
 static const tile_kernel kernel = {
-  .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH,
+  .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH, .cols = NEAR,
+  .whole = WHOLE,
   .pack_a = pack_rows, .pack_b = pack_cols, .run = run, .to_half = to_half,
   .begin = tide__tile_amx_begin, .end = tide__tile_amx_end
 };

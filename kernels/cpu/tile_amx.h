@@ -14,6 +14,9 @@
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p, stride) \
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
+/* The same for what is not needed again soon: it leaves the first-level cache to others. */
+#define TILE_LOAD_ONCE(t, p, stride) \
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
   __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
 /* c += a * b: rows of 32 bf16 in a, rows of 16 pairs in b, f32 in c. */

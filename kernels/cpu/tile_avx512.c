@@ -204,7 +204,8 @@ PACK(pack_rows, ROWS)
 PACK(pack_cols, COLS)
 
 static const tile_kernel kernel = {
-  .mr = ROWS, .nr = COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = DEPTH,
+  .mr = ROWS, .nr = COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = DEPTH, .cols = 448 << 10,
+  .whole = 1 << 20,
   .pack_a = pack_rows, .pack_b = pack_cols, .run = run, .to_half = tide__tile_to_half
 };
 

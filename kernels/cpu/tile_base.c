@@ -105,12 +105,14 @@ static void run_f32(const tile_job *job) { TILE_BODY(float, vec_f32, F32_COLS); 
 static void run_f64(const tile_job *job) { TILE_BODY(double, vec_f64, F64_COLS); }
 
 static const tile_kernel base_f32 = {
-  .mr = ROWS, .nr = F32_COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = 256,
+  .mr = ROWS, .nr = F32_COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = 256, .cols = 448 << 10,
+  .whole = 1 << 20,
   .pack_a = tide__tile_pack_f32, .pack_b = tide__tile_pack_f32, .run = run_f32,
   .to_half = tide__tile_to_half
 };
 static const tile_kernel base_f64 = {
-  .mr = ROWS, .nr = F64_COLS, .kr = 1, .esize = 8, .f64 = 1, .kc = 256,
+  .mr = ROWS, .nr = F64_COLS, .kr = 1, .esize = 8, .f64 = 1, .kc = 256, .cols = 448 << 10,
+  .whole = 1 << 20,
   .pack_a = tide__tile_pack_f64, .pack_b = tide__tile_pack_f64, .run = run_f64
 };
 
@@ -123,12 +125,14 @@ AVX2 static void run_f32_avx2(const tile_job *job) { TILE_BODY(float, vec_f32, F
 AVX2 static void run_f64_avx2(const tile_job *job) { TILE_BODY(double, vec_f64, F64_COLS); }
 
 static const tile_kernel avx2_f32 = {
-  .mr = ROWS, .nr = F32_COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = 256,
+  .mr = ROWS, .nr = F32_COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = 256, .cols = 448 << 10,
+  .whole = 1 << 20,
   .pack_a = tide__tile_pack_f32, .pack_b = tide__tile_pack_f32, .run = run_f32_avx2,
   .to_half = tide__tile_to_half
 };
 static const tile_kernel avx2_f64 = {
-  .mr = ROWS, .nr = F64_COLS, .kr = 1, .esize = 8, .f64 = 1, .kc = 256,
+  .mr = ROWS, .nr = F64_COLS, .kr = 1, .esize = 8, .f64 = 1, .kc = 256, .cols = 448 << 10,
+  .whole = 1 << 20,
   .pack_a = tide__tile_pack_f64, .pack_b = tide__tile_pack_f64, .run = run_f64_avx2
 };
 
