@@ -149,7 +149,8 @@ describe('ssd_scan', function()
 
    it('does not depend on the number of threads, backward included', function()
       finally(function() tide.set_nthread(2) end)
-      local packed = tide.sequence_index(tide.tensor({ 0, 7, 64, 131, 200 }, { dtype = 'i32' }), 200)
+      local cu = tide.tensor({ 0, 7, 64, 131, 200 }, { dtype = 'i32' })
+      local packed = tide.sequence_index(cu, 200)
       for _, heads in ipairs { { 18, 1 }, { 5, 1 }, { 6, 6 }, { 26, 2 } } do
          local i = make(200, heads[1], 16, heads[2], 32, 'f32')
          local function bits(n, q)

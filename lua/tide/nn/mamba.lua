@@ -167,10 +167,17 @@ local divide = tide.grad.func {
    end,
 }
 
+-- The convolution's weight [channels, taps] and bias (nil if it has none).
+function Mamba2:filter()
+   local weight = self.conv1d.weight
+   return weight:reshape(weight:size(1), self.taps), self.conv1d.bias
+end
+
 -- The convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d. Works on
--- anything that has the layer's parameters, or some of their channels, and conv_dim, taps, conv.
+-- anything that has filter and conv, for some of the channels too.
 function Mamba2:convolve(xBC, opts)
-   return self.conv(xBC, self.conv1d.weight:reshape(self.conv_dim, self.taps), self.conv1d.bias, {
+   local weight, bias = self:filter()
+   return self.conv(xBC, weight, bias, {
       silu = true, sequence = opts.sequence, initial = opts.initial,
       return_last = opts.return_last })
 end
