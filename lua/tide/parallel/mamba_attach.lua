@@ -175,9 +175,10 @@ local function hand_over(batch, layer, device)
 end
 
 local function rows_of(batch)
-   return kept(batch, 'rows', function(r) return r.places:is_gone() end, function()
-      local map = batch.context.map
-      return exchange.rows(map:restore('i64', 'cpu'), map.size, map.count)
+   return kept(batch, 'rows', function(r) return r.order and r.order:is_gone() end, function()
+      local map, list = batch.context.map, {}
+      for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
+      return exchange.rows(list, map.count)
    end)
 end
 

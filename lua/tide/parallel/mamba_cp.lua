@@ -231,6 +231,27 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
 end
 
+-- The runs of every rank where each document is cut in 2 W chunks: chunks r and 2 W - 1 - r.
+local function zigzag_runs(op, cu, W)
+   local list = {}
+   for r = 0, W - 1 do list[r + 1] = {} end
+   for d = 1, #cu - 1 do
+      local length = cu[d + 1] - cu[d]
+      local c = length / (2 * W)
+      if length % (2 * W) ~= 0 then
+         err.raise('E_ARG', op, 'document %d has %d tokens, expected a multiple of %d (2 W)', d - 1,
+            length, 2 * W)
+      end
+      for r = 0, W - 1 do
+         local runs = list[r + 1]
+         local n = #runs
+         runs[n + 1], runs[n + 2] = cu[d] + r * c, c
+         runs[n + 3], runs[n + 4] = cu[d] + (2 * W - 1 - r) * c, c
+      end
+   end
+   return list
+end
+
 -- Where the tokens of all ranks lie, kept for calls with the same cu.
 local function rows_for(self, op, cu, tokens)
    local kept = self.rows
@@ -240,7 +261,7 @@ local function rows_for(self, op, cu, tokens)
       err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
          2 * self.size)
    end
-   local rows = exchange.rows(mamba_cp.pre_index(list, self.size), self.size, tokens / self.size)
+   local rows = exchange.rows(zigzag_runs(op, list, self.size), tokens / self.size)
    self.rows = { cu = cu, tokens = tokens, rows = rows }
    return rows
 end

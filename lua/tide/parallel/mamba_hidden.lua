@@ -11,7 +11,6 @@ local tide = require 'tide'
 local exchange = require 'tide.parallel.mamba_exchange'
 local split = require 'tide.parallel.mamba_split'
 local Mamba2 = require('tide.nn.mamba').Mamba2
-local divide = require('tide.nn.mamba').divide
 
 local hidden = {}
 
@@ -88,14 +87,14 @@ end
 -- rows: of mamba_exchange.rows; sequence: [B or 1, T] of the whole sequence, or nil.
 function hidden.inner(layer, projected, comm, plan, rows, sequence)
    local part = plan.part
-   local mine, z = exchange.enter(projected, comm, plan.go, rows, layer.inner_dim)
    local own = part_of(layer, part)
+   local xBC, dt, z = exchange.enter(projected, comm, plan.go, rows, { own.conv_dim, part.heads },
+      layer.inner_dim)
    local y
    if part.heads == 0 then
-      y = nothing(own, mine)
+      y = nothing(own, xBC)
    else
       local at = { sequence = sequence }
-      local xBC, dt = divide(mine, { own.conv_dim, part.heads })
       xBC = Mamba2.convolve(own, xBC, at)
       if part.list then xBC = spread(xBC, own, part) end
       y = Mamba2.recur(own, xBC, dt, at)
