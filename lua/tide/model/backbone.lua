@@ -95,12 +95,25 @@ end
 
 local at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
 
+local function check_index(op, name, t)
+   if t ~= nil and not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2) then
+      err.arg(op, name, 'a tensor [batch or 1, tokens, 2] of (document, position)', t)
+   end
+end
+
 -- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
 -- and, for attention, q_index and k_index; positions; caches, one table a layer, for generation;
 -- context, of a sequence of which ids are this rank's part (parallel.cp).
 local function placement(op, opts, ids)
    opts = err.options(op, opts, at_fields)
    local context = nn.context.of(op, opts, ids)
+   if opts.caches ~= nil then err.type(op, 'caches', opts.caches, 'table') end
+   for _, name in ipairs { 'positions', 'sequence' } do
+      if opts[name] ~= nil and not tide.is_tensor(opts[name]) then
+         err.arg(op, name, 'a tensor [batch or 1, tokens]', opts[name])
+      end
+   end
+   for _, name in ipairs { 'index', 'q_index', 'k_index' } do check_index(op, name, opts[name]) end
    local sequence = opts.sequence
    local index = opts.q_index or opts.index
    if not sequence and index then sequence = sequence_of(index:select(3, 1)) end
@@ -133,6 +146,7 @@ end
 -- As of model.llama: the sum of the token losses divided by opts.count.
 function Backbone:loss(ids_BT, labels_BT, opts)
    local place, rest = {}, {}
+   if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
    for k, v in each(opts or {}) do rest[k] = v end
    for _, k in ipairs(at_fields) do place[k], rest[k] = rest[k], nil end
    if rest.shift then

@@ -42,7 +42,7 @@ function attach.price(layer, map, opts)
    local op = 'parallel.mamba_cp.price'
    opts = err.options(op, opts, { 'rows', 'dtype', 'rank' })
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
-   err.type(op, 'map', map, 'table')
+   if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
    local rows, size = err.integer(op, 'rows', opts.rows or 1, 1), bytes_of[opts.dtype or 'f32']
    if not size then err.arg(op, 'dtype', 'a floating dtype', opts.dtype) end
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
@@ -91,8 +91,9 @@ end
 -- Refuses at once what could only fail in the first batch: a method on a layout of cp_map.
 function attach.check_layout(op, method, kind)
    if method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag' then
-      err.raise('E_UNSUPPORTED', op, "method 'state' of Mamba-2 layers needs layout contiguous or "
-         .. "zigzag, not '%s'; use 'hidden' or 'auto'", kind)
+      err.raise('E_UNSUPPORTED', op, "method 'state' of Mamba-2 layers hands the state from run to "
+         .. 'run of tokens, which must be equally many and equally long on all ranks: layout '
+         .. "contiguous or zigzag, not '%s'; use 'hidden' (any layout) or 'auto'", kind)
    end
 end
 

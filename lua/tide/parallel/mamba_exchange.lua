@@ -265,9 +265,9 @@ local function check(op, x, comm, rows, width, tokens)
    end
 end
 
--- x [B, L, P] of this rank's tokens -> all tokens in the order of the sequence, this rank's channels
--- [B, T, w], as one result or one for each of widths, which add up to w and cut no run. kept: as
--- many of the first channels do not travel; they are the last result.
+-- x [B, L, P] of this rank's tokens -> [B, T, w]: all tokens in the order of the sequence, of this
+-- rank's channels, as one result or one for each of widths, which add up to w and cut no run. kept:
+-- as many of the first channels do not travel; they are the last result.
 function exchange.enter(x, comm, cols, rows, widths, kept)
    check('parallel.mamba_cp.enter', x, comm, rows, cols.width, rows.count)
    return enter_fn(x, comm, cols, rows, widths or { cols.widths[comm.rank + 1] }, kept or 0)

@@ -41,7 +41,8 @@ end
 -- reason if the ranks do not all have the same number of runs of the same length.
 function state.runs(map)
    if map.kind ~= 'contiguous' and map.kind ~= 'zigzag' then
-      return nil, ("a '%s' layout; it wants contiguous or zigzag"):format(map.kind)
+      return nil, ("a '%s' layout; its runs must be equally many and long on all ranks, as those "
+         .. 'of contiguous and zigzag are'):format(map.kind)
    end
    local out = { ranks = {} }
    for r = 0, map.size - 1 do
@@ -171,7 +172,8 @@ function state.prepare(map, K, sequence, device)
    local op = 'parallel.mamba_cp'
    local runs, why = state.runs(map)
    if not runs then
-      err.raise('E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden'", why)
+      err.raise('E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden' (any "
+         .. 'layout)', why)
    end
    local all, between, feeds = feeding(runs, map.rank)
    local h = halo_plan(map, runs, K)
