@@ -95,6 +95,14 @@ describe('Mamba-2 over ranks equals one rank', function()
       end
    end)
 
+   it('keeps NaN within its document, to the bit', function()
+      for _, method in ipairs { 'hidden', 'state' } do
+         for _, kind in ipairs { 'contiguous', 'zigzag' } do
+            for _, n in ipairs { 2, 3 } do case.check_isolated(n, method, kind) end
+         end
+      end
+   end)
+
    it('in f64 and bf16', function()
       for _, method in ipairs { 'hidden', 'state' } do
          check(3, { method = method, kind = 'zigzag', length = 48, cu = { 0, 20, 48 },
