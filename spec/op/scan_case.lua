@@ -89,7 +89,7 @@ function case.check(T, chunk, o, dtype)
    for name, t in pairs(want) do
       local scale = math.max(1e-2, t:abs():amax():item())
       local off = (got[name] - t):abs():amax():item()
-      if not (off <= tolerance[dtype] * scale) then
+      if off ~= off or off > tolerance[dtype] * scale then
          error(('%s, %d tokens in chunks of %d, %s: off by %g of %g'):format(o.name, T, chunk, name,
             off, scale), 2)
       end

@@ -178,7 +178,7 @@ describe('ssd_scan', function()
          local names = { 'x', 'dt', 'B', 'C', 'dy' }
          local cu = { 0, 1, 2, 19, 33, 96, 128, 129, T }
          local q = tide.sequence_index(tide.tensor(cu, { dtype = 'i32' }), T)
-         local function run(name, at, value)
+         local function with(name, at, value)
             local c = {}
             for k, v in pairs(i) do c[k] = v:clone() end
             c.dy = dy:clone()
@@ -191,16 +191,16 @@ describe('ssd_scan', function()
          local function bytes(out, name, first, last)
             return first > last and '' or out[name]:slice(2, first, last):to_string_bytes()
          end
-         local want = run()
+         local want = with()
          for k = 1, #cu - 1 do
             local first, last = cu[k] + 1, cu[k + 1]
             for _, name in ipairs(names) do
                local value = k % 2 == 0 and math.huge or 0 / 0
-               local got = run(name, math.floor((first + last) / 2), value)
-               for part in pairs(want) do
-                  assert.is_true(bytes(want, part, 1, first - 1) == bytes(got, part, 1, first - 1)
-                     and bytes(want, part, last + 1, T) == bytes(got, part, last + 1, T),
-                     ('%s of sequence %d shows in %s'):format(name, k, part))
+               local got = with(name, math.floor((first + last) / 2), value)
+               for field in pairs(want) do
+                  assert.is_true(bytes(want, field, 1, first - 1) == bytes(got, field, 1, first - 1)
+                     and bytes(want, field, last + 1, T) == bytes(got, field, last + 1, T),
+                     ('%s of sequence %d shows in %s'):format(name, k, field))
                end
             end
          end

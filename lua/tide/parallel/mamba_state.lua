@@ -147,8 +147,8 @@ local function feeding(runs, rank)
 end
 
 -- sequence [B', T] -> of the runs of this rank [B' R, c], and the masks that documents make: halo
--- [B', R, K - 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). What they
--- leave out is replaced by zeros, not multiplied with them: it may be NaN.
+-- [B', R, K - 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). What
+-- they leave out is replaced by zeros, not multiplied with them: it may be NaN.
 local function documents(batch, sequence, map, all, take_positions)
    local rows, R, c = sequence:size(1), batch.R, batch.c
    local own = sequence:index_select(2, map:index('i64', sequence.device))
@@ -291,7 +291,7 @@ local sums_after = tide.grad.func {
 -- Of each run: the state that it makes from zero [B R, H, P N] and the logarithm of its total decay
 -- [B R, H, 1]. xBC after the convolution.
 local function contributions(layer, xBC, dt, batch, B)
-   local n, c, H, P = xBC:size(1), batch.c, layer.heads, layer.head_dim
+   local n, H, P = xBC:size(1), layer.heads, layer.head_dim
    local G, N, I = layer.groups, layer.state, layer.inner_dim
    local step = (wide(dt) + wide(layer.dt_bias)):softplus()
    if layer.dt_limit then step = step:clamp(layer.dt_limit[1], layer.dt_limit[2]) end
