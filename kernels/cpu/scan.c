@@ -4,7 +4,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/sequence.h"
 
-enum { HEADS = 8, MAX_BLOCKS = 8, LINE = 64 };
+enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks a thread, so that uneven ones even out */
 
 static int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -20,6 +20,15 @@ static const tile_kernel *choose(int dtype)
   return kern ? kern : tide__tile_kernel_base(isa, 0);
 }
 
+/* Blocks of a group's heads, as equal as can be. C B' is made again in each. */
+static void cut_heads(ssd *s, int nthread)
+{
+  int64_t n = s->G > 0 ? s->H / s->G : 0, list = s->nb * s->G, least_of = (n + HEADS - 1) / HEADS;
+  int64_t want = nthread > 1 && list > 0 ? (EACH * nthread + list - 1) / list : 1;
+  s->nblock = least(n, want > least_of ? want : least_of);
+  s->heads = s->nblock > 0 ? (n + s->nblock - 1) / s->nblock : 0;
+}
+
 void tide__ssd_plan(ssd *s, const k_call *call, const k_tensor *in)
 {
   s->x = in, s->dt = in + 1, s->A = in + 2, s->B = in + 3, s->C = in + 4, s->D = in + 5;
@@ -29,9 +38,7 @@ void tide__ssd_plan(ssd *s, const k_call *call, const k_tensor *in)
   s->G = in[3].shape[2], s->N = in[3].shape[3];
   s->Q = least(s->attrs->chunk, s->T > 0 ? s->T : 1);
   s->nchunk = (s->T + s->attrs->chunk - 1) / s->attrs->chunk;
-  int64_t per_group = s->G > 0 ? s->H / s->G : 0, fair = (per_group + MAX_BLOCKS - 1) / MAX_BLOCKS;
-  s->heads = fair > HEADS ? fair : HEADS;
-  s->nblock = (per_group + s->heads - 1) / s->heads;
+  cut_heads(s, call->nthread);
   s->kern = choose(s->x->dtype);
   s->half = s->kern->esize == 2;
   s->ld = round_up(s->Q, 32);
@@ -41,19 +48,38 @@ int64_t tide__ssd_tasks(const ssd *s) { return s->nb * s->G * s->nblock; }
 
 void tide__ssd_task(const ssd *s, int64_t i, ssd_at *at)
 {
-  int64_t per_group = s->H / s->G;
-  at->block = i % s->nblock;
+  int64_t n = s->H / s->G, k = i % s->nblock, first = n * k / s->nblock;
   at->g = i / s->nblock % s->G;
   at->b = i / s->nblock / s->G;
-  at->h0 = at->g * per_group + at->block * s->heads;
-  at->nh = least(s->heads, (at->g + 1) * per_group - at->h0);
+  at->h0 = at->g * n + first;
+  at->nh = n * (k + 1) / s->nblock - first;
 }
 
 void tide__ssd_chunk(const ssd *s, ssd_at *at, int64_t c)
 {
   at->c = c;
   at->t0 = c * s->attrs->chunk;
-  at->n = least(s->attrs->chunk, s->T - at->t0);
+  at->n = 0;
+}
+
+static int goes_on(const ssd *s, const ssd_at *at, int64_t t)
+{
+  if (t == 0) return !k_absent(s->initial);
+  return t == s->T ? s->last : sequence_goes_on(s->seq, at->b, t);
+}
+
+int tide__ssd_next(const ssd *s, ssd_at *at)
+{
+  int64_t end = least((at->c + 1) * s->attrs->chunk, s->T), t = at->t0 + at->n;
+  if (t >= end) return 0;
+  at->t0 = t;
+  at->seen = goes_on(s, at, t);
+  if (k_absent(s->seq)) t = end;
+  else
+    for (t++; t < end && sequence_goes_on(s->seq, at->b, t); t++) {}
+  at->n = t - at->t0;
+  at->used = goes_on(s, at, t);
+  return 1;
 }
 
 /* ---- scratch ------------------------------------------------------------------------------- */
@@ -75,7 +101,6 @@ void tide__ssd_take_steps(ssd_room *r, const ssd *s, ssd_steps *st)
   st->lo = tide__ssd_take(r, n);
   st->in = tide__ssd_take(r, n);
   st->out = tide__ssd_take(r, n);
-  st->stop = tide__ssd_take(r, n);
 }
 
 void *tide__ssd_take_a(ssd_room *r, const ssd *s, int64_t m, int64_t k)
@@ -89,15 +114,6 @@ void *tide__ssd_take_b(ssd_room *r, const ssd *s, int64_t n, int64_t k)
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
-
-void tide__ssd_bounds(const ssd *s, const ssd_at *at, int32_t *stop)
-{
-  int64_t end = at->n;
-  for (int64_t i = at->n - 1; i >= 0; i--) {
-    stop[i] = (int32_t)end;
-    if (at->t0 + i > 0 && !sequence_goes_on(s->seq, at->b, at->t0 + i)) end = i;
-  }
-}
 
 /* log(1 + e^v) without loss for very negative v: the error of 1 + e is divided out. */
 TIDE_INLINE float softplus(float v)
@@ -160,9 +176,6 @@ void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
   limit_steps(s->attrs, st->step, st->slope, n);
   add_up(st, ssd_get(s->A, h * s->A->stride[0]), n);
   decays(st->in, st->out, st->hi, st->lo, n);
-  int64_t first = at->t0 > 0 && !sequence_goes_on(s->seq, at->b, at->t0) ? 0 : st->stop[0];
-  for (int64_t i = first; i < n; i++) st->in[i] = 0;
-  for (int64_t i = 0; i < n && st->stop[i] < n; i++) st->out[i] = 0;
   st->whole = st->in[n - 1];
 }
 
@@ -273,18 +286,21 @@ void tide__ssd_put(const ssd *s, void *to, int64_t i, const float *row, int64_t 
   if (at != (const void *)row) row_narrow(at, row, dtype, n);
 }
 
-void tide__ssd_clear(const ssd *s, void *row, int64_t at, int64_t stop, int64_t n)
+void tide__ssd_clear(const ssd *s, void *row, int64_t at)
 {
   int64_t size = s->half ? 2 : 4, reach = s->kern->mr + s->kern->kr;
   int64_t from = at > reach ? at - reach : 0;
   memset((char *)row + from * size, 0, (size_t)((at - from) * size));
-  memset((char *)row + stop * size, 0, (size_t)((n - stop) * size));
 }
 
 /* ---- loops --------------------------------------------------------------------------------- */
 
 TIDE_CLONES void tide__ssd_scale(float *y, const float *x, float a, int64_t n)
 {
+  if (a == 0) { /* nothing is left, of infinities neither */
+    memset(y, 0, (size_t)n * sizeof(float));
+    return;
+  }
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) y[i] = a * x[i];
 }
@@ -314,11 +330,11 @@ void tide__ssd_skip(const ssd *s, int64_t h, float *row)
 }
 
 TIDE_CLONES void tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s,
-                                     int64_t stop)
+                                     int64_t n)
 {
   const float *hi = st->hi, *lo = st->lo;
   float h = hi[s], l = lo[s];
 #pragma omp simd
-  for (int64_t t = s; t < stop; t++)
+  for (int64_t t = s; t < n; t++)
     out[t] = cb[t] * tide__expf((hi[t] - h) + (lo[t] - l));
 }

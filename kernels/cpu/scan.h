@@ -5,8 +5,13 @@
  * comes from before is a product with the state; so nearly all work is register tiles (tile.h). C
  * B' is made once per group and chunk and serves all heads.
  *
- * A task is (batch, group, block of heads of the group); it walks along the chunks with the states
- * of its heads in the cache. Blocks depend on the shape alone, and so does every sum.
+ * Chunks are cut where a sequence begins, so a product never sees two sequences and what one holds
+ * (NaN too) cannot reach another: a piece lies within one chunk and one sequence. Only the first
+ * piece of a chunk can have a state before it, only the last one can hand its state on.
+ *
+ * The forward's tasks are (batch, group, block of heads of the group); each walks along the chunks
+ * with the states of its heads in the cache. What a head gives does not depend on the block, so
+ * blocks are as small as keeps all threads at work.
  *
  * Exponents are differences of sums: the sums run in f64 and are split into two floats, so that a
  * difference is as exact as its own size allows, however large the sums have become.
@@ -24,36 +29,36 @@ typedef struct ssd {
   const k_tensor *x, *dt, *A, *B, *C, *D, *bias, *initial, *seq;
   const k_ssd_attrs *attrs;
   int64_t nb, T, H, P, G, N, Q, nchunk;
-  int64_t heads, nblock;     /* heads of a task (a group's last may have fewer), tasks a group */
+  int64_t heads, nblock;     /* most heads of a block, blocks of a group */
+  int     last;              /* what leaves the last token is wanted */
   int64_t ld;                /* row length of Q x Q matrices */
   const tile_kernel *kern;
   int     half;              /* products read bf16 */
 } ssd;
 
-/* The tokens of one chunk as one head sees them; arrays of Q. */
+/* The tokens of one piece as one head sees them; arrays of Q. */
 typedef struct ssd_steps {
   float   *raw, *step, *slope;  /* dt; after bias, softplus and limits; its derivative */
   float   *hi, *lo;             /* cumulative step * A */
-  float   *in, *out;            /* decay from the chunk's start, to its end; 0 across a boundary */
-  int32_t *stop;                /* first token that does not see token s any more */
-  float    whole;               /* decay over the chunk */
+  float   *in, *out;            /* decay from the piece's start, to its end */
+  float    whole;               /* decay over the piece */
 } ssd_steps;
 
-/* One task's place: batch, group, heads, and the chunk at hand. */
+/* One task's place: batch, group, heads, and the piece at hand. */
 typedef struct ssd_at {
   int64_t b, g, h0, nh;         /* heads h0 .. h0 + nh - 1 */
-  int64_t block;                /* number of the block within the group */
-  int64_t c, t0, n;             /* chunk, its first token, its tokens */
+  int64_t c, t0, n;             /* chunk; the piece's first token, its tokens */
+  int     seen, used;           /* a state comes before it; what it leaves goes on */
 } ssd_at;
 
 void    tide__ssd_plan(ssd *s, const k_call *call, const k_tensor *in);
 int64_t tide__ssd_tasks(const ssd *s);
 void    tide__ssd_task(const ssd *s, int64_t i, ssd_at *at);
-void    tide__ssd_chunk(const ssd *s, ssd_at *at, int64_t c);
 
-/* stop[] of the chunk at hand. */
-void tide__ssd_bounds(const ssd *s, const ssd_at *at, int32_t *stop);
-/* Everything else of `st` for head h; stop is filled. */
+/* To chunk c, before its first piece; then to the next piece of it: 0 if there is none. */
+void tide__ssd_chunk(const ssd *s, ssd_at *at, int64_t c);
+int  tide__ssd_next(const ssd *s, ssd_at *at);
+/* `st` for head h. */
 void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st);
 
 /* Scratch comes in pieces of whole lines; a null base measures. */
@@ -99,7 +104,7 @@ static inline ssd_mat ssd_own(const ssd *s, const void *src, int64_t is, int64_t
 {
   return (ssd_mat){src, is, ps, s->half ? TIDE_BF16 : TIDE_F32};
 }
-/* The chunk's rows of B or C, packed along the state (turned: along the tokens). */
+/* The piece's rows of B or C, packed along the state (turned: along the tokens). */
 static inline ssd_mat ssd_rows(const k_tensor *t, const ssd_at *at, int turned)
 {
   const void *src = row_at(t, at->b * t->stride[0] + at->t0 * t->stride[1] + at->g * t->stride[2]);
@@ -107,8 +112,8 @@ static inline ssd_mat ssd_rows(const k_tensor *t, const ssd_at *at, int turned)
                 : (ssd_mat){src, t->stride[1], 1, t->dtype};
 }
 
-/* Zeroes what tiles near the diagonal read left of element s of a triangle's row. */
-void tide__ssd_clear(const ssd *s, void *row, int64_t at, int64_t stop, int64_t n);
+/* Zeroes what tiles near the diagonal read left of element `at` of a triangle's row. */
+void tide__ssd_clear(const ssd *s, void *row, int64_t at);
 
 /* ---- single elements, for which the loops of row.h are too large ----------------------------- */
 
@@ -136,12 +141,11 @@ static inline void ssd_set(const k_tensor *t, int64_t i, float v)
 
 /* ---- loops over vectors -------------------------------------------------------------------- */
 
-void  tide__ssd_scale(float *y, const float *x, float a, int64_t n);          /* y = a x */
+void  tide__ssd_scale(float *y, const float *x, float a, int64_t n); /* y = a x; 0 if a is */
 float tide__ssd_dot(const float *x, const float *y, int64_t n);
 /* D of head h for each of its P channels; zeros without D */
 void  tide__ssd_skip(const ssd *s, int64_t h, float *row);
-/* out[t] = cb[t] exp(cum_t - cum_s) for s <= t < stop */
-void  tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s,
-                          int64_t stop);
+/* out[t] = cb[t] exp(cum_t - cum_s) for s <= t < n */
+void  tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s, int64_t n);
 
 #endif

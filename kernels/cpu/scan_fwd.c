@@ -58,14 +58,13 @@ static int64_t lay_out(const ssd *s, char *base, room *r)
   return k.used;
 }
 
-/* What the heads of a group share: C B' of the chunk, and both as operands. */
+/* What the heads of a group share: C B' of the piece, and both as operands. */
 static void share(const ssd *s, const ssd_at *at, room *r)
 {
-  tide__ssd_bounds(s, at, r->st.stop);
   tide__ssd_pack_a(s, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
   tide__ssd_pack_b(s, r->b_C, ssd_rows(s->C, at, 0), at->n, s->N);
-  tide__ssd_pack_a(s, r->a_C, ssd_rows(s->C, at, 0), at->n, s->N);
-  tide__ssd_pack_b(s, r->b_B, ssd_rows(s->B, at, 1), s->N, at->n);
+  if (at->seen) tide__ssd_pack_a(s, r->a_C, ssd_rows(s->C, at, 0), at->n, s->N);
+  if (at->used) tide__ssd_pack_b(s, r->b_B, ssd_rows(s->B, at, 1), s->N, at->n);
   tide__ssd_mm_triangle(s, (ssd_mm){r->a_B, r->b_C, r->cb, s->ld, at->n, at->n, s->N, 0});
 }
 
@@ -84,7 +83,7 @@ TIDE_CLONES static void token_row(float *y, float *u, float *late, const float *
 }
 
 /* y = in * (C state) + D x, and u with its decayed form as operands. */
-static void rows_of_head(const ssd *s, const ssd_at *at, int64_t h, int seen, room *r)
+static void rows_of_head(const ssd *s, const ssd_at *at, int64_t h, room *r)
 {
   const k_tensor *x = s->x;
   int64_t P = s->P;
@@ -95,7 +94,7 @@ static void rows_of_head(const ssd *s, const ssd_at *at, int64_t h, int seen, ro
     float f[3] = {r->st.in[i], r->st.step[i], r->st.out[i]}, *y = r->y + i * P;
     float *u = s->half ? r->row2 : (float *)r->u + i * P;
     float *late = s->half ? r->row3 : (float *)r->late + i * P;
-    if (!seen || f[0] == 0) memset(y, 0, (size_t)P * sizeof(float));
+    if (!at->seen || f[0] == 0) memset(y, 0, (size_t)P * sizeof(float));
     token_row(y, u, late, row, r->D, f, P);
     tide__ssd_put(s, r->u, i * P, u, P);
     tide__ssd_put(s, r->late, i * P, late, P);
@@ -108,39 +107,64 @@ static void within(const ssd *s, const ssd_at *at, room *r)
   int64_t size = s->half ? 2 : 4;
   for (int64_t i = 0; i < at->n; i++) {
     float *to = s->half ? r->row : (float *)r->tri + i * s->ld;
-    tide__ssd_decay_row(to, r->cb + i * s->ld, &r->st, i, r->st.stop[i]);
-    if (s->half) tide__ssd_put(s, r->tri, i * s->ld + i, to + i, r->st.stop[i] - i);
-    tide__ssd_clear(s, (char *)r->tri + i * s->ld * size, i, r->st.stop[i], at->n);
+    tide__ssd_decay_row(to, r->cb + i * s->ld, &r->st, i, at->n);
+    if (s->half) tide__ssd_put(s, r->tri, i * s->ld + i, to + i, at->n - i);
+    tide__ssd_clear(s, (char *)r->tri + i * s->ld * size, i);
   }
   tide__ssd_pack_lower(s, r->a_tri, ssd_own(s, r->tri, 1, s->ld), at->n);
   tide__ssd_pack_b(s, r->b_u, ssd_own(s, r->u, 1, s->P), s->P, at->n);
   tide__ssd_mm_lower(s, (ssd_mm){r->a_tri, r->b_u, r->y, s->P, at->n, s->P, at->n, 1});
 }
 
+/* y = in C state, by the state before the piece. */
+static void entering(const ssd *s, const ssd_at *at, const float *state, room *r)
+{
+  const void *src = state;
+  if (s->half) tide__ssd_put(s, r->narrow, 0, state, s->P * s->N), src = r->narrow;
+  tide__ssd_pack_b(s, r->b_state, ssd_own(s, src, s->N, 1), s->P, s->N);
+  tide__ssd_mm(s, (ssd_mm){r->a_C, r->b_state, r->y, s->P, at->n, s->P, s->N, 0});
+}
+
+/* state <- whole state + late' B */
+static void leaving(const ssd *s, const ssd_at *at, float *state, room *r)
+{
+  if (at->seen) tide__ssd_scale(state, state, r->st.whole, s->P * s->N);
+  tide__ssd_pack_a(s, r->a_late, ssd_own(s, r->late, 1, s->P), s->P, at->n);
+  tide__ssd_mm(s, (ssd_mm){r->a_late, r->b_B, state, s->N, s->P, s->N, at->n, at->seen});
+}
+
 static void run_head(const fwd *f, const ssd_at *at, int64_t k, room *r)
 {
   const ssd *s = &f->s;
-  int64_t h = at->h0 + k, n = s->P * s->N;
-  float *state = r->state + k * n;
-  int seen = at->c > 0 || !k_absent(s->initial);
-  if (!k_absent(f->states))
-    memcpy((float *)f->states->data + ((at->b * s->nchunk + at->c) * s->H + h) * n, state,
-           (size_t)n * sizeof(float));
+  int64_t h = at->h0 + k;
+  float *state = r->state + k * s->P * s->N;
   tide__ssd_steps(s, at, h, &r->st);
-  if (seen) {
-    const void *src = state;
-    if (s->half) tide__ssd_put(s, r->narrow, 0, state, n), src = r->narrow;
-    tide__ssd_pack_b(s, r->b_state, ssd_own(s, src, s->N, 1), s->P, s->N);
-    tide__ssd_mm(s, (ssd_mm){r->a_C, r->b_state, r->y, s->P, at->n, s->P, s->N, 0});
-  }
-  rows_of_head(s, at, h, seen, r);
+  if (at->seen) entering(s, at, state, r);
+  rows_of_head(s, at, h, r);
   within(s, at, r);
   for (int64_t i = 0; i < at->n; i++)
     row_narrow(row_at(f->y, ((at->b * s->T + at->t0 + i) * s->H + h) * s->P), r->y + i * s->P,
                f->y->dtype, s->P);
-  tide__ssd_scale(state, state, r->st.whole, n);
-  tide__ssd_pack_a(s, r->a_late, ssd_own(s, r->late, 1, s->P), s->P, at->n);
-  tide__ssd_mm(s, (ssd_mm){r->a_late, r->b_B, state, s->N, s->P, s->N, at->n, 1});
+  if (at->used) leaving(s, at, state, r);
+}
+
+/* What enters a chunk, for the derivative. */
+static void put_states(const fwd *f, const ssd_at *at, const room *r)
+{
+  const ssd *s = &f->s;
+  int64_t n = s->P * s->N, to = ((at->b * s->nchunk + at->c) * s->H + at->h0) * n;
+  if (!k_absent(f->states))
+    memcpy((float *)f->states->data + to, r->state, (size_t)(at->nh * n) * sizeof(float));
+}
+
+static void run_chunk(const fwd *f, ssd_at *at, int64_t c, room *r)
+{
+  tide__ssd_chunk(&f->s, at, c);
+  put_states(f, at, r);
+  while (tide__ssd_next(&f->s, at)) {
+    share(&f->s, at, r);
+    for (int64_t k = 0; k < at->nh; k++) run_head(f, at, k, r);
+  }
 }
 
 static void first_state(const ssd *s, int64_t b, int64_t h, float *state)
@@ -172,11 +196,7 @@ static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
     tide__ssd_task(s, i, &at);
     for (int64_t k = 0; k < at.nh; k++)
       first_state(s, at.b, at.h0 + k, r.state + k * s->P * s->N);
-    for (int64_t c = 0; c < s->nchunk; c++) {
-      tide__ssd_chunk(s, &at, c);
-      share(s, &at, &r);
-      for (int64_t k = 0; k < at.nh; k++) run_head(f, &at, k, &r);
-    }
+    for (int64_t c = 0; c < s->nchunk; c++) run_chunk(f, &at, c, &r);
     for (int64_t k = 0; k < at.nh; k++) put_last(f, at.b, at.h0 + k, r.state + k * s->P * s->N);
   }
   if (s->kern->end) s->kern->end();
@@ -210,6 +230,7 @@ static void step_token(const fwd *f, const ssd_at *at, int64_t h, int64_t i, flo
                             tmp + s->N, s->N);
   const float *v = row_read(x, at->b * x->stride[0] + t * x->stride[1] + h * x->stride[2],
                             tmp + 2 * s->N, s->P);
+  if (keep == 0 || (i == 0 && !at->seen)) memset(state, 0, (size_t)(s->P * s->N) * sizeof(float));
   for (int64_t p = 0; p < s->P; p++)
     r->y[p] = step_row(state + p * s->N, b, c, keep, r->st.step[i] * v[p], s->N);
   tide__ssd_skip(s, h, r->D);
@@ -228,10 +249,9 @@ static int64_t lay_out_few(const ssd *s, char *base, room *r)
   return k.used;
 }
 
-/* The decay that token i of a chunk applies, from the cumulative sums. */
-static float decay_of(const ssd *s, const ssd_at *at, const ssd_steps *st, int64_t i)
+/* The decay that token i of a piece applies, from the cumulative sums. */
+static float decay_of(const ssd_steps *st, int64_t i)
 {
-  if (at->t0 + i > 0 && !sequence_goes_on(s->seq, at->b, at->t0 + i)) return 0;
   return i == 0 ? expf(st->hi[0] + st->lo[0])
                 : expf((st->hi[i] - st->hi[i - 1]) + (st->lo[i] - st->lo[i - 1]));
 }
@@ -248,10 +268,10 @@ static void run_few(void *arg, int64_t begin, int64_t end, int thread)
     first_state(s, at.b, h, r.state);
     for (int64_t c = 0; c < s->nchunk; c++) {
       tide__ssd_chunk(s, &at, c);
-      tide__ssd_bounds(s, &at, r.st.stop);
-      tide__ssd_steps(s, &at, h, &r.st);
-      for (int64_t i = 0; i < at.n; i++)
-        step_token(f, &at, h, i, decay_of(s, &at, &r.st, i), &r);
+      while (tide__ssd_next(s, &at)) {
+        tide__ssd_steps(s, &at, h, &r.st);
+        for (int64_t i = 0; i < at.n; i++) step_token(f, &at, h, i, decay_of(&r.st, i), &r);
+      }
     }
     put_last(f, at.b, h, r.state);
   }
@@ -282,6 +302,7 @@ int k_cpu_ssd_scan(const k_call *call)
   fwd f = {.y = &call->out[0], .last = &call->out[1], .states = &call->out[2], .work = call->work};
   ssd *s = &f.s;
   tide__ssd_plan(s, call, call->in);
+  s->last = !k_absent(f.last);
   int rc = sequence_check(call, s->seq);
   if (rc < 0) return rc;
   f.each = bytes_of(call, s);

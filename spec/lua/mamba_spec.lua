@@ -148,6 +148,52 @@ describe('nn.Mamba2', function()
       refused('E_ARG', 'dt_limit', tide.nn.Mamba2, { dim = 64, dt_limit = { 2, 1 } })
       refused('E_ARG', "unknown option 'sate'", tide.nn.Mamba2, { dim = 64, sate = 8 })
       refused('E_ARG', 'group (3)', tide.nn.GatedRMSNorm, 8, { group = 3 })
+      refused('E_ARG', "'state'", tide.nn.Mamba2, { dim = 64, state = 0 })
+      for _, heads in ipairs { 0, 1.5, '4' } do
+         refused('E_ARG', "'heads'", tide.nn.Mamba2, { dim = 64, heads = heads })
+      end
+      for _, name in ipairs { 'bias', 'conv_bias', 'per_channel_D' } do
+         refused('E_ARG', name, tide.nn.Mamba2, { dim = 64, [name] = 'yes' })
+      end
+   end)
+
+   it('refuses calls that do not fit, naming function and argument', function()
+      local layer = tide.nn.Mamba2 { dim = 16, head_dim = 8, state = 4 }
+      local x = tide.randn { 2, 6, 16 }
+      local function seq(list) return { sequence = tide.tensor({ list }, { dtype = 'i32' }) } end
+      local function call(...)
+         local n, args = select('#', ...), { ... }
+         return function() return layer(unpack(args, 1, n)) end
+      end
+      refused('E_ARG', "nn.Mamba2: argument 'x'", call(nil))
+      refused('E_SHAPE', 'nn.Mamba2: x: expected [batch, tokens, 16]', call(tide.randn { 6, 16 }))
+      refused('E_SHAPE', 'nn.Mamba2: x', call(tide.randn { 2, 6, 15 }))
+      refused('E_DTYPE', 'cast', call(x:to 'bf16'))
+      refused('E_ARG', "nn.Mamba2: argument 'at'", call(x, 5))
+      refused('E_ARG', "'at.cache'", call(x, { cache = 'a' }))
+      local cache = {}
+      layer(x, { cache = cache })
+      refused('E_SHAPE', 'initial', call(tide.randn { 3, 1, 16 }, { cache = cache }))
+      cache.state = nil
+      refused('E_ARG', 'conv alone', call(x, { cache = cache }))
+      refused('E_ARG', "'context'", call(x, { context = {} }))
+      refused('E_SHAPE', 'sequence', call(x, seq { 0, 0, 0, 1, 1 }))
+      refused('E_ARG', 'never decrease', call(x, seq { 0, 1, 0, 1, 1, 1 }))
+      refused('E_ARG', 'end of the stream', call(x, seq { 0, 0, 1, 1, -1, -1 }))
+      layer.A_log:release()
+      refused('E_GONE', 'dropped', call(x))
+   end)
+
+   it('is of no tokens or no rows what nothing is, gradients too', function()
+      local layer = tide.nn.Mamba2 { dim = 16, head_dim = 8, state = 4 }
+      for _, shape in ipairs { { 2, 0, 16 }, { 0, 6, 16 } } do
+         local x = tide.zeros(shape):requires_grad_()
+         local y = layer(x)
+         assert.same(shape, y.shape)
+         y:sum():backward()
+         assert.same(shape, x.grad.shape)
+         assert.equal(0, layer.in_proj.weight.grad:abs():amax():item())
+      end
    end)
 end)
 
@@ -276,6 +322,19 @@ describe('model.hybrid', function()
       refused('E_ARG', 'mlp_hidden_act', tide.model.hybrid, with { mlp_hidden_act = 'silo' })
       local model = tide.model.hybrid(small)
       refused('E_ARG', 'tensor [batch, tokens]', function() return model(tide.zeros { 3 }) end)
+      local tokens = ids(1, 6, 40, 1)
+      for name, value in pairs { caches = 5, positions = 5, sequence = 'x',
+                                 index = tide.zeros { 1, 6 } } do
+         refused('E_ARG', "model.hybrid: argument '" .. name .. "'",
+            function() return model(tokens, { [name] = value }) end)
+      end
+      refused('E_ARG', "'opts'", function() return model:loss(tokens, tokens, 5) end)
+   end)
+
+   it('without attention needs no heads of it', function()
+      local model = tide.model.hybrid { vocab_size = 9, hidden_size = 16, mamba_head_dim = 8,
+         hybrid_override_pattern = 'M-', ssm_state_size = 4 }
+      assert.same({ 1, 5, 9 }, model(ids(1, 5, 9, 1)).shape)
    end)
 
    it('keeps padding (document -1) apart from the documents', function()

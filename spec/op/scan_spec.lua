@@ -149,18 +149,74 @@ describe('ssd_scan', function()
 
    it('does not depend on the number of threads, backward included', function()
       finally(function() tide.set_nthread(2) end)
-      local i = make(200, 18, 16, 1, 32, 'f32')
-      local function bits(n)
-         tide.set_nthread(n)
-         local names, text = { 'x', 'dt', 'A', 'B', 'C', 'D' }, {}
-         local c = {}
-         for _, name in ipairs(names) do c[name] = i[name]:clone():requires_grad_() end
-         scan(c, { chunk = 64 }):square():sum():backward()
-         for k, name in ipairs(names) do text[k] = c[name].grad:to_string_bytes() end
-         return table.concat(text)
+      local cu = tide.tensor({ 0, 7, 64, 131, 200 }, { dtype = 'i32' })
+      local packed = tide.sequence_index(cu, 200)
+      for _, heads in ipairs { { 18, 1 }, { 5, 1 }, { 6, 6 }, { 26, 2 } } do
+         local i = make(200, heads[1], 16, heads[2], 32, 'f32')
+         local function bits(n, q)
+            tide.set_nthread(n)
+            local names, text = { 'x', 'dt', 'A', 'B', 'C', 'D' }, {}
+            local c = {}
+            for _, name in ipairs(names) do c[name] = i[name]:clone():requires_grad_() end
+            scan(c, { chunk = 16, sequence = q }):square():sum():backward()
+            for k, name in ipairs(names) do text[k] = c[name].grad:to_string_bytes() end
+            return table.concat(text)
+         end
+         local one, other = bits(1), bits(1, packed)
+         for n = 2, 5 do
+            assert.is_true(one == bits(n))
+            assert.is_true(other == bits(n, packed))
+         end
       end
-      local one = bits(1)
-      assert.is_true(one == bits(2) and one == bits(3))
+   end)
+
+   -- What is no number in one sequence stays there: all else is the same to the bit.
+   for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+      it('keeps NaN and infinities within their sequence, in ' .. dtype, function()
+         local T, H, P, G, N = 150, 4, 24, 2, 20
+         local i, dy = make(T, H, P, G, N, dtype), tide.randn({ 1, T, H, P }):to(dtype)
+         local names = { 'x', 'dt', 'B', 'C', 'dy' }
+         local cu = { 0, 1, 2, 19, 33, 96, 128, 129, T }
+         local q = tide.sequence_index(tide.tensor(cu, { dtype = 'i32' }), T)
+         local function with(name, at, value)
+            local c = {}
+            for k, v in pairs(i) do c[k] = v:clone() end
+            c.dy = dy:clone()
+            if name then c[name]:slice(2, at, at):fill_(value) end
+            for k in pairs(i) do c[k]:requires_grad_() end
+            local y = scan(c, { sequence = q, chunk = 32 })
+            y:backward(c.dy)
+            return { y = y:detach(), x = c.x.grad, dt = c.dt.grad, B = c.B.grad, C = c.C.grad }
+         end
+         local function bytes(out, name, first, last)
+            return first > last and '' or out[name]:slice(2, first, last):to_string_bytes()
+         end
+         local want = with()
+         for k = 1, #cu - 1 do
+            local first, last = cu[k] + 1, cu[k + 1]
+            for _, name in ipairs(names) do
+               local value = k % 2 == 0 and math.huge or 0 / 0
+               local got = with(name, math.floor((first + last) / 2), value)
+               for field in pairs(want) do
+                  assert.is_true(bytes(want, field, 1, first - 1) == bytes(got, field, 1, first - 1)
+                     and bytes(want, field, last + 1, T) == bytes(got, field, last + 1, T),
+                     ('%s of sequence %d shows in %s'):format(name, k, field))
+               end
+            end
+         end
+      end)
+   end
+
+   it('keeps NaN within its sequence where tokens are few', function()
+      local i = make(4, 2, 3, 1, 4, 'f32')
+      local q = tide.tensor({ { 0, 0, 1, 2 } }, { dtype = 'i32' })
+      local want = scan(i, { sequence = q }):slice(2, 3, 4):to_string_bytes()
+      i.x:slice(2, 1, 1):fill_(0 / 0)
+      assert.is_true(want == scan(i, { sequence = q }):slice(2, 3, 4):to_string_bytes())
+      local initial = tide.full({ 1, 2, 3, 4 }, 0 / 0, { dtype = 'f32' })
+      i.x:slice(2, 1, 1):fill_(1)
+      assert.is_true(want == scan(i, { sequence = q, initial = initial }):slice(2, 3, 4)
+         :to_string_bytes())
    end)
 
    it('gives gradients to those who ask alone', function()

@@ -84,6 +84,53 @@ function case.check(n, c, tolerance)
    end
 end
 
+-- Runs on a rank: a layer over a stream of documents, then with NaN in each of them in turn, in the
+-- input or in the gradient; what others give must be the same to the bit. True or what is wrong.
+local isolated = [[
+   local _, _, c = ...
+   local tide = require 'tide'
+   local comm = tide.dist.world()
+   local layer = tide.nn.Mamba2 { dim = 12, heads = 6, groups = 2, head_dim = 4, state = 5,
+      chunk = 4, seed = 3 }
+   local cu, T = { 0, 1, 5, 14, 23, 24, 36 }, 36
+   local map = tide.parallel.cp_map.new { kind = c.kind, axis = comm, cu = cu, length = T }
+   local on = tide.parallel.mamba_cp.attach(layer, { axis = comm, method = c.method })
+   local function draw(seed)
+      return tide.empty({ 1, T, 12 }, { dtype = 'f32' }):normal_(0, 1, { seed = seed })
+   end
+   local function run(at, where)
+      local x, dy = draw(1), draw(2)
+      if at then (where == 'x' and x or dy):slice(2, at, at):fill_(0 / 0) end
+      local function pick(t) return t:index_select(2, map:index('i64', 'cpu')) end
+      local mine = pick(x):requires_grad_()
+      local y = layer(mine, { context = tide.parallel.cp.context { map = map } })
+      y:backward(pick(dy))
+      return map:gather(y:detach(), 2), map:gather(mine.grad, 2)
+   end
+   local y, dx = run()
+   for d = 1, #cu - 1 do
+      for _, where in ipairs { 'x', 'dy' } do
+         local got, dgot = run(math.ceil((cu[d] + 1 + cu[d + 1]) / 2), where)
+         for name, pair in pairs { y = { y, got }, dx = { dx, dgot } } do
+            for _, span in ipairs { { 1, cu[d] }, { cu[d + 1] + 1, T } } do
+               if span[2] >= span[1] and pair[1]:slice(2, span[1], span[2]):to_string_bytes()
+                  ~= pair[2]:slice(2, span[1], span[2]):to_string_bytes() then
+                  return ('NaN in %s of document %d shows in %s'):format(where, d, name)
+               end
+            end
+         end
+      end
+   end
+   on:restore()
+   return true
+]]
+
+function case.check_isolated(n, method, kind)
+   for _, got in ipairs(ranks.run(n, isolated, { method = method, kind = kind })) do
+      if got ~= true then error(('%s, %s, %d ranks: %s'):format(method, kind, n, got), 2) end
+   end
+end
+
 -- heads, groups, and what else a layer has
 function case.layer(heads, groups, more)
    local o = { dim = 12, heads = heads, groups = groups, head_dim = 4, state = 5, chunk = 4 }

@@ -41,6 +41,13 @@ describe('Mamba-2 over ranks equals one rank', function()
          layer = layer(4, 2) })
    end)
 
+   it('with more runs of documents than are copied one by one, hidden', function()
+      local cu = {}
+      for i = 0, 80 do cu[i + 1] = 3 * i end
+      check(2, { method = 'hidden', kind = 'document', cu = cu, layer = layer(4, 1) })
+      check(3, { method = 'hidden', kind = 'document', cu = cu, layer = layer(2, 2) })
+   end)
+
    it('splits heads and groups that do not divide', function()
       for _, g in ipairs { { 7, 1 }, { 7, 7 }, { 6, 3 }, { 10, 5 }, { 9, 3 }, { 3, 3 }, { 2, 1 },
                            { 5, 1 } } do
@@ -85,6 +92,14 @@ describe('Mamba-2 over ranks equals one rank', function()
          check(4, { method = 'state', kind = kind, length = 8, layer = layer(4, 2) })
          check(4, { method = 'state', kind = kind, length = 8, cu = { 0, 2, 7, 8 },
             layer = layer(4, 2) })
+      end
+   end)
+
+   it('keeps NaN within its document, to the bit', function()
+      for _, method in ipairs { 'hidden', 'state' } do
+         for _, kind in ipairs { 'contiguous', 'zigzag' } do
+            for _, n in ipairs { 2, 3 } do case.check_isolated(n, method, kind) end
+         end
       end
    end)
 

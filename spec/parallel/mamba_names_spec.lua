@@ -285,6 +285,17 @@ describe('mistakes', function()
       refused('E_ARG', 'cp_group', mamba_cp.MambaContextParallel, {}, 8, 2, 1, 3)
    end)
 
+   it('of the mixer are errors', function()
+      local m = at(2, 0, 8, 2, 2, 3)
+      local other = at(2, 0, 8, 2, 2, 3, tide.nn.Mamba2 { dim = 16, head_dim = 8, state = 4 })
+      refused('E_ARG', { "'mixer'", 'conv1d' }, m.get_conv1d_weight, m)
+      refused('E_ARG', '28 channels', other.get_conv1d_weight, other)
+      refused('E_ARG', '[8] of heads', other.get_dt_bias, other)
+      refused('E_ARG', '[8] of heads', m.get_D, m, tide.zeros { 7 })
+      refused('E_ARG', '2 groups', m.repeat_group_state, m, tide.zeros { 1, 7 })
+      refused('E_ARG', "'map'", mamba_cp.price, other.mixer, {})
+   end)
+
    it('of attach are errors', function()
       local layer = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 }
       local mix, two = layer.inner, tide.dist.simulate(2, 0)
@@ -369,6 +380,30 @@ describe('prices', function()
       return tide.parallel.cp_map.new { kind = kind, size = W, length = length }
    end
 
+   -- Counted on simulated ranks and tensors without bytes, for every rank.
+   for _, W in ipairs { 2, 3, 4 } do
+      it(('are the bytes that %d ranks send at 64 k tokens'):format(W), function()
+         for _, kind in ipairs { 'contiguous', 'zigzag' } do
+            for rank = 0, W - 1 do
+               local comm = tide.dist.simulate(W, rank)
+               local map = tide.parallel.cp_map.new { kind = kind, size = W, rank = rank,
+                  length = 65536 }
+               for _, method in ipairs { 'hidden', 'state' } do
+                  local on = mamba_cp.attach(layer, { axis = comm, method = method })
+                  local x = tide.zeros({ 1, map.count, 512 }, { device = 'null' }):requires_grad_()
+                  local before = comm:traffic().nbyte[1]
+                  local y = layer(x, { context = tide.parallel.cp.context { map = map,
+                     axis = comm } })
+                  y:backward(tide.zeros(y.shape, { device = 'null' }))
+                  on:restore()
+                  assert.equal(mamba_cp.price(layer, map, { rank = rank })[method].bytes,
+                     comm:traffic().nbyte[1] - before)
+               end
+            end
+         end
+      end)
+   end
+
    it('of the hand-over do not grow with the tokens, those of the heads do', function()
       local short, long = mamba_cp.price(layer, plan('contiguous', 128, 2)),
          mamba_cp.price(layer, plan('contiguous', 65536, 2))
@@ -386,7 +421,7 @@ describe('prices', function()
       local p = mamba_cp.price(layer, map)
       assert.equal('hidden', p.best)
       assert.is_nil(p.state)
-      assert.is_truthy(p.why:find 'contiguous or zigzag')
+      assert.is_truthy(p.why:find 'contiguous and zigzag')
       assert.is_truthy(mamba_cp.explain(layer, map):find 'not for a .document. layout')
       assert.is_truthy(mamba_cp.explain(layer, plan('zigzag', 65536, 4)):find 'state.*<%- auto')
       refused('E_ARG', 'layer', mamba_cp.price, {}, map)

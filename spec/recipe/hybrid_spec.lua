@@ -45,10 +45,22 @@ describe('recipes/pretrain_hybrid.lua', function()
          assert.equal(8, #want)
          same(want, (train(dir .. '/a', 4, '--mesh.dp_shard 2 --mesh.cp 2 --cp.mamba hidden')))
          same(want, (train(dir .. '/b', 2, '--mesh.cp 2 --cp.mamba state --cp.method a2a')))
-         same(want, (train(dir .. '/c', 4, '--mesh.cp 2 --mesh.tp 2')))
+         same(want, (train(dir .. '/c', 4, '--mesh.cp 2 --mesh.tp 2 --cp.mamba hidden')))
          want = train(dir .. '/packed', 1, '--packed')
          same(want, (train(dir .. '/d', 2, '--packed --mesh.cp 2 --cp.mamba state')))
          same(want, (train(dir .. '/e', 2, '--packed --mesh.cp 2 --cp.layout document')))
+      end)
+   end)
+
+   it('with heads over ranks and the sequence between layers has the losses of one', function()
+      tmp.with(function(dir)
+         local long = '--steps 20 --groups 1 --sample 0 '
+         local want = train(dir .. '/one', 1, long)
+         same(want, (train(dir .. '/tp', 2, long .. '--mesh.tp 2')))
+         same(want, (train(dir .. '/sp', 2, long .. '--mesh.tp 2 --sequence-parallel')))
+         same(want, (train(dir .. '/cp', 4, long
+            .. '--mesh.tp 2 --mesh.cp 2 --sequence-parallel --cp.mamba state')))
+         same(want, (train(dir .. '/dp', 4, long .. '--mesh.tp 2 --mesh.dp_shard 2')))
       end)
    end)
 
@@ -70,7 +82,7 @@ describe('recipes/pretrain_hybrid.lua', function()
    it('refuses in one line', function()
       tmp.with(function(dir)
          for words, text in require 'tide.util.each' {
-            ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' or 'auto'",
+            ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' (any layout) or 'auto'",
             ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
          } do
             local out, status = run(words:find 'cp 2' and 2 or 1,

@@ -12,6 +12,7 @@ local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
 local sequence_of = require('tide.nn.mamba').sequence_of
+local whole = require 'tide.model.whole'
 
 local Module = nn.Module
 
@@ -68,10 +69,22 @@ Backbone.ignored = {
    time_step_rank = true, use_mamba_kernels = true, num_logits_to_keep = true,
 }
 
+-- Operations of a token of training that are not of weights: { fixed, for each token of the
+-- sequence }, of the whole model.
+local function mixing_of(mixers)
+   local sum = { 0, 0 }
+   for _, m in ipairs(mixers) do
+      if class.is(m, nn.Mamba2) then sum[1] = sum[1] + 12 * m.inner_dim * m.state end
+      if class.is(m, nn.Attention) then sum[2] = sum[2] + 6 * m.heads * m.head_dim end
+   end
+   return sum
+end
+
 -- mixers: the list of layers; opts as of every module.
 function Backbone:init(op, c, mixers, opts)
    Module.init(self)
-   self.op, self.config = op, c
+   self.op, self.config, self.head_loss = op, c, nn.loss.linear
+   self.mixing = mixing_of(mixers)
    self:child('backbone', Body(c, mixers, opts))
    if not c.tie_word_embeddings then
       self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
@@ -82,19 +95,32 @@ end
 
 local at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
 
+local function check_index(op, name, t)
+   if t ~= nil and not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2) then
+      err.arg(op, name, 'a tensor [batch or 1, tokens, 2] of (document, position)', t)
+   end
+end
+
 -- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
 -- and, for attention, q_index and k_index; positions; caches, one table a layer, for generation;
 -- context, of a sequence of which ids are this rank's part (parallel.cp).
 local function placement(op, opts, ids)
    opts = err.options(op, opts, at_fields)
    local context = nn.context.of(op, opts, ids)
+   if opts.caches ~= nil then err.type(op, 'caches', opts.caches, 'table') end
+   for _, name in ipairs { 'positions', 'sequence' } do
+      if opts[name] ~= nil and not tide.is_tensor(opts[name]) then
+         err.arg(op, name, 'a tensor [batch or 1, tokens]', opts[name])
+      end
+   end
+   for _, name in ipairs { 'index', 'q_index', 'k_index' } do check_index(op, name, opts[name]) end
    local sequence = opts.sequence
    local index = opts.q_index or opts.index
    if not sequence and index then sequence = sequence_of(index:select(3, 1)) end
    return {
       positions = opts.positions or context and context:positions(ids.device), q_index = index,
       k_index = opts.k_index or opts.index, sequence = sequence, caches = opts.caches,
-      context = opts.context,
+      context = opts.context, length = ids:size(2),
    }
 end
 
@@ -112,12 +138,15 @@ end
 
 -- Logits [B, T, V].
 function Backbone:forward(ids_BT, opts)
-   return tide.linear(self:hidden(ids_BT, opts), self:head())
+   local h = self:hidden(ids_BT, opts)
+   if self.head_logits then return self.head_logits(h, self:head()) end
+   return tide.linear(h, self:head())
 end
 
 -- As of model.llama: the sum of the token losses divided by opts.count.
 function Backbone:loss(ids_BT, labels_BT, opts)
    local place, rest = {}, {}
+   if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
    for k, v in each(opts or {}) do rest[k] = v end
    for _, k in ipairs(at_fields) do place[k], rest[k] = rest[k], nil end
    if rest.shift then
@@ -125,7 +154,7 @@ function Backbone:loss(ids_BT, labels_BT, opts)
       labels_BT = nn.loss.shift(labels_BT, rest.ignore)
    end
    rest.shift = nil
-   return nn.loss.linear(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
+   return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
 end
 
 -- Published files of tied models may carry the head all the same; it is left out then.
@@ -142,14 +171,9 @@ end
 -- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
 -- attention; per token of training.
 function Backbone:flops_per_token(seq)
-   local c, n = self.config, self:num_parameters()
+   local c, n = self.config, whole.numel(self)
    if not c.tie_word_embeddings then n = n - c.vocab_size * c.hidden_size end
-   local sum = 6 * n
-   self:walk(function(m)
-      if class.is(m, nn.Mamba2) then sum = sum + 12 * m.inner_dim * m.state end
-      if class.is(m, nn.Attention) then sum = sum + 6 * m.heads * m.head_dim * seq end
-   end)
-   return sum
+   return 6 * n + self.mixing[1] + self.mixing[2] * seq
 end
 
 return Backbone

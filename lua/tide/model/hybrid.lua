@@ -31,7 +31,9 @@ local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'hybrid_override_pattern', nil, pattern },
    { 'num_hidden_layers', function(c) return #tostring(c.hybrid_override_pattern) end, count },
-   { 'num_attention_heads', function(c) return c.hidden_size / 64 end, count },
+   { 'num_attention_heads', function(c)
+      return c.hybrid_override_pattern:find('*', 1, true) and c.hidden_size / 64 or 1
+   end, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
    { 'head_dim', function(c) return c.hidden_size / c.num_attention_heads end, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },

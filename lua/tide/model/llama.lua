@@ -13,6 +13,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
+local whole = require 'tide.model.whole'
 
 local Module = nn.Module
 
@@ -238,24 +239,10 @@ function Llama:load_state_dict(state, opts)
    return Module.load_state_dict(self, state, opts)
 end
 
--- Numbers of the whole model, of which this rank may hold a part.
-local function whole_parameters(model)
-   local n = 0
-   for _, e in ipairs(model:named_parameters()) do
-      local layout = rawget(e.owner, '_layout')
-      local size = 1
-      for _, s in ipairs(layout and layout[e.field] and layout[e.field].shape or e.param.shape) do
-         size = size * s
-      end
-      n = n + size
-   end
-   return n
-end
-
 -- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
 function Llama:flops_per_token(seq)
    local c = self.config
-   local n = whole_parameters(self)
+   local n = whole.numel(self)
    if not c.tie_word_embeddings then n = n - c.vocab_size * c.hidden_size end
    return 6 * n + 6 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * seq
 end

@@ -83,6 +83,10 @@ end
 local function sizes(self, op, opts)
    err.integer(op, 'dim', opts.dim, 1)
    self.dim, self.head_dim = opts.dim, err.integer(op, 'head_dim', opts.head_dim or 64, 1)
+   if opts.heads ~= nil then err.integer(op, 'heads', opts.heads, 1) end
+   for _, name in ipairs { 'bias', 'conv_bias', 'per_channel_D' } do
+      if opts[name] ~= nil then err.type(op, name, opts[name], 'boolean') end
+   end
    local inner = opts.heads and opts.heads * self.head_dim
       or err.number(op, 'expand', opts.expand or 2, 0) * opts.dim
    if inner % self.head_dim ~= 0 or inner < 1 then
@@ -167,10 +171,17 @@ local divide = tide.grad.func {
    end,
 }
 
+-- The convolution's weight [channels, taps] and bias (nil if it has none).
+function Mamba2:filter()
+   local weight = self.conv1d.weight
+   return weight:reshape(weight:size(1), self.taps), self.conv1d.bias
+end
+
 -- The convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d. Works on
--- anything that has the layer's parameters, or some of their channels, and conv_dim, taps, conv.
+-- anything that has filter and conv, for some of the channels too.
 function Mamba2:convolve(xBC, opts)
-   return self.conv(xBC, self.conv1d.weight:reshape(self.conv_dim, self.taps), self.conv1d.bias, {
+   local weight, bias = self:filter()
+   return self.conv(xBC, weight, bias, {
       silu = true, sequence = opts.sequence, initial = opts.initial,
       return_last = opts.return_last })
 end
@@ -209,10 +220,28 @@ function Mamba2:mix(projected_BTP, at)
    return y_BTI, z_BTI
 end
 
+local function check_call(self, op, x, at)
+   if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor [batch, tokens, dim]', x) end
+   if x.ndim ~= 3 or x:size(3) ~= self.dim then
+      err.raise('E_SHAPE', op, 'x: expected [batch, tokens, %d], got [%s]', self.dim,
+         table.concat(x.shape, ', '))
+   end
+   if at == nil then return end
+   err.type(op, 'at', at, 'table')
+   local cache = at.cache
+   if cache == nil then return end
+   err.type(op, 'at.cache', cache, 'table')
+   if (cache.conv == nil) ~= (cache.state == nil) then
+      err.arg(op, 'at.cache', 'conv and state together (as a call left them) or neither',
+         cache.conv and 'conv alone' or 'state alone')
+   end
+end
+
 -- at: { sequence = number of the sequence of each token [B or 1, T], cache = table or nil }. A
 -- cache holds the last rows of the convolution and the state: its size does not depend on the
 -- tokens seen.
 function Mamba2:forward(x_BTM, at)
+   check_call(self, 'nn.Mamba2', x_BTM, at)
    context.for_layer('nn.Mamba2', self, at)
    local y_BTI, z_BTI = self.inner(self, self.in_proj(x_BTM), at or {})
    return self.out_proj(self.norm(y_BTI, z_BTI))

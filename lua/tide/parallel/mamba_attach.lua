@@ -42,7 +42,7 @@ function attach.price(layer, map, opts)
    local op = 'parallel.mamba_cp.price'
    opts = err.options(op, opts, { 'rows', 'dtype', 'rank' })
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
-   err.type(op, 'map', map, 'table')
+   if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
    local rows, size = err.integer(op, 'rows', opts.rows or 1, 1), bytes_of[opts.dtype or 'f32']
    if not size then err.arg(op, 'dtype', 'a floating dtype', opts.dtype) end
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
@@ -91,8 +91,9 @@ end
 -- Refuses at once what could only fail in the first batch: a method on a layout of cp_map.
 function attach.check_layout(op, method, kind)
    if method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag' then
-      err.raise('E_UNSUPPORTED', op, "method 'state' of Mamba-2 layers needs layout contiguous or "
-         .. "zigzag, not '%s'; use 'hidden' or 'auto'", kind)
+      err.raise('E_UNSUPPORTED', op, "method 'state' of Mamba-2 layers hands the state from run to "
+         .. 'run of tokens, which must be equally many and equally long on all ranks: layout '
+         .. "contiguous or zigzag, not '%s'; use 'hidden' (any layout) or 'auto'", kind)
    end
 end
 
@@ -175,9 +176,10 @@ local function hand_over(batch, layer, device)
 end
 
 local function rows_of(batch)
-   return kept(batch, 'rows', function(r) return r.places:is_gone() end, function()
-      local map = batch.context.map
-      return exchange.rows(map:restore('i64', 'cpu'), map.size, map.count)
+   return kept(batch, 'rows', function(r) return r.order and r.order:is_gone() end, function()
+      local map, list = batch.context.map, {}
+      for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
+      return exchange.rows(list, map.count)
    end)
 end
 

@@ -231,6 +231,27 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
 end
 
+-- The runs of every rank where each document is cut in 2 W chunks: chunks r and 2 W - 1 - r.
+local function zigzag_runs(op, cu, W)
+   local list = {}
+   for r = 0, W - 1 do list[r + 1] = {} end
+   for d = 1, #cu - 1 do
+      local length = cu[d + 1] - cu[d]
+      local c = length / (2 * W)
+      if length % (2 * W) ~= 0 then
+         err.raise('E_ARG', op, 'document %d has %d tokens, expected a multiple of %d (2 W)', d - 1,
+            length, 2 * W)
+      end
+      for r = 0, W - 1 do
+         local runs = list[r + 1]
+         local n = #runs
+         runs[n + 1], runs[n + 2] = cu[d] + r * c, c
+         runs[n + 3], runs[n + 4] = cu[d] + (2 * W - 1 - r) * c, c
+      end
+   end
+   return list
+end
+
 -- Where the tokens of all ranks lie, kept for calls with the same cu.
 local function rows_for(self, op, cu, tokens)
    local kept = self.rows
@@ -240,7 +261,7 @@ local function rows_for(self, op, cu, tokens)
       err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
          2 * self.size)
    end
-   local rows = exchange.rows(mamba_cp.pre_index(list, self.size), self.size, tokens / self.size)
+   local rows = exchange.rows(zigzag_runs(op, list, self.size), tokens / self.size)
    self.rows = { cu = cu, tokens = tokens, rows = rows }
    return rows
 end
@@ -276,39 +297,63 @@ end
 
 -- ---- its parameters --------------------------------------------------------------------------
 
+-- What the mixer has under a name.
+local function of_mixer(self, field)
+   local v = type(self.mixer) == 'table' and self.mixer[field] or nil
+   if v == nil then
+      err.raise('E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)
+   end
+   return v
+end
+
 function MambaContextParallel:slice_conv_param(p)
-   local list = {}
+   local list, channels = {}, self.d_inner + 2 * self.n_groups * self.d_state
+   if not tide.is_tensor(p) or p.ndim < 1 or p:size(1) ~= channels then
+      err.arg(name .. '.slice_conv_param', 'p', ('a tensor of %d channels'):format(channels), p)
+   end
    for i, run in ipairs(self.conv_runs) do list[i] = p:narrow(1, run[1] + 1, run[2]) end
    return tide.cat(list, 1)
 end
 
 -- A view: a part for this rank's heads.
 function MambaContextParallel:slice_vector_param(p)
+   if not tide.is_tensor(p) or p.ndim ~= 1
+      or p:numel() ~= self.num_heads and p:numel() ~= self.d_inner then
+      err.arg(name .. '.slice_vector_param', 'p', ('a tensor [%d] of heads or [%d] of channels')
+         :format(self.num_heads, self.d_inner), p)
+   end
    local n = p:numel() / self.size
    return p:narrow(1, self.rank * n + 1, n)
 end
 
 -- [channels of this rank, K] of the weight [channels, 1, K].
 function MambaContextParallel:get_conv1d_weight()
-   local w = self:slice_conv_param(self.mixer.conv1d.weight)
+   local w = self:slice_conv_param(of_mixer(self, 'conv1d').weight)
    return w:reshape { w:size(1), w:size(w.ndim) }
 end
 
 -- nil if the convolution has none.
 function MambaContextParallel:get_conv1d_bias()
-   local bias = self.mixer.conv1d.bias
+   local bias = of_mixer(self, 'conv1d').bias
    return bias and self:slice_conv_param(bias)
 end
 
 function MambaContextParallel:get_dt_bias(p)
-   return self:slice_vector_param(p or self.mixer.dt_bias)
+   return self:slice_vector_param(p or of_mixer(self, 'dt_bias'))
 end
 
-function MambaContextParallel:get_A_log(p) return self:slice_vector_param(p or self.mixer.A_log) end
-function MambaContextParallel:get_D(p) return self:slice_vector_param(p or self.mixer.D) end
+function MambaContextParallel:get_A_log(p)
+   return self:slice_vector_param(p or of_mixer(self, 'A_log'))
+end
+
+function MambaContextParallel:get_D(p) return self:slice_vector_param(p or of_mixer(self, 'D')) end
 
 -- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.
 function MambaContextParallel:repeat_group_state(s)
+   if not tide.is_tensor(s) or s.ndim < 1 or s:size(s.ndim) % self.n_groups ~= 0 then
+      err.arg(name .. '.repeat_group_state', 's', ('a tensor whose last dim holds %d groups')
+         :format(self.n_groups), s)
+   end
    if self.repeats == 1 then return s end
    local shape = s.shape
    local n = #shape

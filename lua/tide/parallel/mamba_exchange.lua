@@ -2,9 +2,10 @@
 -- channels (layer 8).
 --
 -- The one idea: channels and tokens are cut by two small tables made once, columns (which runs of
--- channels each rank works on) and rows (where each token of the sequence lies). An exchange is
--- then one copy that packs, one all-to-all, and one selection of rows that undoes rank order,
--- packed documents and load balancing at once. Each is the derivative of the other.
+-- channels each rank works on) and rows (which runs of the sequence each rank has). What a rank
+-- keeps is copied once, from its place to its place. What travels is packed, sent, and put where it
+-- belongs, which undoes rank order, packed documents and load balancing at once. Each way is the
+-- derivative of the other.
 --
 -- A run of channels that several ranks ask for goes to each of them; what comes back is added up.
 -- Legend: B batch, L tokens of this rank, T of all, w channels of a rank, P of all.
@@ -20,7 +21,7 @@ local exchange = {}
 -- the rank wants them. Runs of equal place in the lists form a family whose first channels never
 -- decrease from rank to rank.
 function exchange.columns(parts, width)
-   local self = { width = width, parts = {}, widths = {}, even = true }
+   local self = { width = width, parts = {}, widths = {}, total = 0 }
    local mark = {}                              -- by family: channels below it were written
    for r, runs in ipairs(parts) do
       local list, at = {}, 0
@@ -33,37 +34,42 @@ function exchange.columns(parts, width)
          at = at + count
       end
       self.parts[r], self.widths[r] = list, at
-      self.even = self.even and at == self.widths[1]
+      self.total = self.total + at
    end
    return self
 end
 
 -- ---- rows ------------------------------------------------------------------------------------
 
+local MOST_RUNS = 64        -- of a rank; more are put by an index instead of one by one
+
 local Rows = {}
 Rows.__index = Rows
 
--- places: i64 tensor on the host, for each position of the sequence its place among the tokens of
--- all ranks in rank order; count tokens on each of size ranks.
-function exchange.rows(places, size, count)
-   return setmetatable({ places = places, size = size, count = count, keep = {} }, Rows)
+-- list: for each rank its runs of the sequence { first, count, first, count, ... } (from 0) in the
+-- order in which it has them; count tokens on each rank.
+function exchange.rows(list, count)
+   local self = setmetatable({ size = #list, count = count, keep = {}, runs = list }, Rows)
+   for _, runs in ipairs(list) do self.flat = self.flat or #runs > 2 * MOST_RUNS end
+   if not self.flat then return self end
+   local all = {}
+   self.runs = {}
+   for r, runs in ipairs(list) do
+      self.runs[r] = { (r - 1) * count, count }
+      for _, v in ipairs(runs) do all[#all + 1] = v end
+   end
+   self.order = tide.run_index(tide.tensor(all, { dtype = 'i64', device = 'cpu' })
+      :reshape { #all / 2, 2 }, 'i64')
+   return self
 end
 
--- For rows [B, T] of the sequence their places in what the all-to-all brings, which is
--- [rank, B, count]; and the inverse. Made once for each B and device.
-function Rows:index(B, device)
-   local key = B .. device
-   local found = self.keep[key]
+-- Of rows in rank order: for each position of the sequence its row, and the inverse.
+function Rows:index(device)
+   local found = self.keep[device]
    if found and not found.to:is_gone() then return found.to, found.from end
-   local W, n, to = self.size, self.count, self.places
-   if B > 1 then
-      to = tide.arange(W * B * n, { dtype = 'i64', device = 'cpu' }):reshape { W, B, n }
-         :permute(2, 1, 3):contiguous():reshape { B, W * n }:index_select(2, to)
-         :reshape { B * W * n }
-   end
-   found = { to = to, from = tide.inverse_index(to) }
+   found = { to = tide.inverse_index(self.order), from = self.order }
    if device ~= 'cpu' then found.to, found.from = found.to:to(device), found.from:to(device) end
-   self.keep[key] = found
+   self.keep[device] = found
    return found.to, found.from
 end
 
@@ -71,82 +77,136 @@ end
 
 local function like(x, shape) return tide.empty(shape, { dtype = x.dtype, device = x.device }) end
 
-local function total(list)
-   local n = 0
-   for _, c in ipairs(list) do n = n + c end
-   return n
+local function put(into, from, add)
+   if add then into:add_(from) else into:copy_(from) end
 end
 
--- x [B, L, P] -> flat: for each rank [B * L, w].
-local function pack(x, cols)
-   local n = x:size(1) * x:size(2)
-   local rows = x:reshape { n, x:size(3) }
-   local out, at = like(x, { n * total(cols.widths) }), 1
-   for r, runs in ipairs(cols.parts) do
-      local w = cols.widths[r]
-      local part = out:narrow(1, at, n * w):reshape { n, w }
-      for _, run in ipairs(runs) do
-         part:narrow(2, run[3] + 1, run[2]):copy_(rows:narrow(2, run[1] + 1, run[2]))
+-- fn(position in the sequence, place among the tokens of rank r, count) for each of its runs.
+local function each_run(rows, r, fn)
+   local runs, at = rows.runs[r + 1], 0
+   for i = 1, #runs, 2 do
+      if runs[i + 1] > 0 then fn(runs[i], at, runs[i + 1]) end
+      at = at + runs[i + 1]
+   end
+end
+
+-- Channels at, at + count of the results ys (side by side), as a view; a run lies in one of them.
+local function channels_of(ys, at, count)
+   for _, y in ipairs(ys) do
+      local w = y:size(3)
+      if at < w then return y:narrow(3, at + 1, count) end
+      at = at - w
+   end
+end
+
+-- The own part, between tokens x [B, L, P] and channels ys: fn(view of x, view of ys, shared).
+local function own_part(x, ys, comm, cols, rows, fn)
+   for _, run in ipairs(cols.parts[comm.rank + 1]) do
+      local first, count, at, shared = unpack(run)
+      if count > 0 then
+         local from, to = x:narrow(3, first + 1, count), channels_of(ys, at, count)
+         each_run(rows, comm.rank, function(g, i, n)
+            fn(from:narrow(2, i + 1, n), to:narrow(2, g + 1, n), shared)
+         end)
       end
-      at = at + n * w
    end
-   return out
 end
 
--- The way back, into y [n, P]; channels that no rank has stay as they are.
-local function unpack_into(y, flat, cols)
-   local n, at = y:size(1), 1
-   for r, runs in ipairs(cols.parts) do
-      local w = cols.widths[r]
-      local part = flat:narrow(1, at, n * w):reshape { n, w }
-      for _, run in ipairs(runs) do
-         local into, from = y:narrow(2, run[1] + 1, run[2]), part:narrow(2, run[3] + 1, run[2])
-         if run[4] then into:add_(from) else into:copy_(from) end
+-- A part [B, L, w] of rank r between its tokens x [B, L, P]: fn(view of x, view of part, shared).
+local function tokens_part(x, part, cols, r, fn)
+   for _, run in ipairs(cols.parts[r + 1]) do
+      local first, count, at, shared = unpack(run)
+      if count > 0 then
+         fn(x:narrow(3, first + 1, count), part:narrow(3, at + 1, count), shared)
       end
-      at = at + n * w
    end
 end
 
-local function times(list, n)
-   local out = {}
-   for i, c in ipairs(list) do out[i] = c * n end
-   return out
-end
-
--- `out` elements go to each rank, `back` come from each.
-local function all_to_all(flat, comm, cols, out, back)
-   if comm.size == 1 then return flat end
-   if cols.even then return comm:all_to_all(flat) end
-   return comm:all_to_all_v(flat, out, back)
-end
-
--- What goes to rank j has its channels; what comes has the own ones.
-local function counts(cols, comm, n)
-   local own = {}
-   for r = 1, comm.size do own[r] = n * cols.widths[comm.rank + 1] end
-   return times(cols.widths, n), own
-end
-
-local function to_channels(x, comm, cols, rows)
-   local B, n, w = x:size(1), x:size(1) * x:size(2), cols.widths[comm.rank + 1]
-   local out, back = counts(cols, comm, n)
-   local got = all_to_all(pack(x, cols), comm, cols, out, back):reshape { n * comm.size, w }
-   local T = rows.size * rows.count
-   if w == 0 then return like(x, { B, T, 0 }) end
-   return got:index_select(1, (rows:index(B, x.device))):reshape { B, T, w }
-end
-
--- y [B, T, w] -> flat parts of every rank for the tokens of this one.
-local function to_tokens(y, comm, cols, rows)
-   local B, w = y:size(1), cols.widths[comm.rank + 1]
-   local _, from = rows:index(B, y.device)
-   local flat = y:reshape { y:numel() }
-   if w > 0 then
-      flat = y:contiguous():reshape { B * y:size(2), w }:index_select(1, from)
-         :reshape { y:numel() }
+-- A part [B, L, w] of this rank's channels of rank r's tokens: fn(view of ys, view of part).
+local function channels_part(ys, part, rows, r, fn)
+   local at = 0
+   for _, y in ipairs(ys) do
+      local w = y:size(3)
+      if w > 0 then
+         local columns = part:narrow(3, at + 1, w)
+         each_run(rows, r, function(g, i, n)
+            fn(y:narrow(2, g + 1, n), columns:narrow(2, i + 1, n))
+         end)
+      end
+      at = at + w
    end
-   local out, back = counts(cols, comm, B * rows.count)
-   return all_to_all(flat, comm, cols, back, out)
+end
+
+-- ---- what travels ----------------------------------------------------------------------------
+
+-- A flat buffer of a part [B, L, widths[r]] for every rank but this one, the parts, and numbers of
+-- elements; widths: a list, or one for all.
+local function buffer(x, comm, rows, widths)
+   local B, L, parts, counts, n = x:size(1), rows.count, {}, {}, 0
+   for r = 0, comm.size - 1 do
+      local w = type(widths) == 'table' and widths[r + 1] or widths
+      counts[r + 1] = r == comm.rank and 0 or B * L * w
+      n = n + counts[r + 1]
+   end
+   local flat, at = like(x, { n }), 0
+   for r = 0, comm.size - 1 do
+      if counts[r + 1] > 0 then
+         parts[r] = flat:narrow(1, at + 1, counts[r + 1])
+            :reshape { B, L, counts[r + 1] / (B * L) }
+      end
+      at = at + counts[r + 1]
+   end
+   return flat, parts, counts
+end
+
+-- x [B, L, P] -> ys, [B, T, width] for each of widths, which add up to this rank's channels.
+local function to_channels(x, comm, cols, rows, widths)
+   local B, T, ys = x:size(1), rows.size * rows.count, {}
+   for i, w in ipairs(widths) do ys[i] = like(x, { B, T, w }) end
+   local flat, parts, out = buffer(x, comm, rows, cols.widths)
+   local got, come, back = buffer(x, comm, rows, cols.widths[comm.rank + 1])
+   for r = 0, comm.size - 1 do
+      if parts[r] then
+         tokens_part(x, parts[r], cols, r, function(from, to) to:copy_(from) end)
+      end
+   end
+   if comm.size > 1 then comm:all_to_all_v(flat, out, back, got) end
+   for r = 0, comm.size - 1 do
+      if come[r] then
+         channels_part(ys, come[r], rows, r, function(to, from) to:copy_(from) end)
+      end
+   end
+   own_part(x, ys, comm, cols, rows, function(from, to) to:copy_(from) end)
+   if rows.flat then
+      local to = rows:index(x.device)
+      for i, y in ipairs(ys) do if y:size(3) > 0 then ys[i] = y:index_select(2, to) end end
+   end
+   return ys
+end
+
+-- The way back, into x [B, L, P]; channels that no rank has stay as they are.
+local function to_tokens(x, ys, comm, cols, rows)
+   if rows.flat then
+      local _, from = rows:index(x.device)
+      local list = {}
+      for i, y in ipairs(ys) do list[i] = y:size(3) > 0 and y:index_select(2, from) or y end
+      ys = list
+   end
+   local flat, parts, out = buffer(x, comm, rows, cols.widths[comm.rank + 1])
+   local got, come, back = buffer(x, comm, rows, cols.widths)
+   for r = 0, comm.size - 1 do
+      if parts[r] then
+         channels_part(ys, parts[r], rows, r, function(from, to) to:copy_(from) end)
+      end
+   end
+   if comm.size > 1 then comm:all_to_all_v(flat, out, back, got) end
+   for r = 0, comm.size - 1 do                      -- in rank order: sums are alike everywhere
+      if r == comm.rank then
+         own_part(x, ys, comm, cols, rows, put)
+      elseif come[r] then
+         tokens_part(x, come[r], cols, r, put)
+      end
+   end
 end
 
 -- ---- the two exchanges -----------------------------------------------------------------------
@@ -155,43 +215,40 @@ local func = tide.grad.func
 
 local enter_fn = func {
    name = 'mamba_cp.enter',
-   forward = function(self, x, comm, cols, rows, kept)
-      self.comm, self.cols, self.rows, self.kept = comm, cols, rows, kept
-      self.shape = x.shape
-      local y = to_channels(x, comm, cols, rows)
-      if kept == 0 then return y end
-      return y, x:narrow(3, 1, kept)
+   forward = function(self, x, comm, cols, rows, widths, kept)
+      self.comm, self.cols, self.rows, self.widths, self.kept = comm, cols, rows, widths, kept
+      self.shape, self.like = x.shape, { dtype = x.dtype, device = x.device }
+      local ys = to_channels(x, comm, cols, rows, widths)
+      if kept > 0 then ys[#ys + 1] = x:narrow(3, 1, kept) end
+      return unpack(ys)
    end,
-   backward = function(self, dy, dkept)
-      local cols, shape = self.cols, self.shape
-      local B, L = shape[1], shape[2]
-      if not dy then
-         local T = self.rows.size * self.rows.count
-         dy = tide.zeros({ B, T, cols.widths[self.comm.rank + 1] },
-            { dtype = dkept.dtype, device = dkept.device })
+   backward = function(self, ...)
+      local rows, n, shape, dys = self.rows, #self.widths, self.shape, { ... }
+      local dkept, ys = dys[n + 1], {}
+      for i, w in ipairs(self.widths) do
+         ys[i] = dys[i] or tide.zeros({ shape[1], rows.size * rows.count, w }, self.like)
       end
-      local flat = to_tokens(dy, self.comm, cols, self.rows)
-      local dx = like(flat, { B * L, shape[3] })
+      local dx = tide.empty(shape, self.like)
       if self.kept > 0 then
-         local part = dx:narrow(2, 1, self.kept)
-         if dkept then part:copy_(dkept:reshape { B * L, self.kept }) else part:zero_() end
+         local part = dx:narrow(3, 1, self.kept)
+         if dkept then part:copy_(dkept) else part:zero_() end
       end
-      unpack_into(dx, flat, cols)
-      return dx:reshape(shape)
+      to_tokens(dx, ys, self.comm, self.cols, rows)
+      return dx
    end,
 }
 
 local leave_fn = func {
    name = 'mamba_cp.leave',
    forward = function(self, y, comm, cols, rows)
-      self.comm, self.cols, self.rows = comm, cols, rows
-      local B, L = y:size(1), rows.count
-      local flat = to_tokens(y, comm, cols, rows)
-      local x = like(flat, { B * L, cols.width })
-      unpack_into(x, flat, cols)
-      return x:reshape { B, L, cols.width }
+      self.comm, self.cols, self.rows, self.widths = comm, cols, rows, { y:size(3) }
+      local x = like(y, { y:size(1), rows.count, cols.width })
+      to_tokens(x, { y }, comm, cols, rows)
+      return x
    end,
-   backward = function(self, dx) return to_channels(dx, self.comm, self.cols, self.rows) end,
+   backward = function(self, dx)
+      return to_channels(dx, self.comm, self.cols, self.rows, self.widths)[1]
+   end,
 }
 
 local function check(op, x, comm, rows, width, tokens)
@@ -208,11 +265,12 @@ local function check(op, x, comm, rows, width, tokens)
    end
 end
 
--- x [B, L, P] of this rank's tokens -> [B, T, w], all tokens in the order of the sequence, this
--- rank's channels. kept: as many of the first channels do not travel; they are the second result.
-function exchange.enter(x, comm, cols, rows, kept)
+-- x [B, L, P] of this rank's tokens -> [B, T, w]: all tokens in the order of the sequence, of this
+-- rank's channels, as one result or one for each of widths, which add up to w and cut no run. kept:
+-- as many of the first channels do not travel; they are the last result.
+function exchange.enter(x, comm, cols, rows, widths, kept)
    check('parallel.mamba_cp.enter', x, comm, rows, cols.width, rows.count)
-   return enter_fn(x, comm, cols, rows, kept or 0)
+   return enter_fn(x, comm, cols, rows, widths or { cols.widths[comm.rank + 1] }, kept or 0)
 end
 
 -- The way back: y [B, T, w] -> [B, L, P]. cols: every channel on exactly one rank.
@@ -226,7 +284,7 @@ end
 -- gradient sends the second number.
 function exchange.bytes(cols, rank, n, size)
    local W, own = #cols.widths, cols.widths[rank + 1]
-   return (total(cols.widths) - own) * n * size, (W - 1) * own * n * size
+   return (cols.total - own) * n * size, (W - 1) * own * n * size
 end
 
 return exchange

@@ -11,7 +11,6 @@ local tide = require 'tide'
 local exchange = require 'tide.parallel.mamba_exchange'
 local split = require 'tide.parallel.mamba_split'
 local Mamba2 = require('tide.nn.mamba').Mamba2
-local divide = require('tide.nn.mamba').divide
 
 local hidden = {}
 
@@ -43,14 +42,15 @@ end
 local function part_of(layer, part)
    local P, N = layer.head_dim, layer.state
    local runs = split.runs(part, layer, 0)
-   local bias, D = layer.conv1d.bias, layer.D
+   local D = layer.D
+   local weight, bias = layer:filter()
+   weight, bias = rows_of(weight, runs), bias and rows_of(bias, runs)
    local each = D:numel() / layer.heads
    local own = {
       heads = part.heads, head_dim = P, groups = part.list and #part.list or part.groups, state = N,
       inner_dim = part.heads * P, conv_dim = part.heads * P + 2 * part.groups * N,
       taps = layer.taps, chunk = layer.chunk, dt_limit = layer.dt_limit, conv = layer.conv,
-      scan = layer.scan,
-      conv1d = { weight = rows_of(layer.conv1d.weight, runs), bias = bias and rows_of(bias, runs) },
+      scan = layer.scan, filter = function() return weight, bias end,
       D = D:narrow(1, part.head * each + 1, part.heads * each),
    }
    for _, name in ipairs { 'dt_bias', 'A_log' } do
@@ -75,7 +75,7 @@ end
 -- A rank without heads: nothing, but attached to all parameters, as a rank with heads is.
 local function nothing(own, mine)
    local y = mine
-   for _, t in ipairs { own.D, own.dt_bias, own.A_log, own.conv1d.weight, own.conv1d.bias } do
+   for _, t in ipairs { own.D, own.dt_bias, own.A_log, own.filter() } do
       y = y + t:reshape { 0 }:to(mine.dtype)
    end
    return y
@@ -87,14 +87,14 @@ end
 -- rows: of mamba_exchange.rows; sequence: [B or 1, T] of the whole sequence, or nil.
 function hidden.inner(layer, projected, comm, plan, rows, sequence)
    local part = plan.part
-   local mine, z = exchange.enter(projected, comm, plan.go, rows, layer.inner_dim)
    local own = part_of(layer, part)
+   local xBC, dt, z = exchange.enter(projected, comm, plan.go, rows, { own.conv_dim, part.heads },
+      layer.inner_dim)
    local y
    if part.heads == 0 then
-      y = nothing(own, mine)
+      y = nothing(own, xBC)
    else
       local at = { sequence = sequence }
-      local xBC, dt = divide(mine, { own.conv_dim, part.heads })
       xBC = Mamba2.convolve(own, xBC, at)
       if part.list then xBC = spread(xBC, own, part) end
       y = Mamba2.recur(own, xBC, dt, at)

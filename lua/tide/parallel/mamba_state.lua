@@ -41,7 +41,8 @@ end
 -- reason if the ranks do not all have the same number of runs of the same length.
 function state.runs(map)
    if map.kind ~= 'contiguous' and map.kind ~= 'zigzag' then
-      return nil, ("a '%s' layout; it wants contiguous or zigzag"):format(map.kind)
+      return nil, ("a '%s' layout; its runs must be equally many and long on all ranks, as those "
+         .. 'of contiguous and zigzag are'):format(map.kind)
    end
    local out = { ranks = {} }
    for r = 0, map.size - 1 do
@@ -145,8 +146,9 @@ local function feeding(runs, rank)
    return all, between, feeds
 end
 
--- sequence [B', T] -> of the runs of this rank [B' R, c], and the masks that documents make:
--- halo [B', R, K - 1], feeds [B', 1, R, S] and own [B' R, c, 1] (tokens of the last document).
+-- sequence [B', T] -> of the runs of this rank [B' R, c], and the masks that documents make: halo
+-- [B', R, K - 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). What
+-- they leave out is replaced by zeros, not multiplied with them: it may be NaN.
 local function documents(batch, sequence, map, all, take_positions)
    local rows, R, c = sequence:size(1), batch.R, batch.c
    local own = sequence:index_select(2, map:index('i64', sequence.device))
@@ -159,10 +161,10 @@ local function documents(batch, sequence, map, all, take_positions)
       return sequence:index_select(2, tensor(list, 'i64', sequence.device))
    end
    batch.sequence = own:reshape { rows * R, c }
-   batch.last = own:eq(own:narrow(3, c, 1)):to('f32'):reshape { rows * R, c, 1 }
-   batch.feeds = batch.feeds
-      * at(last_of):reshape { rows, 1, 1, #all }:eq(first:reshape { rows, 1, R, 1 }):to 'f32'
-   batch.halo_mask = at(pos):reshape { rows, R, batch.K - 1 }:eq(first):to 'f32'
+   batch.last = own:eq(own:narrow(3, c, 1)):reshape { rows * R, c, 1 }
+   batch.feeds = tide.logical_and(batch.feeds,
+      at(last_of):reshape { rows, 1, 1, #all }:eq(first:reshape { rows, 1, R, 1 }))
+   batch.halo_mask = at(pos):reshape { rows, R, batch.K - 1 }:eq(first)
 end
 
 -- All that a batch of this layout needs, made once. sequence: [B or 1, T] numbers of the sequences
@@ -171,7 +173,8 @@ function state.prepare(map, K, sequence, device)
    local op = 'parallel.mamba_cp'
    local runs, why = state.runs(map)
    if not runs then
-      err.raise('E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden'", why)
+      err.raise('E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden' (any "
+         .. 'layout)', why)
    end
    local all, between, feeds = feeding(runs, map.rank)
    local h = halo_plan(map, runs, K)
@@ -179,7 +182,7 @@ function state.prepare(map, K, sequence, device)
       R = runs.R, c = runs.c, S = #all, K = K, out = h.out, back = h.back, rows = h.rows,
       send = tensor(h.send, 'i64', device), take = tensor(h.take, 'i64', device),
       between = tensor(between, 'f32', device),
-      feeds = tensor(feeds, 'f32', device):reshape { 1, 1, runs.R, #all },
+      feeds = tensor(feeds, 'f32', device):reshape { 1, 1, runs.R, #all }:gt(0),
    }
    local reversed, positions = {}, {}
    for i = 1, batch.c do reversed[i] = batch.c - i end
@@ -190,6 +193,9 @@ function state.prepare(map, K, sequence, device)
    if sequence then documents(batch, sequence, map, all, positions) end
    return batch
 end
+
+-- x where the mask says so, zeros elsewhere; the mask is broadcast.
+local function kept(x, mask) return tide.where(mask, x, 0) end
 
 -- ---- the halo --------------------------------------------------------------------------------
 
@@ -202,7 +208,7 @@ local function halo(xBC, comm, batch)
    local rows = tide.cat({ got, none }, 2):index_select(2, batch.take)
    if batch.halo_mask then
       local m = batch.halo_mask
-      rows = rows * m:reshape { m:size(1), batch.R * n, 1 }:to(xBC.dtype)
+      rows = kept(rows, m:reshape { m:size(1), batch.R * n, 1 })
    end
    return rows:reshape { B * batch.R, n, C }
 end
@@ -265,20 +271,53 @@ local made_by = tide.grad.func {
    end,
 }
 
+-- For each token of x [n, c, H] the sum over those behind it, and over all [n, 1, H]. Its own
+-- derivative: that of cumsum subtracts, which loses accuracy and carries NaN from one document to
+-- another. reversed: the numbers c - 1 .. 0.
+local sums_after = tide.grad.func {
+   name = 'mamba_cp.sums_after',
+   forward = function(self, x, reversed)
+      self.shape, self.like = x.shape, { dtype = x.dtype, device = x.device }
+      local back = x:index_select(2, reversed)
+      local sum = back:cumsum(2)
+      return (sum - back):index_select(2, reversed), sum:narrow(2, x:size(2), 1):contiguous()
+   end,
+   backward = function(self, dafter, dall)
+      local dx = dafter and dafter:cumsum(2) - dafter or tide.zeros(self.shape, self.like)
+      return dall and dx + dall or dx, nil
+   end,
+}
+
 -- Of each run: the state that it makes from zero [B R, H, P N] and the logarithm of its total decay
 -- [B R, H, 1]. xBC after the convolution.
 local function contributions(layer, xBC, dt, batch, B)
-   local n, c, H, P = xBC:size(1), batch.c, layer.heads, layer.head_dim
+   local n, H, P = xBC:size(1), layer.heads, layer.head_dim
    local G, N, I = layer.groups, layer.state, layer.inner_dim
    local step = (wide(dt) + wide(layer.dt_bias)):softplus()
    if layer.dt_limit then step = step:clamp(layer.dt_limit[1], layer.dt_limit[2]) end
-   local decay = (step * Mamba2.rates(layer):to(step.dtype)):index_select(2, batch.reversed)
-   local sum = decay:cumsum(2)
-   local after = (sum - decay):index_select(2, batch.reversed)    -- over the tokens behind each
+   local after, sum = sums_after(step * Mamba2.rates(layer):to(step.dtype), batch.reversed)
+   local last = batch.last and over_batch(batch.last, n, B)
+   if last then xBC, after = kept(xBC, last), kept(after, last) end
    local weight = step * after:exp()
-   if batch.last then weight = weight * over_batch(batch.last, n, B):to(weight.dtype) end
+   if last then weight = kept(weight, last) end
    local made = made_by(xBC, weight, G, I, G * N)
-   return made:reshape { n, H, P * N }, sum:narrow(2, c, 1):reshape { n, H, 1 }
+   return made:reshape { n, H, P * N }, sum:reshape { n, H, 1 }
+end
+
+-- The sums for documents [B, H, R, width]: of states [B, H, S, width] that feed a run only, decayed
+-- by logs [B, H, S] of the runs between; one source after another.
+local function fed(batch, states, logs)
+   local B, H, S, width = states:size(1), states:size(2), states:size(3), states:size(4)
+   local R, sum = batch.R, nil
+   local spans = batch.between:gt(0):reshape { 1, 1, S, R, S }    -- k, r, source
+   local passed = kept(logs:reshape { B, H, S, 1, 1 }, tide.logical_and(spans,
+      batch.feeds:reshape { batch.feeds:size(1), 1, 1, R, S })):sum(3):exp()
+   for k = 1, S do
+      local term = passed:narrow(4, k, 1) * states:narrow(3, k, 1):expand { B, H, R, width }
+      term = kept(term, batch.feeds:narrow(4, k, 1))
+      sum = sum and sum + term or term
+   end
+   return sum
 end
 
 -- The true initial states of this rank's runs [B R, H, P, N], from what every run of every rank
@@ -289,6 +328,10 @@ local function initial(layer, made, decay, comm, batch, B)
    local all = collective.all_gather(tide.cat({ made, decay }, 3), comm, 1)
       :reshape { W, B, R, H, width + 1 }:permute(2, 4, 1, 3, 5):reshape { B, H, S, width + 1 }
    local states, logs = all:narrow(4, 1, width), all:narrow(4, width + 1, 1)
+   if batch.last then
+      return fed(batch, states, logs:reshape { B, H, S }):permute(1, 3, 2, 4)
+         :reshape { B * R, H, P, N }
+   end
    local weight = tide.matmul(logs:reshape { B * H, S }, batch.between:to(all.dtype)):exp()
       :reshape { B, H, R, S } * batch.feeds:to(all.dtype)
    return tide.matmul(weight, states):permute(1, 3, 2, 4):reshape { B * R, H, P, N }

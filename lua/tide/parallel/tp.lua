@@ -21,6 +21,7 @@ local nn = require 'tide.nn'
 local async = require 'tide.parallel.tp_async'
 local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
+local tp_mamba = require 'tide.parallel.tp_mamba'
 local loss_parallel = require 'tide.parallel.loss_parallel'
 local op_of = require 'tide.parallel.collective_op'
 local tp_plans = require 'tide.parallel.tp_plans'
@@ -133,14 +134,15 @@ function Run:linear(path, m, style)
          self:refuse(path, '%d rows are no %d equal blocks', m.nout, style.blocks)
       end
       self:check_size(path, 'the number of rows', m.nout / style.blocks)
-      local shared = self.shared[path]
-      self:add(function() layer.column(m, env, style, shared) end)
+      local shared, cut = self.shared[path], self.cuts[path]
+      self:add(function() layer.column(m, env, style, shared, cut) end)
    elseif style.shard == 'columns' then
       if style.blocks ~= 1 then self:refuse(path, 'fused blocks are rows, not columns') end
       self:check_size(path, 'the number of columns', m.nin)
       local overlap = self.async and style.input == 'S(-1)' and style.output == 'S(1)'
+      local counts = self.cuts[path]
       self:add(function()
-         layer.row(m, env, style)
+         layer.row(m, env, style, counts)
          if overlap then
             async.row(m, env, function(me, y) return layer.add_bias(env, style, me, y) end)
          end
@@ -224,6 +226,23 @@ function Run:attention(path, m)
    end)
 end
 
+-- A Mamba-2 layer is cut by heads as a whole, or not at all.
+function Run:mamba(path, m)
+   local into, out = join(path, 'in_proj'), join(path, 'out_proj')
+   local first, last = self.styles[into], self.styles[out]
+   local cut = first ~= nil and first.output == 'S(-1)'
+   if not cut and not (last and last.input == 'S(-1)') then return end
+   if not (cut and last and last.input == 'S(-1)') or first.blocks ~= 1 then
+      self:refuse(path, 'in_proj must be colwise and out_proj rowwise, all or none')
+   end
+   self:check_size(path, 'the number of heads', m.heads)
+   local env = self.env
+   local plan = tp_mamba.plan(m, env.axis.size)
+   self.cuts[into] = { blocks = plan.rows, after = tp_mamba.after(m, env, plan) }
+   self.cuts[out] = plan.inner
+   self:add(function() tp_mamba.apply(m, env, plan) end)
+end
+
 function Run:mlp(path, m)
    local cut, all = 0, 0
    for _, name in ipairs { 'gate_proj', 'up_proj', 'gate_up_proj' } do
@@ -249,12 +268,13 @@ end
 
 -- ---- the sequence and the head ---------------------------------------------------------------
 
--- A block is given the positions of the whole sequence, which tell how long it is.
+-- A block is told how long the whole sequence is, or its positions.
 function Run:watch_length(m)
    local env = self.env
    self:add(function()
       m:hook_pre(function(_, x, at)
-         if at and at.positions then env.length = at.positions:size(2) end
+         if at and at.length then env.length = at.length
+         elseif at and at.positions then env.length = at.positions:size(2) end
          return x, at
       end)
    end)
@@ -332,6 +352,7 @@ local function prepare(run, model, opts)
    model:walk(function(m, path)
       if class.is(m, nn.Attention) then run:attention(path, m) end
       if class.is(m, nn.MLP) then run:mlp(path, m) end
+      if class.is(m, nn.Mamba2) then run:mamba(path, m) end
       run:share_input(path, m)
    end)
    model:walk(function(m, path)
@@ -362,6 +383,15 @@ local function check_flags(name, opts, flags)
    end
 end
 
+-- Whether the numbers of attention heads in a configuration are of no layer.
+local function is_attention_free(model)
+   local mamba, attention = false, false
+   model:walk(function(m)
+      mamba, attention = mamba or class.is(m, nn.Mamba2), attention or class.is(m, nn.Attention)
+   end)
+   return mamba and not attention
+end
+
 local options = { 'gather_logits', 'async_tp' }
 
 -- Cuts the modules that a plan names over an axis and returns the model. opts: gather_logits
@@ -374,7 +404,8 @@ function tp.parallelize_module(model, axis, plan, opts)
    check_flags(op, opts, options)
    check_whole(model)
    local env = { axis = axis }
-   local run = setmetatable({ env = env, changes = {}, shared = {}, async = opts.async_tp,
+   local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {},
+      async = opts.async_tp,
       styles = expand(model, plan) }, Run)
    if axis.size == 1 then return model end
    prepare(run, model, opts)
@@ -393,7 +424,9 @@ function tp.tensor_parallel(model, axis, opts)
    if not class.is(model, nn.Module) then err.arg(name, 'model', 'a module', model) end
    check_axis(axis)
    check_whole(model)
-   if axis.size > 1 and model.config then tp.check_heads(model.config, axis.size) end
+   if axis.size > 1 and model.config and not is_attention_free(model) then
+      tp.check_heads(model.config, axis.size)
+   end
    local plan = tp_plans.plan_for(model, { plan = opts.plan, declared = opts.declared,
       sequence_parallel = opts.sequence_parallel })
    return tp.parallelize_module(model, axis, plan,

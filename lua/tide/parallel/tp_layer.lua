@@ -64,11 +64,15 @@ end
 
 -- ---- parameters ------------------------------------------------------------------------------
 
--- The local part of a parameter in place of the whole one. dim: which is cut; nil: none.
-local function place(module, field, env, dim, blocks)
-   local whole = module[field]
+-- The local part of a parameter in place of the whole one. dim: which is cut; nil: none. blocks:
+-- how many equal ones are cut each for itself, or a list of counts a rank for each.
+function tp_layer.place(module, field, env, dim, blocks)
+   local whole, counts = module[field], nil
+   if type(blocks) == 'table' then
+      counts, blocks = #blocks > 1 and blocks or blocks[1], #blocks
+   end
    local entry = layout.new {
-      axis = env.axis, shape = whole.shape, blocks = dim and blocks or nil,
+      axis = env.axis, shape = whole.shape, blocks = dim and blocks or nil, counts = counts,
       placement = dim and placement.shard(dim) or placement.replicate(),
    }
    layout.set(module, field, entry)
@@ -82,6 +86,8 @@ local function place(module, field, env, dim, blocks)
    part:requires_grad_(whole.requires_grad)
    module[field] = part
 end
+
+local place = tp_layer.place
 
 -- A forward with parameters whose gradient is this rank's part of the sum.
 function tp_layer.summed_gradients(module, env)
@@ -102,15 +108,29 @@ local function widths(n, blocks, parts)
    return list
 end
 
--- Rows of the weight. shared: whoever owns the module brings x in the right layout.
-function tp_layer.column(module, env, style, shared)
-   local counts = widths(module.nout, style.blocks, env.axis.size)
-   place(module, 'weight', env, 1, style.blocks)
-   if module.bias then place(module, 'bias', env, 1, style.blocks) end
+local function total(blocks, parts)
+   local list = {}
+   for r = 1, parts do
+      list[r] = 0
+      for _, counts in ipairs(blocks) do list[r] = list[r] + counts[r] end
+   end
+   return list
+end
+
+-- Rows of the weight. shared: whoever owns the module brings x in the right layout. cut (nil: the
+-- blocks of the style): { blocks = counts a rank of each block of rows, after = what is made of
+-- this rank's result, or nil }.
+function tp_layer.column(module, env, style, shared, cut)
+   local blocks, n = cut and cut.blocks or style.blocks, env.axis.size
+   local counts = cut and total(blocks, n) or widths(module.nout, blocks, n)
+   place(module, 'weight', env, 1, blocks)
+   if module.bias then place(module, 'bias', env, 1, blocks) end
    module.nout = counts[env.axis.rank + 1]
    function module.forward(self, x)
       if not shared then x = tp_layer.into_parts(env, x, style.input) end
-      return tp_layer.join_parts(env, tide.linear(x, self.weight, self.bias), style.output, counts)
+      local y = tide.linear(x, self.weight, self.bias)
+      if cut and cut.after then y = cut.after(y) end
+      return tp_layer.join_parts(env, y, style.output, counts)
    end
 end
 
@@ -120,10 +140,10 @@ function tp_layer.add_bias(env, style, self, y)
    return y + (style.output == 'S(1)' and op.copy_to(self.bias, env.axis) or self.bias)
 end
 
--- Columns of the weight.
-function tp_layer.row(module, env, style)
-   local counts = balanced(module.nin, env.axis.size)
-   place(module, 'weight', env, 2)
+-- Columns of the weight. counts: on each rank (default: as even as can be).
+function tp_layer.row(module, env, style, counts)
+   counts = counts or balanced(module.nin, env.axis.size)
+   place(module, 'weight', env, 2, { counts })
    if module.bias then place(module, 'bias', env) end
    module.nin = counts[env.axis.rank + 1]
    function module.forward(self, x)

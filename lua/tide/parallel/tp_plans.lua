@@ -28,7 +28,12 @@ end
 
 -- ---- by structure ----------------------------------------------------------------------------
 
-local bodies = { 'model.language_model', 'language_model.model', 'language_model', 'model', '' }
+local usual = { embed = 'embed_tokens', norm = 'norm' }
+local bodies = {
+   { 'model.language_model', usual }, { 'language_model.model', usual },
+   { 'language_model', usual }, { 'model', usual }, { '', usual },
+   { 'backbone', { embed = 'embeddings', norm = 'norm_f' } },
+}
 
 local function child_at(model, path)
    local m = model
@@ -38,13 +43,15 @@ local function child_at(model, path)
    return m
 end
 
--- The module that holds embed_tokens and a stack of layers, and its path; nil if there is none.
+-- The module that holds an embedding and a stack of layers, its path and the names of its embedding
+-- and of its last norm; nil if there is none.
 function tp_plans.body(model)
-   for _, path in ipairs(bodies) do
+   for _, row in ipairs(bodies) do
+      local path, names = row[1], row[2]
       local m = child_at(model, path)
-      if class.is(m, nn.Module) and class.is(m.embed_tokens, nn.Embedding)
+      if class.is(m, nn.Module) and class.is(m[names.embed], nn.Embedding)
          and class.is(m.layers, nn.Stack) then
-         return m, path
+         return m, path, names
       end
    end
 end
@@ -73,38 +80,26 @@ function part.mlp(plan, path, m)
    plan[join(path, 'down_proj')] = get 'rowwise'
 end
 
+function part.mamba(plan, path)
+   plan[join(path, 'in_proj')], plan[join(path, 'out_proj')] = get 'colwise', get 'rowwise'
+end
+
 local function layer_parts(block, fn)
    for _, name in ipairs(block._child) do fn(name, block[name]) end
 end
 
--- Attention and MLP layers of a model.backbone; its Mamba-2 layers, embedding and head are whole on
--- every rank.
-local function backbone(model)
-   local body = rawget(model, 'backbone')
-   if not (class.is(body, nn.Module) and class.is(body.layers, nn.Stack)) then return nil end
-   local plan, found = {}, false
-   for _, e in ipairs(body.layers:named_modules()) do
-      local make = class.is(e.module, nn.Attention) and part.attention
-         or class.is(e.module, nn.MLP) and part.mlp
-      if make then
-         make(plan, 'backbone.layers.' .. e.name, e.module)
-         found = true
-      end
-   end
-   return found and plan or nil
-end
-
--- The plan of a decoder: embedding by vocabulary rows, attention by heads, MLP by its hidden size,
--- head by vocabulary rows with its output left cut.
+-- The plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP by its
+-- hidden size, head by vocabulary rows with its output left cut.
 function tp_plans.decoder(model)
-   local body, path = tp_plans.body(model)
-   if not body then return backbone(model) end
-   local plan = { [join(path, 'embed_tokens')] = get 'rowwise_rep' }
+   local body, path, names = tp_plans.body(model)
+   if not body then return nil end
+   local plan = { [join(path, names.embed)] = get 'rowwise_rep' }
    for i = 1, body.layers:count() do
       layer_parts(body.layers:at(i), function(name, m)
          local at = join(path, 'layers.*', name)
          if class.is(m, nn.Attention) then part.attention(plan, at, m) end
          if class.is(m, nn.MLP) then part.mlp(plan, at, m) end
+         if class.is(m, nn.Mamba2) then part.mamba(plan, at) end
       end)
    end
    if class.is(rawget(model, 'lm_head'), nn.Linear) then plan.lm_head = get 'colwise' end
@@ -143,6 +138,9 @@ local function block_sequence(plan, at, name, m)
       for _, child in ipairs { 'gate_proj', 'up_proj', 'gate_up_proj' } do
          change(child, { input = 'S(1)' })
       end
+   elseif class.is(m, nn.Mamba2) then
+      if not change('out_proj', { output = 'S(1)' }) then refuse_sequence("'%s' is whole", path) end
+      change('in_proj', { input = 'S(1)' })
    elseif #m:parameters() > 0 then
       refuse_sequence("no rule for the %s at '%s'", m.class_name, path)
    end
@@ -173,10 +171,10 @@ end
 
 -- The same plan with the residual stream cut along the sequence.
 function tp_plans.with_sequence(plan, model)
-   local body, path = tp_plans.body(model)
+   local body, path, names = tp_plans.body(model)
    if not body then refuse_sequence 'the model is no decoder of a known form' end
    plan = spelt(plan, model)
-   local embed = join(path, 'embed_tokens')
+   local embed = join(path, names.embed)
    if not plan[embed] then refuse_sequence("'%s' is whole", embed) end
    plan[embed] = plan[embed]:with { output = 'S(1)' }
    for i = 1, body.layers:count() do
@@ -184,8 +182,8 @@ function tp_plans.with_sequence(plan, model)
       local at = join(path, 'layers', body.layers._child[i])
       layer_parts(block, function(name, m) block_sequence(plan, at, name, m) end)
    end
-   if not is_norm(body.norm) then refuse_sequence("'%s' has no final norm", path) end
-   plan[join(path, 'norm')] = get 'sequence_parallel'
+   if not is_norm(body[names.norm]) then refuse_sequence("'%s' has no final norm", path) end
+   plan[join(path, names.norm)] = get 'sequence_parallel'
    if plan.lm_head then plan.lm_head = plan.lm_head:with { input = 'S(1)' } end
    return plan
 end
