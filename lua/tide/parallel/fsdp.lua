@@ -16,7 +16,7 @@
 -- optim_grads_params (ZeRO-3: also parameters). What is replicated is a shard among one rank.
 --
 -- Gradients are sums over ranks (the loss is divided by the global count), unless
--- calculate_per_token_loss = false, which makes them means.
+-- calculate_per_token_loss = false, which makes them means (the loss of each rank is a mean itself).
 
 local class = require 'tide.class'
 local dist = require 'tide.dist'
@@ -267,6 +267,11 @@ function Sharded:check_finished(name)
    end
 end
 
+-- By what the sum of the ranks' gradients is divided: 1, or their number where they are means.
+function Sharded:gradient_divisor()
+   return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
+end
+
 -- Gives back what is gathered (after an evaluation); the next forward gathers it again.
 function Sharded:release()
    if #self.seen == #self.units and #self.units > 0 then schedule.set_order(self, self.seen) end
@@ -378,7 +383,8 @@ local fsdp = { Sharded = Sharded }
 --   nccl_ub                (false) gradients are reduced from two buffers that stay
 --   check_for_nan_in_grad  (false) finish raises, naming parameter and rank
 --   calculate_per_token_loss (true) gradients are sums; false: means, by a factor before the
---                          collective, or in it with average_in_collective
+--                          collective, or in it with average_in_collective. train.step knows and
+--                          trains alike; a loop of your own divides its loss by its own count then
 --   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded)
 --   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
 --   device, seed           of a model on the null device

@@ -5,8 +5,9 @@
 -- scope: what backward left goes at its end, gradients stay. A loss or norm that is not finite
 -- leaves the parameters untouched and is reported to the caller.
 --
--- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own;
--- else the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
+-- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own
+-- (and where it takes means over ranks, losses are larger by their number, so that the step is the
+-- same); else the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
 
@@ -149,9 +150,10 @@ function Step:gradients(batches)
    if count == 0 then
       err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
    end
-   local loss = self.parallel and sharded_micros(self, batches, count)
+   local means = self.parallel and self.parallel:gradient_divisor() or 1
+   local loss = self.parallel and sharded_micros(self, batches, count / means)
       or micros(self, batches, count)
-   return dist.sum(self.comm, { loss })[1]
+   return dist.sum(self.comm, { loss })[1] / means
 end
 
 -- A whole step. Returns { loss, grad_norm, lr, applied }.
