@@ -11,6 +11,7 @@ local tide = require 'tide'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local outlive = require('tide.parallel.fsdp_bucket').outlive
 
 local schedule = {}
 
@@ -84,7 +85,7 @@ function schedule.make_buffers(self)
    for dtype, n in each(most) do
       local pool = { at = 0 }
       for i = 1, 2 do
-         pool[i] = { t = tide.empty({ n }, { dtype = dtype, device = self.device }) }
+         pool[i] = { t = outlive(tide.empty({ n }, { dtype = dtype, device = self.device })) }
       end
       self.buffers[dtype] = pool
    end
