@@ -4,13 +4,13 @@ local ranks = require 'spec.support.ranks'
 
 -- On a rank: losses of 20 steps and, in doubles, the final weights against the whole model's. (In
 -- f32 AdamW makes whole steps of gradients that are nothing but rounding, so only losses are held
--- to 1e-5 there.)
+-- to 1e-5 there, at half the rate; that it is rounding, doubles show at the full one.)
 local function train(_, n, family, config, opts, recompute, dtype)
    local tide = require 'tide'
    local parallel = tide.parallel
    local axis = parallel.mesh({ { 'tp', n } }):axis 'tp'
    local function run(model)
-      local optim = tide.optim.AdamW(model, { lr = 5e-3, weight_decay = 0.01 })
+      local optim = tide.optim.AdamW(model, { lr = dtype == 'f64' and 1e-2 or 5e-3, weight_decay = 0.01 })
       local losses = {}
       for step = 1, 20 do
          local ids = (tide.arange(2 * 11, { dtype = 'f64' }) * (0.9 + step)):sin():abs()
@@ -39,7 +39,7 @@ local function train(_, n, family, config, opts, recompute, dtype)
    if dtype ~= 'f64' then return true end
    for _, e in ipairs(whole:named_parameters()) do
       local off = (weights[e.name] - e.param:detach()):norm():item() / e.param:norm():item()
-      if off > 1e-7 then return ('%s: off by %g'):format(e.name, off) end
+      if off > 1e-8 then return ('%s: off by %g'):format(e.name, off) end
    end
    return true
 end

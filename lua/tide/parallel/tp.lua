@@ -379,8 +379,9 @@ local function check_alike(run, model, opts)
 end
 
 -- Cuts the modules that a plan names over an axis and returns the model. Collective. opts:
--- gather_logits (true; false: model(ids) gives this rank's part of the vocabulary), async_tp (false;
--- products overlap with the collectives before and after them; needs a plan that cuts the sequence).
+-- gather_logits (true; false: model(ids) gives this rank's part of the vocabulary), async_tp
+-- (false; products overlap with the collectives before and after them; needs a plan that cuts the
+-- sequence).
 function tp.parallelize_module(model, axis, plan, opts)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    check_axis(axis)

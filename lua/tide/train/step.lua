@@ -5,8 +5,8 @@
 -- scope: what backward left goes at its end, gradients stay. A loss or norm that is not finite
 -- leaves the parameters untouched and is reported to the caller.
 --
--- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own (and
--- where it takes means over ranks, losses are larger by their number: the step is the same); else
+-- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own
+-- (where it takes means over ranks, losses are larger by their number: the step is the same); else
 -- the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
