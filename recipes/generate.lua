@@ -31,12 +31,11 @@ local options = {
 
 local function load_model(tide, opt)
    local saved = tide.train.checkpoint.load(opt.from, { device = opt.device, model_only = true })
-   local config = saved.plain.config
-   if type(config) ~= 'table' then
+   if type(saved.plain.config) ~= 'table' then
       err.raise('E_FORMAT', 'generate', '%s has no model configuration', saved.folder)
    end
    local _, first = next(saved.model)
-   local model = tide.model[tide.train.checkpoint.family(config)](config,
+   local model = require('tide.model.family').build('generate', saved.plain,
       { dtype = first.dtype, device = opt.device, init = false })
    model:load_state_dict(saved.model)
    return model:eval(), saved
@@ -46,7 +45,8 @@ local function run(opt)
    local tide = require 'tide'
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local bytes = tide.data.bytes
-   local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT' }, load_model, tide, opt)
+   local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED' },
+      load_model, tide, opt)
    if model.config.vocab_size ~= bytes.vocab_size then
       err.usage('generate', '%s has a vocabulary of %d; only the byte vocabulary (%d) can be '
          .. 'printed', saved.folder, model.config.vocab_size, bytes.vocab_size)

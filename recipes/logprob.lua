@@ -72,7 +72,8 @@ local function run(opt)
    local tide = require 'tide'
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local ids, model, sharded, seq =
-      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE' }, prepare, tide, opt)
+      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED' }, prepare,
+      tide, opt)
    local list = tide.train.score.logprob(model, ids, { sharded = sharded, seq = seq,
       batch = opt.batch, device = opt.device })
    if tide.dist.world().rank == 0 then show(tide, opt, ids, list) end

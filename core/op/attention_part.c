@@ -53,6 +53,17 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   return TIDE_OK;
 }
 
+/* A merge is not recorded: a part with a history would silently lose its gradient. */
+static int check_history(const tide__call *c, const tide_tensor *part, const tide_tensor *part_lse)
+{
+  if (!c->ctx->recording) return TIDE_OK;
+  bool first = tide__tensor_needs_grad(part);
+  if (!first && !tide__tensor_needs_grad(part_lse)) return TIDE_OK;
+  return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "%s needs a gradient and in-place ops are "
+                    "not recorded; merge under no_grad and take the gradient of each part with "
+                    "attention_backward", first ? "part" : "part_lse");
+}
+
 int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
                           tide_tensor *part_lse)
 {
@@ -60,6 +71,7 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
   tide_tensor *x[4] = {out, lse, part, part_lse};
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_MERGE_, NULL, 4, x, 0));
   TIDE_TRY(check_merge(&c, x));
+  TIDE_TRY(check_history(&c, part, part_lse));
   c.nin = c.nout = 2;
   c.in_[0] = part;
   c.in_[1] = part_lse;

@@ -112,7 +112,8 @@ static int dense(tide_tensor **out, tide_tensor *t, const char *op)
   bool recording = t->ctx->recording;
   *out = NULL;
   if (t->storage->gone)
-    return tide__fail(t->ctx, TIDE_E_GONE, op, "the tensor's bytes were dropped");
+    return tide__fail(t->ctx, TIDE_E_GONE, op, "the bytes of the tensor (tensor %.0f, %s %s) were "
+                      "dropped", t->id, tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
   t->ctx->recording = false;
   int rc = tide_contiguous(out, t);
   t->ctx->recording = recording;

@@ -68,9 +68,9 @@ int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_t
     return tide__fail(c->ctx, TIDE_E_ARG, op, "%s belongs to another context",
                       operand_name(name, sizeof name, list, i));
   if (x->storage->gone)
-    return tide__fail(c->ctx, TIDE_E_GONE, op, "%s (a %s tensor %s) was dropped: keep it "
+    return tide__fail(c->ctx, TIDE_E_GONE, op, "%s (tensor %.0f, %s %s) was dropped: keep it "
                       "in the scope's results or do not release it",
-                      operand_name(name, sizeof name, list, i), tide_dtype_name(x->dtype),
+                      operand_name(name, sizeof name, list, i), x->id, tide_dtype_name(x->dtype),
                       TIDE__SHAPE(x->ndim, x->shape));
   if (x->storage->writers > 0)
     return tide__fail(c->ctx, TIDE_E_STATE, op, "%s is being written by a collective under way; "

@@ -220,7 +220,8 @@ int tide__check_places(const tide_tensor *t, const char *op)
 /* Writing to something the tape depends on would make its gradient silently wrong. */
 int tide__check_target(tide_tensor *t, const char *op)
 {
-  if (t->storage->gone) return tide__fail(t->ctx, TIDE_E_GONE, op, "the target was dropped");
+  if (t->storage->gone)
+    return tide__fail(t->ctx, TIDE_E_GONE, op, "the target (tensor %.0f) was dropped", t->id);
   if (t->ctx->recording && tide__tensor_needs_grad(t))
     return tide__fail(t->ctx, TIDE_E_STATE, op, "the target needs a gradient and in-place ops are "
                       "not recorded; write under no_grad, or use the op without underscore");

@@ -177,6 +177,15 @@ describe('attention in parts', function()
       refused('E_ARG', 'attention_merge_', tide.attention_merge_, out, lse, part, nil)
       refused('E_STATE', 'attention_merge_', tide.attention_merge_,
          tide.zeros({ 1, 2, 1, 3 }):requires_grad_(true), lse, part, lse:clone())
+      -- a part with a history would lose its gradient
+      local q = tide.ones({ 1, 2, 1, 3 }):requires_grad_(true)
+      local o, l = tide.attention(q, part, part, { return_lse = true })
+      refused('E_STATE', 'part needs a gradient', tide.attention_merge_, out, lse, o, lse:clone())
+      refused('E_STATE', 'part needs a gradient', tide.attention_merge_, out, lse, o, l)
+      local leaf = tide.zeros({ 1, 1, 2 }):requires_grad_(true)
+      refused('E_STATE', 'part_lse needs a gradient', tide.attention_merge_, out, lse, part, leaf)
+      assert.same({ 0, 0 }, lse:reshape(-1):tolist())
+      tide.no_grad(tide.attention_merge_, out, lse, o, l)
       refused('E_SHAPE', 'attention_backward', tide.attention_backward, part, part, part, part,
          part, tide.zeros { 1, 2, 1 })
       refused('E_SHAPE', 'attention_backward', tide.attention_backward, tide.zeros { 1, 2, 1, 4 },

@@ -53,9 +53,24 @@ describe('sharding', function()
    it('is refused where ranks differ in options, parameters, values or seed', function()
       fails('rank 1 has other options than rank 0',
          "make { strategy = rank == 0 and 'optim' or 'optim_grads' }")
-      fails('rank 1 has other parameters than rank 0', [[
+      fails('rank 1 has other configurations than rank 0', [[
          tide.parallel.fully_shard(case.model { config = { hidden_size = 20 + 4 * rank } })
       ]])
+      -- equal shapes that compute different things
+      fails('rank 1 has other configurations than rank 0', [[
+         tide.parallel.fully_shard(case.model { config = { rope_theta = 1000 + rank } })
+      ]])
+      fails('rank 1 has other modules than rank 0', [[
+         local stack = tide.nn.Stack { tide.nn.Attention { dim = 8, heads = 2 + 2 * rank,
+            device = 'null' } }
+         tide.parallel.fully_shard(stack)
+      ]])
+      fails('other configurations than rank 0', [[
+         local mesh = tide.parallel.mesh { dp_shard = 2, tp = 2 }
+         local model = case.model { config = { rope_theta = 1000 + mesh:axis('dp_shard').rank } }
+         tide.parallel.tensor_parallel(model, mesh:axis 'tp')
+         tide.parallel.fully_shard(model, { mesh = mesh })
+      ]], 4)
       fails('rank 1 has other parameters than rank 0', [[
          local model = case.model { config = { vocab_size = 38, intermediate_size = 28 } }
          tide.parallel.tensor_parallel(model, tide.parallel.mesh({ tp = 2 }):axis 'tp')
@@ -64,8 +79,14 @@ describe('sharding', function()
       fails('rank 1 has other values than rank 0', [[
          tide.parallel.fully_shard(case.model():materialise('cpu', rank), { strategy = 'no_shard' })
       ]])
-      fails('rank 1 has other seed than rank 0',
+      fails('rank 1 has other seeds than rank 0',
          'tide.parallel.fully_shard(case.model(), { seed = rank })')
+      fails('other seeds than rank 0', [[
+         local mesh = tide.parallel.mesh { dp_shard = 2, tp = 2 }
+         local model = case.model()
+         tide.parallel.tensor_parallel(model, mesh:axis 'tp')
+         tide.parallel.fully_shard(model, { mesh = mesh, seed = mesh:axis('tp').rank })
+      ]], 4)
    end)
 
    it('checks the types of comm, sync_each_backward and what no_sync calls', function()
@@ -116,6 +137,39 @@ describe('whole parameters, or an evaluation, between forward and backward', fun
             end), want) }
       ]])
       assert.same({ { 0, 0 }, { 0, 0 } }, r)
+   end)
+end)
+
+describe('a step scope', function()
+   -- The same training inside and outside of scopes, over and over.
+   it('takes nothing that a sharded model needs', function()
+      for _, opts in ipairs { {}, { reshard_after_forward = 2 }, { nccl_ub = true },
+         { strategy = 'optim' }, { mp_policy = { param_dtype = 'bf16', reduce_dtype = 'f32' } } } do
+         for _, row in ipairs(on(4, [[
+            local opts = select(3, ...)
+            local function scoped(inside, fn)
+               if inside then tide.scope(fn) else fn() end
+            end
+            local function run(inside)
+               local model, sharded = case.model(), nil
+               scoped(inside, function() sharded = tide.parallel.fully_shard(model, opts) end)
+               local optim = tide.optim.SGD(sharded, { lr = 0.1 })
+               for s = 1, 3 do
+                  scoped(inside, function()
+                     backward(model, s)
+                     sharded:finish()
+                  end)
+                  optim:step()
+                  optim:zero_grad()
+                  scoped(inside, function()
+                     tide.no_grad(function() model(case.batch(s, rank, n, 12).ids) end)
+                  end)
+               end
+               return case.numbers(sharded:full_state_dict())
+            end
+            return case.distance(run(true), run(false))
+         ]], opts)) do assert.equal(0, row) end
+      end
    end)
 end)
 
@@ -190,6 +244,54 @@ describe('a step', function()
 end)
 
 describe('a sharded parameter', function()
+   it('that is not whole is named by what reads it', function()
+      for _, row in ipairs(on(2, [[
+         local model, sharded = make()
+         local out = {}
+         for i, read in ipairs {
+            function() return model:state_dict() end,
+            function() return model.model.layers:at(2):state_dict() end,
+            function() return model.model.norm.weight:sum() end,
+            function() return tide.linear(tide.ones { 1, 20 }, model.lm_head.weight) end,
+            function() return model.lm_head.weight:tolist() end,
+         } do
+            local ok, e = pcall(read)
+            out[i] = { ok, ok or e.code, tostring(e) }
+         end
+         tide.parallel.unshard_fsdp2_model(model, function()
+            out[6] = model.lm_head.weight:sum():item() == model:state_dict()['lm_head.weight']:sum()
+               :item()
+         end)
+         return out
+      ]])) do
+         for i, want in ipairs { { 'E_STATE', 'model.norm.weight' }, { 'E_STATE', 'model.layers.1' },
+            { 'E_GONE', "'model.norm.weight'" }, { 'E_GONE', "'lm_head.weight'" },
+            { 'E_GONE', "'lm_head.weight'" } } do
+            assert.equal(want[1], row[i][2])
+            for _, part in ipairs { want[1] == 'E_GONE' and want[2] or 'sharded', 'sharded',
+               'unshard_fsdp2_model', 'full_state_dict' } do
+               assert.matches(part, row[i][3], 1, true)
+            end
+         end
+         assert.is_true(row[6])
+      end
+   end)
+
+   it('that another rank has changed is not read as it was', function()
+      for _, row in ipairs(on(2, [[
+         local model, sharded = make { strategy = 'optim' }
+         local optim = tide.optim.SGD(sharded, { lr = 1 })
+         backward(model, 1)
+         sharded:finish()
+         optim:step()
+         local ok, e = pcall(model.state_dict, model)
+         return { ok, tostring(e) }
+      ]])) do
+         assert.is_false(row[1])
+         assert.matches('is sharded and not whole now', row[2], 1, true)
+      end
+   end)
+
    it('must stay the one that is trained', function()
       fails("the sharded parameter 'model.norm.weight' was replaced", [[
          local model = make()

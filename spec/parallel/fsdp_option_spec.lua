@@ -104,9 +104,15 @@ describe('the gradient over ranks', function()
          local out = {}
          for i, opts in ipairs { {}, { calculate_per_token_loss = false },
             { calculate_per_token_loss = false, average_in_collective = true } } do
-            local r = case.train { fsdp = opts, steps = 1, clip = 0 }
-            for _, h in ipairs(r.sharded.shard_comm:history()) do
-               if h.op == 'reduce_scatter_v' then out[i] = { r.norms[1], h.reduce } end
+            opts.seed = 3
+            local model = case.model()
+            local sharded = tide.parallel.fully_shard(model, opts)
+            local b = case.batch(1, world.rank, 2, 12)
+            model:loss(b.ids, b.labels, { count = 84 }):backward()
+            sharded:finish()
+            local norm = tide.parallel.clip.norm(sharded):item()
+            for _, h in ipairs(sharded.shard_comm:history()) do
+               if h.op == 'reduce_scatter_v' then out[i] = { norm, h.reduce } end
             end
          end
          return out
@@ -114,6 +120,26 @@ describe('the gradient over ranks', function()
       assert.near(r[1][1] / 2, r[2][1], 1e-6)
       assert.near(r[1][1] / 2, r[3][1], 1e-6)
       assert.same({ 'sum', 'sum', 'mean' }, { r[1][2], r[2][2], r[3][2] })
+   end)
+
+   it('trains the same as a sum and as a mean', function()
+      for _, row in ipairs(on(3, [[
+         local want, out = case.train { accum = 2 }, {}
+         for i, opts in ipairs { { calculate_per_token_loss = false },
+            { calculate_per_token_loss = false, average_in_collective = true } } do
+            for _, strategy in ipairs { 'no_shard', 'optim', 'optim_grads_params' } do
+               opts.strategy = strategy
+               local got = case.train { accum = 2, fsdp = opts }
+               for _, k in ipairs { 'losses', 'norms', 'weights' } do
+                  out[#out + 1] = case.distance(got[k], want[k])
+               end
+            end
+         end
+         return out
+      ]])) do
+         assert.equal(18, #row)
+         for _, d in ipairs(row) do assert.is_true(d < 1e-5, tostring(d)) end
+      end
    end)
 
    it('is scaled where a 16-bit sum would overflow', function()

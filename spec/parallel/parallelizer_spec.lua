@@ -296,6 +296,9 @@ describe('a model that they spread', function()
          { 'fsdp2_strategy_parallelize', { param_dtype = 'f32', sequence_parallel = true,
             activation_checkpointing = true } },
          { 'megatron_fsdp_strategy_parallelize', { calculate_per_token_loss = true } },
+         { 'megatron_fsdp_strategy_parallelize', {} },       -- means over ranks
+         { 'megatron_fsdp_strategy_parallelize', { average_in_collective = true,
+            data_parallel_sharding_strategy = 'no_shard' } },
       }
       for _, c in ipairs(cases) do
          for _, got in ipairs(ranks.run(4, train, config, c[1], usual, c[2])) do

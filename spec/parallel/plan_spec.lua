@@ -292,6 +292,20 @@ describe('a plan', function()
             { fsdp = { strategy = rank == 0 and 'optim' or 'no_shard' } }):materialise()
       end, config)
       for _, row in ipairs(rows) do assert.matches('different plans', row.message, 1, true) end
+      rows = ranks.try(2, function(rank, _, cfg)
+         local t = require 'tide'
+         t.parallel.plan({ family = 'llama', config = cfg }, { tp = 2 }):materialise {
+            seed = rank }
+      end, config)
+      for _, row in ipairs(rows) do assert.matches('different seeds', row.message, 1, true) end
+      rows = ranks.try(2, function(rank, _, cfg)
+         local t = require 'tide'
+         cfg.num_attention_heads = 4 - 2 * rank
+         cfg.head_dim = 16 / cfg.num_attention_heads
+         cfg.num_key_value_heads = cfg.num_attention_heads
+         t.parallel.plan({ family = 'llama', config = cfg }, { dp = 2 }):materialise()
+      end, config)
+      for _, row in ipairs(rows) do assert.matches('different models', row.message, 1, true) end
    end)
 end)
 

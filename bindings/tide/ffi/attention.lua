@@ -74,7 +74,7 @@ end
 
 -- Merges attention over further keys into out [B, T, H, D] and lse [B, H, T] (f32, f64 for f64),
 -- which start as zeros and -inf. part and part_lse: of tide.attention with return_lse. Not
--- recorded.
+-- recorded; raises E_STATE if one of them needs a gradient.
 function M.attention_merge_(out, lse, part, part_lse)
    tensor('attention_merge_', 'out', out)
    tensor('attention_merge_', 'lse', lse)

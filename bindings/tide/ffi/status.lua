@@ -98,6 +98,22 @@ function M.show(v)
    return 'a ' .. kind
 end
 
+-- What whoever drops bytes on purpose can tell about a tensor that an E_GONE speaks of: text by
+-- tensor id, from tables that must be kept by their owners (see M.tell_gone).
+local tellers = setmetatable({}, { __mode = 'k' })
+
+-- owner: a table whose life is that of the knowledge. fn(owner, id): a text, or nil.
+function M.tell_gone(owner, fn) tellers[owner] = fn end
+
+local function about_gone(message)
+   local id = tonumber(message:match '%(tensor (%d+)')
+   for owner, fn in each(tellers) do
+      local text = id and fn(owner, id)
+      if text then return '; ' .. text end
+   end
+   return ''
+end
+
 -- Raises what the context's record says about a call that returned the status rc.
 function M.fail(ctx, rc, extra)
    local record = C.tide_error(ctx)
@@ -106,6 +122,7 @@ function M.fail(ctx, rc, extra)
       if record.op ~= nil then op = ffi.string(record.op) end
       if record.message ~= nil then message = ffi.string(record.message) end
    end
+   if rc == C.TIDE_E_GONE then message = message .. about_gone(message) end
    error(M.new(rc, op, message .. (extra or '')), 0)
 end
 

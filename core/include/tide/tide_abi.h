@@ -372,7 +372,7 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
 /* Merges attention over one part of the keys into attention over others, in place: out f32
  * [B, T, H, D] and lse f32 [B, H, T] (f64 if part is f64) hold what came before (all zero and -inf
  * at the start), part (any float dtype) and part_lse come from tide_attention with the same
- * queries. Not recorded. Source: arXiv 2310.01889. */
+ * queries. Not recorded: E_STATE if one of them needs a gradient. Source: arXiv 2310.01889. */
 int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
                           tide_tensor *part_lse);
 /* Gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout, the

@@ -245,13 +245,16 @@ function Module:init_weights(seed)
          fill_parameter(entry, seed)
       end
    end)
+   self._seed = seed                     -- train.step compares it where ranks hold parts
    return self
 end
 
 -- ---- state -------------------------------------------------------------------------------------
 
--- Name -> tensor: the parameters and persistent buffers themselves, without history.
+-- Name -> tensor: the parameters and persistent buffers themselves, without history. Of a sharded
+-- model E_STATE where it is not whole.
 function Module:state_dict()
+   if self._sharded_in then self._sharded_in:check_whole('nn.Module.state_dict', self) end
    local state = {}
    for _, entry in ipairs(self:named_parameters()) do state[entry.name] = entry.param:detach() end
    for _, entry in ipairs(self:named_buffers()) do

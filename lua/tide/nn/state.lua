@@ -58,6 +58,7 @@ function state_of.load(self, state, opts)
       end
    end
    if #parts > 0 then err.raise('E_SHAPE', op, '%s', table.concat(parts, '; ')) end
+   self._seed = nil
    tide.no_grad(function()
       for name, t in each(own) do
          if state[name] then t:copy_(state[name]) end

@@ -16,16 +16,18 @@
 -- optim_grads_params (ZeRO-3: also parameters). What is replicated is a shard among one rank.
 --
 -- Gradients are sums over ranks (the loss is divided by the global count), unless
--- calculate_per_token_loss = false, which makes them means.
+-- calculate_per_token_loss = false, which makes them means (where each rank's loss is one itself).
 
+local alike = require 'tide.parallel.alike'
 local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local hash = require 'tide.util.hash'
+local family = require 'tide.model.family'
 local layout = require 'tide.parallel.layout'
 local options = require 'tide.parallel.fsdp_options'
 local schedule = require 'tide.parallel.fsdp_schedule'
+local status = require 'tide.ffi.status'
 local units = require 'tide.parallel.fsdp_units'
 local Unit = require 'tide.parallel.fsdp_unit'
 
@@ -146,26 +148,10 @@ local function check_whole(model)
    end)
 end
 
--- The first and last numbers of every parameter that has bytes, as text.
-local function sample_of(model)
-   local list = {}
-   for i, p in ipairs(model:parameters()) do
-      local n = p:numel()
-      if p.device ~= 'null' and n > 0 then
-         local flat, k = p:detach():reshape { n }, math.min(n, 16)
-         list[i] = flat:narrow(1, 1, k):to_string_bytes()
-            .. flat:narrow(1, n - k + 1, k):to_string_bytes()
-      else
-         list[i] = ''
-      end
-   end
-   return table.concat(list)
-end
-
 -- Ranks with data of their own must shard the same model in the same way: a difference would be
--- replicas that drift apart, or collectives that do not fit. Collective; imagined ranks are alike.
+-- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
+-- parameters must have the same configuration. Collective; imagined ranks are alike.
 local function check_alike(self, model)
-   if self.data_comm.size == 1 or self.data_comm.transport == 'sim' then return end
    local o, shapes = self.opts, {}
    for i, p in ipairs(model:named_parameters()) do
       local cut = layout.get(p.owner, p.field)       -- the part that a tensor-parallel layer holds
@@ -175,16 +161,25 @@ local function check_alike(self, model)
          shapes[i] = shapes[i] .. ' at ' .. table.concat(box.offset, ',')
       end
    end
-   local all = self.data_comm:all_gather_object {
-      parameters = hash.stream(table.concat(shapes, '\n')), values = hash.stream(sample_of(model)),
-      seed = o.seed, options = options.text(o) }
-   for _, what in ipairs { 'options', 'parameters', 'values', 'seed' } do
-      for rank = 2, #all do
-         if all[rank][what] ~= all[1][what] then
-            err.raise('E_ARG', op, 'rank %d has other %s than rank 0; every rank must shard the '
-               .. 'same model in the same way%s', rank - 1, what, what == 'options'
-               and (' (%s; %s)'):format(all[1][what], all[rank][what]) or '')
-         end
+   local common = { { what = 'options', text = options.text(o), shown = true },
+      { what = 'seeds', text = tostring(o.seed) },
+      { what = 'configurations', text = family.text_of(model.config) } }
+   if self.comm.size > self.data_comm.size then alike.check(self.comm, op, 'E_ARG', common) end
+   table.insert(common, { what = 'parameters', text = table.concat(shapes, '\n') })
+   table.insert(common, { what = 'modules', text = alike.structure(model) })
+   table.insert(common, { what = 'values', text = alike.sample(model:parameters()) })
+   alike.check(self.data_comm, op, 'E_ARG', common)
+end
+
+local how_whole = 'read it within parallel.unshard_fsdp2_model(model, fn), or take '
+   .. "full_state_dict() of what fully_shard returned (state_dict() of that: this rank's piece)"
+
+-- What an error about dropped bytes adds if they are those of a parameter.
+local function tell_gone(self, id)
+   for _, e in ipairs(self.entries) do
+      if e.view.id == id then
+         return ("it is the sharded parameter '%s', whole only while its unit runs; %s"):format(
+            e.name, how_whole)
       end
    end
 end
@@ -215,6 +210,7 @@ function Sharded:init(model, opts)
    model._sharded = self
    model:walk(function(m) m._sharded_in = self end)
    for _, piece in ipairs(self:named_parameters()) do piece.sharded = self end
+   status.tell_gone(self, tell_gone)
 end
 
 -- The root unit last: the order in which what is left over is reduced is its reverse.
@@ -265,6 +261,11 @@ function Sharded:check_finished(name)
       err.raise('E_STATE', name, 'gradients were added up without communication (no_sync) and not '
          .. 'reduced; end the last backward with finish() outside no_sync')
    end
+end
+
+-- By what the sum of the ranks' gradients is divided: 1, or their number where they are means.
+function Sharded:gradient_divisor()
+   return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
 end
 
 -- Gives back what is gathered (after an evaluation); the next forward gathers it again.
@@ -333,6 +334,24 @@ function Sharded:norm_groups()
    return groups
 end
 
+-- Raises unless all parameters below `module` are gathered and up to date.
+function Sharded:check_whole(name, module)
+   local inside = {}
+   module:walk(function(m) inside[m] = true end)
+   for _, unit in ipairs(self:all_units()) do
+      for _, b in ipairs(unit.buckets) do
+         for _, e in ipairs(b.state ~= 'present' and b.entries or {}) do
+            for _, place in ipairs(e.places) do
+               if inside[place.owner] then
+                  err.raise('E_STATE', name, "the parameter '%s' is sharded and not whole now; %s",
+                     e.name, how_whole)
+               end
+            end
+         end
+      end
+   end
+end
+
 -- Name -> this rank's piece.
 function Sharded:state_dict()
    local state = {}
@@ -378,7 +397,8 @@ local fsdp = { Sharded = Sharded }
 --   nccl_ub                (false) gradients are reduced from two buffers that stay
 --   check_for_nan_in_grad  (false) finish raises, naming parameter and rank
 --   calculate_per_token_loss (true) gradients are sums; false: means, by a factor before the
---                          collective, or in it with average_in_collective
+--                          collective, or in it with average_in_collective. train.step knows and
+--                          trains alike; a loop of your own divides its loss by its own count then
 --   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded)
 --   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
 --   device, seed           of a model on the null device

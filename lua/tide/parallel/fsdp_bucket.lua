@@ -19,6 +19,12 @@ local layout = require 'tide.parallel.fsdp_layout'
 
 local Bucket = class 'FsdpBucket'
 
+-- What is made here outlives every open scope, as gradients do: t is made one for a moment.
+local function outlive(t)
+   t:detach():requires_grad_(true):set_grad(t)
+   return t
+end
+
 -- ---- making it -------------------------------------------------------------------------------
 
 local function strides_of(shape)
@@ -116,13 +122,14 @@ function Bucket:init(entries, opts)
    self.layout = layout.new(shapes, self.comm.size)
    self.counts = self.layout.counts
    local count, at = self.counts[self.comm.rank + 1], self.layout.cuts[self.comm.rank + 1]
-   self.flat = tide.empty({ self.layout.total }, { dtype = opts.dtype, device = opts.device })
+   self.flat = outlive(tide.empty({ self.layout.total },
+      { dtype = opts.dtype, device = opts.device }))
    local same = opts.shard_dtype == opts.dtype and not opts.offload
    if same and not (opts.full and self.comm.size > 1) then
       self.shard = self.flat:narrow(1, at + 1, count)
    else
-      self.shard = tide.empty({ count }, { dtype = opts.shard_dtype,
-         device = opts.offload and 'cpu' or opts.device })
+      self.shard = outlive(tide.empty({ count }, { dtype = opts.shard_dtype,
+         device = opts.offload and 'cpu' or opts.device }))
    end
    self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
    tide.no_grad(function() make_pieces(self, opts.seed) end)
@@ -204,7 +211,7 @@ function Bucket:reshard(keep)
    if small and keep and not small.part then
       local at = 1
       for r = 1, small.comm.rank do at = at + small.counts[r] end
-      small.part = self.flat:narrow(1, at, small.counts[small.comm.rank + 1]):clone()
+      small.part = outlive(self.flat:narrow(1, at, small.counts[small.comm.rank + 1]):clone())
    elseif small and not keep then
       self:forget_small()
    end
@@ -269,8 +276,8 @@ end
 
 local function gshard_of(self)
    if not self.gshard then
-      self.gshard = tide.empty(self.shard.shape, { dtype = self.shard.dtype,
-         device = self.shard.device })
+      self.gshard = outlive(tide.empty(self.shard.shape, { dtype = self.shard.dtype,
+         device = self.shard.device }))
    end
    return self.gshard
 end
@@ -350,5 +357,7 @@ function Bucket:zero_grad()
    for _, e in ipairs(self.entries) do e.view:zero_grad() end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end
 end
+
+Bucket.outlive = outlive
 
 return Bucket

@@ -11,6 +11,7 @@ local tide = require 'tide'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local outlive = require('tide.parallel.fsdp_bucket').outlive
 
 local schedule = {}
 
@@ -84,7 +85,7 @@ function schedule.make_buffers(self)
    for dtype, n in each(most) do
       local pool = { at = 0 }
       for i = 1, 2 do
-         pool[i] = { t = tide.empty({ n }, { dtype = dtype, device = self.device }) }
+         pool[i] = { t = outlive(tide.empty({ n }, { dtype = dtype, device = self.device })) }
       end
       self.buffers[dtype] = pool
    end
@@ -100,12 +101,12 @@ local function kept_buffer(self, bucket, n, dtype)
 end
 
 local function reduce_opts(self, async)
-   local o, n = self.opts, self.shard_comm.size * self.replicas.size
+   local o, n = self.opts, self:gradient_divisor()
    local mean = not o.calculate_per_token_loss
    return {
       async = async, check = o.check_for_nan_in_grad,
       op = mean and o.average_in_collective and 'mean' or 'sum',
-      scale = mean and not o.average_in_collective and 1 / n or 1,
+      scale = o.average_in_collective and 1 or 1 / n,
       take = function(bucket, count, dtype, device)
          if o.nccl_ub then return kept_buffer(self, bucket, count, dtype) end
          return tide.empty({ count }, { dtype = dtype, device = device }), false

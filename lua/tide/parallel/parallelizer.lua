@@ -209,8 +209,8 @@ end
 -- init_megatron_fsdp_with_meta_device (false; true: an error unless the model is on the null
 -- device), mp_policy, and those of fully_shard with Megatron's defaults, which differ:
 -- preserve_fp32_weights (false), check_for_nan_in_grad (true), calculate_per_token_loss (false:
--- gradients are means over ranks; train.loop needs true), gradients reduced at the last
--- micro-batch. Returns the model, the optimiser and the Sharded.
+-- gradients are means over ranks, as in fully_shard; train.step trains alike with both), gradients
+-- reduced at the last micro-batch. Returns the model, the optimiser and the Sharded.
 parallelizer.megatron_fsdp_strategy_parallelize = megatron 'megatron_fsdp'
 
 -- The same by its former name, with nvfsdp_unit_modules and init_nvfsdp_with_meta_device.

@@ -12,6 +12,7 @@
 -- recomputation, sharding, since each has to see what the ones before have made.
 
 local tide = require 'tide'
+local alike = require 'tide.parallel.alike'
 local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
@@ -256,16 +257,14 @@ function Plan:price(opts)
    return setmetatable(sum, plan_text.price_meta)
 end
 
--- All ranks must have the same plan.
-local function agree(self, comm)
-   if comm.size == 1 or comm.transport == 'sim' then return end
-   local mine = tostring(self)
-   for r, text in ipairs(comm:all_gather_bytes(mine)) do
-      if text ~= mine then
-         err.raise('E_COMM', 'parallel.plan.materialise', 'rank %d and rank %d have different '
-            .. 'plans:\n%s\n%s', comm.rank, r - 1, mine, text)
-      end
-   end
+-- All ranks must have the same plan for the same model.
+local function agree(self, comm, seed)
+   alike.check(comm, 'parallel.plan.materialise', 'E_COMM', {
+      { what = 'plans', text = tostring(self), shown = true },
+      { what = 'models', text = alike.structure(self.model) },
+      { what = 'values', text = alike.sample(self.model:parameters()) },
+      { what = 'seeds', text = tostring(seed) },
+   })
 end
 
 local function real_mesh(self)
@@ -292,7 +291,7 @@ function Plan:materialise(opts)
    if mesh.comm.transport == 'sim' and device ~= 'null' then
       err.raise('E_STATE', name, 'the mesh is simulated; it can be priced only')
    end
-   agree(self, mesh.comm)
+   agree(self, mesh.comm, seed)
    self.done = true
    local first = self.model:parameters()[1]
    local on_null = first ~= nil and first.device == 'null'

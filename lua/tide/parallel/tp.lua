@@ -18,6 +18,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
+local alike = require 'tide.parallel.alike'
 local async = require 'tide.parallel.tp_async'
 local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
@@ -394,9 +395,23 @@ end
 
 local options = { 'gather_logits', 'async_tp' }
 
--- Cuts the modules that a plan names over an axis and returns the model. opts: gather_logits
--- (true; false: model(ids) gives this rank's part of the vocabulary), async_tp (false; products
--- overlap with the collectives before and after them; needs a plan that cuts the sequence).
+-- What every rank of the axis must have in common, before anything changes.
+local function check_alike(run, model, opts)
+   local styles = {}
+   for path, style in each(run.styles) do styles[#styles + 1] = path .. ' ' .. tostring(style) end
+   table.sort(styles)
+   table.insert(styles, 'async_tp ' .. tostring(opts.async_tp or false))
+   alike.check(run.env.axis.comm, op, 'E_ARG', {
+      { what = 'models', text = alike.structure(model) },
+      { what = 'values', text = alike.sample(model:parameters()) },
+      { what = 'plans', text = table.concat(styles, '\n') },
+   })
+end
+
+-- Cuts the modules that a plan names over an axis and returns the model. Collective. opts:
+-- gather_logits (true; false: model(ids) gives this rank's part of the vocabulary), async_tp
+-- (false; products overlap with the collectives before and after them; needs a plan that cuts the
+-- sequence).
 function tp.parallelize_module(model, axis, plan, opts)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    check_axis(axis)
@@ -408,6 +423,7 @@ function tp.parallelize_module(model, axis, plan, opts)
       async = opts.async_tp,
       styles = expand(model, plan) }, Run)
    if axis.size == 1 then return model end
+   check_alike(run, model, opts)
    prepare(run, model, opts)
    for _, change in ipairs(run.changes) do change() end
    model:walk(function(m) m._tp = env end)

@@ -12,6 +12,7 @@
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
 local store = require 'tide.train.shard_store'
 
@@ -21,25 +22,13 @@ local version = 1
 
 function checkpoint.name(step) return ('step-%08d'):format(step) end
 
--- The family (of tide.model) that a configuration describes.
-function checkpoint.family(config)
-   if config.hybrid_override_pattern then return 'hybrid' end
-   return config.state_size and 'mamba2' or 'llama'
-end
-
-local published = {
-   llama = { architectures = { 'LlamaForCausalLM' }, model_type = 'llama', hidden_act = 'silu' },
-   hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
-   mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
-}
-
-local function hf_config(config, dtype)
-   local c = {
-      torch_dtype = ({ f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 = 'float64' })
-         [dtype],
-   }
-   for k, v in each(published[checkpoint.family(config)]) do c[k] = v end
-   for k, v in each(config) do c[k] = v end
+-- The published config.json of what a checkpoint keeps.
+local function hf_config(plain, dtype)
+   local c = {}
+   for k, v in each(plain.config) do c[k] = v end
+   for k, v in each(family.published(plain.family)) do c[k] = v end
+   c.torch_dtype = ({ f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 = 'float64' })
+      [dtype]
    return c
 end
 
@@ -53,7 +42,7 @@ local function write_files(op, folder, saved)
    if saved.plain.config then
       names[4] = 'config.json'
       local _, first = next(saved.model)
-      fs.write_json(op, fs.join(folder, names[4]), hf_config(saved.plain.config, first.dtype))
+      fs.write_json(op, fs.join(folder, names[4]), hf_config(saved.plain, first.dtype))
    end
    return names
 end
@@ -207,7 +196,7 @@ local function prepare(out, saved, keep, comm)
    return files, {
       out = out, step = saved.plain.step, keep = keep, plain = json(saved.plain),
       staged = fs.join(out, '.staging-' .. checkpoint.name(saved.plain.step)),
-      index = index and json(index), config = config and json(hf_config(config, first.dtype)),
+      index = index and json(index), config = config and json(hf_config(saved.plain, first.dtype)),
    }
 end
 
@@ -519,7 +508,7 @@ function checkpoint.consolidate(where, to, opts)
    fs.io().safetensors_save(fs.join(to, 'model.safetensors'), saved.model, { format = 'pt' })
    if saved.plain.config then
       fs.write_json(op, fs.join(to, 'config.json'),
-         hf_config(saved.plain.config, opts.dtype or first.dtype))
+         hf_config(saved.plain, opts.dtype or first.dtype))
    end
    return to
 end

@@ -7,23 +7,24 @@ local tide = require 'tide'
 local dist = require 'tide.dist'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
+local family = require 'tide.model.family'
 local state = require 'tide.train.state'
 
 local score = {}
 
--- The model of a checkpoint (or of a run's newest), sharded over the ranks of comm (default: all),
--- each of which reads its part only. opts: device ('cpu'), comm. Collective. Returns the model, the
--- Sharded, and the configuration.
+-- The model of a checkpoint (or of a run's newest) of any family of tide.model, sharded over the
+-- ranks of comm (default: all), each of which reads its part only. opts: device ('cpu'), comm, make
+-- (fn(config, module options) -> model, of a class of your own). Collective. Returns the model, the
+-- Sharded, and the configuration. E_UNSUPPORTED: another architecture; E_SHAPE: other parameters.
 function score.load(where, opts)
    local op = 'train.score.load'
-   opts = err.options(op, opts, { 'device', 'comm' })
+   opts = err.options(op, opts, { 'device', 'comm', 'make' })
    local saved = checkpoint.load(where, { device = opts.device, model_only = true, lazy = true })
-   local config = saved.plain.config
-   if type(config) ~= 'table' then
+   if type(saved.plain.config) ~= 'table' then
       err.raise('E_FORMAT', op, '%s has no model configuration', saved.folder)
    end
    local dtype = saved.store:dtype('model', saved.store:names('model')[1])
-   local model = tide.model.llama(config, { dtype = dtype, device = 'null' })
+   local model = family.build(op, saved.plain, { dtype = dtype, device = 'null' }, opts.make)
    local sharded = tide.parallel.fully_shard(model, { device = opts.device or 'cpu',
       comm = opts.comm or dist.world() })
    state.restore_model(sharded, saved)

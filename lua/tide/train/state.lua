@@ -6,6 +6,7 @@ local tide = require 'tide'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local family = require 'tide.model.family'
 local layout = require 'tide.parallel.fsdp_layout'
 
 local state = {}
@@ -82,8 +83,9 @@ function state.collect(run)
    local saved, meta = tensors_of(run)
    saved.plain = {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
-      rng = run.ctx and run.ctx:rng_state(), recipe = run.recipe, config = run.model.config,
-      job = run.job, data = data_of(run), val_loss = run.val_loss,
+      rng = run.ctx and run.ctx:rng_state(), recipe = run.recipe, job = run.job,
+      config = family.config(run.model), family = family.of(run.model),
+      data = data_of(run), val_loss = run.val_loss,
    }
    return saved
 end
@@ -201,7 +203,10 @@ local function load_pieces(op, run, saved)
       err.raise('E_ARG', op, 'a sharded model is restored from checkpoint.load(where, '
          .. '{ lazy = true })')
    end
-   dist.together(sharded.comm, op, function() check_pieces(op, run, from, meta) end)
+   dist.together(sharded.comm, op, function()
+      check_pieces(op, run, from, meta)
+      family.check(op, saved.plain, sharded.model)
+   end)
    dist.together(sharded.comm, op, function()
       tide.no_grad(load_model, sharded, from)
       load_optim(sharded, run.optim, from, meta)
@@ -214,7 +219,10 @@ end
 -- Collective.
 function state.restore_model(sharded, saved)
    local op, from = 'train.state.restore_model', saved.store
-   dist.together(sharded.comm, op, function() check_model(op, sharded, from) end)
+   dist.together(sharded.comm, op, function()
+      check_model(op, sharded, from)
+      family.check(op, saved.plain, sharded.model)
+   end)
    dist.together(sharded.comm, op, function() tide.no_grad(load_model, sharded, from) end)
    from:close()
    sharded:updated()
@@ -229,6 +237,7 @@ function state.restore(run, saved)
    if run.parallel then
       load_pieces(op, run, saved)
    else
+      family.check(op, plain, run.model)
       run.model:load_state_dict(saved.model)
       run.optim:load_state_dict(saved.optim, plain.optim)
    end

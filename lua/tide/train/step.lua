@@ -5,8 +5,9 @@
 -- scope: what backward left goes at its end, gradients stay. A loss or norm that is not finite
 -- leaves the parameters untouched and is reported to the caller.
 --
--- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own;
--- else the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
+-- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own
+-- (where it takes means over ranks, losses are larger by their number: the step is the same); else
+-- the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
 
@@ -15,6 +16,8 @@ local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local clip = require 'tide.optim.clip'
+local alike = require 'tide.parallel.alike'
+local layout = require 'tide.parallel.layout'
 local parallel_clip = require 'tide.parallel.clip'
 local nn_loss = require 'tide.nn.loss'
 local nonfinite = require 'tide.train.nonfinite'
@@ -36,6 +39,24 @@ local function check_cut(op, opts)
       err.raise('E_STATE', op, 'the model is cut over ranks; clip needs the norm of all parts: '
          .. "shard it with tide.parallel.fully_shard (strategy 'no_shard' keeps it whole)")
    end
+end
+
+-- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed
+-- of its own would train another model without a word. Collective; a sharded model has compared.
+local function check_replicated(self, op)
+   local env = rawget(self.model, '_tp')
+   if not env then return end
+   self.tp = env.axis
+   if self.parallel then return end
+   local list = {}
+   for _, e in ipairs(self.model:named_parameters()) do
+      local cut = layout.get(e.owner, e.field)
+      if not (cut and cut.blocks) then list[#list + 1] = e.param end
+   end
+   alike.check(self.tp.comm, op, 'E_STATE', {
+      { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
+      { what = 'values of parameters that are not cut', text = alike.sample(list) },
+   })
 end
 
 -- Sets what the context axis makes of comm: how many groups of ranks have data of their own, and
@@ -60,7 +81,8 @@ local function set_groups(self, op)
 end
 
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
--- (a Sharded; comm is then its ranks with data of their own). Collective for an attached model.
+-- (a Sharded; comm is then its ranks with data of their own). Collective for a model that is cut or
+-- attached.
 function step.new(opts)
    local op = 'train.step.new'
    err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel' })
@@ -77,6 +99,7 @@ function step.new(opts)
       clip = opts.clip or 0, loss_options = opts.loss_options or {},
    }, Step)
    set_groups(self, op)
+   check_replicated(self, op)
    return self
 end
 
@@ -151,16 +174,37 @@ local function blame(self)
       nonfinite.find(0, self.parallel:named_parameters()))
 end
 
+local function other_batches(axis, size)
+   err.raise('E_STATE', 'train.step', 'ranks of the %s axis (%d ranks) were given different '
+      .. 'batches; each of them needs the same rows (the sampler counts only ranks with data of '
+      .. 'their own: rank and size of run.data)', axis, size)
+end
+
+-- Labels of the global batch. Ranks that share a model by parts must have been given the same
+-- batches: the sum that tells is the one of the counts for a context axis, one more for tp.
+local function global_count(self, batches)
+   local cp, tp = self.cp, self.tp
+   if tp and tp.size > 1 and dist.sum(tp.comm, { alike.share(batches, tp.rank, tp.size) })[1] ~= 0
+   then
+      other_batches('tensor-parallel', tp.size)
+   end
+   local sums = dist.sum(self.comm, { count_of(batches),
+      cp and alike.share(batches, cp.rank, cp.size) or nil })
+   if cp and sums[2] ~= 0 then other_batches('context', cp.size) end
+   return sums[1] * self.groups / self.comm.size
+end
+
 -- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
 -- loss of the global batch.
 function Step:gradients(batches)
-   local count = dist.sum(self.comm, { count_of(batches) })[1] * self.groups / self.comm.size
+   local count = global_count(self, batches)
    if count == 0 then
       err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
    end
-   local loss = self.parallel and sharded_micros(self, batches, count)
+   local means = self.parallel and self.parallel:gradient_divisor() or 1
+   local loss = self.parallel and sharded_micros(self, batches, count / means)
       or micros(self, batches, count)
-   return dist.sum(self.comm, { loss })[1]
+   return dist.sum(self.comm, { loss })[1] / means
 end
 
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what

@@ -1,0 +1,149 @@
+-- Which family of tide.model a model or a saved configuration is, by the names that published
+-- configurations give them (architectures, model_type).
+--
+-- A checkpoint stores the family beside the configuration. One without (older, or of somebody
+-- else) is read by the published fields, and by what only one family's configuration has.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local family = {}
+
+-- Published fields by family.
+local published = {
+   llama = { architectures = { 'LlamaForCausalLM' }, model_type = 'llama', hidden_act = 'silu' },
+   mistral = { architectures = { 'MistralForCausalLM' }, model_type = 'mistral',
+      hidden_act = 'silu' },
+   qwen2 = { architectures = { 'Qwen2ForCausalLM' }, model_type = 'qwen2', hidden_act = 'silu' },
+   qwen3 = { architectures = { 'Qwen3ForCausalLM' }, model_type = 'qwen3', hidden_act = 'silu' },
+   phi3 = { architectures = { 'Phi3ForCausalLM' }, model_type = 'phi3', hidden_act = 'silu' },
+   gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
+   mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
+   hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
+}
+
+local function listed(field)
+   local list = {}
+   for _, row in each(published) do
+      list[#list + 1] = field == 'architectures' and row.architectures[1] or row[field]
+   end
+   table.sort(list)
+   return table.concat(list, ', ')
+end
+
+-- The name of the family whose class a model is; false of a class of somebody's own, since what
+-- such a class computes is not known by its configuration.
+function family.of(model)
+   for name in each(published) do
+      if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
+   end
+   return false
+end
+
+-- The configuration to save: defaults of the family that are absent are absent on purpose.
+function family.config(model)
+   if not model.config then return nil end
+   local c, null = {}, require('tide.ffi.json').null
+   for k in each(type(model.family) == 'table' and model.family.defaults or {}) do c[k] = null end
+   for k, v in each(model.config) do c[k] = v end
+   return c
+end
+
+-- Fields of a published configuration file that name the family.
+function family.published(name) return published[name] or {} end
+
+local function by_architecture(op, list)
+   for name, row in each(published) do
+      if row.architectures[1] == list[1] then return name end
+   end
+   err.raise('E_UNSUPPORTED', op, "the checkpoint is of the architecture '%s'; known are %s",
+      tostring(list[1]), listed 'architectures')
+end
+
+local function by_type(op, kind)
+   for name, row in each(published) do
+      if row.model_type == kind then return name end
+   end
+   err.raise('E_UNSUPPORTED', op, "the checkpoint is of the model type '%s'; known are %s",
+      tostring(kind), listed 'model_type')
+end
+
+-- The family of what a checkpoint keeps: plain.family if it is there, else by plain.config.
+function family.saved(op, plain)
+   local config = err.type(op, 'config', plain.config, 'table')
+   if plain.family == false then
+      err.raise('E_UNSUPPORTED', op, 'the checkpoint is of a model of a class of its own; give '
+         .. 'make = function(config, options), which makes one')
+   elseif plain.family ~= nil then
+      if not published[plain.family] then
+         err.raise('E_UNSUPPORTED', op, "the checkpoint is of the family '%s', which this library "
+            .. 'does not know', tostring(plain.family))
+      end
+      return plain.family
+   end
+   if type(config.architectures) == 'table' and config.architectures[1] then
+      return by_architecture(op, config.architectures)
+   elseif type(config.model_type) == 'string' then
+      return by_type(op, config.model_type)
+   end
+   if config.hybrid_override_pattern then return 'hybrid' end
+   return config.state_size and 'mamba2' or 'llama'
+end
+
+-- Fields that do not change what a given set of weights computes.
+local free = {
+   architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
+   transformers_version = true, _name_or_path = true, bos_token_id = true, eos_token_id = true,
+   pad_token_id = true, pretraining_tp = true, auto_map = true, hidden_act = true,
+   max_position_embeddings = true, initializer_range = true, time_step_min = true,
+   time_step_max = true, time_step_floor = true, chunk_size = true,
+}
+
+-- A value as text, whatever the order of keys; false, null and nil are alike.
+local function text_of(v)
+   if v == nil or v == false or v == require('tide.ffi.json').null then return 'none' end
+   if type(v) ~= 'table' then return tostring(v) end
+   local keys, list = {}, {}
+   for k in each(v) do keys[#keys + 1] = tostring(k) end
+   table.sort(keys)
+   for i, k in ipairs(keys) do
+      local item = v[k]
+      if item == nil then item = v[tonumber(k)] end
+      list[i] = k .. '=' .. text_of(item)
+   end
+   return '{' .. table.concat(list, ' ') .. '}'
+end
+family.text_of = text_of
+
+-- Raises E_SHAPE if a saved configuration computes something else than the model, whose parameters
+-- may have the same shapes all the same (other heads, other rotary base).
+function family.check(op, plain, model)
+   if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
+   local theirs, mine, names, problems = plain.config, family.config(model), {}, {}
+   local kind = family.of(model)
+   if plain.family and kind and plain.family ~= kind then
+      problems[1] = ('family %s, this one %s'):format(plain.family, kind)
+   end
+   for _, c in ipairs { theirs, mine } do
+      for k in each(c) do
+         if not free[k] then names[k] = true end
+      end
+   end
+   for k in each(names) do
+      local a, b = text_of(theirs[k]), text_of(mine[k])
+      if a ~= b then problems[#problems + 1] = ('%s %s, this one %s'):format(k, a, b) end
+   end
+   table.sort(problems)
+   if #problems > 0 then
+      err.raise('E_SHAPE', op, 'the checkpoint is of another model: %s',
+         table.concat(problems, '; '))
+   end
+end
+
+-- A model of a saved configuration. make: see family.saved. opts: as of every module.
+function family.build(op, plain, opts, make)
+   if make then return err.type(op, 'make', make, 'function')(plain.config, opts) end
+   return require('tide.model')[family.saved(op, plain)](plain.config, opts)
+end
+
+return family

@@ -1,0 +1,132 @@
+-- Every family goes through a checkpoint and comes back as itself, on any number of ranks; what is
+-- of another architecture, or the same shapes otherwise computed, is refused.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local family = require 'tide.model.family'
+local ranks = require 'spec.support.ranks'
+local refused = require 'spec.support.refused'
+local tmp = require 'spec.lua.tmp'
+
+local common = { vocab_size = 31, hidden_size = 16, num_hidden_layers = 2,
+   num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 12 }
+
+local function with(changes)
+   local c = {}
+   for k, v in each(common) do c[k] = v end
+   for k, v in each(changes) do c[k] = v end
+   return c
+end
+
+local null = require('tide.ffi.json').null
+
+-- Configurations by family, with what sets each apart.
+local configs = {
+   llama = with { rope_theta = 500, rope_scaling = { rope_type = 'linear', factor = 2 } },
+   mistral = with { sliding_window = 3 },
+   qwen2 = with { use_sliding_window = true, max_window_layers = 1, sliding_window = 2 },
+   qwen3 = with { head_dim = 6, layer_types = { 'sliding_attention', 'full_attention' },
+      sliding_window = 2 },
+   phi3 = with {},
+   gemma3 = with { head_dim = 6, sliding_window = 2, sliding_window_pattern = 2 },
+   mamba2 = { vocab_size = 31, hidden_size = 16, num_hidden_layers = 2, head_dim = 8,
+      state_size = 4, chunk_size = 4 },
+   hybrid = { vocab_size = 31, hidden_size = 16, hybrid_override_pattern = 'M*-',
+      num_attention_heads = 2, mamba_head_dim = 8, ssm_state_size = 4, intermediate_size = 12,
+      rope_theta = 100 },
+}
+
+local function save(dir, model)
+   local optim = tide.optim.SGD(model, { lr = 1 })
+   return tide.train.checkpoint.save(dir, tide.train.state.collect { model = model, optim = optim,
+      step = 1 })
+end
+
+local ids = { 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9 }
+
+-- On a rank: log-probabilities of the ids under a checkpoint, and the class of its model.
+local function scored(_, _, where, list)
+   local t = require 'tide'
+   local model, sharded = t.train.score.load(where)
+   return { model.class_name, t.train.score.logprob(model, list, { seq = 14, sharded = sharded }) }
+end
+
+describe('a checkpoint', function()
+   for name, config in each(configs) do
+      it('of ' .. name .. ' is scored as that, on one rank and on two', function()
+         tmp.with(function(dir)
+            local model = tide.model[name](config, { seed = 4 })
+            save(dir, model)
+            local want = tide.train.score.logprob(model, ids, { seq = 14 })
+            for n = 1, 2 do
+               for _, row in ipairs(ranks.run(n, scored, dir, ids)) do
+                  assert.equal(model.class_name, row[1])
+                  assert.equal(#want, #row[2])
+                  for i, v in ipairs(want) do assert.near(v, row[2][i], 1e-5) end
+               end
+            end
+            local file = tide.util.fs.read_json('spec', dir .. '/step-00000001/config.json')
+            assert.equal(family.published(name).model_type, file.model_type)
+            assert.equal(family.published(name).architectures[1], file.architectures[1])
+            assert.equal(name, family.saved('spec', { config = file }))
+         end)
+      end)
+   end
+
+   it('keeps what is switched off although the family has it', function()
+      tmp.with(function(dir)
+         save(dir, tide.model.mistral(with { sliding_window = null }))
+         local model = tide.train.score.load(dir)
+         assert.is_nil(model.config.sliding_window)
+      end)
+   end)
+
+   it('without a family is told by its published fields, or by its configuration', function()
+      local function of(config) return family.saved('spec', { config = config }) end
+      assert.equal('qwen3', of { architectures = { 'Qwen3ForCausalLM' } })
+      assert.equal('gemma3', of { model_type = 'gemma3_text' })
+      assert.equal('hybrid', of { hybrid_override_pattern = 'M' })
+      assert.equal('mamba2', of { state_size = 4 })
+      assert.equal('llama', of { vocab_size = 4 })
+      refused('E_UNSUPPORTED', { "architecture 'GPT2LMHeadModel'", 'LlamaForCausalLM' }, of,
+         { architectures = { 'GPT2LMHeadModel' } })
+      refused('E_UNSUPPORTED', { "model type 'gpt2'", 'llama' }, of, { model_type = 'gpt2' })
+      refused('E_UNSUPPORTED', "the family 'gpt'", family.saved, 'spec',
+         { family = 'gpt', config = {} })
+   end)
+
+   it('of a class of its own is made by its own function', function()
+      tmp.with(function(dir)
+         local Own = require 'tide.class' ('Own', tide.model.llama)
+         save(dir, Own(common, { seed = 1 }))
+         refused('E_UNSUPPORTED', 'a class of its own; give make', tide.train.score.load, dir)
+         assert.equal('Own', (tide.train.score.load(dir, { make = function(...)
+            return Own(...)
+         end })).class_name)
+      end)
+   end)
+
+   it('that would be computed otherwise is refused, though its shapes fit', function()
+      tmp.with(function(dir)
+         save(dir, tide.model.llama(common, { seed = 1 }))
+         local saved = tide.train.checkpoint.load(dir)
+         local function into(model)
+            local before = model:parameters()[1]:tolist()
+            local run = { model = model, optim = tide.optim.SGD(model, { lr = 1 }) }
+            local ok, e = pcall(tide.train.state.restore, run, saved)
+            if not ok then assert.same(before, model:parameters()[1]:tolist()) end
+            return ok, e
+         end
+         for words, changes in each { ['num_attention_heads 4, this one 8'] = {
+               num_attention_heads = 8, num_key_value_heads = 4 },
+            ['rope_theta 10000, this one 500'] = { rope_theta = 500 },
+            ['sliding_window none, this one 3'] = { sliding_window = 3 } } do
+            local ok, e = into(tide.model.llama(with(changes), { seed = 2 }))
+            assert.is_false(ok)
+            assert.equal('E_SHAPE', e.code)
+            assert.matches(words, e.message, 1, true)
+         end
+         assert.is_true((into(tide.model.llama(with { max_position_embeddings = 7 }))))
+      end)
+   end)
+end)
