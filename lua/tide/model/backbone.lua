@@ -90,10 +90,11 @@ local function placement(op, opts, ids)
    local context = nn.context.of(op, opts, ids)
    local sequence = opts.sequence
    local index = opts.q_index or opts.index
+   if context and context.size == 1 then index = context:q_index(ids.device) end
    if not sequence and index then sequence = sequence_of(index:select(3, 1)) end
    return {
       positions = opts.positions or context and context:positions(ids.device), q_index = index,
-      k_index = opts.k_index or opts.index, sequence = sequence, caches = opts.caches,
+      k_index = opts.k_index or index, sequence = sequence, caches = opts.caches,
       context = opts.context,
    }
 end
