@@ -510,7 +510,8 @@ describe('one rank', function()
          { 'contiguous_batch', { make_cp_batch_fn = cp_.contiguous_batch(),
             packed_seq_ids = docs } },
          { 'use_te', { input_ids = ids, labels = te_labels, position_ids = false,
-            seq_lens = { { 3, 5 }, { 9 } }, seq_lens_padded = { { 4, 7 }, { 11 } } }, { use_te = true } },
+            seq_lens = { { 3, 5 }, { 9 } }, seq_lens_padded = { { 4, 7 }, { 11 } } },
+            { use_te = true } },
       }
       local found = {}
       for _, family in ipairs { 'llama', 'hybrid' } do

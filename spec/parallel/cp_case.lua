@@ -20,7 +20,7 @@ end
 local function sampler(t, c, source, cu, place, size)
    local o = { seq = c.seq or 24, batch = c.rows or 4, seed = 2, rank = place, size = size }
    if c.packed then
-      o.cu = cu
+      o.cu, o.val_cu = cu, cu
       return t.data.packed.new(o)
    end
    o.count = source.count

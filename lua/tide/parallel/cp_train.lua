@@ -273,8 +273,8 @@ end
 -- the batches of the ranks are compared.
 function Attached:cut(batch, more)
    local split = self.method == 'a2a+p2p' and self.size > 1
-   local opts = { kind = self.layout, method = self.size > 1 and self.method or nil, inner = split and self.near or nil,
-      outer = split and self.far or nil, causal = true }
+   local opts = { kind = self.layout, method = self.size > 1 and self.method or nil,
+      inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    for k, v in each(more or {}) do opts[k] = v end
    if not self.met then                                -- the first time tells a wrong sampler
