@@ -78,8 +78,8 @@ function packed.new(opts)
    local op = 'data.packed.new'
    opts = err.options(op, opts, known)
    local self = setmetatable({
-      cu = check_cu(op, 'cu', opts.cu),
-      val_cu = opts.val_cu and check_cu(op, 'val_cu', opts.val_cu), seq = err.integer(op, 'seq', opts.seq, 1),
+      cu = check_cu(op, 'cu', opts.cu), seq = err.integer(op, 'seq', opts.seq, 1),
+      val_cu = opts.val_cu and check_cu(op, 'val_cu', opts.val_cu),
       batch = err.integer(op, 'batch', opts.batch, 1),
       seed = err.integer(op, 'seed', opts.seed or 0, 0),
       size = err.integer(op, 'size', opts.size or 1, 1), rank = opts.rank or 0,
