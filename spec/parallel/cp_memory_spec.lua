@@ -4,8 +4,8 @@ local case = require 'spec.parallel.cp_case'
 local ranks = require 'spec.support.ranks'
 
 -- On a rank: the most bytes that ring attention takes at a time, forward (and backward), with T
--- tokens a rank, in blocks: tensors of T x heads x size. What the context keeps for all calls, pairs
--- of integers, is there before. No collector runs: what is not released counts to the end.
+-- tokens a rank, in blocks: tensors of T x heads x size. What the context keeps for all calls,
+-- pairs of integers, is there before. No collector runs: what is not released counts to the end.
 local function ring_peak(_, n, T, c)
    local t = require 'tide'
    local cp = t.parallel.cp
