@@ -131,7 +131,8 @@ typedef struct attn_soft {
   float *alpha;            /* [16] out: what older sums and outputs must be multiplied by */
 } attn_soft;
 
-/* Backward of the same: s becomes P^T, dp (dout . v) becomes dS^T. */
+/* Backward of the same: s becomes P^T, dp (dout . v) becomes dS^T; both are 0 where nothing is
+ * visible, whatever the operands hold. */
 typedef struct attn_grad {
   float *s, *dp;
   const float *slope;      /* as s, or null; multiplies dS^T after dbias */
@@ -152,6 +153,15 @@ typedef struct attn_tiles {
   void (*transpose)(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
                     float scale);
 } attn_tiles;
+
+/* ---- tiles that the mask cuts (attention_odd.c) ---- */
+
+/* Whether some pair of these groups of queries and the keys that any of them looks at is masked. */
+int tide__attn_cut(const attn_span span[ATTN_NG]);
+/* C += A B as tiles->gemm with add, in which a weight of 0 takes no part: the weights are A
+ * (a_is_weight; the rows of B may be NaN or infinite) or B (then those of A, whose rs is 1). Bit
+ * for bit that product where all rows are finite. */
+void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
 
 const attn_tiles *tide__attn_tiles(int isa);
 const attn_tiles *tide__attn_tiles_avx512(void); /* null if this build has none */

@@ -18,7 +18,8 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/pool.h"
 
-enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K, TILE = 512, STEP = 32 };
+/* MARK: words behind tiles that say whether something was left out of them. */
+enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K, TILE = 512, STEP = 32, MARK = 32 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -236,10 +237,45 @@ static void pack(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int6
 
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to; }
 
-/* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16]. */
+/* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16], then the mark. */
 int64_t tide__amx_tiles_size(int64_t d, int which)
 {
-  return which ? K / 32 * up(d, 16) * TILE : K / 16 * up(d, 32) * TILE;
+  return which ? K / 32 * up(d, 16) * TILE + MARK : K / 16 * up(d, 32) * TILE;
+}
+
+/* ---- values that are not finite (see attention_odd.c) ----
+ *
+ * They never come into tiles whose products have P or dS as the other factor: 0 stands in their
+ * place, the tiles are marked, and their terms are added singly where the weight is not 0. */
+
+static float to_f32(uint16_t x)
+{
+  const uint32_t bits = (uint32_t)x << 16;
+  float r;
+  memcpy(&r, &bits, 4);
+  return r;
+}
+
+static int word_is_odd(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
+
+/* Zeroes what is not finite among n words, a multiple of 32; returns whether there was any. */
+static int clean(uint16_t *x, int64_t n)
+{
+  const __m512i high = _mm512_set1_epi16((short)0xff00);
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += 32)
+    most = _mm512_max_epu16(most, _mm512_slli_epi16(_mm512_loadu_si512(x + i), 1));
+  if (!_mm512_cmpge_epu16_mask(most, high)) return 0;
+  for (int64_t i = 0; i < n; i++)
+    if (word_is_odd(x[i])) x[i] = 0;
+  return 1;
+}
+
+/* Whether anything of this call may be hidden. */
+static int has_mask(const attn *s)
+{
+  const k_attention_attrs *a = s->a;
+  return a->causal || a->window_left >= 0 || a->window_right >= 0 || !k_absent(s->q_index);
 }
 
 typedef struct pack_job { const attn *s; const k_tensor *t; int which; uint16_t *dst; } pack_job;
@@ -258,7 +294,9 @@ static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
     const uint16_t *src = (const uint16_t *)t->data + b * t->stride[0] + j0 * t->stride[1] +
                           h * t->stride[2];
     const int64_t n = s->tk - j0 < K ? s->tk - j0 : K;
-    pack(w->dst + i * size, src, t->stride[1], n, d, w->which ? &cols : &rows);
+    uint16_t *dst = w->dst + i * size;
+    pack(dst, src, t->stride[1], n, d, w->which ? &cols : &rows);
+    if (w->which) dst[size - MARK] = has_mask(s) && clean(dst, size - MARK);
   }
 }
 
@@ -272,6 +310,46 @@ static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn
                                 int64_t size)
 {
   return tiles + ((at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb) * size;
+}
+
+/* to[d][query] += t[key][d] * weight[key][query] of pair p for the values that are not finite.
+ * weight: B tiles [4 groups of 32 keys][4]. */
+static void add_odd_keys(const attn *s, const k_tensor *t, const attn_place *at, attn_span span,
+                         int p, const uint16_t *weight, float *to)
+{
+  const int64_t end = s->tk - at->kb * K < span.k1 ? s->tk - at->kb * K : span.k1;
+  const uint16_t *src = (const uint16_t *)t->data + at->b * t->stride[0] +
+                        at->kb * K * t->stride[1] + at->h / s->ng * t->stride[2];
+  for (int64_t j = span.k0; j < end; j++)
+    for (int64_t d = 0; d < t->shape[3]; d++) {
+      const uint16_t x = src[j * t->stride[1] + d];
+      if (!word_is_odd(x)) continue;
+      for (int i = 2 * p * L; i < 2 * (p + 1) * L; i++) {
+        const uint16_t *tile = weight + (j / 32 * ATTN_NG + i / L) * TILE;
+        const float by = to_f32(tile[j % 32 / 2 * 32 + 2 * (i % L) + j % 2]);
+        if (by != 0.0f) to[d * Q + i] += to_f32(x) * by;
+      }
+    }
+}
+
+/* to[key][d] += weight[key][query] * t[query][d] for the same. weight: A tiles [8 groups of 16
+ * keys][2 pairs]. */
+static void add_odd_queries(const attn *s, const k_tensor *t, const attn_place *at,
+                            const attn_span span[2], const uint16_t *weight, float *to, int64_t ld)
+{
+  const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
+  const uint16_t *src = (const uint16_t *)t->data + at->b * t->stride[0] + i0 * t->stride[1] +
+                        at->h * t->stride[2];
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t d = 0; d < t->shape[3]; d++) {
+      const uint16_t x = src[i * t->stride[1] + d];
+      if (!word_is_odd(x)) continue;
+      const int64_t p = i / 32;
+      for (int64_t j = span[p].k0; j < span[p].k1; j++) {
+        const float by = to_f32(weight[(j / 16 * 2 + p) * TILE + j % 16 * 32 + i % 32]);
+        if (by != 0.0f) to[j * ld + d] += to_f32(x) * by;
+      }
+    }
 }
 
 /* ---- visibility of pairs of groups ---- */
@@ -450,6 +528,8 @@ static void weigh(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *
                       .b = first + 2 * p * TILE, .b_k = ATTN_NG * TILE, .b_j = TILE,
                       .c = m->ot + 2 * p * L, .ldc = Q, .add = 1 };
   multiply(&g);
+  if (v[tide__amx_tiles_size(w->s.dv, 1) - MARK])
+    add_odd_keys(&w->s, w->s.v, at, span, p, tile, m->ot);
 }
 
 void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
@@ -477,15 +557,17 @@ void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_p
 
 /* Tiles of a thread. Of queries and dout: B of S^T and dP^T ([D / 32][4]), and B of dk and dv
  * ([2 pairs][D / 16]). Of P^T and dS^T: A of dv and dk ([8 groups of 16 keys][2 pairs]), and B of
- * dq^T ([4 groups of 32 keys][4]). */
-typedef struct bwd_tiles { uint16_t *qt, *dot, *qb, *dob, *pa, *da, *db; } bwd_tiles;
+ * dq^T ([4 groups of 32 keys][4]). mark: what is known of qb and dob. */
+typedef struct bwd_tiles { uint16_t *qt, *dot, *qb, *dob, *pa, *da, *db, *mark; } bwd_tiles;
+
+enum { UNSEEN, CLEAN, ODD };
 
 static int64_t lay_tiles(const attn *s, uint16_t *base, bwd_tiles *t)
 {
   struct { uint16_t **at; int64_t n; } part[] = {
     { &t->qt, up(s->d, 32) * ATTN_NG }, { &t->dot, up(s->dv, 32) * ATTN_NG },
     { &t->qb, 2 * up(s->d, 16) }, { &t->dob, 2 * up(s->dv, 16) },
-    { &t->pa, K / 16 * 2 }, { &t->da, K / 16 * 2 }, { &t->db, K / 32 * ATTN_NG },
+    { &t->pa, K / 16 * 2 }, { &t->da, K / 16 * 2 }, { &t->db, K / 32 * ATTN_NG }, { &t->mark, 1 },
   };
   int64_t n = 0;
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
@@ -519,6 +601,7 @@ void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_
   lay_tiles(&w->s, m->packed, &t);
   pack_queries(&w->s, w->s.q, at, t.qt, t.qb);
   pack_queries(&w->s, w->s.dout, at, t.dot, t.dob);
+  *t.mark = UNSEEN;
 }
 
 /* What a row of lanes needs: of the two groups of a pair. */
@@ -526,16 +609,23 @@ typedef struct lane_stats { __m512 lse[2], delta[2], mul; } lane_stats;
 
 /* One row of one pair: P^T and dS^T as 32 words each. */
 INLINE void grad_row(const attn_bwd_bench *m, const lane_stats *x, int64_t at, int cap, int keep,
-                     __m512i *p, __m512i *ds)
+                     int cut, __m512i *p, __m512i *ds)
 {
+  const __m512 none = _mm512_set1_ps(-INFINITY);
   __m512 e[2], g[2];
 #pragma GCC unroll 2
   for (int u = 0; u < 2; u++) {
     const float *st = m->st + at + u * L, *dp = m->dp + at + u * L;
     e[u] = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(st), x->mul, x->lse[u]));
     g[u] = _mm512_mul_ps(e[u], _mm512_sub_ps(_mm512_loadu_ps(dp), x->delta[u]));
+    const __mmask16 seen = cut ? _mm512_cmp_ps_mask(_mm512_loadu_ps(st), none, _CMP_NEQ_UQ) : 0;
+    if (cut) {
+      e[u] = _mm512_maskz_mov_ps(seen, e[u]);
+      g[u] = _mm512_maskz_mov_ps(seen, g[u]);
+    }
     if (keep) _mm512_storeu_ps(m->dbias + at + u * L, g[u]);
     if (cap) g[u] = _mm512_mul_ps(g[u], _mm512_loadu_ps(m->slope + at + u * L));
+    if (cut && cap) g[u] = _mm512_maskz_mov_ps(seen, g[u]);
   }
   *p = to_bf16(e[0], e[1]);
   *ds = to_bf16(g[0], g[1]);
@@ -551,7 +641,7 @@ INLINE __m512i zip(__m512i a, __m512i b, int half)
 }
 
 INLINE void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_span span, float mul,
-                      int cap, int keep)
+                      int cap, int keep, int cut)
 {
   lane_stats x = { .mul = _mm512_set1_ps(mul) };
   for (int u = 0; u < 2; u++) {
@@ -562,7 +652,7 @@ INLINE void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_s
     __m512i e[2], g[2];
 #pragma GCC unroll 2
     for (int u = 0; u < 2; u++) {
-      grad_row(m, &x, (j + u) * Q + 2 * p * L, cap, keep, &e[u], &g[u]);
+      grad_row(m, &x, (j + u) * Q + 2 * p * L, cap, keep, cut, &e[u], &g[u]);
       const int64_t row = (j / 16 * 2 + p) * TILE + (j % 16 + u) * 32;
       _mm512_storeu_si512(t->pa + row, e[u]);
       _mm512_storeu_si512(t->da + row, g[u]);
@@ -588,8 +678,9 @@ static void gradients(const attn_bwd *w, const attn_bwd_bench *m, const bwd_tile
   for (int p = 0; p < 2; p++) {
     if (span[p].k0 == span[p].k1) continue;
     if (!span[p].full) hide_pair(s, at, p, span[p], m->st);
-    if (cap || keep) grad_rows(m, t, p, span[p], factor(s), cap, keep);
-    else grad_rows(m, t, p, span[p], factor(s), 0, 0);
+    if (cap || keep) grad_rows(m, t, p, span[p], factor(s), cap, keep, 1);
+    else if (!span[p].full) grad_rows(m, t, p, span[p], factor(s), 0, 0, 1);
+    else grad_rows(m, t, p, span[p], factor(s), 0, 0, 0);
     for (int c = 2 * p; c < 2 * p + 2 && keep; c++)
       tide__attn_put_dbias(w, m, at, c, span[p].k0, span[p].k1 < nkey ? span[p].k1 : nkey);
   }
@@ -624,6 +715,14 @@ static void add_all_keys(const attn_bwd *w, const bwd_tiles *t, const attn_span 
   }
 }
 
+/* Cleans the tiles of this block's queries once, before the first pair that the mask cuts. */
+static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span span[2])
+{
+  if (*t->mark != UNSEEN || (span[0].full && span[1].full)) return;
+  const int odd = clean(t->qb, 2 * up(s->d, 16) * TILE) | clean(t->dob, 2 * up(s->dv, 16) * TILE);
+  *t->mark = odd ? ODD : CLEAN;
+}
+
 void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at, int want,
                         float *dk, float *dv)
 {
@@ -642,14 +741,24 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_p
     scores(v, t.dot, m->dp, s->dv, span[p], p);
   }
   gradients(w, m, &t, at, span, want);
-  if (want & ATTN_WANT_DKV) add_all_keys(w, &t, span, dk, dv);
+  if (want & ATTN_WANT_DKV) {
+    clean_queries(s, &t, span);
+    add_all_keys(w, &t, span, dk, dv);
+    if (*t.mark == ODD) {
+      add_odd_queries(s, s->q, at, span, t.da, dk, w->wide_d);
+      add_odd_queries(s, s->dout, at, span, t.pa, dv, w->wide_dv);
+    }
+  }
   for (int p = 0; p < 2 && (want & ATTN_WANT_DQ); p++) {
     const product g = { .mt = nd, .nt = 2, .kt = (span[p].k1 - span[p].k0) / 32,
                         .a = kt + span[p].k0 / 32 * nd * TILE, .a_i = TILE, .a_k = nd * TILE,
                         .b = t.db + (span[p].k0 / 32 * ATTN_NG + 2 * p) * TILE,
                         .b_k = ATTN_NG * TILE, .b_j = TILE,
                         .c = m->dqt + 2 * p * L, .ldc = Q, .add = 1 };
-    if (g.kt > 0) multiply(&g);
+    if (g.kt == 0) continue;
+    multiply(&g);
+    if (kt[tide__amx_tiles_size(s->d, 1) - MARK])
+      add_odd_keys(s, s->k, at, span[p], p, t.db, m->dqt);
   }
 }
 

@@ -199,13 +199,14 @@ static void rescale(float *ot, int64_t n, const float *alpha)
 INLINE void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m512 delta)
 {
   float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
-  __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
-  if (m) x = _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), visible(m, j), x);
-  const __m512 p = exp2_lane(x);
-  __m512 ds = _mm512_mul_ps(p, _mm512_sub_ps(_mm512_loadu_ps(dp), delta));
+  const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
+  const __mmask16 k = m ? visible(m, j) : 0xffff;
+  __m512 p = exp2_lane(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
+  if (m) p = _mm512_maskz_mov_ps(k, p);
+  ds = m ? _mm512_maskz_mul_ps(k, p, ds) : _mm512_mul_ps(p, ds);
   _mm512_storeu_ps(s, p);
   if (t->dbias) _mm512_storeu_ps(t->dbias + j * ATTN_Q, ds);
-  if (t->slope) ds = _mm512_mul_ps(ds, _mm512_loadu_ps(t->slope + j * ATTN_Q));
+  if (t->slope) ds = _mm512_maskz_mul_ps(k, ds, _mm512_loadu_ps(t->slope + j * ATTN_Q));
   _mm512_storeu_ps(dp, ds);
 }
 

@@ -199,19 +199,22 @@ static void add_dq(const job *w, const bench *m, const attn_span *span, const pl
   const attn_span pair[2] = { tide__attn_join(span[0], span[1]),
                               tide__attn_join(span[2], span[3]) };
   const int same = pair[0].k0 == pair[1].k0 && pair[0].k1 == pair[1].k1;
+  const int cut = tide__attn_cut(span);
   for (int p = 0; p < (same ? 1 : 2); p++) {
     if (pair[p].k0 == pair[p].k1) continue;
     const attn_gemm g = { .m = w->s.d, .k = pair[p].k1 - pair[p].k0, .nv = same ? 4 : 2, .add = 1,
                           .a = k + pair[p].k0 * w->k.row, .rs = 1, .cs = w->k.row,
                           .b = m->dp + pair[p].k0 * Q + p * 2 * L, .ldb = Q,
                           .c = m->dqt + p * 2 * L, .ldc = Q };
-    w->tiles->gemm(&g);
+    if (cut) tide__attn_gemm_cut(w->tiles, &g, 0);
+    else w->tiles->gemm(&g);
   }
 }
 
 /* dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
 static void add_dkv(const job *w, const bench *m, const attn_span *span, float *dk, float *dv)
 {
+  const int cut = tide__attn_cut(span);
   for (int32_t j = 0, end; j < K; j = end) {
     const attn_hull hull = tide__attn_hull(span, j, &end);
     if (hull.g0 == hull.g1) continue;
@@ -219,13 +222,15 @@ static void add_dkv(const job *w, const bench *m, const attn_span *span, float *
                     .add = 1, .a = m->st + j * Q + hull.g0 * L, .rs = Q, .cs = 1,
                     .b = m->dor + hull.g0 * L * w->wide_dv, .ldb = w->wide_dv,
                     .c = dv + j * w->wide_dv, .ldc = w->wide_dv };
-    w->tiles->gemm(&g);
+    if (cut) tide__attn_gemm_cut(w->tiles, &g, 1);
+    else w->tiles->gemm(&g);
     g.nv = (int)(w->wide_d / L);
     g.a = m->dp + j * Q + hull.g0 * L;
     g.b = m->qr + hull.g0 * L * w->wide_d;
     g.c = dk + j * w->wide_d;
     g.ldb = g.ldc = w->wide_d;
-    w->tiles->gemm(&g);
+    if (cut) tide__attn_gemm_cut(w->tiles, &g, 1);
+    else w->tiles->gemm(&g);
   }
 }
 

@@ -100,8 +100,8 @@ static double pair(const attn *s, double delta, int64_t b, int64_t h, int64_t i,
   const double lse = *stat_of(s->lse, b, h, i);
   *ds = *dqk = 0;
   if (lse == -INFINITY) return 0;
-  const double p = exp(score(s, b, h, i, j, &slope) - lse);
-  if (p == 0) return 0;
+  const double x = score(s, b, h, i, j, &slope), p = exp(x - lse);
+  if (x == -INFINITY || p == 0) return 0; /* lse may be NaN */
   *ds = p * (dot(row_of(s->dout, b, i, h), row_of(s->v, b, j, h / s->ng), s->dv) - delta);
   *dqk = *ds * slope;
   return p;

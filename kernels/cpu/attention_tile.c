@@ -116,14 +116,22 @@ static void grad(const attn_grad *t)
   for (int64_t j = 0; j < t->n; j++) {
     float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
     for (int l = 0; l < L; l++) {
-      const float x = t->lanes && !visible(t->lanes, j, l) ? -INFINITY : s[l] * t->mul - t->lse[l];
-      s[l] = exp2_lane(x);
+      s[l] = exp2_lane(s[l] * t->mul - t->lse[l]);
       dp[l] = s[l] * (dp[l] - t->delta[l]);
     }
+    if (t->lanes)
+      for (int l = 0; l < L; l++) {
+        const int hidden = !visible(t->lanes, j, l);
+        s[l] = hidden ? 0.0f : s[l];
+        dp[l] = hidden ? 0.0f : dp[l];
+      }
     if (t->dbias)
       for (int l = 0; l < L; l++) t->dbias[j * ATTN_Q + l] = dp[l];
     if (t->slope)
-      for (int l = 0; l < L; l++) dp[l] *= t->slope[j * ATTN_Q + l];
+      for (int l = 0; l < L; l++) {
+        const float x = dp[l] * t->slope[j * ATTN_Q + l];
+        dp[l] = s[l] == 0.0f ? 0.0f : x;
+      }
   }
 }
 

@@ -1,13 +1,16 @@
--- Context parallelism, swept: every method, layout and mask, with grouped heads, documents of every
+-- Context parallelism, swept: methods, layouts and masks, with grouped heads, documents of every
 -- kind and lengths that fit nothing, over up to eight ranks, held against attention on one rank;
--- and training over each method and layout, beside the other axes, for fifty steps.
+-- and training over each method and layout, beside the other axes, for fifty steps. Every pair of
+-- options is tried (spec/support/pairwise.lua), and for attention every three of ranks, method and
+-- layout with each of the rest.
 
+local pairwise = require 'spec.support.pairwise'
 local case = require 'spec.parallel.cp_case'
 local ranks = require 'spec.support.ranks'
 
--- On a rank: outputs and gradients of attention over n ranks against those of one, for all masks
--- and heads and documents of c: { method, layout, a2a, T }. Returns how many were compared, or what
--- is wrong.
+-- On a rank: outputs and gradients of attention over n ranks against those of one, for the rows of
+-- c: { method, layout, a2a, rows = list of { T =, mask =, heads =, documents = } by number }.
+-- Returns how many were compared, or what is wrong.
 local function sweep(_, n, c)
    local t = require 'tide'
    local cp, parallel = t.parallel.cp, t.parallel
@@ -69,32 +72,30 @@ local function sweep(_, n, c)
       compared = compared + 1
    end
 
-   for _, T in ipairs(c.T) do
-      local documents = { false, cumulative(T, { 1, 0, 7, 2, 10 }), cumulative(T, { T - 1, 1 }),
-         cumulative(T, { 3, 1, 1, 1 }) }
-      for _, cu in ipairs(documents) do
-         for _, mask in ipairs(masks) do
-            for _, h in ipairs(heads) do
-               local problem = t.scope(function()
-                  return one(T, cu and 1 or 2, cu or nil, mask, h)
-               end)
-               if problem then return problem end
-            end
-         end
-      end
+   for _, row in ipairs(c.rows) do
+      local T = row.T
+      local cu = ({ false, cumulative(T, { 1, 0, 7, 2, 10 }), cumulative(T, { T - 1, 1 }),
+         cumulative(T, { 3, 1, 1, 1 }) })[row.documents]
+      local problem = t.scope(function()
+         return one(T, cu and 1 or 2, cu or nil, masks[row.mask], heads[row.heads])
+      end)
+      if problem then return problem end
    end
    return compared
 end
 
 describe('attention over ranks', function()
+   local rows = pairwise { { 'mask', { 1, 2, 3, 4, 5 } }, { 'T', { 1, 3, 16, 37 } },
+      { 'documents', { 1, 2, 3, 4 } }, { 'heads', { 1, 2, 3, 4 } } }
+
    for _, n in ipairs { 1, 2, 3, 4, 8 } do
       for _, method in ipairs { 'ring', 'allgather', 'a2a', 'a2a+p2p' } do
          for _, layout in ipairs { 'contiguous', 'zigzag', 'document', 'balanced' } do
             it(('is that of one: %d ranks, %s, %s'):format(n, method, layout), function()
-               local c = { method = method, layout = layout, T = { 1, 3, 16, 37 },
+               local c = { method = method, layout = layout, rows = rows,
                   a2a = method == 'a2a+p2p' and (n % 2 == 0 and 2 or 1) or nil }
                for _, compared in ipairs(ranks.run(n, sweep, c)) do
-                  assert.equal(4 * 4 * 5 * 4, compared)
+                  assert.equal(#rows, compared)
                end
             end)
          end
@@ -103,23 +104,28 @@ describe('attention over ranks', function()
 end)
 
 describe('fifty steps over ranks', function()
+   -- What one rank does alone, once for each kind of batch.
+   local known = {}
+   local function alone(c)
+      local name = ('%s %s %s'):format(tostring(c.packed), tostring(c.clip), tostring(c.accum))
+      known[name] = known[name] or ranks.run(1, case.alone, c)[1]
+      return known[name]
+   end
+
    local function same(n, c)
       c.steps = 50
+      c.want = alone { steps = 50, packed = c.packed, clip = c.clip, accum = c.accum }
       for _, ok in ipairs(ranks.run(n, case.train, c)) do assert.equal(true, ok) end
    end
 
-   for _, n in ipairs { 2, 3, 4 } do
-      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
-         for _, layout in ipairs { 'contiguous', 'zigzag', 'document', 'balanced' } do
-            for _, packed in ipairs { false, true } do
-               it(('equal one rank: cp %d, %s, %s%s'):format(n, method, layout,
-                  packed and ', packed' or ''), function()
-                  same(n, { sizes = { cp = n }, packed = packed, attach = { method = method,
-                     layout = layout } })
-               end)
-            end
-         end
-      end
+   for _, row in ipairs(pairwise { { 'method', { 'ring', 'allgather', 'a2a' } },
+      { 'layout', { 'contiguous', 'zigzag', 'document', 'balanced' } }, { 'n', { 2, 3, 4 } },
+      { 'packed', { false, true } }, { 'recompute', { 'none', 'mlp', 'full' } } }) do
+      it(('equal one rank: cp %d, %s, %s, recompute %s%s'):format(row.n, row.method, row.layout,
+         row.recompute, row.packed and ', packed' or ''), function()
+            same(row.n, { sizes = { cp = row.n }, packed = row.packed, recompute = row.recompute,
+               attach = { method = row.method, layout = row.layout } })
+         end)
    end
 
    for name, row in require 'tide.util.each' {

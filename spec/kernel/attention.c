@@ -3,7 +3,8 @@
  *
  * Every case is drawn from a fixed seed. Checked for each: out and lse, the gradients of q, k, v
  * and bias with and without a gradient of lse, bytes before and after each result and the scratch
- * untouched, and the same bits from 1 and 3 threads.
+ * untouched, and the same bits from 1 and 3 threads. And what a mask hides has no effect, be it
+ * NaN: where one document holds such values, the others have the bits that they have without.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -441,11 +442,117 @@ static void test_drawn(void **state)
   }
 }
 
+/* ---- values that are not finite, in one document -------------------------------------------- */
+
+enum { OUT, LSE, DQ, DK, DV, DBIAS, NRESULT };
+
+/* Forward and backward; results must be dropped. */
+static void both(run *r, const kase *c, int isa, k_tensor result[NRESULT])
+{
+  make_outputs(r, c, 0);
+  call(r, c, 0, 1, isa);
+  for (int i = 0; i < 2; i++) {
+    result[OUT + i] = r->out[i];
+    memcpy(r->in[4 + i].data, r->out[i].data,
+           (size_t)(k_numel(&r->out[i]) * width(r->out[i].dtype)));
+  }
+  make_outputs(r, c, 1);
+  call(r, c, 1, 1, isa);
+  memcpy(result + DQ, r->out, 4 * sizeof(k_tensor));
+}
+
+static int document(const run *r, int64_t token) { return ((int32_t *)r->in[7].data)[2 * token]; }
+
+/* Spoils every third token of document 2, from its second on: which has a bit for q, k, v, dout. */
+static void spoil(const run *r, int which)
+{
+  static const int in[] = { 1, 2, 3, 0 };
+  static const double bad[] = { NAN, INFINITY, -INFINITY };
+  for (int i = 0; i < 4; i++) {
+    const k_tensor *t = &r->in[in[i]];
+    int seen = 0;
+    for (int64_t row = 0; row < t->shape[1] && (which >> i & 1); row++) {
+      if (document(r, row) != 2 || seen++ % 3 != 1) continue;
+      for (int64_t d = seen % 2; d < t->stride[1]; d += 1 + seen % 5)
+        put(t, row * t->stride[1] + d, bad[(seen / 3 + d) % 3]);
+    }
+  }
+}
+
+/* Whether element i of a result belongs to document 2. The batch is 1. */
+static int is_spoilt(const run *r, const k_tensor *t, int what, int64_t i)
+{
+  if (what == LSE) return document(r, i % t->shape[2]) == 2;
+  if (what == DBIAS)
+    return document(r, i / t->shape[3] % t->shape[2]) == 2 && document(r, i % t->shape[3]) == 2;
+  return document(r, i / t->stride[1]) == 2;
+}
+
+/* Returns how many elements of document 2 are not finite. */
+static int64_t others_alike(const run *r, const kase *c, int isa, const k_tensor *a,
+                            const k_tensor *b)
+{
+  static const char *const name[] = { "out", "lse", "dq", "dk", "dv", "dbias" };
+  int64_t odd = 0;
+  for (int what = 0; what < NRESULT; what++) {
+    if (a[what].ndim < 0) continue;
+    const int64_t n = width(a[what].dtype);
+    for (int64_t i = 0; i < k_numel(&a[what]); i++)
+      if (is_spoilt(r, &a[what], what, i)) odd += !isfinite(get(&b[what], i));
+      else if (memcmp((char *)a[what].data + i * n, (char *)b[what].data + i * n, (size_t)n))
+        fail_msg("%s[%d] is %g, without the other document's NaN %g; isa %d; %s", name[what],
+                 (int)i, get(&b[what], i), get(&a[what], i), isa, describe(c));
+  }
+  return odd;
+}
+
+static void check_spoilt(const kase *c, int which)
+{
+  const int full = tide__cpu_isa(), sets[] = { full, full & ~CPU_ISA_AMX, CPU_ISA_BASE, -1 };
+  for (int s = 0; s < 4; s++) {
+    run r;
+    const uint64_t before = seed;
+    k_tensor want[NRESULT], got[NRESULT];
+    make(&r, c);
+    const int32_t start[] = { 0, 37, 38, 103, 168, 169, 180 };
+    for (int64_t i = 0, doc = 0; i < c->tq; i++) {
+      while (doc < 6 && i >= start[doc + 1]) doc++;
+      for (int k = 7; k < 9; k++) {
+        ((int32_t *)r.in[k].data)[2 * i] = doc == 6 ? -1 : (int32_t)doc;
+        ((int32_t *)r.in[k].data)[2 * i + 1] = (int32_t)(i - start[doc]);
+      }
+    }
+    both(&r, c, sets[s], want);
+    spoil(&r, which);
+    both(&r, c, sets[s], got);
+    assert_true(others_alike(&r, c, sets[s], want, got) > 0);
+    for (int i = 0; i < NRESULT; i++) drop(&want[i]), drop(&got[i]);
+    discard(&r);
+    if (s < 3) seed = before;
+  }
+}
+
+static void test_not_finite(void **state)
+{
+  (void)state;
+  for (size_t d = 0; d < 4; d++)
+    for (int i = 0; i < 12; i++) {
+      kase c = plain(all_dtypes[d]);
+      c.tq = c.tk = 190 + i % 3 * 7, c.h = 2, c.hk = 1 + i % 2;
+      c.d = i % 4 ? 40 : 16, c.dv = i % 3 ? 24 : 64;
+      c.index = PACKED, c.causal = i & 1, c.left = i & 2 ? 20 : -1;
+      c.softcap = i % 5 == 4 ? 5.0f : 0.0f;
+      c.bias = i % 4 == 3, c.dlse = i & 1;
+      check_spoilt(&c, i < 4 ? 1 << i : i < 8 ? 15 : 4 | 1 << i % 4);
+    }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_sizes), cmocka_unit_test(test_masks), cmocka_unit_test(test_documents),
     cmocka_unit_test(test_heads_bias_softcap), cmocka_unit_test(test_drawn),
+    cmocka_unit_test(test_not_finite),
   };
   seed = 7;
   return cmocka_run_group_tests(tests, NULL, NULL);

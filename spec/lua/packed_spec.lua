@@ -116,6 +116,42 @@ describe('data.packed', function()
       close(sum, want, { rel = 1e-5 })
    end)
 
+   it('lays what is held out into rows in order, evenly spaced', function()
+      local s = new { seq = 12 }
+      refused('E_STATE', 'val_cu', s.held_out, s, 3)
+      s = packed.new { cu = cu_of(4), val_cu = cu_of(5, 6, 30, 1, 2), seq = 12, batch = 1,
+         seed = 9 }
+      assert.equal('0+5 5+6 | 11+12 | 23+12 | 35+6 41+1 42+2', text_of(s:held_out(9)))
+      assert.equal('0+5 5+6 | 23+12', text_of(s:held_out(2)))
+      refused('E_ARG', 'limit', s.held_out, s, 0)
+   end)
+
+   it('is evaluated as it is trained: documents by themselves', function()
+      local model = tide.model.llama({ vocab_size = 128, hidden_size = 16, num_hidden_layers = 1,
+         num_attention_heads = 2 }, { seed = 3 })
+      local text = 'hello world;a;packed streams;the end;'
+      local source = tokens.memory(text, 1)
+      local cu = packed.boundaries(source, 59)
+      local function loop(o)
+         local s = packed.new { cu = cu, val_cu = o.val_cu, seq = 20, batch = 2 }
+         return tide.train.loop { model = model, train = source, val = source, sampler = s,
+            optim = tide.optim.AdamW(model, { lr = 1e-2 }), steps = 1, val_every = 1,
+            progress = { update = function() end, note = function() end,
+            finish = function() end } }
+      end
+      refused('E_ARG', 'val_cu', loop, {})
+      local got = loop({ val_cu = cu }).val_loss
+      local sum, count = 0, 0
+      for i = 1, #cu - 1 do
+         local ids, n = {}, cu[i + 1] - cu[i]
+         for k = 1, n do ids[k] = text:byte(cu[i] + k) end
+         local t = tide.tensor({ ids }, { dtype = 'i64' })
+         sum = sum + model:loss(t, t, { shift = true, count = 1 }):item()
+         count = count + n - 1
+      end
+      close(got, sum / count, { rel = 1e-5 })
+   end)
+
    it('refuses bad input', function()
       refused('E_ARG', 'multiple of 4', new, { seq = 10, cp = 2 })
       refused('E_ARG', 'data-parallel', new, { batch = 3, size = 2 })

@@ -244,6 +244,69 @@ describe('what travels', function()
    end)
 end)
 
+describe('ranks that differ', function()
+   -- On a rank: what attention raises if rank 1 alone does what c.odd says.
+   local function attempt(rank, n, c)
+      local t = require 'tide'
+      local cp = t.parallel.cp
+      local axis, odd = t.dist.world(), rank == 1 and c.odd or nil
+      local function length() return odd == 'length' and 22 or 24 end
+      local index = t.parallel.cp.document_index_of(t.ones({ 1, length() }, { dtype = 'i64' }))
+      if odd == 'index' then index:slice(2, 3, 4):slice(3, 1, 1):fill_(5) end
+      local map = t.parallel.cp_map.new { kind = odd == 'layout' and 'contiguous' or 'zigzag',
+         axis = axis, length = length(), cu = { 0, odd == 'documents' and 5 or 8, length() } }
+      local context = cp.context { map = map, method = odd == 'method' and 'allgather' or c.method,
+         index = (c.odd == 'index' or c.odd == 'length') and index or nil }
+      if c.odd == 'pairs' then
+         local list = {}
+         for r = 0, n - 1 do list[r + 1] = map:document_index('cpu', r):clone() end
+         if odd then list[1]:slice(2, 2, 2):fill_(1) end
+         context = cp.context { axis = axis, pairs = list, method = c.method }
+      end
+      local inner = require('tide.parallel.cp_attention').new { axis = axis }
+      local x = t.randn { 1, context:tokens()[rank + 1], odd == 'heads' and 6 or 3, 8 }
+      local ok, e = pcall(inner, x, x, x, { causal = odd ~= 'mask', context = context,
+         window = odd == 'window' and { 3, -1 } or nil })
+      return ok and 'nothing was raised' or tostring(e)
+   end
+
+   for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
+      it('all hear who: ' .. method, function()
+         for _, odd in ipairs { 'index', 'documents', 'pairs', 'layout', 'length', 'mask', 'window',
+            'method', 'heads' } do
+            if not (odd == 'method' and method == 'allgather') then
+               for _, text in ipairs(ranks.run(3, attempt, { odd = odd, method = method })) do
+                  assert.matches('different attention; rank 1: ', text, 1, true)
+                  assert.matches('; ranks 0, 2: ', text, 1, true)
+                  assert.matches('E_COMM', text, 1, true)
+               end
+            end
+         end
+      end)
+   end
+
+   it('are asked once for a context, not in each layer', function()
+      local function calls()
+         local t = require 'tide'
+         local axis = t.dist.world()
+         local inner = require('tide.parallel.cp_attention').new { axis = axis }
+         local context = t.parallel.cp.context { map = t.parallel.cp_map.new { axis = axis,
+            length = 24 } }
+         local gathers, plain = 0, getmetatable(axis).__index.all_gather_bytes
+         getmetatable(axis).__index.all_gather_bytes = function(...)
+            gathers = gathers + 1
+            return plain(...)
+         end
+         local x = t.randn { 1, 12, 2, 8 }
+         for _ = 1, 5 do inner(x, x, x, { causal = true, context = context }) end
+         inner(x, x, x, { causal = true, window = { 3, -1 }, context = context })
+         getmetatable(axis).__index.all_gather_bytes = plain
+         return gathers
+      end
+      assert.same({ 2, 2 }, ranks.run(2, calls))
+   end)
+end)
+
 describe('mistakes', function()
    local refused = require 'spec.support.refused'
    local cp_attention = require 'tide.parallel.cp_attention'

@@ -479,6 +479,91 @@ describe('a context', function()
    end)
 end)
 
+describe('one rank', function()
+   -- On a rank: { name, loss } of a hybrid and an attention model for every way to tell of
+   -- documents, over as many ranks as there are.
+   local function losses(_, n)
+      local t = require 'tide'
+      local cp_ = t.parallel.cp
+      local axis_ = t.parallel.mesh({ cp = n }):axis 'cp'
+      local B, S = 2, 11
+      local function draw(most, seed, rows)
+         return t.zeros { rows or B, S }:uniform_(0, most, { seed = seed }):to 'i64'
+      end
+      local ids, labels = draw(29, 1), draw(29, 2)
+      local one, one_labels = draw(29, 3, 1), draw(29, 4, 1)
+      local docs = t.tensor({ { 1, 1, 1, 2, 2, 2, 2, 3, 3, 0, 0 },
+         { 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2 } }, { dtype = 'i64' })
+      local cu = t.tensor({ 0, 4, 5, 9 }, { dtype = 'i32' })
+      local slots = t.tensor({ 0, 4, 6, 11 }, { dtype = 'i32' })
+      one_labels = one_labels:masked_fill(t.parallel.thd.padding_mask(cu, slots, S)
+         :reshape { 1, S }, -100)
+      local te_labels = labels:masked_fill(t.tensor({ { 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1 },
+         { 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1 } }):to 'bool', -100)
+      local ways = {
+         { 'nothing', {} }, { 'packed_seq_ids', { packed_seq_ids = docs } },
+         { 'attention_mask', { attention_mask = docs } },
+         { 'padding_mask', { padding_mask = docs:eq(0) } },
+         { 'index', { index = cp_.document_index_of(docs) } },
+         { 'cu', { ids = one, labels = one_labels, cu_real = cu, cu_slot = slots } },
+         { 'window', {}, { window = { 2, -1 } } },
+         { 'contiguous_batch', { make_cp_batch_fn = cp_.contiguous_batch(),
+            packed_seq_ids = docs } },
+         { 'use_te', { input_ids = ids, labels = te_labels, position_ids = false,
+            seq_lens = { { 3, 5 }, { 9 } }, seq_lens_padded = { { 4, 7 }, { 11 } } },
+            { use_te = true } },
+      }
+      local found = {}
+      for _, family in ipairs { 'llama', 'hybrid' } do
+         local model = family == 'llama' and t.model.llama({ vocab_size = 29, hidden_size = 16,
+            num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 16 }, { seed = 3 })
+            or t.model.hybrid({ vocab_size = 29, hidden_size = 16, hybrid_override_pattern = 'M*-',
+               num_attention_heads = 2, num_key_value_heads = 2, intermediate_size = 16,
+               mamba_num_heads = 4, mamba_head_dim = 8, ssm_state_size = 8, n_groups = 2 },
+               { seed = 3 })
+         if n > 1 then cp_.attach(model, { axis = axis_ }) end
+         for _, way in ipairs(ways) do
+            local batch = { labels = labels }
+            for k, v in require 'tide.util.each' (way[2]) do batch[k] = v end
+            if not batch.input_ids then batch.ids = batch.ids or ids end
+            local context, mine = cp_.make_cp_batch_and_ctx(n > 1 and axis_ or nil, batch, way[3])
+            local at, its = mine.ids or mine.input_ids, mine.labels
+            if at.ndim == 1 then at, its = at:unsqueeze(1), its:unsqueeze(1) end
+            local loss = t.no_grad(model.loss, model, at, its, { context = context, count = 7 })
+            if n > 1 then axis_.comm:all_reduce(loss) end
+            found[#found + 1] = { family .. ' ' .. way[1], loss:item() }
+         end
+      end
+      return found
+   end
+
+   it('computes what any number of ranks does, however documents are told', function()
+      local want = ranks.run(1, losses)[1]
+      for _, n in ipairs { 2, 3 } do
+         for _, got in ipairs(ranks.run(n, losses)) do
+            for i, w in ipairs(want) do
+               assert.equal(w[1], got[i][1])
+               assert.is_true(math.abs(got[i][2] / w[2] - 1) < 1e-5, ('%s: %d ranks %.9g, one %.9g')
+                  :format(w[1], n, got[i][2], w[2]))
+            end
+         end
+      end
+      assert.is_not_equal(want[1][2], want[2][2])      -- documents make a difference
+   end)
+
+   it('takes a context without being attached, and only of the whole', function()
+      local attention = tide.nn.Attention { dim = 8, heads = 2 }
+      local x = tide.randn { 1, 6, 8 }
+      local docs = ints { { 1, 1, 2, 2, 2, 0 } }
+      local context = cp.make_cp_batch_and_ctx(nil, { ids = docs, labels = docs,
+         packed_seq_ids = docs })
+      assert.equal(1, context.size)
+      local index = cp.document_index_of(docs)
+      assert.same(list(attention(x, { q_index = index, k_index = index })),
+         list(attention(x, { context = context })))
+   end)
+end)
+
 describe('what a context tells attention', function()
    -- Keys and values of all ranks, their (document, position) pairs beside them: outputs and
    -- gradients must be those of one rank, for every layout and mask.

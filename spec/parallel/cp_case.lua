@@ -20,7 +20,7 @@ end
 local function sampler(t, c, source, cu, place, size)
    local o = { seq = c.seq or 24, batch = c.rows or 4, seed = 2, rank = place, size = size }
    if c.packed then
-      o.cu = cu
+      o.cu, o.val_cu = cu, cu
       return t.data.packed.new(o)
    end
    o.count = source.count
@@ -86,11 +86,16 @@ function case.losses(rank, _, c)
 end
 case.run, case.delay = run, delay
 
--- True, or what differs from one rank.
+-- The losses of one rank.
+function case.alone(_, _, c)
+   return (require('spec.parallel.cp_case').run(require 'tide', c))
+end
+
+-- True, or what differs from one rank (c.want: its losses, if they are known).
 function case.train(rank, _, c)
    local t = require 'tide'
    local run_ = require('spec.parallel.cp_case').run
-   local got, want = run_(t, c, t.parallel.mesh(c.sizes)), run_(t, c)
+   local got, want = run_(t, c, t.parallel.mesh(c.sizes)), c.want or run_(t, c)
    if #got ~= c.steps + 1 or #want ~= #got then return 'too few losses' end
    for i = 1, #want do
       if math.abs(got[i] / want[i] - 1) > 1e-5 or got[i] ~= got[i] then

@@ -8,6 +8,9 @@
 -- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
 -- padding), positions that begin anew in each document, index i32 [1, T, 2] of (document,
 -- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32.
+--
+-- What is held out is laid into rows the same way, in the order of its documents (`held_out`), so
+-- that a model is measured on what it is trained on, whatever the mesh.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
@@ -57,24 +60,26 @@ end
 local Packed = {}
 Packed.__index = Packed
 
-local known = { 'cu', 'seq', 'batch', 'seed', 'rank', 'size', 'cp' }
+local known = { 'cu', 'val_cu', 'seq', 'batch', 'seed', 'rank', 'size', 'cp' }
 
-local function check_cu(op, cu)
-   err.type(op, 'cu', cu, 'table')
-   if cu[1] ~= 0 then err.arg(op, 'cu[1]', '0', cu[1]) end
-   for i = 2, #cu do err.integer(op, ('cu[%d]'):format(i), cu[i], cu[i - 1]) end
+local function check_cu(op, name, cu)
+   err.type(op, name, cu, 'table')
+   if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
+   for i = 2, #cu do err.integer(op, ('%s[%d]'):format(name, i), cu[i], cu[i - 1]) end
    if (cu[#cu] or 0) == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
    return cu
 end
 
 -- opts: cu (cumulative lengths of the documents, a list), seq (tokens of a row), batch (rows of all
 -- ranks), seed (0), rank (0) and size (1) along the data axis, cp (1: ranks a row will be cut over;
--- slots are then multiples of 2 cp).
+-- slots are then multiples of 2 cp), val_cu (those of the documents that are held out, for
+-- held_out).
 function packed.new(opts)
    local op = 'data.packed.new'
    opts = err.options(op, opts, known)
    local self = setmetatable({
-      cu = check_cu(op, opts.cu), seq = err.integer(op, 'seq', opts.seq, 1),
+      cu = check_cu(op, 'cu', opts.cu), seq = err.integer(op, 'seq', opts.seq, 1),
+      val_cu = opts.val_cu and check_cu(op, 'val_cu', opts.val_cu),
       batch = err.integer(op, 'batch', opts.batch, 1),
       seed = err.integer(op, 'seed', opts.seed or 0, 0),
       size = err.integer(op, 'size', opts.size or 1, 1), rank = opts.rank or 0,
@@ -94,10 +99,10 @@ function packed.new(opts)
    return self
 end
 
--- Pieces { start, length, goes_on, slot } of the documents, row by row.
-local function rows_of(self, epoch)
-   local cu, seq, unit = self.cu, self.seq, self.unit
-   local order = sampler.permutation(#cu - 1, self.seed, epoch)
+-- Pieces { start, length, goes_on, slot } of the documents, row by row. order(k): the document
+-- (from 0) that comes in place k (from 0).
+local function lay_rows(self, cu, order)
+   local seq, unit = self.seq, self.unit
    local rows, used = {}, seq
    for k = 0, #cu - 2 do
       local d = order(k) + 1
@@ -114,6 +119,24 @@ local function rows_of(self, epoch)
       end
    end
    return rows
+end
+
+local function rows_of(self, epoch)
+   return lay_rows(self, self.cu, sampler.permutation(#self.cu - 1, self.seed, epoch))
+end
+
+-- Rows of the documents held out (val_cu), in their order: at most `limit`, evenly spaced.
+function Packed:held_out(limit)
+   local op = 'data.packed.held_out'
+   err.integer(op, 'limit', limit, 1)
+   if not self.val_cu then
+      err.raise('E_STATE', op, 'the sampler knows no documents of the validation data; give it '
+         .. 'val_cu, their cumulative lengths')
+   end
+   local rows, list = lay_rows(self, self.val_cu, function(k) return k end), {}
+   local take = math.min(#rows, limit)
+   for i = 1, take do list[i] = rows[math.floor((i - 1) * #rows / take) + 1] end
+   return list
 end
 
 -- The row after the last one given out.

@@ -68,7 +68,7 @@ local function split_at(n, share)
 end
 
 local function load_text(files, share)
-   local train, val, raw, total, cu = {}, {}, {}, 0, { 0 }
+   local train, val, raw, total, cu, val_cu = {}, {}, {}, 0, { 0 }, { 0 }
    local eos = bytes.id(bytes.eos)
    for _, path in ipairs(files) do
       local content = fs.read(op, path)
@@ -80,11 +80,15 @@ local function load_text(files, share)
          train[#train + 1] = bytes.encode(head) .. (#tail == 0 and eos or '')
          cu[#cu + 1] = cu[#cu] + #train[#train] / bytes.width
       end
-      if #tail > 0 then val[#val + 1] = bytes.encode(tail) .. eos end
+      if #tail > 0 then
+         val[#val + 1] = bytes.encode(tail) .. eos
+         val_cu[#val_cu + 1] = val_cu[#val_cu] + #val[#val] / bytes.width
+      end
    end
    if total == 0 then err.raise('E_FORMAT', op, '%s: there is no text', files[1]) end
    return {
       kind = 'text', files = #files, bytes = total, raw = raw, cu = cu,
+      val_cu = val_cu,
       vocab_size = bytes.vocab_size,
       train = tokens.memory(table.concat(train), 2), val = tokens.memory(table.concat(val), 2),
    }
@@ -106,7 +110,7 @@ end
 
 -- paths: a path or a list of them. opts: val (0.05, share held out), width (2, of raw .bin files).
 -- Returns { kind, train, val, files, ... }; for text also raw, the training parts as strings, and
--- cu, their cumulative lengths in tokens.
+-- cu and val_cu, the cumulative lengths of the files' parts in tokens.
 function text.load(paths, opts)
    opts = err.options(op, opts, { 'val', 'width' })
    local share = err.number(op, 'val', opts.val or 0.05, 0, 0.5)

@@ -116,10 +116,11 @@ local function placement(op, opts, ids)
    for _, name in ipairs { 'index', 'q_index', 'k_index' } do check_index(op, name, opts[name]) end
    local sequence = opts.sequence
    local index = opts.q_index or opts.index
+   if context and context.size == 1 then index = context:q_index(ids.device) end
    if not sequence and index then sequence = sequence_of(index:select(3, 1)) end
    return {
       positions = opts.positions or context and context:positions(ids.device), q_index = index,
-      k_index = opts.k_index or opts.index, sequence = sequence, caches = opts.caches,
+      k_index = opts.k_index or index, sequence = sequence, caches = opts.caches,
       context = opts.context, length = ids:size(2),
    }
 end

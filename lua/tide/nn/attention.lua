@@ -82,6 +82,19 @@ function Attention:project(x_BTC)
    return unpack(self.qkv_proj(x_BTC):split({ nq, nk, nk }, -1))
 end
 
+-- What the inner call is told beside its tensors.
+function Attention:told(at, q_start, device)
+   local over, whole = context.for_layer('nn.Attention', self, at)
+   local o = { causal = self.causal, window = self.window, softcap = self.softcap,
+      scale = self.scale, q_start = q_start, q_index = at.q_index, k_index = at.k_index,
+      context = over }
+   if whole then
+      o.q_index, o.window = whole:q_index(device), self.window or whole.window
+      o.k_index = o.q_index
+   end
+   return o
+end
+
 -- at: { positions = [B or 1, T], q_index =, k_index =, cache = table of this layer or nil, context
 -- (of a sequence over ranks, see parallel.cp_train; without it `inner` knows none) }.
 function Attention:forward(x_BTC, at)
@@ -102,11 +115,7 @@ function Attention:forward(x_BTC, at)
       q_start = cache.k and cache.k:size(2) or 0
       k_BTKD, v_BTKD = extend(cache, k_BTKD, v_BTKD)
    end
-   local y_BTHD = self.inner(q_BTHD, k_BTKD, v_BTKD, {
-      causal = self.causal, window = self.window, softcap = self.softcap, scale = self.scale,
-      q_start = q_start, q_index = at.q_index, k_index = at.k_index,
-      context = context.for_layer('nn.Attention', self, at),
-   })
+   local y_BTHD = self.inner(q_BTHD, k_BTKD, v_BTKD, self:told(at, q_start, x_BTC.device))
    return self.o_proj(y_BTHD:reshape(B, T, self.heads * D))
 end
 

@@ -1,7 +1,8 @@
 -- What models and layers do with the context of a sequence over ranks (parallel.cp): they hand it
 -- on, and refuse what would be a wrong number without a word.
 --
--- A context has size, tokens() and positions(device), or is null: the whole sequence is here.
+-- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which tells
+-- its documents, causal and window; or it is null: the whole sequence is here, and is one document.
 
 local err = require 'tide.util.err'
 
@@ -41,15 +42,17 @@ function context.check_shift(op, c)
 end
 
 -- The context for a layer that mixes along the sequence. Only one whose plan has replaced its inner
--- call (takes_context) can have a part of it.
+-- call (takes_context) can have a part of it. Any can have the whole: a context of one rank comes
+-- back as the second result, for what it says of documents and mask.
 function context.for_layer(op, layer, at)
    local c = at and at.context
    if c == nil or layer.takes_context then return c end
-   if not checked(op, c).null then
+   if checked(op, c).null then return nil end
+   if c.size > 1 then
       err.raise('E_STATE', op, 'the sequence lies over %d ranks, and this layer sees only its own '
          .. 'part; make it see all (parallel.cp.attach)', c.size)
    end
-   return nil
+   return nil, c
 end
 
 return context

@@ -237,21 +237,6 @@ local function check_call(self, op, x, at)
    end
 end
 
--- at: { sequence = number of the sequence of each token [B or 1, T], cache = table or nil }. A
--- cache holds the last rows of the convolution and the state: its size does not depend on the
--- tokens seen.
-function Mamba2:forward(x_BTM, at)
-   check_call(self, 'nn.Mamba2', x_BTM, at)
-   context.for_layer('nn.Mamba2', self, at)
-   local y_BTI, z_BTI = self.inner(self, self.in_proj(x_BTM), at or {})
-   return self.out_proj(self.norm(y_BTI, z_BTI))
-end
-
-function Mamba2:detail()
-   return ('%d heads of %d, %d groups, state %d'):format(self.heads, self.head_dim, self.groups,
-      self.state)
-end
-
 -- Numbers of sequences i32 [B, T] from the documents i32 [B, T] of tokens: one more wherever the
 -- document changes, so that padding (document -1) is a sequence of its own.
 local function sequence_of(document_BT)
@@ -259,6 +244,25 @@ local function sequence_of(document_BT)
    if n == 0 then return document_BT end
    local new = document_BT:narrow(2, 2, n - 1):ne(document_BT:narrow(2, 1, n - 1))
    return new:to('i32'):pad({ 0, 1 }, { 0, 0 }):cumsum(2):to 'i32'
+end
+
+-- at: { sequence = number of the sequence of each token [B or 1, T], cache = table or nil, context
+-- }. A cache holds the last rows of the convolution and the state: its size does not depend on the
+-- tokens seen.
+function Mamba2:forward(x_BTM, at)
+   check_call(self, 'nn.Mamba2', x_BTM, at)
+   local _, whole = context.for_layer('nn.Mamba2', self, at)
+   at = at or {}
+   if whole and at.sequence == nil then
+      at = { cache = at.cache, sequence = sequence_of(whole:q_index(x_BTM.device):select(3, 1)) }
+   end
+   local y_BTI, z_BTI = self.inner(self, self.in_proj(x_BTM), at)
+   return self.out_proj(self.norm(y_BTI, z_BTI))
+end
+
+function Mamba2:detail()
+   return ('%d heads of %d, %d groups, state %d'):format(self.heads, self.head_dim, self.groups,
+      self.state)
 end
 
 return { Mamba2 = Mamba2, GatedRMSNorm = GatedRMSNorm, divide = divide, sequence_of = sequence_of }

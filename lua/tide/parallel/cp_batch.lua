@@ -218,6 +218,17 @@ local function check_options(op, opts)
    return opts, err.integer(op, 'padding_token_id', opts.padding_token_id or 0)
 end
 
+local tells = { 'index', 'packed_seq_ids', 'attention_mask', 'padding_mask', 'cu_real', 'cu_slot' }
+
+-- Whether the rows of a batch are whole documents without padding, seen as the layers have it: on
+-- one rank there is nothing to do then.
+local function is_plain(batch, opts)
+   for _, name in ipairs(tells) do
+      if batch[name] ~= nil then return false end
+   end
+   return opts.loss_mask == nil and opts.window == nil and opts.causal ~= false
+end
+
 local function generic(op, axis, batch, opts, pad)
    local out = copy_of(batch)
    local name, t, B, S = primary_of(op, out)
@@ -241,9 +252,10 @@ end
 -- labels, and what else there is for each token; documents as index [B or 1, S, 2],
 -- packed_seq_ids [B, S], cu_real and cu_slot (one row), or a mask [B, S] (attention_mask;
 -- padding_mask: true at padding).
--- Without context parallelism: cp.null and the very same batch. A batch with make_cp_batch_fn (or
--- _cp_make_batch_fn) is cut by that function: fn(cp_axis, tp_axis, batch, { loss_mask,
--- padding_token_id }) returns what this does.
+-- Without context parallelism: the same, with a context of one rank, which models take without
+-- being attached; cp.null and the very same batch where each row is one document, seen as the
+-- layers have it. A batch with make_cp_batch_fn (or _cp_make_batch_fn) is cut by that function:
+-- fn(cp_axis, tp_axis, batch, { loss_mask, padding_token_id }) returns what this does.
 -- opts: loss_mask, padding_token_id (0), use_te (packed stream, see make_cp_batch_for_te),
 -- num_chunks, seq_lens_padding_value, fields ({ name = { dim =, fill = } | false }), kind
 -- ('zigzag'), method ('ring'), inner, outer, window, causal, multiple, tp, block, mask.
@@ -265,7 +277,7 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
          method = opts.method, fields = opts.fields })
       return out.context or cp.null, out
    end
-   if not axis or axis.size <= 1 then return cp.null, batch end
+   if (not axis or axis.size <= 1) and is_plain(batch, opts) then return cp.null, batch end
    return generic(op, axis, batch, opts, pad)
 end
 
@@ -400,13 +412,19 @@ function batch_.shard_thd_chunk(batch, axis, opts)
    return out
 end
 
+-- The context of a stream that one rank has whole.
+local function whole_stream(op, stream, opts)
+   local real, slot = stream_documents(op, stream, opts.seq_lens_padding_value or -1000)
+   return cp.context { method = opts.method, map = cp_map.new { kind = 'document',
+      length = stream.input_ids:size(1), cu_real = real, cu_slot = slot } }
+end
+
 local stacked = { 'input_ids', 'labels', 'position_ids', 'padding_mask' }
 
 -- Rows with several documents (see process_input_for_thd) as a packed stream, this rank's part of
 -- it. axis: of a mesh, or the mesh; nil or of one rank: the whole stream. num_chunks > 1: groups of
--- rows as streams of their
--- own, in `chunks`; their tensors are stacked where they are of one size. Options as
--- shard_thd_chunk.
+-- rows as streams of their own, in `chunks`; their tensors are stacked where they are of one size.
+-- Each stream has its context. Options as shard_thd_chunk.
 function batch_.make_cp_batch_for_te(axis, batch, opts)
    local op = 'parallel.cp.make_cp_batch_for_te'
    opts = err.options(op, opts, te_options)
@@ -422,6 +440,9 @@ function batch_.make_cp_batch_for_te(axis, batch, opts)
    })
    if not axis or axis.size <= 1 then
       packed.qkv_format = 'thd'
+      for _, stream in ipairs(packed.chunks or { packed }) do
+         stream.context = whole_stream(op, stream, opts)
+      end
       return packed
    end
    if n <= 1 then return batch_.shard_thd_chunk(packed, axis, opts) end

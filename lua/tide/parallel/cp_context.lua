@@ -14,7 +14,7 @@
 --    window, causal   mask of calls that name none
 -- and, as data, which document and position each token carries: k_index(rank, device) and
 -- q_index(device), i32 [1 or B, count, 2], pairs(device), those of all ranks, positions(device).
--- What has been found out about them (who needs which rows) is kept here too.
+-- What has been found out about them (who needs which rows, what the ranks agree on) is kept here.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
@@ -92,7 +92,7 @@ function context_.new(opts)
       map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
       method = method, inner = opts.inner, outer = opts.outer, window = opts.window,
       causal = opts.causal ~= false, index = check_index(op, opts.index, opts.map),
-      given = opts.pairs, keep = {}, hop_lists = {},
+      given = opts.pairs, keep = {}, hop_lists = {}, agreed = {},
    }, Context)
 end
 

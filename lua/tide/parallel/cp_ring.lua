@@ -2,12 +2,16 @@
 --
 -- The one idea: attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
 -- 2310.01889). The next block travels while the present one is worked on. A block comes straight
--- from its owner and only with the rows that are needed (cp_blocks.lua), so at any time a rank
--- holds its own block, one that is worked on and one that arrives, whatever the number of ranks.
+-- from its owner and only with the rows that are needed (cp_blocks.lua).
 --
 -- Backward walks the same hops: each block's gradients, made from the output and log-sum-exp over
 -- all blocks, go straight back to the owner, one hop behind, and are added there in the order of
 -- the hops, in f32. So results do not depend on timing.
+--
+-- Memory: keys and values of one block are worked on while those of one more arrive; in backward
+-- the gradients of one block are made while those of one more go home and as many rows come. That
+-- is all, whatever the number of ranks (with two there is no block more): everything is released
+-- when it has served, not when the collector comes.
 
 local tide = require 'tide'
 
@@ -15,10 +19,26 @@ local ring = {}
 
 local function wide_of(dtype) return dtype == 'f64' and 'f64' or 'f32' end
 
--- Rows of dim 2 as a dense tensor; all of them: t itself if it is dense.
-local function rows(t, run)
-   if run.count == t:size(2) then return t:contiguous() end
-   return t:slice(2, run.first, run.first + run.count - 1):contiguous()
+local function release(list)
+   for _, t in ipairs(list) do t:release() end
+end
+
+-- t as another dtype, t itself released if that is another tensor.
+local function into(t, dtype)
+   if t.dtype == dtype then return t end
+   local r = t:to(dtype)
+   t:release()
+   return r
+end
+
+-- Rows of dim 2 of each tensor, dense, and those of them that had to be copied.
+local function rows(list, run)
+   local out, copies = {}, {}
+   for i, t in ipairs(list) do
+      out[i] = t:slice(2, run.first, run.first + run.count - 1):contiguous()
+      if not out[i]:same_storage(t) then copies[#copies + 1] = out[i] end
+   end
+   return out, copies
 end
 
 local function room(like, run)
@@ -30,12 +50,11 @@ local function index_rows(index, run)
    return index:slice(2, run.first, run.first + run.count - 1)
 end
 
--- Starts the transfer of a hop's keys and values; returns { work =, k =, v = }.
+-- Starts the transfer of a hop's keys and values; returns { work =, got = { k, v }, copies = }.
 local function start(self, hop, k, v)
-   local out = { room(k, hop.recv), room(v, hop.recv) }
-   local work = self.comm:send_recv(out, hop.from, { rows(k, hop.send), rows(v, hop.send) },
-      hop.to, { async = true })
-   return { work = work, k = out[1], v = out[2] }
+   local got, sent, copies = { room(k, hop.recv), room(v, hop.recv) }, rows({ k, v }, hop.send)
+   local work = self.comm:send_recv(got, hop.from, sent, hop.to, { async = true })
+   return { work = work, got = got, copies = copies }
 end
 
 -- What each block sees: the options of one attention call.
@@ -47,19 +66,18 @@ local function options(self, hop)
    return o
 end
 
--- Calls fn(hop or nil, k, v) for the own block and then for every hop, transfers running ahead.
--- Blocks go at once and not when the collector comes, so memory does not grow with the hops.
+-- Calls fn(hop or nil, { k, v }) for the own block and then for every hop, transfers running ahead.
+-- fn releases the block of a hop.
 local function each_block(self, k, v, fn)
    local hops = self.hops
    local ahead = hops[1] and start(self, hops[1], k, v)
-   fn(nil, k, v)
+   fn(nil, { k, v })
    for i, hop in ipairs(hops) do
       local block = ahead
       block.work:wait()
+      release(block.copies)
       ahead = hops[i + 1] and start(self, hops[i + 1], k, v)
-      fn(hop, block.k, block.v)
-      block.k:release()
-      block.v:release()
+      fn(hop, block.got)
    end
 end
 
@@ -67,19 +85,18 @@ local function forward(self, q, k, v)
    local opts = { dtype = wide_of(q.dtype), device = q.device }
    local B, T, H = q:size(1), q:size(2), q:size(3)
    local out, lse
-   each_block(self, k, v, function(hop, kb, vb)
-      if hop and hop.recv.count == 0 then return end
+   each_block(self, k, v, function(hop, block)
+      if hop and hop.recv.count == 0 then return release(block) end
       local o = options(self, hop)
       o.return_lse = true
-      local part, part_lse = tide.attention(q, kb, vb, o)
+      local part, part_lse = tide.attention(q, block[1], block[2], o)
       if not out then
-         out, lse = part:to(opts.dtype), part_lse
-         if part.dtype == opts.dtype then out = part end
+         out, lse = into(part, opts.dtype), part_lse
       else
          tide.attention_merge_(out, lse, part, part_lse)
-         part:release()
-         part_lse:release()
+         release { part, part_lse }
       end
+      if hop then release(block) end
    end)
    return out or tide.zeros({ B, T, H, v:size(4) }, opts),
       lse or tide.full({ B, H, T }, -math.huge, opts)
@@ -92,33 +109,36 @@ end
 
 -- Sends the gradients of a hop's block home and takes those of the own rows; returns the transfer.
 local function give_back(self, hop, dk, dv, k, v)
-   local out = { room(k, hop.send), room(v, hop.send) }
-   local work = self.comm:send_recv(out, hop.to, { dk, dv }, hop.from, { async = true })
-   return { work = work, hop = hop, k = out[1], v = out[2], sent = { dk, dv } }
+   local got, sent = { room(k, hop.send), room(v, hop.send) }, { dk, dv }
+   local work = self.comm:send_recv(got, hop.to, sent, hop.from, { async = true })
+   return { work = work, hop = hop, got = got, sent = sent }
 end
 
 local function collect(back, dk, dv)
    if not back then return end
    back.work:wait()
-   add_rows(dk, back.hop.send, back.k)
-   add_rows(dv, back.hop.send, back.v)
-   for _, t in ipairs { back.k, back.v, unpack(back.sent) } do t:release() end
+   add_rows(dk, back.hop.send, back.got[1])
+   add_rows(dv, back.hop.send, back.got[2])
+   release(back.got)
+   release(back.sent)
 end
 
 local function backward(self, dout, q, k, v, out, lse)
    local opts = { dtype = wide_of(q.dtype), device = q.device }
    local dq, dk, dv, back
-   each_block(self, k, v, function(hop, kb, vb)
+   each_block(self, k, v, function(hop, block)
       local a, b, c
       if not hop or hop.recv.count > 0 then
-         a, b, c = tide.attention_backward(dout, q, kb, vb, out, lse, options(self, hop))
+         a, b, c = tide.attention_backward(dout, q, block[1], block[2], out, lse,
+            options(self, hop))
       else
          b, c = room(k, hop.recv), room(v, hop.recv)
       end
       if not hop then
-         dq, dk, dv = a:to(opts.dtype), b:to(opts.dtype), c:to(opts.dtype)
+         dq, dk, dv = into(a, opts.dtype), into(b, opts.dtype), into(c, opts.dtype)
          return
       end
+      release(block)
       if a then
          dq:add_(a)
          a:release()
@@ -127,7 +147,7 @@ local function backward(self, dout, q, k, v, out, lse)
       back = give_back(self, hop, b, c, k, v)
    end)
    collect(back, dk, dv)
-   return dq:to(q.dtype), dk:to(k.dtype), dv:to(v.dtype)
+   return into(dq, q.dtype), into(dk, k.dtype), into(dv, v.dtype)
 end
 
 local attend = tide.grad.func {
@@ -135,7 +155,7 @@ local attend = tide.grad.func {
    forward = function(self, q, k, v, plan)
       self.plan = plan
       local wide, lse = forward(plan, q, k, v)
-      local out = wide:to(q.dtype)
+      local out = into(wide, q.dtype)
       self:save(q, k, v, out, lse)
       return out
    end,

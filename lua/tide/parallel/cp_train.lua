@@ -18,6 +18,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
+local agree = require 'tide.parallel.cp_agree'
 local context_ = require 'tide.parallel.cp_context'
 local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp_attention'
@@ -134,18 +135,6 @@ end
 
 -- ---- agreement -------------------------------------------------------------------------------
 
--- Ranks that differ would wait for each other, or take each other's numbers for their own.
-local function agree(op, comm, what, describe, ...)
-   if not comm.all_gather_bytes or comm.transport == 'sim' or comm.size == 1 then return end
-   local mine = describe(...)
-   for r, text in ipairs(comm:all_gather_bytes(mine)) do
-      if text ~= mine then
-         err.raise('E_COMM', op, 'the ranks of the axis have different %s: rank %d %s, rank %d %s',
-            what, comm.rank, mine, r - 1, text)
-      end
-   end
-end
-
 -- What handle and layers are set to, in a line.
 local function settings(handle, a2a, mamba)
    local list = { handle.layout, handle.method, a2a and 'a2a ' .. a2a or nil }
@@ -217,7 +206,7 @@ function cp_train.attach(model, opts)
    end
    mamba_attach.check_layout(op, opts.mamba, handle.layout)
    if handle.size > 1 then
-      agree(op, handle.comm, 'settings', settings, handle, opts.a2a, opts.mamba)
+      agree.check(op, handle.comm, 'settings', settings, handle, opts.a2a, opts.mamba)
    end
    handle.mamba = has_mamba and mamba_attach.attach(model, { axis = axis, method = opts.mamba })
    if handle.size > 1 then
@@ -272,13 +261,13 @@ end
 -- the whole batch. more: further options of make_cp_batch_and_ctx. Collective the first time, when
 -- the batches of the ranks are compared.
 function Attached:cut(batch, more)
-   local split = self.method == 'a2a+p2p'
-   local opts = { kind = self.layout, method = self.method, inner = split and self.near or nil,
-      outer = split and self.far or nil, causal = true }
+   local split = self.method == 'a2a+p2p' and self.size > 1
+   local opts = { kind = self.layout, method = self.size > 1 and self.method or nil,
+      inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    for k, v in each(more or {}) do opts[k] = v end
    if not self.met then                                -- the first time tells a wrong sampler
-      agree('parallel.cp.cut', self.comm, 'batches, all of them must get the same rows',
+      agree.check('parallel.cp.cut', self.comm, 'batches, all of them must get the same rows',
          fingerprint, batch)
       self.met = true
    end

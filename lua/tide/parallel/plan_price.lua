@@ -3,7 +3,8 @@
 -- The one idea: the null device has shapes and no bytes, a simulated communicator counts and moves
 -- nothing, so a model made there by the very code that makes the real one, and run for a step,
 -- shows what each rank will keep and send, in a moment, for any number of ranks. Sums that a
--- training loop makes of single numbers (counts, losses, the norm) are not in it.
+-- training loop makes of single numbers (counts, losses, the norm) are not in it, nor the line by
+-- which ranks of a context axis compare what they hold of a batch.
 
 local tide = require 'tide'
 local class = require 'tide.class'

@@ -1,6 +1,7 @@
 -- The training loop: steps, evaluation, checkpoints, signals, an orderly end.
 --
--- Batches are windows, or what the sampler makes of its rows (data.packed). Those of a model with a
+-- Batches are windows, or what the sampler makes of its rows (data.packed), in training and in
+-- evaluation. Those of a model with a
 -- context axis (tide.parallel.cp.attach) are cut in the step: the sampler then counts the ranks
 -- with data of their own, and comm holds these and the ranks of the axis.
 --
@@ -45,6 +46,10 @@ local function check(opts)
    for _, k in ipairs { 'model', 'optim', 'train', 'sampler' } do
       err.type(op, k, opts[k], 'table')
    end
+   if opts.val and opts.val.count > 0 and opts.sampler.make and not opts.sampler.val_cu then
+      err.arg(op, 'sampler', 'one that knows the documents of val (val_cu), or no val',
+         opts.sampler)
+   end
    local o = {}
    for k, v in each(opts) do o[k] = v end
    for k, row in each(numbers) do o[k] = err.integer(op, k, opts[k] or row[1], row[2]) end
@@ -69,15 +74,27 @@ local function make_batches(self)
    return batches
 end
 
+-- What is evaluated, and how a list of that becomes a batch: rows as the sampler makes them, or
+-- windows.
+local function held_out(o)
+   local sampler = o.sampler
+   if sampler.make then
+      return sampler:held_out(o.val_windows), function(rows)
+         return sampler:make(o.val, rows, o.device)
+      end
+   end
+   return data_batch.windows(o.val, sampler.seq, o.val_windows), function(starts)
+      return data_batch.make(o.val, starts, sampler.seq, o.device)
+   end
+end
+
 function Loop:evaluate()
    local o = self.opts
-   if not o.val then return nil end
-   local starts = data_batch.windows(o.val, o.sampler.seq, o.val_windows)
-   if #starts == 0 then return nil end
+   if not o.val or o.val.count == 0 then return nil end
+   local list, make = held_out(o)
+   if #list == 0 then return nil end
    local micro = math.max(1, o.sampler.batch / o.sampler.size / o.accum)
-   self.val_loss = self.step_fn:evaluate(starts, micro, function(list)
-      return data_batch.make(o.val, list, o.sampler.seq, o.device)
-   end)
+   self.val_loss = self.step_fn:evaluate(list, micro, make)
    self.val_step = self.step
    return self.val_loss
 end

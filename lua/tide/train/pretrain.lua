@@ -23,8 +23,8 @@ local before_model = {
    { 'batch', 8, 'windows per step over all ranks', min = 1 },
    { 'accum', 1, 'micro-batches per step and rank', min = 1 },
    { 'seq', 256, 'tokens per window', min = 1 },
-   { 'packed', false, 'fill windows with whole documents, each seen by itself; they are files of '
-     .. 'text, or end with --eos' },
+   { 'packed', false, 'fill windows with whole documents, each seen by itself, also in evaluation; '
+     .. 'they are files of text, or end with --eos' },
    { 'eos', -1, 'id that ends a document in .bin files', min = -1 },
 }
 
@@ -111,7 +111,11 @@ local function sampler_of(recipe, tide, opt, corpus, data)
    if not corpus.cu and opt.eos < 0 then
       err.usage(recipe.name, '--packed with .bin files needs --eos, the id that ends a document')
    end
-   o.cu = corpus.cu or tide.data.packed.boundaries(corpus.train, opt.eos)
+   local packed = tide.data.packed
+   o.cu = corpus.cu or packed.boundaries(corpus.train, opt.eos)
+   if corpus.val and corpus.val.count > 0 then
+      o.val_cu = corpus.val_cu or packed.boundaries(corpus.val, opt.eos)
+   end
    return tide.data.packed.new(o)
 end
 
