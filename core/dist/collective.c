@@ -10,6 +10,7 @@
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/flight.h"
 #include "core/dist/comm.h"
 #include "core/io/io.h"
 #include "core/tensor/tensor.h"
@@ -50,6 +51,8 @@ static int check_tensor(tide_comm *comm, int coll, const tide_tensor *t, const c
 {
   if (!t) return bad(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
   if (t->storage->gone) return bad(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
+  if (t->storage->flight && tide__flight_land(t->storage) < 0)
+    return bad(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
   const tide__backend *b = t->ctx->devices->device[t->storage->device].backend;
   bool none = !b->has_bytes;
   bool here = comm->transport->on_device ? !b->host : b->host;

@@ -10,6 +10,7 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
+#include "core/device/capture.h"
 #include "core/dist/room.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -225,6 +226,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                    tide_tensor *const *ts)
 {
   const char *op = tide_coll_name(c->op);
+  TIDE_TRY(tide__not_captured(comm->ctx, op));
   c->seq = comm->seq + 1;
   c->timeout = comm->timeout;
   c->interrupt = &comm->ctx->interrupt;

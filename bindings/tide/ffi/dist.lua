@@ -135,14 +135,21 @@ end
 -- Ends MPI in this process, after its last communicator.
 function M.mpi_end() C.tide_mpi_end() end
 
--- The ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. library: file
--- of NCCL, or nil for the usual one.
-function M.nccl(over, library)
+local nccl_opts = arg.set { 'check', 'library' }
+
+-- The ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. opts: check
+-- (false), library (a file, or nil for the usual one).
+function M.nccl(over, opts)
+   local op = 'dist.nccl'
    if getmetatable(over) ~= Comm or not over.handle then
-      bad('dist.nccl', 'over', 'an open communicator', over)
+      bad(op, 'over', 'an open communicator', over)
    end
-   if library ~= nil then arg.string('dist.nccl', 'library', library) end
-   own.check(over.ctx, C.tide_comm_nccl(comm_box, over.handle, library))
+   opts = arg.opts(op, opts, nccl_opts)
+   local o = ffi.new 'tide_nccl_opts'
+   C.tide_nccl_opts_init(o)
+   o.check = arg.flag(op, 'check', opts.check) and 1 or 0
+   if opts.library then o.library = arg.string(op, 'library', opts.library) end
+   own.check(over.ctx, C.tide_comm_nccl(comm_box, over.handle, o))
    return wrap('nccl/' .. over.id)
 end
 

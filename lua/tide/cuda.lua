@@ -1,0 +1,43 @@
+-- What concerns NVIDIA GPUs alone: whether there is one, waiting for it, captured steps (layer 8).
+--
+-- A tensor is on a GPU by { device = 'cuda' } or x:to 'cuda'; everything else needs nothing here.
+
+local graph = require 'tide.ffi.graph'
+local arg = require 'tide.ffi.arg'
+local ctx = require 'tide.ffi.ctx'
+
+local cuda = {}
+
+-- Whether device 'cuda' can be used; if not, false and why.
+function cuda.is_available() return ctx.default():device_available 'cuda' end
+
+-- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
+function cuda.synchronize() graph.synchronize 'cuda' end
+
+local graph_opts = arg.set { 'warmup' }
+
+-- A step whose shapes stay the same, recorded once and replayed as one launch:
+--
+--    local g = tide.cuda.graph(function()
+--       model:zero_grad()
+--       local loss = model:forward(x):sum()
+--       loss:backward()
+--       return loss
+--    end)
+--    x:copy_(batch)                           -- new input in the tensor that the step reads
+--    g:replay()                               -- returns the step's result
+--    optimizer:step()
+--
+-- fn runs opts.warmup (1) times as usual, so that libraries open and choose, and then once to be
+-- recorded; that one computes nothing until the first replay. Numbers of the host (rates, counters)
+-- are those of the recording. What a replay could not repeat is refused under E_STATE, by the name
+-- of the op: reading a tensor (item, tolist), copies from the host, collectives, random numbers,
+-- ops on other devices, AdamW's update; the error goes on to the caller and nothing is recorded.
+function cuda.graph(fn, opts)
+   arg.func('graph', 'fn', fn)
+   opts = arg.opts('graph', opts, graph_opts)
+   for _ = 1, arg.int('graph', 'warmup', opts.warmup or 1, 0, 1000) do fn() end
+   return graph.capture('cuda', fn)
+end
+
+return cuda
