@@ -12,7 +12,9 @@
 
 #include "tide/tide.h"
 
-enum { TIDE__OPEN_MSG = 256 };
+enum { TIDE__OPEN_MSG = 256, TIDE__NEAR_RANKS = 64 };
+
+struct tide__params;
 
 /* Beside the stream that kernels run on (compute), a device has one for copies that nobody waits
  * for, and one for each communicator. Work on one stream is in order; between two, only what `behind`
@@ -28,6 +30,15 @@ typedef struct tide__streams {
   int  (*behind)(void *state, void *stream);
   /* * Enqueues a copy between pinned host memory and the device on it. */
   int  (*move)(void *state, void *stream, void *dst, const void *src, size_t size, bool to_device);
+  /* * The host waits for it. */
+  int  (*wait)(void *state, void *stream);
+  /* * For ranks whose contexts share the device: copies and reductions over ranks, as those of
+   * kernels/reduce_ranks.h, enqueued on the stream. At most TIDE__NEAR_RANKS sources. */
+  int  (*near_copy)(void *state, void *stream, void *dst, const void *src, size_t size);
+  int  (*near_reduce)(void *state, void *stream, void *const *dst, int ndst,
+                      const void *const *src, int nsrc, int64_t n, int dtype, int op);
+  /* * Which of several devices it is. */
+  int  (*index)(void *state);
   /* * The calling thread's device is this one from now on. */
   int  (*bind)(void *state);
   /* Host memory that copies on the copy stream may use, with the device's own state. */
@@ -63,9 +74,9 @@ typedef struct tide__backend {
   /* To and from the host; may be null where host is true. Complete on return. */
   int   (*upload)(void *state, void *dst, const void *src, size_t size);
   int   (*download)(void *state, void *dst, const void *src, size_t size);
-  /* May be null. state stays null then. index: which of several, -1: the one that the calling
-   * thread has chosen. open fails with a message in msg (TIDE__OPEN_MSG bytes). */
-  int   (*open)(void **state, int index, char *msg);
+  /* May be null. state stays null then. params: of the context, to be read whenever needed (cuda_*,
+   * matmul_precision). open fails with a message in msg (TIDE__OPEN_MSG bytes). */
+  int   (*open)(void **state, const struct tide__params *params, char *msg);
   void  (*close)(void *state);
   /* What kernels get as k_call.stream; may be null where kernels run at once. */
   void *(*queue)(void *state);

@@ -26,7 +26,7 @@ static int open_backend(tide_ctx *ctx, int i, const tide__backend *b, const char
   tide__device *d = &ctx->devices->device[i];
   char msg[TIDE__OPEN_MSG] = "";
   void *state = NULL;
-  if (b->open && b->open(&state, (int)ctx->params.cuda_device, msg) < 0)
+  if (b->open && b->open(&state, &ctx->params, msg) < 0)
     return tide__fail(ctx, TIDE_E_DEVICE, op, "device '%s' is not available: %s", names[i], msg);
   int rc = tide__cache_new(ctx, &d->cache, b, state);
   if (rc == TIDE_OK && b->streams)

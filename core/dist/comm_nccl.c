@@ -632,6 +632,9 @@ int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
   }
   rc = tide__comm_new(out, over->ctx, &transport_nccl, s, NULL, over->rank, over->nrank,
                       over->name);
-  if (rc == TIDE_OK) (*out)->timeout = over->timeout;
-  return rc;
+  if (rc < 0) return rc;
+  (*out)->timeout = over->timeout;
+  (*out)->host = over;
+  over->refs++;
+  return TIDE_OK;
 }

@@ -79,14 +79,15 @@ cudaError_t fill(state_t *s)
   return e;
 }
 
-int open_device(void **out, int index, char *msg)
+int open_device(void **out, const struct tide__params *params, char *msg)
 {
-  int device = 0, rc = choose(index, &device, msg);
+  int device = 0, rc = choose((int)params->cuda_device, &device, msg);
   if (rc < 0) return rc;
   state_t *s = static_cast<state_t *>(calloc(1, sizeof *s));
   if (!s) return refuse(msg, TIDE_E_NOMEM, "no host memory");
   pthread_mutex_init(&s->lock, nullptr);
   s->device = device;
+  s->params = params;
   guard g(device);
   cudaError_t e = fill(s);
   if (e != cudaSuccess) {
@@ -158,7 +159,21 @@ int sync(void *p)
   return tide_cuda_waited(s, e);
 }
 
-const char *failed(void *p)
+const char *why(void *p)
+{
+  const char *text = tide_cuda_failed(p);
+  return text ? text : of(p)->why;
+}
+
+const tide__backend backend = {
+  TIDE_DEV_CUDA, /* host */ false, /* has_bytes */ true, /* lazy */ false, take, give,
+  /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why, tide_cuda_failed,
+  &tide_cuda_streams, &tide_cuda_graphs,
+};
+
+}  // namespace
+
+const char *tide_cuda_failed(void *p)
 {
   state_t *s = of(p);
   pthread_mutex_lock(&s->lock);
@@ -166,20 +181,6 @@ const char *failed(void *p)
   pthread_mutex_unlock(&s->lock);
   return dead ? s->failed : nullptr; /* written once */
 }
-
-const char *why(void *p)
-{
-  const char *text = failed(p);
-  return text ? text : of(p)->why;
-}
-
-const tide__backend backend = {
-  TIDE_DEV_CUDA, /* host */ false, /* has_bytes */ true, /* lazy */ false, take, give,
-  /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why, failed,
-  &tide_cuda_streams, &tide_cuda_graphs,
-};
-
-}  // namespace
 
 int tide_cuda_status(tide_cuda_state *s, cudaError_t e)
 {

@@ -7,11 +7,13 @@
 #include "kernels/cuda/cuda.cuh"
 
 extern "C" {
+#include "core/base/param.h"
 #include "core/device/backend.h"
 }
 
 struct tide_cuda_state {
   int device;
+  const struct tide__params *params; /* of the context */
   int capability;              /* 90: compute capability 9.0 */
   cudaStream_t compute, copies;
   bool capturing;
@@ -47,6 +49,14 @@ struct tide_cuda_guard {
 int tide_cuda_status(tide_cuda_state *s, cudaError_t e);
 /* After a wait: what the kernels before it found wrong counts as well. */
 int tide_cuda_waited(tide_cuda_state *s, cudaError_t e);
+
+/* Null, or why the device answers no more. */
+const char *tide_cuda_failed(void *state);
+
+/* kernels/cuda/ranks.cu */
+int tide_cuda_near_copy(void *state, void *stream, void *dst, const void *src, size_t size);
+int tide_cuda_near_reduce(void *state, void *stream, void *const *dst, int ndst,
+                          const void *const *src, int nsrc, int64_t n, int dtype, int op);
 
 /* kernels/cuda/streams.cu */
 extern const tide__streams tide_cuda_streams;

@@ -67,6 +67,14 @@ int move(void *p, void *stream, void *dst, const void *src, size_t size, bool to
   return tide_cuda_status(of(p), cudaMemcpyAsync(dst, src, size, kind, stream_of(stream)));
 }
 
+int wait(void *p, void *stream)
+{
+  guard g(of(p)->device);
+  return tide_cuda_status(of(p), cudaStreamSynchronize(stream_of(stream)));
+}
+
+int index(void *p) { return of(p)->device; }
+
 int bind(void *p) { return tide_cuda_status(of(p), cudaSetDevice(of(p)->device)); }
 
 /* ---- memory of the host, and copies that nobody waits for ------------------------------------ */
@@ -175,10 +183,11 @@ void graph_free(void *p, void *graph)
 
 static const tide__backend pinned = {
   TIDE_DEV_CPU, /* host */ true, /* has_bytes */ true, /* lazy */ false, pin, unpin,
-  /* discard */ nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-  nullptr, nullptr,
+  /* discard */ nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+  tide_cuda_failed, nullptr, nullptr,
 };
-const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, move, bind,
+const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, move, wait,
+                                         tide_cuda_near_copy, tide_cuda_near_reduce, index, bind,
                                          &pinned, copy, event_done, event_wait, event_order,
                                          event_free};
 const tide__graphs tide_cuda_graphs = {graph_begin, graph_end, graph_launch, graph_free};

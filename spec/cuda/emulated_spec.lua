@@ -18,9 +18,9 @@ local function capture(command)
    return text
 end
 
-local function run_spec(file)
-   local text = capture(('TIDE_BUILD=%s TIDE_SPEC_DEVICE=cuda timeout 300 luajit /usr/bin/busted '
-      .. '-o TAP %s'):format(folder, file))
+local function run_spec(file, env)
+   local text = capture(('%s TIDE_BUILD=%s TIDE_SPEC_DEVICE=cuda timeout 300 luajit '
+      .. '/usr/bin/busted -o TAP %s'):format(env or '', folder, file))
    local passed, failed = 0, {}
    for line in text:gmatch '[^\n]+' do
       if line:match '^ok ' then passed = passed + 1 end
@@ -38,9 +38,14 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/attention_part_spec.lua', 'spec/op/inplace_spec.lua',
                            'spec/op/loss_spec.lua', 'spec/op/update_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
-                           'spec/cuda/device_case.lua' } do
+                           'spec/cuda/device_case.lua', 'spec/cuda/stream_case.lua' } do
       it('pass ' .. file, function() run_spec(file) end)
    end
+
+   it('pass spec/cuda/nccl_case.lua, with an emulated NCCL', function()
+      run_spec('spec/cuda/nccl_case.lua', ('TIDE_EMULATE_DEVICES=4 TIDE_SPEC_NCCL=%s/libnccl.so.2')
+         :format((capture('readlink -f ' .. folder):gsub('%s+$', ''))))
+   end)
 
    it('have a row for every op but views', function()
       local text = capture(('TIDE_BUILD=%s luajit spec/cuda/rows.lua'):format(folder))

@@ -130,6 +130,7 @@ static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatr
   bool lead = a->ld >= a->rows && b->ld >= b->rows && d->ld >= d->rows;
   bool types = a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)
     && (a->type == CUDA_R_64F) == (op->compute == CUBLAS_COMPUTE_64F)
+    && (a->type == CUDA_R_32F || op->compute < CUBLAS_COMPUTE_32F_FAST_TF32)
     && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
   return sizes && lead && types && a->batch == d->batch && b->batch == d->batch;
 }
@@ -156,6 +157,17 @@ struct product {
   void *pd;
 };
 
+/* An operand as the product sees it: to nearest, ties to even, in 10 or 7 bits of fraction. */
+static double rounded(double v, cublasComputeType_t compute)
+{
+  int drop = compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? 13
+    : compute == CUBLAS_COMPUTE_32F_FAST_16BF ? 16 : 0;
+  if (!drop || !std::isfinite(v)) return v;
+  unsigned u = __float_as_uint((float)v);
+  u += (1u << (drop - 1)) - 1 + (u >> drop & 1);
+  return __uint_as_float(u >> drop << drop);
+}
+
 static void multiply(const product &p)
 {
   const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
@@ -167,8 +179,8 @@ static void multiply(const product &p)
       for (int64_t row = 0; row < ld.rows; row++) {
         double sum = 0;
         for (int64_t k = 0; k < depth; k++)
-          sum += get(p.pa, la.type, z * la.stride + row * ar + k * as)
-            * get(p.pb, lb.type, z * lb.stride + k * bs + col * bc);
+          sum += rounded(get(p.pa, la.type, z * la.stride + row * ar + k * as), p.op.compute)
+            * rounded(get(p.pb, lb.type, z * lb.stride + k * bs + col * bc), p.op.compute);
         int64_t at = z * ld.stride + col * ld.ld + row;
         sum *= p.alpha;
         if (p.beta != 0) sum += p.beta * get(p.pc, ld.type, at);
