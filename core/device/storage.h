@@ -24,6 +24,7 @@ typedef struct tide__storage {
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
   int32_t  pins;     /* asynchronous readers and writers: no one may drop or write the bytes */
   int32_t  writers;  /* those of them that write: no one may read either */
+  int32_t  kept;     /* communicators that have registered the bytes: no one may drop them */
   int64_t  dropped;  /* version at the last drop */
   bool     pinned;   /* host memory that the device's copies may use */
   struct tide__flight *flight; /* an asynchronous copy from or to it; null: none */

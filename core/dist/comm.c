@@ -58,6 +58,57 @@ tide__slice tide__slice_of(int64_t count, int r, int nrank, size_t size)
   return (tide__slice){first, last - first};
 }
 
+/* ---- buffers that stay ----------------------------------------------------------------------- */
+
+struct tide__kept {
+  tide_tensor *t;
+  struct tide__kept *next;
+};
+
+static bool is_kept(const tide_comm *comm, const tide_tensor *t)
+{
+  for (const struct tide__kept *k = comm->kept; k; k = k->next)
+    if (k->t->storage == t->storage) return true;
+  return false;
+}
+
+int tide_comm_register(tide_comm *comm, tide_tensor *t)
+{
+  char text[256] = "";
+  TIDE_TRY(tide__comm_check(comm, "comm_register"));
+  if (!t || t->ctx != comm->ctx || t->storage->gone)
+    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_register", "argument 't': expected a tensor of "
+                      "the communicator's context that has its bytes");
+  if (!comm->transport->keep || is_kept(comm, t)) return TIDE_OK;
+  if (t->ctx->devices->device[t->storage->device].backend->host)
+    return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor on "
+                      "'cuda', got one on '%s'", tide_device_name(t->storage->device));
+  struct tide__kept *k = tide__alloc(comm->ctx, sizeof *k);
+  if (!k) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm_register", "no host memory");
+  int rc = comm->transport->keep(comm->state, t->storage->data, t->storage->size, text, sizeof text);
+  if (rc < 0) {
+    tide__free(comm->ctx, k, sizeof *k);
+    return tide__fail(comm->ctx, rc, "comm_register", "%s", text);
+  }
+  *k = (struct tide__kept){t, comm->kept};
+  comm->kept = k;
+  tide_tensor_retain(t);
+  tide__scope_escape(t->storage);
+  t->storage->kept++;
+  return TIDE_OK;
+}
+
+/* After the transport has closed. */
+static void release_kept(tide_comm *comm)
+{
+  for (struct tide__kept *k = comm->kept, *next; k; k = next) {
+    next = k->next;
+    k->t->storage->kept--;
+    tide_tensor_release(k->t);
+    tide__free(comm->ctx, k, sizeof *k);
+  }
+}
+
 /* What was asked for while all was well still runs: the other ranks count on it. A rank that never
  * comes ends the wait by its leaving or by the timeout. */
 static void destroy(tide_comm *comm)
@@ -67,6 +118,7 @@ static void destroy(tide_comm *comm)
   comm->transport->leave(comm->state, comm->rank);
   tide__work_close(comm);
   comm->transport->close(comm->state, comm->rank);
+  release_kept(comm);
   if (comm->stream) comm->device->backend->streams->close(comm->device->state, comm->stream);
   tide_group_release(comm->group);
   tide_comm_release(comm->host);

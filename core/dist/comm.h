@@ -79,6 +79,9 @@ typedef struct tide__transport {
   /* This rank will not come again; wakes whoever waits for it. */
   void (*leave)(void *state, int rank);
   void (*close)(void *state, int rank);
+  /* Memory on the device that many collectives will use, until close; may be null: nothing to
+   * prepare. A status; text says why. */
+  int  (*keep)(void *state, void *ptr, size_t size, char *text, size_t n);
 } tide__transport;
 
 extern const tide__transport tide__transport_self, tide__transport_local, tide__transport_sim;
@@ -102,6 +105,7 @@ struct tide_comm {
   const struct tide__device *device; /* of stream */
   void    *stream;             /* for collectives on a shared device; null until the first */
   struct tide__engine *engine; /* helper thread and its queue; null until the first async call */
+  struct tide__kept *kept;     /* buffers that tide_comm_register was given */
   tide_work *pending;          /* works that have not been settled, oldest first */
   tide_comm_stats stats;
   tide_comm_record *ring;      /* TIDE__NRECORD, indexed by seq */

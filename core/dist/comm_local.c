@@ -448,11 +448,14 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
   else if (posted >= 0) take_posted(room, me, c, (size_t)posted);
   else move(room, me, c);
   tide__coll_wait(c, false);
-  if (c->far_status < 0)
+  if (c->far_status < 0) {
+    STORE(room->far_failed, c->seq);
     tide__room_fail(room, NULL, TIDE_E_PEER, me, "a rank's device failed in a collective");
+  }
   if (!agree || posted < 0) tide__meet_all(&room->floor, room->nrank, spin);
   STORE(seat->done, c->seq);
-  if (agree && c->far) return poisoned(room, me, c->message, sizeof c->message);
+  if (agree && c->far && LOAD(room->far_failed) == c->seq)
+    return poisoned(room, me, c->message, sizeof c->message);
   return agree ? TIDE_OK : TIDE_E_COMM;
 }
 

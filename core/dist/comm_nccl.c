@@ -47,6 +47,8 @@ typedef struct nccl_comm {
   char *scratch;               /* on the device: what a barrier sums, what calls are compared by */
   char *words;                 /* pinned: the same for the host; null without check */
   int rank, nrank;
+  void **kept;                 /* handles of registered buffers */
+  size_t nkept, room;          /* used and allocated */
   pthread_mutex_t lock;        /* cause, text, busy, comm's end */
   int cause;
   bool busy;                   /* a thread is inside NCCL: it carries an abort out */
@@ -430,6 +432,8 @@ static void close_comm(void *state, int rank)
   const tide__streams *st = all->backend->streams;
   (void)rank;
   st->bind(all->device);
+  for (size_t i = 0; s->comm && i < s->nkept; i++) all->api.comm_deregister(s->comm, s->kept[i]);
+  tide__free(all->ctx, s->kept, s->room * sizeof *s->kept);
   if (s->comm) finalize(s);
   if (s->stream) st->close(all->device, s->stream);
   if (s->scratch) all->backend->free(all->device, s->scratch, scratch_size(s));
@@ -504,6 +508,41 @@ static int run_split(void *state, int rank, tide__coll *c)
   return enter(s, c) ? leave_call(s, split_inside(s, c)) : s->cause;
 }
 
+static bool make_room(nccl_comm *s)
+{
+  if (s->nkept < s->room) return true;
+  size_t room = s->room ? 2 * s->room : 8;
+  void **list = tide__alloc(s->all->ctx, room * sizeof *list);
+  if (!list) return false;
+  if (s->nkept) memcpy(list, s->kept, s->nkept * sizeof *list);
+  tide__free(s->all->ctx, s->kept, s->room * sizeof *list);
+  s->kept = list;
+  s->room = room;
+  return true;
+}
+
+/* On the owner's thread, with no call under way or before it: NCCL takes both. */
+static int keep(void *state, void *ptr, size_t size, char *text, size_t n)
+{
+  nccl_comm *s = state;
+  const tide__nccl *l = &s->all->api;
+  void *handle = NULL;
+  if (!l->comm_register || !l->comm_deregister) {
+    snprintf(text, n, "NCCL %d.%d registers no buffers; 2.19 and later do", l->version / 10000,
+             l->version / 100 % 100);
+    return TIDE_E_UNSUPPORTED;
+  }
+  if (!make_room(s)) {
+    snprintf(text, n, "no host memory");
+    return TIDE_E_NOMEM;
+  }
+  int rc = s->comm ? l->comm_register(s->comm, ptr, size, &handle) : TIDE__NCCL_OK;
+  if (going(rc) && handle) s->kept[s->nkept++] = handle;
+  if (going(rc)) return TIDE_OK;
+  snprintf(text, n, "NCCL: %s", l->error_string(rc));
+  return TIDE_E_COMM;
+}
+
 static const tide__transport transport_nccl = {
   .name = "nccl",
   .bytes = true,
@@ -519,6 +558,7 @@ static const tide__transport transport_nccl = {
   .abort = abort_comm,
   .leave = leave,
   .close = close_comm,
+  .keep = keep,
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@
 local graph = require 'tide.ffi.graph'
 local arg = require 'tide.ffi.arg'
 local ctx = require 'tide.ffi.ctx'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 
 local cuda = {}
 
@@ -13,6 +15,25 @@ function cuda.is_available() return ctx.default():device_available 'cuda' end
 
 -- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
 function cuda.synchronize() graph.synchronize 'cuda' end
+
+local precisions = { highest = 0, high = 1, medium = 2 }
+
+-- How f32 products on a GPU may round their operands: 'highest' (the default: not at all), 'high'
+-- (to tf32, 10 bits of fraction) or 'medium' (to bf16, 7 bits); sums are f32. Also parameter
+-- matmul_precision. Of the default context; products on the host never round.
+function cuda.set_float32_matmul_precision(name)
+   if not precisions[name] then
+      err.arg('set_float32_matmul_precision', 'name', "'highest', 'high' or 'medium'", name)
+   end
+   ctx.default():param('matmul_precision', precisions[name])
+end
+
+function cuda.get_float32_matmul_precision()
+   local code = tonumber(ctx.default():param 'matmul_precision')
+   for name, value in each(precisions) do
+      if value == code then return name end
+   end
+end
 
 local graph_opts = arg.set { 'warmup' }
 

@@ -137,7 +137,7 @@ describe('a missing GPU', function()
          end
          x, y = nil, nil
          collectgarbage()
-         return calls[2]()
+         return calls[6]()
       end]])
       assert.equal('E_DEVICE', r.code, r.text)
       assert.is_true(r.works, r.text)

@@ -38,7 +38,8 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/attention_part_spec.lua', 'spec/op/inplace_spec.lua',
                            'spec/op/loss_spec.lua', 'spec/op/update_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
-                           'spec/cuda/device_case.lua', 'spec/cuda/stream_case.lua' } do
+                           'spec/cuda/device_case.lua', 'spec/cuda/stream_case.lua',
+                           'spec/cuda/near_case.lua' } do
       it('pass ' .. file, function() run_spec(file) end)
    end
 

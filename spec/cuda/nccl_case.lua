@@ -89,6 +89,21 @@ describe('collectives over NCCL', function()
                     { 6, 0, 2, 1, 'nccl' } }, out)
    end)
 
+   it('use buffers that were registered', function()
+      local out = values(2, nil, [[
+         local flat, other = tide.zeros { 4, 6 }, tide.ones { 3 }
+         for _ = 1, 3 do comm:register(flat) end
+         for _ = 1, 12 do comm:register(tide.ones { 5 }) end
+         local good, e = pcall(comm.register, comm, tide.ones({ 2 }, { device = 'cpu' }))
+         flat:fill_(comm.rank + 1)
+         comm:all_reduce({ flat, other })
+         local dropped = pcall(flat.drop_bytes, flat)
+         comm:close()
+         return { flat:sum():item(), other:sum():item(), good, e.code, dropped }
+      ]])
+      for r = 1, 2 do assert.same({ 72, 6, false, 'E_DEVICE', false }, out[r]) end
+   end)
+
    it('train as ranks on the host do', function()
       local body = [[
          local on_host = select(4, ...)
@@ -175,7 +190,8 @@ describe('a failure under NCCL', function()
       ]])
       for r = 1, 3 do
          assert.is_truthy(out[r]:find '^E_COMM', out[r])
-         assert.is_truthy(out[r]:find('rank 0, 2: all_reduce(sum, f32, 4 elements)', 1, true), out[r])
+         assert.is_truthy(out[r]:find('rank 0, 2: all_reduce(sum, f32, 4 elements)', 1, true),
+            out[r])
          assert.is_truthy(out[r]:find('rank 1: all_reduce(sum, f32, 5 elements)', 1, true), out[r])
       end
    end)

@@ -25,8 +25,7 @@ describe('a copy that nobody waits for', function()
          local host = tide.full({ 5000 }, i):pin_memory()
          list[i] = host:to(device, { non_blocking = true })
          host:fill_(-1)
-         host = nil
-         collectgarbage()
+         host:release()
       end
       for i = 1, 30 do assert.equal(i * 5000, list[i]:sum():item()) end
    end)
@@ -36,8 +35,7 @@ describe('a copy that nobody waits for', function()
          local far = tide.full({ 300 }, i, { device = device }) * 2
          local host = far:to { device = 'cpu', non_blocking = true }
          far:fill_(-5)
-         far = nil
-         collectgarbage()
+         far:release()
          assert.is_true(host:is_pinned())
          assert.equal(2 * i * 300, host:sum():item())
          assert.equal(2 * i, host:tolist()[300])
@@ -49,8 +47,7 @@ describe('a copy that nobody waits for', function()
       for _ = 1, 10 do
          local x = tide.ones({ 4096 }, { device = device })
          local sum = x:sum()
-         x = nil
-         collectgarbage()
+         x:release()
          local far = host:to(device, { non_blocking = true }) -- perhaps where x was
          assert.equal(4096, sum:item())
          assert.equal(7 * 4096, far:sum():item())
@@ -143,17 +140,10 @@ describe('a captured step', function()
 
    it('sets memory aside that is freed while it is recorded', function()
       local old = tide.full({ 3000 }, 4, { device = device })
-      local g = tide.cuda.graph(function()
-         if not old then return end
-         local y = old + 1
-         return y
-      end, { warmup = 0 })
-      local h
-      h = tide.cuda.graph(function()
+      local g = tide.cuda.graph(function() return old + 1 end, { warmup = 0 })
+      local h = tide.cuda.graph(function()
          local y = old * 2
-         old = nil
-         collectgarbage()
-         collectgarbage()
+         old:release()
          return y
       end, { warmup = 0 })
       for _ = 1, 10 do tide.full({ 3000 }, -1, { device = device }):sum():item() end

@@ -575,6 +575,13 @@ function Comm:set_timeout(seconds)
    own.check(self.ctx, C.tide_comm_set_timeout(handle, seconds))
 end
 
+-- t's memory is used by many collectives: see tide_comm_register.
+function Comm:register(t)
+   local handle = begin(self, 'register')
+   own.check(self.ctx, C.tide_comm_register(handle, arg.tensor('register', 't', t)))
+   return t
+end
+
 -- Makes every call of every rank fail from now on, with this reason.
 function Comm:abort(reason)
    C.tide_comm_abort(begin(self, 'abort'), reason and tostring(reason) or nil)

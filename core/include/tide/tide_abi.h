@@ -787,6 +787,10 @@ typedef struct tide_nccl_opts {
 } tide_nccl_opts;
 void tide_nccl_opts_init(tide_nccl_opts *opts);
 int  tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts);
+/* t's memory will be used by many collectives of comm: over NCCL it is registered, which saves copies
+ * and lets the network read it. It stays, and may not be dropped, until comm closes. Elsewhere there
+ * is nothing to prepare. E_DEVICE: over NCCL, t is not on 'cuda'. */
+int  tide_comm_register(tide_comm *comm, tide_tensor *t);
 /* For the program that owns the process. running: 1 between MPI's start and end. end: MPI_Finalize,
  * on every process, after the last communicator. abort: ends every process of the job with this
  * exit code; returns only if MPI does not run. */

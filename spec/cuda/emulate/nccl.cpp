@@ -67,7 +67,7 @@ struct room {
 
 struct comm {
   std::shared_ptr<room> in;
-  int rank, nsplit = 0;
+  int rank, nsplit = 0, nkept = 0;
   long seq = 0;
   bool dead = false;          /* aborted */
   bool finalized = false;
@@ -454,7 +454,11 @@ API int ncclCommFinalize(comm *c)
   return IN_PROGRESS;
 }
 /* Steps that name the communicator may still be queued: it stays. */
-API int ncclCommDestroy(comm *c) { return c->finalized ? OK : USAGE; }
+API int ncclCommDestroy(comm *c)
+{
+  if (c->nkept) fprintf(stderr, "emulated NCCL: %d buffers are still registered\n", c->nkept), abort();
+  return c->finalized ? OK : USAGE;
+}
 API int ncclCommAbort(comm *c)
 {
   std::lock_guard<std::mutex> g(lock);
@@ -467,6 +471,23 @@ API const char *ncclGetErrorString(int error)
     : error == ARGUMENT ? "invalid argument" : error == OK ? "no error" : "emulated error";
 }
 API const char *ncclGetLastError(const comm *c) { return c ? c->last.c_str() : ""; }
+
+/* Every buffer that was registered goes before its communicator. */
+API int ncclCommRegister(const comm *c, void *, size_t size, void **handle)
+{
+  std::lock_guard<std::mutex> g(lock);
+  if (!ready(c) || size == 0) return ARGUMENT;
+  comm *own = const_cast<comm *>(c);
+  *handle = new int(++own->nkept);
+  return OK;
+}
+API int ncclCommDeregister(const comm *c, void *handle)
+{
+  std::lock_guard<std::mutex> g(lock);
+  const_cast<comm *>(c)->nkept--;
+  delete static_cast<int *>(handle);
+  return OK;
+}
 
 API int ncclGroupStart()
 {
