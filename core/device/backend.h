@@ -17,9 +17,9 @@ enum { TIDE__OPEN_MSG = 256, TIDE__NEAR_RANKS = 64 };
 struct tide__params;
 
 /* Beside the stream that kernels run on (compute), a device has one for copies that nobody waits
- * for, and one for each communicator. Work on one stream is in order; between two, only what `behind`
- * and events say. Each member returns a status unless it says otherwise; those marked * may be
- * called by any thread. */
+ * for, and one for each communicator. Work on one stream is in order; between two, only what
+ * `behind` and events say. Each member returns a status unless it says otherwise; those marked *
+ * may be called by any thread. */
 typedef struct tide__streams {
   /* * A new stream, as the libraries of the device know it; owned. */
   int  (*open)(void *state, void **stream);

@@ -193,7 +193,8 @@ static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int p
     tide__free(ctx, s, sizeof *s);
     return NULL;
   }
-  *s = (segment){.next = cache->segments, .cache = cache, .ptr = ptr, .size = size, .pool = pool_no};
+  *s = (segment){.next = cache->segments, .cache = cache, .ptr = ptr, .size = size,
+                  .pool = pool_no};
   if (s->next) s->next->prev = s;
   cache->segments = s;
   b->ptr = ptr;

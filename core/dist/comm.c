@@ -81,11 +81,12 @@ int tide_comm_register(tide_comm *comm, tide_tensor *t)
                       "the communicator's context that has its bytes");
   if (!comm->transport->keep || is_kept(comm, t)) return TIDE_OK;
   if (t->ctx->devices->device[t->storage->device].backend->host)
-    return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor on "
-                      "'cuda', got one on '%s'", tide_device_name(t->storage->device));
+    return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "
+                      "on 'cuda', got one on '%s'", tide_device_name(t->storage->device));
   struct tide__kept *k = tide__alloc(comm->ctx, sizeof *k);
   if (!k) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm_register", "no host memory");
-  int rc = comm->transport->keep(comm->state, t->storage->data, t->storage->size, text, sizeof text);
+  int rc = comm->transport->keep(comm->state, t->storage->data, t->storage->size, text,
+                                 sizeof text);
   if (rc < 0) {
     tide__free(comm->ctx, k, sizeof *k);
     return tide__fail(comm->ctx, rc, "comm_register", "%s", text);
@@ -285,13 +286,14 @@ static int aim(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *t
   if (!comm->transport->near || !d) return TIDE_OK;
   for (int64_t i = 1; i < nt; i++)
     if (ts[i]->storage->device != ts[0]->storage->device)
-      return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "tensors on '%s' and on '%s' in one call; move "
-                        "them to one device first", tide_device_name(ts[0]->storage->device),
+      return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "tensors on '%s' and on '%s' in one call; "
+                        "move them to one device first", tide_device_name(ts[0]->storage->device),
                         tide_device_name(ts[i]->storage->device));
   if (!d->backend->streams) return TIDE_OK;
   if (comm->nrank > TIDE__NEAR_RANKS)
     return tide__fail(comm->ctx, TIDE_E_UNSUPPORTED, op, "at most %d ranks can share device '%s', "
-                      "got %d", TIDE__NEAR_RANKS, tide_device_name(d->backend->device), comm->nrank);
+                      "got %d", TIDE__NEAR_RANKS, tide_device_name(d->backend->device),
+                      comm->nrank);
   if (!comm->stream && d->backend->streams->open(d->state, &comm->stream) < 0)
     return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "device '%s': %s",
                       tide_device_name(d->backend->device), d->backend->why(d->state));

@@ -1,18 +1,19 @@
 /* comm_nccl: device tensors, over NCCL. Each rank is a thread or a process with a device.
  *
  * The one idea: another communicator of the same ranks (local, MPI or self) carries what NCCL needs
- * before it can talk: whether every rank can, and the unique id. After that NCCL moves the data on a
- * stream that this communicator owns, behind what was on compute at the call, and this rank polls:
- * NCCL (ready? an asynchronous error?), the stream (done?), the clock and the interrupt. NCCL's
- * calls do not block (config.blocking 0), so a rank that never comes is a timeout in all of them,
- * also in init and split. A failure aborts NCCL's communicator, which ends the wait of the others by
- * their own errors or timeouts; it is never used again. An abort from another thread is carried out
- * by the thread that is inside NCCL, when it next looks.
+ * before it can talk: whether every rank can, and the unique id. After that NCCL moves the data on
+ * a stream that this communicator owns, behind what was on compute at the call, and this rank
+ * polls: NCCL (ready? an asynchronous error?), the stream (done?), the clock and the interrupt.
+ * NCCL's calls do not block (config.blocking 0), so a rank that never comes is a timeout in all of
+ * them, also in init and split. A failure aborts NCCL's communicator, which ends the wait of the
+ * others by their own errors or timeouts; it is never used again. An abort from another thread is
+ * carried out by the thread that is inside NCCL, when it next looks.
  *
  * What NCCL has no collective for is a group of sends and receives; a reduce_scatter of unequal
  * parts is a group of reduces. Reductions are in NCCL's order, not in rank order: equal from run to
- * run on the same machine, but not the bits of other transports. A mean is NCCL's: in f16 and bf16 it
- * may round at every hop. With check, ranks gather what each is about to do and compare it first.
+ * run on the same machine, but not the bits of other transports. A mean is NCCL's: in f16 and bf16
+ * it may round at every hop. With check, ranks gather what each is about to do and compare it
+ * first.
  *
  * No device has run this; spec/cuda/nccl_spec.lua runs it against an emulated NCCL.
  *
@@ -155,8 +156,8 @@ static int hindered(nccl_comm *s, tide__coll *c, int error, double waited)
     return fail(s, c, TIDE_E_INTERRUPT, "this rank was interrupted in a collective");
   }
   if (waited <= c->timeout) return TIDE_OK;
-  snprintf(c->message, sizeof c->message, "rank %d waited %g s in #%lld %s at %s; NCCL does not tell "
-           "for whom (tide trace does)", s->rank, c->timeout, (long long)c->seq,
+  snprintf(c->message, sizeof c->message, "rank %d waited %g s in #%lld %s at %s; NCCL does not "
+           "tell for whom (tide trace does)", s->rank, c->timeout, (long long)c->seq,
            tide_coll_name(c->op), c->site[0] ? c->site : "?");
   return fail(s, c, TIDE_E_TIMEOUT, c->message);
 }
@@ -176,7 +177,8 @@ static int wait_ready(nccl_comm *s, tide__coll *c)
   }
 }
 
-/* Until the stream has done it. A stream also ends when NCCL was aborted: that is looked at after. */
+/* Until the stream has done it. A stream also ends when NCCL was aborted: that is looked at after.
+ * */
 static int wait_stream(nccl_comm *s, tide__coll *c)
 {
   double start = tide_trace_clock();
@@ -239,7 +241,8 @@ static int segs(nccl_comm *s, const tide__coll *c)
       rc = l->reduce(g->out, g->out, n, type, op_of(c->reduce, g->out_type), c->root, s->comm,
                      s->stream);
     else
-      rc = l->all_reduce(g->out, g->out, n, type, op_of(c->reduce, g->out_type), s->comm, s->stream);
+      rc = l->all_reduce(g->out, g->out, n, type, op_of(c->reduce, g->out_type), s->comm,
+                         s->stream);
   }
   return rc;
 }
@@ -473,7 +476,8 @@ static int adopt(nccl_comm *s, tide__coll *c, void *made)
   pthread_mutex_init(&one.lock, NULL);
   int rc = wait_ready(&one, c);
   pthread_mutex_destroy(&one.lock);
-  if (rc == TIDE_OK && (!going(l->comm_user_rank(made, &rank)) || !going(l->comm_count(made, &nrank))))
+  if (rc == TIDE_OK &&
+      (!going(l->comm_user_rank(made, &rank)) || !going(l->comm_count(made, &nrank))))
     rc = TIDE_E_PEER;
   nccl_comm *sub = NULL;
   if (rc == TIDE_OK) {
@@ -482,7 +486,8 @@ static int adopt(nccl_comm *s, tide__coll *c, void *made)
   }
   if (!sub) {
     if (one.comm) l->comm_abort(made);
-    return fail(s, c, rc < 0 ? rc : TIDE_E_PEER, rc < 0 ? c->message : "no memory for a communicator");
+    return rc < 0 ? fail(s, c, rc, c->message)
+                  : fail(s, c, TIDE_E_PEER, "no memory for a communicator");
   }
   sub->comm = made;
   c->sub = sub;

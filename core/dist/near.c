@@ -1,5 +1,5 @@
-/* Collectives on one device that several contexts share: copies and reductions there, on a stream of
- * the communicator, and the waits that keep other ranks' streams in order. On the host: the
+/* Collectives on one device that several contexts share: copies and reductions there, on a stream
+ * of the communicator, and the waits that keep other ranks' streams in order. On the host: the
  * processor. A failure is kept in the call; the ranks meet all the same. Layer 4.
  */
 #include "core/device/device.h"

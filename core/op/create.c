@@ -249,8 +249,8 @@ int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
   if (from == device || (!up && !down)) return tide_to_device(out, t, device);
   TIDE_TRY(tide__not_captured(t->ctx, op));
   if (up && !t->storage->pinned)
-    return tide__fail(t->ctx, TIDE_E_ARG, op, "expected a tensor in pinned memory, which a copy may "
-                      "read after the call has returned; use pin_memory() first, or a blocking "
+    return tide__fail(t->ctx, TIDE_E_ARG, op, "expected a tensor in pinned memory, which a copy "
+                      "may read after the call has returned; use pin_memory() first, or a blocking "
                       "copy");
   if (down && device != TIDE_DEV_CPU)
     return tide__fail(t->ctx, TIDE_E_DEVICE, op, "expected 'cpu' as the device to copy to, got "

@@ -179,8 +179,8 @@ int tide_tensor_drop(tide_tensor *t)
     return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "an asynchronous collective is using "
                       "the bytes; wait for it first");
   if (t->storage->kept > 0)
-    return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "a communicator has registered the bytes; "
-                      "close it first");
+    return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "a communicator has registered the "
+                      "bytes; close it first");
   tide__storage_drop(t->storage);
   return TIDE_OK;
 }

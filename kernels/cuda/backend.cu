@@ -1,7 +1,8 @@
-/* CUDA memory behind the device seam, the failures of a device, and the table that libtide asks for.
+/* CUDA memory behind the device seam, the failures of a device, and the table that libtide asks
+ * for.
  *
- * The one idea: kernels of a context run on one compute stream of one device, in program order, so a
- * block that the host has given back may be handed out again at once: whoever had it before runs
+ * The one idea: kernels of a context run on one compute stream of one device, in program order, so
+ * a block that the host has given back may be handed out again at once: whoever had it before runs
  * earlier. Only download and sync wait. The other streams are in streams.cu.
  *
  * Errors that CUDA repeats for ever poison the context: every later call of it fails with the same
@@ -13,7 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/cuda/state.cuh"
+#include "kernels/cuda/backend.cuh"
 
 namespace {
 
@@ -167,7 +168,8 @@ const char *why(void *p)
 
 const tide__backend backend = {
   TIDE_DEV_CUDA, /* host */ false, /* has_bytes */ true, /* lazy */ false, take, give,
-  /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why, tide_cuda_failed,
+  /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why,
+   * tide_cuda_failed,
   &tide_cuda_streams, &tide_cuda_graphs,
 };
 
@@ -212,7 +214,7 @@ int tide_cuda_check(const k_call *call, cudaError_t e)
 }
 
 /* A kernel's stream is the whole state, so that products reach their library handle too. */
-cudaStream_t tide_cuda_stream(const k_call *call) 
+cudaStream_t tide_cuda_stream(const k_call *call)
 {
   return of(call->stream)->compute;
 }

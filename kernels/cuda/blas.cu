@@ -6,8 +6,8 @@
  * shape is remembered, since asking takes longer than launching.
  *
  * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
- * Epilogues: bias, and accumulation into y (beta 1). cuBLASLt knows relu and gelu besides, which no op
- * asks for together with a product, and no silu. Layer 2k.
+ * Epilogues: bias, and accumulation into y (beta 1). cuBLASLt knows relu and gelu besides, which no
+ * op asks for together with a product, and no silu. Layer 2k.
  */
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 #include <cstring>
 
 #include "kernels/cuda/product.cuh"
-#include "kernels/cuda/state.cuh"
+#include "kernels/cuda/backend.cuh"
 
 namespace {
 

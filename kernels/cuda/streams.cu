@@ -6,7 +6,7 @@
  */
 #include <cstdlib>
 
-#include "kernels/cuda/state.cuh"
+#include "kernels/cuda/backend.cuh"
 
 namespace {
 
@@ -15,10 +15,13 @@ typedef tide_cuda_guard guard;
 
 state_t *of(void *p) { return tide_cuda_state_of(p); }
 
-cudaError_t new_event(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDisableTiming); }
+cudaError_t new_event(cudaEvent_t *e)
+{
+  return cudaEventCreateWithFlags(e, cudaEventDisableTiming);
+}
 
-/* `later` waits for all that is on `earlier` so far. An event of its own, so that threads may ask at
- * the same time; the driver keeps it until it has come. */
+/* `later` waits for all that is on `earlier` so far. An event of its own, so that threads may ask
+ * at the same time; the driver keeps it until it has come. */
 cudaError_t follow(cudaStream_t later, cudaStream_t earlier)
 {
   cudaEvent_t event = nullptr;
@@ -141,7 +144,8 @@ void event_free(void *p, void *event)
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-/* Relaxed: the allocator may ask the driver for memory meanwhile, and other threads for anything. */
+/* Relaxed: the allocator may ask the driver for memory meanwhile, and other threads for anything.
+ * */
 int graph_begin(void *p)
 {
   state_t *s = of(p);

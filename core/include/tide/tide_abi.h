@@ -191,8 +191,9 @@ int  tide_to_device(tide_tensor **out, tide_tensor *t, int device);
  * two next waits for the copy: the host for its bytes, the GPU's later work for its own. Between
  * host devices: as tide_to_device. E_STATE while a step is captured. */
 int  tide_to_device_async(tide_tensor **out, tide_tensor *t, int device);
-/* A copy on 'cpu' in memory that the CUDA device copies from and to by itself; t itself (new handle)
- * if it is there already. E_DEVICE: t is not on 'cpu', or there is no CUDA device. Not recorded. */
+/* A copy on 'cpu' in memory that the CUDA device copies from and to by itself; t itself (new
+ * handle) if it is there already. E_DEVICE: t is not on 'cpu', or there is no CUDA device. Not
+ * recorded. */
 int  tide_pin_memory(tide_tensor **out, tide_tensor *t);
 int  tide_is_pinned(const tide_tensor *t);
 /* Waits until the device has done what it was given; tells what its kernels found wrong. */
@@ -609,9 +610,9 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * again with the same addresses and numbers, at the price of one launch. New input is written into
  * the tensors that the step read; results appear in those that it made. Memory of the step belongs
  * to the graph; tensors that it made live on as long as they are held.
- * While a step is captured these fail with E_STATE and change nothing: reading a tensor, copies from
- * the host, collectives, ops on other devices, random numbers, and the AdamW update, whose step
- * number would be repeated. E_UNSUPPORTED: the device has no graphs; only 'cuda' has. */
+ * While a step is captured these fail with E_STATE and change nothing: reading a tensor, copies
+ * from the host, collectives, ops on other devices, random numbers, and the AdamW update, whose
+ * step number would be repeated. E_UNSUPPORTED: the device has no graphs; only 'cuda' has. */
 typedef struct tide_graph tide_graph;
 int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);
 int  tide_graph_end(tide_graph *graph);
@@ -777,9 +778,9 @@ void tide_mpi_opts_init(tide_mpi_opts *opts);
  * when they return. */
 int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
 /* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
- * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED on
- * every rank if one has no NCCL or no CUDA device; each rank needs a device of its own (parameter
- * cuda_device). Reductions are in NCCL's order. opts may be null. */
+ * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED
+ * on every rank if one has no NCCL or no CUDA device; each rank needs a device of its own
+ * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
 typedef struct tide_nccl_opts {
   uint32_t size;
   int32_t  check;      /* 1: compare calls before data moves, a round trip each (default 0) */
@@ -787,9 +788,9 @@ typedef struct tide_nccl_opts {
 } tide_nccl_opts;
 void tide_nccl_opts_init(tide_nccl_opts *opts);
 int  tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts);
-/* t's memory will be used by many collectives of comm: over NCCL it is registered, which saves copies
- * and lets the network read it. It stays, and may not be dropped, until comm closes. Elsewhere there
- * is nothing to prepare. E_DEVICE: over NCCL, t is not on 'cuda'. */
+/* t's memory will be used by many collectives of comm: over NCCL it is registered, which saves
+ * copies and lets the network read it. It stays, and may not be dropped, until comm closes.
+ * Elsewhere there is nothing to prepare. E_DEVICE: over NCCL, t is not on 'cuda'. */
 int  tide_comm_register(tide_comm *comm, tide_tensor *t);
 /* For the program that owns the process. running: 1 between MPI's start and end. end: MPI_Finalize,
  * on every process, after the last communicator. abort: ends every process of the job with this

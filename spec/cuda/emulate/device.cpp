@@ -99,7 +99,8 @@ const char *cudaGetErrorString(cudaError_t e)
   switch (e) {
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "the capture was invalidated before";
     case cudaErrorStreamCaptureUnjoined: return "a forked stream was not joined";
     default: return "emulated error";

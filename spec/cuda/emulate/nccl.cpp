@@ -6,10 +6,10 @@
  *
  * It is as unhelpful as NCCL may be: nothing blocks (config.blocking 0 is asked for), a group that
  * has ended is not on the stream before somebody has asked for the asynchronous error, init and
- * split are in progress until all ranks have come, sends to ranks that do not receive never end, and
- * calls are only compared where NCCL would corrupt memory or hang: then the communicator fails. It
- * refuses what NCCL refuses: two ranks on one device, a mean of integers, overlapping buffers that
- * are not the documented in-place form, roots and peers out of range. Environment:
+ * split are in progress until all ranks have come, sends to ranks that do not receive never end,
+ * and calls are only compared where NCCL would corrupt memory or hang: then the communicator fails.
+ * It refuses what NCCL refuses: two ranks on one device, a mean of integers, overlapping buffers
+ * that are not the documented in-place form, roots and peers out of range. Environment:
  * TIDE_EMULATE_NCCL_FAULT=n: the n-th group of the process fails asynchronously. Spec only.
  */
 #include <climits>
@@ -74,7 +74,7 @@ struct comm {
   bool waiting_to_split = false;
   int color = 0;
   comm **split_out = nullptr; /* given when all have asked */
-  std::vector<std::function<void()>> pending; /* groups that have ended and are not on a stream yet */
+  std::vector<std::function<void()>> pending; /* groups that have ended, not on a stream yet */
   std::string last;
 };
 
@@ -94,7 +94,9 @@ double get(const char *p, int type, size_t i)
     case U64: return (double)((const uint64_t *)p)[i];
     case F32: return ((const float *)p)[i];
     case F64: return ((const double *)p)[i];
-    default: memcpy(&half, p + 2 * i, 2); return type == F16 ? tide__f16_to_f32(half) : tide__bf16_to_f32(half);
+    default:
+      memcpy(&half, p + 2 * i, 2);
+      return type == F16 ? tide__f16_to_f32(half) : tide__bf16_to_f32(half);
   }
 }
 
@@ -456,7 +458,10 @@ API int ncclCommFinalize(comm *c)
 /* Steps that name the communicator may still be queued: it stays. */
 API int ncclCommDestroy(comm *c)
 {
-  if (c->nkept) fprintf(stderr, "emulated NCCL: %d buffers are still registered\n", c->nkept), abort();
+  if (c->nkept) {
+    fprintf(stderr, "emulated NCCL: %d buffers are still registered\n", c->nkept);
+    abort();
+  }
   return c->finalized ? OK : USAGE;
 }
 API int ncclCommAbort(comm *c)

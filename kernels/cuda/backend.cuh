@@ -1,6 +1,6 @@
 /* What a context has on a GPU. Layer 2k; for backend.cu, streams.cu and blas.cu. */
-#ifndef TIDE_KERNELS_CUDA_STATE_CUH
-#define TIDE_KERNELS_CUDA_STATE_CUH
+#ifndef TIDE_KERNELS_CUDA_BACKEND_CUH
+#define TIDE_KERNELS_CUDA_BACKEND_CUH
 
 #include <pthread.h>
 
