@@ -47,6 +47,7 @@ struct tide_ctx {
 
   struct tide__trace *trace;        /* layer 0 */
   struct tide__device_table *devices; /* layer 1: backends and their caches */
+  struct tide_graph *capture;       /* layer 1: the step being recorded, or null */
   struct tide__storage *storages;   /* layer 1: free storage headers */
   struct tide__scope *scope;        /* layer 2: innermost open step scope */
   struct tide__tensor_pool *tensors;/* layer 2: free tensor handles */

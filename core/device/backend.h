@@ -12,7 +12,54 @@
 
 #include "tide/tide.h"
 
-enum { TIDE__OPEN_MSG = 256 };
+enum { TIDE__OPEN_MSG = 256, TIDE__NEAR_RANKS = 64 };
+
+struct tide__params;
+
+/* Beside the stream that kernels run on (compute), a device has one for copies that nobody waits
+ * for, and one for each communicator. Work on one stream is in order; between two, only what
+ * `behind` and events say. Each member returns a status unless it says otherwise; those marked *
+ * may be called by any thread. */
+typedef struct tide__streams {
+  /* * A new stream, as the libraries of the device know it; owned. */
+  int  (*open)(void *state, void **stream);
+  void (*close)(void *state, void *stream);
+  /* * Whether all work on it is done: 1, 0 or, failed, negative. */
+  int  (*done)(void *state, void *stream);
+  /* * What is enqueued on it from now on starts after all that is on compute so far. */
+  int  (*behind)(void *state, void *stream);
+  /* * Enqueues a copy between pinned host memory and the device on it. */
+  int  (*move)(void *state, void *stream, void *dst, const void *src, size_t size, bool to_device);
+  /* * The host waits for it. */
+  int  (*wait)(void *state, void *stream);
+  /* * For ranks whose contexts share the device: copies and reductions over ranks, as those of
+   * kernels/reduce_ranks.h, enqueued on the stream. At most TIDE__NEAR_RANKS sources. */
+  int  (*near_copy)(void *state, void *stream, void *dst, const void *src, size_t size);
+  int  (*near_reduce)(void *state, void *stream, void *const *dst, int ndst,
+                      const void *const *src, int nsrc, int64_t n, int dtype, int op);
+  /* * Which of several devices it is. */
+  int  (*index)(void *state);
+  /* * The calling thread's device is this one from now on. */
+  int  (*bind)(void *state);
+  /* Host memory that copies on the copy stream may use, with the device's own state. */
+  const struct tide__backend *pinned;
+  /* A copy on the copy stream, to the device or, without to_device, to the host, after all work
+   * on compute so far. The host's side is pinned. *event: comes when it is done, owned. */
+  int  (*copy)(void *state, void *dst, const void *src, size_t size, bool to_device, void **event);
+  int  (*event_done)(void *state, void *event); /* 1, 0 or, failed, negative */
+  int  (*event_wait)(void *state, void *event); /* the host waits */
+  int  (*event_order)(void *state, void *event);/* compute waits, the host does not */
+  void (*event_free)(void *state, void *event);
+} tide__streams;
+
+/* A recording of what is enqueued on the compute stream between begin and end (nothing of it runs),
+ * which launch enqueues again as often as wanted, with the same addresses and numbers. */
+typedef struct tide__graphs {
+  int  (*begin)(void *state);
+  int  (*end)(void *state, void **graph); /* on failure *graph is null and recording has ended */
+  int  (*launch)(void *state, void *graph);
+  void (*free)(void *state, void *graph);
+} tide__graphs;
 
 typedef struct tide__backend {
   int  device;     /* TIDE_DEV_* */
@@ -27,19 +74,20 @@ typedef struct tide__backend {
   /* To and from the host; may be null where host is true. Complete on return. */
   int   (*upload)(void *state, void *dst, const void *src, size_t size);
   int   (*download)(void *state, void *dst, const void *src, size_t size);
-  /* May be null. state stays null then. open fails with a message in msg (TIDE__OPEN_MSG bytes). */
-  int   (*open)(void **state, char *msg);
+  /* May be null. state stays null then. params: of the context, to be read whenever needed (cuda_*,
+   * matmul_precision). open fails with a message in msg (TIDE__OPEN_MSG bytes). */
+  int   (*open)(void **state, const struct tide__params *params, char *msg);
   void  (*close)(void *state);
   /* What kernels get as k_call.stream; may be null where kernels run at once. */
   void *(*queue)(void *state);
-  /* May be null: the stream that kernels of this device run on, as its own libraries know it; and
-   * whether all work on it is done: 1, 0 or, failed, negative. */
-  void *(*stream)(void *state);
-  int   (*stream_done)(void *state);
   /* Waits for all that was enqueued; may be null where nothing is. A status. */
   int   (*sync)(void *state);
   /* After a failed copy or wait: the reason, a sentence. May be null. */
   const char *(*why)(void *state);
+  /* Null, or why the device will answer no call of this state any more. Any thread. May be null. */
+  const char *(*failed)(void *state);
+  const tide__streams *streams; /* null: kernels run at once */
+  const tide__graphs *graphs;   /* null: steps cannot be captured */
 } tide__backend;
 
 /* What a device library of its own (libtide_cuda.so) gives to the core: its memory and its kernels.
@@ -47,7 +95,7 @@ typedef struct tide__backend {
  * the one function it exports, "tide_plugin". Kernels are listed by the name of their op, so the
  * two libraries share no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 1 };
+enum { TIDE__PLUGIN_VERSION = 2 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

@@ -22,6 +22,7 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
+#include "core/device/flight.h"
 
 enum {
   GRAIN = 64,                 /* blocks of the small pool are multiples of this */
@@ -41,6 +42,7 @@ enum {
 
 typedef struct segment {
   struct segment *prev, *next;
+  struct tide__cache *cache;
   char *ptr;
   size_t size;
   int pool;
@@ -68,6 +70,8 @@ struct tide__cache {
   segment *segments;
   tide__block *spare;         /* headers, linked by next */
   int64_t live, held;         /* of this device */
+  tide__block *frozen_list;   /* linked by next */
+  bool frozen, keep, retired;
 };
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -189,7 +193,8 @@ static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int p
     tide__free(ctx, s, sizeof *s);
     return NULL;
   }
-  *s = (segment){.next = cache->segments, .ptr = ptr, .size = size, .pool = pool_no};
+  *s = (segment){.next = cache->segments, .cache = cache, .ptr = ptr, .size = size,
+                  .pool = pool_no};
   if (s->next) s->next->prev = s;
   cache->segments = s;
   b->ptr = ptr;
@@ -297,6 +302,7 @@ static void discard(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
 
 void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache)
 {
+  if (cache->keep) return;
   for (int i = 0; i < NPOOL; i++)
     for (int c = 0; c < NCLASS; c++)
       for (tide__block *b = cache->pools[i].list[c], *next; b; b = next) {
@@ -326,6 +332,10 @@ static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   int pool_no = size > SMALL;
   tide__block *b = ctx->params.cache ? find(cache, pool_no, size) : NULL;
   if (!b) b = grow(ctx, cache, pool_no, size);
+  const char *failed = !b && cache->backend->failed ? cache->backend->failed(cache->state) : NULL;
+  if (failed)
+    return tide__fail(ctx, TIDE_E_DEVICE, "alloc", "device '%s': %s",
+                      tide_device_name(cache->backend->device), failed);
   if (!b)
     return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "the device has no %zu bytes left (%lld live)",
                       size, (long long)ctx->stats.live);
@@ -357,17 +367,64 @@ int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide
   return TIDE_OK;
 }
 
+static void give_block(tide_ctx *ctx, struct tide__cache *cache, tide__block *block)
+{
+  block = put_back(ctx, cache, block);
+  if (cache->retired && cache->live == 0) tide__cache_close(ctx, cache);
+  else if (cache->keep) return;
+  else if (!ctx->params.cache) discard(ctx, cache, block);
+  else if (cache->held > 2 * cache->live + SLACK) tide__cache_trim(ctx, cache);
+}
+
 void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block,
                       int64_t mark)
 {
   int64_t bytes = (int64_t)rounded(size);
+  if (block) cache = block->seg->cache; /* a captured step has one of its own */
   if (mark == ctx->mark) ctx->stats.since -= bytes;
   cache->live -= bytes;
   ctx->stats.live -= bytes;
   if (!block) return;
-  block = put_back(ctx, cache, block);
-  if (!ctx->params.cache) discard(ctx, cache, block);
-  else if (cache->held > 2 * cache->live + SLACK) tide__cache_trim(ctx, cache);
+  if (cache->frozen) {
+    block->next = cache->frozen_list;
+    cache->frozen_list = block;
+    return;
+  }
+  give_block(ctx, cache, block);
+}
+
+/* ---- for captured steps ---------------------------------------------------------------------- */
+
+void tide__cache_keep(struct tide__cache *cache) { cache->keep = true; }
+void tide__cache_freeze(struct tide__cache *cache) { cache->frozen = true; }
+
+tide__block *tide__cache_thaw(struct tide__cache *cache)
+{
+  tide__block *list = cache->frozen_list;
+  cache->frozen_list = NULL;
+  cache->frozen = false;
+  return list;
+}
+
+void tide__cache_return(tide_ctx *ctx, tide__block *list)
+{
+  for (tide__block *next; list; list = next) {
+    struct tide__cache *cache = list->seg->cache;
+    next = list->next;
+    if (cache->frozen) { /* another step is being captured */
+      list->next = cache->frozen_list;
+      cache->frozen_list = list;
+    } else {
+      give_block(ctx, cache, list);
+    }
+  }
+}
+
+void tide__cache_retire(tide_ctx *ctx, struct tide__cache *cache)
+{
+  cache->keep = false;
+  cache->retired = true;
+  if (cache->live == 0) tide__cache_close(ctx, cache);
 }
 
 void tide__cache_close(tide_ctx *ctx, struct tide__cache *cache)
@@ -384,6 +441,11 @@ void tide__cache_close(tide_ctx *ctx, struct tide__cache *cache)
 
 void tide_cache_trim(tide_ctx *ctx)
 {
-  for (int i = 0; i < TIDE_NDEV; i++)
-    if (ctx->devices->device[i].cache) tide__cache_trim(ctx, ctx->devices->device[i].cache);
+  if (ctx->capture) return;
+  for (int i = 0; i < TIDE_NDEV; i++) {
+    tide__device *d = &ctx->devices->device[i];
+    tide__flights_reap(d);
+    if (d->cache) tide__cache_trim(ctx, d->cache);
+    if (d->pinned) tide__cache_trim(ctx, d->pinned);
+  }
 }

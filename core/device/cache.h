@@ -23,6 +23,14 @@ void *tide__block_data(const tide__block *block);
 /* size: as taken; mark: ctx->mark of then. */
 void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block,
                       int64_t mark);
+/* For a step that is captured (capture.c). keep: never gives memory back to the device. freeze:
+ * blocks that come back from now on are not handed out again until they are returned; thaw ends
+ * that and hands over the list of them. retire: closed now, or when its last block comes back. */
+void tide__cache_keep(struct tide__cache *cache);
+void tide__cache_freeze(struct tide__cache *cache);
+tide__block *tide__cache_thaw(struct tide__cache *cache);
+void tide__cache_return(tide_ctx *ctx, tide__block *list);
+void tide__cache_retire(tide_ctx *ctx, struct tide__cache *cache);
 /* Free bytes back to the device. */
 void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache);
 

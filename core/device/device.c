@@ -5,6 +5,7 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
+#include "core/device/flight.h"
 #include "core/device/plugin.h"
 
 static const tide__backend *const backends[TIDE_NDEV] = {
@@ -25,16 +26,20 @@ static int open_backend(tide_ctx *ctx, int i, const tide__backend *b, const char
   tide__device *d = &ctx->devices->device[i];
   char msg[TIDE__OPEN_MSG] = "";
   void *state = NULL;
-  if (b->open && b->open(&state, msg) < 0)
+  if (b->open && b->open(&state, &ctx->params, msg) < 0)
     return tide__fail(ctx, TIDE_E_DEVICE, op, "device '%s' is not available: %s", names[i], msg);
   int rc = tide__cache_new(ctx, &d->cache, b, state);
+  if (rc == TIDE_OK && b->streams)
+    rc = tide__cache_new(ctx, &d->pinned, b->streams->pinned, state);
   if (rc < 0) {
+    tide__cache_close(ctx, d->cache);
+    d->cache = NULL;
     if (b->close) b->close(state);
     return rc;
   }
   d->backend = b;
   d->state = state;
-  d->stream = b->queue ? b->queue(state) : NULL;
+  d->queue = b->queue ? b->queue(state) : NULL;
   return TIDE_OK;
 }
 
@@ -52,6 +57,8 @@ void tide__devices_close(tide_ctx *ctx)
   if (!ctx->devices) return;
   for (int i = 0; i < TIDE_NDEV; i++) {
     tide__device *d = &ctx->devices->device[i];
+    tide__flights_close(d);
+    tide__cache_close(ctx, d->pinned);
     tide__cache_close(ctx, d->cache);
     if (d->backend && d->backend->close) d->backend->close(d->state);
   }

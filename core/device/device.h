@@ -12,7 +12,9 @@ typedef struct tide__device {
   const tide__backend *backend; /* null: not in this build or not opened */
   void *state;
   struct tide__cache *cache;
-  void *stream;                 /* of its kernels; null: they run at once */
+  struct tide__cache *pinned;   /* host memory for its copies; null: no streams */
+  struct tide__flight *flights; /* copies under way, newest first */
+  void *queue;                  /* of its kernels; null: they run at once */
   const tide__plugin *plugin; /* where it came from; null: part of libtide */
 } tide__device;
 

@@ -6,6 +6,7 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
+#include "core/device/flight.h"
 
 void tide__scope_link(struct tide__scope *scope, tide__storage *s)
 {
@@ -30,7 +31,8 @@ static int take(tide__storage *s)
 {
   tide__device *d = tide__device_get(s->ctx, s->device, "alloc");
   if (!d) return TIDE_E_DEVICE;
-  TIDE_TRY(tide__cache_take(s->ctx, d->cache, s->size, &s->block));
+  struct tide__cache *cache = s->pinned ? s->ctx->devices->device[TIDE_DEV_CUDA].pinned : d->cache;
+  TIDE_TRY(tide__cache_take(s->ctx, cache, s->size, &s->block));
   s->mark = s->ctx->mark;
   s->data = tide__block_data(s->block);
   if (s->data && s->ctx->params.poison && d->backend->host) memset(s->data, 0xff, s->size);
@@ -63,7 +65,7 @@ void tide__storage_pool_close(tide_ctx *ctx)
   ctx->storages = NULL;
 }
 
-int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size)
+static int make(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
 {
   *out = NULL;
   tide__storage *s = header(ctx);
@@ -72,6 +74,7 @@ int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t siz
   s->ctx = ctx;
   s->size = size;
   s->device = device;
+  s->pinned = pinned;
   int rc = take(s);
   if (rc < 0) {
     recycle(s);
@@ -82,9 +85,20 @@ int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t siz
   return TIDE_OK;
 }
 
+int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size)
+{
+  return make(out, ctx, device, size, false);
+}
+
+int tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size)
+{
+  return make(out, ctx, TIDE_DEV_CPU, size, true);
+}
+
 void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;
+  if (s->flight) tide__flight_land(s);
   tide__device *d = &s->ctx->devices->device[s->device];
   tide__cache_give(s->ctx, d->cache, s->size, s->block, s->mark);
   s->block = NULL;

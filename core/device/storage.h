@@ -24,7 +24,10 @@ typedef struct tide__storage {
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
   int32_t  pins;     /* asynchronous readers and writers: no one may drop or write the bytes */
   int32_t  writers;  /* those of them that write: no one may read either */
+  int32_t  kept;     /* communicators that have registered the bytes: no one may drop them */
   int64_t  dropped;  /* version at the last drop */
+  bool     pinned;   /* host memory that the device's copies may use */
+  struct tide__flight *flight; /* an asynchronous copy from or to it; null: none */
   int64_t  mark;     /* of the context when the bytes were taken: see tide_stats_mark */
   /* The step scope that will drop the bytes; null: none. A doubly linked list per scope. */
   struct tide__scope *scope;
@@ -33,6 +36,8 @@ typedef struct tide__storage {
 
 /* New bytes on a device, contents undefined, linked into the innermost scope of the context. */
 int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size);
+/* The same in pinned host memory of the CUDA device, which has been opened. */
+int  tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size);
 void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
 /* Gives the bytes up; handles stay and answer E_GONE. */

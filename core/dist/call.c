@@ -36,7 +36,8 @@ tide__call_words tide__call_pack(const tide__coll *c)
   bool paired = c->op == TIDE__SEND_RECV, several = c->nseg > 1 && !paired;
   return (tide__call_words){
     .what = byte_of(c->op) | byte_of(c->reduce) << 8 | byte_of(paired ? -1 : c->dtype) << 16 |
-            (uint64_t)several << 24 | (several ? (uint64_t)(uint32_t)c->nseg << 32 : 0),
+            (uint64_t)several << 24 | (uint64_t)(c->far != NULL) << 25 |
+            (several ? (uint64_t)(uint32_t)c->nseg << 32 : 0),
     .count = paired || c->op == TIDE__ALL_TO_ALL_V ? UINT64_MAX : (uint64_t)tide__coll_count(c),
     .root = (uint64_t)(int64_t)c->root,
     .hash = c->hash,
@@ -71,6 +72,7 @@ const char *tide__call_text(const tide__call_words *w, char *buf, size_t n)
   }
   if (dtype && w->count != UINT64_MAX)
     tide__append(buf, n, &at, "%s%llu elements", comma, (unsigned long long)w->count);
+  if (w->what >> 25 & 1) tide__append(buf, n, &at, "%son a device", *comma ? ", " : "");
   if ((int64_t)w->root >= 0) tide__append(buf, n, &at, ", root %lld", (long long)w->root);
   tide__append(buf, n, &at, ")");
   return buf;

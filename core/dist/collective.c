@@ -10,11 +10,22 @@
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/flight.h"
 #include "core/dist/comm.h"
 #include "core/io/io.h"
 #include "core/tensor/tensor.h"
 
 enum { FEW = 16 };
+
+/* Tensors in host memory, which a transport on the device cannot reach, go over the communicator
+ * that this one was made of; so do bytes. */
+static tide_comm *at_host(tide_comm *comm) { return comm->host ? comm->host : comm; }
+
+static tide_comm *reach(tide_comm *comm, const tide_tensor *t)
+{
+  if (!comm->host || !t || t->ctx != comm->ctx) return comm;
+  return comm->ctx->devices->device[t->storage->device].backend->host ? comm->host : comm;
+}
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
@@ -50,9 +61,12 @@ static int check_tensor(tide_comm *comm, int coll, const tide_tensor *t, const c
 {
   if (!t) return bad(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
   if (t->storage->gone) return bad(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
+  if (t->storage->flight && tide__flight_land(t->storage) < 0)
+    return bad(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
   const tide__backend *b = t->ctx->devices->device[t->storage->device].backend;
   bool none = !b->has_bytes;
   bool here = comm->transport->on_device ? !b->host : b->host;
+  if (comm->transport->near && b->streams) return TIDE_OK;
   if (comm->transport->bytes ? here && !none : b->host || none) return TIDE_OK;
   return tide__fail(comm->ctx, TIDE_E_DEVICE, tide_coll_name(coll), "argument '%s': the '%s' "
                     "transport cannot reach the bytes of a tensor on device '%s'", arg,
@@ -147,6 +161,7 @@ static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *c
 {
   tide__seg few[FEW], *seg = few;
   int32_t index[FEW], *order = index;
+  if (n > 0 && ts) comm = reach(comm, ts[0]);
   if (work) *work = NULL;
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
   if (n < 0 || n > INT32_MAX || (n && !ts))
@@ -260,6 +275,7 @@ static int64_t times(int64_t part, int n) { return tide__mul_size(part, n); }
 int tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in)
 {
   pair p;
+  comm = reach(comm, in ? in : out);
   TIDE_TRY(need(comm, TIDE__ALL_GATHER, in, "in"));
   TIDE_TRY(need(comm, TIDE__ALL_GATHER, out, "out"));
   TIDE_TRY(pair_begin(&p, work, comm, TIDE__ALL_GATHER, out, in));
@@ -273,6 +289,7 @@ int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out
                              int op)
 {
   pair p;
+  comm = reach(comm, in ? in : out);
   TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER, in, "in"));
   TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER, out, "out"));
   TIDE_TRY(pair_begin(&p, work, comm, TIDE__REDUCE_SCATTER, out, in));
@@ -287,6 +304,7 @@ int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out
 int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in)
 {
   pair p;
+  comm = reach(comm, in ? in : out);
   TIDE_TRY(need(comm, TIDE__ALL_TO_ALL, in, "in"));
   TIDE_TRY(need(comm, TIDE__ALL_TO_ALL, out, "out"));
   TIDE_TRY(pair_begin(&p, work, comm, TIDE__ALL_TO_ALL, out, in));
@@ -303,6 +321,7 @@ int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_t
                      int root)
 {
   pair p;
+  comm = reach(comm, in);
   TIDE_TRY(check_root(comm, TIDE__GATHER, root));
   TIDE_TRY(need(comm, TIDE__GATHER, in, "in"));
   if (comm->rank != root) out = NULL;
@@ -319,6 +338,7 @@ int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_
                       int root)
 {
   pair p;
+  comm = reach(comm, out);
   TIDE_TRY(check_root(comm, TIDE__SCATTER, root));
   TIDE_TRY(need(comm, TIDE__SCATTER, out, "out"));
   if (comm->rank != root) in = NULL;
@@ -365,6 +385,7 @@ int tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, 
                            const int64_t *counts)
 {
   pair p;
+  comm = reach(comm, in ? in : out);
   int64_t sum;
   TIDE_TRY(need(comm, TIDE__ALL_GATHER_V, in, "in"));
   TIDE_TRY(need(comm, TIDE__ALL_GATHER_V, out, "out"));
@@ -381,6 +402,7 @@ int tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *o
                                tide_tensor *in, const int64_t *counts, int op)
 {
   pair p;
+  comm = reach(comm, in ? in : out);
   int64_t sum;
   TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER_V, in, "in"));
   TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER_V, out, "out"));
@@ -399,6 +421,7 @@ int tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                            const int64_t *out_counts, tide_tensor *in, const int64_t *in_counts)
 {
   pair p;
+  comm = reach(comm, in ? in : out);
   int64_t nin, nout;
   int rank = comm->rank;
   TIDE_TRY(need(comm, TIDE__ALL_TO_ALL_V, in, "in"));
@@ -489,6 +512,7 @@ static int send_recv(tide_work **work, tide_comm *comm, tide__coll *c, tide_tens
 int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *outs,
                         int from, tide_tensor *const *ins, int to)
 {
+  if (n > 0) comm = reach(comm, to >= 0 && ins ? ins[0] : from >= 0 && outs ? outs[0] : NULL);
   if (work) *work = NULL;
   TIDE_TRY(tide__comm_check(comm, "send_recv"));
   TIDE_TRY(check_peer(comm, "to", to));
@@ -538,6 +562,7 @@ static int broadcast_raw(tide_comm *comm, void *data, int64_t n, int dtype, int 
 int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                               int root)
 {
+  comm = at_host(comm);
   bool mine = comm->rank == root;
   int64_t size = mine ? n : 0;
   *out = NULL;
@@ -561,6 +586,7 @@ int tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *dat
                                int64_t *sizes)
 {
   int64_t total = 0;
+  comm = at_host(comm);
   *out = NULL;
   TIDE_TRY(tide__comm_check(comm, "all_gather_bytes"));
   if (n < 0 || (n && !data) || !sizes)

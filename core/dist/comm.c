@@ -10,6 +10,8 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
+#include "core/device/capture.h"
+#include "core/tensor/tensor.h"
 #include "core/dist/room.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -56,6 +58,58 @@ tide__slice tide__slice_of(int64_t count, int r, int nrank, size_t size)
   return (tide__slice){first, last - first};
 }
 
+/* ---- buffers that stay ----------------------------------------------------------------------- */
+
+struct tide__kept {
+  tide_tensor *t;
+  struct tide__kept *next;
+};
+
+static bool is_kept(const tide_comm *comm, const tide_tensor *t)
+{
+  for (const struct tide__kept *k = comm->kept; k; k = k->next)
+    if (k->t->storage == t->storage) return true;
+  return false;
+}
+
+int tide_comm_register(tide_comm *comm, tide_tensor *t)
+{
+  char text[256] = "";
+  TIDE_TRY(tide__comm_check(comm, "comm_register"));
+  if (!t || t->ctx != comm->ctx || t->storage->gone)
+    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_register", "argument 't': expected a tensor of "
+                      "the communicator's context that has its bytes");
+  if (!comm->transport->keep || is_kept(comm, t)) return TIDE_OK;
+  if (t->ctx->devices->device[t->storage->device].backend->host)
+    return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "
+                      "on 'cuda', got one on '%s'", tide_device_name(t->storage->device));
+  struct tide__kept *k = tide__alloc(comm->ctx, sizeof *k);
+  if (!k) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm_register", "no host memory");
+  int rc = comm->transport->keep(comm->state, t->storage->data, t->storage->size, text,
+                                 sizeof text);
+  if (rc < 0) {
+    tide__free(comm->ctx, k, sizeof *k);
+    return tide__fail(comm->ctx, rc, "comm_register", "%s", text);
+  }
+  *k = (struct tide__kept){t, comm->kept};
+  comm->kept = k;
+  tide_tensor_retain(t);
+  tide__scope_escape(t->storage);
+  t->storage->kept++;
+  return TIDE_OK;
+}
+
+/* After the transport has closed. */
+static void release_kept(tide_comm *comm)
+{
+  for (struct tide__kept *k = comm->kept, *next; k; k = next) {
+    next = k->next;
+    k->t->storage->kept--;
+    tide_tensor_release(k->t);
+    tide__free(comm->ctx, k, sizeof *k);
+  }
+}
+
 /* What was asked for while all was well still runs: the other ranks count on it. A rank that never
  * comes ends the wait by its leaving or by the timeout. */
 static void destroy(tide_comm *comm)
@@ -65,7 +119,10 @@ static void destroy(tide_comm *comm)
   comm->transport->leave(comm->state, comm->rank);
   tide__work_close(comm);
   comm->transport->close(comm->state, comm->rank);
+  release_kept(comm);
+  if (comm->stream) comm->device->backend->streams->close(comm->device->state, comm->stream);
   tide_group_release(comm->group);
+  tide_comm_release(comm->host);
   tide__free(ctx, comm->ring, TIDE__NRECORD * sizeof *comm->ring);
   tide__free(ctx, comm, sizeof *comm);
   tide__ctx_drop(ctx);
@@ -221,10 +278,36 @@ int tide__comm_settle(tide_comm *comm, tide__coll *c)
   return keep_failure(comm, c->status, c->message);
 }
 
+/* Where the operands lie, for transports that take both host and device. */
+static int aim(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+{
+  const char *op = tide_coll_name(c->op);
+  const tide__device *d = nt ? &comm->ctx->devices->device[ts[0]->storage->device] : NULL;
+  if (!comm->transport->near || !d) return TIDE_OK;
+  for (int64_t i = 1; i < nt; i++)
+    if (ts[i]->storage->device != ts[0]->storage->device)
+      return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "tensors on '%s' and on '%s' in one call; "
+                        "move them to one device first", tide_device_name(ts[0]->storage->device),
+                        tide_device_name(ts[i]->storage->device));
+  if (!d->backend->streams) return TIDE_OK;
+  if (comm->nrank > TIDE__NEAR_RANKS)
+    return tide__fail(comm->ctx, TIDE_E_UNSUPPORTED, op, "at most %d ranks can share device '%s', "
+                      "got %d", TIDE__NEAR_RANKS, tide_device_name(d->backend->device),
+                      comm->nrank);
+  if (!comm->stream && d->backend->streams->open(d->state, &comm->stream) < 0)
+    return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "device '%s': %s",
+                      tide_device_name(d->backend->device), d->backend->why(d->state));
+  comm->device = c->far = d;
+  c->stream = comm->stream;
+  return TIDE_OK;
+}
+
 int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                    tide_tensor *const *ts)
 {
   const char *op = tide_coll_name(c->op);
+  TIDE_TRY(tide__not_captured(comm->ctx, op));
+  TIDE_TRY(aim(comm, c, nt, ts));
   c->seq = comm->seq + 1;
   c->timeout = comm->timeout;
   c->interrupt = &comm->ctx->interrupt;
@@ -278,11 +361,16 @@ int tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const 
   tide__coll c = {.op = TIDE__SPLIT, .reduce = -1, .dtype = -1, .root = -1, .color = color,
                   .key = key, .name = text};
   TIDE_TRY(tide__comm_run(comm, &c, NULL, 0, NULL));
+  if (c.sub_size == 0 && comm->host) return tide_comm_split(out, comm->host, color, key, name);
   if (c.sub_size == 0) return TIDE_MORE;
   int rc = tide__comm_new(out, comm->ctx, comm->transport, c.sub, comm->group, c.sub_rank,
                           c.sub_size, text);
   if (rc < 0) return rc;
   (*out)->timeout = comm->timeout;
   if (comm->host_size < comm->nrank) (*out)->host_size = comm->host_size;
-  return TIDE_OK;
+  rc = comm->host ? tide_comm_split(&(*out)->host, comm->host, color, key, name) : TIDE_OK;
+  if (rc == TIDE_OK) return rc;
+  tide_comm_release(*out);
+  *out = NULL;
+  return rc;
 }

@@ -45,6 +45,9 @@ typedef struct tide__coll {
   int64_t     nseg;            /* all_reduce, reduce, broadcast, send_recv work on seg */
   tide__seg  *seg;
   const int64_t *in_counts, *out_counts; /* _v forms: one a rank */
+  const struct tide__device *far; /* where in, out and seg lie; null: in host memory */
+  void       *stream;          /* of the communicator, there */
+  int32_t     far_status;      /* the first failure there */
   uint64_t    hash;            /* of everything else that must agree: lists of counts, dtypes */
   int32_t     color, key;      /* split */
   const char *name;
@@ -68,6 +71,7 @@ typedef struct tide__transport {
   bool instant;                /* run never waits: asynchronous calls need no helper */
   bool bytes;                  /* moves real data: operands need bytes on the host */
   bool on_device;              /* or, with this, on a device */
+  bool near;                   /* also on one device that all ranks share (coll.far) */
   /* 0, or the status all calls now have, with its message. */
   int  (*cause)(void *state, int rank, char *text, size_t n);
   /* Poisons for every rank. Any thread. status E_PEER, E_TIMEOUT or E_INTERRUPT. */
@@ -75,6 +79,9 @@ typedef struct tide__transport {
   /* This rank will not come again; wakes whoever waits for it. */
   void (*leave)(void *state, int rank);
   void (*close)(void *state, int rank);
+  /* Memory on the device that many collectives will use, until close; may be null: nothing to
+   * prepare. A status; text says why. */
+  int  (*keep)(void *state, void *ptr, size_t size, char *text, size_t n);
 } tide__transport;
 
 extern const tide__transport tide__transport_self, tide__transport_local, tide__transport_sim;
@@ -87,6 +94,7 @@ struct tide_comm {
   const tide__transport *transport;
   void    *state;              /* the transport's */
   tide_group *group;           /* counted; null for self and sim */
+  tide_comm *host;             /* counted: the same ranks, for host memory; null: this one */
   int      rank, nrank, host_size;
   double   timeout;
   int64_t  seq;
@@ -94,7 +102,10 @@ struct tide_comm {
   int      status;             /* the first failure, for ever */
   char     message[TIDE__COMM_TEXT];
   char     site[TIDE__SITE], name[TIDE__COMM_NAME];
+  const struct tide__device *device; /* of stream */
+  void    *stream;             /* for collectives on a shared device; null until the first */
   struct tide__engine *engine; /* helper thread and its queue; null until the first async call */
+  struct tide__kept *kept;     /* buffers that tide_comm_register was given */
   tide_work *pending;          /* works that have not been settled, oldest first */
   tide_comm_stats stats;
   tide_comm_record *ring;      /* TIDE__NRECORD, indexed by seq */
@@ -110,6 +121,13 @@ int  tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt
                     tide_tensor *const *ts);
 /* E_STATE or the poison, before arguments are looked at. */
 int  tide__comm_check(tide_comm *comm, const char *op);
+/* For transports that are near: what kernels/reduce_ranks.h does, where c's operands lie. Enqueued
+ * there; failures go to c->far_status. */
+void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n);
+void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *const *src, int nsrc,
+                       int64_t n, int dtype, int reduce);
+/* Until all that was enqueued for c is done, first: and all that its operands wait for. */
+void tide__coll_wait(tide__coll *c, bool first);
 /* Runs c on the calling thread and writes times and record. */
 void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c);
 /* Takes the result of a finished collective over: record, trace, poison. */

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/device/device.h"
 #include "core/dist/room.h"
 #include "kernels/reduce_ranks.h"
 
@@ -30,7 +31,7 @@ static int64_t sum_counts(const int64_t *counts, int n)
 /* ---- moving data, between gate and floor ----------------------------------------------------- */
 
 /* Slice `me` of every segment: all ranks' values to the buffers of one rank (root) or of all. */
-static void reduce_segs(tide__room *room, int me, const tide__coll *c, int root)
+static void reduce_segs(tide__room *room, int me, tide__coll *c, int root)
 {
   int n = room->nrank;
   void *dst[TIDE__MAX_RANK];
@@ -47,7 +48,7 @@ static void reduce_segs(tide__room *room, int me, const tide__coll *c, int root)
       if (root < 0) dst[q] = p;
       else if (q == root) dst[0] = p;
     }
-    k_cpu_reduce_ranks(dst, root < 0 ? n : 1, src, n, part.n, dtype, c->reduce);
+    tide__coll_reduce(c, dst, root < 0 ? n : 1, src, n, part.n, dtype, c->reduce);
   }
 }
 
@@ -65,14 +66,14 @@ static void move_broadcast(tide__room *room, int me, tide__coll *c)
 {
   const tide__coll *root = peer(room, c->root);
   for (int64_t s = 0; me != c->root && s < c->nseg; s++)
-    k_cpu_copy_bytes(c->seg[s].out, root->seg[s].out,
-                     (size_t)c->seg[s].nout * (size_t)tide_dtype_size(c->seg[s].out_type));
+    tide__coll_copy(c, c->seg[s].out, root->seg[s].out,
+                    (size_t)c->seg[s].nout * (size_t)tide_dtype_size(c->seg[s].out_type));
 }
 
 /* This rank's part of out may be where its input lies already. */
-static void copy_part(char *dst, const char *src, size_t n)
+static void copy_part(tide__coll *c, char *dst, const char *src, size_t n)
 {
-  if (dst != src) k_cpu_copy_bytes(dst, src, n);
+  if (dst != src) tide__coll_copy(c, dst, src, n);
 }
 
 static void move_all_gather(tide__room *room, int me, tide__coll *c)
@@ -80,7 +81,7 @@ static void move_all_gather(tide__room *room, int me, tide__coll *c)
   size_t n = (size_t)c->count * c->size;
   for (int i = 0; i < room->nrank; i++) {
     int q = (me + i) % room->nrank;
-    copy_part(c->out + (size_t)q * n, peer(room, q)->in, n);
+    copy_part(c, c->out + (size_t)q * n, peer(room, q)->in, n);
   }
 }
 
@@ -90,7 +91,7 @@ static void move_all_gather_v(tide__room *room, int me, tide__coll *c)
   char *to = c->out;
   for (int q = 0; q < room->nrank; q++) {
     size_t n = (size_t)c->out_counts[q] * c->size;
-    copy_part(to, peer(room, q)->in, n);
+    copy_part(c, to, peer(room, q)->in, n);
     to += n;
   }
 }
@@ -100,7 +101,7 @@ static void reduce_part(tide__room *room, tide__coll *c, int64_t at, int64_t n)
   const void *src[TIDE__MAX_RANK];
   void *dst[1] = {c->out};
   for (int q = 0; q < room->nrank; q++) src[q] = peer(room, q)->in + (size_t)at * c->size;
-  if (n > 0) k_cpu_reduce_ranks(dst, 1, src, room->nrank, n, c->dtype, c->reduce);
+  if (n > 0) tide__coll_reduce(c, dst, 1, src, room->nrank, n, c->dtype, c->reduce);
 }
 
 static void move_reduce_scatter(tide__room *room, int me, tide__coll *c)
@@ -118,7 +119,7 @@ static void move_all_to_all(tide__room *room, int me, tide__coll *c)
   size_t n = (size_t)c->count * c->size;
   for (int i = 0; i < room->nrank; i++) {
     int q = (me + i) % room->nrank;
-    k_cpu_copy_bytes(c->out + (size_t)q * n, peer(room, q)->in + (size_t)me * n, n);
+    tide__coll_copy(c, c->out + (size_t)q * n, peer(room, q)->in + (size_t)me * n, n);
   }
 }
 
@@ -128,7 +129,7 @@ static void move_all_to_all_v(tide__room *room, int me, tide__coll *c)
   for (int q = 0; q < room->nrank; q++) {
     const tide__coll *p = peer(room, q);
     size_t n = (size_t)c->out_counts[q] * c->size;
-    k_cpu_copy_bytes(to, p->in + (size_t)sum_counts(p->in_counts, me) * c->size, n);
+    tide__coll_copy(c, to, p->in + (size_t)sum_counts(p->in_counts, me) * c->size, n);
     to += n;
   }
 }
@@ -137,21 +138,21 @@ static void move_all_to_all_v(tide__room *room, int me, tide__coll *c)
 static void move_gather(tide__room *room, int me, tide__coll *c)
 {
   size_t n = (size_t)c->count * c->size;
-  copy_part(peer(room, c->root)->out + (size_t)me * n, c->in, n);
+  copy_part(c, peer(room, c->root)->out + (size_t)me * n, c->in, n);
 }
 
 static void move_scatter(tide__room *room, int me, tide__coll *c)
 {
   size_t n = (size_t)c->count * c->size;
-  copy_part(c->out, peer(room, c->root)->in + (size_t)me * n, n);
+  copy_part(c, c->out, peer(room, c->root)->in + (size_t)me * n, n);
 }
 
 static void move_send_recv(tide__room *room, int me, tide__coll *c)
 {
   (void)me;
   for (int64_t s = 0; c->from >= 0 && s < c->nseg; s++)
-    k_cpu_copy_bytes(c->seg[s].out, peer(room, c->from)->seg[s].in,
-                     (size_t)c->seg[s].nout * (size_t)tide_dtype_size(c->seg[s].out_type));
+    tide__coll_copy(c, c->seg[s].out, peer(room, c->from)->seg[s].in,
+                    (size_t)c->seg[s].nout * (size_t)tide_dtype_size(c->seg[s].out_type));
 }
 
 static void move_nothing(tide__room *room, int me, tide__coll *c)
@@ -161,11 +162,13 @@ static void move_nothing(tide__room *room, int me, tide__coll *c)
 
 /* ---- small payloads, on the seats ------------------------------------------------------------ */
 
-/* Bytes of payload that each rank may leave on its seat, -1: too much, or not such a call. The same
- * on all ranks whose calls agree. */
+/* Bytes of payload that each rank may leave on its seat, -1: too much, or not such a call; FAR and
+ * below: operands on a device, and which. The same on all ranks whose calls agree. */
+enum { FAR = -2 };
 static int64_t post_size(const tide__room *room, const tide__coll *c)
 {
   int64_t bytes = -1;
+  if (c->far) return FAR - c->far->backend->streams->index(c->far->state);
   if (c->op == TIDE__BARRIER) return 0;
   if (c->op == TIDE__ALL_GATHER) bytes = c->count * (int64_t)c->size;
   if ((c->op == TIDE__ALL_REDUCE || c->op == TIDE__BROADCAST) && c->nseg == 1)
@@ -348,7 +351,7 @@ static bool calls_agree(tide__room *room, int me, const tide__coll *c, const tid
   bool same = true;
   for (int q = 0; q < room->nrank && same; q++) {
     tide__page *page = &room->seat[q].page[c->seq & 1];
-    same = q == me || (room->check ? same_words(page, w) : LOAD(page->posted) == posted);
+    same = q == me || (LOAD(page->posted) == posted && (!room->check || same_words(page, w)));
   }
   if (same && (!room->check || (c->op != TIDE__SEND_RECV && c->op != TIDE__ALL_TO_ALL_V)))
     return true;
@@ -430,6 +433,7 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
   tide__seat *seat = &room->seat[me];
   tide__call_words w = tide__call_pack(c);
   uint32_t gen = 0;
+  tide__coll_wait(c, true);
   int64_t posted = post(room, me, c);
   announce(seat, c, &w, posted);
   int spin = spin_for(room, me);
@@ -443,8 +447,15 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
   if (!agree) tide__room_fail(room, NULL, TIDE_E_COMM, -1, c->message);
   else if (posted >= 0) take_posted(room, me, c, (size_t)posted);
   else move(room, me, c);
+  tide__coll_wait(c, false);
+  if (c->far_status < 0) {
+    STORE(room->far_failed, c->seq);
+    tide__room_fail(room, NULL, TIDE_E_PEER, me, "a rank's device failed in a collective");
+  }
   if (!agree || posted < 0) tide__meet_all(&room->floor, room->nrank, spin);
   STORE(seat->done, c->seq);
+  if (agree && c->far && LOAD(room->far_failed) == c->seq)
+    return poisoned(room, me, c->message, sizeof c->message);
   return agree ? TIDE_OK : TIDE_E_COMM;
 }
 
@@ -498,6 +509,7 @@ static void close_room(void *state, int rank)
 const tide__transport tide__transport_local = {
   .name = "local",
   .bytes = true,
+  .near = true,
   .run = {
     [TIDE__ALL_REDUCE] = run_all_reduce, [TIDE__REDUCE] = run_reduce,
     [TIDE__BROADCAST] = run_broadcast, [TIDE__ALL_GATHER] = run_all_gather,

@@ -1,4 +1,5 @@
 /* comm_self: one rank. Every collective is a copy or nothing. Layer 4. */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/dist/comm.h"
@@ -9,25 +10,39 @@ static int nothing(void *state, int rank, tide__coll *c)
   return TIDE_OK;
 }
 
+/* On a device: behind what was enqueued, and done on return. */
+static int end(tide__coll *c)
+{
+  tide__coll_wait(c, false);
+  if (c->far_status == TIDE_OK) return TIDE_OK;
+  snprintf(c->message, sizeof c->message, "the device has failed");
+  return TIDE_E_PEER;
+}
+
 /* in and out may be the same memory. */
 static int copy(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
+  tide__coll_wait(c, true);
   int64_t n = c->out_counts ? c->out_counts[0] : c->in_counts ? c->in_counts[0] : c->count;
-  if (c->in && c->out && c->in != c->out && n > 0) memmove(c->out, c->in, (size_t)n * c->size);
-  return TIDE_OK;
+  if (!c->in || !c->out || c->in == c->out || n <= 0) return TIDE_OK;
+  if (!c->far) memmove(c->out, c->in, (size_t)n * c->size);
+  else tide__coll_copy(c, c->out, c->in, (size_t)n * c->size);
+  return end(c);
 }
 
 /* To itself; comm.c has seen to it that to and from are both 0 or both -1. */
 static int copy_segs(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
+  tide__coll_wait(c, true);
   for (int64_t s = 0; c->from >= 0 && s < c->nseg; s++) {
     const tide__seg *g = &c->seg[s];
     if (g->in && g->out && g->nout > 0)
-      memcpy(g->out, g->in, (size_t)g->nout * (size_t)tide_dtype_size(g->out_type));
+      tide__coll_copy(c, g->out, g->in,
+                      (size_t)g->nout * (size_t)tide_dtype_size(g->out_type));
   }
-  return TIDE_OK;
+  return end(c);
 }
 
 static int split(void *state, int rank, tide__coll *c)
@@ -55,6 +70,7 @@ static void done(void *state, int rank) { (void)state, (void)rank; }
 const tide__transport tide__transport_self = {
   .name = "self",
   .instant = true,
+  .near = true,
   .run = {
     [TIDE__ALL_REDUCE] = nothing, [TIDE__REDUCE] = nothing, [TIDE__BROADCAST] = nothing,
     [TIDE__ALL_GATHER] = copy, [TIDE__ALL_GATHER_V] = copy, [TIDE__REDUCE_SCATTER] = copy,

@@ -63,6 +63,7 @@ typedef struct tide__room {
   char text[TIDE__COMM_TEXT];
   char name[TIDE__COMM_NAME];
   struct tide__room *prev, *next; /* rooms of the group, under its lock */
+  _Atomic int64_t far_failed; /* the call in which a rank's device failed */
   int *member;                /* ranks in the group, by rank here */
   tide__seat seat[];
 } tide__room;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "core/device/flight.h"
 #include "core/io/json.h"
 #include "core/tensor/tensor.h"
 
@@ -480,6 +481,8 @@ int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
                       e->name, (long long)e->numel);
   if (t->storage->gone)
     return tide__fail(f->ctx, TIDE_E_GONE, "file_read", "the target's bytes were dropped");
+  if (t->storage->flight && tide__flight_land(t->storage) < 0)
+    return tide__flight_failed(t->storage, "file_read");
   char *data = tide__tensor_ptr(t);
   if (!data || n == 0) return TIDE_OK; /* shapes only */
   int64_t size = tide_dtype_size(t->dtype);

@@ -5,6 +5,8 @@
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/capture.h"
+#include "core/device/flight.h"
 #include "core/op/op.h"
 
 int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
@@ -71,10 +73,19 @@ static int copied(tide_tensor *t, int rc, const char *op)
                     why[0] ? why : tide_status_text(rc));
 }
 
+/* No copy to or from t is under way any more. */
+static int landed(tide_tensor *t, const char *op)
+{
+  if (t->storage->flight && tide__flight_land(t->storage) < 0)
+    return tide__flight_failed(t->storage, op);
+  return TIDE_OK;
+}
+
 static int upload(tide_tensor *t, const void *data, size_t n)
 {
   tide__device *d = &t->ctx->devices->device[t->storage->device];
   if (!d->backend->has_bytes || n == 0) return TIDE_OK;
+  if (tide__captures(t->ctx, t->storage->device)) TIDE_TRY(tide__not_captured(t->ctx, "upload"));
   if (d->backend->upload)
     return copied(t, d->backend->upload(d->state, tide__tensor_ptr(t), data, n), "upload");
   memcpy(tide__tensor_ptr(t), data, n);
@@ -89,6 +100,8 @@ static int download(tide_tensor *t, void *data, size_t n, const char *op)
     return tide__fail(t->ctx, TIDE_E_DEVICE, op, "a tensor on the null device has no bytes to "
                       "read");
   if (n == 0) return TIDE_OK;
+  if (tide__captures(t->ctx, t->storage->device)) TIDE_TRY(tide__not_captured(t->ctx, op));
+  TIDE_TRY(landed(t, op));
   if (d->backend->download)
     return copied(t, d->backend->download(d->state, data, tide__tensor_ptr(t), n), op);
   memcpy(data, tide__tensor_ptr(t), n);
@@ -132,21 +145,27 @@ int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
   return rc;
 }
 
-int tide_to_doubles(tide_tensor *t, double *data, int64_t n)
+static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
 {
   tide_tensor *wide = NULL, *d = NULL;
   bool recording = t->ctx->recording;
   if (n != tide__tensor_numel(t))
-    return tide__fail(t->ctx, TIDE_E_ARG, "to_doubles", "the tensor has %lld elements, the buffer "
+    return tide__fail(t->ctx, TIDE_E_ARG, op, "the tensor has %lld elements, the buffer "
                       "%lld", (long long)tide__tensor_numel(t), (long long)n);
+  if (tide__captures(t->ctx, t->storage->device)) TIDE_TRY(tide__not_captured(t->ctx, op));
   t->ctx->recording = false;
   int rc = tide_cast(&wide, t, TIDE_F64);
   t->ctx->recording = recording;
-  if (rc == TIDE_OK) rc = dense(&d, wide, "to_doubles");
-  if (rc == TIDE_OK) rc = download(d, data, (size_t)n * sizeof *data, "to_doubles");
+  if (rc == TIDE_OK) rc = dense(&d, wide, op);
+  if (rc == TIDE_OK) rc = download(d, data, (size_t)n * sizeof *data, op);
   tide_tensor_release(wide);
   tide_tensor_release(d);
   return rc;
+}
+
+int tide_to_doubles(tide_tensor *t, double *data, int64_t n)
+{
+  return to_doubles(t, data, n, "to_doubles");
 }
 
 int tide_item(tide_tensor *t, double *value)
@@ -155,7 +174,7 @@ int tide_item(tide_tensor *t, double *value)
   if (tide__tensor_numel(t) != 1)
     return tide__fail(t->ctx, TIDE_E_SHAPE, "item", "expected one element, got %s",
                       TIDE__SHAPE(t->ndim, t->shape));
-  return tide_to_doubles(t, value, 1);
+  return to_doubles(t, value, 1, "item");
 }
 
 /* ref and cpu share host memory, so moving between them is one copy; to and from a device is one
@@ -169,6 +188,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
     *out = t;
     return tide_tensor_retain(t);
   }
+  TIDE_TRY(landed(t, "to_device"));
   TIDE_TRY(dense(&d, t, "to_device"));
   int rc = tide__tensor_new(out, t->ctx, device, t->dtype, t->ndim, t->shape, "to_device");
   tide__device *from = &t->ctx->devices->device[t->storage->device];
@@ -181,4 +201,78 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
     rc = download(d, tide__tensor_ptr(*out), (size_t)byte_size(d), "to_device");
   tide_tensor_release(d);
   return finish(out, rc);
+}
+
+/* ---- copies that nobody waits for ------------------------------------------------------------ */
+
+int tide_is_pinned(const tide_tensor *t) { return t->storage->pinned; }
+
+int tide_pin_memory(tide_tensor **out, tide_tensor *t)
+{
+  tide_tensor *d;
+  *out = NULL;
+  if (t->storage->pinned) {
+    *out = t;
+    return tide_tensor_retain(t);
+  }
+  if (t->storage->device != TIDE_DEV_CPU)
+    return tide__fail(t->ctx, TIDE_E_DEVICE, "pin_memory", "expected a tensor on 'cpu', got one on "
+                      "'%s'", tide_device_name(t->storage->device));
+  TIDE_TRY(dense(&d, t, "pin_memory"));
+  int rc = tide__tensor_new_pinned(out, t->ctx, t->dtype, t->ndim, t->shape, "pin_memory");
+  if (rc == TIDE_OK) memcpy(tide__tensor_ptr(*out), tide__tensor_ptr(d), (size_t)byte_size(d));
+  tide_tensor_release(d);
+  return finish(out, rc);
+}
+
+/* Between pinned host memory and the device; d is dense. */
+static int start_copy(tide_tensor **out, tide_tensor *d, int device)
+{
+  const char *op = "to_device_async";
+  bool far = device != TIDE_DEV_CPU;
+  TIDE_TRY(far ? tide__tensor_new(out, d->ctx, device, d->dtype, d->ndim, d->shape, op)
+               : tide__tensor_new_pinned(out, d->ctx, d->dtype, d->ndim, d->shape, op));
+  TIDE_TRY(landed(d, op));
+  if (byte_size(d) == 0) return TIDE_OK;
+  return tide__flight_start((*out)->storage, tide__tensor_ptr(*out), d->storage,
+                            tide__tensor_ptr(d), (size_t)byte_size(d), op);
+}
+
+int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
+{
+  const char *op = "to_device_async";
+  tide_tensor *d;
+  *out = NULL;
+  if (!tide__device_get(t->ctx, device, op)) return TIDE_E_DEVICE;
+  int from = t->storage->device;
+  const tide__device *list = t->ctx->devices->device;
+  bool up = list[device].backend->streams != NULL, down = list[from].backend->streams != NULL;
+  if (from == device || (!up && !down)) return tide_to_device(out, t, device);
+  TIDE_TRY(tide__not_captured(t->ctx, op));
+  if (up && !t->storage->pinned)
+    return tide__fail(t->ctx, TIDE_E_ARG, op, "expected a tensor in pinned memory, which a copy "
+                      "may read after the call has returned; use pin_memory() first, or a blocking "
+                      "copy");
+  if (down && device != TIDE_DEV_CPU)
+    return tide__fail(t->ctx, TIDE_E_DEVICE, op, "expected 'cpu' as the device to copy to, got "
+                      "'%s'", tide_device_name(device));
+  TIDE_TRY(dense(&d, t, op));
+  int rc = up && !d->storage->pinned
+    ? tide__fail(t->ctx, TIDE_E_ARG, op, "the tensor is not contiguous, and its contiguous copy is "
+                 "not pinned; use contiguous() and pin_memory() first")
+    : start_copy(out, d, device);
+  tide_tensor_release(d);
+  return finish(out, rc);
+}
+
+int tide_sync(tide_ctx *ctx, int device)
+{
+  tide__device *d = tide__device_get(ctx, device, "sync");
+  if (!d) return TIDE_E_DEVICE;
+  if (!d->backend->sync) return TIDE_OK;
+  TIDE_TRY(tide__not_captured(ctx, "sync"));
+  int rc = d->backend->sync(d->state);
+  if (rc == TIDE_OK && d->backend->streams) tide__flights_reap(d);
+  return rc < 0 ? tide__fail(ctx, rc, "sync", "device '%s': %s", tide_device_name(device),
+                             d->backend->why(d->state)) : TIDE_OK;
 }

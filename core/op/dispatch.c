@@ -14,6 +14,8 @@
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/cache.h"
+#include "core/device/capture.h"
+#include "core/device/flight.h"
 #include "core/op/op.h"
 
 #define I0 0
@@ -72,6 +74,8 @@ int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_t
                       "in the scope's results or do not release it",
                       operand_name(name, sizeof name, list, i), x->id, tide_dtype_name(x->dtype),
                       TIDE__SHAPE(x->ndim, x->shape));
+  if (x->storage->flight && tide__flight_land(x->storage) < 0)
+    return tide__flight_failed(x->storage, op);
   if (x->storage->writers > 0)
     return tide__fail(c->ctx, TIDE_E_STATE, op, "%s is being written by a collective under way; "
                       "wait for its work first", operand_name(name, sizeof name, list, i));
@@ -272,7 +276,7 @@ static int run(launch *l, tide__call *c, const tide__kernel *row)
   TIDE_TRY(prepare(l, c, row));
   k_call k = {.op = c->op, .nin = c->nin, .nout = c->nout, .in = l->in, .out = l->out,
               .attrs = &c->attrs, .nthread = c->ctx->nthread, .msg = msg,
-              .stream = c->ctx->devices->device[c->device].stream};
+              .stream = c->ctx->devices->device[c->device].queue};
   TIDE_TRY(scratch(l, c, row, &k));
   int rc = row->fn(&k);
   if (rc < 0)
@@ -288,11 +292,28 @@ static bool nothing_to_do(const tide__call *c)
   return c->nout > 0;
 }
 
+/* While a step is captured: an op that a replay would not repeat, or repeat with stale numbers. */
+static int capturable(const tide__call *c)
+{
+  if (!tide__captures(c->ctx, c->device))
+    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "it runs on '%s' while a step is "
+                      "captured on another device, and would not be repeated with it; do it "
+                      "before or after", tide_device_name(c->device));
+  if (ops[c->op].flags & TIDE_OPF_RANDOM)
+    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat the same "
+                      "random numbers; draw them before the step, or set its rate to 0");
+  if (c->op == TIDE_OP_ADAMW_)
+    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat step "
+                      "number and learning rate of the capture; call the optimiser after replay");
+  return TIDE_OK;
+}
+
 int tide__launch(tide__call *c)
 {
   c->ctx->stats.nop++;
   if (!c->ctx->devices->device[c->device].backend->has_bytes) return TIDE_OK;
   if (nothing_to_do(c)) return TIDE_OK;
+  if (c->ctx->capture) TIDE_TRY(capturable(c));
   const tide__kernel *row = choose(c);
   if (!row) return TIDE_E_UNSUPPORTED;
   double t0 = tide__tracing(c->ctx) ? tide_trace_clock() : 0;

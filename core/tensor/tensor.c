@@ -7,6 +7,7 @@
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/flight.h"
 
 /* Dead handles wait here for the next tensor: making one costs no allocation in a steady loop. */
 struct tide__tensor_pool { tide_tensor *free; };
@@ -70,8 +71,8 @@ static int check_new(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, c
   return TIDE_OK;
 }
 
-int tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
-                     const int64_t *shape, const char *op)
+static int make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int dtype, int ndim,
+                const int64_t *shape, const char *op)
 {
   int64_t bytes = 0;
   *out = NULL;
@@ -84,13 +85,28 @@ int tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, in
   t->offset = 0;
   for (int d = 0; d < ndim; d++) t->shape[d] = shape[d];
   tide__strides_contiguous(ndim, t->shape, t->stride);
-  int rc = tide__storage_new(&t->storage, ctx, device, (size_t)bytes);
+  int rc = pinned ? tide__storage_new_pinned(&t->storage, ctx, (size_t)bytes)
+                  : tide__storage_new(&t->storage, ctx, device, (size_t)bytes);
   if (rc < 0) {
     recycle(t);
     return rc;
   }
   *out = t;
   return TIDE_OK;
+}
+
+int tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                     const int64_t *shape, const char *op)
+{
+  return make(out, ctx, device, false, dtype, ndim, shape, op);
+}
+
+int tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndim,
+                            const int64_t *shape, const char *op)
+{
+  *out = NULL;
+  if (!tide__device_get(ctx, TIDE_DEV_CUDA, op)) return TIDE_E_DEVICE;
+  return make(out, ctx, TIDE_DEV_CPU, true, dtype, ndim, shape, op);
 }
 
 int tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
@@ -162,6 +178,9 @@ int tide_tensor_drop(tide_tensor *t)
   if (t->storage->pins > 0)
     return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "an asynchronous collective is using "
                       "the bytes; wait for it first");
+  if (t->storage->kept > 0)
+    return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "a communicator has registered the "
+                      "bytes; close it first");
   tide__storage_drop(t->storage);
   return TIDE_OK;
 }
@@ -218,5 +237,7 @@ int tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b)
 void *tide_tensor_data(tide_tensor *t)
 {
   tide__device *d = &t->ctx->devices->device[t->storage->device];
-  return d->backend->host ? tide__tensor_ptr(t) : NULL;
+  if (!d->backend->host) return NULL;
+  if (t->storage->flight && tide__flight_land(t->storage) < 0) return NULL;
+  return tide__tensor_ptr(t);
 }

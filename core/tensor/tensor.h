@@ -40,6 +40,9 @@ struct tide__recorder {
 /* A handle on fresh bytes. op names the caller in errors. */
 int  tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                       const int64_t *shape, const char *op);
+/* The same in pinned memory of the host. E_DEVICE: there is no CUDA device to pin it for. */
+int  tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndim,
+                             const int64_t *shape, const char *op);
 /* A handle on t's bytes with other geometry and no history. */
 int  tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
                        const int64_t *stride, int64_t offset);

@@ -1,10 +1,11 @@
-/* CUDA memory and streams behind the device seam, and the table that libtide asks for.
+/* CUDA memory behind the device seam, the failures of a device, and the table that libtide asks
+ * for.
  *
- * The one idea: a context has one compute stream on the device that was current when it opened.
- * Everything is enqueued there in program order, so a block that the host has given back may be
- * handed out again at once: whoever had it before runs earlier. Only download and sync wait.
+ * The one idea: kernels of a context run on one compute stream of one device, in program order, so
+ * a block that the host has given back may be handed out again at once: whoever had it before runs
+ * earlier. Only download and sync wait. The other streams are in streams.cu.
  *
- * Errors that CUDA calls sticky poison the context: every later call of it fails with the same
+ * Errors that CUDA repeats for ever poison the context: every later call of it fails with the same
  * sentence, the process lives on. A driver that shuts down under late releases counts as done.
  *
  * Layer 2k.
@@ -13,77 +14,41 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/cuda/cuda.cuh"
-
-extern "C" {
-#include "core/device/backend.h"
-}
+#include "kernels/cuda/backend.cuh"
 
 namespace {
 
-struct state_t {
-  int device;
-  cudaStream_t compute;
-  tide_cuda_fault *fault; /* host memory that kernels can write */
-  char why[K_MSG];        /* of the last copy or wait that failed */
-  tide_cuda_blas *blas; /* made at the first product */
-};
+typedef tide_cuda_state state_t;
+typedef tide_cuda_guard guard;
 
-state_t *of(void *p) { return static_cast<state_t *>(p); }
+state_t *of(void *p) { return tide_cuda_state_of(p); }
 
-bool shutting_down(cudaError_t e)
+int refuse(char *msg, int status, const char *text)
 {
-  return e == cudaErrorCudartUnloading || e == cudaErrorContextIsDestroyed;
+  snprintf(msg, TIDE__OPEN_MSG, "%s", text);
+  return status;
 }
 
-/* The calls of a context find its device whatever the host thread used last. */
-struct guard {
-  int before = -1;
-  explicit guard(int device)
-  {
-    if (cudaGetDevice(&before) != cudaSuccess) before = -1;
-    if (before != device) cudaSetDevice(device);
-    else before = -1;
-  }
-  ~guard()
-  {
-    if (before >= 0) cudaSetDevice(before);
-  }
-};
-
-int open_device(void **out, char *msg)
+/* Whether there is a device number index (-1: the current one); it goes to *device. */
+int choose(int index, int *device, char *msg)
 {
   int n = 0;
   cudaError_t e = cudaGetDeviceCount(&n);
-  if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && n == 0)) {
-    snprintf(msg, TIDE__OPEN_MSG, "%s", e == cudaErrorInsufficientDriver
-             ? "no CUDA driver, or one older than the toolkit tide was built with"
-             : "the CUDA driver sees no device");
+  if (e == cudaErrorInsufficientDriver)
+    return refuse(msg, TIDE_E_DEVICE,
+                  "no CUDA driver, or one older than the toolkit tide was built with");
+  if (e == cudaErrorNoDevice || (e == cudaSuccess && n == 0))
+    return refuse(msg, TIDE_E_DEVICE, "the CUDA driver sees no device");
+  if (e == cudaSuccess && index >= n) {
+    snprintf(msg, TIDE__OPEN_MSG, "parameter cuda_device is %d, the CUDA driver sees devices 0 to "
+             "%d", index, n - 1);
     return TIDE_E_DEVICE;
   }
-  if (e != cudaSuccess) {
-    snprintf(msg, TIDE__OPEN_MSG, "the CUDA driver answers: %s", cudaGetErrorString(e));
-    return TIDE_E_DEVICE;
-  }
-  state_t *s = static_cast<state_t *>(calloc(1, sizeof *s));
-  if (!s) {
-    snprintf(msg, TIDE__OPEN_MSG, "no host memory");
-    return TIDE_E_NOMEM;
-  }
-  e = cudaGetDevice(&s->device);
-  if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s->compute, cudaStreamNonBlocking);
-  void *fault = nullptr;
-  if (e == cudaSuccess) e = cudaHostAlloc(&fault, sizeof *s->fault, cudaHostAllocMapped);
-  s->fault = static_cast<tide_cuda_fault *>(fault);
-  if (e != cudaSuccess) {
-    snprintf(msg, TIDE__OPEN_MSG, "device %d cannot be used: %s", s->device,
-             cudaGetErrorString(e));
-    free(s);
-    return TIDE_E_DEVICE;
-  }
-  memset(s->fault, 0, sizeof *s->fault);
-  *out = s;
-  return TIDE_OK;
+  if (e == cudaSuccess && index < 0) e = cudaGetDevice(device);
+  else *device = index;
+  if (e == cudaSuccess) return TIDE_OK;
+  snprintf(msg, TIDE__OPEN_MSG, "the CUDA driver answers: %s", cudaGetErrorString(e));
+  return TIDE_E_DEVICE;
 }
 
 void close_device(void *p)
@@ -91,17 +56,59 @@ void close_device(void *p)
   state_t *s = of(p);
   guard g(s->device);
   tide_cuda_blas_close(s->blas);
-  cudaStreamDestroy(s->compute);
-  cudaFreeHost(s->fault);
+  if (s->compute) cudaStreamDestroy(s->compute);
+  if (s->copies) cudaStreamDestroy(s->copies);
+  if (s->fault) cudaFreeHost(s->fault);
+  pthread_mutex_destroy(&s->lock);
   free(s);
 }
 
+cudaError_t fill(state_t *s)
+{
+  void *fault = nullptr;
+  int major = 0, minor = 0;
+  cudaError_t e = cudaStreamCreateWithFlags(&s->compute, cudaStreamNonBlocking);
+  if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s->copies, cudaStreamNonBlocking);
+  if (e == cudaSuccess) e = cudaHostAlloc(&fault, sizeof *s->fault, cudaHostAllocMapped);
+  s->fault = static_cast<tide_cuda_fault *>(fault);
+  if (s->fault) memset(s->fault, 0, sizeof *s->fault);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, s->device);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, s->device);
+  s->capability = major * 10 + minor;
+  return e;
+}
+
+int open_device(void **out, const struct tide__params *params, char *msg)
+{
+  int device = 0, rc = choose((int)params->cuda_device, &device, msg);
+  if (rc < 0) return rc;
+  state_t *s = static_cast<state_t *>(calloc(1, sizeof *s));
+  if (!s) return refuse(msg, TIDE_E_NOMEM, "no host memory");
+  pthread_mutex_init(&s->lock, nullptr);
+  s->device = device;
+  s->params = params;
+  guard g(device);
+  cudaError_t e = fill(s);
+  if (e != cudaSuccess) {
+    snprintf(msg, TIDE__OPEN_MSG, "device %d cannot be used: %s", device, cudaGetErrorString(e));
+    close_device(s);
+    return TIDE_E_DEVICE;
+  }
+  *out = s;
+  return TIDE_OK;
+}
+
+/* Running out of memory is an answer, not a failure. */
 void *take(void *p, size_t size)
 {
   guard g(of(p)->device);
   void *ptr = nullptr;
-  if (cudaMalloc(&ptr, size ? size : 1) == cudaSuccess) return ptr;
-  cudaGetLastError(); /* running out of memory is an answer, not a state */
+  cudaError_t e = cudaMalloc(&ptr, size ? size : 1);
+  if (e == cudaSuccess) return ptr;
+  if (e == cudaErrorMemoryAllocation) cudaGetLastError();
+  else tide_cuda_status(of(p), e);
   return nullptr;
 }
 
@@ -109,70 +116,109 @@ void give(void *p, void *ptr, size_t)
 {
   guard g(of(p)->device);
   cudaError_t e = cudaFree(ptr);
-  if (e != cudaSuccess && shutting_down(e)) cudaGetLastError();
+  if (e != cudaErrorCudartUnloading && e != cudaErrorContextIsDestroyed)
+    tide_cuda_status(of(p), e);
+  else cudaGetLastError();
 }
 
-int status(state_t *s, cudaError_t e)
+int refused_now(state_t *s)
 {
-  if (e == cudaSuccess) return TIDE_OK;
-  snprintf(s->why, sizeof s->why, "CUDA device %d: %s", s->device, cudaGetErrorString(e));
-  return TIDE_E_DEVICE;
+  snprintf(s->why, sizeof s->why, "the step is being captured");
+  return TIDE_E_STATE;
 }
 
-/* After a wait: what the kernels before it found wrong counts as well. */
-int waited(state_t *s, cudaError_t e)
+/* Bytes between the host's pageable memory and the device; done on return. */
+int move(state_t *s, void *dst, const void *src, size_t size, cudaMemcpyKind kind)
 {
-  return e == cudaSuccess ? tide_cuda_fault_take(s->fault, -1, s->why, sizeof s->why)
-                          : status(s, e);
+  guard g(s->device);
+  if (size == 0) return TIDE_OK;
+  if (s->capturing) return refused_now(s);
+  cudaError_t e = cudaMemcpyAsync(dst, src, size, kind, s->compute);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(s->compute);
+  return kind == cudaMemcpyHostToDevice ? tide_cuda_status(s, e) : tide_cuda_waited(s, e);
 }
 
-/* The source is the caller's pageable memory: the copy has left it on return. */
 int upload(void *p, void *dst, const void *src, size_t size)
 {
-  guard g(of(p)->device);
-  if (size == 0) return TIDE_OK;
-  cudaError_t e = cudaMemcpyAsync(dst, src, size, cudaMemcpyHostToDevice, of(p)->compute);
-  return status(of(p), e == cudaSuccess ? cudaStreamSynchronize(of(p)->compute) : e);
+  return move(of(p), dst, src, size, cudaMemcpyHostToDevice);
 }
 
 int download(void *p, void *dst, const void *src, size_t size)
 {
-  guard g(of(p)->device);
-  if (size == 0) return TIDE_OK;
-  cudaError_t e = cudaMemcpyAsync(dst, src, size, cudaMemcpyDeviceToHost, of(p)->compute);
-  return waited(of(p), e == cudaSuccess ? cudaStreamSynchronize(of(p)->compute) : e);
+  return move(of(p), dst, src, size, cudaMemcpyDeviceToHost);
 }
 
 void *queue(void *p) { return p; }
-void *stream(void *p) { return of(p)->compute; }
-
-int stream_done(void *p)
-{
-  guard g(of(p)->device);
-  cudaError_t e = cudaStreamQuery(of(p)->compute);
-  if (e == cudaErrorNotReady) return 0;
-  return e == cudaSuccess ? 1 : status(of(p), e);
-}
 
 int sync(void *p)
 {
-  guard g(of(p)->device);
-  return waited(of(p), cudaStreamSynchronize(of(p)->compute));
+  state_t *s = of(p);
+  guard g(s->device);
+  if (s->capturing) return refused_now(s);
+  cudaError_t e = cudaStreamSynchronize(s->compute);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(s->copies);
+  return tide_cuda_waited(s, e);
 }
 
-const char *why(void *p) { return of(p)->why; }
+const char *why(void *p)
+{
+  const char *text = tide_cuda_failed(p);
+  return text ? text : of(p)->why;
+}
 
 const tide__backend backend = {
   TIDE_DEV_CUDA, /* host */ false, /* has_bytes */ true, /* lazy */ false, take, give,
-  /* discard */ nullptr, upload, download, open_device, close_device, queue, stream, stream_done,
-  sync, why,
+  /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why,
+   * tide_cuda_failed,
+  &tide_cuda_streams, &tide_cuda_graphs,
 };
 
 }  // namespace
 
+const char *tide_cuda_failed(void *p)
+{
+  state_t *s = of(p);
+  pthread_mutex_lock(&s->lock);
+  bool dead = s->dead;
+  pthread_mutex_unlock(&s->lock);
+  return dead ? s->failed : nullptr; /* written once */
+}
+
+int tide_cuda_status(tide_cuda_state *s, cudaError_t e)
+{
+  if (e == cudaSuccess) return TIDE_OK;
+  cudaGetLastError(); /* forgets e, unless the device is lost */
+  bool lost = cudaGetLastError() != cudaSuccess;
+  pthread_mutex_lock(&s->lock);
+  char *text = lost ? s->failed : s->why;
+  if (!s->dead)
+    snprintf(text, K_MSG, "CUDA device %d: %s", s->device, cudaGetErrorString(e));
+  s->dead = s->dead || lost;
+  pthread_mutex_unlock(&s->lock);
+  return TIDE_E_DEVICE;
+}
+
+int tide_cuda_waited(tide_cuda_state *s, cudaError_t e)
+{
+  return e == cudaSuccess ? tide_cuda_fault_take(s->fault, -1, s->why, sizeof s->why)
+                          : tide_cuda_status(s, e);
+}
+
+int tide_cuda_check(const k_call *call, cudaError_t e)
+{
+  tide_cuda_state *s = tide_cuda_state_of(call->stream);
+  if (e == cudaSuccess) return tide_cuda_fault_take(s->fault, call->op, call->msg, K_MSG);
+  int rc = tide_cuda_status(s, e);
+  snprintf(call->msg, K_MSG, "%s", why(s));
+  return rc;
+}
+
 /* A kernel's stream is the whole state, so that products reach their library handle too. */
-cudaStream_t tide_cuda_stream(const k_call *call) { return of(call->stream)->compute; }
-int tide_cuda_device(const k_call *call) { return of(call->stream)->device; }
+cudaStream_t tide_cuda_stream(const k_call *call)
+{
+  return of(call->stream)->compute;
+}
+
 tide_cuda_fault *tide_cuda_fault_of(const k_call *call) { return of(call->stream)->fault; }
 
 int tide_cuda_fault_take(tide_cuda_fault *f, int op, char *msg, size_t size)

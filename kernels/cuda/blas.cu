@@ -5,7 +5,9 @@
  * row-major matrices is asked for as y' = b' a' with the two exchanged. What it would choose for a
  * shape is remembered, since asking takes longer than launching.
  *
- * TF32 is never used: f32 products run in f32. Layer 2k.
+ * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
+ * Epilogues: bias, and accumulation into y (beta 1). cuBLASLt knows relu and gelu besides, which no
+ * op asks for together with a product, and no silu. Layer 2k.
  */
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -14,6 +16,7 @@
 #include <cstring>
 
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/backend.cuh"
 
 namespace {
 
@@ -23,7 +26,7 @@ enum { REMEMBERED = 512, WORKSPACE = 32 << 20 };
 struct problem {
   int64_t m, n, k, lda, ldb, ldd, batch, stride_a, stride_b, stride_d;
   int in, out, trans_a, trans_b, bias, accumulate;
-  int align_a, align_b, align_d, align_bias;
+  int align_a, align_b, align_d, align_bias, precision;
 };
 
 struct choice {
@@ -144,6 +147,13 @@ problem problem_of(const tide_product &p)
   return q;
 }
 
+cublasComputeType_t compute_of(const problem &q)
+{
+  if (q.in == TIDE_F64) return CUBLAS_COMPUTE_64F;
+  return q.precision == 2 ? CUBLAS_COMPUTE_32F_FAST_16BF
+    : q.precision == 1 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
 /* The four descriptors of a product; what could not be made stays null. */
 struct plan {
   tide_cuda_blas *b;
@@ -168,9 +178,8 @@ struct plan {
   }
   plan(tide_cuda_blas *blas, const problem &q, const void *bias) : b(blas)
   {
-    bool wide = q.in == TIDE_F64;
-    took(b->cublasLtMatmulDescCreate(&op, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                     wide ? CUDA_R_64F : CUDA_R_32F));
+    took(b->cublasLtMatmulDescCreate(&op, compute_of(q),
+                                     q.in == TIDE_F64 ? CUDA_R_64F : CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(q.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
     set(CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(q.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
     if (q.bias) {
@@ -241,6 +250,8 @@ int tide_cuda_product(const k_call *call, const tide_product &p)
   if (rc < 0) return rc;
   tide_cuda_blas *b = *at;
   problem q = problem_of(p);
+  if (q.in == TIDE_F32)
+    q.precision = (int)tide_cuda_state_of(call->stream)->params->matmul_precision;
   plan plan(b, q, p.bias);
   choice *c = slot(b, q);
   bool known = c->used && memcmp(&c->key, &q, sizeof q) == 0;

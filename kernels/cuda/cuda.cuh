@@ -27,7 +27,6 @@ extern "C" {
 struct tide_cuda_blas; /* kernels/cuda/matmul.cu */
 
 cudaStream_t tide_cuda_stream(const k_call *call);
-int tide_cuda_device(const k_call *call);
 tide_cuda_blas **tide_cuda_blas_slot(const k_call *call);
 void tide_cuda_blas_close(tide_cuda_blas *blas);
 
@@ -60,13 +59,7 @@ __device__ __forceinline__ void tide_report(const tide_reporter &r, int64_t valu
 }
 
 /* After a launch: its error as a status, with a sentence in msg. */
-static inline int tide_cuda_check(const k_call *call, cudaError_t e)
-{
-  if (e == cudaSuccess)
-    return tide_cuda_fault_take(tide_cuda_fault_of(call), call->op, call->msg, K_MSG);
-  snprintf(call->msg, K_MSG, "CUDA device %d: %s", tide_cuda_device(call), cudaGetErrorString(e));
-  return TIDE_E_DEVICE;
-}
+int tide_cuda_check(const k_call *call, cudaError_t e);
 /* Every launch goes through here, so that specs can run kernels on the host (spec/cuda). */
 #ifndef TIDE_CUDA_LAUNCH
 #define TIDE_CUDA_LAUNCH(call, kernel, grid, block, shared, ...) \

@@ -113,6 +113,36 @@ describe('a missing GPU', function()
       end]]), 'products need cuBLASLt')
    end)
 
+   it('may fail in the middle: the context is told so for good, the process goes on', function()
+      dir = folder_with(emulated .. '/libtide_cuda.so')
+      local r = ask(dir, 'TIDE_EMULATE_FAULT=3', [[function()
+         local x = tide.ones({ 5 }, { device = 'cuda' })
+         local y = x + x
+         local calls = {
+            function() return (y * x):tolist() end,              -- the third kernel
+            function() return x + x end,
+            function() return tide.ones({ 2^22 }, { device = 'cuda' }) end,
+            function() return tide.ones({ 5 }):to 'cuda' end,
+            function() return y:item() end,
+            function() return tide.cuda.synchronize() end,
+            function() return tide.cuda.graph(function() return x + x end) end,
+            function() return tide.ones({ 5 }):pin_memory() end,
+         }
+         for i, call in ipairs(calls) do
+            local good, e = pcall(call)
+            local text = tostring(e):find('CUDA device 0: an illegal memory access was encountered',
+               1, true)
+            local told = i == 5 and e.code == 'E_SHAPE' or e.code == 'E_DEVICE' and text
+            if good or not told then error('call ' .. i .. ': ' .. tostring(e)) end
+         end
+         x, y = nil, nil
+         collectgarbage()
+         return calls[6]()
+      end]])
+      assert.equal('E_DEVICE', r.code, r.text)
+      assert.is_true(r.works, r.text)
+   end)
+
    it('ends a recipe with one sentence', function()
       local text = capture(([[TIDE_EMULATE_DEVICES=0 luajit -e "package.path = 'bindings/?.lua;]]
          .. [[lua/?.lua;lua/?/init.lua;' .. package.path; package.loaded['tide.host'] = { library ]]

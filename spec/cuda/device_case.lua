@@ -250,6 +250,42 @@ describe('optimiser steps of many tensors', function()
    end)
 end)
 
+-- ---- how f32 products round ---------------------------------------------------------------------
+
+describe('a product of f32', function()
+   after_each(function() tide.cuda.set_float32_matmul_precision 'highest' end)
+
+   -- 1 + 2^-bits, which an operand of that many bits of fraction just holds
+   local function square(bits)
+      local x = tide.full({ 2, 2 }, 1 + 2^-bits, { device = device })
+      return x:matmul(tide.eye(2):to(device)):at(1, 1)
+   end
+
+   it('rounds its operands as far as was asked for', function()
+      for _, row in ipairs { { 'highest', 23 }, { 'high', 10 }, { 'medium', 7 } } do
+         tide.cuda.set_float32_matmul_precision(row[1])
+         assert.equal(row[1], tide.cuda.get_float32_matmul_precision())
+         assert.equal(1 + 2^-row[2], square(row[2]))
+         if row[2] < 23 then assert.equal(1, square(row[2] + 2)) end
+      end
+      refused('E_ARG', { 'set_float32_matmul_precision', 'highest' }, function()
+         tide.cuda.set_float32_matmul_precision 'fp8'
+      end)
+   end)
+
+   it('leaves other dtypes and the host alone', function()
+      tide.cuda.set_float32_matmul_precision 'medium'
+      local x = random({ 9, 17 }, 3)
+      for _, dtype in ipairs { 'f64', 'bf16', 'f16' } do
+         local a = x:to(dtype)
+         close(a:to(device):matmul(a:to(device):transpose(1, 2)), a:matmul(a:transpose(1, 2)),
+            rounding[dtype], dtype)
+      end
+      local wide = x:to 'f64'
+      close(x:matmul(x:transpose(1, 2)):to 'f64', wide:matmul(wide:transpose(1, 2)), 1e-6, 'host')
+   end)
+end)
+
 -- ---- faults that kernels find -------------------------------------------------------------------
 
 describe('an index out of range', function()

@@ -1,9 +1,14 @@
--- What only a device has, on emulated CUDA.
+-- What only a device has, on emulated CUDA: its kernels, copies under way and captured steps, ranks
+-- that share it.
 
 local emulated = require 'spec.cuda.emulated'
 
 if not emulated.here() then return end
 
 describe('the CUDA kernels on emulated threads', function()
-   it('pass spec/cuda/device_case.lua', function() emulated.run 'spec/cuda/device_case.lua' end)
+   for _, name in ipairs { 'device', 'stream', 'near' } do
+      it(('pass spec/cuda/%s_case.lua'):format(name), function()
+         emulated.run(('spec/cuda/%s_case.lua'):format(name))
+      end)
+   end
 end)

@@ -350,7 +350,7 @@ describe('R29: a library that is absent', function()
          local texts = {}
          -- Only rank 1 lacks the library; then all have what there is.
          for i, library in ipairs { comm.rank == 1 and 'libnothing.so.9' or false, false } do
-            local good, e = pcall(fd.nccl, comm, library or nil)
+            local good, e = pcall(fd.nccl, comm, { library = library or nil })
             if good then e:close() end
             texts[i] = good and 'opened' or e.code .. ' ' .. e.message
          end

@@ -139,14 +139,21 @@ function M.mpi_end()
       .. 'call that failed; end the process with a code other than 0')
 end
 
--- The ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. library: file
--- of NCCL, or nil for the usual one.
-function M.nccl(over, library)
+local nccl_opts = arg.set { 'check', 'library' }
+
+-- The ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. opts: check
+-- (false), library (a file, or nil for the usual one).
+function M.nccl(over, opts)
+   local op = 'dist.nccl'
    if getmetatable(over) ~= Comm or not over.handle then
-      bad('dist.nccl', 'over', 'an open communicator', over)
+      bad(op, 'over', 'an open communicator', over)
    end
-   if library ~= nil then arg.string('dist.nccl', 'library', library) end
-   own.check(over.ctx, C.tide_comm_nccl(comm_box, over.handle, library))
+   opts = arg.opts(op, opts, nccl_opts)
+   local o = ffi.new 'tide_nccl_opts'
+   C.tide_nccl_opts_init(o)
+   o.check = arg.flag(op, 'check', opts.check) and 1 or 0
+   if opts.library then o.library = arg.string(op, 'library', opts.library) end
+   own.check(over.ctx, C.tide_comm_nccl(comm_box, over.handle, o))
    return wrap('nccl/' .. over.id)
 end
 
@@ -570,6 +577,13 @@ function Comm:set_timeout(seconds)
    local handle = begin(self, 'set_timeout')
    arg.finite('set_timeout', 'seconds', seconds, 1e-3, 1e8)
    own.check(self.ctx, C.tide_comm_set_timeout(handle, seconds))
+end
+
+-- t's memory is used by many collectives: see tide_comm_register.
+function Comm:register(t)
+   local handle = begin(self, 'register')
+   own.check(self.ctx, C.tide_comm_register(handle, arg.tensor('register', 't', t)))
+   return t
 end
 
 -- Makes every call of every rank fail from now on, with this reason.

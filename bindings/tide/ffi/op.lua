@@ -301,11 +301,17 @@ function M.clone(x)
    return take()
 end
 
--- x on another device ('cpu'); x itself if it is there. Not recorded.
-function M.to_device(x, device)
+-- x on another device ('cpu'); x itself if it is there. Not recorded. non_blocking: the copy may be
+-- under way on return, and what uses it waits; towards a GPU x must be pinned (see pin_memory).
+function M.to_device(x, device, non_blocking)
    tensor('to_device', 'x', x)
    local code = arg.device('to_device', 'device', device)
    if C.tide_tensor_device(x) == code then return x end
+   if non_blocking then
+      local failed = C.tide_to_device_async(box, x, code)
+      if failed ~= 0 and again(x, failed) then check(x, C.tide_to_device_async(box, x, code)) end
+      return take()
+   end
    local rc = C.tide_to_device(box, x, code)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_to_device(box, x, code)) end
    return take()

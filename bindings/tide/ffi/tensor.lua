@@ -189,11 +189,20 @@ end
 
 -- ---- conversion ------------------------------------------------------------------------------
 
-local to_opts = arg.set { 'dtype', 'device' }
+local to_opts = arg.set { 'dtype', 'device', 'non_blocking' }
 
--- x:to 'bf16', x:to 'cpu', x:to{dtype =, device =}; x itself if nothing changes.
-function methods.to(x, what)
+-- x:to 'bf16', x:to 'cpu', x:to{dtype =, device =, non_blocking =}, x:to('cuda', {non_blocking =
+-- true}); x itself if nothing changes. non_blocking concerns the device: see tide.to_device.
+function methods.to(x, what, opts)
    tensor('to', 'x', x)
+   if opts ~= nil then
+      arg.opts('to', opts, to_opts)
+      if type(what) ~= 'string' then bad('to', 'what', 'a name when options follow', what) end
+      local key = arg.dtype_code[what] and 'dtype' or 'device'
+      what = { [key] = what, non_blocking = opts.non_blocking,
+               dtype = key == 'dtype' and what or opts.dtype,
+               device = key == 'device' and what or opts.device }
+   end
    if type(what) == 'string' then
       if arg.dtype_code[what] then return op.cast(x, what) end
       if arg.device_code[what] then return op.to_device(x, what) end
@@ -202,10 +211,22 @@ function methods.to(x, what)
    if type(what) ~= 'table' then bad('to', 'what', 'a name or {dtype =, device =}', what) end
    arg.opts('to', what, to_opts)
    if what.dtype ~= nil then arg.dtype('to', 'dtype', what.dtype) end
-   if what.device ~= nil then x = op.to_device(x, what.device) end
+   if what.device ~= nil then
+      local lazy = arg.flag('to', 'non_blocking', what.non_blocking)
+      x = op.to_device(x, what.device, lazy)
+   end
    if what.dtype ~= nil then x = op.cast(x, what.dtype) end
    return x
 end
+
+-- x in host memory that the GPU copies from by itself; x itself if it lies there.
+function methods.pin_memory(x)
+   tensor('pin_memory', 'x', x)
+   check(x, C.tide_pin_memory(box, x))
+   return take()
+end
+
+function methods.is_pinned(x) return C.tide_is_pinned(tensor('is_pinned', 'x', x)) == 1 end
 
 function methods.float(x) return op.cast(x, 'f32') end
 function methods.double(x) return op.cast(x, 'f64') end

@@ -186,6 +186,18 @@ void *tide_tensor_data(tide_tensor *t);
 int64_t tide_tensor_version(const tide_tensor *t);     /* counts in-place writes */
 /* Copy on another device (or a second handle if it is there already). Not recorded. */
 int  tide_to_device(tide_tensor **out, tide_tensor *t, int device);
+/* The same without waiting for the copy, on a stream of its own behind the work enqueued so far. To
+ * a GPU: t is in pinned memory (E_ARG if not). To the host: the result is. Whatever uses one of the
+ * two next waits for the copy: the host for its bytes, the GPU's later work for its own. Between
+ * host devices: as tide_to_device. E_STATE while a step is captured. */
+int  tide_to_device_async(tide_tensor **out, tide_tensor *t, int device);
+/* A copy on 'cpu' in memory that the CUDA device copies from and to by itself; t itself (new
+ * handle) if it is there already. E_DEVICE: t is not on 'cpu', or there is no CUDA device. Not
+ * recorded. */
+int  tide_pin_memory(tide_tensor **out, tide_tensor *t);
+int  tide_is_pinned(const tide_tensor *t);
+/* Waits until the device has done what it was given; tells what its kernels found wrong. */
+int  tide_sync(tide_ctx *ctx, int device);
 /* Itself (new handle) if contiguous, else a contiguous copy. Recorded. */
 int  tide_contiguous(tide_tensor **out, tide_tensor *t);
 /* Always a copy. Recorded. */
@@ -592,6 +604,22 @@ int  tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
  * The host frees what it kept under them. */
 int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
 
+/* ---- captured steps -------------------------------------------------------------------------- */
+
+/* What a device is given between begin and end is recorded and not run; replay enqueues all of it
+ * again with the same addresses and numbers, at the price of one launch. New input is written into
+ * the tensors that the step read; results appear in those that it made. Memory of the step belongs
+ * to the graph; tensors that it made live on as long as they are held.
+ * While a step is captured these fail with E_STATE and change nothing: reading a tensor, copies
+ * from the host, collectives, ops on other devices, random numbers, and the AdamW update, whose
+ * step number would be repeated. E_UNSUPPORTED: the device has no graphs; only 'cuda' has. */
+typedef struct tide_graph tide_graph;
+int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);
+int  tide_graph_end(tide_graph *graph);
+int  tide_graph_replay(tide_graph *graph);
+/* Also ends a capture that has begun. */
+void tide_graph_release(tide_graph *graph);
+
 /* ---- files: every message names the path and the system's reason ----------------------------- */
 
 typedef struct tide_blob tide_blob; /* bytes read or made, owned by the caller */
@@ -750,10 +778,20 @@ void tide_mpi_opts_init(tide_mpi_opts *opts);
  * when they return. */
 int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
 /* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
- * or later, opened at run time. Collective over `over`, which carries the unique id. library: a
- * file name, or null for libnccl.so.2. E_UNSUPPORTED on every rank if one has no NCCL or no CUDA
- * device. Reductions are in NCCL's order, and calls are not compared. */
-int  tide_comm_nccl(tide_comm **out, tide_comm *over, const char *library);
+ * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED
+ * on every rank if one has no NCCL or no CUDA device; each rank needs a device of its own
+ * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
+typedef struct tide_nccl_opts {
+  uint32_t size;
+  int32_t  check;      /* 1: compare calls before data moves, a round trip each (default 0) */
+  const char *library; /* file of NCCL; null: libnccl.so.2 */
+} tide_nccl_opts;
+void tide_nccl_opts_init(tide_nccl_opts *opts);
+int  tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts);
+/* t's memory will be used by many collectives of comm: over NCCL it is registered, which saves
+ * copies and lets the network read it. It stays, and may not be dropped, until comm closes.
+ * Elsewhere there is nothing to prepare. E_DEVICE: over NCCL, t is not on 'cuda'. */
+int  tide_comm_register(tide_comm *comm, tide_tensor *t);
 /* For the program that owns the process. running: 1 between MPI's start and end. end: MPI_Finalize,
  * on every process, after the last communicator; it waits until all have called it (or fail), but
  * after a failure of a call at most a moment: TIDE_E_PEER, some have not come, the process must

@@ -130,6 +130,7 @@ static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatr
   bool lead = a->ld >= a->rows && b->ld >= b->rows && d->ld >= d->rows;
   bool types = a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)
     && (a->type == CUDA_R_64F) == (op->compute == CUBLAS_COMPUTE_64F)
+    && (a->type == CUDA_R_32F || op->compute < CUBLAS_COMPUTE_32F_FAST_TF32)
     && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
   return sizes && lead && types && a->batch == d->batch && b->batch == d->batch;
 }
@@ -147,33 +148,63 @@ TIDE_LT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op
   return CUBLAS_STATUS_SUCCESS;
 }
 
+/* All that a product needs when its stream comes to it. */
+struct product {
+  tide_emulated_desc op;
+  tide_emulated_layout a, b, d;
+  double alpha, beta;
+  const void *pa, *pb, *pc;
+  void *pd;
+};
+
+/* An operand as the product sees it: to nearest, ties to even, in 10 or 7 bits of fraction. */
+static double rounded(double v, cublasComputeType_t compute)
+{
+  int drop = compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? 13
+    : compute == CUBLAS_COMPUTE_32F_FAST_16BF ? 16 : 0;
+  if (!drop || !std::isfinite(v)) return v;
+  unsigned u = __float_as_uint((float)v);
+  u += (1u << (drop - 1)) - 1 + (u >> drop & 1);
+  return __uint_as_float(u >> drop << drop);
+}
+
+static void multiply(const product &p)
+{
+  const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
+  int64_t depth = p.op.trans_a ? la.rows : la.cols;
+  int64_t as = p.op.trans_a ? 1 : la.ld, ar = p.op.trans_a ? la.ld : 1;
+  int64_t bs = p.op.trans_b ? lb.ld : 1, bc = p.op.trans_b ? 1 : lb.ld;
+  for (int64_t z = 0; z < ld.batch; z++)
+    for (int64_t col = 0; col < ld.cols; col++)
+      for (int64_t row = 0; row < ld.rows; row++) {
+        double sum = 0;
+        for (int64_t k = 0; k < depth; k++)
+          sum += rounded(get(p.pa, la.type, z * la.stride + row * ar + k * as), p.op.compute)
+            * rounded(get(p.pb, lb.type, z * lb.stride + k * bs + col * bc), p.op.compute);
+        int64_t at = z * ld.stride + col * ld.ld + row;
+        sum *= p.alpha;
+        if (p.beta != 0) sum += p.beta * get(p.pc, ld.type, at);
+        if (p.op.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
+        put(p.pd, ld.type, at, sum);
+      }
+}
+
 /* alpha is 1 and beta 0 or 1, of the type of the sums. */
 TIDE_LT cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *alpha, const void *a,
                        cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb,
                        const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
                        cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo, void *, size_t,
-                       cudaStream_t)
+                       cudaStream_t stream)
 {
   bool wide = op->compute == CUBLAS_COMPUTE_64F;
   double al = wide ? *(const double *)alpha : *(const float *)alpha;
   double be = wide ? *(const double *)beta : *(const float *)beta;
   if (!fits(op, la, lb, ld) || algo->data[0] != (uint64_t)shape_word(op, la, lb, ld))
     return CUBLAS_STATUS_INVALID_VALUE;
-  int64_t depth = op->trans_a ? la->rows : la->cols;
-  int64_t as = op->trans_a ? 1 : la->ld, ar = op->trans_a ? la->ld : 1;
-  int64_t bs = op->trans_b ? lb->ld : 1, bc = op->trans_b ? 1 : lb->ld;
-  for (int64_t z = 0; z < ld->batch; z++)
-    for (int64_t col = 0; col < ld->cols; col++)
-      for (int64_t row = 0; row < ld->rows; row++) {
-        double sum = 0;
-        for (int64_t k = 0; k < depth; k++)
-          sum += get(a, la->type, z * la->stride + row * ar + k * as)
-            * get(b, lb->type, z * lb->stride + k * bs + col * bc);
-        int64_t at = z * ld->stride + col * ld->ld + row;
-        sum *= al;
-        if (be != 0) sum += be * get(c, ld->type, at);
-        if (op->epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(op->bias, ld->type, row);
-        put(d, ld->type, at, sum);
-      }
+  product p = {*op, *la, *lb, *ld, al, be, a, b, c, d};
+  stream->enqueue([p] {
+    multiply(p);
+    return true;
+  });
   return CUBLAS_STATUS_SUCCESS;
 }

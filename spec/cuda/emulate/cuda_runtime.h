@@ -4,7 +4,8 @@
  * barrier; shuffles and mma meet at a barrier of their warp. So indexing, masks, barriers and
  * arithmetic are executed as written; speed, memory order and instructions are not. Fresh device
  * memory and shared memory hold 0xff (NaN), and a barrier that some threads never reach ends the
- * program with a message.
+ * program with a message. Streams run as late as they may (stream.h); a graph is the list of steps
+ * that a capturing stream was given.
  *
  * Found before the toolkit's header of the same name. Spec only, x86-64.
  */
@@ -16,6 +17,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+
+#include "stream.h"
 
 #define TIDE_EMULATED 1
 #define __global__
@@ -50,7 +53,17 @@ extern dim3 blockDim, gridDim;
 
 /* ---- launches, barriers, warps --------------------------------------------------------------- */
 
-void tide_emulate_launch(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
+void tide_emulate_launch(struct tide_emulate_stream *stream, dim3 grid, dim3 block, size_t shared,
+                         std::function<void()> body);
+/* Arguments are taken by value when the kernel is launched, as CUDA takes them. */
+template <class F, class... A>
+void tide_emulate_launch_with(struct tide_emulate_stream *stream, dim3 grid, dim3 block,
+                              size_t shared, F kernel, A... args)
+{
+  tide_emulate_launch(stream, grid, block, shared, [=] { kernel(args...); });
+}
+/* True for the kernel that TIDE_EMULATE_FAULT names by its number, and for all after it. */
+bool tide_emulate_kernel_fails();
 void *tide_emulate_shared();
 /* All lanes give n bytes (at most 64) and see what every lane gave until tide_emulate_done. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
@@ -60,9 +73,9 @@ void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 int __syncthreads_or(int v);
 
-#define TIDE_CUDA_LAUNCH(call, kernel, grid, block, shared, ...) \
-  ((void)tide_cuda_stream(call),                                 \
-   tide_emulate_launch(grid, block, shared, [&] { kernel(__VA_ARGS__); }))
+#define TIDE_CUDA_LAUNCH(call, kernel, grid, block, shared, ...)            \
+  tide_emulate_launch_with(tide_cuda_stream(call), grid, block, shared,     \
+                           [=](auto... a) { kernel(a...); }, __VA_ARGS__)
 #define TIDE_DYNAMIC_SHARED(name) \
   unsigned char *name = static_cast<unsigned char *>(tide_emulate_shared())
 
@@ -116,37 +129,56 @@ template <class T> T atomicCAS(T *p, T expect, T v)
 /* ---- the runtime ----------------------------------------------------------------------------- */
 
 enum cudaError_t {
-  cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorCudartUnloading = 4,
-  cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100, cudaErrorNotReady = 600,
-  cudaErrorContextIsDestroyed = 709
+  cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2,
+  cudaErrorCudartUnloading = 4, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
+  cudaErrorContextIsDestroyed = 709, cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureInvalidated = 901, cudaErrorStreamCaptureUnjoined = 904
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2 };
+enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaHostAllocPortable = 1,
+       cudaEventDisableTiming = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
 typedef struct tide_emulate_stream *cudaStream_t;
+typedef struct tide_emulate_event *cudaEvent_t;
+typedef struct tide_emulate_graph *cudaGraph_t;
+typedef struct tide_emulate_graph *cudaGraphExec_t;
 
-static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-static inline const char *cudaGetErrorString(cudaError_t) { return "emulated error"; }
-static inline cudaError_t cudaGetDevice(int *d) { *d = 0; return cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-static inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
-{
-  *s = nullptr;
-  return cudaSuccess;
-}
 template <class F> cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes)
 {
-  return bytes <= 101376 ? cudaSuccess : cudaErrorMemoryAllocation; /* the smallest chip's limit */
+  return bytes <= 101376 ? cudaSuccess : cudaErrorInvalidValue; /* the smallest chip's limit */
 }
+const char *cudaGetErrorString(cudaError_t e);
+cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int *n);
+cudaError_t cudaGetDevice(int *d);
+cudaError_t cudaSetDevice(int d);
+cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr what, int device);
 cudaError_t cudaMalloc(void **p, size_t n);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind, cudaStream_t);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n, cudaStream_t);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned);
+cudaError_t cudaStreamDestroy(cudaStream_t);
+cudaError_t cudaStreamQuery(cudaStream_t);
+cudaError_t cudaStreamSynchronize(cudaStream_t);
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
+cudaError_t cudaEventQuery(cudaEvent_t);
+cudaError_t cudaEventSynchronize(cudaEvent_t);
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode);
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
+cudaError_t cudaGraphDestroy(cudaGraph_t);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 
 #endif

@@ -1,13 +1,13 @@
-/* Blocks as fibers, memory as malloc: what spec/cuda/emulate/cuda_runtime.h declares.
+/* Blocks as fibers: the launches of spec/cuda/emulate/cuda_runtime.h.
  *
  * A fiber runs threads of the block one after another until one of them meets a barrier; only then
- * is another fiber needed. One launch at a time in the process (static shared memory is one).
+ * is another fiber needed. One launch at a time in the process (static shared memory is one):
+ * device.cpp runs the steps of streams under a lock.
  */
 #include "cuda_runtime.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <vector>
 
 uint3 threadIdx, blockIdx;
@@ -39,7 +39,6 @@ struct warp {
   alignas(16) unsigned char slot[32 * TIDE_EMULATE_SLOT];
 };
 
-std::mutex one_launch;
 std::vector<fiber *> fibers;
 fiber *now;
 void *scheduler;
@@ -131,16 +130,9 @@ void run_block(size_t shared)
 
 }  // namespace
 
-void tide_emulate_launch(dim3 grid, dim3 block, size_t shared, const std::function<void()> &f)
+static void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &f)
 {
-  std::lock_guard<std::mutex> lock(one_launch);
   nthread = block.x * block.y * block.z;
-  if (nthread == 0 || nthread > 1024 || shared > SHARED || grid.x == 0 || grid.y == 0 ||
-      grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
-    fprintf(stderr, "emulated CUDA: a launch of [%u %u %u] x %u with %zu bytes is not valid\n",
-            grid.x, grid.y, grid.z, nthread, shared);
-    abort();
-  }
   body = &f;
   gridDim = grid;
   blockDim = block;
@@ -150,6 +142,22 @@ void tide_emulate_launch(dim3 grid, dim3 block, size_t shared, const std::functi
         blockIdx = {x, y, z};
         run_block(shared);
       }
+}
+
+void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, size_t shared,
+                         std::function<void()> f)
+{
+  unsigned n = block.x * block.y * block.z;
+  if (n == 0 || n > 1024 || shared > SHARED || grid.x == 0 || grid.y == 0 || grid.y > 65535 ||
+      grid.z == 0 || grid.z > 65535) {
+    fprintf(stderr, "emulated CUDA: a launch of [%u %u %u] x %u with %zu bytes is not valid\n",
+            grid.x, grid.y, grid.z, n, shared);
+    abort();
+  }
+  stream->enqueue([=] {
+    if (!tide_emulate_kernel_fails()) run_grid(grid, block, shared, f);
+    return true;
+  });
 }
 
 void *tide_emulate_shared() { return shared_bytes; }
@@ -190,44 +198,6 @@ const unsigned char *tide_emulate_meet(const void *give, size_t n)
 }
 
 void tide_emulate_done() { __syncwarp(); }
-
-/* ---- the runtime ----------------------------------------------------------------------------- */
-
-cudaError_t cudaGetDeviceCount(int *n)
-{
-  const char *said = getenv("TIDE_EMULATE_DEVICES"); /* "0": a driver without a device */
-  *n = said ? atoi(said) : 1;
-  return *n < 0 ? cudaErrorInsufficientDriver : cudaSuccess;
-}
-
-cudaError_t cudaMalloc(void **p, size_t n)
-{
-  *p = aligned_alloc(256, (n + 255) / 256 * 256);
-  if (!*p) return cudaErrorMemoryAllocation;
-  memset(*p, 0xff, n);
-  return cudaSuccess;
-}
-
-cudaError_t cudaFree(void *p)
-{
-  free(p);
-  return cudaSuccess;
-}
-
-cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMalloc(p, n); }
-cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
-
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind, cudaStream_t)
-{
-  memmove(dst, src, n);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *dst, int value, size_t n, cudaStream_t)
-{
-  memset(dst, value, n);
-  return cudaSuccess;
-}
 
 /* ---- copies under way: a queue a thread ------------------------------------------------------ */
 

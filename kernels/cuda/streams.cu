@@ -1,0 +1,197 @@
+/* Streams by role, events between them, pinned memory, and the recording of steps.
+ *
+ * The one idea: the host never waits in order to keep two streams apart; an event does. A copy that
+ * nobody waits for runs on the copy stream behind all compute work so far (its memory may have been
+ * somebody else's until then), and hands out the event that says it is done. Layer 2k.
+ */
+#include <cstdlib>
+
+#include "kernels/cuda/backend.cuh"
+
+namespace {
+
+typedef tide_cuda_state state_t;
+typedef tide_cuda_guard guard;
+
+state_t *of(void *p) { return tide_cuda_state_of(p); }
+
+cudaError_t new_event(cudaEvent_t *e)
+{
+  return cudaEventCreateWithFlags(e, cudaEventDisableTiming);
+}
+
+/* `later` waits for all that is on `earlier` so far. An event of its own, so that threads may ask
+ * at the same time; the driver keeps it until it has come. */
+cudaError_t follow(cudaStream_t later, cudaStream_t earlier)
+{
+  cudaEvent_t event = nullptr;
+  cudaError_t e = new_event(&event);
+  if (e != cudaSuccess) return e;
+  e = cudaEventRecord(event, earlier);
+  if (e == cudaSuccess) e = cudaStreamWaitEvent(later, event, 0);
+  cudaEventDestroy(event);
+  return e;
+}
+
+cudaStream_t stream_of(void *stream) { return static_cast<cudaStream_t>(stream); }
+
+int open_stream(void *p, void **out)
+{
+  guard g(of(p)->device);
+  cudaStream_t made = nullptr;
+  cudaError_t e = cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+  *out = made;
+  return tide_cuda_status(of(p), e);
+}
+
+void close_stream(void *p, void *stream)
+{
+  guard g(of(p)->device);
+  cudaStreamDestroy(stream_of(stream));
+}
+
+int done(void *p, void *stream)
+{
+  guard g(of(p)->device);
+  cudaError_t e = cudaStreamQuery(stream_of(stream));
+  return e == cudaErrorNotReady ? 0 : e == cudaSuccess ? 1 : tide_cuda_status(of(p), e);
+}
+
+int behind(void *p, void *stream)
+{
+  guard g(of(p)->device);
+  return tide_cuda_status(of(p), follow(stream_of(stream), of(p)->compute));
+}
+
+int move(void *p, void *stream, void *dst, const void *src, size_t size, bool to_device)
+{
+  guard g(of(p)->device);
+  cudaMemcpyKind kind = to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+  return tide_cuda_status(of(p), cudaMemcpyAsync(dst, src, size, kind, stream_of(stream)));
+}
+
+int wait(void *p, void *stream)
+{
+  guard g(of(p)->device);
+  return tide_cuda_status(of(p), cudaStreamSynchronize(stream_of(stream)));
+}
+
+int index(void *p) { return of(p)->device; }
+
+int bind(void *p) { return tide_cuda_status(of(p), cudaSetDevice(of(p)->device)); }
+
+/* ---- memory of the host, and copies that nobody waits for ------------------------------------ */
+
+void *pin(void *p, size_t size)
+{
+  guard g(of(p)->device);
+  void *ptr = nullptr;
+  cudaError_t e = cudaHostAlloc(&ptr, size ? size : 1, cudaHostAllocPortable);
+  if (e == cudaSuccess) return ptr;
+  if (e == cudaErrorMemoryAllocation) cudaGetLastError();
+  else tide_cuda_status(of(p), e);
+  return nullptr;
+}
+
+void unpin(void *p, void *ptr, size_t)
+{
+  guard g(of(p)->device);
+  cudaFreeHost(ptr);
+}
+
+int copy(void *p, void *dst, const void *src, size_t size, bool to_device, void **out)
+{
+  state_t *s = of(p);
+  guard g(s->device);
+  cudaEvent_t event = nullptr;
+  *out = nullptr;
+  cudaError_t e = follow(s->copies, s->compute);
+  if (e == cudaSuccess) e = new_event(&event);
+  if (e == cudaSuccess)
+    e = cudaMemcpyAsync(dst, src, size, to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                        s->copies);
+  if (e == cudaSuccess) e = cudaEventRecord(event, s->copies);
+  if (e != cudaSuccess && event) cudaEventDestroy(event);
+  if (e == cudaSuccess) *out = event;
+  return tide_cuda_status(s, e);
+}
+
+int event_done(void *p, void *event)
+{
+  guard g(of(p)->device);
+  cudaError_t e = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  return e == cudaErrorNotReady ? 0 : e == cudaSuccess ? 1 : tide_cuda_status(of(p), e);
+}
+
+int event_wait(void *p, void *event)
+{
+  guard g(of(p)->device);
+  return tide_cuda_waited(of(p), cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+}
+
+int event_order(void *p, void *event)
+{
+  guard g(of(p)->device);
+  return tide_cuda_status(of(p), cudaStreamWaitEvent(of(p)->compute,
+                                                     static_cast<cudaEvent_t>(event), 0));
+}
+
+void event_free(void *p, void *event)
+{
+  guard g(of(p)->device);
+  cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+/* ---- recording ------------------------------------------------------------------------------- */
+
+/* Relaxed: the allocator may ask the driver for memory meanwhile, and other threads for anything.
+ * */
+int graph_begin(void *p)
+{
+  state_t *s = of(p);
+  guard g(s->device);
+  cudaError_t e = cudaStreamBeginCapture(s->compute, cudaStreamCaptureModeRelaxed);
+  s->capturing = e == cudaSuccess;
+  return tide_cuda_status(s, e);
+}
+
+int graph_end(void *p, void **out)
+{
+  state_t *s = of(p);
+  guard g(s->device);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  *out = nullptr;
+  s->capturing = false;
+  cudaError_t e = cudaStreamEndCapture(s->compute, &graph);
+  if (e == cudaSuccess) e = cudaGraphInstantiate(&exec, graph, 0);
+  if (graph) cudaGraphDestroy(graph);
+  if (e == cudaSuccess) *out = exec;
+  return tide_cuda_status(s, e);
+}
+
+int graph_launch(void *p, void *graph)
+{
+  guard g(of(p)->device);
+  return tide_cuda_status(of(p), cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph),
+                                                 of(p)->compute));
+}
+
+void graph_free(void *p, void *graph)
+{
+  guard g(of(p)->device);
+  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
+}  // namespace
+
+static const tide__backend pinned = {
+  TIDE_DEV_CPU, /* host */ true, /* has_bytes */ true, /* lazy */ false, pin, unpin,
+  /* discard */ nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+  tide_cuda_failed, nullptr, nullptr,
+};
+const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, move, wait,
+                                         tide_cuda_near_copy, tide_cuda_near_reduce, index, bind,
+                                         &pinned, copy, event_done, event_wait, event_order,
+                                         event_free};
+const tide__graphs tide_cuda_graphs = {graph_begin, graph_end, graph_launch, graph_free};

@@ -1,0 +1,64 @@
+-- What concerns NVIDIA GPUs alone: whether there is one, waiting for it, captured steps (layer 8).
+--
+-- A tensor is on a GPU by { device = 'cuda' } or x:to 'cuda'; everything else needs nothing here.
+
+local graph = require 'tide.ffi.graph'
+local arg = require 'tide.ffi.arg'
+local ctx = require 'tide.ffi.ctx'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local cuda = {}
+
+-- Whether device 'cuda' can be used; if not, false and why.
+function cuda.is_available() return ctx.default():device_available 'cuda' end
+
+-- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
+function cuda.synchronize() graph.synchronize 'cuda' end
+
+local precisions = { highest = 0, high = 1, medium = 2 }
+
+-- How f32 products on a GPU may round their operands: 'highest' (the default: not at all), 'high'
+-- (to tf32, 10 bits of fraction) or 'medium' (to bf16, 7 bits); sums are f32. Also parameter
+-- matmul_precision. Of the default context; products on the host never round.
+function cuda.set_float32_matmul_precision(name)
+   if not precisions[name] then
+      err.arg('set_float32_matmul_precision', 'name', "'highest', 'high' or 'medium'", name)
+   end
+   ctx.default():param('matmul_precision', precisions[name])
+end
+
+function cuda.get_float32_matmul_precision()
+   local code = tonumber(ctx.default():param 'matmul_precision')
+   for name, value in each(precisions) do
+      if value == code then return name end
+   end
+end
+
+local graph_opts = arg.set { 'warmup' }
+
+-- A step whose shapes stay the same, recorded once and replayed as one launch:
+--
+--    local g = tide.cuda.graph(function()
+--       model:zero_grad()
+--       local loss = model:forward(x):sum()
+--       loss:backward()
+--       return loss
+--    end)
+--    x:copy_(batch)                           -- new input in the tensor that the step reads
+--    g:replay()                               -- returns the step's result
+--    optimizer:step()
+--
+-- fn runs opts.warmup (1) times as usual, so that libraries open and choose, and then once to be
+-- recorded; that one computes nothing until the first replay. Numbers of the host (rates, counters)
+-- are those of the recording. What a replay could not repeat is refused under E_STATE, by the name
+-- of the op: reading a tensor (item, tolist), copies from the host, collectives, random numbers,
+-- ops on other devices, AdamW's update; the error goes on to the caller and nothing is recorded.
+function cuda.graph(fn, opts)
+   arg.func('graph', 'fn', fn)
+   opts = arg.opts('graph', opts, graph_opts)
+   for _ = 1, arg.int('graph', 'warmup', opts.warmup or 1, 0, 1000) do fn() end
+   return graph.capture('cuda', fn)
+end
+
+return cuda

@@ -1,0 +1,22 @@
+/* Emulated streams: queues of steps that run as late as they may.
+ *
+ * The one idea: nothing runs when it is enqueued. A step runs when somebody waits for its stream,
+ * asks whether it is done, or waits for an event behind it. So work that another stream or the host
+ * uses without waiting is seen by its results. A step that answers false is not done yet (a
+ * collective whose other ranks have not come) and is asked again.
+ *
+ * Virtual, so that the emulated cuBLASLt and NCCL, libraries of their own, enqueue too. Spec only.
+ */
+#ifndef TIDE_SPEC_STREAM_H
+#define TIDE_SPEC_STREAM_H
+
+#include <functional>
+
+struct tide_emulate_stream {
+  int device = 0;
+  virtual void enqueue(std::function<bool()> step) = 0;
+  virtual bool capturing() const = 0;
+  virtual ~tide_emulate_stream() {}
+};
+
+#endif

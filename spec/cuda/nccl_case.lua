@@ -1,0 +1,204 @@
+-- The NCCL communicator on CUDA tensors: every collective, failures, comparing of calls. Ranks are
+-- threads, each on a device of its own.
+--
+-- Not found by its name: emulated_nccl_spec.lua runs it with an emulated NCCL, whose file is
+-- TIDE_SPEC_NCCL. On a machine with several GPUs leave that unset.
+
+local ranks = require 'spec.dist.ranks'
+
+local library = os.getenv 'TIDE_SPEC_NCCL'
+
+-- Runs source `body`, which sees comm (NCCL), over, tide and args, on n ranks; rows of ranks.try.
+local function run(n, opts, body, ...)
+   local source = [[
+      local over, opts, body = ...
+      local tide = require 'tide'
+      tide.param('cuda_device', opts.same and 0 or over.rank)
+      tide.default().device = 'cuda'
+      local comm = require('tide.ffi.dist').nccl(over, { library = opts.library,
+         check = opts.check })
+      if opts.timeout then comm:set_timeout(opts.timeout) end
+      return assert(loadstring('local comm, over, tide = ... ' .. body))(comm, over, tide,
+         select(4, ...))
+   ]]
+   opts = opts or {}
+   opts.library = library
+   return ranks.try(n, { timeout = 60 }, loadstring(source), opts, body, ...)
+end
+
+local function values(n, opts, body, ...)
+   local rows, list = run(n, opts, body, ...), {}
+   for i, row in ipairs(rows) do
+      if row.status ~= 'OK' then error(('rank %d: %s'):format(i - 1, row.message or '?'), 0) end
+      list[i] = row.values[1]
+   end
+   return list
+end
+
+local collectives = { 'all_reduce', 'all_reduce_list', 'reduce', 'broadcast', 'all_gather',
+   'all_gather_v', 'reduce_scatter', 'reduce_scatter_v', 'all_to_all', 'all_to_all_v', 'gather',
+   'scatter', 'send_recv', 'chain' }
+
+describe('collectives over NCCL', function()
+   for _, n in ipairs { 1, 3 } do
+      for _, name in ipairs(collectives) do
+         it(('%s on %d ranks'):format(name, n), function()
+            local out = values(n, { check = name:find '_v$' ~= nil },
+               "return require('spec.dist.cases')(comm, select(4, ...))", name)
+            for _, ncase in ipairs(out) do assert.equal(64, ncase) end
+         end)
+      end
+   end
+
+   it('take a part of their own buffer, where the field does', function()
+      local out = values(3, nil, [[
+         local whole = tide.full({ 6 }, -1)
+         local mine = whole:slice(1, 2 * comm.rank + 1, 2 * comm.rank + 2)
+         mine:fill_(comm.rank)
+         comm:all_gather_into(whole, mine)
+         local gathered = table.concat(whole:tolist(), ' ')
+         comm:reduce_scatter_into(mine, whole)
+         return gathered .. ' | ' .. table.concat(mine:tolist(), ' ')
+      ]])
+      for r = 1, 3 do
+         assert.equal(('0 0 1 1 2 2 | %d %d'):format(3 * (r - 1), 3 * (r - 1)), out[r])
+      end
+   end)
+
+   it('wait for what computes their operands, on a stream of their own', function()
+      local out = values(2, nil, [[
+         local x = tide.ones { 4000 }
+         for _ = 1, 5 do x = x + x end
+         local work = comm:all_reduce(x, 'sum', { async = true })
+         local y = tide.ones({ 4000 }) * 3
+         x = work:wait() + y
+         return x:sum():item()
+      ]])
+      assert.same({ 67 * 4000, 67 * 4000 }, out)
+   end)
+
+   it('work between parts of the ranks', function()
+      local out = values(4, nil, [[
+         local part = comm:split(comm.rank % 2, -comm.rank)
+         local none = comm:split(comm.rank == 3 and 0 or nil)
+         local t = part:all_reduce(tide.full({ 3 }, comm.rank + 1))
+         local alone = none and none.size or 0
+         return { t:tolist()[1], part.rank, part.size, alone, part.transport }
+      ]])
+      assert.same({ { 4, 1, 2, 0, 'nccl' }, { 6, 1, 2, 0, 'nccl' }, { 4, 0, 2, 0, 'nccl' },
+                    { 6, 0, 2, 1, 'nccl' } }, out)
+   end)
+
+   it('use buffers that were registered', function()
+      local out = values(2, nil, [[
+         local flat, other = tide.zeros { 4, 6 }, tide.ones { 3 }
+         for _ = 1, 3 do comm:register(flat) end
+         for _ = 1, 12 do comm:register(tide.ones { 5 }) end
+         local good, e = pcall(comm.register, comm, tide.ones({ 2 }, { device = 'cpu' }))
+         flat:fill_(comm.rank + 1)
+         comm:all_reduce({ flat, other })
+         local dropped = pcall(flat.drop_bytes, flat)
+         comm:close()
+         return { flat:sum():item(), other:sum():item(), good, e.code, dropped }
+      ]])
+      for r = 1, 2 do assert.same({ 72, 6, false, 'E_DEVICE', false }, out[r]) end
+   end)
+
+   it('train as ranks on the host do', function()
+      local body = [[
+         local on_host = select(4, ...)
+         if on_host then tide.default().device = 'cpu' end
+         local model = tide.nn.Linear(8, 6, { seed = 1, device = tide.default().device })
+         function model:loss(ids, _, opts) return self:forward(ids):square():sum() / opts.count end
+         local optim = tide.optim.AdamW(model, { lr = 0.05 })
+         local step = require('tide.train.step').new { model = model, optim = optim,
+            comm = on_host and over or comm, clip = 1 }
+         local losses = {}
+         for i = 1, 6 do
+            local x = tide.arange(16):reshape { 2, 8 } * (0.02 * (over.rank + 1))
+            losses[i] = step:run({ { ids = x:to 'f32', count = 2 } }).loss
+         end
+         return losses
+      ]]
+      local far, near = values(2, nil, body), values(2, nil, body, true)
+      for r = 1, 2 do
+         assert.equal(6, #far[r])
+         for i = 1, 6 do
+            assert.is_true(math.abs(far[r][i] / near[r][i] - 1) < 1e-5, ("%.9g, %.9g"):format(
+               far[r][i], near[r][i]))
+         end
+         assert.is_true(far[r][6] < far[r][1])
+      end
+   end)
+end)
+
+describe('a failure under NCCL', function()
+   it('by a rank that does not come is a timeout with the place', function()
+      local rows = run(3, { timeout = 0.5 }, [[
+         comm:barrier()
+         if comm.rank == 2 then over:barrier() return 'waits' end
+         local good, e = pcall(comm.all_reduce, comm, tide.ones { 4 })
+         local again, f = pcall(comm.barrier, comm)
+         over:barrier()
+         return { tostring(good), e.code, tostring(e), tostring(again), f.code }
+      ]])
+      for r = 1, 2 do
+         local v = rows[r].values and rows[r].values[1] or error(rows[r].message)
+         assert.same({ 'false', 'E_TIMEOUT', 'false', 'E_TIMEOUT' }, { v[1], v[2], v[4], v[5] })
+         assert.is_truthy(v[3]:find('waited 0.5 s in #2 all_reduce', 1, true), v[3])
+      end
+   end)
+
+   it('ends an asynchronous call that another thread aborts', function()
+      local out = values(2, nil, [[
+         if comm.rank == 1 then over:barrier() return 'E_PEER' end
+         local t = tide.ones { 9 }
+         local work = comm:all_reduce(t, 'sum', { async = true })
+         comm:abort 'enough'
+         local good, e = pcall(work.wait, work)
+         over:barrier()
+         return good and 'no error' or e.code
+      ]])
+      assert.same({ 'E_PEER', 'E_PEER' }, out)
+   end)
+
+   it('of the network is told by every rank that waits', function()
+      if not library then return end
+      local out = values(2, nil, [[
+         local ffi = require 'ffi'
+         ffi.cdef 'int setenv(const char *, const char *, int); int unsetenv(const char *);'
+         comm:barrier()
+         over:barrier()
+         if over.rank == 0 then ffi.C.setenv('TIDE_EMULATE_NCCL_FAULT', '1', 1) end
+         over:barrier()
+         local good, e = pcall(comm.all_reduce, comm, tide.ones { 4 })
+         over:barrier()
+         ffi.C.unsetenv 'TIDE_EMULATE_NCCL_FAULT'
+         return good and 'no error' or e.code .. ' ' .. tostring(e)
+      ]])
+      for r = 1, 2 do
+         assert.is_truthy(out[r]:find '^E_PEER', out[r])
+         assert.is_truthy(out[r]:find('network', 1, true), out[r])
+      end
+   end)
+
+   it('in a call that differs is told before data moves, if asked for', function()
+      local out = values(3, { check = true }, [[
+         local t = tide.ones { comm.rank == 1 and 5 or 4 }
+         local good, e = pcall(comm.all_reduce, comm, t)
+         return good and 'no error' or e.code .. ' ' .. tostring(e)
+      ]])
+      for r = 1, 3 do
+         assert.is_truthy(out[r]:find '^E_COMM', out[r])
+         assert.is_truthy(out[r]:find('rank 0, 2: all_reduce(sum, f32, 4 elements)', 1, true),
+            out[r])
+         assert.is_truthy(out[r]:find('rank 1: all_reduce(sum, f32, 5 elements)', 1, true), out[r])
+      end
+   end)
+
+   it('of two ranks on one device is one error', function()
+      for _, row in ipairs(run(2, { same = true }, 'return (pcall(comm.barrier, comm))')) do
+         assert.is_falsy(row.status == 'OK' and row.values[1])
+      end
+   end)
+end)
