@@ -49,7 +49,8 @@ end
 
 -- Of the ways of a run (kind x strategy x recompute x accumulation) the share of mesh `i` of `m`:
 -- every kind and strategy on each mesh, with another recomputation and accumulation on the next, so
--- that up to six meshes of a number of ranks share the whole product. All of it with TIDE_SWEEP=all.
+-- that up to six meshes of a number of ranks share the whole product. TIDE_SWEEP=all: all of it on
+-- each mesh.
 local function ways_of(axes, i, m)
    local list, at = {}, 0
    local shared = os.getenv 'TIDE_SWEEP' == 'all' and 1 or math.min(m, 6)

@@ -9,8 +9,9 @@ local function train(_, n, family, config, opts, recompute, dtype)
    local tide = require 'tide'
    local parallel = tide.parallel
    local axis = parallel.mesh({ { 'tp', n } }):axis 'tp'
+   local lr = dtype == 'f64' and 1e-2 or 5e-3
    local function run(model)
-      local optim = tide.optim.AdamW(model, { lr = dtype == 'f64' and 1e-2 or 5e-3, weight_decay = 0.01 })
+      local optim = tide.optim.AdamW(model, { lr = lr, weight_decay = 0.01 })
       local losses = {}
       for step = 1, 20 do
          local ids = (tide.arange(2 * 11, { dtype = 'f64' }) * (0.9 + step)):sin():abs()
