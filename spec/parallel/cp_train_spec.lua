@@ -366,8 +366,8 @@ describe('training over a context axis', function()
    end)
 end)
 
--- On a rank: calls and bytes of a step of a plan, as priced and as they were, without those by which
--- ranks compare what they hold.
+-- On a rank: calls and bytes of a step of a plan, as priced and as they were, without those by
+-- which ranks compare what they hold.
 local function priced(rank, n, config_, attach)
    local t = require 'tide'
    local plan = t.parallel.plan({ family = 'llama', config = config_ },

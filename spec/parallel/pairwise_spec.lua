@@ -4,7 +4,8 @@ local pairwise = require 'spec.support.pairwise'
 
 describe('a pairwise sweep', function()
    it('covers every pair with few rows', function()
-      for _, sizes in ipairs { { 5, 4, 4, 4 }, { 3, 4, 3, 2, 3 }, { 2, 2 }, { 1, 3 }, { 7, 2, 5 } } do
+      for _, sizes in ipairs { { 5, 4, 4, 4 }, { 3, 4, 3, 2, 3 }, { 2, 2 }, { 1, 3 },
+         { 7, 2, 5 } } do
          local options, most = {}, 0
          for i, n in ipairs(sizes) do
             local values = {}
