@@ -1,5 +1,5 @@
--- A model cut over a tensor-parallel axis beside the whole one, for the specs: case.check(n, c), c of
--- family, config, opts, batch, tokens, loss, frozen, recompute.
+-- A model cut over a tensor-parallel axis beside the whole one, for the specs: case.check(n, c).
+-- c: family, config, opts, batch, tokens, loss, frozen, recompute.
 
 local ranks = require 'spec.support.ranks'
 
