@@ -82,7 +82,7 @@ describe('recipes/pretrain_hybrid.lua', function()
    it('refuses in one line', function()
       tmp.with(function(dir)
          for words, text in require 'tide.util.each' {
-            ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' (any layout) or 'auto'",
+            ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' (any layout)",
             ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
          } do
             local out, status = run(words:find 'cp 2' and 2 or 1,
