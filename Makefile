@@ -24,6 +24,7 @@ DEBIAN := make gcc g++ cmake pkg-config luajit libluajit-5.1-dev lua-busted lua-
 ifneq ($(shell command -v ninja 2>/dev/null),)
 export CMAKE_GENERATOR ?= Ninja
 endif
+MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
 .PHONY: all deps train test test-lint test-asan test-tsan test-sweep test-deep bench bench-full \
@@ -57,11 +58,11 @@ deps:
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive $$cmd
 
 train: deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) all
 	$(BUILD)/tide run -n 2 recipes/pretrain.lua --mesh.dp 2 --overwrite $(ARGS)
 
 test: deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) all
 	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) $(SPEC)
 
 # The library under a sanitizer, loaded into stock luajit: the runtime must come first.
@@ -75,7 +76,7 @@ test-tsan: deps
 
 # Wide sweeps: every combination of what the quick specs try singly.
 test-sweep: deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) all
 	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) --limit 1800 spec/deep
 
 test-deep: test test-sweep test-asan test-tsan

@@ -28,7 +28,7 @@ end
 -- Runs a spec file with device cuda; raises with what failed, or with the case it did not end. env:
 -- further variables as a shell takes them, or nil.
 function M.run(file, env)
-   local text = M.capture(('%s TIDE_BUILD=%s TIDE_SPEC_DEVICE=cuda timeout 400 luajit '
+   local text = M.capture(('%s TIDE_BUILD=%s TIDE_SPEC_DEVICE=cuda timeout 800 luajit '
       .. '/usr/bin/busted -v -o TAP %s'):format(env or '', M.folder, file))
    local passed, failed = 0, {}
    for line in text:gmatch '[^\n]+' do

@@ -9,7 +9,7 @@ describe('the pretrain recipe on emulated CUDA', function()
    local function losses(device, dtype)
       local out = os.tmpname()
       os.remove(out)
-      local text = capture(([[timeout 400 luajit -e "package.path = 'bindings/?.lua;lua/?.lua;]]
+      local text = capture(([[timeout 800 luajit -e "package.path = 'bindings/?.lua;lua/?.lua;]]
          .. [[lua/?/init.lua;' .. package.path; package.loaded['tide.host'] = { library = ]]
          .. [['%s/libtide.so', host_library = '%s/libtide_host.so' }" recipes/pretrain.lua ]]
          .. [[--device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 --heads 2 ]]

@@ -140,7 +140,7 @@ describe('an endless loop on one rank', function()
       end)
       local text = rows[1].message .. rows[2].message
       assert.is_truthy(text:find("it is in barrier() #1 on 'other' at", 1, true)
-         or text:find("it is in barrier() #2 on 'world' at", 1, true), text)
+         or text:find("it is in barrier() #3 on 'world' at", 1, true), text)
    end)
 end)
 

@@ -6,9 +6,9 @@
 -- One process a file, so a crash costs one file and its signal is seen. What failed is shown in
 -- full; the last line is "N passed, N failed" and the exit status is 0 iff nothing failed.
 -- SPEC names spec files or folders; without any, everything runs but spec/deep, which is for
--- `make test-deep`. --limit: seconds that a file may take (420). --times: list the N slowest.
+-- `make test-deep`. --limit: seconds that a file may take (900). --times: list the N slowest.
 
-local opt = { build = 'build', jobs = 1, sanitize = nil, limit = '420', times = '0' }
+local opt = { build = 'build', jobs = 1, sanitize = nil, limit = '900', times = '0' }
 local targets = {}
 do
    local i = 1
