@@ -21,7 +21,7 @@ enum { ELECTED, CAUSE, PEER, WELL, NEWS };
 
 /* Seconds to wait for the news of others. With a cause the job should end soon; without one some
  * rank has it, unless all that are left hang; who is not elected waits to be ended. */
-static const double moment = 0.8, long_moment = 8, last_moment = 30;
+static const double moment = 0.8, long_moment = 8, last_moment = 15;
 
 typedef struct voice {
   tide__mpi_handle recv;

@@ -1,6 +1,7 @@
 -- Two hosts on one machine, for specs: two network namespaces, joined by a cable, each with a host
 -- name and a folder for temporary files of its own. mpirun runs in the first and reaches the second
--- by a script in the place of ssh. Needs root and iproute2.
+-- by a script in the place of ssh. A connection with data on the way is given up after some seconds
+-- (tcp_retries2), for which mpirun waits when the cable is cut. Needs root and iproute2.
 
 local mpi = require 'spec.dist.mpi_run'
 
@@ -22,6 +23,7 @@ ip link add vaT netns A type veth peer name vbT netns B
 ip -n A addr add 10.77.0.1/24 dev vaT; ip -n B addr add 10.77.0.2/24 dev vbT
 ip -n A link set lo up; ip -n B link set lo up
 ip -n A link set vaT up; ip -n B link set vbT up
+for h in A B; do ip netns exec $h sysctl -qw net.ipv4.tcp_retries2=5; done
 ip netns exec A unshare -u true]]):gsub('%f[%w](v?[ab]?)([ABDT])%f[%W]', function(head, key)
       return head .. names[key]
    end)))
@@ -46,8 +48,6 @@ function hosts:job(words, limit)
       .. 'export TMPDIR=%s/A; '
       .. 'exec mpirun --allow-run-as-root --quiet --mca plm_rsh_agent %s/agent '
       .. '--mca btl self,tcp --mca btl_tcp_if_include 10.77.0.0/24 '
-      .. '--mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 2 '
-      .. '--mca oob_tcp_keepalive_probes 3 '    -- else it waits for a daemon that is cut off
       .. '--mca oob_tcp_if_include 10.77.0.0/24 -H 10.77.0.1:1,10.77.0.2:1 -np 2 '
       .. '%s run %s" >%s 2>&1 </dev/null')
       :format(self.a, self.a, self.dir, self.dir, mpi.program, words, out), limit)

@@ -85,6 +85,22 @@ describe('the environment', function()
    end)
 end)
 
+describe('the world of a rank', function()
+   it('takes its options with the first call, and says so', function()
+      local dist = require 'tide.dist'
+      dist.close()
+      finally(dist.close)
+      local comm = dist.init { transport = 'self' }
+      assert.equal(comm, dist.init { transport = 'self', timeout = 5 })
+      for _, opts in ipairs { { transport = 'mpi' }, { check = false }, { library = 'x.so' } } do
+         local good, e = pcall(dist.init, opts)
+         assert.is_false(good)
+         assert.equal('E_STATE', e.code)
+         assert.matches((next(opts)) .. ' comes too late', e.message, 1, true)
+      end
+   end)
+end)
+
 local small = '--mesh.dp 2 --steps 6 --dim 16 --heads 2 --layers 1 --seq 32 --batch 4 --warmup 2 '
    .. '--sample 0 --val-windows 2 --threads 1 '
 

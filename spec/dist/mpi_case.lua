@@ -201,6 +201,21 @@ function case.caught()
    print 'goes on'
 end
 
+-- Every rank fails, by itself.
+function case.all()
+   world():barrier()
+   error 'planned failure of all'
+end
+
+-- Rank 0 catches the timeout and ends well, rank 1 hangs.
+function case.hung()
+   local comm = world()
+   comm:barrier()
+   if comm.rank == 1 then fault.loop() end
+   comm:set_timeout(1)
+   print(select(2, pcall(comm.barrier, comm)).code)
+end
+
 -- Waiting costs little processor time, also in an asynchronous call's thread.
 function case.idle()
    local comm = world()

@@ -32,7 +32,7 @@ describe('comm_mpi', function()
 end)
 
 describe('a rank that', function()
-   -- Output of a job of 3 in which rank 1 fails after its first call. Its timeout is longer than the
+   -- Output of a job of 3 in which rank 1 fails after its first call. The timeout is longer than the
    -- job may take: who waited for it would end as 124.
    local function fails(kind)
       local out, status = mpi.job(3, script .. 'fault ' .. kind)
@@ -56,6 +56,20 @@ describe('a rank that', function()
       local out = fails 'leave'
       assert.is_true(count(out, "rank 1 has left 'world' after #1 all_reduce(sum, f32") > 0, out)
       assert.is_true(count(out, 'E_PEER') > 0, out)
+   end)
+
+   it_mpi('fails like all others speaks for them', function()
+      local out, status = mpi.job(4, script .. 'all')
+      assert.equal(1, status, out)
+      assert.equal(1, count(out, 'planned failure of all'), out)
+      assert.equal(1, count(out, '[r0] tide: rank 0 failed: '), out)
+   end)
+
+   it_mpi('hangs does not keep those that end well', function()
+      local out, status = mpi.job(2, script .. 'hung')
+      assert.equal(1, status, out)
+      assert.equal(1, count(out, 'E_TIMEOUT'), out)
+      assert.equal(1, count(out, 'not all ranks have come to the end'), out)
    end)
 
    it_mpi('is killed ends the job', function() fails 'kill' end)

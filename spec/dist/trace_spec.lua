@@ -151,7 +151,7 @@ describe('tide run --trace', function()
       tmp.with(function(dir)
          for r = 0, 1 do
             local f = assert(io.open(('%s/rank%03d.json'):format(dir, r), 'w'))
-            f:write(('{"run":"job%d/0","rank":%d,"size":2,"comms":[],"traceEvents":[]}'):format(r, r))
+            f:write(('{"run":"%d/0","rank":%d,"size":2,"comms":[],"traceEvents":[]}'):format(r, r))
             f:close()
          end
          local text, code = mpi.shell(mpi.program .. ' trace ' .. dir)

@@ -800,7 +800,7 @@ int  tide_comm_register(tide_comm *comm, tide_tensor *t);
  * elect: which of the processes that fail says why and ends the job. Each that fails calls it in
  * the place of end, after the last communicator and with its output written. cause: 1, it failed by
  * itself; 0, since another did. Waits a moment for the others to end, then: TIDE_MORE, this process
- * says why and aborts; TIDE_OK, another does, and did not end this one in half a minute;
+ * says why and aborts; TIDE_OK, another does, and did not end this one in a while;
  * TIDE_E_STATE, the processes cannot be asked. Of those with a cause, else of all, the lowest rank
  * is elected. */
 int  tide_mpi_running(void);

@@ -45,16 +45,30 @@ local function join(opts)
    return require('tide.ffi.dist').join(opts.ctx, nil, 0)
 end
 
+-- What was given to a later call and cannot hold any more.
+local function check_joined(opts)
+   local late = opts.transport ~= nil and opts.transport ~= world.transport and 'transport'
+   for _, name in ipairs { 'ctx', 'check', 'library' } do
+      late = late or opts[name] ~= nil and name
+   end
+   if late then
+      err.raise('E_STATE', 'dist.init', "this rank has joined already (transport '%s'), so %s "
+         .. 'comes too late; give it to the first call, before anything asks for the world, or leave '
+         .. 'with tide.dist.close()', tostring(world.transport), late)
+   end
+end
+
 -- Joins the group of this run once and returns the communicator of all its ranks. opts: timeout
 -- (seconds a call waits for the other ranks), ctx (a context; default: the state's own), transport
 -- ('self', 'local' or 'mpi'; default: as the run was started), check (false: MPI calls are not
--- compared before data moves; on all ranks alike), library (file of the MPI library).
+-- compared before data moves; on all ranks alike), library (file of the MPI library). A later call
+-- may change the timeout only.
 function dist.init(opts)
    opts = err.options('dist.init', opts, { 'timeout', 'ctx', 'transport', 'check', 'library' })
    if opts.transport ~= nil then
       err.choice('dist.init', 'transport', opts.transport, { 'self', 'local', 'mpi' })
    end
-   if not world then world = join(opts) end
+   if world then check_joined(opts) else world = join(opts) end
    if opts.timeout then world:set_timeout(opts.timeout) end
    return world
 end
