@@ -18,11 +18,11 @@
 #include "kernels/cpu/tile.h"
 #include "tide/tide.h"
 
-/* Blocking. The columns of B that every panel of A meets before the next ones (`cols` bytes of the
- * kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at most ROWS_BYTES packed at
- * a time, are streamed past them and fetched one ahead, so they may lie further away: the more of
- * them, the less often B is read again. Columns vary fastest, so C is written along its rows.
- * ROUND_BYTES bounds the packed part of B; a wider B is done in rounds. */
+/* Blocking. The columns of B that every panel of A meets before the next ones (`cols` bytes of
+ * the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at most
+ * ROWS_BYTES packed at a time, are streamed past them and fetched one ahead, so they may lie
+ * further away: the more of them, the less often B is read again. Columns vary fastest, so C is
+ * written along its rows. ROUND_BYTES bounds the packed part of B; a wider B is done in rounds. */
 enum { ROWS_BYTES = 3 << 20, TASKS_PER_THREAD = 4,
        LINE = 64, STAGE_ROWS = 256, STAGE_COLS = 1024 };
 static const int64_t ROUND_BYTES = (int64_t)64 << 20;

@@ -406,7 +406,7 @@ static double run_chunks(const plan *p, int *any)
   return loss;
 }
 
-/* ---- logits made again: both walks go over all rows, a span of classes at a time -------------- */
+/* ---- logits made again: both walks go over all rows, a span of classes at a time ------------- */
 
 /* The sums of the rows, or with grads the gradients, of the span that t names. */
 static void run_span(const plan *p, part t, int grads)

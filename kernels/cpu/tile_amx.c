@@ -4,9 +4,9 @@
  * products, so one KiB moves per product and the unit stays busy from the first-level cache. A is
  * packed as rows of 32 k; B as rows of 16 pairs of k ("pair rows"), which is what the unit reads;
  * one form is the other transposed in 32-bit pieces, so a single routine packs both. A panel of A
- * stays in the first-level cache (DEPTH is chosen for that) while panels of B pass by it from the
- * second level, loaded with the hint that keeps them from pushing A out; and the lines of C that
- * the next tile writes are fetched meanwhile: a tile takes less time than a miss on each of its rows.
+ * up to some 700 deep stays in the first-level cache while panels of B pass by it from the second
+ * level, loaded with the hint that keeps them from pushing A out. The lines of C that the next tile
+ * writes are fetched meanwhile: a tile takes less time than a miss on each of its rows.
  *
  * Layer 2k. See tile.h. Tile registers are configured per task and released at its end: the state
  * costs every context switch as long as it is live. The unit flushes denormals by itself.
@@ -272,8 +272,8 @@ AVX512 static void pack_rows(void *dst, const tile_strip *s) { pack(dst, s, 0); 
 AVX512 static void pack_cols(void *dst, const tile_strip *s) { pack(dst, s, 1); }
 
 static const tile_kernel kernel = {
-  .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH, .cols = NEAR,
-  .whole = WHOLE,
+  .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH,
+  .cols = NEAR, .whole = WHOLE,
   .pack_a = pack_rows, .pack_b = pack_cols, .run = run, .to_half = to_half,
   .begin = tide__tile_amx_begin, .end = tide__tile_amx_end
 };

@@ -305,3 +305,42 @@ describe("linear_cross_entropy with a large bias in common", function()
       end
    end
 end)
+
+-- So many rows of so many classes that logits are made a span at a time: one block of rows, and
+-- two, the second with tokens that do not count.
+describe("linear_cross_entropy of many rows and classes", function()
+   local nclass = 5000
+   local values = {}
+   local function inputs(n)
+      values[n] = values[n] or {
+         tide.randn({ n, 8 }):to('bf16'), tide.randn({ nclass, 8 }):to('bf16'),
+         tide.randn({ nclass }):to('bf16'),
+      }
+      return values[n]
+   end
+
+   local function run(n, device, dtype)
+      local t, y = {}, {}
+      for i, v in ipairs(inputs(n)) do
+         t[i] = v:to(dtype):to(device)
+         t[i]:requires_grad_()
+      end
+      for i = 1, n do y[i] = (i > 560 or i % 7 == 0) and -100 or (i * 37) % nclass end
+      local targets = tide.tensor(y, { dtype = 'i64' }):to(device)
+      local loss = tide.linear_cross_entropy(t[1], t[2], t[3], targets,
+         { label_smoothing = 0.1, z_loss = 1e-3 })
+      loss:backward()
+      return loss:item(), t[1].grad, t[2].grad, t[3].grad
+   end
+
+   for _, n in ipairs { 450, 1100 } do
+      it(("is that of the reference in bf16, %d rows"):format(n), function()
+         local want, got = { run(n, 'ref', 'f64') }, { run(n, fast, 'bf16') }
+         near(want[1], got[1], 1e-6 * want[1], 'loss')
+         for i, name in ipairs { 'x', 'w', 'bias' } do
+            check_all(want[i + 1]:to('f64'):tolist(), got[i + 1], linear_room.bf16,
+               'gradient of ' .. name)
+         end
+      end)
+   end
+end)
