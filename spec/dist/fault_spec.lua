@@ -31,7 +31,6 @@ describe('a Lua error on one rank', function()
             assert.is_truthy(row.message:find('boom on purpose', 1, true), row.message)
             assert.equal(rank == 1 and 'E_HOST' or 'E_PEER', row.status)
          end
-         assert.equal(1, rows.first)
       end)
    end
 
@@ -170,7 +169,7 @@ describe('after a failure', function()
             if comm.rank == 0 then error('boom on purpose') end
             comm:barrier()
          end)
-         assert.equal(0, rows.first)
+         assert.same({ 'E_HOST', 'E_PEER' }, { rows[1].status, rows[2].status })
          assert.same({ 3, 3 }, ranks.run(2, function(comm)
             return comm:all_reduce(require('tide').full({ 1 }, comm.rank + 1)):item()
          end))
