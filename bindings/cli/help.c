@@ -33,13 +33,14 @@ const char cli_help_run[] =
   "and WORLD_SIZE, Open MPI's variables, PMI's, Slurm's (in a step only). MPI is opened when the\n"
   "recipe asks for its ranks. TIDE_MPI_LIBRARY names another libmpi. When a host is cut off the\n"
   "ranks end by their timeout, but Open MPI's mpirun waits for its daemon there until the system\n"
-  "gives up the connection, some 15 minutes unless sysctl net.ipv4.tcp_retries2 is less (8: 100 s).\n"
+  "gives up the connection, some 15 minutes unless sysctl net.ipv4.tcp_retries2 is less (8:\n"
+  "100 s).\n"
   "\n"
   "What follows the recipe is for the recipe (global `arg`). With several ranks, each line of\n"
   "output starts with [rK]. The first Ctrl-C or SIGTERM asks the recipe to stop after its step,\n"
   "the second stops it at the next op, the third ends it at once.\n"
-  "Exit code: 0 done, 1 the recipe raised, 2 wrong command line or environment, wrong option of the\n"
-  "recipe or one that this machine cannot serve (a device that is absent), that of os.exit,\n"
+  "Exit code: 0 done, 1 the recipe raised, 2 wrong command line or environment, wrong option of\n"
+  "the recipe or one that this machine cannot serve (a device that is absent), that of os.exit,\n"
   "128 + signal. A job of several ranks has the code of the rank that failed first.\n";
 
 const char cli_help_repl[] =

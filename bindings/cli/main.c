@@ -4,7 +4,8 @@
  * threads). Its folder is the only one that prints, handles signals and exits.
  *
  * Exit codes: 0 done, 1 the recipe raised, 2 wrong command line, here or in the recipe's options
- * (E_ARG, E_DEVICE or E_UNSUPPORTED told without a stack trace), what os.exit was given, 128 + signal after a signal.
+ * (E_ARG, E_DEVICE or E_UNSUPPORTED told without a stack trace), what os.exit was given, 128 +
+ * signal after a signal.
  */
 #include <stdio.h>
 #include <stdlib.h>

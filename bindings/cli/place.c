@@ -39,8 +39,8 @@ int cli_share_of_cores(int local_size)
   return mine / local_size > 0 ? mine / local_size : 1;
 }
 
-/* Where the ranks cannot be asked who speaks, before MPI runs or after it has been given up: rank 0;
- * the launcher then ends the others. True if no signal has come. */
+/* Where the ranks cannot be asked who speaks, before MPI runs or after it has been given up: rank
+ * 0; the launcher then ends the others. True if no signal has come. */
 static bool outlive(const place *at, int status)
 {
   struct timespec ts = {(at->rank > 0 ? 3 : 0) + (status == TIDE_E_PEER ? 3 : 0), 0};

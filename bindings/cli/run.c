@@ -192,10 +192,12 @@ static int parse_run(int argc, char **argv, run_options *o)
       if (!parse_count(value, 0, 1000000, &o->max_restarts))
         return cli_complain("run: --max-restarts needs a number in [0, 1000000]");
     } else if (strcmp(argv[i], "-p") == 0) {
-      if (!value) return cli_complain("run: -p needs parameters, e.g. \"check=1\"; see `tide params`");
+      if (!value)
+        return cli_complain("run: -p needs parameters, e.g. \"check=1\"; see `tide params`");
       o->params = value;
     } else if (strcmp(argv[i], "--trace") == 0) {
-      if (!value || !*value) return cli_complain("run: --trace needs a folder for the ranks' files");
+      if (!value || !*value)
+        return cli_complain("run: --trace needs a folder for the ranks' files");
       o->trace = value;
     } else if (strcmp(argv[i], "--traceback") == 0) {
       setenv("TIDE_TRACEBACK", "1", 1);

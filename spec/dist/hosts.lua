@@ -8,7 +8,7 @@ local mpi = require 'spec.dist.mpi_run'
 local hosts = {}
 hosts.__index = hosts
 
-local function sh(command) return mpi.shell(("sh -c '%s'"):format(command), 30) end
+local function sh(command) return mpi.shell(("sh -c '%s'"):format(command)) end
 
 -- A pair of hosts, or nil and why there is none.
 function hosts.new()
@@ -48,6 +48,8 @@ function hosts:job(words, limit)
       .. 'export TMPDIR=%s/A; '
       .. 'exec mpirun --allow-run-as-root --quiet --mca plm_rsh_agent %s/agent '
       .. '--mca btl self,tcp --mca btl_tcp_if_include 10.77.0.0/24 '
+      .. '--mca oob_tcp_keepalive_time 20 --mca oob_tcp_keepalive_intvl 5 '
+      .. '--mca oob_tcp_keepalive_probes 2 '    -- the far daemon hears nothing of the end, either
       .. '--mca oob_tcp_if_include 10.77.0.0/24 -H 10.77.0.1:1,10.77.0.2:1 -np 2 '
       .. '%s run %s" >%s 2>&1 </dev/null')
       :format(self.a, self.a, self.dir, self.dir, mpi.program, words, out), limit)
@@ -59,7 +61,7 @@ end
 
 -- True once nothing runs on the second host.
 function hosts:is_quiet()
-   local _, status = sh(('for i in $(seq 250); do test -z "$(ip netns pids %s)" && exit 0; '
+   local _, status = sh(('for i in $(seq 1500); do test -z "$(ip netns pids %s)" && exit 0; '
       .. 'sleep 0.1; done; exit 1'):format(self.b))
    return status == 0
 end

@@ -135,8 +135,8 @@ end
 -- Ends MPI in this process, after its last communicator; see tide_mpi_end.
 function M.mpi_end()
    if C.tide_mpi_end() == 0 then return end
-   status.raise(C.TIDE_E_PEER, 'dist.mpi_end', 'not all ranks have come to the end of the job after '
-      .. 'a call that failed; end the process with a code other than 0')
+   status.raise(C.TIDE_E_PEER, 'dist.mpi_end', 'not all ranks have come to the end of the job '
+      .. 'after a call that failed; end the process with a code other than 0')
 end
 
 local nccl_opts = arg.set { 'check', 'library' }

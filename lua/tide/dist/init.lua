@@ -53,8 +53,8 @@ local function check_joined(opts)
    end
    if late then
       err.raise('E_STATE', 'dist.init', "this rank has joined already (transport '%s'), so %s "
-         .. 'comes too late; give it to the first call, before anything asks for the world, or leave '
-         .. 'with tide.dist.close()', tostring(world.transport), late)
+         .. 'comes too late; give it to the first call, before anything asks for the world, or '
+         .. 'leave with tide.dist.close()', tostring(world.transport), late)
    end
 end
 
