@@ -6,13 +6,13 @@
 -- Legend: B batch, T tokens, C model width, V vocabulary.
 
 local tide = require 'tide'
+local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
 local sequence_of = require('tide.nn.mamba').sequence_of
-local whole = require 'tide.model.whole'
 
 local Module = nn.Module
 
@@ -36,7 +36,7 @@ end
 
 function Body:forward(ids_BT, at) return self.norm_f(self.layers(self.embeddings(ids_BT), at)) end
 
-local Backbone = class('Backbone', Module)
+local Backbone = class('Backbone', CausalLM)
 
 -- Reads a configuration: known is a list of { name, default or nil (required), kind }, where kind
 -- is a function (op, name, value) -> value. Fields in `ignored` and JSON nulls are passed over.
@@ -82,18 +82,16 @@ end
 
 -- mixers: the list of layers; opts as of every module.
 function Backbone:init(op, c, mixers, opts)
-   Module.init(self)
-   self.op, self.config, self.head_loss = op, c, nn.loss.linear
+   CausalLM.init(self, op, c)
    self.mixing = mixing_of(mixers)
    self:child('backbone', Body(c, mixers, opts))
-   if not c.tie_word_embeddings then
-      self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
-         Module.inner(opts, { bias = false, std = c.initializer_range })))
-   end
+   self:make_head(opts)
    self:ready(opts)
 end
 
-local at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
+function Backbone:embedding() return self.backbone.embeddings end
+
+Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
 
 local function check_index(op, name, t)
    if t ~= nil and not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2) then
@@ -105,7 +103,7 @@ end
 -- and, for attention, q_index and k_index; positions; caches, one table a layer, for generation;
 -- context, of a sequence of which ids are this rank's part (parallel.cp).
 local function placement(op, opts, ids)
-   opts = err.options(op, opts, at_fields)
+   opts = err.options(op, opts, Backbone.at_fields)
    local context = nn.context.of(op, opts, ids)
    if opts.caches ~= nil then err.type(op, 'caches', opts.caches, 'table') end
    for _, name in ipairs { 'positions', 'sequence' } do
@@ -125,56 +123,16 @@ local function placement(op, opts, ids)
    }
 end
 
-function Backbone:head()
-   return self.lm_head and self.lm_head.weight or self.backbone.embeddings.weight
-end
-
 -- Final hidden states [B, T, C].
 function Backbone:hidden(ids_BT, opts)
-   if type(ids_BT) ~= 'cdata' or ids_BT.ndim ~= 2 then
-      err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids_BT)
-   end
+   self:check_ids(ids_BT)
    return self.backbone(ids_BT, placement(self.op, opts, ids_BT))
-end
-
--- Logits [B, T, V].
-function Backbone:forward(ids_BT, opts)
-   local h = self:hidden(ids_BT, opts)
-   if self.head_logits then return self.head_logits(h, self:head()) end
-   return tide.linear(h, self:head())
-end
-
--- As of model.llama: the sum of the token losses divided by opts.count.
-function Backbone:loss(ids_BT, labels_BT, opts)
-   local place, rest = {}, {}
-   if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
-   for k, v in each(opts or {}) do rest[k] = v end
-   for _, k in ipairs(at_fields) do place[k], rest[k] = rest[k], nil end
-   if rest.shift then
-      nn.context.check_shift(self.op, place.context)
-      labels_BT = nn.loss.shift(labels_BT, rest.ignore)
-   end
-   rest.shift = nil
-   return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
-end
-
--- Published files of tied models may carry the head all the same; it is left out then.
-function Backbone:load_state_dict(state, opts)
-   if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
-      local copy = {}
-      for k, v in each(state) do copy[k] = v end
-      copy['lm_head.weight'] = nil
-      state = copy
-   end
-   return Module.load_state_dict(self, state, opts)
 end
 
 -- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
 -- attention; per token of training.
 function Backbone:flops_per_token(seq)
-   local c, n = self.config, whole.numel(self)
-   if not c.tie_word_embeddings then n = n - c.vocab_size * c.hidden_size end
-   return 6 * n + self.mixing[1] + self.mixing[2] * seq
+   return 6 * self:multiplying() + self.mixing[1] + self.mixing[2] * seq
 end
 
 return Backbone

@@ -8,12 +8,12 @@
 -- Legend: B batch, T tokens, C model width, V vocabulary.
 
 local tide = require 'tide'
+local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
-local whole = require 'tide.model.whole'
 
 local Module = nn.Module
 
@@ -148,7 +148,7 @@ function Body:forward(ids_BT, at)
    return self.norm(self.layers(x_BTC, at))
 end
 
-local Llama = class('Llama', Module)
+local Llama = class('Llama', CausalLM)
 
 Llama.family = { op = 'model.llama' }
 
@@ -156,31 +156,21 @@ Llama.family = { op = 'model.llama' }
 function Llama:init(config, opts)
    local family = self.family
    opts = Module.options(family.op, opts, {})
-   Module.init(self)
-   local c = complete(config, family)
-   self.config = c
-   self.head_loss = nn.loss.linear
-   self:child('model', Body(c, opts, family))
-   if not c.tie_word_embeddings then
-      self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
-         Module.inner(opts, { bias = false, std = c.initializer_range })))
-   end
+   CausalLM.init(self, family.op, complete(config, family))
+   self:child('model', Body(self.config, opts, family))
+   self:make_head(opts)
    self:ready(opts)
 end
 
-local at_fields = { 'positions', 'index', 'q_index', 'k_index', 'caches', 'context' }
+function Llama:embedding() return self.model.embed_tokens end
 
-local function check_ids(op, ids)
-   if type(ids) ~= 'cdata' or ids.ndim ~= 2 then
-      err.arg(op, 'ids', 'a tensor [batch, tokens]', ids)
-   end
-end
+Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'caches', 'context' }
 
 -- opts: positions [B or 1, T] (default 0, 1, ...), index [B or 1, T, 2] of (document, position)
 -- for packed streams, or q_index and k_index apart; caches, one table a layer, for generation;
 -- context, of a sequence of which ids are this rank's part (parallel.cp), which tells positions.
 local function placement(op, ids, opts)
-   opts = err.options(op, opts, at_fields)
+   opts = err.options(op, opts, Llama.at_fields)
    local context = nn.context.of(op, opts, ids)
    local positions = opts.positions or context and context:positions(ids.device)
    if not positions then
@@ -193,58 +183,17 @@ local function placement(op, ids, opts)
    }
 end
 
--- The weight of the output projection, tied or not.
-function Llama:head()
-   return self.lm_head and self.lm_head.weight or self.model.embed_tokens.weight
-end
-
 -- Final hidden states [B, T, C].
 function Llama:hidden(ids_BT, opts)
-   local op = self.family.op
-   check_ids(op, ids_BT)
-   return self.model(ids_BT, placement(op, ids_BT, opts))
-end
-
--- Logits [B, T, V].
-function Llama:forward(ids_BT, opts)
-   local h = self:hidden(ids_BT, opts)
-   if self.head_logits then return self.head_logits(h, self:head()) end
-   if self.lm_head then return self.lm_head(h) end
-   return self.model.embed_tokens:as_output(h)
-end
-
--- Sum of the token losses divided by opts.count (default: the labels counted in this call).
--- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
--- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options.
-function Llama:loss(ids_BT, labels_BT, opts)
-   local place, rest = {}, {}
-   for k, v in each(opts or {}) do rest[k] = v end
-   for _, k in ipairs(at_fields) do place[k], rest[k] = rest[k], nil end
-   if rest.shift then
-      nn.context.check_shift(self.family.op, place.context)
-      labels_BT = nn.loss.shift(labels_BT, rest.ignore)
-   end
-   rest.shift = nil
-   return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
-end
-
--- Published files of tied models may carry the head all the same; it is left out then.
-function Llama:load_state_dict(state, opts)
-   if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
-      local copy = {}
-      for k, v in each(state) do copy[k] = v end
-      copy['lm_head.weight'] = nil
-      state = copy
-   end
-   return Module.load_state_dict(self, state, opts)
+   self:check_ids(ids_BT)
+   return self.model(ids_BT, placement(self.op, ids_BT, opts))
 end
 
 -- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
 function Llama:flops_per_token(seq)
    local c = self.config
-   local n = whole.numel(self)
-   if not c.tie_word_embeddings then n = n - c.vocab_size * c.hidden_size end
-   return 6 * n + 6 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * seq
+   local mixing = c.num_hidden_layers * c.num_attention_heads * c.head_dim
+   return 6 * (self:multiplying() + mixing * seq)
 end
 
 return Llama

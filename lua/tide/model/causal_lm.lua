@@ -1,0 +1,98 @@
+-- CausalLM: what language models have in common around their layers (layer 7): a head that may be
+-- the embedding, logits, and a loss that never makes them.
+--
+-- The one idea: a family says how ids become final hidden states (`hidden`), which options say
+-- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is written
+-- once. Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in
+-- parts.
+
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+
+local Module = nn.Module
+
+local CausalLM = class('CausalLM', Module)
+
+-- op: the name that errors carry; c: the complete configuration.
+function CausalLM:init(op, c)
+   Module.init(self)
+   self.op, self.config, self.head_loss = op, c, nn.loss.linear
+end
+
+-- The output projection, unless it is the embedding. opts: as of every module.
+function CausalLM:make_head(opts)
+   local c = self.config
+   if c.tie_word_embeddings then return end
+   self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
+      Module.inner(opts, { bias = false, std = c.initializer_range })))
+end
+
+-- The weight of the output projection, tied or not.
+function CausalLM:head()
+   return self.lm_head and self.lm_head.weight or self:embedding().weight
+end
+
+function CausalLM:check_ids(ids)
+   if type(ids) ~= 'cdata' or ids.ndim ~= 2 then
+      err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids)
+   end
+end
+
+-- Logits [B, T, V].
+function CausalLM:forward(ids_BT, opts)
+   local h = self:hidden(ids_BT, opts)
+   if self.head_logits then return self.head_logits(h, self:head()) end
+   if self.lm_head then return self.lm_head(h) end
+   return self:embedding():as_output(h)
+end
+
+-- Sum of the token losses divided by opts.count (default: the labels counted in this call).
+-- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
+-- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options.
+function CausalLM:loss(ids_BT, labels_BT, opts)
+   local place, rest = {}, {}
+   if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
+   for k, v in each(opts or {}) do rest[k] = v end
+   for _, k in ipairs(self.at_fields) do place[k], rest[k] = rest[k], nil end
+   if rest.shift then
+      nn.context.check_shift(self.op, place.context)
+      labels_BT = nn.loss.shift(labels_BT, rest.ignore)
+   end
+   rest.shift = nil
+   return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
+end
+
+-- Published files of tied models may carry the head all the same; it is left out then.
+function CausalLM:load_state_dict(state, opts)
+   if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
+      local copy = {}
+      for k, v in each(state) do copy[k] = v end
+      copy['lm_head.weight'] = nil
+      state = copy
+   end
+   return Module.load_state_dict(self, state, opts)
+end
+
+-- Numbers of the whole model, of which this rank may hold a part (parallel.layout says which).
+local function whole_numel(model)
+   local n = 0
+   for _, e in ipairs(model:named_parameters()) do
+      local layout = rawget(e.owner, '_layout')
+      local size = 1
+      for _, s in ipairs(layout and layout[e.field] and layout[e.field].shape or e.param.shape) do
+         size = size * s
+      end
+      n = n + size
+   end
+   return n
+end
+
+-- Those of them that multiply something for each token.
+function CausalLM:multiplying()
+   local c, n = self.config, whole_numel(self)
+   return c.tie_word_embeddings and n or n - c.vocab_size * c.hidden_size
+end
+
+return CausalLM
