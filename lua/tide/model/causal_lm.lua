@@ -2,9 +2,8 @@
 -- the embedding, logits, and a loss that never makes them.
 --
 -- The one idea: a family says how ids become final hidden states (`hidden`), which options say
--- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is
--- written once. Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in
--- parts.
+-- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
+-- Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in parts.
 
 local class = require 'tide.class'
 local each = require 'tide.util.each'
