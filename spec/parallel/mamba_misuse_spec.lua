@@ -8,6 +8,8 @@ local cp, mamba_cp = tide.parallel.cp, tide.parallel.mamba_cp
 
 local methods = { 'hidden', 'state' }
 
+local function i64(rows) return tide.tensor(rows, { dtype = 'i64' }) end
+
 -- Runs on a rank: one call of an attached layer with documents or a layout of the rank's own;
 -- the code and text of the error, or what came out.
 local differ = [[
@@ -72,6 +74,19 @@ describe('a handle', function()
    end)
 end)
 
+describe('the null context', function()
+   it('means a whole sequence on this rank, as it does to attention', function()
+      local m = tide.model.hybrid { vocab_size = 11, hidden_size = 8, mamba_num_heads = 2,
+         hybrid_override_pattern = 'M*', mamba_head_dim = 4, num_attention_heads = 2 }
+      local ids = i64 { { 1, 2, 3, 4, 5 } }
+      local want = m(ids):to_string_bytes()
+      local handle = cp.attach(m, { axis = tide.dist.simulate(2, 0) })
+      assert.is_true(want == m(ids, { context = cp.null }):to_string_bytes())
+      refused('E_STATE', 'no context', m.forward, m, ids)
+      handle:restore()
+   end)
+end)
+
 describe('MambaContextParallel', function()
    it('sees what is written into a list of lengths it was given before', function()
       local same = ranks.run(2, [[
@@ -92,8 +107,6 @@ describe('MambaContextParallel', function()
 end)
 
 -- ---- arguments ---------------------------------------------------------------------------------
-
-local function i64(rows) return tide.tensor(rows, { dtype = 'i64' }) end
 
 local function model() return tide.model.mamba2 { vocab_size = 11, hidden_size = 8,
    num_hidden_layers = 1, num_heads = 2, head_dim = 4, state_size = 3 } end

@@ -214,9 +214,9 @@ end
 -- The context of a call, checked.
 local function context_for(self, op, projected, at)
    local context = at.context
-   if context == nil or context.null then
+   if context == nil then
       err.raise('E_STATE', op, 'no context; call the model with the context of its batch '
-         .. '(parallel.cp), or restore() it')
+         .. '(parallel.cp; null: a whole sequence on each rank), or restore() it')
    end
    context_.check(op, 'context', context)
    local map = context.map
@@ -253,10 +253,13 @@ end
 
 -- What the layers call: see nn.Mamba2.mix. Which documents there are is the context's to say; ranks
 -- that differ in it, or in method or layer, all raise E_COMM. Every rank must call. With
--- `alone` set (cp.attach's whole) a call without a context means a whole sequence on this rank.
+-- `alone` set (cp.attach's whole) a call without a context means a whole sequence on this rank, as
+-- one with parallel.cp.null always does.
 function Attached:call(layer, projected, at)
    local op = 'parallel.mamba_cp'
-   if self.alone and not at.context then return layer:mix(projected, at) end
+   if at.context == context_.null or self.alone and not at.context then
+      return layer:mix(projected, at)
+   end
    local context, device = context_for(self, op, projected, at), projected.device
    local map = context.map
    local method = method_of(self, layer, projected, map)
