@@ -213,10 +213,14 @@ local function put_piece(lists, source, piece, at, slot, pad)
    return counted
 end
 
+local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 end
+
 local function check_rows(op, rows)
    for r, row in ipairs(err.type(op, 'rows', rows, 'table')) do
       for _, piece in ipairs(err.type(op, ('rows[%d]'):format(r), row, 'table')) do
-         if type(piece) ~= 'table' or #piece ~= 4 then
+         local start, n, goes_on, slot = unpack(type(piece) == 'table' and piece or {}, 1, 4)
+         if not (is_count(start) and is_count(n) and type(goes_on) == 'boolean'
+            and is_count(slot) and n <= slot) then
             err.arg(op, ('rows[%d]'):format(r), 'a row that next() of a sampler gave', row)
          end
       end

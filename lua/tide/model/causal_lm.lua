@@ -5,6 +5,7 @@
 -- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
 -- Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in parts.
 
+local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -34,7 +35,7 @@ function CausalLM:head()
 end
 
 function CausalLM:check_ids(ids)
-   if type(ids) ~= 'cdata' or ids.ndim ~= 2 then
+   if not tide.is_tensor(ids) or ids.ndim ~= 2 then
       err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids)
    end
 end

@@ -19,7 +19,7 @@ end
 function context.of(op, opts, ids)
    local c = opts.context
    if c == nil or checked(op, c).null then return nil end
-   for _, name in ipairs { 'index', 'q_index', 'k_index', 'caches' } do
+   for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
       if opts[name] ~= nil then
          err.arg(op, name, 'nil beside a context, which tells documents and knows no caches',
             opts[name])

@@ -40,6 +40,9 @@ function loss.per_count(fn, x, labels, opts)
    local attrs, count = loss.options('nn.loss.linear', opts)
    local C = x:size(-1)
    local n = x:numel() / C
+   if not tide.is_tensor(labels) then
+      err.arg('nn.loss.linear', 'labels', 'a tensor [batch, tokens]', labels)
+   end
    if labels:numel() ~= n then
       err.raise('E_SHAPE', 'nn.loss.linear', 'expected %d labels, one for each token, got %d', n,
          labels:numel())

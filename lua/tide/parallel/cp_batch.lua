@@ -127,8 +127,14 @@ local function index_of(op, batch, B, S)
    if index == nil and mask ~= nil then
       index = batch_.document_index_of(check_mask(op, 'attention_mask', mask, B, S))
    end
+   if index ~= nil and not tide.is_tensor(index) then
+      err.arg(op, 'index', ('i32 [rows or 1, %d, 2] of (document, position)'):format(S), index)
+   end
    local pad = check_mask(op, 'padding_mask', batch.padding_mask, B, S)
    if pad == nil then return index end
+   if not tide.is_tensor(pad) or pad.ndim ~= 2 then
+      err.arg(op, 'padding_mask', ('a tensor [%d, %d], true at padding'):format(B, S), pad)
+   end
    if index == nil then
       index = batch_.document_index_of(tide.ones({ B, S }, { dtype = 'i32', device = pad.device }))
    end
@@ -267,6 +273,7 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    local axis, tp = cp.axis_of(op, mesh, 'cp'), cp.axis_of(op, mesh, 'tp')
    local own = batch.make_cp_batch_fn or batch._cp_make_batch_fn
    if own then
+      err.type(op, 'make_cp_batch_fn', own, 'function')
       local rest = copy_of(batch)
       rest.make_cp_batch_fn, rest._cp_make_batch_fn = nil, nil
       return own(axis, tp, rest, { loss_mask = opts.loss_mask, padding_token_id = pad })
@@ -381,6 +388,7 @@ local te_options = { 'padding_token_id', 'num_chunks', 'seq_lens_padding_value',
 function batch_.shard_thd_chunk(batch, axis, opts)
    local op = 'parallel.cp.shard_thd_chunk'
    opts = err.options(op, opts, te_options)
+   err.type(op, 'batch', batch, 'table')
    if (opts.qkv_format or 'thd') ~= 'thd' then
       err.arg(op, 'qkv_format', "'thd' (only that is supported)", opts.qkv_format)
    end

@@ -78,8 +78,8 @@ local function chosen(op, list, key)
       if fits(key, layer) then found[#found + 1] = layer end
    end
    if #found == 0 then
-      err.raise('E_ARG', op, "no attention layer of the model is named '%s'; the first is '%s'",
-         key, list[1].name)
+      err.raise('E_ARG', op, "no attention layer of the model is named '%s'; %s", key,
+         list[1] and ("the first is '%s'"):format(list[1].name) or 'it has none')
    end
    return found
 end
@@ -261,6 +261,7 @@ end
 -- the whole batch. more: further options of make_cp_batch_and_ctx. Collective the first time, when
 -- the batches of the ranks are compared.
 function Attached:cut(batch, more)
+   err.type('parallel.cp.cut', 'batch', batch, 'table')
    local split = self.method == 'a2a+p2p' and self.size > 1
    local opts = { kind = self.layout, method = self.size > 1 and self.method or nil,
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }

@@ -11,6 +11,8 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local agree = require 'tide.parallel.cp_agree'
+local context_ = require 'tide.parallel.cp_context'
 local exchange = require 'tide.parallel.mamba_exchange'
 local hidden = require 'tide.parallel.mamba_hidden'
 local state = require 'tide.parallel.mamba_state'
@@ -136,10 +138,9 @@ end
 
 -- Number of the sequence of each token of the whole, padding included: i32 [B or 1, T], or nil:
 -- there is one.
-local function sequence_of(context)
-   local map = context.map
-   if context.index then
-      return require('tide.nn.mamba').sequence_of(map:pad(context.index, 2, -1):select(3, 1))
+local function sequence_of(map, index)
+   if index then
+      return require('tide.nn.mamba').sequence_of(map:pad(index, 2, -1):select(3, 1))
    end
    local cu = {}
    for i, n in ipairs(map.cu_slot) do cu[i] = n end
@@ -160,24 +161,24 @@ end
 
 local function tensor_gone(t) return t:is_gone() end
 
-local function whole_sequence(batch, device)
+local function whole_sequence(batch, map, device)
    return kept(batch, 'sequence' .. device, tensor_gone, function()
-      local t = sequence_of(batch.context)
+      local t = sequence_of(map, batch.index)
       return t and (t.device == device and t or t:to(device))
    end)
 end
 
-local function hand_over(batch, layer, device)
+local function hand_over(batch, map, layer, device)
    return kept(batch, 'state' .. layer.taps .. device,
       function(b) return b.between:is_gone() end,
       function()
-         return state.prepare(batch.context.map, layer.taps, whole_sequence(batch, device), device)
+         return state.prepare(map, layer.taps, whole_sequence(batch, map, device), device)
       end)
 end
 
-local function rows_of(batch)
+local function rows_of(batch, map)
    return kept(batch, 'rows', function(r) return r.order and r.order:is_gone() end, function()
-      local map, list = batch.context.map, {}
+      local list = {}
       for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
       return exchange.rows(list, map.count)
    end)
@@ -197,13 +198,27 @@ local function method_of(self, layer, projected, map)
    return chosen[key]
 end
 
--- What is kept for the context of a call.
-local function batch_of(self, op, projected, at)
+-- The first call of its kind with a context tells the other ranks what it is about: with another
+-- plan, documents or method on one of them the exchanges could still fit, and mean nothing.
+local function check_agreement(self, op, context, layer, projected, method)
+   local kind = ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
+      projected.dtype, projected:size(1), layer.heads, layer.head_dim, layer.groups, layer.state)
+   if context.agreed[kind] then return end
+   agree.check(op, self.comm, 'Mamba-2 batches', function()
+      context.line = context.line or agree.of_context(context)
+      return context.line .. ', ' .. kind
+   end)
+   context.agreed[kind] = true
+end
+
+-- The context of a call, checked.
+local function context_for(self, op, projected, at)
    local context = at.context
-   if context == nil or context.null then
+   if context == nil then
       err.raise('E_STATE', op, 'no context; call the model with the context of its batch '
-         .. '(parallel.cp), or restore() it')
+         .. '(parallel.cp; null: a whole sequence on each rank), or restore() it')
    end
+   context_.check(op, 'context', context)
    local map = context.map
    if not map then
       err.raise('E_UNSUPPORTED', op, 'the context has pairs but no plan, which tells the order of '
@@ -216,30 +231,45 @@ local function batch_of(self, op, projected, at)
    if at.cache then
       err.raise('E_UNSUPPORTED', op, 'a cache (generation) is for a whole sequence on one rank')
    end
+   if at.sequence ~= nil then
+      err.arg(op, 'sequence', 'nil beside a context, which tells the documents', at.sequence)
+   end
    if projected:size(2) ~= map.count then
       err.raise('E_SHAPE', op, 'expected %d tokens, those of this rank in the plan, got %d',
          map.count, projected:size(2))
    end
+   return context
+end
+
+-- What is kept for a plan. It must not hold the plan: the key is weak, what it leads to is not.
+local function batch_of(self, map, index)
    local batch = self.batches[map]
-   if not batch or batch.context.index ~= context.index then
-      batch = { context = { map = map, index = context.index }, keep = {} }
+   if not batch or batch.index ~= index then
+      batch = { index = index, keep = {} }
       self.batches[map] = batch
    end
    return batch
 end
 
--- What the layers call: see nn.Mamba2.mix. Which documents there are is the context's to say. With
--- `alone` set (cp.attach's whole) a call without a context means a whole sequence on this rank.
+-- What the layers call: see nn.Mamba2.mix. Which documents there are is the context's to say; ranks
+-- that differ in it, or in method or layer, all raise E_COMM. Every rank must call. With
+-- `alone` set (cp.attach's whole) a call without a context means a whole sequence on this rank, as
+-- one with parallel.cp.null always does.
 function Attached:call(layer, projected, at)
    local op = 'parallel.mamba_cp'
-   if self.alone and not at.context then return layer:mix(projected, at) end
-   local batch, device = batch_of(self, op, projected, at), projected.device
-   local map = batch.context.map
-   if method_of(self, layer, projected, map) == 'state' then
-      return state.inner(layer, projected, self.comm, hand_over(batch, layer, device))
+   if at.context == context_.null or self.alone and not at.context then
+      return layer:mix(projected, at)
    end
-   return hidden.inner(layer, projected, self.comm, self.plans[layer], rows_of(batch),
-      whole_sequence(batch, device))
+   local context, device = context_for(self, op, projected, at), projected.device
+   local map = context.map
+   local method = method_of(self, layer, projected, map)
+   check_agreement(self, op, context, layer, projected, method)
+   local batch = batch_of(self, map, context.index)
+   if method == 'state' then
+      return state.inner(layer, projected, self.comm, hand_over(batch, map, layer, device))
+   end
+   return hidden.inner(layer, projected, self.comm, self.plans[layer], rows_of(batch, map),
+      whole_sequence(batch, map, device))
 end
 
 function Attached:__tostring()

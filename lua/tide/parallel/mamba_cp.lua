@@ -144,6 +144,7 @@ end
 function mamba_cp.deinterleave_index(cu_local, W, rows)
    local op = 'parallel.mamba_cp.deinterleave_packed_seqs'
    ranks_of(op, W)
+   err.integer(op, 'rows', rows, 0)
    if rows % W ~= 0 then
       err.raise('E_ARG', op, '%d tokens do not divide among %d ranks', rows, W)
    end
@@ -252,17 +253,29 @@ local function zigzag_runs(op, cu, W)
    return list
 end
 
--- Where the tokens of all ranks lie, kept for calls with the same cu.
+-- Whether what is kept was made for cumulative lengths `cu` and is still there (its index may have
+-- been made in a step scope).
+local function holds(kept, cu)
+   if not kept or #kept.cu ~= #cu then return false end
+   for i, n in ipairs(cu) do
+      if kept.cu[i] ~= n then return false end
+   end
+   return not (kept.rows.order and kept.rows.order:is_gone())
+end
+
+-- Where the tokens of all ranks lie, kept for calls with equal lengths. They are compared by value:
+-- the caller may write the next batch into the same list.
 local function rows_for(self, op, cu, tokens)
-   local kept = self.rows
-   if kept and kept.cu == cu and kept.tokens == tokens then return kept.rows end
    local list = cu and covered(op, 'cu', cu, tokens) or { 0, tokens }
+   if holds(self.rows, list) then return self.rows.rows end
    if cu == nil and tokens % (2 * self.size) ~= 0 then
       err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
          2 * self.size)
    end
    local rows = exchange.rows(zigzag_runs(op, list, self.size), tokens / self.size)
-   self.rows = { cu = cu, tokens = tokens, rows = rows }
+   local own = {}
+   for i, n in ipairs(list) do own[i] = n end
+   self.rows = { cu = own, rows = rows }
    return rows
 end
 
