@@ -106,6 +106,8 @@ local function scope_on(ctx, fn, ...)
    return finish_scope(ctx, depth, pcall(fn, ...))
 end
 
+-- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of everything
+-- else born inside go at the end, on an error those of everything.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
 function contexts.Context:scope(fn, ...)

@@ -364,6 +364,7 @@ function MambaContextParallel:repeat_group_state(s)
 end
 
 for _, field in ipairs { 'attach', 'price', 'explain' } do
+   -- Described where it is written: m = require 'tide.parallel.mamba_attach', then ?m.NAME.
    mamba_cp[field] = function(...) return require('tide.parallel.mamba_attach')[field](...) end
 end
 
