@@ -70,6 +70,7 @@ end
 
 -- The results of fn(...), computed without recording; the old state comes back, also on an error.
 function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
+-- The results of fn(...), computed with recording on, inside no_grad, too.
 function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
 
 function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) == 1 end

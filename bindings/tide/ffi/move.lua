@@ -360,8 +360,9 @@ function M.embedding(weight, ids)
    return take()
 end
 
--- i64 unless opts.dtype says otherwise.
 local one_hot_opts = arg.set { 'dtype' }
+
+-- [..., n] with 1 where ids [...] (from 0) point, else 0; i64 unless opts.dtype says otherwise.
 function M.one_hot(ids, n, opts)
    tensor('one_hot', 'ids', ids)
    int('one_hot', 'n', n, 0)

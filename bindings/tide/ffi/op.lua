@@ -205,8 +205,9 @@ function M.add_rms_norm(x, residual, weight, eps, offset)
    return take(), sum
 end
 
--- x_BTHD turned by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
 local rope_opts = arg.set { 'interleaved', 'inverse' }
+
+-- x_BTHD turned by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
 function M.rope(x, positions, inv_freq, opts)
    tensor('rope', 'x', x)
    tensor('rope', 'positions', positions)

@@ -134,6 +134,7 @@ function mamba_cp.undo_attention_load_balancing(x, W, cu)
    return reorder(op, x, mamba_cp.undo_order(W), cu)
 end
 
+-- The way back of undo_attention_load_balancing.
 function mamba_cp.redo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.redo_attention_load_balancing'
    ranks_of(op, W)
@@ -169,6 +170,7 @@ function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
    return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
 end
 
+-- The way back of deinterleave_packed_seqs.
 function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
    local dim = tokens_dim('parallel.mamba_cp.reinterleave_packed_seqs', x)
    return select(x, dim, tide.inverse_index(mamba_cp.deinterleave_index(cu_local, W,
