@@ -2,7 +2,7 @@
 --
 --    tide run recipes/pretrain.lua --data FILE|DIR --out runs/first --steps 400
 --    tide run -n 2 recipes/pretrain.lua --mesh.dp 2       two data-parallel ranks
---    tide run -n 4 recipes/pretrain.lua --mesh.dp_shard 2 --mesh.tp 2 --sequence-parallel
+--    tide run -n 4 recipes/pretrain.lua --heads 4 --mesh.dp_shard 2 --mesh.tp 2
 --    tide run -n 4 recipes/pretrain.lua --mesh.dp_shard 2 --mesh.cp 2 --packed
 --    tide run recipes/pretrain.lua --plan --mesh.dp_shard 16    what 16 ranks would hold and send
 --    tide run recipes/pretrain.lua --out runs/first --resume    all options as they were

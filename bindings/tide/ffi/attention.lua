@@ -58,7 +58,11 @@ local function fill_attention(opts)
    return a, flag('attention', 'opts.return_lse', opts.return_lse)
 end
 
--- out_BTHD of q_BTHD, k and v [B, Tk, Hk, D]; with return_lse also lse [B, H, Tq].
+-- out_BTHD of q_BTHD, k and v [B, Tk, Hk, D]; with return_lse also lse [B, H, Tq]. opts: causal
+-- (false), window (how far a key may lie from its query: a number for both sides, or { left,
+-- right }, -1 or nil: any), scale (1 / sqrt(D)), softcap, q_start (position of the first query),
+-- q_index and k_index (i32 [B or 1, T, 2] of (document, position): each query sees its document
+-- only; tide.document_index makes them), bias, return_lse.
 function M.attention(q, k, v, opts)
    tensor('attention', 'q', q)
    tensor('attention', 'k', k)
@@ -119,7 +123,8 @@ function M.attention_rows(q_index, k_index, opts)
    return tonumber(row_first[0]) + 1, tonumber(row_count[0])
 end
 
--- (document, position) pairs [1, ntoken, 2] of a packed stream from cumulative lengths.
+-- (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative lengths cu, an
+-- i32 or i64 tensor {0, ..., ntoken}; tokens beyond its last get document -1.
 function M.document_index(cu, ntoken)
    tensor('document_index', 'cu', cu)
    int('document_index', 'ntoken', ntoken, 0)

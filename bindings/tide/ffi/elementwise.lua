@@ -44,6 +44,7 @@ end
 
 -- ---- two operands ------------------------------------------------------------------------------
 
+-- x + y, element by element with broadcasting; x or y may be a number.
 function M.add(x, y)
    if plain(x, y) then return affine(x, 1, y) end
    if plain(y, x) then return affine(y, 1, x) end
@@ -53,6 +54,7 @@ function M.add(x, y)
    return take()
 end
 
+-- x - y, element by element with broadcasting; x or y may be a number.
 function M.sub(x, y)
    if plain(x, y) then return affine(x, 1, -y) end
    if plain(y, x) then return affine(y, -1, x) end
@@ -62,6 +64,7 @@ function M.sub(x, y)
    return take()
 end
 
+-- x y, element by element with broadcasting; x or y may be a number.
 function M.mul(x, y)
    if plain(x, y) then return affine(x, y, 0) end
    if plain(y, x) then return affine(y, x, 0) end
@@ -71,6 +74,7 @@ function M.mul(x, y)
    return take()
 end
 
+-- x / y, element by element with broadcasting; x or y may be a number.
 function M.div(x, y)
    if plain(x, y) and has_inverse(y) then return affine(x, 1 / y, 0) end
    x, y = pair('div', x, y)
@@ -79,6 +83,7 @@ function M.div(x, y)
    return take()
 end
 
+-- x to the power of y, element by element with broadcasting; x or y may be a number.
 function M.pow(x, y)
    if plain(x, y) then
       local rc = C.tide_pow_scalar(box, x, y)
@@ -91,6 +96,7 @@ function M.pow(x, y)
    return take()
 end
 
+-- The smaller of x and y, element by element with broadcasting; x or y may be a number.
 function M.minimum(x, y)
    x, y = pair('minimum', x, y)
    local rc = C.tide_minimum(box, x, y)
@@ -98,6 +104,7 @@ function M.minimum(x, y)
    return take()
 end
 
+-- The larger of x and y, element by element with broadcasting; x or y may be a number.
 function M.maximum(x, y)
    x, y = pair('maximum', x, y)
    local rc = C.tide_maximum(box, x, y)
@@ -105,6 +112,7 @@ function M.maximum(x, y)
    return take()
 end
 
+-- x == y as bool, element by element with broadcasting; x or y may be a number.
 function M.eq(x, y)
    x, y = pair('eq', x, y)
    local rc = C.tide_eq(box, x, y)
@@ -112,6 +120,7 @@ function M.eq(x, y)
    return take()
 end
 
+-- x ~= y as bool, element by element with broadcasting; x or y may be a number.
 function M.ne(x, y)
    x, y = pair('ne', x, y)
    local rc = C.tide_ne(box, x, y)
@@ -119,6 +128,7 @@ function M.ne(x, y)
    return take()
 end
 
+-- x < y as bool, element by element with broadcasting; x or y may be a number.
 function M.lt(x, y)
    x, y = pair('lt', x, y)
    local rc = C.tide_lt(box, x, y)
@@ -126,6 +136,7 @@ function M.lt(x, y)
    return take()
 end
 
+-- x <= y as bool, element by element with broadcasting; x or y may be a number.
 function M.le(x, y)
    x, y = pair('le', x, y)
    local rc = C.tide_le(box, x, y)
@@ -133,6 +144,7 @@ function M.le(x, y)
    return take()
 end
 
+-- x > y as bool, element by element with broadcasting; x or y may be a number.
 function M.gt(x, y)
    x, y = pair('gt', x, y)
    local rc = C.tide_gt(box, x, y)
@@ -140,6 +152,7 @@ function M.gt(x, y)
    return take()
 end
 
+-- x >= y as bool, element by element with broadcasting; x or y may be a number.
 function M.ge(x, y)
    x, y = pair('ge', x, y)
    local rc = C.tide_ge(box, x, y)
@@ -147,6 +160,7 @@ function M.ge(x, y)
    return take()
 end
 
+-- x and y as bool, with broadcasting; an element is true if it is not 0.
 function M.logical_and(x, y)
    x, y = pair('logical_and', x, y)
    local rc = C.tide_logical_and(box, x, y)
@@ -154,6 +168,7 @@ function M.logical_and(x, y)
    return take()
 end
 
+-- x or y as bool, with broadcasting; an element is true if it is not 0.
 function M.logical_or(x, y)
    x, y = pair('logical_or', x, y)
    local rc = C.tide_logical_or(box, x, y)
@@ -163,6 +178,7 @@ end
 
 -- ---- one operand -------------------------------------------------------------------------------
 
+-- -x, element by element.
 function M.neg(x)
    tensor('neg', 'x', x)
    local rc = C.tide_neg(box, x)
@@ -170,6 +186,7 @@ function M.neg(x)
    return take()
 end
 
+-- |x|, element by element.
 function M.abs(x)
    tensor('abs', 'x', x)
    local rc = C.tide_abs(box, x)
@@ -177,6 +194,7 @@ function M.abs(x)
    return take()
 end
 
+-- -1, 0 or 1, element by element.
 function M.sign(x)
    tensor('sign', 'x', x)
    local rc = C.tide_sign(box, x)
@@ -184,6 +202,7 @@ function M.sign(x)
    return take()
 end
 
+-- The largest integer not above x, element by element.
 function M.floor(x)
    tensor('floor', 'x', x)
    local rc = C.tide_floor(box, x)
@@ -191,6 +210,7 @@ function M.floor(x)
    return take()
 end
 
+-- e to the power of x, element by element.
 function M.exp(x)
    tensor('exp', 'x', x)
    local rc = C.tide_exp(box, x)
@@ -198,6 +218,7 @@ function M.exp(x)
    return take()
 end
 
+-- Natural logarithm of x, element by element.
 function M.log(x)
    tensor('log', 'x', x)
    local rc = C.tide_log(box, x)
@@ -205,6 +226,7 @@ function M.log(x)
    return take()
 end
 
+-- Square root of x, element by element.
 function M.sqrt(x)
    tensor('sqrt', 'x', x)
    local rc = C.tide_sqrt(box, x)
@@ -212,6 +234,7 @@ function M.sqrt(x)
    return take()
 end
 
+-- 1 / sqrt(x), element by element.
 function M.rsqrt(x)
    tensor('rsqrt', 'x', x)
    local rc = C.tide_rsqrt(box, x)
@@ -219,6 +242,7 @@ function M.rsqrt(x)
    return take()
 end
 
+-- x x, element by element.
 function M.square(x)
    tensor('square', 'x', x)
    local rc = C.tide_square(box, x)
@@ -226,6 +250,7 @@ function M.square(x)
    return take()
 end
 
+-- 1 / x, element by element.
 function M.reciprocal(x)
    tensor('reciprocal', 'x', x)
    local rc = C.tide_reciprocal(box, x)
@@ -233,6 +258,7 @@ function M.reciprocal(x)
    return take()
 end
 
+-- Sine of x (radians), element by element.
 function M.sin(x)
    tensor('sin', 'x', x)
    local rc = C.tide_sin(box, x)
@@ -240,6 +266,7 @@ function M.sin(x)
    return take()
 end
 
+-- Cosine of x (radians), element by element.
 function M.cos(x)
    tensor('cos', 'x', x)
    local rc = C.tide_cos(box, x)
@@ -247,6 +274,7 @@ function M.cos(x)
    return take()
 end
 
+-- Hyperbolic tangent of x, element by element.
 function M.tanh(x)
    tensor('tanh', 'x', x)
    local rc = C.tide_tanh(box, x)
@@ -254,6 +282,7 @@ function M.tanh(x)
    return take()
 end
 
+-- 1 / (1 + exp(-x)), element by element.
 function M.sigmoid(x)
    tensor('sigmoid', 'x', x)
    local rc = C.tide_sigmoid(box, x)
@@ -261,6 +290,7 @@ function M.sigmoid(x)
    return take()
 end
 
+-- x sigmoid(x), element by element.
 function M.silu(x)
    tensor('silu', 'x', x)
    local rc = C.tide_silu(box, x)
@@ -268,6 +298,7 @@ function M.silu(x)
    return take()
 end
 
+-- x Phi(x), Phi the normal distribution (the exact form), element by element.
 function M.gelu(x)
    tensor('gelu', 'x', x)
    local rc = C.tide_gelu(box, x)
@@ -275,6 +306,7 @@ function M.gelu(x)
    return take()
 end
 
+-- gelu by its tanh approximation, element by element.
 function M.gelu_tanh(x)
    tensor('gelu_tanh', 'x', x)
    local rc = C.tide_gelu_tanh(box, x)
@@ -282,6 +314,7 @@ function M.gelu_tanh(x)
    return take()
 end
 
+-- max(x, 0), element by element.
 function M.relu(x)
    tensor('relu', 'x', x)
    local rc = C.tide_relu(box, x)
@@ -289,6 +322,7 @@ function M.relu(x)
    return take()
 end
 
+-- log(1 + exp(x)), element by element.
 function M.softplus(x)
    tensor('softplus', 'x', x)
    local rc = C.tide_softplus(box, x)
@@ -296,6 +330,7 @@ function M.softplus(x)
    return take()
 end
 
+-- bool: true where x is 0.
 function M.logical_not(x)
    tensor('logical_not', 'x', x)
    local rc = C.tide_logical_not(box, x)
@@ -303,6 +338,7 @@ function M.logical_not(x)
    return take()
 end
 
+-- bool: true where x is neither infinite nor NaN.
 function M.isfinite(x)
    tensor('isfinite', 'x', x)
    local rc = C.tide_isfinite(box, x)

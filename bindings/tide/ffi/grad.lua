@@ -70,6 +70,7 @@ end
 
 -- The results of fn(...), computed without recording; the old state comes back, also on an error.
 function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
+-- The results of fn(...), computed with recording on, inside no_grad, too.
 function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
 
 function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) == 1 end
@@ -106,6 +107,8 @@ local function scope_on(ctx, fn, ...)
    return finish_scope(ctx, depth, pcall(fn, ...))
 end
 
+-- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of everything
+-- else born inside go at the end, on an error those of everything.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
 function contexts.Context:scope(fn, ...)

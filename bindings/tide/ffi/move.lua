@@ -70,6 +70,7 @@ function M.permute(x, a, b, c, d, e, f, g, h)
    return take()
 end
 
+-- A view with two dims (from 1) exchanged.
 function M.transpose(x, dim0, dim1)
    tensor('transpose', 'x', x)
    local ndim = ndim_of(x)
@@ -240,6 +241,7 @@ end
 
 -- ---- joining, repeating, shifting ------------------------------------------------------------
 
+-- The tensors of a list joined along dim.
 function M.cat(list, dim)
    local buf, n = arg.tensors('cat', 'list', list, 1)
    if n == 0 then status.bad_arg('cat', 'list', 'at least one tensor', 0) end
@@ -307,6 +309,7 @@ end
 
 -- ---- index tensors (0-based values) ----------------------------------------------------------
 
+-- out[i, j] = x[i, index[i, j]] for dim 2, likewise for others; index has as many dims as x.
 function M.gather(x, dim, index)
    tensor('gather', 'x', x)
    dim = dim_of('gather', 'dim', dim, ndim_of(x))
@@ -316,6 +319,7 @@ function M.gather(x, dim, index)
    return take()
 end
 
+-- A copy of x with src added where index says along dim (the reverse of gather).
 function M.scatter_add(x, dim, index, src)
    tensor('scatter_add', 'x', x)
    dim = dim_of('scatter_add', 'dim', dim, ndim_of(x))
@@ -326,6 +330,7 @@ function M.scatter_add(x, dim, index, src)
    return take()
 end
 
+-- The slices of x along dim that index [n] names.
 function M.index_select(x, dim, index)
    tensor('index_select', 'x', x)
    dim = dim_of('index_select', 'dim', dim, ndim_of(x))
@@ -335,6 +340,7 @@ function M.index_select(x, dim, index)
    return take()
 end
 
+-- A copy of x with the slices of src added at index [n] along dim.
 function M.index_add(x, dim, index, src)
    tensor('index_add', 'x', x)
    dim = dim_of('index_add', 'dim', dim, ndim_of(x))
@@ -345,6 +351,7 @@ function M.index_add(x, dim, index, src)
    return take()
 end
 
+-- out[..., C] = weight_VC[ids[...]]; ids from 0.
 function M.embedding(weight, ids)
    tensor('embedding', 'weight', weight)
    tensor('embedding', 'ids', ids)
@@ -353,8 +360,9 @@ function M.embedding(weight, ids)
    return take()
 end
 
--- i64 unless opts.dtype says otherwise.
 local one_hot_opts = arg.set { 'dtype' }
+
+-- [..., n] with 1 where ids [...] (from 0) point, else 0; i64 unless opts.dtype says otherwise.
 function M.one_hot(ids, n, opts)
    tensor('one_hot', 'ids', ids)
    int('one_hot', 'n', n, 0)

@@ -24,6 +24,7 @@ end
 
 -- ---- reductions: dim is an integer, a list, or nil for all -----------------------------------
 
+-- Sum over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
 function M.sum(x, dim, keepdim)
    tensor('sum', 'x', x)
    local n, keep = dims_of('sum', x, dim), flag('sum', 'keepdim', keepdim)
@@ -32,6 +33,7 @@ function M.sum(x, dim, keepdim)
    return take()
 end
 
+-- Mean over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
 function M.mean(x, dim, keepdim)
    tensor('mean', 'x', x)
    local n, keep = dims_of('mean', x, dim), flag('mean', 'keepdim', keepdim)
@@ -40,6 +42,7 @@ function M.mean(x, dim, keepdim)
    return take()
 end
 
+-- Product over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
 function M.prod(x, dim, keepdim)
    tensor('prod', 'x', x)
    local n, keep = dims_of('prod', x, dim), flag('prod', 'keepdim', keepdim)
@@ -48,6 +51,8 @@ function M.prod(x, dim, keepdim)
    return take()
 end
 
+-- Largest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay with
+-- size 1.
 function M.amax(x, dim, keepdim)
    tensor('amax', 'x', x)
    local n, keep = dims_of('amax', x, dim), flag('amax', 'keepdim', keepdim)
@@ -56,6 +61,8 @@ function M.amax(x, dim, keepdim)
    return take()
 end
 
+-- Smallest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay
+-- with size 1.
 function M.amin(x, dim, keepdim)
    tensor('amin', 'x', x)
    local n, keep = dims_of('amin', x, dim), flag('amin', 'keepdim', keepdim)
@@ -64,6 +71,8 @@ function M.amin(x, dim, keepdim)
    return take()
 end
 
+-- bool: whether any element is not 0, over dim (an integer, a list, or nil for all). keepdim
+-- (false): dims stay with size 1.
 function M.any(x, dim, keepdim)
    tensor('any', 'x', x)
    local n, keep = dims_of('any', x, dim), flag('any', 'keepdim', keepdim)
@@ -72,6 +81,8 @@ function M.any(x, dim, keepdim)
    return take()
 end
 
+-- bool: whether no element is 0, over dim (an integer, a list, or nil for all). keepdim (false):
+-- dims stay with size 1.
 function M.all(x, dim, keepdim)
    tensor('all', 'x', x)
    local n, keep = dims_of('all', x, dim), flag('all', 'keepdim', keepdim)
@@ -100,6 +111,7 @@ function M.argmin(x, dim, keepdim)
    return take()
 end
 
+-- Running sum along dim; same shape.
 function M.cumsum(x, dim)
    tensor('cumsum', 'x', x)
    dim = dim_of('cumsum', 'dim', dim, ndim_of(x))
@@ -137,6 +149,7 @@ end
 
 -- ---- normalisation, activations --------------------------------------------------------------
 
+-- exp(x) over its sum along dim.
 function M.softmax(x, dim)
    tensor('softmax', 'x', x)
    dim = dim_of('softmax', 'dim', dim, ndim_of(x))
@@ -145,6 +158,7 @@ function M.softmax(x, dim)
    return take()
 end
 
+-- Logarithm of softmax along dim.
 function M.log_softmax(x, dim)
    tensor('log_softmax', 'x', x)
    dim = dim_of('log_softmax', 'dim', dim, ndim_of(x))
@@ -191,8 +205,9 @@ function M.add_rms_norm(x, residual, weight, eps, offset)
    return take(), sum
 end
 
--- x_BTHD turned by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
 local rope_opts = arg.set { 'interleaved', 'inverse' }
+
+-- x_BTHD turned by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
 function M.rope(x, positions, inv_freq, opts)
    tensor('rope', 'x', x)
    tensor('rope', 'positions', positions)
@@ -294,6 +309,7 @@ function M.contiguous(x)
    return take()
 end
 
+-- A copy of its own, recorded for backward.
 function M.clone(x)
    tensor('clone', 'x', x)
    local rc = C.tide_clone(box, x)
@@ -328,6 +344,7 @@ function M.copy_(x, src)
    return x
 end
 
+-- x with every element set to value, in place.
 function M.fill_(x, value)
    tensor('fill_', 'x', x)
    value = arg.element('fill_', 'value', value, C.tide_tensor_dtype(x))
@@ -336,6 +353,7 @@ function M.fill_(x, value)
    return x
 end
 
+-- x with every element set to 0, in place.
 function M.zero_(x)
    tensor('zero_', 'x', x)
    check(x, C.tide_fill_(x, 0))
@@ -360,6 +378,7 @@ function M.addmm_(x, a, b)
    return x
 end
 
+-- x times a number, in place.
 function M.mul_(x, factor)
    tensor('mul_', 'x', x)
    check(x, C.tide_scale_(x, number('mul_', 'factor', factor)))
@@ -409,6 +428,7 @@ function M.uniform_(x, lo, hi, opts)
    return x
 end
 
+-- Fills x in place with normal numbers of mean (0) and std (1).
 function M.normal_(x, mean, std, opts)
    tensor('normal_', 'x', x)
    mean = finite('normal_', 'mean', mean == nil and 0 or mean)

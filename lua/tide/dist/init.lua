@@ -73,6 +73,8 @@ function dist.init(opts)
    return world
 end
 
+-- The communicator of all ranks of this run (rank, size, all_reduce, ...; ?tide.dist.solo names the
+-- file that lists them); joined by dist.init with its defaults at the first call.
 function dist.world() return world or dist.init() end
 
 -- comm: an object with rank, size, all_reduce, broadcast, barrier.

@@ -94,9 +94,11 @@ function Backbone:embedding() return self.backbone.embeddings end
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
 
 local function check_index(op, name, t)
-   if t ~= nil and not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2) then
+   if t == nil then return end
+   if not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2) then
       err.arg(op, name, 'a tensor [batch or 1, tokens, 2] of (document, position)', t)
    end
+   err.choice(op, name .. ' dtype', t.dtype, { 'i32', 'i64' })
 end
 
 -- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]

@@ -6,6 +6,7 @@
 -- Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in parts.
 
 local tide = require 'tide'
+local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -40,6 +41,16 @@ function CausalLM:check_ids(ids)
    end
 end
 
+-- Labels of other rows and columns have as many numbers when they are transposed; one dim is a
+-- stream.
+local function check_labels(op, ids, labels)
+   if not tide.is_tensor(labels) then err.arg(op, 'labels', 'a tensor like ids', labels) end
+   if labels.ndim == 2 and (labels:size(1) ~= ids:size(1) or labels:size(2) ~= ids:size(2)) then
+      err.raise('E_SHAPE', op, 'labels: expected [%d, %d] as ids, got [%d, %d]', ids:size(1),
+         ids:size(2), labels:size(1), labels:size(2))
+   end
+end
+
 -- Logits [B, T, V].
 function CausalLM:forward(ids_BT, opts)
    local h = self:hidden(ids_BT, opts)
@@ -61,6 +72,8 @@ function CausalLM:loss(ids_BT, labels_BT, opts)
       labels_BT = nn.loss.shift(labels_BT, rest.ignore)
    end
    rest.shift = nil
+   self:check_ids(ids_BT)
+   check_labels(self.op, ids_BT, labels_BT)
    return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
 end
 

@@ -39,8 +39,9 @@ local function check(op, opts)
 end
 
 -- opts: dim, heads, kv_heads (heads), head_dim (dim / heads), bias (false, of q, k, v), out_bias
--- (false), rope (an nn.rope object), causal (true), window, softcap, scale, std, out_std, fused
--- (false; one qkv_proj), qk_norm (options of an RMSNorm over each head of q and of k).
+-- (false), rope (an nn.rope object), causal (true), window (of tide.attention: distances, so n
+-- tokens, itself included, are { n - 1, -1 }), softcap, scale, std, out_std, fused (false; one
+-- qkv_proj), qk_norm (options of an RMSNorm over each head of q and of k).
 function Attention:init(opts)
    local op = 'nn.Attention'
    opts = Module.options(op, opts, known)

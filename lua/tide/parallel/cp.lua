@@ -231,6 +231,7 @@ end
 
 for _, name in ipairs { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
    'shard_thd_chunk', 'contiguous_batch', 'document_index_of' } do
+   -- Described where it is written: b = require 'tide.parallel.cp_batch', then ?b.NAME.
    cp[name] = function(...) return require('tide.parallel.cp_batch')[name](...) end
 end
 
@@ -238,6 +239,7 @@ end
 
 for _, name in ipairs { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
    'run_target_cp_forward_and_gather' } do
+   -- Described where it is written: t = require 'tide.parallel.cp_train', then ?t.NAME.
    cp[name] = function(...) return require('tide.parallel.cp_train')[name](...) end
 end
 

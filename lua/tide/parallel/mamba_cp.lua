@@ -134,6 +134,7 @@ function mamba_cp.undo_attention_load_balancing(x, W, cu)
    return reorder(op, x, mamba_cp.undo_order(W), cu)
 end
 
+-- The way back of undo_attention_load_balancing.
 function mamba_cp.redo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.redo_attention_load_balancing'
    ranks_of(op, W)
@@ -170,6 +171,7 @@ function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
    return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
 end
 
+-- The way back of deinterleave_packed_seqs.
 function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
    local dim = tokens_dim('parallel.mamba_cp.reinterleave_packed_seqs', x)
    return select(x, dim, tide.inverse_index(mamba_cp.deinterleave_index(cu_local, W,
@@ -377,6 +379,7 @@ function MambaContextParallel:repeat_group_state(s)
 end
 
 for _, field in ipairs { 'attach', 'price', 'explain' } do
+   -- Described where it is written: m = require 'tide.parallel.mamba_attach', then ?m.NAME.
    mamba_cp[field] = function(...) return require('tide.parallel.mamba_attach')[field](...) end
 end
 

@@ -187,6 +187,8 @@ local function megatron(prefix)
    local op = ('parallel.%s_strategy_parallelize'):format(prefix)
    local rows, units = megatron_rows(prefix), prefix .. '_unit_modules'
    local meta = 'init_' .. prefix .. '_with_meta_device'
+   -- Described where it gets its name, at the end of this file. Collective. Returns model,
+   -- optimiser (nil without opts.optimizer), Sharded.
    return function(model, mesh, opts)
       local o = read(op, opts, rows)
       if o.optimizer ~= nil and type(o.optimizer) ~= 'function' then
