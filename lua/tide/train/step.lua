@@ -12,6 +12,7 @@
 -- ranks, since gradients and losses are sums over both.
 
 local tide = require 'tide'
+local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -19,6 +20,7 @@ local clip = require 'tide.optim.clip'
 local alike = require 'tide.parallel.alike'
 local layout = require 'tide.parallel.layout'
 local parallel_clip = require 'tide.parallel.clip'
+local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
 local nonfinite = require 'tide.train.nonfinite'
 
@@ -110,7 +112,7 @@ local function check_replicas(self, op)
       { what = 'options of the optimiser', text = optim_text(self.optim, self.parallel),
          shown = true },
    }
-   if not self.parallel and self.model.parameters then
+   if not self.parallel and class.is(self.model, nn.Module) then
       items[3] = { what = 'weights', text = alike.sample(self.model:parameters()) }
    end
    alike.check(self.comm, op, 'E_STATE', items)
