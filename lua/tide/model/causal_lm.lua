@@ -6,7 +6,6 @@
 -- Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in parts.
 
 local tide = require 'tide'
-local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'

@@ -77,6 +77,13 @@ function alike.structure(model)
    return table.concat(list, ' ')
 end
 
+-- The numbers, words and lists of them in a table, as text.
+function alike.text(t)
+   local list = {}
+   add_value(list, t, {}, 1)
+   return table.concat(list, ' ')
+end
+
 -- The first and last numbers of parameters that have bytes, as text. of: a list of parameters.
 function alike.sample(of)
    local list = {}

@@ -4,6 +4,8 @@
 -- wire are what a rank sends on average: (n - 1) / n of the whole for a gather and for a reduction,
 -- twice that for an all-reduce.
 
+local err = require 'tide.util.err'
+
 local price = {}
 
 local bytes_of = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
@@ -52,7 +54,7 @@ local function as_asked(n) return n end
 -- unit (the largest unit gathered); gather and reduce (sent a step) and their sum wire; collectives
 -- a step: { gather, reduce, replicas }. Without reshard_after_forward = k.
 function price.sharded(sharded, opts)
-   opts = opts or {}
+   opts = err.options('parallel.fsdp.price', opts, { 'rank', 'micro', 'state_bytes', 'block' })
    local o, micro = sharded.opts, opts.micro or 1
    local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, gather = 0,
       reduce = 0, collectives = { gather = 0, reduce = 0, replicas = 0 } }

@@ -220,6 +220,12 @@ local function finish(op, job, comm, lists)
    end)[1]
 end
 
+local function check_saved(op, saved)
+   err.type(op, 'saved', saved, 'table')
+   err.type(op, 'saved.plain', saved.plain, 'table')
+   err.integer(op, 'saved.plain.step', saved.plain.step, 0)
+end
+
 local function save_sharded(op, out, saved, keep, comm)
    local files, job = prepare(out, saved, keep, comm)
    return guarded(op, job, comm, function()
@@ -246,7 +252,7 @@ function checkpoint.save_async(out, saved, opts)
    err.type(op, 'out', out, 'string')
    opts = err.options(op, opts, { 'keep', 'comm' })
    if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
-   err.integer(op, 'saved.plain.step', saved.plain.step, 0)
+   check_saved(op, saved)
    local comm = saved.comm or opts.comm or dist.world()
    local files, job = prepare(out, saved, opts.keep, comm)
    if under_way[job.staged] then
@@ -300,7 +306,7 @@ function checkpoint.save(out, saved, opts)
    err.type(op, 'out', out, 'string')
    opts = err.options(op, opts, { 'keep', 'comm' })
    if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
-   err.integer(op, 'saved.plain.step', saved.plain.step, 0)
+   check_saved(op, saved)
    if saved.pieces then
       return save_sharded(op, out, saved, opts.keep, saved.comm)
    end
@@ -406,6 +412,7 @@ end
 -- only of what is not a tensor file.
 function checkpoint.verify(folder, sizes_only)
    local op = 'train.checkpoint.verify'
+   err.type(op, 'folder', folder, 'string')
    local manifest = fs.read_json(op, fs.join(folder, 'manifest.json'))
    if manifest.version ~= version then
       err.raise('E_FORMAT', op, '%s: manifest version %s, this library reads %d', folder,

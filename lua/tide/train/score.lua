@@ -4,10 +4,12 @@
 -- model equally often, since gathering a layer takes all of them.
 
 local tide = require 'tide'
+local class = require 'tide.class'
 local dist = require 'tide.dist'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local family = require 'tide.model.family'
+local nn = require 'tide.nn'
 local state = require 'tide.train.state'
 
 local score = {}
@@ -72,6 +74,10 @@ function score.logprob(model, ids, opts)
    err.integer(op, 'seq', o.seq, 1)
    local batch = err.integer(op, 'batch', o.batch or 8, 1)
    if #err.type(op, 'ids', ids, 'table') < 2 then err.arg(op, 'ids', 'at least two ids', ids) end
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   if o.sharded ~= nil and not class.is(o.sharded, tide.parallel.Sharded) then
+      err.arg(op, 'sharded', 'what tide.parallel.fully_shard returned', o.sharded)
+   end
    local comm = o.sharded and o.sharded.comm or dist.solo()
    local windows = math.ceil((#ids - 1) / o.seq)
    local share = math.ceil(windows / comm.size)          -- a run of windows for each rank

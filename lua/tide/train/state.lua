@@ -231,7 +231,8 @@ end
 -- saved: as collect gives. Sets everything in `run` and returns the step.
 function state.restore(run, saved)
    local op = 'train.state.restore'
-   local plain = saved.plain
+   err.type(op, 'run', run, 'table')
+   local plain = err.type(op, 'saved.plain', err.type(op, 'saved', saved, 'table').plain, 'table')
    err.integer(op, 'step', plain.step, 0)
    if type(plain.data) == 'table' then check_data(op, run, plain.data) end
    if run.parallel then

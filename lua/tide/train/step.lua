@@ -12,6 +12,7 @@
 -- ranks, since gradients and losses are sums over both.
 
 local tide = require 'tide'
+local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -19,6 +20,7 @@ local clip = require 'tide.optim.clip'
 local alike = require 'tide.parallel.alike'
 local layout = require 'tide.parallel.layout'
 local parallel_clip = require 'tide.parallel.clip'
+local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
 local nonfinite = require 'tide.train.nonfinite'
 
@@ -80,14 +82,52 @@ local function set_groups(self, op)
    end
 end
 
+local function check_comm(op, comm)
+   if comm == nil then return end
+   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number' then
+      err.arg(op, 'comm', 'a communicator', comm)
+   end
+end
+
+-- What an optimiser does, as text. The pieces of a sharded model need not make the same groups.
+local function optim_text(optim, sharded)
+   local lr = type(optim.lr) == 'function' and 'by the step' or tostring(optim.lr)
+   local list = { alike.text(optim.defaults or {}) }
+   for _, group in ipairs(not sharded and optim.groups or {}) do
+      local options = {}
+      for k, v in each(group) do
+         if k ~= 'params' then options[k] = v end
+      end
+      list[#list + 1] = alike.text(options)
+   end
+   return ('%s, lr %s, %s'):format(tostring(optim.class_name), lr, table.concat(list, '; '))
+end
+
+-- Ranks that add up gradients make the update each for itself: with other weights, another limit or
+-- another optimiser on one, replicas drift apart without a word. A sharded model has compared its
+-- own weights.
+local function check_replicas(self, op)
+   local items = {
+      { what = 'limits of the gradient norm (clip)', text = tostring(self.clip), shown = true },
+      { what = 'options of the optimiser', text = optim_text(self.optim, self.parallel),
+         shown = true },
+   }
+   if not self.parallel and class.is(self.model, nn.Module) then
+      items[3] = { what = 'weights', text = alike.sample(self.model:parameters()) }
+   end
+   alike.check(self.comm, op, 'E_STATE', items)
+end
+
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
--- (a Sharded; comm is then its ranks with data of their own). Collective for a model that is cut or
--- attached.
+-- (a Sharded; comm is then its ranks with data of their own). Collective. E_STATE: ranks differ in
+-- clip, in the options of the optimiser or, of a model that each holds whole, in weights.
 function step.new(opts)
    local op = 'train.step.new'
+   err.type(op, 'options', opts, 'table')
    err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel' })
    for _, k in ipairs { 'model', 'optim' } do err.type(op, k, opts[k], 'table') end
    err.number(op, 'clip', opts.clip or 0, 0)
+   check_comm(op, opts.comm)
    local sharded = opts.parallel
    if sharded ~= nil and not (type(sharded) == 'table' and sharded.is_sharded) then
       err.arg(op, 'parallel', 'what tide.parallel.fully_shard returned', sharded)
@@ -100,7 +140,23 @@ function step.new(opts)
    }, Step)
    set_groups(self, op)
    check_replicated(self, op)
+   check_replicas(self, op)
    return self
+end
+
+-- Raises unless the labels of a batch can be counted.
+local function check_batch(op, name, b)
+   err.type(op, name, b, 'table')
+   if b.count ~= nil then err.number(op, name .. '.count', b.count, 0) end
+   if not tide.is_tensor(b.labels) and (b.labels ~= nil or b.count == nil) then
+      err.arg(op, name .. '.labels', 'a tensor', b.labels)
+   end
+end
+
+local function check_batches(op, batches)
+   for i, b in ipairs(err.type(op, 'batches', batches, 'table')) do
+      check_batch(op, ('batches[%d]'):format(i), b)
+   end
 end
 
 local function count_of(batches)
@@ -197,6 +253,7 @@ end
 -- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
 -- loss of the global batch.
 function Step:gradients(batches)
+   check_batches('train.step', batches)
    local count = global_count(self, batches)
    if count == 0 then
       err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
@@ -228,6 +285,10 @@ function Step:skip() self.optim.steps = self.optim.steps + 1 end
 -- Mean loss per token over windows of a source that begin at `starts`, `batch` of them at a
 -- time, shared among the ranks. make(starts) builds a batch.
 function Step:evaluate(starts, batch, make)
+   local op = 'train.step.evaluate'
+   err.type(op, 'starts', starts, 'table')
+   err.number(op, 'batch', batch, 1)
+   err.type(op, 'make', make, 'function')
    local model = self.model
    local was_training = model.training
    model:eval()
@@ -238,6 +299,7 @@ function Step:evaluate(starts, batch, make)
    for first = 1, most, batch do
       local here = { unpack(mine, first, math.min(first + batch - 1, #mine)) }
       local b = make(#here > 0 and here or { starts[1] })
+      check_batch(op, 'batch of make', b)
       local n = b.count or nn_loss.count(b.labels)
       local loss = tide.no_grad(function()
          return tide.scope(function() return loss_of(self, b, math.max(n, 1)) end)

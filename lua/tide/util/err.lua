@@ -141,7 +141,9 @@ end
 
 -- One of a list of names, or an error that offers the nearest.
 function err.choice(op, name, v, list)
-   for _, item in ipairs(list) do
+   -- A tensor is none of them, and must not be compared: compiled by LuaJIT 2.1.0-beta3,
+   -- `item == v` came out true although its __eq says false.
+   for _, item in ipairs(type(v) ~= 'cdata' and list or {}) do
       if item == v then return v end
    end
    err.arg(op, name, 'one of ' .. table.concat(list, ', '), v)
