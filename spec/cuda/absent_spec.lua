@@ -44,7 +44,7 @@ local function ask(dir, env, what)
    local file = assert(io.open(name, 'w'))
    file:write(script:format(dir, what or on_cuda))
    file:close()
-   local text = capture(('%s luajit %s'):format(env or '', name))
+   local text = capture(('%s %s %s'):format(env or '', os.getenv 'TIDE_LUAJIT' or 'luajit', name))
    os.remove(name)
    return { loaded = text:match 'loaded=(%a+)', code = text:match 'code=([%w_]+)',
             message = text:match 'message=([^\n]*)', works = text:find('cpu works', 1, true) ~= nil,
