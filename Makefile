@@ -95,7 +95,7 @@ bench-comm: all
 	@cmake --build $(BUILD) --target bench_comm -j $(JOBS)
 	@for n in 2 4 8; do $(BUILD)/bench/comm $$n $(ARGS); done
 	@$(BUILD)/tide run -n 2 -t 1 kernels/bench/dp.lua
-	@$(LUAJIT) kernels/bench/sharded.lua
+	@$(BUILD)/tide run kernels/bench/sharded.lua
 	@mpirun --version >/dev/null 2>&1 && mpirun --allow-run-as-root --oversubscribe --quiet -np 2 \
 	  $(BUILD)/tide run -t 1 kernels/bench/dp.lua || true
 

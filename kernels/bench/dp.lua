@@ -1,21 +1,17 @@
 -- What communication costs a training step: `tide run -n 2 -t 1 kernels/bench/dp.lua`, or under
 -- mpirun.
 --
--- The one idea: on the same ranks, with the same model and data, rounds of steps with the world's
--- communicator and with one of a rank alone take turns, a barrier between; so both meet the same
--- machine. Printed: seconds a step, the median of the ratios, and the cost of comparing calls.
+-- The one idea: on the same ranks, with equal models and the same data, rounds of steps with the
+-- world's communicator and with one of a rank alone take turns, a barrier between; so both meet the
+-- same machine. Printed: seconds a step and the median of the ratios.
 
 local tide = require 'tide'
+local median = require('kernels.bench.stats').median
 local step = require 'tide.train.step'
 
 local comm = tide.dist.world()
-local solo = tide.dist.solo()
 local rounds, steps = tonumber((...)) or 15, 4
 local batch, seq = 4, 256
-
-local model = tide.model.llama({ vocab_size = 256, hidden_size = 256, num_hidden_layers = 4,
-   num_attention_heads = 4, num_key_value_heads = 4, max_position_embeddings = seq }, { seed = 1 })
-local optim = tide.optim.AdamW(model, { lr = 1e-4 })
 
 local function batches()
    local ids, labels = {}, {}
@@ -32,29 +28,37 @@ end
 
 local data = batches()
 
-local function seconds(with)
-   local s = step.new { model = model, optim = optim, comm = with, clip = 1 }
-   comm:barrier()
-   local begin = tide.clock()
-   for _ = 1, steps do s:run(data) end
-   comm:barrier()
-   return (tide.clock() - begin) / steps
+-- Seconds a step of a model of its own, over the ranks of `with`.
+local function trainer(with)
+   local model = tide.model.llama({ vocab_size = 256, hidden_size = 256, num_hidden_layers = 4,
+      num_attention_heads = 4, num_key_value_heads = 4, max_position_embeddings = seq },
+      { seed = 1 })
+   local s = step.new { model = model, optim = tide.optim.AdamW(model, { lr = 1e-4 }), comm = with,
+      clip = 1 }
+   return function()
+      comm:barrier()
+      local begin = tide.clock()
+      for _ = 1, steps do s:run(data) end
+      comm:barrier()
+      return (tide.clock() - begin) / steps
+   end, model:num_parameters()
 end
 
-local function median(list)
-   table.sort(list)
-   return list[math.ceil(#list / 2)]
-end
-
-seconds(comm)
+local together, nparam = trainer(comm)
+local alone = trainer(tide.dist.solo())
+together()
+alone()
 local with, without, ratio = {}, {}, {}
 for i = 1, rounds do
-   with[i], without[i] = seconds(comm), seconds(solo)
+   if i % 2 == 1 then
+      with[i], without[i] = together(), alone()
+   else
+      without[i], with[i] = alone(), together()
+   end
    ratio[i] = with[i] / without[i]
 end
 if comm.rank == 0 then
    print(('data parallel, %d ranks (%s), %.1f M parameters: %.1f ms a step, %.1f ms without '
-      .. 'communication, cost %+.1f %%'):format(comm.size, comm.transport,
-      model:num_parameters() / 1e6, median(with) * 1e3, median(without) * 1e3,
-      (median(ratio) - 1) * 100))
+      .. 'communication, cost %+.1f %%'):format(comm.size, comm.transport, nparam / 1e6,
+      median(with) * 1e3, median(without) * 1e3, (median(ratio) - 1) * 100))
 end

@@ -1,14 +1,15 @@
--- Sharded training against PyTorch's fully_shard: `luajit kernels/bench/fsdp.lua [rounds
--- [python]]`, with LUA_PATH as for the other programs here.
+-- Sharded training against PyTorch's fully_shard: `tide run kernels/bench/fsdp.lua [rounds
+-- [python]]`.
 --
 -- The one idea: two ranks of one thread each train the same model from the same weights on the same
 -- rows, ours as threads of this process, the peer's as two processes over Gloo (peer_fsdp.py), in
 -- turns; while one runs the other waits. Printed: medians of tokens a second, the median of the
 -- ratios, and how far the losses of the first steps are apart, which must be rounding.
 
-local child = require 'child'
-local host = require 'tide.ffi.host'
+local child = require 'kernels.bench.child'
 local json = require 'tide.ffi.json'
+local median = require('kernels.bench.stats').median
+local turns = require 'kernels.bench.turns'
 
 local steps = 8
 local config = {
@@ -50,21 +51,7 @@ local function body(_, _, c, n, save)
       losses[i] = step:run(data).loss
       times[i] = tide.clock() - begin
    end
-   table.sort(times)
-   return { times[math.ceil(n / 2)], losses }
-end
-
-local function on(n, ...)
-   local rows = host.try(n, { nthread = 2 / n }, body, ...)
-   for _, row in ipairs(rows) do
-      if row.status ~= 'OK' then error(row.message or row.status, 0) end
-   end
-   return rows[1].values[1]
-end
-
-local function median(list)
-   table.sort(list)
-   return list[math.ceil(#list / 2)]
+   return { require('kernels.bench.stats').median(times), losses }
 end
 
 local function main(rounds, python, folder)
@@ -72,12 +59,12 @@ local function main(rounds, python, folder)
    local f = assert(io.open(settings, 'w'))
    f:write(json.encode(config))
    f:close()
-   on(1, config, 0, weights)
+   turns.on(1, body, config, 0, weights)
    local peer = child.start(('%s kernels/bench/peer_fsdp.py %s %s'):format(python,
       child.quote(weights), child.quote(settings)))
    local ours, theirs, ratio, apart = {}, {}, {}, 0
    for i = 1, rounds do
-      local a = on(2, config, steps)
+      local a = turns.on(2, body, config, steps)
       local b = peer:numbers(tostring(steps))
       if i == 1 then                       -- later rounds of the peer go on from there
          for k, loss in ipairs(a[2]) do

@@ -7,11 +7,12 @@
 -- seconds and of processor seconds (of the whole process), the median of the ratios (1: nothing is
 -- lost), and bytes sent by kind of collective.
 --
--- With one rank (`luajit kernels/bench/mamba_cp.lua ...`, LUA_PATH as for the other programs here)
--- collectives are simulated: what is left is a rank's own work, in CPU seconds, against the plain
--- layer on half of the tokens.
+-- With one rank (`tide run kernels/bench/mamba_cp.lua ...`) collectives are simulated: what is left
+-- is a rank's own work, in CPU seconds, against the plain layer on half of the tokens.
 
 local tide = require 'tide'
+local stats = require 'kernels.bench.stats'
+local turns = require 'kernels.bench.turns'
 
 local comm, ctx = tide.dist.world(), tide.default()
 local words = { ... }
@@ -35,12 +36,6 @@ local function pass(layer, h, context)
       end)
       layer:zero_grad()
    end
-end
-
-local function median(list)
-   local copy = { unpack(list) }
-   table.sort(copy)
-   return copy[math.ceil(#copy / 2)]
 end
 
 -- ---- simulated -------------------------------------------------------------------------------
@@ -68,21 +63,14 @@ local function simulated()
       end
       on:restore()
       print(('%-6s %-10s %s, %d tokens: %.1f ms of a rank, half of the plain layer %.1f ms: ratio '
-         .. '%.3f'):format(way[1], way[2], dtype, T, median(a), median(b), median(ratio)))
+         .. '%.3f'):format(way[1], way[2], dtype, T, stats.median(a), stats.median(b),
+         stats.median(ratio)))
    end
    print(tide.parallel.mamba_cp.explain(layer,
       tide.parallel.cp_map.new { kind = 'zigzag', size = 2, length = T }, { dtype = dtype }))
 end
 
 -- ---- over ranks ------------------------------------------------------------------------------
-
-local function timed(fn)
-   comm:barrier()
-   local begin, before = tide.clock(), os.clock()
-   fn()
-   comm:barrier()
-   return tide.clock() - begin, os.clock() - before
-end
 
 -- What a call of fn sends: calls and bytes of each kind of collective, as text.
 local function sent(fn)
@@ -126,23 +114,13 @@ local function compare(way)
    part()
    on_one()
    local bytes = sent(part)
-   local a, b, acpu, bcpu, ratio, cpu_ratio = {}, {}, {}, {}, {}, {}
-   for i = 1, rounds do
-      if i % 2 == 1 then
-         a[i], acpu[i] = timed(part)
-         b[i], bcpu[i] = timed(on_one)
-      else
-         b[i], bcpu[i] = timed(on_one)
-         a[i], acpu[i] = timed(part)
-      end
-      ratio[i], cpu_ratio[i] = b[i] / a[i], bcpu[i] / acpu[i]
-   end
+   local t = turns.compare(comm, rounds, part, on_one)
    on:restore()
    if comm.rank > 0 then return end
    print(('%-6s %-10s over %d ranks, %d tokens, %s: %.3f s (cpu %.3f); one rank, %d threads: '
       .. '%.3f s (cpu %.3f); speed %.3f of it (by cpu time %.3f); a rank sends %s'):format(
-      way[1], way[2], comm.size, T, dtype, median(a), median(acpu), comm.size, median(b),
-      median(bcpu), median(ratio), median(cpu_ratio), bytes))
+      way[1], way[2], comm.size, T, dtype, t.a, t.a_cpu, comm.size, t.b, t.b_cpu, t.ratio,
+      t.cpu_ratio, bytes))
 end
 
 if comm.size == 1 then return simulated() end

@@ -10,6 +10,7 @@
 local tide = require 'tide'
 local cp = tide.parallel.cp
 local cp_attention = require 'tide.parallel.cp_attention'
+local turns = require 'kernels.bench.turns'
 
 local comm, ctx = tide.dist.world(), tide.default()
 local rounds, T = tonumber((...)) or 7, tonumber((select(2, ...))) or 8192
@@ -36,14 +37,6 @@ local function pass(list, fn)
    for i = 1, 3 do list[i]:zero_grad() end
 end
 
-local function timed(fn)
-   comm:barrier()
-   local begin, cpu = tide.clock(), os.clock()
-   fn()
-   comm:barrier()
-   return tide.clock() - begin, os.clock() - cpu
-end
-
 local function over_ranks()
    pass(part, function(q, k, v) return ring(q, k, v, { causal = true, context = context }) end)
 end
@@ -55,28 +48,12 @@ local function on_one()
    ctx:set_nthread(1)
 end
 
-local function median(list)
-   table.sort(list)
-   return list[math.ceil(#list / 2)]
-end
-
 ctx:set_nthread(1)
 over_ranks()
 on_one()
-local a, b, acpu, bcpu, ratio, cpu_ratio = {}, {}, {}, {}, {}, {}
-for i = 1, rounds do
-   if i % 2 == 1 then
-      a[i], acpu[i] = timed(over_ranks)
-      b[i], bcpu[i] = timed(on_one)
-   else
-      b[i], bcpu[i] = timed(on_one)
-      a[i], acpu[i] = timed(over_ranks)
-   end
-   ratio[i], cpu_ratio[i] = b[i] / a[i], bcpu[i] / acpu[i]
-end
+local t = turns.compare(comm, rounds, over_ranks, on_one)
 if comm.rank == 0 then
    print(('ring over %d ranks, %d tokens, %d heads of %d, %s: %.3f s (cpu %.3f); one rank, %d '
       .. 'threads: %.3f s (cpu %.3f); speed of the ring %.3f of it (by cpu time %.3f)'):format(
-      comm.size, T, H, D, dtype, median(a), median(acpu), comm.size, median(b), median(bcpu),
-      median(ratio), median(cpu_ratio)))
+      comm.size, T, H, D, dtype, t.a, t.a_cpu, comm.size, t.b, t.b_cpu, t.ratio, t.cpu_ratio))
 end

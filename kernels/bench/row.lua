@@ -4,9 +4,9 @@
 -- inputs within the row's tolerance; a row that disagrees is reported as wrong, not as fast.
 
 local ffi = require 'ffi'
-local child = require 'child'
-local stats = require 'stats'
-local timing = require 'timing'
+local child = require 'kernels.bench.child'
+local stats = require 'kernels.bench.stats'
+local timing = require 'kernels.bench.timing'
 
 local M = {}
 

@@ -10,11 +10,11 @@
 
 local folder = arg[0]:match '^(.*/)[^/]*$' or './'
 local root = folder .. '../../'
-package.path = folder .. '?.lua;' .. package.path
+package.path = root .. '?.lua;' .. package.path
 
-local cases = require 'cases'
-local one = require 'row'
-local report = require 'report'
+local cases = require 'kernels.bench.cases'
+local one = require 'kernels.bench.row'
+local report = require 'kernels.bench.report'
 
 local usage = 'usage: luajit kernels/bench/run.lua [NAME|all ...] [--threads 1,2] [--rounds N] '
    .. '[--python PATH] [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] [--list]'

@@ -1,11 +1,11 @@
--- What spreading a model costs: `luajit kernels/bench/sharded.lua [rounds]`, with LUA_PATH as for
--- the other programs here.
+-- What spreading a model costs: `tide run kernels/bench/sharded.lua [rounds]`.
 --
 -- The one idea: the same global batch on two threads of the machine in every way, in turns, each
 -- time with ranks of its own (threads of this process); printed is the median over rounds of the
 -- ratio to what stands first in its group, and what a rank holds against one that holds all.
 
-local host = require 'tide.ffi.host'
+local median = require('kernels.bench.stats').median
+local turns = require 'kernels.bench.turns'
 
 -- On a rank: seconds a step (the median), bytes of parameters, gradients and optimiser.
 local function body(_, _, axes, opts, steps)
@@ -29,8 +29,7 @@ local function body(_, _, axes, opts, steps)
       world:barrier()
       if i > 2 then times[i - 2] = tide.clock() - begin end
    end
-   table.sort(times)
-   return { times[math.ceil(steps / 2)], state, batch * seq }
+   return { require('kernels.bench.stats').median(times), state, batch * seq }
 end
 
 local sequence = { sequence_parallel = true }
@@ -46,18 +45,7 @@ local groups = {
          { tp = { sequence_parallel = true, async_tp = true } } } },
 }
 
-local function measure(case)
-   local rows = host.try(case[2], { nthread = 2 / case[2] }, body, case[3], case[4], 6)
-   for _, row in ipairs(rows) do
-      if row.status ~= 'OK' then error(row.message or row.status, 0) end
-   end
-   return rows[1].values[1]
-end
-
-local function median(list)
-   table.sort(list)
-   return list[math.ceil(#list / 2)]
-end
+local function measure(case) return turns.on(case[2], body, case[3], case[4], 6) end
 
 local rounds = tonumber((...)) or 9
 for _, group in ipairs(groups) do

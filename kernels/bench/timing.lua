@@ -5,7 +5,7 @@
 -- reach four fifths of the best seen are quiet; with at least five of them only they count.
 
 local ffi = require 'ffi'
-local stats = require 'stats'
+local stats = require 'kernels.bench.stats'
 
 local M = {}
 

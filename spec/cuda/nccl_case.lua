@@ -35,9 +35,7 @@ local function values(n, opts, body, ...)
    return list
 end
 
-local collectives = { 'all_reduce', 'all_reduce_list', 'reduce', 'broadcast', 'all_gather',
-   'all_gather_v', 'reduce_scatter', 'reduce_scatter_v', 'all_to_all', 'all_to_all_v', 'gather',
-   'scatter', 'send_recv', 'chain' }
+local collectives = require 'spec.dist.kinds'
 
 describe('collectives over NCCL', function()
    for _, n in ipairs { 1, 3 } do

@@ -3,6 +3,7 @@
 
 local tide = require 'tide'
 local dist = require 'tide.dist'
+local distance = require('spec.parallel.fsdp_case').distance
 local each = require 'tide.util.each'
 
 local case = { steps = 20, rows = 24, length = 5 }
@@ -63,16 +64,6 @@ function case.train(axes, way)
    return { losses = losses, weights = numbers(state) }
 end
 
--- The largest difference relative to the largest number.
-function case.distance(a, b)
-   local diff, most = #a == #b and 0 or math.huge, 0
-   for i = 1, math.min(#a, #b) do
-      if a[i] ~= a[i] or b[i] ~= b[i] then return math.huge end
-      diff, most = math.max(diff, math.abs(a[i] - b[i])), math.max(most, math.abs(b[i]))
-   end
-   return diff / math.max(most, 1e-30)
-end
-
 function case.key(way) return ('%s, %d micro-batches'):format(way.kind, way.accum) end
 
 -- On a rank: trains in all ways and returns how many, or what is not as `want` (by case.key), as
@@ -82,7 +73,7 @@ function case.compare(axes, ways, want)
    for _, way in ipairs(ways) do
       local got = case.train(axes, way)
       for _, k in ipairs { 'losses', 'weights' } do
-         local d = case.distance(got[k], want[case.key(way)][k])
+         local d = distance(got[k], want[case.key(way)][k])
          local name = way.kind .. ' ' .. k
          far[name] = math.max(far[name] or 0, d)
          if d > case.kinds[way.kind][k] then

@@ -4,9 +4,7 @@ local ranks = require 'spec.dist.ranks'
 
 local cases = require 'spec.dist.cases'
 
-local collectives = { 'all_reduce', 'all_reduce_list', 'reduce', 'broadcast', 'all_gather',
-   'all_gather_v', 'reduce_scatter', 'reduce_scatter_v', 'all_to_all', 'all_to_all_v', 'gather',
-   'scatter', 'send_recv', 'chain' }
+local collectives = require 'spec.dist.kinds'
 
 describe('collectives', function()
    for _, n in ipairs { 1, 2, 3, 4, 8 } do

@@ -14,9 +14,7 @@ function case.probe()
    print(world { transport = 'mpi' })
 end
 
-local collectives = { 'all_reduce', 'all_reduce_list', 'reduce', 'broadcast', 'all_gather',
-   'all_gather_v', 'reduce_scatter', 'reduce_scatter_v', 'all_to_all', 'all_to_all_v', 'gather',
-   'scatter', 'send_recv', 'chain' }
+local collectives = require 'spec.dist.kinds'
 
 -- The table of all transports.
 function case.table(check)

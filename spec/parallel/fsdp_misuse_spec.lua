@@ -28,14 +28,7 @@ local head = [[
 local function on(n, body, ...) return ranks.run(n, head .. body, ...) end
 
 -- Both ranks end with an error; one of them at least says `words`.
-local function fails(words, body, n)
-   local rows, said = ranks.try(n or 2, head .. body), ''
-   for _, row in ipairs(rows) do
-      assert.not_equal('OK', row.status)
-      said = said .. row.message
-   end
-   assert.is_truthy(said:find(words, 1, true), said)
-end
+local function fails(words, body, n) ranks.fail(n or 2, head .. body, words) end
 
 describe('sharding', function()
    it('is refused where a part or the whole is sharded already', function()

@@ -1,6 +1,7 @@
 -- Plans: checked before anything changes, priced by simulation, and what they price is what runs.
 
 local tide = require 'tide'
+local leak = require 'spec.support.leak'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 
@@ -92,12 +93,6 @@ local function measure(_, _, cfg, axes, opts, accum)
    return wrong
 end
 
--- Bytes taken since the mark and in use when nothing is left that nobody holds.
-local function settled(ctx)
-   for _ = 1, 8 do ctx:collect() end
-   return ctx:stats().since
-end
-
 describe('the price of a plan', function()
    local cases = {
       { 2, { dp = 2 }, {} },
@@ -134,19 +129,17 @@ describe('the price of a plan', function()
          local want = plan:price({ batch = 2, seq = 32 }).activations
          local model = plan:materialise().model
          local ids = tide.zeros({ 2, 32 }, { dtype = 'i64' })
-         local ctx = tide.default()
          model:loss(ids, ids, { count = 64 }):backward()       -- tables that are kept are made
          model:zero_grad()
          local got
-         jit.off()                              -- dead values in frames are the interpreter's
-         jit.flush()
-         ctx:mark()
+         leak.interpret()                       -- dead values in frames are the interpreter's
+         leak.mark()
          tide.scope(function()
             local loss = model:loss(ids, ids, { count = 64 })
-            got = settled(ctx)
+            got = leak.since()
             loss:backward()
          end)
-         jit.on()
+         leak.compile()
          assert.is_true(math.abs(got - want) < 0.01 * want, ('%s: %d, planned %d'):format(policy,
             got, want))
       end

@@ -17,15 +17,7 @@ local head = [[
    end
 ]]
 
--- All ranks end with an error; one of them at least says `words`.
-local function fails(words, body)
-   local rows, said = ranks.try(2, head .. body), ''
-   for _, row in ipairs(rows) do
-      assert.not_equal('OK', row.status)
-      said = said .. row.message
-   end
-   assert.is_truthy(said:find(words, 1, true), said)
-end
+local function fails(words, body) ranks.fail(2, head .. body, words) end
 
 describe('a step of replicas', function()
    it('is refused where they begin with other weights', function()
