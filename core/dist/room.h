@@ -33,11 +33,10 @@ typedef struct tide__meet {
 
 enum { TIDE__PASSED, TIDE__POISONED, TIDE__EXPIRED, TIDE__STOPPED };
 
-/* posted: bytes of payload left here, or -1: the call moves data between gate and floor. A payload
- * of a number or three lies in the line of the words. */
+/* tag: equal on all ranks, or no data moves; the words are for messages. A payload of a number or
+ * three lies in their line. */
 typedef struct tide__page {
-  _Alignas(128) _Atomic uint64_t what, count, root, hash;
-  _Atomic int64_t posted;
+  _Alignas(128) _Atomic uint64_t tag, what, count, root, hash;
   char payload[TIDE__POST];
 } tide__page;
 
