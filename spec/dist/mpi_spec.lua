@@ -15,6 +15,17 @@ end
 
 local count = mpi.count
 
+-- The same with MPICH, where its launcher is: another binary interface behind the same names.
+local _, no_mpich = mpi.shell 'mpirun.mpich -np 2 true'
+local it_mpich = no_mpich == 0 and it or function(text) pending(text .. ' (no mpirun.mpich)') end
+
+local function mpich(n, words)
+   local out, status = mpi.shell(('mpirun.mpich -np %d %s run %s'):format(n, mpi.program,
+      script .. words))
+   assert.equal(0, status, out)
+   return out
+end
+
 describe('comm_mpi', function()
    for _, n in ipairs { 2, 3, 4 } do
       it_mpi(('moves and reduces every dtype and count on %d processes'):format(n), function()
@@ -44,5 +55,14 @@ describe('comm_mpi', function()
 
    it_mpi('leaves the processors to others while it waits', function()
       assert.equal(4, count(ok(4, 'idle'), 'idle fine'))
+   end)
+
+   it_mpich('works on MPICH', function()
+      assert.equal(3, count(mpich(3, 'table'), 'mpi: 896 cases'))
+      assert.equal(3, count(mpich(3, 'large'), 'fine'))
+      assert.equal(3, count(mpich(3, 'split'), 'split fine'))
+      assert.equal(2, count(mpich(2, 'cycles'), 'cycles fine'))
+      assert.equal(mpi.threads(3, script .. 'bits'):match 'bits %x+',
+         mpich(3, 'bits'):match 'bits %x+')
    end)
 end)
