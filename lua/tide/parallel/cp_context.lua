@@ -17,8 +17,10 @@
 -- What has been found out about them (who needs which rows, what the ranks agree on) is kept here.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
 local err = require 'tide.util.err'
 local blocks = require 'tide.parallel.cp_blocks'
+local fingerprint = require 'tide.parallel.fingerprint'
 
 local Context = { class_name = 'Context' }
 Context.__index = Context
@@ -192,6 +194,21 @@ function Context:hops(n, at, mask)
       self.hop_lists[key] = found
    end
    return found
+end
+
+-- ---- agreement -------------------------------------------------------------------------------
+
+-- Raises E_COMM on all ranks of comm unless they mean the same sequence and call: what a rank
+-- computes follows from its own copy of plan, documents and mask, and if one copy differs, some
+-- methods would still run and give numbers of no sequence at all. what: a plural; kind: the call in
+-- a line. Collective at the first call of its kind with a context, not in each layer.
+function Context:check_agreed(op, comm, what, kind)
+   if self.agreed[kind] then return end
+   agree.check(comm, op, 'E_COMM', { { what = what, shown = true, text = function()
+      self.line = self.line or fingerprint.context(self)
+      return self.line .. ', ' .. kind
+   end } })
+   self.agreed[kind] = true
 end
 
 -- ---- the rest --------------------------------------------------------------------------------

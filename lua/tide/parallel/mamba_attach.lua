@@ -11,7 +11,6 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
-local agree = require 'tide.parallel.cp_agree'
 local context_ = require 'tide.parallel.cp_context'
 local exchange = require 'tide.parallel.mamba_exchange'
 local hidden = require 'tide.parallel.mamba_hidden'
@@ -198,17 +197,10 @@ local function method_of(self, layer, projected, map)
    return chosen[key]
 end
 
--- The first call of its kind with a context tells the other ranks what it is about: with another
--- plan, documents or method on one of them the exchanges could still fit, and mean nothing.
-local function check_agreement(self, op, context, layer, projected, method)
-   local kind = ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
+-- A call in a line.
+local function kind_of(layer, projected, method)
+   return ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
       projected.dtype, projected:size(1), layer.heads, layer.head_dim, layer.groups, layer.state)
-   if context.agreed[kind] then return end
-   agree.check(op, self.comm, 'Mamba-2 batches', function()
-      context.line = context.line or agree.of_context(context)
-      return context.line .. ', ' .. kind
-   end)
-   context.agreed[kind] = true
 end
 
 -- The context of a call, checked.
@@ -263,7 +255,7 @@ function Attached:call(layer, projected, at)
    local context, device = context_for(self, op, projected, at), projected.device
    local map = context.map
    local method = method_of(self, layer, projected, map)
-   check_agreement(self, op, context, layer, projected, method)
+   context:check_agreed(op, self.comm, 'Mamba-2 batches', kind_of(layer, projected, method))
    local batch = batch_of(self, map, context.index)
    if method == 'state' then
       return state.inner(layer, projected, self.comm, hand_over(batch, map, layer, device))
