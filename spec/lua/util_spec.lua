@@ -1,6 +1,7 @@
--- The small helpers: err, canonical, pretty, log, plot, hash, units, timer, strict, lazy.
+-- The small helpers: err, canonical, dims, pretty, log, plot, hash, units, timer, strict, lazy.
 
 local canonical = require 'tide.util.canonical'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 local log = require 'tide.util.log'
@@ -80,6 +81,20 @@ describe('util.canonical', function()
       local t = { constant = constant, holder = holder, x = { 1 } }
       t.me, t.y = t, t.x
       assert.equal('{constant={base=10} x={1=1} y={1=1}}', canonical(t))
+   end)
+end)
+
+describe('util.dims', function()
+   it('are lists a dim', function()
+      local shape = { 2, 3, 4 }
+      local other = dims.copy(shape)
+      assert.same({ { 12, 4, 1 }, 24, { 0, 0 }, '[2, 3, 4]' },
+         { dims.strides(shape), dims.numel(shape), dims.zeros(2), dims.text(shape) })
+      assert.is_true(dims.equal(shape, other))
+      other[3] = 5
+      assert.is_false(dims.equal(shape, other))
+      assert.is_false(dims.equal(shape, { 2, 3 }))
+      assert.same({ {}, 1, '[]' }, { dims.strides {}, dims.numel {}, dims.text {} })
    end)
 end)
 

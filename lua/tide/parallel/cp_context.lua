@@ -21,6 +21,7 @@ local agree = require 'tide.dist.agree'
 local err = require 'tide.util.err'
 local blocks = require 'tide.parallel.cp_blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
+local kept = require 'tide.parallel.kept'
 
 local Context = { class_name = 'Context' }
 Context.__index = Context
@@ -99,16 +100,6 @@ function context_.new(opts)
 end
 
 -- ---- who is where ----------------------------------------------------------------------------
-
--- What make() gives, kept until its bytes go (tensors made in a step scope).
-local function kept(self, key, make)
-   local t = self.keep[key]
-   if not t or t:is_gone() then
-      t = make()
-      self.keep[key] = t
-   end
-   return t
-end
 
 -- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
 function Context:k_index(rank, device)

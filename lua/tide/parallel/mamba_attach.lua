@@ -9,6 +9,7 @@
 -- all ranks choose alike.
 
 local tide = require 'tide'
+local arg = require 'tide.ffi.arg'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp_context'
@@ -20,7 +21,6 @@ local Mamba2 = require('tide.nn.mamba').Mamba2
 local attach = {}
 
 local methods = { 'hidden', 'state', 'auto' }
-local bytes_of = { f64 = 8, f32 = 4, bf16 = 2, f16 = 2 }
 
 local function is_mamba(m) return class.is(m, Mamba2) end
 
@@ -44,8 +44,9 @@ function attach.price(layer, map, opts)
    opts = err.options(op, opts, { 'rows', 'dtype', 'rank' })
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
    if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
-   local rows, size = err.integer(op, 'rows', opts.rows or 1, 1), bytes_of[opts.dtype or 'f32']
-   if not size then err.arg(op, 'dtype', 'a floating dtype', opts.dtype) end
+   local rows, dtype = err.integer(op, 'rows', opts.rows or 1, 1), opts.dtype or 'f32'
+   local code, size = arg.dtype_code[dtype], arg.dtype_size[dtype]
+   if not code or not arg.is_float(code) then err.arg(op, 'dtype', 'a floating dtype', dtype) end
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end
