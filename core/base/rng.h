@@ -52,13 +52,9 @@ static inline uint32_t tide__philox_word(uint64_t seed, uint64_t stream, uint64_
 /* A word as a number in [0, 1): multiples of 2^-32. */
 TIDE__ANYWHERE static inline double tide__philox_unit(uint32_t word) { return word * 0x1p-32; }
 
-/* The standard normal quantile at (word + 0.5) / 2^32 (Wichura, AS 241: 1e-15 relative). One word
- * gives one normal, which keeps the index arithmetic of sharded tensors trivial. */
+/* The standard normal quantile at p (Wichura, AS 241: 1e-15 relative). At (word + 0.5) / 2^32 one
+ * word gives one normal, which keeps the index arithmetic of sharded tensors trivial. */
 double tide__normal_quantile(double p);
-static inline double tide__philox_normal(uint32_t word)
-{
-  return tide__normal_quantile((word + 0.5) * 0x1p-32);
-}
 /* Cumulative standard normal. */
 double tide__normal_cdf(double x);
 

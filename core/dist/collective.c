@@ -1,12 +1,11 @@
-/* The collectives as the public sees them: every check a rank can make alone, in one place.
+/* The collectives of tensors as the public sees them: every check a rank can make alone, in one
+ * place.
  *
  * The one idea: tensors become pointers, counts and dtypes here; what comes out is a tide__coll
  * that any transport can run without looking. A call that fails here has not touched the others.
  *
  * Layer 4.
  */
-#include <string.h>
-
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -18,9 +17,7 @@
 enum { FEW = 16 };
 
 /* Tensors in host memory, which a transport on the device cannot reach, go over the communicator
- * that this one was made of; so do bytes. */
-static tide_comm *at_host(tide_comm *comm) { return comm->host ? comm->host : comm; }
-
+ * that this one was made of. */
 static tide_comm *reach(tide_comm *comm, const tide_tensor *t)
 {
   if (!comm->host || !t || t->ctx != comm->ctx) return comm;
@@ -34,7 +31,7 @@ static int bad(tide_comm *comm, int coll, int status, const char *arg, const cha
   return tide__fail(comm->ctx, status, tide_coll_name(coll), "argument '%s': %s", arg, what);
 }
 
-static int check_root(tide_comm *comm, int coll, int root)
+int tide__check_root(tide_comm *comm, int coll, int root)
 {
   if (root >= 0 && root < comm->nrank) return TIDE_OK;
   return tide__fail(comm->ctx, TIDE_E_ARG, tide_coll_name(coll), "argument 'root': expected a rank "
@@ -167,7 +164,7 @@ static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *c
   if (n < 0 || n > INT32_MAX || (n && !ts))
     return bad(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
   if (coll != TIDE__BROADCAST) TIDE_TRY(check_reduce(comm, coll, op, TIDE_F32));
-  if (coll != TIDE__ALL_REDUCE) TIDE_TRY(check_root(comm, coll, root));
+  if (coll != TIDE__ALL_REDUCE) TIDE_TRY(tide__check_root(comm, coll, root));
   size_t size = (size_t)n * (sizeof *seg + sizeof *order);
   if (n > FEW) {
     seg = tide__alloc(comm->ctx, size);
@@ -322,7 +319,7 @@ int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_t
 {
   pair p;
   comm = reach(comm, in);
-  TIDE_TRY(check_root(comm, TIDE__GATHER, root));
+  TIDE_TRY(tide__check_root(comm, TIDE__GATHER, root));
   TIDE_TRY(need(comm, TIDE__GATHER, in, "in"));
   if (comm->rank != root) out = NULL;
   else TIDE_TRY(need(comm, TIDE__GATHER, out, "out"));
@@ -339,7 +336,7 @@ int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_
 {
   pair p;
   comm = reach(comm, out);
-  TIDE_TRY(check_root(comm, TIDE__SCATTER, root));
+  TIDE_TRY(tide__check_root(comm, TIDE__SCATTER, root));
   TIDE_TRY(need(comm, TIDE__SCATTER, out, "out"));
   if (comm->rank != root) in = NULL;
   else TIDE_TRY(need(comm, TIDE__SCATTER, in, "in"));
@@ -538,74 +535,4 @@ int tide_comm_barrier(tide_work **work, tide_comm *comm)
   if (work) *work = NULL;
   TIDE_TRY(tide__comm_check(comm, "barrier"));
   return tide__comm_run(comm, &c, work, 0, NULL);
-}
-
-/* ---- byte strings ---------------------------------------------------------------------------- */
-
-/* The others wait for data that this rank has no room for: tell them. */
-static int no_room(tide_comm *comm, int rc)
-{
-  char text[TIDE__MESSAGE];
-  strcpy(text, comm->ctx->message);
-  tide_comm_abort(comm, text);
-  return rc;
-}
-
-static int broadcast_raw(tide_comm *comm, void *data, int64_t n, int dtype, int root)
-{
-  tide__seg seg = {data, data, n, n, dtype, dtype};
-  tide__coll c = {.op = TIDE__BROADCAST, .reduce = -1, .dtype = dtype, .root = root, .nseg = 1,
-                  .seg = &seg};
-  return tide__comm_run(comm, &c, NULL, 0, NULL);
-}
-
-int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
-                              int root)
-{
-  comm = at_host(comm);
-  bool mine = comm->rank == root;
-  int64_t size = mine ? n : 0;
-  *out = NULL;
-  TIDE_TRY(tide__comm_check(comm, "broadcast_bytes"));
-  TIDE_TRY(check_root(comm, TIDE__BROADCAST, root));
-  if (mine && (n < 0 || (n && !data)))
-    return tide__fail(comm->ctx, TIDE_E_ARG, "broadcast_bytes", "argument 'n': expected 0 or more "
-                      "bytes, got %lld", (long long)n);
-  TIDE_TRY(broadcast_raw(comm, &size, 1, TIDE_I64, root));
-  int rc = tide__blob_new(out, comm->ctx, size, "broadcast_bytes");
-  if (rc < 0) return no_room(comm, rc);
-  if (mine && n) memcpy((*out)->data, data, (size_t)n);
-  rc = broadcast_raw(comm, (*out)->data, size, TIDE_U8, root);
-  if (rc == TIDE_OK) return rc;
-  tide_blob_release(*out);
-  *out = NULL;
-  return rc;
-}
-
-int tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
-                               int64_t *sizes)
-{
-  int64_t total = 0;
-  comm = at_host(comm);
-  *out = NULL;
-  TIDE_TRY(tide__comm_check(comm, "all_gather_bytes"));
-  if (n < 0 || (n && !data) || !sizes)
-    return tide__fail(comm->ctx, TIDE_E_ARG, "all_gather_bytes", "expected n bytes of data (n >= "
-                      "0) and room for %d sizes", comm->nrank);
-  memset(sizes, 0, (size_t)comm->nrank * sizeof *sizes);
-  sizes[comm->rank] = n;
-  tide__coll c = {.op = TIDE__ALL_GATHER, .reduce = -1, .dtype = TIDE_I64, .root = -1, .count = 1,
-                  .size = 8, .in = (char *)&sizes[comm->rank], .out = (char *)sizes};
-  TIDE_TRY(tide__comm_run(comm, &c, NULL, 0, NULL));
-  for (int i = 0; i < comm->nrank; i++) total += sizes[i];
-  int rc = tide__blob_new(out, comm->ctx, total, "all_gather_bytes");
-  if (rc < 0) return no_room(comm, rc);
-  c = (tide__coll){.op = TIDE__ALL_GATHER_V, .reduce = -1, .dtype = TIDE_U8, .root = -1,
-                   .count = total, .size = 1, .in = data, .out = (*out)->data,
-                   .out_counts = sizes};
-  rc = tide__comm_run(comm, &c, NULL, 0, NULL);
-  if (rc == TIDE_OK) return rc;
-  tide_blob_release(*out);
-  *out = NULL;
-  return rc;
 }

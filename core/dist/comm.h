@@ -121,6 +121,8 @@ int  tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt
                     tide_tensor *const *ts);
 /* E_STATE or the poison, before arguments are looked at. */
 int  tide__comm_check(tide_comm *comm, const char *op);
+/* E_ARG unless root is one of the ranks. coll: which collective the message names. */
+int  tide__check_root(tide_comm *comm, int coll, int root);
 /* For transports that are near: what kernels/reduce_ranks.h does, where c's operands lie. Enqueued
  * there; failures go to c->far_status. */
 void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n);

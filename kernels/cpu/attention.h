@@ -234,7 +234,8 @@ typedef struct attn_bwd {
 void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at,
                           int group, int32_t k0, int32_t k1);
 
-/* ---- bf16 with AMX: the steps that differ. Sizes count bf16 elements. ---- */
+/* ---- bf16 with AMX: the steps that differ, between begin and end of tile_amx.h. Sizes count bf16
+ * elements. ---- */
 
 int     tide__amx_built(void); /* 0 if this build has no AMX code */
 /* A block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns (A of V^T P^T). */
@@ -248,9 +249,6 @@ void    tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const at
 /* dk, dv: of this key block; read only with ATTN_WANT_DKV. */
 void    tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at,
                            int want, float *dk, float *dv);
-/* Around all of the above on a thread. */
-void tide__amx_begin(void);
-void tide__amx_end(void);
 
 /* ---- f64: work bytes and kernels ---- */
 

@@ -6,6 +6,7 @@
  * Layer 2k. Only called when the processor has AVX-512 F, BW, DQ and VL.
  */
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/transpose16.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -228,40 +229,6 @@ static void grad(const attn_grad *t)
 
 /* ---- transposition ---- */
 
-/* 16 x 16 in registers: lanes of 32, 64 and 128 bits change places in turn. */
-INLINE void transpose16(__m512 r[16])
-{
-  __m512 t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) {
-    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    const __m512d a = _mm512_castps_pd(t[4 * i]), b = _mm512_castps_pd(t[4 * i + 2]);
-    const __m512d c = _mm512_castps_pd(t[4 * i + 1]), d = _mm512_castps_pd(t[4 * i + 3]);
-    r[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-    r[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d));
-    r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-    t[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    r[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
-  }
-}
-
 static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
                       float scale)
 {
@@ -275,7 +242,7 @@ static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, in
       for (int i = 0; i < 16; i++)
         r[i] = _mm512_mul_ps(
           mul, _mm512_maskz_loadu_ps(i < ni ? kj : 0, src + (i0 + (i < ni ? i : 0)) * lds + j0));
-      transpose16(r);
+      transpose16_f32(r);
 #pragma GCC unroll 16
       for (int j = 0; j < 16; j++)
         if (j < nj) _mm512_mask_storeu_ps(dst + (j0 + j) * ldd + i0, ki, r[j]);

@@ -8,8 +8,8 @@
  *   two passes a task is a key block for dk and dv (4 products), then a query block for dq (3)
  * Both give the same bits. Two passes are for calls with too few key heads to occupy the threads.
  *
- * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx.c; f64 in
- * attention_f64.c.
+ * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx_bwd.c; f64
+ * in attention_f64.c.
  *
  * Layer 2k.
  */
@@ -20,6 +20,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/tile_amx.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K };
 enum { WANT_DQ = ATTN_WANT_DQ, WANT_DKV = ATTN_WANT_DKV };
@@ -281,7 +282,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const attn *s = &w->s;
   bench m;
   lay_bench(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__amx_begin();
+  if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->nhk, hk = t % s->nhk;
     clear_keys(w, &m);
@@ -290,7 +291,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
         query_block(w, &m, (place){ b, h, qb, 0 }, WANT_DQ | WANT_DKV);
     put_keys(w, &m, b, hk, 0, s->tk);
   }
-  if (w->amx) tide__amx_end();
+  if (w->amx) tide__tile_amx_end();
 }
 
 static void key_tasks(void *arg, int64_t begin, int64_t end, int thread)
@@ -299,7 +300,7 @@ static void key_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const attn *s = &w->s;
   bench m;
   lay_bench(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__amx_begin();
+  if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->nkb / s->nhk, hk = t / s->nkb % s->nhk, kb = t % s->nkb;
     const int64_t n = s->tk - kb * K < K ? s->tk - kb * K : K;
@@ -314,7 +315,7 @@ static void key_tasks(void *arg, int64_t begin, int64_t end, int thread)
       }
     put_keys(w, &m, b, hk, kb * K, n);
   }
-  if (w->amx) tide__amx_end();
+  if (w->amx) tide__tile_amx_end();
 }
 
 static void query_tasks(void *arg, int64_t begin, int64_t end, int thread)
@@ -323,12 +324,12 @@ static void query_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const attn *s = &w->s;
   bench m;
   lay_bench(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__amx_begin();
+  if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
     query_block(w, &m, at, WANT_DQ);
   }
-  if (w->amx) tide__amx_end();
+  if (w->amx) tide__tile_amx_end();
 }
 
 static void clear_dbias(void *arg, int64_t begin, int64_t end, int thread)

@@ -17,6 +17,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/tile_amx.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q };
 
@@ -177,13 +178,13 @@ static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const attn *s = &w->s;
   bench m;
   lay_bench(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__amx_begin();
+  if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     /* The last queries first: with a causal mask they cost most. */
     const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
     run_block(w, &m, at);
   }
-  if (w->amx) tide__amx_end();
+  if (w->amx) tide__tile_amx_end();
 }
 
 static void describe(job *w, const k_call *c, int isa)

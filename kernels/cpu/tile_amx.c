@@ -15,6 +15,7 @@
 
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tile_amx.h"
+#include "kernels/cpu/transpose16.h"
 #include "tide/tide.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -145,32 +146,6 @@ AVX512 static void to_half(const tile_half *job)
 
 /* ---- packing ---- */
 
-AVX512_INLINE void transpose16(__m512i r[16])
-{
-  __m512i t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 4) {
-    __m512i p0 = _mm512_unpacklo_epi32(r[i], r[i + 1]), p1 = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    __m512i p2 = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
-    __m512i p3 = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-    t[i] = _mm512_unpacklo_epi64(p0, p2);
-    t[i + 1] = _mm512_unpackhi_epi64(p0, p2);
-    t[i + 2] = _mm512_unpacklo_epi64(p1, p3);
-    t[i + 3] = _mm512_unpackhi_epi64(p1, p3);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    __m512i lo = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-    __m512i hi = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xdd);
-    __m512i lo2 = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-    __m512i hi2 = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
-    r[i] = _mm512_shuffle_i32x4(lo, lo2, 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(lo, lo2, 0xdd);
-    r[i + 4] = _mm512_shuffle_i32x4(hi, hi2, 0x88);
-    r[i + 12] = _mm512_shuffle_i32x4(hi, hi2, 0xdd);
-  }
-}
-
 /* r[i] = 32 of k of row i, from a source that runs along k. The same of 16 rows on is fetched. */
 AVX512_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
@@ -281,6 +256,9 @@ static const tile_kernel kernel = {
 const tile_kernel *tide__tile_kernel_amx(void) { return &kernel; }
 
 #else
+
+void tide__tile_amx_begin(void) {}
+void tide__tile_amx_end(void) {}
 
 const tile_kernel *tide__tile_kernel_amx(void) { return 0; }
 

@@ -9,6 +9,7 @@
 #include "kernels/cpu/tile.h"
 
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/transpose16.h"
 #include "tide/tide.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -131,34 +132,6 @@ AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 ma
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* Rows to columns, in place: first pairs and quadruples within 128-bit lanes, then the lanes. */
-AVX512_INLINE void transpose16(__m512 r[16])
-{
-  __m512 t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 4) {
-    __m512 p0 = _mm512_unpacklo_ps(r[i], r[i + 1]), p1 = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    __m512 p2 = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), p3 = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-    __m512d d0 = _mm512_castps_pd(p0), d1 = _mm512_castps_pd(p1);
-    __m512d d2 = _mm512_castps_pd(p2), d3 = _mm512_castps_pd(p3);
-    t[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(d0, d2));
-    t[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(d0, d2));
-    t[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(d1, d3));
-    t[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(d1, d3));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    __m512 lo = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88);
-    __m512 hi = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
-    __m512 lo2 = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88);
-    __m512 hi2 = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
-    r[i] = _mm512_shuffle_f32x4(lo, lo2, 0x88);
-    r[i + 8] = _mm512_shuffle_f32x4(lo, lo2, 0xdd);
-    r[i + 4] = _mm512_shuffle_f32x4(hi, hi2, 0x88);
-    r[i + 12] = _mm512_shuffle_f32x4(hi, hi2, 0xdd);
-  }
-}
-
 /* Up to 16 rows of a panel whose source runs along k: to[p * width + i] = src[i * is + p]. */
 AVX512_INLINE void pack_turned(float *to, const tile_strip *s, int64_t at, int64_t rows,
                                const int width, const int dtype)
@@ -175,7 +148,7 @@ AVX512_INLINE void pack_turned(float *to, const tile_strip *s, int64_t at, int64
       if (i < rows)
         _mm_prefetch((const char *)s->src + (from + AHEAD_TURNED) * size, _MM_HINT_T0);
     }
-    transpose16(r);
+    transpose16_f32(r);
     float *out = to + p * width;
     int64_t n = s->k - p;
 #pragma GCC unroll 16

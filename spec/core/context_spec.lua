@@ -4,6 +4,7 @@ local ffi = require 'ffi'
 local tide = require 'tide'
 local C = require('tide.ffi.lib').C
 local json = require 'tide.ffi.json'
+local files = require 'spec.support.files'
 local tmp = require 'spec.support.tmp'
 local refused = require 'spec.support.refused'
 
@@ -74,10 +75,10 @@ end)
 
 describe('the trace', function()
    local function dump(ctx)
-      return tmp.with_folder(function(folder)
+      return tmp.with(function(folder)
          local path = folder .. '/trace.json'
          ctx:trace_dump(path)
-         return json.decode(tmp.read(path)).traceEvents
+         return json.decode(files.read(path)).traceEvents
       end)
    end
 

@@ -153,7 +153,7 @@ describe('fifty steps over ranks', function()
 end)
 
 describe('the recipe', function()
-   local tmp = require 'spec.lua.tmp'
+   local tmp = require 'spec.support.tmp'
    local function losses(dir, n, words) return case.recipe(dir, n, '--steps 50 ' .. words) end
 
    it('matches one rank over data and context', function()

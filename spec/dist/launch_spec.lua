@@ -1,9 +1,12 @@
 -- Starting ranks: what the environment of launchers means, one recipe under every launcher,
 -- restarts.
 
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 local env = require 'tide.dist.env'
 local mpi = require 'spec.dist.mpi_run'
+local files = require 'spec.support.files'
+
+local read, write = files.read, files.write
 
 local it_mpi = mpi.cases(it, pending)
 
@@ -74,12 +77,12 @@ describe('the environment', function()
 
    it('must agree with MPI', function()
       local here = detect { RANK = '1', WORLD_SIZE = '4' }
-      env.agree(here, { rank = 1, size = 4 })
-      env.agree(nil, { rank = 1, size = 4 })
-      local good, e = pcall(env.agree, here, { rank = 0, size = 1 })
+      env.check_world(here, { rank = 1, size = 4 })
+      env.check_world(nil, { rank = 1, size = 4 })
+      local good, e = pcall(env.check_world, here, { rank = 0, size = 1 })
       assert.is_false(good)
       assert.matches('WORLD_SIZE=4, but MPI counts 1 process', e.message, 1, true)
-      good, e = pcall(env.agree, here, { rank = 0, size = 4 })
+      good, e = pcall(env.check_world, here, { rank = 0, size = 4 })
       assert.is_false(good)
       assert.matches('RANK=1, but MPI says rank 0', e.message, 1, true)
    end)
@@ -103,19 +106,6 @@ end)
 
 local small = '--mesh.dp 2 --steps 6 --dim 16 --heads 2 --layers 1 --seq 32 --batch 4 --warmup 2 '
    .. '--sample 0 --val-windows 2 --threads 1 '
-
-local function write(path, text)
-   local f = assert(io.open(path, 'wb'))
-   f:write(text)
-   f:close()
-end
-
-local function read(path)
-   local f = assert(io.open(path, 'rb'))
-   local text = f:read '*a'
-   f:close()
-   return text
-end
 
 -- Step and losses of each line of metrics.jsonl, as text.
 local function losses(folder)

@@ -12,7 +12,7 @@ local mpi = require 'spec.dist.mpi_run'
 local ranks = require 'spec.dist.ranks'
 local straggler = require 'tide.dist.straggler'
 local tide = require 'tide'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 
 -- A folder that goes at the end.
 local folders = {}

@@ -5,15 +5,7 @@ local mpi = require 'spec.dist.mpi_run'
 
 local it_mpi = mpi.cases(it, pending)
 
-local script = 'spec/dist/mpi_case.lua '
-
-local function ok(n, words)
-   local out, status = mpi.job(n, script .. words)
-   assert.equal(0, status, out)
-   return out
-end
-
-local count = mpi.count
+local ok, count, script = mpi.ok, mpi.count, mpi.script
 
 describe('comm_mpi', function()
    for _, n in ipairs { 2, 3 } do

@@ -42,7 +42,16 @@ function M.job(n, words, limit)
    return M.shell(('%s -np %d %s run %s'):format(M.mpirun, n, M.program, words), limit)
 end
 
--- The same on n threads.
+M.script = 'spec/dist/mpi_case.lua '
+
+-- What it prints on n processes, for a case that ends well.
+function M.ok(n, words)
+   local out, status = M.job(n, M.script .. words)
+   assert(status == 0, out)
+   return out
+end
+
+-- The same job on n threads.
 function M.threads(n, words, limit)
    return M.shell(('%s run -n %d %s'):format(M.program, n, words), limit)
 end

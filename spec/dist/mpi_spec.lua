@@ -5,15 +5,7 @@ local mpi = require 'spec.dist.mpi_run'
 
 local it_mpi = mpi.cases(it, pending)
 
-local script = 'spec/dist/mpi_case.lua '
-
-local function ok(n, words)
-   local out, status = mpi.job(n, script .. words)
-   assert.equal(0, status, out)
-   return out
-end
-
-local count = mpi.count
+local ok, count, script = mpi.ok, mpi.count, mpi.script
 
 -- The same with MPICH, where its launcher is: another binary interface behind the same names.
 local _, no_mpich = mpi.shell 'mpirun.mpich -np 2 true'

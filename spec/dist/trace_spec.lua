@@ -1,7 +1,7 @@
 -- The trace of ranks: what a run leaves, what the reader makes of it, overlap that can be seen.
 
 local mpi = require 'spec.dist.mpi_run'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 local trace = require 'tide.debug.trace'
 
 local function call(seq, op, begin, finish, site, count)

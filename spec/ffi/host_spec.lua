@@ -3,6 +3,7 @@
 local tide = require 'tide'
 local ranks = require 'spec.support.ranks'
 local host = require 'tide.ffi.host'
+local files = require 'spec.support.files'
 local tmp = require 'spec.support.tmp'
 local lib = require 'tide.ffi.lib'
 
@@ -96,14 +97,15 @@ if file then file:close() end
 
 describe('the tide program', function()
    local function run(args, recipe)
-      return tmp.with_folder(function(folder)
-         local path = tmp.write(folder, 'recipe.lua', recipe or '')
+      return tmp.with(function(folder)
+         local path = folder .. '/recipe.lua'
+         files.write(path, recipe or '')
          -- without a process group of its own, so that a signal reaches the program once
          local command = ('unset LUA_INIT; exec >%s/out 2>%s/err; timeout --foreground -s KILL 120 '
             .. '%s %s'):format(folder, folder, program, (args:gsub('RECIPE', path)))
          local code = os.execute(command)
-         return math.floor(code / 256) + code % 256, tmp.read(folder .. '/out'),
-            tmp.read(folder .. '/err')
+         return math.floor(code / 256) + code % 256, files.read(folder .. '/out'),
+            files.read(folder .. '/err')
       end)
    end
 

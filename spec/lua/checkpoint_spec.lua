@@ -2,16 +2,13 @@
 
 local tide = require 'tide'
 local fs = require 'tide.util.fs'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
+local files = require 'spec.support.files'
+local raised = require 'spec.support.raised'
+
+local read, write = files.read, files.write
 
 local checkpoint, state = tide.train.checkpoint, tide.train.state
-
-local function raised(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok)
-   assert.equal('table', type(e), tostring(e))
-   return e
-end
 
 local function new_run(step)
    local model = tide.nn.Linear(4, 3, { seed = 1 })
@@ -25,19 +22,6 @@ end
 
 local function save(dir, step, opts)
    return checkpoint.save(dir, state.collect(new_run(step)), opts)
-end
-
-local function read(path)
-   local f = assert(io.open(path, 'rb'))
-   local s = f:read '*a'
-   f:close()
-   return s
-end
-
-local function write(path, s)
-   local f = assert(io.open(path, 'wb'))
-   f:write(s)
-   f:close()
 end
 
 describe('the folder of a run', function()

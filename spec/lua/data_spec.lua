@@ -4,20 +4,9 @@ local bytes = require 'tide.data.bytes'
 local entropy = require 'tide.data.entropy'
 local text = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
-local tmp = require 'spec.lua.tmp'
-
-local function raised(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok)
-   assert.equal('table', type(e), tostring(e))
-   return e
-end
-
-local function write(path, content)
-   local f = assert(io.open(path, 'wb'))
-   f:write(content)
-   f:close()
-end
+local tmp = require 'spec.support.tmp'
+local write = require('spec.support.files').write
+local raised = require 'spec.support.raised'
 
 describe('data.bytes', function()
    it('returns every byte', function()

@@ -1,13 +1,7 @@
 -- debug: numeric gradients, the first output that is not finite, leaks, what the compiler did.
 
 local tide = require 'tide'
-
-local function raised(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok)
-   assert.equal('table', type(e), tostring(e))
-   return e
-end
+local raised = require 'spec.support.raised'
 
 describe('tide.gradcheck', function()
    local a = tide.tensor({ { 0.3, -1.2 }, { 0.8, 2 } }, { dtype = 'f64' })

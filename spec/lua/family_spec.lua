@@ -6,7 +6,7 @@ local each = require 'tide.util.each'
 local family = require 'tide.model.family'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 
 local common = { vocab_size = 31, hidden_size = 16, num_hidden_layers = 2,
    num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 12 }

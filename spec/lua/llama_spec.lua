@@ -1,8 +1,9 @@
 -- model/llama against the published formulas (numbers of llama_reference.py), and its bad input.
 
 local tide = require 'tide'
+local case_ = require 'spec.lua.decoder_case'
 
-local V = 23
+local fill, inputs, near, V = case_.fill, case_.inputs, case_.near, case_.V
 local base = {
    vocab_size = V, hidden_size = 16, num_hidden_layers = 2, num_attention_heads = 4,
    num_key_value_heads = 2, head_dim = 6, intermediate_size = 20, rms_norm_eps = 1e-5,
@@ -14,39 +15,6 @@ local function with(changes)
    for k, v in pairs(base) do c[k] = v end
    for k, v in pairs(changes or {}) do c[k] = v end
    return c
-end
-
--- The weights of the reference: sines, by the place of the name in sorted order.
-local function fill(model)
-   local entries = model:named_parameters()
-   table.sort(entries, function(a, b) return a.name < b.name end)
-   tide.no_grad(function()
-      for k, e in ipairs(entries) do
-         local n = e.param:numel()
-         local t = ((tide.arange(n, { dtype = 'f64' }) * 0.7 + 1.3 * (k - 1)):sin() * 0.3)
-         if e.name:find('norm', 1, true) then t = t / 3 + 1 end
-         e.param:copy_(t:reshape(e.param.shape))
-      end
-   end)
-   return model
-end
-
-local function inputs()
-   local ids, labels = {}, {}
-   for b = 0, 1 do
-      local row = {}
-      for i = 0, 8 do row[i + 1] = (7 * i + 3 * b + i * i) % V end
-      local shifted = { unpack(row, 2, 9) }
-      shifted[9] = -100
-      if b == 0 then shifted[3] = -100 end
-      ids[b + 1], labels[b + 1] = row, shifted
-   end
-   return tide.tensor(ids, { dtype = 'i64' }), tide.tensor(labels, { dtype = 'i64' })
-end
-
-local function near(want, got, tolerance)
-   assert.is_true(math.abs(want - got) <= tolerance * math.max(1, math.abs(want)),
-      ('%.12g ~= %.12g'):format(want, got))
 end
 
 local scaling = {

@@ -2,7 +2,7 @@
 
 local metric = require 'tide.train.metric'
 local progress = require 'tide.train.progress'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 
 local function record(step, val)
    return {

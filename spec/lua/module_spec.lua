@@ -3,13 +3,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local nn = require 'tide.nn'
-
-local function raised(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok)
-   assert.equal('table', type(e), tostring(e))
-   return e
-end
+local raised = require 'spec.support.raised'
 
 local Pair = class('Pair', nn.Module)
 

@@ -2,13 +2,7 @@
 
 local tide = require 'tide'
 local optim = require 'tide.optim'
-
-local function raised(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok)
-   assert.equal('table', type(e), tostring(e))
-   return e
-end
+local raised = require 'spec.support.raised'
 
 local x = tide.tensor({ { 1, 2 }, { 0.5, -1 } }, { dtype = 'f64' })
 

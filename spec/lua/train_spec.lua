@@ -5,17 +5,11 @@ local bytes = require 'tide.data.bytes'
 local data = require 'tide.data'
 local fs = require 'tide.util.fs'
 local leak = require 'spec.support.leak'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
+local raised = require 'spec.support.raised'
 
 local step, sample = tide.train.step, tide.train.sample
 local loop = tide.train.loop
-
-local function raised(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok)
-   assert.equal('table', type(e), tostring(e))
-   return e
-end
 
 local function new_model(opts)
    return tide.model.llama({

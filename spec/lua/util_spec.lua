@@ -1,5 +1,7 @@
--- The small helpers: err, pretty, log, plot, hash, units, timer, strict, lazy.
+-- The small helpers: err, canonical, dims, pretty, log, plot, hash, units, timer, strict, lazy.
 
+local canonical = require 'tide.util.canonical'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 local log = require 'tide.util.log'
@@ -52,6 +54,47 @@ describe('util.err', function()
 
    it('shows strings in bounds', function()
       assert.is_true(#err.show(('x'):rep(1000)) < 60)
+   end)
+end)
+
+describe('util.canonical', function()
+   local json = require 'tide.ffi.json'
+
+   it('is the same for what means the same', function()
+      local t = { b = { 1, 2, x = false }, a = 'word', f = print, _private = 3, n = json.null }
+      assert.equal('{a=word b={1=1 2=2}}', canonical(t))
+      assert.equal(canonical(t),
+         canonical(json.decode '{"n": null, "a": "word", "b": [1, 2]}'))
+      assert.equal('none', canonical(nil))
+      assert.equal('none', canonical(json.null))
+      assert.equal('none', canonical(false))
+      assert.equal('true', canonical(true))
+      assert.equal('0.5', canonical(0.5))
+   end)
+
+   it('holds data and constants, once each on the way down', function()
+      local class = require 'tide.class'
+      local Table, Holder = class 'Table', class 'Holder'
+      Table.constant = true
+      local constant, holder = Table(), Holder()
+      constant.base, holder.rank = 10, 3
+      local t = { constant = constant, holder = holder, x = { 1 } }
+      t.me, t.y = t, t.x
+      assert.equal('{constant={base=10} x={1=1} y={1=1}}', canonical(t))
+   end)
+end)
+
+describe('util.dims', function()
+   it('are lists a dim', function()
+      local shape = { 2, 3, 4 }
+      local other = dims.copy(shape)
+      assert.same({ { 12, 4, 1 }, 24, { 0, 0 }, '[2, 3, 4]' },
+         { dims.strides(shape), dims.numel(shape), dims.zeros(2), dims.text(shape) })
+      assert.is_true(dims.equal(shape, other))
+      other[3] = 5
+      assert.is_false(dims.equal(shape, other))
+      assert.is_false(dims.equal(shape, { 2, 3 }))
+      assert.same({ {}, 1, '[]' }, { dims.strides {}, dims.numel {}, dims.text {} })
    end)
 end)
 

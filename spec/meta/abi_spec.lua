@@ -2,14 +2,8 @@
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
+local read = require('spec.support.files').read
 local C = lib.C
-
-local function read(path)
-   local f = assert(io.open(path))
-   local text = f:read '*a'
-   f:close()
-   return text
-end
 
 local path = 'core/include/tide/tide_abi.h'
 local text = read(path)

@@ -1,25 +1,13 @@
 -- Uses go down only: reads every #include and require line and holds it against the layer map of
 -- core/README.md. The rules are data; a new folder needs a row here.
 
+local lines_of = require('spec.support.files').lines_of
+local read = require('spec.support.files').read
+
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
    base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, dist = 4, parallel = 5,
 }
-
-local function lines_of(command)
-   local pipe = assert(io.popen(command))
-   local list = {}
-   for line in pipe:lines() do list[#list + 1] = line end
-   pipe:close()
-   return list
-end
-
-local function read(path)
-   local f = assert(io.open(path))
-   local text = f:read '*a'
-   f:close()
-   return text
-end
 
 -- Paths of quoted includes, as written.
 local function includes(path)

@@ -1,14 +1,8 @@
 -- Prints what stands out in size: a compass, not a fence. Run by `make sizes`; nothing fails.
 
-local limit = { file = 500, func = 60, folder = 24, line = 100 }
+local lines_of = require('spec.support.files').lines_of
 
-local function lines_of(command)
-   local pipe = assert(io.popen(command))
-   local list = {}
-   for line in pipe:lines() do list[#list + 1] = line end
-   pipe:close()
-   return list
-end
+local limit = { file = 500, func = 60, folder = 24, line = 100 }
 
 local found = { file = {}, func = {}, folder = {} }
 local folders, lengths, total = {}, {}, 0

@@ -1,13 +1,8 @@
 -- House rules that a grep can hold: what library code may not call, words that must not stay,
 -- width of lines, header comments.
 
-local function lines_of(command)
-   local pipe = assert(io.popen(command))
-   local list = {}
-   for line in pipe:lines() do list[#list + 1] = line end
-   pipe:close()
-   return list
-end
+local lines_of = require('spec.support.files').lines_of
+local read = require('spec.support.files').read
 
 local folders = 'core kernels bindings lua recipes spec'
 local function files(where, patterns)
@@ -17,13 +12,6 @@ local function files(where, patterns)
 end
 
 local c_patterns = { '*.c', '*.h', '*.cpp', '*.def', '*.cu', '*.cuh' }
-
-local function read(path)
-   local f = assert(io.open(path))
-   local text = f:read '*a'
-   f:close()
-   return text
-end
 
 -- Code without comments and string contents, line structure kept.
 local function c_code(path)

@@ -3,7 +3,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local ranks = require 'spec.support.ranks'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 
 local checkpoint = tide.train.checkpoint
 

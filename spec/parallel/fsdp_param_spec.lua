@@ -142,7 +142,7 @@ describe('a parameter', function()
    end)
 
    it('cut among tensor-parallel ranks counts once and is saved whole', function()
-      local tmp = require 'spec.lua.tmp'
+      local tmp = require 'spec.support.tmp'
       tmp.with(function(dir)
          local body = [[
             local _, _, dir = ...
@@ -385,7 +385,7 @@ end)
 
 describe('a run', function()
    it('of train.loop with a sharded model goes on where it stopped, on fewer ranks', function()
-      local tmp = require 'spec.lua.tmp'
+      local tmp = require 'spec.support.tmp'
       tmp.with(function(dir)
          local body = [[
             local _, _, dir, steps, resume, plain = ...

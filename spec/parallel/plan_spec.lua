@@ -299,6 +299,53 @@ describe('a plan', function()
          t.parallel.plan({ family = 'llama', config = cfg }, { dp = 2 }):materialise()
       end, config)
       for _, row in ipairs(rows) do assert.matches('different models', row.message, 1, true) end
+      -- what no line of the printed plan tells
+      rows = ranks.try(2, function(rank, _, cfg)
+         local t = require 'tide'
+         t.parallel.plan({ family = 'llama', config = cfg }, { cp = 2 },
+            { cp = { layers = { [1 + rank] = 'allgather' } } }):materialise()
+      end, config)
+      for _, row in ipairs(rows) do
+         assert.matches('different options of the plan', row.message, 1, true)
+      end
+      rows = ranks.try(2, function(rank, _, cfg)
+         local t = require 'tide'
+         t.parallel.plan({ family = 'llama', config = cfg }, { tp = 2 }, { tp = {
+            plan = function()
+               local style = t.parallel.translate_to_parallel_style
+               return { lm_head = style(rank == 0 and 'colwise' or 'colwise_rep') }
+            end } }):materialise()
+      end, config)
+      for _, row in ipairs(rows) do
+         assert.matches('different styles of modules', row.message, 1, true)
+      end
+      rows = ranks.try(2, function(rank, _, cfg)
+         local t = require 'tide'
+         local model = t.model.llama(cfg, { device = 'null' })
+         model.model.norm.weight:requires_grad_(rank == 0)
+         t.parallel.plan(model, { dp_shard = 2 }, { fsdp = {} }):materialise()
+      end, config)
+      for _, row in ipairs(rows) do assert.matches('different parameters', row.message, 1, true) end
+   end)
+
+   it('is compared once by all ranks, whatever its parts would compare', function()
+      for _, axes in ipairs { { dp_shard = 2, tp = 2 }, { dp_shard = 2, cp = 2 }, { dp = 4 } } do
+         local calls = ranks.run(4, function(_, _, cfg, axes_)
+            local t = require 'tide'
+            local mesh = t.parallel.mesh(axes_)
+            local plan = t.parallel.plan(t.model.llama(cfg, { device = 'null' }), mesh)
+            local comm = getmetatable(mesh.comm).__index
+            local gathers, real = 0, comm.all_gather_object
+            comm.all_gather_object = function(...)
+               gathers = gathers + 1
+               return real(...)
+            end
+            local ok, e = pcall(plan.materialise, plan)
+            comm.all_gather_object = real
+            return ok and gathers or tostring(e)
+         end, config, axes)
+         assert.same({ 1, 1, 1, 1 }, calls)
+      end
    end)
 end)
 

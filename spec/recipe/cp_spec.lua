@@ -1,7 +1,7 @@
 -- Pretraining with the sequence cut over ranks: one rank's losses, and mistakes told.
 
 local case = require 'spec.parallel.cp_case'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 
 describe('pretraining over a context axis', function()
    it('equals one rank, packed', function()

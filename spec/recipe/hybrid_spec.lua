@@ -1,6 +1,6 @@
 -- recipes/pretrain_hybrid.lua as people run it: alone, over ranks with the same losses, resumed.
 
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
 local fs = require 'tide.util.fs'
 
 local build = os.getenv 'TIDE_BUILD' or 'build'

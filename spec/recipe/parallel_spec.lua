@@ -2,7 +2,8 @@
 -- another, plans run nothing, and mistakes are told.
 
 local tide = require 'tide'
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
+local write = require('spec.support.files').write
 
 local program = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
 
@@ -28,12 +29,6 @@ local function bad(n, words, ...)
    assert.is_nil(out:find 'stack traceback', out)
    for _, text in ipairs { ... } do assert.matches(text, out, 1, true) end
    return out
-end
-
-local function write(path, text)
-   local f = assert(io.open(path, 'wb'))
-   f:write(text)
-   f:close()
 end
 
 local function with_data(fn)

@@ -1,6 +1,7 @@
 -- Every recipe runs as people run it: as a program, in seconds, with readable errors.
 
-local tmp = require 'spec.lua.tmp'
+local tmp = require 'spec.support.tmp'
+local write = require('spec.support.files').write
 
 -- Output and exit status of `luajit recipes/NAME WORDS`.
 local function run(words)
@@ -30,12 +31,6 @@ end
 
 local small = ' --steps 6 --dim 16 --heads 2 --layers 1 --seq 32 --batch 4 --warmup 2 --sample 20'
    .. ' --val-windows 2 --threads 1 '
-
-local function write(path, text)
-   local f = assert(io.open(path, 'wb'))
-   f:write(text)
-   f:close()
-end
 
 local function with_data(fn)
    tmp.with(function(dir)

@@ -204,9 +204,11 @@ end
 -- ---- dtypes and devices ----------------------------------------------------------------------
 
 M.dtype_name, M.dtype_code, M.device_name, M.device_code = {}, {}, {}, {}
+M.dtype_size = {}                          -- bytes of an element, by name
 for code = 0, C.TIDE_NDTYPE - 1 do
    local name = ffi.string(C.tide_dtype_name(code))
    M.dtype_name[code], M.dtype_code[name] = name, code
+   M.dtype_size[name] = C.tide_dtype_size(code)
 end
 for code = 0, C.TIDE_NDEV - 1 do
    local name = ffi.string(C.tide_device_name(code))

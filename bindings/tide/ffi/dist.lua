@@ -1,74 +1,28 @@
--- Communicators (layer 7): the collectives as methods, with the names of the field.
+-- How ranks meet (layer 7): groups of threads, MPI, NCCL over either, and imagined ranks.
 --
--- The one idea: a Comm is a table around one `tide_comm` handle with rank and size as fields. A
--- method checks its arguments, says where it was called from, and makes one C call. With
--- {async = true} it returns a Work instead; work:wait() returns what the method would have.
---
--- rank and root count from 0. Collectives over parts cut or join dim 1. The place of a call is the
--- innermost frame outside the binding and tide.dist.
+-- The one idea: whatever the ranks are, each call gives this rank's communicator (comm.lua) of all
+-- of them; smaller ones are split off. rank counts from 0.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
-local plain = require 'tide.ffi.plain'
+local comm = require 'tide.ffi.comm'
 local ctx_of = require 'tide.ffi.ctx'
 local C = lib.C
 
-local M = {}
+local M = { Comm = comm.Comm, Work = comm.Work, open = comm.open }
 local bad = status.bad_arg
-local getinfo = debug.getinfo
+local box = comm.box
 
--- ---- classes --------------------------------------------------------------------------------
+lib.state.dist = lib.state.dist or { Group = {} }
+local Group = lib.state.dist.Group
+Group.__index, Group.__name = Group, 'Group'
+M.Group = Group
 
-lib.state.dist = lib.state.dist or { Comm = {}, Work = {}, Group = {} }
-local Comm, Work, Group = lib.state.dist.Comm, lib.state.dist.Work, lib.state.dist.Group
-Comm.__index, Work.__index, Group.__index = Comm, Work, Group
-Comm.__name, Work.__name, Group.__name = 'Comm', 'Work', 'Group'
-M.Comm, M.Work, M.Group = Comm, Work, Group
-
-Comm.__tostring = function(self)
-   return ("communicator '%s' (rank %d of %d, %s)"):format(self.name, self.rank, self.size,
-      self.handle and self.transport or 'closed')
-end
-
-local comm_box, work_box = ffi.new 'tide_comm *[1]', ffi.new 'tide_work *[1]'
-local blob_box, group_box = ffi.new 'tide_blob *[1]', ffi.new 'tide_group *[1]'
+local group_box = ffi.new 'tide_group *[1]'
 local text_buf = ffi.new('char[?]', 256)
-
--- The communicators of this state, by the order of making. A traced run keeps them all, so that
--- their calls can be written at its end.
-local made = lib.state.dist.made
-if not made then
-   made = setmetatable({ n = 0 }, os.getenv 'TIDE_TRACE_DIR' and {} or { __mode = 'v' })
-   lib.state.dist.made = made
-end
-
--- Those that are not closed, oldest first.
-function M.open()
-   local list = {}
-   for i = 1, made.n do
-      if made[i] and made[i].handle then list[#list + 1] = made[i] end
-   end
-   return list
-end
-
--- id: the same on every rank of the communicator.
-local function wrap(id)
-   local handle = own.handle(comm_box[0], C.tide_comm_release)
-   comm_box[0] = nil
-   made.n = made.n + 1
-   local comm = setmetatable({
-      id = id or 'world',
-      handle = handle, ctx = C.tide_comm_ctx(handle),
-      rank = C.tide_comm_rank(handle), size = C.tide_comm_size(handle),
-      name = ffi.string(C.tide_comm_name(handle)),
-      transport = ffi.string(C.tide_comm_transport(handle)), site = '',
-   }, Comm)
-   made[made.n] = comm
-   return comm
-end
 
 -- ---- groups ---------------------------------------------------------------------------------
 
@@ -113,8 +67,8 @@ function M.join(ctx, group, rank)
    local handle = (ctx or ctx_of.default()).handle
    if group ~= nil and getmetatable(group) ~= Group then group = M.group_at(group) end
    rank = arg.int('dist.join', 'rank', rank or 0, 0, 2^31 - 1)
-   own.check(handle, C.tide_comm_join(comm_box, handle, group and group.handle or nil, rank))
-   return wrap()
+   own.check(handle, C.tide_comm_join(box, handle, group and group.handle or nil, rank))
+   return comm.wrap()
 end
 
 local mpi_opts = arg.set { 'timeout', 'check', 'library' }
@@ -128,8 +82,8 @@ function M.mpi(ctx, opts)
    if opts.timeout then o.timeout = arg.finite(op, 'timeout', opts.timeout, 1e-3, 1e8) end
    if opts.check ~= nil then o.check = arg.flag(op, 'check', opts.check) and 1 or 0 end
    if opts.library then o.library = arg.string(op, 'library', opts.library) end
-   own.check(handle, C.tide_comm_mpi(comm_box, handle, o))
-   return wrap()
+   own.check(handle, C.tide_comm_mpi(box, handle, o))
+   return comm.wrap()
 end
 
 -- Ends MPI in this process, after its last communicator; see tide_mpi_end.
@@ -145,7 +99,7 @@ local nccl_opts = arg.set { 'check', 'library' }
 -- (false), library (a file, or nil for the usual one).
 function M.nccl(over, opts)
    local op = 'dist.nccl'
-   if getmetatable(over) ~= Comm or not over.handle then
+   if getmetatable(over) ~= comm.Comm or not over.handle then
       bad(op, 'over', 'an open communicator', over)
    end
    opts = arg.opts(op, opts, nccl_opts)
@@ -153,8 +107,8 @@ function M.nccl(over, opts)
    C.tide_nccl_opts_init(o)
    o.check = arg.flag(op, 'check', opts.check) and 1 or 0
    if opts.library then o.library = arg.string(op, 'library', opts.library) end
-   own.check(over.ctx, C.tide_comm_nccl(comm_box, over.handle, o))
-   return wrap('nccl/' .. over.id)
+   own.check(over.ctx, C.tide_comm_nccl(box, over.handle, o))
+   return comm.wrap('nccl/' .. over.id)
 end
 
 -- One rank of an imagined n; see tide_comm_simulate.
@@ -163,482 +117,10 @@ function M.simulate(n, rank, host_size)
    arg.int('dist.simulate', 'n', n, 1, 2^31 - 1)
    arg.int('dist.simulate', 'rank', rank or 0, 0, n - 1)
    arg.int('dist.simulate', 'host_size', host_size or n, 1, 2^31 - 1)
-   own.check(handle, C.tide_comm_simulate(comm_box, handle, n, rank or 0, host_size or n))
-   local comm = wrap()
-   comm.host_size = host_size or n
-   return comm
-end
-
--- ---- where a call comes from ----------------------------------------------------------------
-
-local inside, places = {}, {}              -- by source; by short source, then line
-
-local function is_inside(source)
-   local v = inside[source]
-   if v == nil then
-      v = false
-      for _, part in ipairs { 'tide/ffi/', 'tide/dist/', 'tide/parallel/' } do
-         v = v or source:find(part, 1, true) ~= nil
-      end
-      inside[source] = v
-   end
-   return v
-end
-
-local function place()
-   for level = 4, 24 do
-      local info = getinfo(level, 'Sl')
-      if not info then break end
-      local line = info.currentline
-      if line > 0 and not is_inside(info.source) then
-         local lines = places[info.short_src]
-         if not lines then
-            lines = {}
-            places[info.short_src] = lines
-         end
-         local text = lines[line]
-         if not text then
-            text = info.short_src .. ':' .. line
-            lines[line] = text
-         end
-         return text
-      end
-   end
-   return ''
-end
-
--- The handle of a method's self, with the caller's place set.
-local function begin(self, op)
-   if type(self) ~= 'table' or getmetatable(self) ~= Comm then
-      bad(op, 'comm', 'a communicator (call with a colon)', self)
-   end
-   local handle = self.handle
-   if not handle then
-      status.raise(C.TIDE_E_STATE, op, "the communicator '%s' is closed", self.name)
-   end
-   local at = place()
-   if at ~= self.site then
-      self.site = at
-      C.tide_comm_site(handle, at)
-   end
-   return handle
-end
-
--- ---- results --------------------------------------------------------------------------------
-
-local call_opts = arg.set { 'async' }
-
--- The out-parameter of a call: null, or the work box.
-local function box_for(op, opts)
-   if opts == nil then return nil end
-   opts = arg.opts(op, opts, call_opts)
-   return arg.flag(op, 'opts.async', opts.async) and work_box or nil
-end
-
-local function finish(self, rc, box, value)
-   if rc < 0 then own.fail(self.ctx, rc) end
-   if box == nil then return value end
-   local handle = own.handle(work_box[0], C.tide_work_release)
-   work_box[0] = nil
-   return setmetatable({ handle = handle, ctx = self.ctx, value = value }, Work)
-end
-
--- Blocks until the collective is done and returns its result.
-function Work:wait()
-   local rc = C.tide_work_wait(self.handle)
-   if rc < 0 then own.fail(self.ctx, rc) end
-   return self.value
-end
-
--- True when wait would return at once.
-function Work:test() return C.tide_work_test(self.handle) == 1 end
-
-local t_box = ffi.new 'double[2]'
-
--- When it began and ended, in seconds of tide.clock; nil while it is under way.
-function Work:times()
-   if not self:test() then return nil end
-   C.tide_work_times(self.handle, t_box, t_box + 1)
-   return t_box[0], t_box[1]
-end
-
-function Work:release()
-   if self.handle then own.finish(self.handle, C.tide_work_release) end
-   self.handle = nil
-end
-
--- ---- arguments ------------------------------------------------------------------------------
-
-local reduce_code = {}
-for code = 0, C.TIDE_NREDUCE - 1 do reduce_code[ffi.string(C.tide_reduce_name(code))] = code end
-
-local function reduce_of(op, name)
-   local code = name == nil and C.TIDE_SUM or type(name) == 'string' and reduce_code[name]
-   if not code then bad(op, 'op', 'sum, mean, min, max or prod', name) end
-   return code
-end
-
-local function rank_of(self, op, name, v, none)
-   if v == nil then return none and -1 or 0 end
-   return arg.int(op, name, v, none and -1 or 0, self.size - 1)
-end
-
-local one = { ffi.new 'tide_tensor *[1]', ffi.new 'tide_tensor *[1]' }
-
--- A tensor or a list of them as (buffer, count).
-local function list_of(op, name, t, slot)
-   if arg.is_tensor(t) then
-      one[slot][0] = t
-      return one[slot], 1
-   end
-   return arg.tensors(op, name, t, slot)
-end
-
--- Shape of t in shape_buf with dim 1 of `rows`; a scalar counts as one row. Returns ndim.
-local function shape_with(t, rows)
-   local ndim, buf = C.tide_tensor_ndim(t), arg.shape_buf
-   for d = 1, ndim - 1 do buf[d] = C.tide_tensor_dim(t, d) end
-   buf[0] = rows
-   return ndim == 0 and 1 or ndim
-end
-
-local function rows_of(t)
-   return C.tide_tensor_ndim(t) == 0 and 1 or tonumber(C.tide_tensor_dim(t, 0))
-end
-
--- A new tensor like t with dim 1 of `rows`.
-local function like(t, rows)
-   local ctx, ndim = C.tide_tensor_ctx(t), shape_with(t, rows)
-   local device, dtype = C.tide_tensor_device(t), C.tide_tensor_dtype(t)
-   local rc = C.tide_empty(own.box, ctx, device, dtype, ndim, arg.shape_buf)
-   if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_empty(own.box, ctx, device, dtype, ndim, arg.shape_buf))
-   end
-   return own.take()
-end
-
-local function share(self, op, t)
-   local rows = rows_of(t)
-   if rows % self.size ~= 0 then
-      bad(op, 't', ('a first dim that divides among %d ranks'):format(self.size), t)
-   end
-   return rows / self.size
-end
-
-local counts_ct = ffi.typeof 'int64_t[?]'
-
--- Rows for each rank -> elements for each rank, and the sum of the rows.
-local function counts_of(self, op, name, counts, t)
-   if type(counts) ~= 'table' or #counts ~= self.size then
-      bad(op, name, ('a list of %d counts of rows'):format(self.size), counts)
-   end
-   local row, buf, sum = 1, counts_ct(self.size), 0
-   for d = 1, C.tide_tensor_ndim(t) - 1 do row = row * tonumber(C.tide_tensor_dim(t, d)) end
-   for i = 1, self.size do
-      local n = arg.int(op, name .. '[' .. i .. ']', counts[i], 0)
-      buf[i - 1] = n * row
-      sum = sum + n
-   end
-   return buf, sum
-end
-
--- ---- collectives ----------------------------------------------------------------------------
-
--- In place over a tensor or a list of tensors; returns it. op: sum (default), mean, min, max, prod.
-function Comm:all_reduce(t, op, opts)
-   local handle = begin(self, 'all_reduce')
-   local list, n = list_of('all_reduce', 't', t, 1)
-   local code, box = reduce_of('all_reduce', op), box_for('all_reduce', opts)
-   return finish(self, C.tide_comm_all_reduce(box, handle, n, list, code), box, t)
-end
-
--- As all_reduce, but only the tensors of root (0) change.
-function Comm:reduce(t, root, op, opts)
-   local handle = begin(self, 'reduce')
-   local list, n = list_of('reduce', 't', t, 1)
-   local code, box = reduce_of('reduce', op), box_for('reduce', opts)
-   root = rank_of(self, 'reduce', 'root', root)
-   return finish(self, C.tide_comm_reduce(box, handle, n, list, code, root), box, t)
-end
-
--- Root's (0) contents into every rank's tensor, or list of tensors, in place.
-function Comm:broadcast(t, root, opts)
-   local handle = begin(self, 'broadcast')
-   local list, n = list_of('broadcast', 't', t, 1)
-   local box = box_for('broadcast', opts)
-   root = rank_of(self, 'broadcast', 'root', root)
-   return finish(self, C.tide_comm_broadcast(box, handle, n, list, root), box, t)
-end
-
--- All ranks' tensors joined along dim 1, in rank order, as a new tensor.
-function Comm:all_gather(t, opts)
-   begin(self, 'all_gather')
-   arg.tensor('all_gather', 't', t)
-   return self:all_gather_into(like(t, rows_of(t) * self.size), t, opts)
-end
-
--- The same into a tensor of size times as many elements; t may be this rank's part of it.
-function Comm:all_gather_into(out, t, opts)
-   local handle = begin(self, 'all_gather')
-   arg.tensor('all_gather', 'out', out)
-   arg.tensor('all_gather', 't', t)
-   local box = box_for('all_gather', opts)
-   return finish(self, C.tide_comm_all_gather(box, handle, out, t), box, out)
-end
-
--- As all_gather with counts[rank + 1] rows from each rank. out: a tensor for the result, or nil.
-function Comm:all_gather_v(t, counts, out, opts)
-   local handle = begin(self, 'all_gather_v')
-   arg.tensor('all_gather_v', 't', t)
-   local buf, sum = counts_of(self, 'all_gather_v', 'counts', counts, t)
-   out = arg.tensor('all_gather_v', 'out', out or like(t, sum))
-   local box = box_for('all_gather_v', opts)
-   return finish(self, C.tide_comm_all_gather_v(box, handle, out, t, buf), box, out)
-end
-
--- Dim 1 is cut among the ranks; each gets its part of the reduction as a new tensor.
-function Comm:reduce_scatter(t, op, opts)
-   begin(self, 'reduce_scatter')
-   arg.tensor('reduce_scatter', 't', t)
-   return self:reduce_scatter_into(like(t, share(self, 'reduce_scatter', t)), t, op, opts)
-end
-
--- The same into a tensor; out may be this rank's part of t.
-function Comm:reduce_scatter_into(out, t, op, opts)
-   local handle = begin(self, 'reduce_scatter')
-   arg.tensor('reduce_scatter', 'out', out)
-   arg.tensor('reduce_scatter', 't', t)
-   local code, box = reduce_of('reduce_scatter', op), box_for('reduce_scatter', opts)
-   return finish(self, C.tide_comm_reduce_scatter(box, handle, out, t, code), box, out)
-end
-
--- As reduce_scatter with counts[rank + 1] rows for each rank.
-function Comm:reduce_scatter_v(t, counts, op, out, opts)
-   local handle = begin(self, 'reduce_scatter_v')
-   arg.tensor('reduce_scatter_v', 't', t)
-   local buf = counts_of(self, 'reduce_scatter_v', 'counts', counts, t)
-   out = arg.tensor('reduce_scatter_v', 'out', out or like(t, counts[self.rank + 1]))
-   local code, box = reduce_of('reduce_scatter_v', op), box_for('reduce_scatter_v', opts)
-   return finish(self, C.tide_comm_reduce_scatter_v(box, handle, out, t, buf, code), box, out)
-end
-
--- Dim 1 is cut in size parts: part r goes to rank r; the result holds one from each, in order.
-function Comm:all_to_all(t, opts)
-   begin(self, 'all_to_all')
-   arg.tensor('all_to_all', 't', t)
-   share(self, 'all_to_all', t)
-   return self:all_to_all_into(like(t, rows_of(t)), t, opts)
-end
-
-function Comm:all_to_all_into(out, t, opts)
-   local handle = begin(self, 'all_to_all')
-   arg.tensor('all_to_all', 'out', out)
-   arg.tensor('all_to_all', 't', t)
-   local box = box_for('all_to_all', opts)
-   return finish(self, C.tide_comm_all_to_all(box, handle, out, t), box, out)
-end
-
--- in_counts[r + 1] rows go to rank r, out_counts[r + 1] rows come from it.
-function Comm:all_to_all_v(t, in_counts, out_counts, out, opts)
-   local op = 'all_to_all_v'
-   local handle = begin(self, op)
-   arg.tensor(op, 't', t)
-   local give = counts_of(self, op, 'in_counts', in_counts, t)
-   local take, sum = counts_of(self, op, 'out_counts', out_counts, t)
-   out = arg.tensor(op, 'out', out or like(t, sum))
-   local box = box_for(op, opts)
-   return finish(self, C.tide_comm_all_to_all_v(box, handle, out, take, t, give), box, out)
-end
-
--- All ranks' tensors joined along dim 1 on root (0); nil on the others.
-function Comm:gather(t, root, opts)
-   local handle = begin(self, 'gather')
-   arg.tensor('gather', 't', t)
-   root = rank_of(self, 'gather', 'root', root)
-   local out = self.rank == root and like(t, rows_of(t) * self.size) or nil
-   local box = box_for('gather', opts)
-   return finish(self, C.tide_comm_gather(box, handle, out, t, root), box, out)
-end
-
--- Part r of root's (0) t into rank r's out. t is nil on the others. Returns out.
-function Comm:scatter(out, t, root, opts)
-   local handle = begin(self, 'scatter')
-   arg.tensor('scatter', 'out', out)
-   root = rank_of(self, 'scatter', 'root', root)
-   if self.rank == root then arg.tensor('scatter', 't', t) else t = nil end
-   local box = box_for('scatter', opts)
-   return finish(self, C.tide_comm_scatter(box, handle, out, t, root), box, out)
-end
-
--- Sends a tensor (or list) to rank `to` and receives into `out` (or list) from rank `from`. nil
--- for out and from, or for t and to: nothing in that direction. Returns out.
-function Comm:send_recv(out, from, t, to, opts)
-   local op = 'send_recv'
-   local handle = begin(self, op)
-   from, to = rank_of(self, op, 'from', from, true), rank_of(self, op, 'to', to, true)
-   local outs, ins, nout, nin
-   if from >= 0 then outs, nout = list_of(op, 'out', out, 2) end
-   if to >= 0 then ins, nin = list_of(op, 't', t, 1) end
-   if nin and nout and nin ~= nout then
-      bad(op, 'out', ('%d tensors, as many as are sent'):format(nin), nout)
-   end
-   local box, n = box_for(op, opts), nin or nout or 0
-   return finish(self, C.tide_comm_send_recv(box, handle, n, outs, from, ins, to), box, out)
-end
-
--- Ring shift: t (or list) goes `by` (1) ranks up; the one from `by` ranks below comes back as new.
-function Comm:shift(t, by, opts)
-   begin(self, 'send_recv')
-   by = arg.int('shift', 'by', by or 1)
-   local out
-   if arg.is_tensor(t) then
-      out = like(t, rows_of(t))
-   else
-      local _, n = arg.tensors('shift', 't', t, 1)
-      out = {}
-      for i = 1, n do out[i] = like(t[i], rows_of(t[i])) end
-   end
-   return self:send_recv(out, (self.rank - by) % self.size, t, (self.rank + by) % self.size, opts)
-end
-
--- Returns when every rank has come.
-function Comm:barrier(opts)
-   local handle = begin(self, 'barrier')
-   local box = box_for('barrier', opts)
-   return finish(self, C.tide_comm_barrier(box, handle), box, nil)
-end
-
--- ---- byte strings and plain data ------------------------------------------------------------
-
-local function take_blob()
-   local blob = blob_box[0]
-   local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
-   C.tide_blob_release(blob)
-   blob_box[0] = nil
-   return text
-end
-
--- Root's (0) string on every rank.
-function Comm:broadcast_bytes(text, root)
-   local handle = begin(self, 'broadcast_bytes')
-   root = rank_of(self, 'broadcast_bytes', 'root', root)
-   if self.rank == root then arg.string('broadcast_bytes', 'text', text) else text = '' end
-   own.check(self.ctx, C.tide_comm_broadcast_bytes(blob_box, handle, text, #text, root))
-   return take_blob()
-end
-
--- Every rank's string, as a list.
-function Comm:all_gather_bytes(text)
-   local handle = begin(self, 'all_gather_bytes')
-   arg.string('all_gather_bytes', 'text', text)
-   local sizes, list, at = counts_ct(self.size), {}, 1
-   own.check(self.ctx, C.tide_comm_all_gather_bytes(blob_box, handle, text, #text, sizes))
-   local all = take_blob()
-   for i = 1, self.size do
-      local n = tonumber(sizes[i - 1])
-      list[i] = all:sub(at, at + n - 1)
-      at = at + n
-   end
-   return list
-end
-
--- Plain data (see plain.lua) of root (0) on every rank.
-function Comm:broadcast_object(value, root)
-   begin(self, 'broadcast_object')
-   root = rank_of(self, 'broadcast_object', 'root', root)
-   local text = self.rank == root and plain.encode(value, 'broadcast_object') or nil
-   return plain.decode(self:broadcast_bytes(text, root))
-end
-
--- Every rank's plain data as a list; a nil is a hole at rank + 1.
-function Comm:all_gather_object(value)
-   begin(self, 'all_gather_object')
-   local list = self:all_gather_bytes(plain.encode(value, 'all_gather_object'))
-   for i = 1, self.size do list[i] = plain.decode(list[i]) end
-   return list
-end
-
--- ---- the communicator itself ----------------------------------------------------------------
-
--- Ranks with the same color form a communicator of their own, in the order of key (default: the
--- rank here). color nil: none for this rank, and nil is returned.
-function Comm:split(color, key, name)
-   local handle = begin(self, 'split')
-   color = color == nil and -1 or arg.int('split', 'color', color, 0, 2^31 - 1)
-   key = arg.int('split', 'key', key == nil and self.rank or key, -2^31, 2^31 - 1)
-   if name ~= nil then arg.string('split', 'name', name) end
-   local rc = own.check(self.ctx, C.tide_comm_split(comm_box, handle, color, key, name))
-   if rc ~= 0 then return nil end
-   return wrap(('%s/%d.%d'):format(self.id, self:traffic().ncall, color))
-end
-
--- Seconds that a call waits for the other ranks.
-function Comm:set_timeout(seconds)
-   local handle = begin(self, 'set_timeout')
-   arg.finite('set_timeout', 'seconds', seconds, 1e-3, 1e8)
-   own.check(self.ctx, C.tide_comm_set_timeout(handle, seconds))
-end
-
--- t's memory is used by many collectives: see tide_comm_register.
-function Comm:register(t)
-   local handle = begin(self, 'register')
-   own.check(self.ctx, C.tide_comm_register(handle, arg.tensor('register', 't', t)))
-   return t
-end
-
--- Makes every call of every rank fail from now on, with this reason.
-function Comm:abort(reason)
-   C.tide_comm_abort(begin(self, 'abort'), reason and tostring(reason) or nil)
-end
-
--- nil, or the error that every call raises now.
-function Comm:failure()
-   local rc = C.tide_comm_status(begin(self, 'failure'))
-   if rc == 0 then return nil end
-   return status.new(rc, 'comm', ffi.string(C.tide_error(self.ctx).message))
-end
-
-local record = ffi.new 'tide_comm_record'
-
--- The last (at most 256) collectives, oldest first: a list of tables.
-function Comm:history()
-   local handle, list = begin(self, 'history'), {}
-   while own.check(self.ctx, C.tide_comm_history(handle, #list, record)) == 0 do
-      local r = record
-      list[#list + 1] = {
-         seq = tonumber(r.seq), count = tonumber(r.count), begin = r.begin, finish = r['end'],
-         op = ffi.string(C.tide_coll_name(r.op)), async = r.async == 1, site = ffi.string(r.site),
-         status = r.status == C.TIDE_MORE and 'under way' or status.code[r.status],
-         reduce = r.reduce >= 0 and ffi.string(C.tide_reduce_name(r.reduce)) or nil,
-         dtype = r.dtype >= 0 and arg.dtype_name[r.dtype] or nil,
-         root = r.root >= 0 and r.root or nil,
-      }
-   end
-   return list
-end
-
-local stats = ffi.new 'tide_comm_stats'
-
--- Calls, and messages and bytes sent within a host ([1]) and between hosts ([2]).
-function Comm:traffic()
-   own.check(self.ctx, C.tide_comm_traffic(begin(self, 'traffic'), stats))
-   return {
-      ncall = tonumber(stats.ncall),
-      nmessage = { tonumber(stats.nmessage[0]), tonumber(stats.nmessage[1]) },
-      nbyte = { tonumber(stats.nbyte[0]), tonumber(stats.nbyte[1]) },
-   }
-end
-
--- Seconds that this rank has spent in blocking collectives and in waiting for asynchronous ones.
-function Comm:waited()
-   own.check(self.ctx, C.tide_comm_traffic(begin(self, 'waited'), stats))
-   return stats.seconds
-end
-
--- Leaves the communicator now instead of when it is collected. Twice is once.
-function Comm:close()
-   if self.handle then own.finish(self.handle, C.tide_comm_release) end
-   self.handle = nil
+   own.check(handle, C.tide_comm_simulate(box, handle, n, rank or 0, host_size or n))
+   local made = comm.wrap()
+   made.host_size = host_size or n
+   return made
 end
 
 return M

@@ -11,6 +11,7 @@
 -- made, and who came last. Times of ranks of one host come from one clock; other hosts are shifted
 -- so that collectives end at the same time, which they do.
 
+local agree = require 'tide.dist.agree'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -283,15 +284,11 @@ local function seconds(s)
       or ('%.0f us'):format(s * 1e6)
 end
 
-local function ranks_text(list)
-   return (#list == 1 and 'rank ' or 'ranks ') .. table.concat(list, ', ')
-end
-
 local function say_parted(f, add)
    if f.kind == 'differs' then
       add("the ranks part at #%d on '%s':", f.seq, f.comm)
       for _, g in ipairs(f.calls) do
-         add('  %s: %s at %s', ranks_text(g.ranks), text_of(g.call), at(g.call))
+         add('  %s: %s at %s', agree.ranks_text(g.ranks), text_of(g.call), at(g.call))
       end
       return
    end
@@ -319,7 +316,7 @@ function trace.report(docs, worst)
    local absent = absent_ranks(docs)
    if #absent > 0 then
       add('%s left no file here: killed, or of a run under mpirun that another rank ended',
-         ranks_text(absent))
+         agree.ranks_text(absent))
    end
    for i = 1, math.min(worst or 3, #found.late) do
       local l = found.late[i]

@@ -115,7 +115,7 @@ function env.detect(get)
 end
 
 -- What MPI says must be what the environment says. world: { rank, size }.
-function env.agree(here, world)
+function env.check_world(here, world)
    if here and here.size ~= world.size then
       err.raise('E_STATE', 'dist.env', 'the environment has %s=%d, but MPI counts %d process%s; '
          .. 'start the ranks with the mpirun of the MPI library that is opened (or srun --mpi=...)',

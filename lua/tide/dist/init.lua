@@ -3,7 +3,7 @@
 -- `world()` is the communicator of this Lua state. A program that runs N ranks as threads opens one
 -- state a rank and leaves group and rank in package.loaded['tide.host']; without that, variables of
 -- a launcher (dist/env.lua) that tell of several processes mean MPI; else it is one rank. The
--- interface is described in tide.ffi.dist; dist/solo.lua names what training needs.
+-- interface is described in tide.ffi.comm; dist/solo.lua names what training needs.
 
 local env = require 'tide.dist.env'
 local err = require 'tide.util.err'
@@ -26,7 +26,7 @@ local function join_mpi(here, opts)
       check = opts.check, timeout = opts.timeout,
       library = opts.library or os.getenv 'TIDE_MPI_LIBRARY',
    })
-   env.agree(here, comm)
+   env.check_world(here, comm)
    return comm
 end
 

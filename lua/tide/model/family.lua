@@ -4,6 +4,7 @@
 -- A checkpoint stores the family beside the configuration. One without (older, or of somebody
 -- else) is read by the published fields, and by what only one family's configuration has.
 
+local canonical = require 'tide.util.canonical'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 
@@ -99,22 +100,6 @@ local free = {
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 
--- A value as text, whatever the order of keys; false, null and nil are alike.
-local function text_of(v)
-   if v == nil or v == false or v == require('tide.ffi.json').null then return 'none' end
-   if type(v) ~= 'table' then return tostring(v) end
-   local keys, list = {}, {}
-   for k in each(v) do keys[#keys + 1] = tostring(k) end
-   table.sort(keys)
-   for i, k in ipairs(keys) do
-      local item = v[k]
-      if item == nil then item = v[tonumber(k)] end
-      list[i] = k .. '=' .. text_of(item)
-   end
-   return '{' .. table.concat(list, ' ') .. '}'
-end
-family.text_of = text_of
-
 -- Raises E_SHAPE if a saved configuration computes something else than the model, whose parameters
 -- may have the same shapes all the same (other heads, other rotary base).
 function family.check(op, plain, model)
@@ -130,7 +115,7 @@ function family.check(op, plain, model)
       end
    end
    for k in each(names) do
-      local a, b = text_of(theirs[k]), text_of(mine[k])
+      local a, b = canonical(theirs[k]), canonical(mine[k])
       if a ~= b then problems[#problems + 1] = ('%s %s, this one %s'):format(k, a, b) end
    end
    table.sort(problems)

@@ -53,7 +53,7 @@ function rope.frequencies(dim, theta, scaling)
    return list
 end
 
-local Rope = { constant = true }       -- the same on every rank: see parallel.alike
+local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope
 
 -- opts: dim (head size), theta (10000), scaling, interleaved (false).

@@ -1,30 +1,20 @@
 -- Loading a state into a module: every difference is found before anything is changed.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 
 local state_of = {}
-
-local function shape_text(t) return '[' .. table.concat(t.shape, ', ') .. ']' end
-
-local function same_shape(a, b)
-   local x, y = a.shape, b.shape
-   if #x ~= #y then return false end
-   for i = 1, #x do
-      if x[i] ~= y[i] then return false end
-   end
-   return true
-end
 
 local function differences(own, given)
    local lists = { missing = {}, unexpected = {}, shape = {} }
    for name, t in each(own) do
       if not given[name] then
          table.insert(lists.missing, name)
-      elseif not same_shape(t, given[name]) then
+      elseif not dims.equal(t.shape, given[name].shape) then
          table.insert(lists.shape, ('%s (model %s, state %s)')
-            :format(name, shape_text(t), shape_text(given[name])))
+            :format(name, dims.text(t.shape), dims.text(given[name].shape)))
       end
    end
    for name in each(given) do

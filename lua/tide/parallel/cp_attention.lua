@@ -18,7 +18,6 @@
 local tide = require 'tide'
 local dist = require 'tide.dist'
 local err = require 'tide.util.err'
-local agree = require 'tide.parallel.cp_agree'
 local context_ = require 'tide.parallel.cp_context'
 local heads = require 'tide.parallel.cp_heads'
 local op = require 'tide.parallel.collective_op'
@@ -173,21 +172,15 @@ local function context_for(self, name, opts)
    return context
 end
 
--- The first call of its kind with a context tells the other ranks what it is about.
-local function check_agreement(self, name, context, mask, q, k, v)
-   local method, w = self.method or context.method, mask.window
+-- A call in a line.
+local function kind_of(method, mask, q, k, v)
+   local w = mask.window
    local left, right = w, w
    if type(w) == 'table' then left, right = w[1], w[2] end
-   local kind = ('%s, causal %s, window %s %s, softcap %s, scale %s, %s, %d rows, %d heads of %d '
+   return ('%s, causal %s, window %s %s, softcap %s, scale %s, %s, %d rows, %d heads of %d '
       .. 'on %d of %d'):format(method, tostring(mask.causal), tostring(left or -1),
       tostring(right or -1), tostring(mask.softcap), tostring(mask.scale), q.dtype, q:size(1),
       q:size(3), q:size(4), k:size(3), v:size(4))
-   if context.agreed[kind] then return end
-   agree.check(name, self.comm, 'attention', function()
-      context.line = context.line or agree.of_context(context)
-      return context.line .. ', ' .. kind
-   end)
-   context.agreed[kind] = true
 end
 
 -- As tide.attention(q_BTHD, k_BTKD, v_BTKD, opts), of this rank's tokens, with opts.context. Every
@@ -210,8 +203,9 @@ function Inner:__call(q, k, v, opts)
       local mine = context:q_index(q.device)
       return attend(q, k, v, mask, mine, mine)
    end
-   check_agreement(self, name, context, mask, q, k, v)
-   return run[self.method or context.method](self, context, q, k, v, mask)
+   local method = self.method or context.method
+   context:check_agreed(name, self.comm, 'attention', kind_of(method, mask, q, k, v))
+   return run[method](self, context, q, k, v, mask)
 end
 
 function Inner:__tostring()

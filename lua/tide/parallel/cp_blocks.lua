@@ -54,11 +54,4 @@ function blocks.hops(index, rank, mask)
    return list, need(index, rank, rank, mask).count > 0
 end
 
--- Rows that this rank receives in one forward pass.
-function blocks.received(hops)
-   local n = 0
-   for _, hop in ipairs(hops) do n = n + hop.recv.count end
-   return n
-end
-
 return blocks

@@ -120,7 +120,7 @@ local function compare_gradients(model, comm, whole, part)
 end
 
 -- The largest over ranks, so that all of them come to one verdict.
-local function agree(comm, errors)
+local function largest(comm, errors)
    for _, list in ipairs(comm:all_gather_object(errors)) do
       for i, e in ipairs(list) do
          errors[i].error = math.max(errors[i].error, e.error)
@@ -207,12 +207,12 @@ return function(model, probe, opts)
    if rawget(model, '_sharded') then model._sharded:release() end
    if not ok then error(context, 0) end
    local comm = handle.comm
-   local layers = agree(comm, compare_layers(model, context, a[1], b[1]))
+   local layers = largest(comm, compare_layers(model, context, a[1], b[1]))
    verdict(layers, tolerance, 'layer', '; layout, positions, mask or method there are wrong')
    local sum = require('tide.dist').sum(comm, { b[2] })[1]
    local loss = { { name = 'loss', error = relative(sum, a[2]) } }
-   verdict(agree(comm, loss), tolerance, 'value')
-   local grads = agree(comm, compare_gradients(model, comm, a[3], b[3]))
+   verdict(largest(comm, loss), tolerance, 'value')
+   local grads = largest(comm, compare_gradients(model, comm, a[3], b[3]))
    verdict(grads, tolerance, 'gradient of')
    return { layers = layers, gradients = grads, loss = sum, loss_whole = a[2] }
 end

@@ -17,8 +17,11 @@
 -- What has been found out about them (who needs which rows, what the ranks agree on) is kept here.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
 local err = require 'tide.util.err'
 local blocks = require 'tide.parallel.cp_blocks'
+local fingerprint = require 'tide.parallel.fingerprint'
+local kept = require 'tide.parallel.kept'
 
 local Context = { class_name = 'Context' }
 Context.__index = Context
@@ -97,16 +100,6 @@ function context_.new(opts)
 end
 
 -- ---- who is where ----------------------------------------------------------------------------
-
--- What make() gives, kept until its bytes go (tensors made in a step scope).
-local function kept(self, key, make)
-   local t = self.keep[key]
-   if not t or t:is_gone() then
-      t = make()
-      self.keep[key] = t
-   end
-   return t
-end
 
 -- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
 function Context:k_index(rank, device)
@@ -192,6 +185,21 @@ function Context:hops(n, at, mask)
       self.hop_lists[key] = found
    end
    return found
+end
+
+-- ---- agreement -------------------------------------------------------------------------------
+
+-- Raises E_COMM on all ranks of comm unless they mean the same sequence and call: what a rank
+-- computes follows from its own copy of plan, documents and mask, and if one copy differs, some
+-- methods would still run and give numbers of no sequence at all. what: a plural; kind: the call in
+-- a line. Collective at the first call of its kind with a context, not in each layer.
+function Context:check_agreed(op, comm, what, kind)
+   if self.agreed[kind] then return end
+   agree.check(comm, op, 'E_COMM', { { what = what, shown = true, text = function()
+      self.line = self.line or fingerprint.context(self)
+      return self.line .. ', ' .. kind
+   end } })
+   self.agreed[kind] = true
 end
 
 -- ---- the rest --------------------------------------------------------------------------------

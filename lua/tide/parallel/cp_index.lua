@@ -7,21 +7,12 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local kept = require 'tide.parallel.kept'
 local op_ = require 'tide.parallel.collective_op'
 
 return function(Plan)
 
 -- ---- index tensors ---------------------------------------------------------------------------
-
--- What make() gives, kept under key until its bytes go (tensors made in a step scope).
-local function kept(self, key, make)
-   local t = self.keep[key]
-   if not t or t:is_gone() then
-      t = make()
-      self.keep[key] = t
-   end
-   return t
-end
 
 local function place_on(t, device) return device and device ~= 'cpu' and t:to(device) or t end
 

@@ -14,15 +14,16 @@
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
-local agree = require 'tide.parallel.cp_agree'
 local context_ = require 'tide.parallel.cp_context'
 local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp_attention'
 local cp_batch = require 'tide.parallel.cp_batch'
+local fingerprint = require 'tide.parallel.fingerprint'
 local mamba_attach = require 'tide.parallel.mamba_attach'
 
 local cp_train = {}
@@ -149,20 +150,6 @@ local function settings(handle, a2a, mamba)
    return table.concat(list, ', ')
 end
 
--- Shape and checksum of the tokens of a batch.
-local function fingerprint(batch)
-   local list = {}
-   for _, name in ipairs { 'ids', 'input_ids', 'labels', 'positions', 'index' } do
-      local t = batch[name]
-      if tide.is_tensor(t) and t.dtype:find '^i' then
-         local places = tide.arange(t:numel(), { dtype = 'i64', device = t.device }) + 1
-         list[#list + 1] = ('%s %s %s'):format(name, table.concat(t.shape, 'x'),
-            tostring((t:to('i64'):reshape { -1 } * places):sum():item()))
-      end
-   end
-   return table.concat(list, ', ')
-end
-
 -- ---- attaching -------------------------------------------------------------------------------
 
 local function put(handle, layer)
@@ -206,7 +193,8 @@ function cp_train.attach(model, opts)
    end
    mamba_attach.check_layout(op, opts.mamba, handle.layout)
    if handle.size > 1 then
-      agree.check(op, handle.comm, 'settings', settings, handle, opts.a2a, opts.mamba)
+      agree.check(handle.comm, op, 'E_COMM', { { what = 'settings', shown = true,
+         text = settings(handle, opts.a2a, opts.mamba) } }, model)
    end
    handle.mamba = has_mamba and mamba_attach.attach(model, { axis = axis, method = opts.mamba })
    if handle.size > 1 then
@@ -268,8 +256,9 @@ function Attached:cut(batch, more)
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    for k, v in each(more or {}) do opts[k] = v end
    if not self.met then                                -- the first time tells a wrong sampler
-      agree.check('parallel.cp.cut', self.comm, 'batches, all of them must get the same rows',
-         fingerprint, batch)
+      agree.check(self.comm, 'parallel.cp.cut', 'E_COMM', { { what = 'batches', shown = true,
+         text = function() return fingerprint.batch(batch) end,
+         hint = 'all ranks of the axis must get the same rows' } })
       self.met = true
    end
    local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, batch, opts)

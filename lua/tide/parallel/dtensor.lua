@@ -10,6 +10,7 @@
 -- every rank's share of a Partial.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local op = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
@@ -25,8 +26,6 @@ local function new(part, mesh, placements, shape)
       part = part, mesh = mesh, placements = placements, shape = shape,
    }, DTensor)
 end
-
-local function text_of(shape) return '[' .. table.concat(shape, ', ') .. ']' end
 
 -- ---- the steps -------------------------------------------------------------------------------
 
@@ -131,10 +130,10 @@ function dtensor.from_local(part, mesh, placements, shape)
    local list = placement.normalise(name, placements, mesh, part.ndim)
    shape = shape or whole_shape(part, mesh, list)
    local expected = placement.local_shape(shape, list, mesh)
-   if text_of(expected) ~= text_of(part.shape) then
+   if dims.text(expected) ~= dims.text(part.shape) then
       err.raise('E_SHAPE', name, "argument 't': rank %d of a %s tensor with %s on %s holds %s, got "
-         .. '%s', mesh.rank, text_of(shape), placement.text(list, mesh), tostring(mesh),
-         text_of(expected), text_of(part.shape))
+         .. '%s', mesh.rank, dims.text(shape), placement.text(list, mesh), tostring(mesh),
+         dims.text(expected), dims.text(part.shape))
    end
    return new(part, mesh, list, { unpack(shape) })
 end
@@ -170,8 +169,8 @@ function DTensor:offset()
 end
 
 function DTensor:__tostring()
-   return ('DTensor %s %s, %s; here %s'):format(text_of(self.shape), self.part.dtype,
-      placement.text(self.placements, self.mesh), text_of(self.part.shape))
+   return ('DTensor %s %s, %s; here %s'):format(dims.text(self.shape), self.part.dtype,
+      placement.text(self.placements, self.mesh), dims.text(self.part.shape))
 end
 
 return dtensor

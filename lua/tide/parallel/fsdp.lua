@@ -18,13 +18,13 @@
 -- Gradients are sums over ranks (the loss is divided by the global count), unless
 -- calculate_per_token_loss = false, which makes them means (where each rank's loss is one itself).
 
-local alike = require 'tide.parallel.alike'
+local agree = require 'tide.dist.agree'
+local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local family = require 'tide.model.family'
-local layout = require 'tide.parallel.layout'
+local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp_options'
 local schedule = require 'tide.parallel.fsdp_schedule'
 local status = require 'tide.ffi.status'
@@ -150,25 +150,17 @@ end
 
 -- Ranks with data of their own must shard the same model in the same way: a difference would be
 -- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
--- parameters must have the same configuration. Collective; imagined ranks are alike.
-local function check_alike(self, model)
-   local o, shapes = self.opts, {}
-   for i, p in ipairs(model:named_parameters()) do
-      local cut = layout.get(p.owner, p.field)       -- the part that a tensor-parallel layer holds
-      shapes[i] = ('%s %s %s %s'):format(p.name, table.concat(p.param.shape, 'x'), p.param.dtype,
-         tostring(p.param.requires_grad))
-      for _, box in ipairs(cut and cut:boxes() or {}) do
-         shapes[i] = shapes[i] .. ' at ' .. table.concat(box.offset, ',')
-      end
-   end
-   local common = { { what = 'options', text = options.text(o), shown = true },
+-- parameters must have the same options and configuration.
+local function check_agreed(self, model)
+   local o, part = self.opts, self.data_comm.id
+   agree.check(self.comm, op, 'E_ARG', {
+      { what = 'options', text = options.text(o), shown = true },
       { what = 'seeds', text = tostring(o.seed) },
-      { what = 'configurations', text = family.text_of(model.config) } }
-   if self.comm.size > self.data_comm.size then alike.check(self.comm, op, 'E_ARG', common) end
-   table.insert(common, { what = 'parameters', text = table.concat(shapes, '\n') })
-   table.insert(common, { what = 'modules', text = alike.structure(model) })
-   table.insert(common, { what = 'values', text = alike.sample(model:parameters()) })
-   alike.check(self.data_comm, op, 'E_ARG', common)
+      { what = 'configurations', text = canonical(model.config) },
+      { what = 'parameters', text = fingerprint.parameters(model), among = part },
+      { what = 'modules', text = fingerprint.structure(model), among = part },
+      { what = 'values', text = fingerprint.values(model:parameters()), among = part },
+   }, model)
 end
 
 local how_whole = 'read it within parallel.unshard_fsdp2_model(model, fn), or take '
@@ -193,7 +185,7 @@ function Sharded:init(model, opts)
    check_whole(model)
    self.model = model
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(self.opts)
-   check_alike(self, model)
+   check_agreed(self, model)
    self.device = self.opts.device
    if not self.device then
       local first = model:parameters()[1]

@@ -14,6 +14,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local weight = require 'tide.nn.weight'
 local layout = require 'tide.parallel.fsdp_layout'
 
@@ -27,26 +28,12 @@ end
 
 -- ---- making it -------------------------------------------------------------------------------
 
-local function strides_of(shape)
-   local list, n = {}, 1
-   for d = #shape, 1, -1 do
-      list[d] = n
-      n = n * shape[d]
-   end
-   return list
-end
-
-local function zeros(n)
-   local list = {}
-   for i = 1, n do list[i] = 0 end
-   return list
-end
-
 -- The boxes of the whole parameter that rows p hold: { at (within the piece), offset (within the
 -- whole), size }, lists a dim. A parameter of a tensor-parallel layer may be several boxes.
 local function parts_of(entry, size, p)
    local n, list = #size, {}
-   local boxes = entry.boxes or { { at = zeros(n), offset = zeros(n), size = entry.shape } }
+   local zeros = dims.zeros(n)
+   local boxes = entry.boxes or { { at = zeros, offset = zeros, size = entry.shape } }
    for _, box in ipairs(boxes) do
       local part = { at = {}, offset = {}, size = {} }
       local some = true
@@ -75,7 +62,7 @@ local function fill(entry, p, piece, seed)
    -- drawn in the declared dtype, so that a cast afterwards rounds as it does without sharding
    local cast = t.dtype ~= entry.param.dtype
    local draw = cast and tide.empty(t.shape, { dtype = entry.param.dtype, device = t.device }) or t
-   local stride = strides_of(piece.shape)
+   local stride = dims.strides(piece.shape)
    for _, part in ipairs(piece.parts) do
       local start = 0
       for d = 1, #stride do start = start + part.offset[d] * stride[d] end

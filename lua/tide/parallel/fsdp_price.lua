@@ -4,11 +4,10 @@
 -- wire are what a rank sends on average: (n - 1) / n of the whole for a gather and for a reduction,
 -- twice that for an all-reduce.
 
+local bytes_of = require('tide.ffi.arg').dtype_size
 local err = require 'tide.util.err'
 
 local price = {}
-
-local bytes_of = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
 
 -- Adds what rank `rank` keeps of bucket b.
 local function add_kept(sum, b, rank, state_bytes, block)

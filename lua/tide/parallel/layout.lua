@@ -13,8 +13,11 @@
 -- Gradients are whole: where ranks hold parts of the gradient of a replicated parameter (a norm on
 -- a sequence-sharded activation), its module adds them up in backward, and nobody does it again.
 
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local placement = require 'tide.parallel.placement'
+
+local copy, strides, zeros = dims.copy, dims.strides, dims.zeros
 
 local layout = {}
 
@@ -76,28 +79,10 @@ function layout.new(spec)
    return entry
 end
 
-local function copy(list)
-   local out = {}
-   for i = 1, #list do out[i] = list[i] end
-   return out
-end
-
-local function strides(shape)
-   local list, n = {}, 1
-   for d = #shape, 1, -1 do list[d], n = n, n * shape[d] end
-   return list
-end
-
 local function box(whole, offset, size, at)
    local stride, start = strides(whole), 0
    for d = 1, #whole do start = start + offset[d] * stride[d] end
    return { offset = offset, size = size, at = at, start = start, stride = stride }
-end
-
-local function zeros(n)
-   local list = {}
-   for i = 1, n do list[i] = 0 end
-   return list
 end
 
 -- The boxes of what a rank (from 0, default this one) of the axis holds, in order along the cut

@@ -9,9 +9,9 @@
 -- all ranks choose alike.
 
 local tide = require 'tide'
+local arg = require 'tide.ffi.arg'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
-local agree = require 'tide.parallel.cp_agree'
 local context_ = require 'tide.parallel.cp_context'
 local exchange = require 'tide.parallel.mamba_exchange'
 local hidden = require 'tide.parallel.mamba_hidden'
@@ -21,7 +21,6 @@ local Mamba2 = require('tide.nn.mamba').Mamba2
 local attach = {}
 
 local methods = { 'hidden', 'state', 'auto' }
-local bytes_of = { f64 = 8, f32 = 4, bf16 = 2, f16 = 2 }
 
 local function is_mamba(m) return class.is(m, Mamba2) end
 
@@ -45,8 +44,9 @@ function attach.price(layer, map, opts)
    opts = err.options(op, opts, { 'rows', 'dtype', 'rank' })
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
    if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
-   local rows, size = err.integer(op, 'rows', opts.rows or 1, 1), bytes_of[opts.dtype or 'f32']
-   if not size then err.arg(op, 'dtype', 'a floating dtype', opts.dtype) end
+   local rows, dtype = err.integer(op, 'rows', opts.rows or 1, 1), opts.dtype or 'f32'
+   local code, size = arg.dtype_code[dtype], arg.dtype_size[dtype]
+   if not code or not arg.is_float(code) then err.arg(op, 'dtype', 'a floating dtype', dtype) end
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end
@@ -198,17 +198,10 @@ local function method_of(self, layer, projected, map)
    return chosen[key]
 end
 
--- The first call of its kind with a context tells the other ranks what it is about: with another
--- plan, documents or method on one of them the exchanges could still fit, and mean nothing.
-local function check_agreement(self, op, context, layer, projected, method)
-   local kind = ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
+-- A call in a line.
+local function kind_of(layer, projected, method)
+   return ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
       projected.dtype, projected:size(1), layer.heads, layer.head_dim, layer.groups, layer.state)
-   if context.agreed[kind] then return end
-   agree.check(op, self.comm, 'Mamba-2 batches', function()
-      context.line = context.line or agree.of_context(context)
-      return context.line .. ', ' .. kind
-   end)
-   context.agreed[kind] = true
 end
 
 -- The context of a call, checked.
@@ -263,7 +256,7 @@ function Attached:call(layer, projected, at)
    local context, device = context_for(self, op, projected, at), projected.device
    local map = context.map
    local method = method_of(self, layer, projected, map)
-   check_agreement(self, op, context, layer, projected, method)
+   context:check_agreed(op, self.comm, 'Mamba-2 batches', kind_of(layer, projected, method))
    local batch = batch_of(self, map, context.index)
    if method == 'state' then
       return state.inner(layer, projected, self.comm, hand_over(batch, map, layer, device))

@@ -18,6 +18,7 @@
 -- is the communicator itself, and axes of one rank share one. On a simulated communicator axes are
 -- simulated too. Coordinates and ranks count from 0.
 
+local agree = require 'tide.dist.agree'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -315,18 +316,6 @@ end
 
 -- ---- the mesh --------------------------------------------------------------------------------
 
--- All ranks must have asked for the same; every rank raises if one has not.
-local function agree(op, comm, list)
-   if comm.size == 1 or comm.transport == 'sim' then return end
-   local mine = join(list, '%s=%d', ' ')
-   for r, text in ipairs(comm:all_gather_bytes(mine)) do
-      if text ~= mine then
-         err.raise('E_COMM', op, 'the ranks ask for different meshes: rank %d for %s, rank %d for '
-            .. '%s', comm.rank, mine, r - 1, text)
-      end
-   end
-end
-
 local function check_comm(op, comm)
    if type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.split then
       err.arg(op, 'comm', 'a communicator', comm)
@@ -337,7 +326,8 @@ end
 local function build(op, axes, opts, whole, outer)
    local comm = check_comm(op, opts.comm or dist.world())
    local list = sizes_of(op, axes, comm.size, whole)
-   agree(op, comm, list)
+   agree.check(comm, op, 'E_COMM', { { what = 'meshes', text = join(list, '%s=%d', ' '),
+      shown = true, hint = 'the ranks ask for different meshes' } })
    set_places(list)
    local host = opts.host_size or comm.host_size or comm.size
    local self = setmetatable({

@@ -16,8 +16,10 @@
 --
 -- Placements are values, one object each: compare with ==.
 
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local dtype_size = require('tide.ffi.arg').dtype_size
 
 local placement = {}
 
@@ -158,12 +160,6 @@ function placement.pieces(size, n)
    return list
 end
 
-local function copy(list)
-   local out = {}
-   for i = 1, #list do out[i] = list[i] end
-   return out
-end
-
 -- Coordinates of a rank of the mesh (nil: this one) as a list.
 local function coords_of(mesh, rank)
    local at, list = mesh:coord(rank), {}
@@ -173,7 +169,7 @@ end
 
 -- Local shape and offset under the placements of axes 1 to `last`.
 local function cut(shape, list, mesh, at, last)
-   local sizes, offset = copy(shape), {}
+   local sizes, offset = dims.copy(shape), {}
    for d = 1, #shape do offset[d] = 0 end
    for i = 1, last do
       local p = list[i]
@@ -189,7 +185,7 @@ local function check_shape(op, shape)
    err.type(op, 'shape', shape, 'table')
    if #shape > 8 then err.arg(op, 'shape', 'at most 8 sizes', #shape) end
    for i = 1, #shape do err.integer(op, ('shape[%d]'):format(i), shape[i], 0) end
-   return copy(shape)
+   return dims.copy(shape)
 end
 
 -- What a rank of the mesh (default: this one) holds of a tensor of this shape: its shape, and how
@@ -202,14 +198,6 @@ function placement.local_shape(shape, placements, mesh, rank)
 end
 
 -- ---- steps -----------------------------------------------------------------------------------
-
-local sizes_in_bytes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2, i64 = 8, i32 = 4, u8 = 1, bool = 1 }
-
-local function numel(shape)
-   local n = 1
-   for _, s in ipairs(shape) do n = n * s end
-   return n
-end
 
 -- Are all counts the same?
 function placement.is_even(counts)
@@ -269,7 +257,7 @@ local function add_price(self, step, n)
       end
       row = rows * unit
    end
-   step.bytes = fn(step, n, numel(step.before) * unit, numel(step.after) * unit, row)
+   step.bytes = fn(step, n, dims.numel(step.before) * unit, dims.numel(step.after) * unit, row)
 end
 
 -- Sizes of the pieces that axis i makes of dim.
@@ -392,8 +380,6 @@ end
 local Plan = { class_name = 'Plan' }
 Plan.__index = Plan
 
-local function brackets(shape) return '[' .. table.concat(shape, ', ') .. ']' end
-
 -- Seconds on links of `bandwidth` bytes a second with `latency` seconds a collective.
 function Plan:seconds(bandwidth, latency)
    local op = 'parallel.plan.seconds'
@@ -402,11 +388,12 @@ function Plan:seconds(bandwidth, latency)
 end
 
 function Plan:__tostring()
-   local lines = { ('redistribute %s %s: %s -> %s'):format(brackets(self.shape), self.dtype,
+   local lines = { ('redistribute %s %s: %s -> %s'):format(dims.text(self.shape), self.dtype,
       placement.text(self.from, self.mesh), placement.text(self.to, self.mesh)) }
    for i, s in ipairs(self.steps) do
       lines[#lines + 1] = ('%3d  %-12s %-7s -> %-7s %-16s %s -> %s, %.0f bytes'):format(i, s.name,
-         tostring(s.from), tostring(s.to), s.action, brackets(s.before), brackets(s.after), s.bytes)
+         tostring(s.from), tostring(s.to), s.action, dims.text(s.before), dims.text(s.after),
+         s.bytes)
    end
    lines[#lines + 1] = ('%d collective%s, %.0f bytes sent by this rank'):format(self.collectives,
       self.collectives == 1 and '' or 's', self.bytes)
@@ -419,11 +406,11 @@ end
 function placement.plan(shape, dtype, mesh, from, to, rank)
    local op = 'parallel.placement.plan'
    shape = check_shape(op, shape)
-   if not sizes_in_bytes[dtype] then err.arg(op, 'dtype', 'a dtype', dtype) end
+   if not dtype_size[dtype] then err.arg(op, 'dtype', 'a dtype', dtype) end
    from = placement.normalise(op, from, mesh, #shape)
    to = placement.normalise(op, to, mesh, #shape)
    local state = setmetatable({
-      shape = shape, mesh = mesh, unit = sizes_in_bytes[dtype], cur = copy(from), dst = to,
+      shape = shape, mesh = mesh, unit = dtype_size[dtype], cur = dims.copy(from), dst = to,
       at = coords_of(mesh, rank), steps = {},
    }, State)
    while not is_done(state.cur, state.dst) do

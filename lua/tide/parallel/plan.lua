@@ -12,11 +12,13 @@
 -- recomputation, sharding, since each has to see what the ones before have made.
 
 local tide = require 'tide'
-local alike = require 'tide.parallel.alike'
+local agree = require 'tide.dist.agree'
+local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local fingerprint = require 'tide.parallel.fingerprint'
 local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
 local plan_price = require 'tide.parallel.plan_price'
@@ -257,12 +259,17 @@ function Plan:price(opts)
    return setmetatable(sum, plan_text.price_meta)
 end
 
--- All ranks must have the same plan for the same model.
-local function agree(self, comm, seed)
-   alike.check(comm, 'parallel.plan.materialise', 'E_COMM', {
+-- All ranks must have the same plan for the same model: all that the parts would compare.
+local function check_agreed(self, comm, seed)
+   local model, given = self.model, {}
+   for _, k in ipairs(sections) do given[k] = self[k] end
+   agree.check(comm, 'parallel.plan.materialise', 'E_COMM', {
       { what = 'plans', text = tostring(self), shown = true },
-      { what = 'models', text = alike.structure(self.model) },
-      { what = 'values', text = alike.sample(self.model:parameters()) },
+      { what = 'options of the plan', text = canonical(given) },
+      { what = 'styles of modules', text = self.rehearsal.styles },
+      { what = 'parameters', text = fingerprint.parameters(model) },
+      { what = 'models', text = fingerprint.structure(model) },
+      { what = 'values', text = fingerprint.values(model:parameters()) },
       { what = 'seeds', text = tostring(seed) },
    })
 end
@@ -291,11 +298,12 @@ function Plan:materialise(opts)
    if mesh.comm.transport == 'sim' and device ~= 'null' then
       err.raise('E_STATE', name, 'the mesh is simulated; it can be priced only')
    end
-   agree(self, mesh.comm, seed)
+   check_agreed(self, mesh.comm, seed)
    self.done = true
    local first = self.model:parameters()[1]
    local on_null = first ~= nil and first.device == 'null'
-   local run = apply(self, self.model, mesh, on_null and device or nil, seed)
+   local run = agree.settled(mesh.comm, self.model, apply, self, self.model, mesh,
+      on_null and device or nil, seed)
    if on_null and not run.sharded then run.model:materialise(device, seed) end
    return run
 end

@@ -57,14 +57,14 @@ end
 
 -- What of a rehearsed run the text needs.
 function text.of(_, run)
-   local sharded = run.sharded
+   local sharded, cut = run.sharded, rawget(run.model, '_tp')
    local names = {}
    for i, unit in ipairs(sharded and sharded.units or {}) do names[i] = unit.name end
    return {
       cut = cut_modules(run.model), recomputed = grouped(recompute.report(run.model)),
       units = grouped(names), shards = sharded and sharded.shard_comm.size,
       replicas = sharded and sharded.replicas.size, data = run.data.size,
-      strategy = sharded and sharded.opts.strategy,
+      strategy = sharded and sharded.opts.strategy, styles = cut and cut.styles or '',
    }
 end
 

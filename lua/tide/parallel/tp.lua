@@ -18,8 +18,9 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
-local alike = require 'tide.parallel.alike'
+local agree = require 'tide.dist.agree'
 local async = require 'tide.parallel.tp_async'
+local fingerprint = require 'tide.parallel.fingerprint'
 local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
 local tp_mamba = require 'tide.parallel.tp_mamba'
@@ -395,17 +396,21 @@ end
 
 local options = { 'gather_logits', 'async_tp' }
 
+local function styles_text(styles, opts)
+   local list = {}
+   for path, style in each(styles) do list[#list + 1] = path .. ' ' .. tostring(style) end
+   table.sort(list)
+   return ('%s\nasync_tp %s'):format(table.concat(list, '\n'), tostring(opts.async_tp or false))
+end
+
 -- What every rank of the axis must have in common, before anything changes.
-local function check_alike(run, model, opts)
-   local styles = {}
-   for path, style in each(run.styles) do styles[#styles + 1] = path .. ' ' .. tostring(style) end
-   table.sort(styles)
-   table.insert(styles, 'async_tp ' .. tostring(opts.async_tp or false))
-   alike.check(run.env.axis.comm, op, 'E_ARG', {
-      { what = 'models', text = alike.structure(model) },
-      { what = 'values', text = alike.sample(model:parameters()) },
-      { what = 'plans', text = table.concat(styles, '\n') },
-   })
+local function check_agreed(env, model)
+   agree.check(env.axis.comm, op, 'E_ARG', {
+      { what = 'parameters', text = fingerprint.parameters(model) },
+      { what = 'models', text = fingerprint.structure(model) },
+      { what = 'values', text = fingerprint.values(model:parameters()) },
+      { what = 'plans', text = env.styles },
+   }, model)
 end
 
 -- Cuts the modules that a plan names over an axis and returns the model. Collective. opts:
@@ -423,7 +428,8 @@ function tp.parallelize_module(model, axis, plan, opts)
       async = opts.async_tp,
       styles = expand(model, plan) }, Run)
    if axis.size == 1 then return model end
-   check_alike(run, model, opts)
+   env.styles = styles_text(run.styles, opts)
+   check_agreed(env, model)
    prepare(run, model, opts)
    for _, change in ipairs(run.changes) do change() end
    model:walk(function(m) m._tp = env end)

@@ -9,6 +9,7 @@
 -- Kinds are 'model' and 'optim'; an optimiser's tensor is called "<parameter>.<field>".
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -81,12 +82,6 @@ end
 local Store = { class_name = 'ShardStore' }
 Store.__index = Store
 
-local function zeros(n)
-   local list = {}
-   for i = 1, n do list[i] = 0 end
-   return list
-end
-
 local function open_file(self, name)
    local file = self.files[name]
    if file then return file end
@@ -108,7 +103,7 @@ local function plain_index(self, manifest)
          for _, key in ipairs(file:names()) do
             local info = file:info(key)
             index[kind][key] = { dtype = info.dtype, shape = info.shape,
-               pieces = { { file = name, offset = zeros(#info.shape), size = info.shape } } }
+               pieces = { { file = name, offset = dims.zeros(#info.shape), size = info.shape } } }
          end
       end
    end
@@ -234,7 +229,7 @@ end
 function Store:all(kind, device)
    local list = {}
    for name, row in each(self.index[kind]) do
-      list[name] = self:read(kind, name, zeros(#row.shape), row.shape, device)
+      list[name] = self:read(kind, name, dims.zeros(#row.shape), row.shape, device)
    end
    return list
 end

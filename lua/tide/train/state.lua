@@ -3,6 +3,7 @@
 -- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -107,14 +108,6 @@ end
 
 -- ---- into a sharded model ---------------------------------------------------------------------
 
-local function same(a, b)
-   if #a ~= #b then return false end
-   for d = 1, #a do
-      if a[d] ~= b[d] then return false end
-   end
-   return true
-end
-
 -- Names and shapes of the stored model against those of this one: one error that lists all.
 local function check_model(op, sharded, from)
    local own, problems = {}, {}
@@ -123,9 +116,9 @@ local function check_model(op, sharded, from)
       local stored = from:shape('model', name)
       if not stored then
          problems[#problems + 1] = name .. ' is missing'
-      elseif not same(stored, shape) then
-         problems[#problems + 1] = ('%s (model [%s], state [%s])'):format(name,
-            table.concat(shape, ', '), table.concat(stored, ', '))
+      elseif not dims.equal(stored, shape) then
+         problems[#problems + 1] = ('%s (model %s, state %s)'):format(name,
+            dims.text(shape), dims.text(stored))
       end
    end
    for _, e in ipairs(sharded.entries) do want(e.name, e.whole) end

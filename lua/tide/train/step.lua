@@ -12,12 +12,14 @@
 -- ranks, since gradients and losses are sums over both.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
+local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local clip = require 'tide.optim.clip'
-local alike = require 'tide.parallel.alike'
+local fingerprint = require 'tide.parallel.fingerprint'
 local layout = require 'tide.parallel.layout'
 local parallel_clip = require 'tide.parallel.clip'
 local nn = require 'tide.nn'
@@ -55,9 +57,9 @@ local function check_replicated(self, op)
       local cut = layout.get(e.owner, e.field)
       if not (cut and cut.blocks) then list[#list + 1] = e.param end
    end
-   alike.check(self.tp.comm, op, 'E_STATE', {
+   agree.check(self.tp.comm, op, 'E_STATE', {
       { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
-      { what = 'values of parameters that are not cut', text = alike.sample(list) },
+      { what = 'values of parameters that are not cut', text = fingerprint.values(list) },
    })
 end
 
@@ -92,13 +94,13 @@ end
 -- What an optimiser does, as text. The pieces of a sharded model need not make the same groups.
 local function optim_text(optim, sharded)
    local lr = type(optim.lr) == 'function' and 'by the step' or tostring(optim.lr)
-   local list = { alike.text(optim.defaults or {}) }
+   local list = { canonical(optim.defaults) }
    for _, group in ipairs(not sharded and optim.groups or {}) do
       local options = {}
       for k, v in each(group) do
          if k ~= 'params' then options[k] = v end
       end
-      list[#list + 1] = alike.text(options)
+      list[#list + 1] = canonical(options)
    end
    return ('%s, lr %s, %s'):format(tostring(optim.class_name), lr, table.concat(list, '; '))
 end
@@ -113,9 +115,9 @@ local function check_replicas(self, op)
          shown = true },
    }
    if not self.parallel and class.is(self.model, nn.Module) then
-      items[3] = { what = 'weights', text = alike.sample(self.model:parameters()) }
+      items[3] = { what = 'weights', text = fingerprint.values(self.model:parameters()) }
    end
-   alike.check(self.comm, op, 'E_STATE', items)
+   agree.check(self.comm, op, 'E_STATE', items)
 end
 
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
@@ -239,13 +241,12 @@ end
 -- Labels of the global batch. Ranks that share a model by parts must have been given the same
 -- batches: the sum that tells is the one of the counts for a context axis, one more for tp.
 local function global_count(self, batches)
-   local cp, tp = self.cp, self.tp
-   if tp and tp.size > 1 and dist.sum(tp.comm, { alike.share(batches, tp.rank, tp.size) })[1] ~= 0
-   then
+   local cp, tp, share = self.cp, self.tp, fingerprint.share
+   if tp and tp.size > 1 and dist.sum(tp.comm, { share(batches, tp.rank, tp.size) })[1] ~= 0 then
       other_batches('tensor-parallel', tp.size)
    end
    local sums = dist.sum(self.comm, { count_of(batches),
-      cp and alike.share(batches, cp.rank, cp.size) or nil })
+      cp and share(batches, cp.rank, cp.size) or nil })
    if cp and sums[2] ~= 0 then other_batches('context', cp.size) end
    return sums[1] * self.groups / self.comm.size
 end

@@ -1,0 +1,49 @@
+-- Where a collective was called from (layer 7): the innermost frame outside of the library's own.
+--
+-- The one idea: a recipe's line is what a person looks for, so frames of the binding, of tide.dist
+-- and of tide.parallel are passed over. Texts are kept by source and line: the same line gives the
+-- same string object, so callers see by == that nothing has changed.
+
+local getinfo = debug.getinfo
+
+local M = {}
+
+local inside, places = {}, {}              -- by source; by short source, then line
+
+local function is_inside(source)
+   local v = inside[source]
+   if v == nil then
+      v = false
+      for _, part in ipairs { 'tide/ffi/', 'tide/dist/', 'tide/parallel/' } do
+         v = v or source:find(part, 1, true) ~= nil
+      end
+      inside[source] = v
+   end
+   return v
+end
+
+-- "file:line" of that frame, '' if there is none. For use one call below a method: frames of the
+-- first three levels are not looked at.
+function M.place()
+   for level = 4, 24 do
+      local info = getinfo(level, 'Sl')
+      if not info then break end
+      local line = info.currentline
+      if line > 0 and not is_inside(info.source) then
+         local lines = places[info.short_src]
+         if not lines then
+            lines = {}
+            places[info.short_src] = lines
+         end
+         local text = lines[line]
+         if not text then
+            text = info.short_src .. ':' .. line
+            lines[line] = text
+         end
+         return text
+      end
+   end
+   return ''
+end
+
+return M

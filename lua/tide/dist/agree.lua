@@ -1,0 +1,122 @@
+-- Whether ranks have in common what they must (layer 8).
+--
+-- The one idea: each rank says in a text what it holds, all of them see all the texts, and every
+-- rank raises the same error, which names those who differ, before anything is changed. Where one
+-- call makes others (a plan that cuts and shards a model), what the first has compared is settled
+-- for the rest, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
+
+local err = require 'tide.util.err'
+
+local agree = {}
+
+-- ---- who differs -----------------------------------------------------------------------------
+
+local most_named = 16
+
+-- "rank 3", "ranks 0, 2".
+function agree.ranks_text(list)
+   local more = #list - most_named
+   return (#list == 1 and 'rank ' or 'ranks ')
+      .. table.concat(list, ', ', 1, math.min(#list, most_named))
+      .. (more > 0 and (' and %d more'):format(more) or '')
+end
+
+-- The list at t[key], made if there is none; `order` holds the keys in the order of making.
+local function list_at(t, order, key)
+   if not t[key] then
+      t[key], order[#order + 1] = {}, key
+   end
+   return t[key]
+end
+
+-- Groups of ranks that say the same of item i, in the order of their first ranks, of the first
+-- ranks that should and do not; nil if there are none.
+local function parted(all, i)
+   local among, names = {}, {}
+   for r, row in ipairs(all) do
+      table.insert(list_at(among, names, row[i] and row[i].among or ''), r)
+   end
+   for _, name in ipairs(names) do
+      local groups, texts = {}, {}
+      for _, r in ipairs(among[name]) do
+         table.insert(list_at(groups, texts, all[r][i] and all[r][i].text or ''), r - 1)
+      end
+      if #texts > 1 then
+         for g, text in ipairs(texts) do
+            texts[g] = groups[text]
+            texts[g].text = text
+         end
+         return texts
+      end
+   end
+end
+
+-- Those in the smallest number first.
+local function shown(groups)
+   local list = { unpack(groups) }
+   table.sort(list, function(a, b)
+      if #a ~= #b then return #a < #b end
+      return a[1] > b[1]
+   end)
+   for i, g in ipairs(list) do list[i] = ('%s: %s'):format(agree.ranks_text(g), g.text) end
+   return table.concat(list, '; ')
+end
+
+local function refuse(op, code, item, groups)
+   local others = {}
+   for g = 2, #groups do
+      for _, r in ipairs(groups[g]) do others[#others + 1] = r end
+   end
+   table.sort(others)
+   err.raise(code, op, '%s %s other %s than rank %d: these ranks have different %s%s; %s',
+      agree.ranks_text(others), #others == 1 and 'has' or 'have', item.what, groups[1][1],
+      item.what, item.shown and '; ' .. shown(groups) or '',
+      item.hint or 'every rank must give the same')
+end
+
+-- ---- comparing -------------------------------------------------------------------------------
+
+local function digest(text) return require('tide.ffi.io').xxh64(text) end
+
+local function said(item)
+   local text = item.text
+   if type(text) == 'function' then text = text() end
+   return { text = item.shown and text or digest(text), among = item.among }
+end
+
+-- Whether what ranks of comm have in common of a model is settled: for them or for more ranks, of
+-- whom these were split off.
+local function is_settled(comm, model)
+   local over = rawget(model, '_settled')
+   return over ~= nil and (over == comm or type(comm.id) == 'string'
+      and comm.id:sub(1, #over.id + 1) == over.id .. '/')
+end
+
+-- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of { what
+-- (a plural), text (or a function that gives it), shown (the texts go into the message; else only
+-- hashes are sent), among (ranks that give the same are compared with each other; default: all),
+-- hint (how it should be) }, looked at in this order. model: what the items are about, nil if it is
+-- no model. Collective, but with one rank, imagined ranks and what is settled.
+function agree.check(comm, op, code, items, model)
+   if comm.size == 1 or comm.transport == 'sim' or not comm.all_gather_object then return end
+   if model and is_settled(comm, model) then return end
+   local mine = {}
+   for i, item in ipairs(items) do mine[i] = said(item) end
+   local all = comm:all_gather_object(mine)
+   for i, item in ipairs(items) do
+      local groups = parted(all, i)
+      if groups then refuse(op, code, item, groups) end
+   end
+end
+
+-- The result of fn(...), in which nothing about model is compared again on comm or a part of it:
+-- the caller has just compared all that its calls would, and no one else changes the model in fn.
+function agree.settled(comm, model, fn, ...)
+   model._settled = comm
+   local ok, result = pcall(fn, ...)
+   model._settled = nil
+   if not ok then error(result, 0) end
+   return result
+end
+
+return agree

@@ -1,0 +1,126 @@
+-- What ranks must have in common, as text: models, values, batches, contexts (layer 8).
+--
+-- The one idea: what means the same has the same text, whoever holds it; dist.agree compares the
+-- texts. Two models may have parameters of equal shapes and compute different things (other heads,
+-- another rotary base), so the text of a model is what its modules hold besides tensors.
+
+local tide = require 'tide'
+local canonical = require 'tide.util.canonical'
+local each = require 'tide.util.each'
+local layout = require 'tide.parallel.layout'
+
+local fingerprint = {}
+
+local function digest(text) return require('tide.ffi.io').xxh64(text) end
+
+-- ---- models ----------------------------------------------------------------------------------
+
+-- All that the modules hold as numbers, words and lists of them, but for what begins with '_'.
+-- What a plan has put into a module knows its rank and is an object, so it is left out.
+function fingerprint.structure(model)
+   local list = {}
+   model:walk(function(m, path)
+      local held = {}
+      for k, v in each(m) do
+         if k ~= 'training' then held[k] = v end
+      end
+      list[#list + 1] = ('%s: %s %s'):format(path, m.class_name, canonical(held))
+   end)
+   return table.concat(list, '\n')
+end
+
+-- Names, shapes and dtypes of the parameters, which of them are trained, and what part of them a
+-- tensor-parallel layer holds.
+function fingerprint.parameters(model)
+   local list = {}
+   for i, p in ipairs(model:named_parameters()) do
+      local cut = layout.get(p.owner, p.field)
+      local text = ('%s %s %s %s'):format(p.name, table.concat(p.param.shape, 'x'), p.param.dtype,
+         tostring(p.param.requires_grad))
+      for _, box in ipairs(cut and cut:boxes() or {}) do
+         text = text .. ' at ' .. table.concat(box.offset, ',')
+      end
+      list[i] = text
+   end
+   return table.concat(list, '\n')
+end
+
+-- The first and last numbers of parameters that have bytes. of: a list of parameters.
+function fingerprint.values(of)
+   local list = {}
+   for i, p in ipairs(of) do
+      local n = p:numel()
+      if p.device ~= 'null' and n > 0 then
+         local flat, k = p:detach():reshape { n }, math.min(n, 16)
+         list[i] = flat:narrow(1, 1, k):to_string_bytes()
+            .. flat:narrow(1, n - k + 1, k):to_string_bytes()
+      else
+         list[i] = ''
+      end
+   end
+   return table.concat(list)
+end
+
+-- ---- batches ---------------------------------------------------------------------------------
+
+-- Shape and contents of a tensor of whole numbers, of any integer dtype.
+local function integers(t)
+   return ('%s %s'):format(table.concat(t.shape, 'x'), digest(t:to 'i64':to_string_bytes()))
+end
+
+-- The fields of a batch that are tensors of whole numbers. names: default: all that go over the
+-- sequence.
+function fingerprint.batch(batch, names)
+   local list = {}
+   for _, name in ipairs(names or { 'ids', 'input_ids', 'labels', 'positions', 'index' }) do
+      local t = batch[name]
+      if tide.is_tensor(t) and t.dtype:find '^i' then
+         list[#list + 1] = ('%s %s'):format(name, integers(t))
+      end
+   end
+   return table.concat(list, ', ')
+end
+
+-- This rank's share of a sum over `size` ranks (this one is `rank`) that is 0 exactly if all have
+-- the same ids and labels, but for one chance in 2^32: a comparison in a sum that is made anyway.
+-- Sums of such sums are 0, too.
+function fingerprint.share(batches, rank, size)
+   local list = {}
+   for i, batch in ipairs(batches) do list[i] = fingerprint.batch(batch, { 'ids', 'labels' }) end
+   local n = tonumber(digest(table.concat(list, '\n')):sub(1, 8), 16)
+   return rank == 0 and (size - 1) * n or -n
+end
+
+-- ---- contexts --------------------------------------------------------------------------------
+
+-- A short text for lists of whole numbers.
+local function mark(...)
+   local list = { ... }
+   for i, numbers in ipairs(list) do list[i] = table.concat(numbers, ' ') end
+   return digest(table.concat(list, '\n')):sub(1, 8)
+end
+
+local function of_plan(map)
+   local text = ('%s, %d tokens padded to %d, %d documents (%s)'):format(map.kind, map.length,
+      map.padded, #map.cu_real - 1, mark(map.cu_real, map.cu_slot))
+   if map.kind == 'custom' or map.kind == 'balanced' then
+      text = ('%s, order %s'):format(text, mark(unpack(map.all_runs)))
+   end
+   return text
+end
+
+-- A context (parallel.cp.context) in a line: plan, or pairs as given, and index.
+function fingerprint.context(context)
+   local text
+   if context.given then
+      local list = {}
+      for r, t in ipairs(context.given) do list[r] = integers(t) end
+      text = ('pairs %s'):format(mark(list))
+   else
+      text = of_plan(context.map)
+   end
+   if not context.index then return text end
+   return ('%s, index %s'):format(text, integers(context.index))
+end
+
+return fingerprint

@@ -1,0 +1,41 @@
+-- Lists of whole numbers, one a dim: shapes, offsets, strides.
+
+local dims = {}
+
+function dims.copy(list)
+   local out = {}
+   for d = 1, #list do out[d] = list[d] end
+   return out
+end
+
+function dims.zeros(n)
+   local list = {}
+   for d = 1, n do list[d] = 0 end
+   return list
+end
+
+-- Elements from one index of a dim to the next, of a contiguous tensor: the last is 1.
+function dims.strides(shape)
+   local list, n = {}, 1
+   for d = #shape, 1, -1 do list[d], n = n, n * shape[d] end
+   return list
+end
+
+function dims.numel(shape)
+   local n = 1
+   for _, size in ipairs(shape) do n = n * size end
+   return n
+end
+
+function dims.equal(a, b)
+   if #a ~= #b then return false end
+   for d = 1, #a do
+      if a[d] ~= b[d] then return false end
+   end
+   return true
+end
+
+-- "[2, 3]"
+function dims.text(list) return '[' .. table.concat(list, ', ') .. ']' end
+
+return dims

@@ -1,0 +1,78 @@
+-- Ranks that should have the same: who is named, what is compared with what, and when nobody meets.
+
+local ranks = require 'spec.support.ranks'
+local agree = require 'tide.dist.agree'
+
+-- On a rank: what agree.check raises for the text that `texts` has for it; '' if nothing.
+local function said(rank, _, texts, fields)
+   local world = require 'tide.dist'.world()
+   local item = { what = 'plans', text = texts[rank + 1] }
+   for k, v in require 'tide.util.each' (fields or {}) do item[k] = v end
+   if fields and fields.among then item.among = fields.among[rank + 1] end
+   local ok, e = pcall(require('tide.dist.agree').check, world, 'spec', 'E_STATE',
+      { { what = 'seeds', text = 'same' }, item })
+   return ok and '' or e.code .. ' ' .. e.message
+end
+
+describe('ranks that differ', function()
+   it('are named on every rank, with one text', function()
+      for _, text in ipairs(ranks.run(4, said, { 'a', 'b', 'a', 'c' })) do
+         assert.equal('E_STATE ranks 1, 3 have other plans than rank 0: these ranks have different '
+            .. 'plans; every rank must give the same', text)
+      end
+      local fields = { shown = true, hint = 'why' }
+      for _, text in ipairs(ranks.run(3, said, { 'b', 'a', 'a' }, fields)) do
+         assert.equal('E_STATE ranks 1, 2 have other plans than rank 0: these ranks have different '
+            .. 'plans; rank 0: b; ranks 1, 2: a; why', text)
+      end
+   end)
+
+   it('are compared with those among which they are', function()
+      local function run(texts, among) return ranks.run(4, said, texts, { among = among }) end
+      assert.same({ '', '', '', '' }, run({ 'a', 'b', 'a', 'b' }, { 'x', 'y', 'x', 'y' }))
+      for _, text in ipairs(run({ 'a', 'b', 'a', 'c' }, { 'x', 'y', 'x', 'y' })) do
+         assert.matches('rank 3 has other plans than rank 1', text, 1, true)
+      end
+   end)
+
+   it('are not all listed where they are many', function()
+      local list = {}
+      for r = 1, 40 do list[r] = r end
+      assert.equal('rank 3', agree.ranks_text { 3 })
+      assert.matches('^ranks 1, 2, .*, 16 and 24 more$', agree.ranks_text(list))
+   end)
+end)
+
+describe('nobody meets', function()
+   it('on one rank, or imagined ranks, whose texts are not made', function()
+      local dist = require 'tide.dist'
+      for _, comm in ipairs { dist.solo(), dist.simulate(4, 1) } do
+         agree.check(comm, 'spec', 'E_STATE', { { what = 'plans', text = error } })
+      end
+   end)
+
+   it('for what is settled, on the ranks it is settled for or a part of them', function()
+      local function met(rank)
+         local agree_, world = require 'tide.dist.agree', require 'tide.dist'.world()
+         local part, other = world:split(rank % 2, rank), world:split(0, rank)
+         local function check(comm, model)
+            return (pcall(agree_.check, comm, 'spec', 'E_STATE',
+               { { what = 'plans', text = tostring(rank) } }, model))
+         end
+         local model, list = {}, {}
+         local value = agree_.settled(other, model, function()
+            list = { check(other, model), check(part, model), check(world, model),
+               check(other, {}) }
+            return 'value'
+         end)
+         assert(value == 'value' and model._settled == nil)
+         assert(not pcall(agree_.settled, world, model, error, 'x') and model._settled == nil)
+         agree_.settled(world, model, function() list[#list + 1] = check(part, model) end)
+         list[#list + 1] = check(part, model)
+         return list
+      end
+      for _, list in ipairs(ranks.run(4, met)) do
+         assert.same({ true, false, false, false, true, false }, list)
+      end
+   end)
+end)
