@@ -6,15 +6,15 @@ local build, folder, capture = emulated.build, emulated.folder, emulated.capture
 if not emulated.here() then return end
 
 describe('the pretrain recipe on emulated CUDA', function()
-   local function losses(device, dtype)
+   local function losses(device, dtype, more)
       local out = os.tmpname()
       os.remove(out)
       local text = capture(([[timeout 800 luajit -e "package.path = 'bindings/?.lua;lua/?.lua;]]
          .. [[lua/?/init.lua;' .. package.path; package.loaded['tide.host'] = { library = ]]
          .. [['%s/libtide.so', host_library = '%s/libtide_host.so' }" recipes/pretrain.lua ]]
          .. [[--device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 --heads 2 ]]
-         .. [[--kv-heads 1 --val-windows 1 --sample 4 --recompute 1 --out %s]])
-         :format(folder, build, device, dtype, out))
+         .. [[--kv-heads 1 --val-windows 1 --sample 4 --recompute 1 --out %s %s]])
+         :format(folder, build, device, dtype, out, more or ''))
       local list = {}
       local file = assert(io.open(out .. '/metrics.jsonl'), text)
       for line in file:lines() do list[#list + 1] = tonumber(line:match '"loss":([%d.]+)') end
@@ -33,4 +33,11 @@ describe('the pretrain recipe on emulated CUDA', function()
          end
       end)
    end
+
+   it('has the same losses to the last bit where the step is captured', function()
+      local want, got = losses('cuda', 'f32', '--accum 2'), losses('cuda', 'f32',
+         '--accum 2 --captured')
+      assert.is_true(#want >= 10)
+      assert.same(want, got)
+   end)
 end)
