@@ -62,8 +62,8 @@ local function check_given(list)
    for _, leaf in ipairs(list) do
       local t = leaf.value
       if tide.is_tensor(t) and t.device ~= 'cuda' then
-         err.raise('E_UNSUPPORTED', op, "argument %s is %s, and only what computes on 'cuda' can be "
-            .. 'captured; move it there, or do without capturing', leaf.path, text_of(t))
+         err.raise('E_UNSUPPORTED', op, "argument %s is %s, and only what computes on 'cuda' can "
+            .. 'be captured; move it there, or do without capturing', leaf.path, text_of(t))
       end
       if tide.is_tensor(t) and t.requires_grad then
          err.arg(op, 'argument ' .. leaf.path, 'a tensor without gradient (fn reaches parameters '
@@ -112,8 +112,8 @@ local function refill(self, list)
    end)
 end
 
--- Calls fn as it is, records it, or replays it. Tensors that a replay returns hold its results until
--- the next one.
+-- Calls fn as it is, records it, or replays it. Tensors that a replay returns hold its results
+-- until the next one.
 function Captured:__call(...)
    local given = pack(...)
    local list = leaves(given, '', {})
@@ -144,9 +144,10 @@ end
 local known = arg.set { 'warmup' }
 
 -- fn as a function of the same arguments and results: called opts.warmup (1) times as it is, then
--- recorded once (tide.cuda.graph says what that refuses), then replayed. Arguments may be tensors on
--- 'cuda', plain tables of them, and anything else that is the same at each call. E_DEVICE: there is
--- no GPU; E_UNSUPPORTED: an argument is elsewhere; E_STATE: a call differs from the recorded one.
+-- recorded once (tide.cuda.graph says what that refuses), then replayed. Arguments may be tensors
+-- on 'cuda', plain tables of them, and anything else that is the same at each call. E_DEVICE: there
+-- is no GPU; E_UNSUPPORTED: an argument is elsewhere; E_STATE: a call differs from the recorded
+-- one.
 return function(fn, opts)
    arg.func(op, 'fn', fn)
    opts = arg.opts(op, opts, known)

@@ -173,7 +173,7 @@ local function write_rates(self, op, state, list)
 end
 
 -- Counts a step of all that `lists` of states hold.
-local function count(self, lists, by)
+local function add_steps(self, lists, by)
    for _, states in ipairs(lists) do
       for _, state in ipairs(states) do state.step = state.step + by end
    end
@@ -208,13 +208,13 @@ local function record(self, op, opts)
    end
    local state = self.state
    graph.on_replay(function() write_rates(self, op, state, list) end,
-      function() count(self, lists, 1) end)
+      function() add_steps(self, lists, 1) end)
 end
 
--- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply
--- every gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, which
--- the caller tells by take_back once he knows. In a captured step (tide.cuda.graph) the update is
--- made and counted at each replay, with the rate and the step number of that time.
+-- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every
+-- gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, which the
+-- caller tells by take_back once he knows. In a captured step (tide.cuda.graph) the update is made
+-- and counted at each replay, with the rate and the step number of that time.
 function Optimizer:step(opts)
    opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor', 'found_inf' })
    if graph.is_capturing() then
@@ -244,7 +244,7 @@ function Optimizer:take_back()
       err.raise('E_STATE', self.op .. '.take_back', 'no step was made since the last one that was '
          .. 'taken back')
    end
-   count(self, self.counted, -1)
+   add_steps(self, self.counted, -1)
 end
 
 -- An exact copy of the weight for parameters of 16 bits, else nil.

@@ -51,8 +51,8 @@ local after_model = {
    { 'async-save', false, 'write checkpoints in the background' },
    { 'plan', false, 'print how the model is spread over ranks and what that costs; run nothing' },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph): on --device '
-     .. 'cuda, one rank, windows of one length' },
+   { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph); for '
+     .. '--device cuda, one rank, windows' },
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
 }
 

@@ -11,9 +11,9 @@
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
 --
--- With `captured`, forward, backward and update are one launch on a GPU from the second step on. The
--- host then learns of a loss that is not finite after the update, which leaves everything as it is
--- by the same numbers on the device (found_inf).
+-- With `captured`, forward, backward and update are one launch on a GPU from the second step on.
+-- The host then learns of a loss that is not finite after the update, which leaves everything as it
+-- is by the same numbers on the device (found_inf).
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -134,17 +134,15 @@ local function set_captured(self, op)
             .. "'cuda' can be captured", entry.name, entry.param.device)
       end
    end
-   self.captured = tide.cuda.captured(function(batches, count)
-      return unread_step(self, batches, count)
-   end)
+   self.captured = tide.cuda.captured(function(...) return self:unread(...) end)
 end
 
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
--- (a Sharded; comm is then its ranks with data of their own), captured (false; true: from the second
--- on a step is one launch of a CUDA graph, with the same numbers; batches must keep their shapes and
--- counts). Collective. E_STATE: ranks differ in clip, in the options of the optimiser or, of a model
--- that each holds whole, in weights. E_UNSUPPORTED: the step cannot be captured (several ranks, a
--- model that is not on 'cuda').
+-- (a Sharded; comm is then its ranks with data of their own), captured (false; true: from the
+-- second on a step is one launch of a CUDA graph, with the same numbers; batches must keep their
+-- shapes and counts). Collective. E_STATE: ranks differ in clip, in the options of the optimiser
+-- or, of a model that each holds whole, in weights. E_UNSUPPORTED: the step cannot be captured
+-- (several ranks, a model that is not on 'cuda').
 function step.new(opts)
    local op = 'train.step.new'
    err.type(op, 'options', opts, 'table')
@@ -300,7 +298,7 @@ end
 
 -- A step of one rank without a look at the device: the losses of the micro-batches and the norm, as
 -- tensors. found_inf is 0 where all of them are finite, else NaN.
-local function unread_step(self, batches, count)
+function Step:unread(batches, count)
    self.optim:zero_grad()
    local losses = {}
    for i, batch in ipairs(batches) do losses[i] = micro_loss(self, batch, count) end
