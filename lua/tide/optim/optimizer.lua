@@ -184,8 +184,8 @@ end
 -- A step inside a captured one: recorded now, counted at each replay.
 local function record(self, op, opts)
    if opts.lr ~= nil then
-      err.raise('E_STATE', op, 'a captured step would repeat this lr; leave it out: the rate of the '
-         .. 'optimiser is read before each replay')
+      err.raise('E_STATE', op, 'a captured step would repeat this lr; leave it out: the rate of '
+         .. 'the optimiser is read before each replay')
    end
    if #self.sharded > 0 then
       err.raise('E_UNSUPPORTED', op, 'the step of a sharded model cannot be captured: its '
