@@ -151,9 +151,17 @@ local function check_ready(self, op)
    end
 end
 
--- Where a captured step finds lr and step number of its replay.
-local function rates_of(bucket)
-   local rates = tide.empty({ 2 }, { dtype = 'f64', device = bucket.p[1].device })
+-- Where captured steps find lr and step number of their replay: a row for each bucket there may be.
+-- Made by a step before, as a replay writes over what is made in a captured one.
+local function make_rates(self)
+   local entries = self:entries()
+   local first = entries[1]
+   if self.rates or not first or first.param.device ~= 'cuda' then return end
+   self.rates = tide.empty({ #entries, 2 }, { dtype = 'f64', device = 'cuda' })
+end
+
+local function set_rates(self, bucket, row)
+   local rates = self.rates:select(1, row)
    bucket.rates, bucket.lr, bucket.count = rates, rates:select(1, 1), rates:select(1, 2)
 end
 
@@ -192,7 +200,7 @@ local function record(self, op, opts)
          .. 'collectives are made by the host')
    end
    for _, entry in ipairs(self:entries()) do
-      if entry.param.grad ~= nil and not self.state[entry.name] then
+      if entry.param.grad ~= nil and not (self.state[entry.name] and self.rates) then
          err.raise('E_STATE', op, "parameter '%s' has no state yet, and a captured step would make "
             .. 'it at each replay; run the step once before it is captured', entry.name)
       end
@@ -201,9 +209,9 @@ local function record(self, op, opts)
    for _, group in ipairs(self.groups) do
       for _, bucket in ipairs(buckets(self, group)) do
          bucket.group = group
-         rates_of(bucket)
-         self:update(group, bucket, 0, opts)
          list[#list + 1], lists[#lists + 1] = bucket, bucket.states
+         set_rates(self, bucket, #list)
+         self:update(group, bucket, 0, opts)
       end
    end
    local state = self.state
@@ -226,6 +234,7 @@ function Optimizer:step(opts)
    check_ready(self, self.op .. '.step')
    local lists = {}
    tide.no_grad(function()
+      make_rates(self)
       for _, group in ipairs(self.groups) do
          for _, bucket in ipairs(buckets(self, group)) do
             self:update(group, bucket, lr * group.lr_scale, opts)

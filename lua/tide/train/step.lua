@@ -125,8 +125,8 @@ end
 -- The step as a captured one (tide.cuda.captured), where it can be.
 local function set_captured(self, op)
    if self.comm.size > 1 or self.parallel or self.tp or self.cp then
-      err.raise('E_UNSUPPORTED', op, 'captured: only the step of one rank with a whole model can be '
-         .. 'captured; collectives are made by the host')
+      err.raise('E_UNSUPPORTED', op, 'captured: only the step of one rank with a whole model can '
+         .. 'be captured; collectives are made by the host')
    end
    for _, entry in ipairs(self.optim:entries()) do
       if entry.param.device ~= 'cuda' then
