@@ -53,7 +53,7 @@ end)
 describe('ranks of the pretrain recipe that share an emulated GPU', function()
    -- Ranks are threads of the program, which finds the emulated device beside its library.
    local function losses(device, mesh)
-      return run(('LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build),
+      return run(('env LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build),
          ('--device %s --steps 4 --batch 2 --seq 24 --layers 2 --dim 16 --heads 2 --threads 1 %s')
          :format(device, mesh))
    end
@@ -64,7 +64,7 @@ describe('ranks of the pretrain recipe that share an emulated GPU', function()
    end
 
    it('cannot capture their step', function()
-      local program = ('LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build)
+      local program = ('env LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build)
       local text = capture(program .. ' recipes/pretrain.lua --device cuda --captured')
       assert.is_truthy(text:find('--captured is for one rank, got 2', 1, true), text)
    end)

@@ -11,7 +11,7 @@ local tide = require 'tide'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local outlive = require('tide.parallel.fsdp_bucket').outlive
+local outlive = require 'tide.util.outlive'
 
 local schedule = {}
 
