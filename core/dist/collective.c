@@ -511,15 +511,15 @@ static int send_recv(tide_work **work, tide_comm *comm, tide__coll *c, tide_tens
 }
 
 /* Where the tensors of a send_recv lie must be one place for all ranks, also for those that have
- * none: the ranks tell each other over the communicator of the host, and *comm is the one to use. */
+ * none: ranks tell each other over the communicator of the host, and *comm is the one to use. */
 static int agree_place(tide_comm **comm, const tide_tensor *t)
 {
   enum { NONE, HOST, DEVICE };
   tide_comm *host = (*comm)->host;
   if (!host) return TIDE_OK;
   int64_t all[TIDE__MAX_RANK], seen[3] = {0}, first[3] = {0};
-  int64_t mine = !t ? NONE : t->ctx->devices->device[t->storage->device].backend->host ? HOST
-                                                                                      : DEVICE;
+  bool on_host = t && t->ctx->devices->device[t->storage->device].backend->host;
+  int64_t mine = !t ? NONE : on_host ? HOST : DEVICE;
   TIDE_TRY(tide__not_captured(host->ctx, "send_recv"));
   tide__coll c = {.op = TIDE__ALL_GATHER, .reduce = -1, .dtype = TIDE_I64, .root = -1, .count = 1,
                   .size = 8, .in = (char *)&mine, .out = (char *)all};

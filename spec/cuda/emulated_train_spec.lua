@@ -5,12 +5,12 @@ local build, folder, capture = emulated.build, emulated.folder, emulated.capture
 
 if not emulated.here() then return end
 
--- Losses of the pretrain recipe as metrics.jsonl has them, run by `program` with these options.
+-- Losses of a recipe as metrics.jsonl has them; options: what follows its name.
 local function run(program, options)
    local out = os.tmpname()
    os.remove(out)
-   local text = capture(('timeout 800 %s recipes/pretrain.lua --val-windows 1 --sample 4 --out %s '
-      .. '%s'):format(program, out, options))
+   local text = capture(('timeout 800 %s recipes/%s --val-windows 1 --sample 4 --out %s')
+      :format(program, options, out))
    local list = {}
    local file = assert(io.open(out .. '/metrics.jsonl'), text)
    for line in file:lines() do list[#list + 1] = tonumber(line:match '"loss":([%d.]+)') end
@@ -33,8 +33,8 @@ describe('the pretrain recipe on emulated CUDA', function()
       return (run(([[luajit -e "package.path = 'bindings/?.lua;lua/?.lua;lua/?/init.lua;' .. ]]
          .. [[package.path; package.loaded['tide.host'] = { library = '%s/libtide.so', ]]
          .. [[host_library = '%s/libtide_host.so' }"]]):format(folder, build),
-         ('--device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 --heads 2 '
-         .. '--kv-heads 1 --recompute 1 %s'):format(device, dtype, more or '')))
+         ('pretrain.lua --device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 '
+         .. '--heads 2 --kv-heads 1 --recompute 1 %s'):format(device, dtype, more or '')))
    end
    for _, dtype in ipairs { 'f32', 'bf16' } do
       it('has the losses of the CPU in ' .. dtype, function()
@@ -52,15 +52,21 @@ end)
 
 describe('ranks of the pretrain recipe that share an emulated GPU', function()
    -- Ranks are threads of the program, which finds the emulated device beside its library.
-   local function losses(device, mesh)
+   local function losses(device, what)
       return run(('env LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build),
-         ('--device %s --steps 4 --batch 2 --seq 24 --layers 2 --dim 16 --heads 2 --threads 1 %s')
-         :format(device, mesh))
+         ('%s --device %s --steps 3 --batch 2 --seq 24 --dim 16 --heads 2 --threads 1')
+         :format(what, device))
    end
-   for _, mesh in ipairs { '', '--mesh.dp_shard 2', '--mesh.tp 2', '--mesh.tp 2 '
-      .. '--sequence-parallel', '--mesh.cp 2', '--mesh.cp 2 --cp.method a2a --mesh.dp_shard 1' } do
-      it(('have the losses of ranks on the CPU: %s'):format(mesh == '' and 'data parallel' or mesh),
-         function() equal(losses('cpu', mesh), losses('cuda', mesh), 4) end)
+   for _, what in ipairs {
+      'pretrain.lua --layers 2', 'pretrain.lua --layers 2 --mesh.dp_shard 2',
+      'pretrain.lua --layers 2 --mesh.tp 2', 'pretrain.lua --layers 2 --mesh.cp 2',
+      'pretrain.lua --layers 1 --mesh.tp 2 --sequence-parallel',
+      'pretrain.lua --layers 1 --mesh.cp 2 --cp.method a2a',
+      'pretrain_hybrid.lua --pattern M*- --mamba-heads 2 --state 8 --mesh.cp 2',
+   } do
+      it('have the losses of ranks on the CPU: ' .. what, function()
+         equal(losses('cpu', what), losses('cuda', what), 3)
+      end)
    end
 
    it('cannot capture their step', function()

@@ -542,8 +542,8 @@ typedef struct tide_sgd_attrs {
   double   lr, momentum, dampening, weight_decay, grad_scale;
 } tide_sgd_attrs;
 void tide_sgd_attrs_init(tide_sgd_attrs *attrs);
-/* buf (momentum buffers) may be null when momentum is 0. rates, found_inf: as above; the step is the
- * first where it is 1. */
+/* buf (momentum buffers) may be null when momentum is 0. rates, found_inf: as above; the step is
+ * the first where its number is 1. */
 int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
               tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs);
