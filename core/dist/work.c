@@ -20,6 +20,7 @@
 
 #include "core/base/alloc.h"
 #include "core/base/status.h"
+#include "core/device/capture.h"
 #include "core/dist/comm.h"
 #include "core/tensor/tensor.h"
 
@@ -349,6 +350,7 @@ static void wait_issued(tide_work *w)
 static int wait_on_stream(tide_work *w)
 {
   tide_comm *comm = w->comm;
+  TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* the call is outside of the graph */
   int rc = w->settled ? TIDE_OK : comm->transport->order(comm->state, comm->rank, &w->coll);
   if (!w->settled) settle(w);
   if (rc < 0)

@@ -9,7 +9,8 @@ if not emulated.here() then return end
 local function run(program, options)
    local out = os.tmpname()
    os.remove(out)
-   local text = capture(('timeout 800 %s recipes/%s --val-windows 1 --sample 4 --out %s')
+   local text = capture(('timeout 800 %s recipes/%s --data core/base --val-windows 1 --sample 4 '
+      .. '--out %s')
       :format(program, options, out))
    local list = {}
    local file = assert(io.open(out .. '/metrics.jsonl'), text)
