@@ -204,19 +204,22 @@ typedef struct k_random_attrs {
   int32_t  ndim;
 } k_random_attrs;
 
-/* adamw_: in = g[0..n), then g_scale or absent; out = p[0..n), m[0..n), v[0..n), master[0..n)
- * (entries may be absent). All contiguous. In f32 arithmetic (f64 for f64 p):
+/* adamw_: in = g[0..n), then g_scale, rates, found_inf (may be absent); out = p[0..n), m[0..n),
+ * v[0..n), master[0..n) (may be absent). All contiguous. In f32 arithmetic (f64 for f64 p):
  *   g *= grad_scale * g_scale; w = master or p; w -= lr * weight_decay * w;
  *   m = m + (1-beta1)(g - m); v = v + (1-beta2)(g*g - v);
- *   w -= lr/bias1 * m / (sqrt(v)/sqrt(bias2) + eps), bias_i = 1 - beta_i^step. */
+ *   w -= lr/bias1 * m / (sqrt(v)/sqrt(bias2) + eps), bias_i = 1 - beta_i^step.
+ * rates: f64 {lr, step} instead of those of the attributes. found_inf: unless it is 0, nothing is
+ * written. */
 typedef struct k_adamw_attrs {
   double  lr, beta1, beta2, eps, weight_decay, grad_scale;
   int64_t step, n;
   int32_t maximize;
 } k_adamw_attrs;
-/* sgd_: in = g[0..n), g_scale or absent; out = p[0..n), buf[0..n), master[0..n) (may be absent).
+/* sgd_: in as above; out = p[0..n), buf[0..n), master[0..n) (may be absent).
  *   g = g*scale + weight_decay*w; buf = first ? g : momentum*buf + (1-dampening)*g;
- *   g = nesterov ? g + momentum*buf : buf (if momentum); w -= lr*g. */
+ *   g = nesterov ? g + momentum*buf : buf (if momentum); w -= lr*g.
+ * With rates the step is the first where its number is 1. */
 typedef struct k_sgd_attrs {
   double  lr, momentum, dampening, weight_decay, grad_scale;
   int64_t n;

@@ -28,6 +28,11 @@ typedef struct tide__streams {
   int  (*done)(void *state, void *stream);
   /* * What is enqueued on it from now on starts after all that is on compute so far. */
   int  (*behind)(void *state, void *stream);
+  /* * *event: comes when all that is on the stream so far is done; owned. */
+  int  (*mark)(void *state, void *stream, void **event);
+  /* * What is on the device is not what it should be, for this reason: the context's next kernel,
+   * download or wait there fails with this status and text, once. */
+  void (*spoil)(void *state, int status, const char *text);
   /* * Enqueues a copy between pinned host memory and the device on it. */
   int  (*move)(void *state, void *stream, void *dst, const void *src, size_t size, bool to_device);
   /* * The host waits for it. */
@@ -46,7 +51,7 @@ typedef struct tide__streams {
   /* A copy on the copy stream, to the device or, without to_device, to the host, after all work
    * on compute so far. The host's side is pinned. *event: comes when it is done, owned. */
   int  (*copy)(void *state, void *dst, const void *src, size_t size, bool to_device, void **event);
-  int  (*event_done)(void *state, void *event); /* 1, 0 or, failed, negative */
+  int  (*event_done)(void *state, void *event); /* *; 1, 0 or, failed, negative */
   int  (*event_wait)(void *state, void *event); /* the host waits */
   int  (*event_order)(void *state, void *event);/* compute waits, the host does not */
   void (*event_free)(void *state, void *event);
@@ -95,7 +100,7 @@ typedef struct tide__backend {
  * the one function it exports, "tide_plugin". Kernels are listed by the name of their op, so the
  * two libraries share no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 2 };
+enum { TIDE__PLUGIN_VERSION = 3 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

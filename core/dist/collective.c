@@ -9,6 +9,7 @@
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/capture.h"
 #include "core/device/flight.h"
 #include "core/dist/comm.h"
 #include "core/io/io.h"
@@ -506,10 +507,33 @@ static int send_recv(tide_work **work, tide_comm *comm, tide__coll *c, tide_tens
   return rc;
 }
 
+/* Where the tensors of a send_recv lie must be one place for all ranks, also for those that have
+ * none: ranks tell each other over the communicator of the host, and *comm is the one to use. */
+static int agree_place(tide_comm **comm, const tide_tensor *t)
+{
+  enum { NONE, HOST, DEVICE };
+  tide_comm *host = (*comm)->host;
+  if (!host) return TIDE_OK;
+  int64_t all[TIDE__MAX_RANK], seen[3] = {0}, first[3] = {0};
+  bool on_host = t && t->ctx->devices->device[t->storage->device].backend->host;
+  int64_t mine = !t ? NONE : on_host ? HOST : DEVICE;
+  TIDE_TRY(tide__not_captured(host->ctx, "send_recv"));
+  tide__coll c = {.op = TIDE__ALL_GATHER, .reduce = -1, .dtype = TIDE_I64, .root = -1, .count = 1,
+                  .size = 8, .in = (char *)&mine, .out = (char *)all};
+  TIDE_TRY(tide__comm_run(host, &c, NULL, 0, NULL));
+  for (int q = 0; q < host->nrank; q++)
+    if (seen[all[q]]++ == 0) first[all[q]] = q;
+  if (seen[HOST]) *comm = host;
+  if (!seen[HOST] || !seen[DEVICE]) return TIDE_OK;
+  return tide__fail(host->ctx, TIDE_E_DEVICE, "send_recv", "%lld of %d ranks give tensors in host "
+                    "memory (rank %lld first), %lld on a device (rank %lld first); move them to "
+                    "one place; no data was moved", (long long)seen[HOST], host->nrank,
+                    (long long)first[HOST], (long long)seen[DEVICE], (long long)first[DEVICE]);
+}
+
 int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *outs,
                         int from, tide_tensor *const *ins, int to)
 {
-  if (n > 0) comm = reach(comm, to >= 0 && ins ? ins[0] : from >= 0 && outs ? outs[0] : NULL);
   if (work) *work = NULL;
   TIDE_TRY(tide__comm_check(comm, "send_recv"));
   TIDE_TRY(check_peer(comm, "to", to));
@@ -519,6 +543,7 @@ int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tenso
   if ((to == comm->rank) != (from == comm->rank))
     return bad(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to", "a rank that sends to itself must also "
                "receive from itself");
+  TIDE_TRY(agree_place(&comm, n == 0 ? NULL : to >= 0 ? ins[0] : from >= 0 ? outs[0] : NULL));
   size_t size = (size_t)n * (sizeof(tide__seg) + 2 * sizeof(tide_tensor *));
   tide__seg *seg = n ? tide__alloc(comm->ctx, size) : NULL;
   if (n && !seg) return bad(comm, TIDE__SEND_RECV, TIDE_E_NOMEM, "n", "no memory for the lists");

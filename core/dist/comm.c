@@ -83,6 +83,7 @@ int tide_comm_register(tide_comm *comm, tide_tensor *t)
   if (t->ctx->devices->device[t->storage->device].backend->host)
     return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "
                       "on 'cuda', got one on '%s'", tide_device_name(t->storage->device));
+  if (comm->engine) tide__work_drain(comm);
   struct tide__kept *k = tide__alloc(comm->ctx, sizeof *k);
   if (!k) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm_register", "no host memory");
   int rc = comm->transport->keep(comm->state, t->storage->data, t->storage->size, text,
@@ -230,7 +231,7 @@ int tide__comm_check(tide_comm *comm, const char *op)
   if (comm->group && *comm->group->mark != 1)
     return tide__fail(comm->ctx, TIDE_E_STATE, op, "this process is a fork of the one that joined "
                       "'%s'; make a group of its own", comm->name);
-  if (!comm->status && atomic_load_explicit(&comm->aborted, memory_order_relaxed))
+  if (comm->transport->look || atomic_load_explicit(&comm->aborted, memory_order_relaxed))
     look_at_poison(comm);
   if (comm->status) return tide__fail(comm->ctx, comm->status, op, "%s", comm->message);
   return TIDE_OK;
@@ -302,10 +303,24 @@ static int aim(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *t
   return TIDE_OK;
 }
 
+/* A blocking call of a transport whose calls end on a stream: the host waits until the helper has
+ * given it to the stream, compute for the rest. */
+static int run_streamed(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+{
+  tide_work *work;
+  c->blocking = true;
+  TIDE_TRY(tide__comm_run(comm, c, &work, nt, ts));
+  int rc = tide_work_wait(work);
+  tide_work_release(work);
+  return rc;
+}
+
 int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                    tide_tensor *const *ts)
 {
+  bool by_host = c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
   const char *op = tide_coll_name(c->op);
+  if (!work && comm->transport->look && !by_host) return run_streamed(comm, c, nt, ts);
   TIDE_TRY(tide__not_captured(comm->ctx, op));
   TIDE_TRY(aim(comm, c, nt, ts));
   c->seq = comm->seq + 1;
@@ -328,7 +343,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   return rc < 0 ? tide__fail(comm->ctx, rc, op, "%s", c->message) : TIDE_OK;
 }
 
-void tide__comm_note_async(tide_comm *comm, const tide__coll *c) { note(comm, c, true); }
+void tide__comm_note_async(tide_comm *comm, const tide__coll *c) { note(comm, c, !c->blocking); }
 
 /* ---- history and traffic --------------------------------------------------------------------- */
 

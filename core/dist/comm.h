@@ -47,6 +47,8 @@ typedef struct tide__coll {
   const int64_t *in_counts, *out_counts; /* _v forms: one a rank */
   const struct tide__device *far; /* where in, out and seg lie; null: in host memory */
   void       *stream;          /* of the communicator, there */
+  void       *event;           /* the transport's: comes when the call is done; null: it is */
+  bool        blocking;        /* the caller goes on when the call is on its stream, or done */
   int32_t     far_status;      /* the first failure there */
   uint64_t    hash;            /* of everything else that must agree: lists of counts, dtypes */
   int32_t     color, key;      /* split */
@@ -72,6 +74,13 @@ typedef struct tide__transport {
   bool bytes;                  /* moves real data: operands need bytes on the host */
   bool on_device;              /* or, with this, on a device */
   bool near;                   /* also on one device that all ranks share (coll.far) */
+  /* Null, or: run may return before the call is done, with c->event. Then look (by the helper
+   * alone, until it is not 0) tells: 1 done, 0 under way, or the status it failed with, which is
+   * also the cause of all later calls. order: what is enqueued on compute from now on starts after
+   * it; a status. forget: frees the event. Barrier and split leave no event. */
+  int  (*look)(void *state, int rank, tide__coll *c);
+  int  (*order)(void *state, int rank, tide__coll *c);
+  void (*forget)(void *state, int rank, tide__coll *c);
   /* 0, or the status all calls now have, with its message. */
   int  (*cause)(void *state, int rank, char *text, size_t n);
   /* Poisons for every rank. Any thread. status E_PEER, E_TIMEOUT or E_INTERRUPT. */
@@ -141,7 +150,7 @@ void tide__comm_note_async(tide_comm *comm, const tide__coll *c);
 /* work.c */
 int  tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int64_t nt,
                        tide_tensor *const *ts);
-/* Blocks until the helper has nothing to do. */
+/* Blocks until the helper has nothing to do and no call is under way. */
 void tide__work_drain(tide_comm *comm);
 /* Settles works that are done. */
 void tide__work_reap(tide_comm *comm);

@@ -5,6 +5,11 @@
  * sets `done`; the owner, at its next call, settles the work: record, trace, operands given back.
  * So memory is never reused early, and allocator and reference counts stay with one thread.
  *
+ * Where a transport leaves a call on a stream (look in comm.h), it is `issued` when it is there and
+ * `done` when the helper, which watches it, has seen its end or its failure. Who waits for such a
+ * work waits until it is issued and makes compute wait for the rest; its operands can go then, as
+ * whoever uses their memory next comes later on compute.
+ *
  * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
  * the queue to empty first, so collectives keep the order of the calls.
  *
@@ -15,6 +20,7 @@
 
 #include "core/base/alloc.h"
 #include "core/base/status.h"
+#include "core/device/capture.h"
 #include "core/dist/comm.h"
 #include "core/tensor/tensor.h"
 
@@ -22,8 +28,9 @@ struct tide_work {
   int64_t refs;                /* the user's handle, the pending list */
   tide_comm *comm;             /* counted by the user's handle */
   tide_work *next;             /* pending list */
-  tide_work *queue;            /* the helper's queue */
+  tide_work *queue;            /* the helper's queue, then its list of works under way */
   tide__coll coll;
+  atomic_int issued;           /* 1: the transport has run; status and event are known */
   atomic_int done;             /* 1 after the helper's last touch */
   bool settled;
   int64_t nt;
@@ -37,6 +44,7 @@ struct tide__engine {
   pthread_mutex_t lock;
   pthread_cond_t more, done;
   tide_work *first, *last;     /* under lock */
+  tide_work *flying;           /* on the stream, oldest first; changed by the helper, under lock */
   bool busy, stop;
   const tide__transport *transport;
   void *state;
@@ -45,15 +53,56 @@ struct tide__engine {
 
 /* ---- the helper ------------------------------------------------------------------------------ */
 
+/* Under the lock, which is left meanwhile: takes the works whose end it sees off the list. */
+static void watch(struct tide__engine *e)
+{
+  for (tide_work *w; (w = e->flying);) {
+    pthread_mutex_unlock(&e->lock);
+    int rc = e->transport->look(e->state, e->rank, &w->coll);
+    pthread_mutex_lock(&e->lock);
+    if (rc == 0) return;
+    e->flying = w->queue;
+    atomic_store_explicit(&w->done, 1, memory_order_release);
+    pthread_cond_broadcast(&e->done);
+  }
+}
+
+static void wait_at(pthread_cond_t *cond, pthread_mutex_t *lock, long nanoseconds)
+{
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += nanoseconds;
+  if (until.tv_nsec >= 1000000000) {
+    until.tv_nsec -= 1000000000;
+    until.tv_sec++;
+  }
+  pthread_cond_timedwait(cond, lock, &until);
+}
+
+enum { LOOK = 2000000, DOZE = 50000000 }; /* nanoseconds */
+
 static tide_work *next_work(struct tide__engine *e)
 {
-  while (!e->first && !e->stop) pthread_cond_wait(&e->more, &e->lock);
+  for (;;) {
+    watch(e);
+    if (e->first || (e->stop && !e->flying)) break;
+    if (e->flying) wait_at(&e->more, &e->lock, LOOK);
+    else pthread_cond_wait(&e->more, &e->lock);
+  }
   tide_work *w = e->first;
   if (!w) return NULL;
   e->first = w->queue;
   if (!e->first) e->last = NULL;
   e->busy = true;
   return w;
+}
+
+static void fly(struct tide__engine *e, tide_work *w)
+{
+  tide_work **at = &e->flying;
+  while (*at) at = &(*at)->queue;
+  w->queue = NULL;
+  *at = w;
 }
 
 static void *helper(void *arg)
@@ -66,7 +115,9 @@ static void *helper(void *arg)
     tide__coll_execute(e->transport, e->state, e->rank, &w->coll);
     pthread_mutex_lock(&e->lock);
     e->busy = false;
-    atomic_store_explicit(&w->done, 1, memory_order_release);
+    if (w->coll.event) fly(e, w);
+    else atomic_store_explicit(&w->done, 1, memory_order_release);
+    atomic_store_explicit(&w->issued, 1, memory_order_release);
     pthread_cond_broadcast(&e->done);
   }
   pthread_mutex_unlock(&e->lock);
@@ -82,9 +133,9 @@ static int start_engine(tide_comm *comm)
   e->state = comm->state;
   e->rank = comm->rank;
   pthread_mutex_init(&e->lock, NULL);
-  pthread_cond_init(&e->more, NULL);
   pthread_condattr_init(&attr);
   pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+  pthread_cond_init(&e->more, &attr);
   pthread_cond_init(&e->done, &attr);
   pthread_condattr_destroy(&attr);
   if (pthread_create(&e->thread, NULL, helper, e)) {
@@ -102,22 +153,14 @@ static int start_engine(tide_comm *comm)
  * the helper. */
 static void doze(tide_comm *comm)
 {
-  struct tide__engine *e = comm->engine;
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += 50000000;
-  if (until.tv_nsec >= 1000000000) {
-    until.tv_nsec -= 1000000000;
-    until.tv_sec++;
-  }
-  pthread_cond_timedwait(&e->done, &e->lock, &until);
+  wait_at(&comm->engine->done, &comm->engine->lock, DOZE);
 }
 
 void tide__work_drain(tide_comm *comm)
 {
   struct tide__engine *e = comm->engine;
   pthread_mutex_lock(&e->lock);
-  while (e->first || e->busy) doze(comm);
+  while (e->first || e->busy || e->flying) doze(comm);
   pthread_mutex_unlock(&e->lock);
   tide__work_reap(comm);
 }
@@ -169,7 +212,7 @@ static bool keep_operands(tide_work *w, int64_t nt, tide_tensor *const *ts)
   for (int64_t i = 0; i < nt; i++) {
     w->ts[i] = ts[i];
     tide_tensor_retain(ts[i]);
-    tide__scope_escape(ts[i]->storage);
+    if (!w->coll.blocking) tide__scope_escape(ts[i]->storage);
     ts[i]->storage->pins++;
     if (is_written(w, ts[i])) ts[i]->storage->writers++;
   }
@@ -184,6 +227,7 @@ static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
   w->comm = comm;
   w->coll = *c;
   w->refs = 2;
+  atomic_init(&w->issued, 0);
   atomic_init(&w->done, 0);
   if (copy_lists(w, c) && keep_operands(w, nt, ts)) return w;
   free_work(w);
@@ -221,12 +265,18 @@ int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int
   append_pending(comm, w);
   if (instant) {
     tide__coll_execute(comm->transport, comm->state, comm->rank, &w->coll);
+    atomic_store_explicit(&w->issued, 1, memory_order_release);
     atomic_store_explicit(&w->done, 1, memory_order_release);
   } else {
     enqueue(comm->engine, w);
   }
   *out = w;
   return TIDE_OK;
+}
+
+static bool is_issued(const tide_work *w)
+{
+  return atomic_load_explicit(&w->issued, memory_order_acquire);
 }
 
 static bool is_done(const tide_work *w)
@@ -258,7 +308,8 @@ void tide__work_reap(tide_comm *comm)
   while (comm->pending && is_done(comm->pending)) {
     tide_work *w = comm->pending;
     comm->pending = w->next;
-    settle(w);
+    if (!w->settled) settle(w);
+    if (w->coll.event) comm->transport->forget(comm->state, comm->rank, &w->coll);
     unref(w);
   }
 }
@@ -283,23 +334,37 @@ void tide__work_close(tide_comm *comm)
 
 /* ---- the public handle ----------------------------------------------------------------------- */
 
-static void wait_done(tide_work *w)
+static void wait_issued(tide_work *w)
 {
   tide_comm *comm = w->comm;
   struct tide__engine *e = comm->engine;
-  if (is_done(w)) return;
+  if (is_issued(w)) return;
   double begin = tide_trace_clock();
   pthread_mutex_lock(&e->lock);
-  while (!is_done(w)) doze(comm);
+  while (!is_issued(w)) doze(comm);
   pthread_mutex_unlock(&e->lock);
   comm->stats.seconds += tide_trace_clock() - begin;
 }
 
+/* Compute goes on after the call; the host need not wait for it. */
+static int wait_on_stream(tide_work *w)
+{
+  tide_comm *comm = w->comm;
+  TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* the call is outside of the graph */
+  int rc = w->settled ? TIDE_OK : comm->transport->order(comm->state, comm->rank, &w->coll);
+  if (!w->settled) settle(w);
+  if (rc < 0)
+    return tide__fail(comm->ctx, rc, tide_coll_name(w->coll.op), "the device failed");
+  return tide__comm_check(comm, tide_coll_name(w->coll.op));
+}
+
 int tide_work_wait(tide_work *work)
 {
-  wait_done(work);
+  tide__coll *c = &work->coll;
+  wait_issued(work);
+  if (c->status >= 0 && c->event) return wait_on_stream(work);
   if (!work->settled) tide__work_reap(work->comm);
-  const tide__coll *c = &work->coll;
+  if (!work->settled) settle(work);
   return c->status < 0 ? tide__fail(work->comm->ctx, c->status, tide_coll_name(c->op), "%s",
                                     c->message) : TIDE_OK;
 }

@@ -292,6 +292,13 @@ static bool nothing_to_do(const tide__call *c)
   return c->nout > 0;
 }
 
+/* Whether an update reads its step number where a replay finds the present one. */
+static bool has_rates(const tide__call *c)
+{
+  int64_t n = c->op == TIDE_OP_ADAMW_ ? c->attrs.adamw.n : c->attrs.sgd.n;
+  return c->in[n + 1] != NULL;
+}
+
 /* While a step is captured: an op that a replay would not repeat, or repeat with stale numbers. */
 static int capturable(const tide__call *c)
 {
@@ -302,9 +309,10 @@ static int capturable(const tide__call *c)
   if (ops[c->op].flags & TIDE_OPF_RANDOM)
     return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat the same "
                       "random numbers; draw them before the step, or set its rate to 0");
-  if (c->op == TIDE_OP_ADAMW_)
+  if ((c->op == TIDE_OP_ADAMW_ || c->op == TIDE_OP_SGD_) && !has_rates(c))
     return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat step "
-                      "number and learning rate of the capture; call the optimiser after replay");
+                      "number and learning rate of the capture; give them in rates, as the "
+                      "optimiser's step does");
   return TIDE_OK;
 }
 

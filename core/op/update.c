@@ -82,6 +82,24 @@ static int scalar_factor(tide_ctx *ctx, tide__call *c, tide_tensor *t, const cha
                     tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
 }
 
+/* What an update reads beside its gradients goes behind them: in[n], in[n + 1], in[n + 2]. */
+enum { NCONTROL = 3 };
+
+static int controls(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *g_scale,
+                    tide_tensor *rates, tide_tensor *found_inf)
+{
+  c->in[n] = g_scale;
+  c->in[n + 1] = rates;
+  c->in[n + 2] = found_inf;
+  TIDE_TRY(scalar_factor(ctx, c, g_scale, "g_scale"));
+  TIDE_TRY(scalar_factor(ctx, c, found_inf, "found_inf"));
+  if (!rates) return TIDE_OK;
+  TIDE_TRY(tide__check_operand(c, "rates", 0, rates));
+  if (rates->dtype == TIDE_F64 && rates->ndim == 1 && rates->shape[0] == 2) return TIDE_OK;
+  return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "rates: expected two f64 (lr, step), got %s "
+                    "%s", tide_dtype_name(rates->dtype), TIDE__SHAPE(rates->ndim, rates->shape));
+}
+
 /* State is f32 (f64 for f64 parameters). */
 static int check_state(tide_ctx *ctx, tide__call *c, const char *list, int64_t n,
                        tide_tensor *const *p, tide_tensor *const *s)
@@ -134,11 +152,12 @@ static int read_adamw(tide_ctx *ctx, tide__call *c, const tide_adamw_attrs *a, i
 
 int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
-                tide_tensor *g_scale, const tide_adamw_attrs *attrs)
+                tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
+                const tide_adamw_attrs *attrs)
 {
   tide__call c;
   joined j = {NULL, 0};
-  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_ADAMW_, n, n + 1, 4 * n, &j));
+  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n, &j));
   tide_tensor **o = c.out;
   int rc = read_adamw(ctx, &c, attrs, n);
   if (rc == TIDE_OK) rc = take_list(ctx, &c, o, "p", n, p, NULL, false);
@@ -149,7 +168,7 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
   if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 3 * n, "master", n, master, p, true);
   for (int k = 1; k < 4 && rc == TIDE_OK; k++)
     rc = check_state(ctx, &c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
-  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, c.in[n] = g_scale, "g_scale");
+  if (rc == TIDE_OK) rc = controls(ctx, &c, n, g_scale, rates, found_inf);
   return end_update(&c, &j, rc, n);
 }
 
@@ -176,11 +195,11 @@ static int read_sgd(tide_ctx *ctx, tide__call *c, const tide_sgd_attrs *a, int64
 
 int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
-              const tide_sgd_attrs *attrs)
+              tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs)
 {
   tide__call c;
   joined j = {NULL, 0};
-  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_SGD_, n, n + 1, 3 * n, &j));
+  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n, &j));
   tide_tensor **o = c.out;
   int rc = read_sgd(ctx, &c, attrs, n);
   bool plain = rc == TIDE_OK && attrs->momentum == 0;
@@ -191,7 +210,7 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
   if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 2 * n, "master", n, master, p, true);
   if (rc == TIDE_OK) rc = check_state(ctx, &c, "buf", n, p, o + n);
   if (rc == TIDE_OK) rc = check_state(ctx, &c, "master", n, p, o + 2 * n);
-  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, c.in[n] = g_scale, "g_scale");
+  if (rc == TIDE_OK) rc = controls(ctx, &c, n, g_scale, rates, found_inf);
   return end_update(&c, &j, rc, n);
 }
 

@@ -11,7 +11,7 @@
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
-#include "kernels/ref/load.h"
+#include "kernels/ref/update.h"
 
 enum { UNIT = 2048, GRAIN = 8 }; /* elements of a unit; units that are worth a thread */
 
@@ -153,7 +153,9 @@ int64_t k_cpu_adamw_work(const k_call *call)
 
 int k_cpu_adamw(const k_call *call)
 {
-  const k_adamw_attrs *a = call->attrs;
+  k_adamw_attrs now;
+  const k_adamw_attrs *a = ref_adamw_now(call, &now);
+  if (!a) return TIDE_OK;
   if (a->step < 1) {
     return ref_fail(call, TIDE_E_ARG, "step is %lld, expected 1 for the first update",
                     (long long)a->step);
@@ -256,7 +258,9 @@ int64_t k_cpu_sgd_work(const k_call *call)
 
 int k_cpu_sgd(const k_call *call)
 {
-  const k_sgd_attrs *a = call->attrs;
+  k_sgd_attrs now;
+  const k_sgd_attrs *a = ref_sgd_now(call, &now);
+  if (!a) return TIDE_OK;
   const k_tensor *out = call->out;
   sgd job = { .g = call->in, .p = out, .buf = out + a->n, .master = out + 2 * a->n, .attrs = a,
               .scale = total_scale(&call->in[a->n], a->grad_scale, a->maximize),

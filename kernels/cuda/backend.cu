@@ -198,8 +198,21 @@ int tide_cuda_status(tide_cuda_state *s, cudaError_t e)
   return TIDE_E_DEVICE;
 }
 
+int tide_cuda_spoilt_take(tide_cuda_state *s, char *msg, size_t size)
+{
+  if (!__atomic_load_n(&s->spoilt, __ATOMIC_ACQUIRE)) return TIDE_OK;
+  pthread_mutex_lock(&s->lock);
+  int status = s->spoilt;
+  snprintf(msg, size, "%s", s->spoilt_text);
+  s->spoilt = 0;
+  pthread_mutex_unlock(&s->lock);
+  return status;
+}
+
 int tide_cuda_waited(tide_cuda_state *s, cudaError_t e)
 {
+  int spoilt = e == cudaSuccess ? tide_cuda_spoilt_take(s, s->why, sizeof s->why) : TIDE_OK;
+  if (spoilt < 0) return spoilt;
   return e == cudaSuccess ? tide_cuda_fault_take(s->fault, -1, s->why, sizeof s->why)
                           : tide_cuda_status(s, e);
 }
@@ -207,6 +220,8 @@ int tide_cuda_waited(tide_cuda_state *s, cudaError_t e)
 int tide_cuda_check(const k_call *call, cudaError_t e)
 {
   tide_cuda_state *s = tide_cuda_state_of(call->stream);
+  int spoilt = e == cudaSuccess ? tide_cuda_spoilt_take(s, call->msg, K_MSG) : TIDE_OK;
+  if (spoilt < 0) return spoilt;
   if (e == cudaSuccess) return tide_cuda_fault_take(s->fault, call->op, call->msg, K_MSG);
   int rc = tide_cuda_status(s, e);
   snprintf(call->msg, K_MSG, "%s", why(s));
@@ -231,6 +246,8 @@ int tide_cuda_fault_take(tide_cuda_fault *f, int op, char *msg, size_t size)
   else if (f->kind == TIDE_FAULT_SEQUENCE)
     snprintf(msg, size, "%ssequence: number %lld at token %lld; expected numbers from 0 on that "
              "never decrease (is the end of the stream covered?)", whose, v, at);
+  else if (f->kind == TIDE_FAULT_STEP)
+    snprintf(msg, size, "%sstep is %lld, expected 1 for the first update", whose, v);
   else
     snprintf(msg, size, "%sthe target of row %lld is %lld, expected a class in [0, %lld) or the "
              "ignore_index %lld", whose, at, v, limit, other);

@@ -36,7 +36,7 @@ extern const int tide_cuda_nrow;
 
 /* What a kernel found wrong with its data: a word that host and device both see. The host looks at
  * each launch, download and wait; it never waits in order to look. first come, first kept. */
-enum { TIDE_FAULT_INDEX = 1, TIDE_FAULT_TARGET = 2, TIDE_FAULT_SEQUENCE = 3 };
+enum { TIDE_FAULT_INDEX = 1, TIDE_FAULT_TARGET = 2, TIDE_FAULT_SEQUENCE = 3, TIDE_FAULT_STEP = 4 };
 struct tide_cuda_fault {
   int set; /* 0: none, 1: being written, 2: whole */
   int kind, op;

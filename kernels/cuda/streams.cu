@@ -4,6 +4,7 @@
  * nobody waits for runs on the copy stream behind all compute work so far (its memory may have been
  * somebody else's until then), and hands out the event that says it is done. Layer 2k.
  */
+#include <cstdio>
 #include <cstdlib>
 
 #include "kernels/cuda/backend.cuh"
@@ -61,6 +62,28 @@ int behind(void *p, void *stream)
 {
   guard g(of(p)->device);
   return tide_cuda_status(of(p), follow(stream_of(stream), of(p)->compute));
+}
+
+int mark(void *p, void *stream, void **out)
+{
+  guard g(of(p)->device);
+  cudaEvent_t event = nullptr;
+  *out = nullptr;
+  cudaError_t e = new_event(&event);
+  if (e == cudaSuccess) e = cudaEventRecord(event, stream_of(stream));
+  if (e != cudaSuccess && event) cudaEventDestroy(event);
+  if (e == cudaSuccess) *out = event;
+  return tide_cuda_status(of(p), e);
+}
+
+/* The first reason stays until it is taken. */
+void spoil(void *p, int status, const char *text)
+{
+  state_t *s = of(p);
+  pthread_mutex_lock(&s->lock);
+  if (!s->spoilt) snprintf(s->spoilt_text, sizeof s->spoilt_text, "%s", text);
+  if (!s->spoilt) __atomic_store_n(&s->spoilt, status, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&s->lock);
 }
 
 int move(void *p, void *stream, void *dst, const void *src, size_t size, bool to_device)
@@ -190,7 +213,8 @@ static const tide__backend pinned = {
   /* discard */ nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
   tide_cuda_failed, nullptr, nullptr,
 };
-const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, move, wait,
+const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, mark,
+                                         spoil, move, wait,
                                          tide_cuda_near_copy, tide_cuda_near_reduce, index, bind,
                                          &pinned, copy, event_done, event_wait, event_order,
                                          event_free};

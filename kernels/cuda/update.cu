@@ -3,7 +3,8 @@
  * The one idea: one launch takes up to LIST tensors. Their addresses travel as arguments of the
  * kernel, so nothing is uploaded; the elements of all are cut into chunks of CHUNK and a block
  * takes one. Norms leave one number a chunk in scratch, summed by one block in a fixed order, in
- * f64.
+ * f64. Rates of a step that lie on the device are worked out there, by the operations that the host
+ * makes of those in attributes: a captured step has the bits of one that is not.
  *
  * Meaning: kernels/ref/update.c. Layer 2k.
  */
@@ -80,11 +81,58 @@ int each_list(const k_call *call, int64_t n, int nmember, const k_tensor *const 
 
 /* ---- steps: members p, g, m, v, master ------------------------------------------------------- */
 
+/* What changes from step to step. */
+struct adamw_now { double shrink, step_size, root2; bool skip; };
+
 struct adamw_args {
-  double lr, decay, beta1, beta2, eps, step_size, root2, scale;
-  const void *g_scale;
+  double beta1, beta2, eps, scale;
+  adamw_now now;
+  const adamw_now *far; /* or, if not null, there */
+  const void *g_scale, *found_inf;
   int g_scale_dtype;
 };
+
+/* Of host and device the same bits: no product of it can be fused with a sum. */
+__host__ __device__ __forceinline__ double product(double a, double b)
+{
+#ifdef __CUDA_ARCH__
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+/* b^n by squaring, n >= 0. */
+__host__ __device__ __forceinline__ double power(double b, int64_t n)
+{
+  double r = 1;
+  for (; n > 0; n >>= 1, b = product(b, b))
+    if (n & 1) r = product(r, b);
+  return r;
+}
+
+__host__ __device__ __forceinline__ adamw_now adamw_at(double lr, int64_t step, double decay,
+                                                       double beta1, double beta2)
+{
+  return {product(lr, decay), lr / (1 - power(beta1, step)), sqrt(1 - power(beta2, step)), false};
+}
+
+/* rates: {lr, step}. One thread. */
+__global__ void adamw_now_kernel(const double *rates, double decay, double beta1, double beta2,
+                                 adamw_now *now, tide_reporter fault)
+{
+  double step = rates[1];
+  bool good = step >= 1 && step < 0x1p62;
+  *now = adamw_at(rates[0], good ? (int64_t)step : 1, decay, beta1, beta2);
+  now->skip = !good;
+  if (!good) tide_report(fault, step > -0x1p62 && step < 1 ? (int64_t)step : 0, 0);
+}
+
+/* Unless found_inf is 0 a step leaves everything as it is. */
+TIDE_DEVICE bool left_out(const void *found_inf)
+{
+  return found_inf && !(*static_cast<const float *>(found_inf) == 0);
+}
 
 TIDE_DEVICE double total_scale(double scale, const void *g_scale, int dtype)
 {
@@ -100,10 +148,10 @@ template <class T> TIDE_DEVICE void adamw_chunk(const entry &e, const adamw_args
   for (int64_t i = from + threadIdx.x; i < to; i += blockDim.x) {
     T gi = tide_at<T>(g, i) * scale, mi = tide_at<T>(m, i), vi = tide_at<T>(v, i);
     T w = tide_at<T>(weight, i);
-    w -= (T)(a.lr * a.decay) * w;
+    w -= (T)a.now.shrink * w;
     mi += (T)(1 - a.beta1) * (gi - mi);
     vi += (T)(1 - a.beta2) * (gi * gi - vi);
-    w -= (T)a.step_size * mi / (tide_sqrt(vi) / (T)a.root2 + (T)a.eps);
+    w -= (T)a.now.step_size * mi / (tide_sqrt(vi) / (T)a.now.root2 + (T)a.eps);
     tide_put<T>(m, i, mi);
     tide_put<T>(v, i, vi);
     if (master.data) tide_put<T>(master, i, w);
@@ -115,6 +163,8 @@ __global__ void adamw_kernel(list l, adamw_args a)
 {
   int64_t from, to;
   const entry &e = l.e[find(l, blockIdx.x, &from, &to)];
+  if (a.far) a.now = *a.far;
+  if (a.now.skip || left_out(a.found_inf)) return;
   if (e.dtype[0] == TIDE_F64) adamw_chunk<double>(e, a, from, to);
   else adamw_chunk<float>(e, a, from, to);
 }
@@ -122,7 +172,8 @@ __global__ void adamw_kernel(list l, adamw_args a)
 /* members p, g, buf, master */
 struct sgd_args {
   double lr, momentum, dampening, decay, scale;
-  const void *g_scale;
+  const void *g_scale, *found_inf;
+  const double *rates; /* {lr, step}, or null */
   int g_scale_dtype, nesterov, first;
 };
 
@@ -149,6 +200,8 @@ __global__ void sgd_kernel(list l, sgd_args a)
 {
   int64_t from, to;
   const entry &e = l.e[find(l, blockIdx.x, &from, &to)];
+  if (left_out(a.found_inf)) return;
+  if (a.rates) a.lr = a.rates[0], a.first = a.rates[1] == 1;
   if (e.dtype[0] == TIDE_F64) sgd_chunk<double>(e, a, from, to);
   else sgd_chunk<float>(e, a, from, to);
 }
@@ -208,6 +261,18 @@ __global__ void scale_kernel(list l, tide_array factor)
 
 }  // namespace
 
+/* Null where control k (kernel.h) is absent. */
+static const void *control(const k_call *call, int64_t n, int k)
+{
+  return tide_array_of(call->in[n + k]).data;
+}
+
+int64_t k_cuda_adamw__work(const k_call *call)
+{
+  const k_adamw_attrs *a = static_cast<const k_adamw_attrs *>(call->attrs);
+  return control(call, a->n, 1) ? (int64_t)sizeof(adamw_now) : 0;
+}
+
 int k_cuda_adamw_(const k_call *call)
 {
   const k_adamw_attrs *a = static_cast<const k_adamw_attrs *>(call->attrs);
@@ -216,10 +281,15 @@ int k_cuda_adamw_(const k_call *call)
              (long long)a->step);
     return TIDE_E_ARG;
   }
-  double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
   tide_array g_scale = tide_array_of(call->in[a->n]);
-  adamw_args args = {a->lr, a->weight_decay, a->beta1, a->beta2, a->eps, a->lr / bias1, sqrt(bias2),
-                     a->maximize ? -a->grad_scale : a->grad_scale, g_scale.data, g_scale.dtype};
+  const double *rates = static_cast<const double *>(control(call, a->n, 1));
+  adamw_now *far = rates ? static_cast<adamw_now *>(call->work) : nullptr;
+  adamw_args args = {a->beta1, a->beta2, a->eps, a->maximize ? -a->grad_scale : a->grad_scale,
+                     adamw_at(a->lr, a->step, a->weight_decay, a->beta1, a->beta2), far,
+                     g_scale.data, control(call, a->n, 2), g_scale.dtype};
+  if (far)
+    TIDE_CUDA_LAUNCH(call, adamw_now_kernel, 1, 1, 0, rates, a->weight_decay, a->beta1, a->beta2,
+                     far, tide_reporter{tide_cuda_fault_of(call), TIDE_FAULT_STEP, call->op, 0, 0});
   const k_tensor *o = call->out;
   const k_tensor *members[] = {o, call->in, o + a->n, o + 2 * a->n, o + 3 * a->n};
   return each_list(call, a->n, 5, members, [&](const list &l) {
@@ -239,8 +309,9 @@ int k_cuda_sgd_(const k_call *call)
   }
   tide_array g_scale = tide_array_of(call->in[a->n]);
   sgd_args args = {a->lr, a->momentum, a->dampening, a->weight_decay,
-                   a->maximize ? -a->grad_scale : a->grad_scale, g_scale.data, g_scale.dtype,
-                   a->nesterov, a->first};
+                   a->maximize ? -a->grad_scale : a->grad_scale, g_scale.data,
+                   control(call, a->n, 2), static_cast<const double *>(control(call, a->n, 1)),
+                   g_scale.dtype, a->nesterov, a->first};
   const k_tensor *members[] = {o, call->in, buf, o + 2 * a->n};
   return each_list(call, a->n, 4, members, [&](const list &l) {
     TIDE_CUDA_LAUNCH(call, sgd_kernel, (unsigned)l.chunks, THREADS, 0, l, args);

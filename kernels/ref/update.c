@@ -9,7 +9,7 @@
 #include <math.h>
 
 #include "kernels/kernel.h"
-#include "kernels/ref/load.h"
+#include "kernels/ref/update.h"
 
 static double total_scale(const k_tensor *g_scale, double grad_scale, int maximize)
 {
@@ -25,7 +25,9 @@ static void put_weight(const k_tensor *p, const k_tensor *master, int64_t j, dou
 
 int k_ref_adamw(const k_call *call)
 {
-  const k_adamw_attrs *a = call->attrs;
+  k_adamw_attrs now;
+  const k_adamw_attrs *a = ref_adamw_now(call, &now);
+  if (!a) return TIDE_OK;
   if (a->step < 1) {
     return ref_fail(call, TIDE_E_ARG, "step is %lld, expected 1 for the first update",
                     (long long)a->step);
@@ -53,7 +55,9 @@ int k_ref_adamw(const k_call *call)
 
 int k_ref_sgd(const k_call *call)
 {
-  const k_sgd_attrs *a = call->attrs;
+  k_sgd_attrs now;
+  const k_sgd_attrs *a = ref_sgd_now(call, &now);
+  if (!a) return TIDE_OK;
   double scale = total_scale(&call->in[a->n], a->grad_scale, a->maximize);
   for (int64_t i = 0; i < a->n; i++) {
     const k_tensor *g = &call->in[i], *p = &call->out[i], *buf = &call->out[a->n + i];

@@ -50,15 +50,19 @@ local graph_opts = arg.set { 'warmup' }
 --    optimizer:step()
 --
 -- fn runs opts.warmup (1) times as usual, so that libraries open and choose, and then once to be
--- recorded; that one computes nothing until the first replay. Numbers of the host (rates, counters)
--- are those of the recording. What a replay could not repeat is refused under E_STATE, by the name
--- of the op: reading a tensor (item, tolist), copies from the host, collectives, random numbers,
--- ops on other devices, AdamW's update; the error goes on to the caller and nothing is recorded.
+-- recorded; that one computes nothing until the first replay. Numbers of the host are those of the
+-- recording; but optimizer:step() in fn, which needs a warm-up, reads its rate and step number at
+-- each replay. What a replay could not repeat is refused under E_STATE, by the name of the op:
+-- reading a tensor (item, tolist), copies from the host, collectives, random numbers, ops on other
+-- devices; the error goes on to the caller and nothing is recorded. See also tide.cuda.captured.
 function cuda.graph(fn, opts)
    arg.func('graph', 'fn', fn)
    opts = arg.opts('graph', opts, graph_opts)
    for _ = 1, arg.int('graph', 'warmup', opts.warmup or 1, 0, 1000) do fn() end
    return graph.capture('cuda', fn)
 end
+
+-- fn as a function whose calls are replays of one recorded step: see cuda_captured.lua.
+function cuda.captured(fn, opts) return require 'tide.cuda_captured'(fn, opts) end
 
 return cuda

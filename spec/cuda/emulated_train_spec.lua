@@ -5,32 +5,74 @@ local build, folder, capture = emulated.build, emulated.folder, emulated.capture
 
 if not emulated.here() then return end
 
+-- Losses of a recipe as metrics.jsonl has them; options: what follows its name.
+local function run(program, options)
+   local out = os.tmpname()
+   os.remove(out)
+   local text = capture(('timeout 800 %s recipes/%s --data core/base --val-windows 1 --sample 4 '
+      .. '--out %s')
+      :format(program, options, out))
+   local list = {}
+   local file = assert(io.open(out .. '/metrics.jsonl'), text)
+   for line in file:lines() do list[#list + 1] = tonumber(line:match '"loss":([%d.]+)') end
+   file:close()
+   os.execute('rm -rf ' .. out)
+   return list, text
+end
+
+local function equal(want, got, least)
+   assert.is_true(#want >= least)
+   assert.equal(#want, #got)
+   for i = 1, #want do
+      assert.is_true(math.abs(want[i] - got[i]) < 1e-3, ('step %d: %g and %g')
+         :format(i, want[i], got[i]))
+   end
+end
+
 describe('the pretrain recipe on emulated CUDA', function()
-   local function losses(device, dtype)
-      local out = os.tmpname()
-      os.remove(out)
-      local text = capture(([[timeout 800 luajit -e "package.path = 'bindings/?.lua;lua/?.lua;]]
-         .. [[lua/?/init.lua;' .. package.path; package.loaded['tide.host'] = { library = ]]
-         .. [['%s/libtide.so', host_library = '%s/libtide_host.so' }" recipes/pretrain.lua ]]
-         .. [[--device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 --heads 2 ]]
-         .. [[--kv-heads 1 --val-windows 1 --sample 4 --recompute 1 --out %s]])
-         :format(folder, build, device, dtype, out))
-      local list = {}
-      local file = assert(io.open(out .. '/metrics.jsonl'), text)
-      for line in file:lines() do list[#list + 1] = tonumber(line:match '"loss":([%d.]+)') end
-      file:close()
-      os.execute('rm -rf ' .. out)
-      return list
+   local function losses(device, dtype, more)
+      return (run(([[luajit -e "package.path = 'bindings/?.lua;lua/?.lua;lua/?/init.lua;' .. ]]
+         .. [[package.path; package.loaded['tide.host'] = { library = '%s/libtide.so', ]]
+         .. [[host_library = '%s/libtide_host.so' }"]]):format(folder, build),
+         ('pretrain.lua --device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 '
+         .. '--heads 2 --kv-heads 1 --recompute 1 %s'):format(device, dtype, more or '')))
    end
    for _, dtype in ipairs { 'f32', 'bf16' } do
       it('has the losses of the CPU in ' .. dtype, function()
-         local want, got = losses('cpu', dtype), losses('cuda', dtype)
-         assert.is_true(#want >= 10)
-         assert.equal(#want, #got)
-         for i = 1, #want do
-            assert.is_true(math.abs(want[i] - got[i]) < 1e-3, ('step %d: %g and %g')
-               :format(i, want[i], got[i]))
-         end
+         equal(losses('cpu', dtype), losses('cuda', dtype), 10)
       end)
    end
+
+   it('has the same losses to the last bit where the step is captured', function()
+      local want, got = losses('cuda', 'f32', '--accum 2'), losses('cuda', 'f32',
+         '--accum 2 --captured')
+      assert.is_true(#want >= 10)
+      assert.same(want, got)
+   end)
+end)
+
+describe('ranks of the pretrain recipe that share an emulated GPU', function()
+   -- Ranks are threads of the program, which finds the emulated device beside its library.
+   local function losses(device, what)
+      return run(('env LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build),
+         ('%s --device %s --steps 3 --batch 2 --seq 24 --dim 16 --heads 2 --threads 1')
+         :format(what, device))
+   end
+   for _, what in ipairs {
+      'pretrain.lua --layers 2', 'pretrain.lua --layers 2 --mesh.dp_shard 2',
+      'pretrain.lua --layers 2 --mesh.tp 2', 'pretrain.lua --layers 2 --mesh.cp 2',
+      'pretrain.lua --layers 1 --mesh.tp 2 --sequence-parallel',
+      'pretrain.lua --layers 1 --mesh.cp 2 --cp.method a2a',
+      'pretrain_hybrid.lua --pattern M*- --mamba-heads 2 --state 8 --mesh.cp 2',
+   } do
+      it('have the losses of ranks on the CPU: ' .. what, function()
+         equal(losses('cpu', what), losses('cuda', what), 3)
+      end)
+   end
+
+   it('cannot capture their step', function()
+      local program = ('env LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build)
+      local text = capture(program .. ' recipes/pretrain.lua --device cuda --captured')
+      assert.is_truthy(text:find('--captured is for one rank, got 2', 1, true), text)
+   end)
 end)

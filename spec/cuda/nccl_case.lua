@@ -75,6 +75,82 @@ describe('collectives over NCCL', function()
       assert.same({ 67 * 4000, 67 * 4000 }, out)
    end)
 
+   it('do not make the host wait, called either way', function()
+      local out = values(2, { timeout = 20 }, [[
+         local function late(fn)                  -- rank 1 comes when rank 0 has gone on
+            if comm.rank == 1 then over:barrier() end
+            local x = fn()
+            if comm.rank == 0 then over:barrier() end
+            return x
+         end
+         local a = late(function() return comm:all_reduce(tide.ones { 300 }) end)
+         local b = late(function()
+            local work = comm:all_reduce(tide.full({ 300 }, 2), 'sum', { async = true })
+            return work:wait()
+         end)
+         local sum = (a * b):sum():item()
+         comm:barrier()
+         return sum
+      ]])
+      assert.same({ 2400, 2400 }, out)
+   end)
+
+   it('give memory back in time, and no sooner', function()
+      local out = values(3, nil, [[
+         local sum = 0
+         for i = 1, 30 do
+            local x = tide.full({ 1000 }, i) + comm.rank
+            local y = comm:all_gather(x)
+            x:release()
+            local work = comm:all_reduce(tide.full({ 1000 }, i), 'sum', { async = true })
+            local other = tide.full({ 1000 }, -100) * 3         -- perhaps where x was
+            local z = work:wait()
+            work = nil
+            comm:all_reduce(other)
+            sum = sum + y:sum() / 1000 + z:sum() / 1000 + other:sum() / 1000 + 900
+         end
+         return sum:item()
+      ]])
+      for r = 1, 3 do assert.equal(465 * 6 + 30 * 3, out[r]) end
+   end)
+
+   it('leave alone what is never waited for', function()
+      local out = values(2, nil, [[
+         local x = tide.ones { 50 }
+         comm:all_reduce(x, 'sum', { async = true })
+         for _ = 1, 5 do comm:all_gather(tide.ones { 10 }, { async = true }) end
+         comm:barrier()
+         return x:sum():item()
+      ]])
+      assert.same({ 100, 100 }, out)
+   end)
+
+   it('send between ranks that give tensors in one place alone', function()
+      local out = values(3, { timeout = 20 }, [[
+         local function at(device)
+            return comm:shift(tide.full({ 4 }, comm.rank, { device = device })):tolist()[1]
+         end
+         local list = { at 'cuda', at 'cpu' }
+         local good, e = pcall(at, comm.rank == 1 and 'cpu' or 'cuda')
+         list[3], list[4] = e.code, tostring(e)
+         list[5] = at 'cuda'
+         local x = tide.full({ 2 }, comm.rank, { device = 'cpu' })  -- rank 2 has no tensor
+         if comm.rank == 0 then comm:send_recv(nil, nil, x, 1)
+         elseif comm.rank == 1 then comm:send_recv(x, 0, nil, nil)
+         else comm:send_recv() end
+         list[6] = x:tolist()[1]
+         return list
+      ]])
+      for r = 1, 3 do
+         local before = (r + 1) % 3
+         assert.same({ before, before, 'E_DEVICE' }, { out[r][1], out[r][2], out[r][3] })
+         assert.is_truthy(out[r][4]:find('1 of 3 ranks give tensors in host memory (rank 1 first)',
+            1, true), out[r][4])
+         assert.equal(before, out[r][5])
+      end
+      assert.equal(0, out[2][6])
+   end)
+
    it('work between parts of the ranks', function()
       local out = values(4, nil, [[
          local part = comm:split(comm.rank % 2, -comm.rank)
@@ -100,6 +176,26 @@ describe('collectives over NCCL', function()
          return { flat:sum():item(), other:sum():item(), good, e.code, dropped }
       ]])
       for r = 1, 2 do assert.same({ 72, 6, false, 'E_DEVICE', false }, out[r]) end
+   end)
+
+   it('reduce gradients of a sharded model from buffers that they know', function()
+      local body = [[
+         local ub = select(4, ...)
+         local known, meta = 0, getmetatable(comm)
+         local before = meta.register
+         meta.register = function(self, t) known = known + 1 return before(self, t) end
+         local r = require('spec.parallel.fsdp_case').train { steps = 1,
+            fsdp = { comm = comm, nccl_ub = ub, device = 'cuda' } }
+         meta.register = before
+         local losses = r.losses
+         return { known, losses }
+      ]]
+      local with, without = values(2, nil, body, true), values(2, nil, body, false)
+      for r = 1, 2 do
+         assert.same({ 2, 0 }, { with[r][1], without[r][1] })      -- two buffers of f32
+         assert.same(without[r][2], with[r][2])
+         assert.equal(1, #with[r][2])
+      end
    end)
 
    it('train as ranks on the host do', function()
@@ -135,7 +231,9 @@ describe('a failure under NCCL', function()
       local rows = run(3, { timeout = 0.5 }, [[
          comm:barrier()
          if comm.rank == 2 then over:barrier() return 'waits' end
-         local good, e = pcall(comm.all_reduce, comm, tide.ones { 4 })
+         local good, e = pcall(function()         -- told to whoever looks at the result
+            return comm:all_reduce(tide.ones { 4 }):sum():item()
+         end)
          local again, f = pcall(comm.barrier, comm)
          over:barrier()
          return { tostring(good), e.code, tostring(e), tostring(again), f.code }
@@ -169,7 +267,9 @@ describe('a failure under NCCL', function()
          over:barrier()
          if over.rank == 0 then ffi.C.setenv('TIDE_EMULATE_NCCL_FAULT', '1', 1) end
          over:barrier()
-         local good, e = pcall(comm.all_reduce, comm, tide.ones { 4 })
+         local good, e = pcall(function()
+            return comm:all_reduce(tide.ones { 4 }):sum():item()
+         end)
          over:barrier()
          ffi.C.unsetenv 'TIDE_EMULATE_NCCL_FAULT'
          return good and 'no error' or e.code .. ' ' .. tostring(e)

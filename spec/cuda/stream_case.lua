@@ -181,19 +181,189 @@ describe('a captured step', function()
       end)
    end
 
-   it('refuses an AdamW update, whose step number it would repeat', function()
-      local model = tide.nn.Linear(4, 3, { seed = 1, device = device })
-      local optim = tide.optim.AdamW(model, { lr = 0.1 })
-      local function step()
-         model:forward(tide.ones({ 2, 4 }, { device = device })):sum():backward()
-         optim:step {}
-      end
-      refused('E_STATE', 'adamw_', function() return tide.cuda.graph(step) end)
+   it('refuses an update that would repeat the numbers of its recording', function()
+      local update = require 'tide.ffi.update'
+      local lists = { p = { x }, g = { x:clone() }, m = { x:clone() }, v = { x:clone() } }
+      refused('E_STATE', { 'adamw_', 'rates' }, function()
+         return tide.cuda.graph(function() update.adamw_(lists, {}) end, { warmup = 0 })
+      end)
+      refused('E_STATE', { 'sgd_', 'rates' }, function()
+         return tide.cuda.graph(function()
+            update.sgd_({ p = lists.p, g = lists.g }, { lr = 1 })
+         end, { warmup = 0 })
+      end)
+      assert.same({ 1, 1, 1 }, x:tolist())
    end)
 
    it('is refused on devices without graphs', function()
       refused('E_UNSUPPORTED', "only those on 'cuda'", function()
          return require('tide.ffi.graph').capture('cpu', function() end)
       end)
+   end)
+end)
+
+-- A small model with a loss of its own: batches are { ids = x [N, 6] }.
+local function regression(dtype, seed)
+   local model = tide.nn.Linear(6, 40, { seed = seed, device = device, dtype = dtype })
+   function model:loss(ids, _, opts)
+      return self:forward(ids):square():to('f32'):sum() * (1 / opts.count)
+   end
+   return model
+end
+
+local function bits_of(model)
+   local list = {}
+   for i, p in ipairs(model:parameters()) do list[i] = p:detach():to('cpu'):to_string_bytes() end
+   return table.concat(list)
+end
+
+local function batch_of(i, dtype, rows)
+   local x = tide.arange((rows or 4) * 6):reshape(rows or 4, 6) * 0.01 + 0.1 * i
+   return { ids = x:to(dtype or 'f32'):to(device), count = 4 }
+end
+
+local function rising(step) return 0.01 * step / (step + 3) end
+
+local optimisers = {
+   AdamW = function(model) return tide.optim.AdamW(model, { lr = rising, weight_decay = 0.3 }) end,
+   SGD = function(model)
+      return tide.optim.SGD(model, { lr = rising, momentum = 0.9, nesterov = true,
+         weight_decay = 0.01 })
+   end,
+}
+
+describe('a captured training step', function()
+   for _, name in ipairs { 'AdamW', 'SGD' } do
+      for _, dtype in ipairs { 'f32', 'bf16' } do
+         it(('has the bits of the ordinary one: %s, %s'):format(name, dtype), function()
+            local runs = {}
+            for k, captured in ipairs { false, true } do
+               local model = regression(dtype, 5)
+               local optim = optimisers[name](model)
+               local step = tide.train.step.new { model = model, optim = optim, clip = 0.5,
+                  comm = tide.dist.solo(), captured = captured }
+               local run = { losses = {}, optim = optim }
+               for i = 1, 6 do
+                  local r = step:run { batch_of(i, dtype), batch_of(-i, dtype) }
+                  run.losses[i] = ('%.17g %.17g %.17g'):format(r.loss, r.grad_norm, r.lr)
+                  assert.is_true(r.applied)
+               end
+               run.bits = bits_of(model)
+               run.steps, run.meta = optim.steps, select(2, optim:state_dict())
+               runs[k] = run
+            end
+            assert.same(runs[1].losses, runs[2].losses)
+            assert.equal(runs[1].bits, runs[2].bits)
+            assert.same(runs[1].meta, runs[2].meta)
+            assert.equal(6, runs[2].steps)
+         end)
+      end
+   end
+
+   it('leaves everything as it is where a number is not finite, and goes on', function()
+      local runs = {}
+      for k, captured in ipairs { false, true } do
+         local model = regression(nil, 7)
+         local optim = optimisers.AdamW(model)
+         local step = tide.train.step.new { model = model, optim = optim, clip = 1,
+            comm = tide.dist.solo(), captured = captured }
+         local run = {}
+         for i = 1, 7 do
+            local bad = i == 1 or i == 4 or i == 5
+            local before = bits_of(model)
+            local batch = batch_of(i)
+            if bad then batch.ids = batch.ids * (i == 4 and 1 / 0 or 0 / 0) end
+            local r = step:run { batch }
+            assert.equal(not bad, r.applied)
+            if bad then
+               step:skip()
+               assert.equal(before, bits_of(model))
+               assert.is_truthy(r.cause:find('its loss', 1, true), r.cause)
+               run[#run + 1] = r.cause
+            end
+         end
+         run[#run + 1] = bits_of(model)
+         run[#run + 1] = optim.steps
+         runs[k] = run
+      end
+      assert.same(runs[1], runs[2])
+   end)
+
+   it('is one of get_train_context, too', function()
+      local runs = {}
+      for k, context in ipairs { { captured = false }, { captured = true } } do
+         local model = regression(nil, 3)
+         local optim = optimisers.AdamW(model)
+         local calls = 0
+         local run = tide.parallel.cp.get_train_context(context)
+         local function train(env, batch)
+            calls = calls + 1
+            assert.equal(tide.parallel.cp.null, env.cp)
+            optim:zero_grad()
+            local loss = model:loss(batch.ids, nil, batch)
+            loss:backward()
+            optim:step {}
+            return loss:detach(), calls
+         end
+         local losses = {}
+         for i = 1, 5 do losses[i] = (run(train, batch_of(i))):item() end
+         assert.equal(context.captured and 2 or 5, calls)
+         runs[k] = { losses, bits_of(model) }
+         if context.captured then
+            refused('E_STATE', { 'argument 1.ids', 'f32 [4, 6]', 'f32 [5, 6]' }, run, train,
+               batch_of(1, nil, 5))
+            refused('E_STATE', { 'argument 1.count', '4', '3' }, run, train,
+               { ids = batch_of(1).ids, count = 3 })
+            refused('E_STATE', 'argument', run, train, { ids = batch_of(1).ids })
+            refused('E_UNSUPPORTED', { 'argument 1.ids', "'cpu'" }, run, train,
+               { ids = batch_of(1).ids:to 'cpu', count = 4 })
+            refused('E_STATE', 'another', run, function() end, batch_of(1))
+            assert.equal(runs[1][2], bits_of(model))
+         end
+      end
+      assert.same(runs[1], runs[2])
+      refused('E_ARG', "captured", tide.parallel.cp.get_train_context, { captured = 1 })
+   end)
+
+   it('refuses what a replay would repeat', function()
+      local model = regression(nil, 1)
+      local optim = optimisers.AdamW(model)
+      local function train(opts)
+         return function()
+            optim:zero_grad()
+            model:loss(batch_of(1).ids, nil, { count = 1 }):backward()
+            optim:step(opts)
+         end
+      end
+      local x = batch_of(1).ids
+      local function make(opts)
+         return function()
+            optim:zero_grad()
+            model:loss(x, nil, { count = 1 }):backward()
+            optim:step(opts)
+         end
+      end
+      refused('E_STATE', { 'optim.AdamW.step', 'no state yet' }, tide.cuda.graph, make {},
+         { warmup = 0 })
+      refused('E_STATE', { 'optim.AdamW.step', 'this lr' }, tide.cuda.graph, make { lr = 1 })
+      refused('E_STATE', "runs on 'cpu'", tide.cuda.graph, train {})
+      local before = optim.steps
+      local g = tide.cuda.graph(make {}, { warmup = 0 })
+      assert.equal(before, optim.steps)
+      g:replay()
+      assert.equal(before + 1, optim.steps)
+      optim:load_state_dict(optim:state_dict())
+      local bits = bits_of(model)
+      refused('E_STATE', 'loaded anew', g.replay, g)
+      assert.equal(bits, bits_of(model))
+      refused('E_STATE', 'no step', function()
+         require('tide.ffi.graph').on_replay(print, print)
+      end)
+   end)
+
+   it('is refused for a model on the host', function()
+      local model = tide.nn.Linear(2, 2, { seed = 1 })
+      refused('E_UNSUPPORTED', { 'train.step.new', "'cpu'" }, tide.train.step.new, {
+         model = model, optim = tide.optim.AdamW(model), captured = true })
    end)
 end)

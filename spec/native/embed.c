@@ -75,7 +75,7 @@ static double train_step(tide_ctx *ctx)
   tide_adamw_attrs_init(&attrs);
   attrs.lr = 0.1;
   attrs.step = 1;
-  OK(ctx, tide_adamw_(ctx, 1, &w, &g, &m, &v, NULL, NULL, &attrs));
+  OK(ctx, tide_adamw_(ctx, 1, &w, &g, &m, &v, NULL, NULL, NULL, NULL, &attrs));
   OK(ctx, tide_item(loss, &value));
   tide_tensor *const all[] = {w, loss, x, g, sq, v, y, m}; /* any order will do */
   for (size_t i = 0; i < LENGTH(all); i++) tide_tensor_release(all[i]);

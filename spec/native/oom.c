@@ -73,7 +73,7 @@ static int train(scene *s)
   STEP(tide_full(&t[11], ctx, TIDE_DEV_CPU, TIDE_F32, 2, ws, 0));
   tide_adamw_attrs_init(&attrs);
   attrs.step = 1;
-  return tide_adamw_(ctx, 1, &t[1], &t[7], &t[10], &t[11], NULL, t[9], &attrs);
+  return tide_adamw_(ctx, 1, &t[1], &t[7], &t[10], &t[11], NULL, t[9], NULL, NULL, &attrs);
 }
 
 /* The weights to a file and back, and a piece of JSON. */

@@ -248,6 +248,49 @@ describe('adamw_', function()
       assert.is_true(p1:equal(p2))
    end)
 
+   it('takes rate and step number from a tensor, and leaves a step out', function()
+      for _, device in ipairs(devices) do
+         for _, dtype in ipairs { 'f32', 'f64' } do
+            local function rates(lr, step)
+               return tide.tensor({ lr, step }, { dtype = 'f64', device = device })
+            end
+            local want, got = make({ 'p', 'g', 'm', 'v' }, { p = dtype }, device)
+            local _, twin = make({ 'p', 'g', 'm', 'v' }, { p = dtype }, device)
+            for step = 1, 3 do
+               local a = with { lr = 0.1 / step, step = step }
+               got.rates, got.found_inf = rates(a.lr, step), tide.zeros({}, { device = device })
+               update.adamw_(got, with { lr = 99, step = 77 })
+               update.adamw_(twin, a)
+               adamw_numbers(want, a)
+            end
+            check_list(got.p, want.p, dtype, 'p')
+            for i = 1, #shapes do assert.is_true(got.p[i]:equal(twin.p[i])) end
+            for _, found in ipairs { 1, 0 / 0, -1 } do
+               got.found_inf = tide.full({ 1 }, found, { device = device })
+               update.adamw_(got, plain)
+            end
+            for _, name in ipairs { 'p', 'm', 'v' } do
+               for i = 1, #shapes do assert.is_true(got[name][i]:equal(twin[name][i])) end
+            end
+         end
+         local x = tide.ones({ 3 }, { device = device })
+         local lists = { p = { x }, g = { x:clone() }, m = { x:clone() }, v = { x:clone() } }
+         lists.rates = tide.tensor({ 0.1, 0.5 }, { dtype = 'f64', device = device })
+         refused('E_ARG', 'step', function()
+            update.adamw_(lists, plain)
+            x:tolist()                                       -- a GPU tells at the next look
+         end)
+         assert.are.same({ 1, 1, 1 }, x:tolist())
+         for _, bad in ipairs { tide.ones({ 2 }, { device = device }),
+                                tide.ones({ 3 }, { dtype = 'f64', device = device }) } do
+            lists.rates = bad
+            refused('E_SHAPE', { 'adamw_', 'rates' }, update.adamw_, lists, plain)
+         end
+         lists.rates, lists.found_inf = nil, tide.ones({ 2 }, { device = device })
+         refused('E_SHAPE', { 'adamw_', 'found_inf' }, update.adamw_, lists, plain)
+      end
+   end)
+
    it('refuses numbers that make no step', function()
       local x = tide.ones { 3 }
       local lists = { p = { x }, g = { x:clone() }, m = { x:clone() }, v = { x:clone() } }
@@ -298,6 +341,19 @@ describe('sgd_', function()
             end
          end)
       end
+      it('takes rate and first step from a tensor, and leaves a step out, on ' .. device, function()
+         local want, got = make({ 'p', 'g', 'buf' }, { p = 'f32' }, device)
+         for step = 1, 3 do
+            local a = { lr = 0.1 * step, momentum = 0.9, first = step == 1 }
+            got.rates = tide.tensor({ a.lr, step }, { dtype = 'f64', device = device })
+            update.sgd_(got, { lr = 99, momentum = 0.9, first = step ~= 1 })
+            sgd_numbers(want, a)
+         end
+         got.found_inf = tide.full({}, 0 / 0, { device = device })
+         update.sgd_(got, { lr = 1 })
+         check_list(got.p, want.p, 'f32', 'p')
+         check_list(got.buf, want.buf, 'f32', 'buf')
+      end)
       it('keeps exact weights of bf16 in master on ' .. device, function()
          local dtypes = { p = 'bf16', g = 'bf16', buf = 'f32', master = 'f32' }
          local want, got = make({ 'p', 'g', 'buf', 'master' }, dtypes, device)

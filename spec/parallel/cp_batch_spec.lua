@@ -326,6 +326,13 @@ describe('the scopes of a step', function()
       end)
       assert.is_true(inside:is_gone())
    end)
+
+   it('capture a step on a GPU alone', function()
+      if tide.cuda.is_available() then return end
+      refused('E_DEVICE', { 'cuda.captured', "'cuda'" }, cp.get_train_context, { captured = true })
+      assert.equal(7, cp.get_train_context { captured = false }(function() return 7 end))
+      refused('E_ARG', "'captur'", cp.get_train_context, { captured = true, captur = 1 })
+   end)
 end)
 
 describe('a frozen target', function()

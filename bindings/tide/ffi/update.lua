@@ -32,14 +32,23 @@ local function check_keys(op, name, t, allowed)
    end
 end
 
-local adamw_lists = arg.set { 'p', 'g', 'm', 'v', 'master', 'g_scale' }
+-- The single tensors of lists that an update reads beside its gradients.
+local function controls(op, lists)
+   return arg.tensor_or_nil(op, 'lists.g_scale', lists.g_scale),
+      arg.tensor_or_nil(op, 'lists.rates', lists.rates),
+      arg.tensor_or_nil(op, 'lists.found_inf', lists.found_inf)
+end
+
+local adamw_lists = arg.set { 'p', 'g', 'm', 'v', 'master', 'g_scale', 'rates', 'found_inf' }
 local adamw_keys = arg.set { 'lr', 'beta1', 'beta2', 'eps', 'weight_decay', 'step', 'grad_scale',
    'maximize' }
 local adamw_attrs = ffi.new 'tide_adamw_attrs'
 
 -- lists: p, g, m, v (tensors, equally many), master (tensors or false; may be absent), g_scale (one
--- f32 scalar tensor; may be absent). attrs: lr, beta1, beta2, eps, weight_decay, step, grad_scale,
--- maximize; what is absent keeps the default of the contract. Tensors change in place.
+-- f32 scalar tensor; may be absent), rates (f64 tensor { lr, step } instead of those of attrs; may
+-- be absent), found_inf (f32 scalar tensor: unless it is 0 nothing changes; may be absent). attrs:
+-- lr, beta1, beta2, eps, weight_decay, step, grad_scale, maximize; what is absent keeps the default
+-- of the contract. Tensors change in place.
 function M.adamw_(lists, attrs)
    check_keys('adamw_', 'lists', lists, adamw_lists)
    check_keys('adamw_', 'attrs', attrs, adamw_keys)
@@ -48,7 +57,7 @@ function M.adamw_(lists, attrs)
    local m = list_of('adamw_', lists, 'm', 3, n, true)
    local v = list_of('adamw_', lists, 'v', 4, n, true)
    local master = list_of('adamw_', lists, 'master', 5, n)
-   local g_scale = arg.tensor_or_nil('adamw_', 'lists.g_scale', lists.g_scale)
+   local g_scale, rates, found_inf = controls('adamw_', lists)
    local a = adamw_attrs
    C.tide_adamw_attrs_init(a)
    for key, value in each(attrs) do
@@ -62,16 +71,17 @@ function M.adamw_(lists, attrs)
    end
    if n == 0 then return end
    local ctx = C.tide_tensor_ctx(p[0])
-   own.check(ctx, C.tide_adamw_(ctx, n, p, g, m, v, master, g_scale, a))
+   own.check(ctx, C.tide_adamw_(ctx, n, p, g, m, v, master, g_scale, rates, found_inf, a))
 end
 
-local sgd_lists = arg.set { 'p', 'g', 'buf', 'master', 'g_scale' }
+local sgd_lists = arg.set { 'p', 'g', 'buf', 'master', 'g_scale', 'rates', 'found_inf' }
 local sgd_keys = arg.set { 'lr', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'maximize',
    'first', 'grad_scale' }
 local sgd_flags = arg.set { 'nesterov', 'maximize', 'first' }
 local sgd_attrs = ffi.new 'tide_sgd_attrs'
 
--- lists: p, g, buf (momentum; may be absent when momentum is 0), master, g_scale as above.
+-- lists: p, g, buf (momentum; may be absent when momentum is 0), master, g_scale, rates, found_inf
+-- as above; with rates the step is the first where its number is 1.
 function M.sgd_(lists, attrs)
    check_keys('sgd_', 'lists', lists, sgd_lists)
    check_keys('sgd_', 'attrs', attrs, sgd_keys)
@@ -79,7 +89,7 @@ function M.sgd_(lists, attrs)
    local g = list_of('sgd_', lists, 'g', 2, n, true)
    local buf = list_of('sgd_', lists, 'buf', 3, n, lists.buf ~= nil)
    local master = list_of('sgd_', lists, 'master', 4, n)
-   local g_scale = arg.tensor_or_nil('sgd_', 'lists.g_scale', lists.g_scale)
+   local g_scale, rates, found_inf = controls('sgd_', lists)
    local a = sgd_attrs
    C.tide_sgd_attrs_init(a)
    for key, value in each(attrs) do
@@ -94,7 +104,7 @@ function M.sgd_(lists, attrs)
    end
    if n == 0 then return end
    local ctx = C.tide_tensor_ctx(p[0])
-   own.check(ctx, C.tide_sgd_(ctx, n, p, g, buf, master, g_scale, a))
+   own.check(ctx, C.tide_sgd_(ctx, n, p, g, buf, master, g_scale, rates, found_inf, a))
 end
 
 local function default_ctx() return require('tide.ffi.ctx').default().handle end

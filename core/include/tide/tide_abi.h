@@ -527,20 +527,26 @@ typedef struct tide_adamw_attrs {
 void tide_adamw_attrs_init(tide_adamw_attrs *attrs);
 /* For i < n: p[i], m[i], v[i] are updated from g[i]. m, v and master[i] are f32 (f64 with f64
  * parameters); master (may be null, or hold nulls) keeps the exact weights of bf16/f16 p.
- * g_scale (f32 scalar, may be null) multiplies every gradient: the device-side clip factor. */
+ * g_scale (f32 scalar, may be null) multiplies every gradient: the device-side clip factor.
+ * rates (f64 [2], may be null) holds lr and step, which attrs then does not say: a captured step
+ * reads the ones of its replay. found_inf (f32 scalar, may be null): unless it is 0, nothing is
+ * changed. E_ARG, where the device is read: the step in rates is below 1 (on 'cuda' nothing is
+ * changed then). */
 int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
-                tide_tensor *g_scale, const tide_adamw_attrs *attrs);
+                tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
+                const tide_adamw_attrs *attrs);
 typedef struct tide_sgd_attrs {
   uint32_t size;
   int32_t  nesterov, maximize, first; /* first: 1 on the first step, momentum starts as g */
   double   lr, momentum, dampening, weight_decay, grad_scale;
 } tide_sgd_attrs;
 void tide_sgd_attrs_init(tide_sgd_attrs *attrs);
-/* buf (momentum buffers) may be null when momentum is 0. */
+/* buf (momentum buffers) may be null when momentum is 0. rates, found_inf: as above; the step is
+ * the first where its number is 1. */
 int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
-              const tide_sgd_attrs *attrs);
+              tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs);
 /* f32 scalar: the norm of all tensors together; p 2, 1, or inf (as HUGE_VAL). n 0 gives 0.
  * squared: the sum of |x|^p without the root, for summing over ranks. */
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
@@ -611,8 +617,9 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * the tensors that the step read; results appear in those that it made. Memory of the step belongs
  * to the graph; tensors that it made live on as long as they are held.
  * While a step is captured these fail with E_STATE and change nothing: reading a tensor, copies
- * from the host, collectives, ops on other devices, random numbers, and the AdamW update, whose
- * step number would be repeated. E_UNSUPPORTED: the device has no graphs; only 'cuda' has. */
+ * from the host, collectives, ops on other devices, random numbers, and an optimiser's update
+ * without rates, whose step number would be repeated. E_UNSUPPORTED: the device has no graphs; only
+ * 'cuda' has. */
 typedef struct tide_graph tide_graph;
 int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);
 int  tide_graph_end(tide_graph *graph);

@@ -65,14 +65,15 @@ function rope.new(opts)
    }, Rope)
 end
 
--- x_BTHD turned by positions [B or 1, T]. Frequencies first made inside a step scope go with it
--- and are made again.
+-- x_BTHD turned by positions [B or 1, T]. Frequencies are made once a device and outlive step
+-- scopes: a captured step could not make them.
 function Rope:apply(x_BTHD, positions)
    local tide = require 'tide'
    local device = x_BTHD.device
    local inv_freq = self.by_device[device]
    if not inv_freq or inv_freq:is_gone() then
-      inv_freq = tide.tensor(self.list, { dtype = 'f32', device = device })
+      inv_freq = require 'tide.util.outlive'(tide.tensor(self.list,
+         { dtype = 'f32', device = device }))
       self.by_device[device] = inv_freq
    end
    return tide.rope(x_BTHD, positions, inv_freq, self.options)

@@ -37,7 +37,7 @@ function AdamW:update(group, bucket, lr, opts)
    require('tide.ffi.update').adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),
       v = self.column(bucket.states, 'v'), master = self.column(bucket.states, 'master'),
-      g_scale = opts.factor,
+      g_scale = opts.factor, rates = bucket.rates, found_inf = opts.found_inf,
    }, {
       lr = lr, beta1 = group.beta1, beta2 = group.beta2, eps = group.eps,
       weight_decay = group.weight_decay, step = bucket.step, grad_scale = opts.scale or 1,

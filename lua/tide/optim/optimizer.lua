@@ -5,6 +5,7 @@
 -- gradient are left as they are; each counts its own updates.
 
 local tide = require 'tide'
+local graph = require 'tide.ffi.graph'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -150,23 +151,109 @@ local function check_ready(self, op)
    end
 end
 
--- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply
--- every gradient.
+-- Where captured steps find lr and step number of their replay: a row for each bucket there may be.
+-- Made by a step before, as a replay writes over what is made in a captured one.
+local function make_rates(self)
+   local entries = self:entries()
+   local first = entries[1]
+   if self.rates or not first or first.param.device ~= 'cuda' then return end
+   self.rates = tide.empty({ #entries, 2 }, { dtype = 'f64', device = 'cuda' })
+end
+
+local function set_rates(self, bucket, row)
+   local rates = self.rates:select(1, row)
+   bucket.rates, bucket.lr, bucket.count = rates, rates:select(1, 1), rates:select(1, 2)
+end
+
+-- The numbers of the next replay go to the device; nothing is counted yet.
+local function write_rates(self, op, state, list)
+   if self.state ~= state then
+      err.raise('E_STATE', op, 'the state was loaded anew after this step was captured, which '
+         .. 'updates the one before; capture the step again')
+   end
+   local lr = err.number(op, 'lr', self:next_lr(), 0)
+   tide.no_grad(function()
+      for _, b in ipairs(list) do
+         b.lr:fill_(lr * b.group.lr_scale)
+         b.count:fill_(b.states[1].step + 1)
+      end
+   end)
+end
+
+-- Counts a step of all that `lists` of states hold.
+local function add_steps(self, lists, by)
+   for _, states in ipairs(lists) do
+      for _, state in ipairs(states) do state.step = state.step + by end
+   end
+   self.steps = self.steps + by
+   self.counted = by > 0 and lists or nil
+end
+
+-- A step inside a captured one: recorded now, counted at each replay.
+local function record(self, op, opts)
+   if opts.lr ~= nil then
+      err.raise('E_STATE', op, 'a captured step would repeat this lr; leave it out: the rate of '
+         .. 'the optimiser is read before each replay')
+   end
+   if #self.sharded > 0 then
+      err.raise('E_UNSUPPORTED', op, 'the step of a sharded model cannot be captured: its '
+         .. 'collectives are made by the host')
+   end
+   for _, entry in ipairs(self:entries()) do
+      if entry.param.grad ~= nil and not (self.state[entry.name] and self.rates) then
+         err.raise('E_STATE', op, "parameter '%s' has no state yet, and a captured step would make "
+            .. 'it at each replay; run the step once before it is captured', entry.name)
+      end
+   end
+   local list, lists = {}, {}
+   for _, group in ipairs(self.groups) do
+      for _, bucket in ipairs(buckets(self, group)) do
+         bucket.group = group
+         list[#list + 1], lists[#lists + 1] = bucket, bucket.states
+         set_rates(self, bucket, #list)
+         self:update(group, bucket, 0, opts)
+      end
+   end
+   local state = self.state
+   graph.on_replay(function() write_rates(self, op, state, list) end,
+      function() add_steps(self, lists, 1) end)
+end
+
+-- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every
+-- gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, which the
+-- caller tells by take_back once he knows. In a captured step (tide.cuda.graph) the update is made
+-- and counted at each replay, with the rate and the step number of that time.
 function Optimizer:step(opts)
-   opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor' })
+   opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor', 'found_inf' })
+   if graph.is_capturing() then
+      check_ready(self, self.op .. '.step')
+      return tide.no_grad(record, self, self.op .. '.step', opts)
+   end
    local lr = opts.lr or self:next_lr()
    err.number(self.op .. '.step', 'lr', lr, 0)
    check_ready(self, self.op .. '.step')
+   local lists = {}
    tide.no_grad(function()
+      make_rates(self)
       for _, group in ipairs(self.groups) do
          for _, bucket in ipairs(buckets(self, group)) do
             self:update(group, bucket, lr * group.lr_scale, opts)
             for _, state in ipairs(bucket.states) do state.step = bucket.step end
+            lists[#lists + 1] = bucket.states
          end
       end
    end)
-   self.steps = self.steps + 1
+   self.steps, self.counted = self.steps + 1, lists
    for _, s in ipairs(self.sharded) do s:updated() end
+end
+
+-- The last step is not counted: its found_inf was not 0.
+function Optimizer:take_back()
+   if not self.counted then
+      err.raise('E_STATE', self.op .. '.take_back', 'no step was made since the last one that was '
+         .. 'taken back')
+   end
+   add_steps(self, self.counted, -1)
 end
 
 -- An exact copy of the weight for parameters of 16 bits, else nil.

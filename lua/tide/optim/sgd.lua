@@ -38,7 +38,8 @@ end
 function SGD:update(group, bucket, lr, opts)
    require('tide.ffi.update').sgd_({
       p = bucket.p, g = bucket.g, buf = self.column(bucket.states, 'buf'),
-      master = self.column(bucket.states, 'master'), g_scale = opts.factor,
+      master = self.column(bucket.states, 'master'), g_scale = opts.factor, rates = bucket.rates,
+      found_inf = opts.found_inf,
    }, {
       lr = lr, momentum = group.momentum, dampening = group.dampening,
       weight_decay = group.weight_decay, nesterov = group.nesterov, first = bucket.step == 1,

@@ -44,20 +44,47 @@ end
 
 local function is_scope(s) return type(s) == 'table' and s.enter ~= nil and s.exit ~= nil end
 
+-- Calls of `call`, all with one function, as one captured step (tide.cuda.captured).
+local function as_captured(call)
+   local known
+   local step = tide.cuda.captured(function(...) return call(known, ...) end)
+   return function(fn, ...)
+      known = known or fn
+      if fn ~= known then
+         err.raise('E_STATE', 'parallel.cp.get_train_context', 'the step was captured with another '
+            .. 'function; make a context for each')
+      end
+      return step(...)
+   end
+end
+
 -- A function step(fn, ...) that runs fn(env, ...) inside, in this order, the scope of the parallel
 -- loss, of the captured step, and of context parallelism; it may be called any number of times, and
 -- the scopes are left in reverse order, also after an error. Each of the three is false, true, a
 -- value for env (an axis, a context), or an object with enter(self, env) and
 -- exit(self, env, failed). captured_step = true gives the step's memory back at its end
 -- (tide.scope).
+--
+-- get_train_context { captured = true, loss_parallel =, cp = } makes the step one launch of a CUDA
+-- graph: the second call of step(fn, ...) records fn and its scopes, later ones replay them on new
+-- tensors of the same shapes. fn holds the whole step (forward, backward, optimizer:step()), is the
+-- same at each call, and gets tensors on 'cuda'; tide.cuda.captured says what is refused.
 function cp.get_train_context(loss_parallel, captured_step, cp_context)
+   local wants_graph = type(loss_parallel) == 'table'
+      and rawget(loss_parallel, 'captured') ~= nil
+   if wants_graph then
+      local op = 'parallel.cp.get_train_context'
+      local opts = err.options(op, loss_parallel, { 'captured', 'loss_parallel', 'cp' })
+      wants_graph = err.type(op, 'captured', opts.captured, 'boolean')
+      loss_parallel, captured_step, cp_context = opts.loss_parallel, opts.captured, opts.cp
+   end
    local env0 = { loss_parallel = loss_parallel or false, captured_step = captured_step or false,
       cp = cp_context or cp.null }
    local scopes = {}
    for _, s in ipairs { env0.loss_parallel, env0.captured_step, env0.cp } do
       if is_scope(s) then scopes[#scopes + 1] = s end
    end
-   return function(fn, ...)
+   local function call(fn, ...)
       local env = { loss_parallel = env0.loss_parallel, captured_step = env0.captured_step,
          cp = env0.cp }
       local n, given, entered = select('#', ...), { ... }, {}
@@ -75,9 +102,10 @@ function cp.get_train_context(loss_parallel, captured_step, cp_context)
          if trouble ~= nil then error(trouble, 0) end
          return unpack(result, 2, table.maxn(result))
       end
-      if captured_step == true then return tide.scope(inside) end
+      if captured_step == true and not wants_graph then return tide.scope(inside) end
       return inside()
    end
+   return wants_graph and as_captured(call) or call
 end
 
 -- ---- regions over given buffers --------------------------------------------------------------

@@ -386,7 +386,8 @@ local fsdp = { Sharded = Sharded }
 --   overlap_param_gather, overlap_grad_reduce (true): asynchronous, beside the computation
 --   disable_bucketing      (false) one unit, one collective
 --   fsdp_double_buffer     (false) at most two units are gathered at a time
---   nccl_ub                (false) gradients are reduced from two buffers that stay
+--   nccl_ub                (false) gradients are reduced from two buffers that stay, which NCCL is
+--                          told of (comm:register)
 --   check_for_nan_in_grad  (false) finish raises, naming parameter and rank
 --   calculate_per_token_loss (true) gradients are sums; false: means, by a factor before the
 --                          collective, or in it with average_in_collective. train.step knows and

@@ -17,14 +17,9 @@ local class = require 'tide.class'
 local dims = require 'tide.util.dims'
 local weight = require 'tide.nn.weight'
 local layout = require 'tide.parallel.fsdp_layout'
+local outlive = require 'tide.util.outlive'
 
 local Bucket = class 'FsdpBucket'
-
--- What is made here outlives every open scope, as gradients do: t is made one for a moment.
-local function outlive(t)
-   t:detach():requires_grad_(true):set_grad(t)
-   return t
-end
 
 -- ---- making it -------------------------------------------------------------------------------
 
@@ -344,7 +339,5 @@ function Bucket:zero_grad()
    for _, e in ipairs(self.entries) do e.view:zero_grad() end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end
 end
-
-Bucket.outlive = outlive
 
 return Bucket

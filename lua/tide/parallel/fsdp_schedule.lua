@@ -11,7 +11,7 @@ local tide = require 'tide'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local outlive = require('tide.parallel.fsdp_bucket').outlive
+local outlive = require 'tide.util.outlive'
 
 local schedule = {}
 
@@ -73,6 +73,14 @@ end
 
 -- ---- communication: gradients ----------------------------------------------------------------
 
+-- The communicators that reduce a buffer know its memory from now on (NCCL's user buffers).
+local function register(self, t)
+   for _, comm in ipairs { self.shard_comm, self.replicas } do
+      if comm.size > 1 and t.device == 'cuda' then comm:register(t) end
+   end
+   return t
+end
+
 -- Two buffers a dtype that stay, as registered memory does; a bucket waits for its turn.
 function schedule.make_buffers(self)
    local most = {}
@@ -85,7 +93,8 @@ function schedule.make_buffers(self)
    for dtype, n in each(most) do
       local pool = { at = 0 }
       for i = 1, 2 do
-         pool[i] = { t = outlive(tide.empty({ n }, { dtype = dtype, device = self.device })) }
+         pool[i] = { t = register(self,
+            outlive(tide.empty({ n }, { dtype = dtype, device = self.device }))) }
       end
       self.buffers[dtype] = pool
    end

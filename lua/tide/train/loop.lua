@@ -32,6 +32,7 @@ local known = {
    'model', 'optim', 'train', 'val', 'sampler', 'steps', 'accum', 'clip', 'out', 'save_every',
    'val_every', 'val_windows', 'keep', 'on_nonfinite', 'max_skips', 'comm', 'ctx', 'recipe',
    'resume', 'progress', 'device', 'log_every', 'title', 'lock', 'parallel', 'async_save',
+   'captured',
 }
 
 -- Default and least value.
@@ -212,7 +213,7 @@ local function new(o)
    self.val_step = self.step
    self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
-      parallel = o.parallel }
+      parallel = o.parallel, captured = o.captured }
    local first = o.comm.rank == 0
    if first and o.out then
       fs.mkdirs('train.loop', o.out)
@@ -245,14 +246,14 @@ local function run(o)
    }
 end
 
--- Runs training. opts: model, optim, train and val (token sources), sampler, steps; accum (1),
--- clip (0), val_every (0), val_windows (64), out (folder; nil keeps nothing), save_every (0: only
--- at the end), keep, on_nonfinite ('stop' or 'skip'), max_skips (5), resume (folder), comm, ctx,
--- device, recipe (plain table kept in checkpoints), progress, log_every, title, parallel (a
--- Sharded, with optim over it), async_save (false; true: checkpoints are written in the background,
--- one at a time; what goes wrong is raised after a later step), lock (on out, from
--- train.checkpoint.lock, released by the caller; absent: taken here for the run).
--- Returns { step, loss, val_loss, interrupted, folder, metric }.
+-- Runs training. opts: model, optim, train and val (token sources), sampler, steps; accum (1), clip
+-- (0), val_every (0), val_windows (64), out (folder; nil keeps nothing), save_every (0: only at the
+-- end), keep, on_nonfinite ('stop' or 'skip'), max_skips (5), resume (folder), comm, ctx, device,
+-- recipe (plain table kept in checkpoints), progress, log_every, title, parallel (a Sharded, with
+-- optim over it), async_save (false; true: checkpoints are written in the background, one at a
+-- time; what goes wrong is raised after a later step), captured (see train.step), lock (on out,
+-- from train.checkpoint.lock, released by the caller; absent: taken here for the run). Returns {
+-- step, loss, val_loss, interrupted, folder, metric }.
 function loop.run(opts)
    local o = check(opts)
    local lock = o.out and not o.lock and checkpoint.lock(o.out, o.comm) or nil

@@ -51,6 +51,8 @@ local after_model = {
    { 'async-save', false, 'write checkpoints in the background' },
    { 'plan', false, 'print how the model is spread over ranks and what that costs; run nothing' },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
+   { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph); for '
+     .. '--device cuda, one rank, windows' },
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
 }
 
@@ -163,8 +165,22 @@ local function finish(tide, opt, corpus, spread, result)
    if first then io.stdout:write(text) end
 end
 
+-- What a step that is recorded once cannot do.
+local function check_captured(recipe, opt, world)
+   if not opt.captured then return end
+   if opt.device ~= 'cuda' then
+      err.usage(recipe.name, '--captured needs --device cuda, got --device %s', opt.device)
+   elseif world.size > 1 then
+      err.usage(recipe.name, '--captured is for one rank, got %d', world.size)
+   elseif opt.packed then
+      err.usage(recipe.name, '--captured needs steps of one shape and count; --packed has others '
+         .. 'at each step')
+   end
+end
+
 -- Everything a mistake on the command line can upset, before a step is taken.
 local function prepare(recipe, tide, opt, world)
+   check_captured(recipe, opt, world)
    if not opt.plan then check_out(recipe, tide, opt) end
    local corpus = tide.data.text.load(opt.data or own_sources(recipe), { width = opt.token_bytes })
    local plan = plan_of(recipe, tide, opt, vocabulary(recipe, opt, corpus))
@@ -218,6 +234,7 @@ local function run(recipe, opt, parser, before)
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, comm = spread.comm,
       ctx = ctx, recipe = opt, resume = opt.resume and opt.out or nil, log_every = opt.log_every,
       title = ('%d parameters'):format(plan.numel), lock = lock, async_save = opt.async_save,
+      captured = opt.captured,
    })
    lock:release()
    finish(tide, opt, corpus, spread, result)

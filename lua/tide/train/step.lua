@@ -10,6 +10,10 @@
 -- the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
+--
+-- With `captured`, forward, backward and update are one launch on a GPU from the second step on.
+-- The host then learns of a loss that is not finite after the update, which leaves everything as it
+-- is by the same numbers on the device (found_inf).
 
 local tide = require 'tide'
 local agree = require 'tide.dist.agree'
@@ -120,13 +124,32 @@ local function check_replicas(self, op)
    agree.check(self.comm, op, 'E_STATE', items)
 end
 
+-- The step as a captured one (tide.cuda.captured), where it can be.
+local function set_captured(self, op)
+   if self.comm.size > 1 or self.parallel or self.tp or self.cp then
+      err.raise('E_UNSUPPORTED', op, 'captured: only the step of one rank with a whole model can '
+         .. 'be captured; collectives are made by the host')
+   end
+   for _, entry in ipairs(self.optim:entries()) do
+      if entry.param.device ~= 'cuda' then
+         err.raise('E_UNSUPPORTED', op, "captured: parameter '%s' is on '%s', and only steps on "
+            .. "'cuda' can be captured", entry.name, entry.param.device)
+      end
+   end
+   self.captured = tide.cuda.captured(function(...) return self:unread(...) end)
+end
+
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
--- (a Sharded; comm is then its ranks with data of their own). Collective. E_STATE: ranks differ in
--- clip, in the options of the optimiser or, of a model that each holds whole, in weights.
+-- (a Sharded; comm is then its ranks with data of their own), captured (false; true: from the
+-- second on a step is one launch of a CUDA graph, with the same numbers; batches must keep their
+-- shapes and counts). Collective. E_STATE: ranks differ in clip, in the options of the optimiser
+-- or, of a model that each holds whole, in weights. E_UNSUPPORTED: the step cannot be captured
+-- (several ranks, a model that is not on 'cuda').
 function step.new(opts)
    local op = 'train.step.new'
    err.type(op, 'options', opts, 'table')
-   err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel' })
+   err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel',
+      'captured' })
    for _, k in ipairs { 'model', 'optim' } do err.type(op, k, opts[k], 'table') end
    err.number(op, 'clip', opts.clip or 0, 0)
    check_comm(op, opts.comm)
@@ -143,6 +166,9 @@ function step.new(opts)
    set_groups(self, op)
    check_replicated(self, op)
    check_replicas(self, op)
+   if opts.captured ~= nil and err.type(op, 'captured', opts.captured, 'boolean') then
+      set_captured(self, op)
+   end
    return self
 end
 
@@ -177,16 +203,17 @@ local function loss_of(self, batch, count, options)
    return self.model:loss(mine.ids, mine.labels, opts)
 end
 
--- Forward and backward of one micro-batch; returns its share of the loss as a number.
-local function micro(self, batch, count)
-   local kept = { tide.scope(function()
+-- Forward and backward of one micro-batch; returns its share of the loss.
+local function micro_loss(self, batch, count)
+   return (tide.scope(function()
       local loss = loss_of(self, batch, count, self.loss_options)
       loss:backward()
       if self.parallel then self.parallel:finish() end
       return loss:detach(), unpack(self.optim:grads())
-   end) }
-   return kept[1]:item()
+   end))
 end
+
+local function micro(self, batch, count) return micro_loss(self, batch, count):item() end
 
 local function micros(self, batches, count)
    self.optim:zero_grad()
@@ -251,23 +278,57 @@ local function global_count(self, batches)
    return sums[1] * self.groups / self.comm.size
 end
 
--- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
--- loss of the global batch.
-function Step:gradients(batches)
+local function counted(self, batches)
    check_batches('train.step', batches)
    local count = global_count(self, batches)
    if count == 0 then
       err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
    end
+   return count
+end
+
+-- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
+-- loss of the global batch.
+function Step:gradients(batches)
+   local count = counted(self, batches)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local loss = self.parallel and sharded_micros(self, batches, count / means)
       or micros(self, batches, count)
    return dist.sum(self.comm, { loss })[1] / means
 end
 
+-- A step of one rank without a look at the device: the losses of the micro-batches and the norm, as
+-- tensors. found_inf is 0 where all of them are finite, else NaN.
+function Step:unread(batches, count)
+   self.optim:zero_grad()
+   local losses = {}
+   for i, batch in ipairs(batches) do losses[i] = micro_loss(self, batch, count) end
+   local norm, factor = clip.by_norm(self.optim:grads(), self.clip)
+   local found = norm * 0
+   for _, loss in ipairs(losses) do found = found + loss:to 'f32' * 0 end
+   self.optim:step { factor = factor, found_inf = found }
+   return losses, norm
+end
+
+local function run_captured(self, batches)
+   local lr, count, loss = self.optim:next_lr(), counted(self, batches), 0
+   local losses, norm = self.captured(batches, count)
+   for _, part in ipairs(losses) do loss = loss + part:item() end
+   local grad_norm, cause = norm:item(), nil
+   local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
+   if not applied then
+      self.optim:take_back()
+      cause = nonfinite.tell(self.comm, nonfinite.find(loss, self.model:named_parameters()))
+   end
+   -- gradients of the recorded step stay: a replay writes them again
+   if not self.captured:is_recorded() then self.optim:zero_grad() end
+   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }
+end
+
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
 -- is not finite, by rank and name.
 function Step:run(batches)
+   if self.captured then return run_captured(self, batches) end
    local lr = self.optim:next_lr()
    local loss = self:gradients(batches)
    local norm, factor = norm_of(self)

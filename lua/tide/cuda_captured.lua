@@ -1,0 +1,161 @@
+-- A function whose calls are replays of one captured step (layer 8).
+--
+--    local step = tide.cuda.captured(function(ids, labels) ... optim:step() return loss end)
+--    for ids, labels in batches do print(step(ids, labels):item()) end
+--
+-- The one idea: the first calls run as usual; the next is recorded on copies of its tensors, and
+-- from then on a call copies its tensors there and replays. Everything else that is given is a
+-- number of the recording, so it must stay what it was: a call that differs is refused with the
+-- place that differs, and nothing runs.
+
+local tide = require 'tide'
+local arg = require 'tide.ffi.arg'
+local ctx = require 'tide.ffi.ctx'
+local graph = require 'tide.ffi.graph'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local Captured = { class_name = 'Captured' }
+Captured.__index = Captured
+
+local op = 'cuda.captured'
+
+local function pack(...) return { n = select('#', ...), ... } end
+
+local function is_plain(v) return type(v) == 'table' and getmetatable(v) == nil end
+
+local function sorted_keys(t)
+   local keys = {}
+   for k in each(t) do keys[#keys + 1] = k end
+   table.sort(keys, function(a, b)
+      if type(a) == 'number' and type(b) == 'number' then return a < b end
+      return tostring(a) < tostring(b)
+   end)
+   return keys
+end
+
+-- Everything in a value, through plain tables, as { path, value } in a fixed order.
+local function leaves(value, path, list)
+   if not is_plain(value) then
+      list[#list + 1] = { path = path, value = value }
+      return list
+   end
+   for _, k in ipairs(sorted_keys(value)) do
+      leaves(value[k], ('%s%s%s'):format(path, path == '' and '' or '.', tostring(k)), list)
+   end
+   return list
+end
+
+local function text_of(v)
+   if not tide.is_tensor(v) then return err.show(v) end
+   return ("%s [%s] on '%s'"):format(v.dtype, table.concat(v.shape, ', '), v.device)
+end
+
+local function same(a, b)
+   local tensor = tide.is_tensor(a)
+   if tensor ~= tide.is_tensor(b) then return false end
+   return tensor and text_of(a) == text_of(b) or not tensor and rawequal(a, b)
+end
+
+-- What a recording may be made of: tensors on the GPU that are not leaves of the tape themselves.
+local function check_given(list)
+   for _, leaf in ipairs(list) do
+      local t = leaf.value
+      if tide.is_tensor(t) and t.device ~= 'cuda' then
+         err.raise('E_UNSUPPORTED', op, "argument %s is %s, and only what computes on 'cuda' can "
+            .. 'be captured; move it there, or do without capturing', leaf.path, text_of(t))
+      end
+      if tide.is_tensor(t) and t.requires_grad then
+         err.arg(op, 'argument ' .. leaf.path, 'a tensor without gradient (fn reaches parameters '
+            .. 'by itself)', t)
+      end
+   end
+end
+
+-- The same value with copies of its tensors.
+local function twin(value)
+   if tide.is_tensor(value) then return value:clone() end
+   if not is_plain(value) then return value end
+   local t = {}
+   for k, v in each(value) do t[k] = twin(v) end
+   return t
+end
+
+local function check_same(want, got)
+   for i = 1, math.max(#want, #got) do
+      local a, b = want[i], got[i]
+      if not a or not b or a.path ~= b.path then
+         err.raise('E_STATE', op, 'the step was captured with %s here, and now there is %s; such a '
+            .. 'step has fixed arguments', a and 'argument ' .. a.path or 'no further argument',
+            b and 'argument ' .. b.path or 'none')
+      end
+      if not same(a.value, b.value) then
+         err.raise('E_STATE', op, 'argument %s: the step was captured with %s, got %s; such a step '
+            .. 'has fixed shapes and numbers', a.path, text_of(a.value), text_of(b.value))
+      end
+   end
+end
+
+local function record(self, given)
+   self.static = tide.no_grad(twin, given)
+   self.want = leaves(self.static, '', {})
+   self.graph = graph.capture('cuda', function()
+      return pack(self.fn(unpack(self.static, 1, given.n)))
+   end)
+end
+
+local function refill(self, list)
+   tide.no_grad(function()
+      for i, leaf in ipairs(list) do
+         if tide.is_tensor(leaf.value) then self.want[i].value:copy_(leaf.value) end
+      end
+   end)
+end
+
+-- Calls fn as it is, records it, or replays it. Tensors that a replay returns hold its results
+-- until the next one.
+function Captured:__call(...)
+   local given = pack(...)
+   local list = leaves(given, '', {})
+   check_given(list)
+   if self.left > 0 then
+      self.left = self.left - 1
+      return self.fn(...)
+   end
+   if not self.graph then
+      record(self, given)
+   else
+      check_same(self.want, list)
+      refill(self, list)
+   end
+   local result = self.graph:replay()
+   return unpack(result, 1, result.n)
+end
+
+-- Whether calls are replays by now.
+function Captured:is_recorded() return self.graph ~= nil end
+
+-- Gives the memory of the step back now; the next call records anew.
+function Captured:release()
+   if self.graph then self.graph:release() end
+   self.graph, self.static, self.want = nil, nil, nil
+end
+
+local known = arg.set { 'warmup' }
+
+-- fn as a function of the same arguments and results: called opts.warmup (1) times as it is, then
+-- recorded once (tide.cuda.graph says what that refuses), then replayed. Arguments may be tensors
+-- on 'cuda', plain tables of them, and anything else that is the same at each call. E_DEVICE: there
+-- is no GPU; E_UNSUPPORTED: an argument is elsewhere; E_STATE: a call differs from the recorded
+-- one.
+return function(fn, opts)
+   arg.func(op, 'fn', fn)
+   opts = arg.opts(op, opts, known)
+   local there, why = ctx.default():device_available 'cuda'
+   if not there then
+      err.raise('E_DEVICE', op, "steps are captured on device 'cuda', which cannot be used: %s",
+         tostring(why))
+   end
+   return setmetatable({ fn = fn, left = arg.int(op, 'warmup', opts.warmup or 1, 0, 1000) },
+      Captured)
+end
