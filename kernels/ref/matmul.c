@@ -1,12 +1,14 @@
-/* What matmul and linear mean: plain sums, accumulated in f64 (integers: modulo 2^64).
+/* What matmul, linear and linear_fp8 mean: plain sums, accumulated in f64 (integers: modulo 2^64).
  *
  * The one idea: one element at a time, any dtype, any strides; no speed is sought here.
  *
  * Layer 2k. See kernel.h for operands. Floats are rounded once, from the f64 sum to the result.
  */
+#include <math.h>
 #include <stdio.h>
 
 #include "core/base/dtype.h"
+#include "kernels/fp8.h"
 #include "kernels/kernel.h"
 
 static double load_f(const k_tensor *t, int64_t i)
@@ -156,6 +158,50 @@ int k_ref_linear(const k_call *call)
       d.yi = offset_of(y, x->shape, nl, r) + c * y->stride[nl];
       if (has_bias) d.bias = bias, d.ci = c * bias->stride[0];
       dot_store(&d);
+    }
+  return TIDE_OK;
+}
+
+/* ---- of FP8 operands ---- */
+
+/* to[i]: what FP8 holds of element i of t (row-major) times the scale, which is returned. */
+static float round_operand(float *to, const k_tensor *t, int e5m2)
+{
+  int64_t n = product(t->shape, t->ndim);
+  float amax = 0;
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (float)load_f(t, offset_of(t, t->shape, t->ndim, i));
+    if (fabsf(to[i]) > amax) amax = fabsf(to[i]);
+  }
+  float scale = k_fp8_scale(amax, e5m2);
+  for (int64_t i = 0; i < n; i++) {
+    float v = to[i] * scale;
+    to[i] = e5m2 ? tide__e5m2_to_f32(tide__f32_to_e5m2(v))
+                 : tide__e4m3_to_f32(tide__f32_to_e4m3(v));
+  }
+  return scale;
+}
+
+int64_t k_ref_linear_fp8_work(const k_call *call)
+{
+  return 4 * (k_numel(&call->in[0]) + k_numel(&call->in[1]));
+}
+
+int k_ref_linear_fp8(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
+  const k_fp8_attrs *attrs = call->attrs;
+  int nl = x->ndim - 1;
+  int64_t m = product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
+  float *xq = call->work, *wq = xq + m * k;
+  double x_scale = round_operand(xq, x, attrs->x_e5m2), w_scale = round_operand(wq, w, 0);
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t c = 0; c < n; c++) {
+      double s = 0;
+      for (int64_t p = 0; p < k; p++) s += (double)xq[r * k + p] * wq[c * k + p];
+      s = s / x_scale / w_scale;
+      if (!k_absent(bias)) s += load_f(bias, c * bias->stride[0]);
+      store_f(y, offset_of(y, x->shape, nl, r) + c * y->stride[nl], s);
     }
   return TIDE_OK;
 }

@@ -147,6 +147,18 @@ function M.linear(x, w, bias)
    return take()
 end
 
+-- As linear, of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
+-- rounds the gradient of y to e5m2. f32, bf16 or f16, which y has too; sums in f32. A GPU needs
+-- compute capability 8.9.
+function M.linear_fp8(x, w, bias)
+   tensor('linear_fp8', 'x', x)
+   tensor('linear_fp8', 'w', w)
+   tensor_or_nil('linear_fp8', 'bias', bias)
+   local rc = C.tide_linear_fp8(box, x, w, bias)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_fp8(box, x, w, bias)) end
+   return take()
+end
+
 -- ---- normalisation, activations --------------------------------------------------------------
 
 -- exp(x) over its sum along dim.
