@@ -1,4 +1,5 @@
-/* Products: matmul over broadcast batches, and linear with its bias, also of FP8 operands.
+/* Products: matmul over broadcast batches, and linear with its bias, also with an activation behind
+ * it or of FP8 operands.
  *
  * The derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
  * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy. Those of
@@ -198,6 +199,22 @@ int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *
   return tide__dispatch(&c, out, 1);
 }
 
+/* The derivative of relu reads y, that of gelu what went into it. */
+int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                    int activation)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_ACT, out, 3, (tide_tensor *[]){x, w, bias}, 4));
+  TIDE_TRY(check_linear(&c, x, w, bias));
+  if (activation != TIDE_ACT_RELU && activation != TIDE_ACT_GELU_TANH)
+    return tide__fail(c.ctx, TIDE_E_ARG, "linear_act", "activation: expected 0 (relu) or 1 "
+                      "(gelu_tanh), got %d", activation);
+  c.attrs.linear_act = (k_linear_act_attrs){.act = activation};
+  bool pre = activation == TIDE_ACT_GELU_TANH && tide__wants_grad(&c);
+  tide__result(&c, 1, x->dtype, pre ? x->ndim : -1, c.make[0].shape);
+  return tide__dispatch(&c, out, 1);
+}
+
 static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                       bool x_e5m2)
 {
@@ -237,11 +254,12 @@ static int grad_product(tide_tensor **out, tide_tensor *dy, bool turned, tide_te
   return rc;
 }
 
-static int grad_linear(const tide__grad_call *g, bool fp8)
+/* gout: the gradient of x w^T + bias. */
+static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
   tide_tensor *dy = NULL, *x = NULL, *t = NULL;
   int32_t first = 0;
-  int rc = rows_of(&dy, g->gout[0]);
+  int rc = rows_of(&dy, gout);
   if (rc == TIDE_OK && g->need[0]) rc = grad_product(&t, dy, false, g->in[1], fp8);
   if (rc == TIDE_OK && g->need[0])
     rc = tide_reshape(&g->gin[0], t, g->meta[0].ndim, g->meta[0].shape);
@@ -254,5 +272,18 @@ static int grad_linear(const tide__grad_call *g, bool fp8)
   return rc;
 }
 
-int tide__grad_linear(const tide__grad_call *g) { return grad_linear(g, false); }
-int tide__grad_linear_fp8(const tide__grad_call *g) { return grad_linear(g, true); }
+int tide__grad_linear(const tide__grad_call *g) { return grad_linear(g, g->gout[0], false); }
+int tide__grad_linear_fp8(const tide__grad_call *g) { return grad_linear(g, g->gout[0], true); }
+
+int tide__grad_linear_act(const tide__grad_call *g)
+{
+  tide_tensor *dpre = NULL;
+  tide__grad_call act = *g;
+  act.gin = &dpre;
+  act.in = &g->out[1];
+  TIDE_TRY(g->attrs->linear_act.act == K_ACT_RELU ? tide__grad_relu(&act)
+                                                  : tide__grad_gelu_tanh(&act));
+  int rc = grad_linear(g, dpre, false);
+  tide_tensor_release(dpre);
+  return rc;
+}

@@ -6,8 +6,8 @@
  * shape is remembered, since asking takes longer than launching.
  *
  * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
- * Epilogues: bias, accumulation into y (beta 1), and the factors of FP8 operands. cuBLASLt knows
- * relu and gelu besides, which no op asks for together with a product, and no silu. Layer 2k.
+ * Epilogues: bias, relu, gelu by tanh (also with its operand kept), accumulation into y (beta 1),
+ * and the factors of FP8 operands. cuBLASLt knows no silu. Layer 2k.
  */
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ enum { REMEMBERED = 512, WORKSPACE = 32 << 20 };
 /* What decides the algorithm. Compared as bytes, so it is zeroed first. */
 struct problem {
   int64_t m, n, k, lda, ldb, ldd, batch, stride_a, stride_b, stride_d;
-  int in_a, in_b, out, trans_a, trans_b, bias, accumulate;
+  int in_a, in_b, out, trans_a, trans_b, bias, accumulate, act, pre;
   int align_a, align_b, align_d, align_bias, precision;
 };
 
@@ -145,6 +145,7 @@ problem problem_of(const tide_product &p)
   q.stride_a = p.b.batch_stride, q.stride_b = p.a.batch_stride, q.stride_d = p.y.batch_stride;
   q.in_a = p.b.dtype, q.in_b = p.a.dtype, q.out = p.y.dtype;
   q.bias = p.bias != nullptr, q.accumulate = p.accumulate;
+  q.act = p.act, q.pre = p.pre != nullptr;
   q.align_a = alignment(p.b.data), q.align_b = alignment(p.a.data), q.align_d = alignment(p.y.data);
   q.align_bias = p.bias ? alignment(p.bias) : 0;
   return q;
@@ -155,6 +156,18 @@ cublasComputeType_t compute_of(const problem &q)
   if (q.in_a == TIDE_F64) return CUBLAS_COMPUTE_64F;
   return q.precision == 2 ? CUBLAS_COMPUTE_32F_FAST_16BF
     : q.precision == 1 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+/* Numbers of the epilogues are sums of what they do; 128: the operand of gelu is kept. */
+uint32_t epilogue_of(const problem &q)
+{
+  static_assert(CUBLASLT_EPILOGUE_RELU_BIAS == 6 && CUBLASLT_EPILOGUE_GELU_AUX_BIAS == 164, "");
+  uint32_t sum = 0;
+  if (q.act == TIDE_CUDA_RELU) sum |= (uint32_t)CUBLASLT_EPILOGUE_RELU;
+  if (q.act == TIDE_CUDA_GELU) sum |= (uint32_t)CUBLASLT_EPILOGUE_GELU;
+  if (q.bias) sum |= (uint32_t)CUBLASLT_EPILOGUE_BIAS;
+  if (q.pre) sum |= 128;
+  return sum ? sum : (uint32_t)CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 /* The four descriptors of a product; what could not be made stays null. */
@@ -185,9 +198,11 @@ struct plan {
                                      q.in_a == TIDE_F64 ? CUDA_R_64F : CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(q.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
     set(CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(q.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
-    if (q.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(q));
+    if (q.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (q.pre) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.pre);
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, q.ldd);
     }
     if (p.a_scale) {
       set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void *>(p.b_scale));

@@ -10,6 +10,9 @@
 /* Beside the public dtypes, of matrices here alone: FP8 codes. */
 enum { TIDE_CUDA_E4M3 = TIDE_NDTYPE, TIDE_CUDA_E5M2 };
 
+/* What a product may do with its sums before it rounds them: relu, or gelu by tanh. */
+enum { TIDE_CUDA_PLAIN, TIDE_CUDA_RELU, TIDE_CUDA_GELU };
+
 /* A matrix [rows, cols] of a batch. One of the two strides is 1 (or its dim has size 1). */
 struct tide_matrix {
   void *data;
@@ -30,6 +33,8 @@ struct tide_product {
   const void *bias;
   bool accumulate;
   const float *a_scale = nullptr, *b_scale = nullptr; /* of FP8 */
+  int act = TIDE_CUDA_PLAIN; /* not of f64, nor with accumulate */
+  void *pre = nullptr;       /* of gelu: where its operand goes, as y lies; columns in steps of 8 */
 };
 int tide_cuda_product(const k_call *call, const tide_product &p);
 

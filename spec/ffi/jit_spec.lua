@@ -57,6 +57,7 @@ local cases = {
    embedding = function() return tide.embedding(x, ids) end,
    matmul = function() return x:matmul(v) end,
    linear = function() return tide.linear(x, y) end,
+   linear_act = function() return tide.linear_act(x, y, nil, 'relu') end,
    linear_fp8 = function() return tide.linear_fp8(x, y) end,
    layer_norm = function() return tide.layer_norm(x, v, v) end,
    rms_norm = function() return tide.rms_norm(x, v) end,

@@ -49,6 +49,36 @@ describe('nn.Linear and nn.Embedding', function()
    end)
 end)
 
+describe('nn.MLP in its plain form', function()
+   local function by_hand(m, x)
+      local up = tide.linear(x, m.up_proj.weight, m.up_proj.bias)
+      local y = m.act == 'relu2' and up:relu():square() or up[m.act](up)
+      return tide.linear(y, m.down_proj.weight, m.down_proj.bias)
+   end
+
+   it('activates on the way out of the product, also with hooks in between', function()
+      for _, act in ipairs { 'relu', 'relu2', 'gelu_tanh', 'gelu', 'silu' } do
+         local function make()
+            return nn.MLP { dim = 4, hidden = 6, act = act, bias = true, seed = 2 }
+         end
+         local m = make()
+         local want = by_hand(m, x_BTC)
+         local grad = {}
+         for i, fn in ipairs { function(mlp, x) return mlp(x) end, by_hand } do
+            local mlp, x = make(), x_BTC:clone():requires_grad_()
+            fn(mlp, x):square():sum():backward()
+            grad[i] = { x.grad, mlp.up_proj.weight.grad, mlp.up_proj.bias.grad }
+         end
+         for i = 1, 3 do close(grad[1][i], grad[2][i]) end
+         close(m(x_BTC), want)
+         local seen
+         m.up_proj:hook_post(function(_, _, y) seen = y end)
+         close(m(x_BTC), want)
+         close(seen, tide.linear(x_BTC, m.up_proj.weight, m.up_proj.bias))
+      end
+   end)
+end)
+
 describe('norms', function()
    it('are their formulas, with a residual too', function()
       local m = nn.RMSNorm(4, { eps = 1e-3 })

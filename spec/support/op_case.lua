@@ -172,6 +172,16 @@ add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 
       fn = function(t, x, w, b) return t.linear(x, w, b) end }
 add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 } } },
       fn = function(t, x, w) return t.linear(x, w) end }
+for _, act in ipairs { 'relu', 'gelu_tanh' } do
+   add { op = 'linear_act',
+         shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 8, 5 }, { 8 } },
+                    { { 0, 3 }, { 2, 3 }, { 2 } }, { { 2, 0 }, { 3, 0 }, { 3 } },
+                    { { 33, 17 }, { 40, 17 }, { 40 } } },
+         fn = function(t, x, w, b)
+            return t.linear_act(x, w, b, act), t.linear_act(x, w, nil, act)
+         end }
+end
+
 -- Sizes off the steps of 16 that FP8 units take, on them, and beyond a tile; no sum at all.
 local small_floats = { 'f32', 'f16', 'bf16' }
 add { op = 'linear_fp8', dtypes = small_floats, differences = false,

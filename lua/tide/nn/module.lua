@@ -302,10 +302,16 @@ function Module:hook_backward(fn)
    return self._bwd:add('nn.Module.hook_backward', fn)
 end
 
+local function hooked(self) return self._pre or self._post or self._bwd or self._bwd_pre end
+
+-- Whether a call does more than its class's forward: hooks, a recomputation, a forward that a plan
+-- put in place.
+function Module:is_changed()
+   return (hooked(self) or self._around or rawget(self, 'forward')) ~= nil
+end
+
 local function call(self, ...)
-   if self._pre or self._post or self._bwd or self._bwd_pre then
-      return hook.call(self, hook.pack(...))
-   end
+   if hooked(self) then return hook.call(self, hook.pack(...)) end
    return self:forward(...)
 end
 

@@ -1,6 +1,6 @@
 /* A libcublasLt.so of plain loops, so that how kernels/cuda/blas.cu asks for products is tested:
- * descriptors, leading dims, transpositions, batches, bias, factors of FP8 operands. Columns first,
- * as the real one.
+ * descriptors, leading dims, transpositions, batches, bias, activations, factors of FP8 operands.
+ * Columns first, as the real one.
  *
  * It refuses what the real one refuses: a leading dim that is too small, an epilogue for f64,
  * shapes that do not fit, an algorithm that was asked for another problem; of FP8 codes two e5m2,
@@ -17,6 +17,8 @@ struct tide_emulated_desc {
   int32_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void *bias = nullptr, *a_scale = nullptr, *b_scale = nullptr;
+  void *aux = nullptr;
+  int64_t aux_ld = 0;
 };
 struct tide_emulated_layout {
   cudaDataType_t type;
@@ -86,6 +88,8 @@ TIDE_LT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDes
     case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &d->epilogue, expect = 4; break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: to = &d->a_scale; break;
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: to = &d->b_scale; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: to = &d->aux; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: to = &d->aux_ld; break;
     default: to = &d->bias;
   }
   if (size != expect) return CUBLAS_STATUS_INVALID_VALUE;
@@ -151,6 +155,16 @@ static bool fp8_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLt
   return formats && order && sizes && result && op->compute == CUBLAS_COMPUTE_32F;
 }
 
+/* 128 asks for the operand of gelu, in steps of 8; no such thing of relu is used here. */
+static bool epilogue_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t d)
+{
+  uint32_t act = op->epilogue & ~(uint32_t)CUBLASLT_EPILOGUE_BIAS;
+  if (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT || act == 0 || act == CUBLASLT_EPILOGUE_RELU
+      || act == CUBLASLT_EPILOGUE_GELU) return true;
+  return act == CUBLASLT_EPILOGUE_GELU_AUX && op->aux && op->aux_ld % 8 == 0
+    && op->aux_ld >= d->rows && reinterpret_cast<uintptr_t>(op->aux) % 16 == 0 && d->batch == 1;
+}
+
 static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                  cublasLtMatrixLayout_t d)
 {
@@ -164,8 +178,8 @@ static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatr
     && (a->type == CUDA_R_32F || op->compute < CUBLAS_COMPUTE_32F_FAST_TF32)
     && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
     && !op->a_scale && !op->b_scale;
-  return sizes && lead && (fp8 ? fp8_fits(op, a, b, d) : plain) && a->batch == d->batch
-    && b->batch == d->batch;
+  return sizes && lead && epilogue_fits(op, d) && (fp8 ? fp8_fits(op, a, b, d) : plain)
+    && a->batch == d->batch && b->batch == d->batch;
 }
 
 TIDE_LT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
@@ -201,6 +215,14 @@ static double rounded(double v, cublasComputeType_t compute)
   return __uint_as_float(u >> drop << drop);
 }
 
+static double activate(uint32_t epilogue, double v)
+{
+  if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return v;
+  if (epilogue & CUBLASLT_EPILOGUE_RELU) return v > 0 || v != v ? v : 0;
+  if (!(epilogue & CUBLASLT_EPILOGUE_GELU)) return v;
+  return 0.5 * v * (1 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+}
+
 static void multiply(const product &p)
 {
   const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
@@ -220,8 +242,9 @@ static void multiply(const product &p)
         int64_t at = z * ld.stride + col * ld.ld + row;
         sum *= factor;
         if (p.beta != 0) sum += p.beta * get(p.pc, ld.type, at);
-        if (p.op.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
-        put(p.pd, ld.type, at, sum);
+        if (p.op.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
+        if ((p.op.epilogue & 128) != 0) put(p.op.aux, ld.type, col * p.op.aux_ld + row, sum);
+        put(p.pd, ld.type, at, activate(p.op.epilogue, sum));
       }
 }
 
