@@ -105,6 +105,17 @@ typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
  * linear: x[..., K] , w_NK, bias_N or absent -> y[..., N]. x, w K_INNER. No attrs.
  * Accumulation is f32 for f32/bf16/f16 (one rounding at the end), f64 for f64. */
 
+/* linear_act: x[..., K], w_NK, bias_N or absent -> y[..., N], pre[..., N] or absent: pre is what
+ * linear gives, y = act(pre), of pre as it is before or after it is rounded. x, w K_INNER. */
+enum { K_ACT_RELU = 0, K_ACT_GELU_TANH = 1 };
+typedef struct k_linear_act_attrs { int32_t act; } k_linear_act_attrs;
+
+/* linear_fp8: x[..., K], w_NK, bias_N or absent -> y[..., N]; f32, bf16 or f16. As linear, of
+ * operands rounded to FP8: x to e5m2 if x_e5m2, else to e4m3; w to e4m3. With s = k_fp8_scale of
+ * the operand (kernels/fp8.h), v * s is taken in f32 and rounded once, and the sum is divided by
+ * both s before bias is added. */
+typedef struct k_fp8_attrs { int32_t x_e5m2; } k_fp8_attrs;
+
 /* layer_norm: x[..., D], weight or absent, bias or absent -> y, mean[...] f32*, rstd[...] f32*
  * layer_norm_bwd: dy, x, weight or absent, mean, rstd -> dx, dweight or absent, dbias or absent
  * rms_norm: x, weight or absent -> y, rstd[...] f32*

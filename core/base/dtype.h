@@ -1,4 +1,4 @@
-/* Element types: sizes, names, kinds, promotion, and the two 16-bit float conversions.
+/* Element types: sizes, names, kinds, promotion, and the conversions of 16-bit and 8-bit floats.
  *
  * Layer 0. The table is dtype.def. Conversions round to nearest even and keep NaN a NaN.
  */
@@ -27,6 +27,14 @@ static inline uint16_t tide__f32_to_bf16(float f)
 
 float    tide__f16_to_f32(uint16_t h);
 uint16_t tide__f32_to_f16(float f);
+
+/* The two FP8 formats (Micikevicius et al., arXiv 2209.05433), which no tensor has: operands of a
+ * product are rounded to them on the way (kernels/fp8.h). Finite numbers beyond the largest become
+ * it. An infinity stays one in e5m2 and is NaN in e4m3, which has none. NaN is 0x7f. */
+float   tide__e4m3_to_f32(uint8_t h);
+float   tide__e5m2_to_f32(uint8_t h);
+uint8_t tide__f32_to_e4m3(float f);
+uint8_t tide__f32_to_e5m2(float f);
 
 int tide__dtype_valid(int dtype);
 int tide__dtype_is_float(int dtype);

@@ -1,7 +1,9 @@
-/* Products: matmul over broadcast batches, and linear with its bias.
+/* Products: matmul over broadcast batches, and linear with its bias, also with an activation behind
+ * it or of FP8 operands.
  *
- * Both derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
- * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy.
+ * The derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
+ * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy. Those of
+ * linear_fp8 are linear_fp8 of views: dx = linear(dy, w^T), dw = linear(dy^T, x^T).
  */
 #include <string.h>
 
@@ -166,27 +168,69 @@ int tide__grad_matmul(const tide__grad_call *g)
   return TIDE_OK;
 }
 
-int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
+/* Checks the operands of a linear and declares its result. */
+static int check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
+                        const tide_tensor *bias)
 {
-  tide__call c;
   int64_t shape[TIDE_MAX_DIM];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR, out, 3, (tide_tensor *[]){x, w, bias}, 4));
   bool fit = x->ndim >= 1 && w->ndim == 2 && x->shape[x->ndim - 1] == w->shape[1] &&
              (!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0]));
   if (!fit)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "linear", "x %s, weight %s and bias %s do not fit: "
-                      "expected [..., K], [N, K] and [N]", TIDE__SHAPE(x->ndim, x->shape),
+    return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "x %s, weight %s and bias %s do not "
+                      "fit: expected [..., K], [N, K] and [N]", TIDE__SHAPE(x->ndim, x->shape),
                       TIDE__SHAPE(w->ndim, w->shape),
                       bias ? TIDE__SHAPE(bias->ndim, bias->shape) : "none");
   if (x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
-    return tide__fail(c.ctx, TIDE_E_DTYPE, "linear", "x is %s, weight is %s, bias is %s; cast them "
-                      "to one dtype", tide_dtype_name(x->dtype), tide_dtype_name(w->dtype),
-                      bias ? tide_dtype_name(bias->dtype) : "none");
-  TIDE_TRY(tide__check_float(x, "linear", "x"));
+    return tide__fail(c->ctx, TIDE_E_DTYPE, TIDE__NAME(c), "x is %s, weight is %s, bias is %s; "
+                      "cast them to one dtype", tide_dtype_name(x->dtype),
+                      tide_dtype_name(w->dtype), bias ? tide_dtype_name(bias->dtype) : "none");
+  TIDE_TRY(tide__check_float(x, TIDE__NAME(c), "x"));
   memcpy(shape, x->shape, sizeof shape);
   shape[x->ndim - 1] = w->shape[0];
-  tide__result(&c, 0, x->dtype, x->ndim, shape);
+  tide__result(c, 0, x->dtype, x->ndim, shape);
+  return TIDE_OK;
+}
+
+int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR, out, 3, (tide_tensor *[]){x, w, bias}, 4));
+  TIDE_TRY(check_linear(&c, x, w, bias));
   return tide__dispatch(&c, out, 1);
+}
+
+/* The derivative of relu reads y, that of gelu what went into it. */
+int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                    int activation)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_ACT, out, 3, (tide_tensor *[]){x, w, bias}, 4));
+  TIDE_TRY(check_linear(&c, x, w, bias));
+  if (activation != TIDE_ACT_RELU && activation != TIDE_ACT_GELU_TANH)
+    return tide__fail(c.ctx, TIDE_E_ARG, "linear_act", "activation: expected 0 (relu) or 1 "
+                      "(gelu_tanh), got %d", activation);
+  c.attrs.linear_act = (k_linear_act_attrs){.act = activation};
+  bool pre = activation == TIDE_ACT_GELU_TANH && tide__wants_grad(&c);
+  tide__result(&c, 1, x->dtype, pre ? x->ndim : -1, c.make[0].shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                      bool x_e5m2)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){x, w, bias}, 4));
+  TIDE_TRY(check_linear(&c, x, w, bias));
+  if (x->dtype == TIDE_F64)
+    return tide__fail(c.ctx, TIDE_E_DTYPE, "linear_fp8", "x: expected f32, bf16 or f16, got f64; "
+                      "use linear");
+  c.attrs.fp8 = (k_fp8_attrs){.x_e5m2 = x_e5m2};
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
+{
+  return linear_fp8(out, x, w, bias, false);
 }
 
 /* All leading dims as one: a view where strides allow. */
@@ -197,19 +241,49 @@ static int rows_of(tide_tensor **out, tide_tensor *x)
   return tide_reshape(out, x, 2, (int64_t[]){n, x->shape[x->ndim - 1]});
 }
 
-int tide__grad_linear(const tide__grad_call *g)
+/* dy b, or dy^T b; in FP8 as a linear of what is there, seen transposed. */
+static int grad_product(tide_tensor **out, tide_tensor *dy, bool turned, tide_tensor *b, bool fp8)
+{
+  tide_tensor *a = NULL, *bt = NULL;
+  if (!fp8) return product_with_transpose(out, dy, turned, b, false);
+  int rc = turned ? tide_transpose(&a, dy, 0, 1) : tide_tensor_retain(a = dy);
+  if (rc == TIDE_OK) rc = tide_transpose(&bt, b, 0, 1);
+  if (rc == TIDE_OK) rc = linear_fp8(out, a, bt, NULL, true);
+  tide_tensor_release(a);
+  tide_tensor_release(bt);
+  return rc;
+}
+
+/* gout: the gradient of x w^T + bias. */
+static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
   tide_tensor *dy = NULL, *x = NULL, *t = NULL;
   int32_t first = 0;
-  int rc = rows_of(&dy, g->gout[0]);
-  if (rc == TIDE_OK && g->need[0]) rc = matmul_2d(&t, dy, g->in[1]);
+  int rc = rows_of(&dy, gout);
+  if (rc == TIDE_OK && g->need[0]) rc = grad_product(&t, dy, false, g->in[1], fp8);
   if (rc == TIDE_OK && g->need[0])
     rc = tide_reshape(&g->gin[0], t, g->meta[0].ndim, g->meta[0].shape);
   if (rc == TIDE_OK && g->need[1]) rc = rows_of(&x, g->in[0]);
-  if (rc == TIDE_OK && g->need[1]) rc = product_with_transpose(&g->gin[1], dy, true, x, false);
+  if (rc == TIDE_OK && g->need[1]) rc = grad_product(&g->gin[1], dy, true, x, fp8);
   if (rc == TIDE_OK && g->need[2]) rc = tide_sum(&g->gin[2], dy, 1, &first, false);
   tide_tensor_release(dy);
   tide_tensor_release(x);
   tide_tensor_release(t);
+  return rc;
+}
+
+int tide__grad_linear(const tide__grad_call *g) { return grad_linear(g, g->gout[0], false); }
+int tide__grad_linear_fp8(const tide__grad_call *g) { return grad_linear(g, g->gout[0], true); }
+
+int tide__grad_linear_act(const tide__grad_call *g)
+{
+  tide_tensor *dpre = NULL;
+  tide__grad_call act = *g;
+  act.gin = &dpre;
+  act.in = &g->out[1];
+  TIDE_TRY(g->attrs->linear_act.act == K_ACT_RELU ? tide__grad_relu(&act)
+                                                  : tide__grad_gelu_tanh(&act));
+  int rc = grad_linear(g, dpre, false);
+  tide_tensor_release(dpre);
   return rc;
 }

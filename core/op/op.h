@@ -33,6 +33,8 @@ typedef union tide__attrs {
   k_pad_attrs pad;
   k_roll_attrs roll;
   k_arange_attrs arange;
+  k_linear_act_attrs linear_act;
+  k_fp8_attrs fp8;
   k_norm_attrs norm;
   k_gated_norm_attrs gated_norm;
   k_conv1d_attrs conv1d;
@@ -162,10 +164,10 @@ int  tide__check_against_ref(tide__call *c);
   RULE(where) RULE(cast) RULE(clone) RULE(sum) RULE(mean) RULE(prod) RULE(extremum) \
   RULE(cumsum) RULE(reshape) RULE(permute) RULE(slice) RULE(expand) RULE(cat) RULE(pad) \
   RULE(roll) RULE(gather) RULE(scatter_add) RULE(index_select) RULE(index_add) \
-  RULE(embedding) RULE(matmul) RULE(linear) RULE(layer_norm) RULE(rms_norm) \
-  RULE(add_rms_norm) RULE(rope) RULE(softmax) RULE(log_softmax) RULE(swiglu) RULE(dropout) \
-  RULE(attention) RULE(cross_entropy) RULE(linear_cross_entropy) RULE(conv1d) RULE(ssd_scan) \
-  RULE(gated_rms_norm)
+  RULE(embedding) RULE(matmul) RULE(linear) RULE(linear_act) RULE(linear_fp8) \
+  RULE(layer_norm) RULE(rms_norm) RULE(add_rms_norm) RULE(rope) RULE(softmax) \
+  RULE(log_softmax) RULE(swiglu) RULE(dropout) RULE(attention) RULE(cross_entropy) \
+  RULE(linear_cross_entropy) RULE(conv1d) RULE(ssd_scan) RULE(gated_rms_norm)
 #define TIDE__DECLARE_RULE(name) int tide__grad_##name(const tide__grad_call *g);
 TIDE__RULES(TIDE__DECLARE_RULE)
 

@@ -1,4 +1,4 @@
-/* matmul and linear on the CPU: turn operands into products for gemm.c.
+/* matmul, linear and linear_act on the CPU: turn operands into products for gemm.c.
  *
  * The one idea: dims that step through memory evenly are collapsed into the rows of one product;
  * what is left is a list of independent products. Many small ones are spread over the threads, a
@@ -11,6 +11,9 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/kernel.h"
+
+int k_cpu_relu(const k_call *call);
+int k_cpu_gelu_tanh(const k_call *call);
 
 /* A product repeated over up to TIDE_MAX_DIM batch dims, strides in elements of each operand. */
 typedef struct batch {
@@ -210,4 +213,17 @@ int k_cpu_linear(const k_call *call)
   make_linear(&b, call);
   run_batch(&b, call->work);
   return TIDE_OK;
+}
+
+/* The product, then its activation over the whole of it: a pass over y is little beside it. */
+int k_cpu_linear_act(const k_call *call)
+{
+  const k_tensor *pre = k_absent(&call->out[1]) ? &call->out[0] : &call->out[1];
+  k_call product = *call, act = *call;
+  product.out = act.in = pre;
+  product.nout = act.nout = act.nin = 1;
+  int rc = k_cpu_linear(&product);
+  if (rc != TIDE_OK) return rc;
+  bool relu = ((const k_linear_act_attrs *)call->attrs)->act == K_ACT_RELU;
+  return relu ? k_cpu_relu(&act) : k_cpu_gelu_tanh(&act);
 }

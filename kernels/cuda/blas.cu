@@ -6,8 +6,8 @@
  * shape is remembered, since asking takes longer than launching.
  *
  * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
- * Epilogues: bias, and accumulation into y (beta 1). cuBLASLt knows relu and gelu besides, which no
- * op asks for together with a product, and no silu. Layer 2k.
+ * Epilogues: bias, relu, gelu by tanh (also with its operand kept), accumulation into y (beta 1),
+ * and the factors of FP8 operands. cuBLASLt knows no silu. Layer 2k.
  */
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ enum { REMEMBERED = 512, WORKSPACE = 32 << 20 };
 /* What decides the algorithm. Compared as bytes, so it is zeroed first. */
 struct problem {
   int64_t m, n, k, lda, ldb, ldd, batch, stride_a, stride_b, stride_d;
-  int in, out, trans_a, trans_b, bias, accumulate;
+  int in_a, in_b, out, trans_a, trans_b, bias, accumulate, act, pre;
   int align_a, align_b, align_d, align_bias, precision;
 };
 
@@ -108,6 +108,8 @@ cudaDataType_t type_of(int dtype)
     case TIDE_F64: return CUDA_R_64F;
     case TIDE_BF16: return CUDA_R_16BF;
     case TIDE_F16: return CUDA_R_16F;
+    case TIDE_CUDA_E4M3: return CUDA_R_8F_E4M3;
+    case TIDE_CUDA_E5M2: return CUDA_R_8F_E5M2;
     default: return CUDA_R_32F;
   }
 }
@@ -141,7 +143,9 @@ problem problem_of(const tide_product &p)
   as_columns(p.a, &q.ldb, &q.trans_b);
   q.ldd = p.y.rows == 1 ? p.y.cols : p.y.row_stride;
   q.stride_a = p.b.batch_stride, q.stride_b = p.a.batch_stride, q.stride_d = p.y.batch_stride;
-  q.in = p.a.dtype, q.out = p.y.dtype, q.bias = p.bias != nullptr, q.accumulate = p.accumulate;
+  q.in_a = p.b.dtype, q.in_b = p.a.dtype, q.out = p.y.dtype;
+  q.bias = p.bias != nullptr, q.accumulate = p.accumulate;
+  q.act = p.act, q.pre = p.pre != nullptr;
   q.align_a = alignment(p.b.data), q.align_b = alignment(p.a.data), q.align_d = alignment(p.y.data);
   q.align_bias = p.bias ? alignment(p.bias) : 0;
   return q;
@@ -149,9 +153,21 @@ problem problem_of(const tide_product &p)
 
 cublasComputeType_t compute_of(const problem &q)
 {
-  if (q.in == TIDE_F64) return CUBLAS_COMPUTE_64F;
+  if (q.in_a == TIDE_F64) return CUBLAS_COMPUTE_64F;
   return q.precision == 2 ? CUBLAS_COMPUTE_32F_FAST_16BF
     : q.precision == 1 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+/* Numbers of the epilogues are sums of what they do; 128: the operand of gelu is kept. */
+uint32_t epilogue_of(const problem &q)
+{
+  static_assert(CUBLASLT_EPILOGUE_RELU_BIAS == 6 && CUBLASLT_EPILOGUE_GELU_AUX_BIAS == 164, "");
+  uint32_t sum = 0;
+  if (q.act == TIDE_CUDA_RELU) sum |= (uint32_t)CUBLASLT_EPILOGUE_RELU;
+  if (q.act == TIDE_CUDA_GELU) sum |= (uint32_t)CUBLASLT_EPILOGUE_GELU;
+  if (q.bias) sum |= (uint32_t)CUBLASLT_EPILOGUE_BIAS;
+  if (q.pre) sum |= 128;
+  return sum ? sum : (uint32_t)CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 /* The four descriptors of a product; what could not be made stays null. */
@@ -176,18 +192,24 @@ struct plan {
   {
     if (good) took(b->cublasLtMatmulDescSetAttribute(op, what, &v, sizeof v));
   }
-  plan(tide_cuda_blas *blas, const problem &q, const void *bias) : b(blas)
+  plan(tide_cuda_blas *blas, const problem &q, const tide_product &p) : b(blas)
   {
     took(b->cublasLtMatmulDescCreate(&op, compute_of(q),
-                                     q.in == TIDE_F64 ? CUDA_R_64F : CUDA_R_32F));
+                                     q.in_a == TIDE_F64 ? CUDA_R_64F : CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(q.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
     set(CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(q.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
-    if (q.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(q));
+    if (q.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (q.pre) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.pre);
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, q.ldd);
     }
-    layout(&a, q.in, q.trans_a ? q.k : q.m, q.trans_a ? q.m : q.k, q.lda, q, q.stride_a);
-    layout(&x, q.in, q.trans_b ? q.n : q.k, q.trans_b ? q.k : q.n, q.ldb, q, q.stride_b);
+    if (p.a_scale) {
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void *>(p.b_scale));
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void *>(p.a_scale));
+    }
+    layout(&a, q.in_a, q.trans_a ? q.k : q.m, q.trans_a ? q.m : q.k, q.lda, q, q.stride_a);
+    layout(&x, q.in_b, q.trans_b ? q.n : q.k, q.trans_b ? q.k : q.n, q.ldb, q, q.stride_b);
     layout(&d, q.out, q.m, q.n, q.ldd, q, q.stride_d);
   }
   ~plan()
@@ -250,9 +272,9 @@ int tide_cuda_product(const k_call *call, const tide_product &p)
   if (rc < 0) return rc;
   tide_cuda_blas *b = *at;
   problem q = problem_of(p);
-  if (q.in == TIDE_F32)
+  if (q.in_a == TIDE_F32)
     q.precision = (int)tide_cuda_state_of(call->stream)->params->matmul_precision;
-  plan plan(b, q, p.bias);
+  plan plan(b, q, p);
   choice *c = slot(b, q);
   bool known = c->used && memcmp(&c->key, &q, sizeof q) == 0;
   if (plan.good && !known) {
@@ -261,7 +283,7 @@ int tide_cuda_product(const k_call *call, const tide_product &p)
   }
   float one = 1, beta = p.accumulate ? 1 : 0;
   double one64 = 1, beta64 = beta;
-  bool wide = q.in == TIDE_F64;
+  bool wide = q.in_a == TIDE_F64;
   cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
   if (plan.good)
     s = b->cublasLtMatmul(b->handle, plan.op, wide ? (void *)&one64 : &one, p.b.data, plan.a,

@@ -1,10 +1,14 @@
-/* matmul and linear on the GPU: products by cuBLASLt; integers and odd strides by a plain kernel.
+/* matmul, linear and linear_act on the GPU: products by cuBLASLt; integers and odd strides by a
+ * plain kernel.
  *
  * The one idea: batch dims are collapsed; what remains beyond one evenly strided dim is looped over
  * on the host. Meaning: kernels/ref/matmul.c. Layer 2k.
  */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/product.cuh"
+
+int k_cuda_relu(const k_call *call);
+int k_cuda_gelu_tanh(const k_call *call);
 
 namespace {
 
@@ -113,10 +117,13 @@ int k_cuda_addmm_(const k_call *call)
   return plain(call, one, true);
 }
 
-/* The rows of x lie evenly or dispatch's copy of a strange view is not here: then row by row. */
-int k_cuda_linear(const k_call *call)
+namespace {
+
+/* The rows of x lie evenly or dispatch's copy of a strange view is not here: then row by row. act:
+ * what the product does with its sums; pre (or absent): where it leaves them. */
+int linear(const k_call *call, const k_tensor &y, int act, const k_tensor *pre)
 {
-  const k_tensor &x = call->in[0], &w = call->in[1], &y = call->out[0];
+  const k_tensor &x = call->in[0], &w = call->in[1];
   int last = x.ndim - 1;
   int64_t n = w.shape[0], k = x.shape[last];
   tide_array bias = call->nin > 2 ? tide_array_of(call->in[2]) : tide_array{nullptr, y.dtype};
@@ -140,7 +147,34 @@ int k_cuda_linear(const k_call *call)
                       {w.data, w.dtype, k, n, 1, w.stride[0], 0},
                       {static_cast<char *>(y.data) + i * m * n * size, y.dtype, m, n, n, 1, 0},
                       1, prefill ? nullptr : bias.data, prefill};
+    p.act = act;
+    if (pre) p.pre = static_cast<char *>(pre->data) + i * m * n * size;
     rc = tide_cuda_product(call, p);
   }
   return rc;
+}
+
+}  // namespace
+
+int k_cuda_linear(const k_call *call)
+{
+  return linear(call, call->out[0], TIDE_CUDA_PLAIN, nullptr);
+}
+
+/* f64, no sum at all and a gelu whose operand does not lie as cuBLASLt keeps it take two steps. */
+int k_cuda_linear_act(const k_call *call)
+{
+  const k_tensor &y = call->out[0];
+  const k_tensor *pre = k_absent(&call->out[1]) ? nullptr : &call->out[1];
+  bool relu = static_cast<const k_linear_act_attrs *>(call->attrs)->act == K_ACT_RELU;
+  int64_t n = call->in[1].shape[0], k = call->in[1].shape[1];
+  if (y.dtype != TIDE_F64 && k > 0 && (!pre || n % 8 == 0))
+    return linear(call, y, relu ? TIDE_CUDA_RELU : TIDE_CUDA_GELU, pre);
+  const k_tensor *sum = pre ? pre : &y;
+  int rc = linear(call, *sum, TIDE_CUDA_PLAIN, nullptr);
+  if (rc != TIDE_OK) return rc;
+  k_call act = *call;
+  act.in = sum;
+  act.nin = act.nout = 1;
+  return relu ? k_cuda_relu(&act) : k_cuda_gelu_tanh(&act);
 }

@@ -7,6 +7,12 @@
 
 #include "kernels/cuda/cuda.cuh"
 
+/* Beside the public dtypes, of matrices here alone: FP8 codes. */
+enum { TIDE_CUDA_E4M3 = TIDE_NDTYPE, TIDE_CUDA_E5M2 };
+
+/* What a product may do with its sums before it rounds them: relu, or gelu by tanh. */
+enum { TIDE_CUDA_PLAIN, TIDE_CUDA_RELU, TIDE_CUDA_GELU };
+
 /* A matrix [rows, cols] of a batch. One of the two strides is 1 (or its dim has size 1). */
 struct tide_matrix {
   void *data;
@@ -16,12 +22,19 @@ struct tide_matrix {
 
 /* y = a b (+ bias along the columns of y) (+ y if accumulate), for `batch` matrices. y is row-major
  * (col_stride 1). a and b have one dtype; y has it too, or f32. Sums in f32, in f64 for f64. bias
- * may be null; it has y's dtype. */
+ * may be null; it has y's dtype.
+ *
+ * Of FP8 codes: y = a b * a_scale * b_scale + bias, the factors on the device. a and b may be of
+ * two formats, not both e5m2; a is row-major, b column-major; y is f32 (then bias is null), bf16 or
+ * f16; rows of b and columns of y are multiples of 16, addresses and strides of 16 bytes. */
 struct tide_product {
   tide_matrix a, b, y;
   int64_t batch;
   const void *bias;
   bool accumulate;
+  const float *a_scale = nullptr, *b_scale = nullptr; /* of FP8 */
+  int act = TIDE_CUDA_PLAIN; /* not of f64, nor with accumulate */
+  void *pre = nullptr;       /* of gelu: where its operand goes, as y lies; columns in steps of 8 */
 };
 int tide_cuda_product(const k_call *call, const tide_product &p);
 

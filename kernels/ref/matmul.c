@@ -1,12 +1,14 @@
-/* What matmul and linear mean: plain sums, accumulated in f64 (integers: modulo 2^64).
+/* What matmul, linear and linear_fp8 mean: plain sums, accumulated in f64 (integers: modulo 2^64).
  *
  * The one idea: one element at a time, any dtype, any strides; no speed is sought here.
  *
  * Layer 2k. See kernel.h for operands. Floats are rounded once, from the f64 sum to the result.
  */
+#include <math.h>
 #include <stdio.h>
 
 #include "core/base/dtype.h"
+#include "kernels/fp8.h"
 #include "kernels/kernel.h"
 
 static double load_f(const k_tensor *t, int64_t i)
@@ -70,6 +72,14 @@ typedef struct dot {
   int64_t ai, as, bi, bs, ci, yi, k;
 } dot;
 
+static double dot_sum(const dot *d)
+{
+  double s = 0;
+  for (int64_t p = 0; p < d->k; p++)
+    s += load_f(d->a, d->ai + p * d->as) * load_f(d->b, d->bi + p * d->bs);
+  return d->bias ? s + load_f(d->bias, d->ci) : s;
+}
+
 static void dot_store(const dot *d)
 {
   if (K_INT & (1 << d->y->dtype)) {
@@ -80,11 +90,7 @@ static void dot_store(const dot *d)
     store_i(d->y, d->yi, s);
     return;
   }
-  double s = 0;
-  for (int64_t p = 0; p < d->k; p++)
-    s += load_f(d->a, d->ai + p * d->as) * load_f(d->b, d->bi + p * d->bs);
-  if (d->bias) s += load_f(d->bias, d->ci);
-  store_f(d->y, d->yi, s);
+  store_f(d->y, d->yi, dot_sum(d));
 }
 
 /* Element offset of row-major index i over the first ndim dims of shape, under t's strides. */
@@ -141,21 +147,94 @@ static int multiply(const k_call *call, const char *name, int add)
 int k_ref_matmul(const k_call *call) { return multiply(call, "matmul", 0); }
 int k_ref_addmm_(const k_call *call) { return multiply(call, "addmm_", 1); }
 
-int k_ref_linear(const k_call *call)
+/* Row r and column c of x w^T + bias, on its way to y. */
+static dot linear_dot(const k_call *call, int64_t r, int64_t c)
 {
   const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
+  int nl = x->ndim - 1;
+  dot d = {.a = x, .b = w, .y = y, .k = x->shape[nl]};
+  d.ai = offset_of(x, x->shape, nl, r), d.as = x->stride[nl];
+  d.bi = c * w->stride[0], d.bs = w->stride[1];
+  d.yi = offset_of(y, x->shape, nl, r) + c * y->stride[nl];
+  if (!k_absent(bias)) d.bias = bias, d.ci = c * bias->stride[0];
+  return d;
+}
+
+int k_ref_linear(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *w = &call->in[1];
   int rc = check_dtypes(call, "linear");
   if (rc != TIDE_OK) return rc;
-  int nl = x->ndim - 1, has_bias = call->nin > 2 && !k_absent(bias);
-  int64_t m = product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
+  int64_t m = product(x->shape, x->ndim - 1);
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t c = 0; c < w->shape[0]; c++) {
+      dot d = linear_dot(call, r, c);
+      dot_store(&d);
+    }
+  return TIDE_OK;
+}
+
+static double activate(double v, int act)
+{
+  if (act == K_ACT_RELU) return v > 0 || v != v ? v : 0;
+  return 0.5 * v * (1 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+}
+
+int k_ref_linear_act(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0], *pre = &call->out[1];
+  int act = ((const k_linear_act_attrs *)call->attrs)->act;
+  int64_t m = product(x->shape, x->ndim - 1), n = w->shape[0];
   for (int64_t r = 0; r < m; r++)
     for (int64_t c = 0; c < n; c++) {
-      dot d = {.a = x, .b = w, .y = y, .k = k};
-      d.ai = offset_of(x, x->shape, nl, r), d.as = x->stride[nl];
-      d.bi = c * w->stride[0], d.bs = w->stride[1];
-      d.yi = offset_of(y, x->shape, nl, r) + c * y->stride[nl];
-      if (has_bias) d.bias = bias, d.ci = c * bias->stride[0];
-      dot_store(&d);
+      dot d = linear_dot(call, r, c);
+      double v = dot_sum(&d);
+      if (!k_absent(pre)) store_f(pre, r * n + c, v);
+      store_f(y, d.yi, activate(v, act));
+    }
+  return TIDE_OK;
+}
+
+/* ---- of FP8 operands ---- */
+
+/* to[i]: what FP8 holds of element i of t (row-major) times the scale, which is returned. */
+static float round_operand(float *to, const k_tensor *t, int e5m2)
+{
+  int64_t n = product(t->shape, t->ndim);
+  float amax = 0;
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (float)load_f(t, offset_of(t, t->shape, t->ndim, i));
+    if (fabsf(to[i]) > amax) amax = fabsf(to[i]);
+  }
+  float scale = k_fp8_scale(amax, e5m2);
+  for (int64_t i = 0; i < n; i++) {
+    float v = to[i] * scale;
+    to[i] = e5m2 ? tide__e5m2_to_f32(tide__f32_to_e5m2(v))
+                 : tide__e4m3_to_f32(tide__f32_to_e4m3(v));
+  }
+  return scale;
+}
+
+int64_t k_ref_linear_fp8_work(const k_call *call)
+{
+  return 4 * (k_numel(&call->in[0]) + k_numel(&call->in[1]));
+}
+
+int k_ref_linear_fp8(const k_call *call)
+{
+  const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
+  const k_fp8_attrs *attrs = call->attrs;
+  int nl = x->ndim - 1;
+  int64_t m = product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
+  float *xq = call->work, *wq = xq + m * k;
+  double x_scale = round_operand(xq, x, attrs->x_e5m2), w_scale = round_operand(wq, w, 0);
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t c = 0; c < n; c++) {
+      double s = 0;
+      for (int64_t p = 0; p < k; p++) s += (double)xq[r * k + p] * wq[c * k + p];
+      s = s / x_scale / w_scale;
+      if (!k_absent(bias)) s += load_f(bias, c * bias->stride[0]);
+      store_f(y, offset_of(y, x->shape, nl, r) + c * y->stride[nl], s);
     }
   return TIDE_OK;
 }

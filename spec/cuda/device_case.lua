@@ -286,6 +286,41 @@ describe('a product of f32', function()
    end)
 end)
 
+-- ---- products of FP8 ----------------------------------------------------------------------------
+
+describe('a product of FP8', function()
+   -- More than one tile, more than one part of the largest; widths on and off steps of 16.
+   for _, shape in ipairs { { 70, 200, 96 }, { 3, 1000, 33 }, { 130, 64, 160 } } do
+      for _, dtype in ipairs { 'bf16', 'f16', 'f32' } do
+         it(('is that of the host: %s in %s'):format(table.concat(shape, ' '), dtype), function()
+            local m, k, n = unpack(shape)
+            local found = {}
+            for i, where in ipairs { 'cpu', device } do
+               local x, w, b = random({ 2, m, k }, 3, dtype), random({ n, k }, 4, dtype) * 0.1,
+                  random({ n }, 5, dtype)
+               local leaves = {}
+               for j, t in ipairs { x, w, b } do
+                  leaves[j] = t:to(where):detach():requires_grad_()
+               end
+               local y = tide.linear_fp8(unpack(leaves))
+               y:backward(random({ 2, m, n }, 6, dtype):to(where))
+               found[i] = { y:detach(), leaves[1].grad, leaves[2].grad, leaves[3].grad }
+            end
+            for j, what in ipairs { 'y', 'dx', 'dw', 'dbias' } do
+               close(found[2][j], found[1][j], math.max(rounding[dtype], 1e-5), what)
+            end
+         end)
+      end
+   end
+
+   it('is part of a captured step, with the scales of each replay', function()
+      local x, w = random({ 17, 32 }, 7):to(device), random({ 48, 32 }, 8):to(device)
+      local step = tide.cuda.graph(function() return tide.linear_fp8(x, w) end)
+      x:mul_(1000)
+      close(step:replay(), tide.linear_fp8(x:to 'cpu', w:to 'cpu'), 1e-5, 'replayed')
+   end)
+end)
+
 -- ---- faults that kernels find -------------------------------------------------------------------
 
 describe('an index out of range', function()

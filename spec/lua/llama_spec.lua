@@ -2,6 +2,7 @@
 
 local tide = require 'tide'
 local case_ = require 'spec.lua.decoder_case'
+local class = require 'tide.class'
 
 local fill, inputs, near, V = case_.fill, case_.inputs, case_.near, case_.V
 local base = {
@@ -93,6 +94,31 @@ describe('model.llama', function()
          l .. 'mlp.up_proj.weight', l .. 'mlp.down_proj.weight', 'model.norm.weight',
          'lm_head.weight',
       }, names)
+   end)
+
+   it('multiplies in FP8 in every Linear but the head, and stays near itself', function()
+      local plain, fp8 = tide.model.llama(with(), { seed = 3 }),
+         tide.model.llama(with(), { seed = 3, fp8 = true })
+      local n = 0
+      fp8:walk(function(m, path)
+         if class.is(m, tide.nn.Linear) then
+            assert.equal(path ~= 'lm_head', m.fp8, path)
+            n = n + 1
+         end
+      end)
+      assert.equal(2 * 7 + 1, n)
+      local ids, labels = inputs()
+      local losses, grads = {}, {}
+      for i, model in ipairs { plain, fp8 } do
+         local loss = model:loss(ids, labels)
+         loss:backward()
+         losses[i] = loss:item()
+         grads[i] = model:parameters()[3].grad                   -- of q_proj
+      end
+      assert.are_not.equal(losses[1], losses[2])
+      assert.is_true(math.abs(losses[1] - losses[2]) < 0.01 * losses[1])
+      local off = (grads[1] - grads[2]):norm():item() / grads[1]:norm():item()
+      assert.is_true(off > 0 and off < 0.15, 'the gradient differs by ' .. off)
    end)
 
    it('is the same model when materialised later', function()

@@ -31,12 +31,51 @@ describe('nn.Linear and nn.Embedding', function()
       close(e:as_output(x_BTC), x_BTC:matmul(e.weight:t()))
    end)
 
+   it('multiply in FP8 where that is asked for', function()
+      local m = nn.Linear(4, 3, { seed = 1, fp8 = true })
+      assert.same(tide.linear_fp8(x_BTC, m.weight, m.bias):tolist(), m(x_BTC):tolist())
+      assert.matches('4 -> 3, bias, fp8', tostring(m), 1, true)
+      assert.matches('4 %-> 3$', tostring(nn.Linear(4, 3, { bias = false, fp8 = false })))
+      bad('fp8', nn.Linear, 4, 3, { fp8 = 'e4m3' })
+      bad('f32 or bf16 with fp8', nn.Linear, 4, 3, { fp8 = true, dtype = 'f64' })
+   end)
+
    it('check their sizes', function()
       bad("argument 'nin'", nn.Linear, 0.5, 2)
       bad("argument 'nout'", nn.Linear, 2)
       bad("did you mean 'bias'", nn.Linear, 2, 2, { bais = true })
       bad("argument 'nvocab'", nn.Embedding, 0 / 0, 2)
       bad("argument 'dim'", nn.Embedding, 2, -1)
+   end)
+end)
+
+describe('nn.MLP in its plain form', function()
+   local function by_hand(m, x)
+      local up = tide.linear(x, m.up_proj.weight, m.up_proj.bias)
+      local y = m.act == 'relu2' and up:relu():square() or up[m.act](up)
+      return tide.linear(y, m.down_proj.weight, m.down_proj.bias)
+   end
+
+   it('activates on the way out of the product, also with hooks in between', function()
+      for _, act in ipairs { 'relu', 'relu2', 'gelu_tanh', 'gelu', 'silu' } do
+         local function make()
+            return nn.MLP { dim = 4, hidden = 6, act = act, bias = true, seed = 2 }
+         end
+         local m = make()
+         local want = by_hand(m, x_BTC)
+         local grad = {}
+         for i, fn in ipairs { function(mlp, x) return mlp(x) end, by_hand } do
+            local mlp, x = make(), x_BTC:clone():requires_grad_()
+            fn(mlp, x):square():sum():backward()
+            grad[i] = { x.grad, mlp.up_proj.weight.grad, mlp.up_proj.bias.grad }
+         end
+         for i = 1, 3 do close(grad[1][i], grad[2][i]) end
+         close(m(x_BTC), want)
+         local seen
+         m.up_proj:hook_post(function(_, _, y) seen = y end)
+         close(m(x_BTC), want)
+         close(seen, tide.linear(x_BTC, m.up_proj.weight, m.up_proj.bias))
+      end
    end)
 end)
 

@@ -97,6 +97,12 @@ local rows = {
       end },
       { 'E_SHAPE', { 'linear', 'bias' }, function() return tide.linear(x, f(4, 3), f(3)) end },
       { 'E_SHAPE', { 'linear' }, function() return tide.linear(x, f(3)) end },
+      { 'E_SHAPE', { 'linear_act', '[4, 5]' }, function()
+         return tide.linear_act(x, f(4, 5), nil, 'relu')
+      end },
+      { 'E_ARG', { 'linear_act', 'activation', 'gelu_tanh', 'silu' }, function()
+         return tide.linear_act(x, f(4, 3), nil, 'silu')
+      end },
    },
    norms = {
       { 'E_SHAPE', { 'layer_norm', 'weight', '[2]' }, function() return x:layer_norm(f(2)) end },

@@ -1,6 +1,7 @@
 -- Tensor and sequence parallelism: N ranks against one, for each family of models.
 
 local each = require 'tide.util.each'
+local ranks = require 'spec.support.ranks'
 
 local function config(n, changes)
    local c = {
@@ -79,6 +80,32 @@ describe('tensor parallelism', function()
             all_true(2, case)
          end
       end
+   end)
+
+   -- Each rank scales by the largest element of its own part, so results are equal but for FP8's
+   -- rounding; that there is such a difference shows that the products are in FP8.
+   it('multiplies in FP8 where the model does', function()
+      local all = ranks.run(2, function(_, n, c)
+         local tide = require 'tide'
+         local axis = tide.parallel.mesh({ { 'tp', n } }):axis 'tp'
+         local function make(fp8) return tide.model.llama(c, { seed = 3, fp8 = fp8 }) end
+         local ids = tide.tensor({ { 1, 5, 2, 7, 11, 3 } }, { dtype = 'i64' })
+         local want = tide.no_grad(make(false), ids)
+         local function off(model)
+            return (tide.no_grad(model, ids) - want):norm():item() / want:norm():item()
+         end
+         for _, sequence in ipairs { false, true } do
+            local o = { sequence_parallel = sequence }
+            local plain = off(tide.parallel.tensor_parallel(make(false), axis, o))
+            local fp8 = off(tide.parallel.tensor_parallel(make(true), axis, o))
+            if plain > 1e-5 then return 'without FP8: off by ' .. plain end
+            if fp8 < 1e-4 or fp8 > 0.1 then return 'with FP8: off by ' .. fp8 end
+         end
+         local ok, e = pcall(tide.parallel.tensor_parallel, make(true), axis,
+            { sequence_parallel = true, async_tp = true })
+         return not ok and tostring(e):find('leave out fp8', 1, true) ~= nil or tostring(e)
+      end, config(2, { attention_bias = true, mlp_bias = true }))
+      assert.same({ true, true }, all)
    end)
 
    it('knows the size of the whole', function()

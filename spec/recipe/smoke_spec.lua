@@ -67,6 +67,19 @@ describe('recipes/pretrain.lua', function()
       end)
    end)
 
+   it('trains in FP8', function()
+      with_data(function(dir, where)
+         local function last(words)
+            ok('pretrain.lua ' .. where .. small .. '--sample 0 --overwrite ' .. words)
+            local _, line = lines_of(dir .. '/run/metrics.jsonl')
+            return tonumber(line:match '"loss":([%d.]+)')
+         end
+         local plain, fp8 = last '', last '--fp8'
+         assert.are_not.equal(plain, fp8)
+         assert.is_true(math.abs(plain - fp8) < 0.05 * plain, plain .. ' and ' .. fp8)
+      end)
+   end)
+
    it('resumes and ends at the same weights as without a break', function()
       with_data(function(dir, where)
          local function weights(name)

@@ -8,6 +8,8 @@
 --   shapes  list of input lists: { { {2, 3}, {3} }, ... }; an entry may be a generator below
 --   dtypes  'float' (default), 'all', 'number' (no bool), or a list
 --   grad    false: no derivative; or list of input numbers that have one (default: all float ones)
+--   differences  false: the derivative is not the slope (rounding counts as the identity); a spec
+--           of its own holds it against its formula
 --   domain  {lo, hi} of the random inputs (default -2..2), kept away from kinks by `away`
 --   tol     factor on the tolerance, with the reason beside it
 
@@ -170,6 +172,27 @@ add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 
       fn = function(t, x, w, b) return t.linear(x, w, b) end }
 add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 } } },
       fn = function(t, x, w) return t.linear(x, w) end }
+for _, act in ipairs { 'relu', 'gelu_tanh' } do
+   add { op = 'linear_act',
+         shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 8, 5 }, { 8 } },
+                    { { 0, 3 }, { 2, 3 }, { 2 } }, { { 2, 0 }, { 3, 0 }, { 3 } },
+                    { { 33, 17 }, { 40, 17 }, { 40 } } },
+         fn = function(t, x, w, b)
+            return t.linear_act(x, w, b, act), t.linear_act(x, w, nil, act)
+         end }
+end
+
+-- Sizes off the steps of 16 that FP8 units take, on them, and beyond a tile; no sum at all.
+local small_floats = { 'f32', 'f16', 'bf16' }
+add { op = 'linear_fp8', dtypes = small_floats, differences = false,
+      shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 1, 5 }, { 1 } },
+                 { { 0, 3 }, { 2, 3 }, { 2 } }, { { 2, 0 }, { 3, 0 }, { 3 } },
+                 { { 17 }, { 16, 17 }, { 16 } }, { { 3, 32 }, { 32, 32 }, { 32 } },
+                 { { 33, 130 }, { 65, 130 }, { 65 } } },
+      fn = function(t, x, w, b) return t.linear_fp8(x, w, b) end }
+add { op = 'linear_fp8', dtypes = small_floats, differences = false,
+      shapes = { { { 2, 3 }, { 4, 3 } }, { { 2, 5, 80 }, { 48, 80 } } },
+      fn = function(t, x, w) return t.linear_fp8(x, w) end }
 
 -- Norms and activations.
 local rows = { { { 2, 5 }, { 5 }, { 5 } }, { { 3, 1, 33 }, { 33 }, { 33 } },

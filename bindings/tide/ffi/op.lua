@@ -147,6 +147,32 @@ function M.linear(x, w, bias)
    return take()
 end
 
+local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
+
+-- The activation of linear(x, w, bias) in one op: 'relu' or 'gelu_tanh'.
+function M.linear_act(x, w, bias, activation)
+   tensor('linear_act', 'x', x)
+   tensor('linear_act', 'w', w)
+   tensor_or_nil('linear_act', 'bias', bias)
+   local act = activations[activation]
+   if not act then bad('linear_act', 'activation', "'relu' or 'gelu_tanh'", activation) end
+   local rc = C.tide_linear_act(box, x, w, bias, act)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_act(box, x, w, bias, act)) end
+   return take()
+end
+
+-- As linear, of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
+-- rounds the gradient of y to e5m2. f32, bf16 or f16, which y has too; sums in f32. A GPU needs
+-- compute capability 8.9.
+function M.linear_fp8(x, w, bias)
+   tensor('linear_fp8', 'x', x)
+   tensor('linear_fp8', 'w', w)
+   tensor_or_nil('linear_fp8', 'bias', bias)
+   local rc = C.tide_linear_fp8(box, x, w, bias)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_fp8(box, x, w, bias)) end
+   return take()
+end
+
 -- ---- normalisation, activations --------------------------------------------------------------
 
 -- exp(x) over its sum along dim.

@@ -330,6 +330,15 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
 /* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
+/* act(x w^T + bias): relu, or gelu by tanh. What that saves on a GPU is a pass over the result. */
+enum { TIDE_ACT_RELU = 0, TIDE_ACT_GELU_TANH = 1 };
+int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                    int activation);
+/* As tide_linear, with x and w rounded to FP8 (e4m3) on the way, each scaled so that its largest
+ * magnitude is the largest number of the format; sums are f32, y has x's dtype. In backward dy is
+ * rounded to e5m2, and w and x to e4m3 again; dbias is the sum of dy as it is. The derivative takes
+ * rounding for the identity. f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
+int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
 
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
 /* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */

@@ -21,12 +21,13 @@ function CausalLM:init(op, c)
    self.op, self.config, self.head_loss = op, c, nn.loss.linear
 end
 
--- The output projection, unless it is the embedding. opts: as of every module.
+-- The output projection, unless it is the embedding; never in FP8, as the loss multiplies by its
+-- weight itself. opts: as of every module.
 function CausalLM:make_head(opts)
    local c = self.config
    if c.tie_word_embeddings then return end
    self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
-      Module.inner(opts, { bias = false, std = c.initializer_range })))
+      Module.inner(opts, { bias = false, fp8 = false, std = c.initializer_range })))
 end
 
 -- The weight of the output projection, tied or not.

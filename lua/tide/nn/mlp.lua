@@ -14,6 +14,8 @@ MLP.shared_input = { 'gate_proj', 'up_proj' }
 
 local acts = { 'swiglu', 'geglu_tanh', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'silu' }
 local is_gated = { swiglu = true, geglu_tanh = true }
+-- What the product before it can do on the way; relu2 is its square.
+local in_product = { gelu_tanh = 'gelu_tanh', relu = 'relu', relu2 = 'relu' }
 
 -- opts: dim, hidden, act ('swiglu'), bias (false), std, out_std, fused (false; one gate_up_proj of
 -- the gate's rows and then the others; gated forms only).
@@ -47,12 +49,24 @@ function MLP:project(x)
    return self.gate_proj and self.gate_proj(x), self.up_proj(x)
 end
 
+-- act(up x) of the plain form: one op where the projection is nothing but its product.
+function MLP:activated(x)
+   local m, act = self.up_proj, in_product[self.act]
+   local y
+   if act and m.product == tide.linear and not m:is_changed() and not rawget(self, 'project') then
+      y = tide.linear_act(x, m.weight, m.bias, act)
+   else
+      local _, up = self:project(x)
+      y = up[act or self.act](up)
+   end
+   return self.act == 'relu2' and y:square() or y
+end
+
 function MLP:forward(x)
+   if not is_gated[self.act] then return self.down_proj(self:activated(x)) end
    local gate, up = self:project(x)
    if self.act == 'swiglu' then return self.down_proj(tide.swiglu(gate, up)) end
-   if self.act == 'geglu_tanh' then return self.down_proj(gate:gelu_tanh() * up) end
-   if self.act == 'relu2' then return self.down_proj(up:relu():square()) end
-   return self.down_proj(up[self.act](up))
+   return self.down_proj(gate:gelu_tanh() * up)
 end
 
 function MLP:detail() return self.act end

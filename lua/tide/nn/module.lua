@@ -16,19 +16,22 @@ local weight = require 'tide.nn.weight'
 
 local Module = class 'Module'
 
-local common = { 'dtype', 'device', 'init', 'seed' }
+-- fp8: whether every Linear in it multiplies in FP8.
+local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
 
 -- Checks the options of a constructor: its own names and those every module knows.
 function Module.options(op, opts, known)
    local all = {}
    for _, k in ipairs(known) do all[#all + 1] = k end
    for _, k in ipairs(common) do all[#all + 1] = k end
-   return err.options(op, opts, all)
+   opts = err.options(op, opts, all)
+   if opts.fp8 ~= nil then err.type(op, 'fp8', opts.fp8, 'boolean') end
+   return opts
 end
 
--- Options to hand to a child: same dtype and device, filled later by the root.
+-- Options to hand to a child: same dtype, device and fp8, filled later by the root.
 function Module.inner(opts, extra)
-   local t = { dtype = opts.dtype, device = opts.device, init = false }
+   local t = { dtype = opts.dtype, device = opts.device, fp8 = opts.fp8, init = false }
    for k, v in each(extra or {}) do t[k] = v end
    return t
 end
@@ -299,10 +302,16 @@ function Module:hook_backward(fn)
    return self._bwd:add('nn.Module.hook_backward', fn)
 end
 
+local function hooked(self) return self._pre or self._post or self._bwd or self._bwd_pre end
+
+-- Whether a call does more than its class's forward: hooks, a recomputation, a forward that a plan
+-- put in place.
+function Module:is_changed()
+   return (hooked(self) or self._around or rawget(self, 'forward')) ~= nil
+end
+
 local function call(self, ...)
-   if self._pre or self._post or self._bwd or self._bwd_pre then
-      return hook.call(self, hook.pack(...))
-   end
+   if hooked(self) then return hook.call(self, hook.pack(...)) end
    return self:forward(...)
 end
 

@@ -131,6 +131,10 @@ end
 
 function Run:linear(path, m, style)
    local env = self.env
+   if self.async and m.fp8 then
+      self:refuse(path, 'products in FP8 do not overlap with collectives; leave out fp8 or '
+         .. 'async_tp')
+   end
    if style.shard == 'rows' then
       if m.nout % style.blocks ~= 0 then
          self:refuse(path, '%d rows are no %d equal blocks', m.nout, style.blocks)

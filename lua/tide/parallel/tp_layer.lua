@@ -128,7 +128,7 @@ function tp_layer.column(module, env, style, shared, cut)
    module.nout = counts[env.axis.rank + 1]
    function module.forward(self, x)
       if not shared then x = tp_layer.into_parts(env, x, style.input) end
-      local y = tide.linear(x, self.weight, self.bias)
+      local y = self.product(x, self.weight, self.bias)
       if cut and cut.after then y = cut.after(y) end
       return tp_layer.join_parts(env, y, style.output, counts)
    end
@@ -148,7 +148,7 @@ function tp_layer.row(module, env, style, counts)
    module.nin = counts[env.axis.rank + 1]
    function module.forward(self, x)
       if style.input == 'R' then x = op.scatter_to(x, env.axis, -1, counts) end
-      local y = tp_layer.sum_parts(env, tide.linear(x, self.weight), style.output)
+      local y = tp_layer.sum_parts(env, self.product(x, self.weight), style.output)
       return tp_layer.add_bias(env, style, self, y)
    end
 end

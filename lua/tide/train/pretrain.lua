@@ -30,6 +30,8 @@ local before_model = {
 
 local after_model = {
    { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' } },
+   { 'fp8', false, 'multiply by weights (not the output head) in FP8, each operand scaled by its '
+     .. 'largest element' },
    { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0 },
    { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
    { 'warmup', nil, 'steps of linear warm-up, at most half of --steps; not given: half of '
@@ -81,7 +83,8 @@ end
 
 -- How the model, which has no bytes yet, is spread over the ranks.
 local function plan_of(recipe, tide, opt, vocab)
-   local model = recipe.make(tide, opt, vocab, { dtype = opt.dtype, device = 'null' })
+   local model = recipe.make(tide, opt, vocab,
+      { dtype = opt.dtype, device = 'null', fp8 = opt.fp8 })
    return setup.plan_of(model, opt, tide.dist.world().size, opt.plan)
 end
 

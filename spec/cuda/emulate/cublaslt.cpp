@@ -1,8 +1,11 @@
 /* A libcublasLt.so of plain loops, so that how kernels/cuda/blas.cu asks for products is tested:
- * descriptors, leading dims, transpositions, batches, bias. Columns first, as the real one.
+ * descriptors, leading dims, transpositions, batches, bias, activations, factors of FP8 operands.
+ * Columns first, as the real one.
  *
  * It refuses what the real one refuses: a leading dim that is too small, an epilogue for f64,
- * shapes that do not fit, an algorithm that was asked for another problem. Spec only.
+ * shapes that do not fit, an algorithm that was asked for another problem; of FP8 codes two e5m2,
+ * any order but transposed times plain, sizes and addresses off 16 bytes, a bias where the result
+ * is f32 (it would have to be bf16). Spec only.
  */
 #include "cublasLt.h"
 
@@ -13,7 +16,9 @@ struct tide_emulated_desc {
   cublasComputeType_t compute;
   int32_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const void *bias = nullptr;
+  const void *bias = nullptr, *a_scale = nullptr, *b_scale = nullptr;
+  void *aux = nullptr;
+  int64_t aux_ld = 0;
 };
 struct tide_emulated_layout {
   cudaDataType_t type;
@@ -29,6 +34,8 @@ static double get(const void *p, cudaDataType_t type, int64_t i)
     case CUDA_R_64F: return static_cast<const double *>(p)[i];
     case CUDA_R_16F: return __half2float(static_cast<const __half *>(p)[i]);
     case CUDA_R_16BF: return __bfloat162float(static_cast<const __nv_bfloat16 *>(p)[i]);
+    case CUDA_R_8F_E4M3: return tide__e4m3_to_f32(static_cast<const uint8_t *>(p)[i]);
+    case CUDA_R_8F_E5M2: return tide__e5m2_to_f32(static_cast<const uint8_t *>(p)[i]);
     default: return static_cast<const float *>(p)[i];
   }
 }
@@ -73,11 +80,19 @@ TIDE_LT cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
 TIDE_LT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
                                        const void *value, size_t size)
 {
-  void *to = what == CUBLASLT_MATMUL_DESC_TRANSA ? (void *)&d->trans_a
-    : what == CUBLASLT_MATMUL_DESC_TRANSB ? (void *)&d->trans_b
-    : what == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue : (void *)&d->bias;
-  if (size != (what == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8 : 4))
-    return CUBLAS_STATUS_INVALID_VALUE;
+  void *to;
+  size_t expect = 8;
+  switch (what) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: to = &d->trans_a, expect = 4; break;
+    case CUBLASLT_MATMUL_DESC_TRANSB: to = &d->trans_b, expect = 4; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &d->epilogue, expect = 4; break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: to = &d->a_scale; break;
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: to = &d->b_scale; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: to = &d->aux; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: to = &d->aux_ld; break;
+    default: to = &d->bias;
+  }
+  if (size != expect) return CUBLAS_STATUS_INVALID_VALUE;
   memcpy(to, value, size);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -121,6 +136,35 @@ TIDE_LT cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
   return CUBLAS_STATUS_SUCCESS;
 }
 
+static bool is_fp8(cublasLtMatrixLayout_t l)
+{
+  return l->type == CUDA_R_8F_E4M3 || l->type == CUDA_R_8F_E5M2;
+}
+
+/* What tensor cores of sm_89 and sm_90 ask of FP8 operands; addresses apart. */
+static bool fp8_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                     cublasLtMatrixLayout_t d)
+{
+  bool formats = is_fp8(a) && is_fp8(b)
+    && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
+  bool order = op->trans_a == CUBLAS_OP_T && op->trans_b == CUBLAS_OP_N;
+  bool sizes = a->rows % 16 == 0 && a->cols % 16 == 0 && a->ld % 16 == 0 && b->ld % 16 == 0
+    && d->ld % 16 == 0;
+  bool result = d->type == CUDA_R_16BF || d->type == CUDA_R_16F
+    || (d->type == CUDA_R_32F && op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
+  return formats && order && sizes && result && op->compute == CUBLAS_COMPUTE_32F;
+}
+
+/* 128 asks for the operand of gelu, in steps of 8; no such thing of relu is used here. */
+static bool epilogue_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t d)
+{
+  uint32_t act = op->epilogue & ~(uint32_t)CUBLASLT_EPILOGUE_BIAS;
+  if (op->epilogue == CUBLASLT_EPILOGUE_DEFAULT || act == 0 || act == CUBLASLT_EPILOGUE_RELU
+      || act == CUBLASLT_EPILOGUE_GELU) return true;
+  return act == CUBLASLT_EPILOGUE_GELU_AUX && op->aux && op->aux_ld % 8 == 0
+    && op->aux_ld >= d->rows && reinterpret_cast<uintptr_t>(op->aux) % 16 == 0 && d->batch == 1;
+}
+
 static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                  cublasLtMatrixLayout_t d)
 {
@@ -128,11 +172,14 @@ static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatr
   int64_t k2 = op->trans_b ? b->cols : b->rows, n = op->trans_b ? b->rows : b->cols;
   bool sizes = m == d->rows && n == d->cols && k == k2 && m > 0 && n > 0 && k > 0;
   bool lead = a->ld >= a->rows && b->ld >= b->rows && d->ld >= d->rows;
-  bool types = a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)
+  bool fp8 = is_fp8(a) || is_fp8(b);
+  bool plain = a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)
     && (a->type == CUDA_R_64F) == (op->compute == CUBLAS_COMPUTE_64F)
     && (a->type == CUDA_R_32F || op->compute < CUBLAS_COMPUTE_32F_FAST_TF32)
-    && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
-  return sizes && lead && types && a->batch == d->batch && b->batch == d->batch;
+    && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+    && !op->a_scale && !op->b_scale;
+  return sizes && lead && epilogue_fits(op, d) && (fp8 ? fp8_fits(op, a, b, d) : plain)
+    && a->batch == d->batch && b->batch == d->batch;
 }
 
 TIDE_LT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
@@ -168,12 +215,23 @@ static double rounded(double v, cublasComputeType_t compute)
   return __uint_as_float(u >> drop << drop);
 }
 
+static double activate(uint32_t epilogue, double v)
+{
+  if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return v;
+  if (epilogue & CUBLASLT_EPILOGUE_RELU) return v > 0 || v != v ? v : 0;
+  if (!(epilogue & CUBLASLT_EPILOGUE_GELU)) return v;
+  return 0.5 * v * (1 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+}
+
 static void multiply(const product &p)
 {
   const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
   int64_t depth = p.op.trans_a ? la.rows : la.cols;
   int64_t as = p.op.trans_a ? 1 : la.ld, ar = p.op.trans_a ? la.ld : 1;
   int64_t bs = p.op.trans_b ? lb.ld : 1, bc = p.op.trans_b ? 1 : lb.ld;
+  double factor = p.alpha;
+  for (const void *s : {p.op.a_scale, p.op.b_scale})
+    if (s) factor *= *static_cast<const float *>(s);
   for (int64_t z = 0; z < ld.batch; z++)
     for (int64_t col = 0; col < ld.cols; col++)
       for (int64_t row = 0; row < ld.rows; row++) {
@@ -182,10 +240,11 @@ static void multiply(const product &p)
           sum += rounded(get(p.pa, la.type, z * la.stride + row * ar + k * as), p.op.compute)
             * rounded(get(p.pb, lb.type, z * lb.stride + k * bs + col * bc), p.op.compute);
         int64_t at = z * ld.stride + col * ld.ld + row;
-        sum *= p.alpha;
+        sum *= factor;
         if (p.beta != 0) sum += p.beta * get(p.pc, ld.type, at);
-        if (p.op.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
-        put(p.pd, ld.type, at, sum);
+        if (p.op.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
+        if ((p.op.epilogue & 128) != 0) put(p.op.aux, ld.type, col * p.op.aux_ld + row, sum);
+        put(p.pd, ld.type, at, activate(p.op.epilogue, sum));
       }
 }
 
@@ -201,6 +260,9 @@ TIDE_LT cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *al
   double be = wide ? *(const double *)beta : *(const float *)beta;
   if (!fits(op, la, lb, ld) || algo->data[0] != (uint64_t)shape_word(op, la, lb, ld))
     return CUBLAS_STATUS_INVALID_VALUE;
+  for (const void *address : {a, b, static_cast<const void *>(d)})
+    if (is_fp8(la) && reinterpret_cast<uintptr_t>(address) % 16 != 0)
+      return CUBLAS_STATUS_INVALID_VALUE;
   product p = {*op, *la, *lb, *ld, al, be, a, b, c, d};
   stream->enqueue([p] {
     multiply(p);
