@@ -102,21 +102,21 @@ end
 
 -- ---- what a batch is -------------------------------------------------------------------------
 
--- A number for a list of batches, the same for the same ids and labels; at most 32 bits.
-local function number_of(batches)
-   local list = {}
-   for _, b in ipairs(batches) do
+-- A text for a list of batches, the same for the same ids and labels.
+function alike.batches(list)
+   local out = {}
+   for _, b in ipairs(list) do
       for _, t in ipairs { b.ids, b.labels } do
-         list[#list + 1] = tide.is_tensor(t) and digest(t:to_string_bytes()) or ''
+         out[#out + 1] = tide.is_tensor(t) and digest(t:to_string_bytes()) or ''
       end
    end
-   return tonumber(digest(table.concat(list)):sub(1, 8), 16)
+   return table.concat(out)
 end
 
 -- This rank's share of a sum over `size` ranks (this one is `rank`) that is 0 exactly if all have
--- the same batches, but for one chance in 2^32. Sums of such sums are 0, too.
-function alike.share(batches, rank, size)
-   local n = number_of(batches)
+-- the same text, but for one chance in 2^32. Sums of such sums are 0, too.
+function alike.share(text, rank, size)
+   local n = tonumber(digest(text):sub(1, 8), 16)
    return rank == 0 and (size - 1) * n or -n
 end
 
