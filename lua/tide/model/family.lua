@@ -4,8 +4,10 @@
 -- A checkpoint stores the family beside the configuration. One without (older, or of somebody
 -- else) is read by the published fields, and by what only one family's configuration has.
 
+local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local Module = require 'tide.nn.module'
 
 local family = {}
 
@@ -31,9 +33,18 @@ local function listed(field)
    return table.concat(list, ', ')
 end
 
+local function check_model(op, model)
+   if not class.is(model, Module) then err.arg(op, 'model', 'a module', model) end
+   return model
+end
+
+-- What a checkpoint keeps beside its tensors.
+local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
+
 -- The name of the family whose class a model is; false of a class of somebody's own, since what
 -- such a class computes is not known by its configuration.
 function family.of(model)
+   check_model('model.family.of', model)
    for name in each(published) do
       if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
    end
@@ -42,7 +53,7 @@ end
 
 -- The configuration to save: defaults of the family that are absent are absent on purpose.
 function family.config(model)
-   if not model.config then return nil end
+   if not check_model('model.family.config', model).config then return nil end
    local c, null = {}, require('tide.ffi.json').null
    for k in each(type(model.family) == 'table' and model.family.defaults or {}) do c[k] = null end
    for k, v in each(model.config) do c[k] = v end
@@ -70,7 +81,7 @@ end
 
 -- The family of what a checkpoint keeps: plain.family if it is there, else by plain.config.
 function family.saved(op, plain)
-   local config = err.type(op, 'config', plain.config, 'table')
+   local config = err.type(op, 'config', check_plain(op, plain).config, 'table')
    if plain.family == false then
       err.raise('E_UNSUPPORTED', op, 'the checkpoint is of a model of a class of its own; give '
          .. 'make = function(config, options), which makes one')
@@ -99,25 +110,27 @@ local free = {
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 
--- A value as text, whatever the order of keys; false, null and nil are alike.
-local function text_of(v)
-   if v == nil or v == false or v == require('tide.ffi.json').null then return 'none' end
+-- A value as text, whatever the order of keys; false, null and nil are alike. above: the tables
+-- that it lies in.
+local function text_of(v, above)
+   if v == nil or err.same(v, false) or v == require('tide.ffi.json').null then return 'none' end
    if type(v) ~= 'table' then return tostring(v) end
-   local keys, list = {}, {}
-   for k in each(v) do keys[#keys + 1] = tostring(k) end
-   table.sort(keys)
-   for i, k in ipairs(keys) do
-      local item = v[k]
-      if item == nil then item = v[tonumber(k)] end
-      list[i] = k .. '=' .. text_of(item)
-   end
+   above = above or {}
+   if above[v] then return '(a table around it)' end
+   above[v] = true
+   local list = {}
+   for k, item in each(v) do list[#list + 1] = tostring(k) .. '=' .. text_of(item, above) end
+   above[v] = nil
+   table.sort(list)
    return '{' .. table.concat(list, ' ') .. '}'
 end
-family.text_of = text_of
+function family.text_of(v) return text_of(v) end
 
 -- Raises E_SHAPE if a saved configuration computes something else than the model, whose parameters
 -- may have the same shapes all the same (other heads, other rotary base).
 function family.check(op, plain, model)
+   check_plain(op, plain)
+   check_model(op, model)
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
    local theirs, mine, names, problems = plain.config, family.config(model), {}, {}
    local kind = family.of(model)
@@ -142,7 +155,8 @@ end
 
 -- A model of a saved configuration. make: see family.saved. opts: as of every module.
 function family.build(op, plain, opts, make)
-   if make then return err.type(op, 'make', make, 'function')(plain.config, opts) end
+   check_plain(op, plain)
+   if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end
    return require('tide.model')[family.saved(op, plain)](plain.config, opts)
 end
 
