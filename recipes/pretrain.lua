@@ -2,7 +2,7 @@
 --
 --    tide run recipes/pretrain.lua --data FILE|DIR --out runs/first --steps 400
 --    tide run -n 2 recipes/pretrain.lua --mesh.dp 2       two data-parallel ranks
---    tide run -n 4 recipes/pretrain.lua --heads 4 --mesh.dp_shard 2 --mesh.tp 2
+--    tide run -n 4 recipes/pretrain.lua --mesh.dp_shard 2 --mesh.tp 2
 --    tide run -n 4 recipes/pretrain.lua --mesh.dp_shard 2 --mesh.cp 2 --packed
 --    tide run recipes/pretrain.lua --plan --mesh.dp_shard 16    what 16 ranks would hold and send
 --    tide run recipes/pretrain.lua --out runs/first --resume    all options as they were
@@ -23,10 +23,11 @@ if not package.preload['tide'] and not is_there 'tide.util.args' then
 end
 
 local options = {
-   { 'window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0 },
-   { 'layers', 4, 'decoder layers', min = 1 },
-   { 'dim', 160, 'model width', min = 1 },
-   { 'heads', 5, 'attention heads', min = 1 },
+   { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
+     also = { 'window' } },
+   { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
+   { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
+   { 'heads', 4, 'attention heads', min = 1, also = { 'num-heads' } },
    { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0 },
    { 'hidden', 0, 'width of the gated MLP; 0: about 8/3 of --dim', min = 0 },
    { 'tie', true, 'use the embedding as output head too' },
@@ -38,12 +39,21 @@ local function config(opt, vocab)
       num_attention_heads = opt.heads,
       num_key_value_heads = opt.kv_heads > 0 and opt.kv_heads or opt.heads,
       intermediate_size = opt.hidden > 0 and opt.hidden or nil,
-      sliding_window = opt.window > 0 and opt.window or nil,
+      sliding_window = opt.sliding_window > 0 and opt.sliding_window or nil,
       max_position_embeddings = opt.seq, tie_word_embeddings = opt.tie,
    }
 end
 
+-- What errors call the options.
+local fields = {
+   { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
+   { 'num_key_value_heads', '--kv-heads, or --heads without it' },
+   { 'head_dim', '--dim / --heads' },
+   { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
+}
+
 return require('tide.train.pretrain').main({
-   name = 'pretrain', title = 'train a Llama-family decoder on text', model = options, root = root,
+   name = 'pretrain', title = 'train a Llama-family decoder on text', model = options,
+   fields = fields, root = root,
    make = function(tide, opt, vocab, o) return tide.model.llama(config(opt, vocab), o) end,
 }, ...)

@@ -21,7 +21,7 @@ end
 local options = {
    { 'pattern', 'M-M*-M-', 'layers: M Mamba-2, * attention, - MLP' },
    { 'dim', 160, 'model width', min = 1 },
-   { 'heads', 5, 'attention heads', min = 1 },
+   { 'heads', 4, 'attention heads', min = 1 },
    { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0 },
    { 'hidden', 0, 'width of the MLP; 0: four times --dim', min = 0 },
    { 'rope-theta', 0, 'base of rotary positions in attention; 0: none, the state keeps the order',
@@ -50,8 +50,19 @@ local function config(opt, vocab)
    }
 end
 
+-- What errors call the options.
+local fields = {
+   { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
+   { 'num_key_value_heads', '--kv-heads, or --heads without it' },
+   { 'head_dim', '--dim / --heads' },
+   { 'intermediate_size', '--hidden' }, { 'mamba_num_heads', '--mamba-heads' },
+   { 'mamba_head_dim', '--mamba-head-dim' }, { 'ssm_state_size', '--state' },
+   { 'n_groups', '--groups' }, { 'hybrid_override_pattern', '--pattern' },
+   { 'tensor parallel size', '--mesh.tp' },
+}
+
 return require('tide.train.pretrain').main({
    name = 'pretrain_hybrid', title = 'train a hybrid of Mamba-2 and attention layers on text',
-   model = options, root = root,
+   model = options, fields = fields, root = root,
    make = function(tide, opt, vocab, o) return tide.model.hybrid(config(opt, vocab), o) end,
 }, ...)

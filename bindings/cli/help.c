@@ -40,8 +40,9 @@ const char cli_help_run[] =
   "output starts with [rK]. The first Ctrl-C or SIGTERM asks the recipe to stop after its step,\n"
   "the second stops it at the next op, the third ends it at once.\n"
   "Exit code: 0 done, 1 the recipe raised, 2 wrong command line or environment, wrong option of\n"
-  "the recipe or one that this machine cannot serve (a device that is absent), that of os.exit,\n"
-  "128 + signal. A job of several ranks has the code of the rank that failed first.\n";
+  "the recipe or one that this machine cannot serve (a device that is absent), that of os.exit\n"
+  "(1 for multiples of 256), 128 + signal. A job of several ranks has the code of the rank that\n"
+  "failed first.\n";
 
 const char cli_help_repl[] =
   "tide repl\n"

@@ -7,6 +7,7 @@
  * (E_ARG, E_DEVICE or E_UNSUPPORTED told without a stack trace), what os.exit was given, 128 +
  * signal after a signal.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,12 +48,15 @@ static int command_trace(int argc, char **argv)
   int code = cli_open(&o, &ctx, &L);
   if (code) return code;
   int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=trace", 1, &folder);
-  fflush(stdout);
+  bool told = fflush(stdout) == 0 && !ferror(stdout);
   if (rc < 0)
     fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
+  else if (!told)
+    fprintf(stderr, "tide: trace: cannot write the report to the standard output: %s\n",
+            strerror(errno));
   lua_close(L);
   tide_ctx_release(ctx);
-  return rc < 0 ? EXIT_RAISED : 0;
+  return rc < 0 || !told ? EXIT_RAISED : 0;
 }
 
 static int command_version(void)

@@ -46,13 +46,16 @@ static bool is_wish(int status)
   return status == TIDE_E_ARG || status == TIDE_E_DEVICE || status == TIDE_E_UNSUPPORTED;
 }
 
+/* Of os.exit's number a parent gets the last byte; what is no success must not look like one. */
+static int byte_of(int code) { return code != 0 && (code & 255) == 0 ? EXIT_RAISED : code & 255; }
+
 /* Errors without a stack trace are mistakes of people. */
 int cli_exit_code(int status, const char *message)
 {
   int code;
   if (cli_signal()) return 128 + cli_signal();
   if (status >= 0) return 0;
-  if (cli_is_exit(message, &code)) return code & 255;
+  if (cli_is_exit(message, &code)) return byte_of(code);
   return is_wish(status) && !strstr(message, "\nstack traceback:") ? EXIT_USAGE : EXIT_RAISED;
 }
 
@@ -79,11 +82,13 @@ tide_ctx *cli_open_ctx(const run_options *o, int *code)
   return ctx;
 }
 
-/* os.exit closes the state first, unless told not to: what it holds ends in order. */
+/* os.exit closes the state first, unless told not to: what it holds ends in order. Codes: as
+ * byte_of. */
 static const char closing_exit[] =
   "local exit = os.exit\n"
   "function os.exit(code, close)\n"
   "   if code == nil then code = true end\n"
+  "   if type(code) == 'number' and code ~= 0 and code % 256 == 0 then code = 1 end\n"
   "   exit(code, close ~= false)\n"
   "end\n";
 

@@ -227,18 +227,26 @@ static bool is_brief(lua_State *L, int index)
   return brief;
 }
 
+/* Pushes the text of the error value at index 1, whose __tostring may fail or give none. */
+static void push_text(lua_State *L)
+{
+  lua_pushcfunction(L, text_of);
+  lua_pushvalue(L, 1);
+  int rc = lua_pcall(L, 1, 1, 0);
+  if (rc == 0 && lua_isstring(L, -1)) return;
+  const char *why = rc ? lua_tostring(L, -1) : NULL;
+  lua_pushfstring(L, "(error value of type %s, whose __tostring %s%s)", luaL_typename(L, 1),
+                  rc ? "failed: " : "gave no text", why ? why : rc ? "without text" : "");
+}
+
 /* Message handler: keeps the status, returns text and traceback. */
 static int explain(lua_State *L)
 {
   run_job *job = lua_touserdata(L, lua_upvalueindex(1));
   job->status = status_of(L, 1);
-  if (!luaL_callmeta(L, 1, "__tostring")) {
-    if (lua_isstring(L, 1)) lua_pushvalue(L, 1);
-    else lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
-  }
+  push_text(L);
   if (is_brief(L, 1)) return 1;
-  const char *text = lua_tostring(L, -1);
-  luaL_traceback(L, L, text ? text : "(error without text)", 1);
+  luaL_traceback(L, L, lua_tostring(L, -1), 1);
   return 1;
 }
 

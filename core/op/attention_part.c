@@ -53,15 +53,15 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   return TIDE_OK;
 }
 
-/* A merge is not recorded: a part with a history would silently lose its gradient. */
-static int check_history(const tide__call *c, const tide_tensor *part, const tide_tensor *part_lse)
+/* Neither is recorded: an operand with a history would silently lose its gradient. */
+static int check_history(const tide__call *c, const char *op, int n, tide_tensor *const *x,
+                         const char *const *names, const char *advice)
 {
-  if (!c->ctx->recording) return TIDE_OK;
-  bool first = tide__tensor_needs_grad(part);
-  if (!first && !tide__tensor_needs_grad(part_lse)) return TIDE_OK;
-  return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "%s needs a gradient and in-place ops are "
-                    "not recorded; merge under no_grad and take the gradient of each part with "
-                    "attention_backward", first ? "part" : "part_lse");
+  for (int i = 0; c->ctx->recording && i < n; i++)
+    if (tide__tensor_needs_grad(x[i]))
+      return tide__fail(c->ctx, TIDE_E_STATE, op, "%s needs a gradient, and this is not recorded; "
+                        "%s", names[i], advice);
+  return TIDE_OK;
 }
 
 int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
@@ -71,7 +71,9 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
   tide_tensor *x[4] = {out, lse, part, part_lse};
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_MERGE_, NULL, 4, x, 0));
   TIDE_TRY(check_merge(&c, x));
-  TIDE_TRY(check_history(&c, part, part_lse));
+  TIDE_TRY(check_history(&c, TIDE__NAME(&c), 2, x + 2, (const char *[]){"part", "part_lse"},
+                         "merge under no_grad and take the gradient of each part with "
+                         "attention_backward"));
   c.nin = c.nout = 2;
   c.in_[0] = part;
   c.in_[1] = part_lse;
@@ -118,6 +120,9 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
                       "use tide_attention and the tape");
   TIDE_TRY(tide__check_attention(q, k, v, a));
   TIDE_TRY(check_backward(&c, dout, q, v, out, lse));
+  TIDE_TRY(check_history(&c, "attention_backward", 6, (tide_tensor *[]){q, k, v, dout, out, lse},
+                         (const char *[]){"q", "k", "v", "dout", "out", "lse"},
+                         "call it under no_grad, or attention, whose gradient is"));
   c.attrs.attention = tide__attention_attrs_of(q, a);
   for (int i = 0; i < 3; i++) tide__result(&c, i, x[i]->dtype, 4, x[i]->shape);
   tide__result(&c, 3, lse->dtype, -1, lse->shape);

@@ -12,6 +12,7 @@ local arg = require 'tide.ffi.arg'
 local info = require 'tide.ffi.info'
 local each = require 'tide.util.each'
 local errors = require 'tide.util.err'
+local near = require 'tide.util.near'
 
 status.add_root(debug.getinfo(1, 'S').source)
 
@@ -94,6 +95,29 @@ for name in ('cuda data debug dist model nn optim parallel repl train util'):gma
    entries[name] = 'tide.' .. name
 end
 
+-- What does the work of names that others have.
+local instead = {
+   topk = 'x:amax(dim) and x:argmax(dim) give the largest, table.sort of x:tolist() the order',
+   sort = 'table.sort orders what x:tolist() gives; x:amax(dim) and x:argmax(dim) give the largest',
+   max = 'x:amax(dim), x:argmax(dim), and tide.maximum of two tensors',
+   min = 'x:amin(dim), x:argmin(dim), and tide.minimum of two tensors',
+   mm = 'tide.matmul', bmm = 'tide.matmul', einsum = 'tide.matmul, x:permute and x:reshape',
+   manual_seed = 'tide.seed', save = 'tide.train.checkpoint',
+   load = 'tide.train.checkpoint', var = '(x - x:mean(dim, true)):square():mean(dim)',
+   std = '(x - x:mean(dim, true)):square():mean(dim):sqrt()',
+}
+instead.argsort = instead.sort
+
+-- What may have been meant by a name that is not there.
+local function hint(self, key)
+   if instead[key] then return '; instead: ' .. instead[key] end
+   local names = {}
+   for _, t in ipairs { self, entries } do
+      for name in each(t) do names[#names + 1] = name end
+   end
+   return near.hint(key, names)
+end
+
 local function is_missing(err, module)
    return tostring(err):find("module '" .. module .. "' not found", 1, true) ~= nil
 end
@@ -107,7 +131,8 @@ local function load_part(self, key)
       return value
    end
    if not is_missing(value, module) then error(value, 0) end
-   status.raise(status.code.E_ARG, key, "there is no tide.%s in this version", key)
+   status.raise(status.code.E_ARG, key, "there is no tide.%s in this version%s", key,
+      hint(self, key))
 end
 
 return setmetatable(tide, { __index = load_part, entries = entries })

@@ -7,6 +7,7 @@
 
 local complete = require 'tide.repl.complete'
 local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
 local pretty = require 'tide.util.pretty'
 
@@ -26,11 +27,15 @@ end
 
 -- opts: env (extra names), write(text), fail(text) for errors.
 function repl.session(opts)
-   opts = opts or {}
+   opts = err.options('repl.session', opts, { 'env', 'write', 'fail' })
+   if type(opts.env) ~= 'nil' then err.type('repl.session', 'env', opts.env, 'table') end
    return setmetatable({
       env = new_env(opts.env), pending = nil, errors = 0, count = 0,
       write = opts.write or function(s) io.stdout:write(s) end,
-      fail = opts.fail or function(s) io.stderr:write(s) end,
+      fail = opts.fail or function(s)
+         io.stdout:flush()                    -- what came before stands before, also in a pipe
+         io.stderr:write(s)
+      end,
    }, Session)
 end
 
@@ -71,7 +76,7 @@ end
 
 function Session:report(problem)
    self.errors = self.errors + 1
-   self.fail(tostring(problem):gsub('\n*$', '') .. '\n')
+   self.fail(err.text(problem):gsub('\n*$', '') .. '\n')
 end
 
 local function traceback(e)
@@ -88,6 +93,7 @@ end
 local function pack(...) return { n = select('#', ...), ... } end
 
 function Session:execute(fn, keeps, silent)
+   err.type('repl.session.execute', 'fn', fn, 'function')
    setfenv(fn, self.env)
    local keep = keeps and keeper(self.env) or nil
    local r = pack(xpcall(function() return fn(keep) end, traceback))
@@ -141,6 +147,7 @@ end
 -- Takes one line. Returns true if more lines are needed to complete the input. After `exit` or
 -- `quit` the field `ended` is true.
 function Session:feed(line)
+   err.type('repl.session.feed', 'line', line, 'string')
    if not self.pending then
       if command(self, line) then return false end
       local name = line:match '^%s*%?%s*([%w_%.:]*)%s*$'
@@ -182,6 +189,7 @@ end
 local function from_pipe(session)
    for line in io.lines() do
       session:feed(line)
+      io.stdout:flush()
       if session.ended then break end
    end
    session:finish()

@@ -158,7 +158,7 @@ describe('the recipe', function()
 
    it('matches one rank over data and context', function()
       tmp.with(function(dir)
-         for _, kind in ipairs { '--packed', '--window 20' } do
+         for _, kind in ipairs { '--packed', '--sliding-window 20' } do
             local want = losses(dir, 1, kind)
             assert.is_true(#want > 50)
             for _, words in ipairs { '--mesh.dp_shard 2 --mesh.cp 2',

@@ -18,6 +18,33 @@ local function report(docs) return table.concat(trace.report(docs), '\n') end
 
 local function has(text, part) assert.is_truthy(text:find(part, 1, true), text) end
 
+describe('a full disk', function()
+   it('is told with the file that found no place', function()
+      tmp.with(function(dir)
+         local program = require('tide.ffi.lib').path:match '^(.*/)' .. 'tide'
+         local f = assert(io.open(dir .. '/recipe.lua', 'w'))
+         f:write "require('tide').ones { 2 }"
+         f:close()
+         local function sh(command)
+            local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1; echo "status=$?"'))
+            local text = pipe:read '*a'
+            pipe:close()
+            return text
+         end
+         has(sh(('%s run --trace %s/t -n 2 %s/recipe.lua'):format(program, dir, dir)), 'status=0')
+         -- a limit of file size stands for a disk: the report is last, and so is trace.json
+         local text = sh(('(trap "" XFSZ; ulimit -f 0; %s trace %s/t)'):format(program, dir))
+         has(text, dir .. '/t/trace.json')
+         has(text, 'status=1')
+         if io.open '/dev/full' then
+            text = sh(('%s trace %s/t >/dev/full'):format(program, dir))
+            has(text, 'standard output')
+            has(text, 'status=1')
+         end
+      end)
+   end)
+end)
+
 describe('the reader of traces', function()
    it('names who came last, by how much, and where', function()
       local docs = {}

@@ -145,11 +145,89 @@ describe('the tide program', function()
       assert.equal(3, code)
       assert.equal('', err)
       assert.equal(3, (run('run RECIPE', 'os.exit(3)')))
+      for _, how in ipairs { 'run RECIPE', 'run -n 2 RECIPE' } do
+         for words, want in pairs { ['()'] = 0, ['(nil)'] = 0, ['(true)'] = 0, ['(false)'] = 1,
+            ['(7.9)'] = 7, ['("5")'] = 5, ['(-1)'] = 255, ['(256)'] = 1, ['(512)'] = 1,
+            ['(257)'] = 1, ['(3, true)'] = 3 } do
+            assert.equal(want, (run(how, 'os.exit' .. words)), how .. words)
+         end
+         code, _, err = run(how, 'os.exit {}')
+         assert.equal(1, code)
+         assert.is_truthy(err:find('number expected, got table', 1, true), err)
+      end
       assert.equal(2, (run 'run'))
       assert.equal(2, (run 'run -n 0 RECIPE'))
       assert.equal(2, (run 'run -x 1 RECIPE'))
       assert.equal(2, (run 'run no/such/file.lua'))
       assert.equal(2, (run 'nonsense'))
+   end)
+
+   it('ends a rank by os.exit, whatever stands around it', function()
+      local around = {
+         'pcall(os.exit, 4) print "after"',
+         'while true do pcall(os.exit, 4) end',
+         'for _ = 1, 1e9 do pcall(pcall, os.exit, 4) end',
+         'xpcall(function() os.exit(4) end, function(e) return e end) print "after"',
+         'xpcall(function() os.exit(4) end, function() os.exit(5) end) print "after"',
+         [[local co = coroutine.create(function() os.exit(4) end)
+           coroutine.resume(co) print "after"]],
+         'coroutine.wrap(function() pcall(os.exit, 4) print "after" end)() print "after"',
+         'table.sort({ 3, 1, 2 }, function() pcall(os.exit, 4) return false end) print "after"',
+         '("x"):gsub(".", function() pcall(os.exit, 4) end) print "after"',
+         'pcall(require("tide").no_grad, os.exit, 4) print "after"',
+         -- compiled loops before and around
+         [[local n = 0
+           local function step() n = n + 1 if n == 5000 then os.exit(4) end end
+           while true do pcall(step) end]],
+         [[local dist, n = require 'tide.dist', 0
+           while true do pcall(function() n = n + 1 if n > 300 then os.exit(4) end end) end]],
+      }
+      for _, recipe in ipairs(around) do
+         local code, out, err = run('run -n 2 RECIPE', recipe)
+         assert.equal(4, code, recipe .. err)
+         assert.equal('', out, recipe)
+         assert.equal('', err, recipe)
+      end
+      -- a code of 0 is an end, not a failure
+      assert.equal(0, (run('run -n 2 RECIPE', 'pcall(os.exit, 0) error "after"')))
+      assert.equal(0, (run('run -n 2 RECIPE', 'pcall(os.exit, true) error "after"')))
+      -- the others are ended, in a collective that a pcall guards
+      local code, out = run('run -n 3 RECIPE', [[
+         local tide = require 'tide'
+         local comm = tide.dist.world()
+         if comm.rank == 1 then pcall(os.exit, 6) print 'after' end
+         tide.dist.together(comm, 'spec', function() return 1 end)
+         print 'after']])
+      assert.equal(6, code)
+      assert.equal('', out)
+   end)
+
+   it('writes the trace of a rank that os.exit has ended', function()
+      local folder = os.tmpname()
+      os.remove(folder)
+      local code = run('run --trace ' .. folder .. ' -n 2 RECIPE',
+         'require("tide").ones { 2 } pcall(os.exit, 4)')
+      assert.equal(4, code)
+      for rank = 0, 1 do
+         local f = assert(io.open(('%s/rank%03d.json'):format(folder, rank)))
+         f:close()
+      end
+      os.execute('rm -r ' .. folder)
+   end)
+
+   it('tells errors whose text fails', function()
+      local bad = 'error(setmetatable({}, { __tostring = function() %s end }))'
+      for text, want in pairs { ['error "inner"'] = 'whose __tostring failed: .*inner',
+         ['error {}'] = 'whose __tostring failed: without text',
+         ['return nil'] = 'whose __tostring gave no text',
+         ['return {}'] = 'whose __tostring gave no text' } do
+         for _, how in ipairs { 'run RECIPE', 'run -n 2 RECIPE' } do
+            local code, _, err = run(how, bad:format(text))
+            assert.equal(1, code)
+            assert.is_truthy(err:find('error value of type table, ' .. want), err)
+            assert.is_truthy(err:find('stack traceback', 1, true), err)
+         end
+      end
    end)
 
    it('tells mistakes of people in one line, the same of several ranks once', function()

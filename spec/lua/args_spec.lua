@@ -51,6 +51,20 @@ describe('util.args', function()
       assert.matches("did you mean '--mesh.dp'", message('--set', 'mesh.pd=3'), 1, true)
    end)
 
+   it('knows other words for an option', function()
+      local more = { { 'lr', 1e-3, 'rate', also = { 'learning', 'learning-rate' } },
+         { 'seq', 8, 'tokens', also = { 'seq-len' } } }
+      for words, want in pairs { lerning = 'lr', ['learning-rate'] = 'lr', learnign_rate = 'lr',
+         seqlen = 'seq', lrr = 'lr' } do
+         local parser = args.new('test', more)
+         local ok, e = pcall(parser.parse, parser, { '--' .. words, '1' })
+         assert.is_false(ok)
+         assert.matches(("did you mean '--%s'?"):format(want), tostring(e), 1, true)
+      end
+      local _, e = pcall(function() return args.new('test', more):parse { '--zzzzzzzz' } end)
+      assert.matches('; known: --lr, --seq (E_ARG)', tostring(e), 1, true)
+   end)
+
    it('refuses what does not fit the type or range', function()
       assert.matches('an integer >= 1, got "1.5"', message('--steps', '1.5'), 1, true)
       assert.matches('an integer >= 1, got "0"', message('--steps', '0'), 1, true)

@@ -227,5 +227,7 @@ describe('model.llama', function()
       assert.equal('E_ARG', bad(model.loss, model, ids).code)
       bad(model.loss, model, ids, labels, { count = 0 })
       bad(model.loss, model, ids, labels, { cuont = 1 })
+      local e = bad(model.loss, model, ids, labels, { positons = ids })   -- of all that loss takes
+      assert.matches("did you mean 'positions'?", tostring(e), 1, true)
    end)
 end)

@@ -42,6 +42,8 @@ describe('nn.Linear and nn.Embedding', function()
 
    it('check their sizes', function()
       bad("argument 'nin'", nn.Linear, 0.5, 2)
+      bad("argument 'window[1]'", nn.Attention, { dim = 4, heads = 2, window = { 'a' } })
+      bad("argument 'window'", nn.Attention, { dim = 4, heads = 2, window = -1 })
       bad("argument 'nout'", nn.Linear, 2)
       bad("did you mean 'bias'", nn.Linear, 2, 2, { bais = true })
       bad("argument 'nvocab'", nn.Embedding, 0 / 0, 2)

@@ -119,6 +119,27 @@ describe('help', function()
       assert.matches('repl/help.lua:%d+', text)
    end)
 
+   it('describes what calling a table does, and what is written elsewhere', function()
+      local tide = require 'tide'
+      for name, want in pairs { mesh = { 'mesh(axes, opts)', 'Every rank of comm must call it' },
+         recompute = { 'recompute(model, policy, opts)', 'Sets what a model recomputes' },
+         plan = { 'plan(model, mesh, opts)' } } do
+         for _, text in ipairs(want) do
+            assert.matches(text, help.text(name, tide.parallel[name]), 1, true)
+         end
+      end
+      assert.matches('gradcheck(fn, inputs, opts)', help.text('gradcheck', tide.gradcheck), 1, true)
+      local cp = tide.parallel.cp
+      for name, want in pairs { attach = 'attach(model, opts)',
+         make_cp_batch_and_ctx = 'make_cp_batch_and_ctx(', self_check = '(model, probe, opts)' } do
+         local text = help.text(name, cp[name])
+         assert.matches(want, text, 1, true)
+         assert.matches('opts', text, 1, true)
+         assert.is_nil(text:find('(...)', 1, true))
+      end
+      assert.matches('attach_cp_sdpa_hooks', table.concat(help.names(cp), ' '), 1, true)
+   end)
+
    it('lists tables, lazy ones too, and answers a line', function()
       assert.matches('sampler', help.text('d', require 'tide.data'), 1, true)
       local s, out = new { data = require 'tide.data' }
@@ -175,6 +196,14 @@ describe('input from a pipe', function()
       local out, status = feed "'1' 'quit' '2'"
       assert.equal(0, status)
       assert.equal('1\n', out)
+   end)
+
+   it('keeps errors and output in their order, and survives errors whose text fails', function()
+      local out, status = feed(("'print(1)' 'error \"two\"' '3' 'error(setmetatable({}, "
+         .. "{ __tostring = function() error \"inner\" end }))' 'print(4)'"))
+      assert.equal(1, status)
+      assert.is_truthy(out:find('^1\n[^\n]*two.*\n3\n.*__tostring failed: [^\n]*inner.*\n4\n$'),
+         out)
    end)
 
    it('goes on after an error and says so in its status', function()

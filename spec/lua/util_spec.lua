@@ -252,3 +252,30 @@ describe('a lazy namespace', function()
       assert.matches("did you mean 'pretty'", e.message, 1, true)
    end)
 end)
+
+describe('a tensor where a word is expected', function()
+   it('is none, also in loops that are compiled', function()
+      local tide = require 'tide'
+      local x, n = tide.ones { 2 }, 0
+      local calls = {
+         function() return err.same(x, 'auto') end,
+         function() return (pcall(err.choice, 'spec', 'a', x, { 'auto', 'none' })) end,
+         function() return (pcall(tide.parallel.recompute.scope, x)) end,
+         function() return (pcall(tide.parallel.recompute, tide.nn.Stack {}, x)) end,
+         function() return (pcall(tide.parallel.cp_map.new, { kind = x, length = 4 })) end,
+         function()
+            return (pcall(tide.model.llama, { vocab_size = 3, hidden_size = 4,
+               num_hidden_layers = 1, num_attention_heads = 1, hidden_act = x },
+               { device = 'null' }))
+         end,
+      }
+      for _, call in ipairs(calls) do
+         for _ = 1, 400 do
+            if call() then n = n + 1 end
+         end
+      end
+      assert.equal(0, n)
+      assert.is_true(err.same('auto', 'auto') and err.same(2, 2) and err.same(false, false))
+      assert.is_false(err.same(nil, false) or err.same('2', 2))
+   end)
+end)

@@ -188,6 +188,14 @@ describe('attention in parts', function()
       tide.no_grad(tide.attention_merge_, out, lse, o, l)
       refused('E_SHAPE', 'attention_backward', tide.attention_backward, part, part, part, part,
          part, tide.zeros { 1, 2, 1 })
+      -- and so would whatever it is given
+      local names = { 'dout', 'q', 'k', 'v', 'out', 'lse' }
+      for i, name in ipairs(names) do
+         local given = { part, part, part, part, part, tide.zeros { 1, 1, 2 } }
+         given[i] = given[i]:detach():requires_grad_(true)
+         refused('E_STATE', name .. ' needs a gradient', tide.attention_backward, unpack(given))
+         tide.no_grad(tide.attention_backward, unpack(given))
+      end
       refused('E_SHAPE', 'attention_backward', tide.attention_backward, tide.zeros { 1, 2, 1, 4 },
          part, part, part, part, lse)
       refused('E_DTYPE', 'attention_backward', tide.attention_backward, part, part, part, part,

@@ -28,7 +28,8 @@ describe('attaching', function()
    it('replaces the inner call, and gives it back', function()
       local model = llama()
       local attn = model.model.layers:at(2).self_attn
-      local handle = cp.attach(model, { axis = axis2, window = 5, layers = { [2] = 'allgather' } })
+      local handle = cp.attach(model, { axis = axis2, sliding_window = 5,
+         layers = { [2] = 'allgather' } })
       assert.equal('allgather', attn.inner.method)
       assert.same({ 4, -1 }, attn.window)
       assert.equal(handle, model._cp)
@@ -39,7 +40,7 @@ describe('attaching', function()
       assert.is_nil(model._cp)
       handle:restore()
       handle = cp.attach(model, { axis = axis2, layers = { ['1.self_attn'] = { method = 'a2a',
-         window = 3 } } })
+         window = { 2, -1 } } } })
       assert.equal('a2a', attn.inner.method)
       assert.same({ 2, -1 }, attn.window)
       assert.is_nil(model.model.layers:at(1).self_attn.window)
@@ -79,7 +80,12 @@ describe('attaching', function()
       bad('E_ARG', 'layers', { layers = { [3] = 'ring' } })
       bad('E_ARG', "named 'mlp'", { layers = { mlp = 'ring' } })
       bad('E_ARG', 'method', { layers = { [1] = 'rings' } })
-      bad('E_ARG', 'window', { window = 0 })
+      bad('E_ARG', { 'sliding_window', '>= 1' }, { sliding_window = 0 })
+      bad('E_ARG', 'window', { window = -1 })
+      bad('E_ARG', 'window[1]', { window = { 'a' } })
+      bad('E_ARG', 'left, right', { window = { 1, 2, 3 } })
+      bad('E_ARG', 'window[2]', { layers = { [1] = { window = { 1, 0.5 } } } })
+      bad('E_ARG', 'give one of them', { window = 2, sliding_window = 3 })
       bad('E_ARG', 'metod', { metod = 'ring' })
       bad('E_ARG', 'mamba', { mamba = 'state' })
       refused('E_ARG', 'attention', cp.attach, tide.nn.Linear(2, 2), { axis = axis2 })
@@ -213,10 +219,10 @@ describe('a model over ranks', function()
             recompute = 'full' } },
          { 4, { method = 'a2a+p2p', a2a = 2, layout = 'balanced' }, { rows = 1, T = 40,
             cu = { 0, 30, 31, 40 }, recompute = 'every:2' } },
-         { 4, { layers = { [1] = 'a2a', [2] = { method = 'allgather', window = 4 } } },
+         { 4, { layers = { [1] = 'a2a', [2] = { method = 'allgather', window = 3 } } },
             { rows = 1, T = 16, recompute = 'none' } },
          { 4, { layers = { [2] = 'a2a+p2p' }, a2a = 2 }, { rows = 1, T = 21 } },
-         { 2, { layout = 'zigzag', window = 3 }, { rows = 2, T = 9, dtype = 'f64' } },
+         { 2, { layout = 'zigzag', sliding_window = 3 }, { rows = 2, T = 9, dtype = 'f64' } },
          { 4, { layout = 'contiguous' }, { rows = 1, T = 3 } },
          { 2, { method = 'ring' }, { rows = 1, T = 40, dtype = 'bf16' } },
       } do

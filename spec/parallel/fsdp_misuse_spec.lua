@@ -285,6 +285,53 @@ describe('a sharded parameter', function()
       end
    end)
 
+   it('has no bytes to be read from an update to the next forward in any strategy', function()
+      for _, strategy in ipairs { 'optim', 'optim_grads' } do
+         for _, mp in ipairs { 'f32', 'bf16' } do
+            for _, row in ipairs(on(2, [[
+               local _, _, strategy, mp = ...
+               local model, sharded = make { strategy = strategy,
+                  mp_policy = { param_dtype = mp } }
+               local optim = tide.optim.SGD(sharded, { lr = 1 })
+               local function read()
+                  local ok, e = pcall(function() return model.lm_head.weight:sum():item() end)
+                  return ok and 'read' or tostring(e)
+               end
+               local out, w = { read() }, model.lm_head.weight
+               out[2] = w.dtype .. ' ' .. table.concat(w.shape, 'x') .. tostring(w.requires_grad)
+               backward(model, 1)
+               out[3] = read()
+               sharded:finish()
+               optim:step()
+               out[4] = read()
+               backward(model, 2)
+               out[5] = read()
+               local whole = sharded:full_state_dict()['lm_head.weight']
+               out[6] = whole:equal(model.lm_head.weight)
+               sharded:finish()
+               model:requires_grad_(false)           -- of the fields as they are, kept
+               optim:step()
+               model:requires_grad_(true)
+               backward(model, 3)
+               sharded:finish()
+               optim:step()
+               out[7] = read()
+               return out
+            ]], strategy, mp)) do
+               for _, i in ipairs { 1, 4, 7 } do
+                  for _, part in ipairs { 'E_GONE', "'lm_head.weight'", 'unshard_fsdp2_model' } do
+                     assert.matches(part, row[i], 1, true)
+                  end
+               end
+               assert.equal(mp .. ' 37x20true', row[2])
+               assert.equal('read', row[3])
+               assert.equal('read', row[5])
+               assert.is_true(row[6])
+            end
+         end
+      end
+   end)
+
    it('must stay the one that is trained', function()
       fails("the sharded parameter 'model.norm.weight' was replaced", [[
          local model = make()

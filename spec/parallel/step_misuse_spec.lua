@@ -32,6 +32,24 @@ describe('a step of replicas', function()
          "make { fsdp = { strategy = 'no_shard' }, lr = 1e-3 * (1 + rank) }")
    end)
 
+   it('is refused where their learning rates part, at the step where they do', function()
+      for _, fsdp in ipairs { 'nil', "{ strategy = 'optim_grads_params' }" } do
+         fails('ranks take different learning rates in step 3', ([[
+            local run = make { fsdp = %s,
+               lr = function(s) return s < 3 and 1e-3 or 1e-3 * (1 + rank) end }
+            for s = 1, 2 do assert(run:run { case.batch(s, rank, n, 12) }.applied) end
+            run:run { case.batch(3, rank, n, 12) }
+         ]]):format(fsdp))
+      end
+      -- the same function, made by each rank, is the same
+      for _, applied in ipairs(ranks.run(2, head .. [[
+         local run = make { lr = tide.optim.schedule.cosine { lr = 1e-3, steps = 9, warmup = 3 } }
+         local all = true
+         for s = 1, 4 do all = all and run:run { case.batch(s, rank, n, 12) }.applied end
+         return all
+      ]])) do assert.is_true(applied) end
+   end)
+
    it('takes pieces that fall into other groups', function()
       local got = ranks.run(8, head .. [[
          local run = make { fsdp = {} }
@@ -81,6 +99,14 @@ describe('a step', function()
             { { ids = ids, labels = ids, count = count } })
       end
       assert.is_true(run:run({ { ids = ids, labels = ids } }).applied)
+      local none = tide.zeros({ 0, 3 }, { dtype = 'i64' })
+      says("argument 'batches[1].labels': expected at least one row of tokens, got [0, 3]", run.run,
+         run, { { ids = none, labels = none } })
+      local source = tide.data.tokens.memory('abcd', 1)
+      says("data.batch.make: argument 'starts': expected at least one", tide.data.batch.make,
+         source, {}, 2)
+      says("data.packed.make: argument 'rows': expected at least one", tide.data.packed.make,
+         source, {}, 2)
    end)
 
    it('evaluates what it is given windows, their number and a function for', function()
@@ -96,6 +122,7 @@ end)
 
 describe('what a step saves and scores', function()
    local tide = require 'tide'
+   local case = require 'spec.parallel.fsdp_case'
    local train = tide.train
 
    local function says(words, fn, ...)
@@ -111,6 +138,40 @@ describe('what a step saves and scores', function()
          says("argument 'saved.plain': expected a table", save, 'x', {})
       end
       says("train.checkpoint.verify: argument 'folder'", train.checkpoint.verify, 3)
+      local function saved() return { plain = { step = 1 }, model = {}, optim = {} } end
+      for _, save in ipairs { train.checkpoint.save, train.checkpoint.save_async } do
+         for _, comm in ipairs { true, 3, {} } do
+            says("train.checkpoint.save: argument 'comm': expected a communicator", save, 'x',
+               saved(), { comm = comm })
+         end
+         local odd = saved()
+         odd.model = { w = 3 }
+         says([[argument 'saved.model["w"]': expected a tensor, got 3]], save, 'x', odd)
+         odd.model = nil
+         says("argument 'saved.model': expected a table", save, 'x', odd)
+         odd = saved()
+         odd.plain.config = 3
+         says("argument 'saved.plain.config': expected a table", save, 'x', odd)
+      end
+      says("train.checkpoint.lock: argument 'comm': expected a communicator",
+         train.checkpoint.lock, 'x', true)
+      says("train.state.collect: argument 'run': expected a table", train.state.collect, 3)
+      says("train.state.collect: argument 'run.model'", train.state.collect, {})
+      says("train.state.restore_model: argument 'sharded'", train.state.restore_model, {}, {})
+      local whole = case.model():materialise('cpu', 1)
+      local run = { model = whole, optim = tide.optim.SGD(whole), step = 0 }
+      says('its tensors are not loaded (lazy = true)', train.state.restore, run,
+         { plain = { step = 1 }, store = {} })
+      local family = require 'tide.model.family'
+      for _, odd in ipairs { 3, 'x', true, {} } do
+         says("model.family.of: argument 'model': expected a module", family.of, odd)
+         says("model.family.config: argument 'model'", family.config, odd)
+      end
+      says("argument 'plain': expected a table", family.saved, 'spec', 3)
+      says("argument 'plain': expected a table", family.build, 'spec', 3)
+      local round = { deep = {} }                        -- a table in itself is told, not followed
+      round.deep.up = round
+      assert.equal('{deep={up=(a table around it)}}', family.text_of(round))
       says("train.state.restore: argument 'run'", train.state.restore, 3, {})
       says("train.state.restore: argument 'saved'", train.state.restore, {}, 3)
       says("train.state.restore: argument 'saved.plain'", train.state.restore, {}, {})

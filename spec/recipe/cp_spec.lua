@@ -6,9 +6,9 @@ local tmp = require 'spec.support.tmp'
 describe('pretraining over a context axis', function()
    it('equals one rank, packed', function()
       tmp.with(function(dir)
-         local want = case.recipe(dir, 1, '--steps 8 --packed --window 30')
+         local want = case.recipe(dir, 1, '--steps 8 --packed --sliding-window 30')
          local got = case.recipe(dir, 4,
-            '--steps 8 --packed --window 30 --mesh.dp_shard 2 --mesh.cp 2')
+            '--steps 8 --packed --sliding-window 30 --mesh.dp_shard 2 --mesh.cp 2')
          assert.equal(9, #want)
          assert.equal(9, #got)
          for i, w in ipairs(want) do assert.is_true(math.abs(got[i] / w - 1) < 1e-5) end

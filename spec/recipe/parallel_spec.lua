@@ -145,6 +145,8 @@ describe('pretraining over ranks', function()
          bad(1, where .. '--mesh.dp_shard 2 --mesh.tp 2',
             '--mesh.dp_shard 2 x --mesh.tp 2, but the run has 1 rank (tide run -n 4)')
          bad(4, where .. '--mesh.tp 4', 'num_key_value_heads (2) must be divisible')
+         bad(4, where .. '--mesh.tp 4', '(num_key_value_heads is --kv-heads, or --heads without '
+            .. 'it, tensor parallel size is --mesh.tp)')
          bad(3, where .. '--mesh.tp 2', '--mesh.tp 2, but the run has 3 ranks')
          bad(2, where .. '--mesh.tp 2 --async-tp', '--async-tp requires --sequence-parallel')
          bad(2, where .. '--mesh.dp_shard 2 --fsdp.reshard 3', 'must divide the 2 ranks')

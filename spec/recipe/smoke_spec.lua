@@ -98,6 +98,26 @@ describe('recipes/pretrain.lua', function()
       end)
    end)
 
+   it('goes on from any folder with a --data that was given relative to another', function()
+      with_data(function(dir)
+         local here = io.popen 'pwd':read '*l'
+         local function within(folder, words)
+            local pipe = assert(io.popen(('cd %s && LUA_PATH="%s" timeout -k 5 180 luajit %s/%s '
+               .. '2>&1'):format(folder, package.path:gsub('%./', here .. '/'), here, words)))
+            local text = pipe:read '*a'
+            pipe:close()
+            return text
+         end
+         local words = 'recipes/pretrain.lua --data ./text.txt --out ' .. dir .. '/run --sample 0'
+         assert.matches('step 6/6', within(dir, words .. small), 1, true)
+         local out = within('/', 'recipes/pretrain.lua --resume --steps 7 --out ' .. dir .. '/run')
+         assert.matches('step 7/7', out, 1, true)
+         assert.is_nil(out:find('--data', 1, true))
+         local kept = require('tide').train.checkpoint.recipe(dir .. '/run')
+         assert.equal(dir .. '/text.txt', kept.data)
+      end)
+   end)
+
    local function read(path)
       local f = assert(io.open(path, 'rb'))
       local s = f:read '*a'
@@ -189,11 +209,18 @@ describe('recipes/pretrain.lua', function()
          write(dir .. '/empty.txt', '')
          bad('pretrain.lua --data ' .. dir .. '/empty.txt', 'there is no text')
          bad('pretrain.lua ' .. where .. small .. '--heads 3', 'must be a multiple of')
+         bad('pretrain.lua ' .. where .. small .. '--heads 3',
+            '(hidden_size is --dim, num_attention_heads is --heads')
+         bad('pretrain_hybrid.lua ' .. where .. ' --dim 64 --heads 3 --mamba-head-dim 8',
+            '(head_dim is --dim / --heads)')
+         bad('pretrain.lua --lerning 1', "unknown option '--lerning'; did you mean '--lr'?")
+         bad('pretrain.lua --window 3', "did you mean '--sliding-window'?")
          bad('pretrain.lua ' .. where .. small .. '--heads 4 --kv-heads 3', 'must be a multiple of')
          bad('pretrain.lua ' .. where .. small .. '--batch 5 --accum 2', '--batch (5)')
          bad('pretrain.lua ' .. where .. small .. '--mesh.dp 2', '--mesh.dp 2, but the run has 1')
          bad('pretrain.lua ' .. where .. small .. '--resume', 'no checkpoint in')
-         bad('pretrain.lua ' .. where .. small .. '--seq 100000', 'a window needs 100001 tokens')
+         bad('pretrain.lua ' .. where .. small .. '--seq 100000', '--seq 100000: a window '
+            .. 'needs 100001 tokens, the training part of --data has')
          bad('pretrain.lua ' .. where .. small .. '--out /proc/nowhere', '/proc/nowhere')
          bad('generate.lua --from ' .. dir .. '/none', 'no checkpoint in')
       end)

@@ -93,7 +93,7 @@ local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', '
 local dq, dk, dv = own.box, own.box2, own.box3
 
 -- Gradients of q, k and v from one part of the keys; out and lse are those over all parts, opts
--- those of the part's forward. Not recorded.
+-- those of the part's forward. Not recorded; raises E_STATE if one of them needs a gradient.
 function M.attention_backward(dout, q, k, v, out, lse, opts)
    tensor('attention_backward', 'dout', dout)
    tensor('attention_backward', 'q', q)

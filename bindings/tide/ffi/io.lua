@@ -7,6 +7,7 @@ local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local ctx_of = require 'tide.ffi.ctx'
+local status = require 'tide.ffi.status'
 local C = lib.C
 
 local M = { json = require 'tide.ffi.json' }
@@ -119,6 +120,21 @@ function M.exists(path) return M.kind(path) ~= nil end
 function M.is_writable(path)
    local ctx = handle()
    return own.check(ctx, C.tide_path_is_writable(ctx, path_of('is_writable', 'path', path))) == 1
+end
+
+lib.once('getcwd', function() ffi.cdef 'char *getcwd(char *to, size_t n);' end)
+
+-- The path from the root of the file system, by the folder that this process is in. Links are not
+-- followed.
+function M.absolute(path)
+   path_of('absolute', 'path', path)
+   if path:sub(1, 1) == '/' then return path end
+   local here = ffi.new 'char[4096]'
+   if ffi.C.getcwd(here, 4096) == nil then
+      status.raise(C.TIDE_E_IO, 'absolute', "'%s': the folder that this process is in has no name",
+         path)
+   end
+   return (ffi.string(here):gsub('/$', '')) .. '/' .. path:gsub('^%./+', '')
 end
 
 -- ---- locks -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
-local op = require 'tide.ffi.op'
+local op = require 'tide.ffi.compose'
 local each = pairs -- by another name: see "two faults" in bindings/README.md
 local C = lib.C
 

@@ -397,8 +397,8 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
 int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
                           tide_tensor *part_lse);
 /* Gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout, the
- * output and the log-sum-exp over all parts: the parts' dq add up. Not recorded. attrs as those of
- * the part's forward; a bias is E_UNSUPPORTED. */
+ * output and the log-sum-exp over all parts: the parts' dq add up. Not recorded: E_STATE if one of
+ * them needs a gradient. attrs as those of the part's forward; a bias is E_UNSUPPORTED. */
 int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,
                             tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
                             tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs);

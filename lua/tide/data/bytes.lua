@@ -12,11 +12,15 @@ function bytes.encode(text)
 end
 
 -- An id as two bytes.
-function bytes.id(n) return string.char(n % 256, math.floor(n / 256)) end
+function bytes.id(n)
+   err.integer('data.bytes.id', 'n', n, 0, 65535)
+   return string.char(n % 256, math.floor(n / 256))
+end
 
 -- List of ids of a text.
 function bytes.ids(text)
    local list = {}
+   err.type('data.bytes.ids', 'text', text, 'string')
    for i = 1, #text do list[i] = text:byte(i) end
    return list
 end
@@ -24,7 +28,7 @@ end
 -- Text of a list of ids; bos and eos give nothing.
 function bytes.decode(ids)
    local out = {}
-   for i, id in ipairs(ids) do
+   for i, id in ipairs(err.type('data.bytes.decode', 'ids', ids, 'table')) do
       err.integer('data.bytes.decode', ('ids[%d]'):format(i), id, 0, bytes.vocab_size - 1)
       out[i] = id < 256 and string.char(id) or ''
    end

@@ -15,15 +15,9 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local sampler = require 'tide.data.sampler'
+local tokens = require 'tide.data.tokens'
 
 local packed = {}
-
-local function check_source(op, source)
-   err.type(op, 'source', source, 'table')
-   if not source.raw or not source.count then
-      err.arg(op, 'source', 'a token source (data.tokens)', source)
-   end
-end
 
 -- ---- documents of a source -------------------------------------------------------------------
 
@@ -40,7 +34,7 @@ end
 -- belongs to the document it ends).
 function packed.boundaries(source, eos)
    local op = 'data.packed.boundaries'
-   check_source(op, source)
+   tokens.check(op, source)
    err.integer(op, 'eos', eos, 0)
    local cu, at, width = { 0 }, 0, source.width
    while at < source.count do
@@ -216,7 +210,10 @@ end
 local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 end
 
 local function check_rows(op, rows)
-   for r, row in ipairs(err.type(op, 'rows', rows, 'table')) do
+   if #err.type(op, 'rows', rows, 'table') == 0 then
+      err.arg(op, 'rows', 'at least one row', 'an empty list')
+   end
+   for r, row in ipairs(rows) do
       for _, piece in ipairs(err.type(op, ('rows[%d]'):format(r), row, 'table')) do
          local start, n, goes_on, slot = unpack(type(piece) == 'table' and piece or {}, 1, 4)
          if not (is_count(start) and is_count(n) and type(goes_on) == 'boolean'
@@ -232,9 +229,9 @@ end
 function packed.make(source, rows, seq, opts)
    local op = 'data.packed.make'
    opts = err.options(op, opts, { 'pad', 'device' })
-   check_source(op, source)
-   check_rows(op, rows)
+   tokens.check(op, source)
    err.integer(op, 'seq', seq, 1)
+   check_rows(op, rows)
    local pad = err.integer(op, 'pad', opts.pad or 0, 0)
    local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
    local real, slots = { 0 }, { 0 }

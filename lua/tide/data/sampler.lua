@@ -15,6 +15,10 @@ local sampler = {}
 
 -- Permutation of 0 .. n-1 under a key: fn(i).
 function sampler.permutation(n, seed, epoch)
+   local op = 'data.sampler.permutation'
+   err.integer(op, 'n', n, 1)
+   err.integer(op, 'seed', seed, 0)
+   err.integer(op, 'epoch', epoch, 0)
    local half = 1
    while 4 ^ half < n do half = half + 1 end
    local side = 2 ^ half
@@ -73,6 +77,7 @@ end
 
 -- First token of the window at a place of the endless order.
 function Sampler:start_of(place)
+   err.integer('data.sampler.start_of', 'place', place, 0)
    local order, offset = order_of(self, math.floor(place / self.windows))
    return offset + order(place % self.windows) * self.seq
 end

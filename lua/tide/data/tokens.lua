@@ -10,6 +10,17 @@ local err = require 'tide.util.err'
 
 local tokens = {}
 
+-- Raises unless source is one of the sources made here, or works as they do.
+function tokens.check(op, source, name)
+   name = name or 'source'
+   err.type(op, name, source, 'table')
+   if type(source.raw) ~= 'function' or type(source.count) ~= 'number'
+      or type(source.width) ~= 'number' then
+      err.arg(op, name, 'a token source (data.tokens)', source)
+   end
+   return source
+end
+
 local function check_range(op, self, start, n)
    err.integer(op, 'n', n, 0, self.count)
    err.integer(op, 'start', start, 0, self.count - n)
@@ -26,6 +37,7 @@ end
 -- From a string of encoded ids.
 function tokens.memory(text, width)
    err.integer('data.tokens.memory', 'width', width, 1, 4)
+   err.type('data.tokens.memory', 'text', text, 'string')
    if #text % width ~= 0 then
       err.arg('data.tokens.memory', 'text', ('a multiple of %d bytes'):format(width), #text)
    end
@@ -80,6 +92,7 @@ end
 -- opts: width (2) of raw files.
 function tokens.file(path, opts)
    local op = 'data.tokens.file'
+   err.type(op, 'path', path, 'string')
    opts = err.options(op, opts, { 'width' })
    local width = opts.width or 2
    if width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
@@ -105,6 +118,7 @@ end
 
 -- Tokens first .. first + count - 1 of a source.
 function tokens.slice(source, first, count)
+   tokens.check('data.tokens.slice', source)
    err.integer('data.tokens.slice', 'first', first, 0, source.count)
    err.integer('data.tokens.slice', 'count', count, 0, source.count - first)
    return setmetatable({
@@ -117,6 +131,7 @@ local piece, whole, samples = 2^20, 2^26, 64
 
 -- What tells one source from another: a text of count, width and an XXH64 of the bytes.
 function tokens.fingerprint(source)
+   tokens.check('data.tokens.fingerprint', source)
    local hash = require('tide.ffi.io').xxh64
    local width = source.width or 1
    local n = math.floor(piece / width)
@@ -148,6 +163,11 @@ end
 
 -- Sources one after another; all of the same width.
 function tokens.join(sources)
+   err.type('data.tokens.join', 'sources', sources, 'table')
+   if #sources == 0 then err.arg('data.tokens.join', 'sources', 'at least one', 'none') end
+   for i, source in ipairs(sources) do
+      tokens.check('data.tokens.join', source, ('sources[%d]'):format(i))
+   end
    if #sources == 1 then return sources[1] end
    local self = setmetatable({ sources = sources, starts = {}, count = 0 }, Joined)
    for i, source in ipairs(sources) do

@@ -11,6 +11,9 @@ local gradcheck = {}
 
 local function scalar(fn, inputs)
    local y = tide.no_grad(function() return fn(unpack(inputs)) end)
+   if not tide.is_tensor(y) then
+      err.arg('debug.gradcheck', 'fn', 'a function that returns a tensor of one element', y)
+   end
    if y:numel() ~= 1 then
       err.raise('E_SHAPE', 'debug.gradcheck', 'fn must return one element, got %d', y:numel())
    end
@@ -21,6 +24,7 @@ end
 -- themselves are not touched: fn sees leaves of their values.
 local function analytic(fn, inputs)
    local leaves, list = {}, {}
+   scalar(fn, inputs)                    -- fn does what is needed of it
    for i, x in ipairs(inputs) do leaves[i] = x:detach():clone():requires_grad_(true) end
    fn(unpack(leaves)):backward()
    for i, x in ipairs(leaves) do
@@ -86,13 +90,15 @@ local known = { 'h', 'atol', 'rtol', 'directions', 'limit' }
 function gradcheck.check(fn, inputs, opts)
    local op = 'debug.gradcheck'
    opts = err.options(op, opts, known)
-   err.type(op, 'fn', fn, 'function')
+   err.func(op, 'fn', fn)
    local o = {
       h = opts.h or 1e-6, atol = opts.atol or 1e-6, rtol = opts.rtol or 1e-5,
       directions = opts.directions or 2, limit = opts.limit or 64,
    }
-   for i, x in ipairs(inputs) do
-      if type(x) ~= 'cdata' or x.dtype ~= 'f64' then
+   for _, k in ipairs { 'h', 'atol', 'rtol' } do err.number(op, k, o[k], 0) end
+   for _, k in ipairs { 'directions', 'limit' } do err.integer(op, k, o[k], 0) end
+   for i, x in ipairs(err.type(op, 'inputs', inputs, 'table')) do
+      if not tide.is_tensor(x) or x.dtype ~= 'f64' then
          err.arg(op, ('inputs[%d]'):format(i), 'an f64 tensor', x)
       end
    end
@@ -106,4 +112,5 @@ function gradcheck.check(fn, inputs, opts)
 end
 
 -- The module itself is the function: tide.gradcheck(fn, inputs, opts).
-return setmetatable(gradcheck, { __call = function(_, ...) return gradcheck.check(...) end })
+return setmetatable(gradcheck, { calls = gradcheck.check,
+   __call = function(_, ...) return gradcheck.check(...) end })

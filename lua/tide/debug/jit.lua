@@ -1,5 +1,7 @@
 -- What the compiler did while a function ran: traces made, and aborts with place and reason.
 
+local err = require 'tide.util.err'
+
 local jitlog = {}
 
 local vmdef_ok, vmdef = pcall(require, 'jit.vmdef')
@@ -21,6 +23,7 @@ end
 -- Runs fn(...) from a cold compiler. Returns { traces = number, aborts = list of { at, why } } and
 -- the results of fn.
 function jitlog.run(fn, ...)
+   err.func('debug.jit.run', 'fn', fn)
    local report = { traces = 0, aborts = {} }
    local function listen(what, _, func, pc, code, detail)
       if what == 'stop' then
@@ -39,6 +42,9 @@ end
 
 -- The aborts of a report as text, most frequent first.
 function jitlog.text(report)
+   local op = 'debug.jit.text'
+   err.number(op, 'report.traces', err.type(op, 'report', report, 'table').traces)
+   err.type(op, 'report.aborts', report.aborts, 'table')
    local counts, order = {}, {}
    for _, a in ipairs(report.aborts) do
       local line = a.at .. ': ' .. a.why

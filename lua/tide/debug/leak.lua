@@ -1,5 +1,7 @@
 -- Handles and bytes that a function left behind, after full collections.
 
+local err = require 'tide.util.err'
+
 local leak = {}
 
 local function settled(ctx)
@@ -9,6 +11,11 @@ end
 
 -- Runs fn(...) and returns { tensors =, bytes =, nodes = }: what was live after it and not before.
 function leak.measure(ctx, fn, ...)
+   local op = 'debug.leak.measure'
+   if type(ctx) ~= 'table' or type(ctx.collect) ~= 'function' or type(ctx.stats) ~= 'function' then
+      err.arg(op, 'ctx', 'a context', ctx)
+   end
+   err.func(op, 'fn', fn)
    local before = settled(ctx)
    fn(...)
    local after = settled(ctx)

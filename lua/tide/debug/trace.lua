@@ -50,6 +50,11 @@ function trace.dump(folder, comms)
    local json = require 'tide.ffi.json'
    err.type(op, 'folder', folder, 'string')
    comms = comms or require('tide.ffi.dist').open()
+   for i, comm in ipairs(err.type(op, 'comms', comms, 'table')) do
+      if type(comm) ~= 'table' or type(comm.history) ~= 'function' then
+         err.arg(op, ('comms[%d]'):format(i), 'a communicator', comm)
+      end
+   end
    local first, list = comms[1], {}
    local host = package.loaded['tide.host'] or {}
    local rank = first and first.rank or host.rank or 0
@@ -100,6 +105,18 @@ local function fault_of(doc)
    end
 end
 
+-- Raises unless docs is what trace.read returns.
+local function check_docs(op, docs)
+   for i, doc in ipairs(err.type(op, 'docs', docs, 'table')) do
+      local fault = type(doc) == 'table' and fault_of(doc) or nil
+      if type(doc) ~= 'table' or fault then
+         err.arg(op, ('docs[%d]'):format(i), 'what debug.trace.read returned', doc)
+      end
+   end
+   if #docs == 0 then err.arg(op, 'docs', 'at least one', 'none') end
+   return docs
+end
+
 -- Files of different runs cannot be laid side by side.
 local function check_one_run(op, folder, list, file_of)
    local first = list[1]
@@ -115,6 +132,7 @@ end
 -- The ranks' files of a folder, all of one run, in the order of ranks.
 function trace.read(folder)
    local op, list, file_of = 'debug.trace.read', {}, {}
+   err.type(op, 'folder', folder, 'string')
    for _, name in ipairs(fs.list(op, folder)) do
       if name:find '^rank%d+%.json$' then
          local path = fs.join(folder, name)
@@ -252,6 +270,7 @@ end
 -- Findings over all communicators: { parted = list (first difference or absence of each), late =
 -- list (longest first), waits = { [rank] = { count, seconds } } }.
 function trace.compare(docs)
+   check_docs('debug.trace.compare', docs)
    local comms = communicators(docs)
    align(docs, comms)
    local parted, late, waits = {}, {}, {}
@@ -310,6 +329,8 @@ end
 
 -- Lines for people. worst: how many late arrivals to list (3).
 function trace.report(docs, worst)
+   check_docs('debug.trace.report', docs)
+   err.integer('debug.trace.report', 'worst', worst or 0, 0)
    local found, lines = trace.compare(docs), {}
    local function add(fmt, ...) lines[#lines + 1] = fmt:format(...) end
    for _, f in ipairs(found.parted) do say_parted(f, add) end
@@ -337,7 +358,8 @@ end
 
 -- All ranks' spans in one Chrome trace, a process a rank. Returns its path.
 function trace.merge(folder, docs)
-   docs = docs or trace.read(folder)
+   err.type('debug.trace.merge', 'folder', folder, 'string')
+   docs = check_docs('debug.trace.merge', docs or trace.read(folder))
    align(docs, communicators(docs))
    local events = require('tide.ffi.json').array {}
    for _, doc in ipairs(docs) do

@@ -77,12 +77,23 @@ end
 -- file that lists them); joined by dist.init with its defaults at the first call.
 function dist.world() return world or dist.init() end
 
+-- An object with rank and size.
+local function check_comm(op, comm)
+   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number' then
+      err.arg(op, 'comm', 'a communicator', comm)
+   end
+   return comm
+end
+
+-- The communicator that was given as an argument or option `comm` of op; nil stands for the world.
+function dist.comm_of(op, comm)
+   if comm == nil then return dist.world() end
+   return check_comm(op, comm)
+end
+
 -- comm: an object with rank, size, all_reduce, broadcast, barrier.
 function dist.set_world(comm)
-   if comm == nil or comm.rank == nil or comm.size == nil then
-      err.arg('dist.set_world', 'comm', 'a communicator', comm)
-   end
-   world = comm
+   world = check_comm('dist.set_world', comm)
    return comm
 end
 
@@ -110,6 +121,8 @@ end
 
 -- Sums a list of numbers over ranks; returns the list of sums. All ranks must call it.
 function dist.sum(comm, numbers)
+   check_comm('dist.sum', comm)
+   err.type('dist.sum', 'numbers', numbers, 'table')
    if comm.size == 1 then return numbers end
    local tide = require 'tide'
    local t = tide.tensor(numbers, { dtype = 'f64', device = 'cpu' })
@@ -119,11 +132,14 @@ end
 
 -- True on every rank if `flag` is true on any.
 function dist.any(comm, flag)
+   check_comm('dist.any', comm)
    return dist.sum(comm, { flag and 1 or 0 })[1] > 0
 end
 
 -- Runs fn on rank 0 and a barrier on all; an error on rank 0 is an error on every rank.
 function dist.on_first(comm, op, fn)
+   check_comm('dist.on_first', comm)
+   err.func('dist.on_first', 'fn', fn)
    local ok, result = true, nil
    if comm.rank == 0 then ok, result = pcall(fn) end
    if not dist.any(comm, not ok) then return result end
@@ -133,6 +149,8 @@ end
 
 -- Runs fn on this rank; if it raises on any, raises on all. Returns every rank's result.
 function dist.together(comm, op, fn)
+   check_comm('dist.together', comm)
+   err.func('dist.together', 'fn', fn)
    local ok, result = pcall(fn)
    local all = comm:all_gather_object { ok = ok, result = ok and result or tostring(result) }
    if not ok then error(result, 0) end

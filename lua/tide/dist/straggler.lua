@@ -42,6 +42,7 @@ end
 
 -- Section i (from 1) ends here.
 function Watch:lap(i)
+   err.integer('dist.straggler.lap', 'i', i, 1, #self.sections)
    local at, waited = self.at, self.waited
    self:mark()
    self.own[i] = self.own[i] + math.max(0, self.at - at - (self.waited - waited))

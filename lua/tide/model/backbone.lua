@@ -134,6 +134,7 @@ end
 -- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
 -- attention; per token of training.
 function Backbone:flops_per_token(seq)
+   err.number(self.op, 'seq', seq, 0)
    return 6 * self:multiplying() + self.mixing[1] + self.mixing[2] * seq
 end
 

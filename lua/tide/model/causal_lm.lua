@@ -59,13 +59,22 @@ function CausalLM:forward(ids_BT, opts)
    return self:embedding():as_output(h)
 end
 
+-- Names of all options of a call of loss.
+local function loss_options(self)
+   local names = {}
+   for _, list in ipairs { nn.loss.known, self.at_fields } do
+      for _, name in ipairs(list) do names[#names + 1] = name end
+   end
+   return names
+end
+
 -- Sum of the token losses divided by opts.count (default: the labels counted in this call).
 -- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
 -- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options.
 function CausalLM:loss(ids_BT, labels_BT, opts)
    local place, rest = {}, {}
    if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
-   for k, v in each(opts or {}) do rest[k] = v end
+   for k, v in each(err.options(self.op, opts, loss_options(self))) do rest[k] = v end
    for _, k in ipairs(self.at_fields) do place[k], rest[k] = rest[k], nil end
    if rest.shift then
       nn.context.check_shift(self.op, place.context)

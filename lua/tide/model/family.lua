@@ -5,8 +5,10 @@
 -- else) is read by the published fields, and by what only one family's configuration has.
 
 local canonical = require 'tide.util.canonical'
+local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local Module = require 'tide.nn.module'
 
 local family = {}
 
@@ -32,9 +34,18 @@ local function listed(field)
    return table.concat(list, ', ')
 end
 
+local function check_model(op, model)
+   if not class.is(model, Module) then err.arg(op, 'model', 'a module', model) end
+   return model
+end
+
+-- What a checkpoint keeps beside its tensors.
+local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
+
 -- The name of the family whose class a model is; false of a class of somebody's own, since what
 -- such a class computes is not known by its configuration.
 function family.of(model)
+   check_model('model.family.of', model)
    for name in each(published) do
       if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
    end
@@ -43,7 +54,7 @@ end
 
 -- The configuration to save: defaults of the family that are absent are absent on purpose.
 function family.config(model)
-   if not model.config then return nil end
+   if not check_model('model.family.config', model).config then return nil end
    local c, null = {}, require('tide.ffi.json').null
    for k in each(type(model.family) == 'table' and model.family.defaults or {}) do c[k] = null end
    for k, v in each(model.config) do c[k] = v end
@@ -71,7 +82,7 @@ end
 
 -- The family of what a checkpoint keeps: plain.family if it is there, else by plain.config.
 function family.saved(op, plain)
-   local config = err.type(op, 'config', plain.config, 'table')
+   local config = err.type(op, 'config', check_plain(op, plain).config, 'table')
    if plain.family == false then
       err.raise('E_UNSUPPORTED', op, 'the checkpoint is of a model of a class of its own; give '
          .. 'make = function(config, options), which makes one')
@@ -103,6 +114,8 @@ local free = {
 -- Raises E_SHAPE if a saved configuration computes something else than the model, whose parameters
 -- may have the same shapes all the same (other heads, other rotary base).
 function family.check(op, plain, model)
+   check_plain(op, plain)
+   check_model(op, model)
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
    local theirs, mine, names, problems = plain.config, family.config(model), {}, {}
    local kind = family.of(model)
@@ -127,7 +140,8 @@ end
 
 -- A model of a saved configuration. make: see family.saved. opts: as of every module.
 function family.build(op, plain, opts, make)
-   if make then return err.type(op, 'make', make, 'function')(plain.config, opts) end
+   check_plain(op, plain)
+   if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end
    return require('tide.model')[family.saved(op, plain)](plain.config, opts)
 end
 

@@ -87,11 +87,9 @@ local function complete(config, family)
    for _, k in ipairs { 'tie_word_embeddings', 'attention_bias', 'mlp_bias' } do
       c[k] = err.type(op, k, c[k] or false, 'boolean')
    end
-   if c.sliding_window then err.integer(op, 'sliding_window', c.sliding_window, 1) end
+   nn.window.of_tokens(op, 'sliding_window', c.sliding_window or nil)
    local act = family.act or 'silu'
-   if c.hidden_act and c.hidden_act ~= act then
-      err.arg(op, 'hidden_act', ("'%s'"):format(act), c.hidden_act)
-   end
+   if c.hidden_act then err.choice(op, 'hidden_act', c.hidden_act, { act }) end
    if family.complete then family.complete(c) end
    return c
 end
@@ -105,13 +103,12 @@ local layer_names = {
 local function layer(c, rope, opts, family, i)
    local std = c.initializer_range
    local out_std = std / math.sqrt(2 * c.num_hidden_layers)
-   local window
-   if c.sliding_window then window = { c.sliding_window - 1, -1 } end
    local norm = Module.inner(opts, { eps = c.rms_norm_eps })
    local mixer = Module.inner(opts, {
       dim = c.hidden_size, heads = c.num_attention_heads, kv_heads = c.num_key_value_heads,
       head_dim = c.head_dim, bias = c.attention_bias, out_bias = c.attention_bias,
-      rope = rope, window = window, std = std, out_std = out_std,
+      rope = rope, std = std, out_std = out_std,
+      window = nn.window.of_tokens(family.op, 'sliding_window', c.sliding_window or nil),
    })
    local mlp = Module.inner(opts, {
       dim = c.hidden_size, hidden = c.intermediate_size, bias = c.mlp_bias, std = std,
@@ -191,6 +188,7 @@ end
 
 -- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
 function Llama:flops_per_token(seq)
+   err.number(self.op, 'seq', seq, 0)
    local c = self.config
    local mixing = c.num_hidden_layers * c.num_attention_heads * c.head_dim
    return 6 * (self:multiplying() + mixing * seq)

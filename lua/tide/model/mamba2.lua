@@ -14,7 +14,7 @@ local function number(o, name, v) return err.number(o, name, v, 0) end
 local function grain(o, name, v) return v and err.integer(o, name, v, 1) end
 local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
 local function list(o, name, v) return err.type(o, name, v, 'table') end
-local function silu(o, name, v) return v == 'silu' and v or err.arg(o, name, "'silu'", v) end
+local function silu(o, name, v) return err.choice(o, name, v, { 'silu' }) end
 
 local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },

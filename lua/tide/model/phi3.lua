@@ -16,7 +16,7 @@ Phi3.family = {
    defaults = { resid_pdrop = 0, embd_pdrop = 0, partial_rotary_factor = 1 },
    complete = function(c)
       for k, v in each { resid_pdrop = 0, embd_pdrop = 0, partial_rotary_factor = 1 } do
-         if c[k] ~= v then err.arg(op, k, tostring(v), c[k]) end
+         if not err.same(c[k], v) then err.arg(op, k, tostring(v), c[k]) end
       end
    end,
    layer = function(_, _, mixer, mlp) mixer.fused, mlp.fused = true, true end,

@@ -13,6 +13,7 @@ local context = require 'tide.nn.context'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 local RMSNorm = require('tide.nn.norm').RMSNorm
+local window = require 'tide.nn.window'
 
 local Attention = class('Attention', Module)
 
@@ -49,7 +50,8 @@ function Attention:init(opts)
    local H, K, D = check(op, opts)
    self.heads, self.kv_heads, self.head_dim = H, K, D
    self.rope, self.causal = opts.rope, opts.causal ~= false
-   self.window, self.softcap, self.scale = opts.window, opts.softcap, opts.scale
+   self.window = window.check(op, 'window', opts.window)
+   self.softcap, self.scale = opts.softcap, opts.scale
    local qkv = { bias = opts.bias or false, std = opts.std }
    local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
    for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
@@ -85,6 +87,7 @@ end
 
 -- What the inner call is told beside its tensors.
 function Attention:told(at, q_start, device)
+   err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)
    local o = { causal = self.causal, window = self.window, softcap = self.softcap,
       scale = self.scale, q_start = q_start, q_index = at.q_index, k_index = at.k_index,

@@ -15,6 +15,7 @@ local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp =
 -- names: child names of the parts.
 function Block:init(parts)
    local op = 'nn.Block'
+   err.type(op, 'parts', parts, 'table')
    err.options(op, parts, { 'norm1', 'mixer', 'norm2', 'mlp', 'dropout', 'names' })
    Module.init(self)
    if (parts.norm2 == nil) ~= (parts.mlp == nil) then

@@ -17,6 +17,7 @@ end
 
 -- The context among the options of a model's call with ids [B, T]; nil if there is none, or null.
 function context.of(op, opts, ids)
+   err.type(op, 'opts', opts, 'table')
    local c = opts.context
    if c == nil or checked(op, c).null then return nil end
    for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
@@ -45,6 +46,7 @@ end
 -- call (takes_context) can have a part of it. Any can have the whole: a context of one rank comes
 -- back as the second result, for what it says of documents and mask.
 function context.for_layer(op, layer, at)
+   if at ~= nil and type(at) ~= 'table' then err.arg(op, 'at', 'a table', at) end
    local c = at and at.context
    if c == nil or layer.takes_context then return c end
    if checked(op, c).null then return nil end

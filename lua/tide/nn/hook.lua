@@ -88,6 +88,8 @@ local function active(list) return list ~= nil and #list.items > 0 end
 
 -- What calling a module does when it has hooks. inputs: a packed list.
 function hook.call(self, inputs)
+   err.type('nn.hook.call', 'self', self, 'table')
+   err.type('nn.hook.call', 'inputs', inputs, 'table')
    local recording = tide.is_grad_enabled()
    if active(self._pre) then inputs = self._pre:run(self, inputs) end
    if recording and active(self._bwd) then inputs = through(self, self._bwd, inputs) end

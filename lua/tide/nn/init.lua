@@ -5,5 +5,5 @@ return require 'tide.util.lazy' ('nn', {
    RMSNorm = { 'norm', 'RMSNorm' }, LayerNorm = { 'norm', 'LayerNorm' }, MLP = 'mlp',
    Dropout = 'dropout', Block = 'block', Stack = 'stack', rope = 'rope', loss = 'loss',
    weight = 'weight', hook = 'hook', Mamba2 = { 'mamba', 'Mamba2' },
-   GatedRMSNorm = { 'mamba', 'GatedRMSNorm' }, context = 'context',
+   GatedRMSNorm = { 'mamba', 'GatedRMSNorm' }, context = 'context', window = 'window',
 })

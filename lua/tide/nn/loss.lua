@@ -8,14 +8,22 @@ local loss = {}
 
 loss.ignore = -100
 
+local function check_tensor(op, name, t)
+   if not tide.is_tensor(t) then err.arg(op, name, 'a tensor', t) end
+end
+
 -- Number of labels that count.
 function loss.count(labels, ignore)
+   check_tensor('nn.loss.count', 'labels', labels)
    return labels:ne(ignore or loss.ignore):sum():item()
 end
 
 -- Labels of next-token prediction from the tokens themselves: labels[t] = ids[t + 1], the last
 -- one ignored. ids_BT i64.
 function loss.shift(ids_BT, ignore)
+   if not tide.is_tensor(ids_BT) or ids_BT.ndim ~= 2 then
+      err.arg('nn.loss.shift', 'ids', 'a tensor [batch, tokens]', ids_BT)
+   end
    local B, T = ids_BT:size(1), ids_BT:size(2)
    local last = tide.full({ B, 1 }, ignore or loss.ignore,
       { dtype = ids_BT.dtype, device = ids_BT.device })
@@ -23,11 +31,12 @@ function loss.shift(ids_BT, ignore)
    return tide.cat({ ids_BT:slice(2, 2, T), last }, 2)
 end
 
-local known = { 'count', 'ignore', 'label_smoothing', 'z_loss', 'shift' }
+-- Options of a model's loss call, beside those that say where the tokens lie.
+loss.known = { 'count', 'ignore', 'label_smoothing', 'z_loss', 'shift' }
 
 -- Splits the options of a model's loss call into those of the op and the count to divide by.
 function loss.options(op, opts)
-   opts = err.options(op, opts, known)
+   opts = err.options(op, opts, loss.known)
    return {
       ignore_index = opts.ignore or loss.ignore, label_smoothing = opts.label_smoothing,
       z_loss = opts.z_loss,
@@ -37,6 +46,8 @@ end
 -- Sum over tokens of a loss, divided by count (default: the counted labels of this call).
 -- x_BTC or x_NC; labels of the same leading shape; fn(x_NC, labels_N, options of the op): the sum.
 function loss.per_count(fn, x, labels, opts)
+   err.func('nn.loss.per_count', 'fn', fn)
+   check_tensor('nn.loss.linear', 'x', x)
    local attrs, count = loss.options('nn.loss.linear', opts)
    local C = x:size(-1)
    local n = x:numel() / C
@@ -49,7 +60,9 @@ function loss.per_count(fn, x, labels, opts)
    end
    count = count or math.max(1, loss.count(labels, attrs.ignore_index))
    err.number('nn.loss.linear', 'count', count, 1e-300)
-   return fn(x:reshape(n, C), labels:reshape(n), attrs) * (1 / count)
+   local sum = fn(x:reshape(n, C), labels:reshape(n), attrs)
+   check_tensor('nn.loss.per_count', 'result of fn', sum)
+   return sum * (1 / count)
 end
 
 -- The cross entropy of x w'.

@@ -15,6 +15,10 @@ local context = require 'tide.nn.context'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 
+local function check_rows(op, name, t)
+   if not tide.is_tensor(t) or t.ndim ~= 3 then err.arg(op, name, 'a tensor [B, T, C]', t) end
+end
+
 -- ---- the gated norm ----------------------------------------------------------------------------
 
 local GatedRMSNorm = class('GatedRMSNorm', Module)
@@ -180,6 +184,7 @@ end
 -- The convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d. Works on
 -- anything that has filter and conv, for some of the channels too.
 function Mamba2:convolve(xBC, opts)
+   err.type('nn.Mamba2.convolve', 'opts', opts, 'table')
    local weight, bias = self:filter()
    return self.conv(xBC, weight, bias, {
       silu = true, sequence = opts.sequence, initial = opts.initial,
@@ -194,6 +199,9 @@ end
 
 -- The scan of what convolve gave: y [B, T, I] and the state. opts as of convolve.
 function Mamba2:recur(xBC, dt_BTH, opts)
+   check_rows('nn.Mamba2.recur', 'xBC', xBC)
+   check_rows('nn.Mamba2.recur', 'dt', dt_BTH)
+   err.type('nn.Mamba2.recur', 'opts', opts, 'table')
    local B, T = xBC:size(1), xBC:size(2)
    local H, D, G, N, I = self.heads, self.head_dim, self.groups, self.state, self.inner_dim
    local x_BTI, B_BTS, C_BTS = divide(xBC, { I, G * N, G * N })
@@ -209,6 +217,8 @@ end
 -- What lies between the projections: y and the gate z, both [B, T, I], of the projected tokens.
 -- at: { sequence = [B or 1, T], cache = table of this layer or nil }.
 function Mamba2:mix(projected_BTP, at)
+   check_rows('nn.Mamba2.mix', 'projected', projected_BTP)
+   err.type('nn.Mamba2.mix', 'at', at, 'table')
    local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
    local cache, kept = at.cache, at.cache ~= nil
    local rows, last, y_BTI

@@ -64,9 +64,10 @@ end
 
 -- Declares a tensor that is no parameter. opts.persistent = false keeps it out of the state.
 function Module:buffer(name, t, opts)
+   opts = err.options('nn.Module.buffer', opts, { 'persistent' })
    free_name(self, name)
    self._buffer[#self._buffer + 1] = name
-   self._volatile[name] = opts ~= nil and opts.persistent == false
+   self._volatile[name] = err.same(opts.persistent, false)
    self[name] = t
    return t
 end
@@ -83,8 +84,10 @@ end
 
 -- Ends a constructor: fills the weights unless a parent will, or there are no bytes yet.
 function Module:ready(opts)
-   opts = opts or {}
-   if opts.init ~= false and opts.device ~= 'null' then self:init_weights(opts.seed or 0) end
+   opts = err.type('nn.Module.ready', 'opts', opts or {}, 'table')
+   if opts.init ~= false and not err.same(opts.device, 'null') then
+      self:init_weights(opts.seed or 0)
+   end
 end
 
 -- ---- walking ---------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ local function visit(self, prefix, fn)
 end
 
 -- Calls fn(module, path) for this module and everything below, parents first.
-function Module:walk(fn) visit(self, '', fn) end
+function Module:walk(fn) visit(self, '', err.func('nn.Module.walk', 'fn', fn)) end
 
 -- List of { name=, module= }.
 function Module:named_modules()
@@ -144,6 +147,7 @@ end
 
 -- Calls fn(module) bottom up and returns self.
 function Module:apply(fn)
+   err.func('nn.Module.apply', 'fn', fn)
    for _, name in ipairs(self._child) do self[name]:apply(fn) end
    fn(self)
    return self
@@ -151,6 +155,7 @@ end
 
 -- The module at a dotted path ('' is this one).
 function Module:get(path)
+   err.type('nn.Module.get', 'path', path, 'string')
    local m = self
    for name in path:gmatch '[^.]+' do
       m = type(m) == 'table' and rawget(m, name) or nil
@@ -208,6 +213,7 @@ function Module:to(target)
    if type(target) == 'string' then
       target = is_float[target] and { dtype = target } or { device = target }
    end
+   err.type('nn.Module.to', 'target', target, 'table')
    err.options('nn.Module.to', target, { 'dtype', 'device' })
    return replace(self, function(t, is_param)
       local want = { device = target.device, dtype = is_float[t.dtype] and target.dtype or nil }

@@ -58,6 +58,7 @@ Rope.__index = Rope
 
 -- opts: dim (head size), theta (10000), scaling, interleaved (false).
 function rope.new(opts)
+   err.type('nn.rope.new', 'opts', opts, 'table')
    err.options('nn.rope.new', opts, { 'dim', 'theta', 'scaling', 'interleaved' })
    return setmetatable({
       list = rope.frequencies(opts.dim, opts.theta or 10000, opts.scaling),
@@ -69,6 +70,9 @@ end
 -- scopes: a captured step could not make them.
 function Rope:apply(x_BTHD, positions)
    local tide = require 'tide'
+   if not tide.is_tensor(x_BTHD) then
+      err.arg('nn.rope.apply', 'x', 'a tensor [B, T, H, D]', x_BTHD)
+   end
    local device = x_BTHD.device
    local inv_freq = self.by_device[device]
    if not inv_freq or inv_freq:is_gone() then

@@ -39,7 +39,7 @@ end
 
 -- at: handed to every block; at.caches[i], if given, becomes at.cache of block i.
 function Stack:forward(x, at)
-   at = at or {}
+   at = err.type('nn.Stack', 'at', at or {}, 'table')
    local caches = at.caches
    for i, name in ipairs(self._child) do
       local block, here = self[name], at

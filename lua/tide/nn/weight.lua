@@ -68,6 +68,10 @@ end
 
 -- Fills t in place. opts: seed, path, and for a shard start and stride (list).
 function weight.fill(t, spec, opts)
+   local op = 'nn.weight.fill'
+   if type(t) ~= 'cdata' then err.arg(op, 't', 'a tensor', t) end
+   err.choice(op, 'spec.kind', err.type(op, 'spec', spec, 'table').kind, kinds)
+   err.type(op, 'opts.path', err.type(op, 'opts', opts, 'table').path, 'string')
    fill[spec.kind](t, spec, {
       seed = opts.seed or 0, stream = hash.stream(opts.path), offset = 0,
       start = opts.start, stride = opts.stride,

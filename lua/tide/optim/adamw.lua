@@ -27,6 +27,7 @@ function AdamW:init(params, opts)
 end
 
 function AdamW:new_state(entry)
+   self:check_entry(entry)
    return {
       step = 0, m = self.zeros_like(entry.param), v = self.zeros_like(entry.param),
       master = self.master(entry.param),
@@ -34,6 +35,7 @@ function AdamW:new_state(entry)
 end
 
 function AdamW:update(group, bucket, lr, opts)
+   self:check_update(group, bucket, lr, opts)
    require('tide.ffi.update').adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),
       v = self.column(bucket.states, 'v'), master = self.column(bucket.states, 'master'),

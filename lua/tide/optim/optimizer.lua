@@ -81,6 +81,8 @@ end
 -- params: a module, a list of { name=, param= }, or a list of groups { params =, weight_decay =,
 -- lr_scale =, ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
 function Optimizer:init(op, params, defaults, opts)
+   opts = err.options(op, opts, { 'lr', 'decay_vectors' })
+   err.type(op, 'defaults', defaults, 'table')
    self.op, self.defaults, self.lr = op, defaults, opts.lr
    if type(opts.lr) ~= 'function' then err.number(op, 'lr', opts.lr, 0) end
    err.type(op, 'params', params, 'table')
@@ -254,6 +256,24 @@ function Optimizer:take_back()
          .. 'taken back')
    end
    add_steps(self, self.counted, -1)
+end
+
+-- What a class of optimisers is given: one { name =, param = }; and a group, a bucket of it with
+-- lists of equal length, a rate and options.
+function Optimizer:check_entry(entry)
+   local op = self.op .. '.new_state'
+   if not tide.is_tensor(err.type(op, 'entry', entry, 'table').param) then
+      err.arg(op, 'entry.param', 'a tensor', entry.param)
+   end
+end
+
+function Optimizer:check_update(group, bucket, lr, opts)
+   local op = self.op .. '.update'
+   err.type(op, 'group', group, 'table')
+   err.type(op, 'bucket', bucket, 'table')
+   for _, k in ipairs { 'p', 'g', 'states' } do err.type(op, 'bucket.' .. k, bucket[k], 'table') end
+   err.number(op, 'lr', lr, 0)
+   err.type(op, 'opts', opts, 'table')
 end
 
 -- An exact copy of the weight for parameters of 16 bits, else nil.

@@ -30,12 +30,14 @@ function SGD:init(params, opts)
 end
 
 function SGD:new_state(entry)
+   self:check_entry(entry)
    local state = { step = 0, master = self.master(entry.param) }
    if self.defaults.momentum > 0 then state.buf = self.zeros_like(entry.param) end
    return state
 end
 
 function SGD:update(group, bucket, lr, opts)
+   self:check_update(group, bucket, lr, opts)
    require('tide.ffi.update').sgd_({
       p = bucket.p, g = bucket.g, buf = self.column(bucket.states, 'buf'),
       master = self.column(bucket.states, 'master'), g_scale = opts.factor, rates = bucket.rates,

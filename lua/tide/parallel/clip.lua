@@ -8,6 +8,7 @@
 -- clip_grad_norm_ scales in place, whatever the dtype, by max_norm / (norm + 1e-6) if that is < 1.
 
 local tide = require 'tide'
+local dist = require 'tide.dist'
 local err = require 'tide.util.err'
 
 local clip = {}
@@ -20,7 +21,7 @@ local function groups_of(op, source, comm)
       return source:norm_groups()
    end
    if source[1] ~= nil and type(source[1]) == 'table' and source[1].grads then return source end
-   return { { grads = source, comms = { comm } } }
+   return { { grads = source, comms = { comm ~= nil and dist.comm_of(op, comm) or nil } } }
 end
 
 local function check_p(op, p)

@@ -11,7 +11,9 @@
 -- The context itself is in cp_context.lua, batches in cp_batch.lua, models in cp_train.lua.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local lazy = require 'tide.util.lazy'
 local context_ = require 'tide.parallel.cp_context'
 local cp_map = require 'tide.parallel.cp_map'
 
@@ -188,7 +190,10 @@ function Region:shards()
 end
 
 -- fn(shards, context, ...); returns what fn returns.
-function Region:run(fn, ...) return fn(self:shards(), self.context, ...) end
+function Region:run(fn, ...)
+   err.func('parallel.cp.region', 'fn', fn)
+   return fn(self:shards(), self.context, ...)
+end
 
 -- The buffers as they are after the region: those of no_restore cut, the others whole.
 function Region:after()
@@ -255,23 +260,16 @@ function cp.gather_cp_seq(where, tensors, dim, orig_len)
    return out
 end
 
--- ---- batches: see cp_batch -------------------------------------------------------------------
+-- ---- the rest, in files of its own ------------------------------------------------------------
 
-for _, name in ipairs { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
-   'shard_thd_chunk', 'contiguous_batch', 'document_index_of' } do
-   -- Described where it is written: b = require 'tide.parallel.cp_batch', then ?b.NAME.
-   cp[name] = function(...) return require('tide.parallel.cp_batch')[name](...) end
+local entries = { self_check = 'cp_check' }
+for file, names in each {
+   cp_batch = { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
+      'shard_thd_chunk', 'contiguous_batch', 'document_index_of' },
+   cp_train = { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
+      'run_target_cp_forward_and_gather' },
+} do
+   for _, name in ipairs(names) do entries[name] = { file, name } end
 end
 
--- ---- models: see cp_train, cp_check -----------------------------------------------------------
-
-for _, name in ipairs { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
-   'run_target_cp_forward_and_gather' } do
-   -- Described where it is written: t = require 'tide.parallel.cp_train', then ?t.NAME.
-   cp[name] = function(...) return require('tide.parallel.cp_train')[name](...) end
-end
-
--- The sharded model against the whole one on a probe batch; see cp_check.
-function cp.self_check(...) return require 'tide.parallel.cp_check'(...) end
-
-return cp
+return lazy('parallel.cp', entries, 'parallel', cp)

@@ -9,6 +9,7 @@
 -- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
 
 local err = require 'tide.util.err'
+local window = require 'tide.nn.window'
 
 local balance = {}
 
@@ -33,14 +34,8 @@ end
 function balance.mask(op, mask)
    mask = err.options(op, mask, { 'causal', 'window', 'linear' })
    local left, right = huge, huge
-   if mask.window ~= nil then
-      local w = mask.window
-      if type(w) == 'number' then w = { w, w } end
-      err.type(op, 'mask.window', w, 'table')
-      left = err.integer(op, 'mask.window[1]', w[1] or -1, -1)
-      right = err.integer(op, 'mask.window[2]', w[2] or -1, -1)
-      left, right = left < 0 and huge or left, right < 0 and huge or right
-   end
+   local w = window.check(op, 'mask.window', mask.window)
+   if w then left, right = w[1] < 0 and huge or w[1], w[2] < 0 and huge or w[2] end
    if mask.causal ~= false then right = 0 end
    local linear = err.number(op, 'mask.linear', mask.linear or 0, 0)
    return { left = left, right = right, linear = linear }
@@ -86,6 +81,7 @@ end
 -- indices into costs, ascending. ranks (optional): the order in which the groups are visited.
 function balance.deal(costs, n, ranks)
    local op = 'parallel.cp_map.deal'
+   err.type(op, 'costs', costs, 'table')
    err.integer(op, 'groups', n, 1)
    if #costs % n ~= 0 then
       err.raise('E_ARG', op, '%d costs cannot be dealt to %d groups of one size', #costs, n)

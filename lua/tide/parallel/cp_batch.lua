@@ -211,7 +211,7 @@ end
 
 local function check_options(op, opts)
    opts = err.options(op, opts, known)
-   local fields = opts.fields or {}
+   local fields = err.type(op, 'fields', opts.fields or {}, 'table')
    for name, row in each(fields) do
       if row ~= false then
          err.type(op, 'fields.' .. tostring(name), row, 'table')
@@ -375,6 +375,13 @@ local function put_documents(out, plan, device)
    out.padding_mask = out.index:select(3, 1):select(1, 1):lt(0)
 end
 
+-- Published code says it so.
+local function check_format(op, format)
+   if format ~= nil and not err.same(format, 'thd') then
+      err.raise('E_ARG', op, "currently only 'thd' format is supported, got %s", err.show(format))
+   end
+end
+
 local te_options = { 'padding_token_id', 'num_chunks', 'seq_lens_padding_value', 'qkv_format',
    'method', 'fields' }
 
@@ -389,9 +396,7 @@ function batch_.shard_thd_chunk(batch, axis, opts)
    local op = 'parallel.cp.shard_thd_chunk'
    opts = err.options(op, opts, te_options)
    err.type(op, 'batch', batch, 'table')
-   if (opts.qkv_format or 'thd') ~= 'thd' then
-      err.arg(op, 'qkv_format', "'thd' (only that is supported)", opts.qkv_format)
-   end
+   check_format(op, opts.qkv_format)
    local ids = batch.input_ids
    if not tide.is_tensor(ids) then err.arg(op, 'input_ids', 'a tensor [T, ...]', ids) end
    local T, pad = ids:size(1), opts.padding_token_id or 0
@@ -436,10 +441,7 @@ local stacked = { 'input_ids', 'labels', 'position_ids', 'padding_mask' }
 function batch_.make_cp_batch_for_te(axis, batch, opts)
    local op = 'parallel.cp.make_cp_batch_for_te'
    opts = err.options(op, opts, te_options)
-   if (opts.qkv_format or 'thd') ~= 'thd' then
-      err.raise('E_ARG', op, "currently only 'thd' format is supported, got %s",
-         err.show(opts.qkv_format))
-   end
+   check_format(op, opts.qkv_format)
    axis = cp.axis_of(op, axis, 'cp')
    local n = opts.num_chunks or 1
    local packed = thd.split_batch_into_thd_chunks(batch, n, {

@@ -22,6 +22,7 @@ local err = require 'tide.util.err'
 local blocks = require 'tide.parallel.cp_blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
+local window = require 'tide.nn.window'
 
 local Context = { class_name = 'Context' }
 Context.__index = Context
@@ -71,6 +72,9 @@ local function ranks_of(op, opts)
       return axis, axis.size, axis.rank
    end
    local map = err.type(op, 'map', opts.map, 'table')
+   if type(map.size) ~= 'number' or type(map.shard) ~= 'function' then
+      err.arg(op, 'map', 'a plan (parallel.cp_map)', map)
+   end
    if opts.pairs ~= nil then err.arg(op, 'pairs', 'map or pairs', 'both') end
    local axis = opts.axis or map.axis
    if map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size) then
@@ -93,7 +97,8 @@ function context_.new(opts)
    check_axes(op, opts, method, size)
    return setmetatable({
       map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
-      method = method, inner = opts.inner, outer = opts.outer, window = opts.window,
+      method = method, inner = opts.inner, outer = opts.outer,
+      window = window.check(op, 'window', opts.window),
       causal = opts.causal ~= false, index = check_index(op, opts.index, opts.map),
       given = opts.pairs, keep = {}, hop_lists = {}, agreed = {},
    }, Context)
@@ -101,8 +106,15 @@ end
 
 -- ---- who is where ----------------------------------------------------------------------------
 
+local function check_place(self, rank, device)
+   local op = 'parallel.cp.context'
+   err.integer(op, 'rank', rank, 0, self.size - 1)
+   if device ~= nil then err.type(op, 'device', device, 'string') end
+end
+
 -- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
 function Context:k_index(rank, device)
+   check_place(self, rank, device)
    if self.given then
       local t = self.given[rank + 1]
       if device == nil or t.device == device then return t end
@@ -152,6 +164,8 @@ end
 -- The pairs of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2].
 function Context:joined(device, first, n)
    first, n = first or 0, n or self.size
+   check_place(self, first, device)
+   err.integer('parallel.cp.context', 'n', n, 1, self.size - first)
    local key = ('%s %d %d'):format(device, first, n)
    return kept(self, key, function()
       return join { unpack(self:pairs(device), first + 1, first + n) }
@@ -169,6 +183,7 @@ end
 
 -- The pairs of each group of n neighbours.
 function Context:groups(device, n)
+   err.integer('parallel.cp.context', 'n', n, 1, self.size)
    if n == 1 then return self:pairs(device) end
    local list = {}
    for g = 1, self.size / n do list[g] = self:joined(device, (g - 1) * n, n) end
@@ -178,6 +193,8 @@ end
 -- The hops of group `at` of a ring over groups of n neighbours, under a mask; found once, from
 -- numbers on the host (see cp_blocks).
 function Context:hops(n, at, mask)
+   err.integer('parallel.cp.context', 'n', n, 1, self.size)
+   err.type('parallel.cp.context', 'mask', mask, 'table')
    local key = mask_key(n, mask)
    local found = self.hop_lists[key]
    if not found then
@@ -205,7 +222,7 @@ end
 -- ---- the rest --------------------------------------------------------------------------------
 
 -- fn(context, ...). The context is a plain argument; nothing is entered or left.
-function Context:run(fn, ...) return fn(self, ...) end
+function Context:run(fn, ...) return err.func('parallel.cp.context', 'fn', fn)(self, ...) end
 
 function Context:__tostring()
    return ('context parallel (%s, rank %d of %d): %s'):format(self.method, self.rank, self.size,

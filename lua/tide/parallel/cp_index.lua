@@ -14,7 +14,9 @@ return function(Plan)
 
 -- ---- index tensors ---------------------------------------------------------------------------
 
-local function place_on(t, device) return device and device ~= 'cpu' and t:to(device) or t end
+local function place_on(t, device)
+   return device and not err.same(device, 'cpu') and t:to(device) or t
+end
 
 local function host(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end
 
@@ -38,9 +40,13 @@ end
 
 local function key_of(...) return table.concat({ ... }, ' ') end
 
+local function device_of(op, device)
+   return err.type(op, 'device', device or tide.default().device, 'string')
+end
+
 local function defaults(op, dtype, device)
    dtype = err.choice(op, 'dtype', dtype or 'i64', { 'i64', 'i32' })
-   return dtype, device or tide.default().device
+   return dtype, device_of(op, device)
 end
 
 -- Whole positions of a rank's tokens (its own by default).
@@ -116,7 +122,7 @@ end
 
 -- (document, position) of every whole position, i32 [1, padded, 2]; padding is document -1.
 function Plan:documents(device)
-   device = device or tide.default().device
+   device = device_of('parallel.cp_map.documents', device)
    return kept(self, key_of('documents', device), function()
       return place_on(tide.slot_index(host(self.cu_slot), host(self.cu_real), self.padded), device)
    end)
@@ -124,8 +130,9 @@ end
 
 -- The same of a rank's tokens (its own by default), i32 [1, count, 2].
 function Plan:document_index(device, rank)
-   device = device or tide.default().device
-   rank = rank or self.rank
+   device = device_of('parallel.cp_map.document_index', device)
+   rank = err.integer('parallel.cp_map.document_index', 'rank', rank or self.rank, 0,
+      self.size - 1)
    return kept(self, key_of('pairs', device, rank), function()
       return self:documents(device):index_select(2, self:index('i64', device, rank))
    end)

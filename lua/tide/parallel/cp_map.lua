@@ -38,7 +38,12 @@ local function gcd(a, b)
 end
 
 local function lcm(a, b) return a / gcd(a, b) * b end
-cp_map.lcm = lcm
+
+-- The least common multiple.
+function cp_map.lcm(a, b)
+   err.integer('parallel.cp_map.lcm', 'a', a, 1)
+   return lcm(a, err.integer('parallel.cp_map.lcm', 'b', b, 1))
+end
 
 local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
@@ -81,6 +86,8 @@ end
 
 -- Checks that every document fits its slot.
 function cp_map.check_slots(op, real, slot)
+   err.integers(op, 'cu_real', real, 0)
+   err.integers(op, 'cu_slot', slot, 0)
    if #real ~= #slot then
       err.raise('E_ARG', op, 'cu_real has %d entries, cu_slot %d: they must tell of the same '
          .. 'documents', #real, #slot)

@@ -73,6 +73,11 @@ end
 -- Checks segments against the tokens and the keys that are there: rows of each must add up.
 function need.check(seg, slice)
    local op = 'parallel.cp_need.check'
+   err.type(op, 'seg', seg, 'table')
+   err.integers(op, 'seg.cu_q', seg.cu_q, 0)
+   err.integers(op, 'seg.cu_k', seg.cu_k, 0)
+   err.integer(op, 'seg.n_real', seg.n_real, 0)
+   err.integer(op, 'slice', slice, 0)
    if seg.cu_q[#seg.cu_q] ~= seg.n_real then
       err.raise('E_ARG', op, 'cu_q ends at %d, there are %d tokens', seg.cu_q[#seg.cu_q],
          seg.n_real)

@@ -85,24 +85,27 @@ local function chosen(op, list, key)
    return found
 end
 
-local function window_of(op, window)
-   if type(window) == 'number' then return { err.integer(op, 'window', window, 1) - 1, -1 } end
-   return window and err.type(op, 'window', window, 'table')
+-- The window that options tell, in distances or in tokens.
+local function window_of(op, o)
+   if o.window ~= nil and o.sliding_window ~= nil then
+      err.raise('E_ARG', op, 'window (distances) and sliding_window (tokens): give one of them')
+   end
+   return nn.window.check(op, 'window', o.window)
+      or nn.window.of_tokens(op, 'sliding_window', o.sliding_window)
 end
 
 -- What the table of single layers says, checked: sets method and window of those it means.
 local function choose(op, list, opts)
    for key, v in each(opts.layers or {}) do
       if type(v) == 'string' then v = { method = v } end
-      v = err.options(op, v, { 'method', 'window' })
+      v = err.options(op, v, { 'method', 'window', 'sliding_window' })
       for _, layer in ipairs(chosen(op, list, key)) do
          layer.method = v.method and context_.method(op, v.method)
-         layer.window = window_of(op, v.window)
+         layer.window = window_of(op, v)
       end
    end
-   for _, layer in ipairs(list) do
-      layer.window = layer.window or window_of(op, opts.window)
-   end
+   local window = window_of(op, opts)
+   for _, layer in ipairs(list) do layer.window = layer.window or window end
 end
 
 -- ---- rules -----------------------------------------------------------------------------------
@@ -164,16 +167,16 @@ end
 
 -- opts: axis (of a mesh, or a communicator), method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout
 -- ('zigzag', 'contiguous', 'document', 'balanced'), a2a (ranks of the inner exchange of a2a+p2p),
--- window (tokens that each sees, itself included, or { left, right }; default: as the layers have
--- it), layers ({ [index from 1 or name] = method or { method =, window = } }: single layers that
--- differ), mamba (method of Mamba-2 layers: 'auto', 'hidden', 'state'; see mamba_cp). Nothing
--- changes on an axis of one rank. Collective. Returns the handle: cut(batch), whole(fn, ...),
--- restore().
+-- window (of tide.attention: distances) or sliding_window (tokens that each sees, itself included);
+-- default: as the layers have it), layers ({ [index from 1 or name] = method or { method =, window
+-- =, sliding_window = } }: single layers that differ), mamba (method of Mamba-2 layers: 'auto',
+-- 'hidden', 'state'; see mamba_cp). Nothing changes on an axis of one rank. Collective. Returns the
+-- handle: cut(batch), whole(fn, ...), restore().
 function cp_train.attach(model, opts)
    local op = 'parallel.cp.attach'
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    opts = err.options(op, opts,
-      { 'axis', 'method', 'layout', 'a2a', 'window', 'layers', 'mamba' })
+      { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' })
    local axis = axis_of(op, opts)
    if rawget(model, '_cp') then
       err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
@@ -223,6 +226,7 @@ end
 -- The results of fn(...), in which a call without a context means a whole sequence on this rank: a
 -- sample, an evaluation on one rank.
 function Attached:whole(fn, ...)
+   err.func('parallel.cp.whole', 'fn', fn)
    for _, layer in ipairs(self.layers) do
       if layer.inner then layer.inner.context = context_.null end
    end
@@ -240,8 +244,7 @@ end
 local function mask_of(self)
    if not self.layers[1] then return { causal = true, window = { 0, 0 } } end
    local m = self.layers[1].module
-   local w = m.window
-   return { causal = m.causal, window = type(w) == 'table' and { w[1] or -1, w[2] or -1 } or w }
+   return { causal = m.causal, window = m.window }
 end
 
 -- This rank's part of a batch that is alike on all ranks of the axis: a new table with the fields
@@ -254,7 +257,7 @@ function Attached:cut(batch, more)
    local opts = { kind = self.layout, method = self.size > 1 and self.method or nil,
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
-   for k, v in each(more or {}) do opts[k] = v end
+   for k, v in each(err.type('parallel.cp.cut', 'more', more or {}, 'table')) do opts[k] = v end
    if not self.met then                                -- the first time tells a wrong sampler
       agree.check(self.comm, 'parallel.cp.cut', 'E_COMM', { { what = 'batches', shown = true,
          text = function() return fingerprint.batch(batch) end,
@@ -278,7 +281,7 @@ end
 -- attach. Each layer's own call is replaced, so it holds in recomputation and is nobody else's.
 function cp_train.attach_cp_sdpa_hooks(model, mesh, opts)
    local op, all = 'parallel.cp.attach_cp_sdpa_hooks', {}
-   for k, v in each(opts or {}) do all[k] = v end
+   for k, v in each(err.type(op, 'opts', opts or {}, 'table')) do all[k] = v end
    all.axis = cp.axis_of(op, mesh, 'cp')
    return cp_train.attach(model, all)
 end
@@ -366,6 +369,9 @@ end
 function cp_train.run_target_cp_forward_and_gather(model, axis, ids, opts)
    local op = 'parallel.cp.run_target_cp_forward_and_gather'
    opts = err.options(op, opts, { 'positions', 'collect' })
+   for i, name in ipairs(err.type(op, 'collect', opts.collect or {}, 'table')) do
+      err.type(op, ('collect[%d]'):format(i), name, 'string')
+   end
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle

@@ -81,13 +81,18 @@ function fingerprint.batch(batch, names)
    return table.concat(list, ', ')
 end
 
--- This rank's share of a sum over `size` ranks (this one is `rank`) that is 0 exactly if all have
--- the same ids and labels, but for one chance in 2^32: a comparison in a sum that is made anyway.
--- Sums of such sums are 0, too.
-function fingerprint.share(batches, rank, size)
+-- Ids and labels of a list of batches.
+function fingerprint.batches(batches)
    local list = {}
    for i, batch in ipairs(batches) do list[i] = fingerprint.batch(batch, { 'ids', 'labels' }) end
-   local n = tonumber(digest(table.concat(list, '\n')):sub(1, 8), 16)
+   return table.concat(list, '\n')
+end
+
+-- This rank's share of a sum over `size` ranks (this one is `rank`) that is 0 exactly if all have
+-- the same text, but for one chance in 2^32: a comparison in a sum that is made anyway. Sums of
+-- such sums are 0, too.
+function fingerprint.share(text, rank, size)
+   local n = tonumber(digest(text):sub(1, 8), 16)
    return rank == 0 and (size - 1) * n or -n
 end
 

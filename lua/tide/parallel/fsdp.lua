@@ -14,6 +14,8 @@
 -- Strategies: no_shard (gradients summed over all ranks), optim (ZeRO-1: each rank updates its
 -- rows, parameters gathered after), optim_grads (ZeRO-2: also gradients are kept as shards), and
 -- optim_grads_params (ZeRO-3: also parameters). What is replicated is a shard among one rank.
+-- Between an update and the next forward the fields of cut parameters have no bytes, whatever the
+-- strategy: reading one is an error that says how to read it.
 --
 -- Gradients are sums over ranks (the loss is divided by the global count), unless
 -- calculate_per_token_loss = false, which makes them means (where each rank's loss is one itself).
@@ -41,7 +43,7 @@ local op = 'parallel.fully_shard'
 -- ranks that have data of their own.
 local function comms_of(o)
    local all, shard, replicas
-   if o.comm ~= nil and (type(o.comm) ~= 'table' or not o.comm.all_gather_v) then
+   if type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v) then
       err.arg(op, 'comm', 'a communicator', o.comm)
    end
    if o.mesh then
@@ -169,7 +171,7 @@ local how_whole = 'read it within parallel.unshard_fsdp2_model(model, fn), or ta
 -- What an error about dropped bytes adds if they are those of a parameter.
 local function tell_gone(self, id)
    for _, e in ipairs(self.entries) do
-      if e.view.id == id then
+      if e.view.id == id or e.shown.id == id then
          return ("it is the sharded parameter '%s', whole only while its unit runs; %s"):format(
             e.name, how_whole)
       end
@@ -329,6 +331,7 @@ end
 -- Raises unless all parameters below `module` are gathered and up to date.
 function Sharded:check_whole(name, module)
    local inside = {}
+   units.check_model(name, module)
    module:walk(function(m) inside[m] = true end)
    for _, unit in ipairs(self:all_units()) do
       for _, b in ipairs(unit.buckets) do

@@ -8,6 +8,8 @@
 -- Whatever saved a field for backward sees the same storage. Bytes that are dropped and gathered
 -- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
 -- version checks hold; after an update of the shard (`stale`) they are not, and an old graph fails.
+-- Where flat keeps its bytes all the same, the fields stand back until it is gathered (`hidden`):
+-- they are tensors without bytes, so that who reads one meets an error and no old number.
 --
 -- Where nothing is cut and nothing is cast, shard and flat are one tensor; where all ranks keep
 -- everything, the shard is this rank's part of flat.
@@ -88,8 +90,31 @@ local function bind(self)
       local item = self.layout.items[i]
       local view = self.flat:narrow(1, item.first + 1, item.numel):reshape(entry.shape)
       if entry.requires_grad then view:requires_grad_(true) end
-      entry.view = view
+      entry.view, entry.shown = view, view
       for _, place in ipairs(entry.places) do place.owner[place.field] = view end
+   end
+end
+
+-- A tensor like the entry's view whose bytes are gone.
+local function hollow_of(e)
+   local one = outlive(tide.empty({ 1 }, { dtype = e.view.dtype, device = e.view.device }))
+   local t = one:detach()
+   t = #e.shape == 0 and t:reshape {} or t:expand(e.shape)
+   one:release()
+   return t
+end
+
+-- Puts the views into the modules' fields, or tensors without bytes. Whether a gradient is wanted
+-- is taken over from what stood there.
+local function show(self, on)
+   if self.full or self.is_whole or self.hidden == not on then return end
+   self.hidden = not on
+   for _, e in ipairs(self.entries) do
+      e.hollow = e.hollow or hollow_of(e)
+      local from, to = on and e.hollow or e.view, on and e.view or e.hollow
+      if to.requires_grad ~= from.requires_grad then to:requires_grad_(from.requires_grad) end
+      e.shown = to
+      for _, place in ipairs(e.places) do place.owner[place.field] = to end
    end
 end
 
@@ -118,6 +143,7 @@ function Bucket:init(entries, opts)
    bind(self)
    if self.full and not self.is_whole then self.flat:release() end
    self.state, self.stale = self.is_whole and 'present' or 'absent', true
+   tide.no_grad(show, self, false)
    for _, e in ipairs(entries) do
       if e.param.device == 'null' then e.param:release() end
       e.param = nil
@@ -182,6 +208,7 @@ function Bucket:wait()
    end
    if self.again then self.flat:refilled() end
    self.state, self.stale, self.again = 'present', false, nil
+   show(self, true)
 end
 
 -- Gives the gathered bytes back. keep: a part stays for the ranks of set_small.
@@ -215,6 +242,7 @@ function Bucket:expire()
    self:forget_small()
    if self.full and not self.flat:is_gone() then self.flat:release() end
    self.state, self.stale = 'absent', true
+   show(self, false)
 end
 
 -- ---- gradients -------------------------------------------------------------------------------

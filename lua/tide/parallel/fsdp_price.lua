@@ -53,14 +53,19 @@ local function as_asked(n) return n end
 -- unit (the largest unit gathered); gather and reduce (sent a step) and their sum wire; collectives
 -- a step: { gather, reduce, replicas }. Without reshard_after_forward = k.
 function price.sharded(sharded, opts)
-   opts = err.options('parallel.fsdp.price', opts, { 'rank', 'micro', 'state_bytes', 'block' })
-   local o, micro = sharded.opts, opts.micro or 1
+   local op = 'parallel.fsdp.price'
+   opts = err.options(op, opts, { 'rank', 'micro', 'state_bytes', 'block' })
+   local o, micro = sharded.opts, err.integer(op, 'micro', opts.micro or 1, 1)
+   local block = err.func(op, 'block', opts.block or as_asked)
+   err.number(op, 'result of block', (block(1)), 0)
+   err.number(op, 'state_bytes', opts.state_bytes or 8, 0)
+   err.integer(op, 'rank', opts.rank or sharded.shard_comm.rank, 0, sharded.shard_comm.size - 1)
    local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, gather = 0,
       reduce = 0, collectives = { gather = 0, reduce = 0, replicas = 0 } }
    for _, unit in ipairs(sharded:all_units()) do
       sum.gathered = 0
       for _, b in ipairs(unit.buckets) do
-         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes or 8, opts.block or as_asked)
+         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes or 8, block)
          local twice = unit.reshard_after_forward and b:wants_grad() and 2 or 1
          add_wire(sum, b, b.full and twice * micro or 1, o.sync_each_backward and micro or 1)
       end

@@ -26,6 +26,8 @@ Layout.__index = Layout
 
 -- n things shared among `parts` ranks: the first n % parts ranks have one more.
 function layout.balanced(n, parts)
+   err.integer('parallel.layout.balanced', 'n', n, 0)
+   err.integer('parallel.layout.balanced', 'parts', parts, 1)
    local counts, least = {}, math.floor(n / parts)
    for r = 1, parts do counts[r] = least + (r <= n % parts and 1 or 0) end
    return counts
@@ -41,6 +43,7 @@ local function check_counts(op, entry)
    local dim, n = entry.placement.dim, entry.axis.size
    local total = 0
    for _, counts in ipairs(entry.blocks) do
+      err.type(op, 'counts', counts, 'table')
       if #counts ~= n then err.arg(op, 'counts', ('%d counts'):format(n), #counts) end
       for r = 1, n do err.integer(op, ('counts[%d]'):format(r), counts[r], 0) end
       total = total + sum(counts)
@@ -55,10 +58,13 @@ end
 -- = k a list of k lists; default: dim d, or each of k equal blocks, shared as evenly as possible).
 function layout.new(spec)
    local op = 'parallel.layout'
+   err.type(op, 'spec', spec, 'table')
    err.options(op, spec, { 'axis', 'placement', 'shape', 'counts', 'blocks' })
-   err.type(op, 'axis', spec.axis, 'table')
-   err.type(op, 'shape', spec.shape, 'table')
+   err.integer(op, 'axis.size', err.type(op, 'axis', spec.axis, 'table').size, 1)
+   err.integers(op, 'shape', spec.shape, 0)
    local place = spec.placement
+   if not placement.is(place) then err.arg(op, 'placement', 'Replicate() or Shard(dim)', place) end
+   if spec.counts ~= nil then err.type(op, 'counts', spec.counts, 'table') end
    local entry = setmetatable({ axis = spec.axis, placement = place, shape = spec.shape }, Layout)
    if place.kind == 'replicate' then return entry end
    if place.kind ~= 'shard' or place.dim < 1 or place.dim > #spec.shape then
@@ -157,6 +163,8 @@ end
 -- ---- on modules ------------------------------------------------------------------------------
 
 function layout.set(module, field, spec)
+   err.type('parallel.layout.set', 'module', module, 'table')
+   err.type('parallel.layout.set', 'field', field, 'string')
    local entry = getmetatable(spec) == Layout and spec or layout.new(spec)
    module._layout = rawget(module, '_layout') or {}
    module._layout[field] = entry
@@ -165,15 +173,21 @@ end
 
 -- The entry of a parameter, or nil: it is whole on every rank.
 function layout.get(module, field)
-   local all = rawget(module, '_layout')
+   local all = rawget(err.type('parallel.layout.get', 'module', module, 'table'), '_layout')
    return all and all[field] or nil
+end
+
+local function shape_of(op, module, field)
+   local t = module[field]
+   if type(t) ~= 'cdata' then err.arg(op, 'field', 'the name of a parameter', field) end
+   return t.shape
 end
 
 -- The boxes of a parameter, whether it has an entry or not.
 function layout.boxes(module, field)
    local entry = layout.get(module, field)
    if entry then return entry:boxes() end
-   local shape = module[field].shape
+   local shape = shape_of('parallel.layout.boxes', module, field)
    return { box(shape, zeros(#shape), copy(shape), zeros(#shape)) }
 end
 
@@ -190,12 +204,15 @@ end
 -- Shape of the whole parameter.
 function layout.shape(module, field)
    local entry = layout.get(module, field)
-   return entry and copy(entry.shape) or module[field].shape
+   return entry and copy(entry.shape) or shape_of('parallel.layout.shape', module, field)
 end
 
 -- Name -> whole tensor of a module's parameters; every rank calls it, in the order of names.
 function layout.gathered(module, grads)
-   local out = {}
+   local op, out = 'parallel.layout.gathered', {}
+   if type(module) ~= 'table' or not module.named_parameters then
+      err.arg(op, 'module', 'a module', module)
+   end
    for _, e in ipairs(module:named_parameters()) do
       local t = e.param
       if grads then t = t.grad end

@@ -547,4 +547,4 @@ end
 
 mesh.Mesh, mesh.Axis = Mesh, Axis
 
-return setmetatable(mesh, { __call = function(_, ...) return mesh.new(...) end })
+return setmetatable(mesh, { calls = mesh.new, __call = function(_, ...) return mesh.new(...) end })

@@ -18,6 +18,19 @@ local multimodal = {}
 
 local solo = { size = 1, rank = 0 }
 
+local function axis_of(op, axis)
+   axis = axis == nil and solo or axis
+   if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
+      err.arg(op, 'axis', 'an axis of a mesh, a communicator, or nil', axis)
+   end
+   return axis
+end
+
+-- Of tensors whose dim 2 is joined or cut.
+local function check_rows(op, x)
+   if not tide.is_tensor(x) or x.ndim < 2 then err.arg(op, 'x', 'a tensor [B, N, ...]', x) end
+end
+
 -- FP8 block of a recipe.
 local recipes = { 'delayed', 'tensorwise', 'blockwise', 'mxfp8' }
 
@@ -104,7 +117,7 @@ end
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [N, ...]', x) end
-   axis = axis or solo
+   axis = axis_of(op, axis)
    if axis.size == 1 then return x, 0 end
    local plan = cp_map.new { kind = 'contiguous', axis = axis, length = x:size(1) }
    return plan:shard(x, 1, pad_value or 0), plan.padded - plan.length
@@ -112,18 +125,23 @@ end
 
 -- Every rank's x joined along dim 2; the gradients of all are summed and each rank gets its own.
 function multimodal.gather_along_second_dim(x, axis)
-   return (axis or solo).size == 1 and x or op_.all_gather(x, axis, 2)
+   local op = 'parallel.multimodal.gather_along_second_dim'
+   check_rows(op, x)
+   return axis_of(op, axis).size == 1 and x or op_.all_gather(x, axis, 2)
 end
 
 -- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
-   return (axis or solo).size == 1 and x or op_.reduce_scatter(x, axis, 2)
+   local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
+   check_rows(op, x)
+   return axis_of(op, axis).size == 1 and x or op_.reduce_scatter(x, axis, 2)
 end
 
 -- What split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without its
 -- global_pad rows of padding. A loss that every rank computes alike gives W times its gradient.
 function multimodal.gather_from_context_parallel_ranks(x, global_pad, axis)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks'
+   check_rows(op, x)
    local all = multimodal.gather_along_second_dim(x, axis)
    local n = all:size(2)
    err.integer(op, 'global_pad', global_pad, 0, n)
@@ -269,7 +287,7 @@ function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, op
    err.choice(op, 'partition', opts.partition or 'balanced', { 'balanced', 'compatible' })
    err.number(op, 'alpha', opts.alpha or 0, 0)
    local patch = err.integer(op, 'patch_dim', opts.patch_dim, 1)
-   local axis = opts.axis or solo
+   local axis = axis_of(op, opts.axis)
    cu, sizes = cp_map.cu(op, 'cu', cu), rows_of(op, 'sizes', sizes)
    check_tokens(op, x, sizes, cu, patch)
    local frames, T = check_video(op, opts, #cu - 1)
@@ -322,9 +340,10 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [rows, ...]', x) end
    opts = err.options(op, opts, { 'merge' })
-   axis = axis or solo
+   axis = axis_of(op, axis)
    local merge, counts = err.integer(op, 'merge', opts.merge or 1, 1), {}
    if type(what) == 'table' then
+      err.integers(op, 'what.tokens', what.tokens, 0)
       if what.size ~= axis.size then
          err.arg(op, 'what', ('a plan of %d ranks'):format(axis.size), what.size)
       end

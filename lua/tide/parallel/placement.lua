@@ -54,6 +54,7 @@ function placement.partial(op)
 end
 
 local function is_placement(p) return getmetatable(p) == Placement end
+placement.is = is_placement
 
 -- ---- one placement an axis -------------------------------------------------------------------
 
@@ -136,7 +137,11 @@ end
 
 -- "dp S(1), tp R"
 function placement.text(list, mesh)
-   local out = {}
+   local op, out = 'parallel.placement.text', {}
+   check_mesh(op, mesh)
+   if #err.type(op, 'list', list, 'table') > #mesh.axes then
+      err.arg(op, 'list', ('at most %d placements'):format(#mesh.axes), #list)
+   end
    for i, p in ipairs(list) do out[i] = mesh.axes[i].name .. ' ' .. tostring(p) end
    return table.concat(out, ', ')
 end
@@ -145,6 +150,10 @@ end
 
 -- Elements before piece `rank` (from 0) of n pieces of a dim, and in it.
 function placement.piece(size, n, rank)
+   local op = 'parallel.placement.piece'
+   err.integer(op, 'size', size, 0)
+   err.integer(op, 'n', n, 1)
+   err.integer(op, 'rank', rank, 0)
    local most = math.ceil(size / n)
    local at = math.min(rank * most, size)
    return at, math.min(most, size - at)
@@ -153,6 +162,7 @@ end
 -- Sizes of all n pieces.
 function placement.pieces(size, n)
    local list = {}
+   err.integer('parallel.placement.pieces', 'n', n, 1)
    for r = 0, n - 1 do
       local _, count = placement.piece(size, n, r)
       list[r + 1] = count
@@ -201,6 +211,7 @@ end
 
 -- Are all counts the same?
 function placement.is_even(counts)
+   err.type('parallel.placement.is_even', 'counts', counts, 'table')
    for i = 2, #counts do
       if counts[i] ~= counts[1] then return false end
    end

@@ -30,7 +30,8 @@ local op = 'parallel.plan'
 
 local sections = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
 local tp_options = { 'axis', 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
-local cp_options = { 'axis', 'layout', 'method', 'a2a', 'window', 'layers', 'mamba' }
+local cp_options = { 'axis', 'layout', 'method', 'a2a', 'window', 'sliding_window', 'layers',
+   'mamba' }
 local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
@@ -333,4 +334,4 @@ function plan.from_table(t, model)
    return Plan(model, parts.mesh, parts.opts)
 end
 
-return setmetatable(plan, { __call = function(_, ...) return Plan(...) end })
+return setmetatable(plan, { calls = Plan.init, __call = function(_, ...) return Plan(...) end })

@@ -33,8 +33,9 @@ local function all_scopes() return { language = true, vision = true, audio = tru
 
 -- Set of scopes from nil, 'auto' or 'all' (all of them), or names joined by '+' or ','.
 function recompute.scope(v)
-   if v == nil or v == 'auto' or v == 'all' then return all_scopes() end
+   if v == nil then return all_scopes() end
    if type(v) ~= 'string' then err.arg(op, 'scope', 'a string', v) end
+   if v == 'auto' or v == 'all' then return all_scopes() end
    local set, count = {}, 0
    for name in v:gmatch '[^+,]+' do
       name = name:match '^%s*(.-)%s*$'
@@ -119,7 +120,9 @@ end
 
 local function by_names(model, names)
    local list = {}
-   if #names == 0 then err.arg(op, 'policy', 'at least one name', names) end
+   if #err.type(op, 'policy.modules', names, 'table') == 0 then
+      err.arg(op, 'policy', 'at least one name', names)
+   end
    for _, name in ipairs(names) do
       add_named(list, model, err.type(op, 'policy', name, 'string'))
    end
@@ -186,9 +189,9 @@ local function split(text)
 end
 
 local function changes_of(model, policy)
-   if policy == nil or policy == 'none' then return function() end end
-   if policy == 'full' then return every(model, 1) end
-   if policy == 'mlp' then
+   if policy == nil or err.same(policy, 'none') then return function() end end
+   if err.same(policy, 'full') then return every(model, 1) end
+   if err.same(policy, 'mlp') then
       return each_module(model, function(m) return class.is(m, nn.MLP) end, wrap)
    end
    if type(policy) == 'string' and policy:find '^every:' then
@@ -222,6 +225,7 @@ end
 -- The names of what is recomputed now, sorted.
 function recompute.report(model)
    local list = {}
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    for _, m in ipairs(model:named_modules()) do
       local one = m.module
       if rawget(one, '_around') == around then list[#list + 1] = m.name end
@@ -236,5 +240,6 @@ function recompute.report(model)
 end
 
 return setmetatable(recompute, {
+   calls = recompute.apply,
    __call = function(_, model, policy, opts) return recompute.apply(model, policy, opts) end,
 })

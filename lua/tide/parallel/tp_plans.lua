@@ -150,7 +150,8 @@ end
 local function spelt(plan, model)
    local out = {}
    for pattern, style in each(plan) do
-      if type(style) == 'string' then style = get(style) end
+      err.type('parallel.tp_plans', 'pattern of the plan', pattern, 'string')
+      if not tp_style.is(style) then style = get(style) end
       local lua = '^' .. pattern:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
       local found = false
       for _, m in ipairs(model:named_modules()) do
@@ -163,7 +164,7 @@ end
 
 local function cuts_sequence(plan)
    for _, style in each(plan) do
-      if style == 'sequence_parallel' or tp_style.is(style)
+      if err.same(style, 'sequence_parallel') or tp_style.is(style)
          and (style.input == 'S(1)' or style.output == 'S(1)') then return true end
    end
    return false
@@ -171,6 +172,9 @@ end
 
 -- The same plan with the residual stream cut along the sequence.
 function tp_plans.with_sequence(plan, model)
+   local op = 'parallel.tp_plans.with_sequence'
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   err.type(op, 'plan', plan, 'table')
    local body, path, names = tp_plans.body(model)
    if not body then refuse_sequence 'the model is no decoder of a known form' end
    plan = spelt(plan, model)

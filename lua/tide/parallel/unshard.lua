@@ -19,8 +19,7 @@ end
 
 -- The units that parameters below `path` lie in, in order.
 local function units_of(op, sharded, path)
-   if path == nil or path == '' then return sharded:all_units() end
-   err.type(op, 'path', path, 'string')
+   if err.type(op, 'path', path or '', 'string') == '' then return sharded:all_units() end
    local inside, list = {}, {}
    sharded.model:get(path):walk(function(m) inside[m] = true end)
    for _, unit in ipairs(sharded:all_units()) do

@@ -280,7 +280,11 @@ function split.proportional(costs, parts)
 end
 
 -- Work of a frame of `patches` patches that attend to one another: patches * (patches + alpha).
-function split.frame_cost(patches, alpha) return patches * (patches + (alpha or 0)) end
+function split.frame_cost(patches, alpha)
+   local op = 'parallel.vision_split.frame_cost'
+   err.number(op, 'patches', patches, 0)
+   return patches * (patches + err.number(op, 'alpha', alpha or 0, 0))
+end
 
 -- Empty frames to add so that a rank has at least `least` rows of patches.
 function split.pad_frames(rows, rows_per_frame, least_rows)

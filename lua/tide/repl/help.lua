@@ -28,11 +28,14 @@ function help.comment_above(lines, at)
    return found
 end
 
--- "name(a, b, ...)" from the debug information.
+-- "name(a, b, ...)" from the debug information; self is not written where it is called.
 function help.signature(name, fn)
    local info, list = debug.getinfo(fn, 'Su'), {}
    if info.what == 'C' then return name .. '(...)' end
-   for i = 1, info.nparams or 0 do list[i] = debug.getlocal(fn, i) end
+   for i = 1, info.nparams or 0 do
+      local param = debug.getlocal(fn, i)
+      if i > 1 or param ~= 'self' then list[#list + 1] = param end
+   end
    if info.isvararg then list[#list + 1] = '...' end
    return name .. '(' .. table.concat(list, ', ') .. ')'
 end
@@ -74,6 +77,13 @@ function help.names(t)
    return list
 end
 
+-- What calling a table does: the constructor of a class, the `calls` of a metatable; or nil.
+local function called(t)
+   local mt = getmetatable(t)
+   if rawget(t, 'class_name') and type(t.init) == 'function' then return t.init end
+   return type(mt) == 'table' and type(mt.calls) == 'function' and mt.calls or nil
+end
+
 local function about_table(name, t)
    local out = { name .. ':' }
    local line = '  '
@@ -84,9 +94,7 @@ local function about_table(name, t)
       line = line .. ' ' .. k
    end
    out[#out + 1] = line
-   if rawget(t, 'class_name') and type(t.init) == 'function' then
-      table.insert(out, 2, about_function(name, t.init))
-   end
+   if called(t) then table.insert(out, 2, about_function(name, called(t))) end
    return table.concat(out, '\n')
 end
 

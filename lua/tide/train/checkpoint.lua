@@ -9,6 +9,7 @@
 -- on with any other number of ranks or placement, as does a checkpoint of one rank; `consolidate`
 -- makes the published layout of it.
 
+local tide = require 'tide'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -20,7 +21,10 @@ local checkpoint = {}
 
 local version = 1
 
-function checkpoint.name(step) return ('step-%08d'):format(step) end
+-- The folder of a step below that of its run.
+function checkpoint.name(step)
+   return ('step-%08d'):format(err.integer('train.checkpoint.name', 'step', step, 0))
+end
 
 -- The published config.json of what a checkpoint keeps.
 local function hf_config(plain, dtype)
@@ -81,6 +85,7 @@ end
 -- Names of the published checkpoints below `out`, oldest first.
 function checkpoint.list(out)
    local list = {}
+   err.type('train.checkpoint.list', 'out', out, 'string')
    if not fs.is_dir(out) then return list end
    for _, name in ipairs(fs.list('train.checkpoint.list', out)) do
       if name:match '^step%-%d+$' then list[#list + 1] = name end
@@ -96,7 +101,7 @@ end
 
 -- The step of the run whose LATEST lies in `out`; nil if there is none.
 function checkpoint.step_in(out)
-   local name = latest_name(out)
+   local name = latest_name(err.type('train.checkpoint.step_in', 'out', out, 'string'))
    return name and tonumber(name:match '^step%-(%d+)$' or 0) or nil
 end
 
@@ -220,10 +225,25 @@ local function finish(op, job, comm, lists)
    end)[1]
 end
 
+-- What train.state.collect gave.
 local function check_saved(op, saved)
    err.type(op, 'saved', saved, 'table')
-   err.type(op, 'saved.plain', saved.plain, 'table')
-   err.integer(op, 'saved.plain.step', saved.plain.step, 0)
+   local plain = err.type(op, 'saved.plain', saved.plain, 'table')
+   err.integer(op, 'saved.plain.step', plain.step, 0)
+   if plain.config ~= nil then err.type(op, 'saved.plain.config', plain.config, 'table') end
+   if saved.pieces then
+      err.type(op, 'saved.pieces', saved.pieces, 'table')
+      dist.comm_of(op, err.type(op, 'saved.comm', saved.comm, 'table'))
+   end
+   for _, kind in ipairs { 'model', 'optim' } do
+      local list = (saved.pieces or saved)[kind]
+      local what = (saved.pieces and 'saved.pieces.' or 'saved.') .. kind
+      for name, t in each(err.type(op, what, list, 'table')) do
+         if not tide.is_tensor(saved.pieces and type(t) == 'table' and t.t or t) then
+            err.arg(op, ('%s[%s]'):format(what, err.show(name)), 'a tensor', t)
+         end
+      end
+   end
 end
 
 local function save_sharded(op, out, saved, keep, comm)
@@ -253,7 +273,7 @@ function checkpoint.save_async(out, saved, opts)
    opts = err.options(op, opts, { 'keep', 'comm' })
    if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
    check_saved(op, saved)
-   local comm = saved.comm or opts.comm or dist.world()
+   local comm = saved.comm or dist.comm_of(op, opts.comm)
    local files, job = prepare(out, saved, opts.keep, comm)
    if under_way[job.staged] then
       err.raise('E_STATE', op, 'a save of step %d in %s is under way; wait() for it first',
@@ -310,7 +330,7 @@ function checkpoint.save(out, saved, opts)
    if saved.pieces then
       return save_sharded(op, out, saved, opts.keep, saved.comm)
    end
-   return dist.on_first(opts.comm or dist.world(), op, function()
+   return dist.on_first(dist.comm_of(op, opts.comm), op, function()
       return save_here(out, saved, opts.keep)
    end)
 end
@@ -351,7 +371,7 @@ function none.release() end
 function checkpoint.lock(out, comm)
    local op = 'train.checkpoint.lock'
    err.type(op, 'out', out, 'string')
-   comm = comm or dist.world()
+   comm = dist.comm_of(op, comm)
    local lock, problem = setmetatable({}, none), false
    if comm.rank == 0 then
       local ok, result = pcall(lock_here, op, out)
@@ -438,6 +458,7 @@ end
 
 -- All tensors of a safetensors file: name -> tensor.
 function checkpoint.tensors(path, device)
+   err.type('train.checkpoint.tensors', 'path', path, 'string')
    local file, why = fs.io().safetensors_open(path)
    if not file then
       err.raise(why.code, 'train.checkpoint.tensors', '%s', why.message)

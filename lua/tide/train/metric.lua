@@ -24,8 +24,12 @@ local order = { 'step', 'loss', 'val_loss', 'grad_norm', 'lr', 'tokens_per_secon
 
 -- One line of JSON from a flat record of numbers, in a fixed order of names.
 function metric.line(record)
-   local parts = {}
+   local op, parts = 'train.metric.line', {}
+   err.type(op, 'record', record, 'table')
    for _, k in ipairs(order) do
+      if record[k] ~= nil and type(record[k]) ~= 'number' then
+         err.arg(op, 'record.' .. k, 'a number', record[k])
+      end
       if record[k] ~= nil then parts[#parts + 1] = ('"%s":%s'):format(k, number_text(record[k])) end
    end
    return '{' .. table.concat(parts, ',') .. '}'
@@ -33,6 +37,7 @@ end
 
 -- The numbers of such a line; nil if it is none (a torn last line).
 function metric.parse(line)
+   err.type('train.metric.parse', 'line', line, 'string')
    if not line:match '^{.*}$' then return nil end
    local record = {}
    for k, v in line:gmatch '"([%w_]+)":([^,}]+)' do
@@ -65,7 +70,10 @@ end
 
 -- opts: out (folder, nil: keep nothing on disk), step (continue after it; 0 starts anew).
 function metric.new(opts)
-   opts = err.options('train.metric.new', opts, { 'out', 'step' })
+   local op = 'train.metric.new'
+   opts = err.options(op, opts, { 'out', 'step' })
+   if opts.out ~= nil then err.type(op, 'out', opts.out, 'string') end
+   if opts.step ~= nil then err.integer(op, 'step', opts.step, 0) end
    local self = setmetatable({
       series = {
          loss = { name = 'training loss', x = {}, y = {} },
@@ -85,6 +93,7 @@ end
 
 -- record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, and val_loss if evaluated.
 function Metric:add(record)
+   err.type('train.metric.add', 'record', record, 'table')
    keep(self, record)
    if not self.file then return end
    local ok, why = self.file:write(metric.line(record) .. '\n')
@@ -93,6 +102,7 @@ end
 
 -- Mean training loss of the last n steps.
 function Metric:average(n)
+   err.integer('train.metric.average', 'n', n, 0)
    local y = self.series.loss.y
    local sum, count = 0, 0
    for i = math.max(1, #y - n + 1), #y do sum, count = sum + y[i], count + 1 end

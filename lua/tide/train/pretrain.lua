@@ -16,13 +16,13 @@ local before_model = {
    { 'data', nil, 'file or folder of text, or .bin token files; default: tide\'s own sources' },
    { 'token-bytes', 2, 'bytes per id of .bin files', min = 2, max = 4 },
    { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
-   { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg' },
+   { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg', also = { 'output' } },
    { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults' },
    { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
-   { 'steps', 800, 'optimiser steps in all', min = 1 },
-   { 'batch', 8, 'windows per step over all ranks', min = 1 },
+   { 'steps', 800, 'optimiser steps in all', min = 1, also = { 'max-steps', 'iterations' } },
+   { 'batch', 8, 'windows per step over all ranks', min = 1, also = { 'batch-size' } },
    { 'accum', 1, 'micro-batches per step and rank', min = 1 },
-   { 'seq', 256, 'tokens per window', min = 1 },
+   { 'seq', 256, 'tokens per window', min = 1, also = { 'seq-len', 'context-length' } },
    { 'packed', false, 'fill windows with whole documents, each seen by itself, also in evaluation; '
      .. 'they are files of text, or end with --eos' },
    { 'eos', -1, 'id that ends a document in .bin files', min = -1 },
@@ -32,7 +32,8 @@ local after_model = {
    { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' } },
    { 'fp8', false, 'multiply by weights (not the output head) in FP8, each operand scaled by its '
      .. 'largest element' },
-   { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0 },
+   { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
+     also = { 'learning', 'learning-rate' } },
    { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
    { 'warmup', nil, 'steps of linear warm-up, at most half of --steps; not given: half of '
      .. '--steps, at most 40', type = 'integer', min = 0 },
@@ -81,6 +82,22 @@ local function vocabulary(recipe, opt, corpus)
    return opt.vocab
 end
 
+-- The results of fn(...). What it raises speaks of fields of the configuration; the message then
+-- also says which options they come from.
+local function in_options(recipe, fn, ...)
+   local r = { pcall(fn, ...) }
+   if r[1] then return unpack(r, 2, table.maxn(r)) end
+   local e, list = r[2], {}
+   if not err.is(e) then error(e, 0) end
+   for _, row in ipairs(recipe.fields or {}) do
+      if e.message:find('%f[%w_]' .. row[1] .. '%f[^%w_]') then
+         list[#list + 1] = ('%s is %s'):format(row[1], row[2])
+      end
+   end
+   if #list > 0 then e.message = ('%s (%s)'):format(e.message, table.concat(list, ', ')) end
+   error(e, 0)
+end
+
 -- How the model, which has no bytes yet, is spread over the ranks.
 local function plan_of(recipe, tide, opt, vocab)
    local model = recipe.make(tide, opt, vocab,
@@ -111,6 +128,10 @@ local function sampler_of(recipe, tide, opt, corpus, data)
       size = data.size }
    if not opt.packed then
       o.count = corpus.train.count
+      if o.count <= opt.seq then
+         err.usage(recipe.name, '--seq %d: a window needs %d tokens, the training part of --data '
+            .. 'has %d', opt.seq, opt.seq + 1, o.count)
+      end
       return tide.data.sampler.new(o)
    end
    if not corpus.cu and opt.eos < 0 then
@@ -186,7 +207,7 @@ local function prepare(recipe, tide, opt, world)
    check_captured(recipe, opt, world)
    if not opt.plan then check_out(recipe, tide, opt) end
    local corpus = tide.data.text.load(opt.data or own_sources(recipe), { width = opt.token_bytes })
-   local plan = plan_of(recipe, tide, opt, vocabulary(recipe, opt, corpus))
+   local plan = in_options(recipe, plan_of, recipe, tide, opt, vocabulary(recipe, opt, corpus))
    local rows = setup.rows(opt, plan:data())
    if opt.plan then
       return corpus, plan, plan:price { batch = rows, seq = opt.seq, accum = opt.accum }
@@ -208,6 +229,9 @@ end
 
 local function run(recipe, opt, parser, before)
    local tide = require 'tide'
+   for _, o in ipairs { opt, before } do          -- the run goes on from any folder
+      o.data = o.data and tide.util.fs.absolute(o.data)
+   end
    local world = tide.dist.world()
    local ctx = tide.default()
    if opt.threads > 0 then ctx:set_nthread(opt.threads) end
@@ -264,15 +288,16 @@ local function rows_of(recipe)
    for _, rows in ipairs { before_model, recipe.model, after_model, setup.options } do
       for _, row in ipairs(rows) do
          -- --out: a folder with the name of the recipe
-         list[#list + 1] = row[1] == 'out' and { 'out', row[2] .. recipe.name, row[3] } or row
+         list[#list + 1] = row[1] == 'out'
+            and { 'out', row[2] .. recipe.name, row[3], also = row.also } or row
       end
    end
    return list
 end
 
 -- The program. recipe: name, title (for --help), model (rows of options, see util.args),
--- make(tide, opt, vocab, module options) -> model, root (folder of tide's own sources). ...: as a
--- script gets it.
+-- make(tide, opt, vocab, module options) -> model, fields ({ what errors call it, which option it
+-- is } each), root (folder of tide's own sources). ...: as a script gets it.
 function pretrain.main(recipe, ...)
    return args.main(function(...)
       local opt, parser, before = args.parse(recipe.name .. ': ' .. recipe.title, rows_of(recipe),

@@ -22,7 +22,14 @@ local known = { 'steps', 'every', 'tty', 'columns', 'sink', 'clock', 'start', 'q
 -- opts: steps; start (0); every (10: plain lines at every so many steps); tty, columns (asked of
 -- the system if nil); sink(text); clock() in seconds; quiet.
 function progress.new(opts)
-   opts = err.options('train.progress.new', opts, known)
+   local op = 'train.progress.new'
+   opts = err.options(op, opts, known)
+   for _, k in ipairs { 'sink', 'clock' } do
+      if type(opts[k]) ~= 'nil' then err.func(op, k, opts[k]) end
+   end
+   for _, k in ipairs { 'steps', 'start', 'every', 'columns' } do
+      if opts[k] ~= nil then err.integer(op, k, opts[k], 0) end
+   end
    local tty, columns = opts.tty, opts.columns
    if tty == nil then tty, columns = terminal() end
    local clock = opts.clock or os.time
@@ -40,6 +47,12 @@ end
 
 -- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
+   err.type('train.progress.fields', 'r', r, 'table')
+   for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
+      if type(r[k]) ~= 'number' then
+         err.arg('train.progress.fields', 'r.' .. k, 'a number', r[k])
+      end
+   end
    local parts = { ('loss %.4f'):format(r.loss) }
    if r.val_loss then parts[#parts + 1] = ('val loss %.4f'):format(r.val_loss) end
    parts[#parts + 1] = ('grad norm %.3f'):format(r.grad_norm)
@@ -50,6 +63,7 @@ function progress.fields(r)
 end
 
 function Progress:eta(step)
+   err.number('train.progress.eta', 'step', step)
    local done = step - self.start
    if done < 1 then return math.huge end
    return (self.clock() - self.began) / done * (self.steps - step)
@@ -64,6 +78,8 @@ end
 
 -- record: as train.metric takes.
 function Progress:update(r)
+   err.number('train.progress.update', 'r.step',
+      err.type('train.progress.update', 'r', r, 'table').step)
    if self.quiet then return end
    local head = ('step %d/%d'):format(r.step, self.steps)
    if self.tty then
@@ -80,6 +96,7 @@ end
 
 -- A line of its own, above the bar if there is one.
 function Progress:note(fmt, ...)
+   err.type('train.progress.note', 'fmt', fmt, 'string')
    if self.quiet then return end
    local text = select('#', ...) > 0 and fmt:format(...) or fmt
    if self.tty and self.width > 0 then

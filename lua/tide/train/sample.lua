@@ -3,6 +3,7 @@
 -- `pick` is pure. `generate` keeps keys and values of earlier tokens; when the context is full it
 -- starts again from its second half.
 
+local class = require 'tide.class'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 
@@ -19,9 +20,31 @@ local function ranked(logits, k)
    return order
 end
 
+local known = { 'tokens', 'temperature', 'top_k', 'top_p', 'seed', 'device', 'stop', 'context',
+                'on_token' }
+
+local function check(op, opts)
+   opts = err.options(op, opts, known)
+   err.integer(op, 'tokens', opts.tokens or 128, 0)
+   err.number(op, 'temperature', opts.temperature or 1, 0)
+   err.integer(op, 'top_k', opts.top_k or 0, 0)
+   err.number(op, 'top_p', opts.top_p or 1, 1e-9, 1)
+   err.integer(op, 'seed', opts.seed or 0, 0)
+   if opts.context ~= nil then err.integer(op, 'context', opts.context, 2) end
+   if opts.on_token ~= nil then err.func(op, 'on_token', opts.on_token) end
+   return opts
+end
+
 -- Id (0-based) drawn from a list of logits with the number u in [0, 1).
 -- opts: temperature (1; 0 takes the best), top_k (0: all), top_p (1).
 function sample.pick(logits, u, opts)
+   local op = 'train.sample.pick'
+   for i, v in ipairs(err.type(op, 'logits', logits, 'table')) do
+      if type(v) ~= 'number' then err.arg(op, ('logits[%d]'):format(i), 'a number', v) end
+   end
+   if #logits == 0 then err.arg(op, 'logits', 'at least one number', 'none') end
+   err.number(op, 'u', u, 0, 1)
+   opts = check(op, opts)
    local temperature = opts.temperature or 1
    local k = opts.top_k and opts.top_k > 0 and opts.top_k or #logits
    local order = ranked(logits, temperature == 0 and 1 or k)
@@ -47,20 +70,6 @@ function sample.pick(logits, u, opts)
    return order[kept] - 1
 end
 
-local known = { 'tokens', 'temperature', 'top_k', 'top_p', 'seed', 'device', 'stop', 'context',
-                'on_token' }
-
-local function check(opts)
-   local op = 'train.sample.generate'
-   opts = err.options(op, opts, known)
-   err.integer(op, 'tokens', opts.tokens or 128, 0)
-   err.number(op, 'temperature', opts.temperature or 1, 0)
-   err.integer(op, 'top_k', opts.top_k or 0, 0)
-   err.number(op, 'top_p', opts.top_p or 1, 1e-9, 1)
-   err.integer(op, 'seed', opts.seed or 0, 0)
-   return opts
-end
-
 local function new_caches(model)
    local caches = {}
    for i = 1, model.config.num_hidden_layers do caches[i] = {} end
@@ -80,9 +89,15 @@ end
 -- Continues a list of ids. opts: tokens (128), temperature (1), top_k, top_p, seed, stop (id that
 -- ends it), context (most tokens seen at once), on_token(id). Returns the list of new ids.
 function sample.generate(model, prompt, opts)
-   opts = check(opts)
+   local op = 'train.sample.generate'
+   opts = check(op, opts)
    local tide = require 'tide'
-   if #prompt == 0 then err.arg('train.sample.generate', 'prompt', 'at least one id', 'none') end
+   if not class.is(model, tide.nn.Module) or type(model.config) ~= 'table' then
+      err.arg(op, 'model', 'a model of tide.model', model)
+   end
+   if #err.integers(op, 'prompt', prompt, 0) == 0 then
+      err.arg(op, 'prompt', 'at least one id', 'none')
+   end
    local context = opts.context or model.config.max_position_embeddings
    local out, seen = {}, {}
    for i, id in ipairs(prompt) do seen[i] = id end

@@ -3,6 +3,7 @@
 -- The one idea: a recipe adds setup.options to its own and asks setup.plan_of for a plan; what can
 -- be wrong with them is told in terms of the command line. Nothing of tide is loaded before that.
 
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 
 local setup = {}
@@ -36,6 +37,18 @@ setup.options = {
    { 'offload', false, 'keep shards and the optimiser\'s state on the host' },
 }
 
+-- What args.parse made of these options, or a table like it: the mesh, with its defaults.
+local function checked(fn, opt)
+   err.type(fn, 'opt', opt, 'table')
+   local m = {}
+   for k, v in each(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table')) do m[k] = v end
+   for _, row in ipairs(setup.options) do
+      local name = row[1]:match '^mesh%.(.*)$'
+      if name then m[name] = err.integer(fn, 'opt.mesh.' .. name, m[name] or row[2], row.min) end
+   end
+   return m
+end
+
 -- ---- ranks -----------------------------------------------------------------------------------
 
 local axis_names = { 'dp', 'dp_replicate', 'dp_shard', 'cp', 'tp' }
@@ -60,7 +73,8 @@ end
 -- Axes for n ranks from the options, with what is not given inferred.
 -- simulate: a run of one rank stands for as many as the options need.
 function setup.axes(opt, n, simulate)
-   local m = opt.mesh
+   local m = checked('train.setup.axes', opt)
+   err.integer('train.setup.axes', 'n', n, 1)
    local axes, need, words = given_axes(m)
    local open = m.dp == 0 and m.dp_shard == 0
    if simulate and n == 1 then
@@ -123,6 +137,10 @@ end
 -- The plan of a model (on the null device, or a function that makes it) over the `n` ranks of a run
 -- as the options say. simulate: see setup.axes.
 function setup.plan_of(model, opt, n, simulate)
+   local fn = 'train.setup.plan_of'
+   checked(fn, opt)
+   for _, k in ipairs { 'cp', 'fsdp' } do err.type(fn, 'opt.' .. k, opt[k], 'table') end
+   err.type(fn, 'opt.recompute', opt.recompute, 'string')
    if opt.async_tp and not opt.sequence_parallel then
       err.usage(op, '--async-tp requires --sequence-parallel')
    end
@@ -139,6 +157,11 @@ end
 
 -- Rows of a micro-batch on a rank.
 function setup.rows(opt, data)
+   local fn = 'train.setup.rows'
+   err.type(fn, 'opt', opt, 'table')
+   err.integer(fn, 'opt.batch', opt.batch, 1)
+   err.integer(fn, 'opt.accum', opt.accum, 1)
+   err.integer(fn, 'data.size', err.type(fn, 'data', data, 'table').size, 1)
    if opt.batch % (data.size * opt.accum) ~= 0 then
       err.usage(op, '--batch (%d) must be a multiple of the ranks with data of their own (%d) '
          .. 'times --accum (%d)', opt.batch, data.size, opt.accum)
@@ -149,6 +172,8 @@ end
 -- The results of fn() with the model whole where it is sharded, and whole sequences on each rank.
 -- Every rank calls it.
 function setup.whole(run, fn)
+   err.type('train.setup.whole', 'run', run, 'table')
+   err.func('train.setup.whole', 'fn', fn)
    local context, inner = run.context, fn
    if context then fn = function() return context:whole(inner) end end
    if not run.sharded then return fn() end

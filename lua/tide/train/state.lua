@@ -4,11 +4,14 @@
 
 local tide = require 'tide'
 local dims = require 'tide.util.dims'
+local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local layout = require 'tide.parallel.fsdp_layout'
+local nn = require 'tide.nn'
+local Optimizer = require 'tide.optim.optimizer'
 
 local state = {}
 
@@ -78,9 +81,30 @@ local function tensors_of(run)
    return { pieces = pieces_of(run.parallel, run.optim), comm = run.parallel.comm }, meta
 end
 
+local function check_sharded(op, name, v)
+   if type(v) ~= 'table' or not v.is_sharded then
+      err.arg(op, name, 'what tide.parallel.fully_shard returned', v)
+   end
+   return v
+end
+
+-- Raises unless run has a model and an optimiser, and of the rest what it should be.
+local function check_run(op, run)
+   err.type(op, 'run', run, 'table')
+   if not class.is(run.model, nn.Module) then err.arg(op, 'run.model', 'a module', run.model) end
+   if not class.is(run.optim, Optimizer) then
+      err.arg(op, 'run.optim', 'an optimiser', run.optim)
+   end
+   for _, k in ipairs { 'sampler', 'ctx' } do
+      if run[k] ~= nil then err.type(op, 'run.' .. k, run[k], 'table') end
+   end
+   if run.parallel ~= nil then check_sharded(op, 'run.parallel', run.parallel) end
+end
+
 -- run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=, fingerprint=, accum=, val_loss=,
 -- parallel= }. With parallel (a Sharded), every rank calls it.
 function state.collect(run)
+   check_run('train.state.collect', run)
    local saved, meta = tensors_of(run)
    saved.plain = {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
@@ -211,7 +235,13 @@ end
 -- The parameters alone of a sharded model, from checkpoint.load(where, { lazy = true }).
 -- Collective.
 function state.restore_model(sharded, saved)
-   local op, from = 'train.state.restore_model', saved.store
+   local op = 'train.state.restore_model'
+   check_sharded(op, 'sharded', sharded)
+   local from = err.type(op, 'saved', saved, 'table').store
+   if not from then
+      err.arg(op, 'saved', 'what checkpoint.load(where, { lazy = true }) gave', saved)
+   end
+   err.type(op, 'saved.plain', saved.plain, 'table')
    dist.together(sharded.comm, op, function()
       check_model(op, sharded, from)
       family.check(op, saved.plain, sharded.model)
@@ -227,10 +257,15 @@ function state.restore(run, saved)
    err.type(op, 'run', run, 'table')
    local plain = err.type(op, 'saved.plain', err.type(op, 'saved', saved, 'table').plain, 'table')
    err.integer(op, 'step', plain.step, 0)
+   check_run(op, run)
    if type(plain.data) == 'table' then check_data(op, run, plain.data) end
    if run.parallel then
       load_pieces(op, run, saved)
    else
+      if saved.store then
+         err.raise('E_ARG', op, "argument 'saved': its tensors are not loaded (lazy = true), which "
+            .. 'is for a sharded model, run.parallel; load it without')
+      end
       family.check(op, plain, run.model)
       run.model:load_state_dict(saved.model)
       run.optim:load_state_dict(saved.optim, plain.optim)

@@ -88,14 +88,8 @@ local function set_groups(self, op)
    end
 end
 
-local function check_comm(op, comm)
-   if comm == nil then return end
-   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number' then
-      err.arg(op, 'comm', 'a communicator', comm)
-   end
-end
-
--- What an optimiser does, as text. The pieces of a sharded model need not make the same groups.
+-- What an optimiser does, as text; rates by the step are compared in each. The pieces of a sharded
+-- model need not make the same groups.
 local function optim_text(optim, sharded)
    local lr = type(optim.lr) == 'function' and 'by the step' or tostring(optim.lr)
    local list = { canonical(optim.defaults) }
@@ -152,7 +146,7 @@ function step.new(opts)
       'captured' })
    for _, k in ipairs { 'model', 'optim' } do err.type(op, k, opts[k], 'table') end
    err.number(op, 'clip', opts.clip or 0, 0)
-   check_comm(op, opts.comm)
+   local comm = dist.comm_of(op, opts.comm)
    local sharded = opts.parallel
    if sharded ~= nil and not (type(sharded) == 'table' and sharded.is_sharded) then
       err.arg(op, 'parallel', 'what tide.parallel.fully_shard returned', sharded)
@@ -160,7 +154,7 @@ function step.new(opts)
    check_cut(op, opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,
-      comm = sharded and sharded.data_comm or opts.comm or dist.world(),
+      comm = sharded and sharded.data_comm or comm,
       clip = opts.clip or 0, loss_options = opts.loss_options or {},
    }, Step)
    set_groups(self, op)
@@ -178,6 +172,10 @@ local function check_batch(op, name, b)
    if b.count ~= nil then err.number(op, name .. '.count', b.count, 0) end
    if not tide.is_tensor(b.labels) and (b.labels ~= nil or b.count == nil) then
       err.arg(op, name .. '.labels', 'a tensor', b.labels)
+   end
+   if tide.is_tensor(b.labels) and b.labels:numel() == 0 then
+      err.raise('E_SHAPE', op, "argument '%s.labels': expected at least one row of tokens, got "
+         .. '[%s]', name, table.concat(b.labels.shape, ', '))
    end
 end
 
@@ -265,22 +263,36 @@ local function other_batches(axis, size)
       .. 'their own: rank and size of run.data)', axis, size)
 end
 
--- Labels of the global batch. Ranks that share a model by parts must have been given the same
--- batches: the sum that tells is the one of the counts for a context axis, one more for tp.
-local function global_count(self, batches)
-   local cp, tp, share = self.cp, self.tp, fingerprint.share
-   if tp and tp.size > 1 and dist.sum(tp.comm, { share(batches, tp.rank, tp.size) })[1] ~= 0 then
-      other_batches('tensor-parallel', tp.size)
-   end
-   local sums = dist.sum(self.comm, { count_of(batches),
-      cp and share(batches, cp.rank, cp.size) or nil })
-   if cp and sums[2] ~= 0 then other_batches('context', cp.size) end
-   return sums[1] * self.groups / self.comm.size
+local function other_rates(self, lr)
+   err.raise('E_STATE', 'train.step', 'ranks take different learning rates in step %d: rank %d '
+      .. '%.9g; every rank must have the same function of the step', self.optim.steps + 1,
+      self.comm.rank, lr)
 end
 
-local function counted(self, batches)
+-- Labels of the global batch. Ranks that share a model by parts must have been given the same
+-- batches, and all the same learning rate (nil: not known): the sum that tells is the one of the
+-- counts, and one more for tp.
+local function global_count(self, batches, lr)
+   local cp, tp, comm, share = self.cp, self.tp, self.comm, fingerprint.share
+   local rate = ('%.17g'):format(lr or 0)
+   local text = (cp or tp and tp.size > 1) and fingerprint.batches(batches)
+   if tp and tp.size > 1 then
+      local sums = dist.sum(tp.comm, { share(text, tp.rank, tp.size),
+         share(rate, tp.rank, tp.size) })
+      if sums[1] ~= 0 then other_batches('tensor-parallel', tp.size) end
+      if sums[2] ~= 0 then other_rates(self, lr) end
+   end
+   local sums = dist.sum(comm, { count_of(batches), share(rate, comm.rank, comm.size),
+      cp and share(text, cp.rank, cp.size) or nil })
+   if sums[2] ~= 0 then other_rates(self, lr) end
+   if cp and sums[3] ~= 0 then other_batches('context', cp.size) end
+   return sums[1] * self.groups / comm.size
+end
+
+local function counted(self, batches, lr)
    check_batches('train.step', batches)
-   local count = global_count(self, batches)
+   if lr ~= nil then err.number('train.step', 'lr', lr, 0) end
+   local count = global_count(self, batches, lr)
    if count == 0 then
       err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
    end
@@ -288,9 +300,9 @@ local function counted(self, batches)
 end
 
 -- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
--- loss of the global batch.
-function Step:gradients(batches)
-   local count = counted(self, batches)
+-- loss of the global batch. lr: the learning rate of the step, if it is to be compared.
+function Step:gradients(batches, lr)
+   local count = counted(self, batches, lr)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local loss = self.parallel and sharded_micros(self, batches, count / means)
       or micros(self, batches, count)
@@ -329,8 +341,8 @@ end
 -- is not finite, by rank and name.
 function Step:run(batches)
    if self.captured then return run_captured(self, batches) end
-   local lr = self.optim:next_lr()
-   local loss = self:gradients(batches)
+   local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
+   local loss = self:gradients(batches, lr)
    local norm, factor = norm_of(self)
    local grad_norm = norm:item()
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)

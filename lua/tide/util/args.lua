@@ -1,7 +1,8 @@
 -- Declared options: name, type, default and one line of help each; anything else is an error.
 --
--- A declaration is a list of { 'name', default, 'help', type=, choices=, min=, max= }. The type
--- follows from the default; without one it must be given. Nested names are written a.b and arrive
+-- A declaration is a list of { 'name', default, 'help', type=, choices=, min=, max=, also= }. The
+-- type follows from the default; without one it must be given. also: words that people write for
+-- it, which messages know. Nested names are written a.b and arrive
 -- as result.a.b. On a command line: --name value, --name=value, --flag, --no-flag, and
 -- --set a.b=value. Hyphens and underscores are the same: --val-every is result.val_every.
 -- Pure Lua; raises errors that name the option and, for a misspelt one, the nearest.
@@ -34,7 +35,14 @@ end
 
 -- program: name and one line of text for --help. rows: the declaration.
 function args.new(program, rows)
-   local self = setmetatable({ program = program, list = {}, by_name = {}, names = {} }, Parser)
+   local op = 'util.args.new'
+   err.type(op, 'program', program, 'string')
+   for i, row in ipairs(err.type(op, 'rows', rows, 'table')) do
+      err.type(op, ('rows[%d]'):format(i), row, 'table')
+      err.type(op, ('rows[%d][1]'):format(i), row[1], 'string')
+   end
+   local self = setmetatable({ program = program, list = {}, by_name = {}, names = {}, also = {} },
+      Parser)
    for _, row in ipairs(rows) do
       local option = option_of(row)
       if self.by_name[option.name] then
@@ -43,6 +51,7 @@ function args.new(program, rows)
       self.list[#self.list + 1] = option
       self.names[#self.names + 1] = option.name
       self.by_name[option.name] = option
+      for _, word in ipairs(row.also or {}) do self.also[key_of(word)] = option.name end
    end
    return self
 end
@@ -102,7 +111,8 @@ end
 local function find(self, name)
    local option = self.by_name[key_of(name)]
    if option then return option end
-   err.usage('args', "unknown option '--%s'%s", name, near.hint(key_of(name), self.names, flag_of))
+   err.usage('args', "unknown option '--%s'%s", name,
+      near.hint(key_of(name), self.names, flag_of, self.also))
 end
 
 -- Puts a value under its nested name.
@@ -189,8 +199,13 @@ end
 -- defaults. Returns the options; or nil and the help text when --help is among the words.
 function Parser:parse(argv, base)
    local values, i = {}, 1
+   for k, word in ipairs(err.type('util.args.parse', 'argv', argv, 'table')) do
+      if type(word) ~= 'number' then        -- a recipe may write one
+         err.type('util.args.parse', ('argv[%d]'):format(k), word, 'string')
+      end
+   end
    while i <= #argv do
-      local word = argv[i]
+      local word = tostring(argv[i])
       if word == '--help' or word == '-h' then return nil, self:help() end
       if word == '--' and i == 1 then
          i = 2
@@ -206,6 +221,7 @@ end
 -- Checks a table of options (nested or dotted names) as parse checks a command line.
 function Parser:check(t)
    local values = {}
+   err.type('util.args.check', 't', t, 'table')
    local function walk(node, prefix)
       for k, v in each(node) do
          local name = prefix .. tostring(k)
@@ -279,12 +295,12 @@ function args.main(fn, ...)
    if type(package.loaded['tide.host']) == 'table' then return fn(...) end
    local function told(e)
       if type(e) == 'table' and rawget(e, 'brief') then return e end
-      return debug.traceback(tostring(e), 2)
+      return debug.traceback(err.text(e), 2)
    end
    local r = { xpcall(fn, told, ...) }
    if r[1] then return unpack(r, 2, table.maxn(r)) end
    io.stdout:flush()
-   io.stderr:write('tide: ', tostring(r[2]), '\n')
+   io.stderr:write('tide: ', err.text(r[2]), '\n')
    os.exit(type(r[2]) == 'table' and r[2].code == 'E_ARG' and 2 or 1, true)
 end
 

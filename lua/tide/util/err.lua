@@ -53,7 +53,7 @@ function err.show(v)
    elseif type(v) == 'table' then
       return rawget(v, 'class_name') or 'a table'
    elseif type(v) == 'cdata' then
-      return 'a ' .. tostring(v):match '^[%w_]+'
+      return 'a ' .. (tostring(v):match '^[%a_][%w_]*' or 'cdata')
    end
    return tostring(v)
 end
@@ -105,9 +105,12 @@ function err.arg(op, name, expected, got)
    err.raise('E_ARG', op, "argument '%s': expected %s, got %s", name, expected, err.show(got))
 end
 
--- The text of anything that was raised.
+-- The text of anything that was raised, also where its __tostring fails or gives none.
 function err.text(e)
-   return tostring(e)
+   local ok, text = pcall(tostring, e)
+   if ok and type(text) == 'string' then return text end
+   return ('(error value of type %s, whose __tostring %s)'):format(type(e),
+      type(text) == 'string' and 'failed: ' .. text or 'failed')
 end
 
 local function fits(v, lo, hi)
@@ -139,19 +142,39 @@ function err.type(op, name, v, kind)
    return v
 end
 
+-- A function, or what can be called like one.
+function err.func(op, name, v)
+   local meta = type(v) == 'table' and getmetatable(v)
+   if type(v) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
+      err.arg(op, name, 'a function', v)
+   end
+   return v
+end
+
+-- A list of integers of at least lo (nil: any).
+function err.integers(op, name, list, lo)
+   for i, v in ipairs(err.type(op, name, list, 'table')) do
+      err.integer(op, ('%s[%d]'):format(name, i), v, lo)
+   end
+   return list
+end
+
+-- Whether a value that a person gave is this word (or number, or boolean). A tensor is none, and
+-- must not be compared: compiled by LuaJIT 2.1.0-beta3, `word == v` came out true although its __eq
+-- says false.
+function err.same(v, word) return type(v) == type(word) and v == word end
+
 -- One of a list of names, or an error that offers the nearest.
 function err.choice(op, name, v, list)
-   -- A tensor is none of them, and must not be compared: compiled by LuaJIT 2.1.0-beta3,
-   -- `item == v` came out true although its __eq says false.
-   for _, item in ipairs(type(v) ~= 'cdata' and list or {}) do
-      if item == v then return v end
+   for _, item in ipairs(list) do
+      if err.same(v, item) then return v end
    end
    err.arg(op, name, 'one of ' .. table.concat(list, ', '), v)
 end
 
 -- Refuses keys of an option table that are not in `known` (a list), naming the nearest.
 function err.options(op, opts, known)
-   if opts == nil then return {} end
+   if type(opts) == 'nil' then return {} end          -- a null pointer equals nil
    err.type(op, 'options', opts, 'table')
    local set = {}
    for _, k in ipairs(known) do set[k] = true end

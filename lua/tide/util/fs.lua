@@ -23,6 +23,8 @@ function fs.use(primitives)
 end
 
 function fs.join(a, b)
+   err.type('util.fs.join', 'a', a, 'string')
+   err.type('util.fs.join', 'b', b, 'string')
    if b:sub(1, 1) == '/' or a == '' then return b end
    return a:sub(-1) == '/' and a .. b or a .. '/' .. b
 end
@@ -44,9 +46,13 @@ end
 
 -- Replaces a file so that a crash leaves the old or the new one; durable on return.
 function fs.write(op, path, text)
+   err.type(op, 'path', path, 'string')
    local ok, problem = pcall(fs.io().write_file_atomic, path, text)
    if not ok then failed(op, 'write', path, problem) end
 end
+
+-- The path from the root of the file system; links are not followed.
+function fs.absolute(path) return fs.io().absolute(path) end
 
 function fs.exists(path) return fs.io().kind(path) ~= nil end
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
@@ -66,6 +72,7 @@ end
 
 -- Makes a folder and its parents.
 function fs.mkdirs(op, path)
+   err.type(op, 'path', path, 'string')
    local ok, problem = pcall(fs.io().mkdir, path)
    if not ok then failed(op, 'make the folder', path, problem) end
 end

@@ -24,6 +24,7 @@ function log.new(opts)
 end
 
 local function write(self, level, fmt, ...)
+   err.type('util.log.' .. level, 'fmt', fmt, 'string')
    if levels[level] > self.level then return end
    local text = select('#', ...) > 0 and fmt:format(...) or fmt
    local prefix = self.size > 1 and ('[r%d] '):format(self.rank) or ''
@@ -38,6 +39,7 @@ function Log:debug(fmt, ...) write(self, 'debug', fmt, ...) end
 
 -- Rank 0 only, without a prefix.
 function Log:once(fmt, ...)
+   err.type('util.log.once', 'fmt', fmt, 'string')
    if self.rank ~= 0 or self.level < levels.info then return end
    self.sink((select('#', ...) > 0 and fmt:format(...) or fmt) .. '\n')
 end

@@ -4,6 +4,8 @@
 -- left out. Long series are thinned by taking the mean of equal runs, so a file stays small.
 -- The colours are distinguishable in greyscale and for the common colour deficiencies.
 
+local err = require 'tide.util.err'
+
 local plot = {}
 
 local colours = { '#0b5394', '#cc5500', '#2e7d32', '#7b1fa2' }
@@ -34,6 +36,10 @@ end
 
 -- Steps of 1, 2 or 5 times a power of ten, about n of them.
 function plot.ticks(lo, hi, n)
+   local op = 'util.plot.ticks'
+   err.number(op, 'lo', lo)
+   err.number(op, 'n', n, 1, 1000)
+   if err.number(op, 'hi', hi) <= lo then err.arg(op, 'hi', ('a number > %g'):format(lo), hi) end
    local raw = (hi - lo) / n
    local power = 10 ^ math.floor(math.log10(raw))
    local step = 10 * power
@@ -105,7 +111,18 @@ end
 
 -- opts: title, xlabel, ylabel.
 function plot.svg(series, opts)
-   opts = opts or {}
+   local op = 'util.plot.svg'
+   opts = err.options(op, opts, { 'title', 'xlabel', 'ylabel' })
+   for i, s in ipairs(err.type(op, 'series', series, 'table')) do
+      err.type(op, ('series[%d]'):format(i), s, 'table')
+      for _, k in ipairs { 'x', 'y' } do
+         for j, v in ipairs(err.type(op, ('series[%d].%s'):format(i, k), s[k], 'table')) do
+            if type(v) ~= 'number' then
+               err.arg(op, ('series[%d].%s[%d]'):format(i, k, j), 'a number', v)
+            end
+         end
+      end
+   end
    local xs, ys = {}, {}
    for i, s in ipairs(series) do xs[i], ys[i] = thin(s, 1000) end
    local frame = {}

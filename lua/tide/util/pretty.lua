@@ -4,6 +4,7 @@
 -- __tostring print through it; tables met twice on the way down print as <cycle>.
 
 local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 
 local pretty = {}
 
@@ -83,7 +84,10 @@ end
 
 -- opts: depth (4), entries per table (40), width of one line (96).
 function pretty.format(v, opts)
-   opts = opts or {}
+   opts = err.options('util.pretty.format', opts, { 'depth', 'entries', 'width' })
+   for _, k in ipairs { 'depth', 'entries', 'width' } do
+      if opts[k] ~= nil then err.integer('util.pretty.format', k, opts[k], 0) end
+   end
    local state = {
       seen = {}, depth = opts.depth or 4, entries = opts.entries or 40, width = opts.width or 96,
    }

@@ -3,6 +3,8 @@
 -- The clock is passed in (default: the library's monotonic one when it is loaded, else processor
 -- time), so that tests can drive it.
 
+local err = require 'tide.util.err'
+
 local timer = {}
 
 local Timer = {}
@@ -15,8 +17,12 @@ local function default_clock()
 end
 
 function timer.new(clock)
-   clock = clock or default_clock()
-   return setmetatable({ clock = clock, start = clock(), mark = clock() }, Timer)
+   clock = err.func('util.timer.new', 'clock', clock or default_clock())
+   local now = clock()
+   if type(now) ~= 'number' then
+      err.arg('util.timer.new', 'clock', 'a function that returns seconds', clock)
+   end
+   return setmetatable({ clock = clock, start = now, mark = now }, Timer)
 end
 
 -- Seconds since the timer was made.
@@ -32,7 +38,8 @@ end
 
 -- Moving average of a rate: half of the weight is on the last `half` observations.
 function timer.rate(half)
-   local keep, amount, seconds = 0.5 ^ (1 / (half or 10)), 0, 0
+   half = err.number('util.timer.rate', 'half', half or 10, 1e-9)
+   local keep, amount, seconds = 0.5 ^ (1 / half), 0, 0
    return function(n, span)
       amount, seconds = amount * keep + n, seconds * keep + span
       return seconds > 0 and amount / seconds or 0

@@ -1,6 +1,13 @@
 -- Short text forms of counts, bytes and durations.
 
+local err = require 'tide.util.err'
+
 local units = {}
+
+local function check(op, v)
+   if type(v) ~= 'number' then err.arg('util.units.' .. op, 'v', 'a number', v) end
+   return v
+end
 
 local function scaled(v, base, names)
    local i = 1
@@ -12,14 +19,17 @@ local function scaled(v, base, names)
    return digits:format(v) .. names[i]
 end
 
-function units.count(v) return scaled(v, 1000, { '', 'k', 'M', 'G', 'T' }) end
+function units.count(v)
+   return scaled(check('count', v), 1000, { '', 'k', 'M', 'G', 'T' })
+end
 
 function units.bytes(v)
-   return scaled(v, 1024, { ' B', ' KiB', ' MiB', ' GiB', ' TiB' })
+   return scaled(check('bytes', v), 1024, { ' B', ' KiB', ' MiB', ' GiB', ' TiB' })
 end
 
 -- "1:02:03" or "2:03".
 function units.duration(seconds)
+   check('duration', seconds)
    if seconds ~= seconds or seconds == math.huge then return '?' end
    local s = math.max(0, math.floor(seconds + 0.5))
    local h, m = math.floor(s / 3600), math.floor(s / 60) % 60

@@ -1,0 +1,36 @@
+-- The window of attention, which means one thing everywhere: how far a key may lie from its query,
+-- { left, right }, where -1 or nil is any distance and a number stands for both sides.
+--
+-- Configurations tell it in tokens, the query's own included: sliding_window = n is { n - 1, -1 }.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local window = {}
+
+-- { left, right } of what was given as an option called name; nil of nil.
+function window.check(op, name, w)
+   if w == nil then return nil end
+   if type(w) == 'number' then
+      err.integer(op, name, w, 0)
+      return { w, w }
+   end
+   if type(w) ~= 'table' then err.arg(op, name, 'an integer or { left, right }', w) end
+   for k in each(w) do
+      if not (err.same(k, 1) or err.same(k, 2)) then
+         err.arg(op, name, 'an integer or { left, right }', w)
+      end
+   end
+   local left, right = w[1], w[2]
+   if left == nil then left = -1 end
+   if right == nil then right = -1 end
+   return { err.integer(op, name .. '[1]', left, -1), err.integer(op, name .. '[2]', right, -1) }
+end
+
+-- The same of tokens that each sees, itself included.
+function window.of_tokens(op, name, n)
+   if n == nil then return nil end
+   return { err.integer(op, name, n, 1) - 1, -1 }
+end
+
+return window
