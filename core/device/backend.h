@@ -80,7 +80,7 @@ typedef struct tide__backend {
   int   (*upload)(void *state, void *dst, const void *src, size_t size);
   int   (*download)(void *state, void *dst, const void *src, size_t size);
   /* May be null. state stays null then. params: of the context, to be read whenever needed (cuda_*,
-   * matmul_precision). open fails with a message in msg (TIDE__OPEN_MSG bytes). */
+   * matmul_precision, attention_kernel). open fails with a message in msg (TIDE__OPEN_MSG). */
   int   (*open)(void **state, const struct tide__params *params, char *msg);
   void  (*close)(void *state);
   /* What kernels get as k_call.stream; may be null where kernels run at once. */

@@ -1,4 +1,5 @@
-/* Attention on the GPU by plain products: f32, f64, and whatever tensor cores cannot take.
+/* Attention on the GPU: which kernel serves a call, and the one of plain products: f32, f64, and
+ * whatever tensor cores cannot take.
  *
  * The one idea: a warp has a few rows; a lane judges one column of a tile of 32, and a value it has
  * read serves all rows of its warp. Forward and backward have the same loop: rows are queries (out,
@@ -7,6 +8,7 @@
  * Every sum is taken by one warp in one order: no atomics. Layer 2k.
  */
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/backend.cuh"
 
 namespace {
 
@@ -244,6 +246,27 @@ tide_attend operands(const k_call *call, const k_tensor *q, const k_tensor &bias
   return p;
 }
 
+/* Which kernel serves a call. Nothing else decides; a kernel that was chosen serves or refuses.
+ *
+ *   operands                                              attention      attention_bwd
+ *   f32, f64; heads above 256                             PLAIN          PLAIN
+ *   f16, bf16, heads to 256, any mask                     MMA            MMA; with dbias PLAIN
+ *   of these, with parameter attention_kernel = 1:        WGMMA          as above
+ *     heads of 64 or 128, values as wide as keys;
+ *     full or causal, any q_start; no window, indices,
+ *     bias or softcap; scale above 0; at least one key;
+ *     rows and strides at multiples of 16 bytes
+ *
+ * WGMMA is for compute capability 9.0 and refuses elsewhere (E_UNSUPPORTED); MMA is the default
+ * until a chip has verified the other (kernels/cuda/STATUS.md). */
+enum kernel_t { PLAIN, MMA, WGMMA };
+kernel_t kernel_of(const k_call *call, const tide_attend &p, bool backward, bool dbias)
+{
+  if (!tide_attention_mma_fits(p) || dbias) return PLAIN;
+  bool wish = tide_cuda_state_of(call->stream)->params->attention_kernel == 1;
+  return wish && !backward && tide_attention_wgmma_fits(p) ? WGMMA : MMA;
+}
+
 unsigned blocks(int64_t batch, int64_t head, int64_t t)
 {
   return (unsigned)(batch * head * ((t + BLOCK_ROWS - 1) / BLOCK_ROWS));
@@ -255,7 +278,7 @@ int run_bwd(const k_call *call, const tide_attend &p, const tide_attention_back 
   int64_t rows = p.batch * p.head * p.tq;
   if (rows > 0)
     TIDE_CUDA_LAUNCH(call, delta_kernel<T>, tide_row_blocks(rows), tide_row_threads(p.dv), 0, p, g);
-  if (rows > 0 && !g.dbias.data && tide_attention_mma_fits(p))
+  if (rows > 0 && kernel_of(call, p, true, g.dbias.data != nullptr) == MMA)
     return tide_attention_mma_bwd(call, p, g);
   if (rows > 0)
     TIDE_CUDA_LAUNCH(call, dq_kernel<T>, blocks(p.batch, p.head, p.tq), WARPS * 32, 0, p, g);
@@ -275,8 +298,10 @@ int k_cuda_attention(const k_call *call)
   tide_attend p = operands(call, &call->in[0], call->in[3], &call->in[4]);
   unsigned n = blocks(p.batch, p.head, p.tq);
   if (n == 0) return TIDE_OK;
-  if (tide_attention_mma_fits(p))
-    return tide_attention_mma(call, p, tide_heads_of(out), tide_array_of(lse), lse.stride);
+  kernel_t kernel = kernel_of(call, p, false, false);
+  if (kernel != PLAIN)
+    return (kernel == WGMMA ? tide_attention_wgmma : tide_attention_mma)(
+      call, p, tide_heads_of(out), tide_array_of(lse), lse.stride);
   TIDE_BY_REAL(out.dtype,
                TIDE_CUDA_LAUNCH(call, forward_kernel<T>, n, WARPS * 32, 0, p, tide_heads_of(out),
                                 tide_array_of(lse), lse.stride[0], lse.stride[1], lse.stride[2]));

@@ -110,5 +110,10 @@ int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out,
                        const int64_t *lse_stride);
 int tide_attention_mma_bwd(const k_call *call, const tide_attend &p,
                            const tide_attention_back &g);
+/* kernels/cuda/attention_wgmma.cu: the forward on Hopper; E_UNSUPPORTED, with a sentence, where the
+ * chip is another or the library was built without it. fits: whether it knows these operands. */
+bool tide_attention_wgmma_fits(const tide_attend &p);
+int tide_attention_wgmma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
+                         const int64_t *lse_stride);
 
 #endif

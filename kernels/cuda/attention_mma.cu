@@ -33,34 +33,6 @@ TIDE_DEVICE void judge(const tide_attend &p, int64_t b, int64_t h, int64_t i0, i
     }
 }
 
-/* The running maximum and sum of two rows; s becomes the weights, o shrinks to the new maximum. */
-template <int NT, int NO>
-TIDE_DEVICE void soften(float (*s)[4], float *top, float *sum, float (*o)[4])
-{
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    float high = top[r];
-#pragma unroll
-    for (int n = 0; n < NT; n++) high = fmaxf(high, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-    float base = high == -INFINITY ? 0.0f : high * LOG2E, old = exp2f(top[r] * LOG2E - base);
-    float add = 0;
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float w = exp2f(s[n][2 * r + e] * LOG2E - base);
-        s[n][2 * r + e] = w;
-        add += w;
-      }
-    sum[r] = sum[r] * old + add;
-    top[r] = high;
-#pragma unroll
-    for (int n = 0; n < NO; n++) o[n][2 * r] *= old, o[n][2 * r + 1] *= old;
-  }
-}
-
 template <int DP, bool F16>
 __global__ void __launch_bounds__(THREADS)
 forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64_t ls1, int64_t ls2,
@@ -97,7 +69,9 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
     float s[NT][4] = {};
     product<F16, LD, NT>(s, qs + warp * 16 * LD, ks, p.d);
     judge<NT>(p, b, h, i0 + warp * 16, j, tile_whole(p, i0, j, BC), s);
-    soften<NT, NO>(s, top, sum, o);
+    float old[2];
+    soften<NT>(s, LOG2E, top, sum, old);
+    shrink<NO>(o, old);
     weigh<F16, LD, NT, NO>(o, s, vs, p.dv);
     __syncthreads();
     stage ^= 1;

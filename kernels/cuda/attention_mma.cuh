@@ -81,6 +81,41 @@ TIDE_DEVICE void weigh(float (*o)[4], const float (*w)[4], const uint16_t *cols,
   }
 }
 
+/* The running maximum and sum of two rows; s becomes the weights, and what was made with earlier
+ * weights is to be multiplied by old. unit: log2(e) in what a score is told in; more than 0. */
+template <int NT>
+TIDE_DEVICE void soften(float (*s)[4], float unit, float *top, float *sum, float *old)
+{
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float high = top[r];
+#pragma unroll
+    for (int n = 0; n < NT; n++) high = fmaxf(high, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+    float base = high == -INFINITY ? 0.0f : high * unit, add = 0;
+    old[r] = tide_exp2(top[r] * unit - base);
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float w = tide_exp2(s[n][2 * r + e] * unit - base);
+        s[n][2 * r + e] = w;
+        add += w;
+      }
+    sum[r] = sum[r] * old[r] + add;
+    top[r] = high;
+  }
+}
+
+template <int NO> TIDE_DEVICE void shrink(float (*o)[4], const float *old)
+{
+#pragma unroll
+  for (int n = 0; n < NO; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) o[n][e] *= old[e >> 1];
+}
+
 /* Rows t0.. of this warp, times factor (by row: g and g + 8). */
 template <bool F16, int NO>
 TIDE_DEVICE void write(const float (*o)[4], const float *factor, const tide_heads &y, int64_t b,

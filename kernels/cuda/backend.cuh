@@ -1,4 +1,5 @@
-/* What a context has on a GPU. Layer 2k; for backend.cu, streams.cu and blas.cu. */
+/* What a context has on a GPU. Layer 2k; for backend.cu, streams.cu and those that need the
+ * device itself: blas.cu, attention.cu, attention_wgmma.cu. */
 #ifndef TIDE_KERNELS_CUDA_BACKEND_CUH
 #define TIDE_KERNELS_CUDA_BACKEND_CUH
 
@@ -25,6 +26,7 @@ struct tide_cuda_state {
   bool dead;
   char failed[K_MSG];          /* why the device answers no more */
   tide_cuda_blas *blas;        /* made at the first product */
+  void *encode;                /* the driver's cuTensorMapEncodeTiled, found when first needed */
 };
 
 static inline tide_cuda_state *tide_cuda_state_of(void *p)

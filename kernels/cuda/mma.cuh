@@ -1,7 +1,8 @@
-/* Tensor-core products of 16x8 tiles, the loads that feed them, and copies into shared memory.
+/* Tensor-core products of 16x8 tiles, the loads that feed them, copies into shared memory, 2^x.
  *
- * The one idea: five small functions hold all inline assembly; spec/cuda/emulate has a twin of
- * each, made of the documented layout of the fragments. With g = lane / 4 and t = lane % 4:
+ * The one idea: small functions hold all inline assembly (Hopper's: wgmma.cuh); spec/cuda/emulate
+ * has a twin of each, made of the documented layout of the fragments. With g = lane / 4 and
+ * t = lane % 4:
  *   a[16 rows, 16 k]: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8), pairs along k
  *   b[16 k, 8 cols]:  b0 (2t, g), b1 (2t + 8, g), pairs along k
  *   c[16 rows, 8 cols]: c0 c1 (g, 2t), c2 c3 (g + 8, 2t)
@@ -58,6 +59,14 @@ TIDE_DEVICE void tide_copy_commit() { asm volatile("cp.async.commit_group;" ::: 
 template <int N> TIDE_DEVICE void tide_copy_wait()
 {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* 2^x to 2 ulp; what is no normal number is 0. */
+TIDE_DEVICE float tide_exp2(float x)
+{
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
 }
 
 #endif

@@ -16,6 +16,14 @@ function cuda.is_available() return ctx.default():device_available 'cuda' end
 -- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
 function cuda.synchronize() graph.synchronize 'cuda' end
 
+-- The name of a value that a parameter of the default context has.
+local function name_of(values, param)
+   local code = tonumber(ctx.default():param(param))
+   for name, value in each(values) do
+      if value == code then return name end
+   end
+end
+
 local precisions = { highest = 0, high = 1, medium = 2 }
 
 -- How f32 products on a GPU may round their operands: 'highest' (the default: not at all), 'high'
@@ -28,12 +36,23 @@ function cuda.set_float32_matmul_precision(name)
    ctx.default():param('matmul_precision', precisions[name])
 end
 
-function cuda.get_float32_matmul_precision()
-   local code = tonumber(ctx.default():param 'matmul_precision')
-   for name, value in each(precisions) do
-      if value == code then return name end
+function cuda.get_float32_matmul_precision() return name_of(precisions, 'matmul_precision') end
+
+local attention_kernels = { mma = 0, wgmma = 1 }
+
+-- Which kernel the forward of attention in f16 and bf16 runs on a GPU: 'mma' (the default) or
+-- 'wgmma', Hopper's asynchronous tensor cores. No chip has verified 'wgmma' yet. It serves heads of
+-- 64 and 128, full and causal masks; every other call, and the backward, stays on 'mma' (the table
+-- is in kernels/cuda/attention.cu). What it would serve raises E_UNSUPPORTED where the GPU is not
+-- of compute capability 9.0 or the library was built without it. Also parameter attention_kernel.
+function cuda.set_attention_kernel(name)
+   if not attention_kernels[name] then
+      err.arg('set_attention_kernel', 'name', "'mma' or 'wgmma'", name)
    end
+   ctx.default():param('attention_kernel', attention_kernels[name])
 end
+
+function cuda.get_attention_kernel() return name_of(attention_kernels, 'attention_kernel') end
 
 local graph_opts = arg.set { 'warmup' }
 

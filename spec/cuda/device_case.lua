@@ -8,52 +8,15 @@
 local tide = require 'tide'
 local update = require 'tide.ffi.update'
 local refused = require 'spec.support.refused'
+local numbers = require 'spec.cuda.compare'
+local attention = require 'spec.cuda.attention'
 
 local device = 'cuda'
-local rounding = { f32 = 2e-6, f64 = 1e-13, bf16 = 1.6e-2, f16 = 2e-3 }
-
-local function random(shape, seed, dtype)
-   tide.set_rng_state { seed = seed, stream = 0, offset = 0 }
-   return tide.randn(shape, { dtype = 'f32', device = 'cpu' }):to(dtype or 'f32')
-end
-
-local function flat(t)
-   local list = t:to('cpu'):to('f64'):reshape(-1):tolist()
-   return type(list) == 'table' and list or { list }
-end
-
-local function close(got, want, room, what)
-   assert.are.same(want.shape, got.shape, what)
-   local a, b, scale = flat(got), flat(want), 1e-3
-   for _, v in ipairs(b) do
-      if v == v and math.abs(v) < math.huge then scale = math.max(scale, math.abs(v)) end
-   end
-   for i = 1, #b do
-      local good = a[i] == b[i] or math.abs(a[i] - b[i]) <= room * scale
-      if not good then
-         error(('%s: element %d is %.9g, expected %.9g (allowed %.3g)')
-            :format(what, i, a[i], b[i], room * scale), 2)
-      end
-   end
-end
-
-local function bytes(t) return t:to('cpu'):contiguous():to_string_bytes() end
+local rounding, random = numbers.rounding, numbers.random
+local close, bytes = numbers.close, numbers.bytes
 
 -- ---- attention on tensor cores ------------------------------------------------------------------
 
-local function packed(tq, tk)
-   local q, k = {}, {}
-   for i = 1, math.max(tq, tk) do
-      local doc, pos = math.floor((i - 1) / 37), (i - 1) % 37
-      if i % 29 == 0 then doc = -1 end
-      if i <= tq then q[#q + 1], q[#q + 2] = doc, pos end
-      if i <= tk then k[#k + 1], k[#k + 2] = doc, pos end
-   end
-   return tide.tensor(q, { dtype = 'i32' }):reshape { 1, tq, 2 },
-      tide.tensor(k, { dtype = 'i32' }):reshape { 1, tk, 2 }
-end
-
--- q [B, Tq, H, D], keys [B, Tk, Hk, D], values of Dv channels.
 local shapes = {
    { b = 1, tq = 70, tk = 70, h = 2, hk = 1, d = 64, dv = 64 },
    { b = 2, tq = 33, tk = 90, h = 4, hk = 2, d = 16, dv = 32 },
@@ -61,54 +24,20 @@ local shapes = {
    { b = 1, tq = 40, tk = 50, h = 1, hk = 1, d = 136, dv = 200 },
    { b = 1, tq = 66, tk = 40, h = 3, hk = 1, d = 27, dv = 9 },
 }
-local masks = {
-   full = {}, causal = { causal = true }, window = { causal = true, window = 20 },
-   ['window to both sides'] = { window = { 7, 3 } }, shifted = { causal = true, q_start = 20 },
-   softcap = { causal = true, softcap = 3, scale = 0.4 }, packed = { causal = true, packed = true },
-}
-
-local function attend(s, opts, dtype, where)
-   local o, leaves = { return_lse = true }, {}
-   for _, k in ipairs { 'causal', 'window', 'q_start', 'softcap', 'scale' } do o[k] = opts[k] end
-   for i, shape in ipairs { { s.b, s.tq, s.h, s.d }, { s.b, s.tk, s.hk, s.d },
-                            { s.b, s.tk, s.hk, s.dv } } do
-      leaves[i] = random(shape, 10 + i, dtype):to(where):detach():requires_grad_()
-   end
-   if opts.packed then
-      local q, k = packed(s.tq, s.tk)
-      o.q_index, o.k_index = q:to(where), k:to(where)
-   end
-   local out, lse = tide.attention(leaves[1], leaves[2], leaves[3], o)
-   local dout = random({ s.b, s.tq, s.h, s.dv }, 20, dtype):to(where)
-   local dlse = random({ s.b, s.h, s.tq }, 21, 'f32'):to(where)
-   local zero = tide.zeros({}, { device = where })
-   local finite = tide.where(lse:isfinite(), lse, zero)
-   local loss = (out * dout):sum():to 'f32' + (finite * dlse):sum()
-   loss:backward()
-   return { out, lse, leaves[1].grad, leaves[2].grad, leaves[3].grad }
-end
 
 describe('attention over several tiles', function()
    for _, name in ipairs { 'full', 'causal', 'window', 'window to both sides', 'shifted', 'softcap',
                            'packed' } do
       for _, dtype in ipairs { 'bf16', 'f16', 'f32' } do
          it(('is that of the reference: %s, %s'):format(name, dtype), function()
-            for i, s in ipairs(shapes) do
-               local got = attend(s, masks[name], dtype, device)
-               local want = attend(s, masks[name], dtype, 'cpu')
-               for k, part in ipairs { 'out', 'lse', 'dq', 'dk', 'dv' } do
-                  local room = k == 2 and (dtype == 'f32' and 2e-5 or 2e-3)
-                     or (dtype == 'f32' and 2e-5 or rounding[dtype] * (k > 2 and 2 or 1))
-                  close(got[k], want[k], room, ('%s of shape %d'):format(part, i))
-               end
-            end
+            attention.agrees(shapes, attention.masks[name], dtype, device)
          end)
       end
    end
 
    it('gives the same bits twice', function()
-      local a, b = attend(shapes[1], masks.causal, 'bf16', device),
-         attend(shapes[1], masks.causal, 'bf16', device)
+      local function run() return attention.attend(shapes[1], { causal = true }, 'bf16', device) end
+      local a, b = run(), run()
       for k = 1, 5 do assert.equal(bytes(a[k]), bytes(b[k])) end
    end)
 

@@ -21,6 +21,8 @@
 #include "stream.h"
 
 #define TIDE_EMULATED 1
+#define TIDE_SM90A 1
+#define __grid_constant__
 #define __global__
 #define __device__
 #define __host__
@@ -65,6 +67,11 @@ void tide_emulate_launch_with(struct tide_emulate_stream *stream, dim3 grid, dim
 /* True for the kernel that TIDE_EMULATE_FAULT names by its number, and for all after it. */
 bool tide_emulate_kernel_fails();
 void *tide_emulate_shared();
+size_t tide_emulate_shared_size();
+/* The thread goes on when ready answers true. */
+void tide_emulate_until(std::function<bool()> ready);
+/* Happens when no thread of the block can go on without it, which is as late as it may. */
+void tide_emulate_later(std::function<void()> what);
 /* All lanes give n bytes (at most 64) and see what every lane gave until tide_emulate_done. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
 void tide_emulate_done();
@@ -140,16 +147,24 @@ enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaHostAllocPortable
        cudaEventDisableTiming = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess,
+                                       cudaDriverEntryPointSymbolNotFound };
+enum { cudaEnableDefault = 0 };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
 typedef struct tide_emulate_stream *cudaStream_t;
 typedef struct tide_emulate_event *cudaEvent_t;
 typedef struct tide_emulate_graph *cudaGraph_t;
 typedef struct tide_emulate_graph *cudaGraphExec_t;
 
+/* Most bytes of shared memory a block: of the chip that is emulated, else what every chip has. */
+int tide_emulate_shared_limit();
 template <class F> cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes)
 {
-  return bytes <= 101376 ? cudaSuccess : cudaErrorInvalidValue; /* the smallest chip's limit */
+  return bytes <= tide_emulate_shared_limit() ? cudaSuccess : cudaErrorInvalidValue;
 }
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult *found);
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int *n);

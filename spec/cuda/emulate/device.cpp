@@ -6,7 +6,9 @@
  * that have waited for an event of a capturing one, until the first waits for them in turn.
  *
  * Environment: TIDE_EMULATE_DEVICES (default 1; 0: a driver without a device; -1: no driver),
- * TIDE_EMULATE_FAULT (that kernel, counted from 1, ends the device as an illegal address does).
+ * TIDE_EMULATE_CAPABILITY (default 89, the least with FP8; 90: a Hopper chip, with its shared memory
+ * and its tensor maps), TIDE_EMULATE_FAULT (that kernel, counted from 1, ends the device as an illegal address
+ * does).
  * Spec only.
  */
 #include <sched.h>
@@ -19,6 +21,7 @@
 #include <set>
 #include <vector>
 
+#include "cuda.h"
 #include "cuda_runtime.h"
 
 struct tide_emulate_graph {
@@ -131,12 +134,27 @@ cudaError_t cudaSetDevice(int d)
   return sticky();
 }
 
-/* 9.0, or what TIDE_EMULATE_CAPABILITY says (80: 8.0). */
-cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr what, int)
+static int capability()
 {
   const char *said = getenv("TIDE_EMULATE_CAPABILITY");
-  int capability = said ? atoi(said) : 90;
-  *v = what == cudaDevAttrComputeCapabilityMajor ? capability / 10 : capability % 10;
+  return said ? atoi(said) : 89;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr what, int)
+{
+  *v = what == cudaDevAttrComputeCapabilityMajor ? capability() / 10 : capability() % 10;
+  return cudaSuccess;
+}
+
+int tide_emulate_shared_limit() { return (capability() == 90 ? 227 : 99) << 10; }
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
+{
+  bool here = capability() >= 90 && !strcmp(name, "cuTensorMapEncodeTiled");
+  *function = here ? reinterpret_cast<void *>(cuTensorMapEncodeTiled) : nullptr;
+  *found = here ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

@@ -24,14 +24,15 @@ __asm__(
 
 namespace {
 
-enum { STACK = 256 << 10, SHARED = 128 << 10 };
-enum state_t { IDLE, READY, WAIT_BLOCK, WAIT_WARP };
+enum { STACK = 256 << 10, SHARED = 227 << 10 };
+enum state_t { IDLE, READY, WAIT_BLOCK, WAIT_WARP, WAIT_UNTIL };
 
 struct fiber {
   void *sp = nullptr;
   char *stack = nullptr;
   state_t state = IDLE;
   unsigned thread = 0;
+  std::function<bool()> until;
 };
 
 struct warp {
@@ -46,7 +47,9 @@ const std::function<void()> *body;
 unsigned nthread, next_thread, finished;
 int came, any_flag, any_result;
 warp warps[32];
+size_t shared_size;
 alignas(128) unsigned char shared_bytes[SHARED];
+std::vector<std::function<void()>> later;
 
 void place(unsigned t)
 {
@@ -100,6 +103,16 @@ void release(state_t what, int of_warp)
     if (f->state == what && (of_warp < 0 || (int)(f->thread / 32) == of_warp)) f->state = READY;
 }
 
+/* What happens by itself, the last first: nobody may count on an order. */
+bool happen()
+{
+  if (later.empty()) return false;
+  std::function<void()> what = later.back();
+  later.pop_back();
+  what();
+  return true;
+}
+
 fiber *idle_fiber()
 {
   for (fiber *f : fibers)
@@ -112,20 +125,26 @@ void run_block(size_t shared)
   next_thread = finished = 0;
   came = any_flag = 0;
   for (warp &w : warps) w.came = 0;
+  shared_size = shared;
   memset(shared_bytes, 0xff, shared);
   while (finished < nthread) {
     bool moved = false;
     for (; next_thread < nthread; moved = true) resume(idle_fiber());
-    for (size_t i = 0; i < fibers.size(); i++)
-      if (fibers[i]->state == READY) {
-        resume(fibers[i]);
-        moved = true;
-      }
-    if (moved) continue;
+    for (size_t i = 0; i < fibers.size(); i++) {
+      fiber *f = fibers[i];
+      if (f->state == WAIT_UNTIL && f->until()) f->state = READY;
+      if (f->state != READY) continue;
+      resume(f);
+      moved = true;
+    }
+    if (moved || happen()) continue;
     fprintf(stderr, "emulated CUDA: %u of %u threads ended, the others wait at a barrier\n",
             finished, nthread);
     abort();
   }
+  if (later.empty()) return;
+  fprintf(stderr, "emulated CUDA: a block ended while copies into its shared memory ran\n");
+  abort();
 }
 
 }  // namespace
@@ -148,8 +167,8 @@ void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, siz
                          std::function<void()> f)
 {
   unsigned n = block.x * block.y * block.z;
-  if (n == 0 || n > 1024 || shared > SHARED || grid.x == 0 || grid.y == 0 || grid.y > 65535 ||
-      grid.z == 0 || grid.z > 65535) {
+  if (n == 0 || n > 1024 || shared > (size_t)tide_emulate_shared_limit() || grid.x == 0 ||
+      grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
     fprintf(stderr, "emulated CUDA: a launch of [%u %u %u] x %u with %zu bytes is not valid\n",
             grid.x, grid.y, grid.z, n, shared);
     abort();
@@ -161,6 +180,16 @@ void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, siz
 }
 
 void *tide_emulate_shared() { return shared_bytes; }
+size_t tide_emulate_shared_size() { return shared_size; }
+
+void tide_emulate_until(std::function<bool()> ready)
+{
+  if (ready()) return;
+  now->until = ready;
+  wait(WAIT_UNTIL);
+}
+
+void tide_emulate_later(std::function<void()> what) { later.push_back(what); }
 
 void __syncthreads()
 {

@@ -1,0 +1,66 @@
+-- Attention on a device and on the host, for the case files of this folder.
+
+local tide = require 'tide'
+local compare = require 'spec.cuda.compare'
+local random, rounding = compare.random, compare.rounding
+
+local M = {}
+
+local function packed(tq, tk)
+   local q, k = {}, {}
+   for i = 1, math.max(tq, tk) do
+      local doc, pos = math.floor((i - 1) / 37), (i - 1) % 37
+      if i % 29 == 0 then doc = -1 end
+      if i <= tq then q[#q + 1], q[#q + 2] = doc, pos end
+      if i <= tk then k[#k + 1], k[#k + 2] = doc, pos end
+   end
+   return tide.tensor(q, { dtype = 'i32' }):reshape { 1, tq, 2 },
+      tide.tensor(k, { dtype = 'i32' }):reshape { 1, tk, 2 }
+end
+
+-- Options of tide.attention by name; packed: documents of 37 tokens, some of no document.
+M.masks = {
+   full = {}, causal = { causal = true }, window = { causal = true, window = 20 },
+   ['window to both sides'] = { window = { 7, 3 } }, shifted = { causal = true, q_start = 20 },
+   softcap = { causal = true, softcap = 3, scale = 0.4 }, packed = { causal = true, packed = true },
+}
+
+-- out, lse and the gradients of q, k and v (unless s.forward) on a device.
+local function attend(s, opts, dtype, where)
+   local o, leaves = { return_lse = true }, {}
+   for _, k in ipairs { 'causal', 'window', 'q_start', 'softcap', 'scale' } do o[k] = opts[k] end
+   for i, shape in ipairs { { s.b, s.tq, s.h, s.d }, { s.b, s.tk, s.hk, s.d },
+                            { s.b, s.tk, s.hk, s.dv } } do
+      leaves[i] = random(shape, 10 + i, dtype):to(where):detach():requires_grad_()
+   end
+   if opts.packed then
+      local q, k = packed(s.tq, s.tk)
+      o.q_index, o.k_index = q:to(where), k:to(where)
+   end
+   local out, lse = tide.attention(leaves[1], leaves[2], leaves[3], o)
+   if s.forward then return { out, lse } end
+   local dout = random({ s.b, s.tq, s.h, s.dv }, 20, dtype):to(where)
+   local dlse = random({ s.b, s.h, s.tq }, 21, 'f32'):to(where)
+   local zero = tide.zeros({}, { device = where })
+   local finite = tide.where(lse:isfinite(), lse, zero)
+   local loss = (out * dout):sum():to 'f32' + (finite * dlse):sum()
+   loss:backward()
+   return { out, lse, leaves[1].grad, leaves[2].grad, leaves[3].grad }
+end
+M.attend = attend
+
+-- A shape { b, tq, tk, h, hk, d, dv }: q [B, Tq, H, D], keys [B, Tk, Hk, D], values of Dv channels.
+-- Raises where a device does not compute what the host does.
+function M.agrees(shapes, opts, dtype, device)
+   for i, s in ipairs(shapes) do
+      local got, want = attend(s, opts, dtype, device), attend(s, opts, dtype, 'cpu')
+      for k = 1, #want do
+         local room = k == 2 and (dtype == 'f32' and 2e-5 or 2e-3)
+            or (dtype == 'f32' and 2e-5 or rounding[dtype] * (k > 2 and 2 or 1))
+         compare.close(got[k], want[k], room, ('%s of shape %d'):format(
+            ({ 'out', 'lse', 'dq', 'dk', 'dv' })[k], i))
+      end
+   end
+end
+
+return M

@@ -1,0 +1,303 @@
+/* Hopper's asynchronous units on emulated threads: barriers, bulk copies, products of a warpgroup.
+ *
+ * The one idea: what is under way is worth nothing. A box that is being copied holds NaN from the
+ * moment the copy starts and arrives when no thread can go on without it; the registers of a
+ * product hold NaN from its start, and it reads its operands when it is waited for. So a wait that
+ * is missing, and a stage that is handed back too soon, are seen by results. What the PTX ISA
+ * leaves undefined (a fence that is missing, addresses off their alignment or outside what the
+ * launch was given, descriptors that lanes disagree about) ends the program with a sentence.
+ *
+ * Addresses in shared memory begin at 1040, so that no kernel relies on a round one. Spec only.
+ */
+#include "wgmma_emulated.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "mma_emulated.h"
+
+namespace {
+
+enum { BASE = 1040 };
+
+void wrong(const char *what)
+{
+  fprintf(stderr, "emulated CUDA: %s\n", what);
+  abort();
+}
+
+/* n bytes at an address of shared memory. */
+unsigned char *at(uint32_t address, uint32_t n)
+{
+  if (address < BASE || address - BASE + n > tide_emulate_shared_size())
+    wrong("an address is outside the shared memory of the launch");
+  return static_cast<unsigned char *>(tide_emulate_shared()) + (address - BASE);
+}
+
+/* The 128-byte swizzle: bits 4 to 6 of an address are taken with bits 7 to 9. */
+uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+/* ---- barriers -------------------------------------------------------------------------------- */
+
+struct barrier {
+  int32_t bytes; /* that are still to come */
+  uint16_t pending;
+  uint8_t count, phase;
+};
+static_assert(sizeof(barrier) == 8, "an mbarrier is 64 bits");
+
+bool unfenced;
+long made;
+
+barrier *barrier_at(uint32_t address)
+{
+  if (address % 8) wrong("a barrier is not aligned to 8 bytes");
+  barrier *b = reinterpret_cast<barrier *>(at(address, 8));
+  if (b->phase > 1) wrong("a barrier is used that was not initialised");
+  return b;
+}
+
+void advance(barrier *b)
+{
+  if (b->pending != 0 || b->bytes != 0) return;
+  b->phase ^= 1;
+  b->pending = b->count;
+}
+
+void arrive(barrier *b)
+{
+  if (b->pending == 0) wrong("more threads arrive at a barrier than it counts");
+  b->pending--;
+  advance(b);
+}
+
+}  // namespace
+
+uint32_t tide_shared_address(const void *p)
+{
+  return (uint32_t)(static_cast<const unsigned char *>(p)
+                    - static_cast<unsigned char *>(tide_emulate_shared())) + BASE;
+}
+
+static void no_products();
+
+void tide_barrier_init(uint32_t address, uint32_t count)
+{
+  no_products();
+  if (address % 8 || count == 0 || count > 255) wrong("a barrier is initialised wrongly");
+  *reinterpret_cast<barrier *>(at(address, 8)) = {0, (uint16_t)count, (uint8_t)count, 0};
+  unfenced = true;
+  made++;
+}
+
+void tide_barrier_init_fence() { unfenced = false; }
+
+void tide_barrier_expect(uint32_t address, uint32_t bytes)
+{
+  barrier *b = barrier_at(address);
+  b->bytes += (int32_t)bytes;
+  arrive(b);
+}
+
+void tide_barrier_arrive(uint32_t address) { arrive(barrier_at(address)); }
+
+void tide_barrier_wait(uint32_t address, uint32_t parity)
+{
+  barrier *b = barrier_at(address);
+  tide_emulate_until([=] { return b->phase != parity; });
+}
+
+/* ---- tensor maps and copies ------------------------------------------------------------------ */
+
+namespace {
+
+/* Inside a CUtensorMap: four dims, the first in elements of 16 bits. */
+struct tensor_map {
+  unsigned char *data;
+  uint64_t dim[4], stride[3]; /* stride in bytes, of dims 1 to 3 */
+  uint32_t box[4];
+};
+static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "a map is 128 bytes");
+
+struct box_copy { tensor_map map; uint32_t to; int64_t c[4]; barrier *done; };
+
+void carry_out(const box_copy &y)
+{
+  const tensor_map &m = y.map;
+  uint32_t row = 0;
+  for (uint32_t i3 = 0; i3 < m.box[3]; i3++)
+    for (uint32_t i2 = 0; i2 < m.box[2]; i2++)
+      for (uint32_t i1 = 0; i1 < m.box[1]; i1++, row++)
+        for (uint32_t i0 = 0; i0 < m.box[0]; i0++) {
+          int64_t c[4] = {y.c[0] + i0, y.c[1] + i1, y.c[2] + i2, y.c[3] + i3};
+          bool in = true;
+          for (int k = 0; k < 4; k++) in = in && c[k] >= 0 && c[k] < (int64_t)m.dim[k];
+          uint32_t to = swizzled(y.to + row * m.box[0] * 2 + i0 * 2);
+          if (in)
+            memcpy(at(to, 2), m.data + c[0] * 2 + c[1] * (int64_t)m.stride[0]
+                   + c[2] * (int64_t)m.stride[1] + c[3] * (int64_t)m.stride[2], 2);
+          else memset(at(to, 2), 0, 2);
+        }
+  y.done->bytes -= (int32_t)(row * m.box[0] * 2);
+  advance(y.done);
+}
+
+}  // namespace
+
+/* Boxes of 4 dims with inner rows of 128 bytes, swizzled: no other is asked for. */
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank,
+                                void *address, const cuuint64_t *dim, const cuuint64_t *strides,
+                                const cuuint32_t *box, const cuuint32_t *steps,
+                                CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
+{
+  bool good = rank == 4 && (uintptr_t)address % 16 == 0 && box[0] * 2 == 128
+    && swizzle == CU_TENSOR_MAP_SWIZZLE_128B && (uintptr_t)map % 64 == 0;
+  for (int k = 0; good && k < 4; k++) {
+    good = dim[k] >= 1 && dim[k] <= (uint64_t)1 << 32 && box[k] >= 1 && box[k] <= 256
+      && steps[k] == 1;
+    if (k < 3) good = good && strides[k] % 16 == 0 && strides[k] < (uint64_t)1 << 40;
+  }
+  if (!good) return CUDA_ERROR_INVALID_VALUE;
+  tensor_map m = {static_cast<unsigned char *>(address), {dim[0], dim[1], dim[2], dim[3]},
+                  {strides[0], strides[1], strides[2]}, {box[0], box[1], box[2], box[3]}};
+  memcpy(map->opaque, &m, sizeof m);
+  return CUDA_SUCCESS;
+}
+
+void tide_box_copy(uint32_t to, const CUtensorMap *map, uint32_t address, int c0, int c1, int c2,
+                   int c3)
+{
+  if (unfenced) wrong("a copy may find a barrier that is not fenced");
+  box_copy y = {{}, to, {c0, c1, c2, c3}, barrier_at(address)};
+  memcpy(&y.map, map->opaque, sizeof y.map);
+  uint32_t n = 2;
+  for (uint32_t k : y.map.box) n *= k;
+  if (to % 1024) wrong("a swizzled box does not begin at a multiple of 1024 bytes");
+  memset(at(to, n), 0xff, n);
+  tide_emulate_later([=] { carry_out(y); });
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+namespace {
+
+struct started { tide_emulate_product p; int group; };
+
+/* Of a thread: products under way, and the accumulators they go on from. */
+struct products {
+  std::deque<started> list;
+  std::map<float *, std::vector<float>> held;
+  int group = 0;
+  bool fenced = false;
+};
+products of_thread[1024];
+
+uint32_t field(uint64_t descriptor, int from)
+{
+  return (uint32_t)(descriptor >> from & 0x3fff) * 16;
+}
+
+void check(uint64_t descriptor)
+{
+  if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
+    wrong("a descriptor is not of 128-byte swizzle with base offset 0");
+}
+
+/* Element (i, k) of an operand whose rows run along k; i counts rows of a or columns of b. */
+template <bool F16> float along(uint64_t descriptor, int i, int k)
+{
+  uint32_t a = field(descriptor, 0) + i % 8 * 128 + i / 8 * field(descriptor, 32) + k * 2;
+  return tide_emulate_half<F16>(at(swizzled(a), 2));
+}
+
+/* Element (k, i) of b whose rows run along i, in tiles of 64. */
+template <bool F16> float across(uint64_t descriptor, int i, int k)
+{
+  uint32_t a = field(descriptor, 0) + i % 64 * 2 + i / 64 * field(descriptor, 16) + k % 8 * 128
+    + k / 8 * field(descriptor, 32);
+  return tide_emulate_half<F16>(at(swizzled(a), 2));
+}
+
+struct given { uint32_t a[4]; uint64_t da, db; };
+
+/* This thread's part of a product: rows g and g + 8 of its warp, columns 8 n + 2 t and the next. */
+template <bool F16> void multiply(const tide_emulate_product &p, float *d)
+{
+  given mine = {{0, 0, 0, 0}, p.a, p.b};
+  if (p.a_registers) memcpy(mine.a, p.a_registers, sizeof mine.a);
+  const unsigned char *all = tide_emulate_meet(&mine, sizeof mine);
+  int lane = tide_emulate_lane(), g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
+  float a[2][16];
+  for (int r = 0; r < 2; r++)
+    for (int k = 0; k < 16; k++) {
+      int row = g + 8 * r;
+      const given *from = reinterpret_cast<const given *>(
+        all + (g * 4 + k % 8 / 2) * TIDE_EMULATE_SLOT);
+      if (from->da != p.a || from->db != p.b) wrong("lanes of a product name different operands");
+      int reg = r + (k >= 8 ? 2 : 0);
+      a[r][k] = p.a_registers
+        ? tide_emulate_half<F16>(reinterpret_cast<const unsigned char *>(&from->a[reg]) + k % 2 * 2)
+        : along<F16>(p.a, warp * 16 + row, k);
+    }
+  tide_emulate_done();
+  for (int c = 0; c < p.n / 4; c++) {
+    int column = c / 2 * 8 + 2 * t + c % 2;
+    float *to = d + c / 2 * 4 + c % 2;
+    if (!p.add) to[0] = to[2] = 0;
+    for (int k = 0; k < 16; k++) {
+      float b = p.b_columns ? across<F16>(p.b, column, k) : along<F16>(p.b, column, k);
+      to[0] += a[0][k] * b;
+      to[2] += a[1][k] * b;
+    }
+  }
+}
+
+}  // namespace
+
+/* At the start of a block. */
+static void no_products()
+{
+  for (const products &p : of_thread)
+    if (!p.list.empty()) wrong("a block ended with products that nobody waited for");
+}
+
+void tide_wgmma_fence() { of_thread[threadIdx.x].fenced = true; }
+void tide_wgmma_commit() { of_thread[threadIdx.x].group++; }
+
+void tide_emulate_wgmma(const tide_emulate_product &p)
+{
+  products &mine = of_thread[threadIdx.x];
+  if (!mine.fenced) wrong("wgmma without a fence after registers were touched");
+  check(p.b);
+  if (!p.a_registers) check(p.a);
+  mine.list.push_back({p, mine.group});
+  size_t n = (size_t)p.n / 2;
+  if (!mine.held.count(p.d)) mine.held[p.d].assign(p.d, p.d + n);
+  for (size_t i = 0; i < n; i++) p.d[i] = NAN;
+}
+
+void tide_emulate_wgmma_wait(int n)
+{
+  products &mine = of_thread[threadIdx.x];
+  while (!mine.list.empty() && mine.list.front().group < mine.group - n) {
+    tide_emulate_product p = mine.list.front().p;
+    mine.list.pop_front();
+    std::vector<float> &d = mine.held[p.d];
+    if (p.f16) multiply<true>(p, d.data());
+    else multiply<false>(p, d.data());
+    bool more = false;
+    for (const started &s : mine.list) more = more || s.p.d == p.d;
+    if (more) continue;
+    memcpy(p.d, d.data(), d.size() * sizeof(float));
+    mine.held.erase(p.d);
+  }
+  __syncwarp(); /* a warp waits as one */
+  mine.fenced = false;
+}
+
+/* How many barriers blocks have made, for specs that ask which kernel ran. */
+extern "C" __attribute__((visibility("default"))) long tide_emulate_barriers() { return made; }
