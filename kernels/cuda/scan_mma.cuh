@@ -25,11 +25,11 @@
  * head, from the second-level cache the second time:
  *   forward   states written, passed on (read, written), read: 1,024 bytes; x twice, y: 384 bytes;
  *             multiplications P N (states) + P N (entering) + 80 (N + P) = 32 thousand
- *   backward  1,024 bytes for the gradient of states, 768 for reading states where heads are summed
- *             and for their dot; x and dy three times, dx: 900; dB and dC of 8 heads: 256;
- *             multiplications 4 P N + 80 (4 N + 4 P) = 94 thousand
+ *   backward  1,024 bytes for the gradient of states, 1,024 for both kinds of states where heads are
+ *             summed and for their dot; dy four times, x three, dx: 1,024; parts of dB and dC of 8
+ *             heads: 256; multiplications 4 P N + 80 (4 N + 4 P) = 94 thousand
  * At 4.8 TB/s and 790 TFLOP/s in bf16 (H200) the floor of the forward is 0.29 ns by bytes, 0.08 by
- * products, of the backward 0.61 and 0.24: 80 heads and 8,192 tokens take 0.19 and 0.40 ms at best.
+ * products, of the backward 0.69 and 0.24: 80 heads and 8,192 tokens take 0.19 and 0.45 ms at best.
  * Bytes decide, and states are most of them: a longer chunk is the way to save some. Nothing of
  * this has been measured.
  *

@@ -49,6 +49,16 @@ describe('the scan over several tiles is the token loop', function()
       end
    end
 
+   for _, o in ipairs(case.options) do
+      for _, dtype in ipairs { 'bf16', 'f16' } do
+         it(('%s, in %s'):format(o.name, dtype), function()
+            for _, s in ipairs { { 1, 1 }, { 7, 5 }, { 33, 16 }, { 131, 100 } } do
+               case.check(s[1], s[2], o, dtype)
+            end
+         end)
+      end
+   end
+
    it('gives the same bits twice', function()
       local function run()
          tide.set_rng_state { seed = 3, stream = 0, offset = 0 }

@@ -173,7 +173,10 @@ describe('ssd_scan', function()
    -- What is no number in one sequence stays there: all else is the same to the bit.
    for _, dtype in ipairs { 'f32', 'bf16', 'f16', 'f64' } do
       it('keeps NaN and infinities within their sequence, in ' .. dtype, function()
-         local T, H, P, G, N = 150, 4, 24, 2, 20
+         local T, H, P, G, N, chunks = 150, 4, 24, 2, 20, { 32, 128 }
+         if fast == 'cuda' and (dtype == 'f32' or dtype == 'f64') then
+            H, G, chunks = 1, 1, { 32 } -- a token loop, slow on emulated threads
+         end
          local i, dy = make(T, H, P, G, N, dtype), tide.randn({ 1, T, H, P }):to(dtype)
          local names = { 'x', 'dt', 'B', 'C', 'dy' }
          local cu = { 0, 1, 2, 19, 33, 96, 128, 129, T }
@@ -195,7 +198,7 @@ describe('ssd_scan', function()
          local function bytes(out, name, first, last)
             return first > last and '' or out[name]:slice(2, first, last):to_string_bytes()
          end
-         for _, chunk in ipairs { 32, 128 } do
+         for _, chunk in ipairs(chunks) do
             local want = with(chunk)
             for k = 1, #cu - 1 do
                local first, last = cu[k] + 1, cu[k + 1]
