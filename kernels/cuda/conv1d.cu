@@ -330,6 +330,7 @@ template <class T> __global__ void params_end(conv v, int64_t parts, const T *pa
   TIDE_GRID_LOOP(i, v.C * (TAPS + 1)) {
     int64_t c = i % v.C, k = i / v.C - (TAPS - v.K);
     T sum = 0;
+#pragma unroll 8
     for (int64_t n = 0; n < parts; n++) sum += part[n * (TAPS + 1) * v.C + i];
     if (k >= 0 && k < v.K) tide_put<T>(v.dw, c * v.K + k, sum);
     if (k == v.K && v.dbias.data) tide_put<T>(v.dbias, c, sum);

@@ -161,6 +161,18 @@ __global__ void group_kernel(scan s, int64_t b, int64_t g, int64_t heads, const 
   }
 }
 
+/* out[j] = sum over batches and `fold` neighbours of part[b, j, ...]. */
+template <class T>
+__global__ void batch_kernel(int64_t nb, int64_t n, int64_t fold, const T *part, tide_array out)
+{
+  TIDE_GRID_LOOP(j, n) {
+    T sum = 0;
+    for (int64_t b = 0; b < nb; b++)
+      for (int64_t f = 0; f < fold; f++) sum += part[(b * n + j) * fold + f];
+    tide_put<T>(out, j, sum);
+  }
+}
+
 template <class T> back<T> lay_out(const k_call *call, const scan &s, T *work, int64_t *total)
 {
   const k_tensor *in = call->in, *out = call->out;

@@ -1,4 +1,4 @@
-/* What the kernels of the selective scan share: operands, steps, sums over batches.
+/* What the kernels of the selective scan share: operands, steps.
  *
  * scan.cu follows the tokens one by one; scan_mma.cu and scan_mma_bwd.cu take chunks on tensor
  * cores (scan_mma.cuh has the idea). Meaning: kernels/ref/scan.c. Layer 2k.
@@ -80,18 +80,6 @@ TIDE_DEVICE bool goes_on(const scan &s, int64_t b, int64_t t)
 template <class T> TIDE_DEVICE T skip(const scan &s, int64_t h, int64_t p)
 {
   return s.D.a.data ? get<T>(s.D, h, s.wide_d ? p : 0, 0, 0) : (T)0;
-}
-
-/* out[j] = sum over batches and `fold` neighbours of part[b, j, ...]. */
-template <class T>
-__global__ void batch_kernel(int64_t nb, int64_t n, int64_t fold, const T *part, tide_array out)
-{
-  TIDE_GRID_LOOP(j, n) {
-    T sum = 0;
-    for (int64_t b = 0; b < nb; b++)
-      for (int64_t f = 0; f < fold; f++) sum += part[(b * n + j) * fold + f];
-    tide_put<T>(out, j, sum);
-  }
 }
 
 }  // namespace

@@ -264,6 +264,18 @@ __global__ void __launch_bounds__(THREADS) tokens_kernel(scan s, sizes z, tokens
   if (i == 0) k.dA[blockIdx.x] = dA, k.dbias[blockIdx.x] = dbias;
 }
 
+/* out[j] = sum over r and the `fold` numbers of part[r, j, ...]; a block an element. */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+total_kernel(int64_t nr, int64_t fold, const T *part, tide_array out)
+{
+  int64_t j = blockIdx.x, n = gridDim.x;
+  T sum = 0;
+  TIDE_LANE_LOOP(i, nr * fold) sum += part[(i / fold * n + j) * fold + i % fold];
+  sum = tide_block_sum(sum);
+  if (threadIdx.x == 0) tide_put<T>(out, j, sum);
+}
+
 /* ---- from a call ----------------------------------------------------------------------------- */
 
 struct scratch {
@@ -312,15 +324,16 @@ int run_sums(const k_call *call, const scan &s, const sizes &z, const scratch &w
 {
   const k_tensor *out = call->out;
   int64_t chunks = s.nb * s.nchunk, one = 1;
-  TIDE_LAUNCH(batch_kernel<double>, s.H, call, chunks, s.H, one, w.dA, tide_array_of(out[OUT_A]));
+  unsigned n = (unsigned)s.H;
+  TIDE_CUDA_LAUNCH(call, total_kernel<double>, n, THREADS, 0, chunks, one, w.dA,
+                   tide_array_of(out[OUT_A]));
   if (!k_absent(&out[OUT_BIAS]))
-    TIDE_LAUNCH(batch_kernel<double>, s.H, call, chunks, s.H, one, w.dbias,
-                tide_array_of(out[OUT_BIAS]));
-  if (!k_absent(&out[OUT_D])) {
-    int64_t n = s.wide_d ? s.H * s.P : s.H, fold = s.wide_d ? 1 : s.P;
-    TIDE_LAUNCH(batch_kernel<float>, n, call, chunks * z.blocks, n, fold, w.sums.dD,
-                tide_array_of(out[OUT_D]));
-  }
+    TIDE_CUDA_LAUNCH(call, total_kernel<double>, n, THREADS, 0, chunks, one, w.dbias,
+                     tide_array_of(out[OUT_BIAS]));
+  if (s.wide_d) n = (unsigned)(s.H * s.P);
+  if (!k_absent(&out[OUT_D]))
+    TIDE_CUDA_LAUNCH(call, total_kernel<float>, n, THREADS, 0, chunks * z.blocks,
+                     s.wide_d ? one : s.P, w.sums.dD, tide_array_of(out[OUT_D]));
   return TIDE_CUDA_LAUNCHED(call);
 }
 

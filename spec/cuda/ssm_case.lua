@@ -90,7 +90,7 @@ local function convolve(where, dtype, T, C, taps, from, sequence)
    local w, bias = r(C, taps):requires_grad_(), r(C):requires_grad_()
    local initial = r(2, taps - 1, C):requires_grad_()
    local y, last = tide.conv1d(wide:slice(3, from + 1, from + C), w, bias, { silu = true,
-      initial = initial, sequence = sequence and sequence:to(where), return_last = true })
+      initial = initial, sequence = sequence and sequence:to(where) or nil, return_last = true })
    local dy, dlast = r(2, T, C), r(2, taps - 1, C)
    ;((y * dy):to('f64'):sum() + (last * dlast):to('f64'):sum()):backward()
    return { y = y:detach(), last = last:detach(), dx = wide.grad, dw = w.grad, dbias = bias.grad,
