@@ -3,16 +3,17 @@
  *
  * Bound by memory: a channel has its own 2 to 4 weights, so nothing that tensor cores multiply is
  * shared between channels; as a matrix the weights are diagonal, and 15 of 16 products of a tile
- * would be with 0. Forward, a 16-bit element is read once (2 bytes) and written once (2); the 3 rows
- * before a stretch of 16 tokens are read again by the same block, from the first-level cache but for
- * one stretch in four. Backward reads x and dy and writes dx (6 bytes) in one walk, which also sums
- * dw and dbias; of the rows beside its stretch of 64 tokens, 3 are read again before and 3 after.
+ * would be with 0. Forward, a 16-bit element is read once (2 bytes) and written once (2); the 3
+ * rows before a stretch of 16 tokens are read again by the same block, from the first-level cache
+ * but for one stretch in four. Backward reads x and dy and writes dx (6 bytes) in one walk, which
+ * also sums dw and dbias; of the rows beside its stretch of 64 tokens, 3 are read again before and
+ * 3 after.
  * At 4.8 TB/s (H200) 8,192 tokens of 5,376 channels in bf16 take 37 us forward, 55 us backward at
  * best. Not measured.
  *
  * What lies before token 0 are the rows of initial. Where a sequence begins the rows at hand become
- * zero, and what is pending for earlier rows takes no more. Sums of dw and dbias: the four stretches
- * of a block, then blocks, in order.
+ * zero, and what is pending for earlier rows takes no more. Sums of dw and dbias: the four
+ * stretches of a block, then blocks, in order.
  *
  * Meaning: kernels/ref/conv1d.c. Layer 2k.
  */
@@ -20,7 +21,7 @@
 
 namespace {
 
-/* WALKS: stretches of a block, one a warp. AHEAD: tokens read before the first of them is needed. */
+/* WALKS: stretches of a block, one a warp. AHEAD: tokens read before the first is needed. */
 enum { TAPS = 4, WALKS = 4, THREADS = 32 * WALKS, STRETCH = 16, STRETCH_BACK = 64, AHEAD = 4 };
 
 struct conv {
@@ -91,9 +92,10 @@ template <class T, int DT> struct lanes {
   }
 };
 
-/* Channels c.. at row t of batch b; contiguous results. */
-template <class L> TIDE_DEVICE void read_row(L *to, const tide_array &a, const int64_t *s, int64_t b,
-                                             int64_t t, int64_t c)
+/* Channels c.. at row t of batch b; s are the strides. */
+template <class L>
+TIDE_DEVICE void read_row(L *to, const tide_array &a, const int64_t *s, int64_t b, int64_t t,
+                          int64_t c)
 {
   to->read(a, b * s[0] + t * s[1] + c * s[2]);
 }
@@ -199,7 +201,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(conv v, int64_t groups
   }
 }
 
-/* The last K - 1 rows of initial and x, zero where they are of another sequence than token T - 1. */
+/* The last K - 1 rows of initial and x, zero where of another sequence than token T - 1. */
 template <class T> __global__ void last_kernel(conv v)
 {
   TIDE_GRID_LOOP(n, v.B * (v.K - 1) * v.C) {
@@ -247,7 +249,8 @@ TIDE_DEVICE void put_row(const conv &v, int64_t b, int64_t i, int64_t c, T *d)
 /* part[block along the tokens][TAPS + 1][C]: dw as it lies in taps, then dbias; of the block's
  * stretches in order. */
 template <class T, int V>
-TIDE_DEVICE void put_params(const conv &v, const walk &k, const T (*sum)[V], T *part, int64_t groups)
+TIDE_DEVICE void put_params(const conv &v, const walk &k, const T (*sum)[V], T *part,
+                            int64_t groups)
 {
   __shared__ T all[WALKS][TAPS + 1][32 * V];
   int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;

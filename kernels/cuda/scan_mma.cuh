@@ -1,20 +1,21 @@
 /* The selective scan on tensor cores: what forward (scan_mma.cu) and backward (scan_mma_bwd.cu)
  * share: decays of a chunk, tiles, products that do not cross documents.
  *
- * The one idea (state-space duality, arXiv 2405.21060): within a chunk of Q tokens the recurrence is
- * a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what comes from
- * before is a product with the state that enters. So the tokens of a chunk and all chunks are worked
- * on at once; only the states follow each other, element by element. Four kinds of launches:
+ * The one idea (state-space duality, arXiv 2405.21060): within a chunk of Q tokens the recurrence
+ * is a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what comes
+ * from before is a product with the state that enters. So the tokens of a chunk and all chunks are
+ * worked on at once; only the states follow each other, an element at a time. Kinds of launches:
  *   states  a chunk's own part of the state it leaves   late' B, or of the gradient: (in dy)' C
  *   pass    the recurrence over the chunks, a thread an element of the state
  *   values  y = in (C state') + S u + D x;  backwards du = out (B dstate') + S' dy
  *   keys    (backward) dC = in (dy state) + (decay dy u') B;  dB = out (u dstate) + (..)' C
  * with u = step x, in = exp(cum), out = exp(cum_end - cum), late = out u.
  *
- * Documents: tokens of one document are neighbours, so of two tiles at most one document is in both,
- * unless they are the same tile. A product over tokens takes a tile at once if all is one document;
- * otherwise document by document with the other rows taken out, so that 0 times NaN never happens
- * across a boundary. The order of sums depends on where documents lie, not on what they hold.
+ * Documents: tokens of one document are neighbours, so of two tiles at most one document is in
+ * both, unless they are the same tile. A product over tokens takes a tile at once if all is one
+ * document; otherwise document by document with the other rows taken out, so that 0 times NaN never
+ * happens across a boundary. The order of sums depends on where documents lie, not on what they
+ * hold.
  *
  * Operands of products are of x's dtype (in f16, a state or C . B beyond 65504 is infinite there);
  * states, exponents and sums are f32, cumulative sums f64 kept as two floats, so that a difference
@@ -25,9 +26,9 @@
  * head, from the second-level cache the second time:
  *   forward   states written, passed on (read, written), read: 1,024 bytes; x twice, y: 384 bytes;
  *             multiplications P N (states) + P N (entering) + 80 (N + P) = 32 thousand
- *   backward  1,024 bytes for the gradient of states, 1,024 for both kinds of states where heads are
- *             summed and for their dot; dy four times, x three, dx: 1,024; parts of dB and dC of 8
- *             heads: 256; multiplications 4 P N + 80 (4 N + 4 P) = 94 thousand
+ *   backward  1,024 bytes for the gradient of states, 1,024 for both kinds of states where heads
+ *             are summed and for their dot; dy four times, x three, dx: 1,024; parts of dB and dC
+ *             of 8 heads: 256; multiplications 4 P N + 80 (4 N + 4 P) = 94 thousand
  * At 4.8 TB/s and 790 TFLOP/s in bf16 (H200) the floor of the forward is 0.29 ns by bytes, 0.08 by
  * products, of the backward 0.69 and 0.24: 80 heads and 8,192 tokens take 0.19 and 0.45 ms at best.
  * Bytes decide, and states are most of them: a longer chunk is the way to save some. Nothing of
@@ -355,9 +356,9 @@ template <bool UPPER> int keys_bytes(const sizes &z)
 
 int states_bytes(const sizes &z) { return CHUNK * (WIDTH + 8 + z.ldn) * 2; }
 
-/* own[b, c, h] [P, N] = late' B of the tokens that the state which leaves still holds; BACK: (in dy)'
- * C of those that see the one that enters. whole[b, c, h]: the decay over the chunk, 0 if a document
- * begins in it. */
+/* own[b, c, h] [P, N] = late' B of the tokens that the state which leaves still holds; BACK:
+ * (in dy)' C of those that see the one that enters. whole[b, c, h]: the decay over the chunk, 0 if
+ * a document begins in it. */
 template <bool F16, bool BACK>
 __global__ void __launch_bounds__(THREADS)
 states_kernel(scan s, sizes z, view x, float *own, float *whole)

@@ -58,8 +58,8 @@ TIDE_DEVICE void keys_from_state(float (*acc)[4], float *later, const float *f, 
   }
 }
 
-/* ds = dy . u of 16 x 32 pairs becomes d(C B'), 0 where a pair does not see each other. With g = C .
- * B, later grows by S dS over earlier tokens. */
+/* ds = dy . u of 16 x 32 pairs becomes d(C B'), 0 where a pair does not see each other. With
+ * g = C . B, later grows by S dS over earlier tokens. */
 template <bool UPPER>
 TIDE_DEVICE void key_weights(float (*ds)[4], const float (*g)[4], float *later, const steps &st,
                              int n, int r0, int j)
@@ -86,7 +86,8 @@ TIDE_DEVICE void keys_from_tokens(float (*acc)[4], float *later, const scan &s, 
                                   int rr, int n0)
 {
   int warp = (int)threadIdx.x >> 5, r0 = rr + warp * 16, row = least(rr + ROWS, at.n) - 1;
-  uint16_t *other = own + ROWS * z.ldp, *c = other + ROWS * z.ldp, *v = UPPER ? c : c + ROWS * z.ldn;
+  uint16_t *other = own + ROWS * z.ldp, *c = other + ROWS * z.ldp;
+  uint16_t *v = UPPER ? c : c + ROWS * z.ldn;
   int64_t group = at.h / (s.H / s.G);
   for (int j0 = UPPER ? rr : 0; UPPER ? j0 <= st.end[row] : j0 <= rr; j0 += ROWS) {
     if (!UPPER && j0 + ROWS <= st.start[rr]) continue;

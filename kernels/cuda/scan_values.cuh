@@ -1,13 +1,14 @@
-/* The selective scan on tensor cores: what tokens get along the channels, y or du. See scan_mma.cuh.
+/* The selective scan on tensor cores: what tokens get along the channels, y or du.
  *
  * The one idea: forwards and backwards are one kernel. A block has ROWS tokens of a chunk of one
  * head and WIDTH of its channels, a warp 16 tokens; with (own, other, v, state) that is
  *   y:   rows t of C, earlier s of B, u = step x, the state that enters;      S[t, s] for s <= t
  *   du:  rows s of B, later t of C,   dy,         the gradient of what leaves; S[t, s] for t >= s
- * S lives in registers and is the operand of the second product. du also knows dS = dy u', so it has
- * what the decays lose: sums over later t of S dS, and over the channels of u and out (B dstate').
+ * S lives in registers and is the operand of the second product. du also knows dS = dy u', so it
+ * has what the decays lose: sums over later t of S dS, and over the channels of u and
+ * out (B dstate').
  *
- * Layer 2k.
+ * See scan_mma.cuh. Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_SCAN_VALUES_CUH
 #define TIDE_KERNELS_CUDA_SCAN_VALUES_CUH
@@ -144,7 +145,8 @@ TIDE_DEVICE void write_dx(const float (*acc)[4], const scan &s, const values &k,
     int i = r0 + l / 4 + 8 * r;
     int64_t t = at.t0 + i;
     bool in = i < at.n;
-    rows x = rows_of(s.x, at.b, in ? t : 0, at.h, s.P), dy = rows_of(k.dy, at.b, in ? t : 0, at.h, s.P);
+    rows x = rows_of(s.x, at.b, in ? t : 0, at.h, s.P);
+    rows dy = rows_of(k.dy, at.b, in ? t : 0, at.h, s.P);
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; n++) {
@@ -199,8 +201,8 @@ TIDE_DEVICE void from_tokens(float (*acc)[4], const scan &s, const sizes &z, con
     int left = at.n - j0;
     rows cols = rows_of(BACK ? s.C : s.B, at.b, at.t0 + j0, at.h / (s.H / s.G), s.N);
     load_rows<F16>(other, z.ldn, z.n16, ROWS, cols, 0, left, nullptr);
-    load_rows<F16>(v, z.ldp, z.p16, ROWS, rows_of(BACK ? k.dy : s.x, at.b, at.t0 + j0, at.h, s.P), 0,
-                   left, BACK ? nullptr : st.step + j0);
+    rows seen = rows_of(BACK ? k.dy : s.x, at.b, at.t0 + j0, at.h, s.P);
+    load_rows<F16>(v, z.ldp, z.p16, ROWS, seen, 0, left, BACK ? nullptr : st.step + j0);
     tide_copy_commit();
     tide_copy_wait<0>();
     __syncthreads();

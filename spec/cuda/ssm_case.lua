@@ -11,10 +11,10 @@ local case = require 'spec.op.scan_case'
 local shapes = {
    { name = 'the usual head', T = 300, chunk = 128, H = 2, P = 64, G = 1, N = 128, B = 1,
      softplus = true, D = 'head', bias = true, initial = true, last = true },
-   { name = 'more heads than a block takes', T = 70, chunk = 64, H = 22, P = 8, G = 2, N = 16, B = 2,
-     softplus = true, D = 'channel' },
-   { name = 'two slices of channels and states', T = 150, chunk = 100, H = 2, P = 81, G = 1, N = 139,
-     B = 1, softplus = true, D = 'channel', initial = true, last = true },
+   { name = 'more heads than a block takes', T = 70, chunk = 64, H = 22, P = 8, G = 2, N = 16,
+     B = 1, softplus = true, D = 'channel' },
+   { name = 'two slices of channels and states', T = 150, chunk = 100, H = 2, P = 81, G = 1,
+     N = 139, B = 1, softplus = true, D = 'channel', initial = true, last = true },
    { name = 'the widest state', T = 90, chunk = 128, H = 1, P = 40, G = 1, N = 256, B = 1,
      softplus = true, last = true },
    { name = 'the widest head', T = 90, chunk = 128, H = 1, P = 128, G = 1, N = 128, B = 1,
@@ -102,8 +102,9 @@ describe('the convolution over several stretches is its sum', function()
       for _, s in ipairs { { T = 300, C = 40, taps = 4 }, { T = 65, C = 264, taps = 3 },
                            { T = 64, C = 8, taps = 2 }, { T = 2, C = 16, taps = 4 } } do
          it(('%d tokens, %d channels, %d taps, in %s'):format(s.T, s.C, s.taps, dtype), function()
-            local cu = tide.tensor(boundaries({ 1, 2, 15, 16, 63, 66, 257 }, s.T), { dtype = 'i32' })
-            for _, sequence in ipairs { false, tide.sequence_index(cu, s.T) } do
+            local cu = boundaries({ 1, 2, 15, 16, 63, 66, 257 }, s.T)
+            local packed = tide.sequence_index(tide.tensor(cu, { dtype = 'i32' }), s.T)
+            for _, sequence in ipairs { false, packed } do
                for _, from in ipairs { 0, 8, 3 } do
                   local want = convolve('ref', dtype, s.T, s.C, s.taps, from, sequence)
                   local got = convolve('cuda', dtype, s.T, s.C, s.taps, from, sequence)

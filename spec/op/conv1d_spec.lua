@@ -105,7 +105,7 @@ describe('conv1d', function()
    end)
 
    for _, channels in ipairs { 5, 16 } do
-      it(('keeps NaN within its sequence, gradients too, of %d channels'):format(channels), function()
+      it('keeps NaN within its sequence, gradients too, channels: ' .. channels, function()
          local cu, n = { 0, 1, 2, 6, 13, 70 }, 70
          local q = index_of(cu, n):to(fast)
          for _, dtype in ipairs { 'f32', 'bf16', 'f16' } do
