@@ -1,71 +1,26 @@
-/* The selective scan of Mamba-2 on the GPU: the recurrence itself, a block a (batch, head).
+/* The selective scan of Mamba-2 on the GPU: the recurrence itself, a block a (batch, head); f32,
+ * f64, few tokens, and whatever tensor cores (scan_mma.cuh) do not take.
  *
  * The one idea: the state of a head is P x N numbers in scratch, an element always in the hands of
  * the same thread; tokens follow each other. The backward takes the chunks last to first: from the
  * state that entered a chunk it makes those within again, then returns through them. What heads of
- * a group add to dB and dC goes to scratch and is summed in order. No chunked products yet.
+ * a group add to dB and dC goes to scratch and is summed in order.
  *
  * Meaning: kernels/ref/scan.c. Layer 2k.
  */
-#include "kernels/cuda/sequence.cuh"
+#include "kernels/cuda/scan.cuh"
 
 namespace {
 
 enum { THREADS = 256 };
 
-struct view { tide_array a; int64_t s[4]; };
-view view_of(const k_tensor &t)
-{
-  view v = {tide_array_of(t), {}};
-  for (int d = 0; d < t.ndim && v.a.data; d++) v.s[d] = t.stride[d];
-  return v;
-}
-template <class T>
-TIDE_DEVICE T get(const view &v, int64_t a, int64_t b, int64_t c, int64_t d)
-{
-  return tide_at<T>(v.a, a * v.s[0] + b * v.s[1] + c * v.s[2] + d * v.s[3]);
-}
-
-struct scan {
-  view x, dt, A, B, C, D, bias, initial;
-  tide_sequence seq;
-  int64_t nb, T, H, P, G, N, chunk, nchunk;
-  double dt_min, dt_max;
-  int softplus, wide_d; /* D is [H, P] */
-};
-
-scan scan_of(const k_call *call, const k_tensor *in)
-{
-  const k_ssd_attrs *a = static_cast<const k_ssd_attrs *>(call->attrs);
-  scan s = {view_of(in[0]), view_of(in[1]), view_of(in[2]), view_of(in[3]), view_of(in[4]),
-            view_of(in[5]), view_of(in[6]), view_of(in[7]), tide_sequence_of(in[8]),
-            in[0].shape[0], in[0].shape[1], in[0].shape[2], in[0].shape[3], in[3].shape[2],
-            in[3].shape[3], a->chunk, 0, a->dt_min, a->dt_max, a->softplus,
-            !k_absent(&in[5]) && in[5].ndim == 2};
-  s.nchunk = (s.T + s.chunk - 1) / s.chunk;
-  return s;
-}
-
-TIDE_DEVICE float log1p_of(float x) { return log1pf(x); }
-TIDE_DEVICE double log1p_of(double x) { return log1p(x); }
-
 /* Of token t: the step, its slope by dt, and the factor on the state it finds. */
 template <class T> struct token { T step, slope, keep; };
 template <class T> TIDE_DEVICE token<T> token_at(const scan &s, int64_t b, int64_t t, int64_t h)
 {
-  T sum = get<T>(s.dt, b, t, h, 0) + (s.bias.a.data ? get<T>(s.bias, h, 0, 0, 0) : (T)0);
-  T v = sum, lo = (T)s.dt_min, hi = (T)s.dt_max;
-  if (s.softplus) v = (sum > 0 ? sum : (T)0) + log1p_of(tide_exp(sum > 0 ? -sum : sum));
-  token<T> r = {v < lo ? lo : v > hi ? hi : v, (T)0, (T)0};
-  if (v >= lo && v <= hi) r.slope = s.softplus ? tide_sigmoid(sum) : (T)1;
-  bool on = t == 0 || tide_sequence_at(s.seq, b, t) == tide_sequence_at(s.seq, b, t - 1);
-  if (on) r.keep = tide_exp(r.step * get<T>(s.A, h, 0, 0, 0));
-  return r;
-}
-
-template <class T> TIDE_DEVICE T skip(const scan &s, int64_t h, int64_t p)
-{
-  return s.D.a.data ? get<T>(s.D, h, s.wide_d ? p : 0, 0, 0) : (T)0;
+  step_pair<T> x = step_at<T>(s, b, t, h);
+  T keep = goes_on(s, b, t) ? tide_exp(x.step * get<T>(s.A, h, 0, 0, 0)) : (T)0;
+  return {x.step, x.slope, keep};
 }
 
 /* Element i of the state after token t, from that before. */
@@ -218,9 +173,6 @@ __global__ void batch_kernel(int64_t nb, int64_t n, int64_t fold, const T *part,
   }
 }
 
-enum { IN_DY, IN_X, IN_STATES = 10, IN_DLAST };
-enum { OUT_X, OUT_DT, OUT_A, OUT_B, OUT_C, OUT_D, OUT_BIAS, OUT_INITIAL };
-
 template <class T> back<T> lay_out(const k_call *call, const scan &s, T *work, int64_t *total)
 {
   const k_tensor *in = call->in, *out = call->out;
@@ -276,6 +228,7 @@ template <class T> int run_bwd(const k_call *call, const scan &s)
 
 int64_t k_cuda_ssd_scan_work(const k_call *call)
 {
+  if (tide_scan_mma_fits(call, call->in)) return tide_scan_mma_work(call);
   scan s = scan_of(call, call->in);
   return s.nb * s.H * s.P * s.N * 8;
 }
@@ -286,6 +239,7 @@ int k_cuda_ssd_scan(const k_call *call)
   int rc = tide_sequence_check(call, call->in[8]);
   unsigned n = (unsigned)(s.nb * s.H);
   if (rc < 0 || n == 0) return rc;
+  if (tide_scan_mma_fits(call, call->in)) return tide_scan_mma(call);
   TIDE_BY_REAL(call->in[0].dtype,
                TIDE_CUDA_LAUNCH(call, forward_kernel<T>, n, THREADS, 0, s,
                                 tide_array_of(call->out[0]), tide_array_of(call->out[1]),
@@ -295,6 +249,7 @@ int k_cuda_ssd_scan(const k_call *call)
 
 int64_t k_cuda_ssd_scan_bwd_work(const k_call *call)
 {
+  if (tide_scan_mma_fits(call, call->in + IN_X)) return tide_scan_mma_bwd_work(call);
   scan s = scan_of(call, call->in + IN_X);
   int64_t total;
   lay_out<double>(call, s, nullptr, &total);
@@ -306,5 +261,6 @@ int k_cuda_ssd_scan_bwd(const k_call *call)
   scan s = scan_of(call, call->in + IN_X);
   int rc = tide_sequence_check(call, call->in[9]);
   if (rc < 0) return rc;
+  if (tide_scan_mma_fits(call, call->in + IN_X)) return tide_scan_mma_bwd(call);
   TIDE_BY_REAL(call->in[IN_X].dtype, return run_bwd<T>(call, s));
 }

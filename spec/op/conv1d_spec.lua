@@ -104,36 +104,40 @@ describe('conv1d', function()
       assert.is_true(one == run(2) and one == run(3))
    end)
 
-   it('keeps NaN within its sequence, gradients too', function()
-      local cu, n = { 0, 1, 2, 6, 13, 70 }, 70
-      local q = index_of(cu, n)
-      for _, dtype in ipairs { 'f32', 'bf16' } do
-         local x, dy = tide.randn({ 1, n, 5 }):to(dtype), tide.randn({ 1, n, 5 }):to(dtype)
-         local w = tide.randn({ 5, 4 }):to(dtype)
-         local function run(at, which)
-            local a, d = x:clone(), dy:clone()
-            if at then (which == 'x' and a or d):slice(2, at, at):fill_(0 / 0) end
-            a:requires_grad_()
-            local y = tide.conv1d(a, w:clone():requires_grad_(), nil, { silu = true, sequence = q })
-            y:backward(d)
-            return { y:detach(), a.grad }
-         end
-         local want = run()
-         for k = 1, #cu - 1 do
-            for _, which in ipairs { 'x', 'dy' } do
-               local got = run(cu[k] + 1, which)
-               for part = 1, 2 do
-                  for _, span in ipairs { { 1, cu[k] }, { cu[k + 1] + 1, n } } do
-                     if span[2] >= span[1] then
-                        assert.is_true(want[part]:slice(2, span[1], span[2]):to_string_bytes()
-                           == got[part]:slice(2, span[1], span[2]):to_string_bytes())
+   for _, channels in ipairs { 5, 16 } do
+      it('keeps NaN within its sequence, gradients too, channels: ' .. channels, function()
+         local cu, n = { 0, 1, 2, 6, 13, 70 }, 70
+         local q = index_of(cu, n):to(fast)
+         for _, dtype in ipairs { 'f32', 'bf16', 'f16' } do
+            local shape = { 1, n, channels }
+            local x, dy = tide.randn(shape):to(dtype), tide.randn(shape):to(dtype)
+            local w = tide.randn({ channels, 4 }):to(dtype)
+            local function run(at, which)
+               local a, d = x:clone(), dy:clone()
+               if at then (which == 'x' and a or d):slice(2, at, at):fill_(0 / 0) end
+               a = a:to(fast):requires_grad_()
+               local y = tide.conv1d(a, w:to(fast):requires_grad_(), nil,
+                  { silu = true, sequence = q })
+               y:backward(d:to(fast))
+               return { y:detach():to 'cpu', a.grad:to 'cpu' }
+            end
+            local want = run()
+            for k = 1, #cu - 1 do
+               for _, which in ipairs { 'x', 'dy' } do
+                  local got = run(cu[k] + 1, which)
+                  for part = 1, 2 do
+                     for _, span in ipairs { { 1, cu[k] }, { cu[k + 1] + 1, n } } do
+                        if span[2] >= span[1] then
+                           assert.is_true(want[part]:slice(2, span[1], span[2]):to_string_bytes()
+                              == got[part]:slice(2, span[1], span[2]):to_string_bytes())
+                        end
                      end
                   end
                end
             end
          end
-      end
-   end)
+      end)
+   end
 
    it('refuses what does not fit', function()
       local x, w = tide.zeros { 2, 5, 3 }, tide.zeros { 3, 4 }

@@ -72,10 +72,10 @@ local function run(device, dtype, values, dy, dlast, sequence, chunk, o)
    return out
 end
 
--- Relative to the largest element; bf16 rounds operands of products and results. A gradient that
--- is a sum over tokens may cancel: it is held to a tenth of that, relative to the sum of what its
--- terms are without their signs, if this is more.
-local tolerance = { f32 = 2e-5, bf16 = 4e-2 }
+-- Relative to the largest element; bf16 and f16 round operands of products and results. A gradient
+-- that is a sum over tokens may cancel: it is held to a tenth of that, relative to the sum of what
+-- its terms are without their signs, if this is more.
+local tolerance = { f32 = 2e-5, bf16 = 4e-2, f16 = 5e-3 }
 local sums = { dA = true, dD = true, ddt_bias = true }
 
 -- The same scan with nothing that is negative but A: no term of a sum cancels another.

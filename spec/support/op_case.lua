@@ -263,8 +263,10 @@ for taps = 2, 4 do
                                      seq { 4 } }
    conv_shapes[#conv_shapes + 1] = { { 2, 0, 3 }, { 3, taps }, { 3 }, { 2, taps - 1, 3 }, seq {} }
 end
-conv_shapes[#conv_shapes + 1] = { { 2, 70, 33 }, { 33, 4 }, { 33 }, { 2, 3, 33 },
-   ids({ 1, 70 }, 1) }
+for _, channels in ipairs { 33, 40 } do
+   conv_shapes[#conv_shapes + 1] = { { 2, 70, channels }, { channels, 4 }, { channels },
+                                     { 2, 3, channels }, ids({ 1, 70 }, 1) }
+end
 for _, silu in ipairs { false, true } do
    add { op = 'conv1d', shapes = conv_shapes, fn = function(t, x, w, b, state, q)
       local y, last = t.conv1d(x, w, b, { silu = silu, initial = state, sequence = q,
