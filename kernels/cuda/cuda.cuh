@@ -24,7 +24,7 @@ extern "C" {
 #include "kernels/row.h"
 }
 
-struct tide_cuda_blas; /* kernels/cuda/matmul.cu */
+struct tide_cuda_blas; /* kernels/cuda/blas.cu */
 
 cudaStream_t tide_cuda_stream(const k_call *call);
 tide_cuda_blas **tide_cuda_blas_slot(const k_call *call);

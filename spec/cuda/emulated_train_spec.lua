@@ -37,9 +37,9 @@ describe('the pretrain recipe on emulated CUDA', function()
          ('pretrain.lua --device %s --dtype %s --steps 10 --batch 2 --seq 40 --layers 2 --dim 32 '
          .. '--heads 2 --kv-heads 1 --recompute 1 %s'):format(device, dtype, more or '')))
    end
-   for _, dtype in ipairs { 'f32', 'bf16' } do
-      it('has the losses of the CPU in ' .. dtype, function()
-         equal(losses('cpu', dtype), losses('cuda', dtype), 10)
+   for _, words in ipairs { 'f32', 'bf16', 'f32 --fp8' } do
+      it('has the losses of the CPU in ' .. words, function()
+         equal(losses('cpu', words), losses('cuda', words), 10)
       end)
    end
 
