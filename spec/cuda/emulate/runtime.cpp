@@ -136,9 +136,9 @@ void run_block(size_t shared)
   while (finished < nthread) {
     bool moved = false;
     for (; next_thread < nthread; moved = true) resume(idle_fiber());
-    turn += 37;
-    for (size_t i = 0; i < fibers.size(); i++) {
-      fiber *f = fibers[(i + turn) % fibers.size()];
+    size_t n = fibers.size(), k = turn = (turn + 37) % n;
+    for (size_t i = 0; i < n; i++, k = k + 1 < n ? k + 1 : 0) {
+      fiber *f = fibers[k];
       if (f->state == WAIT_UNTIL && f->until()) f->state = READY;
       if (f->state != READY) continue;
       resume(f);
