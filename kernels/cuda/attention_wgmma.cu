@@ -93,13 +93,16 @@ TIDE_DEVICE void produce(const layout<D> &m, const task &t, int64_t hk, const CU
                          const CUtensorMap *k, const CUtensorMap *v)
 {
   if (t.ntile > 0) fetch<D>(m.q, q, m.q_full(), t.b, t.i0, t.h);
-  for (int n = 0; n < t.ntile; n++) {
-    int s = n % STAGES;
-    uint32_t before = (uint32_t)(n / STAGES & 1) ^ 1;
-    tide_barrier_wait(m.k_empty(s), before);
-    fetch<D>(m.k(s), k, m.k_full(s), t.b, (int64_t)n * COLS, hk);
-    tide_barrier_wait(m.v_empty(s), before);
-    fetch<D>(m.v(s), v, m.v_full(s), t.b, (int64_t)n * COLS, hk);
+  for (int n = 0; n <= t.ntile; n++) { /* keys are needed a tile before their values */
+    int s = n % STAGES, last = (n + STAGES - 1) % STAGES;
+    if (n < t.ntile) {
+      tide_barrier_wait(m.k_empty(s), (uint32_t)(n / STAGES & 1) ^ 1);
+      fetch<D>(m.k(s), k, m.k_full(s), t.b, (int64_t)n * COLS, hk);
+    }
+    if (n > 0) {
+      tide_barrier_wait(m.v_empty(last), (uint32_t)((n - 1) / STAGES & 1) ^ 1);
+      fetch<D>(m.v(last), v, m.v_full(last), t.b, (int64_t)(n - 1) * COLS, hk);
+    }
   }
 }
 

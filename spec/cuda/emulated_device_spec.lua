@@ -11,11 +11,4 @@ describe('the CUDA kernels on emulated threads', function()
          emulated.run(('spec/cuda/%s_case.lua'):format(name))
       end)
    end
-
-   it('pass spec/cuda/wgmma_case.lua on a Hopper chip', function()
-      emulated.run('spec/cuda/wgmma_case.lua', 'TIDE_EMULATE_CAPABILITY=90')
-   end)
-   it('pass spec/cuda/wgmma_absent_case.lua on another', function()
-      emulated.run 'spec/cuda/wgmma_absent_case.lua'
-   end)
 end)

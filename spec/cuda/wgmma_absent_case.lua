@@ -1,5 +1,5 @@
 -- Attention by wgmma where the chip has no such thing. Not found by its name:
--- spec/cuda/emulated_device_spec.lua runs it on an emulated chip of compute capability 8.0.
+-- spec/cuda/emulated_wgmma_spec.lua runs it on an emulated chip of compute capability 8.0.
 
 local tide = require 'tide'
 local refused = require 'spec.support.refused'

@@ -1,7 +1,7 @@
 -- Attention on Hopper's asynchronous tensor cores: what the table of kernels/cuda/attention.cu
 -- gives to it, over several tiles and stages, against the host.
 --
--- Not found by its name: spec/cuda/emulated_device_spec.lua runs it on emulated threads, which also
+-- Not found by its name: spec/cuda/emulated_wgmma_spec.lua runs it on emulated threads, which also
 -- count the barriers, so that each case knows which kernel served it. On a Hopper GPU:
 -- TIDE_SPEC_DEVICE=cuda luajit /usr/bin/busted spec/cuda/wgmma_case.lua
 

@@ -68,10 +68,10 @@ void tide_emulate_launch_with(struct tide_emulate_stream *stream, dim3 grid, dim
 bool tide_emulate_kernel_fails();
 void *tide_emulate_shared();
 size_t tide_emulate_shared_size();
-/* The thread goes on when ready answers true. */
-void tide_emulate_until(std::function<bool()> ready);
-/* Happens when no thread of the block can go on without it, which is as late as it may. */
-void tide_emulate_later(std::function<void()> what);
+/* The thread waits for an event, named by an address, and goes on when ready answers true. */
+void tide_emulate_until(const void *event, std::function<bool()> ready);
+/* Happens when some thread waits for the event and none can go on: as late as it may. */
+void tide_emulate_later(const void *event, std::function<void()> what);
 /* All lanes give n bytes (at most 64) and see what every lane gave until tide_emulate_done. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
 void tide_emulate_done();

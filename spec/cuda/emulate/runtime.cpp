@@ -33,6 +33,7 @@ struct fiber {
   state_t state = IDLE;
   unsigned thread = 0;
   std::function<bool()> until;
+  const void *awaits = nullptr;
 };
 
 struct warp {
@@ -47,9 +48,10 @@ const std::function<void()> *body;
 unsigned nthread, next_thread, finished;
 int came, any_flag, any_result;
 warp warps[32];
-size_t shared_size;
+size_t shared_size, turn; /* turn: the fiber that goes first is another in each round */
 alignas(128) unsigned char shared_bytes[SHARED];
-std::vector<std::function<void()>> later;
+struct event { std::function<void()> what; const void *awaited; };
+std::vector<event> later;
 
 void place(unsigned t)
 {
@@ -103,14 +105,18 @@ void release(state_t what, int of_warp)
     if (f->state == what && (of_warp < 0 || (int)(f->thread / 32) == of_warp)) f->state = READY;
 }
 
-/* What happens by itself, the last first: nobody may count on an order. */
+/* The last of what threads wait for happens, and nothing that they do not wait for. */
 bool happen()
 {
-  if (later.empty()) return false;
-  std::function<void()> what = later.back();
-  later.pop_back();
-  what();
-  return true;
+  for (size_t i = later.size(); i-- > 0;)
+    for (const fiber *f : fibers) {
+      if (f->state != WAIT_UNTIL || f->awaits != later[i].awaited) continue;
+      std::function<void()> what = later[i].what;
+      later.erase(later.begin() + (std::ptrdiff_t)i);
+      what();
+      return true;
+    }
+  return false;
 }
 
 fiber *idle_fiber()
@@ -130,8 +136,9 @@ void run_block(size_t shared)
   while (finished < nthread) {
     bool moved = false;
     for (; next_thread < nthread; moved = true) resume(idle_fiber());
-    for (size_t i = 0; i < fibers.size(); i++) {
-      fiber *f = fibers[i];
+    size_t n = fibers.size(), k = turn = (turn + 37) % n;
+    for (size_t i = 0; i < n; i++, k = k + 1 < n ? k + 1 : 0) {
+      fiber *f = fibers[k];
       if (f->state == WAIT_UNTIL && f->until()) f->state = READY;
       if (f->state != READY) continue;
       resume(f);
@@ -182,14 +189,18 @@ void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, siz
 void *tide_emulate_shared() { return shared_bytes; }
 size_t tide_emulate_shared_size() { return shared_size; }
 
-void tide_emulate_until(std::function<bool()> ready)
+void tide_emulate_until(const void *event, std::function<bool()> ready)
 {
   if (ready()) return;
   now->until = ready;
+  now->awaits = event;
   wait(WAIT_UNTIL);
 }
 
-void tide_emulate_later(std::function<void()> what) { later.push_back(what); }
+void tide_emulate_later(const void *event, std::function<void()> what)
+{
+  later.push_back({what, event});
+}
 
 void __syncthreads()
 {

@@ -1,11 +1,12 @@
 /* Hopper's asynchronous units on emulated threads: barriers, bulk copies, products of a warpgroup.
  *
  * The one idea: what is under way is worth nothing. A box that is being copied holds NaN from the
- * moment the copy starts and arrives when no thread can go on without it; the registers of a
- * product hold NaN from its start, and it reads its operands when it is waited for. So a wait that
- * is missing, and a stage that is handed back too soon, are seen by results. What the PTX ISA
- * leaves undefined (a fence that is missing, addresses off their alignment or outside what the
- * launch was given, descriptors that lanes disagree about) ends the program with a sentence.
+ * moment the copy starts and arrives when the threads that wait for it are all that is left; the
+ * registers of a product hold NaN from its start, and it reads its operands when it is waited for.
+ * So a wait that is missing, and a stage that is handed back too soon, are seen by results. What
+ * the PTX ISA leaves undefined (a fence that is missing, addresses off their alignment or outside
+ * what the launch was given, descriptors that lanes disagree about) ends the program with a
+ * sentence.
  *
  * Addresses in shared memory begin at 1040, so that no kernel relies on a round one. Spec only.
  */
@@ -107,7 +108,7 @@ void tide_barrier_arrive(uint32_t address) { arrive(barrier_at(address)); }
 void tide_barrier_wait(uint32_t address, uint32_t parity)
 {
   barrier *b = barrier_at(address);
-  tide_emulate_until([=] { return b->phase != parity; });
+  tide_emulate_until(b, [=] { return b->phase != parity; });
 }
 
 /* ---- tensor maps and copies ------------------------------------------------------------------ */
@@ -178,7 +179,7 @@ void tide_box_copy(uint32_t to, const CUtensorMap *map, uint32_t address, int c0
   for (uint32_t k : y.map.box) n *= k;
   if (to % 1024) wrong("a swizzled box does not begin at a multiple of 1024 bytes");
   memset(at(to, n), 0xff, n);
-  tide_emulate_later([=] { carry_out(y); });
+  tide_emulate_later(y.done, [=] { carry_out(y); });
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
