@@ -145,6 +145,14 @@ int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
   return rc;
 }
 
+/* A language that keeps its types in the bits of NaNs, as LuaJIT does, would take one with foreign
+ * bits for a value of another type, or for a pointer. */
+static void plain_nans(double *data, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++)
+    if (data[i] != data[i]) data[i] = NAN;
+}
+
 static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
 {
   tide_tensor *wide = NULL, *d = NULL;
@@ -158,6 +166,7 @@ static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
   t->ctx->recording = recording;
   if (rc == TIDE_OK) rc = dense(&d, wide, op);
   if (rc == TIDE_OK) rc = download(d, data, (size_t)n * sizeof *data, op);
+  if (rc == TIDE_OK) plain_nans(data, n);
   tide_tensor_release(wide);
   tide_tensor_release(d);
   return rc;

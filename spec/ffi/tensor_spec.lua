@@ -77,6 +77,20 @@ describe('tensor', function()
       refused('E_SHAPE', x.item, x)
    end)
 
+   it('reads NaNs of any bits as numbers', function()
+      -- LuaJIT keeps types in the bits of NaNs: these would be nil, or a pointer
+      for _, case in ipairs { { 'f64', 8 }, { 'f32', 4 }, { 'bf16', 2 }, { 'f16', 2 } } do
+         local x = tide.from_string(('\255'):rep(case[2] * 2), { 2 }, { dtype = case[1] })
+         local list = x:tolist()
+         for _, v in ipairs { x:at(1), list[1], list[2], x:sum():item() } do
+            assert.equal('number', type(v))
+            assert.is_true(v ~= v)
+         end
+         assert.equal(2, #list)
+         assert.is_truthy(tostring(x):lower():find 'nan')
+      end
+   end)
+
    it('prints itself bounded', function()
       assert.is_true(tostring(x):find('f32 [2, 3] cpu', 1, true) ~= nil)
       assert.is_true(#tostring(tide.zeros { 1000, 1000 }) < 1000)

@@ -151,9 +151,9 @@ int  tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, in
                      const int64_t *shape, const void *data, size_t nbytes);
 /* Copies the elements, row-major, into data; nbytes must be exactly the tensor's size. */
 int  tide_to_bytes(tide_tensor *t, void *data, size_t nbytes);
-/* As tide_to_bytes after conversion to f64. n elements. */
+/* As tide_to_bytes after conversion to f64. n elements. A NaN comes as the plain NAN. */
 int  tide_to_doubles(tide_tensor *t, double *data, int64_t n);
-/* The only element of a one-element tensor. E_SHAPE otherwise. */
+/* The only element of a one-element tensor, a NaN as the plain NAN. E_SHAPE otherwise. */
 int  tide_item(tide_tensor *t, double *value);
 int  tide_tensor_retain(tide_tensor *t);
 void tide_tensor_release(tide_tensor *t);
