@@ -98,6 +98,9 @@ end
 -- hint (how it should be) }, looked at in this order. model: what the items are about, nil if it is
 -- no model. Collective, but with one rank, imagined ranks and what is settled.
 function agree.check(comm, op, code, items, model)
+   if type(comm) ~= 'table' or type(comm.size) ~= 'number' then
+      err.arg(op, 'comm', 'a communicator', comm)
+   end
    if comm.size == 1 or comm.transport == 'sim' or not comm.all_gather_object then return end
    if model and is_settled(comm, model) then return end
    local mine = {}
