@@ -279,7 +279,8 @@ local objects = {
 local static = { new = true, init = true, is = true, options = true, inner = true, read = true }
 
 local methods = {}
-for path, make in pairs(objects) do
+for _, path in ipairs(names_of(objects)) do
+   local make = objects[path]
    local seen, t = {}, getmetatable(make())
    t = type(t) == 'table' and t.__index or nil
    while type(t) == 'table' do

@@ -25,6 +25,7 @@ end
 -- weight itself. opts: as of every module.
 function CausalLM:make_head(opts)
    local c = self.config
+   err.type(self.op, 'opts', opts, 'table')
    if c.tie_word_embeddings then return end
    self:child('lm_head', nn.Linear(c.hidden_size, c.vocab_size,
       Module.inner(opts, { bias = false, fp8 = false, std = c.initializer_range })))
