@@ -169,9 +169,9 @@ describe('what a step saves and scores', function()
       end
       says("argument 'plain': expected a table", family.saved, 'spec', 3)
       says("argument 'plain': expected a table", family.build, 'spec', 3)
-      local round = { deep = {} }                        -- a table in itself is told, not followed
+      local round = { deep = {} }                        -- a table in itself is not followed
       round.deep.up = round
-      assert.equal('{deep={up=(a table around it)}}', family.text_of(round))
+      assert.equal('{deep={}}', require 'tide.util.canonical'(round))
       says("train.state.restore: argument 'run'", train.state.restore, 3, {})
       says("train.state.restore: argument 'saved'", train.state.restore, {}, 3)
       says("train.state.restore: argument 'saved.plain'", train.state.restore, {}, {})
