@@ -169,6 +169,18 @@ describe('pretraining over ranks', function()
    end)
 end)
 
+describe('recipes/generate.lua', function()
+   it('prints its text once on any number of ranks', function()
+      with_data(function(dir, where)
+         ok(1, where .. 'run --steps 2')
+         local words = 'generate.lua --threads 1 --from ' .. dir .. '/run --prompt ab --tokens 12 '
+            .. '--temperature 0'
+         local one = ok(1, words)
+         assert.equal(one, (ok(3, words):gsub('%[r0%] ', '')))
+      end)
+   end)
+end)
+
 describe('recipes/logprob.lua', function()
    it('scores text alike on any number of ranks, from any checkpoint', function()
       with_data(function(dir, where)
