@@ -211,6 +211,8 @@ end
 -- methods would still run and give numbers of no sequence at all. what: a plural; kind: the call in
 -- a line. Collective at the first call of its kind with a context, not in each layer.
 function Context:check_agreed(op, comm, what, kind)
+   err.type('parallel.cp.context', 'kind', kind, 'string')
+   err.type('parallel.cp.context', 'comm', comm, 'table')
    if self.agreed[kind] then return end
    agree.check(comm, op, 'E_COMM', { { what = what, shown = true, text = function()
       self.line = self.line or fingerprint.context(self)

@@ -118,6 +118,8 @@ local function check_replicas(self, op)
    agree.check(self.comm, op, 'E_STATE', items)
 end
 
+local unread   -- below, where what it calls is
+
 -- The step as a captured one (tide.cuda.captured), where it can be.
 local function set_captured(self, op)
    if self.comm.size > 1 or self.parallel or self.tp or self.cp then
@@ -130,7 +132,7 @@ local function set_captured(self, op)
             .. "'cuda' can be captured", entry.name, entry.param.device)
       end
    end
-   self.captured = tide.cuda.captured(function(...) return self:unread(...) end)
+   self.captured = tide.cuda.captured(function(...) return unread(self, ...) end)
 end
 
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
@@ -311,7 +313,7 @@ end
 
 -- A step of one rank without a look at the device: the losses of the micro-batches and the norm, as
 -- tensors. found_inf is 0 where all of them are finite, else NaN.
-function Step:unread(batches, count)
+function unread(self, batches, count)
    self.optim:zero_grad()
    local losses = {}
    for i, batch in ipairs(batches) do losses[i] = micro_loss(self, batch, count) end

@@ -6,9 +6,9 @@
  * that have waited for an event of a capturing one, until the first waits for them in turn.
  *
  * Environment: TIDE_EMULATE_DEVICES (default 1; 0: a driver without a device; -1: no driver),
- * TIDE_EMULATE_CAPABILITY (default 89, the least with FP8; 90: a Hopper chip, with its shared memory
- * and its tensor maps), TIDE_EMULATE_FAULT (that kernel, counted from 1, ends the device as an illegal address
- * does).
+ * TIDE_EMULATE_CAPABILITY (default 89, the least with FP8; 90: a Hopper chip, with its shared
+ * memory and its tensor maps), TIDE_EMULATE_FAULT (that kernel, counted from 1, ends the device as
+ * an illegal address does).
  * Spec only.
  */
 #include <sched.h>
