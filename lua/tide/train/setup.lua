@@ -85,8 +85,8 @@ function setup.axes(opt, n, simulate)
    elseif open and n % need ~= 0 or not open and m.dp == 0 and n ~= need
       or m.dp > 0 and n ~= m.dp * m.cp * m.tp then
       local want = m.dp > 0 and m.dp * m.cp * m.tp or need
-      err.usage(op, '%s, but the run has %d rank%s (tide run -n %d)', words, n,
-         n == 1 and '' or 's', want)
+      err.usage(op, '%s, but the run has %d rank%s (tide run -n %d, or mpirun -np '
+         .. '%d)', words, n, n == 1 and '' or 's', want, want)
    end
    if open then
       axes[m.dp_replicate > 0 and 'dp_shard' or 'dp'] = n / need
