@@ -19,7 +19,7 @@ local err = require 'tide.util.err'
 local options = {
    { 'from', 'runs/pretrain', 'a checkpoint, or the folder of a run (its newest is taken)' },
    { 'prompt', '-- ', 'text to continue' },
-   { 'tokens', 400, 'tokens to sample', min = 1 },
+   { 'tokens', 400, 'tokens to sample', min = 1, also = { 'max-tokens', 'max-new-tokens' } },
    { 'temperature', 0.8, '0 takes the most likely token', type = 'number', min = 0 },
    { 'top-k', 40, 'draw from the k most likely; 0: all', min = 0 },
    { 'top-p', 1, 'draw from the most likely that make up this share', type = 'number', min = 1e-6,
@@ -41,8 +41,10 @@ local function load_model(tide, opt)
    return model:eval(), saved
 end
 
+-- On several ranks the first one samples; the others have nothing to add.
 local function run(opt)
    local tide = require 'tide'
+   if tide.dist.world().rank > 0 then return end
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local bytes = tide.data.bytes
    local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED' },

@@ -27,9 +27,12 @@ local options = {
      also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
    { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
-   { 'heads', 4, 'attention heads', min = 1, also = { 'num-heads' } },
-   { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0 },
-   { 'hidden', 0, 'width of the gated MLP; 0: about 8/3 of --dim', min = 0 },
+   { 'heads', 4, 'attention heads', min = 1,
+     also = { 'num-heads', 'num-attention-heads' } },
+   { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0,
+     also = { 'num-query-groups', 'num-key-value-heads' } },
+   { 'hidden', 0, 'width of the gated MLP; 0: about 8/3 of --dim', min = 0,
+     also = { 'ffn-hidden-size', 'intermediate-size' } },
    { 'tie', true, 'use the embedding as output head too' },
 }
 

@@ -48,6 +48,7 @@ const char cli_help_repl[] =
   "tide repl\n"
   "\n"
   "A prompt with tide loaded: statements run, expressions print, `?name` shows help on a name\n"
-  "(`?tide.matmul`, `?tide.nn`), Tab completes; exit, quit or Ctrl-D leave.\n"
+  "(`?tide.matmul`, `?tide.nn`), Tab completes; exit, quit or Ctrl-D leave. Lines from a pipe are\n"
+  "run without prompts; the exit code is 1 where one of them failed.\n"
   "Ctrl-C interrupts a running op; a loop that calls nothing of tide does not notice it: three\n"
   "within two seconds leave. Lines are kept in ~/.tide_history.\n";

@@ -19,7 +19,7 @@
 
 static int command_repl(void)
 {
-  static const char lua[] = "require('tide.repl').run()";
+  static const char lua[] = "repl_status = require('tide.repl').run()";
   run_options o = {0};
   tide_ctx *ctx;
   lua_State *L;
@@ -32,6 +32,8 @@ static int command_repl(void)
   fflush(stdout);
   if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
   int end = cli_exit_code(rc, tide_lua_message(L));
+  lua_getglobal(L, "repl_status");
+  if (end == 0 && lua_tointeger(L, -1) != 0) end = EXIT_RAISED; /* errors in a pipe */
   lua_close(L);
   tide_ctx_release(ctx);
   return end;
@@ -99,6 +101,11 @@ static int help_ops(void)
   return 0;
 }
 
+static bool asks_for_help(const char *word)
+{
+  return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
 static int command_help(const char *topic)
 {
   if (!topic) return fputs(cli_help_text, stdout) < 0;
@@ -125,6 +132,10 @@ int main(int argc, char **argv)
   bound_spinning(argv);
   const char *command = argc > 1 ? argv[1] : "help";
   if (strcmp(command, "-h") == 0) command = "help";
+  bool is_command = strcmp(command, "run") == 0 || strcmp(command, "repl") == 0 ||
+                    strcmp(command, "params") == 0 || strcmp(command, "trace") == 0;
+  if (argc == 3 && is_command && asks_for_help(argv[2])) /* trace: see run */
+    return command_help(strcmp(command, "trace") == 0 ? "run" : command);
   cli_watch_signals();
   if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
   if (argc > 2 && strcmp(command, "repl") == 0)

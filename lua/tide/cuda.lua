@@ -81,7 +81,15 @@ function cuda.graph(fn, opts)
    return graph.capture('cuda', fn)
 end
 
--- fn as a function whose calls are replays of one recorded step: see cuda_captured.lua.
+-- fn as a function whose calls are replays of one recorded step:
+--
+--    local step = tide.cuda.captured(function(ids, labels) ... optim:step() return loss end)
+--    for ids, labels in batches do print(step(ids, labels):item()) end
+--
+-- The first calls, opts.warmup (1) of them, run as usual; the next is recorded. From then on a call
+-- copies its tensors, which lie on 'cuda', to those of the recording and replays; what it returns
+-- holds until the next one. Everything else that is given must stay what it was, shapes too: a call
+-- that differs is refused. tide.cuda.graph says what fn may not do.
 function cuda.captured(fn, opts) return require 'tide.cuda_captured'(fn, opts) end
 
 return cuda

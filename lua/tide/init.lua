@@ -10,6 +10,7 @@ local op = require 'tide.ffi.op'
 local status = require 'tide.ffi.status'
 local arg = require 'tide.ffi.arg'
 local info = require 'tide.ffi.info'
+local instead = require 'tide.ffi.instead'
 local each = require 'tide.util.each'
 local errors = require 'tide.util.err'
 local near = require 'tide.util.near'
@@ -94,19 +95,6 @@ local entries = { gradcheck = functions.gradcheck }
 for name in ('cuda data debug dist model nn optim parallel repl train util'):gmatch '%a+' do
    entries[name] = 'tide.' .. name
 end
-
--- What does the work of names that others have.
-local instead = {
-   topk = 'x:amax(dim) and x:argmax(dim) give the largest, table.sort of x:tolist() the order',
-   sort = 'table.sort orders what x:tolist() gives; x:amax(dim) and x:argmax(dim) give the largest',
-   max = 'x:amax(dim), x:argmax(dim), and tide.maximum of two tensors',
-   min = 'x:amin(dim), x:argmin(dim), and tide.minimum of two tensors',
-   mm = 'tide.matmul', bmm = 'tide.matmul', einsum = 'tide.matmul, x:permute and x:reshape',
-   manual_seed = 'tide.seed', save = 'tide.train.checkpoint',
-   load = 'tide.train.checkpoint', var = '(x - x:mean(dim, true)):square():mean(dim)',
-   std = '(x - x:mean(dim, true)):square():mean(dim):sqrt()',
-}
-instead.argsort = instead.sort
 
 -- What may have been meant by a name that is not there.
 local function hint(self, key)

@@ -152,6 +152,7 @@ function Session:feed(line)
       if command(self, line) then return false end
       local name = line:match '^%s*%?%s*([%w_%.:]*)%s*$'
          or line:match '^%s*([%w_%.:]+)%s*%?%s*$'
+         or self.env.help == nil and line:match '^%s*help%s*%(%s*([%w_%.:]+)%s*%)%s*$'
       if name then
          help_line(self, name)
          return false

@@ -45,6 +45,32 @@ describe('a full disk', function()
    end)
 end)
 
+describe('a trace of a run that planned', function()
+   it('knows nothing of imagined ranks', function()
+      tmp.with(function(dir)
+         local program = require('tide.ffi.lib').path:match '^(.*/)' .. 'tide'
+         local f = assert(io.open(dir .. '/recipe.lua', 'w'))
+         f:write [[
+            local tide = require 'tide'
+            local world = tide.dist.world()
+            imagined = tide.dist.simulate(2, 0)
+            world:barrier()
+            imagined:barrier()
+         ]]
+         f:close()
+         local pipe = assert(io.popen(('{ %s run --trace %s/t -n 2 %s/recipe.lua && %s trace '
+            .. '%s/t; } 2>&1; echo "status=$?"'):format(program, dir, dir, program, dir)))
+         local text = pipe:read '*a'
+         pipe:close()
+         has(text, 'status=0')
+         has(text, '2 ranks in')
+         assert.is_nil(text:find('never came', 1, true), text)
+         local docs = trace.read(dir .. '/t')
+         for _, d in ipairs(docs) do assert.equal(1, #d.comms) end
+      end)
+   end)
+end)
+
 describe('the reader of traces', function()
    it('names who came last, by how much, and where', function()
       local docs = {}

@@ -263,6 +263,14 @@ describe('the tide program', function()
          assert.equal(0, code, command)
          assert.is_true(#out > 40, command)
       end
+      for _, row in ipairs { { 'run --help', 'help run' }, { 'run -h', 'help run' },
+         { 'trace --help', 'help run' }, { 'repl --help', 'help repl' },
+         { 'params --help', 'help params' } } do
+         local code, out = run(row[1])
+         local _, want = run(row[2])
+         assert.equal(0, code, row[1])
+         assert.equal(want, out)
+      end
       assert.equal(2, (run 'help nothing'))
    end)
 

@@ -80,14 +80,14 @@ describe('tensor', function()
    it('reads NaNs of any bits as numbers', function()
       -- LuaJIT keeps types in the bits of NaNs: these would be nil, or a pointer
       for _, case in ipairs { { 'f64', 8 }, { 'f32', 4 }, { 'bf16', 2 }, { 'f16', 2 } } do
-         local x = tide.from_string(('\255'):rep(case[2] * 2), { 2 }, { dtype = case[1] })
-         local list = x:tolist()
-         for _, v in ipairs { x:at(1), list[1], list[2], x:sum():item() } do
+         local nans = tide.from_string(('\255'):rep(case[2] * 2), { 2 }, { dtype = case[1] })
+         local list = nans:tolist()
+         for _, v in ipairs { nans:at(1), list[1], list[2], nans:sum():item() } do
             assert.equal('number', type(v))
             assert.is_true(v ~= v)
          end
          assert.equal(2, #list)
-         assert.is_truthy(tostring(x):lower():find 'nan')
+         assert.is_truthy(tostring(nans):lower():find 'nan')
       end
    end)
 

@@ -51,6 +51,16 @@ describe('util.args', function()
       assert.matches("did you mean '--mesh.dp'", message('--set', 'mesh.pd=3'), 1, true)
    end)
 
+   it('knows the last part of a nested name', function()
+      local parser = args.new('test', { { 'tie', true, 'a word as near' },
+         { 'mesh.tp', 1, 'ranks' }, { 'fsdp.strategy', 'auto', 'what' } })
+      for words, want in pairs { tp = 'mesh.tp', strategy = 'fsdp.strategy' } do
+         local ok, e = pcall(parser.parse, parser, { '--' .. words, '2' })
+         assert.is_false(ok)
+         assert.matches(("did you mean '--%s'?"):format(want), tostring(e), 1, true)
+      end
+   end)
+
    it('knows other words for an option', function()
       local more = { { 'lr', 1e-3, 'rate', also = { 'learning', 'learning-rate' } },
          { 'seq', 8, 'tokens', also = { 'seq-len' } } }

@@ -149,6 +149,10 @@ describe('help', function()
       assert.equal("no 'nowhere' here\n", out[2])
       s:feed '?'
       assert.matches('Ctrl%-D', out[3])
+      s:feed 'help(data.sampler)'
+      assert.equal(out[1], out[4])
+      s:feed '?tide.topk'
+      assert.matches("no 'tide.topk' here; instead: x:amax(dim)", out[5], 1, true)
       local names = table.concat(help.names(require 'tide'), ' ')
       for _, part in ipairs { 'nn', 'optim', 'data', 'train', 'dist', 'gradcheck' } do
          assert.matches(' ' .. part .. ' ', ' ' .. names .. ' ', 1, true)
@@ -174,11 +178,12 @@ describe('completion', function()
 end)
 
 describe('input from a pipe', function()
-   -- Output and exit status of a session fed with lines.
-   local function feed(lines)
-      local program = '"os.exit(require(\'tide.repl\').run(), true)"'
-      local command = ("printf '%%s\\n' %s | timeout -k 5 120 %s -e %s 2>&1; "
-         .. 'echo "status=$?"'):format(lines, os.getenv 'TIDE_LUAJIT' or 'luajit', program)
+   -- Output and exit status of a session fed with lines. program: the command that reads them.
+   local function feed(lines, program)
+      program = program or (os.getenv 'TIDE_LUAJIT' or 'luajit')
+         .. ' -e "os.exit(require(\'tide.repl\').run(), true)"'
+      local command = ("printf '%%s\\n' %s | timeout -k 5 120 %s 2>&1; "
+         .. 'echo "status=$?"'):format(lines, program)
       local pipe = assert(io.popen(command))
       local text = pipe:read '*a'
       pipe:close()
@@ -211,5 +216,15 @@ describe('input from a pipe', function()
       assert.equal(1, status)
       assert.matches('tide.ones: ', out, 1, true)
       assert.matches('3\n$', out)
+   end)
+
+   it('has its status as exit code of the program', function()
+      local repl_of = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide repl'
+      local out, status = feed("'1 + 1' 'error \"two\"' '3'", repl_of)
+      assert.equal(1, status)
+      assert.matches('^2\n.*two.*\n3\n$', out)
+      out, status = feed("'1 + 1'", repl_of)
+      assert.equal(0, status)
+      assert.equal('2\n', out)
    end)
 end)

@@ -96,4 +96,25 @@ describe('a name that is not there', function()
          assert.matches(want, e.message, 1, true)
       end
    end)
+
+   it('is told with what does its work also of tensors', function()
+      local x = tide.ones { 2, 2 }
+      for name, want in pairs { cuda = "x:to('cuda')", numpy = 'x:tolist()', T = 'x:t()',
+         max = 'x:amax(dim)', linear_act = 'tide.linear_act(...)' } do
+         local ok, e = pcall(function() return x[name] end)
+         assert.is_false(ok)
+         assert.equal('E_ARG', e.code)
+         assert.matches(("no field or method '%s'"):format(name), e.message, 1, true)
+         assert.matches(want, e.message, 1, true)
+      end
+   end)
+
+   it('is told where sizes are given one by one', function()
+      for _, name in ipairs { 'empty', 'zeros', 'ones', 'rand', 'randn' } do
+         local ok, e = pcall(tide[name], 2, 3)
+         assert.is_false(ok)
+         assert.equal('E_ARG', e.code)
+         assert.matches('sizes are one table: { 2, 3 }', e.message, 1, true)
+      end
+   end)
 end)

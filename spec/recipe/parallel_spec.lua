@@ -143,7 +143,8 @@ describe('pretraining over ranks', function()
       with_data(function(dir, where)
          where = where .. 'run '
          bad(1, where .. '--mesh.dp_shard 2 --mesh.tp 2',
-            '--mesh.dp_shard 2 x --mesh.tp 2, but the run has 1 rank (tide run -n 4)')
+            '--mesh.dp_shard 2 x --mesh.tp 2, but the run has 1 rank (tide run -n 4, '
+               .. 'or mpirun -np 4)')
          bad(4, where .. '--mesh.tp 4', 'num_key_value_heads (2) must be divisible')
          bad(4, where .. '--mesh.tp 4', '(num_key_value_heads is --kv-heads, or --heads without '
             .. 'it, tensor parallel size is --mesh.tp)')
@@ -152,7 +153,8 @@ describe('pretraining over ranks', function()
          bad(2, where .. '--mesh.dp_shard 2 --fsdp.reshard 3', 'must divide the 2 ranks')
          bad(1, where .. '--fsdp.reshard some', '--fsdp.reshard: expected auto, yes, no')
          bad(1, where .. '--fsdp.strategy zero', 'option --fsdp.strategy')
-         bad(1, where .. '--recompute mpl', "no module of the model is named 'mpl'")
+         bad(1, where .. '--recompute mpl', "no module of the model is named 'mpl'; "
+            .. 'policies are none, mlp, full and every:k')
          bad(2, where .. '--mesh.dp_shard 2 --batch 5', '--batch (5) must be a multiple')
          bad(2, where .. '--mesh.pd 2', "did you mean '--mesh.dp'?")
          bad(4, where .. '--mesh.dp 4 --mesh.dp_replicate 3', 'dp (4) must be divisible by')
@@ -165,6 +167,18 @@ describe('pretraining over ranks', function()
          assert.equal(2, #losses(dir .. '/run'))
          ok(2, where .. '--resume --steps 3 --mesh.tp 2')
          assert.equal(3, #losses(dir .. '/run'))
+      end)
+   end)
+end)
+
+describe('recipes/generate.lua', function()
+   it('prints its text once on any number of ranks', function()
+      with_data(function(dir, where)
+         ok(1, where .. 'run --steps 2')
+         local words = 'generate.lua --threads 1 --from ' .. dir .. '/run --prompt ab --tokens 12 '
+            .. '--temperature 0'
+         local one = ok(1, words)
+         assert.equal(one, (ok(3, words):gsub('%[r0%] ', '')))
       end)
    end)
 end)

@@ -254,8 +254,13 @@ end
 local make_opts = arg.set { 'dtype', 'device', 'requires_grad' }
 
 -- handle, device code, dtype code and whether a gradient is wanted.
+local takes_shape = arg.set { 'empty', 'zeros', 'ones', 'rand', 'randn' }
+
 local function place(self, name, opts, dtype)
    local handle = handle_of(self, name)
+   if type(opts) == 'number' and takes_shape[name] then
+      bad(name, 'opts', 'a table of options or nil (sizes are one table: { 2, 3 })', opts)
+   end
    opts = arg.opts(name, opts, make_opts)
    return handle, arg.device(name, 'opts.device', opts.device or self.device),
       arg.dtype(name, 'opts.dtype', opts.dtype or dtype or 'f32'),

@@ -14,6 +14,7 @@ local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local op = require 'tide.ffi.compose'
+local instead = require 'tide.ffi.instead'
 local each = pairs -- by another name: see "two faults" in bindings/README.md
 local C = lib.C
 
@@ -310,8 +311,12 @@ end
 -- ---- the metatype ----------------------------------------------------------------------------
 
 local function unknown(name)
+   local more = instead[name] and '; instead: ' .. instead[name]
+   if not more and not_methods[name] then
+      more = ('; it is a function: tide.%s(...)'):format(name)
+   end
    status.raise(C.TIDE_E_ARG, 'tensor', "a tensor has no field or method '%s'%s", tostring(name),
-      type(name) == 'number' and '; read an element with x:at(i, j, ...)' or '')
+      more or '')
 end
 
 local function index(x, key)

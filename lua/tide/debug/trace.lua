@@ -43,6 +43,18 @@ local function run_id()
    return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
 end
 
+-- Those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them), and of
+-- those with one id the first: others are of this rank alone, and all such are called 'world'.
+local function shared(comms)
+   local list, seen = {}, {}
+   for _, comm in ipairs(comms) do
+      if comm.transport ~= 'sim' and not seen[comm.id] then
+         list[#list + 1], seen[comm.id] = comm, true
+      end
+   end
+   return list
+end
+
 -- Writes this rank's file into a folder. comms: list of communicators (default: all that this state
 -- has open). Returns its path.
 function trace.dump(folder, comms)
@@ -55,6 +67,7 @@ function trace.dump(folder, comms)
          err.arg(op, ('comms[%d]'):format(i), 'a communicator', comm)
       end
    end
+   comms = shared(comms)
    local first, list = comms[1], {}
    local host = package.loaded['tide.host'] or {}
    local rank = first and first.rank or host.rank or 0

@@ -18,7 +18,7 @@ local is_gated = { swiglu = true, geglu_tanh = true }
 local in_product = { gelu_tanh = 'gelu_tanh', relu = 'relu', relu2 = 'relu' }
 
 -- opts: dim, hidden, act ('swiglu'), bias (false), std, out_std, fused (false; one gate_up_proj of
--- the gate's rows and then the others; gated forms only).
+-- the gate's rows and then the others; gated forms only), fp8 (false), dtype, device, seed.
 function MLP:init(opts)
    local op = 'nn.MLP'
    opts = Module.options(op, opts, { 'dim', 'hidden', 'act', 'bias', 'std', 'out_std', 'fused' })

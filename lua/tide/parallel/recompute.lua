@@ -100,7 +100,8 @@ local function add_named(list, model, name)
       end
    end
    if not found then
-      err.raise('E_ARG', op, "no module of the model is named '%s'", name)
+      err.raise('E_ARG', op, "no module of the model is named '%s'; policies are none, mlp, full "
+         .. 'and every:k', name)
    end
 end
 

@@ -4,6 +4,7 @@
 -- (a library packed into a program) parameters and place are still shown.
 
 local each = require 'tide.util.each'
+local instead = require 'tide.ffi.instead'
 
 local help = {}
 
@@ -101,7 +102,7 @@ end
 help.intro = [[
 tide: tensors, gradients, models, training.
    x = tide.randn{2, 3}     a statement runs, an expression prints; ';' at the end silences
-   ?tide.matmul             help on a name; ?tide.nn lists a table
+   ?tide.matmul             help on a name, as help(tide.matmul); ?tide.nn lists a table
    help                     this text (?tide lists what there is)
    Tab completes names, Ctrl-C drops the line, exit, quit or Ctrl-D leave]]
 
@@ -110,7 +111,10 @@ function help.text(name, value)
    if name == '' then return help.intro end
    if type(value) == 'function' then return about_function(name, value) end
    if type(value) == 'table' then return about_table(name, value) end
-   if value == nil then return ("no '%s' here"):format(name) end
+   if value == nil then
+      local other = instead[name:match '[^%.:]*$']
+      return ("no '%s' here%s"):format(name, other and '; instead: ' .. other or '')
+   end
    return name .. ' = ' .. tostring(value)
 end
 

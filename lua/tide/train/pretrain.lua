@@ -13,23 +13,30 @@ local setup = require 'tide.train.setup'
 local pretrain = {}
 
 local before_model = {
-   { 'data', nil, 'file or folder of text, or .bin token files; default: tide\'s own sources' },
+   { 'data', nil, 'file or folder of text, or .bin token files; default: tide\'s own sources',
+     also = { 'data-path', 'dataset' } },
    { 'token-bytes', 2, 'bytes per id of .bin files', min = 2, max = 4 },
    { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
-   { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg', also = { 'output' } },
+   { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',
+     also = { 'output', 'output-dir', 'save' } },
    { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults' },
    { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
-   { 'steps', 800, 'optimiser steps in all', min = 1, also = { 'max-steps', 'iterations' } },
-   { 'batch', 8, 'windows per step over all ranks', min = 1, also = { 'batch-size' } },
-   { 'accum', 1, 'micro-batches per step and rank', min = 1 },
-   { 'seq', 256, 'tokens per window', min = 1, also = { 'seq-len', 'context-length' } },
+   { 'steps', 800, 'optimiser steps in all', min = 1,
+     also = { 'max-steps', 'iterations', 'train-iters', 'epochs' } },
+   { 'batch', 8, 'windows per step over all ranks', min = 1,
+     also = { 'batch-size', 'global-batch-size', 'bs' } },
+   { 'accum', 1, 'micro-batches per step and rank', min = 1,
+     also = { 'gradient-accumulation-steps' } },
+   { 'seq', 256, 'tokens per window', min = 1,
+     also = { 'seq-len', 'seq-length', 'context-length' } },
    { 'packed', false, 'fill windows with whole documents, each seen by itself, also in evaluation; '
      .. 'they are files of text, or end with --eos' },
    { 'eos', -1, 'id that ends a document in .bin files', min = -1 },
 }
 
 local after_model = {
-   { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' } },
+   { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' },
+     also = { 'bf16', 'precision' } },
    { 'fp8', false, 'multiply by weights (not the output head) in FP8, each operand scaled by its '
      .. 'largest element' },
    { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
@@ -39,9 +46,10 @@ local after_model = {
      .. '--steps, at most 40', type = 'integer', min = 0 },
    { 'schedule', 'cosine', 'shape of the learning rate',
      choices = { 'cosine', 'linear', 'wsd', 'constant' } },
-   { 'weight-decay', 0.1, 'decay of matrices', type = 'number', min = 0 },
+   { 'weight-decay', 0.1, 'decay of matrices', type = 'number', min = 0, also = { 'wd' } },
    { 'beta2', 0.95, 'second-moment decay of AdamW', type = 'number', min = 0, max = 0.9999999 },
-   { 'clip', 1, 'largest gradient norm; 0: off', type = 'number', min = 0 },
+   { 'clip', 1, 'largest gradient norm; 0: off', type = 'number', min = 0,
+     also = { 'clip-grad', 'max-grad-norm' } },
    { 'on-nonfinite', 'stop', 'when loss or gradient is not finite', choices = { 'stop', 'skip' } },
    { 'seed', 1, 'weights and order of the data', min = 0 },
    { 'val-every', 100, 'steps between evaluations; 0: at the end only', min = 0 },

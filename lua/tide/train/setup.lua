@@ -13,16 +13,19 @@ local op = 'options'
 setup.options = {
    { 'mesh.dp', 0, 'data-parallel ranks; 0: what the other axes leave', min = 0 },
    { 'mesh.dp_replicate', 0, 'groups of ranks that hold the same shards', min = 0 },
-   { 'mesh.dp_shard', 0, 'ranks that parameters are sharded over; 0: not sharded', min = 0 },
-   { 'mesh.tp', 1, 'tensor-parallel ranks', min = 1 },
-   { 'mesh.cp', 1, 'ranks that a sequence is cut over (context parallel)', min = 1 },
+   { 'mesh.dp_shard', 0, 'ranks that parameters are sharded over; 0: not sharded', min = 0,
+     also = { 'fsdp' } },
+   { 'mesh.tp', 1, 'tensor-parallel ranks', min = 1,
+     also = { 'tensor-parallel-size', 'tensor-model-parallel-size' } },
+   { 'mesh.cp', 1, 'ranks that a sequence is cut over (context parallel)', min = 1,
+     also = { 'context-parallel-size' } },
    { 'cp.layout', 'zigzag', 'which tokens lie on which of them',
      choices = { 'zigzag', 'contiguous', 'document', 'balanced' } },
    { 'cp.method', 'ring', 'how their queries and keys come together',
      choices = { 'ring', 'allgather', 'a2a', 'a2a+p2p' } },
    { 'cp.a2a', 0, 'ranks of the inner exchange of a2a+p2p', min = 0 },
    { 'sequence-parallel', false, 'cut activations along the sequence between the parts of a layer '
-     .. 'that tensor parallelism cuts' },
+     .. 'that tensor parallelism cuts', also = { 'sp' } },
    { 'async-tp', false, 'overlap the collectives of sequence parallelism with products' },
    { 'recompute', 'none', 'what backward computes again: none, mlp, full, every:k (or k), names' },
    { 'fsdp.strategy', 'auto', 'what is sharded; auto: everything if --mesh.dp_shard is given (or '
@@ -82,8 +85,8 @@ function setup.axes(opt, n, simulate)
    elseif open and n % need ~= 0 or not open and m.dp == 0 and n ~= need
       or m.dp > 0 and n ~= m.dp * m.cp * m.tp then
       local want = m.dp > 0 and m.dp * m.cp * m.tp or need
-      err.usage(op, '%s, but the run has %d rank%s (tide run -n %d)', words, n,
-         n == 1 and '' or 's', want)
+      err.usage(op, '%s, but the run has %d rank%s (tide run -n %d, or mpirun -np '
+         .. '%d)', words, n, n == 1 and '' or 's', want, want)
    end
    if open then
       axes[m.dp_replicate > 0 and 'dp_shard' or 'dp'] = n / need

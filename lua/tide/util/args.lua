@@ -2,8 +2,8 @@
 --
 -- A declaration is a list of { 'name', default, 'help', type=, choices=, min=, max=, also= }. The
 -- type follows from the default; without one it must be given. also: words that people write for
--- it, which messages know. Nested names are written a.b and arrive
--- as result.a.b. On a command line: --name value, --name=value, --flag, --no-flag, and
+-- it, which messages know; the last part of a nested name is one. Nested names are written a.b and
+-- arrive as result.a.b. On a command line: --name value, --name=value, --flag, --no-flag, and
 -- --set a.b=value. Hyphens and underscores are the same: --val-every is result.val_every.
 -- Pure Lua; raises errors that name the option and, for a misspelt one, the nearest.
 
@@ -52,6 +52,8 @@ function args.new(program, rows)
       self.names[#self.names + 1] = option.name
       self.by_name[option.name] = option
       for _, word in ipairs(row.also or {}) do self.also[key_of(word)] = option.name end
+      local last = option.name:match '%.([^.]+)$'
+      if last then self.also[last] = option.name end
    end
    return self
 end

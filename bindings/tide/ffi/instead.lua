@@ -1,0 +1,19 @@
+-- What does the work of names that other libraries have.
+--
+-- The one idea: one list for all messages about a name that is not here.
+
+local instead = {
+   topk = 'x:amax(dim) and x:argmax(dim) give the largest, table.sort of x:tolist() the order',
+   sort = 'table.sort orders what x:tolist() gives; x:amax(dim) and x:argmax(dim) give the largest',
+   max = 'x:amax(dim), x:argmax(dim), and tide.maximum of two tensors',
+   min = 'x:amin(dim), x:argmin(dim), and tide.minimum of two tensors',
+   mm = 'tide.matmul', bmm = 'tide.matmul', einsum = 'tide.matmul, x:permute and x:reshape',
+   manual_seed = 'tide.seed', save = 'tide.train.checkpoint',
+   load = 'tide.train.checkpoint', var = '(x - x:mean(dim, true)):square():mean(dim)',
+   std = '(x - x:mean(dim, true)):square():mean(dim):sqrt()',
+   cuda = "x:to('cuda')", cpu = "x:to('cpu')", numpy = 'x:tolist()', T = 'x:t()',
+   bfloat16 = "x:to('bf16')", int = "x:to('i32')", unbind = 'x:select(dim, i)',
+}
+instead.argsort = instead.sort
+
+return instead
