@@ -4,6 +4,7 @@
  * when it is complete, in one write.
  */
 #include <lauxlib.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,10 +89,17 @@ static int exit_text(lua_State *L)
   return 1;
 }
 
+/* A number that is not 0 stays so: what no int holds, and what would be cut to 0, is 1. */
+static int exit_number(lua_Number v)
+{
+  int code = v > INT_MIN && v < INT_MAX ? (int)v : 1;
+  return code == 0 && v != 0 ? 1 : code;
+}
+
 /* os.exit(code): nil and true are 0, false is 1, as in a stock luajit. */
 static int l_exit(lua_State *L)
 {
-  int code = lua_isboolean(L, 1) ? !lua_toboolean(L, 1) : luaL_optint(L, 1, 0);
+  int code = lua_isboolean(L, 1) ? !lua_toboolean(L, 1) : exit_number(luaL_optnumber(L, 1, 0));
   lua_createtable(L, 0, 2);
   lua_pushinteger(L, code);
   lua_setfield(L, -2, "tide_exit");

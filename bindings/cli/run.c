@@ -88,7 +88,9 @@ static const char closing_exit[] =
   "local exit = os.exit\n"
   "function os.exit(code, close)\n"
   "   if code == nil then code = true end\n"
-  "   if type(code) == 'number' and code ~= 0 and code % 256 == 0 then code = 1 end\n"
+  "   local n = tonumber(code)\n"
+  "   local whole = n and (n < 0 and math.ceil(n) or math.floor(n))\n"
+  "   if n and n ~= 0 and not (whole % 256 >= 1 and math.abs(n) < 2^31) then code = 1 end\n"
   "   exit(code, close ~= false)\n"
   "end\n";
 

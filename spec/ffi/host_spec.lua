@@ -148,7 +148,9 @@ describe('the tide program', function()
       for _, how in ipairs { 'run RECIPE', 'run -n 2 RECIPE' } do
          for words, want in pairs { ['()'] = 0, ['(nil)'] = 0, ['(true)'] = 0, ['(false)'] = 1,
             ['(7.9)'] = 7, ['("5")'] = 5, ['(-1)'] = 255, ['(256)'] = 1, ['(512)'] = 1,
-            ['(257)'] = 1, ['(3, true)'] = 3 } do
+            ['(257)'] = 1, ['(3, true)'] = 3, ['(0.5)'] = 1, ['(-0.5)'] = 1, ['("256")'] = 1,
+            ['(-256.5)'] = 1, ['(0 / 0)'] = 1, ['(1e300)'] = 1, ['(-2^31 - 5)'] = 1,
+            ['(-0.0)'] = 0 } do
             assert.equal(want, (run(how, 'os.exit' .. words)), how .. words)
          end
          code, _, err = run(how, 'os.exit {}')

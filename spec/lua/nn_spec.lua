@@ -79,6 +79,18 @@ describe('nn.MLP in its plain form', function()
          close(seen, tide.linear(x_BTC, m.up_proj.weight, m.up_proj.bias))
       end
    end)
+
+   it('asks a projection of another class for what it makes of its input', function()
+      local Halved = require 'tide.class'('Halved', nn.Linear)
+      function Halved:forward(x) return nn.Linear.forward(self, x) / 2 end
+      for _, act in ipairs { 'relu', 'relu2', 'gelu_tanh' } do
+         local m = nn.MLP { dim = 4, hidden = 6, act = act }
+         m.up_proj = Halved(4, 6, { bias = false })
+         local up = tide.linear(x_BTC, m.up_proj.weight) / 2
+         up = act == 'relu2' and up:relu():square() or up[act](up)
+         close(m(x_BTC), tide.linear(up, m.down_proj.weight))
+      end
+   end)
 end)
 
 describe('norms', function()

@@ -162,6 +162,18 @@ describe('optimiser state', function()
       assert.equal(5, ob.steps)
    end)
 
+   it('has no last step to take back', function()
+      local p = params()
+      local opt = optim.AdamW(p, { lr = 0.05 })
+      run(opt, p, 2)
+      opt:load_state_dict(opt:state_dict())
+      assert.equal('E_STATE', raised(opt.take_back, opt).code)
+      run(opt, p, 1)
+      opt:take_back()
+      assert.equal(2, opt.steps)
+      assert.equal(2, opt.state.w.step)
+   end)
+
    it('is refused when it is of something else', function()
       local p = params()
       local opt = optim.AdamW(p, { lr = 0.05 })
@@ -174,8 +186,16 @@ describe('optimiser state', function()
          meta).message, 1, true)
       tensors['w.m'] = nil
       assert.equal('E_FORMAT', raised(opt.load_state_dict, opt, tensors, meta).code)
-      tensors['w.m'] = tide.zeros { 5 }
-      raised(opt.load_state_dict, opt, tensors, meta)
+      for _, shape in ipairs { { 5 }, { 3 }, { 1 }, {} } do        -- all but the first broadcast
+         tensors['w.m'] = tide.zeros(shape)
+         local e = raised(opt.load_state_dict, opt, tensors, meta)
+         assert.equal('E_SHAPE', e.code)
+         assert.matches("'w.m'", e.message, 1, true)
+      end
+      tensors['w.m'] = 3
+      assert.equal('E_ARG', raised(opt.load_state_dict, opt, tensors, meta).code)
+      meta.counts = nil
+      assert.equal('E_ARG', raised(opt.load_state_dict, opt, tensors, meta).code)
       assert.equal('E_ARG', raised(opt.load_state_dict, opt, nil, meta).code)
    end)
 end)

@@ -45,6 +45,9 @@ describe('a triangle', function()
       local x = tide.tensor { { 1, 0 / 0 }, { 3, 4 } }
       assert.same({ { 1, 0 }, { 3, 4 } }, x:tril():tolist())        -- what is left out is 0
       assert.equal('i64', tide.ones({ 2, 2 }, { dtype = 'i64' }):triu().dtype)
+      local mask = tide.ones({ 2, 2 }, { dtype = 'bool' })
+      assert.same({ { true, false }, { true, true } }, mask:tril():tolist())
+      assert.same({ { false, true }, { false, false } }, mask:triu(1):tolist())
       refused('E_SHAPE', 'tril', tide.tril, tide.ones { 3 })
       refused('E_ARG', { 'triu', 'diagonal' }, tide.triu, x, 0.5)
    end)
@@ -71,6 +74,14 @@ describe('logsumexp', function()
       local inf = math.huge
       local rows = tide.tensor { { -inf, -inf }, { -inf, 3 }, { inf, 1 }, { -1e30, 1e30 } }
       close(tide.tensor { -inf, 3, inf, 1e30 }, rows:logsumexp(2))
+      for dtype, tolerance in pairs { f16 = 0.005, bf16 = 0.04 } do     -- half of the last bit
+         local many = tide.zeros({ 70000 }, { dtype = dtype }):logsumexp()
+         assert.equal(dtype, many.dtype)
+         assert.is_true(math.abs(many:item() - math.log(70000)) <= tolerance)
+      end
+      assert.same({ -inf, -inf }, tide.zeros({ 0, 2 }):logsumexp(1):tolist())
+      assert.same({ 0 }, tide.zeros({ 0, 2 }):logsumexp(2).shape)
+      assert.equal(-inf, tide.zeros({ 0 }):logsumexp():item())
       refused('E_ARG', { 'logsumexp', 'dim' }, tide.logsumexp, x, 4)
       refused('E_ARG', { 'logsumexp', 'keepdim' }, tide.logsumexp, x, 1, 3)
    end)

@@ -342,5 +342,10 @@ describe('a sharded parameter', function()
          local model = make { strategy = 'optim', mp_policy = { param_dtype = 'bf16' } }
          model:load_state_dict(case.model():materialise('cpu', 2):state_dict())
       ]])
+      for _, call in ipairs { 'init_weights(2)', "to 'bf16'", "materialise('cpu', 2)" } do
+         fails('the model is sharded', [[
+            local model = make { strategy = 'optim', mp_policy = { param_dtype = 'bf16' } }
+            model:]] .. call)
+      end
    end)
 end)

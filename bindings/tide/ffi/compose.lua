@@ -57,22 +57,48 @@ local function side(name, x, diagonal, compare)
    return compare(op.sub(columns, op.unsqueeze(rows, 2)), diagonal)
 end
 
--- The lower triangle of the last two dims: 0 beyond a diagonal (0 the main one, 1 the one above).
-function op.tril(x, diagonal) return op.where(side('tril', x, diagonal, op.le), x, 0) end
--- The upper triangle of the last two dims: 0 below a diagonal (0 the main one, 1 the one above).
-function op.triu(x, diagonal) return op.where(side('triu', x, diagonal, op.ge), x, 0) end
+local function triangle(name, x, diagonal, compare)
+   local keep = side(name, x, diagonal, compare)
+   if C.tide_tensor_dtype(x) == C.TIDE_BOOL then return op.logical_and(x, keep) end
+   return op.where(keep, x, 0)
+end
+
+-- The lower triangle of the last two dims, in the dtype of x: 0 (false) beyond a diagonal (0 the
+-- main one, 1 the one above).
+function op.tril(x, diagonal) return triangle('tril', x, diagonal, op.le) end
+-- The upper triangle of the last two dims, in the dtype of x: 0 (false) below a diagonal (0 the
+-- main one, 1 the one above).
+function op.triu(x, diagonal) return triangle('triu', x, diagonal, op.ge) end
 
 -- ---- reductions ------------------------------------------------------------------------------
 
--- log(sum(exp(x))) over dim (an integer, a list, or nil for all), which does not overflow.
--- keepdim (false): dims stay with size 1.
+-- What is subtracted before exp: the largest value where that is finite, a constant (it cancels in
+-- the derivative).
+local function top_of(x, dim)
+   check(x, C.tide_detach(box, x))
+   local top = op.amax(take(), dim, true)
+   return op.where(op.isfinite(top), top, 0)
+end
+
+local function has_elements(x)
+   for i = 0, C.tide_tensor_ndim(x) - 1 do
+      if arg.size(x, i) == 0 then return false end
+   end
+   return true
+end
+
+-- log(sum(exp(x))) over dim (an integer, a list, or nil for all), which does not overflow; -inf
+-- over nothing. keepdim (false): dims stay with size 1. Of 16 bits it is computed in f32.
 function op.logsumexp(x, dim, keepdim)
    tensor('logsumexp', 'x', x)
    arg.dims('logsumexp', x, dim)
    local keep = arg.flag('logsumexp', 'keepdim', keepdim)
-   check(x, C.tide_detach(box, x))
-   local top = op.amax(take(), dim, true)         -- a constant: it cancels in the derivative
-   top = op.where(op.isfinite(top), top, 0)
+   local dtype = C.tide_tensor_dtype(x)
+   if dtype == C.TIDE_F16 or dtype == C.TIDE_BF16 then
+      return op.cast(op.logsumexp(op.cast(x, 'f32'), dim, keepdim), arg.dtype_name[dtype])
+   end
+   if not has_elements(x) then return op.log(op.sum(op.exp(x), dim, keep)) end
+   local top = top_of(x, dim)
    local sum = op.log(op.sum(op.exp(op.sub(x, top)), dim, keep))
    local shape = {}
    for i = 1, C.tide_tensor_ndim(sum) do shape[i] = arg.size(sum, i - 1) end

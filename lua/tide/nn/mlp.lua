@@ -53,7 +53,8 @@ end
 function MLP:activated(x)
    local m, act = self.up_proj, in_product[self.act]
    local y
-   if act and m.product == tide.linear and not m:is_changed() and not rawget(self, 'project') then
+   local plain = m.forward == Linear.forward and m.product == tide.linear and not m:is_changed()
+   if act and plain and not rawget(self, 'project') then
       y = tide.linear_act(x, m.weight, m.bias, act)
    else
       local _, up = self:project(x)

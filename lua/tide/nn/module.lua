@@ -191,8 +191,19 @@ function Module:zero_grad()
    for _, entry in ipairs(self:named_parameters()) do entry.param:zero_grad() end
 end
 
+-- What shards hold does not follow what is done to the fields they are gathered into.
+local function check_unsharded(self, op)
+   self:walk(function(m)
+      if m._sharded_in then
+         err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values and '
+            .. 'dtype; call it before fully_shard')
+      end
+   end)
+end
+
 -- Replaces every parameter and buffer by fn(t); shared tensors stay shared.
-local function replace(self, fn)
+local function replace(self, op, fn)
+   check_unsharded(self, op)
    local made = {}
    self:walk(function(m)
       for _, field in ipairs(m._param) do
@@ -215,7 +226,7 @@ function Module:to(target)
    end
    err.type('nn.Module.to', 'target', target, 'table')
    err.options('nn.Module.to', target, { 'dtype', 'device' })
-   return replace(self, function(t, is_param)
+   return replace(self, 'nn.Module.to', function(t, is_param)
       local want = { device = target.device, dtype = is_float[t.dtype] and target.dtype or nil }
       if next(want) == nil then return t end
       local new = t:detach():to(want):detach()
@@ -226,7 +237,7 @@ end
 
 -- Gives a module that was built on device 'null' its bytes, and fills them.
 function Module:materialise(device, seed)
-   replace(self, function(t, is_param)
+   replace(self, 'nn.Module.materialise', function(t, is_param)
       if t.device ~= 'null' then return t end
       local new = tide.empty(t.shape, { dtype = t.dtype, device = device })
       if is_param and t.requires_grad then new:requires_grad_(true) end
@@ -249,6 +260,7 @@ end
 -- Fills every parameter by its declared initialiser from (seed, dotted name).
 function Module:init_weights(seed)
    err.integer('nn.Module.init_weights', 'seed', seed, 0)
+   check_unsharded(self, 'nn.Module.init_weights')
    tide.no_grad(function()
       for _, entry in ipairs(self:named_parameters()) do
          fill_parameter(entry, seed)

@@ -310,6 +310,15 @@ function Optimizer:state_dict()
    return tensors, { kind = self.class_name, steps = self.steps, counts = counts }
 end
 
+-- What copy_ would spread over the state is not the state.
+local function check_fits(op, key, to, from)
+   if not tide.is_tensor(from) then err.arg(op, key, 'a tensor', from) end
+   local want, got = table.concat(to.shape, ', '), table.concat(from.shape, ', ')
+   if want ~= got then
+      err.raise('E_SHAPE', op, "'%s' is [%s] in the state, [%s] here", key, got, want)
+   end
+end
+
 local function restore(self, op, entry, count, tensors)
    local state = self:new_state(entry)
    for _, field in ipairs(self.fields) do
@@ -317,6 +326,7 @@ local function restore(self, op, entry, count, tensors)
          local key = entry.name .. '.' .. field
          local t = tensors[key]
          if t == nil then err.raise('E_FORMAT', op, "the state has no '%s'", key) end
+         check_fits(op, key, state[field], t)
          state[field]:copy_(t)
       end
    end
@@ -332,6 +342,7 @@ function Optimizer:load_state_dict(tensors, meta)
       err.raise('E_ARG', op, 'the state is of %s, this is %s', tostring(meta.kind),
          self.class_name)
    end
+   err.type(op, 'meta.counts', meta.counts, 'table')
    local known, state = {}, {}
    tide.no_grad(function()
       for _, entry in ipairs(self:entries()) do
@@ -345,7 +356,8 @@ function Optimizer:load_state_dict(tensors, meta)
          err.raise('E_ARG', op, "the state has a parameter '%s' that is not optimised here", name)
       end
    end
-   self.state, self.steps = state, err.integer(op, 'steps', meta.steps, 0)
+   self.steps = err.integer(op, 'steps', meta.steps, 0)
+   self.state, self.counted = state, nil
 end
 
 return Optimizer
