@@ -35,6 +35,18 @@ describe('ranks that differ', function()
       end
    end)
 
+   it('are in other calls: all are told so, whatever the texts are about', function()
+      for r, e in ipairs(ranks.run(3, function(rank)
+         return tostring(select(2, pcall(require('tide.dist.agree').check,
+            require 'tide.dist'.world(), rank == 1 and 'other' or 'spec', 'E_STATE',
+            { { what = rank == 1 and 'seeds' or 'plans', text = 'same' } })))
+      end)) do
+         assert.matches((r == 2 and 'other' or 'spec') .. ': rank 1 has other calls than rank 0: '
+            .. 'these ranks have different calls; rank 1: other; ranks 0, 2: spec; all ranks must '
+            .. 'make the same calls in the same order (E_COMM)', e, 1, true)
+      end
+   end)
+
    it('are not all listed where they are many', function()
       local list = {}
       for r = 1, 40 do list[r] = r end

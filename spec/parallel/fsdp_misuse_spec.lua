@@ -72,6 +72,11 @@ describe('sharding', function()
       fails('rank 1 has other values than rank 0', [[
          tide.parallel.fully_shard(case.model():materialise('cpu', rank), { strategy = 'no_shard' })
       ]])
+      fails('rank 1 has other units than rank 0',
+         "make { units = { rank == 0 and 'Attention' or 'RMSNorm' } }")
+      fails('rank 1 has other devices than rank 0', [[
+         tide.parallel.fully_shard(case.model(), { device = rank == 0 and 'cpu' or 'null' })
+      ]])
       fails('rank 1 has other seeds than rank 0',
          'tide.parallel.fully_shard(case.model(), { seed = rank })')
       fails('other seeds than rank 0', [[

@@ -326,6 +326,25 @@ describe('a plan', function()
          t.parallel.plan(model, { dp_shard = 2 }, { fsdp = {} }):materialise()
       end, config)
       for _, row in ipairs(rows) do assert.matches('different parameters', row.message, 1, true) end
+      rows = ranks.try(2, function(rank, _, cfg)
+         require 'tide'.parallel.plan({ family = 'llama', config = cfg }, { dp_shard = 2 },
+            { fsdp = {} }):materialise { device = rank == 0 and 'cpu' or 'null' }
+      end, config)
+      for _, row in ipairs(rows) do assert.matches('different devices', row.message, 1, true) end
+   end)
+
+   it('does not spread what another plan has', function()
+      local said = ranks.run(2, function(_, _, cfg)
+         local t = require 'tide'
+         local model = t.model.llama(cfg, { device = 'null' })
+         local function plan() return t.parallel.plan(model, { dp_shard = 2 }, { fsdp = {} }) end
+         local first, second = plan(), plan()
+         first:materialise()
+         return tostring(select(2, pcall(second.materialise, second)))
+      end, config)
+      for _, text in ipairs(said) do
+         assert.matches('plan.materialise: the model is spread over ranks already', text, 1, true)
+      end
    end)
 
    it('is compared once by all ranks, whatever its parts would compare', function()

@@ -8,12 +8,13 @@ local head = [[
    local case = require 'spec.parallel.fsdp_case'
    local rank, n = world.rank, world.size
    local function make(o)
-      local model = case.model():materialise('cpu', o.seed or 1)
+      local model = case.model { config = o.config }:materialise('cpu', o.seed or 1)
+      if o.frozen then model.model.layers:at(o.frozen):requires_grad_(false) end
       local sharded = o.fsdp and tide.parallel.fully_shard(model, o.fsdp) or nil
-      local optim = tide.optim.AdamW(sharded or model, { lr = o.lr or 1e-3,
-         weight_decay = o.decay })
+      local optim = tide.optim.AdamW(o.params and o.params(model) or sharded or model,
+         { lr = o.lr or 1e-3, weight_decay = o.decay })
       return tide.train.step.new { model = model, optim = optim, parallel = sharded,
-         clip = o.clip or 1 }
+         clip = o.clip or 1, loss_options = o.loss }
    end
 ]]
 
@@ -30,6 +31,28 @@ describe('a step of replicas', function()
       fails('rank 1 has other options of the optimiser', 'make { decay = 0.1 * rank }')
       fails('rank 1 has other options of the optimiser',
          "make { fsdp = { strategy = 'no_shard' }, lr = 1e-3 * (1 + rank) }")
+   end)
+
+   it('is refused where they take another loss', function()
+      for _, fsdp in ipairs { 'nil', "{ strategy = 'optim' }" } do
+         fails('rank 1 has other options of the loss', ([[
+            make { fsdp = %s, loss = { label_smoothing = 0.1 * rank } } ]]):format(fsdp))
+      end
+   end)
+
+   it('is refused where equal shapes are other parameters or compute other things', function()
+      fails('rank 1 has other parameters than rank 0', 'make { frozen = 1 + rank }')
+      fails('rank 1 has other modules than rank 0',
+         'make { config = { rope_theta = 1000 + rank } }')
+      fails('rank 1 has other parameters of the optimiser', [[
+         make { params = function(model)
+            local list = {}
+            for _, p in ipairs(model:named_parameters()) do
+               if p.name:find('layers.' .. rank, 1, true) then list[#list + 1] = p end
+            end
+            return list
+         end }
+      ]])
    end)
 
    it('is refused where their learning rates part, at the step where they do', function()

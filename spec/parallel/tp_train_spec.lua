@@ -196,6 +196,23 @@ describe('training with tensor parallelism', function()
             comm = run.comm, optim = tide.optim.SGD(run.params, { lr = 0.1 }) }
          step:run { batch(1 + rank) }
       ]])
+      -- equal rows that count, or are placed, in another way
+      for _, change in ipairs { 'b.count = b.count + rank', [[
+         b.positions = tide.arange(b.ids:size(2), { dtype = 'i64' }):reshape(1, b.ids:size(2))
+            + rank ]] } do
+         refused('tensor-parallel axis (2 ranks) were given different batches', ([[
+            local model = tide.parallel.tensor_parallel(tide.model.llama(cfg, { seed = 1 }), axis)
+            local step, b = step_of(model), batch(1)
+            step:run { b }
+            b.count = b.count or b.ids:numel()
+            %s
+            step:run { b }
+         ]]):format(change))
+      end
+      refused('different plans', [[
+         tide.parallel.tensor_parallel(tide.model.llama(cfg, { seed = 1 }), axis,
+            { gather_logits = rank == 0 })
+      ]])
    end)
 
    it('is refused where gradients would be added over the wrong ranks', function()

@@ -92,23 +92,30 @@ local function is_settled(comm, model)
       and comm.id:sub(1, #over.id + 1) == over.id .. '/')
 end
 
+-- What is compared before all else: texts of other calls are about other things.
+local function call_item(op)
+   return { what = 'calls', text = op, shown = true,
+      hint = 'all ranks must make the same calls in the same order' }
+end
+
 -- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of { what
 -- (a plural), text (or a function that gives it), shown (the texts go into the message; else only
 -- hashes are sent), among (ranks that give the same are compared with each other; default: all),
--- hint (how it should be) }, looked at in this order. model: what the items are about, nil if it is
--- no model. Collective, but with one rank, imagined ranks and what is settled.
+-- hint (how it should be) }, looked at in this order. E_COMM if ranks are in other calls than op.
+-- model: what the items are about, nil if it is no model. Collective, but with one rank, imagined
+-- ranks and what is settled.
 function agree.check(comm, op, code, items, model)
    if type(comm) ~= 'table' or type(comm.size) ~= 'number' then
       err.arg(op, 'comm', 'a communicator', comm)
    end
    if comm.size == 1 or comm.transport == 'sim' or not comm.all_gather_object then return end
    if model and is_settled(comm, model) then return end
-   local mine = {}
-   for i, item in ipairs(items) do mine[i] = said(item) end
+   local asked, mine = { call_item(op), unpack(items) }, {}
+   for i, item in ipairs(asked) do mine[i] = said(item) end
    local all = comm:all_gather_object(mine)
-   for i, item in ipairs(items) do
+   for i, item in ipairs(asked) do
       local groups = parted(all, i)
-      if groups then refuse(op, code, item, groups) end
+      if groups then refuse(op, i == 1 and 'E_COMM' or code, item, groups) end
    end
 end
 

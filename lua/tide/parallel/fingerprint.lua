@@ -68,11 +68,10 @@ local function integers(t)
    return ('%s %s'):format(table.concat(t.shape, 'x'), digest(t:to 'i64':to_string_bytes()))
 end
 
--- The fields of a batch that are tensors of whole numbers. names: default: all that go over the
--- sequence.
-function fingerprint.batch(batch, names)
+-- The fields of a batch that go over the sequence and are tensors of whole numbers.
+function fingerprint.batch(batch)
    local list = {}
-   for _, name in ipairs(names or { 'ids', 'input_ids', 'labels', 'positions', 'index' }) do
+   for _, name in ipairs { 'ids', 'input_ids', 'labels', 'positions', 'index' } do
       local t = batch[name]
       if tide.is_tensor(t) and t.dtype:find '^i' then
          list[#list + 1] = ('%s %s'):format(name, integers(t))
@@ -81,10 +80,12 @@ function fingerprint.batch(batch, names)
    return table.concat(list, ', ')
 end
 
--- Ids and labels of a list of batches.
+-- A list of batches: those fields, and how many labels are said to count.
 function fingerprint.batches(batches)
    local list = {}
-   for i, batch in ipairs(batches) do list[i] = fingerprint.batch(batch, { 'ids', 'labels' }) end
+   for i, batch in ipairs(batches) do
+      list[i] = ('%s, count %s'):format(fingerprint.batch(batch), tostring(batch.count))
+   end
    return table.concat(list, '\n')
 end
 

@@ -94,9 +94,7 @@ end
 
 -- ---- making it -------------------------------------------------------------------------------
 
-local function make_units(self, model)
-   local o = self.opts
-   local list = o.disable_bucketing and {} or units.choose(model, o.units)
+local function make_units(self, model, list)
    local root = { name = '', modules = {}, is_root = true }
    local entries, of = units.entries(model, list, root)
    local mine = { [root] = {} }
@@ -150,10 +148,16 @@ local function check_whole(model)
    end)
 end
 
+local function units_text(list)
+   local names = {}
+   for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
+   return table.concat(names, '\n')
+end
+
 -- Ranks with data of their own must shard the same model in the same way: a difference would be
 -- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
 -- parameters must have the same options and configuration.
-local function check_agreed(self, model)
+local function check_agreed(self, model, list)
    local o, part = self.opts, self.data_comm.id
    agree.check(self.comm, op, 'E_ARG', {
       { what = 'options', text = options.text(o), shown = true },
@@ -161,6 +165,8 @@ local function check_agreed(self, model)
       { what = 'configurations', text = canonical(model.config) },
       { what = 'parameters', text = fingerprint.parameters(model), among = part },
       { what = 'modules', text = fingerprint.structure(model), among = part },
+      { what = 'units', text = units_text(list), among = part },
+      { what = 'devices', text = tostring(self.device), shown = true },
       { what = 'values', text = fingerprint.values(model:parameters()), among = part },
    }, model)
 end
@@ -187,15 +193,16 @@ function Sharded:init(model, opts)
    check_whole(model)
    self.model = model
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(self.opts)
-   check_agreed(self, model)
    self.device = self.opts.device
    if not self.device then
       local first = model:parameters()[1]
       self.device = first and first.device ~= 'null' and first.device or nil
    end
+   local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units)
+   check_agreed(self, model, list)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
    self.handles, self.buffers = {}, {}
-   make_units(self, model)
+   make_units(self, model, list)
    set_policy(self)
    schedule.set_order(self, self.units)
    if self.opts.nccl_ub then schedule.make_buffers(self) end

@@ -91,6 +91,13 @@ local function made_by(fn)
    return model
 end
 
+local function check_whole(name, model)
+   if model._sharded or rawget(model, '_tp') or rawget(model, '_cp') then
+      err.raise('E_STATE', name, 'the model is spread over ranks already; give it whole')
+   end
+   return model
+end
+
 -- A description { family =, config =, dtype = }, a function, or a module.
 local function read_model(self, model)
    if type(model) == 'table' and not class.is(model, nn.Module) then
@@ -106,10 +113,7 @@ local function read_model(self, model)
    if not class.is(model, nn.Module) then
       err.arg(op, 'model', 'a module, a function that makes one, or { family =, config = }', model)
    end
-   if model._sharded or rawget(model, '_tp') or rawget(model, '_cp') then
-      err.raise('E_STATE', op, 'the model is spread over ranks already; give it whole')
-   end
-   self.model = model
+   self.model = check_whole(op, model)
 end
 
 local function copy(t)
@@ -261,7 +265,7 @@ function Plan:price(opts)
 end
 
 -- All ranks must have the same plan for the same model: all that the parts would compare.
-local function check_agreed(self, comm, seed)
+local function check_agreed(self, comm, device, seed)
    local model, given = self.model, {}
    for _, k in ipairs(sections) do given[k] = self[k] end
    agree.check(comm, 'parallel.plan.materialise', 'E_COMM', {
@@ -271,6 +275,7 @@ local function check_agreed(self, comm, seed)
       { what = 'parameters', text = fingerprint.parameters(model) },
       { what = 'models', text = fingerprint.structure(model) },
       { what = 'values', text = fingerprint.values(model:parameters()) },
+      { what = 'devices', text = device, shown = true },
       { what = 'seeds', text = tostring(seed) },
    })
 end
@@ -293,13 +298,14 @@ function Plan:materialise(opts)
    local name = 'parallel.plan.materialise'
    opts = err.options(name, opts, { 'device', 'seed' })
    if self.done then err.raise('E_STATE', name, 'this plan has spread its model already') end
+   check_whole(name, self.model)                       -- another plan may have
    local device = opts.device or 'cpu'
    local seed = err.integer(name, 'seed', opts.seed or 0, 0)
    local mesh = real_mesh(self)
    if mesh.comm.transport == 'sim' and device ~= 'null' then
       err.raise('E_STATE', name, 'the mesh is simulated; it can be priced only')
    end
-   check_agreed(self, mesh.comm, seed)
+   check_agreed(self, mesh.comm, device, seed)
    self.done = true
    local first = self.model:parameters()[1]
    local on_null = first ~= nil and first.device == 'null'

@@ -404,7 +404,8 @@ local function styles_text(styles, opts)
    local list = {}
    for path, style in each(styles) do list[#list + 1] = path .. ' ' .. tostring(style) end
    table.sort(list)
-   return ('%s\nasync_tp %s'):format(table.concat(list, '\n'), tostring(opts.async_tp or false))
+   return ('%s\nasync_tp %s, gather_logits %s'):format(table.concat(list, '\n'),
+      tostring(opts.async_tp or false), tostring(opts.gather_logits ~= false))
 end
 
 -- What every rank of the axis must have in common, before anything changes.

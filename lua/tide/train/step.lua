@@ -103,17 +103,32 @@ local function optim_text(optim, sharded)
    return ('%s, lr %s, %s'):format(tostring(optim.class_name), lr, table.concat(list, '; '))
 end
 
--- Ranks that add up gradients make the update each for itself: with other weights, another limit or
--- another optimiser on one, replicas drift apart without a word. A sharded model has compared its
--- own weights.
+-- Names of the parameters that an optimiser changes, by group.
+local function optim_names(optim)
+   local list = {}
+   for i, group in ipairs(optim.groups or {}) do
+      for _, entry in ipairs(group.params) do list[#list + 1] = i .. ' ' .. entry.name end
+   end
+   return table.concat(list, '\n')
+end
+
+-- Ranks that add up gradients make the update each for itself: with other weights, another limit,
+-- another optimiser or another loss on one, replicas drift apart or learn a mixture without a word.
+-- So with models of equal shapes that compute different things, or that freeze other parameters. A
+-- sharded model has compared itself.
 local function check_replicas(self, op)
    local items = {
       { what = 'limits of the gradient norm (clip)', text = tostring(self.clip), shown = true },
       { what = 'options of the optimiser', text = optim_text(self.optim, self.parallel),
          shown = true },
+      { what = 'options of the loss', text = canonical(self.loss_options), shown = true },
    }
+   local function add(what, text) items[#items + 1] = { what = what, text = text } end
+   if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
    if not self.parallel and class.is(self.model, nn.Module) then
-      items[3] = { what = 'weights', text = fingerprint.values(self.model:parameters()) }
+      add('parameters', fingerprint.parameters(self.model))
+      add('weights', fingerprint.values(self.model:parameters()))
+      add('modules', fingerprint.structure(self.model))
    end
    agree.check(self.comm, op, 'E_STATE', items)
 end
@@ -138,9 +153,9 @@ end
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
 -- (a Sharded; comm is then its ranks with data of their own), captured (false; true: from the
 -- second on a step is one launch of a CUDA graph, with the same numbers; batches must keep their
--- shapes and counts). Collective. E_STATE: ranks differ in clip, in the options of the optimiser
--- or, of a model that each holds whole, in weights. E_UNSUPPORTED: the step cannot be captured
--- (several ranks, a model that is not on 'cuda').
+-- shapes and counts). Collective. E_STATE: ranks differ in clip, in the options of optimiser or
+-- loss or, of a model that each holds whole, in its parameters, modules or weights.
+-- E_UNSUPPORTED: the step cannot be captured (several ranks, a model that is not on 'cuda').
 function step.new(opts)
    local op = 'train.step.new'
    err.type(op, 'options', opts, 'table')
