@@ -81,6 +81,27 @@ static void raise_again(lua_State *L, lua_Debug *ar)
   lua_error(L);
 }
 
+static void tell_hook(lua_State *L, lua_Debug *ar)
+{
+  (void)ar;
+  lua_pushboolean(L, 1);
+  lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
+}
+
+/* Not in a finalizer: an error that leaves one which a compiled loop has called (by way of the
+ * collector) takes the program down. Nor in another hook. */
+static bool is_hooked_here(lua_State *L)
+{
+  lua_pushnil(L);
+  lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
+  lua_sethook(L, tell_hook, LUA_MASKCOUNT, 1);
+  if (luaL_loadstring(L, "local _ = 1") != 0 || lua_pcall(L, 0, 0, 0) != 0) lua_pop(L, 1);
+  lua_getfield(L, LUA_REGISTRYINDEX, exit_key);
+  bool told = lua_toboolean(L, -1);
+  lua_pop(L, 1);
+  return told;
+}
+
 /* In C, since what is written in Lua would be stopped by the hook. */
 static int exit_text(lua_State *L)
 {
@@ -96,10 +117,12 @@ static int exit_number(lua_Number v)
   return code == 0 && v != 0 ? 1 : code;
 }
 
-/* os.exit(code): nil and true are 0, false is 1, as in a stock luajit. */
+/* os.exit(code): nil and true are 0, false is 1, as in a stock luajit. Where no hook is asked it
+ * returns, and the rank ends with the finalizer or hook that called it. */
 static int l_exit(lua_State *L)
 {
   int code = lua_isboolean(L, 1) ? !lua_toboolean(L, 1) : exit_number(luaL_optnumber(L, 1, 0));
+  bool hooked = is_hooked_here(L);
   lua_createtable(L, 0, 2);
   lua_pushinteger(L, code);
   lua_setfield(L, -2, "tide_exit");
@@ -112,7 +135,7 @@ static int l_exit(lua_State *L)
   lua_pushvalue(L, -1);
   lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
   lua_sethook(L, raise_again, LUA_MASKCOUNT, 1);
-  return lua_error(L);
+  return hooked ? lua_error(L) : 0;
 }
 
 /* Lua code runs again in a state that os.exit has emptied. */

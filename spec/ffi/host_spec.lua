@@ -183,6 +183,12 @@ describe('the tide program', function()
            while true do pcall(step) end]],
          [[local dist, n = require 'tide.dist', 0
            while true do pcall(function() n = n + 1 if n > 300 then os.exit(4) end end) end]],
+         -- a finalizer, called by the collector in a compiled loop; a hook
+         [[local p = newproxy(true)
+           getmetatable(p).__gc = function() os.exit(4) end
+           p = nil
+           while true do local t = {} for i = 1, 1000 do t[i] = {} end end]],
+         'debug.sethook(function() os.exit(4) end, "", 1) while true do end',
       }
       for _, recipe in ipairs(around) do
          local code, out, err = run('run -n 2 RECIPE', recipe)

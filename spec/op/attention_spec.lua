@@ -189,6 +189,10 @@ describe('attention', function()
       refused('E_SHAPE', { 'attention', 'bias' }, tide.attention, q, k, k,
               { bias = tide.zeros { 1, 4, 3, 6 } })
       refused('E_ARG', { 'attention', 'opts.window' }, tide.attention, q, k, k, { window = -1 })
+      for _, window in ipairs { { left = 2 }, { 1, 2, 3 }, { [q] = 1 } } do
+         refused('E_ARG', { 'opts.window', 'nothing else' }, tide.attention, q, k, k,
+            { window = window })
+      end
       refused('E_ARG', { 'attention', 'opts.softcap' }, tide.attention, q, k, k, { softcap = -1 })
       refused('E_ARG', { 'attention', 'opts.mask' }, tide.attention, q, k, k, { mask = 1 })
    end)

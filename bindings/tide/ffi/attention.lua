@@ -9,6 +9,7 @@ local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local C = lib.C
+local each = pairs -- by another name: see "two faults" in bindings/README.md
 
 local M = {}
 local box, take, again, check = own.box, own.take, own.again_t, own.check_t
@@ -26,6 +27,11 @@ local function fill_window(a, window)
       int('attention', 'opts.window', window, 0)
       a.window_left, a.window_right = window, window
    elseif type(window) == 'table' then
+      for k in each(window) do
+         if type(k) ~= 'number' or k ~= 1 and k ~= 2 then
+            bad('attention', 'opts.window', '{left, right} and nothing else', window)
+         end
+      end
       if window[1] ~= nil then
          a.window_left = int('attention', 'opts.window[1]', window[1], -1)
       end
