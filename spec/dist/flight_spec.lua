@@ -45,7 +45,9 @@ describe('operands in flight', function()
             function(out) return comm:all_gather_v(tide.ones { 4 }, { 4, 4 }, out, async) end,
             function(out) return comm:all_to_all_into(out, all, async) end,
             function(out) return comm:all_to_all_v(all, { 4, 4 }, { 4, 4 }, out, async) end,
-            function(out) return comm:reduce_scatter_into(out:narrow(1, 1, 4), all, 'sum', async) end,
+            function(out)
+               return comm:reduce_scatter_into(out:narrow(1, 1, 4), all, 'sum', async)
+            end,
             function(out)
                return comm:reduce_scatter_v(all, { 4, 4 }, 'sum', out:narrow(1, 1, 4), async)
             end,
