@@ -197,9 +197,10 @@ static bool copy_lists(tide_work *w, const tide__coll *c)
 /* Whether the collective writes to t; the others it only reads. */
 static bool is_written(const tide_work *w, const tide_tensor *t)
 {
-  for (int64_t i = 0; i < w->coll.nseg; i++)
-    if (w->coll.seg[i].out && w->coll.seg[i].out == tide__tensor_ptr(t)) return true;
-  return false;
+  const char *p = tide__tensor_ptr(t);
+  for (int64_t i = 0; p && i < w->coll.nseg; i++)
+    if (w->coll.seg[i].out == p) return true;
+  return p && w->coll.out == p;
 }
 
 /* The operands outlive every open scope from here on: bytes must not go under the helper. */

@@ -221,6 +221,27 @@ describe('work', function()
       for r = 1, 2 do assert.equal('fine', out[r]) end
    end)
 
+   it('that was released is told, not followed', function()
+      local out = ranks.run(2, function(comm)
+         local work = comm:all_reduce(require('tide').ones { 3000 }, 'sum', { async = true })
+         work:wait()
+         work:release()
+         work:release()
+         local list = {}
+         for i, name in ipairs { 'wait', 'test', 'times' } do
+            list[i] = tostring(select(2, pcall(work[name], work)))
+            list[i + 3] = tostring(select(2, pcall(work[name], {})))
+         end
+         list[7] = tostring(select(2, pcall(work.release, 3)))
+         return list
+      end)
+      for r = 1, 2 do
+         for i, text in ipairs(out[r]) do
+            assert.matches(i <= 3 and 'this work was released' or "argument 'work'", text, 1, true)
+         end
+      end
+   end)
+
    it('proceeds during other work of its rank', function()
       local out = ranks.run(2, function(comm)
          local tide = require 'tide'

@@ -1,5 +1,5 @@
 -- Operands of a collective under way: what it sends may be read and not written, what it receives
--- neither; after wait everything is as before.
+-- neither, whatever the collective; after wait everything is as before.
 
 local ranks = require 'spec.support.ranks'
 
@@ -33,5 +33,39 @@ describe('operands in flight', function()
          'E_STATE', 'ok', 'ok' }
       assert.same({ want, 6, 9 }, rows[1])
       assert.same({ want, 9, 6 }, rows[2])
+   end)
+
+   it('are not read where a collective of parts writes them', function()
+      local rows = ranks.run(2, function(rank)
+         local tide, result = require 'tide', {}
+         local comm, all = tide.dist.world(), tide.ones { 8 }
+         local async, part = { async = true }, rank == 0 and all or nil
+         local calls = {
+            function(out) return comm:all_gather_into(out, tide.ones { 4 }, async) end,
+            function(out) return comm:all_gather_v(tide.ones { 4 }, { 4, 4 }, out, async) end,
+            function(out) return comm:all_to_all_into(out, all, async) end,
+            function(out) return comm:all_to_all_v(all, { 4, 4 }, { 4, 4 }, out, async) end,
+            function(out)
+               return comm:reduce_scatter_into(out:narrow(1, 1, 4), all, 'sum', async)
+            end,
+            function(out)
+               return comm:reduce_scatter_v(all, { 4, 4 }, 'sum', out:narrow(1, 1, 4), async)
+            end,
+            function(out) return comm:scatter(out:narrow(1, 1, 4), part, 0, async) end,
+         }
+         for i, call in ipairs(calls) do
+            local out = tide.zeros { 8 }
+            local work = call(out)
+            local ok, e = pcall(function() return out:sum() end)
+            result[i] = ok and 'ok' or e.code
+            assert(pcall(function() return all:sum() end))
+            work:wait()
+            result[i] = result[i] .. ' ' .. out:sum():item()
+         end
+         return result
+      end)
+      local want = { 'E_STATE 8', 'E_STATE 8', 'E_STATE 8', 'E_STATE 8', 'E_STATE 8', 'E_STATE 8',
+         'E_STATE 4' }
+      assert.same({ want, want }, rows)
    end)
 end)

@@ -105,26 +105,43 @@ local function finish(self, rc, box, value)
    return setmetatable({ handle = handle, ctx = self.ctx, value = value }, Work)
 end
 
+local function check_work(op, self)
+   if type(self) ~= 'table' or getmetatable(self) ~= Work then
+      bad(op, 'work', 'a work (call with a colon)', self)
+   end
+end
+
+-- The handle of a method's self.
+local function work_of(self, op)
+   check_work(op, self)
+   if not self.handle then
+      status.raise(C.TIDE_E_STATE, op, 'this work was released; keep it until its result is used')
+   end
+   return self.handle
+end
+
 -- Blocks until the collective is done and returns its result.
 function Work:wait()
-   local rc = C.tide_work_wait(self.handle)
+   local rc = C.tide_work_wait(work_of(self, 'work_wait'))
    if rc < 0 then own.fail(self.ctx, rc) end
    return self.value
 end
 
 -- True when wait would return at once.
-function Work:test() return C.tide_work_test(self.handle) == 1 end
+function Work:test() return C.tide_work_test(work_of(self, 'work_test')) == 1 end
 
 local t_box = ffi.new 'double[2]'
 
 -- When it began and ended, in seconds of tide.clock; nil while it is under way.
 function Work:times()
-   if not self:test() then return nil end
+   if C.tide_work_test(work_of(self, 'work_times')) ~= 1 then return nil end
    C.tide_work_times(self.handle, t_box, t_box + 1)
    return t_box[0], t_box[1]
 end
 
+-- Drops the handle now instead of when it is collected; the call goes on. Twice is once.
 function Work:release()
+   check_work('work_release', self)
    if self.handle then own.finish(self.handle, C.tide_work_release) end
    self.handle = nil
 end
