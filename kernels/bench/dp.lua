@@ -6,8 +6,8 @@
 -- same machine. Printed: seconds a step and the median of the ratios.
 
 local tide = require 'tide'
-local median = require('kernels.bench.stats').median
 local step = require 'tide.train.step'
+local turns = require 'kernels.bench.turns'
 
 local comm = tide.dist.world()
 local rounds, steps = tonumber((...)) or 15, 4
@@ -28,7 +28,7 @@ end
 
 local data = batches()
 
--- Seconds a step of a model of its own, over the ranks of `with`.
+-- What makes steps of a model of its own, over the ranks of `with`; how many parameters it has.
 local function trainer(with)
    local model = tide.model.llama({ vocab_size = 256, hidden_size = 256, num_hidden_layers = 4,
       num_attention_heads = 4, num_key_value_heads = 4, max_position_embeddings = seq },
@@ -36,11 +36,7 @@ local function trainer(with)
    local s = step.new { model = model, optim = tide.optim.AdamW(model, { lr = 1e-4 }), comm = with,
       clip = 1 }
    return function()
-      comm:barrier()
-      local begin = tide.clock()
       for _ = 1, steps do s:run(data) end
-      comm:barrier()
-      return (tide.clock() - begin) / steps
    end, model:num_parameters()
 end
 
@@ -48,17 +44,9 @@ local together, nparam = trainer(comm)
 local alone = trainer(tide.dist.solo())
 together()
 alone()
-local with, without, ratio = {}, {}, {}
-for i = 1, rounds do
-   if i % 2 == 1 then
-      with[i], without[i] = together(), alone()
-   else
-      without[i], with[i] = alone(), together()
-   end
-   ratio[i] = with[i] / without[i]
-end
+local t = turns.compare(comm, rounds, alone, together)
 if comm.rank == 0 then
    print(('data parallel, %d ranks (%s), %.1f M parameters: %.1f ms a step, %.1f ms without '
       .. 'communication, cost %+.1f %%'):format(comm.size, comm.transport, nparam / 1e6,
-      median(with) * 1e3, median(without) * 1e3, (median(ratio) - 1) * 100))
+      t.b / steps * 1e3, t.a / steps * 1e3, (t.ratio - 1) * 100))
 end

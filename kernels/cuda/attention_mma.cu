@@ -46,7 +46,7 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
   /* the last queries see most: first, so that the short blocks fill the end */
   int64_t i0 = (per - 1 - (int64_t)(blockIdx.x % per)) * OWN, b = rest / p.head, h = rest % p.head;
   int64_t hk = h / p.group;
-  int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane / 4;
+  int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
   reach seen = reach_of<false>(p, b, i0);
   load_tile<DP, OWN>(qs, p.q, b, i0, p.tq, h, p.d, aligned);
   auto load = [&](int64_t j, int stage) {
@@ -79,16 +79,7 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
   }
   tide_copy_wait<0>();
   float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-    factor[r] = sum[r] == 0 ? 0.0f : 1.0f / sum[r];
-    int64_t i = i0 + warp * 16 + g + 8 * r;
-    if ((lane & 3) == 0 && i < p.tq)
-      tide_put<float>(lse, b * ls0 + h * ls1 + i * ls2,
-                      sum[r] == 0 ? -INFINITY : top[r] + logf(sum[r]));
-  }
+  end_rows(lse, b * ls0 + h * ls1, ls2, i0 + warp * 16 + lane / 4, p.tq, 1.0f, top, sum, factor);
   write<F16, NO>(o, factor, out, b, i0 + warp * 16, p.tq, h, p.dv);
 }
 

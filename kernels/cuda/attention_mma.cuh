@@ -108,6 +108,23 @@ TIDE_DEVICE void soften(float (*s)[4], float unit, float *top, float *sum, float
   }
 }
 
+/* What rows i and i + 8 of n end with: factor divides by their sums, over the four lanes that share
+ * a row; the log-sum-exp goes to lse[at + row * stride]. unit: of top, in natural logarithms. */
+TIDE_DEVICE void end_rows(const tide_array &lse, int64_t at, int64_t stride, int64_t i, int64_t n,
+                          float unit, const float *top, float *sum, float *factor)
+{
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    factor[r] = sum[r] == 0 ? 0.0f : 1.0f / sum[r];
+    int64_t row = i + 8 * r;
+    if ((threadIdx.x & 3) == 0 && row < n)
+      tide_put<float>(lse, at + row * stride,
+                      sum[r] == 0 ? -INFINITY : top[r] * unit + logf(sum[r]));
+  }
+}
+
 template <int NO> TIDE_DEVICE void shrink(float (*o)[4], const float *old)
 {
 #pragma unroll

@@ -224,16 +224,7 @@ TIDE_DEVICE void consume(const layout<D> &m, const tide_attend &p, const task &t
   }
 
   float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-    factor[r] = sum[r] == 0 ? 0.0f : 1.0f / sum[r];
-    int64_t i = i0 + g + 8 * r;
-    if ((threadIdx.x & 3) == 0 && i < p.tq)
-      tide_put<float>(lse, lse_at + i * ls2,
-                      sum[r] == 0 ? -INFINITY : top[r] * p.scale + logf(sum[r]));
-  }
+  end_rows(lse, lse_at, ls2, i0 + g, p.tq, p.scale, top, sum, factor);
   write<F16, NO>(o, factor, out, t.b, i0, p.tq, t.h, D);
 }
 

@@ -14,25 +14,15 @@ local ctx = require 'tide.ffi.ctx'
 local graph = require 'tide.ffi.graph'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local pack = require 'tide.ffi.pack'
+local pretty = require 'tide.util.pretty'
 
 local Captured = { class_name = 'Captured' }
 Captured.__index = Captured
 
 local op = 'cuda.captured'
 
-local function pack(...) return { n = select('#', ...), ... } end
-
 local function is_plain(v) return type(v) == 'table' and getmetatable(v) == nil end
-
-local function sorted_keys(t)
-   local keys = {}
-   for k in each(t) do keys[#keys + 1] = k end
-   table.sort(keys, function(a, b)
-      if type(a) == 'number' and type(b) == 'number' then return a < b end
-      return tostring(a) < tostring(b)
-   end)
-   return keys
-end
 
 -- Everything in a value, through plain tables, as { path, value } in a fixed order.
 local function leaves(value, path, list)
@@ -40,7 +30,7 @@ local function leaves(value, path, list)
       list[#list + 1] = { path = path, value = value }
       return list
    end
-   for _, k in ipairs(sorted_keys(value)) do
+   for _, k in ipairs(pretty.sorted_keys(value)) do
       leaves(value[k], ('%s%s%s'):format(path, path == '' and '' or '.', tostring(k)), list)
    end
    return list

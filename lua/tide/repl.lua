@@ -9,6 +9,7 @@ local complete = require 'tide.repl.complete'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
+local pack = require 'tide.ffi.pack'
 local pretty = require 'tide.util.pretty'
 
 local repl = {}
@@ -89,8 +90,6 @@ local function traceback(e)
    end
    return #kept > 3 and table.concat(kept, '\n') or e
 end
-
-local function pack(...) return { n = select('#', ...), ... } end
 
 function Session:execute(fn, keeps, silent)
    err.type('repl.session.execute', 'fn', fn, 'function')

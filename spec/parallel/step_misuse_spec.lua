@@ -1,6 +1,7 @@
 -- A training step in careless hands: replicas that would drift apart, batches that are none, and
 -- what is saved or scored and cannot be, are errors that name function and argument.
 
+local tide = require 'tide'
 local ranks = require 'spec.support.ranks'
 
 local head = [[
@@ -83,17 +84,16 @@ describe('a step of replicas', function()
    end)
 end)
 
+local function says(words, fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.is_truthy(tide.is_error(e), tostring(e))
+   assert.is_truthy(tostring(e):find(words, 1, true), tostring(e))
+end
+
 describe('a step', function()
-   local tide = require 'tide'
    local case = require 'spec.parallel.fsdp_case'
    local new = tide.train.step.new
-
-   local function says(words, fn, ...)
-      local ok, e = pcall(fn, ...)
-      assert.is_false(ok)
-      assert.is_truthy(tide.is_error(e), tostring(e))
-      assert.is_truthy(tostring(e):find(words, 1, true), tostring(e))
-   end
 
    local function parts()
       local model = case.model():materialise('cpu', 1)
@@ -144,16 +144,8 @@ describe('a step', function()
 end)
 
 describe('what a step saves and scores', function()
-   local tide = require 'tide'
    local case = require 'spec.parallel.fsdp_case'
    local train = tide.train
-
-   local function says(words, fn, ...)
-      local ok, e = pcall(fn, ...)
-      assert.is_false(ok)
-      assert.is_truthy(tide.is_error(e), tostring(e))
-      assert.is_truthy(tostring(e):find(words, 1, true), tostring(e))
-   end
 
    it('is named where it is no saved state', function()
       for _, save in ipairs { train.checkpoint.save, train.checkpoint.save_async } do

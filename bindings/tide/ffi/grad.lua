@@ -13,6 +13,7 @@ local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local contexts = require 'tide.ffi.ctx'
+local pack = require 'tide.ffi.pack'
 local each = pairs -- by another name: see "two faults" in bindings/README.md
 local C = lib.C
 
@@ -23,8 +24,6 @@ local is_tensor = arg.is_tensor
 lib.state.records = lib.state.records or {}
 lib.state.next_tag = lib.state.next_tag or 1
 local records = lib.state.records           -- tag -> the record of a host function
-
-local function pack(...) return { n = select('#', ...), ... } end
 
 -- ---- recording on and off --------------------------------------------------------------------
 

@@ -137,11 +137,15 @@ function M.matmul(a, b)
    return take()
 end
 
+local function linear_operands(name, x, w, bias)
+   tensor(name, 'x', x)
+   tensor(name, 'w', w)
+   tensor_or_nil(name, 'bias', bias)
+end
+
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
 function M.linear(x, w, bias)
-   tensor('linear', 'x', x)
-   tensor('linear', 'w', w)
-   tensor_or_nil('linear', 'bias', bias)
+   linear_operands('linear', x, w, bias)
    local rc = C.tide_linear(box, x, w, bias)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear(box, x, w, bias)) end
    return take()
@@ -151,9 +155,7 @@ local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
 
 -- The activation of linear(x, w, bias) in one op: 'relu' or 'gelu_tanh'.
 function M.linear_act(x, w, bias, activation)
-   tensor('linear_act', 'x', x)
-   tensor('linear_act', 'w', w)
-   tensor_or_nil('linear_act', 'bias', bias)
+   linear_operands('linear_act', x, w, bias)
    local act = activations[activation]
    if not act then bad('linear_act', 'activation', "'relu' or 'gelu_tanh'", activation) end
    local rc = C.tide_linear_act(box, x, w, bias, act)
@@ -165,9 +167,7 @@ end
 -- rounds the gradient of y to e5m2. f32, bf16 or f16, which y has too; sums in f32. A GPU needs
 -- compute capability 8.9.
 function M.linear_fp8(x, w, bias)
-   tensor('linear_fp8', 'x', x)
-   tensor('linear_fp8', 'w', w)
-   tensor_or_nil('linear_fp8', 'bias', bias)
+   linear_operands('linear_fp8', x, w, bias)
    local rc = C.tide_linear_fp8(box, x, w, bias)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_fp8(box, x, w, bias)) end
    return take()

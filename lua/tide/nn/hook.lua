@@ -6,6 +6,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local pack = require 'tide.ffi.pack'
 
 local hook = {}
 
@@ -35,9 +36,6 @@ function List:add(op, fn, opts)
 end
 
 function List:count() return #self.items end
-
-local function pack(...) return { n = select('#', ...), ... } end
-hook.pack = pack
 
 -- Runs fn(module, values...) of every entry; results that are not nil replace the values.
 function List:run(module, values)
@@ -74,12 +72,12 @@ local function through(module, hooks, values)
       name = 'hook',
       forward = function(_, ...) return ... end,
       backward = function(_, ...)
-         local dx = hooks:run(module, hook.pack(...))
+         local dx = hooks:run(module, pack(...))
          return unpack(dx, 1, dx.n)
       end,
    }
    local copy = { n = values.n, unpack(values, 1, values.n) }
-   local out = hook.pack(identity(unpack(tensors)))
+   local out = pack(identity(unpack(tensors)))
    for i, k in ipairs(at) do copy[k] = out[i] end
    return copy
 end
@@ -93,7 +91,7 @@ function hook.call(self, inputs)
    local recording = tide.is_grad_enabled()
    if active(self._pre) then inputs = self._pre:run(self, inputs) end
    if recording and active(self._bwd) then inputs = through(self, self._bwd, inputs) end
-   local outputs = hook.pack(self:forward(unpack(inputs, 1, inputs.n)))
+   local outputs = pack(self:forward(unpack(inputs, 1, inputs.n)))
    if active(self._post) then outputs = self._post:run_after(self, inputs, outputs) end
    if recording and active(self._bwd_pre) then outputs = through(self, self._bwd_pre, outputs) end
    return unpack(outputs, 1, outputs.n)

@@ -11,6 +11,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local pack = require 'tide.ffi.pack'
 local hook = require 'tide.nn.hook'
 local weight = require 'tide.nn.weight'
 
@@ -329,7 +330,7 @@ function Module:is_changed()
 end
 
 local function call(self, ...)
-   if hooked(self) then return hook.call(self, hook.pack(...)) end
+   if hooked(self) then return hook.call(self, pack(...)) end
    return self:forward(...)
 end
 

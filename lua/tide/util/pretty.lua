@@ -15,9 +15,10 @@ local function order(a, b)
    return tostring(a) < tostring(b)
 end
 
-local function sorted_keys(t)
+-- The keys of a table in a fixed order: numbers first, then by type.
+function pretty.sorted_keys(t)
    local keys = {}
-   for k in each(t) do keys[#keys + 1] = k end
+   for k in each(err.type('util.pretty.sorted_keys', 't', t, 'table')) do keys[#keys + 1] = k end
    table.sort(keys, order)
    return keys
 end
@@ -51,7 +52,7 @@ local render
 
 local function entries(t, state, depth)
    local list, shown = {}, 0
-   local keys = sorted_keys(t)
+   local keys = pretty.sorted_keys(t)
    for _, k in ipairs(keys) do
       if shown == state.entries then
          list[#list + 1] = ('... %d more'):format(#keys - shown)
