@@ -65,7 +65,7 @@ static int64_t row_stride(int64_t nclass)
   return stride % 1024 == 0 ? stride + 16 : stride;
 }
 
-/* Besides CHUNK_BYTES, a chunk is a twelfth of what whole logits and their gradient would take in
+/* Besides CHUNK_BYTES, a chunk is a sixth of what whole logits and their gradient would take in
  * the type of x. */
 static int64_t even_chunks(int64_t n, int64_t most)
 {
@@ -76,7 +76,7 @@ static int64_t even_chunks(int64_t n, int64_t most)
 static int64_t chunk_rows(const plan *p)
 {
   int64_t row_bytes = p->stride * (int64_t)sizeof(float);
-  int64_t share = p->n * row_element_size(p->x->dtype) / 24;
+  int64_t share = p->n * row_element_size(p->x->dtype) / 12;
   int64_t most = smaller(CHUNK_BYTES / row_bytes, round_up(share, ROW_STEP));
   most = larger(most, WHOLE_BYTES / row_bytes) / ROW_STEP * ROW_STEP;
   return even_chunks(p->n, larger(most, ROW_STEP));
