@@ -8,11 +8,11 @@
  */
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
+#include "core/base/sort.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
 #include "core/device/flight.h"
 #include "core/dist/comm.h"
-#include "core/io/io.h"
 #include "core/tensor/tensor.h"
 
 enum { FEW = 16 };
