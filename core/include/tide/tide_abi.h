@@ -760,7 +760,6 @@ typedef struct tide_work tide_work; /* a collective under way, or done */
 
 typedef struct tide_group_opts {
   uint32_t size;
-  int32_t  check;   /* 1 (default): compare calls before data moves; 0: trust them (benchmarks) */
   double   timeout; /* seconds a rank waits for the others; default 600 */
 } tide_group_opts;
 void tide_group_opts_init(tide_group_opts *opts);
@@ -782,7 +781,9 @@ void tide_group_leave(tide_group *group, int rank, int status, const char *messa
 int  tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank);
 typedef struct tide_mpi_opts {
   uint32_t size;
-  int32_t  check;      /* 1 (default): compare calls before data moves; the same on every rank */
+  int32_t  check;      /* 1 (default): compare calls before data moves; 0: trust them, a round
+                          trip less: calls that differ are MPI's errors, wrong numbers or waits
+                          until the timeout. The same on every rank. Threads always compare */
   double   timeout;    /* seconds a rank waits for the others; default 600 */
   const char *library; /* file of the MPI library; null: the usual names */
 } tide_mpi_opts;
@@ -799,7 +800,9 @@ int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
  * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
 typedef struct tide_nccl_opts {
   uint32_t size;
-  int32_t  check;      /* 1: compare calls before data moves, a round trip each (default 0) */
+  int32_t  check;      /* 1: compare calls before data moves, a round trip each; 0 (default):
+                          trust them, calls that differ are wrong numbers or waits until the
+                          timeout */
   const char *library; /* file of NCCL; null: libnccl.so.2 */
 } tide_nccl_opts;
 void tide_nccl_opts_init(tide_nccl_opts *opts);
