@@ -376,8 +376,8 @@ typedef struct tide_attention_attrs {
   int64_t  window_left;  /* -1: no limit */
   int64_t  window_right; /* -1: no limit */
   int64_t  q_start;      /* position of query 0 when q_index is null */
-  float    scale;        /* 0: 1/sqrt(D) */
-  float    softcap;      /* 0: none; else cap * tanh(score / cap) before the mask */
+  double   scale;        /* 0: 1/sqrt(D); rounded to f32 unless the operands are f64 */
+  double   softcap;      /* 0: none; else cap * tanh(score / cap) before the mask; likewise */
   tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position); may be null */
   tide_tensor *k_index;  /* i32 [B or 1, Tk, 2]; null iff q_index is null */
   tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
