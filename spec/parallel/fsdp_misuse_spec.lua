@@ -72,6 +72,14 @@ describe('sharding', function()
       fails('rank 1 has other values than rank 0', [[
          tide.parallel.fully_shard(case.model():materialise('cpu', rank), { strategy = 'no_shard' })
       ]])
+      fails('rank 1 has other values than rank 0', [[
+         local model = case.model():materialise('cpu', 1)
+         tide.no_grad(function()
+            local w = model:parameters()[1]       -- one number in the middle
+            w:reshape(-1):narrow(1, math.floor(w:numel() / 2), 1):fill_(rank)
+         end)
+         tide.parallel.fully_shard(model, { strategy = 'no_shard' })
+      ]])
       fails('rank 1 has other units than rank 0',
          "make { units = { rank == 0 and 'Attention' or 'RMSNorm' } }")
       fails('rank 1 has other devices than rank 0', [[

@@ -63,7 +63,8 @@ local function check_replicated(self, op)
    end
    agree.check(self.tp.comm, op, 'E_STATE', {
       { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
-      { what = 'values of parameters that are not cut', text = fingerprint.values(list) },
+      { what = 'values of parameters that are not cut',
+         text = function() return fingerprint.values(list) end },
    })
 end
 
@@ -127,7 +128,7 @@ local function check_replicas(self, op)
    if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
    if not self.parallel and class.is(self.model, nn.Module) then
       add('parameters', fingerprint.parameters(self.model))
-      add('weights', fingerprint.values(self.model:parameters()))
+      add('weights', function() return fingerprint.values(self.model:parameters()) end)
       add('modules', fingerprint.structure(self.model))
    end
    agree.check(self.comm, op, 'E_STATE', items)
