@@ -50,6 +50,10 @@ typedef struct tide_opts {
   int32_t  nthread;   /* threads for kernels of this context; 0: every core the process may use */
   int32_t  read_env;  /* 1: TIDE_<PARAM> environment variables may override parameters */
   void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
+  /* Lines for whoever runs the host, up to the level of parameter log; on the context's thread, and
+   * it may not call the context. error: a communicator has failed for good. warn: memory was short
+   * and what the cache held went back; a collective took more than half of its timeout. info:
+   * devices beyond libtide's, MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of both hooks */
   const char *params; /* "check=ref trace=op"; see tide_param_name; may be null */
