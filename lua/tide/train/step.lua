@@ -341,7 +341,7 @@ function unread(self, batches, count)
 end
 
 local function run_captured(self, batches)
-   local lr, count, loss = self.optim:next_lr(), counted(self, batches), 0
+   local count, loss = counted(self, batches), 0
    local losses, norm = self.captured(batches, count)
    for _, part in ipairs(losses) do loss = loss + part:item() end
    local grad_norm, cause = norm:item(), nil
@@ -352,7 +352,8 @@ local function run_captured(self, batches)
    end
    -- gradients of the recorded step stay: a replay writes them again
    if not self.captured:is_recorded() then self.optim:zero_grad() end
-   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }
+   return { loss = loss, grad_norm = grad_norm, lr = self.optim.last_lr, applied = applied,
+      cause = cause }
 end
 
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
