@@ -209,10 +209,13 @@ describe('recipes/pretrain.lua', function()
          write(dir .. '/empty.txt', '')
          bad('pretrain.lua --data ' .. dir .. '/empty.txt', 'there is no text')
          bad('pretrain.lua ' .. where .. small .. '--heads 3', 'must be a multiple of')
-         bad('pretrain.lua ' .. where .. small .. '--heads 3',
-            '(hidden_size is --dim, num_attention_heads is --heads')
-         bad('pretrain_hybrid.lua ' .. where .. ' --dim 64 --heads 3 --mamba-head-dim 8',
-            '(head_dim is --dim / --heads)')
+         for _, words in ipairs { 'pretrain.lua ' .. where .. small .. '--heads 3',
+            'pretrain_hybrid.lua ' .. where .. ' --dim 64 --heads 3 --mamba-head-dim 8' } do
+            local out = bad(words, '(hidden_size is --dim, num_attention_heads is --heads)')
+            assert.is_nil(out:find('head_dim', 1, true), out)
+         end
+         bad('pretrain.lua ' .. where .. small .. '--dim 20 --heads 4',
+            'head_dim is --dim / --heads')
          bad('pretrain.lua --lerning 1', "unknown option '--lerning'; did you mean '--lr'?")
          bad('pretrain.lua --window 3', "did you mean '--sliding-window'?")
          bad('pretrain.lua ' .. where .. small .. '--heads 4 --kv-heads 3', 'must be a multiple of')

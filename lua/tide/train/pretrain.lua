@@ -91,13 +91,15 @@ local function vocabulary(recipe, opt, corpus)
 end
 
 -- The results of fn(...). What it raises speaks of fields of the configuration; the message then
--- also says which options they come from.
+-- also says which options they come from. A field that follows from options cannot be given, so an
+-- advice to give it is left out.
 local function in_options(recipe, fn, ...)
    local r = { pcall(fn, ...) }
    if r[1] then return unpack(r, 2, table.maxn(r)) end
    local e, list = r[2], {}
    if not err.is(e) then error(e, 0) end
    for _, row in ipairs(recipe.fields or {}) do
+      if row.follows then e.message = e.message:gsub(', or give ' .. row[1] .. '$', '') end
       if e.message:find('%f[%w_]' .. row[1] .. '%f[^%w_]') then
          list[#list + 1] = ('%s is %s'):format(row[1], row[2])
       end
@@ -305,7 +307,8 @@ end
 
 -- The program. recipe: name, title (for --help), model (rows of options, see util.args),
 -- make(tide, opt, vocab, module options) -> model, fields ({ what errors call it, which option it
--- is } each), root (folder of tide's own sources). ...: as a script gets it.
+-- is, follows = true: from options, and cannot be given } each), root (folder of tide's own
+-- sources). ...: as a script gets it.
 function pretrain.main(recipe, ...)
    return args.main(function(...)
       local opt, parser, before = args.parse(recipe.name .. ': ' .. recipe.title, rows_of(recipe),
