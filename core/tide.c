@@ -108,6 +108,8 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
     tide__ctx_drop(ctx);
     return rc;
   }
+  tide__log(ctx, TIDE_LOG_DEBUG, "tide %s: a context with %d threads", tide_version(),
+            ctx->nthread);
   *out = ctx;
   return TIDE_OK;
 }

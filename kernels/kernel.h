@@ -139,7 +139,8 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
  * -> out [B,Tq,H,Dv], lse f32* [B,H,Tq].
  * attention_bwd: dout, q, k, v, out, lse, bias, q_index, k_index, dlse or absent [B,H,Tq] f32*
  * -> dq, dk, dv, dbias or absent [B,H,Tq,Tk] f32*. Mask rules: tide_attention_attrs in the public
- * header. All operands K_INNER (heads may be strided). window -1: no limit. scale is filled in.
+ * header. All operands K_INNER (heads may be strided). window -1: no limit. scale is filled in; it
+ * and softcap are f32 values unless the operands are f64.
  * Results must not depend on the number of threads.
  * attention_merge_: part [B,T,H,D], part_lse f32* [B,H,T] -> out f32* [B,T,H,D], lse f32* in place:
  *   l = log(e^lse + e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l;
@@ -147,7 +148,7 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
 typedef struct k_attention_attrs {
   int64_t window_left, window_right, q_start;
   int32_t causal;
-  float   scale, softcap;
+  double  scale, softcap;
 } k_attention_attrs;
 
 /* gated_rms_norm: x[..., D], z, weight_D or absent -> y, rstd[..., D / group] f32*

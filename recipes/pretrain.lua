@@ -51,7 +51,7 @@ end
 local fields = {
    { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
    { 'num_key_value_heads', '--kv-heads, or --heads without it' },
-   { 'head_dim', '--dim / --heads' },
+   { 'head_dim', '--dim / --heads', follows = true },
    { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
 }
 

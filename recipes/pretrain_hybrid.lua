@@ -54,7 +54,7 @@ end
 local fields = {
    { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
    { 'num_key_value_heads', '--kv-heads, or --heads without it' },
-   { 'head_dim', '--dim / --heads' },
+   { 'head_dim', '--dim / --heads', follows = true },
    { 'intermediate_size', '--hidden' }, { 'mamba_num_heads', '--mamba-heads' },
    { 'mamba_head_dim', '--mamba-head-dim' }, { 'ssm_state_size', '--state' },
    { 'n_groups', '--groups' }, { 'hybrid_override_pattern', '--pattern' },

@@ -3,6 +3,7 @@
  *   main.c     the commands         signal.c   what SIGINT and SIGTERM do
  *   help.c     the help texts       output.c   lines of ranks, each with its prefix
  *   run.c      tide run: its command line, restarts, one rank in the main thread
+ *   exit.c     exit codes
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
  *
  * Layer 7.
@@ -63,6 +64,18 @@ void cli_end_rank(lua_State *L, int rank, void *printer);
 /* With --trace: writes what this rank did. Not worth failing for. */
 void cli_leave_trace(lua_State *L);
 
+/* ---- exit.c ---------------------------------------------------------------------------------- */
+
+/* The code that the first argument of os.exit stands for, 0 to 255: nil and true are 0, false is 1,
+ * as in a stock luajit. Raises unless it is a number. */
+int  cli_given_code(lua_State *L);
+/* A rank that called os.exit, and its code. */
+bool cli_is_exit(const char *message, int *code);
+/* message: what the recipe raised. */
+int  cli_exit_code(int status, const char *message);
+/* os.exit of a state that has the process to itself closes it first. As lua_cpcall. */
+int  cli_close_on_exit(lua_State *L);
+
 /* ---- run.c ----------------------------------------------------------------------------------- */
 
 int  cli_run(int argc, char **argv);
@@ -74,10 +87,6 @@ tide_ctx *cli_open_ctx(const run_options *o, int *code);
 int  cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
 /* For tide.dist.launch: only jobs that may be restarted have a name. As lua_cpcall. */
 int  cli_describe_job(lua_State *L, const run_options *o);
-/* A rank that called os.exit, and its code. */
-bool cli_is_exit(const char *message, int *code);
-/* message: what the recipe raised. */
-int  cli_exit_code(int status, const char *message);
 
 /* ---- threads.c, place.c ---------------------------------------------------------------------- */
 

@@ -19,7 +19,7 @@
 
 static int command_repl(void)
 {
-  static const char lua[] = "repl_status = require('tide.repl').run()";
+  static const char lua[] = "return require('tide.repl').run()";
   run_options o = {0};
   tide_ctx *ctx;
   lua_State *L;
@@ -32,8 +32,8 @@ static int command_repl(void)
   fflush(stdout);
   if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
   int end = cli_exit_code(rc, tide_lua_message(L));
-  lua_getglobal(L, "repl_status");
-  if (end == 0 && lua_tointeger(L, -1) != 0) end = EXIT_RAISED; /* errors in a pipe */
+  const char *status = tide_lua_result(L, NULL);
+  if (end == 0 && status && strcmp(status, "0") != 0) end = EXIT_RAISED; /* errors in a pipe */
   lua_close(L);
   tide_ctx_release(ctx);
   return end;

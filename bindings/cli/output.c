@@ -4,7 +4,6 @@
  * when it is complete, in one write.
  */
 #include <lauxlib.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,18 +109,11 @@ static int exit_text(lua_State *L)
   return 1;
 }
 
-/* A number that is not 0 stays so: what no int holds, and what would be cut to 0, is 1. */
-static int exit_number(lua_Number v)
-{
-  int code = v > INT_MIN && v < INT_MAX ? (int)v : 1;
-  return code == 0 && v != 0 ? 1 : code;
-}
-
 /* os.exit(code): nil and true are 0, false is 1, as in a stock luajit. Where no hook is asked it
  * returns, and the rank ends with the finalizer or hook that called it. */
 static int l_exit(lua_State *L)
 {
-  int code = lua_isboolean(L, 1) ? !lua_toboolean(L, 1) : exit_number(luaL_optnumber(L, 1, 0));
+  int code = cli_given_code(L);
   bool hooked = is_hooked_here(L);
   lua_createtable(L, 0, 2);
   lua_pushinteger(L, code);

@@ -5,7 +5,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <lauxlib.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,32 +32,6 @@ int cli_describe_job(lua_State *L, const run_options *o)
   return o->job ? lua_cpcall(L, describe_protected, (void *)o) : 0;
 }
 
-/* ---- how it ends ----------------------------------------------------------------------------- */
-
-bool cli_is_exit(const char *message, int *code)
-{
-  return !strchr(message, '\n') && sscanf(message, "os.exit(%d)", code) == 1;
-}
-
-/* What people can ask for in vain: wrong options, and devices that this machine has not. */
-static bool is_wish(int status)
-{
-  return status == TIDE_E_ARG || status == TIDE_E_DEVICE || status == TIDE_E_UNSUPPORTED;
-}
-
-/* Of os.exit's number a parent gets the last byte; what is no success must not look like one. */
-static int byte_of(int code) { return code != 0 && (code & 255) == 0 ? EXIT_RAISED : code & 255; }
-
-/* Errors without a stack trace are mistakes of people. */
-int cli_exit_code(int status, const char *message)
-{
-  int code;
-  if (cli_signal()) return 128 + cli_signal();
-  if (status >= 0) return 0;
-  if (cli_is_exit(message, &code)) return byte_of(code);
-  return is_wish(status) && !strstr(message, "\nstack traceback:") ? EXIT_USAGE : EXIT_RAISED;
-}
-
 /* ---- contexts and states --------------------------------------------------------------------- */
 
 int cli_complain(const char *text)
@@ -82,18 +55,6 @@ tide_ctx *cli_open_ctx(const run_options *o, int *code)
   return ctx;
 }
 
-/* os.exit closes the state first, unless told not to: what it holds ends in order. Codes: as
- * byte_of. */
-static const char closing_exit[] =
-  "local exit = os.exit\n"
-  "function os.exit(code, close)\n"
-  "   if code == nil then code = true end\n"
-  "   local n = tonumber(code)\n"
-  "   local whole = n and (n < 0 and math.ceil(n) or math.floor(n))\n"
-  "   if n and n ~= 0 and not (whole % 256 >= 1 and math.abs(n) < 2^31) then code = 1 end\n"
-  "   exit(code, close ~= false)\n"
-  "end\n";
-
 int cli_open(const run_options *o, tide_ctx **ctx, lua_State **L)
 {
   char msg[2048] = "";
@@ -103,9 +64,8 @@ int cli_open(const run_options *o, tide_ctx **ctx, lua_State **L)
   if (!*ctx) return code;
   int rc = tide_lua_open(L, *ctx, NULL, msg, sizeof msg);
   if (rc == TIDE_OK) {
-    rc = tide_lua_run_string(*L, closing_exit, sizeof closing_exit - 1, "=tide", 0, NULL);
-    if (rc == TIDE_OK) return 0;
-    snprintf(msg, sizeof msg, "%s", tide_lua_message(*L));
+    if (cli_close_on_exit(*L) == 0) return 0;
+    snprintf(msg, sizeof msg, "no memory for a Lua state");
     lua_close(*L);
   }
   fprintf(stderr, "tide: %s\n", msg);

@@ -20,6 +20,7 @@
 #include "core/device/cache.h"
 
 #include "core/base/alloc.h"
+#include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
 #include "core/device/flight.h"
@@ -228,6 +229,9 @@ static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, 
   tide__block *b = usual > least ? open_segment(ctx, cache, pool_no, usual) : NULL;
   if (!b) b = open_segment(ctx, cache, pool_no, least);
   if (b || !cache->segments) return b;
+  tide__log(ctx, TIDE_LOG_WARN, "device '%s' has no %zu bytes left: the %lld free ones that are "
+            "cached go back, then once more", tide_device_name(cache->backend->device), least,
+            (long long)cache->held);
   tide__cache_trim(ctx, cache);
   return open_segment(ctx, cache, pool_no, least);
 }

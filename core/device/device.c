@@ -3,6 +3,7 @@
 #include "core/device/device.h"
 
 #include "core/base/alloc.h"
+#include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/flight.h"
@@ -70,8 +71,12 @@ static tide__device *open_plugin(tide_ctx *ctx, int i, const char *op)
 {
   tide__device *d = &ctx->devices->device[i];
   const tide__plugin *p = tide__plugin_open(ctx, i, op);
-  if (!p || open_backend(ctx, i, p->backend, op) < 0) return NULL;
+  if (!p || open_backend(ctx, i, p->backend, op) < 0) {
+    tide__log(ctx, TIDE_LOG_INFO, "%s", ctx->message);
+    return NULL;
+  }
   d->plugin = p;
+  tide__log(ctx, TIDE_LOG_INFO, "device '%s' is open", names[i]);
   return d;
 }
 

@@ -8,11 +8,11 @@
  */
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
+#include "core/base/sort.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
 #include "core/device/flight.h"
 #include "core/dist/comm.h"
-#include "core/io/io.h"
 #include "core/tensor/tensor.h"
 
 enum { FEW = 16 };
@@ -518,9 +518,7 @@ static int agree_place(tide_comm **comm, const tide_tensor *t)
   bool on_host = t && t->ctx->devices->device[t->storage->device].backend->host;
   int64_t mine = !t ? NONE : on_host ? HOST : DEVICE;
   TIDE_TRY(tide__not_captured(host->ctx, "send_recv"));
-  tide__coll c = {.op = TIDE__ALL_GATHER, .reduce = -1, .dtype = TIDE_I64, .root = -1, .count = 1,
-                  .size = 8, .in = (char *)&mine, .out = (char *)all};
-  TIDE_TRY(tide__comm_run(host, &c, NULL, 0, NULL));
+  TIDE_TRY(tide__all_gather_number(host, mine, all));
   for (int q = 0; q < host->nrank; q++)
     if (seen[all[q]]++ == 0) first[all[q]] = q;
   if (seen[HOST]) *comm = host;

@@ -31,6 +31,15 @@ static int broadcast_raw(tide_comm *comm, void *data, int64_t n, int dtype, int 
   return tide__comm_run(comm, &c, NULL, 0, NULL);
 }
 
+int tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all)
+{
+  memset(all, 0, (size_t)comm->nrank * sizeof *all); /* imagined ranks bring nothing */
+  all[comm->rank] = mine;
+  tide__coll c = {.op = TIDE__ALL_GATHER, .reduce = -1, .dtype = TIDE_I64, .root = -1, .count = 1,
+                  .size = sizeof mine, .in = (char *)&all[comm->rank], .out = (char *)all};
+  return tide__comm_run(comm, &c, NULL, 0, NULL);
+}
+
 int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                               int root)
 {
@@ -64,17 +73,13 @@ int tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *dat
   if (n < 0 || (n && !data) || !sizes)
     return tide__fail(comm->ctx, TIDE_E_ARG, "all_gather_bytes", "expected n bytes of data (n >= "
                       "0) and room for %d sizes", comm->nrank);
-  memset(sizes, 0, (size_t)comm->nrank * sizeof *sizes);
-  sizes[comm->rank] = n;
-  tide__coll c = {.op = TIDE__ALL_GATHER, .reduce = -1, .dtype = TIDE_I64, .root = -1, .count = 1,
-                  .size = 8, .in = (char *)&sizes[comm->rank], .out = (char *)sizes};
-  TIDE_TRY(tide__comm_run(comm, &c, NULL, 0, NULL));
+  TIDE_TRY(tide__all_gather_number(comm, n, sizes));
   for (int i = 0; i < comm->nrank; i++) total += sizes[i];
   int rc = tide__blob_new(out, comm->ctx, total, "all_gather_bytes");
   if (rc < 0) return no_room(comm, rc);
-  c = (tide__coll){.op = TIDE__ALL_GATHER_V, .reduce = -1, .dtype = TIDE_U8, .root = -1,
-                   .count = total, .size = 1, .in = data, .out = (*out)->data,
-                   .out_counts = sizes};
+  tide__coll c = {.op = TIDE__ALL_GATHER_V, .reduce = -1, .dtype = TIDE_U8, .root = -1,
+                  .count = total, .size = 1, .in = data, .out = (*out)->data,
+                  .out_counts = sizes};
   rc = tide__comm_run(comm, &c, NULL, 0, NULL);
   if (rc == TIDE_OK) return rc;
   tide_blob_release(*out);

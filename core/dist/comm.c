@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/capture.h"
@@ -196,6 +197,7 @@ static int keep_failure(tide_comm *comm, int status, const char *message)
                         status == TIDE_E_PEER || status == TIDE_E_INTERRUPT)) {
     comm->status = status;
     snprintf(comm->message, sizeof comm->message, "%s", message);
+    tide__log(comm->ctx, TIDE_LOG_ERROR, "communicator '%s' has failed: %s", comm->name, message);
   }
   return status;
 }
@@ -270,6 +272,10 @@ int tide__comm_settle(tide_comm *comm, tide__coll *c)
     r->end = c->end;
     r->status = c->status;
   }
+  if (c->end - c->begin > c->timeout / 2)
+    tide__log(comm->ctx, TIDE_LOG_WARN, "#%lld %s on '%s' at %s took %.3g s; the timeout is %g s",
+              (long long)c->seq, tide_coll_name(c->op), comm->name, c->site[0] ? c->site : "?",
+              c->end - c->begin, c->timeout);
   if (tide__tracing(comm->ctx)) {
     char name[96];
     snprintf(name, sizeof name, "%s#%lld %s", tide_coll_name(c->op), (long long)c->seq,

@@ -128,6 +128,8 @@ int  tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *trans
  * keep alive meanwhile. work's lists (seg, counts) are copied. */
 int  tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                     tide_tensor *const *ts);
+/* Every rank's number, by rank. comm moves bytes of the host. */
+int  tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all);
 /* E_STATE or the poison, before arguments are looked at. */
 int  tide__comm_check(tide_comm *comm, const char *op);
 /* E_ARG unless root is one of the ranks. coll: which collective the message names. */

@@ -245,14 +245,13 @@ static void move_split(tide__room *room, int me, tide__coll *c)
 #define LOAD(x) atomic_load_explicit(&(x), memory_order_relaxed)
 #define STORE(x, v) atomic_store_explicit(&(x), v, memory_order_release)
 
-/* What peers compare, in one word: one load a peer, whether calls are checked or not. Unchecked it
- * is what would leave a rank alone on the floor. The odd factors make calls that differ in one word
- * differ here for certain, in several but for one chance in 2^64. */
-static uint64_t tag_of(const tide__call_words *w, int64_t posted, bool check)
+/* What peers compare, in one word: one load a peer. The odd factors make calls that differ in one
+ * word differ here for certain, in several but for one chance in 2^64. */
+static uint64_t tag_of(const tide__call_words *w, int64_t posted)
 {
-  uint64_t tag = (uint64_t)posted * 0x9e3779b97f4a7c15u;
-  return !check ? tag : tag + w->what * 0xbf58476d1ce4e5b9u + w->count * 0x94d049bb133111ebu +
-                          w->root * 0xd6e8feb86659fd93u + w->hash * 0xff51afd7ed558ccdu;
+  return (uint64_t)posted * 0x9e3779b97f4a7c15u + w->what * 0xbf58476d1ce4e5b9u +
+         w->count * 0x94d049bb133111ebu + w->root * 0xd6e8feb86659fd93u +
+         w->hash * 0xff51afd7ed558ccdu;
 }
 
 /* c->seq and the call, for peers. */
@@ -353,8 +352,7 @@ static bool calls_agree(tide__room *room, const tide__coll *c, uint64_t tag, cha
   bool same = true;
   for (int q = 0; q < room->nrank && same; q++)
     same = LOAD(room->seat[q].page[c->seq & 1].tag) == tag;
-  if (same && (!room->check || (c->op != TIDE__SEND_RECV && c->op != TIDE__ALL_TO_ALL_V)))
-    return true;
+  if (same && c->op != TIDE__SEND_RECV && c->op != TIDE__ALL_TO_ALL_V) return true;
   if (same && pairs_fit(room, why, sizeof why)) return true;
   tide__append(text, n, &at, "ranks disagree about call #%lld on '%s'%s%s; no data was moved",
                (long long)c->seq, room->name, *why ? ": " : "", why);
@@ -435,7 +433,7 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
   uint32_t gen = 0;
   tide__coll_wait(c, true);
   int64_t posted = post(room, me, c);
-  uint64_t tag = tag_of(&w, posted, room->check);
+  uint64_t tag = tag_of(&w, posted);
   announce(seat, c, &w, tag);
   int spin = spin_for(room, me);
   int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, c->timeout, c->interrupt);

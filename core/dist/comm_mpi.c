@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/dist/mpi_comm.h"
 
@@ -269,6 +270,8 @@ int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
     return tide__fail(ctx, rc, "comm_mpi", "%s", c.message);
   }
   TIDE_TRY(tide__comm_new(out, ctx, transport, s, NULL, s->rank, s->nrank, "world"));
+  tide__log(ctx, TIDE_LOG_INFO, "MPI: rank %d of %d, %d on this host", s->rank, s->nrank,
+            host_size);
   (*out)->timeout = o.timeout;
   (*out)->host_size = host_size;
   return TIDE_OK;

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/dist/nccl_comm.h"
 
@@ -320,6 +321,8 @@ int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
   rc = tide__comm_new(out, over->ctx, &transport_nccl, s, NULL, over->rank, over->nrank,
                       over->name);
   if (rc < 0) return rc;
+  tide__log(over->ctx, TIDE_LOG_INFO, "NCCL %d.%d.%d: rank %d of %d", all->api.version / 10000,
+            all->api.version / 100 % 100, all->api.version % 100, over->rank, over->nrank);
   (*out)->timeout = over->timeout;
   (*out)->host = over;
   over->refs++;

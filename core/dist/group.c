@@ -48,7 +48,6 @@ tide__room *tide__room_new(tide_group *group, int nrank, const int *member, cons
   atomic_init(&room->refs, 1);
   room->nrank = nrank;
   room->spin = group->spin;
-  room->check = group->check;
   room->group = group;
   room->member = copy;
   snprintf(room->name, sizeof room->name, "%s", name);
@@ -130,7 +129,7 @@ enum { SPIN = 400 };
 
 void tide_group_opts_init(tide_group_opts *opts)
 {
-  *opts = (tide_group_opts){.size = sizeof *opts, .check = 1, .timeout = 600};
+  *opts = (tide_group_opts){.size = sizeof *opts, .timeout = 600};
 }
 
 static int usable_cores(void)
@@ -201,7 +200,6 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   if (!g) return refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
   atomic_init(&g->refs, 1);
   g->nrank = nrank;
-  g->check = o.check != 0;
   g->timeout = o.timeout;
   g->spin = nrank <= usable_cores() ? SPIN : 0;
   pthread_mutex_init(&g->lock, NULL);

@@ -55,7 +55,6 @@ typedef struct tide__room {
   tide__meet gate, floor;
   atomic_int refs;
   int nrank, spin;
-  bool check;
   tide_group *group;          /* not counted: whoever holds a room holds its group */
   pthread_mutex_t lock;       /* cause */
   int cause, cause_rank;      /* 0: none; cause_rank -1: nobody's in particular */
@@ -70,7 +69,6 @@ typedef struct tide__room {
 struct tide_group {
   atomic_int refs;
   int nrank, spin;
-  bool check;
   double timeout;
   uint32_t *mark;             /* 1; a forked child finds 0 */
   pthread_mutex_t lock;       /* rooms, joined */

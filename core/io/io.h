@@ -1,4 +1,4 @@
-/* What the files of this folder share: declarations, blobs, UTF-8, sorting.
+/* What the files of this folder share: declarations, blobs, UTF-8.
  *
  * Layer 3, a sibling of core/op: uses core/base, core/device and core/tensor.
  */
@@ -16,9 +16,5 @@ struct tide_blob {
 
 /* size bytes and a final zero, all zero. */
 int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op);
-
-/* Sorts n indices in place, without memory of its own. less(arg, a, b): a comes before b. */
-typedef bool (*tide__less)(const void *arg, int32_t a, int32_t b);
-void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg);
 
 #endif

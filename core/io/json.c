@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/sort.h"
+
 struct tide_json {
   tide_ctx *ctx;
   char     *text;

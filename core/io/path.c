@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/base/sort.h"
+
 int tide_path_rename(tide_ctx *ctx, const char *from, const char *to)
 {
   if (!from || !to) return tide__fail(ctx, TIDE_E_ARG, "path_rename", "a path is null");

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "core/base/sort.h"
 #include "core/device/flight.h"
 #include "core/io/json.h"
 #include "core/tensor/tensor.h"

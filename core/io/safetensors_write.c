@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/sort.h"
 #include "core/tensor/tensor.h"
 
 typedef struct job {

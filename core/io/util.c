@@ -1,4 +1,4 @@
-/* Blobs, UTF-8 and an in-place sort: the small tools of the folder. Layer 3. */
+/* Blobs and UTF-8: the small tools of the folder. Layer 3. */
 #include "core/io/io.h"
 
 int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op)
@@ -50,27 +50,4 @@ int64_t tide_utf8_check(const char *text, int64_t n)
     i += step;
   }
   return -1;
-}
-
-/* Heap sort: no recursion, no memory, n log n for every input. */
-static void sift(int32_t *index, int64_t at, int64_t n, tide__less less, const void *arg)
-{
-  int32_t moving = index[at];
-  for (int64_t child; (child = 2 * at + 1) < n; at = child) {
-    if (child + 1 < n && less(arg, index[child], index[child + 1])) child++;
-    if (!less(arg, moving, index[child])) break;
-    index[at] = index[child];
-  }
-  index[at] = moving;
-}
-
-void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg)
-{
-  for (int64_t i = n / 2 - 1; i >= 0; i--) sift(index, i, n, less, arg);
-  for (int64_t i = n - 1; i > 0; i--) {
-    int32_t top = index[0];
-    index[0] = index[i];
-    index[i] = top;
-    sift(index, 0, i, less, arg);
-  }
 }

@@ -136,6 +136,12 @@ static int check_index_pair(const tide_tensor *q, const tide_tensor *t, const ti
                     TIDE__SHAPE(index->ndim, index->shape));
 }
 
+/* A number of the attributes as scores are computed with it: exact for f64 operands alone. */
+static double as_computed(const tide_tensor *q, double x)
+{
+  return q->dtype == TIDE_F64 ? x : (double)(float)x;
+}
+
 static int check_attrs(const tide_tensor *q, const tide_tensor *k, const tide_attention_attrs *a)
 {
   if (a->size != sizeof *a)
@@ -144,7 +150,8 @@ static int check_attrs(const tide_tensor *q, const tide_tensor *k, const tide_at
   if (a->window_left < -1 || a->window_right < -1)
     return tide__fail(q->ctx, TIDE_E_ARG, "attention", "window: expected -1 or more, got %lld and "
                       "%lld", (long long)a->window_left, (long long)a->window_right);
-  if (!isfinite(a->scale) || !(a->softcap >= 0) || !isfinite(a->softcap))
+  if (!isfinite(as_computed(q, a->scale)) || !(a->softcap >= 0) ||
+      !isfinite(as_computed(q, a->softcap)))
     return tide__fail(q->ctx, TIDE_E_ARG, "attention", "scale and softcap: expected finite numbers "
                       "(softcap >= 0), got %g and %g", a->scale, a->softcap);
   if (!a->q_index != !a->k_index)
@@ -164,9 +171,9 @@ int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide
 
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a)
 {
-  float scale = a->scale != 0 ? a->scale : 1 / sqrtf((float)(q->shape[3] ? q->shape[3] : 1));
-  return (k_attention_attrs){a->window_left, a->window_right, a->q_start, a->causal, scale,
-                             a->softcap};
+  double scale = a->scale != 0 ? a->scale : 1 / sqrt((double)(q->shape[3] ? q->shape[3] : 1));
+  return (k_attention_attrs){a->window_left, a->window_right, a->q_start, a->causal,
+                             as_computed(q, scale), as_computed(q, a->softcap)};
 }
 
 /* bias broadcast to [B, H, Tq, Tk], recorded so that its gradient is summed back. */

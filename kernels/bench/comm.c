@@ -1,6 +1,6 @@
 /* Collectives between threads against Open MPI between processes, on equal buffers, alternated.
  *
- * Usage: comm [ranks] [rounds] [part of an operation's name, or check]
+ * Usage: comm [ranks] [rounds] [part of an operation's name]
  *
  * The one idea: this program starts itself twice under mpirun (default and with huge pages), as
  * children that sleep until told through a shared page what to run, so that they never share the
@@ -8,8 +8,7 @@
  * blocks on all ranks, which gives the memory bandwidth of that moment. Time is that of the slowest
  * rank. MPI is opened at run time in the children; without it ours are printed alone.
  *
- * share: bytes that must be read and written / bandwidth / our time. moved: those bytes. At the end
- * all_reduce with calls compared and not, on two groups of the same threads, in turn.
+ * share: bytes that must be read and written / bandwidth / our time. moved: those bytes.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -33,7 +32,7 @@ static const char *const op_name[] = {"all_reduce", "all_gather", "reduce_scatte
                                       "shift", "barrier"};
 
 /* What a round asks for. bytes: of the larger buffer of a rank. */
-typedef struct job { int op, repeat; int64_t bytes; int plain; } job; /* plain: calls unchecked */
+typedef struct job { int op, repeat; int64_t bytes; } job;
 
 typedef struct row { int op; int64_t bytes; int repeat; } row;
 static const row rows[] = {
@@ -51,7 +50,7 @@ typedef struct crew {
   int nrank;
   job now;
   pthread_barrier_t start, end;
-  tide_group *group[2];        /* calls compared, and not */
+  tide_group *group;
   double seconds[64];
 } crew;
 
@@ -107,7 +106,7 @@ static void *rank_main(void *arg)
   seat *s = arg;
   crew *c = s->crew;
   tide_ctx *ctx = NULL;
-  tide_comm *comms[2] = {NULL}, *comm;
+  tide_comm *comm = NULL;
   tide_tensor *big[2];
   tide_opts opts;
   int64_t n = BIG / 4;
@@ -115,15 +114,13 @@ static void *rank_main(void *arg)
   opts.nthread = 1;
   bind_rank(s->rank, c->nrank);
   if (tide_ctx_new(&ctx, &opts, NULL, 0) < 0) die("no context");
-  for (int i = 0; i < 2; i++)
-    if (tide_comm_join(&comms[i], ctx, c->group[i], s->rank) < 0) die(tide_error(ctx)->message);
+  if (tide_comm_join(&comm, ctx, c->group, s->rank) < 0) die(tide_error(ctx)->message);
   for (int i = 0; i < 2; i++)
     if (tide_full(&big[i], ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, 0) < 0) die("no memory");
   for (;;) {
     pthread_barrier_wait(&c->start);
     job j = c->now;
     if (j.op == STOP) break;
-    comm = comms[j.plain];
     int64_t bytes = j.op == ALL_GATHER || j.op == REDUCE_SCATTER || j.op == ALL_TO_ALL
                         ? j.bytes / c->nrank / 64 * 64 * c->nrank : j.bytes;
     j.bytes = bytes;
@@ -138,8 +135,7 @@ static void *rank_main(void *arg)
   }
   tide_tensor_release(big[0]);
   tide_tensor_release(big[1]);
-  tide_comm_release(comms[0]);
-  tide_comm_release(comms[1]);
+  tide_comm_release(comm);
   tide_ctx_release(ctx);
   return NULL;
 }
@@ -318,14 +314,14 @@ static void bench_row(crew *c, peer *peers, int npeer, const row *r, int round)
 {
   double us[MAX_ROUND], them[MAX_ROUND], ratio[MAX_ROUND], share[MAX_ROUND];
   int n = c->nrank;
-  job j = {r->op, r->repeat, r->bytes, 0};
+  job j = {r->op, r->repeat, r->bytes};
   ours(c, j);
   for (int k = 0; k < npeer; k++) theirs(&peers[k], j);
   for (int i = 0; i < round; i++) {
     us[i] = ours(c, j);
     them[i] = INFINITY;
     for (int k = 0; k < npeer; k++) them[i] = fmin(them[i], theirs(&peers[k], j));
-    double copy = ours(c, (job){COPY, 1, BIG, 0});
+    double copy = ours(c, (job){COPY, 1, BIG});
     ratio[i] = them[i] / us[i];
     share[i] = must_move(r, n) / (2.0 * n * BIG / copy) / us[i];
   }
@@ -341,25 +337,6 @@ static void bench_row(crew *c, peer *peers, int npeer, const row *r, int round)
            100 * bench_quantile(share, round, 0.5));
   printf("\n");
   fflush(stdout);
-}
-
-/* What comparing calls costs: the same all_reduce on both groups in turn. */
-static void bench_check(crew *c, int64_t bytes, int repeat, int round)
-{
-  double on[MAX_ROUND], off[MAX_ROUND], ratio[MAX_ROUND];
-  job j = {ALL_REDUCE, repeat, bytes, 0}, plain = {ALL_REDUCE, repeat, bytes, 1};
-  for (int i = 0; i < round; i++) {
-    bool first = i % 2 == 0;
-    if (first) on[i] = ours(c, j);
-    off[i] = ours(c, plain);
-    if (!first) on[i] = ours(c, j);
-    ratio[i] = on[i] / off[i];
-  }
-  printf("calls compared  %8lld B  N%d  on %12.3f us  off %10.3f us  cost %+.2f%% (least %+.2f%%)"
-         "\n",
-         (long long)bytes, c->nrank, bench_quantile(on, round, 0.5) * 1e6,
-         bench_quantile(off, round, 0.5) * 1e6, 100 * (bench_quantile(ratio, round, 0.5) - 1),
-         100 * (bench_quantile(on, round, 0) / bench_quantile(off, round, 0) - 1));
 }
 
 int main(int argc, char **argv)
@@ -379,12 +356,7 @@ int main(int argc, char **argv)
     else unlink(peers[npeer].path);
   }
   if (!npeer) printf("no Open MPI here: ours alone\n");
-  tide_group_opts opts;
-  tide_group_opts_init(&opts);
-  for (int i = 0; i < 2; i++) {
-    opts.check = i == 0;
-    if (tide_group_new(&c.group[i], c.nrank, &opts, msg, sizeof msg) < 0) die(msg);
-  }
+  if (tide_group_new(&c.group, c.nrank, NULL, msg, sizeof msg) < 0) die(msg);
   pthread_barrier_init(&c.start, NULL, (unsigned)c.nrank + 1);
   pthread_barrier_init(&c.end, NULL, (unsigned)c.nrank + 1);
   for (int i = 0; i < c.nrank; i++) {
@@ -393,10 +365,6 @@ int main(int argc, char **argv)
   }
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
     if (strstr(op_name[rows[i].op], only)) bench_row(&c, peers, npeer, &rows[i], round);
-  if (strstr("check", only)) {
-    bench_check(&c, 4, 20000, round | 31);
-    bench_check(&c, 16 << 20, 4, round | 31);
-  }
   c.now.op = STOP;
   pthread_barrier_wait(&c.start);
   for (int i = 0; i < c.nrank; i++) pthread_join(seats[i].thread, NULL);
@@ -405,7 +373,6 @@ int main(int argc, char **argv)
     waitpid(peers[k].pid, NULL, 0);
     unlink(peers[k].path);
   }
-  tide_group_release(c.group[0]);
-  tide_group_release(c.group[1]);
+  tide_group_release(c.group);
   return 0;
 }

@@ -34,7 +34,7 @@ struct tide_attend {
   int64_t batch, head, group, tq, tk, d, dv; /* group: query heads per key head */
   int64_t window_left, window_right, q_start;
   int causal;
-  float scale, softcap;
+  double scale, softcap;
 };
 
 /* What a token is to the mask. A document below 0 is seen by none and sees none. */

@@ -289,6 +289,17 @@ describe('a captured training step', function()
       assert.same(runs[1], runs[2])
    end)
 
+   it('asks a schedule once a step, and tells the rate that it took', function()
+      local model, asked = regression(nil, 2), {}
+      local step = tide.train.step.new { model = model, comm = tide.dist.solo(), captured = true,
+         optim = tide.optim.AdamW(model, { lr = function(s)
+            asked[#asked + 1] = s
+            return 0.1 / s
+         end }) }
+      for i = 1, 4 do assert.equal(0.1 / i, step:run({ batch_of(i) }).lr) end
+      assert.same({ 1, 2, 3, 4 }, asked)
+   end)
+
    it('is one of get_train_context, too', function()
       local runs = {}
       for k, context in ipairs { { captured = false }, { captured = true } } do

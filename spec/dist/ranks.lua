@@ -19,11 +19,11 @@ local function body(rank, _, address, code, opts, ...)
    return unpack(result, 2, table.maxn(result))
 end
 
--- fn(comm, ...) without upvalues. opts: timeout, check (of the group), untold (the group is not
+-- fn(comm, ...) without upvalues. opts: timeout (of the group), untold (the group is not
 -- told of failures). Returns rows { status =, values = | message = }, and .first.
 function ranks.try(n, opts, fn, ...)
    opts = opts or {}
-   local group = dist.group(n, { timeout = opts.timeout or 300, check = opts.check })
+   local group = dist.group(n, { timeout = opts.timeout or 300 })
    local rows = host.try(n, { nthread = 1 }, body, group:address(), string.dump(fn),
       { untold = opts.untold }, ...)
    rows.group = group                       -- held until the ranks have joined and ended

@@ -54,6 +54,21 @@ describe('tide.ffi.io', function()
       assert.equal('ef46db3751d8e999', io_.xxh64 '')
    end)
 
+   it('takes checksums of tensors: all of their bytes, row by row', function()
+      local x = tide.arange(600000):reshape { 2, 300000 }            -- more than two MiB
+      local sum = io_.checksum(x)
+      assert.matches('^%x+$', sum)
+      assert.equal(16, #sum)
+      assert.equal(sum, io_.checksum(x:transpose(1, 2):contiguous():transpose(1, 2)))
+      for _, at in ipairs { 1, 262144, 262145, 600000 } do
+         local y = x:clone()
+         y:reshape(-1):narrow(1, at, 1):add_(0.5)
+         assert.are_not.equal(sum, io_.checksum(y), at)
+      end
+      local small = tide.ones({ 3 }, { dtype = 'bf16' })
+      assert.equal(io_.xxh64(small:to_string_bytes()), io_.checksum(small))
+   end)
+
    it('answers nil and an error object where something is opened', function()
       for _, fn in ipairs { 'read_file', 'listdir', 'xxh64_file', 'safetensors_open', 'read_json',
          'safetensors_open_index' } do

@@ -109,6 +109,21 @@ describe('util.args', function()
       assert.has_error(function() p:parse({}, { steps = 'many' }) end)
    end)
 
+   it('tells what was given, and asks for other defaults with it', function()
+      local p = args.new('test', rows)
+      local _, given = p:parse { '--mesh.dp', '2', '--set', 'steps=3', '--no-tie' }
+      assert.same({ ['mesh.dp'] = 2, steps = 3, tie = false }, given)
+      local asked
+      local now, parser, words, more = args.parse('test', rows, { '--steps', '4' }, function(o, g)
+         asked = { o.steps, g.steps, g.lr }
+         return { steps = 9, lr = 0.5 }, 'more'
+      end)
+      assert.same({ 4, 4 }, asked)
+      assert.same({ 4, 0.5 }, { now.steps, now.lr })
+      assert.same({ { steps = 4 }, 'more' }, { words, more })
+      assert.equal('test', parser.program)
+   end)
+
    it('tells mistakes in one line', function()
       local ok, e = pcall(parse, '--stpes', '3')
       assert.is_false(ok)

@@ -8,7 +8,7 @@
 
 typedef struct host {
   int64_t bytes, blocks, calls; /* outstanding */
-  int     nlog;
+  int     nlog, level; /* lines so far; of the last one */
   char    last[256];
 } host;
 
@@ -33,7 +33,7 @@ static void *host_resize(void *user, void *ptr, size_t nold, size_t nnew)
 static void host_log(void *user, int32_t level, const char *text)
 {
   host *h = user;
-  (void)level;
+  h->level = level;
   h->nlog++;
   snprintf(h->last, sizeof h->last, "%s", text);
 }
@@ -214,6 +214,71 @@ static void manners(void **state)
   unlink(path);
 }
 
+static void logged(const host *h, int n, int level, const char *words)
+{
+  assert_int_equal(h->nlog, n);
+  assert_int_equal(h->level, level);
+  if (!strstr(h->last, words)) fail_msg("no '%s' in the line '%s'", words, h->last);
+}
+
+/* What happens is told at its level, and no more than was asked for. */
+static void lines(void **state)
+{
+  host h = {0};
+  tide_comm *comm;
+  (void)state;
+  tide_ctx *ctx = open_host(&h, "log=3");
+  logged(&h, 1, TIDE_LOG_DEBUG, "2 threads");
+  tide_device_available(ctx, TIDE_DEV_CUDA);
+  logged(&h, 2, TIDE_LOG_INFO, "device 'cuda' is "); /* open, or not available */
+  OK(ctx, tide_comm_join(&comm, ctx, NULL, 0));
+  OK(ctx, tide_comm_barrier(NULL, comm));
+  assert_int_equal(h.nlog, 2);
+  OK(ctx, tide_comm_set_timeout(comm, 1e-9));
+  OK(ctx, tide_param_set(ctx, "log", "0"));
+  OK(ctx, tide_comm_barrier(NULL, comm));
+  assert_int_equal(h.nlog, 2);
+  OK(ctx, tide_param_set(ctx, "log", "1"));
+  OK(ctx, tide_comm_barrier(NULL, comm));
+  logged(&h, 3, TIDE_LOG_WARN, "barrier on 'world'");
+  tide_comm_abort(comm, "enough");
+  assert_true(tide_comm_barrier(NULL, comm) < 0);
+  assert_true(tide_comm_barrier(NULL, comm) < 0); /* the same failure */
+  logged(&h, 4, TIDE_LOG_ERROR, "'world' has failed");
+  tide_comm_release(comm);
+  close_ctx(ctx);
+  assert_int_equal(h.nlog, 4);
+}
+
+/* A new segment of the device's memory fails once, as allocation `at`: what is cached goes back, it
+ * is tried again, and told. */
+static bool short_of_memory(int at)
+{
+  const int64_t little = 1, much = 300 << 20;
+  char number[16];
+  host h = {0};
+  tide_tensor *first, *t = NULL;
+  tide_ctx *ctx = open_host(&h, NULL);
+  OK(ctx, tide_empty(&first, ctx, TIDE_DEV_CPU, TIDE_U8, 1, &little));
+  snprintf(number, sizeof number, "%d", at);
+  OK(ctx, tide_param_set(ctx, "fail_alloc", number));
+  int rc = tide_empty(&t, ctx, TIDE_DEV_CPU, TIDE_U8, 1, &much);
+  bool told = rc == TIDE_OK && h.nlog == 1;
+  if (told) logged(&h, 1, TIDE_LOG_WARN, "device 'cpu' has no 314572800 bytes left");
+  tide_tensor_release(t);
+  tide_tensor_release(first);
+  close_ctx(ctx);
+  return told;
+}
+
+static void memory_line(void **state)
+{
+  int told = 0;
+  (void)state;
+  for (int at = 1; at <= 12; at++) told += short_of_memory(at);
+  assert_true(told > 0);
+}
+
 static void many_contexts(void **state)
 {
   (void)state;
@@ -230,6 +295,7 @@ int main(void)
     cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
+    cmocka_unit_test(lines),        cmocka_unit_test(memory_line),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -156,6 +156,36 @@ describe('attention', function()
       assert.is_true((a - b):abs():amax():item() < 1e-6)
    end)
 
+   it('of f64 is f64 all through: scale, softcap, gradients', function()
+      local function plain(q, k, v, o)
+         local s = tide.matmul(q:transpose(2, 3), k:transpose(2, 3):transpose(3, 4))
+            * (o.scale or 1 / math.sqrt(q:size(4)))
+         if o.softcap then s = (s / o.softcap):tanh() * o.softcap end
+         return tide.matmul(s:softmax(-1), v:transpose(2, 3)):transpose(2, 3)
+      end
+      for _, device in ipairs { fast, 'ref' } do
+         for _, o in ipairs { {}, { scale = 0.1 }, { scale = 0.7, softcap = 0.3 } } do
+            local function operands()
+               local list = {}
+               for i = 1, 3 do
+                  list[i] = tide.empty({ 2, 5, 2, 3 }, { dtype = 'f64', device = device })
+                     :normal_(0, 1, { seed = i }):requires_grad_()
+               end
+               return list
+            end
+            local a, b = operands(), operands()
+            local got, want = tide.attention(a[1], a[2], a[3], o), plain(b[1], b[2], b[3], o)
+            got:square():sum():backward()
+            want:square():sum():backward()
+            assert.is_true((got - want):abs():amax():item() < 1e-14, device)
+            for i = 1, 3 do
+               local far = (a[i].grad - b[i].grad):abs():amax():item()
+               assert.is_true(far < 1e-13, ('%s %d: %g'):format(device, i, far))
+            end
+         end
+      end
+   end)
+
    it('keeps its memory linear in the number of tokens', function()
       local n = 1024
       local q = tide.empty({ 1, n, 2, 16 }):normal_(0, 1, { seed = 1 })

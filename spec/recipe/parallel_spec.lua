@@ -111,13 +111,22 @@ describe('pretraining over ranks', function()
       with_data(function(dir, where)
          ok(1, where .. 'whole --steps 10')
          local want = losses(dir .. '/whole')
-         for i, c in ipairs { { 3, '--mesh.dp_shard 3' }, { 1, '' }, { 2, '--mesh.dp 2' },
+         for i, c in ipairs { { 3, '--mesh.dp_shard 3' }, { 1, '--mesh.dp 1' }, { 4, '' },
+            { 2, '--mesh.dp 2' },
             { 2, '--mesh.tp 2' }, { 4, '--mesh.dp_replicate 2 --mesh.tp 2' } } do
             local name = 'run' .. i
             ok(4, where .. name .. ' --steps 5 --mesh.dp_shard 2 --mesh.tp 2 --sequence-parallel')
             ok(c[1], where .. name .. ' --resume --steps 10 ' .. c[2])
             same(want, losses(dir .. '/' .. name), 1, 10)
          end
+         local out = ok(2, where .. 'run1 --resume --steps 11 --mesh.dp_shard 1 --mesh.tp 2')
+         assert.matches('--mesh.dp-shard 3 in the checkpoint, now 1\n', out, 1, true)
+         ok(4, where .. 'small --steps 5 --mesh.dp_shard 2 --mesh.tp 2 --sequence-parallel')
+         bad(1, where .. 'small --resume --steps 10', '--mesh.dp_shard 2 x --mesh.tp 2, but the '
+            .. 'run has 1 rank (tide run -n 4, or mpirun -np 4); the mesh is that of the '
+            .. 'checkpoint: start as many ranks, or give the mesh to go on with, e.g. --mesh.dp 1')
+         out = ok(2, where .. 'small --resume --steps 6 --mesh.dp 2')
+         assert.matches('--sequence-parallel true in the checkpoint, now false\n', out, 1, true)
          ok(1, where .. 'plain --steps 5')
          ok(4, where .. 'plain --resume --steps 10 --mesh.dp_shard 2 --mesh.tp 2')
          same(want, losses(dir .. '/plain'), 1, 10)
@@ -150,6 +159,7 @@ describe('pretraining over ranks', function()
             .. 'it, tensor parallel size is --mesh.tp)')
          bad(3, where .. '--mesh.tp 2', '--mesh.tp 2, but the run has 3 ranks')
          bad(2, where .. '--mesh.tp 2 --async-tp', '--async-tp requires --sequence-parallel')
+         bad(2, where .. '--sequence-parallel', 'requires --mesh.tp of 2 or more')
          bad(2, where .. '--mesh.dp_shard 2 --fsdp.reshard 3', 'must divide the 2 ranks')
          bad(1, where .. '--fsdp.reshard some', '--fsdp.reshard: expected auto, yes, no')
          bad(1, where .. '--fsdp.strategy zero', 'option --fsdp.strategy')

@@ -131,11 +131,16 @@ describe('recipes/pretrain.lua', function()
          local again = 'pretrain.lua --threads 1 --out ' .. dir .. '/run --resume '
          local out = ok(again)
          assert.matches('already at step 4 of 4', out, 1, true)
+         assert.matches('going on from ' .. dir .. '/run/step-00000004\n', out, 1, true)
          assert.matches('validation loss %d', out)
+         out = ok(again .. '--steps 2')
+         assert.matches('already at step 4 of 2: no step is left to do', out, 1, true)
          out = ok(again .. '--steps 5 --lr 1')
          assert.matches('--lr 0.003 in the checkpoint, now 1\n', out, 1, true)
          assert.is_nil(out:find('--dim', 1, true))
          assert.matches('step 5/5', out, 1, true)
+         out = ok(again .. '--steps 5')
+         assert.matches('/run/step-00000005, the newest of 2 checkpoints\n', out, 1, true)
          bad(again .. '--steps 6 --batch 8', '--batch: the checkpoint was taken with 4')
          bad(again .. '--steps 6 --seq 16', '--seq: the checkpoint was taken with 32')
          bad(again .. '--steps 6 --seed 9', '--seed: the checkpoint was taken with 1')
@@ -144,6 +149,34 @@ describe('recipes/pretrain.lua', function()
          bad(again .. '--steps 6', '--data: the training tokens are not those of the checkpoint')
          write(dir .. '/text.txt', text)
          ok(again .. '--steps 6')
+      end)
+   end)
+
+   it('keeps the schedule of the run that it resumes, unless it is told', function()
+      with_data(function(dir, where)
+         local function rates()
+            local list = {}
+            for line in io.lines(dir .. '/run/metrics.jsonl') do
+               list[#list + 1] = tonumber(line:match '"lr":([%d.e+-]+)')
+            end
+            return list
+         end
+         local out = ok('pretrain.lua ' .. where .. small .. '--warmup 5 --sample 0')
+         assert.matches('--warmup 5 is cut to 3, half of the 6 steps of the schedule', out, 1, true)
+         local first = rates()
+         local again = 'pretrain.lua --threads 1 --sample 0 --out ' .. dir .. '/run --resume '
+         out = ok(again .. '--steps 8')
+         assert.matches("the checkpoint's schedule of 6 steps; --schedule-steps 8 draws it anew\n",
+            out, 1, true)
+         assert.is_nil(out:find('warmup', 1, true))
+         local second = rates()
+         assert.same({ unpack(first, 1, 6) }, { unpack(second, 1, 6) })
+         assert.equal(second[6], second[8])             -- it stays at its end
+         out = ok(again .. '--steps 12 --schedule-steps 12')
+         assert.matches('--schedule-steps 6 in the checkpoint, now 12\n', out, 1, true)
+         local third = rates()
+         assert.is_true(third[9] > third[8] and third[12] < third[9])
+         assert.equal(3e-4, third[12])
       end)
    end)
 
@@ -209,10 +242,13 @@ describe('recipes/pretrain.lua', function()
          write(dir .. '/empty.txt', '')
          bad('pretrain.lua --data ' .. dir .. '/empty.txt', 'there is no text')
          bad('pretrain.lua ' .. where .. small .. '--heads 3', 'must be a multiple of')
-         bad('pretrain.lua ' .. where .. small .. '--heads 3',
-            '(hidden_size is --dim, num_attention_heads is --heads')
-         bad('pretrain_hybrid.lua ' .. where .. ' --dim 64 --heads 3 --mamba-head-dim 8',
-            '(head_dim is --dim / --heads)')
+         for _, words in ipairs { 'pretrain.lua ' .. where .. small .. '--heads 3',
+            'pretrain_hybrid.lua ' .. where .. ' --dim 64 --heads 3 --mamba-head-dim 8' } do
+            local out = bad(words, '(hidden_size is --dim, num_attention_heads is --heads)')
+            assert.is_nil(out:find('head_dim', 1, true), out)
+         end
+         bad('pretrain.lua ' .. where .. small .. '--dim 20 --heads 4',
+            'head_dim is --dim / --heads')
          bad('pretrain.lua --lerning 1', "unknown option '--lerning'; did you mean '--lr'?")
          bad('pretrain.lua --window 3', "did you mean '--sliding-window'?")
          bad('pretrain.lua ' .. where .. small .. '--heads 4 --kv-heads 3', 'must be a multiple of')

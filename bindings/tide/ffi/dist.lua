@@ -26,16 +26,15 @@ local text_buf = ffi.new('char[?]', 256)
 
 -- ---- groups ---------------------------------------------------------------------------------
 
-local group_opts = arg.set { 'timeout', 'check' }
+local group_opts = arg.set { 'timeout' }
 
--- What nrank threads of this process share. opts: timeout (seconds), check (true).
+-- What nrank threads of this process share. opts: timeout (seconds).
 function M.group(nrank, opts)
    arg.int('dist.group', 'nrank', nrank, 1, 1024)
    opts = arg.opts('dist.group', opts, group_opts)
    local o = ffi.new 'tide_group_opts'
    C.tide_group_opts_init(o)
    if opts.timeout then o.timeout = arg.finite('dist.group', 'timeout', opts.timeout, 1e-3, 1e8) end
-   if opts.check ~= nil then o.check = arg.flag('dist.group', 'check', opts.check) and 1 or 0 end
    local rc = C.tide_group_new(group_box, nrank, o, text_buf, 256)
    if rc < 0 then status.raise(rc, 'dist.group', ffi.string(text_buf)) end
    local handle = own.handle(group_box[0], C.tide_group_release)

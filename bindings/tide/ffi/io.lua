@@ -172,10 +172,24 @@ function M.xxh64_file(path)
    return ffi.string(digits)
 end
 
+local function hex(h) return ('%08x%08x'):format(tonumber(h / 2^32), tonumber(h % 2^32)) end
+
 -- XXH64 of a string, 16 hex digits.
-function M.xxh64(text)
-   local h = C.tide_hash(str('xxh64', 'text', text), #text, 0)
-   return ('%08x%08x'):format(tonumber(h / 2^32), tonumber(h % 2^32))
+function M.xxh64(text) return hex(C.tide_hash(str('xxh64', 'text', text), #text, 0)) end
+
+-- A checksum of all bytes of a tensor, row by row, 16 hex digits: XXH64 of a MiB after the other,
+-- each seeded with the one before, so that what lies on a device is never on the host as a whole.
+function M.checksum(x)
+   local n = arg.tensor('checksum', 'x', x):numel()
+   local flat = x:detach():contiguous():reshape { n }
+   local size = C.tide_dtype_size(C.tide_tensor_dtype(x))
+   local block, h, most = ffi.new('uint8_t[?]', 2^20), ffi.new('uint64_t', 0), 2^20 / size
+   for at = 1, n, most do
+      local k = math.min(most, n - at + 1)
+      own.check(C.tide_tensor_ctx(x), C.tide_to_bytes(flat:narrow(1, at, k), block, k * size))
+      h = C.tide_hash(block, k * size, h)
+   end
+   return hex(h)
 end
 
 -- The value of a JSON file. nil, err on failure.

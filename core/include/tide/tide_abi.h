@@ -50,6 +50,10 @@ typedef struct tide_opts {
   int32_t  nthread;   /* threads for kernels of this context; 0: every core the process may use */
   int32_t  read_env;  /* 1: TIDE_<PARAM> environment variables may override parameters */
   void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
+  /* Lines for whoever runs the host, up to the level of parameter log; on the context's thread, and
+   * it may not call the context. error: a communicator has failed for good. warn: memory was short
+   * and what the cache held went back; a collective took more than half of its timeout. info:
+   * devices beyond libtide's, MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of both hooks */
   const char *params; /* "check=ref trace=op"; see tide_param_name; may be null */
@@ -376,8 +380,8 @@ typedef struct tide_attention_attrs {
   int64_t  window_left;  /* -1: no limit */
   int64_t  window_right; /* -1: no limit */
   int64_t  q_start;      /* position of query 0 when q_index is null */
-  float    scale;        /* 0: 1/sqrt(D) */
-  float    softcap;      /* 0: none; else cap * tanh(score / cap) before the mask */
+  double   scale;        /* 0: 1/sqrt(D); rounded to f32 unless the operands are f64 */
+  double   softcap;      /* 0: none; else cap * tanh(score / cap) before the mask; likewise */
   tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position); may be null */
   tide_tensor *k_index;  /* i32 [B or 1, Tk, 2]; null iff q_index is null */
   tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
@@ -760,7 +764,6 @@ typedef struct tide_work tide_work; /* a collective under way, or done */
 
 typedef struct tide_group_opts {
   uint32_t size;
-  int32_t  check;   /* 1 (default): compare calls before data moves; 0: trust them (benchmarks) */
   double   timeout; /* seconds a rank waits for the others; default 600 */
 } tide_group_opts;
 void tide_group_opts_init(tide_group_opts *opts);
@@ -782,7 +785,9 @@ void tide_group_leave(tide_group *group, int rank, int status, const char *messa
 int  tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank);
 typedef struct tide_mpi_opts {
   uint32_t size;
-  int32_t  check;      /* 1 (default): compare calls before data moves; the same on every rank */
+  int32_t  check;      /* 1 (default): compare calls before data moves; 0: trust them, a round
+                          trip less: calls that differ are MPI's errors, wrong numbers or waits
+                          until the timeout. The same on every rank. Threads always compare */
   double   timeout;    /* seconds a rank waits for the others; default 600 */
   const char *library; /* file of the MPI library; null: the usual names */
 } tide_mpi_opts;
@@ -799,7 +804,9 @@ int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
  * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
 typedef struct tide_nccl_opts {
   uint32_t size;
-  int32_t  check;      /* 1: compare calls before data moves, a round trip each (default 0) */
+  int32_t  check;      /* 1: compare calls before data moves, a round trip each; 0 (default):
+                          trust them, calls that differ are wrong numbers or waits until the
+                          timeout */
   const char *library; /* file of NCCL; null: libnccl.so.2 */
 } tide_nccl_opts;
 void tide_nccl_opts_init(tide_nccl_opts *opts);

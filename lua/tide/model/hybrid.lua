@@ -26,6 +26,14 @@ end
 local function limit(o, name, v) return v and err.type(o, name, v, 'table') end
 local function theta(o, name, v) return v and err.number(o, name, v, 1) end
 
+local function head_dim_of(c)
+   if c.hidden_size % c.num_attention_heads ~= 0 then
+      err.raise('E_ARG', op, 'hidden_size (%d) must be a multiple of num_attention_heads (%d), or '
+         .. 'give head_dim', c.hidden_size, c.num_attention_heads)
+   end
+   return c.hidden_size / c.num_attention_heads
+end
+
 -- rope_theta false (the default): attention without positions, the state keeps the order.
 local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
@@ -35,7 +43,7 @@ local known = {
       return c.hybrid_override_pattern:find('*', 1, true) and c.hidden_size / 64 or 1
    end, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
-   { 'head_dim', function(c) return c.hidden_size / c.num_attention_heads end, count },
+   { 'head_dim', head_dim_of, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
    { 'mlp_hidden_act', 'relu2', function(o, name, v)
       return err.choice(o, name, v, { 'relu2', 'swiglu', 'gelu', 'gelu_tanh', 'relu', 'silu' })

@@ -94,7 +94,8 @@ function Optimizer:init(op, params, defaults, opts)
    self.sharded = params.is_sharded and { params } or sharded_of(self:entries())
 end
 
--- Learning rate of the step that comes next.
+-- Learning rate of the step that comes next. A function is called each time; `last_lr` is the rate
+-- of the last step, also of a replayed one.
 function Optimizer:next_lr()
    if type(self.lr) == 'function' then return self.lr(self.steps + 1) end
    return self.lr
@@ -174,6 +175,7 @@ local function write_rates(self, op, state, list)
          .. 'updates the one before; capture the step again')
    end
    local lr = err.number(op, 'lr', self:next_lr(), 0)
+   self.last_lr = lr
    tide.no_grad(function()
       for _, b in ipairs(list) do
          b.lr:fill_(lr * b.group.lr_scale)
@@ -232,7 +234,7 @@ function Optimizer:step(opts)
       return tide.no_grad(record, self, self.op .. '.step', opts)
    end
    local lr = opts.lr or self:next_lr()
-   err.number(self.op .. '.step', 'lr', lr, 0)
+   self.last_lr = err.number(self.op .. '.step', 'lr', lr, 0)
    check_ready(self, self.op .. '.step')
    local lists = {}
    tide.no_grad(function()

@@ -28,12 +28,6 @@ local cp_attention = {}
 local Inner = { class_name = 'CpAttention' }
 Inner.__index = Inner
 
-local function comm_of(name, axis)
-   local comm = type(axis) == 'table' and (axis.all_reduce and axis or axis.comm)
-   if not comm then err.arg(name, 'axis', 'an axis of a mesh or a communicator', axis) end
-   return comm
-end
-
 -- The communicators of a2a+p2p: neighbours, and the ranks with the same place among theirs.
 -- Collective.
 function cp_attention.split(name, comm, n)
@@ -59,8 +53,8 @@ function cp_attention.new(opts)
    if (method == 'a2a+p2p') ~= (opts.a2a ~= nil or opts.near ~= nil) then
       err.arg(name, 'a2a', 'the ranks of the inner exchange, for a2a+p2p alone', opts.a2a)
    end
-   local self = setmetatable({ comm = comm_of(name, opts.axis), method = method, near = opts.near,
-      far = opts.far }, Inner)
+   local self = setmetatable({ comm = context_.comm_of(name, opts.axis), method = method,
+      near = opts.near, far = opts.far }, Inner)
    if opts.a2a then self.near, self.far = cp_attention.split(name, self.comm, opts.a2a) end
    return self
 end
@@ -120,8 +114,8 @@ end
 run['a2a+p2p'] = function(self, context, q, k, v, mask)
    local near, far = self.near, self.far
    if not near then
-      near, far = comm_of('parallel.cp.attention', context.inner),
-         comm_of('parallel.cp.attention', context.outer)
+      near, far = context_.comm_of('parallel.cp.attention', context.inner),
+         context_.comm_of('parallel.cp.attention', context.outer)
    end
    local n, first = near.size, far.rank * near.size
    local tokens = { unpack(context:tokens(), first + 1, first + n) }

@@ -38,6 +38,13 @@ function context_.method(op, name)
    return err.choice(op, 'method', synonyms[name] or name, methods)
 end
 
+-- The communicator of an axis of a mesh, or the one that was given in its place.
+function context_.comm_of(op, axis)
+   local comm = type(axis) == 'table' and (axis.all_reduce and axis or axis.comm)
+   if not comm then err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis) end
+   return comm
+end
+
 local function check_index(op, index, plan)
    if index == nil then return nil end
    if not tide.is_tensor(index) or index.dtype ~= 'i32' or index.ndim ~= 3

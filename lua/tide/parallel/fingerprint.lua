@@ -45,20 +45,13 @@ function fingerprint.parameters(model)
    return table.concat(list, '\n')
 end
 
--- The first and last numbers of parameters that have bytes. of: a list of parameters.
+-- Checksums of parameters that have bytes: reads all of them. of: a list of parameters.
 function fingerprint.values(of)
    local list = {}
    for i, p in ipairs(of) do
-      local n = p:numel()
-      if p.device ~= 'null' and n > 0 then
-         local flat, k = p:detach():reshape { n }, math.min(n, 16)
-         list[i] = flat:narrow(1, 1, k):to_string_bytes()
-            .. flat:narrow(1, n - k + 1, k):to_string_bytes()
-      else
-         list[i] = ''
-      end
+      list[i] = p.device ~= 'null' and require('tide.ffi.io').checksum(p) or ''
    end
-   return table.concat(list)
+   return table.concat(list, ' ')
 end
 
 -- ---- batches ---------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ local function check_agreed(self, model, list)
       { what = 'modules', text = fingerprint.structure(model), among = part },
       { what = 'units', text = units_text(list), among = part },
       { what = 'devices', text = tostring(self.device), shown = true },
-      { what = 'values', text = fingerprint.values(model:parameters()), among = part },
+      { what = 'values', among = part,
+         text = function() return fingerprint.values(model:parameters()) end },
    }, model)
 end
 

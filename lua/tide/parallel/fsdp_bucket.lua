@@ -8,8 +8,9 @@
 -- Whatever saved a field for backward sees the same storage. Bytes that are dropped and gathered
 -- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
 -- version checks hold; after an update of the shard (`stale`) they are not, and an old graph fails.
--- Where flat keeps its bytes all the same, the fields stand back until it is gathered (`hidden`):
--- they are tensors without bytes, so that who reads one meets an error and no old number.
+-- Then flat gives its bytes up, unless the shard lies in it (not `apart`); there the fields stand
+-- back until it is gathered (`hidden`): they are tensors without bytes, so that who reads one meets
+-- an error and no old number. A view of a field that was made before sees what lies there.
 --
 -- Where nothing is cut and nothing is cast, shard and flat are one tensor; where all ranks keep
 -- everything, the shard is this rank's part of flat.
@@ -139,9 +140,10 @@ function Bucket:init(entries, opts)
          device = opts.offload and 'cpu' or opts.device }))
    end
    self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
+   self.apart = not self.flat:same_storage(self.shard)
    tide.no_grad(function() make_pieces(self, opts.seed) end)
    bind(self)
-   if self.full and not self.is_whole then self.flat:release() end
+   if self.apart then self.flat:release() end
    self.state, self.stale = self.is_whole and 'present' or 'absent', true
    tide.no_grad(show, self, false)
    for _, e in ipairs(entries) do
@@ -240,7 +242,7 @@ function Bucket:expire()
    if self.is_whole then return end
    self:wait()
    self:forget_small()
-   if self.full and not self.flat:is_gone() then self.flat:release() end
+   if self.apart and not self.flat:is_gone() then self.flat:release() end
    self.state, self.stale = 'absent', true
    show(self, false)
 end

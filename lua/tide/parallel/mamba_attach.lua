@@ -84,12 +84,6 @@ end
 local Attached = class 'MambaAttached'
 attach.Attached = Attached
 
-local function comm_of(op, axis)
-   local comm = type(axis) == 'table' and (axis.all_reduce and axis or axis.comm)
-   if not comm then err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis) end
-   return comm
-end
-
 -- Refuses at once what could only fail in the first batch: a method on a layout of cp_map.
 function attach.check_layout(op, method, kind)
    if method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag' then
@@ -108,7 +102,7 @@ function attach.attach(model, opts)
    opts = err.options(op, opts, { 'axis', 'method' })
    local self = setmetatable({ layers = {}, plans = {}, chosen = {} }, Attached)
    self.method = err.choice(op, 'method', opts.method or 'auto', methods)
-   self.comm = comm_of(op, opts.axis)
+   self.comm = context_.comm_of(op, opts.axis)
    self.batches = setmetatable({}, { __mode = 'k' })
    if type(model) ~= 'table' or not model.walk then err.arg(op, 'model', 'a module', model) end
    model:walk(function(m)

@@ -274,7 +274,8 @@ local function check_agreed(self, comm, device, seed)
       { what = 'styles of modules', text = self.rehearsal.styles },
       { what = 'parameters', text = fingerprint.parameters(model) },
       { what = 'models', text = fingerprint.structure(model) },
-      { what = 'values', text = fingerprint.values(model:parameters()) },
+      { what = 'values',
+         text = function() return fingerprint.values(model:parameters()) end },
       { what = 'devices', text = device, shown = true },
       { what = 'seeds', text = tostring(seed) },
    })

@@ -413,7 +413,8 @@ local function check_agreed(env, model)
    agree.check(env.axis.comm, op, 'E_ARG', {
       { what = 'parameters', text = fingerprint.parameters(model) },
       { what = 'models', text = fingerprint.structure(model) },
-      { what = 'values', text = fingerprint.values(model:parameters()) },
+      { what = 'values',
+         text = function() return fingerprint.values(model:parameters()) end },
       { what = 'plans', text = env.styles },
    }, model)
 end

@@ -176,7 +176,7 @@ end
 local function run_steps(self)
    local o = self.opts
    if self.step >= o.steps then
-      self.progress:note('already at step %d of %d', self.step, o.steps)
+      self.progress:note('already at step %d of %d: no step is left to do', self.step, o.steps)
    end
    while self.step < o.steps do
       one_step(self)

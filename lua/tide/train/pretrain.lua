@@ -7,6 +7,7 @@
 -- Nothing of tide is loaded before the command line is read.
 
 local args = require 'tide.util.args'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local setup = require 'tide.train.setup'
 
@@ -19,7 +20,8 @@ local before_model = {
    { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
    { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',
      also = { 'output', 'output-dir', 'save' } },
-   { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults' },
+   { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults; a '
+     .. '--mesh option replaces its whole mesh' },
    { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
    { 'steps', 800, 'optimiser steps in all', min = 1,
      also = { 'max-steps', 'iterations', 'train-iters', 'epochs' } },
@@ -42,10 +44,12 @@ local after_model = {
    { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
      also = { 'learning', 'learning-rate' } },
    { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
-   { 'warmup', nil, 'steps of linear warm-up, at most half of --steps; not given: half of '
-     .. '--steps, at most 40', type = 'integer', min = 0 },
+   { 'warmup', nil, 'steps of linear warm-up, at most half of those of the schedule; not given: '
+     .. 'half of them, at most 40', type = 'integer', min = 0 },
    { 'schedule', 'cosine', 'shape of the learning rate',
      choices = { 'cosine', 'linear', 'wsd', 'constant' } },
+   { 'schedule-steps', 0, 'steps that the schedule is drawn over, after which the rate stays; 0: '
+     .. '--steps. A resumed run keeps it', min = 0, also = { 'lr-decay-iters', 'lr-decay-steps' } },
    { 'weight-decay', 0.1, 'decay of matrices', type = 'number', min = 0, also = { 'wd' } },
    { 'beta2', 0.95, 'second-moment decay of AdamW', type = 'number', min = 0, max = 0.9999999 },
    { 'clip', 1, 'largest gradient norm; 0: off', type = 'number', min = 0,
@@ -91,13 +95,15 @@ local function vocabulary(recipe, opt, corpus)
 end
 
 -- The results of fn(...). What it raises speaks of fields of the configuration; the message then
--- also says which options they come from.
+-- also says which options they come from. A field that follows from options cannot be given, so an
+-- advice to give it is left out.
 local function in_options(recipe, fn, ...)
    local r = { pcall(fn, ...) }
    if r[1] then return unpack(r, 2, table.maxn(r)) end
    local e, list = r[2], {}
    if not err.is(e) then error(e, 0) end
    for _, row in ipairs(recipe.fields or {}) do
+      if row.follows then e.message = e.message:gsub(', or give ' .. row[1] .. '$', '') end
       if e.message:find('%f[%w_]' .. row[1] .. '%f[^%w_]') then
          list[#list + 1] = ('%s is %s'):format(row[1], row[2])
       end
@@ -155,7 +161,7 @@ end
 
 local function optimiser(tide, opt, params)
    local schedule = tide.optim.schedule.make(opt.schedule, {
-      lr = opt.lr, steps = opt.steps, warmup = opt.warmup,
+      lr = opt.lr, steps = opt.schedule_steps, warmup = opt.warmup,
       min_lr = math.min(opt.min_lr, opt.lr),
    })
    return tide.optim.AdamW(params, {
@@ -210,9 +216,22 @@ local function check_captured(recipe, opt, world)
    end
 end
 
+-- The mesh that a run goes on with: that of its checkpoint may be of other ranks than are here.
+local function check_mesh(opt, world, resumed)
+   if not resumed or resumed.other_mesh then return end
+   local ok, e = pcall(setup.axes, opt, world.size, opt.plan)
+   if ok then return end
+   if err.is(e) then
+      e.message = ('%s; the mesh is that of the checkpoint: start as many ranks, or give the mesh '
+         .. 'to go on with, e.g. --mesh.dp %d'):format(e.message, world.size)
+   end
+   error(e, 0)
+end
+
 -- Everything a mistake on the command line can upset, before a step is taken.
-local function prepare(recipe, tide, opt, world)
+local function prepare(recipe, tide, opt, world, resumed)
    check_captured(recipe, opt, world)
+   check_mesh(opt, world, resumed)
    if not opt.plan then check_out(recipe, tide, opt) end
    local corpus = tide.data.text.load(opt.data or own_sources(recipe), { width = opt.token_bytes })
    local plan = in_options(recipe, plan_of, recipe, tide, opt, vocabulary(recipe, opt, corpus))
@@ -235,8 +254,35 @@ local function clear_out(recipe, tide, opt, comm)
    tide.dist.on_first(comm, recipe.name, function() tide.train.checkpoint.clear(opt.out) end)
 end
 
-local function run(recipe, opt, parser, before)
+-- Settles what is drawn from --steps, at the first start of a run: gone on with for longer it keeps
+-- its learning rates. Tells what is not as it was asked for.
+local function settle_schedule(log, opt, given, resumed)
+   if opt.schedule_steps == 0 then opt.schedule_steps = opt.steps end
+   local most = math.floor(opt.schedule_steps / 2)
+   if opt.warmup and opt.warmup > most then
+      log:once('--warmup %d is cut to %d, half of the %d steps of the schedule', opt.warmup, most,
+         opt.schedule_steps)
+   end
+   opt.warmup = math.min(opt.warmup or 40, most)
+   if resumed and not given.schedule_steps and opt.schedule ~= 'constant'
+      and opt.steps ~= opt.schedule_steps then
+      log:once("the learning rate follows the checkpoint's schedule of %d steps; --schedule-steps "
+         .. '%d draws it anew', opt.schedule_steps, opt.steps)
+   end
+end
+
+-- What --resume goes on from.
+local function tell_resumed(log, tide, opt)
+   if not opt.resume and not is_restart(opt) then return end
+   local n = #tide.train.checkpoint.list(opt.out)
+   log:once('going on from %s%s', tide.train.checkpoint.find(opt.out),
+      n > 1 and (', the newest of %d checkpoints'):format(n) or '')
+end
+
+-- given: options of the command line; resumed: what options_before tells, nil without --resume.
+local function run(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
+   local before = resumed and resumed.options
    for _, o in ipairs { opt, before } do          -- the run goes on from any folder
       o.data = o.data and tide.util.fs.absolute(o.data)
    end
@@ -245,13 +291,13 @@ local function run(recipe, opt, parser, before)
    if opt.threads > 0 then ctx:set_nthread(opt.threads) end
    ctx:seed(opt.seed)
    local log = tide.util.log.new { rank = world.rank, size = world.size }
-   opt.warmup = math.min(opt.warmup or 40, math.floor(opt.steps / 2))
    for _, line in ipairs(before and parser:changes(before, opt, 'in the checkpoint') or {}) do
       log:once('%s', line)
    end
+   settle_schedule(log, opt, given, resumed)
    local corpus, plan, price, spread, sampler, optim, lock =
       err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED', 'E_DEVICE' }, prepare, recipe,
-         tide, opt, world)
+         tide, opt, world, resumed)
    if opt.plan then
       if world.rank == 0 then io.stdout:write(tostring(plan), '\n', tostring(price), '\n') end
       return plan
@@ -259,6 +305,7 @@ local function run(recipe, opt, parser, before)
    log:once('%d file%s, %d training tokens; %d parameters (%s); %d rank%s', corpus.files,
       corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, world.size,
       world.size == 1 and '' or 's: ' .. plan:axes_text())
+   tell_resumed(log, tide, opt)
    clear_out(recipe, tide, opt, world)
    local result = err.people({ 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
       model = spread.model, parallel = spread.sharded, optim = optim, train = corpus.train,
@@ -277,17 +324,37 @@ local function run(recipe, opt, parser, before)
 end
 
 -- What belongs to one start of the program and not to the run: never taken from a checkpoint.
-local own = { 'out', 'resume', 'overwrite', 'threads', 'mesh', 'plan' }
+local own = { 'out', 'resume', 'overwrite', 'threads', 'plan' }
 
--- The options of the run that --resume goes on with.
-local function options_before(opt)
+local function names_mesh(given)
+   for name in each(given) do
+      if name:find '^mesh%.' then return true end
+   end
+   return false
+end
+
+-- The options kept in a checkpoint, as this program writes them.
+local function kept_options(opt)
+   local kept = require('tide.train.checkpoint').recipe(opt.out)
+   for _, k in ipairs(own) do kept[k] = opt[k] end
+   kept.recompute = kept.recompute and tostring(kept.recompute)     -- once a number
+   kept.schedule_steps = kept.schedule_steps or kept.steps          -- once always the same
+   return kept
+end
+
+-- The options that --resume puts in place of the defaults, and { options (those of the checkpoint),
+-- other_mesh }. A mesh is one thing: who gives an axis gives all of them, and what says how the
+-- tensor-parallel axis is used goes with it.
+local function options_before(opt, given)
    if not opt.resume then return nil end
-   return err.people({ 'E_IO', 'E_FORMAT' }, function()
-      local kept = require('tide.train.checkpoint').recipe(opt.out)
-      for _, k in ipairs(own) do kept[k] = opt[k] end
-      kept.recompute = kept.recompute and tostring(kept.recompute)     -- once a number
-      return kept
-   end)
+   local kept = err.people({ 'E_IO', 'E_FORMAT' }, kept_options, opt)
+   local resumed = { options = kept, other_mesh = names_mesh(given) }
+   if not resumed.other_mesh then return kept, resumed end
+   local base = {}
+   for k, v in each(kept) do base[k] = v end
+   base.mesh = nil
+   if opt.mesh.tp == 1 then base.sequence_parallel, base.async_tp = nil, nil end
+   return base, resumed
 end
 
 -- All options of a recipe in the order of --help.
@@ -305,12 +372,13 @@ end
 
 -- The program. recipe: name, title (for --help), model (rows of options, see util.args),
 -- make(tide, opt, vocab, module options) -> model, fields ({ what errors call it, which option it
--- is } each), root (folder of tide's own sources). ...: as a script gets it.
+-- is, follows = true: from options, and cannot be given } each), root (folder of tide's own
+-- sources). ...: as a script gets it.
 function pretrain.main(recipe, ...)
    return args.main(function(...)
-      local opt, parser, before = args.parse(recipe.name .. ': ' .. recipe.title, rows_of(recipe),
-         { ... }, options_before)
-      return opt and run(recipe, opt, parser, before) or nil
+      local opt, parser, given, resumed = args.parse(recipe.name .. ': ' .. recipe.title,
+         rows_of(recipe), { ... }, options_before)
+      return opt and run(recipe, opt, parser, given, resumed) or nil
    end, ...)
 end
 

@@ -141,11 +141,15 @@ end
 -- as the options say. simulate: see setup.axes.
 function setup.plan_of(model, opt, n, simulate)
    local fn = 'train.setup.plan_of'
-   checked(fn, opt)
+   local mesh = checked(fn, opt)
    for _, k in ipairs { 'cp', 'fsdp' } do err.type(fn, 'opt.' .. k, opt[k], 'table') end
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
    if opt.async_tp and not opt.sequence_parallel then
       err.usage(op, '--async-tp requires --sequence-parallel')
+   end
+   if opt.sequence_parallel and mesh.tp == 1 then
+      err.usage(op, '--sequence-parallel requires --mesh.tp of 2 or more: it cuts activations over '
+         .. 'the tensor-parallel ranks')
    end
    local axes, ranks = setup.axes(opt, n, simulate)
    return require('tide.parallel.plan')(model, axes, {

@@ -63,7 +63,8 @@ local function check_replicated(self, op)
    end
    agree.check(self.tp.comm, op, 'E_STATE', {
       { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
-      { what = 'values of parameters that are not cut', text = fingerprint.values(list) },
+      { what = 'values of parameters that are not cut',
+         text = function() return fingerprint.values(list) end },
    })
 end
 
@@ -127,7 +128,7 @@ local function check_replicas(self, op)
    if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
    if not self.parallel and class.is(self.model, nn.Module) then
       add('parameters', fingerprint.parameters(self.model))
-      add('weights', fingerprint.values(self.model:parameters()))
+      add('weights', function() return fingerprint.values(self.model:parameters()) end)
       add('modules', fingerprint.structure(self.model))
    end
    agree.check(self.comm, op, 'E_STATE', items)
@@ -340,7 +341,7 @@ function unread(self, batches, count)
 end
 
 local function run_captured(self, batches)
-   local lr, count, loss = self.optim:next_lr(), counted(self, batches), 0
+   local count, loss = counted(self, batches), 0
    local losses, norm = self.captured(batches, count)
    for _, part in ipairs(losses) do loss = loss + part:item() end
    local grad_norm, cause = norm:item(), nil
@@ -351,7 +352,8 @@ local function run_captured(self, batches)
    end
    -- gradients of the recorded step stay: a replay writes them again
    if not self.captured:is_recorded() then self.optim:zero_grad() end
-   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }
+   return { loss = loss, grad_norm = grad_norm, lr = self.optim.last_lr, applied = applied,
+      cause = cause }
 end
 
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what

@@ -198,7 +198,8 @@ local function finish(self, values, base)
 end
 
 -- argv: list of words; base: options (a nested table, such as an earlier result) that replace the
--- defaults. Returns the options; or nil and the help text when --help is among the words.
+-- defaults. Returns the options, and those that were given (full name -> value); or nil and the
+-- help text when --help is among the words.
 function Parser:parse(argv, base)
    local values, i = {}, 1
    for k, word in ipairs(err.type('util.args.parse', 'argv', argv, 'table')) do
@@ -217,7 +218,7 @@ function Parser:parse(argv, base)
          i = read_option(self, argv, i, values)
       end
    end
-   return finish(self, values, base)
+   return finish(self, values, base), values
 end
 
 -- Checks a table of options (nested or dotted names) as parse checks a command line.
@@ -276,19 +277,21 @@ function Parser:help()
 end
 
 -- The options of a program; prints help and ends the program's run by returning nil.
--- base(options), if given, returns options that replace the defaults, or nil; e.g. those of the run
--- that is gone on with. Second result: the parser. Third: what base returned.
+-- base(options, given), if given, returns options that replace the defaults, or nil; e.g. those of
+-- the run that is gone on with; and what else the caller wants to know. Results: the options, the
+-- parser, those that were given (full name -> value), the second of base.
 function args.parse(program, rows, argv, base)
    local parser = args.new(program, rows)
-   local options, help = parser:parse(argv)
+   local options, given = parser:parse(argv)
    if not options then
       local host = package.loaded['tide.host']
-      if type(host) ~= 'table' or (host.rank or 0) == 0 then io.stdout:write(help) end
+      if type(host) ~= 'table' or (host.rank or 0) == 0 then io.stdout:write(given) end
       return nil
    end
-   local from = base and base(options) or nil
+   local from, more
+   if base then from, more = base(options, given) end
    if from then options = parser:parse(argv, from) end
-   return options, parser, from
+   return options, parser, given, more
 end
 
 -- Runs a recipe's main function. Under the tide program that tells errors; under plain luajit they
