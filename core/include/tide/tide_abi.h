@@ -748,11 +748,12 @@ void tide_saving_release(tide_saving *s);                 /* waits for the end *
 /* ---- ranks: groups and communicators --------------------------------------------------------- */
 /* A group is what N ranks of one process share; each rank joins it with its own context on its own
  * thread and gets a communicator. Every rank makes the same collective calls on a communicator in
- * the same order. Calls, their operands and their places are compared before any data moves: a
- * difference is E_COMM on every rank, a rank that does not come E_TIMEOUT, a rank that failed or
- * left E_PEER. After such a failure the communicator is poisoned: each later call returns the same
- * error at once, and a new group is made to go on. Reductions run in rank order for each element,
- * so the result has the same bits whatever the timing. */
+ * the same order. Calls (operation, reduction, dtypes, counts, root) are compared before any data
+ * moves: a difference is E_COMM on every rank, with the places that tide_comm_site gave; a rank
+ * that does not come is E_TIMEOUT, a rank that failed or left E_PEER. After such a failure the
+ * communicator is poisoned: each later call returns the same error at once, and a new group is made
+ * to go on. Reductions run in rank order for each element, so the result has the same bits whatever
+ * the timing. */
 
 enum { TIDE_SUM = 0, TIDE_MEAN = 1, TIDE_MIN = 2, TIDE_MAX = 3, TIDE_PROD = 4, TIDE_NREDUCE = 5 };
 
