@@ -83,7 +83,8 @@ typedef struct tide_error_record {
 const char *tide_abi_text(void);
 /* "0.1.0". Static. */
 const char *tide_version(void);
-/* One line per part: what this build holds and what it found ("onednn: ..., mpi: ..."). Static. */
+/* A few lines on this build, fixed when it was made: version, compiler, devices, what it opens at
+ * run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
 /* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text. */
