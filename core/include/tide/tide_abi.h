@@ -834,7 +834,8 @@ tide_ctx *tide_comm_ctx(const tide_comm *comm);
 int  tide_comm_rank(const tide_comm *comm);
 int  tide_comm_size(const tide_comm *comm);
 const char *tide_comm_name(const tide_comm *comm);
-const char *tide_comm_transport(const tide_comm *comm); /* "self", "local", "mpi", "sim" */
+/* "self", "local", "mpi", "nccl" or "sim". Static. */
+const char *tide_comm_transport(const tide_comm *comm);
 int  tide_comm_set_timeout(tide_comm *comm, double seconds);
 /* The place in the caller's program shown for the next calls, "train.lua:12". Copied, cut to 63
  * bytes. */
