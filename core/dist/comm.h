@@ -15,7 +15,6 @@
 #define TIDE_DIST_COMM_H
 
 #include "core/base/ctx.h"
-#include "core/dist/dist.h"
 
 enum {
   TIDE__ALL_REDUCE, TIDE__REDUCE, TIDE__BROADCAST, TIDE__ALL_GATHER, TIDE__ALL_GATHER_V,
