@@ -33,7 +33,7 @@ int tide_layer_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, tide
   TIDE_TRY(tide__begin(&c, TIDE_OP_LAYER_NORM, out, 3, (tide_tensor *[]){x, weight, bias}, 6));
   TIDE_TRY(check_rows(&c, x, weight, "weight"));
   TIDE_TRY(check_rows(&c, x, bias, "bias"));
-  c.attrs.norm = (k_norm_attrs){eps, 0};
+  c.attrs.row_norm = (k_row_norm_attrs){eps, 0};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   tide__result(&c, 1, stat_dtype(x), x->ndim - 1, x->shape);
   tide__result(&c, 2, stat_dtype(x), x->ndim - 1, x->shape);
@@ -64,7 +64,7 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_RMS_NORM, out, 2, (tide_tensor *[]){x, weight}, 2));
   TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  c.attrs.norm = (k_norm_attrs){eps, weight_offset};
+  c.attrs.row_norm = (k_row_norm_attrs){eps, weight_offset};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   tide__result(&c, 1, stat_dtype(x), x->ndim - 1, x->shape);
   return tide__dispatch(&c, out, 1);
@@ -109,7 +109,7 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
                       tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
                       tide_dtype_name(residual->dtype),
                       TIDE__SHAPE(residual->ndim, residual->shape));
-  c.attrs.norm = (k_norm_attrs){eps, weight_offset};
+  c.attrs.row_norm = (k_row_norm_attrs){eps, weight_offset};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   tide__result(&c, 1, x->dtype, x->ndim, x->shape);
   tide__result(&c, 2, stat_dtype(x), x->ndim - 1, x->shape);

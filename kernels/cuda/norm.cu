@@ -138,7 +138,7 @@ int64_t parts_of(const rows &r)
 
 template <class T> int run_bwd(const k_call *call, const rows &r, const bwd_args &a)
 {
-  T offset = (T) static_cast<const k_norm_attrs *>(call->attrs)->weight_offset;
+  T offset = (T) static_cast<const k_row_norm_attrs *>(call->attrs)->weight_offset;
   TIDE_CUDA_LAUNCH(call, norm_dx_kernel<T>, tide_row_blocks(r.n), tide_row_threads(r.dim), 0, r, a,
                    offset);
   if (a.dweight.data || a.dbias.data) {
@@ -165,7 +165,7 @@ int bwd(const k_call *call, const bwd_args &a)
 
 int run_rms(const k_call *call, const rms_args &a)
 {
-  const k_norm_attrs *attrs = static_cast<const k_norm_attrs *>(call->attrs);
+  const k_row_norm_attrs *attrs = static_cast<const k_row_norm_attrs *>(call->attrs);
   rows r = rows_of(call->in[0]);
   TIDE_BY_REAL(call->in[0].dtype,
                TIDE_CUDA_LAUNCH(call, rms_norm_kernel<T>, tide_row_blocks(r.n),
@@ -204,7 +204,7 @@ template <class T> __global__ void swiglu_bwd_kernel(int64_t n, swiglu_args a)
 int k_cuda_layer_norm(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  const k_norm_attrs *attrs = static_cast<const k_norm_attrs *>(call->attrs);
+  const k_row_norm_attrs *attrs = static_cast<const k_row_norm_attrs *>(call->attrs);
   rows r = rows_of(in[0]);
   layer_args a = {tide_array_of(in[0]), tide_array_of(in[1]), tide_array_of(in[2]),
                   tide_array_of(out[0]), tide_array_of(out[1]), tide_array_of(out[2])};

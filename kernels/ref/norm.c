@@ -52,7 +52,7 @@ static double row_rstd(const k_tensor *x, int64_t base, int64_t dim, double mean
 
 int k_ref_layer_norm(const k_call *call)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *x = &call->in[0], *weight = &call->in[1], *bias = &call->in[2];
   rows r = rows_of(x);
   for (int64_t i = 0; i < r.n; i++) {
@@ -123,7 +123,7 @@ static int bwd_run(bwd *b)
 
 int k_ref_layer_norm_bwd(const k_call *call)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *in = call->in, *out = call->out;
   const k_tensor none = { .ndim = -1 };
   bwd b = { .dy = &in[0], .x = &in[1], .weight = &in[2], .mean = &in[3], .rstd = &in[4],
@@ -134,7 +134,7 @@ int k_ref_layer_norm_bwd(const k_call *call)
 
 int k_ref_rms_norm_bwd(const k_call *call)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *in = call->in, *out = call->out;
   const k_tensor none = { .ndim = -1 };
   bwd b = { .dy = &in[0], .x = &in[1], .weight = &in[2], .rstd = &in[3], .dsum = &in[4],
@@ -142,7 +142,7 @@ int k_ref_rms_norm_bwd(const k_call *call)
   return bwd_run(&b);
 }
 
-static void rms_rows(const k_tensor *x, const k_tensor *weight, const k_norm_attrs *attrs,
+static void rms_rows(const k_tensor *x, const k_tensor *weight, const k_row_norm_attrs *attrs,
                      const k_tensor *y, const k_tensor *rstd_out)
 {
   rows r = rows_of(x);
