@@ -28,6 +28,7 @@
 #define RANDOM TIDE_OPF_RANDOM
 #define BWD (TIDE_OPF_BACKWARD | TIDE_OPF_NOGRAD)
 #define BCAST TIDE__OPF_BCAST
+#define RULE(name) tide__grad_##name
 
 static const tide__op ops[TIDE__NOP] = {
 #define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) \

@@ -155,20 +155,11 @@ int  tide__check_against_ref(tide__call *c);
 
 #define TIDE__NAME(c) (tide__op_get((c)->op)->name)
 
-/* Derivative rules, one per op family file. */
-#define TIDE__RULES(RULE) \
-  RULE(add) RULE(sub) RULE(mul) RULE(div) RULE(pow) RULE(minimum) RULE(maximum) RULE(neg) \
-  RULE(abs) RULE(zero) RULE(exp) RULE(log) RULE(sqrt) RULE(rsqrt) RULE(square) \
-  RULE(reciprocal) RULE(sin) RULE(cos) RULE(tanh) RULE(sigmoid) RULE(silu) RULE(gelu) \
-  RULE(gelu_tanh) RULE(relu) RULE(softplus) RULE(affine) RULE(pow_scalar) RULE(clamp) \
-  RULE(where) RULE(cast) RULE(clone) RULE(sum) RULE(mean) RULE(prod) RULE(extremum) \
-  RULE(cumsum) RULE(reshape) RULE(permute) RULE(slice) RULE(expand) RULE(cat) RULE(pad) \
-  RULE(roll) RULE(gather) RULE(scatter_add) RULE(index_select) RULE(index_add) \
-  RULE(embedding) RULE(matmul) RULE(linear) RULE(linear_act) RULE(linear_fp8) \
-  RULE(layer_norm) RULE(rms_norm) RULE(add_rms_norm) RULE(rope) RULE(softmax) \
-  RULE(log_softmax) RULE(swiglu) RULE(dropout) RULE(attention) RULE(cross_entropy) \
-  RULE(linear_cross_entropy) RULE(conv1d) RULE(ssd_scan) RULE(gated_rms_norm)
+/* The derivative rules of op.def; several ops may share one. */
 #define TIDE__DECLARE_RULE(name) int tide__grad_##name(const tide__grad_call *g);
-TIDE__RULES(TIDE__DECLARE_RULE)
+#define TIDE__DECLARE_NULL
+#define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) TIDE__DECLARE_##grad
+#include "core/op/op.def"
+#undef TIDE_OP
 
 #endif
