@@ -102,9 +102,7 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
   TIDE_TRY(tide__begin(&c, TIDE_OP_ADD_RMS_NORM, NULL, 3, (tide_tensor *[]){x, residual, weight},
                        4));
   TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  bool fit = x->ndim == residual->ndim && x->dtype == residual->dtype;
-  for (int d = 0; fit && d < x->ndim; d++) fit = x->shape[d] == residual->shape[d];
-  if (!fit)
+  if (x->dtype != residual->dtype || !tide__tensor_same_shape(x, residual))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "add_rms_norm", "x %s %s and residual %s %s differ",
                       tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
                       tide_dtype_name(residual->dtype),
@@ -141,9 +139,7 @@ int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU, out, 2, (tide_tensor *[]){gate, up}, 0));
   TIDE_TRY(tide__check_float(gate, "swiglu", "gate"));
-  bool fit = gate->ndim == up->ndim && gate->dtype == up->dtype;
-  for (int d = 0; fit && d < gate->ndim; d++) fit = gate->shape[d] == up->shape[d];
-  if (!fit)
+  if (gate->dtype != up->dtype || !tide__tensor_same_shape(gate, up))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "swiglu", "gate %s %s and up %s %s differ",
                       tide_dtype_name(gate->dtype), TIDE__SHAPE(gate->ndim, gate->shape),
                       tide_dtype_name(up->dtype), TIDE__SHAPE(up->ndim, up->shape));
@@ -170,9 +166,7 @@ int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_GATED_RMS_NORM, out, 3, (tide_tensor *[]){x, z, weight}, 4));
   TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  bool fit = x->ndim == z->ndim && x->dtype == z->dtype;
-  for (int d = 0; fit && d < x->ndim; d++) fit = x->shape[d] == z->shape[d];
-  if (!fit)
+  if (x->dtype != z->dtype || !tide__tensor_same_shape(x, z))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "gated_rms_norm", "x %s %s and z %s %s differ",
                       tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
                       tide_dtype_name(z->dtype), TIDE__SHAPE(z->ndim, z->shape));
