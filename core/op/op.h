@@ -135,6 +135,12 @@ int tide__check_target(tide_tensor *t, const char *op);
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
                           const tide_attention_attrs *a);
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a);
+/* Norms: the dtype of their statistics, f32 (f64 for f64). */
+int tide__stat_dtype(const tide_tensor *x);
+/* Fails unless x is floating with a dim, and v null or a vector of x's last dim and dtype. */
+int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg);
+/* Declares such a vector as result i. */
+void tide__vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x);
 int tide__check_index(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless sequence is null or i32/i64 [B or 1, T] for x [B, T, ...]. */
 int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, const char *op);
