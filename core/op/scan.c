@@ -1,4 +1,4 @@
-/* The selective scan of Mamba-2 (state-space duality).
+/* The SSD scan of Mamba-2 (state-space duality, arXiv 2405.21060).
  *
  * The forward keeps the state that enters each chunk and nothing else; the derivative goes through
  * the chunks from the last to the first and makes the rest again. The z gate is the gated

@@ -1,4 +1,4 @@
-/* What the selective scan means: the recurrence, a token at a time, forward and backward.
+/* What the SSD scan means: the recurrence, a token at a time, forward and backward.
  *
  * The one idea: the state of one (batch, head) is P x N doubles that walk along the tokens; the
  * backward keeps every state of the walk and returns through them. Nothing is cut into chunks, so a
