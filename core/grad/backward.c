@@ -11,6 +11,7 @@
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/base/trace.h"
 #include "core/grad/tape.h"
 
 struct tide_backward {
@@ -329,8 +330,10 @@ static int walk(tide_backward *bw, tide_event *event)
     tide__node *n = bw->at;
     if (n->pending && n->op == TIDE__HOST) return begin_host(bw, n, event);
     if (n->pending) {
+      double t0 = tide__trace_begin(bw->ctx);
       TIDE_TRY(run_native(bw, n));
       pass(bw, n);
+      TIDE_TRY(tide__trace_end(bw->ctx, "grad", tide__op_get(n->op)->name, t0));
     }
     step(bw);
   }

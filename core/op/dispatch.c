@@ -325,16 +325,14 @@ int tide__launch(tide__call *c)
   if (c->ctx->capture) TIDE_TRY(capturable(c));
   const tide__kernel *row = choose(c);
   if (!row) return TIDE_E_UNSUPPORTED;
-  double t0 = tide__tracing(c->ctx) ? tide_trace_clock() : 0;
+  double t0 = tide__trace_begin(c->ctx);
   launch l;
   int rc = launch_begin(&l, c);
   if (rc == TIDE_OK) {
     rc = run(&l, c, row);
     launch_end(&l, c);
   }
-  if (rc == TIDE_OK && tide__tracing(c->ctx))
-    rc = tide_trace_span(c->ctx, "op", TIDE__NAME(c), t0, tide_trace_clock());
-  return rc;
+  return rc == TIDE_OK ? tide__trace_end(c->ctx, "op", TIDE__NAME(c), t0) : rc;
 }
 
 /* ---- record and finish ----------------------------------------------------------------------- */
