@@ -73,7 +73,7 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
   c.in_[1] = part_lse;
   c.out_[0] = out;
   c.out_[1] = lse;
-  int rc = tide__launch(&c);
+  int rc = tide__launch_checked(&c);
   out->storage->version++;
   lse->storage->version++;
   return rc;

@@ -366,8 +366,7 @@ static int make_results(tide__call *c)
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser)
 {
   int rc = make_results(c);
-  if (rc == TIDE_OK) rc = tide__launch(c);
-  if (rc == TIDE_OK && c->ctx->params.check) rc = tide__check_against_ref(c);
+  if (rc == TIDE_OK) rc = tide__launch_checked(c);
   if (rc == TIDE_OK) rc = tide__record(c);
   for (int i = 0; i < c->nout; i++) {
     if (i < nuser && rc == TIDE_OK) out[i] = c->out[i];

@@ -74,7 +74,7 @@ static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_
   c->in[2] = x;
   c->nin = 2;
   c->nout = 1;
-  rc = tide__launch(c);
+  rc = tide__launch_checked(c);
   c->nin = 3;
   if (rc == TIDE_OK) rc = tide__record(c);
   if (rc < 0) tide_tensor_release(c->out[0]);

@@ -115,6 +115,8 @@ void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shap
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser);
 /* Allocates nothing and records nothing: runs the kernel on c's operands. */
 int tide__launch(tide__call *c);
+/* The same, with the reference beside it if parameter check says so: what ops use. */
+int tide__launch_checked(tide__call *c);
 /* Gives *out (a fresh view) the history of op on c's inputs, if recording asks for it. */
 int tide__record(tide__call *c);
 
@@ -156,8 +158,6 @@ typedef struct tide__kernel {
 int  tide__kernels_open(tide_ctx *ctx);
 void tide__kernels_close(tide_ctx *ctx);
 const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype);
-/* Repeats c on the reference kernel and compares (parameter check). */
-int  tide__check_against_ref(tide__call *c);
 
 #define TIDE__NAME(c) (tide__op_get((c)->op)->name)
 

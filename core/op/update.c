@@ -60,7 +60,7 @@ static int end_update(tide__call *c, joined *j, int rc, int64_t n)
 {
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) rc = tide__check_idle(c->out[i], TIDE__NAME(c));
-  if (rc == TIDE_OK && n > 0) rc = tide__launch(c);
+  if (rc == TIDE_OK && n > 0) rc = tide__launch_checked(c);
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) c->out[i]->storage->version++;
   tide__free(c->ctx, j->all, j->bytes);
