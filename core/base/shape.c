@@ -19,6 +19,11 @@ int64_t tide__numel(int ndim, const int64_t *shape)
   return empty ? 0 : over ? -1 : n;
 }
 
+bool tide__same_shape(int na, const int64_t *a, int nb, const int64_t *b)
+{
+  return na == nb && memcmp(a, b, (size_t)na * sizeof *a) == 0;
+}
+
 void tide__strides_contiguous(int ndim, const int64_t *shape, int64_t *stride)
 {
   int64_t s = 1;

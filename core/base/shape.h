@@ -11,6 +11,7 @@
 
 /* Elements, or -1 on a negative size or overflow. The scalar (ndim 0) has one. */
 int64_t tide__numel(int ndim, const int64_t *shape);
+bool tide__same_shape(int na, const int64_t *a, int nb, const int64_t *b);
 void tide__strides_contiguous(int ndim, const int64_t *shape, int64_t *stride);
 bool tide__is_contiguous(int ndim, const int64_t *shape, const int64_t *stride);
 /* False when the shapes do not broadcast. out: TIDE_MAX_DIM sizes. */

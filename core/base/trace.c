@@ -10,7 +10,9 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 
-typedef struct span { double t0, t1; char cat[8], name[40]; } span;
+typedef struct span { double t0, t1; char cat[8], name[104]; } span;
+
+static const char *const categories[] = {"op", "comm", "mem", "grad", "user"};
 
 struct tide__trace { int64_t size, count; span spans[]; };
 
@@ -38,10 +40,20 @@ static void field(char *to, size_t n, const char *from)
   to[i] = 0;
 }
 
+static bool is_category(const char *cat)
+{
+  for (size_t i = 0; i < sizeof categories / sizeof *categories; i++)
+    if (strcmp(cat, categories[i]) == 0) return true;
+  return false;
+}
+
 int tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0, double t1)
 {
   if (!cat || !name)
     return tide__fail(ctx, TIDE_E_ARG, "trace_span", "%s is null", cat ? "name" : "cat");
+  if (!is_category(cat))
+    return tide__fail(ctx, TIDE_E_ARG, "trace_span", "cat: expected op, comm, mem, grad or user, "
+                      "got '%s'", cat);
   if (!(fabs(t0) < LONGEST && fabs(t1) < LONGEST))
     return tide__fail(ctx, TIDE_E_ARG, "trace_span", "expected times of tide_trace_clock, got %g "
                       "and %g", t0, t1);

@@ -19,9 +19,12 @@
  */
 #include "core/device/cache.h"
 
+#include <stdio.h>
+
 #include "core/base/alloc.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
+#include "core/base/trace.h"
 #include "core/device/device.h"
 #include "core/device/flight.h"
 
@@ -331,11 +334,24 @@ static void spill(tide_ctx *ctx, struct tide__cache *cache, const tide__block *t
 
 /* ---- taken and given ------------------------------------------------------------------------- */
 
+/* *out as grow gives it; the span tells device and bytes. */
+static int traced_growth(tide_ctx *ctx, struct tide__cache *cache, int pool_no, size_t size,
+                         tide__block **out)
+{
+  double t0 = tide__trace_begin(ctx);
+  *out = grow(ctx, cache, pool_no, size);
+  if (!*out || !tide__tracing(ctx)) return TIDE_OK;
+  char name[64];
+  snprintf(name, sizeof name, "%s %zu bytes", tide_device_name(cache->backend->device),
+           (*out)->size);
+  return tide__trace_end(ctx, "mem", name, t0);
+}
+
 static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out)
 {
   int pool_no = size > SMALL;
   tide__block *b = ctx->params.cache ? find(cache, pool_no, size) : NULL;
-  if (!b) b = grow(ctx, cache, pool_no, size);
+  if (!b) TIDE_TRY(traced_growth(ctx, cache, pool_no, size, &b));
   const char *failed = !b && cache->backend->failed ? cache->backend->failed(cache->state) : NULL;
   if (failed)
     return tide__fail(ctx, TIDE_E_DEVICE, "alloc", "device '%s': %s",

@@ -17,6 +17,16 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static void leave_state(const tide__transport *transport, void *state, int rank)
+{
+  if (transport->leave) transport->leave(state, rank);
+}
+
+static void close_state(const tide__transport *transport, void *state, int rank)
+{
+  if (transport->close) transport->close(state, rank);
+}
+
 int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
                    tide_group *group, int rank, int nrank, const char *name)
 {
@@ -25,8 +35,8 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
   tide_comm_record *ring = comm ? tide__alloc(ctx, TIDE__NRECORD * sizeof *ring) : NULL;
   if (!ring) {
     tide__free(ctx, comm, sizeof *comm);
-    transport->leave(state, rank);
-    transport->close(state, rank);
+    leave_state(transport, state, rank);
+    close_state(transport, state, rank);
     return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
   }
   comm->refs = 1;
@@ -118,9 +128,9 @@ static void destroy(tide_comm *comm)
 {
   tide_ctx *ctx = comm->ctx;
   if (comm->engine && comm->status == TIDE_OK) tide__work_drain(comm);
-  comm->transport->leave(comm->state, comm->rank);
+  leave_state(comm->transport, comm->state, comm->rank);
   tide__work_close(comm);
-  comm->transport->close(comm->state, comm->rank);
+  close_state(comm->transport, comm->state, comm->rank);
   release_kept(comm);
   if (comm->stream) comm->device->backend->streams->close(comm->device->state, comm->stream);
   tide_group_release(comm->group);
@@ -206,7 +216,8 @@ static void look_at_poison(tide_comm *comm)
 {
   char text[TIDE__COMM_TEXT] = "";
   if (comm->status) return;
-  int status = comm->transport->cause(comm->state, comm->rank, text, sizeof text);
+  int (*cause)(void *, int, char *, size_t) = comm->transport->cause;
+  int status = cause ? cause(comm->state, comm->rank, text, sizeof text) : TIDE_OK;
   if (status) keep_failure(comm, status, text);
   else if (atomic_load_explicit(&comm->aborted, memory_order_acquire))
     keep_failure(comm, TIDE_E_PEER, "the communicator was aborted");
@@ -224,7 +235,8 @@ void tide_comm_abort(tide_comm *comm, const char *reason)
   snprintf(text, sizeof text, "rank %d aborted '%s': %s", comm->rank, comm->name,
            reason && *reason ? reason : "no reason given");
   atomic_store_explicit(&comm->aborted, 1, memory_order_release);
-  comm->transport->abort(comm->state, comm->rank, TIDE_E_PEER, text);
+  if (comm->transport->abort)
+    comm->transport->abort(comm->state, comm->rank, TIDE_E_PEER, text);
 }
 
 int tide__comm_check(tide_comm *comm, const char *op)
@@ -277,7 +289,7 @@ int tide__comm_settle(tide_comm *comm, tide__coll *c)
               (long long)c->seq, tide_coll_name(c->op), comm->name, c->site[0] ? c->site : "?",
               c->end - c->begin, c->timeout);
   if (tide__tracing(comm->ctx)) {
-    char name[96];
+    char name[104];
     snprintf(name, sizeof name, "%s#%lld %s", tide_coll_name(c->op), (long long)c->seq,
              comm->name);
     tide_trace_span(comm->ctx, "comm", name, c->begin, c->end);

@@ -15,7 +15,6 @@
 #define TIDE_DIST_COMM_H
 
 #include "core/base/ctx.h"
-#include "core/dist/dist.h"
 
 enum {
   TIDE__ALL_REDUCE, TIDE__REDUCE, TIDE__BROADCAST, TIDE__ALL_GATHER, TIDE__ALL_GATHER_V,
@@ -81,7 +80,8 @@ typedef struct tide__transport {
   int  (*look)(void *state, int rank, tide__coll *c);
   int  (*order)(void *state, int rank, tide__coll *c);
   void (*forget)(void *state, int rank, tide__coll *c);
-  /* 0, or the status all calls now have, with its message. */
+  /* The next four may be null: nothing but the communicator itself has to know.
+   * 0, or the status all calls now have, with its message. */
   int  (*cause)(void *state, int rank, char *text, size_t n);
   /* Poisons for every rank. Any thread. status E_PEER, E_TIMEOUT or E_INTERRUPT. */
   void (*abort)(void *state, int rank, int status, const char *text);
@@ -159,7 +159,7 @@ void tide__work_reap(tide_comm *comm);
 /* Ends the helper and gives all works' operands back; the transport has been left. */
 void tide__work_close(tide_comm *comm);
 
-/* comm_sim.c: adds what c costs a rank. */
+/* traffic.c: adds what c costs a rank. */
 void tide__traffic_add(tide_comm_stats *s, const tide__coll *c, int rank, int nrank, int host_size);
 int64_t tide__coll_count(const tide__coll *c);
 

@@ -85,21 +85,19 @@ bool tide__room_fail(tide__room *room, const uint32_t *gen, int status, int rank
 /* ---- seats, read from outside ---------------------------------------------------------------- */
 
 /* Acquire throughout: no load may move behind the second look at the version. */
-#define LOAD(x) atomic_load_explicit(&(x), memory_order_acquire)
-
 void tide__seat_read(tide__seat *seat, tide__seat_copy *copy)
 {
   uint64_t before, after, site[TIDE__SITE / 8];
   do {
-    before = atomic_load_explicit(&seat->version, memory_order_acquire);
-    copy->seq = LOAD(seat->seq);
+    before = LOAD_ACQUIRE(seat->version);
+    copy->seq = LOAD_ACQUIRE(seat->seq);
     tide__page *page = &seat->page[copy->seq & 1];
-    copy->words = (tide__call_words){LOAD(page->what), LOAD(page->count), LOAD(page->root),
-                                     LOAD(page->hash)};
-    copy->done = LOAD(seat->done);
+    copy->words = (tide__call_words){LOAD_ACQUIRE(page->what), LOAD_ACQUIRE(page->count),
+                                     LOAD_ACQUIRE(page->root), LOAD_ACQUIRE(page->hash)};
+    copy->done = LOAD_ACQUIRE(seat->done);
     for (int i = 0; i < TIDE__SITE / 8; i++)
-      site[i] = LOAD(seat->site[i]);
-    after = atomic_load_explicit(&seat->version, memory_order_relaxed);
+      site[i] = LOAD_ACQUIRE(seat->site[i]);
+    after = LOAD_RELAXED(seat->version);
   } while (before != after || before & 1);
   memcpy(copy->site, site, sizeof copy->site);
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "core/dist/dist.h"
+#include "tide/tide.h"
 
 typedef void (*symbol)(void);
 

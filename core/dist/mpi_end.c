@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "core/dist/dist.h"
 #include "core/dist/mpi_api.h"
+#include "tide/tide.h"
 
 /* How a process ends, the best reason first; NEWS: nothing heard of it yet. */
 enum { ELECTED, CAUSE, PEER, WELL, NEWS };

@@ -33,6 +33,11 @@ typedef struct tide__meet {
 
 enum { TIDE__PASSED, TIDE__POISONED, TIDE__EXPIRED, TIDE__STOPPED };
 
+/* For the words that ranks read of each other. */
+#define LOAD_ACQUIRE(x) atomic_load_explicit(&(x), memory_order_acquire)
+#define LOAD_RELAXED(x) atomic_load_explicit(&(x), memory_order_relaxed)
+#define STORE_RELEASE(x, v) atomic_store_explicit(&(x), v, memory_order_release)
+
 /* tag: equal on all ranks, or no data moves; the words are for messages. A payload of a number or
  * three lies in their line. */
 typedef struct tide__page {

@@ -11,6 +11,7 @@
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/base/trace.h"
 #include "core/grad/tape.h"
 
 struct tide_backward {
@@ -235,9 +236,9 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
     return tide_full(out, root->ctx, root->storage->device, root->dtype, root->ndim, root->shape,
                      1);
   }
-  bool fit = grad->ndim == root->ndim && grad->dtype == root->dtype && grad->ctx == root->ctx &&
-             grad->storage->device == root->storage->device;
-  for (int d = 0; fit && d < root->ndim; d++) fit = grad->shape[d] == root->shape[d];
+  bool fit = grad->dtype == root->dtype && grad->ctx == root->ctx &&
+             grad->storage->device == root->storage->device &&
+             tide__tensor_same_shape(grad, root);
   if (!fit)
     return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "grad is %s %s, root is %s %s",
                       tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
@@ -329,8 +330,10 @@ static int walk(tide_backward *bw, tide_event *event)
     tide__node *n = bw->at;
     if (n->pending && n->op == TIDE__HOST) return begin_host(bw, n, event);
     if (n->pending) {
+      double t0 = tide__trace_begin(bw->ctx);
       TIDE_TRY(run_native(bw, n));
       pass(bw, n);
+      TIDE_TRY(tide__trace_end(bw->ctx, "grad", tide__op_get(n->op)->name, t0));
     }
     step(bw);
   }
@@ -377,9 +380,9 @@ int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
 {
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_give"));
   const tide__meta *m = &bw->host->in[i].meta;
-  bool fit = !grad || (grad->ctx == bw->ctx && grad->ndim == m->ndim && grad->dtype == m->dtype &&
-                       grad->storage->device == m->device);
-  for (int d = 0; grad && fit && d < m->ndim; d++) fit = grad->shape[d] == m->shape[d];
+  bool fit = !grad || (grad->ctx == bw->ctx && grad->dtype == m->dtype &&
+                       grad->storage->device == m->device &&
+                       tide__same_shape(grad->ndim, grad->shape, m->ndim, m->shape));
   if (!fit)
     return tide__fail(bw->ctx, TIDE_E_SHAPE, "backward_give", "gradient %d is %s %s, its input %s "
                       "%s", i + 1, tide_dtype_name(grad->dtype),

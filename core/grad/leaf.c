@@ -32,9 +32,7 @@ int tide_set_grad(tide_tensor *t, tide_tensor *grad)
     return tide__fail(t->ctx, TIDE_E_DEVICE, "set_grad", "the gradient is on '%s', the tensor on "
                       "'%s'", tide_device_name(grad->storage->device),
                       tide_device_name(t->storage->device));
-  bool fit = !grad || (grad->ndim == t->ndim && grad->dtype == t->dtype);
-  for (int d = 0; grad && fit && d < t->ndim; d++) fit = grad->shape[d] == t->shape[d];
-  if (!fit)
+  if (grad && (grad->dtype != t->dtype || !tide__tensor_same_shape(grad, t)))
     return tide__fail(t->ctx, TIDE_E_SHAPE, "set_grad", "gradient is %s %s, the tensor %s %s",
                       tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
                       tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));

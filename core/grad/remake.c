@@ -26,7 +26,7 @@ bool tide__remakes(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
 
 static int run(tide_tensor **out, const tide__node *n)
 {
-  const k_norm_attrs *a = &n->attrs.norm;
+  const k_row_norm_attrs *a = &n->attrs.row_norm;
   switch (n->op) {
     case TIDE_OP_SWIGLU: return tide_swiglu(out, n->in[0].saved.t, n->in[1].saved.t);
     case TIDE_OP_RMS_NORM:

@@ -1,4 +1,4 @@
-/* Softmax, rotary positions and scaled dot product attention with its log-sum-exp.
+/* Scaled dot product attention with its log-sum-exp.
  *
  * Masks are data (see tide_attention_attrs): a query sees a key by document number and position, so
  * causal, window, packed and any sharded layout are one op and one kernel.
@@ -9,94 +9,6 @@
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
-
-/* ---- softmax: the kernels run along the last dim --------------------------------------------- */
-
-static int along(tide_tensor **out, int op, tide_tensor *x, int dim)
-{
-  tide__call c;
-  tide_tensor *moved, *y = NULL;
-  TIDE_TRY(tide__begin(&c, op, out, 1, &x, 0));
-  TIDE_TRY(tide__check_float(x, TIDE__NAME(&c), "x"));
-  int d = tide__resolve_dim(dim, x->ndim);
-  if (d < 0)
-    return tide__fail(c.ctx, TIDE_E_ARG, TIDE__NAME(&c), "dim: %d is outside a tensor of %d dims",
-                      dim, x->ndim);
-  TIDE_TRY(tide_transpose(&moved, x, d, -1));
-  c.in_[0] = moved;
-  c.attrs.dim.dim = x->ndim - 1;
-  tide__result(&c, 0, x->dtype, moved->ndim, moved->shape);
-  int rc = tide__dispatch(&c, &y, 1);
-  tide_tensor_release(moved);
-  if (rc == TIDE_OK) rc = tide_transpose(out, y, d, -1);
-  tide_tensor_release(y);
-  return rc;
-}
-
-int tide_softmax(tide_tensor **out, tide_tensor *x, int dim)
-{
-  return along(out, TIDE_OP_SOFTMAX, x, dim);
-}
-
-int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim)
-{
-  return along(out, TIDE_OP_LOG_SOFTMAX, x, dim);
-}
-
-static int from_output(const tide__grad_call *g, int op)
-{
-  tide__call c;
-  tide_tensor *dy = g->gout[0];
-  TIDE_TRY(tide__begin(&c, op, &g->gin[0], 2, (tide_tensor *[]){dy, g->out[0]}, 0));
-  c.attrs = *g->attrs;
-  tide__result(&c, 0, dy->dtype, dy->ndim, dy->shape);
-  return tide__dispatch(&c, &g->gin[0], 1);
-}
-
-int tide__grad_softmax(const tide__grad_call *g) { return from_output(g, TIDE_OP_SOFTMAX_BWD); }
-int tide__grad_log_softmax(const tide__grad_call *g)
-{
-  return from_output(g, TIDE_OP_LOG_SOFTMAX_BWD);
-}
-
-/* ---- rotary positions ------------------------------------------------------------------------ */
-
-static int check_rope(tide__call *c, const tide_tensor *x, const tide_tensor *p,
-                      const tide_tensor *f)
-{
-  TIDE_TRY(tide__check_float(x, "rope", "x"));
-  TIDE_TRY(tide__check_index(p, "rope", "positions"));
-  if (x->ndim != 4 || p->ndim != 2 || p->shape[1] != x->shape[1] ||
-      (p->shape[0] != 1 && p->shape[0] != x->shape[0]))
-    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "expected x [B, T, H, D] and positions [B or "
-                      "1, T], got %s and %s", TIDE__SHAPE(x->ndim, x->shape),
-                      TIDE__SHAPE(p->ndim, p->shape));
-  if (f->dtype != TIDE_F32 || f->ndim != 1 || 2 * f->shape[0] > x->shape[3])
-    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "inv_freq: expected f32 of at most %lld "
-                      "entries (half the head size), got %s %s", (long long)x->shape[3] / 2,
-                      tide_dtype_name(f->dtype), TIDE__SHAPE(f->ndim, f->shape));
-  return TIDE_OK;
-}
-
-int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
-              bool interleaved, bool inverse)
-{
-  tide__call c;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_ROPE, out, 3, (tide_tensor *[]){x, positions, inv_freq}, 0));
-  TIDE_TRY(check_rope(&c, x, positions, inv_freq));
-  c.attrs.rope = (k_rope_attrs){interleaved, inverse};
-  tide__result(&c, 0, x->dtype, 4, x->shape);
-  return tide__dispatch(&c, out, 1);
-}
-
-/* A rotation's adjoint is the rotation back. */
-int tide__grad_rope(const tide__grad_call *g)
-{
-  return tide_rope(&g->gin[0], g->gout[0], g->in[1], g->in[2], g->attrs->rope.interleaved,
-                   !g->attrs->rope.inverse);
-}
-
-/* ---- attention ------------------------------------------------------------------------------- */
 
 void tide_attention_attrs_init(tide_attention_attrs *a)
 {
@@ -245,47 +157,5 @@ int tide__grad_attention(const tide__grad_call *g)
   if (!dy[3]) return TIDE_OK;
   rc = tide_cast(&g->gin[3], dy[3], g->meta[3].dtype);
   tide_tensor_release(dy[3]);
-  return rc;
-}
-
-/* ---- packed streams -------------------------------------------------------------------------- */
-
-/* Host data by nature: a few hundred lengths, turned into pairs once a batch. */
-int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
-{
-  *out = NULL;
-  TIDE_TRY(tide__check_index(cu, "document_index", "cu"));
-  int64_t n = tide__tensor_numel(cu);
-  if (cu->ndim != 1 || n < 1 || ntoken < 0)
-    return tide__fail(cu->ctx, TIDE_E_SHAPE, "document_index", "expected cu [ndoc + 1] and ntoken "
-                      ">= 0, got %s and %lld", TIDE__SHAPE(cu->ndim, cu->shape), (long long)ntoken);
-  tide_tensor *wide = NULL, *host = NULL, *pairs = NULL, *dense = NULL;
-  int device = cu->storage->device;
-  int rc = tide_cast(&wide, cu, TIDE_I64);
-  if (rc == TIDE_OK) rc = tide_to_device(&host, wide, TIDE_DEV_CPU);
-  if (rc == TIDE_OK) rc = tide_contiguous(&dense, host);
-  if (rc == TIDE_OK)
-    rc = tide_empty(&pairs, cu->ctx, TIDE_DEV_CPU, TIDE_I32, 3, (int64_t[]){1, ntoken, 2});
-  if (rc == TIDE_OK) {
-    const int64_t *c = tide_tensor_data(dense);
-    int32_t *p = tide_tensor_data(pairs);
-    bool good = c[0] == 0 && c[n - 1] <= ntoken;
-    for (int64_t i = 0; good && i + 1 < n; i++) good = c[i] <= c[i + 1];
-    if (!good)
-      rc = tide__fail(cu->ctx, TIDE_E_ARG, "document_index", "cu must start at 0, never decrease "
-                      "and end at or below %lld", (long long)ntoken);
-    for (int64_t i = 0; good && i + 1 < n; i++)
-      for (int64_t t = c[i]; t < c[i + 1]; t++) {
-        p[2 * t] = (int32_t)i;
-        p[2 * t + 1] = (int32_t)(t - c[i]);
-      }
-    for (int64_t t = good ? c[n - 1] : ntoken; t < ntoken; t++) {
-      p[2 * t] = -1;
-      p[2 * t + 1] = 0;
-    }
-  }
-  if (rc == TIDE_OK) rc = tide_to_device(out, pairs, device);
-  tide_tensor *all[] = {wide, host, pairs, dense};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) tide_tensor_release(all[i]);
   return rc;
 }

@@ -18,13 +18,6 @@ static int check_float_like(const tide_tensor *t, const tide_tensor *part, const
                     tide_dtype_name(want), tide_dtype_name(t->dtype));
 }
 
-static bool same_shape(const tide_tensor *a, const tide_tensor *b)
-{
-  bool same = a->ndim == b->ndim;
-  for (int d = 0; same && d < a->ndim; d++) same = a->shape[d] == b->shape[d];
-  return same;
-}
-
 /* lse [B, H, T] belongs to x [B, T, H, D]. */
 static bool fits_lse(const tide_tensor *x, const tide_tensor *lse)
 {
@@ -39,7 +32,8 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   TIDE_TRY(check_float_like(x[0], x[2], "out", name));
   TIDE_TRY(check_float_like(x[1], x[2], "lse", name));
   TIDE_TRY(check_float_like(x[3], x[2], "part_lse", name));
-  if (!same_shape(x[0], x[2]) || !same_shape(x[1], x[3]) || !fits_lse(x[0], x[1]))
+  if (!tide__tensor_same_shape(x[0], x[2]) || !tide__tensor_same_shape(x[1], x[3]) ||
+      !fits_lse(x[0], x[1]))
     return tide__fail(c->ctx, TIDE_E_SHAPE, name, "expected out and part [B, T, H, D], lse and "
                       "part_lse [B, H, T], got %s, %s, %s and %s", TIDE__SHAPE(x[0]->ndim,
                       x[0]->shape), TIDE__SHAPE(x[2]->ndim, x[2]->shape), TIDE__SHAPE(x[1]->ndim,
@@ -79,7 +73,7 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
   c.in_[1] = part_lse;
   c.out_[0] = out;
   c.out_[1] = lse;
-  int rc = tide__launch(&c);
+  int rc = tide__launch_checked(&c);
   out->storage->version++;
   lse->storage->version++;
   return rc;
@@ -89,8 +83,8 @@ static int check_backward(const tide__call *c, const tide_tensor *dout, const ti
                           const tide_tensor *v, const tide_tensor *out, const tide_tensor *lse)
 {
   TIDE_TRY(check_float_like(lse, q, "lse", "attention_backward"));
-  bool fit = dout->dtype == q->dtype && out->dtype == q->dtype && same_shape(dout, out) &&
-             out->ndim == 4 && fits_lse(out, lse);
+  bool fit = dout->dtype == q->dtype && out->dtype == q->dtype &&
+             tide__tensor_same_shape(dout, out) && out->ndim == 4 && fits_lse(out, lse);
   for (int d = 0; fit && d < 4; d++)
     fit = out->shape[d] == (d < 3 ? q->shape[d] : v->shape[3]);
   if (fit) return TIDE_OK;

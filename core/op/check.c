@@ -1,13 +1,16 @@
-/* Check mode: every op is repeated by the reference kernel and the results are compared.
+/* Check mode: every op on device 'cpu', in-place ones too, is repeated by the reference kernel and
+ * the results are compared.
  *
  * Parameter check=1. The first difference beyond rounding is E_INTERNAL with op, index and both
- * values. Slow by design; it turns any training run into a test of the fast kernels.
+ * values. Slow by design; it turns any training run into a test of the fast kernels. Views have no
+ * kernel, and ops on other devices are not repeated: the host cannot read a GPU's operands.
  *
  * The reference keeps denormals and the fast kernels take them for zeros, so repetition and
  * comparison are done as they see them (kernels/flush.h).
  */
 #include <math.h>
 
+#include "core/base/alloc.h"
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -29,8 +32,9 @@ static int compare(tide__call *c, int i, tide_tensor *got, tide_tensor *want)
 {
   int64_t n = tide__tensor_numel(got);
   double scale = 0;
-  tide_tensor *g = NULL, *w = NULL;
-  int rc = tide_cast(&g, got, TIDE_F64);
+  tide_tensor *dense = NULL, *g = NULL, *w = NULL;
+  int rc = tide_contiguous(&dense, got);
+  if (rc == TIDE_OK) rc = tide_cast(&g, dense, TIDE_F64);
   if (rc == TIDE_OK) rc = tide_cast(&w, want, TIDE_F64);
   const double *a = rc == TIDE_OK ? tide_tensor_data(g) : NULL;
   const double *b = rc == TIDE_OK ? tide_tensor_data(w) : NULL;
@@ -45,52 +49,81 @@ static int compare(tide__call *c, int i, tide_tensor *got, tide_tensor *want)
                       tide_dtype_name(got->dtype), TIDE__SHAPE(got->ndim, got->shape), a[k],
                       tide_device_name(c->device), b[k]);
   }
+  tide_tensor_release(dense);
   tide_tensor_release(g);
   tide_tensor_release(w);
   return rc;
 }
 
-static int repeat(tide__call *c)
+/* The reference's own targets; where the op writes in place they begin as copies. A target that is
+ * in the list twice has one twin: both writes go there. */
+static int make_twins(tide__call *c, tide_tensor **twin)
 {
-  tide__call again = *c;
-  tide_tensor *twin[TIDE__MAX_OUT] = {NULL};
-  bool recording = c->ctx->recording;
-  if (c->in == c->in_) again.in = again.in_;
-  again.device = TIDE_DEV_REF;
-  again.out = twin;
-  c->ctx->params.check = 0;
-  c->ctx->recording = false;
-  int rc = TIDE_OK;
-  for (int i = 0; i < c->nout && rc == TIDE_OK; i++)
-    if (c->out[i])
-      rc = tide__tensor_new(&twin[i], c->ctx, TIDE_DEV_REF, c->out[i]->dtype, c->out[i]->ndim,
-                            c->out[i]->shape, "check");
-  if (rc == TIDE_OK) rc = tide__launch(&again);
-  for (int i = 0; i < c->nout && rc == TIDE_OK; i++)
-    if (twin[i] && c->out[i]->ndim >= 0) rc = compare(c, i, c->out[i], twin[i]);
-  for (int i = 0; i < c->nout; i++) tide_tensor_release(twin[i]);
-  c->ctx->recording = recording;
-  c->ctx->params.check = 1;
-  return rc;
+  bool in_place = tide__op_get(c->op)->flags & TIDE_OPF_INPLACE;
+  for (int i = 0; i < c->nout; i++) {
+    tide_tensor *t = c->out[i];
+    for (int j = 0; t && j < i && !twin[i]; j++)
+      if (c->out[j] == t) tide_tensor_retain(twin[i] = twin[j]);
+    if (!t || twin[i]) continue;
+    TIDE_TRY(tide__tensor_new(&twin[i], c->ctx, TIDE_DEV_REF, t->dtype, t->ndim, t->shape,
+                              "check"));
+    tide__call copy = {.ctx = c->ctx, .op = TIDE_OP_COPY_, .device = TIDE_DEV_REF, .nin = 1,
+                       .nout = 1, .in = &t, .out = &twin[i]};
+    if (in_place) TIDE_TRY(tide__launch(&copy));
+  }
+  return TIDE_OK;
 }
 
 typedef struct check_job {
   tide__call *call;
+  tide_tensor **twin;
   int rc;
 } check_job;
 
-static void check_body(void *arg)
+static void repeat_body(void *arg)
 {
   check_job *job = arg;
-  job->rc = repeat(job->call);
+  tide__call again = *job->call;
+  if (job->call->in == job->call->in_) again.in = again.in_;
+  again.device = TIDE_DEV_REF;
+  again.out = job->twin;
+  job->rc = make_twins(job->call, job->twin);
+  if (job->rc == TIDE_OK) job->rc = tide__launch(&again);
 }
 
-/* ref and cpu share host memory, so the reference kernel can read the same operands. In-place ops
- * and devices the host cannot read are not repeated. */
-int tide__check_against_ref(tide__call *c)
+static void compare_body(void *arg)
 {
-  check_job job = {.call = c};
-  if (c->device != TIDE_DEV_CPU || tide__op_get(c->op)->flags & TIDE_OPF_INPLACE) return TIDE_OK;
-  k_cpu_flushed(check_body, &job);
+  check_job *job = arg;
+  tide__call *c = job->call;
+  for (int i = 0; i < c->nout && job->rc == TIDE_OK; i++)
+    if (job->twin[i]) job->rc = compare(c, i, c->out[i], job->twin[i]);
+}
+
+/* The reference goes first, as an in-place op may read what it writes. */
+static int launch_both(tide__call *c, tide_tensor **twin)
+{
+  tide_ctx *ctx = c->ctx;
+  check_job job = {.call = c, .twin = twin};
+  bool recording = ctx->recording;
+  ctx->params.check = 0;
+  ctx->recording = false;
+  k_cpu_flushed(repeat_body, &job);
+  if (job.rc == TIDE_OK) job.rc = tide__launch(c);
+  if (job.rc == TIDE_OK) k_cpu_flushed(compare_body, &job);
+  ctx->recording = recording;
+  ctx->params.check = 1;
   return job.rc;
+}
+
+/* ref and cpu share host memory, so the reference kernel can read the same operands. */
+int tide__launch_checked(tide__call *c)
+{
+  if (!c->ctx->params.check || c->device != TIDE_DEV_CPU) return tide__launch(c);
+  size_t bytes = (size_t)c->nout * sizeof(tide_tensor *);
+  tide_tensor **twin = tide__alloc(c->ctx, bytes);
+  if (!twin) return tide__fail(c->ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory for the check");
+  int rc = launch_both(c, twin);
+  for (int i = 0; i < c->nout; i++) tide_tensor_release(twin[i]);
+  tide__free(c->ctx, twin, bytes);
+  return rc;
 }

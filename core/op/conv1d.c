@@ -1,4 +1,4 @@
-/* Causal depthwise convolution along time, and the numbers of packed sequences it obeys.
+/* Causal depthwise convolution along time.
  *
  * Which tokens belong together is data (a number per token), as it is for attention: one kernel
  * serves whole batches, packed streams and, with the rows before token 0 given, pieces of a stream.
@@ -111,40 +111,4 @@ int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, cons
   return tide__fail(x->ctx, TIDE_E_SHAPE, op, "sequence: expected [%lld or 1, %lld], a number for "
                     "each token, got %s", (long long)x->shape[0], (long long)x->shape[1],
                     TIDE__SHAPE(sequence->ndim, sequence->shape));
-}
-
-static int fill_index(tide_tensor *cu, const int64_t *c, int64_t n, int64_t ntoken, int32_t *out)
-{
-  bool good = c[0] == 0 && c[n - 1] == ntoken;
-  for (int64_t i = 0; good && i + 1 < n; i++) good = c[i] <= c[i + 1];
-  if (!good)
-    return tide__fail(cu->ctx, TIDE_E_ARG, "sequence_index", "cu must start at 0, never decrease "
-                      "and end at %lld, the number of tokens; give the padding at the end a "
-                      "sequence of its own", (long long)ntoken);
-  for (int64_t i = 0; i + 1 < n; i++)
-    for (int64_t t = c[i]; t < c[i + 1]; t++) out[t] = (int32_t)i;
-  return TIDE_OK;
-}
-
-int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
-{
-  *out = NULL;
-  TIDE_TRY(tide__check_index(cu, "sequence_index", "cu"));
-  int64_t n = tide__tensor_numel(cu);
-  if (cu->ndim != 1 || n < 1 || ntoken < 0)
-    return tide__fail(cu->ctx, TIDE_E_SHAPE, "sequence_index", "expected cu [n + 1] and ntoken >= "
-                      "0, got %s and %lld", TIDE__SHAPE(cu->ndim, cu->shape), (long long)ntoken);
-  tide_tensor *wide = NULL, *host = NULL, *dense = NULL, *index = NULL;
-  int device = cu->storage->device;
-  int rc = tide_cast(&wide, cu, TIDE_I64);
-  if (rc == TIDE_OK) rc = tide_to_device(&host, wide, TIDE_DEV_CPU);
-  if (rc == TIDE_OK) rc = tide_contiguous(&dense, host);
-  if (rc == TIDE_OK)
-    rc = tide_empty(&index, cu->ctx, TIDE_DEV_CPU, TIDE_I32, 2, (int64_t[]){1, ntoken});
-  if (rc == TIDE_OK)
-    rc = fill_index(cu, tide_tensor_data(dense), n, ntoken, tide_tensor_data(index));
-  if (rc == TIDE_OK) rc = tide_to_device(out, index, device);
-  tide_tensor *all[] = {wide, host, dense, index};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) tide_tensor_release(all[i]);
-  return rc;
 }

@@ -24,7 +24,7 @@ static int fill_fresh(tide_tensor *t, int op, const tide__attrs *attrs)
   c.out = c.out_;
   c.out_[0] = t;
   c.attrs = *attrs;
-  return tide__launch(&c);
+  return tide__launch_checked(&c);
 }
 
 static int finish(tide_tensor **out, int rc)

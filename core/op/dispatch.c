@@ -28,6 +28,7 @@
 #define RANDOM TIDE_OPF_RANDOM
 #define BWD (TIDE_OPF_BACKWARD | TIDE_OPF_NOGRAD)
 #define BCAST TIDE__OPF_BCAST
+#define RULE(name) tide__grad_##name
 
 static const tide__op ops[TIDE__NOP] = {
 #define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) \
@@ -324,16 +325,14 @@ int tide__launch(tide__call *c)
   if (c->ctx->capture) TIDE_TRY(capturable(c));
   const tide__kernel *row = choose(c);
   if (!row) return TIDE_E_UNSUPPORTED;
-  double t0 = tide__tracing(c->ctx) ? tide_trace_clock() : 0;
+  double t0 = tide__trace_begin(c->ctx);
   launch l;
   int rc = launch_begin(&l, c);
   if (rc == TIDE_OK) {
     rc = run(&l, c, row);
     launch_end(&l, c);
   }
-  if (rc == TIDE_OK && tide__tracing(c->ctx))
-    rc = tide_trace_span(c->ctx, "op", TIDE__NAME(c), t0, tide_trace_clock());
-  return rc;
+  return rc == TIDE_OK ? tide__trace_end(c->ctx, "op", TIDE__NAME(c), t0) : rc;
 }
 
 /* ---- record and finish ----------------------------------------------------------------------- */
@@ -367,8 +366,7 @@ static int make_results(tide__call *c)
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser)
 {
   int rc = make_results(c);
-  if (rc == TIDE_OK) rc = tide__launch(c);
-  if (rc == TIDE_OK && c->ctx->params.check) rc = tide__check_against_ref(c);
+  if (rc == TIDE_OK) rc = tide__launch_checked(c);
   if (rc == TIDE_OK) rc = tide__record(c);
   for (int i = 0; i < c->nout; i++) {
     if (i < nuser && rc == TIDE_OK) out[i] = c->out[i];

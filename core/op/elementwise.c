@@ -250,7 +250,7 @@ static int in_place(int op, tide_tensor *dst, tide_tensor *src, double mul, doub
   c.nout = 1;
   c.out_[0] = dst;
   c.attrs.scalar = (k_scalar_attrs){mul, add};
-  int rc = tide__launch(&c);
+  int rc = tide__launch_checked(&c);
   dst->storage->version++;
   tide_tensor_release(view);
   return rc;

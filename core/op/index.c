@@ -74,7 +74,7 @@ static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_
   c->in[2] = x;
   c->nin = 2;
   c->nout = 1;
-  rc = tide__launch(c);
+  rc = tide__launch_checked(c);
   c->nin = 3;
   if (rc == TIDE_OK) rc = tide__record(c);
   if (rc < 0) tide_tensor_release(c->out[0]);
@@ -88,9 +88,7 @@ int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *in
   tide__call c;
   TIDE_TRY(start(&c, TIDE_OP_SCATTER_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
   TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
-  bool fit = src->ndim == index->ndim;
-  for (int d = 0; fit && d < src->ndim; d++) fit = src->shape[d] == index->shape[d];
-  if (!fit)
+  if (!tide__tensor_same_shape(src, index))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "scatter_add", "src %s and index %s differ",
                       TIDE__SHAPE(src->ndim, src->shape), TIDE__SHAPE(index->ndim, index->shape));
   return add_into_copy(&c, out, x, index, src);

@@ -147,7 +147,7 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
   c.in_[1] = m[1];
   c.nout = 1;
   c.out_[0] = dst;
-  if (rc == TIDE_OK) rc = tide__launch(&c);
+  if (rc == TIDE_OK) rc = tide__launch_checked(&c);
   dst->storage->version++;
   tide_tensor_release(m[0]);
   tide_tensor_release(m[1]);

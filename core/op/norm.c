@@ -1,4 +1,4 @@
-/* Normalisation over the last dim, and the gated activation beside it.
+/* Normalisation over the last dim.
  *
  * The row statistics are results of the forward kernel that only the tape keeps; the backward is
  * one fused kernel that reads them.
@@ -9,10 +9,9 @@
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-/* Statistics are f32 for every dtype but f64. */
-static int stat_dtype(const tide_tensor *x) { return x->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32; }
+int tide__stat_dtype(const tide_tensor *x) { return x->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32; }
 
-static int check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg)
+int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg)
 {
   TIDE_TRY(tide__check_float(x, TIDE__NAME(c), "x"));
   if (x->ndim < 1)
@@ -31,16 +30,16 @@ int tide_layer_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, tide
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LAYER_NORM, out, 3, (tide_tensor *[]){x, weight, bias}, 6));
-  TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  TIDE_TRY(check_rows(&c, x, bias, "bias"));
-  c.attrs.norm = (k_norm_attrs){eps, 0};
+  TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
+  TIDE_TRY(tide__check_rows(&c, x, bias, "bias"));
+  c.attrs.row_norm = (k_row_norm_attrs){eps, 0};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, stat_dtype(x), x->ndim - 1, x->shape);
-  tide__result(&c, 2, stat_dtype(x), x->ndim - 1, x->shape);
+  tide__result(&c, 1, tide__stat_dtype(x), x->ndim - 1, x->shape);
+  tide__result(&c, 2, tide__stat_dtype(x), x->ndim - 1, x->shape);
   return tide__dispatch(&c, out, 1);
 }
 
-static void vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x)
+void tide__vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x)
 {
   tide__result(c, i, x->dtype, wanted ? 1 : -1, &x->shape[x->ndim - 1]);
 }
@@ -53,8 +52,8 @@ int tide__grad_layer_norm(const tide__grad_call *g)
                        (tide_tensor *[]){g->gout[0], x, g->in[1], g->out[1], g->out[2]}, 4));
   c.attrs = *g->attrs;
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  vector_result(&c, 1, g->need[1], x);
-  vector_result(&c, 2, g->need[2], x);
+  tide__vector_result(&c, 1, g->need[1], x);
+  tide__vector_result(&c, 2, g->need[2], x);
   return tide__dispatch(&c, g->gin, 3);
 }
 
@@ -63,10 +62,10 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_RMS_NORM, out, 2, (tide_tensor *[]){x, weight}, 2));
-  TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  c.attrs.norm = (k_norm_attrs){eps, weight_offset};
+  TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
+  c.attrs.row_norm = (k_row_norm_attrs){eps, weight_offset};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, stat_dtype(x), x->ndim - 1, x->shape);
+  tide__result(&c, 1, tide__stat_dtype(x), x->ndim - 1, x->shape);
   return tide__dispatch(&c, out, 1);
 }
 
@@ -80,7 +79,7 @@ static int rms_bwd(const tide__grad_call *g, tide_tensor *dy, tide_tensor *x, ti
                        4 | 16));
   c.attrs = *g->attrs;
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  vector_result(&c, 1, dw != NULL, x);
+  tide__vector_result(&c, 1, dw != NULL, x);
   TIDE_TRY(tide__dispatch(&c, out, 2));
   *dx = out[0];
   if (dw) *dw = out[1];
@@ -101,18 +100,16 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
   *out = *sum = NULL;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ADD_RMS_NORM, NULL, 3, (tide_tensor *[]){x, residual, weight},
                        4));
-  TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  bool fit = x->ndim == residual->ndim && x->dtype == residual->dtype;
-  for (int d = 0; fit && d < x->ndim; d++) fit = x->shape[d] == residual->shape[d];
-  if (!fit)
+  TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
+  if (x->dtype != residual->dtype || !tide__tensor_same_shape(x, residual))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "add_rms_norm", "x %s %s and residual %s %s differ",
                       tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
                       tide_dtype_name(residual->dtype),
                       TIDE__SHAPE(residual->ndim, residual->shape));
-  c.attrs.norm = (k_norm_attrs){eps, weight_offset};
+  c.attrs.row_norm = (k_row_norm_attrs){eps, weight_offset};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   tide__result(&c, 1, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 2, stat_dtype(x), x->ndim - 1, x->shape);
+  tide__result(&c, 2, tide__stat_dtype(x), x->ndim - 1, x->shape);
   TIDE_TRY(tide__dispatch(&c, y, 2));
   *out = y[0];
   *sum = y[1];
@@ -134,70 +131,4 @@ int tide__grad_add_rms_norm(const tide__grad_call *g)
     if (g->need[i]) tide_tensor_retain(g->gin[i] = dx);
   tide_tensor_release(dx);
   return TIDE_OK;
-}
-
-int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
-{
-  tide__call c;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU, out, 2, (tide_tensor *[]){gate, up}, 0));
-  TIDE_TRY(tide__check_float(gate, "swiglu", "gate"));
-  bool fit = gate->ndim == up->ndim && gate->dtype == up->dtype;
-  for (int d = 0; fit && d < gate->ndim; d++) fit = gate->shape[d] == up->shape[d];
-  if (!fit)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "swiglu", "gate %s %s and up %s %s differ",
-                      tide_dtype_name(gate->dtype), TIDE__SHAPE(gate->ndim, gate->shape),
-                      tide_dtype_name(up->dtype), TIDE__SHAPE(up->ndim, up->shape));
-  tide__result(&c, 0, gate->dtype, gate->ndim, gate->shape);
-  return tide__dispatch(&c, out, 1);
-}
-
-int tide__grad_swiglu(const tide__grad_call *g)
-{
-  tide__call c;
-  tide_tensor *x = g->in[0];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU_BWD, NULL, 3,
-                       (tide_tensor *[]){g->gout[0], x, g->in[1]}, 0));
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, x->dtype, x->ndim, x->shape);
-  return tide__dispatch(&c, g->gin, 2);
-}
-
-/* ---- the gated norm -------------------------------------------------------------------------- */
-
-int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_tensor *weight,
-                        double eps, int64_t group, bool gate_last)
-{
-  tide__call c;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_GATED_RMS_NORM, out, 3, (tide_tensor *[]){x, z, weight}, 4));
-  TIDE_TRY(check_rows(&c, x, weight, "weight"));
-  bool fit = x->ndim == z->ndim && x->dtype == z->dtype;
-  for (int d = 0; fit && d < x->ndim; d++) fit = x->shape[d] == z->shape[d];
-  if (!fit)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "gated_rms_norm", "x %s %s and z %s %s differ",
-                      tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
-                      tide_dtype_name(z->dtype), TIDE__SHAPE(z->ndim, z->shape));
-  int64_t dim = x->shape[x->ndim - 1];
-  if (group == 0) group = dim > 0 ? dim : 1;
-  if (group < 0 || dim % group != 0)
-    return tide__fail(c.ctx, TIDE_E_ARG, "gated_rms_norm", "group: %lld does not divide the %lld "
-                      "channels", (long long)group, (long long)dim);
-  c.attrs.gated_norm = (k_gated_norm_attrs){eps, group, gate_last};
-  tide__meta stat = tide__meta_of(x);
-  stat.shape[x->ndim - 1] = dim / group;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, stat_dtype(x), x->ndim, stat.shape);
-  return tide__dispatch(&c, out, 1);
-}
-
-int tide__grad_gated_rms_norm(const tide__grad_call *g)
-{
-  tide__call c;
-  tide_tensor *x = g->in[0];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_GATED_RMS_NORM_BWD, &g->gin[0], 5,
-                       (tide_tensor *[]){g->gout[0], x, g->in[1], g->in[2], g->out[1]}, 8));
-  c.attrs = *g->attrs;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, x->dtype, x->ndim, x->shape);
-  vector_result(&c, 2, g->need[2], x);
-  return tide__dispatch(&c, g->gin, 3);
 }

@@ -35,7 +35,7 @@ typedef union tide__attrs {
   k_arange_attrs arange;
   k_linear_act_attrs linear_act;
   k_fp8_attrs fp8;
-  k_norm_attrs norm;
+  k_row_norm_attrs row_norm;
   k_gated_norm_attrs gated_norm;
   k_conv1d_attrs conv1d;
   k_ssd_attrs ssd;
@@ -115,6 +115,8 @@ void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shap
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser);
 /* Allocates nothing and records nothing: runs the kernel on c's operands. */
 int tide__launch(tide__call *c);
+/* The same, with the reference beside it if parameter check says so: what ops use. */
+int tide__launch_checked(tide__call *c);
 /* Gives *out (a fresh view) the history of op on c's inputs, if recording asks for it. */
 int tide__record(tide__call *c);
 
@@ -135,6 +137,12 @@ int tide__check_target(tide_tensor *t, const char *op);
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
                           const tide_attention_attrs *a);
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a);
+/* Norms: the dtype of their statistics, f32 (f64 for f64). */
+int tide__stat_dtype(const tide_tensor *x);
+/* Fails unless x is floating with a dim, and v null or a vector of x's last dim and dtype. */
+int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg);
+/* Declares such a vector as result i. */
+void tide__vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x);
 int tide__check_index(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless sequence is null or i32/i64 [B or 1, T] for x [B, T, ...]. */
 int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, const char *op);
@@ -150,25 +158,14 @@ typedef struct tide__kernel {
 int  tide__kernels_open(tide_ctx *ctx);
 void tide__kernels_close(tide_ctx *ctx);
 const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype);
-/* Repeats c on the reference kernel and compares (parameter check). */
-int  tide__check_against_ref(tide__call *c);
 
 #define TIDE__NAME(c) (tide__op_get((c)->op)->name)
 
-/* Derivative rules, one per op family file. */
-#define TIDE__RULES(RULE) \
-  RULE(add) RULE(sub) RULE(mul) RULE(div) RULE(pow) RULE(minimum) RULE(maximum) RULE(neg) \
-  RULE(abs) RULE(zero) RULE(exp) RULE(log) RULE(sqrt) RULE(rsqrt) RULE(square) \
-  RULE(reciprocal) RULE(sin) RULE(cos) RULE(tanh) RULE(sigmoid) RULE(silu) RULE(gelu) \
-  RULE(gelu_tanh) RULE(relu) RULE(softplus) RULE(affine) RULE(pow_scalar) RULE(clamp) \
-  RULE(where) RULE(cast) RULE(clone) RULE(sum) RULE(mean) RULE(prod) RULE(extremum) \
-  RULE(cumsum) RULE(reshape) RULE(permute) RULE(slice) RULE(expand) RULE(cat) RULE(pad) \
-  RULE(roll) RULE(gather) RULE(scatter_add) RULE(index_select) RULE(index_add) \
-  RULE(embedding) RULE(matmul) RULE(linear) RULE(linear_act) RULE(linear_fp8) \
-  RULE(layer_norm) RULE(rms_norm) RULE(add_rms_norm) RULE(rope) RULE(softmax) \
-  RULE(log_softmax) RULE(swiglu) RULE(dropout) RULE(attention) RULE(cross_entropy) \
-  RULE(linear_cross_entropy) RULE(conv1d) RULE(ssd_scan) RULE(gated_rms_norm)
+/* The derivative rules of op.def; several ops may share one. */
 #define TIDE__DECLARE_RULE(name) int tide__grad_##name(const tide__grad_call *g);
-TIDE__RULES(TIDE__DECLARE_RULE)
+#define TIDE__DECLARE_NULL
+#define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) TIDE__DECLARE_##grad
+#include "core/op/op.def"
+#undef TIDE_OP
 
 #endif

@@ -76,7 +76,7 @@ static int fill(tide_tensor *t, int op, const k_random_attrs *k)
   c.out_[0] = t;
   c.attrs.random = *k;
   t->storage->version++;
-  return tide__launch(&c);
+  return tide__launch_checked(&c);
 }
 
 static int check_args(tide_tensor *t, const char *op, bool good, const char *expected, double a,

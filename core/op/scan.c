@@ -1,4 +1,4 @@
-/* The selective scan of Mamba-2 (state-space duality).
+/* The SSD scan of Mamba-2 (state-space duality, arXiv 2405.21060).
  *
  * The forward keeps the state that enters each chunk and nothing else; the derivative goes through
  * the chunks from the last to the first and makes the rest again. The z gate is the gated
@@ -26,9 +26,9 @@ static int check_main(const tide_tensor *x, const tide_tensor *dt, const tide_te
   TIDE_TRY(tide__check_float(x, "ssd_scan", "x"));
   TIDE_TRY(tide__check_float(dt, "ssd_scan", "dt"));
   TIDE_TRY(tide__check_float(A, "ssd_scan", "A"));
-  bool fit = x->ndim == 4 && B->ndim == 4 && C->ndim == 4 && B->dtype == x->dtype &&
-             C->dtype == x->dtype && B->shape[0] == x->shape[0] && B->shape[1] == x->shape[1];
-  for (int d = 0; fit && d < 4; d++) fit = B->shape[d] == C->shape[d];
+  bool fit = x->ndim == 4 && B->ndim == 4 && B->dtype == x->dtype && C->dtype == x->dtype &&
+             B->shape[0] == x->shape[0] && B->shape[1] == x->shape[1] &&
+             tide__tensor_same_shape(B, C);
   if (!fit)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "expected x [B, T, H, P], B and C [B, T, "
                       "G, N] of one dtype, got %s %s, %s %s and %s %s", tide_dtype_name(x->dtype),
@@ -38,9 +38,9 @@ static int check_main(const tide_tensor *x, const tide_tensor *dt, const tide_te
   if (B->shape[2] == 0 ? x->shape[2] != 0 : x->shape[2] % B->shape[2] != 0)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "%lld heads are not a multiple of %lld "
                       "groups", (long long)x->shape[2], (long long)B->shape[2]);
-  fit = dt->ndim == 3 && A->ndim == 1 && A->shape[0] == x->shape[2];
-  for (int d = 0; fit && d < 3; d++) fit = dt->shape[d] == x->shape[d];
-  if (fit) return TIDE_OK;
+  if (tide__same_shape(dt->ndim, dt->shape, 3, x->shape) && A->ndim == 1 &&
+      A->shape[0] == x->shape[2])
+    return TIDE_OK;
   return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "expected dt [B, T, H] and A [H] for x %s, "
                     "got %s and %s", TIDE__SHAPE(x->ndim, x->shape),
                     TIDE__SHAPE(dt->ndim, dt->shape), TIDE__SHAPE(A->ndim, A->shape));
@@ -51,9 +51,7 @@ static int check_one(const tide_tensor *x, const tide_tensor *t, const char *arg
 {
   if (!t) return TIDE_OK;
   TIDE_TRY(tide__check_float(t, "ssd_scan", arg));
-  bool fit = t->ndim == ndim;
-  for (int d = 0; fit && d < ndim; d++) fit = t->shape[d] == shape[d];
-  if (fit) return TIDE_OK;
+  if (tide__same_shape(t->ndim, t->shape, ndim, shape)) return TIDE_OK;
   return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "%s: expected %s, got %s", arg,
                     TIDE__SHAPE(ndim, shape), TIDE__SHAPE(t->ndim, t->shape));
 }

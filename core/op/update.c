@@ -17,12 +17,6 @@ typedef struct joined {
   size_t bytes;
 } joined;
 
-static bool same_shape(const tide_tensor *a, const tide_tensor *b)
-{
-  size_t bytes = (size_t)a->ndim * sizeof a->shape[0];
-  return a->ndim == b->ndim && memcmp(a->shape, b->shape, bytes) == 0;
-}
-
 /* Copies xs (may be null when optional) into dst and checks each against like. */
 static int take_list(tide_ctx *ctx, tide__call *c, tide_tensor **dst, const char *list, int64_t n,
                      tide_tensor *const *xs, tide_tensor *const *like, bool optional)
@@ -33,7 +27,7 @@ static int take_list(tide_ctx *ctx, tide__call *c, tide_tensor **dst, const char
     if (!dst[i])
       return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "%s[%lld] is null", list, (long long)i + 1);
     TIDE_TRY(tide__check_operand(c, list, i, dst[i]));
-    if (like && !same_shape(dst[i], like[i]))
+    if (like && !tide__tensor_same_shape(dst[i], like[i]))
       return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s[%lld] is %s, its parameter %s", list,
                         (long long)i + 1, TIDE__SHAPE(dst[i]->ndim, dst[i]->shape),
                         TIDE__SHAPE(like[i]->ndim, like[i]->shape));
@@ -66,7 +60,7 @@ static int end_update(tide__call *c, joined *j, int rc, int64_t n)
 {
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) rc = tide__check_idle(c->out[i], TIDE__NAME(c));
-  if (rc == TIDE_OK && n > 0) rc = tide__launch(c);
+  if (rc == TIDE_OK && n > 0) rc = tide__launch_checked(c);
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) c->out[i]->storage->version++;
   tide__free(c->ctx, j->all, j->bytes);

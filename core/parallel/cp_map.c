@@ -1,5 +1,6 @@
-/* Which token lies on which rank: index tensors of head-tail layouts, of lists of runs, their
- * inverses, and the (document, position) pairs of padded slots.
+/* Which token belongs where: index tensors of head-tail layouts and of lists of runs, their
+ * inverses, and what attention and state-space layers read of a packed stream: the (document,
+ * position) pairs of its tokens, in padded slots or not, and the numbers of its sequences.
  *
  * The one idea: a map is written out run by run, so a million indices cost a million additions and
  * no look-ups; the inverse is the same walk with the roles of place and position exchanged. All of
@@ -226,7 +227,39 @@ int tide_inverse_index(tide_tensor **out, tide_tensor *index)
   return finish(out, fit, index, rc);
 }
 
-/* ---- (document, position) of padded slots ---------------------------------------------------- */
+/* ---- the tokens of a packed stream ----------------------------------------------------------- */
+
+static int check_count(const tide_tensor *cu, int64_t ntoken, const char *op)
+{
+  if (ntoken >= 0 && ntoken <= INT32_MAX) return TIDE_OK;
+  return tide__fail(cu->ctx, TIDE_E_SHAPE, op, "ntoken: expected 0 to 2^31 - 1, got %lld",
+                    (long long)ntoken);
+}
+
+static int check_end(const tide_tensor *cu, int64_t end, int64_t ntoken, const char *op,
+                     const char *arg)
+{
+  if (end <= ntoken) return TIDE_OK;
+  return tide__fail(cu->ctx, TIDE_E_ARG, op, "%s: ends at %lld, there are %lld tokens", arg,
+                    (long long)end, (long long)ntoken);
+}
+
+/* cu as numbers, all rules checked that hold for one list; the caller releases *held. */
+static int open_cu(tide_tensor **held, tide_tensor *cu, int64_t ntoken, const char *op,
+                   const char *arg)
+{
+  *held = NULL;
+  TIDE_TRY(check_list(cu, op, arg));
+  TIDE_TRY(check_count(cu, ntoken, op));
+  TIDE_TRY(host_ints(held, cu, op, arg));
+  const int64_t *c = tide_tensor_data(*held);
+  int64_t n = cu->shape[0];
+  int rc = check_cu(cu, c, n, 1, op, arg);
+  if (rc == TIDE_OK) return TIDE_OK;
+  tide_tensor_release(*held);
+  *held = NULL;
+  return rc;
+}
 
 static void put_pairs(int32_t *p, int64_t at, int64_t n, int64_t document)
 {
@@ -236,13 +269,10 @@ static void put_pairs(int32_t *p, int64_t at, int64_t n, int64_t document)
   }
 }
 
-/* slot and real are checked already, apart from each other. */
+/* slot and real are checked already, apart from each other; slot ends within ntoken. */
 static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t *real, int64_t n,
                       int64_t ntoken, int32_t *p)
 {
-  if (slot[n - 1] > ntoken)
-    return tide__fail(cu->ctx, TIDE_E_ARG, "slot_index", "cu_slot ends at %lld, there are %lld "
-                      "tokens", (long long)slot[n - 1], (long long)ntoken);
   for (int64_t i = 0; i + 1 < n; i++) {
     int64_t have = slot[i + 1] - slot[i], need = real[i + 1] - real[i];
     if (need > have)
@@ -255,27 +285,70 @@ static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t 
   return TIDE_OK;
 }
 
+/* slot, real: what open_cu gave, of one length. */
+static int pairs(tide_tensor **out, tide_tensor *cu, tide_tensor *slot, tide_tensor *real,
+                 int64_t ntoken)
+{
+  tide_tensor *made = NULL;
+  int rc = tide_empty(&made, cu->ctx, TIDE_DEV_CPU, TIDE_I32, 3, (int64_t[]){1, ntoken, 2});
+  if (rc == TIDE_OK)
+    rc = fill_slots(cu, tide_tensor_data(slot), tide_tensor_data(real), slot->shape[0], ntoken,
+                    tide_tensor_data(made));
+  return finish(out, made, cu, rc);
+}
+
+static int64_t last_of(tide_tensor *held)
+{
+  return ((const int64_t *)tide_tensor_data(held))[held->shape[0] - 1];
+}
+
+int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
+{
+  const char *op = "document_index";
+  tide_tensor *held;
+  *out = NULL;
+  TIDE_TRY(open_cu(&held, cu, ntoken, op, "cu"));
+  int rc = check_end(cu, last_of(held), ntoken, op, "cu");
+  if (rc == TIDE_OK) rc = pairs(out, cu, held, held, ntoken);
+  tide_tensor_release(held);
+  return rc;
+}
+
 int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_real, int64_t ntoken)
 {
-  tide_tensor *slot = NULL, *real = NULL, *pairs = NULL;
+  const char *op = "slot_index";
+  tide_tensor *slot = NULL, *real = NULL;
   *out = NULL;
-  TIDE_TRY(check_list(cu_slot, "slot_index", "cu_slot"));
-  TIDE_TRY(check_list(cu_real, "slot_index", "cu_real"));
-  int64_t n = cu_slot->shape[0];
-  if (cu_real->shape[0] != n || ntoken < 0 || ntoken > INT32_MAX)
-    return tide__fail(cu_slot->ctx, TIDE_E_SHAPE, "slot_index", "expected cu_slot and cu_real of "
-                      "one length and ntoken in [0, 2^31), got %lld, %lld and %lld", (long long)n,
-                      (long long)cu_real->shape[0], (long long)ntoken);
-  int rc = host_ints(&slot, cu_slot, "slot_index", "cu_slot");
-  if (rc == TIDE_OK) rc = host_ints(&real, cu_real, "slot_index", "cu_real");
-  const int64_t *s = rc == TIDE_OK ? tide_tensor_data(slot) : NULL;
-  const int64_t *l = rc == TIDE_OK ? tide_tensor_data(real) : NULL;
-  if (rc == TIDE_OK) rc = check_cu(cu_slot, s, n, 1, "slot_index", "cu_slot");
-  if (rc == TIDE_OK) rc = check_cu(cu_real, l, n, 1, "slot_index", "cu_real");
-  if (rc == TIDE_OK)
-    rc = tide_empty(&pairs, cu_slot->ctx, TIDE_DEV_CPU, TIDE_I32, 3, (int64_t[]){1, ntoken, 2});
-  if (rc == TIDE_OK) rc = fill_slots(cu_slot, s, l, n, ntoken, tide_tensor_data(pairs));
+  TIDE_TRY(open_cu(&slot, cu_slot, ntoken, op, "cu_slot"));
+  int rc = open_cu(&real, cu_real, ntoken, op, "cu_real");
+  if (rc == TIDE_OK && cu_real->shape[0] != cu_slot->shape[0])
+    rc = tide__fail(cu_slot->ctx, TIDE_E_SHAPE, op, "expected cu_slot and cu_real of one length, "
+                    "got %lld and %lld", (long long)cu_slot->shape[0],
+                    (long long)cu_real->shape[0]);
+  if (rc == TIDE_OK) rc = check_end(cu_slot, last_of(slot), ntoken, op, "cu_slot");
+  if (rc == TIDE_OK) rc = pairs(out, cu_slot, slot, real, ntoken);
   tide_tensor_release(slot);
   tide_tensor_release(real);
-  return finish(out, pairs, cu_slot, rc);
+  return rc;
+}
+
+int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
+{
+  tide_tensor *held, *made = NULL;
+  *out = NULL;
+  TIDE_TRY(open_cu(&held, cu, ntoken, "sequence_index", "cu"));
+  const int64_t *c = tide_tensor_data(held);
+  int64_t n = held->shape[0];
+  int rc = TIDE_OK;
+  if (c[n - 1] != ntoken)
+    rc = tide__fail(cu->ctx, TIDE_E_ARG, "sequence_index", "cu: ends at %lld, there are %lld "
+                    "tokens; give the padding at the end a sequence of its own",
+                    (long long)c[n - 1], (long long)ntoken);
+  if (rc == TIDE_OK)
+    rc = tide_empty(&made, cu->ctx, TIDE_DEV_CPU, TIDE_I32, 2, (int64_t[]){1, ntoken});
+  int32_t *p = rc == TIDE_OK ? tide_tensor_data(made) : NULL;
+  for (int64_t i = 0; p && i + 1 < n; i++)
+    for (int64_t t = c[i]; t < c[i + 1]; t++) p[t] = (int32_t)i;
+  tide_tensor_release(held);
+  return finish(out, made, cu, rc);
 }

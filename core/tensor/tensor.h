@@ -9,6 +9,7 @@
 #ifndef TIDE_TENSOR_TENSOR_H
 #define TIDE_TENSOR_TENSOR_H
 
+#include "core/base/shape.h"
 #include "core/device/storage.h"
 
 struct tide__node;
@@ -57,6 +58,10 @@ static inline int64_t tide__tensor_numel(const tide_tensor *t)
   int64_t n = 1;
   for (int d = 0; d < t->ndim; d++) n *= t->shape[d];
   return n;
+}
+static inline bool tide__tensor_same_shape(const tide_tensor *a, const tide_tensor *b)
+{
+  return tide__same_shape(a->ndim, a->shape, b->ndim, b->shape);
 }
 static inline bool tide__tensor_needs_grad(const tide_tensor *t)
 {

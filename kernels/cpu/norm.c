@@ -178,7 +178,7 @@ int64_t k_cpu_norm_work(const k_call *call)
 
 static int fwd_run(const k_call *call, fwd *f, const k_tensor *weight, const k_tensor *bias)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   f->n = row_count(f->x);
   f->dim = row_size(f->x);
   float *gain = call->work, *shift = gain + padded(f->dim);
@@ -291,7 +291,7 @@ static const k_tensor *or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; 
 
 static int bwd_run(const k_call *call, bwd *b)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   b->n = row_count(b->x);
   b->dim = row_size(b->x);
   b->nblock = block_count(b->n);

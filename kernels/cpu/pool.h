@@ -1,4 +1,4 @@
-/* Parallel loops for CPU kernels over the one OpenMP pool that oneDNN uses too.
+/* Parallel loops for CPU kernels over the one OpenMP pool of the process.
  *
  * The one idea: work is cut by index, never by thread, so a kernel's result does not depend on how
  * many threads ran. Below the grain, and with one thread, the loop runs inline at no cost.

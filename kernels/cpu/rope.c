@@ -1,4 +1,4 @@
-/* Rotary position embedding. See the definition in kernels/ref/attention.c.
+/* Rotary position embedding. See the definition in kernels/ref/rope.c.
  *
  * The one idea: sine and cosine of a token are computed once, in f64, and shared by its heads, and
  * by all sequences if these have one row of positions; the angle of position 2^24 then keeps ten

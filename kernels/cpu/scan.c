@@ -1,4 +1,4 @@
-/* Steps, packing and products of the selective scan. See scan.h. */
+/* Steps, packing and products of the SSD scan. See scan.h. */
 #include "kernels/cpu/scan.h"
 
 #include "kernels/cpu/isa.h"

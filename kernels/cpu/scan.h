@@ -1,4 +1,4 @@
-/* The selective scan on the CPU: what its forward (scan_fwd.c) and backward (scan_bwd.c) share.
+/* The SSD scan on the CPU: what its forward (scan_fwd.c) and backward (scan_bwd.c) share.
  *
  * The one idea (state-space duality, arXiv 2405.21060): within a chunk of Q tokens the recurrence
  * is a product with a lower triangular matrix S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what

@@ -1,4 +1,4 @@
-/* The selective scan backward. See scan.h.
+/* The SSD scan backward. See scan.h.
  *
  * The one idea: only the gradient of the state must be handed from chunk to chunk, and that is one
  * product a chunk; all the rest of a chunk follows from the states on its two sides. So chunks go

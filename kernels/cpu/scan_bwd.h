@@ -1,4 +1,4 @@
-/* What the backward of the selective scan shares among its files: scan_bwd.c walks over the chunks,
+/* What the backward of the SSD scan shares among its files: scan_bwd.c walks over the chunks,
  * scan_bwd_piece.c makes the gradients of one piece. See scan.h and scan_bwd.c.
  *
  * Layer 2k.

@@ -1,4 +1,4 @@
-/* One piece of the selective scan backward: what its heads share, each head, and the end. See
+/* One piece of the SSD scan backward: what its heads share, each head, and the end. See
  * scan_bwd.c for the formulas.
  *
  * Layer 2k.

@@ -1,4 +1,4 @@
-/* The selective scan forward. See scan.h; few tokens (generation) take the recurrence itself.
+/* The SSD scan forward. See scan.h; few tokens (generation) take the recurrence itself.
  *
  * Layer 2k.
  */

@@ -151,7 +151,7 @@ int64_t k_cpu_adamw_work(const k_call *call)
   return index_bytes(((const k_adamw_attrs *)call->attrs)->n);
 }
 
-int k_cpu_adamw(const k_call *call)
+int k_cpu_adamw_(const k_call *call)
 {
   k_adamw_attrs now;
   const k_adamw_attrs *a = ref_adamw_now(call, &now);
@@ -256,7 +256,7 @@ int64_t k_cpu_sgd_work(const k_call *call)
   return index_bytes(((const k_sgd_attrs *)call->attrs)->n);
 }
 
-int k_cpu_sgd(const k_call *call)
+int k_cpu_sgd_(const k_call *call)
 {
   k_sgd_attrs now;
   const k_sgd_attrs *a = ref_sgd_now(call, &now);
@@ -425,7 +425,7 @@ int64_t k_cpu_scale_all_work(const k_call *call)
   return index_bytes(((const k_norm_all_attrs *)call->attrs)->n);
 }
 
-int k_cpu_scale_all(const k_call *call)
+int k_cpu_scale_all_(const k_call *call)
 {
   const k_norm_all_attrs *a = call->attrs;
   scale job = { .x = call->out, .factor = ref_get(&call->in[0], 0) };

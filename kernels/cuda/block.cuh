@@ -53,6 +53,7 @@ static inline int tide_row_blocks(int64_t n) { return (int)(n < 1 << 20 ? (n ? n
 
 TIDE_DEVICE float tide_exp(float x) { return expf(x); }
 TIDE_DEVICE double tide_exp(double x) { return exp(x); }
+template <class T> TIDE_DEVICE T tide_sigmoid(T x) { return (T)1 / ((T)1 + tide_exp(-x)); }
 TIDE_DEVICE float tide_log(float x) { return logf(x); }
 TIDE_DEVICE double tide_log(double x) { return log(x); }
 TIDE_DEVICE float tide_sqrt(float x) { return sqrtf(x); }

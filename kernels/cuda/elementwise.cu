@@ -109,17 +109,15 @@ struct isfinite_f {
     template <class T> __device__ T operator()(T dy, T x) const { return (T)(body); }  \
   };
 
-template <class T> __device__ T sigmoid_of(T x) { return (T)1 / ((T)1 + tide_exp(-x)); }
-
 /* x/2 (1 + tanh u) is x sigmoid(2u), which does not cancel on the left; 0.7978... = sqrt(2/pi). */
 template <class T> __device__ T gelu_gate(T x)
 {
-  return sigmoid_of((T)2 * (T)0.79788456080286535588 * (x + (T)0.044715 * x * x * x));
+  return tide_sigmoid((T)2 * (T)0.79788456080286535588 * (x + (T)0.044715 * x * x * x));
 }
 
 ACTIVATION(rsqrt, (T)1 / tide_sqrt(x))
 ACTIVATION(reciprocal, (T)1 / x)
-ACTIVATION(sigmoid, sigmoid_of(x))
+ACTIVATION(sigmoid, tide_sigmoid(x))
 ACTIVATION(silu, x / ((T)1 + tide_exp(-x)))
 ACTIVATION(softplus, (x > (T)0 ? x : (T)0) + tide_log1p(tide_exp(x > (T)0 ? -x : x)))
 ACTIVATION(gelu, (T)0.5 * x * tide_erfc(-x * (T)0.70710678118654752440))
@@ -128,11 +126,11 @@ ACTIVATION(gelu_tanh, x * gelu_gate(x))
 SLOPE(tanh, dy * ((T)1 - x * x))               /* x: the saved output */
 SLOPE(sigmoid, dy * x * ((T)1 - x))            /* x: the saved output */
 SLOPE(relu, x <= (T)0 ? (T)0 : dy)
-SLOPE(softplus, dy * sigmoid_of(x))
+SLOPE(softplus, dy * tide_sigmoid(x))
 struct silu_bwd_f {
   template <class T> __device__ T operator()(T dy, T x) const
   {
-    T s = sigmoid_of(x);
+    T s = tide_sigmoid(x);
     return dy * s * ((T)1 + x * ((T)1 - s));
   }
 };

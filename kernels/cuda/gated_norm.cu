@@ -2,7 +2,7 @@
  *
  * Meaning: kernels/ref/gated_norm.c. Layer 2k.
  */
-#include "kernels/cuda/sequence.cuh"
+#include "kernels/cuda/block.cuh"
 
 namespace {
 

@@ -1,4 +1,4 @@
-/* Normalisations and SwiGLU on the GPU, forward and backward, over the last dim.
+/* Normalisations on the GPU, forward and backward, over the last dim.
  *
  * The one idea: a block a row; the row is read once a pass and lies in the cache for the next.
  * Gradients of weight and bias are summed down columns: stretches of rows into scratch, then the
@@ -6,7 +6,7 @@
  *
  * Statistics are f32 (f64 for f64). Meaning: kernels/ref/norm.c. Layer 2k.
  */
-#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/block.cuh"
 
 namespace {
 
@@ -138,7 +138,7 @@ int64_t parts_of(const rows &r)
 
 template <class T> int run_bwd(const k_call *call, const rows &r, const bwd_args &a)
 {
-  T offset = (T) static_cast<const k_norm_attrs *>(call->attrs)->weight_offset;
+  T offset = (T) static_cast<const k_row_norm_attrs *>(call->attrs)->weight_offset;
   TIDE_CUDA_LAUNCH(call, norm_dx_kernel<T>, tide_row_blocks(r.n), tide_row_threads(r.dim), 0, r, a,
                    offset);
   if (a.dweight.data || a.dbias.data) {
@@ -165,7 +165,7 @@ int bwd(const k_call *call, const bwd_args &a)
 
 int run_rms(const k_call *call, const rms_args &a)
 {
-  const k_norm_attrs *attrs = static_cast<const k_norm_attrs *>(call->attrs);
+  const k_row_norm_attrs *attrs = static_cast<const k_row_norm_attrs *>(call->attrs);
   rows r = rows_of(call->in[0]);
   TIDE_BY_REAL(call->in[0].dtype,
                TIDE_CUDA_LAUNCH(call, rms_norm_kernel<T>, tide_row_blocks(r.n),
@@ -176,35 +176,12 @@ int run_rms(const k_call *call, const rms_args &a)
 
 const tide_array none = {nullptr, TIDE_F32};
 
-/* ---- SwiGLU ---------------------------------------------------------------------------------- */
-
-template <class T> TIDE_DEVICE T sigmoid(T x) { return (T)1 / ((T)1 + tide_exp(-x)); }
-
-struct swiglu_f {
-  template <class T> TIDE_DEVICE T operator()(T gate, T up) const
-  {
-    return gate / ((T)1 + tide_exp(-gate)) * up;
-  }
-};
-
-struct swiglu_args { tide_array dy, gate, up, dgate, dup; };
-
-template <class T> __global__ void swiglu_bwd_kernel(int64_t n, swiglu_args a)
-{
-  TIDE_GRID_LOOP(i, n) {
-    T d = tide_at<T>(a.dy, i), g = tide_at<T>(a.gate, i), u = tide_at<T>(a.up, i);
-    T s = sigmoid(g);
-    if (a.dgate.data) tide_put<T>(a.dgate, i, d * u * s * ((T)1 + g * ((T)1 - s)));
-    if (a.dup.data) tide_put<T>(a.dup, i, d * g * s);
-  }
-}
-
 }  // namespace
 
 int k_cuda_layer_norm(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  const k_norm_attrs *attrs = static_cast<const k_norm_attrs *>(call->attrs);
+  const k_row_norm_attrs *attrs = static_cast<const k_row_norm_attrs *>(call->attrs);
   rows r = rows_of(in[0]);
   layer_args a = {tide_array_of(in[0]), tide_array_of(in[1]), tide_array_of(in[2]),
                   tide_array_of(out[0]), tide_array_of(out[1]), tide_array_of(out[2])};
@@ -245,16 +222,4 @@ int k_cuda_rms_norm_bwd(const k_call *call)
   return bwd(call, {tide_array_of(in[0]), tide_array_of(in[1]), tide_array_of(in[2]), none,
                     tide_array_of(in[3]), tide_array_of(in[4]), tide_array_of(out[0]),
                     tide_array_of(out[1]), none});
-}
-
-int k_cuda_swiglu(const k_call *call) { return tide_binary_real(call, swiglu_f()); }
-
-int k_cuda_swiglu_bwd(const k_call *call)
-{
-  const k_tensor *in = call->in, *out = call->out;
-  swiglu_args a = {tide_array_of(in[0]), tide_array_of(in[1]), tide_array_of(in[2]),
-                   tide_array_of(out[0]), tide_array_of(out[1])};
-  int64_t n = k_numel(&in[1]);
-  TIDE_BY_REAL(in[1].dtype, TIDE_LAUNCH(swiglu_bwd_kernel<T>, n, call, n, a));
-  return TIDE_CUDA_LAUNCHED(call);
 }

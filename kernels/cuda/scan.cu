@@ -1,4 +1,4 @@
-/* The selective scan of Mamba-2 on the GPU: the recurrence itself, a block a (batch, head); f32,
+/* The SSD scan of Mamba-2 on the GPU: the recurrence itself, a block a (batch, head); f32,
  * f64, few tokens, and whatever tensor cores (scan_mma.cuh) do not take.
  *
  * The one idea: the state of a head is P x N numbers in scratch, an element always in the hands of

@@ -1,4 +1,4 @@
-/* The selective scan forward on tensor cores, f16 and bf16: states of chunks, their recurrence,
+/* The SSD scan forward on tensor cores, f16 and bf16: states of chunks, their recurrence,
  * values. See scan_mma.cuh. Layer 2k.
  */
 #include "kernels/cuda/scan_values.cuh"

@@ -1,4 +1,4 @@
-/* The selective scan on tensor cores: what forward (scan_mma.cu) and backward (scan_mma_bwd.cu)
+/* The SSD scan on tensor cores: what forward (scan_mma.cu) and backward (scan_mma_bwd.cu)
  * share: decays of a chunk, tiles, products that do not cross documents.
  *
  * The one idea (state-space duality, arXiv 2405.21060): within a chunk of Q tokens the recurrence

@@ -1,4 +1,4 @@
-/* The selective scan backward on tensor cores, f16 and bf16. See scan_mma.cuh.
+/* The SSD scan backward on tensor cores, f16 and bf16. See scan_mma.cuh.
  *
  * The one idea: only the gradient of the state is handed from chunk to chunk; all the rest of a
  * chunk follows from the states on its two sides. dB and dC are sums over the heads of a group: a

@@ -1,4 +1,4 @@
-/* The selective scan on tensor cores: what tokens get along the channels, y or du.
+/* The SSD scan on tensor cores: what tokens get along the channels, y or du.
  *
  * The one idea: forwards and backwards are one kernel. A block has ROWS tokens of a chunk of one
  * head and WIDTH of its channels, a warp 16 tokens; with (own, other, v, state) that is

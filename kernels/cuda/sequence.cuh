@@ -39,7 +39,4 @@ static inline int tide_sequence_check(const k_call *call, const k_tensor &q)
   return TIDE_CUDA_LAUNCHED(call);
 }
 
-TIDE_DEVICE float tide_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-TIDE_DEVICE double tide_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-
 #endif

@@ -1,4 +1,4 @@
-/* Reference kernels of the attention family: softmax, log_softmax, rope, attention, and backward.
+/* What attention means, forward and backward.
  *
  * The one idea: write down the definition and nothing else. Every value goes through f64, every
  * pair (query, key) is judged one at a time, and what is needed twice is computed twice, so that
@@ -14,140 +14,12 @@
  */
 #include <math.h>
 
-#include "core/base/dtype.h"
 #include "kernels/kernel.h"
+#include "kernels/ref/load.h"
 
 enum { CHUNK = 64 }; /* channels accumulated at a time, so that no scratch is needed */
 
-static double load(const k_tensor *t, int64_t at)
-{
-  switch (t->dtype) {
-    case TIDE_F32: return ((const float *)t->data)[at];
-    case TIDE_F64: return ((const double *)t->data)[at];
-    case TIDE_BF16: return tide__bf16_to_f32(((const uint16_t *)t->data)[at]);
-    case TIDE_F16: return tide__f16_to_f32(((const uint16_t *)t->data)[at]);
-    case TIDE_I64: return (double)((const int64_t *)t->data)[at];
-    default: return ((const int32_t *)t->data)[at];
-  }
-}
-
-static void store(const k_tensor *t, int64_t at, double v)
-{
-  switch (t->dtype) {
-    case TIDE_F32: ((float *)t->data)[at] = (float)v; break;
-    case TIDE_F64: ((double *)t->data)[at] = v; break;
-    case TIDE_BF16: ((uint16_t *)t->data)[at] = tide__f32_to_bf16((float)v); break;
-    default: ((uint16_t *)t->data)[at] = tide__f32_to_f16((float)v); break;
-  }
-}
-
-/* ---- softmax ---------------------------------------------------------------------------------
- * A row is one setting of all dims but the last. row_offset finds where row r begins. */
-
-static int64_t row_offset(const k_tensor *t, int64_t r)
-{
-  int64_t at = 0;
-  for (int d = t->ndim - 2; d >= 0; d--) {
-    at += r % t->shape[d] * t->stride[d];
-    r /= t->shape[d];
-  }
-  return at;
-}
-
-static int64_t row_size(const k_tensor *t) { return t->ndim > 0 ? t->shape[t->ndim - 1] : 1; }
-static int64_t row_step(const k_tensor *t) { return t->ndim > 0 ? t->stride[t->ndim - 1] : 1; }
-
-static void softmax_row(const k_tensor *x, const k_tensor *y, int64_t r, int is_log)
-{
-  const int64_t n = row_size(x), xs = row_step(x), ys = row_step(y);
-  const int64_t xo = row_offset(x, r), yo = row_offset(y, r);
-  double top = -INFINITY, sum = 0;
-  for (int64_t i = 0; i < n; i++) top = fmax(top, load(x, xo + i * xs));
-  for (int64_t i = 0; i < n; i++) sum += exp(load(x, xo + i * xs) - top);
-  for (int64_t i = 0; i < n; i++) {
-    const double z = load(x, xo + i * xs) - top;
-    store(y, yo + i * ys, is_log ? z - log(sum) : exp(z) / sum);
-  }
-}
-
-static int softmax_all(const k_call *c, int is_log)
-{
-  const int64_t n = row_size(&c->in[0]);
-  const int64_t nrow = n > 0 ? k_numel(&c->in[0]) / n : 0;
-  for (int64_t r = 0; r < nrow; r++) softmax_row(&c->in[0], &c->out[0], r, is_log);
-  return TIDE_OK;
-}
-
-int k_ref_softmax(const k_call *c) { return softmax_all(c, 0); }
-int k_ref_log_softmax(const k_call *c) { return softmax_all(c, 1); }
-
-/* softmax: dx = y (dy - sum dy y).  log_softmax: dx = dy - e^y sum dy. */
-static void softmax_bwd_row(const k_call *c, int64_t r, int is_log)
-{
-  const k_tensor *dy = &c->in[0], *y = &c->in[1], *dx = &c->out[0];
-  const int64_t n = row_size(dy), gs = row_step(dy), ys = row_step(y), xs = row_step(dx);
-  const int64_t go = row_offset(dy, r), yo = row_offset(y, r), xo = row_offset(dx, r);
-  double sum = 0;
-  for (int64_t i = 0; i < n; i++)
-    sum += load(dy, go + i * gs) * (is_log ? 1.0 : load(y, yo + i * ys));
-  for (int64_t i = 0; i < n; i++) {
-    const double g = load(dy, go + i * gs), v = load(y, yo + i * ys);
-    store(dx, xo + i * xs, is_log ? g - exp(v) * sum : v * (g - sum));
-  }
-}
-
-static int softmax_bwd_all(const k_call *c, int is_log)
-{
-  const int64_t n = row_size(&c->in[0]);
-  const int64_t nrow = n > 0 ? k_numel(&c->in[0]) / n : 0;
-  for (int64_t r = 0; r < nrow; r++) softmax_bwd_row(c, r, is_log);
-  return TIDE_OK;
-}
-
-int k_ref_softmax_bwd(const k_call *c) { return softmax_bwd_all(c, 0); }
-int k_ref_log_softmax_bwd(const k_call *c) { return softmax_bwd_all(c, 1); }
-
-/* ---- rope ------------------------------------------------------------------------------------ */
-
-static double position_of(const k_tensor *p, int64_t b, int64_t t)
-{
-  return load(p, (p->shape[0] == 1 ? 0 : b * p->stride[0]) + t * p->stride[1]);
-}
-
-/* One head of one token: channels (first, second) of each pair turn by position * inv_freq. */
-static void rope_head(const k_call *c, int64_t xo, int64_t yo, double position)
-{
-  const k_rope_attrs *a = c->attrs;
-  const k_tensor *x = &c->in[0], *f = &c->in[2], *y = &c->out[0];
-  const int64_t half = f->shape[0], xs = x->stride[3], ys = y->stride[3];
-  for (int64_t i = 0; i < half; i++) {
-    const double angle = position * load(f, i * f->stride[0]);
-    const double co = cos(angle), si = a->inverse ? -sin(angle) : sin(angle);
-    const int64_t first = a->interleaved ? 2 * i : i;
-    const int64_t second = a->interleaved ? 2 * i + 1 : i + half;
-    const double x1 = load(x, xo + first * xs), x2 = load(x, xo + second * xs);
-    store(y, yo + first * ys, x1 * co - x2 * si);
-    store(y, yo + second * ys, x2 * co + x1 * si);
-  }
-  for (int64_t d = 2 * half; d < x->shape[3]; d++) store(y, yo + d * ys, load(x, xo + d * xs));
-}
-
-int k_ref_rope(const k_call *c)
-{
-  const k_tensor *x = &c->in[0], *y = &c->out[0];
-  for (int64_t b = 0; b < x->shape[0]; b++)
-    for (int64_t t = 0; t < x->shape[1]; t++)
-      for (int64_t h = 0; h < x->shape[2]; h++) {
-        const int64_t xo = b * x->stride[0] + t * x->stride[1] + h * x->stride[2];
-        const int64_t yo = b * y->stride[0] + t * y->stride[1] + h * y->stride[2];
-        rope_head(c, xo, yo, position_of(&c->in[1], b, t));
-      }
-  return TIDE_OK;
-}
-
-/* ---- attention -------------------------------------------------------------------------------
- * Operands are named here; forward and backward fill the same struct. */
-
+/* Operands are named here; forward and backward fill the same struct. */
 typedef struct problem {
   const k_attention_attrs *a;
   const k_tensor *q, *k, *v, *bias, *q_index, *k_index;
@@ -203,7 +75,7 @@ static double score(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j
   const int64_t hk = h / p->ngroup;
   double s = 0;
   for (int64_t d = 0; d < p->d; d++)
-    s += load(p->q, at4(p->q, b, i, h, d)) * load(p->k, at4(p->k, b, j, hk, d));
+    s += ref_get(p->q, at4(p->q, b, i, h, d)) * ref_get(p->k, at4(p->k, b, j, hk, d));
   s *= p->a->scale;
   *slope = p->a->scale;
   if (p->a->softcap != 0) {
@@ -211,7 +83,7 @@ static double score(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j
     s = p->a->softcap * th;
     *slope *= 1 - th * th;
   }
-  if (!k_absent(p->bias)) s += load(p->bias, at4(p->bias, b, h, i, j));
+  if (!k_absent(p->bias)) s += ref_get(p->bias, at4(p->bias, b, h, i, j));
   return s;
 }
 
@@ -238,9 +110,9 @@ static void attention_row(const problem *p, const k_tensor *out, int64_t b, int6
       const double w = exp(score(p, b, h, i, j, &slope) - lse);
       if (w == 0) continue;
       for (int64_t d = 0; d < nd; d++)
-        acc[d] += w * load(p->v, at4(p->v, b, j, h / p->ngroup, d0 + d));
+        acc[d] += w * ref_get(p->v, at4(p->v, b, j, h / p->ngroup, d0 + d));
     }
-    for (int64_t d = 0; d < nd; d++) store(out, at4(out, b, i, h, d0 + d), acc[d]);
+    for (int64_t d = 0; d < nd; d++) ref_put(out, at4(out, b, i, h, d0 + d), acc[d]);
   }
 }
 
@@ -254,7 +126,7 @@ int k_ref_attention(const k_call *c)
       for (int64_t i = 0; i < p.tq; i++) {
         const double lse = row_lse(&p, b, h, i);
         attention_row(&p, &c->out[0], b, h, i, lse);
-        store(&c->out[1], at3(&c->out[1], b, h, i), lse);
+        ref_put(&c->out[1], at3(&c->out[1], b, h, i), lse);
       }
   return TIDE_OK;
 }
@@ -264,16 +136,16 @@ static double pair(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j,
                    double *dqk)
 {
   *ds = *dqk = 0;
-  const double lse = load(p->lse, at3(p->lse, b, h, i));
+  const double lse = ref_get(p->lse, at3(p->lse, b, h, i));
   if (lse == -INFINITY || !sees(p, b, i, j)) return 0;
   double slope, w = exp(score(p, b, h, i, j, &slope) - lse), g = 0;
   if (w == 0) return 0;
   for (int64_t d = 0; d < p->dv; d++) {
-    const double grad = load(p->dout, at4(p->dout, b, i, h, d));
-    g += grad * (load(p->v, at4(p->v, b, j, h / p->ngroup, d)) -
-                 load(p->out, at4(p->out, b, i, h, d)));
+    const double grad = ref_get(p->dout, at4(p->dout, b, i, h, d));
+    g += grad * (ref_get(p->v, at4(p->v, b, j, h / p->ngroup, d)) -
+                 ref_get(p->out, at4(p->out, b, i, h, d)));
   }
-  if (!k_absent(p->dlse)) g += load(p->dlse, at3(p->dlse, b, h, i));
+  if (!k_absent(p->dlse)) g += ref_get(p->dlse, at3(p->dlse, b, h, i));
   *ds = w * g;
   *dqk = *ds * slope;
   return w;
@@ -287,9 +159,9 @@ static void dq_row(const problem *p, const k_tensor *dq, int64_t b, int64_t h, i
     for (int64_t j = 0; j < p->tk; j++) {
       if (pair(p, b, h, i, j, &ds, &dqk) == 0) continue;
       for (int64_t d = 0; d < nd; d++)
-        acc[d] += dqk * load(p->k, at4(p->k, b, j, h / p->ngroup, d0 + d));
+        acc[d] += dqk * ref_get(p->k, at4(p->k, b, j, h / p->ngroup, d0 + d));
     }
-    for (int64_t d = 0; d < nd; d++) store(dq, at4(dq, b, i, h, d0 + d), acc[d]);
+    for (int64_t d = 0; d < nd; d++) ref_put(dq, at4(dq, b, i, h, d0 + d), acc[d]);
   }
 }
 
@@ -306,9 +178,9 @@ static void dkv_row(const problem *p, const k_tensor *t, int64_t b, int64_t hk, 
         const double w = pair(p, b, h, i, j, &ds, &dqk);
         if (w == 0) continue;
         for (int64_t d = 0; d < nd; d++)
-          acc[d] += (is_v ? w : dqk) * load(src, at4(src, b, i, h, d0 + d));
+          acc[d] += (is_v ? w : dqk) * ref_get(src, at4(src, b, i, h, d0 + d));
       }
-    for (int64_t d = 0; d < nd; d++) store(t, at4(t, b, j, hk, d0 + d), acc[d]);
+    for (int64_t d = 0; d < nd; d++) ref_put(t, at4(t, b, j, hk, d0 + d), acc[d]);
   }
 }
 
@@ -325,7 +197,7 @@ int k_ref_attention_bwd(const k_call *c)
         dq_row(&p, &c->out[0], b, h, i);
         for (int64_t j = 0; j < p.tk && !k_absent(&c->out[3]); j++) {
           pair(&p, b, h, i, j, &ds, &dqk);
-          store(&c->out[3], at4(&c->out[3], b, h, i, j), ds);
+          ref_put(&c->out[3], at4(&c->out[3], b, h, i, j), ds);
         }
       }
     for (int64_t hk = 0; hk < p.k->shape[2]; hk++)

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "kernels/kernel.h"
+#include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 #include "kernels/sequence.h"
 
@@ -55,8 +56,6 @@ static double before_act(const conv *v, int64_t b, int64_t t, int64_t c)
   return y;
 }
 
-static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-
 int k_ref_conv1d(const k_call *call)
 {
   conv v = conv_of(call, call->in);
@@ -67,7 +66,7 @@ int k_ref_conv1d(const k_call *call)
     for (int64_t c = 0; c < v.C; c++) {
       for (int64_t t = 0; t < v.T; t++) {
         double a = before_act(&v, b, t, c);
-        ref_put(y, (b * v.T + t) * v.C + c, v.silu ? a * sigmoid(a) : a);
+        ref_put(y, (b * v.T + t) * v.C + c, v.silu ? a * ref_sigmoid(a) : a);
       }
       for (int64_t j = 0; !k_absent(last) && j < v.K - 1; j++)
         ref_put(last, (b * (v.K - 1) + j) * v.C + c,
@@ -82,7 +81,7 @@ static double grad_before(const conv *v, const k_tensor *dy, int64_t b, int64_t 
   if (t < 0 || t >= v->T) return 0;
   double d = ref_get(dy, b * dy->stride[0] + t * dy->stride[1] + c * dy->stride[2]);
   if (!v->silu) return d;
-  double a = before_act(v, b, t, c), s = sigmoid(a);
+  double a = before_act(v, b, t, c), s = ref_sigmoid(a);
   return d * s * (1 + a * (1 - s));
 }
 

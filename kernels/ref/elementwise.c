@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "kernels/kernel.h"
+#include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 
 typedef double (*real1)(double);
@@ -130,11 +131,9 @@ static double rsqrt_real(double x) { return 1 / sqrt(x); }
 static double square_real(double x) { return x * x; }
 static int64_t square_int(int64_t x) { return mul_int(x, x); }
 static double reciprocal_real(double x) { return 1 / x; }
-static double sigmoid_real(double x) { return 1 / (1 + exp(-x)); }
 static double silu_real(double x) { return x / (1 + exp(-x)); }
 static double relu_real(double x) { return x <= 0 ? 0 : x; }
 static int64_t relu_int(int64_t x) { return x <= 0 ? 0 : x; }
-static double softplus_real(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 static double not_real(double x) { return x == 0; }
 static int64_t not_int(int64_t x) { return x == 0; }
 static double isfinite_real(double x) { return isfinite(x) != 0; }
@@ -147,7 +146,7 @@ static double gelu_real(double x) { return 0.5 * x * erfc(-x * M_SQRT1_2); }
 static const double gelu_a = 0.79788456080286535588, gelu_b = 0.044715; /* sqrt(2 / pi) */
 static double gelu_tanh_real(double x)
 {
-  return x * sigmoid_real(2 * gelu_a * (x + gelu_b * x * x * x));
+  return x * ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x));
 }
 
 UNARY(neg, neg_real, neg_int)
@@ -163,12 +162,12 @@ UNARY(reciprocal, reciprocal_real, NULL)
 UNARY(sin, sin, NULL)
 UNARY(cos, cos, NULL)
 UNARY(tanh, tanh, NULL)
-UNARY(sigmoid, sigmoid_real, NULL)
+UNARY(sigmoid, ref_sigmoid, NULL)
 UNARY(silu, silu_real, NULL)
 UNARY(gelu, gelu_real, NULL)
 UNARY(gelu_tanh, gelu_tanh_real, NULL)
 UNARY(relu, relu_real, relu_int)
-UNARY(softplus, softplus_real, NULL)
+UNARY(softplus, ref_softplus, NULL)
 UNARY(logical_not, not_real, not_int)
 UNARY(isfinite, isfinite_real, isfinite_int)
 
@@ -177,10 +176,10 @@ UNARY(isfinite, isfinite_real, isfinite_int)
 static double tanh_slope(double dy, double y) { return dy * (1 - y * y); }
 static double sigmoid_slope(double dy, double y) { return dy * y * (1 - y); }
 static double relu_slope(double dy, double y) { return y <= 0 ? 0 : dy; }
-static double softplus_slope(double dy, double x) { return dy * sigmoid_real(x); }
+static double softplus_slope(double dy, double x) { return dy * ref_sigmoid(x); }
 static double silu_slope(double dy, double x)
 {
-  double s = sigmoid_real(x);
+  double s = ref_sigmoid(x);
   return dy * s * (1 + x * (1 - s));
 }
 static double gelu_slope(double dy, double x)
@@ -191,7 +190,7 @@ static double gelu_slope(double dy, double x)
 }
 static double gelu_tanh_slope(double dy, double x)
 {
-  double s = sigmoid_real(2 * gelu_a * (x + gelu_b * x * x * x));
+  double s = ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x));
   double slope = 2 * gelu_a * (1 + 3 * gelu_b * x * x);
   return dy * (s + x * s * (1 - s) * slope);
 }

@@ -8,11 +8,11 @@
 #include <math.h>
 
 #include "kernels/kernel.h"
+#include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 
-static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-static double silu(double x) { return x * sigmoid(x); }
-static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
+static double silu(double x) { return x * ref_sigmoid(x); }
+static double silu_slope(double x) { return ref_sigmoid(x) * (1 + x * (1 - ref_sigmoid(x))); }
 
 static double gain(const k_tensor *w, int64_t d) { return k_absent(w) ? 1 : ref_get(w, d); }
 

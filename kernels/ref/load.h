@@ -56,6 +56,11 @@ static inline void ref_put(const k_tensor *t, int64_t at, double v)
   }
 }
 
+static inline void ref_put_opt(const k_tensor *t, int64_t at, double v)
+{
+  if (!k_absent(t)) ref_put(t, at, v);
+}
+
 /* Of an integer or bool operand; a float is truncated. */
 static inline int64_t ref_get_int(const k_tensor *t, int64_t at)
 {

@@ -1,5 +1,5 @@
-/* What the normalisations and SwiGLU mean: layer_norm, rms_norm, add_rms_norm and swiglu, forward
- * and backward, over the last dim.
+/* What the normalisations mean: layer_norm, rms_norm and add_rms_norm, forward and backward, over
+ * the last dim.
  *
  * The one idea: every value is read as a double, every sum runs in double in index order, and each
  * result is rounded once, when it is stored. Statistics come back rounded to their own dtype, so
@@ -27,11 +27,6 @@ static double gain(const k_tensor *weight, double offset, int64_t d)
   return k_absent(weight) ? 1.0 : ref_get(weight, d) + offset;
 }
 
-static void ref_put_opt(const k_tensor *t, int64_t i, double value)
-{
-  if (!k_absent(t)) ref_put(t, i, value);
-}
-
 static double row_mean(const k_tensor *x, int64_t base, int64_t dim)
 {
   double sum = 0;
@@ -52,7 +47,7 @@ static double row_rstd(const k_tensor *x, int64_t base, int64_t dim, double mean
 
 int k_ref_layer_norm(const k_call *call)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *x = &call->in[0], *weight = &call->in[1], *bias = &call->in[2];
   rows r = rows_of(x);
   for (int64_t i = 0; i < r.n; i++) {
@@ -123,7 +118,7 @@ static int bwd_run(bwd *b)
 
 int k_ref_layer_norm_bwd(const k_call *call)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *in = call->in, *out = call->out;
   const k_tensor none = { .ndim = -1 };
   bwd b = { .dy = &in[0], .x = &in[1], .weight = &in[2], .mean = &in[3], .rstd = &in[4],
@@ -134,7 +129,7 @@ int k_ref_layer_norm_bwd(const k_call *call)
 
 int k_ref_rms_norm_bwd(const k_call *call)
 {
-  const k_norm_attrs *attrs = call->attrs;
+  const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *in = call->in, *out = call->out;
   const k_tensor none = { .ndim = -1 };
   bwd b = { .dy = &in[0], .x = &in[1], .weight = &in[2], .rstd = &in[3], .dsum = &in[4],
@@ -142,7 +137,7 @@ int k_ref_rms_norm_bwd(const k_call *call)
   return bwd_run(&b);
 }
 
-static void rms_rows(const k_tensor *x, const k_tensor *weight, const k_norm_attrs *attrs,
+static void rms_rows(const k_tensor *x, const k_tensor *weight, const k_row_norm_attrs *attrs,
                      const k_tensor *y, const k_tensor *rstd_out)
 {
   rows r = rows_of(x);
@@ -170,30 +165,5 @@ int k_ref_add_rms_norm(const k_call *call)
   int64_t n = k_numel(x);
   for (int64_t i = 0; i < n; i++) ref_put(sum, i, ref_get(x, i) + ref_get(residual, i));
   rms_rows(sum, &call->in[2], call->attrs, &call->out[0], &call->out[2]);
-  return TIDE_OK;
-}
-
-static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-
-int k_ref_swiglu(const k_call *call)
-{
-  const k_tensor *gate = &call->in[0], *up = &call->in[1];
-  int64_t n = k_numel(gate);
-  for (int64_t i = 0; i < n; i++) {
-    double g = ref_get(gate, i);
-    ref_put(&call->out[0], i, g * sigmoid(g) * ref_get(up, i));
-  }
-  return TIDE_OK;
-}
-
-int k_ref_swiglu_bwd(const k_call *call)
-{
-  const k_tensor *dy = &call->in[0], *gate = &call->in[1], *up = &call->in[2];
-  int64_t n = k_numel(gate);
-  for (int64_t i = 0; i < n; i++) {
-    double d = ref_get(dy, i), g = ref_get(gate, i), u = ref_get(up, i), s = sigmoid(g);
-    ref_put_opt(&call->out[0], i, d * u * s * (1.0 + g * (1.0 - s)));
-    ref_put_opt(&call->out[1], i, d * g * s);
-  }
   return TIDE_OK;
 }

@@ -1,4 +1,4 @@
-/* What the selective scan means: the recurrence, a token at a time, forward and backward.
+/* What the SSD scan means: the recurrence, a token at a time, forward and backward.
  *
  * The one idea: the state of one (batch, head) is P x N doubles that walk along the tokens; the
  * backward keeps every state of the walk and returns through them. Nothing is cut into chunks, so a
@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "kernels/kernel.h"
+#include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 #include "kernels/sequence.h"
 
@@ -43,8 +44,6 @@ static double skip(const scan *s, int64_t h, int64_t p)
   return ref_get(s->D, h * s->D->stride[0] + (s->D->ndim == 2 ? p * s->D->stride[1] : 0));
 }
 
-static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-
 /* The step before its limits. */
 static double raw_step(const scan *s, int64_t b, int64_t t, int64_t h, double *sum)
 {
@@ -52,7 +51,7 @@ static double raw_step(const scan *s, int64_t b, int64_t t, int64_t h, double *s
   *sum = ref_get(dt, b * dt->stride[0] + t * dt->stride[1] + h * dt->stride[2]) +
          of_head(s->bias, h);
   if (!s->attrs->softplus) return *sum;
-  return (*sum > 0 ? *sum : 0) + log1p(exp(-fabs(*sum)));
+  return ref_softplus(*sum);
 }
 
 static double step_of(const scan *s, int64_t b, int64_t t, int64_t h)
@@ -66,7 +65,7 @@ static double step_slope(const scan *s, int64_t b, int64_t t, int64_t h)
 {
   double sum, v = raw_step(s, b, t, h, &sum);
   if (v < s->attrs->dt_min || v > s->attrs->dt_max) return 0;
-  return s->attrs->softplus ? sigmoid(sum) : 1;
+  return s->attrs->softplus ? ref_sigmoid(sum) : 1;
 }
 
 /* The factor on the state that token t finds. */

@@ -23,7 +23,7 @@ static void put_weight(const k_tensor *p, const k_tensor *master, int64_t j, dou
   ref_put(p, j, w);
 }
 
-int k_ref_adamw(const k_call *call)
+int k_ref_adamw_(const k_call *call)
 {
   k_adamw_attrs now;
   const k_adamw_attrs *a = ref_adamw_now(call, &now);
@@ -53,7 +53,7 @@ int k_ref_adamw(const k_call *call)
   return TIDE_OK;
 }
 
-int k_ref_sgd(const k_call *call)
+int k_ref_sgd_(const k_call *call)
 {
   k_sgd_attrs now;
   const k_sgd_attrs *a = ref_sgd_now(call, &now);
@@ -118,7 +118,7 @@ int k_ref_clip_factor(const k_call *call)
   return TIDE_OK;
 }
 
-int k_ref_scale_all(const k_call *call)
+int k_ref_scale_all_(const k_call *call)
 {
   const k_norm_all_attrs *a = call->attrs;
   double factor = ref_get(&call->in[0], 0);

@@ -74,31 +74,58 @@ describe('parameters', function()
 end)
 
 describe('the trace', function()
-   local function dump(ctx)
+   local function dump(ctx, cat)
       return tmp.with(function(folder)
-         local path = folder .. '/trace.json'
+         local path, list = folder .. '/trace.json', {}
          ctx:trace_dump(path)
-         return json.decode(files.read(path)).traceEvents
+         for _, e in ipairs(json.decode(files.read(path)).traceEvents) do
+            if not cat or e.cat == cat then list[#list + 1] = e end
+         end
+         return list
       end)
+   end
+   local function names(events)
+      local list = {}
+      for i, e in ipairs(events) do list[i] = e.name end
+      return list
    end
 
    it('is a Chrome trace of the ops that ran', function()
       local ctx = open { params = 'trace=1' }
       local x = ctx:ones { 100, 100 }
       x:matmul(x):exp()
-      local events = dump(ctx)
-      local names = {}
+      local events = dump(ctx, 'op')
       for i, e in ipairs(events) do
-         names[i] = e.name
          assert.equal('X', e.ph)
-         assert.equal('op', e.cat)
          assert.is_true(e.dur >= 0 and e.ts > 0)
          if i > 1 then assert.is_true(e.ts >= events[i - 1].ts) end
       end
-      assert.are.same({ 'fill_', 'matmul', 'exp' }, names)
+      assert.are.same({ 'fill_', 'matmul', 'exp' }, names(events))
       ctx:param('trace', 0)
       x:exp()
-      assert.equal(3, #dump(ctx))
+      assert.equal(3, #dump(ctx, 'op'))
+   end)
+
+   it('tells derivatives, each around its ops, and memory that was taken from a device', function()
+      local ctx = open { params = 'trace=1' }
+      local x = ctx:ones({ 100, 100 }, { requires_grad = true })
+      x:exp():square():sum():backward()
+      local grads, mem = dump(ctx, 'grad'), dump(ctx, 'mem')
+      assert.are.same({ 'sum', 'square', 'exp' }, names(grads))
+      for _, e in ipairs(dump(ctx, 'op')) do
+         local inside = 0
+         for _, g in ipairs(grads) do
+            local after = e.ts >= g.ts and e.ts < g.ts + g.dur
+            if after then assert.is_true(e.ts + e.dur <= g.ts + g.dur + 1e-2) end
+            inside = inside + (after and 1 or 0)
+         end
+         if e.ts > grads[1].ts then assert.equal(1, inside, e.name) end
+      end
+      assert.is_true(#mem >= 1)
+      for _, e in ipairs(mem) do assert.is_truthy(e.name:find '^cpu %d+ bytes$', e.name) end
+      local before = #mem
+      ctx:ones { 100, 100 }                    -- out of what is cached
+      assert.equal(before, #dump(ctx, 'mem'))
    end)
 
    it('holds spans of the host, with names made fit for JSON', function()
@@ -111,7 +138,7 @@ describe('the trace', function()
       assert.equal(1e6, events[1].ts)
       assert.equal(5e5, events[1].dur)
       assert.is_truthy(events[1].name:find('^step _1_'))
-      assert.is_true(#events[2].name < 64 and #events[2].name > 20)
+      assert.equal(('long '):rep(21):sub(1, 103), events[2].name)
       assert.equal('', events[3].name)
       assert.equal(-125000, events[3].dur)
       refused('E_ARG', 'trace_span', ctx.trace_span, ctx, 'x', 0 / 0, 1)
@@ -211,7 +238,8 @@ describe('the error record', function()
    it('holds code, name, function and message until the next failure', function()
       local ctx = open()
       local x = ctx:ones { 2 }
-      pcall(x.reshape, x, 3)
+      local version, tensors = x:version(), ctx:stats().ntensor
+      refused('E_SHAPE', 'reshape', x.reshape, x, 3)
       local record = C.tide_error(ctx.handle)
       assert.equal(C.TIDE_E_SHAPE, record.code)
       assert.equal('E_SHAPE', ffi.string(record.name))
@@ -219,16 +247,20 @@ describe('the error record', function()
       local message = ffi.string(record.message)
       local _ = x + x
       assert.equal(message, ffi.string(record.message))
-      pcall(x.to, x, 'cuda')
+      assert.equal(2, _:select(1, 1):item())
+      refused('E_DEVICE', 'cuda', x.to, x, 'cuda')
       assert.equal(C.TIDE_E_DEVICE, record.code)
       assert.not_equal(message, ffi.string(record.message))
-      assert.is_truthy(_)
+      assert.equal(version, x:version())
+      _ = nil
+      ctx:collect()
+      assert.equal(tensors, ctx:stats().ntensor)
    end)
 
    it('is of its context alone', function()
       local a, b = open(), open()
       local x = a:ones { 2 }
-      pcall(x.reshape, x, 3)
+      refused('E_SHAPE', 'reshape', x.reshape, x, 3)
       assert.equal(0, C.tide_error(b.handle).code)
       assert.equal(C.TIDE_E_SHAPE, C.tide_error(a.handle).code)
    end)

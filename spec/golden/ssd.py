@@ -1,4 +1,4 @@
-"""Golden values of the selective scan and of a Mamba-2 layer from PyTorch, in f64.
+"""Golden values of the SSD scan and of a Mamba-2 layer from PyTorch, in f64.
 
     python spec/golden/ssd.py spec/golden/ssd
 

@@ -2,14 +2,15 @@
 
 local ffi = require 'ffi'
 local C = require('tide.ffi.lib').C
+local files = require 'spec.support.files'
 local rows = require 'spec.support.op_case'
 
 local cases = {}
 for _, row in ipairs(rows) do cases[row.op] = true end
 
 -- A wrapper is where the binding calls C.tide_<op>, whatever its name in Lua.
-local function text_of(files)
-   local pipe = assert(io.popen('cat ' .. files))
+local function text_of(pattern)
+   local pipe = assert(io.popen('cat ' .. pattern))
    local text = pipe:read '*a'
    pipe:close()
    return text
@@ -26,7 +27,47 @@ local function public_ops()
    return names
 end
 
+-- Where each op is defined: { [op] = { path, ... } }, of functions written out (not by a macro).
+local function files_of_ops()
+   local where = {}
+   local function note(op, path)
+      where[op] = where[op] or {}
+      table.insert(where[op], path)
+   end
+   for _, path in ipairs(files.lines_of 'ls core/op/*.c') do
+      for op in files.read(path):gmatch '\nint tide_([%w_]+)%b()%s*{' do note(op, path) end
+   end
+   for _, backend in ipairs { 'ref', 'cpu', 'cuda' } do
+      local pattern = '\nint k_' .. backend .. '_([%w_]+)%b()%s*{'
+      for _, path in ipairs(files.lines_of('ls kernels/' .. backend .. '/*.c*')) do
+         for op in files.read(path):gmatch(pattern) do note(op, path) end
+      end
+   end
+   return where
+end
+
+-- Ops whose public function lies with its kin: what it checks and its derivative are theirs.
+local with_kin = {
+   arange = 'create movement', linear_fp8 = 'matmul linear', linear_cross_entropy = 'loss linear',
+}
+
 describe('the table of ops', function()
+   -- attention_fwd.c and attention_mma.cu are of the family attention.
+   it('has one family of files for an op, on every side', function()
+      local wrong, n = {}, 0
+      for op, paths in pairs(files_of_ops()) do
+         local family = paths[1]:match '([%a%d]+)[%w_]*%.%w+$'
+         n = n + (#paths > 2 and 1 or 0)
+         for _, path in ipairs(paths) do
+            local own = path:match '([%a%d]+)[%w_]*%.%w+$'
+            local kin = (' ' .. (with_kin[op] or family) .. ' '):find(' ' .. own .. ' ', 1, true)
+            if not kin then wrong[#wrong + 1] = op .. ': ' .. table.concat(paths, ', ') end
+         end
+      end
+      assert.same({}, wrong)
+      assert.is_true(n > 30)
+   end)
+
    it('has names, each once', function()
       local seen = {}
       assert.is_true(C.tide_op_count() > 60)

@@ -239,9 +239,9 @@ describe('document_index', function()
 
    it('refuses lengths that are none', function()
       local function cu(list) return tide.tensor(list, { dtype = 'i32' }) end
-      refused('E_ARG', 'document_index', tide.document_index, cu { 0, 3, 2 }, 4)
-      refused('E_ARG', 'document_index', tide.document_index, cu { 1, 3 }, 4)
-      refused('E_ARG', 'document_index', tide.document_index, cu { 0, 5 }, 4)
+      refused('E_ARG', { 'document_index', 'from 3 to 2' }, tide.document_index, cu { 0, 3, 2 }, 4)
+      refused('E_ARG', { 'document_index', '0 first' }, tide.document_index, cu { 1, 3 }, 4)
+      refused('E_ARG', { 'document_index', 'ends at 5' }, tide.document_index, cu { 0, 5 }, 4)
       refused('E_SHAPE', 'document_index', tide.document_index, cu { { 0, 5 } }, 5)
       refused('E_DTYPE', 'document_index', tide.document_index, tide.tensor { 0, 5 }, 5)
       refused('E_ARG', 'document_index', tide.document_index, cu { 0, 5 }, -1)

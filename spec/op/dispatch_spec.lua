@@ -5,6 +5,7 @@ local tide = require 'tide'
 local C = require('tide.ffi.lib').C
 local info = require 'tide.ffi.info'
 local refused = require 'spec.support.refused'
+local update = require 'tide.ffi.update'
 
 -- A context of its own, closed at the end of the case.
 local function open(opts)
@@ -65,6 +66,65 @@ describe('check mode', function()
          y:softmax(1)
          tide.cat({ y, y }, 2)
       end
+   end)
+
+   -- Ops that write in place, on views too: name -> what it does to x, [4, 6]; w is [4, 6], i [4].
+   local writes = {
+      copy_ = function(x, w) x:copy_(w:slice(1, 2, 2)) end,
+      fill_ = function(x) x:slice(2, 1, 6, 2):fill_(3) end,
+      axpy_ = function(x) x:add_(x, 0.5) end,
+      scale_ = function(x) x:t():mul_(-2) end,
+      addmm_ = function(x, w) x:addmm_(w, w:t():matmul(w)) end,
+      uniform_ = function(x) x:slice(1, 2, 3):uniform_(-1, 1, { seed = 3 }) end,
+      normal_ = function(x) x:normal_(1, 2) end,
+      trunc_normal_ = function(x) x:trunc_normal_(0, 1, -2, 2) end,
+      scatter_add = function(x, w, i)
+         return tide.scatter_add(x, 1, i:unsqueeze(2):expand(4, 6):contiguous(), w)
+      end,
+      index_add = function(x, w, i) return tide.index_add(x, 1, i, w) end,
+      adamw_ = function(x, w, _, ctx)
+         local o = { dtype = x.dtype == 'f64' and 'f64' or 'f32' }
+         update.adamw_({ p = { x, x:clone() }, g = { w, w },
+            m = { ctx:zeros({ 4, 6 }, o), ctx:zeros({ 4, 6 }, o) },
+            v = { ctx:ones({ 4, 6 }, o), ctx:ones({ 4, 6 }, o) } }, { step = 2, lr = 0.1 })
+      end,
+      sgd_ = function(x, w) update.sgd_({ p = { x }, g = { w } }, { lr = 0.5 }) end,
+      scale_all_ = function(x, w)
+         update.scale_all_({ x, w, x }, update.clip_factor(update.norm { x, w }, 1))
+      end,
+      attention_merge_ = function(x, w)
+         if x.dtype ~= 'f32' then return end
+         local out, lse = x:reshape(1, 4, 2, 3), x:slice(2, 1, 2):t():clone():unsqueeze(1)
+         tide.attention_merge_(out, lse, w:reshape(1, 4, 2, 3), lse:mul(0.5))
+      end,
+   }
+
+   for name, write in pairs(writes) do
+      it('repeats ' .. name .. ', which writes in place', function()
+         local plain, checked = open(), open { params = 'check=1' }
+         for _, dtype in ipairs { 'f32', 'f64', 'bf16', 'f16' } do
+            local bytes, nops = {}, {}
+            for k, ctx in ipairs { plain, checked } do
+               local w = ctx:arange(24, { dtype = 'f64' }):reshape(4, 6):mul(0.125):sub(1):to(dtype)
+               local x = w:t():reshape(4, 6):clone()
+               local i = ctx:tensor({ 3, 1, 3, 2 }, { dtype = 'i64' })
+               local before = ctx:stats().nop
+               local y = write(x, w, i, ctx) or x
+               nops[k], bytes[k] = ctx:stats().nop - before, y:to_string_bytes()
+            end
+            assert.equal(bytes[1], bytes[2], dtype)
+            assert.is_true(nops[1] == 0 or nops[2] >= 2 * nops[1], name)
+            assert.is_true(nops[1] > 0 or name == 'attention_merge_')
+         end
+      end)
+   end
+
+   it('finds a wrong write in place as well', function()
+      local ctx = open { params = 'check=1' }
+      local x, y = ctx:tensor { { 1e8, 1, -1e8, 1, 1, 1 } }, ctx:zeros { 3, 2 }
+      refused('E_INTERNAL', { 'addmm_', 'check', "on 'cpu'", 'by the reference' }, function()
+         y:slice(1, 2, 2):slice(2, 1, 1):addmm_(x, ctx:ones { 6, 1 })
+      end)
    end)
 
    -- The reference sums in double, the fast kernels in float: where a sum cancels nearly all of its

@@ -189,15 +189,24 @@ describe('a refused call', function()
    it('leaves no tensor and no node behind', function()
       local leak = require 'spec.support.leak'
       local w = f(2, 3):requires_grad_()
-      local before = leak.count()
+      local shared = { x, m, w }
+      local versions = {}
+      for k, t in ipairs(shared) do versions[k] = t:version() end
+      local before, state = leak.count(), tide.default():rng_state()
       for _ = 1, 50 do
-         for _, list in pairs(rows) do
-            for _, row in ipairs(list) do pcall(row[3]) end
+         for name, list in pairs(rows) do
+            for k, row in ipairs(list) do
+               assert.is_false(pcall(row[3]), ('%s %d was not refused'):format(name, k))
+            end
          end
-         pcall(function() return w + m end)
-         pcall(function() return w:matmul(x) end)
+         assert.is_false(pcall(function() return w + m end))
+         assert.is_false(pcall(function() return w:matmul(x) end))
       end
       leak.compare(before, leak.count())
-      assert.is_truthy(w)
+      assert.same(state, tide.default():rng_state())
+      for k, t in ipairs(shared) do
+         assert.equal(versions[k], t:version())
+         assert.equal(0, t:detach():abs():sum():item())
+      end
    end)
 end)

@@ -1,4 +1,4 @@
--- The selective scan against PyTorch (spec/golden/ssd.py made the numbers), packed streams against
+-- The SSD scan against PyTorch (spec/golden/ssd.py made the numbers), packed streams against
 -- their sequences, chunks of any size and pieces of a stream against the whole, and bad input.
 
 local tide = require 'tide'

@@ -193,8 +193,13 @@ describe('adamw_', function()
    end)
 
    it('does nothing with empty lists', function()
+      local factor = tide.full({}, 2)
+      local version, before = factor:version(), tide.stats().nop
       update.adamw_({ p = {}, g = {}, m = {}, v = {} }, plain)
       update.sgd_({ p = {}, g = {} }, { lr = 1 })
+      update.scale_all_({}, factor)
+      assert.equal(before, tide.stats().nop)
+      assert.equal(version, factor:version())
    end)
 
    it('refuses lists that do not fit', function()

@@ -41,7 +41,7 @@ local function set_limit()
    look = limit / 2
 end
 
--- Tells this module about a context: takes its debt limit, forgets an older one at its address.
+-- Tells this module about a context, or that its `debt` parameter has changed.
 function M.watch(ctx)
    base[address(ctx)] = base[address(ctx)] or 0
    limits[address(ctx)] = tonumber(ffi.string(C.tide_param_get(ctx, 'debt')))

@@ -1,4 +1,4 @@
--- Ops of state-space layers: causal convolution, the selective scan, the gated norm (layer 7).
+-- Ops of state-space layers: causal convolution, the SSD scan, the gated norm (layer 7).
 --
 -- The one idea: a step of generation is the same op on one token, with the state it found and the
 -- state it leaves; so the forms cannot drift apart.

@@ -12,6 +12,11 @@
  *   - dims count from 0 here, and a negative dim counts from the end. Sizes are in elements
  *     unless a name says bytes. A null tensor argument marked "may be null" means absent.
  *   - Ops never write to their inputs; functions whose name ends in _ do, and say so.
+ *   - tide_X_init fills in the size of a struct of options or attributes and the defaults that its
+ *     members name; the others are 0. A struct that was not initialised is refused with E_ARG.
+ *   - Every function has a comment above it or beside it, but for _init and _release, which the
+ *     rules above explain. A comment that ends in a colon is about all functions up to the next
+ *     empty line.
  */
 
 typedef struct tide_ctx      tide_ctx;      /* everything hangs here; one user thread at a time */
@@ -87,23 +92,28 @@ typedef struct tide_error_record {
 const char *tide_abi_text(void);
 /* "0.1.0". Static. */
 const char *tide_version(void);
-/* One line per part: what this build holds and what it found ("onednn: ..., mpi: ..."). Static. */
+/* A few lines on this build, fixed when it was made: version, compiler, devices, what it opens at
+ * run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
 /* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text. */
 int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg);
-/* The context ends when the last object made from it is released. */
+/* Gives the handle up; the context ends when the last object made from it is released. */
 void tide_ctx_release(tide_ctx *ctx);
 /* Moves a context to the calling thread. */
 int  tide_ctx_attach(tide_ctx *ctx);
+/* The last failure; code 0 and empty texts before the first. Calls that succeed leave it. */
 const tide_error_record *tide_error(tide_ctx *ctx);
-const char *tide_status_name(int status);
-const char *tide_status_text(int status);
+const char *tide_status_name(int status); /* "E_SHAPE"; "E_UNKNOWN" for another number. Static. */
+const char *tide_status_text(int status); /* what the status means, one line. Static. */
+/* The counters; the pointer stays the same for the life of the context. */
 const tide_stats *tide_ctx_stats(tide_ctx *ctx);
-void tide_stats_reset_peak(tide_ctx *ctx);
+void tide_stats_reset_peak(tide_ctx *ctx); /* peak is live from here on */
 /* Counts since and since_peak from nothing: what is handed out from here on, so that what is
  * released meanwhile of the time before does not look like a saving. */
 void tide_stats_mark(tide_ctx *ctx);
+/* Sets debt to 0: a host with a collector does it when it has looked whether collecting would help
+ * (see the parameter debt, which the library itself does not read). */
 void tide_debt_settle(tide_ctx *ctx);
 /* Gives cached free memory back to the system. */
 void tide_cache_trim(tide_ctx *ctx);
@@ -111,24 +121,30 @@ void tide_cache_trim(tide_ctx *ctx);
 void tide_interrupt(tide_ctx *ctx);
 /* The flag that tide_interrupt sets, 0 or 1; reading it clears it. */
 int  tide_interrupted(tide_ctx *ctx);
-/* Threads used by kernels of this context. n >= 1. */
+/* Threads used by kernels of this context, from the next op on. 1 to 1024, else E_ARG. */
 int  tide_set_nthread(tide_ctx *ctx, int n);
-int  tide_nthread(tide_ctx *ctx);
+int  tide_nthread(tide_ctx *ctx); /* their present number */
 
 /* ---- parameters: every tunable in one table (core/base/param.def) ------------------------- */
 
-int         tide_param_count(void);
+int         tide_param_count(void);      /* rows of the table */
 const char *tide_param_name(int index);  /* null beyond the table */
-const char *tide_param_doc(int index);
+const char *tide_param_doc(int index);   /* one line of help; null beyond the table */
+/* value: a whole number in decimal; sizes may end in k, m or g (powers of 1024). Takes effect with
+ * the next call that reads the parameter. E_ARG: no such parameter, no number, or out of its range;
+ * the message says the range. */
 int  tide_param_set(tide_ctx *ctx, const char *name, const char *value);
 /* The present value as text, borrowed until the next call. Null: no such parameter. */
 const char *tide_param_get(tide_ctx *ctx, const char *name);
 
 /* ---- trace: a ring of named spans ---------------------------------------------------------- */
 
-/* cat: one of "op", "comm", "mem", "grad", "user". t in seconds of a monotonic clock. */
+/* cat: "op" a kernel's launch, "comm" a collective, "mem" memory taken from a device, "grad" the
+ * derivative of one op in backward, "user" the caller's own; another is E_ARG. The library writes
+ * the first four while parameter trace is 1. name: cut to 103 bytes, what JSON would escape is '_'.
+ * t0, t1: seconds of tide_trace_clock. */
 int    tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0, double t1);
-double tide_trace_clock(void);
+double tide_trace_clock(void); /* seconds now, from an arbitrary start, never backwards */
 /* Writes the ring as a Chrome trace (opens in Perfetto). E_IO. */
 int    tide_trace_dump(tide_ctx *ctx, const char *path);
 
@@ -136,7 +152,7 @@ int    tide_trace_dump(tide_ctx *ctx, const char *path);
 
 const char *tide_dtype_name(int dtype); /* "f32"; null if unknown */
 int tide_dtype_size(int dtype);         /* bytes; 0 if unknown */
-const char *tide_device_name(int device);
+const char *tide_device_name(int device); /* "cpu"; null if unknown */
 /* 1 if the device can be used in ctx, else 0 with the reason in tide_error. */
 int tide_device_available(tide_ctx *ctx, int device);
 
@@ -145,6 +161,7 @@ int tide_device_available(tide_ctx *ctx, int device);
 /* New tensor with undefined contents. ndim 0 is a scalar; sizes may be 0. E_SHAPE, E_NOMEM. */
 int  tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                 const int64_t *shape);
+/* The same, every element value. E_DTYPE: an integer dtype and no whole number. */
 int  tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape, double value);
 /* start, start + step, ...; n values, 1-D. */
@@ -159,7 +176,10 @@ int  tide_to_bytes(tide_tensor *t, void *data, size_t nbytes);
 int  tide_to_doubles(tide_tensor *t, double *data, int64_t n);
 /* The only element of a one-element tensor, a NaN as the plain NAN. E_SHAPE otherwise. */
 int  tide_item(tide_tensor *t, double *value);
+/* One more reference to the handle, which needs one more release. The owner's thread only. Always
+ * 0; a status, so that a function which hands a tensor on can end with it. */
 int  tide_tensor_retain(tide_tensor *t);
+/* Any thread: one that does not own the context leaves it for the owner's next call. */
 void tide_tensor_release(tide_tensor *t);
 /* Drops the bytes now; the handle stays and answers E_GONE. E_STATE: a collective under way uses
  * them. */
@@ -174,17 +194,18 @@ int  tide_tensor_restore(tide_tensor *t);
  * storage holds again what it held at the drop: its version is that of then, and saved references
  * are valid. E_GONE: still absent; E_STATE: not restored since the last drop. */
 int  tide_tensor_refilled(tide_tensor *t);
-tide_ctx *tide_tensor_ctx(const tide_tensor *t);
+/* What the handle knows of itself, also when its bytes are gone; none of these fails: */
+tide_ctx *tide_tensor_ctx(const tide_tensor *t);       /* borrowed */
 int  tide_tensor_ndim(const tide_tensor *t);
 int64_t tide_tensor_dim(const tide_tensor *t, int dim); /* -1 if out of range */
-int64_t tide_tensor_stride(const tide_tensor *t, int dim);
+int64_t tide_tensor_stride(const tide_tensor *t, int dim); /* in elements; -1 if out of range */
 int64_t tide_tensor_numel(const tide_tensor *t);
-int  tide_tensor_dtype(const tide_tensor *t);
-int  tide_tensor_device(const tide_tensor *t);
+int  tide_tensor_dtype(const tide_tensor *t);          /* TIDE_F32, ... */
+int  tide_tensor_device(const tide_tensor *t);         /* TIDE_DEV_CPU, ... */
 double tide_tensor_id(const tide_tensor *t);           /* unique in the context; use as a key */
-int  tide_tensor_is_contiguous(const tide_tensor *t);
-int  tide_tensor_is_gone(const tide_tensor *t);
-int  tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b);
+int  tide_tensor_is_contiguous(const tide_tensor *t);  /* 1: row-major without gaps */
+int  tide_tensor_is_gone(const tide_tensor *t);        /* 1: the bytes were dropped */
+int  tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b); /* 1: the same bytes */
 /* Address of the first element; null on the null device or when gone. Host devices only. */
 void *tide_tensor_data(tide_tensor *t);
 int64_t tide_tensor_version(const tide_tensor *t);     /* counts in-place writes */
@@ -199,7 +220,7 @@ int  tide_to_device_async(tide_tensor **out, tide_tensor *t, int device);
  * handle) if it is there already. E_DEVICE: t is not on 'cpu', or there is no CUDA device. Not
  * recorded. */
 int  tide_pin_memory(tide_tensor **out, tide_tensor *t);
-int  tide_is_pinned(const tide_tensor *t);
+int  tide_is_pinned(const tide_tensor *t); /* 1: lies in such memory */
 /* Waits until the device has done what it was given; tells what its kernels found wrong. */
 int  tide_sync(tide_ctx *ctx, int device);
 /* Itself (new handle) if contiguous, else a contiguous copy. Recorded. */
@@ -220,6 +241,8 @@ int  tide_scope_pop(tide_ctx *ctx, int depth, tide_tensor *const *keep, int64_t 
  * f64; f16 with bf16 gives f32). Comparisons give bool. Floating results of integer inputs
  * (div, exp, ...) are f32. */
 
+/* a op b. Integers wrap; minimum and maximum give NaN where one side is NaN; the logical ones take
+ * any number but 0 for true: */
 int tide_add(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_sub(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_mul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
@@ -236,6 +259,8 @@ int tide_ge(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_logical_and(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_logical_or(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 
+/* Of each element. sign of NaN is NaN; relu and abs keep NaN; rsqrt is 1 / sqrt(x), silu is
+ * x sigmoid(x), softplus log(1 + e^x), reciprocal 1 / x: */
 int tide_neg(tide_tensor **out, tide_tensor *x);
 int tide_abs(tide_tensor **out, tide_tensor *x);
 int tide_sign(tide_tensor **out, tide_tensor *x);
@@ -259,23 +284,32 @@ int tide_logical_not(tide_tensor **out, tide_tensor *x);
 int tide_isfinite(tide_tensor **out, tide_tensor *x);
 /* x * mul + add, dtype kept (an integer x needs integral mul and add). */
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add);
+/* x ^ exponent; f32 of an integer x. */
 int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent);
+/* min(max(x, lo), hi), dtype kept; an integer x is held between the integers inside the bounds. NaN
+ * stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG unless
+ * lo <= hi. */
 int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi);
 /* cond is bool; cond ? a : b, broadcast. */
 int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b);
+/* x in another dtype (x itself, a new reference, if it has it already). Floats are rounded to the
+ * nearest, ties to even; a float to an integer is cut toward 0, held in the range, NaN gives 0; an
+ * integer to a smaller one wraps; anything but 0 is true. Recorded between floats. E_DTYPE. */
 int tide_cast(tide_tensor **out, tide_tensor *x, int dtype);
 
-/* In place. dst must not be broadcast (no stride 0) and must not need a gradient as a leaf while
- * recording. src broadcasts to dst and is converted to its dtype. */
+/* In place. dst must not be broadcast (no stride 0), and neither dst nor src may need a gradient
+ * while recording (E_STATE). src broadcasts to dst and is converted to its dtype: */
 int tide_copy_(tide_tensor *dst, tide_tensor *src);
 int tide_fill_(tide_tensor *dst, double value);
 int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha); /* dst += alpha * src */
-int tide_scale_(tide_tensor *dst, double factor);
+int tide_scale_(tide_tensor *dst, double factor); /* dst *= factor */
 
 /* ---- reductions ---------------------------------------------------------------------------- */
 /* ndim 0 reduces every dim. Accumulation is f32 for f32/f16/bf16 in a fixed order, f64 for f64,
  * i64 for integers; sums of integers and bools are i64. Empty sums are 0; empty max is E_SHAPE. */
 
+/* Over the dims named, each once; keepdim leaves them with size 1. NaN is the extreme of amax and
+ * amin. any and all are bool and take any number but 0 for true: */
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
@@ -283,29 +317,38 @@ int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, 
 int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
-/* i64, the first of equals. */
+/* Positions along one dim, i64, the first of equals; NaN is the extreme: */
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
+/* Running sums along dim, x's shape: out[i] = x[0] + ... + x[i]. i64 of integers and bools. */
 int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim);
 
 /* ---- movement: views where strides allow ---------------------------------------------------- */
 
 /* One size may be -1. Copies when strides do not allow a view. */
 int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
+/* A view whose dim i is x's dim order[i]. ndim must be x's; E_ARG if order is no permutation. */
 int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *order);
+/* A view with two dims exchanged. */
 int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1);
 /* Elements start, start + step, ... below stop of one dim; negative start/stop count from the end;
  * step >= 1. Out-of-range bounds are E_ARG, start == stop gives size 0. */
 int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_t stop,
                int64_t step);
 int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index); /* drops the dim */
+/* A dim of size 1 before dim (ndim: at the end). */
 int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim);
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim);               /* size must be 1 */
+/* A view of this shape, aligned at the last dim: dims of size 1, and those that x lacks in front,
+ * repeat by stride 0. E_SHAPE if another size differs. In-place ops refuse to write to it. */
 int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
+/* The n >= 1 pieces one after another along dim, a copy. E_SHAPE unless they agree in dtype and in
+ * all other sizes. */
 int tide_cat(tide_tensor **out, tide_tensor *const *xs, int64_t n, int dim);
 /* before and after: ndim counts each, negative ones crop. */
 int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
              const int64_t *after, double value);
+/* A copy with out[(i + shift) mod n] = x[i] along dim; shift of any sign and size. */
 int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift);
 
 /* ---- index ---------------------------------------------------------------------------------- */
@@ -323,6 +366,7 @@ int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *inde
                    tide_tensor *src);
 /* y[ids..., D] = weight_VD[ids]. */
 int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids);
+/* out[ids..., nclass] of dtype: 1 at the class, else 0. E_ARG: an id outside [0, nclass). */
 int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype);
 
 /* ---- products ------------------------------------------------------------------------------- */
@@ -334,8 +378,8 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
 /* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
-/* act(x w^T + bias): relu, or gelu by tanh. What that saves on a GPU is a pass over the result. */
 enum { TIDE_ACT_RELU = 0, TIDE_ACT_GELU_TANH = 1 };
+/* act(x w^T + bias): relu, or gelu by tanh. What that saves on a GPU is a pass over the result. */
 int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                     int activation);
 /* As tide_linear, with x and w rounded to FP8 (e4m3) on the way, each scaled so that its largest
@@ -347,6 +391,8 @@ int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
 /* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */
 
+/* (x - mean) / sqrt(var + eps) * weight + bias, var without Bessel's correction. weight and bias
+ * are [D] in x's dtype. E_SHAPE, E_DTYPE. */
 int tide_layer_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, tide_tensor *bias,
                     double eps);
 /* weight_offset is added to weight (1 for Gemma, else 0). */
@@ -360,7 +406,9 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
  * pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse turns back. */
 int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
               bool interleaved, bool inverse);
+/* e^x / sum e^x along dim, the largest taken off first; a row of -inf alone is NaN. */
 int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
+/* Its logarithm, x - log sum e^x. */
 int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
 /* silu(gate) * up (arXiv 2002.05202). */
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up);
@@ -377,8 +425,8 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
 typedef struct tide_attention_attrs {
   uint32_t size;
   int32_t  causal;       /* 0 or 1 */
-  int64_t  window_left;  /* -1: no limit */
-  int64_t  window_right; /* -1: no limit */
+  int64_t  window_left;  /* -1 (default): no limit */
+  int64_t  window_right; /* -1 (default): no limit */
   int64_t  q_start;      /* position of query 0 when q_index is null */
   double   scale;        /* 0: 1/sqrt(D); rounded to f32 unless the operands are f64 */
   double   softcap;      /* 0: none; else cap * tanh(score / cap) before the mask; likewise */
@@ -520,9 +568,11 @@ typedef struct tide_random_attrs {
 void tide_random_attrs_init(tide_random_attrs *attrs);
 /* The context's generator. A new context starts with seed 0. */
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset);
+/* Where it stands: what tide_rng_set takes to go on from here. Each may be null. */
 int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offset);
 /* Fill t in place; attrs may be null. Floating dtypes. Uniform is in [lo, hi). */
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs);
+/* std >= 0; a number takes one word of the generator, by the inverse distribution function. */
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs);
 /* Normal cut to [mean + std * lo, mean + std * hi] by inversion. */
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
@@ -533,8 +583,9 @@ int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, doubl
 typedef struct tide_adamw_attrs {
   uint32_t size;
   int32_t  maximize;
-  double   lr, beta1, beta2, eps, weight_decay; /* decoupled decay (arXiv 1711.05101) */
-  int64_t  step;                                /* 1 for the first update */
+  double   lr, beta1, beta2, eps, weight_decay; /* decoupled decay (arXiv 1711.05101); defaults
+                                                   1e-3, 0.9, 0.999, 1e-8, 0.01 */
+  int64_t  step;                                /* 1 (default) for the first update */
   double   grad_scale;                          /* gradients are multiplied by it; default 1 */
 } tide_adamw_attrs;
 void tide_adamw_attrs_init(tide_adamw_attrs *attrs);
@@ -551,8 +602,9 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
                 const tide_adamw_attrs *attrs);
 typedef struct tide_sgd_attrs {
   uint32_t size;
-  int32_t  nesterov, maximize, first; /* first: 1 on the first step, momentum starts as g */
-  double   lr, momentum, dampening, weight_decay, grad_scale;
+  int32_t  nesterov, maximize, first; /* first: 1 (default) on the first step, momentum starts as
+                                         g */
+  double   lr, momentum, dampening, weight_decay, grad_scale; /* lr 1e-2, grad_scale 1 */
 } tide_sgd_attrs;
 void tide_sgd_attrs_init(tide_sgd_attrs *attrs);
 /* buf (momentum buffers) may be null when momentum is 0. rates, found_inf: as above; the step is
@@ -575,7 +627,7 @@ int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tenso
 int  tide_requires_grad(tide_tensor *t, bool on);
 /* 1: leaf marked, or the result of a recorded op. */
 int  tide_needs_grad(const tide_tensor *t);
-int  tide_is_leaf(const tide_tensor *t);
+int  tide_is_leaf(const tide_tensor *t); /* 1: not the result of a recorded op */
 /* The accumulated gradient of a leaf, owned; *out null if there is none. */
 int  tide_grad(tide_tensor **out, tide_tensor *t);
 /* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. */
@@ -587,7 +639,7 @@ int  tide_drop_grad(tide_tensor *t);
 int  tide_detach(tide_tensor **out, tide_tensor *t);
 /* Recording on (1, default) or off (0) in this context; the old value is returned. */
 int  tide_set_recording(tide_ctx *ctx, bool on);
-int  tide_recording(tide_ctx *ctx);
+int  tide_recording(tide_ctx *ctx); /* 1: on */
 
 enum { TIDE_EVENT_DONE = 0, TIDE_EVENT_HOST = 1 };
 /* What the walk needs from the host next. tag and nout are those of tide_host_function. */
@@ -610,6 +662,7 @@ int  tide_backward_take(tide_tensor **out, tide_backward *bw, int i);
 int  tide_backward_input(tide_tensor **out, tide_backward *bw, int i);
 /* At a HOST event: the gradient of input i (null: none). Shape and dtype must be the input's. */
 int  tide_backward_give(tide_backward *bw, int i, tide_tensor *grad);
+/* Before the end too: gradients under way are dropped, those of leaves stay as far as they came. */
 void tide_backward_release(tide_backward *bw);
 /* The whole walk for C hosts; E_HOST if it meets a host function. */
 int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
@@ -634,8 +687,13 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * without rates, whose step number would be repeated. E_UNSUPPORTED: the device has no graphs; only
  * 'cuda' has. */
 typedef struct tide_graph tide_graph;
+/* Starts to capture what the device is given. E_STATE: the context is capturing a step already. */
 int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);
+/* Ends the capture; the device works as usual again, also if this fails. E_STATE: not being
+ * captured; E_DEVICE: the device refused the step, and the graph cannot be replayed. */
 int  tide_graph_end(tide_graph *graph);
+/* Enqueues the step once more, any number of times, behind what the device was given so far, and
+ * does not wait. E_STATE: while a step is captured, or if its capture failed. */
 int  tide_graph_replay(tide_graph *graph);
 /* Also ends a capture that has begun. */
 void tide_graph_release(tide_graph *graph);
@@ -644,7 +702,7 @@ void tide_graph_release(tide_graph *graph);
 
 typedef struct tide_blob tide_blob; /* bytes read or made, owned by the caller */
 const char *tide_blob_data(const tide_blob *blob); /* a zero byte follows the last one */
-int64_t     tide_blob_size(const tide_blob *blob);
+int64_t     tide_blob_size(const tide_blob *blob); /* bytes, without that one */
 void        tide_blob_release(tide_blob *blob);
 
 /* The whole of a regular file. limit: most bytes accepted, 0 for no limit. E_IO; E_ARG: longer. */
@@ -672,10 +730,10 @@ enum { TIDE_PATH_NONE = 0, TIDE_PATH_FILE = 1, TIDE_PATH_DIR = 2, TIDE_PATH_OTHE
 int tide_path_kind(tide_ctx *ctx, const char *path, int64_t *size);
 /* 1 if this process may write the file, or create files in the folder, else 0. */
 int tide_path_is_writable(tide_ctx *ctx, const char *path);
+typedef struct tide_lock tide_lock;
 /* Takes the lock on a file, which is made if absent and stays: TIDE_OK, or TIDE_MORE with *out null
  * while somebody else holds it, in this process or another. Never waits. It goes when it is
  * released and when the process ends, however that ends (flock). The caller owns *out. */
-typedef struct tide_lock tide_lock;
 int  tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path);
 void tide_lock_release(tide_lock *lock);
 /* XXH64 (seed 0) of a file's bytes as 16 lower-case hex digits and a final zero: 17 bytes. */
@@ -706,7 +764,8 @@ typedef struct tide_json_node {
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
                     int64_t limit, const char *name);
 void tide_json_release(tide_json *json);
-int64_t tide_json_count(const tide_json *json);
+int64_t tide_json_count(const tide_json *json); /* nodes */
+/* The nodes, count of them, borrowed; node 0 is the whole. */
 const tide_json_node *tide_json_nodes(const tide_json *json);
 /* Unescaped UTF-8 of the STRING nodes. */
 const char *tide_json_text(const tide_json *json);
@@ -717,18 +776,18 @@ const char *tide_json_text(const tide_json *json);
  * is read but the header; no memory mapping. E_IO, E_FORMAT. Entries are sorted by name. */
 int  tide_file_open(tide_file **out, tide_ctx *ctx, const char *path);
 void tide_file_release(tide_file *file);
-int64_t tide_file_count(const tide_file *file);
+int64_t tide_file_count(const tide_file *file);                  /* tensors in it */
 const char *tide_file_name(const tide_file *file, int64_t i);    /* null beyond the end */
 int64_t tide_file_find(const tide_file *file, const char *name); /* -1: no such tensor */
 /* TIDE_F32 ...; -1 if the file's dtype is known to the format but not to tide. */
 int  tide_file_dtype(const tide_file *file, int64_t i);
 const char *tide_file_dtype_text(const tide_file *file, int64_t i); /* as stored, "BF16" */
-int  tide_file_ndim(const tide_file *file, int64_t i);
+int  tide_file_ndim(const tide_file *file, int64_t i);              /* -1: no such tensor */
 int64_t tide_file_dim(const tide_file *file, int64_t i, int dim);   /* -1 if out of range */
-int64_t tide_file_nbytes(const tide_file *file, int64_t i);
-int64_t tide_file_meta_count(const tide_file *file);
+int64_t tide_file_nbytes(const tide_file *file, int64_t i);         /* -1: no such tensor */
+int64_t tide_file_meta_count(const tide_file *file);                /* pairs of text */
 const char *tide_file_meta_key(const tide_file *file, int64_t i);   /* null beyond the end */
-const char *tide_file_meta_value(const tide_file *file, int64_t i);
+const char *tide_file_meta_value(const tide_file *file, int64_t i); /* the same */
 /* Tensor i, whole. E_UNSUPPORTED: a dtype or number of dims that tide has not. */
 int  tide_file_load(tide_tensor **out, tide_file *file, int64_t i, int device);
 /* Fills a contiguous t with the elements start, start + 1, ... of tensor i (row-major): a shard, a
@@ -752,11 +811,12 @@ void tide_saving_release(tide_saving *s);                 /* waits for the end *
 /* ---- ranks: groups and communicators --------------------------------------------------------- */
 /* A group is what N ranks of one process share; each rank joins it with its own context on its own
  * thread and gets a communicator. Every rank makes the same collective calls on a communicator in
- * the same order. Calls, their operands and their places are compared before any data moves: a
- * difference is E_COMM on every rank, a rank that does not come E_TIMEOUT, a rank that failed or
- * left E_PEER. After such a failure the communicator is poisoned: each later call returns the same
- * error at once, and a new group is made to go on. Reductions run in rank order for each element,
- * so the result has the same bits whatever the timing. */
+ * the same order. Calls (operation, reduction, dtypes, counts, root) are compared before any data
+ * moves: a difference is E_COMM on every rank, with the places that tide_comm_site gave; a rank
+ * that does not come is E_TIMEOUT, a rank that failed or left E_PEER. After such a failure the
+ * communicator is poisoned: each later call returns the same error at once, and a new group is made
+ * to go on. Reductions run in rank order for each element, so the result has the same bits whatever
+ * the timing. */
 
 enum { TIDE_SUM = 0, TIDE_MEAN = 1, TIDE_MIN = 2, TIDE_MAX = 3, TIDE_PROD = 4, TIDE_NREDUCE = 5 };
 
@@ -774,7 +834,7 @@ int  tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, ch
 /* Groups are counted; retain and release from any thread. Communicators keep theirs alive. */
 int  tide_group_retain(tide_group *group);
 void tide_group_release(tide_group *group);
-int  tide_group_size(const tide_group *group);
+int  tide_group_size(const tide_group *group); /* its number of ranks */
 /* The program of a rank has ended, well (status 0) or with a failure (negative, with a message).
  * Ranks that wait for it, or will, get E_PEER: after a failure at once and on every communicator
  * of the group, with the first failure's message. Any thread. */
@@ -798,10 +858,6 @@ void tide_mpi_opts_init(tide_mpi_opts *opts);
  * E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous calls are done
  * when they return. */
 int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
-/* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
- * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED
- * on every rank if one has no NCCL or no CUDA device; each rank needs a device of its own
- * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
 typedef struct tide_nccl_opts {
   uint32_t size;
   int32_t  check;      /* 1: compare calls before data moves, a round trip each; 0 (default):
@@ -810,6 +866,10 @@ typedef struct tide_nccl_opts {
   const char *library; /* file of NCCL; null: libnccl.so.2 */
 } tide_nccl_opts;
 void tide_nccl_opts_init(tide_nccl_opts *opts);
+/* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
+ * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED
+ * on every rank if one has no NCCL or no CUDA device; each rank needs a device of its own
+ * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
 int  tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts);
 /* t's memory will be used by many collectives of comm: over NCCL it is registered, which saves
  * copies and lets the network read it. It stays, and may not be dropped, until comm closes.
@@ -825,7 +885,7 @@ int  tide_comm_register(tide_comm *comm, tide_tensor *t);
  * itself; 0, since another did. Waits a moment for the others to end, then: TIDE_MORE, this process
  * says why and aborts; TIDE_OK, another does, and did not end this one in a while;
  * TIDE_E_STATE, the processes cannot be asked. Of those with a cause, else of all, the lowest rank
- * is elected. */
+ * is elected: */
 int  tide_mpi_running(void);
 int  tide_mpi_end(void);
 int  tide_mpi_elect(int cause);
@@ -835,11 +895,14 @@ int  tide_mpi_abort(int code);
 int  tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size);
 /* Releasing leaves the group: ranks that still wait for this one get E_PEER. */
 void tide_comm_release(tide_comm *comm);
-tide_ctx *tide_comm_ctx(const tide_comm *comm);
-int  tide_comm_rank(const tide_comm *comm);
-int  tide_comm_size(const tide_comm *comm);
-const char *tide_comm_name(const tide_comm *comm);
-const char *tide_comm_transport(const tide_comm *comm); /* "self", "local", "mpi", "sim" */
+tide_ctx *tide_comm_ctx(const tide_comm *comm);    /* of this rank, borrowed */
+int  tide_comm_rank(const tide_comm *comm);        /* this rank's number, 0 to size - 1 */
+int  tide_comm_size(const tide_comm *comm);        /* number of ranks */
+const char *tide_comm_name(const tide_comm *comm); /* "world", or what split gave. Borrowed. */
+/* "self", "local", "mpi", "nccl" or "sim". Static. */
+const char *tide_comm_transport(const tide_comm *comm);
+/* How long this rank's later calls wait for the others: more than 0, less than 1e9, else E_ARG. A
+ * communicator that is split off takes the present one over. */
 int  tide_comm_set_timeout(tide_comm *comm, double seconds);
 /* The place in the caller's program shown for the next calls, "train.lua:12". Copied, cut to 63
  * bytes. */
@@ -878,6 +941,7 @@ int  tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out,
  * rank's part of in itself. */
 int  tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                               int op);
+/* counts[r]: elements that rank r keeps, the same list on every rank. */
 int  tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                                 tide_tensor *in, const int64_t *counts, int op);
 /* Part r of in goes to rank r; part r of out comes from rank r. */
@@ -936,12 +1000,13 @@ typedef struct tide_comm_stats {
   int64_t ncall, nmessage[2], nbyte[2];
   double  seconds;
 } tide_comm_stats;
+/* The counts since the communicator was made. */
 int  tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats);
 
 /* ---- the list of ops, for specs and tools ---------------------------------------------------- */
 
-int         tide_op_count(void);
-const char *tide_op_name(int op);
+int         tide_op_count(void);  /* ops are numbered from 0 */
+const char *tide_op_name(int op); /* "matmul"; null if unknown */
 /* Bit set of TIDE_OPF_*. */
 int         tide_op_flags(int op);
 enum { TIDE_OPF_VIEW = 1, TIDE_OPF_INPLACE = 2, TIDE_OPF_RANDOM = 4, TIDE_OPF_BACKWARD = 8,

@@ -1,0 +1,39 @@
+/* Rotary positions (RoFormer, arXiv 2104.09864): a rotation, whose derivative is the one back. */
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+static int check_rope(tide__call *c, const tide_tensor *x, const tide_tensor *p,
+                      const tide_tensor *f)
+{
+  TIDE_TRY(tide__check_float(x, "rope", "x"));
+  TIDE_TRY(tide__check_index(p, "rope", "positions"));
+  if (x->ndim != 4 || p->ndim != 2 || p->shape[1] != x->shape[1] ||
+      (p->shape[0] != 1 && p->shape[0] != x->shape[0]))
+    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "expected x [B, T, H, D] and positions [B or "
+                      "1, T], got %s and %s", TIDE__SHAPE(x->ndim, x->shape),
+                      TIDE__SHAPE(p->ndim, p->shape));
+  if (f->dtype != TIDE_F32 || f->ndim != 1 || 2 * f->shape[0] > x->shape[3])
+    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "inv_freq: expected f32 of at most %lld "
+                      "entries (half the head size), got %s %s", (long long)x->shape[3] / 2,
+                      tide_dtype_name(f->dtype), TIDE__SHAPE(f->ndim, f->shape));
+  return TIDE_OK;
+}
+
+int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
+              bool interleaved, bool inverse)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ROPE, out, 3, (tide_tensor *[]){x, positions, inv_freq}, 0));
+  TIDE_TRY(check_rope(&c, x, positions, inv_freq));
+  c.attrs.rope = (k_rope_attrs){interleaved, inverse};
+  tide__result(&c, 0, x->dtype, 4, x->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+/* A rotation's adjoint is the rotation back. */
+int tide__grad_rope(const tide__grad_call *g)
+{
+  return tide_rope(&g->gin[0], g->gout[0], g->in[1], g->in[2], g->attrs->rope.interleaved,
+                   !g->attrs->rope.inverse);
+}

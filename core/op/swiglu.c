@@ -1,0 +1,28 @@
+/* SwiGLU, the gated activation silu(gate) * up (arXiv 2002.05202). */
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU, out, 2, (tide_tensor *[]){gate, up}, 0));
+  TIDE_TRY(tide__check_float(gate, "swiglu", "gate"));
+  if (gate->dtype != up->dtype || !tide__tensor_same_shape(gate, up))
+    return tide__fail(c.ctx, TIDE_E_SHAPE, "swiglu", "gate %s %s and up %s %s differ",
+                      tide_dtype_name(gate->dtype), TIDE__SHAPE(gate->ndim, gate->shape),
+                      tide_dtype_name(up->dtype), TIDE__SHAPE(up->ndim, up->shape));
+  tide__result(&c, 0, gate->dtype, gate->ndim, gate->shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+int tide__grad_swiglu(const tide__grad_call *g)
+{
+  tide__call c;
+  tide_tensor *x = g->in[0];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU_BWD, NULL, 3,
+                       (tide_tensor *[]){g->gout[0], x, g->in[1]}, 0));
+  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
+  tide__result(&c, 1, x->dtype, x->ndim, x->shape);
+  return tide__dispatch(&c, g->gin, 2);
+}

@@ -1,0 +1,11 @@
+/* Sigmoid and softplus as the reference kernels mean them. Layer 2k. */
+#ifndef TIDE_KERNELS_REF_ACTIVATION_H
+#define TIDE_KERNELS_REF_ACTIVATION_H
+
+#include <math.h>
+
+static inline double ref_sigmoid(double x) { return 1 / (1 + exp(-x)); }
+/* log(1 + e^x), for any x. */
+static inline double ref_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+
+#endif
