@@ -75,6 +75,11 @@ static inline int k_absent(const k_tensor *t) { return t->ndim < 0; }
  * shape. */
 typedef struct k_scalar_attrs { double mul, add; } k_scalar_attrs;
 
+/* foreach_copy_: src[0..n) -> dst[0..n): copy_ for each.  foreach_add_: the same, dst[i] += src[i];
+ * a floating dst takes any src, an integer one integers and bool. dtypes may differ from pair to
+ * pair, sizes may be 0, and no element of a dst is one of another dst or of a src, so the order is
+ * the kernel's choice. No attrs; the dtype of the row is that of dst[0]. */
+
 /* sum mean prod amax amin any all: x -> y. Dispatch has permuted x so that the reduced dims come
  * last: in[0] has nkeep leading kept dims, then the reduced ones; y is [kept...] contiguous.
  * argmax argmin: the same with one reduced dim -> i64.

@@ -120,6 +120,24 @@ int tide__launch_checked(tide__call *c);
 /* Gives *out (a fresh view) the history of op on c's inputs, if recording asks for it. */
 int tide__record(tide__call *c);
 
+/* Operands of a call over lists of tensors: the lists of the caller, joined. */
+typedef struct tide__lists {
+  tide_tensor **all;
+  size_t bytes;
+} tide__lists;
+/* Starts a call of n tensors a list with room for nin inputs and nout targets; end gives the room
+ * back. Only a call that began has an end. */
+int  tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
+                       tide__lists *j);
+void tide__lists_end(tide__call *c, tide__lists *j);
+/* Copies the n of xs into dst and checks each; errors name list[i]. optional: xs or one of them
+ * may be null. */
+int  tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
+                     tide_tensor *const *xs, bool optional);
+/* Fails unless every xs[i], if there, has the shape of like[i], its `of` ("parameter"). */
+int  tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *const *xs,
+                       const char *of, tide_tensor *const *like);
+
 bool tide__wants_grad(const tide__call *c);
 /* x broadcast-summed down to a shape: the adjoint of broadcasting. Owned result. */
 int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);

@@ -4,66 +4,27 @@
  * in place and none is recorded.
  */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-/* Operands of a list launch: arrays of the caller, joined. */
-typedef struct joined {
-  tide_tensor **all;
-  size_t bytes;
-} joined;
-
 /* Copies xs (may be null when optional) into dst and checks each against like. */
-static int take_list(tide_ctx *ctx, tide__call *c, tide_tensor **dst, const char *list, int64_t n,
+static int take_list(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
                      tide_tensor *const *xs, tide_tensor *const *like, bool optional)
 {
-  for (int64_t i = 0; i < n; i++) {
-    dst[i] = xs ? xs[i] : NULL;
-    if (!dst[i] && optional) continue;
-    if (!dst[i])
-      return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "%s[%lld] is null", list, (long long)i + 1);
-    TIDE_TRY(tide__check_operand(c, list, i, dst[i]));
-    if (like && !tide__tensor_same_shape(dst[i], like[i]))
-      return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s[%lld] is %s, its parameter %s", list,
-                        (long long)i + 1, TIDE__SHAPE(dst[i]->ndim, dst[i]->shape),
-                        TIDE__SHAPE(like[i]->ndim, like[i]->shape));
-  }
-  return TIDE_OK;
+  TIDE_TRY(tide__list_take(c, dst, list, n, xs, optional));
+  return like ? tide__list_shapes(c, list, n, dst, "parameter", like) : TIDE_OK;
 }
 
-static int begin_update(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
-                        joined *j)
-{
-  memset(c, 0, sizeof *c);
-  c->ctx = ctx;
-  c->op = op;
-  c->device = -1;
-  tide__tensor_drain(ctx);
-  if (n < 0 || n > 1 << 24)
-    return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "n: expected 0 to 2^24, got %lld",
-                      (long long)n);
-  j->bytes = (size_t)(nin + nout + 1) * sizeof *j->all;
-  j->all = tide__alloc(ctx, j->bytes);
-  if (!j->all) return tide__fail(ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory");
-  c->in = j->all;
-  c->out = j->all + nin;
-  c->nin = (int)nin;
-  c->nout = (int)nout;
-  return TIDE_OK;
-}
-
-static int end_update(tide__call *c, joined *j, int rc, int64_t n)
+static int end_update(tide__call *c, tide__lists *j, int rc, int64_t n)
 {
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) rc = tide__check_idle(c->out[i], TIDE__NAME(c));
   if (rc == TIDE_OK && n > 0) rc = tide__launch_checked(c);
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) c->out[i]->storage->version++;
-  tide__free(c->ctx, j->all, j->bytes);
+  tide__lists_end(c, j);
   return rc;
 }
 
@@ -150,16 +111,16 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
                 const tide_adamw_attrs *attrs)
 {
   tide__call c;
-  joined j = {NULL, 0};
-  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n, &j));
+  tide__lists j;
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n, &j));
   tide_tensor **o = c.out;
   int rc = read_adamw(ctx, &c, attrs, n);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o, "p", n, p, NULL, false);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "g", n, g, p, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
   if (rc == TIDE_OK) rc = check_params(ctx, &c, n, p, g);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + n, "m", n, m, p, false);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 2 * n, "v", n, v, p, false);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 3 * n, "master", n, master, p, true);
+  if (rc == TIDE_OK) rc = take_list(&c, o + n, "m", n, m, p, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "v", n, v, p, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 3 * n, "master", n, master, p, true);
   for (int k = 1; k < 4 && rc == TIDE_OK; k++)
     rc = check_state(ctx, &c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
   if (rc == TIDE_OK) rc = controls(ctx, &c, n, g_scale, rates, found_inf);
@@ -192,16 +153,16 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
               tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs)
 {
   tide__call c;
-  joined j = {NULL, 0};
-  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n, &j));
+  tide__lists j;
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n, &j));
   tide_tensor **o = c.out;
   int rc = read_sgd(ctx, &c, attrs, n);
   bool plain = rc == TIDE_OK && attrs->momentum == 0;
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o, "p", n, p, NULL, false);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "g", n, g, p, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
   if (rc == TIDE_OK) rc = check_params(ctx, &c, n, p, g);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + n, "buf", n, plain ? NULL : buf, p, plain);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, o + 2 * n, "master", n, master, p, true);
+  if (rc == TIDE_OK) rc = take_list(&c, o + n, "buf", n, plain ? NULL : buf, p, plain);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "master", n, master, p, true);
   if (rc == TIDE_OK) rc = check_state(ctx, &c, "buf", n, p, o + n);
   if (rc == TIDE_OK) rc = check_state(ctx, &c, "master", n, p, o + 2 * n);
   if (rc == TIDE_OK) rc = controls(ctx, &c, n, g_scale, rates, found_inf);
@@ -212,13 +173,13 @@ int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *x
               bool squared)
 {
   tide__call c;
-  joined j = {NULL, 0};
+  tide__lists j;
   *out = NULL;
-  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_NORM, n, n, 1, &j));
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_NORM, n, n, 1, &j));
   int rc = TIDE_OK;
   if (p != 1 && p != 2 && !(isinf(p) && p > 0))
     rc = tide__fail(ctx, TIDE_E_ARG, "norm", "p: expected 1, 2 or infinity, got %g", p);
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "xs", n, xs, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, c.in, "xs", n, xs, NULL, false);
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++) rc = tide__check_float(xs[i], "norm", "xs");
   if (n == 0 && rc == TIDE_OK) rc = tide_full(&c.out[0], ctx, TIDE_DEV_CPU, TIDE_F32, 0, NULL, 0);
   else if (rc == TIDE_OK)
@@ -247,12 +208,12 @@ int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm)
 int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor)
 {
   tide__call c;
-  joined j = {NULL, 0};
-  TIDE_TRY(begin_update(ctx, &c, TIDE_OP_SCALE_ALL_, n, 1, n, &j));
-  int rc = take_list(ctx, &c, c.out, "xs", n, xs, NULL, false);
+  tide__lists j;
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SCALE_ALL_, n, 1, n, &j));
+  int rc = take_list(&c, c.out, "xs", n, xs, NULL, false);
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++)
     rc = tide__check_float(xs[i], "scale_all_", "xs");
-  if (rc == TIDE_OK) rc = take_list(ctx, &c, c.in, "factor", 1, &factor, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, c.in, "factor", 1, &factor, NULL, false);
   if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, factor, "factor");
   c.attrs.norm_all = (k_norm_all_attrs){0, n, 0};
   return end_update(&c, &j, rc, n);

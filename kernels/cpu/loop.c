@@ -291,24 +291,82 @@ void tide__loop_map(const cpu_map *m, int nthread)
 
 /* ---- conversion and copy ------------------------------------------------------------------- */
 
-typedef struct convert_job {
-  cpu_stream x, y;
-  int form;
-} convert_job;
+/* The narrowest form that holds both. */
+static int common_form(int x, int y)
+{
+  int bytes = x == TIDE_U8 || x == TIDE_BOOL, xf = tide__dtype_is_float(x);
+  int yf = tide__dtype_is_float(y);
+  if (x == y) return x;
+  if (!xf && !yf) return TIDE_I64;
+  return (xf || bytes) && yf && x != TIDE_F64 && y != TIDE_F64 ? TIDE_F32 : TIDE_F64;
+}
+
+/* Streams of x and y over the same dims, merged where both allow it. */
+static void merge_both(cpu_copy *c, const k_tensor *y, const k_tensor *x)
+{
+  int n = 0;
+  for (int d = 0; d < y->ndim; d++) {
+    int64_t size = y->shape[d], xs = x->stride[d], ys = y->stride[d];
+    if (size == 1) continue;
+    int joins = n > 0 && c->x.stride[n - 1] == xs * size && c->y.stride[n - 1] == ys * size;
+    int at = joins ? n - 1 : n++;
+    c->x.shape[at] = c->y.shape[at] = joins ? c->y.shape[at] * size : size;
+    c->x.stride[at] = xs;
+    c->y.stride[at] = ys;
+  }
+  c->x.ndim = c->y.ndim = n;
+}
+
+void tide__copy_init(cpu_copy *c, const k_tensor *y, const k_tensor *x)
+{
+  c->form = common_form(x->dtype, y->dtype);
+  tide__stream_init(&c->x, x);
+  tide__stream_init(&c->y, y);
+  c->rows = 0;
+  if (x->dtype != y->dtype) return;
+  cpu_copy both = *c;
+  merge_both(&both, y, x);
+  int last = both.y.ndim - 1;
+  both.rows = last >= 0 && both.x.stride[last] == 1 && both.y.stride[last] == 1;
+  if (both.rows) *c = both;
+}
+
+static void copy_rows(const cpu_copy *c, int64_t at, int64_t n)
+{
+  int64_t xc[TIDE_MAX_DIM], yc[TIDE_MAX_DIM];
+  int64_t xt = seek(&c->x, at, xc), yt = seek(&c->y, at, yc), size = c->y.size;
+  int last = c->y.ndim - 1;
+  while (n > 0) {
+    int64_t run = c->y.shape[last] - yc[last];
+    run = run < n ? run : n;
+    memmove(c->y.data + yt * size, c->x.data + xt * size, (size_t)(run * size));
+    xt += advance(&c->x, run, xc);
+    yt += advance(&c->y, run, yc);
+    n -= run;
+  }
+}
+
+void tide__copy_range(const cpu_copy *c, int64_t begin, int64_t end)
+{
+  _Alignas(64) cpu_chunk buf;
+  int flat = c->x.flat && c->y.flat && c->form == c->x.dtype;
+  int64_t most = flat ? end - begin : LOOP_CHUNK;
+  if (c->rows) {
+    copy_rows(c, begin, end - begin);
+    return;
+  }
+  for (int64_t at = begin; at < end; at += most) {
+    int64_t n = end - at < most ? end - at : most;
+    void *to = tide__stream_place(&c->y, c->form, at, n, &buf);
+    const void *x = tide__stream_read(&c->x, c->form, at, n, to);
+    tide__stream_write(&c->y, c->form, at, n, x);
+  }
+}
 
 static void convert_range(void *arg, int64_t begin, int64_t end, int thread)
 {
-  const convert_job *job = arg;
-  _Alignas(64) cpu_chunk buf;
-  int flat = job->x.flat && job->y.flat && job->form == job->x.dtype;
-  int64_t most = flat ? end - begin : LOOP_CHUNK;
   (void)thread;
-  for (int64_t at = begin; at < end; at += most) {
-    int64_t n = end - at < most ? end - at : most;
-    void *to = tide__stream_place(&job->y, job->form, at, n, &buf);
-    const void *x = tide__stream_read(&job->x, job->form, at, n, to);
-    tide__stream_write(&job->y, job->form, at, n, x);
-  }
+  tide__copy_range(arg, begin, end);
 }
 
 /* ---- turned copies: x runs along one dim, y along another; by tiles through a buffer -------- */
@@ -368,8 +426,7 @@ static k_tensor without_dims(const k_tensor *t, int p, int q)
   return v;
 }
 
-/* Done, if the operands are of that kind: 1, else 0. */
-static int turn(const k_tensor *y, const k_tensor *x, int nthread)
+int tide__loop_turn(const k_tensor *y, const k_tensor *x, int nthread)
 {
   int p = -1, q = y->ndim - 1;
   if (x->dtype != y->dtype || q < 1 || y->stride[q] != 1 || x->stride[q] == 1) return 0;
@@ -386,23 +443,11 @@ static int turn(const k_tensor *y, const k_tensor *x, int nthread)
   return 1;
 }
 
-/* The narrowest form that holds both. */
-static int common_form(int x, int y)
-{
-  int bytes = x == TIDE_U8 || x == TIDE_BOOL, xf = tide__dtype_is_float(x);
-  int yf = tide__dtype_is_float(y);
-  if (x == y) return x;
-  if (!xf && !yf) return TIDE_I64;
-  return (xf || bytes) && yf && x != TIDE_F64 && y != TIDE_F64 ? TIDE_F32 : TIDE_F64;
-}
-
 void tide__loop_convert(const k_tensor *y, const k_tensor *x, int nthread)
 {
-  convert_job job;
+  cpu_copy copy;
   int64_t n = k_numel(y);
-  if (n == 0 || turn(y, x, nthread)) return;
-  tide__stream_init(&job.x, x);
-  tide__stream_init(&job.y, y);
-  job.form = common_form(x->dtype, y->dtype);
-  tide__pool_for(nthread, n, LOOP_GRAIN, convert_range, &job);
+  if (n == 0 || tide__loop_turn(y, x, nthread)) return;
+  tide__copy_init(&copy, y, x);
+  tide__pool_for(nthread, n, LOOP_GRAIN, convert_range, &copy);
 }

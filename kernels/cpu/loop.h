@@ -75,4 +75,17 @@ void tide__loop_map(const cpu_map *m, int nthread);
 /* y = x with conversion, any strides, same shape. */
 void tide__loop_convert(const k_tensor *y, const k_tensor *x, int nthread);
 
+/* The same in ranges of elements, row-major, that the caller hands out. */
+typedef struct cpu_copy {
+  cpu_stream x, y;
+  int form;
+  int rows; /* both have the same merged dims and the last lies dense in both: bits, row by row */
+} cpu_copy;
+
+void tide__copy_init(cpu_copy *c, const k_tensor *y, const k_tensor *x);
+void tide__copy_range(const cpu_copy *c, int64_t begin, int64_t end);
+
+/* y = x if it is a turned copy, for which tiles are faster than ranges: 1, else 0. */
+int tide__loop_turn(const k_tensor *y, const k_tensor *x, int nthread);
+
 #endif

@@ -166,6 +166,18 @@ __device__ __forceinline__ void tide_offsets(const tide_layout &l, int64_t i, in
   }
 }
 
+/* Of a list of n entries, the one that a chunk (a block's share) belongs to. */
+template <class E> TIDE_DEVICE int tide_entry_of(const E *e, int n, int64_t chunk)
+{
+  int lo = 0, hi = n - 1;
+  while (lo < hi) {
+    int mid = (lo + hi + 1) / 2;
+    if (e[mid].first_chunk <= chunk) lo = mid;
+    else hi = mid - 1;
+  }
+  return lo;
+}
+
 enum { TIDE_CUDA_BLOCK = 256 };
 
 /* Blocks for n items with a grid-stride loop: enough to fill any device, no more. */

@@ -32,15 +32,10 @@ TIDE_DEVICE tide_array member(const entry &e, int k) { return {e.data[k], e.dtyp
 /* The entry that a chunk belongs to, and its elements [*from, *to). */
 TIDE_DEVICE int find(const list &l, int64_t chunk, int64_t *from, int64_t *to)
 {
-  int lo = 0, hi = l.n - 1;
-  while (lo < hi) {
-    int mid = (lo + hi + 1) / 2;
-    if (l.e[mid].first_chunk <= chunk) lo = mid;
-    else hi = mid - 1;
-  }
-  *from = (chunk - l.e[lo].first_chunk) * CHUNK;
-  *to = *from + CHUNK < l.e[lo].numel ? *from + CHUNK : l.e[lo].numel;
-  return lo;
+  int at = tide_entry_of(l.e, l.n, chunk);
+  *from = (chunk - l.e[at].first_chunk) * CHUNK;
+  *to = *from + CHUNK < l.e[at].numel ? *from + CHUNK : l.e[at].numel;
+  return at;
 }
 
 int64_t chunks_of(const k_tensor &t)

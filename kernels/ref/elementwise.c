@@ -302,20 +302,35 @@ int k_ref_copy_(const k_call *call) { return convert_all(&call->in[0], &call->ou
 int k_ref_cast(const k_call *call) { return convert_all(&call->in[0], &call->out[0]); }
 
 /* An integer target takes the source truncated to integers. */
-int k_ref_axpy_(const k_call *call)
+static void add_all(const k_tensor *x, const k_tensor *t, double a)
 {
-  const k_tensor *x = &call->in[0], *t = &call->out[0];
-  double a = ((const k_scalar_attrs *)call->attrs)->mul;
   int64_t n = k_numel(t);
   ref_walk w = ref_begin(t->shape, t->ndim);
-  int rc = ref_check_integral(call, t, a);
-  if (rc != TIDE_OK) return rc;
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
     int64_t at = ref_offset(&w, t), xt = ref_offset(&w, x);
     if (ref_is_float(t)) ref_put(t, at, ref_get(t, at) + a * ref_get(x, xt));
     else ref_put_int(t, at, add_int(ref_get_int(t, at),
                                     mul_int((int64_t)a, ref_get_int(x, xt))));
   }
+}
+
+int k_ref_axpy_(const k_call *call)
+{
+  double a = ((const k_scalar_attrs *)call->attrs)->mul;
+  int rc = ref_check_integral(call, &call->out[0], a);
+  if (rc == TIDE_OK) add_all(&call->in[0], &call->out[0], a);
+  return rc;
+}
+
+int k_ref_foreach_copy_(const k_call *call)
+{
+  for (int i = 0; i < call->nout; i++) convert_all(&call->in[i], &call->out[i]);
+  return TIDE_OK;
+}
+
+int k_ref_foreach_add_(const k_call *call)
+{
+  for (int i = 0; i < call->nout; i++) add_all(&call->in[i], &call->out[i], 1);
   return TIDE_OK;
 }
 

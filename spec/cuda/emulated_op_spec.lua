@@ -6,9 +6,10 @@ if not emulated.here() then return end
 
 describe('the CUDA kernels on emulated threads', function()
    for _, file in ipairs { 'spec/op/attention_spec.lua', 'spec/op/attention_part_spec.lua',
-                           'spec/op/inplace_spec.lua', 'spec/op/loss_spec.lua',
-                           'spec/op/update_spec.lua', 'spec/op/conv1d_spec.lua',
-                           'spec/op/scan_spec.lua', 'spec/op/fp8_spec.lua' } do
+                           'spec/op/inplace_spec.lua', 'spec/op/foreach_spec.lua',
+                           'spec/op/loss_spec.lua', 'spec/op/update_spec.lua',
+                           'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
+                           'spec/op/fp8_spec.lua' } do
       it('pass ' .. file, function() emulated.run(file) end)
    end
 end)

@@ -12,6 +12,7 @@ local q = f32(1, 4, 2, 8)
 local series, taps, steps, decay = f32(1, 4, 3), f32(3, 2), f32(1, 4, 2), f32(2):neg()
 local scalar = tide.tensor(2)
 local shape = { 3, 4 }
+local two, pair = { f32(4, 3), f32(3) }, { x, v }
 
 local unary = { 'neg', 'abs', 'sign', 'floor', 'exp', 'log', 'sqrt', 'rsqrt', 'square',
    'reciprocal', 'sin', 'cos', 'tanh', 'sigmoid', 'silu', 'gelu', 'gelu_tanh', 'relu', 'softplus',
@@ -69,6 +70,8 @@ local cases = {
    ssd_scan = function() return tide.ssd_scan(q, steps, decay, q, q) end,
    gated_rms_norm = function() return tide.gated_rms_norm(x, y, v) end,
    copy_ = function() return y:copy_(x) end,
+   foreach_copy_ = function() return tide.foreach_copy_(two, pair) end,
+   foreach_add_ = function() return tide.foreach_add_(two, pair) end,
    fill_ = function() return y:fill_(3) end,
    add_ = function() return y:add_(x, 0.5) end,
    mul_ = function() return y:mul_(0.5) end,

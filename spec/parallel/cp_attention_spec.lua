@@ -4,19 +4,21 @@
 local ranks = require 'spec.support.ranks'
 local tide = require 'tide'
 
--- Runs on a rank: c = { method, a2a, mask, index, heads, kv, dtype, batch }; c.layout[r + 1] lists
--- the global positions (from 0) of rank r; c.pairs_of[t + 1] = { document, position }.
+-- Runs on a rank: c = { method, a2a, mask, index, heads, kv, dtype, batch, width (of values) };
+-- c.layout[r + 1] lists the global positions (from 0) of rank r; c.pairs_of[t + 1] = { document,
+-- position }.
 -- Returns the largest errors of out, dq, dk, dv, relative to the largest value of the dense one.
 local source = [[
    local rank, n, c = ...
    local tide = require 'tide'
    local cp_attention = require 'tide.parallel.cp_attention'
    local B, D, T = c.batch or 1, 8, #c.pairs_of
-   local function draw(seed, heads)
-      return tide.empty({ B, T, heads, D }, { dtype = 'f32' }):normal_(0, 1, { seed = seed })
-         :to(c.dtype)
+   local function draw(seed, heads, width)
+      return tide.empty({ B, T, heads, width or D }, { dtype = 'f32' })
+         :normal_(0, 1, { seed = seed }):to(c.dtype)
    end
-   local full = { draw(1, c.heads), draw(2, c.kv), draw(3, c.kv), draw(4, c.heads) }
+   local full = { draw(1, c.heads), draw(2, c.kv), draw(3, c.kv, c.width),
+                  draw(4, c.heads, c.width) }
    local pair = tide.tensor({ c.pairs_of }, { dtype = 'i32' })
    local function pick(t, r)
       return t:index_select(2, tide.tensor(c.layout[r + 1], { dtype = 'i64' }))
@@ -143,6 +145,15 @@ describe('attention across ranks', function()
          for _, h in ipairs { { 7, 7 }, { 6, 1 }, { 6, 2 }, { 6, 3 }, { 2, 1 }, { 3, 3 } } do
             check(n, { method = 'a2a', mask = masks.causal, heads = h[1], kv = h[2],
                dtype = 'f32', layout = layouts.zigzag(n, T), pairs_of = one_document(T) }, 1e-5)
+         end
+      end
+   end)
+
+   it('takes values of another width than the queries', function()
+      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
+         for _, h in ipairs { { 4, 2 }, { 6, 1 } } do
+            check(3, { method = method, mask = masks.causal, heads = h[1], kv = h[2], width = 5,
+               dtype = 'f32', layout = layouts.zigzag(3, T), pairs_of = one_document(T) }, 1e-5)
          end
       end
    end)

@@ -134,6 +134,16 @@ add { op = 'roll', dtypes = 'all', shapes = { { { 2, 5 } }, { { 1, 1 } }, { { 0,
 add { op = 'arange', grad = false, shapes = { { { 1 } } },
       fn = function(t, x) return t.arange(1, 7, 2, { dtype = x.dtype, device = x.device }) end }
 
+for _, name in ipairs { 'foreach_copy_', 'foreach_add_' } do
+   add { op = name, dtypes = name == 'foreach_copy_' and 'all' or 'number', grad = false,
+         shapes = { { { 2, 3 }, { 5 }, { 0, 2 } }, { { 33, 17 }, {}, { 1, 65, 8 } } },
+         fn = function(t, a, b, c)
+            local to = { a:clone(), t.zeros_like(b), c:clone() }
+            t[name](to, { a, b, c })
+            return unpack(to)
+         end }
+end
+
 -- Index ops.
 add { op = 'gather', dtypes = 'number',
       shapes = { { { 3, 4 }, ids({ 3, 2 }, 4) }, { { 2, 5 }, ids({ 1, 7 }, 5) } },

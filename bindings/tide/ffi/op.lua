@@ -411,6 +411,35 @@ function M.mul_(x, factor)
    return x
 end
 
+-- ---- in place over lists ---------------------------------------------------------------------
+
+-- Two lists of equally many tensors in the buffers 1 and 2; returns both and their length.
+local function two_lists(op, dsts, srcs)
+   local to, n = arg.tensors(op, 'dsts', dsts, 1)
+   local from, m = arg.tensors(op, 'srcs', srcs, 2)
+   if n ~= m then bad(op, 'srcs', ('%d tensors, as in dsts'):format(n), m) end
+   return to, from, n
+end
+
+-- dsts[i] = srcs[i], pair after pair as by copy_, in one launch where the targets lie apart. Each
+-- source has the shape of its target (use expand) and memory that no target has; dtypes may differ.
+function M.foreach_copy_(dsts, srcs)
+   local to, from, n = two_lists('foreach_copy_', dsts, srcs)
+   if n == 0 then return end
+   local ctx = C.tide_tensor_ctx(to[0])
+   local rc = C.tide_foreach_copy_(ctx, n, to, from)
+   if rc ~= 0 and own.again(ctx, rc) then own.check(ctx, C.tide_foreach_copy_(ctx, n, to, from)) end
+end
+
+-- dsts[i] += srcs[i], pair after pair: a target that comes several times gets its sources in the
+-- order of the list. Floating targets take any source, integers take integers.
+function M.foreach_add_(dsts, srcs)
+   local to, from, n = two_lists('foreach_add_', dsts, srcs)
+   if n == 0 then return end
+   local ctx = C.tide_tensor_ctx(to[0])
+   own.check(ctx, C.tide_foreach_add_(ctx, n, to, from))
+end
+
 -- ---- random values in place ------------------------------------------------------------------
 
 local random_opts = arg.set { 'seed', 'stream', 'offset', 'start', 'stride' }

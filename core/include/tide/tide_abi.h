@@ -303,6 +303,14 @@ int tide_copy_(tide_tensor *dst, tide_tensor *src);
 int tide_fill_(tide_tensor *dst, double value);
 int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha); /* dst += alpha * src */
 int tide_scale_(tide_tensor *dst, double factor); /* dst *= factor */
+/* The same over lists, pair after pair: dsts[i] = srcs[i], or dsts[i] += srcs[i]. Pairs whose dsts
+ * lie apart share a launch. srcs[i] has the shape of dsts[i] (E_SHAPE; tide_expand broadcasts), and
+ * lies in no storage of dsts (E_ARG). To integers only integers and bool are added, to bool nothing
+ * (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient. */
+int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
+                       tide_tensor *const *srcs);
+int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
+                      tide_tensor *const *srcs);
 
 /* ---- reductions ---------------------------------------------------------------------------- */
 /* ndim 0 reduces every dim. Accumulation is f32 for f32/f16/bf16 in a fixed order, f64 for f64,

@@ -111,6 +111,25 @@ end
 
 local function flat(x) return x:contiguous():reshape { x:numel() } end
 
+local function with_size(x, dim, size)
+   local shape = x.shape
+   shape[dim] = size
+   return shape
+end
+
+-- The parts of a flat tensor, each with the shape of its part of x along dim, and those parts.
+local function pieces(flat_parts, x, dim, counts)
+   local before, after = extent(x.shape, dim)
+   local parts, cut, at = {}, {}, 0
+   for i, c in ipairs(counts) do
+      parts[i] = flat_parts:narrow(1, before * at * after + 1, before * c * after)
+         :reshape(with_size(x, dim, c))
+      cut[i] = x:narrow(dim, at + 1, c)
+      at = at + c
+   end
+   return parts, cut
+end
+
 -- x cut along dim: part after part in one flat tensor, each row-major in itself.
 local function to_parts(x, dim, counts)
    local shape = x.shape
@@ -119,12 +138,9 @@ local function to_parts(x, dim, counts)
    if is_even(counts) then
       return flat(x:reshape { before, #counts, counts[1] * after }:permute(2, 1, 3))
    end
-   local rows, list, at = x:reshape { before, shape[dim] * after }, {}, 1
-   for i, c in ipairs(counts) do
-      list[i] = rows:narrow(2, at, c * after):reshape { before * c * after }
-      at = at + c * after
-   end
-   return tide.cat(list, 1)
+   local parts = tide.empty({ x:numel() }, { dtype = x.dtype, device = x.device })
+   tide.foreach_copy_(pieces(parts, x, dim, counts))
+   return parts
 end
 
 -- The inverse; shape: that of the result.
@@ -135,19 +151,10 @@ local function from_parts(parts, shape, dim, counts)
       return parts:reshape { #counts, before, counts[1] * after }:permute(2, 1, 3):contiguous()
          :reshape(shape)
    end
-   local list, at = {}, 1
-   for i, c in ipairs(counts) do
-      local n = before * c * after
-      list[i] = parts:narrow(1, at, n):reshape { before, c * after }
-      at = at + n
-   end
-   return tide.cat(list, 2):reshape(shape)
-end
-
-local function with_size(x, dim, size)
-   local shape = x.shape
-   shape[dim] = size
-   return shape
+   local x = tide.empty(shape, { dtype = parts.dtype, device = parts.device })
+   local from, to = pieces(parts, x, dim, counts)
+   tide.foreach_copy_(to, from)
+   return x
 end
 
 -- Elements of each part.

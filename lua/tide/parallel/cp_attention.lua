@@ -107,8 +107,8 @@ end
 
 function run.a2a(_, context, q, k, v, mask)
    local all, tokens = context:joined(q.device), context:tokens()
-   local qh, kh, vh, sent = heads.enter(q, k, v, context.comm, tokens)
-   return heads.leave(attend(qh, kh, vh, mask, all, all), context.comm, tokens, sent)
+   local qh, kh, vh, way = heads.enter(q, k, v, context.comm, tokens)
+   return heads.leave(attend(qh, kh, vh, mask, all, all), context.comm, way)
 end
 
 run['a2a+p2p'] = function(self, context, q, k, v, mask)
@@ -119,10 +119,10 @@ run['a2a+p2p'] = function(self, context, q, k, v, mask)
    end
    local n, first = near.size, far.rank * near.size
    local tokens = { unpack(context:tokens(), first + 1, first + n) }
-   local qh, kh, vh, sent = heads.enter(q, k, v, near, tokens)
+   local qh, kh, vh, way = heads.enter(q, k, v, near, tokens)
    local o = ring.attention(qh, kh, vh, { comm = far, mask = mask,
       index = context:groups(q.device, n), hops = context:hops(n, far.rank, mask) })
-   return heads.leave(o, near, tokens, sent)
+   return heads.leave(o, near, way)
 end
 
 -- ---- the call --------------------------------------------------------------------------------

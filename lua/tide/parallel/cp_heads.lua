@@ -3,12 +3,11 @@
 -- The one idea: before attention a rank holds all heads of its tokens, during it all tokens of its
 -- heads (Jacobs et al., arXiv 2309.14509). Query heads go to ranks in runs that never straddle two
 -- key heads, uneven where they do not divide; a key head that serves the queries of several ranks
--- goes to each of them. Queries, keys and values travel in one exchange, whose parts are picked by
--- one index; the tape derives it.
+-- goes to each of them, and its gradients are added up. Queries, keys and values travel in one
+-- exchange (cp_exchange.lua), as runs of channels: a head of D is D of them.
 
-local tide = require 'tide'
 local err = require 'tide.util.err'
-local op = require 'tide.parallel.collective_op'
+local exchange = require 'tide.parallel.cp_exchange'
 
 local heads = {}
 
@@ -52,42 +51,42 @@ function heads.split(H, K, W)
    return K >= W and by_key_head(H, K, W) or by_query_head(H, K, W)
 end
 
--- Heads of [q | k | v], joined along the dim of heads, in the order in which ranks get them.
-local function pick(list, H, K)
-   local index, counts = {}, {}
-   for r, part in ipairs(list) do
-      for i = 0, part.nq - 1 do index[#index + 1] = part.q + i end
-      for _, base in ipairs { H, H + K } do
-         for i = 0, part.nk - 1 do index[#index + 1] = base + part.k + i end
-      end
-      counts[r] = part.nq + 2 * part.nk
+-- The tokens of all ranks in rank order: tokens[r + 1] of rank r.
+local function rows_of(tokens)
+   local list, at = {}, 0
+   for r, n in ipairs(tokens) do
+      list[r] = { at, n }
+      at = at + n
    end
-   return index, counts
+   return exchange.rows(list)
 end
+
+-- [B, T, heads, D] as channels and back.
+local function channels(x) return x:reshape { x:size(1), x:size(2), x:size(3) * x:size(4) } end
+
+local function heads_of(x, n, D) return x:reshape { x:size(1), x:size(2), n, D } end
 
 -- q, k, v of this rank's tokens and all heads -> of all tokens and this rank's heads.
 -- tokens: tokens a rank. Returns q, k, v and how to go back.
 function heads.enter(q, k, v, comm, tokens)
-   local H, K = q:size(3), k:size(3)
-   if v:size(4) ~= q:size(4) then
-      err.raise('E_UNSUPPORTED', 'parallel.cp', 'method a2a needs values as wide as the queries '
-         .. '(%d), got %d; use ring or allgather', q:size(4), v:size(4))
+   local H, K, D, E = q:size(3), k:size(3), q:size(4), v:size(4)
+   local list, go, back = heads.split(H, K, comm.size), {}, {}
+   for r, part in ipairs(list) do
+      go[r] = { { part.q * D, part.nq * D }, { H * D + part.k * D, part.nk * D },
+                { (H + K) * D + part.k * E, part.nk * E } }
+      back[r] = { { part.q * E, part.nq * E } }
    end
-   local list = heads.split(H, K, comm.size)
-   local index, counts = pick(list, H, K)
-   local all = tide.cat({ q, k, v }, 3)
-      :index_select(3, tide.tensor(index, { dtype = 'i64', device = q.device }))
-   local mine = op.all_to_all(all, comm, 3, 2, counts, tokens)
-   local own = list[comm.rank + 1]
-   local function cut(first, n) return mine:slice(3, first + 1, first + n) end
-   local sent = {}
-   for r, part in ipairs(list) do sent[r] = part.nq end
-   return cut(0, own.nq), cut(own.nq, own.nk), cut(own.nq + own.nk, own.nk), sent
+   local own, rows, shared = list[comm.rank + 1], rows_of(tokens), K < comm.size
+   local qh, kh, vh = exchange.enter({ channels(q), channels(k), channels(v) }, comm,
+      exchange.columns(go, (H + K) * D + K * E), rows, { own.nq * D, own.nk * D, own.nk * E }, 0,
+      { false, shared, shared })
+   return heads_of(qh, own.nq, D), heads_of(kh, own.nk, D), heads_of(vh, own.nk, E),
+      { cols = exchange.columns(back, H * E), rows = rows, heads = H, width = E }
 end
 
 -- The way back: o of all tokens and this rank's heads -> of this rank's tokens and all heads.
-function heads.leave(o, comm, tokens, sent)
-   return op.all_to_all(o, comm, 2, 3, tokens, sent)
+function heads.leave(o, comm, way)
+   return heads_of(exchange.leave(channels(o), comm, way.cols, way.rows), way.heads, way.width)
 end
 
 return heads

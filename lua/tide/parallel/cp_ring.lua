@@ -31,23 +31,27 @@ local function into(t, dtype)
    return r
 end
 
--- Rows of dim 2 of each tensor, dense, and those of them that had to be copied.
-local function rows(list, run)
-   local out, copies = {}, {}
-   for i, t in ipairs(list) do
-      out[i] = t:slice(2, run.first, run.first + run.count - 1):contiguous()
-      if not out[i]:same_storage(t) then copies[#copies + 1] = out[i] end
-   end
-   return out, copies
-end
-
 local function room(like, run)
    return tide.empty({ like:size(1), run.count, like:size(3), like:size(4) },
       { dtype = like.dtype, device = like.device })
 end
 
-local function index_rows(index, run)
-   return index:slice(2, run.first, run.first + run.count - 1)
+-- Rows of dim 2, a view.
+local function view_of(t, run) return t:slice(2, run.first, run.first + run.count - 1) end
+
+-- The same of each tensor, dense, and those of them that had to be copied.
+local function rows(list, run)
+   local out, copies, views = {}, {}, {}
+   for i, t in ipairs(list) do
+      local view = view_of(t, run)
+      out[i] = view
+      if not view:is_contiguous() then
+         out[i] = room(t, run)
+         copies[#copies + 1], views[#views + 1] = out[i], view
+      end
+   end
+   tide.foreach_copy_(copies, views)
+   return out, copies
 end
 
 -- Starts the transfer of a hop's keys and values; returns { work =, got = { k, v }, copies = }.
@@ -62,7 +66,7 @@ local function options(self, hop)
    local o, k_index = {}, self.index[(hop and hop.from or self.comm.rank) + 1]
    for _, name in ipairs { 'causal', 'window', 'softcap', 'scale' } do o[name] = self.mask[name] end
    o.q_index = self.index[self.comm.rank + 1]
-   o.k_index = hop and index_rows(k_index, hop.recv) or k_index
+   o.k_index = hop and view_of(k_index, hop.recv) or k_index
    return o
 end
 
@@ -102,11 +106,6 @@ local function forward(self, q, k, v)
       lse or tide.full({ B, H, T }, -math.huge, opts)
 end
 
--- dt[rows of run] += part.
-local function add_rows(dt, run, part)
-   if run.count > 0 then dt:slice(2, run.first, run.first + run.count - 1):add_(part) end
-end
-
 -- Sends the gradients of a hop's block home and takes those of the own rows; returns the transfer.
 local function give_back(self, hop, dk, dv, k, v)
    local got, sent = { room(k, hop.send), room(v, hop.send) }, { dk, dv }
@@ -117,8 +116,8 @@ end
 local function collect(back, dk, dv)
    if not back then return end
    back.work:wait()
-   add_rows(dk, back.hop.send, back.got[1])
-   add_rows(dv, back.hop.send, back.got[2])
+   local run = back.hop.send
+   if run.count > 0 then tide.foreach_add_({ view_of(dk, run), view_of(dv, run) }, back.got) end
    release(back.got)
    release(back.sent)
 end

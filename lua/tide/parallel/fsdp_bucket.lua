@@ -271,18 +271,19 @@ end
 
 -- Moves the gradients of the fields into one flat tensor; absent ones are zeros.
 local function collect(self, flat, scale)
+   local to, grads = {}, {}
    for i, e in ipairs(self.entries) do
       local item = self.layout.items[i]
-      local to = flat:narrow(1, item.first + 1, item.numel):reshape(e.shape)
-      local g = e.view.grad
+      local part, g = flat:narrow(1, item.first + 1, item.numel):reshape(e.shape), e.view.grad
       if g == nil then
-         to:zero_()
+         part:zero_()
       else
-         to:copy_(g)
+         to[#to + 1], grads[#grads + 1] = part, g
          e.view:zero_grad()
-         g:release()
       end
    end
+   tide.foreach_copy_(to, grads)
+   for _, g in ipairs(grads) do g:release() end
    if scale ~= 1 then flat:mul_(scale) end
 end
 

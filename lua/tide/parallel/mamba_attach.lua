@@ -13,7 +13,7 @@ local arg = require 'tide.ffi.arg'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp_context'
-local exchange = require 'tide.parallel.mamba_exchange'
+local exchange = require 'tide.parallel.cp_exchange'
 local hidden = require 'tide.parallel.mamba_hidden'
 local state = require 'tide.parallel.mamba_state'
 local Mamba2 = require('tide.nn.mamba').Mamba2
@@ -174,7 +174,7 @@ local function rows_of(batch, map)
    return kept(batch, 'rows', function(r) return r.order and r.order:is_gone() end, function()
       local list = {}
       for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
-      return exchange.rows(list, map.count)
+      return exchange.rows(list)
    end)
 end
 

@@ -19,7 +19,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp_map'
-local exchange = require 'tide.parallel.mamba_exchange'
+local exchange = require 'tide.parallel.cp_exchange'
 local split = require 'tide.parallel.mamba_split'
 
 local mamba_cp = { split_heads = split.heads }
@@ -274,7 +274,7 @@ local function rows_for(self, op, cu, tokens)
       err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
          2 * self.size)
    end
-   local rows = exchange.rows(zigzag_runs(op, list, self.size), tokens / self.size)
+   local rows = exchange.rows(zigzag_runs(op, list, self.size))
    local own = {}
    for i, n in ipairs(list) do own[i] = n end
    self.rows = { cu = own, rows = rows }

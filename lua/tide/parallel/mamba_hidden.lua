@@ -8,7 +8,7 @@
 -- that of its heads, zeros elsewhere, and the sum over ranks is the whole.
 
 local tide = require 'tide'
-local exchange = require 'tide.parallel.mamba_exchange'
+local exchange = require 'tide.parallel.cp_exchange'
 local split = require 'tide.parallel.mamba_split'
 local Mamba2 = require('tide.nn.mamba').Mamba2
 
@@ -84,7 +84,7 @@ end
 -- ---- the call --------------------------------------------------------------------------------
 
 -- Takes the place of layer.inner: y and z [B, L, I] of projected [B, L, P]. plan: of prepare;
--- rows: of mamba_exchange.rows; sequence: [B or 1, T] of the whole sequence, or nil.
+-- rows: of cp_exchange.rows; sequence: [B or 1, T] of the whole sequence, or nil.
 function hidden.inner(layer, projected, comm, plan, rows, sequence)
    local part = plan.part
    local own = part_of(layer, part)

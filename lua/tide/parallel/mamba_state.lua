@@ -260,11 +260,10 @@ local made_by = tide.grad.func {
       local x, B = by_group(xBC, G, I, S)
       local w, dx = spread(weight, G, I), tide.matmul(B, dy:transpose(-1, -2))
       local d = tide.empty(xBC.shape, { dtype = xBC.dtype, device = xBC.device })
-      local function put(first, count, t)
-         d:narrow(3, first, count):copy_(t:permute(1, 3, 2, 4):reshape { n, c, count }:to(d.dtype))
+      local function grouped(first, count)      -- channels of d as by_group has them
+         return d:narrow(3, first, count):reshape { n, c, G, count / G }:permute(1, 3, 2, 4)
       end
-      put(1, I, dx * w)
-      put(I + 1, S, tide.matmul(x * w, dy))
+      tide.foreach_copy_({ grouped(1, I), grouped(I + 1, S) }, { dx * w, tide.matmul(x * w, dy) })
       d:narrow(3, I + S + 1, xBC:size(3) - I - S):zero_()
       local dw = (dx * x):permute(1, 3, 2, 4):reshape { n, c, H, I / H }:sum(4)
       return d, dw:to(weight.dtype)

@@ -1,0 +1,57 @@
+/* Calls over lists of tensors: the operands that optimiser steps and foreach ops share.
+ *
+ * The one idea: the caller's lists are joined in one array of the call, inputs first, so dispatch
+ * sees a call like any other.
+ */
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "core/op/op.h"
+
+int tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
+                      tide__lists *j)
+{
+  memset(c, 0, sizeof *c);
+  c->ctx = ctx;
+  c->op = op;
+  c->device = -1;
+  tide__tensor_drain(ctx);
+  if (n < 0 || n > 1 << 24)
+    return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "n: expected 0 to 2^24, got %lld",
+                      (long long)n);
+  j->bytes = (size_t)(nin + nout + 1) * sizeof *j->all;
+  j->all = tide__alloc(ctx, j->bytes);
+  if (!j->all) return tide__fail(ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory");
+  c->in = j->all;
+  c->out = j->all + nin;
+  c->nin = (int)nin;
+  c->nout = (int)nout;
+  return TIDE_OK;
+}
+
+void tide__lists_end(tide__call *c, tide__lists *j) { tide__free(c->ctx, j->all, j->bytes); }
+
+int tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
+                    tide_tensor *const *xs, bool optional)
+{
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = xs ? xs[i] : NULL;
+    if (dst[i]) TIDE_TRY(tide__check_operand(c, list, i, dst[i]));
+    else if (!optional)
+      return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "%s[%lld] is null", list,
+                        (long long)i + 1);
+  }
+  return TIDE_OK;
+}
+
+int tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *const *xs,
+                      const char *of, tide_tensor *const *like)
+{
+  for (int64_t i = 0; i < n; i++)
+    if (xs[i] && !tide__tensor_same_shape(xs[i], like[i]))
+      return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s[%lld] is %s, its %s %s", list,
+                        (long long)i + 1, TIDE__SHAPE(xs[i]->ndim, xs[i]->shape), of,
+                        TIDE__SHAPE(like[i]->ndim, like[i]->shape));
+  return TIDE_OK;
+}
