@@ -28,8 +28,13 @@ typedef struct tide__streams {
   int  (*done)(void *state, void *stream);
   /* * What is enqueued on it from now on starts after all that is on compute so far. */
   int  (*behind)(void *state, void *stream);
-  /* * *event: comes when all that is on the stream so far is done; owned. */
+  /* * *event: comes when all that is on the stream (null: on compute) so far is done. Made anew
+   * and owned where *event is null; else the same one is marked again: who ordered itself after it
+   * before still waits for what it said then. */
   int  (*mark)(void *state, void *stream, void **event);
+  /* * What is enqueued on the stream from now on starts after the event, which may be another
+   * context's on the same device. The host does not wait. */
+  int  (*order)(void *state, void *stream, void *event);
   /* * What is on the device is not what it should be, for this reason: the context's next kernel,
    * download or wait there fails with this status and text, once. */
   void (*spoil)(void *state, int status, const char *text);
@@ -54,7 +59,7 @@ typedef struct tide__streams {
   int  (*event_done)(void *state, void *event); /* *; 1, 0 or, failed, negative */
   int  (*event_wait)(void *state, void *event); /* the host waits */
   int  (*event_order)(void *state, void *event);/* compute waits, the host does not */
-  void (*event_free)(void *state, void *event);
+  void (*event_free)(void *state, void *event); /* *; those that are ordered after it still are */
 } tide__streams;
 
 /* A recording of what is enqueued on the compute stream between begin and end (nothing of it runs),
@@ -100,7 +105,7 @@ typedef struct tide__backend {
  * the one function it exports, "tide_plugin". Kernels are listed by the name of their op, so the
  * two libraries share no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 3 };
+enum { TIDE__PLUGIN_VERSION = 4 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

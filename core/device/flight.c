@@ -101,6 +101,17 @@ int tide__flight_land(tide__storage *s)
   return rc;
 }
 
+bool tide__flight_inherit(tide__storage *s)
+{
+  flight *f = s->flight;
+  tide__storage *heir = s == f->host ? tide__storage_heir(s) : NULL;
+  if (!heir) return false;
+  let_go(&f->host);
+  f->host = heir;
+  heir->flight = f;
+  return true;
+}
+
 int tide__flight_failed(const tide__storage *s, const char *op)
 {
   tide__device *d = &s->ctx->devices->device[TIDE_DEV_CUDA];

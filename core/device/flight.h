@@ -15,6 +15,9 @@ int  tide__flight_start(tide__storage *dst, void *to, tide__storage *src, const 
                         size_t size, const char *op);
 /* The storage may be read, written and dropped afterwards. A status. */
 int  tide__flight_land(tide__storage *s);
+/* s, which the caller holds, is dropped: where it is the host's side, the copy goes on with its
+ * bytes and nobody waits. False: it must land first. */
+bool tide__flight_inherit(tide__storage *s);
 /* Records the failure of tide__flight_land and returns it. */
 int  tide__flight_failed(const tide__storage *s, const char *op);
 /* Forgets the copies that are done; waits for all of them. */

@@ -95,17 +95,39 @@ int tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size)
   return make(out, ctx, TIDE_DEV_CPU, size, true);
 }
 
+tide__storage *tide__storage_heir(tide__storage *s)
+{
+  tide__storage *heir = header(s->ctx);
+  if (!heir) return NULL;
+  heir->refs = 1;
+  heir->ctx = s->ctx;
+  heir->size = s->size;
+  heir->device = s->device;
+  heir->pinned = s->pinned;
+  heir->mark = s->mark;
+  heir->block = s->block;
+  heir->data = s->data;
+  s->block = NULL;
+  return heir;
+}
+
+/* A copy under way may be the last to hold s. */
 void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;
-  if (s->flight) tide__flight_land(s);
-  tide__device *d = &s->ctx->devices->device[s->device];
-  tide__cache_give(s->ctx, d->cache, s->size, s->block, s->mark);
+  bool flies = s->flight != NULL;
+  if (flies) tide__storage_retain(s);
+  if (!flies || !tide__flight_inherit(s)) {
+    if (flies) tide__flight_land(s);
+    tide__device *d = &s->ctx->devices->device[s->device];
+    tide__cache_give(s->ctx, d->cache, s->size, s->block, s->mark);
+  }
   s->block = NULL;
   s->data = NULL;
   s->gone = true;
   s->dropped = s->version;
   s->refill = false;
+  if (flies) tide__storage_release(s);
 }
 
 int tide__storage_restore(tide__storage *s)

@@ -42,6 +42,8 @@ void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
 /* Gives the bytes up; handles stay and answer E_GONE. */
 void tide__storage_drop(tide__storage *s);
+/* Another storage with the bytes of s, which has none afterwards; owned. Null: no host memory. */
+tide__storage *tide__storage_heir(tide__storage *s);
 /* Free headers back to the host; every storage has been released. */
 void tide__storage_pool_close(tide_ctx *ctx);
 /* Bytes again for a dropped storage, contents undefined: a write, so the version moves on. */

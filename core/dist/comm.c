@@ -132,7 +132,7 @@ static void destroy(tide_comm *comm)
   tide__work_close(comm);
   close_state(comm->transport, comm->state, comm->rank);
   release_kept(comm);
-  if (comm->stream) comm->device->backend->streams->close(comm->device->state, comm->stream);
+  tide__lane_close(&comm->lane);
   tide_group_release(comm->group);
   tide_comm_release(comm->host);
   tide__free(ctx, comm->ring, TIDE__NRECORD * sizeof *comm->ring);
@@ -245,7 +245,7 @@ int tide__comm_check(tide_comm *comm, const char *op)
   if (comm->group && *comm->group->mark != 1)
     return tide__fail(comm->ctx, TIDE_E_STATE, op, "this process is a fork of the one that joined "
                       "'%s'; make a group of its own", comm->name);
-  if (comm->transport->look || atomic_load_explicit(&comm->aborted, memory_order_relaxed))
+  if (comm->transport->watched || atomic_load_explicit(&comm->aborted, memory_order_relaxed))
     look_at_poison(comm);
   if (comm->status) return tide__fail(comm->ctx, comm->status, op, "%s", comm->message);
   return TIDE_OK;
@@ -272,6 +272,7 @@ static void note(tide_comm *comm, const tide__coll *c, bool async)
 void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c)
 {
   c->begin = tide_trace_clock();
+  tide__coll_enter(c);
   c->status = transport->run[c->op](state, rank, c);
   c->end = tide_trace_clock();
 }
@@ -313,17 +314,16 @@ static int aim(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *t
     return tide__fail(comm->ctx, TIDE_E_UNSUPPORTED, op, "at most %d ranks can share device '%s', "
                       "got %d", TIDE__NEAR_RANKS, tide_device_name(d->backend->device),
                       comm->nrank);
-  if (!comm->stream && d->backend->streams->open(d->state, &comm->stream) < 0)
-    return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "device '%s': %s",
-                      tide_device_name(d->backend->device), d->backend->why(d->state));
-  comm->device = c->far = d;
-  c->stream = comm->stream;
-  return TIDE_OK;
+  int rc = comm->lane.device ? TIDE_OK : tide__lane_open(&comm->lane, d);
+  if (rc == TIDE_OK) rc = tide__coll_aim(c, &comm->lane);
+  return rc == TIDE_OK ? rc : tide__fail(comm->ctx, TIDE_E_DEVICE, op, "device '%s': %s",
+                                         tide_device_name(d->backend->device),
+                                         d->backend->why(d->state));
 }
 
-/* A blocking call of a transport whose calls end on a stream: the host waits until the helper has
- * given it to the stream, compute for the rest. */
-static int run_streamed(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+/* A blocking call that is to be watched: the host waits until the helper has given it to the
+ * stream, compute for the rest. */
+static int run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   tide_work *work;
   c->blocking = true;
@@ -333,12 +333,21 @@ static int run_streamed(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor 
   return rc;
 }
 
+/* Compute goes on after what the call has left on its stream; the host need not wait for it. */
+static int go_on_after(tide_comm *comm, tide__coll *c)
+{
+  if (!c->event) return TIDE_OK;
+  int rc = comm->transport->order(comm->state, comm->rank, c);
+  comm->transport->forget(comm->state, comm->rank, c);
+  return rc;
+}
+
 int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                    tide_tensor *const *ts)
 {
   bool by_host = c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
   const char *op = tide_coll_name(c->op);
-  if (!work && comm->transport->look && !by_host) return run_streamed(comm, c, nt, ts);
+  if (!work && comm->transport->watched && !by_host) return run_watched(comm, c, nt, ts);
   TIDE_TRY(tide__not_captured(comm->ctx, op));
   TIDE_TRY(aim(comm, c, nt, ts));
   c->seq = comm->seq + 1;
@@ -346,7 +355,11 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   c->interrupt = &comm->ctx->interrupt;
   memcpy(c->site, comm->site, sizeof c->site);
   if (work) {
-    TIDE_TRY(tide__work_submit(work, comm, c, nt, ts));
+    int rc = tide__work_submit(work, comm, c, nt, ts);
+    if (rc < 0) {
+      tide__coll_unaim(c);
+      return rc;
+    }
     comm->seq++;
     tide__traffic_add(&comm->stats, c, comm->rank, comm->nrank, comm->host_size);
     return TIDE_OK;
@@ -357,8 +370,9 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   note(comm, c, false);
   tide__coll_execute(comm->transport, comm->state, comm->rank, c);
   comm->stats.seconds += c->end - c->begin;
-  int rc = tide__comm_settle(comm, c);
-  return rc < 0 ? tide__fail(comm->ctx, rc, op, "%s", c->message) : TIDE_OK;
+  int rc = tide__comm_settle(comm, c), ordered = go_on_after(comm, c);
+  if (rc < 0) return tide__fail(comm->ctx, rc, op, "%s", c->message);
+  return ordered < 0 ? tide__fail(comm->ctx, ordered, op, "the device failed") : TIDE_OK;
 }
 
 void tide__comm_note_async(tide_comm *comm, const tide__coll *c) { note(comm, c, !c->blocking); }

@@ -33,6 +33,13 @@ typedef struct tide__seg {
   int32_t     in_type, out_type;
 } tide__seg;
 
+/* What a communicator has on a device that its ranks share: near.c. device null: nothing yet. */
+typedef struct tide__lane {
+  const struct tide__device *device;
+  void *stream;
+  void *ready, *moved;         /* events, marked anew in each call; peers wait for them */
+} tide__lane;
+
 typedef struct tide__coll {
   int32_t op, reduce, dtype;   /* reduce, dtype: -1 where there is none */
   int32_t root;                /* -1: none */
@@ -44,8 +51,8 @@ typedef struct tide__coll {
   int64_t     nseg;            /* all_reduce, reduce, broadcast, send_recv work on seg */
   tide__seg  *seg;
   const int64_t *in_counts, *out_counts; /* _v forms: one a rank */
-  const struct tide__device *far; /* where in, out and seg lie; null: in host memory */
-  void       *stream;          /* of the communicator, there */
+  tide__lane *far;             /* where in, out and seg lie; null: in host memory */
+  void       *before;          /* there: comes when the operands are what the caller means */
   void       *event;           /* the transport's: comes when the call is done; null: it is */
   bool        blocking;        /* the caller goes on when the call is on its stream, or done */
   int32_t     far_status;      /* the first failure there */
@@ -73,10 +80,14 @@ typedef struct tide__transport {
   bool bytes;                  /* moves real data: operands need bytes on the host */
   bool on_device;              /* or, with this, on a device */
   bool near;                   /* also on one device that all ranks share (coll.far) */
-  /* Null, or: run may return before the call is done, with c->event. Then look (by the helper
-   * alone, until it is not 0) tells: 1 done, 0 under way, or the status it failed with, which is
-   * also the cause of all later calls. order: what is enqueued on compute from now on starts after
-   * it; a status. forget: frees the event. Barrier and split leave no event. */
+  /* A call may end before its time (a peer that does not come, an error of the network) after run
+   * has returned: every call goes by the helper, which alone looks, until it is done. Else the
+   * owner looks, where it wants to know. */
+  bool watched;
+  /* Null, or: run may return before the call is done, with c->event. Then look tells: 1 done, 0
+   * under way, or the status it failed with; of a watched call that is also the cause of all later
+   * ones. order: what is enqueued on compute from now on starts after it; a status. forget: frees
+   * the event. Barrier and split leave no event. */
   int  (*look)(void *state, int rank, tide__coll *c);
   int  (*order)(void *state, int rank, tide__coll *c);
   void (*forget)(void *state, int rank, tide__coll *c);
@@ -111,8 +122,7 @@ struct tide_comm {
   int      status;             /* the first failure, for ever */
   char     message[TIDE__COMM_TEXT];
   char     site[TIDE__SITE], name[TIDE__COMM_NAME];
-  const struct tide__device *device; /* of stream */
-  void    *stream;             /* for collectives on a shared device; null until the first */
+  tide__lane lane;             /* for collectives on a shared device; nothing until the first */
   struct tide__engine *engine; /* helper thread and its queue; null until the first async call */
   struct tide__kept *kept;     /* buffers that tide_comm_register was given */
   tide_work *pending;          /* works that have not been settled, oldest first */
@@ -134,13 +144,31 @@ int  tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all);
 int  tide__comm_check(tide_comm *comm, const char *op);
 /* E_ARG unless root is one of the ranks. coll: which collective the message names. */
 int  tide__check_root(tide_comm *comm, int coll, int root);
-/* For transports that are near: what kernels/reduce_ranks.h does, where c's operands lie. Enqueued
- * there; failures go to c->far_status. */
+
+/* near.c. What is enqueued returns at once; failures go to c->far_status. */
+int  tide__lane_open(tide__lane *lane, const struct tide__device *d);
+/* No peer will ask for its events any more; what is on its stream still runs. */
+void tide__lane_close(tide__lane *lane);
+/* By the caller, on the context's thread: c's operands lie on the device of the lane and are what
+ * compute makes of them so far. A status. unaim: the call will not be run after all. */
+int  tide__coll_aim(tide__coll *c, tide__lane *lane);
+void tide__coll_unaim(tide__coll *c);
+/* The call begins: its stream goes on when its operands are ready. Nothing for the host. */
+void tide__coll_enter(tide__coll *c);
+/* c's stream goes on after the event. */
+void tide__coll_after(tide__coll *c, void *event);
+/* *event: comes when all that is on c's stream so far is done (mark in core/device/backend.h). */
+void tide__coll_mark(tide__coll *c, void **event);
+/* What is on c's device is wrong, for the reason in c->message. */
+void tide__coll_spoil(const tide__coll *c, int status);
+/* look, order and forget of transports that are near. */
+int  tide__near_look(void *state, int rank, tide__coll *c);
+int  tide__near_order(void *state, int rank, tide__coll *c);
+void tide__near_forget(void *state, int rank, tide__coll *c);
+/* What kernels/reduce_ranks.h does, where c's operands lie. */
 void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n);
 void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *const *src, int nsrc,
                        int64_t n, int dtype, int reduce);
-/* Until all that was enqueued for c is done, first: and all that its operands wait for. */
-void tide__coll_wait(tide__coll *c, bool first);
 /* Runs c on the calling thread and writes times and record. */
 void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c);
 /* Takes the result of a finished collective over: record, trace, poison. */

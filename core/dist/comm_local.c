@@ -9,6 +9,9 @@
  *
  * No function between gate and floor can fail or wait for anything but the other ranks.
  *
+ * Where the operands lie on a device that the ranks share, they meet just the same and wait for
+ * nothing else: what is moved there is enqueued, and events say in which order (near.c).
+ *
  * Layer 4. See room.h for gate and floor.
  */
 #include <sched.h>
@@ -162,13 +165,15 @@ static void move_nothing(tide__room *room, int me, tide__coll *c)
 
 /* ---- small payloads, on the seats ------------------------------------------------------------ */
 
+static int index_of(const tide__device *d) { return d->backend->streams->index(d->state); }
+
 /* Bytes of payload that each rank may leave on its seat, -1: too much, or not such a call; FAR and
  * below: operands on a device, and which. The same on all ranks whose calls agree. */
 enum { FAR = -2 };
 static int64_t post_size(const tide__room *room, const tide__coll *c)
 {
   int64_t bytes = -1;
-  if (c->far) return FAR - c->far->backend->streams->index(c->far->state);
+  if (c->far) return FAR - index_of(c->far->device);
   if (c->op == TIDE__BARRIER) return 0;
   if (c->op == TIDE__ALL_GATHER) bytes = c->count * (int64_t)c->size;
   if ((c->op == TIDE__ALL_REDUCE || c->op == TIDE__BROADCAST) && c->nseg == 1)
@@ -426,12 +431,63 @@ static int spin_for(tide__room *room, int me)
 
 typedef void (*move_fn)(tide__room *room, int me, tide__coll *c);
 
+/* Whether the rank that makes this call moves bytes from or to memory of rank q. */
+static bool touches(const tide__coll *c, int q)
+{
+  switch (c->op) {
+  case TIDE__BROADCAST: case TIDE__GATHER: case TIDE__SCATTER: return q == c->root;
+  case TIDE__SEND_RECV: return q == c->from;
+  default: return true;
+  }
+}
+
+/* What lies on a device, between gate and floor. after: the events of those whose moves this rank's
+ * memory must wait for, their number returned; peers' calls are gone when that is done. */
+static int move_far(tide__room *room, int me, tide__coll *c, move_fn move, void **after)
+{
+  int n = 0;
+  for (int q = 0; q < room->nrank; q++)
+    if (q != me && touches(c, q)) tide__coll_after(c, peer(room, q)->far->ready);
+  move(room, me, c);
+  tide__coll_mark(c, &c->far->moved);
+  for (int q = 0; q < room->nrank; q++)
+    if (q != me && touches(peer(room, q), me)) after[n++] = peer(room, q)->far->moved;
+  return n;
+}
+
+/* This rank's device failed; the others learn of it. */
+static void fail_far(tide__room *room, int me, const tide__coll *c)
+{
+  const tide__device *d = c->far->device;
+  const char *why = d->backend->failed(d->state);
+  char text[TIDE__COMM_TEXT];
+  snprintf(text, sizeof text, "rank %d: its device failed in #%lld %s on '%s'%s%.300s", me,
+           (long long)c->seq, tide_coll_name(c->op), room->name, why ? ": " : "", why ? why : "");
+  tide__room_fail(room, NULL, TIDE_E_PEER, me, text);
+}
+
+/* Behind the floor, where every rank has enqueued its moves. Also after a failure: those that went
+ * well still run. */
+static int end_far(tide__room *room, int me, tide__coll *c, void *const *after, int n)
+{
+  room->seat[me].far = c->seq;
+  for (int i = 0; i < n; i++) tide__coll_after(c, after[i]);
+  tide__coll_mark(c, &c->event);
+  if (c->far_status < 0) fail_far(room, me, c);
+  else if (LOAD(room->far_failed) != c->seq) return TIDE_OK;
+  int rc = poisoned(room, me, c->message, sizeof c->message);
+  tide__coll_spoil(c, rc);
+  return rc;
+}
+
 static int run(tide__room *room, int me, tide__coll *c, move_fn move)
 {
   tide__seat *seat = &room->seat[me];
   tide__call_words w = tide__call_pack(c);
+  void *after[TIDE__NEAR_RANKS];
+  int nafter = 0, rc = TIDE_OK;
   uint32_t gen = 0;
-  tide__coll_wait(c, true);
+  if (c->far) tide__coll_mark(c, &c->far->ready);
   int64_t posted = post(room, me, c);
   uint64_t tag = tag_of(&w, posted);
   announce(seat, c, &w, tag);
@@ -445,17 +501,16 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
   bool agree = calls_agree(room, c, tag, c->message, sizeof c->message);
   if (!agree) tide__room_fail(room, NULL, TIDE_E_COMM, -1, c->message);
   else if (posted >= 0) take_posted(room, me, c, (size_t)posted);
+  else if (c->far) nafter = move_far(room, me, c, move, after);
   else move(room, me, c);
-  tide__coll_wait(c, false);
   if (c->far_status < 0) {
     STORE(room->far_failed, c->seq);
-    tide__room_fail(room, NULL, TIDE_E_PEER, me, "a rank's device failed in a collective");
+    fail_far(room, me, c);
   }
   if (!agree || posted < 0) tide__meet_all(&room->floor, room->nrank, spin);
+  if (agree && c->far) rc = end_far(room, me, c, after, nafter);
   STORE(seat->done, c->seq);
-  if (agree && c->far && LOAD(room->far_failed) == c->seq)
-    return poisoned(room, me, c->message, sizeof c->message);
-  return agree ? TIDE_OK : TIDE_E_COMM;
+  return agree ? rc : TIDE_E_COMM;
 }
 
 #define RUN(name)                                                      \
@@ -499,10 +554,15 @@ static void leave(void *state, int rank)
   tide__room_fail(room, NULL, TIDE_E_PEER, rank, text);
 }
 
+/* Peers that passed the gate of this rank's last call on a device may not have asked for its events
+ * yet. They wait for nobody there. */
 static void close_room(void *state, int rank)
 {
-  (void)rank;
-  tide__room_drop(state);
+  tide__room *room = state;
+  for (int q = 0; q < room->nrank; q++)
+    while (atomic_load_explicit(&room->seat[q].done, memory_order_acquire) < room->seat[rank].far)
+      sched_yield();
+  tide__room_drop(room);
 }
 
 const tide__transport tide__transport_local = {
@@ -518,6 +578,9 @@ const tide__transport tide__transport_local = {
     [TIDE__SCATTER] = run_scatter, [TIDE__SEND_RECV] = run_send_recv,
     [TIDE__BARRIER] = run_nothing, [TIDE__SPLIT] = run_split,
   },
+  .look = tide__near_look,
+  .order = tide__near_order,
+  .forget = tide__near_forget,
   .cause = poisoned,
   .abort = abort_room,
   .leave = leave,

@@ -192,6 +192,7 @@ static const tide__transport transport_nccl = {
   .name = "nccl",
   .bytes = true,
   .on_device = true,
+  .watched = true,
   .run = {
     [TIDE__ALL_REDUCE] = RUN, [TIDE__REDUCE] = RUN, [TIDE__BROADCAST] = RUN,
     [TIDE__ALL_GATHER] = RUN, [TIDE__ALL_GATHER_V] = RUN, [TIDE__REDUCE_SCATTER] = RUN,

@@ -10,10 +10,10 @@ static int nothing(void *state, int rank, tide__coll *c)
   return TIDE_OK;
 }
 
-/* On a device: behind what was enqueued, and done on return. */
+/* On a device: under way on return, behind what the operands wait for. */
 static int end(tide__coll *c)
 {
-  tide__coll_wait(c, false);
+  if (c->far) tide__coll_mark(c, &c->event);
   if (c->far_status == TIDE_OK) return TIDE_OK;
   snprintf(c->message, sizeof c->message, "the device has failed");
   return TIDE_E_PEER;
@@ -23,7 +23,6 @@ static int end(tide__coll *c)
 static int copy(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
-  tide__coll_wait(c, true);
   int64_t n = c->out_counts ? c->out_counts[0] : c->in_counts ? c->in_counts[0] : c->count;
   if (!c->in || !c->out || c->in == c->out || n <= 0) return TIDE_OK;
   if (!c->far) memmove(c->out, c->in, (size_t)n * c->size);
@@ -35,7 +34,6 @@ static int copy(void *state, int rank, tide__coll *c)
 static int copy_segs(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
-  tide__coll_wait(c, true);
   for (int64_t s = 0; c->from >= 0 && s < c->nseg; s++) {
     const tide__seg *g = &c->seg[s];
     if (g->in && g->out && g->nout > 0)
@@ -78,6 +76,9 @@ const tide__transport tide__transport_self = {
     [TIDE__GATHER] = copy, [TIDE__SCATTER] = copy, [TIDE__SEND_RECV] = copy_segs,
     [TIDE__BARRIER] = nothing, [TIDE__SPLIT] = split,
   },
+  .look = tide__near_look,
+  .order = tide__near_order,
+  .forget = tide__near_forget,
   .cause = cause,
   .abort = abort_self,
   .leave = done,

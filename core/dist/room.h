@@ -7,6 +7,9 @@
  * So a collective happens on all ranks or on none, and no rank returns while another still reads
  * its buffers.
  *
+ * On a device that ranks share, hosts meet so too, and meetings keep its events apart: those of one
+ * call are marked again only when all ranks have asked for them.
+ *
  * A small payload is left on the seat before the gate, and then there is no floor: what peers read
  * after the gate is on the seat, not in a caller's buffer. Seats have two pages, used in turn (by
  * the parity of the call's number, which is the gate's): a rank writes a page again only after the
@@ -52,6 +55,7 @@ typedef struct tide__seat {
   _Atomic int64_t seq, done;  /* the last call announced here, the last one finished */
   atomic_int cpu;             /* where the rank ran then */
   const tide__coll *coll;
+  int64_t far;                /* the last call that told peers of this rank's events; its own */
   _Alignas(64) _Atomic uint64_t site[TIDE__SITE / 8];
   tide__page page[2];         /* by parity of seq */
 } tide__seat;

@@ -5,10 +5,11 @@
  * sets `done`; the owner, at its next call, settles the work: record, trace, operands given back.
  * So memory is never reused early, and allocator and reference counts stay with one thread.
  *
- * Where a transport leaves a call on a stream (look in comm.h), it is `issued` when it is there and
- * `done` when the helper, which watches it, has seen its end or its failure. Who waits for such a
- * work waits until it is issued and makes compute wait for the rest; its operands can go then, as
- * whoever uses their memory next comes later on compute.
+ * Where a transport leaves a call on a stream (look in comm.h), it is `issued` when it is there. A
+ * call that is to be watched is `done` when the helper has seen its end or its failure; any other
+ * is done at once for the helper, and its event says the rest when the owner asks (landed). Who
+ * waits for such a work waits until it is issued and makes compute wait for the rest; its operands
+ * can go then, as whoever uses their memory next comes later on compute.
  *
  * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
  * the queue to empty first, so collectives keep the order of the calls.
@@ -115,7 +116,7 @@ static void *helper(void *arg)
     tide__coll_execute(e->transport, e->state, e->rank, &w->coll);
     pthread_mutex_lock(&e->lock);
     e->busy = false;
-    if (w->coll.event) fly(e, w);
+    if (w->coll.event && e->transport->watched) fly(e, w);
     else atomic_store_explicit(&w->done, 1, memory_order_release);
     atomic_store_explicit(&w->issued, 1, memory_order_release);
     pthread_cond_broadcast(&e->done);
@@ -285,6 +286,14 @@ static bool is_done(const tide_work *w)
   return atomic_load_explicit(&w->done, memory_order_acquire);
 }
 
+/* Of a work that is done for the helper: whether its stream is through with it, too. */
+static bool landed(tide_work *w)
+{
+  const tide_comm *comm = w->comm;
+  return !w->coll.event || comm->transport->watched ||
+         comm->transport->look(comm->state, comm->rank, &w->coll) != 0;
+}
+
 static void unref(tide_work *w)
 {
   if (--w->refs == 0) free_work(w);
@@ -306,13 +315,18 @@ static void settle(tide_work *w)
 
 void tide__work_reap(tide_comm *comm)
 {
-  while (comm->pending && is_done(comm->pending)) {
-    tide_work *w = comm->pending;
+  for (tide_work *w; (w = comm->pending) && is_done(w) && (w->settled || landed(w));) {
     comm->pending = w->next;
     if (!w->settled) settle(w);
     if (w->coll.event) comm->transport->forget(comm->state, comm->rank, &w->coll);
     unref(w);
   }
+}
+
+static void nap(void)
+{
+  struct timespec ts = {0, 50000};
+  nanosleep(&ts, NULL);
 }
 
 void tide__work_close(tide_comm *comm)
@@ -330,7 +344,7 @@ void tide__work_close(tide_comm *comm)
     tide__free(comm->ctx, e, sizeof *e);
     comm->engine = NULL;
   }
-  tide__work_reap(comm);
+  for (tide__work_reap(comm); comm->pending; tide__work_reap(comm)) nap();
 }
 
 /* ---- the public handle ----------------------------------------------------------------------- */
@@ -347,30 +361,36 @@ static void wait_issued(tide_work *w)
   comm->stats.seconds += tide_trace_clock() - begin;
 }
 
-/* Compute goes on after the call; the host need not wait for it. */
+/* Compute goes on after the call; the host need not wait for it. A call that failed may still have
+ * left something on the stream. */
 static int wait_on_stream(tide_work *w)
 {
   tide_comm *comm = w->comm;
+  const tide__coll *c = &w->coll;
   TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* the call is outside of the graph */
   int rc = w->settled ? TIDE_OK : comm->transport->order(comm->state, comm->rank, &w->coll);
   if (!w->settled) settle(w);
-  if (rc < 0)
-    return tide__fail(comm->ctx, rc, tide_coll_name(w->coll.op), "the device failed");
-  return tide__comm_check(comm, tide_coll_name(w->coll.op));
+  if (c->status < 0)
+    return tide__fail(comm->ctx, c->status, tide_coll_name(c->op), "%s", c->message);
+  if (rc < 0) return tide__fail(comm->ctx, rc, tide_coll_name(c->op), "the device failed");
+  return comm->transport->watched ? tide__comm_check(comm, tide_coll_name(c->op)) : TIDE_OK;
 }
 
 int tide_work_wait(tide_work *work)
 {
   tide__coll *c = &work->coll;
   wait_issued(work);
-  if (c->status >= 0 && c->event) return wait_on_stream(work);
+  if (c->event) return wait_on_stream(work);
   if (!work->settled) tide__work_reap(work->comm);
   if (!work->settled) settle(work);
   return c->status < 0 ? tide__fail(work->comm->ctx, c->status, tide_coll_name(c->op), "%s",
                                     c->message) : TIDE_OK;
 }
 
-int tide_work_test(tide_work *work) { return is_done(work); }
+int tide_work_test(tide_work *work)
+{
+  return is_done(work) && (work->settled || landed(work));
+}
 
 void tide_work_times(const tide_work *work, double *begin, double *end)
 {

@@ -64,16 +64,25 @@ int behind(void *p, void *stream)
   return tide_cuda_status(of(p), follow(stream_of(stream), of(p)->compute));
 }
 
+/* An event that is marked again may be read by other threads meanwhile: *out is left alone. */
 int mark(void *p, void *stream, void **out)
 {
   guard g(of(p)->device);
-  cudaEvent_t event = nullptr;
-  *out = nullptr;
-  cudaError_t e = new_event(&event);
-  if (e == cudaSuccess) e = cudaEventRecord(event, stream_of(stream));
-  if (e != cudaSuccess && event) cudaEventDestroy(event);
-  if (e == cudaSuccess) *out = event;
+  cudaEvent_t event = static_cast<cudaEvent_t>(*out), made = nullptr;
+  cudaError_t e = event ? cudaSuccess : new_event(&made);
+  if (made) event = made;
+  if (e == cudaSuccess)
+    e = cudaEventRecord(event, stream ? stream_of(stream) : of(p)->compute);
+  if (e != cudaSuccess && made) cudaEventDestroy(made);
+  else if (made) *out = made;
   return tide_cuda_status(of(p), e);
+}
+
+int order(void *p, void *stream, void *event)
+{
+  guard g(of(p)->device);
+  return tide_cuda_status(of(p), cudaStreamWaitEvent(stream_of(stream),
+                                                     static_cast<cudaEvent_t>(event), 0));
 }
 
 /* The first reason stays until it is taken. */
@@ -152,12 +161,7 @@ int event_wait(void *p, void *event)
   return tide_cuda_waited(of(p), cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
-int event_order(void *p, void *event)
-{
-  guard g(of(p)->device);
-  return tide_cuda_status(of(p), cudaStreamWaitEvent(of(p)->compute,
-                                                     static_cast<cudaEvent_t>(event), 0));
-}
+int event_order(void *p, void *event) { return order(p, of(p)->compute, event); }
 
 void event_free(void *p, void *event)
 {
@@ -214,7 +218,7 @@ static const tide__backend pinned = {
   tide_cuda_failed, nullptr, nullptr,
 };
 const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, mark,
-                                         spoil, move, wait,
+                                         order, spoil, move, wait,
                                          tide_cuda_near_copy, tide_cuda_near_reduce, index, bind,
                                          &pinned, copy, event_done, event_wait, event_order,
                                          event_free};

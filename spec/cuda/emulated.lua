@@ -17,6 +17,15 @@ function M.here()
    return file ~= nil
 end
 
+-- In a case that M.run runs: the emulated driver, which counts the host's waits and refuses copies
+-- (emulate/device.cpp). Nil where the driver is a real one.
+function M.driver()
+   local ffi = require 'ffi'
+   pcall(ffi.cdef, 'long tide_emulate_waits(void); void tide_emulate_refuse(int n);')
+   local here, lib = pcall(ffi.load, M.build .. '/libtide_cuda.so')
+   return here and pcall(function() return lib.tide_emulate_waits end) and lib or nil
+end
+
 -- Both streams of a shell command.
 function M.capture(command)
    local pipe = assert(io.popen(command .. ' 2>&1'))

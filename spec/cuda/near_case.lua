@@ -89,3 +89,247 @@ describe('training of ranks on one GPU', function()
       for r = 1, 2 do equal(want[r], got[r], 1e-4) end
    end)
 end)
+
+-- ---- what nobody waits for -------------------------------------------------------------------
+
+local driver = require('spec.cuda.emulated').driver()
+
+-- body sees comm, tide and what follows; its value on each rank.
+local function values(n, body, ...)
+   return ranks.run(n, function(comm, text, ...)
+      local tide = require 'tide'
+      tide.default().device = 'cuda'
+      return assert(loadstring('local comm, tide = ... ' .. text))(comm, tide, ...)
+   end, body, ...)
+end
+
+-- What a collective of two ranks makes of x, 4000 numbers 32 (rank + 1): its call, and for each
+-- rank the sum of what it has then.
+local calls = {
+   { 'comm:all_reduce(x, "sum", opts)', 4000 * 96, 4000 * 96 },
+   { 'comm:reduce(x, 1, "sum", opts)', 4000 * 32, 4000 * 96 },
+   { 'comm:broadcast(x, 1, opts)', 4000 * 64, 4000 * 64 },
+   { 'comm:all_gather(x, opts)', 4000 * 96, 4000 * 96 },
+   { 'comm:all_gather_v(x, { 4000, 4000 }, nil, opts)', 4000 * 96, 4000 * 96 },
+   { 'comm:reduce_scatter(x, "sum", opts)', 2000 * 96, 2000 * 96 },
+   { 'comm:reduce_scatter_v(x, { 1500, 2500 }, "sum", nil, opts)', 1500 * 96, 2500 * 96 },
+   { 'comm:all_to_all(x, opts)', 2000 * 96, 2000 * 96 },
+   { 'comm:all_to_all_v(x, { 2000, 2000 }, { 2000, 2000 }, nil, opts)', 2000 * 96, 2000 * 96 },
+   { 'comm:gather(x, 1, opts)', 0, 4000 * 96 },
+   { 'comm:scatter(tide.zeros { 2000 }, comm.rank == 1 and x or nil, 1, opts)', 2000 * 64,
+      2000 * 64 },
+   { 'comm:shift(x, 1, opts)', 4000 * 64, 4000 * 32 },
+}
+
+describe('collectives of ranks on one GPU that are under way', function()
+   -- Whichever rank's device runs first, it finds what the others' kernels compute; what a rank
+   -- overwrites after the call is not what the others find; where a result goes, other numbers were
+   -- on their way before.
+   for _, case in ipairs(calls) do
+      it('are in order with what ranks compute: ' .. case[1]:match '^comm:([%w_]+)', function()
+         local out = values(2, ([[
+            local sums = {}
+            for _, opts in ipairs { false, { async = true } } do
+               opts = opts or nil
+               for first = 0, 1 do
+                  local x = tide.full({ 4000 }, comm.rank + 1)
+                  for _ = 1, 5 do x = x + x end
+                  local other = tide.full({ 8000 }, -7)
+                  other:release()
+                  local y = %s
+                  if opts then y = y:wait() end
+                  if y then y = y:clone() end
+                  x:fill_(-1)
+                  if comm.rank ~= first then comm:barrier() end
+                  sums[#sums + 1] = y and y:sum():item() or 0
+                  if comm.rank == first then comm:barrier() end
+                  assert(x:sum():item() == -4000)
+               end
+            end
+            return sums
+         ]]):format(case[1]))
+         for r = 1, 2 do
+            local want = case[r + 1]
+            assert.same({ want, want, want, want }, out[r])
+         end
+      end)
+   end
+
+   it('do not make the host wait, called either way', function()
+      if not driver then return end
+      local out = values(2, [[
+         local driver = require('spec.cuda.emulated').driver()
+         local function waits() comm:barrier() return tonumber(driver.tide_emulate_waits()) end
+         local x = comm:all_reduce(tide.ones { 300 })       -- memory, stream, events
+         local before = waits()
+         for _ = 1, 3 do
+            comm:all_reduce(x)
+            local a = comm:all_gather(x, { async = true })
+            local b = comm:reduce_scatter(a:wait(), 'sum', { async = true })
+            comm:shift(b:wait())
+            a, b = nil, nil
+            collectgarbage()
+         end
+         local after = waits()
+         comm:barrier()
+         local sum = x:sum():item()
+         return { after - before, sum, waits() > after }
+      ]])
+      assert.same({ { 0, 4800, true }, { 0, 4800, true } }, out)
+   end)
+
+   it('follow one another where nobody has waited for the first', function()
+      local out = values(2, [[
+         local sums = {}
+         for first = 0, 1 do
+            local x = tide.full({ 4000 }, comm.rank + 1)
+            local a = comm:broadcast(x, 0, { async = true })
+            local b = comm:all_reduce(x, 'sum', { async = true })
+            local c = comm:broadcast(x, 1, { async = true })
+            c:wait()
+            local y = comm:all_gather(x)
+            if comm.rank ~= first then comm:barrier() end
+            sums[#sums + 1] = y:sum():item()
+            if comm.rank == first then comm:barrier() end
+            a:wait()
+            b:wait()
+         end
+         return sums
+      ]])
+      assert.same({ { 16000, 16000 }, { 16000, 16000 } }, out)
+   end)
+
+   it('give memory back in time, and no sooner', function()
+      local out = values(3, [[
+         local sum = 0
+         for i = 1, 30 do
+            local x = tide.full({ 1000 }, i) + comm.rank
+            local y = comm:all_gather(x)
+            x:release()
+            local work = comm:all_reduce(tide.full({ 1000 }, i), 'sum', { async = true })
+            local other = tide.full({ 1000 }, -100) * 3         -- perhaps where x was
+            local z = work:wait()
+            work = nil
+            comm:all_reduce(other)
+            sum = sum + y:sum() / 1000 + z:sum() / 1000 + other:sum() / 1000 + 900
+         end
+         return sum:item()
+      ]])
+      for r = 1, 3 do assert.equal(465 * 6 + 30 * 3, out[r]) end
+   end)
+
+   it('leave alone what is never waited for', function()
+      local out = values(2, [[
+         local x = tide.ones { 4000 }
+         comm:all_reduce(x, 'sum', { async = true })
+         for _ = 1, 5 do comm:all_gather(tide.ones { 4000 }, { async = true }) end
+         collectgarbage()
+         for _ = 1, 10 do tide.full({ 4000 }, 7) end       -- not where those are
+         for _ = 1, 20 do comm:barrier() end               -- each lets go of what is done
+         return x:sum():item()
+      ]])
+      assert.same({ 8000, 8000 }, out)
+   end)
+
+   it('are under way when their communicator goes', function()
+      local out = values(2, [[
+         local sums = {}
+         for i = 1, 40 do
+            local part = comm:split(0)
+            local x = tide.full({ 3000 }, i + comm.rank)
+            local work = i % 2 == 0 and part:all_gather(x, { async = true })
+            local y = work and work:wait() or part:all_gather(x)
+            work = nil
+            x:release()
+            part:close()
+            local other = tide.full({ 3000 }, -5)
+            if comm.rank == i % 2 then comm:barrier() end
+            sums[i] = y:sum():item() / 3000
+            if comm.rank ~= i % 2 then comm:barrier() end
+            other:release()
+         end
+         return sums
+      ]])
+      for r = 1, 2 do
+         assert.equal(40, #out[r])
+         for i = 1, 40 do assert.equal(2 * i + 1, out[r][i]) end
+      end
+   end)
+
+   it('end by the timeout where a rank does not come', function()
+      local out = values(2, [[
+         local part = comm:split(0)
+         local x = part:all_reduce(tide.ones { 50 })
+         if comm.rank == 1 then comm:barrier() else part:set_timeout(0.3) end
+         local _, e = pcall(part.all_reduce, part, tide.ones { 4000 })
+         local _, f = pcall(part.all_gather, part, x)
+         if comm.rank == 0 then comm:barrier() end
+         return { e.code, f.code, x:sum():item() }
+      ]])
+      for r = 1, 2 do assert.same({ 'E_TIMEOUT', 'E_TIMEOUT', 100 }, out[r]) end
+   end)
+
+   -- One copy of one rank is refused: every rank is told by the call, by whatever looks at the
+   -- device next, once, and by every later call.
+   for _, async in ipairs { false, true } do
+      it('fail on every rank if one device call fails' .. (async and ', asynchronous' or ''),
+         function()
+            if not driver then return end
+            local out = values(2, [[
+               local driver = require('spec.cuda.emulated').driver()
+               local opts = select(3, ...) and { async = true } or nil
+               local x = comm:all_gather(tide.ones { 4000 })
+               assert(x:sum():item() == 8000)
+               comm:barrier()
+               if comm.rank == 0 then driver.tide_emulate_refuse(3) end
+               comm:barrier()
+               local function gather()
+                  local y = comm:all_gather(x, opts)
+                  return opts and y:wait() or y
+               end
+               local list = {}
+               local function try(fn, ...)
+                  local good, e = pcall(fn, ...)
+                  list[#list + 1] = good and 'ok' or e.code
+                  return tostring(e)
+               end
+               local said = try(gather)
+               try(function() return x:sum():item() end)
+               try(function() return x:sum():item() end)
+               try(gather)
+               list[#list + 1] = said:find('its device failed in #', 1, true) and 'told' or said
+               return list
+            ]], async)
+            local want = { 'E_PEER', 'E_PEER', 'ok', 'E_PEER', 'told' }
+            assert.same({ want, want }, out)
+         end)
+   end
+end)
+
+describe('a training step of ranks on one GPU', function()
+   for _, kind in ipairs { 'dp', 'fsdp', 'tp', 'cp' } do
+      it('does not make the host wait: ' .. kind, function()
+         if not driver then return end
+         local out = require('spec.support.ranks').run(2, function(rank, n, name)
+            local tide = require 'tide'
+            tide.default().device = 'cuda'
+            local comm, emulator = tide.dist.world(), require('spec.cuda.emulated').driver()
+            local function waits()
+               comm:barrier()
+               local now = tonumber(emulator.tide_emulate_waits())
+               comm:barrier()
+               return now
+            end
+            local step = require('spec.cuda.near_steps')[name](rank, n)
+            local before_all = step():item()
+            step()                                     -- memory and state are there
+            local before = waits()
+            step()
+            local loss = step()
+            local after = waits()
+            return { after - before, loss:item() < before_all, waits() > after }
+         end, kind)
+         assert.same({ { 0, true, true }, { 0, true, true } }, out)
+      end)
+   end
+end)

@@ -62,6 +62,36 @@ describe('a copy that nobody waits for', function()
       assert.same({ { 6, 7, 8, 9, 10, 11 }, { 12, 13, 14, 15, 16, 17 } }, kept:tolist())
    end)
 
+   it('outlives its source, and the host does not wait for either', function()
+      local driver = require('spec.cuda.emulated').driver()
+      local function copies()
+         local list = {}
+         for i = 1, 20 do
+            list[i] = tide.scope(function()
+               return tide.full({ 5000 }, i):pin_memory():to(device, { non_blocking = true })
+            end)
+            collectgarbage()
+         end
+         return list
+      end
+      local function quiet()
+         for _ = 1, 2 do tide.cuda.synchronize() end    -- what is done is let go of
+         collectgarbage()
+         return tide.stats().live
+      end
+      local empty = quiet()
+      copies()                                          -- pinned memory is there
+      assert.equal(empty, quiet())
+      local before = driver and driver.tide_emulate_waits()
+      local list = copies()
+      if driver then assert.equal(before, driver.tide_emulate_waits()) end
+      for i = 1, 20 do
+         assert.equal(i * 5000, list[i]:sum():item())
+         list[i]:release()
+      end
+      assert.equal(empty, quiet())
+   end)
+
    it('is refused from memory that is not pinned', function()
       refused('E_ARG', 'pin_memory', function()
          return tide.ones({ 3 }):to(device, { non_blocking = true })

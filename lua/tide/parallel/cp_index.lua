@@ -14,8 +14,11 @@ return function(Plan)
 
 -- ---- index tensors ---------------------------------------------------------------------------
 
+-- A new table is for each batch: the host does not wait until it is on a GPU.
 local function place_on(t, device)
-   return device and not err.same(device, 'cpu') and t:to(device) or t
+   if not device or err.same(device, 'cpu') then return t end
+   if not err.same(device, 'cuda') then return t:to(device) end
+   return t:pin_memory():to(device, { non_blocking = true })
 end
 
 local function host(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end

@@ -12,6 +12,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local in_range = require 'tide.parallel.in_range'
 
 local loss_parallel = {}
 
@@ -122,11 +123,8 @@ end
 -- Targets that are no class are an error on one rank, so they are here; all ranks see the same.
 local function check_targets(name, ids, ignore, V)
    if ids.device == 'null' then return end
-   local bad = tide.logical_and(ids:ne(ignore), tide.logical_or(ids:lt(0), ids:ge(V)))
-   if ids:numel() > 0 and bad:any():item() then
-      err.raise('E_ARG', name, 'a target lies outside [0, %d) and is not ignore_index (%d)', V,
-         ignore)
-   end
+   in_range(name, tide.where(ids:eq(ignore), 0, ids), V,
+      'a target lies outside [0, %d) and is not ignore_index (%d)', ignore)
 end
 
 -- As tide.linear_cross_entropy(x, w, nil, targets, opts) of the whole weight, of which w holds the

@@ -11,6 +11,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local in_range = require 'tide.parallel.in_range'
 local layout = require 'tide.parallel.layout'
 local op = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
@@ -153,15 +154,6 @@ function tp_layer.row(module, env, style, counts)
    end
 end
 
--- Ids alike on all ranks; what is no id at all is found on every rank.
-local function check_ids(ids, V)
-   if ids.device == 'null' then return end
-   local bad = tide.logical_or(ids:lt(0), ids:ge(V))
-   if ids:numel() > 0 and bad:any():item() then
-      err.raise('E_ARG', 'nn.Embedding', 'a token id lies outside [0, %d)', V)
-   end
-end
-
 -- Rows of the table: ids of other ranks give zeros, and the sum over ranks is the whole.
 function tp_layer.vocabulary(module, env, style)
    local V = module.nvocab
@@ -169,7 +161,7 @@ function tp_layer.vocabulary(module, env, style)
    for r = 1, env.axis.rank do first = first + counts[r] end
    place(module, 'weight', env, 1)
    function module.forward(self, ids)
-      check_ids(ids, V)
+      in_range('nn.Embedding', ids, V, 'a token id lies outside [0, %d)') -- found on every rank
       env.length = ids:size(-1)
       local n = self.weight:size(1)
       local here = tide.logical_and(ids:ge(first), ids:lt(first + n))

@@ -1,14 +1,17 @@
 /* Memory, streams, events and graphs of the emulated runtime. See stream.h and cuda_runtime.h.
  *
  * One lock guards all streams; whoever waits runs steps under it, so that a launch has the process
- * to itself. An event is a count of records; who waits for one runs the stream it was recorded on.
+ * to itself. An event is a count of records; who waits for one runs the stream it was recorded on,
+ * as far as that. Who asks whether one has come is told no the first time, and nothing runs. An
+ * event that is used after it was destroyed ends the program.
  * While a stream captures, what it is given goes to the graph, and so does what streams are given
  * that have waited for an event of a capturing one, until the first waits for them in turn.
  *
  * Environment: TIDE_EMULATE_DEVICES (default 1; 0: a driver without a device; -1: no driver),
  * TIDE_EMULATE_CAPABILITY (default 89, the least with FP8; 90: a Hopper chip, with its shared
  * memory and its tensor maps), TIDE_EMULATE_FAULT (that kernel, counted from 1, ends the device as
- * an illegal address does).
+ * an illegal address does). Specs also call tide_emulate_waits, how often the host waited for the
+ * device, and tide_emulate_refuse(n): the n-th copy within the device from now on is an error.
  * Spec only.
  */
 #include <sched.h>
@@ -52,26 +55,27 @@ struct queue : tide_emulate_stream {
     if (capture) capture->steps.push_back(step);
     else steps.push_back(step);
   }
-  /* True: nothing is left. */
-  bool advance()
+  /* Until enough says so. True: nothing is left. */
+  bool advance(const std::function<bool()> &enough = [] { return false; })
   {
     if (busy) return false;
     busy = true;
-    while (!steps.empty() && (dead || steps.front()())) steps.pop_front();
+    while (!steps.empty() && !enough() && (dead || steps.front()())) steps.pop_front();
     busy = false;
     return steps.empty();
   }
 };
 
+std::atomic<long> nwait, refused_copy; /* refused_copy: how many until that one; 0: none */
 std::set<queue *> streams;
 queue *of(cudaStream_t s) { return static_cast<queue *>(s); }
 
 cudaError_t sticky() { return dead ? cudaErrorIllegalAddress : cudaSuccess; }
 
-/* Asks again until ready answers true, in turns with the other threads. */
+/* The host waits: asks again until ready answers true, in turns with the other threads. */
 cudaError_t until(const std::function<bool()> &ready)
 {
-  for (;;) {
+  for (nwait++;;) {
     {
       guard g(device_lock);
       if (ready()) return sticky();
@@ -85,8 +89,15 @@ cudaError_t until(const std::function<bool()> &ready)
 struct tide_emulate_event {
   queue *stream = nullptr;
   tide_emulate_graph *capture = nullptr;
-  long issued = 0, reached = 0;
+  long issued = 0, reached = 0, asked = 0; /* asked: the last that was asked about */
+  bool destroyed = false;
 };
+
+extern "C" __attribute__((visibility("default"))) long tide_emulate_waits() { return nwait; }
+extern "C" __attribute__((visibility("default"))) void tide_emulate_refuse(int n)
+{
+  refused_copy = n;
+}
 
 bool tide_emulate_kernel_fails()
 {
@@ -186,8 +197,11 @@ static cudaError_t release(void *p)
 cudaError_t cudaFree(void *p) { return release(p); }
 cudaError_t cudaFreeHost(void *p) { return release(p); }
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind, cudaStream_t s)
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind,
+                            cudaStream_t s)
 {
+  if (kind == cudaMemcpyDeviceToDevice && refused_copy > 0 && --refused_copy == 0)
+    return cudaErrorInvalidValue;
   s->enqueue([=] {
     memmove(dst, src, n);
     return true;
@@ -249,6 +263,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
   return until([=] { return of(s)->advance(); });
 }
 
+static void alive(const tide_emulate_event *e)
+{
+  if (!e->destroyed) return;
+  fprintf(stderr, "emulated CUDA: an event is used after it was destroyed\n");
+  abort();
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 {
   *e = new tide_emulate_event;
@@ -256,11 +277,18 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 }
 
 /* Steps that mention the event may still be queued: it stays. */
-cudaError_t cudaEventDestroy(cudaEvent_t) { return sticky(); }
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+  guard g(device_lock);
+  alive(e);
+  e->destroyed = true;
+  return sticky();
+}
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
   guard g(device_lock);
+  alive(e);
   e->stream = of(s);
   e->capture = of(s)->capture;
   if (e->capture) return sticky(); /* the order of the graph's steps is the order of the calls */
@@ -275,7 +303,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 static bool reached(cudaEvent_t e, long ticket)
 {
   if (dead || e->reached >= ticket) return true;
-  if (streams.count(e->stream)) e->stream->advance();
+  if (streams.count(e->stream)) e->stream->advance([=] { return e->reached >= ticket; });
   else return true;
   return e->reached >= ticket;
 }
@@ -284,6 +312,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
   guard g(device_lock);
   queue *q = of(s);
+  alive(e);
   if (e->capture) {
     if (q == e->capture->origin) e->capture->forked.erase(e->stream);
     else e->capture->forked.insert(q), q->capture = e->capture;
@@ -297,12 +326,16 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
   guard g(device_lock);
-  bool done = reached(e, e->issued);
+  alive(e);
+  bool again = e->asked == e->issued;
+  e->asked = e->issued;
+  bool done = again ? reached(e, e->issued) : e->reached >= e->issued;
   return dead ? sticky() : done ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
+  alive(e);
   if (e->capture) return cudaErrorStreamCaptureUnsupported;
   return until([=] { return reached(e, e->issued); });
 }
