@@ -28,7 +28,7 @@ typedef struct tide__streams {
   int  (*done)(void *state, void *stream);
   /* * What is enqueued on it from now on starts after all that is on compute so far. */
   int  (*behind)(void *state, void *stream);
-  /* * *event: comes when all that is on the stream so far is done; owned. */
+  /* * *event: comes when all that is on the stream (null: compute) so far is done; owned. */
   int  (*mark)(void *state, void *stream, void **event);
   /* * What is on the device is not what it should be, for this reason: the context's next kernel,
    * download or wait there fails with this status and text, once. */

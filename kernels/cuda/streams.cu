@@ -70,7 +70,7 @@ int mark(void *p, void *stream, void **out)
   cudaEvent_t event = nullptr;
   *out = nullptr;
   cudaError_t e = new_event(&event);
-  if (e == cudaSuccess) e = cudaEventRecord(event, stream_of(stream));
+  if (e == cudaSuccess) e = cudaEventRecord(event, stream ? stream_of(stream) : of(p)->compute);
   if (e != cudaSuccess && event) cudaEventDestroy(event);
   if (e == cudaSuccess) *out = event;
   return tide_cuda_status(of(p), e);
@@ -167,8 +167,8 @@ void event_free(void *p, void *event)
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-/* Relaxed: the allocator may ask the driver for memory meanwhile, and other threads for anything.
- * */
+/* Relaxed: the allocator may ask the driver for memory meanwhile, other threads for anything, and
+ * the threads of NCCL enqueue what is recorded. */
 int graph_begin(void *p)
 {
   state_t *s = of(p);

@@ -11,6 +11,7 @@
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank, V of all.
 
 local tide = require 'tide'
+local check_rows = require 'tide.parallel.ids'
 local err = require 'tide.util.err'
 
 local loss_parallel = {}
@@ -119,14 +120,12 @@ local function check(name, x, w, ids, counts, comm)
    end
 end
 
--- Targets that are no class are an error on one rank, so they are here; all ranks see the same.
+-- Targets that are no class are an error on one rank, so they are here.
 local function check_targets(name, ids, ignore, V)
-   if ids.device == 'null' then return end
-   local bad = tide.logical_and(ids:ne(ignore), tide.logical_or(ids:lt(0), ids:ge(V)))
-   if ids:numel() > 0 and bad:any():item() then
+   check_rows(ids, V, ignore, function()
       err.raise('E_ARG', name, 'a target lies outside [0, %d) and is not ignore_index (%d)', V,
          ignore)
-   end
+   end)
 end
 
 -- As tide.linear_cross_entropy(x, w, nil, targets, opts) of the whole weight, of which w holds the

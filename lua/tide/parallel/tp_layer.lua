@@ -10,6 +10,7 @@
 -- Legend: R alike on all ranks; S(1) cut along dim 2 of [B, T, C]; S(-1) cut along the last dim.
 
 local tide = require 'tide'
+local check_rows = require 'tide.parallel.ids'
 local err = require 'tide.util.err'
 local layout = require 'tide.parallel.layout'
 local op = require 'tide.parallel.collective_op'
@@ -153,13 +154,10 @@ function tp_layer.row(module, env, style, counts)
    end
 end
 
--- Ids alike on all ranks; what is no id at all is found on every rank.
 local function check_ids(ids, V)
-   if ids.device == 'null' then return end
-   local bad = tide.logical_or(ids:lt(0), ids:ge(V))
-   if ids:numel() > 0 and bad:any():item() then
+   check_rows(ids, V, nil, function()
       err.raise('E_ARG', 'nn.Embedding', 'a token id lies outside [0, %d)', V)
-   end
+   end)
 end
 
 -- Rows of the table: ids of other ranks give zeros, and the sum over ranks is the whole.
