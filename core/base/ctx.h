@@ -27,6 +27,7 @@ struct tide__tensor_pool;
 struct tide__kernel_index;
 struct tide__device_table;
 struct tide__storage;
+struct tide__party;
 
 enum { TIDE__MESSAGE = 1024 };
 
@@ -48,9 +49,11 @@ struct tide_ctx {
   struct tide__trace *trace;        /* layer 0 */
   struct tide__device_table *devices; /* layer 1: backends and their caches */
   struct tide_graph *capture;       /* layer 1: the step being recorded, or null */
+  struct tide__party *parties;      /* layer 1: who may take part in one (capture.h) */
   struct tide__storage *storages;   /* layer 1: free storage headers */
   struct tide__scope *scope;        /* layer 2: innermost open step scope */
   struct tide__tensor_pool *tensors;/* layer 2: free tensor handles */
+  tide_tensor *rng_place;              /* layer 3: where random ops begin (tide_rng_place), or null */
   struct tide__kernel_index *kernels; /* layer 3: rows of kernel.def by (op, device, dtype) */
   const struct tide__recorder *recorder; /* layer 3's window to the tape (layer 4) */
   struct tide__tape *tape;          /* layer 4 */

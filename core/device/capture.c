@@ -3,9 +3,17 @@
  * The one idea: a replay writes where the capture wrote. So the capture allocates from a cache of
  * its own, which nobody else is given, and what is freed meanwhile of older memory (the step may
  * read it) stays set aside until the graph goes. Results of the step outlive the graph if somebody
- * holds them: its cache retires with the last one. Layer 1.
+ * holds them: its cache retires with the last one.
+ *
+ * Parties, communicators with streams of their own, are in the graph from their first call in the
+ * capture. It holds them, since they must not be closed before it. One that fails takes the graph
+ * with it, on whatever thread that happens: a library that is ended waits for the graphs that hold
+ * its calls. Layer 1.
  */
 #include "core/device/capture.h"
+
+#include <stdatomic.h>
+#include <string.h>
 
 #include "core/base/alloc.h"
 #include "core/base/status.h"
@@ -15,11 +23,12 @@
 struct tide_graph {
   tide_ctx *ctx;
   int device;
-  void *exec;                  /* null while captured, and after a failure */
+  _Atomic(void *) exec;        /* null while captured, and after a failure */
   struct tide__cache *cache;   /* of its own; null after a failure */
   struct tide__cache *usual;   /* while captured: the device's */
   tide__block *aside;          /* older memory that was freed meanwhile */
-  int64_t nreplay;
+  tide__party **party;         /* by their first call */
+  size_t nparty, room;         /* used and allocated */
 };
 
 bool tide__captures(const tide_ctx *ctx, int device)
@@ -43,6 +52,70 @@ static int failed(tide_graph *g, int rc, const char *op)
                     d->backend->why(d->state));
 }
 
+/* ---- parties --------------------------------------------------------------------------------- */
+
+void tide__party_add(tide_ctx *ctx, tide__party *p)
+{
+  p->next = ctx->parties;
+  ctx->parties = p;
+}
+
+void tide__party_remove(tide_ctx *ctx, tide__party *p)
+{
+  tide__party **at = &ctx->parties;
+  while (*at && *at != p) at = &(*at)->next;
+  if (*at) *at = p->next;
+}
+
+static int make_room(tide_graph *g)
+{
+  if (g->nparty < g->room) return TIDE_OK;
+  size_t room = g->room ? 2 * g->room : 4;
+  tide__party **list = tide__alloc(g->ctx, room * sizeof *list);
+  if (!list) return tide__fail(g->ctx, TIDE_E_NOMEM, "graph", "no host memory");
+  if (g->nparty) memcpy(list, g->party, g->nparty * sizeof *list);
+  tide__free(g->ctx, g->party, g->room * sizeof *list);
+  g->party = list;
+  g->room = room;
+  return TIDE_OK;
+}
+
+int tide__party_enter(tide_ctx *ctx, tide__party *p)
+{
+  tide_graph *g = ctx->capture;
+  for (size_t i = 0; i < g->nparty; i++)
+    if (g->party[i] == p) return TIDE_OK;
+  TIDE_TRY(make_room(g));
+  TIDE_TRY(p->calls->enter(p, g));
+  g->party[g->nparty++] = p;
+  return TIDE_OK;
+}
+
+static void leave_parties(tide_graph *g, size_t n)
+{
+  for (size_t i = 0; i < n; i++) g->party[i]->calls->leave(g->party[i]);
+}
+
+/* All come back to compute, also after a failure, which is the first. */
+static int join_parties(tide_graph *g)
+{
+  int rc = TIDE_OK;
+  for (size_t i = 0; i < g->nparty; i++) {
+    int one = g->party[i]->calls->join(g->party[i]);
+    if (rc == TIDE_OK) rc = one;
+  }
+  return rc;
+}
+
+void tide__graph_kill(tide_graph *g)
+{
+  tide__device *d = device_of(g);
+  void *exec = atomic_exchange(&g->exec, NULL);
+  if (exec) d->backend->graphs->free(d->state, exec);
+}
+
+/* ---- capturing ------------------------------------------------------------------------------- */
+
 /* The device allocates as usual again. */
 static void leave(tide_graph *g)
 {
@@ -63,6 +136,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
                       "captured; only those on 'cuda' can", tide_device_name(device));
   if (ctx->capture)
     return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
+  for (tide__party *p = ctx->parties; p; p = p->next) TIDE_TRY(p->calls->settle(p));
   tide_graph *g = tide__alloc(ctx, sizeof *g);
   if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
   *g = (tide_graph){.ctx = ctx, .device = device};
@@ -86,39 +160,62 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   return TIDE_OK;
 }
 
+/* The recording ends, whatever comes of it. */
+static int finish(tide_graph *g)
+{
+  tide__device *d = device_of(g);
+  void *exec = NULL;
+  int joined = join_parties(g);
+  leave(g);
+  int rc = d->backend->graphs->end(d->state, &exec);
+  atomic_store(&g->exec, exec);
+  leave_parties(g, g->nparty);
+  if (joined < 0) return joined;
+  return rc < 0 ? failed(g, rc, "graph_end") : TIDE_OK;
+}
+
 int tide_graph_end(tide_graph *g)
 {
   if (g->ctx->capture != g)
     return tide__fail(g->ctx, TIDE_E_STATE, "graph_end", "the graph is not being captured");
+  return finish(g);
+}
+
+static int launch(tide_graph *g)
+{
   tide__device *d = device_of(g);
-  leave(g);
-  int rc = d->backend->graphs->end(d->state, &g->exec);
-  return rc < 0 ? failed(g, rc, "graph_end") : TIDE_OK;
+  void *exec = atomic_load(&g->exec);
+  if (!exec) return tide__fail(g->ctx, TIDE_E_STATE, "graph_replay", "its capture failed");
+  int rc = d->backend->graphs->launch(d->state, exec);
+  return rc < 0 ? failed(g, rc, "graph_replay") : TIDE_OK;
 }
 
 int tide_graph_replay(tide_graph *g)
 {
   tide__device *d = device_of(g);
   TIDE_TRY(tide__not_captured(g->ctx, "graph_replay"));
-  if (!g->exec)
-    return tide__fail(g->ctx, TIDE_E_STATE, "graph_replay", "its capture failed");
   int rc = tide__flights_order(d);
-  if (rc == TIDE_OK) rc = d->backend->graphs->launch(d->state, g->exec);
   if (rc < 0) return failed(g, rc, "graph_replay");
-  g->nreplay++;
-  return TIDE_OK;
+  size_t n = 0;
+  while (rc == TIDE_OK && n < g->nparty) {
+    rc = g->party[n]->calls->begin(g->party[n]);
+    if (rc == TIDE_OK) n++;
+  }
+  if (rc == TIDE_OK) rc = launch(g);
+  for (size_t i = 0; rc == TIDE_OK && i < n; i++)
+    rc = g->party[i]->calls->launched(g->party[i], g);
+  leave_parties(g, n);
+  return rc;
 }
 
 void tide_graph_release(tide_graph *g)
 {
   if (!g) return;
   tide_ctx *ctx = g->ctx;
-  tide__device *d = device_of(g);
-  if (ctx->capture == g) {
-    leave(g);
-    d->backend->graphs->end(d->state, &g->exec);
-  }
-  if (g->exec) d->backend->graphs->free(d->state, g->exec);
+  if (ctx->capture == g) finish(g);
+  tide__graph_kill(g);
+  for (size_t i = 0; i < g->nparty; i++) g->party[i]->calls->drop(g->party[i], g);
+  tide__free(ctx, g->party, g->room * sizeof *g->party);
   tide__cache_return(ctx, g->aside);
   if (g->cache) tide__cache_retire(ctx, g->cache);
   tide__free(ctx, g, sizeof *g);

@@ -10,7 +10,7 @@ static const char *const coll_names[TIDE__NCOLL] = {
   [TIDE__REDUCE_SCATTER] = "reduce_scatter", [TIDE__REDUCE_SCATTER_V] = "reduce_scatter_v",
   [TIDE__ALL_TO_ALL] = "all_to_all", [TIDE__ALL_TO_ALL_V] = "all_to_all_v",
   [TIDE__GATHER] = "gather", [TIDE__SCATTER] = "scatter", [TIDE__SEND_RECV] = "send_recv",
-  [TIDE__BARRIER] = "barrier", [TIDE__SPLIT] = "split",
+  [TIDE__BARRIER] = "barrier", [TIDE__SPLIT] = "split", [TIDE__REPLAY] = "replay",
 };
 static const char *const reduce_names[TIDE_NREDUCE] = {"sum", "mean", "min", "max", "prod"};
 

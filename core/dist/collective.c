@@ -508,7 +508,8 @@ static int send_recv(tide_work **work, tide_comm *comm, tide__coll *c, tide_tens
 }
 
 /* Where the tensors of a send_recv lie must be one place for all ranks, also for those that have
- * none: ranks tell each other over the communicator of the host, and *comm is the one to use. */
+ * none: ranks tell each other over the communicator of the host, and *comm is the one to use. In a
+ * captured step they are on the device. */
 static int agree_place(tide_comm **comm, const tide_tensor *t)
 {
   enum { NONE, HOST, DEVICE };
@@ -517,7 +518,8 @@ static int agree_place(tide_comm **comm, const tide_tensor *t)
   int64_t all[TIDE__MAX_RANK], seen[3] = {0}, first[3] = {0};
   bool on_host = t && t->ctx->devices->device[t->storage->device].backend->host;
   int64_t mine = !t ? NONE : on_host ? HOST : DEVICE;
-  TIDE_TRY(tide__not_captured(host->ctx, "send_recv"));
+  if (host->ctx->capture && on_host) *comm = host; /* which cannot be captured */
+  if (host->ctx->capture) return TIDE_OK;
   TIDE_TRY(tide__all_gather_number(host, mine, all));
   for (int q = 0; q < host->nrank; q++)
     if (seen[all[q]]++ == 0) first[all[q]] = q;

@@ -48,6 +48,8 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
   comm->nrank = comm->host_size = nrank;
   comm->timeout = group ? group->timeout : 600;
   comm->ring = ring;
+  comm->party.calls = &tide__comm_party;
+  tide__party_add(ctx, &comm->party);
   atomic_init(&comm->aborted, 0);
   snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
   if (group) tide_group_retain(group);
@@ -133,6 +135,7 @@ static void destroy(tide_comm *comm)
   close_state(comm->transport, comm->state, comm->rank);
   release_kept(comm);
   tide__lane_close(&comm->lane);
+  tide__party_remove(ctx, &comm->party);
   tide_group_release(comm->group);
   tide_comm_release(comm->host);
   tide__free(ctx, comm->ring, TIDE__NRECORD * sizeof *comm->ring);
@@ -342,18 +345,38 @@ static int go_on_after(tide_comm *comm, tide__coll *c)
   return rc;
 }
 
+void tide__comm_number(tide_comm *comm, tide__coll *c)
+{
+  c->seq = comm->seq + 1;
+  c->timeout = comm->timeout;
+  c->interrupt = &comm->ctx->interrupt;
+  memcpy(c->site, comm->site, sizeof c->site);
+}
+
+/* c becomes part of the step that is being captured. */
+static int capture(tide_comm *comm, tide__coll *c, bool by_host)
+{
+  const char *op = tide_coll_name(c->op);
+  if (by_host) return tide__not_captured(comm->ctx, op);
+  if (!comm->transport->captures)
+    return tide__fail(comm->ctx, TIDE_E_STATE, op, "a step is being captured, and calls of the "
+                      "'%s' transport are made by the host, which a replay would not repeat (those "
+                      "over NCCL can be captured); meet the other ranks before or after the step",
+                      comm->transport->name);
+  TIDE_TRY(tide__party_enter(comm->ctx, &comm->party));
+  c->captured = true;
+  return TIDE_OK;
+}
+
 int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                    tide_tensor *const *ts)
 {
   bool by_host = c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
   const char *op = tide_coll_name(c->op);
   if (!work && comm->transport->watched && !by_host) return run_watched(comm, c, nt, ts);
-  TIDE_TRY(tide__not_captured(comm->ctx, op));
+  if (comm->ctx->capture) TIDE_TRY(capture(comm, c, by_host));
   TIDE_TRY(aim(comm, c, nt, ts));
-  c->seq = comm->seq + 1;
-  c->timeout = comm->timeout;
-  c->interrupt = &comm->ctx->interrupt;
-  memcpy(c->site, comm->site, sizeof c->site);
+  tide__comm_number(comm, c);
   if (work) {
     int rc = tide__work_submit(work, comm, c, nt, ts);
     if (rc < 0) {
@@ -361,7 +384,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
       return rc;
     }
     comm->seq++;
-    tide__traffic_add(&comm->stats, c, comm->rank, comm->nrank, comm->host_size);
+    tide__traffic_add(c->captured ? &comm->recorded->traffic : &comm->stats, c, comm->rank, comm->nrank, comm->host_size);
     return TIDE_OK;
   }
   comm->seq++;

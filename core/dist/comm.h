@@ -15,11 +15,14 @@
 #define TIDE_DIST_COMM_H
 
 #include "core/base/ctx.h"
+#include "core/device/capture.h"
 
 enum {
   TIDE__ALL_REDUCE, TIDE__REDUCE, TIDE__BROADCAST, TIDE__ALL_GATHER, TIDE__ALL_GATHER_V,
   TIDE__REDUCE_SCATTER, TIDE__REDUCE_SCATTER_V, TIDE__ALL_TO_ALL, TIDE__ALL_TO_ALL_V,
-  TIDE__GATHER, TIDE__SCATTER, TIDE__SEND_RECV, TIDE__BARRIER, TIDE__SPLIT, TIDE__NCOLL
+  TIDE__GATHER, TIDE__SCATTER, TIDE__SEND_RECV, TIDE__BARRIER, TIDE__SPLIT,
+  TIDE__REPLAY,                /* of a captured step with calls of the communicator */
+  TIDE__NCOLL
 };
 
 enum { TIDE__MAX_RANK = 1024, TIDE__SITE = 64, TIDE__COMM_NAME = 48, TIDE__COMM_TEXT = 960,
@@ -55,6 +58,7 @@ typedef struct tide__coll {
   void       *before;          /* there: comes when the operands are what the caller means */
   void       *event;           /* the transport's: comes when the call is done; null: it is */
   bool        blocking;        /* the caller goes on when the call is on its stream, or done */
+  bool        captured;        /* it is recorded: its event is part of a capture */
   int32_t     far_status;      /* the first failure there */
   uint64_t    hash;            /* of everything else that must agree: lists of counts, dtypes */
   int32_t     color, key;      /* split */
@@ -70,6 +74,25 @@ typedef struct tide__coll {
   char        site[TIDE__SITE];
   char        message[TIDE__COMM_TEXT];
 } tide__coll;
+
+/* A graph that a communicator's calls are in; in a list of the transport's. */
+typedef struct tide__held {
+  tide_graph *graph;
+  struct tide__held *next;
+} tide__held;
+
+/* How calls become part of a captured step; each is what the member of that name in capture.h asks
+ * of a communicator's state. enter returns the status of the cause; launched sets c->event. A
+ * transport that fails for good kills the graphs that it was entered with and that were not
+ * dropped, but not before leave. */
+typedef struct tide__capture_calls {
+  int  (*enter)(void *state, tide__held *h);
+  int  (*join)(void *state);
+  int  (*begin)(void *state);
+  int  (*launched)(void *state, tide__coll *c);
+  void (*leave)(void *state);
+  void (*drop)(void *state, tide__held *h);
+} tide__capture_calls;
 
 /* What a kind of communicator provides. state is its own; rank is this rank's number there. */
 typedef struct tide__transport {
@@ -102,11 +125,19 @@ typedef struct tide__transport {
   /* Memory on the device that many collectives will use, until close; may be null: nothing to
    * prepare. A status; text says why. */
   int  (*keep)(void *state, void *ptr, size_t size, char *text, size_t n);
+  const tide__capture_calls *captures; /* null: calls cannot be part of a captured step */
 } tide__transport;
 
 extern const tide__transport tide__transport_self, tide__transport_local, tide__transport_sim;
 
 struct tide__engine;
+
+/* What a replay of a graph moves. */
+struct tide__recorded {
+  tide__held held;
+  tide_comm_stats traffic;     /* of one replay */
+  struct tide__recorded *next;
+};
 
 struct tide_comm {
   int64_t  refs;               /* the user's handle and every work handle */
@@ -125,6 +156,8 @@ struct tide_comm {
   tide__lane lane;             /* for collectives on a shared device; nothing until the first */
   struct tide__engine *engine; /* helper thread and its queue; null until the first async call */
   struct tide__kept *kept;     /* buffers that tide_comm_register was given */
+  tide__party party;
+  struct tide__recorded *recorded; /* graphs that hold this communicator, newest first */
   tide_work *pending;          /* works that have not been settled, oldest first */
   tide_comm_stats stats;
   tide_comm_record *ring;      /* TIDE__NRECORD, indexed by seq */
@@ -174,6 +207,8 @@ void tide__coll_execute(const tide__transport *transport, void *state, int rank,
 /* Takes the result of a finished collective over: record, trace, poison. */
 int  tide__comm_settle(tide_comm *comm, tide__coll *c);
 
+/* The next number of a call, and what it takes over from the communicator. */
+void tide__comm_number(tide_comm *comm, tide__coll *c);
 /* The record of an asynchronous call that has been queued. */
 void tide__comm_note_async(tide_comm *comm, const tide__coll *c);
 
@@ -182,10 +217,19 @@ int  tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, in
                        tide_tensor *const *ts);
 /* Blocks until the helper has nothing to do and no call is under way. */
 void tide__work_drain(tide_comm *comm);
+/* Blocks until the helper has nothing left to begin. */
+void tide__work_issue(tide_comm *comm);
+/* Works that were recorded are part of what compute does: their capture ends. */
+void tide__work_joined(tide_comm *comm);
+/* Watches c, which is on the device with an event, to its end. */
+int  tide__work_watch(tide_comm *comm, const tide__coll *c);
 /* Settles works that are done. */
 void tide__work_reap(tide_comm *comm);
 /* Ends the helper and gives all works' operands back; the transport has been left. */
 void tide__work_close(tide_comm *comm);
+
+/* party.c */
+extern const tide__party_calls tide__comm_party;
 
 /* traffic.c: adds what c costs a rank. */
 void tide__traffic_add(tide_comm_stats *s, const tide__coll *c, int rank, int nrank, int host_size);

@@ -61,6 +61,7 @@ static void close_comm(void *state, int rank)
   tide__free(all->ctx, s->kept, s->room * sizeof *s->kept);
   if (s->comm) finalize(s);
   if (s->stream) st->close(all->device, s->stream);
+  if (s->aside) st->close(all->device, s->aside);
   if (s->scratch) all->backend->free(all->device, s->scratch, tide__nccl_scratch_size(s));
   if (s->words) st->pinned->free(all->device, s->words, tide__nccl_scratch_size(s));
   pthread_mutex_destroy(&s->lock);
@@ -82,6 +83,8 @@ static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank)
   pthread_mutex_init(&s->lock, NULL);
   bool good = all->backend->streams->open(all->device, &s->stream) == TIDE_OK;
   if (good) s->scratch = all->backend->alloc(all->device, tide__nccl_scratch_size(s));
+  if (good && all->check)
+    good = all->backend->streams->open(all->device, &s->aside) == TIDE_OK;
   if (good && all->check)
     s->words = all->backend->streams->pinned->alloc(all->device, tide__nccl_scratch_size(s));
   if (good && s->scratch && (s->words || !all->check)) return s;
@@ -208,6 +211,7 @@ static const tide__transport transport_nccl = {
   .forget = forget,
   .close = close_comm,
   .keep = keep,
+  .captures = &tide__nccl_captures,
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -283,7 +287,7 @@ static int join(tide__nccl_comm *s, tide_comm *over, tide__nccl_id id, char *msg
     .size = sizeof config, .magic = (unsigned)TIDE__NCCL_MAGIC, .version = TIDE__NCCL_OLDEST,
     .blocking = 0, .cga_size = INT_MIN, .min_ctas = INT_MIN, .max_ctas = INT_MIN,
     .net_name = NULL, .split_share = INT_MIN};
-  s->busy = true;
+  s->inside = 1;
   int error = l->comm_init(&s->comm, over->nrank, id, over->rank, &config);
   int rc = tide__nccl_going(error) ? tide__nccl_ready(s, &c) : TIDE_E_COMM;
   if (!tide__nccl_going(error)) snprintf(msg, n, "NCCL: %s", l->error_string(error));

@@ -6,8 +6,12 @@
  * inside NCCL, or the helper that watches the stream) also sees what may end it before its time:
  * an error of NCCL, the clock, the interrupt, an abort.
  *
- * Invariants: one thread at a time is inside NCCL, between enter and leave; an abort by another is
- * carried out by it. A failure ends NCCL's communicator, and with it the kernels that wait for
+ * In a captured step the stream joins the capture behind compute and the same calls are recorded.
+ * What the host must see meanwhile, the compared calls, goes over a stream of its own (aside).
+ *
+ * Invariants: calls of NCCL are made by one thread at a time. An abort waits until nobody is
+ * between enter and leave, and is carried out by the last to leave: so NCCL's communicator is there
+ * for them, and for graphs that are being captured or launched. A failure ends NCCL's communicator, and with it the kernels that wait for
  * other ranks; it is never used again. What compute then works on is not what it should be, so the
  * context is told (spoil) before NCCL is ended.
  *
@@ -35,15 +39,18 @@ typedef struct tide__nccl_comm {
   tide__nccl_shared *all;
   void *comm;                  /* null after an abort */
   void *stream;                /* of its own */
+  void *aside;                 /* another, where calls are compared; null without check */
   char *scratch;               /* on the device: what a barrier sums, what calls are compared by */
   char *words;                 /* pinned: the same for the host; null without check */
   int rank, nrank;
-  atomic_int flying;           /* calls on the stream whose end nobody has seen */
+  atomic_int flying;           /* calls and replays whose end nobody has seen */
+  bool forked;                 /* the stream is part of a capture */
   void **kept;                 /* handles of registered buffers */
   size_t nkept, room;          /* used and allocated */
-  pthread_mutex_t lock;        /* cause, text, busy, comm's end */
+  pthread_mutex_t lock;        /* cause, text, inside, graphs, comm's end */
   int cause;
-  bool busy;                   /* a thread is inside NCCL: it carries an abort out */
+  int inside;                  /* how many are between enter and leave */
+  tide__held *graphs;          /* that NCCL's communicator must not be ended before */
   char text[TIDE__COMM_TEXT];
 } tide__nccl_comm;
 
@@ -73,8 +80,10 @@ int  tide__nccl_failed(tide__nccl_comm *s, tide__coll *c, int error);
 int  tide__nccl_device_failed(tide__nccl_comm *s, tide__coll *c);
 /* Until NCCL has taken what it was given: after that it is on the stream. */
 int  tide__nccl_ready(tide__nccl_comm *s, tide__coll *c);
-/* Until the stream has done all that is on it: the host waits. */
-int  tide__nccl_wait(tide__nccl_comm *s, tide__coll *c);
+/* Until the stream (s->stream, s->aside) has done all that is on it: the host waits. */
+int  tide__nccl_wait(tide__nccl_comm *s, tide__coll *c, void *stream);
+/* Captured steps. */
+extern const tide__capture_calls tide__nccl_captures;
 /* Yields at first; then naps, so that a long wait costs no processor. */
 void tide__nccl_nap(double waited);
 

@@ -2,8 +2,10 @@
  *
  * The one idea: what NCCL has no collective for is a group of sends and receives; a reduce_scatter
  * of unequal parts is a group of reduces. A call ends for the host when NCCL has taken it; the host
- * waits for the stream in two places only: in a barrier, which says that all ranks have come, and,
- * with check, for what the ranks are about to do, which it compares before anything moves.
+ * waits for a stream in two places only: in a barrier, which says that all ranks have come, and,
+ * with check, for what the ranks are about to do, which it compares before anything moves. That
+ * goes over a stream beside compute, so that the calls of a captured step are compared when they
+ * are recorded, and not again when it is replayed.
  *
  * Layer 4.
  */
@@ -178,15 +180,15 @@ static int compare(tide__nccl_comm *s, tide__coll *c)
   tide__call_words *mine = (tide__call_words *)s->words, *all = mine + 1;
   char *on_device = s->scratch + BARRIER;
   *mine = tide__call_pack(c);
-  int rc = st->move(s->all->device, s->stream, on_device, mine, WORDS, true);
+  int rc = st->move(s->all->device, s->aside, on_device, mine, WORDS, true);
   if (rc < 0) return tide__nccl_device_failed(s, c);
-  rc = s->all->api.all_gather(on_device, on_device + WORDS, WORDS, BYTES, s->comm, s->stream);
+  rc = s->all->api.all_gather(on_device, on_device + WORDS, WORDS, BYTES, s->comm, s->aside);
   if (tide__nccl_going(rc) && tide__nccl_ready(s, c) < 0) return s->cause;
-  if (tide__nccl_going(rc) && st->move(s->all->device, s->stream, all, on_device + WORDS,
+  if (tide__nccl_going(rc) && st->move(s->all->device, s->aside, all, on_device + WORDS,
                                        (size_t)s->nrank * WORDS, false) < 0)
     return tide__nccl_device_failed(s, c);
   if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
-  rc = tide__nccl_wait(s, c); /* the host reads them */
+  rc = tide__nccl_wait(s, c, s->aside); /* the host reads them */
   for (int q = 0; q < s->nrank && rc == TIDE_OK; q++)
     if (memcmp(&all[q], mine, WORDS)) rc = disagree(s, c, all);
   return rc;
@@ -196,10 +198,11 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
 {
   const tide__nccl *l = &s->all->api;
   const tide__streams *st = tide__nccl_streams(s);
-  if (st->bind(s->all->device) < 0 || st->behind(s->all->device, s->stream) < 0)
-    return tide__nccl_device_failed(s, c);
+  if (st->bind(s->all->device) < 0) return tide__nccl_device_failed(s, c);
   int status = s->words ? compare(s, c) : TIDE_OK;
   if (status < 0) return status;
+  if (st->behind(s->all->device, s->stream) < 0) return tide__nccl_device_failed(s, c);
+  s->forked = c->captured;
   int rc = l->group_start();
   if (tide__nccl_going(rc)) {
     rc = enqueue(s, c);
@@ -209,9 +212,9 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
   if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
   status = tide__nccl_ready(s, c);
   if (status < 0) return status;
-  if (c->op == TIDE__BARRIER) return tide__nccl_wait(s, c); /* that all have come */
+  if (c->op == TIDE__BARRIER) return tide__nccl_wait(s, c, s->stream); /* that all have come */
   if (st->mark(s->all->device, s->stream, &c->event) < 0) return tide__nccl_device_failed(s, c);
-  atomic_fetch_add(&s->flying, 1);
+  if (!c->captured) atomic_fetch_add(&s->flying, 1);
   return TIDE_OK;
 }
 

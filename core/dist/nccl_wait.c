@@ -15,11 +15,12 @@
 /* ---- failures -------------------------------------------------------------------------------- */
 
 /* Under the lock. NCCL's kernels end, and with them every wait; where some were under way, what
- * they should have written is not there. */
+ * they should have written is not there. NCCL waits for the graphs that hold its calls to go. */
 static void end_comm(tide__nccl_comm *s)
 {
   if (s->comm && atomic_load(&s->flying) > 0)
     tide__nccl_streams(s)->spoil(s->all->device, s->cause, s->text);
+  for (tide__held *h = s->graphs; s->comm && h; h = h->next) tide__graph_kill(h->graph);
   if (s->comm) s->all->api.comm_abort(s->comm);
   s->comm = NULL;
 }
@@ -44,7 +45,7 @@ void tide__nccl_abort(void *state, int rank, int status, const char *text)
   if (!s->cause) {
     s->cause = status;
     snprintf(s->text, sizeof s->text, "%s", text);
-    if (!s->busy) end_comm(s);
+    if (!s->inside) end_comm(s);
   }
   pthread_mutex_unlock(&s->lock);
 }
@@ -52,17 +53,17 @@ void tide__nccl_abort(void *state, int rank, int status, const char *text)
 bool tide__nccl_enter(tide__nccl_comm *s, tide__coll *c)
 {
   pthread_mutex_lock(&s->lock);
-  s->busy = !s->cause;
-  if (s->cause) snprintf(c->message, sizeof c->message, "%s", s->text);
+  bool good = !s->cause;
+  if (good) s->inside++;
+  else snprintf(c->message, sizeof c->message, "%s", s->text);
   pthread_mutex_unlock(&s->lock);
-  return s->busy;
+  return good;
 }
 
 int tide__nccl_leave(tide__nccl_comm *s, int rc)
 {
   pthread_mutex_lock(&s->lock);
-  s->busy = false;
-  if (s->cause) end_comm(s);
+  if (--s->inside == 0 && s->cause) end_comm(s);
   pthread_mutex_unlock(&s->lock);
   return rc;
 }
@@ -131,11 +132,11 @@ int tide__nccl_ready(tide__nccl_comm *s, tide__coll *c)
 }
 
 /* A stream also ends when NCCL was aborted: that is looked at after. */
-int tide__nccl_wait(tide__nccl_comm *s, tide__coll *c)
+int tide__nccl_wait(tide__nccl_comm *s, tide__coll *c, void *stream)
 {
   double start = tide_trace_clock();
   for (;;) {
-    int done = tide__nccl_streams(s)->done(s->all->device, s->stream), error = TIDE__NCCL_OK;
+    int done = tide__nccl_streams(s)->done(s->all->device, stream), error = TIDE__NCCL_OK;
     if (done < 0) return tide__nccl_device_failed(s, c);
     s->all->api.comm_async_error(s->comm, &error);
     double waited = tide_trace_clock() - start;
@@ -163,3 +164,71 @@ int tide__nccl_look(void *state, int rank, tide__coll *c)
   if (rc != 0) atomic_fetch_sub(&s->flying, 1);
   return rc;
 }
+
+/* ---- captured steps -------------------------------------------------------------------------- */
+
+/* What is on compute from now on comes after all that is on the stream. */
+static int lead(tide__nccl_comm *s)
+{
+  const tide__streams *st = tide__nccl_streams(s);
+  void *event = NULL;
+  int rc = st->mark(s->all->device, s->stream, &event);
+  if (rc == TIDE_OK) rc = st->event_order(s->all->device, event);
+  if (event) st->event_free(s->all->device, event);
+  return rc;
+}
+
+static int enter_capture(void *state, tide__held *h)
+{
+  tide__nccl_comm *s = state;
+  pthread_mutex_lock(&s->lock);
+  int status = s->cause;
+  if (!status) {
+    s->inside++;
+    h->next = s->graphs;
+    s->graphs = h;
+  }
+  pthread_mutex_unlock(&s->lock);
+  return status;
+}
+
+static int join_capture(void *state)
+{
+  tide__nccl_comm *s = state;
+  bool forked = s->forked;
+  s->forked = false;
+  return forked ? lead(s) : TIDE_OK;
+}
+
+static int begin_launch(void *state)
+{
+  tide__nccl_comm *s = state;
+  tide__coll c;
+  if (!tide__nccl_enter(s, &c)) return s->cause;
+  int rc = lead(s);
+  return rc < 0 ? tide__nccl_leave(s, rc) : TIDE_OK;
+}
+
+/* The launch is on compute. */
+static int launched(void *state, tide__coll *c)
+{
+  tide__nccl_comm *s = state;
+  int rc = tide__nccl_streams(s)->mark(s->all->device, NULL, &c->event);
+  if (rc == TIDE_OK) atomic_fetch_add(&s->flying, 1);
+  return rc;
+}
+
+static void leave(void *state) { tide__nccl_leave(state, TIDE_OK); }
+
+static void drop(void *state, tide__held *h)
+{
+  tide__nccl_comm *s = state;
+  pthread_mutex_lock(&s->lock);
+  tide__held **at = &s->graphs;
+  while (*at && *at != h) at = &(*at)->next;
+  if (*at) *at = h->next;
+  pthread_mutex_unlock(&s->lock);
+}
+
+const tide__capture_calls tide__nccl_captures = {enter_capture, join_capture, begin_launch, launched,
+                                            leave, drop};

@@ -11,6 +11,10 @@
  * waits for such a work waits until it is issued and makes compute wait for the rest; its operands
  * can go then, as whoever uses their memory next comes later on compute.
  *
+ * A work of a captured step is `issued` when it is recorded, and `done` when compute waits for it
+ * in the recording: until then a replay may still use its operands when compute goes on. A replay
+ * itself is a work without operands that nobody holds.
+ *
  * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
  * the queue to empty first, so collectives keep the order of the calls.
  *
@@ -116,8 +120,9 @@ static void *helper(void *arg)
     tide__coll_execute(e->transport, e->state, e->rank, &w->coll);
     pthread_mutex_lock(&e->lock);
     e->busy = false;
-    if (w->coll.event && e->transport->watched) fly(e, w);
-    else atomic_store_explicit(&w->done, 1, memory_order_release);
+    bool watched = w->coll.event && e->transport->watched;
+    if (watched && !w->coll.captured) fly(e, w);
+    else if (!watched) atomic_store_explicit(&w->done, 1, memory_order_release);
     atomic_store_explicit(&w->issued, 1, memory_order_release);
     pthread_cond_broadcast(&e->done);
   }
@@ -162,6 +167,15 @@ void tide__work_drain(tide_comm *comm)
   struct tide__engine *e = comm->engine;
   pthread_mutex_lock(&e->lock);
   while (e->first || e->busy || e->flying) doze(comm);
+  pthread_mutex_unlock(&e->lock);
+  tide__work_reap(comm);
+}
+
+void tide__work_issue(tide_comm *comm)
+{
+  struct tide__engine *e = comm->engine;
+  pthread_mutex_lock(&e->lock);
+  while (e->first || e->busy) doze(comm);
   pthread_mutex_unlock(&e->lock);
   tide__work_reap(comm);
 }
@@ -253,6 +267,23 @@ static void append_pending(tide_comm *comm, tide_work *w)
   *at = w;
 }
 
+static bool is_issued(const tide_work *w)
+{
+  return atomic_load_explicit(&w->issued, memory_order_acquire);
+}
+
+static void wait_issued(tide_work *w)
+{
+  tide_comm *comm = w->comm;
+  struct tide__engine *e = comm->engine;
+  if (is_issued(w)) return;
+  double begin = tide_trace_clock();
+  pthread_mutex_lock(&e->lock);
+  while (!is_issued(w)) doze(comm);
+  pthread_mutex_unlock(&e->lock);
+  comm->stats.seconds += tide_trace_clock() - begin;
+}
+
 int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int64_t nt,
                       tide_tensor *const *ts)
 {
@@ -271,14 +302,29 @@ int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int
     atomic_store_explicit(&w->done, 1, memory_order_release);
   } else {
     enqueue(comm->engine, w);
+    if (w->coll.captured) wait_issued(w); /* compute is recorded meanwhile by this thread alone */
   }
   *out = w;
   return TIDE_OK;
 }
 
-static bool is_issued(const tide_work *w)
+int tide__work_watch(tide_comm *comm, const tide__coll *c)
 {
-  return atomic_load_explicit(&w->issued, memory_order_acquire);
+  if (!comm->engine) TIDE_TRY(start_engine(comm));
+  struct tide__engine *e = comm->engine;
+  tide_work *w = new_work(comm, c, 0, NULL);
+  if (!w)
+    return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
+  w->refs = 1;
+  comm->seq++;
+  tide__comm_note_async(comm, &w->coll);
+  append_pending(comm, w);
+  atomic_store_explicit(&w->issued, 1, memory_order_release);
+  pthread_mutex_lock(&e->lock);
+  fly(e, w);
+  pthread_cond_signal(&e->more);
+  pthread_mutex_unlock(&e->lock);
+  return TIDE_OK;
 }
 
 static bool is_done(const tide_work *w)
@@ -329,6 +375,20 @@ static void nap(void)
   nanosleep(&ts, NULL);
 }
 
+/* Of a recorded work; the helper does not touch it. */
+static void joined(tide_work *w)
+{
+  if (!w->settled) settle(w);
+  atomic_store_explicit(&w->done, 1, memory_order_release);
+}
+
+void tide__work_joined(tide_comm *comm)
+{
+  for (tide_work *w = comm->pending; w; w = w->next)
+    if (w->coll.captured) joined(w);
+  tide__work_reap(comm);
+}
+
 void tide__work_close(tide_comm *comm)
 {
   struct tide__engine *e = comm->engine;
@@ -349,27 +409,16 @@ void tide__work_close(tide_comm *comm)
 
 /* ---- the public handle ----------------------------------------------------------------------- */
 
-static void wait_issued(tide_work *w)
-{
-  tide_comm *comm = w->comm;
-  struct tide__engine *e = comm->engine;
-  if (is_issued(w)) return;
-  double begin = tide_trace_clock();
-  pthread_mutex_lock(&e->lock);
-  while (!is_issued(w)) doze(comm);
-  pthread_mutex_unlock(&e->lock);
-  comm->stats.seconds += tide_trace_clock() - begin;
-}
-
 /* Compute goes on after the call; the host need not wait for it. A call that failed may still have
  * left something on the stream. */
 static int wait_on_stream(tide_work *w)
 {
   tide_comm *comm = w->comm;
   const tide__coll *c = &w->coll;
-  TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* the call is outside of the graph */
+  if (!c->captured) TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* made before */
   int rc = w->settled ? TIDE_OK : comm->transport->order(comm->state, comm->rank, &w->coll);
-  if (!w->settled) settle(w);
+  if (c->captured) joined(w);
+  else if (!w->settled) settle(w);
   if (c->status < 0)
     return tide__fail(comm->ctx, c->status, tide_coll_name(c->op), "%s", c->message);
   if (rc < 0) return tide__fail(comm->ctx, rc, tide_coll_name(c->op), "the device failed");

@@ -307,9 +307,6 @@ static int capturable(const tide__call *c)
     return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "it runs on '%s' while a step is "
                       "captured on another device, and would not be repeated with it; do it "
                       "before or after", tide_device_name(c->device));
-  if (ops[c->op].flags & TIDE_OPF_RANDOM)
-    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat the same "
-                      "random numbers; draw them before the step, or set its rate to 0");
   if ((c->op == TIDE_OP_ADAMW_ || c->op == TIDE_OP_SGD_) && !has_rates(c))
     return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat step "
                       "number and learning rate of the capture; give them in rates, as the "

@@ -2,13 +2,15 @@
  *
  * An op takes (seed, stream, offset) from the context and advances the offset by its number of
  * elements, or takes them from its attributes. Dropout keeps its counter on the tape: the backward
- * makes the same mask again, nothing is stored.
+ * makes the same mask again, nothing is stored. Where the context has a place for the position
+ * (tide_rng_place), the op gets it as an operand and its counter starts there.
  */
 #include <math.h>
 #include <string.h>
 
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/capture.h"
 #include "core/op/op.h"
 
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset)
@@ -27,6 +29,22 @@ int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offs
   return TIDE_OK;
 }
 
+int tide_rng_place(tide_ctx *ctx, tide_tensor *place)
+{
+  if (place && (place->ctx != ctx || place->dtype != TIDE_I64 || tide__tensor_numel(place) != 3 ||
+                !tide__is_contiguous(place->ndim, place->shape, place->stride)))
+    return tide__fail(ctx, TIDE_E_ARG, "rng_place", "place: expected a contiguous i64 [3] of this "
+                      "context, got %s %s", tide_dtype_name(place->dtype),
+                      TIDE__SHAPE(place->ndim, place->shape));
+  if (place) {
+    tide_tensor_retain(place);
+    tide__scope_escape(place->storage);
+  }
+  tide_tensor_release(ctx->rng_place);
+  ctx->rng_place = place;
+  return TIDE_OK;
+}
+
 void tide_random_attrs_init(tide_random_attrs *a)
 {
   memset(a, 0, sizeof *a);
@@ -34,11 +52,21 @@ void tide_random_attrs_init(tide_random_attrs *a)
   a->use_ctx = 1;
 }
 
-/* The counter of this call: the context's, advanced, or the caller's own. */
-static int counter(k_random_attrs *k, tide_tensor *t, const tide_random_attrs *a, const char *op)
+/* The context's place, where an op on t can read it. */
+static tide_tensor *place_for(const tide_tensor *t)
+{
+  tide_tensor *place = t->ctx->rng_place;
+  return place && place->storage->device == t->storage->device ? place : NULL;
+}
+
+/* The counter of this call: the context's, advanced, starting at *place if that is not null, or the
+ * caller's own. */
+static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
+                   const tide_random_attrs *a, const char *op)
 {
   tide_ctx *ctx = t->ctx;
   memset(k, 0, sizeof *k);
+  *place = NULL;
   if (a && a->size != sizeof *a)
     return tide__fail(ctx, TIDE_E_ARG, op, "attrs.size is %u, expected %zu: call "
                       "tide_random_attrs_init", a->size, sizeof *a);
@@ -56,6 +84,11 @@ static int counter(k_random_attrs *k, tide_tensor *t, const tide_random_attrs *a
     k->offset = a->offset;
     return TIDE_OK;
   }
+  *place = place_for(t);
+  if (!*place && tide__captures(ctx, t->storage->device))
+    return tide__fail(ctx, TIDE_E_STATE, op, "a captured step would repeat the same random "
+                      "numbers; give the context a place for the generator's position "
+                      "(tide_rng_place)");
   k->seed = ctx->rng_seed;
   k->stream = ctx->rng_stream;
   k->offset = ctx->rng_offset;
@@ -63,7 +96,7 @@ static int counter(k_random_attrs *k, tide_tensor *t, const tide_random_attrs *a
   return TIDE_OK;
 }
 
-static int fill(tide_tensor *t, int op, const k_random_attrs *k)
+static int fill(tide_tensor *t, int op, tide_tensor *place, const k_random_attrs *k)
 {
   tide__call c;
   const char *name = tide__op_get(op)->name;
@@ -71,7 +104,8 @@ static int fill(tide_tensor *t, int op, const k_random_attrs *k)
   if (c.ctx->recording && t->node)
     return tide__fail(c.ctx, TIDE_E_STATE, name, "the target is the result of a recorded op");
   TIDE_TRY(tide__check_places(t, name));
-  c.nin = 0;
+  c.nin = 1;
+  c.in_[0] = place;
   c.nout = 1;
   c.out_[0] = t;
   c.attrs.random = *k;
@@ -90,41 +124,44 @@ static int check_args(tide_tensor *t, const char *op, bool good, const char *exp
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs)
 {
   k_random_attrs k;
+  tide_tensor *place;
   TIDE_TRY(check_args(t, "uniform_", lo <= hi, "finite lo <= hi", lo, hi));
-  TIDE_TRY(counter(&k, t, attrs, "uniform_"));
+  TIDE_TRY(counter(&k, &place, t, attrs, "uniform_"));
   k.a = lo;
   k.b = hi;
-  return fill(t, TIDE_OP_UNIFORM_, &k);
+  return fill(t, TIDE_OP_UNIFORM_, place, &k);
 }
 
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs)
 {
   k_random_attrs k;
+  tide_tensor *place;
   TIDE_TRY(check_args(t, "normal_", std >= 0, "a finite mean and std >= 0", mean, std));
-  TIDE_TRY(counter(&k, t, attrs, "normal_"));
+  TIDE_TRY(counter(&k, &place, t, attrs, "normal_"));
   k.a = mean;
   k.b = std;
-  return fill(t, TIDE_OP_NORMAL_, &k);
+  return fill(t, TIDE_OP_NORMAL_, place, &k);
 }
 
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
                        const tide_random_attrs *attrs)
 {
   k_random_attrs k;
+  tide_tensor *place;
   TIDE_TRY(check_args(t, "trunc_normal_", std >= 0, "a finite mean and std >= 0", mean, std));
   TIDE_TRY(check_args(t, "trunc_normal_", lo < hi, "finite lo < hi", lo, hi));
-  TIDE_TRY(counter(&k, t, attrs, "trunc_normal_"));
+  TIDE_TRY(counter(&k, &place, t, attrs, "trunc_normal_"));
   k.a = mean;
   k.b = std;
   k.lo = lo;
   k.hi = hi;
-  return fill(t, TIDE_OP_TRUNC_NORMAL_, &k);
+  return fill(t, TIDE_OP_TRUNC_NORMAL_, place, &k);
 }
 
-static int dropout(tide_tensor **out, tide_tensor *x, const k_random_attrs *k)
+static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const k_random_attrs *k)
 {
   tide__call c;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_DROPOUT, out, 1, &x, 0));
+  TIDE_TRY(tide__begin(&c, TIDE_OP_DROPOUT, out, 2, (tide_tensor *[]){x, place}, 1u << 1));
   c.attrs.random = *k;
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   return tide__dispatch(&c, out, 1);
@@ -133,6 +170,7 @@ static int dropout(tide_tensor **out, tide_tensor *x, const k_random_attrs *k)
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
 {
   k_random_attrs k;
+  tide_tensor *place;
   *out = NULL;
   TIDE_TRY(tide__check_float(x, "dropout", "x"));
   if (!(p >= 0 && p < 1))
@@ -141,12 +179,12 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
     *out = x;
     return tide_tensor_retain(x);
   }
-  TIDE_TRY(counter(&k, x, NULL, "dropout"));
+  TIDE_TRY(counter(&k, &place, x, NULL, "dropout"));
   k.a = p;
-  return dropout(out, x, &k);
+  return dropout(out, x, place, &k);
 }
 
 int tide__grad_dropout(const tide__grad_call *g)
 {
-  return dropout(&g->gin[0], g->gout[0], &g->attrs->random);
+  return dropout(&g->gin[0], g->gout[0], g->in[1], &g->attrs->random);
 }

@@ -17,7 +17,7 @@ int k_cpu_fill_(const k_call *call);
 typedef void (*draw_fn)(const ref_draw *d, const uint32_t *word, double *out, int64_t n);
 
 typedef struct random_job {
-  const k_random_attrs *a;
+  k_random_attrs a;
   cpu_stream index; /* row-major element number -> global index, less start */
   cpu_stream x, y;
   int64_t n, nchunk; /* elements, and chunks of them: the unit of work */
@@ -64,27 +64,28 @@ static void words_of_chunk(const random_job *job, uint32_t *out, int64_t at, int
   int64_t last = s->shape[s->ndim - 1], step = s->stride[s->ndim - 1];
   while (n > 0) {
     int64_t run = s->ndim == 1 ? n : last - at % last;
-    uint64_t g = job->a->offset + (uint64_t)job->a->start + (uint64_t)tide__stream_offset(s, at);
+    uint64_t g = job->a.offset + (uint64_t)job->a.start + (uint64_t)tide__stream_offset(s, at);
     run = run < n ? run : n;
-    if (step == 1) words_of_run(out, job->a, g, run);
+    if (step == 1) words_of_run(out, &job->a, g, run);
     else
       for (int64_t i = 0; i < run; i++)
-        out[i] = tide__philox_word(job->a->seed, job->a->stream, g + (uint64_t)(i * step));
+        out[i] = tide__philox_word(job->a.seed, job->a.stream, g + (uint64_t)(i * step));
     at += run;
     out += run;
     n -= run;
   }
 }
 
-static void job_init(random_job *job, const k_call *call)
+/* place: the input that it is. */
+static void job_init(random_job *job, const k_call *call, int place)
 {
   k_tensor index = call->out[0];
   int64_t step = 1;
-  job->a = call->attrs;
+  job->a = ref_placed(call, place);
   job->n = k_numel(&index);
   job->nchunk = (job->n + LOOP_CHUNK - 1) / LOOP_CHUNK;
   for (int d = index.ndim - 1; d >= 0; d--) {
-    index.stride[d] = job->a->ndim ? job->a->gstride[d] : step;
+    index.stride[d] = job->a.ndim ? job->a.gstride[d] : step;
     step *= index.shape[d];
   }
   tide__stream_init(&job->index, &index);
@@ -125,7 +126,7 @@ static int fill(const k_call *call, draw_fn draw, int (*prepare)(ref_draw *, con
   random_job job;
   int rc = prepare(&job.d, call);
   if (rc != TIDE_OK) return rc;
-  job_init(&job, call);
+  job_init(&job, call, 0);
   job.draw = draw;
   tide__pool_for(call->nthread, job.nchunk, LOOP_GRAIN / 4 / LOOP_CHUNK, fill_range, &job);
   return TIDE_OK;
@@ -178,7 +179,7 @@ int k_cpu_dropout(const k_call *call)
   const k_scalar_attrs zero = { 0, 0 };
   int rc = ref_check_dropout(call);
   if (rc != TIDE_OK) return rc;
-  job_init(&job, call);
+  job_init(&job, call, 1);
   tide__stream_init(&job.x, &call->in[0]);
   job.form = tide__loop_form(call->out[0].dtype);
   job.least = (uint64_t)ceil(p * 0x1p32);

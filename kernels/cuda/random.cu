@@ -2,7 +2,8 @@
  *
  * The one idea: an element's word is a pure function of its global index, and from word to value go
  * the same double operations, fma included (core/base/rng.h, core/base/normal.h). A word comes in a
- * block of four; where indices are consecutive a thread makes one block for four elements.
+ * block of four; where indices are consecutive a thread makes one block for four elements. Where
+ * the generator begins may lie on the device (place): then the first block is known there alone.
  *
  * Meaning: kernels/ref/random.c. Layer 2k.
  */
@@ -22,13 +23,16 @@ struct source {
   int64_t ys[TIDE_MAX_DIM], xs[TIDE_MAX_DIM];
   int ndim;
   bool flat; /* consecutive words */
+  const int64_t *place; /* null, or seed, stream and offset to be added */
 };
 
-source source_of(const k_call *call, const k_tensor &y, const k_tensor &x)
+/* place: the input that it is. */
+source source_of(const k_call *call, const k_tensor &y, const k_tensor &x, int place)
 {
   const k_random_attrs *a = static_cast<const k_random_attrs *>(call->attrs);
   source s = {a->seed, a->stream, a->offset, a->start, k_numel(&y), {}, {}, {}, {}, y.ndim,
-              a->ndim == 0};
+              a->ndim == 0, nullptr};
+  if (place < call->nin) s.place = static_cast<const int64_t *>(call->in[place].data);
   for (int d = 0; d < y.ndim; d++) {
     s.shape[d] = y.shape[d], s.ys[d] = y.stride[d], s.xs[d] = x.stride[d];
     s.gstride[d] = s.flat ? 0 : a->gstride[d];
@@ -91,6 +95,11 @@ struct dropout_f {
 /* Item k: the words 4 (k + first / 4) + 0..3 where they are consecutive, else element k. */
 template <class F> __global__ void draw_kernel(source s, int64_t n, tide_array y, tide_array x, F f)
 {
+  if (s.place) {
+    s.seed += (uint64_t)s.place[0];
+    s.stream += (uint64_t)s.place[1];
+    s.offset += (uint64_t)s.place[2];
+  }
   uint64_t first = s.offset + (uint64_t)s.start;
   TIDE_GRID_LOOP(k, n) {
     int64_t to, from;
@@ -112,10 +121,11 @@ template <class F> __global__ void draw_kernel(source s, int64_t n, tide_array y
   }
 }
 
-template <class F> int draw(const k_call *call, const k_tensor &y, const k_tensor &x, F f)
+template <class F>
+int draw(const k_call *call, const k_tensor &y, const k_tensor &x, int place, F f)
 {
-  source s = source_of(call, y, x);
-  int64_t skip = (int64_t)((s.offset + (uint64_t)s.start) & 3);
+  source s = source_of(call, y, x, place);
+  int64_t skip = s.place ? 3 : (int64_t)((s.offset + (uint64_t)s.start) & 3); /* at most */
   int64_t n = s.flat ? (s.numel + skip + 3) / 4 : s.numel;
   TIDE_LAUNCH(draw_kernel, n, call, s, n, tide_array_of(y), tide_array_of(x), f);
   return TIDE_CUDA_LAUNCHED(call);
@@ -125,7 +135,7 @@ int fill(const k_call *call, int kind)
 {
   fill_f f = {{}, kind};
   int rc = tide_cuda_draw(&f.d, kind, call);
-  return rc < 0 ? rc : draw(call, call->out[0], call->out[0], f);
+  return rc < 0 ? rc : draw(call, call->out[0], call->out[0], 0, f);
 }
 
 }  // namespace
@@ -139,5 +149,5 @@ int k_cuda_dropout(const k_call *call)
 {
   double p = static_cast<const k_random_attrs *>(call->attrs)->a;
   int rc = tide_cuda_check_dropout(call);
-  return rc < 0 ? rc : draw(call, call->out[0], call->in[0], dropout_f{p, 1 / (1 - p)});
+  return rc < 0 ? rc : draw(call, call->out[0], call->in[0], 1, dropout_f{p, 1 / (1 - p)});
 }

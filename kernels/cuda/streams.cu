@@ -171,8 +171,8 @@ void event_free(void *p, void *event)
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-/* Relaxed: the allocator may ask the driver for memory meanwhile, and other threads for anything.
- * */
+/* Relaxed: the allocator may ask the driver for memory meanwhile, other threads for anything, and
+ * the threads of NCCL enqueue what is recorded. */
 int graph_begin(void *p)
 {
   state_t *s = of(p);

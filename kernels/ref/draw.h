@@ -22,6 +22,19 @@ typedef struct ref_draw {
   double p0, dp, sign; /* cut normal: z = sign * quantile(p0 + dp * u) */
 } ref_draw;
 
+/* The attributes with what the place holds, if input k is there. */
+static inline k_random_attrs ref_placed(const k_call *call, int k)
+{
+  k_random_attrs a = *(const k_random_attrs *)call->attrs;
+  const k_tensor *place = k < call->nin && !k_absent(&call->in[k]) ? &call->in[k] : NULL;
+  if (!place) return a;
+  const int64_t *p = place->data;
+  a.seed += (uint64_t)p[0];
+  a.stream += (uint64_t)p[1];
+  a.offset += (uint64_t)p[2];
+  return a;
+}
+
 static inline double ref_round(int dtype, double v)
 {
   switch (dtype) {

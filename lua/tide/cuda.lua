@@ -56,6 +56,24 @@ function cuda.get_attention_kernel() return name_of(attention_kernels, 'attentio
 
 local graph_opts = arg.set { 'warmup' }
 
+-- Ranks whose calls are part of a recording have recorded the same, or none of them keeps it: a
+-- replay of one is a replay of all. How many recordings a communicator was in, this one included.
+local nrecording = setmetatable({}, { __mode = 'k' })
+
+local function agree_on(good, recording)
+   for _, comm in ipairs(recording.comms) do
+      nrecording[comm] = (nrecording[comm] or 0) + 1
+      require 'tide.dist.agree'.check(comm, 'cuda.graph', 'E_STATE', {
+         { what = 'ends of the captured step', text = good and 'recorded' or 'failed',
+            shown = true, hint = 'the message of a rank that failed says why' },
+         { what = 'numbers of captured steps', text = tostring(nrecording[comm]), shown = true,
+            hint = 'ranks capture and replay together' },
+         { what = 'collectives in the captured step',
+            text = table.concat(recording.calls[comm], ' ') },
+      })
+   end
+end
+
 -- A step whose shapes stay the same, recorded once and replayed as one launch:
 --
 --    local g = tide.cuda.graph(function()
@@ -70,15 +88,18 @@ local graph_opts = arg.set { 'warmup' }
 --
 -- fn runs opts.warmup (1) times as usual, so that libraries open and choose, and then once to be
 -- recorded; that one computes nothing until the first replay. Numbers of the host are those of the
--- recording; but optimizer:step() in fn, which needs a warm-up, reads its rate and step number at
--- each replay. What a replay could not repeat is refused under E_STATE, by the name of the op:
--- reading a tensor (item, tolist), copies from the host, collectives, random numbers, ops on other
--- devices; the error goes on to the caller and nothing is recorded. See also tide.cuda.captured.
+-- recording; but random numbers go on from where the generator stands at each replay, which moves
+-- on as fn would, and optimizer:step() in fn, which needs a warm-up, reads its rate and step number
+-- then. Collectives of tensors on the device over NCCL are part of the step: all ranks record and
+-- replay together. What a replay could not repeat is refused under E_STATE, by the name of the op:
+-- reading a tensor (item, tolist), copies from the host, other collectives and a barrier, a look at
+-- the generator, ops on other devices; the error goes on to the caller and nothing is recorded.
+-- See also tide.cuda.captured.
 function cuda.graph(fn, opts)
    arg.func('graph', 'fn', fn)
    opts = arg.opts('graph', opts, graph_opts)
    for _ = 1, arg.int('graph', 'warmup', opts.warmup or 1, 0, 1000) do fn() end
-   return graph.capture('cuda', fn)
+   return graph.capture('cuda', fn, agree_on)
 end
 
 -- fn as a function whose calls are replays of one recorded step:

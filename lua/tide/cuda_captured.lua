@@ -11,7 +11,6 @@
 local tide = require 'tide'
 local arg = require 'tide.ffi.arg'
 local ctx = require 'tide.ffi.ctx'
-local graph = require 'tide.ffi.graph'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
@@ -89,9 +88,9 @@ end
 local function record(self, given)
    self.static = tide.no_grad(twin, given)
    self.want = leaves(self.static, '', {})
-   self.graph = graph.capture('cuda', function()
+   self.graph = tide.cuda.graph(function()
       return pack(self.fn(unpack(self.static, 1, given.n)))
-   end)
+   end, { warmup = 0 })
 end
 
 local function refill(self, list)

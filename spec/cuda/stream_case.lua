@@ -190,7 +190,11 @@ describe('a captured step', function()
          return x + tide.tensor({ 1, 2, 3 }, { device = device })
       end },
       { 'fill_', 'an op on another device', function() return tide.ones { 3 } end },
-      { 'normal_', 'random numbers', function() return x:clone():normal_() end },
+      { 'rng_state', 'a look at the generator', function() return tide.rng_state() end },
+      { 'set_rng_state', 'a state of the generator', function()
+         tide.set_rng_state { seed = 1, stream = 0, offset = 0 }
+      end },
+      { 'seed', 'a seed', function() tide.seed(3) end },
       { 'to_device_async', 'a copy that nobody waits for', function()
          return x:to('cpu', { non_blocking = true })
       end },
@@ -210,6 +214,70 @@ describe('a captured step', function()
          assert.equal(6, tide.cuda.graph(function() return x * 2 end):replay():sum():item())
       end)
    end
+
+   -- fn() often, as it is and as a captured step, with draws of others between and the generator
+   -- set anew in the middle: the same values, and the generator stands where it would.
+   local function draws_alike(fn)
+      local state = tide.rng_state()
+      finally(function() tide.set_rng_state(state) end)
+      local runs = {}
+      for k, captured in ipairs { false, true } do
+         tide.set_rng_state { seed = 11, stream = 3, offset = 5 }
+         local step, run = captured and tide.cuda.captured(fn) or fn, {}
+         for i = 1, 9 do
+            for _, y in ipairs { step() } do run[#run + 1] = y:to('cpu'):to_string_bytes() end
+            run[#run + 1] = tide.randn({ i }, { device = device }):to('cpu'):to_string_bytes()
+            run[#run + 1] = tide.rng_state()
+            if i == 4 then tide.seed(2 ^ 40 + 1) end
+            if i == 6 then tide.set_rng_state { seed = 1, stream = 2 ^ 33, offset = 2 ^ 34 - 2 } end
+         end
+         runs[k] = run
+      end
+      assert.same(runs[1], runs[2])
+      return runs[1]
+   end
+
+   it('draws the random numbers of an ordinary one, which go on from replay to replay', function()
+      local run = draws_alike(function()
+         local y = tide.empty({ 7 }, { device = device }):uniform_(-1, 1)
+         local z = tide.empty({ 4, 6 }, { device = device })
+         z:slice(2, 2, 4):normal_(1, 2)
+         z:slice(2, 5, 6):trunc_normal_()
+         z:slice(2, 1, 1):fill_(0)
+         return y, z, x:expand(5, 3):dropout(0.5)
+      end)
+      assert.not_equal(run[1], run[6])
+   end)
+
+   it('gives dropout its mask again in backward, and where forward is run again', function()
+      local function branch(a) return (a * 2):dropout(0.3):square():dropout(0.2) end
+      draws_alike(function()
+         local a = tide.full({ 50 }, 3, { device = device }):requires_grad_(true)
+         local loss = tide.checkpoint(branch, a):sum() + branch(a):sum()
+            + tide.checkpoint(branch, a):sum()
+         loss:backward()
+         return loss:detach(), a.grad
+      end)
+   end)
+
+   it('repeats numbers whose place is given, as the ordinary step does', function()
+      local run = draws_alike(function()
+         return tide.empty({ 7 }, { device = device }):uniform_(0, 1, { seed = 4, offset = 2 })
+      end)
+      assert.equal(run[1], run[4])
+   end)
+
+   it('leaves the generator as it was where the recording fails', function()
+      local before = tide.rng_state()
+      refused('E_STATE', 'item', function()
+         return tide.cuda.graph(function() return x:clone():normal_():sum():item() end,
+            { warmup = 0 })
+      end)
+      assert.same(before, tide.rng_state())
+      local want = tide.randn({ 3 }, { device = device })
+      tide.set_rng_state(before)
+      assert.is_true(want:equal(tide.randn({ 3 }, { device = device })))
+   end)
 
    it('refuses an update that would repeat the numbers of its recording', function()
       local update = require 'tide.ffi.update'
@@ -289,6 +357,50 @@ describe('a captured training step', function()
          end)
       end
    end
+
+   -- 50 steps with dropout, one of whose branches is run again in backward; a run that is left and
+   -- taken up again in the middle from what a checkpoint holds.
+   it('has the bits of the ordinary one with dropout, and taken up again', function()
+      local state = tide.rng_state()
+      finally(function() tide.set_rng_state(state) end)
+      local function make(captured)
+         local model, drop = regression(nil, 9), tide.nn.Dropout(0.2)
+         local function hidden(x) return drop:forward(model:forward(x)):square() end
+         function model:loss(ids, _, opts)
+            local again = tide.checkpoint(hidden, drop:forward(ids))
+            return drop:forward(again):sum() * (1 / opts.count)
+         end
+         local optim = optimisers.AdamW(model)
+         return model, optim, tide.train.step.new { model = model, optim = optim, clip = 0.5,
+            comm = tide.dist.solo(), captured = captured }
+      end
+      local function steps(step, from, to)
+         local list = {}
+         for i = from, to do
+            local r = step:run { batch_of(i), batch_of(-i) }
+            list[#list + 1] = ('%.17g %.17g'):format(r.loss, r.grad_norm)
+         end
+         return list
+      end
+      tide.seed(6)
+      local model, _, step = make(false)
+      local want = steps(step, 1, 50)
+      want[#want + 1], want[#want + 2] = bits_of(model), tide.rng_state().offset
+      tide.seed(6)
+      local first, optim, started = make(true)
+      local got = steps(started, 1, 20)
+      local weights = first:state_dict()
+      local tensors, meta = optim:state_dict()
+      local stands = tide.rng_state()
+      tide.seed(1)
+      local second, later, resumed = make(true)
+      second:load_state_dict(weights)
+      later:load_state_dict(tensors, meta)
+      tide.set_rng_state(stands)
+      for _, text in ipairs(steps(resumed, 21, 50)) do got[#got + 1] = text end
+      got[#got + 1], got[#got + 2] = bits_of(second), tide.rng_state().offset
+      assert.same(want, got)
+   end)
 
    it('leaves everything as it is where a number is not finite, and goes on', function()
       local runs = {}

@@ -32,11 +32,15 @@ static void random_numbers(void **state)
     k_random_attrs attrs = random_attrs(ndim, shape);
     case_begin();
     if (below(4) == 0) attrs.lo = 3, attrs.hi = HUGE_VAL;
+    int64_t three = 3, words[] = { (int64_t)draw(), below(3), (int64_t)draw() };
     k_tensor out = make(dtype, ndim, shape, NO_BROADCAST);
-    check_case(op, 0, NULL, &out, &attrs, 0, 1);
-    k_tensor in = random_tensor(dtype, ndim, shape, ANY_LAYOUT);
+    k_tensor place = make(TIDE_I64, 1, &three, PLAIN), absent = { .ndim = -1, .dtype = -1 };
+    memcpy(place.data, words, sizeof words);
+    int given = (int)below(3); /* no place, one that is absent, one */
+    check_case(op, given > 0, given > 1 ? &place : &absent, &out, &attrs, 0, 1);
+    k_tensor in[] = { random_tensor(dtype, ndim, shape, ANY_LAYOUT), given > 1 ? place : absent };
     attrs.a = below(5) / 4.0;
-    check_case(&op_dropout, 1, &in, &out, &attrs, 2, 0);
+    check_case(&op_dropout, 1 + (given > 0), in, &out, &attrs, 2, 0);
   }
 }
 

@@ -305,6 +305,53 @@ describe('uniform_, normal_, trunc_normal_', function()
       assert.are.same(20, tide.rng_state().offset)
    end)
 
+   it('begin where the place says that the context was given, as dropout does', function()
+      local C, handle = require('tide.ffi.lib').C, require('tide.ffi.ctx').default().handle
+      local state = tide.rng_state()
+      finally(function()
+         C.tide_rng_place(handle, nil)
+         tide.set_rng_state(state)
+      end)
+      local function all(device)
+         local list = {}
+         for _, shape in ipairs { { 5 }, { 3, 7 }, { 2, 3, 4 } } do
+            local x = tide.empty(shape, { device = device })
+            for _, fill in ipairs { x.uniform_, x.normal_, x.trunc_normal_ } do
+               list[#list + 1] = fill(x):to('ref'):to_string_bytes()
+            end
+            x:normal_():requires_grad_(true)
+            local y = x:dropout(0.4)
+            y:sum():backward()
+            list[#list + 1] = y:detach():to('ref'):to_string_bytes()
+            list[#list + 1] = x.grad:to('ref'):to_string_bytes()
+         end
+         list[#list + 1] = tide.rng_state().offset
+         return list
+      end
+      for _, device in ipairs(devices) do
+         local elsewhere = device == 'ref' and 'cpu' or 'ref'
+         for skip = 0, 3 do
+            local function plain(where)
+               tide.set_rng_state { seed = 5, stream = 7, offset = 2 ^ 34 + skip }
+               return all(where)
+            end
+            local want, there = plain(device), plain(elsewhere)
+            local place = tide.tensor({ 3, 6, 2 ^ 34 - 9 }, { dtype = 'i64', device = device })
+            assert.equal(0, C.tide_rng_place(handle, place))
+            tide.set_rng_state { seed = 2, stream = 1, offset = 9 + skip }
+            local got = all(device)
+            got[#got] = got[#got] + 2 ^ 34 - 9
+            assert.are.same(want, got)
+            assert.are.same(there, plain(elsewhere)) -- a place counts on its own device
+            C.tide_rng_place(handle, nil)
+         end
+      end
+      for _, wrong in ipairs { tide.zeros { 3 }, tide.zeros({ 4 }, { dtype = 'i64' }),
+                               tide.zeros({ 3, 2 }, { dtype = 'i64' }):select(2, 1) } do
+         assert.equal(C.TIDE_E_ARG, C.tide_rng_place(handle, wrong))
+      end
+   end)
+
    it('take any interval, also far out, and no deviation at all', function()
       local x = tide.empty({ 1000 }, { dtype = 'f64' })
       assert.is_true(x:normal_(3, 0):equal(tide.full({ 1000 }, 3, { dtype = 'f64' })))

@@ -47,7 +47,8 @@ function case.numbers(state)
 end
 
 -- Trains and returns { losses, norms, weights, sharded, optim, model }. opts: plain (no sharding),
--- fsdp (options), accum, steps, recompute, clip, lr, before(run), model options.
+-- fsdp (options), accum, steps, recompute, clip, lr, before(run), after(run, step), captured, model
+-- options.
 function case.train(opts)
    local world = dist.world()
    local rows, accum = opts.rows or 12, opts.accum or 1
@@ -63,7 +64,7 @@ function case.train(opts)
    if opts.recompute then model.model.layers.recompute = 1 end
    local optim = tide.optim.AdamW(sharded or model, { lr = opts.lr or 1e-3 })
    local run = tide.train.step.new { model = model, optim = optim, clip = opts.clip or 1,
-      parallel = sharded, comm = not sharded and world or nil }
+      parallel = sharded, comm = not sharded and world or nil, captured = opts.captured }
    local r = { losses = {}, norms = {}, sharded = sharded, optim = optim, model = model, run = run }
    if opts.before then opts.before(r) end
    local data = sharded and sharded.data_comm or world
@@ -72,6 +73,7 @@ function case.train(opts)
       for a = 1, accum do batches[a] = case.batch(100 * s + a, data.rank, data.size, rows) end
       local done = run:run(batches)
       r.losses[s], r.norms[s] = done.loss, done.grad_norm
+      if opts.after then opts.after(r, s) end
    end
    r.weights = case.numbers(sharded and sharded:full_state_dict() or model:state_dict())
    return r

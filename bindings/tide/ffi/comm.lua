@@ -85,6 +85,8 @@ local function begin(self, op)
       self.site = at
       C.tide_comm_site(handle, at)
    end
+   local context = lib.state.default
+   if context and context.capturing then context.capturing:call(self, op) end
    return handle
 end
 

@@ -167,9 +167,19 @@ function Context:collect()
    own.settle(handle)
 end
 
+-- Each replay of a captured step begins where the generator stands at that time.
+local function generator_of(self, name)
+   local handle = handle_of(self, name)
+   if self.capturing then
+      status.raise(C.TIDE_E_STATE, name, 'a step is being captured, and where its numbers begin is '
+         .. 'told by each replay; look at the generator, and set it, between replays')
+   end
+   return handle
+end
+
 -- Starts the generator anew.
 function Context:seed(n)
-   local handle = handle_of(self, 'seed')
+   local handle = generator_of(self, 'seed')
    arg.int('seed', 'n', n, 0)
    own.check(handle, C.tide_rng_set(handle, n, 0, 0))
 end
@@ -178,7 +188,7 @@ local u64 = { ffi.new 'uint64_t[1]', ffi.new 'uint64_t[1]', ffi.new 'uint64_t[1]
 
 -- {seed =, stream =, offset =}, numbers that can be stored and given to set_rng_state.
 function Context:rng_state()
-   local handle = handle_of(self, 'rng_state')
+   local handle = generator_of(self, 'rng_state')
    own.check(handle, C.tide_rng_get(handle, u64[1], u64[2], u64[3]))
    local values = {}
    for i = 1, 3 do
@@ -192,7 +202,7 @@ function Context:rng_state()
 end
 
 function Context:set_rng_state(state)
-   local handle = handle_of(self, 'set_rng_state')
+   local handle = generator_of(self, 'set_rng_state')
    if type(state) ~= 'table' then
       bad('set_rng_state', 'state', 'a table from rng_state', state)
    end

@@ -3,7 +3,7 @@
 -- A function that is captured runs once more on the host, but what it gives the device is recorded
 -- instead of run. If it fails, the recording is thrown away and the error goes on. Numbers of the
 -- host that change from replay to replay lie on the device; who owns them writes them there in what
--- he gives to on_replay.
+-- he gives to on_replay. One of them is owned here: where the generator stands.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -16,6 +16,24 @@ local C = lib.C
 local M = {}
 local graph_box = ffi.new 'tide_graph *[1]'
 
+-- What is known of a step while it is recorded: `turns` at each replay, and the communicators that
+-- were used in it (`comms`, in order, each with the names of its calls in `calls`).
+local Recording = {}
+Recording.__index = Recording
+
+function Recording:call(comm, op)
+   local list = self.calls[comm]
+   if not list then
+      list = {}
+      self.calls[comm], self.comms[#self.comms + 1] = list, comm
+   end
+   list[#list + 1] = op
+end
+
+local function new_recording()
+   return setmetatable({ turns = {}, comms = {}, calls = {} }, Recording)
+end
+
 local Graph = {}
 Graph.__index = Graph
 Graph.__name = 'Graph'
@@ -27,31 +45,85 @@ function M.is_capturing() return ctx_of.default().capturing ~= nil end
 -- While a step is recorded: before() is called ahead of each of its replays, after() when it has
 -- been enqueued.
 function M.on_replay(before, after)
-   local list = ctx_of.default().capturing
-   if not list then status.raise(C.TIDE_E_STATE, 'on_replay', 'no step is being captured') end
+   local recording = ctx_of.default().capturing
+   if not recording then
+      status.raise(C.TIDE_E_STATE, 'on_replay', 'no step is being captured')
+   end
+   local list = recording.turns
    list[#list + 1] = { before = before, after = after }
 end
 
+-- ---- random numbers --------------------------------------------------------------------------
+
+local parts = { 'seed', 'stream', 'offset' }
+
+-- Writes to the device where the generator stands; most replays change the offset alone.
+local function write_place(context, place, held)
+   local now = context:rng_state()
+   for i, part in ipairs(parts) do
+      if held[part] ~= now[part] then place:select(1, i):fill_(now[part]) end
+      held[part] = now[part]
+   end
+end
+
+-- fn() with a generator that counts from 0 and begins, for the ops on device, at a place on it,
+-- which each replay finds where the context's generator stands then, and advances by as much as fn
+-- has drawn.
+local function drawing(context, device, turns, fn)
+   local ctx, before, now = context.handle, ffi.new 'uint64_t[3]', ffi.new 'uint64_t[3]'
+   local place = context:empty({ 3 }, { dtype = 'i64', device = device })
+   own.check(ctx, C.tide_rng_get(ctx, before, before + 1, before + 2))
+   own.check(ctx, C.tide_rng_place(ctx, place))
+   C.tide_rng_set(ctx, 0, 0, 0)
+   local good, result = pcall(fn)
+   C.tide_rng_get(ctx, nil, nil, now)
+   C.tide_rng_place(ctx, nil)
+   C.tide_rng_set(ctx, before[0], before[1], before[2])
+   if not good then error(result, 0) end
+   local drawn, held = now[0], {}
+   if drawn > 0 then
+      turns[#turns + 1] = {
+         before = function() write_place(context, place, held) end,
+         after = function()
+            C.tide_rng_get(ctx, now, now + 1, now + 2)
+            C.tide_rng_set(ctx, now[0], now[1], now[2] + drawn)
+         end,
+      }
+   end
+   return result
+end
+
+-- ---- capturing -------------------------------------------------------------------------------
+
 -- fn() recorded on a device; a Graph whose `result` is what fn returned (its tensors hold values
--- after the first replay).
-function M.capture(device, fn)
+-- after the first replay). settle(good, recording), if given, is called when the recording has
+-- ended, well or not: it may raise.
+function M.capture(device, fn, settle)
    local code = arg.device('graph', 'device', device)
-   local context, turns = ctx_of.default(), {}
-   local ctx = context.handle
+   local context, recording = ctx_of.default(), new_recording()
+   local ctx, turns = context.handle, recording.turns
    own.check(ctx, C.tide_graph_begin(graph_box, ctx, code))
    local handle = own.handle(graph_box[0], C.tide_graph_release)
    graph_box[0] = nil
-   context.capturing = turns
-   local good, result = pcall(fn)
+   context.capturing = recording
+   local good, result = pcall(drawing, context, device, turns, fn)
    context.capturing = nil
-   local rc = good and C.tide_graph_end(handle) or 0
-   if good and rc == 0 then
-      return setmetatable({ handle = handle, ctx = ctx, result = result, turns = turns }, Graph)
+   if good then
+      good, result = pcall(function()
+         own.check(ctx, C.tide_graph_end(handle))
+         return result
+      end)
    end
-   local failure = not good and result or nil
-   if good then failure = select(2, pcall(own.fail, ctx, rc)) end
-   own.finish(handle, C.tide_graph_release)
-   error(failure, 0)
+   if not good then own.finish(handle, C.tide_graph_release) end
+   if settle then
+      local agreed, why = pcall(settle, good, recording)
+      if good and not agreed then
+         own.finish(handle, C.tide_graph_release)
+         good, result = false, why
+      end
+   end
+   if not good then error(result, 0) end
+   return setmetatable({ handle = handle, ctx = ctx, result = result, turns = turns }, Graph)
 end
 
 -- Enqueues the recorded step again; returns its result. The host does not wait.

@@ -578,6 +578,13 @@ void tide_random_attrs_init(tide_random_attrs *attrs);
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset);
 /* Where it stands: what tide_rng_set takes to go on from here. Each may be null. */
 int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offset);
+/* place (i64 [3]: seed, stream, offset; null: none) is from here on where the generator begins: ops
+ * that draw from the context on its device add, when they run, what it holds to the context's own
+ * numbers. So a captured step, whose constants stay, draws from what is written there ahead of each
+ * replay: set the generator to 0, 0, 0 meanwhile; what its offset is at the end is how far a replay
+ * advances. place is held until the next call, and outlives step scopes. E_ARG: another dtype or
+ * size, not contiguous. */
+int tide_rng_place(tide_ctx *ctx, tide_tensor *place);
 /* Fill t in place; attrs may be null. Floating dtypes. Uniform is in [lo, hi). */
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs);
 /* std >= 0; a number takes one word of the generator, by the inverse distribution function. */
@@ -690,10 +697,14 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * again with the same addresses and numbers, at the price of one launch. New input is written into
  * the tensors that the step read; results appear in those that it made. Memory of the step belongs
  * to the graph; tensors that it made live on as long as they are held.
+ * Collectives over NCCL are part of the step: every rank of the communicator captures the same ones
+ * and replays as often. Each replay is a call of the communicator ("replay" in its history, where
+ * the calls of the capture stand at its beginning), with its timeout. The graph holds the
+ * communicators; when one fails, replays do with its status.
  * While a step is captured these fail with E_STATE and change nothing: reading a tensor, copies
- * from the host, collectives, ops on other devices, random numbers, and an optimiser's update
- * without rates, whose step number would be repeated. E_UNSUPPORTED: the device has no graphs; only
- * 'cuda' has. */
+ * from the host, other collectives, barrier and split, waiting for a work from before, ops on other
+ * devices; and what a replay would repeat: random numbers of the context without tide_rng_place, an
+ * optimiser's update without rates. E_UNSUPPORTED: the device has no graphs; only 'cuda' has. */
 typedef struct tide_graph tide_graph;
 /* Starts to capture what the device is given. E_STATE: the context is capturing a step already. */
 int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);

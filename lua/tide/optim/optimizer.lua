@@ -199,10 +199,6 @@ local function record(self, op, opts)
       err.raise('E_STATE', op, 'a captured step would repeat this lr; leave it out: the rate of '
          .. 'the optimiser is read before each replay')
    end
-   if #self.sharded > 0 then
-      err.raise('E_UNSUPPORTED', op, 'the step of a sharded model cannot be captured: its '
-         .. 'collectives are made by the host')
-   end
    for _, entry in ipairs(self:entries()) do
       if entry.param.grad ~= nil and not (self.state[entry.name] and self.rates) then
          err.raise('E_STATE', op, "parameter '%s' has no state yet, and a captured step would make "
@@ -218,9 +214,12 @@ local function record(self, op, opts)
          self:update(group, bucket, 0, opts)
       end
    end
-   local state = self.state
-   graph.on_replay(function() write_rates(self, op, state, list) end,
-      function() add_steps(self, lists, 1) end)
+   local state, sharded = self.state, self.sharded
+   for _, s in ipairs(sharded) do s:updated() end
+   graph.on_replay(function() write_rates(self, op, state, list) end, function()
+      add_steps(self, lists, 1)
+      for _, s in ipairs(sharded) do s:updated() end -- an evaluation between has gathered the old
+   end)
 end
 
 -- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every

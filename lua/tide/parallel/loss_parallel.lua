@@ -120,7 +120,7 @@ local function check(name, x, w, ids, counts, comm)
    end
 end
 
--- Targets that are no class are an error on one rank, so they are here; all ranks see the same.
+-- Targets that are no class are an error on one rank, so they are here.
 local function check_targets(name, ids, ignore, V)
    if ids.device == 'null' then return end
    in_range(name, tide.where(ids:eq(ignore), 0, ids), V,

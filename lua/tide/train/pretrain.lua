@@ -67,7 +67,7 @@ local after_model = {
    { 'plan', false, 'print how the model is spread over ranks and what that costs; run nothing' },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
    { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph); for '
-     .. '--device cuda, one rank, windows' },
+     .. '--device cuda, windows, one rank or ranks over NCCL' },
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
 }
 
@@ -208,8 +208,9 @@ local function check_captured(recipe, opt, world)
    if not opt.captured then return end
    if opt.device ~= 'cuda' then
       err.usage(recipe.name, '--captured needs --device cuda, got --device %s', opt.device)
-   elseif world.size > 1 then
-      err.usage(recipe.name, '--captured is for one rank, got %d', world.size)
+   elseif world.size > 1 and world.transport ~= 'nccl' then
+      err.usage(recipe.name, "--captured is for one rank, or for ranks over NCCL; got %d over '%s'",
+         world.size, world.transport)
    elseif opt.packed then
       err.usage(recipe.name, '--captured needs steps of one shape and count; --packed has others '
          .. 'at each step')

@@ -11,9 +11,10 @@
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
 --
--- With `captured`, forward, backward and update are one launch on a GPU from the second step on.
--- The host then learns of a loss that is not finite after the update, which leaves everything as it
--- is by the same numbers on the device (found_inf).
+-- With `captured`, forward, backward and update are one launch on a GPU from the second step on,
+-- collectives over NCCL included. The host then learns of a loss that is not finite after the
+-- update, which leaves everything as it is by the same numbers on the device (found_inf), on all
+-- ranks.
 
 local tide = require 'tide'
 local agree = require 'tide.dist.agree'
@@ -136,12 +137,34 @@ end
 
 local unread -- of a captured step, below
 
+-- Options of a sharded model under which the host takes part in each backward.
+local function check_sharded(op, sharded)
+   for _, name in ipairs { 'check_for_nan_in_grad', 'cpu_offload' } do
+      if sharded.opts[name] then
+         err.raise('E_UNSUPPORTED', op, 'captured: %s of fully_shard lets the host look at '
+            .. 'gradients within the step, which a captured one cannot', name)
+      end
+   end
+end
+
 -- The step as a captured one (tide.cuda.captured), where it can be.
 local function set_captured(self, op)
-   if self.comm.size > 1 or self.parallel or self.tp or self.cp then
-      err.raise('E_UNSUPPORTED', op, 'captured: only the step of one rank with a whole model can '
-         .. 'be captured; collectives are made by the host')
+   local sharded, tp = self.parallel, self.tp
+   if self.cp then
+      err.raise('E_UNSUPPORTED', op, 'captured: context parallelism cuts each batch on the host, '
+         .. 'within the step; do without capturing')
    end
+   for _, comm in ipairs { self.comm, tp and tp.comm or self.comm,
+                           sharded and sharded.shard_comm or self.comm,
+                           sharded and sharded.replicas or self.comm } do
+      if comm.size > 1 and comm.transport ~= 'nccl' then
+         err.raise('E_UNSUPPORTED', op, "captured: collectives of communicator '%s' are made by "
+            .. "the host (transport '%s'), and a captured step takes only those over NCCL; give "
+            .. 'communicators over NCCL, or do without capturing', tostring(comm.name),
+            tostring(comm.transport))
+      end
+   end
+   if sharded then check_sharded(op, sharded) end
    for _, entry in ipairs(self.optim:entries()) do
       if entry.param.device ~= 'cuda' then
          err.raise('E_UNSUPPORTED', op, "captured: parameter '%s' is on '%s', and only steps on "
@@ -154,9 +177,10 @@ end
 -- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
 -- (a Sharded; comm is then its ranks with data of their own), captured (false; true: from the
 -- second on a step is one launch of a CUDA graph, with the same numbers; batches must keep their
--- shapes and counts). Collective. E_STATE: ranks differ in clip, in the options of optimiser or
--- loss or, of a model that each holds whole, in its parameters, modules or weights.
--- E_UNSUPPORTED: the step cannot be captured (several ranks, a model that is not on 'cuda').
+-- shapes and counts; several ranks need NCCL between them and record together). Collective.
+-- E_STATE: ranks differ in clip, in the options of optimiser or loss or, of a model that each holds
+-- whole, in its parameters, modules or weights. E_UNSUPPORTED: the step cannot be captured (another
+-- transport, context parallelism, a model that is not on 'cuda', gradients that the host sees).
 function step.new(opts)
    local op = 'train.step.new'
    err.type(op, 'options', opts, 'table')
@@ -240,21 +264,26 @@ local function micros(self, batches, count)
    return loss
 end
 
--- Reduction is the sharded model's: after the last micro-batch, or after each.
-local function sharded_micros(self, batches, count)
-   local sharded, loss = self.parallel, 0
+-- run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or after
+-- each.
+local function each_sharded(self, batches, run)
+   local sharded = self.parallel
    sharded:zero_grad()
    local ok, problem = pcall(function()
       for i, batch in ipairs(batches) do
          sharded:set_requires_gradient_sync(i == #batches or sharded.opts.sync_each_backward)
-         loss = loss + micro(self, batch, count)
+         run(i, batch)
       end
    end)
    sharded:set_requires_gradient_sync(true)
-   if not ok then
-      sharded:reset()
-      error(problem, 0)
-   end
+   if ok then return end
+   sharded:reset()
+   error(problem, 0)
+end
+
+local function sharded_micros(self, batches, count)
+   local loss = 0
+   each_sharded(self, batches, function(_, batch) loss = loss + micro(self, batch, count) end)
    self.loss_here = loss
    return loss
 end
@@ -327,31 +356,50 @@ function Step:gradients(batches, lr)
    return dist.sum(self.comm, { loss })[1] / means
 end
 
--- A step of one rank without a look at the device: the losses of the micro-batches and the norm, as
--- tensors. found_inf is 0 where all of them are finite, else NaN.
+-- A step without a look at the device: the losses of this rank's micro-batches and the norm, as
+-- tensors. found_inf is 0 where all of them are finite on all ranks, else NaN.
 function unread(self, batches, count)
-   self.optim:zero_grad()
    local losses = {}
-   for i, batch in ipairs(batches) do losses[i] = micro_loss(self, batch, count) end
-   local norm, factor = clip.by_norm(self.optim:grads(), self.clip)
+   local function run(i, batch) losses[i] = micro_loss(self, batch, count) end
+   if self.parallel then
+      each_sharded(self, batches, run)
+   else
+      self.optim:zero_grad()
+      for i, batch in ipairs(batches) do run(i, batch) end
+      if self.comm.size > 1 then self.comm:all_reduce(self.optim:grads()) end
+   end
+   local norm, factor = norm_of(self)
    local found = norm * 0
    for _, loss in ipairs(losses) do found = found + loss:to 'f32' * 0 end
+   if self.comm.size > 1 then self.comm:all_reduce(found) end
    self.optim:step { factor = factor, found_inf = found }
    return losses, norm
 end
 
+-- Why a captured step was not applied. Gradients are known as sums over ranks only.
+local function blame_captured(self, loss)
+   local named = (self.parallel or self.model):named_parameters()
+   if self.comm.size == 1 then return nonfinite.tell(self.comm, nonfinite.find(loss, named)) end
+   return nonfinite.tell(self.comm, nonfinite.find(loss, {}), nonfinite.find(0, named))
+end
+
 local function run_captured(self, batches)
-   local count, loss = counted(self, batches), 0
-   local losses, norm = self.captured(batches, count)
-   for _, part in ipairs(losses) do loss = loss + part:item() end
-   local grad_norm, cause = norm:item(), nil
+   local among = self.comm.size > 1                    -- ranks: they compare the rate
+   local lr, here = among and self.optim:next_lr() or nil, 0
+   local means = self.parallel and self.parallel:gradient_divisor() or 1
+   local losses, norm = self.captured(batches, counted(self, batches, lr) / means)
+   for _, part in ipairs(losses) do here = here + part:item() end
+   local loss, grad_norm, cause = dist.sum(self.comm, { here })[1] / means, norm:item(), nil
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if not applied then
       self.optim:take_back()
-      cause = nonfinite.tell(self.comm, nonfinite.find(loss, self.model:named_parameters()))
+      cause = blame_captured(self, here)
    end
    -- gradients of the recorded step stay: a replay writes them again
-   if not self.captured:is_recorded() then self.optim:zero_grad() end
+   if not self.captured:is_recorded() then
+      self.optim:zero_grad()
+      if self.parallel then self.parallel:zero_grad() end
+   end
    return { loss = loss, grad_norm = grad_norm, lr = self.optim.last_lr, applied = applied,
       cause = cause }
 end

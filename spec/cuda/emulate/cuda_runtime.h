@@ -4,8 +4,8 @@
  * barrier; shuffles and mma meet at a barrier of their warp. So indexing, masks, barriers and
  * arithmetic are executed as written; speed, memory order and instructions are not. Fresh device
  * memory and shared memory hold 0xff (NaN), and a barrier that some threads never reach ends the
- * program with a message. Streams run as late as they may (stream.h); a graph is the list of steps
- * that a capturing stream was given.
+ * program with a message. Streams run as late as they may (stream.h); a graph is what its streams
+ * were given while they captured, and the events between them.
  *
  * Found before the toolkit's header of the same name. Spec only, x86-64.
  */
@@ -141,7 +141,9 @@ enum cudaError_t {
   cudaErrorCudartUnloading = 4, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
   cudaErrorContextIsDestroyed = 709, cudaErrorStreamCaptureUnsupported = 900,
-  cudaErrorStreamCaptureInvalidated = 901, cudaErrorStreamCaptureUnjoined = 904
+  cudaErrorStreamCaptureInvalidated = 901, cudaErrorStreamCaptureMerge = 902,
+  cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905,
+  cudaErrorCapturedEvent = 907
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaHostAllocPortable = 1,

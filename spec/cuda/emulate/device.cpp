@@ -5,7 +5,11 @@
  * as far as that. Who asks whether one has come is told no the first time, and nothing runs. An
  * event that is used after it was destroyed ends the program.
  * While a stream captures, what it is given goes to the graph, and so does what streams are given
- * that have waited for an event of a capturing one, until the first waits for them in turn.
+ * that have waited for an event of a capturing one. At a launch every such stream is a queue of its
+ * own, so what nobody waits for in the capture runs as late as it may then too. What the driver
+ * refuses is refused, and spoils the capture: asking or waiting for a stream that captures or an
+ * event of a capture, waiting in a capture for what is outside of it. A capture cannot end while
+ * the stream that began it does not wait, directly or not, for all that is in it.
  *
  * Environment: TIDE_EMULATE_DEVICES (default 1; 0: a driver without a device; -1: no driver),
  * TIDE_EMULATE_CAPABILITY (default 89, the least with FP8; 90: a Hopper chip, with its shared
@@ -16,10 +20,13 @@
  */
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -27,11 +34,34 @@
 #include "cuda.h"
 #include "cuda_runtime.h"
 
+typedef std::function<bool()> step_t;
+typedef std::map<tide_emulate_stream *, int> before_t; /* how much of each stream came before */
+
+/* One thing that a stream was given: a step, or a mark that it sets or waits for. */
+struct recorded {
+  tide_emulate_stream *stream;
+  std::function<step_t()> make;
+  int set, awaited; /* -1: none */
+};
+
 struct tide_emulate_graph {
-  std::vector<std::function<bool()>> steps;
-  std::set<tide_emulate_stream *> forked;
+  std::vector<recorded> list;
+  std::map<tide_emulate_stream *, before_t> known;
+  int nmark = 0;
+  long id = 0;
   tide_emulate_stream *origin = nullptr;
   bool broken = false;
+  void add(const recorded &r)
+  {
+    list.push_back(r);
+    known[r.stream][r.stream]++;
+  }
+  bool joined()
+  {
+    for (auto &row : known)
+      if (row.second[row.first] > known[origin][row.first]) return false;
+    return true;
+  }
 };
 
 namespace {
@@ -43,17 +73,21 @@ int nkernel;
 thread_local int current;
 
 struct queue : tide_emulate_stream {
-  std::deque<std::function<bool()>> steps;
+  std::deque<step_t> steps;
   tide_emulate_graph *capture = nullptr;
   bool busy = false;
 
   bool capturing() const override { return capture != nullptr; }
-  void enqueue(std::function<bool()> step) override
+  void enqueue(step_t step) override
+  {
+    record([step] { return step; });
+  }
+  void record(std::function<step_t()> make) override
   {
     guard g(device_lock);
     if (dead) return;
-    if (capture) capture->steps.push_back(step);
-    else steps.push_back(step);
+    if (capture) capture->add({this, make, -1, -1});
+    else steps.push_back(make());
   }
   /* Until enough says so. True: nothing is left. */
   bool advance(const std::function<bool()> &enough = [] { return false; })
@@ -68,6 +102,7 @@ struct queue : tide_emulate_stream {
 
 std::atomic<long> nwait, refused_copy; /* refused_copy: how many until that one; 0: none */
 std::set<queue *> streams;
+std::set<tide_emulate_graph *> captures; /* under way */
 queue *of(cudaStream_t s) { return static_cast<queue *>(s); }
 
 cudaError_t sticky() { return dead ? cudaErrorIllegalAddress : cudaSuccess; }
@@ -88,7 +123,10 @@ cudaError_t until(const std::function<bool()> &ready)
 
 struct tide_emulate_event {
   queue *stream = nullptr;
-  tide_emulate_graph *capture = nullptr;
+  tide_emulate_graph *capture = nullptr; /* where it was recorded last, as a mark */
+  long id = 0;                           /* of that */
+  int mark = -1;
+  before_t before;
   long issued = 0, reached = 0, asked = 0; /* asked: the last that was asked about */
   bool destroyed = false;
 };
@@ -117,6 +155,9 @@ const char *cudaGetErrorString(cudaError_t e)
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "the capture was invalidated before";
     case cudaErrorStreamCaptureUnjoined: return "a forked stream was not joined";
+    case cudaErrorStreamCaptureMerge: return "two captures would become one";
+    case cudaErrorStreamCaptureIsolation: return "a dependency would leave the capture";
+    case cudaErrorCapturedEvent: return "the event was recorded in a capture";
     default: return "emulated error";
   }
 }
@@ -291,7 +332,13 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
   alive(e);
   e->stream = of(s);
   e->capture = of(s)->capture;
-  if (e->capture) return sticky(); /* the order of the graph's steps is the order of the calls */
+  if (e->capture) {
+    e->id = e->capture->id;
+    e->mark = e->capture->nmark++;
+    e->capture->add({s, nullptr, e->mark, -1});
+    e->before = e->capture->known[s];
+    return sticky();
+  }
   long ticket = ++e->issued;
   s->enqueue([=] {
     e->reached = ticket;
@@ -308,14 +355,30 @@ static bool reached(cudaEvent_t e, long ticket)
   return e->reached >= ticket;
 }
 
+/* Whether the capture is that an event was recorded in. */
+static bool under_way(cudaEvent_t e) { return captures.count(e->capture) && e->capture->id == e->id; }
+
+static bool refused(cudaEvent_t e)
+{
+  if (e->capture && under_way(e)) e->capture->broken = true;
+  return e->capture != nullptr;
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
   guard g(device_lock);
   queue *q = of(s);
   alive(e);
+  if (q->capture && q->capture != e->capture && (e->capture || e->issued)) {
+    q->capture->broken = true;
+    return e->capture ? cudaErrorStreamCaptureMerge : cudaErrorStreamCaptureIsolation;
+  }
+  if (e->capture && !under_way(e)) return cudaErrorCapturedEvent;
   if (e->capture) {
-    if (q == e->capture->origin) e->capture->forked.erase(e->stream);
-    else e->capture->forked.insert(q), q->capture = e->capture;
+    q->capture = e->capture;
+    q->capture->add({s, nullptr, -1, e->mark});
+    before_t &known = q->capture->known[s];
+    for (auto &row : e->before) known[row.first] = std::max(known[row.first], row.second);
     return sticky();
   }
   long ticket = e->issued;
@@ -327,6 +390,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 {
   guard g(device_lock);
   alive(e);
+  if (refused(e)) return cudaErrorCapturedEvent;
   bool again = e->asked == e->issued;
   e->asked = e->issued;
   bool done = again ? reached(e, e->issued) : e->reached >= e->issued;
@@ -335,8 +399,11 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-  alive(e);
-  if (e->capture) return cudaErrorStreamCaptureUnsupported;
+  {
+    guard g(device_lock);
+    alive(e);
+    if (refused(e)) return cudaErrorCapturedEvent;
+  }
   return until([=] { return reached(e, e->issued); });
 }
 
@@ -346,8 +413,11 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 {
   guard g(device_lock);
   if (of(s)->capture) return cudaErrorStreamCaptureUnsupported;
-  of(s)->capture = new tide_emulate_graph;
-  of(s)->capture->origin = s;
+  static long id;
+  tide_emulate_graph *graph = of(s)->capture = new tide_emulate_graph;
+  graph->origin = s;
+  graph->id = ++id;
+  captures.insert(graph);
   return sticky();
 }
 
@@ -355,13 +425,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
   guard g(device_lock);
   tide_emulate_graph *graph = of(s)->capture;
-  if (!graph) return cudaErrorInvalidValue;
+  if (!graph || graph->origin != s) return cudaErrorInvalidValue;
   for (queue *q : streams)
     if (q->capture == graph) q->capture = nullptr;
+  captures.erase(graph);
   *out = nullptr;
   cudaError_t e = graph->broken ? cudaErrorStreamCaptureInvalidated
-    : graph->forked.empty() ? sticky() : cudaErrorStreamCaptureUnjoined;
+    : graph->joined() ? sticky() : cudaErrorStreamCaptureUnjoined;
   if (e == cudaSuccess) *out = graph;
+  else delete graph;
   return e;
 }
 
@@ -371,10 +443,55 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
   return sticky();
 }
 
-/* Steps of a launch that is under way keep what they need: a copy of the list. */
+/* One launch: its marks, who sets each, and a queue for each stream beside the first. */
+struct launch {
+  std::vector<bool> is_set;
+  std::vector<queue *> setter;
+  std::vector<queue *> made;
+  ~launch()
+  {
+    for (queue *q : made) {
+      streams.erase(q);
+      if (!q->busy) delete q; /* else a device that died in its midst */
+    }
+  }
+  queue *queue_for(int device)
+  {
+    queue *q = new queue;
+    q->device = device;
+    streams.insert(q);
+    made.push_back(q);
+    return q;
+  }
+  bool reached(size_t mark)
+  {
+    if (!is_set[mark] && setter[mark]) setter[mark]->advance();
+    return is_set[mark];
+  }
+};
+
+/* It goes with its last step on the stream, when all of its queues have been waited for. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s)
 {
-  for (const std::function<bool()> &step : graph->steps) s->enqueue(step);
+  guard g(device_lock);
+  if (dead) return sticky();
+  auto held = std::make_shared<launch>();
+  launch *l = held.get();
+  std::map<tide_emulate_stream *, queue *> queue_of = {{graph->origin, of(s)}};
+  l->is_set.resize((size_t)graph->nmark);
+  l->setter.resize((size_t)graph->nmark);
+  for (const recorded &r : graph->list) {
+    queue *&q = queue_of[r.stream];
+    if (!q) q = l->queue_for(s->device);
+    size_t set = (size_t)r.set, awaited = (size_t)r.awaited;
+    if (r.make) q->record(r.make);
+    else if (r.set < 0) q->enqueue([=] { return l->reached(awaited); });
+    else {
+      l->setter[set] = q;
+      q->enqueue([=] { return l->is_set[set] = true; });
+    }
+  }
+  s->enqueue([held] { return true; });
   return sticky();
 }
 

@@ -8,6 +8,8 @@
  * has ended is not on the stream before somebody has asked for the asynchronous error, init and
  * split are in progress until all ranks have come, sends to ranks that do not receive never end,
  * and calls are only compared where NCCL would corrupt memory or hang: then the communicator fails.
+ * What is given to a stream that captures is a call of each launch of the graph, and of the same
+ * communicator: that must not end before the graph has gone (NCCL waits for it for ever).
  * It refuses what NCCL refuses: two ranks on one device, a mean of integers, overlapping buffers
  * that are not the documented in-place form, roots and peers out of range. Environment:
  * TIDE_EMULATE_NCCL_FAULT=n: the n-th group of the process fails asynchronously. Spec only.
@@ -75,6 +77,7 @@ struct comm {
   int color = 0;
   comm **split_out = nullptr; /* given when all have asked */
   std::vector<std::function<void()>> pending; /* groups that have ended, not on a stream yet */
+  std::shared_ptr<int> graphs = std::make_shared<int>(0); /* one more holder each call of a graph */
   std::string last;
 };
 
@@ -280,21 +283,42 @@ int check(comm *c, const op &o)
   return OK;
 }
 
+/* A call, made now or at each launch of the graph, which holds the communicator. */
+void give(comm *c, tide_emulate_stream *stream, std::function<std::function<bool()>()> make)
+{
+  std::shared_ptr<int> holder = stream->capturing() ? c->graphs : nullptr;
+  stream->record([holder, make] { return make(); });
+}
+
+void check_no_graph(const comm *c)
+{
+  if (c->graphs.use_count() == 1) return;
+  fprintf(stderr, "emulated NCCL: a communicator ends before a graph with calls of it\n");
+  abort();
+}
+
 /* What a group has for one communicator goes to the streams when the asynchronous error is asked
  * for: until then it is in progress. */
 void launch(comm *c, const std::vector<queued> &list)
 {
-  auto ops = std::make_shared<std::vector<op>>();
+  std::vector<op> ops;
   tide_emulate_stream *stream = nullptr;
   for (const queued &q : list) {
     stream = q.stream;
     if (q.o.what == SEND || q.o.what == RECV) {
-      ops->push_back(q.o);
+      ops.push_back(q.o);
       continue;
     }
-    stream->enqueue(collective{c, c->in, q.o, ++c->seq, stream->device});
+    give(c, stream, [c, q]() -> std::function<bool()> {
+      std::lock_guard<std::mutex> g(lock);
+      return collective{c, c->in, q.o, ++c->seq, q.stream->device};
+    });
   }
-  if (!ops->empty()) stream->enqueue(exchange{c, c->in, ops, std::make_shared<bool>(false)});
+  if (ops.empty()) return;
+  give(c, stream, [c, ops]() -> std::function<bool()> {
+    return exchange{c, c->in, std::make_shared<std::vector<op>>(ops),
+                    std::make_shared<bool>(false)};
+  });
 }
 
 int end_group()
@@ -462,11 +486,13 @@ API int ncclCommDestroy(comm *c)
     fprintf(stderr, "emulated NCCL: %d buffers are still registered\n", c->nkept);
     abort();
   }
+  check_no_graph(c);
   return c->finalized ? OK : USAGE;
 }
 API int ncclCommAbort(comm *c)
 {
   std::lock_guard<std::mutex> g(lock);
+  check_no_graph(c);
   c->dead = true;
   return OK;
 }

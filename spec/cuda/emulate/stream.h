@@ -5,6 +5,8 @@
  * another stream or the host uses without waiting is seen by its results. A step that answers false
  * is not done yet (a collective whose other ranks have not come) and is asked again.
  *
+ * A stream that captures keeps how a step is made; each launch of the graph makes it anew.
+ *
  * Virtual, so that the emulated cuBLASLt and NCCL, libraries of their own, enqueue too. Spec only.
  */
 #ifndef TIDE_SPEC_STREAM_H
@@ -15,6 +17,8 @@
 struct tide_emulate_stream {
   int device = 0;
   virtual void enqueue(std::function<bool()> step) = 0;
+  /* Enqueues make(); while it captures, each launch does. */
+  virtual void record(std::function<std::function<bool()>()> make) = 0;
   virtual bool capturing() const = 0;
   virtual ~tide_emulate_stream() {}
 };

@@ -1,0 +1,384 @@
+-- Captured steps over ranks: collectives over NCCL that are recorded and replayed. Ranks are
+-- threads, each on a device of its own; what may run late runs late here (spec/cuda/emulate).
+--
+-- Not found by its name: emulated_nccl_spec.lua runs it with an emulated NCCL, whose file is
+-- TIDE_SPEC_NCCL. On a machine with several GPUs leave that unset.
+
+local ranks = require 'spec.dist.ranks'
+
+local library = os.getenv 'TIDE_SPEC_NCCL'
+
+-- Runs source `body`, which sees comm (NCCL), over, tide and args, on n ranks; rows of ranks.try.
+local function run(n, opts, body, ...)
+   local source = [[
+      local over, opts, body = ...
+      local tide = require 'tide'
+      tide.param('cuda_device', over.rank)
+      tide.default().device = 'cuda'
+      local comm = require('tide.ffi.dist').nccl(over, { library = opts.library,
+         check = opts.check })
+      if opts.timeout then comm:set_timeout(opts.timeout) end
+      return assert(loadstring('local comm, over, tide = ... ' .. body))(comm, over, tide,
+         select(4, ...))
+   ]]
+   opts = opts or {}
+   opts.library = library
+   return ranks.try(n, { timeout = 60 }, loadstring(source), opts, body, ...)
+end
+
+local function values(n, opts, body, ...)
+   local rows, list = run(n, opts, body, ...), {}
+   for i, row in ipairs(rows) do
+      if row.status ~= 'OK' then error(('rank %d: %s'):format(i - 1, row.message or '?'), 0) end
+      list[i] = row.values[1]
+   end
+   return list
+end
+
+describe('a captured step with collectives', function()
+   for _, check in ipairs { false, true } do
+      it('does at each replay what the calls would do' .. (check and ', compared' or ''), function()
+         local body = [[
+            local x = tide.zeros { 6 }
+            local r, n = comm.rank, comm.size
+            local function step()
+               local sum = comm:all_reduce(x * 1)
+               local all = comm:all_gather(x)
+               local part = comm:reduce_scatter(all * (r + 1))
+               local work = comm:all_reduce(x * 2, 'max', { async = true })
+               local own = x * 3                          -- beside the collective
+               local most = work:wait() + own
+               local turned = comm:shift(x + 1)
+               local mixed = comm:all_to_all(tide.cat({ x, x }, 1):narrow(1, 1, 2 * n))
+               local first = comm:broadcast(x * 5, n - 1)
+               comm:all_reduce(tide.ones { 3 }, 'sum', { async = true })   -- never waited for
+               return sum, all, part, most, turned, mixed, first
+            end
+            local graph = tide.cuda.graph(function() return { step() } end)
+            local good = true
+            for i = 1, 5 do
+               x:copy_(tide.arange(6):to 'f32' * i + r)
+               local want, got = { step() }, graph:replay()
+               for k = 1, #want do good = good and want[k]:equal(got[k]) end
+               if i == 3 then comm:all_gather(tide.ones { 5 }, { async = true }) end
+            end
+            return { good, graph.result[1]:tolist()[2] }
+         ]]
+         for _, n in ipairs { 2, 4 } do
+            local sum = 5 * n + n * (n - 1) / 2
+            for _, row in ipairs(values(n, { check = check }, body)) do
+               assert.same({ true, sum }, row)
+            end
+         end
+      end)
+   end
+
+   it('holds memory that a collective under way still uses', function()
+      local out = values(2, nil, [[
+         local x = tide.ones { 500 }
+         local graph = tide.cuda.graph(function()
+            local a = x * 2
+            local work = comm:all_reduce(a, 'sum', { async = true })
+            a = nil
+            collectgarbage()
+            local other = tide.full({ 500 }, -7) * 3          -- perhaps where a was
+            local b = work:wait() + 1
+            return b, other
+         end)
+         local sums = {}
+         for i = 1, 3 do
+            x:fill_(i)
+            sums[i] = graph:replay():sum():item() / 500
+         end
+         return sums
+      ]])
+      for r = 1, 2 do assert.same({ 5, 9, 13 }, out[r]) end
+   end)
+
+   it('counts what it moves, and names its replays', function()
+      local out = values(2, nil, [[
+         local x = tide.ones { 8 }
+         local function step() comm:all_reduce(x * 1) comm:all_gather(x) return x end
+         local before = comm:traffic()
+         step()
+         local one = comm:traffic()
+         local graph = tide.cuda.graph(step, { warmup = 0 })
+         local recorded = comm:traffic()
+         for _ = 1, 3 do graph:replay() end
+         local after = comm:traffic()
+         tide.cuda.synchronize()
+         local list = comm:history()
+         local last = list[#list]
+         return { one.ncall - before.ncall, recorded.ncall - one.ncall,
+            after.ncall - recorded.ncall,
+            after.nbyte[1] - recorded.nbyte[1] == 3 * (one.nbyte[1] - before.nbyte[1]), last.op }
+      ]])
+      for r = 1, 2 do assert.same({ 2, 0, 6, true, 'replay' }, out[r]) end
+   end)
+
+   it('may be several, of several communicators, and goes before they do', function()
+      local out = values(4, nil, [[
+         local part = comm:split(comm.rank % 2)
+         local x = tide.ones { 4 }
+         local function step(by)
+            return function() return part:all_reduce(comm:all_reduce(x * by)) end
+         end
+         local a, b = tide.cuda.graph(step(1)), tide.cuda.graph(step(10), { warmup = 0 })
+         local sums = {}
+         for i = 1, 3 do
+            x:fill_(i)
+            sums[#sums + 1] = a:replay():tolist()[1] + b:replay():tolist()[1]
+         end
+         part:close()
+         b:release()
+         sums[#sums + 1] = a:replay():tolist()[1]
+         part, b = nil, nil
+         collectgarbage()
+         return sums
+      ]])
+      for r = 1, 4 do assert.same({ 88, 176, 264, 24 }, out[r]) end
+   end)
+end)
+
+describe('a captured step over ranks', function()
+   it('refuses what the host does, and all ranks go on', function()
+      local out = values(2, nil, [[
+         local x, list, here = tide.ones { 4 }, {}, tide.ones({ 2 }, { device = 'cpu' })
+         local there = here * 1
+         local function try(fn)
+            local good, e = pcall(tide.cuda.graph, function()
+               local y = comm:all_reduce(x * 1)
+               fn()
+               return y
+            end, { warmup = 0 })
+            list[#list + 1] = good and 'recorded' or e.code .. ' ' .. tostring(e)
+         end
+         try(function() comm:barrier() end)
+         try(function() comm:split(0) end)
+         try(function() over:all_reduce(here) end)
+         try(function() comm:all_gather_object(1) end)
+         try(function() comm:send_recv(here, 1 - comm.rank, there, 1 - comm.rank) end)
+         try(function() comm:all_reduce(here) end)
+         try(function() comm:all_reduce(x * 1):sum():item() end)
+         list[#list + 1] = comm:all_reduce(x * 1):sum():item()
+         return list
+      ]])
+      for r = 1, 2 do
+         for i = 1, 7 do assert.is_truthy(out[r][i]:find '^E_STATE', out[r][i]) end
+         for _, i in ipairs { 3, 5, 6 } do
+            assert.is_truthy(out[r][i]:find("'local' transport", 1, true), out[r][i])
+         end
+         assert.equal(8, out[r][8])
+      end
+   end)
+
+   it('is kept by all ranks or by none', function()
+      local out = values(2, nil, [[
+         local x = tide.ones { 4 }
+         local function try(fn)
+            local good, e = pcall(tide.cuda.graph, fn, { warmup = 0 })
+            return good and 'recorded' or e.code .. ' ' .. tostring(e)
+         end
+         local one = try(function()
+            comm:all_reduce(x * 1)
+            if comm.rank == 1 then error { code = 'here' } end
+         end)
+         local other = try(function()
+            comm:all_reduce(x * 1)
+            if comm.rank == 1 then comm:all_gather(x) end
+         end)
+         return { one, other, try(function() comm:all_reduce(x * 1) end) }
+      ]])
+      assert.is_truthy(out[1][1]:find('rank 1: failed', 1, true), out[1][1])
+      assert.is_truthy(out[2][1]:find('^here'), out[2][1])
+      for r = 1, 2 do
+         assert.is_truthy(out[r][2]:find('collectives in the captured step', 1, true), out[r][2])
+         assert.equal('recorded', out[r][3])
+      end
+   end)
+
+   it('is watched: a rank that does not replay is a timeout, and ends the graph', function()
+      local out = values(2, { timeout = 0.5 }, [[
+         local x = tide.ones { 4 }
+         local graph = tide.cuda.graph(function() return comm:all_reduce(x * 1) end)
+         graph:replay()
+         tide.cuda.synchronize()
+         over:barrier()
+         if comm.rank == 1 then over:barrier() return { 'waits' } end
+         local good, e = pcall(function() return graph:replay():sum():item() end)
+         local again, f = pcall(graph.replay, graph)
+         graph:release()
+         over:barrier()
+         return { tostring(good), e.code, tostring(e), tostring(again), f.code }
+      ]])
+      local v = out[1]
+      assert.same({ 'false', 'E_TIMEOUT', 'false', 'E_TIMEOUT' }, { v[1], v[2], v[4], v[5] })
+      assert.is_truthy(v[3]:find('replay', 1, true), v[3])
+   end)
+
+   it('fails where a rank aborts, also while it is recorded', function()
+      local out = values(2, { timeout = 20 }, [[
+         local x = tide.ones { 4 }
+         local graph = tide.cuda.graph(function() return comm:all_reduce(x * 1) end)
+         graph:replay()
+         repeat local list = comm:history() until list[#list].status == 'OK' -- seen to its end
+         over:barrier()
+         local good, e = pcall(tide.cuda.graph, function()
+            local y = comm:all_reduce(x * 1)
+            comm:abort 'enough'
+            return comm:all_reduce(y * 1)
+         end, { warmup = 0 })
+         local again, f = pcall(graph.replay, graph)
+         return { tostring(good), e.code, tostring(again), f.code, (x + x):sum():item() }
+      ]])
+      for r = 1, 2 do
+         assert.same({ 'false', 'E_PEER', 'false', 'E_PEER', 8 }, out[r])
+      end
+   end)
+end)
+
+-- What a training step gives: losses and norms as text, the bits of the weights, the generator.
+local train = [[
+   local opts = select(4, ...)
+   local function dropped(model, p)
+      local drop = tide.nn.Dropout(p)
+      local inner = model.forward
+      function model.forward(self, x) return drop:forward(inner(self, drop:forward(x))) end
+      return model
+   end
+   local function regression()
+      local a = tide.nn.Linear(6, 40, { seed = 5, device = 'cuda' })
+      if opts.dropout then dropped(a, opts.dropout) end
+      function a.loss(self, ids, _, o) return self:forward(ids):square():sum() * (1 / o.count) end
+      return a
+   end
+   tide.seed(40 + comm.rank)
+   local text = {}
+   local function bits(state)
+      local names = {}
+      for name in require 'tide.util.each'(state) do names[#names + 1] = name end
+      table.sort(names)
+      for i, name in ipairs(names) do
+         names[i] = name .. state[name]:detach():to('cpu'):to_string_bytes()
+      end
+      return require('tide.ffi.io').xxh64(table.concat(names))
+   end
+]]
+
+local function alike(n, body, rows)
+   for _, opts in ipairs(rows) do
+      local runs = {}
+      for k, captured in ipairs { false, true } do
+         opts.captured = captured
+         runs[k] = values(n, nil, train .. body, opts)
+      end
+      for r = 1, n do
+         assert.is_true(#runs[1][r] > 3)
+         assert.same(runs[1][r], runs[2][r])
+      end
+   end
+end
+
+describe('a captured training step over ranks has the bits of the ordinary one:', function()
+   local dp = [[
+      local model = regression()
+      local optim = tide.optim.AdamW(model, { lr = function(s) return 0.01 * s / (s + 3) end })
+      local step = tide.train.step.new { model = model, optim = optim, comm = comm,
+         clip = opts.clip, captured = opts.captured }
+      local function batch(i)
+         local x = tide.arange(24):reshape(4, 6):to 'f32' * 0.01 + 0.1 * i + comm.rank
+         return { ids = x, count = 4 }
+      end
+      for i = 1, 6 do
+         local batches = {}
+         for k = 1, opts.accum do batches[k] = batch(i * k) end
+         if opts.bad == i and comm.rank == 1 then batches[1].ids:fill_(0 / 0) end
+         local r = step:run(batches)
+         text[#text + 1] = ('%.17g %.17g %s'):format(r.loss, r.grad_norm, tostring(r.applied))
+         if not r.applied then step:skip() end
+      end
+      text[#text + 1] = bits(model:state_dict())
+      text[#text + 1] = tostring(optim.steps)
+      text[#text + 1] = tostring(tide.rng_state().offset)
+      return text
+   ]]
+   for _, n in ipairs { 2, 4 } do
+      it(('data parallel on %d ranks'):format(n), function()
+         alike(n, dp, { { accum = 2, clip = 0.5 }, { accum = 1, clip = 0, dropout = 0.3 } })
+      end)
+   end
+
+   it('data parallel, with a number that is not finite on one rank', function()
+      alike(2, dp, { { accum = 2, clip = 1, bad = 1 }, { accum = 1, clip = 1, bad = 4 } })
+   end)
+
+   local fsdp = [[
+      local case = require 'spec.parallel.fsdp_case'
+      local r = case.train { steps = 4, rows = 4, accum = opts.accum, clip = 0.3,
+         recompute = opts.recompute,
+         fsdp = { comm = comm, device = 'cuda', strategy = opts.strategy, nccl_ub = opts.nccl_ub,
+            mp_policy = opts.mp }, captured = opts.captured,
+         before = function(run)
+            if opts.dropout then
+               for _, m in ipairs(run.model.model.layers) do dropped(m.mlp, opts.dropout) end
+            end
+         end,
+         after = function(run, s)
+            if s ~= 3 then return end
+            local function make() return case.batch(9, comm.rank, comm.size, 4) end
+            text[#text + 1] = ('%.17g'):format(run.run:evaluate({ 1, 2 }, 1, make))
+         end }
+      for s = 1, 4 do text[#text + 1] = ('%.17g %.17g'):format(r.losses[s], r.norms[s]) end
+      text[#text + 1] = bits(r.sharded:full_state_dict())
+      text[#text + 1] = tostring(tide.rng_state().offset)
+      return text
+   ]]
+   for _, strategy in ipairs { 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' } do
+      it('fully sharded on 2 ranks, strategy ' .. strategy, function()
+         alike(2, fsdp, { { strategy = strategy, accum = 2 } })
+      end)
+   end
+   it('fully sharded on 4 ranks, with recomputation and dropout', function()
+      alike(4, fsdp, { { strategy = 'optim_grads_params', accum = 2, recompute = 1,
+         dropout = 0.2 } })
+   end)
+
+   local tp = [[
+      local shape = comm.size == 2 and { { 'tp', 2 } } or { { 'dp_shard', 2 }, { 'tp', 2 } }
+      local mesh = tide.parallel.mesh(shape, { comm = comm })
+      local case = require 'spec.parallel.fsdp_case'
+      local model = case.model { device = 'cuda', config = { vocab_size = 38,
+         intermediate_size = 28, hidden_size = 16 } }
+      tide.parallel.tensor_parallel(model, mesh:axis 'tp', opts.tp)
+      local sharded = #shape > 1 and tide.parallel.fully_shard(model,
+         { mesh = mesh, strategy = opts.strategy, device = 'cuda' }) or nil
+      local optim = tide.optim.AdamW(sharded or model, { lr = 1e-2 })
+      local step = tide.train.step.new { model = model, optim = optim, parallel = sharded,
+         comm = not sharded and tide.dist.solo() or nil, clip = sharded and 0.4 or 0,
+         captured = opts.captured }
+      local data = sharded and sharded.data_comm or tide.dist.solo()
+      for s = 1, 5 do
+         local batches = {}
+         for k = 1, 2 do batches[k] = case.batch(10 * s + k, data.rank, data.size, 4) end
+         local r = step:run(batches)
+         text[#text + 1] = ('%.17g %.17g'):format(r.loss, r.grad_norm)
+      end
+      if sharded then
+         text[#text + 1] = bits(sharded:state_dict())
+      else
+         text[#text + 1] = bits(model:state_dict())
+      end
+      return text
+   ]]
+   it('cut over a tensor-parallel axis', function()
+      alike(2, tp, { {}, { tp = { sequence_parallel = true } },
+         { tp = { sequence_parallel = true, async_tp = true } } })
+   end)
+   it('cut and sharded on 4 ranks', function()
+      alike(4, tp, { { strategy = 'optim_grads_params' } })
+   end)
+
+   it('fully sharded, in two dtypes and from buffers that NCCL knows', function()
+      alike(2, fsdp, { { nccl_ub = true, accum = 1, mp = { param_dtype = 'bf16' } } })
+   end)
+end)
