@@ -251,20 +251,20 @@ tide_attend operands(const k_call *call, const k_tensor *q, const k_tensor &bias
  *   operands                                              attention      attention_bwd
  *   f32, f64; heads above 256                             PLAIN          PLAIN
  *   f16, bf16, heads to 256, any mask                     MMA            MMA; with dbias PLAIN
- *   of these, with parameter attention_kernel = 1:        WGMMA          as above
- *     heads of 64 or 128, values as wide as keys;
- *     full or causal, any q_start; no window, indices,
- *     bias or softcap; scale above 0; at least one key;
- *     rows and strides at multiples of 16 bytes
+ *   of these, with parameter attention_kernel = 1:        WGMMA          WGMMA to heads of 128;
+ *     no bias; at least one key; rows and strides of                     above that as above
+ *     q, k, v (and dout) at multiples of 16 bytes, so
+ *     heads that are multiples of 8
  *
  * WGMMA is for compute capability 9.0 and refuses elsewhere (E_UNSUPPORTED); MMA is the default
  * until a chip has verified the other (kernels/cuda/STATUS.md). */
 enum kernel_t { PLAIN, MMA, WGMMA };
-kernel_t kernel_of(const k_call *call, const tide_attend &p, bool backward, bool dbias)
+kernel_t kernel_of(const k_call *call, const tide_attend &p, const tide_attention_back *g)
 {
-  if (!tide_attention_mma_fits(p) || dbias) return PLAIN;
-  bool wish = tide_cuda_state_of(call->stream)->params->attention_kernel == 1;
-  return wish && !backward && tide_attention_wgmma_fits(p) ? WGMMA : MMA;
+  if (!tide_attention_mma_fits(p) || (g && g->dbias.data)) return PLAIN;
+  if (tide_cuda_state_of(call->stream)->params->attention_kernel != 1) return MMA;
+  bool fits = g ? tide_attention_wgmma_bwd_fits(p, *g) : tide_attention_wgmma_fits(p);
+  return fits ? WGMMA : MMA;
 }
 
 unsigned blocks(int64_t batch, int64_t head, int64_t t)
@@ -278,8 +278,9 @@ int run_bwd(const k_call *call, const tide_attend &p, const tide_attention_back 
   int64_t rows = p.batch * p.head * p.tq;
   if (rows > 0)
     TIDE_CUDA_LAUNCH(call, delta_kernel<T>, tide_row_blocks(rows), tide_row_threads(p.dv), 0, p, g);
-  if (rows > 0 && kernel_of(call, p, true, g.dbias.data != nullptr) == MMA)
-    return tide_attention_mma_bwd(call, p, g);
+  kernel_t kernel = kernel_of(call, p, &g);
+  if (rows > 0 && kernel != PLAIN)
+    return (kernel == WGMMA ? tide_attention_wgmma_bwd : tide_attention_mma_bwd)(call, p, g);
   if (rows > 0)
     TIDE_CUDA_LAUNCH(call, dq_kernel<T>, blocks(p.batch, p.head, p.tq), WARPS * 32, 0, p, g);
   unsigned n = blocks(p.batch, p.head / p.group, p.tk);
@@ -298,7 +299,7 @@ int k_cuda_attention(const k_call *call)
   tide_attend p = operands(call, &call->in[0], call->in[3], &call->in[4]);
   unsigned n = blocks(p.batch, p.head, p.tq);
   if (n == 0) return TIDE_OK;
-  kernel_t kernel = kernel_of(call, p, false, false);
+  kernel_t kernel = kernel_of(call, p, nullptr);
   if (kernel != PLAIN)
     return (kernel == WGMMA ? tide_attention_wgmma : tide_attention_mma)(
       call, p, tide_heads_of(out), tide_array_of(lse), lse.stride);

@@ -63,6 +63,33 @@ TIDE_DEVICE bool tide_sees(const tide_attend &p, const tide_token &q, const tide
   return p.window_right < 0 || -dist <= p.window_right;
 }
 
+/* What a row sees of the other side, by the rule of tide_sees asked once for a row: tokens of its
+ * document at positions low to high, none if low > high. Without indices a token of the other side
+ * lies at its number in [0, Tk) or [0, Tq). */
+struct tide_span { int document, low, high; };
+
+/* KEYS: the row is a key, the other side queries. */
+template <bool KEYS> TIDE_DEVICE tide_span tide_span_of(const tide_attend &p, const tide_token &x)
+{
+  const int64_t far = (int64_t)1 << 61;
+  int64_t before = p.window_left >= 0 ? p.window_left : far; /* farthest keys of a query */
+  int64_t after = p.causal ? 0 : p.window_right >= 0 ? p.window_right : far;
+  int64_t low = x.position - (KEYS ? after : before);
+  int64_t high = x.position + (KEYS ? before : after);
+  int64_t first = INT32_MIN, last = INT32_MAX;
+  if (!p.q_index) {
+    if (KEYS) low -= p.q_start, high -= p.q_start;
+    first = 0;
+    last = (KEYS ? p.tq : p.tk) - 1;
+  }
+  if (x.document < 0 || low > last || high < first) return {-1, 1, 0};
+  return {x.document, (int)(low > first ? low : first), (int)(high < last ? high : last)};
+}
+TIDE_DEVICE bool tide_span_has(const tide_span &s, int document, int position)
+{
+  return document == s.document && position >= s.low && position <= s.high;
+}
+
 /* Can any of the keys [j0, j1) be seen by any of the queries [i0, i1)? Exact without indices;
  * with them the tokens decide, so yes. */
 TIDE_DEVICE bool tide_tile_seen(const tide_attend &p, int64_t i0, int64_t i1, int64_t j0,
@@ -78,10 +105,8 @@ TIDE_DEVICE bool tide_tile_seen(const tide_attend &p, int64_t i0, int64_t i1, in
 TIDE_DEVICE float tide_tanh(float x) { return tanhf(x); }
 TIDE_DEVICE double tide_tanh(double x) { return tanh(x); }
 
-/* From q.k to s; *slope is ds / d(q.k). */
-template <class T>
-TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j, T qk,
-                         T *slope)
+/* From q.k to s without a bias; *slope is ds / d(q.k). */
+template <class T> TIDE_DEVICE T tide_capped(const tide_attend &p, T qk, T *slope)
 {
   T s = qk * (T)p.scale;
   *slope = (T)p.scale;
@@ -90,6 +115,13 @@ TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, 
     s = (T)p.softcap * th;
     *slope *= (T)1 - th * th;
   }
+  return s;
+}
+template <class T>
+TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j, T qk,
+                         T *slope)
+{
+  T s = tide_capped(p, qk, slope);
   if (p.bias.data)
     s += tide_at<T>(p.bias, b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2]
                     + j * p.bias_stride[3]);
@@ -110,10 +142,14 @@ int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out,
                        const int64_t *lse_stride);
 int tide_attention_mma_bwd(const k_call *call, const tide_attend &p,
                            const tide_attention_back &g);
-/* kernels/cuda/attention_wgmma.cu: the forward on Hopper; E_UNSUPPORTED, with a sentence, where the
- * chip is another or the library was built without it. fits: whether it knows these operands. */
+/* kernels/cuda/attention_wgmma.cu and attention_wgmma_bwd.cu: Hopper; E_UNSUPPORTED, with a
+ * sentence, where the chip is another or the library was built without it. fits: whether it knows
+ * these operands. */
 bool tide_attention_wgmma_fits(const tide_attend &p);
 int tide_attention_wgmma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
                          const int64_t *lse_stride);
+bool tide_attention_wgmma_bwd_fits(const tide_attend &p, const tide_attention_back &g);
+int tide_attention_wgmma_bwd(const k_call *call, const tide_attend &p,
+                             const tide_attention_back &g);
 
 #endif

@@ -139,6 +139,7 @@ TIDE_DEVICE void write(const float (*o)[4], const float *factor, const tide_head
                        int64_t t0, int64_t nt, int64_t h, int64_t d)
 {
   int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
+#pragma unroll
   for (int r = 0; r < 2; r++) {
     int64_t row = t0 + g + 8 * r;
     if (row >= nt) continue;

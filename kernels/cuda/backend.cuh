@@ -1,5 +1,5 @@
 /* What a context has on a GPU. Layer 2k; for backend.cu, streams.cu and those that need the
- * device itself: blas.cu, attention.cu, attention_wgmma.cu. */
+ * device itself: blas.cu, attention.cu, attention_wgmma.cuh. */
 #ifndef TIDE_KERNELS_CUDA_BACKEND_CUH
 #define TIDE_KERNELS_CUDA_BACKEND_CUH
 

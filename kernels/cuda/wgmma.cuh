@@ -116,45 +116,53 @@ template <int N> TIDE_DEVICE void tide_hold(uint32_t (*a)[4])
   TIDE_PIECE(n), TIDE_PIECE(n + 1), TIDE_PIECE(n + 2), TIDE_PIECE(n + 3), TIDE_PIECE(n + 4), \
     TIDE_PIECE(n + 5), TIDE_PIECE(n + 6), TIDE_PIECE(n + 7)
 
-/* d[64, 128] = a b^T, added to d if `add`; a[64, 16], b[128, 16], both by tide_describe_rows. */
-#define TIDE_WGMMA_ROWS(type)                                                         \
+/* d[64, N] = a b^T, added to d if `add`; a[64, 16], b[N, 16], both by tide_describe_rows. */
+#define TIDE_WGMMA_ROWS_64(type)                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                           \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "        \
+               TIDE_D32 ", %32, %33, p, 1, 1, 0, 0;\n}"                               \
+               : TIDE_PIECES(0) : "l"(a), "l"(b), "r"((int)add))
+#define TIDE_WGMMA_ROWS_128(type)                                                     \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                           \
                "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "       \
                TIDE_D64 ", %64, %65, p, 1, 1, 0, 0;\n}"                               \
                : TIDE_PIECES(0), TIDE_PIECES(8) : "l"(a), "l"(b), "r"((int)add))
-template <bool F16>
+template <bool F16, int N>
 TIDE_DEVICE void tide_wgmma_rows(float (*d)[4], uint64_t a, uint64_t b, bool add)
 {
-  if (F16) TIDE_WGMMA_ROWS("f16");
-  else TIDE_WGMMA_ROWS("bf16");
+  static_assert(N == 64 || N == 128, "no other shape has been written");
+  if constexpr (N == 64) {
+    if (F16) TIDE_WGMMA_ROWS_64("f16");
+    else TIDE_WGMMA_ROWS_64("bf16");
+  } else {
+    if (F16) TIDE_WGMMA_ROWS_128("f16");
+    else TIDE_WGMMA_ROWS_128("bf16");
+  }
 }
 
 /* d[64, N] += a b; a[64, 16] in registers, b[16, N] by tide_describe_columns. */
-#define TIDE_WGMMA_64(type)                                                           \
+#define TIDE_WGMMA_COLUMNS_64(type)                                                   \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "        \
                TIDE_D32 ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                       \
                : TIDE_PIECES(0)                                                       \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define TIDE_WGMMA_128(type)                                                          \
+#define TIDE_WGMMA_COLUMNS_128(type)                                                  \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "       \
                TIDE_D64 ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                       \
                : TIDE_PIECES(0), TIDE_PIECES(8)                                       \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <bool F16, int N> struct tide_wgmma_columns;
-template <bool F16> struct tide_wgmma_columns<F16, 64> {
-  static TIDE_DEVICE void add(float (*d)[4], const uint32_t *a, uint64_t b)
-  {
-    if (F16) TIDE_WGMMA_64("f16");
-    else TIDE_WGMMA_64("bf16");
+template <bool F16, int N>
+TIDE_DEVICE void tide_wgmma_columns(float (*d)[4], const uint32_t *a, uint64_t b)
+{
+  static_assert(N == 64 || N == 128, "no other shape has been written");
+  if constexpr (N == 64) {
+    if (F16) TIDE_WGMMA_COLUMNS_64("f16");
+    else TIDE_WGMMA_COLUMNS_64("bf16");
+  } else {
+    if (F16) TIDE_WGMMA_COLUMNS_128("f16");
+    else TIDE_WGMMA_COLUMNS_128("bf16");
   }
-};
-template <bool F16> struct tide_wgmma_columns<F16, 128> {
-  static TIDE_DEVICE void add(float (*d)[4], const uint32_t *a, uint64_t b)
-  {
-    if (F16) TIDE_WGMMA_128("f16");
-    else TIDE_WGMMA_128("bf16");
-  }
-};
+}
 
 /* Registers a thread, of all threads of a warpgroup: some give so that others may take. */
 template <int N> TIDE_DEVICE void tide_registers_give()

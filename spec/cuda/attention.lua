@@ -6,11 +6,12 @@ local random, rounding = compare.random, compare.rounding
 
 local M = {}
 
-local function packed(tq, tk)
-   local q, k = {}, {}
+-- Index pairs of documents of `long` tokens; true: of 37, with tokens of no document between.
+local function packed(tq, tk, long)
+   local q, k, n = {}, {}, long == true and 37 or long
    for i = 1, math.max(tq, tk) do
-      local doc, pos = math.floor((i - 1) / 37), (i - 1) % 37
-      if i % 29 == 0 then doc = -1 end
+      local doc, pos = math.floor((i - 1) / n), (i - 1) % n
+      if long == true and i % 29 == 0 then doc = -1 end
       if i <= tq then q[#q + 1], q[#q + 2] = doc, pos end
       if i <= tk then k[#k + 1], k[#k + 2] = doc, pos end
    end
@@ -18,28 +19,43 @@ local function packed(tq, tk)
       tide.tensor(k, { dtype = 'i32' }):reshape { 1, tk, 2 }
 end
 
--- Options of tide.attention by name; packed: documents of 37 tokens, some of no document.
+-- Options of tide.attention by name; packed: as above; bias: [1, H, Tq, Tk], with a few of -inf.
 M.masks = {
    full = {}, causal = { causal = true }, window = { causal = true, window = 20 },
    ['window to both sides'] = { window = { 7, 3 } }, shifted = { causal = true, q_start = 20 },
    softcap = { causal = true, softcap = 3, scale = 0.4 }, packed = { causal = true, packed = true },
+   ['packed, both ways'] = { packed = true, window = { 30, 5 } },
+   ['long documents'] = { causal = true, packed = 290 },
+   ['long documents, both ways'] = { packed = 150 },
+   bias = { bias = true, causal = true }, ['a scale below 0'] = { scale = -0.1 },
 }
+
+-- q, k, v and a gradient of out.
+function M.operands(s, dtype, where)
+   local list = {}
+   for i, shape in ipairs { { s.b, s.tq, s.h, s.d }, { s.b, s.tk, s.hk, s.d },
+                            { s.b, s.tk, s.hk, s.dv }, { s.b, s.tq, s.h, s.dv } } do
+      list[i] = random(shape, i < 4 and 10 + i or 20, dtype):to(where)
+   end
+   return list
+end
 
 -- out, lse and the gradients of q, k and v (unless s.forward) on a device.
 local function attend(s, opts, dtype, where)
-   local o, leaves = { return_lse = true }, {}
+   local o, leaves = { return_lse = true }, M.operands(s, dtype, where)
+   local dout = leaves[4]
+   for i = 1, 3 do leaves[i] = leaves[i]:detach():requires_grad_() end
    for _, k in ipairs { 'causal', 'window', 'q_start', 'softcap', 'scale' } do o[k] = opts[k] end
-   for i, shape in ipairs { { s.b, s.tq, s.h, s.d }, { s.b, s.tk, s.hk, s.d },
-                            { s.b, s.tk, s.hk, s.dv } } do
-      leaves[i] = random(shape, 10 + i, dtype):to(where):detach():requires_grad_()
-   end
    if opts.packed then
-      local q, k = packed(s.tq, s.tk)
+      local q, k = packed(s.tq, s.tk, opts.packed)
       o.q_index, o.k_index = q:to(where), k:to(where)
+   end
+   if opts.bias then
+      local bias = random({ 1, s.h, s.tq, s.tk }, 22, 'f32')
+      o.bias = tide.where(bias:gt(2), tide.full({}, -math.huge), bias):to(where)
    end
    local out, lse = tide.attention(leaves[1], leaves[2], leaves[3], o)
    if s.forward then return { out, lse } end
-   local dout = random({ s.b, s.tq, s.h, s.dv }, 20, dtype):to(where)
    local dlse = random({ s.b, s.h, s.tq }, 21, 'f32'):to(where)
    local zero = tide.zeros({}, { device = where })
    local finite = tide.where(lse:isfinite(), lse, zero)

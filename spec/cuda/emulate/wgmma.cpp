@@ -225,6 +225,9 @@ template <bool F16> float across(uint64_t descriptor, int i, int k)
 
 struct given { uint32_t a[4]; uint64_t da, db; };
 
+/* b of the product that a warp is at, columns by rows, read once for its lanes. */
+float read_by_warp[1024 / 32][256][16];
+
 /* This thread's part of a product: rows g and g + 8 of its warp, columns 8 n + 2 t and the next. */
 template <bool F16> void multiply(const tide_emulate_product &p, float *d)
 {
@@ -244,15 +247,18 @@ template <bool F16> void multiply(const tide_emulate_product &p, float *d)
         ? tide_emulate_half<F16>(reinterpret_cast<const unsigned char *>(&from->a[reg]) + k % 2 * 2)
         : along<F16>(p.a, warp * 16 + row, k);
     }
+  float (*b)[16] = read_by_warp[threadIdx.x / 32];
+  for (int i = lane; i < p.n; i += 32)
+    for (int k = 0; k < 16; k++)
+      b[i][k] = p.b_columns ? across<F16>(p.b, i, k) : along<F16>(p.b, i, k);
   tide_emulate_done();
   for (int c = 0; c < p.n / 4; c++) {
     int column = c / 2 * 8 + 2 * t + c % 2;
     float *to = d + c / 2 * 4 + c % 2;
     if (!p.add) to[0] = to[2] = 0;
     for (int k = 0; k < 16; k++) {
-      float b = p.b_columns ? across<F16>(p.b, column, k) : along<F16>(p.b, column, k);
-      to[0] += a[0][k] * b;
-      to[2] += a[1][k] * b;
+      to[0] += a[0][k] * b[column][k];
+      to[2] += a[1][k] * b[column][k];
     }
   }
 }

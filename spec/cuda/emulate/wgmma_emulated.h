@@ -30,16 +30,16 @@ void tide_wgmma_commit();
 template <int N> void tide_wgmma_wait() { tide_emulate_wgmma_wait(N); }
 template <int N, class T> void tide_hold(T (*)[4]) {}
 
-template <bool F16> void tide_wgmma_rows(float (*d)[4], uint64_t a, uint64_t b, bool add)
+template <bool F16, int N>
+void tide_wgmma_rows(float (*d)[4], uint64_t a, uint64_t b, bool add)
 {
-  tide_emulate_wgmma({d[0], 128, nullptr, a, b, false, add, F16});
+  tide_emulate_wgmma({d[0], N, nullptr, a, b, false, add, F16});
 }
-template <bool F16, int N> struct tide_wgmma_columns {
-  static void add(float (*d)[4], const uint32_t *a, uint64_t b)
-  {
-    tide_emulate_wgmma({d[0], N, a, 0, b, true, true, F16});
-  }
-};
+template <bool F16, int N>
+void tide_wgmma_columns(float (*d)[4], const uint32_t *a, uint64_t b)
+{
+  tide_emulate_wgmma({d[0], N, a, 0, b, true, true, F16});
+}
 
 template <int N> void tide_registers_give() {}
 template <int N> void tide_registers_take() {}
