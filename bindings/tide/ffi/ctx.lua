@@ -253,9 +253,9 @@ end
 
 local make_opts = arg.set { 'dtype', 'device', 'requires_grad' }
 
--- handle, device code, dtype code and whether a gradient is wanted.
 local takes_shape = arg.set { 'empty', 'zeros', 'ones', 'rand', 'randn' }
 
+-- handle, device code, dtype code and whether a gradient is wanted.
 local function place(self, name, opts, dtype)
    local handle = handle_of(self, name)
    if type(opts) == 'number' and takes_shape[name] then

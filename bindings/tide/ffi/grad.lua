@@ -98,8 +98,6 @@ local function finish_scope(ctx, depth, ok, ...)
    return ...
 end
 
--- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of everything
--- else born inside go at the end, on an error those of everything.
 local function scope_on(ctx, fn, ...)
    arg.func('scope', 'fn', fn)
    local depth = own.check(ctx, C.tide_scope_push(ctx))
@@ -110,6 +108,7 @@ end
 -- else born inside go at the end, on an error those of everything.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
+-- The same on this context.
 function contexts.Context:scope(fn, ...)
    if not self.handle then status.raise(C.TIDE_E_STATE, 'scope', 'the context is closed') end
    return scope_on(self.handle, fn, ...)

@@ -67,11 +67,11 @@ local after_model = {
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
 }
 
--- tide's own sources and documents: every folder of the tree that holds text.
+-- tide's own sources with their READMEs: every folder of the tree.
 local function own_sources(recipe)
    local fs = require 'tide.util.fs'
    local list = {}
-   for _, name in ipairs { 'bindings', 'core', 'docs', 'kernels', 'lua', 'recipes', 'spec',
+   for _, name in ipairs { 'bindings', 'core', 'kernels', 'lua', 'recipes', 'spec',
                            'README.md', 'CHANGELOG.md' } do
       local path = recipe.root .. name
       if fs.exists(path) then list[#list + 1] = path end
