@@ -62,7 +62,7 @@ end
 
 -- Names of all options of a call of loss.
 local function loss_options(self)
-   local names = {}
+   local names = { 'shift' }
    for _, list in ipairs { nn.loss.known, self.at_fields } do
       for _, name in ipairs(list) do names[#names + 1] = name end
    end

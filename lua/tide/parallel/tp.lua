@@ -321,7 +321,7 @@ function Run:head(model, opts)
       function model.head_loss(x, w, labels, o)
          return nn.loss.per_count(function(x_NC, labels_N, attrs)
             return loss_parallel.linear_cross_entropy(x_NC, w, labels_N, env.axis, counts, attrs)
-         end, layer.into_parts(env, x, from), labels, o)
+         end, layer.into_parts(env, x, from), labels, o, model.op or op)
       end
       function model.head_logits(x, w)
          local y = tide.linear(layer.into_parts(env, x, from), w)
