@@ -89,8 +89,16 @@ describe('layers', function()
 
    it('of the FFI binding: itself, not the library above', function()
       check(lua_files 'bindings/tide', requires, function(used)
-         return used:find '^tide%.ffi%.' or not used:find '^tide'
+         return used:find '^tide%.ffi%.' or used == 'tide.error' or used == 'tide.near'
+            or not used:find '^tide'
       end)
+   end)
+
+   it('of errors: no FFI', function()
+      local plain = { 'bindings/tide/error.lua', 'bindings/tide/near.lua',
+         'bindings/tide/ffi/pack.lua' }
+      local known = { ['tide.error'] = true, ['tide.near'] = true, ['tide.ffi.pack'] = true }
+      check(plain, requires, function(used) return known[used] end)
    end)
 
    it('of the Lua library: no FFI calls', function()

@@ -7,6 +7,7 @@
 -- negative from the end. Lists go to buffers that are reused: fill, call, forget.
 
 local ffi = require 'ffi'
+local errors = require 'tide.error'
 local lib = require 'tide.ffi.lib'
 local status = require 'tide.ffi.status'
 local own = require 'tide.ffi.own'
@@ -43,22 +44,7 @@ function M.number(op, name, v)
    return v
 end
 
-function M.finite(op, name, v, lo, hi)
-   if type(v) ~= 'number' or v - v ~= 0 or v < (lo or v) or v > (hi or v) then
-      bad(op, name, lo and hi and ('a number in [%g, %g]'):format(lo, hi)
-         or lo and ('a finite number >= %g'):format(lo) or 'a finite number', v)
-   end
-   return v
-end
-
--- An integer in [lo, hi]; without bounds, any that a Lua number holds exactly.
-function M.int(op, name, v, lo, hi)
-   lo, hi = lo or -M.exact, hi or M.exact
-   if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > hi then
-      bad(op, name, ('an integer in [%.0f, %.0f]'):format(lo, hi), v)
-   end
-   return v
-end
+M.finite, M.int, M.func = errors.number, errors.integer, errors.func
 
 -- A boolean; nil means false.
 function M.flag(op, name, v)
@@ -69,12 +55,6 @@ end
 
 function M.string(op, name, v)
    if type(v) ~= 'string' then bad(op, name, 'a string', v) end
-   return v
-end
-
-function M.func(op, name, v)
-   local mt = type(v) == 'table' and getmetatable(v)
-   if type(v) ~= 'function' and not (mt and mt.__call) then bad(op, name, 'a function', v) end
    return v
 end
 
@@ -238,17 +218,12 @@ function M.is_float(dtype) return dtype <= C.TIDE_F16 end
 
 -- ---- option tables ---------------------------------------------------------------------------
 
--- Checks that opts is nil or a table whose keys are all in `allowed` (a set). Returns a table.
+-- As errors.options, for calls of which many are made: nil is one empty table, to be read alone.
+-- allowed: a set.
 local none = {}
 function M.opts(op, opts, allowed)
    if opts == nil then return none end
-   if type(opts) ~= 'table' then bad(op, 'opts', 'a table of options or nil', opts) end
-   for key in each(opts) do
-      if not allowed[key] then
-         bad(op, 'opts.' .. tostring(key), 'one of ' .. names(allowed), opts[key])
-      end
-   end
-   return opts
+   return errors.options(op, opts, allowed)
 end
 
 -- A set from names: set{'a', 'b'}.
