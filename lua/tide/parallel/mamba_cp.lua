@@ -56,17 +56,21 @@ end
 
 local function ranks_of(op, W) return err.integer(op, 'W', W, 1, 2^20) end
 
--- Places (from 0) of the 2 W chunks of a sequence in rank order, in the order of the sequence.
-function mamba_cp.undo_order(W)
-   local n, list = 2 * ranks_of('parallel.mamba_cp.undo_order', W), {}
-   for k = 0, n - 1 do list[k + 1] = k < W and 2 * k or 2 * (n - k) - 1 end
+-- The chunks (from 0) of a sequence of 2 W in rank order.
+function mamba_cp.redo_order(W)
+   local list = {}
+   for r = 0, ranks_of('parallel.mamba_cp.redo_order', W) - 1 do
+      local runs = cp_map.zigzag_runs({ 0, 2 * W }, W, r)
+      list[2 * r + 1], list[2 * r + 2] = runs[1], runs[3]
+   end
    return list
 end
 
--- The inverse.
-function mamba_cp.redo_order(W)
+-- The inverse: their places in rank order, in the order of the sequence.
+function mamba_cp.undo_order(W)
    local list = {}
-   for k, place in ipairs(mamba_cp.undo_order(W)) do list[place + 1] = k - 1 end
+   ranks_of('parallel.mamba_cp.undo_order', W)
+   for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
    return list
 end
 
@@ -234,24 +238,17 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
 end
 
--- The runs of every rank where each document is cut in 2 W chunks: chunks r and 2 W - 1 - r.
+-- The runs of every rank where each document is a zigzag of its own.
 local function zigzag_runs(op, cu, W)
    local list = {}
-   for r = 0, W - 1 do list[r + 1] = {} end
    for d = 1, #cu - 1 do
       local length = cu[d + 1] - cu[d]
-      local c = length / (2 * W)
       if length % (2 * W) ~= 0 then
          err.raise('E_ARG', op, 'document %d has %d tokens, expected a multiple of %d (2 W)', d - 1,
             length, 2 * W)
       end
-      for r = 0, W - 1 do
-         local runs = list[r + 1]
-         local n = #runs
-         runs[n + 1], runs[n + 2] = cu[d] + r * c, c
-         runs[n + 3], runs[n + 4] = cu[d] + (2 * W - 1 - r) * c, c
-      end
    end
+   for r = 0, W - 1 do list[r + 1] = cp_map.zigzag_runs(cu, W, r) end
    return list
 end
 
