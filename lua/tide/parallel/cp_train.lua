@@ -19,6 +19,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
+local pack = require 'tide.ffi.pack'
 local context_ = require 'tide.parallel.cp_context'
 local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp_attention'
@@ -165,6 +166,10 @@ local function put(handle, layer)
    if layer.window then layer.module.window = layer.window end
 end
 
+-- What attach can be told.
+cp_train.options = { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers',
+   'mamba' }
+
 -- opts: axis (of a mesh, or a communicator), method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout
 -- ('zigzag', 'contiguous', 'document', 'balanced'), a2a (ranks of the inner exchange of a2a+p2p),
 -- window (of tide.attention: distances) or sliding_window (tokens that each sees, itself included);
@@ -175,8 +180,7 @@ end
 function cp_train.attach(model, opts)
    local op = 'parallel.cp.attach'
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   opts = err.options(op, opts,
-      { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' })
+   opts = err.options(op, opts, cp_train.options)
    local axis = axis_of(op, opts)
    if rawget(model, '_cp') then
       err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
@@ -231,13 +235,13 @@ function Attached:whole(fn, ...)
       if layer.inner then layer.inner.context = context_.null end
    end
    if self.mamba then self.mamba.alone = true end
-   local r = { pcall(fn, ...) }
+   local r = pack(pcall(fn, ...))
    for _, layer in ipairs(self.layers) do
       if layer.inner then layer.inner.context = nil end
    end
    if self.mamba then self.mamba.alone = nil end
    if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, table.maxn(r))
+   return unpack(r, 2, r.n)
 end
 
 -- What the layout 'balanced' balances: the mask of the first attention layer.

@@ -28,6 +28,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp_options'
+local pack = require 'tide.ffi.pack'
 local schedule = require 'tide.parallel.fsdp_schedule'
 local status = require 'tide.ffi.status'
 local units = require 'tide.parallel.fsdp_units'
@@ -232,10 +233,10 @@ function Sharded:no_sync(fn, ...)
    err.type('parallel.fsdp.no_sync', 'fn', fn, 'function')
    local before = self.sync
    self.sync = false
-   local r = { pcall(fn, ...) }
+   local r = pack(pcall(fn, ...))
    self.sync = before
    if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, table.maxn(r))
+   return unpack(r, 2, r.n)
 end
 
 -- Ends a backward: what has not been reduced is (unless synchronising is off), gathered bytes go.

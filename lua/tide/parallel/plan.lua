@@ -15,6 +15,7 @@ local tide = require 'tide'
 local agree = require 'tide.dist.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
+local cp_train = require 'tide.parallel.cp_train'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -23,15 +24,13 @@ local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
 local plan_price = require 'tide.parallel.plan_price'
 local plan_text = require 'tide.parallel.plan_text'
+local tp = require 'tide.parallel.tp'
 
 local Plan = class 'Plan'
 
 local op = 'parallel.plan'
 
 local sections = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
-local tp_options = { 'axis', 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
-local cp_options = { 'axis', 'layout', 'method', 'a2a', 'window', 'sliding_window', 'layers',
-   'mamba' }
 local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
@@ -134,16 +133,13 @@ end
 -- The options of the sections with what the mesh implies.
 local function read_sections(self, opts)
    for _, k in ipairs(sections) do self[k] = opts[k] end
-   if opts.tp then err.options(op .. ': tp', opts.tp, tp_options) end
-   if opts.cp then err.options(op .. ': cp', opts.cp, cp_options) end
+   if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
+   if opts.cp then err.options(op .. ': cp', opts.cp, cp_train.options) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
    self.tp = copy(opts.tp or {})
    self.cp = copy(opts.cp or {})
    self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
    self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil }
-   if self.tp.async_tp and not self.tp.sequence_parallel and self.tp.plan == nil then
-      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
-   end
    if not opts.fsdp and size_of(self, self.tp.axis) * size_of(self, self.cp.axis) > 1 then
       self.fsdp = { strategy = 'no_shard' }
    end

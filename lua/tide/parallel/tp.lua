@@ -347,13 +347,14 @@ local function check_shared(run, model)
    end)
 end
 
+local function cuts_sequence(styles)
+   for _, style in each(styles) do
+      if style.input == 'S(1)' or style.output == 'S(1)' then return true end
+   end
+   return false
+end
+
 local function prepare(run, model, opts)
-   for _, style in each(run.styles) do
-      run.sequence = run.sequence or style.input == 'S(1)' or style.output == 'S(1)'
-   end
-   if opts.async_tp and not run.sequence then
-      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
-   end
    check_shared(run, model)
    model:walk(function(m, path)
       if class.is(m, nn.Attention) then run:attention(path, m) end
@@ -428,10 +429,12 @@ function tp.parallelize_module(model, axis, plan, opts)
    opts = err.options(op, opts, options)
    check_flags(op, opts, options)
    check_whole(model)
-   local env = { axis = axis }
-   local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {},
-      async = opts.async_tp,
-      styles = expand(model, plan) }, Run)
+   local env, styles = { axis = axis }, expand(model, plan)
+   local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
+      async = opts.async_tp, sequence = cuts_sequence(styles) }, Run)
+   if opts.async_tp and not run.sequence then
+      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
+   end
    if axis.size == 1 then return model end
    env.styles = styles_text(run.styles, opts)
    check_agreed(env, model)
@@ -441,12 +444,14 @@ function tp.parallelize_module(model, axis, plan, opts)
    return model
 end
 
+-- What tensor_parallel can be told.
+tp.options = { 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
+
 -- A model cut over an axis by the plan that fits it. opts: plan, sequence_parallel, declared (see
 -- tp_plans.plan_for), gather_logits, async_tp.
 function tp.tensor_parallel(model, axis, opts)
    local name = 'parallel.tensor_parallel'
-   opts = err.options(name, opts, { 'plan', 'sequence_parallel', 'declared', 'gather_logits',
-      'async_tp' })
+   opts = err.options(name, opts, tp.options)
    check_flags(name, opts, { 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' })
    if not class.is(model, nn.Module) then err.arg(name, 'model', 'a module', model) end
    check_axis(axis)

@@ -8,6 +8,7 @@
 
 local args = require 'tide.util.args'
 local err = require 'tide.util.err'
+local pack = require 'tide.ffi.pack'
 local setup = require 'tide.train.setup'
 
 local pretrain = {}
@@ -93,8 +94,8 @@ end
 -- The results of fn(...). What it raises speaks of fields of the configuration; the message then
 -- also says which options they come from.
 local function in_options(recipe, fn, ...)
-   local r = { pcall(fn, ...) }
-   if r[1] then return unpack(r, 2, table.maxn(r)) end
+   local r = pack(pcall(fn, ...))
+   if r[1] then return unpack(r, 2, r.n) end
    local e, list = r[2], {}
    if not err.is(e) then error(e, 0) end
    for _, row in ipairs(recipe.fields or {}) do
