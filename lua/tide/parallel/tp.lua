@@ -25,7 +25,7 @@ local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
 local tp_mamba = require 'tide.parallel.tp_mamba'
 local loss_parallel = require 'tide.parallel.loss_parallel'
-local op_of = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 local tp_plans = require 'tide.parallel.tp_plans'
 local tp_style = require 'tide.parallel.tp_style'
 
@@ -326,7 +326,7 @@ function Run:head(model, opts)
       function model.head_logits(x, w)
          local y = tide.linear(layer.into_parts(env, x, from), w)
          if opts.gather_logits == false then return y end
-         return op_of.gather_from(y, env.axis, -1, counts)
+         return collective.gather_from(y, env.axis, -1, counts)
       end
    end)
 end
