@@ -10,6 +10,9 @@ local op = require 'tide.ffi.op'
 local arg = require 'tide.ffi.arg'
 local info = require 'tide.ffi.info'
 local instead = require 'tide.ffi.instead'
+local json = require 'tide.ffi.json'
+local status = require 'tide.ffi.status'
+local update = require 'tide.ffi.update'
 local each = require 'tide.util.each'
 local errors = require 'tide.util.err'
 local near = require 'tide.near'
@@ -17,11 +20,12 @@ local near = require 'tide.near'
 local tide = {
    version = info.version, build_info = info.build_info, clock = info.clock, params = info.params,
    default = ctx.default, set_default = ctx.set_default,
-   is_tensor = arg.is_tensor,
+   is_tensor = arg.is_tensor, dtype_size = info.dtype_size,
    is_error = errors.is,
    no_grad = grad.no_grad, enable_grad = grad.enable_grad, is_grad_enabled = grad.is_grad_enabled,
    checkpoint = grad.checkpoint, backward = grad.backward, scope = grad.scope,
    grad = { func = grad.func, backward = grad.backward },
+   json = json, update = update, tell_gone = status.tell_gone,
 }
 
 for name, fn in each(op) do tide[name] = fn end

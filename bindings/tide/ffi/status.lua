@@ -31,8 +31,12 @@ end
 -- tensor id, from tables that must be kept by their owners (see M.tell_gone).
 local tellers = setmetatable({}, { __mode = 'k' })
 
--- owner: a table whose life is that of the knowledge. fn(owner, id): a text, or nil.
-function M.tell_gone(owner, fn) tellers[owner] = fn end
+-- From now on an E_GONE of tensor `id` (its x.id) also says fn(owner, id), a text or nil. owner: a
+-- table, held weakly: the knowledge lives as long as it does.
+function M.tell_gone(owner, fn)
+   errors.type('tell_gone', 'owner', owner, 'table')
+   tellers[owner] = errors.func('tell_gone', 'fn', fn)
+end
 
 local function about_gone(message)
    local id = tonumber(message:match '%(tensor (%d+)')

@@ -42,7 +42,7 @@ local Backbone = class('Backbone', CausalLM)
 -- is a function (op, name, value) -> value. Fields in `ignored` and JSON nulls are passed over.
 function Backbone.read(op, config, known, ignored)
    err.type(op, 'config', config, 'table')
-   local c, names, null = {}, {}, require('tide.ffi.json').null
+   local c, names, null = {}, {}, tide.json.null
    for _, row in ipairs(known) do
       names[#names + 1] = row[1]
       names[row[1]] = true

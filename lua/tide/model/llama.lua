@@ -68,7 +68,7 @@ local function complete(config, family)
    local op = family.op
    err.type(op, 'config', config, 'table')
    check_names(config, family)
-   local c, null = {}, require('tide.ffi.json').null
+   local c, null = {}, tide.json.null
    for k, v in each(family.defaults or {}) do c[k] = v end
    for k, v in each(config) do
       if v ~= null then c[k] = v else c[k] = nil end

@@ -36,7 +36,7 @@ end
 
 function AdamW:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
-   require('tide.ffi.update').adamw_({
+   require('tide').update.adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),
       v = self.column(bucket.states, 'v'), master = self.column(bucket.states, 'master'),
       g_scale = opts.factor, rates = bucket.rates, found_inf = opts.found_inf,

@@ -3,6 +3,7 @@
 -- gradients themselves are not written.
 
 local err = require 'tide.util.err'
+local update = require('tide').update
 
 local clip = {}
 
@@ -10,7 +11,6 @@ local clip = {}
 -- Of gradients that lie in parts over ranks: parallel.clip.
 function clip.by_norm(grads, max_norm)
    err.number('optim.clip', 'max_norm', max_norm, 0)
-   local update = require 'tide.ffi.update'
    local norm = update.norm(grads, 2)
    if max_norm == 0 then return norm, nil end
    return norm, update.clip_factor(norm, max_norm)

@@ -38,7 +38,7 @@ end
 
 function SGD:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
-   require('tide.ffi.update').sgd_({
+   require('tide').update.sgd_({
       p = bucket.p, g = bucket.g, buf = self.column(bucket.states, 'buf'),
       master = self.column(bucket.states, 'master'), g_scale = opts.factor, rates = bucket.rates,
       found_inf = opts.found_inf,

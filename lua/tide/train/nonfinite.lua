@@ -31,7 +31,7 @@ function nonfinite.find(loss, named)
    for _, entry in ipairs(named) do grads[#grads + 1] = entry.param.grad end
    tide.no_grad(function()
       -- a square may overflow where the gradient does not
-      if nonfinite.is_finite(require('tide.ffi.update').norm(grads, 2, true):item()) then return end
+      if nonfinite.is_finite(tide.update.norm(grads, 2, true):item()) then return end
       local name, more = first_bad(named)
       if not name then return end
       parts[#parts + 1] = ("the gradient of '%s'"):format(name)
