@@ -13,6 +13,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
 local hook = require 'tide.nn.hook'
+local spread = require 'tide.nn.spread'
 local weight = require 'tide.nn.weight'
 
 local Module = class 'Module'
@@ -195,7 +196,7 @@ end
 -- What shards hold does not follow what is done to the fields they are gathered into.
 local function check_unsharded(self, op)
    self:walk(function(m)
-      if m._sharded_in then
+      if spread.of(m).inside then
          err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values and '
             .. 'dtype; call it before fully_shard')
       end
@@ -276,7 +277,8 @@ end
 -- Name -> tensor: the parameters and persistent buffers themselves, without history. Of a sharded
 -- model E_STATE where it is not whole.
 function Module:state_dict()
-   if self._sharded_in then self._sharded_in:check_whole('nn.Module.state_dict', self) end
+   local sharded = spread.of(self).inside
+   if sharded then sharded:check_whole('nn.Module.state_dict', self) end
    local state = {}
    for _, entry in ipairs(self:named_parameters()) do state[entry.name] = entry.param:detach() end
    for _, entry in ipairs(self:named_buffers()) do

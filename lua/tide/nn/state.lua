@@ -4,6 +4,7 @@ local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local spread = require 'tide.nn.spread'
 
 local state_of = {}
 
@@ -60,7 +61,7 @@ function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
    err.type(op, 'state', state, 'table')
    opts = err.options(op, opts, { 'strict' })
-   if self._sharded_in then
+   if spread.of(self).inside then
       err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values; load '
          .. 'before fully_shard, or a checkpoint with tide.train')
    end

@@ -9,13 +9,14 @@ local graph = require 'tide.ffi.graph'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local spread = require 'tide.nn.spread'
 
 local Optimizer = class 'Optimizer'
 
 -- A module or a list of { name=, param= }.
 local function entries_of(op, source)
    err.type(op, 'params', source, 'table')
-   if source._sharded_in then
+   if spread.of(source).inside then
       err.raise('E_ARG', op, 'this model is sharded, its fields hold whole parameters for a while; '
          .. 'give what fully_shard returned')
    end

@@ -18,6 +18,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local gcd = require 'tide.util.gcd'
+local axis_of = require 'tide.parallel.axis_of'
 local balance = require 'tide.parallel.cp_balance'
 
 local cp_map = { deal = balance.deal }
@@ -170,11 +171,8 @@ local function ranks_of(op, o)
       if o.size ~= nil or o.rank ~= nil then
          err.arg(op, 'axis', 'axis, or size and rank', 'both')
       end
-      local axis = o.axis
-      if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
-         err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis)
-      end
-      return axis.size, axis.rank
+      local _, size, rank = axis_of(op, 'axis', o.axis, true)
+      return size, rank
    end
    local size = err.integer(op, 'size', o.size or 1, 1, 2^31 - 1)
    return size, err.integer(op, 'rank', o.rank or 0, 0, size - 1)

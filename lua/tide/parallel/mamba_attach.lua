@@ -9,7 +9,6 @@
 -- all ranks choose alike.
 
 local tide = require 'tide'
-local arg = require 'tide.ffi.arg'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp_context'
@@ -46,8 +45,7 @@ function attach.price(layer, map, opts)
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
    if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
    local rows, dtype = err.integer(op, 'rows', opts.rows or 1, 1), opts.dtype or 'f32'
-   local code, size = arg.dtype_code[dtype], arg.dtype_size[dtype]
-   if not code or not arg.is_float(code) then err.arg(op, 'dtype', 'a floating dtype', dtype) end
+   local size = tide.dtype_size(err.choice(op, 'dtype', dtype, { 'f32', 'f64', 'bf16', 'f16' }))
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end

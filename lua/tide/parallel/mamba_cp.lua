@@ -17,6 +17,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp_map'
 local exchange = require 'tide.parallel.mamba_exchange'
@@ -216,11 +217,7 @@ end
 -- cp_group: an axis of a mesh or a communicator; mixer: a layer with conv1d, dt_bias, A_log and D,
 -- read at each call (may be nil where only tokens are exchanged).
 function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
-   if type(cp_group) == 'table' and not cp_group.all_reduce then cp_group = cp_group.comm end
-   if type(cp_group) ~= 'table' or type(cp_group.size) ~= 'number' then
-      err.arg(name, 'cp_group', 'an axis of a mesh or a communicator', cp_group)
-   end
-   self.comm, self.size, self.rank = cp_group, cp_group.size, cp_group.rank
+   self.comm, self.size, self.rank = axis_of(name, 'cp_group', cp_group)
    self.num_heads = err.integer(name, 'num_heads', num_heads, 1)
    self.head_dim = err.integer(name, 'head_dim', head_dim, 1)
    self.n_groups = err.integer(name, 'n_groups', n_groups, 1)

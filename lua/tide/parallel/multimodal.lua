@@ -10,6 +10,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp_map'
 local collective = require 'tide.parallel.collective_op'
 local split = require 'tide.parallel.vision_split'
@@ -18,11 +19,10 @@ local multimodal = {}
 
 local solo = { size = 1, rank = 0 }
 
-local function axis_of(op, axis)
-   axis = axis == nil and solo or axis
-   if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
-      err.arg(op, 'axis', 'an axis of a mesh, a communicator, or nil', axis)
-   end
+-- The axis; nil is one rank.
+local function or_solo(op, axis)
+   if axis == nil then return solo end
+   axis_of(op, 'axis', axis, true)
    return axis
 end
 
@@ -117,7 +117,7 @@ end
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [N, ...]', x) end
-   axis = axis_of(op, axis)
+   axis = or_solo(op, axis)
    if axis.size == 1 then return x, 0 end
    local plan = cp_map.new { kind = 'contiguous', axis = axis, length = x:size(1) }
    return plan:shard(x, 1, pad_value or 0), plan.padded - plan.length
@@ -127,14 +127,14 @@ end
 function multimodal.gather_along_second_dim(x, axis)
    local op = 'parallel.multimodal.gather_along_second_dim'
    check_rows(op, x)
-   return axis_of(op, axis).size == 1 and x or collective.all_gather(x, axis, 2)
+   return or_solo(op, axis).size == 1 and x or collective.all_gather(x, axis, 2)
 end
 
 -- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
    local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
    check_rows(op, x)
-   return axis_of(op, axis).size == 1 and x or collective.reduce_scatter(x, axis, 2)
+   return or_solo(op, axis).size == 1 and x or collective.reduce_scatter(x, axis, 2)
 end
 
 -- What split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without its
@@ -287,7 +287,7 @@ function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, op
    err.choice(op, 'partition', opts.partition or 'balanced', { 'balanced', 'compatible' })
    err.number(op, 'alpha', opts.alpha or 0, 0)
    local patch = err.integer(op, 'patch_dim', opts.patch_dim, 1)
-   local axis = axis_of(op, opts.axis)
+   local axis = or_solo(op, opts.axis)
    cu, sizes = cp_map.cu(op, 'cu', cu), rows_of(op, 'sizes', sizes)
    check_tokens(op, x, sizes, cu, patch)
    local frames, T = check_video(op, opts, #cu - 1)
@@ -340,7 +340,7 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [rows, ...]', x) end
    opts = err.options(op, opts, { 'merge' })
-   axis = axis_of(op, axis)
+   axis = or_solo(op, axis)
    local merge, counts = err.integer(op, 'merge', opts.merge or 1, 1), {}
    if type(what) == 'table' then
       err.integers(op, 'what.tokens', what.tokens, 0)

@@ -24,6 +24,7 @@ local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
 local plan_price = require 'tide.parallel.plan_price'
 local plan_text = require 'tide.parallel.plan_text'
+local spread = require 'tide.nn.spread'
 local tp = require 'tide.parallel.tp'
 
 local Plan = class 'Plan'
@@ -90,13 +91,6 @@ local function made_by(fn)
    return model
 end
 
-local function check_whole(name, model)
-   if model._sharded or rawget(model, '_tp') or rawget(model, '_cp') then
-      err.raise('E_STATE', name, 'the model is spread over ranks already; give it whole')
-   end
-   return model
-end
-
 -- A description { family =, config =, dtype = }, a function, or a module.
 local function read_model(self, model)
    if type(model) == 'table' and not class.is(model, nn.Module) then
@@ -112,7 +106,8 @@ local function read_model(self, model)
    if not class.is(model, nn.Module) then
       err.arg(op, 'model', 'a module, a function that makes one, or { family =, config = }', model)
    end
-   self.model = check_whole(op, model)
+   spread.check_whole(op, model, 'give it whole')
+   self.model = model
 end
 
 local function copy(t)
@@ -294,7 +289,7 @@ function Plan:materialise(opts)
    local name = 'parallel.plan.materialise'
    opts = err.options(name, opts, { 'device', 'seed' })
    if self.done then err.raise('E_STATE', name, 'this plan has spread its model already') end
-   check_whole(name, self.model)                       -- another plan may have
+   spread.check_whole(name, self.model, 'give it whole')          -- another plan may have
    local device = opts.device or 'cpu'
    local seed = err.integer(name, 'seed', opts.seed or 0, 0)
    local mesh = real_mesh(self)

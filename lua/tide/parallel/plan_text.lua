@@ -6,6 +6,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fsdp_options = require 'tide.parallel.fsdp_options'
 local recompute = require 'tide.parallel.recompute'
+local spread = require 'tide.nn.spread'
 local tp_style = require 'tide.parallel.tp_style'
 local units = require 'tide.util.units'
 
@@ -57,7 +58,7 @@ end
 
 -- What of a rehearsed run the text needs.
 function text.of(_, run)
-   local sharded, cut = run.sharded, rawget(run.model, '_tp')
+   local sharded, cut = run.sharded, spread.of(run.model).tp
    local names = {}
    for i, unit in ipairs(sharded and sharded.units or {}) do names[i] = unit.name end
    return {

@@ -25,8 +25,10 @@ local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
 local tp_mamba = require 'tide.parallel.tp_mamba'
 local loss_parallel = require 'tide.parallel.loss_parallel'
+local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local tp_plans = require 'tide.parallel.tp_plans'
+local spread = require 'tide.nn.spread'
 local tp_style = require 'tide.parallel.tp_style'
 
 local tp = {}
@@ -46,14 +48,6 @@ function tp.check_heads(config, n)
             field, heads, n)
       end
    end
-end
-
-local function check_axis(axis)
-   if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number'
-      or type(axis.comm) ~= 'table' then
-      err.arg(op, 'axis', 'an axis of a mesh', axis)
-   end
-   return axis
 end
 
 local function as_style(pattern, v)
@@ -373,15 +367,8 @@ end
 
 -- A model is cut once, and before it is sharded.
 local function check_whole(model)
-   model:walk(function(m, path)
-      local what = path == '' and 'the model' or ("the module '%s'"):format(path)
-      if m._sharded_in then
-         err.raise('E_STATE', op, '%s is sharded already; tensor parallelism comes before '
-            .. 'fully_shard', what)
-      elseif m._tp then
-         err.raise('E_STATE', op, '%s is cut over ranks already', what)
-      end
-   end)
+   spread.check_whole(op, model, 'tensor parallelism comes once, before fully_shard',
+      { inside = true, tp = true })
 end
 
 local function check_flags(name, opts, flags)
@@ -411,7 +398,7 @@ end
 
 -- What every rank of the axis must have in common, before anything changes.
 local function check_agreed(env, model)
-   agree.check(env.axis.comm, op, 'E_ARG', {
+   agree.check(env.comm, op, 'E_ARG', {
       { what = 'parameters', text = fingerprint.parameters(model) },
       { what = 'models', text = fingerprint.structure(model) },
       { what = 'values', text = fingerprint.values(model:parameters()) },
@@ -425,11 +412,11 @@ end
 -- sequence).
 function tp.parallelize_module(model, axis, plan, opts)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   check_axis(axis)
+   local comm = axis_of(op, 'axis', axis)
    opts = err.options(op, opts, options)
    check_flags(op, opts, options)
    check_whole(model)
-   local env, styles = { axis = axis }, expand(model, plan)
+   local env, styles = { axis = axis, comm = comm }, expand(model, plan)
    local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
       async = opts.async_tp, sequence = cuts_sequence(styles) }, Run)
    if opts.async_tp and not run.sequence then
@@ -440,7 +427,7 @@ function tp.parallelize_module(model, axis, plan, opts)
    check_agreed(env, model)
    prepare(run, model, opts)
    for _, change in ipairs(run.changes) do change() end
-   model:walk(function(m) m._tp = env end)
+   model:walk(function(m) spread.set(m, 'tp', env) end)
    return model
 end
 
@@ -454,7 +441,7 @@ function tp.tensor_parallel(model, axis, opts)
    opts = err.options(name, opts, tp.options)
    check_flags(name, opts, { 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' })
    if not class.is(model, nn.Module) then err.arg(name, 'model', 'a module', model) end
-   check_axis(axis)
+   axis_of(name, 'axis', axis)
    check_whole(model)
    if axis.size > 1 and model.config and not is_attention_free(model) then
       tp.check_heads(model.config, axis.size)

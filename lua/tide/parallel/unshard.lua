@@ -5,13 +5,15 @@
 
 local tide = require 'tide'
 local dist = require 'tide.dist'
+local spread = require 'tide.nn.spread'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
 
 local unshard = {}
 
 local function sharded_of(op, model)
-   local sharded = type(model) == 'table' and (model.is_sharded and model or model._sharded)
+   local given = type(model) == 'table' and model.is_sharded
+   local sharded = given and model or spread.of(model).sharded
    if not sharded then
       err.arg(op, 'model', 'a model that fully_shard has sharded', model)
    end
