@@ -68,6 +68,26 @@ local after_model = {
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
 }
 
+-- Options that models of a recipe share, with the words that people write for them elsewhere.
+local of_model = {
+   dim = { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
+   heads = { 'heads', 4, 'attention heads', min = 1,
+     also = { 'num-heads', 'num-attention-heads' } },
+   ['kv-heads'] = { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0,
+     also = { 'num-query-groups', 'num-key-value-heads' } },
+   hidden = { 'hidden', 0, 'width of the MLP', min = 0,
+     also = { 'ffn-hidden-size', 'intermediate-size' } },
+   tie = { 'tie', true, 'use the embedding as output head too' },
+}
+
+-- The declaration of such an option: 'dim', 'heads', 'kv-heads', 'hidden' or 'tie'. help: its line,
+-- where the recipe has one of its own.
+function pretrain.option(name, help)
+   local row = of_model[err.choice('train.pretrain.option', 'name', name,
+      { 'dim', 'heads', 'kv-heads', 'hidden', 'tie' })]
+   return { row[1], row[2], help or row[3], min = row.min, also = row.also }
+end
+
 -- tide's own sources with their READMEs: every folder of the tree.
 local function own_sources(recipe)
    local fs = require 'tide.util.fs'
