@@ -1,5 +1,5 @@
--- Puts tide on package.path for a recipe that plain luajit runs. Argument: the root of the tree with
--- a final slash. Under the tide program, and where LUA_PATH names the tree, it is there already.
+-- Puts tide on package.path for a recipe that plain luajit runs. Argument: the root of the tree
+-- with a final slash. Under the tide program, and where LUA_PATH names the tree, tide is there.
 
 local root = ...
 local function is_there(module) return package.searchpath(module, package.path) ~= nil end
