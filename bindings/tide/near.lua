@@ -11,6 +11,7 @@ local function check(op, name, v, kind)
    if type(v) ~= kind then require 'tide.error'.type('util.near.' .. op, name, v, kind) end
 end
 
+-- Least number of such changes that make a of b.
 function near.distance(a, b)
    check('distance', 'a', a, 'string')
    check('distance', 'b', b, 'string')

@@ -30,6 +30,7 @@ function M.tensor(op, name, x)
    return x
 end
 
+-- Whether x is a tensor handle, live or gone.
 function M.is_tensor(x) return istype(tensor_t, x) and x ~= nil end
 
 -- A tensor or nil; nil goes to C as a null pointer.
@@ -53,6 +54,7 @@ function M.flag(op, name, v)
    return v
 end
 
+-- A string.
 function M.string(op, name, v)
    if type(v) ~= 'string' then bad(op, name, 'a string', v) end
    return v
@@ -82,6 +84,7 @@ function M.index(op, name, v, size)
    return v > 0 and v - 1 or v + size
 end
 
+-- Number of dims.
 function M.ndim(x) return C.tide_tensor_ndim(x) end
 -- Size of a dim given 0-based.
 function M.size(x, dim) return tonumber(C.tide_tensor_dim(x, dim)) end
@@ -202,25 +205,29 @@ local function names(codes)
    return table.concat(list, ', ')
 end
 
+-- The code of a dtype given by name.
 function M.dtype(op, name, v)
    local code = type(v) == 'string' and M.dtype_code[v]
    if not code then bad(op, name, 'a dtype (' .. names(M.dtype_code) .. ')', v) end
    return code
 end
 
+-- The code of a device given by name.
 function M.device(op, name, v)
    local code = type(v) == 'string' and M.device_code[v]
    if not code then bad(op, name, 'a device (' .. names(M.device_code) .. ')', v) end
    return code
 end
 
+-- Whether this code is of a floating dtype.
 function M.is_float(dtype) return dtype <= C.TIDE_F16 end
 
 -- ---- option tables ---------------------------------------------------------------------------
 
+local none = {}
+
 -- As errors.options, for calls of which many are made: nil is one empty table, to be read alone.
 -- allowed: a set.
-local none = {}
 function M.opts(op, opts, allowed)
    if opts == nil then return none end
    return errors.options(op, opts, allowed)

@@ -72,6 +72,7 @@ function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
 -- The results of fn(...), computed with recording on, inside no_grad, too.
 function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
 
+-- Whether ops are recorded for backward here (no_grad, enable_grad).
 function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) == 1 end
 
 -- ---- step scopes -----------------------------------------------------------------------------

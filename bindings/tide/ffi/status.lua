@@ -14,6 +14,7 @@ local M = {
    show = errors.show,
 }
 
+-- A tensor with its shape and dtype, or the type of what is none.
 function errors.show_cdata(v)
    if ffi.istype('tide_tensor *', v) then
       if v == nil then return 'a null tensor' end

@@ -36,6 +36,7 @@ function CausalLM:head()
    return self.lm_head and self.lm_head.weight or self:embedding().weight
 end
 
+-- Refuses what is no tensor [batch, tokens].
 function CausalLM:check_ids(ids)
    if not tide.is_tensor(ids) or ids.ndim ~= 2 then
       err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids)

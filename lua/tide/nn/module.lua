@@ -38,6 +38,7 @@ function Module.inner(opts, extra)
    return t
 end
 
+-- Begins a module; the init of every class calls it before it declares parameters and children.
 function Module:init()
    self.training = true
    self._param, self._buffer, self._child = {}, {}, {}
@@ -74,6 +75,8 @@ function Module:buffer(name, t, opts)
    return t
 end
 
+-- Makes module a part of this one under `name`, also the field; returns it. A name that is taken
+-- is E_ARG.
 function Module:child(name, module)
    free_name(self, name)
    if not class.is(module, Module) then
@@ -128,12 +131,14 @@ function Module:named_parameters()
    return list
 end
 
+-- List of the parameters of this module and all below, a shared one once.
 function Module:parameters()
    local list = {}
    for i, entry in ipairs(self:named_parameters()) do list[i] = entry.param end
    return list
 end
 
+-- List of { name=, buffer=, owner=, field=, persistent= } of this module and all below.
 function Module:named_buffers()
    local list = {}
    self:walk(function(m, path)
@@ -168,6 +173,8 @@ function Module:get(path)
    return m
 end
 
+-- Numbers in the parameters of this module and all below; of a model that is cut, those of this
+-- rank.
 function Module:num_parameters()
    local n = 0
    for _, entry in ipairs(self:named_parameters()) do n = n + entry.param:numel() end
@@ -176,19 +183,23 @@ end
 
 -- ---- mode, dtype, device, weights --------------------------------------------------------------
 
+-- Sets the field `training` (on: true by default) of this module and all below; returns self.
 function Module:train(on)
    on = on ~= false
    self:walk(function(m) m.training = on end)
    return self
 end
 
+-- The same with false: no dropout.
 function Module:eval() return self:train(false) end
 
+-- Whether the parameters get gradients (on: true by default); false freezes them. Returns self.
 function Module:requires_grad_(on)
    for _, entry in ipairs(self:named_parameters()) do entry.param:requires_grad_(on ~= false) end
    return self
 end
 
+-- Takes the gradients of all parameters away.
 function Module:zero_grad()
    for _, entry in ipairs(self:named_parameters()) do entry.param:zero_grad() end
 end
@@ -343,6 +354,7 @@ function Module:__call(...)
    return call(self, ...)
 end
 
+-- What module(...) computes; every class has its own.
 function Module:forward()
    err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
 end

@@ -26,6 +26,7 @@ function AdamW:init(params, opts)
       { lr = opts.lr or 1e-3, decay_vectors = opts.decay_vectors })
 end
 
+-- The state of a parameter before its first update. entry: { name =, param = }.
 function AdamW:new_state(entry)
    self:check_entry(entry)
    return {
@@ -34,6 +35,7 @@ function AdamW:new_state(entry)
    }
 end
 
+-- One update of a bucket; see Optimizer:check_update.
 function AdamW:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
    require('tide').update.adamw_({

@@ -29,6 +29,7 @@ function SGD:init(params, opts)
       { lr = opts.lr or 1e-2, decay_vectors = opts.decay_vectors })
 end
 
+-- The state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    self:check_entry(entry)
    local state = { step = 0, master = self.master(entry.param) }
@@ -36,6 +37,7 @@ function SGD:new_state(entry)
    return state
 end
 
+-- One update of a bucket; see Optimizer:check_update.
 function SGD:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
    require('tide').update.sgd_({

@@ -35,6 +35,7 @@ local synonyms = { p2p = 'ring', all_gather = 'allgather', ['all-gather'] = 'all
 
 local context_ = { Context = Context, methods = methods }
 
+-- The method of this name, or of one that it has elsewhere; raises for others.
 function context_.method(op, name)
    return err.choice(op, 'method', synonyms[name] or name, methods)
 end

@@ -20,6 +20,7 @@ local err = require 'tide.util.err'
 local gcd = require 'tide.util.gcd'
 local axis_of = require 'tide.parallel.axis_of'
 local balance = require 'tide.parallel.cp_balance'
+local zigzag = require 'tide.parallel.zigzag'
 
 local cp_map = { deal = balance.deal }
 
@@ -254,25 +255,12 @@ end
 
 -- ---- runs, closed forms ----------------------------------------------------------------------
 
--- The runs of a rank where each piece, from cut[d] to cut[d + 1], is 2 W equal chunks: chunks rank
--- and 2 W - 1 - rank of every piece.
-function cp_map.zigzag_runs(cut, W, rank)
-   local runs = {}
-   for d = 1, #cut - 1 do
-      local c = (cut[d + 1] - cut[d]) / (2 * W)
-      local n = #runs
-      runs[n + 1], runs[n + 2] = cut[d] + rank * c, c
-      runs[n + 3], runs[n + 4] = cut[d] + (2 * W - 1 - rank) * c, c
-   end
-   return runs
-end
-
 -- { start, length, start, length, ... }: whole positions of a rank (its own by default).
 function Plan:runs(rank)
    rank = err.integer('parallel.cp_map.runs', 'rank', rank or self.rank, 0, self.size - 1)
    if self.all_runs then return self.all_runs[rank + 1] end
    if self.kind == 'contiguous' then return { rank * self.count, self.count } end
-   return cp_map.zigzag_runs(self.cut, self.size, rank)
+   return zigzag(self.cut, self.size, rank)
 end
 
 -- Whole position of token i (from 0) of a rank.

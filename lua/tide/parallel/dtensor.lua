@@ -160,6 +160,7 @@ function DTensor:full_tensor()
    return self:redistribute(list).part
 end
 
+-- This rank's piece, not a copy.
 function DTensor:to_local() return self.part end
 
 -- How many elements come before this rank's piece, along each dim.

@@ -305,6 +305,7 @@ function Sharded:named_parameters()
    return list
 end
 
+-- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
 function Sharded:zero_grad()
    self.unsynced = false
    for _, unit in ipairs(self:all_units()) do

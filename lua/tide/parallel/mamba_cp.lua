@@ -22,6 +22,7 @@ local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp_map'
 local exchange = require 'tide.parallel.mamba_exchange'
 local split = require 'tide.parallel.mamba_split'
+local zigzag = require 'tide.parallel.zigzag'
 
 local mamba_cp = { split_heads = split.heads }
 
@@ -61,7 +62,7 @@ local function ranks_of(op, W) return err.integer(op, 'W', W, 1, 2^20) end
 function mamba_cp.redo_order(W)
    local list = {}
    for r = 0, ranks_of('parallel.mamba_cp.redo_order', W) - 1 do
-      local runs = cp_map.zigzag_runs({ 0, 2 * W }, W, r)
+      local runs = zigzag({ 0, 2 * W }, W, r)
       list[2 * r + 1], list[2 * r + 2] = runs[1], runs[3]
    end
    return list
@@ -126,6 +127,8 @@ local function reorder(op, x, order, cu)
    return select(x, dim, runs_index(runs))
 end
 
+-- x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k], from
+-- 0, comes to place k. Dim 2, with cu and x [T, ...] dim 1.
 function mamba_cp.reorder_chunks(x, order, cu)
    local op = 'parallel.mamba_cp.reorder_chunks'
    return reorder(op, x, check_order(op, order), cu)
@@ -245,7 +248,7 @@ local function zigzag_runs(op, cu, W)
             length, 2 * W)
       end
    end
-   for r = 0, W - 1 do list[r + 1] = cp_map.zigzag_runs(cu, W, r) end
+   for r = 0, W - 1 do list[r + 1] = zigzag(cu, W, r) end
    return list
 end
 
@@ -315,6 +318,7 @@ local function of_mixer(self, field)
    return v
 end
 
+-- This rank's channels of a parameter of the convolution, dim 1: a copy.
 function MambaContextParallel:slice_conv_param(p)
    local list, channels = {}, self.d_inner + 2 * self.n_groups * self.d_state
    if not tide.is_tensor(p) or p.ndim < 1 or p:size(1) ~= channels then
@@ -347,14 +351,17 @@ function MambaContextParallel:get_conv1d_bias()
    return bias and self:slice_conv_param(bias)
 end
 
+-- This rank's part of dt_bias, or of p.
 function MambaContextParallel:get_dt_bias(p)
    return self:slice_vector_param(p or of_mixer(self, 'dt_bias'))
 end
 
+-- This rank's part of A_log, or of p.
 function MambaContextParallel:get_A_log(p)
    return self:slice_vector_param(p or of_mixer(self, 'A_log'))
 end
 
+-- This rank's part of D, or of p.
 function MambaContextParallel:get_D(p) return self:slice_vector_param(p or of_mixer(self, 'D')) end
 
 -- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.

@@ -44,6 +44,7 @@ function placement.shard(dim)
    return shards[dim]
 end
 
+-- The whole on every rank.
 function placement.replicate() return replicate end
 
 -- op: 'sum' (default), 'mean', 'min', 'max' or 'prod'.

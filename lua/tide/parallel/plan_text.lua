@@ -132,6 +132,7 @@ local function sharding_line(plan, r)
       replicas, options_text(plan.fsdp, usual_fsdp()))
 end
 
+-- What print(plan) shows.
 function text.show(plan)
    local r, model = plan.rehearsal, plan.model
    local tp, cp = axis_size(plan, plan.tp.axis), axis_size(plan, plan.cp.axis)
@@ -213,6 +214,7 @@ local function model_of(plan)
    return { family = family, config = plain(model.config, 'config'), dtype = first.dtype }
 end
 
+-- What plan:to_table returns.
 function text.to_table(plan)
    local t = { version = 1, axes = {}, model = model_of(plan), recompute = plan.recompute,
       scope = plan.scope }

@@ -8,6 +8,7 @@ local tide = require 'tide'
 
 local nonfinite = {}
 
+-- Whether a number is neither infinite nor NaN.
 function nonfinite.is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
 -- Names of those of a list of { name, param } whose gradient is not finite: the first, and how many

@@ -259,6 +259,7 @@ local function default_text(option)
    return tostring(option.default)
 end
 
+-- The text of --help.
 function Parser:help()
    local lines = { self.program, '', 'options:' }
    for _, option in ipairs(self.list) do
