@@ -2,7 +2,7 @@
 #
 #   make            build libtide.so, libtide_host.so and the tide program into build/
 #   make deps       install the Debian packages that are missing (needs root or sudo)
-#   make train      build, then train a small language model on two ranks, about two minutes
+#   make train      build, then train a small language model on two ranks, about three minutes
 #   make test       everything a change must pass; the last line is "N passed, N failed"
 #   make test-deep  the same under sanitizers, and wide sweeps (spec/deep); long
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
@@ -27,7 +27,7 @@ endif
 MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
-.PHONY: all deps train test test-lint test-asan test-tsan test-sweep test-deep bench bench-full \
+.PHONY: all deps train test test-asan test-tsan test-sweep test-deep bench bench-full \
 	bench-comm sizes install clean help
 
 all:

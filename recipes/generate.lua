@@ -3,15 +3,8 @@
 --    tide run recipes/generate.lua --from runs/pretrain --prompt "local function"
 
 local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
-local function is_there(module) return package.searchpath(module, package.path) ~= nil end
-if not package.preload['tide'] and not is_there 'tide.util.args' then
-   if is_there 'tide' then
-      require 'tide'                     -- installed: knows where its parts are
-   else
-      package.path = root .. 'bindings/?.lua;' .. root .. 'lua/?.lua;' .. root
-         .. 'lua/?/init.lua;' .. package.path
-   end
-end
+local find = loadfile(root .. 'recipes/support/path.lua')
+if find then find(root) else require 'tide' end         -- copied elsewhere: tide must be found
 
 local args = require 'tide.util.args'
 local err = require 'tide.util.err'

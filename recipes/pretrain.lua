@@ -12,28 +12,18 @@
 -- bytes (what a perfect table of byte trigrams would lose) and a sampled continuation.
 
 local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
-local function is_there(module) return package.searchpath(module, package.path) ~= nil end
-if not package.preload['tide'] and not is_there 'tide.util.args' then
-   if is_there 'tide' then
-      require 'tide'                     -- installed: knows where its parts are
-   else
-      package.path = root .. 'bindings/?.lua;' .. root .. 'lua/?.lua;' .. root
-         .. 'lua/?/init.lua;' .. package.path
-   end
-end
+local find = loadfile(root .. 'recipes/support/path.lua')
+if find then find(root) else require 'tide' end         -- copied elsewhere: tide must be found
+
+local pretrain = require 'tide.train.pretrain'
+local option = pretrain.option
 
 local options = {
    { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
      also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
-   { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
-   { 'heads', 4, 'attention heads', min = 1,
-     also = { 'num-heads', 'num-attention-heads' } },
-   { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0,
-     also = { 'num-query-groups', 'num-key-value-heads' } },
-   { 'hidden', 0, 'width of the gated MLP; 0: about 8/3 of --dim', min = 0,
-     also = { 'ffn-hidden-size', 'intermediate-size' } },
-   { 'tie', true, 'use the embedding as output head too' },
+   option 'dim', option 'heads', option 'kv-heads',
+   option('hidden', 'width of the gated MLP; 0: about 8/3 of --dim'), option 'tie',
 }
 
 local function config(opt, vocab)
@@ -55,7 +45,7 @@ local fields = {
    { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
 }
 
-return require('tide.train.pretrain').main({
+return pretrain.main({
    name = 'pretrain', title = 'train a Llama-family decoder on text', model = options,
    fields = fields, root = root,
    make = function(tide, opt, vocab, o) return tide.model.llama(config(opt, vocab), o) end,

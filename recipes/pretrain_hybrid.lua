@@ -8,22 +8,16 @@
 -- Options, outputs and messages are those of pretrain.lua, but for the model's own.
 
 local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
-local function is_there(module) return package.searchpath(module, package.path) ~= nil end
-if not package.preload['tide'] and not is_there 'tide.util.args' then
-   if is_there 'tide' then
-      require 'tide'                     -- installed: knows where its parts are
-   else
-      package.path = root .. 'bindings/?.lua;' .. root .. 'lua/?.lua;' .. root
-         .. 'lua/?/init.lua;' .. package.path
-   end
-end
+local find = loadfile(root .. 'recipes/support/path.lua')
+if find then find(root) else require 'tide' end         -- copied elsewhere: tide must be found
+
+local pretrain = require 'tide.train.pretrain'
+local option = pretrain.option
 
 local options = {
    { 'pattern', 'M-M*-M-', 'layers: M Mamba-2, * attention, - MLP' },
-   { 'dim', 160, 'model width', min = 1 },
-   { 'heads', 4, 'attention heads', min = 1 },
-   { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0 },
-   { 'hidden', 0, 'width of the MLP; 0: four times --dim', min = 0 },
+   option 'dim', option 'heads', option 'kv-heads',
+   option('hidden', 'width of the MLP; 0: four times --dim'),
    { 'rope-theta', 0, 'base of rotary positions in attention; 0: none, the state keeps the order',
      type = 'number', min = 0 },
    { 'mamba-heads', 0, 'Mamba-2 heads; 0: twice --dim by --mamba-head-dim', min = 0 },
@@ -31,7 +25,7 @@ local options = {
    { 'state', 64, 'state size', min = 1 },
    { 'groups', 1, 'groups of heads that share B and C', min = 1 },
    { 'conv', 4, 'taps of the convolution', min = 2, max = 4 },
-   { 'tie', true, 'use the embedding as output head too' },
+   option 'tie',
    { 'cp.mamba', 'auto', 'how Mamba-2 layers work on a sequence that is cut: by heads (hidden), by '
      .. 'hand-over of the state, or by whichever sends less',
      choices = { 'auto', 'hidden', 'state' } },
@@ -61,7 +55,7 @@ local fields = {
    { 'tensor parallel size', '--mesh.tp' },
 }
 
-return require('tide.train.pretrain').main({
+return pretrain.main({
    name = 'pretrain_hybrid', title = 'train a hybrid of Mamba-2 and attention layers on text',
    model = options, fields = fields, root = root,
    make = function(tide, opt, vocab, o) return tide.model.hybrid(config(opt, vocab), o) end,

@@ -36,6 +36,7 @@ function cuda.set_float32_matmul_precision(name)
    ctx.default():param('matmul_precision', precisions[name])
 end
 
+-- The name that set_float32_matmul_precision was given.
 function cuda.get_float32_matmul_precision() return name_of(precisions, 'matmul_precision') end
 
 local attention_kernels = { mma = 0, wgmma = 1 }
@@ -53,6 +54,7 @@ function cuda.set_attention_kernel(name)
    ctx.default():param('attention_kernel', attention_kernels[name])
 end
 
+-- The name that set_attention_kernel was given.
 function cuda.get_attention_kernel() return name_of(attention_kernels, 'attention_kernel') end
 
 local graph_opts = arg.set { 'warmup' }

@@ -7,24 +7,25 @@
 local ctx = require 'tide.ffi.ctx'
 local grad = require 'tide.ffi.grad'
 local op = require 'tide.ffi.op'
-local status = require 'tide.ffi.status'
 local arg = require 'tide.ffi.arg'
 local info = require 'tide.ffi.info'
 local instead = require 'tide.ffi.instead'
+local json = require 'tide.ffi.json'
+local status = require 'tide.ffi.status'
+local update = require 'tide.ffi.update'
 local each = require 'tide.util.each'
 local errors = require 'tide.util.err'
-local near = require 'tide.util.near'
-
-status.add_root(debug.getinfo(1, 'S').source)
+local near = require 'tide.near'
 
 local tide = {
    version = info.version, build_info = info.build_info, clock = info.clock, params = info.params,
    default = ctx.default, set_default = ctx.set_default,
-   is_tensor = arg.is_tensor,
-   is_error = function(value) return status.is_error(value) or errors.is(value) end,
+   is_tensor = arg.is_tensor, dtype_size = info.dtype_size,
+   is_error = errors.is,
    no_grad = grad.no_grad, enable_grad = grad.enable_grad, is_grad_enabled = grad.is_grad_enabled,
    checkpoint = grad.checkpoint, backward = grad.backward, scope = grad.scope,
    grad = { func = grad.func, backward = grad.backward },
+   json = json, update = update, tell_gone = status.tell_gone,
 }
 
 for name, fn in each(op) do tide[name] = fn end
@@ -119,8 +120,7 @@ local function load_part(self, key)
       return value
    end
    if not is_missing(value, module) then error(value, 0) end
-   status.raise(status.code.E_ARG, key, "there is no tide.%s in this version%s", key,
-      hint(self, key))
+   errors.raise('E_ARG', key, "there is no tide.%s in this version%s", key, hint(self, key))
 end
 
 return setmetatable(tide, { __index = load_part, entries = entries })

@@ -75,6 +75,7 @@ local function show(value)
    return tostring(value)
 end
 
+-- Writes an error, and counts it.
 function Session:report(problem)
    self.errors = self.errors + 1
    self.fail(err.text(problem):gsub('\n*$', '') .. '\n')
@@ -91,6 +92,8 @@ local function traceback(e)
    return #kept > 3 and table.concat(kept, '\n') or e
 end
 
+-- Runs a compiled line in the session's environment and shows what it returns. keeps: fn is
+-- given a function that keeps locals; silent: nothing is shown.
 function Session:execute(fn, keeps, silent)
    err.type('repl.session.execute', 'fn', fn, 'function')
    setfenv(fn, self.env)

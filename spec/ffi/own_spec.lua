@@ -125,6 +125,23 @@ describe('own', function()
       ctx:close()
    end)
 
+   it('does so in place, where a source that overlaps is copied first', function()
+      local ctx = assert(tide.open { params = 'memory=64m debt=1g', nthread = 1 })
+      local x, held = ctx:ones { 4, 1024, 1024 }, {}
+      for i = 1, 8 do
+         if not pcall(function() held[i] = ctx:empty { 4, 1024, 1024 } end) then break end
+      end
+      assert.equal(3, #held)
+      collectgarbage 'stop'
+      held = nil                            -- luacheck: ignore
+      local ok, err = pcall(x.add_, x, x:transpose(2, 3), 2)
+      collectgarbage 'restart'
+      assert.is_true(ok, tostring(err))
+      assert.equal(3, x:amax():item())
+      assert.equal(3, x:amin():item())
+      ctx:close()
+   end)
+
    it('keeps what a scope returns, also inside tables, and drops the rest', function()
       local outside = tide.ones { 2 }
       local inner

@@ -51,6 +51,26 @@ describe('nn.Linear and nn.Embedding', function()
    end)
 end)
 
+describe('nn.loss', function()
+   local x_NC, w_VC = x_BTC:reshape(3, 4), tide.arange(8):reshape(2, 4)
+   local labels = tide.tensor({ 0, 1, 1 }, { dtype = 'i64' })
+
+   it('takes labels as they are: only a model shifts them', function()
+      bad("unknown option 'shift'", nn.loss.linear, x_NC, w_VC, labels, { shift = true })
+   end)
+
+   it('names the function that was called', function()
+      local function sum() return x_NC:sum() end
+      bad("tide.nn.loss.linear: argument 'x'", nn.loss.linear, 1, w_VC, labels)
+      bad('tide.nn.loss.linear: expected 3 labels', nn.loss.linear, x_NC, w_VC,
+         labels:slice(1, 1, 2))
+      bad("tide.nn.loss.per_count: argument 'x'", nn.loss.per_count, sum, 1, labels)
+      bad("tide.model.mine: argument 'count'", nn.loss.per_count, sum, x_NC, labels,
+         { count = -1 }, 'model.mine')
+      bad("tide.nn.loss.per_count: argument 'op'", nn.loss.per_count, sum, x_NC, labels, nil, 1)
+   end)
+end)
+
 describe('nn.MLP in its plain form', function()
    local function by_hand(m, x)
       local up = tide.linear(x, m.up_proj.weight, m.up_proj.bias)

@@ -1,6 +1,7 @@
 -- The contract: text, library and what LuaJIT makes of them agree.
 
 local ffi = require 'ffi'
+local errors = require 'tide.error'
 local lib = require 'tide.ffi.lib'
 local read = require('spec.support.files').read
 local C = lib.C
@@ -194,6 +195,26 @@ describe('the contract', function()
          assert.equal(name:sub(6), ffi.string(C.tide_status_name(tonumber(value))))
          assert.is_true(#ffi.string(C.tide_status_text(tonumber(value))) > 10)
       end
+   end)
+
+   it('gives every status the name and text that errors made in Lua have', function()
+      local want, got = {}, {}
+      for name, says in read('core/base/status.def'):gmatch 'TIDE_STATUS%((E_[%w_]+), "(.-)"%)' do
+         want[#want + 1] = name .. ' ' .. says
+      end
+      assert.is_true(#want > 10)
+      for i = 1, 64 do
+         local name = ffi.string(C.tide_status_name(-i))
+         if name == 'E_UNKNOWN' then break end
+         got[i] = name .. ' ' .. errors.name[name]
+         assert.equal(-i, errors.code[name])
+         assert.equal(name, errors.code[-i])
+         local e = errors.new(name, 'f', 'm')
+         assert.same({ -i, errors.name[name] }, { e.status, e.name })
+      end
+      assert.same(want, got)
+      assert.equal('OK', errors.code[0])
+      assert.equal('MORE', errors.code[C.TIDE_MORE])
    end)
 
    it('explains every function', function()

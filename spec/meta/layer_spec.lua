@@ -89,8 +89,16 @@ describe('layers', function()
 
    it('of the FFI binding: itself, not the library above', function()
       check(lua_files 'bindings/tide', requires, function(used)
-         return used:find '^tide%.ffi%.' or not used:find '^tide'
+         return used:find '^tide%.ffi%.' or used == 'tide.error' or used == 'tide.near'
+            or not used:find '^tide'
       end)
+   end)
+
+   it('of errors: no FFI', function()
+      local plain = { 'bindings/tide/error.lua', 'bindings/tide/near.lua',
+         'bindings/tide/ffi/pack.lua' }
+      local known = { ['tide.error'] = true, ['tide.near'] = true, ['tide.ffi.pack'] = true }
+      check(plain, requires, function(used) return known[used] end)
    end)
 
    it('of the Lua library: no FFI calls', function()
@@ -108,6 +116,49 @@ describe('layers', function()
             return not used:find '^tide%.parallel' and not used:find '^tide%.ffi%.parallel'
          end)
       end
+   end)
+
+   -- What the library takes from the binding it takes from tide. The doors: where tide is made,
+   -- what belongs to the program rather than the library, and what runs without a context.
+   it('of the binding: named doors alone', function()
+      local doors = {
+         ['lua/tide/init.lua'] = 'ctx grad op arg info instead json status update',
+         ['lua/tide/cuda.lua'] = 'arg ctx graph', ['lua/tide/cuda_captured.lua'] = 'arg ctx graph',
+         ['lua/tide/optim/optimizer.lua'] = 'graph',
+         ['lua/tide/dist/init.lua'] = 'dist', ['lua/tide/dist/solo.lua'] = 'dist',
+         ['lua/tide/debug/trace.lua'] = 'dist',
+         ['lua/tide/util/fs.lua'] = 'io', ['lua/tide/dist/agree.lua'] = 'io',
+         ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
+         ['lua/tide/repl.lua'] = 'op edit', ['lua/tide/repl/help.lua'] = 'instead',
+         ['lua/tide/repl/complete.lua'] = 'op', ['lua/tide/train/progress.lua'] = 'edit',
+      }
+      local wrong = {}
+      for _, path in ipairs(lua_files 'lua/tide') do
+         local text = lua_code(path)
+         for module in text:gmatch '[\'"]tide%.ffi%.([%w_]+)[\'"]' do
+            local allowed = (' %s '):format(doors[path] or '')
+            if module ~= 'pack' and not allowed:find(' ' .. module .. ' ', 1, true) then
+               wrong[#wrong + 1] = path .. ' uses tide.ffi.' .. module
+            end
+         end
+      end
+      assert.same({}, wrong)
+   end)
+
+   -- Fields of a module that parallelism writes: asked through nn.spread and parallel.layout.
+   it('of notes on a module: one file knows the field', function()
+      local wrong = {}
+      for _, path in ipairs(lua_files 'lua/tide') do
+         local code = lua_code(path)
+         for _, field in ipairs { '_spread', '_tp', '_cp', '_sharded', '_sharded_in' } do
+            local used = code:find('%.' .. field .. '%f[^%w_]')
+               or code:find('[\'"]' .. field .. '[\'"]')
+            if used and not (field == '_spread' and path == 'lua/tide/nn/spread.lua') then
+               wrong[#wrong + 1] = path .. ' uses ' .. field
+            end
+         end
+      end
+      assert.same({}, wrong)
    end)
 
    it('of the Lua library below recipes', function()

@@ -113,6 +113,26 @@ describe('style', function()
       assert.same({}, found)
    end)
 
+   -- The comment above a function is what ?name shows at the prompt. Tables that no file returns:
+   local private = set 'fill make none part price run Run State'
+
+   it('of functions: what a table holds has a comment above it', function()
+      local found = {}
+      for _, path in ipairs(files('bindings lua', { '*.lua' })) do
+         local n, above = 0, ''
+         for line in io.lines(path) do
+            n = n + 1
+            local owner, name = line:match '^function ([%w_]+)[%.:]([%w_%.:]+)'
+            local told = above:find '^%-%-' and not above:find '^%-%- %-%-%-'
+            if owner and not private[owner] and not name:find '^__' and not told then
+               found[#found + 1] = ('%s:%d: %s.%s'):format(path, n, owner, name)
+            end
+            above = line
+         end
+      end
+      assert.same({}, found)
+   end)
+
    it('of words: nothing half-done is left standing', function()
       local words, found = { 'TO' .. 'DO', 'FIX' .. 'ME', 'XX' .. 'X', 'HA' .. 'CK' }, {}
       local all = files(folders, { '*.c', '*.h', '*.def', '*.lua', '*.cu', '*.md', '*.txt',

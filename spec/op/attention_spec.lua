@@ -224,7 +224,7 @@ describe('attention', function()
             { window = window })
       end
       refused('E_ARG', { 'attention', 'opts.softcap' }, tide.attention, q, k, k, { softcap = -1 })
-      refused('E_ARG', { 'attention', 'opts.mask' }, tide.attention, q, k, k, { mask = 1 })
+      refused('E_ARG', { 'attention', "'mask'" }, tide.attention, q, k, k, { mask = 1 })
    end)
 end)
 

@@ -23,7 +23,7 @@ local rows = {
       { 'E_DTYPE', { 'affine', 'i64', '0.5' }, function() return tide.affine(i(2), 0.5, 0) end },
       { 'E_ARG', { 'clamp', 'lo <= hi' }, function() return x:clamp(2, 1) end },
       { 'E_ARG', { 'clamp' }, function() return x:clamp(0 / 0, 1) end },
-      { 'E_ARG', { 'add', 'y', 'string' }, function() return x:add('1') end },
+      { 'E_ARG', { 'add', 'y', 'got "1"' }, function() return x:add('1') end },
       { 'E_ARG', { 'to', 'dtype', 'f32' }, function() return x:to { dtype = 'float' } end },
    },
    reductions = {

@@ -372,7 +372,7 @@ describe('uniform_, normal_, trunc_normal_', function()
       local i = tide.zeros({ 3 }, { dtype = 'i64' })
       for _, name in ipairs { 'uniform_', 'normal_', 'trunc_normal_' } do
          refused('E_DTYPE', { name, 'i64' }, i[name], i)
-         refused('E_ARG', { name, 'opts.sed' }, x[name], x, 0, 1, name == 'trunc_normal_' and 0
+         refused('E_ARG', { name, "'sed'" }, x[name], x, 0, 1, name == 'trunc_normal_' and 0
             or { sed = 1 }, name == 'trunc_normal_' and 1 or nil, { sed = 1 })
       end
       refused('E_ARG', { 'normal_', 'opts.stride' }, x.normal_, x, 0, 1, { stride = { 1, 1 } })

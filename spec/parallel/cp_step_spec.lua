@@ -89,14 +89,29 @@ describe('the scopes of a step', function()
       assert.same({ '+loss', '+cp', '-cp', '-loss' }, log)
    end)
 
-   it('default to nothing, and a captured step gives its memory back', function()
+   it("default to nothing, and a scope gives the step's memory back", function()
       assert.equal(cp.null, cp.get_train_context(false, false)(function(env) return env.cp end))
       local inside
-      cp.get_train_context(true, true)(function(env)
-         inside = tide.ones { 4 }
-         assert.is_true(env.loss_parallel)
-      end)
-      assert.is_true(inside:is_gone())
+      for _, step in ipairs { cp.get_train_context(true, true),
+         cp.get_train_context { loss_parallel = true, scope = true } } do
+         step(function(env)
+            inside = tide.ones { 4 }
+            assert.same({ true, true, false }, { env.loss_parallel, env.scope, env.captured })
+         end)
+         assert.is_true(inside:is_gone())
+      end
+   end)
+
+   it('are options of one table, too', function()
+      local step = cp.get_train_context { cp = scope 'cp', loss_parallel = scope 'loss' }
+      step(function() log[#log + 1] = 'run' end)
+      assert.same({ '+loss', '+cp', 'run', '-cp', '-loss' }, log)
+      assert.equal(cp.null, cp.get_train_context {}(function(env) return env.cp end))
+      refused('E_ARG', 'captured', cp.get_train_context, { captured = 1 })
+      refused('E_ARG', { "'scope'", 'enter and exit' }, cp.get_train_context, { scope = 1 })
+      refused('E_ARG', { "'scope'", 'enter and exit' }, cp.get_train_context, false, {})
+      refused('E_ARG', { 'captured', 'leave out scope' }, cp.get_train_context,
+         { scope = true, captured = true })
    end)
 
    it('capture a step on a GPU alone', function()

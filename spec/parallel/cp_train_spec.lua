@@ -5,6 +5,7 @@
 local case = require 'spec.parallel.cp_case'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
+local spread = require 'tide.nn.spread'
 local tide = require 'tide'
 
 local cp = tide.parallel.cp
@@ -32,12 +33,12 @@ describe('attaching', function()
          layers = { [2] = 'allgather' } })
       assert.equal('allgather', attn.inner.method)
       assert.same({ 4, -1 }, attn.window)
-      assert.equal(handle, model._cp)
+      assert.equal(handle, spread.of(model).cp)
       refused('E_STATE', 'attached already', cp.attach, model, { axis = axis2 })
       handle:restore()
       assert.equal(tide.attention, attn.inner)
       assert.is_nil(attn.window)
-      assert.is_nil(model._cp)
+      assert.is_nil(spread.of(model).cp)
       handle:restore()
       handle = cp.attach(model, { axis = axis2, layers = { ['1.self_attn'] = { method = 'a2a',
          window = { 2, -1 } } } })
@@ -68,7 +69,7 @@ describe('attaching', function()
       local function bad(status, words, opts)
          opts.axis = opts.axis or axis2
          refused(status, words, cp.attach, model, opts)
-         assert.is_nil(rawget(model, '_cp'))
+         assert.is_nil(spread.of(model).cp)
          assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
       end
       bad('E_ARG', { 'method', 'ring' }, { method = 'rings' })
@@ -260,8 +261,9 @@ local function spoilt(_, n, config_, what)
       function C.positions(self)
          return t.arange(self.map.count, { dtype = 'i64' }):reshape(1, self.map.count)
       end
-      local cut = model._cp.cut
-      function model._cp.cut(...)
+      local handle = require('tide.nn.spread').of(model).cp
+      local cut = handle.cut
+      function handle.cut(...)
          local mine = cut(...)
          mine.positions = nil
          return mine
@@ -317,7 +319,7 @@ local function target(_, n, config_, T, B)
    local logits = t.no_grad(function() return model(ids) end)
    local got, collected = cp_.run_target_cp_forward_and_gather(model, axis, ids,
       { collect = names })
-   if rawget(model, '_cp') then return 'still attached' end
+   if require('tide.nn.spread').of(model).cp then return 'still attached' end
    if got.requires_grad then return 'has a history' end
    local outputs = { got, unpack(collected) }
    for i, expected in ipairs { logits, unpack(want) } do

@@ -37,7 +37,7 @@ describe('sharding', function()
          tide.parallel.fully_shard(model.model.layers:at(1))
          tide.parallel.fully_shard(model)
       ]])
-      fails('this model is sharded already', [[
+      fails('the model is sharded already', [[
          local model = make()
          tide.parallel.fully_shard(model.model.layers:at(1))
       ]])

@@ -4,6 +4,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
+local spread = require 'tide.nn.spread'
 
 local parallel = tide.parallel
 
@@ -53,8 +54,8 @@ describe('fsdp2_strategy_parallelize', function()
       local model = model_of()
       local same, sharded = fsdp2(dp2, nil, model)
       assert.equal(model, same)
-      assert.equal(model._sharded, sharded)
-      assert.is_nil(rawget(model, '_tp'))
+      assert.equal(spread.of(model).sharded, sharded)
+      assert.is_nil(spread.of(model).tp)
       assert.equal('optim_grads_params', sharded.opts.strategy)
       assert.equal(2, sharded.shard_comm.size)
       assert.equal(27, rows(model, 'model.layers.0.mlp.gate_proj'))
@@ -139,7 +140,7 @@ describe('fsdp2_strategy_parallelize', function()
       local before = tostring(model)
       refused('E_ARG', 'num_key_value_heads (8) must be divisible', fsdp2, three, nil, model)
       assert.equal(before, tostring(model))
-      assert.is_nil(model._sharded)
+      assert.is_nil(spread.of(model).sharded)
       assert.equal(27, rows(model, 'model.layers.0.mlp.gate_proj'))
       assert.is_true(pcall(fsdp2, dp2, nil, model))
       refused('E_ARG', 'num_attention_heads (8) must be divisible', fsdp2, three, nil,
@@ -190,7 +191,7 @@ describe('fsdp2_strategy_parallelize', function()
       refused('E_ARG', "'mesh'", parallel.fsdp2_strategy_parallelize, model_of(), { dp = 2 })
       refused('E_ARG', "'model'", parallel.fsdp2_strategy_parallelize, {}, simulated(dp2))
       local model = fsdp2(dp2)
-      refused('E_STATE', 'spread over ranks already', fsdp2, dp2, nil, model)
+      refused('E_STATE', 'is sharded already; give it whole', fsdp2, dp2, nil, model)
    end)
 end)
 

@@ -4,6 +4,7 @@ local tide = require 'tide'
 local leak = require 'spec.support.leak'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
+local spread = require 'tide.nn.spread'
 
 local plan_of = tide.parallel.plan
 
@@ -343,7 +344,7 @@ describe('a plan', function()
          return tostring(select(2, pcall(second.materialise, second)))
       end, config)
       for _, text in ipairs(said) do
-         assert.matches('plan.materialise: the model is spread over ranks already', text, 1, true)
+         assert.matches('materialise: the model is sharded already; give it whole', text, 1, true)
       end
    end)
 
@@ -378,8 +379,8 @@ describe('a bad plan', function()
       local e = refused(code, words, plan_of, model, mesh, opts)
       assert.equal(before, tostring(model))
       assert.equal(hooks, model._pre)
-      assert.is_nil(model._sharded)
-      assert.is_nil(rawget(model, '_tp'))
+      assert.is_nil(spread.of(model).sharded)
+      assert.is_nil(spread.of(model).tp)
       assert.same({}, tide.parallel.recompute.report(model))
       assert.is_true(pcall(plan_of, model, { dp = 1 }, { ranks = 1 }))
       return e
@@ -422,7 +423,7 @@ describe('a bad plan', function()
    it('is made of a model that is whole', function()
       local model = tide.model.llama(config, { device = 'null' })
       tide.parallel.fully_shard(model, { device = 'cpu' })
-      refused('E_STATE', 'spread over ranks already', plan_of, model, { dp = 1 })
+      refused('E_STATE', 'already; give it whole', plan_of, model, { dp = 1 })
       refused('E_ARG', "'model'", plan_of, 3, { dp = 1 })
       refused('E_ARG', "'model'", plan_of, function() return {} end, { dp = 1 })
       refused('E_ARG', "unknown option 'fmaily'", plan_of, { fmaily = 'llama' }, { dp = 1 })

@@ -28,7 +28,7 @@ local function make(family, changes)
 end
 
 -- A simulated axis: plans are checked and applied without other ranks.
-local function axis(n) return { size = n, rank = 0, comm = { size = n, rank = 0 } } end
+local function axis(n) return { size = n, rank = 0, comm = tide.dist.simulate(n, 0) } end
 
 describe('parallel styles', function()
    it('are layouts of weight, input and output', function()

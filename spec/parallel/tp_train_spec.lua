@@ -235,7 +235,7 @@ describe('training with tensor parallelism', function()
       local tide = require 'tide'
       local model = tide.model.llama(config, { device = 'null' })
       local ok, e = pcall(tide.parallel.tensor_parallel, model,
-         { size = 2, rank = 0, comm = { size = 2, rank = 0 } }, { async_tp = true })
+         { size = 2, rank = 0, comm = tide.dist.simulate(2, 0) }, { async_tp = true })
       assert.is_false(ok)
       assert.matches('async_tp requires sequence_parallel', tostring(e), 1, true)
    end)

@@ -7,6 +7,7 @@
 -- negative from the end. Lists go to buffers that are reused: fill, call, forget.
 
 local ffi = require 'ffi'
+local errors = require 'tide.error'
 local lib = require 'tide.ffi.lib'
 local status = require 'tide.ffi.status'
 local own = require 'tide.ffi.own'
@@ -29,6 +30,7 @@ function M.tensor(op, name, x)
    return x
 end
 
+-- Whether x is a tensor handle, live or gone.
 function M.is_tensor(x) return istype(tensor_t, x) and x ~= nil end
 
 -- A tensor or nil; nil goes to C as a null pointer.
@@ -43,22 +45,7 @@ function M.number(op, name, v)
    return v
 end
 
-function M.finite(op, name, v, lo, hi)
-   if type(v) ~= 'number' or v - v ~= 0 or v < (lo or v) or v > (hi or v) then
-      bad(op, name, lo and hi and ('a number in [%g, %g]'):format(lo, hi)
-         or lo and ('a finite number >= %g'):format(lo) or 'a finite number', v)
-   end
-   return v
-end
-
--- An integer in [lo, hi]; without bounds, any that a Lua number holds exactly.
-function M.int(op, name, v, lo, hi)
-   lo, hi = lo or -M.exact, hi or M.exact
-   if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > hi then
-      bad(op, name, ('an integer in [%.0f, %.0f]'):format(lo, hi), v)
-   end
-   return v
-end
+M.finite, M.int, M.func = errors.number, errors.integer, errors.func
 
 -- A boolean; nil means false.
 function M.flag(op, name, v)
@@ -67,14 +54,9 @@ function M.flag(op, name, v)
    return v
 end
 
+-- A string.
 function M.string(op, name, v)
    if type(v) ~= 'string' then bad(op, name, 'a string', v) end
-   return v
-end
-
-function M.func(op, name, v)
-   local mt = type(v) == 'table' and getmetatable(v)
-   if type(v) ~= 'function' and not (mt and mt.__call) then bad(op, name, 'a function', v) end
    return v
 end
 
@@ -102,6 +84,7 @@ function M.index(op, name, v, size)
    return v > 0 and v - 1 or v + size
 end
 
+-- Number of dims.
 function M.ndim(x) return C.tide_tensor_ndim(x) end
 -- Size of a dim given 0-based.
 function M.size(x, dim) return tonumber(C.tide_tensor_dim(x, dim)) end
@@ -222,33 +205,32 @@ local function names(codes)
    return table.concat(list, ', ')
 end
 
+-- The code of a dtype given by name.
 function M.dtype(op, name, v)
    local code = type(v) == 'string' and M.dtype_code[v]
    if not code then bad(op, name, 'a dtype (' .. names(M.dtype_code) .. ')', v) end
    return code
 end
 
+-- The code of a device given by name.
 function M.device(op, name, v)
    local code = type(v) == 'string' and M.device_code[v]
    if not code then bad(op, name, 'a device (' .. names(M.device_code) .. ')', v) end
    return code
 end
 
+-- Whether this code is of a floating dtype.
 function M.is_float(dtype) return dtype <= C.TIDE_F16 end
 
 -- ---- option tables ---------------------------------------------------------------------------
 
--- Checks that opts is nil or a table whose keys are all in `allowed` (a set). Returns a table.
 local none = {}
+
+-- As errors.options, for calls of which many are made: nil is one empty table, to be read alone.
+-- allowed: a set.
 function M.opts(op, opts, allowed)
    if opts == nil then return none end
-   if type(opts) ~= 'table' then bad(op, 'opts', 'a table of options or nil', opts) end
-   for key in each(opts) do
-      if not allowed[key] then
-         bad(op, 'opts.' .. tostring(key), 'one of ' .. names(allowed), opts[key])
-      end
-   end
-   return opts
+   return errors.options(op, opts, allowed)
 end
 
 -- A set from names: set{'a', 'b'}.

@@ -311,6 +311,8 @@ function Comm:all_to_all(t, opts)
    return self:all_to_all_into(like(t, rows_of(t)), t, opts)
 end
 
+-- The same into out, which has the shape and dtype of t and other memory. opts: async. Returns
+-- out, or the work.
 function Comm:all_to_all_into(out, t, opts)
    local handle = begin(self, 'all_to_all')
    arg.tensor('all_to_all', 'out', out)

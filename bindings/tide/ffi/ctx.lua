@@ -153,9 +153,11 @@ function Context:stats()
    }
 end
 
+-- The peak of stats is from here on that of what comes.
 function Context:reset_peak() C.tide_stats_reset_peak(handle_of(self, 'reset_peak')) end
 -- Counts since and since_peak from nothing: live bytes of what is made from here on.
 function Context:mark() C.tide_stats_mark(handle_of(self, 'mark')) end
+-- Gives the bytes that the allocator keeps for reuse back to the system.
 function Context:trim() C.tide_cache_trim(handle_of(self, 'trim')) end
 
 -- Collects the Lua heap, so that dropped tensors are released now.
@@ -201,6 +203,7 @@ function Context:rng_state()
    return { seed = values[1], stream = values[2], offset = values[3] }
 end
 
+-- Sets the generator to a state that rng_state gave.
 function Context:set_rng_state(state)
    local handle = generator_of(self, 'set_rng_state')
    if type(state) ~= 'table' then
@@ -212,10 +215,12 @@ function Context:set_rng_state(state)
    own.check(handle, C.tide_rng_set(handle, seed, stream, offset))
 end
 
+-- Number of threads of the ops from here on, 1 to 4096.
 function Context:set_nthread(n)
    local handle = handle_of(self, 'set_nthread')
    own.check(handle, C.tide_set_nthread(handle, arg.int('set_nthread', 'n', n, 1, 4096)))
 end
+-- Number of threads of the ops.
 function Context:nthread() return C.tide_nthread(handle_of(self, 'nthread')) end
 
 -- The value of a parameter as text; with a value (string or number), sets it.
@@ -243,6 +248,8 @@ end
 
 -- True once after tide_interrupt (a signal, another thread); asking clears it.
 function Context:interrupted() return C.tide_interrupted(handle_of(self, 'interrupted')) == 1 end
+-- Asks for an end: the first call sets what interrupted() tells, a second before that makes the
+-- next op raise E_INTERRUPT.
 function Context:interrupt() C.tide_interrupt(handle_of(self, 'interrupt')) end
 
 -- Writes the trace ring; open it in Perfetto.
@@ -263,9 +270,9 @@ end
 
 local make_opts = arg.set { 'dtype', 'device', 'requires_grad' }
 
--- handle, device code, dtype code and whether a gradient is wanted.
 local takes_shape = arg.set { 'empty', 'zeros', 'ones', 'rand', 'randn' }
 
+-- handle, device code, dtype code and whether a gradient is wanted.
 local function place(self, name, opts, dtype)
    local handle = handle_of(self, name)
    if type(opts) == 'number' and takes_shape[name] then
@@ -312,8 +319,11 @@ local function filled(self, name, shape, value, opts)
    return marked(take(), wants)
 end
 
+-- Zeros; shape is a list. opts: dtype, device, requires_grad.
 function Context:zeros(shape, opts) return filled(self, 'zeros', shape, 0, opts) end
+-- Ones; shape is a list. opts: dtype, device, requires_grad.
 function Context:ones(shape, opts) return filled(self, 'ones', shape, 1, opts) end
+-- value everywhere; shape is a list. opts: dtype, device, requires_grad.
 function Context:full(shape, value, opts) return filled(self, 'full', shape, value, opts) end
 
 local function random(self, name, shape, opts)

@@ -72,6 +72,7 @@ function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
 -- The results of fn(...), computed with recording on, inside no_grad, too.
 function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
 
+-- Whether ops are recorded for backward here (no_grad, enable_grad).
 function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) == 1 end
 
 -- ---- step scopes -----------------------------------------------------------------------------
@@ -98,8 +99,6 @@ local function finish_scope(ctx, depth, ok, ...)
    return ...
 end
 
--- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of everything
--- else born inside go at the end, on an error those of everything.
 local function scope_on(ctx, fn, ...)
    arg.func('scope', 'fn', fn)
    local depth = own.check(ctx, C.tide_scope_push(ctx))
@@ -110,6 +109,7 @@ end
 -- else born inside go at the end, on an error those of everything.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
+-- The same on this context.
 function contexts.Context:scope(fn, ...)
    if not self.handle then status.raise(C.TIDE_E_STATE, 'scope', 'the context is closed') end
    return scope_on(self.handle, fn, ...)

@@ -72,6 +72,7 @@ function M.encode(...)
    return table.concat(out)
 end
 
+-- The values in a text that encode made.
 function M.decode(text)
    local chunk = assert(loadstring('return ' .. text, '=values'))
    local values = { setfenv(chunk, {})() }

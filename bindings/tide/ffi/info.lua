@@ -24,6 +24,11 @@ function M.params()
    return list
 end
 
+-- Bytes of an element of this dtype ('f32'). op: the name that an error carries, if not this one.
+function M.dtype_size(dtype, op)
+   return C.tide_dtype_size(require('tide.ffi.arg').dtype(op or 'dtype_size', 'dtype', dtype))
+end
+
 -- Every op: a list of {name =, flags =}, flags a set of view, inplace, random, backward, nograd.
 function M.ops()
    local bits = { view = C.TIDE_OPF_VIEW, inplace = C.TIDE_OPF_INPLACE, random = C.TIDE_OPF_RANDOM,

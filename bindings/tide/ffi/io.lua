@@ -58,9 +58,12 @@ local function sync(op, path)
    local ctx = handle()
    own.check(ctx, C.tide_path_sync(ctx, path_of(op, 'path', path)))
 end
+-- What was written to this file is on the disk when it returns.
 function M.fsync_file(path) sync('fsync_file', path) end
+-- The same of the names in a folder.
 function M.fsync_dir(path) sync('fsync_dir', path) end
 
+-- Moves a file or folder; a file that is there is replaced.
 function M.rename(from, to)
    local ctx = handle()
    path_of('rename', 'from', from)
@@ -115,8 +118,10 @@ function M.kind(path)
    return kinds[rc]
 end
 
+-- Whether anything is at this path.
 function M.exists(path) return M.kind(path) ~= nil end
 
+-- Whether this process may write the file, or make files in the folder.
 function M.is_writable(path)
    local ctx = handle()
    return own.check(ctx, C.tide_path_is_writable(ctx, path_of('is_writable', 'path', path))) == 1
@@ -163,8 +168,9 @@ end
 
 -- ---- hashes ------------------------------------------------------------------------------------
 
--- XXH64 of a file's bytes, 16 hex digits. nil, err on failure.
 local digits = ffi.new 'char[17]'
+
+-- XXH64 of a file's bytes, 16 hex digits. nil, err on failure.
 function M.xxh64_file(path)
    local ctx = handle()
    local rc = C.tide_path_hash(ctx, path_of('xxh64_file', 'path', path), digits)

@@ -24,8 +24,12 @@ lib.state.json = lib.state.json or {
 M.null = lib.state.json.null
 local null, array_mt = M.null, lib.state.json.array
 
--- Marks a list as an array; needed for empty ones only.
-function M.array(list) return setmetatable(list or {}, array_mt) end
+-- Marks a list (default: a new one) as an array and returns it; needed for empty ones only.
+function M.array(list)
+   if type(list) == 'nil' then list = {} end
+   if type(list) ~= 'table' then status.bad_arg('json.array', 'list', 'a list or nil', list) end
+   return setmetatable(list, array_mt)
+end
 
 -- ---- decode ------------------------------------------------------------------------------------
 
@@ -68,9 +72,11 @@ function read(nodes, text, index)
    return null, index + 1
 end
 
--- The value of a JSON text. opts: name (put before messages), limit (most bytes accepted).
--- Raises E_FORMAT with line and column.
 local decode_opts = arg.set { 'name', 'limit' }
+
+-- The value of a JSON text. Objects and arrays are tables, null is json.null; integers beyond 2^53
+-- are 64-bit cdata. opts: name (put before messages), limit (most bytes accepted). Raises E_FORMAT
+-- with line and column.
 function M.decode(text, opts)
    arg.string('json.decode', 'text', text)
    opts = arg.opts('json.decode', opts, decode_opts)
@@ -182,8 +188,9 @@ function encode(v, path, indent, depth)
    return refuse(path, 'JSON cannot hold %s', status.show(v))
 end
 
--- JSON text of a value. opts.indent: spaces a level, for people. Raises E_ARG naming the place.
 local encode_opts = arg.set { 'indent' }
+
+-- JSON text of a value. opts.indent: spaces a level, for people. Raises E_ARG naming the place.
 function M.encode(value, opts)
    opts = arg.opts('json.encode', opts, encode_opts)
    local indent = opts.indent and arg.int('json.encode', 'opts.indent', opts.indent, 0, 16)

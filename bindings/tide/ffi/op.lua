@@ -361,6 +361,9 @@ end
 
 -- ---- in place: these change x and return it --------------------------------------------------
 
+-- They take what memory they need (a copy of an overlapping source) before they write, so that a
+-- second try after a lack of it begins from the same x.
+
 -- src, broadcast and converted, into x.
 function M.copy_(x, src)
    tensor('copy_', 'x', x)
@@ -382,7 +385,8 @@ end
 -- x with every element set to 0, in place.
 function M.zero_(x)
    tensor('zero_', 'x', x)
-   check(x, C.tide_fill_(x, 0))
+   local rc = C.tide_fill_(x, 0)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_fill_(x, 0)) end
    return x
 end
 
@@ -390,7 +394,9 @@ end
 function M.add_(x, src, alpha)
    tensor('add_', 'x', x)
    src = arg.operand('add_', 'src', x, src)
-   check(x, C.tide_axpy_(x, src, number('add_', 'alpha', alpha == nil and 1 or alpha)))
+   alpha = number('add_', 'alpha', alpha == nil and 1 or alpha)
+   local rc = C.tide_axpy_(x, src, alpha)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_axpy_(x, src, alpha)) end
    return x
 end
 
@@ -407,7 +413,9 @@ end
 -- x times a number, in place.
 function M.mul_(x, factor)
    tensor('mul_', 'x', x)
-   check(x, C.tide_scale_(x, number('mul_', 'factor', factor)))
+   factor = number('mul_', 'factor', factor)
+   local rc = C.tide_scale_(x, factor)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_scale_(x, factor)) end
    return x
 end
 
@@ -441,6 +449,8 @@ function M.foreach_add_(dsts, srcs)
 end
 
 -- ---- random values in place ------------------------------------------------------------------
+
+-- One try: a failed call has taken its numbers from the generator, a second would give others.
 
 local random_opts = arg.set { 'seed', 'stream', 'offset', 'start', 'stride' }
 local random_attrs = ffi.new 'tide_random_attrs'

@@ -48,6 +48,7 @@ function M.watch(ctx)
    set_limit()
 end
 
+-- The context is closed: its limit no longer counts.
 function M.unwatch(ctx)
    base[address(ctx)], limits[address(ctx)] = nil, nil
    set_limit()
@@ -89,6 +90,7 @@ local function take_from(b)
    return t
 end
 M.take_from = take_from
+-- The tensor in the box, owned.
 function M.take() return take_from(box) end
 
 -- As take, but a null in the box is nil.
@@ -127,6 +129,7 @@ function M.again(ctx, rc)
    return true
 end
 
+-- The status of a call on ctx; a negative one is raised. For calls that get no second try.
 function M.check(ctx, rc)
    if rc < 0 then fail(ctx, rc) end
    return rc
@@ -134,6 +137,7 @@ end
 
 -- The same two with a tensor in the place of its context.
 function M.again_t(t, rc) return M.again(C.tide_tensor_ctx(t), rc) end
+-- The same with a tensor in the place of its context.
 function M.check_t(t, rc)
    if rc < 0 then fail(C.tide_tensor_ctx(t), rc) end
    return rc
@@ -141,6 +145,7 @@ end
 
 -- Finalizers of the other handle types. finish(h, release) releases now instead of later.
 function M.handle(h, release) return ffi.gc(h, release) end
+-- Releases a handle now; nothing is left for the collector.
 function M.finish(h, release) release(ffi.gc(h, nil)) end
 
 -- Creation sites: on costs a stack walk for each tensor. sites() lists what is still reachable or
@@ -150,6 +155,8 @@ function M.track(on)
    sites = setmetatable({}, { __mode = 'k' })
 end
 
+-- Creation sites of tensors since track(true), largest first: a list of { site =, count =, bytes
+-- = }.
 function M.sites()
    local by_site, list = {}, {}
    for t, site in each(sites) do

@@ -96,6 +96,7 @@ function get(text, at)
    return malformed()
 end
 
+-- The value in a text that encode made. Raises E_FORMAT if it is something else.
 function M.decode(text)
    local value, at = get(text, 1)
    if at ~= #text + 1 then malformed() end

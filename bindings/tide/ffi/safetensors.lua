@@ -195,6 +195,7 @@ local function find(h, name)
    return tonumber(C.tide_file_find(h, name))
 end
 
+-- Whether the file has a tensor of this name.
 function File:has(name)
    return find(open_handle(self, 'has'), str('has', 'name', name)) >= 0
 end
@@ -362,7 +363,9 @@ function M.open_index(path, index, opts)
       metadata = type(index.metadata) == 'table' and index.metadata or {} }, Shards)
 end
 
+-- Names of the tensors of all files, sorted.
 function Shards:names() return sorted(self.map) end
+-- Whether one of the files has a tensor of this name.
 function Shards:has(name) return self.map[str('has', 'name', name)] ~= nil end
 
 local function shard_of(self, op, name)
@@ -373,9 +376,13 @@ local function shard_of(self, op, name)
    return self.files[file]
 end
 
+-- As of the file that has it; E_ARG if none has.
 function Shards:info(name) return shard_of(self, 'info', name):info(name) end
+-- As of the file that has it; E_ARG if none has.
 function Shards:load(name, opts) return shard_of(self, 'load', name):load(name, opts) end
+-- As of the file that has it; E_ARG if none has.
 function Shards:read(name, t, first) return shard_of(self, 'read', name):read(name, t, first) end
+-- Closes every file; tensors that were loaded stay.
 function Shards:close()
    for _, f in each(self.files) do f:close() end
 end

@@ -30,17 +30,25 @@ for name in each(props) do props[name] = nil end
 
 -- ---- properties ------------------------------------------------------------------------------
 
+-- Sizes of the dims: a list of its own, which may be changed.
 function props.shape(x)
    local list = {}
    for i = 1, C.tide_tensor_ndim(x) do list[i] = tonumber(C.tide_tensor_dim(x, i - 1)) end
    return list
 end
+-- Number of dims.
 function props.ndim(x) return C.tide_tensor_ndim(x) end
+-- Name of the dtype.
 function props.dtype(x) return arg.dtype_name[C.tide_tensor_dtype(x)] end
+-- Name of the device.
 function props.device(x) return arg.device_name[C.tide_tensor_device(x)] end
+-- A number that no other tensor of this process has; use it as a table key.
 function props.id(x) return C.tide_tensor_id(x) end
+-- Whether backward gives it, or what it was made of, a gradient.
 function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
+-- Whether it is not the result of a recorded op.
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
+-- The gradient, or nil.
 function props.grad(x)
    check(x, C.tide_grad(box, x))
    return own.take_or_nil()
@@ -59,26 +67,33 @@ end
 
 -- ---- shape and layout ------------------------------------------------------------------------
 
+-- Size of a dim (from 1, negative from the end).
 function methods.size(x, dim)
    tensor('size', 'x', x)
    return arg.size(x, dim_of('size', 'dim', dim, C.tide_tensor_ndim(x)))
 end
 
+-- Elements from one index of a dim to the next.
 function methods.stride(x, dim)
    tensor('stride', 'x', x)
    return tonumber(C.tide_tensor_stride(x, dim_of('stride', 'dim', dim, C.tide_tensor_ndim(x))))
 end
 
+-- Number of elements.
 function methods.numel(x) return tonumber(C.tide_tensor_numel(tensor('numel', 'x', x))) end
 
+-- Whether the elements lie row-major without gaps.
 function methods.is_contiguous(x)
    return C.tide_tensor_is_contiguous(tensor('is_contiguous', 'x', x)) == 1
 end
 
+-- Whether the bytes were dropped (end of a scope, release, reshard); uses then raise E_GONE.
 function methods.is_gone(x) return C.tide_tensor_is_gone(tensor('is_gone', 'x', x)) == 1 end
 
+-- How often the bytes were written in place.
 function methods.version(x) return tonumber(C.tide_tensor_version(tensor('version', 'x', x))) end
 
+-- Whether x and y are views of the same bytes.
 function methods.same_storage(x, y)
    tensor('same_storage', 'x', x)
    return C.tide_tensor_same_storage(x, tensor('same_storage', 'y', y)) == 1
@@ -227,12 +242,18 @@ function methods.pin_memory(x)
    return take()
 end
 
+-- Whether its memory is page-locked, so that copies to a GPU run beside the host.
 function methods.is_pinned(x) return C.tide_is_pinned(tensor('is_pinned', 'x', x)) == 1 end
 
+-- As f32.
 function methods.float(x) return op.cast(x, 'f32') end
+-- As f64.
 function methods.double(x) return op.cast(x, 'f64') end
+-- As f16.
 function methods.half(x) return op.cast(x, 'f16') end
+-- As bf16.
 function methods.bf16(x) return op.cast(x, 'bf16') end
+-- As i64.
 function methods.long(x) return op.cast(x, 'i64') end
 
 -- ---- gradients -------------------------------------------------------------------------------
@@ -252,12 +273,14 @@ function methods.requires_grad_(x, on)
    return x
 end
 
+-- Makes grad (a tensor, or nil for none) the gradient. Returns x.
 function methods.set_grad(x, grad)
    tensor('set_grad', 'x', x)
    check(x, C.tide_set_grad(x, arg.tensor_or_nil('set_grad', 'grad', grad)))
    return x
 end
 
+-- Takes the gradient away: x.grad is nil. Returns x.
 function methods.zero_grad(x)
    tensor('zero_grad', 'x', x)
    check(x, C.tide_set_grad(x, nil))

@@ -6,6 +6,7 @@ local err = require 'tide.util.err'
 
 local bytes = { bos = 256, eos = 257, vocab_size = 258, width = 2, name = 'bytes' }
 
+-- A text as a string of ids of two bytes each, for data.tokens.memory.
 function bytes.encode(text)
    err.type('data.bytes.encode', 'text', text, 'string')
    return (text:gsub('.', '%0\0'))

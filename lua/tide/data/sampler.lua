@@ -95,6 +95,7 @@ end
 -- Passes through the data so far.
 function Sampler:epochs() return self.position / self.windows end
 
+-- What restore needs to go on from here: plain data.
 function Sampler:state()
    return {
       seed = self.seed, position = self.position, seq = self.seq, count = self.count,

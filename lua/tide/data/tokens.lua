@@ -29,6 +29,7 @@ end
 local Memory = {}
 Memory.__index = Memory
 
+-- The bytes of tokens start (from 0) to start + n - 1; raises outside the source.
 function Memory:raw(start, n)
    check_range('data.tokens.raw', self, start, n)
    return self.text:sub(start * self.width + 1, (start + n) * self.width)
@@ -47,6 +48,7 @@ end
 local File = {}
 File.__index = File
 
+-- The same, read from the file; raises E_IO where it has become shorter.
 function File:raw(start, n)
    local op = 'data.tokens.raw'
    check_range(op, self, start, n)
@@ -60,6 +62,7 @@ function File:raw(start, n)
    return text
 end
 
+-- Closes the file.
 function File:close() self.file:close() end
 
 local function u32(text, at)
@@ -111,6 +114,7 @@ end
 local Slice = {}
 Slice.__index = Slice
 
+-- The same, counted from the first token of the slice.
 function Slice:raw(start, n)
    check_range('data.tokens.raw', self, start, n)
    return self.source:raw(self.first + start, n)
@@ -149,6 +153,7 @@ end
 local Joined = {}
 Joined.__index = Joined
 
+-- The same, over the ends of the parts.
 function Joined:raw(start, n)
    check_range('data.tokens.raw', self, start, n)
    local pieces = {}

@@ -59,7 +59,7 @@ end
 -- has open). Returns its path.
 function trace.dump(folder, comms)
    local op = 'debug.trace.dump'
-   local json = require 'tide.ffi.json'
+   local json = require('tide').json
    err.type(op, 'folder', folder, 'string')
    comms = comms or require('tide.ffi.dist').open()
    for i, comm in ipairs(err.type(op, 'comms', comms, 'table')) do
@@ -374,7 +374,7 @@ function trace.merge(folder, docs)
    err.type('debug.trace.merge', 'folder', folder, 'string')
    docs = check_docs('debug.trace.merge', docs or trace.read(folder))
    align(docs, communicators(docs))
-   local events = require('tide.ffi.json').array {}
+   local events = require('tide').json.array {}
    for _, doc in ipairs(docs) do
       events[#events + 1] = { ph = 'M', name = 'process_name', pid = doc.rank,
                               args = { name = ('rank %d'):format(doc.rank) } }

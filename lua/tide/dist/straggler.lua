@@ -30,6 +30,7 @@ function straggler.new(opts)
    return self
 end
 
+-- Forgets the time of all sections and the steps that were counted.
 function Watch:clear()
    for i = 1, #self.sections do self.own[i] = 0 end
    self.step = 0

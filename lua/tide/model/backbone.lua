@@ -18,6 +18,7 @@ local Module = nn.Module
 
 local Body = class('BackboneModel', Module)
 
+-- c: the complete configuration; mixers: a module a layer; opts: as of every module.
 function Body:init(c, mixers, opts)
    Module.init(self)
    local norm = Module.inner(opts, { eps = c.layer_norm_epsilon })
@@ -34,6 +35,7 @@ function Body:init(c, mixers, opts)
    self:child('norm_f', nn.RMSNorm(c.hidden_size, norm))
 end
 
+-- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at) return self.norm_f(self.layers(self.embeddings(ids_BT), at)) end
 
 local Backbone = class('Backbone', CausalLM)
@@ -42,7 +44,7 @@ local Backbone = class('Backbone', CausalLM)
 -- is a function (op, name, value) -> value. Fields in `ignored` and JSON nulls are passed over.
 function Backbone.read(op, config, known, ignored)
    err.type(op, 'config', config, 'table')
-   local c, names, null = {}, {}, require('tide.ffi.json').null
+   local c, names, null = {}, {}, tide.json.null
    for _, row in ipairs(known) do
       names[#names + 1] = row[1]
       names[row[1]] = true
@@ -89,6 +91,7 @@ function Backbone:init(op, c, mixers, opts)
    self:ready(opts)
 end
 
+-- The table that a tied head shares.
 function Backbone:embedding() return self.backbone.embeddings end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }

@@ -36,6 +36,7 @@ function CausalLM:head()
    return self.lm_head and self.lm_head.weight or self:embedding().weight
 end
 
+-- Refuses what is no tensor [batch, tokens].
 function CausalLM:check_ids(ids)
    if not tide.is_tensor(ids) or ids.ndim ~= 2 then
       err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids)
@@ -62,7 +63,7 @@ end
 
 -- Names of all options of a call of loss.
 local function loss_options(self)
-   local names = {}
+   local names = { 'shift' }
    for _, list in ipairs { nn.loss.known, self.at_fields } do
       for _, name in ipairs(list) do names[#names + 1] = name end
    end

@@ -55,7 +55,7 @@ end
 -- The configuration to save: defaults of the family that are absent are absent on purpose.
 function family.config(model)
    if not check_model('model.family.config', model).config then return nil end
-   local c, null = {}, require('tide.ffi.json').null
+   local c, null = {}, require('tide').json.null
    for k in each(type(model.family) == 'table' and model.family.defaults or {}) do c[k] = null end
    for k, v in each(model.config) do c[k] = v end
    return c

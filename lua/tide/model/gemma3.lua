@@ -16,6 +16,7 @@ local names = {
 
 local Block = class('Gemma3Block', nn.Module)
 
+-- parts: mixer, mlp, norm1, norm2 and norm1_out, norm2_out, which come after mixer and mlp.
 function Block:init(parts)
    nn.Module.init(self)
    for _, part in ipairs { 'mixer', 'mlp', 'norm1', 'norm1_out', 'norm2', 'norm2_out' } do
@@ -23,6 +24,7 @@ function Block:init(parts)
    end
 end
 
+-- x [B, T, C] -> the same shape. at: as of nn.Block.
 function Block:forward(x, at)
    local a = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), at))
    local n, h = self.pre_feedforward_layernorm(a, x)

@@ -68,7 +68,7 @@ local function complete(config, family)
    local op = family.op
    err.type(op, 'config', config, 'table')
    check_names(config, family)
-   local c, null = {}, require('tide.ffi.json').null
+   local c, null = {}, tide.json.null
    for k, v in each(family.defaults or {}) do c[k] = v end
    for k, v in each(config) do
       if v ~= null then c[k] = v else c[k] = nil end
@@ -126,6 +126,7 @@ end
 
 local Body = class('LlamaModel', Module)
 
+-- c: the complete configuration; opts: as of every module; family: the fields of a family.
 function Body:init(c, opts, family)
    Module.init(self)
    local rope = nn.rope.new { dim = c.head_dim, theta = c.rope_theta, scaling = c.rope_scaling }
@@ -139,6 +140,7 @@ function Body:init(c, opts, family)
    self.embed_scale = family.embed_scale and family.embed_scale(c)
 end
 
+-- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at)
    local x_BTC = self.embed_tokens(ids_BT)
    if self.embed_scale then x_BTC = x_BTC * self.embed_scale end
@@ -159,6 +161,7 @@ function Llama:init(config, opts)
    self:ready(opts)
 end
 
+-- The table that a tied head shares.
 function Llama:embedding() return self.model.embed_tokens end
 
 Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'caches', 'context' }

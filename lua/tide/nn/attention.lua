@@ -123,6 +123,7 @@ function Attention:forward(x_BTC, at)
    return self.o_proj(y_BTHD:reshape(B, T, self.heads * D))
 end
 
+-- Sizes, for the text of a model.
 function Attention:detail()
    return ('%d heads of %d, %d for keys'):format(self.heads, self.head_dim, self.kv_heads)
 end

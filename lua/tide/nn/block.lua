@@ -36,6 +36,7 @@ end
 -- The child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
 function Block:part(name) return self[self._part[name]] end
 
+-- x [B, T, C] -> the same shape. at: where the tokens lie; handed to the mixer.
 function Block:forward(x, at)
    local part, drop = self._part, self.dropout
    local a = self[part.mixer](self[part.norm1](x), at)

@@ -8,6 +8,7 @@ local Module = require 'tide.nn.module'
 
 local Dropout = class('Dropout', Module)
 
+-- p: the share of elements that become zero, in [0, 1).
 function Dropout:init(p)
    err.number('nn.Dropout', 'p', p, 0, 1)
    if p == 1 then err.arg('nn.Dropout', 'p', 'a number in [0, 1)', p) end
@@ -15,11 +16,13 @@ function Dropout:init(p)
    self.p = p
 end
 
+-- x of any shape; x itself while not training.
 function Dropout:forward(x)
    if not self.training or self.p == 0 then return x end
    return tide.dropout(x, self.p)
 end
 
+-- Its p, for the text of a model.
 function Dropout:detail() return ('p = %g'):format(self.p) end
 
 return Dropout

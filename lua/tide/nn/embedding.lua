@@ -21,10 +21,13 @@ function Embedding:init(nvocab, dim, opts)
    self:ready(opts)
 end
 
+-- ids [..] (integers from 0) -> vectors [.., dim].
 function Embedding:forward(ids) return tide.embedding(self.weight, ids) end
 
+-- x [.., dim] -> logits [.., nvocab].
 function Embedding:as_output(x) return tide.linear(x, self.weight) end
 
+-- Sizes, for the text of a model.
 function Embedding:detail() return ('%d x %d'):format(self.nvocab, self.dim) end
 
 return Embedding

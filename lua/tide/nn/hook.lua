@@ -13,6 +13,7 @@ local hook = {}
 local List = {}
 List.__index = List
 
+-- An empty list of hooks.
 function hook.list() return setmetatable({ items = {} }, List) end
 
 -- opts: first (before those that are there).
@@ -35,6 +36,7 @@ function List:add(op, fn, opts)
    }
 end
 
+-- Number of hooks.
 function List:count() return #self.items end
 
 -- Runs fn(module, values...) of every entry; results that are not nil replace the values.

@@ -30,10 +30,12 @@ function Linear:init(nin, nout, opts)
    self:ready(opts)
 end
 
+-- x [.., nin] -> [.., nout].
 function Linear:forward(x)
    return self.product(x, self.weight, self.bias)
 end
 
+-- Sizes, for the text of a model.
 function Linear:detail()
    return ('%d -> %d%s%s'):format(self.nin, self.nout, self.bias and ', bias' or '',
       self.fp8 and ', fp8' or '')

@@ -31,10 +31,10 @@ function loss.shift(ids_BT, ignore)
    return tide.cat({ ids_BT:slice(2, 2, T), last }, 2)
 end
 
--- Options of a model's loss call, beside those that say where the tokens lie.
-loss.known = { 'count', 'ignore', 'label_smoothing', 'z_loss', 'shift' }
+-- Options of a loss of hidden states and labels.
+loss.known = { 'count', 'ignore', 'label_smoothing', 'z_loss' }
 
--- Splits the options of a model's loss call into those of the op and the count to divide by.
+-- Splits the options of such a loss into those of the op and the count to divide by.
 function loss.options(op, opts)
    opts = err.options(op, opts, loss.known)
    return {
@@ -45,31 +45,34 @@ end
 
 -- Sum over tokens of a loss, divided by count (default: the counted labels of this call).
 -- x_BTC or x_NC; labels of the same leading shape; fn(x_NC, labels_N, options of the op): the sum.
-function loss.per_count(fn, x, labels, opts)
-   err.func('nn.loss.per_count', 'fn', fn)
-   check_tensor('nn.loss.linear', 'x', x)
-   local attrs, count = loss.options('nn.loss.linear', opts)
+-- op: the name that errors carry, if it is another function that the caller called.
+function loss.per_count(fn, x, labels, opts, op)
+   op = op or 'nn.loss.per_count'
+   err.type('nn.loss.per_count', 'op', op, 'string')
+   err.func(op, 'fn', fn)
+   check_tensor(op, 'x', x)
+   local attrs, count = loss.options(op, opts)
    local C = x:size(-1)
    local n = x:numel() / C
-   if not tide.is_tensor(labels) then
-      err.arg('nn.loss.linear', 'labels', 'a tensor [batch, tokens]', labels)
-   end
+   if not tide.is_tensor(labels) then err.arg(op, 'labels', 'a tensor [batch, tokens]', labels) end
    if labels:numel() ~= n then
-      err.raise('E_SHAPE', 'nn.loss.linear', 'expected %d labels, one for each token, got %d', n,
-         labels:numel())
+      err.raise('E_SHAPE', op, 'expected %d labels, one for each token, got %d', n, labels:numel())
    end
    count = count or math.max(1, loss.count(labels, attrs.ignore_index))
-   err.number('nn.loss.linear', 'count', count, 1e-300)
+   err.number(op, 'count', count, 1e-300)
    local sum = fn(x:reshape(n, C), labels:reshape(n), attrs)
-   check_tensor('nn.loss.per_count', 'result of fn', sum)
+   check_tensor(op, 'result of fn', sum)
    return sum * (1 / count)
 end
 
--- The cross entropy of x w'.
+-- The cross entropy of x w', summed over the tokens that count and divided by opts.count (default:
+-- their number). x [.., C], w [V, C], labels i64 of the leading shape of x. Further options: ignore
+-- (label of tokens that do not count, -100), label_smoothing, z_loss. labels[t] is the token after
+-- x[t] already (loss.shift makes them).
 function loss.linear(x, w_VC, labels, opts)
    return loss.per_count(function(x_NC, labels_N, attrs)
       return tide.linear_cross_entropy(x_NC, w_VC, nil, labels_N, attrs)
-   end, x, labels, opts)
+   end, x, labels, opts, 'nn.loss.linear')
 end
 
 return loss

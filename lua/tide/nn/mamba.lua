@@ -40,11 +40,13 @@ function GatedRMSNorm:init(dim, opts)
    self:ready(opts)
 end
 
+-- x and its gate z [.., dim] -> the same shape; see tide.gated_rms_norm.
 function GatedRMSNorm:forward(x, z)
    return tide.gated_rms_norm(x, z, self.weight,
       { eps = self.eps, group = self.group, gate_last = self.gate_last })
 end
 
+-- Sizes, for the text of a model.
 function GatedRMSNorm:detail()
    return ('%d in groups of %d, eps %g'):format(self.dim, self.group, self.eps)
 end
@@ -65,6 +67,7 @@ function Conv1d:init(channels, taps, opts)
    self:ready(opts)
 end
 
+-- Sizes, for the text of a model.
 function Conv1d:detail() return ('%d channels, %d taps'):format(self.channels, self.taps) end
 
 -- ---- the layer ---------------------------------------------------------------------------------
@@ -270,6 +273,7 @@ function Mamba2:forward(x_BTM, at)
    return self.out_proj(self.norm(y_BTI, z_BTI))
 end
 
+-- Sizes, for the text of a model.
 function Mamba2:detail()
    return ('%d heads of %d, %d groups, state %d'):format(self.heads, self.head_dim, self.groups,
       self.state)

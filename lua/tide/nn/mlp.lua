@@ -63,6 +63,7 @@ function MLP:activated(x)
    return self.act == 'relu2' and y:square() or y
 end
 
+-- x [.., dim] -> the same shape.
 function MLP:forward(x)
    if not is_gated[self.act] then return self.down_proj(self:activated(x)) end
    local gate, up = self:project(x)
@@ -70,6 +71,7 @@ function MLP:forward(x)
    return self.down_proj(gate:gelu_tanh() * up)
 end
 
+-- Its activation, for the text of a model.
 function MLP:detail() return self.act end
 
 return MLP

@@ -13,6 +13,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
 local hook = require 'tide.nn.hook'
+local spread = require 'tide.nn.spread'
 local weight = require 'tide.nn.weight'
 
 local Module = class 'Module'
@@ -37,6 +38,7 @@ function Module.inner(opts, extra)
    return t
 end
 
+-- Begins a module; the init of every class calls it before it declares parameters and children.
 function Module:init()
    self.training = true
    self._param, self._buffer, self._child = {}, {}, {}
@@ -73,6 +75,8 @@ function Module:buffer(name, t, opts)
    return t
 end
 
+-- Makes module a part of this one under `name`, also the field; returns it. A name that is taken
+-- is E_ARG.
 function Module:child(name, module)
    free_name(self, name)
    if not class.is(module, Module) then
@@ -127,12 +131,14 @@ function Module:named_parameters()
    return list
 end
 
+-- List of the parameters of this module and all below, a shared one once.
 function Module:parameters()
    local list = {}
    for i, entry in ipairs(self:named_parameters()) do list[i] = entry.param end
    return list
 end
 
+-- List of { name=, buffer=, owner=, field=, persistent= } of this module and all below.
 function Module:named_buffers()
    local list = {}
    self:walk(function(m, path)
@@ -167,6 +173,8 @@ function Module:get(path)
    return m
 end
 
+-- Numbers in the parameters of this module and all below; of a model that is cut, those of this
+-- rank.
 function Module:num_parameters()
    local n = 0
    for _, entry in ipairs(self:named_parameters()) do n = n + entry.param:numel() end
@@ -175,19 +183,23 @@ end
 
 -- ---- mode, dtype, device, weights --------------------------------------------------------------
 
+-- Sets the field `training` (on: true by default) of this module and all below; returns self.
 function Module:train(on)
    on = on ~= false
    self:walk(function(m) m.training = on end)
    return self
 end
 
+-- The same with false: no dropout.
 function Module:eval() return self:train(false) end
 
+-- Whether the parameters get gradients (on: true by default); false freezes them. Returns self.
 function Module:requires_grad_(on)
    for _, entry in ipairs(self:named_parameters()) do entry.param:requires_grad_(on ~= false) end
    return self
 end
 
+-- Takes the gradients of all parameters away.
 function Module:zero_grad()
    for _, entry in ipairs(self:named_parameters()) do entry.param:zero_grad() end
 end
@@ -195,7 +207,7 @@ end
 -- What shards hold does not follow what is done to the fields they are gathered into.
 local function check_unsharded(self, op)
    self:walk(function(m)
-      if m._sharded_in then
+      if spread.of(m).inside then
          err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values and '
             .. 'dtype; call it before fully_shard')
       end
@@ -276,7 +288,8 @@ end
 -- Name -> tensor: the parameters and persistent buffers themselves, without history. Of a sharded
 -- model E_STATE where it is not whole.
 function Module:state_dict()
-   if self._sharded_in then self._sharded_in:check_whole('nn.Module.state_dict', self) end
+   local sharded = spread.of(self).inside
+   if sharded then sharded:check_whole('nn.Module.state_dict', self) end
    local state = {}
    for _, entry in ipairs(self:named_parameters()) do state[entry.name] = entry.param:detach() end
    for _, entry in ipairs(self:named_buffers()) do
@@ -341,6 +354,7 @@ function Module:__call(...)
    return call(self, ...)
 end
 
+-- What module(...) computes; every class has its own.
 function Module:forward()
    err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
 end

@@ -21,6 +21,8 @@ function RMSNorm:init(dim, opts)
    self:ready(opts)
 end
 
+-- x [.., dim] -> the same shape; with a residual of that shape: the norm of the sum, and the
+-- sum.
 function RMSNorm:forward(x, residual)
    if residual then
       return tide.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
@@ -28,6 +30,7 @@ function RMSNorm:forward(x, residual)
    return tide.rms_norm(x, self.weight, self.eps, self.offset)
 end
 
+-- Sizes, for the text of a model.
 function RMSNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 
 local LayerNorm = class('LayerNorm', Module)
@@ -45,6 +48,8 @@ function LayerNorm:init(dim, opts)
    self:ready(opts)
 end
 
+-- x [.., dim] -> the same shape; with a residual of that shape: the norm of the sum, and the
+-- sum.
 function LayerNorm:forward(x, residual)
    if residual then
       local sum = x + residual
@@ -53,6 +58,7 @@ function LayerNorm:forward(x, residual)
    return tide.layer_norm(x, self.weight, self.bias, self.eps)
 end
 
+-- Sizes, for the text of a model.
 function LayerNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 
 return { RMSNorm = RMSNorm, LayerNorm = LayerNorm }

@@ -18,6 +18,7 @@ function Stack:init(blocks, names)
    end
 end
 
+-- Number of blocks.
 function Stack:count() return #self._child end
 
 -- Block i, 1-based.

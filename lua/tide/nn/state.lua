@@ -4,17 +4,19 @@ local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local spread = require 'tide.nn.spread'
 
 local state_of = {}
 
-local function differences(own, given)
+-- Shapes by name, of a model and of a state for it: three sorted lists of what differs.
+function state_of.differences(own, given)
    local lists = { missing = {}, unexpected = {}, shape = {} }
-   for name, t in each(own) do
+   for name, shape in each(own) do
       if not given[name] then
          table.insert(lists.missing, name)
-      elseif not dims.equal(t.shape, given[name].shape) then
+      elseif not dims.equal(shape, given[name]) then
          table.insert(lists.shape, ('%s (model %s, state %s)')
-            :format(name, dims.text(t.shape), dims.text(given[name].shape)))
+            :format(name, dims.text(shape), dims.text(given[name])))
       end
    end
    for name in each(given) do
@@ -29,25 +31,44 @@ local function listed(list)
    return table.concat(list, ', ', 1, 8) .. (', ... %d more'):format(#list - 8)
 end
 
+-- Raises what differs as one error. kinds: those of the three lists that count.
+function state_of.refuse(op, lists, kinds, before)
+   local parts = {}
+   for _, kind in ipairs(kinds) do
+      if #lists[kind] > 0 then
+         local label = kind == 'shape' and 'shapes differ' or kind
+         parts[#parts + 1] = label .. ': ' .. listed(lists[kind])
+      end
+   end
+   if #parts > 0 then
+      err.raise('E_SHAPE', op, '%s%s', before or '', table.concat(parts, '; '))
+   end
+end
+
+local function shapes(op, tensors)
+   local list = {}
+   for name, t in each(tensors) do
+      if not tide.is_tensor(t) then
+         err.arg(op, ("state['%s']"):format(tostring(name)), 'a tensor', t)
+      end
+      list[name] = t.shape
+   end
+   return list
+end
+
 -- What Module:load_state_dict does.
 function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
    err.type(op, 'state', state, 'table')
    opts = err.options(op, opts, { 'strict' })
-   if self._sharded_in then
+   if spread.of(self).inside then
       err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values; load '
          .. 'before fully_shard, or a checkpoint with tide.train')
    end
    local own = self:state_dict()
-   local lists, parts = differences(own, state), {}
-   local strict = opts.strict ~= false
-   for _, kind in ipairs { 'missing', 'unexpected', 'shape' } do
-      if #lists[kind] > 0 and (strict or kind == 'shape') then
-         local label = kind == 'shape' and 'shapes differ' or kind
-         parts[#parts + 1] = label .. ': ' .. listed(lists[kind])
-      end
-   end
-   if #parts > 0 then err.raise('E_SHAPE', op, '%s', table.concat(parts, '; ')) end
+   local lists = state_of.differences(shapes(op, own), shapes(op, state))
+   state_of.refuse(op, lists,
+      opts.strict == false and { 'shape' } or { 'missing', 'unexpected', 'shape' })
    self._seed = nil
    tide.no_grad(function()
       for name, t in each(own) do

@@ -26,6 +26,7 @@ function AdamW:init(params, opts)
       { lr = opts.lr or 1e-3, decay_vectors = opts.decay_vectors })
 end
 
+-- The state of a parameter before its first update. entry: { name =, param = }.
 function AdamW:new_state(entry)
    self:check_entry(entry)
    return {
@@ -34,9 +35,10 @@ function AdamW:new_state(entry)
    }
 end
 
+-- One update of a bucket; see Optimizer:check_update.
 function AdamW:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
-   require('tide.ffi.update').adamw_({
+   require('tide').update.adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),
       v = self.column(bucket.states, 'v'), master = self.column(bucket.states, 'master'),
       g_scale = opts.factor, rates = bucket.rates, found_inf = opts.found_inf,

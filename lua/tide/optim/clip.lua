@@ -3,22 +3,15 @@
 -- gradients themselves are not written.
 
 local err = require 'tide.util.err'
+local update = require('tide').update
 
 local clip = {}
 
 -- grads: list of tensors. Returns the norm and, if max_norm > 0, the factor (else nil).
--- comm: given when each rank holds another shard of the gradients; the squares are summed.
-function clip.by_norm(grads, max_norm, comm)
+-- Of gradients that lie in parts over ranks: parallel.clip.
+function clip.by_norm(grads, max_norm)
    err.number('optim.clip', 'max_norm', max_norm, 0)
-   local update = require 'tide.ffi.update'
-   local norm
-   if comm and comm.size > 1 then
-      local square = update.norm(grads, 2, true)
-      comm:all_reduce(square)
-      norm = square:sqrt()
-   else
-      norm = update.norm(grads, 2)
-   end
+   local norm = update.norm(grads, 2)
    if max_norm == 0 then return norm, nil end
    return norm, update.clip_factor(norm, max_norm)
 end

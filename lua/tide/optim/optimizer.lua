@@ -9,13 +9,14 @@ local graph = require 'tide.ffi.graph'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local spread = require 'tide.nn.spread'
 
 local Optimizer = class 'Optimizer'
 
 -- A module or a list of { name=, param= }.
 local function entries_of(op, source)
    err.type(op, 'params', source, 'table')
-   if source._sharded_in then
+   if spread.of(source).inside then
       err.raise('E_ARG', op, 'this model is sharded, its fields hold whole parameters for a while; '
          .. 'give what fully_shard returned')
    end
@@ -268,6 +269,7 @@ function Optimizer:check_entry(entry)
    end
 end
 
+-- The same of an update: a group, a bucket of it (lists p, g, states), the rate and options.
 function Optimizer:check_update(group, bucket, lr, opts)
    local op = self.op .. '.update'
    err.type(op, 'group', group, 'table')
@@ -282,6 +284,7 @@ function Optimizer.master(param)
    if param.dtype == 'bf16' or param.dtype == 'f16' then return param:detach():to 'f32' end
 end
 
+-- Zeros for a moment of a parameter: f64 of f64, else f32, on its device.
 function Optimizer.zeros_like(param)
    local dtype = param.dtype == 'f64' and 'f64' or 'f32'
    return tide.zeros(param.shape, { dtype = dtype, device = param.device })
@@ -335,6 +338,9 @@ local function restore(self, op, entry, count, tensors)
    return state
 end
 
+-- Takes what state_dict gave, copied. Parameters without a state begin anew. E_ARG for a state
+-- of another kind or with parameters that are not optimised here, E_FORMAT where one is missing,
+-- E_SHAPE where one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
    err.type(op, 'tensors', tensors, 'table')

@@ -29,6 +29,7 @@ function SGD:init(params, opts)
       { lr = opts.lr or 1e-2, decay_vectors = opts.decay_vectors })
 end
 
+-- The state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    self:check_entry(entry)
    local state = { step = 0, master = self.master(entry.param) }
@@ -36,9 +37,10 @@ function SGD:new_state(entry)
    return state
 end
 
+-- One update of a bucket; see Optimizer:check_update.
 function SGD:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
-   require('tide.ffi.update').sgd_({
+   require('tide').update.sgd_({
       p = bucket.p, g = bucket.g, buf = self.column(bucket.states, 'buf'),
       master = self.column(bucket.states, 'master'), g_scale = opts.factor, rates = bucket.rates,
       found_inf = opts.found_inf,

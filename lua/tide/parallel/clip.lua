@@ -10,6 +10,7 @@
 local tide = require 'tide'
 local dist = require 'tide.dist'
 local err = require 'tide.util.err'
+local update = tide.update
 
 local clip = {}
 
@@ -34,7 +35,6 @@ end
 
 -- The sum of |x|^p of a list (the largest |x| for infinity), one f32.
 local function local_part(grads, p)
-   local update = require 'tide.ffi.update'
    if p == math.huge then return update.norm(grads, p) end
    if p == 1 or p == 2 then return update.norm(grads, p, true) end
    local sum = tide.zeros({})
@@ -75,7 +75,6 @@ function clip.clip_grad_norm_(source, max_norm, opts)
    opts = err.options(op, opts, { 'norm_type', 'comm' })
    local groups = groups_of(op, source, opts.comm)
    local norm = clip.norm(groups, opts.norm_type)
-   local update = require 'tide.ffi.update'
    if max_norm == 0 then
       for _, group in ipairs(groups) do
          for _, g in ipairs(group.grads) do g:zero_() end

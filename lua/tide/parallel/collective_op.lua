@@ -19,19 +19,14 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local is_even = require('tide.parallel.placement').is_even
 
 local op = {}
 
 -- ---- arguments -------------------------------------------------------------------------------
 
-local function comm_of(name, comm)
-   if type(comm) == 'table' and comm.all_reduce == nil and comm.comm then comm = comm.comm end
-   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.all_reduce then
-      err.arg(name, 'comm', 'a communicator or an axis of a mesh', comm)
-   end
-   return comm
-end
+local function comm_of(name, comm) return (axis_of(name, 'comm', comm)) end
 
 local function begin(name, x, comm)
    if not tide.is_tensor(x) then err.arg(name, 'x', 'a tensor', x) end

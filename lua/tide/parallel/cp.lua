@@ -14,6 +14,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local lazy = require 'tide.util.lazy'
+local pack = require 'tide.ffi.pack'
 local context_ = require 'tide.parallel.cp_context'
 local cp_map = require 'tide.parallel.cp_map'
 
@@ -46,6 +47,8 @@ end
 
 local function is_scope(s) return type(s) == 'table' and s.enter ~= nil and s.exit ~= nil end
 
+local context_op = 'parallel.cp.get_train_context'
+
 -- Calls of `call`, all with one function, as one captured step (tide.cuda.captured).
 local function as_captured(call)
    local known
@@ -53,61 +56,79 @@ local function as_captured(call)
    return function(fn, ...)
       known = known or fn
       if fn ~= known then
-         err.raise('E_STATE', 'parallel.cp.get_train_context', 'the step was captured with another '
-            .. 'function; make a context for each')
+         err.raise('E_STATE', context_op, 'the step was captured with another function; make a '
+            .. 'context for each')
       end
       return step(...)
    end
 end
 
--- A function step(fn, ...) that runs fn(env, ...) inside, in this order, the scope of the parallel
--- loss, of the captured step, and of context parallelism; it may be called any number of times, and
--- the scopes are left in reverse order, also after an error. Each of the three is false, true, a
--- value for env (an axis, a context), or an object with enter(self, env) and
--- exit(self, env, failed). captured_step = true gives the step's memory back at its end
--- (tide.scope).
---
--- get_train_context { captured = true, loss_parallel =, cp = } makes the step one launch of a CUDA
--- graph: the second call of step(fn, ...) records fn and its scopes, later ones replay them on new
--- tensors of the same shapes. fn holds the whole step (forward, backward, optimizer:step()), is the
--- same at each call, and gets tensors on 'cuda'; tide.cuda.captured says what is refused.
-function cp.get_train_context(loss_parallel, captured_step, cp_context)
-   local wants_graph = type(loss_parallel) == 'table'
-      and rawget(loss_parallel, 'captured') ~= nil
-   if wants_graph then
-      local op = 'parallel.cp.get_train_context'
-      local opts = err.options(op, loss_parallel, { 'captured', 'loss_parallel', 'cp' })
-      wants_graph = err.type(op, 'captured', opts.captured, 'boolean')
-      loss_parallel, captured_step, cp_context = opts.loss_parallel, opts.captured, opts.cp
+-- The options of a step, given in one table or in the order of PyTorch's function.
+local function step_options(first, scope, cp_context)
+   local plain = type(first) == 'table' and not getmetatable(first) and not is_scope(first)
+   if not plain or scope ~= nil or cp_context ~= nil then
+      return { loss_parallel = first, scope = scope, cp = cp_context }
    end
-   local env0 = { loss_parallel = loss_parallel or false, captured_step = captured_step or false,
-      cp = cp_context or cp.null }
+   local opts = err.options(context_op, first, { 'loss_parallel', 'scope', 'captured', 'cp' })
+   if opts.captured ~= nil then err.type(context_op, 'captured', opts.captured, 'boolean') end
+   return opts
+end
+
+-- What a call of a step passes to its function.
+local function env_of(opts)
+   local scope = opts.scope or false
+   if type(scope) ~= 'boolean' and not is_scope(scope) then
+      err.arg(context_op, 'scope', 'true, false, or an object with enter and exit', scope)
+   end
+   if scope == true and opts.captured then
+      err.raise('E_ARG', context_op, 'a captured step keeps its memory for the next replay; leave '
+         .. 'out scope')
+   end
+   return { loss_parallel = opts.loss_parallel or false, scope = scope,
+      captured = opts.captured or false, cp = opts.cp or cp.null }
+end
+
+-- A function step(fn, ...) that runs fn(env, ...) and returns what it returns; it may be called any
+-- number of times. opts:
+--   loss_parallel  false, true, or a value for env
+--   scope          true: the step's memory is given back at its end (tide.scope)
+--   captured       true: the step is one launch of a CUDA graph. The second call records fn and its
+--                  scopes, later ones replay them on new tensors of the same shapes. fn holds the
+--                  whole step (forward, backward, optimizer:step()), is the same at each call, and
+--                  gets tensors on 'cuda'; tide.cuda.captured says what is refused
+--   cp             a context (cp.context); nothing: cp.null
+-- loss_parallel, scope and cp may be objects with enter(self, env) and exit(self, env, failed);
+-- they are entered in this order, and left in reverse, also after an error.
+--
+-- get_train_context(loss_parallel, scope, cp) is the same in the order of PyTorch's function; its
+-- second switch, compiled autograd, has no counterpart, and its place is that of scope.
+function cp.get_train_context(opts, ...)
+   local env0 = env_of(step_options(opts, ...))
    local scopes = {}
-   for _, s in ipairs { env0.loss_parallel, env0.captured_step, env0.cp } do
+   for _, s in ipairs { env0.loss_parallel, env0.scope, env0.cp } do
       if is_scope(s) then scopes[#scopes + 1] = s end
    end
    local function call(fn, ...)
-      local env = { loss_parallel = env0.loss_parallel, captured_step = env0.captured_step,
-         cp = env0.cp }
-      local n, given, entered = select('#', ...), { ... }, {}
+      local env, given, entered = {}, pack(...), {}
+      for k, v in each(env0) do env[k] = v end
       local function body()
          for _, s in ipairs(scopes) do
             s:enter(env)
             entered[#entered + 1] = s
          end
-         return fn(env, unpack(given, 1, n))
+         return fn(env, unpack(given, 1, given.n))
       end
       local function inside()
-         local result = { pcall(body) }
+         local result = pack(pcall(body))
          local trouble = leave(entered, env, not result[1])
          if not result[1] then error(result[2], 0) end
          if trouble ~= nil then error(trouble, 0) end
-         return unpack(result, 2, table.maxn(result))
+         return unpack(result, 2, result.n)
       end
-      if captured_step == true and not wants_graph then return tide.scope(inside) end
+      if env0.scope == true then return tide.scope(inside) end
       return inside()
    end
-   return wants_graph and as_captured(call) or call
+   return env0.captured and as_captured(call) or call
 end
 
 -- ---- regions over given buffers --------------------------------------------------------------

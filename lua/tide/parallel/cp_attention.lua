@@ -20,7 +20,7 @@ local dist = require 'tide.dist'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp_context'
 local heads = require 'tide.parallel.cp_heads'
-local op = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 local ring = require 'tide.parallel.cp_ring'
 
 local cp_attention = {}
@@ -100,8 +100,8 @@ end
 
 function run.allgather(_, context, q, k, v, mask)
    local tokens = context:tokens()
-   return attend(q, op.all_gather_v(k, context.comm, 2, tokens),
-      op.all_gather_v(v, context.comm, 2, tokens), mask, context:q_index(q.device),
+   return attend(q, collective.all_gather_v(k, context.comm, 2, tokens),
+      collective.all_gather_v(v, context.comm, 2, tokens), mask, context:q_index(q.device),
       context:joined(q.device))
 end
 

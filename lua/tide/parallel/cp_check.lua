@@ -9,6 +9,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
+local spread = require 'tide.nn.spread'
 local collective = require 'tide.parallel.collective_op'
 local layout = require 'tide.parallel.layout'
 
@@ -91,7 +92,7 @@ end
 
 -- An output [B, t, C] that tensor parallelism may have cut along the tokens, whole along them.
 local function joined(model, y, tokens)
-   local env = rawget(model, '_tp')
+   local env = spread.of(model).tp
    if not env or y:size(2) == tokens then return y end
    return collective.gather_from(y, env.axis, 2, layout.balanced(tokens, env.axis.size))
 end
@@ -138,9 +139,9 @@ end
 -- ---- the check -------------------------------------------------------------------------------
 
 local function check_gradients_clear(model, want)
-   if want == nil then want = not rawget(model, '_sharded') end
+   if want == nil then want = not spread.of(model).sharded end
    if not want then return false end
-   if rawget(model, '_sharded') then
+   if spread.of(model).sharded then
       err.arg(op, 'gradients', 'false for a model whose gradients are sharded', true)
    end
    for _, e in ipairs(model:named_parameters()) do
@@ -187,7 +188,7 @@ end
 -- { layers, gradients: lists of { name, error }, loss, loss_whole }. Collective over the axis.
 return function(model, probe, opts)
    opts = err.options(op, opts, { 'tolerance', 'gradients' })
-   if not class.is(model, nn.Module) or not rawget(model, '_cp') then
+   if not class.is(model, nn.Module) or not spread.of(model).cp then
       err.arg(op, 'model', 'a model that cp.attach has attached', model)
    end
    err.type(op, 'probe', probe, 'table')
@@ -196,7 +197,7 @@ return function(model, probe, opts)
          err.arg(op, 'probe.' .. name, 'a tensor [B, T]', probe[name])
       end
    end
-   local handle, first = model._cp, model:parameters()[1]
+   local handle, first = spread.of(model).cp, model:parameters()[1]
    local tolerance = err.number(op, 'tolerance', opts.tolerance or tolerances[first.dtype], 0)
    local want_grad = check_gradients_clear(model, opts.gradients)
    if handle.size == 1 then return { layers = {}, gradients = {} } end
@@ -204,7 +205,7 @@ return function(model, probe, opts)
    model:eval()
    local ok, context, a, b = pcall(both, handle, model, probe, want_grad)
    model:train(training)
-   if rawget(model, '_sharded') then model._sharded:release() end
+   if spread.of(model).sharded then spread.of(model).sharded:release() end
    if not ok then error(context, 0) end
    local comm = handle.comm
    local layers = largest(comm, compare_layers(model, context, a[1], b[1]))

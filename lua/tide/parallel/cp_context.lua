@@ -19,6 +19,7 @@
 local tide = require 'tide'
 local agree = require 'tide.dist.agree'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp_blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
@@ -34,6 +35,7 @@ local synonyms = { p2p = 'ring', all_gather = 'allgather', ['all-gather'] = 'all
 
 local context_ = { Context = Context, methods = methods }
 
+-- The method of this name, or of one that it has elsewhere; raises for others.
 function context_.method(op, name)
    return err.choice(op, 'method', synonyms[name] or name, methods)
 end
@@ -71,12 +73,9 @@ end
 -- The ranks: those of a plan, or of the axis that comes with pairs.
 local function ranks_of(op, opts)
    if opts.map == nil then
-      local axis = opts.axis
-      if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
-         err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis)
-      end
-      blocks.check_index(op, opts.pairs, axis.size)
-      return axis, axis.size, axis.rank
+      local _, size, rank = axis_of(op, 'axis', opts.axis, true)
+      blocks.check_index(op, opts.pairs, size)
+      return opts.axis, size, rank
    end
    local map = err.type(op, 'map', opts.map, 'table')
    if type(map.size) ~= 'number' or type(map.shard) ~= 'function' then

@@ -8,7 +8,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local kept = require 'tide.parallel.kept'
-local op_ = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 
 return function(Plan)
 
@@ -246,7 +246,7 @@ function Plan:gather(x, dim, opts)
       if axis.size ~= self.size then
          err.arg(op, 'axis', ('%d ranks, as the plan has'):format(self.size), axis.size)
       end
-      all = (opts.once and op_.gather_from or op_.all_gather)(x, axis, dim)
+      all = (opts.once and collective.gather_from or collective.all_gather)(x, axis, dim)
    end
    return self:unshard(all, dim)
 end

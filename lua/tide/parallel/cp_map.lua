@@ -17,7 +17,10 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local gcd = require 'tide.util.gcd'
+local axis_of = require 'tide.parallel.axis_of'
 local balance = require 'tide.parallel.cp_balance'
+local zigzag = require 'tide.parallel.zigzag'
 
 local cp_map = { deal = balance.deal }
 
@@ -31,11 +34,6 @@ local Plan = { class_name = 'Plan' }
 Plan.__index = Plan
 
 -- ---- multiples -------------------------------------------------------------------------------
-
-local function gcd(a, b)
-   while b ~= 0 do a, b = b, a % b end
-   return a
-end
 
 local function lcm(a, b) return a / gcd(a, b) * b end
 
@@ -174,11 +172,8 @@ local function ranks_of(op, o)
       if o.size ~= nil or o.rank ~= nil then
          err.arg(op, 'axis', 'axis, or size and rank', 'both')
       end
-      local axis = o.axis
-      if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
-         err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis)
-      end
-      return axis.size, axis.rank
+      local _, size, rank = axis_of(op, 'axis', o.axis, true)
+      return size, rank
    end
    local size = err.integer(op, 'size', o.size or 1, 1, 2^31 - 1)
    return size, err.integer(op, 'rank', o.rank or 0, 0, size - 1)
@@ -265,14 +260,7 @@ function Plan:runs(rank)
    rank = err.integer('parallel.cp_map.runs', 'rank', rank or self.rank, 0, self.size - 1)
    if self.all_runs then return self.all_runs[rank + 1] end
    if self.kind == 'contiguous' then return { rank * self.count, self.count } end
-   local cut, runs = self.cut, {}
-   for d = 1, #cut - 1 do
-      local c = (cut[d + 1] - cut[d]) / (2 * self.size)
-      local n = #runs
-      runs[n + 1], runs[n + 2] = cut[d] + rank * c, c
-      runs[n + 3], runs[n + 4] = cut[d] + (2 * self.size - 1 - rank) * c, c
-   end
-   return runs
+   return zigzag(self.cut, self.size, rank)
 end
 
 -- Whole position of token i (from 0) of a rank.

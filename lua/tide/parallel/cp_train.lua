@@ -19,6 +19,9 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
+local pack = require 'tide.ffi.pack'
+local spread = require 'tide.nn.spread'
+local axis_of = require 'tide.parallel.axis_of'
 local context_ = require 'tide.parallel.cp_context'
 local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp_attention'
@@ -129,14 +132,6 @@ local function check_a2a(op, handle, list, a2a)
    end
 end
 
-local function axis_of(op, opts)
-   local axis = opts.axis
-   if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
-      err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis)
-   end
-   return axis
-end
-
 -- ---- agreement -------------------------------------------------------------------------------
 
 -- What handle and layers are set to, in a line.
@@ -165,6 +160,10 @@ local function put(handle, layer)
    if layer.window then layer.module.window = layer.window end
 end
 
+-- What attach can be told.
+cp_train.options = { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers',
+   'mamba' }
+
 -- opts: axis (of a mesh, or a communicator), method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout
 -- ('zigzag', 'contiguous', 'document', 'balanced'), a2a (ranks of the inner exchange of a2a+p2p),
 -- window (of tide.attention: distances) or sliding_window (tokens that each sees, itself included);
@@ -175,14 +174,14 @@ end
 function cp_train.attach(model, opts)
    local op = 'parallel.cp.attach'
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   opts = err.options(op, opts,
-      { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' })
-   local axis = axis_of(op, opts)
-   if rawget(model, '_cp') then
+   opts = err.options(op, opts, cp_train.options)
+   local axis = opts.axis
+   local comm, size, rank = axis_of(op, 'axis', axis)
+   if spread.of(model).cp then
       err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
    end
    local handle = setmetatable({
-      model = model, axis = axis, comm = axis.comm or axis, size = axis.size, rank = axis.rank,
+      model = model, axis = axis, comm = comm, size = size, rank = rank,
       method = context_.method(op, opts.method or 'ring'),
       layout = err.choice(op, 'layout', opts.layout or 'zigzag', layouts),
    }, Attached)
@@ -206,14 +205,14 @@ function cp_train.attach(model, opts)
       end
       for _, layer in ipairs(handle.layers) do put(handle, layer) end
    end
-   model._cp = handle
+   spread.set(model, 'cp', handle)
    return handle
 end
 
 -- The model as it was before attach. May be called again.
 function Attached:restore()
-   if rawget(self.model, '_cp') ~= self then return end
-   self.model._cp = nil
+   if spread.of(self.model).cp ~= self then return end
+   spread.set(self.model, 'cp', nil)
    if self.mamba then self.mamba:restore() end
    for _, layer in ipairs(self.layers) do
       if layer.inner then
@@ -231,13 +230,13 @@ function Attached:whole(fn, ...)
       if layer.inner then layer.inner.context = context_.null end
    end
    if self.mamba then self.mamba.alone = true end
-   local r = { pcall(fn, ...) }
+   local r = pack(pcall(fn, ...))
    for _, layer in ipairs(self.layers) do
       if layer.inner then layer.inner.context = nil end
    end
    if self.mamba then self.mamba.alone = nil end
    if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, table.maxn(r))
+   return unpack(r, 2, r.n)
 end
 
 -- What the layout 'balanced' balances: the mask of the first attention layer.
@@ -375,7 +374,7 @@ function cp_train.run_target_cp_forward_and_gather(model, axis, ids, opts)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle
-   if not rawget(model, '_cp') then
+   if not spread.of(model).cp then
       handle = cp_train.attach(model, { axis = axis, method = 'allgather', layout = 'contiguous' })
    end
    local r = { pcall(tide.no_grad, function()

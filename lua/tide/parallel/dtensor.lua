@@ -12,7 +12,7 @@
 local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
-local op = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
 
 local dtensor = {}
@@ -50,14 +50,14 @@ local times_size = tide.grad.func {
 
 local run = {}
 
-function run.slice(x, s) return op.scatter_to(x, s.axis, s.to.dim, s.counts) end
-function run.all_gather(x, s) return op.gather_from(x, s.axis, s.from.dim, s.counts) end
-function run.all_reduce(x, s) return op.reduce_from(x, s.axis, s.from.op) end
+function run.slice(x, s) return collective.scatter_to(x, s.axis, s.to.dim, s.counts) end
+function run.all_gather(x, s) return collective.gather_from(x, s.axis, s.from.dim, s.counts) end
+function run.all_reduce(x, s) return collective.reduce_from(x, s.axis, s.from.op) end
 function run.reduce_scatter(x, s)
-   return op.reduce_scatter_v(x, s.axis, s.to.dim, s.counts, s.from.op)
+   return collective.reduce_scatter_v(x, s.axis, s.to.dim, s.counts, s.from.op)
 end
 function run.all_to_all(x, s)
-   return op.all_to_all(x, s.axis, s.to.dim, s.from.dim, s.counts, s.join_counts)
+   return collective.all_to_all(x, s.axis, s.to.dim, s.from.dim, s.counts, s.join_counts)
 end
 function run.keep_first(x, s)
    if s.to.op == 'prod' and tide.is_grad_enabled() and x.requires_grad then
@@ -101,7 +101,7 @@ function dtensor.distribute(t, mesh, placements, opts)
       local at = mesh:coord(err.integer(name, 'root', opts.root, 0, mesh:size() - 1))
       for i = #mesh.axes, 1, -1 do
          local axis = mesh.axes[i]
-         t = op.broadcast(t, axis, at[axis.name])
+         t = collective.broadcast(t, axis, at[axis.name])
       end
    end
    local whole = {}
@@ -116,7 +116,7 @@ local function whole_shape(part, mesh, list)
       local p = list[i]
       if p.kind == 'shard' then
          local sum = 0
-         for _, n in ipairs(op.counts(shape[p.dim], mesh.axes[i])) do sum = sum + n end
+         for _, n in ipairs(collective.counts(shape[p.dim], mesh.axes[i])) do sum = sum + n end
          shape[p.dim] = sum
       end
    end
@@ -160,6 +160,7 @@ function DTensor:full_tensor()
    return self:redistribute(list).part
 end
 
+-- This rank's piece, not a copy.
 function DTensor:to_local() return self.part end
 
 -- How many elements come before this rank's piece, along each dim.

@@ -20,6 +20,7 @@
 -- Gradients are sums over ranks (the loss is divided by the global count), unless
 -- calculate_per_token_loss = false, which makes them means (where each rank's loss is one itself).
 
+local tide = require 'tide'
 local agree = require 'tide.dist.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
@@ -28,8 +29,9 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp_options'
+local pack = require 'tide.ffi.pack'
 local schedule = require 'tide.parallel.fsdp_schedule'
-local status = require 'tide.ffi.status'
+local spread = require 'tide.nn.spread'
 local units = require 'tide.parallel.fsdp_units'
 local Unit = require 'tide.parallel.fsdp_unit'
 
@@ -140,12 +142,7 @@ end
 
 -- Neither the model nor a part of it belongs to a sharded model.
 local function check_whole(model)
-   model:walk(function(m, path)
-      if m._sharded_in then
-         err.raise('E_STATE', op, path == '' and 'this model is sharded already'
-            or "the module '%s' is sharded already; shard the model as a whole, once", path)
-      end
-   end)
+   spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
 end
 
 local function units_text(list)
@@ -209,10 +206,10 @@ function Sharded:init(model, opts)
    if self.opts.nccl_ub then schedule.make_buffers(self) end
    for _, unit in ipairs(self.units) do schedule.hook_unit(self, unit) end
    schedule.hook_root(self, model)
-   model._sharded = self
-   model:walk(function(m) m._sharded_in = self end)
+   spread.set(model, 'sharded', self)
+   model:walk(function(m) spread.set(m, 'inside', self) end)
    for _, piece in ipairs(self:named_parameters()) do piece.sharded = self end
-   status.tell_gone(self, tell_gone)
+   tide.tell_gone(self, tell_gone)
 end
 
 -- The root unit last: the order in which what is left over is reduced is its reverse.
@@ -233,10 +230,10 @@ function Sharded:no_sync(fn, ...)
    err.type('parallel.fsdp.no_sync', 'fn', fn, 'function')
    local before = self.sync
    self.sync = false
-   local r = { pcall(fn, ...) }
+   local r = pack(pcall(fn, ...))
    self.sync = before
    if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, table.maxn(r))
+   return unpack(r, 2, r.n)
 end
 
 -- Ends a backward: what has not been reduced is (unless synchronising is off), gathered bytes go.
@@ -309,6 +306,7 @@ function Sharded:named_parameters()
    return list
 end
 
+-- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
 function Sharded:zero_grad()
    self.unsynced = false
    for _, unit in ipairs(self:all_units()) do
@@ -377,8 +375,9 @@ function Sharded:price(opts) return require('tide.parallel.fsdp_price').sharded(
 -- Removes the hooks; the fields keep their last gathered values only if those are present.
 function Sharded:close()
    for _, h in ipairs(self.handles) do h:remove() end
-   self.handles, self.model._sharded = {}, nil
-   self.model:walk(function(m) m._sharded_in = nil end)
+   self.handles = {}
+   spread.set(self.model, 'sharded', nil)
+   self.model:walk(function(m) spread.set(m, 'inside', nil) end)
 end
 
 -- ---- entry points ----------------------------------------------------------------------------

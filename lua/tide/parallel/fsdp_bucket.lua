@@ -159,6 +159,7 @@ function Bucket:set_small(comm)
    self.small = { comm = comm, counts = layout.new(self:shapes(), comm.size).counts }
 end
 
+-- Whole shapes of the parameters, in order.
 function Bucket:shapes()
    local list = {}
    for i, item in ipairs(self.layout.items) do list[i] = item.shape end
@@ -197,6 +198,7 @@ function Bucket:gather(async)
    end)
 end
 
+-- Ends a gather that is under way; the fields then hold whole parameters.
 function Bucket:wait()
    if self.state ~= 'gathering' then return end
    if self.work then
@@ -230,6 +232,7 @@ function Bucket:reshard(keep)
    self.state = 'absent'
 end
 
+-- Gives back the part that stayed for the ranks of set_small.
 function Bucket:forget_small()
    if self.small and self.small.part then
       self.small.part:release()
@@ -249,6 +252,7 @@ end
 
 -- ---- gradients -------------------------------------------------------------------------------
 
+-- Whether any of its parameters gets a gradient.
 function Bucket:wants_grad()
    for _, e in ipairs(self.entries) do
       if e.view.requires_grad then return true end

@@ -4,7 +4,7 @@
 -- wire are what a rank sends on average: (n - 1) / n of the whole for a gather and for a reduction,
 -- twice that for an all-reduce.
 
-local bytes_of = require('tide.ffi.arg').dtype_size
+local bytes_of = require('tide').dtype_size
 local err = require 'tide.util.err'
 
 local price = {}
@@ -12,7 +12,7 @@ local price = {}
 -- Adds what rank `rank` keeps of bucket b.
 local function add_kept(sum, b, rank, state_bytes, block)
    local o, n = b.opts, b.comm.size
-   local compute, shard = bytes_of[o.dtype], bytes_of[o.shard_dtype]
+   local compute, shard = bytes_of(o.dtype), bytes_of(o.shard_dtype)
    local count, whole = b.layout.counts[rank + 1], b.layout.total * compute
    local one = o.dtype == o.shard_dtype and not o.offload and not (b.full and n > 1)
    if one then                                    -- the shard is a part of the whole
@@ -36,9 +36,9 @@ local function add_wire(sum, b, gathers, reductions)
    local o, n, m = b.opts, b.comm.size, b.replicas.size
    local share, c = (n - 1) / n, sum.collectives
    if n > 1 then c.gather = c.gather + gathers end
-   sum.gather = sum.gather + share * b.layout.total * bytes_of[o.dtype] * gathers
+   sum.gather = sum.gather + share * b.layout.total * bytes_of(o.dtype) * gathers
    if not b:wants_grad() then return end
-   local bytes = b.layout.total * bytes_of[o.reduce_dtype] * reductions
+   local bytes = b.layout.total * bytes_of(o.reduce_dtype) * reductions
    if n > 1 then c.reduce = c.reduce + reductions end
    if m > 1 then c.replicas = c.replicas + reductions end
    sum.reduce = sum.reduce + share * bytes + 2 * (m - 1) / m * bytes / n

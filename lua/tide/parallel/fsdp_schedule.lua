@@ -63,6 +63,7 @@ local function enter(self, unit)
    unit:wait()
 end
 
+-- The order in which units are expected to run, for gathers ahead.
 function schedule.set_order(self, list)
    self.order, self.place = {}, {}
    for i, unit in ipairs(list) do
@@ -196,6 +197,7 @@ local function end_backward(self, unit)
    unit:reshard(false)
 end
 
+-- Hangs gather, reshard and reduction of a unit on its modules.
 function schedule.hook_unit(self, unit)
    local list = unit.modules
    for i, module in ipairs(list) do

@@ -34,6 +34,7 @@ function Unit:init(desc, entries, bucket_opts)
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0
 end
 
+-- Whether all its parameters are gathered.
 function Unit:is_present()
    for _, b in ipairs(self.buckets) do
       if b.state ~= 'present' then return false end
@@ -49,10 +50,12 @@ function Unit:is_live()
    return false
 end
 
+-- Begins to gather what is absent; async: wait() ends it.
 function Unit:gather(async)
    for _, b in ipairs(self.buckets) do b:gather(async) end
 end
 
+-- Ends gathers that are under way.
 function Unit:wait()
    for _, b in ipairs(self.buckets) do b:wait() end
 end
@@ -71,6 +74,7 @@ function Unit:check_free()
    end
 end
 
+-- The shards have changed: what was gathered is out of date.
 function Unit:expire()
    self:check_free()
    for _, b in ipairs(self.buckets) do b:expire() end
@@ -83,10 +87,12 @@ function Unit:reduce(opts)
    return bad
 end
 
+-- Ends what reduce began; the pieces then have their gradients.
 function Unit:drain()
    for _, b in ipairs(self.buckets) do b:drain() end
 end
 
+-- After an error: nothing under way, no gradients, no gathered bytes.
 function Unit:reset()
    for _, b in ipairs(self.buckets) do b:reset() end
 end

@@ -135,6 +135,7 @@ function units.entries(model, list, root)
    return entries, of
 end
 
+-- Refuses what is no module, in the name of op `name`.
 function units.check_model(name, model)
    if not class.is(model, Module) then err.arg(name, 'model', 'a module', model) end
 end

@@ -1,12 +1,15 @@
--- kept(of, key, make): what make() gives, kept in of.keep until its bytes go (layer 8).
+-- kept(of, key, make, is_gone): what make() gives, kept in of.keep until its bytes go (layer 8).
 --
--- Tensors made in a step scope lose their bytes at its end; then they are made again.
+-- Tensors made in a step scope lose their bytes at its end; then they are made again. is_gone(v)
+-- tells of what is no tensor; nil from make is kept, too.
 
-return function(of, key, make)
-   local t = of.keep[key]
-   if not t or t:is_gone() then
-      t = make()
-      of.keep[key] = t
+local function tensor_gone(t) return t:is_gone() end
+
+return function(of, key, make, is_gone)
+   local v = of.keep[key]
+   if v == nil or v and (is_gone or tensor_gone)(v) then
+      v = make() or false
+      of.keep[key] = v
    end
-   return t
+   return v or nil
 end

@@ -162,6 +162,7 @@ end
 
 -- ---- on modules ------------------------------------------------------------------------------
 
+-- Notes how a parameter of a module is cut. spec: a layout, or the options of one. Returns it.
 function layout.set(module, field, spec)
    err.type('parallel.layout.set', 'module', module, 'table')
    err.type('parallel.layout.set', 'field', field, 'string')

@@ -9,10 +9,10 @@
 -- all ranks choose alike.
 
 local tide = require 'tide'
-local arg = require 'tide.ffi.arg'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp_context'
+local kept = require 'tide.parallel.kept'
 local exchange = require 'tide.parallel.cp_exchange'
 local hidden = require 'tide.parallel.mamba_hidden'
 local state = require 'tide.parallel.mamba_state'
@@ -45,8 +45,7 @@ function attach.price(layer, map, opts)
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
    if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
    local rows, dtype = err.integer(op, 'rows', opts.rows or 1, 1), opts.dtype or 'f32'
-   local code, size = arg.dtype_code[dtype], arg.dtype_size[dtype]
-   if not code or not arg.is_float(code) then err.arg(op, 'dtype', 'a floating dtype', dtype) end
+   local size = tide.dtype_size(err.choice(op, 'dtype', dtype, { 'f32', 'f64', 'bf16', 'f16' }))
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end
@@ -143,35 +142,21 @@ local function sequence_of(map, index)
    return tide.sequence_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), map.padded)
 end
 
--- Made at first use, again where a step's scope took it.
-local function kept(batch, key, is_gone, make)
-   local v = batch.keep[key]
-   if v == nil or v and is_gone(v) then
-      v = make() or false
-      batch.keep[key] = v
-   end
-   return v or nil
-end
-
-local function tensor_gone(t) return t:is_gone() end
-
 local function whole_sequence(batch, map, device)
-   return kept(batch, 'sequence' .. device, tensor_gone, function()
+   return kept(batch, 'sequence' .. device, function()
       local t = sequence_of(map, batch.index)
       return t and (t.device == device and t or t:to(device))
    end)
 end
 
 local function hand_over(batch, map, layer, device)
-   return kept(batch, 'state' .. layer.taps .. device,
-      function(b) return b.between:is_gone() end,
-      function()
-         return state.prepare(map, layer.taps, whole_sequence(batch, map, device), device)
-      end)
+   return kept(batch, 'state' .. layer.taps .. device, function()
+      return state.prepare(map, layer.taps, whole_sequence(batch, map, device), device)
+   end, function(b) return b.between:is_gone() end)
 end
 
 local function rows_of(batch, map)
-   return kept(batch, 'rows', function(r) return r.order and r.order:is_gone() end, function()
+   return kept(batch, 'rows', function()
       local list = {}
       for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
       return exchange.rows(list)

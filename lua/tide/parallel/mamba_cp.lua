@@ -17,10 +17,12 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp_map'
 local exchange = require 'tide.parallel.cp_exchange'
 local split = require 'tide.parallel.mamba_split'
+local zigzag = require 'tide.parallel.zigzag'
 
 local mamba_cp = { split_heads = split.heads }
 
@@ -56,17 +58,21 @@ end
 
 local function ranks_of(op, W) return err.integer(op, 'W', W, 1, 2^20) end
 
--- Places (from 0) of the 2 W chunks of a sequence in rank order, in the order of the sequence.
-function mamba_cp.undo_order(W)
-   local n, list = 2 * ranks_of('parallel.mamba_cp.undo_order', W), {}
-   for k = 0, n - 1 do list[k + 1] = k < W and 2 * k or 2 * (n - k) - 1 end
+-- The chunks (from 0) of a sequence of 2 W in rank order.
+function mamba_cp.redo_order(W)
+   local list = {}
+   for r = 0, ranks_of('parallel.mamba_cp.redo_order', W) - 1 do
+      local runs = zigzag({ 0, 2 * W }, W, r)
+      list[2 * r + 1], list[2 * r + 2] = runs[1], runs[3]
+   end
    return list
 end
 
--- The inverse.
-function mamba_cp.redo_order(W)
+-- The inverse: their places in rank order, in the order of the sequence.
+function mamba_cp.undo_order(W)
    local list = {}
-   for k, place in ipairs(mamba_cp.undo_order(W)) do list[place + 1] = k - 1 end
+   ranks_of('parallel.mamba_cp.undo_order', W)
+   for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
    return list
 end
 
@@ -121,6 +127,8 @@ local function reorder(op, x, order, cu)
    return select(x, dim, runs_index(runs))
 end
 
+-- x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k], from
+-- 0, comes to place k. Dim 2, with cu and x [T, ...] dim 1.
 function mamba_cp.reorder_chunks(x, order, cu)
    local op = 'parallel.mamba_cp.reorder_chunks'
    return reorder(op, x, check_order(op, order), cu)
@@ -212,11 +220,7 @@ end
 -- cp_group: an axis of a mesh or a communicator; mixer: a layer with conv1d, dt_bias, A_log and D,
 -- read at each call (may be nil where only tokens are exchanged).
 function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
-   if type(cp_group) == 'table' and not cp_group.all_reduce then cp_group = cp_group.comm end
-   if type(cp_group) ~= 'table' or type(cp_group.size) ~= 'number' then
-      err.arg(name, 'cp_group', 'an axis of a mesh or a communicator', cp_group)
-   end
-   self.comm, self.size, self.rank = cp_group, cp_group.size, cp_group.rank
+   self.comm, self.size, self.rank = axis_of(name, 'cp_group', cp_group)
    self.num_heads = err.integer(name, 'num_heads', num_heads, 1)
    self.head_dim = err.integer(name, 'head_dim', head_dim, 1)
    self.n_groups = err.integer(name, 'n_groups', n_groups, 1)
@@ -234,24 +238,17 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
 end
 
--- The runs of every rank where each document is cut in 2 W chunks: chunks r and 2 W - 1 - r.
+-- The runs of every rank where each document is a zigzag of its own.
 local function zigzag_runs(op, cu, W)
    local list = {}
-   for r = 0, W - 1 do list[r + 1] = {} end
    for d = 1, #cu - 1 do
       local length = cu[d + 1] - cu[d]
-      local c = length / (2 * W)
       if length % (2 * W) ~= 0 then
          err.raise('E_ARG', op, 'document %d has %d tokens, expected a multiple of %d (2 W)', d - 1,
             length, 2 * W)
       end
-      for r = 0, W - 1 do
-         local runs = list[r + 1]
-         local n = #runs
-         runs[n + 1], runs[n + 2] = cu[d] + r * c, c
-         runs[n + 3], runs[n + 4] = cu[d] + (2 * W - 1 - r) * c, c
-      end
    end
+   for r = 0, W - 1 do list[r + 1] = zigzag(cu, W, r) end
    return list
 end
 
@@ -321,6 +318,7 @@ local function of_mixer(self, field)
    return v
 end
 
+-- This rank's channels of a parameter of the convolution, dim 1: a copy.
 function MambaContextParallel:slice_conv_param(p)
    local list, channels = {}, self.d_inner + 2 * self.n_groups * self.d_state
    if not tide.is_tensor(p) or p.ndim < 1 or p:size(1) ~= channels then
@@ -353,14 +351,17 @@ function MambaContextParallel:get_conv1d_bias()
    return bias and self:slice_conv_param(bias)
 end
 
+-- This rank's part of dt_bias, or of p.
 function MambaContextParallel:get_dt_bias(p)
    return self:slice_vector_param(p or of_mixer(self, 'dt_bias'))
 end
 
+-- This rank's part of A_log, or of p.
 function MambaContextParallel:get_A_log(p)
    return self:slice_vector_param(p or of_mixer(self, 'A_log'))
 end
 
+-- This rank's part of D, or of p.
 function MambaContextParallel:get_D(p) return self:slice_vector_param(p or of_mixer(self, 'D')) end
 
 -- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.

@@ -7,14 +7,10 @@
 -- Legend: H heads, P head size, G groups, N state size, K taps, I = H P.
 
 local err = require 'tide.util.err'
+local gcd = require 'tide.util.gcd'
 local balanced = require('tide.parallel.layout').balanced
 
 local split = {}
-
-local function gcd(a, b)
-   while b ~= 0 do a, b = b, a % b end
-   return a
-end
 
 -- The local groups of heads [h, h + n) where each group has g heads: first group, their count, and
 -- a list of them (from 0 among the local ones) as the layer's rule wants it; nil: as they are.

@@ -379,6 +379,7 @@ end
 -- The same, but raises if there is none. Communicates nothing.
 function Mesh:axis(name) return self:find(name) or no_axis(self, 'parallel.mesh.axis', name) end
 
+-- The communicator of an axis.
 function Mesh:comm_of(name) return self:axis(name).comm end
 
 -- Number of ranks of the mesh, or of one axis.

@@ -10,19 +10,19 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp_map'
-local op_ = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 local split = require 'tide.parallel.vision_split'
 
 local multimodal = {}
 
 local solo = { size = 1, rank = 0 }
 
-local function axis_of(op, axis)
-   axis = axis == nil and solo or axis
-   if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number' then
-      err.arg(op, 'axis', 'an axis of a mesh, a communicator, or nil', axis)
-   end
+-- The axis; nil is one rank.
+local function or_solo(op, axis)
+   if axis == nil then return solo end
+   axis_of(op, 'axis', axis, true)
    return axis
 end
 
@@ -117,7 +117,7 @@ end
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [N, ...]', x) end
-   axis = axis_of(op, axis)
+   axis = or_solo(op, axis)
    if axis.size == 1 then return x, 0 end
    local plan = cp_map.new { kind = 'contiguous', axis = axis, length = x:size(1) }
    return plan:shard(x, 1, pad_value or 0), plan.padded - plan.length
@@ -127,14 +127,14 @@ end
 function multimodal.gather_along_second_dim(x, axis)
    local op = 'parallel.multimodal.gather_along_second_dim'
    check_rows(op, x)
-   return axis_of(op, axis).size == 1 and x or op_.all_gather(x, axis, 2)
+   return or_solo(op, axis).size == 1 and x or collective.all_gather(x, axis, 2)
 end
 
 -- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
    local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
    check_rows(op, x)
-   return axis_of(op, axis).size == 1 and x or op_.reduce_scatter(x, axis, 2)
+   return or_solo(op, axis).size == 1 and x or collective.reduce_scatter(x, axis, 2)
 end
 
 -- What split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without its
@@ -287,7 +287,7 @@ function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, op
    err.choice(op, 'partition', opts.partition or 'balanced', { 'balanced', 'compatible' })
    err.number(op, 'alpha', opts.alpha or 0, 0)
    local patch = err.integer(op, 'patch_dim', opts.patch_dim, 1)
-   local axis = axis_of(op, opts.axis)
+   local axis = or_solo(op, opts.axis)
    cu, sizes = cp_map.cu(op, 'cu', cu), rows_of(op, 'sizes', sizes)
    check_tokens(op, x, sizes, cu, patch)
    local frames, T = check_video(op, opts, #cu - 1)
@@ -321,8 +321,8 @@ end
 -- Rows of each rank, which must agree in everything else.
 local function counts_of(op, x, axis)
    local comm = axis.comm or axis
-   local width, counts = op_.counts(x:numel() / math.max(1, x:size(1)), comm),
-      op_.counts(x:size(1), comm)
+   local width, counts = collective.counts(x:numel() / math.max(1, x:size(1)), comm),
+      collective.counts(x:size(1), comm)
    for r = 1, axis.size do
       if counts[r] > 0 and x:size(1) > 0 and width[r] ~= width[axis.rank + 1] then
          err.raise('E_SHAPE', op, 'rank %d has rows of %d numbers, rank %d of %d', axis.rank,
@@ -340,7 +340,7 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [rows, ...]', x) end
    opts = err.options(op, opts, { 'merge' })
-   axis = axis_of(op, axis)
+   axis = or_solo(op, axis)
    local merge, counts = err.integer(op, 'merge', opts.merge or 1, 1), {}
    if type(what) == 'table' then
       err.integers(op, 'what.tokens', what.tokens, 0)
@@ -359,14 +359,14 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
          err.arg(op, 'x', ('at least %d rows, a feature for each token'):format(want), x:size(1))
       end
       if x:size(1) > want then x = x:narrow(1, 1, want) end
-      return axis.size == 1 and x or op_.all_gather_v(x, axis, 1, counts)
+      return axis.size == 1 and x or collective.all_gather_v(x, axis, 1, counts)
    end
    local dropped = err.integer(op, 'what', what == nil and 0 or what, 0, axis.size)
    if axis.size == 1 then return dropped == 1 and x:narrow(1, 1, 0) or x end
    counts = counts_of(op, x, axis)
    local kept = 0
    for r = 1, axis.size - dropped do kept = kept + counts[r] end
-   local all = op_.all_gather_v(x, axis, 1, counts)
+   local all = collective.all_gather_v(x, axis, 1, counts)
    return dropped == 0 and all or all:narrow(1, 1, kept):contiguous()
 end
 

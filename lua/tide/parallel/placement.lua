@@ -19,7 +19,7 @@
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local dtype_size = require('tide.ffi.arg').dtype_size
+local dtype_size = require('tide').dtype_size
 
 local placement = {}
 
@@ -44,6 +44,7 @@ function placement.shard(dim)
    return shards[dim]
 end
 
+-- The whole on every rank.
 function placement.replicate() return replicate end
 
 -- op: 'sum' (default), 'mean', 'min', 'max' or 'prod'.
@@ -417,11 +418,10 @@ end
 function placement.plan(shape, dtype, mesh, from, to, rank)
    local op = 'parallel.placement.plan'
    shape = check_shape(op, shape)
-   if not dtype_size[dtype] then err.arg(op, 'dtype', 'a dtype', dtype) end
    from = placement.normalise(op, from, mesh, #shape)
    to = placement.normalise(op, to, mesh, #shape)
    local state = setmetatable({
-      shape = shape, mesh = mesh, unit = dtype_size[dtype], cur = dims.copy(from), dst = to,
+      shape = shape, mesh = mesh, unit = dtype_size(dtype, op), cur = dims.copy(from), dst = to,
       at = coords_of(mesh, rank), steps = {},
    }, State)
    while not is_done(state.cur, state.dst) do

@@ -15,6 +15,7 @@ local tide = require 'tide'
 local agree = require 'tide.dist.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
+local cp_train = require 'tide.parallel.cp_train'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -23,15 +24,14 @@ local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
 local plan_price = require 'tide.parallel.plan_price'
 local plan_text = require 'tide.parallel.plan_text'
+local spread = require 'tide.nn.spread'
+local tp = require 'tide.parallel.tp'
 
 local Plan = class 'Plan'
 
 local op = 'parallel.plan'
 
 local sections = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
-local tp_options = { 'axis', 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
-local cp_options = { 'axis', 'layout', 'method', 'a2a', 'window', 'sliding_window', 'layers',
-   'mamba' }
 local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
@@ -91,13 +91,6 @@ local function made_by(fn)
    return model
 end
 
-local function check_whole(name, model)
-   if model._sharded or rawget(model, '_tp') or rawget(model, '_cp') then
-      err.raise('E_STATE', name, 'the model is spread over ranks already; give it whole')
-   end
-   return model
-end
-
 -- A description { family =, config =, dtype = }, a function, or a module.
 local function read_model(self, model)
    if type(model) == 'table' and not class.is(model, nn.Module) then
@@ -113,7 +106,8 @@ local function read_model(self, model)
    if not class.is(model, nn.Module) then
       err.arg(op, 'model', 'a module, a function that makes one, or { family =, config = }', model)
    end
-   self.model = check_whole(op, model)
+   spread.check_whole(op, model, 'give it whole')
+   self.model = model
 end
 
 local function copy(t)
@@ -134,16 +128,13 @@ end
 -- The options of the sections with what the mesh implies.
 local function read_sections(self, opts)
    for _, k in ipairs(sections) do self[k] = opts[k] end
-   if opts.tp then err.options(op .. ': tp', opts.tp, tp_options) end
-   if opts.cp then err.options(op .. ': cp', opts.cp, cp_options) end
+   if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
+   if opts.cp then err.options(op .. ': cp', opts.cp, cp_train.options) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
    self.tp = copy(opts.tp or {})
    self.cp = copy(opts.cp or {})
    self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
    self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil }
-   if self.tp.async_tp and not self.tp.sequence_parallel and self.tp.plan == nil then
-      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
-   end
    if not opts.fsdp and size_of(self, self.tp.axis) * size_of(self, self.cp.axis) > 1 then
       self.fsdp = { strategy = 'no_shard' }
    end
@@ -299,7 +290,7 @@ function Plan:materialise(opts)
    local name = 'parallel.plan.materialise'
    opts = err.options(name, opts, { 'device', 'seed' })
    if self.done then err.raise('E_STATE', name, 'this plan has spread its model already') end
-   check_whole(name, self.model)                       -- another plan may have
+   spread.check_whole(name, self.model, 'give it whole')          -- another plan may have
    local device = opts.device or 'cpu'
    local seed = err.integer(name, 'seed', opts.seed or 0, 0)
    local mesh = real_mesh(self)

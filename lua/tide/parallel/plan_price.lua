@@ -9,7 +9,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
-local dtype_size = require('tide.ffi.arg').dtype_size
+local dtype_size = tide.dtype_size
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 
@@ -109,7 +109,7 @@ local function state_bytes(dtype) return dtype == 'f64' and 16 or dtype == 'f32'
 local function kept_whole(model, given)
    local sum = { parameters = 0, gradients = 0, optimizer = 0 }
    for _, p in ipairs(model:parameters()) do
-      local bytes = p:numel() * dtype_size[p.dtype]
+      local bytes = p:numel() * dtype_size(p.dtype)
       sum.parameters = sum.parameters + bytes
       if p.requires_grad then
          sum.gradients = sum.gradients + bytes
@@ -134,7 +134,7 @@ local function gathered(sharded)
    for _, unit in ipairs(sharded and sharded:all_units() or {}) do
       for _, b in ipairs(unit.buckets) do
          if b.full and not b.is_whole and b.state ~= 'absent' then
-            n = n + b.layout.total * dtype_size[b.opts.dtype]
+            n = n + b.layout.total * dtype_size(b.opts.dtype)
          end
       end
    end

@@ -6,6 +6,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fsdp_options = require 'tide.parallel.fsdp_options'
 local recompute = require 'tide.parallel.recompute'
+local spread = require 'tide.nn.spread'
 local tp_style = require 'tide.parallel.tp_style'
 local units = require 'tide.util.units'
 
@@ -57,7 +58,7 @@ end
 
 -- What of a rehearsed run the text needs.
 function text.of(_, run)
-   local sharded, cut = run.sharded, rawget(run.model, '_tp')
+   local sharded, cut = run.sharded, spread.of(run.model).tp
    local names = {}
    for i, unit in ipairs(sharded and sharded.units or {}) do names[i] = unit.name end
    return {
@@ -131,6 +132,7 @@ local function sharding_line(plan, r)
       replicas, options_text(plan.fsdp, usual_fsdp()))
 end
 
+-- What print(plan) shows.
 function text.show(plan)
    local r, model = plan.rehearsal, plan.model
    local tp, cp = axis_size(plan, plan.tp.axis), axis_size(plan, plan.cp.axis)
@@ -212,6 +214,7 @@ local function model_of(plan)
    return { family = family, config = plain(model.config, 'config'), dtype = first.dtype }
 end
 
+-- What plan:to_table returns.
 function text.to_table(plan)
    local t = { version = 1, axes = {}, model = model_of(plan), recompute = plan.recompute,
       scope = plan.scope }

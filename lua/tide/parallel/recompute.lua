@@ -20,6 +20,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
+local spread = require 'tide.nn.spread'
 
 local recompute = {}
 
@@ -57,7 +58,7 @@ end
 -- again has to hear the same.
 local function around(call, self, ...)
    if not tide.is_grad_enabled() then return call(self, ...) end
-   local env = rawget(self, '_tp')
+   local env = spread.of(self).tp
    local length = env and env.length
    return tide.checkpoint(function(...)
       if env then env.length = length end

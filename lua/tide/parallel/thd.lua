@@ -213,8 +213,7 @@ end
 
 -- ---- rows to a stream ------------------------------------------------------------------------
 
-local function put_lengths(out, op, B, S, lens, slots, o, device)
-   check_lengths(op, lens, slots, S)
+local function put_lengths(out, B, S, lens, slots, o, device)
    local T, real, slot = B * S, cumulate(lens), cumulate(slots)
    local cu, padded = absorb(real, slot, T, o.causal)
    out.cu_seqlens, out.max_seqlen = i32(cu, device), longest(cu)
@@ -246,7 +245,7 @@ local function process(op, batch, o)
    out.input_ids, out.labels = flat(ids, order), flat(batch.labels, order)
    out.position_ids = flat_positions(op, batch.position_ids, B, S, order)
    if lens then
-      put_lengths(out, op, B, S, lens, slots, o, ids.device)
+      put_lengths(out, B, S, lens, slots, o, ids.device)
    else
       out.padding_mask = guess_mask(op, ids, o.pad)
    end

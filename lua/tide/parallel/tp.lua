@@ -25,8 +25,10 @@ local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
 local tp_mamba = require 'tide.parallel.tp_mamba'
 local loss_parallel = require 'tide.parallel.loss_parallel'
-local op_of = require 'tide.parallel.collective_op'
+local axis_of = require 'tide.parallel.axis_of'
+local collective = require 'tide.parallel.collective_op'
 local tp_plans = require 'tide.parallel.tp_plans'
+local spread = require 'tide.nn.spread'
 local tp_style = require 'tide.parallel.tp_style'
 
 local tp = {}
@@ -46,14 +48,6 @@ function tp.check_heads(config, n)
             field, heads, n)
       end
    end
-end
-
-local function check_axis(axis)
-   if type(axis) ~= 'table' or type(axis.size) ~= 'number' or type(axis.rank) ~= 'number'
-      or type(axis.comm) ~= 'table' then
-      err.arg(op, 'axis', 'an axis of a mesh', axis)
-   end
-   return axis
 end
 
 local function as_style(pattern, v)
@@ -321,12 +315,12 @@ function Run:head(model, opts)
       function model.head_loss(x, w, labels, o)
          return nn.loss.per_count(function(x_NC, labels_N, attrs)
             return loss_parallel.linear_cross_entropy(x_NC, w, labels_N, env.axis, counts, attrs)
-         end, layer.into_parts(env, x, from), labels, o)
+         end, layer.into_parts(env, x, from), labels, o, model.op or op)
       end
       function model.head_logits(x, w)
          local y = tide.linear(layer.into_parts(env, x, from), w)
          if opts.gather_logits == false then return y end
-         return op_of.gather_from(y, env.axis, -1, counts)
+         return collective.gather_from(y, env.axis, -1, counts)
       end
    end)
 end
@@ -347,13 +341,14 @@ local function check_shared(run, model)
    end)
 end
 
+local function cuts_sequence(styles)
+   for _, style in each(styles) do
+      if style.input == 'S(1)' or style.output == 'S(1)' then return true end
+   end
+   return false
+end
+
 local function prepare(run, model, opts)
-   for _, style in each(run.styles) do
-      run.sequence = run.sequence or style.input == 'S(1)' or style.output == 'S(1)'
-   end
-   if opts.async_tp and not run.sequence then
-      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
-   end
    check_shared(run, model)
    model:walk(function(m, path)
       if class.is(m, nn.Attention) then run:attention(path, m) end
@@ -372,15 +367,8 @@ end
 
 -- A model is cut once, and before it is sharded.
 local function check_whole(model)
-   model:walk(function(m, path)
-      local what = path == '' and 'the model' or ("the module '%s'"):format(path)
-      if m._sharded_in then
-         err.raise('E_STATE', op, '%s is sharded already; tensor parallelism comes before '
-            .. 'fully_shard', what)
-      elseif m._tp then
-         err.raise('E_STATE', op, '%s is cut over ranks already', what)
-      end
-   end)
+   spread.check_whole(op, model, 'tensor parallelism comes once, before fully_shard',
+      { inside = true, tp = true })
 end
 
 local function check_flags(name, opts, flags)
@@ -410,7 +398,7 @@ end
 
 -- What every rank of the axis must have in common, before anything changes.
 local function check_agreed(env, model)
-   agree.check(env.axis.comm, op, 'E_ARG', {
+   agree.check(env.comm, op, 'E_ARG', {
       { what = 'parameters', text = fingerprint.parameters(model) },
       { what = 'models', text = fingerprint.structure(model) },
       { what = 'values',
@@ -425,32 +413,36 @@ end
 -- sequence).
 function tp.parallelize_module(model, axis, plan, opts)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   check_axis(axis)
+   local comm = axis_of(op, 'axis', axis)
    opts = err.options(op, opts, options)
    check_flags(op, opts, options)
    check_whole(model)
-   local env = { axis = axis }
-   local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {},
-      async = opts.async_tp,
-      styles = expand(model, plan) }, Run)
+   local env, styles = { axis = axis, comm = comm }, expand(model, plan)
+   local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
+      async = opts.async_tp, sequence = cuts_sequence(styles) }, Run)
+   if opts.async_tp and not run.sequence then
+      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
+   end
    if axis.size == 1 then return model end
    env.styles = styles_text(run.styles, opts)
    check_agreed(env, model)
    prepare(run, model, opts)
    for _, change in ipairs(run.changes) do change() end
-   model:walk(function(m) m._tp = env end)
+   model:walk(function(m) spread.set(m, 'tp', env) end)
    return model
 end
+
+-- What tensor_parallel can be told.
+tp.options = { 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
 
 -- A model cut over an axis by the plan that fits it. opts: plan, sequence_parallel, declared (see
 -- tp_plans.plan_for), gather_logits, async_tp.
 function tp.tensor_parallel(model, axis, opts)
    local name = 'parallel.tensor_parallel'
-   opts = err.options(name, opts, { 'plan', 'sequence_parallel', 'declared', 'gather_logits',
-      'async_tp' })
+   opts = err.options(name, opts, tp.options)
    check_flags(name, opts, { 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' })
    if not class.is(model, nn.Module) then err.arg(name, 'model', 'a module', model) end
-   check_axis(axis)
+   axis_of(name, 'axis', axis)
    check_whole(model)
    if axis.size > 1 and model.config and not is_attention_free(model) then
       tp.check_heads(model.config, axis.size)

@@ -146,7 +146,7 @@ local linear_scatter = tide.grad.func {
 
 local function ring_for(env, T)
    if T < env.axis.size then return nil end
-   return { comm = env.axis.comm, counts = layout.balanced(T, env.axis.size) }
+   return { comm = env.comm, counts = layout.balanced(T, env.axis.size) }
 end
 
 local function has_hooks(module)

@@ -13,7 +13,7 @@ local tide = require 'tide'
 local err = require 'tide.util.err'
 local in_range = require 'tide.parallel.in_range'
 local layout = require 'tide.parallel.layout'
-local op = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
 
 local tp_layer = {}
@@ -34,31 +34,31 @@ end
 -- Into products with parts of a weight: each rank's gradient is a part, and they are added.
 function tp_layer.into_parts(env, x, from)
    if from == 'S(1)' then
-      return op.all_gather_v(sequence_of(x), env.axis, 2, tokens(env, env.length))
+      return collective.all_gather_v(sequence_of(x), env.axis, 2, tokens(env, env.length))
    end
-   return op.copy_to(x, env.axis)
+   return collective.copy_to(x, env.axis)
 end
 
 -- Into a computation that is alike on every rank.
 function tp_layer.into_whole(env, x, from)
    if from ~= 'S(1)' then return x end
-   return op.gather_from(sequence_of(x), env.axis, 2, tokens(env, env.length))
+   return collective.gather_from(sequence_of(x), env.axis, 2, tokens(env, env.length))
 end
 
 -- Out of products with parts along what was summed.
 function tp_layer.sum_parts(env, y, to)
    if to == 'S(1)' then
-      return op.reduce_scatter_v(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
+      return collective.reduce_scatter_v(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
    end
-   return op.reduce_from(y, env.axis)
+   return collective.reduce_from(y, env.axis)
 end
 
 -- Out of products with parts of the rows of a weight.
 function tp_layer.join_parts(env, y, to, counts)
    if to == 'S(-1)' then return y end
-   y = op.gather_from(y, env.axis, -1, counts)
+   y = collective.gather_from(y, env.axis, -1, counts)
    if to == 'S(1)' then
-      return op.scatter_to(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
+      return collective.scatter_to(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
    end
    return y
 end
@@ -96,7 +96,9 @@ function tp_layer.summed_gradients(module, env)
    for _, field in ipairs(module._param) do place(module, field, env) end
    function module.forward(self, ...)
       local fields = {}
-      for _, field in ipairs(self._param) do fields[field] = op.copy_to(self[field], env.axis) end
+      for _, field in ipairs(self._param) do
+         fields[field] = collective.copy_to(self[field], env.axis)
+      end
       return forward(setmetatable(fields, { __index = self }), ...)
    end
 end
@@ -138,7 +140,7 @@ end
 -- The bias of a row-cut Linear is whole and added once, to the sum.
 function tp_layer.add_bias(env, style, self, y)
    if not self.bias then return y end
-   return y + (style.output == 'S(1)' and op.copy_to(self.bias, env.axis) or self.bias)
+   return y + (style.output == 'S(1)' and collective.copy_to(self.bias, env.axis) or self.bias)
 end
 
 -- Columns of the weight. counts: on each rank (default: as even as can be).
@@ -148,7 +150,7 @@ function tp_layer.row(module, env, style, counts)
    if module.bias then place(module, 'bias', env) end
    module.nin = counts[env.axis.rank + 1]
    function module.forward(self, x)
-      if style.input == 'R' then x = op.scatter_to(x, env.axis, -1, counts) end
+      if style.input == 'R' then x = collective.scatter_to(x, env.axis, -1, counts) end
       local y = tp_layer.sum_parts(env, self.product(x, self.weight), style.output)
       return tp_layer.add_bias(env, style, self, y)
    end

@@ -12,7 +12,7 @@
 local tide = require 'tide'
 local layer = require 'tide.parallel.tp_layer'
 local layout = require 'tide.parallel.layout'
-local op = require 'tide.parallel.collective_op'
+local collective = require 'tide.parallel.collective_op'
 local split = require 'tide.parallel.mamba_split'
 local divide = require('tide.nn.mamba').divide
 
@@ -70,7 +70,7 @@ end
 
 -- [.., channels of this rank, ..] -> those of the rank's groups, along dim.
 local function gather(env, plan, take, t, dim)
-   t = op.all_gather_v(t, env.axis, dim, plan.gathered)
+   t = collective.all_gather_v(t, env.axis, dim, plan.gathered)
    if not take then return t end
    return t:index_select(dim, tide.tensor(take, { dtype = 'i64', device = t.device }))
 end
@@ -102,7 +102,7 @@ local function rates(norm, env, pieces, u, groups)
       sums[k] = p and u:narrow(-1, p.first + 1, p.count):square():sum(-1, true)
          or tide.zeros({ u:size(1), u:size(2), 1 }, { dtype = u.dtype, device = u.device })
    end
-   local all = op.all_reduce(joined(sums), env.axis)
+   local all = collective.all_reduce(joined(sums), env.axis)
    local out = {}
    for i, p in ipairs(pieces) do
       out[i] = (all:narrow(-1, p.group + 1, 1) / norm.group + norm.eps):rsqrt()

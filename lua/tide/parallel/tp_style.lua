@@ -90,6 +90,7 @@ local styles = {
    gather_input = define('gather_input', nil, 'S(1)', 'R'),
 }
 
+-- Whether v is a style.
 function tp_style.is(v) return type(v) == 'table' and data[v] ~= nil end
 
 -- The style of a name.

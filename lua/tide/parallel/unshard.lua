@@ -5,12 +5,15 @@
 
 local tide = require 'tide'
 local dist = require 'tide.dist'
+local spread = require 'tide.nn.spread'
 local err = require 'tide.util.err'
+local pack = require 'tide.ffi.pack'
 
 local unshard = {}
 
 local function sharded_of(op, model)
-   local sharded = type(model) == 'table' and (model.is_sharded and model or model._sharded)
+   local given = type(model) == 'table' and model.is_sharded
+   local sharded = given and model or spread.of(model).sharded
    if not sharded then
       err.arg(op, 'model', 'a model that fully_shard has sharded', model)
    end
@@ -40,12 +43,12 @@ local function layerwise(sharded, fn)
    for i, unit in ipairs(sharded.units) do
       before[i], unit.reshard_after_forward = unit.reshard_after_forward, true
    end
-   local r = { pcall(tide.no_grad, fn) }
+   local r = pack(pcall(tide.no_grad, fn))
    o.forward_prefetch = depth
    for i, unit in ipairs(sharded.units) do unit.reshard_after_forward = before[i] end
    sharded:release()
    if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, table.maxn(r))
+   return unpack(r, 2, r.n)
 end
 
 -- The results of fn(), in which every parameter of the model (or below `path`) is whole. Scopes may
@@ -62,7 +65,7 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
       return layerwise(sharded, fn)
    end
    local list, held = units_of(op, sharded, path), {}
-   local r = { pcall(function()
+   local r = pack(pcall(function()
       for _, unit in ipairs(list) do
          unit.holds = unit.holds + 1
          held[#held + 1] = unit
@@ -70,13 +73,13 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
       end
       for _, unit in ipairs(list) do unit:wait() end
       return fn()
-   end) }
+   end))
    for _, unit in ipairs(held) do
       unit.holds = unit.holds - 1
       unit:reshard(false)
    end
    if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, table.maxn(r))
+   return unpack(r, 2, r.n)
 end
 
 -- Ends the communication of this run. An interrupt that comes meanwhile is not answered, and one

@@ -299,6 +299,8 @@ function Pending:done()
    return not dist.any(self.comm, open)
 end
 
+-- Waits for the files, seals the checkpoint and returns its folder; a failure is raised.
+-- Collective.
 function Pending:wait()
    if self.folder then return self.folder end
    local op, job, comm = 'train.checkpoint.save', self.job, self.comm

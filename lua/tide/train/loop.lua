@@ -89,6 +89,7 @@ local function held_out(o)
    end
 end
 
+-- The mean loss over the held-out windows, or nil if there are none. Collective.
 function Loop:evaluate()
    local o = self.opts
    if not o.val or o.val.count == 0 then return nil end
@@ -106,6 +107,7 @@ local function known_loss(self)
    return v and v == v and math.abs(v) ~= math.huge and v or nil
 end
 
+-- Writes a checkpoint of this step into `out`, unless there is one. Collective.
 function Loop:save()
    local o = self.opts
    if not o.out or self.saved == self.step then return end

@@ -109,6 +109,7 @@ function Metric:average(n)
    return count > 0 and sum / count or 0 / 0
 end
 
+-- The curves of training and validation loss as the text of an SVG.
 function Metric:svg(title)
    return plot.svg({ self.series.loss, self.series.val },
       { title = title or '', xlabel = 'step', ylabel = 'loss (nats per token)' })
@@ -119,6 +120,7 @@ function Metric:draw(title)
    if self.out then fs.write('train.metric', fs.join(self.out, 'loss.svg'), self:svg(title)) end
 end
 
+-- Closes the file; may be called again.
 function Metric:close()
    if self.file then self.file:close() end
    self.file = nil

@@ -8,6 +8,7 @@ local tide = require 'tide'
 
 local nonfinite = {}
 
+-- Whether a number is neither infinite nor NaN.
 function nonfinite.is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
 -- Names of those of a list of { name, param } whose gradient is not finite: the first, and how many
@@ -31,7 +32,7 @@ function nonfinite.find(loss, named)
    for _, entry in ipairs(named) do grads[#grads + 1] = entry.param.grad end
    tide.no_grad(function()
       -- a square may overflow where the gradient does not
-      if nonfinite.is_finite(require('tide.ffi.update').norm(grads, 2, true):item()) then return end
+      if nonfinite.is_finite(tide.update.norm(grads, 2, true):item()) then return end
       local name, more = first_bad(named)
       if not name then return end
       parts[#parts + 1] = ("the gradient of '%s'"):format(name)

@@ -9,6 +9,7 @@
 local args = require 'tide.util.args'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local pack = require 'tide.ffi.pack'
 local setup = require 'tide.train.setup'
 
 local pretrain = {}
@@ -71,11 +72,31 @@ local after_model = {
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
 }
 
--- tide's own sources and documents: every folder of the tree that holds text.
+-- Options that models of a recipe share, with the words that people write for them elsewhere.
+local of_model = {
+   dim = { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
+   heads = { 'heads', 4, 'attention heads', min = 1,
+     also = { 'num-heads', 'num-attention-heads' } },
+   ['kv-heads'] = { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0,
+     also = { 'num-query-groups', 'num-key-value-heads' } },
+   hidden = { 'hidden', 0, 'width of the MLP', min = 0,
+     also = { 'ffn-hidden-size', 'intermediate-size' } },
+   tie = { 'tie', true, 'use the embedding as output head too' },
+}
+
+-- The declaration of such an option: 'dim', 'heads', 'kv-heads', 'hidden' or 'tie'. help: its line,
+-- where the recipe has one of its own.
+function pretrain.option(name, help)
+   local row = of_model[err.choice('train.pretrain.option', 'name', name,
+      { 'dim', 'heads', 'kv-heads', 'hidden', 'tie' })]
+   return { row[1], row[2], help or row[3], min = row.min, also = row.also }
+end
+
+-- tide's own sources with their READMEs: every folder of the tree.
 local function own_sources(recipe)
    local fs = require 'tide.util.fs'
    local list = {}
-   for _, name in ipairs { 'bindings', 'core', 'docs', 'kernels', 'lua', 'recipes', 'spec',
+   for _, name in ipairs { 'bindings', 'core', 'kernels', 'lua', 'recipes', 'spec',
                            'README.md', 'CHANGELOG.md' } do
       local path = recipe.root .. name
       if fs.exists(path) then list[#list + 1] = path end
@@ -98,8 +119,8 @@ end
 -- also says which options they come from. A field that follows from options cannot be given, so an
 -- advice to give it is left out.
 local function in_options(recipe, fn, ...)
-   local r = { pcall(fn, ...) }
-   if r[1] then return unpack(r, 2, table.maxn(r)) end
+   local r = pack(pcall(fn, ...))
+   if r[1] then return unpack(r, 2, r.n) end
    local e, list = r[2], {}
    if not err.is(e) then error(e, 0) end
    for _, row in ipairs(recipe.fields or {}) do

@@ -62,6 +62,7 @@ function progress.fields(r)
    return table.concat(parts, ' | ')
 end
 
+-- Seconds that are left after `step`, at the pace so far.
 function Progress:eta(step)
    err.number('train.progress.eta', 'step', step)
    local done = step - self.start

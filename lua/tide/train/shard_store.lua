@@ -146,16 +146,19 @@ function store.open(op, folder, manifest, check)
    return self
 end
 
+-- Whole shape of a tensor, or nil. kind: 'model' or 'optim'.
 function Store:shape(kind, name)
    local row = self.index[kind][name]
    return row and row.shape
 end
 
+-- Its dtype, or nil.
 function Store:dtype(kind, name)
    local row = self.index[kind][name]
    return row and row.dtype
 end
 
+-- Sorted names of the tensors of a kind.
 function Store:names(kind)
    local list = {}
    for name in each(self.index[kind]) do list[#list + 1] = name end
@@ -234,6 +237,7 @@ function Store:all(kind, device)
    return list
 end
 
+-- Closes the files.
 function Store:close()
    for _, file in each(self.files) do file:close() end
    self.files = {}

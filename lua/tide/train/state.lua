@@ -3,7 +3,6 @@
 -- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
 
 local tide = require 'tide'
-local dims = require 'tide.util.dims'
 local class = require 'tide.class'
 local dist = require 'tide.dist'
 local each = require 'tide.util.each'
@@ -11,6 +10,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local layout = require 'tide.parallel.fsdp_layout'
 local nn = require 'tide.nn'
+local states = require 'tide.nn.state'
 local Optimizer = require 'tide.optim.optimizer'
 
 local state = {}
@@ -134,26 +134,12 @@ end
 
 -- Names and shapes of the stored model against those of this one: one error that lists all.
 local function check_model(op, sharded, from)
-   local own, problems = {}, {}
-   local function want(name, shape)
-      own[name] = true
-      local stored = from:shape('model', name)
-      if not stored then
-         problems[#problems + 1] = name .. ' is missing'
-      elseif not dims.equal(stored, shape) then
-         problems[#problems + 1] = ('%s (model %s, state %s)'):format(name,
-            dims.text(shape), dims.text(stored))
-      end
-   end
-   for _, e in ipairs(sharded.entries) do want(e.name, e.whole) end
-   each_buffer(sharded.model, function(name, t) want(name, t.shape) end)
-   for _, name in ipairs(from:names 'model') do
-      if not own[name] then problems[#problems + 1] = name .. ' is unexpected' end
-   end
-   if #problems > 0 then
-      err.raise('E_SHAPE', op, 'the checkpoint is of another model: %s',
-         table.concat(problems, '; '))
-   end
+   local own, stored = {}, {}
+   for _, e in ipairs(sharded.entries) do own[e.name] = e.whole end
+   each_buffer(sharded.model, function(name, t) own[name] = t.shape end)
+   for _, name in ipairs(from:names 'model') do stored[name] = from:shape('model', name) end
+   states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
+      'the checkpoint is of another model: ')
    return own
 end
 

@@ -29,6 +29,7 @@ local layout = require 'tide.parallel.layout'
 local parallel_clip = require 'tide.parallel.clip'
 local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
+local spread = require 'tide.nn.spread'
 local nonfinite = require 'tide.train.nonfinite'
 
 local step = {}
@@ -39,7 +40,7 @@ Step.__index = Step
 -- What a model that is cut over ranks (tensor parallel) must not be given: a sum of its gradients
 -- over those ranks, or a norm of this rank's part. A sharded model knows its ranks and its norm.
 local function check_cut(op, opts)
-   if not rawget(opts.model, '_tp') or opts.parallel then return end
+   if not spread.of(opts.model).tp or opts.parallel then return end
    if opts.comm == nil then
       err.raise('E_STATE', op, 'the model is cut over ranks; give comm: the data-parallel axis, '
          .. 'or tide.dist.solo() if there is none')
@@ -53,16 +54,16 @@ end
 -- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed
 -- of its own would train another model without a word. Collective; a sharded model has compared.
 local function check_replicated(self, op)
-   local env = rawget(self.model, '_tp')
+   local env = spread.of(self.model).tp
    if not env then return end
-   self.tp = env.axis
+   self.tp = env.comm
    if self.parallel then return end
    local list = {}
    for _, e in ipairs(self.model:named_parameters()) do
       local cut = layout.get(e.owner, e.field)
       if not (cut and cut.blocks) then list[#list + 1] = e.param end
    end
-   agree.check(self.tp.comm, op, 'E_STATE', {
+   agree.check(self.tp, op, 'E_STATE', {
       { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
       { what = 'values of parameters that are not cut',
          text = function() return fingerprint.values(list) end },
@@ -72,7 +73,7 @@ end
 -- Sets what the context axis makes of comm: how many groups of ranks have data of their own, and
 -- which is this rank's. Every rank of comm calls it.
 local function set_groups(self, op)
-   local handle, comm = rawget(self.model, '_cp'), self.comm
+   local handle, comm = spread.of(self.model).cp, self.comm
    self.groups, self.group = comm.size, comm.rank
    if not handle or handle.size == 1 then return end
    self.cp, self.groups, self.group = handle, comm.size / handle.size, 0
@@ -293,7 +294,7 @@ local function norm_of(self)
    if not self.parallel then return clip.by_norm(self.optim:grads(), self.clip) end
    local norm = parallel_clip.norm(self.parallel)
    if self.clip == 0 then return norm, nil end
-   return norm, require('tide.ffi.update').clip_factor(norm, self.clip)
+   return norm, tide.update.clip_factor(norm, self.clip)
 end
 
 -- A step is not applied: what is not finite, and on which rank. Gradients of a sharded model are
@@ -324,7 +325,7 @@ local function global_count(self, batches, lr)
    local rate = ('%.17g'):format(lr or 0)
    local text = (cp or tp and tp.size > 1) and fingerprint.batches(batches)
    if tp and tp.size > 1 then
-      local sums = dist.sum(tp.comm, { share(text, tp.rank, tp.size),
+      local sums = dist.sum(tp, { share(text, tp.rank, tp.size),
          share(rate, tp.rank, tp.size) })
       if sums[1] ~= 0 then other_batches('tensor-parallel', tp.size) end
       if sums[2] ~= 0 then other_rates(self, lr) end

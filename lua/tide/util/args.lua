@@ -10,6 +10,7 @@
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local pack = require 'tide.ffi.pack'
 
 local args = {}
 
@@ -259,6 +260,7 @@ local function default_text(option)
    return tostring(option.default)
 end
 
+-- The text of --help.
 function Parser:help()
    local lines = { self.program, '', 'options:' }
    for _, option in ipairs(self.list) do
@@ -302,8 +304,8 @@ function args.main(fn, ...)
       if type(e) == 'table' and rawget(e, 'brief') then return e end
       return debug.traceback(err.text(e), 2)
    end
-   local r = { xpcall(fn, told, ...) }
-   if r[1] then return unpack(r, 2, table.maxn(r)) end
+   local r = pack(xpcall(fn, told, ...))
+   if r[1] then return unpack(r, 2, r.n) end
    io.stdout:flush()
    io.stderr:write('tide: ', err.text(r[2]), '\n')
    os.exit(type(r[2]) == 'table' and r[2].code == 'E_ARG' and 2 or 1, true)

@@ -38,4 +38,4 @@ function text_of(v, json, above)
    return is_data(v, json) and not above[v] and table_text(v, json, above) or nil
 end
 
-return function(v) return text_of(v, require 'tide.ffi.json', {}) or 'none' end
+return function(v) return text_of(v, require('tide').json, {}) or 'none' end

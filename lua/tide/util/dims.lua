@@ -2,12 +2,14 @@
 
 local dims = {}
 
+-- A list of its own with the same numbers.
 function dims.copy(list)
    local out = {}
    for d = 1, #list do out[d] = list[d] end
    return out
 end
 
+-- n zeros.
 function dims.zeros(n)
    local list = {}
    for d = 1, n do list[d] = 0 end
@@ -21,12 +23,14 @@ function dims.strides(shape)
    return list
 end
 
+-- The product: 1 for no dims.
 function dims.numel(shape)
    local n = 1
    for _, size in ipairs(shape) do n = n * size end
    return n
 end
 
+-- Whether two lists have the same numbers.
 function dims.equal(a, b)
    if #a ~= #b then return false end
    for d = 1, #a do

@@ -22,6 +22,7 @@ function fs.use(primitives)
    return old
 end
 
+-- Path b seen from folder a; b itself where it begins at the root.
 function fs.join(a, b)
    err.type('util.fs.join', 'a', a, 'string')
    err.type('util.fs.join', 'b', b, 'string')
@@ -54,7 +55,9 @@ end
 -- The path from the root of the file system; links are not followed.
 function fs.absolute(path) return fs.io().absolute(path) end
 
+-- Whether anything is at this path.
 function fs.exists(path) return fs.io().kind(path) ~= nil end
+-- Whether a folder is at this path.
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
 
 -- Size in bytes of a regular file; nil if there is none.
@@ -103,6 +106,7 @@ function fs.read_json(op, path)
    return value
 end
 
+-- Replaces a file by the JSON text of value, as write.
 function fs.write_json(op, path, value)
    fs.write(op, path, fs.io().json.encode(value) .. '\n')
 end

@@ -16,6 +16,7 @@ local function fnv(text, h)
    return h
 end
 
+-- FNV-1a of a text, in [0, 2^32).
 function hash.fnv32(text)
    return fnv(err.type('util.hash.fnv32', 'text', text, 'string'), 2166136261)
 end

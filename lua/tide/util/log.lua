@@ -32,9 +32,13 @@ local function write(self, level, fmt, ...)
    self.sink(prefix .. mark .. text .. '\n')
 end
 
+-- Writes a line at this level; fmt is a format if values follow.
 function Log:error(fmt, ...) write(self, 'error', fmt, ...) end
+-- The same as a warning.
 function Log:warn(fmt, ...) write(self, 'warn', fmt, ...) end
+-- The same without a mark.
 function Log:info(fmt, ...) write(self, 'info', fmt, ...) end
+-- The same for debugging; hidden unless the level says so.
 function Log:debug(fmt, ...) write(self, 'debug', fmt, ...) end
 
 -- Rank 0 only, without a prefix.

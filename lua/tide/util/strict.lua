@@ -10,6 +10,7 @@ local function place()
    return info and info.short_src .. ':' .. info.currentline or '?'
 end
 
+-- Guards env (default: the globals). False, and nothing is done, if it has a metatable.
 function strict.on(env)
    env = env or _G
    if getmetatable(env) ~= nil then return false end
@@ -25,6 +26,7 @@ function strict.on(env)
    return true
 end
 
+-- Takes the guard away, if there is one.
 function strict.off(env)
    env = env or _G
    local mt = getmetatable(env)

@@ -16,6 +16,7 @@ local function default_clock()
    return os.clock
 end
 
+-- A timer that begins now. clock: a function that gives seconds (default above).
 function timer.new(clock)
    clock = err.func('util.timer.new', 'clock', clock or default_clock())
    local now = clock()

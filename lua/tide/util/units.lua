@@ -19,10 +19,12 @@ local function scaled(v, base, names)
    return digits:format(v) .. names[i]
 end
 
+-- "950", "1.20k", "3.4M".
 function units.count(v)
    return scaled(check('count', v), 1000, { '', 'k', 'M', 'G', 'T' })
 end
 
+-- "12 B", "1.50 MiB".
 function units.bytes(v)
    return scaled(check('bytes', v), 1024, { ' B', ' KiB', ' MiB', ' GiB', ' TiB' })
 end

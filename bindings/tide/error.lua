@@ -1,0 +1,266 @@
+-- Errors: one form for what C refuses and what a check in Lua does; and those checks (layer 7).
+--
+-- The one idea: what is raised is a table {code, status, name, op, message, where} whose text reads
+-- "recipe.lua:12: tide.matmul: message (E_SHAPE)". code is the name of the status ('E_SHAPE'),
+-- status its number, name a short text for it, op the function without "tide.", and `where` the
+-- first Lua frame that is not part of tide, i.e. the line a person can change.
+--
+-- Plain Lua, without FFI: the binding and the library raise through it, and so does what runs
+-- before libtide is loaded.
+
+local near = require 'tide.near'
+local pack = require 'tide.ffi.pack'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+
+local err = {}
+
+-- What survives a reload of this file: the metatable, by which errors are known, and the roots.
+local registry = debug.getregistry()
+local state = registry['tide.error'] or { mt = {}, roots = {} }
+registry['tide.error'] = state
+
+-- ---- statuses --------------------------------------------------------------------------------
+
+-- The rows of core/base/status.def from E_ARG, which is -1, on; spec/meta/abi_spec.lua compares.
+local rows = {
+   { 'E_ARG', 'an argument has a value it cannot have; the message names it' },
+   { 'E_SHAPE', 'shapes do not fit; the message holds them' },
+   { 'E_DTYPE', 'the dtype is wrong here; cast first' },
+   { 'E_DEVICE', 'operands are on different devices, or the device cannot be used' },
+   { 'E_NOMEM', 'out of memory; release tensors, use smaller batches or recompute' },
+   { 'E_UNSUPPORTED', 'this build or device cannot do it; the message says what can' },
+   { 'E_GONE', "the tensor's bytes were dropped (scope end, explicit drop, reshard)" },
+   { 'E_STATE', 'the call does not fit what happened before' },
+   { 'E_IO', 'the system refused a file operation; the message holds path and reason' },
+   { 'E_FORMAT', 'a file is not what it claims to be; nothing was loaded' },
+   { 'E_COMM', 'ranks disagree about a collective; both sides are in the message' },
+   { 'E_TIMEOUT', 'ranks did not arrive in time; the message names them' },
+   { 'E_PEER', 'another rank failed first; its message is the cause' },
+   { 'E_HOST', 'host code is needed to go on, or it failed' },
+   { 'E_INTERNAL', 'a bug in tide; please report the message' },
+   { 'E_INTERRUPT', 'interrupted on request' },
+}
+
+-- Names and numbers both ways, code.E_SHAPE == -2 and code[-2] == 'E_SHAPE'; texts by name.
+err.code, err.name = { OK = 0, MORE = 1, [0] = 'OK', 'MORE' }, {}
+for i, row in ipairs(rows) do
+   err.code[row[1]], err.code[-i], err.name[row[1]] = -i, row[1], row[2]
+end
+
+-- ---- the object ------------------------------------------------------------------------------
+
+local mt = state.mt
+mt.__index = mt
+function mt.__tostring(e)
+   if e.brief then return e.op .. ': ' .. e.message .. ' (' .. e.code .. ')' end
+   local at = e.where and e.where .. ': ' or ''
+   return at .. 'tide.' .. e.op .. ': ' .. e.message .. ' (' .. e.code .. ')'
+end
+function mt.__concat(a, b) return tostring(a) .. tostring(b) end
+
+-- Whether a value is an error of tide, raised by C or in Lua.
+function err.is(value) return getmetatable(value) == mt end
+
+-- Declares the folder of a file (given by its debug source, "@.../tide/init.lua") as tide's own:
+-- frames of files below it are never shown as the place of an error.
+function err.add_root(source)
+   local folder = source:match '^(@.*/)[^/]*$'
+   if folder then state.roots[folder] = true end
+end
+err.add_root(debug.getinfo(1, 'S').source)
+
+local function is_inside(source)
+   for folder in each(state.roots) do
+      if source:sub(1, #folder) == folder then return true end
+   end
+   return false
+end
+
+-- "file:line" of the innermost frame that belongs to the caller of the library, or nil.
+function err.where()
+   for level = 2, 200 do
+      local info = debug.getinfo(level, 'Sl')
+      if not info then return nil end
+      if info.currentline > 0 and not is_inside(info.source) then
+         return info.short_src .. ':' .. info.currentline
+      end
+   end
+end
+
+-- A text for a foreign value (cdata). The binding, which knows tensors, puts its own here.
+function err.show_cdata() return 'cdata' end
+
+-- A short text for a value that did not fit.
+function err.show(v)
+   local kind = type(v)
+   if kind == 'string' then
+      return #v > 40 and ('%q...'):format(v:sub(1, 40)) or ('%q'):format(v)
+   elseif kind == 'number' then
+      return ('%.14g'):format(v)
+   elseif kind == 'table' then
+      return rawget(v, 'class_name') or 'a table'
+   elseif kind == 'cdata' then
+      return err.show_cdata(v)
+   elseif kind == 'boolean' or kind == 'nil' then
+      return tostring(v)
+   end
+   return 'a ' .. kind
+end
+
+-- An error object, not raised. code: a name ('E_SHAPE') or a number; op: the function's name
+-- without "tide.".
+function err.new(code, op, message)
+   local status = err.code[code]
+   if type(code) == 'number' then code, status = status or 'E_UNKNOWN', code end
+   return setmetatable({ code = code, status = status, name = err.name[code] or code, op = op,
+      message = message, where = err.where() }, mt)
+end
+
+-- Raises such an error; fmt is a format if there are values for it.
+function err.raise(code, op, fmt, ...)
+   error(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt), 0)
+end
+
+-- ---- mistakes of people: one line, no stack trace --------------------------------------------
+
+-- An error marked `brief` is told in one line. With TIDE_TRACEBACK=1 it says where it came from.
+local function shorten(e)
+   if e.brief then return e end
+   e.brief = true
+   if (os.getenv 'TIDE_TRACEBACK' or '') ~= '' then
+      e.message = e.message .. debug.traceback('', 3):gsub('stack traceback:', 'raised from:')
+   end
+   return e
+end
+
+-- Refuses what was given on a command line: E_ARG in one line.
+function err.usage(op, fmt, ...)
+   local e = err.new('E_ARG', op, select('#', ...) > 0 and fmt:format(...) or fmt)
+   e.where = nil
+   error(shorten(e), 0)
+end
+
+-- Runs fn(...). An error with one of `codes` (a list) that it raises is a mistake of the person who
+-- started the program, and told in one line.
+function err.people(codes, fn, ...)
+   local function mark(e)
+      if type(e) == 'string' then return debug.traceback(e, 2) end
+      if type(e) ~= 'table' or rawget(e, 'tide_exit') then return e end
+      for _, code in ipairs(codes) do
+         if rawget(e, 'code') == code then return shorten(e) end
+      end
+      return e
+   end
+   local given = pack(...)
+   local r = pack(xpcall(function() return fn(unpack(given, 1, given.n)) end, mark))
+   if not r[1] then error(r[2], 0) end
+   return unpack(r, 2, r.n)
+end
+
+-- The text of anything that was raised, also where its __tostring fails or gives none.
+function err.text(e)
+   local ok, text = pcall(tostring, e)
+   if ok and type(text) == 'string' then return text end
+   return ('(error value of type %s, whose __tostring %s)'):format(type(e),
+      type(text) == 'string' and 'failed: ' .. text or 'failed')
+end
+
+-- ---- checks of arguments: each returns the value, or raises E_ARG -----------------------------
+
+-- Raises E_ARG for an argument: "argument 'dim': expected ..., got ...".
+function err.arg(op, name, expected, got)
+   err.raise('E_ARG', op, "argument '%s': expected %s, got %s", name, expected, err.show(got))
+end
+
+local function fits(v, lo, hi)
+   return (not lo or v >= lo) and (not hi or v <= hi)
+end
+
+local function range(kind, lo, hi)
+   if lo and hi then return ('%s in [%.14g, %.14g]'):format(kind, lo, hi) end
+   if lo then return ('%s >= %.14g'):format(kind, lo) end
+   if hi then return ('%s <= %.14g'):format(kind, hi) end
+   return kind
+end
+
+-- An integer that a Lua number holds exactly, in [lo, hi] where they are given.
+function err.integer(op, name, v, lo, hi)
+   if type(v) ~= 'number' or v ~= math.floor(v) or math.abs(v) > 2^53 or not fits(v, lo, hi) then
+      err.arg(op, name, range('an integer', lo, hi), v)
+   end
+   return v
+end
+
+-- A number that is neither infinite nor NaN, in [lo, hi] where they are given.
+function err.number(op, name, v, lo, hi)
+   if type(v) ~= 'number' or v ~= v or math.abs(v) == math.huge or not fits(v, lo, hi) then
+      err.arg(op, name, range('a finite number', lo, hi), v)
+   end
+   return v
+end
+
+-- A value of this Lua type.
+function err.type(op, name, v, kind)
+   if type(v) ~= kind then err.arg(op, name, 'a ' .. kind, v) end
+   return v
+end
+
+-- A function, or what can be called like one.
+function err.func(op, name, v)
+   local meta = type(v) == 'table' and getmetatable(v)
+   if type(v) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
+      err.arg(op, name, 'a function', v)
+   end
+   return v
+end
+
+-- A list of integers of at least lo (nil: any).
+function err.integers(op, name, list, lo)
+   for i, v in ipairs(err.type(op, name, list, 'table')) do
+      err.integer(op, ('%s[%d]'):format(name, i), v, lo)
+   end
+   return list
+end
+
+-- Whether a value that a person gave is this word (or number, or boolean). A tensor is none, and
+-- must not be compared: compiled by LuaJIT 2.1.0-beta3, `word == v` came out true although its __eq
+-- says false.
+function err.same(v, word) return type(v) == type(word) and v == word end
+
+-- One of a list of names.
+function err.choice(op, name, v, list)
+   for _, item in ipairs(list) do
+      if err.same(v, item) then return v end
+   end
+   err.arg(op, name, 'one of ' .. table.concat(list, ', '), v)
+end
+
+local function is_known(known, k)
+   if type(k) ~= 'string' then return false end
+   if known[k] == true then return true end
+   for i = 1, #known do
+      if known[i] == k then return true end
+   end
+   return false
+end
+
+local function unknown_option(op, k, known)
+   local names = {}
+   for key, v in each(known) do names[#names + 1] = v == true and key or v end
+   table.sort(names)
+   k = tostring(k)
+   err.raise('E_ARG', op, "unknown option '%s'%s", k, near.hint(k, names))
+end
+
+-- A table of options, whose keys are all in `known` (a list of names, or a set: name = true); nil
+-- gives an empty one. An unknown key is answered with the nearest name.
+function err.options(op, opts, known)
+   if type(opts) == 'nil' then return {} end          -- a null pointer equals nil
+   err.type(op, 'options', opts, 'table')
+   for k in each(opts) do
+      if not is_known(known, k) then unknown_option(op, k, known) end
+   end
+   return opts
+end
+
+return err

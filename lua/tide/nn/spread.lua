@@ -1,0 +1,45 @@
+-- How a module is spread over ranks: noted on the module, asked here alone (layer 7).
+--
+--    tp       what tensor parallelism cut it over, { axis, comm, .. }: every module of the model
+--    cp       the handle of parallel.cp.attach: the model
+--    sharded  what parallel.fully_shard returned: the model that it was given
+--    inside   the same: every module of that model
+--
+-- The one idea: the parts of `parallel` write down what they did, and whoever must know (steps,
+-- optimisers, states, plans) asks here without knowing them.
+
+local err = require 'tide.util.err'
+
+local spread = {}
+
+local whole = {}
+
+-- The four fields above, nil where nothing was done; to be read alone. v: a module, or any value.
+function spread.of(v) return type(v) == 'table' and rawget(v, '_spread') or whole end
+
+-- Sets one of them; nil takes it away.
+function spread.set(module, field, value)
+   local notes = rawget(module, '_spread') or {}
+   notes[field] = value
+   module._spread = next(notes) ~= nil and notes or nil
+end
+
+local said = {
+   { 'inside', 'is sharded already' }, { 'tp', 'is cut over ranks already' },
+   { 'cp', 'is attached to a context axis already' },
+}
+
+-- Refuses a model of which a module is spread in one of these ways (default: any). hint: what to
+-- do.
+function spread.check_whole(op, model, hint, ways)
+   model:walk(function(m, path)
+      for _, row in ipairs(said) do
+         if spread.of(m)[row[1]] and (not ways or ways[row[1]]) then
+            err.raise('E_STATE', op, '%s %s; %s',
+               path == '' and 'the model' or ("the module '%s'"):format(path), row[2], hint)
+         end
+      end
+   end)
+end
+
+return spread
