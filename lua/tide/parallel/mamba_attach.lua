@@ -160,7 +160,7 @@ local function rows_of(batch, map)
       local list = {}
       for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
       return exchange.rows(list)
-   end)
+   end, function(r) return r.order and r.order:is_gone() end)
 end
 
 -- ---- the call --------------------------------------------------------------------------------
