@@ -294,7 +294,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
   if (e->capture) return sticky(); /* the order of the graph's steps is the order of the calls */
   long ticket = ++e->issued;
   s->enqueue([=] {
-    e->reached = ticket;
+    if (e->reached < ticket) e->reached = ticket; /* or recorded on another stream since */
     return true;
   });
   return sticky();
