@@ -360,4 +360,29 @@ describe('a training step of ranks on one GPU', function()
          assert.same({ { 0, true, true }, { 0, true, true } }, out)
       end)
    end
+
+   it('tells of ids and targets that are none, though it does not wait', function()
+      local out = require('spec.support.ranks').run(2, function(_, n)
+         local tide = require 'tide'
+         tide.default().device = 'cuda'
+         local axis = tide.parallel.mesh({ { 'tp', n } }):axis 'tp'
+         local model = tide.parallel.tensor_parallel(
+            tide.model.llama(require('spec.parallel.cp_case').config, { seed = 3 }), axis)
+         local function tokens(last)
+            return tide.tensor({ { 1, 2, 28, last } }, { dtype = 'i64' })
+         end
+         local list = {}
+         for _, row in ipairs { { 3, 4 }, { 29, 4 }, { -1, 4 }, { 3, 29 }, { 3, -100 },
+                                { 3, -1 } } do
+            local good, e = pcall(function()
+               return model:loss(tokens(row[1]), tokens(row[2]), { count = 4 }):item()
+            end)
+            list[#list + 1] = good and 'ok' or e.code .. tostring(e):match ' index %-?%d+ '
+         end
+         return list
+      end)
+      local want = { 'ok', 'E_ARG index 29 ', 'E_ARG index -1 ', 'E_ARG index 29 ', 'ok',
+         'E_ARG index -1 ' }
+      assert.same({ want, want }, out)
+   end)
 end)
