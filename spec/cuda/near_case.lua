@@ -20,6 +20,19 @@ describe('collectives of ranks on one GPU', function()
       end
    end
 
+   for _, name in ipairs(collectives) do
+      it(name .. ' of a rank alone', function()
+         local out = ranks.run(1, function(_, which)
+            local tide = require 'tide'
+            tide.default().device = 'cuda'
+            local alone = tide.dist.solo()
+            assert(alone.transport == 'self')
+            return require('spec.dist.cases')(alone, which)
+         end, name)
+         assert.same({ 64 }, out)
+      end)
+   end
+
    it('give the bits that ranks on the host get', function()
       for _, dtype in ipairs { 'f32', 'bf16', 'f16', 'f64' } do
          local out = ranks.run(3, function(comm, kind)
@@ -141,9 +154,9 @@ describe('collectives of ranks on one GPU that are under way', function()
                   if y then y = y:clone() end
                   x:fill_(-1)
                   if comm.rank ~= first then comm:barrier() end
+                  assert(x:sum():item() == -4000)
                   sums[#sums + 1] = y and y:sum():item() or 0
                   if comm.rank == first then comm:barrier() end
-                  assert(x:sum():item() == -4000)
                end
             end
             return sums
@@ -179,24 +192,21 @@ describe('collectives of ranks on one GPU that are under way', function()
    end)
 
    it('follow one another where nobody has waited for the first', function()
-      local out = values(2, [[
+      local out = values(3, [[
          local sums = {}
-         for first = 0, 1 do
+         for first = 0, 2 do
             local x = tide.full({ 4000 }, comm.rank + 1)
             local a = comm:broadcast(x, 0, { async = true })
-            local b = comm:all_reduce(x, 'sum', { async = true })
-            local c = comm:broadcast(x, 1, { async = true })
-            c:wait()
-            local y = comm:all_gather(x)
+            comm:all_reduce(x)
+            a:wait()
+            local y = x:clone()
             if comm.rank ~= first then comm:barrier() end
             sums[#sums + 1] = y:sum():item()
             if comm.rank == first then comm:barrier() end
-            a:wait()
-            b:wait()
          end
          return sums
       ]])
-      assert.same({ { 16000, 16000 }, { 16000, 16000 } }, out)
+      for r = 1, 3 do assert.same({ 12000, 12000, 12000 }, out[r]) end
    end)
 
    it('give memory back in time, and no sooner', function()
@@ -254,6 +264,24 @@ describe('collectives of ranks on one GPU that are under way', function()
          assert.equal(40, #out[r])
          for i = 1, 40 do assert.equal(2 * i + 1, out[r][i]) end
       end
+   end)
+
+   it('give back all that nobody has waited for when it goes', function()
+      local out = values(2, [[
+         local function live()
+            collectgarbage()
+            collectgarbage()
+            return tide.stats().live
+         end
+         comm:all_reduce(tide.ones { 4000 })
+         local before = live()
+         local part = comm:split(0)
+         for _ = 1, 20 do part:all_gather(tide.ones { 4000 }, { async = true }) end
+         local under_way = live() - before
+         part:close()
+         return { under_way > 0, live() - before }
+      ]])
+      assert.same({ { true, 0 }, { true, 0 } }, out)
    end)
 
    it('end by the timeout where a rank does not come', function()
@@ -332,4 +360,29 @@ describe('a training step of ranks on one GPU', function()
          assert.same({ { 0, true, true }, { 0, true, true } }, out)
       end)
    end
+
+   it('tells of ids and targets that are none, though it does not wait', function()
+      local out = require('spec.support.ranks').run(2, function(_, n)
+         local tide = require 'tide'
+         tide.default().device = 'cuda'
+         local axis = tide.parallel.mesh({ { 'tp', n } }):axis 'tp'
+         local model = tide.parallel.tensor_parallel(
+            tide.model.llama(require('spec.parallel.cp_case').config, { seed = 3 }), axis)
+         local function tokens(last)
+            return tide.tensor({ { 1, 2, 28, last } }, { dtype = 'i64' })
+         end
+         local list = {}
+         for _, row in ipairs { { 3, 4 }, { 29, 4 }, { -1, 4 }, { 3, 29 }, { 3, -100 },
+                                { 3, -1 } } do
+            local good, e = pcall(function()
+               return model:loss(tokens(row[1]), tokens(row[2]), { count = 4 }):item()
+            end)
+            list[#list + 1] = good and 'ok' or e.code .. tostring(e):match ' index %-?%d+ '
+         end
+         return list
+      end)
+      local want = { 'ok', 'E_ARG index 29 ', 'E_ARG index -1 ', 'E_ARG index 29 ', 'ok',
+         'E_ARG index -1 ' }
+      assert.same({ want, want }, out)
+   end)
 end)

@@ -936,8 +936,8 @@ void tide_comm_abort(tide_comm *comm, const char *reason);
 int  tide_comm_status(tide_comm *comm);
 
 /* Collectives. work null: done on return (on a device: before all that it is given afterwards; the
- * host does not wait for it). Else *work is owned, the operands are kept alive and must
- * be left alone until tide_work_wait, and the collective proceeds by itself; collectives on one
+ * host does not wait for it). Else *work is owned, the operands are kept alive and must be left
+ * alone until tide_work_wait, and the collective proceeds by itself; collectives on one
  * communicator run in the order of the calls. Tensors of collectives in place, and those that are
  * written, must be contiguous and without history; they may be of any dtype and count, 0 included.
  * Other inputs may have any strides. op is TIDE_SUM, ...; MEAN wants a floating dtype, SUM refuses
@@ -991,8 +991,8 @@ int  tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *dat
 int  tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                 int64_t *sizes);
 
-/* Waits (on a device: makes what it is given afterwards wait), then gives the operands back. Returns
- * the collective's own status; again at once. */
+/* Waits (on a device: makes what it is given afterwards wait), then gives the operands back.
+ * Returns the collective's own status; again at once. */
 int  tide_work_wait(tide_work *work);
 /* 1 done (well or not; then wait returns at once), 0 under way. */
 int  tide_work_test(tide_work *work);

@@ -341,7 +341,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
   }
   long ticket = ++e->issued;
   s->enqueue([=] {
-    e->reached = ticket;
+    if (e->reached < ticket) e->reached = ticket; /* or recorded on another stream since */
     return true;
   });
   return sticky();
