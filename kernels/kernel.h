@@ -210,9 +210,9 @@ typedef struct k_cross_entropy_attrs {
 } k_cross_entropy_attrs;
 
 /* uniform_ normal_ trunc_normal_: place -> t.  dropout: x, place -> y (also its own backward).
- * place (i64 [3], may be absent or left out) holds seed, stream and offset that are added to those
- * of the attributes. Element with row-major index i uses global index g = start + sum coord[d] * gstride[d] (ndim 0:
- * g = start + i) and random word tide__philox_word(seed, stream, offset + g), see core/base/rng.h.
+ * place (i64 [3], or absent) holds a seed, stream and offset to add to those of the attributes.
+ * Element i in row-major order has global index g = start + sum coord[d] * gstride[d] (ndim 0:
+ * start + i) and random word tide__philox_word(seed, stream, offset + g), see core/base/rng.h.
  * uniform: a = lo, b = hi. normal: a = mean, b = std. trunc_normal: and lo, hi in units of std.
  * dropout: a = p; kept iff tide__philox_unit(word) >= p. */
 typedef struct k_random_attrs {

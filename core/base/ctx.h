@@ -53,7 +53,7 @@ struct tide_ctx {
   struct tide__storage *storages;   /* layer 1: free storage headers */
   struct tide__scope *scope;        /* layer 2: innermost open step scope */
   struct tide__tensor_pool *tensors;/* layer 2: free tensor handles */
-  tide_tensor *rng_place;              /* layer 3: where random ops begin (tide_rng_place), or null */
+  tide_tensor *rng_place;           /* layer 3: where random ops begin, or null */
   struct tide__kernel_index *kernels; /* layer 3: rows of kernel.def by (op, device, dtype) */
   const struct tide__recorder *recorder; /* layer 3's window to the tape (layer 4) */
   struct tide__tape *tape;          /* layer 4 */

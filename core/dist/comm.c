@@ -384,7 +384,8 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
       return rc;
     }
     comm->seq++;
-    tide__traffic_add(c->captured ? &comm->recorded->traffic : &comm->stats, c, comm->rank, comm->nrank, comm->host_size);
+    tide__traffic_add(c->captured ? &comm->recorded->traffic : &comm->stats, c, comm->rank,
+                      comm->nrank, comm->host_size);
     return TIDE_OK;
   }
   comm->seq++;

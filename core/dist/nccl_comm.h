@@ -11,9 +11,9 @@
  *
  * Invariants: calls of NCCL are made by one thread at a time. An abort waits until nobody is
  * between enter and leave, and is carried out by the last to leave: so NCCL's communicator is there
- * for them, and for graphs that are being captured or launched. A failure ends NCCL's communicator, and with it the kernels that wait for
- * other ranks; it is never used again. What compute then works on is not what it should be, so the
- * context is told (spoil) before NCCL is ended.
+ * for them, and for graphs that are being captured or launched. A failure ends NCCL's communicator,
+ * and with it the kernels that wait for other ranks; it is never used again. What compute then
+ * works on is not what it should be, so the context is told (spoil) before NCCL is ended.
  *
  * comm_nccl.c makes and closes it, nccl_wait.c is failures and waits, nccl_move.c moves data.
  * Layer 4.

@@ -230,5 +230,6 @@ static void drop(void *state, tide__held *h)
   pthread_mutex_unlock(&s->lock);
 }
 
-const tide__capture_calls tide__nccl_captures = {enter_capture, join_capture, begin_launch, launched,
-                                            leave, drop};
+const tide__capture_calls tide__nccl_captures = {
+  enter_capture, join_capture, begin_launch, launched, leave, drop,
+};

@@ -239,7 +239,7 @@ end)
 
 -- What a training step gives: losses and norms as text, the bits of the weights, the generator.
 local train = [[
-   local opts = select(4, ...)
+   local opts = select(4, ...) or {}
    local function dropped(model, p)
       local drop = tide.nn.Dropout(p)
       local inner = model.forward
@@ -278,6 +278,37 @@ local function alike(n, body, rows)
       end
    end
 end
+
+describe('a captured training step over ranks', function()
+   it('is refused where the host takes part in it', function()
+      local out = values(2, nil, train .. [[
+         local function try(o)
+            local model = o.model or regression()
+            local fsdp = o.fsdp and tide.parallel.fully_shard(model, o.fsdp)
+            local good, e = pcall(tide.train.step.new, { model = model, parallel = fsdp,
+               comm = o.comm, captured = true, optim = tide.optim.SGD(fsdp or model, { lr = 1 }) })
+            text[#text + 1] = good and 'made' or e.code .. ' ' .. tostring(e)
+         end
+         try { comm = over }
+         try { fsdp = { comm = over, device = 'cuda' } }
+         try { fsdp = { comm = comm, device = 'cuda', check_for_nan_in_grad = true } }
+         local case = require 'spec.parallel.fsdp_case'
+         try { model = case.model(), fsdp = { comm = comm, device = 'cuda', cpu_offload = true,
+            seed = 1 } }
+         local cut = case.model { device = 'cuda' }
+         tide.parallel.cp.attach(cut, { axis = comm })
+         try { model = cut, comm = comm }
+         return text
+      ]])
+      for r = 1, 2 do
+         for i, words in ipairs { "transport 'local'", "transport 'local'",
+            'check_for_nan_in_grad', 'cpu_offload', 'context parallelism' } do
+            assert.is_truthy(out[r][i]:find '^E_UNSUPPORTED', out[r][i])
+            assert.is_truthy(out[r][i]:find(words, 1, true), out[r][i])
+         end
+      end
+   end)
+end)
 
 describe('a captured training step over ranks has the bits of the ordinary one:', function()
    local dp = [[
@@ -376,6 +407,29 @@ describe('a captured training step over ranks has the bits of the ordinary one:'
    end)
    it('cut and sharded on 4 ranks', function()
       alike(4, tp, { { strategy = 'optim_grads_params' } })
+   end)
+
+   it('cut, and the device tells of a token that is none', function()
+      local out = values(2, nil, train .. [[
+         local mesh = tide.parallel.mesh({ { 'tp', 2 } }, { comm = comm })
+         local case = require 'spec.parallel.fsdp_case'
+         local model = case.model { device = 'cuda', config = { vocab_size = 38 } }
+         tide.parallel.tensor_parallel(model, mesh:axis 'tp')
+         local step = tide.train.step.new { model = model, comm = tide.dist.solo(), captured = true,
+            optim = tide.optim.SGD(model, { lr = 0.1 }) }
+         for s = 1, 4 do
+            local batch = case.batch(s, 0, 1, 2)
+            if s == 4 then batch.ids:fill_(38) end
+            local good, e = pcall(step.run, step, { batch })
+            text[s] = good and 'ran' or e.code .. ' ' .. tostring(e)
+         end
+         return text
+      ]])
+      for r = 1, 2 do
+         assert.same({ 'ran', 'ran', 'ran' }, { unpack(out[r], 1, 3) })
+         assert.is_truthy(out[r][4]:find '^E_ARG', out[r][4])
+         assert.is_truthy(out[r][4]:find('index 38', 1, true), out[r][4])
+      end
    end)
 
    it('fully sharded, in two dtypes and from buffers that NCCL knows', function()

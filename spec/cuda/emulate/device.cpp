@@ -356,7 +356,10 @@ static bool reached(cudaEvent_t e, long ticket)
 }
 
 /* Whether the capture is that an event was recorded in. */
-static bool under_way(cudaEvent_t e) { return captures.count(e->capture) && e->capture->id == e->id; }
+static bool under_way(cudaEvent_t e)
+{
+  return captures.count(e->capture) && e->capture->id == e->id;
+}
 
 static bool refused(cudaEvent_t e)
 {
