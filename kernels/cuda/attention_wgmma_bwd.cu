@@ -24,7 +24,8 @@ namespace {
 
 enum { COLS = 64, NT = COLS / 8, NW = COLS / 16 };
 
-/* Own rows: q and dout, or k and v. Streams 0 and 1: the others, in that order. */
+/* Own rows: q and dout, or k and v. Streams 0 and 1: the others, in that order; both are done with
+ * at once, so the empty barriers of stream 0 serve the pair. */
 template <int D> struct shape {
   typedef memory<D, COLS, 2> shared;
 };
@@ -70,7 +71,7 @@ TIDE_DEVICE void produce(const typename shape<D>::shared &m, const tide_attend &
     at = next_seen<KEYS, COLS>(p, seen, t.b, at, end, mine, &whole);
     if (at < 0 && n > 0 && ++h < t.h0 + t.nh) /* every head of a group sees the same tiles */
       at = next_seen<KEYS, COLS>(p, seen, t.b, first, end, mine, &whole);
-    if (lane == 0) wait_empty(m, 0, n), wait_empty(m, 1, n);
+    if (lane == 0) wait_empty(m, 0, n);
     __syncwarp();
     for (int c = lane; KEYS && at >= 0 && c < COLS; c += 32)
       m.about(n).marks[c / 2].of[c % 2] = mark_of(p, g, t.b, h, at + c);
@@ -194,7 +195,6 @@ TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &
     tide_hold<NO>(a1);
     if (KEYS) tide_hold<NO2>(a2);
     release(m, 0, n);
-    release(m, 1, n);
   }
   float one[2] = {1, 1}, factor[2] = {1, 1};
   if (plain) factor[0] = factor[1] = p.scale;
