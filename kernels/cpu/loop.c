@@ -331,18 +331,29 @@ void tide__copy_init(cpu_copy *c, const k_tensor *y, const k_tensor *x)
   if (both.rows) *c = both;
 }
 
+/* Whole rows of the last but one dim in one loop, the rest of a row alone. */
 static void copy_rows(const cpu_copy *c, int64_t at, int64_t n)
 {
-  int64_t xc[TIDE_MAX_DIM], yc[TIDE_MAX_DIM];
-  int64_t xt = seek(&c->x, at, xc), yt = seek(&c->y, at, yc), size = c->y.size;
   int last = c->y.ndim - 1;
+  int64_t size = c->y.size, row = c->y.shape[last], x_step = 0, y_step = 0;
+  if (last > 0) {
+    x_step = c->x.stride[last - 1] * size;
+    y_step = c->y.stride[last - 1] * size;
+  }
   while (n > 0) {
-    int64_t run = c->y.shape[last] - yc[last];
+    int64_t coord[TIDE_MAX_DIM];
+    const char *x = c->x.data + seek(&c->x, at, coord) * size;
+    char *y = c->y.data + seek(&c->y, at, coord) * size;
+    int64_t run = row - coord[last], rows = 1;
     run = run < n ? run : n;
-    memmove(c->y.data + yt * size, c->x.data + xt * size, (size_t)(run * size));
-    xt += advance(&c->x, run, xc);
-    yt += advance(&c->y, run, yc);
-    n -= run;
+    if (run == row && last > 0) {
+      rows = c->y.shape[last - 1] - coord[last - 1];
+      rows = rows < n / row ? rows : n / row;
+    }
+    for (int64_t r = 0; r < rows; r++)
+      memmove(y + r * y_step, x + r * x_step, (size_t)(run * size));
+    at += rows * run;
+    n -= rows * run;
   }
 }
 

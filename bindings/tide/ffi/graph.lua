@@ -21,6 +21,7 @@ local graph_box = ffi.new 'tide_graph *[1]'
 local Recording = {}
 Recording.__index = Recording
 
+-- Notes a call of a communicator, by the name of its op.
 function Recording:call(comm, op)
    local list = self.calls[comm]
    if not list then
