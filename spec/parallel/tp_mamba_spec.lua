@@ -33,14 +33,15 @@ describe('tensor parallelism', function()
       local parallel = require('tide').parallel
       local model = require('tide').model.hybrid(hybrid_of(2, 6, 1).config, { device = 'null' })
       local flops = model:flops_per_token(8)
-      parallel.tensor_parallel(model, { size = 2, rank = 1, comm = { size = 2, rank = 1 } })
+      parallel.tensor_parallel(model,
+         { size = 2, rank = 1, comm = require('tide').dist.simulate(2, 1) })
       assert.equal(flops, model:flops_per_token(8))
    end)
 
    it('refuses fewer heads of Mamba-2 than ranks, and a layer that is cut in part', function()
       local tide = require 'tide'
       local refused = require 'spec.support.refused'
-      local axis = { size = 4, rank = 1, comm = { size = 4, rank = 1 } }
+      local axis = { size = 4, rank = 1, comm = tide.dist.simulate(4, 1) }
       refused('E_ARG', 'number of heads (3)', tide.parallel.tensor_parallel,
          tide.model.hybrid(hybrid_of(4, 3, 1).config, { device = 'null' }), axis)
       local model = tide.model.hybrid(hybrid_of(4, 4, 1).config, { device = 'null' })

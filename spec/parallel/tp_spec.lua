@@ -112,7 +112,8 @@ describe('tensor parallelism', function()
       local parallel = require('tide').parallel
       local model = require('tide').model.llama(config(2), { device = 'null' })
       local flops = model:flops_per_token(8)
-      parallel.tensor_parallel(model, { size = 2, rank = 1, comm = { size = 2, rank = 1 } })
+      parallel.tensor_parallel(model,
+         { size = 2, rank = 1, comm = require('tide').dist.simulate(2, 1) })
       assert.equal(flops, model:flops_per_token(8))
    end)
 
