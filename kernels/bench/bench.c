@@ -17,7 +17,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/tile.h"
+#include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
 double bench_now(void)

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kernels/bench/bench.h"
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/simd.h"
 #include "tide/tide.h"

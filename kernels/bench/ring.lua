@@ -9,7 +9,7 @@
 
 local tide = require 'tide'
 local cp = tide.parallel.cp
-local cp_attention = require 'tide.parallel.cp_attention'
+local cp_attention = require 'tide.parallel.cp.attention'
 local turns = require 'kernels.bench.turns'
 
 local comm, ctx = tide.dist.world(), tide.default()

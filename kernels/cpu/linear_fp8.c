@@ -8,7 +8,7 @@
  * Layer 2k. An operand is walked in the order it lies in memory, so that a transposed view costs no
  * more than another; gemm.c takes it as it then lies. Scales: kernels/fp8.h.
  */
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"

@@ -16,7 +16,7 @@
  *
  * Layer 2k. Row strides of x and w are free.
  */
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/loss.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"

@@ -8,7 +8,7 @@
  */
 #include <stdio.h>
 
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/kernel.h"
 

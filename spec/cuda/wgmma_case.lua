@@ -1,4 +1,4 @@
--- Attention on Hopper's asynchronous tensor cores: what the table of kernels/cuda/attention.cu
+-- Attention on Hopper's asynchronous tensor cores: what the table of kernels/cuda/attention/attention.cu
 -- gives to it, over several tiles and stages, against the host.
 --
 -- Not found by its name: spec/cuda/emulated_wgmma_spec.lua runs it on emulated threads, which also

@@ -15,7 +15,7 @@ local function sweep(_, n, c)
    local t = require 'tide'
    local cp, parallel = t.parallel.cp, t.parallel
    local axis = parallel.mesh({ cp = n }):axis 'cp'
-   local inner = require('tide.parallel.cp_attention').new { axis = axis, method = c.method,
+   local inner = require('tide.parallel.cp.attention').new { axis = axis, method = c.method,
       a2a = c.a2a }
    local masks = { { causal = false }, { causal = true }, { causal = true, window = { 5, -1 } },
       { causal = false, window = { 3, 2 } }, { causal = true, softcap = 2 } }

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "core/base/dtype.h"
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/isa.h"
 
 int k_ref_attention(const k_call *c);

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/tile.h"
+#include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
 typedef struct draw { uint64_t x; } draw;

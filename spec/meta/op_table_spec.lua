@@ -39,7 +39,7 @@ local function files_of_ops()
    end
    for _, backend in ipairs { 'ref', 'cpu', 'cuda' } do
       local pattern = '\nint k_' .. backend .. '_([%w_]+)%b()%s*{'
-      for _, path in ipairs(files.lines_of('ls kernels/' .. backend .. '/*.c*')) do
+      for _, path in ipairs(files.lines_of('find kernels/' .. backend .. ' -name "*.c*"')) do
          for op in files.read(path):gmatch(pattern) do note(op, path) end
       end
    end

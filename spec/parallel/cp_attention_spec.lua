@@ -11,7 +11,7 @@ local tide = require 'tide'
 local source = [[
    local rank, n, c = ...
    local tide = require 'tide'
-   local cp_attention = require 'tide.parallel.cp_attention'
+   local cp_attention = require 'tide.parallel.cp.attention'
    local B, D, T = c.batch or 1, 8, #c.pairs_of
    local function draw(seed, heads, width)
       return tide.empty({ B, T, heads, width or D }, { dtype = 'f32' })
@@ -184,7 +184,7 @@ describe('attention across ranks', function()
 end)
 
 describe('what travels', function()
-   local blocks = require 'tide.parallel.cp_blocks'
+   local blocks = require 'tide.parallel.cp.blocks'
 
    local function index(layout, pairs_of)
       local list = {}
@@ -274,7 +274,7 @@ describe('ranks that differ', function()
          if odd then list[1]:slice(2, 2, 2):fill_(1) end
          context = cp.context { axis = axis, pairs = list, method = c.method }
       end
-      local inner = require('tide.parallel.cp_attention').new { axis = axis }
+      local inner = require('tide.parallel.cp.attention').new { axis = axis }
       local x = t.randn { 1, context:tokens()[rank + 1], odd == 'heads' and 6 or 3, 8 }
       local ok, e = pcall(inner, x, x, x, { causal = odd ~= 'mask', context = context,
          window = odd == 'window' and { 3, -1 } or nil })
@@ -300,7 +300,7 @@ describe('ranks that differ', function()
       local function calls()
          local t = require 'tide'
          local axis = t.dist.world()
-         local inner = require('tide.parallel.cp_attention').new { axis = axis }
+         local inner = require('tide.parallel.cp.attention').new { axis = axis }
          local context = t.parallel.cp.context { map = t.parallel.cp_map.new { axis = axis,
             length = 24 } }
          local gathers, plain = 0, getmetatable(axis).__index.all_gather_bytes
@@ -320,7 +320,7 @@ end)
 
 describe('mistakes', function()
    local refused = require 'spec.support.refused'
-   local cp_attention = require 'tide.parallel.cp_attention'
+   local cp_attention = require 'tide.parallel.cp.attention'
    local comm = require('tide.dist').world()
    local x = tide.zeros { 1, 4, 2, 8 }
    local pairs_ = tide.zeros({ 1, 4, 2 }, { dtype = 'i32' })

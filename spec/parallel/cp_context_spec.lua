@@ -11,7 +11,7 @@ local function axis(size, rank) return { size = size, rank = rank or 0 } end
 local function list(t) return t:tolist() end
 
 describe('a context', function()
-   local map = require('tide.parallel.cp_map').new { size = 4, length = 16, axis = nil }
+   local map = require('tide.parallel.cp.map').new { size = 4, length = 16, axis = nil }
    it('checks how it is put together', function()
       local a = axis(4)
       assert.equal('ring', cp.context { map = map, axis = a }.method)

@@ -2,8 +2,8 @@
 -- shard and gather, padding rules, work and balance, refusals.
 
 local tide = require 'tide'
-local cp_map = require 'tide.parallel.cp_map'
-local balance = require 'tide.parallel.cp_balance'
+local cp_map = require 'tide.parallel.cp.map'
+local balance = require 'tide.parallel.cp.balance'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 
@@ -384,7 +384,7 @@ describe('over ranks', function()
       for _, n in ipairs { 1, 2, 3, 4 } do
          local out = ranks.run(n, function(rank, size)
             local tide_ = require 'tide'
-            local map, comm = require 'tide.parallel.cp_map', tide_.dist.world()
+            local map, comm = require 'tide.parallel.cp.map', tide_.dist.world()
             local wrong = {}
             for _, kind in ipairs { 'contiguous', 'zigzag', 'document', 'balanced' } do
                local plan = map.new { kind = kind, axis = comm, cu = { 0, 3, 4, 11 } }
@@ -418,7 +418,7 @@ describe('shifting along the sequence', function()
    it('crosses from rank to rank', function()
       local out = ranks.run(2, function(rank)
          local tide_ = require 'tide'
-         local map, comm = require 'tide.parallel.cp_map', tide_.dist.world()
+         local map, comm = require 'tide.parallel.cp.map', tide_.dist.world()
          local x, got = tide_.arange(8):reshape { 1, 8, 1 } + 1, {}
          for _, kind in ipairs { 'zigzag', 'contiguous' } do
             local plan = map.new { kind = kind, axis = comm, length = 8 }

@@ -14,7 +14,7 @@ local function ring_peak(_, n, T, c)
       length = T * n } }
    context:groups('cpu', 1)
    t.default():set_nthread(1)                     -- a kernel's own scratch is a thread's
-   local inner = require('tide.parallel.cp_attention').new { axis = axis }
+   local inner = require('tide.parallel.cp.attention').new { axis = axis }
    local list = {}
    for i = 1, 3 do
       list[i] = t.randn({ c.rows or 1, T, 4, 32 }):to(c.dtype):requires_grad_(c.backward)

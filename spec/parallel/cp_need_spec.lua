@@ -1,7 +1,7 @@
 -- What ranks need of one another when documents lie contiguously: stated cases, and every pair of
 -- query and key counted.
 
-local need = require 'tide.parallel.cp_need'
+local need = require 'tide.parallel.cp.need'
 local refused = require 'spec.support.refused'
 
 -- '1x6 2x5 0' -> ids

@@ -257,7 +257,7 @@ local function spoilt(_, n, config_, what)
       end
    elseif what == 'positions' then
       t.parallel.cp_map.new { kind = 'zigzag', size = 1, length = 1 }
-      local C = require('tide.parallel.cp_context').Context
+      local C = require('tide.parallel.cp.context').Context
       function C.positions(self)
          return t.arange(self.map.count, { dtype = 'i64' }):reshape(1, self.map.count)
       end

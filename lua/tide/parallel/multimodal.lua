@@ -11,7 +11,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local axis_of = require 'tide.parallel.axis_of'
-local cp_map = require 'tide.parallel.cp_map'
+local cp_map = require 'tide.parallel.cp.map'
 local collective = require 'tide.parallel.collective_op'
 local split = require 'tide.parallel.vision_split'
 

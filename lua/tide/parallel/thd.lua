@@ -12,7 +12,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local cp_map = require 'tide.parallel.cp_map'
+local cp_map = require 'tide.parallel.cp.map'
 
 local thd = {}
 

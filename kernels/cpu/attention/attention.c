@@ -1,0 +1,452 @@
+/* Operands, mask tables and row transport of the attention kernels. See attention.h.
+ *
+ * The one idea of the mask: the rules (causal, windows, q_start) are about differences of
+ * positions, so for one query they are an interval of key positions. After that implicit, packed
+ * and permuted layouts are the same thing.
+ *
+ * Layer 2k.
+ */
+#include "kernels/cpu/attention/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/simd.h"
+
+enum { L = ATTN_LANE };
+
+void tide__attn_open(attn *s, const k_call *c, int is_bwd)
+{
+  const k_tensor *in = c->in;
+  memset(s, 0, sizeof *s);
+  s->a = c->attrs;
+  if (is_bwd) {
+    s->dout = &in[0];
+    s->out = &in[4];
+    s->lse = &in[5];
+    s->dlse = &in[9];
+  }
+  s->q = &in[is_bwd ? 1 : 0];
+  s->k = s->q + 1;
+  s->v = s->q + 2;
+  s->bias = &in[is_bwd ? 6 : 3];
+  s->q_index = s->bias + 1;
+  s->k_index = s->bias + 2;
+  s->nb = s->q->shape[0];
+  s->tq = s->q->shape[1];
+  s->nh = s->q->shape[2];
+  s->d = s->q->shape[3];
+  s->tk = s->k->shape[1];
+  s->nhk = s->k->shape[2];
+  s->dv = s->v->shape[3];
+  s->ng = s->nhk > 0 ? s->nh / s->nhk : 1;
+  s->nqb = (s->tq + ATTN_Q - 1) / ATTN_Q;
+  s->nkb = (s->tk + ATTN_K - 1) / ATTN_K;
+  /* A negative scale too: the maximum of raw scores must be the maximum of scaled ones. */
+  s->modified = s->a->softcap != 0 || !k_absent(s->bias) || s->a->scale < 0;
+  s->mask.rows = k_absent(s->q_index) ? 1 : s->nb;
+  if (!k_absent(s->q_index) && s->q_index->shape[0] == 1 && s->k_index->shape[0] == 1)
+    s->mask.rows = 1;
+}
+
+/* ---- mask tables ---- */
+
+/* Hands out the tables in order; with base null only adds up. */
+static int64_t lay_out(attn *s, char *base)
+{
+  attn_mask *m = &s->mask;
+  const int64_t nq = m->rows * s->nqb, nk = m->rows * s->nkb;
+  struct { void **at; int64_t bytes; } part[] = {
+    { (void **)&m->qdoc, nq * ATTN_Q * 4 },
+    { (void **)&m->qlo, nq * ATTN_Q * 4 },
+    { (void **)&m->qhi, nq * ATTN_Q * 4 },
+    { (void **)&m->kdoc, nk * ATTN_K * 4 },
+    { (void **)&m->kpos, nk * ATTN_K * 4 },
+    { (void **)&m->qgroup, nq * ATTN_NG * (int64_t)sizeof(attn_qrange) },
+    { (void **)&m->qblock, nq * (int64_t)sizeof(attn_qrange) },
+    { (void **)&m->kgroup, nk * ATTN_NKG * (int64_t)sizeof(attn_krange) },
+    { (void **)&m->kblock, nk * (int64_t)sizeof(attn_krange) },
+  };
+  int64_t n = 0;
+  for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+    if (base) *part[i].at = base + n;
+    n += attn_up(part[i].bytes, 64);
+  }
+  return n;
+}
+
+int64_t tide__attn_mask_bytes(const attn *s)
+{
+  attn copy = *s;
+  return lay_out(&copy, 0);
+}
+
+static int32_t index_at(const k_tensor *t, int64_t row, int64_t i, int64_t what)
+{
+  const int64_t at = (t->shape[0] == 1 ? 0 : row * t->stride[0]) + i * t->stride[1];
+  return ((const int32_t *)t->data)[at + what * t->stride[2]];
+}
+
+static int64_t plus(int64_t a, int64_t b)
+{
+  int64_t r;
+  if (!__builtin_add_overflow(a, b, &r)) return r;
+  return b > 0 ? INT64_MAX : INT64_MIN;
+}
+
+/* The interval of positions that a query at `pos` of document `doc` sees; [1, 0] for none. */
+static void interval(const k_attention_attrs *a, int32_t doc, int64_t pos, int32_t *lo, int32_t *hi)
+{
+  int64_t first = INT32_MIN, last = INT32_MAX;
+  if (a->window_left >= 0) first = plus(pos, -a->window_left);
+  if (a->window_right >= 0) last = plus(pos, a->window_right);
+  if (a->causal && last > pos) last = pos;
+  if (doc < 0 || first > INT32_MAX || last < INT32_MIN || first > last) {
+    *lo = 1;
+    *hi = 0;
+    return;
+  }
+  *lo = first < INT32_MIN ? INT32_MIN : (int32_t)first;
+  *hi = last > INT32_MAX ? INT32_MAX : (int32_t)last;
+}
+
+static attn_qrange no_queries(void)
+{
+  const attn_qrange r = { INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN, 0, 0 };
+  return r;
+}
+
+static attn_krange no_keys(void)
+{
+  const attn_krange r = { INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN };
+  return r;
+}
+
+static int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
+static int32_t max32(int32_t a, int32_t b) { return a > b ? a : b; }
+
+static void fill_queries(attn *s, int64_t row)
+{
+  attn_mask *m = &s->mask;
+  int32_t *doc = m->qdoc + row * s->nqb * ATTN_Q, *lo = m->qlo + row * s->nqb * ATTN_Q;
+  int32_t *hi = m->qhi + row * s->nqb * ATTN_Q;
+  const int given = !k_absent(s->q_index);
+  for (int64_t i = 0; i < s->nqb * ATTN_Q; i++) {
+    doc[i] = -1;
+    if (i < s->tq) doc[i] = given ? index_at(s->q_index, row, i, 0) : 0;
+    int64_t pos = plus(s->a->q_start, i);
+    if (given && i < s->tq) pos = index_at(s->q_index, row, i, 1);
+    interval(s->a, doc[i], pos, &lo[i], &hi[i]);
+  }
+  for (int64_t g = 0; g < s->nqb * ATTN_NG; g++) {
+    attn_qrange r = no_queries();
+    for (int64_t i = g * L; i < (g + 1) * L && i < s->tq; i++) {
+      if (lo[i] > hi[i]) {
+        r.ndead++;
+        continue;
+      }
+      r.nlive++;
+      r.doc0 = min32(r.doc0, doc[i]), r.doc1 = max32(r.doc1, doc[i]);
+      r.lo0 = min32(r.lo0, lo[i]), r.lo1 = max32(r.lo1, lo[i]);
+      r.hi0 = min32(r.hi0, hi[i]), r.hi1 = max32(r.hi1, hi[i]);
+    }
+    m->qgroup[row * s->nqb * ATTN_NG + g] = r;
+  }
+}
+
+static void fill_keys(attn *s, int64_t row)
+{
+  attn_mask *m = &s->mask;
+  int32_t *doc = m->kdoc + row * s->nkb * ATTN_K, *pos = m->kpos + row * s->nkb * ATTN_K;
+  const int given = !k_absent(s->k_index);
+  for (int64_t j = 0; j < s->nkb * ATTN_K; j++) {
+    doc[j] = -1;
+    pos[j] = 0;
+    if (j >= s->tk) continue;
+    doc[j] = given ? index_at(s->k_index, row, j, 0) : 0;
+    pos[j] = given ? index_at(s->k_index, row, j, 1) : (int32_t)j;
+  }
+  for (int64_t g = 0; g < s->nkb * ATTN_NKG; g++) {
+    attn_krange r = no_keys();
+    for (int64_t j = g * L; j < (g + 1) * L && j < s->tk; j++) {
+      r.doc0 = min32(r.doc0, doc[j]), r.doc1 = max32(r.doc1, doc[j]);
+      r.pos0 = min32(r.pos0, pos[j]), r.pos1 = max32(r.pos1, pos[j]);
+    }
+    m->kgroup[row * s->nkb * ATTN_NKG + g] = r;
+  }
+}
+
+static void merge_blocks(attn *s, int64_t row)
+{
+  attn_mask *m = &s->mask;
+  for (int64_t i = 0; i < s->nqb; i++) {
+    const attn_qrange *g = m->qgroup + (row * s->nqb + i) * ATTN_NG;
+    attn_qrange r = no_queries();
+    for (int c = 0; c < ATTN_NG; c++) {
+      r.doc0 = min32(r.doc0, g[c].doc0), r.doc1 = max32(r.doc1, g[c].doc1);
+      r.lo0 = min32(r.lo0, g[c].lo0), r.lo1 = max32(r.lo1, g[c].lo1);
+      r.hi0 = min32(r.hi0, g[c].hi0), r.hi1 = max32(r.hi1, g[c].hi1);
+      r.nlive += g[c].nlive, r.ndead += g[c].ndead;
+    }
+    m->qblock[row * s->nqb + i] = r;
+  }
+  for (int64_t j = 0; j < s->nkb; j++) {
+    const attn_krange *g = m->kgroup + (row * s->nkb + j) * ATTN_NKG;
+    attn_krange r = no_keys();
+    for (int c = 0; c < ATTN_NKG; c++) {
+      r.doc0 = min32(r.doc0, g[c].doc0), r.doc1 = max32(r.doc1, g[c].doc1);
+      r.pos0 = min32(r.pos0, g[c].pos0), r.pos1 = max32(r.pos1, g[c].pos1);
+    }
+    m->kblock[row * s->nkb + j] = r;
+  }
+}
+
+void tide__attn_mask_fill(attn *s, void *work)
+{
+  lay_out(s, work);
+  for (int64_t row = 0; row < s->mask.rows; row++) {
+    fill_queries(s, row);
+    fill_keys(s, row);
+    merge_blocks(s, row);
+  }
+}
+
+enum { NONE, SOME, ALL };
+
+static int cover(const attn_qrange *q, const attn_krange *k)
+{
+  if (q->nlive == 0 || q->doc0 > k->doc1 || q->doc1 < k->doc0) return NONE;
+  if (k->pos0 > q->hi1 || k->pos1 < q->lo0) return NONE;
+  const int one_doc = q->doc0 == q->doc1 && k->doc0 == k->doc1;
+  return !q->ndead && one_doc && k->pos1 <= q->hi0 && k->pos0 >= q->lo1 ? ALL : SOME;
+}
+
+/* The hull of the key groups that the queries may see, widened to multiples of `step` keys. Key
+ * groups beyond the sequence have an empty range, which is NONE. */
+static attn_span group_span(const attn_qrange *q, const attn_krange *k, int32_t nkey, int step)
+{
+  int first = -1, last = -1, nall = 0;
+  for (int g = 0; g < ATTN_NKG; g++) {
+    const int what = cover(q, &k[g]);
+    if (what == NONE) continue;
+    if (first < 0) first = g;
+    last = g;
+    nall += what == ALL;
+  }
+  if (first < 0) return (attn_span){ 0, 0, 1 };
+  const int32_t end = (last + 1) * L < nkey ? (last + 1) * L : nkey;
+  const int32_t wide = (int32_t)attn_up((last + 1) * L, step);
+  attn_span r = { first * L / step * step, wide < nkey ? wide : nkey, nall == last - first + 1 };
+  r.full = r.full && r.k0 == first * L && r.k1 == end;
+  return r;
+}
+
+int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
+                     attn_span span[ATTN_NG])
+{
+  const attn_mask *m = &s->mask;
+  const int64_t row = m->rows == 1 ? 0 : b, nkey = s->tk - kb * ATTN_K;
+  const int32_t n = (int32_t)(nkey < ATTN_K ? nkey : ATTN_K);
+  const int what = cover(&m->qblock[row * s->nqb + qb], &m->kblock[row * s->nkb + kb]);
+  int any = 0;
+  if (what == NONE) return 0;
+  for (int c = 0; c < ATTN_NG; c++) {
+    const attn_qrange *q = &m->qgroup[(row * s->nqb + qb) * ATTN_NG + c];
+    span[c] = (attn_span){ 0, n, 1 };
+    if (qb * ATTN_Q + c * L >= s->tq) span[c] = (attn_span){ 0, 0, 1 };
+    else if (what == SOME)
+      span[c] = group_span(q, &m->kgroup[(row * s->nkb + kb) * ATTN_NKG], n, step);
+    any |= span[c].k1 > span[c].k0;
+  }
+  return any;
+}
+
+attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group)
+{
+  const attn_mask *m = &s->mask;
+  const int64_t row = m->rows == 1 ? 0 : b;
+  const int64_t iq = (row * s->nqb + qb) * ATTN_Q + group * L, ik = (row * s->nkb + kb) * ATTN_K;
+  const attn_lanes r = { m->qdoc + iq, m->qlo + iq, m->qhi + iq, m->kdoc + ik, m->kpos + ik };
+  return r;
+}
+
+/* ---- rows ---- */
+
+TIDE_CLONES
+static void row_to_f32(float *dst, const void *src, int64_t at, int64_t n, int dtype)
+{
+  if (dtype == TIDE_F32) memcpy(dst, (const float *)src + at, (size_t)n * 4);
+  else if (dtype == TIDE_BF16) tide__bf16_to_f32_n(dst, (const uint16_t *)src + at, n);
+  else if (dtype == TIDE_F16) tide__f16_to_f32_n(dst, (const uint16_t *)src + at, n);
+  else
+    for (int64_t i = 0; i < n; i++) dst[i] = (float)((const double *)src)[at + i];
+}
+
+TIDE_CLONES
+static void row_from_f32(void *dst, int64_t at, const float *src, int64_t n, int dtype, float scale)
+{
+  if (dtype == TIDE_F32)
+    for (int64_t i = 0; i < n; i++) ((float *)dst)[at + i] = src[i] * scale;
+  else if (dtype == TIDE_BF16)
+    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__simd_f32_bf16(src[i] * scale);
+  else
+    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__simd_f32_f16(src[i] * scale);
+}
+
+void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64_t row0,
+                     int64_t h, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t at = b * t->stride[0] + (row0 + i) * t->stride[1] + h * t->stride[2];
+    row_to_f32(dst + i * ld, t->data, at, t->shape[3], t->dtype);
+  }
+}
+
+void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, int64_t n,
+                         const float *src, int64_t ld, float scale)
+{
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t at = b * t->stride[0] + (row0 + i) * t->stride[1] + h * t->stride[2];
+    row_from_f32(t->data, at, src + i * ld, t->shape[3], t->dtype, scale);
+  }
+}
+
+/* ---- softcap and bias ---- */
+
+TIDE_CLONES
+static void cap_row(float *x, float *slope, int64_t n, float scale, float cap)
+{
+  for (int64_t i = 0; i < n; i++) {
+    const float th = tide__tanhf(x[i] * (scale / cap));
+    x[i] = cap * th;
+    if (slope) slope[i] = 1.0f - th * th;
+  }
+}
+
+TIDE_CLONES
+static void scale_row(float *x, int64_t n, float scale)
+{
+  for (int64_t i = 0; i < n; i++) x[i] *= scale;
+}
+
+TIDE_CLONES
+static void add_row(float *x, const float *bias, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) x[i] = (x[i] + bias[i]) * ATTN_LOG2E;
+}
+
+/* bias_T[key][query] of a block: rows are read along the keys, then transposed. */
+static void load_bias(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
+                      int64_t k1, float *tmp)
+{
+  const k_tensor *t = s->bias;
+  const int64_t i0 = qb * ATTN_Q, n = s->tq - i0 < ATTN_Q ? s->tq - i0 : ATTN_Q;
+  float *row = tmp + ATTN_Q * ATTN_K;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t at = b * t->stride[0] + h * t->stride[1] + (i0 + i) * t->stride[2];
+    if (t->stride[3] == 1) {
+      row_to_f32(row, t->data, at + kb * ATTN_K + k0, k1 - k0, t->dtype);
+    } else {
+      for (int64_t j = k0; j < k1; j++)
+        row_to_f32(row + j - k0, t->data, at + (kb * ATTN_K + j) * t->stride[3], 1, t->dtype);
+    }
+    for (int64_t j = k0; j < k1; j++) tmp[j * ATTN_Q + i] = row[j - k0];
+  }
+  for (int64_t j = k0; j < k1; j++)
+    for (int64_t i = n; i < ATTN_Q; i++) tmp[j * ATTN_Q + i] = 0.0f;
+}
+
+void tide__attn_modify(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
+                       int64_t k1, float scale, float *st, float *slope, float *tmp)
+{
+  const int64_t n = (k1 - k0) * ATTN_Q, at = k0 * ATTN_Q;
+  if (s->a->softcap != 0) cap_row(st + at, slope ? slope + at : 0, n, scale, s->a->softcap);
+  else if (scale != 1.0f) scale_row(st + at, n, scale);
+  if (!k_absent(s->bias)) {
+    load_bias(s, b, h, qb, kb, k0, k1, tmp);
+    add_row(st + at, tmp + at, n);
+  } else {
+    scale_row(st + at, n, ATTN_LOG2E);
+  }
+}
+
+/* ---- spans ---- */
+
+attn_span tide__attn_join(attn_span a, attn_span b)
+{
+  if (a.k0 == a.k1) return b;
+  if (b.k0 == b.k1) return a;
+  return (attn_span){ min32(a.k0, b.k0), max32(a.k1, b.k1), 0 };
+}
+
+attn_hull tide__attn_hull(const attn_span span[ATTN_NG], int32_t j, int32_t *end)
+{
+  attn_hull r = { ATTN_NG, 0 };
+  *end = ATTN_K;
+  for (int c = 0; c < ATTN_NG; c++) {
+    if (span[c].k0 > j) *end = min32(*end, span[c].k0);
+    if (span[c].k1 > j) *end = min32(*end, span[c].k1);
+    if (span[c].k0 > j || span[c].k1 <= j) continue;
+    if (r.g0 > c) r.g0 = c;
+    r.g1 = c + 1;
+  }
+  if (r.g1 == 0) r.g0 = 0;
+  return r;
+}
+
+static void clear(float *st, int32_t k0, int32_t k1)
+{
+  for (int32_t j = k0; j < k1; j++) memset(st + j * ATTN_Q, 0, L * sizeof(float));
+}
+
+void tide__attn_clear(float *st, attn_span own, attn_span all)
+{
+  if (own.k0 == own.k1) {
+    clear(st, all.k0, all.k1);
+    return;
+  }
+  clear(st, all.k0, own.k0);
+  clear(st, own.k1, all.k1);
+}
+
+/* ---- copies ---- */
+
+/* Rows of many heads side by side fall into few sets of the caches. A copy pays once several
+ * blocks of queries read it; few queries read K and V in place. */
+static int in_place(const attn *s, const k_tensor *t)
+{
+  if (t->dtype != TIDE_F32) return 0;
+  return s->nqb * s->ng < 8 || t->stride[1] <= t->shape[3] + L;
+}
+
+int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t)
+{
+  if (in_place(s, t)) return 0;
+  return attn_up(s->nb * s->nhk * s->tk * t->shape[3] * 4, 64);
+}
+
+typedef struct copy_job { const k_tensor *t; const attn_source *to; int64_t nh, tk; } copy_job;
+
+static void copy_heads(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const copy_job *w = arg;
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) {
+    float *dst = (float *)w->to->data + i * w->to->head;
+    tide__attn_rows(dst, w->to->row, w->t, i / w->nh, 0, i % w->nh, w->tk);
+  }
+}
+
+void tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
+                            int nthread)
+{
+  if (in_place(s, t)) {
+    *r = (attn_source){ t->data, t->stride[0], t->stride[2], t->stride[1] };
+    return;
+  }
+  const int64_t row = t->shape[3];
+  *r = (attn_source){ work, s->nhk * s->tk * row, s->tk * row, row };
+  copy_job w = { t, r, s->nhk, s->tk };
+  tide__pool_for(nthread, s->nb * s->nhk, 1, copy_heads, &w);
+}

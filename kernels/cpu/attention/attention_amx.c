@@ -1,0 +1,223 @@
+/* bf16 attention on AMX tiles, forward, and the tiles of keys and values. See attention_amx.h.
+ *
+ * The one idea: with scores transposed, P^T comes out of softmax row by row, which is B of O^T =
+ * V^T P^T after the rows are interleaved two by two, and A of dV = P^T dO as it stands. Softmax,
+ * maxima and sums are f32.
+ *
+ * Layer 2k. Only called when the processor and the kernel permit AMX.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/gemm/tile_amx.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
+#include "kernels/cpu/attention/attention_amx.h"
+
+int tide__amx_built(void) { return 1; }
+
+/* ---- tiles of keys and values ---- */
+
+/* A[i][p] = src[i][p]: n <= 16 rows, m <= 32 columns. */
+static void pack_a(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
+{
+  for (int64_t i = 0; i < 16; i++) _mm512_storeu_si512(dst + 32 * i, load_row(src, rs, i, n, m));
+}
+
+/* A[i][p] = src[p][i]: n <= 32 rows, m <= 16 columns. */
+static void pack_at(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
+{
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++)
+    r[i] = interleave(load_half(src, rs, 2 * i, n, m), load_half(src, rs, 2 * i + 1, n, m));
+  transpose16(r);
+  store16(dst, r);
+}
+
+/* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16], then the mark. */
+int64_t tide__amx_tiles_size(int64_t d, int which)
+{
+  return which ? K / 32 * up(d, 16) * TILE + MARK : K / 16 * up(d, 32) * TILE;
+}
+
+/* Whether anything of this call may be hidden. */
+static int has_mask(const attn *s)
+{
+  const k_attention_attrs *a = s->a;
+  return a->causal || a->window_left >= 0 || a->window_right >= 0 || !k_absent(s->q_index);
+}
+
+typedef struct pack_job { const attn *s; const k_tensor *t; int which; uint16_t *dst; } pack_job;
+
+static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const pack_job *w = arg;
+  const attn *s = w->s;
+  const k_tensor *t = w->t;
+  const int64_t d = t->shape[3], size = tide__amx_tiles_size(d, w->which);
+  const cut rows = { pack_a, 16, 32, K / 16, up(d, 32) * TILE, TILE };
+  const cut cols = { pack_at, 32, 16, K / 32, up(d, 16) * TILE, TILE };
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t b = i / s->nkb / s->nhk, h = i / s->nkb % s->nhk, j0 = i % s->nkb * K;
+    const uint16_t *src = (const uint16_t *)t->data + b * t->stride[0] + j0 * t->stride[1] +
+                          h * t->stride[2];
+    const int64_t n = s->tk - j0 < K ? s->tk - j0 : K;
+    uint16_t *dst = w->dst + i * size;
+    pack(dst, src, t->stride[1], n, d, w->which ? &cols : &rows);
+    if (w->which) dst[size - MARK] = has_mask(s) && clean(dst, size - MARK);
+  }
+}
+
+void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread)
+{
+  pack_job w = { s, t, which, dst };
+  tide__pool_for(nthread, s->nb * s->nhk * s->nkb, 1, pack_blocks, &w);
+}
+
+/* ---- forward ---- */
+
+/* Tiles of a thread: queries [D / 32][4], then P^T [4 groups of 32 keys][4]. */
+int64_t tide__amx_fwd_size(const attn *s) { return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE; }
+
+void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+{
+  const attn *s = &w->s;
+  const k_tensor *q = s->q;
+  const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
+  const uint16_t *src = (const uint16_t *)q->data + at->b * q->stride[0] + i0 * q->stride[1] +
+                        at->h * q->stride[2];
+  const cut c = { pack_bt, 16, 32, ATTN_NG, TILE, ATTN_NG * TILE };
+  pack(m->packed, src, q->stride[1], n, s->d, &c);
+}
+
+INLINE __m512 column_max(const float *s, int64_t n)
+{
+  __m512 a[4];
+  for (int u = 0; u < 4; u++) a[u] = _mm512_set1_ps(-INFINITY);
+  for (int64_t j = 0; j < n; j += 4, s += 4 * Q)
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; u++) a[u] = _mm512_max_ps(a[u], _mm512_loadu_ps(s + u * Q));
+  return _mm512_max_ps(_mm512_max_ps(a[0], a[1]), _mm512_max_ps(a[2], a[3]));
+}
+
+/* As in attention_avx512.c: the maximum moves only when it grew by more than 8. */
+static int raise_top(float *top, float *alpha, __m512 seen, float mul, __m512 *base)
+{
+  const __m512 none = _mm512_set1_ps(-INFINITY), old = _mm512_loadu_ps(top);
+  const __mmask16 any = _mm512_cmp_ps_mask(seen, none, _CMP_NEQ_UQ);
+  seen = _mm512_mask_mul_ps(none, any, seen, _mm512_set1_ps(mul));
+  const __mmask16 grew =
+    _mm512_cmp_ps_mask(seen, _mm512_add_ps(old, _mm512_set1_ps(8.0f)), _CMP_GT_OQ);
+  const __m512 now = _mm512_mask_mov_ps(old, grew, seen);
+  *base = _mm512_mask_mov_ps(now, _mm512_cmp_ps_mask(now, none, _CMP_EQ_OQ), _mm512_setzero_ps());
+  const __m512 e = exp2_lane(_mm512_sub_ps(old, *base));
+  _mm512_storeu_ps(top, now);
+  _mm512_storeu_ps(alpha, _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), grew, e));
+  return (grew & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
+}
+
+/* dword l = (v[l], v[16 + l]). */
+INLINE __m512i fold(__m512i v)
+{
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, v);
+}
+
+/* Softmax of one group over n keys (a multiple of 32); P^T goes to tiles ATTN_NG apart. */
+static int soft(const attn_fwd_bench *m, int c, const float *st, int64_t n, float mul,
+                uint16_t *tile)
+{
+  __m512 base, sum[4];
+  const int grew = raise_top(m->top + c * L, m->alpha + c * L, column_max(st, n), mul, &base);
+  const __m512 by = _mm512_set1_ps(mul);
+  for (int u = 0; u < 4; u++) sum[u] = _mm512_setzero_ps();
+  for (int64_t j0 = 0; j0 < n; j0 += 32, tile += ATTN_NG * TILE)
+    for (int64_t j = 0; j < 32; j += 4, st += 4 * Q) {
+      __m512 p[4];
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; u++) {
+        p[u] = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(st + u * Q), by, base));
+        sum[u] = _mm512_add_ps(sum[u], p[u]);
+      }
+      _mm512_storeu_si512(tile + 16 * j, fold(to_bf16(p[0], p[1])));
+      _mm512_storeu_si512(tile + 16 * j + 32, fold(to_bf16(p[2], p[3])));
+    }
+  const __m512 total = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
+  float *to = m->sum + c * L;
+  _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(to), _mm512_loadu_ps(m->alpha + c * L),
+                                       total));
+  return grew;
+}
+
+/* Softmax of pair p and its term of O^T. tile: P^T of the block; v: the block of V. */
+static void weigh(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at,
+                  attn_span span, int p, uint16_t *tile, const uint16_t *v)
+{
+  const int64_t n = span.k1 - span.k0, nd = up(w->s.dv, 16);
+  uint16_t *first = tile + span.k0 / 32 * ATTN_NG * TILE;
+  if (!span.full) hide_pair(&w->s, at, p, span, m->st);
+  for (int c = 2 * p; c < 2 * p + 2; c++)
+    if (soft(m, c, m->st + span.k0 * Q + c * L, n, factor(&w->s), first + c * TILE))
+      w->tiles->rescale(m->ot + c * L, w->s.dv, m->alpha + c * L);
+  const product g = { .mt = nd, .nt = 2, .kt = n / 32,
+                      .a = v + span.k0 / 32 * nd * TILE, .a_i = TILE, .a_k = nd * TILE,
+                      .b = first + 2 * p * TILE, .b_k = ATTN_NG * TILE, .b_j = TILE,
+                      .c = m->ot + 2 * p * L, .ldc = Q, .add = 1 };
+  multiply(&g);
+  if (v[tide__amx_tiles_size(w->s.dv, 1) - MARK])
+    add_odd_keys(&w->s, w->s.v, at, span, p, tile, m->ot);
+}
+
+void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+{
+  const attn *s = &w->s;
+  attn_span span[2];
+  if (!pair_spans(s, at, span)) return;
+  const uint16_t *k = block_of(w->k_tiles, s, at, tide__amx_tiles_size(s->d, 0));
+  const uint16_t *v = block_of(w->v_tiles, s, at, tide__amx_tiles_size(s->dv, 1));
+  uint16_t *tile = m->packed + up(s->d, 32) * ATTN_NG * TILE;
+  if (s->modified) {
+    const attn_span all = tide__attn_join(span[0], span[1]);
+    const int64_t end = all.k1 < s->tk - at->kb * K ? all.k1 : s->tk - at->kb * K;
+    for (int p = 0; p < 2; p++) scores(k, m->packed, m->st, s->d, span[p], p);
+    tide__attn_modify(s, at->b, at->h, at->qb, at->kb, all.k0, end, s->a->scale, m->st, 0, m->tmp);
+  }
+  for (int p = 0; p < 2; p++) {
+    if (span[p].k0 == span[p].k1) continue;
+    if (!s->modified) scores(k, m->packed, m->st, s->d, span[p], p);
+    weigh(w, m, at, span[p], p, tile, v);
+  }
+}
+
+#pragma GCC pop_options
+
+#else
+
+int tide__amx_built(void) { return 0; }
+int64_t tide__amx_tiles_size(int64_t d, int which) { return (void)d, (void)which, 0; }
+int64_t tide__amx_fwd_size(const attn *s) { return (void)s, 0; }
+
+void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread)
+{
+  (void)s, (void)t, (void)which, (void)dst, (void)nthread;
+}
+
+void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+{
+  (void)w, (void)m, (void)at;
+}
+
+void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+{
+  (void)w, (void)m, (void)at;
+}
+
+#endif

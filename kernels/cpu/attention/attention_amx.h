@@ -1,0 +1,298 @@
+/* What forward and backward of bf16 attention on AMX tiles share. See attention.h.
+ *
+ * The one idea: every product is a sum of 16 x 16 f32 tiles over 32 bf16 products each, operand A
+ * being 16 rows of 32, operand B 16 pairs of rows by 16 columns. K, V and Q are packed into whole
+ * tiles of 1 KB beforehand, zeros at the edges; nothing is transposed in the inner loop.
+ *
+ * Visibility is handled for pairs of groups (32 queries) and steps of 32 keys. Exponentials go to
+ * 3e-6, far inside the rounding of bf16.
+ *
+ * Layer 2k. Included by attention_amx.c and attention_amx_bwd.c, within their target pragma; each
+ * has its own copy, so that the compiler can fit the products to their calls.
+ */
+#ifndef TIDE_KERNELS_CPU_ATTENTION_AMX_H
+#define TIDE_KERNELS_CPU_ATTENTION_AMX_H
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/gemm/tile_amx.h"
+#include "kernels/cpu/transpose16.h"
+
+/* MARK: words behind tiles that say whether something was left out of them. */
+enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K, TILE = 512, STEP = 32, MARK = 32 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- products of tiles ---- */
+
+/* C[16 mt][16 nt] (+)= A B over kt tiles. Tile (i, p) of A is at a + i * a_i + p * a_k, tile (p, j)
+ * of B at b + p * b_k + j * b_j; C is f32 with row stride ldc. */
+typedef struct product {
+  int64_t mt, nt, kt;
+  const uint16_t *a;
+  int64_t a_i, a_k;
+  const uint16_t *b;
+  int64_t b_k, b_j;
+  float *c;
+  int64_t ldc;
+  int add;
+} product;
+
+static void tiles_2x2(const product *g, int64_t i, int64_t j)
+{
+  const uint16_t *a0 = g->a + i * g->a_i, *a1 = a0 + g->a_i;
+  const uint16_t *b0 = g->b + j * g->b_j, *b1 = b0 + g->b_j;
+  float *c0 = g->c + i * L * g->ldc + j * L, *c1 = c0 + L * g->ldc;
+  const int64_t ld = g->ldc * 4, a_k = g->a_k, b_k = g->b_k;
+  if (g->add) {
+    TILE_LOAD(0, c0, ld);
+    TILE_LOAD(1, c0 + L, ld);
+    TILE_LOAD(2, c1, ld);
+    TILE_LOAD(3, c1 + L, ld);
+  } else {
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+  }
+  for (int64_t p = g->kt; p > 0; p--, a0 += a_k, a1 += a_k, b0 += b_k, b1 += b_k) {
+    TILE_LOAD(4, a0, 64);
+    TILE_LOAD(6, b0, 64);
+    TILE_DOT(0, 4, 6);
+    TILE_LOAD(7, b1, 64);
+    TILE_DOT(1, 4, 7);
+    TILE_LOAD(5, a1, 64);
+    TILE_DOT(2, 5, 6);
+    TILE_DOT(3, 5, 7);
+  }
+  TILE_STORE(0, c0, ld);
+  TILE_STORE(1, c0 + L, ld);
+  TILE_STORE(2, c1, ld);
+  TILE_STORE(3, c1 + L, ld);
+}
+
+static void tiles_1x1(const product *g, int64_t i, int64_t j)
+{
+  const uint16_t *a = g->a + i * g->a_i, *b = g->b + j * g->b_j;
+  float *c = g->c + i * L * g->ldc + j * L;
+  if (g->add) TILE_LOAD(0, c, g->ldc * 4);
+  else TILE_ZERO(0);
+  for (int64_t p = 0; p < g->kt; p++) {
+    TILE_LOAD(4, a + p * g->a_k, 64);
+    TILE_LOAD(6, b + p * g->b_k, 64);
+    TILE_DOT(0, 4, 6);
+  }
+  TILE_STORE(0, c, g->ldc * 4);
+}
+
+static void multiply(const product *g)
+{
+  const int64_t mt = g->mt & ~1, nt = g->nt & ~1;
+  for (int64_t i = 0; i < mt; i += 2)
+    for (int64_t j = 0; j < nt; j += 2) tiles_2x2(g, i, j);
+  for (int64_t i = 0; i < g->mt; i++)
+    for (int64_t j = i < mt ? nt : 0; j < g->nt; j++) tiles_1x1(g, i, j);
+}
+
+/* ---- packing one tile: n rows of src, m columns; the rest of the tile is zero ---- */
+
+INLINE __m512i load_row(const uint16_t *src, int64_t rs, int64_t i, int64_t n, int64_t m)
+{
+  const __mmask32 k = i < n ? (__mmask32)(((uint64_t)1 << m) - 1) : 0;
+  return _mm512_maskz_loadu_epi16(k, src + (i < n ? i * rs : 0));
+}
+
+INLINE __m512i load_half(const uint16_t *src, int64_t rs, int64_t i, int64_t n, int64_t m)
+{
+  const __mmask16 k = (__mmask16)(i < n ? (1u << m) - 1 : 0);
+  return _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(k, src + (i < n ? i * rs : 0)));
+}
+
+/* dword l = (a[l], b[l]) of the low 16 words of each. */
+INLINE __m512i interleave(__m512i a, __m512i b)
+{
+  const __m512i lo = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
+  const __m512i hi = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(b));
+  return _mm512_or_si512(lo, _mm512_slli_epi32(hi, 16));
+}
+
+INLINE void store16(uint16_t *dst, const __m512i r[16])
+{
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) _mm512_storeu_si512(dst + 32 * i, r[i]);
+}
+
+/* B[p][j] = src[j][p]: n <= 16 rows, m <= 32 columns. */
+static void pack_bt(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
+{
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) r[i] = load_row(src, rs, i, n, m);
+  transpose16(r);
+  store16(dst, r);
+}
+
+typedef void (*pack_fn)(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m);
+
+/* Cuts n rows and m columns into tiles of tn rows and tm columns, at most nt tiles of rows; tile
+ * (i, j) goes to dst + i * i_step + j * j_step. */
+typedef struct cut { pack_fn fn; int64_t tn, tm, nt, i_step, j_step; } cut;
+
+static void pack(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m,
+                 const cut *c)
+{
+  for (int64_t i = 0; i < c->nt; i++)
+    for (int64_t j = 0; j * c->tm < m; j++) {
+      const int64_t left = n - i * c->tn, wide = m - j * c->tm;
+      c->fn(dst + i * c->i_step + j * c->j_step, left > 0 ? src + i * c->tn * rs + j * c->tm : src,
+            rs, left < 0 ? 0 : left < c->tn ? left : c->tn, wide < c->tm ? wide : c->tm);
+    }
+}
+
+static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to; }
+
+/* ---- values that are not finite (see attention_odd.c) ----
+ *
+ * They never come into tiles whose products have P or dS as the other factor: 0 stands in their
+ * place, the tiles are marked, and their terms are added singly where the weight is not 0. */
+
+static float to_f32(uint16_t x)
+{
+  const uint32_t bits = (uint32_t)x << 16;
+  float r;
+  memcpy(&r, &bits, 4);
+  return r;
+}
+
+static int word_is_odd(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
+
+/* Zeroes what is not finite among n words, a multiple of 32; returns whether there was any. */
+static int clean(uint16_t *x, int64_t n)
+{
+  const __m512i high = _mm512_set1_epi16((short)0xff00);
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += 32)
+    most = _mm512_max_epu16(most, _mm512_slli_epi16(_mm512_loadu_si512(x + i), 1));
+  if (!_mm512_cmpge_epu16_mask(most, high)) return 0;
+  for (int64_t i = 0; i < n; i++)
+    if (word_is_odd(x[i])) x[i] = 0;
+  return 1;
+}
+
+static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn_place *at,
+                                int64_t size)
+{
+  return tiles + ((at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb) * size;
+}
+
+/* to[d][query] += t[key][d] * weight[key][query] of pair p for the values that are not finite.
+ * weight: B tiles [4 groups of 32 keys][4]. */
+static void add_odd_keys(const attn *s, const k_tensor *t, const attn_place *at,
+                         attn_span span, int p, const uint16_t *weight, float *to)
+{
+  const int64_t end = s->tk - at->kb * K < span.k1 ? s->tk - at->kb * K : span.k1;
+  const uint16_t *src = (const uint16_t *)t->data + at->b * t->stride[0] +
+                        at->kb * K * t->stride[1] + at->h / s->ng * t->stride[2];
+  for (int64_t j = span.k0; j < end; j++)
+    for (int64_t d = 0; d < t->shape[3]; d++) {
+      const uint16_t x = src[j * t->stride[1] + d];
+      if (!word_is_odd(x)) continue;
+      for (int i = 2 * p * L; i < 2 * (p + 1) * L; i++) {
+        const uint16_t *tile = weight + (j / 32 * ATTN_NG + i / L) * TILE;
+        const float by = to_f32(tile[j % 32 / 2 * 32 + 2 * (i % L) + j % 2]);
+        if (by != 0.0f) to[d * Q + i] += to_f32(x) * by;
+      }
+    }
+}
+
+/* ---- visibility of pairs of groups ---- */
+
+/* Like tide__attn_spans; k0 and k1 are multiples of STEP (the tail is hidden by the mask). */
+static int pair_spans(const attn *s, const attn_place *at, attn_span pair[2])
+{
+  attn_span g[ATTN_NG];
+  if (!tide__attn_spans(s, at->b, at->qb, at->kb, STEP, g)) return 0;
+  for (int p = 0; p < 2; p++) {
+    const attn_span a = g[2 * p], b = g[2 * p + 1];
+    const int alone = at->qb * Q + (2 * p + 1) * L >= s->tq; /* b holds no queries at all */
+    pair[p] = tide__attn_join(a, b);
+    pair[p].full = a.full && (alone || (b.full && a.k0 == b.k0 && a.k1 == b.k1));
+    if (pair[p].k1 % STEP) pair[p].full = 0;
+    pair[p].k1 = (int32_t)attn_up(pair[p].k1, STEP);
+  }
+  return 1;
+}
+
+static attn_lanes lanes_at(const attn *s, const attn_place *at, int group, int32_t k0)
+{
+  attn_lanes r = tide__attn_lanes(s, at->b, at->qb, at->kb, group);
+  r.kdoc += k0;
+  r.kpos += k0;
+  return r;
+}
+
+/* -inf in st where a lane of the group does not see the key. */
+static void hide(float *st, const attn_lanes *m, int64_t n)
+{
+  const __m512i doc = _mm512_loadu_si512(m->qdoc), lo = _mm512_loadu_si512(m->qlo);
+  const __m512i hi = _mm512_loadu_si512(m->qhi);
+  const __m512 none = _mm512_set1_ps(-INFINITY);
+  for (int64_t j = 0; j < n; j++, st += Q) {
+    const __m512i pos = _mm512_set1_epi32(m->kpos[j]);
+    __mmask16 k = _mm512_cmpeq_epi32_mask(doc, _mm512_set1_epi32(m->kdoc[j]));
+    k = _mm512_mask_cmple_epi32_mask(k, lo, pos);
+    k = _mm512_mask_cmpge_epi32_mask(k, hi, pos);
+    _mm512_storeu_ps(st, _mm512_mask_loadu_ps(none, k, st));
+  }
+}
+
+static void hide_pair(const attn *s, const attn_place *at, int p, attn_span span, float *st)
+{
+  for (int c = 2 * p; c < 2 * p + 2; c++) {
+    const attn_lanes m = lanes_at(s, at, c, span.k0);
+    hide(st + span.k0 * Q + c * L, &m, span.k1 - span.k0);
+  }
+}
+
+/* ---- exponentials ---- */
+
+/* 2^x to 3e-6; exactly 0 below -1000; NaN stays NaN. */
+INLINE __m512 exp2_lane(__m512 x)
+{
+  x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.00957010199f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559178613f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247448f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121815f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999261f));
+  return _mm512_scalef_ps(p, n);
+}
+
+/* Words 0..15 of a in the low, of b in the high half; each rounded from f32. */
+INLINE __m512i to_bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
+
+/* ---- scores ---- */
+
+static float factor(const attn *s)
+{
+  return s->modified ? 1.0f : s->a->scale * ATTN_LOG2E;
+}
+
+/* S^T = K Q^T of one pair of groups. */
+static void scores(const uint16_t *k, const uint16_t *q, float *st, int64_t d,
+                   attn_span span, int p)
+{
+  const int64_t nd = up(d, 32);
+  const product g = { .mt = (span.k1 - span.k0) / L, .nt = 2, .kt = nd,
+                      .a = k + span.k0 / L * nd * TILE, .a_i = nd * TILE, .a_k = TILE,
+                      .b = q + 2 * p * TILE, .b_k = ATTN_NG * TILE, .b_j = TILE,
+                      .c = st + span.k0 * Q + 2 * p * L, .ldc = Q, .add = 0 };
+  multiply(&g);
+}
+
+#endif

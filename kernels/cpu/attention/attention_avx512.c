@@ -1,0 +1,264 @@
+/* AVX-512 inner loops of attention. See attention.h.
+ *
+ * The one idea: a tile of 6 rows by 4 vectors stays in registers over the whole inner dimension;
+ * A comes in by broadcast, B by unit-stride loads, 10 loads for 24 fused products.
+ *
+ * Layer 2k. Only called when the processor has AVX-512 F, BW, DQ and VL.
+ */
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/transpose16.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- product ---- */
+
+/* rs1: A's row stride is 1, else its column stride is. */
+INLINE void kernel(int mr, int nv, int rs1, const attn_gemm *g, int64_t i0)
+{
+  const float *a = g->a + i0 * (rs1 ? 1 : g->rs), *b = g->b;
+  float *c = g->c + i0 * g->ldc;
+  const int64_t step = rs1 ? g->cs : 1, rs = rs1 ? 1 : g->rs, ldb = g->ldb, ldc = g->ldc;
+  __m512 acc[6][4], bv[4];
+#pragma GCC unroll 6
+  for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < nv; j++)
+      acc[i][j] = g->add ? _mm512_loadu_ps(c + i * ldc + 16 * j) : _mm512_setzero_ps();
+  for (int64_t p = g->k; p > 0; p--, a += step, b += ldb) {
+#pragma GCC unroll 4
+    for (int j = 0; j < nv; j++) bv[j] = _mm512_loadu_ps(b + 16 * j);
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+      const __m512 av = _mm512_set1_ps(a[i * rs]);
+#pragma GCC unroll 4
+      for (int j = 0; j < nv; j++) acc[i][j] = _mm512_fmadd_ps(av, bv[j], acc[i][j]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < nv; j++) _mm512_storeu_ps(c + i * ldc + 16 * j, acc[i][j]);
+}
+
+INLINE void strips(int nv, int rs1, const attn_gemm *g)
+{
+  int64_t i = 0;
+  for (; i + 6 <= g->m; i += 6) kernel(6, nv, rs1, g, i);
+  switch (g->m - i) {
+    case 5: kernel(5, nv, rs1, g, i); break;
+    case 4: kernel(4, nv, rs1, g, i); break;
+    case 3: kernel(3, nv, rs1, g, i); break;
+    case 2: kernel(2, nv, rs1, g, i); break;
+    case 1: kernel(1, nv, rs1, g, i); break;
+    default: break;
+  }
+}
+
+#define STRIPS(nv, rs1) \
+  static __attribute__((noinline)) void strips_##nv##_##rs1(const attn_gemm *g) \
+  { \
+    strips(nv, rs1, g); \
+  }
+STRIPS(1, 0) STRIPS(2, 0) STRIPS(3, 0) STRIPS(4, 0)
+STRIPS(1, 1) STRIPS(2, 1) STRIPS(3, 1) STRIPS(4, 1)
+
+static void gemm(const attn_gemm *g)
+{
+  static void (*const run[2][4])(const attn_gemm *) = {
+    { strips_1_0, strips_2_0, strips_3_0, strips_4_0 },
+    { strips_1_1, strips_2_1, strips_3_1, strips_4_1 },
+  };
+  attn_gemm part = *g;
+  for (int left = g->nv; left > 0; left -= part.nv) {
+    part.nv = left < 4 ? left : 4;
+    run[part.rs == 1 && part.cs != 1][part.nv - 1](&part);
+    part.b += 16 * part.nv;
+    part.c += 16 * part.nv;
+  }
+}
+
+/* ---- softmax ---- */
+
+/* 2^x to 1e-7; exactly 0 below -1000, NaN stays NaN (max returns its second operand then). */
+INLINE __m512 exp2_lane(__m512 x)
+{
+  x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.00132764721f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00967554145f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0555071327f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240221197f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693146967f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+
+typedef struct lane_mask { __m512i doc, lo, hi; const int32_t *kdoc, *kpos; } lane_mask;
+
+INLINE lane_mask load_mask(const attn_lanes *m)
+{
+  const lane_mask r = { _mm512_loadu_si512(m->qdoc), _mm512_loadu_si512(m->qlo),
+                        _mm512_loadu_si512(m->qhi), m->kdoc, m->kpos };
+  return r;
+}
+
+INLINE __mmask16 visible(const lane_mask *m, int64_t j)
+{
+  const __m512i pos = _mm512_set1_epi32(m->kpos[j]);
+  __mmask16 k = _mm512_cmpeq_epi32_mask(m->doc, _mm512_set1_epi32(m->kdoc[j]));
+  k = _mm512_mask_cmple_epi32_mask(k, m->lo, pos);
+  return _mm512_mask_cmpge_epi32_mask(k, m->hi, pos);
+}
+
+static void hide(float *s, int64_t n, const attn_lanes *lanes)
+{
+  const lane_mask m = load_mask(lanes);
+  const __m512 none = _mm512_set1_ps(-__builtin_inff());
+  for (int64_t j = 0; j < n; j++)
+    _mm512_storeu_ps(s + j * ATTN_Q,
+                     _mm512_mask_loadu_ps(none, visible(&m, j), s + j * ATTN_Q));
+}
+
+INLINE __m512 column_max(const float *s, int64_t n)
+{
+  const __m512 none = _mm512_set1_ps(-__builtin_inff());
+  __m512 a = none, b = none, c = none, d = none;
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4, s += 4 * ATTN_Q) {
+    a = _mm512_max_ps(a, _mm512_loadu_ps(s));
+    b = _mm512_max_ps(b, _mm512_loadu_ps(s + ATTN_Q));
+    c = _mm512_max_ps(c, _mm512_loadu_ps(s + 2 * ATTN_Q));
+    d = _mm512_max_ps(d, _mm512_loadu_ps(s + 3 * ATTN_Q));
+  }
+  for (; j < n; j++, s += ATTN_Q) a = _mm512_max_ps(a, _mm512_loadu_ps(s));
+  return _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
+}
+
+/* The maximum is raised only when it grew by more than 8 (a factor of 256), which keeps sums well
+ * inside the range of f32 and makes rescaling rare. Returns what scores are taken relative to. */
+INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alpha, int *grown)
+{
+  const __m512 none = _mm512_set1_ps(-__builtin_inff());
+  const __m512 old = _mm512_loadu_ps(t->top);
+  const __mmask16 any = _mm512_cmp_ps_mask(seen, none, _CMP_NEQ_UQ);
+  seen = _mm512_mask_mul_ps(none, any, seen, _mm512_set1_ps(t->mul));
+  const __mmask16 up =
+    _mm512_cmp_ps_mask(seen, _mm512_add_ps(old, _mm512_set1_ps(8.0f)), _CMP_GT_OQ);
+  const __m512 now = _mm512_mask_mov_ps(old, up, seen);
+  const __mmask16 blind = _mm512_cmp_ps_mask(now, none, _CMP_EQ_OQ);
+  const __m512 base = _mm512_mask_mov_ps(now, blind, _mm512_setzero_ps());
+  *alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), up, exp2_lane(_mm512_sub_ps(old, base)));
+  *grown = (up & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
+  _mm512_storeu_ps(t->top, now);
+  _mm512_storeu_ps(t->alpha, *alpha);
+  return base;
+}
+
+static int soft(const attn_soft *t)
+{
+  if (t->lanes) hide(t->s, t->n, t->lanes);
+  int grown;
+  __m512 alpha;
+  const __m512 base = raise_top(t, column_max(t->s, t->n), &alpha, &grown);
+  const __m512 mul = _mm512_set1_ps(t->mul);
+  __m512 sum[4];
+  for (int u = 0; u < 4; u++) sum[u] = _mm512_setzero_ps();
+  float *s = t->s;
+  int64_t j = 0;
+  for (; j + 4 <= t->n; j += 4, s += 4 * ATTN_Q) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; u++) {
+      const __m512 p = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(s + u * ATTN_Q), mul, base));
+      _mm512_storeu_ps(s + u * ATTN_Q, p);
+      sum[u] = _mm512_add_ps(sum[u], p);
+    }
+  }
+  for (; j < t->n; j++, s += ATTN_Q) {
+    const __m512 p = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(s), mul, base));
+    _mm512_storeu_ps(s, p);
+    sum[0] = _mm512_add_ps(sum[0], p);
+  }
+  const __m512 total = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
+  _mm512_storeu_ps(t->sum, _mm512_fmadd_ps(_mm512_loadu_ps(t->sum), alpha, total));
+  return grown;
+}
+
+static void rescale(float *ot, int64_t n, const float *alpha)
+{
+  const __m512 a = _mm512_loadu_ps(alpha);
+  for (int64_t d = 0; d < n; d++, ot += ATTN_Q)
+    _mm512_storeu_ps(ot, _mm512_mul_ps(a, _mm512_loadu_ps(ot)));
+}
+
+INLINE void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m512 delta)
+{
+  float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
+  const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
+  const __mmask16 k = m ? visible(m, j) : 0xffff;
+  __m512 p = exp2_lane(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
+  if (m) p = _mm512_maskz_mov_ps(k, p);
+  ds = m ? _mm512_maskz_mul_ps(k, p, ds) : _mm512_mul_ps(p, ds);
+  _mm512_storeu_ps(s, p);
+  if (t->dbias) _mm512_storeu_ps(t->dbias + j * ATTN_Q, ds);
+  if (t->slope) ds = _mm512_maskz_mul_ps(k, ds, _mm512_loadu_ps(t->slope + j * ATTN_Q));
+  _mm512_storeu_ps(dp, ds);
+}
+
+static void grad(const attn_grad *t)
+{
+  const __m512 lse = _mm512_loadu_ps(t->lse), delta = _mm512_loadu_ps(t->delta);
+  if (t->lanes) {
+    const lane_mask m = load_mask(t->lanes);
+    for (int64_t j = 0; j < t->n; j++) grad_row(t, j, &m, lse, delta);
+    return;
+  }
+  int64_t j = 0;
+  for (; j + 4 <= t->n; j += 4) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; u++) grad_row(t, j + u, 0, lse, delta);
+  }
+  for (; j < t->n; j++) grad_row(t, j, 0, lse, delta);
+}
+
+/* ---- transposition ---- */
+
+static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
+                      float scale)
+{
+  const __m512 mul = _mm512_set1_ps(scale);
+  for (int64_t i0 = 0; i0 < m; i0 += 16)
+    for (int64_t j0 = 0; j0 < n; j0 += 16) {
+      const int64_t ni = m - i0 < 16 ? m - i0 : 16, nj = n - j0 < 16 ? n - j0 : 16;
+      const __mmask16 ki = (__mmask16)((1u << ni) - 1), kj = (__mmask16)((1u << nj) - 1);
+      __m512 r[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; i++)
+        r[i] = _mm512_mul_ps(
+          mul, _mm512_maskz_loadu_ps(i < ni ? kj : 0, src + (i0 + (i < ni ? i : 0)) * lds + j0));
+      transpose16_f32(r);
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; j++)
+        if (j < nj) _mm512_mask_storeu_ps(dst + (j0 + j) * ldd + i0, ki, r[j]);
+    }
+}
+
+const attn_tiles *tide__attn_tiles_avx512(void)
+{
+  static const attn_tiles tiles = { gemm, soft, rescale, grad, transpose };
+  return &tiles;
+}
+
+#pragma GCC pop_options
+
+#else
+
+const attn_tiles *tide__attn_tiles_avx512(void) { return 0; }
+
+#endif

@@ -1,0 +1,250 @@
+/* Flash attention on the CPU, forward: online softmax over blocks of keys, O(T) memory.
+ *
+ * The one idea: a task is one block of ATTN_Q queries of one head and walks the blocks of keys in
+ * ascending order, holding S^T, P^T (in place of S^T) and O^T in scratch that stays in cache. K and
+ * V are read where they lie; only types that the tiles cannot read are first converted.
+ * See attention.h for the transposed layout and arXiv 2205.14135, 2307.08691 for the method.
+ *
+ * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx.c; f64 in
+ * attention_f64.c.
+ *
+ * Layer 2k.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/gemm/tile_amx.h"
+
+enum { L = ATTN_LANE, Q = ATTN_Q };
+
+typedef attn_fwd job;
+typedef attn_fwd_bench bench;
+typedef attn_place place;
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* With base null: only the size, in floats. */
+static int64_t lay_bench(const job *w, float *base, bench *m)
+{
+  const attn *s = &w->s;
+  float *packed = 0;
+  struct { float **at; int64_t n; } part[] = {
+    { &m->qt, w->amx ? 0 : Q * s->d }, { &m->st, Q * ATTN_K }, { &m->ot, Q * w->wide_dv },
+    { &m->rows, Q * max64(s->d, s->dv) }, { &m->top, Q }, { &m->sum, Q }, { &m->alpha, Q },
+    { &m->tmp, s->modified ? 2 * Q * ATTN_K : 0 },
+    { &packed, w->amx ? tide__amx_fwd_size(s) / 2 : 0 },
+  };
+  int64_t n = 0;
+  for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+    if (base) *part[i].at = base + n;
+    n += attn_up(part[i].n, 16);
+  }
+  m->packed = (uint16_t *)packed;
+  return n;
+}
+
+static void start(const job *w, const bench *m, const place *at)
+{
+  const attn *s = &w->s;
+  const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
+  const float mul = s->modified ? 1.0f : s->a->scale * ATTN_LOG2E;
+  const k_tensor *q = s->q;
+  if (n < Q) memset(m->qt, 0, (size_t)(Q * s->d) * sizeof(float));
+  if (q->dtype == TIDE_F32) {
+    const float *src = (const float *)q->data + at->b * q->stride[0] + i0 * q->stride[1];
+    w->tiles->transpose(m->qt, Q, src + at->h * q->stride[2], q->stride[1], n, s->d, mul);
+  } else {
+    tide__attn_rows(m->rows, s->d, q, at->b, i0, at->h, n);
+    w->tiles->transpose(m->qt, Q, m->rows, s->d, n, s->d, mul);
+  }
+}
+
+/* S^T = K Q^T where some query group looks. */
+static void scores(const job *w, const bench *m, const attn_span *span, const float *k)
+{
+  const attn *s = &w->s;
+  for (int32_t j = 0, end; j < ATTN_K; j = end) {
+    const attn_hull hull = tide__attn_hull(span, j, &end);
+    if (hull.g0 == hull.g1) continue;
+    const attn_gemm g = { .m = end - j, .k = s->d, .nv = hull.g1 - hull.g0, .add = 0,
+                          .a = k + j * w->k.row, .rs = w->k.row, .cs = 1,
+                          .b = m->qt + hull.g0 * L, .ldb = Q,
+                          .c = m->st + j * Q + hull.g0 * L, .ldc = Q };
+    w->tiles->gemm(&g);
+  }
+}
+
+static void softmax(const job *w, const bench *m, const attn_span *span, const place *at)
+{
+  for (int c = 0; c < ATTN_NG; c++) {
+    if (span[c].k0 == span[c].k1) continue;
+    attn_lanes lanes = tide__attn_lanes(&w->s, at->b, at->qb, at->kb, c);
+    lanes.kdoc += span[c].k0;
+    lanes.kpos += span[c].k0;
+    const attn_soft t = { .s = m->st + span[c].k0 * Q + c * L, .n = span[c].k1 - span[c].k0,
+                          .mul = 1.0f, .lanes = span[c].full ? 0 : &lanes, .top = m->top + c * L,
+                          .sum = m->sum + c * L, .alpha = m->alpha + c * L };
+    if (w->tiles->soft(&t)) w->tiles->rescale(m->ot + c * L, w->s.dv, t.alpha);
+  }
+}
+
+/* O^T += V^T P^T, two groups at a time over what either of them sees. */
+static void values(const job *w, const bench *m, const attn_span *span, const float *v)
+{
+  attn_span pair[2] = { tide__attn_join(span[0], span[1]), tide__attn_join(span[2], span[3]) };
+  for (int c = 0; c < ATTN_NG; c++) tide__attn_clear(m->st + c * L, span[c], pair[c / 2]);
+  const int same = pair[0].k0 == pair[1].k0 && pair[0].k1 == pair[1].k1;
+  const int cut = tide__attn_cut(span);
+  for (int p = 0; p < (same ? 1 : 2); p++) {
+    if (pair[p].k0 == pair[p].k1) continue;
+    const attn_gemm g = { .m = w->s.dv, .k = pair[p].k1 - pair[p].k0, .nv = same ? 4 : 2, .add = 1,
+                          .a = v + pair[p].k0 * w->v.row, .rs = 1, .cs = w->v.row,
+                          .b = m->st + pair[p].k0 * Q + p * 2 * L, .ldb = Q,
+                          .c = m->ot + p * 2 * L, .ldc = Q };
+    if (cut) tide__attn_gemm_cut(w->tiles, &g, 0);
+    else w->tiles->gemm(&g);
+  }
+}
+
+/* alpha becomes 1 / sum and top the lse; a query that saw nothing has 0 and -inf. */
+TIDE_CLONES
+static void close_sums(const bench *m)
+{
+  for (int i = 0; i < Q; i++) {
+    const float sum = m->sum[i], lse = m->top[i] * ATTN_LN2 + tide__logf(sum);
+    m->alpha[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    m->top[i] = sum == 0.0f ? -INFINITY : lse;
+  }
+}
+
+static void finish(const job *w, const bench *m, const place *at)
+{
+  const attn *s = &w->s;
+  const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
+  const k_tensor *lse = w->lse;
+  close_sums(m);
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t to = at->b * lse->stride[0] + at->h * lse->stride[1] + (i0 + i) * lse->stride[2];
+    ((float *)lse->data)[to] = m->top[i];
+  }
+  for (int c = 0; c < ATTN_NG; c++) w->tiles->rescale(m->ot + c * L, s->dv, m->alpha + c * L);
+  const k_tensor *out = w->out;
+  if (out->dtype == TIDE_F32) {
+    float *to = (float *)out->data + at->b * out->stride[0] + i0 * out->stride[1];
+    w->tiles->transpose(to + at->h * out->stride[2], out->stride[1], m->ot, Q, s->dv, n, 1.0f);
+    return;
+  }
+  w->tiles->transpose(m->rows, s->dv, m->ot, Q, s->dv, n, 1.0f);
+  tide__attn_put_rows(w->out, at->b, i0, at->h, n, m->rows, s->dv, 1.0f);
+}
+
+/* One pair of blocks, f32 tiles. */
+static void run_pair(const job *w, const bench *m, const place *at)
+{
+  const attn *s = &w->s;
+  attn_span span[ATTN_NG];
+  if (!tide__attn_spans(s, at->b, at->qb, at->kb, L, span)) return;
+  scores(w, m, span, attn_source_row(&w->k, at->b, at->h / s->ng, at->kb * ATTN_K));
+  if (s->modified) {
+    attn_span all = span[0];
+    for (int c = 1; c < ATTN_NG; c++) all = tide__attn_join(all, span[c]);
+    tide__attn_modify(s, at->b, at->h, at->qb, at->kb, all.k0, all.k1, s->a->scale, m->st, 0,
+                      m->tmp);
+  }
+  softmax(w, m, span, at);
+  values(w, m, span, attn_source_row(&w->v, at->b, at->h / s->ng, at->kb * ATTN_K));
+}
+
+static void run_block(const job *w, const bench *m, place at)
+{
+  memset(m->ot, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
+  for (int i = 0; i < Q; i++) {
+    m->top[i] = -INFINITY;
+    m->sum[i] = 0.0f;
+    m->alpha[i] = 1.0f;
+  }
+  (w->amx ? tide__amx_fwd_start : start)(w, m, &at);
+  for (at.kb = 0; at.kb < w->s.nkb; at.kb++) (w->amx ? tide__amx_fwd_pair : run_pair)(w, m, &at);
+  finish(w, m, &at);
+}
+
+static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const job *w = arg;
+  const attn *s = &w->s;
+  bench m;
+  lay_bench(w, w->scratch + thread * w->nscratch, &m);
+  if (w->amx) tide__tile_amx_begin();
+  for (int64_t t = begin; t < end; t++) {
+    /* The last queries first: with a causal mask they cost most. */
+    const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
+    run_block(w, &m, at);
+  }
+  if (w->amx) tide__tile_amx_end();
+}
+
+static void describe(job *w, const k_call *c, int isa)
+{
+  bench none;
+  tide__attn_open(&w->s, c, 0);
+  w->tiles = tide__attn_tiles(isa);
+  w->out = &c->out[0];
+  w->lse = &c->out[1];
+  w->amx = w->s.q->dtype == TIDE_BF16 && (isa & CPU_ISA_AMX) && tide__amx_built();
+  w->wide_dv = attn_up(w->s.dv, L);
+  w->nscratch = lay_bench(w, 0, &none);
+}
+
+/* Lays out the work memory after the mask: K and V, then scratch. With base null: only the size. */
+static int64_t prepare(job *w, char *base, int nthread)
+{
+  const attn *s = &w->s;
+  const int64_t blocks = s->nb * s->nhk * s->nkb * 2;
+  const int64_t nk = w->amx ? blocks * tide__amx_tiles_size(s->d, 0)
+                            : tide__attn_source_bytes(s, s->k);
+  const int64_t nv = w->amx ? blocks * tide__amx_tiles_size(s->dv, 1)
+                            : tide__attn_source_bytes(s, s->v);
+  if (base) {
+    if (w->amx) {
+      tide__amx_pack(s, s->k, 0, (uint16_t *)base, nthread);
+      tide__amx_pack(s, s->v, 1, (uint16_t *)(base + nk), nthread);
+      w->k_tiles = (uint16_t *)base;
+      w->v_tiles = (uint16_t *)(base + nk);
+    } else {
+      tide__attn_source_open(&w->k, s, s->k, base, nthread);
+      tide__attn_source_open(&w->v, s, s->v, base + nk, nthread);
+    }
+    w->scratch = (float *)(base + nk + nv);
+  }
+  return nk + nv + w->nscratch * 4 * nthread;
+}
+
+int64_t tide__attention_work_isa(const k_call *c, int isa)
+{
+  job w = { 0 };
+  if (c->in[0].dtype == TIDE_F64) return tide__attn_f64_work(c, 0);
+  describe(&w, c, isa);
+  return tide__attn_mask_bytes(&w.s) + prepare(&w, 0, c->nthread);
+}
+
+int tide__attention_isa(const k_call *c, int isa)
+{
+  job w = { 0 };
+  if (c->in[0].dtype == TIDE_F64) return tide__attn_f64(c);
+  describe(&w, c, isa);
+  tide__attn_mask_fill(&w.s, c->work);
+  prepare(&w, (char *)c->work + tide__attn_mask_bytes(&w.s), c->nthread);
+  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.nqb, 1, run_tasks, &w);
+  return TIDE_OK;
+}
+
+int64_t k_cpu_attention_work(const k_call *c)
+{
+  return tide__attention_work_isa(c, tide__cpu_isa());
+}
+
+int k_cpu_attention(const k_call *c) { return tide__attention_isa(c, tide__cpu_isa()); }

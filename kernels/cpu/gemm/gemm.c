@@ -1,0 +1,494 @@
+/* The product every CPU kernel calls: picks a kernel, packs, cuts into tasks. See gemm.h, tile.h.
+ *
+ * The one idea: B is packed once by all threads together; then tasks, each a block of rows of C,
+ * pack their rows of A (small enough for the second-level cache) and run tiles over them. What a
+ * task computes does not depend on who runs it, and the order of an element's sum depends on k
+ * alone, so results are the same to the bit for any number of threads.
+ *
+ * Layer 2k. Nothing is allocated: scratch is [packed B][thread 0][thread 1]..., each thread's part
+ * being [which rows of A it holds][packed A][f32 stage of a 16-bit C].
+ */
+#include "kernels/cpu/gemm/gemm.h"
+
+#include <string.h>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/gemm/tile.h"
+#include "tide/tide.h"
+
+/* Blocking. The columns of B that every panel of A meets before the next ones (`cols` bytes of
+ * the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at most
+ * ROWS_BYTES packed at a time, are streamed past them and fetched one ahead, so they may lie
+ * further away: the more of them, the less often B is read again. Columns vary fastest, so C is
+ * written along its rows. ROUND_BYTES bounds the packed part of B; a wider B is done in rounds. */
+enum { ROWS_BYTES = 3 << 20, TASKS_PER_THREAD = 4,
+       LINE = 64, STAGE_ROWS = 256, STAGE_COLS = 1024 };
+static const int64_t ROUND_BYTES = (int64_t)64 << 20;
+
+typedef struct plan {
+  const tile_kernel *kern;
+  const cpu_gemm    *g;
+  int64_t k_pad, kc;      /* kc: depth of a block, a multiple of kr */
+  int64_t nround;         /* columns packed at a time */
+  int64_t mc, ns;         /* rows and columns of a task */
+  int64_t nb;             /* columns of B gone through before the next rows of A */
+  int64_t col0, ncol;     /* the current round */
+  int     nthread, staged;
+  int     direct;         /* whole panels of A are read in place */
+  int     lazy;           /* A runs along k: a panel is packed just before it is used, and its
+                           * source fetched while the one before is multiplied */
+  int     single;         /* lazy, and no panel of A is used twice: all share one place */
+  int64_t b_bytes, a_bytes, stage_bytes;
+  char   *work;
+} plan;
+
+static int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
+static int64_t ceil_div(int64_t v, int64_t by) { return (v + by - 1) / by; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int64_t size_of(int dtype) { return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2; }
+static int is_half(int dtype) { return dtype == TIDE_BF16 || dtype == TIDE_F16; }
+
+static const tile_kernel *choose(const cpu_gemm *g, int isa)
+{
+  const tile_kernel *kern = 0;
+  if (g->ab_dtype == TIDE_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
+  if (!kern && g->ab_dtype != TIDE_F64 && (isa & CPU_ISA_AVX512)) kern = tide__tile_kernel_avx512();
+  return kern ? kern : tide__tile_kernel_base(isa, g->ab_dtype == TIDE_F64);
+}
+
+/* Rows and columns of a task: large enough to pay for packing A, and enough tasks that a thread
+ * which is held up does not keep the others waiting. */
+static void plan_tasks(plan *p)
+{
+  const tile_kernel *kern = p->kern;
+  int64_t m = p->g->m, want = (int64_t)p->nthread * TASKS_PER_THREAD;
+  int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr * kern->mr;
+  int stage = p->staged && p->k_pad > p->kc; /* sums of a whole task wait in f32: keep them few */
+  if (p->direct) fit = round_up(m, kern->mr);
+  if (stage) fit = least(fit, STAGE_ROWS / kern->mr * kern->mr);
+  p->mc = least(most(fit, kern->mr), round_up(m, kern->mr));
+  p->nb = most(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
+  if (p->nround * p->kc * kern->esize <= kern->whole) p->nb = p->nround;
+  p->ns = stage ? least(p->nround, STAGE_COLS) : p->nround;
+  if (p->nthread == 1) return;
+  int64_t share = round_up(ceil_div(m, want), kern->mr);
+  p->mc = least(p->mc, most(share, 4 * kern->mr));
+  int64_t nblock = ceil_div(m, p->mc);
+  if (nblock >= want) return;
+  int64_t cut = ceil_div(want, nblock);
+  int64_t cols = most(round_up(ceil_div(p->nround, cut), kern->nr), 2 * kern->nr);
+  p->ns = least(p->ns, cols);
+}
+
+static void plan_make(plan *p, const cpu_gemm *g, int nthread, int isa)
+{
+  memset(p, 0, sizeof *p);
+  const tile_kernel *kern = choose(g, isa);
+  p->kern = kern;
+  p->g = g;
+  p->nthread = nthread < 1 ? 1 : nthread;
+  p->k_pad = round_up(g->k, kern->kr);
+  int64_t nblock = ceil_div(p->k_pad, kern->kc);
+  p->kc = round_up(ceil_div(p->k_pad, nblock), kern->kr);
+  int64_t column = p->k_pad * kern->esize;
+  int64_t fit = most(ROUND_BYTES / column / kern->nr, 4) * kern->nr;
+  p->nround = round_up(ceil_div(g->n, ceil_div(g->n, fit)), kern->nr);
+  p->staged = is_half(g->c_dtype);
+  p->direct = kern->direct && g->a_cs == 1 && g->k % kern->kr == 0;
+  p->lazy = !p->direct && g->a_cs == 1 && kern->esize == size_of(g->ab_dtype);
+  plan_tasks(p);
+  p->single = p->lazy && p->k_pad <= p->kc && p->nround <= p->nb && p->nround <= p->ns;
+  p->b_bytes = round_up(p->nround * column, LINE);
+  int64_t packed = p->direct || p->single ? kern->mr : p->mc;
+  p->a_bytes = LINE + round_up(packed * p->kc * kern->esize, LINE);
+  if (p->staged) {
+    int whole = p->k_pad > p->kc;
+    int64_t rows = whole ? p->mc : kern->mr, cols = whole ? p->ns : kern->nr;
+    p->stage_bytes = round_up(rows * cols * 4, LINE);
+  }
+}
+
+static int64_t plan_bytes(const plan *p)
+{
+  return p->b_bytes + (p->a_bytes + p->stage_bytes) * p->nthread;
+}
+
+/* ---- a 16-bit or biased C: what a tile starts from, and where it goes ---- */
+
+TIDE_CLONES static void row_from_half(float *dst, const uint16_t *src, int64_t n, int bf16)
+{
+  if (bf16) tide__bf16_to_f32_n(dst, src, n);
+  else tide__f16_to_f32_n(dst, src, n);
+}
+
+TIDE_CLONES static void row_add_f32(float *dst, const float *src, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) dst[i] += src[i];
+}
+
+static void row_add_f64(double *dst, const double *src, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) dst[i] += src[i];
+}
+
+/* n values of dtype, starting at element i of src, as f32 into dst. */
+static void row_load(float *dst, const void *src, int64_t i, int64_t n, int dtype)
+{
+  if (dtype == TIDE_F32) memcpy(dst, (const float *)src + i, (size_t)n * 4);
+  else row_from_half(dst, (const uint16_t *)src + i, n, dtype == TIDE_BF16);
+}
+
+/* Puts the start value into a tile: old C, bias, or their sum. dst is C itself unless staged. */
+static int tile_start(const plan *p, char *dst, int64_t dst_rs, int64_t row, int64_t col,
+                      int64_t rows, int64_t cols)
+{
+  const cpu_gemm *g = p->g;
+  if (!g->accumulate && !g->bias) return 0;
+  for (int64_t r = 0; r < rows; r++) {
+    char *to = dst + r * dst_rs * (p->kern->f64 ? 8 : 4);
+    if (p->kern->f64) {
+      const double *bias = g->bias ? (const double *)g->bias + col : 0;
+      if (!g->accumulate) memcpy(to, bias, (size_t)cols * 8);
+      else if (bias) row_add_f64((double *)to, bias, cols);
+      continue;
+    }
+    float bias[128];
+    if (g->bias) row_load(bias, g->bias, col, cols, g->c_dtype);
+    if (!g->accumulate) {
+      memcpy(to, bias, (size_t)cols * 4);
+      continue;
+    }
+    if (p->staged) row_load((float *)to, g->c, (row + r) * g->c_rs + col, cols, g->c_dtype);
+    if (g->bias) row_add_f32((float *)to, bias, cols);
+  }
+  return 1;
+}
+
+/* ---- packing ---- */
+
+static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
+{
+  (void)thread;
+  const plan *p = arg;
+  const cpu_gemm *g = p->g;
+  const tile_kernel *kern = p->kern;
+  int64_t col = p->col0 + begin * kern->nr;
+  tile_strip s = {.is = g->b_cs, .ps = g->b_rs, .k = g->k, .k_pad = p->k_pad};
+  s.src = (const char *)g->b + col * g->b_cs * size_of(g->ab_dtype);
+  s.n = least(p->col0 + p->ncol, p->col0 + end * kern->nr) - col;
+  s.dtype = g->ab_dtype;
+  s.width = kern->nr;
+  kern->pack_b(p->work + begin * kern->nr * p->k_pad * kern->esize, &s);
+}
+
+static void pack_a_block(const plan *p, char *dst, int64_t row, int64_t rows, int64_t k0,
+                         int64_t kc)
+{
+  const cpu_gemm *g = p->g;
+  if (p->direct) { /* only a panel that is not whole */
+    int64_t whole = rows / p->kern->mr * p->kern->mr;
+    row += whole, rows -= whole;
+    if (rows == 0) return;
+  }
+  tile_strip s = {.is = g->a_rs, .ps = g->a_cs, .n = rows, .k_pad = kc};
+  s.src = (const char *)g->a + (row * g->a_rs + k0 * g->a_cs) * size_of(g->ab_dtype);
+  s.k = least(kc, g->k - k0);
+  s.dtype = g->ab_dtype;
+  s.width = p->kern->mr;
+  p->kern->pack_a(dst, &s);
+}
+
+/* ---- tasks ---- */
+
+/* A task's block of C, and the thread's scratch. */
+typedef struct block {
+  const plan *p;
+  int64_t row, rows, col, cols;
+  char   *a;
+  float  *stage;
+} block;
+
+/* While a panel of A is multiplied with a block of B, each tile fetches a share of the next: of its
+ * source, be it the first of the rows after this block, or of the packed panel if it is there. */
+static void fetch_ahead(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc,
+                        tile_job *job)
+{
+  const plan *p = b->p;
+  int64_t mr = p->kern->mr, ntile = ceil_div(least(p->nb, b->cols), p->kern->nr);
+  int64_t each = ceil_div(mr, ntile), at = j % p->nb / p->kern->nr * each;
+  int source = p->direct || (p->lazy && j < p->nb);
+  int64_t row = b->row + i + mr + at;
+  int64_t last = least(source ? p->g->m : b->row + b->rows, b->row + i + 2 * mr);
+  if (row >= last) return;
+  job->nsoon = (int)least(each, last - row);
+  job->soon_rs = (source ? p->g->a_rs : kc) * p->kern->esize;
+  job->soon = (const char *)p->g->a + (row * p->g->a_rs + k0) * p->kern->esize;
+  if (!source) job->soon = b->a + (i + mr + at) * job->soon_rs;
+}
+
+/* Where in C the tile after this one is written. (The stage of earlier blocks of k is near.) */
+static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
+{
+  const plan *p = b->p;
+  const cpu_gemm *g = p->g;
+  int64_t nr = p->kern->nr, mr = p->kern->mr, size = size_of(g->c_dtype);
+  j += nr;
+  if (j >= b->cols || j % p->nb == 0) j = (j - 1) / p->nb * p->nb, i += mr;
+  int64_t rows = least(mr, b->rows - i), cols = least(nr, b->cols - j);
+  if (rows <= 0) return;
+  job->next = (const char *)g->c + ((b->row + i) * g->c_rs + b->col + j) * size;
+  job->next_rs = g->c_rs * size;
+  job->nnext = (int)rows;
+  job->next_lines = (int)ceil_div(cols * size, LINE);
+}
+
+static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc)
+{
+  const plan *p = b->p;
+  const cpu_gemm *g = p->g;
+  const tile_kernel *kern = p->kern;
+  int64_t row = b->row + i, col = b->col + j, csize = kern->f64 ? 8 : 4;
+  int first = k0 == 0, last = k0 + kc >= p->k_pad, whole = !(first && last);
+  tile_job job = {.k = kc, .load = !first};
+  job.rows = (int)least(kern->mr, b->rows - i);
+  job.cols = (int)least(kern->nr, b->cols - j);
+  job.a = b->a + (p->direct || p->single ? 0 : i * kc * kern->esize);
+  if (p->direct && job.rows == kern->mr) {
+    job.a = (const char *)g->a + (row * g->a_rs + k0) * kern->esize;
+    job.a_rs = g->a_rs * kern->esize;
+  }
+  if (!p->direct || job.a_rs) fetch_ahead(b, i, j, k0, kc, &job);
+  job.b = p->work + ((col - p->col0) * p->k_pad + k0 * kern->nr) * kern->esize;
+  if (p->staged) {
+    job.c_rs = whole ? p->ns : kern->nr;
+    job.c = whole ? b->stage + i * p->ns + j : b->stage;
+  } else {
+    job.c_rs = g->c_rs;
+    job.c = (char *)g->c + (row * g->c_rs + col) * csize;
+  }
+  if (last || !p->staged) fetch_next_c(b, i, j, &job);
+  if (first) job.load = tile_start(p, job.c, job.c_rs, row, col, job.rows, job.cols);
+  kern->run(&job);
+  if (!last || !p->staged) return;
+  tile_half out = {.src = job.c, .src_rs = job.c_rs, .dst_rs = g->c_rs, .dtype = g->c_dtype};
+  out.dst = (uint16_t *)g->c + row * g->c_rs + col;
+  out.rows = job.rows, out.cols = job.cols;
+  kern->to_half(&out);
+}
+
+/* One panel of A times columns [j0, j1) of the block. */
+static void run_panel(const block *b, int64_t i, int64_t j0, int64_t j1, int64_t k0, int64_t kc)
+{
+  for (int64_t j = j0; j < j1; j += b->p->kern->nr) run_tile(b, i, j, k0, kc);
+}
+
+static void run_block(const block *b, int64_t ic, int64_t *held)
+{
+  const plan *p = b->p;
+  const tile_kernel *kern = p->kern;
+  int64_t nkc = ceil_div(p->k_pad, p->kc);
+  for (int64_t pc = 0; pc < nkc; pc++) {
+    int64_t k0 = pc * p->kc, kc = least(p->kc, p->k_pad - k0);
+    int fresh = *held != ic * nkc + pc;
+    if (fresh && !p->lazy) pack_a_block(p, b->a, b->row, b->rows, k0, kc);
+    *held = p->single ? -1 : ic * nkc + pc;
+    for (int64_t j0 = 0; j0 < b->cols; j0 += p->nb) {
+      int64_t j1 = least(b->cols, j0 + p->nb);
+      for (int64_t i = 0; i < b->rows; i += kern->mr) {
+        if (p->lazy && fresh && j0 == 0)
+          pack_a_block(p, b->a + (p->single ? 0 : i * kc * kern->esize), b->row + i,
+                       least(kern->mr, b->rows - i), k0, kc);
+        run_panel(b, i, j0, j1, k0, kc);
+      }
+    }
+  }
+}
+
+static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const plan *p = arg;
+  char *mine = p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * thread;
+  int64_t *held = (int64_t *)mine; /* which block of A the scratch holds, -1 for none */
+  int64_t per_row = ceil_div(p->ncol, p->ns);
+  if (p->kern->begin) p->kern->begin();
+  for (int64_t t = begin; t < end; t++) {
+    int64_t ic = t / per_row, js = t % per_row;
+    block b = {.p = p, .row = ic * p->mc, .col = p->col0 + js * p->ns, .a = mine + LINE};
+    b.rows = least(p->mc, p->g->m - b.row);
+    b.cols = least(p->ns, p->col0 + p->ncol - b.col);
+    b.stage = (float *)(mine + p->a_bytes);
+    run_block(&b, ic, held);
+  }
+  if (p->kern->end) p->kern->end();
+}
+
+static void run_plan(plan *p, void *work)
+{
+  const cpu_gemm *g = p->g;
+  p->work = work;
+  for (p->col0 = 0; p->col0 < g->n; p->col0 += p->nround) {
+    p->ncol = least(p->nround, g->n - p->col0);
+    for (int t = 0; t < p->nthread; t++)
+      *(int64_t *)(p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * t) = -1;
+    tide__pool_for(p->nthread, ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
+    int64_t ntask = ceil_div(g->m, p->mc) * ceil_div(p->ncol, p->ns);
+    tide__pool_tasks(p->nthread, ntask, 1, run_tasks, p);
+  }
+}
+
+/* ---- front ---- */
+
+/* Fewer operations than this and a second thread costs more than it brings. */
+static int useful_threads(const cpu_gemm *g, int nthread)
+{
+  double flop = 2.0 * (double)g->m * (double)g->n * (double)g->k;
+  double most_threads = flop / 4e5;
+  if (nthread < 1 || most_threads < 2) return 1;
+  return nthread < most_threads ? nthread : (int)most_threads;
+}
+
+/* k = 0: C = bias or 0, or C + bias. */
+static void empty_sum(const cpu_gemm *g)
+{
+  int64_t size = size_of(g->c_dtype);
+  for (int64_t r = 0; r < g->m; r++) {
+    char *c = (char *)g->c + r * g->c_rs * size;
+    if (!g->accumulate && !g->bias) memset(c, 0, (size_t)(g->n * size));
+    else if (!g->accumulate) memcpy(c, g->bias, (size_t)(g->n * size));
+    else if (g->bias && g->c_dtype == TIDE_F32) row_add_f32((float *)c, g->bias, g->n);
+    else if (g->bias && g->c_dtype == TIDE_F64) row_add_f64((double *)c, g->bias, g->n);
+    else if (g->bias)
+      for (int64_t j = 0; j < g->n; j++) {
+        float pair[2];
+        row_load(pair, c, j, 1, g->c_dtype);
+        row_load(pair + 1, g->bias, j, 1, g->c_dtype);
+        pair[0] += pair[1];
+        tile_half one = {.src = pair, .dst = (uint16_t *)c + j, .rows = 1, .cols = 1};
+        one.dtype = g->c_dtype;
+        tide__tile_to_half(&one);
+      }
+  }
+}
+
+/* ---- few rows, a large B along k: the product turned round ---- */
+
+enum { TURN_M = 128, TURN_SIDE = 32 };
+static const int64_t TURN_BYTES = (int64_t)8 << 20;
+
+/* Packing the whole of B costs more than a few rows bring back. With the roles changed, B' streams
+ * by a panel at a time and A', which is small, is what is packed. The sums are the same. */
+static int is_turned(const cpu_gemm *g, int isa)
+{
+  if (!(isa & CPU_ISA_AVX512) || g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
+  return g->m <= TURN_M && g->n >= 8 * g->m && g->n * g->k * size_of(g->ab_dtype) >= TURN_BYTES;
+}
+
+/* C', in f32 at the front of the scratch. */
+static cpu_gemm turned(const cpu_gemm *g, void *work)
+{
+  cpu_gemm t = {.m = g->n, .n = g->m, .k = g->k, .a = g->b, .a_rs = g->b_cs, .a_cs = g->b_rs,
+                .b = g->a, .b_rs = g->a_cs, .b_cs = g->a_rs, .c = work, .c_rs = g->m,
+                .ab_dtype = g->ab_dtype, .c_dtype = TIDE_F32};
+  return t;
+}
+
+static int64_t turned_bytes(const cpu_gemm *g) { return round_up(g->m * g->n * 4, LINE); }
+
+typedef struct turn { const cpu_gemm *g; const float *sums; } turn;
+
+/* n sums of row r from column j on, to C. */
+static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_t n)
+{
+  float old[TURN_SIDE];
+  int64_t at = r * g->c_rs + j;
+  if (g->accumulate) {
+    row_load(old, g->c, at, n, g->c_dtype);
+    row_add_f32(sums, old, n);
+  }
+  if (g->bias) {
+    row_load(old, g->bias, j, n, g->c_dtype);
+    row_add_f32(sums, old, n);
+  }
+  if (g->c_dtype == TIDE_F32) {
+    memcpy((float *)g->c + at, sums, (size_t)n * 4);
+    return;
+  }
+  tile_half out = {.src = sums, .dst = (uint16_t *)g->c + at, .rows = 1, .cols = (int)n,
+                   .dtype = g->c_dtype};
+  tide__tile_to_half(&out);
+}
+
+/* Strips of TURN_SIDE columns of C. */
+static void turn_strips(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const turn *t = arg;
+  (void)thread;
+  for (int64_t s = begin; s < end; s++) {
+    int64_t j = s * TURN_SIDE, n = least(TURN_SIDE, t->g->n - j);
+    for (int64_t r = 0; r < t->g->m; r++) {
+      float row[TURN_SIDE];
+      for (int64_t i = 0; i < n; i++) row[i] = t->sums[(j + i) * t->g->m + r];
+      put_row(t->g, row, r, j, n);
+    }
+  }
+}
+
+static void run_turned(const cpu_gemm *g, int nthread, char *work, int isa)
+{
+  plan p;
+  cpu_gemm back = turned(g, work);
+  turn t = {.g = g, .sums = back.c};
+  plan_make(&p, &back, nthread, isa);
+  run_plan(&p, work + turned_bytes(g));
+  tide__pool_for(nthread, ceil_div(g->n, TURN_SIDE), 16, turn_strips, &t);
+}
+
+int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa)
+{
+  if (g->m <= 0 || g->n <= 0 || g->k <= 0) return 0;
+  plan p;
+  nthread = useful_threads(g, nthread);
+  if (tide__tile_skinny_takes(g, isa)) return tide__tile_skinny_work(g, nthread);
+  if (is_turned(g, isa)) {
+    cpu_gemm back = turned(g, 0);
+    plan_make(&p, &back, nthread, isa);
+    return turned_bytes(g) + plan_bytes(&p);
+  }
+  plan_make(&p, g, nthread, isa);
+  return plan_bytes(&p);
+}
+
+void tide__cpu_gemm_isa(const cpu_gemm *g, int nthread, void *work, int isa)
+{
+  if (g->m <= 0 || g->n <= 0) return;
+  if (g->k <= 0) {
+    empty_sum(g);
+    return;
+  }
+  plan p;
+  nthread = useful_threads(g, nthread);
+  if (tide__tile_skinny_takes(g, isa)) {
+    tide__tile_skinny(g, nthread, work, isa);
+    return;
+  }
+  if (is_turned(g, isa)) {
+    run_turned(g, nthread, work, isa);
+    return;
+  }
+  plan_make(&p, g, nthread, isa);
+  run_plan(&p, work);
+}
+
+int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread)
+{
+  return tide__cpu_gemm_work_isa(g, nthread, tide__cpu_isa());
+}
+
+void tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work)
+{
+  tide__cpu_gemm_isa(g, nthread, work, tide__cpu_isa());
+}

@@ -1,0 +1,340 @@
+/* Steps, packing and products of the SSD scan. See scan.h. */
+#include "kernels/cpu/scan/scan.h"
+
+#include "kernels/cpu/isa.h"
+#include "kernels/sequence.h"
+
+enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks a thread, so that uneven ones even out */
+
+static int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- plan ---------------------------------------------------------------------------------- */
+
+static const tile_kernel *choose(int dtype)
+{
+  int isa = tide__cpu_isa();
+  const tile_kernel *kern = 0;
+  if (dtype == TIDE_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
+  if (!kern && (isa & CPU_ISA_AVX512)) kern = tide__tile_kernel_avx512();
+  return kern ? kern : tide__tile_kernel_base(isa, 0);
+}
+
+/* Blocks of a group's heads, as equal as can be. C B' is made again in each. */
+static void cut_heads(ssd *s, int nthread)
+{
+  int64_t n = s->G > 0 ? s->H / s->G : 0, list = s->nb * s->G, least_of = (n + HEADS - 1) / HEADS;
+  int64_t want = nthread > 1 && list > 0 ? (EACH * nthread + list - 1) / list : 1;
+  s->nblock = least(n, want > least_of ? want : least_of);
+  s->heads = s->nblock > 0 ? (n + s->nblock - 1) / s->nblock : 0;
+}
+
+void tide__ssd_plan(ssd *s, const k_call *call, const k_tensor *in)
+{
+  s->x = in, s->dt = in + 1, s->A = in + 2, s->B = in + 3, s->C = in + 4, s->D = in + 5;
+  s->bias = in + 6, s->initial = in + 7, s->seq = in + 8;
+  s->attrs = call->attrs;
+  s->nb = in->shape[0], s->T = in->shape[1], s->H = in->shape[2], s->P = in->shape[3];
+  s->G = in[3].shape[2], s->N = in[3].shape[3];
+  s->Q = least(s->attrs->chunk, s->T > 0 ? s->T : 1);
+  s->nchunk = (s->T + s->attrs->chunk - 1) / s->attrs->chunk;
+  cut_heads(s, call->nthread);
+  s->kern = choose(s->x->dtype);
+  s->half = s->kern->esize == 2;
+  s->ld = round_up(s->Q, 32);
+}
+
+int64_t tide__ssd_tasks(const ssd *s) { return s->nb * s->G * s->nblock; }
+
+void tide__ssd_task(const ssd *s, int64_t i, ssd_at *at)
+{
+  int64_t n = s->H / s->G, k = i % s->nblock, first = n * k / s->nblock;
+  at->g = i / s->nblock % s->G;
+  at->b = i / s->nblock / s->G;
+  at->h0 = at->g * n + first;
+  at->nh = n * (k + 1) / s->nblock - first;
+}
+
+void tide__ssd_chunk(const ssd *s, ssd_at *at, int64_t c)
+{
+  at->c = c;
+  at->t0 = c * s->attrs->chunk;
+  at->n = 0;
+}
+
+static int goes_on(const ssd *s, const ssd_at *at, int64_t t)
+{
+  if (t == 0) return !k_absent(s->initial);
+  return t == s->T ? s->last : sequence_goes_on(s->seq, at->b, t);
+}
+
+int tide__ssd_next(const ssd *s, ssd_at *at)
+{
+  int64_t end = least((at->c + 1) * s->attrs->chunk, s->T), t = at->t0 + at->n;
+  if (t >= end) return 0;
+  at->t0 = t;
+  at->seen = goes_on(s, at, t);
+  if (k_absent(s->seq)) t = end;
+  else
+    for (t++; t < end && sequence_goes_on(s->seq, at->b, t); t++) {}
+  at->n = t - at->t0;
+  at->used = goes_on(s, at, t);
+  return 1;
+}
+
+/* ---- scratch ------------------------------------------------------------------------------- */
+
+void *tide__ssd_take(ssd_room *r, int64_t bytes)
+{
+  void *p = r->base ? r->base + r->used : 0;
+  r->used += round_up(bytes, LINE) + LINE; /* a line between, so that equal sizes do not alias */
+  return p;
+}
+
+void tide__ssd_take_steps(ssd_room *r, const ssd *s, ssd_steps *st)
+{
+  int64_t n = s->ld * (int64_t)sizeof(float);
+  st->raw = tide__ssd_take(r, n);
+  st->step = tide__ssd_take(r, n);
+  st->slope = tide__ssd_take(r, n);
+  st->hi = tide__ssd_take(r, n);
+  st->lo = tide__ssd_take(r, n);
+  st->in = tide__ssd_take(r, n);
+  st->out = tide__ssd_take(r, n);
+}
+
+void *tide__ssd_take_a(ssd_room *r, const ssd *s, int64_t m, int64_t k)
+{
+  return tide__ssd_take(r, round_up(m, s->kern->mr) * round_up(k, s->kern->kr) * s->kern->esize);
+}
+
+void *tide__ssd_take_b(ssd_room *r, const ssd *s, int64_t n, int64_t k)
+{
+  return tide__ssd_take(r, round_up(n, s->kern->nr) * round_up(k, s->kern->kr) * s->kern->esize);
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+/* log(1 + e^v) without loss for very negative v: the error of 1 + e is divided out. */
+TIDE_INLINE float softplus(float v)
+{
+  float e = tide__expf(-fabsf(v)), w = 1.0f + e;
+  float l = w == 1.0f ? e : tide__logf(w) * (e / (w - 1.0f));
+  return (v > 0 ? v : 0.0f) + l;
+}
+
+TIDE_CLONES static void soft_steps(float *step, float *slope, const float *raw, float bias,
+                                   int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) {
+    float v = raw[i] + bias;
+    step[i] = softplus(v);
+    slope[i] = tide__sigmoidf(v);
+  }
+}
+
+static void limit_steps(const k_ssd_attrs *attrs, float *step, float *slope, int64_t n)
+{
+  float lo = (float)attrs->dt_min, hi = (float)attrs->dt_max;
+  for (int64_t i = 0; i < n; i++) {
+    if (step[i] < lo) step[i] = lo, slope[i] = 0;
+    if (step[i] > hi) step[i] = hi, slope[i] = 0;
+  }
+}
+
+TIDE_CLONES static void decays(float *in, float *out, const float *hi, const float *lo, int64_t n)
+{
+  float top = hi[n - 1], low = lo[n - 1];
+  for (int64_t i = 0; i < n; i++) {
+    in[i] = tide__expf(hi[i] + lo[i]);
+    out[i] = tide__expf((top - hi[i]) + (low - lo[i]));
+  }
+}
+
+/* Adds up step * A. A decay below exp(-1e5) is 0 in any case, and such sums stay small. */
+static void add_up(const ssd_steps *st, float A, int64_t n)
+{
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double a = (double)st->step[i] * A;
+    sum += a < -1e5 ? -1e5 : a;
+    st->hi[i] = (float)sum;
+    st->lo[i] = (float)(sum - st->hi[i]);
+  }
+}
+
+void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
+{
+  int64_t n = at->n;
+  const k_tensor *dt = s->dt;
+  int64_t from = at->b * dt->stride[0] + at->t0 * dt->stride[1] + h * dt->stride[2];
+  for (int64_t i = 0; i < n; i++) st->raw[i] = ssd_get(dt, from + i * dt->stride[1]);
+  float bias = k_absent(s->bias) ? 0.0f : ssd_get(s->bias, h * s->bias->stride[0]);
+  if (s->attrs->softplus) soft_steps(st->step, st->slope, st->raw, bias, n);
+  else
+    for (int64_t i = 0; i < n; i++) st->step[i] = st->raw[i] + bias, st->slope[i] = 1;
+  limit_steps(s->attrs, st->step, st->slope, n);
+  add_up(st, ssd_get(s->A, h * s->A->stride[0]), n);
+  decays(st->in, st->out, st->hi, st->lo, n);
+  st->whole = st->in[n - 1];
+}
+
+/* ---- packing ------------------------------------------------------------------------------- */
+
+static tile_strip strip_of(ssd_mat m, int64_t i, int64_t p, int64_t n, int64_t k, int64_t k_pad)
+{
+  tile_strip t = {.is = m.is, .ps = m.ps, .n = n, .k = k, .k_pad = k_pad, .dtype = m.dtype};
+  t.src = (const char *)m.src + (i * m.is + p * m.ps) * row_element_size(m.dtype);
+  return t;
+}
+
+void tide__ssd_pack_a(const ssd *s, void *to, ssd_mat m, int64_t rows, int64_t k)
+{
+  tile_strip t = strip_of(m, 0, 0, rows, k, round_up(k, s->kern->kr));
+  t.width = s->kern->mr;
+  s->kern->pack_a(to, &t);
+}
+
+void tide__ssd_pack_b(const ssd *s, void *to, ssd_mat m, int64_t cols, int64_t k)
+{
+  tile_strip t = strip_of(m, 0, 0, cols, k, round_up(k, s->kern->kr));
+  t.width = s->kern->nr;
+  s->kern->pack_b(to, &t);
+}
+
+/* Where the panel of rows i.. of a triangle begins and ends along k. */
+static void extent(const ssd *s, int64_t i, int64_t n, int lower, int64_t *k0, int64_t *k1)
+{
+  int64_t kr = s->kern->kr;
+  *k0 = lower ? 0 : i / kr * kr;
+  *k1 = lower ? least(n, i + s->kern->mr) : n;
+}
+
+static char *panel_of(const ssd *s, const void *a, int64_t i, int64_t n)
+{
+  return (char *)a + i * round_up(n, s->kern->kr) * s->kern->esize;
+}
+
+static void pack_triangle(const ssd *s, void *to, ssd_mat m, int64_t n, int lower)
+{
+  for (int64_t i = 0; i < n; i += s->kern->mr) {
+    int64_t k0, k1;
+    extent(s, i, n, lower, &k0, &k1);
+    tile_strip t = strip_of(m, i, k0, least(s->kern->mr, n - i), k1 - k0,
+                            round_up(k1 - k0, s->kern->kr));
+    t.width = s->kern->mr;
+    s->kern->pack_a(panel_of(s, to, i, n), &t);
+  }
+}
+
+void tide__ssd_pack_lower(const ssd *s, void *to, ssd_mat m, int64_t n)
+{
+  pack_triangle(s, to, m, n, 1);
+}
+
+void tide__ssd_pack_upper(const ssd *s, void *to, ssd_mat m, int64_t n)
+{
+  pack_triangle(s, to, m, n, 0);
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* Rows i.. of c from column j0 on; a is their panel, holding k0 <= k < k0 + depth. */
+static void row_of_tiles(const ssd *s, const ssd_mm *j, int64_t i, int64_t j0, const void *a,
+                         int64_t k0, int64_t depth)
+{
+  const tile_kernel *kern = s->kern;
+  int64_t k_pad = round_up(j->k, kern->kr);
+  tile_job job = {.k = round_up(depth, kern->kr), .a = a, .c_rs = j->c_rs, .load = j->load};
+  job.rows = (int)least(kern->mr, j->m - i);
+  for (int64_t col = j0; col < j->n; col += kern->nr) {
+    job.b = (const char *)j->b + (col * k_pad + k0 * kern->nr) * kern->esize;
+    job.c = j->c + i * j->c_rs + col;
+    job.cols = (int)least(kern->nr, j->n - col);
+    kern->run(&job);
+  }
+}
+
+void tide__ssd_mm(const ssd *s, ssd_mm j)
+{
+  for (int64_t i = 0; i < j.m; i += s->kern->mr)
+    row_of_tiles(s, &j, i, 0, panel_of(s, j.a, i, j.k), 0, j.k);
+}
+
+void tide__ssd_mm_triangle(const ssd *s, ssd_mm j)
+{
+  for (int64_t i = 0; i < j.m; i += s->kern->mr)
+    row_of_tiles(s, &j, i, i / s->kern->nr * s->kern->nr, panel_of(s, j.a, i, j.k), 0, j.k);
+}
+
+static void mm_of_triangle(const ssd *s, const ssd_mm *j, int lower)
+{
+  for (int64_t i = 0; i < j->m; i += s->kern->mr) {
+    int64_t k0, k1;
+    extent(s, i, j->m, lower, &k0, &k1);
+    row_of_tiles(s, j, i, 0, panel_of(s, j->a, i, j->m), k0, k1 - k0);
+  }
+}
+
+void tide__ssd_mm_lower(const ssd *s, ssd_mm j) { mm_of_triangle(s, &j, 1); }
+void tide__ssd_mm_upper(const ssd *s, ssd_mm j) { mm_of_triangle(s, &j, 0); }
+
+void tide__ssd_put(const ssd *s, void *to, int64_t i, const float *row, int64_t n)
+{
+  int dtype = s->half ? TIDE_BF16 : TIDE_F32;
+  void *at = (char *)to + i * row_element_size(dtype);
+  if (at != (const void *)row) row_narrow(at, row, dtype, n);
+}
+
+void tide__ssd_clear(const ssd *s, void *row, int64_t at)
+{
+  int64_t size = s->half ? 2 : 4, reach = s->kern->mr + s->kern->kr;
+  int64_t from = at > reach ? at - reach : 0;
+  memset((char *)row + from * size, 0, (size_t)((at - from) * size));
+}
+
+/* ---- loops --------------------------------------------------------------------------------- */
+
+TIDE_CLONES void tide__ssd_scale(float *y, const float *x, float a, int64_t n)
+{
+  if (a == 0) { /* nothing is left, of infinities neither */
+    memset(y, 0, (size_t)n * sizeof(float));
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) y[i] = a * x[i];
+}
+
+TIDE_CLONES float tide__ssd_dot(const float *x, const float *y, int64_t n)
+{
+  float a = 0, b = 0;
+  int64_t q = n / 2;
+#pragma omp simd reduction(+ : a, b)
+  for (int64_t i = 0; i < q; i++) {
+    a += x[i] * y[i];
+    b += x[i + q] * y[i + q];
+  }
+  for (int64_t i = 2 * q; i < n; i++) a += x[i] * y[i];
+  return a + b;
+}
+
+void tide__ssd_skip(const ssd *s, int64_t h, float *row)
+{
+  const k_tensor *D = s->D;
+  if (!k_absent(D) && D->ndim == 2) {
+    row_widen(row, row_at(D, h * D->stride[0]), D->dtype, s->P);
+    return;
+  }
+  float d = k_absent(D) ? 0.0f : ssd_get(D, h * D->stride[0]);
+  for (int64_t p = 0; p < s->P; p++) row[p] = d;
+}
+
+TIDE_CLONES void tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s,
+                                     int64_t n)
+{
+  const float *hi = st->hi, *lo = st->lo;
+  float h = hi[s], l = lo[s];
+#pragma omp simd
+  for (int64_t t = s; t < n; t++)
+    out[t] = cb[t] * tide__expf((hi[t] - h) + (lo[t] - l));
+}

@@ -1,0 +1,155 @@
+/* What the attention kernels share: operands, the mask rule, scores.
+ *
+ * s(i, j) = cap(scale * q_i . k_j) + bias(i, j) over the keys that query i sees; see
+ * kernels/ref/attention.c for the whole definition. Work is O(T) memory: scores live in a tile.
+ *
+ * Layer 2k.
+ */
+#ifndef TIDE_KERNELS_CUDA_ATTENTION_CUH
+#define TIDE_KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/block.cuh"
+
+/* A [B, T, H, D] operand, last stride 1. */
+struct tide_heads {
+  void *data;
+  int dtype;
+  int64_t b, t, h;
+};
+static inline tide_heads tide_heads_of(const k_tensor &t)
+{
+  return {k_absent(&t) ? nullptr : t.data, t.dtype, t.stride[0], t.stride[1], t.stride[2]};
+}
+TIDE_DEVICE int64_t tide_head_at(const tide_heads &x, int64_t b, int64_t t, int64_t h)
+{
+  return b * x.b + t * x.t + h * x.h;
+}
+
+struct tide_attend {
+  tide_heads q, k, v;
+  const int32_t *q_index, *k_index; /* null: documents 0, positions q_start + i and j */
+  int64_t qi[3], ki[3];             /* their strides of (batch, token, member) */
+  tide_array bias;
+  int64_t bias_stride[4];
+  int64_t batch, head, group, tq, tk, d, dv; /* group: query heads per key head */
+  int64_t window_left, window_right, q_start;
+  int causal;
+  double scale, softcap;
+};
+
+/* What a token is to the mask. A document below 0 is seen by none and sees none. */
+struct tide_token { int document; int64_t position; };
+
+TIDE_DEVICE tide_token tide_query(const tide_attend &p, int64_t b, int64_t i)
+{
+  if (i >= p.tq) return {-1, 0};
+  if (!p.q_index) return {0, p.q_start + i};
+  const int32_t *at = p.q_index + b * p.qi[0] + i * p.qi[1];
+  return {at[0], at[p.qi[2]]};
+}
+TIDE_DEVICE tide_token tide_key(const tide_attend &p, int64_t b, int64_t j)
+{
+  if (j >= p.tk) return {-2, 0};
+  if (!p.k_index) return {0, j};
+  const int32_t *at = p.k_index + b * p.ki[0] + j * p.ki[1];
+  return {at[0], at[p.ki[2]]};
+}
+TIDE_DEVICE bool tide_sees(const tide_attend &p, const tide_token &q, const tide_token &k)
+{
+  int64_t dist = q.position - k.position;
+  if (q.document < 0 || q.document != k.document) return false;
+  if (p.causal && dist < 0) return false;
+  if (p.window_left >= 0 && dist > p.window_left) return false;
+  return p.window_right < 0 || -dist <= p.window_right;
+}
+
+/* What a row sees of the other side, by the rule of tide_sees asked once for a row: tokens of its
+ * document at positions low to high, none if low > high. Without indices a token of the other side
+ * lies at its number in [0, Tk) or [0, Tq). */
+struct tide_span { int document, low, high; };
+
+/* KEYS: the row is a key, the other side queries. */
+template <bool KEYS> TIDE_DEVICE tide_span tide_span_of(const tide_attend &p, const tide_token &x)
+{
+  const int64_t far = (int64_t)1 << 61;
+  int64_t before = p.window_left >= 0 ? p.window_left : far; /* farthest keys of a query */
+  int64_t after = p.causal ? 0 : p.window_right >= 0 ? p.window_right : far;
+  int64_t low = x.position - (KEYS ? after : before);
+  int64_t high = x.position + (KEYS ? before : after);
+  int64_t first = INT32_MIN, last = INT32_MAX;
+  if (!p.q_index) {
+    if (KEYS) low -= p.q_start, high -= p.q_start;
+    first = 0;
+    last = (KEYS ? p.tq : p.tk) - 1;
+  }
+  if (x.document < 0 || low > last || high < first) return {-1, 1, 0};
+  return {x.document, (int)(low > first ? low : first), (int)(high < last ? high : last)};
+}
+TIDE_DEVICE bool tide_span_has(const tide_span &s, int document, int position)
+{
+  return document == s.document && position >= s.low && position <= s.high;
+}
+
+/* Can any of the keys [j0, j1) be seen by any of the queries [i0, i1)? Exact without indices;
+ * with them the tokens decide, so yes. */
+TIDE_DEVICE bool tide_tile_seen(const tide_attend &p, int64_t i0, int64_t i1, int64_t j0,
+                                int64_t j1)
+{
+  if (p.q_index) return true;
+  int64_t most = p.q_start + i1 - 1 - j0, least = p.q_start + i0 - (j1 - 1); /* of dist */
+  if (p.causal && most < 0) return false;
+  if (p.window_left >= 0 && least > p.window_left) return false;
+  return p.window_right < 0 || -most <= p.window_right;
+}
+
+TIDE_DEVICE float tide_tanh(float x) { return tanhf(x); }
+TIDE_DEVICE double tide_tanh(double x) { return tanh(x); }
+
+/* From q.k to s without a bias; *slope is ds / d(q.k). */
+template <class T> TIDE_DEVICE T tide_capped(const tide_attend &p, T qk, T *slope)
+{
+  T s = qk * (T)p.scale;
+  *slope = (T)p.scale;
+  if (p.softcap != 0) {
+    T th = tide_tanh(s / (T)p.softcap);
+    s = (T)p.softcap * th;
+    *slope *= (T)1 - th * th;
+  }
+  return s;
+}
+template <class T>
+TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j, T qk,
+                         T *slope)
+{
+  T s = tide_capped(p, qk, slope);
+  if (p.bias.data)
+    s += tide_at<T>(p.bias, b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2]
+                    + j * p.bias_stride[3]);
+  return s;
+}
+
+/* Of the backward. delta_i = dout_i . out_i - dlse_i, f32 or f64, [B, H, Tq], in scratch. */
+struct tide_attention_back {
+  tide_heads dout, out, dq, dk, dv;
+  tide_array lse, dlse, dbias; /* lse, dlse with strides; dbias contiguous [B, H, Tq, Tk] */
+  int64_t lse_stride[3], dlse_stride[3];
+  void *delta;
+};
+
+/* kernels/cuda/attention/attention_mma.cu: tensor cores; TIDE_E_UNSUPPORTED where they cannot serve. */
+bool tide_attention_mma_fits(const tide_attend &p);
+int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
+                       const int64_t *lse_stride);
+int tide_attention_mma_bwd(const k_call *call, const tide_attend &p,
+                           const tide_attention_back &g);
+/* kernels/cuda/attention/attention_wgmma.cu and attention_wgmma_bwd.cu: Hopper; E_UNSUPPORTED, with a
+ * sentence, where the chip is another or the library was built without it. fits: whether it knows
+ * these operands. */
+bool tide_attention_wgmma_fits(const tide_attend &p);
+int tide_attention_wgmma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
+                         const int64_t *lse_stride);
+bool tide_attention_wgmma_bwd_fits(const tide_attend &p, const tide_attention_back &g);
+int tide_attention_wgmma_bwd(const k_call *call, const tide_attend &p,
+                             const tide_attention_back &g);
+
+#endif

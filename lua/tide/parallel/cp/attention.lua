@@ -1,0 +1,210 @@
+-- Attention over a sequence that lies on several ranks (layer 8).
+--
+--    local inner = cp_attention.new { axis = mesh:axis 'cp', method = 'ring' }
+--    inner(q, k, v, { causal = true, context = context })     -- the context of the batch
+--    attention.inner = inner                                  -- takes the place of tide.attention
+--
+-- The one idea: layout, padding, documents and window are data: pairs (document, position) of every
+-- token of every rank, which the context holds (cp_context.lua). So each method is one rule for any
+-- of them, and what it computes is the attention of the whole sequence:
+--    ring        keys and values come block by block, hidden behind the work; memory of 1 / W
+--    allgather   keys and values are gathered; one call, memory of the whole K and V
+--    a2a         heads against sequence, one exchange each way
+--    a2a+p2p     a2a among `a2a` neighbouring ranks, the ring across their groups
+--
+-- The object says how, the context what. It comes as an option of the call, or holds for the time
+-- of one function (`with`); a call without is an error. Losses are sums over ranks.
+
+local tide = require 'tide'
+local dist = require 'tide.dist'
+local err = require 'tide.util.err'
+local context_ = require 'tide.parallel.cp.context'
+local heads = require 'tide.parallel.cp.heads'
+local collective = require 'tide.parallel.collective_op'
+local ring = require 'tide.parallel.cp.ring'
+
+local cp_attention = {}
+
+local Inner = { class_name = 'CpAttention' }
+Inner.__index = Inner
+
+-- The communicators of a2a+p2p: neighbours, and the ranks with the same place among theirs.
+-- Collective.
+function cp_attention.split(name, comm, n)
+   err.integer(name, 'a2a', n, 1)
+   if comm.size % n ~= 0 then
+      err.raise('E_ARG', name, 'a2a (%d) x p2p must equal the %d ranks of the axis', n, comm.size)
+   end
+   if comm.transport == 'sim' then
+      return dist.simulate(n, comm.rank % n),
+         dist.simulate(comm.size / n, math.floor(comm.rank / n))
+   end
+   return comm:split(math.floor(comm.rank / n), comm.rank, 'cp_a2a'),
+      comm:split(comm.rank % n, comm.rank, 'cp_p2p')
+end
+
+-- opts: axis (of a mesh, or a communicator), method (default: that of the context), a2a (ranks of
+-- the inner exchange of a2a+p2p), or near and far (its communicators, if they are there already).
+-- Collective for a2a+p2p with a2a.
+function cp_attention.new(opts)
+   local name = 'parallel.cp.attention'
+   opts = err.options(name, opts, { 'axis', 'method', 'a2a', 'near', 'far' })
+   local method = opts.method and context_.method(name, opts.method)
+   if (method == 'a2a+p2p') ~= (opts.a2a ~= nil or opts.near ~= nil) then
+      err.arg(name, 'a2a', 'the ranks of the inner exchange, for a2a+p2p alone', opts.a2a)
+   end
+   local self = setmetatable({ comm = context_.comm_of(name, opts.axis), method = method,
+      near = opts.near, far = opts.far }, Inner)
+   if opts.a2a then self.near, self.far = cp_attention.split(name, self.comm, opts.a2a) end
+   return self
+end
+
+-- ---- the context -----------------------------------------------------------------------------
+
+local function finish(self, before, ok, ...)
+   self.context = before
+   if not ok then error((...), 0) end
+   return ...
+end
+
+-- Runs fn() with a context for calls that bring none: of a batch, cp.null, or a list of the pairs
+-- of every rank's tokens, i32 [B or 1, T_r, 2] in rank order, the same on every rank. Nests; ends
+-- also when fn raises. What is computed again in backward needs it too. Returns what fn returns.
+function Inner:with(context, fn)
+   local name = 'parallel.cp.attention.with'
+   if type(context) ~= 'table' or getmetatable(context) == nil then
+      context = context_.new { axis = self.comm, pairs = context, causal = false }
+   end
+   context_.check(name, 'context', context)
+   err.type(name, 'fn', fn, 'function')
+   local before = self.context
+   self.context = context
+   return finish(self, before, pcall(fn))
+end
+
+-- ---- the methods -----------------------------------------------------------------------------
+
+local function attend(q, k, v, mask, q_index, k_index)
+   return tide.attention(q, k, v, {
+      causal = mask.causal, window = mask.window, softcap = mask.softcap, scale = mask.scale,
+      q_index = q_index, k_index = k_index,
+   })
+end
+
+local run = {}
+
+function run.ring(_, context, q, k, v, mask)
+   return ring.attention(q, k, v, { comm = context.comm, mask = mask,
+      index = context:groups(q.device, 1), hops = context:hops(1, context.rank, mask) })
+end
+
+function run.allgather(_, context, q, k, v, mask)
+   local tokens = context:tokens()
+   return attend(q, collective.all_gather_v(k, context.comm, 2, tokens),
+      collective.all_gather_v(v, context.comm, 2, tokens), mask, context:q_index(q.device),
+      context:joined(q.device))
+end
+
+function run.a2a(_, context, q, k, v, mask)
+   local all, tokens = context:joined(q.device), context:tokens()
+   local qh, kh, vh, way = heads.enter(q, k, v, context.comm, tokens)
+   return heads.leave(attend(qh, kh, vh, mask, all, all), context.comm, way)
+end
+
+run['a2a+p2p'] = function(self, context, q, k, v, mask)
+   local near, far = self.near, self.far
+   if not near then
+      near, far = context_.comm_of('parallel.cp.attention', context.inner),
+         context_.comm_of('parallel.cp.attention', context.outer)
+   end
+   local n, first = near.size, far.rank * near.size
+   local tokens = { unpack(context:tokens(), first + 1, first + n) }
+   local qh, kh, vh, way = heads.enter(q, k, v, near, tokens)
+   local o = ring.attention(qh, kh, vh, { comm = far, mask = mask,
+      index = context:groups(q.device, n), hops = context:hops(n, far.rank, mask) })
+   return heads.leave(o, near, way)
+end
+
+-- ---- the call --------------------------------------------------------------------------------
+
+local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'bias',
+   'return_lse', 'context' }
+
+local function check_call(name, context, q, k, opts)
+   local mine = context:q_index(q.device)
+   for _, what in ipairs { 'q_start', 'bias', 'return_lse' } do
+      if opts[what] and not (what == 'q_start' and opts[what] == 0) then
+         err.raise('E_UNSUPPORTED', name, "option '%s' is not for a sequence on several ranks",
+            what)
+      end
+   end
+   for _, what in ipairs { 'q_index', 'k_index' } do
+      if opts[what] ~= nil and opts[what].id ~= mine.id then
+         err.arg(name, what, 'nil, or the pairs that the context holds for this rank', opts[what])
+      end
+   end
+   for what, t in require 'tide.util.each' { q = q, k = k } do
+      if t:size(2) ~= mine:size(2) then
+         err.raise('E_SHAPE', name, "argument '%s': expected %d tokens, those of this rank in the "
+            .. 'context, got %d', what, mine:size(2), t:size(2))
+      end
+   end
+end
+
+-- The context of a call: its own, or that of `with`.
+local function context_for(self, name, opts)
+   local context = opts.context or self.context
+   if not context then
+      err.raise('E_STATE', name, 'no batch is set; call the model with the context of its batch '
+         .. '({ context = context }), or with parallel.cp.null for a whole sequence on each rank')
+   end
+   context_.check(name, 'context', context)
+   if not context.null and context.size ~= self.comm.size then
+      err.raise('E_ARG', name, 'the context is of %d ranks, this layer works over %d', context.size,
+         self.comm.size)
+   end
+   return context
+end
+
+-- A call in a line.
+local function kind_of(method, mask, q, k, v)
+   local w = mask.window
+   local left, right = w, w
+   if type(w) == 'table' then left, right = w[1], w[2] end
+   return ('%s, causal %s, window %s %s, softcap %s, scale %s, %s, %d rows, %d heads of %d '
+      .. 'on %d of %d'):format(method, tostring(mask.causal), tostring(left or -1),
+      tostring(right or -1), tostring(mask.softcap), tostring(mask.scale), q.dtype, q:size(1),
+      q:size(3), q:size(4), k:size(3), v:size(4))
+end
+
+-- As tide.attention(q_BTHD, k_BTKD, v_BTKD, opts), of this rank's tokens, with opts.context. Every
+-- rank must call. Ranks that differ in plan, documents, mask, method or heads all raise E_COMM.
+function Inner:__call(q, k, v, opts)
+   local name = 'parallel.cp.attention'
+   opts = err.options(name, opts, known)
+   local context = context_for(self, name, opts)
+   if context.null then
+      local rest = {}
+      for _, what in ipairs(known) do rest[what] = opts[what] end
+      rest.context = nil
+      return tide.attention(q, k, v, rest)
+   end
+   check_call(name, context, q, k, opts)
+   local mask = { causal = opts.causal, window = opts.window or context.window,
+      softcap = opts.softcap, scale = opts.scale }
+   if mask.causal == nil then mask.causal = context.causal end
+   if context.size == 1 then
+      local mine = context:q_index(q.device)
+      return attend(q, k, v, mask, mine, mine)
+   end
+   local method = self.method or context.method
+   context:check_agreed(name, self.comm, 'attention', kind_of(method, mask, q, k, v))
+   return run[method](self, context, q, k, v, mask)
+end
+
+function Inner:__tostring()
+   return ('CpAttention(%s over %d ranks)'):format(self.method or 'as the context says',
+      self.comm.size)
+end
+
+return cp_attention

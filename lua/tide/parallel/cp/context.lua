@@ -1,0 +1,251 @@
+-- The context: what attention over ranks must know of one batch (layer 8).
+--
+-- The one idea: it is an argument. Whatever attends gets it (model:loss(ids, labels, { context =
+-- context })), so a layer that is computed again in backward sees the same, and nothing is
+-- process-global.
+--
+-- Fields
+--    map      the cp_map plan: who holds what; map:shard, map:gather (nil if `pairs` was given)
+--    axis     axis of a mesh (or communicator) along which the sequence is cut
+--    comm     its communicator
+--    size, rank
+--    method   'ring', 'allgather', 'a2a' or 'a2a+p2p': how queries and keys come together
+--    inner    a2a+p2p: the axis of the all-to-all inside; the ring runs along `outer`
+--    window, causal   mask of calls that name none
+-- and, as data, which document and position each token carries: k_index(rank, device) and
+-- q_index(device), i32 [1 or B, count, 2], pairs(device), those of all ranks, positions(device).
+-- What has been found out about them (who needs which rows, what the ranks agree on) is kept here.
+
+local tide = require 'tide'
+local agree = require 'tide.dist.agree'
+local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
+local blocks = require 'tide.parallel.cp.blocks'
+local fingerprint = require 'tide.parallel.fingerprint'
+local kept = require 'tide.parallel.kept'
+local window = require 'tide.nn.window'
+
+local Context = { class_name = 'Context' }
+Context.__index = Context
+
+local methods = { 'ring', 'allgather', 'a2a', 'a2a+p2p' }
+-- Names that others use for them.
+local synonyms = { p2p = 'ring', all_gather = 'allgather', ['all-gather'] = 'allgather',
+   all_to_all = 'a2a', ulysses = 'a2a' }
+
+local context_ = { Context = Context, methods = methods }
+
+-- The method of this name, or of one that it has elsewhere; raises for others.
+function context_.method(op, name)
+   return err.choice(op, 'method', synonyms[name] or name, methods)
+end
+
+-- The communicator of an axis of a mesh, or the one that was given in its place.
+function context_.comm_of(op, axis)
+   local comm = type(axis) == 'table' and (axis.all_reduce and axis or axis.comm)
+   if not comm then err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis) end
+   return comm
+end
+
+local function check_index(op, index, plan)
+   if index == nil then return nil end
+   if not tide.is_tensor(index) or index.dtype ~= 'i32' or index.ndim ~= 3
+      or not plan or index:size(2) ~= plan.length or index:size(3) ~= 2 then
+      err.arg(op, 'index', plan and ('i32 [rows or 1, %d, 2] of (document, position)'):format(
+         plan.length) or 'nil beside pairs', index)
+   end
+   return index
+end
+
+local function check_axes(op, opts, method, size)
+   local inner, outer = opts.inner, opts.outer
+   local both = inner ~= nil and outer ~= nil
+   if (inner ~= nil or outer ~= nil or method == 'a2a+p2p')
+      and not (both and method == 'a2a+p2p') then
+      err.arg(op, 'inner', "the axes inner and outer with method 'a2a+p2p', and only then", inner)
+   end
+   if both and inner.size * outer.size ~= size then
+      err.raise('E_ARG', op, 'inner (%d) x outer (%d) must equal the %d ranks of the plan',
+         inner.size, outer.size, size)
+   end
+end
+
+-- The ranks: those of a plan, or of the axis that comes with pairs.
+local function ranks_of(op, opts)
+   if opts.map == nil then
+      local _, size, rank = axis_of(op, 'axis', opts.axis, true)
+      blocks.check_index(op, opts.pairs, size)
+      return opts.axis, size, rank
+   end
+   local map = err.type(op, 'map', opts.map, 'table')
+   if type(map.size) ~= 'number' or type(map.shard) ~= 'function' then
+      err.arg(op, 'map', 'a plan (parallel.cp_map)', map)
+   end
+   if opts.pairs ~= nil then err.arg(op, 'pairs', 'map or pairs', 'both') end
+   local axis = opts.axis or map.axis
+   if map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size) then
+      err.arg(op, 'axis', ('an axis of %d ranks, as the plan has'):format(map.size), axis)
+   end
+   return axis, map.size, map.rank
+end
+
+-- opts: map (a cp_map plan), axis (default: the plan's), method ('ring'), inner and outer (axes of
+-- 'a2a+p2p': neighbours, and the ranks with the same place among theirs), window, causal (true),
+-- index (i32 [B or 1, length, 2] of (document, position) in the caller's order, where rows differ;
+-- default: the plan's documents). In place of map: pairs, a list over ranks of
+-- i32 [B or 1, T_r, 2], the same on every rank, with axis.
+function context_.new(opts)
+   local op = 'parallel.cp.context'
+   opts = err.options(op, opts, { 'map', 'axis', 'method', 'inner', 'outer', 'window', 'causal',
+      'index', 'pairs' })
+   local axis, size, rank = ranks_of(op, opts)
+   local method = context_.method(op, opts.method or 'ring')
+   check_axes(op, opts, method, size)
+   return setmetatable({
+      map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
+      method = method, inner = opts.inner, outer = opts.outer,
+      window = window.check(op, 'window', opts.window),
+      causal = opts.causal ~= false, index = check_index(op, opts.index, opts.map),
+      given = opts.pairs, keep = {}, hop_lists = {}, agreed = {},
+   }, Context)
+end
+
+-- ---- who is where ----------------------------------------------------------------------------
+
+local function check_place(self, rank, device)
+   local op = 'parallel.cp.context'
+   err.integer(op, 'rank', rank, 0, self.size - 1)
+   if device ~= nil then err.type(op, 'device', device, 'string') end
+end
+
+-- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
+function Context:k_index(rank, device)
+   check_place(self, rank, device)
+   if self.given then
+      local t = self.given[rank + 1]
+      if device == nil or t.device == device then return t end
+      return kept(self, rank .. device, function() return t:to(device) end)
+   end
+   if not self.index then return self.map:document_index(device, rank) end
+   device = device or self.index.device
+   return kept(self, rank .. device, function()
+      return self.map:shard(self.index:to(device), 2, -1, rank)
+   end)
+end
+
+-- The same of this rank's own.
+function Context:q_index(device) return self:k_index(self.rank, device) end
+
+-- The same of every rank, in rank order.
+function Context:pairs(device)
+   local list = {}
+   for r = 0, self.size - 1 do list[r + 1] = self:k_index(r, device) end
+   return list
+end
+
+-- The positions of this rank's tokens in their documents, i64 [1 or B, count]; 0 in padding.
+function Context:positions(device)
+   return self:q_index(device):select(3, 2):clamp(0, 2^31 - 1):to 'i64'
+end
+
+-- Tokens that each rank has.
+function Context:tokens()
+   local list = {}
+   for r = 0, self.size - 1 do
+      list[r + 1] = self.given and self.given[r + 1]:size(2) or self.map.count
+   end
+   return list
+end
+
+local function join(list)
+   local rows = 1
+   for _, t in ipairs(list) do rows = math.max(rows, t:size(1)) end
+   local out = {}
+   for r, t in ipairs(list) do
+      out[r] = t:size(1) == rows and t or t:expand { rows, t:size(2), 2 }
+   end
+   return tide.cat(out, 2)
+end
+
+-- The pairs of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2].
+function Context:joined(device, first, n)
+   first, n = first or 0, n or self.size
+   check_place(self, first, device)
+   err.integer('parallel.cp.context', 'n', n, 1, self.size - first)
+   local key = ('%s %d %d'):format(device, first, n)
+   return kept(self, key, function()
+      return join { unpack(self:pairs(device), first + 1, first + n) }
+   end)
+end
+
+-- ---- who needs what --------------------------------------------------------------------------
+
+local function mask_key(n, mask)
+   local w = mask.window
+   local left, right = w, w
+   if type(w) == 'table' then left, right = w[1], w[2] end
+   return ('%d %s %s %s'):format(n, tostring(mask.causal), tostring(left), tostring(right))
+end
+
+-- The pairs of each group of n neighbours.
+function Context:groups(device, n)
+   err.integer('parallel.cp.context', 'n', n, 1, self.size)
+   if n == 1 then return self:pairs(device) end
+   local list = {}
+   for g = 1, self.size / n do list[g] = self:joined(device, (g - 1) * n, n) end
+   return list
+end
+
+-- The hops of group `at` of a ring over groups of n neighbours, under a mask; found once, from
+-- numbers on the host (see cp_blocks).
+function Context:hops(n, at, mask)
+   err.integer('parallel.cp.context', 'n', n, 1, self.size)
+   err.type('parallel.cp.context', 'mask', mask, 'table')
+   local key = mask_key(n, mask)
+   local found = self.hop_lists[key]
+   if not found then
+      found = blocks.hops(self:groups('cpu', n), at, { causal = mask.causal, window = mask.window })
+      self.hop_lists[key] = found
+   end
+   return found
+end
+
+-- ---- agreement -------------------------------------------------------------------------------
+
+-- Raises E_COMM on all ranks of comm unless they mean the same sequence and call: what a rank
+-- computes follows from its own copy of plan, documents and mask, and if one copy differs, some
+-- methods would still run and give numbers of no sequence at all. what: a plural; kind: the call in
+-- a line. Collective at the first call of its kind with a context, not in each layer.
+function Context:check_agreed(op, comm, what, kind)
+   err.type('parallel.cp.context', 'kind', kind, 'string')
+   if self.agreed[kind] then return end
+   agree.check(comm, op, 'E_COMM', { { what = what, shown = true, text = function()
+      self.line = self.line or fingerprint.context(self)
+      return self.line .. ', ' .. kind
+   end } })
+   self.agreed[kind] = true
+end
+
+-- ---- the rest --------------------------------------------------------------------------------
+
+-- fn(context, ...). The context is a plain argument; nothing is entered or left.
+function Context:run(fn, ...) return err.func('parallel.cp.context', 'fn', fn)(self, ...) end
+
+function Context:__tostring()
+   return ('context parallel (%s, rank %d of %d): %s'):format(self.method, self.rank, self.size,
+      self.map and tostring(self.map) or 'pairs as given')
+end
+
+-- No context parallelism: one rank has the whole sequence.
+context_.null = setmetatable({ size = 1, rank = 0, method = 'none', null = true }, {
+   __index = { run = Context.run }, __tostring = function() return 'no context parallelism' end,
+})
+
+-- A context as one is expected: with pairs or a plan, or null.
+function context_.check(op, name, v)
+   if v == context_.null or type(v) == 'table' and getmetatable(v) == Context then return v end
+   err.arg(op, name, 'a context (parallel.cp.context, or the first result of '
+      .. 'make_cp_batch_and_ctx)', v)
+end
+
+return context_

@@ -1,0 +1,92 @@
+-- Attention by heads: an all-to-all trades the sequence for the heads (layer 8).
+--
+-- The one idea: before attention a rank holds all heads of its tokens, during it all tokens of its
+-- heads (Jacobs et al., arXiv 2309.14509). Query heads go to ranks in runs that never straddle two
+-- key heads, uneven where they do not divide; a key head that serves the queries of several ranks
+-- goes to each of them, and its gradients are added up. Queries, keys and values travel in one
+-- exchange (cp_exchange.lua), as runs of channels: a head of D is D of them.
+
+local err = require 'tide.util.err'
+local exchange = require 'tide.parallel.cp.exchange'
+
+local heads = {}
+
+-- n things in k runs as even as can be: the first n % k are one longer.
+local function even_counts(n, k)
+   local counts, each = {}, math.floor(n / k)
+   for i = 1, k do counts[i] = each + (i <= n % k and 1 or 0) end
+   return counts
+end
+
+-- Whole key heads to each rank, their query heads with them.
+local function by_key_head(H, K, W)
+   local list, at, g = {}, 0, H / K
+   for r, n in ipairs(even_counts(K, W)) do
+      list[r] = { q = at * g, nq = n * g, k = at, nk = n }
+      at = at + n
+   end
+   return list
+end
+
+-- Several ranks to each key head, its query heads split among them.
+local function by_query_head(H, K, W)
+   local list, g = {}, H / K
+   for k, nrank in ipairs(even_counts(W, K)) do
+      local at = (k - 1) * g
+      for _, n in ipairs(even_counts(g, nrank)) do
+         list[#list + 1] = { q = at, nq = n, k = k - 1, nk = n > 0 and 1 or 0 }
+         at = at + n
+      end
+   end
+   return list
+end
+
+-- Which heads each of W ranks works on: list of { q =, nq =, k =, nk = }, first ones from 0.
+function heads.split(H, K, W)
+   local name = 'parallel.cp.split_heads'
+   err.integer(name, 'H', H, 1)
+   err.integer(name, 'K', K, 1)
+   err.integer(name, 'W', W, 1)
+   if H % K ~= 0 then err.arg(name, 'K', ('a divisor of H (%d)'):format(H), K) end
+   return K >= W and by_key_head(H, K, W) or by_query_head(H, K, W)
+end
+
+-- The tokens of all ranks in rank order: tokens[r + 1] of rank r.
+local function rows_of(tokens)
+   local list, at = {}, 0
+   for r, n in ipairs(tokens) do
+      list[r] = { at, n }
+      at = at + n
+   end
+   return exchange.rows(list)
+end
+
+-- [B, T, heads, D] as channels and back.
+local function channels(x) return x:reshape { x:size(1), x:size(2), x:size(3) * x:size(4) } end
+
+local function heads_of(x, n, D) return x:reshape { x:size(1), x:size(2), n, D } end
+
+-- q, k, v of this rank's tokens and all heads -> of all tokens and this rank's heads.
+-- tokens: tokens a rank. Returns q, k, v and how to go back.
+function heads.enter(q, k, v, comm, tokens)
+   local H, K, D, E = q:size(3), k:size(3), q:size(4), v:size(4)
+   local list, go, back = heads.split(H, K, comm.size), {}, {}
+   for r, part in ipairs(list) do
+      go[r] = { { part.q * D, part.nq * D }, { H * D + part.k * D, part.nk * D },
+                { (H + K) * D + part.k * E, part.nk * E } }
+      back[r] = { { part.q * E, part.nq * E } }
+   end
+   local own, rows, shared = list[comm.rank + 1], rows_of(tokens), K < comm.size
+   local qh, kh, vh = exchange.enter({ channels(q), channels(k), channels(v) }, comm,
+      exchange.columns(go, (H + K) * D + K * E), rows, { own.nq * D, own.nk * D, own.nk * E }, 0,
+      { false, shared, shared })
+   return heads_of(qh, own.nq, D), heads_of(kh, own.nk, D), heads_of(vh, own.nk, E),
+      { cols = exchange.columns(back, H * E), rows = rows, heads = H, width = E }
+end
+
+-- The way back: o of all tokens and this rank's heads -> of this rank's tokens and all heads.
+function heads.leave(o, comm, way)
+   return heads_of(exchange.leave(channels(o), comm, way.cols, way.rows), way.heads, way.width)
+end
+
+return heads

@@ -1,0 +1,296 @@
+-- Context parallelism: one sequence over several ranks; the objects that say so (layer 8).
+--
+--    local context, batch = cp.make_cp_batch_and_ctx(mesh, { input_ids = ids, labels = labels })
+--    context:run(function(c) ... attention calls look at c ... end)
+--
+-- The one idea: what attention must know travels as an argument, the context, and nothing is
+-- process-global: the plan of the layout (cp_map), the communicator, the method, and, as data,
+-- which document and position each token of each rank carries. Masks and layouts are then one
+-- rule on (document, position) pairs; see tide.attention.
+--
+-- The context itself is in cp_context.lua, batches in cp_batch.lua, models in cp_train.lua.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local lazy = require 'tide.util.lazy'
+local pack = require 'tide.ffi.pack'
+local context_ = require 'tide.parallel.cp.context'
+local cp_map = require 'tide.parallel.cp.map'
+
+local cp = {
+   methods = context_.methods, Context = context_.Context, context = context_.new,
+   null = context_.null,
+}
+
+-- The axis of a mesh that is called `name`, an axis itself, or nil.
+function cp.axis_of(op, mesh, name)
+   if mesh == nil then return nil end
+   if type(mesh) == 'table' and type(mesh.find) == 'function' then return mesh:find(name) end
+   if type(mesh) ~= 'table' or type(mesh.size) ~= 'number' or type(mesh.rank) ~= 'number' then
+      err.arg(op, 'mesh', 'a mesh, an axis, or nil', mesh)
+   end
+   return name == 'cp' and mesh or nil
+end
+
+-- ---- scopes ----------------------------------------------------------------------------------
+
+-- Leaves scopes in reverse order, every one of them; returns the first error.
+local function leave(entered, env, failed)
+   local first
+   for i = #entered, 1, -1 do
+      local ok, e = pcall(entered[i].exit, entered[i], env, failed)
+      if not ok and first == nil then first = e end
+   end
+   return first
+end
+
+local function is_scope(s) return type(s) == 'table' and s.enter ~= nil and s.exit ~= nil end
+
+local context_op = 'parallel.cp.get_train_context'
+
+-- Calls of `call`, all with one function, as one captured step (tide.cuda.captured).
+local function as_captured(call)
+   local known
+   local step = tide.cuda.captured(function(...) return call(known, ...) end)
+   return function(fn, ...)
+      known = known or fn
+      if fn ~= known then
+         err.raise('E_STATE', context_op, 'the step was captured with another function; make a '
+            .. 'context for each')
+      end
+      return step(...)
+   end
+end
+
+-- The options of a step, given in one table or in the order of PyTorch's function.
+local function step_options(first, scope, cp_context)
+   local plain = type(first) == 'table' and not getmetatable(first) and not is_scope(first)
+   if not plain or scope ~= nil or cp_context ~= nil then
+      return { loss_parallel = first, scope = scope, cp = cp_context }
+   end
+   local opts = err.options(context_op, first, { 'loss_parallel', 'scope', 'captured', 'cp' })
+   if opts.captured ~= nil then err.type(context_op, 'captured', opts.captured, 'boolean') end
+   return opts
+end
+
+-- What a call of a step passes to its function.
+local function env_of(opts)
+   local scope = opts.scope or false
+   if type(scope) ~= 'boolean' and not is_scope(scope) then
+      err.arg(context_op, 'scope', 'true, false, or an object with enter and exit', scope)
+   end
+   if scope == true and opts.captured then
+      err.raise('E_ARG', context_op, 'a captured step keeps its memory for the next replay; leave '
+         .. 'out scope')
+   end
+   return { loss_parallel = opts.loss_parallel or false, scope = scope,
+      captured = opts.captured or false, cp = opts.cp or cp.null }
+end
+
+-- A function step(fn, ...) that runs fn(env, ...) and returns what it returns; it may be called any
+-- number of times. opts:
+--   loss_parallel  false, true, or a value for env
+--   scope          true: the step's memory is given back at its end (tide.scope)
+--   captured       true: the step is one launch of a CUDA graph. The second call records fn and its
+--                  scopes, later ones replay them on new tensors of the same shapes. fn holds the
+--                  whole step (forward, backward, optimizer:step()), is the same at each call, and
+--                  gets tensors on 'cuda'; tide.cuda.captured says what is refused
+--   cp             a context (cp.context); nothing: cp.null
+-- loss_parallel, scope and cp may be objects with enter(self, env) and exit(self, env, failed);
+-- they are entered in this order, and left in reverse, also after an error.
+--
+-- get_train_context(loss_parallel, scope, cp) is the same in the order of PyTorch's function; its
+-- second switch, compiled autograd, has no counterpart, and its place is that of scope.
+function cp.get_train_context(opts, ...)
+   local env0 = env_of(step_options(opts, ...))
+   local scopes = {}
+   for _, s in ipairs { env0.loss_parallel, env0.scope, env0.cp } do
+      if is_scope(s) then scopes[#scopes + 1] = s end
+   end
+   local function call(fn, ...)
+      local env, given, entered = {}, pack(...), {}
+      for k, v in each(env0) do env[k] = v end
+      local function body()
+         for _, s in ipairs(scopes) do
+            s:enter(env)
+            entered[#entered + 1] = s
+         end
+         return fn(env, unpack(given, 1, given.n))
+      end
+      local function inside()
+         local result = pack(pcall(body))
+         local trouble = leave(entered, env, not result[1])
+         if not result[1] then error(result[2], 0) end
+         if trouble ~= nil then error(trouble, 0) end
+         return unpack(result, 2, result.n)
+      end
+      if env0.scope == true then return tide.scope(inside) end
+      return inside()
+   end
+   return env0.captured and as_captured(call) or call
+end
+
+-- ---- regions over given buffers --------------------------------------------------------------
+
+local Region = { class_name = 'Region' }
+Region.__index = Region
+
+local rotation = {
+   allgather = 'allgather', alltoall = 'ring', ring = 'ring', a2a = 'a2a', ['a2a+p2p'] = 'a2a+p2p',
+}
+
+local function check_buffers(op, buffers, dims, no_restore)
+   err.type(op, 'buffers', buffers, 'table')
+   err.type(op, 'dims', dims, 'table')
+   if #buffers ~= #dims then
+      err.raise('E_ARG', op, '%d buffers and %d dims: one for each', #buffers, #dims)
+   end
+   local stays = {}
+   for i, t in ipairs(no_restore or {}) do
+      local found
+      for k, b in ipairs(buffers) do
+         if rawequal(b, t) then found = k end
+      end
+      if not found then
+         err.arg(op, ('no_restore[%d]'):format(i), 'one of the buffers', t)
+      end
+      stays[found] = true
+   end
+   return stays
+end
+
+-- Length of the sequence: that of every buffer along its dim.
+local function common_length(op, buffers, dims)
+   local length
+   for i, t in ipairs(buffers) do
+      if not tide.is_tensor(t) then err.arg(op, ('buffers[%d]'):format(i), 'a tensor', t) end
+      local d = err.integer(op, ('dims[%d]'):format(i), dims[i], -t.ndim, t.ndim)
+      if d == 0 then err.arg(op, ('dims[%d]'):format(i), 'a dim from 1 on, or negative', d) end
+      length = length or t:size(d)
+      if t:size(d) ~= length then
+         err.raise('E_ARG', op, 'buffer %d has %d tokens, buffer 1 has %d', i, t:size(d), length)
+      end
+   end
+   return length
+end
+
+-- A region over buffers whose dims (one each) are cut over the ranks of axis. no_restore: those of
+-- the buffers that stay cut afterwards. rotate_method: 'allgather' (default), 'alltoall' (a ring),
+-- or a method of contexts. opts: kind of layout ('zigzag'), fills (a value for the padding of each
+-- buffer; without them the length must fit the layout), and those of cp.context.
+-- region:run(fn, ...) calls fn(shards, context, ...). The buffers themselves are never changed:
+-- gradients of the shards reach them.
+function cp.create_context_parallel_ctx(axis, buffers, dims, no_restore, rotate_method, opts)
+   local op = 'parallel.cp.create_context_parallel_ctx'
+   opts = err.options(op, opts, { 'kind', 'fills', 'window', 'causal', 'index', 'inner', 'outer',
+      'cu', 'cu_real', 'cu_slot' })
+   local method = rotation[rotate_method or 'allgather']
+   if not method then
+      err.choice(op, 'rotate_method', rotate_method,
+         { 'allgather', 'alltoall', 'ring', 'a2a', 'a2a+p2p' })
+   end
+   local stays = check_buffers(op, buffers, dims, no_restore)
+   local length = common_length(op, buffers, dims)
+   if not length then err.arg(op, 'buffers', 'at least one tensor', 'none') end
+   local map = cp_map.new { kind = opts.kind or 'zigzag', axis = axis, length = length,
+      pad = opts.fills ~= nil, cu = opts.cu, cu_real = opts.cu_real, cu_slot = opts.cu_slot }
+   local context = cp.context { map = map, method = method, window = opts.window,
+      causal = opts.causal, index = opts.index, inner = opts.inner, outer = opts.outer }
+   return setmetatable({ map = map, context = context, buffers = buffers, dims = dims,
+      fills = opts.fills, stays = stays }, Region)
+end
+
+-- This rank's part of each buffer, in order: new tensors with a history.
+function Region:shards()
+   local list = {}
+   for i, t in ipairs(self.buffers) do
+      list[i] = self.map:shard(t, self.dims[i], self.fills and self.fills[i])
+   end
+   return list
+end
+
+-- fn(shards, context, ...); returns what fn returns.
+function Region:run(fn, ...)
+   err.func('parallel.cp.region', 'fn', fn)
+   return fn(self:shards(), self.context, ...)
+end
+
+-- The buffers as they are after the region: those of no_restore cut, the others whole.
+function Region:after()
+   local shards, list = self:shards(), {}
+   for i, t in ipairs(self.buffers) do list[i] = self.stays[i] and shards[i] or t end
+   return list
+end
+
+-- ---- a frozen model's inputs, contiguous -----------------------------------------------------
+
+local function pad_right(t, n)
+   if n == 0 then return t:clone() end
+   return t:pad({ 0, 0 }, { 0, n })
+end
+
+-- Inputs of a model that only runs forward, cut contiguously. ids [B, T]; positions [B, T], [1, T]
+-- or nil. Returns a region (its run calls fn({ ids, positions }, context)), the two padded to a
+-- multiple of the ranks (new tensors), and T. Attention gathers keys and values.
+function cp.make_target_cp_ctx(axis, ids, positions)
+   local op = 'parallel.cp.make_target_cp_ctx'
+   if not tide.is_tensor(ids) or ids.ndim ~= 2 then err.arg(op, 'ids', 'a tensor [B, T]', ids) end
+   local B, T = ids:size(1), ids:size(2)
+   if positions == nil then
+      positions = tide.arange(T, { dtype = 'i64', device = ids.device }):reshape { 1, T }
+   elseif not tide.is_tensor(positions) or positions.ndim ~= 2 or positions:size(2) ~= T
+      or positions:size(1) ~= 1 and positions:size(1) ~= B then
+      err.arg(op, 'positions', ('a tensor [%d or 1, %d]'):format(B, T), positions)
+   end
+   positions = positions:to(ids.device):expand(B, T):contiguous()
+   local map = cp_map.new { kind = 'contiguous', axis = axis, length = T }
+   local extra = map.padded - T
+   local buffers = { pad_right(ids, extra), pad_right(positions, extra) }
+   local region = setmetatable({
+      map = map, context = cp.context { map = map, method = 'allgather' },
+      buffers = { ids, positions }, dims = { 2, 2 }, fills = { 0, 0 },
+      stays = { true, true },
+   }, Region)
+   return region, buffers[1], buffers[2], T
+end
+
+-- Every token of each tensor again, without padding and without gradients. where: the region or
+-- context whose layout the tensors have, or an axis (contiguous; then with orig_len).
+function cp.gather_cp_seq(where, tensors, dim, orig_len)
+   local op = 'parallel.cp.gather_cp_seq'
+   err.type(op, 'tensors', tensors, 'table')
+   local map = type(where) == 'table' and where.map
+   local out = {}
+   for i, t in ipairs(tensors) do
+      if not tide.is_tensor(t) then err.arg(op, ('tensors[%d]'):format(i), 'a tensor', t) end
+      local plan = map
+      if not plan then
+         local axis = cp.axis_of(op, where, 'cp') or { size = 1, rank = 0 }
+         local total = t:size(dim) * axis.size
+         err.integer(op, 'orig_len', orig_len, 0, total)
+         plan = cp_map.new { kind = 'contiguous', axis = axis, length = total }
+      elseif orig_len and orig_len ~= plan.length then
+         err.arg(op, 'orig_len', ('%d, as the plan has'):format(plan.length), orig_len)
+      end
+      out[i] = tide.no_grad(function() return plan:gather(t:detach(), dim) end)
+      if orig_len and out[i]:size(dim) > orig_len then
+         out[i] = out[i]:narrow(dim, 1, orig_len):contiguous()
+      end
+   end
+   return out
+end
+
+-- ---- the rest, in files of its own ------------------------------------------------------------
+
+local entries = { self_check = 'cp_check' }
+for file, names in each {
+   cp_batch = { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
+      'shard_thd_chunk', 'contiguous_batch', 'document_index_of' },
+   cp_train = { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
+      'run_target_cp_forward_and_gather' },
+} do
+   for _, name in ipairs(names) do entries[name] = { file, name } end
+end
+
+return lazy('parallel.cp', entries, 'parallel', cp)

@@ -1,0 +1,349 @@
+-- Which token lies on which rank: the plan of a sharded sequence (layer 8).
+--
+--    local plan = cp_map.new { kind = 'zigzag', axis = mesh:axis 'cp', length = 1000 }
+--    local mine = plan:shard(ids, 2, 0)       -- this rank's tokens, padding filled with 0
+--    local all  = plan:gather(hidden, 2)      -- every token again, in order, without padding
+--
+-- The one idea: a plan owns the layout, the padding and the documents, and gives everything else as
+-- index data: what a rank keeps, where each token is, which document and position each carries.
+-- Nobody downstream needs to know the layout.
+--
+-- Kinds: contiguous; zigzag (head-tail: 2 W chunks, rank r has chunks r and 2 W - 1 - r); document
+-- (zigzag of every document); balanced (blocks dealt so that tokens are equal and work nearly so);
+-- custom (a permutation in rank order).
+--
+-- Three coordinates: a source position counts the caller's tokens; a whole position counts those
+-- and the padding; a place counts tokens in rank order. All from 0. Padding belongs to document -1.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+local gcd = require 'tide.util.gcd'
+local axis_of = require 'tide.parallel.axis_of'
+local balance = require 'tide.parallel.cp.balance'
+local zigzag = require 'tide.parallel.zigzag'
+
+local cp_map = { deal = balance.deal }
+
+local kinds = { 'contiguous', 'zigzag', 'document', 'balanced', 'custom' }
+local known = {
+   'kind', 'axis', 'size', 'rank', 'length', 'cu', 'cu_real', 'cu_slot', 'multiple', 'tp', 'block',
+   'pad', 'index', 'mask', 'blocks',
+}
+
+local Plan = { class_name = 'Plan' }
+Plan.__index = Plan
+
+-- ---- multiples -------------------------------------------------------------------------------
+
+local function lcm(a, b) return a / gcd(a, b) * b end
+
+-- The least common multiple.
+function cp_map.lcm(a, b)
+   err.integer('parallel.cp_map.lcm', 'a', a, 1)
+   return lcm(a, err.integer('parallel.cp_map.lcm', 'b', b, 1))
+end
+
+local function round_up(n, unit) return math.ceil(n / unit) * unit end
+
+-- What the length of a sharded sequence must be a multiple of, so that all active rules hold.
+-- o: size (ranks), halves (2 for head-tail layouts, else 1), tp (ranks that split a rank's tokens
+-- further, sequence parallel), block (FP8: each of those parts is a multiple of it),
+-- multiple (of the whole).
+function cp_map.multiple(o)
+   local op = 'parallel.cp_map.multiple'
+   o = err.options(op, o, { 'size', 'halves', 'tp', 'block', 'multiple' })
+   local size, tp = err.integer(op, 'size', o.size or 1, 1), err.integer(op, 'tp', o.tp or 1, 1)
+   local halves = err.integer(op, 'halves', o.halves or 1, 1)
+   local part = lcm(halves, err.integer(op, 'block', o.block or 1, 1))
+   return lcm(size * tp * part, err.integer(op, 'multiple', o.multiple or 1, 1))
+end
+
+-- ---- documents -------------------------------------------------------------------------------
+
+local function list_of(op, name, v)
+   if tide.is_tensor(v) then
+      if v.ndim ~= 1 then err.arg(op, name, 'a list or a tensor of one dim', v) end
+      v = v:tolist()
+   end
+   return err.type(op, name, v, 'table')
+end
+
+-- Cumulative lengths from a list or tensor: from 0, whole, not decreasing. Returns a list.
+function cp_map.cu(op, name, v)
+   local cu = list_of(op, name, v)
+   if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
+   for i = 2, #cu do
+      local n = cu[i]
+      if type(n) ~= 'number' or n % 1 ~= 0 or n < cu[i - 1] or n > 2^53 then
+         err.arg(op, ('%s[%d]'):format(name, i), ('an integer >= %d (cumulative lengths never '
+            .. 'decrease; padding entries must be dropped)'):format(cu[i - 1]), n)
+      end
+   end
+   return cu
+end
+
+-- Checks that every document fits its slot.
+function cp_map.check_slots(op, real, slot)
+   err.integers(op, 'cu_real', real, 0)
+   err.integers(op, 'cu_slot', slot, 0)
+   if #real ~= #slot then
+      err.raise('E_ARG', op, 'cu_real has %d entries, cu_slot %d: they must tell of the same '
+         .. 'documents', #real, #slot)
+   end
+   for d = 1, #real - 1 do
+      if real[d + 1] - real[d] > slot[d + 1] - slot[d] then
+         err.raise('E_ARG', op, 'document %d has %d tokens, its slot %d', d - 1,
+            real[d + 1] - real[d], slot[d + 1] - slot[d])
+      end
+   end
+end
+
+-- Documents of the source stream: real and slot lists, and its length.
+local function documents(op, o)
+   local real, slot
+   if o.cu ~= nil then
+      if o.cu_real ~= nil or o.cu_slot ~= nil then
+         err.arg(op, 'cu', 'cu, or cu_real and cu_slot', 'all of them')
+      end
+      real = cp_map.cu(op, 'cu', o.cu)
+      slot = real
+   elseif o.cu_real ~= nil or o.cu_slot ~= nil then
+      real, slot = cp_map.cu(op, 'cu_real', o.cu_real), cp_map.cu(op, 'cu_slot', o.cu_slot)
+      cp_map.check_slots(op, real, slot)
+   end
+   local length = o.length
+   if length == nil and slot then length = slot[#slot] end
+   err.integer(op, 'length', length, 0, 2^53)
+   if not slot then return { 0, length }, { 0, length }, length, false end
+   if slot[#slot] > length then
+      err.raise('E_ARG', op, 'the documents end at %d, there are %d tokens', slot[#slot], length)
+   end
+   return real, slot, length, true
+end
+
+-- ---- padding ---------------------------------------------------------------------------------
+
+local function refuse_padding(op, what, n, unit)
+   err.raise('E_ARG', op, '%s has %d tokens, expected a multiple of %d (pad = false)', what, n,
+      unit)
+end
+
+-- Each document in a slot of its own multiple; what is left at the end is a slot without tokens.
+local function pad_documents(self, op, real, slot, unit, whole, may_pad)
+   local starts, lengths, to = { 0 }, { 0 }, 0
+   for d = 1, #slot - 1 do
+      local n = slot[d + 1] - slot[d]
+      if n % unit ~= 0 and not may_pad then
+         refuse_padding(op, ('document %d'):format(d - 1), n, unit)
+      end
+      to = to + round_up(n, unit)
+      starts[d + 1], lengths[d + 1] = to, real[d + 1]
+   end
+   local tail = self.length - slot[#slot]
+   local padded = round_up(to + round_up(tail, unit), whole)
+   if not may_pad and padded ~= to + tail then
+      refuse_padding(op, 'the stream', to + tail, whole)
+   end
+   if padded > to then
+      starts[#starts + 1], lengths[#lengths + 1] = padded, real[#real]
+   end
+   self.padded, self.cu_slot, self.cu_real, self.cut = padded, starts, lengths, starts
+   self.from = slot
+end
+
+-- Padding at the very end only.
+local function pad_tail(self, op, real, slot, whole, may_pad, given)
+   self.padded = round_up(self.length, whole)
+   if self.padded ~= self.length and not may_pad then
+      refuse_padding(op, 'the sequence', self.length, whole)
+   end
+   if given then
+      self.cu_real, self.cu_slot = real, slot
+   else
+      self.cu_real, self.cu_slot = real, { 0, self.padded }
+   end
+   self.cut = { 0, self.padded }
+end
+
+-- ---- making a plan ---------------------------------------------------------------------------
+
+local function ranks_of(op, o)
+   if o.axis ~= nil then
+      if o.size ~= nil or o.rank ~= nil then
+         err.arg(op, 'axis', 'axis, or size and rank', 'both')
+      end
+      local _, size, rank = axis_of(op, 'axis', o.axis, true)
+      return size, rank
+   end
+   local size = err.integer(op, 'size', o.size or 1, 1, 2^31 - 1)
+   return size, err.integer(op, 'rank', o.rank or 0, 0, size - 1)
+end
+
+-- A permutation in rank order as runs of each rank.
+local function custom_runs(self, op, index)
+   local list = list_of(op, 'index', index)
+   if #list ~= self.padded then
+      err.arg(op, 'index', ('%d positions (%d tokens and the padding)'):format(self.padded,
+         self.length), #list)
+   end
+   self.custom = list
+   -- raises unless it is a permutation
+   tide.inverse_index(tide.tensor(list, { dtype = 'i64', device = 'cpu' }))
+   local per, all = self.count, {}
+   for r = 1, self.size do
+      local runs = {}
+      for i = (r - 1) * per + 1, r * per do
+         local n = #runs
+         if n > 0 and runs[n - 1] + runs[n] == list[i] then
+            runs[n] = runs[n] + 1
+         else
+            runs[n + 1], runs[n + 2] = list[i], 1
+         end
+      end
+      all[r] = runs
+   end
+   return all
+end
+
+-- opts: kind ('zigzag'), axis (or size and rank), length and/or documents: cu (cumulative lengths,
+-- a list or tensor) or cu_real and cu_slot (documents in larger slots); pad (true: lengths are
+-- rounded up inside the plan; false: they must fit), multiple, tp, block (see cp_map.multiple),
+-- index (custom: whole positions in rank order), mask ({ causal, window, linear }, what balanced
+-- balances), blocks (balanced: blocks a rank).
+function cp_map.new(opts)
+   local op = 'parallel.cp_map.new'
+   opts = err.options(op, opts, known)
+   local self = setmetatable({ keep = {} }, Plan)
+   self.kind = err.choice(op, 'kind', opts.kind or 'zigzag', kinds)
+   self.size, self.rank = ranks_of(op, opts)
+   self.axis, self.mask = opts.axis, opts.mask
+   if (opts.index ~= nil) ~= (self.kind == 'custom') then
+      err.arg(op, 'index', "an index with kind = 'custom', and only then", opts.index)
+   end
+   local real, slot, length, given = documents(op, opts)
+   self.length = length
+   local halves = self.size > 1 and (self.kind == 'zigzag' or self.kind == 'document') and 2 or 1
+   local may_pad = opts.pad ~= false
+   local whole = cp_map.multiple { size = self.size, halves = halves, tp = opts.tp,
+      block = opts.block, multiple = opts.multiple }
+   if self.kind == 'document' then
+      local unit = cp_map.multiple { size = self.size, halves = halves, tp = opts.tp }
+      pad_documents(self, op, real, slot, unit, whole, may_pad)
+   else
+      pad_tail(self, op, real, slot, whole, may_pad, given)
+   end
+   self.count = self.padded / self.size
+   self.gapless = self.padded == self.length
+   if self.size == 1 then self.all_runs = { { 0, self.padded } } end
+   if self.kind == 'custom' then self.all_runs = custom_runs(self, op, opts.index) end
+   if self.kind == 'balanced' then
+      local want = opts.blocks and err.integer(op, 'blocks', opts.blocks, 1)
+      self.all_runs = balance.assign(self.cu_slot, self.cu_real, self.size, self.count,
+         balance.mask(op, opts.mask), want)
+   end
+   return self
+end
+
+-- The same plan as another rank sees it.
+function Plan:at(rank)
+   err.integer('parallel.cp_map.at', 'rank', rank, 0, self.size - 1)
+   local copy = setmetatable({}, Plan)
+   for k, v in require 'tide.util.each'(self) do copy[k] = v end
+   copy.rank, copy.keep = rank, {}
+   return copy
+end
+
+-- ---- runs, closed forms ----------------------------------------------------------------------
+
+-- { start, length, start, length, ... }: whole positions of a rank (its own by default).
+function Plan:runs(rank)
+   rank = err.integer('parallel.cp_map.runs', 'rank', rank or self.rank, 0, self.size - 1)
+   if self.all_runs then return self.all_runs[rank + 1] end
+   if self.kind == 'contiguous' then return { rank * self.count, self.count } end
+   return zigzag(self.cut, self.size, rank)
+end
+
+-- Whole position of token i (from 0) of a rank.
+function Plan:position(rank, i)
+   local op = 'parallel.cp_map.position'
+   err.integer(op, 'rank', rank, 0, self.size - 1)
+   err.integer(op, 'i', i, 0, self.count - 1)
+   if self.kind == 'contiguous' then return rank * self.count + i end
+   if self.all_runs then
+      local runs = self.all_runs[rank + 1]
+      for k = 1, #runs, 2 do
+         if i < runs[k + 1] then return runs[k] + i end
+         i = i - runs[k + 1]
+      end
+   end
+   local cut, W = self.cut, self.size
+   local d = 1
+   if #cut > 2 then
+      local lo, hi = 1, #cut - 1                      -- last document with cut[d] / W <= i
+      while lo < hi do
+         local mid = math.floor((lo + hi + 1) / 2)
+         if cut[mid] <= i * W then lo = mid else hi = mid - 1 end
+      end
+      d = lo
+   end
+   local half = (cut[d + 1] - cut[d]) / (2 * W)
+   local off = i - cut[d] / W < half and rank or 2 * (W - 1) - rank
+   return i - cut[d] / W + cut[d] + half * off
+end
+
+-- Rank and place in that rank (from 0) of whole position g.
+function Plan:place(g)
+   err.integer('parallel.cp_map.place', 'g', g, 0, self.padded - 1)
+   local W = self.size
+   if self.kind == 'contiguous' then return math.floor(g / self.count), g % self.count end
+   if not self.all_runs then
+      local cut = self.cut
+      local d = balance.document_at(cut, g)
+      local c = (cut[d + 1] - cut[d]) / (2 * W)
+      local k = math.floor((g - cut[d]) / c)
+      local i = cut[d] / W + (g - cut[d]) % c
+      if k < W then return k, i end
+      return 2 * W - 1 - k, i + c
+   end
+   for r, runs in ipairs(self.all_runs) do
+      local i = 0
+      for k = 1, #runs, 2 do
+         if g >= runs[k] and g < runs[k] + runs[k + 1] then return r - 1, i + g - runs[k] end
+         i = i + runs[k + 1]
+      end
+   end
+end
+
+require 'tide.parallel.cp.index' (Plan)
+
+-- ---- work ------------------------------------------------------------------------------------
+
+-- (query, key) pairs of each rank under a mask ({ causal, window, linear }; the plan's by default).
+function Plan:cost(mask)
+   mask = balance.mask('parallel.cp_map.cost', mask or self.mask)
+   local list = {}
+   for r = 0, self.size - 1 do
+      local runs, sum = self:runs(r), 0
+      for i = 1, #runs, 2 do
+         sum = sum + balance.cost_of(self.cu_slot, self.cu_real, runs[i], runs[i + 1], mask)
+      end
+      list[r + 1] = sum
+   end
+   return list
+end
+
+-- Largest work of a rank over the mean; 1 is perfect.
+function Plan:imbalance(mask)
+   local most, sum = 0, 0
+   for _, c in ipairs(self:cost(mask)) do most, sum = math.max(most, c), sum + c end
+   return sum == 0 and 1 or most * self.size / sum
+end
+
+function Plan:__tostring()
+   local ndoc = #self.cu_real - 1
+   return ('%s plan: %d tokens%s in %d document%s, %d on each of %d ranks, imbalance %.4f'):format(
+      self.kind, self.length, self.gapless and '' or (' padded to %d'):format(self.padded), ndoc,
+      ndoc == 1 and '' or 's', self.count, self.size, self:imbalance())
+end
+
+return cp_map

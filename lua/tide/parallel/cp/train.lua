@@ -1,0 +1,391 @@
+-- A model whose sequence lies over several ranks (layer 8).
+--
+--    local handle = cp.attach(model, { axis = mesh:axis 'cp', method = 'ring', layout = 'zigzag' })
+--    local mine = handle:cut { ids = ids, labels = labels }       -- this rank's part, and context
+--    model:loss(mine.ids, mine.labels, { context = mine.context, count = count }):backward()
+--    handle:restore()
+--
+-- The one idea: only attention and Mamba-2 layers look along the sequence, so their inner calls are
+-- all that is replaced (the latter by mamba_cp); the rest works on this rank's tokens as they are.
+-- The context goes with the call, so what is computed again in backward does the same; a model that
+-- is not attached refuses it.
+--
+-- Losses are this rank's sum over the count of all ranks, so gradients add up over the data and
+-- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
+
+local tide = require 'tide'
+local agree = require 'tide.dist.agree'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local pack = require 'tide.ffi.pack'
+local spread = require 'tide.nn.spread'
+local axis_of = require 'tide.parallel.axis_of'
+local context_ = require 'tide.parallel.cp.context'
+local cp = require 'tide.parallel.cp'
+local cp_attention = require 'tide.parallel.cp.attention'
+local cp_batch = require 'tide.parallel.cp.batch'
+local fingerprint = require 'tide.parallel.fingerprint'
+local mamba_attach = require 'tide.parallel.mamba.attach'
+
+local cp_train = {}
+
+local layouts = { 'contiguous', 'zigzag', 'document', 'balanced' }
+
+local Attached = { class_name = 'Attached' }
+Attached.__index = Attached
+
+-- ---- which layers ----------------------------------------------------------------------------
+
+-- The attention layers in order: { name, module }, and whether there are Mamba-2 layers.
+local function layers_of(op, model)
+   local list, mamba = {}, false
+   for _, e in ipairs(model:named_modules()) do
+      if class.is(e.module, nn.Attention) then
+         list[#list + 1] = { name = e.name, module = e.module }
+      elseif class.is(e.module, nn.Mamba2) then
+         mamba = true
+      end
+   end
+   if #list == 0 and not mamba then
+      err.arg(op, 'model', 'a model with attention or Mamba-2 layers', model)
+   end
+   return list, mamba
+end
+
+-- Where the call that computes attention stands: in the module, or in what makes it again.
+local function holder_of(layer)
+   local m = layer.module
+   return type(m.inner) == 'table' and m.inner.inner and m.inner or m
+end
+
+local function check_place(op, layer)
+   if holder_of(layer).inner ~= tide.attention then
+      err.raise('E_UNSUPPORTED', op, "layer '%s' has an attention call of its own (field inner), "
+         .. 'which knows nothing of other ranks', layer.name)
+   end
+end
+
+local function fits(name, layer)
+   return name == layer.name or layer.name:sub(-#name - 1) == '.' .. name
+end
+
+-- The layers that a key of opts.layers means: an index from 1, or a name or the end of one.
+local function chosen(op, list, key)
+   if type(key) == 'number' then
+      return { list[err.integer(op, 'layers', key, 1, #list)] }
+   end
+   err.type(op, 'layers', key, 'string')
+   local found = {}
+   for _, layer in ipairs(list) do
+      if fits(key, layer) then found[#found + 1] = layer end
+   end
+   if #found == 0 then
+      err.raise('E_ARG', op, "no attention layer of the model is named '%s'; %s", key,
+         list[1] and ("the first is '%s'"):format(list[1].name) or 'it has none')
+   end
+   return found
+end
+
+-- The window that options tell, in distances or in tokens.
+local function window_of(op, o)
+   if o.window ~= nil and o.sliding_window ~= nil then
+      err.raise('E_ARG', op, 'window (distances) and sliding_window (tokens): give one of them')
+   end
+   return nn.window.check(op, 'window', o.window)
+      or nn.window.of_tokens(op, 'sliding_window', o.sliding_window)
+end
+
+-- What the table of single layers says, checked: sets method and window of those it means.
+local function choose(op, list, opts)
+   for key, v in each(opts.layers or {}) do
+      if type(v) == 'string' then v = { method = v } end
+      v = err.options(op, v, { 'method', 'window', 'sliding_window' })
+      for _, layer in ipairs(chosen(op, list, key)) do
+         layer.method = v.method and context_.method(op, v.method)
+         layer.window = window_of(op, v)
+      end
+   end
+   local window = window_of(op, opts)
+   for _, layer in ipairs(list) do layer.window = layer.window or window end
+end
+
+-- ---- rules -----------------------------------------------------------------------------------
+
+local function needs_split(method, list)
+   for _, layer in ipairs(list) do
+      if layer.method == 'a2a+p2p' then return true end
+   end
+   return method == 'a2a+p2p'
+end
+
+local function check_a2a(op, handle, list, a2a)
+   local used = needs_split(handle.method, list)
+   if used ~= (a2a ~= nil) then
+      err.arg(op, 'a2a', "the ranks of the inner exchange, with 'a2a+p2p' and only then", a2a)
+   end
+   if not used then return end
+   err.integer(op, 'a2a', a2a, 1)
+   if handle.size % a2a ~= 0 then
+      err.raise('E_ARG', op, 'a2a (%d) x p2p must equal the %d ranks of the axis', a2a, handle.size)
+   end
+end
+
+-- ---- agreement -------------------------------------------------------------------------------
+
+-- What handle and layers are set to, in a line.
+local function settings(handle, a2a, mamba)
+   local list = { handle.layout, handle.method, a2a and 'a2a ' .. a2a or nil }
+   list[#list + 1] = mamba and 'mamba ' .. tostring(mamba) or nil
+   for i, layer in ipairs(handle.layers) do
+      local w = layer.window
+      if layer.method or w then
+         list[#list + 1] = ('layer %d %s %s'):format(i, layer.method or '', w and
+            ('window %s %s'):format(tostring(w[1]), tostring(w[2])) or '')
+      end
+   end
+   return table.concat(list, ', ')
+end
+
+-- ---- attaching -------------------------------------------------------------------------------
+
+local function put(handle, layer)
+   local holder, method = holder_of(layer), layer.method
+   local split = method == 'a2a+p2p'
+   holder.inner = cp_attention.new { axis = handle.axis, method = method,
+      near = split and handle.near or nil, far = split and handle.far or nil }
+   layer.inner, layer.before = holder.inner, layer.module.window
+   layer.module.takes_context = true
+   if layer.window then layer.module.window = layer.window end
+end
+
+-- What attach can be told.
+cp_train.options = { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers',
+   'mamba' }
+
+-- opts: axis (of a mesh, or a communicator), method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout
+-- ('zigzag', 'contiguous', 'document', 'balanced'), a2a (ranks of the inner exchange of a2a+p2p),
+-- window (of tide.attention: distances) or sliding_window (tokens that each sees, itself included);
+-- default: as the layers have it), layers ({ [index from 1 or name] = method or { method =, window
+-- =, sliding_window = } }: single layers that differ), mamba (method of Mamba-2 layers: 'auto',
+-- 'hidden', 'state'; see mamba_cp). Nothing changes on an axis of one rank. Collective. Returns the
+-- handle: cut(batch), whole(fn, ...), restore().
+function cp_train.attach(model, opts)
+   local op = 'parallel.cp.attach'
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   opts = err.options(op, opts, cp_train.options)
+   local axis = opts.axis
+   local comm, size, rank = axis_of(op, 'axis', axis)
+   if spread.of(model).cp then
+      err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
+   end
+   local handle = setmetatable({
+      model = model, axis = axis, comm = comm, size = size, rank = rank,
+      method = context_.method(op, opts.method or 'ring'),
+      layout = err.choice(op, 'layout', opts.layout or 'zigzag', layouts),
+   }, Attached)
+   local has_mamba
+   handle.layers, has_mamba = layers_of(op, model)
+   choose(op, handle.layers, opts)
+   check_a2a(op, handle, handle.layers, opts.a2a)
+   for _, layer in ipairs(handle.layers) do check_place(op, layer) end
+   if opts.mamba ~= nil and not has_mamba then
+      err.arg(op, 'mamba', 'nil, since the model has no Mamba-2 layers', opts.mamba)
+   end
+   mamba_attach.check_layout(op, opts.mamba, handle.layout)
+   if handle.size > 1 then
+      agree.check(handle.comm, op, 'E_COMM', { { what = 'settings', shown = true,
+         text = settings(handle, opts.a2a, opts.mamba) } }, model)
+   end
+   handle.mamba = has_mamba and mamba_attach.attach(model, { axis = axis, method = opts.mamba })
+   if handle.size > 1 then
+      if opts.a2a then
+         handle.near, handle.far = cp_attention.split(op, handle.comm, opts.a2a)
+      end
+      for _, layer in ipairs(handle.layers) do put(handle, layer) end
+   end
+   spread.set(model, 'cp', handle)
+   return handle
+end
+
+-- The model as it was before attach. May be called again.
+function Attached:restore()
+   if spread.of(self.model).cp ~= self then return end
+   spread.set(self.model, 'cp', nil)
+   if self.mamba then self.mamba:restore() end
+   for _, layer in ipairs(self.layers) do
+      if layer.inner then
+         holder_of(layer).inner, layer.module.takes_context = tide.attention, nil
+         layer.module.window, layer.inner = layer.before, nil
+      end
+   end
+end
+
+-- The results of fn(...), in which a call without a context means a whole sequence on this rank: a
+-- sample, an evaluation on one rank.
+function Attached:whole(fn, ...)
+   err.func('parallel.cp.whole', 'fn', fn)
+   for _, layer in ipairs(self.layers) do
+      if layer.inner then layer.inner.context = context_.null end
+   end
+   if self.mamba then self.mamba.alone = true end
+   local r = pack(pcall(fn, ...))
+   for _, layer in ipairs(self.layers) do
+      if layer.inner then layer.inner.context = nil end
+   end
+   if self.mamba then self.mamba.alone = nil end
+   if not r[1] then error(r[2], 0) end
+   return unpack(r, 2, r.n)
+end
+
+-- What the layout 'balanced' balances: the mask of the first attention layer.
+local function mask_of(self)
+   if not self.layers[1] then return { causal = true, window = { 0, 0 } } end
+   local m = self.layers[1].module
+   return { causal = m.causal, window = m.window }
+end
+
+-- This rank's part of a batch that is alike on all ranks of the axis: a new table with the fields
+-- cut by the layout (see cp_batch), positions, and context. count, if it is there, stays that of
+-- the whole batch. more: further options of make_cp_batch_and_ctx. Collective the first time, when
+-- the batches of the ranks are compared.
+function Attached:cut(batch, more)
+   err.type('parallel.cp.cut', 'batch', batch, 'table')
+   local split = self.method == 'a2a+p2p' and self.size > 1
+   local opts = { kind = self.layout, method = self.size > 1 and self.method or nil,
+      inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
+   if self.layout == 'balanced' then opts.mask = mask_of(self) end
+   for k, v in each(err.type('parallel.cp.cut', 'more', more or {}, 'table')) do opts[k] = v end
+   if not self.met then                                -- the first time tells a wrong sampler
+      agree.check(self.comm, 'parallel.cp.cut', 'E_COMM', { { what = 'batches', shown = true,
+         text = function() return fingerprint.batch(batch) end,
+         hint = 'all ranks of the axis must get the same rows' } })
+      self.met = true
+   end
+   local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, batch, opts)
+   if context.null then return batch end
+   mine.context, mine.index, mine.packed_seq_ids = context, nil, nil
+   return mine
+end
+
+function Attached:__tostring()
+   return ('%d attention layers over %d ranks (%s, %s)'):format(#self.layers, self.size,
+      self.method, self.layout)
+end
+
+-- ---- names of others -------------------------------------------------------------------------
+
+-- Makes the attention of a model that of all ranks of a mesh's axis 'cp' (or of an axis). opts: of
+-- attach. Each layer's own call is replaced, so it holds in recomputation and is nobody else's.
+function cp_train.attach_cp_sdpa_hooks(model, mesh, opts)
+   local op, all = 'parallel.cp.attach_cp_sdpa_hooks', {}
+   for k, v in each(err.type(op, 'opts', opts or {}, 'table')) do all[k] = v end
+   all.axis = cp.axis_of(op, mesh, 'cp')
+   return cp_train.attach(model, all)
+end
+
+-- A mask of document numbers beside a context must be what the context says.
+local function check_same(op, mask, context)
+   local doc = cp_batch.document_index_of(mask):select(3, 1)
+   local own = context:q_index(mask.device):select(3, 1)
+   if doc:size(2) ~= own:size(2) or (doc - own):abs():sum():item() ~= 0 then
+      err.raise('E_ARG', op, 'the mask tells of other documents than the context of this batch; '
+         .. 'give it to make_cp_batch_and_ctx')
+   end
+end
+
+local function take_mask(_, x, at, ...)
+   if type(at) ~= 'table' or at.attention_mask == nil then return x, at, ... end
+   local op, out = 'parallel.cp.attach_context_parallel_hooks', {}
+   for k, v in each(at) do out[k] = v end
+   setmetatable(out, getmetatable(at))
+   local mask, context = at.attention_mask, at.context
+   out.attention_mask, out.is_causal = nil, true
+   if mask and context and not context.null then
+      check_same(op, mask, context)
+   elseif mask then
+      local index = cp_batch.document_index_of(mask)
+      out.q_index, out.k_index = index, index
+   end
+   return x, out, ...
+end
+
+-- Explicit masks in the calls of attention layers (modules named '...self_attn', and all
+-- nn.Attention) become documents: at.attention_mask [B, T], numbered from 1, is taken out and
+-- handed on as (document, position) pairs, or held against the context. A mask of another kind is
+-- refused and not dropped. The hooks stand before those that are there; returns a handle with
+-- remove().
+function cp_train.attach_context_parallel_hooks(model)
+   local op, handles = 'parallel.cp.attach_context_parallel_hooks', {}
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   for _, e in ipairs(model:named_modules()) do
+      if e.name:find 'self_attn$' or class.is(e.module, nn.Attention) then
+         handles[#handles + 1] = e.module:hook_pre(take_mask, { first = true })
+      end
+   end
+   if #handles == 0 then
+      err.arg(op, 'model', "a model with attention layers ('...self_attn')", model)
+   end
+   return { count = #handles, remove = function()
+      for _, h in ipairs(handles) do h:remove() end
+   end }
+end
+
+-- ---- a frozen target -------------------------------------------------------------------------
+
+-- Hooks that keep the outputs of the modules of these names.
+local function collector(model, names)
+   local outputs, handles = {}, {}
+   for i, name in ipairs(names) do
+      handles[i] = model:get(name):hook_post(function(_, _, y) outputs[i] = y end)
+   end
+   return outputs, handles
+end
+
+local function target_pass(model, region, names)
+   local collected, handles = collector(model, names)
+   local ok, logits = pcall(function()
+      return region:run(function(shards, context)
+         return model(shards[1], { positions = shards[2], context = context })
+      end)
+   end)
+   for _, h in ipairs(handles) do h:remove() end
+   if not ok then error(logits, 0) end
+   for i, name in ipairs(names) do
+      if collected[i] == nil then
+         err.raise('E_STATE', 'parallel.cp.run_target_cp_forward_and_gather',
+            "module '%s' was not called", name)
+      end
+   end
+   return logits, collected
+end
+
+-- A model that only runs forward (a target to learn from) over the ranks of an axis: contiguous
+-- shards, keys and values gathered in every layer, results whole on every rank. ids [B, T]. opts:
+-- positions, collect (names of modules whose outputs are wanted). Returns the logits [B, T, V] and
+-- the list of those outputs. The model is attached for the call if it is not.
+function cp_train.run_target_cp_forward_and_gather(model, axis, ids, opts)
+   local op = 'parallel.cp.run_target_cp_forward_and_gather'
+   opts = err.options(op, opts, { 'positions', 'collect' })
+   for i, name in ipairs(err.type(op, 'collect', opts.collect or {}, 'table')) do
+      err.type(op, ('collect[%d]'):format(i), name, 'string')
+   end
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
+   local handle
+   if not spread.of(model).cp then
+      handle = cp_train.attach(model, { axis = axis, method = 'allgather', layout = 'contiguous' })
+   end
+   local r = { pcall(tide.no_grad, function()
+      local logits, collected = target_pass(model, region, opts.collect or {})
+      table.insert(collected, 1, logits)
+      return cp.gather_cp_seq(region, collected, 2, T)
+   end) }
+   if handle then handle:restore() end
+   if not r[1] then error(r[2], 0) end
+   local logits = table.remove(r[2], 1)
+   return logits, r[2]
+end
+
+return cp_train

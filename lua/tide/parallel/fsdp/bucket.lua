@@ -1,0 +1,378 @@
+-- One flat buffer of parameters: their shard, their gathered bytes, their gradients (layer 8).
+--
+-- The one idea: three tensors. `shard` (this rank's rows, what the optimiser changes), `flat` (all
+-- rows in the dtype of the computation, of which the module's fields are views), `gshard` (the
+-- reduced gradient of the shard). Gathering fills flat from the shards, reducing adds the full
+-- gradients into gshard. flat's bytes come and go; its handle and the fields stay.
+--
+-- Whatever saved a field for backward sees the same storage. Bytes that are dropped and gathered
+-- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
+-- version checks hold; after an update of the shard (`stale`) they are not, and an old graph fails.
+-- Then flat gives its bytes up, unless the shard lies in it (not `apart`); there the fields stand
+-- back until it is gathered (`hidden`): they are tensors without bytes, so that who reads one meets
+-- an error and no old number. A view of a field that was made before sees what lies there.
+--
+-- Where nothing is cut and nothing is cast, shard and flat are one tensor; where all ranks keep
+-- everything, the shard is this rank's part of flat.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local dims = require 'tide.util.dims'
+local weight = require 'tide.nn.weight'
+local layout = require 'tide.parallel.fsdp.layout'
+local outlive = require 'tide.util.outlive'
+
+local Bucket = class 'FsdpBucket'
+
+-- ---- making it -------------------------------------------------------------------------------
+
+-- The boxes of the whole parameter that rows p hold: { at (within the piece), offset (within the
+-- whole), size }, lists a dim. A parameter of a tensor-parallel layer may be several boxes.
+local function parts_of(entry, size, p)
+   local n, list = #size, {}
+   local zeros = dims.zeros(n)
+   local boxes = entry.boxes or { { at = zeros, offset = zeros, size = entry.shape } }
+   for _, box in ipairs(boxes) do
+      local part = { at = {}, offset = {}, size = {} }
+      local some = true
+      for d = 1, n do
+         local first = d == 1 and p.row or 0
+         local lo = math.max(box.at[d], first)
+         local hi = math.min(box.at[d] + box.size[d], first + size[d])
+         part.at[d], part.offset[d], part.size[d] = lo - first, box.offset[d] + lo - box.at[d],
+            hi - lo
+         some = some and hi > lo
+      end
+      if some then list[#list + 1] = part end
+   end
+   return list
+end
+
+-- Initial values of a piece: from the model's tensor, or by the declared initialiser, which gives
+-- every element the number that it has in the whole.
+local function fill(entry, p, piece, seed)
+   local t = piece.param
+   if entry.param.device ~= 'null' then
+      local src = entry.param:detach()
+      if #entry.shape > 0 then src = src:narrow(1, p.row + 1, p.rows) end
+      return t:copy_(src)
+   end
+   -- drawn in the declared dtype, so that a cast afterwards rounds as it does without sharding
+   local cast = t.dtype ~= entry.param.dtype
+   local draw = cast and tide.empty(t.shape, { dtype = entry.param.dtype, device = t.device }) or t
+   local stride = dims.strides(piece.shape)
+   for _, part in ipairs(piece.parts) do
+      local start = 0
+      for d = 1, #stride do start = start + part.offset[d] * stride[d] end
+      weight.fill(layout.view(draw, part), entry.spec, { seed = seed, path = entry.name,
+         start = start, stride = #stride > 0 and stride or nil })
+   end
+   if cast then t:copy_(draw) end
+end
+
+local function make_pieces(self, seed)
+   self.pieces = {}
+   for i, p in ipairs(self.layout.pieces[self.comm.rank + 1]) do
+      local entry = self.entries[p.index]
+      local size = {}
+      for d, n in ipairs(entry.shape) do size[d] = d == 1 and p.rows or n end
+      local piece = { name = entry.name, size = size, entry = entry, at = p,
+         shape = entry.whole, parts = parts_of(entry, size, p),
+         param = self.shard:narrow(1, p.offset + 1, p.numel):reshape(size) }
+      if #piece.parts == 1 then piece.offset = piece.parts[1].offset end
+      fill(entry, p, piece, seed)
+      self.pieces[i] = piece
+   end
+end
+
+-- The fields of the modules become views of flat.
+local function bind(self)
+   for i, entry in ipairs(self.entries) do
+      local item = self.layout.items[i]
+      local view = self.flat:narrow(1, item.first + 1, item.numel):reshape(entry.shape)
+      if entry.requires_grad then view:requires_grad_(true) end
+      entry.view, entry.shown = view, view
+      for _, place in ipairs(entry.places) do place.owner[place.field] = view end
+   end
+end
+
+-- A tensor like the entry's view whose bytes are gone.
+local function hollow_of(e)
+   local one = outlive(tide.empty({ 1 }, { dtype = e.view.dtype, device = e.view.device }))
+   local t = one:detach()
+   t = #e.shape == 0 and t:reshape {} or t:expand(e.shape)
+   one:release()
+   return t
+end
+
+-- Puts the views into the modules' fields, or tensors without bytes. Whether a gradient is wanted
+-- is taken over from what stood there.
+local function show(self, on)
+   if self.full or self.is_whole or self.hidden == not on then return end
+   self.hidden = not on
+   for _, e in ipairs(self.entries) do
+      e.hollow = e.hollow or hollow_of(e)
+      local from, to = on and e.hollow or e.view, on and e.view or e.hollow
+      if to.requires_grad ~= from.requires_grad then to:requires_grad_(from.requires_grad) end
+      e.shown = to
+      for _, place in ipairs(e.places) do place.owner[place.field] = to end
+   end
+end
+
+-- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks
+-- of the shards), replicas (ranks that hold the same shard), full (bytes come and go), shard_dtype,
+-- dtype (of the computation), reduce_dtype, device, offload, seed.
+function Bucket:init(entries, opts)
+   local shapes = {}
+   for i, e in ipairs(entries) do shapes[i] = e.shape end
+   self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
+   self.full = opts.full
+   self.layout = layout.new(shapes, self.comm.size)
+   self.counts = self.layout.counts
+   local count, at = self.counts[self.comm.rank + 1], self.layout.cuts[self.comm.rank + 1]
+   self.flat = outlive(tide.empty({ self.layout.total },
+      { dtype = opts.dtype, device = opts.device }))
+   local same = opts.shard_dtype == opts.dtype and not opts.offload
+   if same and not (opts.full and self.comm.size > 1) then
+      self.shard = self.flat:narrow(1, at + 1, count)
+   else
+      self.shard = outlive(tide.empty({ count }, { dtype = opts.shard_dtype,
+         device = opts.offload and 'cpu' or opts.device }))
+   end
+   self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
+   self.apart = not self.flat:same_storage(self.shard)
+   tide.no_grad(function() make_pieces(self, opts.seed) end)
+   bind(self)
+   if self.apart then self.flat:release() end
+   self.state, self.stale = self.is_whole and 'present' or 'absent', true
+   tide.no_grad(show, self, false)
+   for _, e in ipairs(entries) do
+      if e.param.device == 'null' then e.param:release() end
+      e.param = nil
+   end
+end
+
+-- ---- bytes of the parameters -----------------------------------------------------------------
+
+-- Ranks that keep a part of flat between forward and backward: comm of k of them.
+function Bucket:set_small(comm)
+   self.small = { comm = comm, counts = layout.new(self:shapes(), comm.size).counts }
+end
+
+-- Whole shapes of the parameters, in order.
+function Bucket:shapes()
+   local list = {}
+   for i, item in ipairs(self.layout.items) do list[i] = item.shape end
+   return list
+end
+
+-- What this rank sends, the ranks, their counts, and whether it was made for this.
+local function source(self)
+   if self.small and self.small.part then
+      return self.small.part, self.small.comm, self.small.counts
+   end
+   local send, made = self.shard, self.opts.shard_dtype ~= self.opts.dtype
+   if made or self.opts.offload then
+      send = send:to { dtype = self.opts.dtype, device = self.opts.device }
+   end
+   return send, self.comm, self.counts, made
+end
+
+-- Begins to fill flat; wait ends it. Nothing to do if it is under way or done.
+function Bucket:gather(async)
+   if self.state ~= 'absent' then return end
+   self.state = 'gathering'
+   if self.is_whole then return end
+   local again = self.flat:is_gone()
+   if again then self.flat:restore_bytes() end
+   self.again = again and not self.stale
+   tide.no_grad(function()
+      local send, comm, counts, made = source(self)
+      if comm.size == 1 then
+         self.flat:copy_(send)
+      else
+         local work = comm:all_gather_v(send, counts, self.flat, async and { async = true } or nil)
+         self.work = async and work or nil
+      end
+      self.sent = made and send or nil
+   end)
+end
+
+-- Ends a gather that is under way; the fields then hold whole parameters.
+function Bucket:wait()
+   if self.state ~= 'gathering' then return end
+   if self.work then
+      self.work:wait()
+      self.work:release()
+      self.work = nil
+   end
+   if self.sent then
+      self.sent:release()
+      self.sent = nil
+   end
+   if self.again then self.flat:refilled() end
+   self.state, self.stale, self.again = 'present', false, nil
+   show(self, true)
+end
+
+-- Gives the gathered bytes back. keep: a part stays for the ranks of set_small.
+function Bucket:reshard(keep)
+   if self.state == 'absent' or self.is_whole then return end
+   self:wait()
+   if not self.full then return end
+   local small = self.small
+   if small and keep and not small.part then
+      local at = 1
+      for r = 1, small.comm.rank do at = at + small.counts[r] end
+      small.part = outlive(self.flat:narrow(1, at, small.counts[small.comm.rank + 1]):clone())
+   elseif small and not keep then
+      self:forget_small()
+   end
+   self.flat:release()
+   self.state = 'absent'
+end
+
+-- Gives back the part that stayed for the ranks of set_small.
+function Bucket:forget_small()
+   if self.small and self.small.part then
+      self.small.part:release()
+      self.small.part = nil
+   end
+end
+
+-- The shards have changed: what was gathered is out of date.
+function Bucket:expire()
+   if self.is_whole then return end
+   self:wait()
+   self:forget_small()
+   if self.apart and not self.flat:is_gone() then self.flat:release() end
+   self.state, self.stale = 'absent', true
+   show(self, false)
+end
+
+-- ---- gradients -------------------------------------------------------------------------------
+
+-- Whether any of its parameters gets a gradient.
+function Bucket:wants_grad()
+   for _, e in ipairs(self.entries) do
+      if e.view.requires_grad then return true end
+   end
+   return false
+end
+
+-- Whether gshard already holds gradients of this step.
+local function is_begun(self)
+   return self.pieces[1] ~= nil and self.pieces[1].param.grad ~= nil
+end
+
+-- The first parameter whose gradient on this rank is not finite, or nil.
+local function find_bad(self)
+   for _, e in ipairs(self.entries) do
+      local g = e.view.grad
+      if g ~= nil and not tide.isfinite(g):all():item() then return e.name end
+   end
+end
+
+-- Moves the gradients of the fields into one flat tensor; absent ones are zeros.
+local function collect(self, flat, scale)
+   local to, grads = {}, {}
+   for i, e in ipairs(self.entries) do
+      local item = self.layout.items[i]
+      local part, g = flat:narrow(1, item.first + 1, item.numel):reshape(e.shape), e.view.grad
+      if g == nil then
+         part:zero_()
+      else
+         to[#to + 1], grads[#grads + 1] = part, g
+         e.view:zero_grad()
+      end
+   end
+   tide.foreach_copy_(to, grads)
+   for _, g in ipairs(grads) do g:release() end
+   if scale ~= 1 then flat:mul_(scale) end
+end
+
+local function gshard_of(self)
+   if not self.gshard then
+      self.gshard = outlive(tide.empty(self.shard.shape, { dtype = self.shard.dtype,
+         device = self.shard.device }))
+   end
+   return self.gshard
+end
+
+-- Begins to reduce. opts: async, check (look for values that are not finite), scale, op ('sum' or
+-- 'mean'), take(bucket, n, dtype, device): a
+-- buffer, and whether it stays. Returns the name of a bad parameter, or nil.
+function Bucket:reduce(opts)
+   if self.reducing or not self:wants_grad() then return nil end
+   local o, bad = self.opts, opts.check and find_bad(self) or nil
+   local gshard, begun = gshard_of(self), is_begun(self)
+   local direct = not begun and o.reduce_dtype == gshard.dtype and not o.offload
+   local r = { op = opts.op, begun = begun }
+   tide.no_grad(function()
+      if self.comm.size == 1 then
+         r.out = direct and gshard
+            or tide.empty({ self.layout.total }, { dtype = o.reduce_dtype, device = o.device })
+         collect(self, r.out, opts.scale)
+      else
+         r.flat, r.kept = opts.take(self, self.layout.total, o.reduce_dtype, o.device)
+         collect(self, r.flat, opts.scale)
+         r.out = direct and gshard or tide.empty({ self.counts[self.comm.rank + 1] },
+            { dtype = o.reduce_dtype, device = o.device })
+         local work = self.comm:reduce_scatter_v(r.flat, self.counts, opts.op, r.out,
+            opts.async and { async = true } or nil)
+         r.work = opts.async and work or nil
+      end
+      r.direct = direct
+   end)
+   self.reducing = r
+   return bad
+end
+
+-- Ends what reduce began: over replicas too, into gshard, and the pieces get their gradients.
+function Bucket:drain()
+   local r = self.reducing
+   if not r then return end
+   if r.work then
+      r.work:wait()
+      r.work:release()
+   end
+   if r.flat and not r.kept then r.flat:release() end
+   if self.replicas.size > 1 then self.replicas:all_reduce(r.out, r.op) end
+   tide.no_grad(function()
+      if not r.direct then
+         local out = r.out:to { dtype = self.gshard.dtype, device = self.gshard.device }
+         if r.begun then self.gshard:add_(out) else self.gshard:copy_(out) end
+         r.out:release()
+      end
+   end)
+   self.reducing = nil
+   for _, p in ipairs(self.pieces) do
+      if p.param.grad == nil then
+         p.param:set_grad(self.gshard:narrow(1, p.at.offset + 1, p.at.numel):reshape(p.size))
+      end
+   end
+end
+
+-- After an error: nothing under way, no gradients, no gathered bytes.
+function Bucket:reset()
+   local r = self.reducing
+   if r and r.work then pcall(r.work.wait, r.work) end
+   if r and r.flat and not r.kept and not r.flat:is_gone() then r.flat:release() end
+   self.reducing = nil
+   for _, e in ipairs(self.entries) do e.view:zero_grad() end
+   for _, p in ipairs(self.pieces) do p.param:zero_grad() end
+   if self.work then
+      pcall(self.work.wait, self.work)
+      self.work = nil
+   end
+   if self.state == 'gathering' then self.state = 'present' end
+   self:expire()
+end
+
+-- The whole gradients that have not been reduced (accumulation without communication) go.
+function Bucket:zero_grad()
+   for _, e in ipairs(self.entries) do e.view:zero_grad() end
+   for _, p in ipairs(self.pieces) do p.param:zero_grad() end
+end
+
+return Bucket

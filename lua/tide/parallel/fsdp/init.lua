@@ -1,0 +1,432 @@
+-- Fully sharded data parallelism: fully_shard(model, opts) (layer 8).
+--
+--    local sharded = tide.parallel.fully_shard(model, { mesh = mesh, strategy = 'optim_grads' })
+--    local optim = tide.optim.AdamW(sharded, { lr = 1e-3 })
+--    model:loss(ids, labels, { count = n }):backward()
+--    sharded:finish()                       -- every rank, after each backward
+--    optim:step()
+--
+-- The one idea: hooks. Before a unit runs, forward or backward, its parameters are gathered and the
+-- gathers of those that come next are begun; after its forward the bytes go; after its backward the
+-- gradients are reduced and the bytes go. Units run in the same order on every rank, so collectives
+-- do too. The root unit is gathered when the first module that uses it runs, and kept until finish.
+--
+-- Strategies: no_shard (gradients summed over all ranks), optim (ZeRO-1: each rank updates its
+-- rows, parameters gathered after), optim_grads (ZeRO-2: also gradients are kept as shards), and
+-- optim_grads_params (ZeRO-3: also parameters). What is replicated is a shard among one rank.
+-- Between an update and the next forward the fields of cut parameters have no bytes, whatever the
+-- strategy: reading one is an error that says how to read it.
+--
+-- Gradients are sums over ranks (the loss is divided by the global count), unless
+-- calculate_per_token_loss = false, which makes them means (where each rank's loss is one itself).
+
+local tide = require 'tide'
+local agree = require 'tide.dist.agree'
+local canonical = require 'tide.util.canonical'
+local class = require 'tide.class'
+local dist = require 'tide.dist'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fingerprint = require 'tide.parallel.fingerprint'
+local options = require 'tide.parallel.fsdp.options'
+local pack = require 'tide.ffi.pack'
+local schedule = require 'tide.parallel.fsdp.schedule'
+local spread = require 'tide.nn.spread'
+local units = require 'tide.parallel.fsdp.units'
+local Unit = require 'tide.parallel.fsdp.unit'
+
+local Sharded = class 'Sharded'
+
+local op = 'parallel.fully_shard'
+
+-- ---- ranks -----------------------------------------------------------------------------------
+
+-- Communicators: of all ranks of the model, of the shards, of the replicas of a shard, and of all
+-- ranks that have data of their own.
+local function comms_of(o)
+   local all, shard, replicas
+   if type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v) then
+      err.arg(op, 'comm', 'a communicator', o.comm)
+   end
+   if o.mesh then
+      if type(o.mesh) ~= 'table' or not o.mesh.fsdp_mesh then
+         err.arg(op, 'mesh', 'a mesh', o.mesh)
+      end
+      if o.comm then err.raise('E_ARG', op, 'mesh and comm: give one of them') end
+      local axes = o.mesh:fsdp_mesh().axes
+      all, shard = o.mesh.root.comm, axes[#axes].comm
+      replicas = axes[2] and axes[1].comm or nil
+   else
+      all = o.comm or dist.world()
+      shard = all
+   end
+   local data = shard
+   if replicas then
+      local axes = o.mesh:fsdp_mesh().axes
+      data = o.mesh:flatten({ axes[1].name, axes[2].name }).comm
+   end
+   if o.strategy == 'no_shard' then return all, dist.solo(), data, data end
+   return all, shard, replicas or dist.solo(), data
+end
+
+local is_half = { bf16 = true, f16 = true }
+
+-- Dtypes of a bucket of parameters stored as `dtype`.
+local function dtypes_of(o, dtype)
+   local compute = o.mp.param_dtype or dtype
+   local shard = dtype
+   if is_half[compute] or is_half[dtype] then
+      shard = o.preserve_fp32_weights and 'f32' or compute
+   end
+   local reduce = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute
+   return compute, shard, reduce
+end
+
+local function bucket_opts(self)
+   local o = self.opts
+   return function(dtype)
+      local compute, shard, reduce = dtypes_of(o, dtype)
+      return {
+         comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
+         reduce_dtype = reduce, device = self.device, offload = o.cpu_offload, seed = o.seed,
+         full = o.strategy == 'optim_grads_params',
+      }
+   end
+end
+
+-- ---- making it -------------------------------------------------------------------------------
+
+local function make_units(self, model, list)
+   local root = { name = '', modules = {}, is_root = true }
+   local entries, of = units.entries(model, list, root)
+   local mine = { [root] = {} }
+   for _, d in ipairs(list) do mine[d] = {} end
+   for _, e in ipairs(entries) do table.insert(mine[e.unit], e) end
+   self.units, self.unit_of = {}, {}
+   local made = {}
+   for _, d in ipairs(list) do
+      if #mine[d] > 0 then
+         made[d] = Unit(d, mine[d], bucket_opts(self))
+         self.units[#self.units + 1] = made[d]
+      end
+   end
+   self.root = Unit(root, mine[root], bucket_opts(self))
+   model:walk(function(m) self.unit_of[m] = made[of[m]] or self.root end)
+   self.entries = entries
+end
+
+-- Which units give their bytes back after forward; rank groups of a smaller reshard.
+local function set_policy(self)
+   local o, k = self.opts, self.opts.reshard
+   if o.strategy ~= 'optim_grads_params' then return end
+   local size = self.shard_comm.size
+   local small
+   if type(k) == 'number' then
+      if size % k ~= 0 then
+         err.raise('E_ARG', op, 'reshard_after_forward (%d) must divide the %d ranks of the shards',
+            k, size)
+      end
+      if k > 1 and k < size then
+         small = self.shard_comm:split(math.floor(self.shard_comm.rank / k), nil, 'fsdp_small')
+      end
+   end
+   for _, unit in ipairs(self.units) do
+      if k == nil then
+         unit.reshard_after_forward = not unit.is_last
+      else
+         unit.reshard_after_forward = k ~= false and k ~= 1
+      end
+      for _, b in ipairs(small and unit.buckets or {}) do b:set_small(small) end
+   end
+end
+
+-- Neither the model nor a part of it belongs to a sharded model.
+local function check_whole(model)
+   spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
+end
+
+local function units_text(list)
+   local names = {}
+   for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
+   return table.concat(names, '\n')
+end
+
+-- Ranks with data of their own must shard the same model in the same way: a difference would be
+-- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
+-- parameters must have the same options and configuration.
+local function check_agreed(self, model, list)
+   local o, part = self.opts, self.data_comm.id
+   agree.check(self.comm, op, 'E_ARG', {
+      { what = 'options', text = options.text(o), shown = true },
+      { what = 'seeds', text = tostring(o.seed) },
+      { what = 'configurations', text = canonical(model.config) },
+      { what = 'parameters', text = fingerprint.parameters(model), among = part },
+      { what = 'modules', text = fingerprint.structure(model), among = part },
+      { what = 'units', text = units_text(list), among = part },
+      { what = 'devices', text = tostring(self.device), shown = true },
+      { what = 'values', among = part,
+         text = function() return fingerprint.values(model:parameters()) end },
+   }, model)
+end
+
+local how_whole = 'read it within parallel.unshard_fsdp2_model(model, fn), or take '
+   .. "full_state_dict() of what fully_shard returned (state_dict() of that: this rank's piece)"
+
+-- What an error about dropped bytes adds if they are those of a parameter.
+local function tell_gone(self, id)
+   for _, e in ipairs(self.entries) do
+      if e.view.id == id or e.shown.id == id then
+         return ("it is the sharded parameter '%s', whole only while its unit runs; %s"):format(
+            e.name, how_whole)
+      end
+   end
+end
+
+-- ---- the object ------------------------------------------------------------------------------
+
+-- Shards model (a module, whose parameters may be on device 'null') in place. See fully_shard.
+function Sharded:init(model, opts)
+   units.check_model(op, model)
+   self.opts = options.check(opts)
+   check_whole(model)
+   self.model = model
+   self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(self.opts)
+   self.device = self.opts.device
+   if not self.device then
+      local first = model:parameters()[1]
+      self.device = first and first.device ~= 'null' and first.device or nil
+   end
+   local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units)
+   check_agreed(self, model, list)
+   self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
+   self.handles, self.buffers = {}, {}
+   make_units(self, model, list)
+   set_policy(self)
+   schedule.set_order(self, self.units)
+   if self.opts.nccl_ub then schedule.make_buffers(self) end
+   for _, unit in ipairs(self.units) do schedule.hook_unit(self, unit) end
+   schedule.hook_root(self, model)
+   spread.set(model, 'sharded', self)
+   model:walk(function(m) spread.set(m, 'inside', self) end)
+   for _, piece in ipairs(self:named_parameters()) do piece.sharded = self end
+   tide.tell_gone(self, tell_gone)
+end
+
+-- The root unit last: the order in which what is left over is reduced is its reverse.
+function Sharded:all_units()
+   local list = { self.root }
+   for _, unit in ipairs(self.units) do list[#list + 1] = unit end
+   return list
+end
+
+-- Whether the next backward ends with reduced gradients. false: gradients add up on each rank.
+function Sharded:set_requires_gradient_sync(on)
+   self.sync = err.type('parallel.fsdp.set_requires_gradient_sync', 'on', on, 'boolean')
+   return self
+end
+
+-- The results of fn(...), in which no gradient is communicated.
+function Sharded:no_sync(fn, ...)
+   err.type('parallel.fsdp.no_sync', 'fn', fn, 'function')
+   local before = self.sync
+   self.sync = false
+   local r = pack(pcall(fn, ...))
+   self.sync = before
+   if not r[1] then error(r[2], 0) end
+   return unpack(r, 2, r.n)
+end
+
+-- Ends a backward: what has not been reduced is (unless synchronising is off), gathered bytes go.
+-- Every rank calls it after each backward. Raises on all ranks if a gradient is not finite and
+-- check_for_nan_in_grad is set.
+function Sharded:finish()
+   if self.sync then
+      local all, async = self:all_units(), self.opts.overlap_grad_reduce
+      for i = #all, 1, -1 do schedule.reduce(self, all[i], async) end
+      for _, unit in ipairs(self.pending) do unit:drain() end
+   end
+   self.pending, self.reduced, self.unsynced = {}, {}, not self.sync
+   self:release()
+   if self.sync then schedule.report_bad(self) end
+end
+
+-- Raises unless the gradients are ready for a norm or an update of the shards.
+function Sharded:check_finished(name)
+   for _, unit in ipairs(self:all_units()) do unit:check_free() end
+   if self.phase == 'backward' or #self.pending > 0 then
+      err.raise('E_STATE', name, 'the gradients of this backward are not all reduced; every rank '
+         .. 'calls finish() of the sharded model after backward')
+   elseif self.unsynced then
+      err.raise('E_STATE', name, 'gradients were added up without communication (no_sync) and not '
+         .. 'reduced; end the last backward with finish() outside no_sync')
+   end
+end
+
+-- By what the sum of the ranks' gradients is divided: 1, or their number where they are means.
+function Sharded:gradient_divisor()
+   return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
+end
+
+-- Gives back what is gathered (after an evaluation); the next forward gathers it again.
+function Sharded:release()
+   if #self.seen == #self.units and #self.units > 0 then schedule.set_order(self, self.seen) end
+   self.phase, self.seen = 'forward', {}
+   for _, unit in ipairs(self:all_units()) do
+      unit:reshard(false)
+      unit.calls = 0
+   end
+end
+
+-- The shards have changed (an optimiser step, a load): what is gathered is out of date.
+function Sharded:updated()
+   self:release()
+   for _, unit in ipairs(self:all_units()) do unit:expire() end
+end
+
+-- After an error in forward or backward: nothing under way, no gradients, ready for a new step.
+function Sharded:reset()
+   for _, unit in ipairs(self:all_units()) do unit:reset() end
+   self.pending, self.reduced, self.seen, self.phase, self.bad = {}, {}, {}, 'forward', nil
+   self.unsynced = false
+end
+
+-- ---- what an optimiser and a checkpoint see --------------------------------------------------
+
+Sharded.is_sharded = true
+
+-- This rank's pieces: { name, param, shape (of the whole parameter), size (of the piece), parts },
+-- parts: boxes { at (within the piece), offset (within the whole), size }; offset, if there is one.
+function Sharded:named_parameters()
+   local list = {}
+   for _, unit in ipairs(self:all_units()) do
+      for _, b in ipairs(unit.buckets) do
+         for _, p in ipairs(b.pieces) do list[#list + 1] = p end
+      end
+   end
+   return list
+end
+
+-- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
+function Sharded:zero_grad()
+   self.unsynced = false
+   for _, unit in ipairs(self:all_units()) do
+      for _, b in ipairs(unit.buckets) do b:zero_grad() end
+   end
+end
+
+-- Gradients by the communicators over which their distinct parts lie: { grads =, comms = }, the
+-- same groups in the same order on every rank.
+function Sharded:norm_groups()
+   local groups, by_key = {}, {}
+   for _, e in ipairs(self.entries) do
+      local axis = e.axis
+      local key = axis and axis.name or ''
+      if not by_key[key] then
+         by_key[key] = { grads = {}, comms = { self.shard_comm, axis and axis.comm } }
+         groups[#groups + 1] = by_key[key]
+      end
+      e.group = by_key[key]
+   end
+   for _, p in ipairs(self:named_parameters()) do
+      local g = p.param.grad
+      if g ~= nil then table.insert(p.entry.group.grads, g) end
+   end
+   return groups
+end
+
+-- Raises unless all parameters below `module` are gathered and up to date.
+function Sharded:check_whole(name, module)
+   local inside = {}
+   units.check_model(name, module)
+   module:walk(function(m) inside[m] = true end)
+   for _, unit in ipairs(self:all_units()) do
+      for _, b in ipairs(unit.buckets) do
+         for _, e in ipairs(b.state ~= 'present' and b.entries or {}) do
+            for _, place in ipairs(e.places) do
+               if inside[place.owner] then
+                  err.raise('E_STATE', name, "the parameter '%s' is sharded and not whole now; %s",
+                     e.name, how_whole)
+               end
+            end
+         end
+      end
+   end
+end
+
+-- Name -> this rank's piece.
+function Sharded:state_dict()
+   local state = {}
+   for _, p in ipairs(self:named_parameters()) do state[p.name] = p.param:detach() end
+   return state
+end
+
+-- Whole parameters and persistent buffers by name, copies on every rank. Collective.
+function Sharded:full_state_dict()
+   return require('tide.parallel.unshard').unshard_fsdp2_model(self, function()
+      local state = self.model:state_dict()
+      for name, t in each(state) do state[name] = t:clone() end
+      return state
+   end)
+end
+
+-- Bytes and collectives; see fsdp_price.
+function Sharded:price(opts) return require('tide.parallel.fsdp.price').sharded(self, opts) end
+
+-- Removes the hooks; the fields keep their last gathered values only if those are present.
+function Sharded:close()
+   for _, h in ipairs(self.handles) do h:remove() end
+   self.handles = {}
+   spread.set(self.model, 'sharded', nil)
+   self.model:walk(function(m) spread.set(m, 'inside', nil) end)
+end
+
+-- ---- entry points ----------------------------------------------------------------------------
+
+local fsdp = { Sharded = Sharded }
+
+-- Shards a model over the data axes of a mesh (dp_shard or dp, flattened with cp; dp_replicate
+-- holds replicas) or over the ranks of comm (default: all). opts:
+--   strategy               no_shard, optim, optim_grads, optim_grads_params (default)
+--   units                  nil: elements of layer lists; class names; a least number of parameters
+--   reshard_after_forward  nil: all but the last of a list; true; false; k: shards among k ranks
+--   mp_policy              { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs (true) }
+--   preserve_fp32_weights  (true) shards of 16-bit parameters are f32
+--   grad_reduce_in_fp32    (false) gradients cross the wire as f32
+--   forward_prefetch (1), backward_prefetch (2): gathers begun ahead
+--   overlap_param_gather, overlap_grad_reduce (true): asynchronous, beside the computation
+--   disable_bucketing      (false) one unit, one collective
+--   fsdp_double_buffer     (false) at most two units are gathered at a time
+--   nccl_ub                (false) gradients are reduced from two buffers that stay, which NCCL is
+--                          told of (comm:register)
+--   check_for_nan_in_grad  (false) finish raises, naming parameter and rank
+--   calculate_per_token_loss (true) gradients are sums; false: means, by a factor before the
+--                          collective, or in it with average_in_collective. train.step knows and
+--                          trains alike; a loop of your own divides its loss by its own count then
+--   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded)
+--   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
+--   device, seed           of a model on the null device
+-- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
+function fsdp.fully_shard(model, opts) return Sharded(model, opts) end
+
+-- Elements of the outermost layer lists of a module, each of which becomes a unit: a list of
+-- { path, module, reshard_after_forward }; the last of a list keeps its parameters after forward,
+-- since its backward comes next. Lists within a list, and what is outside of lists, are not in it.
+function fsdp.layer_units(module)
+   units.check_model('parallel.layer_units', module)
+   local list = {}
+   units.each_layer(module, function(m, path, i, n)
+      list[#list + 1] = { path = path, module = m, reshard_after_forward = i < n }
+   end)
+   return list
+end
+
+-- Shards every layer of a module and the rest as the root unit, with the parameters as shards.
+-- mp_policy: as in fully_shard; offload_policy: nil or { cpu = true }. Returns the Sharded.
+function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy)
+   local name = 'parallel.apply_fsdp_sharding_recursively'
+   offload_policy = err.options(name, offload_policy, { 'cpu' })
+   return fsdp.fully_shard(module, { mesh = mesh, mp_policy = mp_policy,
+      cpu_offload = offload_policy.cpu or false })
+end
+
+return fsdp

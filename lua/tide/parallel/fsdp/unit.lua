@@ -1,0 +1,100 @@
+-- One unit: buckets that are gathered, dropped and reduced together (layer 8).
+--
+-- A bucket holds parameters of one dtype, all trained or all frozen, so a unit has one collective a
+-- bucket. The engine decides when; this file only passes it on.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Bucket = require 'tide.parallel.fsdp.bucket'
+
+local Unit = class 'FsdpUnit'
+
+-- Entries by (dtype, trained or not), in order of their first.
+local function split(entries)
+   local list, by_key = {}, {}
+   for _, e in ipairs(entries) do
+      local key = e.dtype .. (e.requires_grad and '+' or '-')
+      if not by_key[key] then
+         by_key[key] = { dtype = e.dtype }
+         list[#list + 1] = by_key[key]
+      end
+      table.insert(by_key[key], e)
+   end
+   return list
+end
+
+-- desc: name, modules, is_last. bucket_opts(dtype): options of a bucket.
+function Unit:init(desc, entries, bucket_opts)
+   self.name, self.modules, self.is_last = desc.name, desc.modules, desc.is_last
+   self.entries, self.buckets, self.numel = entries, {}, 0
+   for i, list in ipairs(split(entries)) do
+      self.buckets[i] = Bucket(list, bucket_opts(list.dtype))
+      self.numel = self.numel + self.buckets[i].layout.total
+   end
+   self.reshard_after_forward, self.calls, self.holds = false, 0, 0
+end
+
+-- Whether all its parameters are gathered.
+function Unit:is_present()
+   for _, b in ipairs(self.buckets) do
+      if b.state ~= 'present' then return false end
+   end
+   return true
+end
+
+-- Whether it holds, or is about to hold, gathered bytes that it will give back.
+function Unit:is_live()
+   for _, b in ipairs(self.buckets) do
+      if b.full and not b.is_whole and b.state ~= 'absent' then return true end
+   end
+   return false
+end
+
+-- Begins to gather what is absent; async: wait() ends it.
+function Unit:gather(async)
+   for _, b in ipairs(self.buckets) do b:gather(async) end
+end
+
+-- Ends gathers that are under way.
+function Unit:wait()
+   for _, b in ipairs(self.buckets) do b:wait() end
+end
+
+-- Nothing happens while somebody needs it whole.
+function Unit:reshard(keep)
+   if self.holds > 0 then return end
+   for _, b in ipairs(self.buckets) do b:reshard(keep) end
+end
+
+-- Raises while somebody needs it whole.
+function Unit:check_free()
+   if self.holds > 0 then
+      err.raise('E_STATE', 'parallel.fsdp.updated', 'the shards change while parameters are whole; '
+         .. 'step and load outside unshard_fsdp2_model')
+   end
+end
+
+-- The shards have changed: what was gathered is out of date.
+function Unit:expire()
+   self:check_free()
+   for _, b in ipairs(self.buckets) do b:expire() end
+end
+
+-- The name of a parameter whose gradient is not finite, or nil.
+function Unit:reduce(opts)
+   local bad
+   for _, b in ipairs(self.buckets) do bad = b:reduce(opts) or bad end
+   return bad
+end
+
+-- Ends what reduce began; the pieces then have their gradients.
+function Unit:drain()
+   for _, b in ipairs(self.buckets) do b:drain() end
+end
+
+-- After an error: nothing under way, no gradients, no gathered bytes.
+function Unit:reset()
+   for _, b in ipairs(self.buckets) do b:reset() end
+end
+
+return Unit

@@ -1,0 +1,252 @@
+-- Puts Mamba-2 layers of a model over the ranks of an axis, and takes them off again (layer 8).
+--
+-- The one idea: a layer's `inner` is replaced by one that takes the context of the call (as
+-- attention does), whose plan says who holds what. Both methods take the tokens in the layout that
+-- attention has (contiguous or zigzag; hidden any), so hybrid models never change the layout
+-- between layers: the exchange by heads undoes it in its index, the hand-over has two runs a rank.
+--
+-- `auto` takes the method whose busiest rank sends fewer bytes. Prices depend on shapes alone, so
+-- all ranks choose alike.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local context_ = require 'tide.parallel.cp.context'
+local kept = require 'tide.parallel.kept'
+local exchange = require 'tide.parallel.cp.exchange'
+local hidden = require 'tide.parallel.mamba.hidden'
+local state = require 'tide.parallel.mamba.state'
+local Mamba2 = require('tide.nn.mamba').Mamba2
+
+local attach = {}
+
+local methods = { 'hidden', 'state', 'auto' }
+
+local function is_mamba(m) return class.is(m, Mamba2) end
+
+-- ---- prices ----------------------------------------------------------------------------------
+
+-- Bytes that the busiest rank sends in forward and in backward.
+local function busiest(size, fn)
+   local sum, go, back = 0, 0, 0
+   for r = 0, size - 1 do
+      local a, b = fn(r)
+      if a + b > sum then sum, go, back = a + b, a, b end
+   end
+   return { forward = go, backward = back, bytes = sum }
+end
+
+-- What a layer sends for a batch of `rows` (1) rows under a plan, by each method:
+-- { hidden = { forward, backward, bytes }, state = the same or nil, why = text, best = name }, of
+-- the busiest rank, or of opts.rank. opts: rows, dtype ('f32'), rank.
+function attach.price(layer, map, opts)
+   local op = 'parallel.mamba_cp.price'
+   opts = err.options(op, opts, { 'rows', 'dtype', 'rank' })
+   if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
+   if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
+   local rows, dtype = err.integer(op, 'rows', opts.rows or 1, 1), opts.dtype or 'f32'
+   local size = tide.dtype_size(err.choice(op, 'dtype', dtype, { 'f32', 'f64', 'bf16', 'f16' }))
+   local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
+   local function over(fn)
+      if not opts.rank then return busiest(map.size, fn) end
+      local go, back = fn(err.integer(op, 'rank', opts.rank, 0, map.size - 1))
+      return { forward = go, backward = back, bytes = go + back }
+   end
+   local out = { hidden = over(function(r)
+      return hidden.bytes(plan, r, rows * map.count, size)
+   end), best = 'hidden' }
+   local runs, why = state.runs(map)
+   if not runs then
+      out.why = why
+      return out
+   end
+   out.state = over(function(r)
+      return state.bytes(layer, r == map.rank and map or map:at(r), rows, size)
+   end)
+   if out.state.bytes < out.hidden.bytes then out.best = 'state' end
+   return out
+end
+
+-- The same as text.
+function attach.explain(layer, map, opts)
+   local p = attach.price(layer, map, opts)
+   local function line(name, c)
+      return ('%-6s %12d bytes forward %12d backward%s'):format(name, c.forward, c.backward,
+         p.best == name and '  <- auto' or '')
+   end
+   return line('hidden', p.hidden) .. '\n'
+      .. (p.state and line('state', p.state) or ('state  not for %s'):format(p.why))
+end
+
+-- ---- the object ------------------------------------------------------------------------------
+
+local Attached = class 'MambaAttached'
+attach.Attached = Attached
+
+-- Refuses at once what could only fail in the first batch: a method on a layout of cp_map.
+function attach.check_layout(op, method, kind)
+   if method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag' then
+      err.raise('E_UNSUPPORTED', op, "method 'state' of Mamba-2 layers hands the state from run to "
+         .. 'run of tokens, which must be equally many and equally long on all ranks: layout '
+         .. "contiguous or zigzag, not '%s'; use 'hidden' (any layout) or 'auto'", kind)
+   end
+end
+
+-- Replaces the inner call of every nn.Mamba2 in model; the model is then called with a context
+-- (parallel.cp.context, or what cp.attach cuts). opts: axis (of a mesh, or a communicator), method
+-- ('auto'; 'hidden', 'state'). Nothing changes on one rank. parallel.cp.attach calls it for models
+-- with such layers. Returns the handle: restore().
+function attach.attach(model, opts)
+   local op = 'parallel.mamba_cp.attach'
+   opts = err.options(op, opts, { 'axis', 'method' })
+   local self = setmetatable({ layers = {}, plans = {}, chosen = {} }, Attached)
+   self.method = err.choice(op, 'method', opts.method or 'auto', methods)
+   self.comm = context_.comm_of(op, opts.axis)
+   self.batches = setmetatable({}, { __mode = 'k' })
+   if type(model) ~= 'table' or not model.walk then err.arg(op, 'model', 'a module', model) end
+   model:walk(function(m)
+      if is_mamba(m) then self.layers[#self.layers + 1] = m end
+   end)
+   if #self.layers == 0 then err.arg(op, 'model', 'a module with nn.Mamba2 layers', model) end
+   for _, layer in ipairs(self.layers) do
+      if layer.inner ~= Mamba2.mix then
+         err.raise('E_STATE', op, 'a layer has another inner call already; restore that first')
+      end
+   end
+   for _, layer in ipairs(self.comm.size > 1 and self.layers or {}) do
+      self.plans[layer] = hidden.prepare(layer, self.comm)
+      layer.inner = function(of, projected, at) return self:call(of, projected, at) end
+      layer.takes_context = true
+   end
+   return self
+end
+
+-- The layers as they were. May be called again.
+function Attached:restore()
+   for _, layer in ipairs(self.layers) do layer.inner, layer.takes_context = Mamba2.mix, nil end
+   self.layers = {}
+end
+
+-- ---- the batch -------------------------------------------------------------------------------
+
+-- Number of the sequence of each token of the whole, padding included: i32 [B or 1, T], or nil:
+-- there is one.
+local function sequence_of(map, index)
+   if index then
+      return require('tide.nn.mamba').sequence_of(map:pad(index, 2, -1):select(3, 1))
+   end
+   local cu = {}
+   for i, n in ipairs(map.cu_slot) do cu[i] = n end
+   if cu[#cu] < map.padded then cu[#cu + 1] = map.padded end
+   if #cu <= 2 then return nil end
+   return tide.sequence_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), map.padded)
+end
+
+local function whole_sequence(batch, map, device)
+   return kept(batch, 'sequence' .. device, function()
+      local t = sequence_of(map, batch.index)
+      return t and (t.device == device and t or t:to(device))
+   end)
+end
+
+local function hand_over(batch, map, layer, device)
+   return kept(batch, 'state' .. layer.taps .. device, function()
+      return state.prepare(map, layer.taps, whole_sequence(batch, map, device), device)
+   end, function(b) return b.between:is_gone() end)
+end
+
+local function rows_of(batch, map)
+   return kept(batch, 'rows', function()
+      local list = {}
+      for r = 0, map.size - 1 do list[r + 1] = map:runs(r) end
+      return exchange.rows(list)
+   end, function(r) return r.order and r.order:is_gone() end)
+end
+
+-- ---- the call --------------------------------------------------------------------------------
+
+local function method_of(self, layer, projected, map)
+   if self.method ~= 'auto' then return self.method end
+   local B = projected:size(1)
+   local key = ('%s %d %d %s'):format(map.kind, map.padded, B, projected.dtype)
+   local chosen = self.chosen[layer] or {}
+   self.chosen[layer] = chosen
+   if not chosen[key] then
+      chosen[key] = attach.price(layer, map, { rows = B, dtype = projected.dtype }).best
+   end
+   return chosen[key]
+end
+
+-- A call in a line.
+local function kind_of(layer, projected, method)
+   return ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
+      projected.dtype, projected:size(1), layer.heads, layer.head_dim, layer.groups, layer.state)
+end
+
+-- The context of a call, checked.
+local function context_for(self, op, projected, at)
+   local context = at.context
+   if context == nil then
+      err.raise('E_STATE', op, 'no context; call the model with the context of its batch '
+         .. '(parallel.cp; null: a whole sequence on each rank), or restore() it')
+   end
+   context_.check(op, 'context', context)
+   local map = context.map
+   if not map then
+      err.raise('E_UNSUPPORTED', op, 'the context has pairs but no plan, which tells the order of '
+         .. 'the tokens')
+   end
+   if map.size ~= self.comm.size or map.rank ~= self.comm.rank then
+      err.raise('E_ARG', op, 'the context is for rank %d of %d, the layer for rank %d of %d',
+         map.rank, map.size, self.comm.rank, self.comm.size)
+   end
+   if at.cache then
+      err.raise('E_UNSUPPORTED', op, 'a cache (generation) is for a whole sequence on one rank')
+   end
+   if at.sequence ~= nil then
+      err.arg(op, 'sequence', 'nil beside a context, which tells the documents', at.sequence)
+   end
+   if projected:size(2) ~= map.count then
+      err.raise('E_SHAPE', op, 'expected %d tokens, those of this rank in the plan, got %d',
+         map.count, projected:size(2))
+   end
+   return context
+end
+
+-- What is kept for a plan. It must not hold the plan: the key is weak, what it leads to is not.
+local function batch_of(self, map, index)
+   local batch = self.batches[map]
+   if not batch or batch.index ~= index then
+      batch = { index = index, keep = {} }
+      self.batches[map] = batch
+   end
+   return batch
+end
+
+-- What the layers call: see nn.Mamba2.mix. Which documents there are is the context's to say; ranks
+-- that differ in it, or in method or layer, all raise E_COMM. Every rank must call. With
+-- `alone` set (cp.attach's whole) a call without a context means a whole sequence on this rank, as
+-- one with parallel.cp.null always does.
+function Attached:call(layer, projected, at)
+   local op = 'parallel.mamba_cp'
+   if at.context == context_.null or self.alone and not at.context then
+      return layer:mix(projected, at)
+   end
+   local context, device = context_for(self, op, projected, at), projected.device
+   local map = context.map
+   local method = method_of(self, layer, projected, map)
+   context:check_agreed(op, self.comm, 'Mamba-2 batches', kind_of(layer, projected, method))
+   local batch = batch_of(self, map, context.index)
+   if method == 'state' then
+      return state.inner(layer, projected, self.comm, hand_over(batch, map, layer, device))
+   end
+   return hidden.inner(layer, projected, self.comm, self.plans[layer], rows_of(batch, map),
+      whole_sequence(batch, map, device))
+end
+
+function Attached:__tostring()
+   return ('Mamba-2 over %d ranks (%s, %d layers)'):format(self.comm.size, self.method,
+      #self.layers)
+end
+
+return attach

@@ -1,0 +1,387 @@
+-- Mamba-2 with its sequence on several ranks (layer 8).
+--
+--    local mamba = tide.parallel.mamba_cp.attach(model, { axis = mesh:axis 'cp' })
+--    model:loss(ids, labels, { context = context, count = count }):backward()
+--    mamba:restore()
+--
+-- The one idea: two methods give what one rank would compute. `hidden` trades tokens for heads in
+-- the mixer (one exchange there, one back); `state` leaves the tokens where they are and hands over
+-- the state of the recurrence. Bytes of the first grow with the tokens, of the second they do not,
+-- so the plan can choose; see attach and price.
+--
+-- This file has the pieces of the first method under the names they have elsewhere, each by
+-- itself, and MambaContextParallel, which makes one exchange with one index of them. All have
+-- gradients; losses are sums over ranks. cu: cumulative lengths from 0, a list or tensor.
+-- x [B, T, ...], packed also [T, ...].
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
+local collective = require 'tide.parallel.collective_op'
+local cp_map = require 'tide.parallel.cp.map'
+local exchange = require 'tide.parallel.cp.exchange'
+local split = require 'tide.parallel.mamba.split'
+local zigzag = require 'tide.parallel.zigzag'
+
+local mamba_cp = { split_heads = split.heads }
+
+-- ---- exchanges -------------------------------------------------------------------------------
+
+-- Block j of dim 1 goes to rank j; its own derivative.
+function mamba_cp.all_to_all(x, comm) return collective.all_to_all(x, comm, 1) end
+
+local function dims_of(op, x, batch_size)
+   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
+      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
+   end
+   local rows = x.ndim == 3 and x:size(1) or 1
+   if batch_size ~= nil and batch_size ~= rows then
+      err.arg(op, 'batch_size', ('%d, as x has'):format(rows), batch_size)
+   end
+   return x.ndim - 1, x.ndim
+end
+
+-- [B, L, H] -> [B, W L, H / W]: all tokens, rank after rank, of a part of the width.
+function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
+   local tokens, width = dims_of('parallel.mamba_cp.all_to_all_cp2hp', x, batch_size)
+   return collective.all_to_all(x, comm, width, tokens)
+end
+
+-- The inverse.
+function mamba_cp.all_to_all_hp2cp(x, comm, batch_size)
+   local tokens, width = dims_of('parallel.mamba_cp.all_to_all_hp2cp', x, batch_size)
+   return collective.all_to_all(x, comm, tokens, width)
+end
+
+-- ---- orders of tokens ------------------------------------------------------------------------
+
+local function ranks_of(op, W) return err.integer(op, 'W', W, 1, 2^20) end
+
+-- The chunks (from 0) of a sequence of 2 W in rank order.
+function mamba_cp.redo_order(W)
+   local list = {}
+   for r = 0, ranks_of('parallel.mamba_cp.redo_order', W) - 1 do
+      local runs = zigzag({ 0, 2 * W }, W, r)
+      list[2 * r + 1], list[2 * r + 2] = runs[1], runs[3]
+   end
+   return list
+end
+
+-- The inverse: their places in rank order, in the order of the sequence.
+function mamba_cp.undo_order(W)
+   local list = {}
+   ranks_of('parallel.mamba_cp.undo_order', W)
+   for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
+   return list
+end
+
+local function i64(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end
+
+local function select(x, dim, index)
+   return x:index_select(dim, x.device == 'cpu' and index or index:to(x.device))
+end
+
+local function runs_index(runs) return tide.run_index(i64(runs):reshape { #runs / 2, 2 }, 'i64') end
+
+-- cu as a list that covers `tokens`.
+local function covered(op, name, cu, tokens)
+   cu = cp_map.cu(op, name, cu)
+   if cu[#cu] ~= tokens then
+      err.raise('E_ARG', op, "argument '%s' ends at %d, there are %d tokens: give those behind the "
+         .. 'last document a document of their own', name, cu[#cu], tokens)
+   end
+   return cu
+end
+
+local function check_order(op, order)
+   err.type(op, 'order', order, 'table')
+   local seen = {}
+   for i, k in ipairs(order) do
+      err.integer(op, ('order[%d]'):format(i), k, 0, #order - 1)
+      if seen[k] then err.arg(op, ('order[%d]'):format(i), 'every chunk once', k) end
+      seen[k] = true
+   end
+   if #order == 0 then err.arg(op, 'order', 'at least one chunk', order) end
+   return order
+end
+
+-- Every document (the whole dim without cu) in #order equal chunks: chunk order[k] comes to place k
+-- (from 0). Dim 2, with cu and x [T, ...] dim 1.
+local function reorder(op, x, order, cu)
+   if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor', x) end
+   local dim, n, runs = (cu and x.ndim < 3) and 1 or 2, #order, {}
+   if x.ndim < dim then err.arg(op, 'x', ('at least %d dims'):format(dim), x) end
+   cu = cu and covered(op, 'cu', cu, x:size(dim)) or { 0, x:size(dim) }
+   for d = 1, #cu - 1 do
+      local length = cu[d + 1] - cu[d]
+      if length % n ~= 0 then
+         err.raise('E_ARG', op, '%s has %d tokens, expected a multiple of %d',
+            #cu > 2 and ('document %d'):format(d - 1) or 'the sequence', length, n)
+      end
+      for _, k in ipairs(order) do
+         runs[#runs + 1] = cu[d] + k * length / n
+         runs[#runs + 1] = length / n
+      end
+   end
+   return select(x, dim, runs_index(runs))
+end
+
+-- x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k], from
+-- 0, comes to place k. Dim 2, with cu and x [T, ...] dim 1.
+function mamba_cp.reorder_chunks(x, order, cu)
+   local op = 'parallel.mamba_cp.reorder_chunks'
+   return reorder(op, x, check_order(op, order), cu)
+end
+
+-- Tokens (of every document) in rank order, as the balanced layout of attention leaves them, into
+-- the order of the sequence; and back.
+function mamba_cp.undo_attention_load_balancing(x, W, cu)
+   local op = 'parallel.mamba_cp.undo_attention_load_balancing'
+   ranks_of(op, W)
+   return reorder(op, x, mamba_cp.undo_order(W), cu)
+end
+
+-- The way back of undo_attention_load_balancing.
+function mamba_cp.redo_attention_load_balancing(x, W, cu)
+   local op = 'parallel.mamba_cp.redo_attention_load_balancing'
+   ranks_of(op, W)
+   return reorder(op, x, mamba_cp.redo_order(W), cu)
+end
+
+-- Index [rows] of the two below; cu_local in tokens of one rank.
+function mamba_cp.deinterleave_index(cu_local, W, rows)
+   local op = 'parallel.mamba_cp.deinterleave_packed_seqs'
+   ranks_of(op, W)
+   err.integer(op, 'rows', rows, 0)
+   if rows % W ~= 0 then
+      err.raise('E_ARG', op, '%d tokens do not divide among %d ranks', rows, W)
+   end
+   local cu, runs, each = covered(op, 'cu_local', cu_local, rows / W), {}, rows / W
+   for d = 1, #cu - 1 do
+      for r = 0, W - 1 do
+         runs[#runs + 1] = r * each + cu[d]
+         runs[#runs + 1] = cu[d + 1] - cu[d]
+      end
+   end
+   return runs_index(runs)
+end
+
+local function tokens_dim(op, x)
+   if not tide.is_tensor(x) or x.ndim == 0 then err.arg(op, 'x', 'a tensor of tokens', x) end
+   return x.ndim < 3 and 1 or 2
+end
+
+-- Rank after rank, each with its parts of all documents -> document after document, each with the
+-- parts of all ranks; and back.
+function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
+   local dim = tokens_dim('parallel.mamba_cp.deinterleave_packed_seqs', x)
+   return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
+end
+
+-- The way back of deinterleave_packed_seqs.
+function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
+   local dim = tokens_dim('parallel.mamba_cp.reinterleave_packed_seqs', x)
+   return select(x, dim, tide.inverse_index(mamba_cp.deinterleave_index(cu_local, W,
+      x:size(dim))))
+end
+
+-- Both at once: for each token of the sequence its place in rank order. cu in tokens of all ranks.
+function mamba_cp.pre_index(cu, W)
+   local op = 'parallel.mamba_cp.pre_index'
+   return tide.zigzag_places(i64(cp_map.cu(op, 'cu', cu)), ranks_of(op, W), 'i64')
+end
+
+-- ---- MambaContextParallel --------------------------------------------------------------------
+
+local MambaContextParallel = class 'MambaContextParallel'
+mamba_cp.MambaContextParallel = MambaContextParallel
+
+local name = 'parallel.mamba_cp.MambaContextParallel'
+
+local function divide_among(self)
+   local W, H, G = self.size, self.num_heads, self.n_groups
+   if H % W ~= 0 then
+      err.raise('E_ARG', name, 'num_heads (%d) must be divisible by cp_size (%d); attach splits '
+         .. 'them unevenly', H, W)
+   end
+   if G < W and W % G ~= 0 or G >= W and G % W ~= 0 then
+      err.raise('E_ARG', name, 'n_groups (%d) must %s cp_size (%d); attach takes any', G,
+         G < W and 'divide' or 'be divisible by', W)
+   end
+   if H % G ~= 0 then
+      err.raise('E_ARG', name, 'num_heads (%d) must be a multiple of n_groups (%d)', H, G)
+   end
+   self.num_heads_local, self.repeats = H / W, G < W and W / G or 1
+   self.groups_local = G < W and 1 or G / W
+   self.d_inner, self.d_inner_local = H * self.head_dim, H / W * self.head_dim
+end
+
+-- cp_group: an axis of a mesh or a communicator; mixer: a layer with conv1d, dt_bias, A_log and D,
+-- read at each call (may be nil where only tokens are exchanged).
+function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
+   self.comm, self.size, self.rank = axis_of(name, 'cp_group', cp_group)
+   self.num_heads = err.integer(name, 'num_heads', num_heads, 1)
+   self.head_dim = err.integer(name, 'head_dim', head_dim, 1)
+   self.n_groups = err.integer(name, 'n_groups', n_groups, 1)
+   self.d_state, self.mixer = err.integer(name, 'd_state', d_state, 1), mixer
+   divide_among(self)
+   local s = { heads = num_heads, head_dim = head_dim, groups = n_groups, state = d_state }
+   local go, back, P = {}, {}, self.d_inner_local
+   for r, part in ipairs(split.heads(num_heads, n_groups, self.size)) do
+      go[r] = split.runs(part, s, self.d_inner, true)
+      table.insert(go[r], 1, { (r - 1) * P, P })
+      back[r] = { { (r - 1) * P, P } }
+      if r == self.rank + 1 then self.conv_runs = split.runs(part, s, 0) end
+   end
+   self.width = 2 * self.d_inner + 2 * n_groups * d_state + num_heads
+   self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
+end
+
+-- The runs of every rank where each document is a zigzag of its own.
+local function zigzag_runs(op, cu, W)
+   local list = {}
+   for d = 1, #cu - 1 do
+      local length = cu[d + 1] - cu[d]
+      if length % (2 * W) ~= 0 then
+         err.raise('E_ARG', op, 'document %d has %d tokens, expected a multiple of %d (2 W)', d - 1,
+            length, 2 * W)
+      end
+   end
+   for r = 0, W - 1 do list[r + 1] = zigzag(cu, W, r) end
+   return list
+end
+
+-- Whether what is kept was made for cumulative lengths `cu` and is still there (its index may have
+-- been made in a step scope).
+local function holds(kept, cu)
+   if not kept or #kept.cu ~= #cu then return false end
+   for i, n in ipairs(cu) do
+      if kept.cu[i] ~= n then return false end
+   end
+   return not (kept.rows.order and kept.rows.order:is_gone())
+end
+
+-- Where the tokens of all ranks lie, kept for calls with equal lengths. They are compared by value:
+-- the caller may write the next batch into the same list.
+local function rows_for(self, op, cu, tokens)
+   local list = cu and covered(op, 'cu', cu, tokens) or { 0, tokens }
+   if holds(self.rows, list) then return self.rows.rows end
+   if cu == nil and tokens % (2 * self.size) ~= 0 then
+      err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
+         2 * self.size)
+   end
+   local rows = exchange.rows(zigzag_runs(op, list, self.size))
+   local own = {}
+   for i, n in ipairs(list) do own[i] = n end
+   self.rows = { cu = own, rows = rows }
+   return rows
+end
+
+local function batched(op, x)
+   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
+      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
+   end
+   return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
+end
+
+local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3) } or y end
+
+-- projected [B, L, P] of z, x, B, C, dt for this rank's tokens -> [B, T, P'] for this rank's heads
+-- and all tokens in the order of the sequence. cu in tokens of all ranks: packed, [L, P] or
+-- [1, L, P]; every document a multiple of 2 W.
+function MambaContextParallel:pre_conv_ssm(projected, cu)
+   local op = name .. '.pre_conv_ssm'
+   if self.size == 1 then return projected end
+   local x, flat = batched(op, projected)
+   local rows = rows_for(self, op, cu, x:size(2) * self.size)
+   return as_given(exchange.enter(x, self.comm, self.go, rows), flat)
+end
+
+-- The way back for y [B, T, d_inner / W].
+function MambaContextParallel:post_conv_ssm(y, cu)
+   local op = name .. '.post_conv_ssm'
+   if self.size == 1 then return y end
+   local x, flat = batched(op, y)
+   local rows = rows_for(self, op, cu, x:size(2))
+   return as_given(exchange.leave(x, self.comm, self.back, rows), flat)
+end
+
+-- ---- its parameters --------------------------------------------------------------------------
+
+-- What the mixer has under a name.
+local function of_mixer(self, field)
+   local v = type(self.mixer) == 'table' and self.mixer[field] or nil
+   if v == nil then
+      err.raise('E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)
+   end
+   return v
+end
+
+-- This rank's channels of a parameter of the convolution, dim 1: a copy.
+function MambaContextParallel:slice_conv_param(p)
+   local list, channels = {}, self.d_inner + 2 * self.n_groups * self.d_state
+   if not tide.is_tensor(p) or p.ndim < 1 or p:size(1) ~= channels then
+      err.arg(name .. '.slice_conv_param', 'p', ('a tensor of %d channels'):format(channels), p)
+   end
+   for i, run in ipairs(self.conv_runs) do list[i] = p:narrow(1, run[1] + 1, run[2]) end
+   return tide.cat(list, 1)
+end
+
+-- A view: a part for this rank's heads.
+function MambaContextParallel:slice_vector_param(p)
+   if not tide.is_tensor(p) or p.ndim ~= 1
+      or p:numel() ~= self.num_heads and p:numel() ~= self.d_inner then
+      err.arg(name .. '.slice_vector_param', 'p', ('a tensor [%d] of heads or [%d] of channels')
+         :format(self.num_heads, self.d_inner), p)
+   end
+   local n = p:numel() / self.size
+   return p:narrow(1, self.rank * n + 1, n)
+end
+
+-- [channels of this rank, K] of the weight [channels, 1, K].
+function MambaContextParallel:get_conv1d_weight()
+   local w = self:slice_conv_param(of_mixer(self, 'conv1d').weight)
+   return w:reshape { w:size(1), w:size(w.ndim) }
+end
+
+-- nil if the convolution has none.
+function MambaContextParallel:get_conv1d_bias()
+   local bias = of_mixer(self, 'conv1d').bias
+   return bias and self:slice_conv_param(bias)
+end
+
+-- This rank's part of dt_bias, or of p.
+function MambaContextParallel:get_dt_bias(p)
+   return self:slice_vector_param(p or of_mixer(self, 'dt_bias'))
+end
+
+-- This rank's part of A_log, or of p.
+function MambaContextParallel:get_A_log(p)
+   return self:slice_vector_param(p or of_mixer(self, 'A_log'))
+end
+
+-- This rank's part of D, or of p.
+function MambaContextParallel:get_D(p) return self:slice_vector_param(p or of_mixer(self, 'D')) end
+
+-- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.
+function MambaContextParallel:repeat_group_state(s)
+   if not tide.is_tensor(s) or s.ndim < 1 or s:size(s.ndim) % self.n_groups ~= 0 then
+      err.arg(name .. '.repeat_group_state', 's', ('a tensor whose last dim holds %d groups')
+         :format(self.n_groups), s)
+   end
+   if self.repeats == 1 then return s end
+   local shape = s.shape
+   local n = #shape
+   shape[n], shape[n + 1] = self.n_groups, s:size(n) / self.n_groups
+   local y = s:reshape(shape):repeat_interleave(self.repeats, n)
+   shape[n], shape[n + 1] = s:size(n) * self.repeats, nil
+   return y:reshape(shape)
+end
+
+for _, field in ipairs { 'attach', 'price', 'explain' } do
+   -- Described where it is written: m = require 'tide.parallel.mamba.attach', then ?m.NAME.
+   mamba_cp[field] = function(...) return require('tide.parallel.mamba.attach')[field](...) end
+end
+
+return mamba_cp

@@ -1,0 +1,335 @@
+-- Plan: how a model is spread over ranks, checked and priced before anything is done (layer 8).
+--
+--    local plan = tide.parallel.plan(model, { dp_shard = 2, tp = 2 }, {
+--       tp = { sequence_parallel = true }, recompute = 'mlp', fsdp = { strategy = 'optim' } })
+--    print(plan)                                     -- what happens to which part
+--    print(plan:price({ batch = 4, seq = 512 }))     -- bytes a rank, bytes on the wire
+--    local run = plan:materialise { seed = 1 }       -- { model, sharded, params, comm, data, .. }
+--
+-- The one idea: a plan is rehearsed. The code that spreads the model runs on a copy without bytes,
+-- over simulated ranks, when the plan is made; whatever is wrong is raised then, and the model is
+-- as it was. The same copy is priced. The order is fixed: tensor parallelism, context parallelism,
+-- recomputation, sharding, since each has to see what the ones before have made.
+
+local tide = require 'tide'
+local agree = require 'tide.dist.agree'
+local canonical = require 'tide.util.canonical'
+local class = require 'tide.class'
+local cp_train = require 'tide.parallel.cp.train'
+local dist = require 'tide.dist'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fingerprint = require 'tide.parallel.fingerprint'
+local mesh_of = require 'tide.parallel.mesh'
+local nn = require 'tide.nn'
+local plan_price = require 'tide.parallel.plan.price'
+local plan_text = require 'tide.parallel.plan.text'
+local spread = require 'tide.nn.spread'
+local tp = require 'tide.parallel.tp'
+
+local Plan = class 'Plan'
+
+local op = 'parallel.plan'
+
+local sections = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
+local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
+
+-- ---- what it is made of ----------------------------------------------------------------------
+
+local function size_of(self, name)
+   for _, a in ipairs(self.axes) do
+      if a.name == name then return a.size end
+   end
+   return 1
+end
+
+-- Axes as a list; a data axis of one rank where there is none, before cp and tp.
+local function with_data(list)
+   local out, has = {}, false
+   for _, a in ipairs(list) do has = has or a.name == 'dp' or a.name == 'dp_shard' end
+   for _, a in ipairs(list) do
+      if not has and (a.name == 'cp' or a.name == 'tp') then
+         out[#out + 1], has = { name = 'dp_shard', size = 1 }, true
+      end
+      out[#out + 1] = { name = a.name, size = a.size }
+   end
+   if not has then out[#out + 1] = { name = 'dp_shard', size = 1 } end
+   return out
+end
+
+local function product(list)
+   local n = 1
+   for _, a in ipairs(list) do n = n * a.size end
+   return n
+end
+
+-- Sizes from a mesh or from axes as parallel.mesh takes them.
+local function read_mesh(self, mesh, ranks)
+   err.type(op, 'mesh', mesh, 'table')
+   local list
+   if getmetatable(mesh) == mesh_of.Mesh then
+      if ranks then err.raise('E_ARG', op, 'ranks: a mesh has its own') end
+      list, self.mesh = mesh.root.base, mesh.root
+   else
+      local n = ranks and err.integer(op, 'ranks', ranks, 1) or dist.world().size
+      list = mesh_of.sizes(mesh, n)
+   end
+   self.axes = with_data(list)
+   self.ranks = product(self.axes)
+   if self.mesh and #self.axes ~= #list then self.base, self.mesh = self.mesh.comm, nil end
+   if size_of(self, 'pp') > 1 then
+      err.raise('E_UNSUPPORTED', op, 'the mesh has an axis pp of %d ranks; a plan knows dp, '
+         .. 'dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
+   end
+end
+
+local function made_by(fn)
+   local model = fn()
+   if not class.is(model, nn.Module) then
+      err.arg(op, 'model', 'a function that returns a module', model)
+   end
+   return model
+end
+
+-- A description { family =, config =, dtype = }, a function, or a module.
+local function read_model(self, model)
+   if type(model) == 'table' and not class.is(model, nn.Module) then
+      err.options(op, model, { 'family', 'config', 'dtype' })
+      local family = err.type(op, 'family', model.family, 'string')
+      err.type(op, 'config', model.config, 'table')
+      local make = tide.model[family]
+      if not make then err.arg(op, 'family', 'a family of tide.model', family) end
+      model = make(model.config, { dtype = model.dtype, device = 'null' })
+   elseif type(model) == 'function' then
+      model = made_by(model)
+   end
+   if not class.is(model, nn.Module) then
+      err.arg(op, 'model', 'a module, a function that makes one, or { family =, config = }', model)
+   end
+   spread.check_whole(op, model, 'give it whole')
+   self.model = model
+end
+
+local function copy(t)
+   local out = {}
+   for k, v in each(t) do out[k] = v end
+   return out
+end
+
+local function check_fsdp(fsdp)
+   err.type(op, 'fsdp', fsdp, 'table')
+   for k in each(fsdp) do
+      if not_fsdp[k] then
+         err.raise('E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
+      end
+   end
+end
+
+-- The options of the sections with what the mesh implies.
+local function read_sections(self, opts)
+   for _, k in ipairs(sections) do self[k] = opts[k] end
+   if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
+   if opts.cp then err.options(op .. ': cp', opts.cp, cp_train.options) end
+   if opts.fsdp then check_fsdp(opts.fsdp) end
+   self.tp = copy(opts.tp or {})
+   self.cp = copy(opts.cp or {})
+   self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
+   self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil }
+   if not opts.fsdp and size_of(self, self.tp.axis) * size_of(self, self.cp.axis) > 1 then
+      self.fsdp = { strategy = 'no_shard' }
+   end
+end
+
+-- ---- doing it --------------------------------------------------------------------------------
+
+-- The axis of a section, nil if it is one rank.
+local function axis_of(self, mesh, name)
+   local section = self[name]
+   if self.given[name] or mesh:find(section.axis) then
+      local axis = mesh:axis(section.axis)
+      return axis.size > 1 and axis or nil
+   end
+end
+
+local function apply_tp(self, run)
+   local axis = axis_of(self, run.mesh, 'tp')
+   if not axis then return end
+   local o = copy(self.tp)
+   o.axis = nil
+   tide.parallel.tensor_parallel(run.model, axis, o)
+end
+
+local function apply_cp(self, run)
+   local axis = axis_of(self, run.mesh, 'cp')
+   if not axis then return end
+   local o = copy(self.cp)
+   o.axis = axis
+   run.context = require('tide.parallel.cp.train').attach(run.model, o)
+end
+
+local function apply_fsdp(self, run, device, seed)
+   if not self.fsdp then return end
+   local o = copy(self.fsdp)
+   o.mesh, o.device, o.seed = run.mesh, device, seed
+   run.sharded = tide.parallel.fully_shard(run.model, o)
+end
+
+-- Ranks that have data of their own, and those whose losses and gradients are added.
+local function data_axes(run)
+   local mesh, names = run.mesh, {}
+   for _, a in ipairs(mesh.axes) do
+      if a.name:find '^dp' then names[#names + 1] = a.name end
+   end
+   run.data = (#names == 1 and mesh:axis(names[1]) or mesh:flatten(names)).comm
+   run.comm = run.sharded and mesh.comm or run.data
+end
+
+-- Spreads a model over a mesh: the rehearsal and the real thing.
+local function apply(self, model, mesh, device, seed)
+   local run = { model = model, mesh = mesh, plan = self }
+   apply_tp(self, run)
+   apply_cp(self, run)
+   if self.recompute ~= nil then
+      tide.parallel.recompute(model, self.recompute, { scope = self.scope })
+   end
+   apply_fsdp(self, run, device, seed)
+   data_axes(run)
+   run.params = run.sharded or model
+   return run
+end
+
+local function axes_list(self)
+   local list = {}
+   for i, a in ipairs(self.axes) do list[i] = { a.name, a.size } end
+   return list
+end
+
+local function rehearse(self, rank, host_size)
+   local comm = dist.simulate(self.ranks, rank, host_size)
+   local mesh = mesh_of(axes_list(self), { comm = comm })
+   return apply(self, plan_price.null_copy(self.model), mesh, 'null', 0)
+end
+
+-- ---- the object ------------------------------------------------------------------------------
+
+-- model: a module (best on the null device), a function that returns one, or { family =, config =,
+-- dtype = }. mesh: a mesh, or axes as parallel.mesh takes them (opts.ranks: of how many ranks;
+-- default: this run's). opts: tp (options of tensor_parallel and axis), cp (those of cp.attach),
+-- recompute and scope (of parallel.recompute), fsdp (options of fully_shard; absent: plain data
+-- parallelism, or beside tp and cp the strategy no_shard), ranks. A section whose axis has one rank
+-- changes nothing.
+function Plan:init(model, mesh, opts)
+   local known = copy(sections)
+   known[#known + 1] = 'ranks'
+   opts = err.options(op, opts, known)
+   read_mesh(self, mesh, opts.ranks)
+   read_model(self, model)
+   read_sections(self, opts)
+   self.numel = self.model:num_parameters()
+   self.rehearsal = plan_text.of(self, rehearse(self, 0))
+end
+
+local function fill(o, name, default)
+   return err.integer('parallel.plan.price', name, o[name] or default, 1)
+end
+
+-- What a rank keeps and sends in a step. opts: batch (rows of a micro-batch on a rank, 1), seq (of
+-- the whole sequence; default: the model's context), accum (micro-batches a step, 1), rank (0),
+-- host_size (ranks that share a host), state_bytes (of the optimiser for an element; default:
+-- AdamW's), forward (fn(model) -> loss, for other models than language models).
+-- Returns bytes: parameters, gradients, optimizer, their sum state; activations (kept from forward
+-- to backward), unit (largest gathered unit), peak (everything, at its largest); wire (sent a step)
+-- and of that wire_between_hosts; collectives: calls by kind. Prints as a table.
+function Plan:price(opts)
+   local name = 'parallel.plan.price'
+   local o = copy(err.options(name, opts, { 'batch', 'seq', 'accum', 'rank', 'host_size',
+      'state_bytes', 'forward' }))
+   local config = self.model.config or {}
+   o.batch, o.accum = fill(o, 'batch', 1), fill(o, 'accum', 1)
+   o.seq = fill(o, 'seq', config.max_position_embeddings or 1024)
+   o.rank = err.integer(name, 'rank', o.rank or 0, 0, self.ranks - 1)
+   if o.state_bytes then err.number(name, 'state_bytes', o.state_bytes, 0) end
+   local run = rehearse(self, o.rank, o.host_size)
+   local sum = plan_price.of(run, o)
+   sum.rank, sum.ranks, sum.batch, sum.seq, sum.accum = o.rank, self.ranks, o.batch, o.seq, o.accum
+   return setmetatable(sum, plan_text.price_meta)
+end
+
+-- All ranks must have the same plan for the same model: all that the parts would compare.
+local function check_agreed(self, comm, device, seed)
+   local model, given = self.model, {}
+   for _, k in ipairs(sections) do given[k] = self[k] end
+   agree.check(comm, 'parallel.plan.materialise', 'E_COMM', {
+      { what = 'plans', text = tostring(self), shown = true },
+      { what = 'options of the plan', text = canonical(given) },
+      { what = 'styles of modules', text = self.rehearsal.styles },
+      { what = 'parameters', text = fingerprint.parameters(model) },
+      { what = 'models', text = fingerprint.structure(model) },
+      { what = 'values',
+         text = function() return fingerprint.values(model:parameters()) end },
+      { what = 'devices', text = device, shown = true },
+      { what = 'seeds', text = tostring(seed) },
+   })
+end
+
+local function real_mesh(self)
+   if self.mesh then return self.mesh end
+   local comm = self.base or dist.world()
+   if comm.size ~= self.ranks then
+      err.raise('E_STATE', 'parallel.plan.materialise', 'the plan is for %d ranks (%s), the run '
+         .. 'has %d', self.ranks, plan_text.axes(self), comm.size)
+   end
+   return mesh_of(axes_list(self), { comm = comm })
+end
+
+-- Spreads the model over the ranks of the run, in place; every rank calls it, once. opts: device
+-- ('cpu'; of a model on the null device), seed (0). Returns { model, sharded (nil without fsdp),
+-- params (for the optimiser), comm (for train.loop), data (ranks with data of their own: rank, size
+-- for the sampler), mesh, context (of context parallelism), plan }.
+function Plan:materialise(opts)
+   local name = 'parallel.plan.materialise'
+   opts = err.options(name, opts, { 'device', 'seed' })
+   if self.done then err.raise('E_STATE', name, 'this plan has spread its model already') end
+   spread.check_whole(name, self.model, 'give it whole')          -- another plan may have
+   local device = opts.device or 'cpu'
+   local seed = err.integer(name, 'seed', opts.seed or 0, 0)
+   local mesh = real_mesh(self)
+   if mesh.comm.transport == 'sim' and device ~= 'null' then
+      err.raise('E_STATE', name, 'the mesh is simulated; it can be priced only')
+   end
+   check_agreed(self, mesh.comm, device, seed)
+   self.done = true
+   local first = self.model:parameters()[1]
+   local on_null = first ~= nil and first.device == 'null'
+   local run = agree.settled(mesh.comm, self.model, apply, self, self.model, mesh,
+      on_null and device or nil, seed)
+   if on_null and not run.sharded then run.model:materialise(device, seed) end
+   return run
+end
+
+Plan.__tostring = plan_text.show
+
+-- "dp_shard=2 x tp=2"
+function Plan:axes_text() return plan_text.axes(self) end
+
+-- Of rank 0: { rank, size } among the ranks with data of their own.
+function Plan:data() return { rank = 0, size = self.rehearsal.data } end
+
+-- The plan as a plain table, for JSON; see plan.from_table.
+function Plan:to_table() return plan_text.to_table(self) end
+
+local plan = { Plan = Plan }
+
+-- The plan that to_table has described. model: the model; default: of the family and configuration
+-- in the table.
+function plan.from_table(t, model)
+   local name = 'parallel.plan.from_table'
+   err.type(name, 't', t, 'table')
+   local parts = plan_text.from_table(name, t)
+   if model == nil then
+      model = t.model or err.arg(name, 'model', 'the model, which the table does not tell', nil)
+   end
+   return Plan(model, parts.mesh, parts.opts)
+end
+
+return setmetatable(plan, { calls = Plan.init, __call = function(_, ...) return Plan(...) end })

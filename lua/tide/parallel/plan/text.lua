@@ -1,0 +1,259 @@
+-- A plan as text and as a plain table (layer 8).
+--
+-- Names of layers that differ in a number only are one line: model.layers.*.mlp (4).
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fsdp_options = require 'tide.parallel.fsdp.options'
+local recompute = require 'tide.parallel.recompute'
+local spread = require 'tide.nn.spread'
+local tp_style = require 'tide.parallel.tp.style'
+local units = require 'tide.util.units'
+
+local text = {}
+
+-- ---- what the rehearsal has shown ------------------------------------------------------------
+
+local function grouped(names)
+   local list, at = {}, {}
+   for _, name in ipairs(names) do
+      local key = name:gsub('%f[^.%z]%d+%f[.%z]', '*')
+      if not at[key] then
+         list[#list + 1] = { name = key, count = 0 }
+         at[key] = list[#list]
+      end
+      at[key].count = at[key].count + 1
+   end
+   for i, g in ipairs(list) do
+      list[i] = g.count > 1 and ('%s (%d)'):format(g.name, g.count) or g.name
+   end
+   return list
+end
+
+-- "weight rows / 2" of everything that is cut.
+local function cut_modules(model)
+   local names, how = {}, {}
+   model:walk(function(m, path)
+      for _, field in ipairs(m._param) do
+         local entry = rawget(m, '_layout') and m._layout[field]
+         if entry and entry.blocks then
+            local name = path .. '.' .. field
+            names[#names + 1] = ('%-48s Shard(%d)'):format(name:gsub('%.%d+%.', '.*.'),
+               entry.placement.dim)
+         end
+      end
+   end)
+   for _, line in ipairs(names) do
+      if not how[line] then
+         how[line], how[#how + 1] = 0, line
+      end
+      how[line] = how[line] + 1
+   end
+   local list = {}
+   for i, line in ipairs(how) do
+      list[i] = how[line] > 1 and ('%s  x %d'):format(line, how[line]) or line
+   end
+   return list
+end
+
+-- What of a rehearsed run the text needs.
+function text.of(_, run)
+   local sharded, cut = run.sharded, spread.of(run.model).tp
+   local names = {}
+   for i, unit in ipairs(sharded and sharded.units or {}) do names[i] = unit.name end
+   return {
+      cut = cut_modules(run.model), recomputed = grouped(recompute.report(run.model)),
+      units = grouped(names), shards = sharded and sharded.shard_comm.size,
+      replicas = sharded and sharded.replicas.size, data = run.data.size,
+      strategy = sharded and sharded.opts.strategy, styles = cut and cut.styles or '',
+   }
+end
+
+-- ---- text ------------------------------------------------------------------------------------
+
+-- "dp_shard=2 x tp=2"
+function text.axes(plan)
+   local out = {}
+   for i, a in ipairs(plan.axes) do out[i] = ('%s=%d'):format(a.name, a.size) end
+   return table.concat(out, ' x ')
+end
+
+local show_value
+function show_value(v)
+   if type(v) ~= 'table' then return tostring(v) end
+   if tp_style.is(v) then return tostring(v) end
+   if rawget(v, 'class_name') then return v.class_name end
+   local keys, out = {}, {}
+   for k in each(v) do keys[#keys + 1] = k end
+   table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
+   for i, k in ipairs(keys) do
+      out[i] = (type(k) == 'number' and '' or tostring(k) .. ' ') .. show_value(v[k])
+   end
+   return '{' .. table.concat(out, ', ') .. '}'
+end
+
+-- "; async_tp true; ..." of the options that are given and not `usual`.
+local function options_text(options, usual)
+   local keys, out = {}, {}
+   for k, v in each(options) do
+      if v ~= usual[k] and k ~= 'axis' and k ~= 'strategy' then keys[#keys + 1] = k end
+   end
+   table.sort(keys)
+   for _, k in ipairs(keys) do
+      out[#out + 1] = type(options[k]) == 'function' and k .. ' (a function)'
+         or ('%s %s'):format(k, show_value(options[k]))
+   end
+   return #out > 0 and '; ' .. table.concat(out, '; ') or ''
+end
+
+local function add_list(lines, list)
+   for _, item in ipairs(list) do lines[#lines + 1] = '      ' .. item end
+end
+
+local function axis_size(plan, name)
+   for _, a in ipairs(plan.axes) do
+      if a.name == name then return a.size end
+   end
+   return 1
+end
+
+local function usual_fsdp()
+   local usual = fsdp_options.check {}
+   usual.keep_fp8_transpose_cache_when_using_custom_fsdp = false
+   return usual
+end
+
+local function sharding_line(plan, r)
+   if not plan.fsdp then
+      return r.data > 1 and ('plain data parallelism over %d ranks'):format(r.data) or 'none'
+   end
+   local replicas = r.replicas > 1 and (', %d replicas'):format(r.replicas) or ''
+   return ('%s over %d rank%s%s%s'):format(r.strategy, r.shards, r.shards == 1 and '' or 's',
+      replicas, options_text(plan.fsdp, usual_fsdp()))
+end
+
+-- What print(plan) shows.
+function text.show(plan)
+   local r, model = plan.rehearsal, plan.model
+   local tp, cp = axis_size(plan, plan.tp.axis), axis_size(plan, plan.cp.axis)
+   local lines = {
+      ('plan of %s, %s parameters (%d), over %d rank%s: %s'):format(model.class_name,
+         units.count(plan.numel), plan.numel, plan.ranks, plan.ranks == 1 and '' or 's',
+         text.axes(plan)),
+   }
+   local function head(name, fmt, ...)
+      lines[#lines + 1] = ('   %-20s ' .. fmt):format(name, ...)
+   end
+   head('tensor parallel', '%s', tp == 1 and 'none'
+      or ("axis '%s' of %d%s"):format(plan.tp.axis, tp, options_text(plan.tp,
+         { async_tp = false, sequence_parallel = false })))
+   add_list(lines, r.cut)
+   head('context parallel', '%s', cp == 1 and 'none'
+      or ("axis '%s' of %d%s"):format(plan.cp.axis, cp, options_text(plan.cp, {})))
+   head('recompute', '%s', #r.recomputed == 0 and 'none' or show_value(plan.recompute)
+      .. (plan.scope and '; scope ' .. plan.scope or ''))
+   add_list(lines, r.recomputed)
+   head('sharding', '%s', sharding_line(plan, r))
+   add_list(lines, r.units)
+   return table.concat(lines, '\n')
+end
+
+local rows = {
+   { 'parameters' }, { 'gradients' }, { 'optimizer' }, { 'state', 'the three' },
+   { 'activations', 'kept from forward to backward' }, { 'unit', 'largest unit gathered' },
+   { 'peak', 'everything, at its largest' },
+}
+
+-- How a price prints.
+text.price_meta = { __tostring = function(p)
+   local lines = { ('rank %d of %d, %d x %d tokens a micro-batch, %d a step'):format(p.rank,
+      p.ranks, p.batch, p.seq, p.accum) }
+   for _, row in ipairs(rows) do
+      if p[row[1]] then
+         lines[#lines + 1] = ('   %-20s %12s%s'):format(row[1], units.bytes(p[row[1]]),
+            row[2] and '   ' .. row[2] or '')
+      end
+   end
+   lines[#lines + 1] = ('   %-20s %12s   sent a step%s'):format('wire', units.bytes(p.wire),
+      p.wire_between_hosts > 0 and ', between hosts ' .. units.bytes(p.wire_between_hosts) or '')
+   local calls = {}
+   for kind, n in each(p.collectives) do calls[#calls + 1] = ('%s %d'):format(kind, n) end
+   table.sort(calls)
+   lines[#lines + 1] = ('   %-20s %s'):format('collectives a step',
+      #calls > 0 and table.concat(calls, ', ') or 'none')
+   return table.concat(lines, '\n')
+end }
+
+-- ---- a plain table ---------------------------------------------------------------------------
+
+local function plain_style(s)
+   return { style = s.name, input = s.input, output = s.output, blocks = s.blocks }
+end
+
+local plain
+function plain(v, where)
+   local kind = type(v)
+   if kind == 'function' then
+      err.raise('E_ARG', 'parallel.plan.to_table', '%s is a function, which cannot be written '
+         .. "down; give its dotted path, 'module.field'", where)
+   end
+   if kind ~= 'table' then return v end
+   if tp_style.is(v) then return plain_style(v) end
+   if rawget(v, 'class_name') then return v.class_name end
+   local out = {}
+   for k, item in each(v) do out[k] = plain(item, where .. '.' .. tostring(k)) end
+   return out
+end
+
+local function model_of(plan)
+   local model = plan.model
+   local op = model.op or model.family and model.family.op
+   local family = type(op) == 'string' and op:match '^model%.(.*)$'
+   local first = model:parameters()[1]
+   if not family or type(model.config) ~= 'table' then return nil end
+   return { family = family, config = plain(model.config, 'config'), dtype = first.dtype }
+end
+
+-- What plan:to_table returns.
+function text.to_table(plan)
+   local t = { version = 1, axes = {}, model = model_of(plan), recompute = plan.recompute,
+      scope = plan.scope }
+   for i, a in ipairs(plan.axes) do t.axes[i] = { name = a.name, size = a.size } end
+   for _, k in ipairs { 'tp', 'cp' } do
+      if plan.given[k] then t[k] = plain(plan[k], k) end
+   end
+   t.recompute = plain(plan.recompute, 'recompute')
+   t.fsdp = plan.fsdp and plain(plan.fsdp, 'fsdp')
+   return t
+end
+
+-- Styles of a plan that was written down.
+local function read_styles(tp)
+   if type(tp) ~= 'table' or type(tp.plan) ~= 'table' then return tp end
+   local out, styles = {}, {}
+   for k, v in each(tp) do out[k] = v end
+   for pattern, s in each(tp.plan) do
+      if type(s) == 'table' then
+         s = tp_style.translate_to_parallel_style(s.style):with { input = s.input,
+            output = s.output, blocks = s.blocks }
+      end
+      styles[pattern] = s
+   end
+   out.plan = styles
+   return out
+end
+
+-- The arguments of a plan: { mesh =, opts = }.
+function text.from_table(op, t)
+   err.options(op, t, { 'version', 'axes', 'model', 'tp', 'cp', 'recompute', 'scope', 'fsdp' })
+   if t.version ~= 1 then err.arg(op, 'version', '1, which this library reads', t.version) end
+   local mesh, n = {}, 1
+   for i, a in ipairs(err.type(op, 'axes', t.axes, 'table')) do
+      err.type(op, 'axes', a, 'table')
+      mesh[i], n = { a.name, a.size }, n * err.integer(op, 'axes.size', a.size, 1)
+   end
+   return { mesh = mesh, opts = { tp = read_styles(t.tp), cp = t.cp, recompute = t.recompute,
+      scope = t.scope, fsdp = t.fsdp, ranks = n } }
+end
+
+return text

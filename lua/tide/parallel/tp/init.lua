@@ -1,0 +1,456 @@
+-- Tensor parallelism: a plan applied to a model (layer 8).
+--
+--    local tp = tide.parallel
+--    tp.tensor_parallel(model, mesh:axis 'tp', { sequence_parallel = true })
+--    tp.parallelize_module(model, axis, { ['model.layers.*.mlp.up_proj'] = 'colwise', ... })
+--
+-- The one idea: everything is found and checked first, as a list of changes; then they are made. So
+-- an error leaves the model as it was. A plan maps patterns ('*' is one name) to styles. A model on
+-- the null device gets its numbers later (materialise), those of the whole model.
+--
+-- On every rank of the axis the batch is the same. The loss of the model is the same on every rank,
+-- and gradients are those of the whole model: whole for what is replicated, this rank's part for
+-- what is cut. With one rank nothing is changed.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+local nn = require 'tide.nn'
+local agree = require 'tide.dist.agree'
+local async = require 'tide.parallel.tp.async'
+local fingerprint = require 'tide.parallel.fingerprint'
+local layer = require 'tide.parallel.tp.layer'
+local layout = require 'tide.parallel.layout'
+local tp_mamba = require 'tide.parallel.tp.mamba'
+local loss_parallel = require 'tide.parallel.loss_parallel'
+local axis_of = require 'tide.parallel.axis_of'
+local collective = require 'tide.parallel.collective_op'
+local tp_plans = require 'tide.parallel.tp.plans'
+local spread = require 'tide.nn.spread'
+local tp_style = require 'tide.parallel.tp.style'
+
+local tp = {}
+
+local op = 'parallel.parallelize_module'
+
+-- ---- checks ----------------------------------------------------------------------------------
+
+-- Head counts that do not divide are refused, those of keys first.
+function tp.check_heads(config, n)
+   local name = 'parallel.tensor_parallel'
+   config = config.text_config or config
+   for _, field in ipairs { 'num_key_value_heads', 'num_attention_heads' } do
+      local heads = config[field]
+      if heads and heads % n ~= 0 then
+         err.raise('E_ARG', name, '%s (%d) must be divisible by the tensor parallel size (%d)',
+            field, heads, n)
+      end
+   end
+end
+
+local function as_style(pattern, v)
+   if type(v) == 'string' then return tp_style.get(v) end
+   if not tp_style.is(v) then
+      err.arg(op, ("plan['%s']"):format(tostring(pattern)), 'a style or its name', v)
+   end
+   return v
+end
+
+-- ---- patterns --------------------------------------------------------------------------------
+
+local function to_pattern(text)
+   return '^' .. text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
+end
+
+-- Patterns in a fixed order, each with its style.
+local function entries(plan)
+   err.type(op, 'plan', plan, 'table')
+   local list = {}
+   for pattern, v in each(plan) do
+      if type(pattern) ~= 'string' then err.arg(op, 'plan', 'patterns as keys', pattern) end
+      list[#list + 1] = { text = pattern, pattern = to_pattern(pattern),
+         style = as_style(pattern, v) }
+   end
+   table.sort(list, function(a, b) return a.text < b.text end)
+   return list
+end
+
+local function no_match(entry, modules)
+   local names = {}
+   for i, m in ipairs(modules) do names[i] = m.name end
+   local near_name = near.best(entry.text, names)
+   err.raise('E_ARG', op, "the plan's '%s' names no module of the model%s", entry.text,
+      near_name and ("; did you mean '%s'?"):format(near_name) or '')
+end
+
+-- Path -> style of every module that the plan names.
+local function expand(model, plan)
+   local modules, styles = model:named_modules(), {}
+   for _, entry in ipairs(entries(plan)) do
+      local found = false
+      for _, m in ipairs(modules) do
+         if m.name:find(entry.pattern) then
+            found = true
+            if styles[m.name] and styles[m.name] ~= entry.style then
+               err.raise('E_ARG', op, "the plan gives '%s' two styles: %s and %s", m.name,
+                  tostring(styles[m.name]), tostring(entry.style))
+            end
+            styles[m.name] = entry.style
+         end
+      end
+      if not found then no_match(entry, modules) end
+   end
+   return styles
+end
+
+-- ---- changes of one module -------------------------------------------------------------------
+
+local Run = {}
+Run.__index = Run
+
+function Run:add(fn) self.changes[#self.changes + 1] = fn end
+
+local function join(path, name) return path == '' and name or path .. '.' .. name end
+
+function Run:refuse(path, text, ...)
+   err.raise('E_ARG', op, "'%s': " .. text, path, ...)
+end
+
+function Run:check_size(path, what, size)
+   local n = self.env.axis.size
+   if size < n then self:refuse(path, '%s (%d) is less than the %d ranks', what, size, n) end
+end
+
+function Run:linear(path, m, style)
+   local env = self.env
+   if self.async and m.fp8 then
+      self:refuse(path, 'products in FP8 do not overlap with collectives; leave out fp8 or '
+         .. 'async_tp')
+   end
+   if style.shard == 'rows' then
+      if m.nout % style.blocks ~= 0 then
+         self:refuse(path, '%d rows are no %d equal blocks', m.nout, style.blocks)
+      end
+      self:check_size(path, 'the number of rows', m.nout / style.blocks)
+      local shared, cut = self.shared[path], self.cuts[path]
+      self:add(function() layer.column(m, env, style, shared, cut) end)
+   elseif style.shard == 'columns' then
+      if style.blocks ~= 1 then self:refuse(path, 'fused blocks are rows, not columns') end
+      self:check_size(path, 'the number of columns', m.nin)
+      local overlap = self.async and style.input == 'S(-1)' and style.output == 'S(1)'
+      local counts = self.cuts[path]
+      self:add(function()
+         layer.row(m, env, style, counts)
+         if overlap then
+            async.row(m, env, function(me, y) return layer.add_bias(env, style, me, y) end)
+         end
+      end)
+   else
+      self:refuse(path, 'a Linear cannot be %s', tostring(style))
+   end
+end
+
+function Run:embedding(path, m, style)
+   local env = self.env
+   if style.shard == 'columns' then
+      self:check_size(path, 'vocab_size', m.nvocab)
+      self:add(function() layer.vocabulary(m, env, style) end)
+   elseif style.shard == 'rows' then
+      self:check_size(path, 'the width', m.dim)
+      self:add(function() layer.embedding_columns(m, env, style) end)
+   else
+      self:refuse(path, 'an Embedding cannot be %s', tostring(style))
+   end
+end
+
+function Run:one(path, m, style)
+   local env = self.env
+   for _, field in ipairs(m._param) do
+      if layout.get(m, field) then self:refuse(path, 'is cut over ranks already') end
+   end
+   if class.is(m, nn.Linear) then return self:linear(path, m, style) end
+   if class.is(m, nn.Embedding) then return self:embedding(path, m, style) end
+   if style.shard then self:refuse(path, "a %s cannot be %s", m.class_name, tostring(style)) end
+   if style.name == 'gather_input' then
+      return self:add(function() layer.convert_input(m, env, layer.into_whole, style.input) end)
+   end
+   self:add(function() layer.summed_gradients(m, env) end)
+end
+
+-- ---- attention and MLP -----------------------------------------------------------------------
+
+-- Children with one input whose rows are cut take it in one collective, done by the parent.
+function Run:share_input(path, m)
+   local first, all
+   for _, name in ipairs(m.shared_input or {}) do
+      if m[name] then
+         local style = self.styles[join(path, name)]
+         all = all ~= false and style ~= nil and style.shard == 'rows'
+            and style.input == (first or style).input
+         first = first or style
+      end
+   end
+   if not all then return end
+   for _, name in ipairs(m.shared_input) do self.shared[join(path, name)] = true end
+   local env = self.env
+   local overlap = self.async and first.input == 'S(1)' and m.project and first.output == 'S(-1)'
+   self:add(function()
+      if overlap then return async.share_input(m, env) end
+      layer.convert_input(m, env, layer.into_parts, first.input)
+   end)
+end
+
+-- Queries, keys and values are cut by heads, all or none, and the output's columns with them.
+function Run:attention(path, m)
+   local n, cut = self.env.axis.size, 0
+   for _, name in ipairs(m.shared_input) do
+      local style = self.styles[join(path, name)]
+      if style and style.output == 'S(-1)' then cut = cut + 1 end
+   end
+   local o = self.styles[join(path, 'o_proj')]
+   local local_out = o ~= nil and o.input == 'S(-1)'
+   if cut == 0 and not local_out then return end
+   if cut < 3 or not local_out then
+      self:refuse(path, 'q_proj, k_proj and v_proj must be colwise and o_proj rowwise, all or none')
+   end
+   if m.qkv_proj then self:refuse(path, 'fused projections cannot be cut by heads') end
+   tp.check_heads({ num_key_value_heads = m.kv_heads, num_attention_heads = m.heads }, n)
+   local env = self.env
+   self:add(function()
+      m.heads, m.kv_heads = m.heads / n, m.kv_heads / n
+      for _, name in ipairs { 'q_norm', 'k_norm' } do
+         if m[name] then layer.summed_gradients(m[name], env) end
+      end
+   end)
+end
+
+-- A Mamba-2 layer is cut by heads as a whole, or not at all.
+function Run:mamba(path, m)
+   local into, out = join(path, 'in_proj'), join(path, 'out_proj')
+   local first, last = self.styles[into], self.styles[out]
+   local cut = first ~= nil and first.output == 'S(-1)'
+   if not cut and not (last and last.input == 'S(-1)') then return end
+   if not (cut and last and last.input == 'S(-1)') or first.blocks ~= 1 then
+      self:refuse(path, 'in_proj must be colwise and out_proj rowwise, all or none')
+   end
+   self:check_size(path, 'the number of heads', m.heads)
+   local env = self.env
+   local plan = tp_mamba.plan(m, env.axis.size)
+   self.cuts[into] = { blocks = plan.rows, after = tp_mamba.after(m, env, plan) }
+   self.cuts[out] = plan.inner
+   self:add(function() tp_mamba.apply(m, env, plan) end)
+end
+
+function Run:mlp(path, m)
+   local cut, all = 0, 0
+   for _, name in ipairs { 'gate_proj', 'up_proj', 'gate_up_proj' } do
+      if m[name] then
+         all = all + 1
+         local style = self.styles[join(path, name)]
+         if style and style.output == 'S(-1)' then
+            cut = cut + 1
+            local blocks = name == 'gate_up_proj' and 2 or 1
+            if style.blocks ~= blocks then
+               self:refuse(join(path, name), 'expected a style with %d blocks', blocks)
+            end
+         end
+      end
+   end
+   local down = self.styles[join(path, 'down_proj')]
+   local after = down ~= nil and down.input == 'S(-1)'
+   if (cut > 0 or after) and (cut < all or not after) then
+      self:refuse(path, 'the projections into the hidden layer must be colwise and down_proj '
+         .. 'rowwise, all or none')
+   end
+end
+
+-- ---- the sequence and the head ---------------------------------------------------------------
+
+-- A block is told how long the whole sequence is, or its positions.
+function Run:watch_length(m)
+   local env = self.env
+   self:add(function()
+      m:hook_pre(function(_, x, at)
+         if at and at.length then env.length = at.length
+         elseif at and at.positions then env.length = at.positions:size(2) end
+         return x, at
+      end)
+   end)
+end
+
+-- The module whose rows are the output projection, with its path.
+local function head_of(model)
+   if not model.head_loss then return end
+   local weight = model:head()
+   for _, entry in ipairs(model:named_parameters()) do
+      if entry.param.id == weight.id then
+         return entry.name:match '^(.*)%.[^.]+$', entry.owner
+      end
+   end
+end
+
+function Run:head(model, opts)
+   local path, m = head_of(model)
+   local style, env = self.styles[path], self.env
+   if not style and not self.sequence then return end
+   local from = self.sequence and 'S(1)' or 'R'
+   local embed = class.is(m, nn.Embedding)
+   local cut = style and (style.shard == 'rows') ~= embed
+   if style and not cut then
+      self:refuse(path, 'the output projection can only be cut by vocabulary rows')
+   end
+   if not cut then
+      return self:add(function()
+         local inner = model.head_loss
+         function model.head_loss(x, w, labels, o)
+            return inner(layer.into_whole(env, x, from), w, labels, o)
+         end
+         function model.head_logits(x, w) return tide.linear(layer.into_whole(env, x, from), w) end
+      end)
+   end
+   local counts = layout.balanced(embed and m.nvocab or m.nout, env.axis.size)
+   self:add(function()
+      function model.head_loss(x, w, labels, o)
+         return nn.loss.per_count(function(x_NC, labels_N, attrs)
+            return loss_parallel.linear_cross_entropy(x_NC, w, labels_N, env.axis, counts, attrs)
+         end, layer.into_parts(env, x, from), labels, o, model.op or op)
+      end
+      function model.head_logits(x, w)
+         local y = tide.linear(layer.into_parts(env, x, from), w)
+         if opts.gather_logits == false then return y end
+         return collective.gather_from(y, env.axis, -1, counts)
+      end
+   end)
+end
+
+-- ---- all of it -------------------------------------------------------------------------------
+
+-- Parameters that stand at several places cannot be cut at one of them.
+local function check_shared(run, model)
+   local at = {}
+   model:walk(function(m, path)
+      for _, field in ipairs(m._param) do
+         local id = m[field].id
+         if at[id] and (run.styles[path] or run.styles[at[id]]) then
+            run:refuse(path, "its '%s' is also that of '%s'", field, at[id])
+         end
+         at[id] = at[id] or path
+      end
+   end)
+end
+
+local function cuts_sequence(styles)
+   for _, style in each(styles) do
+      if style.input == 'S(1)' or style.output == 'S(1)' then return true end
+   end
+   return false
+end
+
+local function prepare(run, model, opts)
+   check_shared(run, model)
+   model:walk(function(m, path)
+      if class.is(m, nn.Attention) then run:attention(path, m) end
+      if class.is(m, nn.MLP) then run:mlp(path, m) end
+      if class.is(m, nn.Mamba2) then run:mamba(path, m) end
+      run:share_input(path, m)
+   end)
+   model:walk(function(m, path)
+      if run.styles[path] then run:one(path, m, run.styles[path]) end
+      if run.sequence and class.is(m, nn.Stack) then
+         for i = 1, m:count() do run:watch_length(m:at(i)) end
+      end
+   end)
+   run:head(model, opts)
+end
+
+-- A model is cut once, and before it is sharded.
+local function check_whole(model)
+   spread.check_whole(op, model, 'tensor parallelism comes once, before fully_shard',
+      { inside = true, tp = true })
+end
+
+local function check_flags(name, opts, flags)
+   for _, k in ipairs(flags) do
+      if opts[k] ~= nil then err.type(name, k, opts[k], 'boolean') end
+   end
+end
+
+-- Whether the numbers of attention heads in a configuration are of no layer.
+local function is_attention_free(model)
+   local mamba, attention = false, false
+   model:walk(function(m)
+      mamba, attention = mamba or class.is(m, nn.Mamba2), attention or class.is(m, nn.Attention)
+   end)
+   return mamba and not attention
+end
+
+local options = { 'gather_logits', 'async_tp' }
+
+local function styles_text(styles, opts)
+   local list = {}
+   for path, style in each(styles) do list[#list + 1] = path .. ' ' .. tostring(style) end
+   table.sort(list)
+   return ('%s\nasync_tp %s, gather_logits %s'):format(table.concat(list, '\n'),
+      tostring(opts.async_tp or false), tostring(opts.gather_logits ~= false))
+end
+
+-- What every rank of the axis must have in common, before anything changes.
+local function check_agreed(env, model)
+   agree.check(env.comm, op, 'E_ARG', {
+      { what = 'parameters', text = fingerprint.parameters(model) },
+      { what = 'models', text = fingerprint.structure(model) },
+      { what = 'values',
+         text = function() return fingerprint.values(model:parameters()) end },
+      { what = 'plans', text = env.styles },
+   }, model)
+end
+
+-- Cuts the modules that a plan names over an axis and returns the model. Collective. opts:
+-- gather_logits (true; false: model(ids) gives this rank's part of the vocabulary), async_tp
+-- (false; products overlap with the collectives before and after them; needs a plan that cuts the
+-- sequence).
+function tp.parallelize_module(model, axis, plan, opts)
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   local comm = axis_of(op, 'axis', axis)
+   opts = err.options(op, opts, options)
+   check_flags(op, opts, options)
+   check_whole(model)
+   local env, styles = { axis = axis, comm = comm }, expand(model, plan)
+   local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
+      async = opts.async_tp, sequence = cuts_sequence(styles) }, Run)
+   if opts.async_tp and not run.sequence then
+      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
+   end
+   if axis.size == 1 then return model end
+   env.styles = styles_text(run.styles, opts)
+   check_agreed(env, model)
+   prepare(run, model, opts)
+   for _, change in ipairs(run.changes) do change() end
+   model:walk(function(m) spread.set(m, 'tp', env) end)
+   return model
+end
+
+-- What tensor_parallel can be told.
+tp.options = { 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
+
+-- A model cut over an axis by the plan that fits it. opts: plan, sequence_parallel, declared (see
+-- tp_plans.plan_for), gather_logits, async_tp.
+function tp.tensor_parallel(model, axis, opts)
+   local name = 'parallel.tensor_parallel'
+   opts = err.options(name, opts, tp.options)
+   check_flags(name, opts, { 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' })
+   if not class.is(model, nn.Module) then err.arg(name, 'model', 'a module', model) end
+   axis_of(name, 'axis', axis)
+   check_whole(model)
+   if axis.size > 1 and model.config and not is_attention_free(model) then
+      tp.check_heads(model.config, axis.size)
+   end
+   local plan = tp_plans.plan_for(model, { plan = opts.plan, declared = opts.declared,
+      sequence_parallel = opts.sequence_parallel })
+   return tp.parallelize_module(model, axis, plan,
+      { gather_logits = opts.gather_logits, async_tp = opts.async_tp })
+end
+
+return tp

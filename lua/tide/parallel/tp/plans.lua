@@ -1,0 +1,325 @@
+-- Plans: which style each module of a model gets (layer 8).
+--
+-- The one idea: a plan is a table of patterns and styles, built from what the model is made of, so
+-- a subclass or a mixture of known parts gets one too. A family may register its own function; a
+-- model may carry what its author declared (_tp_plan, style names by pattern); the caller may give
+-- a table, a function, or the dotted path of either. Sequence parallelism is a rewriting of a plan:
+-- what is summed leaves cut along the sequence, what reads it gathers it, norms work on their part.
+
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local import = require 'tide.parallel.import'
+local tp_style = require 'tide.parallel.tp.style'
+
+local tp_plans = {}
+
+local get = tp_style.get
+
+local function join(...)
+   local parts = {}
+   for i = 1, select('#', ...) do
+      local p = select(i, ...)
+      if p ~= '' then parts[#parts + 1] = p end
+   end
+   return table.concat(parts, '.')
+end
+
+-- ---- by structure ----------------------------------------------------------------------------
+
+local usual = { embed = 'embed_tokens', norm = 'norm' }
+local bodies = {
+   { 'model.language_model', usual }, { 'language_model.model', usual },
+   { 'language_model', usual }, { 'model', usual }, { '', usual },
+   { 'backbone', { embed = 'embeddings', norm = 'norm_f' } },
+}
+
+local function child_at(model, path)
+   local m = model
+   for name in path:gmatch '[^.]+' do
+      m = class.is(m, nn.Module) and rawget(m, name) or nil
+   end
+   return m
+end
+
+-- The module that holds an embedding and a stack of layers, its path and the names of its embedding
+-- and of its last norm; nil if there is none.
+function tp_plans.body(model)
+   for _, row in ipairs(bodies) do
+      local path, names = row[1], row[2]
+      local m = child_at(model, path)
+      if class.is(m, nn.Module) and class.is(m[names.embed], nn.Embedding)
+         and class.is(m.layers, nn.Stack) then
+         return m, path, names
+      end
+   end
+end
+
+-- One block part: its modules with the layouts they need. Fused queries, keys and values cannot be
+-- cut by heads, so that attention is whole on every rank and only its weights are shared out.
+local part = {}
+
+function part.attention(plan, path, m)
+   if m.qkv_proj then
+      plan[join(path, 'qkv_proj')] = get 'rowwise_rep'
+      plan[join(path, 'o_proj')] = get 'colwise_rep'
+      return
+   end
+   for _, name in ipairs(m.shared_input) do plan[join(path, name)] = get 'colwise' end
+   plan[join(path, 'o_proj')] = get 'rowwise'
+end
+
+function part.mlp(plan, path, m)
+   for _, name in ipairs { 'gate_proj', 'up_proj' } do
+      if m[name] then plan[join(path, name)] = get 'colwise' end
+   end
+   if m.gate_up_proj then
+      plan[join(path, 'gate_up_proj')] = get('colwise'):with { blocks = 2 }
+   end
+   plan[join(path, 'down_proj')] = get 'rowwise'
+end
+
+function part.mamba(plan, path)
+   plan[join(path, 'in_proj')], plan[join(path, 'out_proj')] = get 'colwise', get 'rowwise'
+end
+
+local function layer_parts(block, fn)
+   for _, name in ipairs(block._child) do fn(name, block[name]) end
+end
+
+-- The plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP by its
+-- hidden size, head by vocabulary rows with its output left cut.
+function tp_plans.decoder(model)
+   local body, path, names = tp_plans.body(model)
+   if not body then return nil end
+   local plan = { [join(path, names.embed)] = get 'rowwise_rep' }
+   for i = 1, body.layers:count() do
+      layer_parts(body.layers:at(i), function(name, m)
+         local at = join(path, 'layers.*', name)
+         if class.is(m, nn.Attention) then part.attention(plan, at, m) end
+         if class.is(m, nn.MLP) then part.mlp(plan, at, m) end
+         if class.is(m, nn.Mamba2) then part.mamba(plan, at) end
+      end)
+   end
+   if class.is(rawget(model, 'lm_head'), nn.Linear) then plan.lm_head = get 'colwise' end
+   return plan
+end
+
+-- ---- the sequence ----------------------------------------------------------------------------
+
+local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
+
+local function refuse_sequence(text, ...)
+   err.raise('E_ARG', 'parallel.tensor_parallel', 'sequence_parallel is not supported in this tp '
+      .. 'plan: ' .. text, ...)
+end
+
+local function block_sequence(plan, at, name, m)
+   local path = join(at, name)
+   local function change(child, layouts)
+      local key = join(path, child)
+      if plan[key] then plan[key] = plan[key]:with(layouts) end
+      return plan[key] ~= nil
+   end
+   if is_norm(m) then
+      plan[path] = get 'sequence_parallel'
+   elseif class.is(m, nn.Attention) then
+      if not change('o_proj', { output = 'S(1)' }) then refuse_sequence("'%s' is whole", path) end
+      if m.qkv_proj then
+         plan[path] = get 'gather_input'
+      else
+         for _, child in ipairs(m.shared_input) do change(child, { input = 'S(1)' }) end
+      end
+   elseif class.is(m, nn.MLP) then
+      if not change('down_proj', { output = 'S(1)' }) then
+         refuse_sequence("'%s' is whole", path)
+      end
+      for _, child in ipairs { 'gate_proj', 'up_proj', 'gate_up_proj' } do
+         change(child, { input = 'S(1)' })
+      end
+   elseif class.is(m, nn.Mamba2) then
+      if not change('out_proj', { output = 'S(1)' }) then refuse_sequence("'%s' is whole", path) end
+      change('in_proj', { input = 'S(1)' })
+   elseif #m:parameters() > 0 then
+      refuse_sequence("no rule for the %s at '%s'", m.class_name, path)
+   end
+end
+
+-- Patterns of a plan spelt out for each layer in place of layers.*, so that keys can be found.
+local function spelt(plan, model)
+   local out = {}
+   for pattern, style in each(plan) do
+      err.type('parallel.tp_plans', 'pattern of the plan', pattern, 'string')
+      if not tp_style.is(style) then style = get(style) end
+      local lua = '^' .. pattern:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
+      local found = false
+      for _, m in ipairs(model:named_modules()) do
+         if m.name:find(lua) then out[m.name], found = style, true end
+      end
+      if not found then out[pattern] = style end
+   end
+   return out
+end
+
+local function cuts_sequence(plan)
+   for _, style in each(plan) do
+      if err.same(style, 'sequence_parallel') or tp_style.is(style)
+         and (style.input == 'S(1)' or style.output == 'S(1)') then return true end
+   end
+   return false
+end
+
+-- The same plan with the residual stream cut along the sequence.
+function tp_plans.with_sequence(plan, model)
+   local op = 'parallel.tp_plans.with_sequence'
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   err.type(op, 'plan', plan, 'table')
+   local body, path, names = tp_plans.body(model)
+   if not body then refuse_sequence 'the model is no decoder of a known form' end
+   plan = spelt(plan, model)
+   local embed = join(path, names.embed)
+   if not plan[embed] then refuse_sequence("'%s' is whole", embed) end
+   plan[embed] = plan[embed]:with { output = 'S(1)' }
+   for i = 1, body.layers:count() do
+      local block = body.layers:at(i)
+      local at = join(path, 'layers', body.layers._child[i])
+      layer_parts(block, function(name, m) block_sequence(plan, at, name, m) end)
+   end
+   if not is_norm(body[names.norm]) then refuse_sequence("'%s' has no final norm", path) end
+   plan[join(path, names.norm)] = get 'sequence_parallel'
+   if plan.lm_head then plan.lm_head = plan.lm_head:with { input = 'S(1)' } end
+   return plan
+end
+
+-- ---- what the author of a checkpoint declared -------------------------------------------------
+
+local not_here = { 'ep_', 'local_', 'gather', 'replicated_with_grad_allreduce' }
+
+local function is_left_out(style)
+   for _, prefix in ipairs(not_here) do
+      if type(style) == 'string' and style:sub(1, #prefix) == prefix then return true end
+   end
+   return false
+end
+
+local function class_plan(model)
+   local mt = getmetatable(model)
+   local index = type(mt) == 'table' and mt.__index
+   return type(index) == 'table' and index._tp_plan or nil
+end
+
+local function is_conditional_gemma3(model)
+   return tostring(rawget(model, 'class_name') or model.class_name or '')
+      :find('^Gemma3ForConditionalGeneration') ~= nil
+end
+
+-- The declared plan of a model as styles by pattern: that of its class, then of the object, then of
+-- the model inside. An embedding that is not named is cut by rows unless it is also the head.
+function tp_plans.get_hf_tp_shard_plan(model)
+   local op = 'parallel.get_hf_tp_shard_plan'
+   err.type(op, 'model', model, 'table')
+   local prefix = is_conditional_gemma3(model) and 'language_model' or 'model'
+   local inner, plan, count = model[prefix], {}, 0
+   local function merge(from, before)
+      for pattern, style in each(from or {}) do
+         plan[before .. pattern], count = style, count + 1
+      end
+   end
+   merge(class_plan(model), '')
+   merge(rawget(model, '_tp_plan'), '')
+   if type(inner) == 'table' then
+      merge(rawget(inner, '_tp_plan') or class_plan(inner), prefix .. '.')
+   end
+   if count == 0 then
+      err.raise('E_ARG', op, 'Hugging Face tp plan is not supported for this model (%s): it '
+         .. 'declares none in _tp_plan', model.class_name or 'a table')
+   end
+   local config = model.config or {}
+   config = config.text_config or config
+   local tied = config.tie_word_embeddings and true or false
+   local embed = prefix .. '.embed_tokens'
+   if not plan[embed] and not tied then plan[embed] = 'rowwise_rep' end
+   local out = {}
+   for pattern, style in each(plan) do
+      if not is_left_out(style) then
+         out[pattern] = tp_style.translate_to_parallel_style(style)
+         if pattern == 'lm_head' and style == 'colwise_rep' and not tied then
+            out[pattern] = out[pattern]:with { output = 'S(-1)' }
+         end
+      end
+   end
+   return out
+end
+
+-- ---- registered and given plans --------------------------------------------------------------
+
+local registry = {}
+
+-- fn(model, sequence_parallel) -> plan, for a class of models and those made from it.
+function tp_plans.register(cls, fn)
+   local op = 'parallel.tp_plans.register'
+   err.type(op, 'class', cls, 'table')
+   registry[cls] = err.type(op, 'fn', fn, 'function')
+end
+
+local function registered(model)
+   local cls = getmetatable(model)
+   while type(cls) == 'table' do
+      if registry[cls] then return registry[cls] end
+      cls = rawget(cls, 'super')
+   end
+end
+
+local function custom(plan)
+   local value = plan
+   if type(value) == 'string' then value = import.import_class_from_path(value) end
+   if type(value) == 'function' then value = value() end
+   return err.type('parallel.tensor_parallel', 'plan', value, 'table')
+end
+
+local function shown(plan)
+   return type(plan) == 'string' and plan or err.show(plan)
+end
+
+-- What the caller gave, as a table.
+function tp_plans.custom(plan)
+   local ok, value = pcall(custom, plan)
+   if ok then return value end
+   err.raise('E_ARG', 'parallel.tensor_parallel', "Custom parallel plan '%s' is not valid. It can "
+      .. 'be 1. a table of patterns and styles, 2. the dotted path of such a table, or 3. the '
+      .. 'dotted path of a function (or a function) that returns one, called without arguments. '
+      .. '(%s)', shown(plan), err.text(value))
+end
+
+local function has_declared(model)
+   return class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
+end
+
+-- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
+-- that cuts the sequence itself is left as it is), declared (false; true: the model's own _tp_plan
+-- goes before what its structure tells).
+function tp_plans.plan_for(model, opts)
+   local op = 'parallel.plan_for'
+   opts = err.options(op, opts, { 'plan', 'sequence_parallel', 'declared' })
+   local sequence = opts.sequence_parallel or false
+   if opts.plan ~= nil then
+      local given = tp_plans.custom(opts.plan)
+      if not sequence or cuts_sequence(given) then return given end
+      return tp_plans.with_sequence(given, model)
+   end
+   local fn = not opts.declared and registered(model)
+   if fn then return fn(model, sequence) end
+   local plan
+   if not opts.declared then plan = tp_plans.decoder(model) end
+   if not plan then
+      if sequence and not tp_plans.body(model) and has_declared(model) then
+         err.raise('E_ARG', op, 'sequence_parallel is not supported in HF tp plan of a model that '
+            .. 'is no decoder of a known form')
+      end
+      plan = tp_plans.get_hf_tp_shard_plan(model)
+   end
+   return sequence and tp_plans.with_sequence(plan, model) or plan
+end
+
+return tp_plans
