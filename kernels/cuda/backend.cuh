@@ -21,7 +21,7 @@ struct tide_cuda_state {
   tide_cuda_fault *fault;      /* host memory that kernels can write */
   char why[K_MSG];             /* of the last copy or wait that failed for now */
   pthread_mutex_t lock;        /* failed, spoilt: collectives run on threads of their own */
-  int spoilt;                  /* 0, or the status of why the contents are wrong; read without lock */
+  int spoilt;                  /* 0, or why the contents are wrong, a status; read without lock */
   char spoilt_text[K_MSG];
   bool dead;
   char failed[K_MSG];          /* why the device answers no more */
@@ -54,7 +54,7 @@ int tide_cuda_status(tide_cuda_state *s, cudaError_t e);
 /* After a wait: what the kernels before it found wrong counts as well. */
 int tide_cuda_waited(tide_cuda_state *s, cudaError_t e);
 
-/* Takes the reason why the device's contents are wrong, if there is one: its status, text in msg. */
+/* Takes the reason why the device's contents are wrong, if there is one: status, text in msg. */
 int tide_cuda_spoilt_take(tide_cuda_state *s, char *msg, size_t size);
 
 /* Null, or why the device answers no more. */

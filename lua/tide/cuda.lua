@@ -44,7 +44,7 @@ local attention_kernels = { mma = 0, wgmma = 1 }
 -- Which kernels attention in f16 and bf16 runs on a GPU: 'mma' (the default) or 'wgmma', Hopper's
 -- asynchronous tensor cores. No chip has verified 'wgmma' yet. It serves every mask without a bias,
 -- forward to heads of 256 and backward to 128, where rows lie at multiples of 16 bytes; every other
--- call stays on 'mma' (the table is in kernels/cuda/attention/attention.cu). What it would serve raises
+-- call stays on 'mma' (the table is in attention.cu). What it would serve raises
 -- E_UNSUPPORTED where the GPU is not of compute capability 9.0 or the library was built without it.
 -- Also parameter attention_kernel.
 function cuda.set_attention_kernel(name)

@@ -136,13 +136,13 @@ struct tide_attention_back {
   void *delta;
 };
 
-/* kernels/cuda/attention/attention_mma.cu: tensor cores; TIDE_E_UNSUPPORTED where they cannot serve. */
+/* attention_mma.cu: tensor cores; TIDE_E_UNSUPPORTED where they cannot serve. */
 bool tide_attention_mma_fits(const tide_attend &p);
 int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
                        const int64_t *lse_stride);
 int tide_attention_mma_bwd(const k_call *call, const tide_attend &p,
                            const tide_attention_back &g);
-/* kernels/cuda/attention/attention_wgmma.cu and attention_wgmma_bwd.cu: Hopper; E_UNSUPPORTED, with a
+/* attention_wgmma.cu and attention_wgmma_bwd.cu: Hopper; E_UNSUPPORTED, with a
  * sentence, where the chip is another or the library was built without it. fits: whether it knows
  * these operands. */
 bool tide_attention_wgmma_fits(const tide_attend &p);
