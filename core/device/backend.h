@@ -98,6 +98,8 @@ typedef struct tide__backend {
   const char *(*failed)(void *state);
   const tide__streams *streams; /* null: kernels run at once */
   const tide__graphs *graphs;   /* null: steps cannot be captured */
+  /* How many there are, or a status with the reason in msg (TIDE__OPEN_MSG). Null: one. */
+  int   (*count)(char *msg);
 } tide__backend;
 
 /* What a device library of its own (libtide_cuda.so) gives to the core: its memory and its kernels.
@@ -105,7 +107,7 @@ typedef struct tide__backend {
  * the one function it exports, "tide_plugin". Kernels are listed by the name of their op, so the
  * two libraries share no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 4 };
+enum { TIDE__PLUGIN_VERSION = 5 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

@@ -90,6 +90,21 @@ tide__device *tide__device_get(tide_ctx *ctx, int device, const char *op)
   return NULL;
 }
 
+int tide_device_count(tide_ctx *ctx, int device)
+{
+  const char *op = "device_count";
+  char msg[TIDE__OPEN_MSG] = "";
+  if (device < 0 || device >= TIDE_NDEV) return tide__device_get(ctx, device, op) ? 1 : 0;
+  const tide__backend *b = ctx->devices->device[device].backend;
+  const tide__plugin *p = b ? NULL : tide__plugin_open(ctx, device, op);
+  if (p) b = p->backend;
+  if (!b || !b->count) return b != NULL;
+  int n = b->count(msg);
+  if (n >= 0) return n;
+  tide__fail(ctx, n, op, "device '%s' is not available: %s", names[device], msg);
+  return 0;
+}
+
 int tide_device_available(tide_ctx *ctx, int device)
 {
   return tide__device_get(ctx, device, "device_available") != NULL;

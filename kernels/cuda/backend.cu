@@ -29,8 +29,14 @@ int refuse(char *msg, int status, const char *text)
   return status;
 }
 
-/* Whether there is a device number index (-1: the current one); it goes to *device. */
-int choose(int index, int *device, char *msg)
+int refuse_driver(char *msg, cudaError_t e)
+{
+  snprintf(msg, TIDE__OPEN_MSG, "the CUDA driver answers: %s", cudaGetErrorString(e));
+  return TIDE_E_DEVICE;
+}
+
+/* How many devices the driver sees, 1 or more; or a status. */
+int count(char *msg)
 {
   int n = 0;
   cudaError_t e = cudaGetDeviceCount(&n);
@@ -39,16 +45,22 @@ int choose(int index, int *device, char *msg)
                   "no CUDA driver, or one older than the toolkit tide was built with");
   if (e == cudaErrorNoDevice || (e == cudaSuccess && n == 0))
     return refuse(msg, TIDE_E_DEVICE, "the CUDA driver sees no device");
-  if (e == cudaSuccess && index >= n) {
+  return e == cudaSuccess ? n : refuse_driver(msg, e);
+}
+
+/* Whether there is a device number index (-1: the current one); it goes to *device. */
+int choose(int index, int *device, char *msg)
+{
+  int n = count(msg);
+  if (n < 0) return n;
+  if (index >= n) {
     snprintf(msg, TIDE__OPEN_MSG, "parameter cuda_device is %d, the CUDA driver sees devices 0 to "
              "%d", index, n - 1);
     return TIDE_E_DEVICE;
   }
-  if (e == cudaSuccess && index < 0) e = cudaGetDevice(device);
-  else *device = index;
-  if (e == cudaSuccess) return TIDE_OK;
-  snprintf(msg, TIDE__OPEN_MSG, "the CUDA driver answers: %s", cudaGetErrorString(e));
-  return TIDE_E_DEVICE;
+  *device = index;
+  cudaError_t e = index < 0 ? cudaGetDevice(device) : cudaSuccess;
+  return e == cudaSuccess ? TIDE_OK : refuse_driver(msg, e);
 }
 
 void close_device(void *p)
@@ -170,7 +182,7 @@ const tide__backend backend = {
   TIDE_DEV_CUDA, /* host */ false, /* has_bytes */ true, /* lazy */ false, take, give,
   /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why,
    * tide_cuda_failed,
-  &tide_cuda_streams, &tide_cuda_graphs,
+  &tide_cuda_streams, &tide_cuda_graphs, count,
 };
 
 }  // namespace

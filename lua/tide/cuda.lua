@@ -13,6 +13,10 @@ local cuda = {}
 -- Whether device 'cuda' can be used; if not, false and why.
 function cuda.is_available() return ctx.default():device_available 'cuda' end
 
+-- How many GPUs the machine has; 0 and why where there is none. Each rank takes one of them: see
+-- tide.dist.gpus, and parameter cuda_device.
+function cuda.device_count() return ctx.default():device_count 'cuda' end
+
 -- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
 function cuda.synchronize() graph.synchronize 'cuda' end
 

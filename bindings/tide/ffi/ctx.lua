@@ -246,6 +246,14 @@ function Context:device_available(device)
    return false, ffi.string(C.tide_error(handle).message)
 end
 
+-- How many devices of a kind the machine has, 1 on the host; 0 and the reason where there is none.
+function Context:device_count(device)
+   local handle = handle_of(self, 'device_count')
+   local n = C.tide_device_count(handle, arg.device('device_count', 'device', device))
+   if n > 0 then return n end
+   return 0, ffi.string(C.tide_error(handle).message)
+end
+
 -- True once after tide_interrupt (a signal, another thread); asking clears it.
 function Context:interrupted() return C.tide_interrupted(handle_of(self, 'interrupted')) == 1 end
 -- Asks for an end: the first call sets what interrupted() tells, a second before that makes the

@@ -155,6 +155,9 @@ int tide_dtype_size(int dtype);         /* bytes; 0 if unknown */
 const char *tide_device_name(int device); /* "cpu"; null if unknown */
 /* 1 if the device can be used in ctx, else 0 with the reason in tide_error. */
 int tide_device_available(tide_ctx *ctx, int device);
+/* How many devices of this kind the machine has (parameter cuda_device is one of them), 1 on the
+ * host; 0 with the reason in tide_error where it cannot be used. Opens none of them. */
+int tide_device_count(tide_ctx *ctx, int device);
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 

@@ -111,6 +111,10 @@ function dist.shutdown()
    require('tide.ffi.dist').mpi_end()
 end
 
+-- A GPU for every rank of comm, and the communicator between them; see dist/gpus.lua. A program of
+-- several ranks calls it first: tide.dist.set_world(tide.dist.gpus()).
+function dist.gpus(comm, opts) return require 'tide.dist.gpus'(comm, opts) end
+
 -- What N threads of this process share; see tide.ffi.dist.
 function dist.group(nrank, opts) return require('tide.ffi.dist').group(nrank, opts) end
 

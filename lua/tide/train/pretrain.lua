@@ -301,6 +301,14 @@ local function tell_resumed(log, tide, opt)
       n > 1 and (', the newest of %d checkpoints'):format(n) or '')
 end
 
+-- The ranks of the run; on GPUs, each with its own if there are as many.
+local function world_of(tide, opt)
+   if opt.device ~= 'cuda' or opt.plan then return tide.dist.world() end
+   return err.people({ 'E_DEVICE', 'E_UNSUPPORTED' }, function()
+      return tide.dist.set_world(tide.dist.gpus())
+   end)
+end
+
 -- given: options of the command line; resumed: what options_before tells, nil without --resume.
 local function run(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
@@ -308,7 +316,7 @@ local function run(recipe, opt, parser, given, resumed)
    for _, o in ipairs { opt, before } do          -- the run goes on from any folder
       o.data = o.data and tide.util.fs.absolute(o.data)
    end
-   local world = tide.dist.world()
+   local world = world_of(tide, opt)
    local ctx = tide.default()
    if opt.threads > 0 then ctx:set_nthread(opt.threads) end
    ctx:seed(opt.seed)
