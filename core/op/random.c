@@ -1,9 +1,10 @@
 /* Random ops: in-place fills and dropout, all from the counter-based generator.
  *
- * An op takes (seed, stream, offset) from the context and advances the offset by its number of
- * elements, or takes them from its attributes. Dropout keeps its counter on the tape: the backward
- * makes the same mask again, nothing is stored. Where the context has a place for the position
- * (tide_rng_place), the op gets it as an operand and its counter starts there.
+ * An op takes (seed, stream, offset) from the context and, when it has gone well, advances the
+ * offset by its number of elements, or takes them from its attributes. Dropout keeps its counter on
+ * the tape: the backward makes the same mask again, nothing is stored. Where the context has a
+ * place for the position (tide_rng_place), the op gets it as an operand and its counter starts
+ * there.
  */
 #include <math.h>
 #include <string.h>
@@ -59,13 +60,14 @@ static tide_tensor *place_for(const tide_tensor *t)
   return place && place->storage->device == t->storage->device ? place : NULL;
 }
 
-/* The counter of this call: the context's, advanced, starting at *place if that is not null, or the
- * caller's own. */
+static bool from_ctx(const tide_random_attrs *a) { return !a || a->use_ctx; }
+
+/* The counter of this call: the context's, starting at *place if that is not null, or the caller's
+ * own. */
 static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
                    const tide_random_attrs *a, const char *op)
 {
   tide_ctx *ctx = t->ctx;
-  memset(k, 0, sizeof *k);
   *place = NULL;
   if (a && a->size != sizeof *a)
     return tide__fail(ctx, TIDE_E_ARG, op, "attrs.size is %u, expected %zu: call "
@@ -78,7 +80,7 @@ static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
     k->start = a->start;
     memcpy(k->gstride, a->stride, sizeof k->gstride);
   }
-  if (a && !a->use_ctx) {
+  if (!from_ctx(a)) {
     k->seed = a->seed;
     k->stream = a->stream;
     k->offset = a->offset;
@@ -92,25 +94,36 @@ static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
   k->seed = ctx->rng_seed;
   k->stream = ctx->rng_stream;
   k->offset = ctx->rng_offset;
-  ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
   return TIDE_OK;
 }
 
-static int fill(tide_tensor *t, int op, tide_tensor *place, const k_random_attrs *k)
+/* The call that took numbers for t has gone well: the next begins behind them. One that is refused,
+ * or is made again for want of memory, moves nothing. */
+static int advance(const tide_tensor *t, const tide_random_attrs *a)
+{
+  if (from_ctx(a)) t->ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
+  return TIDE_OK;
+}
+
+/* k: the numbers of the op, without a counter. */
+static int fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k_random_attrs k)
 {
   tide__call c;
+  tide_tensor *place;
   const char *name = tide__op_get(op)->name;
   TIDE_TRY(tide__begin(&c, op, NULL, 1, &t, 0));
   if (c.ctx->recording && t->node)
     return tide__fail(c.ctx, TIDE_E_STATE, name, "the target is the result of a recorded op");
   TIDE_TRY(tide__check_places(t, name));
+  TIDE_TRY(counter(&k, &place, t, attrs, name));
   c.nin = 1;
   c.in_[0] = place;
   c.nout = 1;
   c.out_[0] = t;
-  c.attrs.random = *k;
+  c.attrs.random = k;
   t->storage->version++;
-  return tide__launch_checked(&c);
+  TIDE_TRY(tide__launch_checked(&c));
+  return advance(t, attrs);
 }
 
 static int check_args(tide_tensor *t, const char *op, bool good, const char *expected, double a,
@@ -123,39 +136,23 @@ static int check_args(tide_tensor *t, const char *op, bool good, const char *exp
 
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs)
 {
-  k_random_attrs k;
-  tide_tensor *place;
   TIDE_TRY(check_args(t, "uniform_", lo <= hi, "finite lo <= hi", lo, hi));
-  TIDE_TRY(counter(&k, &place, t, attrs, "uniform_"));
-  k.a = lo;
-  k.b = hi;
-  return fill(t, TIDE_OP_UNIFORM_, place, &k);
+  return fill(t, TIDE_OP_UNIFORM_, attrs, (k_random_attrs){.a = lo, .b = hi});
 }
 
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs)
 {
-  k_random_attrs k;
-  tide_tensor *place;
   TIDE_TRY(check_args(t, "normal_", std >= 0, "a finite mean and std >= 0", mean, std));
-  TIDE_TRY(counter(&k, &place, t, attrs, "normal_"));
-  k.a = mean;
-  k.b = std;
-  return fill(t, TIDE_OP_NORMAL_, place, &k);
+  return fill(t, TIDE_OP_NORMAL_, attrs, (k_random_attrs){.a = mean, .b = std});
 }
 
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
                        const tide_random_attrs *attrs)
 {
-  k_random_attrs k;
-  tide_tensor *place;
   TIDE_TRY(check_args(t, "trunc_normal_", std >= 0, "a finite mean and std >= 0", mean, std));
   TIDE_TRY(check_args(t, "trunc_normal_", lo < hi, "finite lo < hi", lo, hi));
-  TIDE_TRY(counter(&k, &place, t, attrs, "trunc_normal_"));
-  k.a = mean;
-  k.b = std;
-  k.lo = lo;
-  k.hi = hi;
-  return fill(t, TIDE_OP_TRUNC_NORMAL_, place, &k);
+  return fill(t, TIDE_OP_TRUNC_NORMAL_, attrs,
+              (k_random_attrs){.a = mean, .b = std, .lo = lo, .hi = hi});
 }
 
 static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const k_random_attrs *k)
@@ -169,7 +166,7 @@ static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const 
 
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
 {
-  k_random_attrs k;
+  k_random_attrs k = {.a = p};
   tide_tensor *place;
   *out = NULL;
   TIDE_TRY(tide__check_float(x, "dropout", "x"));
@@ -180,8 +177,8 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
     return tide_tensor_retain(x);
   }
   TIDE_TRY(counter(&k, &place, x, NULL, "dropout"));
-  k.a = p;
-  return dropout(out, x, place, &k);
+  TIDE_TRY(dropout(out, x, place, &k));
+  return advance(x, NULL);
 }
 
 int tide__grad_dropout(const tide__grad_call *g)

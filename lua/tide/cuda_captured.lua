@@ -23,15 +23,22 @@ local op = 'cuda.captured'
 
 local function is_plain(v) return type(v) == 'table' and getmetatable(v) == nil end
 
--- Everything in a value, through plain tables, as { path, value } in a fixed order.
-local function leaves(value, path, list)
+-- Everything in a value, through plain tables, as { path, value } in a fixed order. above: the
+-- tables that it lies in.
+local function leaves(value, path, list, above)
    if not is_plain(value) then
       list[#list + 1] = { path = path, value = value }
       return list
    end
-   for _, k in ipairs(pretty.sorted_keys(value)) do
-      leaves(value[k], ('%s%s%s'):format(path, path == '' and '' or '.', tostring(k)), list)
+   if above[value] then
+      err.raise('E_ARG', op, 'argument %s holds a table that it lies in; expected tables that end',
+         path)
    end
+   above[value] = true
+   for _, k in ipairs(pretty.sorted_keys(value)) do
+      leaves(value[k], ('%s%s%s'):format(path, path == '' and '' or '.', tostring(k)), list, above)
+   end
+   above[value] = nil
    return list
 end
 
@@ -55,7 +62,7 @@ local function check_given(list)
             .. 'be captured; move it there, or do without capturing', leaf.path, text_of(t))
       end
       if tide.is_tensor(t) and t.requires_grad then
-         err.arg(op, 'argument ' .. leaf.path, 'a tensor without gradient (fn reaches parameters '
+         err.arg(op, leaf.path, 'a tensor without gradient (fn reaches parameters '
             .. 'by itself)', t)
       end
    end
@@ -87,16 +94,33 @@ end
 
 local function record(self, given)
    self.static = tide.no_grad(twin, given)
-   self.want = leaves(self.static, '', {})
+   self.want = leaves(self.static, '', {}, {})
    self.graph = tide.cuda.graph(function()
       return pack(self.fn(unpack(self.static, 1, given.n)))
    end, { warmup = 0 })
 end
 
+-- Whether t, which goes to place i, lies where the recording keeps another argument: a result of
+-- the last replay may be one of them.
+local function lies_elsewhere(want, i, t)
+   for k, leaf in ipairs(want) do
+      if k ~= i and tide.is_tensor(leaf.value) and t:same_storage(leaf.value) then return true end
+   end
+   return false
+end
+
+-- All that lies in the recording is taken out of it before anything is written there.
 local function refill(self, list)
    tide.no_grad(function()
+      local from = {}
       for i, leaf in ipairs(list) do
-         if tide.is_tensor(leaf.value) then self.want[i].value:copy_(leaf.value) end
+         local t = leaf.value
+         if tide.is_tensor(t) then
+            from[i] = lies_elsewhere(self.want, i, t) and t:clone() or t
+         end
+      end
+      for i in ipairs(list) do
+         if from[i] then self.want[i].value:copy_(from[i]) end
       end
    end)
 end
@@ -105,7 +129,7 @@ end
 -- until the next one.
 function Captured:__call(...)
    local given = pack(...)
-   local list = leaves(given, '', {})
+   local list = leaves(given, '', {}, {})
    check_given(list)
    if self.left > 0 then
       self.left = self.left - 1

@@ -298,6 +298,24 @@ describe('a captured step', function()
          return require('tide.ffi.graph').capture('cpu', function() end)
       end)
    end)
+
+   it('takes the results of its last call in any order', function()
+      local step = tide.cuda.captured(function(a, b) return b, a end, { warmup = 0 })
+      local a, b = tide.zeros({ 2 }, { device = 'cuda' }), tide.ones({ 2 }, { device = 'cuda' })
+      for i = 1, 4 do
+         a, b = step(a, b)
+         assert.are.same({ i % 2, 1 - i % 2 }, { a:tolist()[1], b:tolist()[2] })
+      end
+   end)
+
+   it('refuses arguments without an end', function()
+      local ring = { 1 }
+      ring.next = { ring }
+      local step = tide.cuda.captured(function() end)
+      refused('E_ARG', { 'cuda.captured', '1.next.1' }, step, ring)
+      local shared = { 2 }
+      step { shared, shared }
+   end)
 end)
 
 -- A small model with a loss of its own: batches are { ids = x [N, 6] }.

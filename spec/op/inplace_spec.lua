@@ -305,6 +305,37 @@ describe('uniform_, normal_, trunc_normal_', function()
       assert.are.same(20, tide.rng_state().offset)
    end)
 
+   it('leave the generator where it was when they are refused, as dropout does', function()
+      local state = tide.rng_state()
+      local expanded = tide.zeros({ 3 }):unsqueeze(1):expand { 4, 3 }
+      local recorded, gone = tide.ones({ 3 }, { requires_grad = true }) * 2, tide.ones { 3 }
+      gone:release()
+      for _, name in ipairs { 'uniform_', 'normal_', 'trunc_normal_' } do
+         refused('E_ARG', { name, 'expanded' }, expanded[name], expanded)
+         refused('E_STATE', { name, 'recorded' }, recorded[name], recorded)
+         refused('E_GONE', name, gone[name], gone)
+      end
+      refused('E_GONE', 'dropout', gone.dropout, gone, 0.5)
+      assert.are.same(state, tide.rng_state())
+   end)
+
+   it('draw once when a first try found no memory', function()
+      local ctx, state = tide.default(), tide.rng_state()
+      finally(function()
+         ctx:param('memory', 0)
+         tide.set_rng_state(state)
+      end)
+      local x = tide.ones { 1024, 1024 }
+      collectgarbage()
+      collectgarbage 'stop'
+      tide.ones { 1024, 1024 }                         -- waste until the next collection
+      ctx:param('memory', ctx:stats().live + 2 ^ 20)
+      local y = x:dropout(0.5)
+      collectgarbage 'restart'
+      assert.are.same({ 1024, 1024 }, y.shape)
+      assert.equal(state.offset + 2 ^ 20, tide.rng_state().offset)
+   end)
+
    it('begin where the place says that the context was given, as dropout does', function()
       local C, handle = require('tide.ffi.lib').C, require('tide.ffi.ctx').default().handle
       local state = tide.rng_state()

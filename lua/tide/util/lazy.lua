@@ -1,14 +1,13 @@
 -- A namespace whose entries are loaded at first use; an unknown name is an error that lists them.
 --
 -- lazy('nn', { Linear = 'linear', RMSNorm = { 'norm', 'RMSNorm' } }): tide.nn.linear, and the
--- field RMSNorm of tide.nn.norm. Further arguments: the folder of the files where it is not that of
--- the name, and a table that has entries already.
+-- field RMSNorm of tide.nn.norm. Third argument: a table that has entries already.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 
-return function(name, entries, folder, have)
+return function(name, entries, have)
    return setmetatable(have or {}, {
       entries = entries,
       __index = function(t, key)
@@ -21,7 +20,7 @@ return function(name, entries, folder, have)
          end
          local file, field = entry, nil
          if type(entry) == 'table' then file, field = entry[1], entry[2] end
-         local value = require('tide.' .. (folder or name) .. '.' .. file)
+         local value = require('tide.' .. name .. '.' .. file)
          if field then value = value[field] end
          rawset(t, key, value)
          return value

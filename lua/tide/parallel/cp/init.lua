@@ -8,7 +8,7 @@
 -- which document and position each token of each rank carries. Masks and layouts are then one
 -- rule on (document, position) pairs; see tide.attention.
 --
--- The context itself is in cp_context.lua, batches in cp_batch.lua, models in cp_train.lua.
+-- The context itself is in context.lua, batches in batch.lua, models in train.lua.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -293,4 +293,4 @@ for file, names in each {
    for _, name in ipairs(names) do entries[name] = { file, name } end
 end
 
-return lazy('parallel.cp', entries, 'parallel.cp', cp)
+return lazy('parallel.cp', entries, cp)
