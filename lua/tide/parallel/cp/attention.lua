@@ -5,7 +5,7 @@
 --    attention.inner = inner                                  -- takes the place of tide.attention
 --
 -- The one idea: layout, padding, documents and window are data: pairs (document, position) of every
--- token of every rank, which the context holds (cp_context.lua). So each method is one rule for any
+-- token of every rank, which the context holds (context.lua). So each method is one rule for any
 -- of them, and what it computes is the attention of the whole sequence:
 --    ring        keys and values come block by block, hidden behind the work; memory of 1 / W
 --    allgather   keys and values are gathered; one call, memory of the whole K and V

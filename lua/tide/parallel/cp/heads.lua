@@ -4,7 +4,7 @@
 -- heads (Jacobs et al., arXiv 2309.14509). Query heads go to ranks in runs that never straddle two
 -- key heads, uneven where they do not divide; a key head that serves the queries of several ranks
 -- goes to each of them, and its gradients are added up. Queries, keys and values travel in one
--- exchange (cp_exchange.lua), as runs of channels: a head of D is D of them.
+-- exchange (exchange.lua), as runs of channels: a head of D is D of them.
 
 local err = require 'tide.util.err'
 local exchange = require 'tide.parallel.cp.exchange'

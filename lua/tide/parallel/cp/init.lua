@@ -8,7 +8,7 @@
 -- which document and position each token of each rank carries. Masks and layouts are then one
 -- rule on (document, position) pairs; see tide.attention.
 --
--- The context itself is in cp_context.lua, batches in cp_batch.lua, models in cp_train.lua.
+-- The context itself is in context.lua, batches in batch.lua, models in train.lua.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -283,14 +283,14 @@ end
 
 -- ---- the rest, in files of its own ------------------------------------------------------------
 
-local entries = { self_check = 'cp_check' }
+local entries = { self_check = 'check' }
 for file, names in each {
-   cp_batch = { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
+   batch = { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
       'shard_thd_chunk', 'contiguous_batch', 'document_index_of' },
-   cp_train = { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
+   train = { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
       'run_target_cp_forward_and_gather' },
 } do
    for _, name in ipairs(names) do entries[name] = { file, name } end
 end
 
-return lazy('parallel.cp', entries, 'parallel', cp)
+return lazy('parallel.cp', entries, nil, cp)

@@ -2,7 +2,7 @@
 --
 -- The one idea: attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
 -- 2310.01889). The next block travels while the present one is worked on. A block comes straight
--- from its owner and only with the rows that are needed (cp_blocks.lua).
+-- from its owner and only with the rows that are needed (blocks.lua).
 --
 -- Backward walks the same hops: each block's gradients, made from the output and log-sum-exp over
 -- all blocks, go straight back to the owner, one hop behind, and are added there in the order of
@@ -165,7 +165,7 @@ local attend = tide.grad.func {
 }
 
 -- plan: { comm =, index = pairs of every rank's tokens, mask = { causal, window, softcap, scale },
--- hops = of cp_blocks.hops for this rank }. q, k, v: this rank's tokens.
+-- hops = of blocks.lua for this rank }. q, k, v: this rank's tokens.
 function ring.attention(q, k, v, plan) return attend(q, k, v, plan) end
 
 return ring
