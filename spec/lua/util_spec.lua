@@ -282,7 +282,6 @@ end)
 
 describe('a tensor where a word is expected', function()
    it('is none, also in loops that are compiled', function()
-      local tide = require 'tide'
       local x, n = tide.ones { 2 }, 0
       local calls = {
          function() return err.same(x, 'auto') end,
