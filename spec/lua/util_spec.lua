@@ -1,7 +1,9 @@
 -- The small helpers: err, canonical, dims, pretty, log, plot, hash, units, timer, strict, lazy.
 
+local tide = require 'tide'
 local canonical = require 'tide.util.canonical'
 local dims = require 'tide.util.dims'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 local log = require 'tide.util.log'
@@ -206,6 +208,31 @@ describe('util.hash', function()
    end)
 end)
 
+-- Names are loaded when they are first used, so one whose file is elsewhere is told here.
+describe('util.lazy', function()
+   it('has a file for every name of the library', function()
+      local seen, n = {}, 0
+      local function walk(t)
+         seen[t] = true
+         local meta = getmetatable(t)
+         for name in each(type(meta) == 'table' and rawget(meta, 'entries') or {}) do
+            n = n + 1
+            local value = t[name]
+            assert.is_truthy(value)
+            if type(value) == 'table' and not seen[value] then walk(value) end
+         end
+         for _, value in each(t) do
+            if type(value) == 'table' and not seen[value] then walk(value) end
+         end
+      end
+      for _, name in ipairs { 'nn', 'model', 'optim', 'data', 'train', 'parallel', 'dist', 'debug',
+                              'util' } do
+         walk(tide[name])
+      end
+      assert.is_true(n > 80)
+   end)
+end)
+
 describe('util.units and util.timer', function()
    it('are short', function()
       assert.equal('999', units.count(999))
@@ -255,7 +282,6 @@ end)
 
 describe('a tensor where a word is expected', function()
    it('is none, also in loops that are compiled', function()
-      local tide = require 'tide'
       local x, n = tide.ones { 2 }, 0
       local calls = {
          function() return err.same(x, 'auto') end,

@@ -177,4 +177,24 @@ describe('style', function()
       end
       assert.same({}, found)
    end)
+
+   -- Names of examples, and files that are made.
+   local made = set 'recipe.lua job.lua site.lua tide.lua _spec.lua'
+
+   -- A text may name the end of a path.
+   it('of texts: a Lua file that a comment or a README names is there', function()
+      local lua = files(folders, { '*.lua' })
+      local all, found = '\n' .. table.concat(lua, '\n') .. '\n', {}
+      for _, path in ipairs(files(folders .. ' README.md', { '*.lua', '*.md' })) do
+         for line in io.lines(path) do
+            local text = path:find '%.md$' and line or line:match '^%s*%-%-(.*)' or ''
+            for name in text:gmatch '[%w_][%w_/]*%.lua%f[^%w_]' do
+               if not made[name] and not all:find('[/\n]' .. name:gsub('%.', '%%.') .. '\n') then
+                  found[#found + 1] = path .. ' names ' .. name
+               end
+            end
+         end
+      end
+      assert.same({}, found)
+   end)
 end)

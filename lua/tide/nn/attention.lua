@@ -100,7 +100,7 @@ function Attention:told(at, q_start, device)
 end
 
 -- at: { positions = [B or 1, T], q_index =, k_index =, cache = table of this layer or nil, context
--- (of a sequence over ranks, see parallel.cp_train; without it `inner` knows none) }.
+-- (of a sequence over ranks, see parallel.cp; without it `inner` knows none) }.
 function Attention:forward(x_BTC, at)
    at = at or {}
    local q, k, v = self:project(x_BTC)

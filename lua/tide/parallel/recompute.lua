@@ -54,8 +54,8 @@ end
 
 -- ---- around a module -------------------------------------------------------------------------
 
--- How long a sequence cut over ranks is, is told from outside a module (see tp_layer); a call made
--- again has to hear the same.
+-- How long a sequence cut over ranks is, is told from outside a module (see tp/layer.lua); a call
+-- made again has to hear the same.
 local function around(call, self, ...)
    if not tide.is_grad_enabled() then return call(self, ...) end
    local env = spread.of(self).tp

@@ -197,7 +197,7 @@ function Context:groups(device, n)
 end
 
 -- The hops of group `at` of a ring over groups of n neighbours, under a mask; found once, from
--- numbers on the host (see cp_blocks).
+-- numbers on the host (see blocks.lua).
 function Context:hops(n, at, mask)
    err.integer('parallel.cp.context', 'n', n, 1, self.size)
    err.type('parallel.cp.context', 'mask', mask, 'table')

@@ -251,7 +251,7 @@ local function wide_of(dtype) return dtype == 'f64' and 'f64' or 'f32' end
 
 -- plan: comm, cols, rows, widths, kept, wide.
 local enter_fn = func {
-   name = 'parallel.cp_exchange.enter',
+   name = 'parallel.cp.exchange.enter',
    forward = function(self, plan, ...)
       local xs = { ... }
       self.plan, self.shapes = plan, {}
@@ -283,7 +283,7 @@ local enter_fn = func {
 }
 
 local leave_fn = func {
-   name = 'parallel.cp_exchange.leave',
+   name = 'parallel.cp.exchange.leave',
    forward = function(self, y, comm, cols, rows)
       self.comm, self.cols, self.rows, self.widths = comm, cols, rows, { y:size(3) }
       local x = like(y, { y:size(1), rows.counts[comm.rank + 1], cols.width })
@@ -327,7 +327,7 @@ end
 -- list of booleans; where true, the gradient of xs[i] is summed in f32 and rounded once, for which
 -- it is held in f32 meanwhile.
 function exchange.enter(xs, comm, cols, rows, widths, kept, wide)
-   local op = 'parallel.cp_exchange.enter'
+   local op = 'parallel.cp.exchange.enter'
    if type(xs) ~= 'table' then xs = { xs } end
    check_ranks(op, comm, rows)
    check(op, xs, cols.width, rows.counts[comm.rank + 1])
@@ -337,7 +337,7 @@ end
 
 -- The way back: y [B, T, w] -> [B, L, P]. cols: every channel on exactly one rank.
 function exchange.leave(y, comm, cols, rows)
-   local op = 'parallel.cp_exchange.leave'
+   local op = 'parallel.cp.exchange.leave'
    check_ranks(op, comm, rows)
    check(op, { y }, cols.widths[comm.rank + 1], rows.total)
    return leave_fn(y, comm, cols, rows)

@@ -165,7 +165,7 @@ local attend = tide.grad.func {
 }
 
 -- plan: { comm =, index = pairs of every rank's tokens, mask = { causal, window, softcap, scale },
--- hops = of cp_blocks.hops for this rank }. q, k, v: this rank's tokens.
+-- hops = of blocks.lua for this rank }. q, k, v: this rank's tokens.
 function ring.attention(q, k, v, plan) return attend(q, k, v, plan) end
 
 return ring

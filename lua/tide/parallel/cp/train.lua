@@ -247,7 +247,7 @@ local function mask_of(self)
 end
 
 -- This rank's part of a batch that is alike on all ranks of the axis: a new table with the fields
--- cut by the layout (see cp_batch), positions, and context. count, if it is there, stays that of
+-- cut by the layout (see batch.lua), positions, and context. count, if it is there, stays that of
 -- the whole batch. more: further options of make_cp_batch_and_ctx. Collective the first time, when
 -- the batches of the ranks are compared.
 function Attached:cut(batch, more)

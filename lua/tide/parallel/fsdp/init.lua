@@ -369,7 +369,7 @@ function Sharded:full_state_dict()
    end)
 end
 
--- Bytes and collectives; see fsdp_price.
+-- Bytes and collectives; see price.lua.
 function Sharded:price(opts) return require('tide.parallel.fsdp.price').sharded(self, opts) end
 
 -- Removes the hooks; the fields keep their last gathered values only if those are present.

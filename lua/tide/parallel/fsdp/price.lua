@@ -1,6 +1,6 @@
 -- What a way of sharding costs, before it is done (layer 8): bytes a rank and bytes on the wire.
 --
--- The same integers as the run uses: the units of fsdp_units, the cuts of fsdp_layout. Bytes on the
+-- The same integers as the run uses: the units of units.lua, the cuts of layout.lua. Bytes on the
 -- wire are what a rank sends on average: (n - 1) / n of the whole for a gather and for a reduction,
 -- twice that for an all-reduce.
 

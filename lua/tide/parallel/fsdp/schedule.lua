@@ -4,7 +4,7 @@
 -- `phase` tells a new forward from one that runs again inside backward (recomputation), which drops
 -- nothing. At most one reduction is under way while the next is prepared.
 --
--- The functions work on a Sharded (fsdp.lua), whose fields they share: order and place (of units in
+-- The functions work on a Sharded (init.lua), whose fields they share: order and place (of units in
 -- the last forward), seen (units of this one), reduced, pending, bad, buffers, handles.
 
 local tide = require 'tide'

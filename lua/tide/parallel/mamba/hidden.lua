@@ -84,7 +84,7 @@ end
 -- ---- the call --------------------------------------------------------------------------------
 
 -- Takes the place of layer.inner: y and z [B, L, I] of projected [B, L, P]. plan: of prepare;
--- rows: of cp_exchange.rows; sequence: [B or 1, T] of the whole sequence, or nil.
+-- rows: of cp/exchange.lua, rows(); sequence: [B or 1, T] of the whole sequence, or nil.
 function hidden.inner(layer, projected, comm, plan, rows, sequence)
    local part = plan.part
    local own = part_of(layer, part)

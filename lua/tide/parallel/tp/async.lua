@@ -172,7 +172,7 @@ function tp_async.share_input(module, env)
    end
 end
 
--- A row-cut Linear whose product and reduce-scatter overlap; after tp_layer.row.
+-- A row-cut Linear whose product and reduce-scatter overlap; after row() of layer.lua.
 function tp_async.row(module, env, add_bias)
    local forward = module.forward
    function module.forward(self, h)
