@@ -70,9 +70,42 @@ describe('ranks of the pretrain recipe that share an emulated GPU', function()
       end)
    end
 
+   it('are not fewer GPUs than ranks, but one', function()
+      local program = ('env TIDE_EMULATE_DEVICES=2 LD_LIBRARY_PATH=%s %s/tide run -n 3')
+         :format(folder, build)
+      local text = capture(program .. ' recipes/pretrain.lua --device cuda')
+      assert.is_truthy(text:find('rank 0 is one of 3 on a machine with 2 GPUs', 1, true), text)
+      assert.is_truthy(text:find('CUDA_VISIBLE_DEVICES=0', 1, true), text)
+   end)
+
    it('cannot capture their step', function()
       local program = ('env LD_LIBRARY_PATH=%s %s/tide run -n 2'):format(folder, build)
       local text = capture(program .. ' recipes/pretrain.lua --device cuda --captured')
       assert.is_truthy(text:find("ranks over NCCL; got 2 over 'local'", 1, true), text)
+   end)
+end)
+
+describe('ranks of the pretrain recipe with an emulated GPU each', function()
+   local function losses(device, what)
+      return run(('env TIDE_EMULATE_DEVICES=3 LD_LIBRARY_PATH=%s %s/tide run -n 2')
+         :format(folder, build), ('%s --device %s --steps 4 --batch 2 --seq 24 --dim 16 --heads 2 '
+         .. '--threads 1'):format(what, device))
+   end
+   for _, what in ipairs {
+      'pretrain.lua --layers 1 --mesh.dp_shard 2', 'pretrain.lua --layers 1 --mesh.tp 2',
+      'pretrain_hybrid.lua --pattern M*- --mamba-heads 2 --state 8 --mesh.cp 2',
+   } do
+      it('are joined by NCCL and have the losses of the CPU: ' .. what, function()
+         local got, text = losses('cuda', what)
+         equal(losses('cpu', what), got, 4)
+         assert.is_truthy(text:find('a GPU each, over NCCL', 1, true), text)
+      end)
+   end
+
+   it('have the same losses to the last bit where the step is captured', function()
+      local what = 'pretrain.lua --layers 1 --mesh.dp 2'
+      local want, got = losses('cuda', what), losses('cuda', what .. ' --captured')
+      assert.is_true(#want >= 4)
+      assert.same(want, got)
    end)
 end)

@@ -74,7 +74,7 @@ return function(comm, opts)
    tide.param('cuda_device', rows[comm.rank + 1].device)
    local n = distinct(rows)
    if n == comm.size then
-      return require('tide.ffi.dist').nccl(comm, { check = opts.check,
+      return dist.nccl(comm, { check = opts.check,
          library = opts.library or os.getenv 'TIDE_NCCL_LIBRARY' })
    end
    if n == 1 and comm.transport == 'local' then return comm end

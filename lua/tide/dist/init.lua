@@ -111,6 +111,10 @@ function dist.shutdown()
    require('tide.ffi.dist').mpi_end()
 end
 
+-- The ranks of a communicator again, for tensors on a GPU that each has to itself. opts: check
+-- (false: calls are not compared), library (file of NCCL). Collective; dist.gpus chooses the GPUs.
+function dist.nccl(over, opts) return require('tide.ffi.dist').nccl(over, opts) end
+
 -- A GPU for every rank of comm, and the communicator between them; see dist/gpus.lua. A program of
 -- several ranks calls it first: tide.dist.set_world(tide.dist.gpus()).
 function dist.gpus(comm, opts) return require 'tide.dist.gpus'(comm, opts) end

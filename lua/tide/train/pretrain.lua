@@ -309,6 +309,11 @@ local function world_of(tide, opt)
    end)
 end
 
+local function gpus_text(opt, world)
+   if opt.device ~= 'cuda' then return '' end
+   return world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
+end
+
 -- given: options of the command line; resumed: what options_before tells, nil without --resume.
 local function run(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
@@ -334,7 +339,7 @@ local function run(recipe, opt, parser, given, resumed)
    end
    log:once('%d file%s, %d training tokens; %d parameters (%s); %d rank%s', corpus.files,
       corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, world.size,
-      world.size == 1 and '' or 's: ' .. plan:axes_text())
+      world.size == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(opt, world))
    tell_resumed(log, tide, opt)
    clear_out(recipe, tide, opt, world)
    local result = err.people({ 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
