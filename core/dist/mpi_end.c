@@ -42,17 +42,17 @@ static void hear(talk *t, int q)
   v->receiving = tide__mpi_recv(t->mpi, &v->word, sizeof v->word, q, t->tag, &v->recv) == 0;
 }
 
-/* Says how this process ends. The words are small, so MPI takes them at once; as it may still own
- * them they stay. */
+/* Says how this process ends. The words are small, so MPI takes them at once; it may still own them
+ * when everything else has gone. */
 static void say(talk *t, int what)
 {
-  int32_t *word = malloc(sizeof *word);
-  if (!word) return;
-  *word = t->mine = what;
+  static const int32_t words[NEWS] = {ELECTED, CAUSE, PEER, WELL};
+  t->mine = what;
   for (int q = 0; q < t->size; q++) {
     tide__mpi_handle r;
     bool done = false;
-    if (q == t->rank || tide__mpi_send(t->mpi, word, sizeof *word, q, t->tag, &r)) continue;
+    if (q == t->rank || tide__mpi_send(t->mpi, &words[what], sizeof words[what], q, t->tag, &r))
+      continue;
     tide__mpi_test(t->mpi, &r, &done);
   }
 }

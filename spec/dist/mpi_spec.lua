@@ -11,9 +11,10 @@ local ok, count, script = mpi.ok, mpi.count, mpi.script
 local _, no_mpich = mpi.shell 'mpirun.mpich -np 2 true'
 local it_mpich = no_mpich == 0 and it or function(text) pending(text .. ' (no mpirun.mpich)') end
 
+-- Some bytes of its own are never freed, which a sanitized build would tell of.
 local function mpich(n, words)
-   local out, status = mpi.shell(('mpirun.mpich -np %d %s run %s'):format(n, mpi.program,
-      script .. words))
+   local out, status = mpi.shell(('ASAN_OPTIONS=detect_leaks=0 mpirun.mpich -np %d %s run %s')
+      :format(n, mpi.program, script .. words))
    assert.equal(0, status, out)
    return out
 end
