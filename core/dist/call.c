@@ -36,7 +36,7 @@ tide__call_words tide__call_pack(const tide__coll *c)
   bool paired = c->op == TIDE__SEND_RECV, several = c->nseg > 1 && !paired;
   return (tide__call_words){
     .what = byte_of(c->op) | byte_of(c->reduce) << 8 | byte_of(paired ? -1 : c->dtype) << 16 |
-            (uint64_t)several << 24 | (uint64_t)(c->far != NULL) << 25 |
+            (uint64_t)several << 24 | (uint64_t)(c->far && !paired) << 25 |
             (several ? (uint64_t)(uint32_t)c->nseg << 32 : 0),
     .count = paired || c->op == TIDE__ALL_TO_ALL_V ? UINT64_MAX : (uint64_t)tide__coll_count(c),
     .root = (uint64_t)(int64_t)c->root,

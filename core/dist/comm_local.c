@@ -251,9 +251,11 @@ static void move_split(tide__room *room, int me, tide__coll *c)
 #define STORE(x, v) atomic_store_explicit(&(x), v, memory_order_release)
 
 /* What peers compare, in one word: one load a peer. The odd factors make calls that differ in one
- * word differ here for certain, in several but for one chance in 2^64. */
-static uint64_t tag_of(const tide__call_words *w, int64_t posted)
+ * word differ here for certain, in several but for one chance in 2^64. Where send_recv has its
+ * operands is between sender and receiver: who does neither has none. */
+static uint64_t tag_of(const tide__coll *c, const tide__call_words *w, int64_t posted)
 {
+  if (c->op == TIDE__SEND_RECV) posted = -1;
   return (uint64_t)posted * 0x9e3779b97f4a7c15u + w->what * 0xbf58476d1ce4e5b9u +
          w->count * 0x94d049bb133111ebu + w->root * 0xd6e8feb86659fd93u +
          w->hash * 0xff51afd7ed558ccdu;
@@ -278,6 +280,11 @@ static void announce(tide__seat *seat, const tide__coll *c, const tide__call_wor
   seat->coll = c;
 }
 
+/* The device of a call's operands, -1: the host. */
+static int place_of(const tide__coll *c) { return c->far ? index_of(c->far->device) : -1; }
+
+static const char *place_name(const tide__coll *c) { return c->far ? "a device" : "the host"; }
+
 /* What a rank sends must be what the other expects. False names the pair and what differs. */
 static bool pair_fits(tide__room *room, int from, int to, char *text, size_t n)
 {
@@ -298,6 +305,11 @@ static bool pair_fits(tide__room *room, int from, int to, char *text, size_t n)
   if (sends && a->nseg != b->nseg) {
     snprintf(text, n, "rank %d sends %lld tensors to rank %d, which expects %lld", from,
              (long long)a->nseg, to, (long long)b->nseg);
+    return false;
+  }
+  if (sends && place_of(a) != place_of(b)) {
+    snprintf(text, n, "rank %d sends from %s to rank %d, which receives on %s%s", from,
+             place_name(a), to, place_name(b), a->far && b->far ? " of another number" : "");
     return false;
   }
   for (int64_t s = 0; sends && s < a->nseg; s++) {
@@ -489,7 +501,7 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
   uint32_t gen = 0;
   if (c->far) tide__coll_mark(c, &c->far->ready);
   int64_t posted = post(room, me, c);
-  uint64_t tag = tag_of(&w, posted);
+  uint64_t tag = tag_of(c, &w, posted);
   announce(seat, c, &w, tag);
   int spin = spin_for(room, me);
   int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, c->timeout, c->interrupt);

@@ -64,6 +64,36 @@ describe('collectives of ranks on one GPU', function()
          assert.is_truthy(rows[r][3]:find('on a device', 1, true), rows[r][3])
       end
    end)
+
+   it('send and receive while another rank does neither', function()
+      local out = ranks.run(4, function(comm)
+         local tide = require 'tide'
+         local r = comm.rank
+         local device = r < 2 and 'cuda' or 'cpu'
+         local x = tide.full({ 5000 }, r + 1, { device = device })
+         local y = tide.zeros({ 5000 }, { device = device })
+         local sends, takes = r == 0 or r == 2, r == 1 or r == 2       -- 0 to 1, 2 to itself
+         for i = 1, 3 do
+            local work = comm:send_recv(takes and y or nil, takes and (r == 2 and 2 or 0) or nil,
+               sends and x or nil, sends and (r == 2 and 2 or 1) or nil, { async = i > 1 })
+            if i > 1 then work:wait() end
+         end
+         return y:sum():item() / 5000
+      end)
+      assert.same({ 0, 1, 3, 0 }, out)
+      local rows = ranks.run(2, function(comm)
+         local tide = require 'tide'
+         local x = tide.ones({ 2 }, { device = comm.rank == 0 and 'cuda' or 'cpu' })
+         local _, e = pcall(comm.send_recv, comm, comm.rank == 1 and x or nil,
+            comm.rank == 1 and 0 or nil, comm.rank == 0 and x or nil, comm.rank == 0 and 1 or nil)
+         return { e.code, tostring(e) }
+      end)
+      for r = 1, 2 do
+         assert.equal('E_COMM', rows[r][1])
+         assert.matches('rank 0 sends from a device to rank 1, which receives on the host',
+            rows[r][2], 1, true)
+      end
+   end)
 end)
 
 -- fn(rank, n, where) on two ranks, for the host and for the GPU that they share.

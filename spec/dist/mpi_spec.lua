@@ -13,7 +13,7 @@ local it_mpich = no_mpich == 0 and it or function(text) pending(text .. ' (no mp
 
 -- Some bytes of its own are never freed, which a sanitized build would tell of.
 local function mpich(n, words)
-   local out, status = mpi.shell(('ASAN_OPTIONS=detect_leaks=0 mpirun.mpich -np %d %s run %s')
+   local out, status = mpi.shell(('env ASAN_OPTIONS=detect_leaks=0 mpirun.mpich -np %d %s run %s')
       :format(n, mpi.program, script .. words))
    assert.equal(0, status, out)
    return out

@@ -49,7 +49,10 @@ local function fill_mask(opts)
    C.tide_attention_attrs_init(a)
    a.causal = flag('attention', 'opts.causal', opts.causal) and 1 or 0
    fill_window(a, opts.window)
-   if opts.scale ~= nil then a.scale = finite('attention', 'opts.scale', opts.scale) end
+   if opts.scale ~= nil then
+      a.scale = finite('attention', 'opts.scale', opts.scale)
+      if a.scale == 0 then bad('attention', 'opts.scale', 'a number that is not 0', opts.scale) end
+   end
    if opts.softcap ~= nil then a.softcap = finite('attention', 'opts.softcap', opts.softcap, 0) end
    if opts.q_start ~= nil then a.q_start = int('attention', 'opts.q_start', opts.q_start) end
    a.q_index = tensor_or_nil('attention', 'opts.q_index', opts.q_index)
@@ -66,9 +69,9 @@ end
 
 -- out_BTHD of q_BTHD, k and v [B, Tk, Hk, D]; with return_lse also lse [B, H, Tq]. opts: causal
 -- (false), window (how far a key may lie from its query: a number for both sides, or { left,
--- right }, -1 or nil: any), scale (1 / sqrt(D)), softcap, q_start (position of the first query),
--- q_index and k_index (i32 [B or 1, T, 2] of (document, position): each query sees its document
--- only; tide.document_index makes them), bias, return_lse.
+-- right }, -1 or nil: any), scale (1 / sqrt(D); not 0), softcap, q_start (position of the first
+-- query), q_index and k_index (i32 [B or 1, T, 2] of (document, position): each query sees its
+-- document only; tide.document_index makes them), bias, return_lse.
 function M.attention(q, k, v, opts)
    tensor('attention', 'q', q)
    tensor('attention', 'k', k)
