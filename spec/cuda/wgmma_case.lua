@@ -1,5 +1,5 @@
--- Attention on Hopper's asynchronous tensor cores: what the table of cuda/attention/attention.cu gives
--- to it, over several tiles and stages, against the host.
+-- Attention on Hopper's asynchronous tensor cores: what the table of cuda/attention/attention.cu
+-- gives to it, over several tiles and stages, against the host.
 --
 -- Not found by its name: spec/cuda/emulated_wgmma_spec.lua runs it on emulated threads, which also
 -- count the barriers, so that each case knows which kernel served it. On a Hopper GPU:
