@@ -342,8 +342,8 @@ local function restore(self, op, entry, count, tensors)
 end
 
 -- Takes what state_dict gave, copied. Parameters without a state begin anew. E_ARG for a state
--- of another kind, or with parameters or tensors that are not kept here, E_FORMAT where one is missing,
--- E_SHAPE where one does not fit.
+-- of another kind, or with parameters or tensors that are not kept here, E_FORMAT where one is
+-- missing, E_SHAPE where one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
    err.type(op, 'tensors', tensors, 'table')
