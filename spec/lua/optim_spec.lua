@@ -184,6 +184,10 @@ describe('optimiser state', function()
       local fewer = optim.AdamW({ p[1] }, { lr = 0.05 })
       assert.matches("'b' that is not optimised", raised(fewer.load_state_dict, fewer, tensors,
          meta).message, 1, true)
+      tensors['w.master'] = p[1].param
+      assert.matches("'w.master', which is not kept", raised(opt.load_state_dict, opt, tensors,
+         meta).message, 1, true)
+      tensors['w.master'] = nil
       tensors['w.m'] = nil
       assert.equal('E_FORMAT', raised(opt.load_state_dict, opt, tensors, meta).code)
       for _, shape in ipairs { { 5 }, { 3 }, { 1 }, {} } do        -- all but the first broadcast

@@ -178,6 +178,10 @@ describe('style', function()
       assert.same({}, found)
    end)
 
+   it('of files: nothing that a merge leaves', function()
+      assert.same({}, lines_of('git ls-files "*.orig" "*.rej" 2>/dev/null'))
+   end)
+
    -- Names of examples, and files that are made.
    local made = set 'recipe.lua job.lua site.lua tide.lua _spec.lua'
 

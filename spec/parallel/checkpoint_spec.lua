@@ -81,6 +81,27 @@ describe('a checkpoint of a mesh', function()
       end)
    end)
 
+   it('of a bf16 model keeps its exact weights, sharded or whole', function()
+      tmp.with(function(dir)
+         local half = { dtype = 'bf16', fsdp = { preserve_fp32_weights = false } }
+         ranks.run(2, save, dir .. '/f32', nil, { steps = 2, dtype = 'bf16' })
+         ranks.run(1, save, dir .. '/whole', dir .. '/f32', { dtype = 'bf16', plain = true })
+         ranks.run(3, save, dir .. '/again', dir .. '/whole', { dtype = 'bf16' })
+         local x = same_checkpoints(dir .. '/f32', dir .. '/again')
+         ranks.run(2, save, dir .. '/half', dir .. '/f32', half)
+         same_checkpoints(dir .. '/whole', dir .. '/half')
+         ranks.run(3, save, dir .. '/back', dir .. '/half', { dtype = 'f32', plain = true })
+         same_checkpoints(dir .. '/f32', dir .. '/back')
+         local whole = checkpoint.load(dir .. '/whole')
+         for name, t in each(x.model) do
+            assert.equal('f32', t.dtype)
+            assert.is_true(t:equal(whole.optim[name .. '.master']), name)
+            assert.is_true(t:to('bf16'):equal(whole.model[name]), name)
+            assert.is_false(t:to('bf16'):to('f32'):equal(t), name)
+         end
+      end)
+   end)
+
    it('goes on as the run would have', function()
       tmp.with(function(dir)
          local whole = ranks.run(2, save, nil, nil, { steps = 3 })[1]

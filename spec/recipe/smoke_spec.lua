@@ -144,6 +144,7 @@ describe('recipes/pretrain.lua', function()
          bad(again .. '--steps 6 --batch 8', '--batch: the checkpoint was taken with 4')
          bad(again .. '--steps 6 --seq 16', '--seq: the checkpoint was taken with 32')
          bad(again .. '--steps 6 --seed 9', '--seed: the checkpoint was taken with 1')
+         bad(again .. '--steps 6 --packed', '--packed: the checkpoint was taken with windows')
          local text = read(dir .. '/text.txt')
          write(dir .. '/text.txt', 'X' .. text:sub(2))          -- the same length
          bad(again .. '--steps 6', '--data: the training tokens are not those of the checkpoint')

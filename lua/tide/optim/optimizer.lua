@@ -326,9 +326,12 @@ end
 local function restore(self, op, entry, count, tensors)
    local state = self:new_state(entry)
    for _, field in ipairs(self.fields) do
-      if state[field] ~= nil then
-         local key = entry.name .. '.' .. field
-         local t = tensors[key]
+      local key = entry.name .. '.' .. field
+      local t = tensors[key]
+      if state[field] == nil and t ~= nil then
+         err.raise('E_ARG', op, "the state has '%s', which is not kept here (options of the "
+            .. 'optimiser or the dtype of the parameter differ)', key)
+      elseif state[field] ~= nil then
          if t == nil then err.raise('E_FORMAT', op, "the state has no '%s'", key) end
          check_fits(op, key, state[field], t)
          state[field]:copy_(t)
@@ -339,8 +342,8 @@ local function restore(self, op, entry, count, tensors)
 end
 
 -- Takes what state_dict gave, copied. Parameters without a state begin anew. E_ARG for a state
--- of another kind or with parameters that are not optimised here, E_FORMAT where one is missing,
--- E_SHAPE where one does not fit.
+-- of another kind, or with parameters or tensors that are not kept here, E_FORMAT where one is
+-- missing, E_SHAPE where one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
    err.type(op, 'tensors', tensors, 'table')

@@ -6,7 +6,9 @@
 
 local err = require 'tide.util.err'
 
-local function talks(v) return type(v) == 'table' and v.all_reduce ~= nil end
+local function talks(v)
+   return type(v) == 'table' and type(v.all_reduce) == 'function'
+end
 
 return function(op, name, v, plain)
    local comm = talks(v) and v or type(v) == 'table' and talks(v.comm) and v.comm or nil

@@ -12,6 +12,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local axis_of = require 'tide.parallel.axis_of'
 local in_range = require 'tide.parallel.in_range'
 
 local loss_parallel = {}
@@ -105,7 +106,7 @@ local loss_fn = tide.grad.func {
    end,
 }
 
-local function check(name, x, w, ids, counts, comm)
+local function check(name, x, w, ids, counts, axis)
    for _, p in ipairs { { 'x', x }, { 'w', w }, { 'targets', ids } } do
       if not tide.is_tensor(p[2]) then err.arg(name, p[1], 'a tensor', p[2]) end
    end
@@ -114,9 +115,13 @@ local function check(name, x, w, ids, counts, comm)
       err.raise('E_SHAPE', name, 'expected x [N, C], w [rows of this rank, C] of one dtype and '
          .. 'targets [N], got %s, %s and %s', tostring(x), tostring(w), tostring(ids))
    end
-   if counts[comm.rank + 1] ~= w:size(1) then
+   local _, size, rank = axis_of(name, 'axis', axis)
+   if #err.type(name, 'counts', counts, 'table') ~= size then
+      err.arg(name, 'counts', ('a list of %d counts'):format(size), counts)
+   end
+   if counts[rank + 1] ~= w:size(1) then
       err.arg(name, 'counts', ('%d for this rank, the rows of w'):format(w:size(1)),
-         counts[comm.rank + 1])
+         counts[rank + 1])
    end
 end
 

@@ -130,6 +130,40 @@ local function check_data(op, run, saved)
    end
 end
 
+-- Windows and whole documents are other orders of the same data.
+local function check_rows(op, saved, now)
+   if type(saved) ~= 'table' or (saved.documents ~= nil) == (now.documents ~= nil) then return end
+   local packed = { [true] = 'whole documents', [false] = 'windows' }
+   err.usage(op, '--packed: the checkpoint was taken with %s, this run has %s; a resumed run needs '
+      .. 'the same', packed[saved.documents ~= nil], packed[now.documents ~= nil])
+end
+
+-- An f32 master is the exact weight of a 16-bit parameter, and a wider parameter is its own: what
+-- is stored as the one goes on as the other, with the same bits. (Shards of 16-bit parameters are
+-- f32 unless they are told not to be.)
+local function keeps_master(param) return param.dtype == 'bf16' or param.dtype == 'f16' end
+
+local function same_shape(a, b) return table.concat(a.shape, ' ') == table.concat(b.shape, ' ') end
+
+-- The optimiser of a whole model, after the model.
+local function load_whole_optim(op, optim, saved, meta)
+   local tensors = {}
+   local counts = err.type(op, 'counts', err.type(op, 'saved.plain.optim', meta, 'table').counts,
+      'table')
+   for key, t in each(err.type(op, 'saved.optim', saved.optim, 'table')) do tensors[key] = t end
+   for _, e in ipairs(optim:entries()) do
+      local key = e.name .. '.master'
+      if counts[e.name] and keeps_master(e.param) then
+         tensors[key] = tensors[key] or saved.model[e.name]
+      elseif counts[e.name] and tide.is_tensor(tensors[key])
+         and same_shape(tensors[key], e.param) then
+         tide.no_grad(function() e.param:copy_(tensors[key]) end)
+         tensors[key] = nil
+      end
+   end
+   optim:load_state_dict(tensors, meta)
+end
+
 -- ---- into a sharded model ---------------------------------------------------------------------
 
 -- Names and shapes of the stored model against those of this one: one error that lists all.
@@ -190,10 +224,19 @@ end
 local function load_optim(sharded, optim, from, meta)
    local tensors, counts = {}, {}
    for _, p in ipairs(sharded:named_parameters()) do
+      local master, device = p.name .. '.master', p.param.device
       counts[p.name] = meta.counts[p.name]
       for _, key in ipairs(optim_keys(p, optim, from, meta.counts)) do
-         tensors[key] = read_piece(from, 'optim', key, p, tide.empty(p.size,
-            { dtype = from:dtype('optim', key), device = p.param.device }))
+         if key == master and not keeps_master(p.param) then
+            tide.no_grad(read_piece, from, 'optim', key, p, p.param)
+         else
+            tensors[key] = read_piece(from, 'optim', key, p, tide.empty(p.size,
+               { dtype = from:dtype('optim', key), device = device }))
+         end
+      end
+      if counts[p.name] and keeps_master(p.param) and not tensors[master] then
+         tensors[master] = read_piece(from, 'model', p.name, p, tide.empty(p.size,
+            { dtype = 'f32', device = device }))
       end
    end
    optim:load_state_dict(tensors, { kind = meta.kind, steps = meta.steps, counts = counts })
@@ -245,6 +288,7 @@ function state.restore(run, saved)
    err.integer(op, 'step', plain.step, 0)
    check_run(op, run)
    if type(plain.data) == 'table' then check_data(op, run, plain.data) end
+   if run.sampler then check_rows(op, plain.sampler, run.sampler:state()) end
    if run.parallel then
       load_pieces(op, run, saved)
    else
@@ -254,7 +298,7 @@ function state.restore(run, saved)
       end
       family.check(op, plain, run.model)
       run.model:load_state_dict(saved.model)
-      run.optim:load_state_dict(saved.optim, plain.optim)
+      load_whole_optim(op, run.optim, saved, plain.optim)
    end
    if run.sampler and plain.sampler then run.sampler:restore(plain.sampler) end
    if run.ctx and plain.rng then run.ctx:set_rng_state(plain.rng) end

@@ -66,7 +66,9 @@ end
 -- The options of a step, given in one table or in the order of PyTorch's function.
 local function step_options(first, scope, cp_context)
    local plain = type(first) == 'table' and not getmetatable(first) and not is_scope(first)
-   if not plain or scope ~= nil or cp_context ~= nil then
+   if plain and (scope ~= nil or cp_context ~= nil) then
+      err.raise('E_ARG', context_op, 'options come in one table or one by one, not both')
+   elseif not plain then
       return { loss_parallel = first, scope = scope, cp = cp_context }
    end
    local opts = err.options(context_op, first, { 'loss_parallel', 'scope', 'captured', 'cp' })
@@ -79,6 +81,9 @@ local function env_of(opts)
    local scope = opts.scope or false
    if type(scope) ~= 'boolean' and not is_scope(scope) then
       err.arg(context_op, 'scope', 'true, false, or an object with enter and exit', scope)
+   end
+   if opts.cp and type(opts.cp) ~= 'table' then
+      err.arg(context_op, 'cp', 'a context (parallel.cp.context), or nil', opts.cp)
    end
    if scope == true and opts.captured then
       err.raise('E_ARG', context_op, 'a captured step keeps its memory for the next replay; leave '
@@ -109,6 +114,7 @@ function cp.get_train_context(opts, ...)
       if is_scope(s) then scopes[#scopes + 1] = s end
    end
    local function call(fn, ...)
+      err.func(context_op, 'fn', fn)
       local env, given, entered = {}, pack(...), {}
       for k, v in each(env0) do env[k] = v end
       local function body()
