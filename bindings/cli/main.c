@@ -84,7 +84,7 @@ static int command_params(void)
 
 static int help_errors(void)
 {
-  printf("An error raised by tide is a table { code, name, op, message, where }.\n\n");
+  printf("An error raised by tide is a table { code, status, name, op, message, where }.\n\n");
   for (int status = -1; strcmp(tide_status_name(status), "E_UNKNOWN") != 0; status--)
     printf("  %-14s %s\n", tide_status_name(status), tide_status_text(status));
   return 0;

@@ -5,6 +5,20 @@ local close = require 'spec.support.close'
 local refused = require 'spec.support.refused'
 local fast = require 'spec.support.fast'
 
+describe('an alpha', function()
+   it('is refused where an op has none', function()
+      local x = tide.ones { 2 }
+      for name, fn in pairs { add = function() return x:add(x, 3) end,
+         sub = function() return tide.sub(x, 1, { alpha = 3 }) end,
+         foreach_add_ = function() tide.foreach_add_({ x }, { tide.ones { 2 } }, 2) end } do
+         local ok, e = pcall(fn)
+         assert.is_false(ok)
+         assert.same({ 'E_ARG', name }, { e.code, e.op })
+         assert.matches('alpha', e.message, 1, true)
+      end
+   end)
+end)
+
 describe('a tensor like another', function()
    it('has its shape, dtype and device, or those given', function()
       local x = tide.randn({ 2, 3 }, { dtype = 'bf16', device = fast })

@@ -39,6 +39,11 @@ function M.tensor_or_nil(op, name, x)
    return x
 end
 
+-- PyTorch's alpha, where an op has none.
+function M.no_alpha(op, alpha)
+   if alpha ~= nil then bad(op, 'alpha', 'nothing (multiply the second operand by it)', alpha) end
+end
+
 -- Any number, NaN and infinity included.
 function M.number(op, name, v)
    if type(v) ~= 'number' then bad(op, name, 'a number', v) end

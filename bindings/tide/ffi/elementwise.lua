@@ -45,7 +45,8 @@ end
 -- ---- two operands ------------------------------------------------------------------------------
 
 -- x + y, element by element with broadcasting; x or y may be a number.
-function M.add(x, y)
+function M.add(x, y, alpha)
+   if alpha ~= nil then arg.no_alpha('add', alpha) end
    if plain(x, y) then return affine(x, 1, y) end
    if plain(y, x) then return affine(y, 1, x) end
    x, y = pair('add', x, y)
@@ -55,7 +56,8 @@ function M.add(x, y)
 end
 
 -- x - y, element by element with broadcasting; x or y may be a number.
-function M.sub(x, y)
+function M.sub(x, y, alpha)
+   if alpha ~= nil then arg.no_alpha('sub', alpha) end
    if plain(x, y) then return affine(x, 1, -y) end
    if plain(y, x) then return affine(y, -1, x) end
    x, y = pair('sub', x, y)

@@ -441,7 +441,8 @@ end
 
 -- dsts[i] += srcs[i], pair after pair: a target that comes several times gets its sources in the
 -- order of the list. Floating targets take any source, integers take integers.
-function M.foreach_add_(dsts, srcs)
+function M.foreach_add_(dsts, srcs, alpha)
+   arg.no_alpha('foreach_add_', alpha)
    local to, from, n = two_lists('foreach_add_', dsts, srcs)
    if n == 0 then return end
    local ctx = C.tide_tensor_ctx(to[0])
