@@ -3,9 +3,11 @@
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
+local luajit = os.getenv 'TIDE_LUAJIT' or 'luajit'
+
 -- Output and exit status of `luajit recipes/NAME WORDS`.
 local function run(words)
-   local pipe = assert(io.popen('timeout -k 5 180 luajit recipes/' .. words
+   local pipe = assert(io.popen('timeout -k 5 180 ' .. luajit .. ' recipes/' .. words
       .. ' 2>&1; echo "status=$?"'))
    local text = pipe:read '*a'
    pipe:close()
@@ -102,8 +104,9 @@ describe('recipes/pretrain.lua', function()
       with_data(function(dir)
          local here = io.popen 'pwd':read '*l'
          local function within(folder, words)
-            local pipe = assert(io.popen(('cd %s && LUA_PATH="%s" timeout -k 5 180 luajit %s/%s '
-               .. '2>&1'):format(folder, package.path:gsub('%./', here .. '/'), here, words)))
+            local pipe = assert(io.popen(('cd %s && LUA_PATH="%s" timeout -k 5 180 %s %s/%s '
+               .. '2>&1'):format(folder, package.path:gsub('%./', here .. '/'), luajit, here,
+               words)))
             local text = pipe:read '*a'
             pipe:close()
             return text
