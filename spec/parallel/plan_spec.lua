@@ -155,6 +155,7 @@ describe('the price of a plan', function()
       assert.is_true(price({ dp = 1 }, { recompute = 'full' }, 1).activations
          < 0.7 * one.activations)
       local two = price({ dp_shard = 2 }, { fsdp = {} }, 2)
+      assert.same(two, price({ dp_shard = 2 }, {}, 2))       -- an axis to shard over is used
       assert.is_true(two.state < 0.52 * one.state and two.state > 0.48 * one.state)
       assert.is_true(math.abs(two.activations - one.activations) < 0.02 * one.activations)
       assert.is_true(two.peak - two.state < one.peak - one.state + 4 * two.unit)

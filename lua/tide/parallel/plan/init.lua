@@ -135,7 +135,10 @@ local function read_sections(self, opts)
    self.cp = copy(opts.cp or {})
    self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
    self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil }
-   if not opts.fsdp and size_of(self, self.tp.axis) * size_of(self, self.cp.axis) > 1 then
+   if opts.fsdp then return end
+   if size_of(self, 'dp_shard') > 1 then
+      self.fsdp = {}
+   elseif size_of(self, self.tp.axis) * size_of(self, self.cp.axis) > 1 then
       self.fsdp = { strategy = 'no_shard' }
    end
 end
@@ -215,8 +218,9 @@ end
 -- model: a module (best on the null device), a function that returns one, or { family =, config =,
 -- dtype = }. mesh: a mesh, or axes as parallel.mesh takes them (opts.ranks: of how many ranks;
 -- default: this run's). opts: tp (options of tensor_parallel and axis), cp (those of cp.attach),
--- recompute and scope (of parallel.recompute), fsdp (options of fully_shard; absent: plain data
--- parallelism, or beside tp and cp the strategy no_shard), ranks. A section whose axis has one rank
+-- recompute and scope (of parallel.recompute), fsdp (options of fully_shard; absent: its
+-- defaults if an axis dp_shard has several ranks, else plain data parallelism, or beside tp and cp
+-- the strategy no_shard), ranks. A section whose axis has one rank
 -- changes nothing.
 function Plan:init(model, mesh, opts)
    local known = copy(sections)
