@@ -345,8 +345,8 @@ end
 -- axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with any names, the last one fastest,
 -- or a map { dp = 2, cp = 2 } of the known names in the order pp, dp_replicate, dp_shard, dp, cp,
 -- tp; one size may be -1: the ranks that are left. opts: comm (default: all ranks of the run),
--- host_size (ranks that share a host; only simulated communicators need it). Every rank of comm
--- must call it.
+-- host_size (ranks that share a host; only simulated communicators need it).
+-- Every rank of comm must call it.
 function mesh.new(axes, opts)
    local op = 'parallel.mesh'
    opts = err.options(op, opts, { 'comm', 'host_size' })
