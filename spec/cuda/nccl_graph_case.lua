@@ -4,36 +4,7 @@
 -- Not found by its name: emulated_nccl_spec.lua runs it with an emulated NCCL, whose file is
 -- TIDE_SPEC_NCCL. On a machine with several GPUs leave that unset.
 
-local ranks = require 'spec.dist.ranks'
-
-local library = os.getenv 'TIDE_SPEC_NCCL'
-
--- Runs source `body`, which sees comm (NCCL), over, tide and args, on n ranks; rows of ranks.try.
-local function run(n, opts, body, ...)
-   local source = [[
-      local over, opts, body = ...
-      local tide = require 'tide'
-      tide.param('cuda_device', over.rank)
-      tide.default().device = 'cuda'
-      local comm = require('tide.ffi.dist').nccl(over, { library = opts.library,
-         check = opts.check })
-      if opts.timeout then comm:set_timeout(opts.timeout) end
-      return assert(loadstring('local comm, over, tide = ... ' .. body))(comm, over, tide,
-         select(4, ...))
-   ]]
-   opts = opts or {}
-   opts.library = library
-   return ranks.try(n, { timeout = 60 }, loadstring(source), opts, body, ...)
-end
-
-local function values(n, opts, body, ...)
-   local rows, list = run(n, opts, body, ...), {}
-   for i, row in ipairs(rows) do
-      if row.status ~= 'OK' then error(('rank %d: %s'):format(i - 1, row.message or '?'), 0) end
-      list[i] = row.values[1]
-   end
-   return list
-end
+local values = require('spec.cuda.nccl_ranks').values
 
 describe('a captured step with collectives', function()
    for _, check in ipairs { false, true } do

@@ -46,7 +46,7 @@ end
 
 -- x + y, element by element with broadcasting; x or y may be a number.
 function M.add(x, y, alpha)
-   if alpha ~= nil then arg.no_alpha('add', alpha) end
+   arg.no_alpha('add', alpha)
    if plain(x, y) then return affine(x, 1, y) end
    if plain(y, x) then return affine(y, 1, x) end
    x, y = pair('add', x, y)
@@ -57,7 +57,7 @@ end
 
 -- x - y, element by element with broadcasting; x or y may be a number.
 function M.sub(x, y, alpha)
-   if alpha ~= nil then arg.no_alpha('sub', alpha) end
+   arg.no_alpha('sub', alpha)
    if plain(x, y) then return affine(x, 1, -y) end
    if plain(y, x) then return affine(y, -1, x) end
    x, y = pair('sub', x, y)

@@ -36,12 +36,7 @@ local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
 
-local function size_of(self, name)
-   for _, a in ipairs(self.axes) do
-      if a.name == name then return a.size end
-   end
-   return 1
-end
+local size_of = plan_text.axis_size
 
 -- Axes as a list; a data axis of one rank where there is none, before cp and tp.
 local function with_data(list)

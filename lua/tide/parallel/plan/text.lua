@@ -110,7 +110,8 @@ local function add_list(lines, list)
    for _, item in ipairs(list) do lines[#lines + 1] = '      ' .. item end
 end
 
-local function axis_size(plan, name)
+-- Ranks of an axis of the plan, 1 where it has none of this name.
+function text.axis_size(plan, name)
    for _, a in ipairs(plan.axes) do
       if a.name == name then return a.size end
    end
@@ -135,7 +136,7 @@ end
 -- What print(plan) shows.
 function text.show(plan)
    local r, model = plan.rehearsal, plan.model
-   local tp, cp = axis_size(plan, plan.tp.axis), axis_size(plan, plan.cp.axis)
+   local tp, cp = text.axis_size(plan, plan.tp.axis), text.axis_size(plan, plan.cp.axis)
    local lines = {
       ('plan of %s, %s parameters (%d), over %d rank%s: %s'):format(model.class_name,
          units.count(plan.numel), plan.numel, plan.ranks, plan.ranks == 1 and '' or 's',
