@@ -1,12 +1,11 @@
 /* The composition root: the one file that knows every layer and wires them into a context. */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/base/alloc.h"
 #include "core/base/log.h"
+#include "core/base/machine.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/device.h"
@@ -29,21 +28,12 @@ void tide_opts_init(tide_opts *opts)
   opts->size = sizeof *opts;
 }
 
-/* Cores this process may run on. */
-static int usable_cores(void)
-{
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
-  long n = sysconf(_SC_NPROCESSORS_ONLN);
-  return n > 0 ? (int)n : 1;
-}
-
 static int configure(tide_ctx *ctx, const tide_opts *opts)
 {
   if (opts && opts->nthread < 0)
     return tide__fail(ctx, TIDE_E_ARG, "ctx_new", "nthread: expected 0 or more, got %d",
                       opts->nthread);
-  ctx->nthread = opts && opts->nthread > 0 ? opts->nthread : usable_cores();
+  ctx->nthread = opts && opts->nthread > 0 ? opts->nthread : tide__machine_cores();
   if (opts && opts->read_env) TIDE_TRY(tide__params_env(ctx));
   return tide__params_parse(ctx, opts ? opts->params : NULL);
 }

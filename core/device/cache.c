@@ -23,6 +23,7 @@
 
 #include "core/base/alloc.h"
 #include "core/base/log.h"
+#include "core/base/machine.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/device.h"
@@ -41,7 +42,8 @@ enum {
   SUB = 4,                    /* log2 of the classes a power of two */
   NCLASS = (47 - SUB - 5) << SUB,
   NWORD = (NCLASS + 63) / 64,
-  LOOK = 16                   /* blocks of a list that are compared */
+  LOOK = 16,                  /* blocks of a list that are compared */
+  ASK_MACHINE = 64 << 20      /* segments of the host from here on: what has the machine left? */
 };
 
 typedef struct segment {
@@ -74,6 +76,7 @@ struct tide__cache {
   segment *segments;
   tide__block *spare;         /* headers, linked by next */
   int64_t live, held;         /* of this device */
+  bool host;                  /* its bytes are memory of the host, for which there is a limit */
   tide__block *frozen_list;   /* linked by next */
   bool frozen, keep, retired;
 };
@@ -101,6 +104,7 @@ int tide__cache_new(tide_ctx *ctx, struct tide__cache **out, const tide__backend
   if (!*out) return tide__fail(ctx, TIDE_E_NOMEM, "ctx_new", "no memory for a cache");
   (*out)->backend = backend;
   (*out)->state = state;
+  (*out)->host = backend->host && backend->has_bytes;
   return TIDE_OK;
 }
 
@@ -182,13 +186,57 @@ static tide__block *find(struct tide__cache *cache, int pool_no, size_t size)
   return NULL;
 }
 
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+/* Refuses bytes beyond parameter `memory`, and on the host beyond what the machine could ever hold:
+ * the system would grant the addresses and end some process when they are used. E_NOMEM. */
+static int check_limits(tide_ctx *ctx, const struct tide__cache *cache, size_t size)
+{
+  int64_t bytes = (int64_t)size, limit = ctx->params.memory;
+  const struct tide__device_table *d = ctx->devices;
+  if (limit && bytes > limit - ctx->stats.live)
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes on top of %lld live ones pass the "
+                      "memory parameter (%lld)", size, (long long)ctx->stats.live,
+                      (long long)limit);
+  limit = ctx->params.host_memory ? ctx->params.host_memory : d->host_total;
+  if (!cache->host || !limit || bytes <= limit - d->host_live) return TIDE_OK;
+  return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes on top of %lld live ones on the host "
+                    "pass %s (%lld)", size, (long long)d->host_live, ctx->params.host_memory
+                    ? "the host_memory parameter" : "the memory of this machine or its cgroup; "
+                    "parameter host_memory sets another limit", (long long)limit);
+}
+
+/* Returns whether the machine can give a new segment of this size now, without ending a process. A
+ * limit of the host that was set by hand (host_memory) stands in the place of this one. */
+static bool is_available(const tide_ctx *ctx, const struct tide__cache *cache, size_t size)
+{
+  if (!cache->host || ctx->params.host_memory || size < ASK_MACHINE) return true;
+  int64_t available = tide__machine_memory("").available;
+  return !available || (int64_t)size <= available;
+}
+
+/* Records why no block of this size could be made. E_NOMEM, or E_DEVICE for a broken device. */
+static int out_of_memory(tide_ctx *ctx, const struct tide__cache *cache, size_t size)
+{
+  const char *failed = cache->backend->failed ? cache->backend->failed(cache->state) : NULL;
+  const char *name = tide_device_name(cache->backend->device);
+  if (failed) return tide__fail(ctx, TIDE_E_DEVICE, "alloc", "device '%s': %s", name, failed);
+  if (is_available(ctx, cache, size))
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "device '%s' has no %zu bytes left (%lld live)",
+                      name, size, (long long)cache->live);
+  return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes on top of %lld live ones on the host "
+                    "are more than this machine or its cgroup has left (%lld); parameter "
+                    "host_memory sets another limit", size, (long long)ctx->devices->host_live,
+                    (long long)tide__machine_memory("").available);
+}
+
 /* ---- segments -------------------------------------------------------------------------------- */
 
 /* One free block that covers a new segment, or null. */
 static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int pool_no,
                                  size_t size)
 {
-  if (tide__alloc_fails(ctx)) return NULL;
+  if (tide__alloc_fails(ctx) || !is_available(ctx, cache, size)) return NULL;
   segment *s = tide__alloc(ctx, sizeof *s);
   tide__block *b = s ? header(ctx, cache) : NULL;
   char *ptr = b ? cache->backend->alloc(cache->state, size) : NULL;
@@ -352,18 +400,28 @@ static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   int pool_no = size > SMALL;
   tide__block *b = ctx->params.cache ? find(cache, pool_no, size) : NULL;
   if (!b) TIDE_TRY(traced_growth(ctx, cache, pool_no, size, &b));
-  const char *failed = !b && cache->backend->failed ? cache->backend->failed(cache->state) : NULL;
-  if (failed)
-    return tide__fail(ctx, TIDE_E_DEVICE, "alloc", "device '%s': %s",
-                      tide_device_name(cache->backend->device), failed);
-  if (!b)
-    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "the device has no %zu bytes left (%lld live)",
-                      size, (long long)ctx->stats.live);
+  if (!b) return out_of_memory(ctx, cache, size);
   if (b->held < size && cache->backend->lazy && pool_no == 1) spill(ctx, cache, b);
   if (!cut(ctx, cache, b, size))
     return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a block");
   *out = b;
   return TIDE_OK;
+}
+
+/* Counts bytes that are handed out (n > 0) or come back (n < 0). Those of the null device, which
+ * has none, count as planned. */
+static void count_live(tide_ctx *ctx, struct tide__cache *cache, int64_t n)
+{
+  tide_stats *s = &ctx->stats;
+  cache->live += n;
+  if (!cache->backend->has_bytes) {
+    s->planned += n;
+    return;
+  }
+  if (cache->host) ctx->devices->host_live += n;
+  s->live += n;
+  if (n > 0) s->debt += n;
+  if (s->live > s->peak) s->peak = s->live;
 }
 
 int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out)
@@ -372,17 +430,12 @@ int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide
   if (size > (size_t)1 << 46)
     return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes are more than any device holds", size);
   size_t bytes = rounded(size);
-  int64_t limit = ctx->params.memory;
-  if (limit && ctx->stats.live + (int64_t)bytes > limit)
-    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "%zu bytes on top of %lld live ones pass the "
-                      "memory parameter (%lld)", bytes, (long long)ctx->stats.live,
-                      (long long)limit);
-  if (cache->backend->has_bytes) TIDE_TRY(take_block(ctx, cache, bytes, out));
-  cache->live += (int64_t)bytes;
-  ctx->stats.live += (int64_t)bytes;
-  ctx->stats.debt += (int64_t)bytes;
+  if (cache->backend->has_bytes) {
+    TIDE_TRY(check_limits(ctx, cache, bytes));
+    TIDE_TRY(take_block(ctx, cache, bytes, out));
+  }
+  count_live(ctx, cache, (int64_t)bytes);
   ctx->stats.since += (int64_t)bytes;
-  if (ctx->stats.live > ctx->stats.peak) ctx->stats.peak = ctx->stats.live;
   if (ctx->stats.since > ctx->stats.since_peak) ctx->stats.since_peak = ctx->stats.since;
   return TIDE_OK;
 }
@@ -402,8 +455,7 @@ void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   int64_t bytes = (int64_t)rounded(size);
   if (block) cache = block->seg->cache; /* a captured step has one of its own */
   if (mark == ctx->mark) ctx->stats.since -= bytes;
-  cache->live -= bytes;
-  ctx->stats.live -= bytes;
+  count_live(ctx, cache, -bytes);
   if (!block) return;
   if (cache->frozen) {
     block->next = cache->frozen_list;

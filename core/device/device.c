@@ -4,6 +4,7 @@
 
 #include "core/base/alloc.h"
 #include "core/base/log.h"
+#include "core/base/machine.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/flight.h"
@@ -48,6 +49,7 @@ int tide__devices_open(tide_ctx *ctx)
 {
   ctx->devices = tide__alloc(ctx, sizeof *ctx->devices);
   if (!ctx->devices) return tide__fail(ctx, TIDE_E_NOMEM, "ctx_new", "no memory for devices");
+  ctx->devices->host_total = tide__machine_memory("").total;
   for (int i = 0; i < TIDE_NDEV; i++)
     if (backends[i]) TIDE_TRY(open_backend(ctx, i, backends[i], "ctx_new"));
   return TIDE_OK;

@@ -18,7 +18,11 @@ typedef struct tide__device {
   const tide__plugin *plugin; /* where it came from; null: part of libtide */
 } tide__device;
 
-struct tide__device_table { tide__device device[TIDE_NDEV]; };
+struct tide__device_table {
+  tide__device device[TIDE_NDEV];
+  int64_t host_live;   /* bytes handed out that are memory of the host (ref, cpu, pinned) */
+  int64_t host_total;  /* tide__memory.total when the context was made; 0: unknown */
+};
 
 int  tide__devices_open(tide_ctx *ctx);
 void tide__devices_close(tide_ctx *ctx);

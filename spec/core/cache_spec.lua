@@ -83,7 +83,7 @@ describe('the cache', function()
       for _, bytes in ipairs { 1, 64, 65, 256, 257, 1000, 65537, 262144, 262145, 3 * M + 1, 5 * M,
                                2 ^ 33 + 1 } do
          local x = ctx:empty({ bytes }, { dtype = 'u8' })
-         local waste = ctx:stats().live - bytes
+         local waste = ctx:stats().planned - bytes
          assert.is_true(waste >= 0 and waste < (bytes > 262144 and 4096 or 64),
                         bytes .. ' wastes ' .. waste)
          x:release()
@@ -237,6 +237,45 @@ describe('the cache', function()
       ctx:param('memory', 0)
       local z = ctx:empty { 4 * M }
       drop(ctx, { x, z })
+   end)
+
+   -- 32 TiB: more addresses than any machine of today can back, fewer than a process has.
+   it('refuses at once what the machine does not have, on every device of the host', function()
+      for _, device in ipairs { 'cpu', 'ref' } do
+         local ctx = open ''
+         local x = ctx:ones({ 1000 }, { device = device })
+         refused('E_NOMEM', { 'alloc', '35184372088832 bytes', '4032 live',
+            'memory of this machine', 'host_memory' }, ctx.empty, ctx, { 2 ^ 43 },
+            { device = device })
+         refused('E_NOMEM', 'memory of this machine', ctx.zeros, ctx, { 2 ^ 43 },
+            { device = device })
+         assert.equal(1000, x:sum():item())
+         x:release()
+      end
+   end)
+
+   it('refuses what passes host_memory: limit, live and request in the message', function()
+      local ctx = open 'host_memory=8m'
+      assert.equal('8388608', ctx:param 'host_memory')
+      local x, y = ctx:empty { M }, ctx:empty({ M / 2 }, { device = 'ref' })
+      refused('E_NOMEM', { '4194304 bytes', '6291456 live', 'host_memory parameter (8388608)' },
+         ctx.empty, ctx, { M })
+      y:release()
+      local z = ctx:empty { M }
+      ctx:param('host_memory', 0)
+      local more = ctx:empty { M }
+      drop(ctx, { x, z, more })
+   end)
+
+   it('refuses tensors that together are more than the machine has, touched or not', function()
+      local total = tonumber(io.open('/proc/meminfo'):read '*a':match 'MemTotal:%s+(%d+)') * 1024
+      local ctx, list = open 'cache=0', {}
+      local ok, err = pcall(function()
+         for i = 1, 40 do list[i] = ctx:empty({ math.floor(total / 16) }, { dtype = 'u8' }) end
+      end)
+      assert.is_false(ok)
+      assert.equal('E_NOMEM', err.code)
+      drop(ctx, list)
    end)
 
    it('fills fresh memory with NaN on demand', function()

@@ -219,43 +219,47 @@ describe('operands', function()
 end)
 
 describe('the null device', function()
-   it('counts bytes that it does not have', function()
+   it('counts the bytes that it does not have as planned, never as memory', function()
       local ctx = open { device = 'null' }
       local before = ctx:stats()
+      ctx:mark()
       local x = ctx:empty { 1000000, 1000 }                  -- 4 GB
       local y = x * 2
       local stats = ctx:stats()
-      assert.is_true(stats.live - before.live >= 8e9)
-      assert.equal(stats.live, stats.peak)
+      assert.is_true(stats.planned - before.planned >= 8e9)
+      assert.equal(stats.planned - before.planned, stats.since)
+      assert.same({ before.live, before.peak, before.debt, before.cached },
+         { stats.live, stats.peak, stats.debt, stats.cached })
       assert.are.same({ 1000000, 1000 }, y.shape)
       y:release()
       x:release()
-      assert.equal(before.live, ctx:stats().live)
-      assert.equal(0, ctx:stats().cached)
-      assert.is_true(ctx:stats().peak >= 8e9)
+      stats = ctx:stats()
+      assert.same({ before.planned, 0 }, { stats.planned, stats.since })
+      assert.is_true(stats.since_peak >= 8e9)
    end)
 
    it('runs a whole training step, with the shapes of the real one', function()
       local ctx = open { device = 'null' }
+      ctx:mark()
       local w = ctx:empty({ 4096, 512 }):requires_grad_()
       local x = ctx:empty { 8, 2048, 512 }
       local loss = tide.linear(x, w):gelu():square():mean()
       loss:backward()
       assert.are.same({ 4096, 512 }, w.grad.shape)
-      assert.is_true(ctx:stats().peak > 8 * 2048 * 4096 * 4)
+      assert.is_true(ctx:stats().since_peak > 8 * 2048 * 4096 * 4)
       refused('E_DEVICE', { 'null device', 'no bytes' }, loss.item, loss)
       refused('E_DEVICE', 'null device', x.to, x, 'cpu')
       assert.is_truthy(tostring(x):find('[8, 2048, 512] null', 1, true))
    end)
 
-   it('answers to the memory parameter', function()
-      local ctx = open { device = 'null', params = 'memory=900m' }
+   it('does not count against the memory parameters', function()
+      local ctx = open { device = 'null', params = 'memory=1m host_memory=2m' }
       local x = ctx:empty { 2 ^ 27 }
-      refused('E_NOMEM', { 'memory parameter' }, function() return x * 2 end)
-      local half = ctx:empty { 2 ^ 26 }
-      assert.is_truthy(half)
-      x:release()
-      assert.are.same({ 2 ^ 27 }, (ctx:empty { 2 ^ 27 }).shape)
+      assert.are.same({ 2 ^ 27 }, (x * 2).shape)
+      assert.equal(2 ^ 17, ctx:zeros({ 2 ^ 17 }, { device = 'cpu' }):numel())
+      local err = refused('E_NOMEM', 'memory parameter', ctx.zeros, ctx, { 2 ^ 19 },
+         { device = 'cpu' })
+      assert.is_truthy(err.message:find("planned on device 'null'", 1, true))
    end)
 end)
 

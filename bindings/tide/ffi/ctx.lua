@@ -141,8 +141,8 @@ end
 
 -- ---- state of a context ----------------------------------------------------------------------
 
--- Counters as a table of numbers: live, peak, cached, debt, since, since_peak (bytes), ntensor,
--- nnode, nop, nhost.
+-- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
+-- ntensor, nnode, nop, nhost. Tensors of the null device count in planned, since and since_peak.
 function Context:stats()
    local s = C.tide_ctx_stats(handle_of(self, 'stats'))
    return {
@@ -150,6 +150,7 @@ function Context:stats()
       debt = tonumber(s.debt), ntensor = tonumber(s.ntensor), nnode = tonumber(s.nnode),
       nop = tonumber(s.nop), nhost = tonumber(s.nhost),
       since = tonumber(s.since), since_peak = tonumber(s.since_peak),
+      planned = tonumber(s.planned),
    }
 end
 

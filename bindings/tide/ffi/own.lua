@@ -105,6 +105,7 @@ local function memory_text(ctx)
    local s = C.tide_ctx_stats(ctx)
    local text = ('; live %s in %d tensors, peak %s, cached %s'):format(gib(s.live),
       tonumber(s.ntensor), gib(s.peak), gib(s.cached))
+   if s.planned > 0 then text = text .. ", planned on device 'null' " .. gib(s.planned) end
    for i, row in ipairs(tracking and M.sites() or {}) do
       if i > 10 then break end
       text = text
@@ -167,7 +168,7 @@ function M.sites()
          list[#list + 1] = row
       end
       row.count = row.count + 1
-      if C.tide_tensor_is_gone(t) == 0 then
+      if C.tide_tensor_is_gone(t) == 0 and C.tide_tensor_device(t) ~= C.TIDE_DEV_NULL then
          row.bytes = row.bytes
             + tonumber(C.tide_tensor_numel(t)) * C.tide_dtype_size(C.tide_tensor_dtype(t))
       end

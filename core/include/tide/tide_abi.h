@@ -66,7 +66,7 @@ typedef struct tide_opts {
 
 /* Counters of a context. Borrowed, changes with every call, read it freely. */
 typedef struct tide_stats {
-  int64_t live;    /* bytes handed out to live storages */
+  int64_t live;    /* bytes handed out to live storages; those of the null device are none */
   int64_t peak;    /* the most live has been since tide_stats_reset_peak */
   int64_t cached;  /* bytes held free in the caching allocator */
   int64_t debt;    /* bytes handed out since tide_debt_settle */
@@ -74,8 +74,9 @@ typedef struct tide_stats {
   int64_t nnode;   /* live tape nodes */
   int64_t nop;     /* ops dispatched so far */
   int64_t nhost;   /* bytes of host bookkeeping memory through the resize hook */
-  int64_t since;      /* live bytes that were handed out since tide_stats_mark */
+  int64_t since;      /* live and planned bytes that were handed out since tide_stats_mark */
   int64_t since_peak; /* the most since has been */
+  int64_t planned; /* bytes that live tensors of the null device would have elsewhere */
 } tide_stats;
 
 /* The last failure of a context. Borrowed until the next failing call. */

@@ -1,0 +1,19 @@
+/* What this machine grants the process: cores, and memory within the limits of its cgroup. */
+#ifndef TIDE_BASE_MACHINE_H
+#define TIDE_BASE_MACHINE_H
+
+#include <stdint.h>
+
+typedef struct tide__memory {
+  int64_t total;     /* RAM and swap, or the cgroup's limit where that is lower; 0: unknown */
+  int64_t available; /* bytes of it that can be taken without ending another process; 0: unknown */
+} tide__memory;
+
+/* Returns the memory of this machine as seen now. Reads a few files below root ("" for the real
+ * ones; specs give a folder): some 50 us. Thread-safe. */
+tide__memory tide__machine_memory(const char *root);
+
+/* Returns the number of cores that this process may run on, at least 1. Thread-safe. */
+int tide__machine_cores(void);
+
+#endif
