@@ -5,6 +5,7 @@
 #   make train      build, then train a small language model on two ranks, about three minutes
 #   make test       everything a change must pass; the last line is "N passed, N failed"
 #   make test-deep  the same under sanitizers, and wide sweeps (spec/deep); long
+#   make fuzz       random cases against oracles alone, ten minutes (TIDE_MINUTES=60 an hour)
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
 #   make bench-comm collectives against Open MPI, and what they cost a training step
@@ -27,7 +28,7 @@ endif
 MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
-.PHONY: all deps train test test-asan test-tsan test-sweep test-deep bench bench-full \
+.PHONY: all deps train test test-asan test-tsan test-sweep test-deep fuzz bench bench-full \
 	bench-comm sizes install clean help
 
 all:
@@ -74,10 +75,15 @@ test-tsan: deps
 	@cmake --preset tsan $(CMAKE_ARGS) >/dev/null && cmake --build $(BUILD)/tsan -j $(JOBS)
 	@$(LUAJIT) spec/support/run.lua --build $(BUILD)/tsan --sanitize thread --jobs $(JOBS) $(SPEC)
 
-# Wide sweeps: every combination of what the quick specs try singly.
+# Wide sweeps: every combination of what the quick specs try singly, and random cases.
 test-sweep: deps
 	@$(MAKE) all
-	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) --limit 1800 spec/deep
+	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) \
+	  --limit $$((1800 + 60 * $${TIDE_MINUTES:-10})) spec/deep
+
+# ARGS names domains (spec/deep/domain); TIDE_SEED, TIDE_CASES, TIDE_MINUTES: spec/deep/fuzz/run.lua.
+fuzz: all
+	@TIDE_BUILD=$(BUILD) $(LUAJIT) spec/deep/fuzz/run.lua $(ARGS)
 
 test-deep: test test-sweep test-asan test-tsan
 
