@@ -2,7 +2,8 @@
 #
 #   make            build libtide.so, libtide_host.so and the tide program into build/
 #   make deps       install the Debian packages that are missing (needs root or sudo)
-#   make train      build, then train a small language model on two ranks, about three minutes
+#   make train      build, then train a small language model on two ranks, about three minutes;
+#                   the run is in runs/train, and the next one takes its place (ARGS: --out, --resume)
 #   make test       everything a change must pass; the last line is "N passed, N failed"
 #   make test-deep  the same under sanitizers, and wide sweeps (spec/deep); long
 #   make fuzz       random cases against oracles alone, ten minutes (TIDE_MINUTES=60 an hour)
@@ -58,9 +59,13 @@ deps:
 	export DEBIAN_FRONTEND=noninteractive; \
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive $$cmd
 
+# A run that a person has made is never overwritten: only runs/train is, which is made here.
+TRAIN_OUT := $(if $(findstring --out,$(ARGS)),,--out runs/train \
+	$(if $(findstring --resume,$(ARGS)),,--overwrite))
+
 train: deps
 	@$(MAKE) all
-	$(BUILD)/tide run -n 2 recipes/pretrain.lua --mesh.dp 2 --overwrite $(ARGS)
+	$(BUILD)/tide run -n 2 recipes/pretrain.lua --mesh.dp 2 $(strip $(TRAIN_OUT)) $(ARGS)
 
 test: deps
 	@$(MAKE) all

@@ -67,6 +67,20 @@ describe('a checkpoint', function()
       end)
    end)
 
+   it('brings back random numbers where the run names no context', function()
+      tmp.with(function(dir)
+         local run = new_run(1)
+         run.ctx = nil
+         tide.default():seed(5)
+         tide.rand { 3 }
+         checkpoint.save(dir, state.collect(run))
+         local want = tide.rand { 4 }
+         tide.default():seed(9)
+         state.restore(run, checkpoint.load(dir))
+         assert.is_true(want:equal(tide.rand { 4 }))
+      end)
+   end)
+
    it('has weights alone when asked', function()
       tmp.with(function(dir)
          save(dir, 1)

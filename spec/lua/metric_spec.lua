@@ -56,6 +56,40 @@ describe('train.metric', function()
       end)
    end)
 
+   -- A disk that takes `room` bytes more, as a file does.
+   local function full(file, room)
+      local disk = { room = room }
+      function disk:seek() return file:seek 'end' end
+      function disk:close() return file:close() end
+      function disk:write(text)
+         local n = math.min(#text, self.room)
+         self.room = self.room - n
+         file:write(text:sub(1, n))
+         if n < #text then return nil, 'No space left on device' end
+         return file
+      end
+      return disk
+   end
+
+   it('writes lines that found no room when there is some, each once', function()
+      for room = 0, 280, 7 do
+         tmp.with(function(dir)
+            local m = metric.new { out = dir }
+            m.file = full(m.file, room)
+            local ok, why
+            for s = 1, 3 do ok, why = m:add(record(s)) end
+            assert.is_nil(ok)
+            assert.equal('No space left on device', why)
+            m.file.room = 1000
+            assert.is_true(m:add(record(4)))
+            assert.equal(0, m:close())
+            local lines = lines_of(dir .. '/metrics.jsonl')
+            assert.equal(4, #lines)
+            for s = 1, 4 do assert.equal(metric.line(record(s)), lines[s]) end
+         end)
+      end
+   end)
+
    it('starts anew without a step', function()
       tmp.with(function(dir)
          local m = metric.new { out = dir }

@@ -312,6 +312,112 @@ describe('train.loop', function()
       end)
    end)
 
+   it('writes over no run unless it is told to', function()
+      tmp.with(function(dir)
+         train(dir, 4, { save_every = 2 })
+         fs.write('spec', dir .. '/note', 'mine')
+         local before = fs.read('spec', dir .. '/metrics.jsonl')
+         local e = raised(train, dir, 2)
+         assert.equal('E_ARG', e.code)
+         assert.matches(('%s holds a run at step 4; give resume = %q to go on'):format(dir, dir),
+            e.message, 1, true)
+         os.remove(dir .. '/LATEST')
+         assert.matches('holds a run at step 4', raised(train, dir, 2).message, 1, true)
+         assert.equal(before, fs.read('spec', dir .. '/metrics.jsonl'))
+         assert.equal(2, #tide.train.checkpoint.list(dir))
+         local _, r = train(dir, 3, { overwrite = true })
+         assert.equal(3, r.step)
+         assert.same({ 'step-00000003' }, tide.train.checkpoint.list(dir))
+         assert.equal('mine', fs.read('spec', dir .. '/note'))
+         assert.matches('exclude each other', raised(train, dir, 4,
+            { overwrite = true, resume = dir }).message, 1, true)
+         train(dir .. '/other', 5, { resume = dir })
+         assert.equal('E_ARG', raised(train, dir, 5, { resume = dir .. '/other' }).code)
+         train(dir, 6, { resume = dir .. '/other', overwrite = true })
+         assert.same({ 'step-00000006' }, tide.train.checkpoint.list(dir))
+      end)
+   end)
+
+   it('goes on from an earlier checkpoint and keeps the later ones aside', function()
+      tmp.with(function(dir)
+         local straight = train(dir, 8, { save_every = 2 })
+         local notes = {}
+         local progress = { update = function() end, finish = function() end,
+            note = function(_, fmt, ...) notes[#notes + 1] = fmt:format(...) end }
+         local again, r = train(dir, 8, { resume = dir .. '/step-00000004', save_every = 2,
+            progress = progress })
+         assert.equal(8, r.step)
+         assert.same(weights(straight), weights(again))
+         assert.same({ 'the run goes on from step 4; its later checkpoints are kept in ' .. dir
+            .. '/aside-1' }, notes)
+         assert.same({ 'step-00000006', 'step-00000008' },
+            tide.train.checkpoint.list(dir .. '/aside-1'))
+         local n = 0
+         for _ in io.lines(dir .. '/aside-1/metrics.jsonl') do n = n + 1 end
+         assert.equal(8, n)
+         assert.same({ 'step-00000002', 'step-00000004', 'step-00000006', 'step-00000008' },
+            tide.train.checkpoint.list(dir))
+         local model = train(dir .. '/aside-1', 8, { resume = dir .. '/aside-1' })
+         assert.same(weights(straight), weights(model))
+         train(dir, 9, { resume = dir .. '/' })           -- the newest: nothing moves
+         assert.is_false(fs.exists(dir .. '/aside-2'))
+      end)
+   end)
+
+   -- What stands in the way of loss.svg, and a model whose loss fails at step 3.
+   local function failing(dir)
+      fs.mkdirs('spec', dir .. '/loss.svg')
+      local model = new_model()
+      local plain, calls = model.loss, 0
+      model.loss = function(self, ...)
+         calls = calls + 1
+         if calls == 3 then error 'the real cause' end
+         return plain(self, ...)
+      end
+      return { model = model, optim = tide.optim.AdamW(model, { lr = 1e-3 }) }
+   end
+
+   it('says what failed first, not what failed after it', function()
+      tmp.with(function(dir)
+         local _, e = pcall(train, dir, 5, failing(dir))
+         assert.matches('the real cause', e, 1, true)
+         local _, traces = e:gsub('stack traceback', '')
+         assert.equal(1, traces)
+         assert.is_nil(e:find('loss.svg', 1, true))
+         local o = failing(dir)
+         o.progress = setmetatable({}, { __index = function() error 'no progress' end })
+         assert.matches('no progress', select(2, pcall(train, dir, 5, o)), 1, true)
+      end)
+   end)
+
+   it('does not end for a plot or for metrics that cannot be written', function()
+      tmp.with(function(dir)
+         fs.mkdirs('spec', dir .. '/loss.svg')
+         fs.io().symlink('/dev/full', dir .. '/metrics.jsonl')
+         local notes = {}
+         local progress = { update = function() end, finish = function() end,
+            note = function(_, fmt, ...) notes[#notes + 1] = fmt:format(...) end }
+         local real = os.remove
+         os.remove = function() end                      -- the link stays
+         finally(function() os.remove = real end)
+         local _, r = train(dir, 5, { save_every = 2, progress = progress })
+         assert.equal(5, r.step)
+         assert.equal(5, tide.train.checkpoint.load(dir).plain.step)
+         assert.equal(3, #notes)
+         assert.matches('cannot write metrics.jsonl: No space left', notes[1], 1, true)
+         assert.matches("cannot write loss.svg: .*it is a folder", notes[2])
+         assert.equal('warning: 5 lines of metrics.jsonl are lost', notes[3])
+      end)
+   end)
+
+   it('asks for a loss of a model of a class of its own', function()
+      local model = tide.nn.Linear(2, 2)
+      local e = raised(train, nil, 1, { model = model,
+         optim = tide.optim.SGD(model, { lr = 1 }) })
+      assert.equal('E_ARG', e.code)
+      assert.matches('a model with a method loss(ids, labels, { count = n })', e.message, 1, true)
+   end)
+
    it('refuses bad options by name', function()
       assert.matches("did you mean 'steps'", raised(train, nil, 1, { stesp = 1 }).message, 1, true)
       assert.equal('E_ARG', raised(train, nil, 1.5).code)

@@ -1,30 +1,16 @@
 -- recipes/pretrain_hybrid.lua as people run it: alone, over ranks with the same losses, resumed.
 
+local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local fs = require 'tide.util.fs'
 
-local build = os.getenv 'TIDE_BUILD' or 'build'
-
 local small = ' --steps 8 --dim 16 --heads 2 --mamba-head-dim 8 --state 4 --groups 2 --seq 32'
    .. ' --batch 4 --warmup 2 --val-windows 2 --threads 1 --pattern M*-M --log-every 100'
-   .. ' --sample 12 --data README.md'
+   .. ' --sample 12 --data ' .. recipe.path 'README.md'
 
-local function run(n, words)
-   local pipe = assert(io.popen(('timeout -k 5 120 %s/tide run -n %d recipes/pretrain_hybrid.lua '
-      .. '%s 2>&1; echo "status=$?"'):format(build, n, words)))
-   local text = pipe:read '*a'
-   pipe:close()
-   local body, status = text:match '^(.*)status=(%d+)%s*$'
-   return body, tonumber(status)
-end
+local losses = recipe.losses
 
-local function losses(dir)
-   local list = {}
-   for line in io.lines(dir .. '/metrics.jsonl') do
-      list[#list + 1] = tonumber(line:match '"loss":([%d.e+-]+)')
-   end
-   return list
-end
+local function run(n, words) return recipe.ranks(n, 'pretrain_hybrid.lua ' .. words) end
 
 local function train(dir, n, words)
    local out, status = run(n, small .. ' --out ' .. dir .. ' ' .. words)
@@ -72,11 +58,8 @@ describe('recipes/pretrain_hybrid.lua', function()
             .. '/two --resume --steps 8 --threads 1 --mesh.dp_shard 2')
          assert.equal(0, status, out)
          same(want, losses(dir .. '/two'))
-         local pipe = io.popen(((os.getenv 'TIDE_LUAJIT' or 'luajit')
-            .. ' recipes/generate.lua --from %s/one --tokens 5 --prompt ab')
-            :format(dir))
-         assert.matches('^ab', pipe:read '*a')
-         pipe:close()
+         out = recipe.luajit('generate.lua --from ' .. dir .. '/one --tokens 5 --prompt ab')
+         assert.matches('^ab', out)
       end)
    end)
 

@@ -2,20 +2,11 @@
 -- another, plans run nothing, and mistakes are told.
 
 local tide = require 'tide'
+local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
-local program = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
-
--- Output and status of a recipe on n ranks.
-local function run(n, words)
-   local pipe = assert(io.popen(('timeout -k 5 180 %s run -n %d recipes/%s 2>&1; echo "status=$?"')
-      :format(program, n, words)))
-   local text = pipe:read '*a'
-   pipe:close()
-   local body, status = text:match '^(.*)status=(%d+)%s*$'
-   return body, tonumber(status)
-end
+local run, losses = recipe.ranks, recipe.losses
 
 local function ok(n, words)
    local out, status = run(n, words)
@@ -40,15 +31,6 @@ local function with_data(fn)
          .. '--layers 2 --seq 19 --batch 12 --warmup 2 --schedule constant --val-windows 4 '
          .. '--sample 0 --out %s/'):format(dir, dir))
    end)
-end
-
--- Losses by step of a run.
-local function losses(path)
-   local list = {}
-   for line in io.lines(path .. '/metrics.jsonl') do
-      list[tonumber(line:match '"step":(%d+)')] = tonumber(line:match '"loss":([%d.e+-]+)')
-   end
-   return list
 end
 
 local function same(want, got, first, last)

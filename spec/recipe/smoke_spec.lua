@@ -1,19 +1,10 @@
 -- Every recipe runs as people run it: as a program, in seconds, with readable errors.
 
+local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
-local luajit = os.getenv 'TIDE_LUAJIT' or 'luajit'
-
--- Output and exit status of `luajit recipes/NAME WORDS`.
-local function run(words)
-   local pipe = assert(io.popen('timeout -k 5 180 ' .. luajit .. ' recipes/' .. words
-      .. ' 2>&1; echo "status=$?"'))
-   local text = pipe:read '*a'
-   pipe:close()
-   local body, status = text:match '^(.*)status=(%d+)%s*$'
-   return body, tonumber(status)
-end
+local run = recipe.luajit
 
 local function ok(words)
    local out, status = run(words)
@@ -102,14 +93,9 @@ describe('recipes/pretrain.lua', function()
 
    it('goes on from any folder with a --data that was given relative to another', function()
       with_data(function(dir)
-         local here = io.popen 'pwd':read '*l'
          local function within(folder, words)
-            local pipe = assert(io.popen(('cd %s && LUA_PATH="%s" timeout -k 5 180 %s %s/%s '
-               .. '2>&1'):format(folder, package.path:gsub('%./', here .. '/'), luajit, here,
-               words)))
-            local text = pipe:read '*a'
-            pipe:close()
-            return text
+            return (recipe.shell(('cd "%s" && timeout -k 5 180 %s %s'):format(folder,
+               os.getenv 'TIDE_LUAJIT' or 'luajit', recipe.path(words))))
          end
          local words = 'recipes/pretrain.lua --data ./text.txt --out ' .. dir .. '/run --sample 0'
          assert.matches('step 6/6', within(dir, words .. small), 1, true)
@@ -201,6 +187,55 @@ describe('recipes/pretrain.lua', function()
       end)
    end)
 
+   it('goes on from the checkpoint that it is told to, and keeps those after it', function()
+      with_data(function(dir, where)
+         local first = 'pretrain.lua ' .. where .. small .. '--save-every 2 --sample 0 '
+         local again = 'pretrain.lua --threads 1 --sample 0 '
+         local run_ = dir .. '/run'
+         ok(first)
+         local want = recipe.losses(run_)
+         bad('pretrain.lua --threads 1 --resume --out ' .. run_ .. '/step-00000004',
+            run_ .. '/step-00000004 is a checkpoint, not the folder of a run; --resume-from '
+               .. run_ .. '/step-00000004 goes on from it')
+         bad(first .. '--out ' .. run_ .. '/step-00000004', 'is a checkpoint, not the folder')
+         local out = ok(again .. '--resume-from ' .. run_ .. '/step-00000004')
+         assert.matches('going on from ' .. run_ .. '/step-00000004\n', out, 1, true)
+         assert.matches('the run goes on from step 4; its later checkpoints are kept in ' .. run_
+            .. '/aside-1', out, 1, true)
+         assert.same(want, recipe.losses(run_))
+         assert.same(want, recipe.losses(run_ .. '/aside-1'))
+         for _, name in ipairs { '2', 'step-00000002', run_ .. '/step-00000002/' } do
+            ok(again .. '--out ' .. run_ .. ' --resume-from ' .. name)
+            assert.same(want, recipe.losses(run_))
+         end
+         ok('generate.lua --tokens 4 --prompt ab --from ' .. run_ .. '/aside-3')
+         bad(again .. '--out ' .. run_ .. ' --resume-from 5', run_ .. '/step-00000005: there is no '
+            .. 'such folder; there are ' .. run_ .. '/step-00000002, ')
+         bad(again .. '--out ' .. run_ .. ' --resume-from ' .. dir .. '/step-00000002',
+            'is no checkpoint of the run in --out ' .. run_)
+         bad(again .. '--overwrite --resume-from 2 --out ' .. run_, 'exclude each other')
+      end)
+   end)
+
+   it('names the checkpoint before a damaged one, which it can go on from', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--save-every 3 --sample 0')
+         local again = 'pretrain.lua --threads 1 --sample 0 --out ' .. dir .. '/run '
+         for _, name in ipairs { 'model.safetensors', 'state.json' } do
+            local path = dir .. '/run/step-00000006/' .. name
+            local text = read(path)
+            write(path, text:sub(1, -8))
+            local out = bad(again .. '--resume', 'the checkpoint before it is ' .. dir
+               .. '/run/step-00000003')
+            assert.matches('--resume-from ' .. dir .. '/run/step-00000003', out, 1, true)
+            write(path, text)
+         end
+         write(dir .. '/run/step-00000006/optim.safetensors', '')
+         ok(again .. '--resume-from 3')
+         ok(again .. '--resume --steps 7')
+      end)
+   end)
+
    it('keeps others out of its folder, and clears what a killed run has left', function()
       with_data(function(dir, where)
          local io_ = require 'tide.ffi.io'
@@ -217,7 +252,7 @@ describe('recipes/pretrain.lua', function()
          lock:release()
          ok('pretrain.lua ' .. where .. small .. '--sample 0')
          assert.same({ '.lock', 'LATEST', 'loss.svg', 'metrics.jsonl', 'mine.tmp-1a-2b-0',
-            'step-00000002', 'step-00000006' }, io_.listdir(folder))
+            'step-00000006' }, io_.listdir(folder))
       end)
    end)
 

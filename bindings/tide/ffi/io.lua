@@ -142,6 +142,25 @@ function M.absolute(path)
    return (ffi.string(here):gsub('/$', '')) .. '/' .. path:gsub('^%./+', '')
 end
 
+lib.once('links', function()
+   ffi.cdef [[
+      ptrdiff_t readlink(const char *path, char *to, size_t n);
+      char *realpath(const char *path, char *to);
+   ]]
+end)
+
+-- Whether a symbolic link is at this path, whatever it leads to.
+function M.is_link(path)
+   return ffi.C.readlink(path_of('is_link', 'path', path), ffi.new 'char[1]', 1) >= 0
+end
+
+-- The path from the root without links, '.' and '..'; nil when nothing is there.
+function M.resolve(path)
+   local to = ffi.new 'char[4096]'                    -- PATH_MAX of Linux
+   if ffi.C.realpath(path_of('resolve', 'path', path), to) == nil then return nil end
+   return ffi.string(to)
+end
+
 -- ---- locks -------------------------------------------------------------------------------------
 
 local lock_box = ffi.new 'tide_lock *[1]'

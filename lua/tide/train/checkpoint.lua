@@ -14,6 +14,7 @@ local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
+local run_folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
 local store = require 'tide.train.shard_store'
 
@@ -21,9 +22,9 @@ local checkpoint = {}
 
 local version = 1
 
--- The folder of a step below that of its run.
+-- The name of the checkpoint of a step in the folder of its run.
 function checkpoint.name(step)
-   return ('step-%08d'):format(err.integer('train.checkpoint.name', 'step', step, 0))
+   return run_folder.name(err.integer('train.checkpoint.name', 'step', step, 0))
 end
 
 -- The published config.json of what a checkpoint keeps.
@@ -66,89 +67,37 @@ local function write_manifest(op, folder, names, step, more)
    fs.io().fsync_dir(folder)
 end
 
-local function publish(op, out, staged, name)
-   local final, old = fs.join(out, name), fs.join(out, '.old-' .. name)
-   local again = fs.exists(final)       -- the same step of an earlier run in this folder
-   fs.remove_dir(op, old)
-   if again then fs.io().rename(final, old) end
-   local ok, why = pcall(fs.io().rename, staged, final)
-   if not ok then
-      if again then fs.io().rename(old, final) end
-      error(why, 0)
-   end
-   fs.io().fsync_dir(out)
-   fs.remove_dir(op, old)
-   fs.write(op, fs.join(out, 'LATEST'), name .. '\n')
-   return final
-end
-
 -- Names of the published checkpoints below `out`, oldest first.
 function checkpoint.list(out)
-   local list = {}
-   err.type('train.checkpoint.list', 'out', out, 'string')
-   if not fs.is_dir(out) then return list end
-   for _, name in ipairs(fs.list('train.checkpoint.list', out)) do
-      if name:match '^step%-%d+$' then list[#list + 1] = name end
-   end
-   return list
+   local op = 'train.checkpoint.list'
+   return run_folder.list(op, err.type(op, 'out', out, 'string'))
 end
 
-local function latest_name(out)
-   local path = fs.join(out, 'LATEST')
-   if not fs.exists(path) then return nil end
-   return (fs.read('train.checkpoint', path):gsub('%s+$', ''))
-end
-
--- The step of the run whose LATEST lies in `out`; nil if there is none.
+-- The step of the newest checkpoint of the run in `out`; nil if there is none.
 function checkpoint.step_in(out)
-   local name = latest_name(err.type('train.checkpoint.step_in', 'out', out, 'string'))
-   return name and tonumber(name:match '^step%-(%d+)$' or 0) or nil
+   local op = 'train.checkpoint.step_in'
+   return run_folder.step_in(op, err.type(op, 'out', out, 'string'))
 end
 
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
 function checkpoint.clear(out)
    local op = 'train.checkpoint.clear'
-   err.type(op, 'out', out, 'string')
-   if not fs.is_dir(out) then return end
-   fs.io().remove(fs.join(out, 'LATEST'))
-   for _, name in ipairs(fs.list(op, out)) do
-      if name:match '^step%-%d+$' or name:match '^%.staging%-step%-%d+$' then
-         fs.remove_dir(op, fs.join(out, name))
-      elseif name == 'metrics.jsonl' or name == 'loss.svg' then
-         fs.io().remove(fs.join(out, name))
-      end
-   end
-end
-
--- Removes the oldest beyond `keep`, never the one that LATEST names.
-local function retain(out, keep)
-   local list, latest = checkpoint.list(out), latest_name(out)
-   for i = 1, #list - keep do
-      if list[i] ~= latest then fs.remove_dir('train.checkpoint.save', fs.join(out, list[i])) end
-   end
-end
-
-local function stage(op, out, name)
-   local staged = fs.join(out, '.staging-' .. name)
-   fs.mkdirs(op, out)
-   fs.remove_dir(op, staged)
-   fs.mkdirs(op, staged)
-   return staged
+   run_folder.clear(op, err.type(op, 'out', out, 'string'))
 end
 
 local function save_here(out, saved, keep)
    local op = 'train.checkpoint.save'
    local name = checkpoint.name(saved.plain.step)
-   local staged = stage(op, out, name)
+   local staged = run_folder.stage(op, out, name)
    local ok, result = pcall(function()
       write_manifest(op, staged, write_files(op, staged, saved), saved.plain.step)
-      return publish(op, out, staged, name)
+      return run_folder.publish(op, out, staged, name)
    end)
    if not ok then
       pcall(fs.remove_dir, op, staged)  -- the first problem is the one to report
       error(result, 0)
    end
-   if keep then retain(out, keep) end
+   if keep then run_folder.retain(op, out, keep) end
    return result
 end
 
@@ -180,8 +129,8 @@ local function complete(op, job, lists)
       for file, row in each(list) do more[file] = row end
    end
    write_manifest(op, job.staged, names, job.step, more)
-   local folder = publish(op, job.out, job.staged, checkpoint.name(job.step))
-   if job.keep then retain(job.out, job.keep) end
+   local folder = run_folder.publish(op, job.out, job.staged, checkpoint.name(job.step))
+   if job.keep then run_folder.retain(op, job.out, job.keep) end
    return folder
 end
 
@@ -215,7 +164,7 @@ end
 
 local function begin(op, job, comm)
    dist.together(comm, op, function()
-      if comm.rank == 0 then stage(op, job.out, checkpoint.name(job.step)) end
+      if comm.rank == 0 then run_folder.stage(op, job.out, checkpoint.name(job.step)) end
    end)
 end
 
@@ -339,54 +288,12 @@ end
 
 -- ---- one run at a time -------------------------------------------------------------------------
 
--- What a run that was killed has left half done. The lock is held.
-local function sweep(op, out)
-   for _, name in ipairs(fs.list(op, out)) do
-      local path, final = fs.join(out, name), name:match '^%.old%-(step%-%d+)$'
-      if final and not fs.exists(fs.join(out, final)) then
-         fs.io().rename(path, fs.join(out, final))      -- killed before the new one was in place
-      elseif final or name:match '^%.staging%-step%-%d+$' then
-         fs.remove_dir(op, path)
-      elseif name:match '^LATEST%.tmp%-' or name:match '^loss%.svg%.tmp%-' then
-         fs.io().remove(path)
-      end
-   end
-end
-
-local function lock_here(op, out)
-   fs.mkdirs(op, out)
-   local lock = fs.io().lock(fs.join(out, '.lock'))
-   if not lock then
-      err.raise('E_ARG', op, "argument 'out': %s is in use by another run; wait for its end, or "
-         .. 'choose another folder', out)
-   end
-   sweep(op, out)
-   return lock
-end
-
-local none = {}
-none.__index = none
-function none.release() end
-
 -- Makes `out` and keeps other runs out of it until release() of the result, or the end of the
 -- process; then removes what a killed run has left there. Rank 0 of comm decides, all agree.
 function checkpoint.lock(out, comm)
    local op = 'train.checkpoint.lock'
    err.type(op, 'out', out, 'string')
-   comm = dist.comm_of(op, comm)
-   local lock, problem = setmetatable({}, none), false
-   if comm.rank == 0 then
-      local ok, result = pcall(lock_here, op, out)
-      if ok then
-         lock = result
-      else
-         local e = type(result) == 'table' and result or { message = tostring(result) }
-         problem = { code = e.code or 'E_HOST', message = e.message }
-      end
-   end
-   if comm.size > 1 then problem = comm:broadcast_object(problem, 0) end
-   if problem then err.raise(problem.code, op, '%s', problem.message) end
-   return lock
+   return run_folder.lock(op, out, dist.comm_of(op, comm))
 end
 
 -- ---- loading -----------------------------------------------------------------------------------
@@ -394,20 +301,17 @@ end
 -- The folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
 function checkpoint.find(where)
    local op = 'train.checkpoint.find'
-   err.type(op, 'where', where, 'string')
-   if fs.exists(fs.join(where, 'manifest.json')) then return where end
-   local name = latest_name(where)
-   if not name then
-      err.raise('E_IO', op, 'no checkpoint in %s (neither manifest.json nor LATEST)', where)
+   return run_folder.find(op, err.type(op, 'where', where, 'string'))
+end
+
+-- The value of a JSON file of a checkpoint.
+local function read_json(op, folder, name)
+   local ok, value = pcall(fs.read_json, op, fs.join(folder, name))
+   if ok then return value end
+   if value.code == 'E_FORMAT' then
+      err.raise(value.code, op, '%s%s', value.message, run_folder.older(op, folder))
    end
-   if not name:match '^step%-%d+$' then
-      err.raise('E_FORMAT', op, '%s/LATEST does not name a checkpoint: %s', where, err.show(name))
-   end
-   local folder = fs.join(where, name)
-   if not fs.exists(fs.join(folder, 'manifest.json')) then
-      err.raise('E_FORMAT', op, '%s/LATEST names %s, which has no manifest.json', where, name)
-   end
-   return folder
+   error(value, 0)
 end
 
 local function check_size(op, folder, name, entry)
@@ -417,16 +321,16 @@ local function check_size(op, folder, name, entry)
    local path = fs.join(folder, name)
    local size = fs.size(path)
    if size ~= entry.size then
-      err.raise('E_FORMAT', op, '%s has %s bytes, the manifest says %s: the file is damaged', path,
-         tostring(size or 'no'), tostring(entry.size))
+      err.raise('E_FORMAT', op, '%s has %s bytes, the manifest says %s: the file is damaged%s',
+         path, tostring(size or 'no'), err.show(entry.size), run_folder.older(op, folder))
    end
 end
 
 local function check_hash(op, folder, name, entry)
    local path = fs.join(folder, name)
    if fs.hash(op, path) ~= entry.xxh64 then
-      err.raise('E_FORMAT', op, '%s differs from its hash in the manifest: the file is damaged',
-         path)
+      err.raise('E_FORMAT', op, '%s differs from its hash in the manifest: the file is damaged%s',
+         path, run_folder.older(op, folder))
    end
 end
 
@@ -435,7 +339,7 @@ end
 function checkpoint.verify(folder, sizes_only)
    local op = 'train.checkpoint.verify'
    err.type(op, 'folder', folder, 'string')
-   local manifest = fs.read_json(op, fs.join(folder, 'manifest.json'))
+   local manifest = read_json(op, folder, 'manifest.json')
    if manifest.version ~= version then
       err.raise('E_FORMAT', op, '%s: manifest version %s, this library reads %d', folder,
          tostring(manifest.version), version)
@@ -474,7 +378,7 @@ end
 -- The `recipe` table (options of the program) kept with a checkpoint or a run's newest; {} without.
 function checkpoint.recipe(where)
    local op = 'train.checkpoint.recipe'
-   local plain = fs.read_json(op, fs.join(checkpoint.find(where), 'state.json'))
+   local plain = read_json(op, checkpoint.find(where), 'state.json')
    return type(plain.recipe) == 'table' and plain.recipe or {}
 end
 
@@ -502,7 +406,7 @@ function checkpoint.load(where, opts)
    opts = err.options(op, opts, { 'device', 'model_only', 'lazy' })
    local folder = checkpoint.find(where)
    local manifest = checkpoint.verify(folder, opts.lazy)
-   local saved = { folder = folder, plain = fs.read_json(op, fs.join(folder, 'state.json')) }
+   local saved = { folder = folder, plain = read_json(op, folder, 'state.json') }
    if not opts.model_only and not has_optim(manifest) then
       err.raise('E_FORMAT', op, '%s has no optimiser state', folder)
    end

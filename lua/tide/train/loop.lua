@@ -8,7 +8,8 @@
 -- Everything happens at step boundaries. SIGINT or SIGTERM (the program sets a flag on the
 -- context) ends the run after the present step with a checkpoint; with several ranks the flag
 -- of any rank counts for all. One of the two places where errors are caught: whatever is raised,
--- metrics are closed first.
+-- metrics are closed first, and nothing that fails then takes its place. A plot or a line of
+-- metrics that cannot be written is told and ends no run.
 
 local tide = require 'tide'
 local data_batch = require 'tide.data.batch'
@@ -19,6 +20,7 @@ local straggler = require 'tide.dist.straggler'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
+local folder = require 'tide.train.folder'
 local metric = require 'tide.train.metric'
 local progress = require 'tide.train.progress'
 local state = require 'tide.train.state'
@@ -31,8 +33,8 @@ local loop = {}
 local known = {
    'model', 'optim', 'train', 'val', 'sampler', 'steps', 'accum', 'clip', 'out', 'save_every',
    'val_every', 'val_windows', 'keep', 'on_nonfinite', 'max_skips', 'comm', 'ctx', 'recipe',
-   'resume', 'progress', 'device', 'log_every', 'title', 'lock', 'parallel', 'async_save',
-   'captured',
+   'resume', 'overwrite', 'progress', 'device', 'log_every', 'title', 'lock', 'parallel',
+   'async_save', 'captured',
 }
 
 -- Default and least value.
@@ -40,6 +42,39 @@ local numbers = {
    steps = { nil, 0 }, accum = { 1, 1 }, save_every = { 0, 0 }, val_every = { 0, 0 },
    val_windows = { 64, 1 }, max_skips = { 5, 1 }, log_every = { 10, 1 },
 }
+
+-- What the run goes on from: what the caller says, or what another attempt of this job has left.
+local function settle_resume(op, o)
+   for _, k in ipairs { 'out', 'resume' } do
+      if o[k] ~= nil then err.type(op, k, o[k], 'string') end
+   end
+   if o.overwrite ~= nil then err.type(op, 'overwrite', o.overwrite, 'boolean') end
+   local before = launch.resume_from(o.out)
+   if before then
+      o.resume, o.overwrite = o.resume or before, false
+   elseif o.overwrite and o.resume and o.out
+      and folder.is_of(folder.find(op, o.resume), o.out) then
+      err.raise('E_ARG', op, 'overwrite and resume exclude each other in one folder (%s)', o.out)
+   end
+end
+
+-- Refuses to write over a run that nobody gave up. Rank 0 looks, all agree.
+local function check_out(op, o)
+   if not o.out or o.overwrite then return end
+   dist.on_first(o.comm, op, function() folder.check_free(op, o.out, o.resume) end)
+end
+
+-- What is in the way of the new run goes, or moves aside. Returns the folder of what moved.
+local function clear_out(op, o, step)
+   if not o.out then return nil end
+   return dist.on_first(o.comm, op, function()
+      if o.overwrite then
+         folder.clear(op, o.out)
+      elseif o.resume then
+         return folder.set_aside(op, o.out, step)
+      end
+   end)
+end
 
 local function check(opts)
    local op = 'train.loop'
@@ -57,8 +92,8 @@ local function check(opts)
    o.on_nonfinite = err.choice(op, 'on_nonfinite', opts.on_nonfinite or 'stop',
       { 'stop', 'skip' })
    o.comm = opts.comm or dist.world()
-   o.resume = opts.resume or launch.resume_from(opts.out)
    o.ctx = opts.ctx or tide.default()
+   settle_resume(op, o)
    return o
 end
 
@@ -107,6 +142,26 @@ local function known_loss(self)
    return v and v == v and math.abs(v) ~= math.huge and v or nil
 end
 
+-- Calls object[name](object, ...) for people to see; what fails there must not end a run.
+local function show(object, name, ...)
+   local ok, result, why = pcall(object[name], object, ...)
+   if ok then return result, why end
+   return nil, err.text(result)
+end
+
+-- Tells, once for each `what`, that a file for people cannot be written.
+local function complain(self, what, why)
+   if self.told[what] then return end
+   self.told[what] = true
+   show(self.progress, 'note', 'warning: cannot write %s: %s; the run goes on', what, why)
+end
+
+local function draw(self)
+   if not self.metric then return end
+   local _, why = show(self.metric, 'draw', self.opts.title)
+   if why then complain(self, 'loss.svg', why) end
+end
+
 -- Writes a checkpoint of this step into `out`, unless there is one. Collective.
 function Loop:save()
    local o = self.opts
@@ -122,7 +177,7 @@ function Loop:save()
       self.folder = checkpoint.save(o.out, state.collect(run), opts)
    end
    self.saved = self.step
-   if self.metric then self.metric:draw(o.title) end
+   draw(self)
 end
 
 -- Ends the save under way, if there is one (and only if it is done, with `only_done`).
@@ -171,7 +226,10 @@ local function one_step(self)
       self.timer:lap()                       -- evaluation is not training time
    end
    self.loss = r.loss
-   if self.metric then self.metric:add(record) end
+   if self.metric then
+      local ok, why = self.metric:add(record)
+      if not ok then complain(self, 'metrics.jsonl', why) end
+   end
    self.progress:update(record)
 end
 
@@ -209,10 +267,12 @@ local function resume(o)
 end
 
 local function new(o)
-   local self = setmetatable({ opts = o, skips = 0, interrupted = false }, Loop)
+   local self = setmetatable({ opts = o, skips = 0, interrupted = false, told = {} }, Loop)
+   check_out('train.loop', o)
    o.fingerprint = (o.out or o.resume) and tokens.fingerprint(o.train) or nil
    self.step, self.folder, self.val_loss = resume(o)
    self.val_step = self.step
+   local aside = clear_out('train.loop', o, self.step)
    self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
       parallel = o.parallel, captured = o.captured }
@@ -225,22 +285,36 @@ local function new(o)
       steps = o.steps, start = self.step, every = o.log_every, quiet = not first,
       clock = timer.new().clock,
    }
+   if aside then
+      self.progress:note('the run goes on from step %d; its later checkpoints are kept in %s',
+         self.step, aside)
+   end
    self.timer = timer.new()
    self.watch = straggler.new { comm = o.comm, sections = { 'data', 'step' } }
    return self
 end
 
-local function traced(e) return type(e) == 'string' and debug.traceback(e, 2) or e end
+local function close(self)
+   show(self.progress, 'finish')
+   if not self.metric then return end
+   draw(self)
+   local lost = self.metric:close()
+   if lost > 0 then
+      show(self.progress, 'note', 'warning: %d lines of metrics.jsonl are lost', lost)
+   end
+end
+
+-- A raw Lua error gets the stack trace of where it was raised, once.
+local function traced(e)
+   if type(e) ~= 'string' or e:find('\nstack traceback:', 1, true) then return e end
+   return debug.traceback(e, 2)
+end
 
 local function run(o)
    local self = new(o)
    self.opts.model:train()
    local ok, problem = xpcall(run_steps, traced, self)
-   self.progress:finish()
-   if self.metric then
-      self.metric:draw(self.opts.title)
-      self.metric:close()
-   end
+   close(self)
    if not ok then error(problem, 0) end
    return {
       step = self.step, loss = self.loss, val_loss = self.val_loss, folder = self.folder,

@@ -2,7 +2,8 @@
 --
 -- metrics.jsonl is append-only and each line is one write, so it survives a crash; a resumed run
 -- first drops the lines after the step it continues from. The curve is rewritten from the kept
--- points. Only rank 0 writes. Pure Lua.
+-- points. A line that the disk does not take waits in memory and is written with a later one: a run
+-- does not end for its metrics. Only rank 0 writes. Pure Lua.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -75,6 +76,7 @@ function metric.new(opts)
    if opts.out ~= nil then err.type(op, 'out', opts.out, 'string') end
    if opts.step ~= nil then err.integer(op, 'step', opts.step, 0) end
    local self = setmetatable({
+      waiting = '', lost = 0,
       series = {
          loss = { name = 'training loss', x = {}, y = {} },
          val = { name = 'validation loss', x = {}, y = {}, points = true },
@@ -91,13 +93,31 @@ function metric.new(opts)
    return self
 end
 
+local most_waiting = 2^20 -- bytes
+
 -- record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, and val_loss if evaluated.
+-- True when all lines are in the file; else nil and the system's reason.
 function Metric:add(record)
    err.type('train.metric.add', 'record', record, 'table')
    keep(self, record)
-   if not self.file then return end
-   local ok, why = self.file:write(metric.line(record) .. '\n')
-   if not ok then err.raise('E_IO', 'train.metric', 'cannot write %s: %s', self.path, why) end
+   if not self.file then return true end
+   if #self.waiting < most_waiting then
+      self.waiting = self.waiting .. metric.line(record) .. '\n'
+   else
+      self.lost = self.lost + 1
+   end
+   return self:flush()
+end
+
+-- Writes the lines that wait. True when none is left; else nil and the system's reason.
+function Metric:flush()
+   if not self.file or self.waiting == '' then return true end
+   local before = self.file:seek 'end'
+   local ok, why = self.file:write(self.waiting)
+   local written = ok and #self.waiting or (self.file:seek 'end') - before
+   self.waiting = self.waiting:sub(written + 1)
+   if not ok then return nil, why end
+   return true
 end
 
 -- Mean training loss of the last n steps.
@@ -120,10 +140,15 @@ function Metric:draw(title)
    if self.out then fs.write('train.metric', fs.join(self.out, 'loss.svg'), self:svg(title)) end
 end
 
--- Closes the file; may be called again.
+-- Closes the file; idempotent. Returns the number of lines that could not be written.
 function Metric:close()
-   if self.file then self.file:close() end
+   if self.file then
+      self:flush()
+      self.file:close()
+   end
    self.file = nil
+   local _, waiting = self.waiting:gsub('\n', '')
+   return self.lost + waiting
 end
 
 return metric

@@ -9,6 +9,7 @@
 local args = require 'tide.util.args'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
 local pack = require 'tide.ffi.pack'
 local setup = require 'tide.train.setup'
 
@@ -23,6 +24,8 @@ local before_model = {
      also = { 'output', 'output-dir', 'save' } },
    { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults; a '
      .. '--mesh option replaces its whole mesh' },
+   { 'resume-from', nil, 'go on from this checkpoint of the run (a folder step-N, or a number); '
+     .. 'later ones move to a folder aside-N in --out' },
    { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
    { 'steps', 800, 'optimiser steps in all', min = 1,
      also = { 'max-steps', 'iterations', 'train-iters', 'epochs' } },
@@ -94,7 +97,6 @@ end
 
 -- tide's own sources with their READMEs: every folder of the tree.
 local function own_sources(recipe)
-   local fs = require 'tide.util.fs'
    local list = {}
    for _, name in ipairs { 'bindings', 'core', 'kernels', 'lua', 'recipes', 'spec',
                            'README.md', 'CHANGELOG.md' } do
@@ -145,11 +147,19 @@ local function is_restart(opt)
    return require('tide.dist.launch').resume_from(opt.out) ~= nil
 end
 
+-- A checkpoint is complete and stays as it is: no run goes on inside it.
+local function check_folder(recipe, out)
+   if not fs.exists(fs.join(out, 'manifest.json')) then return end
+   err.usage(recipe.name, '--out %s is a checkpoint, not the folder of a run; --resume-from %s '
+      .. 'goes on from it', out, out)
+end
+
 -- A run is never written over unless that is asked for.
 local function check_out(recipe, tide, opt)
    if opt.resume and opt.overwrite then
       err.usage(recipe.name, '--resume and --overwrite exclude each other')
    end
+   check_folder(recipe, opt.out)
    local step = tide.train.checkpoint.step_in(opt.out)
    if step and not opt.resume and not opt.overwrite and not is_restart(opt) then
       err.usage(recipe.name, '%s holds a run at step %d; add --resume, or choose another --out, or '
@@ -269,13 +279,6 @@ local function prepare(recipe, tide, opt, world, resumed)
    return corpus, plan, nil, spread, sampler, optim, lock
 end
 
--- All ranks have looked at --out before the first of them removes anything.
-local function clear_out(recipe, tide, opt, comm)
-   if not opt.overwrite or is_restart(opt) then return end
-   comm:barrier()
-   tide.dist.on_first(comm, recipe.name, function() tide.train.checkpoint.clear(opt.out) end)
-end
-
 -- Settles what is drawn from --steps, at the first start of a run: gone on with for longer it keeps
 -- its learning rates. Tells what is not as it was asked for.
 local function settle_schedule(log, opt, given, resumed)
@@ -297,8 +300,8 @@ end
 local function tell_resumed(log, tide, opt)
    if not opt.resume and not is_restart(opt) then return end
    local n = #tide.train.checkpoint.list(opt.out)
-   log:once('going on from %s%s', tide.train.checkpoint.find(opt.out),
-      n > 1 and (', the newest of %d checkpoints'):format(n) or '')
+   log:once('going on from %s%s', tide.train.checkpoint.find(opt.resume_from or opt.out),
+      n > 1 and not opt.resume_from and (', the newest of %d checkpoints'):format(n) or '')
 end
 
 -- The ranks of the run; on GPUs, each with its own if there are as many.
@@ -341,7 +344,6 @@ local function run(recipe, opt, parser, given, resumed)
       corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, world.size,
       world.size == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(opt, world))
    tell_resumed(log, tide, opt)
-   clear_out(recipe, tide, opt, world)
    local result = err.people({ 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
       model = spread.model, parallel = spread.sharded, optim = optim, train = corpus.train,
       val = corpus.val, sampler = sampler,
@@ -349,7 +351,8 @@ local function run(recipe, opt, parser, given, resumed)
       save_every = opt.save_every, keep = opt.keep, device = opt.device,
       val_every = opt.val_every > 0 and opt.val_every or opt.steps,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, comm = spread.comm,
-      ctx = ctx, recipe = opt, resume = opt.resume and opt.out or nil, log_every = opt.log_every,
+      ctx = ctx, recipe = opt, resume = opt.resume_from or opt.resume and opt.out or nil,
+      overwrite = opt.overwrite, log_every = opt.log_every,
       title = ('%d parameters'):format(plan.numel), lock = lock, async_save = opt.async_save,
       captured = opt.captured,
    })
@@ -359,7 +362,7 @@ local function run(recipe, opt, parser, given, resumed)
 end
 
 -- What belongs to one start of the program and not to the run: never taken from a checkpoint.
-local own = { 'out', 'resume', 'overwrite', 'threads', 'plan' }
+local own = { 'out', 'resume', 'resume_from', 'overwrite', 'threads', 'plan' }
 
 local function names_mesh(given)
    for name in each(given) do
@@ -370,17 +373,38 @@ end
 
 -- The options kept in a checkpoint, as this program writes them.
 local function kept_options(opt)
-   local kept = require('tide.train.checkpoint').recipe(opt.out)
+   local kept = require('tide.train.checkpoint').recipe(opt.resume_from or opt.out)
    for _, k in ipairs(own) do kept[k] = opt[k] end
    kept.recompute = kept.recompute and tostring(kept.recompute)     -- once a number
    kept.schedule_steps = kept.schedule_steps or kept.steps          -- once always the same
    return kept
 end
 
+-- Makes the path of the checkpoint that --resume-from names, and its run --out.
+local function settle_resume(recipe, opt, given)
+   if not opt.resume_from then
+      if opt.resume then check_folder(recipe, opt.out) end
+      return
+   end
+   local name, folder = opt.resume_from, require 'tide.train.folder'
+   if name:find '^%d+$' then name = folder.name(tonumber(name)) end
+   if not name:find('/', 1, true) then
+      name = fs.join(opt.out, name)
+   elseif not given.out then
+      opt.out = name:gsub('/+[^/]*/*$', '')
+   end
+   if not folder.is_of(name, opt.out) then
+      err.usage(recipe.name, '--resume-from %s is no checkpoint of the run in --out %s', name,
+         opt.out)
+   end
+   opt.resume, opt.resume_from = true, name
+end
+
 -- The options that --resume puts in place of the defaults, and { options (those of the checkpoint),
 -- other_mesh }. A mesh is one thing: who gives an axis gives all of them, and what says how the
 -- tensor-parallel axis is used goes with it.
-local function options_before(opt, given)
+local function options_before(recipe, opt, given)
+   settle_resume(recipe, opt, given)
    if not opt.resume then return nil end
    local kept = err.people({ 'E_IO', 'E_FORMAT' }, kept_options, opt)
    local resumed = { options = kept, other_mesh = names_mesh(given) }
@@ -412,8 +436,10 @@ end
 function pretrain.main(recipe, ...)
    return args.main(function(...)
       local opt, parser, given, resumed = args.parse(recipe.name .. ': ' .. recipe.title,
-         rows_of(recipe), { ... }, options_before)
-      return opt and run(recipe, opt, parser, given, resumed) or nil
+         rows_of(recipe), { ... }, function(...) return options_before(recipe, ...) end)
+      if not opt then return nil end
+      settle_resume(recipe, opt, given)
+      return run(recipe, opt, parser, given, resumed)
    end, ...)
 end
 

@@ -101,6 +101,9 @@ local function check_run(op, run)
    if run.parallel ~= nil then check_sharded(op, 'run.parallel', run.parallel) end
 end
 
+-- The random numbers of a run are those of its context, the state's own unless it names one.
+local function ctx_of(run) return run.ctx or tide.default() end
+
 -- run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=, fingerprint=, accum=, val_loss=,
 -- parallel= }. With parallel (a Sharded), every rank calls it.
 function state.collect(run)
@@ -108,7 +111,7 @@ function state.collect(run)
    local saved, meta = tensors_of(run)
    saved.plain = {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
-      rng = run.ctx and run.ctx:rng_state(), recipe = run.recipe, job = run.job,
+      rng = ctx_of(run):rng_state(), recipe = run.recipe, job = run.job,
       config = family.config(run.model), family = family.of(run.model),
       data = data_of(run), val_loss = run.val_loss,
    }
@@ -301,7 +304,7 @@ function state.restore(run, saved)
       load_whole_optim(op, run.optim, saved, plain.optim)
    end
    if run.sampler and plain.sampler then run.sampler:restore(plain.sampler) end
-   if run.ctx and plain.rng then run.ctx:set_rng_state(plain.rng) end
+   if plain.rng then ctx_of(run):set_rng_state(plain.rng) end
    run.step, run.val_loss = plain.step, plain.val_loss
    return run.step
 end

@@ -136,6 +136,13 @@ local function check_replicas(self, op)
    agree.check(self.comm, op, 'E_STATE', items)
 end
 
+-- A model of one's own must say what its loss is.
+local function check_loss(op, model)
+   if type(model.loss) == 'function' then return end
+   err.arg(op, 'model', 'a model with a method loss(ids, labels, { count = n }), which returns the '
+      .. 'sum of the losses of its labels divided by n', model)
+end
+
 local unread -- of a captured step, below
 
 -- Options of a sharded model under which the host takes part in each backward.
@@ -194,6 +201,7 @@ function step.new(opts)
    if sharded ~= nil and not (type(sharded) == 'table' and sharded.is_sharded) then
       err.arg(op, 'parallel', 'what tide.parallel.fully_shard returned', sharded)
    end
+   check_loss(op, opts.model)
    check_cut(op, opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,

@@ -9,7 +9,8 @@ local fs = {}
 local backend
 
 -- The primitives: read_file, write_file_atomic, fsync_file, fsync_dir, rename, mkdir, listdir,
--- remove, kind, xxh64_file, json, safetensors_save, safetensors_open. Loaded at first use.
+-- remove, kind, is_link, resolve, xxh64_file, json, safetensors_save, safetensors_open. Loaded at
+-- first use.
 function fs.io()
    backend = backend or require 'tide.ffi.io'
    return backend
@@ -55,9 +56,14 @@ end
 -- The path from the root of the file system; links are not followed.
 function fs.absolute(path) return fs.io().absolute(path) end
 
--- Whether anything is at this path.
+-- The same without links, '.' and '..'; nil when nothing is there.
+function fs.resolve(path) return fs.io().resolve(path) end
+
+-- Whether anything is at this path; a link counts as what it leads to.
 function fs.exists(path) return fs.io().kind(path) ~= nil end
--- Whether a folder is at this path.
+-- Whether anything is at this path, a link that leads nowhere included.
+function fs.is_present(path) return fs.io().is_link(path) or fs.exists(path) end
+-- Whether a folder is at this path, or a link to one.
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
 
 -- Size in bytes of a regular file; nil if there is none.
@@ -87,10 +93,15 @@ function fs.hash(op, path)
    return text
 end
 
--- Removes a folder with the files in it (one level, as checkpoints are). Nothing there is fine.
+-- Removes a folder with the files in it (one level, as checkpoints are). Of a link it removes the
+-- link and leaves what it leads to. Nothing there is fine.
 function fs.remove_dir(op, path)
-   if not fs.is_dir(path) then return end
    local io_ = fs.io()
+   if io_.is_link(path) then
+      io_.remove(path)
+      return
+   end
+   if not fs.is_dir(path) then return end
    for _, name in ipairs(fs.list(op, path)) do io_.remove(fs.join(path, name)) end
    io_.remove(path)
 end

@@ -1,0 +1,49 @@
+-- Recipes as people run them: as programs, from a folder of their own, so that nothing in the tree
+-- is read or written that a person made there (runs/).
+
+local files = require 'spec.support.files'
+
+local recipe = {}
+
+local luajit = os.getenv 'TIDE_LUAJIT' or 'luajit'
+local root = io.popen 'pwd':read '*l'
+
+local function absolute(path) return path:sub(1, 1) == '/' and path or root .. '/' .. path end
+
+-- The path of a file of the tree, from the root of the file system.
+function recipe.path(name) return absolute(name) end
+
+recipe.program = absolute(os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
+
+-- Output (both streams) and exit status of a command line in an empty folder, which then goes.
+function recipe.shell(command)
+   local pipe = assert(io.popen(('d=$(mktemp -d) && cd "$d" && { %s; } 2>&1; s=$?; cd /; '
+      .. 'rm -rf "$d"; echo "status=$s"'):format(command)))
+   local text = pipe:read '*a'
+   pipe:close()
+   local body, status = text:match '^(.*)status=(%d+)%s*$'
+   return body, tonumber(status)
+end
+
+-- `luajit recipes/WORDS`.
+function recipe.luajit(words)
+   return recipe.shell(('timeout -k 5 180 %s %s/recipes/%s'):format(luajit, root, words))
+end
+
+-- `tide run -n N recipes/WORDS`.
+function recipe.ranks(n, words)
+   return recipe.shell(('timeout -k 5 180 %s run -n %d %s/recipes/%s'):format(recipe.program, n,
+      root, words))
+end
+
+-- The numbers called `name` (default: loss) in the metrics of a run, by step.
+function recipe.losses(dir, name)
+   local list = {}
+   for line in files.read(dir .. '/metrics.jsonl'):gmatch '[^\n]+' do
+      list[tonumber(line:match '"step":(%d+)')] =
+         tonumber(line:match('"' .. (name or 'loss') .. '":([%d.e+-]+)'))
+   end
+   return list
+end
+
+return recipe
