@@ -2,6 +2,7 @@
 -- spec/op/scan_option_spec.lua.
 
 local case = require 'spec.op.scan_case'
+local wild = require 'spec.op.scan_wild'
 
 describe('ssd_scan is its token loop', function()
    for _, dtype in ipairs { 'f32', 'bf16' } do
@@ -28,4 +29,12 @@ describe('ssd_scan is its token loop', function()
          end
       end
    end)
+end)
+
+describe('ssd_scan with wild steps is as accurate as its token loop', function()
+   for from = 1001, 5001, 500 do
+      it(('seeds %d to %d'):format(from, from + 499), function()
+         wild.check(from, from + 499)
+      end)
+   end
 end)

@@ -9,8 +9,11 @@
  *   dC_t += in_t g_t state + ...;  dB_s += out_s u_s dstate + ...
  * and the rest of dB and dC is one product per group: with d(C B') summed over the heads.
  *
- * The decays' gradient comes from K[t, s] = S dS: what token t gains as the later and loses as the
- * earlier of a pair; da_j is the sum of all that spans j. Those sums run in f64.
+ * The gradient of step_j A is the sum of K[t, s] = S dS over the pairs s < j <= t. It is added up
+ * from those pairs alone: each decays by step_j A, so every term is as small as the sum may be. A
+ * difference of row and column sums would need the same operations, but loses all digits where a
+ * large step stands between the pairs of its sides. What the states add is kept apart in the same
+ * way: running sums from the side that adds.
  *
  * Layer 2k. Sums over heads are made in head order, sums over chunks from the last to the first, so
  * neither windows nor threads show.

@@ -19,8 +19,10 @@ typedef struct ssd_back_room {
   float *sum_B, *sum_C;               /* [Q, N]: dB and dC over the heads */
   float *row, *row2, *row3, *row4;    /* rows of the longest kind */
   float *D, *dD;                      /* [P]: D of the head, its gradient over the piece */
-  float *gone, *later, *early;        /* [Q]: what a token's decay gains as the later of a pair,
-                                       * and loses as the earlier and to the state that leaves */
+  float *so_far;                      /* [Q]: K[t, s] summed over the rows s done so far */
+  float *pairs, *entered, *left;      /* [Q]: what a token's decay gains by the pairs that span it;
+                                       * dC . C by the state that entered; by what the tokens
+                                       * before it leave in the state */
   void  *tri, *own_u, *late, *in_g, *narrow; /* operand form */
   void  *a_B, *b_Cq, *b_Cn, *b_Bn;    /* packed, shared by the heads */
   void  *a_tri, *a_rows, *a_cols, *b_q, *b_p, *b_pn, *b_n; /* packed, one use after another */

@@ -9,7 +9,7 @@
 typedef struct head {
   int64_t h;
   const float *state, *dstate;        /* that entered; gradient of the one that leaves */
-  double  edge;                       /* what the whole piece's decay gains */
+  double  edge;                       /* what every decay of the piece gains by both states */
   double *sum;                        /* its sums over tokens */
 } head;
 
@@ -60,9 +60,10 @@ int64_t tide__ssd_back_room(const ssd *s, char *base, ssd_back_room *r)
   r->row4 = tide__ssd_take(&k, longest(s) * 4);
   r->D = tide__ssd_take(&k, P * 4);
   r->dD = tide__ssd_take(&k, P * 4);
-  r->gone = tide__ssd_take(&k, s->ld * 4);
-  r->later = tide__ssd_take(&k, s->ld * 4);
-  r->early = tide__ssd_take(&k, s->ld * 4);
+  r->so_far = tide__ssd_take(&k, s->ld * 4);
+  r->pairs = tide__ssd_take(&k, s->ld * 4);
+  r->entered = tide__ssd_take(&k, s->ld * 4);
+  r->left = tide__ssd_take(&k, s->ld * 4);
   lay_out_own(s, &k, r);
   return k.used;
 }
@@ -151,8 +152,10 @@ static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int tur
                 : (ssd_mat){src, dy->stride[1], 1, dy->dtype};
 }
 
-/* Of row s of the triangles, past the diagonal: S into tri, d(CB') grows, K to both its tokens. */
-TIDE_CLONES static float triangle_row(float *tri, float *dcb, float *later, const float *cb,
+/* Row s of the triangles, past the diagonal: writes S into tri and adds to d(C B'). Adds K[t, s] to
+ * so_far[t] and returns the sum of so_far over t > s: all pairs that span the decay of token s + 1.
+ */
+TIDE_CLONES static float triangle_row(float *tri, float *dcb, float *so_far, const float *cb,
                                       const float *pair, const ssd_steps *st, int64_t s,
                                       int64_t n)
 {
@@ -160,10 +163,11 @@ TIDE_CLONES static float triangle_row(float *tri, float *dcb, float *later, cons
   float h = hi[s], l = lo[s], sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t t = s + 1; t < n; t++) {
-    float decay = tide__expf((hi[t] - h) + (lo[t] - l)), S = cb[t] * decay, k = S * pair[t];
+    float decay = tide__expf((hi[t] - h) + (lo[t] - l)), S = cb[t] * decay;
+    float k = so_far[t] + S * pair[t];
     tri[t] = S;
     dcb[t] += decay * pair[t];
-    later[t] += k;
+    so_far[t] = k;
     sum += k;
   }
   return sum;
@@ -177,13 +181,15 @@ static void within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_
   tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->own_u, s->P, 1), n, s->P);
   tide__ssd_pack_b(s, r->b_q, grad_rows(w, at, k->h, 0), n, s->P);
   tide__ssd_mm_triangle(s, (ssd_mm){r->a_rows, r->b_q, r->pair, s->ld, n, n, s->P, 0});
-  memset(r->later, 0, (size_t)n * sizeof(float));
+  memset(r->so_far, 0, (size_t)n * sizeof(float));
+  r->pairs[0] = 0;
   for (int64_t i = 0; i < n; i++) {
     float *cb = r->cb + i * s->ld, *pair = r->pair + i * s->ld, *dcb = r->dcb + i * s->ld;
     float *to = s->half ? r->row : (float *)r->tri + i * s->ld;
     to[i] = cb[i]; /* the diagonal decays by nothing */
     dcb[i] += pair[i];
-    r->early[i] = triangle_row(to, dcb, r->later, cb, pair, &r->st, i, n);
+    float spanned = triangle_row(to, dcb, r->so_far, cb, pair, &r->st, i, n);
+    if (i + 1 < n) r->pairs[i + 1] = spanned;
     if (s->half) tide__ssd_put(s, r->tri, i * s->ld + i, to + i, n - i);
     tide__ssd_clear(s, (char *)r->tri + i * s->ld * size, i);
   }
@@ -205,10 +211,13 @@ TIDE_CLONES static float scale_dot(float *du, const float *u, float out, int64_t
   return sum;
 }
 
-/* The state that leaves: du = out * (B dstate'), dB += (out u) dstate, and what the decays gain. */
+/* The state that leaves: du = out * (B dstate'), dB += (out u) dstate, and what the decays gain:
+ * left[i] of the tokens before i, `edge` of the state that entered.
+ */
 static void leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
 {
   int64_t n = at->n;
+  double left = 0;
   const void *src = k->dstate;
   if (s->half) tide__ssd_put(s, r->narrow, 0, k->dstate, s->P * s->N), src = r->narrow;
   tide__ssd_pack_b(s, r->b_pn, ssd_own(s, src, s->N, 1), s->P, s->N);
@@ -216,11 +225,11 @@ static void leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
   for (int64_t i = 0; i < n; i++) {
     float *du = r->du + i * s->P;
     if (r->st.out[i] == 0) memset(du, 0, (size_t)s->P * sizeof(float));
-    r->gone[i] = scale_dot(du, r->u + i * s->P, r->st.out[i], s->P);
-    k->edge += r->gone[i];
+    r->left[i] = (float)left;
+    left += scale_dot(du, r->u + i * s->P, r->st.out[i], s->P);
   }
   if (at->seen && r->st.whole != 0)
-    k->edge += (double)r->st.whole * tide__ssd_dot(k->state, k->dstate, s->P * s->N);
+    k->edge = (double)r->st.whole * tide__ssd_dot(k->state, k->dstate, s->P * s->N);
   tide__ssd_pack_b(s, r->b_n, ssd_own(s, src, 1, s->N), s->N, s->P);
   tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->late, s->P, 1), n, s->P);
   tide__ssd_mm(s, (ssd_mm){r->a_rows, r->b_n, r->sum_B, s->N, n, s->N, s->P, 1});
@@ -238,8 +247,8 @@ TIDE_CLONES static float add_dot(float *sum, const float *v, const float *c, int
   return dot;
 }
 
-/* The state that entered: dC += (in g) state, and the later tokens' decays. */
-static void entering(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
+/* The state that entered: dC += (in g) state, and entered[i], what the decays up to i gain. */
+static void entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_room *r)
 {
   int64_t n = at->n;
   const void *src = k->state;
@@ -248,7 +257,7 @@ static void entering(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
   tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->in_g, s->P, 1), n, s->P);
   tide__ssd_mm(s, (ssd_mm){r->a_rows, r->b_n, r->dC, s->N, n, s->N, s->P, 0});
   for (int64_t i = 0; i < n; i++)
-    r->later[i] += add_dot(r->sum_C + i * s->N, r->dC + i * s->N, r->C + i * s->N, s->N);
+    r->entered[i] = add_dot(r->sum_C + i * s->N, r->dC + i * s->N, r->C + i * s->N, s->N);
 }
 
 /* dx = step du + D g and dD += g x; the sum of x du. dx may be du. */
@@ -266,7 +275,9 @@ TIDE_CLONES static float last_row(float *dx, float *dD, const float *du, const f
   return sum;
 }
 
-/* dx, dt and the sums over tokens; tokens from the last to the first. */
+/* dx, dt and the sums over tokens. Tokens go from the last to the first, so that what the entering
+ * state gives the decay of token i is a running sum over the tokens from i on.
+ */
 static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_room *r)
 {
   const ssd *s = &w->s;
@@ -274,7 +285,7 @@ static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ss
   const k_tensor *ddt = &w->call->out[OUT_DT];
   int64_t h = k->h;
   float A = ssd_get(s->A, h * s->A->stride[0]);
-  double da = k->edge;
+  double entered = k->edge;
   tide__ssd_skip(s, h, r->D);
   memset(r->dD, 0, (size_t)s->P * sizeof(float));
   for (int64_t i = at->n - 1; i >= 0; i--) {
@@ -284,7 +295,8 @@ static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ss
     const float *g = row_read(dy, ssd_offset(dy, at, i, h), r->row2, s->P);
     float dstep = last_row(to, r->dD, du, x, g, r->D, step, s->P);
     row_write(dx, token * s->P, to, s->P);
-    da += (double)r->later[i] - r->early[i] - (at->used ? r->gone[i] : 0);
+    if (at->seen) entered += r->entered[i];
+    double da = entered + r->pairs[i] + (at->used ? r->left[i] : 0);
     float draw = ((float)(da * A) + dstep) * r->st.slope[i];
     k->sum[SUM_A] += da * step;
     k->sum[SUM_BIAS] += draw;
