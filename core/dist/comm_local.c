@@ -229,6 +229,8 @@ static int members_of(tide__room *room, int me, int *list, int *mine)
   return n;
 }
 
+static int pass_floor(tide__room *room, int me, tide__coll *c, int spin);
+
 static void move_split(tide__room *room, int me, tide__coll *c)
 {
   int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0;
@@ -239,7 +241,7 @@ static void move_split(tide__room *room, int me, tide__coll *c)
     for (int i = 1; made && i < n; i++) tide__room_hold(made);
     c->sub = made;
   }
-  tide__meet_all(&room->floor, room->nrank, room->spin);
+  pass_floor(room, me, c, room->spin);
   if (n > 0 && mine > 0) c->sub = peer(room, list[0])->sub;
   c->sub_rank = mine;
   c->sub_size = n;
@@ -441,6 +443,41 @@ static int spin_for(tide__room *room, int me)
   return room->spin;
 }
 
+/* The ranks that this one still waits for on the floor. */
+static void name_moving(tide__room *room, const tide__coll *c, char *text, size_t n, size_t *at)
+{
+  int named = 0;
+  for (int q = 0; q < room->nrank; q++) {
+    if (LOAD(room->seat[q].moved) >= c->seq || named++ >= 8) continue;
+    tide__append(text, n, at, "%s %d", named == 1 ? ": still moving data: rank" : ",", q);
+  }
+}
+
+/* Blocks until all ranks have moved their data; a status. The peers read and write this rank's
+ * operands until then, so it cannot return earlier. When the timeout expires or the user
+ * interrupts, it records the failure, which ends every later call on all ranks, and waits on. A
+ * peer that passed the gate waits for nothing but the others here: spec/dist/protocol_spec.lua. */
+static int pass_floor(tide__room *room, int me, tide__coll *c, int spin)
+{
+  char text[TIDE__COMM_TEXT], call[128];
+  uint32_t gen;
+  size_t at = 0;
+  STORE(room->seat[me].moved, c->seq);
+  int state = tide__meet_arrive(&room->floor, room->nrank, spin, &gen, c->timeout, c->interrupt);
+  if (state == TIDE__PASSED) return TIDE_OK;
+  bool stopped = state == TIDE__STOPPED;
+  tide__call_words w = tide__call_pack(c);
+  tide__append(text, sizeof text, &at, "rank %d %s #%lld %s on '%s' at %s", me,
+               stopped ? "was interrupted in" : "waited too long for the end of",
+               (long long)c->seq, tide__call_text(&w, call, sizeof call), room->name,
+               c->site[0] ? c->site : "?");
+  name_moving(room, c, text, sizeof text, &at);
+  tide__room_fail(room, NULL, stopped ? TIDE_E_INTERRUPT : TIDE_E_TIMEOUT, me, text);
+  if (stopped) atomic_store(c->interrupt, 0);
+  tide__meet_wait(&room->floor, gen, 0, NULL);
+  return poisoned(room, me, c->message, sizeof c->message);
+}
+
 typedef void (*move_fn)(tide__room *room, int me, tide__coll *c);
 
 /* Whether the rank that makes this call moves bytes from or to memory of rank q. */
@@ -492,24 +529,12 @@ static int end_far(tide__room *room, int me, tide__coll *c, void *const *after, 
   return rc;
 }
 
-static int run(tide__room *room, int me, tide__coll *c, move_fn move)
+/* Compares the calls that all ranks have announced, and moves the data if they agree. */
+static int exchange(tide__room *room, int me, tide__coll *c, move_fn move, uint64_t tag,
+                    int64_t posted, int spin)
 {
-  tide__seat *seat = &room->seat[me];
-  tide__call_words w = tide__call_pack(c);
   void *after[TIDE__NEAR_RANKS];
   int nafter = 0, rc = TIDE_OK;
-  uint32_t gen = 0;
-  if (c->far) tide__coll_mark(c, &c->far->ready);
-  int64_t posted = post(room, me, c);
-  uint64_t tag = tag_of(c, &w, posted);
-  announce(seat, c, &w, tag);
-  int spin = spin_for(room, me);
-  int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, c->timeout, c->interrupt);
-  if (state >= TIDE__EXPIRED) state = give_up(room, me, c, gen, state);
-  if (state == TIDE__POISONED) {
-    STORE(seat->done, c->seq);
-    return poisoned(room, me, c->message, sizeof c->message);
-  }
   bool agree = calls_agree(room, c, tag, c->message, sizeof c->message);
   if (!agree) tide__room_fail(room, NULL, TIDE_E_COMM, -1, c->message);
   else if (posted >= 0) take_posted(room, me, c, (size_t)posted);
@@ -519,10 +544,37 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
     STORE(room->far_failed, c->seq);
     fail_far(room, me, c);
   }
-  if (!agree || posted < 0) tide__meet_all(&room->floor, room->nrank, spin);
-  if (agree && c->far) rc = end_far(room, me, c, after, nafter);
+  if (!agree) {
+    char text[TIDE__COMM_TEXT];
+    memcpy(text, c->message, sizeof text);
+    pass_floor(room, me, c, spin);
+    memcpy(c->message, text, sizeof text);
+    return TIDE_E_COMM;
+  }
+  if (posted < 0) rc = pass_floor(room, me, c, spin);
+  int far = c->far ? end_far(room, me, c, after, nafter) : TIDE_OK;
+  return rc < 0 ? rc : far;
+}
+
+/* A failed room is looked at before anything is written: peers may still read what this rank left
+ * on its seat for the last call that passed the gate, and there are only two pages. */
+static int run(tide__room *room, int me, tide__coll *c, move_fn move)
+{
+  tide__seat *seat = &room->seat[me];
+  tide__call_words w = tide__call_pack(c);
+  uint32_t gen = 0;
+  if (tide__meet_poisoned(&room->gate)) return poisoned(room, me, c->message, sizeof c->message);
+  if (c->far) tide__coll_mark(c, &c->far->ready);
+  int64_t posted = post(room, me, c);
+  uint64_t tag = tag_of(c, &w, posted);
+  announce(seat, c, &w, tag);
+  int spin = spin_for(room, me);
+  int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, c->timeout, c->interrupt);
+  if (state >= TIDE__EXPIRED) state = give_up(room, me, c, gen, state);
+  int rc = state == TIDE__POISONED ? poisoned(room, me, c->message, sizeof c->message)
+                                   : exchange(room, me, c, move, tag, posted, spin);
   STORE(seat->done, c->seq);
-  return agree ? rc : TIDE_E_COMM;
+  return rc;
 }
 
 #define RUN(name)                                                      \

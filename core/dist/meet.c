@@ -46,8 +46,7 @@ static int look(tide__meet *m, uint32_t gen, uint32_t *word)
   return *word & POISON ? TIDE__POISONED : -1;
 }
 
-/* deadline 0: none. */
-static int wait_long(tide__meet *m, uint32_t gen, double timeout, atomic_int *interrupt)
+int tide__meet_wait(tide__meet *m, uint32_t gen, double timeout, atomic_int *interrupt)
 {
   double start = tide_trace_clock(), now = start;
   uint32_t word;
@@ -88,13 +87,12 @@ int tide__meet_arrive(tide__meet *m, int n, int spin, uint32_t *gen, double time
     if ((state = look(m, *gen, &w)) >= 0) return state;
     relax();
   }
-  return wait_long(m, *gen, timeout, interrupt);
+  return tide__meet_wait(m, *gen, timeout, interrupt);
 }
 
-void tide__meet_all(tide__meet *m, int n, int spin)
+bool tide__meet_poisoned(tide__meet *m)
 {
-  uint32_t gen;
-  tide__meet_arrive(m, n, spin, &gen, 0, NULL);
+  return atomic_load_explicit(&m->word, memory_order_acquire) & POISON;
 }
 
 bool tide__meet_poison(tide__meet *m, const uint32_t *gen)

@@ -2,10 +2,10 @@
  *
  * The one idea: each rank has a seat that only it writes. A collective is: describe the call on
  * the seat, pass the gate together, compare the seats, move data, meet on the floor. The gate can
- * be closed for ever (poison): by a rank whose patience has ended, by a failure, by leaving. The
- * floor cannot: between gate and floor nobody waits for anything but the others, who are there.
- * So a collective happens on all ranks or on none, and no rank returns while another still reads
- * its buffers.
+ * be closed for ever (poison): by a rank whose timeout expired, by a failure, by leaving. The
+ * floor cannot: between gate and floor a rank waits for nothing but the others, which passed the
+ * gate too. So a collective happens on all ranks or on none, and no rank returns while another
+ * still reads its buffers.
  *
  * On a device that ranks share, hosts meet so too, and meetings keep its events apart: those of one
  * call are marked again only when all ranks have asked for them.
@@ -13,7 +13,9 @@
  * A small payload is left on the seat before the gate, and then there is no floor: what peers read
  * after the gate is on the seat, not in a caller's buffer. Seats have two pages, used in turn (by
  * the parity of the call's number, which is the gate's): a rank writes a page again only after the
- * next gate, which nobody passes before all have read.
+ * next gate, which no rank passes before all have read. A poisoned gate keeps no rank back, so
+ * after it a rank writes nothing: each call looks at the gate first. spec/dist/protocol_spec.lua
+ * searches this protocol for every order of steps.
  *
  * The gate's word holds generation, poison bit and count of arrivals; each change is one
  * compare-and-swap, so passing and poisoning exclude each other. Waiters spin briefly (not at all
@@ -53,6 +55,7 @@ typedef struct tide__page {
 typedef struct tide__seat {
   _Alignas(64) _Atomic uint64_t version;
   _Atomic int64_t seq, done;  /* the last call announced here, the last one finished */
+  _Atomic int64_t moved;      /* the last call whose data this rank has moved */
   atomic_int cpu;             /* where the rank ran then */
   const tide__coll *coll;
   int64_t far;                /* the last call that told peers of this rank's events; its own */
@@ -97,8 +100,9 @@ bool tide__room_fail(tide__room *room, const uint32_t *gen, int status, int rank
 /* Arrives at a meeting of n; *gen receives the generation waited for. */
 int  tide__meet_arrive(tide__meet *m, int n, int spin, uint32_t *gen, double timeout,
                        atomic_int *interrupt);
-/* Nothing but arrival ends this one. */
-void tide__meet_all(tide__meet *m, int n, int spin);
+/* Waits on for the others, after an arrival that ended with EXPIRED or STOPPED. timeout 0: none. */
+int  tide__meet_wait(tide__meet *m, uint32_t gen, double timeout, atomic_int *interrupt);
+bool tide__meet_poisoned(tide__meet *m);
 bool tide__meet_poison(tide__meet *m, const uint32_t *gen);
 
 /* The last call announced on a seat, whole. */
