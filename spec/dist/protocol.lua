@@ -152,10 +152,12 @@ local function prepare(model)
    return m
 end
 
-local name = { [IDLE] = 'waits between calls', [LOOK] = 'has begun',
-   [POST] = 'has seen the gate open', [ANNOUNCE] = 'has left its payload',
-   [ARRIVE] = 'has announced', [GATE] = 'is at the gate', [COMPARE] = 'compares', [MOVE] = 'moves data',
-   [LAND] = 'has moved its data', [FLOOR] = 'is on the floor', [DONE] = 'has ended' }
+local name = {
+   [IDLE] = 'waits between calls', [LOOK] = 'has begun', [POST] = 'has seen the gate open',
+   [ANNOUNCE] = 'has left its payload', [ARRIVE] = 'has announced', [GATE] = 'is at the gate',
+   [COMPARE] = 'compares', [MOVE] = 'moves data', [LAND] = 'has moved its data',
+   [FLOOR] = 'is on the floor', [DONE] = 'has ended',
+}
 
 -- One line for every state on the way to key: which rank does what, and whether the gate is closed.
 local function path_to(m, from, key)
