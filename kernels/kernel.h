@@ -44,7 +44,9 @@ typedef int64_t (*k_work_fn)(const k_call *call); /* bytes of scratch; data poin
 enum {
   K_ANY = 0,    /* any strides */
   K_INNER = 1,  /* the last dim has stride 1 (or size <= 1) */
-  K_CONTIG = 2  /* row-major contiguous */
+  K_CONTIG = 2, /* row-major contiguous */
+  K_ROWS = 3    /* K_INNER, and neighbouring rows do not overlap (an expanded row does): a leading
+                   dimension as BLAS takes it */
 };
 
 /* Sets of dtypes for kernel rows. */

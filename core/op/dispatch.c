@@ -200,12 +200,21 @@ static void launch_end(launch *l, tide__call *c)
   if (l->heap) tide__free(c->ctx, l->in, l->heap);
 }
 
+/* Returns whether the innermost dim of rows that has more than one steps over whole rows. */
+static bool rows_apart(const k_tensor *k)
+{
+  int last = k->ndim - 1, d = last - 1;
+  while (d >= 0 && k->shape[d] == 1) d--;
+  return d < 0 || k->stride[d] >= k->shape[last];
+}
+
 static bool fits(const k_tensor *k, int layout)
 {
   if (layout == K_ANY || k->ndim <= 0) return true;
   if (layout == K_CONTIG) return tide__is_contiguous(k->ndim, k->shape, k->stride);
   int last = k->ndim - 1;
-  return k->shape[last] <= 1 || k->stride[last] == 1;
+  if (k->shape[last] > 1 && k->stride[last] != 1) return false;
+  return layout != K_ROWS || rows_apart(k);
 }
 
 /* A contiguous twin of input i with the geometry the kernel will see. */

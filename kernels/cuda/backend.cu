@@ -196,11 +196,33 @@ const char *tide_cuda_failed(void *p)
   return dead ? s->failed : nullptr; /* written once */
 }
 
+/* Returns whether e leaves the CUDA context unusable until the process ends. The list is that of
+ * the errors which the runtime's documentation describes so (cudaError_t, CUDA 13.0). */
+static bool ends_context(cudaError_t e)
+{
+  switch (e) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorUnknown: return true;
+    default: return false;
+  }
+}
+
 int tide_cuda_status(tide_cuda_state *s, cudaError_t e)
 {
   if (e == cudaSuccess) return TIDE_OK;
-  cudaGetLastError(); /* forgets e, unless the device is lost */
-  bool lost = cudaGetLastError() != cudaSuccess;
+  cudaGetLastError(); /* clears the thread's copy, or the next launch would report it */
+  bool lost = ends_context(e);
   pthread_mutex_lock(&s->lock);
   char *text = lost ? s->failed : s->why;
   if (!s->dead)

@@ -122,7 +122,8 @@ int alignment(const void *p)
   return a;
 }
 
-/* A row-major matrix as columns: element (r, c) at r * ld + c, or transposed. */
+/* A row-major matrix as columns: element (r, c) at r * ld + c, or transposed. Rows (or columns) must
+ * not overlap; with a single one its stride says nothing and ld is the least that cuBLASLt takes. */
 void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
 {
   bool plain = m.col_stride == 1 || m.cols == 1;
@@ -130,7 +131,7 @@ void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
   *trans = !plain;
   *ld = plain ? m.row_stride : m.col_stride;
   int64_t least = plain ? m.cols : m.rows;
-  if ((plain ? m.rows : m.cols) == 1 || *ld < least) *ld = least;
+  if ((plain ? m.rows : m.cols) == 1) *ld = least;
 }
 
 /* In cuBLASLt's words: D[n, m] = op(b) op(a), its first matrix our second. */

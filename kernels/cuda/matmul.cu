@@ -119,8 +119,8 @@ int k_cuda_addmm_(const k_call *call)
 
 namespace {
 
-/* The rows of x lie evenly or dispatch's copy of a strange view is not here: then row by row. act:
- * what the product does with its sums; pre (or absent): where it leaves them. */
+/* y = act(x w' + bias) in one product for each evenly strided run of x's rows. act: the epilogue
+ * (TIDE_CUDA_PLAIN: none); pre, or null: receives the sums before it. x and w are K_ROWS. */
 int linear(const k_call *call, const k_tensor &y, int act, const k_tensor *pre)
 {
   const k_tensor &x = call->in[0], &w = call->in[1];

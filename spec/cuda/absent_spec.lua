@@ -155,6 +155,20 @@ describe('a missing GPU', function()
       assert.is_true(r.works, r.text)
    end)
 
+   it('may not be the thread\'s current one: kernels and products find it', function()
+      dir = folder_with(emulated .. '/libtide_cuda.so')
+      os.execute(('ln -s %s %s/'):format(full(emulated .. '/libcublasLt.so.13'), dir))
+      local r = ask(dir, 'TIDE_EMULATE_DEVICES=2', [[function()
+         tide.param('cuda_device', 1)
+         local x = tide.ones({ 3, 4 }, { device = 'cuda', requires_grad = true })
+         local y = tide.linear(x, x):sum() + x:softmax(1):sum()
+         y:backward()
+         assert(x.grad:sum():item() == 72, x.grad:sum():item())
+         error { code = 'none' }
+      end]])
+      assert.equal('none', r.code, r.text)
+   end)
+
    it('ends a recipe with one sentence', function()
       local text = capture(([[TIDE_EMULATE_DEVICES=0 luajit -e "package.path = 'bindings/?.lua;]]
          .. [[lua/?.lua;lua/?/init.lua;' .. package.path; package.loaded['tide.host'] = { library ]]

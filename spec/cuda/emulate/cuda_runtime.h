@@ -66,6 +66,8 @@ void tide_emulate_launch_with(struct tide_emulate_stream *stream, dim3 grid, dim
 }
 /* True for the kernel that TIDE_EMULATE_FAULT names by its number, and for all after it. */
 bool tide_emulate_kernel_fails();
+/* False, with the thread's last error set: the device is lost or not the current one. */
+bool tide_emulate_may_launch(const struct tide_emulate_stream *stream);
 void *tide_emulate_shared();
 size_t tide_emulate_shared_size();
 /* The thread waits for an event, named by an address, and goes on when ready answers true. */
@@ -139,8 +141,12 @@ template <class T> T atomicCAS(T *p, T expect, T v)
 enum cudaError_t {
   cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2,
   cudaErrorCudartUnloading = 4, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100,
-  cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
-  cudaErrorContextIsDestroyed = 709, cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorInvalidDevice = 101, cudaErrorECCUncorrectable = 214, cudaErrorNvlinkUncorrectable = 220,
+  cudaErrorInvalidResourceHandle = 400, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
+  cudaErrorLaunchTimeout = 702, cudaErrorContextIsDestroyed = 709, cudaErrorAssert = 710,
+  cudaErrorHardwareStackError = 714, cudaErrorIllegalInstruction = 715,
+  cudaErrorMisalignedAddress = 716, cudaErrorInvalidAddressSpace = 717, cudaErrorInvalidPc = 718,
+  cudaErrorLaunchFailure = 719, cudaErrorUnknown = 999, cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901, cudaErrorStreamCaptureMerge = 902,
   cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905,
   cudaErrorCapturedEvent = 907

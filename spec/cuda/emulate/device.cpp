@@ -105,7 +105,16 @@ std::set<queue *> streams;
 std::set<tide_emulate_graph *> captures; /* under way */
 queue *of(cudaStream_t s) { return static_cast<queue *>(s); }
 
-cudaError_t sticky() { return dead ? cudaErrorIllegalAddress : cudaSuccess; }
+/* The runtime keeps the last error of each thread in one word, which cudaGetLastError reads and
+ * clears, also after a sticky error (seen in libcudart 13.0); cudaErrorNotReady is not kept. */
+thread_local cudaError_t last_error;
+cudaError_t report(cudaError_t e)
+{
+  if (e != cudaSuccess && e != cudaErrorNotReady) last_error = e;
+  return e;
+}
+
+cudaError_t sticky() { return report(dead ? cudaErrorIllegalAddress : cudaSuccess); }
 
 /* The host waits: asks again until ready answers true, in turns with the other threads. */
 cudaError_t until(const std::function<bool()> &ready)
@@ -151,6 +160,7 @@ const char *cudaGetErrorString(cudaError_t e)
   switch (e) {
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "the capture was invalidated before";
@@ -162,7 +172,21 @@ const char *cudaGetErrorString(cudaError_t e)
   }
 }
 
-cudaError_t cudaGetLastError() { return sticky(); }
+cudaError_t cudaGetLastError()
+{
+  cudaError_t e = last_error;
+  last_error = cudaSuccess;
+  return e;
+}
+
+/* A launch needs the stream's device to be the thread's current one (CUDA C++ Programming Guide,
+ * "Stream and Event Behavior" of multi-device systems). */
+bool tide_emulate_may_launch(const tide_emulate_stream *stream)
+{
+  if (sticky() != cudaSuccess) return false;
+  return report(stream->device == current ? cudaSuccess : cudaErrorInvalidResourceHandle)
+    == cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -181,7 +205,7 @@ cudaError_t cudaSetDevice(int d)
 {
   int n = 0;
   cudaGetDeviceCount(&n);
-  if (d < 0 || d >= n) return cudaErrorInvalidDevice;
+  if (d < 0 || d >= n) return report(cudaErrorInvalidDevice);
   current = d;
   return sticky();
 }
@@ -215,7 +239,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 static cudaError_t fresh(void **p, size_t n)
 {
   *p = aligned_alloc(256, (n + 255) / 256 * 256);
-  if (!*p) return cudaErrorMemoryAllocation;
+  if (!*p) return report(cudaErrorMemoryAllocation);
   memset(*p, 0xff, n);
   return cudaSuccess;
 }
@@ -242,7 +266,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind
                             cudaStream_t s)
 {
   if (kind == cudaMemcpyDeviceToDevice && refused_copy > 0 && --refused_copy == 0)
-    return cudaErrorInvalidValue;
+    return report(cudaErrorInvalidValue);
   s->enqueue([=] {
     memmove(dst, src, n);
     return true;
@@ -290,7 +314,7 @@ static bool refused(queue *q)
 cudaError_t cudaStreamQuery(cudaStream_t s)
 {
   guard g(device_lock);
-  if (refused(of(s))) return cudaErrorStreamCaptureUnsupported;
+  if (refused(of(s))) return report(cudaErrorStreamCaptureUnsupported);
   bool done = of(s)->advance();
   return dead ? sticky() : done ? cudaSuccess : cudaErrorNotReady;
 }
@@ -299,7 +323,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
   {
     guard g(device_lock);
-    if (refused(of(s))) return cudaErrorStreamCaptureUnsupported;
+    if (refused(of(s))) return report(cudaErrorStreamCaptureUnsupported);
   }
   return until([=] { return of(s)->advance(); });
 }
@@ -376,7 +400,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
     q->capture->broken = true;
     return e->capture ? cudaErrorStreamCaptureMerge : cudaErrorStreamCaptureIsolation;
   }
-  if (e->capture && !under_way(e)) return cudaErrorCapturedEvent;
+  if (e->capture && !under_way(e)) return report(cudaErrorCapturedEvent);
   if (e->capture) {
     q->capture = e->capture;
     q->capture->add({s, nullptr, -1, e->mark});
@@ -393,7 +417,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 {
   guard g(device_lock);
   alive(e);
-  if (refused(e)) return cudaErrorCapturedEvent;
+  if (refused(e)) return report(cudaErrorCapturedEvent);
   bool again = e->asked == e->issued;
   e->asked = e->issued;
   bool done = again ? reached(e, e->issued) : e->reached >= e->issued;
@@ -405,7 +429,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
   {
     guard g(device_lock);
     alive(e);
-    if (refused(e)) return cudaErrorCapturedEvent;
+    if (refused(e)) return report(cudaErrorCapturedEvent);
   }
   return until([=] { return reached(e, e->issued); });
 }
@@ -415,7 +439,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 {
   guard g(device_lock);
-  if (of(s)->capture) return cudaErrorStreamCaptureUnsupported;
+  if (of(s)->capture) return report(cudaErrorStreamCaptureUnsupported);
   static long id;
   tide_emulate_graph *graph = of(s)->capture = new tide_emulate_graph;
   graph->origin = s;
@@ -428,13 +452,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
   guard g(device_lock);
   tide_emulate_graph *graph = of(s)->capture;
-  if (!graph || graph->origin != s) return cudaErrorInvalidValue;
+  if (!graph || graph->origin != s) return report(cudaErrorInvalidValue);
   for (queue *q : streams)
     if (q->capture == graph) q->capture = nullptr;
   captures.erase(graph);
   *out = nullptr;
   cudaError_t e = graph->broken ? cudaErrorStreamCaptureInvalidated
-    : graph->joined() ? sticky() : cudaErrorStreamCaptureUnjoined;
+    : graph->joined() ? sticky() : report(cudaErrorStreamCaptureUnjoined);
   if (e == cudaSuccess) *out = graph;
   else delete graph;
   return e;

@@ -180,6 +180,7 @@ void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, siz
             grid.x, grid.y, grid.z, n, shared);
     abort();
   }
+  if (!tide_emulate_may_launch(stream)) return;
   stream->enqueue([=] {
     if (!tide_emulate_kernel_fails()) run_grid(grid, block, shared, f);
     return true;

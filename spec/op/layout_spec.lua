@@ -1,0 +1,93 @@
+-- Operands as views: transposed, sliced, stepped, expanded and of one row give what contiguous
+-- copies of the same numbers give. Products, losses, norms, attention and gathers, whose fast
+-- kernels have rules of their own about strides.
+
+local tide = require 'tide'
+local fast = require 'spec.support.fast'
+local numbers = require 'spec.cuda.compare'
+
+-- name -> (device, dtype, rows, cols, seed) -> a view [rows, cols]
+local layouts = {
+   contiguous = function(put, rows, cols) return put { rows, cols } end,
+   transposed = function(put, rows, cols) return put({ cols, rows }):transpose(1, 2) end,
+   sliced = function(put, rows, cols) return put({ rows + 2, cols + 3 }):slice(1, 2, rows + 1)
+      :slice(2, 3, cols + 2) end,
+   stepped = function(put, rows, cols)
+      return put({ rows, 2, cols }):select(2, 2)
+   end,
+   expanded = function(put, rows, cols) return put({ 1, cols }):expand { rows, cols } end,
+   columns_expanded = function(put, rows, cols) return put({ rows, 1 }):expand { rows, cols } end,
+   scalar_expanded = function(put, rows, cols) return put({ 1, 1 }):expand { rows, cols } end,
+}
+local names = {}
+for name in pairs(layouts) do names[#names + 1] = name end
+table.sort(names)
+
+local targets = { 3, 0, 7, 1, 5 }
+
+-- Each op of two matrices x [5, 24] and w [8, 24]; it returns a list of tensors.
+local ops = {
+   linear = function(x, w) return { tide.linear(x, w) } end,
+   linear_three_dims = function(x, w) return { tide.linear(x:unsqueeze(1):expand { 3, 5, 24 }, w) } end,
+   linear_outer = function(x, w) return { tide.linear(x:unsqueeze(2):expand { 5, 3, 24 }, w) } end,
+   linear_relu = function(x, w) return { tide.linear_act(x, w, nil, 'relu') } end,
+   linear_gelu = function(x, w) return { tide.linear_act(x, w, nil, 'gelu_tanh') } end,
+   matmul = function(x, w) return { tide.matmul(x, w:transpose(1, 2)) } end,
+   matmul_batch = function(x, w)
+      return { tide.matmul(x:unsqueeze(1):expand { 2, 5, 24 }, w:transpose(1, 2)) }
+   end,
+   linear_cross_entropy = function(x, w)
+      local t = tide.tensor(targets, { dtype = 'i64', device = x.device })
+      return { (tide.linear_cross_entropy(x, w, nil, t)) }
+   end,
+   cross_entropy = function(x) -- 24 classes
+      local t = tide.tensor(targets, { dtype = 'i64', device = x.device })
+      return { (tide.cross_entropy(x, t)) }
+   end,
+   rms_norm = function(x) return { tide.rms_norm(x) } end,
+   softmax = function(x) return { x:softmax(2), x:softmax(1) } end,
+   swiglu = function(x) return { tide.swiglu(x, x:neg()) } end,
+   sums = function(x) return { x:sum(1), x:sum(2), x:amax(1), x:mean() } end,
+   gather = function(_, w)
+      return { tide.embedding(w, tide.tensor(targets, { dtype = 'i64', device = w.device })) }
+   end,
+   attention = function(x, w)
+      local q = x:reshape { 1, 5, 3, 8 }
+      local k = w:reshape { 1, 8, 3, 8 }
+      return { (tide.attention(q, k, k)) }
+   end,
+}
+local op_names = {}
+for name in pairs(ops) do op_names[#op_names + 1] = name end
+table.sort(op_names)
+
+local function source(shape, dtype, seed, device)
+   return numbers.random(shape, seed, 'f32'):to(dtype):to(device)
+end
+
+local function view(name, dtype, device, rows, cols, seed)
+   return layouts[name](function(shape) return source(shape, dtype, seed, device) end, rows, cols)
+end
+
+describe('views of every layout', function()
+   for _, op in ipairs(op_names) do
+      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+         it(('give what copies give: %s, %s'):format(op, dtype), function()
+            for _, a in ipairs(names) do
+               for _, b in ipairs { 'contiguous', a } do
+                  local function operands(device)
+                     return view(a, dtype, device, 5, 24, 1), view(b, dtype, device, 8, 24, 2)
+                  end
+                  local x, w = operands(fast)
+                  local want = ops[op](x:to('cpu'):contiguous():to 'ref',
+                     w:to('cpu'):contiguous():to 'ref')
+                  for i, got in ipairs(ops[op](x, w)) do
+                     numbers.close(got, want[i], numbers.rounding[dtype],
+                        ('%s of x %s, w %s, result %d'):format(op, a, b, i))
+                  end
+               end
+            end
+         end)
+      end
+   end
+end)
