@@ -11,8 +11,9 @@
  * stand in the middle of a place for activations. Where untouched memory costs nothing (`lazy`),
  * segments are large, and `held` counts how much of a free block has been handed out before: only
  * that is reported as cached. When held bytes outgrow the live ones by far (a run that changed its
- * shapes), the cache gives them back: empty segments whole, pages of other free blocks through
- * `discard`. With parameter cache=0 each request is a segment of its own, freed when given back.
+ * shapes), the cache of a host gives them back: empty segments whole, pages of other free blocks
+ * through `discard`. With parameter cache=0 each request is a segment of its own, freed when given
+ * back.
  *
  * Invariants: the blocks of a segment cover it in address order; no two neighbours are both free;
  * a free block is in the list of its class and pool. All choices depend on sizes and order alone.
@@ -35,7 +36,8 @@ enum {
   SMALL = 256 << 10,          /* the largest request of the small pool */
   SMALL_SEGMENT = 4 << 20,
   LAZY_SEGMENT = 256 << 20,   /* of the large pool, where untouched memory costs nothing */
-  SEGMENT_STEP = 2 << 20,     /* larger requests, and all where it costs: rounded up to this */
+  DEVICE_SEGMENT = 32 << 20,  /* of the large pool elsewhere */
+  SEGMENT_STEP = 2 << 20,     /* larger requests are rounded up to this */
   SLACK = 1 << 28,            /* held bytes that are always tolerated */
   SPILL = 32 << 20,           /* and beside an eighth of the live ones when memory is to grow */
   NPOOL = 2,
@@ -274,7 +276,8 @@ static void close_segment(tide_ctx *ctx, struct tide__cache *cache, tide__block 
 
 static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, size_t size)
 {
-  size_t usual = pool_no == 0 ? SMALL_SEGMENT : cache->backend->lazy ? LAZY_SEGMENT : 0;
+  size_t usual = pool_no == 0 ? SMALL_SEGMENT
+                              : cache->backend->lazy ? LAZY_SEGMENT : DEVICE_SEGMENT;
   size_t least = pool_no == 0 ? SMALL_SEGMENT : round_up(size, SEGMENT_STEP);
   if (!ctx->params.cache) usual = least = size;
   tide__block *b = usual > least ? open_segment(ctx, cache, pool_no, usual) : NULL;
@@ -440,13 +443,20 @@ int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide
   return TIDE_OK;
 }
 
+/* Returns whether the cache holds far more than is live. Only on the host: a GPU's runtime waits for
+ * the whole device in each free, so its segments go back when an allocation fails, not before. */
+static bool outgrown(const struct tide__cache *cache)
+{
+  return cache->backend->lazy && cache->held > 2 * cache->live + SLACK;
+}
+
 static void give_block(tide_ctx *ctx, struct tide__cache *cache, tide__block *block)
 {
   block = put_back(ctx, cache, block);
   if (cache->retired && cache->live == 0) tide__cache_close(ctx, cache);
   else if (cache->keep) return;
   else if (!ctx->params.cache) discard(ctx, cache, block);
-  else if (cache->held > 2 * cache->live + SLACK) tide__cache_trim(ctx, cache);
+  else if (outgrown(cache)) tide__cache_trim(ctx, cache);
 }
 
 void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block,

@@ -144,6 +144,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
   if (rc == TIDE_OK) {
     tide__flights_close(d);
+    tide__cache_trim(ctx, d->cache); /* or the recorded step would need its memory a second time */
     rc = d->backend->graphs->begin(d->state);
     if (rc < 0) failed(g, rc, "graph_begin");
   }
