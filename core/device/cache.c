@@ -443,8 +443,8 @@ int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide
   return TIDE_OK;
 }
 
-/* Returns whether the cache holds far more than is live. Only on the host: a GPU's runtime waits for
- * the whole device in each free, so its segments go back when an allocation fails, not before. */
+/* Returns whether the cache holds far more than is live. Only on the host: a GPU's runtime waits
+ * for the whole device in each free, so its segments go back when an allocation fails. */
 static bool outgrown(const struct tide__cache *cache)
 {
   return cache->backend->lazy && cache->held > 2 * cache->live + SLACK;

@@ -28,7 +28,9 @@ local targets = { 3, 0, 7, 1, 5 }
 -- Each op of two matrices x [5, 24] and w [8, 24]; it returns a list of tensors.
 local ops = {
    linear = function(x, w) return { tide.linear(x, w) } end,
-   linear_three_dims = function(x, w) return { tide.linear(x:unsqueeze(1):expand { 3, 5, 24 }, w) } end,
+   linear_three_dims = function(x, w)
+      return { tide.linear(x:unsqueeze(1):expand { 3, 5, 24 }, w) }
+   end,
    linear_outer = function(x, w) return { tide.linear(x:unsqueeze(2):expand { 5, 3, 24 }, w) } end,
    linear_relu = function(x, w) return { tide.linear_act(x, w, nil, 'relu') } end,
    linear_gelu = function(x, w) return { tide.linear_act(x, w, nil, 'gelu_tanh') } end,
