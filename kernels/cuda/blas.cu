@@ -123,7 +123,7 @@ int alignment(const void *p)
 }
 
 /* A row-major matrix as columns: element (r, c) at r * ld + c, or transposed. Rows (or columns)
- * must not overlap; of a single one the stride is unused and ld is the least that cuBLASLt takes. */
+ * must not overlap; of a single one the stride is unused and ld is the least legal value. */
 void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
 {
   bool plain = m.col_stride == 1 || m.cols == 1;
