@@ -534,6 +534,7 @@ describe('a captured training step', function()
 
    it('is refused for a model on the host', function()
       local model = tide.nn.Linear(2, 2, { seed = 1 })
+      model.loss = function() end
       refused('E_UNSUPPORTED', { 'train.step.new', "'cpu'" }, tide.train.step.new, {
          model = model, optim = tide.optim.AdamW(model), captured = true })
    end)
