@@ -54,9 +54,21 @@ static int add_up(tide_tensor **sum, tide_tensor *g)
   return rc;
 }
 
-/* A leaf's gradient outlives step scopes and shares bytes with nobody. */
+/* g becomes a tensor of another dtype. */
+static int convert(tide_tensor **g, int dtype)
+{
+  tide_tensor *t = NULL;
+  int rc = tide_cast(&t, *g, dtype);
+  tide_tensor_release(*g);
+  *g = t;
+  return rc;
+}
+
+/* A leaf's gradient outlives step scopes and shares bytes with nobody. What comes on top takes its
+ * dtype: set_grad allows an f32 sum for a 16-bit leaf. */
 static int into_leaf(tide_tensor *leaf, tide_tensor *g)
 {
+  if (leaf->grad && leaf->grad->dtype != g->dtype) TIDE_TRY(convert(&g, leaf->grad->dtype));
   if (!leaf->grad && !exclusive(g)) {
     tide_tensor *own = NULL;
     int rc = tide_clone(&own, g);

@@ -23,6 +23,12 @@ int tide_grad(tide_tensor **out, tide_tensor *t)
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
 }
 
+/* Sums of 16-bit gradients may be kept in f32. */
+static bool may_hold(int of, int grad)
+{
+  return grad == of || (grad == TIDE_F32 && (of == TIDE_BF16 || of == TIDE_F16));
+}
+
 int tide_set_grad(tide_tensor *t, tide_tensor *grad)
 {
   if (grad && (grad == t || grad->ctx != t->ctx))
@@ -32,7 +38,7 @@ int tide_set_grad(tide_tensor *t, tide_tensor *grad)
     return tide__fail(t->ctx, TIDE_E_DEVICE, "set_grad", "the gradient is on '%s', the tensor on "
                       "'%s'", tide_device_name(grad->storage->device),
                       tide_device_name(t->storage->device));
-  if (grad && (grad->dtype != t->dtype || !tide__tensor_same_shape(grad, t)))
+  if (grad && (!may_hold(t->dtype, grad->dtype) || !tide__tensor_same_shape(grad, t)))
     return tide__fail(t->ctx, TIDE_E_SHAPE, "set_grad", "gradient is %s %s, the tensor %s %s",
                       tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
                       tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));

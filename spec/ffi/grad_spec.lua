@@ -47,6 +47,22 @@ describe('recording', function()
       assert.is_false(pcall(w.set_grad, w, tide.ones { 4 }))
    end)
 
+   it('adds gradients of 16 bits up in f32 where the gradient is f32', function()
+      for _, dtype in ipairs { 'bf16', 'f16' } do
+         local w = tide.zeros({ 3 }, { dtype = dtype }):requires_grad_(true)
+         w:set_grad(tide.full({ 3 }, 4096))
+         for _ = 1, 3 do (w * 1):sum():backward() end
+         assert.equal('f32', w.grad.dtype)
+         close(w.grad, { 4099, 4099, 4099 })              -- 4096 in bf16: 1 is below its step
+         w:zero_grad()
+         ;(w * 1):sum():backward()
+         assert.equal(dtype, w.grad.dtype)
+         assert.is_false(pcall(w.set_grad, w, tide.ones({ 3 }, { dtype = 'f64' })))
+      end
+      local w = leaf(3)
+      assert.is_false(pcall(w.set_grad, w, tide.ones({ 3 }, { dtype = 'bf16' })))
+   end)
+
    it('walks twice only when told to keep', function()
       local w = leaf(3)
       local y = (w * w):sum()

@@ -98,6 +98,73 @@ describe('precision', function()
    end)
 end)
 
+describe('the sum of gradients', function()
+   it('is kept in the wider of the dtypes of shard and reduction', function()
+      local r = on(2, [[
+         local out = {}
+         for i, opts in ipairs {
+            { mp_policy = { param_dtype = 'bf16' }, preserve_fp32_weights = false },
+            { mp_policy = { param_dtype = 'bf16' }, preserve_fp32_weights = false,
+              grad_reduce_in_fp32 = true },
+            { mp_policy = { param_dtype = 'bf16', reduce_dtype = 'f32' },
+              preserve_fp32_weights = false },
+            { mp_policy = { param_dtype = 'bf16' } },
+            { mp_policy = { reduce_dtype = 'bf16' } } } do
+            opts.seed = 3
+            local model = case.model()
+            local sharded = tide.parallel.fully_shard(model, opts)
+            local b = case.batch(1, world.rank, 2, 12)
+            model:loss(b.ids, b.labels, { count = 84 }):backward()
+            sharded:finish()
+            local piece = sharded:named_parameters()[1].param
+            out[i] = { piece.dtype, piece.grad.dtype, sharded:price().gradients }
+         end
+         return out
+      ]])[1]
+      local n = r[1][3]
+      assert.same({ { 'bf16', 'bf16', n }, { 'bf16', 'f32', 2 * n }, { 'bf16', 'f32', 2 * n },
+         { 'f32', 'f32', 2 * n }, { 'f32', 'f32', 2 * n } }, r)
+   end)
+
+   it('of micro-batches is as exact as the reduction, reduced each or at the last', function()
+      local rows = on(2, [[
+         local function gradient(opts, dtype)
+            opts.seed = 3
+            local model = case.model { dtype = dtype }
+            local sharded = tide.parallel.fully_shard(model, opts)
+            for i = 1, 64 do
+               sharded:set_requires_gradient_sync(i == 64 or sharded.opts.sync_each_backward)
+               local b = case.batch(i, world.rank, 2, 12)
+               model:loss(b.ids, b.labels, { count = 84 }):backward()
+               sharded:finish()
+            end
+            local list = {}
+            for _, p in ipairs(sharded:named_parameters()) do
+               list[#list + 1] = p.param.grad:to('f64'):reshape { -1 }
+            end
+            return tide.cat(list, 1)
+         end
+         local out = {}
+         for _, sync in ipairs { true, false } do
+            for _, f32 in ipairs { false, true } do
+               local g = gradient({ sync_each_backward = sync, strategy = 'optim_grads',
+                  grad_reduce_in_fp32 = f32, preserve_fp32_weights = false }, 'bf16')
+               out[#out + 1] = g
+            end
+         end
+         local want = gradient({ strategy = 'optim_grads' }, 'f32')
+         for i, g in ipairs(out) do
+            out[i] = ((g - want):square():sum():sqrt() / want:square():sum():sqrt()):item()
+         end
+         return out
+      ]])
+      for _, r in ipairs(rows) do
+         assert.is_true(r[2] < 0.75 * r[1], ('reduced each: f32 %g, bf16 %g'):format(r[2], r[1]))
+         assert.is_true(r[4] < 0.75 * r[3], ('at the last: f32 %g, bf16 %g'):format(r[4], r[3]))
+      end
+   end)
+end)
+
 describe('the gradient over ranks', function()
    it('is a sum, or a mean before or in the collective', function()
       local r = on(2, [[
@@ -405,8 +472,8 @@ describe('memory', function()
                return sizes[n]
             end
             local price = sharded:price { micro = 2, block = block }
-            assert(price.parameters + price.gradients + price.optimizer
-               == sharded:price { micro = 2 }.kept)
+            local plain = sharded:price()
+            assert(plain.parameters + plain.gradients + plain.optimizer == plain.kept)
             local comm, count = sharded.shard_comm.size > 1 and sharded.shard_comm
                or sharded.replicas, {}
             local t0 = comm:traffic()
@@ -438,6 +505,50 @@ describe('memory', function()
          end
          assert.is_true(math.abs(sent / wire - 1) < 0.02, ('%s: sent %d, priced %d'):format(name,
             sent, wire))
+      end
+   end)
+
+   it('cost what a rehearsed step does, with any options and frozen parameters', function()
+      local function one_of(list) return list[math.random(#list)] end
+      local freezes = { {}, {}, { 'mlp' }, { 'embed', 'layers%.0' }, { 'layers%.[12]' },
+         { 'embed', 'norm', 'layers%.0' } }
+      local case = require 'spec.parallel.fsdp_case'
+      local function model_of(freeze)
+         local model = case.model()
+         for _, e in ipairs(model:named_parameters()) do
+            for _, name in ipairs(freeze) do
+               if e.name:find(name) then e.param:requires_grad_(false) end
+            end
+         end
+         return model
+      end
+      math.randomseed(11)
+      for i = 1, 60 do
+         local axes = one_of { { dp_shard = 4 }, { dp_shard = 3 }, { dp_replicate = 2,
+            dp_shard = 2 } }
+         local n, freeze = (axes.dp_replicate or 1) * axes.dp_shard, one_of(freezes)
+         local fsdp = { strategy = one_of { 'no_shard', 'optim', 'optim_grads',
+            'optim_grads_params' },
+            sync_each_backward = one_of { true, false, nil },
+            grad_reduce_in_fp32 = one_of { true, false }, backward_prefetch = one_of { 0, 1, 3 },
+            preserve_fp32_weights = one_of { true, false },
+            mp_policy = one_of { nil, { param_dtype = 'bf16' } } }
+         if fsdp.strategy == 'optim_grads_params' then
+            fsdp.reshard_after_forward = one_of { true, false, n == 4 and 2 or nil }
+         end
+         local micro = math.random(3)
+         local plan = tide.parallel.plan(model_of(freeze), axes, { ranks = n, fsdp = fsdp })
+         local ran = plan:price { batch = 2, seq = 8, accum = micro }
+         fsdp.mesh, fsdp.device = tide.parallel.mesh(axes, { comm = tide.dist.simulate(n, 0) }),
+            'null'
+         local told = tide.parallel.fully_shard(model_of(freeze), fsdp):price { micro = micro }
+         local what = ('%d: %s, %s, micro %d'):format(i, tostring(plan),
+            table.concat(freeze, ' '), micro)
+         assert.equal(ran.collectives.all_gather or 0, told.collectives.gather, what)
+         assert.equal(ran.collectives.reduce_scatter or 0, told.collectives.reduce, what)
+         assert.equal(ran.collectives.all_reduce or 0, told.collectives.replicas, what)
+         assert.is_true(math.abs(ran.wire / told.wire - 1) < 0.06, what)
+         assert.equal(ran.gradients, told.gradients, what)
       end
    end)
 end)

@@ -206,10 +206,31 @@ describe('megatron_fsdp_strategy_parallelize', function()
       for name, want in each { grad_reduce_in_fp32 = false, preserve_fp32_weights = false,
          overlap_grad_reduce = true, overlap_param_gather = true, check_for_nan_in_grad = true,
          average_in_collective = false, disable_bucketing = false,
-         calculate_per_token_loss = false, nccl_ub = false, fsdp_double_buffer = false,
-         sync_each_backward = false } do
+         calculate_per_token_loss = false, nccl_ub = false, fsdp_double_buffer = false } do
          assert.equal(want, o[name], name)
       end
+   end)
+
+   it('reduces gradients after every micro-batch where they are sharded, unless told', function()
+      for strategy, each_one in each { no_shard = false, optim = false, optim_grads = true,
+         optim_grads_params = true } do
+         local _, _, sharded = megatron(dp2, { data_parallel_sharding_strategy = strategy })
+         assert.equal(each_one, sharded.opts.sync_each_backward, strategy)
+         _, _, sharded = megatron(dp2, { data_parallel_sharding_strategy = strategy,
+            sync_each_backward = not each_one })
+         assert.equal(not each_one, sharded.opts.sync_each_backward, strategy)
+      end
+      local _, sharded = fsdp2(dp2, { sync_each_backward = false })
+      assert.is_false(sharded.opts.sync_each_backward)
+   end)
+
+   it('and the other reshard to some of the ranks', function()
+      local dp4 = { { 'data_parallel', 4 } }
+      local _, _, sharded = megatron(dp4, { reshard_after_forward = 2 })
+      assert.equal(2, sharded.small_comm.size)
+      local _, other = fsdp2(dp4, { reshard_after_forward = 2 })
+      assert.equal(2, other.small_comm.size)
+      refused('E_ARG', 'must divide the 4 ranks', fsdp2, dp4, { reshard_after_forward = 3 })
    end)
 
    it('hands its options on', function()
@@ -300,9 +321,13 @@ describe('a model that they spread', function()
          { 'megatron_fsdp_strategy_parallelize', {} },       -- means over ranks
          { 'megatron_fsdp_strategy_parallelize', { average_in_collective = true,
             data_parallel_sharding_strategy = 'no_shard' } },
+         { 'megatron_fsdp_strategy_parallelize', { reshard_after_forward = 2 },
+            { { 'data_parallel', 4 } } },
+         { 'fsdp2_strategy_parallelize', { param_dtype = 'f32', reshard_after_forward = 2,
+            sync_each_backward = false }, { { 'data_parallel', 4 } } },
       }
       for _, c in ipairs(cases) do
-         for _, got in ipairs(ranks.run(4, train, config, c[1], usual, c[2])) do
+         for _, got in ipairs(ranks.run(4, train, config, c[1], c[3] or usual, c[2])) do
             assert.is_true(case.distance(got, want) < 1e-5)
          end
       end

@@ -1,6 +1,7 @@
 -- Plans: checked before anything changes, priced by simulation, and what they price is what runs.
 
 local tide = require 'tide'
+local canonical = require 'tide.util.canonical'
 local leak = require 'spec.support.leak'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
@@ -18,10 +19,10 @@ local function make(mesh, opts, n)
 end
 
 -- On a rank: bytes and collectives of a step of `accum` micro-batches, by plan and by count.
-local function measure(_, _, cfg, axes, opts, accum)
+local function measure(_, _, cfg, axes, opts, accum, dtype)
    local t = require 'tide'
    local each = require 'tide.util.each'
-   local plan = t.parallel.plan({ family = 'llama', config = cfg }, axes, opts)
+   local plan = t.parallel.plan({ family = 'llama', config = cfg, dtype = dtype }, axes, opts)
    local mesh = t.parallel.mesh(axes)
    local rank = mesh.comm.rank
    local want = plan:price { batch = 2, seq = 7, accum = accum, rank = rank }
@@ -35,6 +36,16 @@ local function measure(_, _, cfg, axes, opts, accum)
    add(run.mesh.comm)
    for _, comm in each(run.mesh.comms) do add(comm) end
    for _, axis in each(run.mesh.flat) do add(axis.comm) end
+   if run.sharded and run.sharded.small_comm then add(run.sharded.small_comm) end
+   local sizes = { f32 = 4, bf16 = 2 }
+   local function size(x) return x:numel() * sizes[x.dtype] end
+   local function gradients()                -- of the shards, and whole ones that are not reduced
+      local n = 0
+      local function count(p) n = n + (p.grad ~= nil and size(p.grad) or 0) end
+      for _, entry in ipairs(run.params:named_parameters()) do count(entry.param) end
+      for _, entry in ipairs(run.sharded and run.sharded.entries or {}) do count(entry.view) end
+      return n
+   end
    local function traffic()
       local calls, bytes = 0, 0
       for _, comm in ipairs(comms) do
@@ -46,6 +57,7 @@ local function measure(_, _, cfg, axes, opts, accum)
    local optim = t.optim.AdamW(run.params, { lr = 1e-3 })
    local ids = t.zeros({ 2, 7 }, { dtype = 'i64' })
    local calls, bytes = traffic()
+   local kept = { parameters = 0, gradients = 0, optimizer = 0 }
    for i = 1, accum do
       if run.sharded then
          run.sharded:set_requires_gradient_sync(i == accum or run.sharded.opts.sync_each_backward)
@@ -58,14 +70,11 @@ local function measure(_, _, cfg, axes, opts, accum)
       if not run.sharded and i == accum and run.data.size > 1 and #held > 0 then
          run.data:all_reduce(optim:grads())
       end
+      kept.gradients = math.max(kept.gradients, gradients())
    end
    local calls2, bytes2 = traffic()
    optim:step()
-   local kept = { parameters = 0, gradients = 0, optimizer = 0 }
-   local sizes = { f32 = 4, bf16 = 2 }
-   local function size(x) return x:numel() * sizes[x.dtype] end
    for _, entry in ipairs(run.params:named_parameters()) do
-      kept.gradients = kept.gradients + size(entry.param.grad)
       for _, field in ipairs(optim.fields) do
          local s = optim.state[entry.name][field]
          kept.optimizer = kept.optimizer + (s and size(s) or 0)
@@ -109,15 +118,21 @@ describe('the price of a plan', function()
          fsdp = { strategy = 'optim_grads' } } },
       { 2, { dp_shard = 2 }, { fsdp = { mp_policy = { param_dtype = 'bf16',
          reduce_dtype = 'f32' } } } },
+      { 4, { dp_shard = 4 }, { fsdp = { reshard_after_forward = 2 } } },
+      { 4, { dp_replicate = 2, dp_shard = 2 }, { fsdp = { reshard_after_forward = false } } },
+      { 2, { dp_shard = 2 }, { fsdp = { sync_each_backward = false } } },
+      { 2, { dp_shard = 2 }, { fsdp = { strategy = 'optim', grad_reduce_in_fp32 = true,
+         preserve_fp32_weights = false, mp_policy = { param_dtype = 'bf16' } } } },
+      { 2, { dp_shard = 2 }, { fsdp = { preserve_fp32_weights = false } }, 'bf16' },
+      { 2, { dp = 2 }, {}, 'bf16' },
    }
    for _, case in ipairs(cases) do
-      local n, axes, opts = unpack(case)
+      local n, axes, opts, dtype = unpack(case)
       for _, accum in ipairs { 1, 4 } do
-         it(('is what runs: %s, %d micro-batches'):format(
-            tostring(make(axes, { tp = opts.tp, recompute = opts.recompute, fsdp = opts.fsdp }, n))
-               :match ': (.-)\n' .. (opts.fsdp and ' ' .. (opts.fsdp.strategy or '') or ''), accum),
+         it(('is what runs: %s %s %s, %d micro-batches'):format(canonical(axes), canonical(opts),
+            dtype or 'f32', accum),
             function()
-               for _, wrong in ipairs(ranks.run(n, measure, config, axes, opts, accum)) do
+               for _, wrong in ipairs(ranks.run(n, measure, config, axes, opts, accum, dtype)) do
                   assert.same({}, wrong)
                end
             end)

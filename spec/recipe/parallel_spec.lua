@@ -70,6 +70,7 @@ describe('pretraining over ranks', function()
             { 3, '--mesh.dp_shard 3 --offload --async-save --save-every 3 --recompute full' },
             { 4, '--mesh.dp_replicate 2 --mesh.dp_shard 2 --fsdp.reshard no' },
             { 4, '--mesh.dp 2 --mesh.tp 2 --recompute every:2' },
+            { 4, '--mesh.dp_shard 4 --fsdp.reshard 2' },
          }
          for i, c in ipairs(cases) do
             ok(c[1], ('%s%d --steps 8 %s'):format(where, i, c[2]))
@@ -123,6 +124,9 @@ describe('pretraining over ranks', function()
             'rank 0 of 12, 2 x 19 tokens', 'activations', 'collectives a step   all_gather' } do
             assert.matches(part, out, 1, true)
          end
+         out = ok(1, where .. 'p --plan --mesh.dp_shard 4 --fsdp.reshard 2')
+         assert.matches('reshard_after_forward 2', out, 1, true)
+         assert.matches('stays +%d.-among fewer ranks', out)
          assert.is_false(tide.util.fs.exists(dir .. '/p'))
          assert.matches('plain data parallelism over 3 ranks', ok(1, where .. 'p --plan '
             .. '--mesh.dp 3'), 1, true)

@@ -273,7 +273,8 @@ function methods.requires_grad_(x, on)
    return x
 end
 
--- Makes grad (a tensor, or nil for none) the gradient. Returns x.
+-- Makes grad (a tensor, or nil for none) the gradient. Returns x. Of a bf16 or f16 tensor it may be
+-- f32: backward then adds up in f32.
 function methods.set_grad(x, grad)
    tensor('set_grad', 'x', x)
    check(x, C.tide_set_grad(x, arg.tensor_or_nil('set_grad', 'grad', grad)))

@@ -649,7 +649,8 @@ int  tide_needs_grad(const tide_tensor *t);
 int  tide_is_leaf(const tide_tensor *t); /* 1: not the result of a recorded op */
 /* The accumulated gradient of a leaf, owned; *out null if there is none. */
 int  tide_grad(tide_tensor **out, tide_tensor *t);
-/* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. */
+/* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. Of a bf16
+ * or f16 tensor it may be f32: later gradients are then added up in f32. */
 int  tide_set_grad(tide_tensor *t, tide_tensor *grad);
 /* As tide_set_grad with null, and the bytes go now, whoever still holds a handle on the gradient
  * (it answers E_GONE), unless they are another tensor's as well or a collective is using them. */

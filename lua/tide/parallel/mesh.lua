@@ -23,6 +23,7 @@ local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local subgroup = require 'tide.parallel.subgroup'
 
 local mesh = {}
 
@@ -244,21 +245,9 @@ end
 
 -- ---- communicators ---------------------------------------------------------------------------
 
--- How many neighbours along a line of ranks share a host of `host` ranks: the shortest full run.
-local function neighbours(ranks, host)
-   local least, run = #ranks, 0
-   for i, r in ipairs(ranks) do
-      run = run + 1
-      local after = ranks[i + 1]
-      if after and math.floor(after / host) ~= math.floor(r / host) then
-         least, run = math.min(least, run), 0
-      end
-   end
-   return least
-end
-
 local function simulated(root, parts, size, index)
-   return dist.simulate(size, index, neighbours(line(root.rank, parts), root.host_size))
+   return dist.simulate(size, index,
+      subgroup.neighbours(line(root.rank, parts), root.host_size))
 end
 
 local function split(root, op, parts, size, index, name)

@@ -129,7 +129,7 @@ local fsdp2_rows = {
    { 'sequence_parallel', false }, { 'activation_checkpointing' },
    { 'activation_checkpointing_scope' }, { 'cpu_offload', false }, { 'tp_shard_plan' },
    { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' }, { 'reshard_after_forward' },
-   { 'device' }, { 'seed' },
+   { 'sync_each_backward' }, { 'device' }, { 'seed' },
 }
 
 -- Spreads a model over the axes data_parallel (or dp, dp_shard), context_parallel (cp) and
@@ -138,7 +138,8 @@ local fsdp2_rows = {
 -- (false), activation_checkpointing (nil; true: the MLPs; or a policy of parallel.recompute) and
 -- activation_checkpointing_scope, tp_shard_plan (a table, function or dotted path of either;
 -- default: by the structure of the model), dp_mesh_name, cp_mesh_name, tp_mesh_name,
--- reshard_after_forward, device, seed. Collective. Returns the model and the Sharded.
+-- reshard_after_forward and sync_each_backward (as of fully_shard), device, seed. Collective.
+-- Returns the model and the Sharded.
 function parallelizer.fsdp2_strategy_parallelize(model, mesh, opts)
    local op = 'parallel.fsdp2_strategy_parallelize'
    local o = read(op, opts, fsdp2_rows)
@@ -148,6 +149,7 @@ function parallelizer.fsdp2_strategy_parallelize(model, mesh, opts)
          output_dtype = 'f32' },
       cpu_offload = o.cpu_offload or offload.cpu or false,
       reshard_after_forward = o.reshard_after_forward,
+      sync_each_backward = o.sync_each_backward,
    }), o)
 end
 
@@ -169,7 +171,8 @@ local function megatron_rows(prefix)
       { 'data_parallel_sharding_strategy', 'optim_grads_params' },
       { 'init_' .. prefix .. '_with_meta_device', false }, { 'mp_policy' },
       { 'activation_checkpointing' }, { 'activation_checkpointing_scope' },
-      { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' }, { 'device' }, { 'seed' },
+      { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' }, { 'reshard_after_forward' },
+      { 'sync_each_backward' }, { 'device' }, { 'seed' },
    }
    for _, row in ipairs(passed) do rows[#rows + 1] = row end
    return rows
@@ -198,7 +201,8 @@ local function megatron(prefix)
       check_meta(op, meta, model, o[meta])
       local fsdp = { strategy = o.data_parallel_sharding_strategy, mp_policy = o.mp_policy,
          units = o[units] and import.import_classes_from_paths(o[units]) or nil,
-         sync_each_backward = false }
+         reshard_after_forward = o.reshard_after_forward,
+         sync_each_backward = o.sync_each_backward }
       for _, row in ipairs(passed) do fsdp[row[1]] = o[row[1]] end
       local _, sharded = finish(spread(op, model, mesh, o, fsdp), o)
       return model, o.optimizer and o.optimizer(sharded), sharded
@@ -211,8 +215,10 @@ end
 -- init_megatron_fsdp_with_meta_device (false; true: an error unless the model is on the null
 -- device), mp_policy, and those of fully_shard with Megatron's defaults, which differ:
 -- preserve_fp32_weights (false), check_for_nan_in_grad (true), calculate_per_token_loss (false:
--- gradients are means over ranks, as in fully_shard; train.step trains alike with both), gradients
--- reduced at the last micro-batch. Returns the model, the optimiser and the Sharded.
+-- gradients are means over ranks, as in fully_shard; train.step trains alike with both). Further:
+-- reshard_after_forward and sync_each_backward, as of fully_shard: with optim_grads and
+-- optim_grads_params gradients are reduced after every micro-batch, else after the last. Returns
+-- the model, the optimiser and the Sharded.
 parallelizer.megatron_fsdp_strategy_parallelize = megatron 'megatron_fsdp'
 
 -- The same by its former name, with nvfsdp_unit_modules and init_nvfsdp_with_meta_device.

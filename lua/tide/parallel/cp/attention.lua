@@ -16,12 +16,12 @@
 -- of one function (`with`); a call without is an error. Losses are sums over ranks.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'
 local collective = require 'tide.parallel.collective_op'
 local ring = require 'tide.parallel.cp.ring'
+local subgroup = require 'tide.parallel.subgroup'
 
 local cp_attention = {}
 
@@ -35,12 +35,7 @@ function cp_attention.split(name, comm, n)
    if comm.size % n ~= 0 then
       err.raise('E_ARG', name, 'a2a (%d) x p2p must equal the %d ranks of the axis', n, comm.size)
    end
-   if comm.transport == 'sim' then
-      return dist.simulate(n, comm.rank % n),
-         dist.simulate(comm.size / n, math.floor(comm.rank / n))
-   end
-   return comm:split(math.floor(comm.rank / n), comm.rank, 'cp_a2a'),
-      comm:split(comm.rank % n, comm.rank, 'cp_p2p')
+   return subgroup.near(comm, n, 'cp_a2a'), subgroup.far(comm, n, 'cp_p2p')
 end
 
 -- opts: axis (of a mesh, or a communicator), method (default: that of the context), a2a (ranks of

@@ -2,8 +2,9 @@
 --
 -- The one idea: three tensors. `shard` (this rank's rows, what the optimiser changes), `flat` (all
 -- rows in the dtype of the computation, of which the module's fields are views), `gshard` (the
--- reduced gradient of the shard). Gathering fills flat from the shards, reducing adds the full
--- gradients into gshard. flat's bytes come and go; its handle and the fields stay.
+-- reduced gradient of the shard, in the wider of the shard's dtype and that of the reduction).
+-- Gathering fills flat from the shards, reducing adds the full gradients into gshard. flat's bytes
+-- come and go; its handle and the fields stay.
 --
 -- Whatever saved a field for backward sees the same storage. Bytes that are dropped and gathered
 -- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
@@ -119,6 +120,12 @@ local function show(self, on)
    end
 end
 
+-- The dtype that holds the numbers of both.
+local function wider(a, b)
+   if a == b then return a end
+   return (a == 'f64' or b == 'f64') and 'f64' or 'f32'
+end
+
 -- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks
 -- of the shards), replicas (ranks that hold the same shard), full (bytes come and go), shard_dtype,
 -- dtype (of the computation), reduce_dtype, device, offload, seed.
@@ -127,6 +134,8 @@ function Bucket:init(entries, opts)
    for i, e in ipairs(entries) do shapes[i] = e.shape end
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
+   self.grad_dtype = wider(opts.shard_dtype, opts.reduce_dtype)
+   self.sum_dtype = wider(opts.dtype, opts.reduce_dtype)       -- of gradients not yet reduced
    self.layout = layout.new(shapes, self.comm.size)
    self.counts = self.layout.counts
    local count, at = self.counts[self.comm.rank + 1], self.layout.cuts[self.comm.rank + 1]
@@ -158,6 +167,9 @@ end
 function Bucket:set_small(comm)
    self.small = { comm = comm, counts = layout.new(self:shapes(), comm.size).counts }
 end
+
+-- Elements that stay on this rank between forward and backward for the ranks of set_small.
+function Bucket:small_count() return self.small.counts[self.small.comm.rank + 1] end
 
 -- Whole shapes of the parameters, in order.
 function Bucket:shapes()
@@ -224,7 +236,7 @@ function Bucket:reshard(keep)
    if small and keep and not small.part then
       local at = 1
       for r = 1, small.comm.rank do at = at + small.counts[r] end
-      small.part = outlive(self.flat:narrow(1, at, small.counts[small.comm.rank + 1]):clone())
+      small.part = outlive(self.flat:narrow(1, at, self:small_count()):clone())
    elseif small and not keep then
       self:forget_small()
    end
@@ -291,9 +303,21 @@ local function collect(self, flat, scale)
    if scale ~= 1 then flat:mul_(scale) end
 end
 
+-- A backward that is not reduced is over: further gradients are added in the dtype of the sum.
+function Bucket:widen()
+   if self.sum_dtype == self.opts.dtype then return end
+   for _, e in ipairs(self.entries) do
+      local g = e.view.grad
+      if g ~= nil and g.dtype ~= self.sum_dtype then
+         e.view:set_grad(g:to(self.sum_dtype))
+         g:release()
+      end
+   end
+end
+
 local function gshard_of(self)
    if not self.gshard then
-      self.gshard = outlive(tide.empty(self.shard.shape, { dtype = self.shard.dtype,
+      self.gshard = outlive(tide.empty(self.shard.shape, { dtype = self.grad_dtype,
          device = self.shard.device }))
    end
    return self.gshard

@@ -32,6 +32,7 @@ local options = require 'tide.parallel.fsdp.options'
 local pack = require 'tide.ffi.pack'
 local schedule = require 'tide.parallel.fsdp.schedule'
 local spread = require 'tide.nn.spread'
+local subgroup = require 'tide.parallel.subgroup'
 local units = require 'tide.parallel.fsdp.units'
 local Unit = require 'tide.parallel.fsdp.unit'
 
@@ -127,7 +128,8 @@ local function set_policy(self)
             k, size)
       end
       if k > 1 and k < size then
-         small = self.shard_comm:split(math.floor(self.shard_comm.rank / k), nil, 'fsdp_small')
+         small = subgroup.near(self.shard_comm, k, 'fsdp_small')
+         self.small_comm = small
       end
    end
    for _, unit in ipairs(self.units) do
@@ -244,6 +246,8 @@ function Sharded:finish()
       local all, async = self:all_units(), self.opts.overlap_grad_reduce
       for i = #all, 1, -1 do schedule.reduce(self, all[i], async) end
       for _, unit in ipairs(self.pending) do unit:drain() end
+   else
+      for _, unit in ipairs(self:all_units()) do unit:widen() end
    end
    self.pending, self.reduced, self.unsynced = {}, {}, not self.sync
    self:release()
@@ -391,7 +395,8 @@ local fsdp = { Sharded = Sharded }
 --   reshard_after_forward  nil: all but the last of a list; true; false; k: shards among k ranks
 --   mp_policy              { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs (true) }
 --   preserve_fp32_weights  (true) shards of 16-bit parameters are f32
---   grad_reduce_in_fp32    (false) gradients cross the wire as f32
+--   grad_reduce_in_fp32    (false) gradients are summed over ranks and micro-batches in f32, and
+--                          the optimiser reads them so; as mp_policy.reduce_dtype = 'f32'
 --   forward_prefetch (1), backward_prefetch (2): gathers begun ahead
 --   overlap_param_gather, overlap_grad_reduce (true): asynchronous, beside the computation
 --   disable_bucketing      (false) one unit, one collective
@@ -402,7 +407,8 @@ local fsdp = { Sharded = Sharded }
 --   calculate_per_token_loss (true) gradients are sums; false: means, by a factor before the
 --                          collective, or in it with average_in_collective. train.step knows and
 --                          trains alike; a loop of your own divides its loss by its own count then
---   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded)
+--   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded);
+--                          false: whole gradients add up on each rank until the last
 --   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
 --   device, seed           of a model on the null device
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.

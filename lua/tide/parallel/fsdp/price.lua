@@ -9,8 +9,16 @@ local err = require 'tide.util.err'
 
 local price = {}
 
+-- Adds the gradients of bucket b. unreduced: micro-batches add whole ones up before the reduction.
+local function add_gradients(sum, b, rank, unreduced, block)
+   local bytes = b.layout.counts[rank + 1] * bytes_of(b.grad_dtype)
+   sum.kept = sum.kept + block(bytes)
+   if unreduced then bytes = math.max(bytes, b.layout.total * bytes_of(b.sum_dtype)) end
+   sum.gradients = sum.gradients + bytes
+end
+
 -- Adds what rank `rank` keeps of bucket b.
-local function add_kept(sum, b, rank, state_bytes, block)
+local function add_kept(sum, b, rank, state_bytes, unreduced, block)
    local o, n = b.opts, b.comm.size
    local compute, shard = bytes_of(o.dtype), bytes_of(o.shard_dtype)
    local count, whole = b.layout.counts[rank + 1], b.layout.total * compute
@@ -23,20 +31,26 @@ local function add_kept(sum, b, rank, state_bytes, block)
       if b.full then sum.gathered = sum.gathered + whole end
    end
    if not b:wants_grad() then return end
-   sum.gradients = sum.gradients + count * shard
+   add_gradients(sum, b, rank, unreduced, block)
    sum.optimizer = sum.optimizer + count * state_bytes
-   sum.kept = sum.kept + block(count * shard)
    for _, p in ipairs(b.layout.pieces[rank + 1]) do
       sum.kept = sum.kept + block(p.numel * 4) * math.floor(state_bytes / 4)
    end
 end
 
--- Adds the collectives of one bucket in a step.
-local function add_wire(sum, b, gathers, reductions)
+local function add_gathers(sum, b, among, times)
+   if among > 1 then sum.collectives.gather = sum.collectives.gather + times end
+   sum.gather = sum.gather
+      + (among - 1) / among * b.layout.total * bytes_of(b.opts.dtype) * times
+end
+
+-- Adds the collectives of one bucket in a step: gathers before forward, again before backward, and
+-- reductions.
+local function add_wire(sum, b, gathers, again, reductions)
    local o, n, m = b.opts, b.comm.size, b.replicas.size
    local share, c = (n - 1) / n, sum.collectives
-   if n > 1 then c.gather = c.gather + gathers end
-   sum.gather = sum.gather + share * b.layout.total * bytes_of(o.dtype) * gathers
+   add_gathers(sum, b, n, gathers)
+   add_gathers(sum, b, b.small and b.small.comm.size or n, again)
    if not b:wants_grad() then return end
    local bytes = b.layout.total * bytes_of(o.reduce_dtype) * reductions
    if n > 1 then c.reduce = c.reduce + reductions end
@@ -44,14 +58,30 @@ local function add_wire(sum, b, gathers, reductions)
    sum.reduce = sum.reduce + share * bytes + 2 * (m - 1) / m * bytes / n
 end
 
+-- Units that backward goes through: those that hold or come after a trained parameter, in the order
+-- of declaration.
+local function with_backward(sharded)
+   local of, set, begun = {}, {}, false
+   for _, unit in ipairs(sharded:all_units()) do
+      for _, e in ipairs(unit.entries) do of[e] = unit end
+   end
+   for _, e in ipairs(sharded.entries) do
+      begun = begun or e.view.requires_grad
+      set[of[e]] = begun
+   end
+   return set
+end
+
 local function as_asked(n) return n end
 
 -- The cost of a Sharded. opts: rank (of the shards; default: this one), micro (micro-batches a
 -- step, 1), state_bytes (of the optimiser for an element of the shard; 8: AdamW over f32),
 -- block (what the allocator takes for n bytes; default: n).
--- Returns bytes: parameters, gradients, optimizer, kept (the three, each tensor rounded by block),
--- unit (the largest unit gathered); gather and reduce (sent a step) and their sum wire; collectives
--- a step: { gather, reduce, replicas }. Without reshard_after_forward = k.
+-- Returns bytes: parameters, gradients (at most: shards, or the whole ones of micro-batches that
+-- are reduced at the last), optimizer, kept (the three between steps, each tensor rounded by
+-- block), unit (the largest unit gathered), stays (what reshard_after_forward = k keeps from
+-- forward to backward); gather and reduce (sent a step) and their sum wire; collectives a step: {
+-- gather, reduce, replicas }.
 function price.sharded(sharded, opts)
    local op = 'parallel.fsdp.price'
    opts = err.options(op, opts, { 'rank', 'micro', 'state_bytes', 'block' })
@@ -60,14 +90,16 @@ function price.sharded(sharded, opts)
    err.number(op, 'result of block', (block(1)), 0)
    err.number(op, 'state_bytes', opts.state_bytes or 8, 0)
    err.integer(op, 'rank', opts.rank or sharded.shard_comm.rank, 0, sharded.shard_comm.size - 1)
-   local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, gather = 0,
-      reduce = 0, collectives = { gather = 0, reduce = 0, replicas = 0 } }
+   local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, stays = 0,
+      gather = 0, reduce = 0, collectives = { gather = 0, reduce = 0, replicas = 0 } }
+   local unreduced, runs = micro > 1 and not o.sync_each_backward, with_backward(sharded)
    for _, unit in ipairs(sharded:all_units()) do
       sum.gathered = 0
       for _, b in ipairs(unit.buckets) do
-         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes or 8, block)
-         local twice = unit.reshard_after_forward and b:wants_grad() and 2 or 1
-         add_wire(sum, b, b.full and twice * micro or 1, o.sync_each_backward and micro or 1)
+         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes or 8, unreduced, block)
+         local again = b.full and unit.reshard_after_forward and runs[unit] and micro or 0
+         add_wire(sum, b, b.full and micro or 1, again, unreduced and 1 or micro)
+         if b.small then sum.stays = sum.stays + b:small_count() * bytes_of(b.opts.dtype) end
       end
       sum.unit = math.max(sum.unit, sum.gathered)
    end

@@ -26,12 +26,12 @@ local function may_prefetch(self)
    return live < 2
 end
 
--- Begins to gather the units that come after `unit`.
+-- Begins to gather the units that come after `unit`; in backward (step -1) those it will reach.
 local function prefetch(self, unit, step, depth)
    local at = self.place[unit]
    for i = 1, at and depth or 0 do
       local other = self.order[at + i * step]
-      if not other or not may_prefetch(self) then return end
+      if not other or step < 0 and other.untracked or not may_prefetch(self) then return end
       other:gather(true)
    end
 end
@@ -193,8 +193,23 @@ local function end_backward(self, unit)
    if unit.calls > 0 then return end
    -- a further backward before finish: its forward was not counted, its gradients come on top
    if unit.calls < 0 then self.reduced[unit] = nil end
-   if self.sync and o.overlap_grad_reduce then schedule.reduce(self, unit, true) end
+   if not self.sync then
+      unit:widen()
+   elseif o.overlap_grad_reduce then
+      schedule.reduce(self, unit, true)
+   end
    unit:reshard(false)
+end
+
+-- Whether no backward will go through a module that has just returned these values. What is
+-- computed again in backward runs without recording first; then it is not known, so false.
+local function is_untracked(...)
+   if not tide.is_grad_enabled() then return false end
+   for i = 1, select('#', ...) do
+      local v = (select(i, ...))
+      if type(v) == 'table' or type(v) == 'cdata' and v.requires_grad then return false end
+   end
+   return true
 end
 
 -- Hangs gather, reshard and reduction of a unit on its modules.
@@ -209,8 +224,10 @@ function schedule.hook_unit(self, unit)
       end))
       if i == #list then
          hook_out(self, module)
-         keep(self, module:hook_post(function()
-            if self.phase == 'forward' and unit.reshard_after_forward then unit:reshard(true) end
+         keep(self, module:hook_post(function(_, _, ...)
+            if self.phase ~= 'forward' then return end
+            unit.untracked = is_untracked(...)
+            if unit.reshard_after_forward then unit:reshard(true) end
          end))
       end
       if i == 1 then keep(self, module:hook_backward(function() end_backward(self, unit) end)) end

@@ -87,6 +87,11 @@ function Unit:reduce(opts)
    return bad
 end
 
+-- A backward that is not reduced is over.
+function Unit:widen()
+   for _, b in ipairs(self.buckets) do b:widen() end
+end
+
 -- Ends what reduce began; the pieces then have their gradients.
 function Unit:drain()
    for _, b in ipairs(self.buckets) do b:drain() end

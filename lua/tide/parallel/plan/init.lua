@@ -126,7 +126,7 @@ local function read_sections(self, opts)
    if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
    if opts.cp then err.options(op .. ': cp', opts.cp, cp_train.options) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
-   self.tp = copy(opts.tp or {})
+   self.tp, self.fsdp = copy(opts.tp or {}), opts.fsdp and copy(opts.fsdp)
    self.cp = copy(opts.cp or {})
    self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
    self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil }
@@ -237,7 +237,8 @@ end
 -- host_size (ranks that share a host), state_bytes (of the optimiser for an element; default:
 -- AdamW's), forward (fn(model) -> loss, for other models than language models).
 -- Returns bytes: parameters, gradients, optimizer, their sum state; activations (kept from forward
--- to backward), unit (largest gathered unit), peak (everything, at its largest); wire (sent a step)
+-- to backward), unit (largest gathered unit), stays (what reshard_after_forward = k
+-- keeps of gathered units until backward), peak (everything, at its largest); wire (sent a step)
 -- and of that wire_between_hosts; collectives: calls by kind. Prints as a table.
 function Plan:price(opts)
    local name = 'parallel.plan.price'

@@ -119,22 +119,26 @@ local function kept_whole(model, given)
    return sum
 end
 
-local function kept(run, given)
+local function kept(run, micro, given)
    local sharded = run.sharded
    if not sharded then return kept_whole(run.model, given) end
    local first = sharded:named_parameters()[1]
-   local p = sharded:price { state_bytes = given or state_bytes(first and first.param.dtype) }
+   local p = sharded:price { micro = micro,
+      state_bytes = given or state_bytes(first and first.param.dtype) }
    return { parameters = p.parameters, gradients = p.gradients, optimizer = p.optimizer,
-      unit = p.unit }
+      unit = p.unit, stays = p.stays > 0 and p.stays or nil }
 end
 
--- Bytes of units that are gathered for a while.
+-- Bytes of units that are gathered for a while, and of what stays of them.
 local function gathered(sharded)
    local n = 0
    for _, unit in ipairs(sharded and sharded:all_units() or {}) do
       for _, b in ipairs(unit.buckets) do
          if b.full and not b.is_whole and b.state ~= 'absent' then
             n = n + b.layout.total * dtype_size(b.opts.dtype)
+         end
+         if b.small and b.small.part then
+            n = n + b:small_count() * dtype_size(b.opts.dtype)
          end
       end
    end
@@ -238,7 +242,7 @@ end
 
 local function comms_of(run)
    local mesh = run.mesh
-   local list = { mesh.root.comm }
+   local list = { mesh.root.comm, run.sharded and run.sharded.small_comm }
    for _, name in ipairs { 'near', 'far' } do                -- of the exchange inside a ring
       list[#list + 1] = run.context and run.context[name]
    end
@@ -251,7 +255,7 @@ end
 -- accum, forward, state_bytes. See Plan:price.
 function price.of(run, o)
    local ctx = tide.default()
-   local sum = kept(run, o.state_bytes)
+   local sum = kept(run, o.accum, o.state_bytes)
    local count = meter(comms_of(run))
    collect_often(run.model)
    ctx:mark()

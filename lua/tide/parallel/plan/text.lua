@@ -162,6 +162,7 @@ end
 local rows = {
    { 'parameters' }, { 'gradients' }, { 'optimizer' }, { 'state', 'the three' },
    { 'activations', 'kept from forward to backward' }, { 'unit', 'largest unit gathered' },
+   { 'stays', 'of gathered units, among fewer ranks until backward' },
    { 'peak', 'everything, at its largest' },
 }
 

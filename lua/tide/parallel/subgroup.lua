@@ -1,0 +1,41 @@
+-- Communicators of ranks that lie at equal distances in another one (layer 8).
+--
+-- Of a simulated communicator the parts are simulated too, with the number of neighbours that share
+-- a host.
+
+local dist = require 'tide.dist'
+
+local subgroup = {}
+
+-- How many neighbours along a line of ranks share a host of `host` ranks: the shortest full run.
+function subgroup.neighbours(ranks, host)
+   local least, run = #ranks, 0
+   for i, r in ipairs(ranks) do
+      run = run + 1
+      local after = ranks[i + 1]
+      if after and math.floor(after / host) ~= math.floor(r / host) then
+         least, run = math.min(least, run), 0
+      end
+   end
+   return least
+end
+
+local function part(comm, first, step, n, name)
+   local at = (comm.rank - first) / step
+   if comm.transport ~= 'sim' then return comm:split(first, at, name) end
+   local ranks = {}
+   for i = 1, n do ranks[i] = first + (i - 1) * step end
+   return dist.simulate(n, at, subgroup.neighbours(ranks, comm.host_size))
+end
+
+-- The n consecutive ranks around this one. n divides comm.size. Collective.
+function subgroup.near(comm, n, name)
+   return part(comm, comm.rank - comm.rank % n, 1, n, name)
+end
+
+-- The ranks with the same place among n consecutive ones. n divides comm.size. Collective.
+function subgroup.far(comm, n, name)
+   return part(comm, comm.rank % n, n, comm.size / n, name)
+end
+
+return subgroup
