@@ -27,14 +27,14 @@ local function with(record, first, n, value)
 end
 
 return function(record, try, more)
-   local best, improved = record, nil
+   local best = record
 
    -- True if the candidate is smaller and fails, too; it is the best from then on.
    local function take(candidate)
       if not more() or not smaller(candidate, best) then return false end
       local took = try(candidate)
       if not took or not smaller(took, best) then return false end
-      best, improved = took, true
+      best = took
       return true
    end
 
@@ -64,11 +64,13 @@ return function(record, try, more)
       end
    end
 
+   -- The first choices are the largest matters (ranks, sizes), so single ones go first.
+   local before
    repeat
-      improved = false
+      before = best
+      lower()
       blocks(without)
       blocks(function(r, at, n) return with(r, at, n, 0) end)
-      lower()
-   until not improved or not more()
+   until best == before or not more()
    return best
 end

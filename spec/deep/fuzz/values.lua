@@ -60,25 +60,39 @@ local function number_text(v)
    return tonumber(short) == v and short or ('%.17g'):format(v)
 end
 
--- Plain data as a Lua expression, keys in order, in lines of at most 96 columns where it can be.
+-- Short texts, comma by comma, in lines of at most 90 columns.
+local function filled(parts, indent)
+   local lines, line = {}, ''
+   for _, part in ipairs(parts) do
+      if #line > 0 and #indent + #line + #part > 87 then
+         lines[#lines + 1], line = line, ''
+      end
+      line = line .. (#line > 0 and ' ' or '') .. part .. ','
+   end
+   lines[#lines + 1] = line
+   return table.concat(lines, '\n' .. indent)
+end
+
+-- Plain data as a Lua expression, keys in order.
 function values.literal(v, indent)
    indent = indent or ''
    if type(v) == 'string' then return ('%q'):format(v) end
    if type(v) == 'number' then return number_text(v) end
    if type(v) ~= 'table' then return tostring(v) end
-   local parts, names = {}, {}
-   for i = 1, #v do parts[i] = values.literal(v[i], indent .. '   ') end
+   local parts, names, inner = {}, {}, indent .. '   '
+   for i = 1, #v do parts[i] = values.literal(v[i], inner) end
    for k in pairs(v) do
       if type(k) ~= 'number' or k < 1 or k > #v or k % 1 ~= 0 then names[#names + 1] = k end
    end
    table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
    for _, k in ipairs(names) do
-      parts[#parts + 1] = key_text(k) .. values.literal(v[k], indent .. '   ')
+      parts[#parts + 1] = key_text(k) .. values.literal(v[k], inner)
    end
    local line = #parts == 0 and '{}' or '{ ' .. table.concat(parts, ', ') .. ' }'
-   if #line + #indent <= 80 and not line:find '\n' then return line end
-   return '{\n' .. indent .. '   ' .. table.concat(parts, ',\n' .. indent .. '   ') .. ',\n'
-      .. indent .. '}'
+   if #line + #indent <= 84 and not line:find '\n' then return line end
+   local body = #names == 0 and type(v[1]) ~= 'table' and filled(parts, inner)
+      or table.concat(parts, ',\n' .. inner) .. ','
+   return '{\n' .. inner .. body .. '\n' .. indent .. '}'
 end
 
 -- ---- ranks -----------------------------------------------------------------------------------
