@@ -54,13 +54,14 @@ describe('a batch over ranks', function()
    it('is padded with the value of each field', function()
       local mask = tide.tensor { { false, false, false, false, true, true } }
       local b = six { padding_mask = mask }
-      assert.same({ { 2, 3, 4, 5, 6, 7, -100, -100 } }, whole(b, 'labels'))
+      assert.same({ { 2, 3, 4, 5, -100, -100, -100, -100 } }, whole(b, 'labels'))
+      assert.same({ { 2, 3, 4, 5, 6, 7, -100, -100 } }, whole(six(), 'labels'))
       assert.same({ { 0, 1, 2, 3, 4, 5, 0, 0 } }, whole(b, 'position_ids'))
       assert.same({ { 1, 2, 3, 4, 5, 6, 0, 0 } }, whole(b, 'input_ids'))
       assert.same({ { 1, 2, 3, 4, 5, 6, 9, 9 } }, whole(b, 'input_ids', { padding_token_id = 9 }))
       assert.same({ { false, false, false, false, true, true, true, true } },
          whole(b, 'padding_mask'))
-      assert.same({ { 1, 1, 0, 1, 1, 1, 0, 0 } },
+      assert.same({ { 1, 1, 0, 1, 0, 0, 0, 0 } },
          whole(b, 'loss_mask', { loss_mask = tide.tensor { { 1, 1, 0, 1, 1, 1 } } }))
       assert.same({ 1, 6 }, b.input_ids.shape)
    end)
@@ -120,6 +121,20 @@ describe('a batch over ranks', function()
       refused('E_ARG', 'labels', go,
          { input_ids = ints { { 1, 2 } }, labels = tide.zeros { 1, 3 } })
       refused('E_ARG', 'position_ids', go, six { position_ids = tide.zeros { 1, 5 } })
+      local two = ints { { 1, 2 }, { 3, 4 } }
+      for _, labels in ipairs { ints { { 1, 2 } }, ints { { 1, 2 }, { 1, 2 }, { 1, 2 } },
+         { { 1, 2 }, { 1, 2 } }, ints { 1, 2 } } do
+         refused('E_ARG', { "'labels'", '[2, 2]' }, go, { ids = two, labels = labels })
+      end
+      refused('E_ARG', { "'loss_mask'", '[1, 6]' }, go, six(), { loss_mask = 'x' })
+      refused('E_ARG', { "'loss_mask'", '[1, 6]' }, go, six { loss_mask = tide.ones { 6 } })
+      refused('E_ARG', 'token_type_ids', go, six { token_type_ids = { { 1, 1, 1, 1, 1, 1 } } })
+      for name, shape in require 'tide.util.each' { cache_position = { 6 }, mask = { 1, 1, 6 },
+         bias = { 1, 1, 6, 6 }, planes = { 3, 1, 6 } } do
+         refused('E_ARG', { name, 'fields' }, go, six { [name] = tide.zeros(shape) })
+         local _, out = go(six { [name] = tide.zeros(shape) }, { fields = { [name] = false } })
+         assert.same(shape, out[name].shape)
+      end
       refused('E_ARG', 'paddding', go, six(), { paddding = 1 })
       refused('E_ARG', 'fill', go, six(), { fields = { a = { dim = 2 } } })
       refused('E_ARG', 'one row', go, { input_ids = ints { { 1, 2 }, { 3, 4 } },
@@ -327,6 +342,20 @@ describe('packed streams over ranks', function()
          assert.same(want, list(out.input_ids))
          assert.same({ 0, 4 }, list(out.chunks[2].cu_seqlens))
       end
+      b.seq_lens, b.seq_lens_padded = { { 1, 2 }, { 4, -7 } }, { { 2, 2 }, { 4, -7 } }
+      local opts = { num_chunks = 2, seq_lens_padding_value = -7 }
+      for _, a in ipairs { axis(1), axis(2, 0), axis(2, 1) } do
+         out = cp.make_cp_batch_for_te(a, b, opts)
+         local W = a.size
+         assert.same(W == 1 and { { 0, 1, 3 }, { 0, 4, -7 } } or { { 0, 4, 8 }, { 0, 4, -7 } },
+            list(out.cu_seqlens))
+         assert.same({ { 0, 1, 3 }, { 0, 4, -7 } }, list(out.cu_real))
+         assert.same(W == 1 and { 2, 4 } or nil, W == 1 and out.max_seqlen or nil)
+         assert.same({ out.chunks[1].max_seqlen, out.chunks[2].max_seqlen }, out.max_seqlen)
+         assert.is_true(W == 1 or out.input_ids == nil)       -- chunks of 4 and of 2 tokens
+      end
+      out = cp.make_cp_batch_for_te(axis(1), b, opts)
+      assert.same({ { 1, -100, 3, 4 }, { 5, 6, 7, 8 } }, list(out.labels))
    end)
 
    it('keep real lengths, drop sentinels, and know padding by layout', function()
@@ -352,6 +381,19 @@ describe('packed streams over ranks', function()
       local ids = ints { 1, 2, 3, 4 }
       refused('E_ARG', 'thd', cp.make_cp_batch_for_te, axis(2), two(), { qkv_format = 'bshd' })
       refused('E_ARG', 'BSHD', cp.shard_thd_chunk, { input_ids = ids, labels = ids }, axis(2))
+      local rows = ints { { 1, 2, 3, 4 } }
+      refused('E_ARG', { 'input_ids', '[T]', '[1, 4]' }, cp.shard_thd_chunk,
+         { input_ids = rows, labels = rows, cu_seqlens = { 0, 4 } }, axis(2))
+      refused('E_ARG', { 'cu_seqlens', 'one dim' }, cp.shard_thd_chunk,
+         { input_ids = ids, labels = ids, cu_seqlens = ints { { 0, 4 } } }, axis(2))
+      refused('E_ARG', { 'cu_seqlens', 'one dim' }, cp.shard_thd_chunk,
+         { input_ids = ids, labels = ids, cu_seqlens = { { 0, 4 } } }, axis(2))
+      refused('E_ARG', 'dim 2 has 4 places', cp.shard_thd_chunk,
+         { input_ids = ids, labels = ids, pairs = tide.zeros { 2, 4 }, cu_seqlens = { 0, 4 } },
+         axis(2))
+      refused('E_ARG', { 'position_ids', '2 or 1, 4' }, cp.make_cp_batch_for_te, axis(2),
+         { input_ids = tide.zeros { 2, 4 }, labels = tide.zeros { 2, 4 }, seq_lens = false,
+            seq_lens_padded = false, position_ids = ints { { 1 } } })
       refused('E_ARG', 'behind', cp.shard_thd_chunk,
          { input_ids = ids, labels = ids, cu_seqlens = { 0, -1000, 4 } }, axis(2))
       refused('E_ARG', 'end at 8', cp.shard_thd_chunk,

@@ -119,10 +119,37 @@ describe('rows to a stream', function()
          out.index:select(3, 1):select(1, 1):tolist())
    end)
 
+   it('says in which order it laid rows that are not full', function()
+      local b = batch(2, 4, { { 2 }, { 4 } })
+      local out = thd.process_input_for_thd(b)
+      assert.same({ 100, 101, 104, 105, 106, 107, 102, 103 }, list(out.input_ids))
+      assert.same({ 0, 1, 4, 5, 6, 7, 2, 3 }, list(out.order))
+      assert.same(list(b.input_ids), list(thd.to_rows(out.input_ids, out, 2)))
+      local wide = tide.stack({ out.labels, out.input_ids }, 2)
+      assert.same(list(tide.stack({ b.labels, b.input_ids }, 3)), list(thd.to_rows(wide, out, 2)))
+      local full = thd.process_input_for_thd(batch(2, 4, { { 4 }, { 2, 1 } }))
+      assert.is_nil(full.order)                     -- only the last row has a tail
+      assert.same({ { 104, 105, 106, 107 } }, list(thd.to_rows(full.input_ids:narrow(1, 5, 4), {},
+         1)))
+      refused('E_ARG', { '8', '3 rows' }, thd.to_rows, out.input_ids, out, 3)
+      refused('E_ARG', '8 = T', thd.to_rows, tide.zeros { 4 }, out, 2)
+   end)
+
+   it('gives padding to the last document only where slots are given', function()
+      local lens = { { 9, 17, 1, 3 } }
+      local out = thd.process_input_for_thd(batch(1, 36, lens, false))
+      assert.same({ 0, 9, 26, 27, 30 }, list(out.cu_seqlens))
+      assert.is_nil(out.cu_seqlens_padded)
+      assert.equal(17, out.max_seqlen)
+      assert.equal(6, out.padding_mask:sum():item())
+      out = thd.process_input_for_thd(batch(1, 36, lens, lens))
+      assert.same({ 0, 9, 26, 27, 36 }, list(out.cu_seqlens))
+   end)
+
    it('passes what else there is, and flattens what has a value a token', function()
       local out = thd.process_input_for_thd(batch(2, 6, { { 6 }, { 6 } }, nil,
          { kinds = tide.zeros { 2, 6 }, name = 'x', scale = tide.ones { 3 },
-            attention_mask = tide.ones { 2, 6 } }))
+            attention_mask = tide.ones({ 2, 6 }, { dtype = 'i64' }) }))
       assert.same({ 12 }, out.kinds.shape)
       assert.equal('x', out.name)
       assert.same({ 3 }, out.scale.shape)
@@ -173,7 +200,14 @@ describe('chunks of rows', function()
       assert.same({ 128, 576 }, out.max_seqlen)
    end)
 
+   it('keep the order of each', function()
+      local out = split(4, 4, { { 4 }, { 4 }, { 1 }, { 3 } }, nil, 2)
+      assert.same({ { 0, 1, 2, 3, 4, 5, 6, 7 }, { 0, 4, 5, 6, 1, 2, 3, 7 } }, list(out.order))
+   end)
+
    it('need rows that divide', function()
+      refused('E_ARG', { 'num_chunks', 'expected an integer, got 1.5' }, split, 4, 4, full(4, 4),
+         nil, 1.5)
       refused('E_ARG', { '5 rows', '2 chunks' }, split, 5, 4, full(5, 4), nil, 2)
       local one = split(2, 4, full(2, 4), nil, 1)
       assert.same({ 8 }, one.input_ids.shape)

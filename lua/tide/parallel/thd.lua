@@ -13,6 +13,8 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local cp_map = require 'tide.parallel.cp.map'
+local documents = require 'tide.parallel.cp.documents'
+local stack = require 'tide.parallel.cp.stack'
 
 local thd = {}
 
@@ -138,7 +140,8 @@ local function flat_positions(op, p, B, S, order)
    end
    if not tide.is_tensor(p) or p.ndim ~= 2 or p:size(2) ~= S
       or p:size(1) ~= B and p:size(1) ~= 1 then
-      err.arg(op, 'position_ids', ('a tensor [%d, %d] or [n, %d, %d]'):format(B, S, B, S), p)
+      err.arg(op, 'position_ids', ('a tensor [%s, %d] or [n, %d, %d]'):format(
+         B == 1 and '1' or ('%d or 1'):format(B), S, B, S), p)
    end
    return flat(p:size(1) == B and p or p:expand(B, S):contiguous(), order)
 end
@@ -177,10 +180,11 @@ end
 
 local function i32(list, device) return tide.tensor(list, { dtype = 'i32', device = device }) end
 
--- cu_seqlens and cu_seqlens_padded (nil when the same) as attention libraries take them.
-local function absorb(real, slot, T, causal)
+-- cu_seqlens and cu_seqlens_padded (nil when the same) as attention libraries take them. may:
+-- padding behind the last document alone is given to it.
+local function absorb(real, slot, T, may)
    local n = #real
-   if causal and n > 1 and real[n] < T then
+   if may and n > 1 and real[n] < T then
       local same = true
       for i = 1, n - 1 do same = same and real[i] == slot[i] end
       if same then
@@ -215,7 +219,7 @@ end
 
 local function put_lengths(out, B, S, lens, slots, o, device)
    local T, real, slot = B * S, cumulate(lens), cumulate(slots)
-   local cu, padded = absorb(real, slot, T, o.causal)
+   local cu, padded = absorb(real, slot, T, o.causal and o.slots)
    out.cu_seqlens, out.max_seqlen = i32(cu, device), longest(cu)
    out.cu_seqlens_padded = padded and i32(padded, device)
    out.cu_real, out.cu_slot = i32(real, device), i32(slot, device)
@@ -224,17 +228,21 @@ local function put_lengths(out, B, S, lens, slots, o, device)
    out.padding_mask = out.index:select(3, 1):select(1, 1):lt(0)
 end
 
-local function process(op, batch, o)
-   local B, S = check_batch(op, batch)
-   local ids = batch.input_ids
-   local lens = rows_of(op, batch, 'seq_lens', B, o.sentinel)
-   local slots = rows_of(op, batch, 'seq_lens_padded', B, o.sentinel)
+-- Lengths and slots of each row, checked; nil if they are unknown. The third result: whether slots
+-- were given.
+local function lengths_of(op, batch, B, S, sentinel)
+   local lens = rows_of(op, batch, 'seq_lens', B, sentinel)
+   local slots = rows_of(op, batch, 'seq_lens_padded', B, sentinel)
    if slots and not lens then
       err.arg(op, 'seq_lens', 'real lengths, since seq_lens_padded is given', batch.seq_lens)
    end
-   slots = slots or lens
-   if lens then check_lengths(op, lens, slots, S) end
-   local order = slots and order_of(slots, S)
+   if not lens then return nil, nil, false end
+   check_lengths(op, lens, slots or lens, S)
+   return lens, slots or lens, slots ~= nil
+end
+
+-- The fields of a batch in the order of the stream.
+local function flatten(op, batch, B, S, order)
    local out = {}
    for name, v in each(batch) do
       if not consumed[name] then
@@ -242,28 +250,61 @@ local function process(op, batch, o)
          out[name] = per_token and flat(v, order) or v
       end
    end
-   out.input_ids, out.labels = flat(ids, order), flat(batch.labels, order)
+   out.input_ids, out.labels = flat(batch.input_ids, order), flat(batch.labels, order)
    out.position_ids = flat_positions(op, batch.position_ids, B, S, order)
+   return out
+end
+
+local function process(op, batch, o)
+   local B, S = check_batch(op, batch)
+   local ids = batch.input_ids
+   local lens, slots, given = lengths_of(op, batch, B, S, o.sentinel)
+   local order = slots and order_of(slots, S)
+   local out = flatten(op, batch, B, S, order)
    if lens then
-      put_lengths(out, B, S, lens, slots, o, ids.device)
+      documents.check_lengths(op, batch, B, S, lens, slots)
+      put_lengths(out, B, S, lens, slots,
+         { causal = o.causal, slots = given }, ids.device)
+      out.order = order and order:to(ids.device)
    else
-      out.padding_mask = guess_mask(op, ids, o.pad)
+      local pad = documents.padding(op, batch, B, S, ids.device)
+      out.padding_mask = pad and pad:flatten(1, 2) or guess_mask(op, ids, o.pad)
    end
    return out
 end
 
 -- Rows that hold several documents as one stream. batch: input_ids [B, S] or embeddings [B, S, H],
--- labels [B, S], position_ids ([B, S], [n, B, S] or false), seq_lens and seq_lens_padded ([B, P] or
--- lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest passes.
--- attention_mask is left out: documents say what it says. opts: seq_lens_padding_value (-1000),
--- padding_token_id (0), causal (true; false: padding is never given to the last document, whose
--- tokens would see it).
+-- labels [B, S], position_ids ([B or 1, S], [n, B, S] or false), seq_lens and seq_lens_padded
+-- ([B, P] or lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest
+-- passes. attention_mask is left out, and padding_mask and index are made anew: what masks and index say
+-- must agree with the lengths (E_ARG). Without lengths a mask says where padding is; without either
+-- the tokens equal to padding_token_id are padding, if they only end rows. opts:
+-- seq_lens_padding_value (-1000), padding_token_id (0), causal (true; false: padding is never given
+-- to the last document, whose tokens would see it).
 -- Returns a new table: input_ids [T, ...], labels [T], position_ids, padding_mask bool [T],
 -- cu_seqlens, cu_seqlens_padded (if it differs), cu_real, cu_slot (i32), max_seqlen (a number),
--- gapless, index i32 [1, T, 2] of (document, position).
+-- gapless, index i32 [1, T, 2] of (document, position). Where a row is not full, what is left of it
+-- lies at the end of the stream, and order, i64 [T], says which token of the rows (row * S + place,
+-- from 0) each place has; thd.to_rows puts values back.
 function thd.process_input_for_thd(batch, opts)
    local op = 'parallel.thd.process_input_for_thd'
    return process(op, batch, options(op, opts))
+end
+
+-- Values of the tokens of a stream, [T, ...], as rows [B, S, ...] again. stream: the result of
+-- process_input_for_thd that has them; B: its rows.
+function thd.to_rows(x, stream, B)
+   local op = 'parallel.thd.to_rows'
+   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [T, ...]', x) end
+   err.type(op, 'stream', stream, 'table')
+   local T, order = x:size(1), stream.order
+   err.integer(op, 'B', B, 1)
+   if T % B ~= 0 or order and order:size(1) ~= T then
+      err.raise('E_ARG', op, 'expected the %sT tokens of the stream as %d rows, got %d', order
+         and ('%d = '):format(order:size(1)) or '', B, T)
+   end
+   if order then x = x:index_select(1, tide.inverse_index(order)) end
+   return x:reshape { B, T / B, unpack(x.shape, 2) }
 end
 
 -- ---- chunks of rows --------------------------------------------------------------------------
@@ -287,46 +328,6 @@ local function rows_from(batch, first, n, B, S)
    return part
 end
 
--- i32 [chunks, longest], rows filled up with the sentinel.
-local function stack_cu(lists, sentinel, device)
-   local most = 0
-   for _, list in ipairs(lists) do most = math.max(most, #list) end
-   for _, list in ipairs(lists) do
-      for i = #list + 1, most do list[i] = sentinel end
-   end
-   return i32(lists, device)
-end
-
-local function column(chunks, name, other)
-   local list = {}
-   for i, c in ipairs(chunks) do
-      list[i] = c[name]
-      if list[i] == nil and other then list[i] = c[other] end
-      if list[i] == nil then return nil end
-   end
-   return list
-end
-
-local function stack_lengths(out, chunks, o)
-   local device = chunks[1].input_ids.device
-   local function put(name, other)
-      local list = column(chunks, name, other)
-      if not list then return end
-      for i, t in ipairs(list) do list[i] = t:tolist() end
-      out[name] = stack_cu(list, o.sentinel, device)
-   end
-   put 'cu_seqlens'
-   put 'cu_real'
-   put 'cu_slot'
-   for _, c in ipairs(chunks) do
-      if c.cu_seqlens_padded then
-         put('cu_seqlens_padded', 'cu_seqlens')
-         break
-      end
-   end
-   out.max_seqlen = column(chunks, 'max_seqlen')
-end
-
 -- The same in num_chunks groups of rows, each a stream of its own; their tensors are stacked on a
 -- new leading dim, lists of cumulative lengths filled up with the sentinel, max_seqlen is a list.
 -- `chunks` of the result is the list of streams themselves, which is the better form to use.
@@ -334,7 +335,7 @@ function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
    local op = 'parallel.thd.split_batch_into_thd_chunks'
    local o = options(op, opts)
    if num_chunks == nil then num_chunks = 1 end
-   err.integer(op, 'num_chunks', num_chunks, -2^31)
+   err.integer(op, 'num_chunks', num_chunks)
    if num_chunks <= 1 then return process(op, batch, o) end
    local B, S = check_batch(op, batch)
    if B % num_chunks ~= 0 then
@@ -352,12 +353,14 @@ function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
       if not tide.is_tensor(v) then out[name] = v end
    end
    for name, v in each(chunks[1]) do
-      if tide.is_tensor(v) and not name:find '^cu_' then
-         local list = column(chunks, name)
-         out[name] = rawequal(v, batch[name]) and v or tide.stack(list, 1)
+      if tide.is_tensor(v) and rawequal(v, batch[name]) then
+         out[name] = v
+      elseif tide.is_tensor(v) and not name:find '^cu_' and name ~= 'order' then
+         stack.tensors(out, chunks, { name })
       end
    end
-   stack_lengths(out, chunks, o)
+   stack.lengths(out, chunks, o.sentinel)
+   stack.orders(out, chunks)
    local gapless = true
    for _, c in ipairs(chunks) do gapless = gapless and c.gapless ~= false end
    out.gapless = gapless

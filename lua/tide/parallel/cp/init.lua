@@ -291,8 +291,9 @@ end
 
 local entries = { self_check = 'check' }
 for file, names in each {
-   batch = { 'build_position_ids', 'make_cp_batch_and_ctx', 'make_cp_batch_for_te',
-      'shard_thd_chunk', 'contiguous_batch', 'document_index_of' },
+   batch = { 'build_position_ids', 'make_cp_batch_and_ctx', 'contiguous_batch',
+      'document_index_of' },
+   stream = { 'make_cp_batch_for_te', 'shard_thd_chunk' },
    train = { 'attach', 'attach_cp_sdpa_hooks', 'attach_context_parallel_hooks',
       'run_target_cp_forward_and_gather' },
 } do

@@ -62,10 +62,13 @@ end
 
 local function list_of(op, name, v)
    if tide.is_tensor(v) then
-      if v.ndim ~= 1 then err.arg(op, name, 'a list or a tensor of one dim', v) end
-      v = v:tolist()
+      if v.ndim ~= 1 then err.arg(op, name, 'a list of numbers or a tensor of one dim', v) end
+      return v:tolist()
    end
-   return err.type(op, name, v, 'table')
+   if type(v) ~= 'table' or type(v[1]) == 'table' then
+      err.arg(op, name, 'a list of numbers or a tensor of one dim', v)
+   end
+   return v
 end
 
 -- Cumulative lengths from a list or tensor: from 0, whole, not decreasing. Returns a list.

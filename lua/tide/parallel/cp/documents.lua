@@ -1,0 +1,273 @@
+-- Which tokens of a batch see each other: the one rule for all fields that say so (layer 8).
+--
+--    index             i32 [B or 1, S, 2]: (document, position); document -1 is padding
+--    packed_seq_ids    [B, S]: documents numbered from 1; 0 is padding
+--    attention_mask    [B, S]: the same. Beside other fields a mask of 1 and 0 tells padding only
+--    cu_real, cu_slot  cumulative lengths of the documents of one row, and of the slots they lie in
+--    padding_mask      [B, S]: true is padding
+--
+-- The rule: a token is padding if any field says so; fields that number documents must agree on
+-- which of the other tokens share a document, else E_ARG. The first field of the list above gives
+-- the positions. Padding sees nothing, is seen by nothing, and its label does not train.
+--
+-- Legend: B rows of S tokens.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn_context = require 'tide.nn.context'
+local cp_map = require 'tide.parallel.cp.map'
+
+local documents = {}
+
+-- Fields that say which tokens see each other.
+documents.fields = { 'index', 'packed_seq_ids', 'attention_mask', 'cu_real', 'cu_slot',
+   'padding_mask' }
+
+-- ---- single fields ---------------------------------------------------------------------------
+
+-- The pairs of a mask of document numbers [B, S].
+local function of_mask(op, name, mask, B, S, device)
+   local index = nn_context.mask_index(op, name, mask)
+   if index:size(1) ~= B or index:size(2) ~= S then
+      err.arg(op, name, ('a tensor [%d, %d]'):format(B, S), mask)
+   end
+   return index:to(device)
+end
+
+local function of_index(op, index, B, S, device)
+   if not tide.is_tensor(index) or index.dtype ~= 'i32' or index.ndim ~= 3
+      or index:size(1) ~= B and index:size(1) ~= 1 or index:size(2) ~= S
+      or index:size(3) ~= 2 then
+      err.arg(op, 'index', ('a tensor i32 [%s, %d, 2] of (document, position)'):format(
+         B == 1 and '1' or ('%d or 1'):format(B), S), index)
+   end
+   return index:to(device)
+end
+
+local function of_padding(op, mask, B, S, device)
+   if not tide.is_tensor(mask) or mask.ndim ~= 2 or mask:size(1) ~= B or mask:size(2) ~= S then
+      err.arg(op, 'padding_mask', ('a tensor [%d, %d], true at padding'):format(B, S), mask)
+   end
+   return mask:to(device):to 'bool'
+end
+
+-- cu_real and cu_slot as lists, nil if the batch has none.
+local function of_cu(op, batch, B, S)
+   if batch.cu_real == nil and batch.cu_slot == nil then return nil end
+   if B ~= 1 then
+      err.raise('E_ARG', op, 'cu_real and cu_slot tell of one row, the batch has %d; give index or '
+         .. 'packed_seq_ids', B)
+   end
+   local real = cp_map.cu(op, 'cu_real', batch.cu_real)
+   local slot = batch.cu_slot == nil and real or cp_map.cu(op, 'cu_slot', batch.cu_slot)
+   cp_map.check_slots(op, real, slot)
+   if slot[#slot] > S then
+      err.raise('E_ARG', op, 'the documents end at %d, there are %d tokens', slot[#slot], S)
+   end
+   return real, slot
+end
+
+-- The pairs i32 [1, S, 2] of cumulative lengths (lists), on a device.
+function documents.cu_index(real, slot, S, device)
+   local host = { dtype = 'i64', device = 'cpu' }
+   return tide.slot_index(tide.tensor(slot, host), tide.tensor(real, host), S):to(device)
+end
+
+-- Whether documents in slots leave places without a token.
+local function has_gaps(real, slot, S)
+   return real[#real] < S or slot[#slot] ~= real[#real]
+end
+
+-- ---- several fields --------------------------------------------------------------------------
+
+local function doc_of(index) return index:select(3, 1) end
+
+-- The first place where two lists of document numbers part the tokens otherwise; tokens of document
+-- -1 in either are passed over.
+local function parted(a, b)
+   local there, back = {}, {}
+   for i = 1, #a do
+      local x, y = a[i], b[i]
+      if x >= 0 and y >= 0 then
+         if there[x] == nil and back[y] == nil then
+            there[x], back[y] = y, x
+         elseif there[x] ~= y or back[y] ~= x then
+            return i
+         end
+      end
+   end
+end
+
+-- Raises unless two fields ({ name, index }) part the tokens that are no padding alike.
+local function check_alike(op, one, two, pad)
+   local a, b = doc_of(one.index), doc_of(two.index)
+   if a:size(1) == b:size(1) and a:equal(b) then return end
+   if pad then a = a:masked_fill(pad, -1) end
+   local rows, others = a:tolist(), b:tolist()
+   for r = 1, math.max(#rows, #others) do
+      local at = parted(rows[r] or rows[1], others[r] or others[1])
+      if at then
+         err.raise('E_ARG', op, "'%s' and '%s' tell of different documents: row %d, token %d; a "
+            .. 'batch may have both where they agree', one.name, two.name, r, at)
+      end
+   end
+end
+
+local function joined(pad, more) return pad and pad:logical_or(more) or more end
+
+-- Whether a mask says where padding is and no more.
+local function is_plain_mask(mask)
+   return mask.dtype == 'bool' or mask:numel() == 0 or mask:amax():item() <= 1
+end
+
+-- The fields of a batch that number documents, in the order of the rule: { name, index }.
+local function numberings(op, batch, B, S, device)
+   local list = {}
+   if batch.index ~= nil then
+      list[1] = { name = 'index', index = of_index(op, batch.index, B, S, device) }
+   end
+   for _, name in ipairs { 'packed_seq_ids', 'attention_mask' } do
+      if batch[name] ~= nil then
+         list[#list + 1] = { name = name, index = of_mask(op, name, batch[name], B, S, device) }
+      end
+   end
+   local real, slot = of_cu(op, batch, B, S)
+   if real then list[#list + 1] = { name = 'cu_real', real = real, slot = slot } end
+   for _, e in ipairs(list) do
+      if e.real and #list > 1 or e.real and batch.padding_mask ~= nil then
+         e.index = documents.cu_index(real, slot, S, device)
+      end
+   end
+   return list, real, slot
+end
+
+-- Takes a mask that tells padding only out of a list of several; returns that padding.
+local function without_plain_mask(list, batch)
+   for i, e in ipairs(list) do
+      if #list > 1 and e.name == 'attention_mask' and is_plain_mask(batch.attention_mask) then
+         table.remove(list, i)
+         return doc_of(e.index):lt(0)
+      end
+   end
+end
+
+-- What the fields of a batch of B rows of S tokens say together: { index = i32 [B or 1, S, 2], or
+-- nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot = lists or
+-- nil; pad = bool [B or 1, S], nil: no token is padding }.
+function documents.of(op, batch, B, S, device)
+   local list, real, slot = numberings(op, batch, B, S, device)
+   local pad = batch.padding_mask ~= nil and of_padding(op, batch.padding_mask, B, S, device) or nil
+   local plain = without_plain_mask(list, batch)
+   if plain then pad = joined(pad, plain) end
+   for i = 2, #list do pad = joined(pad, doc_of(list[i].index):lt(0)) end
+   for i = 2, #list do check_alike(op, list[1], list[i], pad) end
+   local index = list[1] and list[1].index
+   if pad and not index then
+      index = nn_context.mask_index(op, 'padding_mask',
+         tide.ones({ B, S }, { dtype = 'i32', device = device }))
+   end
+   if pad then index = index:masked_fill(pad:unsqueeze(3), -1) end
+   local out = { index = index, cu_real = real, cu_slot = slot }
+   if index then
+      out.pad = doc_of(index):lt(0)
+   elseif real and has_gaps(real, slot, S) then
+      out.pad = doc_of(documents.cu_index(real, slot, S, device)):lt(0)
+   end
+   return out
+end
+
+-- ---- rows with lengths -----------------------------------------------------------------------
+
+-- The index of rows of lengths (lists) in slots: i32 [B, S, 2], on the host.
+local function of_lengths(lens, slots, B, S)
+   local rows = {}
+   for b = 1, B do
+      local real, slot = { 0 }, { 0 }
+      for i, n in ipairs(slots[b]) do
+         real[i + 1], slot[i + 1] = real[i] + lens[b][i], slot[i] + n
+      end
+      rows[b] = documents.cu_index(real, slot, S, 'cpu')
+   end
+   return tide.cat(rows, 1)
+end
+
+-- Raises where a field calls a token padding that lies in a document of the lengths.
+local function check_tokens(op, name, index, layout)
+   local lost = doc_of(index):lt(0):logical_and(doc_of(layout):ge(0))
+   if not lost:any():item() then return end
+   for b, row in ipairs(lost:tolist()) do
+      for t, is_lost in ipairs(row) do
+         if is_lost then
+            err.raise('E_ARG', op, "'%s' calls token %d of row %d padding, which seq_lens counts; "
+               .. 'both must say the same', name, t, b)
+         end
+      end
+   end
+end
+
+-- Raises unless the masks and the index of a batch of packed rows say what its lengths (a list for
+-- each row) say: a stream has no other place for them.
+function documents.check_lengths(op, batch, B, S, lens, slots)
+   local list = numberings(op, { index = batch.index, packed_seq_ids = batch.packed_seq_ids,
+      attention_mask = batch.attention_mask }, B, S, 'cpu')
+   local pad = batch.padding_mask ~= nil and of_padding(op, batch.padding_mask, B, S, 'cpu')
+   if #list == 0 and not pad then return end
+   local layout = of_lengths(lens, slots, B, S)
+   if pad then
+      check_tokens(op, 'padding_mask', layout:masked_fill(pad:unsqueeze(3), -1), layout)
+   end
+   for _, e in ipairs(list) do
+      check_tokens(op, e.name, e.index, layout)
+      if e.name ~= 'attention_mask' or not is_plain_mask(batch.attention_mask) then
+         check_alike(op, { name = 'seq_lens', index = layout }, e)
+      end
+   end
+end
+
+-- Padding of rows whose documents are unknown, bool [B, S], nil if no field says it. Raises for
+-- fields that number documents.
+function documents.padding(op, batch, B, S, device)
+   local list, pad = numberings(op, { index = batch.index, packed_seq_ids = batch.packed_seq_ids,
+      attention_mask = batch.attention_mask }, B, S, device), nil
+   for _, e in ipairs(list) do
+      if e.name ~= 'attention_mask' or not is_plain_mask(batch.attention_mask) then
+         err.raise('E_ARG', op, "'%s' numbers documents; give their lengths too (seq_lens)",
+            e.name)
+      end
+      pad = doc_of(e.index):lt(0)
+   end
+   if batch.padding_mask ~= nil then
+      pad = joined(pad, of_padding(op, batch.padding_mask, B, S, device))
+   end
+   return pad
+end
+
+-- ---- what follows for a batch ----------------------------------------------------------------
+
+-- Value of padding of the fields that must know of it.
+local fills = { labels = -100, loss_mask = 0, packed_seq_ids = 0 }
+
+-- Gives those fields of a batch their value at padding: its labels do not train. pad: bool, of the
+-- fields' dims. Changes the table, not its tensors.
+function documents.fill(batch, pad)
+   for name, fill in each(fills) do
+      local v = batch[name]
+      if tide.is_tensor(v) and v.ndim == pad.ndim then
+         batch[name] = v:masked_fill(pad, v.dtype == 'bool' and false or fill)
+      end
+   end
+end
+
+-- Makes the fields of a batch of rows say what `said` (of documents.of) says. Changes the table.
+function documents.settle(said, batch)
+   local pad = said.pad
+   if not pad then return end
+   documents.fill(batch, pad)
+   if batch.index ~= nil then batch.index = said.index end
+   if batch.padding_mask ~= nil then
+      batch.padding_mask = batch.padding_mask:to 'bool':logical_or(pad)
+   end
+end
+
+return documents
