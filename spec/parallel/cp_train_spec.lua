@@ -278,6 +278,51 @@ local function spoilt(_, n, config_, what)
    return ok and 'nothing' or tostring(e)
 end
 
+-- On a rank: the self-check on rows whose documents stand in one field, or in all.
+local function documents_checked(_, n, config_, what)
+   local t = require 'tide'
+   local function int(list) return t.tensor(list, { dtype = 'i64' }) end
+   local docs = int { { 1, 1, 1, 2, 2, 2, 2, 3, 3, 0, 0 } }
+   local fields = { cu_real = { 0, 3, 7, 9 }, packed_seq_ids = docs,
+      index = t.parallel.cp.document_index_of(docs),
+      attention_mask = what == 'all' and docs:ne(0):to 'i64' or docs, padding_mask = docs:eq(0) }
+   local probe = what == 'all' and fields or { [what] = fields[what] }
+   probe.ids = t.arange(11, { dtype = 'i64' }):reshape(1, 11)
+   probe.labels = probe.ids
+   for _, c in ipairs { { method = 'ring' }, { method = 'a2a', layout = 'document',
+      window = { 2, -1 } } } do
+      local model = t.model.gemma3({ vocab_size = 31, hidden_size = 24, num_hidden_layers = 2,
+         num_attention_heads = 6, num_key_value_heads = 3, head_dim = 4, intermediate_size = 40,
+         sliding_window = 3 }, { seed = 3 })
+      c.axis = t.parallel.mesh({ cp = n }):axis 'cp'
+      t.parallel.cp.attach(model, c)
+      t.parallel.cp.self_check(model, probe)
+   end
+   return true
+end
+
+-- On a rank: what the self-check says where the rule of documents.lua loses a field.
+local function broken_rule(_, n, config_, name)
+   local t = require 'tide'
+   local documents = require 'tide.parallel.cp.documents'
+   if name == 'labels' then
+      documents.fill = function() end
+   else
+      local of = documents.of
+      documents.of = function(op, batch, ...)
+         local less = {}
+         for k, v in require 'tide.util.each'(batch) do less[k] = k ~= name and v or nil end
+         return of(op, less, ...)
+      end
+   end
+   local model = t.model.llama(config_, { seed = 3 })
+   t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+   local ids = t.arange(8, { dtype = 'i64' }):reshape(1, 8)
+   local ok, e = pcall(t.parallel.cp.self_check, model, { ids = ids, labels = ids,
+      cu_real = { 0, 3, 7 }, padding_mask = ids:eq(5) })
+   return ok and 'nothing' or tostring(e)
+end
+
 describe('the self-check', function()
    it('names what differs first, on every rank', function()
       for what, words in require 'tide.util.each' {
@@ -286,6 +331,22 @@ describe('the self-check', function()
       } do
          for _, said in ipairs(ranks.run(2, spoilt, config, what)) do
             assert.matches(words, said, 1, true)
+         end
+      end
+   end)
+
+   it('holds documents and masks against their definition', function()
+      for _, what in ipairs { 'cu_real', 'index', 'packed_seq_ids', 'attention_mask',
+         'padding_mask', 'all' } do
+         all_true(ranks.run(2, documents_checked, config, what))
+      end
+   end)
+
+   it('finds a rule that drops a field', function()
+      for _, name in ipairs { 'cu_real', 'padding_mask', 'labels' } do
+         for _, said in ipairs(ranks.run(2, broken_rule, config, name)) do
+            assert.matches(name == 'labels' and "'loss'" or "'model.layers.0.self_attn'", said, 1,
+               true)
          end
       end
    end)
@@ -367,6 +428,7 @@ describe('training over a context axis', function()
       all_true(ranks.run(2, function(_, n)
          local t = require 'tide'
          local model = t.nn.Attention { dim = 8, heads = 2 }
+         model.loss = function() end
          t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
          local ok, e = pcall(t.train.step.new, { model = model, optim = {}, comm = t.dist.solo() })
          return not ok and tostring(e):find('do not hold them all', 1, true) ~= nil

@@ -274,18 +274,17 @@ local function process(op, batch, o)
 end
 
 -- Rows that hold several documents as one stream. batch: input_ids [B, S] or embeddings [B, S, H],
--- labels [B, S], position_ids ([B or 1, S], [n, B, S] or false), seq_lens and seq_lens_padded
--- ([B, P] or lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest
--- passes. attention_mask is left out, and padding_mask and index are made anew: what masks and index say
+-- labels [B, S], position_ids ([B or 1, S], [n, B, S] or false), seq_lens and seq_lens_padded ([B,
+-- P] or lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest passes.
+-- attention_mask is left out, and padding_mask and index are made anew: what masks and index say
 -- must agree with the lengths (E_ARG). Without lengths a mask says where padding is; without either
 -- the tokens equal to padding_token_id are padding, if they only end rows. opts:
 -- seq_lens_padding_value (-1000), padding_token_id (0), causal (true; false: padding is never given
--- to the last document, whose tokens would see it).
--- Returns a new table: input_ids [T, ...], labels [T], position_ids, padding_mask bool [T],
--- cu_seqlens, cu_seqlens_padded (if it differs), cu_real, cu_slot (i32), max_seqlen (a number),
--- gapless, index i32 [1, T, 2] of (document, position). Where a row is not full, what is left of it
--- lies at the end of the stream, and order, i64 [T], says which token of the rows (row * S + place,
--- from 0) each place has; thd.to_rows puts values back.
+-- to the last document, whose tokens would see it). Returns a new table: input_ids [T, ...], labels
+-- [T], position_ids, padding_mask bool [T], cu_seqlens, cu_seqlens_padded (if it differs), cu_real,
+-- cu_slot (i32), max_seqlen (a number), gapless, index i32 [1, T, 2] of (document, position). Where
+-- a row is not full, what is left of it lies at the end of the stream, and order, i64 [T], says
+-- which token of the rows (row * S + place, from 0) each place has; thd.to_rows puts values back.
 function thd.process_input_for_thd(batch, opts)
    local op = 'parallel.thd.process_input_for_thd'
    return process(op, batch, options(op, opts))

@@ -1,8 +1,9 @@
 -- The sharded model against the whole one (layer 8): cp.self_check(model, probe).
 --
--- The one idea: every rank runs the probe batch whole and then its part of it, and looks at the
--- output of each layer on the way; gathered, the two must be equal but for rounding. So a wrong
--- layout, mask, position or layer is found where it begins, and not as a loss that is a little off.
+-- Every rank runs the probe batch whole and then its part of it, and looks at the output of each
+-- layer on the way; gathered, the two must be equal but for rounding. So a wrong layout, mask,
+-- position or layer is found where it begins, and not as a loss that is a little off. The whole
+-- batch is seen by attention with a dense mask (oracle.lua), which shares no code with contexts.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -12,6 +13,7 @@ local nn_loss = require 'tide.nn.loss'
 local spread = require 'tide.nn.spread'
 local collective = require 'tide.parallel.collective_op'
 local layout = require 'tide.parallel.layout'
+local oracle = require 'tide.parallel.cp.oracle'
 
 local op = 'parallel.cp.self_check'
 
@@ -153,23 +155,13 @@ local function check_gradients_clear(model, want)
    return true
 end
 
--- (document, position) of a probe, as the whole model takes them.
-local function index_of(probe, context)
-   if context.index then return context.index end
-   if probe.cu_real == nil then return nil end
-   local slot = probe.cu_slot or probe.cu_real
-   return tide.slot_index(tide.is_tensor(slot) and slot or tide.tensor(slot, { dtype = 'i32' }),
-      tide.is_tensor(probe.cu_real) and probe.cu_real
-         or tide.tensor(probe.cu_real, { dtype = 'i32' }), context.map.length)
-end
-
 local function both(handle, model, probe, want_grad)
    local null, list = require('tide.parallel.cp').null, watched(model)
-   local mine = handle:cut(probe)
-   local count = nn_loss.count(probe.labels)
-   local whole = { ids = probe.ids, labels = probe.labels, positions = probe.positions,
-      index = index_of(probe, mine.context), context = null }
-   local a = { pass(model, list, whole, count, want_grad) }
+   local mine, whole = handle:cut(probe), oracle.batch(probe)
+   local count = nn_loss.count(whole.labels)
+   whole.context = null
+   local dense = oracle.attention(probe, probe.ids:size(1), probe.ids:size(2))
+   local a = { handle:instead(dense, pass, model, list, whole, count, want_grad) }
    local b = { pass(model, list, mine, count, want_grad) }
    return mine.context, a, b
 end
@@ -181,11 +173,13 @@ local function verdict(errors, tolerance, what, more)
       .. 'largest value, the tolerance is %.3g%s', what, bad.name, bad.error, tolerance, more or '')
 end
 
--- model: attached (cp.attach). probe: { ids, labels, and positions, index, cu_real, cu_slot, if it
--- has them }, whole and alike on all ranks of the axis. opts: tolerance (by the dtype of the
--- parameters), gradients (true; false for a sharded model). Raises on every rank, naming the first
--- layer whose output differs, or else the loss, or the first parameter whose gradient does. Returns
--- { layers, gradients: lists of { name, error }, loss, loss_whole }. Collective over the axis.
+-- model: attached (cp.attach). probe: { ids, labels, and positions, index, packed_seq_ids,
+-- attention_mask, padding_mask, cu_real, cu_slot, if it has them }, whole and alike on all ranks of
+-- the axis; short, since attention on one rank takes a dense mask of its tokens. opts: tolerance
+-- (by the dtype of the parameters), gradients (true; false for a sharded model). Raises on every
+-- rank, naming the first layer whose output differs, or else the loss, or the first parameter whose
+-- gradient does. Returns { layers, gradients: lists of { name, error }, loss, loss_whole }.
+-- Collective over the axis.
 return function(model, probe, opts)
    opts = err.options(op, opts, { 'tolerance', 'gradients' })
    if not class.is(model, nn.Module) or not spread.of(model).cp then

@@ -239,6 +239,21 @@ function Attached:whole(fn, ...)
    return unpack(r, 2, r.n)
 end
 
+-- The results of fn(...), in which inner(q, k, v, options) is what the attention layers call.
+function Attached:instead(inner, fn, ...)
+   local op, before = 'parallel.cp.instead', {}
+   err.func(op, 'inner', inner)
+   err.func(op, 'fn', fn)
+   for i, layer in ipairs(self.layers) do
+      local holder = holder_of(layer)
+      before[i], holder.inner = holder.inner, inner
+   end
+   local r = pack(pcall(fn, ...))
+   for i, layer in ipairs(self.layers) do holder_of(layer).inner = before[i] end
+   if not r[1] then error(r[2], 0) end
+   return unpack(r, 2, r.n)
+end
+
 -- What the layout 'balanced' balances: the mask of the first attention layer.
 local function mask_of(self)
    if not self.layers[1] then return { causal = true, window = { 0, 0 } } end
