@@ -1,14 +1,12 @@
 /* CUDA memory behind the device seam, the failures of a device, and the table that libtide asks
  * for.
  *
- * The one idea: kernels of a context run on one compute stream of one device, in program order, so
+ * Kernels of a context run on one compute stream of one device, in program order, so
  * a block that the host has given back may be handed out again at once: whoever had it before runs
  * earlier. Only download and sync wait. The other streams are in streams.cu.
  *
  * Errors that CUDA repeats for ever poison the context: every later call of it fails with the same
  * sentence, the process lives on. A driver that shuts down under late releases counts as done.
- *
- * Layer 2k.
  */
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-/* What a context has on a GPU. Layer 2k; for backend.cu, streams.cu and those that need the
+/* What a context has on a GPU. For backend.cu, streams.cu and those that need the
  * device itself: blas.cu, attention.cu, attention_wgmma.cuh. */
 #ifndef TIDE_KERNELS_CUDA_BACKEND_CUH
 #define TIDE_KERNELS_CUDA_BACKEND_CUH

@@ -1,13 +1,13 @@
 /* cuBLASLt, opened at the first product of a context.
  *
- * The one idea: libtide_cuda links no cuBLAS; the functions are looked up by name, so that a
+ * libtide_cuda links no cuBLAS; the functions are looked up by name, so that a
  * machine without it loses products and nothing else. cuBLASLt counts in columns, so y = a b of
  * row-major matrices is asked for as y' = b' a' with the two exchanged. What it would choose for a
  * shape is remembered, since asking takes longer than launching.
  *
  * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
  * Epilogues: bias, relu, gelu by tanh (also with its operand kept), accumulation into y (beta 1),
- * and the factors of FP8 operands. cuBLASLt knows no silu. Layer 2k.
+ * and the factors of FP8 operands. cuBLASLt knows no silu.
  */
 #include <cublasLt.h>
 #include <dlfcn.h>

@@ -1,6 +1,4 @@
 /* Folding values over a warp and over a block, always in the same order.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_BLOCK_CUH
 #define TIDE_KERNELS_CUDA_BLOCK_CUH

@@ -15,7 +15,7 @@
  * zero, and what is pending for earlier rows takes no more. Sums of dw and dbias: the four
  * stretches of a block, then blocks, in order.
  *
- * Meaning: kernels/ref/conv1d.c. Layer 2k.
+ * Meaning: kernels/ref/conv1d.c.
  */
 #include "kernels/cuda/sequence.cuh"
 

@@ -1,11 +1,9 @@
 /* What every CUDA kernel file shares: the stream of a call, launch checks, loads by dtype, and the
  * indexing of strided operands.
  *
- * The one idea: arithmetic runs in float (double for f64, int64_t for integers), memory holds any
+ * Arithmetic runs in float (double for f64, int64_t for integers), memory holds any
  * dtype, and the two meet in tide_load and tide_store. Operands are collapsed on the host, so most
  * kernels see one or two dims. A launch is checked where it is made; nothing here waits.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_CUDA_CUH
 #define TIDE_KERNELS_CUDA_CUDA_CUH

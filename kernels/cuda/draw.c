@@ -1,6 +1,6 @@
 /* The constants of a distribution, worked out on the host by the rules of the reference.
  *
- * Layer 2k. Compiled into libtide_cuda, which links nothing of libtide.
+ * Compiled into libtide_cuda, which links nothing of libtide.
  */
 #include "kernels/cuda/draw.h"
 

@@ -1,6 +1,4 @@
 /* The constants of a distribution, for kernels: what kernels/ref/draw.h makes of the attributes.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_DRAW_H
 #define TIDE_KERNELS_CUDA_DRAW_H

@@ -1,10 +1,10 @@
 /* Elementwise ops on the GPU: one function object an op, three kernels that apply it.
  *
- * The one idea: memory is the limit, so arithmetic is free to be careful: float for f32, bf16 and
+ * Memory is the limit, so arithmetic is free to be careful: float for f32, bf16 and
  * f16 (rounded once, at the store), double for f64, int64_t for the others. Operands of any strides
  * are collapsed to as few dims as their strides allow; contiguous ones need no index arithmetic.
  *
- * Meaning and corner cases are those of kernels/ref/elementwise.c. Layer 2k.
+ * Meaning and corner cases are those of kernels/ref/elementwise.c.
  */
 #include "kernels/cuda/elementwise.cuh"
 

@@ -1,10 +1,8 @@
 /* How an elementwise function object is applied to operands of any dtype and strides.
  *
- * The one idea: a kernel is chosen by (kind of arithmetic, contiguous or not) and by the dtype at
+ * A kernel is chosen by (kind of arithmetic, contiguous or not) and by the dtype at
  * run time inside tide_load and tide_store, whose branch is the same for every thread; f32 and bf16
  * that lie contiguously, where training spends its time, go four elements at a time.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_ELEMENTWISE_CUH
 #define TIDE_KERNELS_CUDA_ELEMENTWISE_CUH

@@ -1,13 +1,13 @@
 /* Copies and sums over lists of tensors on the GPU: foreach_copy_, foreach_add_.
  *
- * The one idea: one launch takes up to LIST pairs, whose addresses and strides travel as arguments
+ * One launch takes up to LIST pairs, whose addresses and strides travel as arguments
  * of the kernel. A pair is a sequence of items: 16 bytes where both sides are dense and aligned so
  * far, else as many as they are, at least an element. A block takes CHUNK items, each of its
  * threads EACH of them, read before any is written, neighbours by neighbouring threads.
  *
  * A pair of more than DIMS dims (after merging) has a launch of its own.
  *
- * Meaning: kernels/ref/elementwise.c. Layer 2k.
+ * Meaning: kernels/ref/elementwise.c.
  */
 #include "kernels/cuda/elementwise.cuh"
 

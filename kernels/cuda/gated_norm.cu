@@ -1,6 +1,6 @@
 /* The gated root mean square norm of Mamba-2 on the GPU: a block a group of channels.
  *
- * Meaning: kernels/ref/gated_norm.c. Layer 2k.
+ * Meaning: kernels/ref/gated_norm.c.
  */
 #include "kernels/cuda/block.cuh"
 

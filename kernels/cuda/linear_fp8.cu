@@ -1,12 +1,12 @@
 /* linear_fp8 on the GPU: operands become FP8 codes in scratch, cuBLASLt multiplies those.
  *
- * The one idea: nothing is asked of the host. A pass over each operand leaves its largest magnitude
+ * Nothing is asked of the host. A pass over each operand leaves its largest magnitude
  * a block, one block turns those into scales, and the scales stay on the device, where the next
  * pass and cuBLASLt read them. FP8 units want both operands with k innermost and sizes in steps of
  * 16, so codes are written in that order whatever the operand's strides, with zeros behind; a
  * result whose width is no such step goes through f32 scratch.
  *
- * Meaning: kernels/ref/matmul.c; scales: kernels/fp8.h. Layer 2k.
+ * Meaning: kernels/ref/matmul.c; scales: kernels/fp8.h.
  */
 #include <cuda_fp8.h>
 

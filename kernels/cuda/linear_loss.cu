@@ -1,11 +1,11 @@
 /* linear_cross_entropy on the GPU: logits never exist for more than a chunk of rows.
  *
- * The one idea: for each chunk of rows a product makes f32 logits (f64 for f64), a kernel turns
+ * For each chunk of rows a product makes f32 logits (f64 for f64), a kernel turns
  * them into row losses and gradients, and products carry those to dx and dw. Gradients of logits
  * are in the dtype of x, which the products want; dw of 16-bit weights is summed in f32 over the
  * chunks.
  *
- * Meaning: kernels/ref/loss.c. Layer 2k.
+ * Meaning: kernels/ref/loss.c.
  */
 #include "kernels/cuda/loss.cuh"
 #include "kernels/cuda/product.cuh"

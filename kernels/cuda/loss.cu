@@ -1,4 +1,4 @@
-/* cross_entropy and its backward on the GPU: a block a row. As kernels/ref/loss.c. Layer 2k. */
+/* cross_entropy and its backward on the GPU: a block a row. As kernels/ref/loss.c. */
 #include "kernels/cuda/loss.cuh"
 
 namespace {

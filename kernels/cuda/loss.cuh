@@ -3,8 +3,6 @@
  * With max and logsum, lse = max + logsum:
  *   loss   = (1 - eps)((max - z[t]) + logsum) + eps (mean(max - z) + logsum) + zl lse^2
  *   dz[v]  = (1 + 2 zl lse) exp((z[v] - max) - logsum) - (1 - eps) [v = t] - eps / V
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_LOSS_CUH
 #define TIDE_KERNELS_CUDA_LOSS_CUH

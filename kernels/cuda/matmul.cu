@@ -1,8 +1,8 @@
 /* matmul, linear and linear_act on the GPU: products by cuBLASLt; integers and odd strides by a
  * plain kernel.
  *
- * The one idea: batch dims are collapsed; what remains beyond one evenly strided dim is looped over
- * on the host. Meaning: kernels/ref/matmul.c. Layer 2k.
+ * Batch dims are collapsed; what remains beyond one evenly strided dim is looped over
+ * on the host. Meaning: kernels/ref/matmul.c.
  */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/product.cuh"

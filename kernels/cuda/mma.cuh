@@ -1,13 +1,13 @@
 /* Tensor-core products of 16x8 tiles, the loads that feed them, copies into shared memory, 2^x.
  *
- * The one idea: small functions hold all inline assembly (Hopper's: wgmma.cuh); spec/cuda/emulate
+ * Small functions hold all inline assembly (Hopper's: wgmma.cuh); spec/cuda/emulate
  * has a twin of each, made of the documented layout of the fragments. With g = lane / 4 and
  * t = lane % 4:
  *   a[16 rows, 16 k]: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8), pairs along k
  *   b[16 k, 8 cols]:  b0 (2t, g), b1 (2t + 8, g), pairs along k
  *   c[16 rows, 8 cols]: c0 c1 (g, 2t), c2 c3 (g + 8, 2t)
  *
- * Source: PTX ISA, mma.m16n8k16 and ldmatrix. Needs sm_80. Layer 2k.
+ * Source: PTX ISA, mma.m16n8k16 and ldmatrix. Needs sm_80.
  */
 #ifndef TIDE_KERNELS_CUDA_MMA_CUH
 #define TIDE_KERNELS_CUDA_MMA_CUH

@@ -1,8 +1,6 @@
 /* Ops that move elements, on the GPU: cat pad roll arange.
  *
- * The one idea: a thread asks where its output element comes from. Meaning: kernels/ref/movement.c.
- *
- * Layer 2k.
+ * A thread asks where its output element comes from. Meaning: kernels/ref/movement.c.
  */
 #include "kernels/cuda/elementwise.cuh"
 

@@ -1,10 +1,10 @@
 /* Normalisations on the GPU, forward and backward, over the last dim.
  *
- * The one idea: a block a row; the row is read once a pass and lies in the cache for the next.
+ * A block a row; the row is read once a pass and lies in the cache for the next.
  * Gradients of weight and bias are summed down columns: stretches of rows into scratch, then the
  * stretches in order, cut by shape alone.
  *
- * Statistics are f32 (f64 for f64). Meaning: kernels/ref/norm.c. Layer 2k.
+ * Statistics are f32 (f64 for f64). Meaning: kernels/ref/norm.c.
  */
 #include "kernels/cuda/block.cuh"
 

@@ -1,6 +1,4 @@
 /* Matrix products for the kernels here: what to multiply, in row-major words.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_PRODUCT_CUH
 #define TIDE_KERNELS_CUDA_PRODUCT_CUH

@@ -1,8 +1,7 @@
 /* What a communicator between contexts on one GPU asks of it: copies, and reductions over ranks.
  *
- * The one idea: as kernels/reduce_ranks.h, whose order (ranks 0 to n - 1) and rounding these are
+ * As kernels/reduce_ranks.h, whose order (ranks 0 to n - 1) and rounding these are
  * bit for bit: one thread folds an element over all sources and writes it to every destination.
- * Layer 2k.
  */
 #include "kernels/cuda/backend.cuh"
 

@@ -1,11 +1,11 @@
 /* Reductions on the GPU: sum mean prod amax amin any all argmax argmin cumsum.
  *
- * The one idea: one kernel folds a stretch of the reduced elements for a tile of kept ones, with
+ * One kernel folds a stretch of the reduced elements for a tile of kept ones, with
  * threads laid out along whichever of the two lies densely in memory. Where there are too few kept
  * elements to fill a device, stretches go to scratch and a second launch folds those, in order. The
  * cut depends on the shape alone: same bits on every device, no atomics.
  *
- * Meaning: kernels/ref/reduce.c. Layer 2k.
+ * Meaning: kernels/ref/reduce.c.
  */
 #include "kernels/cuda/block.cuh"
 

@@ -1,7 +1,7 @@
 /* Rotary positions on the GPU.
  *
- * The one idea: a thread a (token, pair): its angle is reduced in double once and serves all heads.
- * Meaning: kernels/ref/rope.c. Layer 2k.
+ * A thread a (token, pair): its angle is reduced in double once and serves all heads.
+ * Meaning: kernels/ref/rope.c.
  */
 #include "kernels/cuda/block.cuh"
 

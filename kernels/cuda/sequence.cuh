@@ -1,4 +1,4 @@
-/* Sequence numbers of a packed stream, for kernels: as kernels/sequence.h. Layer 2k. */
+/* Sequence numbers of a packed stream, for kernels: as kernels/sequence.h. */
 #ifndef TIDE_KERNELS_CUDA_SEQUENCE_CUH
 #define TIDE_KERNELS_CUDA_SEQUENCE_CUH
 

@@ -1,6 +1,6 @@
 /* Softmax and its logarithm on the GPU: a block a row.
  *
- * Meaning: kernels/ref/softmax.c. Layer 2k.
+ * Meaning: kernels/ref/softmax.c.
  */
 #include "kernels/cuda/block.cuh"
 

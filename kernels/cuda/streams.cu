@@ -1,8 +1,8 @@
 /* Streams by role, events between them, pinned memory, and the recording of steps.
  *
- * The one idea: the host never waits in order to keep two streams apart; an event does. A copy that
+ * The host never waits in order to keep two streams apart; an event does. A copy that
  * nobody waits for runs on the copy stream behind all compute work so far (its memory may have been
- * somebody else's until then), and hands out the event that says it is done. Layer 2k.
+ * somebody else's until then), and hands out the event that says it is done.
  */
 #include <cstdio>
 #include <cstdlib>

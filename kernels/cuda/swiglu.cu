@@ -1,4 +1,4 @@
-/* SwiGLU on the GPU, forward and backward. Meaning: kernels/ref/swiglu.c. Layer 2k. */
+/* SwiGLU on the GPU, forward and backward. Meaning: kernels/ref/swiglu.c. */
 #include "kernels/cuda/elementwise.cuh"
 
 namespace {

@@ -1,12 +1,12 @@
 /* Optimiser steps and the global norm on the GPU: AdamW, SGD, norm, clip_factor, scale_all.
  *
- * The one idea: one launch takes up to LIST tensors. Their addresses travel as arguments of the
+ * One launch takes up to LIST tensors. Their addresses travel as arguments of the
  * kernel, so nothing is uploaded; the elements of all are cut into chunks of CHUNK and a block
  * takes one. Norms leave one number a chunk in scratch, summed by one block in a fixed order, in
  * f64. Rates of a step that lie on the device are worked out there, by the operations that the host
  * makes of those in attributes: a captured step has the bits of one that is not.
  *
- * Meaning: kernels/ref/update.c. Layer 2k.
+ * Meaning: kernels/ref/update.c.
  */
 #include "kernels/cuda/block.cuh"
 

@@ -1,7 +1,7 @@
 /* Hopper's asynchronous units: products of a warpgroup out of shared memory, bulk copies of boxes
  * of a tensor into it, and the barriers that copies complete on.
  *
- * The one idea: as in mma.cuh, small functions hold all inline assembly, and spec/cuda/emulate has
+ * As in mma.cuh, small functions hold all inline assembly, and spec/cuda/emulate has
  * a twin of each, made of what the PTX ISA documents. Shared memory is named by its 32-bit address.
  *
  * A tile in shared memory is rows of 128 bytes (64 numbers of 16 bits); of row r, the 16-byte piece
@@ -11,7 +11,7 @@
  * Fragments, with w the warp of the warpgroup (rows 16 w .. 16 w + 15), are those of mma.cuh:
  *   a[16 rows, 16 k] four registers;  d[16 rows, N] is N / 8 pieces c0 .. c3
  *
- * Source: PTX ISA, wgmma, mbarrier, cp.async.bulk.tensor, setmaxnreg. Needs sm_90a. Layer 2k.
+ * Source: PTX ISA, wgmma, mbarrier, cp.async.bulk.tensor, setmaxnreg. Needs sm_90a.
  */
 #ifndef TIDE_KERNELS_CUDA_WGMMA_CUH
 #define TIDE_KERNELS_CUDA_WGMMA_CUH

@@ -1,6 +1,6 @@
--- Single inheritance in plain metatables (layer 8).
+-- Single inheritance in plain metatables.
 --
--- The one idea: a class is the metatable of its instances and its own __index, so a method call
+-- A class is the metatable of its instances and its own __index, so a method call
 -- costs one table look-up and a stack trace shows ordinary functions. The parent's constructor is
 -- called by name: `Module.init(self)`.
 --

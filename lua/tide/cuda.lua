@@ -1,4 +1,4 @@
--- What concerns NVIDIA GPUs alone: whether there is one, waiting for it, captured steps (layer 8).
+-- What concerns NVIDIA GPUs alone: whether there is one, waiting for it, captured steps.
 --
 -- A tensor is on a GPU by { device = 'cuda' } or x:to 'cuda'; everything else needs nothing here.
 

@@ -1,9 +1,9 @@
--- A function whose calls are replays of one captured step (layer 8).
+-- A function whose calls are replays of one captured step.
 --
 --    local step = tide.cuda.captured(function(ids, labels) ... optim:step() return loss end)
 --    for ids, labels in batches do print(step(ids, labels):item()) end
 --
--- The one idea: the first calls run as usual; the next is recorded on copies of its tensors, and
+-- The first calls run as usual; the next is recorded on copies of its tensors, and
 -- from then on a call copies its tensors there and replays. Everything else that is given is a
 -- number of the recording, so it must stay what it was: a call that differs is refused with the
 -- place that differs, and nothing runs.

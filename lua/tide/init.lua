@@ -1,6 +1,6 @@
--- The module `tide`: what a recipe, a host or the prompt sees (layer 8).
+-- The module `tide`: what a recipe, a host or the prompt sees.
 --
--- The one idea: names are gathered here, nothing is defined here. Ops come from the binding,
+-- Names are gathered here, nothing is defined here. Ops come from the binding,
 -- creation functions exist here for the default context (opened at first use) and as methods of
 -- every context; parts of the library (tide.nn, tide.optim, ...) are loaded when first named.
 

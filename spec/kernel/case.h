@@ -1,6 +1,6 @@
 /* What specs of single kernels share: random operands, the reference beside the fast kernel.
  *
- * The one idea: a case makes operands of random shape (sizes 0, 1, odd, large enough for threads),
+ * A case makes operands of random shape (sizes 0, 1, odd, large enough for threads),
  * random layout (contiguous, gaps, other memory order, negative strides, broadcast) and random
  * dtype, in blocks of exactly the bytes they may touch; the reference and the fast kernel run on
  * equal copies. Results must agree to the dtype's rounding, and one thread must equal two bit for

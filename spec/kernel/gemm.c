@@ -1,6 +1,6 @@
 /* Products on the CPU against plain sums: odd shapes, dtypes, layouts, threads, instruction sets.
  *
- * The one idea: every case is drawn at random from a fixed seed and checked three ways: within the
+ * Every case is drawn at random from a fixed seed and checked three ways: within the
  * rounding of f32 sums of a f64 sum of the same operands; the same bits for 1, 2 and 7 threads;
  * nothing written outside C's rows or past the scratch.
  */

@@ -1,7 +1,7 @@
 -- Whatever is given to a public function of the library is either used or refused with a tide
 -- error; nothing else is raised, and nothing crashes. (What tensors do: spec/ffi/misuse_spec.lua.)
 --
--- The one idea: the functions are found by walking what `require 'tide'` reaches, and the methods
+-- The functions are found by walking what `require 'tide'` reaches, and the methods
 -- of the objects it makes; their arguments by the names of the parameters (`good`). One argument or
 -- option at a time is replaced by an odd value. The options of a function are those that it asks
 -- err.options about.

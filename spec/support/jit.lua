@@ -1,6 +1,6 @@
 -- Does a loop over this function become compiled code, and stay there?
 --
--- The one idea: LuaJIT reports each trace through jit.attach. A function compiles if calling it in
+-- LuaJIT reports each trace through jit.attach. A function compiles if calling it in
 -- a hot loop produces at least one finished trace of that loop and, once warm, no trace that starts
 -- at the loop or at an exit of its traces is given up. Attempts that start at some inner function
 -- because that became hot on its own are not counted: they fail whenever that function returns.

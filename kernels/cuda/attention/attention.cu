@@ -1,11 +1,11 @@
 /* Attention on the GPU: which kernel serves a call, and the one of plain products: f32, f64, and
  * whatever tensor cores cannot take.
  *
- * The one idea: a warp has a few rows; a lane judges one column of a tile of 32, and a value it has
+ * A warp has a few rows; a lane judges one column of a tile of 32, and a value it has
  * read serves all rows of its warp. Forward and backward have the same loop: rows are queries (out,
  * dq) or keys (dk, dv), columns the other side. Channels beyond CHANNELS take another pass.
  *
- * Every sum is taken by one warp in one order: no atomics. Layer 2k.
+ * Every sum is taken by one warp in one order: no atomics.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/backend.cuh"

@@ -2,8 +2,6 @@
  *
  * s(i, j) = cap(scale * q_i . k_j) + bias(i, j) over the keys that query i sees; see
  * kernels/ref/attention.c for the whole definition. Work is O(T) memory: scores live in a tile.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CUDA_ATTENTION_CUH
 #define TIDE_KERNELS_CUDA_ATTENTION_CUH

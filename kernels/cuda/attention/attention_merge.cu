@@ -1,6 +1,6 @@
 /* Two attentions over disjoint keys become one, on the GPU. Meaning: kernels/ref/attention_merge.c.
  *
- * A block a (batch, token, head). What has weight 0 is not read. Layer 2k.
+ * A block a (batch, token, head). What has weight 0 is not read.
  */
 #include "kernels/cuda/block.cuh"
 

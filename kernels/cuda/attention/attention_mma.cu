@@ -1,11 +1,9 @@
 /* Attention forward on tensor cores, f16 and bf16, heads up to 256.
  *
- * The one idea: a warp owns 16 queries and keeps their output in registers while tiles of keys and
+ * A warp owns 16 queries and keeps their output in registers while tiles of keys and
  * values pass through shared memory, the next on its way while one is worked on (FlashAttention-2,
  * arXiv 2307.08691). Tiles that no query of the block can see are not loaded; tiles seen whole
  * are not masked. Values of unseen keys get weight 0 and must be finite.
- *
- * Layer 2k.
  */
 #include "kernels/cuda/attention/attention_mma.cuh"
 

@@ -2,7 +2,7 @@
  *
  * A block of THREADS owns OWN rows, 16 a warp; tiles of the other side pass by. A tile in shared
  * memory is [rows][DP + 8] 16-bit numbers, padded so that ldmatrix meets no bank twice, channels
- * and rows beyond the end zero. Layer 2k.
+ * and rows beyond the end zero.
  */
 #ifndef TIDE_KERNELS_CUDA_ATTENTION_MMA_CUH
 #define TIDE_KERNELS_CUDA_ATTENTION_MMA_CUH

@@ -1,13 +1,11 @@
 /* Attention backward on tensor cores, f16 and bf16, heads up to 256.
  *
- * The one idea: one kernel serves both halves. Its rows are queries (it makes dq) or keys (dk and
+ * One kernel serves both halves. Its rows are queries (it makes dq) or keys (dk and
  * dv); the two tiles of its rows stay in shared memory while pairs of tiles of the other side pass:
  *   rows q, dout;  others k, v:      s = q k^T,    dp = dout v^T,    dq += ds k
  *   rows k, v;     others q, dout:   s^T = k q^T,  dp^T = v dout^T,  dk += ds^T q, dv += w^T dout
  * Scores are made twice (seven products instead of five), which costs less than atomics or their
  * order: the result does not depend on who comes first.
- *
- * Layer 2k.
  */
 #include "kernels/cuda/attention/attention_mma.cuh"
 

@@ -1,6 +1,6 @@
 /* Attention forward on Hopper's asynchronous tensor cores, f16 and bf16, heads up to 256.
  *
- * The one idea: a block has 128 queries; two warpgroups own 64 each and have the scores of the next
+ * A block has 128 queries; two warpgroups own 64 each and have the scores of the next
  * tile of keys made while the values of the last are added and the weights of this one are worked
  * out (FlashAttention-3, Shah et al. 2024, arXiv 2407.08608; without its turns between warpgroups).
  * Queries and keys are multiplied out of shared memory; weights never leave registers. How tiles
@@ -10,8 +10,6 @@
  * can serve is in the table of attention.cu. Values of unseen keys get weight 0 and must be finite.
  *
  * TIDE_SM90A: the file is compiled for sm_90a. Without it there is no kernel, and a call says so.
- *
- * Layer 2k.
  */
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 

@@ -1,7 +1,7 @@
 /* What the attention kernels of Hopper share: how a block is laid out, which tiles pass by it, the
  * products of whole tiles, tensor maps.
  *
- * The one idea: a block owns 128 rows. One warp finds the tiles of the other side that its rows see
+ * A block owns 128 rows. One warp finds the tiles of the other side that its rows see
  * and keeps pairs of them coming by bulk copies, each with a note beside it that says what it is;
  * two warpgroups own 64 rows each and read. So only one place decides which tiles matter, and a
  * tile seen whole is never judged.
@@ -12,7 +12,7 @@
  * The two streams (keys and values, or queries and dout) have barriers of their own, as they are
  * done with at different times. The note of a pair comes with stream 0; one without a tile ends.
  *
- * Layer 2k; for attention_wgmma.cu and attention_wgmma_bwd.cu.
+ * For attention_wgmma.cu and attention_wgmma_bwd.cu.
  */
 #ifndef TIDE_KERNELS_CUDA_ATTENTION_WGMMA_CUH
 #define TIDE_KERNELS_CUDA_ATTENTION_WGMMA_CUH

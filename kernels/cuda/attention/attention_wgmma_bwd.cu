@@ -1,6 +1,6 @@
 /* Attention backward on Hopper's asynchronous tensor cores, f16 and bf16, heads up to 128.
  *
- * The one idea: as in attention_mma_bwd.cu one kernel serves both halves, its rows queries (it
+ * As in attention_mma_bwd.cu one kernel serves both halves, its rows queries (it
  * makes dq) or keys (dk and dv), and scores are made twice rather than added to by many:
  *   rows q, dout;  others k, v:      s = q k^T,    dp = dout v^T,    dq += ds k
  *   rows k, v;     others q, dout:   s^T = k q^T,  dp^T = v dout^T,  dk += ds^T q, dv += w^T dout
@@ -14,8 +14,6 @@
  * is of FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
  *
  * No chip has run this: kernels/cuda/STATUS.md. Chosen and refused as attention_wgmma.cu says.
- *
- * Layer 2k.
  */
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 

@@ -1,12 +1,12 @@
 /* The SSD scan of Mamba-2 on the GPU: the recurrence itself, a block a (batch, head); f32,
  * f64, few tokens, and whatever tensor cores (scan_mma.cuh) do not take.
  *
- * The one idea: the state of a head is P x N numbers in scratch, an element always in the hands of
+ * The state of a head is P x N numbers in scratch, an element always in the hands of
  * the same thread; tokens follow each other. The backward takes the chunks last to first: from the
  * state that entered a chunk it makes those within again, then returns through them. What heads of
  * a group add to dB and dC goes to scratch and is summed in order.
  *
- * Meaning: kernels/ref/scan.c. Layer 2k.
+ * Meaning: kernels/ref/scan.c.
  */
 #include "kernels/cuda/scan/scan.cuh"
 

@@ -1,7 +1,7 @@
 /* What the kernels of the SSD scan share: operands, steps.
  *
  * scan.cu follows the tokens one by one; scan_mma.cu and scan_mma_bwd.cu take chunks on tensor
- * cores (scan_mma.cuh has the idea). Meaning: kernels/ref/scan.c. Layer 2k.
+ * cores (scan_mma.cuh has the idea). Meaning: kernels/ref/scan.c.
  */
 #ifndef TIDE_KERNELS_CUDA_SCAN_CUH
 #define TIDE_KERNELS_CUDA_SCAN_CUH

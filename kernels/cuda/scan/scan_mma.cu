@@ -1,5 +1,5 @@
 /* The SSD scan forward on tensor cores, f16 and bf16: states of chunks, their recurrence,
- * values. See scan_mma.cuh. Layer 2k.
+ * values. See scan_mma.cuh.
  */
 #include "kernels/cuda/scan/scan_values.cuh"
 

@@ -1,7 +1,7 @@
 /* The SSD scan on tensor cores: what forward (scan_mma.cu) and backward (scan_mma_bwd.cu)
  * share: decays of a chunk, tiles, products that do not cross documents.
  *
- * The one idea (state-space duality, arXiv 2405.21060): within a chunk of Q tokens the recurrence
+ * Within a chunk of Q tokens the recurrence
  * is a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what comes
  * from before is a product with the state that enters. So the tokens of a chunk and all chunks are
  * worked on at once; only the states follow each other, an element at a time. Kinds of launches:
@@ -34,7 +34,7 @@
  * Bytes decide, and states are most of them: a longer chunk is the way to save some. Nothing of
  * this has been measured.
  *
- * Layer 2k. Q is at most CHUNK; rows in shared memory are padded to 16 and 8 more, so that ldmatrix
+ * Q is at most CHUNK; rows in shared memory are padded to 16 and 8 more, so that ldmatrix
  * meets no bank twice.
  */
 #ifndef TIDE_KERNELS_CUDA_SCAN_MMA_CUH

@@ -1,6 +1,6 @@
 /* The SSD scan backward on tensor cores, f16 and bf16. See scan_mma.cuh.
  *
- * The one idea: only the gradient of the state is handed from chunk to chunk; all the rest of a
+ * Only the gradient of the state is handed from chunk to chunk; all the rest of a
  * chunk follows from the states on its two sides. dB and dC are sums over the heads of a group: a
  * block takes HEADS of them one after another into the same registers, so what goes through memory
  * is an eighth; those parts are added in order. No sum depends on who comes first.
@@ -11,8 +11,6 @@
  *   da_j = sum of later - early over i >= j  +  sum of gone over i < j  +  whole <state, dstate>
  * over the tokens of j's document in the chunk. Those sums run in f64; K is made of the same f32
  * numbers on both sides, so what must cancel does.
- *
- * Layer 2k.
  */
 #include "kernels/cuda/scan/scan_values.cuh"
 

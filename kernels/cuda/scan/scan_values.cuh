@@ -1,6 +1,6 @@
 /* The SSD scan on tensor cores: what tokens get along the channels, y or du.
  *
- * The one idea: forwards and backwards are one kernel. A block has ROWS tokens of a chunk of one
+ * Forwards and backwards are one kernel. A block has ROWS tokens of a chunk of one
  * head and WIDTH of its channels, a warp 16 tokens; with (own, other, v, state) that is
  *   y:   rows t of C, earlier s of B, u = step x, the state that enters;      S[t, s] for s <= t
  *   du:  rows s of B, later t of C,   dy,         the gradient of what leaves; S[t, s] for t >= s
@@ -8,7 +8,7 @@
  * has what the decays lose: sums over later t of S dS, and over the channels of u and
  * out (B dstate').
  *
- * See scan_mma.cuh. Layer 2k.
+ * See scan_mma.cuh.
  */
 #ifndef TIDE_KERNELS_CUDA_SCAN_VALUES_CUH
 #define TIDE_KERNELS_CUDA_SCAN_VALUES_CUH

@@ -4,7 +4,7 @@
 --    tide run --trace runs/t -n 4 recipe.lua     -- every rank leaves runs/t/rank000.json, ...
 --    tide trace runs/t                           -- merges them into runs/t/trace.json, reports
 --
--- The one idea: a rank's file is a Chrome trace (spans of ops and collectives) with one field more,
+-- A rank's file is a Chrome trace (spans of ops and collectives) with one field more,
 -- the ring of the last collectives of each of its communicators. A communicator is known on all of
 -- its ranks by its `id`: the call of split that made it. So the calls of different ranks can be
 -- laid side by side, by number, and compared: a call that differs, a call that one rank never

@@ -1,6 +1,6 @@
--- Whether ranks have in common what they must (layer 8).
+-- Whether ranks have in common what they must.
 --
--- The one idea: each rank says in a text what it holds, all of them see all the texts, and every
+-- Each rank says in a text what it holds, all of them see all the texts, and every
 -- rank raises the same error, which names those who differ, before anything is changed. Where one
 -- call makes others (a plan that cuts and shards a model), what the first has compared is settled
 -- for the rest, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.

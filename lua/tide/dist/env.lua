@@ -1,6 +1,6 @@
 -- Which rank of how many this process is, as launchers say in the environment.
 --
--- The one idea: a launcher is a row of variable names; the first row with something set decides:
+-- A launcher is a row of variable names; the first row with something set decides:
 -- RANK and WORLD_SIZE (as torchrun sets them), Open MPI, PMI (MPICH), Slurm. None: one process.
 -- Slurm's variables also exist outside of steps, in a shell of salloc and in the batch script;
 -- there they say nothing about this process. Inconsistent values are an error in one sentence.

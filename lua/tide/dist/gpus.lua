@@ -1,6 +1,6 @@
--- Which GPU each rank has, and NCCL between them (layer 8).
+-- Which GPU each rank has, and NCCL between them.
 --
--- The one idea: ranks tell each other their machine, its GPUs and the one they were given; all see
+-- Ranks tell each other their machine, its GPUs and the one they were given; all see
 -- the same table and draw the same conclusion. A GPU to a rank: NCCL. Threads that share one: they
 -- move data there themselves. Anything else would leave GPUs idle, or is not possible.
 

@@ -1,6 +1,6 @@
 -- Names the rank that keeps the others waiting.
 --
--- The one idea: what a rank does between collectives is its own time; what it spends in them is
+-- What a rank does between collectives is its own time; what it spends in them is
 -- mostly waiting. So a rank counts, over a window of steps, the seconds of each section of its
 -- program less the seconds that blocking collectives took meanwhile. At the end of a window the
 -- ranks exchange these sums once, and every rank finds the same answer: the slowest rank, if its

@@ -1,7 +1,7 @@
--- CausalLM: what language models have in common around their layers (layer 7): a head that may be
+-- CausalLM: what language models have in common around their layers: a head that may be
 -- the embedding, logits, and a loss that never makes them.
 --
--- The one idea: a family says how ids become final hidden states (`hidden`), which options say
+-- A family says how ids become final hidden states (`hidden`), which options say
 -- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
 -- Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in parts.
 

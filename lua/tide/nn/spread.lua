@@ -1,11 +1,11 @@
--- How a module is spread over ranks: noted on the module, asked here alone (layer 7).
+-- How a module is spread over ranks: noted on the module, asked here alone.
 --
 --    tp       what tensor parallelism cut it over, { axis, comm, .. }: every module of the model
 --    cp       the handle of parallel.cp.attach: the model
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model
 --
--- The one idea: the parts of `parallel` write down what they did, and whoever must know (steps,
+-- The parts of `parallel` write down what they did, and whoever must know (steps,
 -- optimisers, states, plans) asks here without knowing them.
 
 local err = require 'tide.util.err'

@@ -1,6 +1,6 @@
--- Collectives that can be differentiated, along any dim (layer 8).
+-- Collectives that can be differentiated, along any dim.
 --
--- The one idea: each is a host function whose backward is its adjoint collective, so backward
+-- Each is a host function whose backward is its adjoint collective, so backward
 -- communicates in the reverse order of forward, alike on every rank. Communicators move flat
 -- buffers with one part a rank; two helpers turn a tensor into parts along a dim and back, with at
 -- most one copy.

@@ -1,10 +1,10 @@
--- DTensor: one tensor that lies on a mesh, and its way from one placement to another (layer 8).
+-- DTensor: one tensor that lies on a mesh, and its way from one placement to another.
 --
 --    local w = tide.parallel.distribute(t, mesh, { tp = Shard(1) })
 --    w.part, w.shape, w.placements            -- this rank's piece, the whole shape
 --    w:redistribute { tp = Replicate() }      -- prints first: print(w:plan { tp = Replicate() })
 --
--- The one idea: a DTensor is a record. It computes nothing by itself and overloads no operator;
+-- A DTensor is a record. It computes nothing by itself and overloads no operator;
 -- redistribute runs a plan (placement.lua) with differentiable collectives. Gradients follow the
 -- convention "counted once": what is replicated has the same gradient on every rank, and so has
 -- every rank's share of a Partial.

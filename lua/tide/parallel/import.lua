@@ -1,4 +1,4 @@
--- Values by dotted path: 'my.module.field' is require('my.module').field (layer 8).
+-- Values by dotted path: 'my.module.field' is require('my.module').field.
 
 local err = require 'tide.util.err'
 

@@ -1,6 +1,6 @@
--- Indices into what is cut over ranks, looked at as the whole op would look at them (layer 8).
+-- Indices into what is cut over ranks, looked at as the whole op would look at them.
 --
--- The one idea: a rank holds a part of the classes and takes an index beyond it for another rank's,
+-- A rank holds a part of the classes and takes an index beyond it for another rank's,
 -- so what is no index at all must be found apart. On the host that is told at once; on a device by
 -- a kernel that nobody waits for: the next call that looks at the device tells (E_ARG), as of any
 -- index there.

@@ -1,8 +1,8 @@
--- Layout: how the parameters of a module lie on a mesh axis (layer 8). Integers only.
+-- Layout: how the parameters of a module lie on a mesh axis. Integers only.
 --
 --    module._layout[field] = { axis, placement, shape, counts, blocks }
 --
--- The one idea: a local parameter is one or more boxes of the whole one, and a box is enough to
+-- A local parameter is one or more boxes of the whole one, and a box is enough to
 -- fill it (the counter-based random numbers take a start and strides), save it and shard it
 -- further. axis is an axis of a mesh; placement Shard(d) or Replicate; shape that of the whole;
 -- counts the sizes along d on each rank of the axis. blocks (usually nil) cuts dim d first: a

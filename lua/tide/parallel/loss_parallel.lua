@@ -1,6 +1,6 @@
--- Cross entropy over a vocabulary cut over ranks (layer 8): logits are never gathered.
+-- Cross entropy over a vocabulary cut over ranks: logits are never gathered.
 --
--- The one idea: as in the fused tide.linear_cross_entropy, gradients are made in the forward pass,
+-- As in the fused tide.linear_cross_entropy, gradients are made in the forward pass,
 -- chunk by chunk over tokens, while a chunk of this rank's logits is there; backward only scales
 -- them. Of a chunk the ranks exchange three numbers a token: the largest logit, and the sum of
 -- exponentials, the logit of the target and (for label smoothing) the sum of logits (Shoeybi et

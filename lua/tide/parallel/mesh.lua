@@ -1,10 +1,10 @@
--- Mesh: the ranks of a communicator arranged along named axes (layer 8).
+-- Mesh: the ranks of a communicator arranged along named axes.
 --
 --    local mesh = tide.parallel.mesh { dp = 2, cp = -1 }
 --    mesh:axis('dp')              -- { name = 'dp', size = 2, rank = .., comm = .. }
 --    mesh:flatten { 'dp', 'cp' }  -- the axis 'dp_cp', made once and kept
 --
--- The one idea: an axis is a communicator with a name. Ranks lie row-major, the last axis fastest,
+-- An axis is a communicator with a name. Ranks lie row-major, the last axis fastest,
 -- so a rank's coordinates are the digits of its number, and an axis holds the ranks that differ in
 -- that digit alone. A flattened axis is the same with several digits, row-major again.
 --

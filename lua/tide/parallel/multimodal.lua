@@ -1,7 +1,7 @@
 -- Images and videos over context-parallel ranks: padding rules, packed parameters, and the split
--- and gather of what a vision tower reads and writes (layer 8).
+-- and gather of what a vision tower reads and writes.
 --
--- The one idea: a split is a plan (who has which frames, who has none) that the gather reads again,
+-- A split is a plan (who has which frames, who has none) that the gather reads again,
 -- so what comes back is exactly what went in: no frame lost, empty ranks known by a flag and not
 -- guessed from their number. Towers of different length on each rank are joined by a true
 -- all-gather of unequal parts, whose adjoint is the reduce-scatter of the same parts.

@@ -1,7 +1,6 @@
--- Packing documents into rows of one size, and spreading packs and long documents over ranks
--- (layer 8).
+-- Packing documents into rows of one size, and spreading packs and long documents over ranks.
 --
--- The one idea: packers work on lengths and give lists of indices (from 1); building the rows is a
+-- Packers work on lengths and give lists of indices (from 1); building the rows is a
 -- separate step, so any packer can feed any row format. Slots are rounded up to what head-tail
 -- sharding needs before the fit is tested.
 

@@ -1,11 +1,11 @@
--- The entry points of NeMo Automodel's parallelizer, under their names (layer 8).
+-- The entry points of NeMo Automodel's parallelizer, under their names.
 --
 --    local model, sharded = tide.parallel.fsdp2_strategy_parallelize(model, mesh, {
 --       sequence_parallel = true, activation_checkpointing = true, seed = 1 })
 --    local model, optim = tide.parallel.megatron_fsdp_strategy_parallelize(model, mesh, {
 --       optimizer = function(params) return tide.optim.AdamW(params, { lr = 1e-3 }) end })
 --
--- The one idea: they are plans (parallel.plan) with other names for the options and the axes. So
+-- They are plans (parallel.plan) with other names for the options and the axes. So
 -- the order is tensor parallelism, recomputation, sharding, and all is checked before anything is
 -- changed. Parameters are sharded over data and context ranks together, whatever the axes are
 -- called, and unit classes that cannot be imported are an error.

@@ -1,4 +1,4 @@
--- Placements: how a tensor lies on a mesh, and plans that change it (layer 8). Integers only.
+-- Placements: how a tensor lies on a mesh, and plans that change it. Integers only.
 --
 --    Shard(dim)    an axis cuts the dim; ranks hold consecutive pieces
 --    Replicate()   each rank of the axis holds the same
@@ -8,7 +8,7 @@
 -- inner ones cut its pieces. Pieces are ceil(n / k) long until n is used up, so the last ones may
 -- be shorter or empty.
 --
--- The one idea: a change of placements is a list of steps, each on one axis and each the cheapest
+-- A change of placements is a list of steps, each on one axis and each the cheapest
 -- collective for its pair, found before anything runs. A dim is cut from outer to inner axis and
 -- joined from inner to outer, so an axis must sometimes give its cut back for a while. What shrinks
 -- the data comes first, what grows it last. plan.bytes is what this rank sends with the algorithms

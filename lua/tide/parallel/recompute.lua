@@ -1,4 +1,4 @@
--- Recomputation (activation checkpointing): what a model does not keep for backward (layer 8).
+-- Recomputation (activation checkpointing): what a model does not keep for backward.
 --
 --    tide.parallel.recompute(model, 'mlp')
 --
@@ -11,7 +11,7 @@
 --    { ops = {...} }       by what is computed: 'attention' (the inner call only: scores are made
 --                          again, projections kept), 'norm', 'linear'
 --
--- The one idea: the call of a module, its hooks included, runs inside tide.checkpoint, so that a
+-- The call of a module, its hooks included, runs inside tide.checkpoint, so that a
 -- module cut over ranks repeats its collectives in the same order on every rank and keeps only its
 -- part of the sequence. Apply it after tensor parallelism and before FSDP. A policy replaces the
 -- one before. opts.scope limits it to parts of a model: 'language', 'vision', 'audio'.

@@ -1,4 +1,4 @@
--- Communicators of ranks that lie at equal distances in another one (layer 8).
+-- Communicators of ranks that lie at equal distances in another one.
 --
 -- Of a simulated communicator the parts are simulated too, with the number of neighbours that share
 -- a host.

@@ -1,7 +1,7 @@
 -- Packed streams: rows that hold several documents as one stream of tokens with cumulative lengths
--- (layer 8). THD: tokens x heads x head size, no batch dim.
+--. THD: tokens x heads x head size, no batch dim.
 --
--- The one idea: real lengths and slot lengths are both kept, always, so that padding is known from
+-- Real lengths and slot lengths are both kept, always, so that padding is known from
 -- the layout and never guessed from token ids. `cu_real` counts the tokens of the documents,
 -- `cu_slot` the places they occupy; `cu_seqlens` and `cu_seqlens_padded` are the forms that
 -- attention libraries take, where padding behind the last document alone is given to it.

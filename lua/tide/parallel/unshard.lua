@@ -1,6 +1,6 @@
--- Whole parameters for a while, and the end of a run's communication (layer 8).
+-- Whole parameters for a while, and the end of a run's communication.
 --
--- The one idea: a unit counts who needs it whole and gives its bytes back when nobody does. So
+-- A unit counts who needs it whole and gives its bytes back when nobody does. So
 -- scopes nest, overlap with a forward pass, and an error inside leaves everything as it was.
 
 local tide = require 'tide'

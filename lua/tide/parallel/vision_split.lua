@@ -1,7 +1,6 @@
--- Cutting images and videos into parts for ranks: where the cuts may be, and where they are best
--- (layer 8).
+-- Cutting images and videos into parts for ranks: where the cuts may be, and where they are best.
 --
--- The one idea: cuts are only legal between units (an image; a tubelet, the frames of a video that
+-- Cuts are only legal between units (an image; a tubelet, the frames of a video that
 -- enter one temporal patch), so no frame is lost and no tubelet cut by construction. `balanced` is
 -- the optimal linear partition: the largest part is as small as it can be, found by bisection on
 -- that size. `compatible` follows the rule of published code (even frame counts, nearest tubelet),

@@ -1,6 +1,6 @@
 -- zigzag(cut, W, rank): the runs { start, length, start, length, ... } of a rank where each piece,
 -- from cut[d] to cut[d + 1], is 2 W equal chunks and a rank has chunks rank and 2 W - 1 - rank of
--- it (layer 8). Under a causal mask all ranks then have equal work. Integers only.
+-- it. Under a causal mask all ranks then have equal work. Integers only.
 
 return function(cut, W, rank)
    local runs = {}

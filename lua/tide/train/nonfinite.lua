@@ -1,6 +1,6 @@
 -- Who brought a number that is not finite into a step: rank and tensor.
 --
--- The one idea: after gradients are summed every rank has the same NaN, so each looks at its own
+-- After gradients are summed every rank has the same NaN, so each looks at its own
 -- before that: one pass that reads them, and names only where it finds something. Ranks exchange
 -- what they found when a step is left out, which all of them know.
 

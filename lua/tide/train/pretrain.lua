@@ -2,7 +2,7 @@
 --
 --    pretrain.main({ name = 'pretrain', title = .., model = rows, make = fn, root = .. }, ...)
 --
--- The one idea: such recipes differ in their model: the options that describe it and the function
+-- Such recipes differ in their model: the options that describe it and the function
 -- that makes it. Data, mesh, schedule, checkpoints, evaluation, sample and messages are here.
 -- Nothing of tide is loaded before the command line is read.
 

@@ -1,6 +1,6 @@
 -- Log-probabilities of given tokens under a model whose weights may be shared among ranks.
 --
--- The one idea: windows of the text are shared among the ranks like data, and every rank runs its
+-- Windows of the text are shared among the ranks like data, and every rank runs its
 -- model equally often, since gathering a layer takes all of them.
 
 local tide = require 'tide'

@@ -1,6 +1,6 @@
 -- How a recipe's command line spreads its model over ranks: the options, and the plan they make.
 --
--- The one idea: a recipe adds setup.options to its own and asks setup.plan_of for a plan; what can
+-- A recipe adds setup.options to its own and asks setup.plan_of for a plan; what can
 -- be wrong with them is told in terms of the command line. Nothing of tide is loaded before that.
 
 local each = require 'tide.util.each'

@@ -1,6 +1,6 @@
--- Tensors of a checkpoint as pieces: who writes what, and how any box is read again (layer 8).
+-- Tensors of a checkpoint as pieces: who writes what, and how any box is read again.
 --
--- The one idea: a piece is a box of a whole tensor, { name, shape, offset, size } with a list entry
+-- A piece is a box of a whole tensor, { name, shape, offset, size } with a list entry
 -- a dim. Every rank writes the boxes it holds (of equal boxes the lowest rank's), one file a rank
 -- and kind, and shards.json says where each lies. Reading asks for a box of the whole tensor and
 -- opens only files with a piece of it, so a run goes on with any number of ranks and any placement.

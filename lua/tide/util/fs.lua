@@ -1,6 +1,6 @@
 -- Files as the library sees them: the one place that names the primitives of tide.ffi.io.
 --
--- Failures are raised in the name of the caller, with the path and the system's reason. Layer 8.
+-- Failures are raised in the name of the caller, with the path and the system's reason.
 
 local err = require 'tide.util.err'
 

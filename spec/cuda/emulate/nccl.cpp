@@ -1,6 +1,6 @@
 /* A libnccl.so.2 whose ranks are threads of one process, so that core/dist/comm_nccl.c is run.
  *
- * The one idea: a call becomes a step of the stream it was given (stream.h). The step is not done
+ * A call becomes a step of the stream it was given (stream.h). The step is not done
  * until all ranks' steps of that number have come; the last of them looks whether they agree, moves
  * everybody's data and marks it done. Sends and receives wait in a mailbox a pair, in order.
  *

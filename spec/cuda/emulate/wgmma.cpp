@@ -1,6 +1,6 @@
 /* Hopper's asynchronous units on emulated threads: barriers, bulk copies, products of a warpgroup.
  *
- * The one idea: what is under way is worth nothing. A box that is being copied holds NaN from the
+ * What is under way is worth nothing. A box that is being copied holds NaN from the
  * moment the copy starts and arrives when the threads that wait for it are all that is left; the
  * registers of a product hold NaN from its start, and it reads its operands when it is waited for.
  * So a wait that is missing, and a stage that is handed back too soon, are seen by results. What

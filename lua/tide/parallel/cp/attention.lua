@@ -1,10 +1,10 @@
--- Attention over a sequence that lies on several ranks (layer 8).
+-- Attention over a sequence that lies on several ranks.
 --
 --    local inner = cp_attention.new { axis = mesh:axis 'cp', method = 'ring' }
 --    inner(q, k, v, { causal = true, context = context })     -- the context of the batch
 --    attention.inner = inner                                  -- takes the place of tide.attention
 --
--- The one idea: layout, padding, documents and window are data: pairs (document, position) of every
+-- Layout, padding, documents and window are data: pairs (document, position) of every
 -- token of every rank, which the context holds (context.lua). So each method is one rule for any
 -- of them, and what it computes is the attention of the whole sequence:
 --    ring        keys and values come block by block, hidden behind the work; memory of 1 / W

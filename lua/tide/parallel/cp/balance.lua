@@ -1,7 +1,7 @@
 -- Work of attention over documents, and blocks of a packed stream dealt to ranks so that all have
--- as many tokens and (nearly) as much work (layer 8).
+-- as many tokens and (nearly) as much work.
 --
--- The one idea: work is a count of (query, key) pairs, a closed form for any stretch of a document;
+-- Work is a count of (query, key) pairs, a closed form for any stretch of a document;
 -- a stream cut into equal blocks is dealt from the costliest down, to and fro over the ranks
 -- (process-time round-robin), and then improved by exchanging blocks of one size. Equal blocks
 -- keep the token counts equal whatever the costs are.

@@ -1,4 +1,4 @@
--- Batches for context parallelism: every tensor with a value a token is cut by one plan (layer 8).
+-- Batches for context parallelism: every tensor with a value a token is cut by one plan.
 --
 -- A table says for each field which dim counts tokens and what its padding is. A tensor of another
 -- name with a dim of S tokens is an error, so nothing is left whole by oversight. documents.lua

@@ -1,6 +1,6 @@
--- Which keys of which rank a rank's queries need (layer 8). Integers only, alike on every rank.
+-- Which keys of which rank a rank's queries need. Integers only, alike on every rank.
 --
--- The one idea: masks and layouts are data (pairs of document and position a token), so what must
+-- Masks and layouts are data (pairs of document and position a token), so what must
 -- travel is found from the data: for every pair of ranks the shortest run of rows that may be
 -- seen. A causal zigzag ring, a window's halo and packed documents are the same plan with other
 -- numbers, and a distance at which nobody needs anything is left out.

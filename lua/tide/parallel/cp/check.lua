@@ -1,4 +1,4 @@
--- The sharded model against the whole one (layer 8): cp.self_check(model, probe).
+-- The sharded model against the whole one: cp.self_check(model, probe).
 --
 -- Every rank runs the probe batch whole and then its part of it, and looks at the output of each
 -- layer on the way; gathered, the two must be equal but for rounding. So a wrong layout, mask,

@@ -1,6 +1,6 @@
--- The context: what attention over ranks must know of one batch (layer 8).
+-- The context: what attention over ranks must know of one batch.
 --
--- The one idea: it is an argument. Whatever attends gets it (model:loss(ids, labels, { context =
+-- It is an argument. Whatever attends gets it (model:loss(ids, labels, { context =
 -- context })), so a layer that is computed again in backward sees the same, and nothing is
 -- process-global.
 --

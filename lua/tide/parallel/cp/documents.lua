@@ -1,4 +1,4 @@
--- Which tokens of a batch see each other: the one rule for all fields that say so (layer 8).
+-- Which tokens of a batch see each other: the one rule for all fields that say so.
 --
 --    index             i32 [B or 1, S, 2]: (document, position); document -1 is padding
 --    packed_seq_ids    [B, S]: documents numbered from 1; 0 is padding

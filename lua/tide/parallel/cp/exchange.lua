@@ -1,7 +1,7 @@
 -- The exchange of context parallelism: all channels of some tokens against all tokens of some
--- channels (layer 8). Of Mamba layers the channels travel, of attention the heads, D channels each.
+-- channels. Of Mamba layers the channels travel, of attention the heads, D channels each.
 --
--- The one idea: channels and tokens are cut by two small tables made once, columns (which runs of
+-- Channels and tokens are cut by two small tables made once, columns (which runs of
 -- channels each rank works on) and rows (which runs of the sequence each rank has). What a rank
 -- keeps is copied once, from its place to its place. What travels is packed, sent, and put where it
 -- belongs, which undoes rank order, packed documents and load balancing at once. Each way is the

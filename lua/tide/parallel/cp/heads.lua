@@ -1,6 +1,6 @@
--- Attention by heads: an all-to-all trades the sequence for the heads (layer 8).
+-- Attention by heads: an all-to-all trades the sequence for the heads.
 --
--- The one idea: before attention a rank holds all heads of its tokens, during it all tokens of its
+-- Before attention a rank holds all heads of its tokens, during it all tokens of its
 -- heads (Jacobs et al., arXiv 2309.14509). Query heads go to ranks in runs that never straddle two
 -- key heads, uneven where they do not divide; a key head that serves the queries of several ranks
 -- goes to each of them, and its gradients are added up. Queries, keys and values travel in one

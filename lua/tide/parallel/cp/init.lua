@@ -1,9 +1,9 @@
--- Context parallelism: one sequence over several ranks; the objects that say so (layer 8).
+-- Context parallelism: one sequence over several ranks; the objects that say so.
 --
 --    local context, batch = cp.make_cp_batch_and_ctx(mesh, { input_ids = ids, labels = labels })
 --    context:run(function(c) ... attention calls look at c ... end)
 --
--- The one idea: what attention must know travels as an argument, the context, and nothing is
+-- What attention must know travels as an argument, the context, and nothing is
 -- process-global: the plan of the layout (cp_map), the communicator, the method, and, as data,
 -- which document and position each token of each rank carries. Masks and layouts are then one
 -- rule on (document, position) pairs; see tide.attention.

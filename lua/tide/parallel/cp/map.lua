@@ -1,10 +1,10 @@
--- Which token lies on which rank: the plan of a sharded sequence (layer 8).
+-- Which token lies on which rank: the plan of a sharded sequence.
 --
 --    local plan = cp_map.new { kind = 'zigzag', axis = mesh:axis 'cp', length = 1000 }
 --    local mine = plan:shard(ids, 2, 0)       -- this rank's tokens, padding filled with 0
 --    local all  = plan:gather(hidden, 2)      -- every token again, in order, without padding
 --
--- The one idea: a plan owns the layout, the padding and the documents, and gives everything else as
+-- A plan owns the layout, the padding and the documents, and gives everything else as
 -- index data: what a rank keeps, where each token is, which document and position each carries.
 -- Nobody downstream needs to know the layout.
 --

@@ -1,6 +1,6 @@
--- What each rank needs from the others when documents lie contiguously over ranks (layer 8).
+-- What each rank needs from the others when documents lie contiguously over ranks.
 --
--- The one idea: with causal attention inside documents a rank's queries see one stretch of keys,
+-- With causal attention inside documents a rank's queries see one stretch of keys,
 -- from where its first document (or the window) begins to its own end. That stretch is what
 -- blocks.lua finds for any layout; here it is told as numbers of tokens: nothing, a halo from the
 -- left neighbour, or an exchange of exactly the needed parts.

@@ -1,6 +1,6 @@
--- Ring attention: keys and values come by block, queries stay (layer 8).
+-- Ring attention: keys and values come by block, queries stay.
 --
--- The one idea: attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
+-- Attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
 -- 2310.01889). The next block travels while the present one is worked on. A block comes straight
 -- from its owner and only with the rows that are needed (blocks.lua).
 --

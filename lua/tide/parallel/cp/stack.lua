@@ -1,4 +1,4 @@
--- Streams of several chunks as one table: their tensors on a new leading dim (layer 8).
+-- Streams of several chunks as one table: their tensors on a new leading dim.
 --
 -- Tensors are stacked where all chunks have one and all are of one size; lists of cumulative
 -- lengths are filled up with a sentinel, so they always are.

@@ -1,11 +1,11 @@
--- A model whose sequence lies over several ranks (layer 8).
+-- A model whose sequence lies over several ranks.
 --
 --    local handle = cp.attach(model, { axis = mesh:axis 'cp', method = 'ring', layout = 'zigzag' })
 --    local mine = handle:cut { ids = ids, labels = labels }       -- this rank's part, and context
 --    model:loss(mine.ids, mine.labels, { context = mine.context, count = count }):backward()
 --    handle:restore()
 --
--- The one idea: only attention and Mamba-2 layers look along the sequence, so their inner calls are
+-- Only attention and Mamba-2 layers look along the sequence, so their inner calls are
 -- all that is replaced (the latter by mamba_cp); the rest works on this rank's tokens as they are.
 -- The context goes with the call, so what is computed again in backward does the same; a model that
 -- is not attached refuses it.

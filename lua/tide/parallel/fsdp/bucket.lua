@@ -1,6 +1,6 @@
--- One flat buffer of parameters: their shard, their gathered bytes, their gradients (layer 8).
+-- One flat buffer of parameters: their shard, their gathered bytes, their gradients.
 --
--- The one idea: three tensors. `shard` (this rank's rows, what the optimiser changes), `flat` (all
+-- Three tensors. `shard` (this rank's rows, what the optimiser changes), `flat` (all
 -- rows in the dtype of the computation, of which the module's fields are views), `gshard` (the
 -- reduced gradient of the shard, in the wider of the shard's dtype and that of the reduction).
 -- Gathering fills flat from the shards, reducing adds the full gradients into gshard. flat's bytes

@@ -1,4 +1,4 @@
--- Fully sharded data parallelism: fully_shard(model, opts) (layer 8).
+-- Fully sharded data parallelism: fully_shard(model, opts).
 --
 --    local sharded = tide.parallel.fully_shard(model, { mesh = mesh, strategy = 'optim_grads' })
 --    local optim = tide.optim.AdamW(sharded, { lr = 1e-3 })
@@ -6,7 +6,7 @@
 --    sharded:finish()                       -- every rank, after each backward
 --    optim:step()
 --
--- The one idea: hooks. Before a unit runs, forward or backward, its parameters are gathered and the
+-- Hooks. Before a unit runs, forward or backward, its parameters are gathered and the
 -- gathers of those that come next are begun; after its forward the bytes go; after its backward the
 -- gradients are reduced and the bytes go. Units run in the same order on every rank, so collectives
 -- do too. The root unit is gathered when the first module that uses it runs, and kept until finish.

@@ -1,6 +1,6 @@
--- How the parameters of one flat buffer are cut among ranks: integers only (layer 8).
+-- How the parameters of one flat buffer are cut among ranks: integers only.
 --
--- The one idea: parameters lie end to end, and a cut falls on the row (index of dim 1) whose start
+-- Parameters lie end to end, and a cut falls on the row (index of dim 1) whose start
 -- is nearest to an equal share. So every rank holds a few runs of whole rows, a gather of the
 -- shards gives every parameter as a view, and nothing is padded or copied. Shards differ by at most
 -- one row of the parameters at their ends; with more ranks than rows some are empty.

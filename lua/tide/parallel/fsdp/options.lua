@@ -1,4 +1,4 @@
--- The options of fully_shard, checked and filled in (layer 8).
+-- The options of fully_shard, checked and filled in.
 --
 -- Names are those of FSDP2 and of Megatron's sharded data parallel. What cannot apply, or
 -- contradicts something else, is an error here, before anything has changed.

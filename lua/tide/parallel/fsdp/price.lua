@@ -1,4 +1,4 @@
--- What a way of sharding costs, before it is done (layer 8): bytes a rank and bytes on the wire.
+-- What a way of sharding costs, before it is done: bytes a rank and bytes on the wire.
 --
 -- The same integers as the run uses: the units of units.lua, the cuts of layout.lua. Bytes on the
 -- wire are what a rank sends on average: (n - 1) / n of the whole for a gather and for a reduction,

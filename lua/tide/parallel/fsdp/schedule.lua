@@ -1,6 +1,6 @@
--- When a sharded model communicates: hooks, order, prefetch, reductions (layer 8).
+-- When a sharded model communicates: hooks, order, prefetch, reductions.
 --
--- The one idea: units run in the same order on every rank, so what a hook begins is begun by all.
+-- Units run in the same order on every rank, so what a hook begins is begun by all.
 -- `phase` tells a new forward from one that runs again inside backward (recomputation), which drops
 -- nothing. At most one reduction is under way while the next is prepared.
 --

@@ -1,4 +1,4 @@
--- One unit: buckets that are gathered, dropped and reduced together (layer 8).
+-- One unit: buckets that are gathered, dropped and reduced together.
 --
 -- A bucket holds parameters of one dtype, all trained or all frozen, so a unit has one collective a
 -- bucket. The engine decides when; this file only passes it on.

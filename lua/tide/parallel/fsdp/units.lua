@@ -1,6 +1,6 @@
--- Which parameters are gathered and reduced together (layer 8).
+-- Which parameters are gathered and reduced together.
 --
--- The one idea: a unit is a few modules that run one after the other and the parameters below
+-- A unit is a few modules that run one after the other and the parameters below
 -- them that no other unit uses; what is left, embeddings, norms, a head, parameters that two
 -- units share, is the root unit. By default every element of every layer list is a unit, and
 -- lists inside a list are not looked for.

@@ -1,10 +1,10 @@
--- Mamba-2 with its sequence on several ranks (layer 8).
+-- Mamba-2 with its sequence on several ranks.
 --
 --    local mamba = tide.parallel.mamba_cp.attach(model, { axis = mesh:axis 'cp' })
 --    model:loss(ids, labels, { context = context, count = count }):backward()
 --    mamba:restore()
 --
--- The one idea: two methods give what one rank would compute. `hidden` trades tokens for heads in
+-- Two methods give what one rank would compute. `hidden` trades tokens for heads in
 -- the mixer (one exchange there, one back); `state` leaves the tokens where they are and hands over
 -- the state of the recurrence. Bytes of the first grow with the tokens, of the second they do not,
 -- so the plan can choose; see attach and price.

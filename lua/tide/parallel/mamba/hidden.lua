@@ -1,6 +1,6 @@
--- Mamba-2 over ranks by heads: inside the mixer a rank has all tokens of its heads (layer 8).
+-- Mamba-2 over ranks by heads: inside the mixer a rank has all tokens of its heads.
 --
--- The one idea: what lies between the projections of the layer works on heads alone, so it runs as
+-- What lies between the projections of the layer works on heads alone, so it runs as
 -- it is on a smaller layer: a view of the real one with fewer heads and the matching parts of its
 -- parameters. Two exchanges bring tokens to heads and back; the gate stays where it is.
 --

@@ -1,6 +1,6 @@
--- Which heads and groups of a Mamba-2 layer each rank works on (layer 8). Integers only.
+-- Which heads and groups of a Mamba-2 layer each rank works on. Integers only.
 --
--- The one idea: heads go to ranks in runs as even as can be, each with the groups that its heads
+-- Heads go to ranks in runs as even as can be, each with the groups that its heads
 -- read. Where a run begins or ends inside a group and the layer's rule (heads / groups equal for
 -- all) would not hold among the local ones, a group is named several times, so that it does again;
 -- it still travels once.

@@ -1,6 +1,6 @@
--- Mamba-2 over ranks by hand-over of the state: a rank works on its own tokens (layer 8).
+-- Mamba-2 over ranks by hand-over of the state: a rank works on its own tokens.
 --
--- The one idea: the recurrence is linear, h' = a h + s, so a run of tokens acts on the state by two
+-- The recurrence is linear, h' = a h + s, so a run of tokens acts on the state by two
 -- things that need no knowledge of what came before: its total decay a and the state s that it
 -- makes from zero. All ranks gather those pairs (small), each combines the pairs before its runs
 -- into their true initial states, and the scan runs once with them (the state passing of Dao and

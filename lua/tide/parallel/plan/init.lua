@@ -1,4 +1,4 @@
--- Plan: how a model is spread over ranks, checked and priced before anything is done (layer 8).
+-- Plan: how a model is spread over ranks, checked and priced before anything is done.
 --
 --    local plan = tide.parallel.plan(model, { dp_shard = 2, tp = 2 }, {
 --       tp = { sequence_parallel = true }, recompute = 'mlp', fsdp = { strategy = 'optim' } })
@@ -6,7 +6,7 @@
 --    print(plan:price({ batch = 4, seq = 512 }))     -- bytes a rank, bytes on the wire
 --    local run = plan:materialise { seed = 1 }       -- { model, sharded, params, comm, data, .. }
 --
--- The one idea: a plan is rehearsed. The code that spreads the model runs on a copy without bytes,
+-- A plan is rehearsed. The code that spreads the model runs on a copy without bytes,
 -- over simulated ranks, when the plan is made; whatever is wrong is raised then, and the model is
 -- as it was. The same copy is priced. The order is fixed: tensor parallelism, context parallelism,
 -- recomputation, sharding, since each has to see what the ones before have made.

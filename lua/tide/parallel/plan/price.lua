@@ -1,6 +1,6 @@
--- What a plan costs, found by doing it with nothing (layer 8).
+-- What a plan costs, found by doing it with nothing.
 --
--- The one idea: the null device has shapes and no bytes, a simulated communicator counts and moves
+-- The null device has shapes and no bytes, a simulated communicator counts and moves
 -- nothing, so a model made there by the very code that makes the real one, and run for a step,
 -- shows what each rank will keep and send, in a moment, for any number of ranks. Sums that a
 -- training loop makes of single numbers (counts, losses, the norm) are not in it, nor the line by

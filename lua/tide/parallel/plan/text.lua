@@ -1,4 +1,4 @@
--- A plan as text and as a plain table (layer 8).
+-- A plan as text and as a plain table.
 --
 -- Names of layers that differ in a number only are one line: model.layers.*.mlp (4).
 

@@ -1,6 +1,6 @@
--- Products that overlap with the collective that feeds or follows them (layer 8).
+-- Products that overlap with the collective that feeds or follows them.
 --
--- The one idea: with the sequence cut over ranks, a gather followed by a product is done block by
+-- With the sequence cut over ranks, a gather followed by a product is done block by
 -- block around a ring: while one rank's block is multiplied the next one is on its way. A product
 -- followed by a reduce-scatter is the same backwards: while a sum travels, the next block is
 -- multiplied (Wang et al., ASPLOS 2023, "Overlap communication with dependent computation via

@@ -1,10 +1,10 @@
--- Tensor parallelism: a plan applied to a model (layer 8).
+-- Tensor parallelism: a plan applied to a model.
 --
 --    local tp = tide.parallel
 --    tp.tensor_parallel(model, mesh:axis 'tp', { sequence_parallel = true })
 --    tp.parallelize_module(model, axis, { ['model.layers.*.mlp.up_proj'] = 'colwise', ... })
 --
--- The one idea: everything is found and checked first, as a list of changes; then they are made. So
+-- Everything is found and checked first, as a list of changes; then they are made. So
 -- an error leaves the model as it was. A plan maps patterns ('*' is one name) to styles. A model on
 -- the null device gets its numbers later (materialise), those of the whole model.
 --

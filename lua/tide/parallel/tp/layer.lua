@@ -1,6 +1,6 @@
--- What a style makes of a module: the collectives around it (layer 8).
+-- What a style makes of a module: the collectives around it.
 --
--- The one idea: a module cut over ranks gets a forward of its own (a field of the instance, so its
+-- A module cut over ranks gets a forward of its own (a field of the instance, so its
 -- class and hooks stay as they are) that does the local product between two changes of layout. Each
 -- change is a collective whose backward is its adjoint (see collective_op), so gradients need no
 -- code here.

@@ -1,6 +1,6 @@
--- Tensor parallelism of a Mamba-2 layer: its heads among the ranks (layer 8).
+-- Tensor parallelism of a Mamba-2 layer: its heads among the ranks.
 --
--- The one idea: what lies between the projections works on heads alone, so a rank runs the layer as
+-- What lies between the projections works on heads alone, so a rank runs the layer as
 -- it is with fewer heads. z, x, dt and what belongs to heads are cut by heads. B and C are cut by
 -- groups where no group has heads on two ranks; else they are cut anywhere, evenly, and a rank
 -- gathers them (2 G N channels of activations and of the convolution) and takes the groups that its

@@ -1,6 +1,6 @@
--- Plans: which style each module of a model gets (layer 8).
+-- Plans: which style each module of a model gets.
 --
--- The one idea: a plan is a table of patterns and styles, built from what the model is made of, so
+-- A plan is a table of patterns and styles, built from what the model is made of, so
 -- a subclass or a mixture of known parts gets one too. A family may register its own function; a
 -- model may carry what its author declared (_tp_plan, style names by pattern); the caller may give
 -- a table, a function, or the dotted path of either. Sequence parallelism is a rewriting of a plan:
