@@ -168,19 +168,21 @@ TIDE_INLINE void weight_row(float *const *sum, const float *d, const taps *p, in
 }
 
 #define ROWS(k)                                                                                \
-  TIDE_CLONES static void silu_##k(float *y, const taps *p, int64_t n)                         \
+  TIDE_LEVELS(void, silu_##k, (float *y, const taps *p, int64_t n), (y, p, n)) \
   {                                                                                            \
     forward_row(y, p, n, k, 1);                                                                \
   }                                                                                            \
-  TIDE_CLONES static void plain_##k(float *y, const taps *p, int64_t n)                        \
+  TIDE_LEVELS(void, plain_##k, (float *y, const taps *p, int64_t n), (y, p, n)) \
   {                                                                                            \
     forward_row(y, p, n, k, 0);                                                                \
   }                                                                                            \
-  TIDE_CLONES static void slope_##k(float *d, const float *dy, const taps *p, int64_t n)       \
+  TIDE_LEVELS(void, slope_##k, \
+              (float *d, const float *dy, const taps *p, int64_t n), (d, dy, p, n)) \
   {                                                                                            \
     slope_row(d, dy, p, n, k);                                                                 \
   }                                                                                            \
-  TIDE_CLONES static void weight_##k(float *const *sum, const float *d, const taps *p, int64_t n) \
+  TIDE_LEVELS(void, weight_##k, \
+              (float *const *sum, const float *d, const taps *p, int64_t n), (sum, d, p, n)) \
   {                                                                                            \
     weight_row(sum, d, p, n, k);                                                               \
   }
@@ -210,7 +212,7 @@ static void run_weight(float *const *sum, const float *d, const taps *p, int64_t
 }
 
 /* dx = sum of w[k] * d[k] over the taps that reach the row; the others point at zeros. */
-TIDE_CLONES static void gather_row(float *dx, const taps *p, int64_t n)
+TIDE_LEVELS(void, gather_row, (float *dx, const taps *p, int64_t n), (dx, p, n))
 {
   taps q = *p;
 #pragma omp simd

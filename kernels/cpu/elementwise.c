@@ -42,7 +42,8 @@ static int map(const k_call *call, int nin, const bodies *b, int to_bool, const 
 
 /* A body y[i] = expr of a, and b if there is one. T: operands, R: result. */
 #define BODY1(name, T, R, expr) \
-  TIDE_CLONES static void name(void *yv, const void *const *xs, int64_t n, const double *s) \
+  TIDE_LEVELS(void, name, \
+              (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s)) \
   { \
     const T *x = xs[0]; \
     R *y = yv; \
@@ -50,7 +51,8 @@ static int map(const k_call *call, int nin, const bodies *b, int to_bool, const 
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { T a = x[i]; y[i] = (R)(expr); } \
   }
 #define BODY2(name, T, R, expr) \
-  TIDE_CLONES static void name(void *yv, const void *const *xs, int64_t n, const double *s) \
+  TIDE_LEVELS(void, name, \
+              (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s)) \
   { \
     const T *x0 = xs[0], *x1 = xs[1]; \
     R *y = yv; \
@@ -89,8 +91,8 @@ BINARY(add, a + b, (uint64_t)a + (uint64_t)b)
 BINARY(sub, a - b, (uint64_t)a - (uint64_t)b)
 BINARY(mul, a * b, (uint64_t)a * (uint64_t)b)
 BINARY_FLOAT(div, a / b, a / b)
-BINARY(minimum, (a != a) | (a < b) ? a : b, a < b ? a : b)
-BINARY(maximum, (a != a) | (a > b) ? a : b, a > b ? a : b)
+BINARY(minimum, ((a != a) | (a < b)) ? a : b, a < b ? a : b)
+BINARY(maximum, ((a != a) | (a > b)) ? a : b, a > b ? a : b)
 COMPARISON(eq, a == b)
 COMPARISON(ne, a != b)
 COMPARISON(lt, a < b)
@@ -266,8 +268,8 @@ BINARY_FLOAT(gelu_bwd, a * gelu_slope(b), a * gelu_slope_d(b))
 BINARY_FLOAT(gelu_tanh_bwd, a * gelu_tanh_slope(b), a * gelu_tanh_slope_d(b))
 BINARY_FLOAT(softplus_bwd, a * tide__sigmoidf(b), a * sigmoid_d(b))
 
-BODY2(clamp_bwd_f32, float, float, (b >= (float)s[0]) & (b <= (float)s[1]) ? a : 0)
-BODY2(clamp_bwd_f64, double, double, (b >= s[0]) & (b <= s[1]) ? a : 0)
+BODY2(clamp_bwd_f32, float, float, ((b >= (float)s[0]) & (b <= (float)s[1])) ? a : 0)
+BODY2(clamp_bwd_f64, double, double, ((b >= s[0]) & (b <= s[1])) ? a : 0)
 
 int k_cpu_clamp_bwd(const k_call *call)
 {
@@ -337,24 +339,24 @@ int k_cpu_pow_scalar(const k_call *call)
     y[i] = v > hi ? hi : v; \
   }
 
-TIDE_CLONES
-static void clamp_f32(void *yv, const void *const *xs, int64_t n, const double *s)
+TIDE_LEVELS(void, clamp_f32,
+            (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s))
 {
   const float *x = xs[0];
   float *y = yv;
   CLAMP(float)
 }
 
-TIDE_CLONES
-static void clamp_f64(void *yv, const void *const *xs, int64_t n, const double *s)
+TIDE_LEVELS(void, clamp_f64,
+            (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s))
 {
   const double *x = xs[0];
   double *y = yv;
   CLAMP(double)
 }
 
-TIDE_CLONES
-static void clamp_i64(void *yv, const void *const *xs, int64_t n, const double *s)
+TIDE_LEVELS(void, clamp_i64,
+            (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s))
 {
   const int64_t *x = xs[0], lo = ref_truncate(ceil(s[0]), INT64_MIN, INT64_MAX);
   const int64_t hi = ref_truncate(floor(s[1]), INT64_MIN, INT64_MAX);
@@ -380,7 +382,8 @@ int k_cpu_clamp(const k_call *call)
 
 /* The value, already in the target's dtype, lies in s as bytes. */
 #define FILL(name, T) \
-  TIDE_CLONES static void name(void *yv, const void *const *xs, int64_t n, const double *s) \
+  TIDE_LEVELS(void, name, \
+              (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s)) \
   { \
     T *y = yv, v; \
     (void)xs; \
@@ -454,7 +457,8 @@ int k_cpu_scale_(const k_call *call)
 /* ---- where: bits, by size ------------------------------------------------------------------ */
 
 #define WHERE(name, T) \
-  TIDE_CLONES static void name(void *yv, const void *const *xs, int64_t n, const double *s) \
+  TIDE_LEVELS(void, name, \
+              (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s)) \
   { \
     const uint8_t *c = xs[0]; \
     const T *a = xs[1], *b = xs[2]; \

@@ -74,7 +74,7 @@ int k_cpu_foreach_copy_(const k_call *call)
 /* ---- add ------------------------------------------------------------------------------------ */
 
 #define ADD(name, T, sum) \
-  TIDE_CLONES static void name(void *yv, const void *av, const void *bv, int64_t n) \
+  TIDE_LEVELS(void, name, (void *yv, const void *av, const void *bv, int64_t n), (yv, av, bv, n)) \
   { \
     const T *a = av, *b = bv; \
     T *y = yv; \

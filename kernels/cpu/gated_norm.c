@@ -53,13 +53,13 @@ static void make_gain(gated *g, const k_tensor *w)
 /* ---- loops --------------------------------------------------------------------------------- */
 
 /* u = x silu(z) */
-TIDE_CLONES static void gate_row(float *u, const float *x, const float *z, int64_t n)
+TIDE_LEVELS(void, gate_row, (float *u, const float *x, const float *z, int64_t n), (u, x, z, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) u[i] = x[i] * (z[i] * tide__sigmoidf(z[i]));
 }
 
-TIDE_CLONES static float squares(const float *u, int64_t n)
+TIDE_LEVELS(float, squares, (const float *u, int64_t n), (u, n))
 {
   float s0 = 0, s1 = 0;
   int64_t q = n / 2;
@@ -72,14 +72,17 @@ TIDE_CLONES static float squares(const float *u, int64_t n)
   return s0 + s1;
 }
 
-TIDE_CLONES static void scale(float *y, const float *u, const float *gain, float rstd, int64_t n)
+TIDE_LEVELS(void, scale,
+            (float *y, const float *u, const float *gain, float rstd, int64_t n),
+            (y, u, gain, rstd, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) y[i] = u[i] * rstd * gain[i];
 }
 
 /* sum of dy gain v, v the gated row */
-TIDE_CLONES static float dot(const float *dy, const float *gain, const float *v, int64_t n)
+TIDE_LEVELS(float, dot,
+            (const float *dy, const float *gain, const float *v, int64_t n), (dy, gain, v, n))
 {
   float s0 = 0, s1 = 0;
   int64_t q = n / 2;
@@ -93,9 +96,9 @@ TIDE_CLONES static float dot(const float *dy, const float *gain, const float *v,
 }
 
 /* One group's gradients; c = {rstd, mean}; dgain grows. Outputs may be the inputs' scratch. */
-TIDE_CLONES static void back_first(float *dx, float *dz, float *dgain, const float *dy,
-                                   const float *x, const float *z, const float *gain,
-                                   const float *c, int64_t n)
+TIDE_LEVELS(void, back_first,
+            (float *dx, float *dz, float *dgain, const float *dy, const float *x, const float *z,
+             const float *gain, const float *c, int64_t n), (dx, dz, dgain, dy, x, z, gain, c, n))
 {
   float rstd = c[0], mean = c[1];
 #pragma omp simd
@@ -109,9 +112,9 @@ TIDE_CLONES static void back_first(float *dx, float *dz, float *dgain, const flo
   }
 }
 
-TIDE_CLONES static void back_last(float *dx, float *dz, float *dgain, const float *dy,
-                                  const float *x, const float *z, const float *gain, const float *c,
-                                  int64_t n)
+TIDE_LEVELS(void, back_last,
+            (float *dx, float *dz, float *dgain, const float *dy, const float *x, const float *z,
+             const float *gain, const float *c, int64_t n), (dx, dz, dgain, dy, x, z, gain, c, n))
 {
   float rstd = c[0], mean = c[1];
 #pragma omp simd

@@ -13,7 +13,7 @@
 
 /* ---- shared -------------------------------------------------------------------------------- */
 
-TIDE_CLONES static int any_outside(const int64_t *v, int64_t n, uint64_t limit)
+TIDE_LEVELS(int, any_outside, (const int64_t *v, int64_t n, uint64_t limit), (v, n, limit))
 {
   int found = 0;
 #pragma omp simd reduction(| : found)
@@ -202,17 +202,17 @@ typedef struct add_job {
 } add_job;
 
 /* acc += x in a form. */
-TIDE_CLONES static void add_f32(float *acc, const float *x, int64_t n)
+TIDE_LEVELS(void, add_f32, (float *acc, const float *x, int64_t n), (acc, x, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
-TIDE_CLONES static void add_f64(double *acc, const double *x, int64_t n)
+TIDE_LEVELS(void, add_f64, (double *acc, const double *x, int64_t n), (acc, x, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
-TIDE_CLONES static void add_i64(uint64_t *acc, const uint64_t *x, int64_t n)
+TIDE_LEVELS(void, add_i64, (uint64_t *acc, const uint64_t *x, int64_t n), (acc, x, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) acc[i] += x[i];

@@ -15,6 +15,17 @@ enum {
   CPU_ISA_AMX = 8      /* AMX_TILE, AMX_BF16, and the kernel's permission to use them */
 };
 
+/* Marks a function that is compiled for the instructions of a bit above; the caller has checked the
+ * bit. The _INLINE forms are for its parts. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#define TIDE_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define TIDE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define TIDE_AVX512_BF16 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#define TIDE_AVX512_INLINE static inline __attribute__((always_inline)) TIDE_AVX512
+#define TIDE_AVX512_BF16_INLINE static inline __attribute__((always_inline)) TIDE_AVX512_BF16
+#endif
+
 /* The set of this machine. The first call asks the operating system for the AMX registers, once per
  * process; refusal only means that the bit stays clear. */
 int tide__cpu_isa(void);

@@ -77,7 +77,7 @@ static job job_of(const k_call *call)
 
 /* ---- rounding an operand ---- */
 
-TIDE_CLONES static float largest(const float *x, int64_t n, float most)
+TIDE_LEVELS(float, largest, (const float *x, int64_t n, float most), (x, n, most))
 {
   for (int64_t i = 0; i < n; i++) {
     float a = fabsf(x[i]);
@@ -88,8 +88,9 @@ TIDE_CLONES static float largest(const float *x, int64_t n, float most)
 
 /* to = bf16 of x * scale as FP8 has it. lowest: bits of the smallest normal number; up: what its
  * bits differ by from those of the power of two that has FP8's spacing as its own. */
-TIDE_CLONES static void round_chunk(uint16_t *to, const float *x, int64_t n, float scale, float top,
-                                    float infinity, uint32_t lowest, uint32_t up)
+TIDE_LEVELS(void, round_chunk,
+            (uint16_t *to, const float *x, int64_t n, float scale, float top, float infinity,
+             uint32_t lowest, uint32_t up), (to, x, n, scale, top, infinity, lowest, up))
 {
   for (int64_t i = 0; i < n; i++) {
     float v = x[i] * scale, a = fabsf(v);

@@ -17,7 +17,8 @@ typedef void (*load_fn)(void *dst, const void *src, int64_t stride, int64_t n);
 typedef void (*store_fn)(void *dst, int64_t stride, const void *src, int64_t n);
 
 #define LOAD(name, S, D, convert) \
-  TIDE_CLONES static void name(void *dst, const void *src, int64_t stride, int64_t n) \
+  TIDE_LEVELS(void, name, \
+              (void *dst, const void *src, int64_t stride, int64_t n), (dst, src, stride, n)) \
   { \
     const S *s = src; \
     D *d = dst; \
@@ -33,7 +34,8 @@ typedef void (*store_fn)(void *dst, int64_t stride, const void *src, int64_t n);
   }
 
 #define STORE(name, S, D, convert) \
-  TIDE_CLONES static void name(void *dst, int64_t stride, const void *src, int64_t n) \
+  TIDE_LEVELS(void, name, \
+              (void *dst, int64_t stride, const void *src, int64_t n), (dst, stride, src, n)) \
   { \
     const S *s = src; \
     D *d = dst; \
@@ -393,8 +395,9 @@ typedef struct turn_job {
 
 /* y[p * y_step + q] = x[q * x_step + p] for p < np, q < nq, both at most TILE. */
 #define TURN(name, T) \
-  TIDE_CLONES static void name(void *yv, const void *xv, int64_t y_step, int64_t x_step, int np, \
-                               int nq) \
+  TIDE_LEVELS(void, name, \
+              (void *yv, const void *xv, int64_t y_step, int64_t x_step, int np, int nq), \
+              (yv, xv, y_step, x_step, np, nq)) \
   { \
     T tile[TILE][TILE + 1], *y = yv; \
     const T *x = xv; \

@@ -46,19 +46,16 @@ static float read_one(const void *z, int dtype, int64_t i)
 
 /* ---- the loops over one piece --------------------------------------------------------------- */
 
-TIDE_CLONES static float max_of(const float *z, int64_t n)
+TIDE_LEVELS(float, max_of, (const float *z, int64_t n), (z, n))
 {
-  float max = -INFINITY;
-#pragma omp simd reduction(max : max)
-  for (int64_t i = 0; i < n; i++) max = z[i] > max ? z[i] : max;
-  return max;
+  return tide__max_f32_n(z, n, -INFINITY);
 }
 
 /* Sign and magnitude as a two's complement integer of the same order, and back. */
 TIDE_INLINE int16_t ordered(int16_t bits) { return (int16_t)(bits ^ ((bits >> 15) & 0x7fff)); }
 
 /* The bits of the maximum of a 16-bit type. A NaN counts as beyond the infinity of its sign. */
-TIDE_CLONES static uint16_t max_of_half(const uint16_t *z, int64_t n)
+TIDE_LEVELS(uint16_t, max_of_half, (const uint16_t *z, int64_t n), (z, n))
 {
   int16_t max = INT16_MIN;
 #pragma omp simd reduction(max : max)
@@ -85,8 +82,9 @@ TIDE_INLINE void vec_max(vec *max, const float *x)
 
 /* The sum of exp(z - max) over n elements and the maximum of n more: the second piece comes from
  * memory while the first is worked on. */
-TIDE_CLONES static double sum_of_exp(const float *z, float max, const float *next,
-                                     float *next_max, int64_t n)
+TIDE_LEVELS(double, sum_of_exp,
+            (const float *z, float max, const float *next, float *next_max, int64_t n),
+            (z, max, next, next_max, n))
 {
   float e[LANES], top = -INFINITY, part[VEC];
   vec s0 = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 }, m0 = s0 - INFINITY, m1 = m0;
@@ -119,7 +117,7 @@ TIDE_CLONES static double sum_of_exp(const float *z, float max, const float *nex
 }
 
 /* In f64, where the logits' common part costs no accuracy and large ones do not overflow. */
-TIDE_CLONES static double sum_of(const float *z, int64_t n)
+TIDE_LEVELS(double, sum_of, (const float *z, int64_t n), (z, n))
 {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -128,7 +126,8 @@ TIDE_CLONES static double sum_of(const float *z, int64_t n)
 }
 
 /* grad may be z. */
-TIDE_CLONES static void grad_piece(float *grad, const float *z, loss_slope s, int64_t n)
+TIDE_LEVELS(void, grad_piece,
+            (float *grad, const float *z, loss_slope s, int64_t n), (grad, z, s, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) grad[i] = s.exp_scale * row_exp(z[i] - s.max) - s.shift;
@@ -148,7 +147,8 @@ TIDE_INLINE void stream_block(void *dst, const void *src, int64_t nbytes)
 }
 
 /* The same past the caches, for whole blocks. Small ones: a long burst of such stores stalls. */
-TIDE_CLONES static void grad_stream_f32(float *grad, const float *z, loss_slope s, int64_t n)
+TIDE_LEVELS(void, grad_stream_f32,
+            (float *grad, const float *z, loss_slope s, int64_t n), (grad, z, s, n))
 {
   float block[BLOCK];
   for (int64_t j = 0; j < n; j += BLOCK) {

@@ -47,7 +47,7 @@ static float *make_gain(float *gain, const k_tensor *weight, double offset, int6
 /* ---- the loops over one row --------------------------------------------------------------- */
 
 /* Four sums at a time hide the latency of the additions. */
-TIDE_CLONES static float sum_of(const float *x, int64_t n)
+TIDE_LEVELS(float, sum_of, (const float *x, int64_t n), (x, n))
 {
   float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
   int64_t q = n / 4;
@@ -63,7 +63,7 @@ TIDE_CLONES static float sum_of(const float *x, int64_t n)
   return (s0 + s1) + (s2 + s3);
 }
 
-TIDE_CLONES static float sum_of_squares(const float *x, float mean, int64_t n)
+TIDE_LEVELS(float, sum_of_squares, (const float *x, float mean, int64_t n), (x, mean, n))
 {
   float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
   int64_t q = n / 4;
@@ -79,23 +79,26 @@ TIDE_CLONES static float sum_of_squares(const float *x, float mean, int64_t n)
   return (s0 + s1) + (s2 + s3);
 }
 
-TIDE_CLONES static void scale_row(float *y, const float *x, const float *gain, float rstd,
-                                  int64_t n)
+TIDE_LEVELS(void, scale_row,
+            (float *y, const float *x, const float *gain, float rstd, int64_t n),
+            (y, x, gain, rstd, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) y[i] = x[i] * rstd * gain[i];
 }
 
-TIDE_CLONES static void centre_row(float *y, const float *x, const float *gain, const float *bias,
-                                   float mean, float rstd, int64_t n)
+TIDE_LEVELS(void, centre_row,
+            (float *y, const float *x, const float *gain, const float *bias, float mean, float rstd,
+             int64_t n), (y, x, gain, bias, mean, rstd, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * rstd * gain[i] + bias[i];
 }
 
 /* sums[0] = sum of g, sums[1] = sum of g * (x - mean), with g = dy * gain */
-TIDE_CLONES static void bwd_sums(float *sums, const float *dy, const float *x, const float *gain,
-                                 float mean, int64_t n)
+TIDE_LEVELS(void, bwd_sums,
+            (float *sums, const float *dy, const float *x, const float *gain, float mean,
+             int64_t n), (sums, dy, x, gain, mean, n))
 {
   float a0 = 0, a1 = 0, b0 = 0, b1 = 0;
   int64_t q = n / 2;
@@ -117,8 +120,9 @@ TIDE_CLONES static void bwd_sums(float *sums, const float *dy, const float *x, c
 }
 
 /* dx = rstd * (g - mean_g - xhat * mean_gx) and dgain += dy * xhat; dx may be dy or x. */
-TIDE_CLONES static void bwd_row(float *dx, float *dgain, const float *dy, const float *x,
-                                const float *gain, const float *c, int64_t n)
+TIDE_LEVELS(void, bwd_row,
+            (float *dx, float *dgain, const float *dy, const float *x, const float *gain,
+             const float *c, int64_t n), (dx, dgain, dy, x, gain, c, n))
 {
   float mean = c[0], rstd = c[1], mean_g = c[2], mean_gx = c[3];
 #pragma omp simd

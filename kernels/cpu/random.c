@@ -31,9 +31,9 @@ typedef struct random_job {
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-TIDE_CLONES
-static void words_of_blocks(uint32_t *out, uint64_t seed, uint64_t stream, uint64_t block,
-                            int64_t n)
+TIDE_LEVELS(void, words_of_blocks,
+            (uint32_t *out, uint64_t seed, uint64_t stream, uint64_t block, int64_t n),
+            (out, seed, stream, block, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) {
@@ -95,8 +95,9 @@ static void job_init(random_job *job, const k_call *call, int place)
 /* ---- fills --------------------------------------------------------------------------------- */
 
 #define DRAW(name, value) \
-  TIDE_CLONES \
-  static void name(const ref_draw *d, const uint32_t *word, double *out, int64_t n) \
+  TIDE_LEVELS(void, name, \
+              (const ref_draw *d, const uint32_t *word, double *out, int64_t n), \
+              (d, word, out, n)) \
   { \
     const ref_draw c = *d; \
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) out[i] = value(&c, word[i]); \
@@ -142,8 +143,9 @@ int k_cpu_trunc_normal_(const k_call *call)
 /* ---- dropout ------------------------------------------------------------------------------- */
 
 #define DROP(name, T) \
-  TIDE_CLONES static void name(T *y, const T *x, const uint32_t *word, uint32_t least, T scale, \
-                               int64_t n) \
+  TIDE_LEVELS(void, name, \
+              (T *y, const T *x, const uint32_t *word, uint32_t least, T scale, int64_t n), \
+              (y, x, word, least, scale, n)) \
   { \
     _Pragma("omp simd") \
     for (int64_t i = 0; i < n; i++) y[i] = word[i] >= least ? x[i] * scale : 0; \

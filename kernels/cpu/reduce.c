@@ -50,7 +50,7 @@ typedef uint64_t v_u64 __attribute__((vector_size(64)));
 
 /* Four vectors of lanes, joined pairwise at the end. */
 #define LANE_FOLD(name, T, V, start, op, out) \
-  TIDE_CLONES static void name(total *acc, const void *xv, int64_t n) \
+  TIDE_LEVELS(void, name, (total *acc, const void *xv, int64_t n), (acc, xv, n)) \
   { \
     enum { LANES = 64 / sizeof(T) }; \
     const T *x = xv; \
@@ -79,9 +79,10 @@ LANE_FOLD(prod_i64, uint64_t, v_u64, 1, *, acc->i)
 
 #define PRAGMA(text) _Pragma(#text)
 
-/* Extremes do not depend on order, so the compiler chooses the lanes. NaN is counted apart. */
-#define EXTREME(name, T, cmp, how, out) \
-  TIDE_CLONES static void name(total *acc, const void *xv, int64_t n) \
+/* Extremes do not depend on order, so the compiler chooses the lanes. NaN is counted apart. clang
+ * begins a reduction at the last finite number, so where that comes out, x is read once more. */
+#define EXTREME(name, T, cmp, how, last, out) \
+  TIDE_LEVELS(void, name, (total *acc, const void *xv, int64_t n), (acc, xv, n)) \
   { \
     const T *x = xv; \
     T best = n > 0 ? x[0] : (T)out; \
@@ -91,19 +92,23 @@ LANE_FOLD(prod_i64, uint64_t, v_u64, 1, *, acc->i)
       best = x[i] cmp best ? x[i] : best; \
       nan |= x[i] != x[i]; \
     } \
+    if (best == (last)) { \
+      best = n > 0 ? x[0] : (T)out; \
+      for (int64_t i = 0; i < n; i++) best = x[i] cmp best ? x[i] : best; \
+    } \
     if (nan) acc->d = NAN; \
     else out = out cmp best ? out : out != out ? out : best; \
   }
 
-EXTREME(max_f32, float, >, max, acc->d)
-EXTREME(max_f64, double, >, max, acc->d)
-EXTREME(max_i64, int64_t, >, max, acc->i)
-EXTREME(min_f32, float, <, min, acc->d)
-EXTREME(min_f64, double, <, min, acc->d)
-EXTREME(min_i64, int64_t, <, min, acc->i)
+EXTREME(max_f32, float, >, max, -FLT_MAX, acc->d)
+EXTREME(max_f64, double, >, max, -DBL_MAX, acc->d)
+EXTREME(max_i64, int64_t, >, max, INT64_MIN, acc->i)
+EXTREME(min_f32, float, <, min, FLT_MAX, acc->d)
+EXTREME(min_f64, double, <, min, DBL_MAX, acc->d)
+EXTREME(min_i64, int64_t, <, min, INT64_MAX, acc->i)
 
 #define LOGICAL(name, T, op, out) \
-  TIDE_CLONES static void name(total *acc, const void *xv, int64_t n) \
+  TIDE_LEVELS(void, name, (total *acc, const void *xv, int64_t n), (acc, xv, n)) \
   { \
     const T *x = xv; \
     int r = out != 0; \
@@ -258,7 +263,7 @@ typedef struct column_job {
 
 /* acc[j] += rows[0][j] + ... rows[m - 1][j], m <= 4 */
 #define ADD_ROWS(name, T) \
-  TIDE_CLONES static void name(void *av, const void *const *rows, int m, int64_t n) \
+  TIDE_LEVELS(void, name, (void *av, const void *const *rows, int m, int64_t n), (av, rows, m, n)) \
   { \
     T *acc = av; \
     const T *a = rows[0], *b = rows[1], *c = rows[2], *d = rows[3]; \
@@ -278,14 +283,14 @@ ADD_ROWS(add_rows_i64, uint64_t)
 
 /* acc[j] = the larger (smaller) of acc[j] and rows[0][j] ... rows[m - 1][j]; NaN stays. */
 #define EXTREME_ROWS(name, T, cmp) \
-  TIDE_CLONES static void name(void *av, const void *const *rows, int m, int64_t n) \
+  TIDE_LEVELS(void, name, (void *av, const void *const *rows, int m, int64_t n), (av, rows, m, n)) \
   { \
     T *acc = av; \
     for (int r = 0; r < m; r++) { \
       const T *x = rows[r]; \
       _Pragma("omp simd") \
       for (int64_t j = 0; j < n; j++) \
-        acc[j] = (x[j] cmp acc[j]) | (x[j] != x[j]) ? x[j] : acc[j]; \
+        acc[j] = ((x[j] cmp acc[j]) | (x[j] != x[j])) ? x[j] : acc[j]; \
     } \
   }
 EXTREME_ROWS(max_rows_f32, float, >)
@@ -327,7 +332,8 @@ static void join_chunk(const reduce_job *job, total *acc, const cpu_chunk *more,
   }
 }
 
-TIDE_CLONES static void add_totals(total *acc, const cpu_chunk *more, int64_t n, int form)
+TIDE_LEVELS(void, add_totals,
+            (total *acc, const cpu_chunk *more, int64_t n, int form), (acc, more, n, form))
 {
   if (form == TIDE_F32) for (int64_t j = 0; j < n; j++) acc[j].d += more->f32[j];
   else if (form == TIDE_F64) for (int64_t j = 0; j < n; j++) acc[j].d += more->f64[j];

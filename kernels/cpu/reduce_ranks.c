@@ -27,7 +27,7 @@ enum { BLOCK = 1024 };
 #define FMORE(a, b) ((a) != (a) ? (a) : (a) > (b) ? (a) : (b))
 
 #define FOLD(name, T, OP)                                         \
-  TIDE_CLONES static void name(void *acc, const void *src, int64_t n) \
+  TIDE_LEVELS(void, name, (void *acc, const void *src, int64_t n), (acc, src, n)) \
   {                                                               \
     T *a = acc;                                                   \
     const T *s = src;                                             \
@@ -72,24 +72,26 @@ static fold_fn fold_of(int form, int op)
 
 /* ---- 16-bit floats in and out of the accumulator --------------------------------------------- */
 
-TIDE_CLONES static void widen(float *to, const uint16_t *from, int64_t n, int dtype)
+TIDE_LEVELS(void, widen,
+            (float *to, const uint16_t *from, int64_t n, int dtype), (to, from, n, dtype))
 {
   if (dtype == TIDE_BF16) tide__bf16_to_f32_n(to, from, n);
   else tide__f16_to_f32_n(to, from, n);
 }
 
-TIDE_CLONES static void narrow(uint16_t *to, const float *from, int64_t n, int dtype)
+TIDE_LEVELS(void, narrow,
+            (uint16_t *to, const float *from, int64_t n, int dtype), (to, from, n, dtype))
 {
   if (dtype == TIDE_BF16) tide__f32_to_bf16_n(to, from, n);
   else tide__f32_to_f16_n(to, from, n);
 }
 
-TIDE_CLONES static void divide_f32(float *a, int64_t n, float by)
+TIDE_LEVELS(void, divide_f32, (float *a, int64_t n, float by), (a, n, by))
 {
   for (int64_t i = 0; i < n; i++) a[i] /= by;
 }
 
-TIDE_CLONES static void divide_f64(double *a, int64_t n, double by)
+TIDE_LEVELS(void, divide_f64, (double *a, int64_t n, double by), (a, n, by))
 {
   for (int64_t i = 0; i < n; i++) a[i] /= by;
 }
@@ -135,9 +137,10 @@ static void block_plain(const job *j, int64_t at, int64_t n, size_t size, void *
 }
 
 /* Sum of two f32 sources to one or two destinations, which may be the sources themselves. */
-TIDE_CLONES static void add_two(float *x, float *y, const float *a, const float *b, int64_t n)
+TIDE_LEVELS(void, add_two,
+            (float *x, float *y, const float *a, const float *b, int64_t n), (x, y, a, b, n))
 {
-#pragma GCC ivdep
+#pragma omp simd
   for (int64_t i = 0; i < n; i++) {
     float v = a[i] + b[i];
     x[i] = v;

@@ -77,9 +77,9 @@ TIDE_INLINE void write_f32(const k_tensor *t, int64_t at, const float *src, int6
 }
 
 /* Pairs [first, first + n) of one head. */
-TIDE_CLONES
-static void turn_head(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
-                      int64_t n)
+TIDE_LEVELS(void, turn_head,
+            (const job *w, const table *m, int64_t xo, int64_t yo, int64_t first, int64_t n),
+            (w, m, xo, yo, first, n))
 {
   float a[PAIRS], b[PAIRS], both[2 * PAIRS];
   if (!w->a->interleaved) {

@@ -11,8 +11,6 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/kernel.h"
 
-#define TIDE_ROW_FN __attribute__((unused)) static
-
 static inline int64_t row_element_size(int dtype)
 {
   return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2;
@@ -23,7 +21,8 @@ static inline void *row_at(const k_tensor *t, int64_t i)
   return (char *)t->data + i * row_element_size(t->dtype);
 }
 
-TIDE_CLONES TIDE_ROW_FN void row_widen(float *dst, const void *src, int dtype, int64_t n)
+TIDE_LEVELS(void, row_widen,
+            (float *dst, const void *src, int dtype, int64_t n), (dst, src, dtype, n))
 {
   if (dtype == TIDE_BF16) {
     tide__bf16_to_f32_n(dst, src, n);
@@ -44,7 +43,8 @@ TIDE_INLINE uint16_t row_bf16(float f)
   return (uint16_t)((f != f ? u | 0x400000u : r) >> 16);
 }
 
-TIDE_CLONES TIDE_ROW_FN void row_narrow(void *dst, const float *src, int dtype, int64_t n)
+TIDE_LEVELS(void, row_narrow,
+            (void *dst, const float *src, int dtype, int64_t n), (dst, src, dtype, n))
 {
   if (dtype == TIDE_BF16) {
     uint16_t *d = dst;
@@ -103,7 +103,7 @@ static inline void row_write(const k_tensor *t, int64_t i, const float *row, int
 }
 
 /* sum may be a or b. */
-TIDE_CLONES TIDE_ROW_FN void row_add(float *sum, const float *a, const float *b, int64_t n)
+TIDE_LEVELS(void, row_add, (float *sum, const float *a, const float *b, int64_t n), (sum, a, b, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) sum[i] = a[i] + b[i];

@@ -1,31 +1,60 @@
 /* Loops that the compiler vectorises for the machine they run on, and the f32 functions they use.
  *
- * The one idea: a plain loop in a function marked TIDE_CLONES is compiled for x86-64-v4 (AVX-512),
- * v3 (AVX2, FMA) and the base instruction set, and the loader picks one. The helpers here are
- * branch-free and always inlined, so such a loop vectorises as a whole. They need -O3,
- * -fno-math-errno and -fno-trapping-math to do so (the build sets these for kernels/cpu), and are
- * right with and without contraction to FMA and with denormals flushed or kept.
+ *   TIDE_LEVELS(void, scale_row, (float *x, int64_t n, float by), (x, n, by))
+ *   {
+ *     for (int64_t i = 0; i < n; i++) x[i] *= by;
+ *   }
  *
- * Layer 2k. Accuracy is stated beside each function, in units in the last place (ulp).
- * A function pointer to a TIDE_CLONES function is fine; a TIDE_CLONES function is never inlined, so
- * it should hold the loop, not its body.
+ * defines the static function scale_row, whose body is compiled for AVX-512, for AVX2 with FMA and
+ * for the base instruction set; a call takes the one that tide__cpu_isa() names. The body holds a
+ * whole loop, since the call costs a branch and is not inlined. The helpers here are branch-free
+ * and always inlined, so such a loop vectorises as a whole. They need -O3, -fno-math-errno and
+ * -fno-trapping-math to do so (the build sets these for kernels/cpu), and are right with and
+ * without contraction to FMA and with denormals flushed or kept.
+ *
+ * Accuracy is stated beside each function, in units in the last place (ulp).
  */
 #ifndef TIDE_KERNELS_CPU_SIMD_H
 #define TIDE_KERNELS_CPU_SIMD_H
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* The loader's resolver runs before a sanitizer's runtime is set up, so there one version only. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define TIDE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TIDE_CLONES
-#endif
+#include "kernels/cpu/isa.h"
 
 #define TIDE_INLINE static inline __attribute__((always_inline, unused))
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define TIDE_LEVELS_AS(storage, type, name, params, args) \
+  TIDE_INLINE type name##_body params; \
+  TIDE_AVX512 static type name##_avx512 params { return name##_body args; } \
+  TIDE_AVX2 static type name##_avx2 params { return name##_body args; } \
+  static type name##_base params { return name##_body args; } \
+  storage type name params \
+  { \
+    const int isa_ = tide__cpu_isa(); \
+    if (isa_ & CPU_ISA_AVX512) return name##_avx512 args; \
+    if (isa_ & CPU_ISA_AVX2) return name##_avx2 args; \
+    return name##_base args; \
+  } \
+  TIDE_INLINE type name##_body params
+#else
+#define TIDE_LEVELS_AS(storage, type, name, params, args) storage type name params
+#endif
+
+#define TIDE_LEVELS(type, name, params, args) \
+  TIDE_LEVELS_AS(static inline __attribute__((unused)), type, name, params, args)
+#define TIDE_LEVELS_GLOBAL(type, name, params, args) \
+  TIDE_LEVELS_AS(extern, type, name, params, args)
+
+#if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__) || \
+    defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define TIDE_CLONES
+#else
+#define TIDE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
 
 TIDE_INLINE uint32_t tide__f32_bits(float x)
 {
@@ -171,6 +200,19 @@ TIDE_INLINE uint16_t tide__simd_f32_f16(float f)
   r = a >= 0x477ff000u ? 0x7c00u : r; /* halfway to the first value that is too large, and up */
   r = a > 0x7f800000u ? nan : r;
   return (uint16_t)(r | sign);
+}
+
+/* The largest of start and n values; NaN is passed over. clang begins an OpenMP maximum at the
+ * lowest finite number instead of -inf, so where that comes out, the values are read once more. */
+TIDE_INLINE float tide__max_f32_n(const float *x, int64_t n, float start)
+{
+  float max = start;
+#pragma omp simd reduction(max : max)
+  for (int64_t i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
+  if (max > -FLT_MAX) return max;
+  max = start;
+  for (int64_t i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
+  return max;
 }
 
 TIDE_INLINE void tide__bf16_to_f32_n(float *dst, const uint16_t *src, int64_t n)

@@ -62,29 +62,19 @@ TIDE_INLINE void stash(const k_tensor *t, int64_t at, const float *src, int64_t 
   else tide__f32_to_f16_n(dst, src, n);
 }
 
-TIDE_INLINE float max2(float a, float b) { return a > b ? a : b; }
-
 /* ---- forward ---- */
 
-TIDE_CLONES
-static float row_max(const k_tensor *x, int64_t at, int64_t n)
+TIDE_LEVELS(float, row_max, (const k_tensor *x, int64_t at, int64_t n), (x, at, n))
 {
-  float tmp[CHUNK], top[L], r = -INFINITY;
-  for (int l = 0; l < L; l++) top[l] = -INFINITY;
+  float tmp[CHUNK], r = -INFINITY;
   for (int64_t i = 0; i < n; i += CHUNK) {
     const int64_t m = n - i < CHUNK ? n - i : CHUNK;
-    const float *p = fetch(tmp, x, at + i, m);
-    int64_t j = 0;
-    for (; j + L <= m; j += L)
-      for (int l = 0; l < L; l++) top[l] = max2(p[j + l], top[l]);
-    for (; j < m; j++) r = max2(p[j], r);
+    r = tide__max_f32_n(fetch(tmp, x, at + i, m), m, r);
   }
-  for (int l = 0; l < L; l++) r = max2(top[l], r);
   return r;
 }
 
-TIDE_CLONES
-static float row_sum(const k_tensor *x, int64_t at, int64_t n, float top)
+TIDE_LEVELS(float, row_sum, (const k_tensor *x, int64_t at, int64_t n, float top), (x, at, n, top))
 {
   float tmp[CHUNK], sum[L] = { 0 }, r = 0;
   for (int64_t i = 0; i < n; i += CHUNK) {
@@ -100,8 +90,9 @@ static float row_sum(const k_tensor *x, int64_t at, int64_t n, float top)
 }
 
 /* y = e^(x - top) * scale, or x - top - shift. */
-TIDE_CLONES
-static void row_write(const job *w, int64_t xo, int64_t yo, int64_t n, float top, float scale)
+TIDE_LEVELS(void, row_write,
+            (const job *w, int64_t xo, int64_t yo, int64_t n, float top, float scale),
+            (w, xo, yo, n, top, scale))
 {
   float tmp[CHUNK], out[CHUNK];
   for (int64_t i = 0; i < n; i += CHUNK) {
@@ -143,8 +134,7 @@ static void forward_rows(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- backward ---- */
 
-TIDE_CLONES
-static float row_dot(const job *w, int64_t go, int64_t yo, int64_t n)
+TIDE_LEVELS(float, row_dot, (const job *w, int64_t go, int64_t yo, int64_t n), (w, go, yo, n))
 {
   float tg[CHUNK], ty[CHUNK], sum[L] = { 0 }, r = 0;
   for (int64_t i = 0; i < n; i += CHUNK) {
@@ -160,8 +150,9 @@ static float row_dot(const job *w, int64_t go, int64_t yo, int64_t n)
   return r;
 }
 
-TIDE_CLONES
-static void row_bwd(const job *w, int64_t go, int64_t yo, int64_t xo, int64_t n, float sum)
+TIDE_LEVELS(void, row_bwd,
+            (const job *w, int64_t go, int64_t yo, int64_t xo, int64_t n, float sum),
+            (w, go, yo, xo, n, sum))
 {
   float tg[CHUNK], ty[CHUNK], out[CHUNK];
   for (int64_t i = 0; i < n; i += CHUNK) {

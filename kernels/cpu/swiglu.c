@@ -13,14 +13,16 @@ enum { PIECE = 1024, GRAIN = 8 }; /* elements of a piece; pieces that are worth 
 /* 3 ulp, 0 below -87. */
 TIDE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + row_exp(-x)); }
 
-TIDE_CLONES static void swiglu(float *y, const float *gate, const float *up, int64_t n)
+TIDE_LEVELS(void, swiglu,
+            (float *y, const float *gate, const float *up, int64_t n), (y, gate, up, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
-TIDE_CLONES static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *gate,
-                                   const float *up, int64_t n)
+TIDE_LEVELS(void, swiglu_bwd,
+            (float *dgate, float *dup, const float *dy, const float *gate, const float *up,
+             int64_t n), (dgate, dup, dy, gate, up, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) {

@@ -87,8 +87,9 @@ typedef struct adamw {
   units u;
 } adamw;
 
-TIDE_CLONES static void adamw_f32(float *w, float *m, float *v, const float *g, const adamw *a,
-                                  int64_t n)
+TIDE_LEVELS(void, adamw_f32,
+            (float *w, float *m, float *v, const float *g, const adamw *a, int64_t n),
+            (w, m, v, g, a, n))
 {
   float scale = (float)a->scale, decay = (float)a->decay, blend1 = (float)a->blend1;
   float blend2 = (float)a->blend2, rate = (float)a->rate, root = (float)a->root;
@@ -181,14 +182,15 @@ typedef struct sgd {
   units u;
 } sgd;
 
-TIDE_CLONES static void sgd_f32(float *w, const float *g, const sgd *s, int64_t n)
+TIDE_LEVELS(void, sgd_f32, (float *w, const float *g, const sgd *s, int64_t n), (w, g, s, n))
 {
   float scale = (float)s->scale, decay = (float)s->attrs->weight_decay, lr = (float)s->attrs->lr;
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) w[i] -= lr * (g[i] * scale + decay * w[i]);
 }
 
-TIDE_CLONES static void momentum_f32(float *w, float *buf, const float *g, const sgd *s, int64_t n)
+TIDE_LEVELS(void, momentum_f32,
+            (float *w, float *buf, const float *g, const sgd *s, int64_t n), (w, buf, g, s, n))
 {
   float scale = (float)s->scale, decay = (float)s->attrs->weight_decay, lr = (float)s->attrs->lr;
   float keep = (float)s->keep, blend = (float)s->blend, look = (float)s->look;
@@ -284,7 +286,7 @@ typedef struct norm {
   units u;
 } norm;
 
-TIDE_CLONES static double squares_f32(const float *x, int64_t n)
+TIDE_LEVELS(double, squares_f32, (const float *x, int64_t n), (x, n))
 {
   double s0 = 0, s1 = 0;
   int64_t h = n / 2;
@@ -297,7 +299,7 @@ TIDE_CLONES static double squares_f32(const float *x, int64_t n)
   return s0 + s1;
 }
 
-TIDE_CLONES static double abs_f32(const float *x, int64_t n)
+TIDE_LEVELS(double, abs_f32, (const float *x, int64_t n), (x, n))
 {
   double s = 0;
 #pragma omp simd reduction(+ : s)
@@ -306,7 +308,7 @@ TIDE_CLONES static double abs_f32(const float *x, int64_t n)
 }
 
 /* Bit patterns of absolute values order as the values do, with NaN above all. */
-TIDE_CLONES static double max_f32(const float *x, int64_t n)
+TIDE_LEVELS(double, max_f32, (const float *x, int64_t n), (x, n))
 {
   uint32_t max = 0;
 #pragma omp simd reduction(max : max)
@@ -394,7 +396,7 @@ typedef struct scale {
   units u;
 } scale;
 
-TIDE_CLONES static void scale_f32(float *x, float factor, int64_t n)
+TIDE_LEVELS(void, scale_f32, (float *x, float factor, int64_t n), (x, factor, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) x[i] *= factor;

@@ -273,8 +273,9 @@ attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, in
 
 /* ---- rows ---- */
 
-TIDE_CLONES
-static void row_to_f32(float *dst, const void *src, int64_t at, int64_t n, int dtype)
+TIDE_LEVELS(void, row_to_f32,
+            (float *dst, const void *src, int64_t at, int64_t n, int dtype),
+            (dst, src, at, n, dtype))
 {
   if (dtype == TIDE_F32) memcpy(dst, (const float *)src + at, (size_t)n * 4);
   else if (dtype == TIDE_BF16) tide__bf16_to_f32_n(dst, (const uint16_t *)src + at, n);
@@ -283,8 +284,9 @@ static void row_to_f32(float *dst, const void *src, int64_t at, int64_t n, int d
     for (int64_t i = 0; i < n; i++) dst[i] = (float)((const double *)src)[at + i];
 }
 
-TIDE_CLONES
-static void row_from_f32(void *dst, int64_t at, const float *src, int64_t n, int dtype, float scale)
+TIDE_LEVELS(void, row_from_f32,
+            (void *dst, int64_t at, const float *src, int64_t n, int dtype, float scale),
+            (dst, at, src, n, dtype, scale))
 {
   if (dtype == TIDE_F32)
     for (int64_t i = 0; i < n; i++) ((float *)dst)[at + i] = src[i] * scale;
@@ -314,8 +316,8 @@ void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, 
 
 /* ---- softcap and bias ---- */
 
-TIDE_CLONES
-static void cap_row(float *x, float *slope, int64_t n, float scale, float cap)
+TIDE_LEVELS(void, cap_row,
+            (float *x, float *slope, int64_t n, float scale, float cap), (x, slope, n, scale, cap))
 {
   for (int64_t i = 0; i < n; i++) {
     const float th = tide__tanhf(x[i] * (scale / cap));
@@ -324,14 +326,12 @@ static void cap_row(float *x, float *slope, int64_t n, float scale, float cap)
   }
 }
 
-TIDE_CLONES
-static void scale_row(float *x, int64_t n, float scale)
+TIDE_LEVELS(void, scale_row, (float *x, int64_t n, float scale), (x, n, scale))
 {
   for (int64_t i = 0; i < n; i++) x[i] *= scale;
 }
 
-TIDE_CLONES
-static void add_row(float *x, const float *bias, int64_t n)
+TIDE_LEVELS(void, add_row, (float *x, const float *bias, int64_t n), (x, bias, n))
 {
   for (int64_t i = 0; i < n; i++) x[i] = (x[i] + bias[i]) * ATTN_LOG2E;
 }

@@ -15,8 +15,6 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
 #include "kernels/cpu/attention/attention_amx.h"
 
 int tide__amx_built(void) { return 1; }
@@ -24,12 +22,14 @@ int tide__amx_built(void) { return 1; }
 /* ---- tiles of keys and values ---- */
 
 /* A[i][p] = src[i][p]: n <= 16 rows, m <= 32 columns. */
+TIDE_AVX512_BF16
 static void pack_a(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
 {
   for (int64_t i = 0; i < 16; i++) _mm512_storeu_si512(dst + 32 * i, load_row(src, rs, i, n, m));
 }
 
 /* A[i][p] = src[p][i]: n <= 32 rows, m <= 16 columns. */
+TIDE_AVX512_BF16
 static void pack_at(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
 {
   __m512i r[16];
@@ -86,6 +86,7 @@ void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, 
 /* Tiles of a thread: queries [D / 32][4], then P^T [4 groups of 32 keys][4]. */
 int64_t tide__amx_fwd_size(const attn *s) { return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE; }
 
+TIDE_AVX512_BF16
 void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
 {
   const attn *s = &w->s;
@@ -97,7 +98,7 @@ void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_
   pack(m->packed, src, q->stride[1], n, s->d, &c);
 }
 
-INLINE __m512 column_max(const float *s, int64_t n)
+TIDE_AVX512_BF16_INLINE __m512 column_max(const float *s, int64_t n)
 {
   __m512 a[4];
   for (int u = 0; u < 4; u++) a[u] = _mm512_set1_ps(-INFINITY);
@@ -108,6 +109,7 @@ INLINE __m512 column_max(const float *s, int64_t n)
 }
 
 /* As in attention_avx512.c: the maximum moves only when it grew by more than 8. */
+TIDE_AVX512_BF16
 static int raise_top(float *top, float *alpha, __m512 seen, float mul, __m512 *base)
 {
   const __m512 none = _mm512_set1_ps(-INFINITY), old = _mm512_loadu_ps(top);
@@ -124,7 +126,7 @@ static int raise_top(float *top, float *alpha, __m512 seen, float mul, __m512 *b
 }
 
 /* dword l = (v[l], v[16 + l]). */
-INLINE __m512i fold(__m512i v)
+TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
 {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -132,6 +134,7 @@ INLINE __m512i fold(__m512i v)
 }
 
 /* Softmax of one group over n keys (a multiple of 32); P^T goes to tiles ATTN_NG apart. */
+TIDE_AVX512_BF16
 static int soft(const attn_fwd_bench *m, int c, const float *st, int64_t n, float mul,
                 uint16_t *tile)
 {
@@ -158,7 +161,7 @@ static int soft(const attn_fwd_bench *m, int c, const float *st, int64_t n, floa
 }
 
 /* Softmax of pair p and its term of O^T. tile: P^T of the block; v: the block of V. */
-static void weigh(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at,
+TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at,
                   attn_span span, int p, uint16_t *tile, const uint16_t *v)
 {
   const int64_t n = span.k1 - span.k0, nd = up(w->s.dv, 16);
@@ -176,6 +179,7 @@ static void weigh(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *
     add_odd_keys(&w->s, w->s.v, at, span, p, tile, m->ot);
 }
 
+TIDE_AVX512_BF16
 void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
 {
   const attn *s = &w->s;
@@ -196,8 +200,6 @@ void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_p
     weigh(w, m, at, span[p], p, tile, v);
   }
 }
-
-#pragma GCC pop_options
 
 #else
 

@@ -7,8 +7,8 @@
  * Visibility is handled for pairs of groups (32 queries) and steps of 32 keys. Exponentials go to
  * 3e-6, far inside the rounding of bf16.
  *
- * Layer 2k. Included by attention_amx.c and attention_amx_bwd.c, within their target pragma; each
- * has its own copy, so that the compiler can fit the products to their calls.
+ * Layer 2k. Included by attention_amx.c and attention_amx_bwd.c; each has its own copy, so that the
+ * compiler can fit the products to their calls.
  */
 #ifndef TIDE_KERNELS_CPU_ATTENTION_AMX_H
 #define TIDE_KERNELS_CPU_ATTENTION_AMX_H
@@ -19,12 +19,11 @@
 
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/gemm/tile_amx.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/transpose16.h"
 
 /* MARK: words behind tiles that say whether something was left out of them. */
 enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K, TILE = 512, STEP = 32, MARK = 32 };
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* ---- products of tiles ---- */
 
@@ -41,7 +40,7 @@ typedef struct product {
   int add;
 } product;
 
-static void tiles_2x2(const product *g, int64_t i, int64_t j)
+TIDE_AVX512_BF16 static void tiles_2x2(const product *g, int64_t i, int64_t j)
 {
   const uint16_t *a0 = g->a + i * g->a_i, *a1 = a0 + g->a_i;
   const uint16_t *b0 = g->b + j * g->b_j, *b1 = b0 + g->b_j;
@@ -74,7 +73,7 @@ static void tiles_2x2(const product *g, int64_t i, int64_t j)
   TILE_STORE(3, c1 + L, ld);
 }
 
-static void tiles_1x1(const product *g, int64_t i, int64_t j)
+TIDE_AVX512_BF16 static void tiles_1x1(const product *g, int64_t i, int64_t j)
 {
   const uint16_t *a = g->a + i * g->a_i, *b = g->b + j * g->b_j;
   float *c = g->c + i * L * g->ldc + j * L;
@@ -88,7 +87,7 @@ static void tiles_1x1(const product *g, int64_t i, int64_t j)
   TILE_STORE(0, c, g->ldc * 4);
 }
 
-static void multiply(const product *g)
+TIDE_AVX512_BF16 static void multiply(const product *g)
 {
   const int64_t mt = g->mt & ~1, nt = g->nt & ~1;
   for (int64_t i = 0; i < mt; i += 2)
@@ -99,33 +98,36 @@ static void multiply(const product *g)
 
 /* ---- packing one tile: n rows of src, m columns; the rest of the tile is zero ---- */
 
-INLINE __m512i load_row(const uint16_t *src, int64_t rs, int64_t i, int64_t n, int64_t m)
+TIDE_AVX512_BF16_INLINE
+__m512i load_row(const uint16_t *src, int64_t rs, int64_t i, int64_t n, int64_t m)
 {
   const __mmask32 k = i < n ? (__mmask32)(((uint64_t)1 << m) - 1) : 0;
   return _mm512_maskz_loadu_epi16(k, src + (i < n ? i * rs : 0));
 }
 
-INLINE __m512i load_half(const uint16_t *src, int64_t rs, int64_t i, int64_t n, int64_t m)
+TIDE_AVX512_BF16_INLINE
+__m512i load_half(const uint16_t *src, int64_t rs, int64_t i, int64_t n, int64_t m)
 {
   const __mmask16 k = (__mmask16)(i < n ? (1u << m) - 1 : 0);
   return _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(k, src + (i < n ? i * rs : 0)));
 }
 
 /* dword l = (a[l], b[l]) of the low 16 words of each. */
-INLINE __m512i interleave(__m512i a, __m512i b)
+TIDE_AVX512_BF16_INLINE __m512i interleave(__m512i a, __m512i b)
 {
   const __m512i lo = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
   const __m512i hi = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(b));
   return _mm512_or_si512(lo, _mm512_slli_epi32(hi, 16));
 }
 
-INLINE void store16(uint16_t *dst, const __m512i r[16])
+TIDE_AVX512_BF16_INLINE void store16(uint16_t *dst, const __m512i r[16])
 {
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++) _mm512_storeu_si512(dst + 32 * i, r[i]);
 }
 
 /* B[p][j] = src[j][p]: n <= 16 rows, m <= 32 columns. */
+TIDE_AVX512_BF16
 static void pack_bt(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
 {
   __m512i r[16];
@@ -141,6 +143,7 @@ typedef void (*pack_fn)(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t 
  * (i, j) goes to dst + i * i_step + j * j_step. */
 typedef struct cut { pack_fn fn; int64_t tn, tm, nt, i_step, j_step; } cut;
 
+TIDE_AVX512_BF16
 static void pack(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m,
                  const cut *c)
 {
@@ -170,7 +173,7 @@ static float to_f32(uint16_t x)
 static int word_is_odd(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
 
 /* Zeroes what is not finite among n words, a multiple of 32; returns whether there was any. */
-static int clean(uint16_t *x, int64_t n)
+TIDE_AVX512_BF16 static int clean(uint16_t *x, int64_t n)
 {
   const __m512i high = _mm512_set1_epi16((short)0xff00);
   __m512i most = _mm512_setzero_si512();
@@ -190,7 +193,7 @@ static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn
 
 /* to[d][query] += t[key][d] * weight[key][query] of pair p for the values that are not finite.
  * weight: B tiles [4 groups of 32 keys][4]. */
-static void add_odd_keys(const attn *s, const k_tensor *t, const attn_place *at,
+TIDE_AVX512_BF16 static void add_odd_keys(const attn *s, const k_tensor *t, const attn_place *at,
                          attn_span span, int p, const uint16_t *weight, float *to)
 {
   const int64_t end = s->tk - at->kb * K < span.k1 ? s->tk - at->kb * K : span.k1;
@@ -235,7 +238,7 @@ static attn_lanes lanes_at(const attn *s, const attn_place *at, int group, int32
 }
 
 /* -inf in st where a lane of the group does not see the key. */
-static void hide(float *st, const attn_lanes *m, int64_t n)
+TIDE_AVX512_BF16 static void hide(float *st, const attn_lanes *m, int64_t n)
 {
   const __m512i doc = _mm512_loadu_si512(m->qdoc), lo = _mm512_loadu_si512(m->qlo);
   const __m512i hi = _mm512_loadu_si512(m->qhi);
@@ -249,6 +252,7 @@ static void hide(float *st, const attn_lanes *m, int64_t n)
   }
 }
 
+TIDE_AVX512_BF16
 static void hide_pair(const attn *s, const attn_place *at, int p, attn_span span, float *st)
 {
   for (int c = 2 * p; c < 2 * p + 2; c++) {
@@ -260,7 +264,7 @@ static void hide_pair(const attn *s, const attn_place *at, int p, attn_span span
 /* ---- exponentials ---- */
 
 /* 2^x to 3e-6; exactly 0 below -1000; NaN stays NaN. */
-INLINE __m512 exp2_lane(__m512 x)
+TIDE_AVX512_BF16_INLINE __m512 exp2_lane(__m512 x)
 {
   x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
   const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -274,7 +278,8 @@ INLINE __m512 exp2_lane(__m512 x)
 }
 
 /* Words 0..15 of a in the low, of b in the high half; each rounded from f32. */
-INLINE __m512i to_bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
+TIDE_AVX512_BF16_INLINE
+__m512i to_bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
 
 /* ---- scores ---- */
 
@@ -284,7 +289,7 @@ static float factor(const attn *s)
 }
 
 /* S^T = K Q^T of one pair of groups. */
-static void scores(const uint16_t *k, const uint16_t *q, float *st, int64_t d,
+TIDE_AVX512_BF16 static void scores(const uint16_t *k, const uint16_t *q, float *st, int64_t d,
                    attn_span span, int p)
 {
   const int64_t nd = up(d, 32);

@@ -13,8 +13,6 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
 #include "kernels/cpu/attention/attention_amx.h"
 
 /* ---- tiles of queries ---- */
@@ -48,6 +46,7 @@ int64_t tide__amx_bwd_size(const attn *s)
 }
 
 /* B[p][j] = src[p][j]: n <= 32 rows, m <= 16 columns. */
+TIDE_AVX512_BF16
 static void pack_b(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m)
 {
   for (int64_t i = 0; i < 16; i++)
@@ -67,6 +66,7 @@ static void pack_queries(const attn *s, const k_tensor *t, const attn_place *at,
   pack(b, src, t->stride[1], n, d, &by_rows);
 }
 
+TIDE_AVX512_BF16
 void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at)
 {
   bwd_tiles t;
@@ -82,7 +82,8 @@ void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_
 typedef struct lane_stats { __m512 lse[2], delta[2], mul; } lane_stats;
 
 /* One row of one pair: P^T and dS^T as 32 words each. */
-INLINE void grad_row(const attn_bwd_bench *m, const lane_stats *x, int64_t at, int cap, int keep,
+TIDE_AVX512_BF16_INLINE
+void grad_row(const attn_bwd_bench *m, const lane_stats *x, int64_t at, int cap, int keep,
                      int cut, __m512i *p, __m512i *ds)
 {
   const __m512 none = _mm512_set1_ps(-INFINITY);
@@ -106,7 +107,7 @@ INLINE void grad_row(const attn_bwd_bench *m, const lane_stats *x, int64_t at, i
 }
 
 /* dwords (a[l], b[l]) of words l = 16 * half + 0..15. */
-INLINE __m512i zip(__m512i a, __m512i b, int half)
+TIDE_AVX512_BF16_INLINE __m512i zip(__m512i a, __m512i b, int half)
 {
   const __m512i lo = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -114,7 +115,8 @@ INLINE __m512i zip(__m512i a, __m512i b, int half)
   return _mm512_permutex2var_epi16(a, to, b);
 }
 
-INLINE void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_span span, float mul,
+TIDE_AVX512_BF16_INLINE
+void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_span span, float mul,
                       int cap, int keep, int cut)
 {
   lane_stats x = { .mul = _mm512_set1_ps(mul) };
@@ -137,6 +139,7 @@ INLINE void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_s
   }
 }
 
+TIDE_AVX512_BF16
 static void gradients(const attn_bwd *w, const attn_bwd_bench *m, const bwd_tiles *t,
                       const attn_place *at, const attn_span span[2], int want)
 {
@@ -163,6 +166,7 @@ static void gradients(const attn_bwd *w, const attn_bwd_bench *m, const bwd_tile
 /* ---- products ---- */
 
 /* dv += P^T dO and dk += dS^T Q for keys that pairs [p0, p1) see. */
+TIDE_AVX512_BF16
 static void add_keys(const attn_bwd *w, const bwd_tiles *t, int32_t k0, int32_t k1, int p0, int p1,
                      float *dk, float *dv)
 {
@@ -181,6 +185,7 @@ static void add_keys(const attn_bwd *w, const bwd_tiles *t, int32_t k0, int32_t 
   multiply(&g);
 }
 
+TIDE_AVX512_BF16
 static void add_all_keys(const attn_bwd *w, const bwd_tiles *t, const attn_span span[2], float *dk,
                          float *dv)
 {
@@ -193,7 +198,7 @@ static void add_all_keys(const attn_bwd *w, const bwd_tiles *t, const attn_span 
 
 /* to[key][d] += weight[key][query] * t[query][d] for the same. weight: A tiles [8 groups of 16
  * keys][2 pairs]. */
-static void add_odd_queries(const attn *s, const k_tensor *t, const attn_place *at,
+TIDE_AVX512_BF16 static void add_odd_queries(const attn *s, const k_tensor *t, const attn_place *at,
                             const attn_span span[2], const uint16_t *weight, float *to, int64_t ld)
 {
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -212,6 +217,7 @@ static void add_odd_queries(const attn *s, const k_tensor *t, const attn_place *
 }
 
 /* Cleans the tiles of this block's queries once, before the first pair that the mask cuts. */
+TIDE_AVX512_BF16
 static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span span[2])
 {
   if (*t->mark != UNSEEN || (span[0].full && span[1].full)) return;
@@ -219,6 +225,7 @@ static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span spa
   *t->mark = odd ? ODD : CLEAN;
 }
 
+TIDE_AVX512_BF16
 void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at, int want,
                         float *dk, float *dv)
 {
@@ -257,8 +264,6 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_p
       add_odd_keys(s, s->k, at, span[p], p, t.db, m->dqt);
   }
 }
-
-#pragma GCC pop_options
 
 #else
 

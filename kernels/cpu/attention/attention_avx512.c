@@ -6,20 +6,17 @@
  * Layer 2k. Only called when the processor has AVX-512 F, BW, DQ and VL.
  */
 #include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/transpose16.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 #include <immintrin.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* ---- product ---- */
 
 /* rs1: A's row stride is 1, else its column stride is. */
-INLINE void kernel(int mr, int nv, int rs1, const attn_gemm *g, int64_t i0)
+TIDE_AVX512_INLINE void kernel(int mr, int nv, int rs1, const attn_gemm *g, int64_t i0)
 {
   const float *a = g->a + i0 * (rs1 ? 1 : g->rs), *b = g->b;
   float *c = g->c + i0 * g->ldc;
@@ -46,7 +43,7 @@ INLINE void kernel(int mr, int nv, int rs1, const attn_gemm *g, int64_t i0)
     for (int j = 0; j < nv; j++) _mm512_storeu_ps(c + i * ldc + 16 * j, acc[i][j]);
 }
 
-INLINE void strips(int nv, int rs1, const attn_gemm *g)
+TIDE_AVX512_INLINE void strips(int nv, int rs1, const attn_gemm *g)
 {
   int64_t i = 0;
   for (; i + 6 <= g->m; i += 6) kernel(6, nv, rs1, g, i);
@@ -61,14 +58,14 @@ INLINE void strips(int nv, int rs1, const attn_gemm *g)
 }
 
 #define STRIPS(nv, rs1) \
-  static __attribute__((noinline)) void strips_##nv##_##rs1(const attn_gemm *g) \
+  TIDE_AVX512 static __attribute__((noinline)) void strips_##nv##_##rs1(const attn_gemm *g) \
   { \
     strips(nv, rs1, g); \
   }
 STRIPS(1, 0) STRIPS(2, 0) STRIPS(3, 0) STRIPS(4, 0)
 STRIPS(1, 1) STRIPS(2, 1) STRIPS(3, 1) STRIPS(4, 1)
 
-static void gemm(const attn_gemm *g)
+TIDE_AVX512 static void gemm(const attn_gemm *g)
 {
   static void (*const run[2][4])(const attn_gemm *) = {
     { strips_1_0, strips_2_0, strips_3_0, strips_4_0 },
@@ -86,7 +83,7 @@ static void gemm(const attn_gemm *g)
 /* ---- softmax ---- */
 
 /* 2^x to 1e-7; exactly 0 below -1000, NaN stays NaN (max returns its second operand then). */
-INLINE __m512 exp2_lane(__m512 x)
+TIDE_AVX512_INLINE __m512 exp2_lane(__m512 x)
 {
   x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
   const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -102,14 +99,14 @@ INLINE __m512 exp2_lane(__m512 x)
 
 typedef struct lane_mask { __m512i doc, lo, hi; const int32_t *kdoc, *kpos; } lane_mask;
 
-INLINE lane_mask load_mask(const attn_lanes *m)
+TIDE_AVX512_INLINE lane_mask load_mask(const attn_lanes *m)
 {
   const lane_mask r = { _mm512_loadu_si512(m->qdoc), _mm512_loadu_si512(m->qlo),
                         _mm512_loadu_si512(m->qhi), m->kdoc, m->kpos };
   return r;
 }
 
-INLINE __mmask16 visible(const lane_mask *m, int64_t j)
+TIDE_AVX512_INLINE __mmask16 visible(const lane_mask *m, int64_t j)
 {
   const __m512i pos = _mm512_set1_epi32(m->kpos[j]);
   __mmask16 k = _mm512_cmpeq_epi32_mask(m->doc, _mm512_set1_epi32(m->kdoc[j]));
@@ -117,7 +114,7 @@ INLINE __mmask16 visible(const lane_mask *m, int64_t j)
   return _mm512_mask_cmpge_epi32_mask(k, m->hi, pos);
 }
 
-static void hide(float *s, int64_t n, const attn_lanes *lanes)
+TIDE_AVX512 static void hide(float *s, int64_t n, const attn_lanes *lanes)
 {
   const lane_mask m = load_mask(lanes);
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
@@ -126,7 +123,7 @@ static void hide(float *s, int64_t n, const attn_lanes *lanes)
                      _mm512_mask_loadu_ps(none, visible(&m, j), s + j * ATTN_Q));
 }
 
-INLINE __m512 column_max(const float *s, int64_t n)
+TIDE_AVX512_INLINE __m512 column_max(const float *s, int64_t n)
 {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
   __m512 a = none, b = none, c = none, d = none;
@@ -143,7 +140,7 @@ INLINE __m512 column_max(const float *s, int64_t n)
 
 /* The maximum is raised only when it grew by more than 8 (a factor of 256), which keeps sums well
  * inside the range of f32 and makes rescaling rare. Returns what scores are taken relative to. */
-INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alpha, int *grown)
+TIDE_AVX512_INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alpha, int *grown)
 {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
   const __m512 old = _mm512_loadu_ps(t->top);
@@ -161,7 +158,7 @@ INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alpha, int *gro
   return base;
 }
 
-static int soft(const attn_soft *t)
+TIDE_AVX512 static int soft(const attn_soft *t)
 {
   if (t->lanes) hide(t->s, t->n, t->lanes);
   int grown;
@@ -190,14 +187,15 @@ static int soft(const attn_soft *t)
   return grown;
 }
 
-static void rescale(float *ot, int64_t n, const float *alpha)
+TIDE_AVX512 static void rescale(float *ot, int64_t n, const float *alpha)
 {
   const __m512 a = _mm512_loadu_ps(alpha);
   for (int64_t d = 0; d < n; d++, ot += ATTN_Q)
     _mm512_storeu_ps(ot, _mm512_mul_ps(a, _mm512_loadu_ps(ot)));
 }
 
-INLINE void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m512 delta)
+TIDE_AVX512_INLINE
+void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m512 delta)
 {
   float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
   const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
@@ -211,7 +209,7 @@ INLINE void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 l
   _mm512_storeu_ps(dp, ds);
 }
 
-static void grad(const attn_grad *t)
+TIDE_AVX512 static void grad(const attn_grad *t)
 {
   const __m512 lse = _mm512_loadu_ps(t->lse), delta = _mm512_loadu_ps(t->delta);
   if (t->lanes) {
@@ -229,6 +227,7 @@ static void grad(const attn_grad *t)
 
 /* ---- transposition ---- */
 
+TIDE_AVX512
 static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
                       float scale)
 {
@@ -254,8 +253,6 @@ const attn_tiles *tide__attn_tiles_avx512(void)
   static const attn_tiles tiles = { gemm, soft, rescale, grad, transpose };
   return &tiles;
 }
-
-#pragma GCC pop_options
 
 #else
 

@@ -65,8 +65,9 @@ static int one_pass(const attn *s, int nthread)
 /* ---- one query block ---- */
 
 /* sum[i] = row i of a times row i of b, width a multiple of the lanes. */
-TIDE_CLONES
-static void dot_rows(float *sum, const float *a, const float *b, int64_t n, int64_t width)
+TIDE_LEVELS(void, dot_rows,
+            (float *sum, const float *a, const float *b, int64_t n, int64_t width),
+            (sum, a, b, n, width))
 {
   for (int64_t i = 0; i < n; i++, a += width, b += width) {
     float acc[L] = { 0 }, r = 0.0f;

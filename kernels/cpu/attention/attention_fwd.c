@@ -111,8 +111,7 @@ static void values(const job *w, const bench *m, const attn_span *span, const fl
 }
 
 /* alpha becomes 1 / sum and top the lse; a query that saw nothing has 0 and -inf. */
-TIDE_CLONES
-static void close_sums(const bench *m)
+TIDE_LEVELS(void, close_sums, (const bench *m), (m))
 {
   for (int i = 0; i < Q; i++) {
     const float sum = m->sum[i], lse = m->top[i] * ATTN_LN2 + tide__logf(sum);

@@ -14,14 +14,15 @@ int k_ref_attention_merge_(const k_call *call);
 
 enum { GRAIN = 16, WIDE = 256 }; /* rows worth a thread; elements widened at a time */
 
-TIDE_CLONES TIDE_ROW_FN void mix(float *out, const float *part, float w_out, float w_part,
-                                 int64_t n)
+TIDE_LEVELS(void, mix,
+            (float *out, const float *part, float w_out, float w_part, int64_t n),
+            (out, part, w_out, w_part, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) out[i] = w_out * out[i] + w_part * part[i];
 }
 
-TIDE_CLONES TIDE_ROW_FN void take(float *out, const float *part, int64_t n)
+TIDE_LEVELS(void, take, (float *out, const float *part, int64_t n), (out, part, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) out[i] = part[i];

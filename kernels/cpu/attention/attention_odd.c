@@ -19,8 +19,7 @@ int tide__attn_cut(const attn_span span[ATTN_NG])
   return 0;
 }
 
-TIDE_CLONES
-static int is_odd(const float *x, int64_t n)
+TIDE_LEVELS(int, is_odd, (const float *x, int64_t n), (x, n))
 {
   uint32_t odd = 0;
   for (int64_t i = 0; i < n; i++) odd |= (tide__f32_bits(x[i]) & 0x7f800000u) == 0x7f800000u;

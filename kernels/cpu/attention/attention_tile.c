@@ -15,8 +15,7 @@ enum { L = ATTN_LANE };
 
 /* ---- product ---- */
 
-TIDE_CLONES
-static void gemm_rows4(const attn_gemm *g, int64_t i0, int j0)
+TIDE_LEVELS(void, gemm_rows4, (const attn_gemm *g, int64_t i0, int j0), (g, i0, j0))
 {
   const int64_t n = g->m - i0 < 4 ? g->m - i0 : 4;
   float acc[4][L] = { { 0 } };
@@ -49,8 +48,7 @@ TIDE_INLINE int visible(const attn_lanes *m, int64_t j, int l)
   return (m->kdoc[j] == m->qdoc[l]) & (m->kpos[j] >= m->qlo[l]) & (m->kpos[j] <= m->qhi[l]);
 }
 
-TIDE_CLONES
-static void hide(float *s, int64_t n, const attn_lanes *m)
+TIDE_LEVELS(void, hide, (float *s, int64_t n, const attn_lanes *m), (s, n, m))
 {
   for (int64_t j = 0; j < n; j++)
     for (int l = 0; l < L; l++)
@@ -58,8 +56,7 @@ static void hide(float *s, int64_t n, const attn_lanes *m)
 }
 
 /* Returns 1 if a lane that had seen something gets a new maximum. */
-TIDE_CLONES
-static int raise_top(const attn_soft *t, float *base)
+TIDE_LEVELS(int, raise_top, (const attn_soft *t, float *base), (t, base))
 {
   float top[L];
   int grown = 0;
@@ -81,8 +78,7 @@ static int raise_top(const attn_soft *t, float *base)
   return grown;
 }
 
-TIDE_CLONES
-static void exponentials(const attn_soft *t, const float *base)
+TIDE_LEVELS(void, exponentials, (const attn_soft *t, const float *base), (t, base))
 {
   float sum[L] = { 0 };
   for (int64_t j = 0; j < t->n; j++)
@@ -103,15 +99,13 @@ static int soft(const attn_soft *t)
   return grown;
 }
 
-TIDE_CLONES
-static void rescale(float *ot, int64_t n, const float *alpha)
+TIDE_LEVELS(void, rescale, (float *ot, int64_t n, const float *alpha), (ot, n, alpha))
 {
   for (int64_t d = 0; d < n; d++)
     for (int l = 0; l < L; l++) ot[d * ATTN_Q + l] *= alpha[l];
 }
 
-TIDE_CLONES
-static void grad(const attn_grad *t)
+TIDE_LEVELS(void, grad, (const attn_grad *t), (t))
 {
   for (int64_t j = 0; j < t->n; j++) {
     float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;

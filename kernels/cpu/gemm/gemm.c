@@ -119,13 +119,14 @@ static int64_t plan_bytes(const plan *p)
 
 /* ---- a 16-bit or biased C: what a tile starts from, and where it goes ---- */
 
-TIDE_CLONES static void row_from_half(float *dst, const uint16_t *src, int64_t n, int bf16)
+TIDE_LEVELS(void, row_from_half,
+            (float *dst, const uint16_t *src, int64_t n, int bf16), (dst, src, n, bf16))
 {
   if (bf16) tide__bf16_to_f32_n(dst, src, n);
   else tide__f16_to_f32_n(dst, src, n);
 }
 
-TIDE_CLONES static void row_add_f32(float *dst, const float *src, int64_t n)
+TIDE_LEVELS(void, row_add_f32, (float *dst, const float *src, int64_t n), (dst, src, n))
 {
   for (int64_t i = 0; i < n; i++) dst[i] += src[i];
 }

@@ -33,9 +33,6 @@ int64_t tide__tile_skinny_work(const cpu_gemm *g, int nthread)
 
 #include <immintrin.h>
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
-#define AVX512_INLINE static inline __attribute__((always_inline)) AVX512
-
 int tide__tile_skinny_takes(const cpu_gemm *g, int isa)
 {
   if (!(isa & CPU_ISA_AVX512) || g->ab_dtype == TIDE_F64) return 0;
@@ -51,12 +48,12 @@ typedef struct skinny {
   int     tiles;  /* AMX: a holds pairs of k for 16 columns of the transposed product */
 } skinny;
 
-AVX512_INLINE __mmask16 lanes(int64_t n)
+TIDE_AVX512_INLINE __mmask16 lanes(int64_t n)
 {
   return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);
 }
 
-AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 mask)
+TIDE_AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 mask)
 {
   if (dtype == TIDE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)src + at);
   __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)src + at);
@@ -67,7 +64,7 @@ AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 ma
 /* ---- B runs along k: dot products ---- */
 
 /* ncol columns of C from column j (those past the end repeat the last), nrow rows of A. */
-AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int64_t j, int64_t end,
+TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int64_t j, int64_t end,
                         const int ncol, const int nrow, const int dtype)
 {
   const cpu_gemm *g = s->g;
@@ -111,7 +108,7 @@ AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int64_t j
       if (j + c < end) stage[r * CHUNK + c] = _mm512_reduce_add_ps(acc[c][r]);
 }
 
-AVX512_INLINE void dot_rows(const skinny *s, float *stage, int64_t j0, int64_t j1,
+TIDE_AVX512_INLINE void dot_rows(const skinny *s, float *stage, int64_t j0, int64_t j1,
                             const int ncol, const int nrow, const int dtype)
 {
   for (int64_t j = j0; j < j1; j += ncol)
@@ -120,7 +117,7 @@ AVX512_INLINE void dot_rows(const skinny *s, float *stage, int64_t j0, int64_t j
 }
 
 #define DOT_ROWS(name, dtype)                                                          \
-  AVX512 static void name(const skinny *s, float *stage, int64_t j0, int64_t j1)       \
+  TIDE_AVX512 static void name(const skinny *s, float *stage, int64_t j0, int64_t j1)       \
   {                                                                                    \
     if (s->g->m == 1) dot_rows(s, stage, j0, j1, 8, 1, dtype);                         \
     else if (s->g->m == 2) dot_rows(s, stage, j0, j1, 6, 2, dtype);                    \
@@ -134,7 +131,8 @@ DOT_ROWS(dot_rows_f16, TIDE_F16)
 /* ---- B runs along n: sums of its rows ---- */
 
 /* stage[r][0..n) += sum over depth rows of B from row p, for nrow rows of A. */
-AVX512_INLINE void add_rows(const skinny *s, float *stage, const float *a, int64_t p, int64_t j0,
+TIDE_AVX512_INLINE
+void add_rows(const skinny *s, float *stage, const float *a, int64_t p, int64_t j0,
                             int64_t n, const int depth, const int nrow, const int dtype)
 {
   const cpu_gemm *g = s->g;
@@ -160,7 +158,8 @@ AVX512_INLINE void add_rows(const skinny *s, float *stage, const float *a, int64
   }
 }
 
-AVX512_INLINE void sum_rows(const skinny *s, float *stage, int64_t j0, int64_t n, const int depth,
+TIDE_AVX512_INLINE
+void sum_rows(const skinny *s, float *stage, int64_t j0, int64_t n, const int depth,
                             const int nrow, const int dtype)
 {
   int64_t k = s->g->k, m = s->g->m, p = 0;
@@ -174,7 +173,7 @@ AVX512_INLINE void sum_rows(const skinny *s, float *stage, int64_t j0, int64_t n
 }
 
 #define SUM_ROWS(name, dtype)                                                    \
-  AVX512 static void name(const skinny *s, float *stage, int64_t j0, int64_t j1) \
+  TIDE_AVX512 static void name(const skinny *s, float *stage, int64_t j0, int64_t j1) \
   {                                                                              \
     if (s->g->m == 1) sum_rows(s, stage, j0, j1 - j0, 8, 1, dtype);              \
     else if (s->g->m <= 4) sum_rows(s, stage, j0, j1 - j0, 8, 4, dtype);         \
@@ -189,7 +188,7 @@ SUM_ROWS(sum_rows_f16, TIDE_F16)
 enum { SPAN = 32, AHEAD = 1024, TILE_BYTES = 1024 };
 
 /* out[i][r] = sum over k of column j + i of B with row r of A. The tail of k comes from a copy. */
-AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
+TIDE_AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
 {
   const cpu_gemm *g = s->g;
   int64_t stride = g->b_cs * 2, p = 0;
@@ -220,7 +219,7 @@ AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
 }
 
 /* The last span is moved back so that it ends with B; what it repeats is not stored. */
-AVX512 static void span_rows(const skinny *s, float *stage, int64_t j0, int64_t j1)
+TIDE_AVX512 static void span_rows(const skinny *s, float *stage, int64_t j0, int64_t j1)
 {
   _Alignas(64) float out[SPAN][16];
   for (int64_t j = j0; j < j1; j += SPAN) {
@@ -246,7 +245,7 @@ static void pair_a(const skinny *s)
 
 /* ---- from the stage to C ---- */
 
-AVX512 static void finish_row(const cpu_gemm *g, const float *stage, int64_t r, int64_t j0,
+TIDE_AVX512 static void finish_row(const cpu_gemm *g, const float *stage, int64_t r, int64_t j0,
                               int64_t n)
 {
   int64_t at = r * g->c_rs + j0;
@@ -293,7 +292,7 @@ static void run_columns(void *arg, int64_t begin, int64_t end, int thread)
 }
 
 /* A as f32 rows of kp, zero beyond k and beyond m. */
-TIDE_CLONES static void widen_a(const skinny *s)
+TIDE_LEVELS(void, widen_a, (const skinny *s), (s))
 {
   const cpu_gemm *g = s->g;
   memset(s->a, 0, (size_t)a_bytes(g));

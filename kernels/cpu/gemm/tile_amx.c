@@ -22,9 +22,6 @@
 
 #include <immintrin.h>
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
-#define AVX512_INLINE static inline __attribute__((always_inline)) AVX512
-
 enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 2048,
        TOGETHER = 256, NEAR = 1 << 20, WHOLE = 3 << 19 };
 
@@ -48,7 +45,7 @@ void tide__tile_amx_end(void) { __asm__ volatile("tilerelease" ::: "memory"); }
 
 /* ---- the tile ---- */
 
-AVX512_INLINE __mmask32 lanes(int64_t n)
+TIDE_AVX512_BF16_INLINE __mmask32 lanes(int64_t n)
 {
   return n >= 32 ? 0xffffffffu : n <= 0 ? 0u : (1u << n) - 1;
 }
@@ -85,7 +82,7 @@ static inline __attribute__((always_inline)) void multiply(const tile_job *job)
   }
 }
 
-AVX512 static void copy_part(float *to, int64_t to_rs, const float *from, int64_t from_rs,
+TIDE_AVX512_BF16 static void copy_part(float *to, int64_t to_rs, const float *from, int64_t from_rs,
                              int rows, int cols)
 {
   __mmask16 m0 = (__mmask16)lanes(cols), m1 = (__mmask16)(lanes(cols) >> 16);
@@ -97,7 +94,7 @@ AVX512 static void copy_part(float *to, int64_t to_rs, const float *from, int64_
   }
 }
 
-AVX512 static void run(const tile_job *job)
+TIDE_AVX512_BF16 static void run(const tile_job *job)
 {
   _Alignas(64) float edge[SIDE * SIDE];
   int whole = job->rows == SIDE && job->cols == SIDE;
@@ -123,7 +120,7 @@ AVX512 static void run(const tile_job *job)
   if (!whole) copy_part(job->c, job->c_rs, edge, SIDE, job->rows, job->cols);
 }
 
-AVX512 static void to_half(const tile_half *job)
+TIDE_AVX512_BF16 static void to_half(const tile_half *job)
 {
   __mmask32 mask = lanes(job->cols);
   if (job->cols == SIDE) {
@@ -147,7 +144,7 @@ AVX512 static void to_half(const tile_half *job)
 /* ---- packing ---- */
 
 /* r[i] = 32 of k of row i, from a source that runs along k. The same of 16 rows on is fetched. */
-AVX512_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
+TIDE_AVX512_BF16_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
   const uint16_t *src = (const uint16_t *)s->src + i0 * s->is + p;
   int64_t rows = s->n - i0;
@@ -160,7 +157,7 @@ AVX512_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int
 }
 
 /* Neither stride is 1: gathered into rows one by one. */
-AVX512_INLINE void load_any(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
+TIDE_AVX512_BF16_INLINE void load_any(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
   _Alignas(64) uint16_t t[16][32];
   memset(t, 0, sizeof t);
@@ -172,7 +169,7 @@ AVX512_INLINE void load_any(__m512i r[16], const tile_strip *s, int64_t i0, int6
 
 /* 32 rows of a source that runs along the rows, 32 of k, into two tiles of pairs. The next 32 of k
  * are fetched. */
-AVX512_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t p)
+TIDE_AVX512_BF16_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t p)
 {
   /* Which 16-bit pieces of (even, odd) make up the first and the second half, in pairs. */
   const __m512i low = _mm512_or_si512(_mm512_cvtepu16_epi32(_mm256_setr_epi16(
@@ -194,7 +191,7 @@ AVX512_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t
   }
 }
 
-AVX512_INLINE void store_tile(char *to, const __m512i r[16])
+TIDE_AVX512_BF16_INLINE void store_tile(char *to, const __m512i r[16])
 {
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++) _mm512_store_si512(to + 64 * i, r[i]);
@@ -202,7 +199,7 @@ AVX512_INLINE void store_tile(char *to, const __m512i r[16])
 
 /* A source that runs along the rows: several panels at a time, so that a line of the source is
  * followed by its neighbours. */
-AVX512_INLINE void pack_across(char *to, const tile_strip *s, const int pairs)
+TIDE_AVX512_BF16_INLINE void pack_across(char *to, const tile_strip *s, const int pairs)
 {
   const int64_t panel = SIDE * s->k_pad * 2;
   for (int64_t i0 = 0; i0 < s->n; i0 += TOGETHER, to += TOGETHER / SIDE * panel) {
@@ -224,7 +221,7 @@ AVX512_INLINE void pack_across(char *to, const tile_strip *s, const int pairs)
   }
 }
 
-AVX512_INLINE void pack(char *to, const tile_strip *s, const int pairs)
+TIDE_AVX512_BF16_INLINE void pack(char *to, const tile_strip *s, const int pairs)
 {
   if (s->is == 1 && s->ps != 1) {
     pack_across(to, s, pairs);
@@ -243,8 +240,8 @@ AVX512_INLINE void pack(char *to, const tile_strip *s, const int pairs)
   }
 }
 
-AVX512 static void pack_rows(void *dst, const tile_strip *s) { pack(dst, s, 0); }
-AVX512 static void pack_cols(void *dst, const tile_strip *s) { pack(dst, s, 1); }
+TIDE_AVX512_BF16 static void pack_rows(void *dst, const tile_strip *s) { pack(dst, s, 0); }
+TIDE_AVX512_BF16 static void pack_cols(void *dst, const tile_strip *s) { pack(dst, s, 1); }
 
 static const tile_kernel kernel = {
   .mr = SIDE, .nr = SIDE, .kr = STEP, .esize = 2, .f64 = 0, .direct = 1, .kc = DEPTH,

@@ -16,9 +16,6 @@
 
 #include <immintrin.h>
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
-#define AVX512_INLINE static inline __attribute__((always_inline)) AVX512
-
 /* TOGETHER: rows of a source packed at a time where it runs along them; AHEAD: steps of k that
  * such a source, and elements that one along k, is fetched in advance. */
 enum { ROWS = 14, COLS = 32, DEPTH = 704, TOGETHER = 128, AHEAD = 8, AHEAD_TURNED = 64,
@@ -26,21 +23,21 @@ enum { ROWS = 14, COLS = 32, DEPTH = 704, TOGETHER = 128, AHEAD = 8, AHEAD_TURNE
 
 /* ---- the tile ---- */
 
-AVX512_INLINE __mmask16 lanes(int64_t n)
+TIDE_AVX512_INLINE __mmask16 lanes(int64_t n)
 {
   return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);
 }
 
 /* acc + b * *a, the element read by the multiply-add itself: one instruction less, one load more
  * than from a register where the element has a second use. */
-AVX512_INLINE __m512 fma_from(__m512 acc, __m512 b, const float *a)
+TIDE_AVX512_INLINE __m512 fma_from(__m512 acc, __m512 b, const float *a)
 {
   __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
   return acc;
 }
 
 /* One step of k. */
-AVX512_INLINE void step(__m512 acc[ROWS][2], const float *a, const float *b, const int nrow,
+TIDE_AVX512_INLINE void step(__m512 acc[ROWS][2], const float *a, const float *b, const int nrow,
                         const int nvec)
 {
   __m512 b0 = _mm512_load_ps(b), b1 = b0;
@@ -61,7 +58,7 @@ AVX512_INLINE void step(__m512 acc[ROWS][2], const float *a, const float *b, con
 }
 
 /* nrow >= job->rows, even; nvec vectors of 16 columns. Both constants where this is inlined. */
-AVX512_INLINE void tile(const tile_job *job, const int nrow, const int nvec)
+TIDE_AVX512_INLINE void tile(const tile_job *job, const int nrow, const int nvec)
 {
   const float *a = job->a, *b = job->b;
   float *c = job->c;
@@ -102,8 +99,8 @@ AVX512_INLINE void tile(const tile_job *job, const int nrow, const int nvec)
 }
 
 #define TILE(nrow)                                                                \
-  AVX512 static void tile_##nrow##x1(const tile_job *job) { tile(job, nrow, 1); } \
-  AVX512 static void tile_##nrow##x2(const tile_job *job) { tile(job, nrow, 2); }
+  TIDE_AVX512 static void tile_##nrow##x1(const tile_job *job) { tile(job, nrow, 1); } \
+  TIDE_AVX512 static void tile_##nrow##x2(const tile_job *job) { tile(job, nrow, 2); }
 TILE(2)
 TILE(4)
 TILE(6)
@@ -124,7 +121,7 @@ static void run(const tile_job *job)
 /* ---- packing ---- */
 
 /* 16 elements from src[at], those of the mask, as f32; the others zero. */
-AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 mask)
+TIDE_AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 mask)
 {
   if (dtype == TIDE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)src + at);
   __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)src + at);
@@ -133,7 +130,7 @@ AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 ma
 }
 
 /* Up to 16 rows of a panel whose source runs along k: to[p * width + i] = src[i * is + p]. */
-AVX512_INLINE void pack_turned(float *to, const tile_strip *s, int64_t at, int64_t rows,
+TIDE_AVX512_INLINE void pack_turned(float *to, const tile_strip *s, int64_t at, int64_t rows,
                                const int width, const int dtype)
 {
   const __mmask16 keep = lanes(width < 16 ? width : 16);
@@ -159,7 +156,7 @@ AVX512_INLINE void pack_turned(float *to, const tile_strip *s, int64_t at, int64
 
 /* Panels whose source runs along i, several at a time, so that a page of the source is visited once
  * for all of them: to[i / width][p * width + i % width] = src[i + p * ps]. */
-AVX512_INLINE void pack_straight(float *to, const tile_strip *s, int64_t at, int64_t rows,
+TIDE_AVX512_INLINE void pack_straight(float *to, const tile_strip *s, int64_t at, int64_t rows,
                                  const int width, const int dtype)
 {
   const __mmask16 keep = lanes(width < 16 ? width : 16);
@@ -178,7 +175,7 @@ AVX512_INLINE void pack_straight(float *to, const tile_strip *s, int64_t at, int
   }
 }
 
-AVX512_INLINE void pack(float *to, const tile_strip *s, const int width, const int dtype)
+TIDE_AVX512_INLINE void pack(float *to, const tile_strip *s, const int width, const int dtype)
 {
   const int64_t some = s->is == 1 ? TOGETHER / width * width : width;
   for (int64_t i = 0; i < s->n; i += some, to += some * s->k_pad) {
@@ -193,7 +190,7 @@ AVX512_INLINE void pack(float *to, const tile_strip *s, const int width, const i
 }
 
 #define PACK(name, width)                                                \
-  AVX512 static void name(void *dst, const tile_strip *s)                \
+  TIDE_AVX512 static void name(void *dst, const tile_strip *s)                \
   {                                                                      \
     if (s->is != 1 && s->ps != 1) tide__tile_pack_f32(dst, s);                 \
     else if (s->dtype == TIDE_F32) pack(dst, s, width, TIDE_F32);        \

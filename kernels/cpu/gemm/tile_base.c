@@ -30,7 +30,7 @@ TIDE_INLINE void copy_f32(float *to, const tile_strip *s, int64_t at, int64_t ro
   else tide__f16_to_f32_n(to, h, rows);
 }
 
-TIDE_CLONES void tide__tile_pack_f32(void *dst, const tile_strip *s)
+TIDE_LEVELS_GLOBAL(void, tide__tile_pack_f32, (void *dst, const tile_strip *s), (dst, s))
 {
   int64_t w = s->width;
   float *to = dst;
@@ -47,7 +47,7 @@ TIDE_CLONES void tide__tile_pack_f32(void *dst, const tile_strip *s)
   }
 }
 
-TIDE_CLONES void tide__tile_pack_f64(void *dst, const tile_strip *s)
+TIDE_LEVELS_GLOBAL(void, tide__tile_pack_f64, (void *dst, const tile_strip *s), (dst, s))
 {
   int64_t w = s->width;
   const double *src = s->src;
@@ -60,7 +60,7 @@ TIDE_CLONES void tide__tile_pack_f64(void *dst, const tile_strip *s)
   }
 }
 
-TIDE_CLONES void tide__tile_to_half(const tile_half *job)
+TIDE_LEVELS_GLOBAL(void, tide__tile_to_half, (const tile_half *job), (job))
 {
   for (int i = 0; i < job->rows; i++) {
     const float *src = job->src + i * job->src_rs;
@@ -118,11 +118,9 @@ static const tile_kernel base_f64 = {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* Contraction makes acc + a * b one FMA; it is asked for here since -std=c11 turns it off. */
-#define AVX2 __attribute__((target("avx2,fma"), optimize("O3", "fp-contract=fast")))
-
-AVX2 static void run_f32_avx2(const tile_job *job) { TILE_BODY(float, vec_f32, F32_COLS); }
-AVX2 static void run_f64_avx2(const tile_job *job) { TILE_BODY(double, vec_f64, F64_COLS); }
+/* The build allows contraction, which makes acc + a * b one FMA. */
+TIDE_AVX2 static void run_f32_avx2(const tile_job *job) { TILE_BODY(float, vec_f32, F32_COLS); }
+TIDE_AVX2 static void run_f64_avx2(const tile_job *job) { TILE_BODY(double, vec_f64, F64_COLS); }
 
 static const tile_kernel avx2_f32 = {
   .mr = ROWS, .nr = F32_COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = 256, .cols = 448 << 10,
