@@ -121,12 +121,58 @@ describe('the reader of traces', function()
             assert.equal('E_FORMAT', e.code)
             has(tostring(e), words)
          end
-         says('no number of a rank', '{"rank":-1,"comms":[],"traceEvents":[]}')
-         says('no id or calls', '{"rank":0,"comms":[3],"traceEvents":[]}')
-         says('no number or name', '{"rank":0,"comms":[{"id":1,"calls":[4]}],"traceEvents":[]}')
-         says('no list of events', '{"rank":0,"comms":[],"traceEvents":[1]}')
+         says("field 'rank' is -1", '{"rank":-1,"comms":[],"traceEvents":[]}')
+         says('its rank 3000000 of 1 is out of range', '{"rank":3000000,"comms":[],'
+            .. '"traceEvents":[]}')
+         says('comms[1] is no table', '{"rank":0,"comms":[3],"traceEvents":[]}')
+         says('comms[1].calls[1] is no table',
+            '{"rank":0,"comms":[{"id":"a","name":"a","calls":[4]}],"traceEvents":[]}')
+         says('traceEvents[1] is no table', '{"rank":0,"comms":[],"traceEvents":[1]}')
          local one = '{"rank":0,"comms":[],"traceEvents":[]}'
          says('both of rank 0', one, one)
+      end)
+   end)
+
+   it('refuses any value of a wrong kind, and is not long about a strange one', function()
+      tmp.with(function(dir)
+         local json = require('tide').json
+         local docs = {}
+         for r = 0, 1 do
+            docs[r + 1] = doc(r, { call(1, 'barrier', 0, 1), call(2, 'all_reduce', 1, 2) })
+            docs[r + 1].size, docs[r + 1].run = 2, 'x/0'
+            docs[r + 1].traceEvents = { { ph = 'X', ts = 1, dur = 2, name = 'op' } }
+         end
+         local strange = { -1, 1.5, 1e300, 2 ^ 40, 'x', true, {}, { 1 }, json.null }
+         -- every value below t in turn; returns it to what it was
+         local function walk(t, fn)
+            local keys = {}
+            for k in require 'tide.util.each'(t) do keys[#keys + 1] = k end
+            for _, k in ipairs(keys) do
+               local old = t[k]
+               for _, v in ipairs(strange) do
+                  t[k] = v
+                  fn(k, v)
+               end
+               t[k] = old
+               if type(old) == 'table' then walk(old, fn) end
+            end
+         end
+         local refused = 0
+         local function show(k, v)
+            for r = 0, 1 do
+               local f = assert(io.open(('%s/rank%03d.json'):format(dir, r), 'w'))
+               f:write(json.encode(docs[r + 1]))
+               f:close()
+            end
+            local ok, e = pcall(trace.show, dir)
+            refused = refused + (ok and 0 or 1)
+            assert.is_true(ok or e.code == 'E_FORMAT' and e.message:find(dir, 1, true) ~= nil,
+               ('%s = %s: %s'):format(k, tostring(v), tostring(e)))
+         end
+         show()
+         assert.equal(0, refused)
+         walk(docs[2], show)
+         assert.is_true(refused > 100)
       end)
    end)
 

@@ -274,13 +274,32 @@ describe('a plan', function()
          assert.equal(tostring(plan), tostring(again))
          assert.same(plan:price { batch = 1, seq = 8 }, again:price { batch = 1, seq = 8 })
       end
-      refused('E_ARG', 'tp.plan is a function', function()
-         make({ tp = 2 }, { tp = { plan = function()
-            return { lm_head = style 'colwise' }
-         end } }, 2):to_table()
-      end)
+      local styles = { lm_head = style 'colwise' }
+      package.loaded['spec.styles'] = { of_head = function() return styles end }
+      finally(function() package.loaded['spec.styles'] = nil end)
+      local want = make({ tp = 2 }, { tp = { plan = styles } }, 2):to_table()
+      for _, given in ipairs { package.loaded['spec.styles'].of_head, 'spec.styles.of_head' } do
+         assert.same(want, make({ tp = 2 }, { tp = { plan = given } }, 2):to_table())
+      end
+      assert.equal('table', type(want.tp.plan))
       refused('E_ARG', "'version'", plan_of.from_table, { version = 2, axes = {} })
       refused('E_ARG', "unknown option 'axis'", plan_of.from_table, { axis = {} })
+   end)
+
+   it('as data runs no code', function()
+      local ran = false
+      package.preload['spec.evil'] = function()
+         ran = true
+         return { run = function() ran = true end }
+      end
+      finally(function() package.preload['spec.evil'] = nil end)
+      local t = make({ tp = 2 }, { tp = {} }, 2):to_table()
+      for _, path in ipairs { 'spec.evil.run', 'os.exit' } do
+         t.tp = { plan = path }
+         refused('E_ARG', ("tp.plan is %q, the dotted path of Lua code"):format(path),
+            plan_of.from_table, t)
+      end
+      assert.is_false(ran)
    end)
 
    it('is carried out once, by as many ranks as it is for', function()

@@ -32,7 +32,7 @@ local function collect(path, list, depth)
       if name:sub(1, 1) ~= '.' then
          if fs.is_dir(full) then
             collect(full, list, depth + 1)
-         elseif wanted(name) or extension(name) == 'bin' then
+         elseif fs.size(full) and (wanted(name) or extension(name) == 'bin') then
             list[#list + 1] = full
          end
       end

@@ -7,6 +7,7 @@
 -- (u32) are recognised; all others are taken as raw ids.
 
 local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
 
 local tokens = {}
 
@@ -99,15 +100,17 @@ function tokens.file(path, opts)
    opts = err.options(op, opts, { 'width' })
    local width = opts.width or 2
    if width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
+   if fs.exists(path) and not fs.size(path) then      -- a pipe would be waited for
+      err.raise('E_FORMAT', op, '%s is no regular file', path)
+   end
    local f, why = io.open(path, 'rb')
    if not f then err.raise('E_IO', op, 'cannot read %s', why) end
-   if not f:read(1) then
-      f:close()
-      err.raise('E_FORMAT', op, '%s is empty or no regular file', path)
-   end
    local self = setmetatable({ file = f, path = path }, File)
    self.offset, self.width, self.count = layout(op, path, f, width)
-   if self.count == 0 then err.raise('E_FORMAT', op, '%s has no tokens', path) end
+   if self.count == 0 then
+      f:close()
+      err.raise('E_FORMAT', op, '%s is empty', path)
+   end
    return self
 end
 

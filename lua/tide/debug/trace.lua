@@ -96,25 +96,54 @@ end
 
 -- ---- reading ---------------------------------------------------------------------------------
 
+local function is_count(v) return type(v) == 'number' and v % 1 == 0 and v >= 0 and v < 2^53 end
+
+-- Fields of a call with their types; '?': may be absent.
+local call_fields = {
+   { 'seq', is_count }, { 'op', 'string' }, { 'count', is_count }, { 'begin', 'number' },
+   { 'finish', 'number' }, { 'status', 'string' }, { 'site', 'string' },
+   { 'reduce', 'string', '?' }, { 'dtype', 'string', '?' }, { 'root', is_count, '?' },
+}
+local comm_fields = {
+   { 'id', 'string' }, { 'name', 'string' }, { 'calls', 'table' }, { 'size', is_count, '?' },
+}
+local doc_fields = {
+   { 'rank', is_count }, { 'comms', 'table' }, { 'traceEvents', 'table' },
+   { 'size', is_count, '?' }, { 'run', 'string', '?' }, { 'clock', 'string', '?' },
+}
+
+-- The first field of t that has not its type, after `where`; nil if all have.
+local function wrong_field(t, fields, where)
+   if type(t) ~= 'table' then return where .. ' is no table' end
+   for _, row in ipairs(fields) do
+      local name, kind, v = row[1], row[2], t[row[1]]
+      local good = type(kind) == 'string' and type(v) == kind
+         or type(kind) == 'function' and kind(v)
+      if not (good or row[3] and v == nil) then
+         return ("%s field '%s' is %s"):format(where, name, v == nil and 'not there' or err.show(v))
+      end
+   end
+end
+
+local most_ranks = 2^20
+
 -- What is wrong with a rank's file, or nil.
 local function fault_of(doc)
-   if type(doc.rank) ~= 'number' or type(doc.comms) ~= 'table' then
-      return 'it has no rank or comms'
-   elseif doc.rank % 1 ~= 0 or doc.rank < 0 or doc.rank >= 2^31 then
-      return 'its rank is no number of a rank'
+   local fault = wrong_field(doc, doc_fields, 'its')
+   if fault then return fault end
+   if doc.rank >= most_ranks or (doc.size or 1) > most_ranks then
+      return ('its rank %.14g of %.14g is out of range'):format(doc.rank, doc.size or 1)
    end
-   for _, comm in ipairs(doc.comms) do
-      if type(comm) ~= 'table' or comm.id == nil or type(comm.calls) ~= 'table' then
-         return 'a communicator in it has no id or calls'
+   for i, comm in ipairs(doc.comms) do
+      fault = wrong_field(comm, comm_fields, ('comms[%d]'):format(i))
+      for k, call in ipairs(fault and {} or comm.calls) do
+         fault = fault or wrong_field(call, call_fields, ('comms[%d].calls[%d]'):format(i, k))
       end
-      for _, call in ipairs(comm.calls) do
-         if type(call) ~= 'table' or type(call.seq) ~= 'number' or type(call.op) ~= 'string' then
-            return 'a call in it has no number or name'
-         end
-      end
+      if fault then return fault end
    end
-   for _, e in ipairs(type(doc.traceEvents) == 'table' and doc.traceEvents or { 0 }) do
-      if type(e) ~= 'table' then return 'it has no list of events' end
+   for i, e in ipairs(doc.traceEvents) do
+      fault = wrong_field(e, { { 'ts', 'number', '?' } }, ('traceEvents[%d]'):format(i))
+      if fault then return fault end
    end
 end
 
@@ -175,7 +204,7 @@ local function median(list)
    return n % 2 == 1 and list[(n + 1) / 2] or (list[n / 2] + list[n / 2 + 1]) / 2
 end
 
--- By id of a communicator: { name, rows = { { rank, calls by seq, first, last } } }.
+-- By id of a communicator: { name, rows = { { rank, calls by seq, last } } }.
 local function communicators(docs)
    local by_id, order = {}, {}
    for _, doc in ipairs(docs) do
@@ -187,7 +216,7 @@ local function communicators(docs)
          end
          local row = { rank = doc.rank, doc = doc, calls = {} }
          for _, call in ipairs(comm.calls) do
-            row.first, row.last = row.first or call.seq, call.seq
+            row.last = math.max(row.last or 0, call.seq)
             row.calls[call.seq] = call
          end
          c.rows[#c.rows + 1] = row
@@ -280,6 +309,18 @@ local function lateness(c, seq)
             seconds = times[#times] - times[#times - 1] }
 end
 
+-- The numbers of all calls of a communicator, in order.
+local function numbers_of(c)
+   local list, seen = {}, {}
+   for _, row in ipairs(c.rows) do
+      for seq in each(row.calls) do
+         if not seen[seq] then list[#list + 1], seen[seq] = seq, true end
+      end
+   end
+   table.sort(list)
+   return list
+end
+
 -- Findings over all communicators: { parted = list (first difference or absence of each), late =
 -- list (longest first), waits = { [rank] = { count, seconds } } }.
 function trace.compare(docs)
@@ -288,11 +329,7 @@ function trace.compare(docs)
    align(docs, comms)
    local parted, late, waits = {}, {}, {}
    for _, c in ipairs(comms) do
-      local first, last = math.huge, 0
-      for _, row in ipairs(c.rows) do
-         first, last = math.min(first, row.first or math.huge), math.max(last, row.last or 0)
-      end
-      for seq = first, last do
+      for _, seq in ipairs(numbers_of(c)) do
          local bad = difference(c, seq) or absence(c, seq)
          if bad then
             parted[#parted + 1] = bad
@@ -379,7 +416,7 @@ function trace.merge(folder, docs)
       events[#events + 1] = { ph = 'M', name = 'process_name', pid = doc.rank,
                               args = { name = ('rank %d'):format(doc.rank) } }
       for _, e in ipairs(doc.traceEvents) do
-         e.ts = e.ts - doc.shift * 1e6
+         if e.ts then e.ts = e.ts - doc.shift * 1e6 end
          events[#events + 1] = e
       end
    end

@@ -17,10 +17,9 @@ local family = require 'tide.model.family'
 local run_folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
 local store = require 'tide.train.shard_store'
+local verify = require 'tide.train.verify'
 
 local checkpoint = {}
-
-local version = 1
 
 -- The name of the checkpoint of a step in the folder of its run.
 function checkpoint.name(step)
@@ -61,7 +60,7 @@ end
 
 -- more: descriptions of files that others have sealed.
 local function write_manifest(op, folder, names, step, more)
-   local manifest = { version = version, step = step, files = more or {} }
+   local manifest = { version = verify.version, step = step, files = more or {} }
    for _, name in ipairs(names) do manifest.files[name] = seal(op, folder, name) end
    fs.write_json(op, fs.join(folder, 'manifest.json'), manifest)
    fs.io().fsync_dir(folder)
@@ -304,62 +303,11 @@ function checkpoint.find(where)
    return run_folder.find(op, err.type(op, 'where', where, 'string'))
 end
 
--- The value of a JSON file of a checkpoint.
-local function read_json(op, folder, name)
-   local ok, value = pcall(fs.read_json, op, fs.join(folder, name))
-   if ok then return value end
-   if value.code == 'E_FORMAT' then
-      err.raise(value.code, op, '%s%s', value.message, run_folder.older(op, folder))
-   end
-   error(value, 0)
-end
-
-local function check_size(op, folder, name, entry)
-   if name:find('/', 1, true) or name:sub(1, 1) == '.' or type(entry) ~= 'table' then
-      err.raise('E_FORMAT', op, '%s/manifest.json has a bad entry %q', folder, name)
-   end
-   local path = fs.join(folder, name)
-   local size = fs.size(path)
-   if size ~= entry.size then
-      err.raise('E_FORMAT', op, '%s has %s bytes, the manifest says %s: the file is damaged%s',
-         path, tostring(size or 'no'), err.show(entry.size), run_folder.older(op, folder))
-   end
-end
-
-local function check_hash(op, folder, name, entry)
-   local path = fs.join(folder, name)
-   if fs.hash(op, path) ~= entry.xxh64 then
-      err.raise('E_FORMAT', op, '%s differs from its hash in the manifest: the file is damaged%s',
-         path, run_folder.older(op, folder))
-   end
-end
-
 -- Checks every file of a checkpoint against its manifest, which is returned. sizes_only: hashes
 -- only of what is not a tensor file.
 function checkpoint.verify(folder, sizes_only)
    local op = 'train.checkpoint.verify'
-   err.type(op, 'folder', folder, 'string')
-   local manifest = read_json(op, folder, 'manifest.json')
-   if manifest.version ~= version then
-      err.raise('E_FORMAT', op, '%s: manifest version %s, this library reads %d', folder,
-         tostring(manifest.version), version)
-   end
-   if type(manifest.files) ~= 'table' then
-      err.raise('E_FORMAT', op, '%s/manifest.json has no list of files', folder)
-   end
-   for name, entry in each(manifest.files) do
-      check_size(op, folder, name, entry)
-      if not (sizes_only and name:find '%.safetensors$') then
-         check_hash(op, folder, name, entry)
-      end
-   end
-   local weights = manifest.files[store.index_name] and store.index_name or 'model.safetensors'
-   for _, name in ipairs { weights, 'state.json' } do
-      if not manifest.files[name] then
-         err.raise('E_FORMAT', op, '%s/manifest.json does not list %s', folder, name)
-      end
-   end
-   return manifest
+   return verify.files(op, err.type(op, 'folder', folder, 'string'), store.index_name, sizes_only)
 end
 
 -- All tensors of a safetensors file: name -> tensor.
@@ -378,8 +326,7 @@ end
 -- The `recipe` table (options of the program) kept with a checkpoint or a run's newest; {} without.
 function checkpoint.recipe(where)
    local op = 'train.checkpoint.recipe'
-   local plain = read_json(op, checkpoint.find(where), 'state.json')
-   return type(plain.recipe) == 'table' and plain.recipe or {}
+   return verify.plain(op, checkpoint.find(where)).recipe or {}
 end
 
 -- The tensors of a verified checkpoint, to be read in part; each file is hashed when it is opened.
@@ -390,12 +337,18 @@ local function open_store(op, folder, manifest)
          err.raise('E_FORMAT', op, '%s/%s names %s, which the manifest does not list', folder,
             store.index_name, name)
       end
-      check_hash(op, folder, name, entry)
+      verify.hash(op, folder, name, entry)
    end)
 end
 
 local function has_optim(manifest)
    return manifest.files['optim.safetensors'] or manifest.files[store.index_name]
+end
+
+local function names_of(tensors)
+   local list = {}
+   for name in each(tensors) do list[#list + 1] = name end
+   return list
 end
 
 -- where: a checkpoint or a run's folder. opts: device, model_only (false), lazy (false: all tensors
@@ -406,12 +359,14 @@ function checkpoint.load(where, opts)
    opts = err.options(op, opts, { 'device', 'model_only', 'lazy' })
    local folder = checkpoint.find(where)
    local manifest = checkpoint.verify(folder, opts.lazy)
-   local saved = { folder = folder, plain = read_json(op, folder, 'state.json') }
+   local saved = { folder = folder, plain = verify.plain(op, folder) }
    if not opts.model_only and not has_optim(manifest) then
       err.raise('E_FORMAT', op, '%s has no optimiser state', folder)
    end
+   local names
    if opts.lazy then
       saved.store = open_store(op, folder, manifest)
+      names = saved.store:names 'model'
    elseif manifest.files[store.index_name] then
       local from = open_store(op, folder, manifest)
       saved.model = from:all('model', opts.device)
@@ -422,6 +377,7 @@ function checkpoint.load(where, opts)
       saved.optim = not opts.model_only
          and checkpoint.tensors(fs.join(folder, 'optim.safetensors'), opts.device) or nil
    end
+   verify.layers(op, folder, saved.plain, names or names_of(saved.model))
    return saved
 end
 

@@ -13,6 +13,7 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local shard_index = require 'tide.train.shard_index'
 
 local store = {}
 
@@ -110,36 +111,13 @@ local function plain_index(self, manifest)
    return index
 end
 
-local function check_index(self, index)
-   local path = fs.join(self.folder, store.index_name)
-   if index.version ~= version then
-      err.raise('E_FORMAT', self.op, '%s: version %s, this library reads %d', path,
-         tostring(index.version), version)
-   end
-   for _, kind in ipairs { 'model', 'optim' } do
-      if type(index[kind]) ~= 'table' then
-         err.raise('E_FORMAT', self.op, "%s has no list '%s'", path, kind)
-      end
-      for name, row in each(index[kind]) do
-         local good = type(row) == 'table' and type(row.shape) == 'table'
-            and type(row.pieces) == 'table'
-         for _, p in ipairs(good and row.pieces or {}) do
-            good = good and type(p) == 'table' and type(p.file) == 'string'
-               and not p.file:find('/', 1, true) and type(p.offset) == 'table'
-               and type(p.size) == 'table' and #p.offset == #row.shape and #p.size == #row.shape
-         end
-         if not good then err.raise('E_FORMAT', self.op, '%s: bad entry %q', path, name) end
-      end
-   end
-   return index
-end
-
 -- manifest: of the folder; check(name) raises if a file of it is damaged.
 function store.open(op, folder, manifest, check)
    local self = setmetatable({ op = op, folder = folder, files = {}, check = check, nbyte = 0 },
       Store)
    if manifest.files[store.index_name] then
-      self.index = check_index(self, fs.read_json(op, fs.join(folder, store.index_name)))
+      local path = fs.join(folder, store.index_name)
+      self.index = shard_index.check(op, path, fs.read_json(op, path), version)
    else
       self.index = plain_index(self, manifest)
    end
@@ -178,16 +156,20 @@ local function common(offset, size, piece)
    return at, n
 end
 
-local function volume(size)
-   local n = 1
-   for _, s in ipairs(size) do n = n * s end
-   return n
+-- Raises unless the file holds the piece as the index says.
+local function check_stored(self, file, row, piece, name)
+   local ok, info = pcall(file.info, file, name)
+   if ok and info.dtype == row.dtype and dims.equal(info.shape, piece.size) then return end
+   err.raise('E_FORMAT', self.op, "%s: '%s' is %s, the index says %s %s", fs.join(self.folder,
+      piece.file), name, ok and info.stored .. ' ' .. dims.text(info.shape) or 'not there',
+      row.dtype, dims.text(piece.size))
 end
 
 -- The rows of a piece that a box needs, cut to the box.
-local function load_part(self, name, piece, at, n, device)
+local function load_part(self, name, row, piece, at, n, device)
    local file, opts = open_file(self, piece.file), { device = device }
    name = piece.name or name
+   check_stored(self, file, row, piece, name)
    if #at > 0 then opts.first, opts.count = at[1] - piece.offset[1] + 1, n[1] end
    local t = file:load(name, opts)
    if #at > 0 then
@@ -208,22 +190,17 @@ end
 function Store:read(kind, name, offset, size, device)
    local row = self.index[kind][name]
    if not row then err.raise('E_FORMAT', self.op, "%s has no '%s'", self.folder, name) end
-   local out, done = nil, 0
+   local out
    for _, piece in ipairs(row.pieces) do
       local at, n = common(offset, size, piece)
       if at then
-         local part = load_part(self, name, piece, at, n, device)
-         done = done + volume(n)
-         if done == volume(size) and not out then return part:contiguous() end
+         local part = load_part(self, name, row, piece, at, n, device)
+         if dims.equal(n, size) then return part:contiguous() end
          out = out or tide.empty(size, { dtype = row.dtype, device = device })
          local to = out
          for d = 1, #at do to = to:narrow(d, at[d] - offset[d] + 1, n[d]) end
          to:copy_(part)
       end
-   end
-   if done ~= volume(size) then
-      err.raise('E_FORMAT', self.op, "%s: '%s' is incomplete (%d of %d elements)", self.folder,
-         name, done, volume(size))
    end
    return out or tide.empty(size, { dtype = row.dtype, device = device })
 end

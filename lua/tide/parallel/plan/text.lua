@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local fsdp_options = require 'tide.parallel.fsdp.options'
 local recompute = require 'tide.parallel.recompute'
 local spread = require 'tide.nn.spread'
+local tp_plans = require 'tide.parallel.tp.plans'
 local tp_style = require 'tide.parallel.tp.style'
 local units = require 'tide.util.units'
 
@@ -197,7 +198,7 @@ function plain(v, where)
    local kind = type(v)
    if kind == 'function' then
       err.raise('E_ARG', 'parallel.plan.to_table', '%s is a function, which cannot be written '
-         .. "down; give its dotted path, 'module.field'", where)
+         .. 'down', where)
    end
    if kind ~= 'table' then return v end
    if tp_style.is(v) then return plain_style(v) end
@@ -216,21 +217,35 @@ local function model_of(plan)
    return { family = family, config = plain(model.config, 'config'), dtype = first.dtype }
 end
 
+-- The section tp as data: styles given by a function, or by a dotted path, are written out.
+local function tp_table(tp)
+   if type(tp) ~= 'table' or type(tp.plan) ~= 'function' and type(tp.plan) ~= 'string' then
+      return plain(tp, 'tp')
+   end
+   local out = {}
+   for k, v in each(tp) do out[k] = v end
+   out.plan = tp_plans.custom(tp.plan)
+   return plain(out, 'tp')
+end
+
 -- What plan:to_table returns.
 function text.to_table(plan)
    local t = { version = 1, axes = {}, model = model_of(plan), recompute = plan.recompute,
       scope = plan.scope }
    for i, a in ipairs(plan.axes) do t.axes[i] = { name = a.name, size = a.size } end
-   for _, k in ipairs { 'tp', 'cp' } do
-      if plan.given[k] then t[k] = plain(plan[k], k) end
-   end
+   if plan.given.tp then t.tp = tp_table(plan.tp) end
+   if plan.given.cp then t.cp = plain(plan.cp, 'cp') end
    t.recompute = plain(plan.recompute, 'recompute')
    t.fsdp = plan.fsdp and plain(plan.fsdp, 'fsdp')
    return t
 end
 
--- Styles of a plan that was written down.
-local function read_styles(tp)
+-- Styles of a plan that was written down. Data runs no code, so it names none.
+local function read_styles(op, tp)
+   if type(tp) == 'table' and type(tp.plan) == 'string' then
+      err.raise('E_ARG', op, 'tp.plan is %s, the dotted path of Lua code, which data must not run; '
+         .. 'write the styles by pattern, as to_table does', err.show(tp.plan))
+   end
    if type(tp) ~= 'table' or type(tp.plan) ~= 'table' then return tp end
    local out, styles = {}, {}
    for k, v in each(tp) do out[k] = v end
@@ -254,7 +269,7 @@ function text.from_table(op, t)
       err.type(op, 'axes', a, 'table')
       mesh[i], n = { a.name, a.size }, n * err.integer(op, 'axes.size', a.size, 1)
    end
-   return { mesh = mesh, opts = { tp = read_styles(t.tp), cp = t.cp, recompute = t.recompute,
+   return { mesh = mesh, opts = { tp = read_styles(op, t.tp), cp = t.cp, recompute = t.recompute,
       scope = t.scope, fsdp = t.fsdp, ranks = n } }
 end
 

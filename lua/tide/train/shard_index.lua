@@ -1,0 +1,110 @@
+-- shards.json, read with care: each tensor is a list of boxes in files, and the boxes tile it.
+--
+-- What it says is checked before a byte is loaded: types, ranges, and the layout. Boxes that
+-- overlap, or leave a hole, would load as a mixture or as uninitialised memory.
+
+local dims = require 'tide.util.dims'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local index = {}
+
+local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 and v < 2^53 end
+
+-- Whether list has n counts (any number of them without n).
+local function is_counts(list, n)
+   if type(list) ~= 'table' or n and #list ~= n then return false end
+   for _, v in ipairs(list) do
+      if not is_count(v) then return false end
+   end
+   return true
+end
+
+-- What is wrong with a box of a tensor of this shape, or nil.
+local function wrong_box(p, shape)
+   if type(p) ~= 'table' then return 'a piece is no table' end
+   if type(p.file) ~= 'string' or p.file:find('/', 1, true) then return "a bad field 'file'" end
+   if p.name ~= nil and type(p.name) ~= 'string' then return "a bad field 'name'" end
+   for _, field in ipairs { 'offset', 'size' } do
+      if not is_counts(p[field], #shape) then return ("a bad field '%s'"):format(field) end
+   end
+   for d = 1, #shape do
+      if p.offset[d] + p.size[d] > shape[d] then
+         return ('a piece at %s of %s, outside %s'):format(dims.text(p.offset), dims.text(p.size),
+            dims.text(shape))
+      end
+   end
+end
+
+local function overlap(a, b)
+   for d = 1, #a.size do
+      local from = math.max(a.offset[d], b.offset[d])
+      local to = math.min(a.offset[d] + a.size[d], b.offset[d] + b.size[d])
+      if from >= to then return false end
+   end
+   return true
+end
+
+-- What is wrong with how boxes lie in a tensor, or nil. Boxes go by their first row; each is
+-- compared with those before it that reach into its rows.
+local function wrong_layout(pieces, shape)
+   local sorted, open, sum = {}, {}, 0
+   for i, p in ipairs(pieces) do
+      sorted[i], sum = p, sum + dims.numel(p.size)
+   end
+   if #shape > 0 then table.sort(sorted, function(a, b) return a.offset[1] < b.offset[1] end) end
+   for _, p in ipairs(sorted) do
+      local still = {}
+      for _, q in ipairs(open) do
+         if overlap(p, q) then
+            return ('pieces that overlap, at %s in %s and at %s in %s'):format(dims.text(q.offset),
+               q.file, dims.text(p.offset), p.file)
+         end
+         if #shape > 0 and q.offset[1] + q.size[1] > p.offset[1] then still[#still + 1] = q end
+      end
+      still[#still + 1] = p
+      open = still
+   end
+   if sum ~= dims.numel(shape) then
+      return ('pieces of %d elements in all, %s has %d'):format(sum, dims.text(shape),
+         dims.numel(shape))
+   end
+end
+
+local dtypes = { f32 = true, f64 = true, bf16 = true, f16 = true, i32 = true, i64 = true,
+   u8 = true, bool = true }
+
+local function wrong_row(row)
+   if type(row) ~= 'table' then return 'it is no table' end
+   if not dtypes[row.dtype] then return "a bad field 'dtype'" end
+   if not is_counts(row.shape) then return "a bad field 'shape'" end
+   if type(row.pieces) ~= 'table' then return "a bad field 'pieces'" end
+   for _, p in ipairs(row.pieces) do
+      local wrong = wrong_box(p, row.shape)
+      if wrong then return wrong end
+   end
+   return wrong_layout(row.pieces, row.shape)
+end
+
+-- Returns `value`, what shards.json at `path` holds, or raises E_FORMAT for op. version: the one
+-- that is read.
+function index.check(op, path, value, version)
+   if value.version ~= version then
+      err.raise('E_FORMAT', op, '%s: version %s, this library reads %d', path,
+         err.show(value.version), version)
+   end
+   for _, kind in ipairs { 'model', 'optim' } do
+      if type(value[kind]) ~= 'table' then
+         err.raise('E_FORMAT', op, "%s has no list '%s'", path, kind)
+      end
+      for name, row in each(value[kind]) do
+         local wrong = type(name) ~= 'string' and 'no name' or wrong_row(row)
+         if wrong then
+            err.raise('E_FORMAT', op, '%s: %s %s has %s', path, kind, err.show(name), wrong)
+         end
+      end
+   end
+   return value
+end
+
+return index
