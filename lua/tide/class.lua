@@ -10,8 +10,10 @@
 --    m:is(Linear)  m:is(Module)      -- true, true; class.is(x, Linear) takes any value
 --    Linear.super == Module          Linear.class_name == 'Linear'
 --
--- Metamethods (__call, __len, ...) of a parent are copied when the child is made, so define them
--- before making children. Instances of a class without __tostring print as "Linear: 0x...".
+-- Metamethods (__call, __newindex, ...) of a parent are copied when the child is made, so define
+-- them before making children; an __index of a parent only if it is a function. The method `made`
+-- is called when the constructor has returned. Instances of a class without __tostring print as
+-- "Linear: 0x...".
 
 local each = require 'tide.util.each'
 
@@ -43,7 +45,9 @@ local class_meta = {
 
 local function inherit(cls, parent)
    for key, value in each(parent) do
-      if type(key) == 'string' and key:find('^__') and key ~= '__index' then cls[key] = value end
+      if type(key) == 'string' and key:find('^__') and (key ~= '__index' or value ~= parent) then
+         cls[key] = value
+      end
    end
    return { __index = parent, __call = class_meta.__call, __tostring = class_meta.__tostring }
 end
@@ -58,13 +62,15 @@ local function define(_, name, parent)
    end
    local cls = { class_name = name, super = parent }
    local meta = parent and inherit(cls, parent) or class_meta
-   cls.__index = cls
+   cls.__index = rawget(cls, '__index') or cls
    cls.__tostring = cls.__tostring or default_tostring
    cls.is = class.is
    function cls.new(...)
       local self = setmetatable({}, cls)
       local init = cls.init
       if init then init(self, ...) end
+      local made = cls.made
+      if made then made(self) end
       return self
    end
    return setmetatable(cls, meta)

@@ -57,6 +57,38 @@ describe('a module', function()
       assert.equal('E_ARG', raised(m.param, m, 'w', { 2 }, { kind = 'normal' }).code)
    end)
 
+   it('that is assigned to a field is a child of that name', function()
+      local Whole = class('Whole', nn.Module)
+      function Whole:init()
+         nn.Module.init(self)
+         self.proj = nn.Linear(2, 3, { seed = 1 })
+         self._aside = nn.Linear(2, 2, { seed = 1 })    -- a private name is a plain field
+         self.scale = 2
+      end
+      local m = Whole()
+      assert.same({ 'proj.weight', 'proj.bias' }, names(m:named_parameters()))
+      m.proj = nn.Linear(2, 3, { seed = 2, bias = false })
+      assert.same({ 'proj.weight' }, names(m:named_parameters()))
+   end)
+
+   it('whose constructor forgets a step is an error that names it', function()
+      local Early, Unfilled = class('Early', nn.Module), class('Unfilled', nn.Module)
+      function Early:init() self.proj = nn.Linear(2, 3) end
+      local e = raised(Early)
+      assert.equal('E_STATE', e.code)
+      assert.matches('nn.Early: .*nn.Module.init%(self%)', tostring(e))
+      function Unfilled:init()
+         nn.Module.init(self)
+         self:param('w', { 2 }, 'ones')
+      end
+      e = raised(Unfilled)
+      assert.equal('E_STATE', e.code)
+      assert.matches("nn.Unfilled: .*'w'.*self:ready", tostring(e))
+      local Silent = class('Silent', nn.Module)
+      function Silent.init() end
+      assert.equal('E_STATE', raised(Silent).code)
+   end)
+
    it('walks modes and functions through the tree', function()
       local m, order = Pair(), {}
       m:eval()

@@ -2,8 +2,9 @@
 --
 -- Values live in plain fields (self.weight, self.q_proj); the module keeps the ordered list of
 -- which fields are what. So model code reads like arithmetic, and everything that walks the tree
--- (state, optimiser, sharding) sees stable dotted names in declaration order. A module may be
--- built on device 'null' (shapes only) and materialised later.
+-- (state, optimiser, sharding) sees stable dotted names in declaration order. A module that is
+-- assigned to a new field becomes a child of that name, unless the name begins with '_'. A module
+-- may be built on device 'null' (shapes only) and materialised later.
 --
 -- A tensor that sits at two places in the tree is one parameter, listed at its first name.
 
@@ -45,12 +46,22 @@ function Module:init()
    self._spec, self._volatile = {}, {}
 end
 
+local function check_begun(self)
+   if rawget(self, '_child') then return end
+   err.raise('E_STATE', 'nn.' .. self.class_name, 'its init declares parts before it has called '
+      .. 'nn.Module.init(self); call that first')
+end
+
 local function free_name(self, name)
-   local op = 'nn.Module'
+   local op = 'nn.' .. self.class_name
+   check_begun(self)
    err.type(op, 'name', name, 'string')
-   if name == '' or name:find('.', 1, true) or rawget(self, name) ~= nil or self[name] ~= nil then
-      err.arg(op, 'name', 'a name without dots that the module does not use yet', name)
+   if name == '' or name:find('.', 1, true) then
+      err.arg(op, 'name', 'a name without dots', name)
    end
+   if self[name] == nil then return end
+   err.raise('E_ARG', op, "argument 'name': %s is %s; take another name", err.show(name),
+      rawget(self, name) == nil and 'a method of the class' or 'a field of the module already')
 end
 
 -- Declares a parameter. spec: an initialiser for nn.weight. Its value is undefined until
@@ -61,7 +72,7 @@ function Module:param(name, shape, spec, opts)
    local t = tide.empty(shape, { dtype = opts and opts.dtype, device = opts and opts.device })
    t:requires_grad_(true)
    self._param[#self._param + 1] = name
-   self[name] = t
+   rawset(self, name, t)
    return t
 end
 
@@ -71,7 +82,7 @@ function Module:buffer(name, t, opts)
    free_name(self, name)
    self._buffer[#self._buffer + 1] = name
    self._volatile[name] = err.same(opts.persistent, false)
-   self[name] = t
+   rawset(self, name, t)
    return t
 end
 
@@ -83,16 +94,35 @@ function Module:child(name, module)
       err.arg('nn.Module.child', name, 'a module', module)
    end
    self._child[#self._child + 1] = name
-   self[name] = module
+   rawset(self, name, module)
    return module
+end
+
+-- self.name = module declares a child, as in PyTorch. A field that is there already is replaced
+-- without a call of this.
+function Module:__newindex(name, value)
+   if class.is(value, Module) and type(name) == 'string' and name:sub(1, 1) ~= '_' then
+      self:child(name, value)
+   else
+      rawset(self, name, value)
+   end
 end
 
 -- Ends a constructor: fills the weights unless a parent will, or there are no bytes yet.
 function Module:ready(opts)
    opts = err.type('nn.Module.ready', 'opts', opts or {}, 'table')
+   self._is_ready = true
    if opts.init ~= false and not err.same(opts.device, 'null') then
       self:init_weights(opts.seed or 0)
    end
+end
+
+-- Called when the constructor has returned: weights that were never filled would be any numbers.
+function Module:made()
+   check_begun(self)
+   if #self._param == 0 or self._is_ready then return end
+   err.raise('E_STATE', 'nn.' .. self.class_name, "its init declares the parameter '%s' and ends "
+      .. 'without self:ready(opts), which fills the weights', self._param[1])
 end
 
 -- ---- walking ---------------------------------------------------------------------------------
@@ -165,7 +195,7 @@ function Module:get(path)
    err.type('nn.Module.get', 'path', path, 'string')
    local m = self
    for name in path:gmatch '[^.]+' do
-      m = type(m) == 'table' and rawget(m, name) or nil
+      m = m[name]
       if not class.is(m, Module) then
          err.raise('E_ARG', 'nn.Module.get', "no module '%s' at '%s'", name, path)
       end

@@ -1,5 +1,6 @@
--- Stack: a named list of blocks applied in order. Names are numbers from 0 by default, as in
--- published checkpoints, and survive slicing, so a pipeline stage keeps the names of the whole.
+-- Stack: a named list of blocks applied in order. `layers[1]`, `#layers` and `ipairs(layers)` are
+-- those of a list; names count from 0 by default, as in published checkpoints: `layers['0']` is
+-- `layers[1]`. They survive slicing, so a pipeline stage keeps the names of the whole.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -12,28 +13,58 @@ local Stack = class('Stack', Module)
 function Stack:init(blocks, names)
    err.type('nn.Stack', 'blocks', blocks, 'table')
    Module.init(self)
+   self._place = {}               -- name -> index of the block, which lies at that index alone
    self.recompute = 0             -- n > 0: every n-th block is recomputed in backward
    for i, block in ipairs(blocks) do
       self:child(names and names[i] or tostring(i - 1), block)
    end
 end
 
+-- A name is looked up by its place; the rest is the class's.
+function Stack:__index(key)
+   local place = rawget(self, '_place')
+   local i = place and place[key]
+   if i then return rawget(self, i) end
+   return getmetatable(self)[key]
+end
+
+-- Replaces a block by its name; a module under the next index is appended.
+function Stack:__newindex(key, value)
+   local place = rawget(self, '_place')
+   if place and place[key] then
+      rawset(self, place[key], value)
+   elseif place and key == #self + 1 then
+      self:child(tostring(#self), value)
+   else
+      Module.__newindex(self, key, value)
+   end
+end
+
+-- Appends a block under a name of its own; returns it.
+function Stack:child(name, block)
+   Module.child(self, name, block)
+   rawset(self, name, nil)
+   self._place[name] = #self + 1
+   rawset(self, #self + 1, block)
+   return block
+end
+
 -- Number of blocks.
-function Stack:count() return #self._child end
+function Stack:count() return #self end
 
 -- Block i, 1-based.
 function Stack:at(i)
-   err.integer('nn.Stack.at', 'i', i, 1, #self._child)
-   return self[self._child[i]]
+   err.integer('nn.Stack.at', 'i', i, 1, #self)
+   return self[i]
 end
 
 -- A stack of blocks first .. last (1-based, inclusive) that shares them and their names.
 function Stack:slice(first, last)
-   err.integer('nn.Stack.slice', 'first', first, 1, #self._child)
-   err.integer('nn.Stack.slice', 'last', last, first, #self._child)
+   err.integer('nn.Stack.slice', 'first', first, 1, #self)
+   err.integer('nn.Stack.slice', 'last', last, first, #self)
    local blocks, names = {}, {}
    for i = first, last do
-      blocks[#blocks + 1], names[#names + 1] = self:at(i), self._child[i]
+      blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i]
    end
    return Stack(blocks, names)
 end
@@ -42,8 +73,8 @@ end
 function Stack:forward(x, at)
    at = err.type('nn.Stack', 'at', at or {}, 'table')
    local caches = at.caches
-   for i, name in ipairs(self._child) do
-      local block, here = self[name], at
+   for i, block in ipairs(self) do
+      local here = at
       if caches then here = setmetatable({ cache = caches[i] }, { __index = at }) end
       if self.recompute > 0 and i % self.recompute == 0 and tide.is_grad_enabled() then
          x = tide.checkpoint(function(h) return block(h, here) end, x)

@@ -38,7 +38,7 @@ local bodies = {
 local function child_at(model, path)
    local m = model
    for name in path:gmatch '[^.]+' do
-      m = class.is(m, nn.Module) and rawget(m, name) or nil
+      m = class.is(m, nn.Module) and m[name] or nil
    end
    return m
 end
