@@ -279,7 +279,7 @@ local function spoilt(_, n, config_, what)
 end
 
 -- On a rank: the self-check on rows whose documents stand in one field, or in all.
-local function documents_checked(_, n, config_, what)
+local function documents_checked(_, n, _, what)
    local t = require 'tide'
    local function int(list) return t.tensor(list, { dtype = 'i64' }) end
    local docs = int { { 1, 1, 1, 2, 2, 2, 2, 3, 3, 0, 0 } }

@@ -58,18 +58,23 @@ end
 
 -- Shape and contents of a tensor of whole numbers, of any integer dtype.
 local function integers(t)
-   return ('%s %s'):format(table.concat(t.shape, 'x'), digest(t:to 'i64':to_string_bytes()))
+   return ('%s %s'):format(table.concat(t.shape, 'x'), require('tide.ffi.io').checksum(t:to 'i64'))
 end
 
--- The fields of a batch that go over the sequence and are tensors of whole numbers.
+-- The tensors of a batch, by name: contents of whole numbers and masks, shapes of the others; and
+-- its lists of cumulative lengths.
 function fingerprint.batch(batch)
    local list = {}
-   for _, name in ipairs { 'ids', 'input_ids', 'labels', 'positions', 'index' } do
-      local t = batch[name]
-      if tide.is_tensor(t) and t.dtype:find '^i' then
-         list[#list + 1] = ('%s %s'):format(name, integers(t))
+   for name, v in each(batch) do
+      if tide.is_tensor(v) then
+         local whole = not v.dtype:find 'f'
+         list[#list + 1] = ('%s %s'):format(name, whole and integers(v)
+            or table.concat(v.shape, 'x') .. ' ' .. v.dtype)
+      elseif type(v) == 'table' and type(name) == 'string' and name:find '^cu_' then
+         list[#list + 1] = ('%s %s'):format(name, canonical(v))
       end
    end
+   table.sort(list)
    return table.concat(list, ', ')
 end
 
@@ -99,9 +104,11 @@ local function mark(...)
    return digest(table.concat(list, '\n')):sub(1, 8)
 end
 
-local function of_plan(map)
+-- A plan (parallel.cp_map) in a line, the same on all its ranks.
+function fingerprint.plan(map)
    local text = ('%s, %d tokens padded to %d, %d documents (%s)'):format(map.kind, map.length,
       map.padded, #map.cu_real - 1, mark(map.cu_real, map.cu_slot))
+   if map.from then text = ('%s from %s'):format(text, mark(map.from)) end
    if map.kind == 'custom' or map.kind == 'balanced' then
       text = ('%s, order %s'):format(text, mark(unpack(map.all_runs)))
    end
@@ -116,7 +123,7 @@ function fingerprint.context(context)
       for r, t in ipairs(context.given) do list[r] = integers(t) end
       text = ('pairs %s'):format(mark(list))
    else
-      text = of_plan(context.map)
+      text = fingerprint.plan(context.map)
    end
    if not context.index then return text end
    return ('%s, index %s'):format(text, integers(context.index))

@@ -16,6 +16,7 @@
 -- of one function (`with`); a call without is an error. Losses are sums over ranks.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'
@@ -50,7 +51,14 @@ function cp_attention.new(opts)
    end
    local self = setmetatable({ comm = context_.comm_of(name, opts.axis), method = method,
       near = opts.near, far = opts.far }, Inner)
-   if opts.a2a then self.near, self.far = cp_attention.split(name, self.comm, opts.a2a) end
+   if opts.a2a then
+      agree.check(self.comm, name, 'E_COMM', { { what = 'a2a', shown = true,
+         text = tostring(opts.a2a) } })
+      self.near, self.far = cp_attention.split(name, self.comm, opts.a2a)
+   elseif opts.near then
+      context_.check_split(name, opts.near, opts.far, self.comm.size, self.comm.rank,
+         { 'near', 'far' })
+   end
    return self
 end
 
@@ -157,6 +165,10 @@ local function context_for(self, name, opts)
    if not context.null and context.size ~= self.comm.size then
       err.raise('E_ARG', name, 'the context is of %d ranks, this layer works over %d', context.size,
          self.comm.size)
+   end
+   if not context.null and context.rank ~= self.comm.rank then
+      err.raise('E_ARG', name, 'the context is that of rank %d, this layer is on rank %d',
+         context.rank, self.comm.rank)
    end
    return context
 end

@@ -12,6 +12,7 @@
 --    method   'ring', 'allgather', 'a2a' or 'a2a+p2p': how queries and keys come together
 --    inner    a2a+p2p: the axis of the all-to-all inside; the ring runs along `outer`
 --    window, causal   mask of calls that name none
+--    batch    a line for the batch that the context is of, compared among the ranks
 -- and, as data, which document and position each token carries: k_index(rank, device) and
 -- q_index(device), i32 [1 or B, count, 2], pairs(device), those of all ranks, positions(device).
 -- What has been found out about them (who needs which rows, what the ranks agree on) is kept here.
@@ -57,17 +58,33 @@ local function check_index(op, index, plan)
    return index
 end
 
-local function check_axes(op, opts, method, size)
+-- Raises unless `inner` are the neighbours of this rank among `size`, and `outer` the ranks with
+-- the same place among theirs: the two exchanges would join other tokens than the plan says.
+-- names: of the two arguments.
+function context_.check_split(op, inner, outer, size, rank, names)
+   names = names or { 'inner', 'outer' }
+   local _, n, near = axis_of(op, names[1], inner, true)
+   local _, m, far = axis_of(op, names[2], outer, true)
+   if n * m ~= size then
+      err.raise('E_ARG', op, '%s (%d) x %s (%d) must equal the %d ranks of the plan', names[1], n,
+         names[2], m, size)
+   end
+   if near + n * far ~= rank then
+      err.raise('E_ARG', op, '%s must be the %d neighbours of rank %d, and %s the ranks with the '
+         .. 'same place among theirs; rank %d of %d in %s and %d of %d in %s is the place of rank '
+         .. '%d (are the two exchanged?)', names[1], n, rank, names[2], near, n, names[1], far, m,
+         names[2], near + n * far)
+   end
+end
+
+local function check_axes(op, opts, method, size, rank)
    local inner, outer = opts.inner, opts.outer
    local both = inner ~= nil and outer ~= nil
    if (inner ~= nil or outer ~= nil or method == 'a2a+p2p')
       and not (both and method == 'a2a+p2p') then
       err.arg(op, 'inner', "the axes inner and outer with method 'a2a+p2p', and only then", inner)
    end
-   if both and inner.size * outer.size ~= size then
-      err.raise('E_ARG', op, 'inner (%d) x outer (%d) must equal the %d ranks of the plan',
-         inner.size, outer.size, size)
-   end
+   if both then context_.check_split(op, inner, outer, size, rank) end
 end
 
 -- The ranks: those of a plan, or of the axis that comes with pairs.
@@ -86,6 +103,10 @@ local function ranks_of(op, opts)
    if map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size) then
       err.arg(op, 'axis', ('an axis of %d ranks, as the plan has'):format(map.size), axis)
    end
+   if map.size > 1 and axis.rank ~= map.rank then
+      err.raise('E_ARG', op, 'the plan is that of rank %d of %d, the axis says rank %s; make the '
+         .. 'plan with the axis, or use map:at(rank)', map.rank, map.size, tostring(axis.rank))
+   end
    return axis, map.size, map.rank
 end
 
@@ -100,7 +121,7 @@ function context_.new(opts)
       'index', 'pairs' })
    local axis, size, rank = ranks_of(op, opts)
    local method = context_.method(op, opts.method or 'ring')
-   check_axes(op, opts, method, size)
+   check_axes(op, opts, method, size, rank)
    return setmetatable({
       map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
       method = method, inner = opts.inner, outer = opts.outer,
@@ -214,15 +235,20 @@ end
 
 -- Raises E_COMM on all ranks of comm unless they mean the same sequence and call: what a rank
 -- computes follows from its own copy of plan, documents and mask, and if one copy differs, some
--- methods would still run and give numbers of no sequence at all. what: a plural; kind: the call in
--- a line. Collective at the first call of its kind with a context, not in each layer.
+-- methods would still run and give numbers of no sequence at all. The batch that the context was
+-- made for (field batch, a line) is compared with them. what: a plural; kind: the call in a line.
+-- Collective at the first call of its kind with a context, not in each layer.
 function Context:check_agreed(op, comm, what, kind)
    err.type('parallel.cp.context', 'kind', kind, 'string')
    if self.agreed[kind] then return end
-   agree.check(comm, op, 'E_COMM', { { what = what, shown = true, text = function()
-      self.line = self.line or fingerprint.context(self)
-      return self.line .. ', ' .. kind
-   end } })
+   agree.check(comm, op, 'E_COMM', {
+      { what = 'batches', shown = true, text = self.batch or '',
+         hint = 'all ranks of the axis must get the same rows' },
+      { what = what, shown = true, text = function()
+         self.line = self.line or fingerprint.context(self)
+         return self.line .. ', ' .. kind
+      end },
+   })
    self.agreed[kind] = true
 end
 

@@ -8,7 +8,10 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local kept = require 'tide.parallel.kept'
+local agree = require 'tide.dist.agree'
+local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
+local fingerprint = require 'tide.parallel.fingerprint'
 
 return function(Plan)
 
@@ -230,9 +233,26 @@ function Plan:unshard(x, dim)
    return x:index_select(dim, places(self, x.device))
 end
 
+-- The communicator of an axis, whose ranks have this plan and gather tensors alike; what they have
+-- in common is compared at the first call of its kind with the plan.
+local function comm_of(self, op, axis, x, dim)
+   local comm, size, rank = axis_of(op, 'axis', axis)
+   if size ~= self.size or rank ~= self.rank then
+      err.raise('E_ARG', op, "argument 'axis': expected rank %d of %d, as the plan has, got rank "
+         .. '%d of %d', self.rank, self.size, rank, size)
+   end
+   local kind = ('%s %s in dim %d'):format(table.concat(x.shape, 'x'), x.dtype, dim)
+   if not self.agreed[kind] then
+      agree.check(comm, op, 'E_COMM', { { what = 'plans', shown = true,
+         text = fingerprint.plan(self) .. ', ' .. kind } })
+      self.agreed[kind] = true
+   end
+   return comm
+end
+
 -- Every token again, from each rank's own: the inverse of shard. Collective over the plan's axis
 -- and differentiable; the gradient is that of the sum of all ranks' losses, or, with opts.once, of
--- a loss that every rank computes alike.
+-- a loss that every rank computes alike. E_COMM where ranks have other plans or shapes.
 function Plan:gather(x, dim, opts)
    local op = 'parallel.cp_map.gather'
    opts = err.options(op, opts, { 'once', 'axis' })
@@ -243,10 +263,8 @@ function Plan:gather(x, dim, opts)
    end
    local all = x
    if self.size > 1 then
-      if axis.size ~= self.size then
-         err.arg(op, 'axis', ('%d ranks, as the plan has'):format(self.size), axis.size)
-      end
-      all = (opts.once and collective.gather_from or collective.all_gather)(x, axis, dim)
+      local comm = comm_of(self, op, axis, x, dim)
+      all = (opts.once and collective.gather_from or collective.all_gather)(x, comm, dim)
    end
    return self:unshard(all, dim)
 end

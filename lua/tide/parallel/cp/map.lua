@@ -216,7 +216,7 @@ end
 function cp_map.new(opts)
    local op = 'parallel.cp_map.new'
    opts = err.options(op, opts, known)
-   local self = setmetatable({ keep = {} }, Plan)
+   local self = setmetatable({ keep = {}, agreed = {} }, Plan)
    self.kind = err.choice(op, 'kind', opts.kind or 'zigzag', kinds)
    self.size, self.rank = ranks_of(op, opts)
    self.axis, self.mask = opts.axis, opts.mask
@@ -252,7 +252,7 @@ function Plan:at(rank)
    err.integer('parallel.cp_map.at', 'rank', rank, 0, self.size - 1)
    local copy = setmetatable({}, Plan)
    for k, v in require 'tide.util.each'(self) do copy[k] = v end
-   copy.rank, copy.keep = rank, {}
+   copy.rank, copy.keep, copy.agreed = rank, {}, {}
    return copy
 end
 

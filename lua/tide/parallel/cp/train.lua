@@ -263,8 +263,8 @@ end
 
 -- This rank's part of a batch that is alike on all ranks of the axis: a new table with the fields
 -- cut by the layout (see batch.lua), positions, and context. count, if it is there, stays that of
--- the whole batch. more: further options of make_cp_batch_and_ctx. Collective the first time, when
--- the batches of the ranks are compared.
+-- the whole batch. more: further options of make_cp_batch_and_ctx. Ranks compare their batches in
+-- the first layer that attends with the context, which communicates anyway.
 function Attached:cut(batch, more)
    err.type('parallel.cp.cut', 'batch', batch, 'table')
    local split = self.method == 'a2a+p2p' and self.size > 1
@@ -272,14 +272,11 @@ function Attached:cut(batch, more)
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    for k, v in each(err.type('parallel.cp.cut', 'more', more or {}, 'table')) do opts[k] = v end
-   if not self.met then                                -- the first time tells a wrong sampler
-      agree.check(self.comm, 'parallel.cp.cut', 'E_COMM', { { what = 'batches', shown = true,
-         text = function() return fingerprint.batch(batch) end,
-         hint = 'all ranks of the axis must get the same rows' } })
-      self.met = true
-   end
    local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, batch, opts)
    if context.null then return batch end
+   if self.size > 1 and self.comm.transport ~= 'sim' then
+      context.batch = fingerprint.batch(batch)
+   end
    mine.context, mine.index, mine.packed_seq_ids = context, nil, nil
    return mine
 end
