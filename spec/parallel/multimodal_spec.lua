@@ -328,6 +328,20 @@ describe('images of any size', function()
       assert.same({ { 2, 2 } }, none.sizes:tolist())
    end)
 
+   it('give a rank without frames a path for gradients, where x has one', function()
+      local function none(dtype, tracked)
+         local x = tide.zeros({ 1, 4, 12 }, { dtype = dtype, requires_grad = tracked or nil })
+         return x, mm.split_to_context_parallel_ranks_dynamic_res(x, { { 2, 8 } }, { 0, 4 },
+            { axis = axis(2, 1), patch_dim = patch }).tokens
+      end
+      local x, tokens = none('f32', true)
+      tokens:sum():backward()
+      assert.equal(0, x.grad:abs():sum():item())
+      local _, plain = none 'f32'
+      assert.is_false(plain.requires_grad)
+      assert.equal('u8', select(2, none 'u8').dtype)
+   end)
+
    it('are padded to FP8 blocks, and the longest segment counts that', function()
       local want = { { '0 10 30 32', 20 }, { '0 30 70 120 128', 50 } }
       local compat = { { '0 10 16', 10 }, { '0 20 32', 20 }, { '0 30 70 120 128', 50 } }

@@ -240,6 +240,13 @@ local function zeros_like(x, n)
    return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
 end
 
+-- n tokens of zeros for a rank without frames. They hang on x where x has a gradient: backward then
+-- reaches the collectives of the gather on this rank as on the others.
+local function no_frames(x, n)
+   local zeros = zeros_like(x, n)
+   return x.requires_grad and zeros + x:narrow(2, 1, 0):sum() or zeros
+end
+
 -- Lengths and sizes of a rank's frames, empty ones included.
 local function local_rows(plan, rank, sizes, cu, patch)
    local lens, local_sizes = {}, {}
@@ -297,7 +304,7 @@ function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, op
    local first, n = cu[plan.bounds[rank + 1] + 1], plan.tokens[rank + 1]
    local tokens
    if plan.empty[rank + 1] then
-      tokens = zeros_like(x, plan.dummies[rank + 1])
+      tokens = no_frames(x, plan.dummies[rank + 1])
    else
       tokens = x:narrow(2, first + 1, n)
    end

@@ -221,7 +221,8 @@ function driver.summary(name, report)
 end
 
 -- Names of all domains.
-driver.domains = { 'attention', 'scan', 'mamba' }
+driver.domains = { 'attention', 'packed', 'scan', 'mamba', 'exchange',
+   'vision' }
 
 -- What the environment asks for: TIDE_SEED (default: the time), TIDE_CASES (of each domain),
 -- TIDE_MINUTES (of all domains together, 10).
