@@ -23,6 +23,7 @@ enum { EXIT_RAISED = 1, EXIT_USAGE = 2 };
 
 typedef struct run_options {
   int nrank, nthread, max_restarts;
+  int grace;               /* seconds; -1: the default */
   int restart;             /* 0 in the first attempt */
   const char *job;         /* names all attempts together */
   const char *params, *recipe, *trace;
@@ -57,8 +58,8 @@ typedef struct printer {
 
 /* Bytes that a rank writes to stdout (0) or stderr (1): whole lines are printed, the rest waits. */
 void cli_write(printer *p, int rank, int stream, const char *text, size_t n);
-/* As hooks of ranks. begin: what the rank's state prints goes through the printer, os.exit ends the
- * rank alone. end: prints what waits; may be called again. */
+/* As hooks of ranks. begin: what the rank's state prints goes through the printer. end: prints what
+ * waits; may be called again. */
 int  cli_begin_rank(lua_State *L, int rank, void *printer);
 void cli_end_rank(lua_State *L, int rank, void *printer);
 /* With --trace: writes what this rank did. Not worth failing for. */
@@ -66,13 +67,12 @@ void cli_leave_trace(lua_State *L);
 
 /* ---- exit.c ---------------------------------------------------------------------------------- */
 
-/* The code that the first argument of os.exit stands for, 0 to 255: nil and true are 0, false is 1,
- * as in a stock luajit. Raises unless it is a number. */
-int  cli_given_code(lua_State *L);
 /* A rank that called os.exit, and its code. */
 bool cli_is_exit(const char *message, int *code);
 /* message: what the recipe raised. */
 int  cli_exit_code(int status, const char *message);
+/* Writes what the standard output holds. Returns code, or a failure if some output was lost. */
+int  cli_end_output(int code);
 /* os.exit of a state that has the process to itself closes it first. As lua_cpcall. */
 int  cli_close_on_exit(lua_State *L);
 

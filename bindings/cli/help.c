@@ -4,7 +4,7 @@
 const char cli_help_text[] =
   "tide: train large models in parallel, from Lua\n"
   "\n"
-  "  tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
+  "  tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
   "           [--trace FOLDER] [--traceback] recipe.lua [options]\n"
   "  tide trace FOLDER         what a traced run shows: where ranks part, who came last\n"
   "  tide repl                 a prompt with tide loaded\n"
@@ -13,8 +13,8 @@ const char cli_help_text[] =
   "  tide help [run|repl|params|errors|ops]\n";
 
 const char cli_help_run[] =
-  "tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--trace FOLDER]\n"
-  "         [--traceback] recipe.lua [recipe options]\n"
+  "tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
+  "         [--trace FOLDER] [--traceback] recipe.lua [recipe options]\n"
   "mpirun -np RANKS tide run [-t THREADS] [-p PARAMS] [--trace FOLDER] [--traceback]\n"
   "         recipe.lua [recipe options]\n"
   "\n"
@@ -28,6 +28,8 @@ const char cli_help_run[] =
   "  --max-restarts K\n"
   "              start a failed run again, up to K times, in new contexts and a new group;\n"
   "              training goes on from the newest checkpoint that this run has written\n"
+  "  --grace S   seconds that ranks have to end after one has failed (30); then the process\n"
+  "              ends, with them (an endless loop that calls nothing of tide)\n"
   "\n"
   "Under mpirun or srun each process is a rank. The environment is believed in this order: RANK\n"
   "and WORLD_SIZE, Open MPI's variables, PMI's, Slurm's (in a step only). MPI is opened when the\n"

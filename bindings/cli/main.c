@@ -50,15 +50,11 @@ static int command_trace(int argc, char **argv)
   int code = cli_open(&o, &ctx, &L);
   if (code) return code;
   int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=trace", 1, &folder);
-  bool told = fflush(stdout) == 0 && !ferror(stdout);
   if (rc < 0)
     fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
-  else if (!told)
-    fprintf(stderr, "tide: trace: cannot write the report to the standard output: %s\n",
-            strerror(errno));
   lua_close(L);
   tide_ctx_release(ctx);
-  return rc < 0 || !told ? EXIT_RAISED : 0;
+  return rc < 0 ? EXIT_RAISED : 0;
 }
 
 static int command_version(void)
@@ -123,13 +119,17 @@ static int command_help(const char *topic)
  * the program starts itself again with a bound, unless the user has chosen one. */
 static void bound_spinning(char **argv)
 {
+  char path[4096];
   if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-  if (setenv("GOMP_SPINCOUNT", "2000", 1) == 0) execv("/proc/self/exe", argv);
+  if (setenv("GOMP_SPINCOUNT", "2000", 1) != 0) return;
+  ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+  path[n > 0 ? n : 0] = 0;
+  execv(path, argv); /* by its name, which ps shows */
+  execv("/proc/self/exe", argv);
 }
 
-int main(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
-  bound_spinning(argv);
   const char *command = argc > 1 ? argv[1] : "help";
   if (strcmp(command, "-h") == 0) command = "help";
   bool is_command = strcmp(command, "run") == 0 || strcmp(command, "repl") == 0 ||
@@ -154,4 +154,10 @@ int main(int argc, char **argv)
     return command_help(argc > 2 ? argv[2] : NULL);
   fprintf(stderr, "tide: unknown command '%s'\n\n%s", command, cli_help_text);
   return EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+  bound_spinning(argv);
+  return cli_end_output(run_command(argc, argv));
 }

@@ -1,4 +1,4 @@
-/* Output of ranks: whole lines with a prefix, and their standard streams and os.exit.
+/* Output of ranks: whole lines with a prefix, and their standard streams.
  *
  * The one idea: a rank's state gets other streams, which collect its text here; a line is printed
  * when it is complete, in one write.
@@ -65,83 +65,11 @@ static int l_write(lua_State *L)
   return 0;
 }
 
-/* ---- os.exit of a rank ----------------------------------------------------------------------- */
-
-/* It would end every rank; here it ends its own, by an error that nothing stops: a hook raises it
- * again at the next instruction wherever it has been caught (pcall, a coroutine, a handler), until
- * no Lua code of the rank is left. Hooks are the state's, not a coroutine's, and a caught error
- * comes to the interpreter, which asks for them, before any compiled code. */
-static const char exit_key[] = "tide.host.exit";
-
-static void raise_again(lua_State *L, lua_Debug *ar)
-{
-  (void)ar;
-  lua_getfield(L, LUA_REGISTRYINDEX, exit_key);
-  lua_error(L);
-}
-
-static void tell_hook(lua_State *L, lua_Debug *ar)
-{
-  (void)ar;
-  lua_pushboolean(L, 1);
-  lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
-}
-
-/* Not in a finalizer: an error that leaves one which a compiled loop has called (by way of the
- * collector) takes the program down. Nor in another hook. */
-static bool is_hooked_here(lua_State *L)
-{
-  lua_pushnil(L);
-  lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
-  lua_sethook(L, tell_hook, LUA_MASKCOUNT, 1);
-  if (luaL_loadstring(L, "local _ = 1") != 0 || lua_pcall(L, 0, 0, 0) != 0) lua_pop(L, 1);
-  lua_getfield(L, LUA_REGISTRYINDEX, exit_key);
-  bool told = lua_toboolean(L, -1);
-  lua_pop(L, 1);
-  return told;
-}
-
-/* In C, since what is written in Lua would be stopped by the hook. */
-static int exit_text(lua_State *L)
-{
-  lua_getfield(L, 1, "tide_exit");
-  lua_pushfstring(L, "os.exit(%d)", (int)lua_tointeger(L, -1));
-  return 1;
-}
-
-/* os.exit(code): nil and true are 0, false is 1, as in a stock luajit. Where no hook is asked it
- * returns, and the rank ends with the finalizer or hook that called it. */
-static int l_exit(lua_State *L)
-{
-  int code = cli_given_code(L);
-  bool hooked = is_hooked_here(L);
-  lua_createtable(L, 0, 2);
-  lua_pushinteger(L, code);
-  lua_setfield(L, -2, "tide_exit");
-  lua_pushboolean(L, 1);
-  lua_setfield(L, -2, "brief");
-  lua_createtable(L, 0, 1);
-  lua_pushcfunction(L, exit_text);
-  lua_setfield(L, -2, "__tostring");
-  lua_setmetatable(L, -2);
-  lua_pushvalue(L, -1);
-  lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
-  lua_sethook(L, raise_again, LUA_MASKCOUNT, 1);
-  return hooked ? lua_error(L) : 0;
-}
-
-/* Lua code runs again in a state that os.exit has emptied. */
-static void allow_code(lua_State *L)
-{
-  if (lua_gethook(L) == raise_again) lua_sethook(L, NULL, 0, 0);
-}
-
 /* ---- the state of a rank --------------------------------------------------------------------- */
 
-/* Replaces what writes to the standard streams in the state of a rank, and os.exit. */
+/* Replaces what writes to the standard streams in the state of a rank. */
 static const char redirect[] =
-  "local write\n"
-  "write, os.exit = ...\n"
+  "local write = ...\n"
   "local function proxy(stream)\n"
   "   local f = {}\n"
   "   function f:write(...)\n"
@@ -174,8 +102,7 @@ static int redirect_protected(lua_State *L)
   lua_pushvalue(L, 1);
   lua_pushvalue(L, 2);
   lua_pushcclosure(L, l_write, 2);
-  lua_pushcfunction(L, l_exit);
-  lua_call(L, 2, 0);
+  lua_call(L, 1, 0);
   return 0;
 }
 
@@ -198,7 +125,7 @@ void cli_leave_trace(lua_State *L)
     "local trace = require('tide.debug.trace')\n"
     "local ok, e = pcall(trace.dump, trace.folder())\n"
     "if not ok then io.stderr:write('tide: no trace: ', tostring(e), '\\n') end\n";
-  allow_code(L);
+  tide_host_rank_code(L);
   if (!getenv("TIDE_TRACE_DIR") || !lua_checkstack(L, 4)) return;
   if (luaL_loadbuffer(L, code, sizeof code - 1, "=trace") || lua_pcall(L, 0, 0, 0)) lua_pop(L, 1);
 }

@@ -50,7 +50,8 @@ static bool outlive(const place *at, int status)
 static void report(printer *p, int rank, const char *message)
 {
   char head[64];
-  int k = snprintf(head, sizeof head, "tide: rank %d failed: ", rank);
+  int code, k = snprintf(head, sizeof head, "tide: rank %d %s ", rank,
+                         cli_is_exit(message, &code) ? "ended the run with" : "failed:");
   cli_write(p, rank, 1, head, (size_t)k);
   cli_write(p, rank, 1, message, strlen(message));
   cli_end_rank(NULL, rank, p);
@@ -70,13 +71,13 @@ static int end_well(printer *p, int rank)
  * job. */
 int cli_end_job(printer *p, const place *at, const ending *how)
 {
-  int n = cli_signal_count(), code;
+  int n = cli_signal_count();
   if (how->code == 0) return end_well(p, at->rank);
   if ((at->size == 1 || how->status >= 0) && !tide_mpi_running()) return how->code;
   fflush(NULL);
   int rc = tide_mpi_elect(how->status != TIDE_E_PEER);
   bool mine = rc == TIDE_MORE || (rc < 0 && outlive(at, how->status));
-  bool silent = how->status >= 0 || at->size == 1 || cli_is_exit(how->message, &code);
+  bool silent = how->status >= 0 || at->size == 1;
   if (mine && !silent && cli_signal_count() == n) report(p, at->rank, how->message);
   tide_mpi_abort(how->code);
   return how->code;
@@ -85,7 +86,7 @@ int cli_end_job(printer *p, const place *at, const ending *how)
 int cli_run_placed(const run_options *o, lua_State *L, const place *at, printer *p)
 {
   p->first = at->rank;
-  int rc = cli_begin_rank(L, at->rank, p) == 0
+  int rc = cli_begin_rank(L, at->rank, p) == 0 && tide_host_rank_exit(L) == 0
            ? tide_lua_run_file(L, o->recipe, o->narg, o->args) : TIDE_E_NOMEM;
   cli_leave_trace(L);
   cli_end_rank(L, at->rank, p);

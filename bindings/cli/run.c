@@ -145,7 +145,7 @@ static bool parse_count(const char *text, int lo, int hi, int *value)
 
 static int parse_run(int argc, char **argv, run_options *o)
 {
-  *o = (run_options){.nrank = 1};
+  *o = (run_options){.nrank = 1, .grace = -1};
   int i = 0;
   for (; i < argc && argv[i][0] == '-' && argv[i][1]; i += 2) {
     const char *value = i + 1 < argc ? argv[i + 1] : NULL;
@@ -158,6 +158,9 @@ static int parse_run(int argc, char **argv, run_options *o)
     } else if (strcmp(argv[i], "--max-restarts") == 0) {
       if (!parse_count(value, 0, 1000000, &o->max_restarts))
         return cli_complain("run: --max-restarts needs a number in [0, 1000000]");
+    } else if (strcmp(argv[i], "--grace") == 0) {
+      if (!parse_count(value, 0, 1000000, &o->grace))
+        return cli_complain("run: --grace needs a number of seconds in [0, 1000000]");
     } else if (strcmp(argv[i], "-p") == 0) {
       if (!value)
         return cli_complain("run: -p needs parameters, e.g. \"check=1\"; see `tide params`");

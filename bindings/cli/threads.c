@@ -1,13 +1,15 @@
-/* Several ranks as threads of this process, and who failed.
+/* Several ranks as threads of this process, and which one failed.
  *
- * The one idea: the cause is shown once. Usually last, when all ranks have ended and it is known
- * how many say the same; but some rank may go on for long (a loop that calls nothing of tide), so
- * a watcher shows it when a moment has passed.
+ * The cause is shown once. Usually last, when all ranks have ended and the number of ranks with the
+ * same message is known; but a rank may go on for long (a loop that calls nothing of tide), so a
+ * watcher thread shows it after a second. A rank that is not over after the grace period ends with
+ * the process.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -23,6 +25,7 @@ static bool fill_job(tide_host_ranks *r, const run_options *o)
   for (int i = 0; i < o->narg && rc == 0; i++) rc = tide_host_ranks_arg(r, o->args[i]);
   if (rc == 0) rc = tide_host_ranks_nthread(r, o->nthread);
   if (rc == 0) rc = tide_host_ranks_params(r, o->params, 1);
+  if (rc == 0 && o->grace >= 0) rc = tide_host_ranks_grace(r, o->grace);
   return rc == 0;
 }
 
@@ -46,8 +49,10 @@ enum { MOMENT = 1 }; /* seconds that the other ranks have to end */
 
 static void show_cause(const job *j, const char *cause, int same)
 {
-  int n = (int)strcspn(cause, "\n"), first = tide_host_ranks_first(j->ranks);
-  if (same == j->nrank - 1 && !strstr(cause, "\nstack traceback:"))
+  int n = (int)strcspn(cause, "\n"), first = tide_host_ranks_first(j->ranks), code;
+  if (cli_is_exit(cause, &code))
+    fprintf(stderr, "tide: rank %d ended the run with %s\n", first, cause);
+  else if (same == j->nrank - 1 && !strstr(cause, "\nstack traceback:"))
     fprintf(stderr, "tide: %s\n", cause);
   else if (same > 0)
     fprintf(stderr, "tide: rank %d failed: %.*s (%d more say the same)%s\n", first, n, cause, same,
@@ -67,9 +72,11 @@ static void report(const job *j)
     const char *message = tide_host_ranks_message(j->ranks, i);
     if (i == first || status >= 0 || status == TIDE_E_PEER || cli_is_exit(message, &code)) continue;
     if (same_line(message, cause)) same++;
+    else if (strncmp(message, "rank ", 5) == 0) /* abandoned; the cause is shown below or above */
+      fprintf(stderr, "tide: %.*s\n", (int)strcspn(message, ";"), message);
     else fprintf(stderr, "tide: rank %d: %.*s\n", i, (int)strcspn(message, "\n"), message);
   }
-  if (first >= 0 && !j->shown && !cli_is_exit(cause, &code)) show_cause(j, cause, same);
+  if (first >= 0 && !j->shown) show_cause(j, cause, same);
 }
 
 static void on_failure(int rank, void *user)
@@ -87,7 +94,7 @@ static void *watch(void *user)
 {
   job *j = user;
   struct timespec until;
-  int rc = 0, code;
+  int rc = 0;
   pthread_mutex_lock(&j->lock);
   while (!j->failed && !j->over) pthread_cond_wait(&j->changed, &j->lock);
   clock_gettime(CLOCK_MONOTONIC, &until);
@@ -97,7 +104,6 @@ static void *watch(void *user)
   pthread_mutex_unlock(&j->lock);
   if (!late) return NULL;
   const char *cause = tide_host_ranks_message(j->ranks, tide_host_ranks_first(j->ranks));
-  if (cli_is_exit(cause, &code)) return NULL;
   pthread_mutex_lock(&j->out.lock);
   show_cause(j, cause, 0);
   pthread_mutex_unlock(&j->out.lock);
@@ -134,6 +140,15 @@ static int run_watched(job *j)
   return rc;
 }
 
+/* A rank runs on: what exit() would free is still in use. */
+static void end_process(int code)
+{
+  fflush(stdout);
+  fprintf(stderr, "tide: the process ends with that rank\n");
+  fflush(stderr);
+  _exit(code);
+}
+
 int cli_run_threads(const run_options *o, int *status)
 {
   job j = {.ranks = tide_host_ranks_new(o->nrank, NULL), .nrank = o->nrank};
@@ -145,6 +160,7 @@ int cli_run_threads(const run_options *o, int *status)
     int first = tide_host_ranks_first(j.ranks);
     const char *cause = first >= 0 ? tide_host_ranks_message(j.ranks, first) : "";
     code = cli_exit_code(*status, first >= 0 ? cause : "\nstack traceback:");
+    if (tide_host_ranks_running(j.ranks) > 0) end_process(code);
   } else {
     cli_complain("out of memory");
   }

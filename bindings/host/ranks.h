@@ -5,8 +5,9 @@
  * time in between, also in a signal handler.
  *
  * When a rank fails, the others are interrupted; the first to fail is the cause, those that stop
- * because of it answer E_PEER. What uses plain C types only is in ranks_abi.h, whose text the
- * library carries for LuaJIT.
+ * because of it have the status E_PEER. os.exit(code) on a rank ends that rank alone: code 0 well,
+ * any other with the message "os.exit(code)". What uses plain C types only is in ranks_abi.h, whose
+ * text the library carries for LuaJIT.
  */
 #ifndef TIDE_RANKS_H
 #define TIDE_RANKS_H
@@ -24,10 +25,11 @@ extern "C" {
 
 #include "ranks_abi.h"
 
-/* C hosts only. begin is called on each rank's thread after its state is open (not 0: the rank
- * fails with E_HOST), end before it is closed. failed is called once, on the thread of the first
- * rank that fails, when the others have been told to stop but may go on for long; from then on
- * first, and status and message of that rank, may be asked for on any thread. Each may be null. */
+/* C hosts only; each may be null. begin is called on each rank's thread after its state is open
+ * (not 0: the rank fails with E_HOST), end before it is closed, but not on a rank that was
+ * abandoned: what begin has put into the state must outlive that rank's thread. failed is called
+ * once, on the thread of the first rank that fails, after the others have been interrupted; from
+ * then on tide_host_ranks_first, and status and message of that rank, may be read on any thread. */
 typedef struct tide_host_ranks_hooks {
   int  (*begin)(lua_State *L, int rank, void *user);
   void (*end)(lua_State *L, int rank, void *user);
@@ -35,6 +37,15 @@ typedef struct tide_host_ranks_hooks {
   void *user;
 } tide_host_ranks_hooks;
 void tide_host_ranks_set_hooks(tide_host_ranks *r, const tide_host_ranks_hooks *hooks);
+
+/* Makes os.exit end the chunk that runs in L, not the process (see rank_exit.c); ranks have it. 0,
+ * or a status of lua_cpcall. */
+int  tide_host_rank_exit(lua_State *L);
+/* Lets Lua code run again in a state that os.exit has ended. */
+void tide_host_rank_code(lua_State *L);
+/* The exit code in [0, 255] that the first argument of os.exit stands for: nil and true are 0,
+ * false is 1, as in a stock luajit. Raises unless it is a number. */
+int  tide_host_exit_code(lua_State *L);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

@@ -15,10 +15,17 @@ int tide_host_ranks_arg(tide_host_ranks *r, const char *value);
 int tide_host_ranks_nthread(tide_host_ranks *r, int n);
 /* Parameters of each context, as in tide_opts. read_env: TIDE_<PARAM> may override them. */
 int tide_host_ranks_params(tide_host_ranks *r, const char *params, int read_env);
-/* Runs all ranks and waits. 0, or the status of the first rank that failed. Once a job. */
+/* Seconds that the ranks have to end after one has failed; 30 by default, at least 0. */
+int tide_host_ranks_grace(tide_host_ranks *r, double seconds);
+/* Runs all ranks and waits. 0, or the status of the first rank that failed. Once a job. A rank that
+ * runs on after the grace period (an endless loop that calls nothing of tide) is abandoned: its
+ * status is E_TIMEOUT, and its thread goes on with its Lua state and context until it ends or the
+ * process does. */
 int tide_host_ranks_run(tide_host_ranks *r);
 /* After the run. first: the rank that failed first, -1 if none did. */
 int tide_host_ranks_first(const tide_host_ranks *r);
+/* How many ranks were abandoned. */
+int tide_host_ranks_running(const tide_host_ranks *r);
 int tide_host_ranks_status(const tide_host_ranks *r, int rank);
 /* Message and traceback, "" if the rank went well. Borrowed from r. */
 const char *tide_host_ranks_message(const tide_host_ranks *r, int rank);

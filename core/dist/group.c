@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/dist/room.h"
 
@@ -130,6 +131,8 @@ void tide_group_opts_init(tide_group_opts *opts)
   *opts = (tide_group_opts){.size = sizeof *opts, .timeout = 600};
 }
 
+#define GROUP_MAGIC UINT64_C(0x7469646567727570)
+
 static int usable_cores(void)
 {
   cpu_set_t set;
@@ -168,6 +171,7 @@ static uint32_t *fork_mark(void)
 
 static void destroy(tide_group *g)
 {
+  g->magic = 0;
   if (g->world) tide__room_drop(g->world);
   pthread_mutex_destroy(&g->lock);
   if (g->mark) munmap(g->mark, 4096);
@@ -197,6 +201,7 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   tide_group *g = calloc(1, sizeof *g);
   if (!g) return refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
   atomic_init(&g->refs, 1);
+  g->magic = GROUP_MAGIC;
   g->nrank = nrank;
   g->timeout = o.timeout;
   g->spin = nrank <= usable_cores() ? SPIN : 0;
@@ -209,8 +214,23 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   return TIDE_OK;
 }
 
+/* Whether this process may read the bytes. */
+static bool is_mapped(const void *p, size_t n)
+{
+  uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)p / page * page;
+  return msync((void *)from, (uintptr_t)p + n - from, MS_ASYNC) == 0;
+}
+
+/* The address may come as a number from another Lua state: whether a group lies there. */
+static bool is_group(const tide_group *group)
+{
+  return group && (uintptr_t)group % _Alignof(tide_group) == 0 && is_mapped(group, sizeof *group) &&
+         group->magic == GROUP_MAGIC;
+}
+
 int tide_group_retain(tide_group *group)
 {
+  if (!is_group(group)) return TIDE_E_ARG;
   atomic_fetch_add(&group->refs, 1);
   return TIDE_OK;
 }

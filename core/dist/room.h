@@ -79,6 +79,7 @@ typedef struct tide__room {
 } tide__room;
 
 struct tide_group {
+  uint64_t magic;             /* while the group lives */
   atomic_int refs;
   int nrank, spin;
   double timeout;

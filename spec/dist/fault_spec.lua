@@ -167,6 +167,19 @@ describe('an endless loop on one rank', function()
    end)
 end)
 
+describe('a number that is no group', function()
+   it('cannot be joined', function()
+      for _, number in ipairs { 12345, 0x10000, 4096 * 31, -8, 2^47 + 64 } do
+         local ok, e = pcall(require('tide.ffi.dist').join, nil, number, 0)
+         assert.is_false(ok)
+         assert.equal('E_ARG', e.code)
+      end
+      local bytes = require('ffi').new('char[4096]')
+      local address = tonumber(require('ffi').cast('intptr_t', bytes))
+      assert.is_false(pcall(require('tide.ffi.dist').join, nil, address + (-address) % 128, 0))
+   end)
+end)
+
 describe('abort', function()
    it('ends every rank with the reason', function()
       local rows

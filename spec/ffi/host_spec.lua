@@ -1,6 +1,7 @@
 -- Ranks as threads, and the tide program: arguments, results, the first failure, exit codes.
 
 local tide = require 'tide'
+local host = require 'tide.ffi.host'
 local ranks = require 'spec.support.ranks'
 local host = require 'tide.ffi.host'
 local files = require 'spec.support.files'
@@ -77,6 +78,47 @@ describe('ranks', function()
    end)
 end)
 
+describe('a rank that does not stop after another has failed', function()
+   local function loop(rank)
+      local limit = os.time() + 4            -- beyond the grace period: it ends when it likes
+      while rank == 1 and os.time() < limit do end
+      error 'planned'
+   end
+
+   it('is given up after the grace period, by name', function()
+      local rows = host.try(3, { grace = 0.5 }, loop)
+      assert.equal('E_TIMEOUT', rows[2].status)
+      assert.matches('rank 1 has not stopped 0.5 s after rank [02] failed; its thread goes on',
+         rows[2].message)
+      assert.matches('planned', rows[2].message, 1, true)
+      assert.matches('planned', rows[1].message, 1, true)
+   end)
+
+   it('may take its time within it', function()
+      local rows = host.try(2, { grace = 60 }, function(rank)
+         local t = os.clock()
+         if rank == 1 then error 'planned' end
+         while os.clock() - t < 0.5 do end
+         return 'done'
+      end)
+      assert.equal('done', rows[1].values[1])
+   end)
+
+   it('cannot have a grace period of less than nothing', function()
+      assert.is_false(pcall(host.try, 2, { grace = -1 }, 'return 1'))
+      assert.is_false(pcall(host.try, 2, { grace = 0 / 0 }, 'return 1'))
+   end)
+end)
+
+describe('os.exit', function()
+   it('on a rank ends that rank, not the process that runs the ranks', function()
+      local rows = host.try(3, nil, 'if rank > 0 then pcall(os.exit, rank - 1) end return 5')
+      assert.equal(5, rows[1].values[1])
+      assert.same({ 'OK', 'E_HOST' }, { rows[2].status, rows[3].status })
+      assert.equal('os.exit(1)', rows[3].message)
+   end)
+end)
+
 describe('plain data', function()
    it('survives encoding', function()
       local values = { 'a\0b\n"\\', 0 / 0, 1 / 0, -1 / 0, 2^53, 0.1, true, false,
@@ -143,7 +185,7 @@ describe('the tide program', function()
       assert.equal(0, (run('run -n 2 RECIPE', 'os.exit(0)')))
       code, _, err = run('run -n 2 RECIPE', 'os.exit(3)')
       assert.equal(3, code)
-      assert.equal('', err)
+      assert.matches('^tide: rank [01] ended the run with os.exit%(3%)\n$', err)
       assert.equal(3, (run('run RECIPE', 'os.exit(3)')))
       for _, how in ipairs { 'run RECIPE', 'run -n 2 RECIPE' } do
          for words, want in pairs { ['()'] = 0, ['(nil)'] = 0, ['(true)'] = 0, ['(false)'] = 1,
@@ -162,6 +204,52 @@ describe('the tide program', function()
       assert.equal(2, (run 'run -x 1 RECIPE'))
       assert.equal(2, (run 'run no/such/file.lua'))
       assert.equal(2, (run 'nonsense'))
+   end)
+
+   it('ends although a rank loops for ever, and shows the cause once', function()
+      local code, _, err = run('run -n 3 -t 1 --grace 1 RECIPE', [[
+         local comm = require('tide').dist.init { timeout = 1 }
+         comm:barrier()
+         if comm.rank == 1 then while true do end end
+         comm:barrier()]])
+      assert.equal(1, code)
+      local _, n = err:gsub('rank 1 has not come', '')
+      assert.equal(1, n, err)
+      assert.matches('tide: rank 1 has not stopped 1 s after rank [02] failed\n', err)
+   end)
+
+   it('fails if what it prints is lost', function()
+      for _, row in ipairs { { 'run RECIPE', 'print "x"' },
+         { 'run RECIPE', 'print "x" os.exit(0)' }, { 'run -n 2 RECIPE', 'print "x"' },
+         { 'version', '' }, { 'help', '' } } do
+         local code, _, err = run(row[1] .. ' >/dev/full', row[2])
+         assert.equal(1, code, row[1])
+         assert.matches('cannot write to the standard output', err, 1, true)
+      end
+   end)
+
+   it('is called tide by ps', function()
+      local code, out = run('run RECIPE', [[os.execute 'cat /proc/$PPID/comm']])
+      assert.equal(0, code)
+      assert.equal('tide\n', out)
+   end)
+
+   it('names the rank that failed first, not one that quotes it', function()
+      local code, _, err = run('run -n 4 -t 1 RECIPE', [[
+         local tide = require 'tide'
+         local comm = tide.dist.world()
+         comm:barrier()
+         if comm.rank == 3 then
+            tide.default():interrupt()
+            tide.default():interrupt()
+         end
+         if comm.rank == 1 then repeat until comm:failure() end
+         local ok, e = pcall(comm.barrier, comm)
+         local limit = os.clock() + 0.3      -- the others end first
+         while comm.rank == 3 and os.clock() < limit do end
+         error(e, 0)]])
+      assert.equal(1, code)
+      assert.matches('tide: rank 3 failed: .*rank 3 was interrupted', err)
    end)
 
    it('ends a rank by os.exit, whatever stands around it', function()
@@ -194,7 +282,7 @@ describe('the tide program', function()
          local code, out, err = run('run -n 2 RECIPE', recipe)
          assert.equal(4, code, recipe .. err)
          assert.equal('', out, recipe)
-         assert.equal('', err, recipe)
+         assert.matches('^tide: rank [01] ended the run with os.exit%(4%)\n$', err)
       end
       -- a code of 0 is an end, not a failure
       assert.equal(0, (run('run -n 2 RECIPE', 'pcall(os.exit, 0) error "after"')))

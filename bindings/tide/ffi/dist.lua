@@ -55,8 +55,9 @@ end
 function M.group_at(pointer)
    if type(pointer) == 'number' then pointer = ffi.cast('intptr_t', pointer) end
    local handle = ffi.cast('tide_group *', pointer)
-   if handle == nil then bad('dist.join', 'group', 'a group', pointer) end
-   C.tide_group_retain(handle)
+   if handle == nil or C.tide_group_retain(handle) < 0 then
+      bad('dist.join', 'group', 'a group, or the address of one', pointer)
+   end
    handle = own.handle(handle, C.tide_group_release)
    return setmetatable({ handle = handle, size = C.tide_group_size(handle) }, Group)
 end

@@ -127,6 +127,10 @@ local function fill(H, job, fn, opts, ...)
          'nthread')
    end
    if opts.params then check_rc(H.tide_host_ranks_params(job, opts.params, 0), 'params') end
+   if opts.grace then
+      check_rc(H.tide_host_ranks_grace(job, arg.finite('ranks', 'grace', opts.grace, 0, 1e8)),
+         'grace')
+   end
 end
 
 local size_box = ffi.new 'size_t[1]'
@@ -147,11 +151,13 @@ local function collect(H, job, n)
    return ranks
 end
 
-local run_opts = arg.set { 'nthread', 'params' }
+local run_opts = arg.set { 'nthread', 'params', 'grace' }
 
 -- Runs fn (function without upvalues, or source) on n ranks. Returns a list with one row a rank:
 -- { status = 'OK', values = {...} } or { status =, message = }, and .first, the rank (0-based)
--- that failed first or -1.
+-- that failed first or -1. opts: nthread, params, grace (30): seconds that the ranks have to end
+-- after one has failed. A rank that runs on after them has the status E_TIMEOUT; its thread keeps
+-- its state and context until it ends or the process does. os.exit on a rank ends that rank.
 function M.try(n, opts, fn, ...)
    arg.int('ranks', 'n', n, 1, 1024)
    opts = arg.opts('ranks', opts, run_opts)

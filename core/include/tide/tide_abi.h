@@ -855,7 +855,8 @@ void tide_group_opts_init(tide_group_opts *opts);
  * handed to each. opts may be null; msg (may be null) receives up to nmsg bytes on failure. */
 int  tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, char *msg,
                     size_t nmsg);
-/* Groups are counted; retain and release from any thread. Communicators keep theirs alive. */
+/* Groups are counted; retain and release from any thread. Communicators keep theirs alive. retain
+ * returns E_ARG for a pointer to anything but a group that lives. */
 int  tide_group_retain(tide_group *group);
 void tide_group_release(tide_group *group);
 int  tide_group_size(const tide_group *group); /* its number of ranks */
