@@ -36,6 +36,16 @@ function recipe.ranks(n, words)
       root, words))
 end
 
+-- `tide run OPTIONS FILE` with the program `code` as the file.
+function recipe.source(code, options)
+   local path = os.tmpname()
+   files.write(path, code)
+   local text, status = recipe.shell(('timeout -k 5 180 %s run %s %s'):format(recipe.program,
+      options, path))
+   os.remove(path)
+   return text, status
+end
+
 -- The numbers called `name` (default: loss) in the metrics of a run, by step.
 function recipe.losses(dir, name)
    local list = {}

@@ -1,0 +1,47 @@
+-- The guides run: all Lua blocks of a page are one program, and what it prints is what the page says.
+--
+-- A page that holds `<!-- run -->` or `<!-- run: -n 2 -->` is a program; the options are those of
+-- `tide run`. Its ```text blocks, one after the other, are the expected output of rank 0. Blocks in
+-- other languages (sh, c) are not run.
+
+local recipe = require 'spec.support.recipe'
+
+local folder = 'lua/guide'
+
+local function pages()
+   local list, pipe = {}, assert(io.popen('ls ' .. folder .. '/*.md'))
+   for path in pipe:lines() do list[#list + 1] = path end
+   pipe:close()
+   return list
+end
+
+-- options (nil: no program), the program, the expected output.
+local function read(path)
+   local file = assert(io.open(path))
+   local text = file:read '*a'
+   file:close()
+   local options = text:match '<!%-%- run:? ?(.-) ?%-%->'
+   local code, output = {}, {}
+   for kind, block in text:gmatch '\n```(%l+)\n(.-)\n```' do
+      if kind == 'lua' then code[#code + 1] = block end
+      if kind == 'text' then output[#output + 1] = block end
+   end
+   return options, table.concat(code, '\n') .. '\n', table.concat(output, '\n') .. '\n'
+end
+
+describe('the guide', function()
+   for _, path in ipairs(pages()) do
+      local options, code, output = read(path)
+      if options then
+         it(path .. ' runs and prints what it says', function()
+            local text, status = recipe.source(code, options)
+            assert.equal(0, status, text)
+            assert.equal(output, text)
+         end)
+      else
+         it(path .. ' has no block of Lua that is not run', function()
+            assert.equal('\n', code)
+         end)
+      end
+   end
+end)
