@@ -1,4 +1,4 @@
--- The guides run: all Lua blocks of a page are one program, and what it prints is what the page says.
+-- The guides run: the Lua blocks of a page are one program, and it prints what the page says.
 --
 -- A page that holds `<!-- run -->` or `<!-- run: -n 2 -->` is a program; the options are those of
 -- `tide run`. Its ```text blocks, one after the other, are the expected output of rank 0. Blocks in
