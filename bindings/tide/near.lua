@@ -46,7 +46,8 @@ function near.best(name, list, also)
       local d = near.distance(name, word)
       if d < best then best, found = d, item end
    end
-   if found and best <= math.max(2, math.floor(#name / 2)) then return found end
+   local most = #name <= 3 and 1 or math.max(2, math.floor(#name / 2))
+   if found and best <= most then return found end
 end
 
 -- "; did you mean 'x'?" or the whole list when it is short. spell(name): how a name is shown. also:

@@ -37,12 +37,47 @@ describe('util.args', function()
                     tie = false, dtype = 'bf16', data = 'x y' }, o)
       assert.is_true(parse('--resume', 'true').resume)
       assert.is_false(parse('--tie', 'false').tie)
+      assert.is_false(parse('--tie', 'off', '--steps', '2').tie)
+      assert.is_true(parse('--resume', 'Yes').resume)
+      assert.is_true(parse('--no-tie=false').tie)
+      assert.is_true(parse('--no-tie', 'no').tie)
+      assert.is_false(parse('--no-tie=true').tie)
       assert.equal(2, parse('--set', 'mesh.dp=2').mesh.dp)
       assert.equal(9, parse('--', '--steps', '9').steps)
    end)
 
    it('lets the last of two win', function()
       assert.equal(3, parse('--steps', '2', '--steps', '3').steps)
+   end)
+
+   it('collects the values of a list', function()
+      local function read(...)
+         local parser = args.new('test', { { 'data', nil, 'files', list = true },
+            { 'n', 0, 'number' } })
+         return parser, parser:parse({ ... }), { parser:parse({ ... }, { data = { 'x', 'y' } }) }
+      end
+      local _, o, based = read()
+      assert.is_nil(o.data)
+      assert.same({ 'x', 'y' }, based[1].data)
+      _, o = read('--data', 'a')
+      assert.equal('a', o.data)
+      local parser
+      parser, o, based = read('--data', 'a', '--n', '1', '--data=b', '--set', 'data=c')
+      assert.same({ 'a', 'b', 'c' }, o.data)
+      assert.same({ 'a', 'b', 'c' }, based[1].data)
+      assert.same({ data = { 'a', 'b' }, n = 0 }, parser:check { data = { 'a', 'b' } })
+      assert.same({ '--data a, b in the checkpoint, now c' },
+         parser:changes({ data = { 'a', 'b' } }, { data = 'c' }, 'in the checkpoint'))
+      assert.same({}, parser:changes({ data = { 'a', 'b' } }, { data = { 'a', 'b' } }, 'before'))
+   end)
+
+   it('guesses no name from a short word that has little of it', function()
+      local ok, e = pcall(function()
+         return args.new('test', { { 'eos', 1, 'id' }, { 'lr', 1, 'rate' } })
+            :parse { '--set', 'foo=1' }
+      end)
+      assert.is_false(ok)
+      assert.is_nil(tostring(e):find 'did you mean')
    end)
 
    it('names the nearest option', function()

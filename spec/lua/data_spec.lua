@@ -2,6 +2,7 @@
 
 local bytes = require 'tide.data.bytes'
 local entropy = require 'tide.data.entropy'
+local survey = require 'tide.data.survey'
 local text = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
 local tmp = require 'spec.support.tmp'
@@ -118,6 +119,103 @@ describe('data.text', function()
          assert.equal('E_ARG', raised(text.load, dir, { vla = 1 }).code)
          assert.equal('E_ARG', raised(text.load, {}).code)
       end)
+   end)
+end)
+
+-- The bytes of a list of ids of `width` bytes.
+local function ids(width, list)
+   local out = {}
+   for i, id in ipairs(list) do
+      out[i] = string.char(id % 256, math.floor(id / 256) % 256) .. (width == 4
+         and string.char(math.floor(id / 65536) % 256, 0) or '')
+   end
+   return table.concat(out)
+end
+
+local function some(n, most)
+   local list = {}
+   for i = 1, n do list[i] = (i * 7919 + i * i) % most end
+   return list
+end
+
+describe('data of the wrong kind', function()
+   it('is refused where text is expected, with what it is', function()
+      tmp.with(function(dir)
+         for name, case in pairs {
+            ['a.out'] = { '\127ELF\2\1\1\0', 'it is a program' },
+            ['x.idx'] = { 'MMIDIDX\0\0\1', 'the index of a Megatron data set; give its .bin' },
+            ['x.txt.gz'] = { '\31\139\8\0', 'compressed with gzip' },
+            ['u16.txt'] = { '\255\254a\0b\0', 'UTF-16; convert it to UTF-8' },
+            ['random.txt'] = { 'abc\0def',
+               'random.txt is no text, byte 4 of it is 0; binary = true' },
+         } do
+            write(dir .. '/' .. name, case[1] .. ('x'):rep(400))
+            local e = raised(text.load, dir .. '/' .. name)
+            assert.equal('E_FORMAT', e.code)
+            assert.matches(case[2], e.message, 1, true)
+            assert.equal('text', text.load(dir .. '/' .. name, { binary = true }).kind)
+         end
+      end)
+   end)
+
+   it('is refused where ids of 4 bytes would be read as twice as many of 2', function()
+      tmp.with(function(dir)
+         local path = dir .. '/x.bin'
+         for _, most in ipairs { 200, 50000, 128256 } do
+            write(path, ids(4, some(500, most)))
+            local e = raised(tokens.file, path)
+            assert.equal('E_FORMAT', e.code)
+            assert.matches('every second id of 2 bytes is 0 or tiny', e.message, 1, true)
+            assert.equal(500, tokens.file(path, { width = 4 }).count)
+            assert.equal(1000, tokens.file(path, { width = 2 }).count)
+         end
+         for _, most in ipairs { 3, 200, 50000 } do
+            write(path, ids(2, some(500, most)))
+            assert.equal(500, tokens.file(path).count)
+         end
+      end)
+   end)
+
+   it('is read as the index of a Megatron data set says', function()
+      tmp.with(function(dir)
+         local path = dir .. '/x.bin'
+         local function index(code)
+            write(dir .. '/x.idx', 'MMIDIDX\0\0\1\0\0\0\0\0\0\0' .. string.char(code) .. 'rest')
+         end
+         write(path, ids(4, some(500, 200)))
+         index(4)
+         assert.equal(4, tokens.file(path).width)
+         assert.matches('says that ids have 4 bytes, not 2', raised(tokens.file, path,
+            { width = 2 }).message, 1, true)
+         index(5)
+         assert.equal('E_UNSUPPORTED', raised(tokens.file, path).code)
+         index(8)
+         assert.equal(2, tokens.file(path).width)
+      end)
+   end)
+end)
+
+describe('data.survey', function()
+   it('finds the largest id', function()
+      for _, width in ipairs { 2, 4 } do
+         local list = some(3000, 60000)
+         local want, at = -1, nil
+         for i, id in ipairs(list) do
+            if id > want then want, at = id, i - 1 end
+         end
+         local id, place = survey.largest(tokens.memory(ids(width, list), width))
+         assert.same({ want, at }, { id, place })
+      end
+      assert.is_nil(survey.largest(tokens.memory('', 2)))
+   end)
+
+   it('refuses ids that a vocabulary does not have', function()
+      local source = tokens.memory(ids(2, { 5, 99, 100, 3 }), 2)
+      survey.check('op', 'train', source, 101)
+      local e = raised(survey.check, 'op', 'train', source, 100)
+      assert.equal('E_ARG', e.code)
+      assert.matches("argument 'train': token 2 is id 100; the model's vocab_size is 100 (--vocab)",
+         e.message, 1, true)
    end)
 end)
 

@@ -410,6 +410,28 @@ describe('train.loop', function()
       end)
    end)
 
+   it('refuses data that the model has no ids for, before anything goes', function()
+      tmp.with(function(dir)
+         train(dir, 2)
+         local wide = data.tokens.memory(('a\0\2\1'):rep(100), 2)
+         for _, name in ipairs { 'train', 'val' } do
+            local e = raised(train, dir, 3, { [name] = wide, overwrite = true })
+            assert.equal('E_ARG', e.code)
+            assert.matches(("argument '%s': token 1 is id 258"):format(name), e.message, 1, true)
+         end
+         assert.equal(2, tide.train.checkpoint.load(dir).plain.step)
+      end)
+   end)
+
+   it('tells of validation data that is too short for a window', function()
+      local notes = {}
+      local progress = { update = function() end, finish = function() end,
+         note = function(_, fmt, ...) notes[#notes + 1] = fmt:format(...) end }
+      train(nil, 1, { progress = progress, val = data.tokens.memory(bytes.encode 'abc', 2) })
+      assert.same({ 'nothing is evaluated: the validation data has 3 tokens, a window needs 17' },
+         notes)
+   end)
+
    it('asks for a loss of a model of a class of its own', function()
       local model = tide.nn.Linear(2, 2)
       local e = raised(train, nil, 1, { model = model,

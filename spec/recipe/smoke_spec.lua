@@ -301,6 +301,37 @@ describe('recipes/pretrain.lua', function()
       end)
    end)
 
+   it('refuses data of the wrong kind, and leaves the run that is there', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--sample 0')
+         local over = 'pretrain.lua --overwrite --out ' .. dir .. '/run' .. small
+            .. '--data ' .. dir
+         write(dir .. '/program', '\127ELF\2\1\1\0' .. ('x'):rep(900))
+         bad(over .. '/program', 'program is no text, byte 8 of it is 0: it is a program')
+         write(dir .. '/wide.bin', ('a\1\0\0b\0\0\0'):rep(200))
+         bad(over .. '/wide.bin --vocab 500', '--token-bytes 4')
+         bad(over .. '/wide.bin --vocab 300 --token-bytes 4', 'token 0 is id 353; the model\'s '
+            .. 'vocab_size is 300 (--vocab)')
+         assert.equal('step-00000006\n', read(dir .. '/run/LATEST'))
+         local out = ok('pretrain.lua --out ' .. dir .. '/bin' .. small .. '--sample 0 '
+            .. '--vocab 500 --token-bytes 4 --data ' .. dir .. '/wide.bin')
+         assert.matches('nothing is evaluated: the validation data has 20 tokens, a window needs '
+            .. '33', out, 1, true)
+      end)
+   end)
+
+   it('takes several files and folders', function()
+      with_data(function(dir, where)
+         write(dir .. '/more.md', ('0123456789 '):rep(90))
+         local out = ok('pretrain.lua ' .. where .. small .. '--steps 2 --sample 0 --data '
+            .. dir .. '/more.md')
+         assert.matches('2 files,', out, 1, true)
+         out = ok('pretrain.lua --resume --steps 3 --sample 0 --threads 1 --out ' .. dir .. '/run')
+         assert.matches('2 files,', out, 1, true)
+         assert.is_nil(out:find('--data', 1, true))
+      end)
+   end)
+
    it('notices a damaged checkpoint before using it', function()
       with_data(function(dir, where)
          ok('pretrain.lua ' .. where .. small .. '--sample 0')

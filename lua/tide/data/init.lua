@@ -2,5 +2,5 @@
 
 return require 'tide.util.lazy' ('data', {
    bytes = 'bytes', tokens = 'tokens', text = 'text', sampler = 'sampler', entropy = 'entropy',
-   batch = 'batch', packed = 'packed',
+   batch = 'batch', packed = 'packed', survey = 'survey',
 })

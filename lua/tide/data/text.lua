@@ -67,11 +67,33 @@ local function split_at(n, share)
    return held < 16 and n or n - held
 end
 
-local function load_text(files, share)
+-- First bytes of files that are no text, with what they are.
+local kinds = {
+   { 'MMIDIDX', 'it is the index of a Megatron data set; give its .bin' },
+   { '\127ELF', 'it is a program' }, { 'PK\3\4', 'it is a zip archive' },
+   { '\31\139', 'it is compressed with gzip' }, { '\40\181\47\253', 'it is compressed with zstd' },
+   { 'PAR1', 'it is a Parquet file' }, { '\255\254', 'it is UTF-16; convert it to UTF-8' },
+   { '\254\255', 'it is UTF-16; convert it to UTF-8' },
+}
+
+-- Refuses what is no text: no encoding of text that is in use for bytes has a zero byte.
+local function check_text(path, content)
+   local zero = content:find('\0', 1, true)
+   if not zero then return end
+   local kind = ''
+   for _, row in ipairs(kinds) do
+      if content:sub(1, #row[1]) == row[1] then kind = ': ' .. row[2] end
+   end
+   err.raise('E_FORMAT', op, '%s is no text, byte %d of it is 0%s; binary = true (--binary) takes '
+      .. 'files as bytes whatever they hold', path, zero, kind)
+end
+
+local function load_text(files, share, binary)
    local train, val, raw, total, cu, val_cu = {}, {}, {}, 0, { 0 }, { 0 }
    local eos = bytes.id(bytes.eos)
    for _, path in ipairs(files) do
       local content = fs.read(op, path)
+      if not binary then check_text(path, content) end
       local cut = split_at(#content, share)
       local head, tail = content:sub(1, cut), content:sub(cut + 1)
       total = total + #content
@@ -104,15 +126,16 @@ local function load_binary(files, share, width)
    end
    return {
       kind = 'tokens', files = #files, train = tokens.join(train),
-      val = #val > 0 and tokens.join(val) or nil,
+      val = #val > 0 and tokens.join(val) or tokens.memory('', train[1].width),
    }
 end
 
--- paths: a path or a list of them. opts: val (0.05, share held out), width (2, of raw .bin files).
+-- paths: a path or a list of them. opts: val (0.05, share held out), width (of raw .bin files, see
+-- data.tokens.file), binary (false: a file with a zero byte is no text and refused).
 -- Returns { kind, train, val, files, ... }; for text also raw, the training parts as strings, and
 -- cu and val_cu, the cumulative lengths of the files' parts in tokens.
 function text.load(paths, opts)
-   opts = err.options(op, opts, { 'val', 'width' })
+   opts = err.options(op, opts, { 'val', 'width', 'binary' })
    local share = err.number(op, 'val', opts.val or 0.05, 0, 0.5)
    if type(paths) == 'string' then paths = { paths } end
    local files = {}
@@ -124,7 +147,7 @@ function text.load(paths, opts)
    for _, file in ipairs(files) do
       if extension(file) == 'bin' then nbin = nbin + 1 end
    end
-   if nbin == 0 then return load_text(files, share) end
+   if nbin == 0 then return load_text(files, share, opts.binary) end
    if nbin < #files then err.raise('E_ARG', op, 'text and .bin files cannot be mixed') end
    return load_binary(files, share, opts.width)
 end

@@ -4,7 +4,8 @@
 -- bytes of n tokens from token `start`, counted from 0. Sources are memory strings, raw .bin files
 -- (u16 or u32 ids, read where needed), slices, and concatenations of these.
 -- Files that begin with a header of 256 32-bit words and the magic 20240520 (u16) or 20240801
--- (u32) are recognised; all others are taken as raw ids.
+-- (u32) are recognised, and the .idx of a Megatron data set beside its .bin; all others are taken
+-- as raw ids.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -71,14 +72,58 @@ local function u32(text, at)
    return a + b * 256 + c * 65536 + d * 16777216
 end
 
--- Offset, width and count of a file; the header, if there is one, wins over `width`.
-local function layout(op, path, f, width)
+-- Bytes an id by the dtype code of a Megatron index.
+local index_widths = { [4] = 4, [8] = 2 }
+
+-- The width that the index of a Megatron data set beside its .bin tells; nil without one.
+local function index_width(op, path)
+   local index = path:gsub('%.bin$', '') .. '.idx'
+   local f = index ~= path and fs.size(index) and io.open(index, 'rb')
+   local head = f and f:read(18)
+   if f then f:close() end
+   if not head or #head < 18 or head:sub(1, 9) ~= 'MMIDIDX\0\0' then return nil end
+   local width = index_widths[head:byte(18)]
+   if not width then
+      err.raise('E_UNSUPPORTED', op, '%s says that %s holds ids of dtype code %d; ids of uint16 '
+         .. '(8) and int32 (4) can be read', index, path, head:byte(18))
+   end
+   return width, index
+end
+
+-- Whether these bytes of a file look like ids of 4 bytes: taken as ids of 2, every second one is 0,
+-- or tiny beside the others.
+local function looks_wide(text)
+   local n, low, high = math.floor(#text / 4), 0, 0
+   for i = 0, n - 1 do
+      local a, b, c, d = text:byte(4 * i + 1, 4 * i + 4)
+      low, high = math.max(low, a + 256 * b), math.max(high, c + 256 * d)
+   end
+   return n >= 16 and (high == 0 and low > 0 or high < 16 and low >= 4096)
+end
+
+-- Bytes an id of a file without a header. given: what the caller says, or nil.
+local function raw_width(op, path, f, size, given)
+   local width, index = index_width(op, path)
+   if width and given and width ~= given then
+      err.raise('E_FORMAT', op, '%s says that ids have %d bytes, not %d', index, width, given)
+   end
+   if given or width then return given or width end
+   f:seek('set', 0)
+   if size % 4 == 0 and looks_wide(f:read(2^18) or '') then
+      err.raise('E_FORMAT', op, '%s: every second id of 2 bytes is 0 or tiny, as if ids had 4 '
+         .. 'bytes; say which: width = 4 (--token-bytes 4), or width = 2', path)
+   end
+   return 2
+end
+
+-- Offset, width and count of a file; the header, if there is one, wins over the width given.
+local function layout(op, path, f, given)
    local size = f:seek 'end'
    f:seek('set', 0)
    local head = f:read(1024)
    local magic = head and #head == 1024 and u32(head, 1)
    if magic == 20240520 or magic == 20240801 then
-      width = magic == 20240520 and 2 or 4
+      local width = magic == 20240520 and 2 or 4
       local count = u32(head, 9)
       if 1024 + count * width ~= size then
          err.raise('E_FORMAT', op, '%s: the header says %d tokens of %d bytes, the file has %d '
@@ -86,6 +131,7 @@ local function layout(op, path, f, width)
       end
       return 1024, width, count
    end
+   local width = raw_width(op, path, f, size, given)
    if size % width ~= 0 then
       err.raise('E_FORMAT', op, '%s: %d bytes is no multiple of the token width %d', path, size,
          width)
@@ -93,13 +139,14 @@ local function layout(op, path, f, width)
    return 0, width, size / width
 end
 
--- opts: width (2) of raw files.
+-- opts: width of raw files, 2 or 4 (default: what a Megatron index says, else 2, unless the ids
+-- look like those of 4 bytes, which is E_FORMAT).
 function tokens.file(path, opts)
    local op = 'data.tokens.file'
    err.type(op, 'path', path, 'string')
    opts = err.options(op, opts, { 'width' })
-   local width = opts.width or 2
-   if width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
+   local width = opts.width
+   if width ~= nil and width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
    if fs.exists(path) and not fs.size(path) then      -- a pipe would be waited for
       err.raise('E_FORMAT', op, '%s is no regular file', path)
    end
@@ -133,24 +180,29 @@ function tokens.slice(source, first, count)
    }, Slice)
 end
 
--- Pieces that are hashed: all of a source up to 64 MiB, else so many spread evenly over it.
+-- Pieces that a source is known by: all of it up to 64 MiB, else so many spread evenly over it.
 local piece, whole, samples = 2^20, 2^26, 64
+
+-- Calls fn(first token, bytes) for these pieces.
+function tokens.each_piece(source, fn)
+   local op = 'data.tokens.each_piece'
+   local n = math.floor(piece / tokens.check(op, source).width)
+   err.func(op, 'fn', fn)
+   local pieces = math.ceil(source.count / n)
+   local stride, i = pieces * piece <= whole and 1 or pieces / samples, 0
+   while math.floor(i) < pieces do
+      local start = math.floor(i) * n
+      fn(start, source:raw(start, math.min(n, source.count - start)))
+      i = i + stride
+   end
+end
 
 -- What tells one source from another: a text of count, width and an XXH64 of the bytes.
 function tokens.fingerprint(source)
    tokens.check('data.tokens.fingerprint', source)
-   local hash = require('tide.ffi.io').xxh64
-   local width = source.width or 1
-   local n = math.floor(piece / width)
-   local pieces = math.ceil(source.count / n)
-   local stride = pieces * piece <= whole and 1 or pieces / samples
-   local chain, i = '', 0
-   while math.floor(i) < pieces do
-      local start = math.floor(i) * n
-      chain = hash(chain .. source:raw(start, math.min(n, source.count - start)))
-      i = i + stride
-   end
-   return ('%d:%d:%s'):format(source.count, width, chain)
+   local hash, chain = require('tide.ffi.io').xxh64, ''
+   tokens.each_piece(source, function(_, text) chain = hash(chain .. text) end)
+   return ('%d:%d:%s'):format(source.count, source.width, chain)
 end
 
 local Joined = {}

@@ -14,6 +14,7 @@
 local tide = require 'tide'
 local data_batch = require 'tide.data.batch'
 local dist = require 'tide.dist'
+local survey = require 'tide.data.survey'
 local tokens = require 'tide.data.tokens'
 local launch = require 'tide.dist.launch'
 local straggler = require 'tide.dist.straggler'
@@ -42,6 +43,15 @@ local numbers = {
    steps = { nil, 0 }, accum = { 1, 1 }, save_every = { 0, 0 }, val_every = { 0, 0 },
    val_windows = { 64, 1 }, max_skips = { 5, 1 }, log_every = { 10, 1 },
 }
+
+-- Ids that the model does not have would end the run at the step that meets one.
+local function check_ids(op, o)
+   local config = type(o.model.config) == 'table' and o.model.config or {}
+   if type(config.vocab_size) ~= 'number' then return end
+   for _, name in ipairs { 'train', 'val' } do
+      if o[name] then survey.check(op, name, o[name], config.vocab_size) end
+   end
+end
 
 -- What the run goes on from: what the caller says, or what another attempt of this job has left.
 local function settle_resume(op, o)
@@ -93,6 +103,7 @@ local function check(opts)
       { 'stop', 'skip' })
    o.comm = opts.comm or dist.world()
    o.ctx = opts.ctx or tide.default()
+   check_ids(op, o)
    settle_resume(op, o)
    return o
 end
@@ -134,6 +145,14 @@ function Loop:evaluate()
    self.val_loss = self.step_fn:evaluate(list, micro, make)
    self.val_step = self.step
    return self.val_loss
+end
+
+-- Tells of validation data that no window can be cut from.
+local function tell_held_out(self)
+   local o = self.opts
+   if not o.val or o.val.count > 0 and #held_out(o) > 0 then return end
+   self.progress:note('nothing is evaluated: the validation data has %d tokens, a window needs %d',
+      o.val.count, o.sampler.seq + 1)
 end
 
 -- The validation loss of the present step, if it is known and JSON can hold it.
@@ -285,6 +304,7 @@ local function new(o)
       steps = o.steps, start = self.step, every = o.log_every, quiet = not first,
       clock = timer.new().clock,
    }
+   tell_held_out(self)
    if aside then
       self.progress:note('the run goes on from step %d; its later checkpoints are kept in %s',
          self.step, aside)

@@ -16,9 +16,11 @@ local setup = require 'tide.train.setup'
 local pretrain = {}
 
 local before_model = {
-   { 'data', nil, 'file or folder of text, or .bin token files; default: tide\'s own sources',
-     also = { 'data-path', 'dataset' } },
-   { 'token-bytes', 2, 'bytes per id of .bin files', min = 2, max = 4 },
+   { 'data', nil, 'file or folder of text, or .bin token files; may be given several times; '
+     .. 'default: tide\'s own sources', list = true, also = { 'data-path', 'dataset' } },
+   { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
+     .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
+   { 'binary', false, 'take files as bytes whatever they hold, not text alone' },
    { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
    { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',
      also = { 'output', 'output-dir', 'save' } },
@@ -265,7 +267,8 @@ local function prepare(recipe, tide, opt, world, resumed)
    check_captured(recipe, opt, world)
    check_mesh(opt, world, resumed)
    if not opt.plan then check_out(recipe, tide, opt) end
-   local corpus = tide.data.text.load(opt.data or own_sources(recipe), { width = opt.token_bytes })
+   local corpus = tide.data.text.load(opt.data or own_sources(recipe),
+      { width = opt.token_bytes, binary = opt.binary })
    local plan = in_options(recipe, plan_of, recipe, tide, opt, vocabulary(recipe, opt, corpus))
    local rows = setup.rows(opt, plan:data())
    if opt.plan then
@@ -317,12 +320,20 @@ local function gpus_text(opt, world)
    return world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
 end
 
+-- The paths of --data from the root of the file system.
+local function absolute(data)
+   if type(data) ~= 'table' then return data and fs.absolute(data) end
+   local list = {}
+   for i, path in ipairs(data) do list[i] = fs.absolute(path) end
+   return list
+end
+
 -- given: options of the command line; resumed: what options_before tells, nil without --resume.
 local function run(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
    local before = resumed and resumed.options
    for _, o in ipairs { opt, before } do          -- the run goes on from any folder
-      o.data = o.data and tide.util.fs.absolute(o.data)
+      o.data = absolute(o.data)
    end
    local world = world_of(tide, opt)
    local ctx = tide.default()
@@ -344,7 +355,7 @@ local function run(recipe, opt, parser, given, resumed)
       corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, world.size,
       world.size == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(opt, world))
    tell_resumed(log, tide, opt)
-   local result = err.people({ 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
+   local result = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
       model = spread.model, parallel = spread.sharded, optim = optim, train = corpus.train,
       val = corpus.val, sampler = sampler,
       steps = opt.steps, accum = opt.accum, clip = opt.clip, out = opt.out,

@@ -1,11 +1,16 @@
 -- Declared options: name, type, default and one line of help each; anything else is an error.
 --
--- A declaration is a list of { 'name', default, 'help', type=, choices=, min=, max=, also= }. The
--- type follows from the default; without one it must be given. also: words that people write for
--- it, which messages know; the last part of a nested name is one. Nested names are written a.b and
--- arrive as result.a.b. On a command line: --name value, --name=value, --flag, --no-flag, and
--- --set a.b=value. Hyphens and underscores are the same: --val-every is result.val_every.
--- Pure Lua; raises errors that name the option and, for a misspelt one, the nearest.
+-- A declaration is a list of
+--
+--    { 'name', default, 'help', type =, choices =, min =, max =, also =, list = }
+--
+-- The type follows from the default; without one it must be given. also: words that people write
+-- for it, which messages know; the last part of a nested name is one. list: each time it is given
+-- adds a value, and several arrive as a list. Of any other option the last one counts. Nested
+-- names are written a.b and arrive as result.a.b. On a command line: --name value, --name=value,
+-- --flag, --flag yes, --no-flag, and --set a.b=value. Hyphens and underscores are the same:
+-- --val-every is result.val_every. Pure Lua; raises errors that name the option and, for a misspelt
+-- one, the nearest.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -31,6 +36,7 @@ local function option_of(row)
    return {
       name = key_of(row[1]), default = default, help = row[3] or '', kind = kind,
       choices = row.choices, min = row.min, max = row.max, required = row.required,
+      list = row.list,
    }
 end
 
@@ -90,7 +96,7 @@ local function convert_number(option, value)
    return n
 end
 
-local function convert(option, value)
+local function convert_one(option, value)
    if option.kind == 'integer' or option.kind == 'number' then
       return convert_number(option, value)
    elseif option.kind == 'boolean' then
@@ -111,11 +117,30 @@ local function convert(option, value)
    return value
 end
 
+local function convert(option, value)
+   if option.list and type(value) == 'table' then
+      local list = {}
+      for i, v in ipairs(value) do list[i] = convert_one(option, v) end
+      return list
+   end
+   return convert_one(option, value)
+end
+
 local function find(self, name)
    local option = self.by_name[key_of(name)]
    if option then return option end
    err.usage('args', "unknown option '--%s'%s", name,
       near.hint(key_of(name), self.names, flag_of, self.also))
+end
+
+-- Notes a value that was given: in place of an earlier one or, of a list, after it.
+local function give(option, value, values)
+   local before, now = values[option.name], convert(option, value)
+   if option.list and before ~= nil then
+      local list = type(before) == 'table' and before or { before }
+      list[#list + 1], now = now, list
+   end
+   values[option.name] = now
 end
 
 -- Puts a value under its nested name.
@@ -134,7 +159,15 @@ local function read_set(self, text, values)
       err.usage('args', 'option --set: expected name=value, got %q', text)
    end
    local option = find(self, name)
-   values[option.name] = convert(option, value)
+   give(option, value, values)
+end
+
+-- Reads the value of the flag at argv[i], which may follow it; also returns the index of the next.
+local function read_truth(option, value, argv, i)
+   if value ~= nil then return convert(option, value), i + 1 end
+   local following = truth[tostring(argv[i + 1]):lower()]
+   if following == nil then return true, i + 1 end
+   return following, i + 2
 end
 
 -- Reads the option at argv[i]; returns the index of the next one.
@@ -149,25 +182,18 @@ local function read_option(self, argv, i, values)
    end
    local off = name:match '^no%-(.+)$'
    local negated = off and self.by_name[key_of(off)]
-   if negated and negated.kind == 'boolean' and value == nil then
-      values[negated.name] = false
-      return i + 1
-   end
-   local option = find(self, name)
-   if option.kind == 'boolean' and value == nil then
-      local following = argv[i + 1]
-      if following == 'true' or following == 'false' then
-         values[option.name] = following == 'true'
-         return i + 2
-      end
-      values[option.name] = true
-      return i + 1
+   if negated and negated.kind ~= 'boolean' then negated = nil end
+   local option = negated or find(self, name)
+   if option.kind == 'boolean' then
+      local given, next_i = read_truth(option, value, argv, i)
+      values[option.name] = given ~= (option == negated)
+      return next_i
    end
    if value == nil then i, value = i + 1, argv[i + 1] end
    if value == nil then
       err.usage('args', 'option %s: a value is missing', flag_of(option.name))
    end
-   values[option.name] = convert(option, value)
+   give(option, value, values)
    return i + 1
 end
 
@@ -229,7 +255,8 @@ function Parser:check(t)
    local function walk(node, prefix)
       for k, v in each(node) do
          local name = prefix .. tostring(k)
-         if type(v) == 'table' then
+         local listed = self.by_name[key_of(name)]
+         if type(v) == 'table' and not (listed and listed.list) then
             walk(v, name .. '.')
          else
             local option = find(self, name)
@@ -241,15 +268,19 @@ function Parser:check(t)
    return finish(self, values)
 end
 
+local function shown(v)
+   if v == nil then return 'not given' end
+   return type(v) == 'table' and table.concat(v, ', ') or tostring(v)
+end
+
 -- Lines "--lr 0.003 in the checkpoint, now 1" for every option that differs between two results.
 function Parser:changes(before, now, whence)
    local list = {}
    for _, option in ipairs(self.list) do
       local a, b = value_at(before, option.name), value_at(now, option.name)
+      a, b = shown(a), shown(b)
       if a ~= b then
-         list[#list + 1] = ('%s %s %s, now %s'):format(flag_of(option.name),
-            a == nil and 'not given' or tostring(a), whence,
-            b == nil and 'not given' or tostring(b))
+         list[#list + 1] = ('%s %s %s, now %s'):format(flag_of(option.name), a, whence, b)
       end
    end
    return list

@@ -1,0 +1,42 @@
+-- A look at the ids of a token source before anything is trained on them.
+--
+-- Sources up to 64 MiB are read whole, larger ones at 64 places. Pure Lua.
+
+local err = require 'tide.util.err'
+local tokens = require 'tide.data.tokens'
+
+local survey = {}
+
+-- The largest of the ids in text, of `width` bytes each, and its place (from 0).
+local function largest_of(text, width)
+   local most, at, byte = -1, 0, text.byte
+   for i = 0, #text / width - 1 do
+      local id, scale = 0, 1
+      for k = 1, width do
+         id, scale = id + byte(text, i * width + k) * scale, scale * 256
+      end
+      if id > most then most, at = id, i end
+   end
+   return most, at
+end
+
+-- The largest id that is seen, and the token that has it (from 0); nil of an empty source.
+function survey.largest(source)
+   local most, at = -1, nil
+   tokens.each_piece(source, function(start, text)
+      local id, place = largest_of(text, source.width)
+      if id > most then most, at = id, start + place end
+   end)
+   return at and most, at
+end
+
+-- Raises E_ARG for `op` if the source, its argument `name`, has an id that a vocabulary of `size`
+-- does not have.
+function survey.check(op, name, source, size)
+   local id, at = survey.largest(tokens.check(op, source, name))
+   if not id or id < err.integer(op, 'vocab_size', size, 1) then return end
+   err.raise('E_ARG', op, "argument '%s': token %.0f is id %.0f; the model's vocab_size is %.0f "
+      .. '(--vocab), so ids are 0 to %.0f', name, at, id, size, size - 1)
+end
+
+return survey
