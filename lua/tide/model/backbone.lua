@@ -11,6 +11,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 local sequence_of = require('tide.nn.mamba').sequence_of
 
@@ -94,7 +95,8 @@ end
 -- The table that a tied head shares.
 function Backbone:embedding() return self.backbone.embeddings end
 
-Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'sequence', 'caches', 'context' }
+Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
+   'caches', 'context' }
 
 local function check_index(op, name, t)
    if t == nil then return end
@@ -105,8 +107,9 @@ local function check_index(op, name, t)
 end
 
 -- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
--- and, for attention, q_index and k_index; positions; caches, one table a layer, for generation;
--- context, of a sequence of which ids are this rank's part (parallel.cp).
+-- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
+-- from 1, in place of an index; positions; caches, one table a layer, for generation; context, of a
+-- sequence of which ids are this rank's part (parallel.cp).
 local function placement(op, opts, ids)
    opts = err.options(op, opts, Backbone.at_fields)
    local context = nn.context.of(op, opts, ids)
@@ -118,13 +121,17 @@ local function placement(op, opts, ids)
    end
    for _, name in ipairs { 'index', 'q_index', 'k_index' } do check_index(op, name, opts[name]) end
    local sequence = opts.sequence
+   local of_mask = mask_.of_call(op, opts, ids, context)
    local index = opts.q_index or opts.index
    if context and context.size == 1 then index = context:q_index(ids.device) end
-   if not sequence and index then sequence = sequence_of(index:select(3, 1)) end
+   if not sequence and (index or of_mask) then
+      sequence = sequence_of((index or of_mask):select(3, 1))
+   end
    return {
       positions = opts.positions or context and context:positions(ids.device), q_index = index,
       k_index = opts.k_index or index, sequence = sequence, caches = opts.caches,
-      context = opts.context, length = ids:size(2),
+      context = opts.context, length = ids:size(2), attention_mask = opts.attention_mask,
+      mask_index = of_mask, mask_checked = true,
    }
 end
 

@@ -13,6 +13,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 
 local Module = nn.Module
@@ -164,14 +165,17 @@ end
 -- The table that a tied head shares.
 function Llama:embedding() return self.model.embed_tokens end
 
-Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'caches', 'context' }
+Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'caches',
+   'context' }
 
 -- opts: positions [B or 1, T] (default 0, 1, ...), index [B or 1, T, 2] of (document, position)
--- for packed streams, or q_index and k_index apart; caches, one table a layer, for generation;
+-- for packed streams, or q_index and k_index apart; attention_mask [B, T], 1 and 0 or documents
+-- numbered from 1, in place of an index; caches, one table a layer, for generation;
 -- context, of a sequence of which ids are this rank's part (parallel.cp), which tells positions.
 local function placement(op, ids, opts)
    opts = err.options(op, opts, Llama.at_fields)
    local context = nn.context.of(op, opts, ids)
+   local of_mask = mask_.of_call(op, opts, ids, context)
    local positions = opts.positions or context and context:positions(ids.device)
    if not positions then
       positions = tide.arange(ids:size(2), { dtype = 'i64', device = ids.device })
@@ -180,6 +184,7 @@ local function placement(op, ids, opts)
    return {
       positions = positions, q_index = opts.q_index or opts.index,
       k_index = opts.k_index or opts.index, caches = opts.caches, context = opts.context,
+      attention_mask = opts.attention_mask, mask_index = of_mask, mask_checked = true,
    }
 end
 

@@ -10,6 +10,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local context = require 'tide.nn.context'
+local mask_ = require 'tide.nn.mask'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 local RMSNorm = require('tide.nn.norm').RMSNorm
@@ -89,9 +90,11 @@ end
 function Attention:told(at, q_start, device)
    err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)
-   local o = { causal = self.causal, window = self.window, softcap = self.softcap,
-      scale = self.scale, q_start = q_start, q_index = at.q_index, k_index = at.k_index,
-      context = over }
+   local causal, of_mask = self.causal, mask_.of_layer('nn.Attention', at, over or whole)
+   if at.is_causal ~= nil then causal = at.is_causal end
+   local o = { causal = causal, window = self.window, softcap = self.softcap,
+      scale = self.scale, q_start = q_start, q_index = at.q_index or of_mask,
+      k_index = at.k_index or of_mask, context = over }
    if whole then
       o.q_index, o.window = whole:q_index(device), self.window or whole.window
       o.k_index = o.q_index
@@ -99,8 +102,10 @@ function Attention:told(at, q_start, device)
    return o
 end
 
--- at: { positions = [B or 1, T], q_index =, k_index =, cache = table of this layer or nil, context
--- (of a sequence over ranks, see parallel.cp; without it `inner` knows none) }.
+-- at: { positions = [B or 1, T], q_index =, k_index =, attention_mask = [B, T] of document numbers
+-- (see nn.mask) in their place, is_causal (in place of the layer's own), cache = table of this
+-- layer or nil, context (of a sequence over ranks, see parallel.cp; without it `inner` knows none)
+-- }.
 function Attention:forward(x_BTC, at)
    at = at or {}
    local q, k, v = self:project(x_BTC)

@@ -4,25 +4,9 @@
 -- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which tells
 -- its documents, causal and window; or it is null: the whole sequence is here, and is one document.
 
-local tide = require 'tide'
 local err = require 'tide.util.err'
 
 local context = {}
-
--- (document, position) pairs i32 [B, T, 2] of a mask [B, T] that numbers documents from 1; 0 or
--- false is padding (document -1). Positions are those in the row. E_UNSUPPORTED for other masks.
-function context.mask_index(op, name, mask)
-   if not tide.is_tensor(mask) or mask.ndim ~= 2 or mask.dtype:find 'f' then
-      err.raise('E_UNSUPPORTED', op, "argument '%s': expected an integer or bool tensor [B, T] of "
-         .. 'document numbers (1 and 0: one document with padding), got %s; other masks are given '
-         .. 'as documents, window and causal', name, err.show(mask))
-   end
-   local B, T = mask:size(1), mask:size(2)
-   local doc = mask:to 'i32' - 1
-   local pos = tide.arange(T, { dtype = 'i32', device = mask.device }):reshape { 1, T }
-      :expand(B, T)
-   return tide.stack({ doc:masked_fill(doc:lt(0), -1), pos:contiguous() }, 3)
-end
 
 local function checked(op, c)
    if type(c) ~= 'table' or type(c.size) ~= 'number' then

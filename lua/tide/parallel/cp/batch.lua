@@ -13,7 +13,7 @@ local err = require 'tide.util.err'
 local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
-local nn_context = require 'tide.nn.context'
+local mask_ = require 'tide.nn.mask'
 local stream = require 'tide.parallel.cp.stream'
 
 local batch_ = {}
@@ -99,7 +99,7 @@ end
 -- (document, position) pairs i32 [B, S, 2] of a mask [B, S] that numbers documents from 1 (0 or
 -- false: padding). Positions are those in the row, which orders tokens inside a document as well.
 function batch_.document_index_of(mask)
-   return nn_context.mask_index('parallel.cp.document_index_of', 'mask', mask)
+   return mask_.index('parallel.cp.document_index_of', 'mask', mask)
 end
 
 -- ---- cutting ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local nn_context = require 'tide.nn.context'
+local mask_ = require 'tide.nn.mask'
 local cp_map = require 'tide.parallel.cp.map'
 
 local documents = {}
@@ -28,7 +28,7 @@ documents.fields = { 'index', 'packed_seq_ids', 'attention_mask', 'cu_real', 'cu
 
 -- The pairs of a mask of document numbers [B, S].
 local function of_mask(op, name, mask, B, S, device)
-   local index = nn_context.mask_index(op, name, mask)
+   local index = mask_.index(op, name, mask)
    if index:size(1) ~= B or index:size(2) ~= S then
       err.arg(op, name, ('a tensor [%d, %d]'):format(B, S), mask)
    end
@@ -83,22 +83,6 @@ end
 
 local function doc_of(index) return index:select(3, 1) end
 
--- The first place where two lists of document numbers part the tokens otherwise; tokens of document
--- -1 in either are passed over.
-local function parted(a, b)
-   local there, back = {}, {}
-   for i = 1, #a do
-      local x, y = a[i], b[i]
-      if x >= 0 and y >= 0 then
-         if there[x] == nil and back[y] == nil then
-            there[x], back[y] = y, x
-         elseif there[x] ~= y or back[y] ~= x then
-            return i
-         end
-      end
-   end
-end
-
 -- Raises unless two fields ({ name, index }) part the tokens that are no padding alike.
 local function check_alike(op, one, two, pad)
    local a, b = doc_of(one.index), doc_of(two.index)
@@ -106,7 +90,7 @@ local function check_alike(op, one, two, pad)
    if pad then a = a:masked_fill(pad, -1) end
    local rows, others = a:tolist(), b:tolist()
    for r = 1, math.max(#rows, #others) do
-      local at = parted(rows[r] or rows[1], others[r] or others[1])
+      local at = mask_.parted(rows[r] or rows[1], others[r] or others[1])
       if at then
          err.raise('E_ARG', op, "'%s' and '%s' tell of different documents: row %d, token %d; a "
             .. 'batch may have both where they agree', one.name, two.name, r, at)
@@ -115,11 +99,6 @@ local function check_alike(op, one, two, pad)
 end
 
 local function joined(pad, more) return pad and pad:logical_or(more) or more end
-
--- Whether a mask says where padding is and no more.
-local function is_plain_mask(mask)
-   return mask.dtype == 'bool' or mask:numel() == 0 or mask:amax():item() <= 1
-end
 
 -- The fields of a batch that number documents, in the order of the rule: { name, index }.
 local function numberings(op, batch, B, S, device)
@@ -145,7 +124,7 @@ end
 -- Takes a mask that tells padding only out of a list of several; returns that padding.
 local function without_plain_mask(list, batch)
    for i, e in ipairs(list) do
-      if #list > 1 and e.name == 'attention_mask' and is_plain_mask(batch.attention_mask) then
+      if #list > 1 and e.name == 'attention_mask' and mask_.is_plain(batch.attention_mask) then
          table.remove(list, i)
          return doc_of(e.index):lt(0)
       end
@@ -164,7 +143,7 @@ function documents.of(op, batch, B, S, device)
    for i = 2, #list do check_alike(op, list[1], list[i], pad) end
    local index = list[1] and list[1].index
    if pad and not index then
-      index = nn_context.mask_index(op, 'padding_mask',
+      index = mask_.index(op, 'padding_mask',
          tide.ones({ B, S }, { dtype = 'i32', device = device }))
    end
    if pad then index = index:masked_fill(pad:unsqueeze(3), -1) end
@@ -219,7 +198,7 @@ function documents.check_lengths(op, batch, B, S, lens, slots)
    end
    for _, e in ipairs(list) do
       check_tokens(op, e.name, e.index, layout)
-      if e.name ~= 'attention_mask' or not is_plain_mask(batch.attention_mask) then
+      if e.name ~= 'attention_mask' or not mask_.is_plain(batch.attention_mask) then
          check_alike(op, { name = 'seq_lens', index = layout }, e)
       end
    end
@@ -231,7 +210,7 @@ function documents.padding(op, batch, B, S, device)
    local list, pad = numberings(op, { index = batch.index, packed_seq_ids = batch.packed_seq_ids,
       attention_mask = batch.attention_mask }, B, S, device), nil
    for _, e in ipairs(list) do
-      if e.name ~= 'attention_mask' or not is_plain_mask(batch.attention_mask) then
+      if e.name ~= 'attention_mask' or not mask_.is_plain(batch.attention_mask) then
          err.raise('E_ARG', op, "'%s' numbers documents; give their lengths too (seq_lens)",
             e.name)
       end

@@ -27,6 +27,7 @@ local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp.attention'
 local cp_batch = require 'tide.parallel.cp.batch'
 local fingerprint = require 'tide.parallel.fingerprint'
+local mask_ = require 'tide.nn.mask'
 local mamba_attach = require 'tide.parallel.mamba.attach'
 
 local cp_train = {}
@@ -297,16 +298,6 @@ function cp_train.attach_cp_sdpa_hooks(model, mesh, opts)
    return cp_train.attach(model, all)
 end
 
--- A mask of document numbers beside a context must be what the context says.
-local function check_same(op, mask, context)
-   local doc = cp_batch.document_index_of(mask):select(3, 1)
-   local own = context:q_index(mask.device):select(3, 1)
-   if doc:size(2) ~= own:size(2) or (doc - own):abs():sum():item() ~= 0 then
-      err.raise('E_ARG', op, 'the mask tells of other documents than the context of this batch; '
-         .. 'give it to make_cp_batch_and_ctx')
-   end
-end
-
 local function take_mask(_, x, at, ...)
    if type(at) ~= 'table' or at.attention_mask == nil then return x, at, ... end
    local op, out = 'parallel.cp.attach_context_parallel_hooks', {}
@@ -315,19 +306,20 @@ local function take_mask(_, x, at, ...)
    local mask, context = at.attention_mask, at.context
    out.attention_mask, out.is_causal = nil, true
    if mask and context and not context.null then
-      check_same(op, mask, context)
+      mask_.check(op, mask, context:q_index(mask.device))
    elseif mask then
-      local index = cp_batch.document_index_of(mask)
-      out.q_index, out.k_index = index, index
+      out.q_index = at.mask_index or mask_.index(op, 'attention_mask', mask)
+      out.k_index = out.q_index
    end
    return x, out, ...
 end
 
 -- Explicit masks in the calls of attention layers (modules named '...self_attn', and all
 -- nn.Attention) become documents: at.attention_mask [B, T], numbered from 1, is taken out and
--- handed on as (document, position) pairs, or held against the context. A mask of another kind is
--- refused and not dropped. The hooks stand before those that are there; returns a handle with
--- remove().
+-- handed on as (document, position) pairs, or held against the context, and the layer is causal for
+-- that call (at.is_causal). model(ids, { attention_mask = mask }) reaches the hooks. A mask of
+-- another kind is refused and not dropped. The hooks stand before those that are there; returns a
+-- handle with remove().
 function cp_train.attach_context_parallel_hooks(model)
    local op, handles = 'parallel.cp.attach_context_parallel_hooks', {}
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end

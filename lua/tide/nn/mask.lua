@@ -1,0 +1,101 @@
+-- Attention masks [B, T] that number documents: what they say as (document, position) pairs, and
+-- whether they agree with pairs that are there already.
+--
+-- A mask has 0 (or false) at padding and numbers documents from 1; a mask of 1 and 0 has one
+-- document a row. Document -1 of a pair is padding.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local mask_ = {}
+
+-- (document, position) pairs i32 [B, T, 2] of a mask [B, T]. Positions are those in the row.
+-- E_UNSUPPORTED for masks of another kind.
+function mask_.index(op, name, mask)
+   if not tide.is_tensor(mask) or mask.ndim ~= 2 or mask.dtype:find 'f' then
+      err.raise('E_UNSUPPORTED', op, "argument '%s': expected an integer or bool tensor [B, T] of "
+         .. 'document numbers (1 and 0: one document with padding), got %s; other masks are given '
+         .. 'as documents, window and causal', name, err.show(mask))
+   end
+   local B, T = mask:size(1), mask:size(2)
+   local doc = mask:to 'i32' - 1
+   local pos = tide.arange(T, { dtype = 'i32', device = mask.device }):reshape { 1, T }
+      :expand(B, T)
+   return tide.stack({ doc:masked_fill(doc:lt(0), -1), pos:contiguous() }, 3)
+end
+
+-- Whether a mask says where padding is and no more.
+function mask_.is_plain(mask)
+   return mask.dtype == 'bool' or mask:numel() == 0 or mask:amax():item() <= 1
+end
+
+-- The first place where two lists of document numbers part the tokens otherwise; tokens of document
+-- -1 in either are passed over. nil: nowhere.
+function mask_.parted(a, b)
+   local there, back = {}, {}
+   for i = 1, #a do
+      local x, y = a[i], b[i]
+      if x >= 0 and y >= 0 then
+         if there[x] == nil and back[y] == nil then
+            there[x], back[y] = y, x
+         elseif there[x] ~= y or back[y] ~= x then
+            return i
+         end
+      end
+   end
+end
+
+-- Raises E_ARG unless a mask says what the pairs of the same tokens say: it calls none of their
+-- tokens padding, and parts them alike unless it is a mask of 1 and 0.
+function mask_.check(op, mask, index)
+   local theirs = mask_.index(op, 'attention_mask', mask)
+   local docs, own = theirs:select(3, 1), index:select(3, 1)
+   local fits = docs:size(2) == own:size(2) and (docs:size(1) == own:size(1) or own:size(1) == 1)
+   if fits and docs:size(1) == own:size(1) and docs:equal(own) then return end
+   local rows, others = docs:tolist(), own:tolist()
+   local plain = fits and mask_.is_plain(mask)
+   for b, row in ipairs(fits and rows or {}) do
+      local there = others[b] or others[1]
+      for t, doc in ipairs(row) do fits = fits and (doc >= 0 or there[t] < 0) end
+      fits = fits and (plain or not mask_.parted(row, there))
+   end
+   if not fits then
+      err.raise('E_ARG', op, 'the mask tells of other documents than the context of this batch; '
+         .. 'give it to make_cp_batch_and_ctx')
+   end
+end
+
+-- The pairs i32 [B, T, 2] that attention_mask [B, T] among the options of a model's call with ids
+-- [B, T] tells; nil if there is none. c: the context of the call, which the mask must agree with.
+function mask_.of_call(op, opts, ids, c)
+   local mask = opts.attention_mask
+   if mask == nil then return nil end
+   for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
+      if opts[name] ~= nil then
+         err.arg(op, 'attention_mask', ('nil beside %s'):format(name), mask)
+      end
+   end
+   local index = mask_.index(op, 'attention_mask', mask)
+   if index:size(1) ~= ids:size(1) or index:size(2) ~= ids:size(2) then
+      err.arg(op, 'attention_mask', ('a tensor [%d, %d], as ids'):format(ids:size(1), ids:size(2)),
+         mask)
+   end
+   if not c then return index end
+   mask_.check(op, mask, c:q_index(mask.device))
+   return nil
+end
+
+-- The pairs of a mask in the call of a layer, which the model has made already (at.mask_index) or
+-- checked against the context.
+function mask_.of_layer(op, at, c)
+   local mask = at.attention_mask
+   if mask == nil or at.mask_checked then return at.mask_index end
+   if at.q_index ~= nil or at.k_index ~= nil then
+      err.arg(op, 'attention_mask', 'nil beside q_index and k_index', mask)
+   end
+   if not c or c.null then return mask_.index(op, 'attention_mask', mask) end
+   mask_.check(op, mask, c:q_index(mask.device))
+   return nil
+end
+
+return mask_
