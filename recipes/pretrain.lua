@@ -48,5 +48,8 @@ local fields = {
 return pretrain.main({
    name = 'pretrain', title = 'train a Llama-family decoder on text', model = options,
    fields = fields, root = root,
-   make = function(tide, opt, vocab, o) return tide.model.llama(config(opt, vocab), o) end,
+   make = function(tide, opt, vocab, o)
+      local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
+      return family(config(opt, vocab), o)
+   end,
 }, ...)

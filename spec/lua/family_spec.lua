@@ -25,7 +25,8 @@ local configs = {
    llama = with { rope_theta = 500, rope_scaling = { rope_type = 'linear', factor = 2 } },
    mistral = with { sliding_window = 3 },
    qwen2 = with { use_sliding_window = true, max_window_layers = 1, sliding_window = 2 },
-   qwen3 = with { head_dim = 6, layer_types = { 'sliding_attention', 'full_attention' },
+   qwen3 = with { head_dim = 6, use_sliding_window = true,
+      layer_types = { 'sliding_attention', 'full_attention' },
       sliding_window = 2 },
    phi3 = with {},
    gemma3 = with { head_dim = 6, sliding_window = 2, sliding_window_pattern = 2 },
@@ -95,6 +96,25 @@ describe('a checkpoint', function()
          { family = 'gpt', config = {} })
    end)
 
+   it('that an older version called a Llama with windows is a Mistral', function()
+      local old = { family = 'llama',
+         config = family.config(tide.model.mistral(with { sliding_window = 3 },
+            { device = 'null' })) }
+      assert.equal('mistral', family.saved('spec', old))
+      assert.has_no_error(function()
+         family.check('spec', old, tide.model.mistral(old.config, { device = 'null' }))
+      end)
+      old.config.sliding_window = nil
+      assert.equal('llama', family.saved('spec', old))
+   end)
+
+   it('of Phi-3 tells transformers that there is no padding token', function()
+      local model = tide.model.phi3(common, { device = 'null' })
+      assert.equal(null, family.config(model).pad_token_id)
+      model = tide.model.phi3(with { pad_token_id = 3 }, { device = 'null' })
+      assert.equal(3, family.config(model).pad_token_id)
+   end)
+
    it('of a class of its own is made by its own function', function()
       tmp.with(function(dir)
          local Own = require 'tide.class' ('Own', tide.model.llama)
@@ -120,13 +140,16 @@ describe('a checkpoint', function()
          for words, changes in each { ['num_attention_heads 4, this one 8'] = {
                num_attention_heads = 8, num_key_value_heads = 4 },
             ['rope_theta 10000, this one 500'] = { rope_theta = 500 },
-            ['sliding_window none, this one 3'] = { sliding_window = 3 } } do
-            local ok, e = into(tide.model.llama(with(changes), { seed = 2 }))
+            ['family llama, this one mistral; sliding_window none, this one 3'] = {
+               sliding_window = 3 } } do
+            local name = changes.sliding_window and 'mistral' or 'llama'
+            local ok, e = into(tide.model[name](with(changes), { seed = 2 }))
             assert.is_false(ok)
             assert.equal('E_SHAPE', e.code)
             assert.matches(words, e.message, 1, true)
          end
          assert.is_true((into(tide.model.llama(with { max_position_embeddings = 7 }))))
+         assert.is_true((into(tide.model.llama(with { attention_dropout = 0.1 }))))
       end)
    end)
 end)

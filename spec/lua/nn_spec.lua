@@ -146,10 +146,27 @@ describe('nn.rope', function()
       assert.is_true(g[2] < f[2] and g[2] > f[2] / 8)   -- 62.8 is between
    end)
 
+   it('scales those of Llama 3.1 as published', function()
+      local f = nn.rope.frequencies(128, 500000, { rope_type = 'llama3', factor = 8,
+         low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192 })
+      local between = { 0.002166570763503359, 0.0013718935677611381, 0.0008567514129196321,
+         0.0005248461609929547, 0.00031269375038406517, 0.0001785078127679964 }  -- golden/rope.py
+      for i, want in ipairs(between) do assert.near(1, f[29 + i] / want, 1e-12) end
+      assert.near(1, f[29] / 500000 ^ (-56 / 128), 1e-12)
+      assert.near(1, f[36] / (500000 ^ (-70 / 128) / 8), 1e-12)
+   end)
+
    it('refuses odd sizes and unknown scaling', function()
       bad('even head size', nn.rope.frequencies, 7, 10000)
       bad("'theta'", nn.rope.frequencies, 8, 0 / 0)
       bad('rope_type', nn.rope.frequencies, 8, 10000, { rope_type = 'yarn' })
+      bad("'rope_scaling.type'", nn.rope.frequencies, 8, 10000, { rope_type = 'default',
+         type = 'linear' })
+      bad("unknown option 'attention_factor'", nn.rope.frequencies, 8, 10000, { type = 'linear',
+         factor = 2, attention_factor = 1 })
+      bad("'rope_scaling.high_freq_factor'", nn.rope.frequencies, 8, 10000, { type = 'llama3',
+         factor = 2, low_freq_factor = 4, high_freq_factor = 4,
+         original_max_position_embeddings = 8 })
       bad('rope_scaling.factor', nn.rope.frequencies, 8, 10000, { rope_type = 'llama3' })
    end)
 end)
@@ -224,10 +241,117 @@ describe('nn.Attention', function()
    end)
 
    it('refuses heads that do not divide', function()
+      bad("'dropout'", new, { dropout = 1 })
+      bad("'dropout'", new, { dropout = 'some' })
       bad('heads (4) must be a multiple of kv_heads (3)', new, { kv_heads = 3 })
       bad('dim (5) must be a multiple of heads (4)', nn.Attention, { dim = 5, heads = 4 })
       bad("'heads'", new, { heads = 1.5 })
       bad("did you mean 'kv_heads'", new, { kv_head = 2 })
+   end)
+end)
+
+describe('dropout of attention probabilities', function()
+   local attend = require 'tide.nn.attend'
+   local function one_of(list) return list[math.random(#list)] end
+
+   local function index(B, T)
+      local rows = {}
+      for b = 1, one_of { 1, B } do
+         rows[b] = {}
+         for t = 1, T do rows[b][t] = { math.random(-1, 1), math.random(0, 8) } end
+      end
+      return tide.tensor(rows, { dtype = 'i32' })
+   end
+
+   -- Operands and options at random.
+   local function random_case()
+      local B, Tq, K, G, D = math.random(2), math.random(9), math.random(2), math.random(3), 4
+      local indexed = math.random() < 0.5
+      local Tk = indexed and math.random(9) or Tq + math.random(0, 3)
+      local o = { causal = one_of { true, false }, softcap = one_of { 2, 0 },
+         window = one_of { { -1, -1 }, 1, { 2, -1 }, { -1, 1 }, { 0, 3 } },
+         scale = one_of { 0.7, 1 } }
+      if indexed then
+         o.q_index, o.k_index = index(B, Tq), index(B, Tk)
+      else
+         o.q_start = Tk - Tq
+      end
+      if math.random() < 0.3 then o.bias = tide.randn { 1, K * G, Tq, Tk } end
+      local list = { tide.randn { B, Tq, K * G, D }, tide.randn { B, Tk, K, D },
+         tide.randn { B, Tk, K, D } }
+      for _, t in ipairs(list) do t:requires_grad_(true) end
+      return list, o, tide.randn { B, Tq, K * G, D }
+   end
+
+   local function run(list, o, w)
+      local y = attend(tide.attention, list[1], list[2], list[3], o)
+      ;(y * w):sum():backward()
+      local r = { y:detach() }
+      for i, t in ipairs(list) do
+         r[i + 1] = t.grad
+         t:zero_grad()
+      end
+      return r
+   end
+
+   it('of none of them is attention, whatever it sees, with its gradients', function()
+      tide.seed(1)
+      math.randomseed(3)
+      for _ = 1, 80 do
+         local list, o, w = random_case()
+         local want = run(list, o, w)
+         o.dropout = 0
+         for i, got in ipairs(run(list, o, w)) do close(got, want[i], 2e-5) end
+      end
+   end)
+
+   it('has the mean of attention, and gradients that differences have', function()
+      tide.seed(2)
+      local q, k, v = tide.randn { 1, 4, 2, 4 }, tide.randn { 1, 4, 1, 4 },
+         tide.randn { 1, 4, 1, 4 }
+      local want, sum = tide.attention(q, k, v, { causal = true }), 0
+      local o = { causal = true, dropout = 0.3 }
+      for _ = 1, 2000 do sum = attend(tide.attention, q, k, v, o) + sum end
+      close(sum / 2000, want, 0.1)
+      local first = attend(tide.attention, q, k, v, o)
+      assert.is_false(first:equal(attend(tide.attention, q, k, v, o)))
+      local list = { q:to 'f64', k:to 'f64', v:to 'f64' }
+      assert.is_true(tide.debug.gradcheck(function(a, b, c)
+         tide.seed(5)
+         return attend(tide.attention, a, b, c, o):square():sum()
+      end, list) ~= false)
+   end)
+
+   it('takes long sequences in blocks', function()
+      local T = 2300                                   -- squared, more than a block holds
+      local q, k = tide.randn { 1, T, 1, 4 }, tide.randn { 1, T, 1, 4 }
+      q:requires_grad_(true)
+      local want = run({ q, k:requires_grad_(true), k }, { causal = true }, q:detach())
+      local got = run({ q, k, k }, { causal = true, dropout = 0 }, q:detach())
+      for i = 1, 2 do close(got[i], want[i], 1e-4) end
+   end)
+
+   it('is for training, and is replayed by recomputation', function()
+      local base = { vocab_size = 11, hidden_size = 8, num_hidden_layers = 2,
+         num_attention_heads = 2, attention_dropout = 0.4 }
+      local ids = tide.tensor({ { 1, 2, 3, 4, 5, 6 } }, { dtype = 'i64' })
+      local model = tide.model.llama(base, { seed = 1 })
+      base.attention_dropout = 0
+      local plain = tide.model.llama(base, { seed = 1 })
+      assert.is_true((model:eval()(ids)):equal(plain(ids)))
+      model:train()
+      local function gradient(policy)
+         tide.parallel.recompute(model, policy)
+         tide.seed(9)
+         model:zero_grad()
+         model:loss(ids, ids):backward()
+         return model.model.embed_tokens.weight.grad:clone()
+      end
+      local want = gradient 'none'
+      assert.is_false(model(ids):equal(plain(ids)))
+      for _, policy in ipairs { 'full', 'mlp', { ops = { 'attention' } } } do
+         close(gradient(policy), want, 1e-6)
+      end
    end)
 end)
 

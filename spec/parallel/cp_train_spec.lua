@@ -89,6 +89,10 @@ describe('attaching', function()
       bad('E_ARG', 'give one of them', { window = 2, sliding_window = 3 })
       bad('E_ARG', 'metod', { metod = 'ring' })
       bad('E_ARG', 'mamba', { mamba = 'state' })
+      model.model.layers:at(2).self_attn.dropout = 0.1
+      bad('E_UNSUPPORTED', { "the method 'ring'", 'allgather', 'a2a' }, {})
+      bad('E_UNSUPPORTED', "'a2a+p2p'", { layers = { [2] = 'a2a+p2p' }, method = 'a2a', a2a = 1 })
+      model.model.layers:at(2).self_attn.dropout = 0
       refused('E_ARG', 'attention', cp.attach, tide.nn.Linear(2, 2), { axis = axis2 })
       model.model.layers:at(1).self_attn.inner = function() end
       refused('E_UNSUPPORTED', 'model.layers.0.self_attn', cp.attach, model, { axis = axis2 })
@@ -608,6 +612,39 @@ describe('ranks that differ', function()
          for _, said in ipairs(ranks.run(2, apart, config, what)) do
             assert.matches(words, said, 1, true)
          end
+      end
+   end)
+end)
+
+describe('dropout of attention probabilities over ranks', function()
+   -- On a rank: the loss, and the sum of the gradients' squares over ranks.
+   local function train(_, _, cfg, axes, opts, drop)
+      local t = require 'tide'
+      local c = {}
+      for k, v in require 'tide.util.each'(cfg) do c[k] = v end
+      c.attention_dropout, c.initializer_range = drop, 0.3
+      local run = t.parallel.plan({ family = 'llama', config = c }, axes, opts)
+         :materialise { seed = 3 }
+      local step = t.train.step.new { model = run.model, parallel = run.sharded, comm = run.comm,
+         optim = t.optim.SGD(run.params, { lr = 0 }) }
+      local ids = t.arange(24, { dtype = 'i64' }):reshape { 2, 12 }
+      local r = step:run { { ids = ids, labels = ids, count = 24 } }
+      return { r.loss, r.grad_norm }
+   end
+
+   it('is that of one rank where it drops next to nothing, and drops', function()
+      local want = ranks.run(1, train, config, { dp = 1 }, {}, 0)[1]
+      for _, c in ipairs { { { cp = 2 }, { cp = { method = 'allgather' } } },
+         { { cp = 3 }, { cp = { method = 'a2a' }, recompute = 'full' } },
+         { { tp = 3 }, { tp = { sequence_parallel = true } } },
+         { { dp_shard = 2 }, { fsdp = {}, recompute = { ops = { 'attention' } } } } } do
+         local n = (c[1].cp or c[1].tp or c[1].dp_shard)
+         for _, got in ipairs(ranks.run(n, train, config, c[1], c[2], 1e-9)) do
+            for i = 1, 2 do assert.near(want[i], got[i], 1e-5 * want[i]) end
+         end
+         local got = ranks.run(n, train, config, c[1], c[2], 0.5)
+         assert.is_true(math.abs(got[1][1] - want[1]) > 1e-3 * want[1])
+         for _, row in ipairs(got) do assert.equal(got[1][1], row[1]) end
       end
    end)
 end)

@@ -56,7 +56,9 @@ end
 function family.config(model)
    if not check_model('model.family.config', model).config then return nil end
    local c, null = {}, require('tide').json.null
-   for k in each(type(model.family) == 'table' and model.family.defaults or {}) do c[k] = null end
+   local own = type(model.family) == 'table' and model.family or {}
+   for k in each(own.defaults or {}) do c[k] = null end
+   for _, k in ipairs(own.written or {}) do c[k] = null end
    for k, v in each(model.config) do c[k] = v end
    return c
 end
@@ -64,10 +66,16 @@ end
 -- Fields of a published configuration file that name the family.
 function family.published(name) return published[name] or {} end
 
-local function by_architecture(op, list)
+-- The family whose published files have this architecture; nil of one that is not known.
+function family.of_architecture(architecture)
    for name, row in each(published) do
-      if row.architectures[1] == list[1] then return name end
+      if row.architectures[1] == architecture then return name end
    end
+end
+
+local function by_architecture(op, list)
+   local name = family.of_architecture(list[1])
+   if name then return name end
    err.raise('E_UNSUPPORTED', op, "the checkpoint is of the architecture '%s'; known are %s",
       tostring(list[1]), listed 'architectures')
 end
@@ -78,6 +86,15 @@ local function by_type(op, kind)
    end
    err.raise('E_UNSUPPORTED', op, "the checkpoint is of the model type '%s'; known are %s",
       tostring(kind), listed 'model_type')
+end
+
+-- The family that a checkpoint names. Older ones call a Llama with windows a Llama.
+local function named(plain)
+   if plain.family == 'llama' and type(plain.config) == 'table'
+      and type(plain.config.sliding_window) == 'number' then
+      return 'mistral'
+   end
+   return plain.family
 end
 
 -- The family of what a checkpoint keeps: plain.family if it is there, else by plain.config.
@@ -91,7 +108,7 @@ function family.saved(op, plain)
          err.raise('E_UNSUPPORTED', op, "the checkpoint is of the family '%s', which this library "
             .. 'does not know', tostring(plain.family))
       end
-      return plain.family
+      return named(plain)
    end
    if type(config.architectures) == 'table' and config.architectures[1] then
       return by_architecture(op, config.architectures)
@@ -107,7 +124,8 @@ local free = {
    architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
    transformers_version = true, _name_or_path = true, bos_token_id = true, eos_token_id = true,
    pad_token_id = true, pretraining_tp = true, auto_map = true, hidden_act = true,
-   max_position_embeddings = true, initializer_range = true, time_step_min = true,
+   max_position_embeddings = true, initializer_range = true, attention_dropout = true,
+   time_step_min = true,
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 
@@ -119,7 +137,7 @@ function family.check(op, plain, model)
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
    local theirs, mine, names, problems = plain.config, family.config(model), {}, {}
    local kind = family.of(model)
-   if plain.family and kind and plain.family ~= kind then
+   if plain.family and kind and named(plain) ~= kind then
       problems[1] = ('family %s, this one %s'):format(plain.family, kind)
    end
    for _, c in ipairs { theirs, mine } do

@@ -51,6 +51,11 @@ local function complete(c)
    if c.use_bidirectional_attention then
       err.arg(op, 'use_bidirectional_attention', 'false', c.use_bidirectional_attention)
    end
+   for i = 1, c.num_hidden_layers do
+      if not is_global(c, i) and c.sliding_window == nil then
+         err.arg(op, 'sliding_window', ('tokens that the local layer %d sees'):format(i - 1), nil)
+      end
+   end
 end
 
 local function layer(c, i, mixer, mlp)

@@ -10,9 +10,9 @@
 local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local config_ = require 'tide.model.config'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local near = require 'tide.util.near'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 
@@ -24,26 +24,6 @@ local optional = {
    'rope_scaling', 'tie_word_embeddings', 'attention_bias', 'mlp_bias', 'sliding_window',
    'max_position_embeddings', 'initializer_range', 'hidden_act', 'attention_dropout',
 }
--- Fields of published files that do not change the computation.
-local ignored = {
-   architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
-   bos_token_id = true, eos_token_id = true, pad_token_id = true, transformers_version = true,
-   pretraining_tp = true, _name_or_path = true,
-}
-
-local function check_names(config, family)
-   local known, op = {}, family.op
-   for _, list in ipairs { required, optional, family.fields or {} } do
-      for _, k in ipairs(list) do known[#known + 1] = k end
-   end
-   local set = {}
-   for _, k in ipairs(known) do set[k] = true end
-   for k in each(config) do
-      if not set[k] and not ignored[k] then
-         err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k), near.hint(tostring(k), known))
-      end
-   end
-end
 
 -- Usual hidden size of a gated MLP: 8/3 of the width, up to a multiple of 32.
 local function default_hidden(dim) return math.ceil(dim * 8 / 3 / 32) * 32 end
@@ -68,8 +48,8 @@ end
 local function complete(config, family)
    local op = family.op
    err.type(op, 'config', config, 'table')
-   check_names(config, family)
    local c, null = {}, tide.json.null
+   config_.check_names(op, config, { required, optional, family.fields or {} }, null)
    for k, v in each(family.defaults or {}) do c[k] = v end
    for k, v in each(config) do
       if v ~= null then c[k] = v else c[k] = nil end
@@ -88,7 +68,11 @@ local function complete(config, family)
    for _, k in ipairs { 'tie_word_embeddings', 'attention_bias', 'mlp_bias' } do
       c[k] = err.type(op, k, c[k] or false, 'boolean')
    end
-   nn.window.of_tokens(op, 'sliding_window', c.sliding_window or nil)
+   if c.sliding_window ~= nil then err.integer(op, 'sliding_window', c.sliding_window, 1) end
+   c.attention_dropout = err.number(op, 'attention_dropout', c.attention_dropout or 0, 0,
+      1 - 1e-12)
+   if c.rope_scaling ~= nil then nn.rope.check_scaling(op, c.rope_scaling) end
+   config_.check_layer_types(op, c)
    local act = family.act or 'silu'
    if c.hidden_act then err.choice(op, 'hidden_act', c.hidden_act, { act }) end
    if family.complete then family.complete(c) end
@@ -108,7 +92,7 @@ local function layer(c, rope, opts, family, i)
    local mixer = Module.inner(opts, {
       dim = c.hidden_size, heads = c.num_attention_heads, kv_heads = c.num_key_value_heads,
       head_dim = c.head_dim, bias = c.attention_bias, out_bias = c.attention_bias,
-      rope = rope, std = std, out_std = out_std,
+      rope = rope, std = std, out_std = out_std, dropout = c.attention_dropout,
       window = nn.window.of_tokens(family.op, 'sliding_window', c.sliding_window or nil),
    })
    local mlp = Module.inner(opts, {
@@ -150,7 +134,16 @@ end
 
 local Llama = class('Llama', CausalLM)
 
-Llama.family = { op = 'model.llama' }
+Llama.family = {
+   op = 'model.llama',
+   -- files of Llama may have the field, and no program reads it there
+   complete = function(c)
+      if c.sliding_window ~= nil then
+         err.arg('model.llama', 'sliding_window', 'nil or null: a Llama attends to all tokens '
+            .. 'before; tide.model.mistral is the same with a window', c.sliding_window)
+      end
+   end,
+}
 
 -- opts: dtype, device ('null' for shapes only), seed, init.
 function Llama:init(config, opts)

@@ -18,7 +18,11 @@ Phi3.family = {
       for k, v in each { resid_pdrop = 0, embd_pdrop = 0, partial_rotary_factor = 1 } do
          if not err.same(c[k], v) then err.arg(op, k, tostring(v), c[k]) end
       end
+      local n = c.original_max_position_embeddings
+      if n ~= nil then err.integer(op, 'original_max_position_embeddings', n, 1) end
    end,
+   -- where it is not given, transformers takes 32000, which a small vocabulary does not have
+   written = { 'pad_token_id' },
    layer = function(_, _, mixer, mlp) mixer.fused, mlp.fused = true, true end,
 }
 

@@ -2,6 +2,7 @@
 -- if it is switched on, from layer max_window_layers (counted from 0) on.
 
 local class = require 'tide.class'
+local err = require 'tide.util.err'
 local Llama = require 'tide.model.llama'
 
 local Qwen2 = class('Qwen2', Llama)
@@ -12,15 +13,32 @@ local function has_window(c, i)
    return c.use_sliding_window and i > c.max_window_layers
 end
 
+local function complete_for(op)
+   return function(c)
+      err.type(op, 'use_sliding_window', c.use_sliding_window, 'boolean')
+      err.integer(op, 'max_window_layers', c.max_window_layers, 0)
+      if c.use_sliding_window and c.sliding_window == nil then
+         err.arg(op, 'sliding_window', 'tokens that a layer sees, with use_sliding_window', nil)
+      end
+      for i = 1, c.layer_types and not c.use_sliding_window and #c.layer_types or 0 do
+         if has_window(c, i) then
+            err.arg(op, ('layer_types[%d]'):format(i), "'full_attention' where "
+               .. 'use_sliding_window is false', c.layer_types[i])
+         end
+      end
+   end
+end
+
 Qwen2.family = {
    op = 'model.qwen2',
    fields = { 'use_sliding_window', 'max_window_layers', 'layer_types' },
    defaults = { use_sliding_window = false, max_window_layers = 28 },
+   complete = complete_for 'model.qwen2',
    layer = function(c, i, mixer)
       mixer.bias, mixer.out_bias = true, false
       if not has_window(c, i) then mixer.window = nil end
    end,
-   has_window = has_window,
+   has_window = has_window, complete_for = complete_for,
 }
 
 return Qwen2

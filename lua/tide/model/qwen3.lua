@@ -10,6 +10,7 @@ local Qwen3 = class('Qwen3', Llama)
 Qwen3.family = {
    op = 'model.qwen3', fields = qwen2.fields,
    defaults = { head_dim = 128, use_sliding_window = false, max_window_layers = 28 },
+   complete = qwen2.complete_for 'model.qwen3',
    layer = function(c, i, mixer)
       mixer.qk_norm = { eps = c.rms_norm_eps }
       if not qwen2.has_window(c, i) then mixer.window = nil end

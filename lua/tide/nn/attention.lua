@@ -9,6 +9,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local attend = require 'tide.nn.attend'
 local context = require 'tide.nn.context'
 local mask_ = require 'tide.nn.mask'
 local Module = require 'tide.nn.module'
@@ -23,7 +24,7 @@ Attention.shared_input = { 'q_proj', 'k_proj', 'v_proj' }
 
 local known = {
    'dim', 'heads', 'kv_heads', 'head_dim', 'bias', 'out_bias', 'rope', 'causal', 'window',
-   'softcap', 'scale', 'std', 'out_std', 'fused', 'qk_norm',
+   'softcap', 'scale', 'std', 'out_std', 'fused', 'qk_norm', 'dropout',
 }
 
 local function check(op, opts)
@@ -43,7 +44,8 @@ end
 -- opts: dim, heads, kv_heads (heads), head_dim (dim / heads), bias (false, of q, k, v), out_bias
 -- (false), rope (an nn.rope object), causal (true), window (of tide.attention: distances, so n
 -- tokens, itself included, are { n - 1, -1 }), softcap, scale, std, out_std, fused (false; one
--- qkv_proj), qk_norm (options of an RMSNorm over each head of q and of k).
+-- qkv_proj), qk_norm (options of an RMSNorm over each head of q and of k), dropout (0; of the
+-- probabilities while training, which are then made in full, a block of queries at a time).
 function Attention:init(opts)
    local op = 'nn.Attention'
    opts = Module.options(op, opts, known)
@@ -53,6 +55,8 @@ function Attention:init(opts)
    self.rope, self.causal = opts.rope, opts.causal ~= false
    self.window = window.check(op, 'window', opts.window)
    self.softcap, self.scale = opts.softcap, opts.scale
+   self.dropout = err.number(op, 'dropout', opts.dropout or 0, 0, 1)
+   if self.dropout == 1 then err.arg(op, 'dropout', 'a number in [0, 1)', 1) end
    local qkv = { bias = opts.bias or false, std = opts.std }
    local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
    for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
@@ -94,7 +98,8 @@ function Attention:told(at, q_start, device)
    if at.is_causal ~= nil then causal = at.is_causal end
    local o = { causal = causal, window = self.window, softcap = self.softcap,
       scale = self.scale, q_start = q_start, q_index = at.q_index or of_mask,
-      k_index = at.k_index or of_mask, context = over }
+      k_index = at.k_index or of_mask, context = over,
+      dropout = self.training and self.dropout > 0 and self.dropout or nil }
    if whole then
       o.q_index, o.window = whole:q_index(device), self.window or whole.window
       o.k_index = o.q_index
@@ -124,13 +129,15 @@ function Attention:forward(x_BTC, at)
       q_start = cache.k and cache.k:size(2) or 0
       k_BTKD, v_BTKD = extend(cache, k_BTKD, v_BTKD)
    end
-   local y_BTHD = self.inner(q_BTHD, k_BTKD, v_BTKD, self:told(at, q_start, x_BTC.device))
+   local y_BTHD = attend(self.inner, q_BTHD, k_BTKD, v_BTKD,
+      self:told(at, q_start, x_BTC.device))
    return self.o_proj(y_BTHD:reshape(B, T, self.heads * D))
 end
 
 -- Sizes, for the text of a model.
 function Attention:detail()
-   return ('%d heads of %d, %d for keys'):format(self.heads, self.head_dim, self.kv_heads)
+   return ('%d heads of %d, %d for keys%s'):format(self.heads, self.head_dim, self.kv_heads,
+      self.dropout > 0 and (', dropout %g'):format(self.dropout) or '')
 end
 
 return Attention

@@ -26,13 +26,22 @@ local fields = {
               'original_max_position_embeddings' },
 }
 
-local function check_scaling(scaling)
-   local op = 'nn.rope'
+-- The kind of a table rope_scaling, whose fields it checks. op: the name that errors carry.
+function rope.check_scaling(op, scaling)
    err.type(op, 'rope_scaling', scaling, 'table')
-   local kind = scaling.rope_type or scaling.type
+   local kind = scaling.rope_type
+   if kind == nil then kind = scaling.type end
    err.choice(op, 'rope_scaling.rope_type', kind, { 'default', 'linear', 'llama3' })
+   if scaling.type ~= nil then err.choice(op, 'rope_scaling.type', scaling.type, { kind }) end
+   local known = { 'rope_type', 'type' }
    for _, field in ipairs(fields[kind] or {}) do
       err.number(op, 'rope_scaling.' .. field, scaling[field], 1e-9)
+      known[#known + 1] = field
+   end
+   err.options(op .. ': rope_scaling', scaling, known)
+   if kind == 'llama3' and scaling.high_freq_factor <= scaling.low_freq_factor then
+      err.arg(op, 'rope_scaling.high_freq_factor', 'more than low_freq_factor',
+         scaling.high_freq_factor)
    end
    return kind
 end
@@ -42,7 +51,7 @@ function rope.frequencies(dim, theta, scaling)
    err.integer('nn.rope', 'dim', dim, 2)
    if dim % 2 ~= 0 then err.arg('nn.rope', 'dim', 'an even head size', dim) end
    err.number('nn.rope', 'theta', theta, 1)
-   local kind = scaling and check_scaling(scaling) or 'default'
+   local kind = scaling and rope.check_scaling('nn.rope', scaling) or 'default'
    local list = {}
    for i = 0, dim / 2 - 1 do
       local f = theta ^ (-2 * i / dim)

@@ -19,6 +19,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local attend = require 'tide.nn.attend'
 local nn = require 'tide.nn'
 local spread = require 'tide.nn.spread'
 
@@ -71,7 +72,8 @@ local Again = {}
 Again.__index = Again
 
 function Again:__call(q, k, v, options)
-   return tide.checkpoint(function(a, b, c) return self.inner(a, b, c, options) end, q, k, v)
+   return tide.checkpoint(function(a, b, c) return attend(self.inner, a, b, c, options) end, q, k,
+      v)
 end
 
 local function is_again(inner) return type(inner) == 'table' and getmetatable(inner) == Again end

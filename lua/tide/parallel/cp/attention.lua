@@ -21,6 +21,7 @@ local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'
 local collective = require 'tide.parallel.collective_op'
+local nn_attend = require 'tide.nn.attend'
 local ring = require 'tide.parallel.cp.ring'
 local subgroup = require 'tide.parallel.subgroup'
 
@@ -85,12 +86,21 @@ function Inner:with(context, fn)
    return finish(self, before, pcall(fn))
 end
 
+-- The parts of a ring are merged without their probabilities, which dropout would have to see.
+function cp_attention.check_dropout(name, method)
+   if method == 'ring' or method == 'a2a+p2p' then
+      err.raise('E_UNSUPPORTED', name, "attention dropout and the method '%s': probabilities are "
+         .. "never in one place; give method 'allgather' or 'a2a', or attention_dropout = 0",
+         method)
+   end
+end
+
 -- ---- the methods -----------------------------------------------------------------------------
 
 local function attend(q, k, v, mask, q_index, k_index)
-   return tide.attention(q, k, v, {
+   return nn_attend(tide.attention, q, k, v, {
       causal = mask.causal, window = mask.window, softcap = mask.softcap, scale = mask.scale,
-      q_index = q_index, k_index = k_index,
+      q_index = q_index, k_index = k_index, dropout = mask.dropout,
    })
 end
 
@@ -131,7 +141,7 @@ end
 -- ---- the call --------------------------------------------------------------------------------
 
 local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'bias',
-   'return_lse', 'context' }
+   'return_lse', 'context', 'dropout' }
 
 local function check_call(name, context, q, k, opts)
    local mine = context:q_index(q.device)
@@ -178,9 +188,10 @@ local function kind_of(method, mask, q, k, v)
    local w = mask.window
    local left, right = w, w
    if type(w) == 'table' then left, right = w[1], w[2] end
-   return ('%s, causal %s, window %s %s, softcap %s, scale %s, %s, %d rows, %d heads of %d '
-      .. 'on %d of %d'):format(method, tostring(mask.causal), tostring(left or -1),
-      tostring(right or -1), tostring(mask.softcap), tostring(mask.scale), q.dtype, q:size(1),
+   return ('%s, causal %s, window %s %s, softcap %s, scale %s, dropout %s, %s, %d rows, '
+      .. '%d heads of %d on %d of %d'):format(method, tostring(mask.causal), tostring(left or -1),
+      tostring(right or -1), tostring(mask.softcap), tostring(mask.scale),
+      tostring(mask.dropout), q.dtype, q:size(1),
       q:size(3), q:size(4), k:size(3), v:size(4))
 end
 
@@ -194,17 +205,18 @@ function Inner:__call(q, k, v, opts)
       local rest = {}
       for _, what in ipairs(known) do rest[what] = opts[what] end
       rest.context = nil
-      return tide.attention(q, k, v, rest)
+      return nn_attend(tide.attention, q, k, v, rest)
    end
    check_call(name, context, q, k, opts)
    local mask = { causal = opts.causal, window = opts.window or context.window,
-      softcap = opts.softcap, scale = opts.scale }
+      softcap = opts.softcap, scale = opts.scale, dropout = opts.dropout }
    if mask.causal == nil then mask.causal = context.causal end
    if context.size == 1 then
       local mine = context:q_index(q.device)
       return attend(q, k, v, mask, mine, mine)
    end
    local method = self.method or context.method
+   if opts.dropout then cp_attention.check_dropout(name, method) end
    context:check_agreed(name, self.comm, 'attention', kind_of(method, mask, q, k, v))
    return run[method](self, context, q, k, v, mask)
 end

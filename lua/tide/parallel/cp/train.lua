@@ -61,10 +61,13 @@ local function holder_of(layer)
    return type(m.inner) == 'table' and m.inner.inner and m.inner or m
 end
 
-local function check_place(op, layer)
+local function check_place(op, handle, layer)
    if holder_of(layer).inner ~= tide.attention then
       err.raise('E_UNSUPPORTED', op, "layer '%s' has an attention call of its own (field inner), "
          .. 'which knows nothing of other ranks', layer.name)
+   end
+   if handle.size > 1 and layer.module.dropout > 0 then
+      cp_attention.check_dropout(op, layer.method or handle.method)
    end
 end
 
@@ -190,7 +193,7 @@ function cp_train.attach(model, opts)
    handle.layers, has_mamba = layers_of(op, model)
    choose(op, handle.layers, opts)
    check_a2a(op, handle, handle.layers, opts.a2a)
-   for _, layer in ipairs(handle.layers) do check_place(op, layer) end
+   for _, layer in ipairs(handle.layers) do check_place(op, handle, layer) end
    if opts.mamba ~= nil and not has_mamba then
       err.arg(op, 'mamba', 'nil, since the model has no Mamba-2 layers', opts.mamba)
    end

@@ -1,0 +1,100 @@
+-- Attention whose probabilities pass through dropout, which tide.attention does not do.
+--
+-- attend(inner, q, k, v, options) is inner(q, k, v, options); where inner is tide.attention and
+-- options.dropout is not nil, probabilities are made in full, for a block of queries at a time, and
+-- made again in backward: memory is that of one block. Masks come from the generator, which
+-- recomputation replays.
+-- Legend: B batch, n queries of a block, T keys, H query heads, K key heads, G = H / K, D head
+-- size.
+
+local tide = require 'tide'
+local err = require 'tide.util.err'
+
+local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'bias',
+   'dropout', 'context' }
+
+local most = 2 ^ 22                     -- probabilities of a block, at most (or one query's)
+
+-- Column i (1 document, 2 position) of an index [B or 1, T, 2], as [B or 1, 1, 1, T, 1] or, of
+-- keys, [B or 1, 1, 1, 1, T].
+local function column(index, i, keys)
+   local c = index:select(3, i)
+   local B, T = c:size(1), c:size(2)
+   return keys and c:reshape(B, 1, 1, 1, T) or c:reshape(B, 1, 1, T, 1)
+end
+
+local function range(first, n, t, keys)
+   local p = tide.arange(n, { dtype = 'i32', device = t.device }) + first
+   return keys and p:reshape(1, 1, 1, 1, n) or p:reshape(1, 1, 1, n, 1)
+end
+
+-- Which of n queries from `first` (0-based) on see which of T keys: bool, to be broadcast to
+-- [B, K, G, n, T]; nil: all see all.
+local function seen_by(o, first, n, T, q)
+   local window = type(o.window) == 'number' and { o.window, o.window } or o.window or {}
+   local left, right = window[1] or -1, o.causal and 0 or window[2] or -1
+   if not o.q_index and left < 0 and right < 0 then return nil end
+   local from, to, seen
+   if o.q_index then
+      local part = o.q_index:narrow(2, first + 1, n)
+      local doc = column(part, 1)
+      seen = tide.logical_and(doc:eq(column(o.k_index, 1, true)), doc:ge(0))
+      from, to = column(part, 2), column(o.k_index, 2, true)
+   else
+      from, to = range((o.q_start or 0) + first, n, q), range(0, T, q, true)
+   end
+   local distance = from - to
+   local function also(more) seen = seen and tide.logical_and(seen, more) or more end
+   if left >= 0 then also(distance:le(left)) end
+   if right >= 0 then also(distance:ge(-right)) end
+   return seen
+end
+
+-- [B, n, H, D] -> [B, K, G n, D], or of keys [B, T, K, D] -> [B, K, T, D]; f32, f64 of f64.
+local function by_head(x, K)
+   local B, n, H, D = unpack(x.shape)
+   if x.dtype ~= 'f64' then x = x:to 'f32' end
+   return x:reshape(B, n, K, H / K, D):permute(1, 3, 4, 2, 5):reshape(B, K, H / K * n, D)
+end
+
+local function block(q, k, v, o, first)
+   local B, n, H, D = unpack(q.shape)
+   local T, K = k:size(2), k:size(3)
+   local scores = tide.matmul(by_head(q, K), by_head(k, K):transpose(3, 4))
+      * (o.scale or 1 / math.sqrt(D))
+   scores = scores:reshape(B, K, H / K, n, T)
+   if o.softcap and o.softcap > 0 then scores = (scores * (1 / o.softcap)):tanh() * o.softcap end
+   if o.bias then
+      scores = scores + o.bias:expand(B, H, o.bias:size(3), T):narrow(3, first + 1, n)
+         :reshape(B, K, H / K, n, T):to(scores.dtype)
+   end
+   local seen = seen_by(o, first, n, T, q)
+   if seen then scores = scores:masked_fill(tide.logical_not(seen), -1e30) end
+   local p = scores:softmax(-1)
+   if seen then p = p * seen:to(p.dtype) end         -- a query that sees nothing gives 0
+   p = tide.dropout(p, o.dropout):reshape(B, K, H / K * n, T)
+   local y = tide.matmul(p, by_head(v, K)):reshape(B, K, H / K, n, v:size(4))
+   return y:permute(1, 4, 2, 3, 5):reshape(B, n, H, v:size(4)):to(q.dtype)
+end
+
+local function dropped(q, k, v, o)
+   local B, n, H = unpack(q.shape)
+   local step = math.max(1, math.floor(most / math.max(1, B * H * k:size(2))))
+   local parts = {}
+   for first = 0, n - 1, step do
+      local count = math.min(step, n - first)
+      local function run(a, b, c) return block(a, b, c, o, first) end
+      local part = q:narrow(2, first + 1, count)
+      parts[#parts + 1] = tide.is_grad_enabled() and tide.checkpoint(run, part, k, v)
+         or run(part, k, v)
+   end
+   return #parts == 1 and parts[1] or tide.cat(parts, 2)
+end
+
+return function(inner, q, k, v, options)
+   if inner ~= tide.attention or options.dropout == nil then return inner(q, k, v, options) end
+   local op = 'nn.attend'
+   err.options(op, options, known)
+   err.number(op, 'dropout', options.dropout, 0, 1)
+   return dropped(q, k, v, options)
+end
