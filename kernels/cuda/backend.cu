@@ -1,12 +1,12 @@
-/* CUDA memory behind the device seam, the failures of a device, and the table that libtide asks
- * for.
+/* The CUDA backend: device memory, copies that the host waits for, failures of a device, and the
+ * plugin table that libtide looks up.
  *
- * Kernels of a context run on one compute stream of one device, in program order, so
- * a block that the host has given back may be handed out again at once: whoever had it before runs
- * earlier. Only download and sync wait. The other streams are in streams.cu.
+ * Kernels of a context run on one compute stream of one device, in program order. So a block that
+ * was freed may be handed out again at once: the kernels that used it run before those that will.
+ * Only download and sync block the host. The other streams are in streams.cu.
  *
- * Errors that CUDA repeats for ever poison the context: every later call of it fails with the same
- * sentence, the process lives on. A driver that shuts down under late releases counts as done.
+ * After an error that leaves the CUDA context unusable, every call of the tide context fails with
+ * the text of that error; the process lives on. Releases after the driver has shut down succeed.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +33,7 @@ int refuse_driver(char *msg, cudaError_t e)
   return TIDE_E_DEVICE;
 }
 
-/* How many devices the driver sees, 1 or more; or a status. */
+/* Returns the number of devices that the driver sees, at least 1, or a negative status. */
 int count(char *msg)
 {
   int n = 0;
@@ -46,7 +46,7 @@ int count(char *msg)
   return e == cudaSuccess ? n : refuse_driver(msg, e);
 }
 
-/* Whether there is a device number index (-1: the current one); it goes to *device. */
+/* Sets *device to index, or to the thread's current device for -1. E_DEVICE if out of range. */
 int choose(int index, int *device, char *msg)
 {
   int n = count(msg);
@@ -110,7 +110,7 @@ int open_device(void **out, const struct tide__params *params, char *msg)
   return TIDE_OK;
 }
 
-/* Running out of memory is an answer, not a failure. */
+/* Returns device memory, or null when there is none left, which is not recorded as a failure. */
 void *take(void *p, size_t size)
 {
   guard g(of(p)->device);
@@ -137,7 +137,7 @@ int refused_now(state_t *s)
   return TIDE_E_STATE;
 }
 
-/* Bytes between the host's pageable memory and the device; done on return. */
+/* Copies between pageable host memory and the device. Blocks until the copy is done. */
 int move(state_t *s, void *dst, const void *src, size_t size, cudaMemcpyKind kind)
 {
   guard g(s->device);
@@ -179,7 +179,7 @@ const char *why(void *p)
 const tide__backend backend = {
   TIDE_DEV_CUDA, /* host */ false, /* has_bytes */ true, /* lazy */ false, take, give,
   /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why,
-   * tide_cuda_failed,
+  tide_cuda_failed,
   &tide_cuda_streams, &tide_cuda_graphs, count,
 };
 
@@ -260,7 +260,7 @@ int tide_cuda_check(const k_call *call, cudaError_t e)
   return rc;
 }
 
-/* A kernel's stream is the whole state, so that products reach their library handle too. */
+/* k_call.stream is the state of the device, from which products reach their library handle. */
 cudaStream_t tide_cuda_stream(const k_call *call)
 {
   return of(call->stream)->compute;

@@ -1,5 +1,4 @@
-/* What a context has on a GPU. For backend.cu, streams.cu and those that need the
- * device itself: blas.cu, attention.cu, attention_wgmma.cuh. */
+/* The state of a context on a GPU, for the files that need the device itself. */
 #ifndef TIDE_KERNELS_CUDA_BACKEND_CUH
 #define TIDE_KERNELS_CUDA_BACKEND_CUH
 
@@ -19,13 +18,13 @@ struct tide_cuda_state {
   cudaStream_t compute, copies;
   bool capturing;
   tide_cuda_fault *fault;      /* host memory that kernels can write */
-  char why[K_MSG];             /* of the last copy or wait that failed for now */
+  char why[K_MSG];             /* text of the last failure that did not end the context */
   pthread_mutex_t lock;        /* failed, spoilt: collectives run on threads of their own */
-  int spoilt;                  /* 0, or why the contents are wrong, a status; read without lock */
+  int spoilt;                  /* why the contents are wrong: a status; atomic. 0: they are not */
   char spoilt_text[K_MSG];
   bool dead;
-  char failed[K_MSG];          /* why the device answers no more */
-  tide_cuda_blas *blas;        /* made at the first product */
+  char failed[K_MSG];          /* the error that ended the CUDA context */
+  tide_cuda_blas *blas;        /* created at the first product */
   void *encode;                /* the driver's cuTensorMapEncodeTiled, found when first needed */
 };
 
@@ -34,7 +33,7 @@ static inline tide_cuda_state *tide_cuda_state_of(void *p)
   return static_cast<tide_cuda_state *>(p);
 }
 
-/* The calls of a context find its device whatever the host thread used last. */
+/* Makes the context's device current for a scope, then restores the thread's own. */
 struct tide_cuda_guard {
   int before = -1;
   explicit tide_cuda_guard(int device)
@@ -49,15 +48,15 @@ struct tide_cuda_guard {
   }
 };
 
-/* e as a status; one that is not success is kept, for good if the device repeats it. */
+/* Returns e as a status and records its text; an error that ends the CUDA context is kept. */
 int tide_cuda_status(tide_cuda_state *s, cudaError_t e);
-/* After a wait: what the kernels before it found wrong counts as well. */
+/* The same after a wait, where faults that earlier kernels reported count too. */
 int tide_cuda_waited(tide_cuda_state *s, cudaError_t e);
 
-/* Takes the reason why the device's contents are wrong, if there is one: status, text in msg. */
+/* Returns and clears the status set by tide__streams.spoil, with its text in msg. */
 int tide_cuda_spoilt_take(tide_cuda_state *s, char *msg, size_t size);
 
-/* Null, or why the device answers no more. */
+/* Returns the error that ended the CUDA context, or null. Thread-safe. */
 const char *tide_cuda_failed(void *state);
 
 /* kernels/cuda/ranks.cu */

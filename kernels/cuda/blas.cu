@@ -1,9 +1,8 @@
 /* cuBLASLt, opened at the first product of a context.
  *
- * libtide_cuda links no cuBLAS; the functions are looked up by name, so that a
- * machine without it loses products and nothing else. cuBLASLt counts in columns, so y = a b of
- * row-major matrices is asked for as y' = b' a' with the two exchanged. What it would choose for a
- * shape is remembered, since asking takes longer than launching.
+ * libtide_cuda does not link cuBLAS: functions are looked up by name, so a machine without it
+ * lacks products and nothing else. cuBLASLt is column-major, so y = a b of row-major matrices becomes
+ * y' = b' a'. The algorithm of each shape is cached, since the heuristic takes longer than a launch.
  *
  * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
  * Epilogues: bias, relu, gelu by tanh (also with its operand kept), accumulation into y (beta 1),
@@ -22,7 +21,7 @@ namespace {
 
 enum { REMEMBERED = 512, WORKSPACE = 32 << 20 };
 
-/* What decides the algorithm. Compared as bytes, so it is zeroed first. */
+/* The key of the algorithm cache. Compared as bytes, so it is zeroed first. */
 struct problem {
   int64_t m, n, k, lda, ldb, ldd, batch, stride_a, stride_b, stride_d;
   int in_a, in_b, out, trans_a, trans_b, bias, accumulate, act, pre;
@@ -134,7 +133,7 @@ void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
   if ((plain ? m.rows : m.cols) == 1) *ld = least;
 }
 
-/* In cuBLASLt's words: D[n, m] = op(b) op(a), its first matrix our second. */
+/* The product as cuBLASLt takes it: D[n, m] = op(b) op(a), its first matrix our second. */
 problem problem_of(const tide_product &p)
 {
   problem q;
@@ -159,7 +158,7 @@ cublasComputeType_t compute_of(const problem &q)
     : q.precision == 1 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-/* Numbers of the epilogues are sums of what they do; 128: the operand of gelu is kept. */
+/* Epilogue numbers are bit sums; 128 adds the output of gelu's operand. */
 uint32_t epilogue_of(const problem &q)
 {
   static_assert(CUBLASLT_EPILOGUE_RELU_BIAS == 6 && CUBLASLT_EPILOGUE_GELU_AUX_BIAS == 164, "");
@@ -171,7 +170,7 @@ uint32_t epilogue_of(const problem &q)
   return sum ? sum : (uint32_t)CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* The four descriptors of a product; what could not be made stays null. */
+/* The four descriptors of a product. One that could not be created stays null. */
 struct plan {
   tide_cuda_blas *b;
   cublasLtMatmulDesc_t op = nullptr;

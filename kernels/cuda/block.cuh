@@ -6,7 +6,7 @@
 #include "kernels/cuda/cuda.cuh"
 
 struct tide_plus { template <class T> TIDE_DEVICE T operator()(T a, T b) const { return a + b; } };
-/* A NaN is passed over. */
+/* Ignores NaN. */
 struct tide_top { template <class T> TIDE_DEVICE T operator()(T a, T b) const
   { return a != a || b > a ? b : a; } };
 
@@ -24,7 +24,7 @@ template <class T, class F> TIDE_DEVICE T tide_block_fold(T v, F f, T zero)
   __shared__ T part[32];
   int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n = (int)(blockDim.x >> 5);
   v = tide_warp_fold(v, f);
-  __syncthreads(); /* whoever folded before has read part */
+  __syncthreads(); /* the fold before this one has read part */
   if (lane == 0) part[warp] = v;
   __syncthreads();
   return tide_warp_fold(lane < n ? part[lane] : zero, f);

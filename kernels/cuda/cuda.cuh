@@ -32,8 +32,8 @@ void tide_cuda_blas_close(tide_cuda_blas *blas);
 extern const k_row tide_cuda_rows[];
 extern const int tide_cuda_nrow;
 
-/* What a kernel found wrong with its data: a word that host and device both see. The host looks at
- * each launch, download and wait; it never waits in order to look. first come, first kept. */
+/* A fault that a kernel found in its data, in memory that host and device share. The host reads it
+ * at each launch, download and wait and never blocks for it. The first fault is kept. */
 enum { TIDE_FAULT_INDEX = 1, TIDE_FAULT_TARGET = 2, TIDE_FAULT_SEQUENCE = 3, TIDE_FAULT_STEP = 4 };
 struct tide_cuda_fault {
   int set; /* 0: none, 1: being written, 2: whole */
@@ -41,10 +41,11 @@ struct tide_cuda_fault {
   int64_t value, position, limit, other;
 };
 tide_cuda_fault *tide_cuda_fault_of(const k_call *call);
-/* Takes the fault, if there is one, with its sentence in msg. op: -1 or the op that asks. */
+/* Returns and clears the fault, with its text in msg; TIDE_OK without one. op: the op that calls,
+ * or -1. */
 int tide_cuda_fault_take(tide_cuda_fault *fault, int op, char *msg, size_t size);
 
-/* Where a kernel reports to, with what it knows. */
+/* The arguments with which a kernel reports a fault. */
 struct tide_reporter { tide_cuda_fault *fault; int kind, op; int64_t limit, other; };
 __device__ __forceinline__ void tide_report(const tide_reporter &r, int64_t value,
                                             int64_t position)
@@ -56,7 +57,7 @@ __device__ __forceinline__ void tide_report(const tide_reporter &r, int64_t valu
   *(volatile int *)&r.fault->set = 2;
 }
 
-/* After a launch: its error as a status, with a sentence in msg. */
+/* Returns the error of a launch as a status, with its text in call->msg. */
 int tide_cuda_check(const k_call *call, cudaError_t e);
 /* Every launch goes through here, so that specs can run kernels on the host (spec/cuda). */
 #ifndef TIDE_CUDA_LAUNCH
@@ -81,7 +82,7 @@ template <class T> __device__ __forceinline__ T tide_load(const void *p, int64_t
   }
 }
 
-/* Floats to integers truncate and clamp, NaN is 0; anything to bool is whether it is not 0: as
+/* Float to integer truncates and clamps, and NaN becomes 0; to bool is x != 0. As
  * kernels/ref/load.h. */
 template <class T> __device__ __forceinline__ int64_t tide_truncate(T v, int64_t lo, int64_t hi)
 {

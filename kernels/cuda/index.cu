@@ -1,12 +1,11 @@
 /* Indexing on the GPU: gather scatter_add index_select index_add embedding one_hot.
  *
- * Sums that meet in one place are formed by whoever holds the first of their terms,
- * in index order, so there are no atomics and no order that changes. Finding the first costs a look
- * at the indices before it: K^2 / 2 looks for K indices, which a GPU's cache makes cheap up to some
- * ten thousand.
+ * Terms with the same target are summed by the thread of the first of them, in index order: no
+ * atomics, and an order that never changes. Finding the first reads the indices before it, K^2 / 2
+ * reads for K indices, which the cache makes cheap up to some ten thousand.
  *
- * An index out of range is skipped and reported (tide_report); the caller hears of it at a later
- * call, not before anything is written as on the host. Meaning: kernels/ref/index.c.
+ * An index out of range is skipped and reported (tide_report). The error is raised by a later call;
+ * on the host it is raised before anything is written. Meaning: kernels/ref/index.c.
  */
 #include "kernels/cuda/elementwise.cuh"
 

@@ -1,6 +1,6 @@
 /* linear_fp8 on the GPU: operands become FP8 codes in scratch, cuBLASLt multiplies those.
  *
- * Nothing is asked of the host. A pass over each operand leaves its largest magnitude
+ * No step needs the host. A pass over each operand leaves its largest magnitude
  * a block, one block turns those into scales, and the scales stay on the device, where the next
  * pass and cuBLASLt read them. FP8 units want both operands with k innermost and sizes in steps of
  * 16, so codes are written in that order whatever the operand's strides, with zeros behind; a

@@ -1,6 +1,6 @@
 /* Ops that move elements, on the GPU: cat pad roll arange.
  *
- * A thread asks where its output element comes from. Meaning: kernels/ref/movement.c.
+ * A thread computes the source of its output element. Meaning: kernels/ref/movement.c.
  */
 #include "kernels/cuda/elementwise.cuh"
 

@@ -1,8 +1,8 @@
-/* Streams by role, events between them, pinned memory, and the recording of steps.
+/* Streams, events, pinned memory and captured graphs of the CUDA backend.
  *
- * The host never waits in order to keep two streams apart; an event does. A copy that
- * nobody waits for runs on the copy stream behind all compute work so far (its memory may have been
- * somebody else's until then), and hands out the event that says it is done.
+ * The host never blocks to keep two streams apart; an event does. An asynchronous copy runs on the
+ * copy stream behind all compute work so far, since its memory may have been in use until then, and
+ * returns the event that is recorded when it is done.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -21,8 +21,8 @@ cudaError_t new_event(cudaEvent_t *e)
   return cudaEventCreateWithFlags(e, cudaEventDisableTiming);
 }
 
-/* `later` waits for all that is on `earlier` so far. An event of its own, so that threads may ask
- * at the same time; the driver keeps it until it has come. */
+/* Makes `later` wait for all work enqueued on `earlier` so far. Each call has an event of its own,
+ * so it is thread-safe; the driver keeps a destroyed event until it has completed. */
 cudaError_t follow(cudaStream_t later, cudaStream_t earlier)
 {
   cudaEvent_t event = nullptr;
@@ -64,7 +64,7 @@ int behind(void *p, void *stream)
   return tide_cuda_status(of(p), follow(stream_of(stream), of(p)->compute));
 }
 
-/* An event that is marked again may be read by other threads meanwhile: *out is left alone. */
+/* Other threads may read an event while it is recorded again, so *out keeps its value. */
 int mark(void *p, void *stream, void **out)
 {
   guard g(of(p)->device);
@@ -85,7 +85,7 @@ int order(void *p, void *stream, void *event)
                                                      static_cast<cudaEvent_t>(event), 0));
 }
 
-/* The first reason stays until it is taken. */
+/* Keeps the first status until tide_cuda_spoilt_take. */
 void spoil(void *p, int status, const char *text)
 {
   state_t *s = of(p);
@@ -112,7 +112,7 @@ int index(void *p) { return of(p)->device; }
 
 int bind(void *p) { return tide_cuda_status(of(p), cudaSetDevice(of(p)->device)); }
 
-/* ---- memory of the host, and copies that nobody waits for ------------------------------------ */
+/* ---- pinned host memory and asynchronous copies ---------------------------------------------- */
 
 void *pin(void *p, size_t size)
 {
@@ -171,8 +171,8 @@ void event_free(void *p, void *event)
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-/* Relaxed: the allocator may ask the driver for memory meanwhile, other threads for anything, and
- * the threads of NCCL enqueue what is recorded. */
+/* Relaxed mode: during the capture the allocator calls cudaMalloc, other threads make calls of
+ * their own, and NCCL's threads enqueue work that belongs to the graph. */
 int graph_begin(void *p)
 {
   state_t *s = of(p);

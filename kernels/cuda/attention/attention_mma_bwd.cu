@@ -5,7 +5,7 @@
  *   rows q, dout;  others k, v:      s = q k^T,    dp = dout v^T,    dq += ds k
  *   rows k, v;     others q, dout:   s^T = k q^T,  dp^T = v dout^T,  dk += ds^T q, dv += w^T dout
  * Scores are made twice (seven products instead of five), which costs less than atomics or their
- * order: the result does not depend on who comes first.
+ * order, so the result does not depend on the order of blocks.
  */
 #include "kernels/cuda/attention/attention_mma.cuh"
 

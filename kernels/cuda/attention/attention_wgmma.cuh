@@ -2,7 +2,7 @@
  * products of whole tiles, tensor maps.
  *
  * A block owns 128 rows. One warp finds the tiles of the other side that its rows see
- * and keeps pairs of them coming by bulk copies, each with a note beside it that says what it is;
+ * and issues bulk copies of pairs of them, each with a record (note) of which tile it is;
  * two warpgroups own 64 rows each and read. So only one place decides which tiles matter, and a
  * tile seen whole is never judged.
  *

@@ -62,7 +62,7 @@ struct steps {
 struct place {
   int64_t b, c, h, t0; /* t0: the chunk's first token */
   int n;               /* its tokens */
-  bool seen, used;     /* a state comes before it; what it leaves goes on */
+  bool seen, used;     /* a state enters it; the state it leaves is used */
 };
 
 TIDE_DEVICE place place_of(const scan &s, int64_t b, int64_t c, int64_t h, bool last)
@@ -84,7 +84,7 @@ TIDE_DEVICE double sum_up(double v, int start)
     double before = __shfl_up_sync(0xffffffffu, v, (unsigned)d);
     if (lane >= d && i - d >= start) v += before;
   }
-  __syncthreads(); /* whoever summed before has read tail */
+  __syncthreads(); /* the sum before this one has read tail */
   if (lane == 31) tail[warp] = v;
   __syncthreads();
   for (int w = start / 32; w < warp; w++) v += tail[w];

@@ -3,7 +3,7 @@
  * Only the gradient of the state is handed from chunk to chunk; all the rest of a
  * chunk follows from the states on its two sides. dB and dC are sums over the heads of a group: a
  * block takes HEADS of them one after another into the same registers, so what goes through memory
- * is an eighth; those parts are added in order. No sum depends on who comes first.
+ * is an eighth; those parts are added in order. No sum depends on the order of blocks.
  *
  * The decays' gradient comes from K[t, s] = S dS, t > s: what token t gains as the later of a pair
  * (later: and by the state that entered), loses as the earlier (early) and, of what its u left in
@@ -208,7 +208,7 @@ __global__ void lists_kernel(scan s, int64_t lists, const float *part, tide_arra
   }
 }
 
-/* ---- what comes of the decays ---------------------------------------------------------------- */
+/* ---- gradients of the decays ----------------------------------------------------------------- */
 
 struct tokens {
   back_sums sums;

@@ -107,7 +107,7 @@ TIDE_DEVICE void write_y(const float (*acc)[4], const scan &s, const values &k, 
   }
 }
 
-/* gone: the sum over these channels of u and what comes of the state that leaves. */
+/* gone: the sum over these channels of u times the gradient of the state that leaves. */
 template <bool F16>
 TIDE_DEVICE void sum_gone(const float (*acc)[4], const scan &s, const values &k, const place &at,
                           const steps &st, int r0, int64_t p0)
