@@ -1,8 +1,9 @@
 /* cuBLASLt, opened at the first product of a context.
  *
  * libtide_cuda does not link cuBLAS: functions are looked up by name, so a machine without it
- * lacks products and nothing else. cuBLASLt is column-major, so y = a b of row-major matrices becomes
- * y' = b' a'. The algorithm of each shape is cached, since the heuristic takes longer than a launch.
+ * lacks products and nothing else. cuBLASLt is column-major, so y = a b of row-major matrices
+ * becomes y' = b' a'. The algorithm of each shape is cached, since the heuristic takes longer than
+ * a launch.
  *
  * f32 products run in f32 unless the context's matmul_precision allows tf32 or bf16 operands.
  * Epilogues: bias, relu, gelu by tanh (also with its operand kept), accumulation into y (beta 1),
