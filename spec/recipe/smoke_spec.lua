@@ -345,3 +345,28 @@ describe('recipes/pretrain.lua', function()
       end)
    end)
 end)
+
+describe('a recipe under plain luajit', function()
+   -- Output and status of a long run that gets signals once it has made a step. It runs in the
+   -- foreground: a shell lets what is in the background ignore SIGINT.
+   local function signalled(dir, where, kill)
+      local words = 'recipes/pretrain.lua ' .. where .. small .. '--steps 100000 --val-every 0'
+      return recipe.shell(([[( for i in $(seq 600); do
+            sleep 0.1; test -s %s/run/metrics.jsonl && break
+         done; p=$(cat %s/pid); %s ) & sh -c 'echo $$ >%s/pid; ulimit -t 200; exec %s %s']])
+         :format(dir, dir, kill, dir, os.getenv 'TIDE_LUAJIT' or 'luajit', recipe.path(words)))
+   end
+
+   it('saves a checkpoint when it is told to stop, and goes on from it', function()
+      for name, status in pairs { INT = 130, TERM = 143 } do
+         with_data(function(dir, where)
+            local out, got = signalled(dir, where, 'kill -' .. name .. ' $p')
+            assert.equal(status, got, out)
+            local step = tonumber(out:match 'interrupted after step (%d+); the checkpoint is')
+            assert.equal(step, require('tide').train.checkpoint.load(dir .. '/run').plain.step)
+            ok('pretrain.lua --resume --threads 1 --sample 0 --val-every 0 --steps ' .. step + 2
+               .. ' --out ' .. dir .. '/run')
+         end)
+      end
+   end)
+end)

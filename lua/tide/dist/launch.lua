@@ -30,6 +30,24 @@ function launch.resume_from(out)
    return fs.read_json(op, path).job == launch.job() and out or nil
 end
 
+-- Plain luajit: notes the first SIGINT or SIGTERM, for `signal` to tell, until `unwatch`. Under a
+-- host it does nothing: the host has handlers of its own, which interrupt the context.
+function launch.watch()
+   if type(package.loaded['tide.host']) ~= 'table' then require('tide.ffi.signal').watch() end
+end
+
+-- The number of the signal that was noted, or nil.
+function launch.signal()
+   local noted = package.loaded['tide.ffi.signal']
+   return type(noted) == 'table' and noted.seen() or nil
+end
+
+-- Ends what watch began.
+function launch.unwatch()
+   local noted = package.loaded['tide.ffi.signal']
+   if type(noted) == 'table' then noted.unwatch() end
+end
+
 -- What the launcher of processes calls this job, the same on all of its ranks; nil without one.
 function launch.job_of_launcher(get)
    get = get or os.getenv

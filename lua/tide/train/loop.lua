@@ -260,7 +260,7 @@ local function run_steps(self)
    while self.step < o.steps do
       one_step(self)
       self:settle(true)
-      if dist.any(o.comm, o.ctx:interrupted()) then
+      if dist.any(o.comm, o.ctx:interrupted() or launch.signal() ~= nil) then
          self.interrupted = true
          break
       end

@@ -10,6 +10,7 @@ local args = require 'tide.util.args'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local launch = require 'tide.dist.launch'
 local pack = require 'tide.ffi.pack'
 local setup = require 'tide.train.setup'
 
@@ -355,6 +356,7 @@ local function run(recipe, opt, parser, given, resumed)
       corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, world.size,
       world.size == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(opt, world))
    tell_resumed(log, tide, opt)
+   launch.watch()
    local result = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
       model = spread.model, parallel = spread.sharded, optim = optim, train = corpus.train,
       val = corpus.val, sampler = sampler,
@@ -367,6 +369,7 @@ local function run(recipe, opt, parser, given, resumed)
       title = ('%d parameters'):format(plan.numel), lock = lock, async_save = opt.async_save,
       captured = opt.captured,
    })
+   launch.unwatch()
    lock:release()
    finish(tide, opt, corpus, spread, result)
    return result

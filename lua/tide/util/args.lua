@@ -328,7 +328,8 @@ function args.parse(program, rows, argv, base)
 end
 
 -- Runs a recipe's main function. Under the tide program that tells errors; under plain luajit they
--- are told here in the same form, and the process ends: 2 after a mistake on the command line.
+-- are told here in the same form, and the process ends: 2 after a mistake on the command line, 128
+-- + signal after a signal that the recipe has heeded.
 function args.main(fn, ...)
    if type(package.loaded['tide.host']) == 'table' then return fn(...) end
    local function told(e)
@@ -336,7 +337,12 @@ function args.main(fn, ...)
       return debug.traceback(err.text(e), 2)
    end
    local r = pack(xpcall(fn, told, ...))
-   if r[1] then return unpack(r, 2, r.n) end
+   if r[1] then
+      local noted = package.loaded['tide.ffi.signal']
+      local number = type(noted) == 'table' and noted.seen()
+      if number then os.exit(128 + number, true) end
+      return unpack(r, 2, r.n)
+   end
    io.stdout:flush()
    io.stderr:write('tide: ', err.text(r[2]), '\n')
    os.exit(type(r[2]) == 'table' and r[2].code == 'E_ARG' and 2 or 1, true)

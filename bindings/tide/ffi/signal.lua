@@ -1,0 +1,69 @@
+-- SIGINT and SIGTERM of a program that plain luajit runs (layer 7).
+--
+-- The one idea: Lua cannot run in a signal handler, so the handler is a C function without effect,
+-- set to be removed by its first call (SA_RESETHAND). Whether a signal came is then seen by the
+-- handler being gone; the next one ends the process, as it would have without this.
+--
+-- For programs that own their process alone: nothing here is called by the library itself.
+
+local ffi = require 'ffi'
+local lib = require 'tide.ffi.lib'
+local each = pairs -- by another name: see "two faults" in bindings/README.md
+
+local M = {}
+
+lib.once('sigaction', function()
+   ffi.cdef [[
+      typedef struct tide_sigaction {       /* Linux, 64 bits: glibc and musl */
+         void (*handler)(int);
+         unsigned long mask[16];
+         int flags;
+         void (*restorer)(void);
+      } tide_sigaction;
+      int sigaction(int number, const tide_sigaction *to, tide_sigaction *from);
+      int abs(int n);
+   ]]
+end)
+
+local SA_RESTART, SA_RESETHAND = 0x10000000, -0x80000000
+local signals = { INT = 2, TERM = 15 }
+local default, ignored = ffi.cast('void (*)(int)', 0), ffi.cast('void (*)(int)', 1)
+
+local before, came = {}, nil
+
+local function action_of(number)
+   local now = ffi.new 'tide_sigaction'
+   return ffi.C.sigaction(number, nil, now) == 0 and now or nil
+end
+
+-- Notes the first SIGINT or SIGTERM from here on, in place of ending the process. Signals that are
+-- ignored stay so.
+function M.watch()
+   for _, number in each(signals) do
+      local old = action_of(number)
+      if old and old.handler ~= ignored and not before[number] then
+         local new = ffi.new('tide_sigaction', { flags = SA_RESTART + SA_RESETHAND })
+         new.handler = ffi.cast('void (*)(int)', ffi.C.abs)
+         if ffi.C.sigaction(number, new, nil) == 0 then before[number] = old end
+      end
+   end
+end
+
+-- The number of the signal that came since watch, or nil.
+function M.seen()
+   for number in each(before) do
+      local now = action_of(number)
+      if now and now.handler == default then came = number end
+   end
+   return came
+end
+
+-- Ends watching; what signals did before they do again.
+function M.unwatch()
+   M.seen()
+   for number, old in each(before) do ffi.C.sigaction(number, old, nil) end
+   before = {}
+   return came
+end
+
+return M
