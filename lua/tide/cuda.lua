@@ -13,8 +13,8 @@ local cuda = {}
 -- Whether device 'cuda' can be used; if not, false and why.
 function cuda.is_available() return ctx.default():device_available 'cuda' end
 
--- How many GPUs the machine has; 0 and why where there is none. Each rank takes one of them: see
--- tide.dist.gpus, and parameter cuda_device.
+-- Returns the number of GPUs of the machine; without any, 0 and the reason. Each rank takes one:
+-- see tide.dist.gpus, and parameter cuda_device.
 function cuda.device_count() return ctx.default():device_count 'cuda' end
 
 -- Waits until the GPU has done what it was given, and raises what its kernels found wrong.

@@ -94,7 +94,7 @@ function packed.new(opts)
 end
 
 -- Pieces { start, length, goes_on, slot } of the documents, row by row. order(k): the document
--- (from 0) that comes in place k (from 0).
+-- (from 0) at place k (from 0).
 local function lay_rows(self, cu, order)
    local seq, unit = self.seq, self.unit
    local rows, used = {}, seq

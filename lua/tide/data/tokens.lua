@@ -75,7 +75,7 @@ end
 -- Bytes an id by the dtype code of a Megatron index.
 local index_widths = { [4] = 4, [8] = 2 }
 
--- The width that the index of a Megatron data set beside its .bin tells; nil without one.
+-- The width in the .idx of a Megatron data set beside its .bin; nil without that file.
 local function index_width(op, path)
    local index = path:gsub('%.bin$', '') .. '.idx'
    local f = index ~= path and fs.size(index) and io.open(index, 'rb')
@@ -197,7 +197,7 @@ function tokens.each_piece(source, fn)
    end
 end
 
--- What tells one source from another: a text of count, width and an XXH64 of the bytes.
+-- The fingerprint of a source: a text of count, width and an XXH64 of the bytes.
 function tokens.fingerprint(source)
    tokens.check('data.tokens.fingerprint', source)
    local hash, chain = require('tide.ffi.io').xxh64, ''

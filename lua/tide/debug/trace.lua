@@ -8,8 +8,8 @@
 -- the ring of the last collectives of each of its communicators. A communicator is known on all of
 -- its ranks by its `id`: the call of split that made it. So the calls of different ranks can be
 -- laid side by side, by number, and compared: a call that differs, a call that one rank never
--- made, and who came last. Times of ranks of one host come from one clock; other hosts are shifted
--- so that collectives end at the same time, which they do.
+-- made, and which rank came last. Times of ranks of one host come from one clock; other hosts are
+-- shifted so that collectives end at the same time, which they do.
 
 local agree = require 'tide.dist.agree'
 local each = require 'tide.util.each'
@@ -112,7 +112,7 @@ local doc_fields = {
    { 'size', is_count, '?' }, { 'run', 'string', '?' }, { 'clock', 'string', '?' },
 }
 
--- The first field of t that has not its type, after `where`; nil if all have.
+-- The first field of t that does not have its type, after `where`; nil if all have.
 local function wrong_field(t, fields, where)
    if type(t) ~= 'table' then return where .. ' is no table' end
    for _, row in ipairs(fields) do
@@ -293,7 +293,7 @@ local function absence(c, seq)
    return list and { kind = 'missing', comm = c.name, seq = seq, call = here, ranks = list } or nil
 end
 
--- Who came last, and how long after the one before: nil unless all came.
+-- The rank that came last, and how long after the one before; nil unless all came.
 local function lateness(c, seq)
    local times, late, call = {}, nil, nil
    for _, row in ipairs(c.rows) do

@@ -1,15 +1,15 @@
 -- Whether ranks have in common what they must.
 --
 -- Each rank says in a text what it holds, all of them see all the texts, and every
--- rank raises the same error, which names those who differ, before anything is changed. Where one
--- call makes others (a plan that cuts and shards a model), what the first has compared is settled
--- for the rest, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
+-- rank raises the same error, which names the ranks that differ, before anything is changed. Where
+-- one call makes others (a plan that cuts and shards a model), what the first has compared is
+-- settled for the rest, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
 
 local err = require 'tide.util.err'
 
 local agree = {}
 
--- ---- who differs -----------------------------------------------------------------------------
+-- ---- which ranks differ ----------------------------------------------------------------------
 
 local most_named = 16
 
@@ -21,7 +21,7 @@ function agree.ranks_text(list)
       .. (more > 0 and (' and %d more'):format(more) or '')
 end
 
--- The list at t[key], made if there is none; `order` holds the keys in the order of making.
+-- The list at t[key], made on demand; `order` holds the keys in the order of making.
 local function list_at(t, order, key)
    if not t[key] then
       t[key], order[#order + 1] = {}, key
@@ -30,7 +30,7 @@ local function list_at(t, order, key)
 end
 
 -- Groups of ranks that say the same of item i, in the order of their first ranks, of the first
--- ranks that should and do not; nil if there are none.
+-- ranks that should and do not; nil if all do.
 local function parted(all, i)
    local among, names = {}, {}
    for r, row in ipairs(all) do

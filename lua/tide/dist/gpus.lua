@@ -1,6 +1,6 @@
 -- Which GPU each rank has, and NCCL between them.
 --
--- Ranks tell each other their machine, its GPUs and the one they were given; all see
+-- Ranks exchange their machine, its GPUs and the one they were given; all see
 -- the same table and draw the same conclusion. A GPU to a rank: NCCL. Threads that share one: they
 -- move data there themselves. Anything else would leave GPUs idle, or is not possible.
 
@@ -20,7 +20,7 @@ local function place_of(comm)
       .. '(/proc/sys/kernel/hostname); give each rank its GPU as parameter cuda_device')
 end
 
--- What this rank says of itself. given: the GPU it was told to take, -1 for none.
+-- What this rank says of itself. given: the GPU that it must take, or -1.
 local function row_of(comm)
    local count, why = tide.cuda.device_count()
    if count == 0 then err.raise('E_DEVICE', op, '%s', why) end

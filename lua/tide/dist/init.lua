@@ -2,7 +2,7 @@
 --
 -- `world()` is the communicator of this Lua state. A program that runs N ranks as threads opens one
 -- state a rank and leaves group and rank in package.loaded['tide.host']; without that, variables of
--- a launcher (dist/env.lua) that tell of several processes mean MPI; else it is one rank. The
+-- a launcher (dist/env.lua) that name several processes mean MPI; else it is one rank. The
 -- interface is described in tide.ffi.comm; dist/solo.lua names what training needs.
 
 local env = require 'tide.dist.env'
@@ -20,7 +20,7 @@ local function given()
    return host.group, host.rank
 end
 
--- The ranks of an MPI job, which must be those that the environment tells of.
+-- The ranks of an MPI job, which must be those that the environment names.
 local function join_mpi(here, opts)
    local comm = require('tide.ffi.dist').mpi(opts.ctx, {
       check = opts.check, timeout = opts.timeout,
@@ -97,7 +97,7 @@ function dist.set_world(comm)
    return comm
 end
 
--- Leaves the group. What comes after is one rank of its own, or another set_world.
+-- Leaves the group. Afterwards this is one rank of its own, or another set_world.
 function dist.close()
    if world and world.close then world:close() end
    world = nil

@@ -1,4 +1,4 @@
--- What the launcher that runs this state has told it, for code that goes on after a restart.
+-- What the launcher of this state has passed on, for code that goes on after a restart.
 --
 -- `tide run --max-restarts K` runs a recipe again, in new Lua states, when a rank has failed. Such
 -- a run is one job: its checkpoints carry the job's name, so a second attempt goes on from LATEST
@@ -30,7 +30,7 @@ function launch.resume_from(out)
    return fs.read_json(op, path).job == launch.job() and out or nil
 end
 
--- Plain luajit: notes the first SIGINT or SIGTERM, for `signal` to tell, until `unwatch`. Under a
+-- Plain luajit: notes the first SIGINT or SIGTERM, which `signal` returns, until `unwatch`. Under a
 -- host it does nothing: the host has handlers of its own, which interrupt the context.
 function launch.watch()
    if type(package.loaded['tide.host']) ~= 'table' then require('tide.ffi.signal').watch() end

@@ -43,7 +43,7 @@ local function check_type(op, name, v)
    end
 end
 
--- A head of another kind (classification, reward) has the same layers; another family has not.
+-- A head of another kind (classification, reward) has the same layers; another family does not.
 local function check_architectures(op, name, list)
    for i, v in ipairs(err.type(op, 'architectures', list, 'table')) do
       local field = ('architectures[%d]'):format(i)

@@ -164,7 +164,7 @@ Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask'
 -- opts: positions [B or 1, T] (default 0, 1, ...), index [B or 1, T, 2] of (document, position)
 -- for packed streams, or q_index and k_index apart; attention_mask [B, T], 1 and 0 or documents
 -- numbered from 1, in place of an index; caches, one table a layer, for generation;
--- context, of a sequence of which ids are this rank's part (parallel.cp), which tells positions.
+-- context, of a sequence of which ids are this rank's part (parallel.cp), which gives positions.
 local function placement(op, ids, opts)
    opts = err.options(op, opts, Llama.at_fields)
    local context = nn.context.of(op, opts, ids)

@@ -90,7 +90,7 @@ function Attention:project(x_BTC)
    return unpack(self.qkv_proj(x_BTC):split({ nq, nk, nk }, -1))
 end
 
--- What the inner call is told beside its tensors.
+-- The options of the inner call, beside its tensors.
 function Attention:told(at, q_start, device)
    err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)

@@ -1,7 +1,7 @@
 -- What models and layers do with the context of a sequence over ranks (parallel.cp): they hand it
 -- on, and refuse what would be a wrong number without a word.
 --
--- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which tells
+-- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which gives
 -- its documents, causal and window; or it is null: the whole sequence is here, and is one document.
 
 local err = require 'tide.util.err'
@@ -15,14 +15,14 @@ local function checked(op, c)
    return c
 end
 
--- The context among the options of a model's call with ids [B, T]; nil if there is none, or null.
+-- The context among the options of a model's call with ids [B, T]; nil without one, or for null.
 function context.of(op, opts, ids)
    err.type(op, 'opts', opts, 'table')
    local c = opts.context
    if c == nil or checked(op, c).null then return nil end
    for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
       if opts[name] ~= nil then
-         err.arg(op, name, 'nil beside a context, which tells documents and knows no caches',
+         err.arg(op, name, 'nil beside a context, which gives documents and knows no caches',
             opts[name])
       end
    end
@@ -43,7 +43,7 @@ function context.check_shift(op, c)
 end
 
 -- The context for a layer that mixes along the sequence. Only one whose plan has replaced its inner
--- call (takes_context) can have a part of it. Any can have the whole: a context of one rank comes
+-- call (takes_context) can have a part of it. Any can have the whole: a context of one rank is made
 -- back as the second result, for what it says of documents and mask.
 function context.for_layer(op, layer, at)
    if at ~= nil and type(at) ~= 'table' then err.arg(op, 'at', 'a table', at) end

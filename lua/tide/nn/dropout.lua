@@ -1,5 +1,5 @@
 -- Dropout: zeroes elements with probability p while training and scales the rest by 1/(1-p).
--- The mask comes from the context's counter-based generator, so recomputation replays it.
+-- The mask is drawn by the context's counter-based generator, so recomputation replays it.
 
 local tide = require 'tide'
 local class = require 'tide.class'

@@ -24,7 +24,7 @@ end
 local GatedRMSNorm = class('GatedRMSNorm', Module)
 
 -- opts: eps (1e-5), group (channels that share a mean; default dim), gate_last (false: the gate
--- comes before the norm), dtype, device.
+-- stands before the norm), dtype, device.
 function GatedRMSNorm:init(dim, opts)
    local op = 'nn.GatedRMSNorm'
    err.integer(op, 'dim', dim, 1)

@@ -66,7 +66,7 @@ function mask_.check(op, mask, index)
 end
 
 -- The pairs i32 [B, T, 2] that attention_mask [B, T] among the options of a model's call with ids
--- [B, T] tells; nil if there is none. c: the context of the call, which the mask must agree with.
+-- [B, T] gives; nil without one. c: the context of the call, which the mask must agree with.
 function mask_.of_call(op, opts, ids, c)
    local mask = opts.attention_mask
    if mask == nil then return nil end

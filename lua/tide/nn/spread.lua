@@ -5,7 +5,7 @@
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model
 --
--- The parts of `parallel` write down what they did, and whoever must know (steps,
+-- The parts of `parallel` record what they did, and the code that must know (steps,
 -- optimisers, states, plans) asks here without knowing them.
 
 local err = require 'tide.util.err'

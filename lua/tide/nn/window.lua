@@ -1,7 +1,7 @@
 -- The window of attention, which means one thing everywhere: how far a key may lie from its query,
 -- { left, right }, where -1 or nil is any distance and a number stands for both sides.
 --
--- Configurations tell it in tokens, the query's own included: sliding_window = n is { n - 1, -1 }.
+-- Configurations give it in tokens, the query's own included: sliding_window = n is { n - 1, -1 }.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'

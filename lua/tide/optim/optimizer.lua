@@ -95,7 +95,7 @@ function Optimizer:init(op, params, defaults, opts)
    self.sharded = params.is_sharded and { params } or sharded_of(self:entries())
 end
 
--- Learning rate of the step that comes next. A function is called each time; `last_lr` is the rate
+-- Learning rate of the next step. A function is called each time; `last_lr` is the rate
 -- of the last step, also of a replayed one.
 function Optimizer:next_lr()
    if type(self.lr) == 'function' then return self.lr(self.steps + 1) end
@@ -225,8 +225,8 @@ end
 
 -- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every
 -- gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, which the
--- caller tells by take_back once he knows. In a captured step (tide.cuda.graph) the update is made
--- and counted at each replay, with the rate and the step number of that time.
+-- caller undoes with take_back once it is known. In a captured step (tide.cuda.graph) the update is
+-- made and counted at each replay, with the rate and the step number of that time.
 function Optimizer:step(opts)
    opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor', 'found_inf' })
    if graph.is_capturing() then

@@ -1,7 +1,7 @@
 -- axis_of(op, name, v, plain): the ranks that argument `name` of op says.
 --
 -- v is an axis of a mesh or a communicator. Returns the communicator, the number of ranks and this
--- one's among them, from 0. plain: whoever asks communicates nothing, so that size and rank alone
+-- one's among them, from 0. plain: the caller communicates nothing, so that size and rank alone
 -- will do; the first result is then v itself.
 
 local err = require 'tide.util.err'

@@ -189,12 +189,12 @@ local function reduce_parts(x, comm, dim, counts, reduce)
    return got:reshape(with_size(x, dim, counts[comm.rank + 1]))
 end
 
--- Part r of x along `cut` goes to rank r; what comes is joined along `join`. equal: all parts of
+-- Part r of x along `cut` goes to rank r; what arrives is joined along `join`. equal: all parts of
 -- all ranks are (which a rank cannot see from its own counts alone when cut is join).
 local function exchange(x, comm, cut, join, give, take, equal)
    local parts = to_parts(x, cut, give)
    local shape = with_size(x, cut, give[comm.rank + 1])
-   local unit = 1                            -- elements of what comes, for each row along join
+   local unit = 1                            -- elements received, for each row along join
    for d, size in ipairs(shape) do
       if d ~= join then unit = unit * size end
    end
@@ -308,7 +308,7 @@ local scatter_to_fn = func {
    backward = function(self, dy) return gather(dy, self.comm, self.dim, self.counts) end,
 }
 
--- Root's x on every rank; what the others gave only tells the shape.
+-- Root's x on every rank; what the others gave is used for its shape alone.
 local function sent(x, comm, root)
    local y = comm.rank == root and x:contiguous()
       or tide.empty(x.shape, { dtype = x.dtype, device = x.device })
@@ -362,7 +362,7 @@ function op.all_gather(x, comm, dim)
    return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
 end
 
--- The same with counts[r + 1] rows along dim from rank r. counts nil: the ranks tell each other.
+-- The same with counts[r + 1] rows along dim from rank r. counts nil: the ranks exchange them.
 function op.all_gather_v(x, comm, dim, counts)
    local name = 'parallel.all_gather_v'
    comm = begin(name, x, comm)
@@ -392,7 +392,7 @@ function op.reduce_scatter_v(x, comm, dim, counts, reduce)
    return reduce_scatter_fn(x, comm, dim, counts, reduce)
 end
 
--- Part r of x along the dim `cut` (1) goes to rank r; what comes is joined along the dim `join`
+-- Part r of x along the dim `cut` (1) goes to rank r; what arrives is joined along the dim `join`
 -- (cut). Sequence against heads: all_to_all(x_BTHD, comm, 3, 2) has all of T and a part of H.
 -- cut_counts, join_counts: sizes of the parts, and the sizes that the ranks have along join, when
 -- unequal; both the same on every rank.
@@ -463,7 +463,7 @@ function op.reduce(x, comm, root, reduce)
    return reduce_fn(x, comm, root, reduce)
 end
 
--- Ring: x goes `by` (1) ranks up, that of the rank as far below comes. One shape on all ranks.
+-- Ring: x goes `by` (1) ranks up, that of the rank as far below arrives. One shape on all ranks.
 function op.shift(x, comm, by)
    local name = 'parallel.shift'
    comm = begin(name, x, comm)

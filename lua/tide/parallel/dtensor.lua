@@ -90,7 +90,7 @@ local function check_tensor(name, t)
 end
 
 -- A tensor that every rank holds whole and alike, laid out on the mesh: each rank keeps its piece
--- (a copy). With opts.root, that rank of the mesh has the values and the others' t only tells shape
+-- (a copy). With opts.root, that rank of the mesh has the values and the others' t only gives shape
 -- and dtype; without, nothing is communicated.
 function dtensor.distribute(t, mesh, placements, opts)
    local name = 'parallel.distribute'
@@ -123,7 +123,7 @@ local function whole_shape(part, mesh, list)
    return shape
 end
 
--- From this rank's piece. shape: of the whole; nil: the ranks tell each other their sizes.
+-- From this rank's piece. shape: of the whole; nil: the ranks exchange their sizes.
 function dtensor.from_local(part, mesh, placements, shape)
    local name = 'parallel.from_local'
    check_tensor(name, part)

@@ -1,9 +1,9 @@
 -- Indices into what is cut over ranks, looked at as the whole op would look at them.
 --
 -- A rank holds a part of the classes and takes an index beyond it for another rank's,
--- so what is no index at all must be found apart. On the host that is told at once; on a device by
--- a kernel that nobody waits for: the next call that looks at the device tells (E_ARG), as of any
--- index there.
+-- so what is no index at all must be found apart. On the host that is an error at once; on a device
+-- by a kernel that the host does not wait for: the next call that reads the device raises E_ARG, as
+-- of any index there.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'

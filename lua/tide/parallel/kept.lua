@@ -1,7 +1,7 @@
 -- kept(of, key, make, is_gone): what make() gives, kept in of.keep until its bytes go.
 --
 -- Tensors made in a step scope lose their bytes at its end; then they are made again. is_gone(v)
--- tells of what is no tensor; nil from make is kept, too.
+-- says so of what is no tensor; nil from make is kept, too.
 
 local function tensor_gone(t) return t:is_gone() end
 

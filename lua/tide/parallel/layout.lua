@@ -11,7 +11,8 @@
 --
 -- A parameter without an entry is the same on all ranks and counts once. So is one with Replicate.
 -- Gradients are whole: where ranks hold parts of the gradient of a replicated parameter (a norm on
--- a sequence-sharded activation), its module adds them up in backward, and nobody does it again.
+-- a sequence-sharded activation), its module adds them up in backward, and no other code does it
+-- again.
 
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'

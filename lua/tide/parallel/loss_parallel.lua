@@ -5,7 +5,7 @@
 -- them. Of a chunk the ranks exchange three numbers a token: the largest logit, and the sum of
 -- exponentials, the logit of the target and (for label smoothing) the sum of logits (Shoeybi et
 -- al., arXiv 1909.08053). The loss is the same on every rank; the gradient of x is this rank's
--- part, to be added over ranks by whoever made x alike on them (copy_to, or the gather of a
+-- part, to be added over ranks by the op that made x alike on them (copy_to, or the gather of a
 -- sequence).
 --
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank, V of all.

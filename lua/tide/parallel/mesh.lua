@@ -342,7 +342,7 @@ function mesh.new(axes, opts)
    return build(op, axes, opts, 'the number of ranks')
 end
 
--- The axis of that name, or a flattened one that has been made; nil if there is none.
+-- The axis of that name, or a flattened one that has been made; nil without one.
 function Mesh:find(name) return self.by_name[name] or self.root.flat[name] end
 
 -- Whether a name stands for axes that this mesh has.
@@ -368,7 +368,7 @@ local function no_axis(self, op, name)
       near.best(tostring(name), have) and near.hint(tostring(name), have) or '')
 end
 
--- The same, but raises if there is none. Communicates nothing.
+-- The same, but raises without one. Communicates nothing.
 function Mesh:axis(name) return self:find(name) or no_axis(self, 'parallel.mesh.axis', name) end
 
 -- The communicator of an axis.

@@ -1,8 +1,8 @@
 -- Images and videos over context-parallel ranks: padding rules, packed parameters, and the split
 -- and gather of what a vision tower reads and writes.
 --
--- A split is a plan (who has which frames, who has none) that the gather reads again,
--- so what comes back is exactly what went in: no frame lost, empty ranks known by a flag and not
+-- A split is a plan (which rank has which frames, which has no frames) that the gather reads again,
+-- so the result is exactly what went in: no frame lost, empty ranks known by a flag and not
 -- guessed from their number. Towers of different length on each rank are joined by a true
 -- all-gather of unequal parts, whose adjoint is the reduce-scatter of the same parts.
 --
@@ -198,9 +198,9 @@ local function bounds_of(opts, frames, T, cu, W)
    return split.balanced(frames or singles, T, W, costs), 0
 end
 
--- Who has which frames. cu: cumulative tokens of the frames (a list). Returns the plan that split
--- and gather share: bounds (frames), tokens (real ones of each rank), empty (flags), and for each
--- rank the number of its empty frames.
+-- Which rank has which frames. cu: cumulative tokens of the frames (a list). Returns the plan that
+-- split and gather share: bounds (frames), tokens (real ones of each rank), empty (flags), and for
+-- each rank the number of its empty frames.
 local function plan_of(opts, frames, T, cu, W)
    local n = #cu - 1
    local bounds, added = bounds_of(opts, frames, T, cu, W)

@@ -11,8 +11,8 @@
 -- A change of placements is a list of steps, each on one axis and each the cheapest
 -- collective for its pair, found before anything runs. A dim is cut from outer to inner axis and
 -- joined from inner to outer, so an axis must sometimes give its cut back for a while. What shrinks
--- the data comes first, what grows it last. plan.bytes is what this rank sends with the algorithms
--- that communicators count (rings; direct exchange).
+-- the data is done first, what grows it last. plan.bytes is what this rank sends with the
+-- algorithms that communicators count (rings; direct exchange).
 --
 -- Placements are values, one object each: compare with ==.
 

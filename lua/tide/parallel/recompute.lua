@@ -55,7 +55,7 @@ end
 
 -- ---- around a module -------------------------------------------------------------------------
 
--- How long a sequence cut over ranks is, is told from outside a module (see tp/layer.lua); a call
+-- How long a sequence cut over ranks is, is given from outside a module (see tp/layer.lua); a call
 -- made again has to hear the same.
 local function around(call, self, ...)
    if not tide.is_grad_enabled() then return call(self, ...) end

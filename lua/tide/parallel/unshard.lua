@@ -1,6 +1,6 @@
 -- Whole parameters for a while, and the end of a run's communication.
 --
--- A unit counts who needs it whole and gives its bytes back when nobody does. So
+-- A unit counts the calls that need it whole and drops its bytes after the last. So
 -- scopes nest, overlap with a forward pass, and an error inside leaves everything as it was.
 
 local tide = require 'tide'
@@ -82,7 +82,7 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
    return unpack(r, 2, r.n)
 end
 
--- Ends the communication of this run. An interrupt that comes meanwhile is not answered, and one
+-- Ends the communication of this run. An interrupt meanwhile is not answered, and one
 -- that came before is still there afterwards.
 function unshard.destroy_dist_connection()
    local ctx = tide.default()

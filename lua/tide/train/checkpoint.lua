@@ -72,7 +72,7 @@ function checkpoint.list(out)
    return run_folder.list(op, err.type(op, 'out', out, 'string'))
 end
 
--- The step of the newest checkpoint of the run in `out`; nil if there is none.
+-- The step of the newest checkpoint of the run in `out`; nil without one.
 function checkpoint.step_in(out)
    local op = 'train.checkpoint.step_in'
    return run_folder.step_in(op, err.type(op, 'out', out, 'string'))
@@ -209,7 +209,7 @@ end
 local Pending = { class_name = 'PendingSave' }
 Pending.__index = Pending
 
--- Saves that nobody has waited for, by their staging folder.
+-- Saves that are not waited for yet, by their staging folder.
 local under_way = setmetatable({}, { __mode = 'v' })
 
 -- As save, but returns when the tensors are copied: threads write them. Collective. At most one may

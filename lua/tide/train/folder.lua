@@ -99,7 +99,7 @@ function folder.find(op, where)
       folder.older(op, fs.join(where, name)))
 end
 
--- "; the one before it is ..." for the message about a damaged checkpoint; '' if there is none.
+-- "; the one before it is ..." for the message about a damaged checkpoint; '' without one.
 function folder.older(op, path)
    local out, name = split((path:gsub('%.old%-', '')))
    if not out then return '' end
@@ -250,7 +250,7 @@ end
 
 -- ---- one run at a time -------------------------------------------------------------------------
 
--- What a run that was killed has left. The lock is held, so nobody writes here.
+-- What a run that was killed has left. The lock is held, so no other run writes here.
 local function sweep(op, out)
    folder.repair(op, out)
    for _, name in ipairs(fs.list(op, out)) do

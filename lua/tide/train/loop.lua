@@ -9,7 +9,7 @@
 -- context) ends the run after the present step with a checkpoint; with several ranks the flag
 -- of any rank counts for all. One of the two places where errors are caught: whatever is raised,
 -- metrics are closed first, and nothing that fails then takes its place. A plot or a line of
--- metrics that cannot be written is told and ends no run.
+-- metrics that cannot be written is reported and ends no run.
 
 local tide = require 'tide'
 local data_batch = require 'tide.data.batch'
@@ -68,7 +68,7 @@ local function settle_resume(op, o)
    end
 end
 
--- Refuses to write over a run that nobody gave up. Rank 0 looks, all agree.
+-- Refuses to write over a run unless that was asked for. Rank 0 looks, all agree.
 local function check_out(op, o)
    if not o.out or o.overwrite then return end
    dist.on_first(o.comm, op, function() folder.check_free(op, o.out, o.resume) end)
@@ -135,7 +135,7 @@ local function held_out(o)
    end
 end
 
--- The mean loss over the held-out windows, or nil if there are none. Collective.
+-- The mean loss over the held-out windows, or nil without any. Collective.
 function Loop:evaluate()
    local o = self.opts
    if not o.val or o.val.count == 0 then return nil end

@@ -36,7 +36,7 @@ function metric.line(record)
    return '{' .. table.concat(parts, ',') .. '}'
 end
 
--- The numbers of such a line; nil if it is none (a torn last line).
+-- The numbers of such a line; nil for a torn last line.
 function metric.parse(line)
    err.type('train.metric.parse', 'line', line, 'string')
    if not line:match '^{.*}$' then return nil end

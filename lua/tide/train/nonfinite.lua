@@ -1,4 +1,4 @@
--- Who brought a number that is not finite into a step: rank and tensor.
+-- Which rank and tensor brought a number that is not finite into a step.
 --
 -- After gradients are summed every rank has the same NaN, so each looks at its own
 -- before that: one pass that reads them, and names only where it finds something. Ranks exchange

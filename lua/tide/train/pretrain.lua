@@ -279,7 +279,7 @@ local function prepare(recipe, tide, opt, world, resumed)
    local sampler = sampler_of(recipe, tide, opt, corpus, spread.data)
    local optim = optimiser(tide, opt, spread.params)
    local lock = tide.train.checkpoint.lock(opt.out, world)
-   check_out(recipe, tide, opt)                  -- again: nobody else writes there from here on
+   check_out(recipe, tide, opt)                  -- again: no other run writes there now
    return corpus, plan, nil, spread, sampler, optim, lock
 end
 
@@ -329,7 +329,7 @@ local function absolute(data)
    return list
 end
 
--- given: options of the command line; resumed: what options_before tells, nil without --resume.
+-- given: options of the command line; resumed: what options_before returns, nil without --resume.
 local function run(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
    local before = resumed and resumed.options
@@ -415,7 +415,7 @@ local function settle_resume(recipe, opt, given)
 end
 
 -- The options that --resume puts in place of the defaults, and { options (those of the checkpoint),
--- other_mesh }. A mesh is one thing: who gives an axis gives all of them, and what says how the
+-- other_mesh }. A mesh is one thing: giving one axis gives all of them, and what says how the
 -- tensor-parallel axis is used goes with it.
 local function options_before(recipe, opt, given)
    settle_resume(recipe, opt, given)

@@ -1,7 +1,8 @@
 -- How a recipe's command line spreads its model over ranks: the options, and the plan they make.
 --
 -- A recipe adds setup.options to its own and asks setup.plan_of for a plan; what can
--- be wrong with them is told in terms of the command line. Nothing of tide is loaded before that.
+-- be wrong with them is reported in terms of the command line. Nothing of tide is loaded before
+-- that.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'

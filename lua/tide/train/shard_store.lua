@@ -1,4 +1,4 @@
--- Tensors of a checkpoint as pieces: who writes what, and how any box is read again.
+-- Tensors of a checkpoint as pieces: which rank writes what, and how any box is read again.
 --
 -- A piece is a box of a whole tensor, { name, shape, offset, size } with a list entry
 -- a dim. Every rank writes the boxes it holds (of equal boxes the lowest rank's), one file a rank
@@ -144,7 +144,7 @@ function Store:names(kind)
    return list
 end
 
--- The common part of a box and a piece: offset and size; nil if there is none.
+-- The common part of a box and a piece: offset and size; nil without one.
 local function common(offset, size, piece)
    local at, n = {}, {}
    for d = 1, #offset do

@@ -143,7 +143,7 @@ end
 
 -- An f32 master is the exact weight of a 16-bit parameter, and a wider parameter is its own: what
 -- is stored as the one goes on as the other, with the same bits. (Shards of 16-bit parameters are
--- f32 unless they are told not to be.)
+-- f32 by default.)
 local function keeps_master(param) return param.dtype == 'bf16' or param.dtype == 'f16' end
 
 local function same_shape(a, b) return table.concat(a.shape, ' ') == table.concat(b.shape, ' ') end

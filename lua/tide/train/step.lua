@@ -326,7 +326,7 @@ local function other_rates(self, lr)
 end
 
 -- Labels of the global batch. Ranks that share a model by parts must have been given the same
--- batches, and all the same learning rate (nil: not known): the sum that tells is the one of the
+-- batches, and all the same learning rate (nil: not known): the sum that decides is the one of the
 -- counts, and one more for tp.
 local function global_count(self, batches, lr)
    local cp, tp, comm, share = self.cp, self.tp, self.comm, fingerprint.share

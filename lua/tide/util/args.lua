@@ -327,9 +327,9 @@ function args.parse(program, rows, argv, base)
    return options, parser, given, more
 end
 
--- Runs a recipe's main function. Under the tide program that tells errors; under plain luajit they
--- are told here in the same form, and the process ends: 2 after a mistake on the command line, 128
--- + signal after a signal that the recipe has heeded.
+-- Runs a recipe's main function. Under the tide program that prints errors; under plain luajit they
+-- are printed here in the same form, and the process ends: 2 after a mistake on the command line,
+-- 128 + signal after a signal that the recipe has heeded.
 function args.main(fn, ...)
    if type(package.loaded['tide.host']) == 'table' then return fn(...) end
    local function told(e)

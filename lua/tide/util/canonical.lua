@@ -2,8 +2,8 @@
 --
 -- What means the same has the same text, on every rank and after a way through JSON.
 -- So keys come sorted, and false, nil and JSON's null are alike ('none'; entries of a table are
--- left out). Objects, functions, tensors and keys that begin with '_' are left out, too: they tell
--- who holds them. An object whose class has `constant = true` counts as the data it holds.
+-- left out). Objects, functions, tensors and keys that begin with '_' are left out, too: they say
+-- what holds them. An object whose class has `constant = true` counts as the data it holds.
 
 local each = require 'tide.util.each'
 

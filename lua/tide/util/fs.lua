@@ -31,7 +31,7 @@ function fs.join(a, b)
    return a:sub(-1) == '/' and a .. b or a .. '/' .. b
 end
 
--- A failure of a primitive, told as one of `op`.
+-- Raises the failure of a primitive as one of `op`.
 local function failed(op, what, path, problem)
    local code = type(problem) == 'table' and problem.code or 'E_IO'
    local reason = type(problem) == 'table' and problem.message or tostring(problem)
@@ -66,7 +66,7 @@ function fs.is_present(path) return fs.io().is_link(path) or fs.exists(path) end
 -- Whether a folder is at this path, or a link to one.
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
 
--- Size in bytes of a regular file; nil if there is none.
+-- Size in bytes of a regular file; nil without one.
 function fs.size(path)
    local kind, size = fs.io().kind(path)
    return kind == 'file' and size or nil

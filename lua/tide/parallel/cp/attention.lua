@@ -12,7 +12,7 @@
 --    a2a         heads against sequence, one exchange each way
 --    a2a+p2p     a2a among `a2a` neighbouring ranks, the ring across their groups
 --
--- The object says how, the context what. It comes as an option of the call, or holds for the time
+-- The object says how, the context what. It is an option of the call, or holds for the time
 -- of one function (`with`); a call without is an error. Losses are sums over ranks.
 
 local tide = require 'tide'

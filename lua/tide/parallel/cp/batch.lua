@@ -3,7 +3,7 @@
 -- A table says for each field which dim counts tokens and what its padding is. A tensor of another
 -- name with a dim of S tokens is an error, so nothing is left whole by oversight. documents.lua
 -- says which tokens see each other; packed streams are in stream.lua. Batches are never changed: a
--- new table comes back.
+-- new table is returned.
 --
 -- Legend: B rows of S tokens, W ranks.
 

@@ -3,7 +3,7 @@
 -- Masks and layouts are data (pairs of document and position a token), so what must
 -- travel is found from the data: for every pair of ranks the shortest run of rows that may be
 -- seen. A causal zigzag ring, a window's halo and packed documents are the same plan with other
--- numbers, and a distance at which nobody needs anything is left out.
+-- numbers, and a distance at which no rank needs anything is left out.
 --
 --    hops: list of { from =, to =, recv = { first =, count = }, send = { first =, count = } }
 -- one for each distance d in use: this rank gets rows of rank `from` (d below, cyclic), and sends

@@ -5,7 +5,8 @@
 -- process-global.
 --
 -- Fields
---    map      the cp_map plan: who holds what; map:shard, map:gather (nil if `pairs` was given)
+--    map      the cp_map plan: which rank holds what; map:shard, map:gather (nil if `pairs` was
+--    given)
 --    axis     axis of a mesh (or communicator) along which the sequence is cut
 --    comm     its communicator
 --    size, rank
@@ -15,7 +16,8 @@
 --    batch    a line for the batch that the context is of, compared among the ranks
 -- and, as data, which document and position each token carries: k_index(rank, device) and
 -- q_index(device), i32 [1 or B, count, 2], pairs(device), those of all ranks, positions(device).
--- What has been found out about them (who needs which rows, what the ranks agree on) is kept here.
+-- What has been found out about them (which rank needs which rows, what the ranks agree on) is kept
+-- here.
 
 local tide = require 'tide'
 local agree = require 'tide.dist.agree'
@@ -87,7 +89,7 @@ local function check_axes(op, opts, method, size, rank)
    if both then context_.check_split(op, inner, outer, size, rank) end
 end
 
--- The ranks: those of a plan, or of the axis that comes with pairs.
+-- The ranks: those of a plan, or of the axis given with pairs.
 local function ranks_of(op, opts)
    if opts.map == nil then
       local _, size, rank = axis_of(op, 'axis', opts.axis, true)
@@ -131,7 +133,7 @@ function context_.new(opts)
    }, Context)
 end
 
--- ---- who is where ----------------------------------------------------------------------------
+-- ---- which rank holds what -------------------------------------------------------------------
 
 local function check_place(self, rank, device)
    local op = 'parallel.cp.context'
@@ -199,7 +201,7 @@ function Context:joined(device, first, n)
    end)
 end
 
--- ---- who needs what --------------------------------------------------------------------------
+-- ---- which rank needs what -------------------------------------------------------------------
 
 local function mask_key(n, mask)
    local w = mask.window

@@ -2,7 +2,7 @@
 --
 --    index             i32 [B or 1, S, 2]: (document, position); document -1 is padding
 --    packed_seq_ids    [B, S]: documents numbered from 1; 0 is padding
---    attention_mask    [B, S]: the same. Beside other fields a mask of 1 and 0 tells padding only
+--    attention_mask    [B, S]: the same. Beside other fields a mask of 1 and 0 marks padding only
 --    cu_real, cu_slot  cumulative lengths of the documents of one row, and of the slots they lie in
 --    padding_mask      [B, S]: true is padding
 --
@@ -121,7 +121,7 @@ local function numberings(op, batch, B, S, device)
    return list, real, slot
 end
 
--- Takes a mask that tells padding only out of a list of several; returns that padding.
+-- Takes a mask that marks padding only out of a list of several; returns that padding.
 local function without_plain_mask(list, batch)
    for i, e in ipairs(list) do
       if #list > 1 and e.name == 'attention_mask' and mask_.is_plain(batch.attention_mask) then

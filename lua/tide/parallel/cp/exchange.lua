@@ -7,7 +7,7 @@
 -- belongs, which undoes rank order, packed documents and load balancing at once. Each way is the
 -- derivative of the other. Packing is one foreach_copy_, putting in place is another.
 --
--- A run of channels that several ranks ask for goes to each of them; what comes back is added up.
+-- A run of channels that several ranks ask for goes to each of them; what returns is added up.
 -- Legend: B batch, L tokens of this rank, T of all, w channels of a rank, P of all.
 
 local tide = require 'tide'

@@ -6,7 +6,7 @@
 --
 -- A plan owns the layout, the padding and the documents, and gives everything else as
 -- index data: what a rank keeps, where each token is, which document and position each carries.
--- Nobody downstream needs to know the layout.
+-- Code downstream does not need to know the layout.
 --
 -- Kinds: contiguous; zigzag (head-tail: 2 W chunks, rank r has chunks r and 2 W - 1 - r); document
 -- (zigzag of every document); balanced (blocks dealt so that tokens are equal and work nearly so);

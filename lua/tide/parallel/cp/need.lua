@@ -2,7 +2,7 @@
 --
 -- With causal attention inside documents a rank's queries see one stretch of keys,
 -- from where its first document (or the window) begins to its own end. That stretch is what
--- blocks.lua finds for any layout; here it is told as numbers of tokens: nothing, a halo from the
+-- blocks.lua finds for any layout; here it is given as numbers of tokens: nothing, a halo from the
 -- left neighbour, or an exchange of exactly the needed parts.
 --
 -- ids: the document of each token, from 1; 0 is padding and stands at the end only. All positions

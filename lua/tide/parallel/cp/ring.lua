@@ -1,7 +1,7 @@
 -- Ring attention: keys and values come by block, queries stay.
 --
 -- Attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
--- 2310.01889). The next block travels while the present one is worked on. A block comes straight
+-- 2310.01889). The next block travels while the present one is worked on. A block travels straight
 -- from its owner and only with the rows that are needed (blocks.lua).
 --
 -- Backward walks the same hops: each block's gradients, made from the output and log-sum-exp over
@@ -11,7 +11,7 @@
 -- Memory: keys and values of one block are worked on while those of one more arrive; in backward
 -- the gradients of one block are made while those of one more go home and as many rows come. That
 -- is all, whatever the number of ranks (with two there is no block more): everything is released
--- when it has served, not when the collector comes.
+-- when it has served, not when the collector runs.
 
 local tide = require 'tide'
 

@@ -92,7 +92,7 @@ local function chosen(op, list, key)
    return found
 end
 
--- The window that options tell, in distances or in tokens.
+-- The window that options give, in distances or in tokens.
 local function window_of(op, o)
    if o.window ~= nil and o.sliding_window ~= nil then
       err.raise('E_ARG', op, 'window (distances) and sliding_window (tokens): give one of them')
@@ -164,7 +164,7 @@ local function put(handle, layer)
    if layer.window then layer.module.window = layer.window end
 end
 
--- What attach can be told.
+-- The options of attach.
 cp_train.options = { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers',
    'mamba' }
 
@@ -293,7 +293,8 @@ end
 -- ---- names of others -------------------------------------------------------------------------
 
 -- Makes the attention of a model that of all ranks of a mesh's axis 'cp' (or of an axis). opts: of
--- attach. Each layer's own call is replaced, so it holds in recomputation and is nobody else's.
+-- attach. Each layer's own call is replaced, so it holds in recomputation and affects no other
+-- layer.
 function cp_train.attach_cp_sdpa_hooks(model, mesh, opts)
    local op, all = 'parallel.cp.attach_cp_sdpa_hooks', {}
    for k, v in each(err.type(op, 'opts', opts or {}, 'table')) do all[k] = v end

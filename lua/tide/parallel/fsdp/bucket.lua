@@ -10,7 +10,7 @@
 -- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
 -- version checks hold; after an update of the shard (`stale`) they are not, and an old graph fails.
 -- Then flat gives its bytes up, unless the shard lies in it (not `apart`); there the fields stand
--- back until it is gathered (`hidden`): they are tensors without bytes, so that who reads one meets
+-- back until it is gathered (`hidden`): they are tensors without bytes, so that reading one raises
 -- an error and no old number. A view of a field that was made before sees what lies there.
 --
 -- Where nothing is cut and nothing is cast, shard and flat are one tensor; where all ranks keep
@@ -393,7 +393,7 @@ function Bucket:reset()
    self:expire()
 end
 
--- The whole gradients that have not been reduced (accumulation without communication) go.
+-- Drops the whole gradients that are not reduced yet (accumulation without communication).
 function Bucket:zero_grad()
    for _, e in ipairs(self.entries) do e.view:zero_grad() end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end

@@ -238,8 +238,8 @@ function Sharded:no_sync(fn, ...)
    return unpack(r, 2, r.n)
 end
 
--- Ends a backward: what has not been reduced is (unless synchronising is off), gathered bytes go.
--- Every rank calls it after each backward. Raises on all ranks if a gradient is not finite and
+-- Ends a backward: what is not reduced yet is reduced (unless synchronising is off), gathered bytes
+-- go. Every rank calls it after each backward. Raises on all ranks if a gradient is not finite and
 -- check_for_nan_in_grad is set.
 function Sharded:finish()
    if self.sync then
@@ -416,7 +416,8 @@ function fsdp.fully_shard(model, opts) return Sharded(model, opts) end
 
 -- Elements of the outermost layer lists of a module, each of which becomes a unit: a list of
 -- { path, module, reshard_after_forward }; the last of a list keeps its parameters after forward,
--- since its backward comes next. Lists within a list, and what is outside of lists, are not in it.
+-- since its backward follows at once. Lists within a list, and what is outside of lists, are not in
+-- it.
 function fsdp.layer_units(module)
    units.check_model('parallel.layer_units', module)
    local list = {}

@@ -1,8 +1,8 @@
 -- When a sharded model communicates: hooks, order, prefetch, reductions.
 --
 -- Units run in the same order on every rank, so what a hook begins is begun by all.
--- `phase` tells a new forward from one that runs again inside backward (recomputation), which drops
--- nothing. At most one reduction is under way while the next is prepared.
+-- `phase` distinguishes a new forward from one that runs again inside backward (recomputation),
+-- which drops nothing. At most one reduction is under way while the next is prepared.
 --
 -- The functions work on a Sharded (init.lua), whose fields they share: order and place (of units in
 -- the last forward), seen (units of this one), reduced, pending, bad, buffers, handles.
@@ -235,7 +235,7 @@ function schedule.hook_unit(self, unit)
 end
 
 -- Modules outside units: those that own parameters gather the root unit, all mark where backward
--- begins, so that a forward that is run again inside it is told from a new one.
+-- begins, so that a forward that is run again inside it is distinguished from a new one.
 function schedule.hook_root(self, model)
    local owners = {}
    for _, e in ipairs(self.entries) do

@@ -106,7 +106,7 @@ local function check_order(op, order)
    return order
 end
 
--- Every document (the whole dim without cu) in #order equal chunks: chunk order[k] comes to place k
+-- Every document (the whole dim without cu) in #order equal chunks: chunk order[k] moves to place k
 -- (from 0). Dim 2, with cu and x [T, ...] dim 1.
 local function reorder(op, x, order, cu)
    if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor', x) end
@@ -128,7 +128,7 @@ local function reorder(op, x, order, cu)
 end
 
 -- x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k], from
--- 0, comes to place k. Dim 2, with cu and x [T, ...] dim 1.
+-- 0, moves to place k. Dim 2, with cu and x [T, ...] dim 1.
 function mamba_cp.reorder_chunks(x, order, cu)
    local op = 'parallel.mamba_cp.reorder_chunks'
    return reorder(op, x, check_order(op, order), cu)

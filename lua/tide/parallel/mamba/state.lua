@@ -60,7 +60,7 @@ function state.runs(map)
    return out
 end
 
--- ---- the batch: who needs which rows, which runs feed which ----------------------------------
+-- ---- the batch: which rank needs which rows, which runs feed which ---------------------------
 
 local function tensor(list, dtype, device)
    return tide.tensor(list, { dtype = dtype, device = device })
@@ -91,7 +91,7 @@ local function given(map, runs, from, to, K)
 end
 
 -- What this rank sends (index of its rows, counts) and takes (counts), and where each row of each
--- halo lies in what comes; one behind the last is a row of zeros.
+-- halo lies in what is received; one behind the last is a row of zeros.
 local function halo_plan(map, runs, K)
    local send, out, back, at, n = {}, {}, {}, {}, 0
    for r = 0, map.size - 1 do
@@ -235,7 +235,7 @@ local function by_group(xBC, G, I, S)
    return group(xBC:narrow(3, 1, I), I), group(xBC:narrow(3, I + 1, S), S)
 end
 
--- weight [n, c, H] for each channel of x as it comes from by_group.
+-- weight [n, c, H] for each channel of x as by_group returns it.
 local function spread(weight, G, I)
    local n, c, H = weight:size(1), weight:size(2), weight:size(3)
    return weight:reshape { n, c, H, 1 }:expand { n, c, H, I / H }:reshape { n, c, G, I / G }

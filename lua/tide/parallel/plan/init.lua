@@ -38,7 +38,7 @@ local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
 
 local size_of = plan_text.axis_size
 
--- Axes as a list; a data axis of one rank where there is none, before cp and tp.
+-- Axes as a list; a data axis of one rank is added where it is missing, before cp and tp.
 local function with_data(list)
    local out, has = {}, false
    for _, a in ipairs(list) do has = has or a.name == 'dp' or a.name == 'dp_shard' end

@@ -165,14 +165,14 @@ local function gradients(run)
    return list
 end
 
--- Tensors that nobody holds go when Lua collects them: only here, and after every block, so that
+-- Unreferenced tensors go when Lua collects them: only here, and after every block, so that
 -- they do not look like memory that is needed and numbers do not depend on when that happens.
 local function collect()
    tide.default():collect()
    collectgarbage 'stop'
 end
 
--- Bytes taken since the mark and in use when nothing is left that nobody holds: what goes may have
+-- Bytes taken since the mark and in use when no unreferenced tensor is left: what goes may have
 -- been all that held another, so until twice nothing has gone.
 local function settled()
    local ctx, same, last = tide.default(), 0, nil

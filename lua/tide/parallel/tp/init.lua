@@ -268,7 +268,7 @@ end
 
 -- ---- the sequence and the head ---------------------------------------------------------------
 
--- A block is told how long the whole sequence is, or its positions.
+-- A block gets the length of the whole sequence, or its positions.
 function Run:watch_length(m)
    local env = self.env
    self:add(function()
@@ -432,7 +432,7 @@ function tp.parallelize_module(model, axis, plan, opts)
    return model
 end
 
--- What tensor_parallel can be told.
+-- The options of tensor_parallel.
 tp.options = { 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
 
 -- A model cut over an axis by the plan that fits it. opts: plan, sequence_parallel, declared (see

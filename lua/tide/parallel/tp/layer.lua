@@ -120,7 +120,7 @@ local function total(blocks, parts)
    return list
 end
 
--- Rows of the weight. shared: whoever owns the module brings x in the right layout. cut (nil: the
+-- Rows of the weight. shared: the owner of the module brings x in the right layout. cut (nil: the
 -- blocks of the style): { blocks = counts a rank of each block of rows, after = what is made of
 -- this rank's result, or nil }.
 function tp_layer.column(module, env, style, shared, cut)

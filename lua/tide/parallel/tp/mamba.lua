@@ -30,8 +30,9 @@ local function sum(list)
    return n
 end
 
--- Who holds what: parts (see mamba/split.lua), and counts a rank for each block of rows of in_proj,
--- of channels of the convolution, of inner channels and of heads. gathered: counts of [B | C].
+-- Which rank holds what: parts (see mamba/split.lua), and counts a rank for each block of rows of
+-- in_proj, of channels of the convolution, of inner channels and of heads. gathered: counts of [B |
+-- C].
 function tp_mamba.plan(m, n)
    local P, N, G = m.head_dim, m.state, m.groups
    local parts = split.heads(m.heads, G, n)

@@ -44,7 +44,7 @@ local function child_at(model, path)
 end
 
 -- The module that holds an embedding and a stack of layers, its path and the names of its embedding
--- and of its last norm; nil if there is none.
+-- and of its last norm; nil without one.
 function tp_plans.body(model)
    for _, row in ipairs(bodies) do
       local path, names = row[1], row[2]
@@ -298,7 +298,7 @@ end
 
 -- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
 -- that cuts the sequence itself is left as it is), declared (false; true: the model's own _tp_plan
--- goes before what its structure tells).
+-- goes before what its structure implies).
 function tp_plans.plan_for(model, opts)
    local op = 'parallel.plan_for'
    opts = err.options(op, opts, { 'plan', 'sequence_parallel', 'declared' })

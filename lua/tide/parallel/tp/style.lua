@@ -1,6 +1,6 @@
 -- Styles: how one module is cut over the tensor-parallel axis.
 --
--- A style is an immutable record of a cut of the weight and the layouts of what comes
+-- A style is an immutable record of a cut of the weight and the layouts of what enters
 -- in and goes out; equal records are one object, so styles compare with == and can be shared.
 --
 --    name                weight (Linear)    input   output
