@@ -87,8 +87,29 @@ describe('greedy packing', function()
 end)
 
 describe('knapsack packing', function()
+   -- The rule by its definition: the emptiest bin, the first of equal ones, is looked for anew.
+   local function by_definition(lengths, cap)
+      local bins, used, order = {}, {}, {}
+      for i, n in ipairs(lengths) do order[#order + 1] = n <= cap and i or nil end
+      table.sort(order, function(a, b)
+         return lengths[a] > lengths[b] or lengths[a] == lengths[b] and a < b
+      end)
+      for _, i in ipairs(order) do
+         local least
+         for b = 1, #bins do if not least or used[b] < used[least] then least = b end end
+         if not least or used[least] + lengths[i] > cap then
+            least = #bins + 1
+            bins[least], used[least] = {}, 0
+         end
+         table.insert(bins[least], i)
+         used[least] = used[least] + lengths[i]
+      end
+      return bins
+   end
+
+   local rule = pack.knapsack
    local function check(lengths, cap, most)
-      local bins, skipped = pack.knapsack(lengths, cap)
+      local bins, skipped = rule(lengths, cap)
       local seen = {}
       for _, bin in ipairs(bins) do
          local sum = 0
@@ -123,9 +144,31 @@ describe('knapsack packing', function()
             lengths[i] = rnd % 40
             sum = sum + lengths[i]
          end
+         rule = pack.best_fit
+         local tight = check(lengths, 39)
+         assert.is_true(#tight <= 2 * sum / 39 + 1)
+         rule = pack.knapsack
          local bins = check(lengths, 39)
          assert.is_true(#bins <= 2 * sum / 39 + 1)
+         assert.same(by_definition(lengths, 39), bins)
       end
+   end)
+
+   it('puts a document into the emptiest bin, best fit into the fullest that has room', function()
+      assert.same({ { 1, 4 }, { 2, 3 } }, (pack.knapsack({ 6, 5, 2, 1 }, 10)))
+      assert.same({ { 1, 3, 4 }, { 2 } }, (pack.best_fit({ 6, 5, 2, 1 }, 10)))
+      local function masks(fit)
+         local out = {}
+         for i, row in ipairs(pack.neat(samples(1, 6, 2, 5), { size = 10, fit = fit })) do
+            out[i] = row.seq_lens
+         end
+         return out
+      end
+      assert.same({ { 6, 1 }, { 5, 2 } }, masks())
+      assert.same({ { 6, 2, 1 }, { 5 } }, masks 'best')
+      refused('E_ARG', { 'fit', 'emptiest' }, masks, 'worst')
+      refused('E_ARG', 'fit', pack.greedy, samples(3), { size = 4, fit = 'best' })
+      refused('E_ARG', 'max_bins', pack.best_fit, { 1, 2 }, 3, 'x')
    end)
 
    it('builds rows with numbered documents', function()

@@ -17,14 +17,9 @@ end
 
 -- ---- choosing what goes together -------------------------------------------------------------
 
--- Best fit, longest first: bins (lists of indices, ascending) of total length <= size. What is
--- longer than a bin is left out and listed in the second result. max_bins: more are dropped.
-function pack.knapsack(lengths, size, max_bins)
-   local op = 'parallel.pack.knapsack'
-   check_lengths(op, lengths)
-   err.integer(op, 'size', size, 1)
-   if max_bins ~= nil then err.integer(op, 'max_bins', max_bins, 0) end
-   local order, skipped, bins, free = {}, {}, {}, {}
+-- Indices of lengths that fit a bin, longest first, and of those that do not, in order.
+local function longest_first(lengths, size)
+   local order, skipped = {}, {}
    for i, n in ipairs(lengths) do
       local list = n > size and skipped or order
       list[#list + 1] = i
@@ -33,6 +28,55 @@ function pack.knapsack(lengths, size, max_bins)
       if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
       return a < b
    end)
+   return order, skipped
+end
+
+-- Moves bin heap[1], which got fuller, down to its place: a heap of bins by fill, then by number.
+local function sift_down(heap, used)
+   local function before(a, b) return used[a] < used[b] or used[a] == used[b] and a < b end
+   local at, n = 1, #heap
+   while true do
+      local least = at
+      for child = 2 * at, math.min(2 * at + 1, n) do
+         if before(heap[child], heap[least]) then least = child end
+      end
+      if least == at then return end
+      heap[at], heap[least] = heap[least], heap[at]
+      at = least
+   end
+end
+
+-- Moves the last bin of the heap up to its place.
+local function sift_up(heap, used)
+   local at = #heap
+   while at > 1 do
+      local up = math.floor(at / 2)
+      if used[heap[at]] >= used[heap[up]] then return end
+      heap[at], heap[up], at = heap[up], heap[at], up
+   end
+end
+
+-- The emptiest bin, the first of equal ones, takes the next document, or a new bin where it does
+-- not fit.
+local function emptiest(lengths, order, size)
+   local bins, used, heap = {}, {}, {}
+   for _, i in ipairs(order) do
+      local top = heap[1]
+      if top and used[top] + lengths[i] <= size then
+         bins[top][#bins[top] + 1], used[top] = i, used[top] + lengths[i]
+         sift_down(heap, used)
+      else
+         local new = #bins + 1
+         bins[new], used[new], heap[new] = { i }, lengths[i], new
+         sift_up(heap, used)
+      end
+   end
+   return bins
+end
+
+-- The fullest bin that has room takes the next document.
+local function fullest(lengths, order, size)
+   local bins, free = {}, {}
    for _, i in ipairs(order) do
       local best
       for b = 1, #bins do
@@ -45,9 +89,30 @@ function pack.knapsack(lengths, size, max_bins)
       bins[best][#bins[best] + 1] = i
       free[best] = free[best] - lengths[i]
    end
+   return bins
+end
+
+local function fill(op, rule, lengths, size, max_bins)
+   check_lengths(op, lengths)
+   err.integer(op, 'size', size, 1)
+   if max_bins ~= nil then err.integer(op, 'max_bins', max_bins, 0) end
+   local order, skipped = longest_first(lengths, size)
+   local bins = rule(lengths, order, size)
    for b = #bins, (max_bins or #bins) + 1, -1 do bins[b] = nil end
-   for _, bin in ipairs(bins) do table.sort(bin) end
    return bins, skipped
+end
+
+-- Documents longest first, each into the emptiest bin, or a new one where it does not fit. Returns
+-- bins (lists of indices, longest first) of total length <= size; what is longer than a bin is left
+-- out and listed in the second result. max_bins: more are dropped. O(n log n).
+function pack.knapsack(lengths, size, max_bins)
+   return fill('parallel.pack.knapsack', emptiest, lengths, size, max_bins)
+end
+
+-- The same with each document in the fullest bin that has room (best fit): as many bins nearly
+-- always, full ones first. O(n bins).
+function pack.best_fit(lengths, size, max_bins)
+   return fill('parallel.pack.best_fit', fullest, lengths, size, max_bins)
 end
 
 -- In order: a bin ends where the next document does not fit. unit: slots are multiples of it.
@@ -140,9 +205,10 @@ local function lengths_of(samples)
 end
 
 local build_options = { 'size', 'cp', 'padding_token_id', 'drop_long', 'max_packs' }
+local neat_options = { 'fit', unpack(build_options) }
 
-local function begin(op, samples, opts)
-   opts = err.options(op, opts, build_options)
+local function begin(op, samples, opts, known)
+   opts = err.options(op, opts, known)
    local size, cp = err.integer(op, 'size', opts.size, 1), err.integer(op, 'cp', opts.cp or 1, 1)
    local unit = cp > 1 and 2 * cp or 1
    if size % unit ~= 0 then
@@ -168,18 +234,21 @@ end
 -- max_packs. Returns rows for thd.collate.
 function pack.greedy(samples, opts)
    local op = 'parallel.pack.greedy'
-   local kept, size, unit, pad, o = begin(op, samples, opts)
+   local kept, size, unit, pad, o = begin(op, samples, opts, build_options)
    return rows(kept, in_order(lengths_of(kept), size, unit), size, unit, pad, false, o.max_packs)
 end
 
--- Samples packed tightly (knapsack), with a mask that numbers documents from 1, 0 for padding, and
--- positions that begin anew in each. Options as greedy.
+-- Samples packed tightly, with a mask that numbers documents from 1, 0 for padding, and positions
+-- that begin anew in each. Options as greedy, and fit: 'emptiest' (default: knapsack) or 'best'
+-- (best_fit).
 function pack.neat(samples, opts)
    local op = 'parallel.pack.neat'
-   local kept, size, unit, pad, o = begin(op, samples, opts)
+   local kept, size, unit, pad, o = begin(op, samples, opts, neat_options)
+   local fit = err.choice(op, 'fit', o.fit or 'emptiest', { 'emptiest', 'best' })
    local slots = lengths_of(kept)
    for i, n in ipairs(slots) do slots[i] = round_up(n, unit) end
-   return rows(kept, (pack.knapsack(slots, size)), size, unit, pad, true, o.max_packs)
+   local bins = (fit == 'best' and pack.best_fit or pack.knapsack)(slots, size)
+   return rows(kept, bins, size, unit, pad, true, o.max_packs)
 end
 
 -- ---- ranks -----------------------------------------------------------------------------------
