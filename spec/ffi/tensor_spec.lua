@@ -49,6 +49,18 @@ describe('tensor', function()
       close(6 / x, tide.tensor { { 6, 3, 2 }, { 1.5, 1.2, 1 } })
    end)
 
+   it('says what to do in place of %', function()
+      local x = tide.tensor { 5, -5 }
+      for _, pair in ipairs { { x, 3 }, { 3, x }, { x, x } } do
+         local ok, e = pcall(function() return pair[1] % pair[2] end)
+         assert.is_false(ok)
+         assert.equal('E_UNSUPPORTED', e.code)
+         assert.matches('operator %; the remainder is x - (x / y):floor() * y', e.message, 1,
+            true)
+      end
+      assert.same({ 2, 1 }, (x - (x / 3):floor() * 3):tolist())
+   end)
+
    it('compares handles by identity, elements by equal', function()
       local same = x
       assert.is_true(x == same)

@@ -372,9 +372,14 @@ local function no_order()
    status.raise(C.TIDE_E_ARG, 'compare', 'tensors are not ordered; use lt, le, gt or ge')
 end
 
+local function no_mod()
+   status.raise(C.TIDE_E_UNSUPPORTED, 'mod', 'tensors have no operator %; the remainder is '
+      .. 'x - (x / y):floor() * y')
+end
+
 -- The metamethods look these up at each call, so that a reload replaces them.
 lib.state.meta = {
-   index = index, newindex = newindex, len = length, order = no_order,
+   index = index, newindex = newindex, len = length, order = no_order, mod = no_mod,
    tostring = methods.tostring, add = op.add, sub = op.sub, mul = op.mul, div = op.div,
    pow = op.pow, unm = op.neg,
 }
@@ -399,7 +404,8 @@ lib.once('metatype', function()
       __eq = function() return false end,
       __len = operator 'len', __lt = operator 'order', __le = operator 'order',
       __add = operator 'add', __sub = operator 'sub', __mul = operator 'mul',
-      __div = operator 'div', __pow = operator 'pow', __unm = operator 'unm',
+      __div = operator 'div', __mod = operator 'mod', __pow = operator 'pow',
+      __unm = operator 'unm',
    }
    ffi.metatype('tide_tensor', state.metatable)
 end)
