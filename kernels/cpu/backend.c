@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "core/device/backend.h"
+#include "kernels/cpu/isa.h"
 
 enum { ALIGN = 64, PAGE = 4096, HUGE = 2 << 20, BIG = 4 << 20 };
 
@@ -28,6 +29,13 @@ static void *map_aligned(size_t size)
 }
 
 static size_t mapped(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
+
+/* Makes no state. Refuses an instruction set that the machine does not have. */
+static int cpu_open(void **state, const struct tide__params *params, char *msg)
+{
+  (void)state, (void)params;
+  return tide__cpu_isa_check(msg, TIDE__OPEN_MSG);
+}
 
 static void *cpu_alloc(void *state, size_t size)
 {
@@ -54,7 +62,7 @@ static void cpu_discard(void *state, void *ptr, size_t size)
 
 const tide__backend tide__backend_cpu = {
   .device = TIDE_DEV_CPU, .host = true, .has_bytes = true, .alloc = cpu_alloc, .free = cpu_free,
-  .discard = cpu_discard, .lazy = true,
+  .discard = cpu_discard, .lazy = true, .open = cpu_open,
 };
 
 const tide__backend tide__backend_ref = {

@@ -1,13 +1,16 @@
 /* Finds the instruction sets of the processor. See isa.h.
  *
- * The cached word is a constant of the machine: two threads that race compute the same value. CPUID
+ * The cached word is a constant of the process: two threads that race compute the same value. CPUID
  * leaves a virtual machine (about a microsecond), which is why it is cached at all.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/isa.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tide/tide.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -62,22 +65,57 @@ static int detect(void) { return CPU_ISA_BASE; }
 
 #endif
 
+/* Each level holds all bits of those before it. */
+static const struct level { const char *name; int isa; } levels[] = {
+  {"base", CPU_ISA_BASE},
+  {"avx2", CPU_ISA_AVX2},
+  {"avx512", CPU_ISA_AVX2 | CPU_ISA_AVX512},
+  {"avx512_bf16", CPU_ISA_AVX2 | CPU_ISA_AVX512 | CPU_ISA_BF16},
+  {"amx", CPU_ISA_AVX2 | CPU_ISA_AVX512 | CPU_ISA_BF16 | CPU_ISA_AMX},
+};
+
+enum { NLEVEL = sizeof levels / sizeof levels[0] };
+
+const char *tide__cpu_isa_name(int isa)
+{
+  int i = NLEVEL - 1;
+  while (i > 0 && (levels[i].isa & isa) != levels[i].isa) i--;
+  return levels[i].name;
+}
+
+/* The level that the environment asks for; null if it asks for none or for one that is unknown. */
+static const struct level *asked(void)
+{
+  const char *name = getenv("TIDE_ISA");
+  for (int i = 0; name && i < NLEVEL; i++)
+    if (!strcmp(levels[i].name, name)) return &levels[i];
+  return NULL;
+}
+
 int tide__cpu_isa(void)
 {
   static _Atomic int known; /* the set, plus a bit that says it has been found */
   enum { FOUND = 1 << 30 };
   int isa = atomic_load_explicit(&known, memory_order_relaxed);
   if (!(isa & FOUND)) {
-    isa = detect() | FOUND;
+    const struct level *most = asked();
+    isa = (most ? detect() & most->isa : detect()) | FOUND;
     atomic_store_explicit(&known, isa, memory_order_relaxed);
   }
   return isa & ~FOUND;
 }
 
-const char *tide__cpu_isa_name(int isa)
+int tide__cpu_isa_check(char *msg, size_t size)
 {
-  if (isa & CPU_ISA_AMX) return "amx";
-  if (isa & CPU_ISA_AVX512) return "avx512";
-  if (isa & CPU_ISA_AVX2) return "avx2";
-  return "base";
+  const char *name = getenv("TIDE_ISA");
+  const struct level *most = asked();
+  int isa = tide__cpu_isa();
+  if (!name || !*name || (most && (isa & most->isa) == most->isa)) return TIDE_OK;
+  if (most)
+    snprintf(msg, size, "TIDE_ISA asks for %s, but this processor has %s at most", name,
+             tide__cpu_isa_name(isa));
+  else
+    snprintf(msg, size, "TIDE_ISA is '%s', expected base, avx2, avx512, avx512_bf16 or "
+             "amx", name);
+  return TIDE_E_DEVICE;
 }

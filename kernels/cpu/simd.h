@@ -49,13 +49,6 @@
 #define TIDE_LEVELS_GLOBAL(type, name, params, args) \
   TIDE_LEVELS_AS(extern, type, name, params, args)
 
-#if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__) || \
-    defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define TIDE_CLONES
-#else
-#define TIDE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-
 TIDE_INLINE uint32_t tide__f32_bits(float x)
 {
   uint32_t u;

@@ -17,7 +17,7 @@
 enum { N = 1 << 16 };
 static float x[N], y[N];
 
-TIDE_CLONES static void exp_all(float *to, const float *from, int64_t n)
+TIDE_LEVELS(void, exp_all, (float *to, const float *from, int64_t n), (to, from, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) to[i] = row_exp(from[i]);

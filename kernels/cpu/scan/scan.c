@@ -123,8 +123,9 @@ TIDE_INLINE float softplus(float v)
   return (v > 0 ? v : 0.0f) + l;
 }
 
-TIDE_CLONES static void soft_steps(float *step, float *slope, const float *raw, float bias,
-                                   int64_t n)
+TIDE_LEVELS(void, soft_steps,
+            (float *step, float *slope, const float *raw, float bias, int64_t n),
+            (step, slope, raw, bias, n))
 {
   for (int64_t i = 0; i < n; i++) {
     float v = raw[i] + bias;
@@ -142,7 +143,9 @@ static void limit_steps(const k_ssd_attrs *attrs, float *step, float *slope, int
   }
 }
 
-TIDE_CLONES static void decays(float *in, float *out, const float *hi, const float *lo, int64_t n)
+TIDE_LEVELS(void, decays,
+            (float *in, float *out, const float *hi, const float *lo, int64_t n),
+            (in, out, hi, lo, n))
 {
   float top = hi[n - 1], low = lo[n - 1];
   for (int64_t i = 0; i < n; i++) {
@@ -295,7 +298,8 @@ void tide__ssd_clear(const ssd *s, void *row, int64_t at)
 
 /* ---- loops --------------------------------------------------------------------------------- */
 
-TIDE_CLONES void tide__ssd_scale(float *y, const float *x, float a, int64_t n)
+TIDE_LEVELS_GLOBAL(void, tide__ssd_scale,
+                   (float *y, const float *x, float a, int64_t n), (y, x, a, n))
 {
   if (a == 0) { /* nothing is left, of infinities neither */
     memset(y, 0, (size_t)n * sizeof(float));
@@ -305,7 +309,7 @@ TIDE_CLONES void tide__ssd_scale(float *y, const float *x, float a, int64_t n)
   for (int64_t i = 0; i < n; i++) y[i] = a * x[i];
 }
 
-TIDE_CLONES float tide__ssd_dot(const float *x, const float *y, int64_t n)
+TIDE_LEVELS_GLOBAL(float, tide__ssd_dot, (const float *x, const float *y, int64_t n), (x, y, n))
 {
   float a = 0, b = 0;
   int64_t q = n / 2;
@@ -329,8 +333,9 @@ void tide__ssd_skip(const ssd *s, int64_t h, float *row)
   for (int64_t p = 0; p < s->P; p++) row[p] = d;
 }
 
-TIDE_CLONES void tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s,
-                                     int64_t n)
+TIDE_LEVELS_GLOBAL(void, tide__ssd_decay_row,
+                   (float *out, const float *cb, const ssd_steps *st, int64_t s, int64_t n),
+                   (out, cb, st, s, n))
 {
   const float *hi = st->hi, *lo = st->lo;
   float h = hi[s], l = lo[s];

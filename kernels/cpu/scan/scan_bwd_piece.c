@@ -111,8 +111,9 @@ void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_room *r)
 /* ---- one piece of one head ----------------------------------------------------------------- */
 
 /* u = step x, late = out u, in_g = in g; f = {step, out, in}. */
-TIDE_CLONES static void token_row(float *u, float *late, float *in_g, const float *x,
-                                  const float *g, const float *f, int64_t n)
+TIDE_LEVELS(void, token_row,
+            (float *u, float *late, float *in_g, const float *x, const float *g, const float *f,
+             int64_t n), (u, late, in_g, x, g, f, n))
 {
   float step = f[0], out = f[1], in = f[2];
 #pragma omp simd
@@ -155,9 +156,9 @@ static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int tur
 /* Row s of the triangles, past the diagonal: writes S into tri and adds to d(C B'). Adds K[t, s] to
  * so_far[t] and returns the sum of so_far over t > s: all pairs that span the decay of token s + 1.
  */
-TIDE_CLONES static float triangle_row(float *tri, float *dcb, float *so_far, const float *cb,
-                                      const float *pair, const ssd_steps *st, int64_t s,
-                                      int64_t n)
+TIDE_LEVELS(float, triangle_row,
+            (float *tri, float *dcb, float *so_far, const float *cb, const float *pair,
+             const ssd_steps *st, int64_t s, int64_t n), (tri, dcb, so_far, cb, pair, st, s, n))
 {
   const float *hi = st->hi, *lo = st->lo;
   float h = hi[s], l = lo[s], sum = 0;
@@ -199,7 +200,7 @@ static void within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_
 }
 
 /* du = out du; the sum of u du. */
-TIDE_CLONES static float scale_dot(float *du, const float *u, float out, int64_t n)
+TIDE_LEVELS(float, scale_dot, (float *du, const float *u, float out, int64_t n), (du, u, out, n))
 {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -236,7 +237,7 @@ static void leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
 }
 
 /* sum += v; the product of v with c. */
-TIDE_CLONES static float add_dot(float *sum, const float *v, const float *c, int64_t n)
+TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t n), (sum, v, c, n))
 {
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
@@ -261,8 +262,9 @@ static void entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_roo
 }
 
 /* dx = step du + D g and dD += g x; the sum of x du. dx may be du. */
-TIDE_CLONES static float last_row(float *dx, float *dD, const float *du, const float *x,
-                                  const float *g, const float *D, float step, int64_t n)
+TIDE_LEVELS(float, last_row,
+            (float *dx, float *dD, const float *du, const float *x, const float *g, const float *D,
+             float step, int64_t n), (dx, dD, du, x, g, D, step, n))
 {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)

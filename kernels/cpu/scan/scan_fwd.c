@@ -69,8 +69,9 @@ static void share(const ssd *s, const ssd_at *at, room *r)
 }
 
 /* y = in y + D x, u = step x, late = out u; f = {in, step, out}. */
-TIDE_CLONES static void token_row(float *y, float *u, float *late, const float *x, const float *D,
-                                  const float *f, int64_t n)
+TIDE_LEVELS(void, token_row,
+            (float *y, float *u, float *late, const float *x, const float *D, const float *f,
+             int64_t n), (y, u, late, x, D, f, n))
 {
   float in = f[0], step = f[1], out = f[2];
 #pragma omp simd
@@ -205,8 +206,9 @@ static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
 /* ---- few tokens ---------------------------------------------------------------------------- */
 
 /* state = keep state + into B; returns state . C */
-TIDE_CLONES static float step_row(float *state, const float *B, const float *C, float keep,
-                                  float into, int64_t n)
+TIDE_LEVELS(float, step_row,
+            (float *state, const float *B, const float *C, float keep, float into, int64_t n),
+            (state, B, C, keep, into, n))
 {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
