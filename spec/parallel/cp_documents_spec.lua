@@ -291,6 +291,50 @@ describe('documents beside a mask', function()
    end)
 end)
 
+-- On a rank: the losses of two steps and one evaluation of a model, attached or not, on batches
+-- whose documents stand in `fields`.
+local function trained(_, n, name)
+   local t = require 'tide'
+   local function int(list) return t.tensor(list, { dtype = 'i64' }) end
+   local docs = int { { 1, 1, 1, 2, 2, 3, 3, 0 } }
+   local fields = ({
+      index = { index = t.parallel.cp.document_index_of(docs) },
+      packed_seq_ids = { packed_seq_ids = docs }, attention_mask = { attention_mask = docs },
+      cu_real = { cu_real = { 0, 3, 5, 7 } },
+      two = { cu_real = { 0, 3, 5, 8 }, padding_mask = docs:eq(0) },
+      three = { packed_seq_ids = docs, attention_mask = int { { 1, 1, 1, 1, 1, 1, 1, 0 } },
+         index = t.parallel.cp.document_index_of(docs:masked_fill(docs:eq(0), 9)) },
+   })[name]
+   local model = t.model.llama({ vocab_size = 29, hidden_size = 24, num_hidden_layers = 2,
+      num_attention_heads = 4, intermediate_size = 40 }, { seed = 5 })
+   local comm = n > 1 and t.parallel.mesh({ cp = n }):axis('cp').comm or t.dist.solo()
+   if n > 1 then t.parallel.cp.attach(model, { axis = comm }) end
+   local step = t.train.step.new { model = model, comm = comm,
+      optim = t.optim.AdamW(model, { lr = 1e-2 }) }
+   local function batch()
+      local b = { ids = int { { 1, 2, 3, 4, 5, 6, 7, 8 } },
+         labels = int { { 2, 3, 4, 5, 6, 7, 8, 9 } } }
+      for k, v in require 'tide.util.each'(fields) do b[k] = v end
+      return b
+   end
+   local first, second = step:run { batch(), batch() }.loss, step:run { batch() }.loss
+   return { first, second, step:evaluate({ 1, 2 }, 1, batch) }
+end
+
+describe('a step of training', function()
+   it('heeds what any field says, on one rank and on two', function()
+      local want = ranks.run(1, trained, 'index')[1]
+      for _, name in ipairs { 'index', 'packed_seq_ids', 'attention_mask', 'cu_real', 'two',
+         'three' } do
+         for n = 1, 2 do
+            for _, got in ipairs(ranks.run(n, trained, name)) do
+               for i, v in ipairs(want) do assert.near(v, got[i], 2e-5) end
+            end
+         end
+      end
+   end)
+end)
+
 describe('packed rows', function()
    local function rows(more)
       local b = { input_ids = ints { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } },

@@ -24,6 +24,7 @@ local dist = require 'tide.dist'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local clip = require 'tide.optim.clip'
+local documents = require 'tide.parallel.cp.documents'
 local fingerprint = require 'tide.parallel.fingerprint'
 local layout = require 'tide.parallel.layout'
 local parallel_clip = require 'tide.parallel.clip'
@@ -217,8 +218,9 @@ function step.new(opts)
    return self
 end
 
--- Raises unless the labels of a batch can be counted.
-local function check_batch(op, name, b)
+-- A batch whose index says all that its fields say of documents (see parallel.cp.documents), and
+-- whose labels do not train in padding. Raises unless they can be counted.
+local function settled(op, name, b)
    err.type(op, name, b, 'table')
    if b.count ~= nil then err.number(op, name .. '.count', b.count, 0) end
    if not tide.is_tensor(b.labels) and (b.labels ~= nil or b.count == nil) then
@@ -228,12 +230,15 @@ local function check_batch(op, name, b)
       err.raise('E_SHAPE', op, "argument '%s.labels': expected at least one row of tokens, got "
          .. '[%s]', name, table.concat(b.labels.shape, ', '))
    end
+   return documents.settled(op, b)
 end
 
-local function check_batches(op, batches)
+local function settled_list(op, batches)
+   local list = {}
    for i, b in ipairs(err.type(op, 'batches', batches, 'table')) do
-      check_batch(op, ('batches[%d]'):format(i), b)
+      list[i] = settled(op, ('batches[%d]'):format(i), b)
    end
+   return list
 end
 
 local function count_of(batches)
@@ -345,23 +350,24 @@ local function global_count(self, batches, lr)
    return sums[1] * self.groups / comm.size
 end
 
+-- The labels that count in all batches of the step, and the batches, settled.
 local function counted(self, batches, lr)
-   check_batches('train.step', batches)
+   batches = settled_list('train.step', batches)
    if lr ~= nil then err.number('train.step', 'lr', lr, 0) end
    local count = global_count(self, batches, lr)
    if count == 0 then
       err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
    end
-   return count
+   return count, batches
 end
 
 -- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
 -- loss of the global batch. lr: the learning rate of the step, if it is to be compared.
 function Step:gradients(batches, lr)
-   local count = counted(self, batches, lr)
+   local count, whole = counted(self, batches, lr)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
-   local loss = self.parallel and sharded_micros(self, batches, count / means)
-      or micros(self, batches, count)
+   local loss = self.parallel and sharded_micros(self, whole, count / means)
+      or micros(self, whole, count)
    return dist.sum(self.comm, { loss })[1] / means
 end
 
@@ -396,7 +402,8 @@ local function run_captured(self, batches)
    local among = self.comm.size > 1                    -- ranks: they compare the rate
    local lr, here = among and self.optim:next_lr() or nil, 0
    local means = self.parallel and self.parallel:gradient_divisor() or 1
-   local losses, norm = self.captured(batches, counted(self, batches, lr) / means)
+   local count, whole = counted(self, batches, lr)
+   local losses, norm = self.captured(whole, count / means)
    for _, part in ipairs(losses) do here = here + part:item() end
    local loss, grad_norm, cause = dist.sum(self.comm, { here })[1] / means, norm:item(), nil
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
@@ -449,7 +456,7 @@ function Step:evaluate(starts, batch, make)
    for first = 1, most, batch do
       local here = { unpack(mine, first, math.min(first + batch - 1, #mine)) }
       local b = make(#here > 0 and here or { starts[1] })
-      check_batch(op, 'batch of make', b)
+      b = settled(op, 'batch of make', b)
       local n = b.count or nn_loss.count(b.labels)
       local loss = tide.no_grad(function()
          return tide.scope(function() return loss_of(self, b, math.max(n, 1)) end)

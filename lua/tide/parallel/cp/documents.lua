@@ -249,4 +249,20 @@ function documents.settle(said, batch)
    end
 end
 
+-- A batch of rows as one rank takes it: index says all that its fields say, labels of padding do
+-- not train; its masks are gone. The batch itself if no field says anything. Its tokens are ids
+-- [B, S].
+function documents.settled(op, batch)
+   local ids, says = batch.ids, false
+   for _, name in ipairs(documents.fields) do says = says or batch[name] ~= nil end
+   if not says or not tide.is_tensor(ids) or ids.ndim ~= 2 then return batch end
+   local B, S, out = ids:size(1), ids:size(2), {}
+   for name, v in each(batch) do out[name] = v end
+   local said = documents.of(op, out, B, S, ids.device)
+   documents.settle(said, out)
+   out.packed_seq_ids, out.attention_mask, out.padding_mask = nil, nil, nil
+   out.index = said.index or documents.cu_index(said.cu_real, said.cu_slot, S, ids.device)
+   return out
+end
+
 return documents
