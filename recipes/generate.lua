@@ -19,7 +19,7 @@ local options = {
      max = 1 },
    { 'seed', 0, 'of the draws', min = 0 },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'threads', 0, 'threads; 0: as the program decides', min = 0 },
+   { 'threads', 0, 'threads; 0: as the program decides', min = 0, max = 4096 },
 }
 
 local function load_model(tide, opt)

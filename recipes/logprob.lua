@@ -22,7 +22,7 @@ local options = {
    { 'batch', 8, 'windows at a time on a rank', min = 1 },
    { 'tokens', false, 'print the log-probability of every byte' },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
+   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
 }
 
 -- The text as ids, the end-of-text token before it, so that its first byte is scored too.

@@ -3,7 +3,7 @@
  *   main.c     the commands         signal.c   what SIGINT and SIGTERM do
  *   help.c     the help texts       output.c   lines of ranks, each with its prefix
  *   run.c      tide run: its command line, restarts, one rank in the main thread
- *   exit.c     exit codes
+ *   exit.c     exit codes        env.c     misspelt variables of the environment
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
  *
  * Layer 7.
@@ -75,6 +75,11 @@ int  cli_exit_code(int status, const char *message);
 int  cli_end_output(int code);
 /* os.exit of a state that has the process to itself closes it first. As lua_cpcall. */
 int  cli_close_on_exit(lua_State *L);
+
+/* ---- env.c ----------------------------------------------------------------------------------- */
+
+/* Warns of variables TIDE_... whose names are near that of a parameter. */
+void cli_check_environment(void);
 
 /* ---- run.c ----------------------------------------------------------------------------------- */
 

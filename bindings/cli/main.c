@@ -137,6 +137,7 @@ static int run_command(int argc, char **argv)
   if (argc == 3 && is_command && asks_for_help(argv[2])) /* trace: see run */
     return command_help(strcmp(command, "trace") == 0 ? "run" : command);
   cli_watch_signals();
+  if (is_command) cli_check_environment();
   if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
   if (argc > 2 && strcmp(command, "repl") == 0)
     return cli_complain("repl: takes no arguments; see `tide help repl`");

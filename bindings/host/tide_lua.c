@@ -192,6 +192,7 @@ typedef struct run_job {
   int narg;
   const char *const *args;
   int status;               /* set by the message handler */
+  bool loaded;              /* the chunk is: errors before have no place but in their text */
 } run_job;
 
 static int status_of_name(const char *name)
@@ -227,9 +228,30 @@ static bool is_brief(lua_State *L, int index)
   return brief;
 }
 
+/* Pushes what tide.error.text makes of a table without __tostring at index 1, its fields; false
+ * where that cannot be had. */
+static bool push_fields(lua_State *L)
+{
+  int top = lua_gettop(L);
+  if (!lua_istable(L, 1) || luaL_getmetafield(L, 1, "__tostring")) {
+    lua_settop(L, top);
+    return false;
+  }
+  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+  if (lua_istable(L, -1)) lua_getfield(L, -1, "tide.error");
+  if (lua_istable(L, -1)) lua_getfield(L, -1, "text");
+  if (lua_isfunction(L, -1)) {
+    lua_pushvalue(L, 1);
+    if (lua_pcall(L, 1, 1, 0) == 0 && lua_isstring(L, -1)) return true;
+  }
+  lua_settop(L, top);
+  return false;
+}
+
 /* Pushes the text of the error value at index 1, whose __tostring may fail or give none. */
 static void push_text(lua_State *L)
 {
+  if (push_fields(L)) return;
   lua_pushcfunction(L, text_of);
   lua_pushvalue(L, 1);
   int rc = lua_pcall(L, 1, 1, 0);
@@ -245,16 +267,17 @@ static int explain(lua_State *L)
   run_job *job = lua_touserdata(L, lua_upvalueindex(1));
   job->status = status_of(L, 1);
   push_text(L);
-  if (is_brief(L, 1)) return 1;
+  if (is_brief(L, 1) || !job->loaded) return 1;
   luaL_traceback(L, L, lua_tostring(L, -1), 1);
   return 1;
 }
 
-static void load_chunk(lua_State *L, const run_job *job)
+static void load_chunk(lua_State *L, run_job *job)
 {
   int rc = job->path ? luaL_loadfile(L, job->path)
                      : luaL_loadbuffer(L, job->code, job->ncode, job->name);
   if (rc) lua_error(L);
+  job->loaded = true;
 }
 
 static int run_protected(lua_State *L)

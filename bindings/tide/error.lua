@@ -157,8 +157,24 @@ function err.people(codes, fn, ...)
    return unpack(r, 2, r.n)
 end
 
+-- A table that was raised without a __tostring: its fields, as far as they are short.
+local function fields_text(t)
+   local list = {}
+   for k, v in each(t) do
+      list[#list + 1] = ('%s = %s'):format(tostring(k), err.show(v))
+   end
+   table.sort(list)
+   if #list > 8 then list[8] = ('%d more'):format(#list - 7) end
+   return ('(error value of type table: { %s })'):format(table.concat(list, ', ', 1,
+      math.min(#list, 8)))
+end
+
 -- The text of anything that was raised, also where its __tostring fails or gives none.
 function err.text(e)
+   local meta = getmetatable(e)
+   if type(e) == 'table' and (meta == nil or type(meta) == 'table' and not meta.__tostring) then
+      return fields_text(e)
+   end
    local ok, text = pcall(tostring, e)
    if ok and type(text) == 'string' then return text end
    return ('(error value of type %s, whose __tostring %s)'):format(type(e),

@@ -62,19 +62,25 @@ static int parse(const struct row *row, const char *text, int64_t *value)
   return 1;
 }
 
+/* label: what the value was given for, in the words of its giver. */
+static int assign(tide_ctx *ctx, const struct row *row, const char *label, const char *value)
+{
+  int64_t v;
+  if (!value || !parse(row, value, &v) || v < row->lo || v > row->hi)
+    return tide__fail(ctx, TIDE_E_ARG, "param_set", "%s: expected a whole number in [%lld, %lld]"
+                      "%s, got '%s'", label, (long long)row->lo, (long long)row->hi,
+                      row->kind == SIZE ? " (suffixes k, m, g)" : "", value ? value : "(null)");
+  *slot(&ctx->params, row) = v;
+  return TIDE_OK;
+}
+
 int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
 {
   const struct row *row = name ? find(name) : NULL;
   if (!row)
     return tide__fail(ctx, TIDE_E_ARG, "param_set", "no parameter is called '%s'; `tide params` "
                       "lists them", name ? name : "(null)");
-  int64_t v;
-  if (!value || !parse(row, value, &v) || v < row->lo || v > row->hi)
-    return tide__fail(ctx, TIDE_E_ARG, "param_set", "%s: expected a whole number in [%lld, %lld]"
-                      "%s, got '%s'", name, (long long)row->lo, (long long)row->hi,
-                      row->kind == SIZE ? " (suffixes k, m, g)" : "", value ? value : "(null)");
-  *slot(&ctx->params, row) = v;
-  return TIDE_OK;
+  return assign(ctx, row, name, value);
 }
 
 const char *tide_param_get(tide_ctx *ctx, const char *name)
@@ -118,7 +124,7 @@ int tide__params_env(tide_ctx *ctx)
     for (size_t j = 0; j <= strlen(table[i].name); j++)
       key[5 + j] = (char)toupper((unsigned char)table[i].name[j]);
     const char *value = getenv(key);
-    if (value) TIDE_TRY(tide_param_set(ctx, table[i].name, value));
+    if (value) TIDE_TRY(assign(ctx, &table[i], key, value));
   }
   return TIDE_OK;
 }

@@ -75,7 +75,7 @@ local after_model = {
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
    { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph); for '
      .. '--device cuda, windows, one rank or ranks over NCCL' },
-   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0 },
+   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
 }
 
 -- Options that models of a recipe share, with the words that people write for them elsewhere.
@@ -321,6 +321,17 @@ local function gpus_text(opt, world)
    return world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
 end
 
+-- The results of fn(...); memory that does not suffice is told with what takes less.
+local function within_memory(fn, ...)
+   local r = pack(pcall(fn, ...))
+   if r[1] then return unpack(r, 2, r.n) end
+   if err.is(r[2]) and r[2].code == 'E_NOMEM' then
+      r[2].message = r[2].message .. '; a smaller --batch or --seq, more --accum, --recompute full '
+         .. 'or --mesh.dp_shard needs less'
+   end
+   error(r[2], 0)
+end
+
 -- The paths of --data from the root of the file system.
 local function absolute(data)
    if type(data) ~= 'table' then return data and fs.absolute(data) end
@@ -346,8 +357,8 @@ local function run(recipe, opt, parser, given, resumed)
    end
    settle_schedule(log, opt, given, resumed)
    local corpus, plan, price, spread, sampler, optim, lock =
-      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED', 'E_DEVICE' }, prepare, recipe,
-         tide, opt, world, resumed)
+      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED', 'E_DEVICE', 'E_NOMEM' },
+         within_memory, prepare, recipe, tide, opt, world, resumed)
    if opt.plan then
       if world.rank == 0 then io.stdout:write(tostring(plan), '\n', tostring(price), '\n') end
       return plan
@@ -357,7 +368,8 @@ local function run(recipe, opt, parser, given, resumed)
       world.size == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(opt, world))
    tell_resumed(log, tide, opt)
    launch.watch()
-   local result = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE' }, tide.train.loop, {
+   local result = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_NOMEM' }, within_memory,
+      tide.train.loop, {
       model = spread.model, parallel = spread.sharded, optim = optim, train = corpus.train,
       val = corpus.val, sampler = sampler,
       steps = opt.steps, accum = opt.accum, clip = opt.clip, out = opt.out,

@@ -1,0 +1,67 @@
+-- Mistakes of people who run a recipe with `tide run`: one line each, with what to do.
+
+local recipe = require 'spec.support.recipe'
+local tmp = require 'spec.support.tmp'
+local write = require('spec.support.files').write
+
+-- Runs a script of this text; returns output and status.
+local function script(text, before, after)
+   local out, status
+   tmp.with(function(dir)
+      write(dir .. '/a.lua', text)
+      out, status = recipe.shell(('%s %s run %s %s/a.lua'):format(before or '', recipe.program,
+         after or '', dir))
+   end)
+   return out, status
+end
+
+local function one_line(out)
+   assert.is_nil(out:find 'stack traceback', out)
+   assert.equal(1, select(2, out:gsub('\n', '\n')), out)
+end
+
+describe('tide run', function()
+   it('shows what does not load in one line', function()
+      for _, ranks in ipairs { '', '-n 2' } do
+         local out, status = script('local x = = 2', nil, ranks)
+         assert.equal(1, status, out)
+         one_line(out)
+         assert.matches("a.lua:1: unexpected symbol near '='", out, 1, true)
+      end
+   end)
+
+   it('shows the fields of a table that is raised', function()
+      local out, status = script "error { code = 3, why = 'no disk', list = {} }"
+      assert.equal(1, status)
+      assert.matches('{ code = 3, list = a table, why = "no disk" }', out, 1, true)
+      out = script "local t = {} for i = 1, 20 do t[i] = i end error(t)"
+      assert.matches(', 13 more })', out, 1, true)
+   end)
+
+   it('names the variable of the environment that is wrong or misspelt', function()
+      local out, status = script("print 'ran'", 'env TIDE_CHECK=yes')
+      assert.equal(2, status, out)
+      assert.matches("TIDE_CHECK: expected a whole number in [0, 1], got 'yes'", out, 1, true)
+      one_line(out)
+      out, status = script("print 'ran'", 'env TIDE_CHEK=1')
+      assert.equal(0, status, out)
+      assert.matches('warning: TIDE_CHEK is not read; did you mean TIDE_CHECK?\n', out, 1, true)
+      out = script("print 'ran'", 'env TIDE_CHECK=0 TIDE_OTHER=1 TIDE_TRACEBACK=1 TIDE_memory=1g')
+      assert.equal('ran\n', out)
+   end)
+
+   it('shows wrong numbers of threads and too little memory in one line', function()
+      local out, status = recipe.ranks(1, 'generate.lua --threads 10000')
+      assert.equal(2, status, out)
+      assert.matches('--threads: expected an integer in [0, 4096]', out, 1, true)
+      one_line(out)
+      tmp.with(function(dir)
+         out, status = recipe.shell(('%s run -p memory=2m %s --data %s --out %s/run --steps 1 '
+            .. '--sample 0 --seq 64'):format(recipe.program, recipe.path 'recipes/pretrain.lua',
+            recipe.path 'README.md', dir))
+         assert.equal(1, status, out)
+         assert.is_nil(out:find 'stack traceback', out)
+         assert.matches('a smaller --batch or --seq, more --accum, --recompute full', out, 1, true)
+      end)
+   end)
+end)
