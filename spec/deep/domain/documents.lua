@@ -1,7 +1,10 @@
 -- What a batch says about documents: random ones, as plain data, and what it means, token by token.
 --
 -- A batch may say it in several fields at once. Two tokens of a row see each other only if every
--- field puts both into one document, and a token that any field calls padding is padding.
+-- field puts both into one document, and a token that any field calls padding is padding. Fields
+-- that number documents and disagree may be refused.
+
+local values = require 'spec.deep.fuzz.values'
 
 local documents = {}
 
@@ -137,27 +140,28 @@ function documents.tokens(o, B, S)
    return rows
 end
 
--- Whether no single field tells the whole: some pair of tokens, or some padding, is told apart by
--- one field and joined by another, for each field.
-function documents.conflict(tokens)
-   local first = tokens[1][1]
-   if not first then return false end
-   for name in pairs(first.said) do
-      local whole = true
+-- Whether two fields that number documents part the tokens differently; a mask of 1 and 0 beside
+-- others says where padding is and no more.
+function documents.conflict(o, tokens)
+   local names, plain = {}, true
+   for _, v in ipairs(values.flat(o.attention_mask or {})) do plain = plain and v <= 1 end
+   for _, name in ipairs { 'index', 'packed_seq_ids', 'attention_mask', 'cu' } do
+      local there = o[name == 'cu' and 'cu_real' or name]
+      if there and not (name == 'attention_mask' and plain) then names[#names + 1] = name end
+   end
+   for i = 2, #names do
       for _, row in ipairs(tokens) do
-         local key_of = {}
+         local there, back = {}, {}
          for _, t in ipairs(row) do
-            local mine, key = t.said[name], t.pad and 'pad' or t.key
-            if (mine == 0) ~= t.pad then whole = false end
+            local a, b = t.said[names[1]], t.said[names[i]]
             if not t.pad then
-               if key_of[mine] and key_of[mine] ~= key then whole = false end
-               key_of[mine] = key
+               if (there[a] or b) ~= b or (back[b] or a) ~= a then return true end
+               there[a], back[b] = b, a
             end
          end
       end
-      if whole then return false end
    end
-   return next(first.said) ~= nil
+   return false
 end
 
 -- Whether a query sees a key, both as documents.tokens has them.

@@ -197,7 +197,7 @@ function mamba.check(o)
    local tokens = documents.tokens(o.says, o.B, o.S)
    local all, text, code = values.ranks(o.n, 'spec.deep.domain.mamba', 'on_rank', o)
    if not all then
-      if code and documents.conflict(tokens) then return nil, 'refused' end
+      if code and documents.conflict(o.says, tokens) then return nil, 'refused' end
       if code == 'E_UNSUPPORTED' and o.method == 'state' then return nil, 'refused' end
       return text
    end

@@ -196,7 +196,7 @@ local function limits(o, inputs, g, want, wanted)
    end
    local far = loss_in_f32(o, inputs, g, want, wanted)
    local function of(k)
-      return function(name) return math.max(4e-6, 4 * far[k][name]) end
+      return function(name) return math.max(1e-5, 4 * far[k][name]) end
    end
    return of(1), of(2)
 end
