@@ -158,7 +158,7 @@ end
 -- document alone becomes its own, if both lengths were given and it sees nothing of it.
 local function absorbed(o, s, T)
    local n = #s.real
-   local same = not o.bare and not o.bidirectional and n > 2 and s.real[n] < T
+   local same = not o.bare and not o.bidirectional and n > 1 and s.real[n] < T
    for k = 1, n - 1 do same = same and s.real[k] == s.slot[k] end
    if same then
       local cu = { unpack(s.real, 1, n - 1) }
