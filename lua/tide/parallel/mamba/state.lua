@@ -270,19 +270,24 @@ local made_by = tide.grad.func {
    end,
 }
 
--- For each token of x [n, c, H] the sum over those behind it, and over all [n, 1, H]. Its own
--- derivative: that of cumsum subtracts, which loses accuracy and carries NaN from one document to
--- another. reversed: the numbers c - 1 .. 0.
+-- Sums along dim 2 of x [n, c, H] over the tokens before each one. A shifted sum, not cumsum - x:
+-- that would lose what is small beside x.
+local function sums_before(x)
+   return x:narrow(2, 1, x:size(2) - 1):pad({ 0, 1, 0 }, { 0, 0, 0 }):cumsum(2)
+end
+
+-- Returns for each token of x [n, c, H] the sum over the tokens behind it, and the sum over all
+-- [n, 1, H]. reversed: the numbers c - 1 .. 0. It has its own derivative, since that of cumsum
+-- subtracts, which loses accuracy and carries NaN from one document to another.
 local sums_after = tide.grad.func {
    name = 'mamba_cp.sums_after',
    forward = function(self, x, reversed)
       self.shape, self.like = x.shape, { dtype = x.dtype, device = x.device }
-      local back = x:index_select(2, reversed)
-      local sum = back:cumsum(2)
-      return (sum - back):index_select(2, reversed), sum:narrow(2, x:size(2), 1):contiguous()
+      local after = sums_before(x:index_select(2, reversed)):index_select(2, reversed)
+      return after, after:narrow(2, 1, 1) + x:narrow(2, 1, 1)
    end,
    backward = function(self, dafter, dall)
-      local dx = dafter and dafter:cumsum(2) - dafter or tide.zeros(self.shape, self.like)
+      local dx = dafter and sums_before(dafter) or tide.zeros(self.shape, self.like)
       return dall and dx + dall or dx, nil
    end,
 }
