@@ -153,10 +153,13 @@ static int build(builder *b)
 }
 
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
-                    int64_t limit, const char *name)
+                    int64_t limit, int flags, const char *name)
 {
   *out = NULL;
   if (!text && nbytes) return tide__fail(ctx, TIDE_E_ARG, "json_parse", "text is null");
+  if (flags & ~TIDE_JSON_NONFINITE)
+    return tide__fail(ctx, TIDE_E_ARG, "json_parse", "flags: expected 0 or TIDE_JSON_NONFINITE, "
+                      "got %d", flags);
   if (limit <= 0 || limit > DEFAULT_LIMIT) limit = DEFAULT_LIMIT;
   if (nbytes > (size_t)limit)
     return tide__fail(ctx, TIDE_E_ARG, "json_parse", "%s%s%zu bytes, at most %lld are accepted",
@@ -172,6 +175,7 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
   tide__ctx_hold(ctx);
   builder b = {.json = json, .name = name};
   tide__json_begin(&b.reader, copy, json->size);
+  b.reader.nonfinite = flags & TIDE_JSON_NONFINITE;
   int rc = build(&b);
   if (rc < 0) tide_json_release(json);
   else *out = json;

@@ -23,6 +23,7 @@ typedef struct tide__json_reader {
   uint64_t objects;       /* bit d: the container at depth d is an object */
   int      depth;
   int      expect;
+  bool     nonfinite;     /* NaN, Infinity and -Infinity are numbers; set it after begin */
   /* the token just read */
   char    *str;           /* KEY, STRING: nstr bytes of UTF-8 and a zero */
   int64_t  nstr;

@@ -227,9 +227,21 @@ static int word(tide__json_reader *r, const char *text, int token, int value)
   return ended(r, token);
 }
 
+/* A number that is not JSON but that Python and others write. */
+static int read_nonfinite(tide__json_reader *r, const char *text, double value)
+{
+  if (strncmp(r->text + r->pos, text, strlen(text)) != 0) return bad(r, "expected a value");
+  if (!r->nonfinite) return bad(r, "expected a value; JSON has no NaN and no Infinity");
+  r->number = value;
+  return word(r, text, TIDE_JSON_NUMBER, 0);
+}
+
 static int read_value(tide__json_reader *r, char c)
 {
+  if (c == '-' && r->text[r->pos + 1] == 'I') return read_nonfinite(r, "-Infinity", -INFINITY);
   switch (c) {
+  case 'I': return read_nonfinite(r, "Infinity", INFINITY);
+  case 'N': return read_nonfinite(r, "NaN", NAN);
   case '{': return open_container(r, true);
   case '[': return open_container(r, false);
   case '"': return read_string(r) ? ended(r, TIDE_JSON_STRING) : TIDE__JSON_BAD;

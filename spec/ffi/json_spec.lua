@@ -61,6 +61,15 @@ describe('json.encode', function()
       assert.equal(-math.huge, 1 / json.decode(json.encode(-0.0)))
    end)
 
+   it('writes a decimal point where one is asked for', function()
+      local f = json.float
+      assert.equal('[1.0,-3.0,0.5,1e-05,1e+300,2]',
+         json.encode { f(1), f(-3), f(0.5), f(1e-5), f(1e300), 2 })
+      assert.equal('[Infinity]', json.encode({ f(math.huge) }, { nonfinite = 'word' }))
+      assert.equal('E_ARG', (code_of(json.float, '1')))
+      assert.equal('E_ARG', (code_of(json.encode, f(0 / 0))))
+   end)
+
    it('escapes text and brings it back', function()
       local all = {}
       for c = 0, 127 do all[#all + 1] = string.char(c) end
@@ -86,5 +95,47 @@ describe('json.encode', function()
    it('round trips a nested value', function()
       local text = '{"a":{"b":[1,{"c":[[],{}]},null,"x"]},"z":1.5}'
       assert.equal(text, json.encode(json.decode(text)))
+   end)
+end)
+
+describe('infinite numbers', function()
+   local list = { math.huge, -math.huge, 2.5, { a = { math.huge } } }
+
+   it('are written in two ways, both of which are read', function()
+      local object = '[{"__float__":"Infinity"},{"__float__":"-Infinity"},2.5,'
+         .. '{"a":[{"__float__":"Infinity"}]}]'
+      local word = '[Infinity,-Infinity,2.5,{"a":[Infinity]}]'
+      assert.equal(object, json.encode(list, { nonfinite = 'object' }))
+      assert.equal(word, json.encode(list, { nonfinite = 'word' }))
+      for _, text in ipairs { object, word } do
+         local back = json.decode(text, { nonfinite = true })
+         assert.equal(math.huge, back[1])
+         assert.equal(-math.huge, back[2])
+         assert.equal(2.5, back[3])
+         assert.equal(math.huge, back[4].a[1])
+         assert.equal(word, json.encode(back, { nonfinite = 'word' }))
+      end
+      for _, how in ipairs { 'object', 'word' } do
+         local text = json.encode({ 0 / 0 }, { nonfinite = how })
+         local nan = json.decode(text, { nonfinite = true })[1]
+         assert.is_true(nan ~= nan)
+      end
+   end)
+
+   it('are no JSON unless the option says so', function()
+      assert.equal('E_FORMAT', (code_of(json.decode, '[Infinity]')))
+      assert.equal('E_ARG', (code_of(json.encode, list)))
+      assert.same({ __float__ = 'Infinity' }, json.decode '{"__float__": "Infinity"}')
+      assert.equal('E_ARG', (code_of(json.encode, 1, { nonfinite = true })))
+      assert.equal('E_ARG', (code_of(json.decode, '1', { nonfinite = 'word' })))
+   end)
+
+   it('are objects of one key and of a word for them', function()
+      for _, text in ipairs { '{"__float__":"Infinity","x":1}', '{"__float__":"inf"}',
+         '{"__float__":1}', '{"__float__":["Infinity"]}' } do
+         local back = json.decode(text, { nonfinite = true })
+         assert.equal('table', type(back))
+         assert.equal(json.encode(json.decode(text)), json.encode(back))
+      end
    end)
 end)

@@ -67,8 +67,12 @@ describe('a checkpoint', function()
                end
             end
             local file = tide.util.fs.read_json('spec', dir .. '/step-00000001/config.json')
-            assert.equal(family.published(name).model_type, file.model_type)
-            assert.equal(family.published(name).architectures[1], file.architectures[1])
+            -- rope_theta is not for nemotron_h: see spec/lua/published_spec.lua
+            local theirs = name == 'hybrid'
+               and { model_type = 'tide_hybrid', architectures = { 'TideHybridForCausalLM' } }
+               or family.published(name)
+            assert.equal(theirs.model_type, file.model_type)
+            assert.equal(theirs.architectures[1], file.architectures[1])
             assert.equal(name, family.saved('spec', { config = file }))
          end)
       end)

@@ -175,7 +175,7 @@ describe('the contract', function()
       assert.equal(ffi.string(C.tide_status_name(record.code)), ffi.string(record.name))
       assert.equal('empty', ffi.string(record.op))
       local json = ffi.new 'tide_json *[1]'
-      assert.equal(0, C.tide_json_parse(json, ctx, '[7,2.5]', 7, 0, nil))
+      assert.equal(0, C.tide_json_parse(json, ctx, '[7,2.5]', 7, 0, 0, nil))
       local nodes = C.tide_json_nodes(json[0])
       assert.equal(C.TIDE_JSON_INT, nodes[1].kind)
       assert.equal(7, tonumber(nodes[1].v.i))

@@ -87,7 +87,7 @@ static int files(scene *s)
   STEP(tide_file_save(s->ctx, s->path, 1, &name, &turned, 1, &key, &value));
   STEP(tide_file_open(&s->file, s->ctx, s->path));
   STEP(tide_file_load(&s->t[13], s->file, 0, TIDE_DEV_CPU));
-  return tide_json_parse(&s->json, s->ctx, text, sizeof text - 1, 0, NULL);
+  return tide_json_parse(&s->json, s->ctx, text, sizeof text - 1, 0, 0, NULL);
 }
 
 static int scenario(scene *s)

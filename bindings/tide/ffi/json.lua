@@ -4,6 +4,9 @@
 -- object a plain table, null the value json.null. Integers are Lua numbers up to 2^53 and boxed
 -- 64-bit integers (int64_t) beyond, so no digit is ever lost; other numbers are doubles.
 -- encode(decode(text)) has the same values as text; keys come sorted.
+--
+-- JSON has no infinite numbers and no NaN. Both ways of writing them that published configurations
+-- use are an option, `nonfinite`: the bare words of Python, and { "__float__": "Infinity" }.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -24,6 +27,15 @@ lib.state.json = lib.state.json or {
 M.null = lib.state.json.null
 local null, array_mt = M.null, lib.state.json.array
 
+local double_t = ffi.typeof 'double'
+
+-- Returns a number that encode writes with a decimal point or exponent: for readers that tell 1.0
+-- from 1.
+function M.float(v)
+   if type(v) ~= 'number' then status.bad_arg('json.float', 'v', 'a number', v) end
+   return double_t(v)
+end
+
 -- Marks a list (default: a new one) as an array and returns it; needed for empty ones only.
 function M.array(list)
    if type(list) == 'nil' then list = {} end
@@ -36,27 +48,37 @@ end
 local json_box = ffi.new 'tide_json *[1]'
 local EXACT = arg.exact
 
-local read                                 -- (nodes, text, index) -> value, next index
+-- Numbers that are not finite, by the words for them.
+local words = { Infinity = math.huge, ['-Infinity'] = -math.huge, NaN = 0 / 0 }
 
-local function read_array(nodes, text, index)
+-- The number that an object { "__float__": word } stands for; else the object.
+local function tagged(object)
+   local number = words[object.__float__]
+   return number and next(object, next(object)) == nil and number or object
+end
+
+-- (nodes, text, index, whether tagged objects are numbers) -> value, next index
+local read
+
+local function read_array(nodes, text, index, tags)
    local list = setmetatable({}, array_mt)
    local at = index + 1
-   for i = 1, nodes[index].count do list[i], at = read(nodes, text, at) end
+   for i = 1, nodes[index].count do list[i], at = read(nodes, text, at, tags) end
    return list, at
 end
 
-local function read_object(nodes, text, index)
+local function read_object(nodes, text, index, tags)
    local object = {}
    local at = index + 1
    for _ = 1, nodes[index].count do
       local key = nodes[at]
       local name = ffi.string(text + key.v.i, key.count)
-      object[name], at = read(nodes, text, at + 1)
+      object[name], at = read(nodes, text, at + 1, tags)
    end
-   return object, at
+   return tags and object.__float__ and tagged(object) or object, at
 end
 
-function read(nodes, text, index)
+function read(nodes, text, index, tags)
    local node = nodes[index]
    local kind = node.kind
    if kind == C.TIDE_JSON_STRING then return ffi.string(text + node.v.i, node.count), index + 1 end
@@ -66,26 +88,29 @@ function read(nodes, text, index)
       if v >= -EXACT and v <= EXACT then return tonumber(v), index + 1 end
       return v, index + 1
    end
-   if kind == C.TIDE_JSON_ARRAY then return read_array(nodes, text, index) end
-   if kind == C.TIDE_JSON_OBJECT then return read_object(nodes, text, index) end
+   if kind == C.TIDE_JSON_ARRAY then return read_array(nodes, text, index, tags) end
+   if kind == C.TIDE_JSON_OBJECT then return read_object(nodes, text, index, tags) end
    if kind == C.TIDE_JSON_BOOL then return node.v.i ~= 0, index + 1 end
    return null, index + 1
 end
 
-local decode_opts = arg.set { 'name', 'limit' }
+local decode_opts = arg.set { 'name', 'limit', 'nonfinite' }
 
--- The value of a JSON text. Objects and arrays are tables, null is json.null; integers beyond 2^53
--- are 64-bit cdata. opts: name (put before messages), limit (most bytes accepted). Raises E_FORMAT
--- with line and column.
+-- Returns the value of a JSON text. Objects and arrays are tables, null is json.null; integers
+-- beyond 2^53 are 64-bit cdata. opts: name (put before messages), limit (most bytes accepted),
+-- nonfinite (false: strict JSON; true: NaN, Infinity and { "__float__": "Infinity" } are numbers).
+-- Raises E_FORMAT with line and column.
 function M.decode(text, opts)
    arg.string('json.decode', 'text', text)
    opts = arg.opts('json.decode', opts, decode_opts)
    local limit = opts.limit and arg.int('json.decode', 'opts.limit', opts.limit, 1) or 0
    local name = opts.name and arg.string('json.decode', 'opts.name', opts.name)
+   local tags = opts.nonfinite and arg.flag('json.decode', 'opts.nonfinite', opts.nonfinite)
+   local flags = tags and C.TIDE_JSON_NONFINITE or 0
    local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_json_parse(json_box, ctx, text, #text, limit, name))
+   own.check(ctx, C.tide_json_parse(json_box, ctx, text, #text, limit, flags, name))
    local json = own.handle(json_box[0], C.tide_json_release)
-   local value = read(C.tide_json_nodes(json), C.tide_json_text(json), 0)
+   local value = read(C.tide_json_nodes(json), C.tide_json_text(json), 0, tags)
    own.finish(json, C.tide_json_release)
    return value
 end
@@ -110,16 +135,27 @@ local function encode_string(s, path)
    end) .. '"'
 end
 
-local function encode_number(v, path)
-   if v ~= v or v == math.huge or v == -math.huge then
-      refuse(path, 'JSON has no %s', tostring(v))
+local function encode_nonfinite(v, path, how)
+   if not how.nonfinite then
+      refuse(path, "JSON has no %s; opts.nonfinite = 'object' or 'word' writes it", tostring(v))
    end
+   local word = v ~= v and 'NaN' or v > 0 and 'Infinity' or '-Infinity'
+   return how.nonfinite == 'word' and word or ('{"__float__":"%s"}'):format(word)
+end
+
+local function encode_number(v, path, how)
+   if v ~= v or v == math.huge or v == -math.huge then return encode_nonfinite(v, path, how) end
    if v == math.floor(v) and v >= -EXACT and v <= EXACT then return ('%.0f'):format(v) end
    for digits = 15, 16 do
       local text = ('%.' .. digits .. 'g'):format(v)
       if tonumber(text) == v then return text end
    end
    return ('%.17g'):format(v)
+end
+
+local function encode_float(v, path, how)
+   local text = encode_number(v, path, how)
+   return text:find '^%-?%d+$' and text .. '.0' or text
 end
 
 -- Length of a list, or nil and a reason if t is not one.
@@ -135,6 +171,7 @@ local function list_length(t)
    return n
 end
 
+-- (value, path, how: { indent, nonfinite }, depth) -> text
 local encode
 
 local function sorted_keys(t, path)
@@ -158,43 +195,52 @@ local function enclose(left, pieces, right, indent, depth)
       .. (' '):rep(indent * (depth - 1)) .. right
 end
 
-local function encode_table(t, path, indent, depth)
+local function encode_table(t, path, how, depth)
+   local indent = how.indent
    if t == null then return 'null' end
    if depth > 64 then refuse(path, 'nested deeper than 64 (or a table inside itself)') end
    local pieces = {}
    if getmetatable(t) == array_mt or t[1] ~= nil then
       local n, reason = list_length(t)
       if not n then refuse(path, '%s', reason) end
-      for i = 1, n do pieces[i] = encode(t[i], path .. '[' .. i .. ']', indent, depth + 1) end
+      for i = 1, n do pieces[i] = encode(t[i], path .. '[' .. i .. ']', how, depth + 1) end
       return enclose('[', pieces, ']', indent, depth)
    end
    local colon = indent and ': ' or ':'
    for i, key in ipairs(sorted_keys(t, path)) do
       local inner = path == '' and key or path .. '.' .. key
-      pieces[i] = encode_string(key, inner) .. colon .. encode(t[key], inner, indent, depth + 1)
+      pieces[i] = encode_string(key, inner) .. colon .. encode(t[key], inner, how, depth + 1)
    end
    return enclose('{', pieces, '}', indent, depth)
 end
 
-function encode(v, path, indent, depth)
+function encode(v, path, how, depth)
    local kind = type(v)
    if kind == 'string' then return encode_string(v, path) end
-   if kind == 'number' then return encode_number(v, path) end
+   if kind == 'number' then return encode_number(v, path, how) end
    if kind == 'boolean' then return tostring(v) end
-   if kind == 'table' then return encode_table(v, path, indent, depth) end
+   if kind == 'table' then return encode_table(v, path, how, depth) end
    if ffi.istype('int64_t', v) or ffi.istype('uint64_t', v) then
       return (tostring(v):gsub('U?LL$', ''))
    end
+   if ffi.istype(double_t, v) then return encode_float(tonumber(v), path, how) end
    return refuse(path, 'JSON cannot hold %s', status.show(v))
 end
 
-local encode_opts = arg.set { 'indent' }
+local encode_opts = arg.set { 'indent', 'nonfinite' }
 
--- JSON text of a value. opts.indent: spaces a level, for people. Raises E_ARG naming the place.
+-- Returns the JSON text of a value. opts: indent (spaces a level), nonfinite (how infinite numbers
+-- and NaN are written: 'object' as { "__float__": "Infinity" }, which is JSON; 'word' as Infinity,
+-- which Python and its libraries read; nil: they are refused). Raises E_ARG naming the place.
 function M.encode(value, opts)
-   opts = arg.opts('json.encode', opts, encode_opts)
-   local indent = opts.indent and arg.int('json.encode', 'opts.indent', opts.indent, 0, 16)
-   return encode(value, '', indent, 1)
+   local op = 'json.encode'
+   opts = arg.opts(op, opts, encode_opts)
+   local nonfinite = opts.nonfinite
+   if nonfinite ~= nil and nonfinite ~= 'object' and nonfinite ~= 'word' then
+      status.bad_arg(op, 'opts.nonfinite', "'object', 'word' or nil", nonfinite)
+   end
+   return encode(value, '', { nonfinite = nonfinite,
+      indent = opts.indent and arg.int(op, 'opts.indent', opts.indent, 0, 16) }, 1)
 end
 
 return M

@@ -768,7 +768,7 @@ uint64_t tide_hash(const void *data, size_t nbytes, uint64_t seed);
  * nothing above U+10FFFF), or -1. */
 int64_t tide_utf8_check(const char *text, int64_t nbytes);
 
-/* ---- JSON: strict RFC 8259, depth to 64, no duplicate keys ----------------------------------- */
+/* ---- JSON: RFC 8259, depth to 64, no duplicate keys ------------------------------------------ */
 
 typedef struct tide_json tide_json;
 enum { TIDE_JSON_NULL = 0, TIDE_JSON_BOOL = 1, TIDE_JSON_INT = 2, TIDE_JSON_NUMBER = 3,
@@ -783,10 +783,13 @@ typedef struct tide_json_node {
           double d;   /* NUMBER: not an integer, or one beyond 64 bits */
   } v;
 } tide_json_node;
+/* Flags of tide_json_parse. NONFINITE: NaN, Infinity and -Infinity are numbers, as Python writes
+ * them; without it the text is strict JSON. */
+enum { TIDE_JSON_NONFINITE = 1 };
 /* Parses a copy of text. name (may be null) is put before messages, usually the path. limit: most
- * bytes accepted, 0 for 1 GiB. E_FORMAT names line and column. */
+ * bytes accepted, 0 for 1 GiB. E_FORMAT names line and column; E_ARG: there is no such flag. */
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
-                    int64_t limit, const char *name);
+                    int64_t limit, int flags, const char *name);
 void tide_json_release(tide_json *json);
 int64_t tide_json_count(const tide_json *json); /* nodes */
 /* The nodes, count of them, borrowed; node 0 is the whole. */

@@ -8,9 +8,7 @@
 local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local near = require 'tide.util.near'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 local sequence_of = require('tide.nn.mamba').sequence_of
@@ -40,37 +38,6 @@ end
 function Body:forward(ids_BT, at) return self.norm_f(self.layers(self.embeddings(ids_BT), at)) end
 
 local Backbone = class('Backbone', CausalLM)
-
--- Reads a configuration: known is a list of { name, default or nil (required), kind }, where kind
--- is a function (op, name, value) -> value. Fields in `ignored` and JSON nulls are passed over.
-function Backbone.read(op, config, known, ignored)
-   err.type(op, 'config', config, 'table')
-   local c, names, null = {}, {}, tide.json.null
-   for _, row in ipairs(known) do
-      names[#names + 1] = row[1]
-      names[row[1]] = true
-   end
-   for k, v in each(config) do
-      if not names[k] and not ignored[k] then
-         err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k), near.hint(tostring(k), names))
-      end
-      if names[k] and v ~= null then c[k] = v end
-   end
-   for _, row in ipairs(known) do
-      local name, default, kind = row[1], row[2], row[3]
-      if c[name] == nil then c[name] = type(default) == 'function' and default(c) or default end
-      if c[name] ~= nil or default == nil then c[name] = kind(op, name, c[name]) end
-   end
-   return c
-end
-
--- Fields of published files that do not change the computation.
-Backbone.ignored = {
-   architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
-   bos_token_id = true, eos_token_id = true, pad_token_id = true, transformers_version = true,
-   _name_or_path = true, auto_map = true, residual_in_fp32 = true, rescale_prenorm_residual = true,
-   time_step_rank = true, use_mamba_kernels = true, num_logits_to_keep = true,
-}
 
 -- Operations of a token of training that are not of weights: { fixed, for each token of the
 -- sequence }, of the whole model.

@@ -66,8 +66,42 @@ end
 -- Fields of a published configuration file that name the family.
 function family.published(name) return published[name] or {} end
 
+-- Fields whose numbers published readers want with a decimal point.
+local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
+   'time_step_max', 'time_step_floor' }
+
+local function as_floats(c, json)
+   for _, k in ipairs(floats) do
+      if type(c[k]) == 'number' then c[k] = json.float(c[k]) end
+   end
+   if type(c.time_step_limit) == 'table' then
+      local list = {}
+      for i, v in ipairs(c.time_step_limit) do list[i] = json.float(v) end
+      c.time_step_limit = list
+   end
+end
+
+local dtype_names = { f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 = 'float64' }
+
+-- Returns the text of the published config.json for what a checkpoint keeps, of weights in dtype.
+-- Infinite numbers are written as Python does, which every version of transformers reads.
+function family.config_file(plain, dtype)
+   local op = 'model.family.config_file'
+   local c, json = {}, require('tide').json
+   for k, v in each(err.type(op, 'config', check_plain(op, plain).config, 'table')) do c[k] = v end
+   if published[plain.family] then
+      for k, v in each(published[plain.family]) do c[k] = v end
+      local made = require('tide.model')[plain.family]
+      if made.publish then made.publish(c) end
+   end
+   c.torch_dtype = dtype_names[dtype]
+   as_floats(c, json)
+   return json.encode(c, { nonfinite = 'word' }) .. '\n'
+end
+
 -- The family whose published files have this architecture; nil of one that is not known.
 function family.of_architecture(architecture)
+   if architecture == 'TideHybridForCausalLM' then return 'hybrid' end
    for name, row in each(published) do
       if row.architectures[1] == architecture then return name end
    end
@@ -81,6 +115,7 @@ local function by_architecture(op, list)
 end
 
 local function by_type(op, kind)
+   if kind == 'tide_hybrid' then return 'hybrid' end
    for name, row in each(published) do
       if row.model_type == kind then return name end
    end

@@ -1,11 +1,15 @@
 -- Hybrid decoder from a pattern of layers, as in Nemotron-H (arXiv 2504.03624): M is a Mamba-2
 -- layer, * attention, - an MLP, each with its norm and residual. Field and parameter names are
 -- those of the published checkpoints; see model/backbone.lua for calls.
+--
+-- The published model's attention knows no positions. `rope_theta` of a configuration without
+-- model_type gives it rotary ones; files of nemotron_h may have the field, without effect.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
+local published = require 'tide.model.published'
 
 local op = 'model.hybrid'
 
@@ -18,12 +22,12 @@ local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
 local function pattern(o, name, v)
    err.type(o, name, v, 'string')
    if v == '' or v:find '[^M%*%-]' then
-      err.arg(o, name, "a string of 'M' (Mamba), '*' (attention) and '-' (MLP)", v)
+      err.arg(o, name, "a string of 'M' (Mamba), '*' (attention) and '-' (MLP); 'E' (experts) is "
+         .. 'not supported', v)
    end
    return v
 end
 
-local function limit(o, name, v) return v and err.type(o, name, v, 'table') end
 local function theta(o, name, v) return v and err.number(o, name, v, 1) end
 
 local function head_dim_of(c)
@@ -46,17 +50,83 @@ local known = {
    { 'head_dim', head_dim_of, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
    { 'mlp_hidden_act', 'relu2', function(o, name, v)
+      if v == 'gelu_pytorch_tanh' then return 'gelu_tanh' end
       return err.choice(o, name, v, { 'relu2', 'swiglu', 'gelu', 'gelu_tanh', 'relu', 'silu' })
    end },
    { 'attention_bias', false, flag }, { 'mlp_bias', false, flag }, { 'rope_theta', false, theta },
    { 'ssm_state_size', 128, count }, { 'mamba_head_dim', 64, count }, { 'expand', 2, number },
-   { 'mamba_num_heads', function(c) return c.expand * c.hidden_size / c.mamba_head_dim end, count },
+   { 'mamba_num_heads', function(c)
+      return c.hybrid_override_pattern:find('M', 1, true)
+         and c.expand * c.hidden_size / c.mamba_head_dim or 1
+   end, count },
    { 'n_groups', 1, count }, { 'conv_kernel', 4, count }, { 'chunk_size', false, grain },
    { 'use_bias', false, flag }, { 'use_conv_bias', true, flag },
    { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.02, number },
    { 'time_step_min', 0.001, number }, { 'time_step_max', 0.1, number },
-   { 'time_step_floor', 1e-4, number }, { 'time_step_limit', false, limit },
+   { 'time_step_floor', 1e-4, number },
+   { 'time_step_limit', false, published.time_step_limit },
    { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 4096, count },
+}
+
+-- Names of the kinds of layers in published lists.
+local kinds = {
+   mamba = 'M', linear_attention = 'M', attention = '*', full_attention = '*', mlp = '-',
+}
+
+-- The pattern that a list of kinds means.
+local function pattern_of(name, list, problems)
+   local text = {}
+   for i, kind in ipairs(type(list) == 'table' and list or {}) do
+      text[i] = kinds[kind]
+      if not text[i] then
+         problems[#problems + 1] = ("field '%s[%d]' is %s; supported are linear_attention (mamba), "
+            .. 'full_attention (attention) and mlp'):format(name, i, err.show(kind))
+         text[i] = '?'
+      end
+   end
+   return table.concat(text)
+end
+
+-- Lists of kinds become the pattern; what the published model reads and does not use goes.
+local function translate(_, f, problems)
+   for _, name in ipairs { 'layers_block_type', 'layer_types' } do
+      local list = f[name]
+      f[name] = nil
+      if list ~= nil then
+         local text = pattern_of(name, list, problems)
+         local had = f.hybrid_override_pattern
+         if had ~= nil and had ~= text then
+            problems[#problems + 1] = ("field 'hybrid_override_pattern' is %s, '%s' says %s")
+               :format(err.show(had), name, err.show(text))
+         end
+         f.hybrid_override_pattern = text
+      end
+   end
+   if f.mamba_proj_bias == f.use_bias then f.mamba_proj_bias = nil end
+   if f.model_type == 'nemotron_h' then
+      f.rope_theta, f.rope_scaling, f.rope_parameters, f.partial_rotary_factor = nil, nil, nil, nil
+   end
+end
+
+-- Fields of experts and of heads for further tokens mean nothing where there are none.
+local rules = {
+   translate = translate,
+   alias = {
+      mamba_n_groups = 'n_groups', mamba_d_conv = 'conv_kernel', mamba_expand = 'expand',
+      mamba_dt_min = 'time_step_min', mamba_dt_max = 'time_step_max',
+      mamba_dt_limit = 'time_step_limit', mamba_dt_init_floor = 'time_step_floor',
+      mamba_conv_bias = 'use_conv_bias', mamba_chunk_size = 'chunk_size',
+      attention_head_dim = 'head_dim', rms_norm_eps = 'layer_norm_epsilon',
+   },
+   only = {
+      attention_dropout = 0, hidden_dropout = 0, mamba_hidden_act = 'silu',
+      mamba_proj_bias = false, sliding_window = false, num_nextn_predict_layers = 0,
+   },
+   free = [[residual_in_fp32 rescale_prenorm_residual time_step_rank use_mamba_kernels
+      mamba_ssm_cache_dtype mtp_layers_block_type mtp_hybrid_override_pattern output_router_logits
+      n_routed_experts num_local_experts n_shared_experts moe_intermediate_size
+      moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap
+      num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob]],
 }
 
 -- Projections into the residual stream start smaller by sqrt(layers).
@@ -74,7 +144,7 @@ function make.M(c, opts)
       state = c.ssm_state_size, conv = c.conv_kernel, heads = c.mamba_num_heads,
       head_dim = c.mamba_head_dim, groups = c.n_groups, chunk = c.chunk_size or nil,
       bias = c.use_bias, conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
-      dt_range = { c.time_step_min, c.time_step_max }, dt_floor = c.time_step_floor,
+      dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
       dt_limit = c.time_step_limit or nil,
    }))
 end
@@ -94,14 +164,30 @@ end
 
 local Hybrid = class('HybridModel', Backbone)
 
+-- Makes the fields of config.json of c, a complete configuration. What nemotron_h cannot describe
+-- has a model type of its own, so that no reader takes it for one.
+function Hybrid.publish(c)
+   local limit = c.time_step_limit or { 0, math.huge }
+   c.chunk_size, c.time_step_limit = c.chunk_size or 128, limit
+   c.expand = c.mamba_num_heads * c.mamba_head_dim / c.hidden_size
+   c.rope_theta = c.rope_theta or nil
+   if c.rope_theta or c.attention_bias or c.tie_word_embeddings or c.mlp_hidden_act == 'swiglu'
+      or limit[2] < math.huge then
+      c.model_type, c.architectures = 'tide_hybrid', { 'TideHybridForCausalLM' }
+      return
+   end
+   if c.mlp_hidden_act == 'gelu_tanh' then c.mlp_hidden_act = 'gelu_pytorch_tanh' end
+   c.time_step_min = limit[1]     -- transformers limits steps by it, not by time_step_limit
+end
+
 -- opts: dtype, device ('null' for shapes only), seed, init.
 function Hybrid:init(config, opts)
    opts = nn.Module.options(op, opts, {})
-   local c = Backbone.read(op, config, known, Backbone.ignored)
-   local kinds = c.hybrid_override_pattern
-   if c.num_hidden_layers ~= #kinds then
+   local c = published.read(op, config, known, rules)
+   local layers = c.hybrid_override_pattern
+   if c.num_hidden_layers ~= #layers then
       err.raise('E_ARG', op, "num_hidden_layers (%d) is not the length of the pattern '%s' (%d)",
-         c.num_hidden_layers, kinds, #kinds)
+         c.num_hidden_layers, layers, #layers)
    end
    if c.num_attention_heads % c.num_key_value_heads ~= 0 then
       err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
@@ -109,7 +195,7 @@ function Hybrid:init(config, opts)
    end
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil
    local mixers = {}
-   for i = 1, #kinds do mixers[i] = make[kinds:sub(i, i)](c, opts, rope) end
+   for i = 1, #layers do mixers[i] = make[layers:sub(i, i)](c, opts, rope) end
    Backbone.init(self, op, c, mixers, opts)
 end
 

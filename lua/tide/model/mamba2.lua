@@ -5,6 +5,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
+local published = require 'tide.model.published'
 
 local op = 'model.mamba2'
 
@@ -13,8 +14,10 @@ local function number(o, name, v) return err.number(o, name, v, 0) end
 -- false: the library's choice; results do not depend on it.
 local function grain(o, name, v) return v and err.integer(o, name, v, 1) end
 local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
-local function list(o, name, v) return err.type(o, name, v, 'table') end
-local function silu(o, name, v) return err.choice(o, name, v, { 'silu' }) end
+local function silu(o, name, v) return err.choice(o, name, v, { 'silu', 'swish' }) end
+local function yes(o, name, v)
+   return v == true or err.arg(o, name, 'true: the only norm there is', v)
+end
 
 local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
@@ -25,28 +28,38 @@ local known = {
    { 'use_bias', false, flag }, { 'use_conv_bias', true, flag },
    { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.1, number },
    { 'time_step_min', 0.001, number }, { 'time_step_max', 0.1, number },
-   { 'time_step_floor', 1e-4, number }, { 'time_step_limit', false, function(o, name, v)
-      return v and list(o, name, v)
-   end },
+   { 'time_step_floor', 1e-4, number },
+   { 'time_step_limit', false, published.time_step_limit },
    { 'tie_word_embeddings', true, flag }, { 'hidden_act', 'silu', silu },
-   { 'rms_norm', true, flag },
+   { 'rms_norm', true, yes },
    { 'max_position_embeddings', 2^31 - 1, count },
+}
+
+-- The gate comes before the norm whatever norm_before_gate says, as in the published model.
+local rules = {
+   free = 'residual_in_fp32 rescale_prenorm_residual time_step_rank norm_before_gate',
 }
 
 local Mamba2 = class('Mamba2Model', Backbone)
 
+-- Makes the fields of config.json of c, a complete configuration: what is the library's choice
+-- becomes a value that every reader knows.
+function Mamba2.publish(c)
+   c.chunk_size, c.time_step_limit = c.chunk_size or 256, c.time_step_limit or { 0, math.huge }
+   c.expand = c.num_heads * c.head_dim / c.hidden_size
+end
+
 -- opts: dtype, device ('null' for shapes only), seed, init.
 function Mamba2:init(config, opts)
    opts = nn.Module.options(op, opts, {})
-   local c = Backbone.read(op, config, known, Backbone.ignored)
-   if not c.rms_norm then err.arg(op, 'rms_norm', 'true', c.rms_norm) end
+   local c = published.read(op, config, known, rules)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
       mixers[i] = nn.Mamba2(nn.Module.inner(opts, {
          dim = c.hidden_size, state = c.state_size, conv = c.conv_kernel, heads = c.num_heads,
          head_dim = c.head_dim, groups = c.n_groups, chunk = c.chunk_size or nil, bias = c.use_bias,
          conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
-         dt_range = { c.time_step_min, c.time_step_max }, dt_floor = c.time_step_floor,
+         dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
          dt_limit = c.time_step_limit or nil, std = c.initializer_range,
          out_std = c.initializer_range / math.sqrt(c.num_hidden_layers),
       }))

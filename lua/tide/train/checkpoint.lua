@@ -26,16 +26,6 @@ function checkpoint.name(step)
    return run_folder.name(err.integer('train.checkpoint.name', 'step', step, 0))
 end
 
--- The published config.json of what a checkpoint keeps.
-local function hf_config(plain, dtype)
-   local c = {}
-   for k, v in each(plain.config) do c[k] = v end
-   for k, v in each(family.published(plain.family)) do c[k] = v end
-   c.torch_dtype = ({ f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 = 'float64' })
-      [dtype]
-   return c
-end
-
 -- Writes the files of a checkpoint into `folder` and returns their names.
 local function write_files(op, folder, saved)
    local io_ = fs.io()
@@ -46,7 +36,7 @@ local function write_files(op, folder, saved)
    if saved.plain.config then
       names[4] = 'config.json'
       local _, first = next(saved.model)
-      fs.write_json(op, fs.join(folder, names[4]), hf_config(saved.plain, first.dtype))
+      fs.write(op, fs.join(folder, names[4]), family.config_file(saved.plain, first.dtype))
    end
    return names
 end
@@ -133,8 +123,6 @@ local function complete(op, job, lists)
    return folder
 end
 
-local function json(value) return fs.io().json.encode(value) .. '\n' end
-
 -- What is to be written, as it is now: files (name -> tensors) of this rank, the rest as text.
 local function prepare(out, saved, keep, comm)
    local files, index
@@ -147,9 +135,10 @@ local function prepare(out, saved, keep, comm)
    local config = saved.plain.config
    local _, first = next(index and index.model or saved.model)
    return files, {
-      out = out, step = saved.plain.step, keep = keep, plain = json(saved.plain),
+      out = out, step = saved.plain.step, keep = keep, plain = fs.json_text(saved.plain),
       staged = fs.join(out, '.staging-' .. checkpoint.name(saved.plain.step)),
-      index = index and json(index), config = config and json(hf_config(saved.plain, first.dtype)),
+      index = index and fs.json_text(index),
+      config = config and family.config_file(saved.plain, first.dtype),
    }
 end
 
@@ -397,8 +386,8 @@ function checkpoint.consolidate(where, to, opts)
    fs.mkdirs(op, to)
    fs.io().safetensors_save(fs.join(to, 'model.safetensors'), saved.model, { format = 'pt' })
    if saved.plain.config then
-      fs.write_json(op, fs.join(to, 'config.json'),
-         hf_config(saved.plain, opts.dtype or first.dtype))
+      fs.write(op, fs.join(to, 'config.json'),
+         family.config_file(saved.plain, opts.dtype or first.dtype))
    end
    return to
 end

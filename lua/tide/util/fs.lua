@@ -106,10 +106,11 @@ function fs.remove_dir(op, path)
    io_.remove(path)
 end
 
--- The value of a JSON file, which must be an object.
+-- Returns the value of a JSON file, which must be an object. Infinite numbers are read as
+-- json.decode does with `nonfinite`.
 function fs.read_json(op, path)
    local text = fs.read(op, path)
-   local ok, value = pcall(fs.io().json.decode, text)
+   local ok, value = pcall(fs.io().json.decode, text, { nonfinite = true })
    if not ok or type(value) ~= 'table' then
       err.raise('E_FORMAT', op, '%s holds no JSON object: %s', path,
          ok and 'it is a ' .. type(value) or type(value) == 'table' and value.message or value)
@@ -117,9 +118,12 @@ function fs.read_json(op, path)
    return value
 end
 
--- Replaces a file by the JSON text of value, as write.
-function fs.write_json(op, path, value)
-   fs.write(op, path, fs.io().json.encode(value) .. '\n')
+-- Returns the JSON text of a value of the library's own files: read_json reads all of it back.
+function fs.json_text(value)
+   return fs.io().json.encode(value, { nonfinite = 'object' }) .. '\n'
 end
+
+-- Replaces a file by the JSON text of value, as write.
+function fs.write_json(op, path, value) fs.write(op, path, fs.json_text(value)) end
 
 return fs
