@@ -106,6 +106,51 @@ describe('attaching', function()
       assert.equal(tide.nn.Mamba2.mix, mamba:at(1).inner)
    end)
 
+   it('wants to know of each class whether its tokens see each other', function()
+      local class, nn = tide.class, tide.nn
+      local function wrapped(Wrap)
+         local model = llama()
+         local block = model.model.layers:at(2)
+         block.self_attn = Wrap(block.self_attn)
+         return model
+      end
+      local function wrap(name, said)
+         local Wrap = class(name, nn.Module)
+         Wrap.mixes = said
+         function Wrap:init(core)
+            nn.Module.init(self)
+            self:child('core', core)
+         end
+         function Wrap.forward(self, x, at) return self.core(x, at) end
+         return Wrap
+      end
+      local Shift = wrap 'Shift'
+      local model = wrapped(Shift)
+      refused('E_ARG', { "'model.layers.1.self_attn' (Shift)", 'Shift.mixes = false', 'context' },
+         cp.attach, model, { axis = axis2 })
+      assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
+      assert.is_nil(spread.of(model).cp)
+      cp.attach(model, { axis = tide.dist.solo() }):restore()
+      refused('E_UNSUPPORTED', { "'model.layers.1.self_attn'", 'Shift.mixes = true' }, cp.attach,
+         wrapped(wrap('Shift', true)), { axis = axis2 })
+      for _, said in ipairs { false, 'context' } do
+         cp.attach(wrapped(wrap('Shift', said)), { axis = axis2 })
+      end
+      -- a class made from one that says it says it anew for a forward of its own
+      local Heir = class('Heir', wrap('Shift', false))
+      cp.attach(wrapped(Heir), { axis = axis2 })
+      function Heir.forward(self, x, at) return self.core(x:cumsum(2), at) end
+      refused('E_ARG', '(Heir)', cp.attach, wrapped(Heir), { axis = axis2 })
+      local Mine = class('Mine', nn.Attention)
+      cp.attach(nn.Stack { Mine { dim = 8, heads = 2 } }, { axis = axis2 })
+      function Mine.forward(_, x) return x end
+      refused('E_ARG', "'0' (Mine)", cp.attach, nn.Stack { Mine { dim = 8, heads = 2 } },
+         { axis = axis2 })
+      local one = wrapped(Shift)                         -- one module may say it for itself
+      one.model.layers:at(2).self_attn.mixes = false
+      cp.attach(one, { axis = axis2 })
+   end)
+
    it('is needed, and so is the context', function()
       local model, ids = llama(), ints { { 1, 2, 3, 4 } }
       local context = cp.make_cp_batch_and_ctx(axis2, { ids = ids, labels = ids })

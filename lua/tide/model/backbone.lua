@@ -16,6 +16,7 @@ local sequence_of = require('tide.nn.mamba').sequence_of
 local Module = nn.Module
 
 local Body = class('BackboneModel', Module)
+Body.mixes = false
 
 -- c: the complete configuration; mixers: a module a layer; opts: as of every module.
 function Body:init(c, mixers, opts)
@@ -38,6 +39,7 @@ end
 function Body:forward(ids_BT, at) return self.norm_f(self.layers(self.embeddings(ids_BT), at)) end
 
 local Backbone = class('Backbone', CausalLM)
+Backbone.mixes = false
 
 -- Operations of a token of training that are not of weights: { fixed, for each token of the
 -- sequence }, of the whole model.

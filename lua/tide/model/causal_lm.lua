@@ -14,6 +14,7 @@ local nn = require 'tide.nn'
 local Module = nn.Module
 
 local CausalLM = class('CausalLM', Module)
+CausalLM.mixes = false
 
 -- op: the name that errors carry; c: the complete configuration.
 function CausalLM:init(op, c)

@@ -15,6 +15,7 @@ local names = {
 }
 
 local Block = class('Gemma3Block', nn.Module)
+Block.mixes = false
 
 -- parts: mixer, mlp, norm1, norm2 and norm1_out, norm2_out, which come after mixer and mlp.
 function Block:init(parts)

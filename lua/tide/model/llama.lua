@@ -110,6 +110,7 @@ local function layer(c, rope, opts, family, i)
 end
 
 local Body = class('LlamaModel', Module)
+Body.mixes = false
 
 -- c: the complete configuration; opts: as of every module; family: the fields of a family.
 function Body:init(c, opts, family)
@@ -133,6 +134,7 @@ function Body:forward(ids_BT, at)
 end
 
 local Llama = class('Llama', CausalLM)
+Llama.mixes = false
 
 Llama.family = {
    op = 'model.llama',

@@ -18,6 +18,7 @@ local RMSNorm = require('tide.nn.norm').RMSNorm
 local window = require 'tide.nn.window'
 
 local Attention = class('Attention', Module)
+Attention.mixes = 'context'
 
 -- Children that read the same input.
 Attention.shared_input = { 'q_proj', 'k_proj', 'v_proj' }

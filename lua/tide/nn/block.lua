@@ -8,6 +8,7 @@ local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
 
 local Block = class('Block', Module)
+Block.mixes = false
 
 local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp = 'mlp' }
 

@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
 
 local Dropout = class('Dropout', Module)
+Dropout.mixes = false
 
 -- p: the share of elements that become zero, in [0, 1).
 function Dropout:init(p)

@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
 
 local Embedding = class('Embedding', Module)
+Embedding.mixes = false
 
 -- opts: std (0.02), dtype, device, seed.
 function Embedding:init(nvocab, dim, opts)

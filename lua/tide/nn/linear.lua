@@ -9,6 +9,7 @@ local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
 
 local Linear = class('Linear', Module)
+Linear.mixes = false
 
 -- opts: bias (true), std (initial standard deviation; default kaiming uniform with gain
 -- 1/sqrt(3)), fp8 (false), dtype, device, seed.

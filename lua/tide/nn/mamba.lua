@@ -22,6 +22,7 @@ end
 -- ---- the gated norm ----------------------------------------------------------------------------
 
 local GatedRMSNorm = class('GatedRMSNorm', Module)
+GatedRMSNorm.mixes = false
 
 -- opts: eps (1e-5), group (channels that share a mean; default dim), gate_last (false: the gate
 -- stands before the norm), dtype, device.
@@ -73,6 +74,7 @@ function Conv1d:detail() return ('%d channels, %d taps'):format(self.channels, s
 -- ---- the layer ---------------------------------------------------------------------------------
 
 local Mamba2 = class('Mamba2', Module)
+Mamba2.mixes = 'context'
 
 local known = {
    'dim', 'state', 'conv', 'expand', 'head_dim', 'heads', 'groups', 'chunk', 'bias', 'conv_bias',

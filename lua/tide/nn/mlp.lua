@@ -8,6 +8,7 @@ local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 
 local MLP = class('MLP', Module)
+MLP.mixes = false
 
 -- Children that read the same input.
 MLP.shared_input = { 'gate_proj', 'up_proj' }

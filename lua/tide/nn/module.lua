@@ -7,6 +7,12 @@
 -- may be built on device 'null' (shapes only) and materialised later.
 --
 -- A tensor that sits at two places in the tree is one parameter, listed at its first name.
+--
+-- Field `mixes` of a class says whether its forward lets tokens of a sequence see each other:
+--    false      each token by itself; what its children do is theirs to say
+--    'context'  tokens see each other by the context of the call (at.context), over ranks too
+--    true       tokens see each other, and only those of this rank
+-- A class with a forward of its own says it anew; parallel.cp.attach refuses one that does not.
 
 local tide = require 'tide'
 local class = require 'tide.class'

@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
 
 local RMSNorm = class('RMSNorm', Module)
+RMSNorm.mixes = false
 
 -- opts: eps (1e-6), offset (added to the weight; 1 for weights stored around zero), dtype, device.
 function RMSNorm:init(dim, opts)
@@ -34,6 +35,7 @@ end
 function RMSNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 
 local LayerNorm = class('LayerNorm', Module)
+LayerNorm.mixes = false
 
 -- opts: eps (1e-5), bias (true), dtype, device.
 function LayerNorm:init(dim, opts)

@@ -8,6 +8,7 @@ local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
 
 local Stack = class('Stack', Module)
+Stack.mixes = false
 
 -- blocks: list of modules. names: list of names (default '0', '1', ...).
 function Stack:init(blocks, names)

@@ -5,10 +5,10 @@
 --    model:loss(mine.ids, mine.labels, { context = mine.context, count = count }):backward()
 --    handle:restore()
 --
--- Only attention and Mamba-2 layers look along the sequence, so their inner calls are
--- all that is replaced (the latter by mamba_cp); the rest works on this rank's tokens as they are.
--- The context goes with the call, so what is computed again in backward does the same; a model that
--- is not attached refuses it.
+-- Only attention and Mamba-2 layers look along the sequence, so their inner calls are all that is
+-- replaced (the latter by mamba_cp). The rest works on this rank's tokens as they are, and says so
+-- (field mixes of nn.Module). The context goes with the call, so what is computed again in backward
+-- does the same; a model that is not attached refuses it.
 --
 -- Losses are this rank's sum over the count of all ranks, so gradients add up over the data and
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
@@ -53,6 +53,37 @@ local function layers_of(op, model)
       err.arg(op, 'model', 'a model with attention or Mamba-2 layers', model)
    end
    return list, mamba
+end
+
+-- What a module says of tokens that see each other (field mixes, see nn.Module), nil if the class
+-- that its forward is of says nothing.
+local function mixes(m)
+   local class_ = m
+   while type(class_) == 'table' and class_ ~= nn.Module do
+      local said = rawget(class_, 'mixes')
+      if said ~= nil then return said end
+      if class_ ~= m and (rawget(class_, 'forward') or rawget(class_, 'hidden')) then return nil end
+      class_ = class_ == m and getmetatable(m) or rawget(class_, 'super')
+   end
+   return false
+end
+
+-- Refuses modules that let tokens see each other and know nothing of other ranks, and those that do
+-- not say whether they do.
+local function check_mixing(op, model)
+   for _, e in ipairs(model:named_modules()) do
+      local said, name = mixes(e.module), e.module.class_name
+      if said == nil then
+         err.raise('E_ARG', op, "module '%s' (%s) does not say whether its tokens see each other; "
+            .. "set %s.mixes = false (each token by itself), 'context' (they do, by at.context) or "
+            .. 'true (they do, on one rank)', e.name, name, name)
+      end
+      if said and not err.same(said, 'context') then
+         err.raise('E_UNSUPPORTED', op, "module '%s' (%s) lets tokens see each other on one rank "
+            .. 'only (%s.mixes = %s); its sequence cannot be cut', e.name, name, name,
+            err.show(said))
+      end
+   end
 end
 
 -- Where the call that computes attention stands: in the module, or in what makes it again.
@@ -194,6 +225,7 @@ function cp_train.attach(model, opts)
    choose(op, handle.layers, opts)
    check_a2a(op, handle, handle.layers, opts.a2a)
    for _, layer in ipairs(handle.layers) do check_place(op, handle, layer) end
+   if size > 1 then check_mixing(op, model) end
    if opts.mamba ~= nil and not has_mamba then
       err.arg(op, 'mamba', 'nil, since the model has no Mamba-2 layers', opts.mamba)
    end
