@@ -1,6 +1,7 @@
 # The habits of the project; all real work is in CMake.
 #
 #   make            build libtide.so, libtide_host.so and the tide program into build/
+#   make cuda       the same with libtide_cuda.so, which is else built only where there is a GPU
 #   make deps       install the Debian packages that are missing (needs root or sudo)
 #   make train      build, then train a small language model on two ranks, about three minutes;
 #                   the run is in runs/train, and the next one takes its place (ARGS: --out, --resume)
@@ -10,7 +11,8 @@
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
 #   make bench-comm collectives against Open MPI, and what they cost a training step
-#   make install    to PREFIX (/usr/local)       make clean    remove build/
+#   make install    to PREFIX (/usr/local)       make uninstall   what the last one wrote
+#   make clean      remove build/
 #
 # Variables: PREFIX, DESTDIR, JOBS (spec files at a time), ARGS (for train and bench), SPEC (for
 # test: one file or folder), CMAKE_ARGS (for the configure step).
@@ -20,8 +22,10 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
 LUAJIT ?= luajit
 BUILD  := build
 
-DEBIAN := make gcc g++ cmake pkg-config luajit libluajit-5.1-dev lua-busted lua-check \
-	libcmocka-dev libdnnl-dev libopenmpi-dev openmpi-bin libedit-dev
+# What a build and a training run need; what the specs and benchmarks need besides.
+DEBIAN_BUILD := make gcc libc6-dev cmake ninja-build pkg-config luajit libluajit-5.1-dev
+DEBIAN := $(DEBIAN_BUILD) g++ lua-busted lua-check libcmocka-dev libdnnl-dev \
+	libopenmpi-dev openmpi-bin libedit-dev
 
 ifneq ($(shell command -v ninja 2>/dev/null),)
 export CMAKE_GENERATOR ?= Ninja
@@ -29,33 +33,44 @@ endif
 MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
-.PHONY: all deps train test test-asan test-tsan test-sweep test-deep fuzz bench bench-full \
-	bench-comm sizes install clean help
+.PHONY: all cuda deps deps-build train test test-asan test-tsan test-sweep test-deep fuzz bench \
+	bench-full bench-comm sizes install uninstall clean help
+
+# CMake runs again by itself when its files change; here when it is asked for something else than
+# last time, or after packages were installed.
+STAMP := $(BUILD)/configured
+CONFIGURE = cmake --preset release '-DCMAKE_INSTALL_PREFIX=$(PREFIX)' $(CMAKE_ARGS)
 
 all:
-	@mkdir -p $(BUILD); log=$(BUILD)/configure.log; \
-	  cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_ARGS) >$$log 2>&1 \
-	  || { cat $$log; exit 1; }; grep '^-- tide' $$log || true
+	@mkdir -p $(BUILD); asked="$(subst ",\",$(CONFIGURE))"; log=$(BUILD)/configure.log; \
+	  test "$$asked" = "$$(cat $(STAMP) 2>/dev/null)" || { \
+	    rm -f $(STAMP); $(CONFIGURE) >$$log 2>&1 || { cat $$log; exit 1; }; \
+	    grep '^-- tide' $$log; printf '%s\n' "$$asked" >$(STAMP); }
 	@cmake --build $(BUILD) -j $(JOBS)
+
+cuda:
+	@$(MAKE) all CMAKE_ARGS='$(CMAKE_ARGS) -DTIDE_CUDA=ON'
 
 help:
 	@sed -n 's/^# \{0,1\}//; 2,/^$$/p' Makefile
 
 # Quick and offline when everything is there.
-deps:
+deps: PACKAGES = $(DEBIAN)
+deps-build: PACKAGES = $(DEBIAN_BUILD)
+deps deps-build:
 	@if ! command -v dpkg-query >/dev/null; then \
-	  echo 'not a Debian system; tide needs: $(DEBIAN)'; exit 0; \
+	  echo 'not a Debian system; tide needs: $(PACKAGES)'; exit 0; \
 	fi; \
-	missing=; for p in $(DEBIAN); do \
-	  dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' \
-	    || missing="$$missing $$p"; \
+	there=$$(dpkg-query -W -f='$${Package} $${Status}\n' $(PACKAGES) 2>/dev/null); \
+	missing=; for p in $(PACKAGES); do \
+	  echo "$$there" | grep -qxF "$$p install ok installed" || missing="$$missing $$p"; \
 	done; \
 	test -n "$$missing" || exit 0; \
 	cmd="apt-get install -y --no-install-recommends$$missing"; \
 	if test "$$(id -u)" = 0; then sudo=; \
 	elif sudo -n true 2>/dev/null; then sudo='sudo -n'; \
 	else echo "missing packages; run:  sudo $$cmd"; exit 1; fi; \
-	echo "installing$$missing"; \
+	echo "installing$$missing"; rm -f $(STAMP); \
 	export DEBIAN_FRONTEND=noninteractive; \
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive $$cmd
 
@@ -63,7 +78,7 @@ deps:
 TRAIN_OUT := $(if $(findstring --out,$(ARGS)),,--out runs/train \
 	$(if $(findstring --resume,$(ARGS)),,--overwrite))
 
-train: deps
+train: deps-build
 	@$(MAKE) all
 	$(BUILD)/tide run -n 2 recipes/pretrain.lua --mesh.dp 2 $(strip $(TRAIN_OUT)) $(ARGS)
 
@@ -114,7 +129,10 @@ sizes:
 	@$(LUAJIT) spec/meta/sizes.lua
 
 install: all
-	@cmake --install $(BUILD) --prefix $(PREFIX)
+	@cmake --install $(BUILD) --prefix '$(PREFIX)'
+
+uninstall:
+	@cmake --build $(BUILD) --target uninstall
 
 clean:
 	@rm -rf $(BUILD)

@@ -5,8 +5,9 @@
 --
 -- One process a file, so a crash costs one file and its signal is seen. What failed is shown in
 -- full; the last line is "N passed, N failed" and the exit status is 0 iff nothing failed.
--- SPEC names spec files or folders; without any, everything runs but spec/deep, which is for
--- `make test-deep`. --limit: seconds that a file may take (900). --times: list the N slowest.
+-- SPEC names spec files (spec/op/all_spec.lua, spec/kernel/gemm.c) or folders; without any,
+-- everything runs but spec/deep, which is for `make test-deep`. --limit: seconds that a file may
+-- take (900). --times: list the N slowest.
 
 local opt = { build = 'build', jobs = 1, sanitize = nil, limit = '900', times = '0' }
 local targets = {}
@@ -74,6 +75,19 @@ local function environment()
    if not preload then return env end
    preload = ' LD_PRELOAD="' .. preload .. '"'
    return ('%s TIDE_LUAJIT="env%s luajit"%s'):format(env, preload:gsub('"', "'"), preload)
+end
+
+-- Builds the C specs and the emulated CUDA libraries, which plain `make` leaves out. A folder that
+-- CMake did not make is taken as it is.
+local function build_programs()
+   local cache = io.open(opt.build .. '/CMakeCache.txt')
+   if not cache then return end
+   cache:close()
+   local out, status = capture(('cmake --build %s --target specs -j %s'):format(quote(opt.build),
+      opt.jobs))
+   if status == 0 then return end
+   io.write(out)
+   say('build of the C specs', 0, 1)
 end
 
 local function luacheck()
@@ -184,18 +198,30 @@ local function busted(files)
    os.execute('rm -rf ' .. quote(dir))
 end
 
+-- The C specs among the targets; all of them without any.
+local function wanted_programs()
+   local list = {}
+   for line in io.lines(opt.build .. '/spec/programs.txt') do
+      local program, source = line:match '^([^\t]+)\t([^\t]+)$'
+      local wanted = program and #targets == 0
+      for _, t in ipairs(program and targets or {}) do
+         wanted = wanted or (source .. '/'):find(t:gsub('/*$', '/'), 1, true) == 1
+      end
+      if wanted then list[#list + 1] = program end
+   end
+   return list
+end
+
 local where = {}
 for i, t in ipairs(targets) do where[i] = quote(t) end
 local files = lines('find '
    .. (#where > 0 and table.concat(where, ' ') or 'spec -path spec/deep -prune -o')
    .. " -name '*_spec.lua' -print | sort")
-if #targets == 0 then
-   if not opt.sanitize then luacheck() end
-   for program in io.lines(opt.build .. '/spec/programs.txt') do
-      if program ~= '' then native(program) end
-   end
-end
-if #targets > 0 and #files == 0 then
+build_programs()
+if #targets == 0 and not opt.sanitize then luacheck() end
+local programs = wanted_programs()
+for _, program in ipairs(programs) do native(program) end
+if #targets > 0 and #files + #programs == 0 then
    io.write('no spec files in ', table.concat(targets, ' '), '\n')
    failed = failed + 1
 end

@@ -1,0 +1,153 @@
+-- An installation as others use it: below a prefix with a space, found by CMake and pkg-config,
+-- started from there, and removed without a trace.
+
+local files = require 'spec.support.files'
+local tmp = require 'spec.support.tmp'
+local tide = require 'tide'
+
+local build = os.getenv 'TIDE_BUILD' or 'build'
+
+local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
+
+-- Output of a command; an error if it fails.
+local function run(command)
+   local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1; echo "status=$?"'))
+   local text, status = pipe:read('*a'):match '^(.*)status=(%d+)%s*$'
+   pipe:close()
+   if status ~= '0' then error(command .. '\n' .. text, 0) end
+   return text
+end
+
+local function exists(path)
+   local f = io.open(path)
+   if f then f:close() end
+   return f ~= nil
+end
+
+local project = [[
+cmake_minimum_required(VERSION 3.20)
+project(host C)
+find_package(tide 0.1 REQUIRED COMPONENTS host)
+add_executable(plain plain.c)
+target_link_libraries(plain PRIVATE tide::tide)
+add_executable(scripted scripted.c)
+target_link_libraries(scripted PRIVATE tide::host)
+]]
+
+local plain = [[
+#include <stdio.h>
+#include <tide/tide.h>
+int main(void)
+{
+  tide_ctx *ctx;
+  char msg[256];
+  if (tide_ctx_new(&ctx, NULL, msg, sizeof msg) < 0) return puts(msg), 1;
+  puts(tide_version());
+  tide_ctx_release(ctx);
+  return 0;
+}
+]]
+
+local scripted = [[
+#include <stdio.h>
+#include <string.h>
+#include <tide/tide_lua.h>
+int main(void)
+{
+  const char *code = "print(require 'tide'.ones({ 3 }):sum():item())";
+  tide_ctx *ctx;
+  lua_State *L;
+  char msg[512];
+  if (tide_ctx_new(&ctx, NULL, msg, sizeof msg) < 0) return puts(msg), 1;
+  if (tide_lua_open(&L, ctx, NULL, msg, sizeof msg) < 0) return puts(msg), 1;
+  return tide_lua_run_string(L, code, strlen(code), "job", 0, NULL) ? puts(tide_lua_message(L)) : 0;
+}
+]]
+
+-- Installs below `prefix` and gives back the build folder's own list of the last installation.
+local function install(prefix, dir)
+   local manifest = build .. '/install_manifest.txt'
+   local before = exists(manifest) and files.read(manifest)
+   run(('cmake --install %s --prefix %s'):format(quote(build), quote(prefix)))
+   files.write(dir .. '/install_manifest.txt', files.read(manifest))
+   if before then files.write(manifest, before) else os.remove(manifest) end
+end
+
+-- Runs fn(prefix, dir) with an installation below prefix, dir a scratch folder.
+local function installed(fn)
+   tmp.with(function(dir)
+      local prefix = dir .. '/a prefix'
+      install(prefix, dir)
+      fn(prefix, dir)
+   end)
+end
+
+local has_host = exists(build .. '/libtide_host.so')
+if tide.build_info():find('sanitizers: none', 1, true) == nil then
+   pending 'packages are made of builds without sanitizers'
+   return
+end
+
+describe('an installation', function()
+   it('has libraries with a version, the licence and the guide', function()
+      installed(function(prefix)
+         local lines = files.lines_of('cd ' .. quote(prefix) .. ' && find . | sort')
+         local list = table.concat(lines, '\n')
+         for _, name in ipairs { 'libtide.so.0', 'LICENSE', 'README.md', 'tide.pc',
+            'tideConfig.cmake', 'tideConfigVersion.cmake', 'include/tide/tide.h' } do
+            assert.matches('/' .. name .. '\n', list .. '\n', 1, true)
+         end
+         local soname = run(('LC_ALL=C readelf -d %s/lib*/libtide.so'):format(quote(prefix)))
+         assert.matches('soname: [libtide.so.0]', soname, 1, true)
+      end)
+   end)
+
+   it('is found by CMake', function()
+      installed(function(prefix, dir)
+         files.write(dir .. '/plain.c', plain)
+         files.write(dir .. '/scripted.c', scripted)
+         files.write(dir .. '/CMakeLists.txt', has_host and project
+            or project:gsub(' COMPONENTS host', ''):gsub('add_executable%(scripted.*', ''))
+         run(('cd %s && cmake -B out -DCMAKE_PREFIX_PATH=%s && cmake --build out'):format(
+            quote(dir), quote(prefix)))
+         assert.equal(tide.version .. '\n', run(quote(dir) .. '/out/plain'))
+         if has_host then assert.equal('3\n', run(quote(dir) .. '/out/scripted')) end
+      end)
+   end)
+
+   it('is found by pkg-config, wherever it was moved to', function()
+      installed(function(prefix, dir)
+         files.write(dir .. '/plain.c', plain)
+         local moved = dir .. '/moved'
+         run(('mv %s %s'):format(quote(prefix), quote(moved)))
+         run(('cd %s && export PKG_CONFIG_PATH=$(echo %s/lib*/pkgconfig) && cc plain.c -o plain '
+            .. '$(pkg-config --cflags --libs tide) -Wl,-rpath,$(pkg-config --variable=libdir tide)')
+            :format(quote(dir), quote(moved)))
+         assert.equal(tide.version .. '\n', run(quote(dir) .. '/plain'))
+      end)
+   end)
+
+   it('runs scripts from its own files', function()
+      if not has_host then return end
+      installed(function(prefix, dir)
+         files.write(dir .. '/x.lua',
+            "print(require('tide').zeros({ 2 }):sum():item(), (package.path))")
+         local out = run(('cd / && env -u LUA_PATH %s/bin/tide run %s'):format(quote(prefix),
+            quote(dir .. '/x.lua')))
+         assert.equal('0', out:match '^%d')
+         assert.matches(prefix, out, 1, true)
+      end)
+   end)
+
+   it('is removed as a whole, and nothing else with it', function()
+      installed(function(prefix, dir)
+         files.write(prefix .. '/bin/mine', '')
+         files.write(prefix .. '/share/tide/.mine', '')
+         local script = run 'pwd':gsub('\n', '') .. '/uninstall.cmake'
+         run(('cd %s && cmake -P %s'):format(quote(dir), quote(script)))
+         assert.same({ './bin/mine', './share/tide/.mine' },
+            files.lines_of('cd ' .. quote(prefix) .. ' && find . -type f -o -type l | sort'))
+         assert.is_false(exists(prefix .. '/include/tide'))
+      end)
+   end)
+end)
