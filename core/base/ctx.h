@@ -4,8 +4,8 @@
  * and one slot for each higher layer live here; a second context shares none of it.
  *
  * Lifetime: counted. Every object made from a context holds it, so finalizers may run in any
- * order; the last release tears it down through the `close` hooks of the slots.
- * Threads: everything but `foreign` and `interrupt` belongs to the owner thread.
+ * order; the last release tears it down (core/tide.c).
+ * Threads: everything but `foreign`, `released` and `interrupt` belongs to the owner thread.
  *
  * Layer 0.
  */
@@ -60,6 +60,7 @@ struct tide_ctx {
   bool recording;                   /* ops with inputs that need gradients are recorded */
 
   _Atomic(void *) foreign;          /* tensors released by other threads, a lock-free stack */
+  _Atomic(struct tide__foreign *) released; /* other objects that they released: foreign.h */
   atomic_int interrupt;             /* set by tide_interrupt */
 };
 

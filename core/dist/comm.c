@@ -4,6 +4,7 @@
  */
 #include "core/dist/comm.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,8 @@ static void close_state(const tide__transport *transport, void *state, int rank)
   if (transport->close) transport->close(state, rank);
 }
 
+static void release_owned(tide__foreign *f, int n);
+
 int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
                    tide_group *group, int rank, int nrank, const char *name)
 {
@@ -40,6 +43,7 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
     return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
   }
   comm->refs = 1;
+  comm->foreign.release = release_owned;
   comm->ctx = ctx;
   comm->transport = transport;
   comm->state = state;
@@ -143,9 +147,20 @@ static void destroy(tide_comm *comm)
   tide__ctx_drop(ctx);
 }
 
+void tide__comm_unref(tide_comm *comm, int64_t n)
+{
+  comm->refs -= n;
+  if (comm->refs == 0) destroy(comm);
+}
+
+static void release_owned(tide__foreign *f, int n)
+{
+  tide__comm_unref((tide_comm *)((char *)f - offsetof(tide_comm, foreign)), n);
+}
+
 void tide_comm_release(tide_comm *comm)
 {
-  if (comm && --comm->refs == 0) destroy(comm);
+  if (comm) tide__foreign_release(comm->ctx, &comm->foreign);
 }
 
 static bool claim_seat(tide_group *group, int rank)
@@ -244,6 +259,7 @@ void tide_comm_abort(tide_comm *comm, const char *reason)
 
 int tide__comm_check(tide_comm *comm, const char *op)
 {
+  tide__foreign_settle(comm->ctx);
   tide__work_reap(comm);
   if (comm->group && *comm->group->mark != 1)
     return tide__fail(comm->ctx, TIDE_E_STATE, op, "this process is a fork of the one that joined "

@@ -15,6 +15,7 @@
 #define TIDE_DIST_COMM_H
 
 #include "core/base/ctx.h"
+#include "core/base/foreign.h"
 #include "core/device/capture.h"
 
 enum {
@@ -141,6 +142,7 @@ struct tide__recorded {
 
 struct tide_comm {
   int64_t  refs;               /* the user's handle and every work handle */
+  tide__foreign foreign;
   tide_ctx *ctx;
   const tide__transport *transport;
   void    *state;              /* the transport's */
@@ -163,6 +165,8 @@ struct tide_comm {
   tide_comm_record *ring;      /* TIDE__NRECORD, indexed by seq */
 };
 
+/* Drops n references. The owner's thread. */
+void tide__comm_unref(tide_comm *comm, int64_t n);
 /* A communicator on a transport's state; takes over state and, if given, a reference to group. On
  * failure leaves and closes state. */
 int  tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,

@@ -460,6 +460,7 @@ static int stopped(tide__mpi_comm *s, tide__coll *c)
   size_t at = 0;
   tide__append(text, sizeof text, &at, "rank %d was interrupted in ", s->rank);
   say_call(s, c, text, sizeof text, &at);
+  atomic_store(c->interrupt, 0); /* answered */
   return tide__mpi_fail(s, c, TIDE_E_INTERRUPT, text);
 }
 

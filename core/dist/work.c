@@ -20,6 +20,7 @@
  *
  * Layer 4.
  */
+#include <stddef.h>
 #include <string.h>
 #include <time.h>
 
@@ -31,6 +32,7 @@
 
 struct tide_work {
   int64_t refs;                /* the user's handle, the pending list */
+  tide__foreign foreign;
   tide_comm *comm;             /* counted by the user's handle */
   tide_work *next;             /* pending list */
   tide_work *queue;            /* the helper's queue, then its list of works under way */
@@ -209,10 +211,12 @@ static bool copy_lists(tide_work *w, const tide__coll *c)
   return true;
 }
 
-/* Whether the collective writes to t; the others it only reads. */
+/* Whether the collective writes to t; the others it only reads. Each tensor that it writes begins
+ * at an output. An empty one has no bytes to write, and may begin where another's memory does. */
 static bool is_written(const tide_work *w, const tide_tensor *t)
 {
   const char *p = tide__tensor_ptr(t);
+  if (tide__tensor_numel(t) == 0) return false;
   for (int64_t i = 0; p && i < w->coll.nseg; i++)
     if (w->coll.seg[i].out == p) return true;
   return p && w->coll.out == p;
@@ -235,6 +239,21 @@ static bool keep_operands(tide_work *w, int64_t nt, tide_tensor *const *ts)
   return true;
 }
 
+static void unref(tide_work *w)
+{
+  if (--w->refs == 0) free_work(w);
+}
+
+/* The user's handle, of which there is one. */
+static void release_owned(tide__foreign *f, int n)
+{
+  tide_work *work = (tide_work *)((char *)f - offsetof(tide_work, foreign));
+  tide_comm *comm = work->comm;
+  tide__work_reap(comm);
+  unref(work);
+  tide__comm_unref(comm, n);
+}
+
 static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
                            tide_tensor *const *ts)
 {
@@ -243,6 +262,7 @@ static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
   w->comm = comm;
   w->coll = *c;
   w->refs = 2;
+  w->foreign.release = release_owned;
   atomic_init(&w->issued, 0);
   atomic_init(&w->done, 0);
   if (copy_lists(w, c) && keep_operands(w, nt, ts)) return w;
@@ -338,11 +358,6 @@ static bool landed(tide_work *w)
   const tide_comm *comm = w->comm;
   return !w->coll.event || comm->transport->watched ||
          comm->transport->look(comm->state, comm->rank, &w->coll) != 0;
-}
-
-static void unref(tide_work *w)
-{
-  if (--w->refs == 0) free_work(w);
 }
 
 static void settle(tide_work *w)
@@ -450,9 +465,5 @@ void tide_work_times(const tide_work *work, double *begin, double *end)
 
 void tide_work_release(tide_work *work)
 {
-  if (!work) return;
-  tide_comm *comm = work->comm;
-  tide__work_reap(comm);
-  unref(work);
-  tide_comm_release(comm);
+  if (work) tide__foreign_release(work->comm->ctx, &work->foreign);
 }

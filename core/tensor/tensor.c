@@ -5,6 +5,7 @@
 
 #include "core/base/alloc.h"
 #include "core/base/dtype.h"
+#include "core/base/foreign.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/device/flight.h"
@@ -164,6 +165,7 @@ void tide_tensor_release(tide_tensor *t)
 
 void tide__tensor_drain(tide_ctx *ctx)
 {
+  tide__foreign_settle(ctx);
   if (!atomic_load_explicit(&ctx->foreign, memory_order_relaxed)) return;
   tide_tensor *t = atomic_exchange_explicit(&ctx->foreign, NULL, memory_order_acquire);
   while (t) {

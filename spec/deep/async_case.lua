@@ -89,8 +89,9 @@ function start.object(c, _, i)
    return tide.full({ 1 }, got), value(i, 0), value(i, 0)
 end
 
+-- After a rank has skipped a call, its next one meets the others' skipped one, and may be like it.
 local function check(i, result, first, last)
-   if first == nil then return end
+   if first == nil or failure.kind == 'skip' and i >= failure.at then return end
    local a, b = result:at(1), result:at(result:numel())
    if a ~= first or b ~= last then
       io.stderr:write(('WRONG rank %d call %d: got %g .. %g, expected %g .. %g\n')

@@ -234,6 +234,22 @@ function case.idle()
    print(('idle fine, %.3f s'):format(used))
 end
 
+-- An interrupt that a collective has answered does not stop the next op.
+function case.interrupt()
+   local comm, ctx = world { timeout = 1000 }, tide.default()
+   comm:barrier()
+   if comm.rank == 0 then
+      ctx:interrupt()
+      ctx:interrupt()
+   else
+      os.execute 'sleep 0.5'                -- the barrier must not end before the interrupt is seen
+   end
+   local ok, e = pcall(comm.barrier, comm)
+   assert(not ok and e.code == (comm.rank == 0 and 'E_INTERRUPT' or 'E_PEER'), tostring(e))
+   assert((tide.ones { 2 } + 1):sum():item() == 4)
+   print 'went on'
+end
+
 -- One rank ends the others' waits.
 function case.abort()
    local comm = world { timeout = 1000 }

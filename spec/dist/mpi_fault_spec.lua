@@ -18,6 +18,10 @@ describe('comm_mpi', function()
       end)
    end
 
+   it_mpi('answers a double interrupt once', function()
+      assert.equal(2, count(ok(2, 'interrupt'), 'went on'))
+   end)
+
    it_mpi('tells the others of an abort', function()
       assert.equal(2, count(ok(3, 'abort'), 'told'))
    end)
@@ -40,8 +44,9 @@ describe('a rank that', function()
    end)
 
    it_mpi('exits with a code ends the job with it', function()
-      local _, status = fails 'exit'
+      local out, status = fails 'exit'
       assert.equal(3, status)
+      assert.equal(1, count(out, '[r1] tide: rank 1 ended the run with os.exit(3)'), out)
    end)
 
    it_mpi('returns early is named', function()

@@ -99,6 +99,54 @@ static void foreign_release(void **state)
   close_ctx(ctx);
 }
 
+typedef struct handles {
+  tide_comm *comm[N];
+  tide_work *work[N];
+} handles;
+
+static void *release_comms(void *arg)
+{
+  handles *h = arg;
+  for (int i = 0; i < N; i++) {
+    tide_work_release(h->work[i]);
+    tide_comm_release(h->comm[i]);
+  }
+  return NULL;
+}
+
+/* Makes communicators and works, which another thread releases meanwhile. */
+static void hand_out(tide_ctx *ctx, tide_comm *world, handles *h, pthread_t *thread)
+{
+  for (int k = 0; k < N; k++) {
+    tide_tensor *t = vector_f32(ctx, 1, (float[]){1});
+    OK(ctx, tide_comm_split(&h->comm[k], world, 0, 0, "part"));
+    OK(ctx, tide_comm_all_reduce(&h->work[k], h->comm[k], 1, &t, TIDE_SUM));
+    tide_tensor_release(t);
+  }
+  assert_int_equal(pthread_create(thread, NULL, release_comms, h), 0);
+}
+
+static void foreign_comm(void **state)
+{
+  handles all[4];
+  pthread_t thread[4];
+  tide_comm *world = NULL;
+  int64_t before = 0;
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  OK(ctx, tide_comm_join(&world, ctx, NULL, 0));
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < 4; i++) hand_out(ctx, world, &all[i], &thread[i]);
+    for (int i = 0; i < 4; i++) pthread_join(thread[i], NULL);
+    OK(ctx, tide_comm_barrier(NULL, world)); /* a collective settles them, as an op does */
+    assert_int_equal(tide_ctx_stats(ctx)->ntensor, 0);
+    if (round == 1) before = tide_ctx_stats(ctx)->nhost; /* pools have grown */
+  }
+  assert_int_equal(tide_ctx_stats(ctx)->nhost, before);
+  tide_comm_release(world);
+  close_ctx(ctx);
+}
+
 /* The last handles of a context may go on another thread, after the owner has let it go. */
 static void *release_last(void *arg)
 {
@@ -168,6 +216,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(contexts_in_parallel), cmocka_unit_test(foreign_release),
+    cmocka_unit_test(foreign_comm),
     cmocka_unit_test(foreign_last), cmocka_unit_test(handed_over), cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

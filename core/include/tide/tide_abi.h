@@ -921,7 +921,9 @@ int  tide_mpi_abort(int code);
 /* One rank of an imagined nrank: collectives are counted (tide_comm_traffic), nothing moves, and
  * results keep what they held. Null-device tensors welcome. host_size: ranks that share a host. */
 int  tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size);
-/* Releasing leaves the group: ranks that still wait for this one get E_PEER. */
+/* Releasing leaves the group: ranks that still wait for this one get E_PEER. Any thread: from one
+ * that does not own the context, the communicator is left when the owner next runs an op or a
+ * collective. */
 void tide_comm_release(tide_comm *comm);
 tide_ctx *tide_comm_ctx(const tide_comm *comm);    /* of this rank, borrowed */
 int  tide_comm_rank(const tide_comm *comm);        /* this rank's number, 0 to size - 1 */
@@ -1007,7 +1009,8 @@ int  tide_work_wait(tide_work *work);
 int  tide_work_test(tide_work *work);
 /* Seconds of the trace clock when the collective began and ended; 0 while it has not. */
 void tide_work_times(const tide_work *work, double *begin, double *end);
-/* Released before it is done, the collective still runs; its operands go back later. */
+/* Released before it is done, the collective still runs; its operands go back later. Any thread, as
+ * a communicator. */
 void tide_work_release(tide_work *work);
 
 /* One of the last 256 collectives of a communicator. */
