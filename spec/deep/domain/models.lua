@@ -1,0 +1,178 @@
+-- Random small decoders of every family, meshes, optimisers and batches of training, for domains.
+
+local documents = require 'spec.deep.domain.documents'
+local choice = require 'spec.deep.fuzz.choice'
+
+local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
+   'mamba2' } }
+
+-- ---- models ----------------------------------------------------------------------------------
+
+local function attention_config(c, tp)
+   local kv = tp * c:few(1, 2)
+   local heads = kv * c:few(1, 2)
+   return { vocab_size = c:int(5, 41) + tp, hidden_size = heads * 2 * c:few(1, 2),
+      num_hidden_layers = c:few(1, 3), num_attention_heads = heads, num_key_value_heads = kv,
+      intermediate_size = c:int(1, 24) + tp, initializer_range = 0.2 }
+end
+
+local function state_config(c, tp)
+   local groups = c:few(1, 3)
+   local heads = groups * c:few(1, 3)
+   while heads < tp do heads = heads + groups end
+   return { heads = heads, groups = groups, head_dim = c:few(1, 4), state = c:few(1, 5),
+      conv = c:int(2, 4) }
+end
+
+local more = {}
+
+function more.llama(c, o)
+   o.attention_bias, o.mlp_bias = c:chance(0.3), c:chance(0.3)
+   o.tie_word_embeddings = c:chance(0.5)
+end
+
+function more.qwen2(c, o)
+   o.tie_word_embeddings = c:chance(0.5)
+   if c:chance(0.5) then
+      o.use_sliding_window, o.sliding_window = true, c:int(1, 9)
+      o.max_window_layers = c:int(0, o.num_hidden_layers)
+   end
+end
+
+function more.qwen3(c, o)
+   more.qwen2(c, o)
+   o.head_dim = 2 * c:few(1, 3)
+end
+
+function more.mistral(c, o)
+   o.sliding_window = c:int(1, 9)
+end
+
+function more.phi3(c, o)
+   if c:chance(0.3) then o.sliding_window = c:int(1, 9) end
+end
+
+function more.gemma3(c, o)
+   o.head_dim = 2 * c:few(1, 3)
+   o.query_pre_attn_scalar, o.sliding_window = c:int(1, 16), c:int(1, 9)
+   o.sliding_window_pattern = c:int(1, 3)
+   o.tie_word_embeddings = not c:chance(0.3)
+end
+
+-- A configuration of a family whose heads divide among tp ranks.
+function models.config(c, family, tp)
+   local o = attention_config(c, tp)
+   if family ~= 'hybrid' and family ~= 'mamba2' then
+      more[family](c, o)
+      return o
+   end
+   local s = state_config(c, tp)
+   if family == 'mamba2' then
+      return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
+         num_hidden_layers = o.num_hidden_layers, state_size = s.state, head_dim = s.head_dim,
+         num_heads = s.heads, n_groups = s.groups, conv_kernel = s.conv,
+         tie_word_embeddings = c:chance(0.5), use_bias = c:chance(0.3), initializer_range = 0.2 }
+   end
+   local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M' }
+   return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
+      hybrid_override_pattern = pattern, num_attention_heads = o.num_attention_heads,
+      num_key_value_heads = o.num_key_value_heads, head_dim = 2 * c:few(1, 2),
+      intermediate_size = o.intermediate_size, ssm_state_size = s.state,
+      mamba_head_dim = s.head_dim, mamba_num_heads = s.heads, n_groups = s.groups,
+      conv_kernel = s.conv, rope_theta = c:chance(0.5) and 10000 or nil,
+      mlp_hidden_act = c:pick { 'relu2', 'swiglu' }, initializer_range = 0.2 }
+end
+
+-- ---- ranks -----------------------------------------------------------------------------------
+
+-- A divisor of n, 1 first.
+function models.divisor(c, n)
+   local list = {}
+   for d = 1, n do
+      if n % d == 0 then list[#list + 1] = d end
+   end
+   return c:pick(list)
+end
+
+-- Axes of n ranks: { dp_replicate, dp_shard, cp, tp }.
+function models.mesh(c, n)
+   local axes = { dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1 }
+   local names = { 'tp', 'cp', 'dp_replicate' }
+   for _, name in ipairs(names) do
+      local d = models.divisor(c, n)
+      axes[name], n = d, n / d
+   end
+   axes.dp_shard = n
+   return axes
+end
+
+-- ---- optimisers ------------------------------------------------------------------------------
+
+-- Options of an optimiser, with its class in `kind`.
+function models.optim(c)
+   if c:chance(0.3) then
+      local o = { kind = 'SGD', lr = 0.05, momentum = c:chance(0.6) and 0.8 or 0,
+         weight_decay = c:chance(0.5) and 0.1 or 0 }
+      o.nesterov = o.momentum > 0 and c:chance(0.5)
+      if o.momentum > 0 and not o.nesterov and c:chance(0.3) then o.dampening = 0.2 end
+      return o
+   end
+   return { kind = 'AdamW', lr = 0.01, weight_decay = c:chance(0.5) and 0.1 or 0,
+      beta1 = c:pick { 0.9, 0.5 }, beta2 = c:pick { 0.95, 0.99 },
+      eps = c:pick { 1e-8, 1e-3 }, decay_vectors = c:chance(0.3) }
+end
+
+-- ---- batches ---------------------------------------------------------------------------------
+
+-- What `rows` rows of T tokens say of documents, in at most one field.
+function models.says(c, rows, T)
+   local o = c:chance(0.5) and documents.make(c, rows, T) or {}
+   o.cu_real, o.cu_slot = nil, nil
+   local kept
+   for _, name in ipairs { 'attention_mask', 'packed_seq_ids', 'padding_mask', 'index' } do
+      if kept then o[name] = nil end
+      kept = kept or o[name]
+   end
+   if o.index then
+      for r = #o.index + 1, rows do o.index[r] = o.index[1] end
+      for _, row in ipairs(o.index) do                -- positions as they come
+         local count = {}
+         for _, pair in ipairs(row) do
+            count[pair[1]] = (count[pair[1]] or -1) + 1
+            pair[2] = count[pair[1]]
+         end
+      end
+   end
+   return o
+end
+
+-- Token ids and labels of `rows` rows, lists of lists; one label in five does not count. The first
+-- of each row does, where it is no padding.
+function models.tokens(seed, rows, T, vocab)
+   local next_, ids, labels = choice.stream('tokens ' .. seed), {}, {}
+   for r = 1, rows do
+      ids[r], labels[r] = {}, {}
+      for s = 1, T do
+         ids[r][s] = math.floor(next_() * vocab)
+         labels[r][s] = s > 1 and next_() < 0.2 and -100 or math.floor(next_() * vocab)
+      end
+   end
+   return ids, labels
+end
+
+local fields = { attention_mask = 'i64', packed_seq_ids = 'i64', padding_mask = 'bool',
+   index = 'i32' }
+
+-- Rows first .. first + n - 1 as a batch of tensors.
+function models.batch(t, ids, labels, says, first, n)
+   local function rows(list, dtype)
+      return t.tensor({ unpack(list, first, first + n - 1) }, { dtype = 'i64' }):to(dtype)
+   end
+   local batch = { ids = rows(ids, 'i64'), labels = rows(labels, 'i64') }
+   for name, dtype in pairs(fields) do
+      if says[name] then batch[name] = rows(says[name], dtype) end
+   end
+   return batch
+end
+
+return models
