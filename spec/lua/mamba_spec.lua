@@ -249,6 +249,72 @@ describe('model.mamba2', function()
    end)
 end)
 
+-- Standard deviation and mean of a parameter's values.
+local function spread_of(t)
+   local v = t:detach():to 'f64':reshape(-1)
+   local mean = v:mean():item()
+   return (v - mean):square():mean():sqrt():item(), mean
+end
+
+-- Raises unless every parameter of model has the standard deviation that want(name) says (within
+-- 7 %: a few thousand values each), or is constant where it says nothing.
+local function check_initial(model, want)
+   local seen = 0
+   for _, e in ipairs(model:named_parameters()) do
+      local std = want(e.name)
+      if std then
+         local got, mean = spread_of(e.param)
+         assert.is_true(math.abs(got / std - 1) < 0.07 and math.abs(mean) < 0.07 * std,
+            ('%s: std %g, mean %g, expected %g'):format(e.name, got, mean, std))
+         seen = seen + 1
+      end
+   end
+   return seen
+end
+
+describe('initial weights', function()
+   -- The four projections into the residual stream start smaller by the root of the number of
+   -- layers, which keeps the variance of the stream independent of depth.
+   local function expected(std, layers)
+      return function(name)
+         if name:find('mixer%.out_proj%.weight$') or name:find('mixer%.down_proj%.weight$')
+            or name:find('mixer%.o_proj%.weight$') then
+            return std / math.sqrt(layers)
+         end
+         if name:find('proj%.weight$') or name:find('embeddings%.weight$')
+            or name == 'lm_head.weight' then
+            return std
+         end
+      end
+   end
+
+   it('of hybrid: std, and std / sqrt(layers) into the residual stream', function()
+      local model = tide.model.hybrid({ vocab_size = 200, hidden_size = 64,
+         hybrid_override_pattern = 'M-M*M-M*-', mamba_head_dim = 16, ssm_state_size = 16,
+         num_attention_heads = 4, initializer_range = 0.03 }, { seed = 2 })
+      assert.equal(24, check_initial(model, expected(0.03, 9)))
+   end)
+
+   it('of mamba2: the same', function()
+      local model = tide.model.mamba2({ vocab_size = 200, hidden_size = 64, head_dim = 16,
+         num_hidden_layers = 6, state_size = 16, tie_word_embeddings = false }, { seed = 2 })
+      assert.equal(14, check_initial(model, expected(0.1, 6)))
+   end)
+
+   it('of both have the defaults of published configurations', function()
+      local m = tide.model.mamba2({ vocab_size = 9, hidden_size = 64, num_hidden_layers = 1,
+         head_dim = 16 }, { device = 'null' }).config
+      assert.same({ 0.1, 1e-5, 4, 2, 128, 0.001, 0.1, 1e-4 }, { m.initializer_range,
+         m.layer_norm_epsilon, m.conv_kernel, m.expand, m.state_size, m.time_step_min,
+         m.time_step_max, m.time_step_floor })
+      local h = tide.model.hybrid({ vocab_size = 9, hidden_size = 64, hybrid_override_pattern = 'M',
+         mamba_head_dim = 16 }, { device = 'null' }).config
+      assert.same({ 0.02, 1e-5, 4, 2, 128, 'relu2', 256 }, { h.initializer_range,
+         h.layer_norm_epsilon, h.conv_kernel, h.expand, h.ssm_state_size, h.mlp_hidden_act,
+         h.intermediate_size })
+   end)
+end)
+
 describe('model.hybrid', function()
    it('is what the pattern says', function()
       local model = tide.model.hybrid(small, { device = 'null' })
