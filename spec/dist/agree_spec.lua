@@ -27,6 +27,36 @@ describe('ranks that differ', function()
       end
    end)
 
+   it('are told in which lines their texts differ', function()
+      local function lines(...) return table.concat({ ... }, '\n') end
+      local same = lines('a.x = 1', 'a.y = 2', 'b.z = 3')
+      for _, text in ipairs(ranks.run(3, said, { same, lines('a.x = 1', 'a.y = 5', 'b.z = 3'),
+         same }, { lines = true })) do
+         assert.equal('E_STATE rank 1 has other plans than rank 0: these ranks have different '
+            .. 'plans; a.y (rank 1: 5; ranks 0, 2: 2); every rank must give the same', text)
+      end
+      for _, text in ipairs(ranks.run(2, said, { lines('a = 1', 'b = 2', 'c = 3', 'e = 5'),
+         lines('b = 3', 'c = 4', 'd = 4', 'e = 6') }, { lines = true })) do
+         assert.matches('; a (rank 1: absent; rank 0: 1), b (rank 1: 3; rank 0: 2), c (rank 1: 4; '
+            .. 'rank 0: 3) and 2 more; every', text, 1, true)
+      end
+   end)
+
+   it('are compared once for a text that repeats', function()
+      local list = ranks.run(2, function(rank)
+         local agree_, world = require 'tide.dist.agree', require 'tide.dist'.world()
+         local function met(text)
+            local before = world:traffic().ncall
+            local ok, e = pcall(agree_.once, world, 'spec', 'plans', text)
+            return { world:traffic().ncall - before > 0, ok and '' or e.code }
+         end
+         return { met 'a', met 'a', met 'b', met 'a', met('c' .. rank), met('c' .. rank) }
+      end)
+      local want = { { true, '' }, { false, '' }, { true, '' }, { false, '' },
+         { true, 'E_COMM' }, { true, 'E_COMM' } }
+      assert.same({ want, want }, list)
+   end)
+
    it('are compared with those among which they are', function()
       local function run(texts, among) return ranks.run(4, said, texts, { among = among }) end
       assert.same({ '', '', '', '' }, run({ 'a', 'b', 'a', 'b' }, { 'x', 'y', 'x', 'y' }))

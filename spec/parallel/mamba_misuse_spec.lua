@@ -46,6 +46,149 @@ describe('ranks that differ', function()
    end
 end)
 
+-- Runs on a rank: an attached layer with options of the rank's own (`other` on rank 1), called with
+-- a plain context; the code and text of the error, or 'no error'.
+local odd_layer = [[
+   local rank, size, method, whole, other = ...
+   local tide = require 'tide'
+   local comm = tide.dist.world()
+   local opts = { dim = 8, heads = 4, head_dim = 4, state = 3, seed = 1 }
+   for k, v in pairs(rank == 1 and other or {}) do opts[k] = v end
+   local layer = tide.nn.Mamba2(opts)
+   local model = layer
+   if whole then
+      model = tide.nn.Module()
+      model:child('first', tide.nn.Mamba2 { dim = 8, heads = 4, head_dim = 4, state = 3, seed = 1 })
+      model:child('mixer', layer)
+   end
+   tide.parallel.mamba_cp.attach(model, { axis = comm, method = method })
+   local map = tide.parallel.cp_map.new { axis = comm, length = 24, kind = 'contiguous' }
+   local context = tide.parallel.cp.context { map = map }
+   local ok, e = pcall(layer, tide.ones { 1, 24 / size, 8 }, { context = context })
+   return ok and 'no error' or e.code, tostring(e)
+]]
+
+describe('layers that differ between ranks', function()
+   for _, method in ipairs(methods) do
+      it(('are named, with the field (%s)'):format(method), function()
+         for field, other in pairs { dt_limit = { dt_limit = { 0, 0.001 } }, taps = { conv = 3 },
+            chunk = { chunk = 16 }, ['norm.eps'] = { norm_eps = 1e-3 }, groups = { groups = 2 },
+            ['norm.gate_last'] = { gate_last = true },
+            per_channel_D = { per_channel_D = true } } do
+            for r, row in ipairs(ranks.try(2, odd_layer, method, true, other)) do
+               local code, text = row.values[1], row.values[2]
+               assert.equal('E_COMM', code, ('%s, rank %d'):format(field, r - 1))
+               assert.truthy(text:find('other Mamba-2 layers', 1, true), text)
+               assert.truthy(text:find('; mixer.' .. field .. ' (rank 1: ', 1, true)
+                  or text:find(', mixer.' .. field .. ' (rank 1: ', 1, true), field .. ': ' .. text)
+               assert.falsy(text:find('first.', 1, true), text)
+            end
+         end
+         local row = ranks.try(2, odd_layer, method, false, { dt_limit = { 0, 0.001 } })[1]
+         assert.truthy(row.values[2]:find('the layer.dt_limit (rank 1: ', 1, true), row.values[2])
+         for _, same in ipairs(ranks.try(2, odd_layer, method, true, {})) do
+            assert.equal('no error', same.values[1])
+         end
+      end)
+   end
+end)
+
+-- Runs on a rank: code(m, comm, rank) given as text, twice with what all ranks have in common and
+-- then with something of the rank's own; codes and texts of the errors.
+local odd_call = [[
+   local rank, _, common, own = ...
+   local tide = require 'tide'
+   local m, comm = tide.parallel.mamba_cp, tide.dist.world()
+   local object = m.MambaContextParallel(comm, 4, 2, 2, 3)
+   local function call(text)
+      local fn = assert(loadstring('local m, comm, rank, object, tide = ... ' .. text))
+      local ok, e = pcall(fn, m, comm, rank, object, tide)
+      return ok and 'no error' or e.code .. ' ' .. e.message
+   end
+   local before = common and call(common) or 'no error'
+   return before, call(own)
+]]
+
+describe('the pieces of MambaContextParallel', function()
+   local cases = {
+      { 'documents', 'return object:pre_conv_ssm(tide.ones { 16, object.width }, '
+         .. 'rank == 0 and { 0, 8, 32 } or { 0, 24, 32 })', 'documents at 0 24 32' },
+      { 'packed or not', 'return object:pre_conv_ssm(tide.ones { 1, 16, object.width }, '
+         .. 'rank == 0 and { 0, 8, 32 } or nil)', 'not packed' },
+      { 'rows', 'return object:pre_conv_ssm(tide.ones { rank == 0 and 2 or 1, '
+         .. 'rank == 0 and 4 or 8, object.width })', '[1, 8, 32] f32' },
+      { 'rows of the way back', 'return object:post_conv_ssm(tide.ones { rank == 0 and 2 or 1, '
+         .. 'rank == 0 and 8 or 16, 4 })', '[1, 16, 4] f32' },
+      { 'groups', 'local o = m.MambaContextParallel(comm, 4, 2, rank + 1, 3); '
+         .. 'return o:pre_conv_ssm(tide.ones { 1, 4, o.width })', '2 groups' },
+      { 'heads', 'local o = m.MambaContextParallel(comm, rank == 0 and 4 or 8, '
+         .. 'rank == 0 and 2 or 1, 2, 3); return o:pre_conv_ssm(tide.ones { 1, 4, o.width })',
+         '8 heads of 1' },
+      { 'shapes of cp2hp', 'return m.all_to_all_cp2hp(tide.zeros { rank == 0 and 2 or 4, '
+         .. 'rank == 0 and 4 or 2, 8 }, comm)', '[4, 2, 8] f32' },
+      { 'dims of cp2hp', 'return m.all_to_all_cp2hp(rank == 0 and tide.zeros { 8, 8 } '
+         .. 'or tide.zeros { 1, 8, 8 }, comm)', '[1, 8, 8] f32' },
+      { 'shapes of hp2cp', 'return m.all_to_all_hp2cp(tide.zeros { rank == 0 and 2 or 4, '
+         .. 'rank == 0 and 4 or 2, 8 }, comm)', '[4, 2, 8] f32' },
+      { 'dims of all_to_all', 'return m.all_to_all(rank == 0 and tide.zeros { 8 } '
+         .. 'or tide.zeros { 4, 2 }, comm)', '[4, 2] f32' },
+   }
+
+   for _, case in ipairs(cases) do
+      it('refuse ranks that differ in ' .. case[1], function()
+         for r, row in ipairs(ranks.try(2, odd_call, nil, case[2])) do
+            local text = row.values[2]
+            assert.equal('E_COMM', text:match '^%S+', ('rank %d: %s'):format(r - 1, text))
+            assert.truthy(text:find('rank 1: ', 1, true), text)
+            assert.truthy(text:find(case[3], 1, true), text)
+         end
+      end)
+   end
+
+   it('refuse a rank that changes its documents where the others repeat theirs', function()
+      local function of(cu)
+         return ('return object:pre_conv_ssm(tide.ones { 16, object.width }, %s)'):format(cu)
+      end
+      for r, row in ipairs(ranks.try(2, odd_call, of '{ 0, 8, 32 }',
+         of 'rank == 0 and { 0, 8, 32 } or { 0, 24, 32 }')) do
+         assert.equal('no error', row.values[1])
+         assert.equal('E_COMM', row.values[2]:match '^%S+',
+            ('rank %d: %s'):format(r - 1, row.values[2]))
+      end
+   end)
+
+   it('compare what repeats once', function()
+      local calls = ranks.run(2, [[
+         local tide = require 'tide'
+         local comm = tide.dist.world()
+         local m = tide.parallel.mamba_cp.MambaContextParallel(comm, 4, 2, 2, 3)
+         local x, list = tide.ones { 16, m.width }, {}
+         for i = 1, 3 do
+            local before = comm:traffic().ncall
+            m:pre_conv_ssm(x, { 0, 8, 32 })
+            list[i] = comm:traffic().ncall - before
+         end
+         return list
+      ]])[1]
+      assert.is_true(calls[1] > 1)
+      assert.same({ 1, 1 }, { calls[2], calls[3] })
+   end)
+
+   it('name the argument that does not fit', function()
+      local m = mamba_cp.MambaContextParallel(tide.dist.simulate(2, 0), 4, 2, 2, 3)
+      refused('E_ARG', "pre_conv_ssm: argument 'projected': expected a tensor [batch, tokens, 32]",
+         m.pre_conv_ssm, m, tide.ones { 4 })
+      refused('E_SHAPE', 'pre_conv_ssm: projected: expected [batch, tokens, 32]',
+         m.pre_conv_ssm, m, tide.ones { 1, 4, 31 })
+      refused('E_SHAPE', 'post_conv_ssm: y: expected [batch, tokens, 4]',
+         m.post_conv_ssm, m, tide.ones { 1, 4, 8 })
+      refused('E_SHAPE', 'all_to_all: x: dim 1 has 3 elements, which do not divide among 2',
+         mamba_cp.all_to_all, tide.ones { 3 }, tide.dist.simulate(2, 0))
+      refused('E_SHAPE', 'x: dim 3 has 7 elements', mamba_cp.all_to_all_cp2hp,
+         tide.ones { 2, 4, 7 }, tide.dist.simulate(2, 0))
+   end)
+end)
+
 describe('a handle', function()
    -- Runs on a rank: the plans kept after 30 batches, each with a plan of its own.
    local source = [[

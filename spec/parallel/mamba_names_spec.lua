@@ -119,7 +119,7 @@ describe('MambaContextParallel', function()
          { 16, 1, 4, 4, 8, 1, 4 }, { 8, 4, 1, 8, 16, 4, 1 } } do
          local m = at(row[3], 0, row[1], 2, row[2], 3)
          assert.same({ row[4], row[5], row[6], row[7] },
-            { m.num_heads_local, m.d_inner_local, m.groups_local, m.repeats })
+            { m.num_heads_local, m.d_inner_local, m.n_groups_local, m.group_repeat_count })
       end
       refused('E_ARG', 'num_heads (7)', at, 4, 0, 7, 2, 1, 3)
       refused('E_ARG', 'n_groups (3)', at, 4, 0, 12, 2, 3, 3)
@@ -276,11 +276,13 @@ describe('mistakes', function()
 
    it('of sizes are errors', function()
       local m = at(2, 0, 8, 2, 1, 3)
-      refused('E_SHAPE', 'channels', m.pre_conv_ssm, m, tide.zeros { 1, 4, 7 })
+      refused('E_SHAPE', 'projected: expected [batch, tokens, 46]', m.pre_conv_ssm, m,
+         tide.zeros { 1, 4, 7 })
       refused('E_ARG', 'multiple of 4', m.pre_conv_ssm, m, tide.zeros { 1, 3, m.width })
       refused('E_ARG', { 'ends at 4', '8 tokens' }, m.pre_conv_ssm, m, tide.zeros { 4, m.width },
          { 0, 4 })
-      refused('E_SHAPE', 'channels', m.post_conv_ssm, m, tide.zeros { 1, 8, 3 })
+      refused('E_SHAPE', 'y: expected [batch, tokens, 8]', m.post_conv_ssm, m,
+         tide.zeros { 1, 8, 3 })
       refused('E_ARG', 'x', m.pre_conv_ssm, m, tide.zeros { 4 })
       refused('E_ARG', 'cp_group', mamba_cp.MambaContextParallel, {}, 8, 2, 1, 3)
    end)

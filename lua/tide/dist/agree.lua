@@ -62,6 +62,61 @@ local function shown(groups)
    return table.concat(list, '; ')
 end
 
+-- ---- texts of many lines ---------------------------------------------------------------------
+
+local most_lines = 3
+
+-- Lines 'name = value' by name, and the names in order.
+local function by_name(text)
+   local values, names = {}, {}
+   for line in text:gmatch '[^\n]+' do
+      local name, value = line:match '^(.-) = (.*)$'
+      names[#names + 1] = name or line
+      values[names[#names]] = value or ''
+   end
+   return values, names
+end
+
+-- Names that two texts have different values of, in the order of the first, then of the second.
+local function differing(a, b)
+   local first, names = by_name(a)
+   local second, more = by_name(b)
+   local list = {}
+   for _, name in ipairs(names) do
+      if first[name] ~= second[name] then list[#list + 1] = name end
+   end
+   for _, name in ipairs(more) do
+      if first[name] == nil then list[#list + 1] = name end
+   end
+   return list, first, second
+end
+
+-- A value of a line, cut where it is long.
+local function short(value)
+   if value == nil then return 'absent' end
+   return #value > 60 and value:sub(1, 57) .. '...' or value
+end
+
+-- The first lines in which the texts of two groups of ranks differ. groups: of parted.
+local function lines_shown(groups)
+   local a, b = groups[1], groups[2]
+   local names, first, second = differing(a.text, b.text)
+   local list = {}
+   for i = 1, math.min(#names, most_lines) do
+      local name = names[i]
+      list[i] = ('%s (%s: %s; %s: %s)'):format(name, agree.ranks_text(b), short(second[name]),
+         agree.ranks_text(a), short(first[name]))
+   end
+   local more = #names - most_lines
+   return table.concat(list, ', ') .. (more > 0 and (' and %d more'):format(more) or '')
+end
+
+-- What the message says of the texts of an item.
+local function told(item, groups)
+   if item.lines then return '; ' .. lines_shown(groups) end
+   return item.shown and '; ' .. shown(groups) or ''
+end
+
 local function refuse(op, code, item, groups)
    local others = {}
    for g = 2, #groups do
@@ -70,7 +125,7 @@ local function refuse(op, code, item, groups)
    table.sort(others)
    err.raise(code, op, '%s %s other %s than rank %d: these ranks have different %s%s; %s',
       agree.ranks_text(others), #others == 1 and 'has' or 'have', item.what, groups[1][1],
-      item.what, item.shown and '; ' .. shown(groups) or '',
+      item.what, told(item, groups),
       item.hint or 'every rank must give the same')
 end
 
@@ -98,10 +153,19 @@ local function call_item(op)
       hint = 'all ranks must make the same calls in the same order' }
 end
 
+-- The groups of item i with the texts themselves, which every rank sends now that they differ.
+local function with_lines(comm, all, i, item)
+   local text = item.text
+   local texts = comm:all_gather_object(type(text) == 'function' and text() or text)
+   for r, row in ipairs(all) do row[i].text = texts[r] end
+   return parted(all, i)
+end
+
 -- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of { what
 -- (a plural), text (or a function that gives it), shown (the texts go into the message; else only
--- hashes are sent), among (ranks that give the same are compared with each other; default: all),
--- hint (how it should be) }, looked at in this order. E_COMM if ranks are in other calls than op.
+-- hashes are sent), lines (the text is many lines 'name = value'; the first that differ go into the
+-- message), among (ranks that give the same are compared with each other; default: all), hint (how
+-- it should be) }, looked at in this order. E_COMM if ranks are in other calls than op.
 -- model: what the items are about, nil if it is no model. Collective, but with one rank, imagined
 -- ranks and what is settled.
 function agree.check(comm, op, code, items, model)
@@ -115,8 +179,28 @@ function agree.check(comm, op, code, items, model)
    local all = comm:all_gather_object(mine)
    for i, item in ipairs(asked) do
       local groups = parted(all, i)
-      if groups then refuse(op, i == 1 and 'E_COMM' or code, item, groups) end
+      if groups then
+         if item.lines then groups = with_lines(comm, all, i, item) end
+         refuse(op, i == 1 and 'E_COMM' or code, item, groups)
+      end
    end
+end
+
+local most_remembered = 256
+
+-- As check with one shown item of these words, but only the first time that op gives this text on
+-- comm: for calls that repeat. A rank that gives a new text while others repeat an old one is in
+-- another call than they are, which the communicator refuses.
+function agree.once(comm, op, what, text)
+   local seen = rawget(comm, '_agreed')
+   if not seen or seen.count >= most_remembered then
+      seen = { count = 0 }
+      rawset(comm, '_agreed', seen)
+   end
+   local key = op .. '\n' .. text
+   if seen[key] then return end
+   agree.check(comm, op, 'E_COMM', { { what = what, text = text, shown = true } })
+   seen[key], seen.count = true, seen.count + 1
 end
 
 -- The result of fn(...), in which nothing about model is compared again on comm or a part of it:

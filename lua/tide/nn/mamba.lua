@@ -111,6 +111,7 @@ local function sizes(self, op, opts)
    self.state = err.integer(op, 'state', opts.state or 128, 1)
    self.taps = err.integer(op, 'conv', opts.conv or 4, 2, 4)
    self.chunk = opts.chunk and err.integer(op, 'chunk', opts.chunk, 1)
+   self.per_channel_D = opts.per_channel_D or false
    self.inner_dim = self.heads * self.head_dim
    self.conv_dim = self.inner_dim + 2 * self.groups * self.state
 end

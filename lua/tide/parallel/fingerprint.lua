@@ -15,28 +15,54 @@ local function digest(text) return require('tide.ffi.io').xxh64(text) end
 
 -- ---- models ----------------------------------------------------------------------------------
 
--- All that the modules hold as numbers, words and lists of them, but for what begins with '_'.
--- What a plan has put into a module knows its rank and is an object, so it is left out.
-function fingerprint.structure(model)
+local function names_of(t)
+   local list = {}
+   for k in each(t) do
+      if type(k) == 'string' and k:sub(1, 1) ~= '_' then list[#list + 1] = k end
+   end
+   table.sort(list)
+   return list
+end
+
+local deepest = 4      -- tables within tables
+
+-- Lines for the value v called `name`: one for each named entry of a table, else one.
+local function add_lines(list, name, v, depth)
+   local text = canonical(v)
+   if text == 'none' then return end
+   local names = type(v) == 'table' and depth < deepest and names_of(v) or {}
+   if #names == 0 or v[1] ~= nil then
+      list[#list + 1] = ('%s = %s'):format(name, text)
+      return
+   end
+   for _, k in ipairs(names) do add_lines(list, name .. '.' .. k, v[k], depth + 1) end
+end
+
+-- Returns all that the modules below `model` hold as numbers, words and lists of them, but for
+-- what begins with '_': lines 'path.field = value', and 'path = class' of each. What a plan has put
+-- into a module knows its rank and is an object, so it is left out. name: the path of the model.
+function fingerprint.structure(model, name)
    local list = {}
    model:walk(function(m, path)
-      local held = {}
-      for k, v in each(m) do
-         if k ~= 'training' then held[k] = v end
+      local at = path == '' and (name or '') or (name and name .. '.' or '') .. path
+      list[#list + 1] = ('%s = %s'):format(at == '' and 'the model' or at, m.class_name)
+      for _, k in ipairs(names_of(m)) do
+         if k ~= 'training' then
+            add_lines(list, (at == '' and '' or at .. '.') .. k, m[k], 1)
+         end
       end
-      list[#list + 1] = ('%s: %s %s'):format(path, m.class_name, canonical(held))
    end)
    return table.concat(list, '\n')
 end
 
--- Names, shapes and dtypes of the parameters, which of them are trained, and what part of them a
--- tensor-parallel layer holds.
+-- Returns names, shapes and dtypes of the parameters, which of them are trained, and what part of
+-- them a tensor-parallel layer holds: lines 'name = text'.
 function fingerprint.parameters(model)
    local list = {}
    for i, p in ipairs(model:named_parameters()) do
       local cut = layout.get(p.owner, p.field)
-      local text = ('%s %s %s %s'):format(p.name, table.concat(p.param.shape, 'x'), p.param.dtype,
-         tostring(p.param.requires_grad))
+      local text = ('%s = [%s] %s %s'):format(p.name, table.concat(p.param.shape, ', '),
+         p.param.dtype, p.param.requires_grad and 'trained' or 'frozen')
       for _, box in ipairs(cut and cut:boxes() or {}) do
          text = text .. ' at ' .. table.concat(box.offset, ',')
       end
@@ -102,6 +128,12 @@ local function mark(...)
    local list = { ... }
    for i, numbers in ipairs(list) do list[i] = table.concat(numbers, ' ') end
    return digest(table.concat(list, '\n')):sub(1, 8)
+end
+
+-- Lengths of documents (cumulative, from 0) in a line.
+function fingerprint.documents(cu)
+   if #cu <= 8 then return 'documents at ' .. table.concat(cu, ' ') end
+   return ('%d documents (%s)'):format(#cu - 1, mark(cu))
 end
 
 -- A plan (parallel.cp_map) in a line, the same on all its ranks.

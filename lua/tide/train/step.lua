@@ -127,12 +127,14 @@ local function check_replicas(self, op)
          shown = true },
       { what = 'options of the loss', text = canonical(self.loss_options), shown = true },
    }
-   local function add(what, text) items[#items + 1] = { what = what, text = text } end
+   local function add(what, text, lines)
+      items[#items + 1] = { what = what, text = text, lines = lines }
+   end
    if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
    if not self.parallel and class.is(self.model, nn.Module) then
-      add('parameters', fingerprint.parameters(self.model))
+      add('parameters', fingerprint.parameters(self.model), true)
       add('weights', function() return fingerprint.values(self.model:parameters()) end)
-      add('modules', fingerprint.structure(self.model))
+      add('modules', fingerprint.structure(self.model), true)
    end
    agree.check(self.comm, op, 'E_STATE', items)
 end

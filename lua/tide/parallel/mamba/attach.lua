@@ -12,7 +12,9 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local agree = require 'tide.dist.agree'
 local context_ = require 'tide.parallel.cp.context'
+local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
 local exchange = require 'tide.parallel.cp.exchange'
 local hidden = require 'tide.parallel.mamba.hidden'
@@ -100,13 +102,16 @@ end
 function attach.attach(model, opts)
    local op = 'parallel.mamba_cp.attach'
    opts = err.options(op, opts, { 'axis', 'method' })
-   local self = setmetatable({ layers = {}, plans = {}, chosen = {} }, Attached)
+   local self = setmetatable({ layers = {}, names = {}, plans = {}, chosen = {} }, Attached)
    self.method = err.choice(op, 'method', opts.method or 'auto', methods)
    self.comm = context_.comm_of(op, opts.axis)
    self.batches = setmetatable({}, { __mode = 'k' })
    if type(model) ~= 'table' or not model.walk then err.arg(op, 'model', 'a module', model) end
-   model:walk(function(m)
-      if is_mamba(m) then self.layers[#self.layers + 1] = m end
+   model:walk(function(m, path)
+      if is_mamba(m) then
+         self.layers[#self.layers + 1] = m
+         self.names[m] = path == '' and 'the layer' or path
+      end
    end)
    if #self.layers == 0 then err.arg(op, 'model', 'a module with nn.Mamba2 layers', model) end
    for _, layer in ipairs(self.layers) do
@@ -178,6 +183,21 @@ local function method_of(self, layer, projected, map)
    return chosen[key]
 end
 
+-- Raises E_COMM on every rank, naming layer and field, unless all ranks have the same layers.
+-- Compared at the first call, where the ranks meet.
+local function check_layers(self, op)
+   if self.agreed then return end
+   agree.check(self.comm, op, 'E_COMM', { { what = 'Mamba-2 layers', lines = true,
+      text = function()
+         local list = {}
+         for i, layer in ipairs(self.layers) do
+            list[i] = fingerprint.structure(layer, self.names[layer])
+         end
+         return table.concat(list, '\n')
+      end } })
+   self.agreed = true
+end
+
 -- A call in a line.
 local function kind_of(layer, projected, method)
    return ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
@@ -235,6 +255,7 @@ function Attached:call(layer, projected, at)
    end
    local context, device = context_for(self, op, projected, at), projected.device
    local map = context.map
+   check_layers(self, op)
    local method = method_of(self, layer, projected, map)
    context:check_agreed(op, self.comm, 'Mamba-2 batches', kind_of(layer, projected, method))
    local batch = batch_of(self, map, context.index)

@@ -17,10 +17,12 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local agree = require 'tide.dist.agree'
 local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp.map'
 local exchange = require 'tide.parallel.cp.exchange'
+local fingerprint = require 'tide.parallel.fingerprint'
 local split = require 'tide.parallel.mamba.split'
 local zigzag = require 'tide.parallel.zigzag'
 
@@ -28,8 +30,24 @@ local mamba_cp = { split_heads = split.heads }
 
 -- ---- exchanges -------------------------------------------------------------------------------
 
--- Block j of dim 1 goes to rank j; its own derivative.
-function mamba_cp.all_to_all(x, comm) return collective.all_to_all(x, comm, 1) end
+-- Returns the ranks of argument `comm` of op. Raises E_COMM on all of them unless they give tensors
+-- of one shape, and E_SHAPE unless dim `cut` divides among them.
+local function same_shape(op, x, axis, cut)
+   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor', x) end
+   local comm, W = axis_of(op, 'comm', axis)
+   agree.once(comm, op, 'tensors', ('[%s] %s'):format(table.concat(x.shape, ', '), x.dtype))
+   if x:size(cut) % W ~= 0 then
+      err.raise('E_SHAPE', op, 'x: dim %d has %d elements, which do not divide among %d ranks', cut,
+         x:size(cut), W)
+   end
+   return comm
+end
+
+-- Block j of dim 1 goes to rank j; its own derivative. x has the same shape on every rank.
+function mamba_cp.all_to_all(x, comm)
+   comm = same_shape('parallel.mamba_cp.all_to_all', x, comm, 1)
+   return collective.all_to_all(x, comm, 1)
+end
 
 local function dims_of(op, x, batch_size)
    if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
@@ -42,15 +60,20 @@ local function dims_of(op, x, batch_size)
    return x.ndim - 1, x.ndim
 end
 
--- [B, L, H] -> [B, W L, H / W]: all tokens, rank after rank, of a part of the width.
+-- [B, L, H] -> [B, W L, H / W]: all tokens, rank after rank, of a part of the width. x has the same
+-- shape on every rank.
 function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
-   local tokens, width = dims_of('parallel.mamba_cp.all_to_all_cp2hp', x, batch_size)
+   local op = 'parallel.mamba_cp.all_to_all_cp2hp'
+   local tokens, width = dims_of(op, x, batch_size)
+   comm = same_shape(op, x, comm, width)
    return collective.all_to_all(x, comm, width, tokens)
 end
 
 -- The inverse.
 function mamba_cp.all_to_all_hp2cp(x, comm, batch_size)
-   local tokens, width = dims_of('parallel.mamba_cp.all_to_all_hp2cp', x, batch_size)
+   local op = 'parallel.mamba_cp.all_to_all_hp2cp'
+   local tokens, width = dims_of(op, x, batch_size)
+   comm = same_shape(op, x, comm, tokens)
    return collective.all_to_all(x, comm, tokens, width)
 end
 
@@ -200,7 +223,7 @@ mamba_cp.MambaContextParallel = MambaContextParallel
 local name = 'parallel.mamba_cp.MambaContextParallel'
 
 local function divide_among(self)
-   local W, H, G = self.size, self.num_heads, self.n_groups
+   local W, H, G = self.cp_size, self.num_heads, self.n_groups
    if H % W ~= 0 then
       err.raise('E_ARG', name, 'num_heads (%d) must be divisible by cp_size (%d); attach splits '
          .. 'them unevenly', H, W)
@@ -212,15 +235,15 @@ local function divide_among(self)
    if H % G ~= 0 then
       err.raise('E_ARG', name, 'num_heads (%d) must be a multiple of n_groups (%d)', H, G)
    end
-   self.num_heads_local, self.repeats = H / W, G < W and W / G or 1
-   self.groups_local = G < W and 1 or G / W
+   self.num_heads_local, self.group_repeat_count = H / W, G < W and W / G or 1
+   self.n_groups_local = G < W and 1 or G / W
    self.d_inner, self.d_inner_local = H * self.head_dim, H / W * self.head_dim
 end
 
 -- cp_group: an axis of a mesh or a communicator; mixer: a layer with conv1d, dt_bias, A_log and D,
 -- read at each call (may be nil where only tokens are exchanged).
 function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
-   self.comm, self.size, self.rank = axis_of(name, 'cp_group', cp_group)
+   self.comm, self.cp_size, self.cp_rank = axis_of(name, 'cp_group', cp_group)
    self.num_heads = err.integer(name, 'num_heads', num_heads, 1)
    self.head_dim = err.integer(name, 'head_dim', head_dim, 1)
    self.n_groups = err.integer(name, 'n_groups', n_groups, 1)
@@ -228,11 +251,11 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    divide_among(self)
    local s = { heads = num_heads, head_dim = head_dim, groups = n_groups, state = d_state }
    local go, back, P = {}, {}, self.d_inner_local
-   for r, part in ipairs(split.heads(num_heads, n_groups, self.size)) do
+   for r, part in ipairs(split.heads(num_heads, n_groups, self.cp_size)) do
       go[r] = split.runs(part, s, self.d_inner, true)
       table.insert(go[r], 1, { (r - 1) * P, P })
       back[r] = { { (r - 1) * P, P } }
-      if r == self.rank + 1 then self.conv_runs = split.runs(part, s, 0) end
+      if r == self.cp_rank + 1 then self.conv_runs = split.runs(part, s, 0) end
    end
    self.width = 2 * self.d_inner + 2 * n_groups * d_state + num_heads
    self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
@@ -267,22 +290,36 @@ end
 local function rows_for(self, op, cu, tokens)
    local list = cu and covered(op, 'cu', cu, tokens) or { 0, tokens }
    if holds(self.rows, list) then return self.rows.rows end
-   if cu == nil and tokens % (2 * self.size) ~= 0 then
+   if cu == nil and tokens % (2 * self.cp_size) ~= 0 then
       err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
-         2 * self.size)
+         2 * self.cp_size)
    end
-   local rows = exchange.rows(zigzag_runs(op, list, self.size))
+   local rows = exchange.rows(zigzag_runs(op, list, self.cp_size))
    local own = {}
    for i, n in ipairs(list) do own[i] = n end
    self.rows = { cu = own, rows = rows }
    return rows
 end
 
-local function batched(op, x)
+-- x, argument `what`, as [B, T, width], and whether it was [T, width].
+local function batched(op, what, x, width)
    if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
-      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
+      err.arg(op, what, ('a tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width), x)
+   end
+   if x:size(x.ndim) ~= width then
+      err.raise('E_SHAPE', op, '%s: expected [batch, tokens, %d] or [tokens, %d], got [%s]', what,
+         width, width, table.concat(x.shape, ', '))
    end
    return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
+end
+
+-- Raises E_COMM on every rank unless all give tensors x of one shape, the same documents and the
+-- same sizes of the layer.
+local function check_agreed(self, op, x, cu)
+   agree.once(self.comm, op, 'calls of the mixer', ('[%s] %s, %s, %d heads of %d, %d groups, '
+      .. 'state %d'):format(table.concat(x.shape, ', '), x.dtype, cu and fingerprint.documents(
+      cp_map.cu(op, 'cu', cu)) or 'not packed', self.num_heads, self.head_dim, self.n_groups,
+      self.d_state))
 end
 
 local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3) } or y end
@@ -292,17 +329,19 @@ local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3
 -- [1, L, P]; every document a multiple of 2 W.
 function MambaContextParallel:pre_conv_ssm(projected, cu)
    local op = name .. '.pre_conv_ssm'
-   if self.size == 1 then return projected end
-   local x, flat = batched(op, projected)
-   local rows = rows_for(self, op, cu, x:size(2) * self.size)
+   if self.cp_size == 1 then return projected end
+   local x, flat = batched(op, 'projected', projected, self.width)
+   check_agreed(self, op, x, cu)
+   local rows = rows_for(self, op, cu, x:size(2) * self.cp_size)
    return as_given(exchange.enter(x, self.comm, self.go, rows), flat)
 end
 
 -- The way back for y [B, T, d_inner / W].
 function MambaContextParallel:post_conv_ssm(y, cu)
    local op = name .. '.post_conv_ssm'
-   if self.size == 1 then return y end
-   local x, flat = batched(op, y)
+   if self.cp_size == 1 then return y end
+   local x, flat = batched(op, 'y', y, self.d_inner_local)
+   check_agreed(self, op, x, cu)
    local rows = rows_for(self, op, cu, x:size(2))
    return as_given(exchange.leave(x, self.comm, self.back, rows), flat)
 end
@@ -335,8 +374,8 @@ function MambaContextParallel:slice_vector_param(p)
       err.arg(name .. '.slice_vector_param', 'p', ('a tensor [%d] of heads or [%d] of channels')
          :format(self.num_heads, self.d_inner), p)
    end
-   local n = p:numel() / self.size
-   return p:narrow(1, self.rank * n + 1, n)
+   local n = p:numel() / self.cp_size
+   return p:narrow(1, self.cp_rank * n + 1, n)
 end
 
 -- [channels of this rank, K] of the weight [channels, 1, K].
@@ -370,12 +409,12 @@ function MambaContextParallel:repeat_group_state(s)
       err.arg(name .. '.repeat_group_state', 's', ('a tensor whose last dim holds %d groups')
          :format(self.n_groups), s)
    end
-   if self.repeats == 1 then return s end
+   if self.group_repeat_count == 1 then return s end
    local shape = s.shape
    local n = #shape
    shape[n], shape[n + 1] = self.n_groups, s:size(n) / self.n_groups
-   local y = s:reshape(shape):repeat_interleave(self.repeats, n)
-   shape[n], shape[n + 1] = s:size(n) * self.repeats, nil
+   local y = s:reshape(shape):repeat_interleave(self.group_repeat_count, n)
+   shape[n], shape[n + 1] = s:size(n) * self.group_repeat_count, nil
    return y:reshape(shape)
 end
 

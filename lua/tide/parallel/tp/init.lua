@@ -399,8 +399,8 @@ end
 -- What every rank of the axis must have in common, before anything changes.
 local function check_agreed(env, model)
    agree.check(env.comm, op, 'E_ARG', {
-      { what = 'parameters', text = fingerprint.parameters(model) },
-      { what = 'models', text = fingerprint.structure(model) },
+      { what = 'parameters', text = fingerprint.parameters(model), lines = true },
+      { what = 'models', text = fingerprint.structure(model), lines = true },
       { what = 'values',
          text = function() return fingerprint.values(model:parameters()) end },
       { what = 'plans', text = env.styles },
