@@ -31,10 +31,10 @@ local configs = {
    phi3 = with {},
    gemma3 = with { head_dim = 6, sliding_window = 2, sliding_window_pattern = 2 },
    mamba2 = { vocab_size = 31, hidden_size = 16, num_hidden_layers = 2, head_dim = 8,
-      state_size = 4, chunk_size = 4 },
+      state_size = 4, chunk_size = 4, time_step_limit = { 0.01, math.huge } },
    hybrid = { vocab_size = 31, hidden_size = 16, hybrid_override_pattern = 'M*-',
       num_attention_heads = 2, mamba_head_dim = 8, ssm_state_size = 4, intermediate_size = 12,
-      rope_theta = 100 },
+      rope_theta = 100, time_step_limit = { 0, math.huge } },
 }
 
 local function save(dir, model)
