@@ -408,11 +408,18 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   tide__traffic_add(&comm->stats, c, comm->rank, comm->nrank, comm->host_size);
   if (comm->engine) tide__work_drain(comm);
   note(comm, c, false);
+  tide__comm_await(comm, c->seq);
   tide__coll_execute(comm->transport, comm->state, comm->rank, c);
+  tide__comm_await(comm, 0);
   comm->stats.seconds += c->end - c->begin;
   int rc = tide__comm_settle(comm, c), ordered = go_on_after(comm, c);
   if (rc < 0) return tide__fail(comm->ctx, rc, op, "%s", c->message);
   return ordered < 0 ? tide__fail(comm->ctx, ordered, op, "the device failed") : TIDE_OK;
+}
+
+void tide__comm_await(tide_comm *comm, int64_t seq)
+{
+  if (comm->transport->await) comm->transport->await(comm->state, comm->rank, seq);
 }
 
 void tide__comm_note_async(tide_comm *comm, const tide__coll *c) { note(comm, c, !c->blocking); }

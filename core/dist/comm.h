@@ -120,6 +120,8 @@ typedef struct tide__transport {
   int  (*cause)(void *state, int rank, char *text, size_t n);
   /* Poisons for every rank. Any thread. status E_PEER, E_TIMEOUT or E_INTERRUPT. */
   void (*abort)(void *state, int rank, int status, const char *text);
+  /* The rank's own thread waits for call seq of the helper or runs it; 0: no longer. */
+  void (*await)(void *state, int rank, int64_t seq);
   /* This rank will not come again; wakes whoever waits for it. */
   void (*leave)(void *state, int rank);
   void (*close)(void *state, int rank);
@@ -165,6 +167,8 @@ struct tide_comm {
   tide_comm_record *ring;      /* TIDE__NRECORD, indexed by seq */
 };
 
+/* The owner's thread begins to wait for call seq; 0: it no longer waits. */
+void tide__comm_await(tide_comm *comm, int64_t seq);
 /* Drops n references. The owner's thread. */
 void tide__comm_unref(tide_comm *comm, int64_t n);
 /* A communicator on a transport's state; takes over state and, if given, a reference to group. On

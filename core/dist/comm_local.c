@@ -478,6 +478,24 @@ static int pass_floor(tide__room *room, int me, tide__coll *c, int spin)
   return poisoned(room, me, c->message, sizeof c->message);
 }
 
+/* Seconds between two looks for ranks that wait for each other. */
+static const double look_seconds = 0.25;
+
+/* Arrives at the gate and waits for the others: how it ended. */
+static int pass_gate(tide__room *room, int me, tide__coll *c, int spin)
+{
+  uint32_t gen = 0;
+  uint64_t cycle = 0;
+  double slice = c->timeout < look_seconds ? c->timeout : look_seconds, left = c->timeout;
+  int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, slice, c->interrupt);
+  while (state == TIDE__EXPIRED && (left -= slice) > 0) {
+    cycle = tide__group_deadlock(room, me, cycle);
+    if (left < slice) slice = left;
+    state = tide__meet_wait(&room->gate, gen, slice, c->interrupt);
+  }
+  return state >= TIDE__EXPIRED ? give_up(room, me, c, gen, state) : state;
+}
+
 typedef void (*move_fn)(tide__room *room, int me, tide__coll *c);
 
 /* Whether the rank that makes this call moves bytes from or to memory of rank q. */
@@ -562,15 +580,13 @@ static int run(tide__room *room, int me, tide__coll *c, move_fn move)
 {
   tide__seat *seat = &room->seat[me];
   tide__call_words w = tide__call_pack(c);
-  uint32_t gen = 0;
   if (tide__meet_poisoned(&room->gate)) return poisoned(room, me, c->message, sizeof c->message);
   if (c->far) tide__coll_mark(c, &c->far->ready);
   int64_t posted = post(room, me, c);
   uint64_t tag = tag_of(c, &w, posted);
   announce(seat, c, &w, tag);
   int spin = spin_for(room, me);
-  int state = tide__meet_arrive(&room->gate, room->nrank, spin, &gen, c->timeout, c->interrupt);
-  if (state >= TIDE__EXPIRED) state = give_up(room, me, c, gen, state);
+  int state = pass_gate(room, me, c, spin);
   int rc = state == TIDE__POISONED ? poisoned(room, me, c->message, sizeof c->message)
                                    : exchange(room, me, c, move, tag, posted, spin);
   STORE(seat->done, c->seq);
@@ -597,6 +613,14 @@ static int run_split(void *state, int rank, tide__coll *c)
 }
 
 /* ---- the rest of the table ------------------------------------------------------------------- */
+
+static void await_call(void *state, int rank, int64_t seq)
+{
+  tide__room *room = state;
+  tide__owner *owner = &room->group->owner[room->member[rank]];
+  if (seq > 0) atomic_store_explicit(&owner->seq, seq, memory_order_relaxed);
+  atomic_store_explicit(&owner->room, seq > 0 ? room : NULL, memory_order_release);
+}
 
 static void abort_room(void *state, int rank, int status, const char *text)
 {
@@ -647,6 +671,7 @@ const tide__transport tide__transport_local = {
   .forget = tide__near_forget,
   .cause = poisoned,
   .abort = abort_room,
+  .await = await_call,
   .leave = leave,
   .close = close_room,
 };

@@ -176,6 +176,7 @@ static void destroy(tide_group *g)
   pthread_mutex_destroy(&g->lock);
   if (g->mark) munmap(g->mark, 4096);
   free(g->joined);
+  free(g->owner);
   free(g);
 }
 
@@ -184,8 +185,10 @@ static bool fill(tide_group *g)
   int *all = malloc((size_t)g->nrank * sizeof *all);
   for (int i = 0; all && i < g->nrank; i++) all[i] = i;
   g->joined = calloc((size_t)g->nrank, sizeof *g->joined);
+  g->owner = aligned_alloc(64, (size_t)g->nrank * sizeof *g->owner);
+  if (g->owner) memset(g->owner, 0, (size_t)g->nrank * sizeof *g->owner);
   g->mark = fork_mark();
-  if (all && g->joined && g->mark) g->world = tide__room_new(g, g->nrank, all, "world");
+  if (all && g->joined && g->owner && g->mark) g->world = tide__room_new(g, g->nrank, all, "world");
   free(all);
   return g->world != NULL;
 }

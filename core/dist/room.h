@@ -78,6 +78,12 @@ typedef struct tide__room {
   tide__seat seat[];
 } tide__room;
 
+/* The call that a rank's own thread waits for, itself or in the helper thread; room null: none. */
+typedef struct tide__owner {
+  _Alignas(64) _Atomic(struct tide__room *) room;
+  _Atomic int64_t seq;
+} tide__owner;
+
 struct tide_group {
   uint64_t magic;             /* while the group lives */
   atomic_int refs;
@@ -88,6 +94,7 @@ struct tide_group {
   tide__room *world;          /* held by the group */
   tide__room *rooms;
   bool *joined;
+  tide__owner *owner;         /* by rank */
 };
 
 /* Null: out of memory. refs 1. member is copied. */
@@ -113,6 +120,10 @@ typedef struct tide__seat_copy {
   char site[TIDE__SITE];
 } tide__seat_copy;
 void tide__seat_read(tide__seat *seat, tide__seat_copy *copy);
+/* deadlock.c: searches for a cycle of waits that starts at rank me of the room, which waits in a
+ * call. Returns a number of it, or 0 for none. If that is `before`, from an earlier search, all
+ * rooms of the cycle fail with E_COMM. */
+uint64_t tide__group_deadlock(tide__room *room, int me, uint64_t before);
 /* What keeps a rank of the group, if it waits in another room: appended to buf. */
 void tide__group_whereabouts(tide_group *group, const tide__room *room, int rank, char *buf,
                              size_t n, size_t *at);

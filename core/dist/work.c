@@ -167,18 +167,22 @@ static void doze(tide_comm *comm)
 void tide__work_drain(tide_comm *comm)
 {
   struct tide__engine *e = comm->engine;
+  tide__comm_await(comm, comm->seq);
   pthread_mutex_lock(&e->lock);
   while (e->first || e->busy || e->flying) doze(comm);
   pthread_mutex_unlock(&e->lock);
+  tide__comm_await(comm, 0);
   tide__work_reap(comm);
 }
 
 void tide__work_issue(tide_comm *comm)
 {
   struct tide__engine *e = comm->engine;
+  tide__comm_await(comm, comm->seq);
   pthread_mutex_lock(&e->lock);
   while (e->first || e->busy) doze(comm);
   pthread_mutex_unlock(&e->lock);
+  tide__comm_await(comm, 0);
   tide__work_reap(comm);
 }
 
@@ -298,9 +302,11 @@ static void wait_issued(tide_work *w)
   struct tide__engine *e = comm->engine;
   if (is_issued(w)) return;
   double begin = tide_trace_clock();
+  tide__comm_await(comm, w->coll.seq);
   pthread_mutex_lock(&e->lock);
   while (!is_issued(w)) doze(comm);
   pthread_mutex_unlock(&e->lock);
+  tide__comm_await(comm, 0);
   comm->stats.seconds += tide_trace_clock() - begin;
 }
 

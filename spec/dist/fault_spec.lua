@@ -154,16 +154,82 @@ describe('an endless loop on one rank', function()
    end)
 
    it('is told from waiting in another communicator', function()
-      local rows = ranks.try(2, nil, function(comm)
-         local other = comm:split(0, 0, 'other')
-         comm:set_timeout(5)
-         other:set_timeout(5)
-         comm:barrier()                     -- from here both come soon
-         if comm.rank == 0 then comm:barrier() else other:barrier() end
+      local rows = ranks.try(3, nil, function(comm)
+         local other = comm:split(comm.rank > 0 and 1 or 0, 0, 'other')
+         other:barrier()
+         comm:barrier()                     -- from here all come soon
+         if comm.rank == 2 then
+            repeat until comm:failure()     -- so rank 1 waits for it, and rank 0 for both
+         elseif comm.rank == 1 then
+            other:barrier()
+         else
+            comm:set_timeout(2)
+            comm:barrier()
+         end
       end)
-      local text = rows[1].message .. rows[2].message
-      assert.is_truthy(text:find("it is in barrier() #1 on 'other' at", 1, true)
-         or text:find("it is in barrier() #3 on 'world' at", 1, true), text)
+      local text = rows[1].message
+      assert.equal('E_TIMEOUT', rows[1].status)
+      assert.is_truthy(text:find("rank 1 has not come; its last call here was #2 barrier() at", 1,
+         true), text)
+      assert.is_truthy(text:find("it is in barrier() #2 on 'other' at", 1, true), text)
+   end)
+end)
+
+describe('ranks that wait for each other in different communicators', function()
+   -- fn(comm, pair): as a function of each rank; pair: of ranks 0 and 1, 2 and 3.
+   local function check(n, fn)
+      local rows
+      local time = seconds(function()
+         rows = ranks.try(n, nil, function(comm, code)
+            local pair = comm:split(math.floor(comm.rank / 2), 0, 'pair')
+            return loadstring(code)(comm, pair, require 'tide')
+         end, string.dump(fn))
+      end)
+      assert.is_true(time < SOON, time)
+      return rows
+   end
+
+   it('are told so at once, each with its call', function()
+      for _, async in ipairs { false, true } do
+         local rows = check(4, async and function(comm, pair, tide)
+            local x = tide.ones { 3 }
+            if comm.rank == 3 then comm:barrier() end
+            pair:all_reduce(x, 'sum', { async = true }):wait()
+            comm:barrier()
+         end or function(comm, pair, tide)
+            if comm.rank == 3 then comm:barrier() end
+            pair:all_reduce(tide.ones { 3 })
+            comm:barrier()
+         end)
+         for rank = 2, 3 do
+            local text = rows[rank + 1].message
+            assert.equal('E_COMM', rows[rank + 1].status, text)
+            assert.is_truthy(text:find('ranks wait for each other', 1, true), text)
+            assert.is_truthy(text:find("rank 2 waits in #1 all_reduce(sum, f32, 3 elements) on "
+               .. "'pair' at [^\n]-fault_spec.lua:%d+ for rank 3") or text:find("rank 2 waits in "
+               .. "#1 all_reduce(sum, f32, 3 elements) on 'pair'", 1, true), text)
+            assert.is_truthy(text:find("rank 3 waits in #2 barrier() on 'world'", 1, true), text)
+         end
+      end
+   end)
+
+   it('are not thought of where a rank only is late', function()
+      local rows = check(4, function(comm, pair, tide)
+         local function nap(seconds)
+            local limit = tide.clock() + seconds
+            while tide.clock() < limit do end
+         end
+         local x = tide.ones { 3 }
+         for i = 1, 3 do
+            local work = comm:all_reduce(x, 'sum', { async = true })
+            if comm.rank == i then nap(0.9) end
+            pair:all_reduce(tide.ones { 3 })
+            if comm.rank == 3 - i then nap(0.9) end
+            work:wait()
+         end
+         return 'fine'
+      end)
+      for rank = 0, 3 do assert.equal('fine', (rows[rank + 1].values or {})[1]) end
    end)
 end)
 
