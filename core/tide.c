@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/fork.h"
 #include "core/base/log.h"
 #include "core/base/machine.h"
 #include "core/base/status.h"
@@ -12,6 +13,7 @@
 #include "core/grad/tape.h"
 #include "core/op/op.h"
 #include "core/tensor/tensor.h"
+#include "kernels/cpu/pool.h"
 
 static void *default_resize(void *user, void *ptr, size_t nold, size_t nnew)
 {
@@ -28,12 +30,36 @@ void tide_opts_init(tide_opts *opts)
   opts->size = sizeof *opts;
 }
 
+enum { MAX_THREAD = 1024 };
+
+/* Refuses more than one thread in a forked child whose parent has computed with several. */
+static int check_threads(tide_ctx *ctx, const char *op, int n)
+{
+  if (n <= 1 || !tide__pool_is_lost()) return TIDE_OK;
+  return tide__fail(ctx, TIDE_E_STATE, op, "%d threads: this process was forked from one that has "
+                    "computed with several, and OpenMP cannot start them anew; use 1, or fork "
+                    "before the first op", n);
+}
+
+/* The default number of threads: the cores of the process, or 1 in such a child. */
+static int default_threads(tide_ctx *ctx)
+{
+  if (!tide__pool_is_lost()) return tide__machine_cores();
+  tide__log(ctx, TIDE_LOG_WARN, "this process was forked from one that has computed with several "
+            "threads; the new context computes with one");
+  return 1;
+}
+
 static int configure(tide_ctx *ctx, const tide_opts *opts)
 {
-  if (opts && opts->nthread < 0)
-    return tide__fail(ctx, TIDE_E_ARG, "ctx_new", "nthread: expected 0 or more, got %d",
-                      opts->nthread);
-  ctx->nthread = opts && opts->nthread > 0 ? opts->nthread : tide__machine_cores();
+  int nthread = opts ? opts->nthread : 0;
+  if (nthread < 0 || nthread > MAX_THREAD)
+    return tide__fail(ctx, TIDE_E_ARG, "ctx_new", "nthread: expected 0 (all cores) to %d, got %d",
+                      MAX_THREAD, nthread);
+  TIDE_TRY(check_threads(ctx, "ctx_new", nthread));
+  ctx->fork_mark = tide__fork_mark_new();
+  if (!ctx->fork_mark) return tide__fail(ctx, TIDE_E_NOMEM, "ctx_new", "no memory for a page");
+  ctx->nthread = nthread > 0 ? nthread : default_threads(ctx);
   if (opts && opts->read_env) TIDE_TRY(tide__params_env(ctx));
   return tide__params_parse(ctx, opts ? opts->params : NULL);
 }
@@ -59,6 +85,7 @@ static void destroy(tide_ctx *ctx)
   tide__devices_close(ctx);
   if (ctx->kernels) tide__kernels_close(ctx);
   tide__trace_close(ctx);
+  tide__fork_mark_release(ctx->fork_mark);
   tide_opts hooks = ctx->hooks;
   hooks.resize(hooks.user, ctx, sizeof *ctx, 0);
 }
@@ -132,8 +159,9 @@ int tide_nthread(tide_ctx *ctx) { return ctx->nthread; }
 
 int tide_set_nthread(tide_ctx *ctx, int n)
 {
-  if (n < 1 || n > 1024)
-    return tide__fail(ctx, TIDE_E_ARG, "set_nthread", "expected 1 to 1024, got %d", n);
+  if (n < 1 || n > MAX_THREAD)
+    return tide__fail(ctx, TIDE_E_ARG, "set_nthread", "expected 1 to %d, got %d", MAX_THREAD, n);
+  TIDE_TRY(check_threads(ctx, "set_nthread", n));
   ctx->nthread = n;
   return TIDE_OK;
 }

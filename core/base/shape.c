@@ -24,22 +24,23 @@ bool tide__same_shape(int na, const int64_t *a, int nb, const int64_t *b)
   return na == nb && memcmp(a, b, (size_t)na * sizeof *a) == 0;
 }
 
+/* The strides of a shape without elements say nothing: its sizes may wrap around. */
 void tide__strides_contiguous(int ndim, const int64_t *shape, int64_t *stride)
 {
-  int64_t s = 1;
+  uint64_t s = 1;
   for (int d = ndim - 1; d >= 0; d--) {
-    stride[d] = s;
-    s *= shape[d] > 0 ? shape[d] : 1;
+    stride[d] = (int64_t)s;
+    s *= shape[d] > 0 ? (uint64_t)shape[d] : 1;
   }
 }
 
 bool tide__is_contiguous(int ndim, const int64_t *shape, const int64_t *stride)
 {
-  int64_t s = 1;
+  uint64_t s = 1;
   for (int d = ndim - 1; d >= 0; d--) {
     if (shape[d] == 0) return true;
-    if (shape[d] != 1 && stride[d] != s) return false;
-    s *= shape[d];
+    if (shape[d] != 1 && stride[d] != (int64_t)s) return false;
+    s *= (uint64_t)shape[d];
   }
   return true;
 }

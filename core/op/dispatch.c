@@ -325,6 +325,10 @@ static int capturable(const tide__call *c)
 
 int tide__launch(tide__call *c)
 {
+  if (!*c->ctx->fork_mark)
+    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "this process is a fork of the one that "
+                      "made the context, whose threads it does not have; make a context of its own "
+                      "here, or fork before the first one is made");
   c->ctx->stats.nop++;
   if (!c->ctx->devices->device[c->device].backend->has_bytes) return TIDE_OK;
   if (nothing_to_do(c)) return TIDE_OK;

@@ -9,6 +9,7 @@
 #include "kernels/cpu/pool.h"
 
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "kernels/flush.h"
 
@@ -69,6 +70,16 @@ void k_cpu_flushed(void (*fn)(void *arg), void *arg)
 
 /* ---- the two loops ---- */
 
+/* The process that started the pool's threads, 0 before that. libgomp's pool is one of the process,
+ * so this is, too. */
+static _Atomic pid_t pool_owner;
+
+bool tide__pool_is_lost(void)
+{
+  pid_t owner = atomic_load_explicit(&pool_owner, memory_order_relaxed);
+  return owner != 0 && owner != getpid();
+}
+
 static void run_inline(int64_t n, tide__pool_fn fn, void *arg)
 {
   unsigned old = flush_begin();
@@ -84,7 +95,10 @@ static int team_size(int nthread, int64_t piece)
   if (nthread <= 1 || piece <= 1 || omp_in_parallel()) return 1;
   int nproc = omp_get_num_procs();
   int64_t n = piece < nthread ? piece : nthread;
-  return (int)(n < nproc ? n : nproc);
+  if (n > nproc) n = nproc;
+  if (n > 1 && !atomic_load_explicit(&pool_owner, memory_order_relaxed))
+    atomic_store_explicit(&pool_owner, getpid(), memory_order_relaxed);
+  return (int)n;
 }
 
 #endif

@@ -8,6 +8,7 @@
 #ifndef TIDE_KERNELS_CPU_POOL_H
 #define TIDE_KERNELS_CPU_POOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* thread is in [0, nthread): an index for per-thread scratch. */
@@ -19,5 +20,9 @@ void tide__pool_for(int nthread, int64_t n, int64_t grain, tide__pool_fn fn, voi
 /* Hands out [0, n) in pieces of `chunk` to whichever thread is free. Uneven work; the body must
  * give the same result whoever runs a piece. Also used with n = number of tasks, chunk = 1. */
 void tide__pool_tasks(int nthread, int64_t n, int64_t chunk, tide__pool_fn fn, void *arg);
+
+/* Returns whether the pool's threads belong to a parent of this forked process. A loop with more
+ * than one thread would then wait for ever. Thread-safe. */
+bool tide__pool_is_lost(void);
 
 #endif

@@ -52,7 +52,7 @@ enum { TIDE_LOG_ERROR = 0, TIDE_LOG_WARN = 1, TIDE_LOG_INFO = 2, TIDE_LOG_DEBUG 
 /* Host options. Fill with tide_opts_init; null members mean the default. */
 typedef struct tide_opts {
   uint32_t size;
-  int32_t  nthread;   /* threads for kernels of this context; 0: every core the process may use */
+  int32_t  nthread;   /* threads for kernels, 1 to 1024; 0: every core that the process may use */
   int32_t  read_env;  /* 1: TIDE_<PARAM> environment variables may override parameters */
   void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
   /* Lines for whoever runs the host, up to the level of parameter log; on the context's thread, and
@@ -61,7 +61,7 @@ typedef struct tide_opts {
    * devices beyond libtide's, MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of both hooks */
-  const char *params; /* "check=ref trace=op"; see tide_param_name; may be null */
+  const char *params; /* "check=1 memory=4g"; see tide_param_name; may be null */
 } tide_opts;
 
 /* Counters of a context. Borrowed, changes with every call, read it freely. */
