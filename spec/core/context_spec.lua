@@ -67,7 +67,7 @@ describe('parameters', function()
       ffi.C.setenv('TIDE_CACHE', 'no', 1)
       local none, err = tide.open { read_env = true }
       assert.is_nil(none)
-      assert.is_truthy(tostring(err):find('cache', 1, true))
+      assert.is_truthy(tostring(err):find('TIDE_CACHE', 1, true))
       shut:close()
       open_:close()
    end)
