@@ -40,6 +40,15 @@ describe('padding of a sequence', function()
          rule = 'first' }))
    end)
 
+   it('has a flag that is one', function()
+      for _, flag in ipairs { 1, 'yes' } do
+         local ok, e = pcall(mm.get_packed_seq_params, tide.zeros { 2, 4 }, 4, 0, 2, flag)
+         assert.is_false(ok)
+         assert.matches('use_packed_sequence', tostring(e), 1, true)
+      end
+      assert.equal('thd', mm.get_packed_seq_params(tide.zeros { 2, 4 }, 4, 0, 2, true).qkv_format)
+   end)
+
    it('refuses recipes and flags that are none', function()
       local get = tide.parallel.multimodal.get_padding
       refused('E_ARG', 'fp8_recipe', get, 5, { fp8_enabled = true, fp8_recipe = 'mxpf8' })
@@ -372,6 +381,8 @@ describe('images of any size', function()
          return p.plan.bounds, p.num_padded_ranks
       end
       assert.same({ 0, 1, 2, 3, 7 }, (bounds({ 1, 1, 1, 1, 1, 1, 1 }, 4, {})))
+      assert.same({ 0, 1, 2, 3, 7 }, (bounds({ 1, 1, 1, 1, 1, 1, 1 }, 4, { num_frames = { 7 },
+         temporal_patch_size = 1 })))
       local b, padded = bounds({ 4, 4, 4, 4, 4, 4 }, 4, { num_frames = { 6 },
          temporal_patch_size = 2 })
       assert.same({ { 0, 2, 4, 6, 6 }, 1 }, { b, padded })
@@ -413,7 +424,39 @@ describe('images of any size', function()
          assert.equal(2 * r * 32, out[r][2])
          assert.same({ 1, 4, 8 }, out[r][3])
          assert.is_false(out[r][4])
-         assert.is_truthy(out[r][5]:find('rows of', 1, true))
+         assert.is_truthy(out[r][5]:find('only dim 1 may differ', 1, true))
+      end
+   end)
+
+   it('are not gathered where ranks differ in anything but rows', function()
+      local out = ranks.run(2, function(rank)
+         local t = require 'tide'
+         local m, comm = require 'tide.parallel.multimodal', t.dist.world()
+         local list = {}
+         local function try(fn, ...)
+            local ok, e = pcall(fn, ...)
+            list[#list + 1] = ok and 'ok' or e.code .. ' ' .. e.message
+         end
+         local function zeros(a, b) return t.zeros(rank == 0 and a or b) end
+         local dynamic = m.gather_from_context_parallel_ranks_dynamic_res
+         local even = m.gather_from_context_parallel_ranks
+         local plan = { size = 2, tokens = { 2, 2 } }
+         try(dynamic, zeros({ 2, 4, 2 }, { 2, 8 }), 0, comm)
+         try(dynamic, zeros({ 2, 4, 2 }, { 2, 8 }), plan, comm)
+         try(dynamic, zeros({ 2, 3 }, { 2, 3 }), rank, comm)
+         try(even, zeros({ 2, 4, 2 }, { 2, 2, 4 }), 0, comm)
+         try(even, zeros({ 2, 4 }, { 2, 4 }), rank, comm)
+         try(m.gather_along_second_dim, zeros({ 2, 4 }, { 4, 2 }), comm)
+         try(m.reduce_scatter_along_second_dim, zeros({ 2, 4 }, { 1, 8 }), comm)
+         plan.tokens = rank == 0 and { 2, 2 } or { 1, 2 }
+         try(dynamic, t.zeros { 2, 3 }, plan, comm)
+         return list
+      end)
+      assert.same(out[1], out[2])
+      for i, words in ipairs { 'tensors', 'tensors', 'numbers of ranks left out', 'tensors',
+         'global_pad', 'tensors', 'tensors', 'plans' } do
+         assert.matches('E_SHAPE', out[1][i], 1, true)
+         assert.matches('different ' .. words, out[1][i], 1, true)
       end
    end)
 end)

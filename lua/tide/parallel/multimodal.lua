@@ -6,9 +6,13 @@
 -- guessed from their number. Towers of different length on each rank are joined by a true
 -- all-gather of unequal parts, whose adjoint is the reduce-scatter of the same parts.
 --
+-- Before ranks gather they compare what must be the same on all: tensors of as many numbers but
+-- another shape would be joined to another result on each.
+--
 -- axis: an axis of a mesh or a communicator; nil is one rank.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
 local err = require 'tide.util.err'
 local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp.map'
@@ -29,6 +33,19 @@ end
 -- Of tensors whose dim 2 is joined or cut.
 local function check_rows(op, x)
    if not tide.is_tensor(x) or x.ndim < 2 then err.arg(op, 'x', 'a tensor [B, N, ...]', x) end
+end
+
+-- Raises on all ranks unless they have tensors of one dtype and, but for dim `free` (nil: none),
+-- one shape. more: what else must be the same, an item of agree.check.
+local function check_alike(op, axis, x, free, more)
+   if axis.size == 1 then return end
+   local shape = x.shape
+   if free then shape[free] = '*' end
+   agree.check(axis.comm or axis, op, 'E_SHAPE', {
+      { what = 'tensors', text = ('%s [%s]'):format(x.dtype, table.concat(shape, ', ')),
+        shown = true, hint = free and 'only dim ' .. free .. ' may differ' },
+      more,
+   })
 end
 
 -- FP8 block of a recipe.
@@ -90,7 +107,8 @@ end
 local function i32(list) return tide.tensor(list, { dtype = 'i32' }) end
 
 -- Packed parameters of rows that all have the same number of tokens. tokens: a tensor [B, S];
--- img_seq_len more tokens in each row; padding_needed of the sum are padding.
+-- img_seq_len more tokens in each row; padding_needed of the sum are padding; packed (false): 'thd'
+-- without padding, too, where there are several ranks.
 function multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, packed)
    local op = 'parallel.multimodal.get_packed_seq_params'
    if not tide.is_tensor(tokens) or tokens.ndim < 2 then
@@ -99,6 +117,7 @@ function multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, c
    local B, whole = tokens:size(1), tokens:size(2) + err.integer(op, 'img_seq_len', img_seq_len, 0)
    local valid = whole - err.integer(op, 'padding_needed', padding_needed, 0, whole)
    err.integer(op, 'cp_size', cp_size or 1, 1)
+   if packed ~= nil then err.type(op, 'use_packed_sequence', packed, 'boolean') end
    local cu, slots = { 0 }, { 0 }
    for b = 1, B do cu[b + 1], slots[b + 1] = b * valid, b * whole end
    local thd = (cp_size or 1) > 1 and (padding_needed > 0 or packed == true)
@@ -127,14 +146,18 @@ end
 function multimodal.gather_along_second_dim(x, axis)
    local op = 'parallel.multimodal.gather_along_second_dim'
    check_rows(op, x)
-   return or_solo(op, axis).size == 1 and x or collective.all_gather(x, axis, 2)
+   axis = or_solo(op, axis)
+   check_alike(op, axis, x)
+   return axis.size == 1 and x or collective.all_gather(x, axis, 2)
 end
 
 -- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
    local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
    check_rows(op, x)
-   return or_solo(op, axis).size == 1 and x or collective.reduce_scatter(x, axis, 2)
+   axis = or_solo(op, axis)
+   check_alike(op, axis, x)
+   return axis.size == 1 and x or collective.reduce_scatter(x, axis, 2)
 end
 
 -- What split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without its
@@ -142,9 +165,12 @@ end
 function multimodal.gather_from_context_parallel_ranks(x, global_pad, axis)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks'
    check_rows(op, x)
-   local all = multimodal.gather_along_second_dim(x, axis)
+   axis = or_solo(op, axis)
+   err.integer(op, 'global_pad', global_pad, 0, x:size(2) * axis.size)
+   check_alike(op, axis, x, nil, { what = 'global_pad', text = tostring(global_pad),
+      shown = true })
+   local all = axis.size == 1 and x or collective.all_gather(x, axis, 2)
    local n = all:size(2)
-   err.integer(op, 'global_pad', global_pad, 0, n)
    return global_pad == 0 and all or all:narrow(2, 1, n - global_pad):contiguous()
 end
 
@@ -175,6 +201,7 @@ local function check_video(op, opts, n)
    if sum ~= n then
       err.arg(op, 'num_frames', ('counts that add up to the %d frames'):format(n), sum)
    end
+   if T == 1 and opts.partition == 'compatible' then return nil, T end  -- the rule of images
    return frames, T
 end
 
@@ -325,20 +352,6 @@ end
 
 -- ---- images and videos of any size: gather ---------------------------------------------------
 
--- Rows of each rank, which must agree in everything else.
-local function counts_of(op, x, axis)
-   local comm = axis.comm or axis
-   local width, counts = collective.counts(x:numel() / math.max(1, x:size(1)), comm),
-      collective.counts(x:size(1), comm)
-   for r = 1, axis.size do
-      if counts[r] > 0 and x:size(1) > 0 and width[r] ~= width[axis.rank + 1] then
-         err.raise('E_SHAPE', op, 'rank %d has rows of %d numbers, rank %d of %d', axis.rank,
-            width[axis.rank + 1], r - 1, width[r])
-      end
-   end
-   return counts
-end
-
 -- Features of all ranks along dim 1, in order. what: the plan of the split (rows of empty ranks and
 -- of padding are left out), or the number of last ranks whose rows are left out (0). opts: merge
 -- (1: tokens that the tower joins to one feature). Every rank gets the sum of all ranks' gradients
@@ -366,11 +379,15 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
          err.arg(op, 'x', ('at least %d rows, a feature for each token'):format(want), x:size(1))
       end
       if x:size(1) > want then x = x:narrow(1, 1, want) end
+      check_alike(op, axis, x, 1, { what = 'plans', shown = true, text = ('rows %s, merge %d')
+         :format(table.concat(counts, ' '), merge) })
       return axis.size == 1 and x or collective.all_gather_v(x, axis, 1, counts)
    end
    local dropped = err.integer(op, 'what', what == nil and 0 or what, 0, axis.size)
    if axis.size == 1 then return dropped == 1 and x:narrow(1, 1, 0) or x end
-   counts = counts_of(op, x, axis)
+   check_alike(op, axis, x, 1, { what = 'numbers of ranks left out', text = tostring(dropped),
+      shown = true })
+   counts = collective.counts(x:size(1), axis.comm or axis)
    local kept = 0
    for r = 1, axis.size - dropped do kept = kept + counts[r] end
    local all = collective.all_gather_v(x, axis, 1, counts)

@@ -60,6 +60,7 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
    local sharded = sharded_of(op, model)
    err.type(op, 'fn', fn, 'function')
    opts = err.options(op, opts, { 'layerwise' })
+   if opts.layerwise ~= nil then err.type(op, 'layerwise', opts.layerwise, 'boolean') end
    if opts.layerwise then
       if path then err.raise('E_ARG', op, 'layerwise is for the whole model, without a path') end
       return layerwise(sharded, fn)
