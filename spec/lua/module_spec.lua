@@ -263,3 +263,107 @@ describe('hooks', function()
       assert.equal('E_ARG', raised(nn.Module().hook_pre, nn.Module(), 3).code)
    end)
 end)
+
+describe('hooks of a model in training', function()
+   local ids = tide.tensor({ { 1, 2, 3, 4 } }, { dtype = 'i64' })
+   local labels = tide.tensor({ { 2, 3, -100, 5 } }, { dtype = 'i64' })
+
+   local function model_of(tied)
+      return tide.model.llama({ vocab_size = 11, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, tie_word_embeddings = tied }, { seed = 1 })
+   end
+
+   -- What ran, in order, of hooks of three kinds on every module.
+   local function watch(model)
+      local seen = {}
+      for _, e in ipairs(model:named_modules()) do
+         local function note(kind)
+            return function() seen[#seen + 1] = kind .. ' ' .. e.name end
+         end
+         e.module:hook_pre(note 'pre')
+         e.module:hook_post(note 'post')
+         e.module:hook_backward_pre(note 'backward_pre')
+         e.module:hook_backward(note 'backward')
+      end
+      return seen
+   end
+
+   it('run once each, on every module, by the loss as by a call', function()
+      for _, tied in ipairs { true, false } do
+         for _, way in ipairs { 'loss', 'call' } do
+            local model, count = model_of(tied), {}
+            local seen = watch(model)
+            if way == 'loss' then
+               model:loss(ids, labels):backward()
+            else
+               model(ids):sum():backward()
+            end
+            for _, s in ipairs(seen) do count[s] = (count[s] or 0) + 1 end
+            for _, e in ipairs(model:named_modules()) do
+               for _, kind in ipairs { 'pre', 'post', 'backward_pre', 'backward' } do
+                  assert.equal(1, count[kind .. ' ' .. e.name], way .. ': ' .. kind .. e.name)
+               end
+            end
+            assert.equal('pre ', seen[1])
+         end
+      end
+   end)
+
+   it('see arguments and loss at the root, logits at the head', function()
+      local model, plain, seen = model_of(false), model_of(false), {}
+      model:hook_pre(function(_, a, b, o) seen.inputs = { a.id, b.id, o.count } end)
+      model:hook_post(function(_, _, l) seen.loss = l:item() end)
+      model.lm_head:hook_post(function(_, inputs, z) seen.head = { inputs.n, z.shape } end)
+      local loss = model:loss(ids, labels, { count = 5, label_smoothing = 0.1, z_loss = 0.01 })
+      local want = plain:loss(ids, labels, { count = 5, label_smoothing = 0.1, z_loss = 0.01 })
+      assert.same({ ids.id, labels.id, 5 }, seen.inputs)
+      assert.near(want:item(), loss:item(), 1e-6)
+      assert.equal(loss:item(), seen.loss)
+      assert.same({ 1, { 1, 4, 11 } }, seen.head)
+      loss:backward()
+      want:backward()
+      for i, p in ipairs(model:parameters()) do
+         local g = plain:parameters()[i].grad
+         assert.is_true((p.grad - g):abs():amax():item() < 1e-6)
+      end
+   end)
+
+   it('may replace logits, inputs and the loss', function()
+      local model, plain = model_of(false), model_of(false)
+      local handle = model.lm_head:hook_post(function(_, _, z) return z * 2 end)
+      local z = (plain(ids) * 2):reshape(4, 11)
+      local want = tide.cross_entropy(z, labels:reshape(4))
+      assert.near(want:item(), model:loss(ids, labels):item(), 1e-6)
+      handle:remove()
+      model:hook_post(function(_, _, l) return l * 3 end)
+      assert.near(3 * plain:loss(ids, labels):item(), model:loss(ids, labels):item(), 1e-5)
+   end)
+
+   it('of modules fed with ids get no gradients and may give none', function()
+      local model, got = model_of(false), nil
+      local handle = model.model.embed_tokens:hook_backward(function(_, ...)
+         got = { n = select('#', ...), grad = model.model.embed_tokens.weight.grad }
+      end)
+      model(ids):sum():backward()
+      assert.same({ n = 0 }, got)                       -- before the backward of the module
+      handle:remove()
+      model.model.embed_tokens:hook_backward(function() return 1 end)
+      local e = raised(function() model(ids):sum():backward() end)
+      assert.equal('E_STATE', e.code)
+      assert.matches('Embedding carries a gradient', tostring(e))
+      got = nil
+      tide.no_grad(function() model(ids) end)
+      assert.is_nil(got)
+   end)
+
+   it('leave a head that plans have hooked without logits', function()
+      local model = model_of(false)
+      model.lm_head:hook_pre(function() end, { by = 'plan' })
+      assert.is_false(model.lm_head:has_hooks())
+      model.lm_head.forward = function() error 'logits are made' end
+      assert.is_true(model:loss(ids, labels):item() > 0)
+      model.lm_head:hook_pre(function() end)
+      assert.is_true(model.lm_head:has_hooks())
+      assert.is_false(pcall(model.loss, model, ids, labels))
+   end)
+end)

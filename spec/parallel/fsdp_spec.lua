@@ -89,6 +89,8 @@ describe('a sharded model', function()
 
    it('has units by class, by size or one alone', function()
       assert.is_true(far(3, { dp_shard = 3 }, { units = { 'Block' } }) < 1e-5)
+      assert.is_true(far(2, { dp_shard = 2 }, { units = { 'Linear' } }) < 1e-5)
+      assert.is_true(far(2, { dp_shard = 2 }, { units = { 'Embedding', 'Linear' } }) < 1e-5)
       assert.is_true(far(3, { dp_shard = 3 }, { units = 5000 }) < 1e-5)
       assert.is_true(far(3, { dp_shard = 3 }, { disable_bucketing = true }) < 1e-5)
    end)

@@ -5,7 +5,7 @@ local ranks = require 'spec.support.ranks'
 -- On a rank: losses of 20 steps and, in doubles, the final weights against the whole model's. (In
 -- f32 AdamW makes whole steps of gradients that are nothing but rounding, so only losses are held
 -- to 1e-5 there, at half the rate; that it is rounding, doubles show at the full one.)
-local function train(_, n, family, config, opts, recompute, dtype)
+local function train(_, n, family, config, opts, recompute, dtype, hooked)
    local tide = require 'tide'
    local parallel = tide.parallel
    local axis = parallel.mesh({ { 'tp', n } }):axis 'tp'
@@ -28,6 +28,9 @@ local function train(_, n, family, config, opts, recompute, dtype)
    local cut = tide.model[family](config, { seed = 5, dtype = dtype })
    parallel.tensor_parallel(cut, axis, opts)
    parallel.recompute(cut, recompute)
+   for _, model in ipairs(hooked and { whole, cut } or {}) do
+      model.lm_head:hook_post(function(_, _, logits) return logits * 0.9 end)
+   end
    local want, got = run(whole), run(cut)
    for i = 1, 20 do
       local most = dtype == 'f64' and 1e-9 or 1e-5
@@ -106,6 +109,14 @@ end
 describe('training with tensor parallelism', function()
    local config = { vocab_size = 29, hidden_size = 24, num_hidden_layers = 2,
       num_attention_heads = 12, num_key_value_heads = 6, head_dim = 4, intermediate_size = 34 }
+
+   it('equals one rank where a hook changes logits', function()
+      for _, opts in ipairs { {}, { sequence_parallel = true } } do
+         for _, ok in ipairs(ranks.run(2, train, 'llama', config, opts, 'none', 'f64', true)) do
+            assert.equal(true, ok)
+         end
+      end
+   end)
 
    local cases = {
       { 'llama', 2 }, { 'llama', 3, { sequence_parallel = true }, 'full' },

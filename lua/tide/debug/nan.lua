@@ -41,7 +41,7 @@ function nan.watch(model)
       handles[#handles + 1] = m:hook_post(function(_, inputs, ...)
          check(path, m.class_name, 'input', inputs)
          check(path, m.class_name, 'output', { n = select('#', ...), ... })
-      end)
+      end, { by = 'nan' })
    end)
    return {
       remove = function()

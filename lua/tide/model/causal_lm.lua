@@ -54,13 +54,23 @@ local function check_labels(op, ids, labels)
    end
 end
 
--- Logits [B, T, V].
-function CausalLM:forward(ids_BT, opts)
-   local h = self:hidden(ids_BT, opts)
+local function tied_logits(self, h)
    if self.head_logits then return self.head_logits(h, self:head()) end
-   if self.lm_head then return self.lm_head(h) end
    return self:embedding():as_output(h)
 end
+
+-- Logits of final hidden states, by a call of the head.
+local function logits(self, h)
+   local head = self.lm_head
+   if not head then return tied_logits(self, h) end
+   return head:as_call(function(_, x)
+      if self.head_logits then return self.head_logits(x, head.weight) end
+      return head:forward(x)
+   end, h)
+end
+
+-- Logits [B, T, V].
+function CausalLM:forward(ids_BT, opts) return logits(self, self:hidden(ids_BT, opts)) end
 
 -- Names of all options of a call of loss.
 local function loss_options(self)
@@ -71,10 +81,22 @@ local function loss_options(self)
    return names
 end
 
--- Sum of the token losses divided by opts.count (default: the labels counted in this call).
--- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
--- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options.
-function CausalLM:loss(ids_BT, labels_BT, opts)
+-- The loss of final hidden states. Hooks of the user on the head see logits, as with PyTorch;
+-- without them logits are never made.
+local function head_loss(self, h, labels, opts)
+   local head = self.lm_head
+   if not head then return self.head_loss(h, self:head(), labels, opts) end
+   if head:has_hooks() then
+      if self.keeps_logits_apart then
+         err.raise('E_UNSUPPORTED', self.op, 'lm_head has hooks, which see whole logits in '
+            .. 'training, and these stay in parts over ranks; leave out gather_logits = false')
+      end
+      return nn.loss.of_logits(logits(self, h), labels, opts)
+   end
+   return head:as_call(function(_, x) return self.head_loss(x, head.weight, labels, opts) end, h)
+end
+
+local function loss(self, ids_BT, labels_BT, opts)
    local place, rest = {}, {}
    if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
    for k, v in each(err.options(self.op, opts, loss_options(self))) do rest[k] = v end
@@ -86,7 +108,15 @@ function CausalLM:loss(ids_BT, labels_BT, opts)
    rest.shift = nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   return self.head_loss(self:hidden(ids_BT, place), self:head(), labels_BT, rest)
+   return head_loss(self, self:hidden(ids_BT, place), labels_BT, rest)
+end
+
+-- Sum of the token losses divided by opts.count (default: the labels counted in this call).
+-- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
+-- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options. A
+-- call of the model: its hooks see these arguments and the loss.
+function CausalLM:loss(ids_BT, labels_BT, opts)
+   return self:as_call(loss, ids_BT, labels_BT, opts)
 end
 
 -- Published files of tied models may carry the head all the same; it is left out then.

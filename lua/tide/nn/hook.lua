@@ -16,13 +16,14 @@ List.__index = List
 -- An empty list of hooks.
 function hook.list() return setmetatable({ items = {} }, List) end
 
--- opts: first (before those that are there).
+-- opts: first (before those that are there), by (the part of the library that adds it; nil: the
+-- user), needs_inputs (of a backward hook: only where an input carries a gradient).
 function List:add(op, fn, opts)
    err.type(op, 'fn', fn, 'function')
-   opts = err.options(op, opts, { 'first' })
+   opts = err.options(op, opts, { 'first', 'by', 'needs_inputs' })
    local items = {}
    for i, entry in ipairs(self.items) do items[i] = entry end
-   local entry = { fn = fn }
+   local entry = { fn = fn, by = opts.by, needs_inputs = opts.needs_inputs }
    table.insert(items, opts.first and 1 or #items + 1, entry)
    self.items = items
    return {
@@ -38,6 +39,14 @@ end
 
 -- Number of hooks.
 function List:count() return #self.items end
+
+-- Whether the user has added one.
+function List:is_used()
+   for _, entry in ipairs(self.items) do
+      if not entry.by then return true end
+   end
+   return false
+end
 
 -- Runs fn(module, values...) of every entry; results that are not nil replace the values.
 function List:run(module, values)
@@ -86,15 +95,48 @@ end
 
 local function active(list) return list ~= nil and #list.items > 0 end
 
--- What calling a module does when it has hooks. inputs: a packed list.
-function hook.call(self, inputs)
+local function has_tracked(values)
+   for i = 1, values.n do
+      if is_tracked(values[i]) then return true end
+   end
+   return false
+end
+
+-- What stands for the backward hooks of a module that no gradient leaves (its inputs are ids): they
+-- run when the gradients of its outputs are there, with none, as in PyTorch.
+local function without_inputs(hooks)
+   local list = {}
+   for _, entry in ipairs(hooks.items) do
+      if not entry.needs_inputs then list[#list + 1] = entry end
+   end
+   if #list == 0 then return nil end
+   return { run = function(_, module, dy)
+      for _, entry in ipairs(list) do
+         if entry.fn(module) ~= nil then
+            err.raise('E_STATE', 'nn.Module.hook_backward', 'no input of this %s carries a '
+               .. 'gradient that the hook could replace; it must return nothing', module.class_name)
+         end
+      end
+      return dy
+   end }
+end
+
+-- What fn(module, ...) returns, with the module's hooks around it. inputs: a packed list.
+function hook.call(self, fn, inputs)
    err.type('nn.hook.call', 'self', self, 'table')
    err.type('nn.hook.call', 'inputs', inputs, 'table')
-   local recording = tide.is_grad_enabled()
+   local recording, behind = tide.is_grad_enabled(), nil
    if active(self._pre) then inputs = self._pre:run(self, inputs) end
-   if recording and active(self._bwd) then inputs = through(self, self._bwd, inputs) end
-   local outputs = pack(self:forward(unpack(inputs, 1, inputs.n)))
+   if recording and active(self._bwd) then
+      if has_tracked(inputs) then
+         inputs = through(self, self._bwd, inputs)
+      else
+         behind = without_inputs(self._bwd)
+      end
+   end
+   local outputs = pack(fn(self, unpack(inputs, 1, inputs.n)))
    if active(self._post) then outputs = self._post:run_after(self, inputs, outputs) end
+   if behind then outputs = through(self, behind, outputs) end
    if recording and active(self._bwd_pre) then outputs = through(self, self._bwd_pre, outputs) end
    return unpack(outputs, 1, outputs.n)
 end

@@ -75,4 +75,12 @@ function loss.linear(x, w_VC, labels, opts)
    end, x, labels, opts, 'nn.loss.linear')
 end
 
+-- The same of logits [.., V].
+function loss.of_logits(logits, labels, opts)
+   return loss.per_count(function(z_NV, labels_N, attrs)
+      attrs.reduction = 'sum'
+      return tide.cross_entropy(z_NV, labels_N, attrs)
+   end, logits, labels, opts, 'nn.loss.of_logits')
+end
+
 return loss

@@ -343,34 +343,47 @@ end
 
 -- ---- hooks and the call ------------------------------------------------------------------------
 
--- fn(module, inputs...): what it returns replaces the inputs (nil: unchanged). opts.first: it runs
--- before those that are there.
+-- Hooks see what calls see: module(...), and of a model also model:loss(...). opts: first (before
+-- those that are there), by (the part of the library that adds it; nil: the user).
+
+-- fn(module, inputs...): what it returns replaces the inputs (nil: unchanged).
 function Module:hook_pre(fn, opts)
    self._pre = self._pre or hook.list()
    return self._pre:add('nn.Module.hook_pre', fn, opts)
 end
 
 -- fn(module, inputs, outputs...), inputs a packed list: what it returns replaces the outputs.
-function Module:hook_post(fn)
+function Module:hook_post(fn, opts)
    self._post = self._post or hook.list()
-   return self._post:add('nn.Module.hook_post', fn)
+   return self._post:add('nn.Module.hook_post', fn, opts)
 end
 
 -- fn(module, dy...): runs before the backward of this module with the gradients of its outputs;
 -- what it returns replaces them.
-function Module:hook_backward_pre(fn)
+function Module:hook_backward_pre(fn, opts)
    self._bwd_pre = self._bwd_pre or hook.list()
-   return self._bwd_pre:add('nn.Module.hook_backward_pre', fn)
+   return self._bwd_pre:add('nn.Module.hook_backward_pre', fn, opts)
 end
 
 -- fn(module, dx...): runs after the backward of this module with the gradients of its tensor
--- inputs; what it returns replaces them. Needs an input that carries a gradient.
-function Module:hook_backward(fn)
+-- inputs; what it returns replaces them. Where no input carries a gradient (ids) it runs before
+-- that backward, when the gradients of the outputs are there, as fn(module), and must return
+-- nothing; opts.needs_inputs: it does not run then.
+function Module:hook_backward(fn, opts)
    self._bwd = self._bwd or hook.list()
-   return self._bwd:add('nn.Module.hook_backward', fn)
+   return self._bwd:add('nn.Module.hook_backward', fn, opts)
 end
 
 local function hooked(self) return self._pre or self._post or self._bwd or self._bwd_pre end
+
+-- Whether hooks of the user stand around a call of this module.
+function Module:has_hooks()
+   for _, list in ipairs { self._pre or false, self._post or false, self._bwd or false,
+      self._bwd_pre or false } do
+      if list and list:is_used() then return true end
+   end
+   return false
+end
 
 -- Whether a call does more than its class's forward: hooks, a recomputation, a forward that a plan
 -- put in place.
@@ -378,17 +391,23 @@ function Module:is_changed()
    return (hooked(self) or self._around or rawget(self, 'forward')) ~= nil
 end
 
-local function call(self, ...)
-   if hooked(self) then return hook.call(self, pack(...)) end
-   return self:forward(...)
+local function call(self, fn, ...)
+   if hooked(self) then return hook.call(self, fn, pack(...)) end
+   return fn(self, ...)
 end
 
--- self._around(call, self, inputs...), if set, stands around the call, hooks included: a plan that
--- recomputes this module in backward.
-function Module:__call(...)
-   if self._around then return self._around(call, self, ...) end
-   return call(self, ...)
+-- self._around(call, self, fn, inputs...), if set, stands around the call, hooks included: a plan
+-- that recomputes this module in backward.
+local function run(self, fn, ...)
+   if self._around then return self._around(call, self, fn, ...) end
+   return call(self, fn, ...)
 end
+
+function Module:__call(...) return run(self, self.forward, ...) end
+
+-- What fn(self, ...) returns, as if it were the call of this module: with its hooks. For classes
+-- that can be called in a second way, as models by their loss.
+function Module:as_call(fn, ...) return run(self, err.func('nn.Module.as_call', 'fn', fn), ...) end
 
 -- What module(...) computes; every class has its own.
 function Module:forward()

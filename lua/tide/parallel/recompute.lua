@@ -57,13 +57,13 @@ end
 
 -- How long a sequence cut over ranks is, is given from outside a module (see tp/layer.lua); a call
 -- made again has to hear the same.
-local function around(call, self, ...)
-   if not tide.is_grad_enabled() then return call(self, ...) end
+local function around(call, self, fn, ...)
+   if not tide.is_grad_enabled() then return call(self, fn, ...) end
    local env = spread.of(self).tp
    local length = env and env.length
    return tide.checkpoint(function(...)
       if env then env.length = length end
-      return call(self, ...)
+      return call(self, fn, ...)
    end, ...)
 end
 

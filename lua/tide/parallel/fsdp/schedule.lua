@@ -164,6 +164,8 @@ local function cast_all(dtype, ...)
    return unpack(list, 1, n)
 end
 
+local mine = { by = 'fsdp' }
+
 local function keep(self, handle) self.handles[#self.handles + 1] = handle end
 
 local function hook_in(self, module, unit)
@@ -171,13 +173,13 @@ local function hook_in(self, module, unit)
    keep(self, module:hook_pre(function(_, ...)
       enter(self, unit)
       if mp.param_dtype and mp.cast_forward_inputs then return cast_all(mp.param_dtype, ...) end
-   end))
+   end, mine))
 end
 
 local function hook_out(self, module)
    local dtype = self.opts.mp.output_dtype
    if not dtype then return end
-   keep(self, module:hook_post(function(_, _, ...) return cast_all(dtype, ...) end))
+   keep(self, module:hook_post(function(_, _, ...) return cast_all(dtype, ...) end, mine))
 end
 
 -- A unit that ran several times is reduced after the backward of its first run.
@@ -216,21 +218,24 @@ end
 function schedule.hook_unit(self, unit)
    local list = unit.modules
    for i, module in ipairs(list) do
-      if i == 1 then keep(self, module:hook_pre(function() begin_forward(self, unit) end)) end
+      if i == 1 then keep(self, module:hook_pre(function() begin_forward(self, unit) end, mine)) end
       hook_in(self, module, unit)
       keep(self, module:hook_backward_pre(function()
          self.phase = 'backward'
          enter(self, unit)
-      end))
+      end, mine))
       if i == #list then
          hook_out(self, module)
          keep(self, module:hook_post(function(_, _, ...)
             if self.phase ~= 'forward' then return end
             unit.untracked = is_untracked(...)
             if unit.reshard_after_forward then unit:reshard(true) end
-         end))
+         end, mine))
       end
-      if i == 1 then keep(self, module:hook_backward(function() end_backward(self, unit) end)) end
+      if i == 1 then
+         keep(self, module:hook_backward(function() end_backward(self, unit) end,
+            { by = 'fsdp', needs_inputs = true }))
+      end
    end
 end
 
@@ -248,7 +253,7 @@ function schedule.hook_root(self, model)
       keep(self, m:hook_backward_pre(function()
          self.phase = 'backward'
          if owners[m] then enter(self, self.root) end    -- an evaluation between may have ended it
-      end))
+      end, mine))
    end)
    -- a parameter of the root that stands in a module of a unit
    for _, e in ipairs(self.root.entries) do

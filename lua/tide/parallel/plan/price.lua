@@ -220,7 +220,7 @@ end
 local function collect_often(model)
    model:walk(function(m)
       if not class.is(m, nn.Stack) then return end
-      for i = 1, m:count() do m:at(i):hook_post(function() collect() end) end
+      for i = 1, m:count() do m:at(i):hook_post(function() collect() end, { by = 'price' }) end
    end)
 end
 

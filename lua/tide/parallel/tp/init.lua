@@ -276,7 +276,7 @@ function Run:watch_length(m)
          if at and at.length then env.length = at.length
          elseif at and at.positions then env.length = at.positions:size(2) end
          return x, at
-      end)
+      end, { by = 'tp' })
    end)
 end
 
@@ -312,6 +312,7 @@ function Run:head(model, opts)
    end
    local counts = layout.balanced(embed and m.nvocab or m.nout, env.axis.size)
    self:add(function()
+      model.keeps_logits_apart = opts.gather_logits == false
       function model.head_loss(x, w, labels, o)
          return nn.loss.per_count(function(x_NC, labels_N, attrs)
             return loss_parallel.linear_cross_entropy(x_NC, w, labels_N, env.axis, counts, attrs)

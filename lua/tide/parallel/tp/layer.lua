@@ -188,7 +188,7 @@ end
 
 -- All that a module takes first in another layout.
 function tp_layer.convert_input(module, env, convert, from)
-   module:hook_pre(function(_, x, ...) return convert(env, x, from), ... end)
+   module:hook_pre(function(_, x, ...) return convert(env, x, from), ... end, { by = 'tp' })
 end
 
 return tp_layer
