@@ -10,7 +10,7 @@
 
 local near = require 'tide.near'
 local pack = require 'tide.ffi.pack'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local err = {}
 

@@ -2,7 +2,7 @@
 --
 -- Distance counts insertions, deletions, substitutions and swaps of neighbours. Plain Lua.
 
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local near = {}
 

@@ -55,6 +55,15 @@ describe('index bases', function()
       end
    end)
 
+   it('takes no list of sizes that has holes or names', function()
+      for _, bad in ipairs { { [2] = 3 }, { 2, [3] = 4 }, { rows = 2 }, { [0] = 2 } } do
+         refused('E_ARG', tide.zeros, bad)
+         refused('E_ARG', tide.empty, bad)
+         refused('E_ARG', x.reshape, x, bad)
+      end
+      assert.same({}, tide.zeros({}).shape)
+   end)
+
    it('leaves index data 0-based', function()
       local ids = tide.tensor({ 0, 1 }, { dtype = 'i64' })
       assert.same({ { 3, 4, 5 } }, x:index_select(1, ids:slice(1, 2, 2)):tolist())

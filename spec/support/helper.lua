@@ -1,4 +1,5 @@
--- busted's helper: paths into the tree, and tide loaded before the first spec file.
+-- busted's helper: paths into the tree, here and for programs that specs start, and tide loaded
+-- before the first spec file.
 --
 -- Loading it here keeps busted's insulation (it restores package.loaded between files) from ever
 -- making a second copy of the FFI layer.
@@ -6,10 +7,17 @@
 local here = debug.getinfo(1, 'S').source:match('^@(.*)spec/support/helper%.lua$')
 local root = here == '' and './' or here
 
-package.path = table.concat({
-   root .. 'bindings/?.lua', root .. 'lua/?.lua', root .. 'lua/?/init.lua', root .. '?.lua',
-   package.path,
-}, ';')
+local function paths(folder)
+   return ('%sbindings/?.lua;%slua/?.lua;%slua/?/init.lua;'):format(folder, folder, folder)
+end
+
+package.path = paths(root) .. root .. '?.lua;' .. package.path
+
+-- Programs that specs start may be in another folder.
+local ffi = require 'ffi'
+ffi.cdef 'int setenv(const char *, const char *, int); int unsetenv(const char *);'
+local above = root:sub(1, 1) == '/' and '' or os.getenv 'PWD' .. '/'
+ffi.C.setenv('LUA_PATH', paths(above .. root) .. (os.getenv 'LUA_PATH' or ';'), 1)
 
 -- TIDE_BUILD names another build folder than build/ (sanitizers); the host's way of saying so.
 local build = os.getenv 'TIDE_BUILD'
@@ -20,11 +28,7 @@ if build and not package.loaded['tide.host'] then
 end
 
 -- A sanitizer is preloaded: into this process, not into every program that specs start.
-if os.getenv 'TIDE_LUAJIT' then
-   local ffi = require 'ffi'
-   ffi.cdef 'int unsetenv(const char *name);'
-   ffi.C.unsetenv 'LD_PRELOAD'
-end
+if os.getenv 'TIDE_LUAJIT' then ffi.C.unsetenv 'LD_PRELOAD' end
 
 local ok, err = pcall(require, 'tide')
 if not ok then

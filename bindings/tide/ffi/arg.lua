@@ -4,14 +4,15 @@
 -- each argument is checked here and a mistake names function, argument, expectation and value.
 --
 -- The only place where 1-based becomes 0-based: dims and element indices count from 1 in Lua,
--- negative from the end. Lists go to buffers that are reused: fill, call, forget.
+-- negative from the end. Each list goes to a buffer of its own (see own.lua).
 
 local ffi = require 'ffi'
 local errors = require 'tide.error'
+local buffer = require 'tide.ffi.buffer'
 local lib = require 'tide.ffi.lib'
 local status = require 'tide.ffi.status'
 local own = require 'tide.ffi.own'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
@@ -96,19 +97,24 @@ function M.size(x, dim) return tonumber(C.tide_tensor_dim(x, dim)) end
 
 -- ---- lists of integers -----------------------------------------------------------------------
 
-M.shape_buf = ffi.new('int64_t[?]', MAX)
-M.shape_buf2 = ffi.new('int64_t[?]', MAX)
-M.dim_buf = ffi.new('int32_t[?]', MAX)
+-- Buffers for the sizes of a shape, and for a list of dims.
+local new_shape = ffi.typeof('int64_t[$]', MAX)
+local new_dims = ffi.typeof('int32_t[$]', MAX)
+M.new_shape, M.new_dims = new_shape, new_dims
 
 local function not_a_list(op, name, list)
    bad(op, name, 'a list of integers', list)
 end
 
--- Fills a buffer (shape_buf by default) from a list; returns the length. lo: least value allowed.
-function M.ints(op, name, list, lo, buf)
-   buf, lo = buf or M.shape_buf, lo or 0
+-- A list of integers as (length, buffer). lo: least value allowed (0).
+function M.ints(op, name, list, lo)
+   local buf = new_shape()
+   lo = lo or 0
    if type(list) ~= 'table' then not_a_list(op, name, list) end
    local n = #list
+   if n == 0 and next(list) ~= nil or list[n + 2] ~= nil then
+      bad(op, name, 'a list without holes: { 2, 3 }, or {} for none', list)
+   end
    if n > MAX then bad(op, name, ('at most %d entries'):format(MAX), n) end
    for i = 1, n do
       local v = list[i]
@@ -117,7 +123,7 @@ function M.ints(op, name, list, lo, buf)
       end
       buf[i - 1] = v
    end
-   return n
+   return n, buf
 end
 
 -- The same from separate numbers: x:reshape(2, 3). The first may be a list instead.
@@ -126,7 +132,7 @@ function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
       if b ~= nil then bad(op, name, 'one list, or numbers', b) end
       return M.ints(op, name, a, lo)
    end
-   local buf, n = M.shape_buf, 0
+   local buf, n = new_shape(), 0
    local v = a
    while v ~= nil do
       if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > M.exact then
@@ -138,16 +144,17 @@ function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
       elseif n == 4 then v = e elseif n == 5 then v = f elseif n == 6 then v = g
       elseif n == 7 then v = h else v = nil end
    end
-   return n
+   return n, buf
 end
 
--- Dims of x for a reduction: nil is every dim (count 0), a number one, a list several.
+-- Dims of x for a reduction as (count, buffer): nil is every dim (count 0), a number one, a list
+-- several.
 function M.dims(op, x, dim)
-   if dim == nil then return 0 end
-   local ndim, buf = C.tide_tensor_ndim(x), M.dim_buf
+   if dim == nil then return 0, nil end
+   local ndim, buf = C.tide_tensor_ndim(x), new_dims()
    if type(dim) == 'number' then
       buf[0] = M.dim(op, 'dim', dim, ndim)
-      return 1
+      return 1, buf
    end
    if type(dim) ~= 'table' then bad(op, 'dim', 'an integer, a list of integers or nil', dim) end
    local n = #dim
@@ -159,23 +166,19 @@ function M.dims(op, x, dim)
          if buf[j] == buf[i - 1] then bad(op, 'dim', 'each dim once', dim[i]) end
       end
    end
-   return n
+   return n, buf
 end
 
 -- ---- lists of tensors ------------------------------------------------------------------------
 
-local list_bufs, list_caps = {}, {}
-local list_ct = ffi.typeof 'tide_tensor *[?]'
+local new_list = buffer.of 'tide_tensor *'
 
--- Fills list buffer number `slot` (1, 2, ...) from a Lua list. holes: false entries become null.
-function M.tensors(op, name, list, slot, holes)
+-- A Lua list of tensors as (buffer, length); the list keeps them alive. holes: false entries become
+-- null.
+function M.tensors(op, name, list, holes)
    if type(list) ~= 'table' then bad(op, name, 'a list of tensors', list) end
    local n = #list
-   if not list_bufs[slot] or list_caps[slot] < n then
-      list_caps[slot] = math.max(64, 2 * n)
-      list_bufs[slot] = list_ct(list_caps[slot])
-   end
-   local buf = list_bufs[slot]
+   local buf = new_list(n)
    for i = 1, n do
       local t = list[i]
       if istype(tensor_t, t) and t ~= nil then
@@ -290,11 +293,12 @@ end
 -- A 0-dim tensor of this dtype on the device of x.
 function M.scalar(x, dtype, v)
    local ctx, device = C.tide_tensor_ctx(x), C.tide_tensor_device(x)
-   local rc = C.tide_full(own.box, ctx, device, dtype, 0, M.shape_buf, v)
+   local box = own.new_box()
+   local rc = C.tide_full(box, ctx, device, dtype, 0, nil, v)
    if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_full(own.box, ctx, device, dtype, 0, M.shape_buf, v))
+      own.check(ctx, C.tide_full(box, ctx, device, dtype, 0, nil, v))
    end
-   return own.take()
+   return own.take(box)
 end
 
 -- The second operand of a binary op as a tensor.

@@ -9,16 +9,16 @@ local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local C = lib.C
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
-local box, take, again, check = own.box, own.take, own.again_t, own.check_t
+local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, bad = arg.tensor_or_nil, arg.flag, status.bad_arg
 
 local attention_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
    'k_index', 'bias', 'return_lse' }
-local attention_attrs = ffi.new 'tide_attention_attrs'
+local new_attrs = ffi.typeof 'tide_attention_attrs'
 
 -- window: {left, right} with nil for no limit, or one number for both sides.
 local function fill_window(a, window)
@@ -45,7 +45,7 @@ end
 
 -- The options without bias and return_lse.
 local function fill_mask(opts)
-   local a = attention_attrs
+   local a = new_attrs()
    C.tide_attention_attrs_init(a)
    a.causal = flag('attention', 'opts.causal', opts.causal) and 1 or 0
    fill_window(a, opts.window)
@@ -77,12 +77,12 @@ function M.attention(q, k, v, opts)
    tensor('attention', 'k', k)
    tensor('attention', 'v', v)
    local a, want_lse = fill_attention(opts)
-   local lse = want_lse and own.box2 or nil
+   local box, lse = new_box(), want_lse and new_box() or nil
    local rc = C.tide_attention(box, lse, q, k, v, a)
    if rc ~= 0 and again(q, rc) then check(q, C.tide_attention(box, lse, q, k, v, a)) end
-   if not want_lse then return take() end
-   local l = own.take_from(lse)
-   return take(), l
+   if not want_lse then return take(box) end
+   local l = take(lse)
+   return take(box), l
 end
 
 -- Merges attention over further keys into out [B, T, H, D] and lse [B, H, T] (f32, f64 for f64),
@@ -99,7 +99,6 @@ end
 
 local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
    'k_index' }
-local dq, dk, dv = own.box, own.box2, own.box3
 
 -- Gradients of q, k and v from one part of the keys; out and lse are those over all parts, opts
 -- those of the part's forward. Not recorded; raises E_STATE if one of them needs a gradient.
@@ -111,16 +110,17 @@ function M.attention_backward(dout, q, k, v, out, lse, opts)
    tensor('attention_backward', 'out', out)
    tensor('attention_backward', 'lse', lse)
    local a = fill_mask(arg.opts('attention_backward', opts, part_opts))
+   local dq, dk, dv = new_box(), new_box(), new_box()
    local rc = C.tide_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, a)
    if rc ~= 0 and again(q, rc) then
       check(q, C.tide_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, a))
    end
-   local gk, gv = own.take_from(dk), own.take_from(dv)
-   return take(), gk, gv
+   local gk, gv = take(dk), take(dv)
+   return take(dq), gk, gv
 end
 
 local row_opts = arg.set { 'causal', 'window' }
-local row_first, row_count = ffi.new 'int64_t[1]', ffi.new 'int64_t[1]'
+local new_run = ffi.typeof 'int64_t[2]'
 
 -- The run of keys that some query may see: its first key, from 1, and how many (0: none). Indices
 -- as in attention; opts: causal, window.
@@ -128,8 +128,9 @@ function M.attention_rows(q_index, k_index, opts)
    tensor('attention_rows', 'q_index', q_index)
    tensor('attention_rows', 'k_index', k_index)
    local a = fill_mask(arg.opts('attention_rows', opts, row_opts))
-   check(q_index, C.tide_attention_rows(q_index, k_index, a, row_first, row_count))
-   return tonumber(row_first[0]) + 1, tonumber(row_count[0])
+   local run = new_run()
+   check(q_index, C.tide_attention_rows(q_index, k_index, a, run, run + 1))
+   return tonumber(run[0]) + 1, tonumber(run[1])
 end
 
 -- (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative lengths cu, an
@@ -137,9 +138,10 @@ end
 function M.document_index(cu, ntoken)
    tensor('document_index', 'cu', cu)
    int('document_index', 'ntoken', ntoken, 0)
+   local box = new_box()
    local rc = C.tide_document_index(box, cu, ntoken)
    if rc ~= 0 and again(cu, rc) then check(cu, C.tide_document_index(box, cu, ntoken)) end
-   return take()
+   return take(box)
 end
 
 return M

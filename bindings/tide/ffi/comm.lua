@@ -10,6 +10,7 @@
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
+local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local plain = require 'tide.ffi.plain'
@@ -32,9 +33,9 @@ Comm.__tostring = function(self)
       self.handle and self.transport or 'closed')
 end
 
-local comm_box, work_box = ffi.new 'tide_comm *[1]', ffi.new 'tide_work *[1]'
-local blob_box = ffi.new 'tide_blob *[1]'
-M.box = comm_box                           -- where a call of C leaves the one that wrap takes
+local new_box, new_work_box = ffi.typeof 'tide_comm *[1]', ffi.typeof 'tide_work *[1]'
+local new_blob_box = ffi.typeof 'tide_blob *[1]'
+M.new_box = new_box                        -- for the communicator that wrap takes
 
 -- The communicators of this state, by the order of making. A traced run keeps them all, so that
 -- their calls can be written at its end.
@@ -53,10 +54,9 @@ function M.open()
    return list
 end
 
--- The Comm of what M.box holds. id: the same on every rank of the communicator ('world').
-function M.wrap(id)
-   local handle = own.handle(comm_box[0], C.tide_comm_release)
-   comm_box[0] = nil
+-- The Comm of what a box holds. id: the same on every rank of the communicator ('world').
+function M.wrap(box, id)
+   local handle = own.handle(box[0], C.tide_comm_release)
    made.n = made.n + 1
    local comm = setmetatable({
       id = id or 'world',
@@ -92,18 +92,17 @@ end
 
 local call_opts = arg.set { 'async' }
 
--- The out-parameter of a call: null, or the work box.
+-- The out-parameter of a call: nil, or a box for its work.
 local function box_for(op, opts)
    if opts == nil then return nil end
    opts = arg.opts(op, opts, call_opts)
-   return arg.flag(op, 'opts.async', opts.async) and work_box or nil
+   return arg.flag(op, 'opts.async', opts.async) and new_work_box() or nil
 end
 
 local function finish(self, rc, box, value)
    if rc < 0 then own.fail(self.ctx, rc) end
    if box == nil then return value end
-   local handle = own.handle(work_box[0], C.tide_work_release)
-   work_box[0] = nil
+   local handle = own.handle(box[0], C.tide_work_release)
    return setmetatable({ handle = handle, ctx = self.ctx, value = value }, Work)
 end
 
@@ -132,13 +131,12 @@ end
 -- True when wait would return at once.
 function Work:test() return C.tide_work_test(work_of(self, 'work_test')) == 1 end
 
-local t_box = ffi.new 'double[2]'
-
 -- When it began and ended, in seconds of tide.clock; nil while it is under way.
 function Work:times()
    if C.tide_work_test(work_of(self, 'work_times')) ~= 1 then return nil end
-   C.tide_work_times(self.handle, t_box, t_box + 1)
-   return t_box[0], t_box[1]
+   local times = ffi.new 'double[2]'
+   C.tide_work_times(self.handle, times, times + 1)
+   return times[0], times[1]
 end
 
 -- Drops the handle now instead of when it is collected; the call goes on. Twice is once.
@@ -164,23 +162,20 @@ local function rank_of(self, op, name, v, none)
    return arg.int(op, name, v, none and -1 or 0, self.size - 1)
 end
 
-local one = { ffi.new 'tide_tensor *[1]', ffi.new 'tide_tensor *[1]' }
-
 -- A tensor or a list of them as (buffer, count).
-local function list_of(op, name, t, slot)
-   if arg.is_tensor(t) then
-      one[slot][0] = t
-      return one[slot], 1
-   end
-   return arg.tensors(op, name, t, slot)
+local function list_of(op, name, t)
+   if not arg.is_tensor(t) then return arg.tensors(op, name, t) end
+   local one = own.new_box()
+   one[0] = t
+   return one, 1
 end
 
--- Shape of t in shape_buf with dim 1 of `rows`; a scalar counts as one row. Returns ndim.
+-- Shape of t with dim 1 of `rows` as (ndim, buffer); a scalar counts as one row.
 local function shape_with(t, rows)
-   local ndim, buf = C.tide_tensor_ndim(t), arg.shape_buf
+   local ndim, buf = C.tide_tensor_ndim(t), arg.new_shape()
    for d = 1, ndim - 1 do buf[d] = C.tide_tensor_dim(t, d) end
    buf[0] = rows
-   return ndim == 0 and 1 or ndim
+   return ndim == 0 and 1 or ndim, buf
 end
 
 local function rows_of(t)
@@ -189,13 +184,13 @@ end
 
 -- A new tensor like t with dim 1 of `rows`.
 local function like(t, rows)
-   local ctx, ndim = C.tide_tensor_ctx(t), shape_with(t, rows)
+   local ctx, box, ndim, shape = C.tide_tensor_ctx(t), own.new_box(), shape_with(t, rows)
    local device, dtype = C.tide_tensor_device(t), C.tide_tensor_dtype(t)
-   local rc = C.tide_empty(own.box, ctx, device, dtype, ndim, arg.shape_buf)
+   local rc = C.tide_empty(box, ctx, device, dtype, ndim, shape)
    if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_empty(own.box, ctx, device, dtype, ndim, arg.shape_buf))
+      own.check(ctx, C.tide_empty(box, ctx, device, dtype, ndim, shape))
    end
-   return own.take()
+   return own.take(box)
 end
 
 local function share(self, op, t)
@@ -206,14 +201,14 @@ local function share(self, op, t)
    return rows / self.size
 end
 
-local counts_ct = ffi.typeof 'int64_t[?]'
+local new_counts = buffer.of 'int64_t'
 
 -- Rows for each rank -> elements for each rank, and the sum of the rows.
 local function counts_of(self, op, name, counts, t)
    if type(counts) ~= 'table' or #counts ~= self.size then
       bad(op, name, ('a list of %d counts of rows'):format(self.size), counts)
    end
-   local row, buf, sum = 1, counts_ct(self.size), 0
+   local row, buf, sum = 1, new_counts(self.size), 0
    for d = 1, C.tide_tensor_ndim(t) - 1 do row = row * tonumber(C.tide_tensor_dim(t, d)) end
    for i = 1, self.size do
       local n = arg.int(op, name .. '[' .. i .. ']', counts[i], 0)
@@ -228,7 +223,7 @@ end
 -- In place over a tensor or a list of tensors; returns it. op: sum (default), mean, min, max, prod.
 function Comm:all_reduce(t, op, opts)
    local handle = begin(self, 'all_reduce')
-   local list, n = list_of('all_reduce', 't', t, 1)
+   local list, n = list_of('all_reduce', 't', t)
    local code, box = reduce_of('all_reduce', op), box_for('all_reduce', opts)
    return finish(self, C.tide_comm_all_reduce(box, handle, n, list, code), box, t)
 end
@@ -236,7 +231,7 @@ end
 -- As all_reduce, but only the tensors of root (0) change.
 function Comm:reduce(t, root, op, opts)
    local handle = begin(self, 'reduce')
-   local list, n = list_of('reduce', 't', t, 1)
+   local list, n = list_of('reduce', 't', t)
    local code, box = reduce_of('reduce', op), box_for('reduce', opts)
    root = rank_of(self, 'reduce', 'root', root)
    return finish(self, C.tide_comm_reduce(box, handle, n, list, code, root), box, t)
@@ -245,7 +240,7 @@ end
 -- Root's (0) contents into every rank's tensor, or list of tensors, in place.
 function Comm:broadcast(t, root, opts)
    local handle = begin(self, 'broadcast')
-   local list, n = list_of('broadcast', 't', t, 1)
+   local list, n = list_of('broadcast', 't', t)
    local box = box_for('broadcast', opts)
    root = rank_of(self, 'broadcast', 'root', root)
    return finish(self, C.tide_comm_broadcast(box, handle, n, list, root), box, t)
@@ -360,8 +355,8 @@ function Comm:send_recv(out, from, t, to, opts)
    local handle = begin(self, op)
    from, to = rank_of(self, op, 'from', from, true), rank_of(self, op, 'to', to, true)
    local outs, ins, nout, nin
-   if from >= 0 then outs, nout = list_of(op, 'out', out, 2) end
-   if to >= 0 then ins, nin = list_of(op, 't', t, 1) end
+   if from >= 0 then outs, nout = list_of(op, 'out', out) end
+   if to >= 0 then ins, nin = list_of(op, 't', t) end
    if nin and nout and nin ~= nout then
       bad(op, 'out', ('%d tensors, as many as are sent'):format(nin), nout)
    end
@@ -377,7 +372,7 @@ function Comm:shift(t, by, opts)
    if arg.is_tensor(t) then
       out = like(t, rows_of(t))
    else
-      local _, n = arg.tensors('shift', 't', t, 1)
+      local _, n = arg.tensors('shift', 't', t)
       out = {}
       for i = 1, n do out[i] = like(t[i], rows_of(t[i])) end
    end
@@ -393,11 +388,11 @@ end
 
 -- ---- byte strings and plain data ------------------------------------------------------------
 
-local function take_blob()
-   local blob = blob_box[0]
+-- The bytes of the blob in a box, which is released.
+local function take_blob(box)
+   local blob = own.handle(box[0], C.tide_blob_release)
    local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
-   C.tide_blob_release(blob)
-   blob_box[0] = nil
+   own.finish(blob, C.tide_blob_release)
    return text
 end
 
@@ -406,17 +401,19 @@ function Comm:broadcast_bytes(text, root)
    local handle = begin(self, 'broadcast_bytes')
    root = rank_of(self, 'broadcast_bytes', 'root', root)
    if self.rank == root then arg.string('broadcast_bytes', 'text', text) else text = '' end
-   own.check(self.ctx, C.tide_comm_broadcast_bytes(blob_box, handle, text, #text, root))
-   return take_blob()
+   local box = new_blob_box()
+   own.check(self.ctx, C.tide_comm_broadcast_bytes(box, handle, text, #text, root))
+   return take_blob(box)
 end
 
 -- Every rank's string, as a list.
 function Comm:all_gather_bytes(text)
    local handle = begin(self, 'all_gather_bytes')
    arg.string('all_gather_bytes', 'text', text)
-   local sizes, list, at = counts_ct(self.size), {}, 1
-   own.check(self.ctx, C.tide_comm_all_gather_bytes(blob_box, handle, text, #text, sizes))
-   local all = take_blob()
+   local sizes, list, at = new_counts(self.size), {}, 1
+   local box = new_blob_box()
+   own.check(self.ctx, C.tide_comm_all_gather_bytes(box, handle, text, #text, sizes))
+   local all = take_blob(box)
    for i = 1, self.size do
       local n = tonumber(sizes[i - 1])
       list[i] = all:sub(at, at + n - 1)
@@ -450,9 +447,10 @@ function Comm:split(color, key, name)
    color = color == nil and -1 or arg.int('split', 'color', color, 0, 2^31 - 1)
    key = arg.int('split', 'key', key == nil and self.rank or key, -2^31, 2^31 - 1)
    if name ~= nil then arg.string('split', 'name', name) end
-   local rc = own.check(self.ctx, C.tide_comm_split(comm_box, handle, color, key, name))
+   local box = new_box()
+   local rc = own.check(self.ctx, C.tide_comm_split(box, handle, color, key, name))
    if rc ~= 0 then return nil end
-   return M.wrap(('%s/%d.%d'):format(self.id, self:traffic().ncall, color))
+   return M.wrap(box, ('%s/%d.%d'):format(self.id, self:traffic().ncall, color))
 end
 
 -- Seconds that a call waits for the other ranks.
@@ -481,13 +479,10 @@ function Comm:failure()
    return status.new(rc, 'comm', ffi.string(C.tide_error(self.ctx).message))
 end
 
-local record = ffi.new 'tide_comm_record'
-
 -- The last (at most 256) collectives, oldest first: a list of tables.
 function Comm:history()
-   local handle, list = begin(self, 'history'), {}
-   while own.check(self.ctx, C.tide_comm_history(handle, #list, record)) == 0 do
-      local r = record
+   local handle, list, r = begin(self, 'history'), {}, ffi.new 'tide_comm_record'
+   while own.check(self.ctx, C.tide_comm_history(handle, #list, r)) == 0 do
       list[#list + 1] = {
          seq = tonumber(r.seq), count = tonumber(r.count), begin = r.begin, finish = r['end'],
          op = ffi.string(C.tide_coll_name(r.op)), async = r.async == 1, site = ffi.string(r.site),
@@ -500,11 +495,15 @@ function Comm:history()
    return list
 end
 
-local stats = ffi.new 'tide_comm_stats'
+local function traffic_of(self, op)
+   local stats = ffi.new 'tide_comm_stats'
+   own.check(self.ctx, C.tide_comm_traffic(begin(self, op), stats))
+   return stats
+end
 
 -- Calls, and messages and bytes sent within a host ([1]) and between hosts ([2]).
 function Comm:traffic()
-   own.check(self.ctx, C.tide_comm_traffic(begin(self, 'traffic'), stats))
+   local stats = traffic_of(self, 'traffic')
    return {
       ncall = tonumber(stats.ncall),
       nmessage = { tonumber(stats.nmessage[0]), tonumber(stats.nmessage[1]) },
@@ -514,8 +513,7 @@ end
 
 -- Seconds that this rank has spent in blocking collectives and in waiting for asynchronous ones.
 function Comm:waited()
-   own.check(self.ctx, C.tide_comm_traffic(begin(self, 'waited'), stats))
-   return stats.seconds
+   return traffic_of(self, 'waited').seconds
 end
 
 -- Leaves the communicator now instead of when it is collected. Twice is once.

@@ -9,7 +9,7 @@ local op = require 'tide.ffi.op'
 local status = require 'tide.ffi.status'
 local C = lib.C
 
-local box, take, check = own.box, own.take, own.check_t
+local new_box, take, check = own.new_box, own.take, own.check_t
 local tensor = arg.tensor
 
 -- ---- like another ----------------------------------------------------------------------------
@@ -24,12 +24,13 @@ local function like(name, x, value, opts)
    if opts.device ~= nil then device = arg.device(name, 'opts.device', opts.device) end
    if opts.dtype ~= nil then dtype = arg.dtype(name, 'opts.dtype', opts.dtype) end
    value = arg.element(name, 'value', value, dtype)
-   for i = 0, n - 1 do arg.shape_buf[i] = C.tide_tensor_dim(x, i) end
-   local rc = C.tide_full(box, ctx, device, dtype, n, arg.shape_buf, value)
+   local box, shape = new_box(), arg.new_shape()
+   for i = 0, n - 1 do shape[i] = C.tide_tensor_dim(x, i) end
+   local rc = C.tide_full(box, ctx, device, dtype, n, shape, value)
    if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_full(box, ctx, device, dtype, n, arg.shape_buf, value))
+      own.check(ctx, C.tide_full(box, ctx, device, dtype, n, shape, value))
    end
-   return take()
+   return take(box)
 end
 
 -- Zeros of the shape, dtype and device of x. opts: dtype, device.
@@ -50,8 +51,9 @@ local function side(name, x, diagonal, compare)
    diagonal = arg.int(name, 'diagonal', diagonal == nil and 0 or diagonal, -2^31, 2^31)
    local ctx, device = C.tide_tensor_ctx(x), C.tide_tensor_device(x)
    local function count(size)
+      local box = new_box()
       own.check(ctx, C.tide_arange(box, ctx, device, C.TIDE_I64, size, 0, 1))
-      return take()
+      return take(box)
    end
    local rows, columns = count(arg.size(x, n - 2)), count(arg.size(x, n - 1))
    return compare(op.sub(columns, op.unsqueeze(rows, 2)), diagonal)
@@ -75,8 +77,9 @@ function op.triu(x, diagonal) return triangle('triu', x, diagonal, op.ge) end
 -- What is subtracted before exp: the largest value where that is finite, a constant (it cancels in
 -- the derivative).
 local function top_of(x, dim)
+   local box = new_box()
    check(x, C.tide_detach(box, x))
-   local top = op.amax(take(), dim, true)
+   local top = op.amax(take(box), dim, true)
    return op.where(op.isfinite(top), top, 0)
 end
 

@@ -10,6 +10,7 @@
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
+local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local op = require 'tide.ffi.op'
@@ -18,8 +19,7 @@ local C = lib.C
 
 local M = {}
 local bad = status.bad_arg
-local box, take = own.box, own.take
-local shape_buf = arg.shape_buf
+local new_box, take = own.new_box, own.take
 
 lib.state.open = lib.state.open or {}      -- open contexts of this state, in order
 local open_list = lib.state.open
@@ -43,8 +43,6 @@ local function wrap(handle, device)
 end
 
 local open_opts = arg.set { 'device', 'nthread', 'params', 'seed', 'read_env' }
-local text_buf = ffi.new('char[?]', 1024)
-local ctx_box = ffi.new 'tide_ctx *[1]'
 
 local function fill_opts(opts)
    local o = ffi.new 'tide_opts'
@@ -62,11 +60,12 @@ function M.open(opts)
    local device = opts.device or 'cpu'
    local code = arg.device('open', 'device', device)
    if opts.seed ~= nil then arg.int('open', 'seed', opts.seed, 0) end
-   local rc = C.tide_ctx_new(ctx_box, fill_opts(opts), text_buf, 1024)
+   local out, text = ffi.new 'tide_ctx *[1]', ffi.new 'char[1024]'
+   local rc = C.tide_ctx_new(out, fill_opts(opts), text, 1024)
    if rc < 0 then
-      return nil, status.new(rc, 'open', ffi.string(text_buf))
+      return nil, status.new(rc, 'open', ffi.string(text))
    end
-   local handle = own.handle(ctx_box[0], C.tide_ctx_release)
+   local handle = own.handle(out[0], C.tide_ctx_release)
    if C.tide_device_available(handle, code) ~= 1 then
       local reason = ffi.string(C.tide_error(handle).message)
       local e = status.new(C.TIDE_E_DEVICE, 'open',
@@ -187,15 +186,14 @@ function Context:seed(n)
    own.check(handle, C.tide_rng_set(handle, n, 0, 0))
 end
 
-local u64 = { ffi.new 'uint64_t[1]', ffi.new 'uint64_t[1]', ffi.new 'uint64_t[1]' }
-
 -- {seed =, stream =, offset =}, numbers that can be stored and given to set_rng_state.
 function Context:rng_state()
    local handle = generator_of(self, 'rng_state')
-   own.check(handle, C.tide_rng_get(handle, u64[1], u64[2], u64[3]))
+   local now = ffi.new 'uint64_t[3]'
+   own.check(handle, C.tide_rng_get(handle, now, now + 1, now + 2))
    local values = {}
    for i = 1, 3 do
-      values[i] = tonumber(u64[i][0])
+      values[i] = tonumber(now[i - 1])
       if values[i] > arg.exact then
          status.raise(C.TIDE_E_UNSUPPORTED, 'rng_state',
             'the generator was set in C to a value beyond 2^53, which Lua numbers cannot hold')
@@ -300,8 +298,9 @@ end
 
 local function shape_of(name, shape)
    if type(shape) == 'number' then
-      shape_buf[0] = arg.int(name, 'shape', shape, 0)
-      return 1
+      local buf = arg.new_shape()
+      buf[0] = arg.int(name, 'shape', shape, 0)
+      return 1, buf
    end
    return arg.ints(name, 'shape', shape, 0)
 end
@@ -309,23 +308,25 @@ end
 -- Undefined contents.
 function Context:empty(shape, opts)
    local handle, device, dtype, wants = place(self, 'empty', opts)
-   local n = shape_of('empty', shape)
-   local rc = C.tide_empty(box, handle, device, dtype, n, shape_buf)
+   local n, sizes = shape_of('empty', shape)
+   local box = new_box()
+   local rc = C.tide_empty(box, handle, device, dtype, n, sizes)
    if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_empty(box, handle, device, dtype, n, shape_buf))
+      own.check(handle, C.tide_empty(box, handle, device, dtype, n, sizes))
    end
-   return marked(take(), wants)
+   return marked(take(box), wants)
 end
 
 local function filled(self, name, shape, value, opts)
    local handle, device, dtype, wants = place(self, name, opts)
-   local n = shape_of(name, shape)
+   local n, sizes = shape_of(name, shape)
    value = arg.element(name, 'value', value, dtype)
-   local rc = C.tide_full(box, handle, device, dtype, n, shape_buf, value)
+   local box = new_box()
+   local rc = C.tide_full(box, handle, device, dtype, n, sizes, value)
    if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_full(box, handle, device, dtype, n, shape_buf, value))
+      own.check(handle, C.tide_full(box, handle, device, dtype, n, sizes, value))
    end
-   return marked(take(), wants)
+   return marked(take(box), wants)
 end
 
 -- Zeros; shape is a list. opts: dtype, device, requires_grad.
@@ -376,11 +377,12 @@ function Context:arange(start, stop, step, opts)
       arg.element(name, 'stop', start + (n - 1) * step, dtype)
       if not arg.is_float(dtype) then arg.int(name, 'step', step) end
    end
+   local box = new_box()
    local rc = C.tide_arange(box, handle, device, dtype, n, start, step)
    if rc ~= 0 and own.again(handle, rc) then
       own.check(handle, C.tide_arange(box, handle, device, dtype, n, start, step))
    end
-   return marked(take(), wants)
+   return marked(take(box), wants)
 end
 
 -- The n x n identity.
@@ -397,12 +399,13 @@ end
 function Context:from_string(bytes, shape, opts)
    arg.string('from_string', 'bytes', bytes)
    local handle, device, dtype, wants = place(self, 'from_string', opts)
-   local n = shape_of('from_string', shape)
-   local rc = C.tide_from_bytes(box, handle, device, dtype, n, shape_buf, bytes, #bytes)
+   local n, sizes = shape_of('from_string', shape)
+   local box = new_box()
+   local rc = C.tide_from_bytes(box, handle, device, dtype, n, sizes, bytes, #bytes)
    if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_from_bytes(box, handle, device, dtype, n, shape_buf, bytes, #bytes))
+      own.check(handle, C.tide_from_bytes(box, handle, device, dtype, n, sizes, bytes, #bytes))
    end
-   return marked(take(), wants)
+   return marked(take(box), wants)
 end
 
 -- ---- tensors from Lua lists ------------------------------------------------------------------
@@ -438,10 +441,10 @@ local function flatten(list, shape, depth, out, path)
    end
 end
 
-local element_ct = {
-   [C.TIDE_F32] = ffi.typeof 'float[?]', [C.TIDE_F64] = ffi.typeof 'double[?]',
-   [C.TIDE_I64] = ffi.typeof 'int64_t[?]', [C.TIDE_I32] = ffi.typeof 'int32_t[?]',
-   [C.TIDE_U8] = ffi.typeof 'uint8_t[?]', [C.TIDE_BOOL] = ffi.typeof 'uint8_t[?]',
+local new_elements = {
+   [C.TIDE_F32] = buffer.of 'float', [C.TIDE_F64] = buffer.of 'double',
+   [C.TIDE_I64] = buffer.of 'int64_t', [C.TIDE_I32] = buffer.of 'int32_t',
+   [C.TIDE_U8] = buffer.of 'uint8_t', [C.TIDE_BOOL] = buffer.of 'uint8_t',
 }
 
 local function is_all_boolean(values)
@@ -458,15 +461,16 @@ function Context:tensor(list, opts)
    local handle, device, dtype, wants = place(self, 'tensor', opts,
       is_all_boolean(values) and 'bool' or 'f32')
    -- f16 and bf16 are rounded once, by the cast from f64
-   local stored = element_ct[dtype] and dtype or C.TIDE_F64
-   local data = element_ct[stored](math.max(values.n, 1))
+   local stored = new_elements[dtype] and dtype or C.TIDE_F64
+   local data = new_elements[stored](values.n)
    for i = 1, values.n do
       data[i - 1] = arg.element('tensor', 'list', values[i], dtype)
    end
-   local n = arg.ints('tensor', 'shape', shape, 0)
-   own.check(handle, C.tide_from_bytes(box, handle, device, stored, n, shape_buf, data,
+   local n, sizes = arg.ints('tensor', 'shape', shape, 0)
+   local box = new_box()
+   own.check(handle, C.tide_from_bytes(box, handle, device, stored, n, sizes, data,
       values.n * C.tide_dtype_size(stored)))
-   local x = take()
+   local x = take(box)
    if stored ~= dtype then x = op.cast(x, arg.dtype_name[dtype]) end
    return marked(x, wants)
 end

@@ -14,15 +14,12 @@ local C = lib.C
 
 local M = { Comm = comm.Comm, Work = comm.Work, open = comm.open }
 local bad = status.bad_arg
-local box = comm.box
+local new_box = comm.new_box
 
 lib.state.dist = lib.state.dist or { Group = {} }
 local Group = lib.state.dist.Group
 Group.__index, Group.__name = Group, 'Group'
 M.Group = Group
-
-local group_box = ffi.new 'tide_group *[1]'
-local text_buf = ffi.new('char[?]', 256)
 
 -- ---- groups ---------------------------------------------------------------------------------
 
@@ -35,9 +32,10 @@ function M.group(nrank, opts)
    local o = ffi.new 'tide_group_opts'
    C.tide_group_opts_init(o)
    if opts.timeout then o.timeout = arg.finite('dist.group', 'timeout', opts.timeout, 1e-3, 1e8) end
-   local rc = C.tide_group_new(group_box, nrank, o, text_buf, 256)
-   if rc < 0 then status.raise(rc, 'dist.group', ffi.string(text_buf)) end
-   local handle = own.handle(group_box[0], C.tide_group_release)
+   local box, text = ffi.new 'tide_group *[1]', ffi.new 'char[256]'
+   local rc = C.tide_group_new(box, nrank, o, text, 256)
+   if rc < 0 then status.raise(rc, 'dist.group', ffi.string(text)) end
+   local handle = own.handle(box[0], C.tide_group_release)
    return setmetatable({ handle = handle, size = nrank }, Group)
 end
 
@@ -67,8 +65,9 @@ function M.join(ctx, group, rank)
    local handle = (ctx or ctx_of.default()).handle
    if group ~= nil and getmetatable(group) ~= Group then group = M.group_at(group) end
    rank = arg.int('dist.join', 'rank', rank or 0, 0, 2^31 - 1)
+   local box = new_box()
    own.check(handle, C.tide_comm_join(box, handle, group and group.handle or nil, rank))
-   return comm.wrap()
+   return comm.wrap(box)
 end
 
 local mpi_opts = arg.set { 'timeout', 'check', 'library' }
@@ -82,8 +81,9 @@ function M.mpi(ctx, opts)
    if opts.timeout then o.timeout = arg.finite(op, 'timeout', opts.timeout, 1e-3, 1e8) end
    if opts.check ~= nil then o.check = arg.flag(op, 'check', opts.check) and 1 or 0 end
    if opts.library then o.library = arg.string(op, 'library', opts.library) end
+   local box = new_box()
    own.check(handle, C.tide_comm_mpi(box, handle, o))
-   return comm.wrap()
+   return comm.wrap(box)
 end
 
 -- Ends MPI in this process, after its last communicator; see tide_mpi_end.
@@ -107,8 +107,9 @@ function M.nccl(over, opts)
    C.tide_nccl_opts_init(o)
    o.check = arg.flag(op, 'check', opts.check) and 1 or 0
    if opts.library then o.library = arg.string(op, 'library', opts.library) end
+   local box = new_box()
    own.check(over.ctx, C.tide_comm_nccl(box, over.handle, o))
-   return comm.wrap('nccl/' .. over.id)
+   return comm.wrap(box, 'nccl/' .. over.id)
 end
 
 -- One rank of an imagined n; see tide_comm_simulate.
@@ -117,8 +118,9 @@ function M.simulate(n, rank, host_size)
    arg.int('dist.simulate', 'n', n, 1, 2^31 - 1)
    arg.int('dist.simulate', 'rank', rank or 0, 0, n - 1)
    arg.int('dist.simulate', 'host_size', host_size or n, 1, 2^31 - 1)
+   local box = new_box()
    own.check(handle, C.tide_comm_simulate(box, handle, n, rank or 0, host_size or n))
-   local made = comm.wrap()
+   local made = comm.wrap(box)
    made.host_size = host_size or n
    return made
 end

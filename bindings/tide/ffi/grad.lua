@@ -14,11 +14,11 @@ local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local contexts = require 'tide.ffi.ctx'
 local pack = require 'tide.ffi.pack'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
-local bad, box, take = status.bad_arg, own.box, own.take
+local bad, new_box, take = status.bad_arg, own.new_box, own.take
 local is_tensor = arg.is_tensor
 
 lib.state.records = lib.state.records or {}
@@ -92,7 +92,7 @@ local function finish_scope(ctx, depth, ok, ...)
    if ok then
       for i = 1, select('#', ...) do collect((select(i, ...)), keep, seen) end
    end
-   local buf, n = arg.tensors('scope', 'results', keep, 1)
+   local buf, n = arg.tensors('scope', 'results', keep)
    local rc = C.tide_scope_pop(ctx, depth, buf, n)
    if not ok then error((...), 0) end
    own.check(ctx, rc)
@@ -117,18 +117,17 @@ end
 
 -- ---- host functions --------------------------------------------------------------------------
 
-local dropped_tags = ffi.new 'double[64]'
+local new_tags, new_boxes = ffi.typeof 'double[64]', ffi.typeof 'tide_tensor *[64]'
 
 -- Forgets the records of host functions whose nodes have gone.
 local function sweep(ctx)
+   local tags = new_tags()
    repeat
-      local n = C.tide_host_dropped(ctx, dropped_tags, 64)
-      for i = 0, n - 1 do records[dropped_tags[i]] = nil end
+      local n = C.tide_host_dropped(ctx, tags, 64)
+      for i = 0, n - 1 do records[tags[i]] = nil end
    until n < 64
 end
 own.sweep = sweep
-
-local out_box = ffi.new 'tide_tensor *[64]'
 
 -- Tells C that ys depend on xs through record.run; returns handles of ys that carry the history.
 local function record_function(ctx, name, record, xs, ys, save)
@@ -136,18 +135,15 @@ local function record_function(ctx, name, record, xs, ys, save)
    sweep(ctx)
    local tag = lib.state.next_tag
    lib.state.next_tag = tag + 1
-   local xbuf, nx = arg.tensors(name, 'input', xs, 1)
-   local ybuf, ny = arg.tensors(name, 'result', ys, 2)
-   local rc = C.tide_host_function(out_box, ctx, tag, nx, xbuf, ny, ybuf, save)
+   local xbuf, nx = arg.tensors(name, 'input', xs)
+   local ybuf, ny = arg.tensors(name, 'result', ys)
+   local boxes = new_boxes()
+   local rc = C.tide_host_function(boxes, ctx, tag, nx, xbuf, ny, ybuf, save)
    if rc < 0 and own.again(ctx, rc) then
-      rc = own.check(ctx, C.tide_host_function(out_box, ctx, tag, nx, xbuf, ny, ybuf, save))
+      rc = own.check(ctx, C.tide_host_function(boxes, ctx, tag, nx, xbuf, ny, ybuf, save))
    end
    local outs = {}
-   for i = 1, ny do
-      box[0] = out_box[i - 1]
-      out_box[i - 1] = nil
-      outs[i] = take()
-   end
+   for i = 1, ny do outs[i] = take(boxes + i - 1) end
    if rc == C.TIDE_MORE then                -- recorded
       records[tag] = record
       record.ninput = nx
@@ -268,18 +264,18 @@ end
 
 -- ---- the walk --------------------------------------------------------------------------------
 
-local walk_box = ffi.new 'tide_backward *[1]'
-local event = ffi.new 'tide_event'
+local new_walk_box, new_event = ffi.typeof 'tide_backward *[1]', ffi.typeof 'tide_event'
 
 local Walk = {}
 Walk.__index = Walk
 
 -- A saved input (0-based) of the host function at which the walk stands, without its history.
 function Walk:input(i)
+   local box = new_box()
    own.check(self.ctx, C.tide_backward_input(box, self.handle, i))
-   local t = take()
+   local t = take(box)
    own.check(self.ctx, C.tide_detach(box, t))
-   return take()
+   return take(box)
 end
 
 -- One host function: gradients of its results in, gradients of its inputs out.
@@ -290,8 +286,9 @@ local function host_turn(walk, tag, nout)
    end
    local dys = { n = nout }
    for i = 1, nout do
+      local box = new_box()
       own.check(walk.ctx, C.tide_backward_take(box, walk.handle, i - 1))
-      dys[i] = own.take_or_nil()
+      dys[i] = own.take_or_nil(box)
    end
    local grads = record.run(walk, dys)
    for i = 1, record.ninput do
@@ -302,11 +299,12 @@ local function host_turn(walk, tag, nout)
 end
 
 local function drive(walk)
+   local event = new_event()
    while true do
       local rc = C.tide_backward_next(walk.handle, event)
       if rc == 0 then return end
       own.check(walk.ctx, rc)
-      host_turn(walk, event.tag, event.nout)   -- event may be used again inside
+      host_turn(walk, event.tag, event.nout)
    end
 end
 
@@ -320,12 +318,12 @@ function M.backward(root, grad, opts)
    opts = arg.opts('backward', opts, backward_opts)
    local retain = arg.flag('backward', 'opts.retain', opts.retain)
    local ctx = C.tide_tensor_ctx(root)
-   local rc = C.tide_backward_begin(walk_box, root, grad, retain)
+   local box = new_walk_box()
+   local rc = C.tide_backward_begin(box, root, grad, retain)
    if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_backward_begin(walk_box, root, grad, retain))
+      own.check(ctx, C.tide_backward_begin(box, root, grad, retain))
    end
-   local handle = own.handle(walk_box[0], C.tide_backward_release)
-   walk_box[0] = nil
+   local handle = own.handle(box[0], C.tide_backward_release)
    local ok, err = pcall(drive, setmetatable({ handle = handle, ctx = ctx }, Walk))
    own.finish(handle, C.tide_backward_release)
    sweep(ctx)
@@ -405,8 +403,9 @@ local function checkpoint_record(ctx, fn, args)
       for k = 1, record.ninput do
          grads[k] = false
          if leaves[k] and record.wants[k] then
+            local box = new_box()
             own.check(ctx, C.tide_grad(box, leaves[k]))
-            grads[k] = own.take_or_nil() or false
+            grads[k] = own.take_or_nil(box) or false
          end
       end
       return grads

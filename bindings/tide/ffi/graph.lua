@@ -14,7 +14,6 @@ local ctx_of = require 'tide.ffi.ctx'
 local C = lib.C
 
 local M = {}
-local graph_box = ffi.new 'tide_graph *[1]'
 
 -- What is known of a step while it is recorded: `turns` at each replay, and the communicators that
 -- were used in it (`comms`, in order, each with the names of its calls in `calls`).
@@ -103,9 +102,9 @@ function M.capture(device, fn, settle)
    local code = arg.device('graph', 'device', device)
    local context, recording = ctx_of.default(), new_recording()
    local ctx, turns = context.handle, recording.turns
-   own.check(ctx, C.tide_graph_begin(graph_box, ctx, code))
-   local handle = own.handle(graph_box[0], C.tide_graph_release)
-   graph_box[0] = nil
+   local box = ffi.new 'tide_graph *[1]'
+   own.check(ctx, C.tide_graph_begin(box, ctx, code))
+   local handle = own.handle(box[0], C.tide_graph_release)
    context.capturing = recording
    local good, result = pcall(drawing, context, device, turns, fn)
    context.capturing = nil

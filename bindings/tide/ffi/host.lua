@@ -11,7 +11,7 @@ local lib = require 'tide.ffi.lib'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local own = require 'tide.ffi.own'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
 
@@ -133,18 +133,17 @@ local function fill(H, job, fn, opts, ...)
    end
 end
 
-local size_box = ffi.new 'size_t[1]'
-
 local function collect(H, job, n)
+   local size = ffi.new 'size_t[1]'
    local ranks = { first = H.tide_host_ranks_first(job) }
    for rank = 0, n - 1 do
       local rc = H.tide_host_ranks_status(job, rank)
       local row = { status = status.code[rc] or 'OK' }
-      local text = H.tide_host_ranks_result(job, rank, size_box)
+      local text = H.tide_host_ranks_result(job, rank, size)
       if rc < 0 then
          row.message = ffi.string(H.tide_host_ranks_message(job, rank))
       elseif text ~= nil then
-         row.values = { n = 0, M.decode(ffi.string(text, size_box[0])) }
+         row.values = { n = 0, M.decode(ffi.string(text, size[0])) }
       end
       ranks[rank + 1] = row
    end

@@ -2,7 +2,7 @@
 
 local ffi = require 'ffi'
 local C = require('tide.ffi.lib').C
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
 

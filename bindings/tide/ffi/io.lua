@@ -18,13 +18,13 @@ local function handle() return ctx_of.default().handle end
 
 -- ---- files -------------------------------------------------------------------------------------
 
-local blob_box = ffi.new 'tide_blob *[1]'
-local size_box = ffi.new 'int64_t[1]'
+local new_blob_box = ffi.typeof 'tide_blob *[1]'
 
-local function take_blob()
-   local text = ffi.string(C.tide_blob_data(blob_box[0]), C.tide_blob_size(blob_box[0]))
-   C.tide_blob_release(blob_box[0])
-   blob_box[0] = nil
+-- The bytes of the blob in a box, which is released.
+local function take_blob(box)
+   local blob = own.handle(box[0], C.tide_blob_release)
+   local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
+   own.finish(blob, C.tide_blob_release)
    return text
 end
 
@@ -33,9 +33,10 @@ function M.read_file(path, limit)
    path_of('read_file', 'path', path)
    limit = limit and arg.int('read_file', 'limit', limit, 1) or 0
    local ctx = handle()
-   local rc = C.tide_path_read(blob_box, ctx, path, limit)
+   local box = new_blob_box()
+   local rc = C.tide_path_read(box, ctx, path, limit)
    if rc < 0 then return nil, failure(ctx, rc) end
-   return take_blob()
+   return take_blob(box)
 end
 
 -- Replaces a file so that a crash leaves the old or the new one.
@@ -86,10 +87,11 @@ end
 -- Sorted names in a folder. nil, err on failure.
 function M.listdir(path)
    local ctx = handle()
-   local rc = C.tide_path_list(blob_box, ctx, path_of('listdir', 'path', path))
+   local box = new_blob_box()
+   local rc = C.tide_path_list(box, ctx, path_of('listdir', 'path', path))
    if rc < 0 then return nil, failure(ctx, rc) end
    local names = {}
-   for name in take_blob():gmatch('([^%z]+)%z') do names[#names + 1] = name end
+   for name in take_blob(box):gmatch('([^%z]+)%z') do names[#names + 1] = name end
    return names
 end
 
@@ -112,9 +114,9 @@ local kinds = { [C.TIDE_PATH_FILE] = 'file', [C.TIDE_PATH_DIR] = 'dir',
 
 -- 'file' and its size in bytes, 'dir', 'other', or nil when nothing is there.
 function M.kind(path)
-   local ctx = handle()
-   local rc = own.check(ctx, C.tide_path_kind(ctx, path_of('kind', 'path', path), size_box))
-   if rc == C.TIDE_PATH_FILE then return 'file', tonumber(size_box[0]) end
+   local ctx, size = handle(), ffi.new 'int64_t[1]'
+   local rc = own.check(ctx, C.tide_path_kind(ctx, path_of('kind', 'path', path), size))
+   if rc == C.TIDE_PATH_FILE then return 'file', tonumber(size[0]) end
    return kinds[rc]
 end
 
@@ -163,8 +165,6 @@ end
 
 -- ---- locks -------------------------------------------------------------------------------------
 
-local lock_box = ffi.new 'tide_lock *[1]'
-
 local Lock = {}
 Lock.__index = Lock
 
@@ -177,21 +177,18 @@ end
 -- Takes the lock on a file, made if absent: an object with release(), or nil while another holds
 -- it. It goes with the process, however that ends.
 function M.lock(path)
-   local ctx = handle()
-   local rc = own.check(ctx, C.tide_path_lock(lock_box, ctx, path_of('lock', 'path', path)))
+   local ctx, box = handle(), ffi.new 'tide_lock *[1]'
+   local rc = own.check(ctx, C.tide_path_lock(box, ctx, path_of('lock', 'path', path)))
    if rc == C.TIDE_MORE then return nil end
-   local h = own.handle(lock_box[0], C.tide_lock_release)
-   lock_box[0] = nil
+   local h = own.handle(box[0], C.tide_lock_release)
    return setmetatable({ handle = h }, Lock)
 end
 
 -- ---- hashes ------------------------------------------------------------------------------------
 
-local digits = ffi.new 'char[17]'
-
 -- XXH64 of a file's bytes, 16 hex digits. nil, err on failure.
 function M.xxh64_file(path)
-   local ctx = handle()
+   local ctx, digits = handle(), ffi.new 'char[17]'
    local rc = C.tide_path_hash(ctx, path_of('xxh64_file', 'path', path), digits)
    if rc < 0 then return nil, failure(ctx, rc) end
    return ffi.string(digits)
@@ -208,7 +205,7 @@ function M.checksum(x)
    local n = arg.tensor('checksum', 'x', x):numel()
    local flat = x:detach():contiguous():reshape { n }
    local size = C.tide_dtype_size(C.tide_tensor_dtype(x))
-   local block, h, most = ffi.new('uint8_t[?]', 2^20), ffi.new('uint64_t', 0), 2^20 / size
+   local block, h, most = ffi.new 'uint8_t[1048576]', ffi.new('uint64_t', 0), 2^20 / size
    for at = 1, n, most do
       local k = math.min(most, n - at + 1)
       own.check(C.tide_tensor_ctx(x), C.tide_to_bytes(flat:narrow(1, at, k), block, k * size))

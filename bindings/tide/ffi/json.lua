@@ -14,7 +14,7 @@ local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local ctx_of = require 'tide.ffi.ctx'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
@@ -45,7 +45,7 @@ end
 
 -- ---- decode ------------------------------------------------------------------------------------
 
-local json_box = ffi.new 'tide_json *[1]'
+local new_json_box = ffi.typeof 'tide_json *[1]'
 local EXACT = arg.exact
 
 -- Numbers that are not finite, by the words for them.
@@ -108,8 +108,9 @@ function M.decode(text, opts)
    local tags = opts.nonfinite and arg.flag('json.decode', 'opts.nonfinite', opts.nonfinite)
    local flags = tags and C.TIDE_JSON_NONFINITE or 0
    local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_json_parse(json_box, ctx, text, #text, limit, flags, name))
-   local json = own.handle(json_box[0], C.tide_json_release)
+   local box = new_json_box()
+   own.check(ctx, C.tide_json_parse(box, ctx, text, #text, limit, flags, name))
+   local json = own.handle(box[0], C.tide_json_release)
    local value = read(C.tide_json_nodes(json), C.tide_json_text(json), 0, tags)
    own.finish(json, C.tide_json_release)
    return value

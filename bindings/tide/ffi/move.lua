@@ -10,17 +10,18 @@ local status = require 'tide.ffi.status'
 local C = lib.C
 
 local M = {}
-local box, take, again, check = own.box, own.take, own.again_t, own.check_t
+local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, dim_of, size_of, int = arg.tensor, arg.dim, arg.size, arg.int
-local shape_buf, shape_buf2, dim_buf = arg.shape_buf, arg.shape_buf2, arg.dim_buf
+local new_shape, new_dims = arg.new_shape, arg.new_dims
 local ndim_of = arg.ndim
 
 -- ---- shape -----------------------------------------------------------------------------------
 
-local function reshape_n(x, n)
-   local rc = C.tide_reshape(box, x, n, shape_buf)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_reshape(box, x, n, shape_buf)) end
-   return take()
+local function reshape_n(x, n, shape)
+   local box = new_box()
+   local rc = C.tide_reshape(box, x, n, shape)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_reshape(box, x, n, shape)) end
+   return take(box)
 end
 
 -- x:reshape{2, -1} or x:reshape(2, -1); one size may be -1.
@@ -37,37 +38,39 @@ function M.expand(x, a, b, c, d, e, f, g, h, more)
    tensor('expand', 'x', x)
    if more ~= nil then status.bad_arg('expand', 'shape', 'at most 8 sizes', more) end
    if a == nil then status.bad_arg('expand', 'shape', 'a list of integers, or integers', a) end
-   local n = arg.ints_of('expand', 'shape', -1, a, b, c, d, e, f, g, h)
+   local n, shape = arg.ints_of('expand', 'shape', -1, a, b, c, d, e, f, g, h)
    local lead = n - ndim_of(x)
    for i = 0, n - 1 do
-      if shape_buf[i] == -1 then
+      if shape[i] == -1 then
          if i < lead then
             status.bad_arg('expand', 'shape[' .. i + 1 .. ']', 'a size (the dim is new)', -1)
          end
-         shape_buf[i] = C.tide_tensor_dim(x, i - lead)
+         shape[i] = C.tide_tensor_dim(x, i - lead)
       end
    end
-   local rc = C.tide_expand(box, x, n, shape_buf)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_expand(box, x, n, shape_buf)) end
-   return take()
+   local box = new_box()
+   local rc = C.tide_expand(box, x, n, shape)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_expand(box, x, n, shape)) end
+   return take(box)
 end
 
 -- The order of all dims: x:permute(2, 1, 3) or a list.
 function M.permute(x, a, b, c, d, e, f, g, h)
    tensor('permute', 'x', x)
-   local ndim = ndim_of(x)
-   local n
+   local ndim, dims = ndim_of(x), new_dims()
+   local n, order
    if type(a) == 'table' then
-      n = arg.ints('permute', 'order', a, -ndim)
+      n, order = arg.ints('permute', 'order', a, -ndim)
    else
-      n = arg.ints_of('permute', 'order', -ndim, a, b, c, d, e, f, g, h)
+      n, order = arg.ints_of('permute', 'order', -ndim, a, b, c, d, e, f, g, h)
    end
    for i = 0, n - 1 do
-      dim_buf[i] = dim_of('permute', 'order', tonumber(shape_buf[i]), ndim)
+      dims[i] = dim_of('permute', 'order', tonumber(order[i]), ndim)
    end
-   local rc = C.tide_permute(box, x, n, dim_buf)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_permute(box, x, n, dim_buf)) end
-   return take()
+   local box = new_box()
+   local rc = C.tide_permute(box, x, n, dims)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_permute(box, x, n, dims)) end
+   return take(box)
 end
 
 -- A view with two dims (from 1) exchanged.
@@ -76,9 +79,10 @@ function M.transpose(x, dim0, dim1)
    local ndim = ndim_of(x)
    dim0 = dim_of('transpose', 'dim0', dim0, ndim)
    dim1 = dim_of('transpose', 'dim1', dim1, ndim)
+   local box = new_box()
    local rc = C.tide_transpose(box, x, dim0, dim1)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_transpose(box, x, dim0, dim1)) end
-   return take()
+   return take(box)
 end
 
 -- Swaps the last two dims; a vector or scalar stays as it is.
@@ -93,9 +97,10 @@ end
 function M.unsqueeze(x, dim)
    tensor('unsqueeze', 'x', x)
    dim = dim_of('unsqueeze', 'dim', dim, ndim_of(x) + 1)
+   local box = new_box()
    local rc = C.tide_unsqueeze(box, x, dim)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_unsqueeze(box, x, dim)) end
-   return take()
+   return take(box)
 end
 
 -- Without the dim, whose size must be 1. Without an argument: every dim of size 1 goes.
@@ -103,29 +108,30 @@ function M.squeeze(x, dim)
    tensor('squeeze', 'x', x)
    local ndim = ndim_of(x)
    if dim == nil then
-      local n = 0
+      local n, shape = 0, new_shape()
       for i = 0, ndim - 1 do
          local size = C.tide_tensor_dim(x, i)
          if size ~= 1 then
-            shape_buf[n] = size
+            shape[n] = size
             n = n + 1
          end
       end
-      return reshape_n(x, n)
+      return reshape_n(x, n, shape)
    end
    dim = dim_of('squeeze', 'dim', dim, ndim)
+   local box = new_box()
    local rc = C.tide_squeeze(box, x, dim)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_squeeze(box, x, dim)) end
-   return take()
+   return take(box)
 end
 
 -- Dims d1 to d2 as one; all of them by default.
 function M.flatten(x, d1, d2)
    tensor('flatten', 'x', x)
-   local ndim = ndim_of(x)
+   local ndim, shape = ndim_of(x), new_shape()
    if ndim == 0 then
-      shape_buf[0] = 1
-      return reshape_n(x, 1)
+      shape[0] = 1
+      return reshape_n(x, 1, shape)
    end
    local first = dim_of('flatten', 'd1', d1 == nil and 1 or d1, ndim)
    local last = dim_of('flatten', 'd2', d2 == nil and -1 or d2, ndim)
@@ -134,19 +140,20 @@ function M.flatten(x, d1, d2)
    for i = 0, ndim - 1 do
       run = run * size_of(x, i)
       if i < first or i >= last then
-         shape_buf[n] = run
+         shape[n] = run
          n, run = n + 1, 1
       end
    end
-   return reshape_n(x, n)
+   return reshape_n(x, n, shape)
 end
 
 -- ---- parts -----------------------------------------------------------------------------------
 
 local function slice_of(x, dim, start, stop, step)
+   local box = new_box()
    local rc = C.tide_slice(box, x, dim, start, stop, step)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_slice(box, x, dim, start, stop, step)) end
-   return take()
+   return take(box)
 end
 
 -- Elements first, first + step, ... not beyond last (inclusive, as in Lua); negative positions
@@ -188,9 +195,10 @@ function M.select(x, dim, i)
    tensor('select', 'x', x)
    dim = dim_of('select', 'dim', dim, ndim_of(x))
    i = arg.index('select', 'i', i, size_of(x, dim))
+   local box = new_box()
    local rc = C.tide_select(box, x, dim, i)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_select(box, x, dim, i)) end
-   return take()
+   return take(box)
 end
 
 -- A list of parts along dim (default 1): pieces of this size (the last may be smaller), or of
@@ -243,18 +251,19 @@ end
 
 -- The tensors of a list joined along dim.
 function M.cat(list, dim)
-   local buf, n = arg.tensors('cat', 'list', list, 1)
+   local buf, n = arg.tensors('cat', 'list', list)
    if n == 0 then status.bad_arg('cat', 'list', 'at least one tensor', 0) end
    local x = list[1]
    local d = dim_of('cat', 'dim', dim == nil and 1 or dim, ndim_of(x))
+   local box = new_box()
    local rc = C.tide_cat(box, buf, n, d)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_cat(box, buf, n, d)) end
-   return take()
+   return take(box)
 end
 
 -- Joins along a new dim.
 function M.stack(list, dim)
-   arg.tensors('stack', 'list', list, 1)
+   arg.tensors('stack', 'list', list)
    dim = dim == nil and 1 or dim
    local rows = {}
    for i = 1, #list do rows[i] = M.unsqueeze(list[i], dim) end
@@ -286,15 +295,16 @@ function M.pad(x, before, after, value)
    tensor('pad', 'x', x)
    value = arg.element('pad', 'value', value == nil and 0 or value, C.tide_tensor_dtype(x))
    local ndim = ndim_of(x)
-   local n = arg.ints('pad', 'before', before, -arg.exact)
-   local m = arg.ints('pad', 'after', after, -arg.exact, shape_buf2)
+   local n, front = arg.ints('pad', 'before', before, -arg.exact)
+   local m, back = arg.ints('pad', 'after', after, -arg.exact)
    if n ~= ndim then status.bad_arg('pad', 'before', ('a list of %d counts'):format(ndim), n) end
    if m ~= ndim then status.bad_arg('pad', 'after', ('a list of %d counts'):format(ndim), m) end
-   local rc = C.tide_pad(box, x, n, shape_buf, shape_buf2, value)
+   local box = new_box()
+   local rc = C.tide_pad(box, x, n, front, back, value)
    if rc ~= 0 and again(x, rc) then
-      check(x, C.tide_pad(box, x, n, shape_buf, shape_buf2, value))
+      check(x, C.tide_pad(box, x, n, front, back, value))
    end
-   return take()
+   return take(box)
 end
 
 -- Moves elements by shift positions along dim; what leaves at one end enters at the other.
@@ -302,9 +312,10 @@ function M.roll(x, shift, dim)
    tensor('roll', 'x', x)
    int('roll', 'shift', shift)
    dim = dim_of('roll', 'dim', dim, ndim_of(x))
+   local box = new_box()
    local rc = C.tide_roll(box, x, dim, shift)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_roll(box, x, dim, shift)) end
-   return take()
+   return take(box)
 end
 
 -- ---- index tensors (0-based values) ----------------------------------------------------------
@@ -314,9 +325,10 @@ function M.gather(x, dim, index)
    tensor('gather', 'x', x)
    dim = dim_of('gather', 'dim', dim, ndim_of(x))
    tensor('gather', 'index', index)
+   local box = new_box()
    local rc = C.tide_gather(box, x, dim, index)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_gather(box, x, dim, index)) end
-   return take()
+   return take(box)
 end
 
 -- A copy of x with src added where index says along dim (the reverse of gather).
@@ -325,9 +337,10 @@ function M.scatter_add(x, dim, index, src)
    dim = dim_of('scatter_add', 'dim', dim, ndim_of(x))
    tensor('scatter_add', 'index', index)
    tensor('scatter_add', 'src', src)
+   local box = new_box()
    local rc = C.tide_scatter_add(box, x, dim, index, src)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_scatter_add(box, x, dim, index, src)) end
-   return take()
+   return take(box)
 end
 
 -- The slices of x along dim that index [n] names.
@@ -335,9 +348,10 @@ function M.index_select(x, dim, index)
    tensor('index_select', 'x', x)
    dim = dim_of('index_select', 'dim', dim, ndim_of(x))
    tensor('index_select', 'index', index)
+   local box = new_box()
    local rc = C.tide_index_select(box, x, dim, index)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_index_select(box, x, dim, index)) end
-   return take()
+   return take(box)
 end
 
 -- A copy of x with the slices of src added at index [n] along dim.
@@ -346,18 +360,20 @@ function M.index_add(x, dim, index, src)
    dim = dim_of('index_add', 'dim', dim, ndim_of(x))
    tensor('index_add', 'index', index)
    tensor('index_add', 'src', src)
+   local box = new_box()
    local rc = C.tide_index_add(box, x, dim, index, src)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_index_add(box, x, dim, index, src)) end
-   return take()
+   return take(box)
 end
 
 -- out[..., C] = weight_VC[ids[...]]; ids from 0.
 function M.embedding(weight, ids)
    tensor('embedding', 'weight', weight)
    tensor('embedding', 'ids', ids)
+   local box = new_box()
    local rc = C.tide_embedding(box, weight, ids)
    if rc ~= 0 and again(weight, rc) then check(weight, C.tide_embedding(box, weight, ids)) end
-   return take()
+   return take(box)
 end
 
 local one_hot_opts = arg.set { 'dtype' }
@@ -368,9 +384,10 @@ function M.one_hot(ids, n, opts)
    int('one_hot', 'n', n, 0)
    local dtype = arg.dtype('one_hot', 'dtype',
       arg.opts('one_hot', opts, one_hot_opts).dtype or 'i64')
+   local box = new_box()
    local rc = C.tide_one_hot(box, ids, n, dtype)
    if rc ~= 0 and again(ids, rc) then check(ids, C.tide_one_hot(box, ids, n, dtype)) end
-   return take()
+   return take(box)
 end
 
 return M

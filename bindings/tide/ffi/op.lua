@@ -1,22 +1,21 @@
 -- Ops beyond elementwise, movement and attention: reductions, products, norms, losses, in place
 -- (layer 7). The table returned holds every op; the other files are merged into it.
 --
--- The one idea: one plain function per op: check, call, own. Attribute structs are made once and
--- filled by their init function at each call, so nothing is left over from the call before.
+-- The one idea: one plain function per op: check, call, own.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
-local box, take, again, check = own.box, own.take, own.again_t, own.check_t
+local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, number, finite, int = arg.tensor, arg.number, arg.finite, arg.int
 local tensor_or_nil, flag, dim_of, ndim_of = arg.tensor_or_nil, arg.flag, arg.dim, arg.ndim
-local dims_of, dim_buf, bad = arg.dims, arg.dim_buf, status.bad_arg
+local dims_of, bad = arg.dims, status.bad_arg
 
 for _, part in ipairs { 'elementwise', 'move', 'attention', 'sequence', 'ssm' } do
    for name, fn in each(require('tide.ffi.' .. part)) do M[name] = fn end
@@ -27,68 +26,75 @@ end
 -- Sum over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
 function M.sum(x, dim, keepdim)
    tensor('sum', 'x', x)
-   local n, keep = dims_of('sum', x, dim), flag('sum', 'keepdim', keepdim)
-   local rc = C.tide_sum(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sum(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('sum', 'keepdim', keepdim), dims_of('sum', x, dim)
+   local box = new_box()
+   local rc = C.tide_sum(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_sum(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- Mean over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
 function M.mean(x, dim, keepdim)
    tensor('mean', 'x', x)
-   local n, keep = dims_of('mean', x, dim), flag('mean', 'keepdim', keepdim)
-   local rc = C.tide_mean(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_mean(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('mean', 'keepdim', keepdim), dims_of('mean', x, dim)
+   local box = new_box()
+   local rc = C.tide_mean(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_mean(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- Product over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
 function M.prod(x, dim, keepdim)
    tensor('prod', 'x', x)
-   local n, keep = dims_of('prod', x, dim), flag('prod', 'keepdim', keepdim)
-   local rc = C.tide_prod(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_prod(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('prod', 'keepdim', keepdim), dims_of('prod', x, dim)
+   local box = new_box()
+   local rc = C.tide_prod(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_prod(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- Largest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay with
 -- size 1.
 function M.amax(x, dim, keepdim)
    tensor('amax', 'x', x)
-   local n, keep = dims_of('amax', x, dim), flag('amax', 'keepdim', keepdim)
-   local rc = C.tide_amax(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_amax(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('amax', 'keepdim', keepdim), dims_of('amax', x, dim)
+   local box = new_box()
+   local rc = C.tide_amax(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_amax(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- Smallest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay
 -- with size 1.
 function M.amin(x, dim, keepdim)
    tensor('amin', 'x', x)
-   local n, keep = dims_of('amin', x, dim), flag('amin', 'keepdim', keepdim)
-   local rc = C.tide_amin(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_amin(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('amin', 'keepdim', keepdim), dims_of('amin', x, dim)
+   local box = new_box()
+   local rc = C.tide_amin(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_amin(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- bool: whether any element is not 0, over dim (an integer, a list, or nil for all). keepdim
 -- (false): dims stay with size 1.
 function M.any(x, dim, keepdim)
    tensor('any', 'x', x)
-   local n, keep = dims_of('any', x, dim), flag('any', 'keepdim', keepdim)
-   local rc = C.tide_any(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_any(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('any', 'keepdim', keepdim), dims_of('any', x, dim)
+   local box = new_box()
+   local rc = C.tide_any(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_any(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- bool: whether no element is 0, over dim (an integer, a list, or nil for all). keepdim (false):
 -- dims stay with size 1.
 function M.all(x, dim, keepdim)
    tensor('all', 'x', x)
-   local n, keep = dims_of('all', x, dim), flag('all', 'keepdim', keepdim)
-   local rc = C.tide_all(box, x, n, dim_buf, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_all(box, x, n, dim_buf, keep)) end
-   return take()
+   local keep, n, dims = flag('all', 'keepdim', keepdim), dims_of('all', x, dim)
+   local box = new_box()
+   local rc = C.tide_all(box, x, n, dims, keep)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_all(box, x, n, dims, keep)) end
+   return take(box)
 end
 
 -- 0-based positions (i64) along dim; the first of equals.
@@ -96,9 +102,10 @@ function M.argmax(x, dim, keepdim)
    tensor('argmax', 'x', x)
    dim = dim_of('argmax', 'dim', dim, ndim_of(x))
    local keep = flag('argmax', 'keepdim', keepdim)
+   local box = new_box()
    local rc = C.tide_argmax(box, x, dim, keep)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_argmax(box, x, dim, keep)) end
-   return take()
+   return take(box)
 end
 
 -- 0-based positions (i64) along dim; the first of equals.
@@ -106,18 +113,20 @@ function M.argmin(x, dim, keepdim)
    tensor('argmin', 'x', x)
    dim = dim_of('argmin', 'dim', dim, ndim_of(x))
    local keep = flag('argmin', 'keepdim', keepdim)
+   local box = new_box()
    local rc = C.tide_argmin(box, x, dim, keep)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_argmin(box, x, dim, keep)) end
-   return take()
+   return take(box)
 end
 
 -- Running sum along dim; same shape.
 function M.cumsum(x, dim)
    tensor('cumsum', 'x', x)
    dim = dim_of('cumsum', 'dim', dim, ndim_of(x))
+   local box = new_box()
    local rc = C.tide_cumsum(box, x, dim)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_cumsum(box, x, dim)) end
-   return take()
+   return take(box)
 end
 
 -- Euclidean length over all elements or over dim; differentiable.
@@ -132,9 +141,10 @@ end
 function M.matmul(a, b)
    tensor('matmul', 'a', a)
    tensor('matmul', 'b', b)
+   local box = new_box()
    local rc = C.tide_matmul(box, a, b)
    if rc ~= 0 and again(a, rc) then check(a, C.tide_matmul(box, a, b)) end
-   return take()
+   return take(box)
 end
 
 local function linear_operands(name, x, w, bias)
@@ -146,9 +156,10 @@ end
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
 function M.linear(x, w, bias)
    linear_operands('linear', x, w, bias)
+   local box = new_box()
    local rc = C.tide_linear(box, x, w, bias)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear(box, x, w, bias)) end
-   return take()
+   return take(box)
 end
 
 local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
@@ -158,9 +169,10 @@ function M.linear_act(x, w, bias, activation)
    linear_operands('linear_act', x, w, bias)
    local act = activations[activation]
    if not act then bad('linear_act', 'activation', "'relu' or 'gelu_tanh'", activation) end
+   local box = new_box()
    local rc = C.tide_linear_act(box, x, w, bias, act)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_act(box, x, w, bias, act)) end
-   return take()
+   return take(box)
 end
 
 -- As linear, of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
@@ -168,9 +180,10 @@ end
 -- compute capability 8.9.
 function M.linear_fp8(x, w, bias)
    linear_operands('linear_fp8', x, w, bias)
+   local box = new_box()
    local rc = C.tide_linear_fp8(box, x, w, bias)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_fp8(box, x, w, bias)) end
-   return take()
+   return take(box)
 end
 
 -- ---- normalisation, activations --------------------------------------------------------------
@@ -179,18 +192,20 @@ end
 function M.softmax(x, dim)
    tensor('softmax', 'x', x)
    dim = dim_of('softmax', 'dim', dim, ndim_of(x))
+   local box = new_box()
    local rc = C.tide_softmax(box, x, dim)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_softmax(box, x, dim)) end
-   return take()
+   return take(box)
 end
 
 -- Logarithm of softmax along dim.
 function M.log_softmax(x, dim)
    tensor('log_softmax', 'x', x)
    dim = dim_of('log_softmax', 'dim', dim, ndim_of(x))
+   local box = new_box()
    local rc = C.tide_log_softmax(box, x, dim)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_log_softmax(box, x, dim)) end
-   return take()
+   return take(box)
 end
 
 -- Over the last dim. weight and bias may be nil; eps is 1e-5 by default.
@@ -199,9 +214,10 @@ function M.layer_norm(x, weight, bias, eps)
    tensor_or_nil('layer_norm', 'weight', weight)
    tensor_or_nil('layer_norm', 'bias', bias)
    eps = finite('layer_norm', 'eps', eps == nil and 1e-5 or eps, 0)
+   local box = new_box()
    local rc = C.tide_layer_norm(box, x, weight, bias, eps)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_layer_norm(box, x, weight, bias, eps)) end
-   return take()
+   return take(box)
 end
 
 -- offset is added to the weight (1 for Gemma). eps is 1e-6 by default.
@@ -210,9 +226,10 @@ function M.rms_norm(x, weight, eps, offset)
    tensor_or_nil('rms_norm', 'weight', weight)
    eps = finite('rms_norm', 'eps', eps == nil and 1e-6 or eps, 0)
    offset = finite('rms_norm', 'offset', offset == nil and 0 or offset)
+   local box = new_box()
    local rc = C.tide_rms_norm(box, x, weight, eps, offset)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_rms_norm(box, x, weight, eps, offset)) end
-   return take()
+   return take(box)
 end
 
 -- rms_norm(x + residual) and x + residual, in one pass.
@@ -222,13 +239,13 @@ function M.add_rms_norm(x, residual, weight, eps, offset)
    tensor_or_nil('add_rms_norm', 'weight', weight)
    eps = finite('add_rms_norm', 'eps', eps == nil and 1e-6 or eps, 0)
    offset = finite('add_rms_norm', 'offset', offset == nil and 0 or offset)
-   local box2 = own.box2
+   local box, box2 = new_box(), new_box()
    local rc = C.tide_add_rms_norm(box, box2, x, residual, weight, eps, offset)
    if rc ~= 0 and again(x, rc) then
       check(x, C.tide_add_rms_norm(box, box2, x, residual, weight, eps, offset))
    end
-   local sum = own.take_from(box2)
-   return take(), sum
+   local sum = take(box2)
+   return take(box), sum
 end
 
 local rope_opts = arg.set { 'interleaved', 'inverse' }
@@ -241,39 +258,42 @@ function M.rope(x, positions, inv_freq, opts)
    opts = arg.opts('rope', opts, rope_opts)
    local inter = flag('rope', 'opts.interleaved', opts.interleaved)
    local inverse = flag('rope', 'opts.inverse', opts.inverse)
+   local box = new_box()
    local rc = C.tide_rope(box, x, positions, inv_freq, inter, inverse)
    if rc ~= 0 and again(x, rc) then
       check(x, C.tide_rope(box, x, positions, inv_freq, inter, inverse))
    end
-   return take()
+   return take(box)
 end
 
 -- silu(gate) * up
 function M.swiglu(gate, up)
    tensor('swiglu', 'gate', gate)
    tensor('swiglu', 'up', up)
+   local box = new_box()
    local rc = C.tide_swiglu(box, gate, up)
    if rc ~= 0 and again(gate, rc) then check(gate, C.tide_swiglu(box, gate, up)) end
-   return take()
+   return take(box)
 end
 
 -- Zeroes with probability p, scales the rest by 1 / (1 - p); mask from the context's generator.
 function M.dropout(x, p)
    tensor('dropout', 'x', x)
    finite('dropout', 'p', p, 0, 1)
+   local box = new_box()
    local rc = C.tide_dropout(box, x, p)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_dropout(box, x, p)) end
-   return take()
+   return take(box)
 end
 
 -- ---- losses ----------------------------------------------------------------------------------
 
 local loss_opts = arg.set { 'ignore_index', 'label_smoothing', 'z_loss', 'reduction' }
 local sum_opts = arg.set { 'ignore_index', 'label_smoothing', 'z_loss' }
-local loss_attrs = ffi.new 'tide_cross_entropy_attrs'
+local new_loss_attrs = ffi.typeof 'tide_cross_entropy_attrs'
 
 local function fill_loss(op, opts, allowed)
-   local a = loss_attrs
+   local a = new_loss_attrs()
    C.tide_cross_entropy_attrs_init(a)
    opts = arg.opts(op, opts, allowed)
    if opts.ignore_index ~= nil then
@@ -299,11 +319,12 @@ function M.cross_entropy(logits, targets, opts)
       bad('cross_entropy', 'opts.reduction', "'mean', 'sum' or 'none'", reduction)
    end
    local ignore = tonumber(a.ignore_index)
+   local box = new_box()
    local rc = C.tide_cross_entropy(box, logits, targets, a)
    if rc ~= 0 and again(logits, rc) then
       check(logits, C.tide_cross_entropy(box, logits, targets, a))
    end
-   local loss = take()
+   local loss = take(box)
    if reduction == 'none' then return loss end
    local total = M.sum(loss)
    if reduction == 'sum' then return total end
@@ -317,11 +338,12 @@ function M.linear_cross_entropy(x, w, bias, targets, opts)
    tensor_or_nil('linear_cross_entropy', 'bias', bias)
    tensor('linear_cross_entropy', 'targets', targets)
    local a = fill_loss('linear_cross_entropy', opts, sum_opts)
+   local box = new_box()
    local rc = C.tide_linear_cross_entropy(box, x, w, bias, targets, a)
    if rc ~= 0 and again(x, rc) then
       check(x, C.tide_linear_cross_entropy(box, x, w, bias, targets, a))
    end
-   return take()
+   return take(box)
 end
 
 -- ---- copies ----------------------------------------------------------------------------------
@@ -330,17 +352,19 @@ end
 function M.contiguous(x)
    tensor('contiguous', 'x', x)
    if C.tide_tensor_is_contiguous(x) == 1 then return x end
+   local box = new_box()
    local rc = C.tide_contiguous(box, x)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_contiguous(box, x)) end
-   return take()
+   return take(box)
 end
 
 -- A copy of its own, recorded for backward.
 function M.clone(x)
    tensor('clone', 'x', x)
+   local box = new_box()
    local rc = C.tide_clone(box, x)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_clone(box, x)) end
-   return take()
+   return take(box)
 end
 
 -- x on another device ('cpu'); x itself if it is there. Not recorded. non_blocking: the copy may be
@@ -349,14 +373,15 @@ function M.to_device(x, device, non_blocking)
    tensor('to_device', 'x', x)
    local code = arg.device('to_device', 'device', device)
    if C.tide_tensor_device(x) == code then return x end
+   local box = new_box()
    if non_blocking then
       local failed = C.tide_to_device_async(box, x, code)
       if failed ~= 0 and again(x, failed) then check(x, C.tide_to_device_async(box, x, code)) end
-      return take()
+      return take(box)
    end
    local rc = C.tide_to_device(box, x, code)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_to_device(box, x, code)) end
-   return take()
+   return take(box)
 end
 
 -- ---- in place: these change x and return it --------------------------------------------------
@@ -421,10 +446,10 @@ end
 
 -- ---- in place over lists ---------------------------------------------------------------------
 
--- Two lists of equally many tensors in the buffers 1 and 2; returns both and their length.
+-- Two lists of equally many tensors as buffers, and their length.
 local function two_lists(op, dsts, srcs)
-   local to, n = arg.tensors(op, 'dsts', dsts, 1)
-   local from, m = arg.tensors(op, 'srcs', srcs, 2)
+   local to, n = arg.tensors(op, 'dsts', dsts)
+   local from, m = arg.tensors(op, 'srcs', srcs)
    if n ~= m then bad(op, 'srcs', ('%d tensors, as in dsts'):format(n), m) end
    return to, from, n
 end
@@ -454,24 +479,24 @@ end
 -- One try: a failed call has taken its numbers from the generator, a second would give others.
 
 local random_opts = arg.set { 'seed', 'stream', 'offset', 'start', 'stride' }
-local random_attrs = ffi.new 'tide_random_attrs'
+local new_random_attrs = ffi.typeof 'tide_random_attrs'
 
 -- Without opts the context's generator gives the numbers and advances. With seed, element i is a
 -- function of (seed, stream, offset + i) alone; start and stride place a shard in its whole.
 local function fill_random(op, x, opts)
-   local a = random_attrs
+   local a = new_random_attrs()
    C.tide_random_attrs_init(a)
    if opts == nil then return a end
    opts = arg.opts(op, opts, random_opts)
    if next(opts) == nil then return a end
    if opts.start ~= nil then a.start = int(op, 'opts.start', opts.start, 0) end
    if opts.stride ~= nil then
-      local n = arg.ints(op, 'opts.stride', opts.stride, 0)
+      local n, stride = arg.ints(op, 'opts.stride', opts.stride, 0)
       if n ~= ndim_of(x) then
          bad(op, 'opts.stride', ('a list of %d strides'):format(ndim_of(x)), n)
       end
       a.ndim = n
-      for i = 0, n - 1 do a.stride[i] = arg.shape_buf[i] end
+      for i = 0, n - 1 do a.stride[i] = stride[i] end
    end
    if opts.seed == nil and (opts.stream ~= nil or opts.offset ~= nil) then
       bad(op, 'opts.seed', 'an integer, since stream or offset is given', nil)

@@ -9,20 +9,20 @@
 -- be larger than that growth, so memory stays below (reachable + two limits) and a step whose
 -- scopes release everything promptly never pays for a collection.
 --
--- This is the only file that calls ffi.gc. Out-boxes are shared: read them before the next call.
+-- This is the only file that calls ffi.gc. Out-boxes and argument buffers are made for each call:
+-- the collector may run a finalizer of the user between filling one and reading it, and what that
+-- calls must not find the same memory.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local status = require 'tide.ffi.status'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
 
-local box = ffi.new 'tide_tensor *[1]'
-M.box = box
-M.box2 = ffi.new 'tide_tensor *[1]'        -- second result of the few ops that have one
-M.box3 = ffi.new 'tide_tensor *[1]'        -- and a third
+-- An empty out-parameter for a tensor.
+M.new_box = ffi.typeof 'tide_tensor *[1]'
 
 -- Growth of live bytes that is worth a collection: the smallest `debt` parameter of the open
 -- contexts. The counter is looked at twice as often, so that the growth is seen in time.
@@ -80,23 +80,20 @@ local function remember(t)
    end
 end
 
--- Owns the tensor in a box: attaches the finalizer, empties the box, pays debt when it is due.
-local function take_from(b)
-   local t = ffi.gc(b[0], C.tide_tensor_release)
-   b[0] = nil
+-- Returns the tensor in a box, owned: attaches the finalizer, pays debt when it is due.
+local function take(box)
+   local t = ffi.gc(box[0], C.tide_tensor_release)
    if tracking then remember(t) end
    local ctx = C.tide_tensor_ctx(t)
    if C.tide_ctx_stats(ctx).debt >= look then settle(ctx) end
    return t
 end
-M.take_from = take_from
--- The tensor in the box, owned.
-function M.take() return take_from(box) end
+M.take = take
 
 -- As take, but a null in the box is nil.
-function M.take_or_nil()
+function M.take_or_nil(box)
    if box[0] == nil then return nil end
-   return take_from(box)
+   return take(box)
 end
 
 local function gib(bytes) return ('%.2f GiB'):format(tonumber(bytes) / 2^30) end

@@ -6,13 +6,13 @@
 
 local ffi = require 'ffi'
 local status = require 'tide.ffi.status'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
 local bad = status.bad_arg
 local MAX_DEPTH = 64
 
-local number = ffi.new 'double[1]'
+local new_number = ffi.typeof 'double[1]'
 
 local put = {}
 
@@ -23,8 +23,7 @@ put['string'] = function(v, out)
    out[#out + 1] = v
 end
 put['number'] = function(v, out)
-   number[0] = v
-   out[#out + 1] = 'd' .. ffi.string(number, 8)
+   out[#out + 1] = 'd' .. ffi.string(new_number(v), 8)
 end
 put['table'] = function(t, out, depth, op)
    if depth > MAX_DEPTH then
@@ -84,6 +83,7 @@ function get(text, at)
    if kind == 't' then return true, at + 1 end
    if kind == 'f' then return false, at + 1 end
    if kind == 'd' and #text >= at + 8 then
+      local number = new_number()
       ffi.copy(number, text:sub(at + 1, at + 8), 8)
       return number[0], at + 9
    end

@@ -6,10 +6,11 @@
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
+local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local ctx_of = require 'tide.ffi.ctx'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
@@ -41,9 +42,11 @@ local function sorted(t)
    return names
 end
 
+local new_strings, new_handles = buffer.of 'const char *', buffer.of 'tide_tensor *'
+
 -- A C array of the strings; they must stay alive, which `list` does.
 local function c_strings(list)
-   local a = ffi.new('const char *[?]', math.max(#list, 1))
+   local a = new_strings(#list)
    for i, s in ipairs(list) do a[i - 1] = s end
    return a
 end
@@ -78,7 +81,7 @@ function M.save(path, tensors, meta)
    end
    check_names(op, 'tensors', tensors)
    local names, list = sorted(tensors), {}
-   local handles = ffi.new('tide_tensor *[?]', math.max(#names, 1))
+   local handles = new_handles(#names)
    for i, name in ipairs(names) do
       list[i] = arg.tensor(op, "tensors['" .. name .. "']", tensors[name])
       handles[i - 1] = list[i]
@@ -89,7 +92,7 @@ function M.save(path, tensors, meta)
       c_strings(keys), c_strings(values)))
 end
 
-local saving_box, digits = ffi.new 'tide_saving *[1]', ffi.new 'char[17]'
+local new_saving_box, new_digits = ffi.typeof 'tide_saving *[1]', ffi.typeof 'char[17]'
 
 lib.state.Saving = lib.state.Saving or {}
 local Saving = lib.state.Saving
@@ -105,14 +108,14 @@ function M.save_async(path, tensors)
    end
    check_names(op, 'tensors', tensors)
    local names = sorted(tensors)
-   local handles = ffi.new('tide_tensor *[?]', math.max(#names, 1))
+   local handles = new_handles(#names)
    for i, name in ipairs(names) do
       handles[i - 1] = arg.tensor(op, "tensors['" .. name .. "']", tensors[name])
    end
    local ctx = names[1] and C.tide_tensor_ctx(handles[0]) or ctx_of.default().handle
-   own.check(ctx, C.tide_saving_begin(saving_box, ctx, path, #names, c_strings(names), handles))
-   local handle = own.handle(saving_box[0], C.tide_saving_release)
-   saving_box[0] = nil
+   local box = new_saving_box()
+   own.check(ctx, C.tide_saving_begin(box, ctx, path, #names, c_strings(names), handles))
+   local handle = own.handle(box[0], C.tide_saving_release)
    return setmetatable({ handle = handle, ctx = ctx, path = path }, Saving)
 end
 
@@ -122,6 +125,7 @@ function Saving:test() return self.handle == nil or C.tide_saving_test(self.hand
 -- Waits; returns the XXH64 of the file. Raises what went wrong, and then again nothing.
 function Saving:wait()
    if not self.handle then return self.hash end
+   local digits = new_digits()
    local rc = C.tide_saving_wait(self.handle, digits)
    local why = rc < 0 and failure(self.ctx, rc) or nil
    own.finish(self.handle, C.tide_saving_release)
@@ -133,8 +137,8 @@ end
 
 -- ---- reading ----------------------------------------------------------------------------------
 
-local file_box = ffi.new 'tide_file *[1]'
-local box, take = own.box, own.take
+local new_file_box = ffi.typeof 'tide_file *[1]'
+local new_box, take = own.new_box, own.take
 
 lib.state.SafeFile = lib.state.SafeFile or {}
 local File = lib.state.SafeFile
@@ -152,9 +156,10 @@ function M.open(path, opts)
    if getmetatable(context) ~= ctx_of.Context or not context.handle then
       status.bad_arg('safetensors_open', 'opts.ctx', 'an open context', context)
    end
-   local rc = C.tide_file_open(file_box, context.handle, path)
+   local box = new_file_box()
+   local rc = C.tide_file_open(box, context.handle, path)
    if rc < 0 then return nil, failure(context.handle, rc) end
-   local h = own.handle(file_box[0], C.tide_file_release)
+   local h = own.handle(box[0], C.tide_file_release)
    local metadata = {}
    for i = 0, tonumber(C.tide_file_meta_count(h)) - 1 do
       metadata[ffi.string(C.tide_file_meta_key(h, i))] = ffi.string(C.tide_file_meta_value(h, i))
@@ -230,8 +235,9 @@ end
 
 local function convert(self, t, dtype)
    if dtype == nil or dtype == C.tide_tensor_dtype(t) then return t end
+   local box = new_box()
    retry(self, C.tide_cast(box, t, dtype), C.tide_cast, box, t, dtype)
-   return take()
+   return take(box)
 end
 
 local load_opts = arg.set { 'dtype', 'device', 'first', 'count' }
@@ -244,7 +250,7 @@ end
 
 -- Rows first .. first + count - 1 of dim 1.
 local function load_rows(self, h, i, device, opts)
-   local ndim, shape = C.tide_file_ndim(h, i), arg.shape_buf
+   local ndim, shape = C.tide_file_ndim(h, i), arg.new_shape()
    if ndim < 1 or ndim > C.TIDE_MAX_DIM then
       status.raise(C.TIDE_E_SHAPE, 'load', 'rows of a tensor with %d dims', ndim)
    end
@@ -263,9 +269,10 @@ local function load_rows(self, h, i, device, opts)
       status.raise(C.TIDE_E_UNSUPPORTED, 'load', "dtype %s is not one of tide's",
          ffi.string(C.tide_file_dtype_text(h, i)))
    end
+   local box = new_box()
    retry(self, C.tide_empty(box, self.ctx, device, dtype, ndim, shape), C.tide_empty, box, self.ctx,
       device, dtype, ndim, shape)
-   local t = take()
+   local t = take(box)
    own.check(self.ctx, C.tide_file_read(t, h, i, (first - 1) * width))
    return t
 end
@@ -279,8 +286,9 @@ function File:load(name, opts)
    if opts.first or opts.count then
       return convert(self, load_rows(self, h, i, device, opts), dtype)
    end
+   local box = new_box()
    retry(self, C.tide_file_load(box, h, i, device), C.tide_file_load, box, h, i, device)
-   return convert(self, take(), dtype)
+   return convert(self, take(box), dtype)
 end
 
 -- Fills a contiguous tensor of the stored dtype with elements first, first + 1, ... (row-major,

@@ -9,11 +9,11 @@ local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
-local box, box2, take, again, check = own.box, own.box2, own.take, own.again_t, own.check_t
+local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, tensor_or_nil, flag, int = arg.tensor, arg.tensor_or_nil, arg.flag, arg.int
 local finite, bad = arg.finite, status.bad_arg
 
@@ -22,15 +22,16 @@ local finite, bad = arg.finite, status.bad_arg
 function M.sequence_index(cu, ntoken)
    tensor('sequence_index', 'cu', cu)
    int('sequence_index', 'ntoken', ntoken, 0)
+   local box = new_box()
    local rc = C.tide_sequence_index(box, cu, ntoken)
    if rc ~= 0 and again(cu, rc) then check(cu, C.tide_sequence_index(box, cu, ntoken)) end
-   return take()
+   return take(box)
 end
 
 -- ---- convolution -----------------------------------------------------------------------------
 
 local conv_opts = arg.set { 'silu', 'initial', 'sequence', 'return_last' }
-local conv_attrs = ffi.new 'tide_conv1d_attrs'
+local new_conv_attrs = ffi.typeof 'tide_conv1d_attrs'
 
 -- y_BTC[t] = bias + sum_k w_CK[k] x_BTC[t - (K-1) + k], each channel by itself. opts: silu, initial
 -- [B, K-1, C], sequence [B or 1, T], return_last (then also the rows the next call begins with).
@@ -38,18 +39,19 @@ function M.conv1d(x, w, bias, opts)
    tensor('conv1d', 'x', x)
    tensor('conv1d', 'w', w)
    tensor_or_nil('conv1d', 'bias', bias)
-   local a = conv_attrs
+   local a = new_conv_attrs()
    C.tide_conv1d_attrs_init(a)
    opts = arg.opts('conv1d', opts, conv_opts)
    a.silu = flag('conv1d', 'opts.silu', opts.silu) and 1 or 0
    a.initial = tensor_or_nil('conv1d', 'opts.initial', opts.initial)
    a.sequence = tensor_or_nil('conv1d', 'opts.sequence', opts.sequence)
-   local last = flag('conv1d', 'opts.return_last', opts.return_last) and box2 or nil
+   local last = flag('conv1d', 'opts.return_last', opts.return_last) and new_box() or nil
+   local box = new_box()
    local rc = C.tide_conv1d(box, last, x, w, bias, a)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_conv1d(box, last, x, w, bias, a)) end
-   if not last then return take() end
-   local rows = own.take_from(box2)
-   return take(), rows
+   if not last then return take(box) end
+   local rows = take(last)
+   return take(box), rows
 end
 
 local step_opts = arg.set { 'silu' }
@@ -68,7 +70,7 @@ end
 
 local scan_opts = arg.set { 'D', 'dt_bias', 'z', 'initial', 'sequence', 'softplus', 'chunk',
    'dt_limit', 'return_last' }
-local scan_attrs = ffi.new 'tide_ssd_attrs'
+local new_scan_attrs = ffi.typeof 'tide_ssd_attrs'
 
 -- {least, most}; most may be math.huge.
 local function fill_limit(a, limit)
@@ -85,7 +87,7 @@ local function fill_limit(a, limit)
 end
 
 local function fill_scan(opts)
-   local a = scan_attrs
+   local a = new_scan_attrs()
    C.tide_ssd_attrs_init(a)
    opts = arg.opts('ssd_scan', opts, scan_opts)
    a.softplus = flag('ssd_scan', 'opts.softplus', opts.softplus) and 1 or 0
@@ -110,12 +112,13 @@ function M.ssd_scan(x, dt, A, B, Cs, opts)
    tensor('ssd_scan', 'B', B)
    tensor('ssd_scan', 'C', Cs)
    local a, want_last = fill_scan(opts)
-   local last = want_last and box2 or nil
+   local last = want_last and new_box() or nil
+   local box = new_box()
    local rc = C.tide_ssd_scan(box, last, x, dt, A, B, Cs, a)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_ssd_scan(box, last, x, dt, A, B, Cs, a)) end
-   if not want_last then return take() end
-   local state = own.take_from(box2)
-   return take(), state
+   if not want_last then return take(box) end
+   local state = take(last)
+   return take(box), state
 end
 
 local ssd_step_opts = arg.set { 'D', 'dt_bias', 'z', 'softplus', 'dt_limit' }
@@ -153,11 +156,12 @@ function M.gated_rms_norm(x, z, weight, opts)
    local eps = finite('gated_rms_norm', 'opts.eps', opts.eps == nil and 1e-5 or opts.eps, 0)
    local group = opts.group == nil and 0 or int('gated_rms_norm', 'opts.group', opts.group, 1)
    local gate_last = flag('gated_rms_norm', 'opts.gate_last', opts.gate_last)
+   local box = new_box()
    local rc = C.tide_gated_rms_norm(box, x, z, weight, eps, group, gate_last)
    if rc ~= 0 and again(x, rc) then
       check(x, C.tide_gated_rms_norm(box, x, z, weight, eps, group, gate_last))
    end
-   return take()
+   return take(box)
 end
 
 return M

@@ -6,7 +6,7 @@
 local ffi = require 'ffi'
 local errors = require 'tide.error'
 local lib = require 'tide.ffi.lib'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {

@@ -11,14 +11,15 @@
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
+local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local op = require 'tide.ffi.compose'
 local instead = require 'tide.ffi.instead'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
-local box, take, check = own.box, own.take, own.check_t
+local new_box, take, check = own.new_box, own.take, own.check_t
 local tensor, dim_of = arg.tensor, arg.dim
 local bad = status.bad_arg
 
@@ -50,8 +51,9 @@ function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
 -- The gradient, or nil.
 function props.grad(x)
+   local box = new_box()
    check(x, C.tide_grad(box, x))
-   return own.take_or_nil()
+   return own.take_or_nil(box)
 end
 
 -- ---- ops as methods --------------------------------------------------------------------------
@@ -111,13 +113,14 @@ local function value_of(name, dtype, v)
    return v
 end
 
-local number_box = ffi.new 'double[1]'
+local new_number = ffi.typeof 'double[1]'
 
 -- The only element: a number, or a boolean for dtype bool.
 function methods.item(x)
    tensor('item', 'x', x)
-   check(x, C.tide_item(x, number_box))
-   return value_of('item', C.tide_tensor_dtype(x), number_box[0])
+   local number = new_number()
+   check(x, C.tide_item(x, number))
+   return value_of('item', C.tide_tensor_dtype(x), number[0])
 end
 
 -- The element at 1-based positions.
@@ -132,14 +135,16 @@ function methods.at(x, ...)
    for k = 1, n do
       local i = select(k, ...)
       i = i > 0 and i - 1 or i + arg.size(part, 0)
+      local box = new_box()
       rc = C.tide_select(box, part, 0, i)
       if rc < 0 then break end
-      part = take()
+      part = take(box)
    end
    C.tide_set_recording(ctx, recording == 1)
    check(x, rc)
-   check(x, C.tide_item(part, number_box))
-   return value_of('at', C.tide_tensor_dtype(x), number_box[0])
+   local number = new_number()
+   check(x, C.tide_item(part, number))
+   return value_of('at', C.tide_tensor_dtype(x), number[0])
 end
 
 local function nest(values, shape, depth, at)
@@ -152,16 +157,19 @@ local function nest(values, shape, depth, at)
    return list, at
 end
 
+local new_integers, new_doubles = buffer.of 'int64_t', buffer.of 'double'
+local new_bytes = buffer.of 'uint8_t'
+
 -- Nested lists of numbers (booleans for bool); a number for a 0-dim tensor.
 function methods.tolist(x)
    tensor('tolist', 'x', x)
    local n, dtype = tonumber(C.tide_tensor_numel(x)), C.tide_tensor_dtype(x)
    local data
    if dtype == C.TIDE_I64 then
-      data = ffi.new('int64_t[?]', math.max(n, 1))
+      data = new_integers(n)
       check(x, C.tide_to_bytes(x, data, n * 8))
    else
-      data = ffi.new('double[?]', math.max(n, 1))
+      data = new_doubles(n)
       check(x, C.tide_to_doubles(x, data, n))
    end
    local function values(i) return value_of('tolist', dtype, tonumber(data[i])) end
@@ -174,19 +182,20 @@ end
 function methods.to_string_bytes(x)
    tensor('to_string_bytes', 'x', x)
    local n = methods.numel(x) * C.tide_dtype_size(C.tide_tensor_dtype(x))
-   local data = ffi.new('uint8_t[?]', math.max(n, 1))
+   local data = new_bytes(n)
    check(x, C.tide_to_bytes(x, data, n))
    return ffi.string(data, n)
 end
 
-local text_buf = ffi.new('char[?]', 4096)
+local new_text = ffi.typeof 'char[4096]'
 
 -- Shape, dtype, device, head and tail of the data.
 function methods.tostring(x)
    if ffi.istype('tide_tensor *', x) and x == nil then return 'null tensor' end
    tensor('tostring', 'x', x)
-   check(x, C.tide_tensor_format(x, text_buf, 4096, 1))
-   return ffi.string(text_buf)
+   local text = new_text()
+   check(x, C.tide_tensor_format(x, text, 4096, 1))
+   return ffi.string(text)
 end
 
 -- True if shapes, dtypes and all elements are the same.
@@ -238,8 +247,9 @@ end
 -- x in host memory that the GPU copies from by itself; x itself if it lies there.
 function methods.pin_memory(x)
    tensor('pin_memory', 'x', x)
+   local box = new_box()
    check(x, C.tide_pin_memory(box, x))
-   return take()
+   return take(box)
 end
 
 -- Whether its memory is page-locked, so that copies to a GPU run beside the host.
@@ -261,8 +271,9 @@ function methods.long(x) return op.cast(x, 'i64') end
 -- Same bytes, no history.
 function methods.detach(x)
    tensor('detach', 'x', x)
+   local box = new_box()
    check(x, C.tide_detach(box, x))
-   return take()
+   return take(box)
 end
 
 -- Marks a leaf as wanting a gradient (on, default) or not. Returns x.

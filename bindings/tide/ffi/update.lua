@@ -1,24 +1,23 @@
 -- Optimiser steps over lists of tensors: one C call for a whole group of parameters (layer 7).
 --
--- The one idea: lists go into reused pointer buffers, attributes into a reused struct; policy
--- (groups, schedules, state by name) lives in lua/tide/optim. Nothing here is recorded.
+-- Policy (groups, schedules, state by name) lives in lua/tide/optim. Nothing here is recorded.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
 local bad = status.bad_arg
 
--- The list opts[key] in buffer `slot`; its length must be n. Absent: null.
-local function list_of(op, lists, key, slot, n, required)
+-- The list lists[key] as (buffer, length), which must be n. Absent: null.
+local function list_of(op, lists, key, n, required)
    local list = lists[key]
    if list == nil and not required then return nil end
-   local buf, m = arg.tensors(op, 'lists.' .. key, list, slot, not required)
+   local buf, m = arg.tensors(op, 'lists.' .. key, list, not required)
    if n and m ~= n then bad(op, 'lists.' .. key, ('%d tensors, as in lists.p'):format(n), m) end
    return buf, m
 end
@@ -42,7 +41,7 @@ end
 local adamw_lists = arg.set { 'p', 'g', 'm', 'v', 'master', 'g_scale', 'rates', 'found_inf' }
 local adamw_keys = arg.set { 'lr', 'beta1', 'beta2', 'eps', 'weight_decay', 'step', 'grad_scale',
    'maximize' }
-local adamw_attrs = ffi.new 'tide_adamw_attrs'
+local new_adamw_attrs = ffi.typeof 'tide_adamw_attrs'
 
 -- lists: p, g, m, v (tensors, equally many), master (tensors or false; may be absent), g_scale (one
 -- f32 scalar tensor; may be absent), rates (f64 tensor { lr, step } instead of those of attrs; may
@@ -52,13 +51,13 @@ local adamw_attrs = ffi.new 'tide_adamw_attrs'
 function M.adamw_(lists, attrs)
    check_keys('adamw_', 'lists', lists, adamw_lists)
    check_keys('adamw_', 'attrs', attrs, adamw_keys)
-   local p, n = list_of('adamw_', lists, 'p', 1, nil, true)
-   local g = list_of('adamw_', lists, 'g', 2, n, true)
-   local m = list_of('adamw_', lists, 'm', 3, n, true)
-   local v = list_of('adamw_', lists, 'v', 4, n, true)
-   local master = list_of('adamw_', lists, 'master', 5, n)
+   local p, n = list_of('adamw_', lists, 'p', nil, true)
+   local g = list_of('adamw_', lists, 'g', n, true)
+   local m = list_of('adamw_', lists, 'm', n, true)
+   local v = list_of('adamw_', lists, 'v', n, true)
+   local master = list_of('adamw_', lists, 'master', n)
    local g_scale, rates, found_inf = controls('adamw_', lists)
-   local a = adamw_attrs
+   local a = new_adamw_attrs()
    C.tide_adamw_attrs_init(a)
    for key, value in each(attrs) do
       if key == 'maximize' then
@@ -78,19 +77,19 @@ local sgd_lists = arg.set { 'p', 'g', 'buf', 'master', 'g_scale', 'rates', 'foun
 local sgd_keys = arg.set { 'lr', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'maximize',
    'first', 'grad_scale' }
 local sgd_flags = arg.set { 'nesterov', 'maximize', 'first' }
-local sgd_attrs = ffi.new 'tide_sgd_attrs'
+local new_sgd_attrs = ffi.typeof 'tide_sgd_attrs'
 
 -- lists: p, g, buf (momentum; may be absent when momentum is 0), master, g_scale, rates, found_inf
 -- as above; with rates the step is the first where its number is 1.
 function M.sgd_(lists, attrs)
    check_keys('sgd_', 'lists', lists, sgd_lists)
    check_keys('sgd_', 'attrs', attrs, sgd_keys)
-   local p, n = list_of('sgd_', lists, 'p', 1, nil, true)
-   local g = list_of('sgd_', lists, 'g', 2, n, true)
-   local buf = list_of('sgd_', lists, 'buf', 3, n, lists.buf ~= nil)
-   local master = list_of('sgd_', lists, 'master', 4, n)
+   local p, n = list_of('sgd_', lists, 'p', nil, true)
+   local g = list_of('sgd_', lists, 'g', n, true)
+   local buf = list_of('sgd_', lists, 'buf', n, lists.buf ~= nil)
+   local master = list_of('sgd_', lists, 'master', n)
    local g_scale, rates, found_inf = controls('sgd_', lists)
-   local a = sgd_attrs
+   local a = new_sgd_attrs()
    C.tide_sgd_attrs_init(a)
    for key, value in each(attrs) do
       if sgd_flags[key] then
@@ -112,28 +111,30 @@ local function default_ctx() return require('tide.ffi.ctx').default().handle end
 -- Norm of all tensors together as an f32 scalar tensor; p is 2 (default), 1 or math.huge.
 -- squared: the sum of |x|^p without the root, which can be added over ranks.
 function M.norm(list, p, squared)
-   local buf, n = arg.tensors('norm', 'list', list, 1)
+   local buf, n = arg.tensors('norm', 'list', list)
    p = arg.number('norm', 'p', p == nil and 2 or p)
    squared = arg.flag('norm', 'squared', squared)
    local ctx = n > 0 and C.tide_tensor_ctx(buf[0]) or default_ctx()
-   local rc = C.tide_norm(own.box, ctx, n, buf, p, squared)
+   local box = own.new_box()
+   local rc = C.tide_norm(box, ctx, n, buf, p, squared)
    if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_norm(own.box, ctx, n, buf, p, squared))
+      own.check(ctx, C.tide_norm(box, ctx, n, buf, p, squared))
    end
-   return own.take()
+   return own.take(box)
 end
 
 -- min(1, max_norm / (norm + 1e-6)) as an f32 scalar tensor.
 function M.clip_factor(norm, max_norm)
    arg.tensor('clip_factor', 'norm', norm)
    arg.finite('clip_factor', 'max_norm', max_norm, 0)
-   own.check_t(norm, C.tide_clip_factor(own.box, norm, max_norm))
-   return own.take()
+   local box = own.new_box()
+   own.check_t(norm, C.tide_clip_factor(box, norm, max_norm))
+   return own.take(box)
 end
 
 -- Every tensor of the list times factor (an f32 scalar tensor), in place.
 function M.scale_all_(list, factor)
-   local buf, n = arg.tensors('scale_all_', 'list', list, 1)
+   local buf, n = arg.tensors('scale_all_', 'list', list)
    arg.tensor('scale_all_', 'factor', factor)
    local ctx = C.tide_tensor_ctx(factor)
    own.check(ctx, C.tide_scale_all_(ctx, n, buf, factor))

@@ -1,0 +1,26 @@
+-- Arrays for one call into C, of any length.
+--
+-- No array of variable length may be made in compiled code: LuaJIT builds of 2022 give one that a
+-- trace did not need (allocation sinking) back with a wrong size when the trace is left, which
+-- corrupts the heap. So short arrays have one of three fixed types, and longer ones are made by a
+-- function that is never compiled.
+
+local ffi = require 'ffi'
+
+local M = {}
+
+-- Returns a function that makes arrays of at least n elements, all 0. element: a C type.
+function M.of(element)
+   local short, middle = ffi.typeof(element .. '[8]'), ffi.typeof(element .. '[64]')
+   local long, any = ffi.typeof(element .. '[512]'), ffi.typeof(element .. '[?]')
+   local function make_any(n) return any(n) end
+   jit.off(make_any)
+   return function(n)
+      if n <= 8 then return short() end
+      if n <= 64 then return middle() end
+      if n <= 512 then return long() end
+      return make_any(n)
+   end
+end
+
+return M
