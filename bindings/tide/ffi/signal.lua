@@ -8,7 +8,7 @@
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
-local each = pairs -- by another name: see "two faults" in bindings/README.md
+local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
 
