@@ -3,6 +3,7 @@
  * Which tokens belong together is data (a number per token), as it is for attention: one kernel
  * serves whole batches, packed streams and, with the rows before token 0 given, pieces of a stream.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/base/shape.h"
@@ -108,7 +109,9 @@ int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, cons
   if (sequence->ndim == 2 && sequence->shape[1] == x->shape[1] &&
       (sequence->shape[0] == 1 || sequence->shape[0] == x->shape[0]))
     return TIDE_OK;
-  return tide__fail(x->ctx, TIDE_E_SHAPE, op, "sequence: expected [%lld or 1, %lld], a number for "
-                    "each token, got %s", (long long)x->shape[0], (long long)x->shape[1],
+  char rows[32] = "1";
+  if (x->shape[0] != 1) snprintf(rows, sizeof rows, "%lld or 1", (long long)x->shape[0]);
+  return tide__fail(x->ctx, TIDE_E_SHAPE, op, "sequence: expected [%s, %lld], a number for each "
+                    "token, got %s", rows, (long long)x->shape[1],
                     TIDE__SHAPE(sequence->ndim, sequence->shape));
 }

@@ -140,8 +140,43 @@ describe('nn.Mamba2', function()
       end
    end)
 
+   it('keeps the numbers of the recurrence in f32 where it is told to', function()
+      local layer = tide.nn.Mamba2 { dim = 16, head_dim = 8, state = 4, dtype = 'bf16', seed = 2,
+         recurrence_dtype = 'f32' }
+      local dtypes = {}
+      for name, t in pairs(layer:state_dict()) do dtypes[name] = t.dtype end
+      assert.same({ A_log = 'f32', dt_bias = 'f32', D = 'f32', ['in_proj.weight'] = 'bf16',
+         ['out_proj.weight'] = 'bf16', ['conv1d.weight'] = 'bf16', ['conv1d.bias'] = 'bf16',
+         ['norm.weight'] = 'bf16' }, dtypes)
+      -- the same as a bf16 layer whose numbers are those, rounded
+      local plain = tide.nn.Mamba2 { dim = 16, head_dim = 8, state = 4, dtype = 'bf16', seed = 2 }
+      plain:load_state_dict(layer:state_dict())
+      layer:load_state_dict(plain:state_dict())
+      local x = tide.randn({ 2, 9, 16 }):to 'bf16'
+      local y = layer(x)
+      assert.equal('bf16', y.dtype)
+      check(y, plain(x), 2e-2, 'y')
+      y:float():square():sum():backward()
+      assert.equal('f32', layer.A_log.grad.dtype)
+      -- a step that bf16 would round away
+      local before = layer.A_log:clone()
+      tide.no_grad(function() layer.A_log:add_(1e-4) end)
+      assert.is_true((layer.A_log - before):amin():item() > 5e-5)
+      for _, kind in ipairs { 'mamba2', 'hybrid' } do
+         local model = tide.model[kind]({ vocab_size = 9, hidden_size = 16,
+            [kind == 'mamba2' and 'num_hidden_layers' or 'hybrid_override_pattern']
+               = kind == 'mamba2' and 1 or 'M', [kind == 'mamba2' and 'head_dim'
+               or 'mamba_head_dim'] = 8 }, { dtype = 'bf16', recurrence_dtype = 'f32' })
+         local mixer = model.backbone.layers:at(1).mixer
+         assert.same({ 'f32', 'bf16' }, { mixer.D.dtype, mixer.in_proj.weight.dtype })
+      end
+      refused('E_ARG', "'recurrence_dtype'", tide.nn.Mamba2, { dim = 64, recurrence_dtype = 'f8' })
+   end)
+
    it('refuses what does not fit', function()
       refused('E_ARG', 'dim', tide.nn.Mamba2, {})
+      refused('E_ARG', "'dt_limit': expected two numbers, 0 <= least <= most, got { 2, 1 }",
+         tide.nn.Mamba2, { dim = 64, dt_limit = { 2, 1 } })
       refused('E_ARG', 'multiple of head_dim', tide.nn.Mamba2, { dim = 33 })
       refused('E_ARG', 'multiple of groups', tide.nn.Mamba2, { dim = 64, groups = 3 })
       refused('E_ARG', 'conv', tide.nn.Mamba2, { dim = 64, conv = 5 })

@@ -194,6 +194,25 @@ describe('config.json', function()
    end)
 end)
 
+describe('the dtype of config.json', function()
+   it('is that of most numbers, not of one parameter', function()
+      tmp.with(function(dir)
+         local model = tide.model.mamba2({ vocab_size = 29, hidden_size = 16, head_dim = 8,
+            num_hidden_layers = 1, state_size = 8 }, { dtype = 'bf16', recurrence_dtype = 'f32' })
+         local folder = tide.train.checkpoint.save(dir, tide.train.state.collect { model = model,
+            optim = tide.optim.SGD(model, { lr = 1 }), step = 1 })
+         local function dtype_in(where)
+            return decode(tide.util.fs.read('spec', where .. '/config.json')).torch_dtype
+         end
+         assert.equal('bfloat16', dtype_in(folder))
+         tide.train.checkpoint.consolidate(dir, dir .. '/whole')
+         assert.equal('bfloat16', dtype_in(dir .. '/whole'))
+         tide.train.checkpoint.consolidate(dir, dir .. '/single', { dtype = 'f32' })
+         assert.equal('float32', dtype_in(dir .. '/single'))
+      end)
+   end)
+end)
+
 describe('a model whose steps have no upper limit', function()
    for kind, config in each {
       hybrid = { vocab_size = 29, hidden_size = 16, hybrid_override_pattern = 'M-',

@@ -109,6 +109,8 @@ describe('Mamba-2 over ranks equals one rank', function()
             dtype = 'f64', layer = layer(6, 2) }, 1e-12)
          check(2, { method = method, kind = 'zigzag', length = 64, dtype = 'bf16',
             layer = layer(8, 2) }, 2e-2)
+         check(3, { method = method, kind = 'zigzag', length = 60, dtype = 'bf16',
+            layer = layer(2, 1, { recurrence_dtype = 'f32' }) }, 2e-2)
       end
    end)
 end)

@@ -145,7 +145,7 @@ function make.M(c, opts)
       head_dim = c.mamba_head_dim, groups = c.n_groups, chunk = c.chunk_size or nil,
       bias = c.use_bias, conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
       dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
-      dt_limit = c.time_step_limit or nil,
+      dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
    }))
 end
 
@@ -180,9 +180,9 @@ function Hybrid.publish(c)
    c.time_step_min = limit[1]     -- transformers limits steps by it, not by time_step_limit
 end
 
--- opts: dtype, device ('null' for shapes only), seed, init.
+-- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
 function Hybrid:init(config, opts)
-   opts = nn.Module.options(op, opts, {})
+   opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c = published.read(op, config, known, rules)
    local layers = c.hybrid_override_pattern
    if c.num_hidden_layers ~= #layers then

@@ -49,9 +49,9 @@ function Mamba2.publish(c)
    c.expand = c.num_heads * c.head_dim / c.hidden_size
 end
 
--- opts: dtype, device ('null' for shapes only), seed, init.
+-- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
 function Mamba2:init(config, opts)
-   opts = nn.Module.options(op, opts, {})
+   opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c = published.read(op, config, known, rules)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
@@ -60,7 +60,8 @@ function Mamba2:init(config, opts)
          head_dim = c.head_dim, groups = c.n_groups, chunk = c.chunk_size or nil, bias = c.use_bias,
          conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
          dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
-         dt_limit = c.time_step_limit or nil, std = c.initializer_range,
+         dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
+         std = c.initializer_range,
          out_std = c.initializer_range / math.sqrt(c.num_hidden_layers),
       }))
    end

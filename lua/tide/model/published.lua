@@ -133,7 +133,9 @@ function published.time_step_limit(op, name, v)
    local least, most = v[1] or 0, v[2] or math.huge
    if type(least) ~= 'number' or type(most) ~= 'number' or #v > 2
       or not (0 <= least and least <= most) then
-      err.arg(op, name, 'two numbers { least, most }, 0 <= least <= most', v)
+      err.raise('E_ARG', op, "argument '%s': expected two numbers { least, most }, 0 <= least <= "
+         .. 'most, got { %s%s }', name, err.show(least), #v > 1 and ', ' .. err.show(most)
+         .. (#v > 2 and ', ...' or '') or '')
    end
    return (least > 0 or most < math.huge) and { least, most }
 end

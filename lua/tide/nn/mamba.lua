@@ -79,7 +79,7 @@ Mamba2.mixes = 'context'
 local known = {
    'dim', 'state', 'conv', 'expand', 'head_dim', 'heads', 'groups', 'chunk', 'bias', 'conv_bias',
    'norm_eps', 'gate_last', 'per_channel_D', 'A_range', 'dt_range', 'dt_floor', 'dt_limit', 'std',
-   'out_std',
+   'out_std', 'recurrence_dtype',
 }
 
 local function pair(op, name, v, least)
@@ -121,7 +121,8 @@ local function check_limit(op, limit)
    err.type(op, 'dt_limit', limit, 'table')
    local lo, hi = limit[1] or 0, limit[2] or math.huge
    if type(lo) ~= 'number' or type(hi) ~= 'number' or not (0 <= lo and lo <= hi) then
-      err.arg(op, 'dt_limit', 'two numbers, 0 <= least <= most', limit)
+      err.raise('E_ARG', op, "argument 'dt_limit': expected two numbers, 0 <= least <= most, got "
+         .. '{ %s, %s }', err.show(lo), err.show(hi))
    end
    return { lo, hi }
 end
@@ -129,6 +130,11 @@ end
 -- The parameters of the recurrence, made as published: -A uniform in A_range, the step softplus(
 -- dt_bias) uniform in its logarithm within dt_range and at least dt_floor.
 local function recurrence(self, op, opts)
+   if opts.recurrence_dtype ~= nil then
+      local name = 'recurrence_dtype'
+      opts = Module.inner(opts, opts)
+      opts.dtype = err.choice(op, name, opts[name], { 'f32', 'f64', 'bf16', 'f16' })
+   end
    local A, dt = pair(op, 'A_range', opts.A_range or { 1, 16 }, 1e-9),
       pair(op, 'dt_range', opts.dt_range or { 0.001, 0.1 }, 1e-12)
    self:param('dt_bias', { self.heads }, { kind = 'softplus_inverse', lo = dt[1], hi = dt[2],
@@ -140,7 +146,8 @@ end
 -- opts: dim, state (128), conv (4 taps), expand (2) or heads, head_dim (64), groups (1), chunk,
 -- bias (false, of the projections), conv_bias (true), norm_eps (1e-5), gate_last (false: gate, then
 -- norm), per_channel_D (false), A_range ({1, 16}), dt_range ({0.001, 0.1}), dt_floor (1e-4),
--- dt_limit (none), std, out_std.
+-- dt_limit (none), std, out_std, recurrence_dtype (of A_log, dt_bias and D; default: dtype; 'f32'
+-- in a bf16 model keeps small changes of them).
 function Mamba2:init(opts)
    local op = 'nn.Mamba2'
    opts = Module.options(op, opts, known)

@@ -26,6 +26,20 @@ function checkpoint.name(step)
    return run_folder.name(err.integer('train.checkpoint.name', 'step', step, 0))
 end
 
+-- Returns the dtype that most numbers of a model have. list: by name, entries with dtype and shape.
+local function main_dtype(list)
+   local counts, best = {}, nil
+   for _, t in each(list) do
+      local n = 1
+      for _, s in ipairs(t.shape) do n = n * s end
+      counts[t.dtype] = (counts[t.dtype] or 0) + n
+   end
+   for dtype, n in each(counts) do
+      if not best or n > counts[best] or n == counts[best] and dtype < best then best = dtype end
+   end
+   return best
+end
+
 -- Writes the files of a checkpoint into `folder` and returns their names.
 local function write_files(op, folder, saved)
    local io_ = fs.io()
@@ -35,8 +49,8 @@ local function write_files(op, folder, saved)
    fs.write_json(op, fs.join(folder, names[3]), saved.plain)
    if saved.plain.config then
       names[4] = 'config.json'
-      local _, first = next(saved.model)
-      fs.write(op, fs.join(folder, names[4]), family.config_file(saved.plain, first.dtype))
+      fs.write(op, fs.join(folder, names[4]),
+         family.config_file(saved.plain, main_dtype(saved.model)))
    end
    return names
 end
@@ -133,12 +147,12 @@ local function prepare(out, saved, keep, comm)
          ['optim.safetensors'] = saved.optim } or {}
    end
    local config = saved.plain.config
-   local _, first = next(index and index.model or saved.model)
    return files, {
       out = out, step = saved.plain.step, keep = keep, plain = fs.json_text(saved.plain),
       staged = fs.join(out, '.staging-' .. checkpoint.name(saved.plain.step)),
       index = index and fs.json_text(index),
-      config = config and family.config_file(saved.plain, first.dtype),
+      config = config and family.config_file(saved.plain,
+         main_dtype(index and index.model or saved.model)),
    }
 end
 
@@ -379,7 +393,6 @@ function checkpoint.consolidate(where, to, opts)
    err.type(op, 'to', to, 'string')
    if opts.dtype then err.choice(op, 'dtype', opts.dtype, { 'f32', 'f64', 'bf16', 'f16' }) end
    local saved = checkpoint.load(where, { model_only = true, device = 'cpu' })
-   local _, first = next(saved.model)
    if opts.dtype then
       for name, t in each(saved.model) do saved.model[name] = t:to(opts.dtype) end
    end
@@ -387,7 +400,7 @@ function checkpoint.consolidate(where, to, opts)
    fs.io().safetensors_save(fs.join(to, 'model.safetensors'), saved.model, { format = 'pt' })
    if saved.plain.config then
       fs.write(op, fs.join(to, 'config.json'),
-         family.config_file(saved.plain, opts.dtype or first.dtype))
+         family.config_file(saved.plain, main_dtype(saved.model)))
    end
    return to
 end
