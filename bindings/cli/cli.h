@@ -37,7 +37,7 @@ void cli_watch_signals(void);
 /* Who is interrupted: one context, several ranks, or (both null) nobody. */
 void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks);
 void cli_set_prompt(void);  /* SIGINT stops the op under way and no more */
-void cli_set_placed(void);  /* a launcher's rank: it says so itself */
+void cli_set_placed(int rank); /* this process is one rank of a launcher's job */
 int  cli_signal(void);      /* the last one, 0: none */
 int  cli_signal_count(void);
 

@@ -98,7 +98,7 @@ static void run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer 
     return;
   }
   if (at->size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at->local_size));
-  if (at->size > 1) cli_set_placed();
+  if (at->size > 1) cli_set_placed(at->rank);
   cli_set_running(ctx, NULL);
   how->status = at->size > 1 ? cli_run_placed(o, L, at, p) : run_alone(o, L);
   how->message = tide_lua_message(L);

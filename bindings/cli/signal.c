@@ -7,6 +7,7 @@
  * The mutable statics are what a signal handler can reach; there is one program.
  */
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@
 static tide_ctx *volatile running_ctx;          /* one rank, or the prompt */
 static tide_host_ranks *volatile running_ranks; /* several */
 static volatile sig_atomic_t seen_signal, seen_count, at_prompt;
-static volatile sig_atomic_t placed;
+static volatile sig_atomic_t placed_rank = -1, quiet_launcher;
 static volatile time_t seen_first;
 
 static void interrupt_all(void)
@@ -44,6 +45,15 @@ static void on_prompt_signal(int sig)
   interrupt_all(); /* the running op stops now */
 }
 
+/* The launcher says why it ends a job, for example because a rank was killed. If it was told to be
+ * quiet, ranks 0 and 1 speak for all: one of them lives if one rank was killed. */
+static void say_placed(void)
+{
+  if (!quiet_launcher) return;
+  if (placed_rank == 0) say("[r0] tide: the launcher ends this rank (signal)\n");
+  if (placed_rank == 1) say("[r1] tide: the launcher ends this rank (signal)\n");
+}
+
 /* Supervisors signal a process and then its group: one request that arrives twice. */
 static bool is_repeat(void)
 {
@@ -64,7 +74,9 @@ static void on_signal(int sig)
   if (is_repeat()) return;
   seen_signal = sig;
   if (++seen_count >= 3) _exit(128 + sig);
-  if (!placed)
+  if (placed_rank >= 0) {
+    if (seen_count == 1) say_placed();
+  } else
     say(seen_count == 1 ? "tide: stopping after this step; once more to stop at the next op\n"
                         : "tide: stopping at the next op; once more to exit at once\n");
   interrupt_all();
@@ -85,6 +97,11 @@ void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks)
 }
 
 void cli_set_prompt(void) { at_prompt = 1; }
-void cli_set_placed(void) { placed = 1; }
+void cli_set_placed(int rank)
+{
+  quiet_launcher = getenv("OMPI_MCA_orte_execute_quiet") != NULL; /* mpirun --quiet */
+  placed_rank = rank;
+}
+
 int cli_signal(void) { return (int)seen_signal; }
 int cli_signal_count(void) { return (int)seen_count; }

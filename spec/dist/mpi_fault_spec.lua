@@ -69,7 +69,10 @@ describe('a rank that', function()
       assert.equal(1, count(out, 'not all ranks have come to the end'), out)
    end)
 
-   it_mpi('is killed ends the job', function() fails 'kill' end)
+   it_mpi('is killed ends the job, with a line even if mpirun is quiet', function()
+      local out = fails 'kill'
+      assert.equal(1, count(out, '[r0] tide: the launcher ends this rank'), out)
+   end)
 
    it_mpi('is stopped is named after the timeout, with its last call', function()
       local out = fails 'stop'
