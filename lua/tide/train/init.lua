@@ -1,7 +1,7 @@
 -- The training loop and its parts, each loaded at first use.
 
 return require 'tide.util.lazy' ('train', {
-   step = 'step', loop = { 'loop', 'run' }, metric = 'metric', progress = 'progress',
-   checkpoint = 'checkpoint', state = 'state', sample = 'sample', setup = 'setup', score = 'score',
-   pretrain = 'pretrain',
+   step = 'step', loop = { 'loop', 'run' }, run = { 'run', 'new' }, metric = 'metric',
+   progress = 'progress', checkpoint = 'checkpoint', state = 'state', sample = 'sample',
+   setup = 'setup', score = 'score', pretrain = 'pretrain',
 })

@@ -5,6 +5,7 @@
 -- points. A line that the disk does not take waits in memory and is written with a later one: a run
 -- does not end for its metrics. Only rank 0 writes. Pure Lua.
 
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local plot = require 'tide.util.plot'
@@ -23,16 +24,27 @@ end
 local order = { 'step', 'loss', 'val_loss', 'grad_norm', 'lr', 'tokens_per_second',
                 'memory_bytes', 'skipped' }
 
--- One line of JSON from a flat record of numbers, in a fixed order of names.
+local own = { last = true, more = true }
+for _, name in ipairs(order) do own[name] = true end
+
+-- Whether a name is that of a figure that every step has.
+function metric.is_own(name) return own[name] == true end
+
+-- One line of JSON from a record of numbers: those of every step in a fixed order, then those of
+-- the table `more` by name.
 function metric.line(record)
-   local op, parts = 'train.metric.line', {}
+   local op, parts, names = 'train.metric.line', {}, {}
    err.type(op, 'record', record, 'table')
-   for _, k in ipairs(order) do
-      if record[k] ~= nil and type(record[k]) ~= 'number' then
-         err.arg(op, 'record.' .. k, 'a number', record[k])
-      end
-      if record[k] ~= nil then parts[#parts + 1] = ('"%s":%s'):format(k, number_text(record[k])) end
+   local more = err.type(op, 'record.more', record.more or {}, 'table')
+   local function add(k, v)
+      if v == nil then return end
+      if type(v) ~= 'number' then err.arg(op, 'record.' .. k, 'a number', v) end
+      parts[#parts + 1] = ('"%s":%s'):format(k, number_text(v))
    end
+   for _, k in ipairs(order) do add(k, record[k]) end
+   for k in each(more) do names[#names + 1] = tostring(k) end
+   table.sort(names)
+   for _, k in ipairs(names) do add(k, more[k]) end
    return '{' .. table.concat(parts, ',') .. '}'
 end
 
@@ -95,8 +107,9 @@ end
 
 local most_waiting = 2^20 -- bytes
 
--- record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, and val_loss if evaluated.
--- True when all lines are in the file; else nil and the system's reason.
+-- record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, val_loss if evaluated, and
+-- more (figures of one's own by name). True when all lines are in the file; else nil and the
+-- system's reason.
 function Metric:add(record)
    err.type('train.metric.add', 'record', record, 'table')
    keep(self, record)

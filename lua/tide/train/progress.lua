@@ -77,6 +77,11 @@ local function rewrite(self, text)
    self.sink('\r' .. text .. pad)
 end
 
+-- Sets the number of steps in all.
+function Progress:expect(steps)
+   self.steps = err.integer('train.progress.expect', 'steps', steps, 0)
+end
+
 -- record: as train.metric takes.
 function Progress:update(r)
    err.number('train.progress.update', 'r.step',
