@@ -177,6 +177,9 @@ describe('config.json', function()
       assert.equal('gelu_pytorch_tanh', c.mlp_hidden_act)
       assert.same({ 0.02, math.huge }, c.time_step_limit)
       assert.equal('gelu_tanh', make('hybrid', c).config.mlp_hidden_act)
+      -- a least step above the range of initial ones: the file is read back
+      _, c = file_of('hybrid', hybrid { time_step_limit = { 0.3 } })
+      assert.same({ 0.3, math.huge }, make('hybrid', c).config.time_step_limit)
    end)
 
    it('is of another model type where nemotron_h would compute something else', function()

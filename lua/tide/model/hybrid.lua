@@ -178,6 +178,7 @@ function Hybrid.publish(c)
    end
    if c.mlp_hidden_act == 'gelu_tanh' then c.mlp_hidden_act = 'gelu_pytorch_tanh' end
    c.time_step_min = limit[1]     -- transformers limits steps by it, not by time_step_limit
+   c.time_step_max = math.max(c.time_step_max, limit[1])
 end
 
 -- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
