@@ -124,7 +124,7 @@ describe('groups', function()
 
    it('are refused when they overlap or have unknown settings', function()
       local p = params()
-      assert.matches("'w' is in two groups", raised(optim.SGD, { { params = { p[1] } },
+      assert.matches("'w' is given twice", raised(optim.SGD, { { params = { p[1] } },
          { params = { p[1] } } }, { lr = 1 }).message, 1, true)
       assert.equal('E_ARG', raised(optim.SGD, { { params = p, betas = 1 } }, { lr = 1 }).code)
       assert.equal('E_ARG', raised(optim.SGD, {}, { lr = 1 }).code)
@@ -215,5 +215,87 @@ describe('clipping', function()
       local _, none = optim.clip.by_norm(grads, 0)
       assert.is_nil(none)
       assert.equal('E_ARG', raised(optim.clip.by_norm, grads, -1).code)
+   end)
+end)
+
+describe('what an optimiser is given', function()
+   local nn = require 'tide.nn'
+   local function model() return nn.Linear(3, 2, { seed = 1 }) end
+   local x = tide.tensor { { 1, -2, 0.5 } }
+
+   -- The weights after three steps of an optimiser of what of(model) returns; its names.
+   local function trained(of, class)
+      local m = model()
+      local o = optim[class](of(m), { lr = 0.1 })
+      for _ = 1, 3 do
+         m(x):square():sum():backward()
+         o:step()
+         o:zero_grad()
+      end
+      local names = {}
+      for i, entry in ipairs(o:entries()) do names[i] = entry.name end
+      return m.weight:tolist(), names, o
+   end
+
+   it('may be a module, its parameters, tensors, entries, or groups of these', function()
+      for _, class in ipairs { 'AdamW', 'SGD' } do
+         local want, names = trained(function(m) return m end, class)
+         assert.same({ 'weight', 'bias' }, names)
+         local got
+         got, names = trained(function(m) return m:parameters() end, class)
+         assert.same({ want, { 'weight', 'bias' } }, { got, names })
+         got, names = trained(function(m) return { m.weight, m.bias } end, class)
+         assert.same({ want, { '1', '2' } }, { got, names })
+         got, names = trained(function(m)
+            return { { name = 'w', param = m.weight }, m.bias }
+         end, class)
+         assert.same({ want, { 'w', '1' } }, { got, names })
+         got, names = trained(function(m)
+            return { { params = { m.weight } }, { params = { m.bias }, weight_decay = 0 } }
+         end, class)
+         assert.same({ want, { '1', '2' } }, { got, names })
+         got, names = trained(function(m) return { { params = m:parameters(), weight_decay = 0 } } end,
+            class)
+         assert.same({ 'weight', 'bias' }, names)
+         assert.equal(class == 'SGD', tide.tensor(got):equal(tide.tensor(want)))
+      end
+   end)
+
+   it('is left as it was', function()
+      local p = model():parameters()
+      local groups = { { params = p, weight_decay = 0 } }
+      local o = optim.AdamW(groups, { lr = 1 })
+      assert.is_true(rawequal(p, groups[1].params))
+      assert.is_nil(groups[1].eps)
+      assert.equal(1, #o.groups)
+   end)
+
+   it('goes on from a saved state, by names or numbers', function()
+      for _, of in ipairs { function(m) return m:parameters() end,
+         function(m) return { m.weight, m.bias } end } do
+         local _, _, o = trained(of, 'AdamW')
+         local tensors, meta = o:state_dict()
+         local fresh = optim.AdamW(of(model()), { lr = 0.1 })
+         fresh:load_state_dict(tensors, meta)
+         assert.equal(3, fresh.steps)
+      end
+   end)
+
+   it('is refused where it is something else, with what it may be', function()
+      local m = model()
+      local function bad(words, params)
+         local e = raised(optim.AdamW, params, { lr = 1 })
+         assert.equal('E_ARG', e.code)
+         assert.matches(words, e.message, 1, true)
+      end
+      bad('a list of tensors', m.weight)
+      bad('a list of tensors', 3)
+      bad('a list of tensors', {})
+      bad("'params[2]': expected a tensor", { m.weight, 3 })
+      bad("'params[1]'", { { param = m.weight } })
+      bad('is given twice', { m.weight, m.weight })
+      bad('is given twice', { { params = { m.weight } }, { params = { m.weight } } })
+      tide.parallel.fully_shard(m, { comm = tide.dist.solo() })
+      bad('is sharded', m:parameters())
    end)
 end)

@@ -167,9 +167,10 @@ function Module:named_parameters()
    return list
 end
 
--- List of the parameters of this module and all below, a shared one once.
+-- List of the parameters of this module and all below, a shared one once. An optimiser finds their
+-- names by the list.
 function Module:parameters()
-   local list = {}
+   local list = setmetatable({}, { parameters_of = self })
    for i, entry in ipairs(self:named_parameters()) do list[i] = entry.param end
    return list
 end

@@ -13,22 +13,36 @@ local spread = require 'tide.nn.spread'
 
 local Optimizer = class 'Optimizer'
 
--- A module or a list of { name=, param= }.
-local function entries_of(op, source)
-   err.type(op, 'params', source, 'table')
+local forms = 'a module, a list of tensors or of { name =, param = }, or of groups { params = }'
+
+-- The module whose parameters() a list is; nil of other lists.
+local function module_of(list)
+   local meta = getmetatable(list)
+   return type(meta) == 'table' and rawget(meta, 'parameters_of') or nil
+end
+
+-- A list of { name =, param = } of what was given for a group. count: tensors without a name so far,
+-- which are numbered over all groups.
+local function entries_of(op, source, count)
+   if type(source) ~= 'table' then err.arg(op, 'params', forms, source) end
+   source = module_of(source) or source
    if spread.of(source).inside then
       err.raise('E_ARG', op, 'this model is sharded, its fields hold whole parameters for a while; '
          .. 'give what fully_shard returned')
    end
-   local list = source.named_parameters and source:named_parameters() or source
-   if #list == 0 and not source.is_sharded then
-      err.arg(op, 'params', 'a module or a list with parameters', 'nothing')
-   end
-   for i, entry in ipairs(list) do
-      if type(entry) ~= 'table' or type(entry.name) ~= 'string'
-         or type(entry.param) ~= 'cdata' then
-         err.arg(op, ('params[%d]'):format(i), 'an entry { name =, param = }', entry)
+   local given = source.named_parameters and source:named_parameters() or source
+   if #given == 0 and not source.is_sharded then err.arg(op, 'params', forms, 'nothing') end
+   local list = {}
+   for i, entry in ipairs(given) do
+      if tide.is_tensor(entry) then
+         count.n = count.n + 1
+         entry = { name = tostring(count.n), param = entry }
       end
+      if type(entry) ~= 'table' or type(entry.name) ~= 'string'
+         or not tide.is_tensor(entry.param) then
+         err.arg(op, ('params[%d]'):format(i), 'a tensor, or { name =, param = }', entry)
+      end
+      list[i] = entry
    end
    return list
 end
@@ -47,23 +61,31 @@ local function default_groups(list, opts)
    return groups
 end
 
-local function check_group(self, op, group, seen)
+local function check_group(self, op, group, seen, count)
    for k in each(group) do
       if k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil then
          err.raise('E_ARG', op, "unknown option '%s' in a group", tostring(k))
       end
    end
-   group.params = entries_of(op, group.params)
+   group.params = entries_of(op, group.params, count)
    group.lr_scale = err.number(op, 'lr_scale', group.lr_scale or 1, 0)
    for k, v in each(self.defaults) do
       if group[k] == nil then group[k] = v end
    end
    for _, entry in ipairs(group.params) do
-      if seen[entry.name] then
-         err.raise('E_ARG', op, "parameter '%s' is in two groups", entry.name)
+      for _, key in ipairs { entry.name, entry.param.id } do
+         if seen[key] then
+            err.raise('E_ARG', op, "parameter '%s' is given twice", entry.name)
+         end
+         seen[key] = true
       end
-      seen[entry.name] = true
    end
+end
+
+local function copy(t)
+   local out = {}
+   for k, v in each(t) do out[k] = v end
+   return out
 end
 
 -- The sharded models whose pieces are in a list.
@@ -79,18 +101,25 @@ local function sharded_of(entries)
    return list
 end
 
--- params: a module, a list of { name=, param= }, or a list of groups { params =, weight_decay =,
--- lr_scale =, ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
+local function is_group(v) return type(v) == 'table' and v.params ~= nil end
+
+-- params: a module, what parameters() of one gives, a list of tensors (named by their numbers) or of
+-- { name =, param = }, or a list of groups { params = (one of these), weight_decay =, lr_scale =,
+-- ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
 function Optimizer:init(op, params, defaults, opts)
    opts = err.options(op, opts, { 'lr', 'decay_vectors' })
    err.type(op, 'defaults', defaults, 'table')
    self.op, self.defaults, self.lr = op, defaults, opts.lr
    if type(opts.lr) ~= 'function' then err.number(op, 'lr', opts.lr, 0) end
-   err.type(op, 'params', params, 'table')
-   self.groups = params[1] and params[1].params and params
-      or default_groups(entries_of(op, params), opts)
-   local seen = {}
-   for _, group in ipairs(self.groups) do check_group(self, op, group, seen) end
+   if type(params) ~= 'table' then err.arg(op, 'params', forms, params) end
+   local seen, count = {}, { n = 0 }
+   if is_group(params[1]) then
+      self.groups = {}
+      for i, group in ipairs(params) do self.groups[i] = copy(group) end
+   else
+      self.groups = default_groups(entries_of(op, params, count), opts)
+   end
+   for _, group in ipairs(self.groups) do check_group(self, op, group, seen, count) end
    self.state, self.steps = {}, 0
    self.sharded = params.is_sharded and { params } or sharded_of(self:entries())
 end
