@@ -254,8 +254,9 @@ describe('what an optimiser is given', function()
             return { { params = { m.weight } }, { params = { m.bias }, weight_decay = 0 } }
          end, class)
          assert.same({ want, { '1', '2' } }, { got, names })
-         got, names = trained(function(m) return { { params = m:parameters(), weight_decay = 0 } } end,
-            class)
+         got, names = trained(function(m)
+            return { { params = m:parameters(), weight_decay = 0 } }
+         end, class)
          assert.same({ 'weight', 'bias' }, names)
          assert.equal(class == 'SGD', tide.tensor(got):equal(tide.tensor(want)))
       end

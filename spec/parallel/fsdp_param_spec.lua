@@ -297,6 +297,93 @@ describe('whole parameters', function()
          failed = 'inside', left = 0, gone = true }, r)
    end)
 
+   it('keep what every rank writes into them, in every way of sharding', function()
+      for _, rows in ipairs(on(4, [[
+         local unshard, out = tide.parallel.unshard_fsdp2_model, {}
+         local bf16 = { param_dtype = 'bf16' }
+         for i, o in ipairs { { strategy = 'no_shard' }, { strategy = 'optim' },
+            { strategy = 'optim_grads', mp_policy = bf16 }, {}, { mp_policy = bf16 },
+            { cpu_offload = true }, { cpu_offload = true, strategy = 'optim' },
+            { reshard_after_forward = 2 },
+            { mesh = tide.parallel.mesh { dp_replicate = 2, dp_shard = 2 } } } do
+            o.seed = 3
+            local model = case.model()
+            local sharded = tide.parallel.fully_shard(model, o)
+            local optim = tide.optim.SGD(sharded, { lr = 0.1 })
+            local before = sharded:full_state_dict()
+            local pieces = {}
+            for _, p in ipairs(sharded:named_parameters()) do pieces[p.name] = p.param:clone() end
+            unshard(model, function()
+               tide.no_grad(function()
+                  model.model.norm.weight:fill_(5)
+                  model.model.layers:at(2).mlp.up_proj.weight:narrow(1, 3, 2):mul_(2)
+               end)
+            end)
+            local exact = true                   -- what was not written keeps its f32 value
+            for _, p in ipairs(sharded:named_parameters()) do
+               if not p.name:find 'norm.weight$' and not p.name:find 'layers.1.mlp.up' then
+                  exact = exact and p.param:equal(pieces[p.name])
+               end
+            end
+            local b = case.batch(1, world.rank, world.size, 12)
+            model:loss(b.ids, b.labels, { count = 84 })
+            sharded:release()
+            sharded:zero_grad()
+            model:loss(b.ids, b.labels, { count = 84 }):backward()
+            sharded:finish()
+            for _, p in ipairs(sharded:named_parameters()) do p.param.grad:zero_() end
+            optim:step()                         -- changes nothing, and all is gathered anew
+            local after = sharded:full_state_dict()
+            local up = 'model.layers.1.mlp.up_proj.weight'
+            local want = before[up]:clone()
+            want:narrow(1, 3, 2):mul_(2)
+            out[i] = { exact, after['model.norm.weight']:sum():item() == 100,
+               after[up]:equal(want),
+               after['model.embed_tokens.weight']:equal(before['model.embed_tokens.weight']) }
+         end
+         return out
+      ]])) do
+         for i, row in ipairs(rows) do assert.same({ true, true, true, true, i }, { row[1], row[2],
+            row[3], row[4], i }) end
+         assert.equal(9, #rows)
+      end
+   end)
+
+   it('must be written alike, and by a function that ends alike', function()
+      local rows = on(2, [[
+         local unshard, model = tide.parallel.unshard_fsdp2_model, case.model()
+         local sharded = tide.parallel.fully_shard(model, { seed = 3 })
+         local before = sharded:full_state_dict()
+         local function try(fn)
+            local ok, e = pcall(unshard, model, function() tide.no_grad(fn) end)
+            return ok and 'ok' or tostring(e)
+         end
+         local list = { try(function() model.model.norm.weight:fill_(world.rank) end),
+            try(function() if world.rank == 0 then model.model.norm.weight:fill_(2) end end),
+            try(function()
+               model.model.norm.weight:fill_(2)
+               if world.rank == 0 then error('only here', 0) end
+            end),
+            try(function()
+               model.model.norm.weight:fill_(2)
+               error('everywhere', 0)
+            end) }
+         local same = true
+         for name, t in require 'tide.util.each'(sharded:full_state_dict()) do
+            same = same and t:equal(before[name])
+         end
+         list[5] = same
+         return list
+      ]])
+      for r, row in ipairs(rows) do
+         assert.matches('different values of parameters', row[1], 1, true)
+         assert.matches('different values of parameters', row[2], 1, true)
+         assert.matches(r == 1 and 'only here' or 'different ends of the scope', row[3], 1, true)
+         assert.equal('everywhere', row[4])
+         assert.is_true(row[5])
+      end
+   end)
+
    it('can be one unit at a time for scoring', function()
       local r = on(2, [[
          local model = case.model { config = { num_hidden_layers = 5 } }

@@ -21,8 +21,8 @@ local function module_of(list)
    return type(meta) == 'table' and rawget(meta, 'parameters_of') or nil
 end
 
--- A list of { name =, param = } of what was given for a group. count: tensors without a name so far,
--- which are numbered over all groups.
+-- A list of { name =, param = } of what was given for a group. count: tensors without a name so
+-- far, which are numbered over all groups.
 local function entries_of(op, source, count)
    if type(source) ~= 'table' then err.arg(op, 'params', forms, source) end
    source = module_of(source) or source
@@ -103,9 +103,9 @@ end
 
 local function is_group(v) return type(v) == 'table' and v.params ~= nil end
 
--- params: a module, what parameters() of one gives, a list of tensors (named by their numbers) or of
--- { name =, param = }, or a list of groups { params = (one of these), weight_decay =, lr_scale =,
--- ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
+-- params: a module, what parameters() of one gives, a list of tensors (named by their numbers) or
+-- of { name =, param = }, or a list of groups { params = (one of these), weight_decay =, lr_scale
+-- =, ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
 function Optimizer:init(op, params, defaults, opts)
    opts = err.options(op, opts, { 'lr', 'decay_vectors' })
    err.type(op, 'defaults', defaults, 'table')

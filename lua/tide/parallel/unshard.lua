@@ -4,9 +4,11 @@
 -- scopes nest, overlap with a forward pass, and an error inside leaves everything as it was.
 
 local tide = require 'tide'
+local agree = require 'tide.dist.agree'
 local dist = require 'tide.dist'
 local spread = require 'tide.nn.spread'
 local err = require 'tide.util.err'
+local fingerprint = require 'tide.parallel.fingerprint'
 local pack = require 'tide.ffi.pack'
 
 local unshard = {}
@@ -51,10 +53,65 @@ local function layerwise(sharded, fn)
    return unpack(r, 2, r.n)
 end
 
--- The results of fn(), in which every parameter of the model (or below `path`) is whole. Scopes may
--- nest; parameters are given back at the end of the outermost, also after an error. Collective.
+-- ---- what is written inside ------------------------------------------------------------------
+
+local function each_bucket(list, fn)
+   for _, unit in ipairs(list) do
+      for _, b in ipairs(unit.buckets) do fn(b) end
+   end
+end
+
+-- Buckets of units that this scope was the outermost of, and that were written in it.
+local function written_of(list)
+   local written = {}
+   for _, unit in ipairs(list) do
+      if unit.holds == 1 then
+         each_bucket({ unit }, function(b)
+            if b:is_written() then written[#written + 1] = b end
+         end)
+      end
+   end
+   return written
+end
+
+local function digest_of(written)
+   local list = {}
+   for i, b in ipairs(written) do list[i] = b.flat end
+   return #list > 0 and fingerprint.values(list) or ''
+end
+
+-- Takes what every rank has written in a scope over into the shards. Each of them must have written
+-- the same: a rank keeps its own rows only. failed: fn has raised here.
+local function keep_writes(op, sharded, list, failed)
+   local written = written_of(list)
+   agree.check(sharded.data_comm, op, 'E_STATE', {
+      { what = 'ends of the scope', text = failed and 'an error' or 'a result', shown = true,
+        hint = 'the function must end alike on all ranks' },
+      { what = 'values of parameters', text = not failed and digest_of(written) or '',
+        hint = 'what is written into whole parameters must be the same on every rank' },
+   })
+   for _, b in ipairs(failed and {} or written) do b:write_back() end
+end
+
+-- ---- the scope -------------------------------------------------------------------------------
+
+local function begin(sharded, list, held)
+   for _, unit in ipairs(list) do
+      unit.holds = unit.holds + 1
+      held[#held + 1] = unit
+      unit:gather(sharded.opts.overlap_param_gather)
+   end
+   for _, unit in ipairs(list) do
+      unit:wait()
+      if unit.holds == 1 then each_bucket({ unit }, function(b) b:watch_writes() end) end
+   end
+end
+
+-- The results of fn(), in which every parameter of the model (or below `path`) is whole. What fn
+-- writes into them in place is kept, the same on every rank, unless fn raises. Scopes may nest;
+-- parameters are given back at the end of the outermost, also after an error. Collective.
 -- opts.layerwise: for scoring text; fn runs the model without gradients, and instead of all units
--- only the root and the one that runs are whole.
+-- only the root and the one that runs are whole; nothing may be written.
 function unshard.unshard_fsdp2_model(model, fn, path, opts)
    local op = 'parallel.unshard_fsdp2_model'
    local sharded = sharded_of(op, model)
@@ -67,19 +124,16 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
    end
    local list, held = units_of(op, sharded, path), {}
    local r = pack(pcall(function()
-      for _, unit in ipairs(list) do
-         unit.holds = unit.holds + 1
-         held[#held + 1] = unit
-         unit:gather(sharded.opts.overlap_param_gather)
-      end
-      for _, unit in ipairs(list) do unit:wait() end
+      begin(sharded, list, held)
       return fn()
    end))
+   local ok, problem = pcall(keep_writes, op, sharded, held, not r[1])
    for _, unit in ipairs(held) do
       unit.holds = unit.holds - 1
-      unit:reshard(false)
+      if r[1] and ok then unit:reshard(false) else unit:forget_writes() end
    end
    if not r[1] then error(r[2], 0) end
+   if not ok then error(problem, 0) end
    return unpack(r, 2, r.n)
 end
 

@@ -252,6 +252,31 @@ function Bucket:forget_small()
    end
 end
 
+-- Notes that the gathered parameters are those of the shards; is_written() then says whether they
+-- were written since.
+function Bucket:watch_writes() self.watched = self.flat:version() end
+
+-- Whether gathered parameters were written in place since watch_writes().
+function Bucket:is_written()
+   return self.state == 'present' and not self.is_whole and self.watched ~= nil
+      and self.flat:version() ~= self.watched
+end
+
+-- Takes what was written into the gathered parameters over into the shard. Elements that were not
+-- written keep the exact value of the shard, of which they are the rounding.
+function Bucket:write_back()
+   if not self.apart then return end
+   tide.no_grad(function()
+      local o, at = self.opts, self.layout.cuts[self.comm.rank + 1]
+      local now = self.flat:narrow(1, at + 1, self.counts[self.comm.rank + 1])
+      local was = self.shard:to { dtype = o.dtype, device = o.device }
+      local new = tide.where(now:eq(was), self.shard:to { dtype = o.shard_dtype,
+         device = o.device }, now:to(o.shard_dtype))
+      self.shard:copy_(new)
+   end)
+   self:forget_small()
+end
+
 -- The shards have changed: what was gathered is out of date.
 function Bucket:expire()
    if self.is_whole then return end

@@ -66,6 +66,14 @@ function Unit:reshard(keep)
    for _, b in ipairs(self.buckets) do b:reshard(keep) end
 end
 
+-- As reshard, where what was written into gathered parameters is not to be kept.
+function Unit:forget_writes()
+   if self.holds > 0 then return end
+   for _, b in ipairs(self.buckets) do
+      if b:is_written() and b.apart then b:expire() else b:reshard(false) end
+   end
+end
+
 -- Raises while somebody needs it whole.
 function Unit:check_free()
    if self.holds > 0 then
