@@ -75,15 +75,16 @@ describe('a failure while the others have asynchronous calls queued', function()
    it('ends all ranks, and no call returns what another call left', function()
       for _ = 1, 25 do
          local rows = ranks.try(8, nil, function(comm)
-            local tide = require 'tide'
+            local lib = require 'tide'
             local works, n = {}, comm.size
             comm:set_timeout(60)
-            for i = 1, 4 do comm:all_reduce(tide.full({ 4 }, i)) end
-            local t = comm:all_reduce(tide.full({ 4 }, 5000 + comm.rank))
+            for i = 1, 4 do comm:all_reduce(lib.full({ 4 }, i)) end
+            local t = comm:all_reduce(lib.full({ 4 }, 5000 + comm.rank))
             assert(t:at(1) == 5000 * n + n * (n - 1) / 2, 'foreign data')
             if comm.rank == 0 then error('boom on purpose') end
-            for i = 1, 8 do works[i] = comm:all_reduce(tide.ones { 4 }, 'sum', { async = true }) end
+            for i = 1, 8 do works[i] = comm:all_reduce(lib.ones { 4 }, 'sum', { async = true }) end
             comm:barrier()
+            return #works
          end)
          for rank = 0, 7 do
             assert.equal(rank == 0 and 'E_HOST' or 'E_PEER', rows[rank + 1].status)
@@ -191,14 +192,14 @@ describe('ranks that wait for each other in different communicators', function()
 
    it('are told so at once, each with its call', function()
       for _, async in ipairs { false, true } do
-         local rows = check(4, async and function(comm, pair, tide)
-            local x = tide.ones { 3 }
+         local rows = check(4, async and function(comm, pair, lib)
+            local x = lib.ones { 3 }
             if comm.rank == 3 then comm:barrier() end
             pair:all_reduce(x, 'sum', { async = true }):wait()
             comm:barrier()
-         end or function(comm, pair, tide)
+         end or function(comm, pair, lib)
             if comm.rank == 3 then comm:barrier() end
-            pair:all_reduce(tide.ones { 3 })
+            pair:all_reduce(lib.ones { 3 })
             comm:barrier()
          end)
          for rank = 2, 3 do
@@ -214,16 +215,16 @@ describe('ranks that wait for each other in different communicators', function()
    end)
 
    it('are not thought of where a rank only is late', function()
-      local rows = check(4, function(comm, pair, tide)
-         local function nap(seconds)
-            local limit = tide.clock() + seconds
-            while tide.clock() < limit do end
+      local rows = check(4, function(comm, pair, lib)
+         local function nap(span)
+            local limit = lib.clock() + span
+            while lib.clock() < limit do end
          end
-         local x = tide.ones { 3 }
+         local x = lib.ones { 3 }
          for i = 1, 3 do
             local work = comm:all_reduce(x, 'sum', { async = true })
             if comm.rank == i then nap(0.9) end
-            pair:all_reduce(tide.ones { 3 })
+            pair:all_reduce(lib.ones { 3 })
             if comm.rank == 3 - i then nap(0.9) end
             work:wait()
          end

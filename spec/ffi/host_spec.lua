@@ -3,7 +3,6 @@
 local tide = require 'tide'
 local host = require 'tide.ffi.host'
 local ranks = require 'spec.support.ranks'
-local host = require 'tide.ffi.host'
 local files = require 'spec.support.files'
 local tmp = require 'spec.support.tmp'
 local lib = require 'tide.ffi.lib'

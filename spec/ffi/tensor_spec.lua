@@ -50,15 +50,15 @@ describe('tensor', function()
    end)
 
    it('says what to do in place of %', function()
-      local x = tide.tensor { 5, -5 }
-      for _, pair in ipairs { { x, 3 }, { 3, x }, { x, x } } do
+      local v = tide.tensor { 5, -5 }
+      for _, pair in ipairs { { v, 3 }, { 3, v }, { v, v } } do
          local ok, e = pcall(function() return pair[1] % pair[2] end)
          assert.is_false(ok)
          assert.equal('E_UNSUPPORTED', e.code)
          assert.matches('operator %; the remainder is x - (x / y):floor() * y', e.message, 1,
             true)
       end
-      assert.same({ 2, 1 }, (x - (x / 3):floor() * 3):tolist())
+      assert.same({ 2, 1 }, (v - (v / 3):floor() * 3):tolist())
    end)
 
    it('compares handles by identity, elements by equal', function()

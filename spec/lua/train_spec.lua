@@ -397,9 +397,9 @@ describe('train.loop', function()
          local notes = {}
          local progress = { update = function() end, finish = function() end,
             note = function(_, fmt, ...) notes[#notes + 1] = fmt:format(...) end }
-         local real = os.remove
-         os.remove = function() end                      -- the link stays
-         finally(function() os.remove = real end)
+         local real = rawget(os, 'remove')
+         rawset(os, 'remove', function() end)            -- the link stays
+         finally(function() rawset(os, 'remove', real) end)
          local _, r = train(dir, 5, { save_every = 2, progress = progress })
          assert.equal(5, r.step)
          assert.equal(5, tide.train.checkpoint.load(dir).plain.step)

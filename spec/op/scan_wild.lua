@@ -161,7 +161,7 @@ function wild.check_all(cases)
    for k, list in pairs(scan_of) do
       for _, share in ipairs { 0.5, 0.9, 0.99, 1 } do
          local a, b = at(list, share), at(loop_of[k], share)
-         if not (a <= 4 * b) then
+         if a > 4 * b or a ~= a then
             error(('d%s: %g of the scans are off by at most %.2g, of the token loops by %.2g; '
                .. 'worst: %.2g, %s'):format(k, share, a, b, worst[k].error, worst[k].name), 2)
          end

@@ -64,16 +64,17 @@ function config.check_names(op, given, known, null)
    local name = op:match '^model%.(.*)$'
    for k, v in each(given) do
       local check = without_effect[k]
-      if v == null then
-         check = nil
-      elseif k == 'model_type' then
-         check_type(op, name, v)
-      elseif k == 'architectures' then
-         check_architectures(op, name, v)
-      elseif check then
-         check(op, k, v)
-      elseif not set[k] then
-         err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k), near.hint(tostring(k), names))
+      if v ~= null then
+         if k == 'model_type' then
+            check_type(op, name, v)
+         elseif k == 'architectures' then
+            check_architectures(op, name, v)
+         elseif check then
+            check(op, k, v)
+         elseif not set[k] then
+            err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k),
+               near.hint(tostring(k), names))
+         end
       end
    end
 end

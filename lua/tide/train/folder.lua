@@ -11,7 +11,6 @@
 -- Every change is one rename, so a process that is killed leaves complete checkpoints. `repair`
 -- ends what it left half done. A symbolic link is removed as a link; its target is never touched.
 
-local dist = require 'tide.dist'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 
