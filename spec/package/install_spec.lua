@@ -143,7 +143,7 @@ describe('an installation', function()
       installed(function(prefix, dir)
          files.write(prefix .. '/bin/mine', '')
          files.write(prefix .. '/share/tide/.mine', '')
-         local script = run 'pwd':gsub('\n', '') .. '/uninstall.cmake'
+         local script = run('readlink -f ' .. quote(build)):gsub('\n', '') .. '/uninstall.cmake'
          run(('cd %s && cmake -P %s'):format(quote(dir), quote(script)))
          assert.same({ './bin/mine', './share/tide/.mine' },
             files.lines_of('cd ' .. quote(prefix) .. ' && find . -type f -o -type l | sort'))
