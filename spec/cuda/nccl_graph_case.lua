@@ -267,7 +267,7 @@ describe('a captured training step over ranks', function()
          try { model = case.model(), fsdp = { comm = comm, device = 'cuda', cpu_offload = true,
             seed = 1 } }
          local cut = case.model { device = 'cuda' }
-         tide.parallel.cp.attach(cut, { axis = comm })
+         tide.parallel.cp.attach(cut, comm)
          try { model = cut, comm = comm }
          return text
       ]])

@@ -77,7 +77,7 @@ end
 function steps.cp(_, n)
    local model = tide.model.llama(cp_case.config, { device = 'cuda', seed = 3 })
    local axis = tide.parallel.mesh({ { 'cp', n } }):axis 'cp'
-   local handle = tide.parallel.cp.attach(model, { axis = axis })
+   local handle = tide.parallel.cp.attach(model, axis)
    local b = handle:cut(on_device(batch(1, 29, 12), 'cuda'))
    return plain(model, b, axis.comm)
 end

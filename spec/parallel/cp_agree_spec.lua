@@ -114,7 +114,7 @@ local function loop(rank, n, field)
    local model = t.model.llama({ vocab_size = 29, hidden_size = 24, num_hidden_layers = 1,
       num_attention_heads = 4, intermediate_size = 40 }, { seed = 5 })
    local comm = t.parallel.mesh({ cp = n }):axis('cp').comm
-   local handle, said = t.parallel.cp.attach(model, { axis = comm }), {}
+   local handle, said = t.parallel.cp.attach(model, comm), {}
    for step = 1, 3 do
       local batch, calls = {}, comm:traffic().ncall
       for _, name in ipairs { 'ids', 'labels', 'positions', 'packed_seq_ids' } do

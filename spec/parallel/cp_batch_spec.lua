@@ -362,7 +362,8 @@ describe('packed streams over ranks', function()
       local b = { input_ids = ints { 7, 0, 9, 99, 5, 6, 99, 99 }, labels = ints { 1, 2, 3, -100, 4,
          5, -100, -100 }, cu_seqlens = ints { 0, 3, 5, -1000 },
          cu_seqlens_padded = ints { 0, 4, 8, -1000 } }
-      local out = cp.shard_thd_chunk(b, axis(2, 0))
+      local out = cp.shard_thd_chunk(axis(2, 0), b)
+      assert.same(list(out.input_ids), list(cp.shard_thd_chunk(b, axis(2, 0)).input_ids))
       assert.same({ 7, 99, 5, 99 }, list(out.input_ids))
       assert.same({ false, true, false, true }, list(out.padding_mask))
       assert.same({ 0, 4, 8 }, list(out.cu_seqlens))
@@ -371,7 +372,7 @@ describe('packed streams over ranks', function()
       -- slots that do not divide are padded inside the plan
       b = { input_ids = ints { 1, 2, 3, 4, 5 }, labels = ints { 1, 2, 3, 4, 5 },
          cu_seqlens = { 0, 2, 5 } }
-      out = cp.shard_thd_chunk(b, axis(2, 0), { padding_token_id = 9 })
+      out = cp.shard_thd_chunk(axis(2, 0), b, { padding_token_id = 9 })
       assert.same({ 1, 9, 3, 9 }, list(out.input_ids))
       assert.same({ 1, -100, 3, -100 }, list(out.labels))
       assert.same({ 0, 4, 8 }, list(out.cu_slot))

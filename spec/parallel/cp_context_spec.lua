@@ -75,7 +75,7 @@ describe('one rank', function()
                num_attention_heads = 2, num_key_value_heads = 2, intermediate_size = 16,
                mamba_num_heads = 4, mamba_head_dim = 8, ssm_state_size = 8, n_groups = 2 },
                { seed = 3 })
-         if n > 1 then cp_.attach(model, { axis = axis_ }) end
+         if n > 1 then cp_.attach(model, axis_) end
          for _, way in ipairs(ways) do
             local batch = { labels = labels }
             for k, v in require 'tide.util.each' (way[2]) do batch[k] = v end

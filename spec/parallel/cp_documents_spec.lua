@@ -272,7 +272,7 @@ local function losses(_, n, extra)
    local ids, labels = int { { 1, 2, 3, 4, 5, 6, 7, 8 } }, int { { 2, 3, 4, 5, 6, 7, 8, 9 } }
    local cu = t.tensor({ 0, 3, 8 }, { dtype = 'i32' })
    local want = model:loss(ids, labels, { index = t.document_index(cu, 8), count = 8 }):item()
-   local handle = t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+   local handle = t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp')
    local batch = { ids = ids, labels = labels, cu_real = { 0, 3, 8 } }
    if extra == 'attention_mask' then batch.attention_mask = int { { 1, 1, 1, 1, 1, 1, 1, 1 } } end
    if extra == 'padding_mask' then batch.padding_mask = t.zeros({ 1, 8 }):to 'bool' end
@@ -308,7 +308,7 @@ local function trained(_, n, name)
    local model = t.model.llama({ vocab_size = 29, hidden_size = 24, num_hidden_layers = 2,
       num_attention_heads = 4, intermediate_size = 40 }, { seed = 5 })
    local comm = n > 1 and t.parallel.mesh({ cp = n }):axis('cp').comm or t.dist.solo()
-   if n > 1 then t.parallel.cp.attach(model, { axis = comm }) end
+   if n > 1 then t.parallel.cp.attach(model, comm) end
    local step = t.train.step.new { model = model, comm = comm,
       optim = t.optim.AdamW(model, { lr = 1e-2 }) }
    local function batch()

@@ -29,7 +29,7 @@ describe('attaching', function()
    it('replaces the inner call, and gives it back', function()
       local model = llama()
       local attn = model.model.layers:at(2).self_attn
-      local handle = cp.attach(model, { axis = axis2, sliding_window = 5,
+      local handle = cp.attach(model, axis2, { sliding_window = 5,
          layers = { [2] = 'allgather' } })
       assert.equal('allgather', attn.inner.method)
       assert.same({ 4, -1 }, attn.window)
@@ -40,7 +40,7 @@ describe('attaching', function()
       assert.is_nil(attn.window)
       assert.is_nil(spread.of(model).cp)
       handle:restore()
-      handle = cp.attach(model, { axis = axis2, layers = { ['1.self_attn'] = { method = 'a2a',
+      handle = cp.attach(model, axis2, { layers = { ['1.self_attn'] = { method = 'a2a',
          window = { 2, -1 } } } })
       assert.equal('a2a', attn.inner.method)
       assert.same({ 2, -1 }, attn.window)
@@ -53,7 +53,7 @@ describe('attaching', function()
          local model = llama()
          local function again() tide.parallel.recompute(model, { ops = { 'attention' } }) end
          if first == 'recompute' then again() end
-         local handle = cp.attach(model, { axis = axis2 })
+         local handle = cp.attach(model, axis2)
          if first == 'attach' then again() end
          local attn = model.model.layers:at(1).self_attn
          assert.equal('CpAttention', attn.inner.inner.class_name)
@@ -64,11 +64,27 @@ describe('attaching', function()
       end
    end)
 
+   it('takes the ranks before the options, a mesh too, and the spelling of 0.1', function()
+      local model = llama()
+      local mesh = { find = function(_, name) return name == 'cp' and axis2 or nil end }
+      for _, given in ipairs { { axis2, { method = 'a2a' } }, { mesh, { method = 'a2a' } },
+         { { axis = axis2, method = 'a2a' } } } do
+         local handle = cp.attach(model, given[1], given[2])
+         assert.same({ 'a2a', 2 }, { handle.method, handle.size })
+         handle:restore()
+      end
+      local none = { find = function() end }
+      refused('E_ARG', "'axis'", cp.attach, model, none)
+      refused('E_ARG', "'axis'", cp.attach, model)
+      refused('E_ARG', 'axis', cp.attach, model, axis2, { axis = axis2 })
+   end)
+
    it('says which rule was broken', function()
       local model = llama()
       local function bad(status, words, opts)
-         opts.axis = opts.axis or axis2
-         refused(status, words, cp.attach, model, opts)
+         local axis = opts.axis or axis2
+         opts.axis = nil
+         refused(status, words, cp.attach, model, axis, opts)
          assert.is_nil(spread.of(model).cp)
          assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
       end
@@ -100,7 +116,7 @@ describe('attaching', function()
       refused('E_ARG', { 'method', 'heads' }, cp.attach, mamba, { axis = axis2, mamba = 'heads' })
       refused('E_UNSUPPORTED', "not 'document'", cp.attach, mamba,
          { axis = axis2, mamba = 'state', layout = 'document' })
-      local handle = cp.attach(mamba, { axis = axis2, mamba = 'state' })
+      local handle = cp.attach(mamba, axis2, { mamba = 'state' })
       assert.is_false(mamba:at(1).inner == tide.nn.Mamba2.mix)
       handle:restore()
       assert.equal(tide.nn.Mamba2.mix, mamba:at(1).inner)
@@ -130,7 +146,7 @@ describe('attaching', function()
          cp.attach, model, { axis = axis2 })
       assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
       assert.is_nil(spread.of(model).cp)
-      cp.attach(model, { axis = tide.dist.solo() }):restore()
+      cp.attach(model, tide.dist.solo()):restore()
       refused('E_UNSUPPORTED', { "'model.layers.1.self_attn'", 'Shift.mixes = true' }, cp.attach,
          wrapped(wrap('Shift', true)), { axis = axis2 })
       for _, said in ipairs { false, 'context' } do
@@ -138,7 +154,7 @@ describe('attaching', function()
       end
       -- a class made from one that says it says it anew for a forward of its own
       local Heir = class('Heir', wrap('Shift', false))
-      cp.attach(wrapped(Heir), { axis = axis2 })
+      cp.attach(wrapped(Heir), axis2)
       function Heir.forward(self, x, at) return self.core(x:cumsum(2), at) end
       refused('E_ARG', '(Heir)', cp.attach, wrapped(Heir), { axis = axis2 })
       local Mine = class('Mine', nn.Attention)
@@ -148,7 +164,7 @@ describe('attaching', function()
          { axis = axis2 })
       local one = wrapped(Shift)                         -- one module may say it for itself
       one.model.layers:at(2).self_attn.mixes = false
-      cp.attach(one, { axis = axis2 })
+      cp.attach(one, axis2)
    end)
 
    it('is needed, and so is the context', function()
@@ -164,7 +180,7 @@ describe('attaching', function()
          { context = context, shift = true })
       local want = model(ids)
       assert.is_true(same(want, model(ids, { context = cp.null })))
-      local handle = cp.attach(model, { axis = axis2 })
+      local handle = cp.attach(model, axis2)
       refused('E_STATE', 'no batch', model, ids)
       assert.is_true(same(want, model(ids, { context = cp.null })))
       handle:restore()
@@ -175,7 +191,7 @@ describe('attaching', function()
 
    it('changes nothing on an axis of one rank', function()
       local model, ids = llama(), ints { { 1, 2, 3 } }
-      local handle = cp.attach(model, { axis = tide.dist.solo() })
+      local handle = cp.attach(model, tide.dist.solo())
       local batch = { ids = ids, labels = ids }
       assert.equal(batch, handle:cut(batch))
       assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
@@ -280,7 +296,7 @@ describe('a mask in a call of a model', function()
       local context, mine = cp.make_cp_batch_and_ctx(axis2, { ids = ids, labels = ids,
          packed_seq_ids = mask }, { kind = 'contiguous' })
       local part = tide.tensor({ { 1, 1, 2 } }, { dtype = 'i64' })
-      cp.attach(model, { axis = axis2 })
+      cp.attach(model, axis2)
       local function over(m) return model(mine.ids, { context = context, attention_mask = m }) end
       refused('E_ARG', 'other documents', over, ints { { 1, 2, 2 } })
       refused('E_ARG', 'other documents', over, ints { { 1, 0, 1 } })
@@ -367,7 +383,7 @@ end)
 local function spoilt(_, n, config_, what)
    local t = require 'tide'
    local model = t.model.llama(config_, { seed = 3 })
-   t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+   t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp')
    local ids = t.arange(24, { dtype = 'i64' }):reshape(1, 24)
    local probe = { ids = ids, labels = ids }
    local second = model.model.layers:at(2)
@@ -438,7 +454,7 @@ local function broken_rule(_, n, config_, name)
       end
    end
    local model = t.model.llama(config_, { seed = 3 })
-   t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+   t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp')
    local ids = t.arange(8, { dtype = 'i64' }):reshape(1, 8)
    local ok, e = pcall(t.parallel.cp.self_check, model, { ids = ids, labels = ids,
       cu_real = { 0, 3, 7 }, padding_mask = ids:eq(5) })
@@ -476,7 +492,7 @@ describe('the self-check', function()
    it('wants an attached model, a whole probe and no gradients', function()
       local model = tide.model.llama(config, { seed = 1 })
       refused('E_ARG', 'attached', cp.self_check, model, {})
-      cp.attach(model, { axis = axis2 })
+      cp.attach(model, axis2)
       refused('E_ARG', 'probe.labels', cp.self_check, model, { ids = ints { { 1, 2 } } })
       model:loss(ints { { 1, 2 } }, ints { { 1, 2 } }, { context = cp.null }):backward()
       refused('E_STATE', 'has a gradient', cp.self_check, model,
@@ -551,7 +567,7 @@ describe('training over a context axis', function()
          local t = require 'tide'
          local model = t.nn.Attention { dim = 8, heads = 2 }
          model.loss = function() end
-         t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp' })
+         t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp')
          local ok, e = pcall(t.train.step.new, { model = model, optim = {}, comm = t.dist.solo() })
          return not ok and tostring(e):find('do not hold them all', 1, true) ~= nil
       end))

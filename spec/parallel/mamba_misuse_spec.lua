@@ -223,7 +223,7 @@ describe('the null context', function()
          hybrid_override_pattern = 'M*', mamba_head_dim = 4, num_attention_heads = 2 }
       local ids = i64 { { 1, 2, 3, 4, 5 } }
       local want = m(ids):to_string_bytes()
-      local handle = cp.attach(m, { axis = tide.dist.simulate(2, 0) })
+      local handle = cp.attach(m, tide.dist.simulate(2, 0))
       assert.is_true(want == m(ids, { context = cp.null }):to_string_bytes())
       refused('E_STATE', 'no context', m.forward, m, ids)
       handle:restore()

@@ -102,7 +102,7 @@ local function cut(t, o, axis)
    end
    local model = t.model.llama({ vocab_size = 8, hidden_size = 8, num_hidden_layers = 1,
       num_attention_heads = 1, intermediate_size = 8 }, { seed = 1 })
-   local handle = cp.attach(model, { axis = axis, method = o.method, a2a = o.a2a,
+   local handle = cp.attach(model, axis, { method = o.method, a2a = o.a2a,
       layout = o.kind })
    local mine = handle:cut(batch, more)
    return mine.context or cp.null, mine

@@ -1,6 +1,6 @@
 -- A model whose sequence lies over several ranks.
 --
---    local handle = cp.attach(model, { axis = mesh:axis 'cp', method = 'ring', layout = 'zigzag' })
+--    local handle = cp.attach(model, mesh:axis 'cp', { method = 'ring', layout = 'zigzag' })
 --    local mine = handle:cut { ids = ids, labels = labels }       -- this rank's part, and context
 --    model:loss(mine.ids, mine.labels, { context = mine.context, count = count }):backward()
 --    handle:restore()
@@ -134,7 +134,7 @@ end
 
 -- What the table of single layers says, checked: sets method and window of those it means.
 local function choose(op, list, opts)
-   for key, v in each(opts.layers or {}) do
+   for key, v in each(err.type(op, 'layers', opts.layers or {}, 'table')) do
       if type(v) == 'string' then v = { method = v } end
       v = err.options(op, v, { 'method', 'window', 'sliding_window' })
       for _, layer in ipairs(chosen(op, list, key)) do
@@ -196,21 +196,31 @@ local function put(handle, layer)
 end
 
 -- The options of attach.
-cp_train.options = { 'axis', 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers',
-   'mamba' }
+cp_train.options = { 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' }
 
--- opts: axis (of a mesh, or a communicator), method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout
--- ('zigzag', 'contiguous', 'document', 'balanced'), a2a (ranks of the inner exchange of a2a+p2p),
--- window (of tide.attention: distances) or sliding_window (tokens that each sees, itself included);
--- default: as the layers have it), layers ({ [index from 1 or name] = method or { method =, window
--- =, sliding_window = } }: single layers that differ), mamba (method of Mamba-2 layers: 'auto',
--- 'hidden', 'state'; see mamba_cp). Nothing changes on an axis of one rank. Collective. Returns the
--- handle: cut(batch), whole(fn, ...), restore().
-function cp_train.attach(model, opts)
+-- The ranks and the options of attach. { axis = axis, .. } in place of both is the spelling of 0.1.
+local function ranks_and_options(op, axis, opts)
+   local is_old = opts == nil and type(axis) == 'table' and axis.size == nil and axis.find == nil
+   if is_old then
+      opts = err.options(op, axis, { 'axis', unpack(cp_train.options) })
+      axis = opts.axis
+   end
+   if type(axis) == 'table' and axis.find then axis = cp.axis_of(op, axis, 'cp') end
+   return axis, is_old and opts or err.options(op, opts, cp_train.options)
+end
+
+-- Puts a model over the ranks of an axis (of a mesh, a mesh with an axis 'cp', or a communicator).
+-- opts: method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout ('zigzag', 'contiguous', 'document',
+-- 'balanced'), a2a (ranks of the inner exchange of a2a+p2p), window (of tide.attention: distances)
+-- or sliding_window (tokens that each sees, itself included); default: as the layers have it),
+-- layers ({ [index from 1 or name] = method or { method =, window =, sliding_window = } }: single
+-- layers that differ), mamba (method of Mamba-2 layers: 'auto', 'hidden', 'state'; see mamba_cp).
+-- Nothing changes on an axis of one rank. Collective. Returns the handle: cut(batch), whole(fn,
+-- ...), restore().
+function cp_train.attach(model, axis, opts)
    local op = 'parallel.cp.attach'
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   opts = err.options(op, opts, cp_train.options)
-   local axis = opts.axis
+   axis, opts = ranks_and_options(op, axis, opts)
    local comm, size, rank = axis_of(op, 'axis', axis)
    if spread.of(model).cp then
       err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
@@ -328,10 +338,9 @@ end
 -- attach. Each layer's own call is replaced, so it holds in recomputation and affects no other
 -- layer.
 function cp_train.attach_cp_sdpa_hooks(model, mesh, opts)
-   local op, all = 'parallel.cp.attach_cp_sdpa_hooks', {}
-   for k, v in each(err.type(op, 'opts', opts or {}, 'table')) do all[k] = v end
-   all.axis = cp.axis_of(op, mesh, 'cp')
-   return cp_train.attach(model, all)
+   local op = 'parallel.cp.attach_cp_sdpa_hooks'
+   return cp_train.attach(model, cp.axis_of(op, mesh, 'cp'),
+      err.type(op, 'opts', opts or {}, 'table'))
 end
 
 local function take_mask(_, x, at, ...)
@@ -415,7 +424,7 @@ function cp_train.run_target_cp_forward_and_gather(model, axis, ids, opts)
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle
    if not spread.of(model).cp then
-      handle = cp_train.attach(model, { axis = axis, method = 'allgather', layout = 'contiguous' })
+      handle = cp_train.attach(model, axis, { method = 'allgather', layout = 'contiguous' })
    end
    local r = { pcall(tide.no_grad, function()
       local logits, collected = target_pass(model, region, opts.collect or {})

@@ -124,7 +124,7 @@ end
 local function read_sections(self, opts)
    for _, k in ipairs(sections) do self[k] = opts[k] end
    if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
-   if opts.cp then err.options(op .. ': cp', opts.cp, cp_train.options) end
+   if opts.cp then err.options(op .. ': cp', opts.cp, { 'axis', unpack(cp_train.options) }) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
    self.tp, self.fsdp = copy(opts.tp or {}), opts.fsdp and copy(opts.fsdp)
    self.cp = copy(opts.cp or {})
@@ -161,8 +161,8 @@ local function apply_cp(self, run)
    local axis = axis_of(self, run.mesh, 'cp')
    if not axis then return end
    local o = copy(self.cp)
-   o.axis = axis
-   run.context = require('tide.parallel.cp.train').attach(run.model, o)
+   o.axis = nil
+   run.context = require('tide.parallel.cp.train').attach(run.model, axis, o)
 end
 
 local function apply_fsdp(self, run, device, seed)
