@@ -221,14 +221,14 @@ end)
 describe('what an optimiser is given', function()
    local nn = require 'tide.nn'
    local function model() return nn.Linear(3, 2, { seed = 1 }) end
-   local x = tide.tensor { { 1, -2, 0.5 } }
+   local input = tide.tensor { { 1, -2, 0.5 } }
 
    -- The weights after three steps of an optimiser of what of(model) returns; its names.
    local function trained(of, class)
       local m = model()
       local o = optim[class](of(m), { lr = 0.1 })
       for _ = 1, 3 do
-         m(x):square():sum():backward()
+         m(input):square():sum():backward()
          o:step()
          o:zero_grad()
       end
@@ -284,8 +284,8 @@ describe('what an optimiser is given', function()
 
    it('is refused where it is something else, with what it may be', function()
       local m = model()
-      local function bad(words, params)
-         local e = raised(optim.AdamW, params, { lr = 1 })
+      local function bad(words, given)
+         local e = raised(optim.AdamW, given, { lr = 1 })
          assert.equal('E_ARG', e.code)
          assert.matches(words, e.message, 1, true)
       end
