@@ -2,9 +2,7 @@
 --
 --    tide run recipes/generate.lua --from runs/pretrain --prompt "local function"
 
-local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
-local find = loadfile(root .. 'recipes/support/path.lua')
-if find then find(root) else require 'tide' end         -- copied elsewhere: tide must be found
+pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
 local args = require 'tide.util.args'
 local err = require 'tide.util.err'

@@ -7,9 +7,7 @@
 -- each byte. The weights are shared among the ranks and gathered layer by layer: no rank holds more
 -- than one layer and the embeddings, however large the model. Windows of the text are shared too.
 
-local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
-local find = loadfile(root .. 'recipes/support/path.lua')
-if find then find(root) else require 'tide' end         -- copied elsewhere: tide must be found
+pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
 local args = require 'tide.util.args'
 local err = require 'tide.util.err'

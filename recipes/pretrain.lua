@@ -11,14 +11,15 @@
 -- held out. At the end it prints the validation loss beside the order-2 entropy of the training
 -- bytes (what a perfect table of byte trigrams would lose) and a sampled continuation.
 
-local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/[^/]*$') or './'
-local find = loadfile(root .. 'recipes/support/path.lua')
-if find then find(root) else require 'tide' end         -- copied elsewhere: tide must be found
+pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
-local pretrain = require 'tide.train.pretrain'
-local option = pretrain.option
+local job = require 'tide.train.job'
+local options = require 'recipes.support.options'
+local text = require 'recipes.support.text'
 
-local options = {
+local option = options.option
+
+local rows = {
    { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
      also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
@@ -38,18 +39,53 @@ local function config(opt, vocab)
 end
 
 -- What errors call the options.
-local fields = {
+local words = {
    { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
    { 'num_key_value_heads', '--kv-heads, or --heads without it' },
    { 'head_dim', '--dim / --heads', follows = true },
    { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
 }
 
-return pretrain.main({
-   name = 'pretrain', title = 'train a Llama-family decoder on text', model = options,
-   fields = fields, root = root,
-   make = function(tide, opt, vocab, o)
-      local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
-      return family(config(opt, vocab), o)
-   end,
-}, ...)
+local function train(self, opt)
+   local tide = require 'tide'
+
+   -- What is learnt from, and a model of it that has no bytes yet.
+   local corpus = text.corpus(self, opt)
+   local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
+   local model = self:check(family, config(opt, corpus.vocab_size),
+      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+
+   -- How it lies over the ranks and what that costs; then it gets its bytes.
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum })
+   end
+   local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed })
+
+   -- The optimiser, with its rate by the step.
+   local optim = tide.optim.AdamW(spread.params, {
+      lr = tide.optim.schedule.make(opt.schedule, { lr = opt.lr, min_lr = math.min(opt.min_lr,
+         opt.lr), steps = opt.schedule_steps, warmup = opt.warmup }),
+      beta2 = opt.beta2, weight_decay = opt.weight_decay })
+
+   -- The steps.
+   local run = self:run(corpus, plan, {
+      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optim,
+      sampler = text.sampler(self, opt, corpus, spread.data), accum = opt.accum, clip = opt.clip,
+      val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, captured = opt.captured })
+   for s in run:steps() do
+      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
+      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
+   end
+   local result = run:finish()
+   if result.interrupted then return end
+
+   -- What it has learnt.
+   text.summary(self, opt, corpus, result)
+   if opt.sample > 0 and corpus.kind == 'text' then text.sample(self, opt, spread) end
+end
+
+return job.main({ name = 'pretrain', title = 'train a Llama-family decoder on text',
+   options = options.all('pretrain', rows), words = words, train = train }, ...)

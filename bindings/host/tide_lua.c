@@ -101,8 +101,8 @@ static void prepend_path(lua_State *L, const char *root)
 {
   lua_getglobal(L, "package");
   lua_getfield(L, -1, "path");
-  lua_pushfstring(L, "%s/bindings/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s", root, root, root,
-                  lua_tostring(L, -1));
+  lua_pushfstring(L, "%s/bindings/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s", root, root,
+                  root, root, lua_tostring(L, -1));
   lua_setfield(L, -3, "path");
   lua_pop(L, 2);
 }

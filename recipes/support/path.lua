@@ -1,9 +1,15 @@
--- Puts tide on package.path for a recipe that plain luajit runs. Argument: the root of the tree
--- with a final slash. Under the tide program, and where LUA_PATH names the tree, tide is there.
+-- Puts tide and what recipes share on package.path, for a recipe that plain luajit runs from
+-- anywhere in the tree. Under the tide program, installed, and where LUA_PATH names the tree, they
+-- are there.
 
-local root = ...
+local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/support/[^/]*$') or './'
+if root == '' then root = './' end
+
 local function is_there(module) return package.searchpath(module, package.path) ~= nil end
 
+if not is_there 'recipes.support.options' then
+   package.path = package.path .. ';' .. root .. '?.lua'
+end
 if package.preload['tide'] or is_there 'tide.util.args' then return end
 if is_there 'tide' then
    require 'tide'                        -- installed: knows where its parts are

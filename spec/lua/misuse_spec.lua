@@ -15,7 +15,7 @@ pcall(ffi.cdef, 'typedef struct misuse_foreign { int x; } misuse_foreign;')
 -- Not called: what ends the process, reads the terminal, changes the globals or what other specs
 -- stand on; and err, whose functions raise what they are given.
 local skipped = {
-   ['util.args.main'] = true, ['train.pretrain.main'] = true, ['repl.run'] = true,
+   ['util.args.main'] = true, ['train.job.main'] = true, ['repl.run'] = true,
    ['util.strict.on'] = true, ['util.strict.off'] = true, ['util.fs.use'] = true,
    ['util.err'] = true, set_default = true, ['dist.shutdown'] = true,
 }

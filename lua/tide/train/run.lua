@@ -87,6 +87,7 @@ function Run:close()
    end
    if self.lock then self.lock:release() end
    self.lock = nil
+   launch.unwatch()
 end
 
 -- A raw Lua error gets the stack trace of where it was raised, once.

@@ -320,6 +320,18 @@ function Plan:to_table() return plan_text.to_table(self) end
 
 local plan = { Plan = Plan }
 
+-- The results of fn() with the model of `run`, which materialise gave, whole where it is sharded,
+-- and whole sequences on each rank. Collective.
+function plan.whole(run, fn)
+   local name, inner = 'parallel.plan.whole', fn
+   err.type(name, 'run', run, 'table')
+   err.func(name, 'fn', fn)
+   local context = run.context
+   if context then fn = function() return context:whole(inner) end end
+   if not run.sharded then return fn() end
+   return tide.parallel.unshard_fsdp2_model(run.sharded, fn)
+end
+
 -- The plan that to_table has described. model: the model; default: of the family and configuration
 -- in the table.
 function plan.from_table(t, model)

@@ -1,17 +1,17 @@
--- How a recipe's command line spreads its model over ranks: the options, and the plan they make.
+-- How a command line spreads a model over ranks: the options, and the arguments of parallel.plan
+-- that they make.
 --
--- A recipe adds setup.options to its own and asks setup.plan_of for a plan; what can
--- be wrong with them is reported in terms of the command line. Nothing of tide is loaded before
--- that.
+-- A program adds options.rows to its own (see util.args) and gives options.read to parallel.plan.
+-- Mistakes are told in terms of the command line. Nothing of tide is loaded before that.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 
-local setup = {}
+local options = {}
 
 local op = 'options'
 
-setup.options = {
+options.rows = {
    { 'mesh.dp', 0, 'data-parallel ranks; 0: what the other axes leave', min = 0 },
    { 'mesh.dp_replicate', 0, 'groups of ranks that hold the same shards', min = 0 },
    { 'mesh.dp_shard', 0, 'ranks that parameters are sharded over; 0: not sharded', min = 0,
@@ -46,7 +46,7 @@ local function checked(fn, opt)
    err.type(fn, 'opt', opt, 'table')
    local m = {}
    for k, v in each(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table')) do m[k] = v end
-   for _, row in ipairs(setup.options) do
+   for _, row in ipairs(options.rows) do
       local name = row[1]:match '^mesh%.(.*)$'
       if name then m[name] = err.integer(fn, 'opt.mesh.' .. name, m[name] or row[2], row.min) end
    end
@@ -76,9 +76,9 @@ end
 
 -- Axes for n ranks from the options, with what is not given inferred.
 -- simulate: a run of one rank stands for as many as the options need.
-function setup.axes(opt, n, simulate)
-   local m = checked('train.setup.axes', opt)
-   err.integer('train.setup.axes', 'n', n, 1)
+function options.axes(opt, n, simulate)
+   local m = checked('parallel.plan.options.axes', opt)
+   err.integer('parallel.plan.options.axes', 'n', n, 1)
    local axes, need, words = given_axes(m)
    local open = m.dp == 0 and m.dp_shard == 0
    if simulate and n == 1 then
@@ -138,10 +138,9 @@ local function cp_of(opt)
       a2a = opt.cp.a2a > 0 and opt.cp.a2a or nil, mamba = opt.cp.mamba }
 end
 
--- The plan of a model (on the null device, or a function that makes it) over the `n` ranks of a run
--- as the options say. simulate: see setup.axes.
-function setup.plan_of(model, opt, n, simulate)
-   local fn = 'train.setup.plan_of'
+-- The mesh and the options of parallel.plan over the `n` ranks of a run. simulate: see axes.
+function options.read(opt, n, simulate)
+   local fn = 'parallel.plan.options.read'
    local mesh = checked(fn, opt)
    for _, k in ipairs { 'cp', 'fsdp' } do err.type(fn, 'opt.' .. k, opt[k], 'table') end
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
@@ -152,40 +151,13 @@ function setup.plan_of(model, opt, n, simulate)
       err.usage(op, '--sequence-parallel requires --mesh.tp of 2 or more: it cuts activations over '
          .. 'the tensor-parallel ranks')
    end
-   local axes, ranks = setup.axes(opt, n, simulate)
-   return require('tide.parallel.plan')(model, axes, {
+   local axes, ranks = options.axes(opt, n, simulate)
+   return axes, {
       ranks = ranks, recompute = recompute_of(opt.recompute), fsdp = fsdp_of(opt),
       tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
          async_tp = opt.async_tp } or nil,
       cp = cp_of(opt),
-   })
+   }
 end
 
--- ---- data ------------------------------------------------------------------------------------
-
--- Rows of a micro-batch on a rank.
-function setup.rows(opt, data)
-   local fn = 'train.setup.rows'
-   err.type(fn, 'opt', opt, 'table')
-   err.integer(fn, 'opt.batch', opt.batch, 1)
-   err.integer(fn, 'opt.accum', opt.accum, 1)
-   err.integer(fn, 'data.size', err.type(fn, 'data', data, 'table').size, 1)
-   if opt.batch % (data.size * opt.accum) ~= 0 then
-      err.usage(op, '--batch (%d) must be a multiple of the ranks with data of their own (%d) '
-         .. 'times --accum (%d)', opt.batch, data.size, opt.accum)
-   end
-   return opt.batch / (data.size * opt.accum)
-end
-
--- The results of fn() with the model whole where it is sharded, and whole sequences on each rank.
--- Every rank calls it.
-function setup.whole(run, fn)
-   err.type('train.setup.whole', 'run', run, 'table')
-   err.func('train.setup.whole', 'fn', fn)
-   local context, inner = run.context, fn
-   if context then fn = function() return context:whole(inner) end end
-   if not run.sharded then return fn() end
-   return require('tide.parallel.unshard').unshard_fsdp2_model(run.sharded, fn)
-end
-
-return setup
+return options

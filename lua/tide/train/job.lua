@@ -1,0 +1,290 @@
+-- One start of a recipe that trains: its command line, the run that it goes on from, its ranks, and
+-- how mistakes of people are told.
+--
+--    job.main({ name = 'pretrain', title = .., options = rows, words = .., train = fn }, ...)
+--
+-- The recipe's train(job, opt) does the work; what it needs of a start is here. Errors about files,
+-- memory and devices are told in one line; those about arguments only within job:check, where they
+-- follow from the command line, so that a mistake in a recipe keeps its stack trace. Nothing of
+-- tide is loaded before the command line is read.
+
+local args = require 'tide.util.args'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local launch = require 'tide.dist.launch'
+local pack = require 'tide.ffi.pack'
+local plan_options = require 'tide.parallel.plan.options'
+
+local job = {}
+
+local Job = {}
+Job.__index = Job
+
+-- ---- errors ------------------------------------------------------------------------------------
+
+local outside = { 'E_IO', 'E_FORMAT', 'E_DEVICE', 'E_NOMEM' }
+local given_codes = { 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED', 'E_DEVICE',
+   'E_NOMEM' }
+
+-- Adds to an error about fields of a configuration which options they come from. A field that
+-- follows from options cannot be given, so an advice to give it is left out.
+local function in_words(words, e)
+   local list = {}
+   for _, row in ipairs(words) do
+      if row.follows then e.message = e.message:gsub(', or give ' .. row[1] .. '$', '') end
+      if e.message:find('%f[%w_]' .. row[1] .. '%f[^%w_]') then
+         list[#list + 1] = ('%s is %s'):format(row[1], row[2])
+      end
+   end
+   if #list > 0 then e.message = ('%s (%s)'):format(e.message, table.concat(list, ', ')) end
+end
+
+local function explain(words, e)
+   if not err.is(e) or e.brief then return e end
+   if e.code == 'E_NOMEM' then
+      e.message = e.message .. '; a smaller --batch or --seq, more --accum, --recompute full or '
+         .. '--mesh.dp_shard needs less'
+   else
+      in_words(words, e)
+   end
+   return e
+end
+
+local function explained(words, fn, ...)
+   local r = pack(pcall(fn, ...))
+   if not r[1] then error(explain(words, r[2]), 0) end
+   return unpack(r, 2, r.n)
+end
+
+-- The results of fn(...), whose arguments follow from the command line: what it raises is told in
+-- one line, with the options that the fields of a model come from.
+function Job:check(fn, ...) return err.people(given_codes, explained, self.words, fn, ...) end
+
+-- ---- the run that it goes on from --------------------------------------------------------------
+
+-- What belongs to one start of the program and not to the run: never taken from a checkpoint.
+local own = { 'out', 'resume', 'resume_from', 'overwrite', 'threads', 'plan' }
+
+-- A checkpoint is complete and stays as it is: no run goes on inside it.
+local function check_folder(name, out)
+   if not fs.exists(fs.join(out, 'manifest.json')) then return end
+   err.usage(name, '--out %s is a checkpoint, not the folder of a run; --resume-from %s '
+      .. 'goes on from it', out, out)
+end
+
+-- Makes the path of the checkpoint that --resume-from names, and its run --out.
+local function settle_resume(recipe, opt, given)
+   if not opt.resume_from then
+      if opt.resume then check_folder(recipe.name, opt.out) end
+      return
+   end
+   local name, folder = opt.resume_from, require 'tide.train.folder'
+   if name:find '^%d+$' then name = folder.name(tonumber(name)) end
+   if not name:find('/', 1, true) then
+      name = fs.join(opt.out, name)
+   elseif not given.out then
+      opt.out = name:gsub('/+[^/]*/*$', '')
+   end
+   if not folder.is_of(name, opt.out) then
+      err.usage(recipe.name, '--resume-from %s is no checkpoint of the run in --out %s', name,
+         opt.out)
+   end
+   opt.resume, opt.resume_from = true, name
+end
+
+-- The options kept in a checkpoint, as this program writes them.
+local function kept_options(opt)
+   local kept = require('tide.train.checkpoint').recipe(opt.resume_from or opt.out)
+   for _, k in ipairs(own) do kept[k] = opt[k] end
+   kept.recompute = kept.recompute and tostring(kept.recompute)     -- once a number
+   kept.schedule_steps = kept.schedule_steps or kept.steps          -- once always the same
+   return kept
+end
+
+local function names_mesh(given)
+   for name in each(given) do
+      if name:find '^mesh%.' then return true end
+   end
+   return false
+end
+
+-- The options that --resume puts in place of the defaults, and { options (those of the checkpoint),
+-- other_mesh }. A mesh is one thing: giving one axis gives all of them, and what says how the
+-- tensor-parallel axis is used goes with it.
+local function options_before(recipe, opt, given)
+   settle_resume(recipe, opt, given)
+   if not opt.resume then return nil end
+   local kept = err.people({ 'E_IO', 'E_FORMAT' }, kept_options, opt)
+   local resumed = { options = kept, other_mesh = names_mesh(given) }
+   if not resumed.other_mesh then return kept, resumed end
+   local base = {}
+   for k, v in each(kept) do base[k] = v end
+   base.mesh = nil
+   if opt.mesh.tp == 1 then base.sequence_parallel, base.async_tp = nil, nil end
+   return base, resumed
+end
+
+-- Another attempt of this very job goes on by itself (tide run --max-restarts).
+local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
+
+-- A run is never written over unless that is asked for.
+local function check_out(self)
+   local opt = self.opt
+   if opt.resume and opt.overwrite then
+      err.usage(self.name, '--resume and --overwrite exclude each other')
+   end
+   check_folder(self.name, opt.out)
+   local step = require('tide.train.checkpoint').step_in(opt.out)
+   if step and not opt.resume and not opt.overwrite and not is_restart(opt) then
+      err.usage(self.name, '%s holds a run at step %d; add --resume, or choose another --out, or '
+         .. '--overwrite', opt.out, step)
+   end
+end
+
+-- ---- what is settled before any work -----------------------------------------------------------
+
+-- Settles what is drawn from --steps, at the first start of a run: gone on with for longer it keeps
+-- its learning rates. Tells what is not as it was asked for.
+local function settle_schedule(self, given)
+   local opt, log = self.opt, self.log
+   if opt.schedule_steps == 0 then opt.schedule_steps = opt.steps end
+   local most = math.floor(opt.schedule_steps / 2)
+   if opt.warmup and opt.warmup > most then
+      log:once('--warmup %d is cut to %d, half of the %d steps of the schedule', opt.warmup, most,
+         opt.schedule_steps)
+   end
+   opt.warmup = math.min(opt.warmup or 40, most)
+   if self.resumed and not given.schedule_steps and opt.schedule ~= 'constant'
+      and opt.steps ~= opt.schedule_steps then
+      log:once("the learning rate follows the checkpoint's schedule of %d steps; --schedule-steps "
+         .. '%d draws it anew', opt.schedule_steps, opt.steps)
+   end
+end
+
+-- What a step that is recorded once cannot do.
+local function check_captured(self)
+   local opt, world = self.opt, self.world
+   if not opt.captured then return end
+   if opt.device ~= 'cuda' then
+      err.usage(self.name, '--captured needs --device cuda, got --device %s', opt.device)
+   elseif world.size > 1 and world.transport ~= 'nccl' then
+      err.usage(self.name, "--captured is for one rank, or for ranks over NCCL; got %d over '%s'",
+         world.size, world.transport)
+   elseif opt.packed then
+      err.usage(self.name, '--captured needs steps of one shape and count; --packed has others '
+         .. 'at each step')
+   end
+end
+
+-- The mesh that a run goes on with: that of its checkpoint may be of other ranks than are here.
+local function check_mesh(self)
+   if not self.resumed or self.resumed.other_mesh then return end
+   local ok, e = pcall(plan_options.axes, self.opt, self.world.size, self.opt.plan)
+   if ok then return end
+   if err.is(e) then
+      e.message = ('%s; the mesh is that of the checkpoint: start as many ranks, or give the mesh '
+         .. 'to go on with, e.g. --mesh.dp %d'):format(e.message, self.world.size)
+   end
+   error(e, 0)
+end
+
+-- The paths of --data from the root of the file system.
+local function absolute(data)
+   if type(data) ~= 'table' then return data and fs.absolute(data) end
+   local list = {}
+   for i, path in ipairs(data) do list[i] = fs.absolute(path) end
+   return list
+end
+
+-- The ranks of the run; on GPUs, each with its own if there are as many.
+local function world_of(opt)
+   local tide = require 'tide'
+   return err.people({ 'E_DEVICE', 'E_UNSUPPORTED', 'E_STATE', 'E_COMM' }, function()
+      if opt.device ~= 'cuda' or opt.plan then return tide.dist.world() end
+      return tide.dist.set_world(tide.dist.gpus())
+   end)
+end
+
+local function begin(recipe, opt, parser, given, resumed)
+   local tide = require 'tide'
+   local before = resumed and resumed.options
+   for _, o in ipairs { opt, before } do o.data = absolute(o.data) end   -- any folder goes on
+   local world = world_of(opt)
+   local self = setmetatable({ name = recipe.name, words = recipe.words or {}, opt = opt,
+      world = world, first = world.rank == 0, resumed = resumed,
+      log = tide.util.log.new { rank = world.rank, size = world.size } }, Job)
+   if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
+   tide.default():seed(opt.seed)
+   for _, line in ipairs(before and parser:changes(before, opt, 'in the checkpoint') or {}) do
+      self.log:once('%s', line)
+   end
+   settle_schedule(self, given)
+   check_captured(self)
+   check_mesh(self)
+   if not opt.plan then self:check(check_out, self) end
+   return self
+end
+
+-- ---- what a recipe asks for --------------------------------------------------------------------
+
+-- The mesh and the options of parallel.plan that the command line asks for.
+function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end
+
+-- Prints on rank 0.
+function Job:print(fmt, ...)
+   if self.first then io.stdout:write(select('#', ...) > 0 and fmt:format(...) or fmt, '\n') end
+end
+
+local function gpus_text(self)
+   if self.opt.device ~= 'cuda' then return '' end
+   return self.world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
+end
+
+local function tell(self, corpus, plan)
+   local opt, log, n = self.opt, self.log, self.world.size
+   log:once('%d file%s, %d training tokens; %d parameters (%s); %d rank%s', corpus.files,
+      corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, n,
+      n == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(self))
+   if not opt.resume and not is_restart(opt) then return end
+   local checkpoint = require 'tide.train.checkpoint'
+   local kept = #checkpoint.list(opt.out)
+   log:once('going on from %s%s', checkpoint.find(opt.resume_from or opt.out),
+      kept > 1 and not opt.resume_from and (', the newest of %d checkpoints'):format(kept) or '')
+end
+
+-- A run (train.run) in --out, as this start of the program begins it or goes on with it. corpus,
+-- plan: named on standard error. opts: those of train.run beside what belongs to the job.
+function Job:run(corpus, plan, opts)
+   local opt, o = self.opt, {}
+   for k, v in each(opts) do o[k] = v end
+   o.train, o.val, o.steps = corpus.train, corpus.val, opt.steps
+   o.out, o.keep, o.recipe, o.async_save = opt.out, opt.keep, opt, opt.async_save
+   o.resume, o.overwrite = opt.resume_from or opt.resume and opt.out or nil, opt.overwrite
+   o.log_every, o.title, o.device = opt.log_every, ('%d parameters'):format(plan.numel), opt.device
+   self:check(tell, self, corpus, plan)
+   self.training = self:check(require('tide.train.run').new, o)
+   launch.watch()
+   return self.training
+end
+
+-- Runs a recipe as a program. recipe: name; title (for --help); options (rows, see util.args);
+-- words ({ field of a model's configuration, the option it is, follows = true: from options, and
+-- cannot be given } each); train(job, opt), which does the work. ...: as a script gets it.
+function job.main(recipe, ...)
+   local function start(opt, parser, given, resumed)
+      local self = begin(recipe, opt, parser, given, resumed)
+      local ok, e = xpcall(recipe.train, require('tide.train.run').traced, self, opt)
+      if self.training then self.training:close() end
+      if not ok then error(e, 0) end
+   end
+   return args.main(function(...)
+      local opt, parser, given, resumed = args.parse(recipe.name .. ': ' .. recipe.title,
+         recipe.options, { ... }, function(...) return options_before(recipe, ...) end)
+      if not opt then return end
+      settle_resume(recipe, opt, given)
+      err.people(outside, explained, {}, start, opt, parser, given, resumed)
+   end, ...)
+end
+
+return job

@@ -1,0 +1,101 @@
+-- Options that recipes of pretraining share, in the order of --help.
+
+local plan_options = require 'tide.parallel.plan.options'
+
+local before_model = {
+   { 'data', nil, 'file or folder of text, or .bin token files; may be given several times; '
+     .. 'default: tide\'s own sources', list = true, also = { 'data-path', 'dataset' } },
+   { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
+     .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
+   { 'binary', false, 'take files as bytes whatever they hold, not text alone' },
+   { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
+   { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',
+     also = { 'output', 'output-dir', 'save' } },
+   { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults; a '
+     .. '--mesh option replaces its whole mesh' },
+   { 'resume-from', nil, 'go on from this checkpoint of the run (a folder step-N, or a number); '
+     .. 'later ones move to a folder aside-N in --out' },
+   { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
+   { 'steps', 800, 'optimiser steps in all', min = 1,
+     also = { 'max-steps', 'iterations', 'train-iters', 'epochs' } },
+   { 'batch', 8, 'windows per step over all ranks', min = 1,
+     also = { 'batch-size', 'global-batch-size', 'bs' } },
+   { 'accum', 1, 'micro-batches per step and rank', min = 1,
+     also = { 'gradient-accumulation-steps' } },
+   { 'seq', 256, 'tokens per window', min = 1,
+     also = { 'seq-len', 'seq-length', 'context-length' } },
+   { 'packed', false, 'fill windows with whole documents, each seen by itself, also in evaluation; '
+     .. 'they are files of text, or end with --eos' },
+   { 'eos', -1, 'id that ends a document in .bin files', min = -1 },
+}
+
+local after_model = {
+   { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' },
+     also = { 'bf16', 'precision' } },
+   { 'fp8', false, 'multiply by weights (not the output head) in FP8, each operand scaled by its '
+     .. 'largest element' },
+   { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
+     also = { 'learning', 'learning-rate' } },
+   { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
+   { 'warmup', nil, 'steps of linear warm-up, at most half of those of the schedule; not given: '
+     .. 'half of them, at most 40', type = 'integer', min = 0 },
+   { 'schedule', 'cosine', 'shape of the learning rate',
+     choices = { 'cosine', 'linear', 'wsd', 'constant' } },
+   { 'schedule-steps', 0, 'steps that the schedule is drawn over, after which the rate stays; 0: '
+     .. '--steps. A resumed run keeps it', min = 0, also = { 'lr-decay-iters', 'lr-decay-steps' } },
+   { 'weight-decay', 0.1, 'decay of matrices', type = 'number', min = 0, also = { 'wd' } },
+   { 'beta2', 0.95, 'second-moment decay of AdamW', type = 'number', min = 0, max = 0.9999999 },
+   { 'clip', 1, 'largest gradient norm; 0: off', type = 'number', min = 0,
+     also = { 'clip-grad', 'max-grad-norm' } },
+   { 'on-nonfinite', 'stop', 'when loss or gradient is not finite', choices = { 'stop', 'skip' } },
+   { 'seed', 1, 'weights and order of the data', min = 0 },
+   { 'val-every', 100, 'steps between evaluations; 0: at the end only', min = 0 },
+   { 'val-windows', 64, 'windows per evaluation', min = 1 },
+   { 'save-every', 400, 'steps between checkpoints; 0: at the end only', min = 0 },
+   { 'keep', 3, 'checkpoints kept', min = 1 },
+   { 'log-every', 10, 'steps between plain progress lines', min = 1 },
+   { 'sample', 200, 'tokens to sample at the end', min = 0 },
+   { 'temperature', 0.8, 'of the sample', type = 'number', min = 0 },
+   { 'async-save', false, 'write checkpoints in the background' },
+   { 'plan', false, 'print how the model is spread over ranks and what that costs; run nothing' },
+   { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
+   { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph); for '
+     .. '--device cuda, windows, one rank or ranks over NCCL' },
+   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
+}
+
+-- Options that models of a recipe share, with the words that people write for them elsewhere.
+local of_model = {
+   dim = { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
+   heads = { 'heads', 4, 'attention heads', min = 1,
+     also = { 'num-heads', 'num-attention-heads' } },
+   ['kv-heads'] = { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0,
+     also = { 'num-query-groups', 'num-key-value-heads' } },
+   hidden = { 'hidden', 0, 'width of the MLP', min = 0,
+     also = { 'ffn-hidden-size', 'intermediate-size' } },
+   tie = { 'tie', true, 'use the embedding as output head too' },
+}
+
+local support = {}
+
+-- The declaration of such an option: 'dim', 'heads', 'kv-heads', 'hidden' or 'tie'. help: its line,
+-- where the recipe has one of its own.
+function support.option(name, help)
+   local row = assert(of_model[name], name)
+   return { row[1], row[2], help or row[3], min = row.min, also = row.also }
+end
+
+-- All options of a recipe. name: of the recipe, whose runs are in runs/NAME unless --out is given;
+-- of_recipe: its own rows (see util.args).
+function support.all(name, of_recipe)
+   local list = {}
+   for _, rows in ipairs { before_model, of_recipe, after_model, plan_options.rows } do
+      for _, row in ipairs(rows) do
+         list[#list + 1] = row[1] == 'out'
+            and { 'out', row[2] .. name, row[3], also = row.also } or row
+      end
+   end
+   return list
+end
+
+return support
