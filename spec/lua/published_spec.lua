@@ -121,6 +121,12 @@ describe('a published configuration', function()
          c.time_step_limit = limit
          refused('E_ARG', "'time_step_limit'", make, 'mamba2', c)
       end
+      refused('E_ARG', 'field \'model_type\' is "mamba2"; supported is "nemotron_h"', make,
+         'hybrid', { vocab_size = 9, hidden_size = 16, hybrid_override_pattern = 'M', mamba_head_dim = 8,
+            model_type = 'mamba2' })
+      refused('E_ARG', 'field \'model_type\' is "llama"; supported is "mamba2"', make, 'mamba2',
+         { vocab_size = 9, hidden_size = 16, num_hidden_layers = 1, head_dim = 8,
+            model_type = 'llama' })
       c.time_step_limit, c.rms_norm = nil, false
       refused('E_ARG', "'rms_norm'", make, 'mamba2', c)
       refused('E_ARG', "'E' (experts) is not supported", make, 'hybrid', { vocab_size = 9,

@@ -114,11 +114,17 @@ local function by_architecture(op, list)
       tostring(list[1]), listed 'architectures')
 end
 
-local function by_type(op, kind)
+-- The family whose published files have this model_type; nil of one that is not known.
+function family.of_type(kind)
    if kind == 'tide_hybrid' then return 'hybrid' end
    for name, row in each(published) do
       if row.model_type == kind then return name end
    end
+end
+
+local function by_type(op, kind)
+   local name = family.of_type(kind)
+   if name then return name end
    err.raise('E_UNSUPPORTED', op, "the checkpoint is of the model type '%s'; known are %s",
       tostring(kind), listed 'model_type')
 end

@@ -90,6 +90,16 @@ local function read_field(self, c, from, key, v)
    end
 end
 
+-- A file of another model: its fields may have the same names and mean other things.
+local function check_type(op, fields, problems)
+   local kind, family = fields.model_type, require 'tide.model.family'
+   local name = op:match '^model%.(.*)$'
+   if kind ~= nil and family.of_type(kind) ~= name then
+      problems[#problems + 1] = ("field 'model_type' is %s; supported is %s"):format(
+         err.show(kind), err.show(family.published(name).model_type))
+   end
+end
+
 local function finish(op, c, known)
    for _, row in ipairs(known) do
       local name, default, kind = row[1], row[2], row[3]
@@ -115,6 +125,7 @@ function published.read(op, config, known, rules)
    end
    local fields = {}
    for k, v in each(config) do fields[tostring(k)] = plain(v) end
+   check_type(op, fields, self.problems)
    if rules.translate then rules.translate(op, fields, self.problems) end
    local c, from = {}, {}
    for _, k in ipairs(names_of(fields)) do read_field(self, c, from, k, fields[k]) end
