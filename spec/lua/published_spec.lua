@@ -122,8 +122,8 @@ describe('a published configuration', function()
          refused('E_ARG', "'time_step_limit'", make, 'mamba2', c)
       end
       refused('E_ARG', 'field \'model_type\' is "mamba2"; supported is "nemotron_h"', make,
-         'hybrid', { vocab_size = 9, hidden_size = 16, hybrid_override_pattern = 'M', mamba_head_dim = 8,
-            model_type = 'mamba2' })
+         'hybrid', { vocab_size = 9, hidden_size = 16, hybrid_override_pattern = 'M',
+            mamba_head_dim = 8, model_type = 'mamba2' })
       refused('E_ARG', 'field \'model_type\' is "llama"; supported is "mamba2"', make, 'mamba2',
          { vocab_size = 9, hidden_size = 16, num_hidden_layers = 1, head_dim = 8,
             model_type = 'llama' })
