@@ -30,7 +30,7 @@ static int copy(void *state, int rank, tide__coll *c)
   return end(c);
 }
 
-/* To itself; comm.c has seen to it that to and from are both 0 or both -1. */
+/* To itself: collective.c has checked that to and from are both 0 or both -1. */
 static int copy_segs(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
@@ -52,19 +52,6 @@ static int split(void *state, int rank, tide__coll *c)
   return TIDE_OK;
 }
 
-static int cause(void *state, int rank, char *text, size_t n)
-{
-  (void)state, (void)rank, (void)text, (void)n;
-  return TIDE_OK;
-}
-
-static void abort_self(void *state, int rank, int status, const char *text)
-{
-  (void)state, (void)rank, (void)status, (void)text;
-}
-
-static void done(void *state, int rank) { (void)state, (void)rank; }
-
 const tide__transport tide__transport_self = {
   .name = "self",
   .instant = true,
@@ -79,8 +66,4 @@ const tide__transport tide__transport_self = {
   .look = tide__near_look,
   .order = tide__near_order,
   .forget = tide__near_forget,
-  .cause = cause,
-  .abort = abort_self,
-  .leave = done,
-  .close = done,
 };
