@@ -153,6 +153,19 @@ describe('a state', function()
    end)
 end)
 
+describe('rotary frequencies in a state', function()
+   it('are passed over', function()
+      local model = tide.model.llama({ vocab_size = 5, hidden_size = 4, num_hidden_layers = 1,
+         num_attention_heads = 1 }, { seed = 1 })
+      local state = model:state_dict()
+      state['model.layers.0.self_attn.rotary_emb.inv_freq'] = tide.ones { 2 }
+      local lists = model:load_state_dict(state)
+      assert.same({ {}, {}, {} }, { lists.missing, lists.unexpected, lists.shape })
+      state['model.layers.0.self_attn.inv_freq'] = tide.ones { 2 }
+      assert.equal('E_SHAPE', raised(model.load_state_dict, model, state).code)
+   end)
+end)
+
 describe('initial weights', function()
    it('depend on seed and path alone', function()
       local a, b = Pair { seed = 7 }, Pair { seed = 8 }

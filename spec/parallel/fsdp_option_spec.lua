@@ -49,7 +49,8 @@ describe('precision', function()
                shard = r.sharded:named_parameters()[1].param.dtype, loss = r.losses[1] }
             for _, h in ipairs(r.sharded.shard_comm:history()) do
                if h.op == 'reduce_scatter_v' then seen.reduce = h.dtype end
-               if h.op == 'all_gather_v' then seen.gather = h.dtype end
+               -- bytes are what ranks compare in words
+               if h.op == 'all_gather_v' and h.dtype ~= 'u8' then seen.gather = h.dtype end
             end
             out[i] = seen
          end

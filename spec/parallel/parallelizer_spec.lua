@@ -195,6 +195,71 @@ describe('fsdp2_strategy_parallelize', function()
    end)
 end)
 
+describe('both entry points', function()
+   it('take the name of data and context ranks together', function()
+      local mesh = simulated { { 'data_parallel', 2 }, { 'context_parallel', 2 } }
+      mesh:flatten({ 'data_parallel', 'context_parallel' }, 'dp_cp')
+      local function go(name)
+         return parallel.fsdp2_strategy_parallelize(model_of(), mesh,
+            { dp_cp_mesh_name = name, device = 'null' })
+      end
+      local _, sharded = go 'dp_cp'
+      assert.equal(4, sharded.shard_comm.size)
+      refused('E_ARG', "'dp_cp_mesh_name'", go, 'data_parallel')
+      refused('E_ARG', 'nope', go, 'nope')
+      refused('E_ARG', "'dp_cp_mesh_name'", go, 3)
+   end)
+
+   it('choose how a sequence lies over ranks, and return the run with its handle', function()
+      local axes = { { 'data_parallel', 2 }, { 'context_parallel', 2 } }
+      local cp = { method = 'a2a', layout = 'contiguous' }
+      local _, _, run = fsdp2(axes, { cp = cp })
+      assert.same({ 'a2a', 'contiguous', 2 },
+         { run.context.method, run.context.layout, run.data.size })
+      local _, _, sharded, second = megatron(axes, { cp = cp })
+      assert.equal(sharded, second.sharded)
+      assert.same({ 'a2a', 'contiguous', 2 },
+         { second.context.method, second.context.layout, second.data.size })
+      refused('E_ARG', "'cp'", fsdp2, axes, { cp = 'a2a' })
+      refused('E_ARG', "'metod'", fsdp2, axes, { cp = { metod = 'a2a' } })
+   end)
+
+   it('leave a model without MLP as it is where these would be recomputed', function()
+      local function bare()
+         return tide.model.mamba2({ vocab_size = 37, hidden_size = 32, num_hidden_layers = 2,
+            num_heads = 4, head_dim = 16, state_size = 8, n_groups = 1 }, { device = 'null' })
+      end
+      local model = fsdp2(dp2, { activation_checkpointing = true }, bare())
+      assert.same({}, parallel.recompute.report(model))
+      model = fsdp2(dp2, { activation_checkpointing = true })
+      assert.equal(3, #parallel.recompute.report(model))
+      local e = refused('E_ARG', 'no nn.MLP to recompute', parallel.recompute, bare(), 'mlp')
+      assert.is_nil(tostring(e):find 'table')
+   end)
+end)
+
+describe('options of fsdp2_strategy_parallelize', function()
+   it('that contradict each other are refused', function()
+      refused('E_ARG', { 'cpu_offload = true', 'offload_policy.cpu = false' }, fsdp2, dp2,
+         { cpu_offload = true, offload_policy = { cpu = false } })
+      refused('E_ARG', { "param_dtype 'f32'", "'bf16'" }, fsdp2, dp2,
+         { param_dtype = 'f32', mp_policy = { param_dtype = 'bf16' } })
+      refused('E_ARG', "param_dtype 'bf16'", fsdp2, dp2,
+         { param_dtype = 'bf16', mp_policy = { reduce_dtype = 'f32' } })
+      refused('E_ARG', "'offload_policy.cpu'", fsdp2, dp2, { offload_policy = { cpu = 1 } })
+      refused('E_ARG', "'pin_memory'", fsdp2, dp2, { offload_policy = { pin_memory = 1 } })
+      local _, sharded = fsdp2(dp2, { param_dtype = 'f32', mp_policy = { param_dtype = 'f32' } })
+      assert.equal('f32', sharded.opts.mp.param_dtype)
+   end)
+
+   it('pin the memory of what is offloaded, unless told', function()
+      local _, sharded = fsdp2(dp2, { offload_policy = { cpu = true } })
+      assert.is_true(sharded.opts.pin_memory)
+      _, sharded = fsdp2(dp2, { offload_policy = { cpu = true, pin_memory = false } })
+      assert.is_false(sharded.opts.pin_memory)
+   end)
+end)
+
 describe('megatron_fsdp_strategy_parallelize', function()
    it('has the defaults of the original', function()
       local model = model_of()

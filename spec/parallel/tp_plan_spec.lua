@@ -114,6 +114,41 @@ describe('declared plans', function()
          [l .. 'self_attn.k_proj'] = get 'colwise', [l .. 'mlp.gate_proj'] = get 'colwise' }, plan)
    end)
 
+   it('that cut the sequence at some norms only are refused', function()
+      local model = tide.model.llama({ vocab_size = 16, hidden_size = 16, num_hidden_layers = 2,
+         num_attention_heads = 2 }, { device = 'null' })
+      local mesh = parallel.mesh({ { 'tp', 2 } }, { comm = tide.dist.simulate(2, 0) })
+      local function cut(plan)
+         return function()
+            return parallel.tensor_parallel(model, mesh:axis 'tp', { plan = plan })
+         end
+      end
+      refused("'model.layers.0.input_layernorm': the sequence is cut here",
+         cut { ['model.layers.0.input_layernorm'] = 'sequence_parallel' })
+      refused('the sequence is cut behind the embedding', cut { ['model.embed_tokens'] =
+         get('rowwise_rep'):with { output = 'S(1)' } })
+   end)
+
+   it('of the models of this library are those of their structure', function()
+      local function of(name, tied)
+         return plan_of(tide.model[name]({ vocab_size = 16, hidden_size = 16, head_dim = 8,
+            num_hidden_layers = 2, num_attention_heads = 2, tie_word_embeddings = tied },
+            { device = 'null' }))
+      end
+      local want = { lm_head = get 'colwise', ['model.embed_tokens'] = get 'rowwise_rep' }
+      for _, name in ipairs { 'self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj',
+         'mlp.gate_proj', 'mlp.up_proj' } do want[l .. name] = get 'colwise' end
+      for _, name in ipairs { 'self_attn.o_proj', 'mlp.down_proj' } do
+         want[l .. name] = get 'rowwise'
+      end
+      for _, name in ipairs { 'llama', 'mistral', 'qwen2', 'qwen3' } do
+         assert.same(want, of(name, false))
+      end
+      want.lm_head, want['model.embed_tokens'] = nil, nil
+      assert.same(want, of('llama', true))
+      refused('declares none', plan_of, tide.nn.Linear(2, 2))
+   end)
+
    it('of an object get an embedding cut by rows when it is untied', function()
       local plan = plan_of(mock { instance = { [l .. 'self_attn.q_proj'] = 'rowwise' } })
       assert.same({ [l .. 'self_attn.q_proj'] = get 'rowwise',

@@ -337,7 +337,8 @@ end
 
 -- Copies a state into the parameters and buffers, converting dtypes. Strict by default: missing,
 -- unexpected and misshapen entries are one error that lists them all, and nothing is changed.
--- opts.strict = false ignores missing and unexpected names; shapes must always fit.
+-- opts.strict = false ignores missing and unexpected names; shapes must always fit. Names of rotary
+-- frequencies (rotary_emb.inv_freq), which old files keep, are passed over.
 function Module:load_state_dict(state, opts)
    return require('tide.nn.state').load(self, state, opts)
 end

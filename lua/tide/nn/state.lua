@@ -56,6 +56,15 @@ local function shapes(op, tensors)
    return list
 end
 
+-- Rotary frequencies that old files of Llama keep: computed here, so they are passed over.
+local function without_frequencies(state, own)
+   local out = {}
+   for name, t in each(state) do
+      if own[name] or not tostring(name):find '%f[%w]rotary_emb%.inv_freq$' then out[name] = t end
+   end
+   return out
+end
+
 -- What Module:load_state_dict does.
 function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
@@ -66,6 +75,7 @@ function state_of.load(self, state, opts)
          .. 'before fully_shard, or a checkpoint with tide.train')
    end
    local own = self:state_dict()
+   state = without_frequencies(state, own)
    local lists = state_of.differences(shapes(op, own), shapes(op, state))
    state_of.refuse(op, lists,
       opts.strict == false and { 'shape' } or { 'missing', 'unexpected', 'shape' })

@@ -80,9 +80,28 @@ end
 
 -- ---- the common part -------------------------------------------------------------------------
 
-local function recompute_of(v)
-   if v == nil or v == false then return nil end
-   return v == true and 'mlp' or v
+-- true: the MLPs, if the model has some.
+local function recompute_of(v, model)
+   if v ~= true then return v or nil end
+   local found = false
+   model:walk(function(m) found = found or class.is(m, nn.MLP) end)
+   return found and 'mlp' or nil
+end
+
+-- dp_cp_mesh_name: an axis of the mesh that is its data and context ranks together, as sharding
+-- makes them in any case.
+local function check_dp_cp(op, mesh, o)
+   if o.dp_cp_mesh_name == nil then return end
+   local axis = mesh:axis(err.type(op, 'dp_cp_mesh_name', o.dp_cp_mesh_name, 'string'))
+   local n = 1
+   for _, role in ipairs(roles) do
+      local name = role.ours ~= 'tp' and one_name(op, mesh, role, o[role.option])
+      if name then n = n * mesh:axis(name).size end
+   end
+   if axis.size ~= n then
+      err.arg(op, 'dp_cp_mesh_name', ('an axis of the %d data and context ranks'):format(n),
+         ("'%s' of %d"):format(axis.name, axis.size))
+   end
 end
 
 local function defaults(opts, rows)
@@ -110,10 +129,14 @@ end
 
 local function spread(op, model, mesh, o, fsdp)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   local whole = mesh
    mesh = named(op, mesh, o)
+   check_dp_cp(op, whole, o)
+   if o.cp ~= nil then err.type(op, 'cp', o.cp, 'table') end
    local tp = mesh:find 'tp' and { plan = o.tp_shard_plan,
       sequence_parallel = o.sequence_parallel } or nil
-   return plan_of(model, mesh, { tp = tp, recompute = recompute_of(o.activation_checkpointing),
+   return plan_of(model, mesh, { tp = tp, cp = mesh:find 'cp' and o.cp or nil,
+      recompute = recompute_of(o.activation_checkpointing, model),
       scope = o.activation_checkpointing_scope, fsdp = fsdp })
 end
 
@@ -124,11 +147,37 @@ end
 
 -- ---- FSDP2 -----------------------------------------------------------------------------------
 
+local function fsdp2_precision(op, given, o)
+   if o.mp_policy == nil then
+      return { param_dtype = o.param_dtype, reduce_dtype = 'f32', output_dtype = 'f32' }
+   end
+   if given.param_dtype ~= nil and given.param_dtype ~= err.type(op, 'mp_policy', o.mp_policy,
+      'table').param_dtype then
+      err.raise('E_ARG', op, "param_dtype '%s' contradicts mp_policy.param_dtype '%s'; give one of "
+         .. 'them', tostring(given.param_dtype), tostring(o.mp_policy.param_dtype))
+   end
+   return o.mp_policy
+end
+
+-- Whether shards lie on the host, and whether in pinned memory.
+local function fsdp2_offload(op, given, o)
+   local policy = err.options(op .. ': offload_policy', o.offload_policy, { 'cpu', 'pin_memory' })
+   if policy.cpu ~= nil then
+      err.type(op, 'offload_policy.cpu', policy.cpu, 'boolean')
+      if given.cpu_offload ~= nil and given.cpu_offload ~= policy.cpu then
+         err.raise('E_ARG', op, 'cpu_offload = %s contradicts offload_policy.cpu = %s; give one of '
+            .. 'them', tostring(given.cpu_offload), tostring(policy.cpu))
+      end
+   end
+   return o.cpu_offload or policy.cpu or false, policy.pin_memory
+end
+
 local fsdp2_rows = {
    { 'param_dtype', 'bf16' }, { 'mp_policy' }, { 'offload_policy' },
    { 'sequence_parallel', false }, { 'activation_checkpointing' },
    { 'activation_checkpointing_scope' }, { 'cpu_offload', false }, { 'tp_shard_plan' },
-   { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' }, { 'reshard_after_forward' },
+   { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' },
+      { 'dp_cp_mesh_name' }, { 'cp' }, { 'reshard_after_forward' },
    { 'sync_each_backward' }, { 'device' }, { 'seed' },
 }
 
@@ -143,11 +192,9 @@ local fsdp2_rows = {
 function parallelizer.fsdp2_strategy_parallelize(model, mesh, opts)
    local op = 'parallel.fsdp2_strategy_parallelize'
    local o = read(op, opts, fsdp2_rows)
-   local offload = err.options(op .. ': offload_policy', o.offload_policy, { 'cpu' })
+   local offload, pin = fsdp2_offload(op, opts or {}, o)
    return finish(spread(op, model, mesh, o, {
-      mp_policy = o.mp_policy or { param_dtype = o.param_dtype, reduce_dtype = 'f32',
-         output_dtype = 'f32' },
-      cpu_offload = o.cpu_offload or offload.cpu or false,
+      mp_policy = fsdp2_precision(op, opts or {}, o), cpu_offload = offload, pin_memory = pin,
       reshard_after_forward = o.reshard_after_forward,
       sync_each_backward = o.sync_each_backward,
    }), o)
@@ -171,7 +218,8 @@ local function megatron_rows(prefix)
       { 'data_parallel_sharding_strategy', 'optim_grads_params' },
       { 'init_' .. prefix .. '_with_meta_device', false }, { 'mp_policy' },
       { 'activation_checkpointing' }, { 'activation_checkpointing_scope' },
-      { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' }, { 'reshard_after_forward' },
+      { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' },
+      { 'dp_cp_mesh_name' }, { 'cp' }, { 'reshard_after_forward' },
       { 'sync_each_backward' }, { 'device' }, { 'seed' },
    }
    for _, row in ipairs(passed) do rows[#rows + 1] = row end
@@ -191,7 +239,7 @@ local function megatron(prefix)
    local rows, units = megatron_rows(prefix), prefix .. '_unit_modules'
    local meta = 'init_' .. prefix .. '_with_meta_device'
    -- Described where it gets its name, at the end of this file. Collective. Returns model,
-   -- optimiser (nil without opts.optimizer), Sharded.
+   -- optimiser (nil without opts.optimizer), Sharded, run.
    return function(model, mesh, opts)
       local o = read(op, opts, rows)
       if o.optimizer ~= nil and type(o.optimizer) ~= 'function' then
@@ -204,8 +252,8 @@ local function megatron(prefix)
          reshard_after_forward = o.reshard_after_forward,
          sync_each_backward = o.sync_each_backward }
       for _, row in ipairs(passed) do fsdp[row[1]] = o[row[1]] end
-      local _, sharded = finish(spread(op, model, mesh, o, fsdp), o)
-      return model, o.optimizer and o.optimizer(sharded), sharded
+      local _, sharded, run = finish(spread(op, model, mesh, o, fsdp), o)
+      return model, o.optimizer and o.optimizer(sharded), sharded, run
    end
 end
 

@@ -139,12 +139,14 @@ local function by_names(model, names)
 end
 
 -- 'mlp' means the MLPs of blocks, whatever their name is.
-local function each_module(model, fits, change)
+local function each_module(model, fits, change, what)
    local list = {}
    for _, m in ipairs(model:named_modules()) do
       if fits(m.module) then list[#list + 1] = m end
    end
-   if #list == 0 then err.arg(op, 'policy', 'something that the model has', model) end
+   if #list == 0 then
+      err.raise('E_ARG', op, "argument 'policy': the model has no %s to recompute", what)
+   end
    return function(set)
       for _, m in ipairs(list) do
          if set[scope_of(m.name)] then change(m.module) end
@@ -155,7 +157,7 @@ end
 local function every(model, k)
    err.integer(op, 'policy', k, 1)
    return each_module(model, function(m) return class.is(m, nn.Stack) end,
-      function(m) m.recompute = k end)
+      function(m) m.recompute = k end, 'list of blocks (nn.Stack)')
 end
 
 local function wrap(m) m._around = around end
@@ -163,16 +165,17 @@ local function wrap(m) m._around = around end
 local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
 
 local by_op = {
-   norm = function(model) return each_module(model, is_norm, wrap) end,
+   norm = function(model) return each_module(model, is_norm, wrap, 'norm') end,
    linear = function(model)
-      return each_module(model, function(m) return class.is(m, nn.Linear) end, wrap)
+      return each_module(model, function(m) return class.is(m, nn.Linear) end, wrap,
+         'nn.Linear')
    end,
    attention = function(model)
       return each_module(model, function(m)
          return class.is(m, nn.Attention)
       end, function(m)
          if not is_again(m.inner) then m.inner = setmetatable({ inner = m.inner }, Again) end
-      end)
+      end, 'nn.Attention')
    end,
 }
 
@@ -196,7 +199,7 @@ local function changes_of(model, policy)
    if policy == nil or err.same(policy, 'none') then return function() end end
    if err.same(policy, 'full') then return every(model, 1) end
    if err.same(policy, 'mlp') then
-      return each_module(model, function(m) return class.is(m, nn.MLP) end, wrap)
+      return each_module(model, function(m) return class.is(m, nn.MLP) end, wrap, 'nn.MLP')
    end
    if type(policy) == 'string' and policy:find '^every:' then
       policy = tonumber(policy:match '^every:(%d+)$') or 0

@@ -120,6 +120,13 @@ local function show(self, on)
    end
 end
 
+-- A tensor of the host in pinned memory, which copies to and from a GPU use directly.
+local function pinned(t)
+   local p = outlive(t:pin_memory())
+   t:release()
+   return p
+end
+
 -- The dtype that holds the numbers of both.
 local function wider(a, b)
    if a == b then return a end
@@ -148,6 +155,7 @@ function Bucket:init(entries, opts)
       self.shard = outlive(tide.empty({ count }, { dtype = opts.shard_dtype,
          device = opts.offload and 'cpu' or opts.device }))
    end
+   if opts.pin then self.shard = pinned(self.shard) end
    self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
    self.apart = not self.flat:same_storage(self.shard)
    tide.no_grad(function() make_pieces(self, opts.seed) end)

@@ -90,6 +90,7 @@ local function bucket_opts(self)
       return {
          comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
          reduce_dtype = reduce, device = self.device, offload = o.cpu_offload, seed = o.seed,
+         pin = o.cpu_offload and o.pin_memory and self.device == 'cuda',
          full = o.strategy == 'optim_grads_params',
       }
    end
@@ -410,6 +411,7 @@ local fsdp = { Sharded = Sharded }
 --   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded);
 --                          false: whole gradients add up on each rank until the last
 --   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
+--   pin_memory             (true) those of a model on 'cuda' lie in pinned memory
 --   device, seed           of a model on the null device
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
 function fsdp.fully_shard(model, opts) return Sharded(model, opts) end
@@ -431,9 +433,9 @@ end
 -- mp_policy: as in fully_shard; offload_policy: nil or { cpu = true }. Returns the Sharded.
 function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy)
    local name = 'parallel.apply_fsdp_sharding_recursively'
-   offload_policy = err.options(name, offload_policy, { 'cpu' })
+   offload_policy = err.options(name, offload_policy, { 'cpu', 'pin_memory' })
    return fsdp.fully_shard(module, { mesh = mesh, mp_policy = mp_policy,
-      cpu_offload = offload_policy.cpu or false })
+      cpu_offload = offload_policy.cpu or false, pin_memory = offload_policy.pin_memory })
 end
 
 return fsdp

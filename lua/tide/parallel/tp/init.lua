@@ -349,8 +349,35 @@ local function cuts_sequence(styles)
    return false
 end
 
+local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
+
+-- The residual stream of a decoder is cut along the sequence from the embedding on, through every
+-- norm of a block, or not at all.
+local function check_sequence(run, model)
+   local body, path, names = tp_plans.body(model)
+   if not body then return end
+   local before = path == '' and '' or path .. '.'
+   local function is_cut(name)
+      local style = run.styles[name]
+      return style ~= nil and style.output == 'S(1)'
+   end
+   local embed = before .. names.embed
+   for i, block in ipairs(body.layers._child) do
+      for _, child in ipairs(body.layers:at(i)._child) do
+         local name = ('%slayers.%s.%s'):format(before, block, child)
+         if is_norm(body.layers:at(i)[child]) and is_cut(name) ~= is_cut(embed) then
+            local here, there = 'here', 'behind the embedding'
+            if is_cut(embed) then here, there = there, here end
+            run:refuse(name, 'the sequence is cut %s and not %s; give all norms of blocks the '
+               .. "style sequence_parallel, and the embedding the output 'S(1)'", here, there)
+         end
+      end
+   end
+end
+
 local function prepare(run, model, opts)
    check_shared(run, model)
+   if run.sequence then check_sequence(run, model) end
    model:walk(function(m, path)
       if class.is(m, nn.Attention) then run:attention(path, m) end
       if class.is(m, nn.MLP) then run:mlp(path, m) end

@@ -214,8 +214,23 @@ local function is_conditional_gemma3(model)
       :find('^Gemma3ForConditionalGeneration') ~= nil
 end
 
+local function none_declared(op, model)
+   err.raise('E_ARG', op, 'Hugging Face tp plan is not supported for this model (%s): it '
+      .. 'declares none in _tp_plan', model.class_name or 'a table')
+end
+
+-- What a decoder of tide.model would declare: the plan of its structure, with a tied embedding
+-- whole, as published plans have it.
+local function by_structure(model, op)
+   local plan = tp_plans.decoder(model) or none_declared(op, model)
+   local _, path, names = tp_plans.body(model)
+   if model.config and model.config.tie_word_embeddings then plan[join(path, names.embed)] = nil end
+   return plan
+end
+
 -- The declared plan of a model as styles by pattern: that of its class, then of the object, then of
--- the model inside. An embedding that is not named is cut by rows unless it is also the head.
+-- the model inside; of a decoder that declares none, that of its structure. An embedding that is
+-- not named is cut by rows unless it is also the head.
 function tp_plans.get_hf_tp_shard_plan(model)
    local op = 'parallel.get_hf_tp_shard_plan'
    err.type(op, 'model', model, 'table')
@@ -231,10 +246,8 @@ function tp_plans.get_hf_tp_shard_plan(model)
    if type(inner) == 'table' then
       merge(rawget(inner, '_tp_plan') or class_plan(inner), prefix .. '.')
    end
-   if count == 0 then
-      err.raise('E_ARG', op, 'Hugging Face tp plan is not supported for this model (%s): it '
-         .. 'declares none in _tp_plan', model.class_name or 'a table')
-   end
+   if count == 0 and class.is(model, nn.Module) then return by_structure(model, op) end
+   if count == 0 then none_declared(op, model) end
    local config = model.config or {}
    config = config.text_config or config
    local tied = config.tie_word_embeddings and true or false
