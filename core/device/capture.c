@@ -16,11 +16,13 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/foreign.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/flight.h"
 
 struct tide_graph {
+  tide__foreign foreign;
   tide_ctx *ctx;
   int device;
   _Atomic(void *) exec;        /* null while captured, and after a failure */
@@ -126,6 +128,8 @@ static void leave(tide_graph *g)
   g->ctx->capture = NULL;
 }
 
+static void destroy(tide__foreign *f, int n);
+
 int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
 {
   *out = NULL;
@@ -137,9 +141,10 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   if (ctx->capture)
     return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
   for (tide__party *p = ctx->parties; p; p = p->next) TIDE_TRY(p->calls->settle(p));
+  tide__foreign_settle(ctx);
   tide_graph *g = tide__alloc(ctx, sizeof *g);
   if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
-  *g = (tide_graph){.ctx = ctx, .device = device};
+  *g = (tide_graph){.foreign.release = destroy, .ctx = ctx, .device = device};
   tide__ctx_hold(ctx);
   int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
   if (rc == TIDE_OK) {
@@ -209,10 +214,11 @@ int tide_graph_replay(tide_graph *g)
   return rc;
 }
 
-void tide_graph_release(tide_graph *g)
+static void destroy(tide__foreign *f, int n)
 {
-  if (!g) return;
+  tide_graph *g = (tide_graph *)f;
   tide_ctx *ctx = g->ctx;
+  (void)n;
   if (ctx->capture == g) finish(g);
   tide__graph_kill(g);
   for (size_t i = 0; i < g->nparty; i++) g->party[i]->calls->drop(g->party[i], g);
@@ -221,4 +227,9 @@ void tide_graph_release(tide_graph *g)
   if (g->cache) tide__cache_retire(ctx, g->cache);
   tide__free(ctx, g, sizeof *g);
   tide__ctx_drop(ctx);
+}
+
+void tide_graph_release(tide_graph *g)
+{
+  if (g) tide__foreign_release(g->ctx, &g->foreign);
 }

@@ -9,12 +9,14 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/foreign.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/grad/tape.h"
 
 struct tide_backward {
+  tide__foreign foreign;
   tide_ctx *ctx;
   tide__node *at;       /* next node to look at, held; null: the walk is over */
   tide__node *host;     /* the host function whose event is out, held */
@@ -259,6 +261,8 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
   return tide_tensor_retain(grad);
 }
 
+static void destroy(tide__foreign *f, int n);
+
 int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
 {
   tide_ctx *ctx = root->ctx;
@@ -274,6 +278,7 @@ int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *gra
   tide_backward *bw = tide__alloc(ctx, sizeof *bw);
   if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
   bw->ctx = ctx;
+  bw->foreign.release = destroy;
   bw->retain = retain;
   bw->base = ctx->tape->npending;
   tide__ctx_hold(ctx);
@@ -423,14 +428,20 @@ static void abandon(tide_backward *bw)
   tide__node_release(bw->ctx, bw->at);
 }
 
-void tide_backward_release(tide_backward *bw)
+static void destroy(tide__foreign *f, int n)
 {
-  if (!bw) return;
+  tide_backward *bw = (tide_backward *)f;
+  tide_ctx *ctx = bw->ctx;
+  (void)n;
   forget_host(bw);
   abandon(bw);
-  tide_ctx *ctx = bw->ctx;
   tide__free(ctx, bw, sizeof *bw);
   tide__ctx_drop(ctx);
+}
+
+void tide_backward_release(tide_backward *bw)
+{
+  if (bw) tide__foreign_release(bw->ctx, &bw->foreign);
 }
 
 int tide_backward_run(tide_tensor *root, tide_tensor *grad)

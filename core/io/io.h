@@ -6,9 +6,11 @@
 #define TIDE_IO_IO_H
 
 #include "core/base/alloc.h"
+#include "core/base/foreign.h"
 #include "core/base/status.h"
 
 struct tide_blob {
+  tide__foreign foreign;
   tide_ctx *ctx;
   char     *data;
   int64_t   size; /* without the final zero */

@@ -10,6 +10,7 @@
 #include "core/base/sort.h"
 
 struct tide_json {
+  tide__foreign foreign;
   tide_ctx *ctx;
   char     *text;
   int64_t   size;      /* of text, without its final zero */
@@ -152,6 +153,17 @@ static int build(builder *b)
   }
 }
 
+static void json_destroy(tide__foreign *f, int n)
+{
+  tide_json *json = (tide_json *)f;
+  tide_ctx *ctx = json->ctx;
+  (void)n;
+  tide__free(ctx, json->nodes, (size_t)json->cap * sizeof *json->nodes);
+  tide__free(ctx, json->text, (size_t)json->size + 1);
+  tide__free(ctx, json, sizeof *json);
+  tide__ctx_drop(ctx);
+}
+
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
                     int64_t limit, int flags, const char *name)
 {
@@ -164,6 +176,7 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
   if (nbytes > (size_t)limit)
     return tide__fail(ctx, TIDE_E_ARG, "json_parse", "%s%s%zu bytes, at most %lld are accepted",
                       name ? name : "", name ? ": " : "", nbytes, (long long)limit);
+  tide__foreign_settle(ctx);
   tide_json *json = tide__alloc(ctx, sizeof *json);
   char *copy = json ? tide__alloc(ctx, nbytes + 1) : NULL;
   if (!copy) {
@@ -171,7 +184,8 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
     return tide__fail(ctx, TIDE_E_NOMEM, "json_parse", "no memory for %zu bytes", nbytes);
   }
   if (nbytes) memcpy(copy, text, nbytes);
-  *json = (tide_json){.ctx = ctx, .text = copy, .size = (int64_t)nbytes};
+  *json = (tide_json){.foreign.release = json_destroy, .ctx = ctx,
+                      .text = copy, .size = (int64_t)nbytes};
   tide__ctx_hold(ctx);
   builder b = {.json = json, .name = name};
   tide__json_begin(&b.reader, copy, json->size);
@@ -184,12 +198,7 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
 
 void tide_json_release(tide_json *json)
 {
-  if (!json) return;
-  tide_ctx *ctx = json->ctx;
-  tide__free(ctx, json->nodes, (size_t)json->cap * sizeof *json->nodes);
-  tide__free(ctx, json->text, (size_t)json->size + 1);
-  tide__free(ctx, json, sizeof *json);
-  tide__ctx_drop(ctx);
+  if (json) tide__foreign_release(json->ctx, &json->foreign);
 }
 
 int64_t tide_json_count(const tide_json *json) { return json ? json->count : 0; }

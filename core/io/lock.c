@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 struct tide_lock {
+  tide__foreign foreign;
   tide_ctx *ctx;
   int fd;
 };
@@ -25,10 +26,21 @@ static int lock_fd(tide_ctx *ctx, int fd, const char *path)
   return TIDE_OK;
 }
 
+static void lock_destroy(tide__foreign *f, int n)
+{
+  tide_lock *lock = (tide_lock *)f;
+  tide_ctx *ctx = lock->ctx;
+  (void)n;
+  tide__fd_close(lock->fd);
+  tide__free(ctx, lock, sizeof *lock);
+  tide__ctx_drop(ctx);
+}
+
 int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
 {
   *out = NULL;
   if (!path || !*path) return tide__fail(ctx, TIDE_E_ARG, "path_lock", "path is null or empty");
+  tide__foreign_settle(ctx);
   tide_lock *lock = tide__alloc(ctx, sizeof *lock);
   if (!lock) return tide__fail(ctx, TIDE_E_NOMEM, "path_lock", "no memory for a lock");
   int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
@@ -38,7 +50,7 @@ int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
     tide__free(ctx, lock, sizeof *lock);
     return rc;
   }
-  *lock = (tide_lock){ctx, fd};
+  *lock = (tide_lock){{.release = lock_destroy}, ctx, fd};
   tide__ctx_hold(ctx);
   *out = lock;
   return TIDE_OK;
@@ -46,9 +58,5 @@ int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
 
 void tide_lock_release(tide_lock *lock)
 {
-  if (!lock) return;
-  tide_ctx *ctx = lock->ctx;
-  tide__fd_close(lock->fd);
-  tide__free(ctx, lock, sizeof *lock);
-  tide__ctx_drop(ctx);
+  if (lock) tide__foreign_release(lock->ctx, &lock->foreign);
 }

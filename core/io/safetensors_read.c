@@ -19,6 +19,7 @@ typedef struct entry {
 typedef struct pair { const char *key, *value; } pair;
 
 struct tide_file {
+  tide__foreign foreign;
   tide_ctx *ctx;
   int       fd;
   char     *path, *header;       /* names, keys and values live in header */
@@ -311,11 +312,27 @@ static int read_file(tide_file *f, int64_t size)
   return check_entries(f, size - f->data_at);
 }
 
+static void file_destroy(tide__foreign *foreign, int n)
+{
+  tide_file *f = (tide_file *)foreign;
+  tide_ctx *ctx = f->ctx;
+  (void)n;
+  tide__fd_close(f->fd);
+  tide__free(ctx, f->by_name, (size_t)f->count * sizeof *f->by_name);
+  tide__free(ctx, f->entries, (size_t)f->cap * sizeof *f->entries);
+  tide__free(ctx, f->metas, (size_t)f->meta_cap * sizeof *f->metas);
+  if (f->header) tide__free(ctx, f->header, (size_t)f->nheader + 1);
+  tide__free(ctx, f->path, (size_t)f->npath);
+  tide__free(ctx, f, sizeof *f);
+  tide__ctx_drop(ctx);
+}
+
 int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
 {
   *out = NULL;
   int fd;
   int64_t size;
+  tide__foreign_settle(ctx);
   TIDE_TRY(tide__fd_open(&fd, &size, ctx, path, "file_open"));
   size_t npath = strlen(path) + 1;
   tide_file *f = tide__alloc(ctx, sizeof *f);
@@ -325,8 +342,8 @@ int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
     tide__fd_close(fd);
     return tide__fail(ctx, TIDE_E_NOMEM, "file_open", "no memory to open '%s'", path);
   }
-  *f = (tide_file){.ctx = ctx, .fd = fd, .path = memcpy(copy, path, npath),
-                   .npath = (int64_t)npath};
+  *f = (tide_file){.foreign.release = file_destroy, .ctx = ctx, .fd = fd,
+                   .path = memcpy(copy, path, npath), .npath = (int64_t)npath};
   tide__ctx_hold(ctx);
   int rc = read_file(f, size);
   if (rc < 0) tide_file_release(f);
@@ -336,16 +353,7 @@ int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
 
 void tide_file_release(tide_file *f)
 {
-  if (!f) return;
-  tide_ctx *ctx = f->ctx;
-  tide__fd_close(f->fd);
-  tide__free(ctx, f->by_name, (size_t)f->count * sizeof *f->by_name);
-  tide__free(ctx, f->entries, (size_t)f->cap * sizeof *f->entries);
-  tide__free(ctx, f->metas, (size_t)f->meta_cap * sizeof *f->metas);
-  if (f->header) tide__free(ctx, f->header, (size_t)f->nheader + 1);
-  tide__free(ctx, f->path, (size_t)f->npath);
-  tide__free(ctx, f, sizeof *f);
-  tide__ctx_drop(ctx);
+  if (f) tide__foreign_release(f->ctx, &f->foreign);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

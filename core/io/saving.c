@@ -15,6 +15,7 @@
 #include "core/tensor/tensor.h"
 
 struct tide_saving {
+  tide__foreign foreign;
   tide_ctx *ctx;              /* of the caller, held */
   tide_ctx *own;              /* of the thread */
   pthread_t thread;
@@ -47,10 +48,11 @@ static void join(tide_saving *s)
   tide_ctx_attach(s->own);
 }
 
-void tide_saving_release(tide_saving *s)
+static void saving_destroy(tide__foreign *f, int n)
 {
-  if (!s) return;
+  tide_saving *s = (tide_saving *)f;
   tide_ctx *ctx = s->ctx;
+  (void)n;
   join(s);
   for (int64_t i = 0; s->copies && i < s->n; i++) tide_tensor_release(s->copies[i]);
   for (int64_t i = 0; s->names && i <= s->n; i++)
@@ -59,7 +61,12 @@ void tide_saving_release(tide_saving *s)
   if (s->names) tide__free(ctx, s->names, (size_t)(s->n + 1) * sizeof *s->names);
   if (s->own) tide_ctx_release(s->own);
   tide__free(ctx, s, sizeof *s);
-  tide_ctx_release(ctx);
+  tide__ctx_drop(ctx);
+}
+
+void tide_saving_release(tide_saving *s)
+{
+  if (s) tide__foreign_release(s->ctx, &s->foreign);
 }
 
 static int copy_text(tide_ctx *ctx, char **out, const char *text)
@@ -112,8 +119,10 @@ int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_
   if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
     return tide__fail(ctx, TIDE_E_ARG, "saving", "a path, and %lld names and tensors",
                       (long long)n);
+  tide__foreign_settle(ctx);
   tide_saving *s = tide__alloc(ctx, sizeof *s);
   if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory");
+  s->foreign.release = saving_destroy;
   s->ctx = ctx;
   s->n = n;
   tide__ctx_hold(ctx);

@@ -1,15 +1,26 @@
 /* Blobs and UTF-8: the small tools of the folder. Layer 3. */
 #include "core/io/io.h"
 
+static void blob_destroy(tide__foreign *f, int n)
+{
+  tide_blob *blob = (tide_blob *)f;
+  tide_ctx *ctx = blob->ctx;
+  (void)n;
+  tide__free(ctx, blob->data, (size_t)blob->size + 1);
+  tide__free(ctx, blob, sizeof *blob);
+  tide__ctx_drop(ctx);
+}
+
 int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op)
 {
+  tide__foreign_settle(ctx);
   tide_blob *b = tide__alloc(ctx, sizeof *b);
   char *data = b && size < INT64_MAX ? tide__alloc(ctx, (size_t)size + 1) : NULL;
   if (!data) {
     tide__free(ctx, b, sizeof *b);
     return tide__fail(ctx, TIDE_E_NOMEM, op, "no memory for %lld bytes", (long long)size);
   }
-  *b = (tide_blob){ctx, data, size};
+  *b = (tide_blob){{.release = blob_destroy}, ctx, data, size};
   tide__ctx_hold(ctx);
   *out = b;
   return TIDE_OK;
@@ -20,11 +31,7 @@ int64_t tide_blob_size(const tide_blob *blob) { return blob ? blob->size : 0; }
 
 void tide_blob_release(tide_blob *blob)
 {
-  if (!blob) return;
-  tide_ctx *ctx = blob->ctx;
-  tide__free(ctx, blob->data, (size_t)blob->size + 1);
-  tide__free(ctx, blob, sizeof *blob);
-  tide__ctx_drop(ctx);
+  if (blob) tide__foreign_release(blob->ctx, &blob->foreign);
 }
 
 /* Bytes of the character at s, 0 if it is none. */

@@ -5,7 +5,8 @@
  * text is C99, C++ and the LuaJIT cdef.
  *
  * Threads: a context and everything made from it belong to one thread at a time; different
- * contexts share nothing and may run in parallel. Release functions may be called from any thread.
+ * contexts share nothing and may run in parallel. Release functions may be called from any thread,
+ * but for tide_ctx_release; see core/THREADING.md.
  */
 #ifndef TIDE_H
 #define TIDE_H

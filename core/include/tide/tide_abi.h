@@ -8,7 +8,9 @@
  *     outcome. tide_error(ctx) then holds code, function and message until the next failing call.
  *   - Out-parameters come first. What arrives through one is owned by the caller (release it);
  *     a pointer returned directly is borrowed from its parent. On failure outs are set to null.
- *   - Release accepts null and cannot fail. Objects keep alive what they need; any order is fine.
+ *   - Release accepts null and cannot fail. Objects keep alive what they need; any order is fine,
+ *     and any thread but for tide_ctx_release: what a thread releases that does not own the context
+ *     goes when the owner next runs an op or makes an object.
  *   - dims count from 0 here, and a negative dim counts from the end. Sizes are in elements
  *     unless a name says bytes. A null tensor argument marked "may be null" means absent.
  *   - Ops never write to their inputs; functions whose name ends in _ do, and say so.
@@ -99,9 +101,11 @@ const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
 /* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text. */
 int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg);
-/* Gives the handle up; the context ends when the last object made from it is released. */
+/* Gives the handle up; the context ends when the last object made from it is released. The owner's
+ * thread only (see tide_ctx_attach). */
 void tide_ctx_release(tide_ctx *ctx);
-/* Moves a context to the calling thread. */
+/* Moves a context to the calling thread, which owns it from here on. The thread that owned it makes
+ * no call on it meanwhile. Settles what other threads have released. */
 int  tide_ctx_attach(tide_ctx *ctx);
 /* The last failure; code 0 and empty texts before the first. Calls that succeed leave it. */
 const tide_error_record *tide_error(tide_ctx *ctx);
