@@ -350,6 +350,18 @@ describe('initial weights', function()
    end)
 end)
 
+describe('a field of mamba2 or hybrid that cannot be', function()
+   it('is named as the configuration has it', function()
+      for _, name in ipairs { 'mamba2', 'hybrid' } do
+         local ok, e = pcall(tide.model[name], { vocab_size = 9, hidden_size = 64, conv_kernel = 9,
+            num_hidden_layers = 1, hybrid_override_pattern = name == 'hybrid' and 'M' or nil },
+            { device = 'null' })
+         assert.is_false(ok)
+         assert.matches("argument 'conv_kernel'", tostring(e), 1, true)
+      end
+   end)
+end)
+
 describe('model.hybrid', function()
    it('is what the pattern says', function()
       local model = tide.model.hybrid(small, { device = 'null' })

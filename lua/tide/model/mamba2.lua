@@ -10,6 +10,7 @@ local published = require 'tide.model.published'
 local op = 'model.mamba2'
 
 local function count(o, name, v) return err.integer(o, name, v, 1) end
+local function taps(o, name, v) return err.integer(o, name, v, 2, 4) end
 local function number(o, name, v) return err.number(o, name, v, 0) end
 -- false: the library's choice; results do not depend on it.
 local function grain(o, name, v) return v and err.integer(o, name, v, 1) end
@@ -24,7 +25,7 @@ local known = {
    { 'num_hidden_layers', nil, count },
    { 'state_size', 128, count }, { 'head_dim', 64, count }, { 'expand', 2, number },
    { 'num_heads', function(c) return c.expand * c.hidden_size / c.head_dim end, count },
-   { 'n_groups', 1, count }, { 'conv_kernel', 4, count }, { 'chunk_size', false, grain },
+   { 'n_groups', 1, count }, { 'conv_kernel', 4, taps }, { 'chunk_size', false, grain },
    { 'use_bias', false, flag }, { 'use_conv_bias', true, flag },
    { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.1, number },
    { 'time_step_min', 0.001, number }, { 'time_step_max', 0.1, number },

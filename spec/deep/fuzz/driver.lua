@@ -222,7 +222,7 @@ end
 
 -- Names of all domains.
 driver.domains = { 'attention', 'packed', 'scan', 'mamba', 'exchange',
-   'vision', 'training' }
+   'vision', 'training', 'fields', 'gradients' }
 
 -- What the environment asks for: TIDE_SEED (default: the time), TIDE_CASES (of each domain),
 -- TIDE_MINUTES (of all domains together, 10).
