@@ -1,0 +1,95 @@
+-- Mutants: breaks single lines of lua/tide in a copy of the tree and tells which breaks no given
+-- spec notices.
+--
+--    luajit spec/deep/mutants.lua [--count N] [--seed N] [--under FOLDER] SPEC ...
+--
+-- --count: mutants (20); --seed (the time, printed); --under: where lines are taken from
+-- (lua/tide). The tree itself is never changed. A survivor is printed with its file, line and
+-- text; it wants a spec, or does not matter. Ends with 0 whatever survives.
+
+package.path = './?.lua;' .. package.path
+local choice = require 'spec.deep.fuzz.choice'
+local files = require 'spec.support.files'
+
+-- What is broken in a line: a Lua pattern and what takes its place.
+local breaks = {
+   { ' == ', ' ~= ' }, { ' ~= ', ' == ' }, { ' < ', ' <= ' }, { ' > ', ' >= ' },
+   { ' <= ', ' < ' }, { ' >= ', ' > ' }, { ' %+ 1', '' }, { ' %- 1', '' }, { ' and ', ' or ' },
+   { ' %+ ', ' - ' }, { ' %* ', ' + ' }, { '%f[%w]true%f[%W]', 'false' }, { ' or 0', ' or 1' },
+   { 'math%.max', 'math.min' }, { '%f[%w]not ', '' },
+}
+
+local opt, specs = { count = '20', seed = tostring(os.time()), under = 'lua/tide' }, {}
+do
+   local i = 1
+   while arg[i] do
+      local name = arg[i]:match '^%-%-(%w+)$'
+      if name then opt[name], i = arg[i + 1], i + 1 else specs[#specs + 1] = arg[i] end
+      i = i + 1
+   end
+end
+if #specs == 0 then error('usage: luajit spec/deep/mutants.lua [--count N] SPEC ...', 0) end
+
+local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
+local function run(command) return os.execute(command) == 0 end
+
+-- Lines that can be broken: { path, number, text, broken }.
+local function candidates()
+   local list = {}
+   for _, path in ipairs(files.lines_of('find ' .. quote(opt.under) .. " -name '*.lua' | sort")) do
+      local n = 0
+      for line in io.lines(path) do
+         n = n + 1
+         for _, b in ipairs(line:find '^%s*%-%-' and {} or breaks) do
+            local broken, times = line:gsub(b[1], b[2], 1)
+            if times > 0 then list[#list + 1] = { path, n, line, broken } end
+         end
+      end
+   end
+   return list
+end
+
+local function with_line(text, number, line)
+   local n = 0
+   return (text:gsub('[^\n]*\n', function()
+      n = n + 1
+      if n == number then return line .. '\n' end
+   end))
+end
+
+local copy = os.tmpname()
+os.remove(copy)
+assert(run(('mkdir %s && cp -r bindings lua recipes spec Makefile README.md .busted %s'):format(
+   copy, copy)))
+assert(run(('ln -s "$PWD/%s" %s/build'):format('build', copy)))
+
+-- Whether the specs notice the tree as it is in the copy.
+local function is_noticed()
+   return not run(('cd %s && LUA_PATH="bindings/?.lua;lua/?.lua;lua/?/init.lua;;" timeout 600 '
+      .. 'luajit spec/support/run.lua --limit 120 %s >/dev/null 2>&1'):format(copy,
+      table.concat(specs, ' ')))
+end
+
+print('seed ' .. opt.seed)
+if is_noticed() then
+   run('rm -rf ' .. copy)
+   error('the specs fail on the tree as it is', 0)
+end
+local all, pick, survived, made = candidates(), choice.drawn('mutants', opt.seed), 0, 0
+while made < tonumber(opt.count) and #all > 0 do
+   local path, number, old, broken = unpack(table.remove(all, pick:int(1, #all)))
+   local text = files.read(path)
+   local mutant = with_line(text, number, broken)
+   if loadstring(mutant) and mutant ~= text then
+      made = made + 1
+      files.write(copy .. '/' .. path, mutant)
+      if not is_noticed() then
+         survived = survived + 1
+         print(('%s:%d survives\n   %s\n   %s'):format(path, number, old:match '^%s*(.*)$',
+            broken:match '^%s*(.*)$'))
+      end
+      files.write(copy .. '/' .. path, text)
+   end
+end
+run('rm -rf ' .. copy)
+print(('%d mutants, %d survived'):format(made, survived))
