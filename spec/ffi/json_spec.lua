@@ -138,4 +138,13 @@ describe('infinite numbers', function()
          assert.equal(json.encode(json.decode(text)), json.encode(back))
       end
    end)
+
+   it('gives numbers beyond 2^53 back as the numbers that they were', function()
+      for _, v in ipairs { 2^53 + 2, 1.2345678901234567e16, -2^55, 99999999999999984, 2^60, 1e17,
+         1e300 } do
+         local back = json.decode(json.encode { v })[1]
+         assert.equal('number', type(back), json.encode { v })
+         assert.equal(v, back)
+      end
+   end)
 end)

@@ -147,11 +147,13 @@ end
 local function encode_number(v, path, how)
    if v ~= v or v == math.huge or v == -math.huge then return encode_nonfinite(v, path, how) end
    if v == math.floor(v) and v >= -EXACT and v <= EXACT then return ('%.0f'):format(v) end
-   for digits = 15, 16 do
-      local text = ('%.' .. digits .. 'g'):format(v)
-      if tonumber(text) == v then return text end
+   local text
+   for digits = 15, 17 do
+      text = ('%.' .. digits .. 'g'):format(v)
+      if tonumber(text) == v then break end
    end
-   return ('%.17g'):format(v)
+   -- beyond 2^53 digits alone would be read as a boxed integer
+   return text:find '^%-?%d+$' and text .. '.0' or text
 end
 
 local function encode_float(v, path, how)
