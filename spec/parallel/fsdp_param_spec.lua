@@ -517,3 +517,27 @@ describe('the end of communication', function()
       assert.same({ { true, false }, { true, false } }, r)
    end)
 end)
+
+describe('a cut among ranks', function()
+   it('falls on the row whose start is nearest to an equal share', function()
+      local layout = require 'tide.parallel.fsdp.layout'
+      math.randomseed(4)
+      for _ = 1, 200 do
+         local shapes, starts, total = {}, { 0 }, 0
+         for i = 1, math.random(4) do
+            shapes[i] = { math.random(7), math.random(5) }
+            for _ = 1, shapes[i][1] do
+               total = total + shapes[i][2]
+               starts[#starts + 1] = total
+            end
+         end
+         local size = math.random(6)
+         local cuts = layout.new(shapes, size).cuts
+         for r = 0, size do
+            local share, least = total * r / size, math.huge
+            for _, at in ipairs(starts) do least = math.min(least, math.abs(at - share)) end
+            assert.near(least, math.abs(cuts[r + 1] - share), 1e-9)
+         end
+      end
+   end)
+end)

@@ -121,3 +121,25 @@ describe('recompute', function()
       assert.same(layers('%d.mlp', 0, 1, 2, 3), parallel.recompute.report(model))
    end)
 end)
+
+describe('every k-th block', function()
+   it('is what runs twice, and what the report says', function()
+      local t = require 'tide'
+      for k = 1, 4 do
+         local model = t.model.llama({ vocab_size = 11, hidden_size = 8, num_hidden_layers = 5,
+            num_attention_heads = 2 }, { seed = 1 })
+         t.parallel.recompute(model, k)
+         local runs, twice = {}, {}
+         for i = 1, 5 do
+            model.model.layers:at(i):hook_pre(function() runs[i] = (runs[i] or 0) + 1 end)
+         end
+         local tokens = t.tensor({ { 1, 2, 3 } }, { dtype = 'i64' })
+         model:loss(tokens, tokens):backward()
+         for i = 1, 5 do
+            if runs[i] == 2 then twice[#twice + 1] = 'model.layers.' .. (i - 1) end
+         end
+         assert.same(t.parallel.recompute.report(model), twice)
+         assert.equal(math.floor(5 / k), #twice)
+      end
+   end)
+end)
