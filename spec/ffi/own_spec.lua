@@ -45,6 +45,21 @@ describe('own', function()
       end
    end)
 
+   it('collects contexts that were dropped without close', function()
+      local seen = setmetatable({}, { __mode = 'k' })
+      for _ = 1, 20 do
+         local ctx = assert(tide.open { nthread = 1 })
+         ctx:ones { 8 }
+         seen[ctx] = true
+      end
+      leak.clear()
+      collectgarbage()
+      collectgarbage()
+      local n = 0
+      for _ in pairs(seen) do n = n + 1 end
+      assert.is_true(n <= 1, n .. ' of 20 are left')   -- the last may still be on the stack
+   end)
+
    it('counts what is made since a mark, whatever older goes meanwhile', function()
       local ctx = assert(tide.open { nthread = 1 })
       local old = ctx:zeros { 1024 }

@@ -21,7 +21,8 @@ local M = {}
 local bad = status.bad_arg
 local new_box, take = own.new_box, own.take
 
-lib.state.open = lib.state.open or {}      -- open contexts of this state, in order
+-- Open contexts of this state, in order. Those that nothing else holds are collected.
+lib.state.open = lib.state.open or setmetatable({}, { __mode = 'v' })
 local open_list = lib.state.open
 
 lib.state.Context = lib.state.Context or {}
@@ -37,7 +38,8 @@ M.Context = Context
 
 local function wrap(handle, device)
    local self = setmetatable({ handle = handle, device = device }, Context)
-   open_list[#open_list + 1] = self
+   open_list.n = (open_list.n or 0) + 1
+   open_list[open_list.n] = self
    own.watch(handle)
    return self
 end
@@ -108,7 +110,15 @@ function M.set_default(ctx)
 end
 
 -- Every open context of this Lua state.
-function M.all() return open_list end
+function M.all()
+   local list = {}
+   for i = 1, open_list.n or 0 do
+      if open_list[i] then list[#list + 1] = open_list[i] end
+   end
+   for i = 1, open_list.n or 0 do open_list[i] = list[i] end
+   open_list.n = #list
+   return list
+end
 
 local function handle_of(self, name)
    if type(self) ~= 'table' or getmetatable(self) ~= Context then
@@ -124,8 +134,8 @@ end
 function Context:close()
    local handle = self.handle
    if not handle then return end
-   for i, ctx in ipairs(open_list) do
-      if ctx == self then table.remove(open_list, i) break end
+   for i = 1, open_list.n or 0 do
+      if open_list[i] == self then open_list[i] = nil end
    end
    if lib.state.default == self then lib.state.default = nil end
    own.unwatch(handle)

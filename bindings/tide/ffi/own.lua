@@ -27,8 +27,9 @@ M.new_box = ffi.typeof 'tide_tensor *[1]'
 -- Growth of live bytes that is worth a collection: the smallest `debt` parameter of the open
 -- contexts. The counter is looked at twice as often, so that the growth is seen in time.
 local limit, look = 2^27, 2^26
--- Live bytes of each context after its last collection, keyed by address.
-local base, limits = {}, {}
+-- Live bytes of each context after its last collection, by its address; the limit of each, by its
+-- handle, which is not kept.
+local base, limits = {}, setmetatable({}, { __mode = 'k' })
 local tracking = false                      -- creation sites are kept (see track)
 local sites = setmetatable({}, { __mode = 'k' })
 
@@ -44,13 +45,13 @@ end
 -- Tells this module about a context, or that its `debt` parameter has changed.
 function M.watch(ctx)
    base[address(ctx)] = base[address(ctx)] or 0
-   limits[address(ctx)] = tonumber(ffi.string(C.tide_param_get(ctx, 'debt')))
+   limits[ctx] = tonumber(ffi.string(C.tide_param_get(ctx, 'debt')))
    set_limit()
 end
 
 -- The context is closed: its limit no longer counts.
 function M.unwatch(ctx)
-   base[address(ctx)], limits[address(ctx)] = nil, nil
+   base[address(ctx)], limits[ctx] = nil, nil
    set_limit()
 end
 
