@@ -77,6 +77,19 @@ describe('ranks', function()
    end)
 end)
 
+describe('options of ranks', function()
+   it('are refused by name where they are of the wrong type', function()
+      for _, bad in ipairs { { params = {} }, { params = false }, { params = 1 },
+         { nthread = 'x' } } do
+         local ok, err = pcall(host.try, 1, bad, 'return 1')
+         assert.is_false(ok)
+         assert.is_true(tide.is_error(err), tostring(err))
+         assert.equal('E_ARG', err.code, tostring(err))
+      end
+      assert.equal('OK', host.try(1, { params = 'cache=0' }, 'return 1')[1].status)
+   end)
+end)
+
 describe('a rank that does not stop after another has failed', function()
    local function loop(rank)
       local limit = os.time() + 4            -- beyond the grace period: it ends when it likes

@@ -126,7 +126,10 @@ local function fill(H, job, fn, opts, ...)
       check_rc(H.tide_host_ranks_nthread(job, arg.int('ranks', 'nthread', opts.nthread, 1, 4096)),
          'nthread')
    end
-   if opts.params then check_rc(H.tide_host_ranks_params(job, opts.params, 0), 'params') end
+   if opts.params ~= nil then
+      local params = arg.string('ranks', 'params', opts.params)
+      check_rc(H.tide_host_ranks_params(job, params, 0), 'params')
+   end
    if opts.grace then
       check_rc(H.tide_host_ranks_grace(job, arg.finite('ranks', 'grace', opts.grace, 0, 1e8)),
          'grace')
