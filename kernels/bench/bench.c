@@ -252,8 +252,8 @@ void *bench_array(int64_t n, int dtype)
     double v = (double)(int64_t)(x >> 11) * 0x1p-52 - 1.0;
     if (dtype == TIDE_F64) ((double *)p)[i] = v;
     else if (dtype == TIDE_F32) ((float *)p)[i] = (float)v;
-    else if (dtype == TIDE_BF16) ((uint16_t *)p)[i] = tide__simd_f32_bf16((float)v);
-    else ((uint16_t *)p)[i] = tide__simd_f32_f16((float)v);
+    else if (dtype == TIDE_BF16) ((uint16_t *)p)[i] = tide__f32_to_bf16((float)v);
+    else ((uint16_t *)p)[i] = tide__f32_to_f16((float)v);
   }
   return p;
 }

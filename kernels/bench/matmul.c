@@ -157,7 +157,7 @@ static void drop_primitive(product *p)
 
 static double value(const void *p, int64_t i, int dtype)
 {
-  return dtype == TIDE_F32 ? ((const float *)p)[i] : tide__simd_bf16_f32(((const uint16_t *)p)[i]);
+  return dtype == TIDE_F32 ? ((const float *)p)[i] : tide__bf16_to_f32(((const uint16_t *)p)[i]);
 }
 
 /* Largest difference between the two results, in units of sqrt(k). */

@@ -56,21 +56,21 @@ STORE(store_2, uint16_t, uint16_t, v)
 STORE(store_4, uint32_t, uint32_t, v)
 STORE(store_8, uint64_t, uint64_t, v)
 
-LOAD(load_f32_bf16, uint16_t, float, tide__simd_bf16_f32(v))
-LOAD(load_f32_f16, uint16_t, float, tide__simd_f16_f32(v))
+LOAD(load_f32_bf16, uint16_t, float, tide__bf16_to_f32(v))
+LOAD(load_f32_f16, uint16_t, float, tide__f16_to_f32(v))
 LOAD(load_f32_u8, uint8_t, float, v)
-STORE(store_f32_bf16, float, uint16_t, tide__simd_f32_bf16(v))
-STORE(store_f32_f16, float, uint16_t, tide__simd_f32_f16(v))
+STORE(store_f32_bf16, float, uint16_t, tide__f32_to_bf16(v))
+STORE(store_f32_f16, float, uint16_t, tide__f32_to_f16(v))
 
 LOAD(load_f64_f32, float, double, v)
-LOAD(load_f64_bf16, uint16_t, double, tide__simd_bf16_f32(v))
-LOAD(load_f64_f16, uint16_t, double, tide__simd_f16_f32(v))
+LOAD(load_f64_bf16, uint16_t, double, tide__bf16_to_f32(v))
+LOAD(load_f64_f16, uint16_t, double, tide__f16_to_f32(v))
 LOAD(load_f64_i64, int64_t, double, (double)v)
 LOAD(load_f64_i32, int32_t, double, v)
 LOAD(load_f64_u8, uint8_t, double, v)
 STORE(store_f64_f32, double, float, (float)v)
-STORE(store_f64_bf16, double, uint16_t, tide__simd_f32_bf16((float)v))
-STORE(store_f64_f16, double, uint16_t, tide__simd_f32_f16((float)v))
+STORE(store_f64_bf16, double, uint16_t, tide__f64_to_bf16(v))
+STORE(store_f64_f16, double, uint16_t, tide__f64_to_f16(v))
 STORE(store_f64_i64, double, int64_t, ref_truncate(v, INT64_MIN, INT64_MAX))
 STORE(store_f64_i32, double, int32_t, (int32_t)ref_truncate(v, INT32_MIN, INT32_MAX))
 STORE(store_f64_u8, double, uint8_t, (uint8_t)ref_truncate(v, 0, 255))
@@ -81,6 +81,10 @@ LOAD(load_i64_u8, uint8_t, int64_t, v)
 STORE(store_i64_i32, int64_t, int32_t, (int32_t)(uint32_t)v)
 STORE(store_i64_u8, int64_t, uint8_t, (uint8_t)v)
 STORE(store_i64_bool, int64_t, uint8_t, v != 0)
+STORE(store_i64_f32, int64_t, float, (float)v)
+STORE(store_i64_f64, int64_t, double, (double)v)
+STORE(store_i64_bf16, int64_t, uint16_t, tide__i64_to_bf16(v))
+STORE(store_i64_f16, int64_t, uint16_t, tide__i64_to_f16(v))
 
 static const load_fn load_f32[TIDE_NDTYPE] = {
   [TIDE_BF16] = load_f32_bf16, [TIDE_F16] = load_f32_f16, [TIDE_U8] = load_f32_u8,
@@ -103,7 +107,9 @@ static const store_fn store_f64[TIDE_NDTYPE] = {
   [TIDE_BOOL] = store_f64_bool
 };
 static const store_fn store_i64[TIDE_NDTYPE] = {
-  [TIDE_I32] = store_i64_i32, [TIDE_U8] = store_i64_u8, [TIDE_BOOL] = store_i64_bool
+  [TIDE_I32] = store_i64_i32, [TIDE_U8] = store_i64_u8, [TIDE_BOOL] = store_i64_bool,
+  [TIDE_F32] = store_i64_f32, [TIDE_F64] = store_i64_f64, [TIDE_BF16] = store_i64_bf16,
+  [TIDE_F16] = store_i64_f16
 };
 
 static load_fn find_load(int form, int dtype, int size)
@@ -293,14 +299,14 @@ void tide__loop_map(const cpu_map *m, int nthread)
 
 /* ---- conversion and copy ------------------------------------------------------------------- */
 
-/* The narrowest form that holds both. */
+/* The narrowest form that holds x, from which y's numbers are made in one rounding. */
 static int common_form(int x, int y)
 {
   int bytes = x == TIDE_U8 || x == TIDE_BOOL, xf = tide__dtype_is_float(x);
   int yf = tide__dtype_is_float(y);
   if (x == y) return x;
-  if (!xf && !yf) return TIDE_I64;
-  return (xf || bytes) && yf && x != TIDE_F64 && y != TIDE_F64 ? TIDE_F32 : TIDE_F64;
+  if (!xf && !(bytes && yf)) return TIDE_I64;
+  return yf && x != TIDE_F64 && y != TIDE_F64 ? TIDE_F32 : TIDE_F64;
 }
 
 /* Streams of x and y over the same dims, merged where both allow it. */

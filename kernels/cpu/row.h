@@ -36,20 +36,13 @@ TIDE_LEVELS(void, row_widen,
   }
 }
 
-/* As tide__simd_f32_bf16, in fewer instructions. */
-TIDE_INLINE uint16_t row_bf16(float f)
-{
-  uint32_t u = tide__f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
-  return (uint16_t)((f != f ? u | 0x400000u : r) >> 16);
-}
-
 TIDE_LEVELS(void, row_narrow,
             (void *dst, const float *src, int dtype, int64_t n), (dst, src, dtype, n))
 {
   if (dtype == TIDE_BF16) {
     uint16_t *d = dst;
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) d[i] = row_bf16(src[i]);
+    for (int64_t i = 0; i < n; i++) d[i] = tide__f32_to_bf16(src[i]);
   } else if (dtype == TIDE_F16) {
     tide__f32_to_f16_n(dst, src, n);
   } else if (dtype == TIDE_F64) {

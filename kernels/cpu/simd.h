@@ -22,6 +22,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/base/float.h"
 #include "kernels/cpu/isa.h"
 
 #define TIDE_INLINE static inline __attribute__((always_inline, unused))
@@ -48,20 +49,6 @@
   TIDE_LEVELS_AS(static inline __attribute__((unused)), type, name, params, args)
 #define TIDE_LEVELS_GLOBAL(type, name, params, args) \
   TIDE_LEVELS_AS(extern, type, name, params, args)
-
-TIDE_INLINE uint32_t tide__f32_bits(float x)
-{
-  uint32_t u;
-  memcpy(&u, &x, 4);
-  return u;
-}
-
-TIDE_INLINE float tide__bits_f32(uint32_t u)
-{
-  float x;
-  memcpy(&x, &u, 4);
-  return x;
-}
 
 /* 1 ulp. exp(-inf) = 0, exp(inf) = inf, NaN stays NaN. */
 TIDE_INLINE float tide__expf(float x)
@@ -157,44 +144,6 @@ TIDE_INLINE float tide__erff(float x)
   return copysignf(y, x);
 }
 
-/* ---- 16-bit floats; these agree with core/base/dtype.h on every value and vectorise ---- */
-
-TIDE_INLINE float tide__simd_bf16_f32(uint16_t h) { return tide__bits_f32((uint32_t)h << 16); }
-
-TIDE_INLINE uint16_t tide__simd_f32_bf16(float f)
-{
-  uint32_t u = tide__f32_bits(f);
-  uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  uint32_t q = (u >> 16) | 0x40u;
-  return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? q : r);
-}
-
-TIDE_INLINE float tide__simd_f16_f32(uint16_t h)
-{
-  uint32_t sign = (uint32_t)(h & 0x8000u) << 16, m = h & 0x7fffu;
-  uint32_t normal = (m << 13) + (112u << 23);
-  uint32_t special = (m << 13) | 0x7f800000u;
-  /* A denormal half is an integer multiple of 2^-24; no f32 denormal appears on the way. */
-  uint32_t small = tide__f32_bits((float)(int32_t)m * 5.9604644775390625e-8f);
-  uint32_t quiet = m > 0x7c00u ? 0x400000u : 0u;
-  uint32_t r = m < 0x400u ? small : normal;
-  r = m >= 0x7c00u ? special | quiet : r;
-  return tide__bits_f32(r | sign);
-}
-
-TIDE_INLINE uint16_t tide__simd_f32_f16(float f)
-{
-  uint32_t u = tide__f32_bits(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
-  uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
-  /* Adding 1/2 aligns the mantissa of a half denormal with bit 0 and rounds it to even. */
-  uint32_t small = tide__f32_bits(tide__bits_f32(a) + 0.5f) - 0x3f000000u;
-  uint32_t nan = 0x7e00u | ((a >> 13) & 0x1ffu);
-  uint32_t r = a < 0x38800000u ? small : normal;
-  r = a >= 0x477ff000u ? 0x7c00u : r; /* halfway to the first value that is too large, and up */
-  r = a > 0x7f800000u ? nan : r;
-  return (uint16_t)(r | sign);
-}
-
 /* The largest of start and n values; NaN is passed over. clang begins an OpenMP maximum at the
  * lowest finite number instead of -inf, so where that comes out, the values are read once more. */
 TIDE_INLINE float tide__max_f32_n(const float *x, int64_t n, float start)
@@ -210,22 +159,22 @@ TIDE_INLINE float tide__max_f32_n(const float *x, int64_t n, float start)
 
 TIDE_INLINE void tide__bf16_to_f32_n(float *dst, const uint16_t *src, int64_t n)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_bf16_f32(src[i]);
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__bf16_to_f32(src[i]);
 }
 
 TIDE_INLINE void tide__f32_to_bf16_n(uint16_t *dst, const float *src, int64_t n)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_f32_bf16(src[i]);
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__f32_to_bf16(src[i]);
 }
 
 TIDE_INLINE void tide__f16_to_f32_n(float *dst, const uint16_t *src, int64_t n)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_f16_f32(src[i]);
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__f16_to_f32(src[i]);
 }
 
 TIDE_INLINE void tide__f32_to_f16_n(uint16_t *dst, const float *src, int64_t n)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__simd_f32_f16(src[i]);
+  for (int64_t i = 0; i < n; i++) dst[i] = tide__f32_to_f16(src[i]);
 }
 
 #endif

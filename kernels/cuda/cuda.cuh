@@ -96,13 +96,33 @@ template <> __device__ __forceinline__ int64_t tide_truncate<int64_t>(int64_t v,
   return v; /* integers wrap when they are stored */
 }
 
+/* f32 on the way to 16 bits. From wider types rounded to odd, so that the next rounding is the only
+ * one: cut, the last bit set if something was cut off. As core/base/float.h. */
+__device__ __forceinline__ float tide_odd(float cut, bool exact)
+{
+  return exact ? cut : __uint_as_float(__float_as_uint(cut) | 1u);
+}
+__device__ __forceinline__ float tide_on_the_way(float v) { return v; }
+__device__ __forceinline__ float tide_on_the_way(double v)
+{
+  const float cut = __double2float_rz(v);
+  return tide_odd(cut, (double)cut == v);
+}
+__device__ __forceinline__ float tide_on_the_way(int64_t v)
+{
+  const float cut = __ll2float_rz(v);
+  return tide_odd(cut, (int64_t)cut == v);
+}
+
 template <class T> __device__ __forceinline__ void tide_store(void *p, int64_t i, int dtype, T v)
 {
   switch (dtype) {
     case TIDE_F32: static_cast<float *>(p)[i] = (float)v; break;
     case TIDE_F64: static_cast<double *>(p)[i] = (double)v; break;
-    case TIDE_BF16: static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16((float)v); break;
-    case TIDE_F16: static_cast<__half *>(p)[i] = __float2half((float)v); break;
+    case TIDE_BF16:
+      static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16(tide_on_the_way(v));
+      break;
+    case TIDE_F16: static_cast<__half *>(p)[i] = __float2half(tide_on_the_way(v)); break;
     case TIDE_I64: static_cast<int64_t *>(p)[i] = tide_truncate(v, INT64_MIN, INT64_MAX); break;
     case TIDE_I32:
       static_cast<int32_t *>(p)[i] = (int32_t)tide_truncate(v, INT32_MIN, INT32_MAX);

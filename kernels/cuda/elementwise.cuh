@@ -197,7 +197,7 @@ template <class F> int tide_nullary(const k_call *call, F f)
   tide_layout l = tide_layout_of(1, t);
   tide_operand y = tide_operand_of(*t[0]);
   /* a fill value of an integer is given as a double, as in the reference */
-  if (tide_kind(*t[0]) == TIDE_KIND_FLOAT) TIDE_LAUNCH((tide_map0<float>), l.numel, call, l, y, f);
+  if (y.dtype == TIDE_F32) TIDE_LAUNCH((tide_map0<float>), l.numel, call, l, y, f);
   else TIDE_LAUNCH((tide_map0<double>), l.numel, call, l, y, f);
   return TIDE_CUDA_LAUNCHED(call);
 }

@@ -39,8 +39,8 @@ static inline double ref_round(int dtype, double v)
 {
   switch (dtype) {
     case TIDE_F32: return (float)v;
-    case TIDE_BF16: return tide__bf16_to_f32(tide__f32_to_bf16((float)v));
-    case TIDE_F16: return tide__f16_to_f32(tide__f32_to_f16((float)v));
+    case TIDE_BF16: return tide__bf16_to_f32(tide__f64_to_bf16(v));
+    case TIDE_F16: return tide__f16_to_f32(tide__f64_to_f16(v));
     default: return v;
   }
 }
@@ -51,7 +51,7 @@ static inline double ref_previous(int dtype, double v)
   uint16_t h;
   if (dtype == TIDE_F64) return nextafter(v, -HUGE_VAL);
   if (dtype == TIDE_F32) return nextafterf((float)v, -HUGE_VALF);
-  h = dtype == TIDE_F16 ? tide__f32_to_f16((float)v) : tide__f32_to_bf16((float)v);
+  h = dtype == TIDE_F16 ? tide__f64_to_f16(v) : tide__f64_to_bf16(v);
   if ((h & 0x7fffu) == 0) h = 0x8001u;
   else h = (uint16_t)(h & 0x8000u ? h + 1 : h - 1);
   return dtype == TIDE_F16 ? tide__f16_to_f32(h) : tide__bf16_to_f32(h);

@@ -1,13 +1,13 @@
 /* One element at a time: how the reference kernels read, write and walk their operands.
  *
- * The one idea: a float element is a double and an integer element an int64_t, whatever its dtype;
- * a result is rounded once, when it is stored. `at` is an element offset from data, already
+ * A float element is a double and an integer element an int64_t, whatever its dtype; a result is
+ * rounded once, when it is stored (core/base/float.h). `at` is an element offset from data, already
  * multiplied out with strides.
  *
  * Conversions: float to integer truncates toward zero, clamps to the range of the type and makes
  * NaN 0; integer to a narrower integer wraps; anything to bool is 1 unless it equals 0.
  *
- * Layer 2k. Also used by kernels/cpu for messages and index checks.
+ * Also used by kernels/cpu for messages and index checks.
  */
 #ifndef TIDE_KERNELS_REF_LOAD_H
 #define TIDE_KERNELS_REF_LOAD_H
@@ -45,8 +45,8 @@ static inline void ref_put(const k_tensor *t, int64_t at, double v)
   switch (t->dtype) {
     case TIDE_F32: ((float *)t->data)[at] = (float)v; break;
     case TIDE_F64: ((double *)t->data)[at] = v; break;
-    case TIDE_BF16: ((uint16_t *)t->data)[at] = tide__f32_to_bf16((float)v); break;
-    case TIDE_F16: ((uint16_t *)t->data)[at] = tide__f32_to_f16((float)v); break;
+    case TIDE_BF16: ((uint16_t *)t->data)[at] = tide__f64_to_bf16(v); break;
+    case TIDE_F16: ((uint16_t *)t->data)[at] = tide__f64_to_f16(v); break;
     case TIDE_I64: ((int64_t *)t->data)[at] = ref_truncate(v, INT64_MIN, INT64_MAX); break;
     case TIDE_I32:
       ((int32_t *)t->data)[at] = (int32_t)ref_truncate(v, INT32_MIN, INT32_MAX);
@@ -79,7 +79,10 @@ static inline void ref_put_int(const k_tensor *t, int64_t at, int64_t v)
     case TIDE_I32: ((int32_t *)t->data)[at] = (int32_t)(uint32_t)v; break;
     case TIDE_U8: ((uint8_t *)t->data)[at] = (uint8_t)v; break;
     case TIDE_BOOL: ((uint8_t *)t->data)[at] = v != 0; break;
-    default: ref_put(t, at, (double)v); break;
+    case TIDE_F32: ((float *)t->data)[at] = (float)v; break;
+    case TIDE_F64: ((double *)t->data)[at] = (double)v; break;
+    case TIDE_BF16: ((uint16_t *)t->data)[at] = tide__i64_to_bf16(v); break;
+    default: ((uint16_t *)t->data)[at] = tide__i64_to_f16(v); break;
   }
 }
 

@@ -1,70 +1,12 @@
-/* What matmul, linear and linear_fp8 mean: plain sums, accumulated in f64 (integers: modulo 2^64).
- *
- * The one idea: one element at a time, any dtype, any strides; no speed is sought here.
- *
- * Layer 2k. See kernel.h for operands. Floats are rounded once, from the f64 sum to the result.
+/* Defines matmul, linear and linear_fp8: plain sums, accumulated in f64 (integers: modulo 2^64) and
+ * rounded once, from the f64 sum to the result. See kernel.h for operands.
  */
 #include <math.h>
 #include <stdio.h>
 
-#include "core/base/dtype.h"
 #include "kernels/fp8.h"
 #include "kernels/kernel.h"
-
-static double load_f(const k_tensor *t, int64_t i)
-{
-  switch (t->dtype) {
-  case TIDE_F32: return ((const float *)t->data)[i];
-  case TIDE_F64: return ((const double *)t->data)[i];
-  case TIDE_BF16: return tide__bf16_to_f32(((const uint16_t *)t->data)[i]);
-  default: return tide__f16_to_f32(((const uint16_t *)t->data)[i]);
-  }
-}
-
-/* f64 to bf16 or f16 by way of f32 would round twice. Rounding to odd on the way makes the second
- * rounding exact: if the first was not, its last bit says that there was more. */
-static float round_to_odd(double v)
-{
-  float f = (float)v;
-  if ((double)f == v || v != v || f - f != 0) return f;
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  if (u & 1) return f;
-  /* The other neighbour of v is odd. */
-  int away = v < 0 ? (double)f > v : (double)f < v;
-  if (f == 0) u = (v < 0 ? 0x80000000u : 0u) | 1u;
-  else u = away ? u + 1 : u - 1;
-  memcpy(&f, &u, 4);
-  return f;
-}
-
-static void store_f(const k_tensor *t, int64_t i, double v)
-{
-  switch (t->dtype) {
-  case TIDE_F32: ((float *)t->data)[i] = (float)v; break;
-  case TIDE_F64: ((double *)t->data)[i] = v; break;
-  case TIDE_BF16: ((uint16_t *)t->data)[i] = tide__f32_to_bf16(round_to_odd(v)); break;
-  default: ((uint16_t *)t->data)[i] = tide__f32_to_f16(round_to_odd(v)); break;
-  }
-}
-
-static uint64_t load_i(const k_tensor *t, int64_t i)
-{
-  switch (t->dtype) {
-  case TIDE_I64: return (uint64_t)((const int64_t *)t->data)[i];
-  case TIDE_I32: return (uint64_t)(int64_t)((const int32_t *)t->data)[i];
-  default: return ((const uint8_t *)t->data)[i];
-  }
-}
-
-static void store_i(const k_tensor *t, int64_t i, uint64_t v)
-{
-  switch (t->dtype) {
-  case TIDE_I64: ((int64_t *)t->data)[i] = (int64_t)v; break;
-  case TIDE_I32: ((int32_t *)t->data)[i] = (int32_t)(uint32_t)v; break;
-  default: ((uint8_t *)t->data)[i] = (uint8_t)v; break;
-  }
-}
+#include "kernels/ref/load.h"
 
 /* y[yi] = sum_p a[ai + p * as] b[bi + p * bs] (+ bias[ci] if there is one). bias may be y. */
 typedef struct dot {
@@ -76,8 +18,8 @@ static double dot_sum(const dot *d)
 {
   double s = 0;
   for (int64_t p = 0; p < d->k; p++)
-    s += load_f(d->a, d->ai + p * d->as) * load_f(d->b, d->bi + p * d->bs);
-  return d->bias ? s + load_f(d->bias, d->ci) : s;
+    s += ref_get(d->a, d->ai + p * d->as) * ref_get(d->b, d->bi + p * d->bs);
+  return d->bias ? s + ref_get(d->bias, d->ci) : s;
 }
 
 static void dot_store(const dot *d)
@@ -85,12 +27,13 @@ static void dot_store(const dot *d)
   if (K_INT & (1 << d->y->dtype)) {
     uint64_t s = 0;
     for (int64_t p = 0; p < d->k; p++)
-      s += load_i(d->a, d->ai + p * d->as) * load_i(d->b, d->bi + p * d->bs);
-    if (d->bias) s += load_i(d->bias, d->ci);
-    store_i(d->y, d->yi, s);
+      s += (uint64_t)ref_get_int(d->a, d->ai + p * d->as) *
+           (uint64_t)ref_get_int(d->b, d->bi + p * d->bs);
+    if (d->bias) s += (uint64_t)ref_get_int(d->bias, d->ci);
+    ref_put_int(d->y, d->yi, (int64_t)s);
     return;
   }
-  store_f(d->y, d->yi, dot_sum(d));
+  ref_put(d->y, d->yi, dot_sum(d));
 }
 
 /* Element offset of row-major index i over the first ndim dims of shape, under t's strides. */
@@ -189,8 +132,8 @@ int k_ref_linear_act(const k_call *call)
     for (int64_t c = 0; c < n; c++) {
       dot d = linear_dot(call, r, c);
       double v = dot_sum(&d);
-      if (!k_absent(pre)) store_f(pre, r * n + c, v);
-      store_f(y, d.yi, activate(v, act));
+      if (!k_absent(pre)) ref_put(pre, r * n + c, v);
+      ref_put(y, d.yi, activate(v, act));
     }
   return TIDE_OK;
 }
@@ -203,7 +146,7 @@ static float round_operand(float *to, const k_tensor *t, int e5m2)
   int64_t n = product(t->shape, t->ndim);
   float amax = 0;
   for (int64_t i = 0; i < n; i++) {
-    to[i] = (float)load_f(t, offset_of(t, t->shape, t->ndim, i));
+    to[i] = (float)ref_get(t, offset_of(t, t->shape, t->ndim, i));
     if (fabsf(to[i]) > amax) amax = fabsf(to[i]);
   }
   float scale = k_fp8_scale(amax, e5m2);
@@ -233,8 +176,8 @@ int k_ref_linear_fp8(const k_call *call)
       double s = 0;
       for (int64_t p = 0; p < k; p++) s += (double)xq[r * k + p] * wq[c * k + p];
       s = s / x_scale / w_scale;
-      if (!k_absent(bias)) s += load_f(bias, c * bias->stride[0]);
-      store_f(y, offset_of(y, x->shape, nl, r) + c * y->stride[nl], s);
+      if (!k_absent(bias)) s += ref_get(bias, c * bias->stride[0]);
+      ref_put(y, offset_of(y, x->shape, nl, r) + c * y->stride[nl], s);
     }
   return TIDE_OK;
 }

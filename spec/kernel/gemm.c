@@ -39,8 +39,8 @@ static double get(const void *p, int dtype, int64_t i)
   switch (dtype) {
   case TIDE_F32: return ((const float *)p)[i];
   case TIDE_F64: return ((const double *)p)[i];
-  case TIDE_BF16: return tide__simd_bf16_f32(((const uint16_t *)p)[i]);
-  default: return tide__simd_f16_f32(((const uint16_t *)p)[i]);
+  case TIDE_BF16: return tide__bf16_to_f32(((const uint16_t *)p)[i]);
+  default: return tide__f16_to_f32(((const uint16_t *)p)[i]);
   }
 }
 
@@ -49,8 +49,8 @@ static void put(void *p, int dtype, int64_t i, double v)
   switch (dtype) {
   case TIDE_F32: ((float *)p)[i] = (float)v; break;
   case TIDE_F64: ((double *)p)[i] = v; break;
-  case TIDE_BF16: ((uint16_t *)p)[i] = tide__simd_f32_bf16((float)v); break;
-  default: ((uint16_t *)p)[i] = tide__simd_f32_f16((float)v); break;
+  case TIDE_BF16: ((uint16_t *)p)[i] = tide__f32_to_bf16((float)v); break;
+  default: ((uint16_t *)p)[i] = tide__f32_to_f16((float)v); break;
   }
 }
 

@@ -291,9 +291,9 @@ TIDE_LEVELS(void, row_from_f32,
   if (dtype == TIDE_F32)
     for (int64_t i = 0; i < n; i++) ((float *)dst)[at + i] = src[i] * scale;
   else if (dtype == TIDE_BF16)
-    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__simd_f32_bf16(src[i] * scale);
+    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__f32_to_bf16(src[i] * scale);
   else
-    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__simd_f32_f16(src[i] * scale);
+    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__f32_to_f16(src[i] * scale);
 }
 
 void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64_t row0,

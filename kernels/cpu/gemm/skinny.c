@@ -303,8 +303,8 @@ TIDE_LEVELS(void, widen_a, (const skinny *s), (s))
     for (int64_t p = 0; p < g->k; p++) {
       int64_t at = p * g->a_cs;
       to[p] = g->ab_dtype == TIDE_F32 ? f[at]
-              : g->ab_dtype == TIDE_BF16 ? tide__simd_bf16_f32(h[at])
-                                         : tide__simd_f16_f32(h[at]);
+              : g->ab_dtype == TIDE_BF16 ? tide__bf16_to_f32(h[at])
+                                         : tide__f16_to_f32(h[at]);
     }
   }
 }

@@ -18,7 +18,7 @@ TIDE_INLINE float strip_f32(const tile_strip *s, int64_t at)
 {
   if (s->dtype == TIDE_F32) return ((const float *)s->src)[at];
   uint16_t h = ((const uint16_t *)s->src)[at];
-  return s->dtype == TIDE_BF16 ? tide__simd_bf16_f32(h) : tide__simd_f16_f32(h);
+  return s->dtype == TIDE_BF16 ? tide__bf16_to_f32(h) : tide__f16_to_f32(h);
 }
 
 /* One k of a panel: `rows` neighbours (stride 1) from element `at`. */

@@ -123,8 +123,8 @@ static inline float ssd_get(const k_tensor *t, int64_t i)
   switch (t->dtype) {
     case TIDE_F32: return *(const float *)at;
     case TIDE_F64: return (float)*(const double *)at;
-    case TIDE_BF16: return tide__simd_bf16_f32(*(const uint16_t *)at);
-    default: return tide__simd_f16_f32(*(const uint16_t *)at);
+    case TIDE_BF16: return tide__bf16_to_f32(*(const uint16_t *)at);
+    default: return tide__f16_to_f32(*(const uint16_t *)at);
   }
 }
 
@@ -134,8 +134,8 @@ static inline void ssd_set(const k_tensor *t, int64_t i, float v)
   switch (t->dtype) {
     case TIDE_F32: *(float *)at = v; break;
     case TIDE_F64: *(double *)at = v; break;
-    case TIDE_BF16: *(uint16_t *)at = tide__simd_f32_bf16(v); break;
-    default: *(uint16_t *)at = tide__simd_f32_f16(v);
+    case TIDE_BF16: *(uint16_t *)at = tide__f32_to_bf16(v); break;
+    default: *(uint16_t *)at = tide__f32_to_f16(v);
   }
 }
 

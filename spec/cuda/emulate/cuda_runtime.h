@@ -123,6 +123,17 @@ static inline unsigned __ballot_sync(unsigned, int v)
 
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+/* Conversions towards zero. */
+static inline float __double2float_rz(double v)
+{
+  const float f = (float)v;
+  return fabs((double)f) > fabs(v) ? nextafterf(f, 0.0f) : f;
+}
+static inline float __ll2float_rz(long long v)
+{
+  const float f = (float)v; /* a long double holds v exactly */
+  return fabsl((long double)f) > fabsl((long double)v) ? nextafterf(f, 0.0f) : f;
+}
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 static inline int __ffs(unsigned v) { return __builtin_ffs((int)v); }
