@@ -136,6 +136,7 @@ local function run_class(t, o, rank, comm)
       :requires_grad_()
    local back = ssm:post_conv_ssm(part, cu_of(t, o))
    got.back = pass(back, part, numbered(t, o, back.shape, 100000 * rank + 0.5))
+   got.groups = listed(ssm:repeat_group_state(numbered(t, o, { 1, o.G * o.N })))
    local w = ssm:get_conv1d_weight()
    w:backward(numbered(t, o, w.shape))
    got.w, got.dw, got.bias = listed(w), listed(mixer.conv1d.weight.grad),
@@ -303,7 +304,12 @@ local function check_slices(o, r, got)
       for k = 1, n do list[k] = base + first + k end
       return list
    end
-   return equal('get_conv1d_weight', got.w, w) or equal('dw', got.dw, dw)
+   local groups, times = {}, o.G < o.n and o.n / o.G or 1
+   for k = 0, o.G * times * o.N - 1 do
+      groups[k + 1] = math.floor(k / (times * o.N)) * o.N + k % o.N + 1
+   end
+   return equal('repeat_group_state', got.groups, groups)
+      or equal('get_conv1d_weight', got.w, w) or equal('dw', got.dw, dw)
       or equal('get_conv1d_bias', got.bias, bias)
       or equal('get_dt_bias', got.dt, run(r * heads, heads, 0))
       or equal('get_A_log', got.A, run(r * heads, heads, 100))
