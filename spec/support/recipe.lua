@@ -10,10 +10,14 @@ local root = io.popen 'pwd':read '*l'
 
 local function absolute(path) return path:sub(1, 1) == '/' and path or root .. '/' .. path end
 
--- The path of a file of the tree, from the root of the file system.
-function recipe.path(name) return absolute(name) end
+-- The first word of a command line as a path from the root of the file system, the rest as it is;
+-- quoted for the shell, since the tree may lie in a folder with a space.
+function recipe.path(words)
+   local name, rest = words:match '^(%S+)(.*)$'
+   return '"' .. absolute(name) .. '"' .. rest
+end
 
-recipe.program = absolute(os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
+recipe.program = '"' .. absolute(os.getenv 'TIDE_BUILD' or 'build') .. '/tide"'
 
 -- Output (both streams) and exit status of a command line in an empty folder, which then goes.
 function recipe.shell(command)
@@ -27,13 +31,13 @@ end
 
 -- `luajit recipes/WORDS`.
 function recipe.luajit(words)
-   return recipe.shell(('timeout -k 5 180 %s %s/recipes/%s'):format(luajit, root, words))
+   return recipe.shell(('timeout -k 5 180 %s %s'):format(luajit, recipe.path('recipes/' .. words)))
 end
 
 -- `tide run -n N recipes/WORDS`.
 function recipe.ranks(n, words)
-   return recipe.shell(('timeout -k 5 180 %s run -n %d %s/recipes/%s'):format(recipe.program, n,
-      root, words))
+   return recipe.shell(('timeout -k 5 180 %s run -n %d %s'):format(recipe.program, n,
+      recipe.path('recipes/' .. words)))
 end
 
 -- `tide run OPTIONS FILE` with the program `code` as the file.
