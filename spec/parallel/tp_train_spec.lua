@@ -140,13 +140,18 @@ describe('training with tensor parallelism', function()
    end)
 
    it('runs collectives and products at one time if it is asked to', function()
-      local ordinary, overlapped = ranks.run(2, overlaps, false), ranks.run(2, overlaps, true)
-      for r = 1, 2 do
-         assert.same({ 0, 0 }, ordinary[r])
+      local ordinary = ranks.run(2, overlaps, false)
+      for r = 1, 2 do assert.same({ 0, 0 }, ordinary[r]) end
+      -- On busy processors a block may arrive before the product begins: then once more.
+      local seen = 0
+      for _ = 1, 10 do
+         local overlapped = ranks.run(2, overlaps, true)
          -- a ring of two ranks sends one block for each of the four pairs of a layer, four times
-         assert.equal(16, overlapped[r][2])
-         assert.is_true(overlapped[r][1] > 0)
+         for r = 1, 2 do assert.equal(16, overlapped[r][2]) end
+         seen = math.min(overlapped[1][1], overlapped[2][1])
+         if seen > 0 then break end
       end
+      assert.is_true(seen > 0)
    end)
 
    -- Both ranks end with an error that says `words`; on a rank: fn(tide, axis, config).
