@@ -32,7 +32,7 @@ local own = {
    mamba2 = { state_size = 'count', head_dim = 'count', num_heads = 'heads',
       num_hidden_layers = 'layers' },
    hybrid = { ssm_state_size = 'count', mamba_head_dim = 'count', mamba_num_heads = 'heads',
-      num_attention_heads = 'heads', num_key_value_heads = 'heads', head_dim = 'even',
+      num_attention_heads = 'heads', num_key_value_heads = 'heads', head_dim = 'count',
       intermediate_size = 'count', mlp_hidden_act = 'act', attention_bias = 'flag',
       mlp_bias = 'flag', hybrid_override_pattern = 'pattern' },
 }
@@ -178,6 +178,7 @@ local function with_company(o)
       config.sliding_window = 9
    elseif f == 'head_dim' then
       config.head_dim = o.family == 'hybrid' and config.head_dim or 2
+      config.rope_theta = nil                       -- rotary heads of a hybrid must be even
    elseif f == 'rope_theta' or f == 'rope_scaling' then
       config.sliding_window = config.sliding_window and 9
       config.sliding_window_pattern, config.head_dim = config.sliding_window_pattern and 1, 4
