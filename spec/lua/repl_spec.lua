@@ -130,7 +130,7 @@ describe('help', function()
       end
       assert.matches('gradcheck(fn, inputs, opts)', help.text('gradcheck', tide.gradcheck), 1, true)
       local cp = tide.parallel.cp
-      for name, want in pairs { attach = 'attach(model, opts)',
+      for name, want in pairs { attach = 'attach(model, axis, opts)',
          make_cp_batch_and_ctx = 'make_cp_batch_and_ctx(', self_check = '(model, probe, opts)' } do
          local text = help.text(name, cp[name])
          assert.matches(want, text, 1, true)
