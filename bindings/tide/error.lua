@@ -1,6 +1,6 @@
--- Errors: one form for what C refuses and what a check in Lua does; and those checks (layer 7).
+-- Errors: one form for what C refuses and what a check in Lua does; and those checks.
 --
--- The one idea: what is raised is a table {code, status, name, op, message, where} whose text reads
+-- What is raised is a table {code, status, name, op, message, where} whose text reads
 -- "recipe.lua:12: tide.matmul: message (E_SHAPE)". code is the name of the status ('E_SHAPE'),
 -- status its number, name a short text for it, op the function without "tide.", and `where` the
 -- first Lua frame that is not part of tide, i.e. the line a person can change.

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/base/fork.h"
 #include "core/dist/room.h"
 
 /* ---- rooms ----------------------------------------------------------------------------------- */
@@ -156,25 +157,12 @@ static int check_opts(int nrank, const tide_group_opts *o, char *msg, size_t n)
   return TIDE_OK;
 }
 
-/* A page that a forked child finds empty, so that it is refused instead of waiting for threads
- * that it does not have. Null: no memory. */
-static uint32_t *fork_mark(void)
-{
-  void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) return NULL;
-#ifdef MADV_WIPEONFORK
-  madvise(p, 4096, MADV_WIPEONFORK);
-#endif
-  *(uint32_t *)p = 1;
-  return p;
-}
-
 static void destroy(tide_group *g)
 {
   g->magic = 0;
   if (g->world) tide__room_drop(g->world);
   pthread_mutex_destroy(&g->lock);
-  if (g->mark) munmap(g->mark, 4096);
+  tide__fork_mark_release(g->mark);
   free(g->joined);
   free(g->owner);
   free(g);
@@ -187,7 +175,7 @@ static bool fill(tide_group *g)
   g->joined = calloc((size_t)g->nrank, sizeof *g->joined);
   g->owner = aligned_alloc(64, (size_t)g->nrank * sizeof *g->owner);
   if (g->owner) memset(g->owner, 0, (size_t)g->nrank * sizeof *g->owner);
-  g->mark = fork_mark();
+  g->mark = tide__fork_mark_new();
   if (all && g->joined && g->owner && g->mark) g->world = tide__room_new(g, g->nrank, all, "world");
   free(all);
   return g->world != NULL;

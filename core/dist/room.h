@@ -89,7 +89,7 @@ struct tide_group {
   atomic_int refs;
   int nrank, spin;
   double timeout;
-  uint32_t *mark;             /* 1; a forked child finds 0 */
+  const uint32_t *mark;       /* 1; a forked child finds 0 */
   pthread_mutex_t lock;       /* rooms, joined */
   tide__room *world;          /* held by the group */
   tide__room *rooms;

@@ -1,6 +1,6 @@
--- Arguments: Lua values checked and turned into what C takes (layer 7).
+-- Arguments: Lua values checked and turned into what C takes.
 --
--- The one idea: FFI silently converts 1e20, NaN or 1.5 to some integer and null to a pointer, so
+-- FFI silently converts 1e20, NaN or 1.5 to some integer and null to a pointer, so
 -- each argument is checked here and a mistake names function, argument, expectation and value.
 --
 -- The only place where 1-based becomes 0-based: dims and element indices count from 1 in Lua,

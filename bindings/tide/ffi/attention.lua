@@ -1,6 +1,6 @@
--- Attention, whole and in parts, and the index pairs of packed streams (layer 7).
+-- Attention, whole and in parts, and the index pairs of packed streams.
 --
--- The one idea: what a query may see is data (see tide_attention_attrs), so one option table serves
+-- What a query may see is data (see tide_attention_attrs), so one option table serves
 -- the op, its parts on other ranks and their backward.
 
 local ffi = require 'ffi'

@@ -1,6 +1,6 @@
--- A communicator (layer 7): the collectives as methods, with the names of the field.
+-- A communicator: the collectives as methods, with the names of the field.
 --
--- The one idea: a Comm is a table around one `tide_comm` handle with rank and size as fields. A
+-- A Comm is a table around one `tide_comm` handle with rank and size as fields. A
 -- method checks its arguments, says where it was called from, and makes one C call. With
 -- {async = true} it returns a Work instead; work:wait() returns what the method would have.
 --

@@ -1,6 +1,6 @@
--- Ops made of other ops, so with their derivatives and on every device (layer 7).
+-- Ops made of other ops, so with their derivatives and on every device.
 --
--- The one idea: they are ops as the others are: this file adds them to the table of ops.
+-- They are ops as the others are: this file adds them to the table of ops.
 
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'

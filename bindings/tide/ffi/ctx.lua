@@ -1,6 +1,6 @@
--- Contexts and what is created on them (layer 7).
+-- Contexts and what is created on them.
 --
--- The one idea: a Context is a table around one `tide_ctx` handle with a default device; creation
+-- A Context is a table around one `tide_ctx` handle with a default device; creation
 -- functions are its methods. A Lua state has one default context, opened at first use, or given by
 -- the host that opened the state (package.loaded['tide.host'].ctx, a light userdata).
 --

@@ -1,6 +1,6 @@
--- How ranks meet (layer 7): groups of threads, MPI, NCCL over either, and imagined ranks.
+-- How ranks meet: groups of threads, MPI, NCCL over either, and imagined ranks.
 --
--- The one idea: whatever the ranks are, each call gives this rank's communicator (comm.lua) of all
+-- Whatever the ranks are, each call gives this rank's communicator (comm.lua) of all
 -- of them; smaller ones are split off. rank counts from 0.
 
 local ffi = require 'ffi'

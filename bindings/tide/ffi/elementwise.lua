@@ -1,6 +1,6 @@
--- Elementwise ops: one plain function each (layer 7).
+-- Elementwise ops: one plain function each.
 --
--- The one idea: check the handles, call C, own the result; nothing else happens on this path, so a
+-- Check the handles, call C, own the result; nothing else happens on this path, so a
 -- loop over any of these compiles to one trace. Written out because a factory would share one
 -- prototype, and with it its traces, between all ops.
 --

@@ -1,6 +1,6 @@
--- Recording, the backward loop, host functions, recomputation, step scopes (layer 7).
+-- Recording, the backward loop, host functions, recomputation, step scopes.
 --
--- The one idea: C never calls Lua. A backward walk is a loop in Lua over tide_backward_next, which
+-- C never calls Lua. A backward walk is a loop in Lua over tide_backward_next, which
 -- returns whenever a function written in Lua has its turn; the gradients are taken, handed to the
 -- Lua function and given back. An error simply leaves the loop, and the walk is released.
 --

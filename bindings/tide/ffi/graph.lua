@@ -1,4 +1,4 @@
--- Captured steps and waiting for a device (layer 7): see tide_graph_begin.
+-- Captured steps and waiting for a device: see tide_graph_begin.
 --
 -- A function that is captured runs once more on the host, but what it gives the device is recorded
 -- instead of run. If it fails, the recording is thrown away and the error goes on. Numbers of the

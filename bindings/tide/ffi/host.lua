@@ -1,6 +1,6 @@
--- N ranks as threads of this process, from Lua: run a function on each, get values back (layer 7).
+-- N ranks as threads of this process, from Lua: run a function on each, get values back.
 --
--- The one idea: nothing is shared. The function travels as source or bytecode (without upvalues),
+-- Nothing is shared. The function travels as source or bytecode (without upvalues),
 -- arguments and results as text that holds plain data: nil, booleans, numbers, strings and tables
 -- of these. libtide_host is loaded only when this is used; a stock luajit can call it.
 --

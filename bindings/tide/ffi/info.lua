@@ -1,4 +1,4 @@
--- What this build is: version, parts found, parameters, clock (layer 7).
+-- What this build is: version, parts found, parameters, clock.
 
 local ffi = require 'ffi'
 local C = require('tide.ffi.lib').C

@@ -1,6 +1,6 @@
 -- What does the work of names that other libraries have.
 --
--- The one idea: one list for all messages about a name that is not here.
+-- One list for all messages about a name that is not here.
 
 local instead = {
    topk = 'x:amax(dim) and x:argmax(dim) give the largest, table.sort of x:tolist() the order',

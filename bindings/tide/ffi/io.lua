@@ -1,4 +1,4 @@
--- Files and folders (layer 7). Also reached from here: io.json, io.safetensors_save and _open.
+-- Files and folders. Also reached from here: io.json, io.safetensors_save and _open.
 --
 -- What opens or reads returns nil and an error object when it cannot; everything else raises.
 

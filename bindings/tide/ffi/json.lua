@@ -1,4 +1,4 @@
--- JSON as Lua values (layer 7): decode walks the flat nodes of tide_json_parse, encode is Lua.
+-- JSON as Lua values: decode walks the flat nodes of tide_json_parse, encode is Lua.
 --
 -- An array becomes a list with the metatable json.array (so that an empty one stays an array), an
 -- object a plain table, null the value json.null. Integers are Lua numbers up to 2^53 and boxed

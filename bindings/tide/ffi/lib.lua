@@ -1,6 +1,6 @@
--- Finds and loads libtide, declares its contract, keeps it loaded (layer 7).
+-- Finds and loads libtide, declares its contract, keeps it loaded.
 --
--- The one idea: the library carries its own header. tide_abi_text() is declared by hand, the text
+-- The library carries its own header. tide_abi_text() is declared by hand, the text
 -- it returns goes to ffi.cdef, so declaration and code cannot disagree.
 --
 -- Where it looks, in order: the library named by the host that opened this Lua state; the build

@@ -1,6 +1,6 @@
--- Movement and index ops: views where strides allow, gathers and scatters (layer 7).
+-- Movement and index ops: views where strides allow, gathers and scatters.
 --
--- The one idea: positions are 1-based and inclusive here, 0-based and half-open in C; arg.lua does
+-- Positions are 1-based and inclusive here, 0-based and half-open in C; arg.lua does
 -- the arithmetic for single positions, slice() below for ranges. Index tensors stay 0-based data.
 
 local lib = require 'tide.ffi.lib'

@@ -1,7 +1,7 @@
 -- Ops beyond elementwise, movement and attention: reductions, products, norms, losses, in place
--- (layer 7). The table returned holds every op; the other files are merged into it.
+--. The table returned holds every op; the other files are merged into it.
 --
--- The one idea: one plain function per op: check, call, own.
+-- One plain function per op: check, call, own.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'

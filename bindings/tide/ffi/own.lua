@@ -1,6 +1,6 @@
--- Ownership: what arrives through an out-parameter gets exactly one finalizer (layer 7).
+-- Ownership: what arrives through an out-parameter gets exactly one finalizer.
 --
--- The one idea: the Lua collector sees a 24-byte pointer, not the gigabyte behind it. C counts the
+-- The Lua collector sees a 24-byte pointer, not the gigabyte behind it. C counts the
 -- bytes it hands out (debt); take() reads that counter after each allocating call, and when it has
 -- grown past the limit Lua decides whether a collection can give anything back. C never calls the
 -- collector.

@@ -1,6 +1,6 @@
--- Plain Lua data as bytes and back (layer 7): nil, booleans, numbers, strings, tables of these.
+-- Plain Lua data as bytes and back: nil, booleans, numbers, strings, tables of these.
 --
--- The one idea: every value starts with one letter and says its own length, so reading needs no
+-- Every value starts with one letter and says its own length, so reading needs no
 -- parser and runs nothing. Numbers keep all their bits (NaN payloads aside). Tables may not refer
 -- to themselves; metatables are not kept. For control data between ranks, not for tensors.
 

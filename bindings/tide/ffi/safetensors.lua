@@ -1,4 +1,4 @@
--- safetensors (layer 7): save a table of tensors, open a file, or several through an index.
+-- safetensors: save a table of tensors, open a file, or several through an index.
 --
 -- Tensors come onto a context: the default one unless opts.ctx names another. open returns nil and
 -- an error object when it cannot; everything else raises.

@@ -1,4 +1,4 @@
--- Index maps of sequences that lie on several ranks: see tide.parallel.cp_map (layer 7).
+-- Index maps of sequences that lie on several ranks: see tide.parallel.cp_map.
 --
 -- Positions, ranks and lengths count from 0 here: index tensors are data.
 

@@ -1,6 +1,6 @@
--- SIGINT and SIGTERM of a program that plain luajit runs (layer 7).
+-- SIGINT and SIGTERM of a program that plain luajit runs.
 --
--- The one idea: Lua cannot run in a signal handler, so the handler is a C function without effect,
+-- Lua cannot run in a signal handler, so the handler is a C function without effect,
 -- set to be removed by its first call (SA_RESETHAND). Whether a signal came is then seen by the
 -- handler being gone; the next one ends the process, as it would have without this.
 --

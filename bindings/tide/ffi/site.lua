@@ -1,6 +1,6 @@
--- Where a collective was called from (layer 7): the innermost frame outside of the library's own.
+-- Where a collective was called from: the innermost frame outside of the library's own.
 --
--- The one idea: a recipe's line is what a person looks for, so frames of the binding, of tide.dist
+-- A recipe's line is what a person looks for, so frames of the binding, of tide.dist
 -- and of tide.parallel are passed over. Texts are kept by source and line: the same line gives the
 -- same string object, so callers see by == that nothing has changed.
 

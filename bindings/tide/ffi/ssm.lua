@@ -1,6 +1,6 @@
--- Ops of state-space layers: causal convolution, the SSD scan, the gated norm (layer 7).
+-- Ops of state-space layers: causal convolution, the SSD scan, the gated norm.
 --
--- The one idea: a step of generation is the same op on one token, with the state it found and the
+-- A step of generation is the same op on one token, with the state it found and the
 -- state it leaves; so the forms cannot drift apart.
 -- Legend: B batch, T tokens, C channels, K taps, H heads, P head size, G groups, N state size.
 

@@ -1,6 +1,6 @@
--- Errors of calls into C: a status becomes an error of tide/error.lua (layer 7).
+-- Errors of calls into C: a status becomes an error of tide/error.lua.
 --
--- The one idea: the record of a context says more than the number that a call returned, and what
+-- The record of a context says more than the number that a call returned, and what
 -- tide/error.lua cannot know without FFI, tensors and statuses, it is told here.
 
 local ffi = require 'ffi'

@@ -1,6 +1,6 @@
--- The tensor handle as Lua sees it: properties, methods, operators, reading (layer 7).
+-- The tensor handle as Lua sees it: properties, methods, operators, reading.
 --
--- The one idea: one metatype for `tide_tensor`, an incomplete struct, so that arithmetic reaches
+-- One metatype for `tide_tensor`, an incomplete struct, so that arithmetic reaches
 -- the metamethods. LuaJIT allows a metatype once in the life of a Lua state; its functions read
 -- tables kept in lib.state, which a reload of this file refills.
 --

@@ -1,4 +1,4 @@
--- Optimiser steps over lists of tensors: one C call for a whole group of parameters (layer 7).
+-- Optimiser steps over lists of tensors: one C call for a whole group of parameters.
 --
 -- Policy (groups, schedules, state by name) lives in lua/tide/optim. Nothing here is recorded.
 

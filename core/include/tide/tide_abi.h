@@ -68,7 +68,7 @@ typedef struct tide_opts {
 
 /* Counters of a context. Borrowed, changes with every call, read it freely. */
 typedef struct tide_stats {
-  int64_t live;    /* bytes handed out to live storages; those of the null device are none */
+  int64_t live;    /* bytes handed out to live storages, without those of the null device */
   int64_t peak;    /* the most live has been since tide_stats_reset_peak */
   int64_t cached;  /* bytes held free in the caching allocator */
   int64_t debt;    /* bytes handed out since tide_debt_settle */

@@ -109,7 +109,7 @@ local function translate(_, f, problems)
    end
 end
 
--- Fields of experts and of heads for further tokens mean nothing where there are none.
+-- Fields of experts and of further heads have no effect without them.
 local rules = {
    translate = translate,
    alias = {
