@@ -35,7 +35,7 @@ end
 -- On several ranks the first one samples; the others have nothing to add.
 local function run(opt)
    local tide = require 'tide'
-   if tide.dist.world().rank > 0 then return end
+   if tide.comm.world().rank > 0 then return end
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local bytes = tide.data.bytes
    local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED' },

@@ -67,7 +67,7 @@ local function run(opt)
       tide, opt)
    local list = tide.train.score.logprob(model, ids, { sharded = sharded, seq = seq,
       batch = opt.batch, device = opt.device })
-   if tide.dist.world().rank == 0 then show(tide, opt, ids, list) end
+   if tide.comm.world().rank == 0 then show(tide, opt, ids, list) end
 end
 
 args.main(function(...)

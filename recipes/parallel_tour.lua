@@ -13,7 +13,7 @@ local order = { 'alone', 'hooks', 'dp', 'fsdp', 'tp', 'cp' }
 
 local function tour(opt)
    local tide = require 'tide'
-   local comm = tide.dist.world()
+   local comm = tide.comm.world()
    if 4 % comm.size ~= 0 then
       require('tide.util.err').usage('parallel_tour', '1, 2 or 4 ranks, got %d', comm.size)
    end
@@ -47,7 +47,7 @@ local function tour(opt)
          optim:step()
          if o.sharded then o.sharded:zero_grad() else optim:zero_grad() end
          local value = loss:item()
-         losses[i] = ('%.4f'):format(o.alike and value or tide.dist.sum(comm, { value })[1])
+         losses[i] = ('%.4f'):format(o.alike and value or tide.comm.sum(comm, { value })[1])
       end
       if comm.rank == 0 then
          print(('%-6s %-44s %s'):format(name, what, table.concat(losses, ' ')))

@@ -90,7 +90,7 @@ int  cli_complain(const char *text);
 tide_ctx *cli_open_ctx(const run_options *o, int *code);
 /* A context and a state on it. 0, or the exit code after a message. */
 int  cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
-/* For tide.dist.launch: only jobs that may be restarted have a name. As lua_cpcall. */
+/* For tide.comm.launch: only jobs that may be restarted have a name. As lua_cpcall. */
 int  cli_describe_job(lua_State *L, const run_options *o);
 
 /* ---- threads.c, place.c ---------------------------------------------------------------------- */

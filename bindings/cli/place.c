@@ -13,7 +13,7 @@
 
 int cli_find_place(lua_State *L, place *at)
 {
-  static const char code[] = "return require('tide.dist.launch').describe()";
+  static const char code[] = "return require('tide.comm.launch').describe()";
   *at = (place){0, 1, 1};
   if (tide_lua_run_string(L, code, sizeof code - 1, "=tide", 0, NULL) < 0) {
     fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));

@@ -9,7 +9,7 @@ local tide = require 'tide'
 local step = require 'tide.train.step'
 local turns = require 'kernels.bench.turns'
 
-local comm = tide.dist.world()
+local comm = tide.comm.world()
 local rounds, steps = tonumber((...)) or 15, 4
 local batch, seq = 4, 256
 
@@ -41,7 +41,7 @@ local function trainer(with)
 end
 
 local together, nparam = trainer(comm)
-local alone = trainer(tide.dist.solo())
+local alone = trainer(tide.comm.solo())
 together()
 alone()
 local t = turns.compare(comm, rounds, alone, together)

@@ -26,11 +26,11 @@ local function body(_, _, c, n, save)
    for k, v in require 'tide.util.each' (c) do model[k] = v end
    model.batch, model.seq, model.lr, model.max_position_embeddings = nil, nil, nil, c.seq
    local run = tide.parallel.plan({ family = 'llama', config = model },
-      { dp_shard = tide.dist.world().size }, { fsdp = {} }):materialise { seed = 1 }
+      { dp_shard = tide.comm.world().size }, { fsdp = {} }):materialise { seed = 1 }
    if save then
       return tide.util.fs.io().safetensors_save(save, run.sharded:full_state_dict(), {}) or true
    end
-   local world, rows = tide.dist.world(), c.batch / run.data.size
+   local world, rows = tide.comm.world(), c.batch / run.data.size
    local step = tide.train.step.new { model = run.model, parallel = run.sharded, clip = 1,
       optim = tide.optim.AdamW(run.params, { lr = c.lr }) }
    local function rows_of(shift)

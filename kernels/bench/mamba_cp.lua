@@ -14,7 +14,7 @@ local tide = require 'tide'
 local stats = require 'kernels.bench.stats'
 local turns = require 'kernels.bench.turns'
 
-local comm, ctx = tide.dist.world(), tide.default()
+local comm, ctx = tide.comm.world(), tide.default()
 local words = { ... }
 local rounds, T = tonumber(words[1]) or 7, tonumber(words[2]) or 4096
 local dtype, width = words[3] or 'f32', tonumber(words[4]) or 512
@@ -48,7 +48,7 @@ end
 
 local function simulated()
    ctx:set_nthread(1)
-   local axis, layer, h = tide.dist.simulate(2, 0), layer_of(), tokens(T / 2)
+   local axis, layer, h = tide.comm.simulate(2, 0), layer_of(), tokens(T / 2)
    local plain = pass(layer_of(), h)
    for _, way in ipairs(ways) do
       local map = tide.parallel.cp_map.new { kind = way[2], size = 2, length = T }

@@ -12,7 +12,7 @@ local cp = tide.parallel.cp
 local cp_attention = require 'tide.parallel.cp.attention'
 local turns = require 'kernels.bench.turns'
 
-local comm, ctx = tide.dist.world(), tide.default()
+local comm, ctx = tide.comm.world(), tide.default()
 local rounds, T = tonumber((...)) or 7, tonumber((select(2, ...))) or 8192
 local dtype = select(3, ...) or 'f32'
 local H, D = 4, 64

@@ -16,7 +16,7 @@ local function body(_, _, axes, opts, steps)
       intermediate_size = 704, max_position_embeddings = seq } }, axes, opts)
    local state = plan:price({ batch = 1, seq = 8 }).state
    local run = plan:materialise { seed = 1 }
-   local world = tide.dist.world()
+   local world = tide.comm.world()
    local step = tide.train.step.new { model = run.model, parallel = run.sharded, comm = run.comm,
       optim = tide.optim.AdamW(run.params, { lr = 1e-4 }), clip = 1 }
    local rows = batch / run.data.size

@@ -14,7 +14,7 @@ local cuda = {}
 function cuda.is_available() return ctx.default():device_available 'cuda' end
 
 -- Returns the number of GPUs of the machine; without any, 0 and the reason. Each rank takes one:
--- see tide.dist.gpus, and parameter cuda_device.
+-- see tide.comm.gpus, and parameter cuda_device.
 function cuda.device_count() return ctx.default():device_count 'cuda' end
 
 -- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
@@ -70,7 +70,7 @@ local nrecording = setmetatable({}, { __mode = 'k' })
 local function agree_on(good, recording)
    for _, comm in ipairs(recording.comms) do
       nrecording[comm] = (nrecording[comm] or 0) + 1
-      require 'tide.dist.agree'.check(comm, 'cuda.graph', 'E_STATE', {
+      require 'tide.comm.agree'.check(comm, 'cuda.graph', 'E_STATE', {
          { what = 'ends of the captured step', text = good and 'recorded' or 'failed',
             shown = true, hint = 'the message of a rank that failed says why' },
          { what = 'numbers of captured steps', text = tostring(nrecording[comm]), shown = true,

@@ -93,7 +93,7 @@ function tide.interrupted() return default():interrupted() end
 local functions = { gradcheck = 'tide.debug.gradcheck' }
 
 local entries = { gradcheck = functions.gradcheck }
-for name in ('cuda data debug dist model nn optim parallel repl train util'):gmatch '%a+' do
+for name in ('comm cuda data debug dist model nn optim parallel repl train util'):gmatch '%a+' do
    entries[name] = 'tide.' .. name
 end
 

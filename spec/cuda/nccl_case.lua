@@ -7,14 +7,14 @@
 local nccl = require 'spec.cuda.nccl_ranks'
 local run, values = nccl.run, nccl.values
 
-local collectives = require 'spec.dist.kinds'
+local collectives = require 'spec.comm.kinds'
 
 describe('collectives over NCCL', function()
    for _, n in ipairs { 1, 3 } do
       for _, name in ipairs(collectives) do
          it(('%s on %d ranks'):format(name, n), function()
             local out = values(n, { check = name:find '_v$' ~= nil },
-               "return require('spec.dist.cases')(comm, select(4, ...))", name)
+               "return require('spec.comm.cases')(comm, select(4, ...))", name)
             for _, ncase in ipairs(out) do assert.equal(64, ncase) end
          end)
       end

@@ -356,9 +356,9 @@ describe('a captured training step over ranks has the bits of the ordinary one:'
          { mesh = mesh, strategy = opts.strategy, device = 'cuda' }) or nil
       local optim = tide.optim.AdamW(sharded or model, { lr = 1e-2 })
       local step = tide.train.step.new { model = model, optim = optim, parallel = sharded,
-         comm = not sharded and tide.dist.solo() or nil, clip = sharded and 0.4 or 0,
+         comm = not sharded and tide.comm.solo() or nil, clip = sharded and 0.4 or 0,
          captured = opts.captured }
-      local data = sharded and sharded.data_comm or tide.dist.solo()
+      local data = sharded and sharded.data_comm or tide.comm.solo()
       for s = 1, 5 do
          local batches = {}
          for k = 1, 2 do batches[k] = case.batch(10 * s + k, data.rank, data.size, 4) end
@@ -386,7 +386,7 @@ describe('a captured training step over ranks has the bits of the ordinary one:'
          local case = require 'spec.parallel.fsdp_case'
          local model = case.model { device = 'cuda', config = { vocab_size = 38 } }
          tide.parallel.tensor_parallel(model, mesh:axis 'tp')
-         local step = tide.train.step.new { model = model, comm = tide.dist.solo(), captured = true,
+         local step = tide.train.step.new { model = model, comm = tide.comm.solo(), captured = true,
             optim = tide.optim.SGD(model, { lr = 0.1 }) }
          for s = 1, 4 do
             local batch = case.batch(s, 0, 1, 2)

@@ -1,7 +1,7 @@
 -- Ranks over NCCL, for the specs: threads, each on a CUDA device of its own. TIDE_SPEC_NCCL names
 -- the file of an emulated NCCL; unset, it is the machine's.
 
-local ranks = require 'spec.dist.ranks'
+local ranks = require 'spec.comm.ranks'
 
 local M = { library = os.getenv 'TIDE_SPEC_NCCL' }
 

@@ -3,9 +3,9 @@
 --
 -- Not found by its name: emulated_device_spec.lua runs it on emulated threads.
 
-local ranks = require 'spec.dist.ranks'
+local ranks = require 'spec.comm.ranks'
 
-local collectives = require 'spec.dist.kinds'
+local collectives = require 'spec.comm.kinds'
 
 describe('collectives of ranks on one GPU', function()
    for _, n in ipairs { 1, 3 } do
@@ -13,7 +13,7 @@ describe('collectives of ranks on one GPU', function()
          it(('%s on %d ranks'):format(name, n), function()
             local out = ranks.run(n, function(comm, which)
                require('tide').default().device = 'cuda'
-               return require('spec.dist.cases')(comm, which)
+               return require('spec.comm.cases')(comm, which)
             end, name)
             for _, ncase in ipairs(out) do assert.equal(64, ncase) end
          end)
@@ -25,9 +25,9 @@ describe('collectives of ranks on one GPU', function()
          local out = ranks.run(1, function(_, which)
             local tide = require 'tide'
             tide.default().device = 'cuda'
-            local alone = tide.dist.solo()
+            local alone = tide.comm.solo()
             assert(alone.transport == 'self')
-            return require('spec.dist.cases')(alone, which)
+            return require('spec.comm.cases')(alone, which)
          end, name)
          assert.same({ 64 }, out)
       end)
@@ -371,7 +371,7 @@ describe('a training step of ranks on one GPU', function()
          local out = require('spec.support.ranks').run(2, function(rank, n, name)
             local tide = require 'tide'
             tide.default().device = 'cuda'
-            local comm, emulator = tide.dist.world(), require('spec.cuda.emulated').driver()
+            local comm, emulator = tide.comm.world(), require('spec.cuda.emulated').driver()
             local function waits()
                comm:barrier()
                local now = tonumber(emulator.tide_emulate_waits())

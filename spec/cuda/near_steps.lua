@@ -50,7 +50,7 @@ end
 
 function steps.dp(rank)
    local model = tide.model.llama(fsdp_case.config, { device = 'cuda', seed = 3 })
-   return plain(model, on_device(batch(rank, 37, 7), 'cuda'), tide.dist.world())
+   return plain(model, on_device(batch(rank, 37, 7), 'cuda'), tide.comm.world())
 end
 
 function steps.fsdp(rank)

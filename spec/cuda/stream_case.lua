@@ -357,7 +357,7 @@ describe('a captured training step', function()
                local model = regression(dtype, 5)
                local optim = optimisers[name](model)
                local step = tide.train.step.new { model = model, optim = optim, clip = 0.5,
-                  comm = tide.dist.solo(), captured = captured }
+                  comm = tide.comm.solo(), captured = captured }
                local run = { losses = {}, optim = optim }
                for i = 1, 6 do
                   local r = step:run { batch_of(i, dtype), batch_of(-i, dtype) }
@@ -390,7 +390,7 @@ describe('a captured training step', function()
          end
          local optim = optimisers.AdamW(model)
          return model, optim, tide.train.step.new { model = model, optim = optim, clip = 0.5,
-            comm = tide.dist.solo(), captured = captured }
+            comm = tide.comm.solo(), captured = captured }
       end
       local function steps(step, from, to)
          local list = {}
@@ -426,7 +426,7 @@ describe('a captured training step', function()
          local model = regression(nil, 7)
          local optim = optimisers.AdamW(model)
          local step = tide.train.step.new { model = model, optim = optim, clip = 1,
-            comm = tide.dist.solo(), captured = captured }
+            comm = tide.comm.solo(), captured = captured }
          local run = {}
          for i = 1, 7 do
             local bad = i == 1 or i == 4 or i == 5
@@ -451,7 +451,7 @@ describe('a captured training step', function()
 
    it('asks a schedule once a step, and tells the rate that it took', function()
       local model, asked = regression(nil, 2), {}
-      local step = tide.train.step.new { model = model, comm = tide.dist.solo(), captured = true,
+      local step = tide.train.step.new { model = model, comm = tide.comm.solo(), captured = true,
          optim = tide.optim.AdamW(model, { lr = function(s)
             asked[#asked + 1] = s
             return 0.1 / s

@@ -8,7 +8,7 @@ local tide = require 'tide'
 local ffi = require 'ffi'
 ffi.cdef 'int usleep(unsigned usec);'
 
-local world = tide.dist.init { timeout = 20 }
+local world = tide.comm.init { timeout = 20 }
 local seed, explain = tonumber((...)), select(2, ...) == 'explain'
 
 -- ---- what all ranks know ---------------------------------------------------------------------

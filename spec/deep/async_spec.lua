@@ -2,7 +2,7 @@
 -- with an error where a rank failed, and no call that ends well holds other numbers than its own.
 -- TIDE_SWEEP_SEED: the first seed (default: from the clock; printed), TIDE_SWEEP_COUNT: programs.
 
-local shell = require('spec.dist.mpi_run').shell
+local shell = require('spec.comm.mpi_run').shell
 
 local program = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
 local base = tonumber(os.getenv 'TIDE_SWEEP_SEED') or os.time() % 1000000

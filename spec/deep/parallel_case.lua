@@ -2,7 +2,7 @@
 -- (its heads must divide by the ranks of tp), trained for 20 steps in every way on one mesh.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local distance = require('spec.parallel.fsdp_case').distance
 local each = require 'tide.util.each'
 

@@ -1,7 +1,7 @@
--- The protocol of ranks that are threads (spec/dist/protocol.lua), searched for all programs of two
+-- The protocol of ranks that are threads (spec/comm/protocol.lua), searched for all programs of two
 -- ranks that agree and one that does what it likes, and for 4 ranks.
 
-local protocol = require 'spec.dist.protocol'
+local protocol = require 'spec.comm.protocol'
 local each = require 'tide.util.each'
 local S, O, L, X = protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT
 

@@ -249,7 +249,7 @@ describe('the tide program', function()
    it('names the rank that failed first, not one that quotes it', function()
       local code, _, err = run('run -n 4 -t 1 RECIPE', [[
          local tide = require 'tide'
-         local comm = tide.dist.world()
+         local comm = tide.comm.world()
          comm:barrier()
          if comm.rank == 3 then
             tide.default():interrupt()
@@ -281,7 +281,7 @@ describe('the tide program', function()
          [[local n = 0
            local function step() n = n + 1 if n == 5000 then os.exit(4) end end
            while true do pcall(step) end]],
-         [[local dist, n = require 'tide.dist', 0
+         [[local dist, n = require 'tide.comm', 0
            while true do pcall(function() n = n + 1 if n > 300 then os.exit(4) end end) end]],
          -- a finalizer, called by the collector in a compiled loop; a hook
          [[local p = newproxy(true)
@@ -302,9 +302,9 @@ describe('the tide program', function()
       -- the others are ended, in a collective that a pcall guards
       local code, out = run('run -n 3 RECIPE', [[
          local tide = require 'tide'
-         local comm = tide.dist.world()
+         local comm = tide.comm.world()
          if comm.rank == 1 then pcall(os.exit, 6) print 'after' end
-         tide.dist.together(comm, 'spec', function() return 1 end)
+         tide.comm.together(comm, 'spec', function() return 1 end)
          print 'after']])
       assert.equal(6, code)
       assert.equal('', out)

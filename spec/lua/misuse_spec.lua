@@ -17,7 +17,7 @@ pcall(ffi.cdef, 'typedef struct misuse_foreign { int x; } misuse_foreign;')
 local skipped = {
    ['util.args.main'] = true, ['train.job.main'] = true, ['repl.run'] = true,
    ['util.strict.on'] = true, ['util.strict.off'] = true, ['util.fs.use'] = true,
-   ['util.err'] = true, set_default = true, ['dist.shutdown'] = true,
+   ['util.err'] = true, set_default = true, ['comm.shutdown'] = true,
 }
 
 -- ---- values ----------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ end
 
 local function ids() return tide.zeros({ 1, 4 }, { dtype = 'i64' }) end
 local function source() return tide.data.tokens.memory(('\1\0'):rep(64), 2) end
-local function comm() return tide.dist.solo() end
+local function comm() return tide.comm.solo() end
 local function mesh() return tide.parallel.mesh({ dp = 1 }, { comm = comm() }) end
 local function axis() return mesh():axis 'dp' end
 local function map() return tide.parallel.cp_map.new { kind = 'contiguous', length = 4 } end
@@ -264,8 +264,8 @@ local objects = {
    ['train.progress'] = function()
       return tide.train.progress.new { steps = 4, sink = function() end, tty = false }
    end,
-   ['dist.straggler'] = function()
-      return require('tide.dist.straggler').new { comm = comm() }
+   ['comm.straggler'] = function()
+      return require('tide.comm.straggler').new { comm = comm() }
    end,
    ['util.log'] = function() return tide.util.log.new { sink = function() end } end,
    ['util.timer'] = function() return tide.util.timer.new() end,

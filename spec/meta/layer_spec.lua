@@ -6,7 +6,7 @@ local read = require('spec.support.files').read
 
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
-   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, dist = 4, parallel = 5,
+   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, comm = 4, parallel = 5,
 }
 
 -- Paths of quoted includes, as written.
@@ -125,10 +125,10 @@ describe('layers', function()
          ['lua/tide/init.lua'] = 'ctx grad op arg info instead json status update',
          ['lua/tide/cuda.lua'] = 'arg ctx graph', ['lua/tide/cuda_captured.lua'] = 'arg ctx graph',
          ['lua/tide/optim/optimizer.lua'] = 'graph',
-         ['lua/tide/dist/init.lua'] = 'dist', ['lua/tide/dist/solo.lua'] = 'dist',
-         ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/dist/launch.lua'] = 'signal',
+         ['lua/tide/comm/init.lua'] = 'dist', ['lua/tide/comm/solo.lua'] = 'dist',
+         ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/comm/launch.lua'] = 'signal',
          ['lua/tide/util/args.lua'] = 'signal', ['lua/tide/util/fs.lua'] = 'io',
-         ['lua/tide/dist/agree.lua'] = 'io',
+         ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
          ['lua/tide/repl.lua'] = 'op edit', ['lua/tide/repl/help.lua'] = 'instead',
          ['lua/tide/repl/complete.lua'] = 'op', ['lua/tide/train/progress.lua'] = 'edit',

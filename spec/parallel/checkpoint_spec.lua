@@ -263,7 +263,7 @@ describe('a save in the background', function()
       t.train.checkpoint.save(dir .. '/plain', now())
       local pending = t.train.checkpoint.save_async(dir .. '/async', now())
       local hidden = not t.util.fs.exists(dir .. '/async/LATEST')
-      local data = r.sharded and r.sharded.data_comm or require('tide.dist').world()
+      local data = r.sharded and r.sharded.data_comm or require('tide.comm').world()
       r.run:run { case.batch(7, data.rank, data.size, 12) }
       while not pending:done() do end
       local folder = pending:wait()

@@ -339,7 +339,7 @@ end)
 
 describe('collectives refuse', function()
    local op = tide.parallel.op
-   local comm = tide.dist.simulate(2, 1)
+   local comm = tide.comm.simulate(2, 1)
    local x = tide.zeros { 3, 4 }
    local cases = {
       { "argument 'x': expected a tensor", op.all_gather, 3, comm },
@@ -363,7 +363,7 @@ describe('collectives refuse', function()
       { "argument 'join'", op.all_to_all, x, comm, 2, 3 },
       { 'add up to the size 3', op.all_to_all_v, x, comm, { 1, 1 }, { 1, 1 } },
       { "argument 'out_counts'", op.all_to_all_v, x, comm, { 1, 2 }, { 1 } },
-      { "argument 'out_counts'", op.all_to_all_v, x, tide.dist.solo(), { 3 }, { 2 } },
+      { "argument 'out_counts'", op.all_to_all_v, x, tide.comm.solo(), { 3 }, { 2 } },
       { "argument 'root'", op.broadcast, x, comm, 2 },
       { "argument 'root'", op.reduce, x, comm, -1 },
       { "argument 'by'", op.shift, x, comm, 0.5 },
@@ -402,7 +402,7 @@ describe('collectives refuse', function()
    end)
 
    it('nothing from one rank: the identity', function()
-      local one = tide.dist.solo()
+      local one = tide.comm.solo()
       for _, name in ipairs { 'all_gather', 'all_gather_v', 'reduce_scatter', 'all_to_all',
          'all_reduce', 'broadcast', 'reduce', 'shift', 'copy_to', 'reduce_from', 'gather_from',
          'scatter_to' } do

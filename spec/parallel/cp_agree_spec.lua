@@ -9,7 +9,7 @@ local refused = require 'spec.support.refused'
 local tide = require 'tide'
 
 local function axis(size, rank) return { size = size, rank = rank or 0 } end
-local function sim(size, rank) return tide.dist.simulate(size, rank) end
+local function sim(size, rank) return tide.comm.simulate(size, rank) end
 
 describe('a plan and its axis', function()
    it('are those of one rank', function()

@@ -33,7 +33,7 @@ local source = [[
    local dense = tide.attention(q, k, v, dense_mask)
    dense:backward(full[4])
 
-   local inner = cp_attention.new { axis = tide.dist.world(), method = c.method, a2a = c.a2a }
+   local inner = cp_attention.new { axis = tide.comm.world(), method = c.method, a2a = c.a2a }
    local lq, lk, lv = pick(full[1], rank), pick(full[2], rank), pick(full[3], rank)
    for _, t in ipairs { lq, lk, lv } do t:requires_grad_(true) end
    local out
@@ -321,7 +321,7 @@ end)
 describe('mistakes', function()
    local refused = require 'spec.support.refused'
    local cp_attention = require 'tide.parallel.cp.attention'
-   local comm = require('tide.dist').world()
+   local comm = require('tide.comm').world()
    local x = tide.zeros { 1, 4, 2, 8 }
    local pairs_ = tide.zeros({ 1, 4, 2 }, { dtype = 'i32' })
 

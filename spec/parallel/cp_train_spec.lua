@@ -146,7 +146,7 @@ describe('attaching', function()
          cp.attach, model, { axis = axis2 })
       assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
       assert.is_nil(spread.of(model).cp)
-      cp.attach(model, tide.dist.solo()):restore()
+      cp.attach(model, tide.comm.solo()):restore()
       refused('E_UNSUPPORTED', { "'model.layers.1.self_attn'", 'Shift.mixes = true' }, cp.attach,
          wrapped(wrap('Shift', true)), { axis = axis2 })
       for _, said in ipairs { false, 'context' } do
@@ -191,7 +191,7 @@ describe('attaching', function()
 
    it('changes nothing on an axis of one rank', function()
       local model, ids = llama(), ints { { 1, 2, 3 } }
-      local handle = cp.attach(model, tide.dist.solo())
+      local handle = cp.attach(model, tide.comm.solo())
       local batch = { ids = ids, labels = ids }
       assert.equal(batch, handle:cut(batch))
       assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)

@@ -2,7 +2,7 @@
 -- a few steps on a batch that does not depend on the number of ranks.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 
 local case = {}

@@ -19,7 +19,7 @@ local watch = [[
 
 -- Runs source text with `case`, `tide`, `world`, `watch` in reach on n ranks; the first values.
 local function on(n, body, ...)
-   local text = "local tide, world = require 'tide', require 'tide.dist'.world()\n"
+   local text = "local tide, world = require 'tide', require 'tide.comm'.world()\n"
       .. "local case = require 'spec.parallel.fsdp_case'\n" .. watch .. body
    return ranks.run(n, text, ...)
 end
@@ -540,7 +540,7 @@ describe('memory', function()
          local micro = math.random(3)
          local plan = tide.parallel.plan(model_of(freeze), axes, { ranks = n, fsdp = fsdp })
          local ran = plan:price { batch = 2, seq = 8, accum = micro }
-         fsdp.mesh, fsdp.device = tide.parallel.mesh(axes, { comm = tide.dist.simulate(n, 0) }),
+         fsdp.mesh, fsdp.device = tide.parallel.mesh(axes, { comm = tide.comm.simulate(n, 0) }),
             'null'
          local told = tide.parallel.fully_shard(model_of(freeze), fsdp):price { micro = micro }
          local what = ('%d: %s, %s, micro %d'):format(i, tostring(plan),

@@ -11,7 +11,7 @@ local source = [[
    local rank, n, c = ...
    local tide = require 'tide'
    local mamba_cp, cp_map = tide.parallel.mamba_cp, tide.parallel.cp_map
-   local comm, dtype = tide.dist.world(), c.dtype or 'f32'
+   local comm, dtype = tide.comm.world(), c.dtype or 'f32'
    local opts = { dtype = dtype, seed = 3 }
    for k, v in pairs(c.layer) do opts[k] = v end
    local layer = tide.nn.Mamba2(opts)
@@ -91,7 +91,7 @@ end
 local isolated = [[
    local _, _, c = ...
    local tide = require 'tide'
-   local comm = tide.dist.world()
+   local comm = tide.comm.world()
    local layer = tide.nn.Mamba2 { dim = 12, heads = 6, groups = 2, head_dim = 4, state = 5,
       chunk = 4, seed = 3 }
    local cu, T = { 0, 1, 5, 14, 23, 24, 36 }, 36

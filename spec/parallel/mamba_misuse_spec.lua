@@ -15,7 +15,7 @@ local function i64(rows) return tide.tensor(rows, { dtype = 'i64' }) end
 local differ = [[
    local rank, size, method, what = ...
    local tide = require 'tide'
-   local comm = tide.dist.world()
+   local comm = tide.comm.world()
    local layer = tide.nn.Mamba2 { dim = 8, heads = 4, head_dim = 4, state = 3, seed = 1 }
    tide.parallel.mamba_cp.attach(layer, { axis = comm, method = method })
    local opts, index = { axis = comm, length = 24, kind = 'contiguous' }, nil
@@ -51,7 +51,7 @@ end)
 local odd_layer = [[
    local rank, size, method, whole, other = ...
    local tide = require 'tide'
-   local comm = tide.dist.world()
+   local comm = tide.comm.world()
    local opts = { dim = 8, heads = 4, head_dim = 4, state = 3, seed = 1 }
    for k, v in pairs(rank == 1 and other or {}) do opts[k] = v end
    local layer = tide.nn.Mamba2(opts)
@@ -98,7 +98,7 @@ end)
 local odd_call = [[
    local rank, _, common, own = ...
    local tide = require 'tide'
-   local m, comm = tide.parallel.mamba_cp, tide.dist.world()
+   local m, comm = tide.parallel.mamba_cp, tide.comm.world()
    local object = m.MambaContextParallel(comm, 4, 2, 2, 3)
    local function call(text)
       local fn = assert(loadstring('local m, comm, rank, object, tide = ... ' .. text))
@@ -160,7 +160,7 @@ describe('the pieces of MambaContextParallel', function()
    it('compare what repeats once', function()
       local calls = ranks.run(2, [[
          local tide = require 'tide'
-         local comm = tide.dist.world()
+         local comm = tide.comm.world()
          local m = tide.parallel.mamba_cp.MambaContextParallel(comm, 4, 2, 2, 3)
          local x, list = tide.ones { 16, m.width }, {}
          for i = 1, 3 do
@@ -175,7 +175,7 @@ describe('the pieces of MambaContextParallel', function()
    end)
 
    it('name the argument that does not fit', function()
-      local m = mamba_cp.MambaContextParallel(tide.dist.simulate(2, 0), 4, 2, 2, 3)
+      local m = mamba_cp.MambaContextParallel(tide.comm.simulate(2, 0), 4, 2, 2, 3)
       refused('E_ARG', "pre_conv_ssm: argument 'projected': expected a tensor [batch, tokens, 32]",
          m.pre_conv_ssm, m, tide.ones { 4 })
       refused('E_SHAPE', 'pre_conv_ssm: projected: expected [batch, tokens, 32]',
@@ -183,9 +183,9 @@ describe('the pieces of MambaContextParallel', function()
       refused('E_SHAPE', 'post_conv_ssm: y: expected [batch, tokens, 4]',
          m.post_conv_ssm, m, tide.ones { 1, 4, 8 })
       refused('E_SHAPE', 'all_to_all: x: dim 1 has 3 elements, which do not divide among 2',
-         mamba_cp.all_to_all, tide.ones { 3 }, tide.dist.simulate(2, 0))
+         mamba_cp.all_to_all, tide.ones { 3 }, tide.comm.simulate(2, 0))
       refused('E_SHAPE', 'x: dim 3 has 7 elements', mamba_cp.all_to_all_cp2hp,
-         tide.ones { 2, 4, 7 }, tide.dist.simulate(2, 0))
+         tide.ones { 2, 4, 7 }, tide.comm.simulate(2, 0))
    end)
 end)
 
@@ -194,7 +194,7 @@ describe('a handle', function()
    local source = [[
       local _, size, method = ...
       local tide = require 'tide'
-      local comm = tide.dist.world()
+      local comm = tide.comm.world()
       local layer = tide.nn.Mamba2 { dim = 8, heads = 4, head_dim = 4, state = 3 }
       local on = tide.parallel.mamba_cp.attach(layer, { axis = comm, method = method })
       for _ = 1, 30 do
@@ -223,7 +223,7 @@ describe('the null context', function()
          hybrid_override_pattern = 'M*', mamba_head_dim = 4, num_attention_heads = 2 }
       local ids = i64 { { 1, 2, 3, 4, 5 } }
       local want = m(ids):to_string_bytes()
-      local handle = cp.attach(m, tide.dist.simulate(2, 0))
+      local handle = cp.attach(m, tide.comm.simulate(2, 0))
       assert.is_true(want == m(ids, { context = cp.null }):to_string_bytes())
       refused('E_STATE', 'no context', m.forward, m, ids)
       handle:restore()
@@ -235,7 +235,7 @@ describe('MambaContextParallel', function()
       local same = ranks.run(2, [[
          local rank = ...
          local tide = require 'tide'
-         local comm, mamba_cp = tide.dist.world(), tide.parallel.mamba_cp
+         local comm, mamba_cp = tide.comm.world(), tide.parallel.mamba_cp
          local m = mamba_cp.MambaContextParallel(comm, 4, 2, 1, 3)
          local x = tide.arange(8 * m.width, { dtype = 'f32' }):reshape { 1, 8, m.width } + rank
          local cu = { 0, 8, 16 }
@@ -269,7 +269,7 @@ describe('mistakes', function()
       local o = { context = cp.context { map = map }, sequence = i64 { { 0, 0, 1, 1 } } }
       refused('E_ARG', "'sequence'", m.forward, m, i64 { { 1, 2, 3, 4 } }, o)
       local layer = tide.nn.Mamba2 { dim = 8, heads = 2, head_dim = 4, state = 3 }
-      local axis = tide.dist.simulate(2, 0)
+      local axis = tide.comm.simulate(2, 0)
       mamba_cp.attach(layer, { axis = axis })
       o.context = cp.context { axis = axis, map = tide.parallel.cp_map.new { axis = axis,
          length = 8 } }
@@ -279,12 +279,12 @@ describe('mistakes', function()
    end)
 
    it('of names of layers are errors in a model without attention', function()
-      refused('E_ARG', "'nix'", cp.attach, model(), { axis = tide.dist.simulate(2, 0),
+      refused('E_ARG', "'nix'", cp.attach, model(), { axis = tide.comm.simulate(2, 0),
          layers = { nix = 'ring' } })
    end)
 
    it('of batches are errors', function()
-      local handle = cp.attach(model(), { axis = tide.dist.simulate(2, 0) })
+      local handle = cp.attach(model(), { axis = tide.comm.simulate(2, 0) })
       refused('E_ARG', "'batch'", handle.cut, handle)
       local function cut(more)
          local batch = { ids = i64 { { 1, 2, 3, 4 } }, labels = i64 { { 1, 2, 3, 4 } } }

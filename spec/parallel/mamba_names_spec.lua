@@ -109,7 +109,7 @@ end)
 -- ---- MambaContextParallel ----------------------------------------------------------------------
 
 local function at(size, rank, ...)
-   return mamba_cp.MambaContextParallel(tide.dist.simulate(size, rank), ...)
+   return mamba_cp.MambaContextParallel(tide.comm.simulate(size, rank), ...)
 end
 
 describe('MambaContextParallel', function()
@@ -186,7 +186,7 @@ local fused = [[
    local rank, n, c = ...
    local tide = require 'tide'
    local mamba_cp = tide.parallel.mamba_cp
-   local comm = tide.dist.world()
+   local comm = tide.comm.world()
    local m = mamba_cp.MambaContextParallel(comm, c.heads, 2, c.groups, 3)
    local I, S = c.heads * 2, c.groups * 3
    local L, cu = c.length / n, c.cu
@@ -253,7 +253,7 @@ end)
 
 describe('mistakes', function()
    local x = tide.zeros { 12, 3 }
-   local world = tide.dist.world()
+   local world = tide.comm.world()
 
    it('of boundaries and lengths are errors', function()
       refused('E_ARG', { 'document 0', 'multiple of 4' }, mamba_cp.reorder_chunks, x,
@@ -300,7 +300,7 @@ describe('mistakes', function()
 
    it('of attach are errors', function()
       local layer = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 }
-      local mix, two = layer.inner, tide.dist.simulate(2, 0)
+      local mix, two = layer.inner, tide.comm.simulate(2, 0)
       refused('E_ARG', 'axis', mamba_cp.attach, layer, {})
       refused('E_ARG', { 'method', 'hidden' }, mamba_cp.attach, layer,
          { axis = two, method = 'heads' })
@@ -319,7 +319,7 @@ describe('mistakes', function()
 
    it('of a batch are errors', function()
       local layer = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 }
-      local axis = tide.dist.simulate(2, 0)
+      local axis = tide.comm.simulate(2, 0)
       local on = mamba_cp.attach(layer, { axis = axis })
       local function context(kind, size, rank)
          local map = tide.parallel.cp_map.new { kind = kind, size = size, rank = rank, length = 16 }
@@ -346,7 +346,7 @@ describe('mistakes', function()
          local rank = ...
          local tide = require 'tide'
          local layer = tide.nn.Stack { tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 } }
-         local ok, e = pcall(tide.parallel.cp.attach, layer, { axis = tide.dist.world(),
+         local ok, e = pcall(tide.parallel.cp.attach, layer, { axis = tide.comm.world(),
             mamba = rank == 0 and 'state' or 'hidden' })
          return { ok, e.code, layer:at(1).inner == tide.nn.Mamba2.mix }
       ]]
@@ -359,10 +359,10 @@ describe('mistakes', function()
       local source = [[
          local tide = require 'tide'
          local layer = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 }
-         local map = tide.parallel.cp_map.new { kind = 'document', axis = tide.dist.world(),
+         local map = tide.parallel.cp_map.new { kind = 'document', axis = tide.comm.world(),
             cu = { 0, 8, 16 } }
          local on = tide.parallel.mamba_cp.attach(layer,
-            { axis = tide.dist.world(), method = 'state' })
+            { axis = tide.comm.world(), method = 'state' })
          local ok, e = pcall(layer, tide.zeros { 1, 8, 8 },
             { context = tide.parallel.cp.context { map = map } })
          on:restore()
@@ -387,7 +387,7 @@ describe('prices', function()
       it(('are the bytes that %d ranks send at 64 k tokens'):format(W), function()
          for _, kind in ipairs { 'contiguous', 'zigzag' } do
             for rank = 0, W - 1 do
-               local comm = tide.dist.simulate(W, rank)
+               local comm = tide.comm.simulate(W, rank)
                local map = tide.parallel.cp_map.new { kind = kind, size = W, rank = rank,
                   length = 65536 }
                for _, method in ipairs { 'hidden', 'state' } do

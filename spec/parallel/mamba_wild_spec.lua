@@ -9,7 +9,7 @@ local ranks = require 'spec.support.ranks'
 local source = [[
    local _, _, c = ...
    local tide = require 'tide'
-   local comm, T = tide.dist.world(), 64
+   local comm, T = tide.comm.world(), 64
    local opts = { dim = 8, heads = 2, head_dim = 8, groups = 1, state = 8, seed = 5 }
    local function layer_in(dtype)
       opts.dtype = dtype

@@ -21,7 +21,7 @@ end
 local function simulated(axes)
    local n = 1
    for _, a in ipairs(axes) do n = n * a[2] end
-   return parallel.mesh(axes, { comm = tide.dist.simulate(n, 0) })
+   return parallel.mesh(axes, { comm = tide.comm.simulate(n, 0) })
 end
 
 local function fsdp2(axes, opts, model)

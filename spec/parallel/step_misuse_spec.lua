@@ -5,7 +5,7 @@ local tide = require 'tide'
 local ranks = require 'spec.support.ranks'
 
 local head = [[
-   local tide, world = require 'tide', require 'tide.dist'.world()
+   local tide, world = require 'tide', require 'tide.comm'.world()
    local case = require 'spec.parallel.fsdp_case'
    local rank, n = world.rank, world.size
    local function make(o)

@@ -41,7 +41,7 @@ describe('tensor parallelism', function()
    it('refuses fewer heads of Mamba-2 than ranks, and a layer that is cut in part', function()
       local tide = require 'tide'
       local refused = require 'spec.support.refused'
-      local axis = { size = 4, rank = 1, comm = tide.dist.simulate(4, 1) }
+      local axis = { size = 4, rank = 1, comm = tide.comm.simulate(4, 1) }
       refused('E_ARG', 'number of heads (3)', tide.parallel.tensor_parallel,
          tide.model.hybrid(hybrid_of(4, 3, 1).config, { device = 'null' }), axis)
       local model = tide.model.hybrid(hybrid_of(4, 4, 1).config, { device = 'null' })

@@ -28,7 +28,7 @@ local function make(family, changes)
 end
 
 -- A simulated axis: plans are checked and applied without other ranks.
-local function axis(n) return { size = n, rank = 0, comm = tide.dist.simulate(n, 0) } end
+local function axis(n) return { size = n, rank = 0, comm = tide.comm.simulate(n, 0) } end
 
 describe('parallel styles', function()
    it('are layouts of weight, input and output', function()
@@ -117,7 +117,7 @@ describe('declared plans', function()
    it('that cut the sequence at some norms only are refused', function()
       local model = tide.model.llama({ vocab_size = 16, hidden_size = 16, num_hidden_layers = 2,
          num_attention_heads = 2 }, { device = 'null' })
-      local mesh = parallel.mesh({ { 'tp', 2 } }, { comm = tide.dist.simulate(2, 0) })
+      local mesh = parallel.mesh({ { 'tp', 2 } }, { comm = tide.comm.simulate(2, 0) })
       local function cut(plan)
          return function()
             return parallel.tensor_parallel(model, mesh:axis 'tp', { plan = plan })

@@ -161,7 +161,7 @@ describe('training with tensor parallelism', function()
          local tide = require 'tide'
          local axis = tide.parallel.mesh({ tp = 2 }):axis 'tp'
          local function step_of(model)
-            return tide.train.step.new { model = model, comm = tide.dist.solo(),
+            return tide.train.step.new { model = model, comm = tide.comm.solo(),
                optim = tide.optim.SGD(model, { lr = 0.1 }) }
          end
          local function batch(first)
@@ -234,7 +234,7 @@ describe('training with tensor parallelism', function()
    it('is refused where gradients would be added over the wrong ranks', function()
       local tide = require 'tide'
       local model = tide.model.llama(config, { seed = 1 })
-      tide.parallel.tensor_parallel(model, { size = 2, rank = 0, comm = tide.dist.simulate(2, 0) })
+      tide.parallel.tensor_parallel(model, { size = 2, rank = 0, comm = tide.comm.simulate(2, 0) })
       local function bad(text, changes)
          changes.model, changes.optim = model, {}
          local ok, e = pcall(tide.train.step.new, changes)
@@ -242,16 +242,16 @@ describe('training with tensor parallelism', function()
          assert.matches(text, tostring(e), 1, true)
       end
       bad('give comm', {})
-      bad('clip needs the norm of all parts', { comm = tide.dist.solo(), clip = 1 })
+      bad('clip needs the norm of all parts', { comm = tide.comm.solo(), clip = 1 })
       assert.is_true(pcall(tide.train.step.new, { model = model, optim = {},
-         comm = tide.dist.solo() }))
+         comm = tide.comm.solo() }))
    end)
 
    it('does so only when the sequence is cut', function()
       local tide = require 'tide'
       local model = tide.model.llama(config, { device = 'null' })
       local ok, e = pcall(tide.parallel.tensor_parallel, model,
-         { size = 2, rank = 0, comm = tide.dist.simulate(2, 0) }, { async_tp = true })
+         { size = 2, rank = 0, comm = tide.comm.simulate(2, 0) }, { async_tp = true })
       assert.is_false(ok)
       assert.matches('async_tp requires sequence_parallel', tostring(e), 1, true)
    end)

@@ -27,14 +27,14 @@ local group_opts = arg.set { 'timeout' }
 
 -- What nrank threads of this process share. opts: timeout (seconds).
 function M.group(nrank, opts)
-   arg.int('dist.group', 'nrank', nrank, 1, 1024)
-   opts = arg.opts('dist.group', opts, group_opts)
+   arg.int('comm.group', 'nrank', nrank, 1, 1024)
+   opts = arg.opts('comm.group', opts, group_opts)
    local o = ffi.new 'tide_group_opts'
    C.tide_group_opts_init(o)
-   if opts.timeout then o.timeout = arg.finite('dist.group', 'timeout', opts.timeout, 1e-3, 1e8) end
+   if opts.timeout then o.timeout = arg.finite('comm.group', 'timeout', opts.timeout, 1e-3, 1e8) end
    local box, text = ffi.new 'tide_group *[1]', ffi.new 'char[256]'
    local rc = C.tide_group_new(box, nrank, o, text, 256)
-   if rc < 0 then status.raise(rc, 'dist.group', ffi.string(text)) end
+   if rc < 0 then status.raise(rc, 'comm.group', ffi.string(text)) end
    local handle = own.handle(box[0], C.tide_group_release)
    return setmetatable({ handle = handle, size = nrank }, Group)
 end
@@ -44,7 +44,7 @@ function Group:address() return tonumber(ffi.cast('intptr_t', self.handle)) end
 
 -- The program of a rank has ended: well, or with a message.
 function Group:leave(rank, message)
-   arg.int('dist.leave', 'rank', rank, 0, self.size - 1)
+   arg.int('comm.leave', 'rank', rank, 0, self.size - 1)
    local rc = message and C.TIDE_E_HOST or 0
    C.tide_group_leave(self.handle, rank, rc, message and tostring(message) or nil)
 end
@@ -54,7 +54,7 @@ function M.group_at(pointer)
    if type(pointer) == 'number' then pointer = ffi.cast('intptr_t', pointer) end
    local handle = ffi.cast('tide_group *', pointer)
    if handle == nil or C.tide_group_retain(handle) < 0 then
-      bad('dist.join', 'group', 'a group, or the address of one', pointer)
+      bad('comm.join', 'group', 'a group, or the address of one', pointer)
    end
    handle = own.handle(handle, C.tide_group_release)
    return setmetatable({ handle = handle, size = C.tide_group_size(handle) }, Group)
@@ -64,7 +64,7 @@ end
 function M.join(ctx, group, rank)
    local handle = (ctx or ctx_of.default()).handle
    if group ~= nil and getmetatable(group) ~= Group then group = M.group_at(group) end
-   rank = arg.int('dist.join', 'rank', rank or 0, 0, 2^31 - 1)
+   rank = arg.int('comm.join', 'rank', rank or 0, 0, 2^31 - 1)
    local box = new_box()
    own.check(handle, C.tide_comm_join(box, handle, group and group.handle or nil, rank))
    return comm.wrap(box)
@@ -74,7 +74,7 @@ local mpi_opts = arg.set { 'timeout', 'check', 'library' }
 
 -- The processes of an MPI job as ranks; see tide_comm_mpi. opts: timeout, check (true), library.
 function M.mpi(ctx, opts)
-   local op, handle = 'dist.mpi', (ctx or ctx_of.default()).handle
+   local op, handle = 'comm.mpi', (ctx or ctx_of.default()).handle
    opts = arg.opts(op, opts, mpi_opts)
    local o = ffi.new 'tide_mpi_opts'
    C.tide_mpi_opts_init(o)
@@ -89,7 +89,7 @@ end
 -- Ends MPI in this process, after its last communicator; see tide_mpi_end.
 function M.mpi_end()
    if C.tide_mpi_end() == 0 then return end
-   status.raise(C.TIDE_E_PEER, 'dist.mpi_end', 'not all ranks have come to the end of the job '
+   status.raise(C.TIDE_E_PEER, 'comm.mpi_end', 'not all ranks have come to the end of the job '
       .. 'after a call that failed; end the process with a code other than 0')
 end
 
@@ -98,7 +98,7 @@ local nccl_opts = arg.set { 'check', 'library' }
 -- The ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. opts: check
 -- (false), library (a file, or nil for the usual one).
 function M.nccl(over, opts)
-   local op = 'dist.nccl'
+   local op = 'comm.nccl'
    if getmetatable(over) ~= comm.Comm or not over.handle then
       bad(op, 'over', 'an open communicator', over)
    end
@@ -115,9 +115,9 @@ end
 -- One rank of an imagined n; see tide_comm_simulate.
 function M.simulate(n, rank, host_size)
    local handle = ctx_of.default().handle
-   arg.int('dist.simulate', 'n', n, 1, 2^31 - 1)
-   arg.int('dist.simulate', 'rank', rank or 0, 0, n - 1)
-   arg.int('dist.simulate', 'host_size', host_size or n, 1, 2^31 - 1)
+   arg.int('comm.simulate', 'n', n, 1, 2^31 - 1)
+   arg.int('comm.simulate', 'rank', rank or 0, 0, n - 1)
+   arg.int('comm.simulate', 'host_size', host_size or n, 1, 2^31 - 1)
    local box = new_box()
    own.check(handle, C.tide_comm_simulate(box, handle, n, rank or 0, host_size or n))
    local made = comm.wrap(box)

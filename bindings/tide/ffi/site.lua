@@ -1,6 +1,6 @@
 -- Where a collective was called from: the innermost frame outside of the library's own.
 --
--- A recipe's line is what a person looks for, so frames of the binding, of tide.dist
+-- A recipe's line is what a person looks for, so frames of the binding, of tide.comm
 -- and of tide.parallel are passed over. Texts are kept by source and line: the same line gives the
 -- same string object, so callers see by == that nothing has changed.
 
@@ -14,7 +14,7 @@ local function is_inside(source)
    local v = inside[source]
    if v == nil then
       v = false
-      for _, part in ipairs { 'tide/ffi/', 'tide/dist/', 'tide/parallel/' } do
+      for _, part in ipairs { 'tide/ffi/', 'tide/comm/', 'tide/parallel/' } do
          v = v or source:find(part, 1, true) ~= nil
       end
       inside[source] = v

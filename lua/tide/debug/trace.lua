@@ -11,7 +11,7 @@
 -- made, and which rank came last. Times of ranks of one host come from one clock; other hosts are
 -- shifted so that collectives end at the same time, which they do.
 
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -39,7 +39,7 @@ end
 
 -- Which run this is, the same on all ranks: the launcher's name for its job where there is one.
 local function run_id()
-   local launch, id = require 'tide.dist.launch', os.getenv 'TIDE_TRACE_RUN'
+   local launch, id = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
    return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
 end
 

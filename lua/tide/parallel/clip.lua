@@ -8,7 +8,7 @@
 -- clip_grad_norm_ scales in place, whatever the dtype, by max_norm / (norm + 1e-6) if that is < 1.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local update = tide.update
 

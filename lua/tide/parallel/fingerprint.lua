@@ -1,6 +1,6 @@
 -- What ranks must have in common, as text: models, values, batches, contexts.
 --
--- What means the same has the same text on every rank; dist.agree compares the
+-- What means the same has the same text on every rank; comm.agree compares the
 -- texts. Two models may have parameters of equal shapes and compute different things (other heads,
 -- another rotary base), so the text of a model is what its modules hold besides tensors.
 

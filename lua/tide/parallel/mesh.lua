@@ -18,8 +18,8 @@
 -- is the communicator itself, and axes of one rank share one. On a simulated communicator axes are
 -- simulated too. Coordinates and ranks count from 0.
 
-local agree = require 'tide.dist.agree'
-local dist = require 'tide.dist'
+local agree = require 'tide.comm.agree'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'

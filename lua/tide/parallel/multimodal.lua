@@ -12,7 +12,7 @@
 -- axis: an axis of a mesh or a communicator; nil is one rank.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
 local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp.map'

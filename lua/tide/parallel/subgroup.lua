@@ -3,7 +3,7 @@
 -- Of a simulated communicator the parts are simulated too, with the number of neighbours that share
 -- a host.
 
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 
 local subgroup = {}
 

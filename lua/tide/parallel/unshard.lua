@@ -4,8 +4,8 @@
 -- scopes nest, overlap with a forward pass, and an error inside leaves everything as it was.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
-local dist = require 'tide.dist'
+local agree = require 'tide.comm.agree'
+local dist = require 'tide.comm'
 local spread = require 'tide.nn.spread'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'

@@ -10,7 +10,7 @@
 -- makes the published layout of it.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'

@@ -12,7 +12,7 @@ local args = require 'tide.util.args'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
-local launch = require 'tide.dist.launch'
+local launch = require 'tide.comm.launch'
 local pack = require 'tide.ffi.pack'
 local plan_options = require 'tide.parallel.plan.options'
 
@@ -201,8 +201,8 @@ end
 local function world_of(opt)
    local tide = require 'tide'
    return err.people({ 'E_DEVICE', 'E_UNSUPPORTED', 'E_STATE', 'E_COMM' }, function()
-      if opt.device ~= 'cuda' or opt.plan then return tide.dist.world() end
-      return tide.dist.set_world(tide.dist.gpus())
+      if opt.device ~= 'cuda' or opt.plan then return tide.comm.world() end
+      return tide.comm.set_world(tide.comm.gpus())
    end)
 end
 

@@ -18,10 +18,10 @@
 -- cannot be written is reported and ends no run.
 
 local data_batch = require 'tide.data.batch'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local tokens = require 'tide.data.tokens'
-local launch = require 'tide.dist.launch'
-local straggler = require 'tide.dist.straggler'
+local launch = require 'tide.comm.launch'
+local straggler = require 'tide.comm.straggler'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local metric = require 'tide.train.metric'

@@ -2,9 +2,9 @@
 -- it may write to.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local survey = require 'tide.data.survey'
-local launch = require 'tide.dist.launch'
+local launch = require 'tide.comm.launch'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'

@@ -5,7 +5,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local family = require 'tide.model.family'

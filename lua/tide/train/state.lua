@@ -4,7 +4,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'

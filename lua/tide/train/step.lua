@@ -17,10 +17,10 @@
 -- ranks.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local clip = require 'tide.optim.clip'
@@ -44,7 +44,7 @@ local function check_cut(op, opts)
    if not spread.of(opts.model).tp or opts.parallel then return end
    if opts.comm == nil then
       err.raise('E_STATE', op, 'the model is cut over ranks; give comm: the data-parallel axis, '
-         .. 'or tide.dist.solo() if there is none')
+         .. 'or tide.comm.solo() if there is none')
    end
    if opts.clip ~= nil and opts.clip > 0 then
       err.raise('E_STATE', op, 'the model is cut over ranks; clip needs the norm of all parts: '

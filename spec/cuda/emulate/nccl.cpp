@@ -1,4 +1,4 @@
-/* A libnccl.so.2 whose ranks are threads of one process, so that core/dist/comm_nccl.c is run.
+/* A libnccl.so.2 whose ranks are threads of one process, so that core/comm/nccl/nccl.c is run.
  *
  * A call becomes a step of the stream it was given (stream.h). The step is not done
  * until all ranks' steps of that number have come; the last of them looks whether they agree, moves

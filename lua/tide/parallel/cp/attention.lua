@@ -16,7 +16,7 @@
 -- of one function (`with`); a call without is an error. Losses are sums over ranks.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'

@@ -204,7 +204,7 @@ return function(model, probe, opts)
    local comm = handle.comm
    local layers = largest(comm, compare_layers(model, context, a[1], b[1]))
    verdict(layers, tolerance, 'layer', '; layout, positions, mask or method there are wrong')
-   local sum = require('tide.dist').sum(comm, { b[2] })[1]
+   local sum = require('tide.comm').sum(comm, { b[2] })[1]
    local loss = { { name = 'loss', error = relative(sum, a[2]) } }
    verdict(largest(comm, loss), tolerance, 'value')
    local grads = largest(comm, compare_gradients(model, comm, a[3], b[3]))

@@ -20,7 +20,7 @@
 -- here.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
 local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp.blocks'

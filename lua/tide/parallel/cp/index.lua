@@ -8,7 +8,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local kept = require 'tide.parallel.kept'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local fingerprint = require 'tide.parallel.fingerprint'

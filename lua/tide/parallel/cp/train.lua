@@ -14,7 +14,7 @@
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'

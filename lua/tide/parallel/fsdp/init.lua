@@ -21,10 +21,10 @@
 -- calculate_per_token_loss = false, which makes them means (where each rank's loss is one itself).
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'

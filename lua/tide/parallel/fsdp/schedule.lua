@@ -8,7 +8,7 @@
 -- the last forward), seen (units of this one), reduced, pending, bad, buffers, handles.
 
 local tide = require 'tide'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local outlive = require 'tide.util.outlive'

@@ -12,7 +12,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local context_ = require 'tide.parallel.cp.context'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'

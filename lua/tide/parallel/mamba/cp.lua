@@ -17,7 +17,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp.map'

@@ -12,11 +12,11 @@
 -- recomputation, sharding, since each has to see what the ones before have made.
 
 local tide = require 'tide'
-local agree = require 'tide.dist.agree'
+local agree = require 'tide.comm.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local cp_train = require 'tide.parallel.cp.train'
-local dist = require 'tide.dist'
+local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'

@@ -1,0 +1,103 @@
+/* Communicators in captured steps: their side of core/device/capture.h.
+ *
+ * The one idea: a call in a captured step is made as any other, by the helper thread in its turn,
+ * but lands in the recording; whoever made it goes on when it is there. A replay is one call of the
+ * communicator, with a number and a place among the others, and is watched as they are: what fails
+ * or never comes is told by whoever looks at the device next.
+ *
+ * Layer 4.
+ */
+#include <stddef.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "core/comm/comm.h"
+
+static tide_comm *comm_of(tide__party *p)
+{
+  return (tide_comm *)((char *)p - offsetof(tide_comm, party));
+}
+
+static int settle(tide__party *p)
+{
+  tide_comm *comm = comm_of(p);
+  if (comm->engine) tide__work_issue(comm);
+  return TIDE_OK;
+}
+
+/* A member of captures has failed: the communicator's cause, or the device. */
+static int failed(tide_comm *comm, int rc)
+{
+  if (rc >= 0) return TIDE_OK;
+  TIDE_TRY(tide__comm_check(comm, "graph"));
+  return tide__fail(comm->ctx, rc, "graph", "the device failed");
+}
+
+static int enter(tide__party *p, tide_graph *g)
+{
+  tide_comm *comm = comm_of(p);
+  struct tide__recorded *r = tide__alloc(comm->ctx, sizeof *r);
+  if (!r) return tide__fail(comm->ctx, TIDE_E_NOMEM, "graph", "no host memory");
+  *r = (struct tide__recorded){.held.graph = g, .next = comm->recorded};
+  int rc = comm->transport->captures->enter(comm->state, &r->held);
+  if (rc < 0) {
+    tide__free(comm->ctx, r, sizeof *r);
+    return failed(comm, rc);
+  }
+  comm->recorded = r;
+  comm->refs++;
+  return TIDE_OK;
+}
+
+static int join(tide__party *p)
+{
+  tide_comm *comm = comm_of(p);
+  int rc = comm->transport->captures->join(comm->state);
+  tide__work_joined(comm);
+  return failed(comm, rc);
+}
+
+static int begin(tide__party *p)
+{
+  tide_comm *comm = comm_of(p);
+  if (comm->engine) tide__work_issue(comm); /* every rank's calls are in one order */
+  TIDE_TRY(tide__comm_check(comm, "graph_replay"));
+  return failed(comm, comm->transport->captures->begin(comm->state));
+}
+
+static struct tide__recorded **find(tide_comm *comm, const tide_graph *g)
+{
+  struct tide__recorded **at = &comm->recorded;
+  while (*at && (*at)->held.graph != g) at = &(*at)->next;
+  return at;
+}
+
+static int launched(tide__party *p, tide_graph *g)
+{
+  tide_comm *comm = comm_of(p);
+  const tide_comm_stats *more = &(*find(comm, g))->traffic;
+  tide__coll c = {.op = TIDE__REPLAY, .reduce = -1, .dtype = -1, .root = -1};
+  tide__comm_number(comm, &c);
+  c.begin = tide_trace_clock();
+  TIDE_TRY(failed(comm, comm->transport->captures->launched(comm->state, &c)));
+  for (int link = 0; link < 2; link++) {
+    comm->stats.nmessage[link] += more->nmessage[link];
+    comm->stats.nbyte[link] += more->nbyte[link];
+  }
+  comm->stats.ncall += more->ncall;
+  return tide__work_watch(comm, &c);
+}
+
+static void leave(tide__party *p) { comm_of(p)->transport->captures->leave(comm_of(p)->state); }
+
+static void drop(tide__party *p, tide_graph *g)
+{
+  tide_comm *comm = comm_of(p);
+  struct tide__recorded **at = find(comm, g), *r = *at;
+  comm->transport->captures->drop(comm->state, &r->held);
+  *at = r->next;
+  tide__free(comm->ctx, r, sizeof *r);
+  tide_comm_release(comm);
+}
+
+const tide__party_calls tide__comm_party = {settle, enter, join, begin, launched, leave, drop};

@@ -1,0 +1,470 @@
+/* The communicator's handle: made, split, released; its record of calls; its first failure.
+ *
+ * Layer 4.
+ */
+#include "core/comm/comm.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/log.h"
+#include "core/base/status.h"
+#include "core/base/trace.h"
+#include "core/device/capture.h"
+#include "core/tensor/tensor.h"
+#include "core/comm/local/local.h"
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void leave_state(const tide__transport *transport, void *state, int rank)
+{
+  if (transport->leave) transport->leave(state, rank);
+}
+
+static void close_state(const tide__transport *transport, void *state, int rank)
+{
+  if (transport->close) transport->close(state, rank);
+}
+
+static void release_owned(tide__foreign *f, int n);
+
+int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
+                   tide_group *group, int rank, int nrank, const char *name)
+{
+  *out = NULL;
+  tide_comm *comm = tide__alloc(ctx, sizeof *comm);
+  tide_comm_record *ring = comm ? tide__alloc(ctx, TIDE__NRECORD * sizeof *ring) : NULL;
+  if (!ring) {
+    tide__free(ctx, comm, sizeof *comm);
+    leave_state(transport, state, rank);
+    close_state(transport, state, rank);
+    return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
+  }
+  comm->refs = 1;
+  comm->foreign.release = release_owned;
+  comm->ctx = ctx;
+  comm->transport = transport;
+  comm->state = state;
+  comm->group = group;
+  comm->rank = rank;
+  comm->nrank = comm->host_size = nrank;
+  comm->timeout = group ? group->timeout : 600;
+  comm->ring = ring;
+  comm->party.calls = &tide__comm_party;
+  tide__party_add(ctx, &comm->party);
+  atomic_init(&comm->aborted, 0);
+  snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
+  if (group) tide_group_retain(group);
+  tide__ctx_hold(ctx);
+  *out = comm;
+  return TIDE_OK;
+}
+
+enum { LINE = 64 }; /* bytes of a cache line */
+
+tide__slice tide__slice_of(int64_t count, int r, int nrank, size_t size)
+{
+  int64_t unit = LINE / (int64_t)size, nunit = (count + unit - 1) / unit;
+  int64_t each = nunit / nrank, more = nunit % nrank;
+  int64_t first = (r * each + (r < more ? r : more)) * unit;
+  int64_t last = first + (each + (r < more)) * unit;
+  if (first > count) first = count;
+  if (last > count) last = count;
+  return (tide__slice){first, last - first};
+}
+
+/* ---- buffers that stay ----------------------------------------------------------------------- */
+
+struct tide__kept {
+  tide_tensor *t;
+  struct tide__kept *next;
+};
+
+static bool is_kept(const tide_comm *comm, const tide_tensor *t)
+{
+  for (const struct tide__kept *k = comm->kept; k; k = k->next)
+    if (k->t->storage == t->storage) return true;
+  return false;
+}
+
+int tide_comm_register(tide_comm *comm, tide_tensor *t)
+{
+  char text[256] = "";
+  TIDE_TRY(tide__comm_check(comm, "comm_register"));
+  if (!t || t->ctx != comm->ctx || t->storage->gone)
+    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_register", "argument 't': expected a tensor of "
+                      "the communicator's context that has its bytes");
+  if (!comm->transport->keep || is_kept(comm, t)) return TIDE_OK;
+  if (t->ctx->devices->device[t->storage->device].backend->host)
+    return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "
+                      "on 'cuda', got one on '%s'", tide_device_name(t->storage->device));
+  if (comm->engine) tide__work_drain(comm);
+  struct tide__kept *k = tide__alloc(comm->ctx, sizeof *k);
+  if (!k) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm_register", "no host memory");
+  int rc = comm->transport->keep(comm->state, t->storage->data, t->storage->size, text,
+                                 sizeof text);
+  if (rc < 0) {
+    tide__free(comm->ctx, k, sizeof *k);
+    return tide__fail(comm->ctx, rc, "comm_register", "%s", text);
+  }
+  *k = (struct tide__kept){t, comm->kept};
+  comm->kept = k;
+  tide_tensor_retain(t);
+  tide__scope_escape(t->storage);
+  t->storage->kept++;
+  return TIDE_OK;
+}
+
+/* After the transport has closed. */
+static void release_kept(tide_comm *comm)
+{
+  for (struct tide__kept *k = comm->kept, *next; k; k = next) {
+    next = k->next;
+    k->t->storage->kept--;
+    tide_tensor_release(k->t);
+    tide__free(comm->ctx, k, sizeof *k);
+  }
+}
+
+/* What was asked for while all was well still runs: the other ranks count on it. A rank that never
+ * comes ends the wait by its leaving or by the timeout. */
+static void destroy(tide_comm *comm)
+{
+  tide_ctx *ctx = comm->ctx;
+  if (comm->engine && comm->status == TIDE_OK) tide__work_drain(comm);
+  leave_state(comm->transport, comm->state, comm->rank);
+  tide__work_close(comm);
+  close_state(comm->transport, comm->state, comm->rank);
+  release_kept(comm);
+  tide__lane_close(&comm->lane);
+  tide__party_remove(ctx, &comm->party);
+  tide_group_release(comm->group);
+  tide_comm_release(comm->host);
+  tide__free(ctx, comm->ring, TIDE__NRECORD * sizeof *comm->ring);
+  tide__free(ctx, comm, sizeof *comm);
+  tide__ctx_drop(ctx);
+}
+
+void tide__comm_unref(tide_comm *comm, int64_t n)
+{
+  comm->refs -= n;
+  if (comm->refs == 0) destroy(comm);
+}
+
+static void release_owned(tide__foreign *f, int n)
+{
+  tide__comm_unref((tide_comm *)((char *)f - offsetof(tide_comm, foreign)), n);
+}
+
+void tide_comm_release(tide_comm *comm)
+{
+  if (comm) tide__foreign_release(comm->ctx, &comm->foreign);
+}
+
+static bool claim_seat(tide_group *group, int rank)
+{
+  pthread_mutex_lock(&group->lock);
+  bool free = !group->joined[rank];
+  group->joined[rank] = true;
+  pthread_mutex_unlock(&group->lock);
+  return free;
+}
+
+int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
+{
+  int n = group ? group->nrank : 1;
+  *out = NULL;
+  if (rank < 0 || rank >= n)
+    return tide__fail(ctx, TIDE_E_ARG, "comm_join", "rank: expected 0 to %d, got %d", n - 1, rank);
+  if (!group)
+    return tide__comm_new(out, ctx, &tide__transport_self, NULL, NULL, 0, 1, "world");
+  if (*group->mark != 1)
+    return tide__fail(ctx, TIDE_E_STATE, "comm_join", "this process is a fork of the group's; make "
+                      "a group of its own");
+  if (!claim_seat(group, rank))
+    return tide__fail(ctx, TIDE_E_STATE, "comm_join", "rank %d has joined this group already; a "
+                      "new communicator comes from split", rank);
+  tide__room_hold(group->world);
+  return tide__comm_new(out, ctx, &tide__transport_local, group->world, group, rank, n, "world");
+}
+
+tide_ctx *tide_comm_ctx(const tide_comm *comm) { return comm->ctx; }
+int tide_comm_rank(const tide_comm *comm) { return comm->rank; }
+int tide_comm_size(const tide_comm *comm) { return comm->nrank; }
+const char *tide_comm_name(const tide_comm *comm) { return comm->name; }
+const char *tide_comm_transport(const tide_comm *comm) { return comm->transport->name; }
+
+int tide_comm_set_timeout(tide_comm *comm, double seconds)
+{
+  if (!(seconds > 0 && seconds < 1e9))
+    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_set_timeout", "seconds: expected more than 0 "
+                      "and less than 1e9, got %g", seconds);
+  comm->timeout = seconds;
+  return TIDE_OK;
+}
+
+void tide_comm_site(tide_comm *comm, const char *text)
+{
+  size_t n = text ? strlen(text) : 0;
+  if (n > sizeof comm->site - 1) { /* the end of a path says more than its beginning */
+    text += n - (sizeof comm->site - 1);
+    n = sizeof comm->site - 1;
+  }
+  if (n) memcpy(comm->site, text, n);
+  memset(comm->site + n, 0, sizeof comm->site - n);
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+/* Keeps the first failure that concerns all calls. */
+static int keep_failure(tide_comm *comm, int status, const char *message)
+{
+  if (!comm->status && (status == TIDE_E_COMM || status == TIDE_E_TIMEOUT ||
+                        status == TIDE_E_PEER || status == TIDE_E_INTERRUPT)) {
+    comm->status = status;
+    snprintf(comm->message, sizeof comm->message, "%s", message);
+    tide__log(comm->ctx, TIDE_LOG_ERROR, "communicator '%s' has failed: %s", comm->name, message);
+  }
+  return status;
+}
+
+static void look_at_poison(tide_comm *comm)
+{
+  char text[TIDE__COMM_TEXT] = "";
+  if (comm->status) return;
+  int (*cause)(void *, int, char *, size_t) = comm->transport->cause;
+  int status = cause ? cause(comm->state, comm->rank, text, sizeof text) : TIDE_OK;
+  if (status) keep_failure(comm, status, text);
+  else if (atomic_load_explicit(&comm->aborted, memory_order_acquire))
+    keep_failure(comm, TIDE_E_PEER, "the communicator was aborted");
+}
+
+int tide_comm_status(tide_comm *comm)
+{
+  look_at_poison(comm);
+  return comm->status ? tide__fail(comm->ctx, comm->status, "comm", "%s", comm->message) : TIDE_OK;
+}
+
+void tide_comm_abort(tide_comm *comm, const char *reason)
+{
+  char text[TIDE__COMM_TEXT];
+  snprintf(text, sizeof text, "rank %d aborted '%s': %s", comm->rank, comm->name,
+           reason && *reason ? reason : "no reason given");
+  atomic_store_explicit(&comm->aborted, 1, memory_order_release);
+  if (comm->transport->abort)
+    comm->transport->abort(comm->state, comm->rank, TIDE_E_PEER, text);
+}
+
+int tide__comm_check(tide_comm *comm, const char *op)
+{
+  tide__foreign_settle(comm->ctx);
+  tide__work_reap(comm);
+  if (comm->group && *comm->group->mark != 1)
+    return tide__fail(comm->ctx, TIDE_E_STATE, op, "this process is a fork of the one that joined "
+                      "'%s'; make a group of its own", comm->name);
+  if (comm->transport->watched || atomic_load_explicit(&comm->aborted, memory_order_relaxed))
+    look_at_poison(comm);
+  if (comm->status) return tide__fail(comm->ctx, comm->status, op, "%s", comm->message);
+  return TIDE_OK;
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+int64_t tide__coll_count(const tide__coll *c)
+{
+  int64_t n = 0;
+  for (int64_t s = 0; s < c->nseg; s++) n += c->seg[s].out ? c->seg[s].nout : c->seg[s].nin;
+  return c->nseg ? n : c->count;
+}
+
+static void note(tide_comm *comm, const tide__coll *c, bool async)
+{
+  tide_comm_record *r = &comm->ring[c->seq % TIDE__NRECORD];
+  *r = (tide_comm_record){.seq = c->seq, .count = tide__coll_count(c), .begin = c->begin,
+                          .status = TIDE_MORE, .op = c->op, .reduce = c->reduce,
+                          .dtype = c->dtype, .root = c->root, .async = async};
+  memcpy(r->site, c->site, sizeof r->site);
+}
+
+void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c)
+{
+  c->begin = tide_trace_clock();
+  tide__coll_enter(c);
+  c->status = transport->run[c->op](state, rank, c);
+  c->end = tide_trace_clock();
+}
+
+int tide__comm_settle(tide_comm *comm, tide__coll *c)
+{
+  tide_comm_record *r = &comm->ring[c->seq % TIDE__NRECORD];
+  if (r->seq == c->seq) {
+    r->begin = c->begin;
+    r->end = c->end;
+    r->status = c->status;
+  }
+  if (c->end - c->begin > c->timeout / 2)
+    tide__log(comm->ctx, TIDE_LOG_WARN, "#%lld %s on '%s' at %s took %.3g s; the timeout is %g s",
+              (long long)c->seq, tide_coll_name(c->op), comm->name, c->site[0] ? c->site : "?",
+              c->end - c->begin, c->timeout);
+  if (tide__tracing(comm->ctx)) {
+    char name[104];
+    snprintf(name, sizeof name, "%s#%lld %s", tide_coll_name(c->op), (long long)c->seq,
+             comm->name);
+    tide_trace_span(comm->ctx, "comm", name, c->begin, c->end);
+  }
+  return keep_failure(comm, c->status, c->message);
+}
+
+/* Where the operands lie, for transports that take both host and device. */
+static int aim(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+{
+  const char *op = tide_coll_name(c->op);
+  const tide__device *d = nt ? &comm->ctx->devices->device[ts[0]->storage->device] : NULL;
+  if (!comm->transport->near || !d) return TIDE_OK;
+  for (int64_t i = 1; i < nt; i++)
+    if (ts[i]->storage->device != ts[0]->storage->device)
+      return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "tensors on '%s' and on '%s' in one call; "
+                        "move them to one device first", tide_device_name(ts[0]->storage->device),
+                        tide_device_name(ts[i]->storage->device));
+  if (!d->backend->streams) return TIDE_OK;
+  if (comm->nrank > TIDE__NEAR_RANKS)
+    return tide__fail(comm->ctx, TIDE_E_UNSUPPORTED, op, "at most %d ranks can share device '%s', "
+                      "got %d", TIDE__NEAR_RANKS, tide_device_name(d->backend->device),
+                      comm->nrank);
+  int rc = comm->lane.device ? TIDE_OK : tide__lane_open(&comm->lane, d);
+  if (rc == TIDE_OK) rc = tide__coll_aim(c, &comm->lane);
+  return rc == TIDE_OK ? rc : tide__fail(comm->ctx, TIDE_E_DEVICE, op, "device '%s': %s",
+                                         tide_device_name(d->backend->device),
+                                         d->backend->why(d->state));
+}
+
+/* A blocking call that is to be watched: the host waits until the helper has given it to the
+ * stream, compute for the rest. */
+static int run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+{
+  tide_work *work;
+  c->blocking = true;
+  TIDE_TRY(tide__comm_run(comm, c, &work, nt, ts));
+  int rc = tide_work_wait(work);
+  tide_work_release(work);
+  return rc;
+}
+
+/* Compute goes on after what the call has left on its stream; the host need not wait for it. */
+static int go_on_after(tide_comm *comm, tide__coll *c)
+{
+  if (!c->event) return TIDE_OK;
+  int rc = comm->transport->order(comm->state, comm->rank, c);
+  comm->transport->forget(comm->state, comm->rank, c);
+  return rc;
+}
+
+void tide__comm_number(tide_comm *comm, tide__coll *c)
+{
+  c->seq = comm->seq + 1;
+  c->timeout = comm->timeout;
+  c->interrupt = &comm->ctx->interrupt;
+  memcpy(c->site, comm->site, sizeof c->site);
+}
+
+/* c becomes part of the step that is being captured. */
+static int capture(tide_comm *comm, tide__coll *c, bool by_host)
+{
+  const char *op = tide_coll_name(c->op);
+  if (by_host) return tide__not_captured(comm->ctx, op);
+  if (!comm->transport->captures)
+    return tide__fail(comm->ctx, TIDE_E_STATE, op, "a step is being captured, and calls of the "
+                      "'%s' transport are made by the host, which a replay would not repeat (those "
+                      "over NCCL can be captured); meet the other ranks before or after the step",
+                      comm->transport->name);
+  TIDE_TRY(tide__party_enter(comm->ctx, &comm->party));
+  c->captured = true;
+  return TIDE_OK;
+}
+
+int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
+                   tide_tensor *const *ts)
+{
+  bool by_host = c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
+  const char *op = tide_coll_name(c->op);
+  if (!work && comm->transport->watched && !by_host) return run_watched(comm, c, nt, ts);
+  if (comm->ctx->capture) TIDE_TRY(capture(comm, c, by_host));
+  TIDE_TRY(aim(comm, c, nt, ts));
+  tide__comm_number(comm, c);
+  if (work) {
+    int rc = tide__work_submit(work, comm, c, nt, ts);
+    if (rc < 0) {
+      tide__coll_unaim(c);
+      return rc;
+    }
+    comm->seq++;
+    tide__traffic_add(c->captured ? &comm->recorded->traffic : &comm->stats, c, comm->rank,
+                      comm->nrank, comm->host_size);
+    return TIDE_OK;
+  }
+  comm->seq++;
+  tide__traffic_add(&comm->stats, c, comm->rank, comm->nrank, comm->host_size);
+  if (comm->engine) tide__work_drain(comm);
+  note(comm, c, false);
+  tide__comm_await(comm, c->seq);
+  tide__coll_execute(comm->transport, comm->state, comm->rank, c);
+  tide__comm_await(comm, 0);
+  comm->stats.seconds += c->end - c->begin;
+  int rc = tide__comm_settle(comm, c), ordered = go_on_after(comm, c);
+  if (rc < 0) return tide__fail(comm->ctx, rc, op, "%s", c->message);
+  return ordered < 0 ? tide__fail(comm->ctx, ordered, op, "the device failed") : TIDE_OK;
+}
+
+void tide__comm_await(tide_comm *comm, int64_t seq)
+{
+  if (comm->transport->await) comm->transport->await(comm->state, comm->rank, seq);
+}
+
+void tide__comm_note_async(tide_comm *comm, const tide__coll *c) { note(comm, c, !c->blocking); }
+
+/* ---- history and traffic --------------------------------------------------------------------- */
+
+int tide_comm_history(tide_comm *comm, int64_t i, tide_comm_record *record)
+{
+  tide__work_reap(comm);
+  int64_t kept = comm->seq < TIDE__NRECORD ? comm->seq : TIDE__NRECORD;
+  if (i < 0)
+    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_history", "i: expected 0 or more, got %lld",
+                      (long long)i);
+  if (i >= kept) return TIDE_MORE;
+  *record = comm->ring[(comm->seq - kept + 1 + i) % TIDE__NRECORD];
+  return TIDE_OK;
+}
+
+int tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats)
+{
+  *stats = comm->stats;
+  return TIDE_OK;
+}
+
+/* ---- split ----------------------------------------------------------------------------------- */
+
+int tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name)
+{
+  char text[TIDE__COMM_NAME];
+  *out = NULL;
+  TIDE_TRY(tide__comm_check(comm, "split"));
+  snprintf(text, sizeof text, "%s", name && *name ? name : "part");
+  tide__coll c = {.op = TIDE__SPLIT, .reduce = -1, .dtype = -1, .root = -1, .color = color,
+                  .key = key, .name = text};
+  TIDE_TRY(tide__comm_run(comm, &c, NULL, 0, NULL));
+  if (c.sub_size == 0 && comm->host) return tide_comm_split(out, comm->host, color, key, name);
+  if (c.sub_size == 0) return TIDE_MORE;
+  int rc = tide__comm_new(out, comm->ctx, comm->transport, c.sub, comm->group, c.sub_rank,
+                          c.sub_size, text);
+  if (rc < 0) return rc;
+  (*out)->timeout = comm->timeout;
+  if (comm->host_size < comm->nrank) (*out)->host_size = comm->host_size;
+  rc = comm->host ? tide_comm_split(&(*out)->host, comm->host, color, key, name) : TIDE_OK;
+  if (rc == TIDE_OK) return rc;
+  tide_comm_release(*out);
+  *out = NULL;
+  return rc;
+}

@@ -1,0 +1,127 @@
+/* Ranks that wait for each other in different communicators.
+ *
+ * A rank that waits at the gate of a call needs every other rank of that communicator. One that has
+ * not come to this call comes if its helper thread is in an earlier call there and that call ends,
+ * or if its own thread makes the call; that thread may itself wait for a call of another
+ * communicator. A cycle of such waits never ends. The search follows them from one waiting rank.
+ *
+ * Nothing stands still for the search, so a cycle counts only if two searches, some time apart,
+ * find it with the same call numbers. These only grow: each rank of the cycle was in its call, and
+ * missing in the other's, for the whole time between.
+ */
+#include <string.h>
+
+#include "core/comm/local/local.h"
+
+enum { MAX_NODE = 256 };   /* a search that meets more waits finds nothing */
+
+/* Rank `index` of the room is in call seq there. */
+typedef struct waiter {
+  tide__room *room;
+  int index;
+  int64_t seq;
+} waiter;
+
+typedef struct search {
+  waiter path[MAX_NODE];   /* the waits that lead to the current one */
+  int n, first;            /* length; the cycle is path[first..n-1] */
+  waiter over[MAX_NODE];   /* waits from which no cycle can be reached */
+  int nover;
+} search;
+
+static int64_t load(_Atomic int64_t *p) { return atomic_load_explicit(p, memory_order_acquire); }
+
+static bool same(const waiter *a, const waiter *b)
+{
+  return a->room == b->room && a->index == b->index && a->seq == b->seq;
+}
+
+static int find(const waiter *list, int n, const waiter *w)
+{
+  for (int i = 0; i < n; i++)
+    if (same(&list[i], w)) return i;
+  return -1;
+}
+
+/* Whether rank index of the room is in a call there. */
+static bool is_in_call(tide__room *room, int index, waiter *w)
+{
+  tide__seat *seat = &room->seat[index];
+  *w = (waiter){room, index, load(&seat->seq)};
+  return w->seq > load(&seat->done);
+}
+
+static int index_in(const tide__room *room, int member)
+{
+  for (int i = 0; i < room->nrank; i++)
+    if (room->member[i] == member) return i;
+  return -1;
+}
+
+/* What keeps rank q of w's room from making w's call; false: nothing known. */
+static bool is_kept(const waiter *w, int q, waiter *by)
+{
+  int member = w->room->member[q];
+  tide__owner *owner = &w->room->group->owner[member];
+  if (load(&w->room->seat[q].seq) >= w->seq) return false; /* it has come */
+  if (is_in_call(w->room, q, by)) return true;
+  tide__room *other = atomic_load_explicit(&owner->room, memory_order_acquire);
+  int index = other ? index_in(other, member) : -1;
+  return index >= 0 && is_in_call(other, index, by) && load(&owner->seq) >= by->seq;
+}
+
+/* Depth first. True when path ends in a cycle. */
+static bool leads_to_cycle(search *s, const waiter *w)
+{
+  s->first = find(s->path, s->n, w);
+  if (s->first >= 0) return true;
+  if (find(s->over, s->nover, w) >= 0 || s->n == MAX_NODE || s->nover == MAX_NODE) return false;
+  s->path[s->n++] = *w;
+  for (int q = 0; q < w->room->nrank; q++) {
+    waiter by;
+    if (q != w->index && is_kept(w, q, &by) && leads_to_cycle(s, &by)) return true;
+  }
+  s->over[s->nover++] = s->path[--s->n];
+  return false;
+}
+
+static void say(const search *s, char *text, size_t n)
+{
+  size_t at = 0;
+  tide__append(text, n, &at, "ranks wait for each other; no data was moved");
+  for (int i = s->first; i < s->n; i++) {
+    const waiter *w = &s->path[i], *next = &s->path[i + 1 < s->n ? i + 1 : s->first];
+    tide__seat_copy copy;
+    char call[128];
+    tide__seat_read(&w->room->seat[w->index], &copy);
+    tide__append(text, n, &at, "\n  rank %d waits in #%lld %s on '%s' at %s for rank %d",
+                 w->room->member[w->index], (long long)w->seq,
+                 tide__call_text(&copy.words, call, sizeof call), w->room->name,
+                 copy.site[0] ? copy.site : "?", next->room->member[next->index]);
+  }
+}
+
+uint64_t tide__group_deadlock(tide__room *room, int me, uint64_t before)
+{
+  tide_group *group = room->group;
+  char text[TIDE__COMM_TEXT];
+  uint64_t hash = 0;
+  waiter mine;
+  search found, *s = &found;
+  s->n = s->nover = 0;
+  pthread_mutex_lock(&group->lock);
+  if (is_in_call(room, me, &mine) && leads_to_cycle(s, &mine)) {
+    for (int i = s->first; i < s->n; i++) {
+      hash = tide__hash_step(hash, (uint64_t)(uintptr_t)s->path[i].room);
+      hash = tide__hash_step(hash, (uint64_t)s->path[i].index << 48 ^ (uint64_t)s->path[i].seq);
+    }
+    hash |= 1; /* 0 stands for none */
+    if (hash == before) {
+      say(s, text, sizeof text);
+      for (int i = s->first; i < s->n; i++)
+        tide__room_fail(s->path[i].room, NULL, TIDE_E_COMM, -1, text);
+    }
+  }
+  pthread_mutex_unlock(&group->lock);
+  return hash;
+}

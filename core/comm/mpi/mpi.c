@@ -1,0 +1,278 @@
+/* comm_mpi: ranks are processes of an MPI job. This file has the table, split and the world; data
+ * move in move.c, after the gate of gate.c. See mpi.h.
+ *
+ * Layer 4.
+ */
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/base/log.h"
+#include "core/base/status.h"
+#include "core/comm/mpi/mpi.h"
+
+/* Looks for a farewell after a transfer that took long. */
+enum { MANY_LOOKS = 256 };
+
+/* ---- split ----------------------------------------------------------------------------------- */
+
+/* What each rank brings to a split. */
+typedef struct bid { int32_t color, key, next_id; } bid;
+
+/* Ranks of my color in order of (key, rank); returns how many, *mine is my place. */
+static int members_of(const tide__mpi_comm *s, const bid *all, int *list, int *mine)
+{
+  int n = 0;
+  for (int q = 0; q < s->nrank; q++) {
+    if (all[q].color != all[s->rank].color) continue;
+    int i = n++;
+    for (; i > 0 && all[list[i - 1]].key > all[q].key; i--) list[i] = list[i - 1];
+    list[i] = q;
+  }
+  for (int i = 0; i < n; i++)
+    if (list[i] == s->rank) *mine = i;
+  return n;
+}
+
+/* Different colors may share a number: no pair of ranks is in both. */
+static int split(tide__mpi_comm *s, tide__coll *c)
+{
+  bid all[TIDE__MAX_RANK];
+  int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0, id = 0;
+  bid own = {c->color, c->key, tide__mpi_next_id(s->mpi)};
+  int rc = tide__mpi_swap(s, c, &own, all, sizeof own);
+  if (rc) return rc;
+  for (int q = 0; q < s->nrank; q++) id = all[q].next_id > id ? all[q].next_id : id;
+  tide__mpi_raise_id(s->mpi, id + 1);
+  int n = c->color >= 0 ? members_of(s, all, list, &mine) : 0;
+  for (int i = 0; i < n; i++) member[i] = s->member[list[i]];
+  c->sub_rank = mine;
+  c->sub_size = n;
+  if (n == 0) return TIDE_OK;
+  bool room = id < (tide__mpi_max_tag(s->mpi) - 1) / 2;
+  if (room) c->sub = tide__mpi_comm_new(s->mpi, id, mine, n, member, s->check, c->name);
+  if (c->sub) {
+    ((tide__mpi_comm *)c->sub)->crowd = s->crowd;
+    return TIDE_OK;
+  }
+  snprintf(c->message, sizeof c->message, room ? "no memory for a communicator of %d"
+           : "this MPI has no message tags left for a communicator of %d", n);
+  return TIDE_E_NOMEM;
+}
+
+/* ---- one collective -------------------------------------------------------------------------- */
+
+static int usable(tide__mpi_comm *s, tide__coll *c)
+{
+  int rc = tide__mpi_cause(s, s->rank, c->message, sizeof c->message);
+  if (rc) return rc;
+  if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) {
+    snprintf(c->message, sizeof c->message, "%s", s->pid != getpid()
+             ? "this process is a fork of the one that started MPI"
+             : "this MPI allows calls from the main thread only");
+    return TIDE_E_STATE;
+  }
+  if (!tide__mpi_dead(s->mpi)) return TIDE_OK;
+  snprintf(c->message, sizeof c->message, "MPI cannot be used in this process any more, since a "
+           "collective failed with data on the way");
+  return TIDE_E_PEER;
+}
+
+/* A farewell sent while the data were on the way says that what came may not be whole. */
+static int long_move(tide__mpi_comm *s, tide__coll *c, double began)
+{
+  if (tide_trace_clock() - began < 0.5) return TIDE_OK;
+  int rc = TIDE_OK;
+  for (int i = 0; i < MANY_LOOKS && !rc; i++) rc = tide__mpi_trouble(s, c);
+  return rc;
+}
+
+static int run_under_lock(tide__mpi_comm *s, tide__coll *c)
+{
+  int rc = usable(s, c);
+  bool gate = s->check || c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
+  if (rc == TIDE_OK && gate && s->nrank > 1) {
+    rc = tide__mpi_gate(s, c);
+    /* who came late may find that the others have gone */
+    if (rc == TIDE_OK) rc = tide__mpi_trouble(s, c);
+  }
+  if (rc != TIDE_OK) return rc;
+  double began = tide_trace_clock();
+  rc = c->op == TIDE__SPLIT ? split(s, c) : tide__mpi_move(s, c);
+  if (rc == TIDE_OK) rc = long_move(s, c, began);
+  if (rc == TIDE_OK) s->done = c->seq;
+  return rc;
+}
+
+static int run(void *state, int rank, tide__coll *c)
+{
+  tide__mpi_comm *s = state;
+  (void)rank;
+  pthread_mutex_lock(&s->busy);
+  int rc = run_under_lock(s, c);
+  pthread_mutex_unlock(&s->busy);
+  return rc;
+}
+
+/* ---- the rest of the table ------------------------------------------------------------------- */
+
+static int cause(void *state, int rank, char *text, size_t n)
+{
+  return tide__mpi_cause(state, rank, text, n);
+}
+
+static void abort_comm(void *state, int rank, int status, const char *text)
+{
+  (void)rank;
+  tide__mpi_poison(state, status, text);
+}
+
+static void leave(void *state, int rank)
+{
+  tide__mpi_comm *s = state;
+  char text[TIDE__COMM_TEXT], call[128];
+  size_t at = 0;
+  const tide__mpi_packet *last = s->out;
+  tide__append(text, sizeof text, &at, "rank %d has left '%s'", rank, s->name);
+  if (s->check && last->seq > 0)
+    tide__append(text, sizeof text, &at, " after #%lld %s at %s", (long long)last->seq,
+                 tide__call_text(&last->words, call, sizeof call),
+                 last->site[0] ? last->site : "?");
+  tide__mpi_leave(s, text);
+}
+
+static void close_comm(void *state, int rank)
+{
+  (void)rank;
+  tide__mpi_comm_free(state);
+}
+
+#define TABLE                                                                                   \
+  .name = "mpi",                                                                                \
+  .bytes = true,                                                                                \
+  .run = {                                                                                      \
+    [TIDE__ALL_REDUCE] = run, [TIDE__REDUCE] = run, [TIDE__BROADCAST] = run,                    \
+    [TIDE__ALL_GATHER] = run, [TIDE__ALL_GATHER_V] = run, [TIDE__REDUCE_SCATTER] = run,         \
+    [TIDE__REDUCE_SCATTER_V] = run, [TIDE__ALL_TO_ALL] = run, [TIDE__ALL_TO_ALL_V] = run,       \
+    [TIDE__GATHER] = run, [TIDE__SCATTER] = run, [TIDE__SEND_RECV] = run,                       \
+    [TIDE__BARRIER] = run, [TIDE__SPLIT] = run,                                                 \
+  },                                                                                            \
+  .cause = cause, .abort = abort_comm, .leave = leave, .close = close_comm
+
+static const tide__transport with_helper = {TABLE};
+/* MPI allows one thread: asynchronous calls are done when they return. */
+static const tide__transport one_thread = {TABLE, .instant = true};
+
+/* ---- the world ------------------------------------------------------------------------------- */
+
+void tide_mpi_opts_init(tide_mpi_opts *opts)
+{
+  *opts = (tide_mpi_opts){.size = sizeof *opts, .check = 1, .timeout = 600};
+}
+
+/* What each rank brings to the first meeting: its host and the processors it may use. */
+typedef struct card { uint64_t host; cpu_set_t cpus; } card;
+
+static card my_card(tide__mpi *m)
+{
+  char name[1024];
+  card mine = {0};
+  tide__mpi_host(m, name, sizeof name);
+  for (const char *p = name; *p; p++)
+    mine.host = tide__hash_step(mine.host, (uint64_t)(unsigned char)*p);
+  if (sched_getaffinity(0, sizeof mine.cpus, &mine.cpus)) CPU_SET(0, &mine.cpus);
+  return mine;
+}
+
+/* Ranks on this host, and whether they have fewer processors together than they are. */
+static int count_host(tide__mpi_comm *s, const card *mine, const card *all)
+{
+  int n = 0;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (int q = 0; q < s->nrank; q++) {
+    if (all[q].host != mine->host) continue;
+    CPU_OR(&cpus, &cpus, &all[q].cpus);
+    n++;
+  }
+  s->crowd = n > CPU_COUNT(&cpus);
+  return n;
+}
+
+/* The first meeting: everyone runs the same library with the same options. Counts the ranks that
+ * share this rank's host. */
+static int meet(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size, tide__coll *c)
+{
+  card mine = my_card(s->mpi), all[TIDE__MAX_RANK];
+  *c = (tide__coll){.op = TIDE__BARRIER, .reduce = -1, .dtype = -1, .root = -1, .to = -1,
+                    .from = -1, .timeout = o->timeout};
+  c->hash = (uint64_t)(o->check != 0);
+  for (const char *p = tide_version(); *p; p++) c->hash = tide__hash_step(c->hash, (uint64_t)*p);
+  snprintf(c->site, sizeof c->site, "tide_comm_mpi");
+  s->crowd = true;
+  int rc = run(s, s->rank, c);
+  if (rc) return rc;
+  rc = tide__mpi_swap(s, c, &mine, all, sizeof mine);
+  if (rc == TIDE_OK) *host_size = count_host(s, &mine, all);
+  return rc;
+}
+
+/* m is dropped on failure, else kept by the state. */
+static int make_state(tide__mpi_comm **out, tide_ctx *ctx, tide__mpi *m, bool check)
+{
+  int member[TIDE__MAX_RANK], n = tide__mpi_size(m);
+  *out = NULL;
+  if (n > TIDE__MAX_RANK) {
+    tide__mpi_drop(m);
+    return tide__fail(ctx, TIDE_E_UNSUPPORTED, "comm_mpi", "the job has %d processes, at most %d "
+                      "can be ranks", n, TIDE__MAX_RANK);
+  }
+  for (int q = 0; q < n; q++) member[q] = q;
+  *out = tide__mpi_comm_new(m, 0, tide__mpi_rank(m), n, member, check, "world");
+  if (*out) (*out)->done = -1; /* the first meeting is call 0 */
+  tide__mpi_raise_id(m, 1);
+  tide__mpi_drop(m);
+  return *out ? TIDE_OK : tide__fail(ctx, TIDE_E_NOMEM, "comm_mpi", "no memory for %d ranks", n);
+}
+
+static int check_opts(tide_ctx *ctx, const tide_mpi_opts *o)
+{
+  if (o->size != sizeof *o)
+    return tide__fail(ctx, TIDE_E_ARG, "comm_mpi", "opts.size is %u: call tide_mpi_opts_init",
+                      (unsigned)o->size);
+  if (!(o->timeout > 0 && o->timeout < 1e9))
+    return tide__fail(ctx, TIDE_E_ARG, "comm_mpi", "opts.timeout: expected seconds > 0, got %g",
+                      o->timeout);
+  return TIDE_OK;
+}
+
+int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
+{
+  char msg[9000] = "";
+  tide__mpi *m;
+  tide__mpi_comm *s;
+  tide__coll c;
+  tide_mpi_opts o;
+  int host_size;
+  *out = NULL;
+  tide_mpi_opts_init(&o);
+  if (opts) o = *opts;
+  TIDE_TRY(check_opts(ctx, &o));
+  int rc = tide__mpi_open(&m, o.library, msg, sizeof msg);
+  if (rc < 0) return tide__fail(ctx, rc, "comm_mpi", "%s", msg);
+  const tide__transport *transport =
+      tide__mpi_level(m) >= TIDE__MPI_SERIALIZED ? &with_helper : &one_thread;
+  TIDE_TRY(make_state(&s, ctx, m, o.check != 0));
+  rc = meet(s, &o, &host_size, &c);
+  if (rc < 0) {
+    tide__mpi_comm_free(s);
+    return tide__fail(ctx, rc, "comm_mpi", "%s", c.message);
+  }
+  TIDE_TRY(tide__comm_new(out, ctx, transport, s, NULL, s->rank, s->nrank, "world"));
+  tide__log(ctx, TIDE_LOG_INFO, "MPI: rank %d of %d, %d on this host", s->rank, s->nrank,
+            host_size);
+  (*out)->timeout = o.timeout;
+  (*out)->host_size = host_size;
+  return TIDE_OK;
+}

@@ -1,0 +1,335 @@
+/* comm_nccl: device tensors, over NCCL. Each rank is a thread or a process with a device.
+ *
+ * The one idea: another communicator of the same ranks (local, MPI or self) carries what NCCL needs
+ * before it can talk: whether every rank can, and the unique id. After that NCCL moves the data on
+ * a stream that this communicator owns (move.c), and the host does not wait for it
+ * (wait.c).
+ *
+ * Reductions are in NCCL's order, not in rank order: equal from run to run on the same machine, but
+ * not the bits of other transports. A mean is NCCL's: in f16 and bf16 it may round at every hop.
+ *
+ * No device has run this; spec/cuda/emulated_nccl_spec.lua runs it against an emulated NCCL.
+ *
+ * Layer 4.
+ */
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/log.h"
+#include "core/base/status.h"
+#include "core/comm/nccl/nccl.h"
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void drop_shared(tide__nccl_shared *all)
+{
+  if (--all->refs > 0) return;
+  tide__nccl_close(&all->api);
+  tide__free(all->ctx, all, sizeof *all);
+}
+
+enum { FAREWELL = 10 }; /* seconds */
+
+static void leave(void *state, int rank) { (void)state, (void)rank; }
+
+/* Ends it in peace: waits for what the others still do, for a while. */
+static void finalize(tide__nccl_comm *s)
+{
+  const tide__nccl *l = &s->all->api;
+  double start = tide_trace_clock();
+  int error = TIDE__NCCL_IN_PROGRESS, rc = l->comm_finalize(s->comm);
+  while (tide__nccl_going(rc) && error == TIDE__NCCL_IN_PROGRESS &&
+         tide_trace_clock() - start < FAREWELL) {
+    rc = l->comm_async_error(s->comm, &error);
+    if (error == TIDE__NCCL_IN_PROGRESS) tide__nccl_nap(tide_trace_clock() - start);
+  }
+  if (error == TIDE__NCCL_OK && tide__nccl_going(rc)) l->comm_destroy(s->comm);
+  else l->comm_abort(s->comm);
+  s->comm = NULL;
+}
+
+static void close_comm(void *state, int rank)
+{
+  tide__nccl_comm *s = state;
+  tide__nccl_shared *all = s->all;
+  const tide__streams *st = all->backend->streams;
+  (void)rank;
+  st->bind(all->device);
+  for (size_t i = 0; s->comm && i < s->nkept; i++) all->api.comm_deregister(s->comm, s->kept[i]);
+  tide__free(all->ctx, s->kept, s->room * sizeof *s->kept);
+  if (s->comm) finalize(s);
+  if (s->stream) st->close(all->device, s->stream);
+  if (s->aside) st->close(all->device, s->aside);
+  if (s->scratch) all->backend->free(all->device, s->scratch, tide__nccl_scratch_size(s));
+  if (s->words) st->pinned->free(all->device, s->words, tide__nccl_scratch_size(s));
+  pthread_mutex_destroy(&s->lock);
+  tide__free(all->ctx, s, sizeof *s);
+  drop_shared(all);
+}
+
+/* Takes over a reference to all. Null: no memory, and it is given back. */
+static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank)
+{
+  tide__nccl_comm *s = tide__alloc(all->ctx, sizeof *s);
+  if (!s) {
+    drop_shared(all);
+    return NULL;
+  }
+  s->all = all;
+  s->rank = rank;
+  s->nrank = nrank;
+  pthread_mutex_init(&s->lock, NULL);
+  bool good = all->backend->streams->open(all->device, &s->stream) == TIDE_OK;
+  if (good) s->scratch = all->backend->alloc(all->device, tide__nccl_scratch_size(s));
+  if (good && all->check)
+    good = all->backend->streams->open(all->device, &s->aside) == TIDE_OK;
+  if (good && all->check)
+    s->words = all->backend->streams->pinned->alloc(all->device, tide__nccl_scratch_size(s));
+  if (good && s->scratch && (s->words || !all->check)) return s;
+  close_comm(s, 0);
+  return NULL;
+}
+
+/* made, which NCCL may still be making, as a communicator of this library. */
+static int adopt(tide__nccl_comm *s, tide__coll *c, void *made)
+{
+  const tide__nccl *l = &s->all->api;
+  tide__nccl_comm one = {.all = s->all, .comm = made, .rank = s->rank};
+  int rank = 0, nrank = 0;
+  pthread_mutex_init(&one.lock, NULL);
+  int rc = tide__nccl_ready(&one, c);
+  pthread_mutex_destroy(&one.lock);
+  if (rc == TIDE_OK && !(tide__nccl_going(l->comm_user_rank(made, &rank)) &&
+                         tide__nccl_going(l->comm_count(made, &nrank))))
+    rc = TIDE_E_PEER;
+  tide__nccl_comm *sub = NULL;
+  if (rc == TIDE_OK) {
+    s->all->refs++;
+    sub = new_comm(s->all, rank, nrank);
+  }
+  if (!sub) {
+    if (one.comm) l->comm_abort(made);
+    return rc < 0 ? tide__nccl_fail(s, c, rc, c->message)
+                  : tide__nccl_fail(s, c, TIDE_E_PEER, "no memory for a communicator");
+  }
+  sub->comm = made;
+  c->sub = sub;
+  c->sub_rank = rank;
+  c->sub_size = nrank;
+  return TIDE_OK;
+}
+
+static int split_inside(tide__nccl_comm *s, tide__coll *c)
+{
+  void *made = NULL;
+  if (tide__nccl_streams(s)->bind(s->all->device) < 0) return tide__nccl_device_failed(s, c);
+  int rc = s->all->api.comm_split(s->comm, c->color < 0 ? -1 : c->color, c->key, &made, NULL);
+  if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
+  int status = tide__nccl_ready(s, c);
+  return status < 0 || !made ? status : adopt(s, c, made);
+}
+
+static int run_split(void *state, int rank, tide__coll *c)
+{
+  tide__nccl_comm *s = state;
+  (void)rank;
+  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, split_inside(s, c)) : s->cause;
+}
+
+static bool make_room(tide__nccl_comm *s)
+{
+  if (s->nkept < s->room) return true;
+  size_t room = s->room ? 2 * s->room : 8;
+  void **list = tide__alloc(s->all->ctx, room * sizeof *list);
+  if (!list) return false;
+  if (s->nkept) memcpy(list, s->kept, s->nkept * sizeof *list);
+  tide__free(s->all->ctx, s->kept, s->room * sizeof *list);
+  s->kept = list;
+  s->room = room;
+  return true;
+}
+
+/* On the owner's thread, with no call under way or before it: NCCL takes both. */
+static int keep(void *state, void *ptr, size_t size, char *text, size_t n)
+{
+  tide__nccl_comm *s = state;
+  const tide__nccl *l = &s->all->api;
+  void *handle = NULL;
+  if (!l->comm_register || !l->comm_deregister) {
+    snprintf(text, n, "NCCL %d.%d registers no buffers; 2.19 and later do", l->version / 10000,
+             l->version / 100 % 100);
+    return TIDE_E_UNSUPPORTED;
+  }
+  if (!make_room(s)) {
+    snprintf(text, n, "no host memory");
+    return TIDE_E_NOMEM;
+  }
+  int rc = s->comm ? l->comm_register(s->comm, ptr, size, &handle) : TIDE__NCCL_OK;
+  if (tide__nccl_going(rc) && handle) s->kept[s->nkept++] = handle;
+  if (tide__nccl_going(rc)) return TIDE_OK;
+  snprintf(text, n, "NCCL: %s", l->error_string(rc));
+  return TIDE_E_COMM;
+}
+
+/* ---- calls under way ------------------------------------------------------------------------- */
+
+static int order(void *state, int rank, tide__coll *c)
+{
+  tide__nccl_comm *s = state;
+  (void)rank;
+  return tide__nccl_streams(s)->event_order(s->all->device, c->event);
+}
+
+static void forget(void *state, int rank, tide__coll *c)
+{
+  tide__nccl_comm *s = state;
+  (void)rank;
+  tide__nccl_streams(s)->event_free(s->all->device, c->event);
+  c->event = NULL;
+}
+
+#define RUN tide__nccl_run
+static const tide__transport transport_nccl = {
+  .name = "nccl",
+  .bytes = true,
+  .on_device = true,
+  .watched = true,
+  .run = {
+    [TIDE__ALL_REDUCE] = RUN, [TIDE__REDUCE] = RUN, [TIDE__BROADCAST] = RUN,
+    [TIDE__ALL_GATHER] = RUN, [TIDE__ALL_GATHER_V] = RUN, [TIDE__REDUCE_SCATTER] = RUN,
+    [TIDE__REDUCE_SCATTER_V] = RUN, [TIDE__ALL_TO_ALL] = RUN, [TIDE__ALL_TO_ALL_V] = RUN,
+    [TIDE__GATHER] = RUN, [TIDE__SCATTER] = RUN, [TIDE__SEND_RECV] = RUN, [TIDE__BARRIER] = RUN,
+    [TIDE__SPLIT] = run_split,
+  },
+  .cause = tide__nccl_cause,
+  .abort = tide__nccl_abort,
+  .leave = leave,
+  .look = tide__nccl_look,
+  .order = order,
+  .forget = forget,
+  .close = close_comm,
+  .keep = keep,
+  .captures = &tide__nccl_captures,
+};
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* What this rank can do alone: the library, a device that has streams. */
+static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl_opts *opts,
+                       char *msg, size_t n)
+{
+  tide__device *d = &over->ctx->devices->device[TIDE_DEV_CUDA];
+  tide__nccl_shared *all = *out = tide__alloc(over->ctx, sizeof *all);
+  if (!all) {
+    snprintf(msg, n, "no memory for a communicator");
+    return TIDE_E_NOMEM;
+  }
+  all->refs = 1;
+  all->ctx = over->ctx;
+  all->check = opts->check != 0;
+  int rc = tide__nccl_open(&all->api, opts->library, msg, n);
+  if (rc == TIDE_OK && !d->backend) tide__device_get(over->ctx, TIDE_DEV_CUDA, "comm_nccl");
+  if (rc == TIDE_OK && (!d->backend || !d->backend->streams)) {
+    snprintf(msg, n, "NCCL %d.%d is here, but this context has no CUDA device",
+             all->api.version / 10000, all->api.version / 100 % 100);
+    rc = TIDE_E_UNSUPPORTED;
+  }
+  if (rc == TIDE_OK) {
+    all->backend = d->backend;
+    all->device = d->state;
+    return TIDE_OK;
+  }
+  drop_shared(all);
+  *out = NULL;
+  return rc;
+}
+
+/* Every rank learns whether all can; a rank that cannot keeps its own message. */
+static int agree(tide_comm *over, int status, char *msg, size_t n)
+{
+  tide_blob *blob;
+  int64_t sizes[TIDE__MAX_RANK];
+  char mine = status == TIDE_OK;
+  int rc = tide_comm_all_gather_bytes(&blob, over, &mine, 1, sizes);
+  if (rc < 0) return rc;
+  const char *all = tide_blob_data(blob);
+  for (int q = 0; q < over->nrank && status == TIDE_OK; q++) {
+    if (all[q]) continue;
+    snprintf(msg, n, "rank %d cannot use NCCL; its message says why", q);
+    status = TIDE_E_UNSUPPORTED;
+  }
+  tide_blob_release(blob);
+  return status;
+}
+
+/* Rank 0's id on every rank; a failure there is a failure everywhere. */
+static int share_id(tide_comm *over, const tide__nccl *l, tide__nccl_id *id, char *msg, size_t n)
+{
+  tide_blob *blob;
+  int error = over->rank == 0 ? l->get_unique_id(id) : TIDE__NCCL_OK;
+  int rc = tide_comm_broadcast_bytes(&blob, over, id, error == TIDE__NCCL_OK ? sizeof *id : 0, 0);
+  if (rc < 0) return rc;
+  bool whole = tide_blob_size(blob) == (int64_t)sizeof *id;
+  if (whole) memcpy(id, tide_blob_data(blob), sizeof *id);
+  else snprintf(msg, n, "NCCL on rank 0 gives no unique id: %s", l->error_string(error));
+  tide_blob_release(blob);
+  return whole ? TIDE_OK : TIDE_E_COMM;
+}
+
+/* NCCL's communicator for s: every rank comes, or the time runs out. */
+static int join(tide__nccl_comm *s, tide_comm *over, tide__nccl_id id, char *msg, size_t n)
+{
+  const tide__nccl *l = &s->all->api;
+  tide__coll c = {.op = TIDE__SPLIT, .timeout = over->timeout, .interrupt = &over->ctx->interrupt};
+  tide__nccl_config config = {
+    .size = sizeof config, .magic = (unsigned)TIDE__NCCL_MAGIC, .version = TIDE__NCCL_OLDEST,
+    .blocking = 0, .cga_size = INT_MIN, .min_ctas = INT_MIN, .max_ctas = INT_MIN,
+    .net_name = NULL, .split_share = INT_MIN};
+  s->inside = 1;
+  int error = l->comm_init(&s->comm, over->nrank, id, over->rank, &config);
+  int rc = tide__nccl_going(error) ? tide__nccl_ready(s, &c) : TIDE_E_COMM;
+  if (!tide__nccl_going(error)) snprintf(msg, n, "NCCL: %s", l->error_string(error));
+  else if (rc < 0) snprintf(msg, n, "%.400s", c.message);
+  return tide__nccl_leave(s, rc);
+}
+
+void tide_nccl_opts_init(tide_nccl_opts *opts) { *opts = (tide_nccl_opts){.size = sizeof *opts}; }
+
+int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
+{
+  char msg[512] = "";
+  tide_nccl_opts usual;
+  tide__nccl_shared *all = NULL;
+  tide__nccl_comm *s = NULL;
+  tide__nccl_id id = {{0}};
+  *out = NULL;
+  TIDE_TRY(tide__comm_check(over, "comm_nccl"));
+  tide_nccl_opts_init(&usual);
+  if (!opts) opts = &usual;
+  int rc = open_shared(&all, over, opts, msg, sizeof msg);
+  if (rc == TIDE_OK && all->backend->streams->bind(all->device) < 0) rc = TIDE_E_DEVICE;
+  if (rc == TIDE_OK && !(s = new_comm(all, over->rank, over->nrank))) {
+    snprintf(msg, sizeof msg, "no memory for a communicator");
+    rc = TIDE_E_NOMEM;
+    all = NULL;
+  }
+  rc = agree(over, rc, msg, sizeof msg);
+  if (rc == TIDE_OK) rc = share_id(over, &all->api, &id, msg, sizeof msg);
+  if (rc == TIDE_OK) rc = join(s, over, id, msg, sizeof msg);
+  if (rc < 0) {
+    if (s) close_comm(s, 0);
+    else if (all) drop_shared(all);
+    return *msg ? tide__fail(over->ctx, rc, "comm_nccl", "%s", msg) : rc;
+  }
+  rc = tide__comm_new(out, over->ctx, &transport_nccl, s, NULL, over->rank, over->nrank,
+                      over->name);
+  if (rc < 0) return rc;
+  tide__log(over->ctx, TIDE_LOG_INFO, "NCCL %d.%d.%d: rank %d of %d", all->api.version / 10000,
+            all->api.version / 100 % 100, all->api.version % 100, over->rank, over->nrank);
+  (*out)->timeout = over->timeout;
+  (*out)->host = over;
+  over->refs++;
+  return TIDE_OK;
+}

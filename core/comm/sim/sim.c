@@ -1,0 +1,47 @@
+/* comm_sim: one rank of an imagined N. Collectives are counted (traffic.c) and move nothing.
+ *
+ * Layer 4.
+ */
+#include <stdio.h>
+
+#include "core/base/status.h"
+#include "core/comm/comm.h"
+
+static int nothing(void *state, int rank, tide__coll *c)
+{
+  (void)state, (void)rank, (void)c;
+  return TIDE_OK;
+}
+
+static int split(void *state, int rank, tide__coll *c)
+{
+  (void)state, (void)rank;
+  if (c->color < 0) return TIDE_OK;
+  snprintf(c->message, sizeof c->message, "a simulated communicator does not know the other ranks' "
+           "colors; make one of the part's size with comm_simulate");
+  return TIDE_E_UNSUPPORTED;
+}
+
+const tide__transport tide__transport_sim = {
+  .name = "sim",
+  .instant = true,
+  .run = {
+    [TIDE__ALL_REDUCE] = nothing, [TIDE__REDUCE] = nothing, [TIDE__BROADCAST] = nothing,
+    [TIDE__ALL_GATHER] = nothing, [TIDE__ALL_GATHER_V] = nothing,
+    [TIDE__REDUCE_SCATTER] = nothing, [TIDE__REDUCE_SCATTER_V] = nothing,
+    [TIDE__ALL_TO_ALL] = nothing, [TIDE__ALL_TO_ALL_V] = nothing, [TIDE__GATHER] = nothing,
+    [TIDE__SCATTER] = nothing, [TIDE__SEND_RECV] = nothing, [TIDE__BARRIER] = nothing,
+    [TIDE__SPLIT] = split,
+  },
+};
+
+int tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size)
+{
+  *out = NULL;
+  if (nrank < 1 || rank < 0 || rank >= nrank || host_size < 1)
+    return tide__fail(ctx, TIDE_E_ARG, "comm_simulate", "expected nrank >= 1, rank in [0, nrank) "
+                      "and host_size >= 1, got %d, %d and %d", nrank, rank, host_size);
+  TIDE_TRY(tide__comm_new(out, ctx, &tide__transport_sim, NULL, NULL, rank, nrank, "world"));
+  (*out)->host_size = host_size;
+  return TIDE_OK;
+}

@@ -1,0 +1,175 @@
+-- The ranks of a run, and small helpers over any communicator.
+--
+-- `world()` is the communicator of this Lua state. A program that runs N ranks as threads opens one
+-- state a rank and leaves group and rank in package.loaded['tide.host']; without that, variables of
+-- a launcher (comm/env.lua) that name several processes mean MPI; else it is one rank. The
+-- interface is described in tide.ffi.comm; comm/solo.lua names what training needs.
+
+local env = require 'tide.comm.env'
+local err = require 'tide.util.err'
+local solo = require 'tide.comm.solo'
+
+local dist = { solo = solo.new }
+
+local world
+
+-- The group and rank that the host of this state has handed over, or nil.
+local function given()
+   local host = package.loaded['tide.host']
+   if type(host) ~= 'table' then return nil end
+   return host.group, host.rank
+end
+
+-- The ranks of an MPI job, which must be those that the environment names.
+local function join_mpi(here, opts)
+   local comm = require('tide.ffi.dist').mpi(opts.ctx, {
+      check = opts.check, timeout = opts.timeout,
+      library = opts.library or os.getenv 'TIDE_MPI_LIBRARY',
+   })
+   env.check_world(here, comm)
+   return comm
+end
+
+local function join(opts)
+   local how = opts.transport
+   local group, rank = given()
+   if how == 'local' and not group then
+      err.raise('E_STATE', 'comm.init', "transport 'local' needs ranks that are threads: tide run "
+         .. '-n N')
+   end
+   if how ~= 'mpi' and how ~= 'self' and group then
+      return require('tide.ffi.dist').join(opts.ctx, group, rank)
+   end
+   local here = how ~= 'self' and env.detect() or nil
+   if how == 'mpi' or here and here.size > 1 then return join_mpi(here, opts) end
+   return require('tide.ffi.dist').join(opts.ctx, nil, 0)
+end
+
+-- What was given to a later call and cannot hold any more.
+local function check_joined(opts)
+   local late = opts.transport ~= nil and opts.transport ~= world.transport and 'transport'
+   for _, name in ipairs { 'ctx', 'check', 'library' } do
+      late = late or opts[name] ~= nil and name
+   end
+   if late then
+      err.raise('E_STATE', 'comm.init', "this rank has joined already (transport '%s'), so %s "
+         .. 'comes too late; give it to the first call, before anything asks for the world, or '
+         .. 'leave with tide.comm.close()', tostring(world.transport), late)
+   end
+end
+
+-- Joins the group of this run once and returns the communicator of all its ranks. opts: timeout
+-- (seconds a call waits for the other ranks), ctx (a context; default: the state's own), transport
+-- ('self', 'local' or 'mpi'; default: as the run was started), check (false: MPI calls are not
+-- compared before data moves; on all ranks alike), library (file of the MPI library). A later call
+-- may change the timeout only.
+function dist.init(opts)
+   opts = err.options('comm.init', opts, { 'timeout', 'ctx', 'transport', 'check', 'library' })
+   if opts.transport ~= nil then
+      err.choice('comm.init', 'transport', opts.transport, { 'self', 'local', 'mpi' })
+   end
+   if world then check_joined(opts) else world = join(opts) end
+   if opts.timeout then world:set_timeout(opts.timeout) end
+   return world
+end
+
+-- The communicator of all ranks of this run (rank, size, all_reduce, ...; ?tide.comm.solo names the
+-- file that lists them); joined by dist.init with its defaults at the first call.
+function dist.world() return world or dist.init() end
+
+-- An object with rank and size.
+local function check_comm(op, comm)
+   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number' then
+      err.arg(op, 'comm', 'a communicator', comm)
+   end
+   return comm
+end
+
+-- The communicator that was given as an argument or option `comm` of op; nil stands for the world.
+function dist.comm_of(op, comm)
+   if comm == nil then return dist.world() end
+   return check_comm(op, comm)
+end
+
+-- comm: an object with rank, size, all_reduce, broadcast, barrier.
+function dist.set_world(comm)
+   world = check_comm('comm.set_world', comm)
+   return comm
+end
+
+-- Leaves the group. Afterwards this is one rank of its own, or another set_world.
+function dist.close()
+   if world and world.close then world:close() end
+   world = nil
+end
+
+-- For programs that own their process, such as plain luajit: closes the world and ends MPI, if it
+-- runs. Every process of the job calls it, last; the `tide` program does so itself.
+function dist.shutdown()
+   dist.close()
+   collectgarbage()
+   require('tide.ffi.dist').mpi_end()
+end
+
+-- The ranks of a communicator again, for tensors on a GPU that each has to itself. opts: check
+-- (false: calls are not compared), library (file of NCCL). Collective; dist.gpus chooses the GPUs.
+function dist.nccl(over, opts) return require('tide.ffi.dist').nccl(over, opts) end
+
+-- A GPU for every rank of comm, and the communicator between them; see comm/gpus.lua. A program of
+-- several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
+function dist.gpus(comm, opts) return require 'tide.comm.gpus'(comm, opts) end
+
+-- What N threads of this process share; see tide.ffi.dist.
+function dist.group(nrank, opts) return require('tide.ffi.dist').group(nrank, opts) end
+
+-- One rank of an imagined n, for planning: counts calls and bytes, moves nothing.
+function dist.simulate(n, rank, host_size)
+   return require('tide.ffi.dist').simulate(n, rank, host_size)
+end
+
+-- Sums a list of numbers over ranks; returns the list of sums. All ranks must call it.
+function dist.sum(comm, numbers)
+   check_comm('comm.sum', comm)
+   err.type('comm.sum', 'numbers', numbers, 'table')
+   if comm.size == 1 then return numbers end
+   local tide = require 'tide'
+   local t = tide.tensor(numbers, { dtype = 'f64', device = 'cpu' })
+   comm:all_reduce(t)
+   return t:tolist()
+end
+
+-- True on every rank if `flag` is true on any.
+function dist.any(comm, flag)
+   check_comm('comm.any', comm)
+   return dist.sum(comm, { flag and 1 or 0 })[1] > 0
+end
+
+-- Runs fn on rank 0 and a barrier on all; an error on rank 0 is an error on every rank.
+function dist.on_first(comm, op, fn)
+   check_comm('comm.on_first', comm)
+   err.func('comm.on_first', 'fn', fn)
+   local ok, result = true, nil
+   if comm.rank == 0 then ok, result = pcall(fn) end
+   if not dist.any(comm, not ok) then return result end
+   if not ok then error(result, 0) end
+   err.raise('E_PEER', op, 'rank 0 failed; its message says why')
+end
+
+-- Runs fn on this rank; if it raises on any, raises on all. Returns every rank's result.
+function dist.together(comm, op, fn)
+   check_comm('comm.together', comm)
+   err.func('comm.together', 'fn', fn)
+   local ok, result = pcall(fn)
+   local all = comm:all_gather_object { ok = ok, result = ok and result or tostring(result) }
+   if not ok then error(result, 0) end
+   local list = {}
+   for rank = 1, comm.size do
+      if not all[rank].ok then
+         err.raise('E_PEER', op, 'rank %d failed: %s', rank - 1, all[rank].result)
+      end
+      list[rank] = all[rank].result
+   end
+   return list
+end
+
+return dist

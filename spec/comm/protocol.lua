@@ -1,0 +1,245 @@
+-- How ranks meet (core/comm/local/local.c) as a state machine, and a search of all its states.
+--
+-- n ranks make the same number of calls, each in a few atomic steps (the names of `step` below). At
+-- every state any rank may move next, and at every state a failure may close the gate: a rank
+-- leaves between two calls, a timeout expires at the gate, or another thread aborts. After a call
+-- that failed a rank makes the next one, as the helper thread does with calls that are queued. The
+-- search visits every state once and reports these defects, each with the steps that lead to it:
+--
+--   'deadlock'         a rank waits and no step is left
+--   'foreign payload'  a rank takes from a page what another call left there
+--   'gone operands'    a rank reads or writes operands of a peer that has returned
+--   'false mismatch'   ranks that made equal calls find them different
+--
+-- model.order 'look first' is the code's; 'write first' writes the page before it looks at the
+-- gate, as the code once did.
+
+local ffi = require 'ffi'
+
+local protocol = {}
+
+-- Kinds of calls. small: the payload is on the page, no floor. large: peers use each other's
+-- operands until the floor. split: two floors.
+protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT = 1, 2, 3, 4
+
+local IDLE, LOOK, POST, ANNOUNCE, ARRIVE, GATE, COMPARE, MOVE, LAND, FLOOR, DONE =
+   0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+
+-- Bytes of a state: five of the room, then nine a rank.
+local POISON, COUNT, PASSED, FCOUNT, FPASSED, ROOM, SEAT = 0, 1, 2, 3, 4, 5, 9
+local PC, CALL, PEER, FLOORS, FWAIT, TAG, PAYLOAD = 0, 1, 2, 3, 4, 5, 7 -- the last two: two pages
+
+local step = {}
+
+-- s: the state, to be changed; at: of the rank's bytes. Each returns nil, true if the rank must
+-- wait, or the defect, after which it goes on as the code does.
+
+local function fail_call(s, at) s[at + PC] = IDLE end
+
+step[IDLE] = function(m, s, at)
+   if s[at + CALL] == m.ncall then
+      s[at + PC] = DONE
+      return
+   end
+   s[at + CALL] = s[at + CALL] + 1
+   s[at + PC] = m.order == 'look first' and LOOK or POST
+end
+
+step[LOOK] = function(_, s, at) s[at + PC] = s[POISON] == 1 and IDLE or POST end
+
+step[POST] = function(_, s, at)
+   s[at + PAYLOAD + s[at + CALL] % 2] = s[at + CALL]
+   s[at + PC] = ANNOUNCE
+end
+
+step[ANNOUNCE] = function(m, s, at, rank)
+   local call = s[at + CALL]
+   s[at + TAG + call % 2] = 8 * call + m.program[rank][call]
+   s[at + PC] = ARRIVE
+end
+
+step[ARRIVE] = function(m, s, at)
+   if s[POISON] == 1 then return fail_call(s, at) end
+   s[COUNT] = s[COUNT] + 1
+   s[at + PC] = GATE
+   if s[COUNT] == m.nrank then s[COUNT], s[PASSED] = 0, s[PASSED] + 1 end
+end
+
+step[GATE] = function(_, s, at)
+   if s[PASSED] >= s[at + CALL] then
+      s[at + PC], s[at + PEER], s[at + FLOORS] = COMPARE, 0, 0
+   elseif s[POISON] == 1 then
+      fail_call(s, at)
+   else
+      return true
+   end
+end
+
+-- One peer a step, as loads are not one.
+step[COMPARE] = function(m, s, at, rank)
+   local call, peer = s[at + CALL], s[at + PEER]
+   if s[ROOM + SEAT * peer + TAG + call % 2] ~= 8 * call + m.program[rank][call] then
+      s[POISON], s[at + PC], s[at + FLOORS] = 1, LAND, 1
+      return not m.differs[call] and 'false mismatch' or nil
+   end
+   s[at + PEER] = peer + 1
+   if s[at + PEER] < m.nrank then return end
+   s[at + PC], s[at + PEER] = MOVE, 0
+end
+
+local function is_inside(s, peer, call)
+   local pc = s[peer + PC]
+   return s[peer + CALL] == call and pc >= GATE and pc <= FLOOR
+end
+
+step[MOVE] = function(m, s, at, rank)
+   local call = s[at + CALL]
+   local peer, kind = ROOM + SEAT * s[at + PEER], m.program[rank][call]
+   local small = kind == protocol.SMALL or kind == protocol.OTHER
+   local defect = small and s[peer + PAYLOAD + call % 2] ~= call and 'foreign payload'
+      or not small and not is_inside(s, peer, call) and 'gone operands' or nil
+   s[at + PEER] = s[at + PEER] + 1
+   if s[at + PEER] == m.nrank then
+      s[at + PEER] = 0
+      s[at + FLOORS] = s[at + FLOORS] + (kind == protocol.SPLIT and s[at + FLOORS] == 0 and 2 or 1)
+      s[at + PC] = small and IDLE or LAND
+   end
+   return defect
+end
+
+step[LAND] = function(m, s, at)
+   s[FCOUNT] = s[FCOUNT] + 1
+   s[at + FWAIT] = s[FPASSED]
+   s[at + PC] = FLOOR
+   if s[FCOUNT] == m.nrank then s[FCOUNT], s[FPASSED] = 0, s[FPASSED] + 1 end
+end
+
+-- FLOORS 2: the first of a split's, after which the peers' operands are looked at again.
+step[FLOOR] = function(_, s, at)
+   if s[FPASSED] == s[at + FWAIT] then return true end
+   s[at + PC] = s[at + FLOORS] == 2 and MOVE or IDLE
+   s[at + FWAIT] = 0
+end
+
+-- What else may happen at any time; each returns true where it may not.
+local event = {}
+
+function event.leave(_, s, at)
+   if s[at + PC] ~= IDLE then return true end
+   s[POISON], s[at + PC] = 1, DONE
+end
+
+function event.expire(_, s, at)
+   if s[at + PC] ~= GATE or s[POISON] == 1 or s[PASSED] >= s[at + CALL] then return true end
+   s[POISON] = 1
+   fail_call(s, at)
+end
+
+function event.abort(_, s)
+   if s[POISON] == 1 then return true end
+   s[POISON] = 1
+end
+
+local function prepare(model)
+   local m = { nrank = #model.program, ncall = #model.program[1], program = {}, differs = {},
+      order = model.order, size = ROOM + SEAT * #model.program }
+   for r, calls in ipairs(model.program) do
+      m.program[r - 1] = calls
+      for k, kind in ipairs(calls) do
+         m.differs[k] = m.differs[k] or kind ~= model.program[1][k]
+      end
+   end
+   return m
+end
+
+local name = {
+   [IDLE] = 'waits between calls', [LOOK] = 'has begun', [POST] = 'has seen the gate open',
+   [ANNOUNCE] = 'has left its payload', [ARRIVE] = 'has announced', [GATE] = 'is at the gate',
+   [COMPARE] = 'compares', [MOVE] = 'moves data', [LAND] = 'has moved its data',
+   [FLOOR] = 'is on the floor', [DONE] = 'has ended',
+}
+
+-- One line for every state on the way to key: which rank does what, and whether the gate is closed.
+local function path_to(m, from, key)
+   local lines = {}
+   while key do
+      local words = {}
+      for rank = 0, m.nrank - 1 do
+         local at = ROOM + SEAT * rank
+         words[#words + 1] = ('%d: #%d %s'):format(rank, key:byte(at + CALL + 1),
+            name[key:byte(at + PC + 1)])
+      end
+      table.insert(lines, 1, table.concat(words, ', ')
+         .. (key:byte(POISON + 1) == 1 and ', closed' or ''))
+      key = from[key]
+   end
+   return table.concat(lines, '\n')
+end
+
+local Search = {}
+Search.__index = Search
+
+-- Whether fn(model, state, at, rank) moves on from key; the state that it makes is visited later.
+function Search:try(key, fn, at, rank)
+   ffi.copy(self.buf, key, self.m.size)
+   local what = fn(self.m, self.buf, at, rank)
+   if what == true then return false end
+   local made = ffi.string(self.buf, self.m.size)
+   if self.from[made] == nil then
+      self.from[made], self.states = key, self.states + 1
+      self.stack[#self.stack + 1] = made
+   end
+   if what and not self.defects[what] then self.defects[what] = path_to(self.m, self.from, made) end
+   return true
+end
+
+-- Tries everything that may happen in the state.
+function Search:visit(key)
+   local moved, done = false, 0
+   for rank = 0, self.m.nrank - 1 do
+      local at = ROOM + SEAT * rank
+      local pc = key:byte(at + PC + 1)
+      if pc == DONE then
+         done = done + 1
+      else
+         moved = self:try(key, step[pc], at, rank) or moved
+         if self:try(key, event.leave, at) or self:try(key, event.expire, at) then moved = true end
+      end
+   end
+   if done == self.m.nrank then return end
+   self:try(key, event.abort)
+   if not moved and not self.defects.deadlock then
+      self.defects.deadlock = path_to(self.m, self.from, key)
+   end
+end
+
+-- Searches all states of model { program = a list of kinds for each rank, order }. Returns their
+-- number and the table of defects: for each the steps to it.
+function protocol.search(model)
+   local m = prepare(model)
+   local buf = ffi.new('uint8_t[?]', m.size)
+   local first = ffi.string(buf, m.size)
+   local search = setmetatable({ m = m, buf = buf, from = { [first] = false }, stack = { first },
+      states = 1, defects = {} }, Search)
+   while #search.stack > 0 do search:visit(table.remove(search.stack)) end
+   return search.states, search.defects
+end
+
+-- All lists of n of the kinds.
+function protocol.lists(kinds, n)
+   local out = { {} }
+   for _ = 1, n do
+      local longer = {}
+      for _, list in ipairs(out) do
+         for _, kind in ipairs(kinds) do
+            local copy = { unpack(list) }
+            copy[#copy + 1] = kind
+            longer[#longer + 1] = copy
+         end
+      end
+      out = longer
+   end
+   return out
+end
+
+return protocol

@@ -1,0 +1,43 @@
+-- The protocol of ranks that are threads: no order of steps and no moment of a failure leaves a
+-- rank waiting or gives it data of another call. spec/deep/protocol_spec.lua tries more programs.
+
+local protocol = require 'spec.comm.protocol'
+local each = require 'tide.util.each'
+local S, O, L, X = protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT
+
+local function check(program)
+   local states, defects = protocol.search { order = 'look first', program = program }
+   for what, path in each(defects) do error(what .. ':\n' .. path) end
+   return states
+end
+
+describe('3 ranks that make 3 equal calls', function()
+   it('end, whatever fails whenever', function()
+      local states = 0
+      for _, calls in ipairs(protocol.lists({ S, L, X }, 3)) do
+         states = states + check { calls, calls, calls }
+      end
+      assert.is_true(states > 1e6, states)  -- the search has searched
+   end)
+end)
+
+describe('3 ranks, one of which makes another call', function()
+   it('end, whatever fails whenever', function()
+      for at = 1, 3 do
+         for _, kind in ipairs { O, L, X } do
+            local odd = { S, S, S }
+            odd[at] = kind
+            check { { S, S, S }, odd, { S, S, S } }
+         end
+      end
+   end)
+end)
+
+describe('a rank that writes its page before it looks at the gate', function()
+   local _, defects = protocol.search { order = 'write first', program = { { S, S, S }, { S, S, S },
+      { S, S, S } } }
+
+   for _, what in ipairs { 'deadlock', 'foreign payload', 'false mismatch' } do
+      it('would cause: ' .. what, function() assert.is_string(defects[what]) end)
+   end
+end)
