@@ -89,6 +89,13 @@ describe('the environment', function()
 end)
 
 describe('the world of a rank', function()
+   it('has its module under the older name, too', function()
+      local comm = require 'tide.comm'
+      assert.equal(comm, require 'tide.dist')
+      assert.equal(comm, require 'tide'.comm)
+      assert.equal(comm, require 'tide'.dist)
+   end)
+
    it('takes its options with the first call, and says so', function()
       local dist = require 'tide.comm'
       dist.close()
