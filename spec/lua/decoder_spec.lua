@@ -105,6 +105,8 @@ describe('model families', function()
             'full_attention' }, sliding_window = 3 })
       end
       bad('gemma3', 'sliding_window', tide.json.null)
+      for _, v in ipairs { true, false, 1 } do bad('qwen2', 'attention_bias', v) end
+      bad('qwen2', 'attention_bias', true, { model_type = 'qwen2' })
    end)
 
    it('take what published files say of themselves', function()

@@ -112,6 +112,27 @@ describe('a checkpoint', function()
       assert.equal('llama', family.saved('spec', old))
    end)
 
+   -- Files and checkpoints of earlier versions have the field, which nothing reads in a Qwen2.
+   it('of a Qwen2 that an older version wrote loads without attention_bias', function()
+      tmp.with(function(dir)
+         local model = tide.model.qwen2(configs.qwen2, { seed = 4 })
+         local saved = tide.train.state.collect { model = model, step = 1,
+            optim = tide.optim.SGD(model, { lr = 1 }) }
+         assert.is_nil(saved.plain.config.attention_bias)
+         saved.plain.config.attention_bias = false
+         tide.train.checkpoint.save(dir, saved)
+         assert.equal('Qwen2', tide.train.score.load(dir).class_name)
+         assert.has_no_error(function() family.check('spec', saved.plain, model) end)
+         tide.train.checkpoint.consolidate(dir, dir .. '/whole')
+         for _, folder in ipairs { '/step-00000001', '/whole' } do
+            local file = tide.util.fs.read_json('spec', dir .. folder .. '/config.json')
+            assert.is_nil(file.attention_bias)
+            file.attention_bias = false
+            assert.is_nil(tide.model.qwen2(file, { device = 'null' }).config.attention_bias)
+         end
+      end)
+   end)
+
    it('of Phi-3 tells transformers that there is no padding token', function()
       local model = tide.model.phi3(common, { device = 'null' })
       assert.equal(null, family.config(model).pad_token_id)

@@ -79,6 +79,17 @@ function config.check_names(op, given, known, null)
    end
 end
 
+-- Raises for a field that the family's published files do not have, and that changes nothing there.
+-- without: nil, or field -> { why, written }, where `written` is the value that older files of
+-- tide may have; a file, which says its model_type or architectures, is read without it.
+function config.check_without(op, c, without)
+   for k, row in each(without or {}) do
+      local is_file = c.model_type ~= nil or c.architectures ~= nil
+      if c[k] == row.written and is_file then c[k] = nil end
+      if c[k] ~= nil then err.arg(op, k, 'nil or null: ' .. row.why, c[k]) end
+   end
+end
+
 -- ---- windows by layer ------------------------------------------------------------------------
 
 local kinds = { 'full_attention', 'sliding_attention' }

@@ -63,6 +63,19 @@ function family.config(model)
    return c
 end
 
+-- Returns the configuration of what a checkpoint of `name` keeps, without fields that earlier
+-- versions wrote for the family and that change nothing.
+local function config_of(name, config)
+   local made = published[name] and require('tide.model')[name]
+   local without = made and type(made.family) == 'table' and made.family.without
+   if not without then return config end
+   local c = {}
+   for k, v in each(config) do
+      if not (without[k] and v == without[k].written) then c[k] = v end
+   end
+   return c
+end
+
 -- Fields of a published configuration file that name the family.
 function family.published(name) return published[name] or {} end
 
@@ -88,7 +101,8 @@ local dtype_names = { f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 =
 function family.config_file(plain, dtype)
    local op = 'model.family.config_file'
    local c, json = {}, require('tide').json
-   for k, v in each(err.type(op, 'config', check_plain(op, plain).config, 'table')) do c[k] = v end
+   err.type(op, 'config', check_plain(op, plain).config, 'table')
+   for k, v in each(config_of(plain.family, plain.config)) do c[k] = v end
    if published[plain.family] then
       for k, v in each(published[plain.family]) do c[k] = v end
       local made = require('tide.model')[plain.family]
@@ -176,8 +190,9 @@ function family.check(op, plain, model)
    check_plain(op, plain)
    check_model(op, model)
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
-   local theirs, mine, names, problems = plain.config, family.config(model), {}, {}
    local kind = family.of(model)
+   local theirs, mine = config_of(kind, plain.config), family.config(model)
+   local names, problems = {}, {}
    if plain.family and kind and named(plain) ~= kind then
       problems[1] = ('family %s, this one %s'):format(plain.family, kind)
    end
@@ -201,7 +216,8 @@ end
 function family.build(op, plain, opts, make)
    check_plain(op, plain)
    if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end
-   return require('tide.model')[family.saved(op, plain)](plain.config, opts)
+   local name = family.saved(op, plain)
+   return require('tide.model')[name](config_of(name, plain.config), opts)
 end
 
 return family

@@ -2,9 +2,10 @@
 --
 -- Parameter names follow those checkpoints too (model.layers.0.self_attn.q_proj.weight), so a
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
--- Other families are subclasses with a `family` table: what their configuration has more, and how
--- their layers differ (see qwen2.lua). A plan that spreads the vocabulary over ranks replaces the
--- field head_loss(h, weight, labels, options) and sets head_logits(h, weight).
+-- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
+-- or does not have (`without`), and how their layers differ (see qwen2.lua). A plan that spreads
+-- the vocabulary over ranks replaces the field head_loss(h, weight, labels, options) and sets
+-- head_logits(h, weight).
 -- Legend: B batch, T tokens, C model width, V vocabulary.
 
 local tide = require 'tide'
@@ -54,6 +55,7 @@ local function complete(config, family)
    for k, v in each(config) do
       if v ~= null then c[k] = v else c[k] = nil end
    end
+   config_.check_without(op, c, family.without)
    for _, k in ipairs(required) do err.integer(op, k, c[k], 1) end
    c.intermediate_size = err.integer(op, 'intermediate_size',
       c.intermediate_size or default_hidden(c.hidden_size), 1)
@@ -66,7 +68,9 @@ local function complete(config, family)
       c.max_position_embeddings or 2048, 1)
    c.initializer_range = err.number(op, 'initializer_range', c.initializer_range or 0.02, 0)
    for _, k in ipairs { 'tie_word_embeddings', 'attention_bias', 'mlp_bias' } do
-      c[k] = err.type(op, k, c[k] or false, 'boolean')
+      if c[k] ~= nil or not (family.without and family.without[k]) then
+         c[k] = err.type(op, k, c[k] or false, 'boolean')
+      end
    end
    if c.sliding_window ~= nil then err.integer(op, 'sliding_window', c.sliding_window, 1) end
    c.attention_dropout = err.number(op, 'attention_dropout', c.attention_dropout or 0, 0,

@@ -33,6 +33,8 @@ Qwen2.family = {
    op = 'model.qwen2',
    fields = { 'use_sliding_window', 'max_window_layers', 'layer_types' },
    defaults = { use_sliding_window = false, max_window_layers = 28 },
+   without = { attention_bias = { written = false,
+      why = 'q_proj, k_proj and v_proj of a Qwen2 always have biases, o_proj never' } },
    complete = complete_for 'model.qwen2',
    layer = function(c, i, mixer)
       mixer.bias, mixer.out_bias = true, false

@@ -24,7 +24,8 @@ local state = { vocab_size = 'count', hidden_size = 'width', n_groups = 'group',
 -- Fields of a family beside those, and those that it does not have (false).
 local own = {
    llama = { sliding_window = false }, mistral = {},
-   qwen2 = { use_sliding_window = 'flag', max_window_layers = 'limit', layer_types = 'types' },
+   qwen2 = { use_sliding_window = 'flag', max_window_layers = 'limit', layer_types = 'types',
+      attention_bias = 'absent' },
    qwen3 = { use_sliding_window = 'flag', max_window_layers = 'limit', layer_types = 'types' },
    phi3 = {},
    gemma3 = { query_pre_attn_scalar = 'positive', rope_local_base_freq = 'base',
@@ -59,7 +60,7 @@ local bad = {
    pair = { text, 3, { 2, 1 }, { -1, 2 }, { text, 2 } },
    taps = { 1, 9, 0, text, list, truth }, act = { text, 3, list },
    scaling = { text, 3, { rope_type = 'nothing' }, { type = 'linear' } },
-   pattern = { text, 3, list, 'MQ' },
+   pattern = { text, 3, list, 'MQ' }, absent = { true, false, 3, text },
 }
 bad.least, bad.most, bad.off = bad.number, bad.number, bad.flag
 bad.width, bad.layers, bad.heads, bad.group = bad.count, bad.count, bad.count, bad.count
