@@ -48,7 +48,7 @@ end
 
 -- Trains and returns { losses, norms, weights, sharded, optim, model }. opts: plain (no sharding),
 -- fsdp (options), accum, steps, recompute, clip, lr, before(run), after(run, step), captured, model
--- options.
+-- options, weights (false: none are returned).
 function case.train(opts)
    local world = dist.world()
    local rows, accum = opts.rows or 12, opts.accum or 1
@@ -75,7 +75,9 @@ function case.train(opts)
       r.losses[s], r.norms[s] = done.loss, done.grad_norm
       if opts.after then opts.after(r, s) end
    end
-   r.weights = case.numbers(sharded and sharded:full_state_dict() or model:state_dict())
+   if opts.weights ~= false then
+      r.weights = case.numbers(sharded and sharded:full_state_dict() or model:state_dict())
+   end
    return r
 end
 

@@ -44,7 +44,7 @@ describe('precision', function()
             { mp_policy = { param_dtype = 'bf16', reduce_dtype = 'f32' },
               preserve_fp32_weights = false },
          } do
-            local r = case.train { fsdp = opts, steps = 1 }
+            local r = case.train { fsdp = opts, steps = 1, weights = false }
             local seen = { field = r.model.model.norm.weight.dtype,
                shard = r.sharded:named_parameters()[1].param.dtype, loss = r.losses[1] }
             for _, h in ipairs(r.sharded.shard_comm:history()) do
@@ -256,7 +256,7 @@ describe('overlap', function()
          for i, on in ipairs { true, false } do
             local seen = { gather = {}, reduce = {} }
             for _, h in ipairs(watch(world, function()
-               case.train { steps = 1,
+               case.train { steps = 1, weights = false,
                   fsdp = { overlap_grad_reduce = on, overlap_param_gather = on } }
             end)) do
                if h.op == 'all_gather_v' and h.dtype == 'f32' then

@@ -336,7 +336,8 @@ describe('whole parameters', function()
             local after = sharded:full_state_dict()
             local up = 'model.layers.1.mlp.up_proj.weight'
             local want = before[up]:clone()
-            want:narrow(1, 3, 2):mul_(2)
+            local written = want:narrow(1, 3, 2):mul_(2)
+            if o.mp_policy then written:copy_(written:to 'bf16') end      -- written as computed
             out[i] = { exact, after['model.norm.weight']:sum():item() == 100,
                after[up]:equal(want),
                after['model.embed_tokens.weight']:equal(before['model.embed_tokens.weight']) }
@@ -346,6 +347,35 @@ describe('whole parameters', function()
          for i, row in ipairs(rows) do assert.same({ true, true, true, true, i }, { row[1], row[2],
             row[3], row[4], i }) end
          assert.equal(9, #rows)
+      end
+   end)
+
+   it('are exact copies in the dtype of the shards, also of what a scope has written', function()
+      local r = on(2, [[
+         local out = {}
+         for i, strategy in ipairs { 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' } do
+            local whole = case.model():materialise('cpu', 3):state_dict()
+            for name, t in require 'tide.util.each'(whole) do whole[name] = t:clone() end
+            local model = case.model()
+            local sharded = tide.parallel.fully_shard(model, { seed = 3, strategy = strategy,
+               mp_policy = { param_dtype = 'bf16' }, cpu_offload = i % 2 == 0 })
+            local state, exact, n = sharded:full_state_dict(), true, 0
+            for name, t in require 'tide.util.each'(whole) do
+               exact = exact and state[name].dtype == 'f32' and t:equal(state[name])
+               n = n + 1
+            end
+            local norm, head = 'model.norm.weight', 'model.layers.0.mlp.up_proj.weight'
+            local within = tide.parallel.unshard_fsdp2_model(model, function()
+               tide.no_grad(function() model.model.norm.weight:fill_(5) end)
+               return sharded:full_state_dict()
+            end)
+            out[i] = { exact, n > 5, within[norm]:sum():item() == 5 * within[norm]:numel(),
+               within[head]:equal(whole[head]) }
+         end
+         return out
+      ]])
+      for _, rows in ipairs(r) do
+         for i = 1, 4 do assert.same({ true, true, true, true }, rows[i]) end
       end
    end)
 

@@ -167,11 +167,6 @@ local function precision_of(o)
    return reduce == 'bf16' and 0.1 or 1e-4
 end
 
--- How far weights may be. Whole parameters are gathered in the dtype that is computed with.
-local function weight_precision(o, allowed)
-   local rounded = o.dtype == 'bf16' or o.mp and o.mp.param_dtype == 'bf16'
-   return rounded and math.max(allowed, 1e-2) or allowed
-end
 
 local function train_by_hand(o)
    local out, states = { norms = {}, weights = {} }, {}
@@ -227,7 +222,7 @@ function gradients.check(o)
       if far > allowed then return ('the norms of rank %d are off by %.3g'):format(r - 1, far) end
       for name, list in pairs(want.weights) do
          far = values.far(got.weights[name] or {}, list, 1)
-         if far > weight_precision(o, allowed) then
+         if far > allowed then
             return ('%s of rank %d is off by %.3g'):format(name, r - 1, far)
          end
       end

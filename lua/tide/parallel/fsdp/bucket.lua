@@ -270,19 +270,38 @@ function Bucket:is_written()
       and self.flat:version() ~= self.watched
 end
 
--- Takes what was written into the gathered parameters over into the shard. Elements that were not
--- written keep the exact value of the shard, of which they are the rounding.
+-- Returns the shard on the device of the computation, with what was written into the gathered
+-- parameters. Elements that were not written keep the exact value of the shard, of which they are
+-- the rounding.
+local function written_shard(self)
+   local o, at = self.opts, self.layout.cuts[self.comm.rank + 1]
+   local now = self.flat:narrow(1, at + 1, self.counts[self.comm.rank + 1])
+   local was = self.shard:to { dtype = o.dtype, device = o.device }
+   return tide.where(now:eq(was), self.shard:to { dtype = o.shard_dtype, device = o.device },
+      now:to(o.shard_dtype))
+end
+
+-- Takes what was written into the gathered parameters over into the shard.
 function Bucket:write_back()
    if not self.apart then return end
-   tide.no_grad(function()
-      local o, at = self.opts, self.layout.cuts[self.comm.rank + 1]
-      local now = self.flat:narrow(1, at + 1, self.counts[self.comm.rank + 1])
-      local was = self.shard:to { dtype = o.dtype, device = o.device }
-      local new = tide.where(now:eq(was), self.shard:to { dtype = o.shard_dtype,
-         device = o.device }, now:to(o.shard_dtype))
-      self.shard:copy_(new)
-   end)
+   tide.no_grad(function() self.shard:copy_(written_shard(self)) end)
    self:forget_small()
+end
+
+-- Adds copies of the whole parameters to `state` by name, in the dtype of the shards on the device
+-- of the computation. held: a scope holds them whole, and what it has written so far counts.
+-- Collective.
+function Bucket:add_whole(state, held)
+   tide.no_grad(function()
+      local own = held and self.apart and self:is_written() and written_shard(self)
+         or self.shard:to { device = self.opts.device }
+      local all = self.comm.size > 1 and self.comm:all_gather_v(own, self.counts) or own
+      for i, entry in ipairs(self.entries) do
+         local item = self.layout.items[i]
+         state[entry.name] = all:narrow(1, item.first + 1, item.numel):reshape(entry.shape):clone()
+      end
+      if not all:same_storage(self.shard) then all:release() end
+   end)
 end
 
 -- The shards have changed: what was gathered is out of date.

@@ -25,7 +25,6 @@ local agree = require 'tide.comm.agree'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp.options'
@@ -365,13 +364,18 @@ function Sharded:state_dict()
    return state
 end
 
--- Whole parameters and persistent buffers by name, copies on every rank. Collective.
+-- Returns copies of the whole parameters and persistent buffers by name, with the values and the
+-- dtype of the shards (f32 where only the computation is bf16). Within a scope of
+-- unshard_fsdp2_model, what the scope has written counts. Gathers one bucket at a time. Collective.
 function Sharded:full_state_dict()
-   return require('tide.parallel.unshard').unshard_fsdp2_model(self, function()
-      local state = self.model:state_dict()
-      for name, t in each(state) do state[name] = t:clone() end
-      return state
-   end)
+   local state = {}
+   for _, unit in ipairs(self:all_units()) do
+      for _, b in ipairs(unit.buckets) do b:add_whole(state, unit.holds > 0) end
+   end
+   for _, entry in ipairs(self.model:named_buffers()) do
+      if entry.persistent then state[entry.name] = entry.buffer:detach():clone() end
+   end
+   return state
 end
 
 -- Bytes and collectives; see price.lua.
