@@ -12,6 +12,7 @@ local C = lib.C
 local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
+local make = require('tide.ffi.row').adders(M)
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, bad = arg.tensor_or_nil, arg.flag, status.bad_arg
@@ -135,13 +136,6 @@ end
 
 -- (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative lengths cu, an
 -- i32 or i64 tensor {0, ..., ntoken}; tokens beyond its last get document -1.
-function M.document_index(cu, ntoken)
-   tensor('document_index', 'cu', cu)
-   int('document_index', 'ntoken', ntoken, 0)
-   local box = new_box()
-   local rc = C.tide_document_index(box, cu, ntoken)
-   if rc ~= 0 and again(cu, rc) then check(cu, C.tide_document_index(box, cu, ntoken)) end
-   return take(box)
-end
+make 'document_index(cu, ntoken: int 0)'
 
 return M

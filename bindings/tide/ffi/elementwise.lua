@@ -1,8 +1,4 @@
--- Elementwise ops: one plain function each.
---
--- Check the handles, call C, own the result; nothing else happens on this path, so a
--- loop over any of these compiles to one trace. Written out because a factory would share one
--- prototype, and with it its traces, between all ops.
+-- Elementwise ops. A loop over any of them compiles to one trace.
 --
 -- The second operand of a binary op may be a number (or a boolean for a bool tensor), the first
 -- too if the second is a tensor. A number takes the tensor's dtype if that can hold it, else i64
@@ -15,6 +11,7 @@ local arg = require 'tide.ffi.arg'
 local C = lib.C
 
 local M = {}
+local make = require('tide.ffi.row').adders(M)
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, number, pair, operand = arg.tensor, arg.number, arg.pair, arg.operand
 local istype = ffi.istype
@@ -105,285 +102,70 @@ function M.pow(x, y)
 end
 
 -- The smaller of x and y, element by element with broadcasting; x or y may be a number.
-function M.minimum(x, y)
-   x, y = pair('minimum', x, y)
-   local box = new_box()
-   local rc = C.tide_minimum(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_minimum(box, x, y)) end
-   return take(box)
-end
-
+make 'minimum(x, y: pair)'
 -- The larger of x and y, element by element with broadcasting; x or y may be a number.
-function M.maximum(x, y)
-   x, y = pair('maximum', x, y)
-   local box = new_box()
-   local rc = C.tide_maximum(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_maximum(box, x, y)) end
-   return take(box)
-end
-
+make 'maximum(x, y: pair)'
 -- x == y as bool, element by element with broadcasting; x or y may be a number.
-function M.eq(x, y)
-   x, y = pair('eq', x, y)
-   local box = new_box()
-   local rc = C.tide_eq(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_eq(box, x, y)) end
-   return take(box)
-end
-
+make 'eq(x, y: pair)'
 -- x ~= y as bool, element by element with broadcasting; x or y may be a number.
-function M.ne(x, y)
-   x, y = pair('ne', x, y)
-   local box = new_box()
-   local rc = C.tide_ne(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_ne(box, x, y)) end
-   return take(box)
-end
-
+make 'ne(x, y: pair)'
 -- x < y as bool, element by element with broadcasting; x or y may be a number.
-function M.lt(x, y)
-   x, y = pair('lt', x, y)
-   local box = new_box()
-   local rc = C.tide_lt(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_lt(box, x, y)) end
-   return take(box)
-end
-
+make 'lt(x, y: pair)'
 -- x <= y as bool, element by element with broadcasting; x or y may be a number.
-function M.le(x, y)
-   x, y = pair('le', x, y)
-   local box = new_box()
-   local rc = C.tide_le(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_le(box, x, y)) end
-   return take(box)
-end
-
+make 'le(x, y: pair)'
 -- x > y as bool, element by element with broadcasting; x or y may be a number.
-function M.gt(x, y)
-   x, y = pair('gt', x, y)
-   local box = new_box()
-   local rc = C.tide_gt(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_gt(box, x, y)) end
-   return take(box)
-end
-
+make 'gt(x, y: pair)'
 -- x >= y as bool, element by element with broadcasting; x or y may be a number.
-function M.ge(x, y)
-   x, y = pair('ge', x, y)
-   local box = new_box()
-   local rc = C.tide_ge(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_ge(box, x, y)) end
-   return take(box)
-end
-
+make 'ge(x, y: pair)'
 -- x and y as bool, with broadcasting; an element is true if it is not 0.
-function M.logical_and(x, y)
-   x, y = pair('logical_and', x, y)
-   local box = new_box()
-   local rc = C.tide_logical_and(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_logical_and(box, x, y)) end
-   return take(box)
-end
-
+make 'logical_and(x, y: pair)'
 -- x or y as bool, with broadcasting; an element is true if it is not 0.
-function M.logical_or(x, y)
-   x, y = pair('logical_or', x, y)
-   local box = new_box()
-   local rc = C.tide_logical_or(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_logical_or(box, x, y)) end
-   return take(box)
-end
+make 'logical_or(x, y: pair)'
 
 -- ---- one operand -------------------------------------------------------------------------------
 
 -- -x, element by element.
-function M.neg(x)
-   tensor('neg', 'x', x)
-   local box = new_box()
-   local rc = C.tide_neg(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_neg(box, x)) end
-   return take(box)
-end
-
+make 'neg(x)'
 -- |x|, element by element.
-function M.abs(x)
-   tensor('abs', 'x', x)
-   local box = new_box()
-   local rc = C.tide_abs(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_abs(box, x)) end
-   return take(box)
-end
-
+make 'abs(x)'
 -- -1, 0 or 1, element by element.
-function M.sign(x)
-   tensor('sign', 'x', x)
-   local box = new_box()
-   local rc = C.tide_sign(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sign(box, x)) end
-   return take(box)
-end
-
+make 'sign(x)'
 -- The largest integer not above x, element by element.
-function M.floor(x)
-   tensor('floor', 'x', x)
-   local box = new_box()
-   local rc = C.tide_floor(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_floor(box, x)) end
-   return take(box)
-end
-
+make 'floor(x)'
 -- e to the power of x, element by element.
-function M.exp(x)
-   tensor('exp', 'x', x)
-   local box = new_box()
-   local rc = C.tide_exp(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_exp(box, x)) end
-   return take(box)
-end
-
+make 'exp(x)'
 -- Natural logarithm of x, element by element.
-function M.log(x)
-   tensor('log', 'x', x)
-   local box = new_box()
-   local rc = C.tide_log(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_log(box, x)) end
-   return take(box)
-end
-
+make 'log(x)'
 -- Square root of x, element by element.
-function M.sqrt(x)
-   tensor('sqrt', 'x', x)
-   local box = new_box()
-   local rc = C.tide_sqrt(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sqrt(box, x)) end
-   return take(box)
-end
-
+make 'sqrt(x)'
 -- 1 / sqrt(x), element by element.
-function M.rsqrt(x)
-   tensor('rsqrt', 'x', x)
-   local box = new_box()
-   local rc = C.tide_rsqrt(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_rsqrt(box, x)) end
-   return take(box)
-end
-
+make 'rsqrt(x)'
 -- x x, element by element.
-function M.square(x)
-   tensor('square', 'x', x)
-   local box = new_box()
-   local rc = C.tide_square(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_square(box, x)) end
-   return take(box)
-end
-
+make 'square(x)'
 -- 1 / x, element by element.
-function M.reciprocal(x)
-   tensor('reciprocal', 'x', x)
-   local box = new_box()
-   local rc = C.tide_reciprocal(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_reciprocal(box, x)) end
-   return take(box)
-end
-
+make 'reciprocal(x)'
 -- Sine of x (radians), element by element.
-function M.sin(x)
-   tensor('sin', 'x', x)
-   local box = new_box()
-   local rc = C.tide_sin(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sin(box, x)) end
-   return take(box)
-end
-
+make 'sin(x)'
 -- Cosine of x (radians), element by element.
-function M.cos(x)
-   tensor('cos', 'x', x)
-   local box = new_box()
-   local rc = C.tide_cos(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_cos(box, x)) end
-   return take(box)
-end
-
+make 'cos(x)'
 -- Hyperbolic tangent of x, element by element.
-function M.tanh(x)
-   tensor('tanh', 'x', x)
-   local box = new_box()
-   local rc = C.tide_tanh(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_tanh(box, x)) end
-   return take(box)
-end
-
+make 'tanh(x)'
 -- 1 / (1 + exp(-x)), element by element.
-function M.sigmoid(x)
-   tensor('sigmoid', 'x', x)
-   local box = new_box()
-   local rc = C.tide_sigmoid(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sigmoid(box, x)) end
-   return take(box)
-end
-
+make 'sigmoid(x)'
 -- x sigmoid(x), element by element.
-function M.silu(x)
-   tensor('silu', 'x', x)
-   local box = new_box()
-   local rc = C.tide_silu(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_silu(box, x)) end
-   return take(box)
-end
-
+make 'silu(x)'
 -- x Phi(x), Phi the normal distribution (the exact form), element by element.
-function M.gelu(x)
-   tensor('gelu', 'x', x)
-   local box = new_box()
-   local rc = C.tide_gelu(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_gelu(box, x)) end
-   return take(box)
-end
-
+make 'gelu(x)'
 -- gelu by its tanh approximation, element by element.
-function M.gelu_tanh(x)
-   tensor('gelu_tanh', 'x', x)
-   local box = new_box()
-   local rc = C.tide_gelu_tanh(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_gelu_tanh(box, x)) end
-   return take(box)
-end
-
+make 'gelu_tanh(x)'
 -- max(x, 0), element by element.
-function M.relu(x)
-   tensor('relu', 'x', x)
-   local box = new_box()
-   local rc = C.tide_relu(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_relu(box, x)) end
-   return take(box)
-end
-
+make 'relu(x)'
 -- log(1 + exp(x)), element by element.
-function M.softplus(x)
-   tensor('softplus', 'x', x)
-   local box = new_box()
-   local rc = C.tide_softplus(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_softplus(box, x)) end
-   return take(box)
-end
-
+make 'softplus(x)'
 -- bool: true where x is 0.
-function M.logical_not(x)
-   tensor('logical_not', 'x', x)
-   local box = new_box()
-   local rc = C.tide_logical_not(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_logical_not(box, x)) end
-   return take(box)
-end
-
+make 'logical_not(x)'
 -- bool: true where x is neither infinite nor NaN.
-function M.isfinite(x)
-   tensor('isfinite', 'x', x)
-   local box = new_box()
-   local rc = C.tide_isfinite(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_isfinite(box, x)) end
-   return take(box)
-end
+make 'isfinite(x)'
 
 -- ---- others ------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ local status = require 'tide.ffi.status'
 local C = lib.C
 
 local M = {}
+local make = require('tide.ffi.row').adders(M)
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, dim_of, size_of, int = arg.tensor, arg.dim, arg.size, arg.int
 local new_shape, new_dims = arg.new_shape, arg.new_dims
@@ -74,16 +75,7 @@ function M.permute(x, a, b, c, d, e, f, g, h)
 end
 
 -- A view with two dims (from 1) exchanged.
-function M.transpose(x, dim0, dim1)
-   tensor('transpose', 'x', x)
-   local ndim = ndim_of(x)
-   dim0 = dim_of('transpose', 'dim0', dim0, ndim)
-   dim1 = dim_of('transpose', 'dim1', dim1, ndim)
-   local box = new_box()
-   local rc = C.tide_transpose(box, x, dim0, dim1)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_transpose(box, x, dim0, dim1)) end
-   return take(box)
-end
+make 'transpose(x, dim0: dim, dim1: dim)'
 
 -- Swaps the last two dims; a vector or scalar stays as it is.
 function M.t(x)
@@ -94,14 +86,7 @@ function M.t(x)
 end
 
 -- A new dim of size 1 at position dim of the result.
-function M.unsqueeze(x, dim)
-   tensor('unsqueeze', 'x', x)
-   dim = dim_of('unsqueeze', 'dim', dim, ndim_of(x) + 1)
-   local box = new_box()
-   local rc = C.tide_unsqueeze(box, x, dim)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_unsqueeze(box, x, dim)) end
-   return take(box)
-end
+make 'unsqueeze(x, dim: newdim)'
 
 -- Without the dim, whose size must be 1. Without an argument: every dim of size 1 goes.
 function M.squeeze(x, dim)
@@ -308,73 +293,20 @@ function M.pad(x, before, after, value)
 end
 
 -- Moves elements by shift positions along dim; what leaves at one end enters at the other.
-function M.roll(x, shift, dim)
-   tensor('roll', 'x', x)
-   int('roll', 'shift', shift)
-   dim = dim_of('roll', 'dim', dim, ndim_of(x))
-   local box = new_box()
-   local rc = C.tide_roll(box, x, dim, shift)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_roll(box, x, dim, shift)) end
-   return take(box)
-end
+make 'roll(x, shift: int, dim: dim) -> x, dim, shift'
 
 -- ---- index tensors (0-based values) ----------------------------------------------------------
 
 -- out[i, j] = x[i, index[i, j]] for dim 2, likewise for others; index has as many dims as x.
-function M.gather(x, dim, index)
-   tensor('gather', 'x', x)
-   dim = dim_of('gather', 'dim', dim, ndim_of(x))
-   tensor('gather', 'index', index)
-   local box = new_box()
-   local rc = C.tide_gather(box, x, dim, index)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_gather(box, x, dim, index)) end
-   return take(box)
-end
-
+make 'gather(x, dim: dim, index)'
 -- A copy of x with src added where index says along dim (the reverse of gather).
-function M.scatter_add(x, dim, index, src)
-   tensor('scatter_add', 'x', x)
-   dim = dim_of('scatter_add', 'dim', dim, ndim_of(x))
-   tensor('scatter_add', 'index', index)
-   tensor('scatter_add', 'src', src)
-   local box = new_box()
-   local rc = C.tide_scatter_add(box, x, dim, index, src)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_scatter_add(box, x, dim, index, src)) end
-   return take(box)
-end
-
+make 'scatter_add(x, dim: dim, index, src)'
 -- The slices of x along dim that index [n] names.
-function M.index_select(x, dim, index)
-   tensor('index_select', 'x', x)
-   dim = dim_of('index_select', 'dim', dim, ndim_of(x))
-   tensor('index_select', 'index', index)
-   local box = new_box()
-   local rc = C.tide_index_select(box, x, dim, index)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_index_select(box, x, dim, index)) end
-   return take(box)
-end
-
+make 'index_select(x, dim: dim, index)'
 -- A copy of x with the slices of src added at index [n] along dim.
-function M.index_add(x, dim, index, src)
-   tensor('index_add', 'x', x)
-   dim = dim_of('index_add', 'dim', dim, ndim_of(x))
-   tensor('index_add', 'index', index)
-   tensor('index_add', 'src', src)
-   local box = new_box()
-   local rc = C.tide_index_add(box, x, dim, index, src)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_index_add(box, x, dim, index, src)) end
-   return take(box)
-end
-
+make 'index_add(x, dim: dim, index, src)'
 -- out[..., C] = weight_VC[ids[...]]; ids from 0.
-function M.embedding(weight, ids)
-   tensor('embedding', 'weight', weight)
-   tensor('embedding', 'ids', ids)
-   local box = new_box()
-   local rc = C.tide_embedding(box, weight, ids)
-   if rc ~= 0 and again(weight, rc) then check(weight, C.tide_embedding(box, weight, ids)) end
-   return take(box)
-end
+make 'embedding(weight, ids)'
 
 local one_hot_opts = arg.set { 'dtype' }
 

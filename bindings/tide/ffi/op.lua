@@ -1,7 +1,5 @@
--- Ops beyond elementwise, movement and attention: reductions, products, norms, losses, in place
---. The table returned holds every op; the other files are merged into it.
---
--- One plain function per op: check, call, own.
+-- Ops beyond elementwise, movement and attention: reductions, products, norms, losses, in place.
+-- The table returned holds every op; the other files are merged into it.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -12,10 +10,11 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
+local make, place = require('tide.ffi.row').adders(M)
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
-local tensor, number, finite, int = arg.tensor, arg.number, arg.finite, arg.int
-local tensor_or_nil, flag, dim_of, ndim_of = arg.tensor_or_nil, arg.flag, arg.dim, arg.ndim
-local dims_of, bad = arg.dims, status.bad_arg
+local tensor, finite, int = arg.tensor, arg.finite, arg.int
+local tensor_or_nil, flag, ndim_of = arg.tensor_or_nil, arg.flag, arg.ndim
+local bad = status.bad_arg
 
 for _, part in ipairs { 'elementwise', 'move', 'attention', 'sequence', 'ssm' } do
    for name, fn in each(require('tide.ffi.' .. part)) do M[name] = fn end
@@ -24,110 +23,29 @@ end
 -- ---- reductions: dim is an integer, a list, or nil for all -----------------------------------
 
 -- Sum over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
-function M.sum(x, dim, keepdim)
-   tensor('sum', 'x', x)
-   local keep, n, dims = flag('sum', 'keepdim', keepdim), dims_of('sum', x, dim)
-   local box = new_box()
-   local rc = C.tide_sum(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sum(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'sum(x, dim: dims, keepdim: flag)'
 -- Mean over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
-function M.mean(x, dim, keepdim)
-   tensor('mean', 'x', x)
-   local keep, n, dims = flag('mean', 'keepdim', keepdim), dims_of('mean', x, dim)
-   local box = new_box()
-   local rc = C.tide_mean(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_mean(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'mean(x, dim: dims, keepdim: flag)'
 -- Product over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
-function M.prod(x, dim, keepdim)
-   tensor('prod', 'x', x)
-   local keep, n, dims = flag('prod', 'keepdim', keepdim), dims_of('prod', x, dim)
-   local box = new_box()
-   local rc = C.tide_prod(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_prod(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'prod(x, dim: dims, keepdim: flag)'
 -- Largest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay with
 -- size 1.
-function M.amax(x, dim, keepdim)
-   tensor('amax', 'x', x)
-   local keep, n, dims = flag('amax', 'keepdim', keepdim), dims_of('amax', x, dim)
-   local box = new_box()
-   local rc = C.tide_amax(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_amax(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'amax(x, dim: dims, keepdim: flag)'
 -- Smallest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay
 -- with size 1.
-function M.amin(x, dim, keepdim)
-   tensor('amin', 'x', x)
-   local keep, n, dims = flag('amin', 'keepdim', keepdim), dims_of('amin', x, dim)
-   local box = new_box()
-   local rc = C.tide_amin(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_amin(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'amin(x, dim: dims, keepdim: flag)'
 -- bool: whether any element is not 0, over dim (an integer, a list, or nil for all). keepdim
 -- (false): dims stay with size 1.
-function M.any(x, dim, keepdim)
-   tensor('any', 'x', x)
-   local keep, n, dims = flag('any', 'keepdim', keepdim), dims_of('any', x, dim)
-   local box = new_box()
-   local rc = C.tide_any(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_any(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'any(x, dim: dims, keepdim: flag)'
 -- bool: whether no element is 0, over dim (an integer, a list, or nil for all). keepdim (false):
 -- dims stay with size 1.
-function M.all(x, dim, keepdim)
-   tensor('all', 'x', x)
-   local keep, n, dims = flag('all', 'keepdim', keepdim), dims_of('all', x, dim)
-   local box = new_box()
-   local rc = C.tide_all(box, x, n, dims, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_all(box, x, n, dims, keep)) end
-   return take(box)
-end
-
+make 'all(x, dim: dims, keepdim: flag)'
 -- 0-based positions (i64) along dim; the first of equals.
-function M.argmax(x, dim, keepdim)
-   tensor('argmax', 'x', x)
-   dim = dim_of('argmax', 'dim', dim, ndim_of(x))
-   local keep = flag('argmax', 'keepdim', keepdim)
-   local box = new_box()
-   local rc = C.tide_argmax(box, x, dim, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_argmax(box, x, dim, keep)) end
-   return take(box)
-end
-
+make 'argmax(x, dim: dim, keepdim: flag)'
 -- 0-based positions (i64) along dim; the first of equals.
-function M.argmin(x, dim, keepdim)
-   tensor('argmin', 'x', x)
-   dim = dim_of('argmin', 'dim', dim, ndim_of(x))
-   local keep = flag('argmin', 'keepdim', keepdim)
-   local box = new_box()
-   local rc = C.tide_argmin(box, x, dim, keep)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_argmin(box, x, dim, keep)) end
-   return take(box)
-end
-
+make 'argmin(x, dim: dim, keepdim: flag)'
 -- Running sum along dim; same shape.
-function M.cumsum(x, dim)
-   tensor('cumsum', 'x', x)
-   dim = dim_of('cumsum', 'dim', dim, ndim_of(x))
-   local box = new_box()
-   local rc = C.tide_cumsum(box, x, dim)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_cumsum(box, x, dim)) end
-   return take(box)
-end
+make 'cumsum(x, dim: dim)'
 
 -- Euclidean length over all elements or over dim; differentiable.
 function M.norm(x, dim, keepdim)
@@ -138,14 +56,7 @@ end
 -- ---- products --------------------------------------------------------------------------------
 
 -- c[..., M, N] = a[..., M, K] b[..., K, N]; leading dims broadcast.
-function M.matmul(a, b)
-   tensor('matmul', 'a', a)
-   tensor('matmul', 'b', b)
-   local box = new_box()
-   local rc = C.tide_matmul(box, a, b)
-   if rc ~= 0 and again(a, rc) then check(a, C.tide_matmul(box, a, b)) end
-   return take(box)
-end
+make 'matmul(a, b)'
 
 local function linear_operands(name, x, w, bias)
    tensor(name, 'x', x)
@@ -154,13 +65,7 @@ local function linear_operands(name, x, w, bias)
 end
 
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
-function M.linear(x, w, bias)
-   linear_operands('linear', x, w, bias)
-   local box = new_box()
-   local rc = C.tide_linear(box, x, w, bias)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear(box, x, w, bias)) end
-   return take(box)
-end
+make 'linear(x, w, bias: maybe)'
 
 local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
 
@@ -178,59 +83,18 @@ end
 -- As linear, of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
 -- rounds the gradient of y to e5m2. f32, bf16 or f16, which y has too; sums in f32. A GPU needs
 -- compute capability 8.9.
-function M.linear_fp8(x, w, bias)
-   linear_operands('linear_fp8', x, w, bias)
-   local box = new_box()
-   local rc = C.tide_linear_fp8(box, x, w, bias)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_fp8(box, x, w, bias)) end
-   return take(box)
-end
+make 'linear_fp8(x, w, bias: maybe)'
 
 -- ---- normalisation, activations --------------------------------------------------------------
 
 -- exp(x) over its sum along dim.
-function M.softmax(x, dim)
-   tensor('softmax', 'x', x)
-   dim = dim_of('softmax', 'dim', dim, ndim_of(x))
-   local box = new_box()
-   local rc = C.tide_softmax(box, x, dim)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_softmax(box, x, dim)) end
-   return take(box)
-end
-
+make 'softmax(x, dim: dim)'
 -- Logarithm of softmax along dim.
-function M.log_softmax(x, dim)
-   tensor('log_softmax', 'x', x)
-   dim = dim_of('log_softmax', 'dim', dim, ndim_of(x))
-   local box = new_box()
-   local rc = C.tide_log_softmax(box, x, dim)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_log_softmax(box, x, dim)) end
-   return take(box)
-end
-
+make 'log_softmax(x, dim: dim)'
 -- Over the last dim. weight and bias may be nil; eps is 1e-5 by default.
-function M.layer_norm(x, weight, bias, eps)
-   tensor('layer_norm', 'x', x)
-   tensor_or_nil('layer_norm', 'weight', weight)
-   tensor_or_nil('layer_norm', 'bias', bias)
-   eps = finite('layer_norm', 'eps', eps == nil and 1e-5 or eps, 0)
-   local box = new_box()
-   local rc = C.tide_layer_norm(box, x, weight, bias, eps)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_layer_norm(box, x, weight, bias, eps)) end
-   return take(box)
-end
-
+make 'layer_norm(x, weight: maybe, bias: maybe, eps: finite 0 = 1e-5)'
 -- offset is added to the weight (1 for Gemma). eps is 1e-6 by default.
-function M.rms_norm(x, weight, eps, offset)
-   tensor('rms_norm', 'x', x)
-   tensor_or_nil('rms_norm', 'weight', weight)
-   eps = finite('rms_norm', 'eps', eps == nil and 1e-6 or eps, 0)
-   offset = finite('rms_norm', 'offset', offset == nil and 0 or offset)
-   local box = new_box()
-   local rc = C.tide_rms_norm(box, x, weight, eps, offset)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_rms_norm(box, x, weight, eps, offset)) end
-   return take(box)
-end
+make 'rms_norm(x, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 
 -- rms_norm(x + residual) and x + residual, in one pass.
 function M.add_rms_norm(x, residual, weight, eps, offset)
@@ -267,24 +131,9 @@ function M.rope(x, positions, inv_freq, opts)
 end
 
 -- silu(gate) * up
-function M.swiglu(gate, up)
-   tensor('swiglu', 'gate', gate)
-   tensor('swiglu', 'up', up)
-   local box = new_box()
-   local rc = C.tide_swiglu(box, gate, up)
-   if rc ~= 0 and again(gate, rc) then check(gate, C.tide_swiglu(box, gate, up)) end
-   return take(box)
-end
-
+make 'swiglu(gate, up)'
 -- Zeroes with probability p, scales the rest by 1 / (1 - p); mask from the context's generator.
-function M.dropout(x, p)
-   tensor('dropout', 'x', x)
-   finite('dropout', 'p', p, 0, 1)
-   local box = new_box()
-   local rc = C.tide_dropout(box, x, p)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_dropout(box, x, p)) end
-   return take(box)
-end
+make 'dropout(x, p: finite 0 1)'
 
 -- ---- losses ----------------------------------------------------------------------------------
 
@@ -359,13 +208,7 @@ function M.contiguous(x)
 end
 
 -- A copy of its own, recorded for backward.
-function M.clone(x)
-   tensor('clone', 'x', x)
-   local box = new_box()
-   local rc = C.tide_clone(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_clone(box, x)) end
-   return take(box)
-end
+make 'clone(x)'
 
 -- x on another device ('cpu'); x itself if it is there. Not recorded. non_blocking: the copy may be
 -- under way on return, and what uses it waits; towards a GPU x must be pinned (see pin_memory).
@@ -390,13 +233,7 @@ end
 -- second try after a lack of it begins from the same x.
 
 -- src, broadcast and converted, into x.
-function M.copy_(x, src)
-   tensor('copy_', 'x', x)
-   tensor('copy_', 'src', src)
-   local rc = C.tide_copy_(x, src)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_copy_(x, src)) end
-   return x
-end
+place 'copy_(x, src)'
 
 -- x with every element set to value, in place.
 function M.fill_(x, value)
@@ -416,33 +253,11 @@ function M.zero_(x)
 end
 
 -- x += alpha * src; src may be a number.
-function M.add_(x, src, alpha)
-   tensor('add_', 'x', x)
-   src = arg.operand('add_', 'src', x, src)
-   alpha = number('add_', 'alpha', alpha == nil and 1 or alpha)
-   local rc = C.tide_axpy_(x, src, alpha)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_axpy_(x, src, alpha)) end
-   return x
-end
-
+place 'axpy_: add_(x, src: operand, alpha: number = 1)'
 -- x += a b for matrices x [M, N], a [M, K], b [K, N]; each element is rounded once.
-function M.addmm_(x, a, b)
-   tensor('addmm_', 'x', x)
-   tensor('addmm_', 'a', a)
-   tensor('addmm_', 'b', b)
-   local rc = C.tide_addmm_(x, a, b)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_addmm_(x, a, b)) end
-   return x
-end
-
+place 'addmm_(x, a, b)'
 -- x times a number, in place.
-function M.mul_(x, factor)
-   tensor('mul_', 'x', x)
-   factor = number('mul_', 'factor', factor)
-   local rc = C.tide_scale_(x, factor)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_scale_(x, factor)) end
-   return x
-end
+place 'scale_: mul_(x, factor: number)'
 
 -- ---- in place over lists ---------------------------------------------------------------------
 

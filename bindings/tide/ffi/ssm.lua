@@ -13,20 +13,14 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
+local make = require('tide.ffi.row').adders(M)
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, tensor_or_nil, flag, int = arg.tensor, arg.tensor_or_nil, arg.flag, arg.int
 local finite, bad = arg.finite, status.bad_arg
 
 -- The number of the sequence of each token of a packed stream, i32 [1, ntoken], from cumulative
 -- lengths {0, ..., ntoken}.
-function M.sequence_index(cu, ntoken)
-   tensor('sequence_index', 'cu', cu)
-   int('sequence_index', 'ntoken', ntoken, 0)
-   local box = new_box()
-   local rc = C.tide_sequence_index(box, cu, ntoken)
-   if rc ~= 0 and again(cu, rc) then check(cu, C.tide_sequence_index(box, cu, ntoken)) end
-   return take(box)
-end
+make 'sequence_index(cu, ntoken: int 0)'
 
 -- ---- convolution -----------------------------------------------------------------------------
 

@@ -1,0 +1,127 @@
+-- Wrappers of C functions from rows: one line a function, a prototype each.
+--
+-- A row is the signature of a method, each argument with its kind. From it comes the text of a
+-- function that checks the arguments, calls C.tide_<name> and owns the result:
+--
+--    make 'sum(x, dim: dims, keepdim: flag)'
+--
+-- The text is compiled on its own, because functions that share a prototype (closures of one
+-- factory) share their traces, and a trace for one op would be tried by all. It is compiled as that
+-- very line of the caller's file, so that help, errors and profiles point to the row, with the
+-- comment above it.
+--
+-- An argument without a kind is a tensor. Behind a kind stand its least and greatest value, and
+-- after `=` what nil means. The first argument is the tensor whose context tells of failures. Where
+-- C takes the arguments in another order, it stands after `->`, and a name that differs before `:`
+-- at the front ('axpy_: add_(x, src)').
+
+local lib = require 'tide.ffi.lib'
+local own = require 'tide.ffi.own'
+local arg = require 'tide.ffi.arg'
+
+local M = {}
+
+jit.off(true, true) -- each row is read once; its function compiles
+
+-- What the text of a wrapper may name.
+local names = 'C, new_box, take, again, check, tensor, maybe, operand, pair, dim_of, ndim_of, '
+   .. 'dims_of, flag, int, finite, number, dtype_of'
+local function values()
+   return lib.C, own.new_box, own.take, own.again_t, own.check_t, arg.tensor, arg.tensor_or_nil,
+      arg.operand, arg.pair, arg.dim, arg.ndim, arg.dims, arg.flag, arg.int, arg.finite, arg.number,
+      arg.dtype
+end
+
+-- The check of each kind. In its text OP is the op, X the first argument, N this one, V its value
+-- (or the default) and R its range.
+local checks = {
+   tensor = "tensor('OP', 'N', V)",
+   maybe = "maybe('OP', 'N', V)",                           -- a tensor or nil
+   operand = "N = operand('OP', 'N', X, V)",                -- a tensor, or a number that meets X
+   pair = "X, N = pair('OP', X, V)",                        -- the same, and X may be the number
+   dim = "N = dim_of('OP', 'N', V, ndim_of(X))",
+   newdim = "N = dim_of('OP', 'N', V, ndim_of(X) + 1)",     -- a dim of a result with one more
+   dims = "local N_n, N_dims = dims_of('OP', X, V)",        -- an integer, a list, or nil for all
+   flag = "N = flag('OP', 'N', V)",
+   int = "N = int('OP', 'N', VR)",
+   finite = "N = finite('OP', 'N', VR)",
+   number = "N = number('OP', 'N', V)",
+   dtype = "N = dtype_of('OP', 'N', V)",
+}
+
+-- One argument of a row: { name =, kind =, range =, default = }.
+local function argument(text)
+   local front, default = text:match '^%s*([^=]-)%s*=%s*(.-)%s*$'
+   local name, kind, range = (front or text):match '^%s*([%w_]+):?%s*(%a*)%s*(.-)%s*$'
+   return {
+      name = name, kind = kind == '' and 'tensor' or kind, range = range:gsub('%S+', ', %0'),
+      default = default,
+   }
+end
+
+-- Arguments of a row as a list; those of C as a text.
+local function arguments(list, order)
+   local args, passed = {}, {}
+   for text in list:gmatch '[^,]+' do
+      local a = argument(text)
+      args[#args + 1] = a
+      args[a.name] = a
+      passed[#passed + 1] = a.name
+   end
+   local text = (order or table.concat(passed, ', ')):gsub('[%w_]+', function(name)
+      if args[name] and args[name].kind == 'dims' then return name .. '_n, ' .. name .. '_dims' end
+   end)
+   return args, text
+end
+
+local function check_of(op, a, first)
+   local value = a.name
+   if a.default then value = ('%s == nil and %s or %s'):format(a.name, a.default, a.name) end
+   local text = checks[a.kind]
+   if not text then error(('row %s: no kind %s'):format(op, a.kind)) end
+   local parts = { OP = op, X = first, V = value, R = a.range }
+   text = text:gsub('%f[%w]VR%f[^%w]', value .. a.range)
+   return (text:gsub('%f[%w]%u+%f[^%w]', parts):gsub('%f[%w]N%f[^%w]', a.name))
+end
+
+-- What follows the checks: a fresh result, or the changed first argument.
+local tails = {
+   make = 'local box = new_box() local rc = C.CALL(box, ARGS) '
+      .. 'if rc ~= 0 and again(X, rc) then check(X, C.CALL(box, ARGS)) end return take(box)',
+   place = 'local rc = C.CALL(ARGS) '
+      .. 'if rc ~= 0 and again(X, rc) then check(X, C.CALL(ARGS)) end return X',
+}
+
+-- The text of a wrapper, and its name.
+local function source(row, tail)
+   local op, list = row:match '([%w_]+)(%b())'
+   local symbol, order = row:match '^([%w_]+): ' or op, row:match '%-> (.*)$'
+   local args, passed = arguments(list:sub(2, -2), order)
+   local first, params, text = args[1].name, {}, {}
+   for i, a in ipairs(args) do
+      params[i] = a.name
+      -- A pair checks its first half too.
+      local halved = i == 1 and args[2] and args[2].kind == 'pair'
+      if not halved then text[#text + 1] = check_of(op, a, first) end
+   end
+   local parts = { CALL = 'tide_' .. symbol, ARGS = passed, X = first }
+   text[#text + 1] = (tails[tail]:gsub('%f[%w]%u+%f[^%w]', parts))
+   return ('local %s = ... return function(%s) %s end'):format(names, table.concat(params, ', '),
+      table.concat(text, ' ')), op
+end
+
+-- Two functions that add wrappers to `into`: of C functions that make a tensor (the first argument
+-- of C), and of those that change their first argument and return it.
+function M.adders(into)
+   local function adder(tail)
+      return function(row)
+         local text, name = source(row, tail)
+         local at = debug.getinfo(2, 'Sl')
+         local chunk = ('\n'):rep(at.currentline - 1) .. text
+         into[name] = assert(loadstring(chunk, at.source))(values())
+      end
+   end
+   return adder 'make', adder 'place'
+end
+
+return M
