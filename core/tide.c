@@ -71,7 +71,7 @@ static int open_layers(tide_ctx *ctx)
   return tide__tape_open(ctx);
 }
 
-static void destroy(tide_ctx *ctx)
+static void ctx_destroy(tide_ctx *ctx)
 {
   while (ctx->scope) {
     struct tide__scope *s = ctx->scope;
@@ -92,7 +92,7 @@ static void destroy(tide_ctx *ctx)
 
 void tide__ctx_drop(tide_ctx *ctx)
 {
-  if (--ctx->refs == 0) destroy(ctx);
+  if (--ctx->refs == 0) ctx_destroy(ctx);
 }
 
 int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)

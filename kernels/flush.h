@@ -1,6 +1,4 @@
 /* Denormals as cpu kernels see them, for host code that is to agree with their results.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_FLUSH_H
 #define TIDE_KERNELS_FLUSH_H

@@ -1,11 +1,9 @@
 /* How the operand of an FP8 product is scaled: per tensor, by its own largest magnitude ("current
  * scaling"). Shared by the kernels of every device, so that all make the same codes.
  *
- * The one idea: FP8 has 4 or 5 bits of exponent, so numbers are brought to the upper end of its
+ * FP8 has 4 or 5 bits of exponent, so numbers are brought to the upper end of its
  * range first and the product is divided by the factors: code = round(v * scale), v = code / scale.
  * Formats and rounding: core/base/dtype.h.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_FP8_H
 #define TIDE_KERNELS_FP8_H

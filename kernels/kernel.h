@@ -1,19 +1,19 @@
 /* What a kernel sees: pointers, sizes, strides and a typed attribute struct. Never a tensor.
  *
- * The one idea: every kernel of every op has the same signature and takes one k_call, which
+ * Every kernel of every op has the same signature and takes one k_call, which
  * dispatch fills from tensor handles. A kernel reads its operands, writes its results and returns
  * a status; it allocates nothing (scratch comes in through `work`), waits for nothing and keeps no
  * state. kernels/ref defines what each op means; a faster kernel may differ by rounding only.
  *
- * Layer 2k. Includes core/base and the public enums, nothing above.
+ * Includes core/base and the public enums, nothing above.
  */
 #ifndef TIDE_KERNELS_KERNEL_H
 #define TIDE_KERNELS_KERNEL_H
 
 #include "tide/tide.h"
 
-/* One operand. Strides count elements and may be 0 (broadcast) or negative. data points at the
- * first element. An absent optional operand has data null and ndim -1. */
+/* One operand. Strides count elements; 0 repeats, none is negative. data points at the first
+ * element. An absent optional operand has data null and ndim -1. */
 typedef struct k_tensor {
   void   *data;
   int64_t shape[TIDE_MAX_DIM];

@@ -1,10 +1,10 @@
 /* Reductions over ranks and large copies: what a communicator asks of the processor.
  *
- * The one idea: n sources of equal length are combined element by element in the order of their
+ * N sources of equal length are combined element by element in the order of their
  * numbers, 0 to n - 1, and the result is written to every destination. No other order ever occurs,
  * so the bits do not depend on how the elements were cut among ranks or threads.
  *
- * Layer 2k. Plain pointers; a destination may be one of the sources (exactly, not shifted).
+ * Plain pointers; a destination may be one of the sources (exactly, not shifted).
  */
 #ifndef TIDE_KERNELS_REDUCE_RANKS_H
 #define TIDE_KERNELS_REDUCE_RANKS_H

@@ -1,6 +1,4 @@
 /* One kernel of a device library of its own: as a row of kernels/kernel.def, its op by name.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_ROW_H
 #define TIDE_KERNELS_ROW_H

@@ -1,9 +1,9 @@
 /* Sequence numbers of a packed stream, as the state-space kernels read them.
  *
- * The one idea: a sequence begins where the number changes; that numbers never go down is checked
+ * A sequence begins where the number changes; that numbers never go down is checked
  * once, before anything is written.
  *
- * Layer 2k. The operand is i32 or i64 [B or 1, T] with batch stride 0 when 1, or absent.
+ * The operand is i32 or i64 [B or 1, T] with batch stride 0 when 1, or absent.
  */
 #ifndef TIDE_KERNELS_SEQUENCE_H
 #define TIDE_KERNELS_SEQUENCE_H

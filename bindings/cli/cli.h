@@ -5,8 +5,6 @@
  *   run.c      tide run: its command line, restarts, one rank in the main thread
  *   exit.c     exit codes        env.c     misspelt variables of the environment
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
- *
- * Layer 7.
  */
 #ifndef TIDE_CLI_H
 #define TIDE_CLI_H

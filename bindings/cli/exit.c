@@ -39,7 +39,7 @@ int cli_end_output(int code)
 
 /* os.exit(code, close): closes the state first, unless close is false: what it holds ends in order.
  * Upvalue: LuaJIT's own. */
-static int l_exit(lua_State *L)
+static int l_cli_exit(lua_State *L)
 {
   bool keep = lua_isboolean(L, 2) && !lua_toboolean(L, 2);
   int code = cli_end_output(tide_host_exit_code(L));
@@ -54,7 +54,7 @@ static int close_on_exit(lua_State *L)
 {
   lua_getglobal(L, "os");
   lua_getfield(L, -1, "exit");
-  lua_pushcclosure(L, l_exit, 1);
+  lua_pushcclosure(L, l_cli_exit, 1);
   lua_setfield(L, -2, "exit");
   return 0;
 }

@@ -1,6 +1,6 @@
 /* The `tide` program: run, repl, trace, version, params, help.
  *
- * The one idea: a thin shell over tide_lua (one rank, in the main thread) and ranks (several, as
+ * A thin shell over tide_lua (one rank, in the main thread) and ranks (several, as
  * threads). Its folder is the only one that prints, handles signals and exits.
  *
  * Exit codes: 0 done, 1 the recipe raised, 2 wrong command line, here or in the recipe's options

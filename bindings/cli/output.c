@@ -1,6 +1,6 @@
 /* Output of ranks: whole lines with a prefix, and their standard streams.
  *
- * The one idea: a rank's state gets other streams, which collect its text here; a line is printed
+ * A rank's state gets other streams, which collect its text here; a line is printed
  * when it is complete, in one write.
  */
 #include <lauxlib.h>

@@ -1,6 +1,6 @@
 /* One rank of a job of processes: where the launcher has put it, and how the job ends.
  *
- * The one idea: each process runs one rank in its main thread; the job ends as a whole, with the
+ * Each process runs one rank in its main thread; the job ends as a whole, with the
  * first failure shown once, by a rank that the failing ones elect (tide_mpi_elect).
  */
 #include <sched.h>
@@ -47,7 +47,7 @@ static bool outlive(const place *at, int status)
   return nanosleep(&ts, NULL) == 0;
 }
 
-static void report(printer *p, int rank, const char *message)
+static void place_report(printer *p, int rank, const char *message)
 {
   char head[64];
   int code, k = snprintf(head, sizeof head, "tide: rank %d %s ", rank,
@@ -62,7 +62,7 @@ static int end_well(printer *p, int rank)
   static const char text[] = "not all ranks have come to the end of the job after a call that "
     "failed; it is ended by force";
   if (tide_mpi_end() == TIDE_OK) return 0;
-  report(p, rank, text);
+  place_report(p, rank, text);
   tide_mpi_abort(EXIT_RAISED);
   return EXIT_RAISED;
 }
@@ -78,7 +78,7 @@ int cli_end_job(printer *p, const place *at, const ending *how)
   int rc = tide_mpi_elect(how->status != TIDE_E_PEER);
   bool mine = rc == TIDE_MORE || (rc < 0 && outlive(at, how->status));
   bool silent = how->status >= 0 || at->size == 1;
-  if (mine && !silent && cli_signal_count() == n) report(p, at->rank, how->message);
+  if (mine && !silent && cli_signal_count() == n) place_report(p, at->rank, how->message);
   tide_mpi_abort(how->code);
   return how->code;
 }

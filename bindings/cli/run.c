@@ -1,6 +1,6 @@
 /* `tide run`: its command line, restarts, and one rank in the main thread.
  *
- * The one idea: an attempt is a new context and a new group; what ends it is an exit code.
+ * An attempt is a new context and a new group; what ends it is an exit code.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 
 #include "cli.h"
 
-static int describe_protected(lua_State *L)
+static int cli_describe_protected(lua_State *L)
 {
   const run_options *o = lua_touserdata(L, 1);
   lua_getglobal(L, "package");
@@ -29,7 +29,7 @@ static int describe_protected(lua_State *L)
 
 int cli_describe_job(lua_State *L, const run_options *o)
 {
-  return o->job ? lua_cpcall(L, describe_protected, (void *)o) : 0;
+  return o->job ? lua_cpcall(L, cli_describe_protected, (void *)o) : 0;
 }
 
 /* ---- contexts and states --------------------------------------------------------------------- */

@@ -63,7 +63,7 @@ static void show_cause(const job *j, const char *cause, int same)
 
 /* The cause, unless it has been shown, and last; the others in one line each, unless they say the
  * same. */
-static void report(const job *j)
+static void threads_report(const job *j)
 {
   int first = tide_host_ranks_first(j->ranks), same = 0, code;
   const char *cause = first >= 0 ? tide_host_ranks_message(j->ranks, first) : "";
@@ -133,7 +133,7 @@ static int run_watched(job *j)
   pthread_cond_signal(&j->changed);
   pthread_mutex_unlock(&j->lock);
   if (watched) pthread_join(watcher, NULL);
-  report(j);
+  threads_report(j);
   pthread_cond_destroy(&j->changed);
   pthread_mutex_destroy(&j->lock);
   pthread_mutex_destroy(&j->out.lock);

@@ -66,7 +66,7 @@ static int exit_text(lua_State *L)
 
 /* os.exit(code). Where hooks do not run it returns, and the rank ends with the finalizer or hook
  * that called it. */
-static int l_exit(lua_State *L)
+static int l_rank_exit(lua_State *L)
 {
   int code = tide_host_exit_code(L);
   bool hooked = is_hooked_here(L);
@@ -88,7 +88,7 @@ static int l_exit(lua_State *L)
 static int install(lua_State *L)
 {
   lua_getglobal(L, "os");
-  lua_pushcfunction(L, l_exit);
+  lua_pushcfunction(L, l_rank_exit);
   lua_setfield(L, -2, "exit");
   return 0;
 }

@@ -134,7 +134,7 @@ static bool note_first(tide_host_ranks *r, const rank_row *row)
 
 /* Records a failure; the first one stops the other ranks. It is recorded before the group is told:
  * the ranks that this wakes fail too, and must not be taken for the cause. */
-static void fail(rank_row *row, int status, const char *message)
+static void rank_fail(rank_row *row, int status, const char *message)
 {
   tide_host_ranks *r = row->all;
   pthread_mutex_lock(&r->lock);
@@ -174,7 +174,7 @@ static void leave_hook(rank_row *row)
   pthread_mutex_unlock(&row->all->lock);
 }
 
-static int describe_protected(lua_State *L)
+static int rank_describe_protected(lua_State *L)
 {
   const rank_row *row = lua_touserdata(L, 1);
   lua_getglobal(L, "package");
@@ -204,7 +204,7 @@ static bool keep_result(rank_row *row, const char *result, size_t n)
   return kept;
 }
 
-static void run_chunk(rank_row *row, lua_State *L)
+static void rank_run_chunk(rank_row *row, lua_State *L)
 {
   const tide_host_ranks *r = row->all;
   const char *const *args = (const char *const *)r->args;
@@ -212,19 +212,20 @@ static void run_chunk(rank_row *row, lua_State *L)
                    : tide_lua_run_string(L, r->code, r->ncode, r->name, r->narg, args);
   if (rc < 0) {
     const char *message = tide_lua_message(L);
-    fail(row, rc, *message ? message : tide_status_text(rc));
+    rank_fail(row, rc, *message ? message : tide_status_text(rc));
     return;
   }
   size_t n = 0;
   const char *result = tide_lua_result(L, &n);
-  if (result && !keep_result(row, result, n)) fail(row, TIDE_E_NOMEM, "no memory for the result");
+  if (result && !keep_result(row, result, n))
+    rank_fail(row, TIDE_E_NOMEM, "no memory for the result");
 }
 
 static void run_state(rank_row *row, lua_State *L)
 {
   const tide_host_ranks_hooks *h = &row->all->hooks;
-  if (lua_cpcall(L, describe_protected, row) || tide_host_rank_exit(L)) {
-    fail(row, TIDE_E_NOMEM, "no memory to set up the rank");
+  if (lua_cpcall(L, rank_describe_protected, row) || tide_host_rank_exit(L)) {
+    rank_fail(row, TIDE_E_NOMEM, "no memory to set up the rank");
     return;
   }
   bool begun = true;
@@ -232,8 +233,8 @@ static void run_state(rank_row *row, lua_State *L)
     begun = h->begin(L, row->index, h->user) == 0;
     leave_hook(row);
   }
-  if (!begun) fail(row, TIDE_E_HOST, "the host's begin hook failed");
-  else run_chunk(row, L);
+  if (!begun) rank_fail(row, TIDE_E_HOST, "the host's begin hook failed");
+  else rank_run_chunk(row, L);
   tide_host_rank_code(L);
   if (!enter_hook(row, h->end)) return;
   h->end(L, row->index, h->user);
@@ -246,12 +247,12 @@ static void open_and_run(rank_row *row)
   lua_State *L = NULL;
   int rc = tide_ctx_attach(row->ctx);
   if (rc < 0) {
-    fail(row, rc, "the context cannot move to the thread of its rank");
+    rank_fail(row, rc, "the context cannot move to the thread of its rank");
     return;
   }
   rc = tide_lua_open(&L, row->ctx, row->all->root, msg, sizeof msg);
   if (rc < 0) {
-    fail(row, rc, msg);
+    rank_fail(row, rc, msg);
     return;
   }
   run_state(row, L);
@@ -296,7 +297,7 @@ static void start_threads(tide_host_ranks *r)
   pthread_attr_setstacksize(&attr, STACK_BYTES);
   for (int i = 0; i < r->nrank; i++) {
     if (start_thread(&r->rows[i], &attr)) continue;
-    fail(&r->rows[i], TIDE_E_NOMEM, "the system refused a thread for this rank");
+    rank_fail(&r->rows[i], TIDE_E_NOMEM, "the system refused a thread for this rank");
     break;
   }
   pthread_attr_destroy(&attr);
@@ -317,7 +318,7 @@ static bool any_running(const tide_host_ranks *r, bool *hooked)
 }
 
 /* Under the lock. */
-static void abandon(tide_host_ranks *r)
+static void rank_abandon(tide_host_ranks *r)
 {
   char text[1024];
   int first = atomic_load(&r->first);
@@ -345,7 +346,7 @@ static void wait_for_ranks(tide_host_ranks *r)
     else
       late = pthread_cond_timedwait(&r->changed, &r->lock, &r->deadline) == ETIMEDOUT;
   }
-  if (any_running(r, &hooked)) abandon(r);
+  if (any_running(r, &hooked)) rank_abandon(r);
   pthread_mutex_unlock(&r->lock);
   for (int i = 0; i < r->nrank; i++)
     if (r->rows[i].started && !r->rows[i].abandoned) pthread_join(r->rows[i].thread, NULL);

@@ -149,14 +149,14 @@ void tide_host_ranks_set_hooks(tide_host_ranks *r, const tide_host_ranks_hooks *
 
 int tide_host_ranks_first(const tide_host_ranks *r) { return atomic_load(&r->first); }
 
-static const rank_row *row_of(const tide_host_ranks *r, int rank)
+static const rank_row *ranks_row_of(const tide_host_ranks *r, int rank)
 {
   return rank >= 0 && rank < r->nrank ? &r->rows[rank] : NULL;
 }
 
 int tide_host_ranks_status(const tide_host_ranks *r, int rank)
 {
-  const rank_row *row = row_of(r, rank);
+  const rank_row *row = ranks_row_of(r, rank);
   return row ? row->status : TIDE_E_ARG;
 }
 
@@ -169,13 +169,13 @@ int tide_host_ranks_running(const tide_host_ranks *r)
 
 const char *tide_host_ranks_message(const tide_host_ranks *r, int rank)
 {
-  const rank_row *row = row_of(r, rank);
+  const rank_row *row = ranks_row_of(r, rank);
   return row && row->message ? row->message : "";
 }
 
 const char *tide_host_ranks_result(const tide_host_ranks *r, int rank, size_t *n)
 {
-  const rank_row *row = row_of(r, rank);
+  const rank_row *row = ranks_row_of(r, rank);
   if (n) *n = row ? row->nresult : 0;
   return row ? row->result : NULL;
 }

@@ -1,9 +1,9 @@
 /* Lua states for C hosts: where the Lua files are, opening a state on a context, running chunks.
  *
- * The one idea: everything that may raise runs inside lua_cpcall or lua_pcall, and what comes out
+ * Everything that may raise runs inside lua_cpcall or lua_pcall, and what comes out
  * is a status plus a text kept in the registry of the state.
  *
- * Layer 7. The Lua side learns about its host from package.loaded['tide.host']: ctx (light
+ * The Lua side learns about its host from package.loaded['tide.host']: ctx (light
  * userdata, borrowed), library and host_library (paths of what is loaded already).
  */
 #include "tide_lua.h"
@@ -325,7 +325,7 @@ static void keep(lua_State *L, const char *key)
   if (lua_pcall(L, 2, 0, 0)) lua_pop(L, 1);
 }
 
-static int run(lua_State *L, run_job *job)
+static int host_run(lua_State *L, run_job *job)
 {
   if (lua_cpcall(L, forget_protected, NULL)) {
     lua_pop(L, 1);
@@ -355,7 +355,7 @@ int tide_lua_run_file(lua_State *L, const char *path, int narg, const char *cons
 {
   if (!L || !path || narg < 0 || (narg > 0 && !args)) return TIDE_E_ARG;
   run_job job = {.path = path, .narg = narg, .args = args};
-  return run(L, &job);
+  return host_run(L, &job);
 }
 
 int tide_lua_run_string(lua_State *L, const char *code, size_t ncode, const char *name, int narg,
@@ -364,7 +364,7 @@ int tide_lua_run_string(lua_State *L, const char *code, size_t ncode, const char
   if (!L || !code || narg < 0 || (narg > 0 && !args)) return TIDE_E_ARG;
   run_job job = {.code = code, .ncode = ncode, .name = name ? name : "=chunk", .narg = narg,
                  .args = args};
-  return run(L, &job);
+  return host_run(L, &job);
 }
 
 /* The registry keeps the string alive; reading it with a string key that is interned there

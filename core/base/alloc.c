@@ -1,4 +1,4 @@
-/* Host bookkeeping memory: the default resize hook and the counted calls to whichever is set. */
+/* Host bookkeeping memory: counted calls of the context's resize hook. */
 #include "core/base/alloc.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Host bookkeeping memory: every byte goes through the context's resize hook with its old size.
  *
- * Layer 0. Tensor bytes do not come from here but from the caching allocator of their device.
+ * Tensor bytes do not come from here but from the caching allocator of their device.
  */
 #ifndef TIDE_BASE_ALLOC_H
 #define TIDE_BASE_ALLOC_H

@@ -1,13 +1,11 @@
 /* struct tide_ctx: what every layer shares, and nothing else.
  *
- * The one idea: there is no global. Allocator, log, parameters, error record, counters, generator
+ * There is no global. Allocator, log, parameters, error record, counters, generator
  * and one slot for each higher layer live here; a second context shares none of it.
  *
  * Lifetime: counted. Every object made from a context holds it, so finalizers may run in any
  * order; the last release tears it down (core/tide.c).
  * Threads: everything but `foreign`, `released` and `interrupt` belongs to the owner thread.
- *
- * Layer 0.
  */
 #ifndef TIDE_BASE_CTX_H
 #define TIDE_BASE_CTX_H
@@ -56,7 +54,7 @@ struct tide_ctx {
   struct tide__tensor_pool *tensors;/* layer 2: free tensor handles */
   tide_tensor *rng_place;           /* layer 3: where random ops begin, or null */
   struct tide__kernel_index *kernels; /* layer 3: rows of kernel.def by (op, device, dtype) */
-  const struct tide__recorder *recorder; /* layer 3's window to the tape (layer 4) */
+  const struct tide__recorder *recorder; /* layer 3's window to the tape */
   struct tide__tape *tape;          /* layer 4 */
   bool recording;                   /* ops with inputs that need gradients are recorded */
 

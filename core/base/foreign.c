@@ -2,7 +2,7 @@
 #include "core/base/foreign.h"
 
 /* The first release puts the object on the stack, further ones only count. */
-static void push(tide_ctx *ctx, tide__foreign *f)
+static void foreign_push(tide_ctx *ctx, tide__foreign *f)
 {
   if (atomic_fetch_add_explicit(&f->count, 1, memory_order_acq_rel) > 0) return;
   struct tide__foreign *head = atomic_load_explicit(&ctx->released, memory_order_relaxed);
@@ -14,7 +14,7 @@ static void push(tide_ctx *ctx, tide__foreign *f)
 void tide__foreign_release(tide_ctx *ctx, tide__foreign *f)
 {
   if (pthread_equal(pthread_self(), ctx->owner)) f->release(f, 1);
-  else push(ctx, f);
+  else foreign_push(ctx, f);
 }
 
 void tide__foreign_settle(tide_ctx *ctx)

@@ -1,13 +1,13 @@
 /* The standard normal quantile, branch-free, as one expression every device can repeat.
  *
- * The one idea: Wichura's algorithm AS 241 (PPND16) with each product and sum spelled as fma, and a
+ * Wichura's algorithm AS 241 (PPND16) with each product and sum spelled as fma, and a
  * logarithm of our own, so that a vector loop, plain C and a GPU compute the same bits. Three
  * ratios of polynomials of degree seven, chosen by how far p is from one half; relative error
  * about 1e-16.
  *
  * Reference: M. J. Wichura, Applied Statistics 37 (1988) 477-484.
  *
- * Layer 0. The file holds inline functions for loops; everyone else calls tide__normal_quantile.
+ * The file holds inline functions for loops; everyone else calls tide__normal_quantile.
  */
 #ifndef TIDE_BASE_NORMAL_H
 #define TIDE_BASE_NORMAL_H

@@ -27,7 +27,7 @@ static int64_t *slot(tide__params *params, const struct row *row)
   return (int64_t *)((char *)params + row->offset);
 }
 
-static const struct row *find(const char *name)
+static const struct row *param_find(const char *name)
 {
   for (int i = 0; i < NPARAM; i++)
     if (!strcmp(table[i].name, name)) return &table[i];
@@ -76,7 +76,7 @@ static int assign(tide_ctx *ctx, const struct row *row, const char *label, const
 
 int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
 {
-  const struct row *row = name ? find(name) : NULL;
+  const struct row *row = name ? param_find(name) : NULL;
   if (!row)
     return tide__fail(ctx, TIDE_E_ARG, "param_set", "no parameter is called '%s'; `tide params` "
                       "lists them", name ? name : "(null)");
@@ -85,7 +85,7 @@ int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
 
 const char *tide_param_get(tide_ctx *ctx, const char *name)
 {
-  const struct row *row = name ? find(name) : NULL;
+  const struct row *row = name ? param_find(name) : NULL;
   if (!row) return NULL;
   snprintf(ctx->params.text, sizeof ctx->params.text, "%lld",
            (long long)*slot(&ctx->params, row));

@@ -1,6 +1,6 @@
 /* Parameters: the tunables of a context, declared once in param.def.
  *
- * The struct, the table of names and the parser are all made from the same rows. Layer 0.
+ * The struct, the table of names and the parser are all made from the same rows.
  */
 #ifndef TIDE_BASE_PARAM_H
 #define TIDE_BASE_PARAM_H

@@ -1,6 +1,4 @@
 /* The standard normal: the quantile of normal.h out of line, and the cdf through erfc.
- *
- * Layer 0.
  */
 #include "core/base/rng.h"
 

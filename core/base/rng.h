@@ -1,10 +1,8 @@
 /* The counter-based generator: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011).
  *
- * The one idea: a random word is a pure function of (seed, stream, index). Nothing is carried from
+ * A random word is a pure function of (seed, stream, index). Nothing is carried from
  * one draw to the next, so a sharded, resumed or re-ordered run sees the same numbers.
  * Word i is lane i % 4 of the block with counter (i / 4, stream) under key seed.
- *
- * Layer 0.
  */
 #ifndef TIDE_BASE_RNG_H
 #define TIDE_BASE_RNG_H

@@ -1,6 +1,6 @@
 /* Shape algebra: broadcasting, strides, dim resolution. Pure functions of integers.
  *
- * Shapes are int64 arrays of at most TIDE_MAX_DIM sizes; strides count elements. Layer 0.
+ * Shapes are int64 arrays of at most TIDE_MAX_DIM sizes; strides count elements.
  */
 #ifndef TIDE_BASE_SHAPE_H
 #define TIDE_BASE_SHAPE_H

@@ -1,4 +1,4 @@
-/* An in-place sort of indices, by an order that the caller gives. Layer 0. */
+/* An in-place sort of indices, by an order that the caller gives. */
 #ifndef TIDE_BASE_SORT_H
 #define TIDE_BASE_SORT_H
 

@@ -1,9 +1,7 @@
 /* Statuses and the error record: how a failure travels through C.
  *
- * The one idea: a function that fails writes one record into its context, returns a negative
+ * A function that fails writes one record into its context, returns a negative
  * status, and every caller passes the status on unchanged. Nothing prints, nothing jumps.
- *
- * Layer 0.
  */
 #ifndef TIDE_BASE_STATUS_H
 #define TIDE_BASE_STATUS_H

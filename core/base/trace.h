@@ -1,7 +1,7 @@
 /* The trace: a ring of named spans, written out as a Chrome trace.
  *
  * Off by default (parameter trace). A span costs two clock reads and a slot of 128 bytes; names are
- * copied, so callers may pass temporary text. Layer 0.
+ * copied, so callers may pass temporary text.
  */
 #ifndef TIDE_BASE_TRACE_H
 #define TIDE_BASE_TRACE_H

@@ -1,6 +1,6 @@
 /* The caching allocator: segments of the device's memory, split into blocks and merged again.
  *
- * The one idea: free blocks hang in lists by size class, sixteen classes a power of two, with one
+ * Free blocks hang in lists by size class, sixteen classes a power of two, with one
  * bit a class, so finding one that fits is a scan of a few words (two-level segregated fit:
  * Masmano, Ripoll, Crespo, Real, "TLSF: a new dynamic memory allocator for real-time systems",
  * ECRTS 2004). The best fit of the first list that holds one is cut to size; a block given back
@@ -83,11 +83,11 @@ struct tide__cache {
   bool frozen, keep, retired;
 };
 
-static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+static size_t cache_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 static size_t rounded(size_t size)
 {
-  return size <= SMALL ? round_up(size ? size : 1, GRAIN) : round_up(size, PAGE);
+  return size <= SMALL ? cache_round_up(size ? size : 1, GRAIN) : cache_round_up(size, PAGE);
 }
 
 /* Class of a block: multiples of GRAIN singly up to 2^SUB of them, then 2^SUB a power of two. */
@@ -114,7 +114,7 @@ void *tide__block_data(const tide__block *block) { return block ? block->ptr : N
 
 /* ---- headers and lists ----------------------------------------------------------------------- */
 
-static tide__block *header(tide_ctx *ctx, struct tide__cache *cache)
+static tide__block *cache_header(tide_ctx *ctx, struct tide__cache *cache)
 {
   tide__block *b = cache->spare;
   if (!b) return tide__alloc(ctx, sizeof *b);
@@ -123,7 +123,7 @@ static tide__block *header(tide_ctx *ctx, struct tide__cache *cache)
   return b;
 }
 
-static void recycle(struct tide__cache *cache, tide__block *b)
+static void cache_recycle(struct tide__cache *cache, tide__block *b)
 {
   b->next = cache->spare;
   cache->spare = b;
@@ -174,7 +174,7 @@ static tide__block *best_of(tide__block *b, size_t size)
   return best;
 }
 
-static tide__block *find(struct tide__cache *cache, int pool_no, size_t size)
+static tide__block *cache_find(struct tide__cache *cache, int pool_no, size_t size)
 {
   pool *p = &cache->pools[pool_no];
   int c = class_of(size);
@@ -240,10 +240,10 @@ static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int p
 {
   if (tide__alloc_fails(ctx) || !is_available(ctx, cache, size)) return NULL;
   segment *s = tide__alloc(ctx, sizeof *s);
-  tide__block *b = s ? header(ctx, cache) : NULL;
+  tide__block *b = s ? cache_header(ctx, cache) : NULL;
   char *ptr = b ? cache->backend->alloc(cache->state, size) : NULL;
   if (!ptr) {
-    if (b) recycle(cache, b);
+    if (b) cache_recycle(cache, b);
     tide__free(ctx, s, sizeof *s);
     return NULL;
   }
@@ -266,7 +266,7 @@ static void close_segment(tide_ctx *ctx, struct tide__cache *cache, tide__block 
   segment *s = b->seg;
   list_out(cache, b);
   count_held(ctx, cache, -(int64_t)b->held);
-  recycle(cache, b);
+  cache_recycle(cache, b);
   if (s->next) s->next->prev = s->prev;
   if (s->prev) s->prev->next = s->next;
   else cache->segments = s->next;
@@ -278,7 +278,7 @@ static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, 
 {
   size_t usual = pool_no == 0 ? SMALL_SEGMENT
                               : cache->backend->lazy ? LAZY_SEGMENT : DEVICE_SEGMENT;
-  size_t least = pool_no == 0 ? SMALL_SEGMENT : round_up(size, SEGMENT_STEP);
+  size_t least = pool_no == 0 ? SMALL_SEGMENT : cache_round_up(size, SEGMENT_STEP);
   if (!ctx->params.cache) usual = least = size;
   tide__block *b = usual > least ? open_segment(ctx, cache, pool_no, usual) : NULL;
   if (!b) b = open_segment(ctx, cache, pool_no, least);
@@ -297,7 +297,7 @@ static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, 
 static bool cut(tide_ctx *ctx, struct tide__cache *cache, tide__block *b, size_t size)
 {
   tide__block *rest = NULL;
-  if (b->size > size && !(rest = header(ctx, cache))) return false;
+  if (b->size > size && !(rest = cache_header(ctx, cache))) return false;
   list_out(cache, b);
   size_t left = b->held > size ? b->held - size : 0;
   count_held(ctx, cache, (int64_t)left - (int64_t)b->held);
@@ -322,7 +322,7 @@ static void merge(struct tide__cache *cache, tide__block *b, tide__block *after)
   b->held += after->held;
   b->after = after->after;
   if (b->after) b->after->before = b;
-  recycle(cache, after);
+  cache_recycle(cache, after);
 }
 
 /* Back into the lists, as one block with its free neighbours. */
@@ -401,7 +401,7 @@ static int traced_growth(tide_ctx *ctx, struct tide__cache *cache, int pool_no, 
 static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block **out)
 {
   int pool_no = size > SMALL;
-  tide__block *b = ctx->params.cache ? find(cache, pool_no, size) : NULL;
+  tide__block *b = ctx->params.cache ? cache_find(cache, pool_no, size) : NULL;
   if (!b) TIDE_TRY(traced_growth(ctx, cache, pool_no, size, &b));
   if (!b) return out_of_memory(ctx, cache, size);
   if (b->held < size && cache->backend->lazy && pool_no == 1) spill(ctx, cache, b);

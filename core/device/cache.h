@@ -2,7 +2,7 @@
  *
  * One cache per device of a context, so no locks. What is handed out is a block: its address and
  * what the cache knows of it, all on the host, so the same code serves devices whose memory the
- * host cannot touch. Layer 1.
+ * host cannot touch.
  */
 #ifndef TIDE_DEVICE_CACHE_H
 #define TIDE_DEVICE_CACHE_H

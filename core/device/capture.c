@@ -1,6 +1,6 @@
 /* Capturing a step: the memory of a graph, and when it may go.
  *
- * The one idea: a replay writes where the capture wrote. So the capture allocates from a cache of
+ * A replay writes where the capture wrote. So the capture allocates from a cache of
  * its own, which nobody else is given, and what is freed meanwhile of older memory (the step may
  * read it) stays set aside until the graph goes. Results of the step outlive the graph if somebody
  * holds them: its cache retires with the last one.
@@ -8,7 +8,7 @@
  * Parties, communicators with streams of their own, are in the graph from their first call in the
  * capture. It holds them, since they must not be closed before it. One that fails takes the graph
  * with it, on whatever thread that happens: a library that is ended waits for the graphs that hold
- * its calls. Layer 1.
+ * its calls.
  */
 #include "core/device/capture.h"
 
@@ -128,7 +128,7 @@ static void leave(tide_graph *g)
   g->ctx->capture = NULL;
 }
 
-static void destroy(tide__foreign *f, int n);
+static void capture_destroy(tide__foreign *f, int n);
 
 int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
 {
@@ -144,7 +144,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   tide__foreign_settle(ctx);
   tide_graph *g = tide__alloc(ctx, sizeof *g);
   if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
-  *g = (tide_graph){.foreign.release = destroy, .ctx = ctx, .device = device};
+  *g = (tide_graph){.foreign.release = capture_destroy, .ctx = ctx, .device = device};
   tide__ctx_hold(ctx);
   int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
   if (rc == TIDE_OK) {
@@ -167,7 +167,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
 }
 
 /* The recording ends, whatever comes of it. */
-static int finish(tide_graph *g)
+static int capture_finish(tide_graph *g)
 {
   tide__device *d = device_of(g);
   void *exec = NULL;
@@ -184,7 +184,7 @@ int tide_graph_end(tide_graph *g)
 {
   if (g->ctx->capture != g)
     return tide__fail(g->ctx, TIDE_E_STATE, "graph_end", "the graph is not being captured");
-  return finish(g);
+  return capture_finish(g);
 }
 
 static int launch(tide_graph *g)
@@ -214,12 +214,12 @@ int tide_graph_replay(tide_graph *g)
   return rc;
 }
 
-static void destroy(tide__foreign *f, int n)
+static void capture_destroy(tide__foreign *f, int n)
 {
   tide_graph *g = (tide_graph *)f;
   tide_ctx *ctx = g->ctx;
   (void)n;
-  if (ctx->capture == g) finish(g);
+  if (ctx->capture == g) capture_finish(g);
   tide__graph_kill(g);
   for (size_t i = 0; i < g->nparty; i++) g->party[i]->calls->drop(g->party[i], g);
   tide__free(ctx, g->party, g->room * sizeof *g->party);

@@ -1,4 +1,4 @@
-/* A step that is captured once and replayed: see tide_graph_begin. Layer 1. */
+/* A step that is captured once and replayed: see tide_graph_begin. */
 #ifndef TIDE_DEVICE_CAPTURE_H
 #define TIDE_DEVICE_CAPTURE_H
 

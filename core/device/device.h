@@ -1,6 +1,4 @@
 /* The devices of a context: each backend with its state and its caching allocator.
- *
- * Layer 1.
  */
 #ifndef TIDE_DEVICE_DEVICE_H
 #define TIDE_DEVICE_DEVICE_H

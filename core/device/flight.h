@@ -1,8 +1,8 @@
 /* Copies between host and device that are under way.
  *
- * The one idea: both storages know of the copy, and whoever uses one of them next makes the least
+ * Both storages know of the copy, and whoever uses one of them next makes the least
  * wait that is right: the host for its bytes, the device's compute stream (not the host) for its
- * own. So asynchronous copies give what blocking ones give. Layer 1.
+ * own. So asynchronous copies give what blocking ones give.
  */
 #ifndef TIDE_DEVICE_FLIGHT_H
 #define TIDE_DEVICE_FLIGHT_H

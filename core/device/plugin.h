@@ -1,6 +1,4 @@
 /* Devices that live in a library of their own, opened at first use.
- *
- * Layer 1.
  */
 #ifndef TIDE_DEVICE_PLUGIN_H
 #define TIDE_DEVICE_PLUGIN_H

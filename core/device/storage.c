@@ -27,7 +27,7 @@ void tide__scope_escape(tide__storage *s)
   s->scope_prev = s->scope_next = NULL;
 }
 
-static int take(tide__storage *s)
+static int storage_take(tide__storage *s)
 {
   tide__device *d = tide__device_get(s->ctx, s->device, "alloc");
   if (!d) return TIDE_E_DEVICE;
@@ -41,7 +41,7 @@ static int take(tide__storage *s)
 }
 
 /* Headers come from a free list, linked by scope_next: a steady loop allocates none. */
-static tide__storage *header(tide_ctx *ctx)
+static tide__storage *storage_header(tide_ctx *ctx)
 {
   tide__storage *s = ctx->storages;
   if (!s) return tide__alloc(ctx, sizeof *s);
@@ -50,7 +50,7 @@ static tide__storage *header(tide_ctx *ctx)
   return s;
 }
 
-static void recycle(tide__storage *s)
+static void storage_recycle(tide__storage *s)
 {
   s->scope_next = s->ctx->storages;
   s->ctx->storages = s;
@@ -65,19 +65,19 @@ void tide__storage_pool_close(tide_ctx *ctx)
   ctx->storages = NULL;
 }
 
-static int make(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
+static int storage_make(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
 {
   *out = NULL;
-  tide__storage *s = header(ctx);
+  tide__storage *s = storage_header(ctx);
   if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a storage");
   s->refs = 1;
   s->ctx = ctx;
   s->size = size;
   s->device = device;
   s->pinned = pinned;
-  int rc = take(s);
+  int rc = storage_take(s);
   if (rc < 0) {
-    recycle(s);
+    storage_recycle(s);
     return rc;
   }
   if (ctx->scope) tide__scope_link(ctx->scope, s);
@@ -87,17 +87,17 @@ static int make(tide__storage **out, tide_ctx *ctx, int device, size_t size, boo
 
 int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size)
 {
-  return make(out, ctx, device, size, false);
+  return storage_make(out, ctx, device, size, false);
 }
 
 int tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size)
 {
-  return make(out, ctx, TIDE_DEV_CPU, size, true);
+  return storage_make(out, ctx, TIDE_DEV_CPU, size, true);
 }
 
 tide__storage *tide__storage_heir(tide__storage *s)
 {
-  tide__storage *heir = header(s->ctx);
+  tide__storage *heir = storage_header(s->ctx);
   if (!heir) return NULL;
   heir->refs = 1;
   heir->ctx = s->ctx;
@@ -133,7 +133,7 @@ void tide__storage_drop(tide__storage *s)
 int tide__storage_restore(tide__storage *s)
 {
   if (!s->gone) return TIDE_OK;
-  TIDE_TRY(take(s));
+  TIDE_TRY(storage_take(s));
   s->version++;
   s->refill = true;
   return TIDE_OK;
@@ -154,5 +154,5 @@ void tide__storage_release(tide__storage *s)
   if (!s || --s->refs > 0) return;
   tide__scope_escape(s);
   tide__storage_drop(s);
-  recycle(s);
+  storage_recycle(s);
 }

@@ -4,8 +4,6 @@
  * holds it; its storage holds the bytes, which may go earlier (end of a step scope, explicit drop,
  * reshard). Touching absent bytes is E_GONE, never a crash. Views share a storage and its version,
  * which every in-place write bumps, so that the tape can tell a saved tensor that was changed.
- *
- * Layer 1.
  */
 #ifndef TIDE_DEVICE_STORAGE_H
 #define TIDE_DEVICE_STORAGE_H

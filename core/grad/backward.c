@@ -35,7 +35,7 @@ static bool exclusive(const tide_tensor *t)
 }
 
 /* *sum += g; g is taken over. */
-static int add_up(tide_tensor **sum, tide_tensor *g)
+static int backward_add_up(tide_tensor **sum, tide_tensor *g)
 {
   int rc;
   if (!*sum) {
@@ -78,7 +78,7 @@ static int into_leaf(tide_tensor *leaf, tide_tensor *g)
     if (rc < 0) return rc;
     g = own;
   }
-  TIDE_TRY(add_up(&leaf->grad, g));
+  TIDE_TRY(backward_add_up(&leaf->grad, g));
   tide__scope_escape(leaf->grad->storage);
   return TIDE_OK;
 }
@@ -96,7 +96,7 @@ int tide__accumulate(tide_ctx *ctx, const tide__edge *edge, tide_tensor *g)
     return tide__fail(ctx, TIDE_E_STATE, "backward", "a second walk over results whose saved "
                       "tensors were freed by the first; pass retain to the first one");
   }
-  TIDE_TRY(add_up(&n->out[edge->slot].grad, g));
+  TIDE_TRY(backward_add_up(&n->out[edge->slot].grad, g));
   if (!n->pending) {
     n->pending = true;
     tide__node_retain(n);
@@ -261,7 +261,7 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
   return tide_tensor_retain(grad);
 }
 
-static void destroy(tide__foreign *f, int n);
+static void backward_destroy(tide__foreign *f, int n);
 
 int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
 {
@@ -278,7 +278,7 @@ int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *gra
   tide_backward *bw = tide__alloc(ctx, sizeof *bw);
   if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
   bw->ctx = ctx;
-  bw->foreign.release = destroy;
+  bw->foreign.release = backward_destroy;
   bw->retain = retain;
   bw->base = ctx->tape->npending;
   tide__ctx_hold(ctx);
@@ -413,7 +413,7 @@ int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
 }
 
 /* An abandoned walk empties the slots it had filled, so that the next one starts clean. */
-static void abandon(tide_backward *bw)
+static void backward_abandon(tide_backward *bw)
 {
   while (bw->at && bw->ctx->tape->npending > bw->base) {
     tide__node *n = bw->at;
@@ -428,13 +428,13 @@ static void abandon(tide_backward *bw)
   tide__node_release(bw->ctx, bw->at);
 }
 
-static void destroy(tide__foreign *f, int n)
+static void backward_destroy(tide__foreign *f, int n)
 {
   tide_backward *bw = (tide_backward *)f;
   tide_ctx *ctx = bw->ctx;
   (void)n;
   forget_host(bw);
-  abandon(bw);
+  backward_abandon(bw);
   tide__free(ctx, bw, sizeof *bw);
   tide__ctx_drop(ctx);
 }

@@ -83,7 +83,7 @@ static bool any_needs_grad(int n, tide_tensor *const *xs)
   return false;
 }
 
-static int check_list(tide_ctx *ctx, int n, tide_tensor *const *xs, const char *list)
+static int leaf_check_list(tide_ctx *ctx, int n, tide_tensor *const *xs, const char *list)
 {
   for (int i = 0; i < n; i++)
     if (!xs[i] || xs[i]->ctx != ctx)
@@ -114,8 +114,8 @@ int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
   if (nin < 0 || nout < 1 || nout > 64)
     return tide__fail(ctx, TIDE_E_ARG, "host_function", "expected nin >= 0 and nout in [1, 64], "
                       "got %d and %d", nin, nout);
-  TIDE_TRY(check_list(ctx, nin, xs, "input"));
-  TIDE_TRY(check_list(ctx, nout, ys, "output"));
+  TIDE_TRY(leaf_check_list(ctx, nin, xs, "input"));
+  TIDE_TRY(leaf_check_list(ctx, nout, ys, "output"));
   TIDE_TRY(make_outs(outs, nout, ys));
   if (!ctx->recording || !any_needs_grad(nin, xs)) return TIDE_OK;
   int rc = tide__node_new(&n, ctx, TIDE__HOST, nin, xs, nout);

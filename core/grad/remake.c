@@ -1,6 +1,6 @@
 /* Remaking: cheap results that a product reads are not kept for it but computed again.
  *
- * The one idea: a linear layer saves its input for the gradient of its weight. If that input came
+ * A linear layer saves its input for the gradient of its weight. If that input came
  * out of a cheap op that keeps its own operands anyway (swiglu, RMS norm), keeping the result as
  * well is memory for nothing: the reverse walk meets the linear layer while the operands are still
  * there, so the same op runs once more. Products that share the input share what was remade; it
@@ -24,7 +24,7 @@ bool tide__remakes(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
   }
 }
 
-static int run(tide_tensor **out, const tide__node *n)
+static int remake_run(tide_tensor **out, const tide__node *n)
 {
   const k_row_norm_attrs *a = &n->attrs.row_norm;
   switch (n->op) {
@@ -46,7 +46,7 @@ int tide__remake(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge)
   tide__output *o = &n->out[edge->slot];
   if (!o->again) {
     TIDE_TRY(tide__check_node(ctx, n));
-    TIDE_TRY(run(&o->again, n));
+    TIDE_TRY(remake_run(&o->again, n));
   }
   *out = o->again;
   return TIDE_OK;

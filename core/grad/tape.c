@@ -119,7 +119,7 @@ static void drop_saved(tide__saved *s, tide__node **doomed)
   tide_tensor_release(t);
 }
 
-static void clear(tide__node *n, tide__node **doomed)
+static void tape_clear(tide__node *n, tide__node **doomed)
 {
   for (int i = 0; i < n->nin; i++) drop_edge(&n->in[i].edge, doomed);
   for (int i = 0; i < n->nin; i++) drop_saved(&n->in[i].saved, doomed);
@@ -167,7 +167,7 @@ static void free_chain(tide_ctx *ctx, tide__node *doomed)
   while (doomed) {
     tide__node *n = doomed;
     doomed = n->doomed;
-    clear(n, &doomed);
+    tape_clear(n, &doomed);
     unlink_and_free(ctx, n);
   }
 }
@@ -182,7 +182,7 @@ void tide__node_release(tide_ctx *ctx, tide__node *n)
 void tide__node_clear(tide_ctx *ctx, tide__node *n)
 {
   tide__node *doomed = NULL;
-  clear(n, &doomed);
+  tape_clear(n, &doomed);
   free_chain(ctx, doomed);
 }
 

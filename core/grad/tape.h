@@ -1,6 +1,6 @@
 /* The tape: recorded ops in execution order.
  *
- * The one idea: a node is appended when an op runs, so the list is already sorted and the reverse
+ * A node is appended when an op runs, so the list is already sorted and the reverse
  * walk is a walk along `prev`. No graph search, no recursion. What a node keeps is counted: the
  * handles of its outputs and the nodes that consumed them hold it, so dropping the last handle of
  * an unused result frees its part of the tape at once, without a backward pass.
@@ -9,7 +9,7 @@
  * with a filled slot is `pending`; the walk visits pending nodes in order and stops when none is
  * left. Saved tensors go as the walk passes.
  *
- * Layer 4. Fills tide__recorder.
+ * Fills tide__recorder.
  */
 #ifndef TIDE_GRAD_TAPE_H
 #define TIDE_GRAD_TAPE_H

@@ -1,4 +1,4 @@
-/* Reading whole regular files, and the writer that replaces a file atomically. Layer 3. */
+/* Reading whole regular files, and the writer that replaces a file atomically. */
 #include "core/io/file.h"
 
 #include <errno.h>

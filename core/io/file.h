@@ -4,8 +4,6 @@
  * folder, which is synchronised and then renamed over the old one; the folder is synchronised
  * last. Reading takes regular files only and never maps them, so that a file cut short by somebody
  * else is an error and not a signal.
- *
- * Layer 3.
  */
 #ifndef TIDE_IO_FILE_H
 #define TIDE_IO_FILE_H

@@ -1,5 +1,5 @@
 /* XXH64, from its specification (XXH64 section of the xxHash document): four lanes eat 32 bytes a
- * round, then merge; the tail goes in by 8, 4 and 1. Words are little-endian. Layer 3. */
+ * round, then merge; the tail goes in by 8, 4 and 1. Words are little-endian. */
 #include "core/io/hash.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ static const uint64_t P1 = 0x9E3779B185EBCA87u, P2 = 0xC2B2AE3D27D4EB4Fu,
 
 static uint64_t rotate(uint64_t x, int n) { return x << n | x >> (64 - n); }
 
-static uint64_t word(const unsigned char *p, int nbyte)
+static uint64_t hash_word(const unsigned char *p, int nbyte)
 {
   uint64_t w = 0;
   for (int i = nbyte - 1; i >= 0; i--) w = w << 8 | p[i];
@@ -29,7 +29,7 @@ void tide__hash_begin(tide__hash *h, uint64_t seed)
 
 static void eat(tide__hash *h, const unsigned char *p)
 {
-  for (int i = 0; i < 4; i++) h->lane[i] = mix(h->lane[i], word(p + 8 * i, 8));
+  for (int i = 0; i < 4; i++) h->lane[i] = mix(h->lane[i], hash_word(p + 8 * i, 8));
 }
 
 void tide__hash_add(tide__hash *h, const void *data, size_t n)
@@ -60,8 +60,8 @@ uint64_t tide__hash_end(const tide__hash *h)
   }
   x += h->total;
   const unsigned char *p = h->rest, *end = p + h->total % 32;
-  for (; end - p >= 8; p += 8) x = rotate(x ^ mix(0, word(p, 8)), 27) * P1 + P4;
-  for (; end - p >= 4; p += 4) x = rotate(x ^ word(p, 4) * P1, 23) * P2 + P3;
+  for (; end - p >= 8; p += 8) x = rotate(x ^ mix(0, hash_word(p, 8)), 27) * P1 + P4;
+  for (; end - p >= 4; p += 4) x = rotate(x ^ hash_word(p, 4) * P1, 23) * P2 + P3;
   for (; p < end; p++) x = rotate(x ^ *p * P5, 11) * P1;
   x = (x ^ x >> 33) * P2;
   x = (x ^ x >> 29) * P3;

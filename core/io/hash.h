@@ -1,6 +1,6 @@
 /* XXH64: the checksum of checkpoint manifests. Fast and well spread; no protection from malice.
  *
- * Streaming: begin, any number of adds, end. Layer 3.
+ * Streaming: begin, any number of adds, end.
  */
 #ifndef TIDE_IO_HASH_H
 #define TIDE_IO_HASH_H

@@ -1,6 +1,6 @@
 /* tide_json: the values of a JSON text as one flat array of nodes, which Lua walks without calls.
  *
- * Layer 3. Nodes are 16 bytes; strings stay in the (unescaped) copy of the text.
+ * Nodes are 16 bytes; strings stay in the (unescaped) copy of the text.
  */
 #include "core/io/json.h"
 
@@ -27,7 +27,7 @@ typedef struct builder {
   const char *name;
 } builder;
 
-static int fail(builder *b, const char *what)
+static int json_fail(builder *b, const char *what)
 {
   const tide__json_reader *r = &b->reader;
   return tide__fail(b->json->ctx, TIDE_E_FORMAT, "json_parse", "%s%sline %lld, column %lld: %s",
@@ -35,14 +35,14 @@ static int fail(builder *b, const char *what)
                     (long long)(r->pos - r->line_at + 1), what);
 }
 
-static int nomem(builder *b)
+static int json_nomem(builder *b)
 {
   return tide__fail(b->json->ctx, TIDE_E_NOMEM, "json_parse", "no memory for %lld JSON values",
                     (long long)b->json->count);
 }
 
 /* The new last node, or null. */
-static tide_json_node *push(tide_json *json, int kind)
+static tide_json_node *json_push(tide_json *json, int kind)
 {
   if (json->count == json->cap) {
     int64_t cap = json->cap ? json->cap * 2 : 64;
@@ -88,7 +88,7 @@ static int check_keys(builder *b, int64_t at)
   int64_t n = json->nodes[at].count;
   int32_t small[SMALL], *keys = small;
   size_t bytes = (size_t)n * sizeof *keys;
-  if (n > SMALL && !(keys = tide__alloc(json->ctx, bytes))) return nomem(b);
+  if (n > SMALL && !(keys = tide__alloc(json->ctx, bytes))) return json_nomem(b);
   list_keys(json, at, keys);
   tide__sort(keys, n, text_before, json);
   int rc = TIDE_OK;
@@ -97,13 +97,13 @@ static int check_keys(builder *b, int64_t at)
       char what[128];
       snprintf(what, sizeof what, "the object that ends here has the key '%.64s' twice",
                json->text + json->nodes[keys[i]].v.i);
-      rc = fail(b, what);
+      rc = json_fail(b, what);
     }
   if (keys != small) tide__free(json->ctx, keys, bytes);
   return rc;
 }
 
-static int close_container(builder *b)
+static int json_close_container(builder *b)
 {
   int64_t at = b->open[b->reader.depth];
   tide_json_node *node = &b->json->nodes[at];
@@ -115,13 +115,13 @@ static int close_container(builder *b)
 static int add(builder *b, int token)
 {
   tide__json_reader *r = &b->reader;
-  if (token == TIDE__JSON_CLOSE) return close_container(b);
+  if (token == TIDE__JSON_CLOSE) return json_close_container(b);
   bool container = token >= TIDE_JSON_ARRAY && token != TIDE__JSON_KEY;
   int depth = r->depth - container; /* of the container that holds the value */
   if (depth > 0 && token != TIDE__JSON_KEY) b->json->nodes[b->open[depth - 1]].count++;
   if (container) b->open[depth] = b->json->count;
-  tide_json_node *node = push(b->json, token == TIDE__JSON_KEY ? TIDE_JSON_STRING : token);
-  if (!node) return nomem(b);
+  tide_json_node *node = json_push(b->json, token == TIDE__JSON_KEY ? TIDE_JSON_STRING : token);
+  if (!node) return json_nomem(b);
   if (node->kind == TIDE_JSON_STRING) {
     node->count = (int32_t)r->nstr;
     node->v.i = r->str - r->text;
@@ -143,12 +143,12 @@ static int build(builder *b)
         r->line++;
         r->line_at = r->pos + 1;
       }
-    return fail(b, "not valid UTF-8");
+    return json_fail(b, "not valid UTF-8");
   }
   for (;;) {
     int token = tide__json_next(&b->reader);
     if (token == TIDE__JSON_END) return TIDE_OK;
-    if (token == TIDE__JSON_BAD) return fail(b, b->reader.error);
+    if (token == TIDE__JSON_BAD) return json_fail(b, b->reader.error);
     TIDE_TRY(add(b, token));
   }
 }

@@ -1,11 +1,9 @@
 /* A strict JSON reader: one token at a time, strings unescaped in place.
  *
- * The one idea: the reader owns no memory. It walks a buffer that it may change, and unescaped
+ * The reader owns no memory. It walks a buffer that it may change, and unescaped
  * text is never longer than its source, so every string is a piece of that buffer, followed by a
  * zero byte. The tree of tide_json_parse and the safetensors header are both built on it.
  * Duplicate keys are the caller's to find: the reader remembers none.
- *
- * Layer 3.
  */
 #ifndef TIDE_IO_JSON_H
 #define TIDE_IO_JSON_H

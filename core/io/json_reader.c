@@ -1,4 +1,4 @@
-/* The strict JSON reader (RFC 8259). A state machine without recursion; see json.h. Layer 3. */
+/* The strict JSON reader (RFC 8259). A state machine without recursion; see json.h. */
 #include "core/io/json.h"
 
 #include <errno.h>
@@ -211,14 +211,14 @@ static int open_container(tide__json_reader *r, bool object)
   return object ? TIDE_JSON_OBJECT : TIDE_JSON_ARRAY;
 }
 
-static int close_container(tide__json_reader *r)
+static int reader_close_container(tide__json_reader *r)
 {
   r->pos++;
   r->depth--;
   return ended(r, TIDE__JSON_CLOSE);
 }
 
-static int word(tide__json_reader *r, const char *text, int token, int value)
+static int reader_word(tide__json_reader *r, const char *text, int token, int value)
 {
   size_t n = strlen(text);
   if (strncmp(r->text + r->pos, text, n) != 0) return bad(r, "expected a value");
@@ -233,7 +233,7 @@ static int read_nonfinite(tide__json_reader *r, const char *text, double value)
   if (strncmp(r->text + r->pos, text, strlen(text)) != 0) return bad(r, "expected a value");
   if (!r->nonfinite) return bad(r, "expected a value; JSON has no NaN and no Infinity");
   r->number = value;
-  return word(r, text, TIDE_JSON_NUMBER, 0);
+  return reader_word(r, text, TIDE_JSON_NUMBER, 0);
 }
 
 static int read_value(tide__json_reader *r, char c)
@@ -245,9 +245,9 @@ static int read_value(tide__json_reader *r, char c)
   case '{': return open_container(r, true);
   case '[': return open_container(r, false);
   case '"': return read_string(r) ? ended(r, TIDE_JSON_STRING) : TIDE__JSON_BAD;
-  case 't': return word(r, "true", TIDE_JSON_BOOL, 1);
-  case 'f': return word(r, "false", TIDE_JSON_BOOL, 0);
-  case 'n': return word(r, "null", TIDE_JSON_NULL, 0);
+  case 't': return reader_word(r, "true", TIDE_JSON_BOOL, 1);
+  case 'f': return reader_word(r, "false", TIDE_JSON_BOOL, 0);
+  case 'n': return reader_word(r, "null", TIDE_JSON_NULL, 0);
   case 0: return bad(r, r->pos >= r->size ? "the text ends before the value" : "expected a value");
   default: return read_number(r);
   }
@@ -270,16 +270,16 @@ int tide__json_next(tide__json_reader *r)
   switch (r->expect) {
   case DONE: return r->pos >= r->size ? TIDE__JSON_END : bad(r, "text after the value");
   case COMMA_OR_CLOSE:
-    if (c == closing) return close_container(r);
+    if (c == closing) return reader_close_container(r);
     if (c != ',') return bad(r, closing == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
     r->pos++;
     c = peek(r);
     return closing == '}' ? read_key(r, c) : read_value(r, c);
   case KEY_OR_CLOSE:
-    if (c == closing) return close_container(r);
+    if (c == closing) return reader_close_container(r);
     return read_key(r, c);
   case VALUE_OR_CLOSE:
-    if (c == closing) return close_container(r);
+    if (c == closing) return reader_close_container(r);
     return read_value(r, c);
   default: return read_value(r, c);
   }

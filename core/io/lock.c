@@ -1,4 +1,4 @@
-/* A lock on a file that dies with its holder. Layer 3.
+/* A lock on a file that dies with its holder.
  *
  * flock belongs to the open file, so the lock goes when the process ends, however it ends, and two
  * holders within one process exclude each other too. The descriptor is closed in children. */

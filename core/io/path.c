@@ -1,4 +1,4 @@
-/* What is where: kinds, folders, renames, links. Layer 3. */
+/* What is where: kinds, folders, renames, links. */
 #include "core/io/file.h"
 
 #include <dirent.h>
@@ -122,7 +122,7 @@ static bool add_name(list *l, const char *name)
   return true;
 }
 
-static bool name_before(const void *arg, int32_t a, int32_t b)
+static bool path_name_before(const void *arg, int32_t a, int32_t b)
 {
   const char *text = arg;
   return strcmp(text + a, text + b) < 0;
@@ -139,7 +139,7 @@ static int sorted_blob(tide_blob **out, list *l)
   if (rc == TIDE_OK) {
     int32_t at = 0;
     for (int32_t i = 0; i < l->count; i++, at += (int32_t)strlen(l->text + at) + 1) index[i] = at;
-    tide__sort(index, l->count, name_before, l->text);
+    tide__sort(index, l->count, path_name_before, l->text);
     char *to = blob->data;
     for (int32_t i = 0; i < l->count; i++) to = stpcpy(to, l->text + index[i]) + 1;
     *out = blob;

@@ -5,8 +5,6 @@
  * What a reader must insist on, because a file may be broken or hostile: the header is at most
  * 100 MB and fits the file; offsets tile the data exactly, without gap or overlap; sizes follow
  * from dtype and shape without overflow; names are unique; metadata maps strings to strings.
- *
- * Layer 3.
  */
 #ifndef TIDE_IO_SAFETENSORS_H
 #define TIDE_IO_SAFETENSORS_H

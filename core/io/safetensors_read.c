@@ -1,4 +1,4 @@
-/* Reading safetensors: a checked index of names, then positioned reads into tensors. Layer 3. */
+/* Reading safetensors: a checked index of names, then positioned reads into tensors. */
 #include "core/io/safetensors.h"
 
 #include <string.h>
@@ -87,7 +87,7 @@ static bool room(tide_ctx *ctx, void **array, int64_t count, int64_t *cap, size_
   return true;
 }
 
-static int nomem(const tide_file *f)
+static int read_nomem(const tide_file *f)
 {
   return tide__fail(f->ctx, TIDE_E_NOMEM, "file_open", "no memory for the header of '%s'", f->path);
 }
@@ -114,7 +114,7 @@ static int read_meta(tide_file *f, tide__json_reader *r)
   while ((token = tide__json_next(r)) == TIDE__JSON_KEY) {
     void *array = f->metas;
     if (has_zero_byte(r)) return broken_at(f, r, "zero byte in a metadata key");
-    if (!room(f->ctx, &array, f->nmeta, &f->meta_cap, sizeof *f->metas)) return nomem(f);
+    if (!room(f->ctx, &array, f->nmeta, &f->meta_cap, sizeof *f->metas)) return read_nomem(f);
     f->metas = array;
     const char *key = r->str;
     TIDE_TRY(expect(f, r, TIDE_JSON_STRING, "metadata values must be strings"));
@@ -190,7 +190,7 @@ static int read_entry(tide_file *f, tide__json_reader *r)
                       f->path, e.name, (long long)e.begin, (long long)e.end,
                       (long long)(bits / 8));
   void *array = f->entries;
-  if (!room(f->ctx, &array, f->count, &f->cap, sizeof *f->entries)) return nomem(f);
+  if (!room(f->ctx, &array, f->count, &f->cap, sizeof *f->entries)) return read_nomem(f);
   f->entries = array;
   f->entries[f->count++] = e;
   return TIDE_OK;
@@ -220,19 +220,19 @@ static int read_header(tide_file *f)
 
 /* ---- what the entries must fulfil together --------------------------------------------------- */
 
-static bool lies_before(const void *arg, int32_t a, int32_t b)
+static bool read_lies_before(const void *arg, int32_t a, int32_t b)
 {
   const entry *x = (const entry *)arg + a, *y = (const entry *)arg + b;
   return x->begin != y->begin ? x->begin < y->begin : x->end < y->end;
 }
 
-static bool name_before(const void *arg, int32_t a, int32_t b)
+static bool read_name_before(const void *arg, int32_t a, int32_t b)
 {
   const entry *entries = arg;
   return strcmp(entries[a].name, entries[b].name) < 0;
 }
 
-static bool key_before(const void *arg, int32_t a, int32_t b)
+static bool read_key_before(const void *arg, int32_t a, int32_t b)
 {
   const pair *metas = arg;
   return strcmp(metas[a].key, metas[b].key) < 0;
@@ -261,9 +261,9 @@ static int check_metas(const tide_file *f)
   size_t bytes = (size_t)f->nmeta * sizeof(int32_t);
   int32_t *index = bytes ? tide__alloc(f->ctx, bytes) : NULL;
   if (!bytes) return TIDE_OK;
-  if (!index) return nomem(f);
+  if (!index) return read_nomem(f);
   for (int32_t i = 0; i < f->nmeta; i++) index[i] = i;
-  tide__sort(index, f->nmeta, key_before, f->metas);
+  tide__sort(index, f->nmeta, read_key_before, f->metas);
   int rc = TIDE_OK;
   for (int64_t i = 1; i < f->nmeta && rc == TIDE_OK; i++)
     if (strcmp(f->metas[index[i - 1]].key, f->metas[index[i]].key) == 0)
@@ -277,11 +277,11 @@ static int check_entries(tide_file *f, int64_t ndata)
 {
   size_t bytes = (size_t)f->count * sizeof *f->by_name;
   f->by_name = bytes ? tide__alloc(f->ctx, bytes) : NULL;
-  if (bytes && !f->by_name) return nomem(f);
+  if (bytes && !f->by_name) return read_nomem(f);
   for (int32_t i = 0; i < f->count; i++) f->by_name[i] = i;
-  tide__sort(f->by_name, f->count, lies_before, f->entries);
+  tide__sort(f->by_name, f->count, read_lies_before, f->entries);
   TIDE_TRY(check_tiling(f, ndata));
-  tide__sort(f->by_name, f->count, name_before, f->entries);
+  tide__sort(f->by_name, f->count, read_name_before, f->entries);
   for (int64_t i = 1; i < f->count; i++) {
     const entry *e = &f->entries[f->by_name[i]];
     if (strcmp(f->entries[f->by_name[i - 1]].name, e->name) == 0)
@@ -304,7 +304,7 @@ static int read_file(tide_file *f, int64_t size)
                       "%d are accepted and the file has %lld more. Is it a safetensors file?",
                       f->path, (unsigned long long)n, TIDE__HEADER_LIMIT, (long long)(size - 8));
   f->header = tide__alloc(f->ctx, (size_t)n + 1);
-  if (!f->header) return nomem(f);
+  if (!f->header) return read_nomem(f);
   f->nheader = (int64_t)n;
   f->data_at = 8 + f->nheader;
   TIDE_TRY(tide__fd_read(f->ctx, f->fd, f->header, f->nheader, 8, f->path, "file_open"));

@@ -1,4 +1,4 @@
-/* Writing safetensors: the header is emitted twice, first to be measured. Layer 3.
+/* Writing safetensors: the header is emitted twice, first to be measured.
  *
  * Data lie by element size, largest first, then by name, so that every tensor is aligned.
  */
@@ -32,13 +32,13 @@ static int64_t nbytes(const tide_tensor *t)
 
 /* ---- the header ------------------------------------------------------------------------------ */
 
-static int put(job *j, const char *text, size_t n)
+static int write_put(job *j, const char *text, size_t n)
 {
   j->count += (int64_t)n;
   return j->to ? tide__writer_put(j->to, text, n) : TIDE_OK;
 }
 
-static int put_text(job *j, const char *text) { return put(j, text, strlen(text)); }
+static int put_text(job *j, const char *text) { return write_put(j, text, strlen(text)); }
 
 static int put_string(job *j, const char *text)
 {
@@ -46,7 +46,7 @@ static int put_string(job *j, const char *text)
   for (const char *p = text; *p;) {
     size_t plain = 0;
     while ((unsigned char)p[plain] >= 0x20 && p[plain] != '"' && p[plain] != '\\') plain++;
-    TIDE_TRY(put(j, p, plain));
+    TIDE_TRY(write_put(j, p, plain));
     p += plain;
     if (!*p) break;
     char code[8];
@@ -104,20 +104,20 @@ static int put_header(job *j)
 
 /* ---- checks and order ------------------------------------------------------------------------ */
 
-static bool lies_before(const void *arg, int32_t a, int32_t b)
+static bool write_lies_before(const void *arg, int32_t a, int32_t b)
 {
   const job *j = arg;
   int x = tide_dtype_size(j->tensors[a]->dtype), y = tide_dtype_size(j->tensors[b]->dtype);
   return x != y ? x > y : strcmp(j->names[a], j->names[b]) < 0;
 }
 
-static bool name_before(const void *arg, int32_t a, int32_t b)
+static bool write_name_before(const void *arg, int32_t a, int32_t b)
 {
   const job *j = arg;
   return strcmp(j->names[a], j->names[b]) < 0;
 }
 
-static bool key_before(const void *arg, int32_t a, int32_t b)
+static bool write_key_before(const void *arg, int32_t a, int32_t b)
 {
   const job *j = arg;
   return strcmp(j->keys[a], j->keys[b]) < 0;
@@ -148,7 +148,7 @@ static int check_tensor(const job *j, int64_t i)
 
 static int find_twins(job *j)
 {
-  tide__sort(j->order, j->n, name_before, j);
+  tide__sort(j->order, j->n, write_name_before, j);
   for (int64_t i = 1; i < j->n; i++)
     if (strcmp(j->names[j->order[i - 1]], j->names[j->order[i]]) == 0)
       return bad_arg(j, "two tensors have the name", j->names[j->order[i]]);
@@ -163,7 +163,7 @@ static int find_meta_twins(job *j)
   if (!order) return tide__fail(j->ctx, TIDE_E_NOMEM, "file_save", "no memory for metadata");
   int rc = TIDE_OK;
   for (int32_t i = 0; i < j->nmeta; i++) order[i] = i;
-  tide__sort(order, j->nmeta, key_before, j);
+  tide__sort(order, j->nmeta, write_key_before, j);
   for (int64_t i = 1; i < j->nmeta && rc == TIDE_OK; i++)
     if (strcmp(j->keys[order[i - 1]], j->keys[order[i]]) == 0)
       rc = bad_arg(j, "two metadata entries have the key", j->keys[order[i]]);
@@ -181,7 +181,7 @@ static int check(job *j)
   for (int32_t i = 0; i < j->n; i++) j->order[i] = i;
   TIDE_TRY(find_twins(j));
   TIDE_TRY(find_meta_twins(j));
-  tide__sort(j->order, j->n, lies_before, j);
+  tide__sort(j->order, j->n, write_lies_before, j);
   TIDE_TRY(put_header(j));
   if (j->count > TIDE__HEADER_LIMIT)
     return tide__fail(j->ctx, TIDE_E_ARG, "file_save", "a header of %lld bytes, readers accept %d; "

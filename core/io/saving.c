@@ -1,11 +1,11 @@
 /* Saving in the background: host copies of tensors, written by a thread of their own.
  *
- * The one idea: the thread has a context of its own, which holds the copies and nothing else, so
+ * The thread has a context of its own, which holds the copies and nothing else, so
  * allocator, errors and reference counts are never shared. The owner makes context and copies,
  * hands both over when the thread starts, and has them back when it has joined it.
  *
  * Invariant: between pthread_create and pthread_join only the thread touches `own`; `done` is set
- * by its last write. Layer 3.
+ * by its last write.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,7 +28,7 @@ struct tide_saving {
   char digits[17];
 };
 
-static void *run(void *arg)
+static void *saving_run(void *arg)
 {
   tide_saving *s = arg;
   const char *path = s->names[s->n];
@@ -40,7 +40,7 @@ static void *run(void *arg)
   return NULL;
 }
 
-static void join(tide_saving *s)
+static void saving_join(tide_saving *s)
 {
   if (!s->running) return;
   pthread_join(s->thread, NULL);
@@ -53,7 +53,7 @@ static void saving_destroy(tide__foreign *f, int n)
   tide_saving *s = (tide_saving *)f;
   tide_ctx *ctx = s->ctx;
   (void)n;
-  join(s);
+  saving_join(s);
   for (int64_t i = 0; s->copies && i < s->n; i++) tide_tensor_release(s->copies[i]);
   for (int64_t i = 0; s->names && i <= s->n; i++)
     if (s->names[i]) tide__free(ctx, s->names[i], strlen(s->names[i]) + 1);
@@ -89,8 +89,8 @@ static int copy_tensor(tide_saving *s, int64_t i, tide_tensor *t)
   return bytes ? tide_to_bytes(t, tide_tensor_data(c), bytes) : TIDE_OK;
 }
 
-static int fill(tide_saving *s, const char *path, const char *const *names,
-                tide_tensor *const *tensors)
+static int saving_fill(tide_saving *s, const char *path, const char *const *names,
+                       tide_tensor *const *tensors)
 {
   char msg[256];
   size_t room = (size_t)(s->n + 1);
@@ -126,8 +126,8 @@ int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_
   s->ctx = ctx;
   s->n = n;
   tide__ctx_hold(ctx);
-  int rc = fill(s, path, names, tensors);
-  if (rc == TIDE_OK && pthread_create(&s->thread, NULL, run, s))
+  int rc = saving_fill(s, path, names, tensors);
+  if (rc == TIDE_OK && pthread_create(&s->thread, NULL, saving_run, s))
     rc = tide__fail(ctx, TIDE_E_NOMEM, "saving", "the system refused a thread");
   s->running = rc == TIDE_OK;
   if (rc < 0) tide_saving_release(s);
@@ -142,7 +142,7 @@ int tide_saving_test(const tide_saving *s)
 
 int tide_saving_wait(tide_saving *s, char *digits)
 {
-  join(s);
+  saving_join(s);
   if (s->rc < 0)
     return tide__fail(s->ctx, s->rc, "file_save", "%s", tide_error(s->own)->message);
   memcpy(digits, s->digits, sizeof s->digits);

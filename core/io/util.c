@@ -1,4 +1,4 @@
-/* Blobs and UTF-8: the small tools of the folder. Layer 3. */
+/* Blobs and UTF-8: the small tools of the folder. */
 #include "core/io/io.h"
 
 static void blob_destroy(tide__foreign *f, int n)

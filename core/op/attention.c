@@ -54,7 +54,8 @@ static double as_computed(const tide_tensor *q, double x)
   return q->dtype == TIDE_F64 ? x : (double)(float)x;
 }
 
-static int check_attrs(const tide_tensor *q, const tide_tensor *k, const tide_attention_attrs *a)
+static int attention_check_attrs(const tide_tensor *q, const tide_tensor *k,
+                                 const tide_attention_attrs *a)
 {
   if (a->size != sizeof *a)
     return tide__fail(q->ctx, TIDE_E_ARG, "attention", "attrs.size is %u, expected %zu: call "
@@ -78,7 +79,7 @@ int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide
                           const tide_attention_attrs *a)
 {
   TIDE_TRY(check_qkv(q, k, v));
-  return check_attrs(q, k, a);
+  return attention_check_attrs(q, k, a);
 }
 
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a)

@@ -1,6 +1,6 @@
 /* Attention in parts: what a sequence that lies on several ranks needs.
  *
- * The one idea: softmax attention over a set of keys is a weighted mean of attentions over its
+ * Softmax attention over a set of keys is a weighted mean of attentions over its
  * parts, with weights that the parts' log-sum-exps give. So a rank attends to one block of keys at
  * a time and merges (arXiv 2310.01889); and since the gradient of a part needs the output and the
  * log-sum-exp of the whole alone, each part's backward runs by itself too.

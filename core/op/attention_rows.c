@@ -1,6 +1,6 @@
 /* Which keys of a block any query of another block may see: integers only, on the host.
  *
- * The one idea: a block is summarised by the range of positions that it holds of each document.
+ * A block is summarised by the range of positions that it holds of each document.
  * Neighbouring tokens mostly share a document, so runs of them are made first and there are few.
  */
 #include <stdlib.h>
@@ -15,7 +15,7 @@ typedef struct span { int32_t doc, lo, hi; } span;
 
 typedef struct spans { span *at; int64_t n, cap; tide_ctx *ctx; } spans;
 
-static int push(spans *s, const int32_t *pair)
+static int rows_push(spans *s, const int32_t *pair)
 {
   if (s->n == s->cap) {
     int64_t cap = s->cap ? 2 * s->cap : 64;
@@ -36,7 +36,7 @@ static int by_document(const void *a, const void *b)
 }
 
 /* Sorted by document, one span each. */
-static void join(spans *s)
+static void rows_join(spans *s)
 {
   int64_t n = 0;
   if (s->n > 1) qsort(s->at, (size_t)s->n, sizeof *s->at, by_document);
@@ -59,13 +59,13 @@ static int spans_of(spans *s, const int32_t *pair, int64_t n)
     if (pair[0] < 0) continue;
     span *last = s->n > 0 ? &s->at[s->n - 1] : NULL;
     if (!last || last->doc != pair[0]) {
-      TIDE_TRY(push(s, pair));
+      TIDE_TRY(rows_push(s, pair));
       continue;
     }
     if (pair[1] < last->lo) last->lo = pair[1];
     if (pair[1] > last->hi) last->hi = pair[1];
   }
-  join(s);
+  rows_join(s);
   return TIDE_OK;
 }
 
@@ -81,7 +81,7 @@ static bool is_seen(const spans *q, const int32_t *pair, const tide_attention_at
   return a->window_right < 0 || p <= s->hi + a->window_right;
 }
 
-static int check_index(tide_tensor *t, const char *arg)
+static int rows_check_index(tide_tensor *t, const char *arg)
 {
   if (t->storage->gone)
     return tide__fail(t->ctx, TIDE_E_GONE, "attention_rows", "%s was dropped", arg);
@@ -115,8 +115,8 @@ int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
   *first = *count = 0;
   if (!attrs) tide_attention_attrs_init(&def);
   const tide_attention_attrs *a = attrs ? attrs : &def;
-  TIDE_TRY(check_index(q_index, "q_index"));
-  TIDE_TRY(check_index(k_index, "k_index"));
+  TIDE_TRY(rows_check_index(q_index, "q_index"));
+  TIDE_TRY(rows_check_index(k_index, "k_index"));
   if (q_index->shape[0] != k_index->shape[0] && q_index->shape[0] != 1 && k_index->shape[0] != 1)
     return tide__fail(q_index->ctx, TIDE_E_SHAPE, "attention_rows", "k_index: expected a batch of "
                       "%lld or 1, got %lld", (long long)q_index->shape[0],

@@ -28,7 +28,7 @@ static double tolerance(int dtype)
   }
 }
 
-static int compare(tide__call *c, int i, tide_tensor *got, tide_tensor *want)
+static int check_compare(tide__call *c, int i, tide_tensor *got, tide_tensor *want)
 {
   int64_t n = tide__tensor_numel(got);
   double scale = 0;
@@ -96,7 +96,7 @@ static void compare_body(void *arg)
   check_job *job = arg;
   tide__call *c = job->call;
   for (int i = 0; i < c->nout && job->rc == TIDE_OK; i++)
-    if (job->twin[i]) job->rc = compare(c, i, c->out[i], job->twin[i]);
+    if (job->twin[i]) job->rc = check_compare(c, i, c->out[i], job->twin[i]);
 }
 
 /* The reference goes first, as an in-place op may read what it writes. */

@@ -27,7 +27,7 @@ static int fill_fresh(tide_tensor *t, int op, const tide__attrs *attrs)
   return tide__launch_checked(&c);
 }
 
-static int finish(tide_tensor **out, int rc)
+static int create_finish(tide_tensor **out, int rc)
 {
   if (rc == TIDE_OK) return rc;
   tide_tensor_release(*out);
@@ -41,9 +41,10 @@ int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
   tide__attrs attrs = {.scalar = {0, value}};
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "full"));
   if (!tide__dtype_is_float(dtype) && value != floor(value))
-    return finish(out, tide__fail(ctx, TIDE_E_DTYPE, "full", "%g is not a whole number, dtype is "
-                                  "%s", value, tide_dtype_name(dtype)));
-  return finish(out, fill_fresh(*out, TIDE_OP_FILL_, &attrs));
+    return create_finish(out, tide__fail(ctx, TIDE_E_DTYPE, "full",
+                                         "%g is not a whole number, dtype is %s", value,
+                                         tide_dtype_name(dtype)));
+  return create_finish(out, fill_fresh(*out, TIDE_OP_FILL_, &attrs));
 }
 
 int tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
@@ -55,7 +56,7 @@ int tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t
     return tide__fail(ctx, TIDE_E_ARG, "arange", "expected n >= 0 and finite start and step, got "
                       "%lld, %g and %g", (long long)n, start, step);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, 1, &n, "arange"));
-  return finish(out, fill_fresh(*out, TIDE_OP_ARANGE, &attrs));
+  return create_finish(out, fill_fresh(*out, TIDE_OP_ARANGE, &attrs));
 }
 
 static int64_t byte_size(const tide_tensor *t)
@@ -113,10 +114,11 @@ int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int
 {
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "from_bytes"));
   if ((int64_t)nbytes != byte_size(*out) || (nbytes && !data))
-    return finish(out, tide__fail(ctx, TIDE_E_ARG, "from_bytes", "%s %s takes %lld bytes, got %zu",
-                                  tide_dtype_name(dtype), TIDE__SHAPE(ndim, shape),
-                                  (long long)byte_size(*out), nbytes));
-  return finish(out, upload(*out, data, nbytes));
+    return create_finish(out, tide__fail(ctx, TIDE_E_ARG, "from_bytes",
+                                         "%s %s takes %lld bytes, got %zu", tide_dtype_name(dtype),
+                                         TIDE__SHAPE(ndim, shape), (long long)byte_size(*out),
+                                         nbytes));
+  return create_finish(out, upload(*out, data, nbytes));
 }
 
 /* A contiguous twin without history, or a second handle. */
@@ -209,7 +211,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
   else if (rc == TIDE_OK && t->ctx->devices->device[device].backend->host)
     rc = download(d, tide__tensor_ptr(*out), (size_t)byte_size(d), "to_device");
   tide_tensor_release(d);
-  return finish(out, rc);
+  return create_finish(out, rc);
 }
 
 /* ---- copies that nobody waits for ------------------------------------------------------------ */
@@ -231,7 +233,7 @@ int tide_pin_memory(tide_tensor **out, tide_tensor *t)
   int rc = tide__tensor_new_pinned(out, t->ctx, t->dtype, t->ndim, t->shape, "pin_memory");
   if (rc == TIDE_OK) memcpy(tide__tensor_ptr(*out), tide__tensor_ptr(d), (size_t)byte_size(d));
   tide_tensor_release(d);
-  return finish(out, rc);
+  return create_finish(out, rc);
 }
 
 /* Between pinned host memory and the device; d is dense. */
@@ -271,7 +273,7 @@ int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
                  "not pinned; use contiguous() and pin_memory() first")
     : start_copy(out, d, device);
   tide_tensor_release(d);
-  return finish(out, rc);
+  return create_finish(out, rc);
 }
 
 int tide_sync(tide_ctx *ctx, int device)

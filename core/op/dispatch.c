@@ -1,10 +1,8 @@
-/* Dispatch: the one road every op takes. Check, allocate, choose a kernel, launch, record.
+/* Dispatch of every op: check the operands, allocate, choose a kernel, launch, record on the tape.
  *
- * The one idea: ops describe, this file does. It is the only place that turns tensors into the
- * plain operands of a kernel, that makes contiguous copies where a kernel asks for them, and that
- * tells the tape. Nothing here waits for a device or takes a lock.
- *
- * Layer 3.
+ * An op describes itself in a tide__call; only this file turns tensors into the plain operands of
+ * a kernel and makes the contiguous copies that a kernel asks for. It waits in one case: an operand
+ * whose asynchronous copy has not completed.
  */
 #include <stdio.h>
 #include <string.h>
@@ -208,7 +206,7 @@ static bool rows_apart(const k_tensor *k)
   return d < 0 || k->stride[d] >= k->shape[last];
 }
 
-static bool fits(const k_tensor *k, int layout)
+static bool dispatch_fits(const k_tensor *k, int layout)
 {
   if (layout == K_ANY || k->ndim <= 0) return true;
   if (layout == K_CONTIG) return tide__is_contiguous(k->ndim, k->shape, k->stride);
@@ -233,11 +231,11 @@ static int make_copy(launch *l, tide__call *c, int i)
   return rc;
 }
 
-static int prepare(launch *l, tide__call *c, const tide__kernel *row)
+static int dispatch_prepare(launch *l, tide__call *c, const tide__kernel *row)
 {
   for (int i = 0; i < c->nout; i++) {
     operand(&l->out[i], c->out[i]);
-    if (!fits(&l->out[i], row->layout))
+    if (!dispatch_fits(&l->out[i], row->layout))
       return tide__fail(c->ctx, TIDE_E_UNSUPPORTED, TIDE__NAME(c), "target %d with shape %s is not "
                         "contiguous; use contiguous()", i + 1,
                         TIDE__SHAPE(c->out[i]->ndim, c->out[i]->shape));
@@ -253,7 +251,7 @@ static int prepare(launch *l, tide__call *c, const tide__kernel *row)
       memcpy(k->shape, o->shape, sizeof k->shape);
       k->ndim = o->ndim;
     }
-    if (c->in[i] && !fits(k, row->layout)) TIDE_TRY(make_copy(l, c, i));
+    if (c->in[i] && !dispatch_fits(k, row->layout)) TIDE_TRY(make_copy(l, c, i));
   }
   return TIDE_OK;
 }
@@ -268,7 +266,7 @@ static int scratch(launch *l, tide__call *c, const tide__kernel *row, k_call *k)
   return TIDE_OK;
 }
 
-static const tide__kernel *choose(tide__call *c)
+static const tide__kernel *dispatch_choose(tide__call *c)
 {
   int key = ops[c->op].key;
   const tide_tensor *t = key == TIDE__KEY_O0 ? c->out[0] : c->in[key];
@@ -280,10 +278,10 @@ static const tide__kernel *choose(tide__call *c)
   return row;
 }
 
-static int run(launch *l, tide__call *c, const tide__kernel *row)
+static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)
 {
   char msg[K_MSG] = "";
-  TIDE_TRY(prepare(l, c, row));
+  TIDE_TRY(dispatch_prepare(l, c, row));
   k_call k = {.op = c->op, .nin = c->nin, .nout = c->nout, .in = l->in, .out = l->out,
               .attrs = &c->attrs, .nthread = c->ctx->nthread, .msg = msg,
               .stream = c->ctx->devices->device[c->device].queue};
@@ -333,13 +331,13 @@ int tide__launch(tide__call *c)
   if (!c->ctx->devices->device[c->device].backend->has_bytes) return TIDE_OK;
   if (nothing_to_do(c)) return TIDE_OK;
   if (c->ctx->capture) TIDE_TRY(capturable(c));
-  const tide__kernel *row = choose(c);
+  const tide__kernel *row = dispatch_choose(c);
   if (!row) return TIDE_E_UNSUPPORTED;
   double t0 = tide__trace_begin(c->ctx);
   launch l;
   int rc = launch_begin(&l, c);
   if (rc == TIDE_OK) {
-    rc = run(&l, c, row);
+    rc = dispatch_run(&l, c, row);
     launch_end(&l, c);
   }
   return rc == TIDE_OK ? tide__trace_end(c->ctx, "op", TIDE__NAME(c), t0) : rc;

@@ -228,7 +228,7 @@ int tide__check_target(tide_tensor *t, const char *op)
   return tide__check_places(t, op);
 }
 
-static int in_place(int op, tide_tensor *dst, tide_tensor *src, double mul, double add)
+static int elementwise_in_place(int op, tide_tensor *dst, tide_tensor *src, double mul, double add)
 {
   const char *name = tide__op_get(op)->name;
   TIDE_TRY(tide__check_target(dst, name));
@@ -272,7 +272,7 @@ int tide_copy_(tide_tensor *dst, tide_tensor *src)
 {
   tide_tensor *s;
   TIDE_TRY(overlap_safe(&s, dst, src));
-  int rc = in_place(TIDE_OP_COPY_, dst, s, 1, 0);
+  int rc = elementwise_in_place(TIDE_OP_COPY_, dst, s, 1, 0);
   tide_tensor_release(s);
   return rc;
 }
@@ -281,10 +281,16 @@ int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha)
 {
   tide_tensor *s;
   TIDE_TRY(overlap_safe(&s, dst, src));
-  int rc = in_place(TIDE_OP_AXPY_, dst, s, alpha, 0);
+  int rc = elementwise_in_place(TIDE_OP_AXPY_, dst, s, alpha, 0);
   tide_tensor_release(s);
   return rc;
 }
 
-int tide_fill_(tide_tensor *dst, double v) { return in_place(TIDE_OP_FILL_, dst, NULL, 0, v); }
-int tide_scale_(tide_tensor *dst, double f) { return in_place(TIDE_OP_SCALE_, dst, NULL, f, 0); }
+int tide_fill_(tide_tensor *dst, double v)
+{
+  return elementwise_in_place(TIDE_OP_FILL_, dst, NULL, 0, v);
+}
+int tide_scale_(tide_tensor *dst, double f)
+{
+  return elementwise_in_place(TIDE_OP_SCALE_, dst, NULL, f, 0);
+}

@@ -143,7 +143,7 @@ int tide__grad_exp(const tide__grad_call *g) { return tide_mul(&g->gin[0], DY, g
 int tide__grad_log(const tide__grad_call *g) { return tide_div(&g->gin[0], DY, g->in[0]); }
 
 /* dy * scale * a * b for a one-input rule; b may be null. */
-static int product(const tide__grad_call *g, tide_tensor *a, tide_tensor *b, double scale)
+static int scaled_product(const tide__grad_call *g, tide_tensor *a, tide_tensor *b, double scale)
 {
   tide_tensor *t = NULL, *u = NULL;
   TIDE_TRY(tide_affine(&t, DY, scale, 0));
@@ -166,28 +166,28 @@ int tide__grad_rsqrt(const tide__grad_call *g)
 {
   tide_tensor *s = NULL;
   TIDE_TRY(tide_square(&s, g->out[0]));
-  return then(product(g, s, g->out[0], -0.5), &s);
+  return then(scaled_product(g, s, g->out[0], -0.5), &s);
 }
 
-int tide__grad_square(const tide__grad_call *g) { return product(g, g->in[0], NULL, 2); }
+int tide__grad_square(const tide__grad_call *g) { return scaled_product(g, g->in[0], NULL, 2); }
 
 int tide__grad_reciprocal(const tide__grad_call *g)
 {
-  return product(g, g->out[0], g->out[0], -1);
+  return scaled_product(g, g->out[0], g->out[0], -1);
 }
 
 int tide__grad_sin(const tide__grad_call *g)
 {
   tide_tensor *t = NULL;
   TIDE_TRY(tide_cos(&t, g->in[0]));
-  return then(product(g, t, NULL, 1), &t);
+  return then(scaled_product(g, t, NULL, 1), &t);
 }
 
 int tide__grad_cos(const tide__grad_call *g)
 {
   tide_tensor *t = NULL;
   TIDE_TRY(tide_sin(&t, g->in[0]));
-  return then(product(g, t, NULL, -1), &t);
+  return then(scaled_product(g, t, NULL, -1), &t);
 }
 
 /* One fused kernel of (dy, saved). */
@@ -230,7 +230,7 @@ int tide__grad_pow_scalar(const tide__grad_call *g)
   tide_tensor *t = NULL;
   if (p == 0) return tide__grad_zero(g);
   TIDE_TRY(tide_pow_scalar(&t, g->in[0], p - 1));
-  return then(product(g, t, NULL, p), &t);
+  return then(scaled_product(g, t, NULL, p), &t);
 }
 
 int tide__grad_where(const tide__grad_call *g)

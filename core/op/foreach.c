@@ -1,6 +1,6 @@
 /* Copies and sums over lists of tensors, in place: foreach_copy_, foreach_add_.
  *
- * The one idea: the result is that of copy_ or add_ pair after pair, in few launches. A launch
+ * The result is that of copy_ or add_ pair after pair, in few launches. A launch
  * takes pairs whose targets are known to lie apart, in whatever order; a pair whose target may
  * touch an earlier one of the launch begins the next. Apart are targets in different storages, in
  * stretches of bytes that do not meet, and boxes of one grid (views of equal strides) without a

@@ -10,8 +10,8 @@ enum { EDGE = 3 };
 
 typedef struct text { char *buf; size_t n, used; } text;
 
-static void put(text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void put(text *t, const char *fmt, ...)
+static void format_put(text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void format_put(text *t, const char *fmt, ...)
 {
   if (t->used + 1 >= t->n) return;
   va_list args;
@@ -22,15 +22,15 @@ static void put(text *t, const char *fmt, ...)
   if (t->used >= t->n) t->used = t->n - 1;
 }
 
-static void number(text *t, const tide_tensor *x, double v)
+static void format_number(text *t, const tide_tensor *x, double v)
 {
-  if (x->dtype == TIDE_BOOL) put(t, "%s", v != 0 ? "true" : "false");
-  else if (1 << x->dtype & K_INT) put(t, "%.0f", v);
-  else put(t, "%.5g", v);
+  if (x->dtype == TIDE_BOOL) format_put(t, "%s", v != 0 ? "true" : "false");
+  else if (1 << x->dtype & K_INT) format_put(t, "%.0f", v);
+  else format_put(t, "%.5g", v);
 }
 
 /* Element at `at` (an element offset in x's storage) as a number. */
-static int element(tide_tensor *x, int64_t at, double *v)
+static int format_element(tide_tensor *x, int64_t at, double *v)
 {
   tide_tensor *one;
   TIDE_TRY(tide__tensor_view(&one, x, 0, NULL, NULL, at));
@@ -43,20 +43,20 @@ static int nested(text *t, tide_tensor *x, int d, int64_t at, bool shorten)
 {
   if (d == x->ndim) {
     double v;
-    TIDE_TRY(element(x, at, &v));
-    number(t, x, v);
+    TIDE_TRY(format_element(x, at, &v));
+    format_number(t, x, v);
     return TIDE_OK;
   }
-  put(t, "{");
+  format_put(t, "{");
   for (int64_t i = 0; i < x->shape[d]; i++) {
-    if (i) put(t, ", ");
+    if (i) format_put(t, ", ");
     if (shorten && x->shape[d] > 2 * EDGE && i == EDGE) {
-      put(t, "..., ");
+      format_put(t, "..., ");
       i = x->shape[d] - EDGE;
     }
     TIDE_TRY(nested(t, x, d + 1, at + i * x->stride[d], shorten));
   }
-  put(t, "}");
+  format_put(t, "}");
   return TIDE_OK;
 }
 
@@ -65,13 +65,13 @@ int tide_tensor_format(tide_tensor *x, char *buf, size_t n, int with_data)
   text t = {buf, n, 0};
   if (!buf || n == 0) return tide__fail(x->ctx, TIDE_E_ARG, "tensor_format", "no buffer");
   buf[0] = 0;
-  put(&t, "tensor %s %s %s", tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
-      tide_device_name(x->storage->device));
-  if (x->requires_grad) put(&t, " requires_grad");
-  else if (x->node) put(&t, " recorded");
-  if (x->storage->gone) put(&t, " (dropped)");
+  format_put(&t, "tensor %s %s %s", tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
+             tide_device_name(x->storage->device));
+  if (x->requires_grad) format_put(&t, " requires_grad");
+  else if (x->node) format_put(&t, " recorded");
+  if (x->storage->gone) format_put(&t, " (dropped)");
   bool bytes = x->ctx->devices->device[x->storage->device].backend->has_bytes;
   if (!with_data || x->storage->gone || !bytes) return TIDE_OK;
-  put(&t, " ");
+  format_put(&t, " ");
   return nested(&t, x, 0, x->offset, tide__tensor_numel(x) > 8 * EDGE);
 }

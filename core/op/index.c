@@ -10,8 +10,8 @@
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-static int start(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x, int dim,
-                 int which)
+static int index_start(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x,
+                       int dim, int which)
 {
   TIDE_TRY(tide__begin(c, op, out, nin, x, 0));
   TIDE_TRY(tide__check_index(x[which], TIDE__NAME(c), "index"));
@@ -36,7 +36,7 @@ static int check_like(tide__call *c, const tide_tensor *x, const tide_tensor *in
 int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
 {
   tide__call c;
-  TIDE_TRY(start(&c, TIDE_OP_GATHER, out, 2, (tide_tensor *[]){x, index}, dim, 1));
+  TIDE_TRY(index_start(&c, TIDE_OP_GATHER, out, 2, (tide_tensor *[]){x, index}, dim, 1));
   TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
   tide__result(&c, 0, x->dtype, index->ndim, index->shape);
   return tide__dispatch(&c, out, 1);
@@ -86,7 +86,7 @@ int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *in
                      tide_tensor *src)
 {
   tide__call c;
-  TIDE_TRY(start(&c, TIDE_OP_SCATTER_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
+  TIDE_TRY(index_start(&c, TIDE_OP_SCATTER_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
   TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
   if (!tide__tensor_same_shape(src, index))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "scatter_add", "src %s and index %s differ",
@@ -105,7 +105,7 @@ int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *i
 {
   tide__call c;
   int64_t shape[TIDE_MAX_DIM];
-  TIDE_TRY(start(&c, TIDE_OP_INDEX_SELECT, out, 2, (tide_tensor *[]){x, index}, dim, 1));
+  TIDE_TRY(index_start(&c, TIDE_OP_INDEX_SELECT, out, 2, (tide_tensor *[]){x, index}, dim, 1));
   if (index->ndim != 1)
     return tide__fail(c.ctx, TIDE_E_SHAPE, "index_select", "index: expected 1 dim, got %s",
                       TIDE__SHAPE(index->ndim, index->shape));
@@ -128,7 +128,7 @@ int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *inde
                    tide_tensor *src)
 {
   tide__call c;
-  TIDE_TRY(start(&c, TIDE_OP_INDEX_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
+  TIDE_TRY(index_start(&c, TIDE_OP_INDEX_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
   bool fit = index->ndim == 1 && src->ndim == x->ndim;
   for (int d = 0; fit && d < x->ndim; d++)
     fit = src->shape[d] == (d == c.attrs.dim.dim ? index->shape[0] : x->shape[d]);

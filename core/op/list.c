@@ -1,6 +1,6 @@
 /* Calls over lists of tensors: the operands that optimiser steps and foreach ops share.
  *
- * The one idea: the caller's lists are joined in one array of the call, inputs first, so dispatch
+ * The caller's lists are joined in one array of the call, inputs first, so dispatch
  * sees a call like any other.
  */
 #include <string.h>

@@ -234,7 +234,7 @@ int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
 }
 
 /* All leading dims as one: a view where strides allow. */
-static int rows_of(tide_tensor **out, tide_tensor *x)
+static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
 {
   int64_t n = 1;
   for (int d = 0; d + 1 < x->ndim; d++) n *= x->shape[d];
@@ -259,11 +259,11 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
   tide_tensor *dy = NULL, *x = NULL, *t = NULL;
   int32_t first = 0;
-  int rc = rows_of(&dy, gout);
+  int rc = matmul_rows_of(&dy, gout);
   if (rc == TIDE_OK && g->need[0]) rc = grad_product(&t, dy, false, g->in[1], fp8);
   if (rc == TIDE_OK && g->need[0])
     rc = tide_reshape(&g->gin[0], t, g->meta[0].ndim, g->meta[0].shape);
-  if (rc == TIDE_OK && g->need[1]) rc = rows_of(&x, g->in[0]);
+  if (rc == TIDE_OK && g->need[1]) rc = matmul_rows_of(&x, g->in[0]);
   if (rc == TIDE_OK && g->need[1]) rc = grad_product(&g->gin[1], dy, true, x, fp8);
   if (rc == TIDE_OK && g->need[2]) rc = tide_sum(&g->gin[2], dy, 1, &first, false);
   tide_tensor_release(dy);

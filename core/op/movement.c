@@ -101,7 +101,7 @@ int tide__grad_permute(const tide__grad_call *g)
   return tide_permute(&g->gin[0], g->gout[0], g->meta[0].ndim, inverse);
 }
 
-static int dim_of(tide_tensor *x, int dim, const char *op)
+static int movement_dim_of(tide_tensor *x, int dim, const char *op)
 {
   int d = tide__resolve_dim(dim, x->ndim);
   if (d >= 0) return d;
@@ -111,7 +111,7 @@ static int dim_of(tide_tensor *x, int dim, const char *op)
 int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1)
 {
   int32_t order[TIDE_MAX_DIM];
-  int a = dim_of(x, dim0, "transpose"), b = dim_of(x, dim1, "transpose");
+  int a = movement_dim_of(x, dim0, "transpose"), b = movement_dim_of(x, dim1, "transpose");
   *out = NULL;
   if (a < 0 || b < 0) return TIDE_E_ARG;
   for (int d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
@@ -124,7 +124,7 @@ int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_
   tide__call c;
   int64_t shape[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_SLICE, out, 1, &x, 0));
-  int d = dim_of(x, dim, "slice");
+  int d = movement_dim_of(x, dim, "slice");
   if (d < 0) return d;
   int64_t n = x->shape[d], from = start < 0 ? start + n : start, to = stop < 0 ? stop + n : stop;
   if (step < 1 || from < 0 || to < from || to > n)
@@ -170,7 +170,7 @@ int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
 {
   tide_tensor *s;
   *out = NULL;
-  int d = dim_of(x, dim, "select");
+  int d = movement_dim_of(x, dim, "select");
   if (d < 0) return d;
   int64_t i = index < 0 ? index + x->shape[d] : index;
   if (i < 0 || i >= x->shape[d])
@@ -197,7 +197,7 @@ int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
 {
   *out = NULL;
-  int d = dim_of(x, dim, "squeeze");
+  int d = movement_dim_of(x, dim, "squeeze");
   if (d < 0) return d;
   if (x->shape[d] != 1)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "squeeze", "dim %d has size %lld, expected 1", d,
@@ -227,7 +227,7 @@ int tide__grad_expand(const tide__grad_call *g)
 /* Checks the pieces and finds the joint shape; the dim is resolved into *dim. */
 static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim, int64_t *shape)
 {
-  *dim = dim_of(xs[0], *dim, "cat");
+  *dim = movement_dim_of(xs[0], *dim, "cat");
   if (*dim < 0) return *dim;
   memcpy(shape, xs[0]->shape, sizeof xs[0]->shape);
   for (int64_t i = 1; i < n; i++) {
@@ -322,7 +322,7 @@ int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ROLL, out, 1, &x, 0));
-  int d = dim_of(x, dim, "roll");
+  int d = movement_dim_of(x, dim, "roll");
   if (d < 0) return d;
   c.attrs.roll.dim = d;
   c.attrs.roll.shift = x->shape[d] ? shift % x->shape[d] : 0;

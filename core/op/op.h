@@ -1,10 +1,8 @@
 /* What an op is: a descriptor made from its row in op.def, and a call on its way through dispatch.
  *
- * The one idea: a public op function fills one tide__call (operands, attributes, shapes of the
+ * A public op function fills one tide__call (operands, attributes, shapes of the
  * results) and hands it to tide__dispatch, which allocates, chooses a kernel, launches and records.
  * No op does any of that itself. Derivatives are rules beside the forward, written with ops.
- *
- * Layer 3.
  */
 #ifndef TIDE_OP_OP_H
 #define TIDE_OP_OP_H

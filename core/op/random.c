@@ -99,14 +99,14 @@ static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
 
 /* The call that took numbers for t has gone well: the next begins behind them. One that is refused,
  * or is made again for want of memory, moves nothing. */
-static int advance(const tide_tensor *t, const tide_random_attrs *a)
+static int random_advance(const tide_tensor *t, const tide_random_attrs *a)
 {
   if (from_ctx(a)) t->ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
   return TIDE_OK;
 }
 
 /* k: the numbers of the op, without a counter. */
-static int fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k_random_attrs k)
+static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k_random_attrs k)
 {
   tide__call c;
   tide_tensor *place;
@@ -123,7 +123,7 @@ static int fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k_random
   c.attrs.random = k;
   t->storage->version++;
   TIDE_TRY(tide__launch_checked(&c));
-  return advance(t, attrs);
+  return random_advance(t, attrs);
 }
 
 static int check_args(tide_tensor *t, const char *op, bool good, const char *expected, double a,
@@ -137,13 +137,13 @@ static int check_args(tide_tensor *t, const char *op, bool good, const char *exp
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs)
 {
   TIDE_TRY(check_args(t, "uniform_", lo <= hi, "finite lo <= hi", lo, hi));
-  return fill(t, TIDE_OP_UNIFORM_, attrs, (k_random_attrs){.a = lo, .b = hi});
+  return random_fill(t, TIDE_OP_UNIFORM_, attrs, (k_random_attrs){.a = lo, .b = hi});
 }
 
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs)
 {
   TIDE_TRY(check_args(t, "normal_", std >= 0, "a finite mean and std >= 0", mean, std));
-  return fill(t, TIDE_OP_NORMAL_, attrs, (k_random_attrs){.a = mean, .b = std});
+  return random_fill(t, TIDE_OP_NORMAL_, attrs, (k_random_attrs){.a = mean, .b = std});
 }
 
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
@@ -151,8 +151,8 @@ int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, doubl
 {
   TIDE_TRY(check_args(t, "trunc_normal_", std >= 0, "a finite mean and std >= 0", mean, std));
   TIDE_TRY(check_args(t, "trunc_normal_", lo < hi, "finite lo < hi", lo, hi));
-  return fill(t, TIDE_OP_TRUNC_NORMAL_, attrs,
-              (k_random_attrs){.a = mean, .b = std, .lo = lo, .hi = hi});
+  return random_fill(t, TIDE_OP_TRUNC_NORMAL_, attrs,
+                     (k_random_attrs){ .a = mean, .b = std, .lo = lo, .hi = hi });
 }
 
 static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const k_random_attrs *k)
@@ -178,7 +178,7 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
   }
   TIDE_TRY(counter(&k, &place, x, NULL, "dropout"));
   TIDE_TRY(dropout(out, x, place, &k));
-  return advance(x, NULL);
+  return random_advance(x, NULL);
 }
 
 int tide__grad_dropout(const tide__grad_call *g)

@@ -55,7 +55,8 @@ static int result_shape(const tide_tensor *x, uint32_t mask, bool keepdim, int64
   return n;
 }
 
-static int reduce(tide_tensor **out, int op, tide_tensor *x, uint32_t mask, bool keepdim, int dtype)
+static int reduce_over(tide_tensor **out, int op, tide_tensor *x, uint32_t mask, bool keepdim,
+                       int dtype)
 {
   tide__call c;
   tide_tensor *view;
@@ -84,14 +85,14 @@ int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, b
 {
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "sum"));
-  return reduce(out, TIDE_OP_SUM, x, mask, keepdim, accumulator(x->dtype));
+  return reduce_over(out, TIDE_OP_SUM, x, mask, keepdim, accumulator(x->dtype));
 }
 
 int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "prod"));
-  return reduce(out, TIDE_OP_PROD, x, mask, keepdim, accumulator(x->dtype));
+  return reduce_over(out, TIDE_OP_PROD, x, mask, keepdim, accumulator(x->dtype));
 }
 
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
@@ -99,7 +100,7 @@ int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, 
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "mean"));
   TIDE_TRY(tide__check_float(x, "mean", "x"));
-  return reduce(out, TIDE_OP_MEAN, x, mask, keepdim, x->dtype);
+  return reduce_over(out, TIDE_OP_MEAN, x, mask, keepdim, x->dtype);
 }
 
 static int extremum(tide_tensor **out, int op, tide_tensor *x, int ndim, const int32_t *dims,
@@ -107,7 +108,7 @@ static int extremum(tide_tensor **out, int op, tide_tensor *x, int ndim, const i
 {
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, tide__op_get(op)->name));
-  return reduce(out, op, x, mask, keepdim, x->dtype);
+  return reduce_over(out, op, x, mask, keepdim, x->dtype);
 }
 
 int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
@@ -124,14 +125,14 @@ int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, b
 {
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "any"));
-  return reduce(out, TIDE_OP_ANY, x, mask, keepdim, TIDE_BOOL);
+  return reduce_over(out, TIDE_OP_ANY, x, mask, keepdim, TIDE_BOOL);
 }
 
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "all"));
-  return reduce(out, TIDE_OP_ALL, x, mask, keepdim, TIDE_BOOL);
+  return reduce_over(out, TIDE_OP_ALL, x, mask, keepdim, TIDE_BOOL);
 }
 
 static int arg_extremum(tide_tensor **out, int op, tide_tensor *x, int dim, bool keepdim)
@@ -139,7 +140,7 @@ static int arg_extremum(tide_tensor **out, int op, tide_tensor *x, int dim, bool
   uint32_t mask;
   int32_t d = dim;
   TIDE_TRY(dim_mask(&mask, x, 1, &d, tide__op_get(op)->name));
-  return reduce(out, op, x, mask, keepdim, TIDE_I64);
+  return reduce_over(out, op, x, mask, keepdim, TIDE_I64);
 }
 
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)

@@ -56,7 +56,7 @@ static int check_one(const tide_tensor *x, const tide_tensor *t, const char *arg
                     TIDE__SHAPE(ndim, shape), TIDE__SHAPE(t->ndim, t->shape));
 }
 
-static int check_attrs(const tide_tensor *x, const tide_tensor *B, const tide_ssd_attrs *a)
+static int scan_check_attrs(const tide_tensor *x, const tide_tensor *B, const tide_ssd_attrs *a)
 {
   if (a->size != sizeof *a)
     return tide__fail(x->ctx, TIDE_E_ARG, "ssd_scan", "attrs.size is %u, expected %zu: call "
@@ -101,7 +101,7 @@ int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_te
                        (tide_tensor *[]){x, dt, A, B, C, a->D, a->dt_bias, a->initial, a->sequence},
                        32 | 64 | 128 | 256));
   TIDE_TRY(check_main(x, dt, A, B, C));
-  TIDE_TRY(check_attrs(x, B, a));
+  TIDE_TRY(scan_check_attrs(x, B, a));
   int64_t chunk = a->chunk == 0 || a->chunk > CHUNK ? CHUNK : a->chunk;
   c.attrs.ssd = (k_ssd_attrs){a->dt_min, a->dt_max, chunk, a->softplus};
   declare_results(&c, x, B, last != NULL);

@@ -2,11 +2,11 @@
  * inverses, and what attention and state-space layers read of a packed stream: the (document,
  * position) pairs of its tokens, in padded slots or not, and the numbers of its sequences.
  *
- * The one idea: a map is written out run by run, so a million indices cost a million additions and
+ * A map is written out run by run, so a million indices cost a million additions and
  * no look-ups; the inverse is the same walk with the roles of place and position exchanged. All of
  * it is host data by nature, made once a batch and then copied to the device of its argument.
  *
- * Layer 5. Invariants: integers only; every input is checked before anything is written.
+ * Invariants: integers only; every input is checked before anything is written.
  */
 #include "core/parallel/cp_map.h"
 
@@ -65,7 +65,7 @@ static inline void put_run(const sink *s, int64_t at, int64_t first, int64_t n)
 }
 
 /* Moves what was made to the device of `like` and gives up the host tensor. */
-static int finish(tide_tensor **out, tide_tensor *made, const tide_tensor *like, int rc)
+static int cp_map_finish(tide_tensor **out, tide_tensor *made, const tide_tensor *like, int rc)
 {
   if (rc == TIDE_OK) rc = tide_to_device(out, made, like->storage->device);
   tide_tensor_release(made);
@@ -91,7 +91,7 @@ static int check_cu(const tide_tensor *cu, const int64_t *c, int64_t n, int64_t 
   return TIDE_OK;
 }
 
-static int check_list(const tide_tensor *t, const char *op, const char *arg)
+static int cp_map_check_list(const tide_tensor *t, const char *op, const char *arg)
 {
   if (t->ndim == 1 && t->shape[0] >= 1) return TIDE_OK;
   return tide__fail(t->ctx, TIDE_E_SHAPE, op, "%s: expected [ndoc + 1], got %s", arg,
@@ -128,7 +128,7 @@ static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank
   tide_tensor *held = NULL;
   sink s = {0};
   *out = NULL;
-  TIDE_TRY(check_list(cu, op, "cu"));
+  TIDE_TRY(cp_map_check_list(cu, op, "cu"));
   TIDE_TRY(check_ranks(cu, size, rank, op));
   TIDE_TRY(host_ints(&held, cu, op, "cu"));
   const int64_t *c = tide_tensor_data(held);
@@ -141,7 +141,7 @@ static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank
     for (int64_t r = 0; r < size; r++)
       zigzag_rank(&s, c, n, size, r, r * (total / size), inverse);
   tide_tensor_release(held);
-  return finish(out, s.t, cu, rc);
+  return cp_map_finish(out, s.t, cu, rc);
 }
 
 int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype)
@@ -191,7 +191,7 @@ int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
   for (int64_t i = 0; rc == TIDE_OK && i < n; at += r[2 * i + 1], i++)
     put_run(&s, at, r[2 * i], r[2 * i + 1]);
   tide_tensor_release(held);
-  return finish(out, s.t, runs, rc);
+  return cp_map_finish(out, s.t, runs, rc);
 }
 
 /* Places by value; -1 marks values not met yet. */
@@ -224,7 +224,7 @@ int tide_inverse_index(tide_tensor **out, tide_tensor *index)
   if (rc == TIDE_OK) rc = tide_cast(&fit, made, index->dtype);
   tide_tensor_release(held);
   tide_tensor_release(made);
-  return finish(out, fit, index, rc);
+  return cp_map_finish(out, fit, index, rc);
 }
 
 /* ---- the tokens of a packed stream ----------------------------------------------------------- */
@@ -249,7 +249,7 @@ static int open_cu(tide_tensor **held, tide_tensor *cu, int64_t ntoken, const ch
                    const char *arg)
 {
   *held = NULL;
-  TIDE_TRY(check_list(cu, op, arg));
+  TIDE_TRY(cp_map_check_list(cu, op, arg));
   TIDE_TRY(check_count(cu, ntoken, op));
   TIDE_TRY(host_ints(held, cu, op, arg));
   const int64_t *c = tide_tensor_data(*held);
@@ -294,7 +294,7 @@ static int pairs(tide_tensor **out, tide_tensor *cu, tide_tensor *slot, tide_ten
   if (rc == TIDE_OK)
     rc = fill_slots(cu, tide_tensor_data(slot), tide_tensor_data(real), slot->shape[0], ntoken,
                     tide_tensor_data(made));
-  return finish(out, made, cu, rc);
+  return cp_map_finish(out, made, cu, rc);
 }
 
 static int64_t last_of(tide_tensor *held)
@@ -350,5 +350,5 @@ int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
   for (int64_t i = 0; p && i + 1 < n; i++)
     for (int64_t t = c[i]; t < c[i + 1]; t++) p[t] = (int32_t)i;
   tide_tensor_release(held);
-  return finish(out, made, cu, rc);
+  return cp_map_finish(out, made, cu, rc);
 }

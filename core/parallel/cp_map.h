@@ -1,9 +1,7 @@
 /* Index maps of sharded sequences: the arithmetic behind tide_zigzag_index and its kin.
  *
- * The one idea: every layout is a list of runs [start, start + length) of whole positions, one list
+ * Every layout is a list of runs [start, start + length) of whole positions, one list
  * a rank, in the order in which the rank keeps them; an index tensor is such a list written out.
- *
- * Layer 5.
  */
 #ifndef TIDE_PARALLEL_CP_MAP_H
 #define TIDE_PARALLEL_CP_MAP_H

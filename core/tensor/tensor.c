@@ -32,7 +32,7 @@ static tide_tensor *handle(tide_ctx *ctx)
   return t;
 }
 
-static void recycle(tide_tensor *t)
+static void tensor_recycle(tide_tensor *t)
 {
   tide_ctx *ctx = t->ctx;
   if (t->node || t->grad) ctx->recorder->forget(t);
@@ -72,8 +72,8 @@ static int check_new(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, c
   return TIDE_OK;
 }
 
-static int make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int dtype, int ndim,
-                const int64_t *shape, const char *op)
+static int tensor_make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int dtype,
+                       int ndim, const int64_t *shape, const char *op)
 {
   int64_t bytes = 0;
   *out = NULL;
@@ -89,7 +89,7 @@ static int make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int d
   int rc = pinned ? tide__storage_new_pinned(&t->storage, ctx, (size_t)bytes)
                   : tide__storage_new(&t->storage, ctx, device, (size_t)bytes);
   if (rc < 0) {
-    recycle(t);
+    tensor_recycle(t);
     return rc;
   }
   *out = t;
@@ -99,7 +99,7 @@ static int make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int d
 int tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                      const int64_t *shape, const char *op)
 {
-  return make(out, ctx, device, false, dtype, ndim, shape, op);
+  return tensor_make(out, ctx, device, false, dtype, ndim, shape, op);
 }
 
 int tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndim,
@@ -107,7 +107,7 @@ int tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndi
 {
   *out = NULL;
   if (!tide__device_get(ctx, TIDE_DEV_CUDA, op)) return TIDE_E_DEVICE;
-  return make(out, ctx, TIDE_DEV_CPU, true, dtype, ndim, shape, op);
+  return tensor_make(out, ctx, TIDE_DEV_CPU, true, dtype, ndim, shape, op);
 }
 
 int tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
@@ -153,7 +153,7 @@ static void push_foreign(tide_tensor *t)
 static void release_owned(tide_tensor *t, int64_t n)
 {
   t->refs -= n;
-  if (t->refs == 0) recycle(t);
+  if (t->refs == 0) tensor_recycle(t);
 }
 
 void tide_tensor_release(tide_tensor *t)

@@ -1,10 +1,8 @@
 /* struct tide_tensor: storage + offset + shape + strides + dtype + a place for its history.
  *
- * The one idea: a tensor is a cheap view of counted bytes. Handles are counted, come from a free
+ * A tensor is a cheap view of counted bytes. Handles are counted, come from a free
  * list and are stamped with an id that is never used again. The history fields belong to the tape
- * (layer 4), which fills tide__recorder; this layer only tells it when a handle dies.
- *
- * Layer 2.
+ *, which fills tide__recorder; this layer only tells it when a handle dies.
  */
 #ifndef TIDE_TENSOR_TENSOR_H
 #define TIDE_TENSOR_TENSOR_H

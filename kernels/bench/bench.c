@@ -27,7 +27,7 @@ double bench_now(void)
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int compare(const void *a, const void *b)
+static int bench_compare(const void *a, const void *b)
 {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
@@ -36,7 +36,7 @@ static int compare(const void *a, const void *b)
 double bench_quantile(double *v, int n, double q)
 {
   if (n == 0) return NAN;
-  qsort(v, (size_t)n, sizeof *v, compare);
+  qsort(v, (size_t)n, sizeof *v, bench_compare);
   double at = q * (n - 1);
   int i = (int)at;
   return i + 1 < n ? v[i] + (at - i) * (v[i + 1] - v[i]) : v[n - 1];

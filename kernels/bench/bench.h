@@ -1,6 +1,6 @@
 /* Timing two ways of doing the same thing on a machine that is shared and noisy.
  *
- * The one idea: absolute figures drift with the neighbours, so ours and the peer are run in turn,
+ * Absolute figures drift with the neighbours, so ours and the peer are run in turn,
  * each between two short calibration slices that measure what the processor gives at that moment.
  * What is reported is the median of the per-pair ratio and the share of the adjacent calibration.
  */

@@ -1,6 +1,6 @@
 -- A child process in lock step: one line asked, one line answered.
 --
--- The one idea: the question goes through the child's standard input (popen), the answer comes
+-- The question goes through the child's standard input (popen), the answer comes
 -- back through a named pipe that is unlinked as soon as both ends are open; nothing but the
 -- standard library is needed.
 

@@ -2,7 +2,7 @@
  *
  * Usage: comm [ranks] [rounds] [part of an operation's name]
  *
- * The one idea: this program starts itself twice under mpirun (default and with huge pages), as
+ * This program starts itself twice under mpirun (default and with huge pages), as
  * children that sleep until told through a shared page what to run, so that they never share the
  * processors with what is being measured. Each round runs ours, the children, and a copy of large
  * blocks on all ranks, which gives the memory bandwidth of that moment. Time is that of the slowest
@@ -69,7 +69,7 @@ static tide_tensor *part(tide_ctx *ctx, tide_tensor *whole, int64_t bytes)
   return t;
 }
 
-static int run_ours(tide_comm *comm, const job *j, tide_tensor *x, tide_tensor *y)
+static int comm_run_ours(tide_comm *comm, const job *j, tide_tensor *x, tide_tensor *y)
 {
   int rank = tide_comm_rank(comm), n = tide_comm_size(comm), rc = 0;
   for (int i = 0; i < j->repeat && rc == 0; i++) {
@@ -101,7 +101,7 @@ static void bind_rank(int rank, int nrank)
   pthread_setaffinity_np(pthread_self(), sizeof one, &one);
 }
 
-static void *rank_main(void *arg)
+static void *comm_rank_main(void *arg)
 {
   seat *s = arg;
   crew *c = s->crew;
@@ -127,7 +127,7 @@ static void *rank_main(void *arg)
     tide_tensor *x = part(ctx, big[0], bytes), *y = part(ctx, big[1], small_bytes(&j, c->nrank));
     tide_comm_barrier(NULL, comm);
     double begin = bench_now();
-    if (run_ours(comm, &j, x, y) < 0) die(tide_error(ctx)->message);
+    if (comm_run_ours(comm, &j, x, y) < 0) die(tide_error(ctx)->message);
     c->seconds[s->rank] = (bench_now() - begin) / j.repeat;
     tide_tensor_release(x);
     tide_tensor_release(y);
@@ -361,7 +361,7 @@ int main(int argc, char **argv)
   pthread_barrier_init(&c.end, NULL, (unsigned)c.nrank + 1);
   for (int i = 0; i < c.nrank; i++) {
     seats[i] = (seat){.crew = &c, .rank = i};
-    if (pthread_create(&seats[i].thread, NULL, rank_main, &seats[i])) die("no thread");
+    if (pthread_create(&seats[i].thread, NULL, comm_rank_main, &seats[i])) die("no thread");
   }
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
     if (strstr(op_name[rows[i].op], only)) bench_row(&c, peers, npeer, &rows[i], round);

@@ -1,7 +1,7 @@
 -- What communication costs a training step: `tide run -n 2 -t 1 kernels/bench/dp.lua`, or under
 -- mpirun.
 --
--- The one idea: on the same ranks, with equal models and the same data, rounds of steps with the
+-- On the same ranks, with equal models and the same data, rounds of steps with the
 -- world's communicator and with one of a rank alone take turns, a barrier between; so both meet the
 -- same machine. Printed: seconds a step and the median of the ratios.
 

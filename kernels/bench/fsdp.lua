@@ -1,7 +1,7 @@
 -- Sharded training against PyTorch's fully_shard: `tide run kernels/bench/fsdp.lua [rounds
 -- [python]]`.
 --
--- The one idea: two ranks of one thread each train the same model from the same weights on the same
+-- Two ranks of one thread each train the same model from the same weights on the same
 -- rows, ours as threads of this process, the peer's as two processes over Gloo (peer_fsdp.py), in
 -- turns; while one runs the other waits. Printed: medians of tokens a second, the median of the
 -- ratios, and how far the losses of the first steps are apart, which must be rounding.

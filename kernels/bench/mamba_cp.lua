@@ -1,7 +1,7 @@
 -- A Mamba-2 layer over two ranks against the same layer on one rank with two threads:
 -- `tide run -n 2 -t 1 kernels/bench/mamba_cp.lua [rounds [tokens [dtype [width]]]]`.
 --
--- The one idea: the same two cores do the same work, forward and backward: cut over two rank
+-- The same two cores do the same work, forward and backward: cut over two rank
 -- threads of one thread each, by each method and layout, or whole on rank 0 with two threads while
 -- rank 1 waits. The two take turns, so both meet the same machine. Printed for each way: medians of
 -- seconds and of processor seconds (of the whole process), the median of the ratios (1: nothing is

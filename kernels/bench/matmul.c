@@ -66,7 +66,7 @@ typedef struct product {
 #endif
 } product;
 
-static void run_ours(void *arg)
+static void matmul_run_ours(void *arg)
 {
   product *p = arg;
   tide__cpu_gemm(&p->g, p->nthread, p->work);
@@ -173,7 +173,7 @@ static double difference(const product *p)
 
 #endif
 
-static void prepare(product *p, const shape *s, int ab, int out, int nthread)
+static void matmul_prepare(product *p, const shape *s, int ab, int out, int nthread)
 {
   *p = (product){.s = *s, .nthread = nthread};
   cpu_gemm *g = &p->g;
@@ -199,11 +199,11 @@ static void drop(product *p)
 static void bench_shape(const shape *s, int ab, int out, int nthread, int round)
 {
   product p;
-  prepare(&p, s, ab, out, nthread);
-  bench_case c = {.ours = run_ours, .arg = &p, .nthread = nthread, .round = round};
+  matmul_prepare(&p, s, ab, out, nthread);
+  bench_case c = {.ours = matmul_run_ours, .arg = &p, .nthread = nthread, .round = round};
   c.flop = 2.0 * (double)s->m * (double)s->n * (double)s->k;
   c.calibrate = ab == TIDE_BF16 ? BENCH_AMX : BENCH_FMA;
-  run_ours(&p);
+  matmul_run_ours(&p);
   double diff = 0;
 #if TIDE_BENCH_ONEDNN
   if (ab == TIDE_BF16) prepare_primitive(&p);

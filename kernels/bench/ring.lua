@@ -1,7 +1,7 @@
 -- Ring attention over two ranks against the same attention on one rank with two threads:
 -- `tide run -n 2 -t 1 kernels/bench/ring.lua [rounds [tokens [dtype]]]`.
 --
--- The one idea: the same two cores do the same work, causal, forward and backward: cut head-tail
+-- The same two cores do the same work, causal, forward and backward: cut head-tail
 -- over two rank threads of one thread each, or whole on rank 0 with two threads while rank 1 waits.
 -- The two take turns, so both meet the same machine. Printed: medians of seconds and of processor
 -- seconds (of the whole process), and the median of the ratios; 1 means that the ring costs

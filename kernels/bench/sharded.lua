@@ -1,6 +1,6 @@
 -- What spreading a model costs: `tide run kernels/bench/sharded.lua [rounds]`.
 --
--- The one idea: the same global batch on two threads of the machine in every way, in turns, each
+-- The same global batch on two threads of the machine in every way, in turns, each
 -- time with ranks of its own (threads of this process); printed is the median over rounds of the
 -- ratio to what stands first in its group, and what a rank holds against one that holds all.
 

@@ -1,6 +1,6 @@
 -- What programs that measure ranks share: two pieces of work in turns, and ranks of a moment.
 --
--- The one idea: what is compared takes turns, first and second alternately, so both meet the same
+-- What is compared takes turns, first and second alternately, so both meet the same
 -- machine; medians are told, of seconds and of the pairs' ratios.
 
 local stats = require 'kernels.bench.stats'

@@ -1,6 +1,6 @@
 /* The causal depthwise convolution on the CPU, forward and backward, for f32, bf16 and f16.
  *
- * The one idea: a token's output is a sum over K rows of channels, so the loops run along channels
+ * A token's output is a sum over K rows of channels, so the loops run along channels
  * and a tap that must not be seen is a pointer to a row of zeros. Blocks of tokens are the tasks;
  * within one, channels go in pieces whose rows and weights stay in the first-level cache.
  *
@@ -9,7 +9,7 @@
  * weights' gradient is summed per block (blocks depend on the shape alone) and the blocks added in
  * order.
  *
- * Layer 2k. See kernel.h. 16-bit rows are widened once, into a ring.
+ * See kernel.h. 16-bit rows are widened once, into a ring.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -37,7 +37,7 @@ typedef struct lane {
 
 enum { LANE_ROWS = 3 + 2 * TAPS };
 
-static void plan(conv *v, const k_call *call, const k_tensor *in)
+static void conv1d_plan(conv *v, const k_call *call, const k_tensor *in)
 {
   const k_conv1d_attrs *attrs = call->attrs;
   v->x = in, v->w = in + 1, v->bias = in + 2, v->initial = in + 3, v->seq = in + 4;
@@ -75,17 +75,17 @@ static void lane_open(lane *l, const conv *v, int thread)
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-static int64_t number(const conv *v, int64_t b, int64_t i)
+static int64_t conv1d_get(const conv *v, int64_t b, int64_t i)
 {
   return sequence_at(v->seq, b, i < 0 ? 0 : i);
 }
 
-static int same(const conv *v, int64_t b, int64_t i, int64_t j)
+static int conv1d_same(const conv *v, int64_t b, int64_t i, int64_t j)
 {
-  return k_absent(v->seq) || number(v, b, i) == number(v, b, j);
+  return k_absent(v->seq) || conv1d_get(v, b, i) == conv1d_get(v, b, j);
 }
 
-static int64_t offset(const k_tensor *t, int64_t b, int64_t i, int64_t c)
+static int64_t conv1d_offset(const k_tensor *t, int64_t b, int64_t i, int64_t c)
 {
   return b * t->stride[0] + i * t->stride[1] + c;
 }
@@ -96,7 +96,7 @@ static const float *load_row(const lane *l, int64_t i)
   const conv *v = l->v;
   if (i < 0 && k_absent(v->initial)) return l->zero;
   const k_tensor *t = i < 0 ? v->initial : v->x;
-  int64_t at = offset(t, l->b, i < 0 ? i + v->K - 1 : i, l->c0);
+  int64_t at = conv1d_offset(t, l->b, i < 0 ? i + v->K - 1 : i, l->c0);
   return row_read(t, at, l->in[(i + TAPS) % TAPS], l->n);
 }
 
@@ -108,7 +108,7 @@ static void taps_of(lane *l, int64_t t, const float **row)
     int64_t i = t - (v->K - 1) + k;
     if (i >= l->have || v->x->dtype == TIDE_F32) row[k] = load_row(l, i);
     else row[k] = i < 0 && k_absent(v->initial) ? l->zero : l->in[(i + TAPS) % TAPS];
-    if (!same(v, l->b, i, t)) row[k] = l->zero;
+    if (!conv1d_same(v, l->b, i, t)) row[k] = l->zero;
   }
   l->have = t + 1;
 }
@@ -227,7 +227,7 @@ static void set_weights(const conv *v, taps *p, int64_t c0)
   p->bias = v->wide + v->K * v->C + c0;
 }
 
-static void block_of(const conv *v, int64_t task, int64_t *b, int64_t *t0, int64_t *t1)
+static void conv1d_block_of(const conv *v, int64_t task, int64_t *b, int64_t *t0, int64_t *t1)
 {
   *b = task / v->per_batch;
   *t0 = task % v->per_batch * v->tokens;
@@ -244,20 +244,20 @@ static void forward_piece(lane *l, int64_t t0, int64_t t1)
   l->have = INT64_MIN;
   for (int64_t t = t0; t < t1; t++) {
     taps_of(l, t, p.x);
-    float *y = row_begin(v->y, offset(v->y, l->b, t, l->c0), l->tmp);
+    float *y = row_begin(v->y, conv1d_offset(v->y, l->b, t, l->c0), l->tmp);
     run_forward(y, &p, l->n, v->K, v->silu);
-    row_write(v->y, offset(v->y, l->b, t, l->c0), y, l->n);
+    row_write(v->y, conv1d_offset(v->y, l->b, t, l->c0), y, l->n);
   }
 }
 
-static void forward_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void conv1d_forward_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const conv *v = arg;
   lane l;
   lane_open(&l, v, thread);
   for (int64_t i = begin; i < end; i++) {
     int64_t t0, t1;
-    block_of(v, i, &l.b, &t0, &t1);
+    conv1d_block_of(v, i, &l.b, &t0, &t1);
     for (l.c0 = 0; l.c0 < v->C; l.c0 += PIECE) {
       l.n = v->C - l.c0 < PIECE ? v->C - l.c0 : PIECE;
       forward_piece(&l, t0, t1);
@@ -274,10 +274,11 @@ static void keep_last(const conv *v, const k_tensor *last)
       int64_t i = v->T - R + j;
       char *to = row_at(last, (b * R + j) * v->C);
       const k_tensor *from = i < 0 ? v->initial : v->x;
-      if (k_absent(from) || (v->T > 0 && !same(v, b, i, v->T - 1)))
+      if (k_absent(from) || (v->T > 0 && !conv1d_same(v, b, i, v->T - 1)))
         memset(to, 0, (size_t)(v->C * size));
       else
-        memcpy(to, row_at(from, offset(from, b, i < 0 ? i + R : i, 0)), (size_t)(v->C * size));
+        memcpy(to, row_at(from, conv1d_offset(from, b, i < 0 ? i + R : i, 0)),
+               (size_t)(v->C * size));
     }
 }
 
@@ -295,12 +296,13 @@ int64_t k_cpu_conv1d_work(const k_call *call)
 int k_cpu_conv1d(const k_call *call)
 {
   conv v = {.y = &call->out[0], .scratch = call->work};
-  plan(&v, call, call->in);
+  conv1d_plan(&v, call, call->in);
   int rc = sequence_check(call, v.seq);
   if (rc < 0) return rc;
   v.wide = (float *)((char *)call->work + lane_bytes(call));
   widen_weights(&v);
-  if (v.T > 0 && v.C > 0) tide__pool_for(call->nthread, v.nb * v.per_batch, 1, forward_tasks, &v);
+  if (v.T > 0 && v.C > 0)
+    tide__pool_for(call->nthread, v.nb * v.per_batch, 1, conv1d_forward_tasks, &v);
   if (!k_absent(&call->out[1])) keep_last(&v, &call->out[1]);
   return TIDE_OK;
 }
@@ -313,7 +315,7 @@ static void back_token(lane *l, taps *p, int64_t t, float *const *sum)
 {
   const conv *v = l->v;
   float *d = l->grad[t % TAPS];
-  const float *dy = row_read(v->dy, offset(v->dy, l->b, t, l->c0), d, l->n);
+  const float *dy = row_read(v->dy, conv1d_offset(v->dy, l->b, t, l->c0), d, l->n);
   if (v->silu || sum) taps_of(l, t, p->x);
   if (v->silu) run_slope(d, dy, p, l->n, v->K);
   else if (dy != d) memcpy(d, dy, (size_t)l->n * sizeof(float));
@@ -328,14 +330,16 @@ static void back_row(lane *l, taps *p, int64_t s)
   if (k_absent(to)) return;
   for (int64_t k = 0; k < TAPS; k++) {
     int64_t t = s + v->K - 1 - k;
-    int reached = k < v->K && t >= 0 && t < v->T && same(v, l->b, s, t);
+    int reached = k < v->K && t >= 0 && t < v->T && conv1d_same(v, l->b, s, t);
     p->x[k] = reached ? l->grad[t % TAPS] : l->zero;
   }
-  int64_t at = offset(to, l->b, s < 0 ? s + v->K - 1 : s, l->c0), j = s - (v->T - (v->K - 1));
+  int64_t at = conv1d_offset(to, l->b, s < 0 ? s + v->K - 1 : s, l->c0),
+          j = s - (v->T - (v->K - 1));
   float *dx = row_begin(to, at, l->tmp);
   gather_row(dx, p, l->n);
-  if (!k_absent(v->dlast) && j >= 0 && (v->T == 0 || same(v, l->b, s, v->T - 1)))
-    row_add(dx, dx, row_read(v->dlast, offset(v->dlast, l->b, j, l->c0), l->tmp2, l->n), l->n);
+  if (!k_absent(v->dlast) && j >= 0 && (v->T == 0 || conv1d_same(v, l->b, s, v->T - 1)))
+    row_add(dx, dx, row_read(v->dlast, conv1d_offset(v->dlast, l->b, j, l->c0), l->tmp2, l->n),
+            l->n);
   row_write(to, at, dx, l->n);
 }
 
@@ -364,7 +368,7 @@ static void backward_tasks(void *arg, int64_t begin, int64_t end, int thread)
   lane_open(&l, v, thread);
   for (int64_t i = begin; i < end; i++) {
     int64_t t0, t1, n = (v->K + 1) * v->C;
-    block_of(v, i, &l.b, &t0, &t1);
+    conv1d_block_of(v, i, &l.b, &t0, &t1);
     memset(v->part + i * n, 0, (size_t)n * sizeof(float));
     for (l.c0 = 0; l.c0 < v->C; l.c0 += PIECE) {
       l.n = v->C - l.c0 < PIECE ? v->C - l.c0 : PIECE;
@@ -388,7 +392,7 @@ static void put_params(const conv *v, const k_tensor *dw, const k_tensor *dbias,
 int64_t k_cpu_conv1d_bwd_work(const k_call *call)
 {
   conv v = {.y = 0};
-  plan(&v, call, call->in + 1);
+  conv1d_plan(&v, call, call->in + 1);
   int64_t rows = 1 + v.nb * v.per_batch; /* of taps and bias: the weights, then the blocks */
   return lane_bytes(call) + rows * (v.K + 1) * v.C * (int64_t)sizeof(float);
 }
@@ -397,7 +401,7 @@ int k_cpu_conv1d_bwd(const k_call *call)
 {
   conv v = {.dy = &call->in[0], .dlast = &call->in[6], .dx = &call->out[0],
             .dinitial = &call->out[3], .scratch = call->work};
-  plan(&v, call, call->in + 1);
+  conv1d_plan(&v, call, call->in + 1);
   int rc = sequence_check(call, v.seq);
   if (rc < 0) return rc;
   v.wide = (float *)((char *)call->work + lane_bytes(call));

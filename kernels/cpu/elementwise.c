@@ -1,11 +1,11 @@
 /* Fast elementwise ops: binary, comparison, unary, scalar, in place, cast, where, and the backward
  * halves of the activations.
  *
- * The one idea: an op is up to three loops over contiguous numbers (f32, f64, i64), each compiled
+ * An op is up to three loops over contiguous numbers (f32, f64, i64), each compiled
  * for several instruction sets; loop.h feeds them chunks of any operand. bf16 and f16 are computed
  * in f32 and rounded once.
  *
- * Layer 2k. Meaning: kernels/ref/elementwise.c. Integer powers are left to it.
+ * Meaning: kernels/ref/elementwise.c. Integer powers are left to it.
  */
 #include <math.h>
 

@@ -1,9 +1,9 @@
 /* Copies and sums over lists of tensors in one parallel region: foreach_copy_, foreach_add_.
  *
- * The one idea: the elements of all pairs are one long range, cut among threads as that of one
+ * The elements of all pairs are one long range, cut among threads as that of one
  * tensor is. A hundred small pieces cost one fork and join, and a large one is worked on by all.
  *
- * Layer 2k. Meaning: kernels/ref/elementwise.c.
+ * Meaning: kernels/ref/elementwise.c.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
@@ -17,17 +17,17 @@ typedef struct job {
   void (*range)(const cpu_copy *pair, int64_t begin, int64_t end);
 } job;
 
-static int64_t index_bytes(const k_call *call) { return (call->nout + 1 + 7) / 8 * 64; }
+static int64_t foreach_index_bytes(const k_call *call) { return (call->nout + 1 + 7) / 8 * 64; }
 
 int64_t k_cpu_foreach_work(const k_call *call)
 {
-  return index_bytes(call) + call->nout * (int64_t)sizeof(cpu_copy);
+  return foreach_index_bytes(call) + call->nout * (int64_t)sizeof(cpu_copy);
 }
 
-static job job_of(const k_call *call)
+static job foreach_job_of(const k_call *call)
 {
   job j = { .n = call->nout, .first = call->work };
-  j.pair = (cpu_copy *)((char *)call->work + index_bytes(call));
+  j.pair = (cpu_copy *)((char *)call->work + foreach_index_bytes(call));
   j.first[0] = 0;
   return j;
 }
@@ -58,7 +58,7 @@ static void pairs_range(void *arg, int64_t begin, int64_t end, int thread)
 
 int k_cpu_foreach_copy_(const k_call *call)
 {
-  job j = job_of(call);
+  job j = foreach_job_of(call);
   j.range = tide__copy_range;
   for (int i = 0; i < j.n; i++) {
     const k_tensor *y = &call->out[i], *x = &call->in[i];
@@ -91,7 +91,7 @@ static int sum_form(const k_tensor *y, const k_tensor *x)
   return form == TIDE_F32 && tide__loop_form(x->dtype) != TIDE_F32 ? TIDE_F64 : form;
 }
 
-static void add_range(const cpu_copy *c, int64_t begin, int64_t end)
+static void foreach_add_range(const cpu_copy *c, int64_t begin, int64_t end)
 {
   _Alignas(64) cpu_chunk y_buf, x_buf;
   int flat = c->x.flat && c->y.flat && c->form == c->x.dtype && c->form == c->y.dtype;
@@ -108,8 +108,8 @@ static void add_range(const cpu_copy *c, int64_t begin, int64_t end)
 
 int k_cpu_foreach_add_(const k_call *call)
 {
-  job j = job_of(call);
-  j.range = add_range;
+  job j = foreach_job_of(call);
+  j.range = foreach_add_range;
   for (int i = 0; i < j.n; i++) {
     tide__stream_init(&j.pair[i].x, &call->in[i]);
     tide__stream_init(&j.pair[i].y, &call->out[i]);

@@ -1,10 +1,10 @@
 /* The gated root mean square norm of Mamba-2 on the CPU, for f32, bf16 and f16.
  *
- * The one idea: a row at a time in f32 while it sits in the first cache: the gated values first,
+ * A row at a time in f32 while it sits in the first cache: the gated values first,
  * then group by group their sum of squares and the result. The weight's gradient is summed in
  * blocks of rows that depend on the shape alone and added in order.
  *
- * Layer 2k. See kernel.h. x, z and dy may have any leading strides: z is a slice of a wider row.
+ * See kernel.h. x, z and dy may have any leading strides: z is a slice of a wider row.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -19,10 +19,10 @@ typedef struct gated {
   int gate_last;
 } gated;
 
-static int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+static int64_t gated_norm_padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 /* Offset of row i, whatever the leading strides. */
-static int64_t row_of(const k_tensor *t, int64_t i)
+static int64_t gated_norm_row_of(const k_tensor *t, int64_t i)
 {
   int64_t at = 0;
   for (int d = t->ndim - 2; d >= 0; d--) {
@@ -32,7 +32,7 @@ static int64_t row_of(const k_tensor *t, int64_t i)
   return at;
 }
 
-static void open(gated *g, const k_call *call, const k_tensor *x)
+static void gated_norm_open(gated *g, const k_call *call, const k_tensor *x)
 {
   const k_gated_norm_attrs *attrs = call->attrs;
   g->x = x, g->z = x + 1;
@@ -43,7 +43,7 @@ static void open(gated *g, const k_call *call, const k_tensor *x)
   g->nblock = nblock < MAX_BLOCK ? nblock : MAX_BLOCK;
 }
 
-static void make_gain(gated *g, const k_tensor *w)
+static void gated_norm_make_gain(gated *g, const k_tensor *w)
 {
   if (!k_absent(w)) row_widen(g->gain, w->data, w->dtype, g->dim);
   else
@@ -129,14 +129,14 @@ TIDE_LEVELS(void, back_last,
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
+static void gated_norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const gated *g = arg;
-  int64_t step = padded(g->dim), ngroup = g->dim / g->group;
+  int64_t step = gated_norm_padded(g->dim), ngroup = g->dim / g->group;
   float *tmp = g->rows + thread * FWD_ROWS * step, *u = tmp + 2 * step;
   for (int64_t i = begin; i < end; i++) {
-    const float *x = row_read(g->x, row_of(g->x, i), tmp, g->dim);
-    const float *z = row_read(g->z, row_of(g->z, i), tmp + step, g->dim);
+    const float *x = row_read(g->x, gated_norm_row_of(g->x, i), tmp, g->dim);
+    const float *z = row_read(g->z, gated_norm_row_of(g->z, i), tmp + step, g->dim);
     float *y = row_begin(g->y, i * g->dim, tmp);
     gate_row(u, x, z, g->dim);
     const float *normed = g->gate_last ? x : u;
@@ -153,27 +153,27 @@ static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 int64_t k_cpu_gated_norm_work(const k_call *call)
 {
   const k_tensor *x = &call->in[0];
-  return (1 + FWD_ROWS * (int64_t)call->nthread) * padded(x->shape[x->ndim - 1]) * 4;
+  return (1 + FWD_ROWS * (int64_t)call->nthread) * gated_norm_padded(x->shape[x->ndim - 1]) * 4;
 }
 
 int k_cpu_gated_rms_norm(const k_call *call)
 {
   gated g = {.y = &call->out[0], .rstd = call->out[1].data, .gain = call->work};
-  open(&g, call, &call->in[0]);
-  g.rows = g.gain + padded(g.dim);
-  make_gain(&g, &call->in[2]);
-  tide__pool_for(call->nthread, g.n, GRAIN / (g.dim + 1) + 1, fwd_rows, &g);
+  gated_norm_open(&g, call, &call->in[0]);
+  g.rows = g.gain + gated_norm_padded(g.dim);
+  gated_norm_make_gain(&g, &call->in[2]);
+  tide__pool_for(call->nthread, g.n, GRAIN / (g.dim + 1) + 1, gated_norm_fwd_rows, &g);
   return TIDE_OK;
 }
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-static void bwd_one(const gated *g, int64_t i, float *tmp, float *dgain)
+static void gated_norm_bwd_one(const gated *g, int64_t i, float *tmp, float *dgain)
 {
-  int64_t step = padded(g->dim), ngroup = g->dim / g->group;
-  const float *dy = row_read(g->dy, row_of(g->dy, i), tmp, g->dim);
-  const float *x = row_read(g->x, row_of(g->x, i), tmp + step, g->dim);
-  const float *z = row_read(g->z, row_of(g->z, i), tmp + 2 * step, g->dim);
+  int64_t step = gated_norm_padded(g->dim), ngroup = g->dim / g->group;
+  const float *dy = row_read(g->dy, gated_norm_row_of(g->dy, i), tmp, g->dim);
+  const float *x = row_read(g->x, gated_norm_row_of(g->x, i), tmp + step, g->dim);
+  const float *z = row_read(g->z, gated_norm_row_of(g->z, i), tmp + 2 * step, g->dim);
   float *u = tmp + 3 * step, *dx = row_begin(g->dx, i * g->dim, u);
   float *dz = row_begin(g->dz, i * g->dim, tmp + 4 * step);
   gate_row(u, x, z, g->dim);
@@ -188,15 +188,15 @@ static void bwd_one(const gated *g, int64_t i, float *tmp, float *dgain)
   row_write(g->dz, i * g->dim, dz, g->dim);
 }
 
-static void bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
+static void gated_norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const gated *g = arg;
-  int64_t step = padded(g->dim);
+  int64_t step = gated_norm_padded(g->dim);
   for (int64_t k = begin; k < end; k++) {
     float *dgain = g->part + k * step;
     memset(dgain, 0, (size_t)step * sizeof(float));
     for (int64_t i = g->n * k / g->nblock; i < g->n * (k + 1) / g->nblock; i++)
-      bwd_one(g, i, g->rows + thread * BWD_ROWS * step, dgain);
+      gated_norm_bwd_one(g, i, g->rows + thread * BWD_ROWS * step, dgain);
   }
 }
 
@@ -204,21 +204,21 @@ int64_t k_cpu_gated_norm_bwd_work(const k_call *call)
 {
   const k_tensor *x = &call->in[1];
   int64_t rows = 1 + BWD_ROWS * (int64_t)call->nthread + MAX_BLOCK;
-  return rows * padded(x->shape[x->ndim - 1]) * 4;
+  return rows * gated_norm_padded(x->shape[x->ndim - 1]) * 4;
 }
 
 int k_cpu_gated_rms_norm_bwd(const k_call *call)
 {
   gated g = {.dy = &call->in[0], .rstd = call->in[4].data, .dx = &call->out[0],
              .dz = &call->out[1], .gain = call->work};
-  open(&g, call, &call->in[1]);
-  int64_t step = padded(g.dim);
+  gated_norm_open(&g, call, &call->in[1]);
+  int64_t step = gated_norm_padded(g.dim);
   g.rows = g.gain + step;
   g.part = g.rows + BWD_ROWS * (int64_t)call->nthread * step;
-  make_gain(&g, &call->in[3]);
+  gated_norm_make_gain(&g, &call->in[3]);
   memset(g.part, 0, (size_t)step * sizeof(float));
   int64_t grain = g.nblock > 0 ? GRAIN / (g.n / g.nblock * g.dim + 1) + 1 : 1;
-  tide__pool_for(call->nthread, g.nblock, grain, bwd_blocks, &g);
+  tide__pool_for(call->nthread, g.nblock, grain, gated_norm_bwd_blocks, &g);
   if (k_absent(&call->out[2])) return TIDE_OK;
   for (int64_t k = 1; k < g.nblock; k++) row_add(g.part, g.part, g.part + k * step, g.dim);
   row_narrow(call->out[2].data, g.part, call->out[2].dtype, g.dim);

@@ -1,10 +1,10 @@
 /* Fast indexing ops: gather scatter_add index_select index_add embedding embedding_bwd one_hot.
  *
- * The one idea: taking rows is a loop of row copies; adding rows first sorts the index (a counting
+ * Taking rows is a loop of row copies; adding rows first sorts the index (a counting
  * sort, stable), so that each target row is made once, by one thread, from its sources in index
  * order, in f32 (f64, i64) with one rounding.
  *
- * Layer 2k. Meaning: kernels/ref/index.c. Every index is checked before anything is written.
+ * Meaning: kernels/ref/index.c. Every index is checked before anything is written.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
@@ -22,7 +22,7 @@ TIDE_LEVELS(int, any_outside, (const int64_t *v, int64_t n, uint64_t limit), (v,
 }
 
 /* The reference finds the words for a failure. */
-static int check_index(const k_call *call, const k_tensor *index, int64_t limit)
+static int index_check(const k_call *call, const k_tensor *index, int64_t limit)
 {
   _Alignas(64) cpu_chunk buf;
   cpu_stream s;
@@ -65,16 +65,11 @@ static int64_t index_at(const k_tensor *index, const cpu_stream *s, int64_t i)
   return ref_get_int(index, tide__stream_offset(s, i));
 }
 
-static cpu_stream moved(const cpu_stream *s, int64_t offset)
+static cpu_stream index_moved(const cpu_stream *s, int64_t offset)
 {
   cpu_stream m = *s;
   m.data += offset * s->size;
   return m;
-}
-
-static int64_t grain_of(int64_t item_size)
-{
-  return item_size >= LOOP_GRAIN ? 1 : LOOP_GRAIN / (item_size < 1 ? 1 : item_size);
 }
 
 /* ---- rows: x[outer, n, inner] by index -> y[outer, m, inner], y contiguous ----------------- */
@@ -100,14 +95,14 @@ static void copy_row(void *to, const cpu_stream *row, int64_t n)
   }
 }
 
-static void rows_range(void *arg, int64_t begin, int64_t end, int thread)
+static void index_rows_range(void *arg, int64_t begin, int64_t end, int thread)
 {
   const rows_job *job = arg;
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
     int64_t base = tide__stream_offset(&job->outer, i / job->nindex);
     int64_t id = index_at(job->index, &job->ids, i % job->nindex);
-    cpu_stream row = moved(&job->row, base + id * job->stride);
+    cpu_stream row = index_moved(&job->row, base + id * job->stride);
     copy_row(job->y + i * job->width * row.size, &row, job->width);
   }
 }
@@ -117,15 +112,15 @@ static int take_rows(const k_call *call, int dim)
   const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
   k_tensor outer = dims_of(x, 0, dim), row = dims_of(x, dim + 1, x->ndim);
   rows_job job = { .index = index, .y = y->data, .stride = x->stride[dim] };
-  int rc = check_index(call, index, x->shape[dim]);
+  int rc = index_check(call, index, x->shape[dim]);
   if (rc != TIDE_OK || k_numel(y) == 0) return rc;
   tide__stream_init(&job.outer, &outer);
   tide__stream_init(&job.row, &row);
   tide__stream_init(&job.ids, index);
   job.nindex = k_numel(index);
   job.width = k_numel(&row);
-  tide__pool_for(call->nthread, k_numel(&outer) * job.nindex, grain_of(job.width), rows_range,
-                 &job);
+  tide__pool_for(call->nthread, k_numel(&outer) * job.nindex, loop_grain(job.width),
+                 index_rows_range, &job);
   return TIDE_OK;
 }
 
@@ -180,7 +175,7 @@ int k_cpu_gather(const k_call *call)
   int dim = ((const k_dim_attrs *)call->attrs)->dim;
   k_tensor base = *y;
   gather_job job = { .stride = x->stride[dim] };
-  int rc = check_index(call, index, x->shape[dim]);
+  int rc = index_check(call, index, x->shape[dim]);
   if (rc != TIDE_OK || k_numel(y) == 0) return rc;
   base.data = x->data;
   for (int d = 0; d < y->ndim; d++) base.stride[d] = d == dim ? 0 : x->stride[d];
@@ -236,7 +231,7 @@ static void add_to_row(const add_job *job, int64_t outer, int64_t j)
   _Alignas(64) cpu_chunk acc, buf;
   int64_t t_base = tide__stream_offset(&job->t_outer, outer) + j * job->t_stride;
   int64_t src_base = tide__stream_offset(&job->src_outer, outer);
-  cpu_stream t = moved(&job->t_row, t_base);
+  cpu_stream t = index_moved(&job->t_row, t_base);
   int width = job->form == TIDE_F32 ? 4 : 8;
   if (job->start[j] == job->start[j + 1] && !job->overwrite) return;
   for (int64_t at = 0; at < job->width; at += LOOP_CHUNK) {
@@ -247,14 +242,14 @@ static void add_to_row(const add_job *job, int64_t outer, int64_t j)
       if (old != &acc) memcpy(&acc, old, (size_t)(n * width));
     }
     for (int64_t k = job->start[j]; k < job->start[j + 1]; k++) {
-      cpu_stream src = moved(&job->src_row, src_base + source_offset(job, job->order[k]));
+      cpu_stream src = index_moved(&job->src_row, src_base + source_offset(job, job->order[k]));
       add_chunk(job->form, &acc, tide__stream_read(&src, job->form, at, n, &buf), n);
     }
     tide__stream_write(&t, job->form, at, n, &acc);
   }
 }
 
-static void add_range(void *arg, int64_t begin, int64_t end, int thread)
+static void index_add_range(void *arg, int64_t begin, int64_t end, int thread)
 {
   const add_job *job = arg;
   (void)thread;
@@ -279,8 +274,8 @@ static void sort_index(add_job *job, const k_tensor *index, int64_t *work)
 
 static void add_rows(const k_call *call, add_job *job, int64_t nouter)
 {
-  int64_t chunk = grain_of(job->width * 4);
-  tide__pool_tasks(call->nthread, nouter * job->nrow, chunk, add_range, job);
+  int64_t chunk = loop_grain(job->width * 4);
+  tide__pool_tasks(call->nthread, nouter * job->nrow, chunk, index_add_range, job);
 }
 
 int64_t k_cpu_index_add_work(const k_call *call)
@@ -298,7 +293,7 @@ int k_cpu_index_add(const k_call *call)
   add_job job = { .t_stride = t->stride[dim], .src_stride = src->stride[dim],
                   .nrow = t->shape[dim], .width = k_numel(&t_row),
                   .form = tide__loop_form(t->dtype) };
-  int rc = check_index(call, index, t->shape[dim]);
+  int rc = index_check(call, index, t->shape[dim]);
   if (rc != TIDE_OK || k_numel(src) == 0) return rc;
   tide__stream_init(&job.t_outer, &t_outer);
   tide__stream_init(&job.t_row, &t_row);
@@ -321,7 +316,7 @@ int k_cpu_embedding_bwd(const k_call *call)
   k_tensor lead = dims_of(dy, 0, dy->ndim - 1), dy_row = dims_of(dy, dy->ndim - 1, dy->ndim);
   add_job job = { .t_stride = dw->stride[0], .nrow = dw->shape[0], .width = dw->shape[1],
                   .form = tide__loop_form(dw->dtype), .overwrite = 1, .lead = 1 };
-  int rc = check_index(call, ids, dw->shape[0]);
+  int rc = index_check(call, ids, dw->shape[0]);
   if (rc != TIDE_OK || k_numel(dw) == 0) return rc;
   tide__stream_init(&job.t_outer, &none);
   tide__stream_init(&job.t_row, &dw_row);
@@ -388,7 +383,7 @@ int k_cpu_scatter_add(const k_call *call)
                       .limit = t->shape[dim], .index_step = index->stride[dim],
                       .src_step = src->stride[dim], .t_step = t->stride[dim],
                       .sum = call->work, .real = ref_is_float(t) };
-  int rc = check_index(call, index, job.limit);
+  int rc = index_check(call, index, job.limit);
   if (rc != TIDE_OK || k_numel(index) == 0) return rc;
   /* Lines are those of the index; src and t may be longer along other dims. */
   for (int d = 0; d < index_line.ndim; d++)
@@ -397,7 +392,7 @@ int k_cpu_scatter_add(const k_call *call)
   tide__stream_init(&job.src_line, &src_line);
   tide__stream_init(&job.t_line, &t_line);
   job.nline = k_numel(&index_line);
-  tide__pool_for(call->nthread, job.nline, grain_of(job.n * 4), scatter_range, &job);
+  tide__pool_for(call->nthread, job.nline, loop_grain(job.n * 4), scatter_range, &job);
   return TIDE_OK;
 }
 
@@ -408,7 +403,7 @@ int k_cpu_one_hot(const k_call *call)
   const k_tensor *ids = &call->in[0], *y = &call->out[0];
   int64_t n = k_numel(ids), nclass = y->shape[y->ndim - 1];
   cpu_stream s;
-  int rc = check_index(call, ids, nclass);
+  int rc = index_check(call, ids, nclass);
   if (rc != TIDE_OK) return rc;
   if (k_numel(y) > 0) memset(y->data, 0, (size_t)(k_numel(y) * tide_dtype_size(y->dtype)));
   tide__stream_init(&s, ids);

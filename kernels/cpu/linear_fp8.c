@@ -1,11 +1,11 @@
 /* linear_fp8 on the CPU: operands rounded to FP8, kept as bf16, multiplied by gemm.c.
  *
- * The one idea: no CPU multiplies FP8, but every FP8 number is a bf16 number too, so the products
+ * No CPU multiplies FP8, but every FP8 number is a bf16 number too, so the products
  * are those of an FP8 unit and the bf16 tiles do them. Rounding is one addition: adding 1.5 * 2^23
  * times the spacing that FP8 has at a number, and taking it off again, leaves a multiple of that
  * spacing, to nearest even.
  *
- * Layer 2k. An operand is walked in the order it lies in memory, so that a transposed view costs no
+ * An operand is walked in the order it lies in memory, so that a transposed view costs no
  * more than another; gemm.c takes it as it then lies. Scales: kernels/fp8.h.
  */
 #include "kernels/cpu/gemm/gemm.h"
@@ -50,7 +50,7 @@ static operand operand_of(const k_tensor *t, int e5m2)
   return o;
 }
 
-static int64_t take(job *j, int64_t bytes)
+static int64_t linear_fp8_take(job *j, int64_t bytes)
 {
   int64_t at = j->total;
   j->total += (bytes + 63) / 64 * 64;
@@ -58,7 +58,7 @@ static int64_t take(job *j, int64_t bytes)
 }
 
 /* Sizes alone: data pointers may be null. */
-static job job_of(const k_call *call)
+static job linear_fp8_job_of(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
   job j = {.call = call, .x = operand_of(x, ((const k_fp8_attrs *)call->attrs)->x_e5m2),
@@ -67,11 +67,11 @@ static job job_of(const k_call *call)
   int threads = call->nthread < 1 ? 1 : call->nthread;
   j.g = (cpu_gemm){.m = m, .n = n, .k = k, .a_rs = j.x.row, .a_cs = j.x.col, .b_rs = j.w.col,
                    .b_cs = j.w.row, .c_rs = n, .ab_dtype = TIDE_BF16, .c_dtype = TIDE_F32};
-  j.at_x = take(&j, 2 * j.x.numel);
-  j.at_w = take(&j, 2 * j.w.numel);
-  j.at_most = take(&j, 4 * threads);
-  j.at_sum = take(&j, y->dtype == TIDE_F32 ? 0 : 4 * m * n);
-  j.at_gemm = take(&j, tide__cpu_gemm_work(&j.g, threads));
+  j.at_x = linear_fp8_take(&j, 2 * j.x.numel);
+  j.at_w = linear_fp8_take(&j, 2 * j.w.numel);
+  j.at_most = linear_fp8_take(&j, 4 * threads);
+  j.at_sum = linear_fp8_take(&j, y->dtype == TIDE_F32 ? 0 : 4 * m * n);
+  j.at_gemm = linear_fp8_take(&j, tide__cpu_gemm_work(&j.g, threads));
   return j;
 }
 
@@ -135,7 +135,7 @@ static void round_chunks(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-static void round_operand(operand *o, uint16_t *to, float *most, int nthread)
+static void linear_fp8_round_operand(operand *o, uint16_t *to, float *most, int nthread)
 {
   int64_t chunks = (o->numel + LOOP_CHUNK - 1) / LOOP_CHUNK;
   float amax = 0;
@@ -173,17 +173,17 @@ static void finish_rows(void *arg, int64_t begin, int64_t end, int thread)
     }
 }
 
-int64_t k_cpu_linear_fp8_work(const k_call *call) { return job_of(call).total; }
+int64_t k_cpu_linear_fp8_work(const k_call *call) { return linear_fp8_job_of(call).total; }
 
 int k_cpu_linear_fp8(const k_call *call)
 {
-  job j = job_of(call);
+  job j = linear_fp8_job_of(call);
   const k_tensor *y = &call->out[0];
   int nthread = call->nthread < 1 ? 1 : call->nthread;
   char *work = call->work;
   float *most = (float *)(work + j.at_most);
-  round_operand(&j.x, (uint16_t *)(work + j.at_x), most, nthread);
-  round_operand(&j.w, (uint16_t *)(work + j.at_w), most, nthread);
+  linear_fp8_round_operand(&j.x, (uint16_t *)(work + j.at_x), most, nthread);
+  linear_fp8_round_operand(&j.w, (uint16_t *)(work + j.at_w), most, nthread);
   j.g.a = j.x.to, j.g.b = j.w.to;
   j.g.c = y->dtype == TIDE_F32 ? y->data : (void *)(work + j.at_sum);
   tide__cpu_gemm(&j.g, nthread, work + j.at_gemm);

@@ -1,7 +1,7 @@
 /* linear_cross_entropy: the loss of x w^T + bias and its gradients, with the logits in memory only
  * a chunk of rows at a time. For f32 and bf16. (f64 and f16: kernels/ref.)
  *
- * The one idea: a chunk of rows is walked in spans of classes, twice. The first walk makes the
+ * A chunk of rows is walked in spans of classes, twice. The first walk makes the
  * logits of a span and adds them to each row's running logsumexp; the second turns them into
  * gradients where they lie and uses these up at once, in dx of the rows and dw of the classes. So
  * what a product makes is read back while it is near, and no operand is packed whole.
@@ -14,8 +14,9 @@
  * Chunks and spans depend on the shape alone, sums run in the order of
  * rows and spans, so results do not depend on threads.
  *
- * Layer 2k. Row strides of x and w are free.
+ * Row strides of x and w are free.
  */
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/loss.h"
 #include "kernels/cpu/pool.h"
@@ -53,15 +54,12 @@ typedef struct plan {
   int64_t bytes;
 } plan;
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-static const k_tensor *or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
+static const k_tensor *ll_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
 
 /* Rows a multiple of 4 KB apart would fall on each other in the caches. */
 static int64_t row_stride(int64_t nclass)
 {
-  int64_t stride = round_up(larger(nclass, 1), 16);
+  int64_t stride = i64_round_up(i64_max(nclass, 1), 16);
   return stride % 1024 == 0 ? stride + 16 : stride;
 }
 
@@ -69,24 +67,24 @@ static int64_t row_stride(int64_t nclass)
  * the type of x. */
 static int64_t even_chunks(int64_t n, int64_t most)
 {
-  int64_t nchunk = larger((n + most - 1) / most, 1);
-  return round_up(larger((n + nchunk - 1) / nchunk, 1), ROW_STEP);
+  int64_t nchunk = i64_max((n + most - 1) / most, 1);
+  return i64_round_up(i64_max((n + nchunk - 1) / nchunk, 1), ROW_STEP);
 }
 
 static int64_t chunk_rows(const plan *p)
 {
   int64_t row_bytes = p->stride * (int64_t)sizeof(float);
   int64_t share = p->n * row_element_size(p->x->dtype) / 12;
-  int64_t most = smaller(CHUNK_BYTES / row_bytes, round_up(share, ROW_STEP));
-  most = larger(most, WHOLE_BYTES / row_bytes) / ROW_STEP * ROW_STEP;
-  return even_chunks(p->n, larger(most, ROW_STEP));
+  int64_t most = i64_min(CHUNK_BYTES / row_bytes, i64_round_up(share, ROW_STEP));
+  most = i64_max(most, WHOLE_BYTES / row_bytes) / ROW_STEP * ROW_STEP;
+  return even_chunks(p->n, i64_max(most, ROW_STEP));
 }
 
 static int64_t span_classes(const plan *p)
 {
-  int64_t row_bytes = larger(p->dim, 1) * row_element_size(p->w->dtype);
+  int64_t row_bytes = i64_max(p->dim, 1) * row_element_size(p->w->dtype);
   int64_t span = SPAN_BYTES / row_bytes / SPAN_STEP * SPAN_STEP;
-  return smaller(larger(span, SPAN_STEP), SPAN_MOST);
+  return i64_min(i64_max(span, SPAN_STEP), SPAN_MOST);
 }
 
 /* ---- the products of m rows from `row` on and n classes from `class` on ---------------------- */
@@ -95,14 +93,14 @@ typedef struct part { int64_t row, m, first, n; } part;
 
 static int wants_grad(const plan *p) { return p->dx || p->dw || p->dbias; }
 
-static void *element(const k_tensor *t, int64_t i) { return t->data ? row_at(t, i) : 0; }
+static void *ll_element(const k_tensor *t, int64_t i) { return t->data ? row_at(t, i) : 0; }
 
-static float *offset(float *base, int64_t i) { return base ? base + i : 0; }
+static float *ll_offset(float *base, int64_t i) { return base ? base + i : 0; }
 
 /* Logits of the part's classes, first row; and the sums of its rows. */
 static float *part_logits(const plan *p, part t)
 {
-  return offset(p->logits, p->again ? 0 : t.first);
+  return ll_offset(p->logits, p->again ? 0 : t.first);
 }
 
 static int64_t part_sums(const plan *p, part t) { return p->again ? t.row : 0; }
@@ -110,11 +108,11 @@ static int64_t part_sums(const plan *p, part t) { return p->again ? t.row : 0; }
 /* logits = x w^T + bias */
 static cpu_gemm logits_product(const plan *p, part t)
 {
-  cpu_gemm g = { .m = t.m, .n = t.n, .k = p->dim, .a = element(p->x, t.row * p->x->stride[0]),
+  cpu_gemm g = { .m = t.m, .n = t.n, .k = p->dim, .a = ll_element(p->x, t.row * p->x->stride[0]),
                  .a_rs = p->x->stride[0], .a_cs = 1,
-                 .b = element(p->w, t.first * p->w->stride[0]), .b_rs = 1,
+                 .b = ll_element(p->w, t.first * p->w->stride[0]), .b_rs = 1,
                  .b_cs = p->w->stride[0], .c = part_logits(p, t), .c_rs = p->stride,
-                 .bias = offset(p->bias32, t.first), .ab_dtype = p->x->dtype,
+                 .bias = ll_offset(p->bias32, t.first), .ab_dtype = p->x->dtype,
                  .c_dtype = TIDE_F32 };
   return g;
 }
@@ -122,7 +120,7 @@ static cpu_gemm logits_product(const plan *p, part t)
 /* Where the gradients of a span are, and how far apart their rows. */
 static const void *span_grads(const plan *p, int64_t first)
 {
-  return p->x->dtype == TIDE_F32 ? offset(p->logits, first) : p->grads;
+  return p->x->dtype == TIDE_F32 ? ll_offset(p->logits, first) : p->grads;
 }
 
 static int64_t grad_stride(const plan *p)
@@ -133,11 +131,11 @@ static int64_t grad_stride(const plan *p)
 /* dx (+)= grad w */
 static cpu_gemm dx_product(const plan *p, part t)
 {
-  float *dx = offset(p->dx32, p->again ? t.row * p->dim : 0);
-  if (p->dx && p->dx->dtype == TIDE_F32) dx = element(p->dx, t.row * p->dim);
+  float *dx = ll_offset(p->dx32, p->again ? t.row * p->dim : 0);
+  if (p->dx && p->dx->dtype == TIDE_F32) dx = ll_element(p->dx, t.row * p->dim);
   cpu_gemm g = { .m = t.m, .n = p->dim, .k = t.n, .a = span_grads(p, t.first),
                  .a_rs = grad_stride(p), .a_cs = 1,
-                 .b = element(p->w, t.first * p->w->stride[0]), .b_rs = p->w->stride[0],
+                 .b = ll_element(p->w, t.first * p->w->stride[0]), .b_rs = p->w->stride[0],
                  .b_cs = 1, .c = dx, .c_rs = p->dim, .ab_dtype = p->x->dtype,
                  .c_dtype = TIDE_F32, .accumulate = t.first > 0 };
   return g;
@@ -147,12 +145,12 @@ static cpu_gemm dx_product(const plan *p, part t)
 static cpu_gemm dw_product(const plan *p, part t, int accumulate)
 {
   cpu_gemm g = { .m = t.n, .n = p->dim, .k = t.m, .a = span_grads(p, t.first), .a_rs = 1,
-                 .a_cs = grad_stride(p), .b = element(p->x, t.row * p->x->stride[0]),
+                 .a_cs = grad_stride(p), .b = ll_element(p->x, t.row * p->x->stride[0]),
                  .b_rs = p->x->stride[0], .b_cs = 1, .c_rs = p->dim,
                  .ab_dtype = p->x->dtype, .c_dtype = TIDE_F32, .accumulate = accumulate };
-  g.c = offset(p->dw32, p->again ? 0 : t.first * p->dim);
+  g.c = ll_offset(p->dw32, p->again ? 0 : t.first * p->dim);
   if (p->again && p->chunk >= p->n) {
-    g.c = element(p->dw, t.first * p->dim);
+    g.c = ll_element(p->dw, t.first * p->dim);
     g.c_dtype = p->dw->dtype;
   }
   return g;
@@ -164,7 +162,7 @@ static int64_t gemm_bytes(const plan *p, part t)
   int64_t most = 0, ng = p->dw ? 3 : 1;
   if (p->dx) g[ng++] = dx_product(p, t);
   for (int64_t i = 0; i < ng; i++) {
-    most = larger(most, tide__cpu_gemm_work(&g[i], p->call->nthread));
+    most = i64_max(most, tide__cpu_gemm_work(&g[i], p->call->nthread));
   }
   return most;
 }
@@ -172,46 +170,46 @@ static int64_t gemm_bytes(const plan *p, part t)
 /* The largest of full and last chunks and spans. */
 static int64_t all_gemm_bytes(const plan *p)
 {
-  int64_t m[2] = { smaller(p->chunk, p->n), p->n % p->chunk };
-  int64_t n[2] = { smaller(p->span, p->nclass), p->nclass % p->span }, most = 0;
+  int64_t m[2] = { i64_min(p->chunk, p->n), p->n % p->chunk };
+  int64_t n[2] = { i64_min(p->span, p->nclass), p->nclass % p->span }, most = 0;
   for (int i = 0; i < 4; i++) {
     part t = { 0, m[i % 2], 0, n[i / 2] };
-    if (t.m > 0 && t.n > 0) most = larger(most, gemm_bytes(p, t));
+    if (t.m > 0 && t.n > 0) most = i64_max(most, gemm_bytes(p, t));
   }
   return most;
 }
 
 /* ---- the plan -------------------------------------------------------------------------------- */
 
-static void *take(plan *p, int64_t nbytes)
+static void *ll_take(plan *p, int64_t nbytes)
 {
   char *base = p->call->work;
   int64_t at = p->bytes;
-  p->bytes += round_up(nbytes, 64);
+  p->bytes += i64_round_up(nbytes, 64);
   return base ? base + at : 0;
 }
 
 static void plan_scratch(plan *p)
 {
-  p->logits = take(p, p->chunk * p->stride * 4);
+  p->logits = ll_take(p, p->chunk * p->stride * 4);
   int64_t nsum = p->again ? p->n : p->chunk;
-  p->sums = take(p, nsum * (int64_t)sizeof(loss_sum));
-  p->z_target = take(p, nsum * 4);
-  if (p->bias) p->bias32 = take(p, p->nclass * 4);
-  if (p->dbias) p->dbias32 = take(p, p->nclass * 4);
-  if (wants_grad(p) && p->x->dtype != TIDE_F32) p->grads = take(p, p->chunk * p->span * 2);
-  if (p->dx && p->dx->dtype != TIDE_F32) p->dx32 = take(p, nsum * p->dim * 4);
-  if (p->dw && p->again) p->dw32 = p->chunk < p->n ? take(p, p->span * p->dim * 4) : 0;
+  p->sums = ll_take(p, nsum * (int64_t)sizeof(loss_sum));
+  p->z_target = ll_take(p, nsum * 4);
+  if (p->bias) p->bias32 = ll_take(p, p->nclass * 4);
+  if (p->dbias) p->dbias32 = ll_take(p, p->nclass * 4);
+  if (wants_grad(p) && p->x->dtype != TIDE_F32) p->grads = ll_take(p, p->chunk * p->span * 2);
+  if (p->dx && p->dx->dtype != TIDE_F32) p->dx32 = ll_take(p, nsum * p->dim * 4);
+  if (p->dw && p->again) p->dw32 = p->chunk < p->n ? ll_take(p, p->span * p->dim * 4) : 0;
   else if (p->dw && p->dw->dtype == TIDE_F32) p->dw32 = p->dw->data;
-  else if (p->dw) p->dw32 = take(p, p->nclass * p->dim * 4);
-  p->gemm = take(p, all_gemm_bytes(p));
+  else if (p->dw) p->dw32 = ll_take(p, p->nclass * p->dim * 4);
+  p->gemm = ll_take(p, all_gemm_bytes(p));
 }
 
 static plan plan_of(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  plan p = { .call = call, .x = &in[0], .w = &in[1], .bias = or_null(&in[2]), .targets = &in[3],
-             .dx = or_null(&out[1]), .dw = or_null(&out[2]), .dbias = or_null(&out[3]),
+  plan p = { .call = call, .x = &in[0], .w = &in[1], .bias = ll_or_null(&in[2]), .targets = &in[3],
+             .dx = ll_or_null(&out[1]), .dw = ll_or_null(&out[2]), .dbias = ll_or_null(&out[3]),
              .attrs = call->attrs, .n = in[0].shape[0], .dim = in[0].shape[1],
              .nclass = in[1].shape[0] };
   p.stride = row_stride(p.nclass);
@@ -240,11 +238,11 @@ typedef struct job { const plan *p; part t; } job;
 static void over_rows(const plan *p, part t, tide__pool_fn body)
 {
   job j = { p, t };
-  tide__pool_for(p->call->nthread, t.m, GRAIN / larger(t.n, 1) + 1, body, &j);
+  tide__pool_for(p->call->nthread, t.m, GRAIN / i64_max(t.n, 1) + 1, body, &j);
 }
 
 /* -1 for a token that does not count. */
-static int64_t counted_target(const plan *p, int64_t i)
+static int64_t ll_counted_target(const plan *p, int64_t i)
 {
   int64_t target = loss_target(p->targets, i);
   return target == p->attrs->ignore_index ? -1 : target;
@@ -258,7 +256,7 @@ static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
   int64_t at = part_sums(p, j->t);
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = counted_target(p, j->t.row + i) - j->t.first;
+    int64_t target = ll_counted_target(p, j->t.row + i) - j->t.first;
     const float *z = part_logits(p, j->t) + i * p->stride;
     if (target + j->t.first < 0) continue;
     if (j->t.first == 0) p->sums[at + i] = tide__loss_sum_empty();
@@ -273,7 +271,7 @@ static double sum_of_losses(const plan *p, part t)
   const loss_sum *sums = p->sums + part_sums(p, t);
   const float *z_target = p->z_target + part_sums(p, t);
   for (int64_t i = 0; i < t.m; i++) {
-    if (counted_target(p, t.row + i) < 0) continue;
+    if (ll_counted_target(p, t.row + i) < 0) continue;
     loss += tide__loss_value(z_target[i], tide__loss_sum_norm(&sums[i]), sums[i].all, p->nclass,
                              p->attrs);
   }
@@ -290,7 +288,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
   const loss_sum *sums = p->sums + part_sums(p, j->t);
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = counted_target(p, j->t.row + i);
+    int64_t target = ll_counted_target(p, j->t.row + i);
     char *grad = base + i * grad_stride(p) * size;
     if (target < 0) {
       memset(grad, 0, (size_t)(j->t.n * size));
@@ -304,7 +302,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- one chunk ------------------------------------------------------------------------------- */
 
-static void multiply(const plan *p, cpu_gemm g)
+static void ll_multiply(const plan *p, cpu_gemm g)
 {
   tide__cpu_gemm(&g, p->call->nthread, p->gemm);
 }
@@ -326,42 +324,42 @@ static void add_columns(void *arg, int64_t begin, int64_t end, int thread)
 static void add_to_dbias(const plan *p, part t)
 {
   job j = { p, t };
-  tide__pool_for(p->call->nthread, t.n, GRAIN / larger(t.m, 1) + 64, add_columns, &j);
+  tide__pool_for(p->call->nthread, t.n, GRAIN / i64_max(t.m, 1) + 64, add_columns, &j);
 }
 
 static void use_grads(const plan *p, part t, int accumulate)
 {
-  if (p->dx) multiply(p, dx_product(p, t));
-  if (p->dw) multiply(p, dw_product(p, t, accumulate));
+  if (p->dx) ll_multiply(p, dx_product(p, t));
+  if (p->dw) ll_multiply(p, dw_product(p, t, accumulate));
   if (p->dbias) add_to_dbias(p, t);
 }
 
-static double run_chunk(const plan *p, part t, int accumulate)
+static double ll_run_chunk(const plan *p, part t, int accumulate)
 {
   for (t.first = 0; t.first < p->nclass; t.first += p->span) {
-    t.n = smaller(p->span, p->nclass - t.first);
-    multiply(p, logits_product(p, t));
+    t.n = i64_min(p->span, p->nclass - t.first);
+    ll_multiply(p, logits_product(p, t));
     over_rows(p, t, add_to_sums);
   }
   double loss = sum_of_losses(p, t);
   for (t.first = 0; t.first < p->nclass && wants_grad(p); t.first += p->span) {
-    t.n = smaller(p->span, p->nclass - t.first);
+    t.n = i64_min(p->span, p->nclass - t.first);
     over_rows(p, t, logits_to_grads);
     use_grads(p, t, accumulate);
   }
-  if (p->dx32) row_narrow(element(p->dx, t.row * p->dim), p->dx32, p->dx->dtype, t.m * p->dim);
+  if (p->dx32) row_narrow(ll_element(p->dx, t.row * p->dim), p->dx32, p->dx->dtype, t.m * p->dim);
   return loss;
 }
 
 static int any_counts(const plan *p, part t)
 {
   for (int64_t i = 0; i < t.m; i++) {
-    if (counted_target(p, t.row + i) >= 0) return 1;
+    if (ll_counted_target(p, t.row + i) >= 0) return 1;
   }
   return 0;
 }
 
-static void zero(const k_tensor *t, int64_t i, int64_t n)
+static void ll_zero(const k_tensor *t, int64_t i, int64_t n)
 {
   if (n > 0) memset(row_at(t, i), 0, (size_t)(n * row_element_size(t->dtype)));
 }
@@ -383,7 +381,7 @@ static void finish_sums(const plan *p, int any)
 {
   rounding r = { p->dw, p->dw32, 0 };
   int64_t nw = p->nclass * p->dim;
-  if (p->dw && !any) zero(p->dw, 0, nw);
+  if (p->dw && !any) ll_zero(p->dw, 0, nw);
   else if (p->dw && p->dw->dtype != TIDE_F32 && !p->again) {
     tide__pool_for(p->call->nthread, nw, GRAIN, round_elements, &r);
   }
@@ -395,12 +393,12 @@ static double run_chunks(const plan *p, int *any)
 {
   double loss = 0;
   for (part t = { 0, 0, 0, 0 }; t.row < p->n; t.row += p->chunk) {
-    t.m = smaller(p->chunk, p->n - t.row);
+    t.m = i64_min(p->chunk, p->n - t.row);
     if (any_counts(p, t)) {
-      loss += run_chunk(p, t, *any);
+      loss += ll_run_chunk(p, t, *any);
       *any = 1;
     } else if (p->dx) {
-      zero(p->dx, t.row * p->dim, t.m * p->dim);
+      ll_zero(p->dx, t.row * p->dim, t.m * p->dim);
     }
   }
   return loss;
@@ -413,9 +411,9 @@ static void run_span(const plan *p, part t, int grads)
 {
   int added = 0;
   for (t.row = 0; t.row < p->n; t.row += p->chunk) {
-    t.m = smaller(p->chunk, p->n - t.row);
+    t.m = i64_min(p->chunk, p->n - t.row);
     if (!any_counts(p, t)) continue;
-    multiply(p, logits_product(p, t));
+    ll_multiply(p, logits_product(p, t));
     over_rows(p, t, grads ? logits_to_grads : add_to_sums);
     if (grads) use_grads(p, t, added);
     added = 1;
@@ -429,19 +427,19 @@ static double run_spans(const plan *p, int *any)
 {
   part all = { 0, p->n, 0, p->nclass };
   *any = any_counts(p, all);
-  if (!*any && p->dx) zero(p->dx, 0, p->n * p->dim);
+  if (!*any && p->dx) ll_zero(p->dx, 0, p->n * p->dim);
   if (!*any) return 0;
   for (int grads = 0; grads <= wants_grad(p); grads++) {
     for (part t = { 0, 0, 0, 0 }; t.first < p->nclass; t.first += p->span) {
-      t.n = smaller(p->span, p->nclass - t.first);
+      t.n = i64_min(p->span, p->nclass - t.first);
       run_span(p, t, grads);
     }
   }
   for (part t = { 0, 0, 0, 0 }; t.row < p->n && p->dx32; t.row += p->chunk) {
-    t.m = smaller(p->chunk, p->n - t.row);
+    t.m = i64_min(p->chunk, p->n - t.row);
     int64_t at = t.row * p->dim, n = t.m * p->dim;
-    if (any_counts(p, t)) row_narrow(element(p->dx, at), p->dx32 + at, p->dx->dtype, n);
-    else zero(p->dx, at, n);
+    if (any_counts(p, t)) row_narrow(ll_element(p->dx, at), p->dx32 + at, p->dx->dtype, n);
+    else ll_zero(p->dx, at, n);
   }
   return sum_of_losses(p, all);
 }

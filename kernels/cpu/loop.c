@@ -1,9 +1,7 @@
 /* Streams and the two loops over them: see loop.h.
  *
- * The one idea: tables of small vectorised loops, indexed by form and dtype, that load a strided
+ * Tables of small vectorised loops, indexed by form and dtype, that load a strided
  * run into contiguous numbers or store them back. A run is the innermost merged dim.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/loop.h"
 
@@ -188,7 +186,7 @@ int64_t tide__stream_offset(const cpu_stream *s, int64_t at)
 }
 
 /* Moves n elements on, n at most what is left of the run; returns the change of the offset. */
-static int64_t advance(const cpu_stream *s, int64_t n, int64_t *coord)
+static int64_t loop_advance(const cpu_stream *s, int64_t n, int64_t *coord)
 {
   int d = s->ndim - 1;
   int64_t offset = n * s->stride[d];
@@ -202,7 +200,7 @@ static int64_t advance(const cpu_stream *s, int64_t n, int64_t *coord)
 }
 
 /* Do n elements from coord on lie inside one run of stride 1 in the right dtype? */
-static int in_place(const cpu_stream *s, int form, int64_t n, const int64_t *coord)
+static int loop_in_place(const cpu_stream *s, int form, int64_t n, const int64_t *coord)
 {
   int last = s->ndim - 1;
   return form == s->dtype && s->stride[last] == 1 && coord[last] + n <= s->shape[last];
@@ -214,13 +212,13 @@ const void *tide__stream_read(const cpu_stream *s, int form, int64_t at, int64_t
   int last = s->ndim - 1, width = form == s->dtype ? s->size : tide_dtype_size(form);
   load_fn load;
   char *to = buf;
-  if (in_place(s, form, n, coord)) return s->data + offset * s->size;
+  if (loop_in_place(s, form, n, coord)) return s->data + offset * s->size;
   load = find_load(form, s->dtype, s->size);
   while (n > 0) {
     int64_t run = s->shape[last] - coord[last];
     run = run < n ? run : n;
     load(to, s->data + offset * s->size, s->stride[last], run);
-    offset += advance(s, run, coord);
+    offset += loop_advance(s, run, coord);
     to += run * width;
     n -= run;
   }
@@ -230,7 +228,7 @@ const void *tide__stream_read(const cpu_stream *s, int form, int64_t at, int64_t
 void *tide__stream_place(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf)
 {
   int64_t coord[TIDE_MAX_DIM], offset = seek(s, at, coord);
-  return in_place(s, form, n, coord) ? s->data + offset * s->size : buf;
+  return loop_in_place(s, form, n, coord) ? s->data + offset * s->size : buf;
 }
 
 void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, const void *from)
@@ -239,13 +237,13 @@ void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, co
   int last = s->ndim - 1, width = form == s->dtype ? s->size : tide_dtype_size(form);
   const char *src = from;
   store_fn store;
-  if (in_place(s, form, n, coord) && src == s->data + offset * s->size) return;
+  if (loop_in_place(s, form, n, coord) && src == s->data + offset * s->size) return;
   store = find_store(form, s->dtype, s->size);
   while (n > 0) {
     int64_t run = s->shape[last] - coord[last];
     run = run < n ? run : n;
     store(s->data + offset * s->size, s->stride[last], src, run);
-    offset += advance(s, run, coord);
+    offset += loop_advance(s, run, coord);
     src += run * width;
     n -= run;
   }

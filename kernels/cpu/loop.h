@@ -1,11 +1,11 @@
 /* An operand as a row-major sequence of numbers, whatever its strides and dtype.
  *
- * The one idea: a kernel works on chunks of contiguous f32, f64 or i64 numbers. A stream hands out
+ * A kernel works on chunks of contiguous f32, f64 or i64 numbers. A stream hands out
  * a chunk of an operand in that form: a pointer into the tensor where it already lies so, else a
  * small buffer that was filled by a converting, striding loop. Each operand merges its own dims, so
  * contiguous ones cost nothing and broadcast ones (stride 0) fill from one element.
  *
- * Layer 2k. A "form" is a dtype: F32 holds f32, bf16, f16 (and u8, bool); F64 holds everything; I64
+ * A "form" is a dtype: F32 holds f32, bf16, f16 (and u8, bool); F64 holds everything; I64
  * holds integers and bool; the operand's own dtype means bits untouched. Conversions are those of
  * kernels/ref/load.h. Streams hold no state between calls and may be shared by threads.
  */
@@ -55,6 +55,12 @@ void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, co
 
 /* The form arithmetic on a dtype takes: F32, F64 or I64. */
 int tide__loop_form(int dtype);
+
+/* Returns the least number of items worth a thread, for items of item_size elements. */
+static inline int64_t loop_grain(int64_t item_size)
+{
+  return item_size >= LOOP_GRAIN ? 1 : LOOP_GRAIN / (item_size < 1 ? 1 : item_size);
+}
 
 /* A body: n elements of contiguous operands. s: the op's scalars. */
 typedef void (*cpu_body)(void *y, const void *const *x, int64_t n, const double *s);

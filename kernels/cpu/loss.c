@@ -1,6 +1,6 @@
 /* cross_entropy and its backward, and the two row functions they share with linear_loss.c.
  *
- * The one idea: a row goes by in pieces that fit the first cache. Each piece is widened if it is
+ * A row goes by in pieces that fit the first cache. Each piece is widened if it is
  * of a 16-bit type, its maximum updates the running one, and its exponentials join a running sum
  * that is scaled down whenever the maximum grows (Milakov and Gimelshein, arXiv 1805.02867). So
  * the forward reads memory once. The backward finds the maximum of a row again, then reads the row
@@ -10,7 +10,7 @@
  * Each piece sums in f32 over LANES partial sums, the pieces in f64: a chain of f32 additions is
  * short on every machine, so its rounding is that of a few terms. A row belongs to one thread.
  *
- * Layer 2k. Row strides of the logits are free. (f64 logits are served by kernels/ref.)
+ * Row strides of the logits are free. (f64 logits are served by kernels/ref.)
  */
 #include "kernels/cpu/loss.h"
 #include "kernels/cpu/pool.h"
@@ -307,14 +307,14 @@ void tide__loss_stream_end(int stream)
 /* ---- the ops -------------------------------------------------------------------------------- */
 
 /* -1 for a token that does not count. */
-static int64_t counted_target(const k_call *call, const k_tensor *targets, int64_t i)
+static int64_t loss_counted_target(const k_call *call, const k_tensor *targets, int64_t i)
 {
   const k_cross_entropy_attrs *attrs = call->attrs;
   int64_t target = loss_target(targets, i);
   return target == attrs->ignore_index ? -1 : target;
 }
 
-static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
+static void loss_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const k_call *call = arg;
   const k_cross_entropy_attrs *attrs = call->attrs;
@@ -323,7 +323,7 @@ static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   int64_t nclass = logits->shape[1];
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = counted_target(call, &call->in[1], i);
+    int64_t target = loss_counted_target(call, &call->in[1], i);
     loss[i] = logsum[i] = 0;
     if (target < 0) continue;
     const void *z = row_at(logits, i * logits->stride[0]);
@@ -337,7 +337,7 @@ static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 }
 
 /* As the forward found it, and 0 if all is -inf. (Beside a NaN, any: logsum is NaN then.) */
-static float row_max(const void *z, int dtype, int64_t n)
+static float loss_row_max(const void *z, int dtype, int64_t n)
 {
   float max;
   if (dtype == TIDE_F32) {
@@ -363,14 +363,14 @@ static void bwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   int stream = logits->shape[0] * row_bytes >= STREAM_BYTES;
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = counted_target(call, &call->in[2], i);
+    int64_t target = loss_counted_target(call, &call->in[2], i);
     void *grad = row_at(out, i * out->stride[0]);
     if (target < 0) {
       memset(grad, 0, (size_t)row_bytes);
       continue;
     }
     const void *z = row_at(logits, i * logits->stride[0]);
-    loss_norm norm = { row_max(z, logits->dtype, nclass), f32_at(logsum, i) };
+    loss_norm norm = { loss_row_max(z, logits->dtype, nclass), f32_at(logsum, i) };
     loss_slope s = tide__loss_slope(norm, f32_at(dloss, i), nclass, call->attrs);
     /* With f32 memory is busy as it is. */
     int ahead = logits->dtype != TIDE_F32 && i + 1 < end;
@@ -380,8 +380,8 @@ static void bwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   tide__loss_stream_end(stream);
 }
 
-static int run(const k_call *call, const k_tensor *logits, const k_tensor *targets,
-               tide__pool_fn body)
+static int loss_run(const k_call *call, const k_tensor *logits, const k_tensor *targets,
+                    tide__pool_fn body)
 {
   int64_t nclass = logits->shape[1];
   int status = loss_check_targets(call, targets, nclass);
@@ -393,10 +393,10 @@ static int run(const k_call *call, const k_tensor *logits, const k_tensor *targe
 
 int k_cpu_cross_entropy(const k_call *call)
 {
-  return run(call, &call->in[0], &call->in[1], fwd_rows);
+  return loss_run(call, &call->in[0], &call->in[1], loss_fwd_rows);
 }
 
 int k_cpu_cross_entropy_bwd(const k_call *call)
 {
-  return run(call, &call->in[1], &call->in[2], bwd_rows);
+  return loss_run(call, &call->in[1], &call->in[2], bwd_rows);
 }

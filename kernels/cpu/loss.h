@@ -1,10 +1,10 @@
 /* Pieces of a row of logits: its logsumexp and its gradient, shared by the two cross entropies.
  *
- * The one idea: a row may come in pieces, in order, so the linear cross entropy can use a piece
+ * A row may come in pieces, in order, so the linear cross entropy can use a piece
  * while it is in the cache. The logsumexp stays in two parts, max and logsum: their sum in f32
  * would lose logsum beside a large max.
  *
- * Layer 2k. Logits and gradients are f32, bf16 or f16.
+ * Logits and gradients are f32, bf16 or f16.
  */
 #ifndef TIDE_KERNELS_CPU_LOSS_H
 #define TIDE_KERNELS_CPU_LOSS_H

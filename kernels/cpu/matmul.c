@@ -1,10 +1,10 @@
 /* matmul, linear and linear_act on the CPU: turn operands into products for gemm.c.
  *
- * The one idea: dims that step through memory evenly are collapsed into the rows of one product;
+ * Dims that step through memory evenly are collapsed into the rows of one product;
  * what is left is a list of independent products. Many small ones are spread over the threads, a
  * few large ones are each cut up inside gemm.c. Either way the bits are the same.
  *
- * Layer 2k. See kernel.h for operands and what dispatch guarantees of their strides.
+ * See kernel.h for operands and what dispatch guarantees of their strides.
  */
 #include <stdio.h>
 

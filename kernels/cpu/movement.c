@@ -1,8 +1,8 @@
 /* Fast ops that move elements: cat pad roll. (arange is kernels/ref's: it is small.)
  *
- * The one idea: each is a few strided copies between boxes of the operands.
+ * Each is a few strided copies between boxes of the operands.
  *
- * Layer 2k. Meaning: kernels/ref/movement.c.
+ * Meaning: kernels/ref/movement.c.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/ref/load.h"

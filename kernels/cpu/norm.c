@@ -1,13 +1,13 @@
 /* layer_norm, rms_norm and add_rms_norm over the last dim, forward and backward, for f32, bf16 and
  * f16. (f64 is served by kernels/ref.)
  *
- * The one idea: one row at a time, in f32, while it sits in the first cache. Rows of a 16-bit type
+ * One row at a time, in f32, while it sits in the first cache. Rows of a 16-bit type
  * are widened into a scratch row first and narrowed at the end, so there is one set of loops.
  *
  * dweight and dbias: rows are cut into blocks that depend on the shape alone, each block sums into
  * its own scratch row, and the blocks are added in order, whoever computed them.
  *
- * Layer 2k. Operands are row-major contiguous. Statistics are f32.
+ * Operands are row-major contiguous. Statistics are f32.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -20,10 +20,10 @@ enum {
 
 /* ---- rows -------------------------------------------------------------------------------- */
 
-static int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+static int64_t norm_padded(int64_t n) { return (n + 15) / 16 * 16; }
 static int64_t at_least_1(int64_t n) { return n > 1 ? n : 1; }
 
-static int64_t row_size(const k_tensor *x) { return x->ndim > 0 ? x->shape[x->ndim - 1] : 1; }
+static int64_t norm_row_size(const k_tensor *x) { return x->ndim > 0 ? x->shape[x->ndim - 1] : 1; }
 
 static int64_t row_count(const k_tensor *x)
 {
@@ -33,7 +33,7 @@ static int64_t row_count(const k_tensor *x)
 }
 
 /* weight + offset as f32, 1 where there is none. */
-static float *make_gain(float *gain, const k_tensor *weight, double offset, int64_t n)
+static float *norm_make_gain(float *gain, const k_tensor *weight, double offset, int64_t n)
 {
   if (k_absent(weight)) {
     for (int64_t d = 0; d < n; d++) gain[d] = 1.0f;
@@ -149,17 +149,17 @@ static const float *fwd_input(const fwd *f, int64_t i, float *tmp)
   int64_t base = i * f->dim;
   if (!f->sum) return row_read(f->x, base, tmp, f->dim);
   const float *a = row_read(f->x, base, tmp, f->dim);
-  const float *b = row_read(f->residual, base, tmp + padded(f->dim), f->dim);
+  const float *b = row_read(f->residual, base, tmp + norm_padded(f->dim), f->dim);
   float *sum = row_begin(f->sum, base, tmp);
   row_add(sum, a, b, f->dim);
   row_write(f->sum, base, sum, f->dim);
   return row_read(f->sum, base, tmp, f->dim); /* the sum as stored, rounded to its dtype */
 }
 
-static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
+static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const fwd *f = arg;
-  float *tmp = f->rows + thread * 2 * padded(f->dim), inv = 1.0f / (float)at_least_1(f->dim);
+  float *tmp = f->rows + thread * 2 * norm_padded(f->dim), inv = 1.0f / (float)at_least_1(f->dim);
   for (int64_t i = begin; i < end; i++) {
     const float *x = fwd_input(f, i, tmp);
     float *y = row_begin(f->y, i * f->dim, tmp);
@@ -177,22 +177,22 @@ static void fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 int64_t k_cpu_norm_work(const k_call *call)
 {
   int64_t rows = 2 + 2 * (int64_t)call->nthread;
-  return rows * padded(row_size(&call->in[0])) * (int64_t)sizeof(float);
+  return rows * norm_padded(norm_row_size(&call->in[0])) * (int64_t)sizeof(float);
 }
 
 static int fwd_run(const k_call *call, fwd *f, const k_tensor *weight, const k_tensor *bias)
 {
   const k_row_norm_attrs *attrs = call->attrs;
   f->n = row_count(f->x);
-  f->dim = row_size(f->x);
-  float *gain = call->work, *shift = gain + padded(f->dim);
-  f->gain = make_gain(gain, weight, attrs->weight_offset, f->dim);
+  f->dim = norm_row_size(f->x);
+  float *gain = call->work, *shift = gain + norm_padded(f->dim);
+  f->gain = norm_make_gain(gain, weight, attrs->weight_offset, f->dim);
   f->bias = shift;
-  f->rows = shift + padded(f->dim);
+  f->rows = shift + norm_padded(f->dim);
   f->eps = (float)attrs->eps;
   if (bias && !k_absent(bias)) row_widen(shift, bias->data, bias->dtype, f->dim);
   else memset(shift, 0, (size_t)f->dim * sizeof(float));
-  tide__pool_for(call->nthread, f->n, GRAIN / at_least_1(f->dim) + 1, fwd_rows, f);
+  tide__pool_for(call->nthread, f->n, GRAIN / at_least_1(f->dim) + 1, norm_fwd_rows, f);
   return TIDE_OK;
 }
 
@@ -234,9 +234,9 @@ static int64_t block_count(int64_t n)
   return nblock < MAX_BLOCK ? nblock : MAX_BLOCK;
 }
 
-static void bwd_one(const bwd *b, int64_t i, float *tmp, float *dgain, float *dbias)
+static void norm_bwd_one(const bwd *b, int64_t i, float *tmp, float *dgain, float *dbias)
 {
-  int64_t base = i * b->dim, step = padded(b->dim);
+  int64_t base = i * b->dim, step = norm_padded(b->dim);
   const float *dy = row_read(b->dy, base, tmp, b->dim);
   const float *x = row_read(b->x, base, tmp + step, b->dim);
   float *dx = row_begin(b->dx, base, tmp + step), sums[2];
@@ -250,17 +250,17 @@ static void bwd_one(const bwd *b, int64_t i, float *tmp, float *dgain, float *db
   row_write(b->dx, base, dx, b->dim);
 }
 
-static void bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
+static void norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const bwd *b = arg;
-  int64_t step = padded(b->dim);
+  int64_t step = norm_padded(b->dim);
   for (int64_t k = begin; k < end; k++) {
     float *dgain = b->dgain_part + k * step, *dbias = b->dbias_part + k * step;
     memset(dgain, 0, (size_t)step * sizeof(float));
     if (b->dbias) memset(dbias, 0, (size_t)step * sizeof(float));
     int64_t first = b->n * k / b->nblock, last = b->n * (k + 1) / b->nblock;
     for (int64_t i = first; i < last; i++) {
-      bwd_one(b, i, b->rows + thread * 3 * step, dgain, dbias);
+      norm_bwd_one(b, i, b->rows + thread * 3 * step, dgain, dbias);
     }
   }
 }
@@ -268,7 +268,7 @@ static void bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 /* Adds the blocks in order, in the first one, and stores the columns [begin, end). */
 static void combine(const bwd *b, const k_tensor *out, float *part, int64_t begin, int64_t end)
 {
-  int64_t step = padded(b->dim);
+  int64_t step = norm_padded(b->dim);
   for (int64_t k = 1; k < b->nblock; k++) {
     row_add(part + begin, part + begin, part + k * step + begin, end - begin);
   }
@@ -288,26 +288,26 @@ int64_t k_cpu_norm_bwd_work(const k_call *call)
 {
   int64_t nblock = at_least_1(block_count(row_count(&call->in[1])));
   int64_t rows = 1 + 3 * (int64_t)call->nthread + 2 * nblock;
-  return rows * padded(row_size(&call->in[1])) * (int64_t)sizeof(float);
+  return rows * norm_padded(norm_row_size(&call->in[1])) * (int64_t)sizeof(float);
 }
 
-static const k_tensor *or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
+static const k_tensor *norm_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
 
-static int bwd_run(const k_call *call, bwd *b)
+static int norm_bwd_run(const k_call *call, bwd *b)
 {
   const k_row_norm_attrs *attrs = call->attrs;
   b->n = row_count(b->x);
-  b->dim = row_size(b->x);
+  b->dim = norm_row_size(b->x);
   b->nblock = block_count(b->n);
-  int64_t step = padded(b->dim), nblock = at_least_1(b->nblock);
+  int64_t step = norm_padded(b->dim), nblock = at_least_1(b->nblock);
   float *work = call->work;
-  b->gain = make_gain(work, &call->in[2], attrs->weight_offset, b->dim);
+  b->gain = norm_make_gain(work, &call->in[2], attrs->weight_offset, b->dim);
   b->rows = work + step;
   b->dgain_part = b->rows + 3 * (int64_t)call->nthread * step;
   b->dbias_part = b->dgain_part + nblock * step;
   if (b->nblock == 0) memset(b->dgain_part, 0, (size_t)(2 * step) * sizeof(float));
   int64_t elements = b->n / nblock * b->dim;
-  tide__pool_for(call->nthread, b->nblock, GRAIN / at_least_1(elements) + 1, bwd_blocks, b);
+  tide__pool_for(call->nthread, b->nblock, GRAIN / at_least_1(elements) + 1, norm_bwd_blocks, b);
   if (!b->dweight && !b->dbias) return TIDE_OK;
   tide__pool_for(call->nthread, b->dim, GRAIN / nblock + 1, combine_columns, b);
   return TIDE_OK;
@@ -317,14 +317,14 @@ int k_cpu_layer_norm_bwd(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
   bwd b = { .dy = &in[0], .x = &in[1], .mean = in[3].data, .rstd = in[4].data, .dx = &out[0],
-            .dweight = or_null(&out[1]), .dbias = or_null(&out[2]) };
-  return bwd_run(call, &b);
+            .dweight = norm_or_null(&out[1]), .dbias = norm_or_null(&out[2]) };
+  return norm_bwd_run(call, &b);
 }
 
 int k_cpu_rms_norm_bwd(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  bwd b = { .dy = &in[0], .x = &in[1], .rstd = in[3].data, .dsum = or_null(&in[4]),
-            .dx = &out[0], .dweight = or_null(&out[1]) };
-  return bwd_run(call, &b);
+  bwd b = { .dy = &in[0], .x = &in[1], .rstd = in[3].data, .dsum = norm_or_null(&in[4]),
+            .dx = &out[0], .dweight = norm_or_null(&out[1]) };
+  return norm_bwd_run(call, &b);
 }

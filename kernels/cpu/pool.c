@@ -1,10 +1,10 @@
 /* Parallel loops over libgomp's pool. See pool.h.
  *
- * The one idea: a loop is cut into pieces by index, and a team of as many threads as there are
+ * A loop is cut into pieces by index, and a team of as many threads as there are
  * pieces (never more than asked for, nor than there are processors) takes them. One thread, one
  * piece, or a call from inside another loop runs inline and never enters OpenMP.
  *
- * Layer 2k. Each thread sets flush-to-zero for its body and puts its old state back.
+ * Each thread sets flush-to-zero for its body and puts its old state back.
  */
 #include "kernels/cpu/pool.h"
 

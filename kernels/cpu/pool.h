@@ -1,6 +1,6 @@
 /* Parallel loops for CPU kernels over the one OpenMP pool of the process.
  *
- * The one idea: work is cut by index, never by thread, so a kernel's result does not depend on how
+ * Work is cut by index, never by thread, so a kernel's result does not depend on how
  * many threads ran. Below the grain, and with one thread, the loop runs inline at no cost.
  * Inside a loop body denormals are flushed to zero on every thread; the caller's floating-point
  * state is restored on return.

@@ -1,10 +1,8 @@
 /* Fast random fills and dropout: uniform_ normal_ trunc_normal_ dropout.
  *
- * The one idea: words for a chunk of elements first (Philox blocks in a vector loop where the
+ * Words for a chunk of elements first (Philox blocks in a vector loop where the
  * global indices are consecutive), then values by the operations of kernels/ref/draw.h, which makes
  * them equal to the reference bit for bit.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
@@ -77,7 +75,7 @@ static void words_of_chunk(const random_job *job, uint32_t *out, int64_t at, int
 }
 
 /* place: the input that it is. */
-static void job_init(random_job *job, const k_call *call, int place)
+static void random_job_init(random_job *job, const k_call *call, int place)
 {
   k_tensor index = call->out[0];
   int64_t step = 1;
@@ -122,22 +120,29 @@ static void fill_range(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-static int fill(const k_call *call, draw_fn draw, int (*prepare)(ref_draw *, const k_call *))
+static int cpu_random_fill(const k_call *call, draw_fn draw,
+                           int (*prepare)(ref_draw *, const k_call *))
 {
   random_job job;
   int rc = prepare(&job.d, call);
   if (rc != TIDE_OK) return rc;
-  job_init(&job, call, 0);
+  random_job_init(&job, call, 0);
   job.draw = draw;
   tide__pool_for(call->nthread, job.nchunk, LOOP_GRAIN / 4 / LOOP_CHUNK, fill_range, &job);
   return TIDE_OK;
 }
 
-int k_cpu_uniform_(const k_call *call) { return fill(call, draw_uniform, ref_draw_uniform); }
-int k_cpu_normal_(const k_call *call) { return fill(call, draw_normal, ref_draw_normal); }
+int k_cpu_uniform_(const k_call *call)
+{
+  return cpu_random_fill(call, draw_uniform, ref_draw_uniform);
+}
+int k_cpu_normal_(const k_call *call)
+{
+  return cpu_random_fill(call, draw_normal, ref_draw_normal);
+}
 int k_cpu_trunc_normal_(const k_call *call)
 {
-  return fill(call, draw_trunc_normal, ref_draw_trunc_normal);
+  return cpu_random_fill(call, draw_trunc_normal, ref_draw_trunc_normal);
 }
 
 /* ---- dropout ------------------------------------------------------------------------------- */
@@ -181,7 +186,7 @@ int k_cpu_dropout(const k_call *call)
   const k_scalar_attrs zero = { 0, 0 };
   int rc = ref_check_dropout(call);
   if (rc != TIDE_OK) return rc;
-  job_init(&job, call, 1);
+  random_job_init(&job, call, 1);
   tide__stream_init(&job.x, &call->in[0]);
   job.form = tide__loop_form(call->out[0].dtype);
   job.least = (uint64_t)ceil(p * 0x1p32);

@@ -1,12 +1,12 @@
 /* Fast reductions: sum mean prod amax amin any all argmax argmin cumsum.
  *
- * The one idea: what is reduced is cut into blocks whose borders depend on the shape alone; a block
+ * What is reduced is cut into blocks whose borders depend on the shape alone; a block
  * is folded on one thread into one accumulator (f32 in lanes inside a chunk, f64 between chunks),
  * and the blocks of a result are joined in order. So no result depends on the number of threads.
  * Sums and extremes over rows that lie side by side (a bias gradient) fold whole rows into a row
  * of accumulators instead of walking columns.
  *
- * Layer 2k. Meaning: kernels/ref/reduce.c. Lanes are vectors of fixed width, so every instruction
+ * Meaning: kernels/ref/reduce.c. Lanes are vectors of fixed width, so every instruction
  * set gives the same sum.
  */
 #include <math.h>
@@ -163,7 +163,7 @@ static k_tensor part_of(const k_tensor *x, int first, int end)
   return t;
 }
 
-static void job_init(reduce_job *job, const k_call *call)
+static void reduce_job_init(reduce_job *job, const k_call *call)
 {
   const k_tensor *x = &call->in[0];
   int split = ((const k_reduce_attrs *)call->attrs)->nkeep;
@@ -179,7 +179,7 @@ static void job_init(reduce_job *job, const k_call *call)
   job->mean = 0;
 }
 
-static cpu_stream row_at(const reduce_job *job, int64_t i)
+static cpu_stream reduce_row_at(const reduce_job *job, int64_t i)
 {
   cpu_stream row = job->row;
   row.data = job->keep.data + tide__stream_offset(&job->keep, i) * row.size;
@@ -216,14 +216,14 @@ static total fold_range(const reduce_job *job, const cpu_stream *row, int64_t be
 
 /* ---- rows: items are (result, block) ------------------------------------------------------- */
 
-static void rows_range(void *arg, int64_t begin, int64_t end, int thread)
+static void reduce_rows_range(void *arg, int64_t begin, int64_t end, int thread)
 {
   const reduce_job *job = arg;
   (void)thread;
   for (int64_t item = begin; item < end; item++) {
     int64_t i = item / job->nblock, from = item % job->nblock * BLOCK;
     int64_t to = job->nblock == 1 || from + BLOCK > job->nreduce ? job->nreduce : from + BLOCK;
-    cpu_stream row = row_at(job, i);
+    cpu_stream row = reduce_row_at(job, i);
     total acc = fold_range(job, &row, from, to);
     if (job->nblock == 1) put_total(job, i, acc);
     else job->part[item] = acc;
@@ -238,15 +238,10 @@ static void join_parts(const reduce_job *job, int64_t i, int64_t stride, int64_t
   put_total(job, i, acc);
 }
 
-static int64_t grain_of(int64_t item_size)
-{
-  return item_size >= LOOP_GRAIN ? 1 : LOOP_GRAIN / (item_size < 1 ? 1 : item_size);
-}
-
 static void reduce_rows(reduce_job *job, int nthread)
 {
   int64_t item = job->nblock > 1 ? BLOCK : job->nreduce;
-  tide__pool_for(nthread, job->nkeep * job->nblock, grain_of(item), rows_range, job);
+  tide__pool_for(nthread, job->nkeep * job->nblock, loop_grain(item), reduce_rows_range, job);
   if (job->nblock > 1)
     for (int64_t i = 0; i < job->nkeep; i++) join_parts(job, i, job->nblock, 1, job->nblock);
 }
@@ -402,7 +397,7 @@ static void reduce_columns(reduce_job *r, int nthread)
   int64_t items = r->nkeep / job.width * job.npiece * job.nblock;
   int64_t columns = job.width < LOOP_CHUNK ? job.width : LOOP_CHUNK;
   int64_t rows = r->nreduce < job.block ? r->nreduce : job.block;
-  tide__pool_for(nthread, items, grain_of(rows * columns), columns_range, &job);
+  tide__pool_for(nthread, items, loop_grain(rows * columns), columns_range, &job);
   for (int64_t i = 0; i < r->nkeep; i++) join_parts(r, i, 1, r->nkeep, job.nblock);
 }
 
@@ -420,16 +415,16 @@ static int suits_columns(const reduce_job *job)
 int64_t k_cpu_reduce_work(const k_call *call)
 {
   reduce_job job;
-  job_init(&job, call);
+  reduce_job_init(&job, call);
   int64_t block = row_block(job.nreduce), parts = (job.nreduce + block - 1) / block;
   int64_t most = parts > job.nblock ? parts : job.nblock;
   return job.nkeep * most * (int64_t)sizeof(total);
 }
 
-static int reduce(const k_call *call, const fold *f, int mean)
+static int reduce_run(const k_call *call, const fold *f, int mean)
 {
   reduce_job job;
-  job_init(&job, call);
+  reduce_job_init(&job, call);
   job.f = f;
   job.mean = mean;
   job.body = job.form == TIDE_F32 ? f->f32 : job.form == TIDE_F64 ? f->f64 : f->i64;
@@ -439,31 +434,31 @@ static int reduce(const k_call *call, const fold *f, int mean)
   return TIDE_OK;
 }
 
-static int check_not_empty(const k_call *call)
+static int reduce_check_not_empty(const k_call *call)
 {
   reduce_job job;
-  job_init(&job, call);
+  reduce_job_init(&job, call);
   if (job.nreduce > 0 || job.nkeep == 0) return TIDE_OK;
   return ref_fail(call, TIDE_E_SHAPE, "the reduced dims hold no elements, so there is no largest "
                   "or smallest one");
 }
 
-int k_cpu_sum(const k_call *call) { return reduce(call, &sum_fold, 0); }
-int k_cpu_mean(const k_call *call) { return reduce(call, &sum_fold, 1); }
-int k_cpu_prod(const k_call *call) { return reduce(call, &prod_fold, 0); }
-int k_cpu_any(const k_call *call) { return reduce(call, &any_fold, 0); }
-int k_cpu_all(const k_call *call) { return reduce(call, &all_fold, 0); }
+int k_cpu_sum(const k_call *call) { return reduce_run(call, &sum_fold, 0); }
+int k_cpu_mean(const k_call *call) { return reduce_run(call, &sum_fold, 1); }
+int k_cpu_prod(const k_call *call) { return reduce_run(call, &prod_fold, 0); }
+int k_cpu_any(const k_call *call) { return reduce_run(call, &any_fold, 0); }
+int k_cpu_all(const k_call *call) { return reduce_run(call, &all_fold, 0); }
 
 int k_cpu_amax(const k_call *call)
 {
-  int rc = check_not_empty(call);
-  return rc == TIDE_OK ? reduce(call, &max_fold, 0) : rc;
+  int rc = reduce_check_not_empty(call);
+  return rc == TIDE_OK ? reduce_run(call, &max_fold, 0) : rc;
 }
 
 int k_cpu_amin(const k_call *call)
 {
-  int rc = check_not_empty(call);
-  return rc == TIDE_OK ? reduce(call, &min_fold, 0) : rc;
+  int rc = reduce_check_not_empty(call);
+  return rc == TIDE_OK ? reduce_run(call, &min_fold, 0) : rc;
 }
 
 /* ---- argmax, argmin: the extreme of a chunk first, then where it is ------------------------ */
@@ -480,14 +475,14 @@ FIND(find_f32, float)
 FIND(find_f64, double)
 FIND(find_i64, int64_t)
 
-static int64_t find(int form, const void *x, int64_t n, total v)
+static int64_t reduce_find(int form, const void *x, int64_t n, total v)
 {
   if (form == TIDE_F32) return find_f32(x, n, (float)v.d);
   return form == TIDE_F64 ? find_f64(x, n, v.d) : find_i64(x, n, v.i);
 }
 
 /* Is v strictly beyond best? NaN is beyond every number. */
-static int beyond(const reduce_job *job, total v, total best)
+static int reduce_beyond(const reduce_job *job, total v, total best)
 {
   int up = job->f == &max_fold;
   if (job->form == TIDE_I64) return up ? v.i > best.i : v.i < best.i;
@@ -501,7 +496,7 @@ static void arg_range(void *arg, int64_t begin, int64_t end, int thread)
   _Alignas(64) cpu_chunk buf;
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    cpu_stream row = row_at(job, i);
+    cpu_stream row = reduce_row_at(job, i);
     int64_t most = row.flat && row.dtype == job->form ? CHUNK : LOOP_CHUNK, where = 0;
     total best = start_of(job);
     for (int64_t at = 0; at < job->nreduce; at += most) {
@@ -509,28 +504,28 @@ static void arg_range(void *arg, int64_t begin, int64_t end, int thread)
       const void *x = tide__stream_read(&row, job->form, at, n, &buf);
       total here = start_of(job);
       job->body(&here, x, n);
-      if (at > 0 && !beyond(job, here, best)) continue;
+      if (at > 0 && !reduce_beyond(job, here, best)) continue;
       best = here;
-      where = at + find(job->form, x, n, here);
+      where = at + reduce_find(job->form, x, n, here);
     }
     ref_put_int(&job->y, i, where);
   }
 }
 
-static int arg_extreme(const k_call *call, const fold *f)
+static int reduce_arg_extreme(const k_call *call, const fold *f)
 {
   reduce_job job;
-  int rc = check_not_empty(call);
+  int rc = reduce_check_not_empty(call);
   if (rc != TIDE_OK) return rc;
-  job_init(&job, call);
+  reduce_job_init(&job, call);
   job.f = f;
   job.body = job.form == TIDE_F32 ? f->f32 : job.form == TIDE_F64 ? f->f64 : f->i64;
-  tide__pool_for(call->nthread, job.nkeep, grain_of(job.nreduce), arg_range, &job);
+  tide__pool_for(call->nthread, job.nkeep, loop_grain(job.nreduce), arg_range, &job);
   return TIDE_OK;
 }
 
-int k_cpu_argmax(const k_call *call) { return arg_extreme(call, &max_fold); }
-int k_cpu_argmin(const k_call *call) { return arg_extreme(call, &min_fold); }
+int k_cpu_argmax(const k_call *call) { return reduce_arg_extreme(call, &max_fold); }
+int k_cpu_argmin(const k_call *call) { return reduce_arg_extreme(call, &min_fold); }
 
 /* ---- cumsum: running totals in f64 or i64, one row at a time ------------------------------- */
 
@@ -543,7 +538,7 @@ typedef struct cumsum_job {
 static void cumsum_row(const cumsum_job *job, int64_t i)
 {
   _Alignas(64) cpu_chunk buf, out;
-  cpu_stream x = row_at(&job->r, i), y = job->y_row;
+  cpu_stream x = reduce_row_at(&job->r, i), y = job->y_row;
   double sum = 0;
   uint64_t count = 0;
   y.data = job->y_keep.data + tide__stream_offset(&job->y_keep, i) * y.size;
@@ -570,10 +565,10 @@ int k_cpu_cumsum(const k_call *call)
   const k_tensor *y = &call->out[0];
   int split = ((const k_reduce_attrs *)call->attrs)->nkeep;
   k_tensor keep = part_of(y, 0, split), row = part_of(y, split, y->ndim);
-  job_init(&job.r, call);
+  reduce_job_init(&job.r, call);
   tide__stream_init(&job.y_keep, &keep);
   tide__stream_init(&job.y_row, &row);
   job.form = job.r.form == TIDE_I64 && !ref_is_float(y) ? TIDE_I64 : TIDE_F64;
-  tide__pool_for(call->nthread, job.r.nkeep, grain_of(job.r.nreduce), cumsum_range, &job);
+  tide__pool_for(call->nthread, job.r.nkeep, loop_grain(job.r.nreduce), cumsum_range, &job);
   return TIDE_OK;
 }

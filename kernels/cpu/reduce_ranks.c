@@ -1,10 +1,10 @@
 /* Reductions over ranks: see kernels/reduce_ranks.h.
  *
- * The one idea: a block of elements is gathered in an accumulator that stays in the first-level
+ * A block of elements is gathered in an accumulator that stays in the first-level
  * cache, source after source, then written to each destination. Memory sees each source read once
  * and each destination written once. Two f32 sources, the most frequent case, need no accumulator.
  *
- * Layer 2k. Denormals are kept: a reduction over one rank is the identity. Mean is a division.
+ * Denormals are kept: a reduction over one rank is the identity. Mean is a division.
  */
 #include "kernels/reduce_ranks.h"
 

@@ -1,13 +1,13 @@
 /* Rotary position embedding. See the definition in kernels/ref/rope.c.
  *
- * The one idea: sine and cosine of a token are computed once, in f64, and shared by its heads, and
+ * Sine and cosine of a token are computed once, in f64, and shared by its heads, and
  * by all sequences if these have one row of positions; the angle of position 2^24 then keeps ten
  * digits after reduction. The rotation itself runs in f32
  * (f64 for f64) over converted rows.
  *
  * Tables are cut into pieces of PAIRS channel pairs, so no scratch is asked for.
  *
- * Layer 2k. Channels must have stride 1; a call with other strides goes to the reference.
+ * Channels must have stride 1; a call with other strides goes to the reference.
  */
 #include <math.h>
 #include <string.h>
@@ -28,7 +28,7 @@ typedef struct job {
 
 typedef struct table { double cos64[PAIRS], sin64[PAIRS]; float cos[PAIRS], sin[PAIRS]; } table;
 
-static double position_of(const k_tensor *p, int64_t b, int64_t t)
+static double rope_position_of(const k_tensor *p, int64_t b, int64_t t)
 {
   const int64_t at = (p->shape[0] == 1 ? 0 : b * p->stride[0]) + t * p->stride[1];
   if (p->dtype == TIDE_I64) return (double)((const int64_t *)p->data)[at];
@@ -145,7 +145,7 @@ static void tokens(void *arg, int64_t begin, int64_t end, int thread)
   (void)thread;
   for (int64_t r = begin; r < end; r++) {
     const int64_t b0 = r / x->shape[1], t = r % x->shape[1];
-    const double position = position_of(w->positions, b0, t);
+    const double position = rope_position_of(w->positions, b0, t);
     for (int64_t first = 0; first == 0 || first < w->half; first += PAIRS) {
       const int64_t n = w->half - first < PAIRS ? w->half - first : PAIRS;
       fill_table(&m, w, position, first, n);

@@ -1,6 +1,6 @@
 /* Rows of any floating dtype as rows of f32: read in place or widened, built in place or narrowed.
  *
- * The one idea: row_read and row_begin return an address inside the tensor if it is f32 and the
+ * row_read and row_begin return an address inside the tensor if it is f32 and the
  * scratch row they were given if not, so a kernel has one loop, in f32, and f32 is never copied.
  *
  * Layer 2k. `i` counts elements from the tensor's first.

@@ -1,10 +1,10 @@
 /* Softmax and log-softmax over the last dim, forward and backward, any floating dtype.
  *
- * The one idea: a row is read in chunks that are converted to f32 on the stack, so that one set of
+ * A row is read in chunks that are converted to f32 on the stack, so that one set of
  * vector loops serves f32, bf16 and f16; sums run in 16 lanes, in an order that depends on the
  * length of the row alone. f64 rows are plain loops in f64. Rows are shared out to threads.
  *
- * Layer 2k. Rows must have stride 1; a call with other strides goes to the reference.
+ * Rows must have stride 1; a call with other strides goes to the reference.
  */
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,7 @@ typedef struct job {
 
 /* ---- rows ---- */
 
-static int64_t row_at(const k_tensor *t, int64_t r)
+static int64_t softmax_row_at(const k_tensor *t, int64_t r)
 {
   int64_t at = 0;
   for (int d = t->ndim - 2; d >= 0; d--) {
@@ -37,11 +37,14 @@ static int64_t row_at(const k_tensor *t, int64_t r)
   return at;
 }
 
-static int64_t row_size(const k_tensor *t) { return t->ndim > 0 ? t->shape[t->ndim - 1] : 1; }
-
-static int fits(const k_tensor *t)
+static int64_t softmax_row_size(const k_tensor *t)
 {
-  return row_size(t) <= 1 || t->stride[t->ndim - 1] == 1;
+  return t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
+}
+
+static int softmax_fits(const k_tensor *t)
+{
+  return softmax_row_size(t) <= 1 || t->stride[t->ndim - 1] == 1;
 }
 
 /* Up to CHUNK elements as f32: where they lie if they are f32, else converted into tmp. */
@@ -119,10 +122,10 @@ static void row_f64(const job *w, int64_t xo, int64_t yo, int64_t n)
 static void forward_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
-  const int64_t n = row_size(w->a);
+  const int64_t n = softmax_row_size(w->a);
   (void)thread;
   for (int64_t r = begin; r < end; r++) {
-    const int64_t xo = row_at(w->a, r), yo = row_at(w->y, r);
+    const int64_t xo = softmax_row_at(w->a, r), yo = softmax_row_at(w->y, r);
     if (w->a->dtype == TIDE_F64) {
       row_f64(w, xo, yo, n);
       continue;
@@ -177,10 +180,11 @@ static void row_bwd_f64(const job *w, int64_t go, int64_t yo, int64_t xo, int64_
 static void backward_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
-  const int64_t n = row_size(w->a);
+  const int64_t n = softmax_row_size(w->a);
   (void)thread;
   for (int64_t r = begin; r < end; r++) {
-    const int64_t go = row_at(w->a, r), yo = row_at(w->b, r), xo = row_at(w->y, r);
+    const int64_t go = softmax_row_at(w->a, r), yo = softmax_row_at(w->b, r),
+                  xo = softmax_row_at(w->y, r);
     if (w->a->dtype == TIDE_F64) row_bwd_f64(w, go, yo, xo, n);
     else row_bwd(w, go, yo, xo, n, row_dot(w, go, yo, n));
   }
@@ -188,9 +192,9 @@ static void backward_rows(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- calls ---- */
 
-static int run(const k_call *c, const job *w, tide__pool_fn fn)
+static int softmax_run(const k_call *c, const job *w, tide__pool_fn fn)
 {
-  const int64_t n = row_size(w->a);
+  const int64_t n = softmax_row_size(w->a);
   if (n == 0) return TIDE_OK;
   tide__pool_for(c->nthread, k_numel(w->a) / n, 1 + 8192 / n, fn, (void *)w);
   return TIDE_OK;
@@ -199,27 +203,28 @@ static int run(const k_call *c, const job *w, tide__pool_fn fn)
 int k_cpu_softmax(const k_call *c)
 {
   const job w = { .a = &c->in[0], .y = &c->out[0], .is_log = 0 };
-  if (!fits(w.a) || !fits(w.y)) return k_ref_softmax(c);
-  return run(c, &w, forward_rows);
+  if (!softmax_fits(w.a) || !softmax_fits(w.y)) return k_ref_softmax(c);
+  return softmax_run(c, &w, forward_rows);
 }
 
 int k_cpu_log_softmax(const k_call *c)
 {
   const job w = { .a = &c->in[0], .y = &c->out[0], .is_log = 1 };
-  if (!fits(w.a) || !fits(w.y)) return k_ref_log_softmax(c);
-  return run(c, &w, forward_rows);
+  if (!softmax_fits(w.a) || !softmax_fits(w.y)) return k_ref_log_softmax(c);
+  return softmax_run(c, &w, forward_rows);
 }
 
 int k_cpu_softmax_bwd(const k_call *c)
 {
   const job w = { &c->in[0], &c->in[1], &c->out[0], 0 };
-  if (!fits(w.a) || !fits(w.b) || !fits(w.y)) return k_ref_softmax_bwd(c);
-  return run(c, &w, backward_rows);
+  if (!softmax_fits(w.a) || !softmax_fits(w.b) || !softmax_fits(w.y)) return k_ref_softmax_bwd(c);
+  return softmax_run(c, &w, backward_rows);
 }
 
 int k_cpu_log_softmax_bwd(const k_call *c)
 {
   const job w = { &c->in[0], &c->in[1], &c->out[0], 1 };
-  if (!fits(w.a) || !fits(w.b) || !fits(w.y)) return k_ref_log_softmax_bwd(c);
-  return run(c, &w, backward_rows);
+  if (!softmax_fits(w.a) || !softmax_fits(w.b) || !softmax_fits(w.y))
+    return k_ref_log_softmax_bwd(c);
+  return softmax_run(c, &w, backward_rows);
 }

@@ -1,9 +1,9 @@
 /* swiglu, y = silu(gate) * up, and its backward, for f32, bf16 and f16. (f64: kernels/ref.)
  *
- * The one idea: pieces that fit the first cache. A piece of a 16-bit type is widened into a buffer
+ * Pieces that fit the first cache. A piece of a 16-bit type is widened into a buffer
  * on the stack, worked on in f32 and narrowed; f32 is read and written where it is.
  *
- * Layer 2k. Operands are row-major contiguous.
+ * Operands are row-major contiguous.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -75,12 +75,12 @@ static void bwd_pieces(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-static int run(const k_call *call, tide__pool_fn body)
+static int swiglu_run(const k_call *call, tide__pool_fn body)
 {
   int64_t pieces = (k_numel(&call->in[0]) + PIECE - 1) / PIECE;
   tide__pool_for(call->nthread, pieces, GRAIN, body, (void *)call);
   return TIDE_OK;
 }
 
-int k_cpu_swiglu(const k_call *call) { return run(call, fwd_pieces); }
-int k_cpu_swiglu_bwd(const k_call *call) { return run(call, bwd_pieces); }
+int k_cpu_swiglu(const k_call *call) { return swiglu_run(call, fwd_pieces); }
+int k_cpu_swiglu_bwd(const k_call *call) { return swiglu_run(call, bwd_pieces); }

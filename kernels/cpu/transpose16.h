@@ -1,9 +1,9 @@
 /* A square of 16 x 16 words of 32 bits, rows to columns, in sixteen AVX-512 registers.
  *
- * The one idea: first pairs and quadruples of rows within 128-bit lanes, then the lanes: 64 moves
+ * First pairs and quadruples of rows within 128-bit lanes, then the lanes: 64 moves
  * and no memory. The words may be floats or pairs of 16 bits.
  *
- * Layer 2k. For functions that are compiled for avx512f or more.
+ * For functions that are compiled for avx512f or more.
  */
 #ifndef TIDE_KERNELS_CPU_TRANSPOSE16_H
 #define TIDE_KERNELS_CPU_TRANSPOSE16_H

@@ -1,13 +1,13 @@
 /* adamw, sgd, the global norm, clip_factor and scale_all over many tensors in one parallel region.
  *
- * The one idea: the tensors of a call are one long list of units, pieces of UNIT elements of one
+ * The tensors of a call are one long list of units, pieces of UNIT elements of one
  * tensor. Threads get ranges of units, so a hundred small tensors cost one fork and join, and what
  * a unit computes does not depend on who computes it. Inside a unit everything is f32 where it
  * lies, or widened into a buffer on the stack; tensors with f64 go through a loop in double.
  *
  * The norm sums each unit in f64 and adds the units in order.
  *
- * Layer 2k. Operands are contiguous; a tensor that is absent, or whose gradient is, has no units.
+ * Operands are contiguous; a tensor that is absent, or whose gradient is, has no units.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -25,7 +25,7 @@ static int64_t unit_count(const k_tensor *t, const k_tensor *also)
   return k_absent(t) || k_absent(also) ? 0 : (k_numel(t) + UNIT - 1) / UNIT;
 }
 
-static int64_t index_bytes(int64_t n) { return (n + 1 + 7) / 8 * 64; }
+static int64_t update_index_bytes(int64_t n) { return (n + 1 + 7) / 8 * 64; }
 
 static units units_of(const k_tensor *t, const k_tensor *also, int64_t n, void *work)
 {
@@ -62,7 +62,7 @@ static piece piece_at(const units *u, const k_tensor *t, int64_t k, piece p)
 
 static int is_f64(const k_tensor *t) { return !k_absent(t) && t->dtype == TIDE_F64; }
 
-static double total_scale(const k_tensor *g_scale, double grad_scale, int maximize)
+static double update_total_scale(const k_tensor *g_scale, double grad_scale, int maximize)
 {
   double scale = k_absent(g_scale) ? grad_scale : grad_scale * ref_get(g_scale, 0);
   return maximize ? -scale : scale;
@@ -73,7 +73,7 @@ static const k_tensor *weight_of(const k_tensor *p, const k_tensor *master)
   return k_absent(master) ? p : master;
 }
 
-static void put_weight(const k_tensor *p, const k_tensor *master, int64_t i, double w)
+static void update_put_weight(const k_tensor *p, const k_tensor *master, int64_t i, double w)
 {
   if (!k_absent(master)) ref_put(master, i, w);
   ref_put(p, i, w);
@@ -114,7 +114,8 @@ static void adamw_f64(const adamw *a, piece p)
     double vi = ref_get(v, i) + a->blend2 * (g * g - ref_get(v, i));
     ref_put(m, i, mi);
     ref_put(v, i, vi);
-    put_weight(w, master, i, (wi - a->decay * wi) - a->rate * mi / (sqrt(vi) * a->root + a->eps));
+    update_put_weight(w, master, i,
+                      (wi - a->decay * wi) - a->rate * mi / (sqrt(vi) * a->root + a->eps));
   }
 }
 
@@ -149,7 +150,7 @@ static void adamw_units(void *arg, int64_t begin, int64_t end, int thread)
 
 int64_t k_cpu_adamw_work(const k_call *call)
 {
-  return index_bytes(((const k_adamw_attrs *)call->attrs)->n);
+  return update_index_bytes(((const k_adamw_attrs *)call->attrs)->n);
 }
 
 int k_cpu_adamw_(const k_call *call)
@@ -165,7 +166,7 @@ int k_cpu_adamw_(const k_call *call)
   double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
   adamw job = { .g = call->in, .p = out, .m = out + a->n, .v = out + 2 * a->n,
                 .master = out + 3 * a->n, .decay = a->lr * a->weight_decay,
-                .scale = total_scale(&call->in[a->n], a->grad_scale, a->maximize),
+                .scale = update_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
                 .blend1 = 1 - a->beta1, .blend2 = 1 - a->beta2, .rate = a->lr / bias1,
                 .root = 1 / sqrt(bias2), .eps = a->eps };
   job.u = units_of(job.p, job.g, a->n, call->work);
@@ -217,7 +218,7 @@ static void sgd_f64(const sgd *s, piece p)
       ref_put(buf, i, b);
       g = a->nesterov ? g + s->look * b : b;
     }
-    put_weight(w, master, i, wi - a->lr * g);
+    update_put_weight(w, master, i, wi - a->lr * g);
   }
 }
 
@@ -255,7 +256,7 @@ static void sgd_units(void *arg, int64_t begin, int64_t end, int thread)
 
 int64_t k_cpu_sgd_work(const k_call *call)
 {
-  return index_bytes(((const k_sgd_attrs *)call->attrs)->n);
+  return update_index_bytes(((const k_sgd_attrs *)call->attrs)->n);
 }
 
 int k_cpu_sgd_(const k_call *call)
@@ -265,7 +266,7 @@ int k_cpu_sgd_(const k_call *call)
   if (!a) return TIDE_OK;
   const k_tensor *out = call->out;
   sgd job = { .g = call->in, .p = out, .buf = out + a->n, .master = out + 2 * a->n, .attrs = a,
-              .scale = total_scale(&call->in[a->n], a->grad_scale, a->maximize),
+              .scale = update_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
               .keep = a->momentum, .blend = 1 - a->dampening, .look = a->momentum };
   job.u = units_of(job.p, job.g, a->n, call->work);
   for (int64_t i = 0; i < a->n && a->momentum != 0; i++) {
@@ -319,7 +320,7 @@ TIDE_LEVELS(double, max_f32, (const float *x, int64_t n), (x, n))
   return tide__bits_f32(max);
 }
 
-static double max_abs(double max, double x)
+static double update_max_abs(double max, double x)
 {
   x = fabs(x);
   return x > max || isnan(x) ? x : max;
@@ -331,7 +332,7 @@ static double norm_f64(const double *x, double p, int64_t n)
   for (int64_t i = 0; i < n; i++) {
     if (p == 2) sum += x[i] * x[i];
     else if (p == 1) sum += fabs(x[i]);
-    else sum = max_abs(sum, x[i]);
+    else sum = update_max_abs(sum, x[i]);
   }
   return sum;
 }
@@ -360,7 +361,7 @@ int64_t k_cpu_norm_all_work(const k_call *call)
   const k_norm_all_attrs *a = call->attrs;
   int64_t nunit = 0;
   for (int64_t i = 0; i < a->n; i++) nunit += unit_count(&call->in[i], &call->in[i]);
-  return index_bytes(a->n) + (nunit + 7) / 8 * 64;
+  return update_index_bytes(a->n) + (nunit + 7) / 8 * 64;
 }
 
 int k_cpu_norm(const k_call *call)
@@ -371,11 +372,11 @@ int k_cpu_norm(const k_call *call)
   }
   norm job = { .x = call->in, .p = a->p };
   job.u = units_of(job.x, job.x, a->n, call->work);
-  job.part = (double *)((char *)call->work + index_bytes(a->n));
+  job.part = (double *)((char *)call->work + update_index_bytes(a->n));
   tide__pool_for(call->nthread, job.u.first[a->n], GRAIN, norm_units, &job);
   double sum = 0;
   for (int64_t k = 0; k < job.u.first[a->n]; k++) {
-    if (isinf(a->p)) sum = max_abs(sum, job.part[k]);
+    if (isinf(a->p)) sum = update_max_abs(sum, job.part[k]);
     else sum += job.part[k];
   }
   ref_put(&call->out[0], 0, a->p == 2 && !a->squared ? sqrt(sum) : sum);
@@ -424,7 +425,7 @@ static void scale_units(void *arg, int64_t begin, int64_t end, int thread)
 
 int64_t k_cpu_scale_all_work(const k_call *call)
 {
-  return index_bytes(((const k_norm_all_attrs *)call->attrs)->n);
+  return update_index_bytes(((const k_norm_all_attrs *)call->attrs)->n);
 }
 
 int k_cpu_scale_all_(const k_call *call)

@@ -1,4 +1,4 @@
-/* Sigmoid and softplus as the reference kernels mean them. Layer 2k. */
+/* Sigmoid and softplus as the reference kernels mean them. */
 #ifndef TIDE_KERNELS_REF_ACTIVATION_H
 #define TIDE_KERNELS_REF_ACTIVATION_H
 

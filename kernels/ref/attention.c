@@ -1,6 +1,6 @@
 /* What attention means, forward and backward.
  *
- * The one idea: write down the definition and nothing else. Every value goes through f64, every
+ * Write down the definition and nothing else. Every value goes through f64, every
  * pair (query, key) is judged one at a time, and what is needed twice is computed twice, so that
  * no scratch memory and no blocking hides the meaning. Any strides, every floating dtype.
  *
@@ -9,8 +9,6 @@
  * -inf. A query without any has out = 0, lse = -inf and passes no gradient on.
  *   lse_i = log sum_j e^s(i,j)      p(i, j) = e^(s(i,j) - lse_i)      out_i = sum_j p(i, j) v_j
  *   ds(i, j) = p(i, j) (dout_i . v_j - dout_i . out_i + dlse_i)       dbias = ds
- *
- * Layer 2k.
  */
 #include <math.h>
 
@@ -38,7 +36,7 @@ static void set_sizes(problem *p)
   p->dv = p->v->shape[3];
 }
 
-static int64_t at4(const k_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
+static int64_t ref_at4(const k_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
 {
   return i0 * t->stride[0] + i1 * t->stride[1] + i2 * t->stride[2] + i3 * t->stride[3];
 }
@@ -70,12 +68,12 @@ static int sees(const problem *p, int64_t b, int64_t i, int64_t j)
 }
 
 /* s(i, j), and in *slope the derivative of s by q.k. */
-static double score(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j, double *slope)
+static double ref_score(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j, double *slope)
 {
   const int64_t hk = h / p->ngroup;
   double s = 0;
   for (int64_t d = 0; d < p->d; d++)
-    s += ref_get(p->q, at4(p->q, b, i, h, d)) * ref_get(p->k, at4(p->k, b, j, hk, d));
+    s += ref_get(p->q, ref_at4(p->q, b, i, h, d)) * ref_get(p->k, ref_at4(p->k, b, j, hk, d));
   s *= p->a->scale;
   *slope = p->a->scale;
   if (p->a->softcap != 0) {
@@ -83,7 +81,7 @@ static double score(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j
     s = p->a->softcap * th;
     *slope *= 1 - th * th;
   }
-  if (!k_absent(p->bias)) s += ref_get(p->bias, at4(p->bias, b, h, i, j));
+  if (!k_absent(p->bias)) s += ref_get(p->bias, ref_at4(p->bias, b, h, i, j));
   return s;
 }
 
@@ -92,10 +90,10 @@ static double row_lse(const problem *p, int64_t b, int64_t h, int64_t i)
 {
   double top = -INFINITY, sum = 0, slope;
   for (int64_t j = 0; j < p->tk; j++)
-    if (sees(p, b, i, j)) top = fmax(top, score(p, b, h, i, j, &slope));
+    if (sees(p, b, i, j)) top = fmax(top, ref_score(p, b, h, i, j, &slope));
   if (top == -INFINITY) return top;
   for (int64_t j = 0; j < p->tk; j++)
-    if (sees(p, b, i, j)) sum += exp(score(p, b, h, i, j, &slope) - top);
+    if (sees(p, b, i, j)) sum += exp(ref_score(p, b, h, i, j, &slope) - top);
   return top + log(sum);
 }
 
@@ -107,12 +105,12 @@ static void attention_row(const problem *p, const k_tensor *out, int64_t b, int6
     double acc[CHUNK] = { 0 }, slope;
     for (int64_t j = 0; j < p->tk && lse != -INFINITY; j++) {
       if (!sees(p, b, i, j)) continue;
-      const double w = exp(score(p, b, h, i, j, &slope) - lse);
+      const double w = exp(ref_score(p, b, h, i, j, &slope) - lse);
       if (w == 0) continue;
       for (int64_t d = 0; d < nd; d++)
-        acc[d] += w * ref_get(p->v, at4(p->v, b, j, h / p->ngroup, d0 + d));
+        acc[d] += w * ref_get(p->v, ref_at4(p->v, b, j, h / p->ngroup, d0 + d));
     }
-    for (int64_t d = 0; d < nd; d++) ref_put(out, at4(out, b, i, h, d0 + d), acc[d]);
+    for (int64_t d = 0; d < nd; d++) ref_put(out, ref_at4(out, b, i, h, d0 + d), acc[d]);
   }
 }
 
@@ -132,18 +130,19 @@ int k_ref_attention(const k_call *c)
 }
 
 /* p(i, j), with ds(i, j) in *ds and the gradient of q.k in *dqk. All 0 where i does not see j. */
-static double pair(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j, double *ds,
-                   double *dqk)
+static double ref_pair(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j, double *ds,
+                       double *dqk)
 {
   *ds = *dqk = 0;
   const double lse = ref_get(p->lse, at3(p->lse, b, h, i));
   if (lse == -INFINITY || !sees(p, b, i, j)) return 0;
-  double slope, w = exp(score(p, b, h, i, j, &slope) - lse), g = 0;
+  double slope, w = exp(ref_score(p, b, h, i, j, &slope) - lse), g = 0;
   if (w == 0) return 0;
   for (int64_t d = 0; d < p->dv; d++) {
-    const double grad = ref_get(p->dout, at4(p->dout, b, i, h, d));
-    g += grad * (ref_get(p->v, at4(p->v, b, j, h / p->ngroup, d)) -
-                 ref_get(p->out, at4(p->out, b, i, h, d)));
+    const double grad = ref_get(p->dout, ref_at4(p->dout, b, i, h, d));
+    g += grad *
+        (ref_get(p->v, ref_at4(p->v, b, j, h / p->ngroup, d)) -
+         ref_get(p->out, ref_at4(p->out, b, i, h, d)));
   }
   if (!k_absent(p->dlse)) g += ref_get(p->dlse, at3(p->dlse, b, h, i));
   *ds = w * g;
@@ -157,11 +156,11 @@ static void dq_row(const problem *p, const k_tensor *dq, int64_t b, int64_t h, i
     const int64_t nd = p->d - d0 < CHUNK ? p->d - d0 : CHUNK;
     double acc[CHUNK] = { 0 }, ds, dqk;
     for (int64_t j = 0; j < p->tk; j++) {
-      if (pair(p, b, h, i, j, &ds, &dqk) == 0) continue;
+      if (ref_pair(p, b, h, i, j, &ds, &dqk) == 0) continue;
       for (int64_t d = 0; d < nd; d++)
-        acc[d] += dqk * ref_get(p->k, at4(p->k, b, j, h / p->ngroup, d0 + d));
+        acc[d] += dqk * ref_get(p->k, ref_at4(p->k, b, j, h / p->ngroup, d0 + d));
     }
-    for (int64_t d = 0; d < nd; d++) ref_put(dq, at4(dq, b, i, h, d0 + d), acc[d]);
+    for (int64_t d = 0; d < nd; d++) ref_put(dq, ref_at4(dq, b, i, h, d0 + d), acc[d]);
   }
 }
 
@@ -175,12 +174,12 @@ static void dkv_row(const problem *p, const k_tensor *t, int64_t b, int64_t hk, 
     double acc[CHUNK] = { 0 }, ds, dqk;
     for (int64_t h = hk * p->ngroup; h < (hk + 1) * p->ngroup; h++)
       for (int64_t i = 0; i < p->tq; i++) {
-        const double w = pair(p, b, h, i, j, &ds, &dqk);
+        const double w = ref_pair(p, b, h, i, j, &ds, &dqk);
         if (w == 0) continue;
         for (int64_t d = 0; d < nd; d++)
-          acc[d] += (is_v ? w : dqk) * ref_get(src, at4(src, b, i, h, d0 + d));
+          acc[d] += (is_v ? w : dqk) * ref_get(src, ref_at4(src, b, i, h, d0 + d));
       }
-    for (int64_t d = 0; d < nd; d++) ref_put(t, at4(t, b, j, hk, d0 + d), acc[d]);
+    for (int64_t d = 0; d < nd; d++) ref_put(t, ref_at4(t, b, j, hk, d0 + d), acc[d]);
   }
 }
 
@@ -196,8 +195,8 @@ int k_ref_attention_bwd(const k_call *c)
       for (int64_t i = 0; i < p.tq; i++) {
         dq_row(&p, &c->out[0], b, h, i);
         for (int64_t j = 0; j < p.tk && !k_absent(&c->out[3]); j++) {
-          pair(&p, b, h, i, j, &ds, &dqk);
-          ref_put(&c->out[3], at4(&c->out[3], b, h, i, j), ds);
+          ref_pair(&p, b, h, i, j, &ds, &dqk);
+          ref_put(&c->out[3], ref_at4(&c->out[3], b, h, i, j), ds);
         }
       }
     for (int64_t hk = 0; hk < p.k->shape[2]; hk++)

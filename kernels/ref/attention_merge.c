@@ -1,9 +1,7 @@
 /* Reference kernel of attention_merge_: two attentions over disjoint keys become one.
  *
- * The one idea: with l = log(e^lse + e^part_lse) the weights are e^(lse - l) and e^(part_lse - l).
+ * With l = log(e^lse + e^part_lse) the weights are e^(lse - l) and e^(part_lse - l).
  * What has weight 0 is not read, so a row that saw no key may hold anything. Any strides.
- *
- * Layer 2k.
  */
 #include <math.h>
 
@@ -16,10 +14,13 @@ static double log_add_exp(double a, double b)
   return lo == -INFINITY ? hi : hi + log1p(exp(lo - hi));
 }
 
-static double weight(double lse, double total) { return lse == -INFINITY ? 0 : exp(lse - total); }
+static double ref_weight(double lse, double total)
+{
+  return lse == -INFINITY ? 0 : exp(lse - total);
+}
 
-static void merge_row(const k_tensor *part, int64_t at_part, const k_tensor *out, int64_t at_out,
-                      double w_out, double w_part)
+static void ref_merge_row(const k_tensor *part, int64_t at_part, const k_tensor *out,
+                          int64_t at_out, double w_out, double w_part)
 {
   for (int64_t d = 0; d < out->shape[3]; d++) {
     int64_t i = at_out + d * out->stride[3];
@@ -41,9 +42,9 @@ int k_ref_attention_merge_(const k_call *call)
         double add = ref_get(part_lse, b * part_lse->stride[0] + h * part_lse->stride[1] +
                              t * part_lse->stride[2]);
         double total = log_add_exp(old, add);
-        merge_row(part, b * part->stride[0] + t * part->stride[1] + h * part->stride[2], out,
-                  b * out->stride[0] + t * out->stride[1] + h * out->stride[2],
-                  weight(old, total), weight(add, total));
+        ref_merge_row(part, b * part->stride[0] + t * part->stride[1] + h * part->stride[2], out,
+                      b * out->stride[0] + t * out->stride[1] + h * out->stride[2],
+                      ref_weight(old, total), ref_weight(add, total));
         ref_put(lse, at, total);
       }
   return TIDE_OK;

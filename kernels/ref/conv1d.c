@@ -1,9 +1,9 @@
 /* What the causal depthwise convolution means, forward and backward.
  *
- * The one idea: row(i), i from -(K-1), is one list of rows, those of initial and then those of x;
+ * Row(i), i from -(K-1), is one list of rows, those of initial and then those of x;
  * every output is a sum over it in f64, rounded once.
  *
- * Layer 2k. Operands are K_INNER. See kernel.h.
+ * Operands are K_INNER. See kernel.h.
  */
 #include <math.h>
 
@@ -27,23 +27,23 @@ static conv conv_of(const k_call *call, const k_tensor *in)
 }
 
 /* Tokens before 0 are of the sequence of token 0. */
-static int same(const conv *v, int64_t b, int64_t i, int64_t j)
+static int ref_same(const conv *v, int64_t b, int64_t i, int64_t j)
 {
   if (k_absent(v->seq)) return 1;
   return sequence_at(v->seq, b, i < 0 ? 0 : i) == sequence_at(v->seq, b, j < 0 ? 0 : j);
 }
 
 /* Channel c of row i, for token t. */
-static double row_at(const conv *v, int64_t b, int64_t t, int64_t i, int64_t c)
+static double ref_row_at(const conv *v, int64_t b, int64_t t, int64_t i, int64_t c)
 {
-  if (v->T > 0 && !same(v, b, i, t)) return 0;
+  if (v->T > 0 && !ref_same(v, b, i, t)) return 0;
   if (i >= 0) return ref_get(v->x, b * v->x->stride[0] + i * v->x->stride[1] + c * v->x->stride[2]);
   const k_tensor *s = v->initial;
   if (k_absent(s)) return 0;
   return ref_get(s, b * s->stride[0] + (i + v->K - 1) * s->stride[1] + c * s->stride[2]);
 }
 
-static double weight(const conv *v, int64_t c, int64_t k)
+static double ref_conv1d_weight(const conv *v, int64_t c, int64_t k)
 {
   return ref_get(v->w, c * v->w->stride[0] + k * v->w->stride[1]);
 }
@@ -52,7 +52,7 @@ static double before_act(const conv *v, int64_t b, int64_t t, int64_t c)
 {
   double y = k_absent(v->bias) ? 0 : ref_get(v->bias, c * v->bias->stride[0]);
   for (int64_t k = 0; k < v->K; k++)
-    y += weight(v, c, k) * row_at(v, b, t, t - (v->K - 1) + k, c);
+    y += ref_conv1d_weight(v, c, k) * ref_row_at(v, b, t, t - (v->K - 1) + k, c);
   return y;
 }
 
@@ -70,7 +70,7 @@ int k_ref_conv1d(const k_call *call)
       }
       for (int64_t j = 0; !k_absent(last) && j < v.K - 1; j++)
         ref_put(last, (b * (v.K - 1) + j) * v.C + c,
-                row_at(&v, b, v.T - 1, v.T - (v.K - 1) + j, c));
+                ref_row_at(&v, b, v.T - 1, v.T - (v.K - 1) + j, c));
     }
   return TIDE_OK;
 }
@@ -92,11 +92,11 @@ static double grad_row(const conv *v, const k_tensor *dy, const k_tensor *dlast,
   double sum = 0;
   for (int64_t k = 0; k < v->K; k++) {
     int64_t t = i + (v->K - 1) - k;
-    if (t >= 0 && t < v->T && same(v, b, i, t))
-      sum += weight(v, c, k) * grad_before(v, dy, b, t, c);
+    if (t >= 0 && t < v->T && ref_same(v, b, i, t))
+      sum += ref_conv1d_weight(v, c, k) * grad_before(v, dy, b, t, c);
   }
   int64_t j = i - (v->T - (v->K - 1));
-  if (!k_absent(dlast) && j >= 0 && (v->T == 0 || same(v, b, i, v->T - 1)))
+  if (!k_absent(dlast) && j >= 0 && (v->T == 0 || ref_same(v, b, i, v->T - 1)))
     sum += ref_get(dlast, b * dlast->stride[0] + j * dlast->stride[1] + c * dlast->stride[2]);
   return sum;
 }
@@ -109,7 +109,7 @@ static void grad_params(const conv *v, const k_tensor *dy, const k_tensor *dw,
     for (int64_t t = 0; t < v->T; t++) {
       double d = grad_before(v, dy, b, t, c);
       db += d;
-      for (int64_t k = 0; k < v->K; k++) dk[k] += d * row_at(v, b, t, t - (v->K - 1) + k, c);
+      for (int64_t k = 0; k < v->K; k++) dk[k] += d * ref_row_at(v, b, t, t - (v->K - 1) + k, c);
     }
   for (int64_t k = 0; k < v->K; k++) ref_put(dw, c * v->K + k, dk[k]);
   if (!k_absent(dbias)) ref_put(dbias, c, db);

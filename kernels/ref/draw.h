@@ -1,10 +1,10 @@
 /* From a random word to a value: uniform, normal, and normal cut to an interval.
  *
- * The one idea: the constants of a distribution are worked out once into a ref_draw, by which both
+ * The constants of a distribution are worked out once into a ref_draw, by which both
  * the reference and the fast kernels turn words into values with the same operations in the same
  * order, fma included, so they draw the same bits.
  *
- * Layer 2k. A value is a double still to be rounded to the tensor's dtype. A uniform value is held
+ * A value is a double still to be rounded to the tensor's dtype. A uniform value is held
  * between the dtype's own first and last number of [lo, hi), so rounding cannot reach hi.
  */
 #ifndef TIDE_KERNELS_REF_DRAW_H

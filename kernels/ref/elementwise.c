@@ -1,11 +1,11 @@
 /* What every elementwise op means: binary, comparison, unary, scalar, in place, cast, where, and
  * the backward halves of the activations.
  *
- * The one idea: an op is one function of doubles and, where integers make sense, one of int64_t;
+ * An op is one function of doubles and, where integers make sense, one of int64_t;
  * three walkers (map1, map2, map_bwd) apply it element by element at any strides. Integer results
  * wrap to their dtype.
  *
- * Layer 2k. Inputs have the output's shape (broadcast dims have stride 0) and one common dtype.
+ * Inputs have the output's shape (broadcast dims have stride 0) and one common dtype.
  */
 #include <math.h>
 
@@ -59,26 +59,26 @@ static int map2(const k_call *call, real2 f, int2 g)
 
 /* ---- binary -------------------------------------------------------------------------------- */
 
-static double add_real(double a, double b) { return a + b; }
+static double ref_add_real(double a, double b) { return a + b; }
 static double sub_real(double a, double b) { return a - b; }
-static double mul_real(double a, double b) { return a * b; }
+static double ref_mul_real(double a, double b) { return a * b; }
 static double div_real(double a, double b) { return a / b; }
-static int64_t add_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
+static int64_t ref_add_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 static int64_t sub_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
-static int64_t mul_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+static int64_t ref_mul_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 /* NaN propagates, whichever side it is on. */
-static double min_real(double a, double b) { return a != a || a < b ? a : b; }
-static double max_real(double a, double b) { return a != a || a > b ? a : b; }
-static int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
+static double ref_min_real(double a, double b) { return a != a || a < b ? a : b; }
+static double ref_max_real(double a, double b) { return a != a || a > b ? a : b; }
+static int64_t ref_min_int(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t ref_max_int(int64_t a, int64_t b) { return a > b ? a : b; }
 
-BINARY(add, add_real, add_int)
+BINARY(add, ref_add_real, ref_add_int)
 BINARY(sub, sub_real, sub_int)
-BINARY(mul, mul_real, mul_int)
+BINARY(mul, ref_mul_real, ref_mul_int)
 BINARY(div, div_real, NULL)
-BINARY(minimum, min_real, min_int)
-BINARY(maximum, max_real, max_int)
+BINARY(minimum, ref_min_real, ref_min_int)
+BINARY(maximum, ref_max_real, ref_max_int)
 
 /* By repeated squaring, modulo 2^64. b >= 0. */
 static int64_t pow_int(int64_t a, int64_t b)
@@ -129,7 +129,7 @@ static int64_t sign_int(int64_t x) { return (x > 0) - (x < 0); }
 static int64_t same_int(int64_t x) { return x; }
 static double rsqrt_real(double x) { return 1 / sqrt(x); }
 static double square_real(double x) { return x * x; }
-static int64_t square_int(int64_t x) { return mul_int(x, x); }
+static int64_t square_int(int64_t x) { return ref_mul_int(x, x); }
 static double reciprocal_real(double x) { return 1 / x; }
 static double silu_real(double x) { return x / (1 + exp(-x)); }
 static double relu_real(double x) { return x <= 0 ? 0 : x; }
@@ -177,7 +177,7 @@ static double tanh_slope(double dy, double y) { return dy * (1 - y * y); }
 static double sigmoid_slope(double dy, double y) { return dy * y * (1 - y); }
 static double relu_slope(double dy, double y) { return y <= 0 ? 0 : dy; }
 static double softplus_slope(double dy, double x) { return dy * ref_sigmoid(x); }
-static double silu_slope(double dy, double x)
+static double ref_silu_slope(double dy, double x)
 {
   double s = ref_sigmoid(x);
   return dy * s * (1 + x * (1 - s));
@@ -198,7 +198,7 @@ static double gelu_tanh_slope(double dy, double x)
 BINARY(tanh_bwd, tanh_slope, NULL)
 BINARY(sigmoid_bwd, sigmoid_slope, NULL)
 BINARY(relu_bwd, relu_slope, NULL)
-BINARY(silu_bwd, silu_slope, NULL)
+BINARY(silu_bwd, ref_silu_slope, NULL)
 BINARY(gelu_bwd, gelu_slope, NULL)
 BINARY(gelu_tanh_bwd, gelu_tanh_slope, NULL)
 BINARY(softplus_bwd, softplus_slope, NULL)
@@ -232,8 +232,9 @@ int k_ref_affine(const k_call *call)
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
     int64_t at = ref_offset(&w, x), yt = ref_offset(&w, y);
     if (ref_is_float(x)) ref_put(y, yt, ref_get(x, at) * s->mul + s->add);
-    else ref_put_int(y, yt, add_int(mul_int(ref_get_int(x, at), (int64_t)s->mul),
-                                    (int64_t)s->add));
+    else
+      ref_put_int(y, yt,
+                  ref_add_int(ref_mul_int(ref_get_int(x, at), (int64_t)s->mul), (int64_t)s->add));
   }
   return TIDE_OK;
 }
@@ -271,8 +272,8 @@ int k_ref_clamp(const k_call *call)
   hi = ref_truncate(floor(s->add), INT64_MIN, INT64_MAX);
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
     int64_t at = ref_offset(&w, x), yt = ref_offset(&w, y);
-    if (ref_is_float(x)) ref_put(y, yt, min_real(max_real(ref_get(x, at), s->mul), s->add));
-    else ref_put_int(y, yt, min_int(max_int(ref_get_int(x, at), lo), hi));
+    if (ref_is_float(x)) ref_put(y, yt, ref_min_real(ref_max_real(ref_get(x, at), s->mul), s->add));
+    else ref_put_int(y, yt, ref_min_int(ref_max_int(ref_get_int(x, at), lo), hi));
   }
   return TIDE_OK;
 }
@@ -309,8 +310,9 @@ static void add_all(const k_tensor *x, const k_tensor *t, double a)
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
     int64_t at = ref_offset(&w, t), xt = ref_offset(&w, x);
     if (ref_is_float(t)) ref_put(t, at, ref_get(t, at) + a * ref_get(x, xt));
-    else ref_put_int(t, at, add_int(ref_get_int(t, at),
-                                    mul_int((int64_t)a, ref_get_int(x, xt))));
+    else
+      ref_put_int(t, at,
+                  ref_add_int(ref_get_int(t, at), ref_mul_int((int64_t)a, ref_get_int(x, xt))));
   }
 }
 
@@ -345,7 +347,7 @@ int k_ref_scale_(const k_call *call)
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
     int64_t at = ref_offset(&w, t);
     if (ref_is_float(t)) ref_put(t, at, ref_get(t, at) * a);
-    else ref_put_int(t, at, mul_int(ref_get_int(t, at), (int64_t)a));
+    else ref_put_int(t, at, ref_mul_int(ref_get_int(t, at), (int64_t)a));
   }
   return TIDE_OK;
 }

@@ -1,9 +1,9 @@
 /* What the gated root mean square norm of Mamba-2 means, forward and backward.
  *
- * The one idea: with u = x silu(z) (or x, gate last) everything is the norm of u; the gate is a
+ * With u = x silu(z) (or x, gate last) everything is the norm of u; the gate is a
  * factor before or after it. Values are doubles, rounded once, but rstd comes back rounded.
  *
- * Layer 2k. Operands are row-major contiguous.
+ * Operands are row-major contiguous.
  */
 #include <math.h>
 
@@ -12,9 +12,12 @@
 #include "kernels/ref/load.h"
 
 static double silu(double x) { return x * ref_sigmoid(x); }
-static double silu_slope(double x) { return ref_sigmoid(x) * (1 + x * (1 - ref_sigmoid(x))); }
+static double ref_gated_norm_silu_slope(double x)
+{
+  return ref_sigmoid(x) * (1 + x * (1 - ref_sigmoid(x)));
+}
 
-static double gain(const k_tensor *w, int64_t d) { return k_absent(w) ? 1 : ref_get(w, d); }
+static double ref_gain(const k_tensor *w, int64_t d) { return k_absent(w) ? 1 : ref_get(w, d); }
 
 int k_ref_gated_rms_norm(const k_call *call)
 {
@@ -30,7 +33,7 @@ int k_ref_gated_rms_norm(const k_call *call)
     double rstd = 1 / sqrt(sum / (double)n + attrs->eps);
     ref_put(&call->out[1], i, rstd);
     for (int64_t k = i * n; k < (i + 1) * n; k++)
-      ref_put(&call->out[0], k, ref_get(x, k) * silu(ref_get(z, k)) * rstd * gain(w, k % dim));
+      ref_put(&call->out[0], k, ref_get(x, k) * silu(ref_get(z, k)) * rstd * ref_gain(w, k % dim));
   }
   return TIDE_OK;
 }
@@ -43,14 +46,15 @@ static void bwd_group(const k_call *call, int64_t i)
   int64_t n = attrs->group, dim = x->shape[x->ndim - 1];
   double rstd = ref_get(&call->in[4], i), mean = 0;
   for (int64_t k = i * n; k < (i + 1) * n; k++)
-    mean += ref_get(dy, k) * gain(w, k % dim) * ref_get(x, k) * silu(ref_get(z, k));
+    mean += ref_get(dy, k) * ref_gain(w, k % dim) * ref_get(x, k) * silu(ref_get(z, k));
   mean *= rstd * rstd / (double)n;
   for (int64_t k = i * n; k < (i + 1) * n; k++) {
-    double d = ref_get(dy, k) * gain(w, k % dim), a = ref_get(x, k), g = ref_get(z, k);
+    double d = ref_get(dy, k) * ref_gain(w, k % dim), a = ref_get(x, k), g = ref_get(z, k);
     double u = attrs->gate_last ? a : a * silu(g);
     double du = rstd * ((attrs->gate_last ? d * silu(g) : d) - u * mean);
     ref_put(&call->out[0], k, attrs->gate_last ? du : du * silu(g));
-    ref_put(&call->out[1], k, (attrs->gate_last ? d * a * rstd : du * a) * silu_slope(g));
+    ref_put(&call->out[1], k,
+            (attrs->gate_last ? d * a * rstd : du * a) * ref_gated_norm_silu_slope(g));
   }
 }
 

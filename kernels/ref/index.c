@@ -1,18 +1,18 @@
 /* What the indexing ops mean: gather scatter_add index_select index_add embedding one_hot.
  *
- * The one idea: every index is checked before anything is written. Ops that add go through a
+ * Every index is checked before anything is written. Ops that add go through a
  * scratch copy of the target in doubles (int64_t for integers), so a float is rounded once however
  * many terms meet in it; terms are added in index order.
  *
- * Layer 2k. Indices are i64 or i32, 0-based.
+ * Indices are i64 or i32, 0-based.
  */
 #include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
-static int dim_of(const k_call *call) { return ((const k_dim_attrs *)call->attrs)->dim; }
+static int ref_dim_of(const k_call *call) { return ((const k_dim_attrs *)call->attrs)->dim; }
 
 /* Present coordinates in t with coordinate `to` on dim. */
-static int64_t moved(const ref_walk *w, const k_tensor *t, int dim, int64_t to)
+static int64_t ref_moved(const ref_walk *w, const k_tensor *t, int dim, int64_t to)
 {
   return ref_offset(w, t) + (to - w->at[dim]) * t->stride[dim];
 }
@@ -20,13 +20,13 @@ static int64_t moved(const ref_walk *w, const k_tensor *t, int dim, int64_t to)
 int k_ref_gather(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
-  int dim = dim_of(call);
+  int dim = ref_dim_of(call);
   int64_t n = k_numel(y);
   ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_index(call, index, x->shape[dim]);
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
     int64_t v = ref_get_int(index, ref_offset(&w, index));
-    ref_convert(y, ref_offset(&w, y), x, moved(&w, x, dim, v));
+    ref_convert(y, ref_offset(&w, y), x, ref_moved(&w, x, dim, v));
   }
   return rc;
 }
@@ -34,13 +34,13 @@ int k_ref_gather(const k_call *call)
 int k_ref_index_select(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
-  int dim = dim_of(call);
+  int dim = ref_dim_of(call);
   int64_t n = k_numel(y);
   ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_index(call, index, x->shape[dim]);
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
     int64_t v = ref_get_int(index, w.at[dim] * index->stride[0]);
-    ref_convert(y, ref_offset(&w, y), x, moved(&w, x, dim, v));
+    ref_convert(y, ref_offset(&w, y), x, ref_moved(&w, x, dim, v));
   }
   return rc;
 }
@@ -85,7 +85,7 @@ static int add_at(const k_call *call, int whole)
   const k_tensor *index = &call->in[0], *src = &call->in[1], *t = &call->out[0];
   k_tensor sum = scratch_of(call, t);
   const int64_t *shape = whole ? index->shape : src->shape;
-  int dim = dim_of(call);
+  int dim = ref_dim_of(call);
   int64_t n = whole ? k_numel(index) : k_numel(src);
   ref_walk w = ref_begin(shape, src->ndim);
   int rc = ref_check_index(call, index, t->shape[dim]);
@@ -93,7 +93,7 @@ static int add_at(const k_call *call, int whole)
   copy_all(&sum, t);
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
     int64_t at = whole ? ref_offset(&w, index) : w.at[dim] * index->stride[0];
-    add_to(&sum, moved(&w, &sum, dim, ref_get_int(index, at)), src, ref_offset(&w, src));
+    add_to(&sum, ref_moved(&w, &sum, dim, ref_get_int(index, at)), src, ref_offset(&w, src));
   }
   copy_all(t, &sum);
   return TIDE_OK;

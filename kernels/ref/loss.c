@@ -1,6 +1,6 @@
 /* What the losses mean: cross_entropy, its backward, and linear_cross_entropy.
  *
- * The one idea: one row of logits gives max and logsum = log(sum exp(z - max)) in double, and both
+ * One row of logits gives max and logsum = log(sum exp(z - max)) in double, and both
  * the loss and its gradient are short expressions in those, with lse = max + logsum:
  *   loss   = (1 - eps)((max - z[t]) + logsum) + eps (mean(max - z) + logsum) + zl lse^2
  *   dz[v]  = (1 + 2 zl lse) exp((z[v] - max) - logsum) - (1 - eps) [v = t] - eps / V
@@ -9,7 +9,7 @@
  * ignore_index has loss 0, logsum 0 and gradient 0. All targets are checked before anything is
  * written.
  *
- * Layer 2k. Row strides of logits, x and w are free; everything else is contiguous.
+ * Row strides of logits, x and w are free; everything else is contiguous.
  */
 #include <math.h>
 
@@ -34,7 +34,7 @@ typedef struct norm { double max, logsum; } norm;
 
 /* The maximum passes over a NaN, the sum does not. If all is -inf there is nothing to subtract,
  * and logsum is -inf. */
-static double row_max(const row *r)
+static double ref_row_max(const row *r)
 {
   double max = -INFINITY;
   for (int64_t v = 0; v < r->nclass; v++) max = fmax(max, logit(r, v));
@@ -43,7 +43,7 @@ static double row_max(const row *r)
 
 static norm row_norm(const row *r)
 {
-  double max = row_max(r), sum = 0;
+  double max = ref_row_max(r), sum = 0;
   for (int64_t v = 0; v < r->nclass; v++) sum += exp(logit(r, v) - max);
   return (norm){ max, log(sum) };
 }
@@ -100,7 +100,7 @@ int k_ref_cross_entropy_bwd(const k_call *call)
     int64_t target = loss_target(targets, i), out = i * dlogits->stride[0];
     double scale = ref_get(dloss, i * dloss->stride[0]);
     int counts = target != attrs->ignore_index;
-    norm m = { counts ? row_max(&r) : 0, ref_get(logsum, i * logsum->stride[0]) };
+    norm m = { counts ? ref_row_max(&r) : 0, ref_get(logsum, i * logsum->stride[0]) };
     for (int64_t v = 0; v < nclass; v++) {
       double grad = counts ? scale * row_grad(&r, v, target, m, attrs) : 0;
       ref_put(dlogits, out + v, grad);

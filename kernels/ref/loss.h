@@ -1,6 +1,6 @@
 /* Targets of the losses: reading one, and checking all before any work is done.
  *
- * Layer 2k. Used by kernels/ref/loss.c and the losses of kernels/cpu.
+ * Used by kernels/ref/loss.c and the losses of kernels/cpu.
  */
 #ifndef TIDE_KERNELS_REF_LOSS_H
 #define TIDE_KERNELS_REF_LOSS_H

@@ -47,7 +47,7 @@ static int64_t offset_of(const k_tensor *t, const int64_t *shape, int ndim, int6
   return o;
 }
 
-static int64_t product(const int64_t *shape, int ndim)
+static int64_t ref_product(const int64_t *shape, int ndim)
 {
   int64_t n = 1;
   for (int d = 0; d < ndim; d++) n *= shape[d];
@@ -63,14 +63,14 @@ static int check_dtypes(const k_call *call, const char *name)
   return TIDE_E_DTYPE;
 }
 
-static int multiply(const k_call *call, const char *name, int add)
+static int ref_multiply(const k_call *call, const char *name, int add)
 {
   const k_tensor *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
   int rc = check_dtypes(call, name);
   if (rc != TIDE_OK) return rc;
   int nb = y->ndim - 2;
   int64_t m = y->shape[nb], n = y->shape[nb + 1], k = a->shape[nb + 1];
-  int64_t nbatch = product(y->shape, nb);
+  int64_t nbatch = ref_product(y->shape, nb);
   for (int64_t i = 0; i < nbatch; i++) {
     int64_t ao = offset_of(a, y->shape, nb, i), bo = offset_of(b, y->shape, nb, i);
     int64_t yo = offset_of(y, y->shape, nb, i);
@@ -87,8 +87,8 @@ static int multiply(const k_call *call, const char *name, int add)
   return TIDE_OK;
 }
 
-int k_ref_matmul(const k_call *call) { return multiply(call, "matmul", 0); }
-int k_ref_addmm_(const k_call *call) { return multiply(call, "addmm_", 1); }
+int k_ref_matmul(const k_call *call) { return ref_multiply(call, "matmul", 0); }
+int k_ref_addmm_(const k_call *call) { return ref_multiply(call, "addmm_", 1); }
 
 /* Row r and column c of x w^T + bias, on its way to y. */
 static dot linear_dot(const k_call *call, int64_t r, int64_t c)
@@ -108,7 +108,7 @@ int k_ref_linear(const k_call *call)
   const k_tensor *x = &call->in[0], *w = &call->in[1];
   int rc = check_dtypes(call, "linear");
   if (rc != TIDE_OK) return rc;
-  int64_t m = product(x->shape, x->ndim - 1);
+  int64_t m = ref_product(x->shape, x->ndim - 1);
   for (int64_t r = 0; r < m; r++)
     for (int64_t c = 0; c < w->shape[0]; c++) {
       dot d = linear_dot(call, r, c);
@@ -127,7 +127,7 @@ int k_ref_linear_act(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0], *pre = &call->out[1];
   int act = ((const k_linear_act_attrs *)call->attrs)->act;
-  int64_t m = product(x->shape, x->ndim - 1), n = w->shape[0];
+  int64_t m = ref_product(x->shape, x->ndim - 1), n = w->shape[0];
   for (int64_t r = 0; r < m; r++)
     for (int64_t c = 0; c < n; c++) {
       dot d = linear_dot(call, r, c);
@@ -141,9 +141,9 @@ int k_ref_linear_act(const k_call *call)
 /* ---- of FP8 operands ---- */
 
 /* to[i]: what FP8 holds of element i of t (row-major) times the scale, which is returned. */
-static float round_operand(float *to, const k_tensor *t, int e5m2)
+static float ref_round_operand(float *to, const k_tensor *t, int e5m2)
 {
-  int64_t n = product(t->shape, t->ndim);
+  int64_t n = ref_product(t->shape, t->ndim);
   float amax = 0;
   for (int64_t i = 0; i < n; i++) {
     to[i] = (float)ref_get(t, offset_of(t, t->shape, t->ndim, i));
@@ -168,9 +168,9 @@ int k_ref_linear_fp8(const k_call *call)
   const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
   const k_fp8_attrs *attrs = call->attrs;
   int nl = x->ndim - 1;
-  int64_t m = product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
+  int64_t m = ref_product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
   float *xq = call->work, *wq = xq + m * k;
-  double x_scale = round_operand(xq, x, attrs->x_e5m2), w_scale = round_operand(wq, w, 0);
+  double x_scale = ref_round_operand(xq, x, attrs->x_e5m2), w_scale = ref_round_operand(wq, w, 0);
   for (int64_t r = 0; r < m; r++)
     for (int64_t c = 0; c < n; c++) {
       double s = 0;

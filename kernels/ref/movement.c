@@ -1,9 +1,7 @@
 /* What the ops that move elements mean: cat pad roll arange.
  *
- * The one idea: walk the output, or a piece of it, in row-major order and say where each element
+ * Walk the output, or a piece of it, in row-major order and say where each element
  * comes from. Elements are copied as bits.
- *
- * Layer 2k.
  */
 #include <math.h>
 

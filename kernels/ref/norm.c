@@ -1,11 +1,11 @@
 /* What the normalisations mean: layer_norm, rms_norm and add_rms_norm, forward and backward, over
  * the last dim.
  *
- * The one idea: every value is read as a double, every sum runs in double in index order, and each
+ * Every value is read as a double, every sum runs in double in index order, and each
  * result is rounded once, when it is stored. Statistics come back rounded to their own dtype, so
  * the backward passes read what a fast kernel would read.
  *
- * Layer 2k. Operands are row-major contiguous. An absent weight is a gain of 1 and weight_offset
+ * Operands are row-major contiguous. An absent weight is a gain of 1 and weight_offset
  * then has no effect.
  */
 #include <math.h>
@@ -15,14 +15,14 @@
 
 typedef struct rows { int64_t n, dim; } rows;
 
-static rows rows_of(const k_tensor *x)
+static rows ref_rows_of(const k_tensor *x)
 {
   rows r = { 1, x->ndim > 0 ? x->shape[x->ndim - 1] : 1 };
   for (int d = 0; d + 1 < x->ndim; d++) r.n *= x->shape[d];
   return r;
 }
 
-static double gain(const k_tensor *weight, double offset, int64_t d)
+static double ref_norm_gain(const k_tensor *weight, double offset, int64_t d)
 {
   return k_absent(weight) ? 1.0 : ref_get(weight, d) + offset;
 }
@@ -49,13 +49,14 @@ int k_ref_layer_norm(const k_call *call)
 {
   const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *x = &call->in[0], *weight = &call->in[1], *bias = &call->in[2];
-  rows r = rows_of(x);
+  rows r = ref_rows_of(x);
   for (int64_t i = 0; i < r.n; i++) {
     int64_t base = i * r.dim;
     double mean = row_mean(x, base, r.dim);
     double rstd = row_rstd(x, base, r.dim, mean, attrs->eps);
     for (int64_t d = 0; d < r.dim; d++) {
-      double y = (ref_get(x, base + d) - mean) * rstd * gain(weight, attrs->weight_offset, d);
+      double y =
+          (ref_get(x, base + d) - mean) * rstd * ref_norm_gain(weight, attrs->weight_offset, d);
       if (!k_absent(bias)) y += ref_get(bias, d);
       ref_put(&call->out[0], base + d, y);
     }
@@ -80,13 +81,13 @@ static void bwd_row(const bwd *b, int64_t i)
   int64_t base = i * b->r.dim;
   double mean = bwd_mean(b, i), rstd = ref_get(b->rstd, i), sum_g = 0, sum_gx = 0;
   for (int64_t d = 0; d < b->r.dim; d++) {
-    double g = ref_get(b->dy, base + d) * gain(b->weight, b->offset, d);
+    double g = ref_get(b->dy, base + d) * ref_norm_gain(b->weight, b->offset, d);
     sum_g += g;
     sum_gx += g * (ref_get(b->x, base + d) - mean) * rstd;
   }
   double mean_g = b->mean ? sum_g / (double)b->r.dim : 0, mean_gx = sum_gx / (double)b->r.dim;
   for (int64_t d = 0; d < b->r.dim; d++) {
-    double g = ref_get(b->dy, base + d) * gain(b->weight, b->offset, d);
+    double g = ref_get(b->dy, base + d) * ref_norm_gain(b->weight, b->offset, d);
     double xhat = (ref_get(b->x, base + d) - mean) * rstd;
     double dx = rstd * (g - mean_g - xhat * mean_gx);
     if (!k_absent(b->dsum)) dx += ref_get(b->dsum, base + d);
@@ -107,9 +108,9 @@ static void bwd_column(const bwd *b, int64_t d)
   ref_put_opt(b->dbias, d, dbias);
 }
 
-static int bwd_run(bwd *b)
+static int ref_bwd_run(bwd *b)
 {
-  b->r = rows_of(b->x);
+  b->r = ref_rows_of(b->x);
   for (int64_t i = 0; i < b->r.n; i++) bwd_row(b, i);
   if (k_absent(b->dweight) && k_absent(b->dbias)) return TIDE_OK;
   for (int64_t d = 0; d < b->r.dim; d++) bwd_column(b, d);
@@ -124,7 +125,7 @@ int k_ref_layer_norm_bwd(const k_call *call)
   bwd b = { .dy = &in[0], .x = &in[1], .weight = &in[2], .mean = &in[3], .rstd = &in[4],
             .dsum = &none, .dx = &out[0], .dweight = &out[1], .dbias = &out[2],
             .offset = attrs->weight_offset };
-  return bwd_run(&b);
+  return ref_bwd_run(&b);
 }
 
 int k_ref_rms_norm_bwd(const k_call *call)
@@ -134,18 +135,18 @@ int k_ref_rms_norm_bwd(const k_call *call)
   const k_tensor none = { .ndim = -1 };
   bwd b = { .dy = &in[0], .x = &in[1], .weight = &in[2], .rstd = &in[3], .dsum = &in[4],
             .dx = &out[0], .dweight = &out[1], .dbias = &none, .offset = attrs->weight_offset };
-  return bwd_run(&b);
+  return ref_bwd_run(&b);
 }
 
 static void rms_rows(const k_tensor *x, const k_tensor *weight, const k_row_norm_attrs *attrs,
                      const k_tensor *y, const k_tensor *rstd_out)
 {
-  rows r = rows_of(x);
+  rows r = ref_rows_of(x);
   for (int64_t i = 0; i < r.n; i++) {
     int64_t base = i * r.dim;
     double rstd = row_rstd(x, base, r.dim, 0, attrs->eps);
     for (int64_t d = 0; d < r.dim; d++) {
-      double value = ref_get(x, base + d) * rstd * gain(weight, attrs->weight_offset, d);
+      double value = ref_get(x, base + d) * rstd * ref_norm_gain(weight, attrs->weight_offset, d);
       ref_put(y, base + d, value);
     }
     ref_put(rstd_out, i, rstd);

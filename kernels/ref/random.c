@@ -1,9 +1,7 @@
 /* What the random ops mean: uniform_ normal_ trunc_normal_ dropout.
  *
- * The one idea: an element's value is a pure function of (seed, stream, offset + global index), so
+ * An element's value is a pure function of (seed, stream, offset + global index), so
  * a shard of a tensor holds exactly the numbers the whole tensor would hold there.
- *
- * Layer 2k.
  */
 #include "core/base/rng.h"
 #include "kernels/kernel.h"
@@ -18,8 +16,8 @@ static uint32_t word_at(const k_random_attrs *a, const ref_walk *w, int64_t i)
   return tide__philox_word(a->seed, a->stream, a->offset + (uint64_t)g);
 }
 
-static int fill(const k_call *call, double (*value)(const ref_draw *, uint32_t),
-                int (*prepare)(ref_draw *, const k_call *))
+static int ref_fill(const k_call *call, double (*value)(const ref_draw *, uint32_t),
+                    int (*prepare)(ref_draw *, const k_call *))
 {
   const k_tensor *t = &call->out[0];
   int64_t n = k_numel(t);
@@ -32,11 +30,11 @@ static int fill(const k_call *call, double (*value)(const ref_draw *, uint32_t),
   return rc;
 }
 
-int k_ref_uniform_(const k_call *call) { return fill(call, ref_uniform, ref_draw_uniform); }
-int k_ref_normal_(const k_call *call) { return fill(call, ref_normal, ref_draw_normal); }
+int k_ref_uniform_(const k_call *call) { return ref_fill(call, ref_uniform, ref_draw_uniform); }
+int k_ref_normal_(const k_call *call) { return ref_fill(call, ref_normal, ref_draw_normal); }
 int k_ref_trunc_normal_(const k_call *call)
 {
-  return fill(call, ref_trunc_normal, ref_draw_trunc_normal);
+  return ref_fill(call, ref_trunc_normal, ref_draw_trunc_normal);
 }
 
 /* p = 1 keeps nothing, so its infinite scale is never used. */

@@ -1,10 +1,10 @@
 /* What the reductions mean: sum mean prod amax amin any all argmax argmin cumsum.
  *
- * The one idea: x has nkeep kept dims first and the reduced ones last; for each setting of the
+ * X has nkeep kept dims first and the reduced ones last; for each setting of the
  * kept dims the reduced ones are walked in row-major order into one accumulator, a double for
  * floats and an int64_t for the rest.
  *
- * Layer 2k. The output is contiguous. A sum over nothing is 0, a product 1, any is false, all is
+ * The output is contiguous. A sum over nothing is 0, a product 1, any is false, all is
  * true, a mean NaN; a maximum of nothing does not exist and is E_SHAPE.
  */
 #include <math.h>
@@ -58,21 +58,33 @@ static int fold(const k_call *call, double start, fold_real f, int64_t start_int
   return TIDE_OK;
 }
 
-static double add_real(double a, double b) { return a + b; }
-static double mul_real(double a, double b) { return a * b; }
-static double min_real(double a, double b) { return a != a || a < b ? a : b; }
-static double max_real(double a, double b) { return a != a || a > b ? a : b; }
+static double ref_reduce_add_real(double a, double b) { return a + b; }
+static double ref_reduce_mul_real(double a, double b) { return a * b; }
+static double ref_reduce_min_real(double a, double b) { return a != a || a < b ? a : b; }
+static double ref_reduce_max_real(double a, double b) { return a != a || a > b ? a : b; }
 static double or_real(double a, double b) { return a != 0 || b != 0; }
 static double and_real(double a, double b) { return a != 0 && b != 0; }
-static int64_t add_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-static int64_t mul_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
-static int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ref_reduce_add_int(int64_t a, int64_t b)
+{
+  return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+static int64_t ref_reduce_mul_int(int64_t a, int64_t b)
+{
+  return (int64_t)((uint64_t)a * (uint64_t)b);
+}
+static int64_t ref_reduce_min_int(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t ref_reduce_max_int(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t or_int(int64_t a, int64_t b) { return a != 0 || b != 0; }
 static int64_t and_int(int64_t a, int64_t b) { return a != 0 && b != 0; }
 
-int k_ref_sum(const k_call *call) { return fold(call, 0, add_real, 0, add_int); }
-int k_ref_prod(const k_call *call) { return fold(call, 1, mul_real, 1, mul_int); }
+int k_ref_sum(const k_call *call)
+{
+  return fold(call, 0, ref_reduce_add_real, 0, ref_reduce_add_int);
+}
+int k_ref_prod(const k_call *call)
+{
+  return fold(call, 1, ref_reduce_mul_real, 1, ref_reduce_mul_int);
+}
 int k_ref_any(const k_call *call) { return fold(call, 0, or_real, 0, or_int); }
 int k_ref_all(const k_call *call) { return fold(call, 1, and_real, 1, and_int); }
 
@@ -82,13 +94,13 @@ int k_ref_mean(const k_call *call)
   split s = split_of(call);
   ref_walk w = ref_begin(x->shape, s.nkeep);
   for (int64_t i = 0; i < s.keep; i++, ref_step(&w)) {
-    double sum = fold_floats(x, ref_offset(&w, x), &s, 0, add_real);
+    double sum = fold_floats(x, ref_offset(&w, x), &s, 0, ref_reduce_add_real);
     ref_put(y, i, sum / (double)s.reduce);
   }
   return TIDE_OK;
 }
 
-static int check_not_empty(const k_call *call)
+static int ref_check_not_empty(const k_call *call)
 {
   split s = split_of(call);
   if (s.reduce > 0 || s.keep == 0) return TIDE_OK;
@@ -98,18 +110,20 @@ static int check_not_empty(const k_call *call)
 
 int k_ref_amax(const k_call *call)
 {
-  int rc = check_not_empty(call);
-  return rc != TIDE_OK ? rc : fold(call, -HUGE_VAL, max_real, INT64_MIN, max_int);
+  int rc = ref_check_not_empty(call);
+  return rc != TIDE_OK ? rc
+                       : fold(call, -HUGE_VAL, ref_reduce_max_real, INT64_MIN, ref_reduce_max_int);
 }
 
 int k_ref_amin(const k_call *call)
 {
-  int rc = check_not_empty(call);
-  return rc != TIDE_OK ? rc : fold(call, HUGE_VAL, min_real, INT64_MAX, min_int);
+  int rc = ref_check_not_empty(call);
+  return rc != TIDE_OK ? rc
+                       : fold(call, HUGE_VAL, ref_reduce_min_real, INT64_MAX, ref_reduce_min_int);
 }
 
 /* sign 1: is a beyond b going up; -1: going down. NaN is beyond every number, not beyond NaN. */
-static int beyond(const k_tensor *x, int64_t a, int64_t b, int sign)
+static int ref_beyond(const k_tensor *x, int64_t a, int64_t b, int sign)
 {
   if (ref_is_float(x)) {
     double u = ref_get(x, a), v = ref_get(x, b);
@@ -120,24 +134,24 @@ static int beyond(const k_tensor *x, int64_t a, int64_t b, int sign)
   return sign > 0 ? u > v : u < v;
 }
 
-static int arg_extreme(const k_call *call, int sign)
+static int ref_arg_extreme(const k_call *call, int sign)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   split s = split_of(call);
   ref_walk w = ref_begin(x->shape, s.nkeep);
-  int rc = check_not_empty(call);
+  int rc = ref_check_not_empty(call);
   for (int64_t i = 0; i < s.keep && rc == TIDE_OK; i++, ref_step(&w)) {
     int64_t base = ref_offset(&w, x), step = s.nreduce ? x->stride[s.nkeep] : 0, best = 0;
     for (int64_t j = 1; j < s.reduce; j++)
-      if (beyond(x, base + j * step, base + best * step, sign)) best = j;
+      if (ref_beyond(x, base + j * step, base + best * step, sign)) best = j;
     ref_put_int(y, i, best);
   }
   return rc;
 }
 
 /* The first of equals; NaN counts as the extreme. */
-int k_ref_argmax(const k_call *call) { return arg_extreme(call, 1); }
-int k_ref_argmin(const k_call *call) { return arg_extreme(call, -1); }
+int k_ref_argmax(const k_call *call) { return ref_arg_extreme(call, 1); }
+int k_ref_argmin(const k_call *call) { return ref_arg_extreme(call, -1); }
 
 int k_ref_cumsum(const k_call *call)
 {
@@ -150,7 +164,7 @@ int k_ref_cumsum(const k_call *call)
     for (int64_t j = 0; j < s.reduce; j++) {
       int64_t at = xt + j * x->stride[s.nkeep], to = yt + j * y->stride[s.nkeep];
       if (ref_is_float(x)) ref_put(y, to, sum += ref_get(x, at));
-      else ref_put_int(y, to, total = add_int(total, ref_get_int(x, at)));
+      else ref_put_int(y, to, total = ref_reduce_add_int(total, ref_get_int(x, at)));
     }
   }
   return TIDE_OK;

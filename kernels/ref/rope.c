@@ -1,13 +1,13 @@
 /* What the rotary embedding means: pairs of a head's channels turn by position * inv_freq.
  *
- * Any strides, every floating dtype; angles and values are f64. Layer 2k.
+ * Any strides, every floating dtype; angles and values are f64.
  */
 #include <math.h>
 
 #include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
-static double position_of(const k_tensor *p, int64_t b, int64_t t)
+static double ref_position_of(const k_tensor *p, int64_t b, int64_t t)
 {
   return ref_get(p, (p->shape[0] == 1 ? 0 : b * p->stride[0]) + t * p->stride[1]);
 }
@@ -38,7 +38,7 @@ int k_ref_rope(const k_call *c)
       for (int64_t h = 0; h < x->shape[2]; h++) {
         const int64_t xo = b * x->stride[0] + t * x->stride[1] + h * x->stride[2];
         const int64_t yo = b * y->stride[0] + t * y->stride[1] + h * y->stride[2];
-        rope_head(c, xo, yo, position_of(&c->in[1], b, t));
+        rope_head(c, xo, yo, ref_position_of(&c->in[1], b, t));
       }
   return TIDE_OK;
 }

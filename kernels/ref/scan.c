@@ -1,10 +1,10 @@
 /* What the SSD scan means: the recurrence, a token at a time, forward and backward.
  *
- * The one idea: the state of one (batch, head) is P x N doubles that walk along the tokens; the
+ * The state of one (batch, head) is P x N doubles that walk along the tokens; the
  * backward keeps every state of the walk and returns through them. Nothing is cut into chunks, so a
  * kernel that does is compared with something that does not.
  *
- * Layer 2k. Operands are K_INNER. See kernel.h. Scratch holds the states.
+ * Operands are K_INNER. See kernel.h. Scratch holds the states.
  */
 #include <math.h>
 
@@ -28,7 +28,7 @@ static scan scan_of(const k_call *call, const k_tensor *in)
 }
 
 /* Element of a 4-dim operand whose last dim is contiguous. */
-static double at4(const k_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
+static double ref_scan_at4(const k_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
 {
   return ref_get(t, a * t->stride[0] + b * t->stride[1] + c * t->stride[2] + d * t->stride[3]);
 }
@@ -75,23 +75,23 @@ static double decay(const scan *s, int64_t b, int64_t t, int64_t h, double step)
   return exp(step * of_head(s->A, h));
 }
 
-static void first_state(const scan *s, double *h0, int64_t b, int64_t h)
+static void ref_first_state(const scan *s, double *h0, int64_t b, int64_t h)
 {
   for (int64_t p = 0; p < s->P; p++)
     for (int64_t n = 0; n < s->N; n++)
-      h0[p * s->N + n] = k_absent(s->initial) ? 0 : at4(s->initial, b, h, p, n);
+      h0[p * s->N + n] = k_absent(s->initial) ? 0 : ref_scan_at4(s->initial, b, h, p, n);
 }
 
 /* next = decay * now + step x B'; may be in place. */
-static void advance(const scan *s, double *next, const double *now, int64_t b, int64_t t,
-                    int64_t h)
+static void ref_advance(const scan *s, double *next, const double *now, int64_t b, int64_t t,
+                        int64_t h)
 {
   int64_t g = h / (s->H / s->G);
   double d = step_of(s, b, t, h), keep = decay(s, b, t, h, d);
   for (int64_t p = 0; p < s->P; p++)
     for (int64_t n = 0; n < s->N; n++)
       next[p * s->N + n] = (keep == 0 ? 0 : keep * now[p * s->N + n]) +
-                           d * at4(s->x, b, t, h, p) * at4(s->B, b, t, g, n);
+                           d * ref_scan_at4(s->x, b, t, h, p) * ref_scan_at4(s->B, b, t, g, n);
 }
 
 static void put_state(const k_tensor *t, int64_t at, const double *state, int64_t n)
@@ -103,9 +103,9 @@ static void put_output(const scan *s, const k_tensor *y, const double *state, in
                        int64_t h)
 {
   for (int64_t p = 0; p < s->P; p++) {
-    double sum = skip(s, h, p) * at4(s->x, b, t, h, p);
+    double sum = skip(s, h, p) * ref_scan_at4(s->x, b, t, h, p);
     for (int64_t n = 0; n < s->N; n++)
-      sum += state[p * s->N + n] * at4(s->C, b, t, h / (s->H / s->G), n);
+      sum += state[p * s->N + n] * ref_scan_at4(s->C, b, t, h / (s->H / s->G), n);
     ref_put(y, ((b * s->T + t) * s->H + h) * s->P + p, sum);
   }
 }
@@ -126,11 +126,11 @@ int k_ref_ssd_scan(const k_call *call)
   int64_t n = s.P * s.N, chunk = s.attrs->chunk, nchunk = (s.T + chunk - 1) / chunk;
   for (int64_t b = 0; b < s.nb; b++)
     for (int64_t h = 0; h < s.H; h++) {
-      first_state(&s, state, b, h);
+      ref_first_state(&s, state, b, h);
       for (int64_t t = 0; t < s.T; t++) {
         if (!k_absent(states) && t % chunk == 0)
           put_state(states, ((b * nchunk + t / chunk) * s.H + h) * n, state, n);
-        advance(&s, state, state, b, t, h);
+        ref_advance(&s, state, state, b, t, h);
         put_output(&s, &call->out[0], state, b, t, h);
       }
       if (!k_absent(last)) put_state(last, (b * s.H + h) * n, state, n);
@@ -153,7 +153,7 @@ typedef struct back {
 enum { IN_DY, IN_X, IN_STATES = 10, IN_DLAST };
 enum { OUT_X, OUT_DT, OUT_A, OUT_B, OUT_C, OUT_D, OUT_BIAS, OUT_INITIAL };
 
-static void lay_out(back *k, double *work)
+static void ref_lay_out(back *k, double *work)
 {
   const scan *s = &k->s;
   k->state = work;
@@ -167,7 +167,7 @@ static void lay_out(back *k, double *work)
 
 static double dy_at(const back *k, int64_t b, int64_t t, int64_t h, int64_t p)
 {
-  return at4(k->dy, b, t, h, p);
+  return ref_scan_at4(k->dy, b, t, h, p);
 }
 
 /* Token t: y = h C + D x. Adds to dstate what the output says of the state. */
@@ -178,10 +178,10 @@ static void back_output(back *k, int64_t b, int64_t t, int64_t h)
   const double *state = k->state + (t + 1) * s->P * s->N;
   for (int64_t p = 0; p < s->P; p++) {
     double d = dy_at(k, b, t, h, p);
-    k->dD[h * s->P + p] += d * at4(s->x, b, t, h, p);
+    k->dD[h * s->P + p] += d * ref_scan_at4(s->x, b, t, h, p);
     for (int64_t n = 0; n < s->N; n++) {
       k->dC[(t * s->G + g) * s->N + n] += d * state[p * s->N + n];
-      k->dstate[p * s->N + n] += d * at4(s->C, b, t, g, n);
+      k->dstate[p * s->N + n] += d * ref_scan_at4(s->C, b, t, g, n);
     }
   }
 }
@@ -194,9 +194,9 @@ static void back_advance(back *k, const k_call *call, int64_t b, int64_t t, int6
   const double *before = k->state + t * s->P * s->N;
   double step = step_of(s, b, t, h), keep = decay(s, b, t, h, step), dkeep = 0, dstep = 0;
   for (int64_t p = 0; p < s->P; p++) {
-    double x = at4(s->x, b, t, h, p), into = 0;
+    double x = ref_scan_at4(s->x, b, t, h, p), into = 0;
     for (int64_t n = 0; n < s->N; n++) {
-      double *d = &k->dstate[p * s->N + n], B = at4(s->B, b, t, g, n);
+      double *d = &k->dstate[p * s->N + n], B = ref_scan_at4(s->B, b, t, g, n);
       into += *d * B;
       k->dB[(t * s->G + g) * s->N + n] += *d * step * x;
       dkeep += keep == 0 ? 0 : *d * before[p * s->N + n];
@@ -216,12 +216,12 @@ static void back_head(back *k, const k_call *call, int64_t b, int64_t h)
 {
   const scan *s = &k->s;
   int64_t n = s->P * s->N;
-  first_state(s, k->state, b, h);
+  ref_first_state(s, k->state, b, h);
   for (int64_t t = 0; t < s->T; t++)
-    advance(s, k->state + (t + 1) * n, k->state + t * n, b, t, h);
+    ref_advance(s, k->state + (t + 1) * n, k->state + t * n, b, t, h);
   for (int64_t p = 0; p < s->P; p++)
     for (int64_t i = 0; i < s->N; i++)
-      k->dstate[p * s->N + i] = k_absent(k->dlast) ? 0 : at4(k->dlast, b, h, p, i);
+      k->dstate[p * s->N + i] = k_absent(k->dlast) ? 0 : ref_scan_at4(k->dlast, b, h, p, i);
   for (int64_t t = s->T - 1; t >= 0; t--) {
     back_output(k, b, t, h);
     back_advance(k, call, b, t, h);
@@ -230,7 +230,7 @@ static void back_head(back *k, const k_call *call, int64_t b, int64_t h)
   if (!k_absent(dinitial)) put_state(dinitial, (b * s->H + h) * n, k->dstate, n);
 }
 
-static void put_sums(const back *k, const k_call *call)
+static void ref_put_sums(const back *k, const k_call *call)
 {
   const scan *s = &k->s;
   const k_tensor *dD = &call->out[OUT_D], *dbias = &call->out[OUT_BIAS];
@@ -247,7 +247,7 @@ static void put_sums(const back *k, const k_call *call)
   }
 }
 
-static void zero(double *v, int64_t n)
+static void ref_zero(double *v, int64_t n)
 {
   for (int64_t i = 0; i < n; i++) v[i] = 0;
 }
@@ -266,18 +266,18 @@ int k_ref_ssd_scan_bwd(const k_call *call)
   const scan *s = &k.s;
   int rc = sequence_check(call, s->seq);
   if (rc < 0) return rc;
-  lay_out(&k, call->work);
+  ref_lay_out(&k, call->work);
   int64_t ng = s->T * s->G * s->N;
-  zero(k.dA, s->H);
-  zero(k.dbias, s->H);
-  zero(k.dD, s->H * s->P);
+  ref_zero(k.dA, s->H);
+  ref_zero(k.dbias, s->H);
+  ref_zero(k.dD, s->H * s->P);
   for (int64_t b = 0; b < s->nb; b++) {
-    zero(k.dB, ng);
-    zero(k.dC, ng);
+    ref_zero(k.dB, ng);
+    ref_zero(k.dC, ng);
     for (int64_t h = 0; h < s->H; h++) back_head(&k, call, b, h);
     put_state(&call->out[OUT_B], b * ng, k.dB, ng);
     put_state(&call->out[OUT_C], b * ng, k.dC, ng);
   }
-  put_sums(&k, call);
+  ref_put_sums(&k, call);
   return TIDE_OK;
 }

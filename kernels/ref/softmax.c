@@ -1,9 +1,7 @@
 /* What softmax and log_softmax mean, forward and backward, over the last dim.
  *
- * The one idea: a row is one setting of all dims but the last; row_offset finds where row r begins.
+ * A row is one setting of all dims but the last; row_offset finds where row r begins.
  * Any strides, every floating dtype; values go through f64.
- *
- * Layer 2k.
  */
 #include <math.h>
 
@@ -20,12 +18,12 @@ static int64_t row_offset(const k_tensor *t, int64_t r)
   return at;
 }
 
-static int64_t row_size(const k_tensor *t) { return t->ndim > 0 ? t->shape[t->ndim - 1] : 1; }
+static int64_t ref_row_size(const k_tensor *t) { return t->ndim > 0 ? t->shape[t->ndim - 1] : 1; }
 static int64_t row_step(const k_tensor *t) { return t->ndim > 0 ? t->stride[t->ndim - 1] : 1; }
 
 static void softmax_row(const k_tensor *x, const k_tensor *y, int64_t r, int is_log)
 {
-  const int64_t n = row_size(x), xs = row_step(x), ys = row_step(y);
+  const int64_t n = ref_row_size(x), xs = row_step(x), ys = row_step(y);
   const int64_t xo = row_offset(x, r), yo = row_offset(y, r);
   double top = -INFINITY, sum = 0;
   for (int64_t i = 0; i < n; i++) top = fmax(top, ref_get(x, xo + i * xs));
@@ -38,7 +36,7 @@ static void softmax_row(const k_tensor *x, const k_tensor *y, int64_t r, int is_
 
 static int softmax_all(const k_call *c, int is_log)
 {
-  const int64_t n = row_size(&c->in[0]);
+  const int64_t n = ref_row_size(&c->in[0]);
   const int64_t nrow = n > 0 ? k_numel(&c->in[0]) / n : 0;
   for (int64_t r = 0; r < nrow; r++) softmax_row(&c->in[0], &c->out[0], r, is_log);
   return TIDE_OK;
@@ -51,7 +49,7 @@ int k_ref_log_softmax(const k_call *c) { return softmax_all(c, 1); }
 static void softmax_bwd_row(const k_call *c, int64_t r, int is_log)
 {
   const k_tensor *dy = &c->in[0], *y = &c->in[1], *dx = &c->out[0];
-  const int64_t n = row_size(dy), gs = row_step(dy), ys = row_step(y), xs = row_step(dx);
+  const int64_t n = ref_row_size(dy), gs = row_step(dy), ys = row_step(y), xs = row_step(dx);
   const int64_t go = row_offset(dy, r), yo = row_offset(y, r), xo = row_offset(dx, r);
   double sum = 0;
   for (int64_t i = 0; i < n; i++)
@@ -64,7 +62,7 @@ static void softmax_bwd_row(const k_call *c, int64_t r, int is_log)
 
 static int softmax_bwd_all(const k_call *c, int is_log)
 {
-  const int64_t n = row_size(&c->in[0]);
+  const int64_t n = ref_row_size(&c->in[0]);
   const int64_t nrow = n > 0 ? k_numel(&c->in[0]) / n : 0;
   for (int64_t r = 0; r < nrow; r++) softmax_bwd_row(c, r, is_log);
   return TIDE_OK;

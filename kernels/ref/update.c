@@ -1,23 +1,23 @@
 /* What the optimiser steps and the global norm mean: adamw, sgd, norm, clip_factor, scale_all.
  *
- * The one idea: operands come in groups of n tensors (p[0..n), m[0..n), ...), each walked element
+ * Operands come in groups of n tensors (p[0..n), m[0..n), ...), each walked element
  * by element in double and rounded once at every store. A tensor that is absent, or whose gradient
  * is, is left alone. Exact weights live in master where there is one; p is then its rounding.
  *
- * Layer 2k. All operands are contiguous. Element types may differ from tensor to tensor.
+ * All operands are contiguous. Element types may differ from tensor to tensor.
  */
 #include <math.h>
 
 #include "kernels/kernel.h"
 #include "kernels/ref/update.h"
 
-static double total_scale(const k_tensor *g_scale, double grad_scale, int maximize)
+static double ref_total_scale(const k_tensor *g_scale, double grad_scale, int maximize)
 {
   double scale = k_absent(g_scale) ? grad_scale : grad_scale * ref_get(g_scale, 0);
   return maximize ? -scale : scale;
 }
 
-static void put_weight(const k_tensor *p, const k_tensor *master, int64_t j, double w)
+static void ref_put_weight(const k_tensor *p, const k_tensor *master, int64_t j, double w)
 {
   if (!k_absent(master)) ref_put(master, j, w);
   ref_put(p, j, w);
@@ -32,7 +32,7 @@ int k_ref_adamw_(const k_call *call)
     return ref_fail(call, TIDE_E_ARG, "step is %lld, expected 1 for the first update",
                     (long long)a->step);
   }
-  double scale = total_scale(&call->in[a->n], a->grad_scale, a->maximize);
+  double scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize);
   double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
   for (int64_t i = 0; i < a->n; i++) {
     const k_tensor *g = &call->in[i], *p = &call->out[i], *m = &call->out[a->n + i];
@@ -47,7 +47,7 @@ int k_ref_adamw_(const k_call *call)
       w -= a->lr / bias1 * mj / (sqrt(vj) / sqrt(bias2) + a->eps);
       ref_put(m, j, mj);
       ref_put(v, j, vj);
-      put_weight(p, master, j, w);
+      ref_put_weight(p, master, j, w);
     }
   }
   return TIDE_OK;
@@ -58,7 +58,7 @@ int k_ref_sgd_(const k_call *call)
   k_sgd_attrs now;
   const k_sgd_attrs *a = ref_sgd_now(call, &now);
   if (!a) return TIDE_OK;
-  double scale = total_scale(&call->in[a->n], a->grad_scale, a->maximize);
+  double scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize);
   for (int64_t i = 0; i < a->n; i++) {
     const k_tensor *g = &call->in[i], *p = &call->out[i], *buf = &call->out[a->n + i];
     const k_tensor *master = &call->out[2 * a->n + i];
@@ -76,14 +76,14 @@ int k_ref_sgd_(const k_call *call)
         ref_put(buf, j, b);
         gj = a->nesterov ? gj + a->momentum * b : b;
       }
-      put_weight(p, master, j, w - a->lr * gj);
+      ref_put_weight(p, master, j, w - a->lr * gj);
     }
   }
   return TIDE_OK;
 }
 
 /* The larger of two absolute values; NaN if either is. */
-static double max_abs(double max, double x)
+static double ref_max_abs(double max, double x)
 {
   x = fabs(x);
   return x > max || isnan(x) ? x : max;
@@ -103,7 +103,7 @@ int k_ref_norm(const k_call *call)
       double xj = ref_get(x, j);
       if (a->p == 2) sum += xj * xj;
       else if (a->p == 1) sum += fabs(xj);
-      else sum = max_abs(sum, xj);
+      else sum = ref_max_abs(sum, xj);
     }
   }
   ref_put(&call->out[0], 0, a->p == 2 && !a->squared ? sqrt(sum) : sum);

@@ -1,6 +1,4 @@
 /* The attributes of an optimiser step with what its operands say now: rates and found_inf.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_REF_UPDATE_H
 #define TIDE_KERNELS_REF_UPDATE_H

@@ -134,9 +134,9 @@ function M.check(ctx, rc)
    return rc
 end
 
--- The same two with a tensor in the place of its context.
+-- M.again for a call whose context is that of tensor t.
 function M.again_t(t, rc) return M.again(C.tide_tensor_ctx(t), rc) end
--- The same with a tensor in the place of its context.
+-- M.check for a call whose context is that of tensor t.
 function M.check_t(t, rc)
    if rc < 0 then fail(C.tide_tensor_ctx(t), rc) end
    return rc

@@ -3,8 +3,6 @@
  * The one idea of the mask: the rules (causal, windows, q_start) are about differences of
  * positions, so for one query they are an interval of key positions. After that implicit, packed
  * and permuted layouts are the same thing.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/attention/attention.h"
 
@@ -53,7 +51,7 @@ void tide__attn_open(attn *s, const k_call *c, int is_bwd)
 /* ---- mask tables ---- */
 
 /* Hands out the tables in order; with base null only adds up. */
-static int64_t lay_out(attn *s, char *base)
+static int64_t attn_lay_out(attn *s, char *base)
 {
   attn_mask *m = &s->mask;
   const int64_t nq = m->rows * s->nqb, nk = m->rows * s->nkb;
@@ -79,10 +77,10 @@ static int64_t lay_out(attn *s, char *base)
 int64_t tide__attn_mask_bytes(const attn *s)
 {
   attn copy = *s;
-  return lay_out(&copy, 0);
+  return attn_lay_out(&copy, 0);
 }
 
-static int32_t index_at(const k_tensor *t, int64_t row, int64_t i, int64_t what)
+static int32_t attn_index_at(const k_tensor *t, int64_t row, int64_t i, int64_t what)
 {
   const int64_t at = (t->shape[0] == 1 ? 0 : row * t->stride[0]) + i * t->stride[1];
   return ((const int32_t *)t->data)[at + what * t->stride[2]];
@@ -134,9 +132,9 @@ static void fill_queries(attn *s, int64_t row)
   const int given = !k_absent(s->q_index);
   for (int64_t i = 0; i < s->nqb * ATTN_Q; i++) {
     doc[i] = -1;
-    if (i < s->tq) doc[i] = given ? index_at(s->q_index, row, i, 0) : 0;
+    if (i < s->tq) doc[i] = given ? attn_index_at(s->q_index, row, i, 0) : 0;
     int64_t pos = plus(s->a->q_start, i);
-    if (given && i < s->tq) pos = index_at(s->q_index, row, i, 1);
+    if (given && i < s->tq) pos = attn_index_at(s->q_index, row, i, 1);
     interval(s->a, doc[i], pos, &lo[i], &hi[i]);
   }
   for (int64_t g = 0; g < s->nqb * ATTN_NG; g++) {
@@ -164,8 +162,8 @@ static void fill_keys(attn *s, int64_t row)
     doc[j] = -1;
     pos[j] = 0;
     if (j >= s->tk) continue;
-    doc[j] = given ? index_at(s->k_index, row, j, 0) : 0;
-    pos[j] = given ? index_at(s->k_index, row, j, 1) : (int32_t)j;
+    doc[j] = given ? attn_index_at(s->k_index, row, j, 0) : 0;
+    pos[j] = given ? attn_index_at(s->k_index, row, j, 1) : (int32_t)j;
   }
   for (int64_t g = 0; g < s->nkb * ATTN_NKG; g++) {
     attn_krange r = no_keys();
@@ -204,7 +202,7 @@ static void merge_blocks(attn *s, int64_t row)
 
 void tide__attn_mask_fill(attn *s, void *work)
 {
-  lay_out(s, work);
+  attn_lay_out(s, work);
   for (int64_t row = 0; row < s->mask.rows; row++) {
     fill_queries(s, row);
     fill_keys(s, row);
@@ -395,7 +393,7 @@ attn_hull tide__attn_hull(const attn_span span[ATTN_NG], int32_t j, int32_t *end
   return r;
 }
 
-static void clear(float *st, int32_t k0, int32_t k1)
+static void attn_clear(float *st, int32_t k0, int32_t k1)
 {
   for (int32_t j = k0; j < k1; j++) memset(st + j * ATTN_Q, 0, L * sizeof(float));
 }
@@ -403,18 +401,18 @@ static void clear(float *st, int32_t k0, int32_t k1)
 void tide__attn_clear(float *st, attn_span own, attn_span all)
 {
   if (own.k0 == own.k1) {
-    clear(st, all.k0, all.k1);
+    attn_clear(st, all.k0, all.k1);
     return;
   }
-  clear(st, all.k0, own.k0);
-  clear(st, own.k1, all.k1);
+  attn_clear(st, all.k0, own.k0);
+  attn_clear(st, own.k1, all.k1);
 }
 
 /* ---- copies ---- */
 
 /* Rows of many heads side by side fall into few sets of the caches. A copy pays once several
  * blocks of queries read it; few queries read K and V in place. */
-static int in_place(const attn *s, const k_tensor *t)
+static int attn_in_place(const attn *s, const k_tensor *t)
 {
   if (t->dtype != TIDE_F32) return 0;
   return s->nqb * s->ng < 8 || t->stride[1] <= t->shape[3] + L;
@@ -422,7 +420,7 @@ static int in_place(const attn *s, const k_tensor *t)
 
 int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t)
 {
-  if (in_place(s, t)) return 0;
+  if (attn_in_place(s, t)) return 0;
   return attn_up(s->nb * s->nhk * s->tk * t->shape[3] * 4, 64);
 }
 
@@ -441,7 +439,7 @@ static void copy_heads(void *arg, int64_t begin, int64_t end, int thread)
 void tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
                             int nthread)
 {
-  if (in_place(s, t)) {
+  if (attn_in_place(s, t)) {
     *r = (attn_source){ t->data, t->stride[0], t->stride[2], t->stride[1] };
     return;
   }

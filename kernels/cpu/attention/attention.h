@@ -1,6 +1,6 @@
 /* What the attention kernels of the CPU share: operands, visibility, tiles.
  *
- * The one idea: scores are kept transposed, S^T[key][query], with 16 queries in the lanes of a
+ * Scores are kept transposed, S^T[key][query], with 16 queries in the lanes of a
  * vector. Softmax then needs no operation across lanes, a product reads K and V one scalar at a
  * time wherever they lie, and P^T is at once the operand that O^T = V^T P^T needs.
  *
@@ -12,8 +12,6 @@
  *
  * Work is cut by (batch, head, block) and every sum runs in ascending order of its blocks, so the
  * number of threads changes no bit.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CPU_ATTENTION_H
 #define TIDE_KERNELS_CPU_ATTENTION_H

@@ -1,10 +1,10 @@
 /* bf16 attention on AMX tiles, forward, and the tiles of keys and values. See attention_amx.h.
  *
- * The one idea: with scores transposed, P^T comes out of softmax row by row, which is B of O^T =
+ * With scores transposed, P^T comes out of softmax row by row, which is B of O^T =
  * V^T P^T after the rows are interleaved two by two, and A of dV = P^T dO as it stands. Softmax,
  * maxima and sums are f32.
  *
- * Layer 2k. Only called when the processor and the kernel permit AMX.
+ * Only called when the processor and the kernel permit AMX.
  */
 #include <math.h>
 #include <string.h>
@@ -135,8 +135,8 @@ TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
 
 /* Softmax of one group over n keys (a multiple of 32); P^T goes to tiles ATTN_NG apart. */
 TIDE_AVX512_BF16
-static int soft(const attn_fwd_bench *m, int c, const float *st, int64_t n, float mul,
-                uint16_t *tile)
+static int attn_amx_soft(const attn_fwd_bench *m, int c, const float *st, int64_t n, float mul,
+                         uint16_t *tile)
 {
   __m512 base, sum[4];
   const int grew = raise_top(m->top + c * L, m->alpha + c * L, column_max(st, n), mul, &base);
@@ -168,7 +168,7 @@ TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_bench *m, c
   uint16_t *first = tile + span.k0 / 32 * ATTN_NG * TILE;
   if (!span.full) hide_pair(&w->s, at, p, span, m->st);
   for (int c = 2 * p; c < 2 * p + 2; c++)
-    if (soft(m, c, m->st + span.k0 * Q + c * L, n, factor(&w->s), first + c * TILE))
+    if (attn_amx_soft(m, c, m->st + span.k0 * Q + c * L, n, factor(&w->s), first + c * TILE))
       w->tiles->rescale(m->ot + c * L, w->s.dv, m->alpha + c * L);
   const product g = { .mt = nd, .nt = 2, .kt = n / 32,
                       .a = v + span.k0 / 32 * nd * TILE, .a_i = TILE, .a_k = nd * TILE,

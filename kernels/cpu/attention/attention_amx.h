@@ -1,13 +1,13 @@
 /* What forward and backward of bf16 attention on AMX tiles share. See attention.h.
  *
- * The one idea: every product is a sum of 16 x 16 f32 tiles over 32 bf16 products each, operand A
+ * Every product is a sum of 16 x 16 f32 tiles over 32 bf16 products each, operand A
  * being 16 rows of 32, operand B 16 pairs of rows by 16 columns. K, V and Q are packed into whole
  * tiles of 1 KB beforehand, zeros at the edges; nothing is transposed in the inner loop.
  *
  * Visibility is handled for pairs of groups (32 queries) and steps of 32 keys. Exponentials go to
  * 3e-6, far inside the rounding of bf16.
  *
- * Layer 2k. Included by attention_amx.c and attention_amx_bwd.c; each has its own copy, so that the
+ * Included by attention_amx.c and attention_amx_bwd.c; each has its own copy, so that the
  * compiler can fit the products to their calls.
  */
 #ifndef TIDE_KERNELS_CPU_ATTENTION_AMX_H

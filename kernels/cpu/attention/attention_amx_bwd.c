@@ -1,9 +1,9 @@
 /* bf16 attention on AMX tiles, backward. See attention_amx.h.
  *
- * The one idea: S^T and dP^T come as tiles, P^T and dS^T leave as tiles: A of dV = P^T dO and of
+ * S^T and dP^T come as tiles, P^T and dS^T leave as tiles: A of dV = P^T dO and of
  * dK = dS^T Q as rows of keys, and dS^T again as B of dQ^T = K^T dS^T, its rows zipped two by two.
  *
- * Layer 2k. Only called when the processor and the kernel permit AMX.
+ * Only called when the processor and the kernel permit AMX.
  */
 #include <math.h>
 #include <string.h>
@@ -140,8 +140,8 @@ void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_span spa
 }
 
 TIDE_AVX512_BF16
-static void gradients(const attn_bwd *w, const attn_bwd_bench *m, const bwd_tiles *t,
-                      const attn_place *at, const attn_span span[2], int want)
+static void attn_amx_bwd_gradients(const attn_bwd *w, const attn_bwd_bench *m, const bwd_tiles *t,
+                                   const attn_place *at, const attn_span span[2], int want)
 {
   const attn *s = &w->s;
   const int cap = s->a->softcap != 0, keep = (want & ATTN_WANT_DQ) && !k_absent(w->dbias);
@@ -243,7 +243,7 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_p
     scores(k, t.qt, m->st, s->d, span[p], p);
     scores(v, t.dot, m->dp, s->dv, span[p], p);
   }
-  gradients(w, m, &t, at, span, want);
+  attn_amx_bwd_gradients(w, m, &t, at, span, want);
   if (want & ATTN_WANT_DKV) {
     clean_queries(s, &t, span);
     add_all_keys(w, &t, span, dk, dv);

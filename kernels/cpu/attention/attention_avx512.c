@@ -1,9 +1,9 @@
 /* AVX-512 inner loops of attention. See attention.h.
  *
- * The one idea: a tile of 6 rows by 4 vectors stays in registers over the whole inner dimension;
+ * A tile of 6 rows by 4 vectors stays in registers over the whole inner dimension;
  * A comes in by broadcast, B by unit-stride loads, 10 loads for 24 fused products.
  *
- * Layer 2k. Only called when the processor has AVX-512 F, BW, DQ and VL.
+ * Only called when the processor has AVX-512 F, BW, DQ and VL.
  */
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/isa.h"
@@ -228,8 +228,8 @@ TIDE_AVX512 static void grad(const attn_grad *t)
 /* ---- transposition ---- */
 
 TIDE_AVX512
-static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
-                      float scale)
+static void attn_avx512_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m,
+                                  int64_t n, float scale)
 {
   const __m512 mul = _mm512_set1_ps(scale);
   for (int64_t i0 = 0; i0 < m; i0 += 16)
@@ -250,7 +250,7 @@ static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, in
 
 const attn_tiles *tide__attn_tiles_avx512(void)
 {
-  static const attn_tiles tiles = { gemm, soft, rescale, grad, transpose };
+  static const attn_tiles tiles = { gemm, soft, rescale, grad, attn_avx512_transpose };
   return &tiles;
 }
 

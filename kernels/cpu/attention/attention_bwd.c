@@ -1,6 +1,6 @@
 /* Flash attention on the CPU, backward: scores are computed again from lse, O(T) memory.
  *
- * The one idea: one pair (query block, key block) yields S^T, P^T, dP^T, dS^T, and from these a
+ * One pair (query block, key block) yields S^T, P^T, dP^T, dS^T, and from these a
  * term of dq of the queries and of dk, dv of the keys. Every dq sums its terms by ascending key
  * block, every dk and dv by (head of the group, query block), however the pairs are scheduled:
  *   one pass   a task is a key head and makes all three (5 products a pair); dk and dv of the
@@ -10,12 +10,11 @@
  *
  * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx_bwd.c; f64
  * in attention_f64.c.
- *
- * Layer 2k.
  */
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
@@ -29,10 +28,8 @@ typedef attn_bwd job;
 typedef attn_bwd_bench bench;
 typedef attn_place place;
 
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* With base null: only the size. */
-static int64_t lay_bench(const job *w, float *base, bench *m)
+static int64_t attn_bwd_lay_scratch(const job *w, float *base, bench *m)
 {
   const attn *s = &w->s;
   const int64_t block = s->modified ? K * Q : 0;
@@ -41,7 +38,7 @@ static int64_t lay_bench(const job *w, float *base, bench *m)
   struct { float **at; int64_t n; } part[] = {
     { &m->qt, f32 * s->d }, { &m->qr, f32 * w->wide_d }, { &m->dot, f32 * s->dv },
     { &m->dor, Q * w->wide_dv }, { &m->st, K * Q }, { &m->dp, K * Q }, { &m->dqt, Q * w->wide_d },
-    { &m->lse, Q }, { &m->delta, Q }, { &m->rows, Q * max64(w->wide_d, w->wide_dv) },
+    { &m->lse, Q }, { &m->delta, Q }, { &m->rows, Q * i64_max(w->wide_d, w->wide_dv) },
     { &m->slope, block }, { &m->dbias, block }, { &m->tmp, 2 * block },
     { &m->dk, w->nrow * w->wide_d }, { &m->dv, w->nrow * w->wide_dv },
     { &packed, w->amx ? tide__amx_bwd_size(s) / 2 : 0 },
@@ -132,7 +129,7 @@ static void finish_queries(const job *w, const bench *m, const place *at)
 /* ---- one pair of blocks ---- */
 
 /* S^T = K Q^T and dP^T = V dO^T where some query group looks. */
-static void scores(const job *w, const bench *m, const attn_span *span, const place *at)
+static void attn_bwd_scores(const job *w, const bench *m, const attn_span *span, const place *at)
 {
   const attn *s = &w->s;
   const float *k = attn_source_row(&w->k, at->b, at->h / s->ng, at->kb * K);
@@ -168,8 +165,8 @@ void tide__attn_put_dbias(const job *w, const bench *m, const place *at, int gro
 }
 
 /* P^T and dS^T, both zero in `all` where a group sees nothing. */
-static void gradients(const job *w, const bench *m, const attn_span *span, attn_span all,
-                      const place *at, int want)
+static void attn_bwd_gradients(const job *w, const bench *m, const attn_span *span, attn_span all,
+                               const place *at, int want)
 {
   const attn *s = &w->s;
   const int keep = (want & WANT_DQ) && !k_absent(w->dbias);
@@ -237,7 +234,8 @@ static void add_dkv(const job *w, const bench *m, const attn_span *span, float *
 }
 
 /* dk, dv: of this key block, or null. */
-static void run_pair(const job *w, const bench *m, const place *at, int want, float *dk, float *dv)
+static void attn_bwd_run_pair(const job *w, const bench *m, const place *at, int want, float *dk,
+                              float *dv)
 {
   attn_span span[ATTN_NG], all;
   if (w->amx) {
@@ -247,8 +245,8 @@ static void run_pair(const job *w, const bench *m, const place *at, int want, fl
   if (!tide__attn_spans(&w->s, at->b, at->qb, at->kb, L, span)) return;
   all = span[0];
   for (int c = 1; c < ATTN_NG; c++) all = tide__attn_join(all, span[c]);
-  scores(w, m, span, at);
-  gradients(w, m, span, all, at, want);
+  attn_bwd_scores(w, m, span, at);
+  attn_bwd_gradients(w, m, span, all, at, want);
   if (want & WANT_DKV) add_dkv(w, m, span, dk, dv);
   if (want & WANT_DQ) add_dq(w, m, span, at);
 }
@@ -272,8 +270,8 @@ static void query_block(const job *w, const bench *m, place at, int want)
   start_queries(w, m, &at);
   memset(m->dqt, 0, (size_t)(Q * w->wide_d) * sizeof(float));
   for (at.kb = 0; at.kb < w->s.nkb; at.kb++)
-    run_pair(w, m, &at, want, m->dk + (want & WANT_DKV ? at.kb * K * w->wide_d : 0),
-             m->dv + (want & WANT_DKV ? at.kb * K * w->wide_dv : 0));
+    attn_bwd_run_pair(w, m, &at, want, m->dk + (want & WANT_DKV ? at.kb * K * w->wide_d : 0),
+                      m->dv + (want & WANT_DKV ? at.kb * K * w->wide_dv : 0));
   finish_queries(w, m, &at);
 }
 
@@ -282,7 +280,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const job *w = arg;
   const attn *s = &w->s;
   bench m;
-  lay_bench(w, w->scratch + thread * w->nscratch, &m);
+  attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->nhk, hk = t % s->nhk;
@@ -295,12 +293,12 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
   if (w->amx) tide__tile_amx_end();
 }
 
-static void key_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void attn_bwd_key_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
   bench m;
-  lay_bench(w, w->scratch + thread * w->nscratch, &m);
+  attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->nkb / s->nhk, hk = t / s->nkb % s->nhk, kb = t % s->nkb;
@@ -312,19 +310,19 @@ static void key_tasks(void *arg, int64_t begin, int64_t end, int thread)
         const place at = { b, h, qb, kb };
         if (!tide__attn_spans(s, b, qb, kb, L, span)) continue;
         start_queries(w, &m, &at);
-        run_pair(w, &m, &at, WANT_DKV, m.dk, m.dv);
+        attn_bwd_run_pair(w, &m, &at, WANT_DKV, m.dk, m.dv);
       }
     put_keys(w, &m, b, hk, kb * K, n);
   }
   if (w->amx) tide__tile_amx_end();
 }
 
-static void query_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void attn_bwd_query_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
   bench m;
-  lay_bench(w, w->scratch + thread * w->nscratch, &m);
+  attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
@@ -339,7 +337,7 @@ static void clear_dbias(void *arg, int64_t begin, int64_t end, int thread)
   memset((float *)arg + begin, 0, (size_t)(end - begin) * sizeof(float));
 }
 
-static void describe(job *w, const k_call *c, int isa)
+static void attn_bwd_describe(job *w, const k_call *c, int isa)
 {
   bench none;
   tide__attn_open(&w->s, c, 1);
@@ -352,11 +350,11 @@ static void describe(job *w, const k_call *c, int isa)
   w->wide_d = attn_up(w->s.d, L);
   w->wide_dv = attn_up(w->s.dv, L);
   w->nrow = one_pass(&w->s, c->nthread) ? w->s.nkb * K : K;
-  w->nscratch = lay_bench(w, 0, &none);
+  w->nscratch = attn_bwd_lay_scratch(w, 0, &none);
 }
 
 /* Lays out the work memory after the mask: K and V, then scratch. With base null: only the size. */
-static int64_t prepare(job *w, char *base, int nthread)
+static int64_t attn_bwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;
   const int64_t blocks = s->nb * s->nhk * s->nkb * 2;
@@ -386,8 +384,8 @@ int64_t tide__attention_bwd_work_isa(const k_call *c, int isa)
 {
   job w = { 0 };
   if (c->in[1].dtype == TIDE_F64) return tide__attn_f64_work(c, 1);
-  describe(&w, c, isa);
-  return tide__attn_mask_bytes(&w.s) + prepare(&w, 0, c->nthread);
+  attn_bwd_describe(&w, c, isa);
+  return tide__attn_mask_bytes(&w.s) + attn_bwd_prepare(&w, 0, c->nthread);
 }
 
 int tide__attention_bwd_isa(const k_call *c, int isa)
@@ -395,16 +393,16 @@ int tide__attention_bwd_isa(const k_call *c, int isa)
   job w = { 0 };
   const attn *s = &w.s;
   if (c->in[1].dtype == TIDE_F64) return tide__attn_f64_bwd(c);
-  describe(&w, c, isa);
+  attn_bwd_describe(&w, c, isa);
   tide__attn_mask_fill(&w.s, c->work);
-  prepare(&w, (char *)c->work + tide__attn_mask_bytes(s), c->nthread);
+  attn_bwd_prepare(&w, (char *)c->work + tide__attn_mask_bytes(s), c->nthread);
   if (!k_absent(w.dbias))
     tide__pool_for(c->nthread, k_numel(w.dbias), 65536, clear_dbias, w.dbias->data);
   if (one_pass(s, c->nthread)) {
     tide__pool_tasks(c->nthread, s->nb * s->nhk, 1, head_tasks, &w);
   } else {
-    tide__pool_tasks(c->nthread, s->nb * s->nhk * s->nkb, 1, key_tasks, &w);
-    tide__pool_tasks(c->nthread, s->nb * s->nh * s->nqb, 1, query_tasks, &w);
+    tide__pool_tasks(c->nthread, s->nb * s->nhk * s->nkb, 1, attn_bwd_key_tasks, &w);
+    tide__pool_tasks(c->nthread, s->nb * s->nh * s->nqb, 1, attn_bwd_query_tasks, &w);
   }
   return TIDE_OK;
 }

@@ -1,9 +1,7 @@
 /* Attention in f64: the definition, a row of scores at a time, in parallel. See attention.h.
  *
- * The one idea: f64 serves checks, not training, so this path is plain: it stores one row of
+ * f64 serves checks, not training, so this path is plain: it stores one row of
  * scores (O(T) a thread), sums in index order and gives every output row to one task.
- *
- * Layer 2k.
  */
 #include <math.h>
 
@@ -17,7 +15,7 @@ typedef struct job {
   int64_t nscratch; /* doubles a thread */
 } job;
 
-static const double *row_of(const k_tensor *t, int64_t b, int64_t i, int64_t h)
+static const double *attn_f64_row_of(const k_tensor *t, int64_t b, int64_t i, int64_t h)
 {
   return (const double *)t->data + b * t->stride[0] + i * t->stride[1] + h * t->stride[2];
 }
@@ -51,7 +49,8 @@ static double bias_at(const k_tensor *t, int64_t b, int64_t h, int64_t i, int64_
 }
 
 /* -inf where query i does not see key j. *slope: derivative by q.k. */
-static double score(const attn *s, int64_t b, int64_t h, int64_t i, int64_t j, double *slope)
+static double attn_f64_score(const attn *s, int64_t b, int64_t h, int64_t i, int64_t j,
+                             double *slope)
 {
   const attn_mask *m = &s->mask;
   const int64_t row = m->rows == 1 ? 0 : b;
@@ -59,7 +58,8 @@ static double score(const attn *s, int64_t b, int64_t h, int64_t i, int64_t j, d
   *slope = s->a->scale;
   if (m->kdoc[ik] != m->qdoc[iq] || m->kpos[ik] < m->qlo[iq] || m->kpos[ik] > m->qhi[iq])
     return -INFINITY;
-  double x = dot(row_of(s->q, b, i, h), row_of(s->k, b, j, h / s->ng), s->d) * s->a->scale;
+  double x = dot(attn_f64_row_of(s->q, b, i, h), attn_f64_row_of(s->k, b, j, h / s->ng), s->d) *
+      s->a->scale;
   if (s->a->softcap != 0) {
     const double th = tanh(x / s->a->softcap);
     x = s->a->softcap * th;
@@ -71,19 +71,19 @@ static double score(const attn *s, int64_t b, int64_t h, int64_t i, int64_t j, d
 static void forward_row(const job *w, double *x, int64_t b, int64_t h, int64_t i)
 {
   const attn *s = &w->s;
-  double top = -INFINITY, sum = 0, slope, *out = (double *)row_of(&w->out[0], b, i, h);
-  for (int64_t j = 0; j < s->tk; j++) top = fmax(top, x[j] = score(s, b, h, i, j, &slope));
+  double top = -INFINITY, sum = 0, slope, *out = (double *)attn_f64_row_of(&w->out[0], b, i, h);
+  for (int64_t j = 0; j < s->tk; j++) top = fmax(top, x[j] = attn_f64_score(s, b, h, i, j, &slope));
   for (int64_t d = 0; d < s->dv; d++) out[d] = 0;
   for (int64_t j = 0; j < s->tk && top != -INFINITY; j++) {
     const double p = exp(x[j] - top);
     sum += p;
-    if (p != 0) axpy(out, p, row_of(s->v, b, j, h / s->ng), s->dv);
+    if (p != 0) axpy(out, p, attn_f64_row_of(s->v, b, j, h / s->ng), s->dv);
   }
   for (int64_t d = 0; d < s->dv && sum != 0; d++) out[d] /= sum;
   *stat_of(&w->out[1], b, h, i) = top == -INFINITY ? top : top + log(sum);
 }
 
-static void forward_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void attn_f64_forward_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
@@ -93,27 +93,29 @@ static void forward_tasks(void *arg, int64_t begin, int64_t end, int thread)
 }
 
 /* p(i, j); *ds and *dqk as in kernels/ref/attention.c. */
-static double pair(const attn *s, double delta, int64_t b, int64_t h, int64_t i, int64_t j,
-                   double *ds, double *dqk)
+static double attn_f64_pair(const attn *s, double delta, int64_t b, int64_t h, int64_t i, int64_t j,
+                            double *ds, double *dqk)
 {
   double slope;
   const double lse = *stat_of(s->lse, b, h, i);
   *ds = *dqk = 0;
   if (lse == -INFINITY) return 0;
-  const double x = score(s, b, h, i, j, &slope), p = exp(x - lse);
+  const double x = attn_f64_score(s, b, h, i, j, &slope), p = exp(x - lse);
   if (x == -INFINITY || p == 0) return 0; /* lse may be NaN */
-  *ds = p * (dot(row_of(s->dout, b, i, h), row_of(s->v, b, j, h / s->ng), s->dv) - delta);
+  *ds = p *
+      (dot(attn_f64_row_of(s->dout, b, i, h), attn_f64_row_of(s->v, b, j, h / s->ng), s->dv) -
+       delta);
   *dqk = *ds * slope;
   return p;
 }
 
 static double delta_of(const attn *s, int64_t b, int64_t h, int64_t i)
 {
-  const double r = dot(row_of(s->dout, b, i, h), row_of(s->out, b, i, h), s->dv);
+  const double r = dot(attn_f64_row_of(s->dout, b, i, h), attn_f64_row_of(s->out, b, i, h), s->dv);
   return k_absent(s->dlse) ? r : r - *stat_of(s->dlse, b, h, i);
 }
 
-static void query_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void attn_f64_query_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
@@ -121,33 +123,33 @@ static void query_tasks(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->tq / s->nh, h = t / s->tq % s->nh, i = t % s->tq;
     const double delta = delta_of(s, b, h, i);
-    double ds, dqk, *dq = (double *)row_of(&w->out[0], b, i, h);
+    double ds, dqk, *dq = (double *)attn_f64_row_of(&w->out[0], b, i, h);
     for (int64_t d = 0; d < s->d; d++) dq[d] = 0;
     for (int64_t j = 0; j < s->tk; j++) {
-      if (pair(s, delta, b, h, i, j, &ds, &dqk) != 0)
-        axpy(dq, dqk, row_of(s->k, b, j, h / s->ng), s->d);
+      if (attn_f64_pair(s, delta, b, h, i, j, &ds, &dqk) != 0)
+        axpy(dq, dqk, attn_f64_row_of(s->k, b, j, h / s->ng), s->d);
       if (!k_absent(&w->out[3])) stat_of(&w->out[3], b, h, i)[j * w->out[3].stride[3]] = ds;
     }
   }
 }
 
-static void key_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void attn_f64_key_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
   (void)thread;
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->tk / s->nhk, hk = t / s->tk % s->nhk, j = t % s->tk;
-    double *dk = (double *)row_of(&w->out[1], b, j, hk);
-    double *dv = (double *)row_of(&w->out[2], b, j, hk), ds, dqk;
+    double *dk = (double *)attn_f64_row_of(&w->out[1], b, j, hk);
+    double *dv = (double *)attn_f64_row_of(&w->out[2], b, j, hk), ds, dqk;
     for (int64_t d = 0; d < s->d; d++) dk[d] = 0;
     for (int64_t d = 0; d < s->dv; d++) dv[d] = 0;
     for (int64_t h = hk * s->ng; h < (hk + 1) * s->ng; h++)
       for (int64_t i = 0; i < s->tq; i++) {
-        const double p = pair(s, delta_of(s, b, h, i), b, h, i, j, &ds, &dqk);
+        const double p = attn_f64_pair(s, delta_of(s, b, h, i), b, h, i, j, &ds, &dqk);
         if (p == 0) continue;
-        axpy(dk, dqk, row_of(s->q, b, i, h), s->d);
-        axpy(dv, p, row_of(s->dout, b, i, h), s->dv);
+        axpy(dk, dqk, attn_f64_row_of(s->q, b, i, h), s->d);
+        axpy(dv, p, attn_f64_row_of(s->dout, b, i, h), s->dv);
       }
   }
 }
@@ -159,7 +161,7 @@ int64_t tide__attn_f64_work(const k_call *c, int is_bwd)
   return tide__attn_mask_bytes(&s) + (is_bwd ? 0 : attn_up(s.tk, 8) * 8 * c->nthread);
 }
 
-static void open(job *w, const k_call *c, int is_bwd)
+static void attn_f64_open(job *w, const k_call *c, int is_bwd)
 {
   tide__attn_open(&w->s, c, is_bwd);
   tide__attn_mask_fill(&w->s, c->work);
@@ -171,16 +173,16 @@ static void open(job *w, const k_call *c, int is_bwd)
 int tide__attn_f64(const k_call *c)
 {
   job w;
-  open(&w, c, 0);
-  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.tq, 16, forward_tasks, &w);
+  attn_f64_open(&w, c, 0);
+  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.tq, 16, attn_f64_forward_tasks, &w);
   return TIDE_OK;
 }
 
 int tide__attn_f64_bwd(const k_call *c)
 {
   job w;
-  open(&w, c, 1);
-  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.tq, 16, query_tasks, &w);
-  tide__pool_tasks(c->nthread, w.s.nb * w.s.nhk * w.s.tk, 16, key_tasks, &w);
+  attn_f64_open(&w, c, 1);
+  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.tq, 16, attn_f64_query_tasks, &w);
+  tide__pool_tasks(c->nthread, w.s.nb * w.s.nhk * w.s.tk, 16, attn_f64_key_tasks, &w);
   return TIDE_OK;
 }

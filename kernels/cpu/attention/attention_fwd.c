@@ -1,18 +1,17 @@
 /* Flash attention on the CPU, forward: online softmax over blocks of keys, O(T) memory.
  *
- * The one idea: a task is one block of ATTN_Q queries of one head and walks the blocks of keys in
+ * A task is one block of ATTN_Q queries of one head and walks the blocks of keys in
  * ascending order, holding S^T, P^T (in place of S^T) and O^T in scratch that stays in cache. K and
  * V are read where they lie; only types that the tiles cannot read are first converted.
  * See attention.h for the transposed layout and arXiv 2205.14135, 2307.08691 for the method.
  *
  * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx.c; f64 in
  * attention_f64.c.
- *
- * Layer 2k.
  */
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
@@ -25,16 +24,14 @@ typedef attn_fwd job;
 typedef attn_fwd_bench bench;
 typedef attn_place place;
 
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* With base null: only the size, in floats. */
-static int64_t lay_bench(const job *w, float *base, bench *m)
+static int64_t attn_fwd_lay_scratch(const job *w, float *base, bench *m)
 {
   const attn *s = &w->s;
   float *packed = 0;
   struct { float **at; int64_t n; } part[] = {
     { &m->qt, w->amx ? 0 : Q * s->d }, { &m->st, Q * ATTN_K }, { &m->ot, Q * w->wide_dv },
-    { &m->rows, Q * max64(s->d, s->dv) }, { &m->top, Q }, { &m->sum, Q }, { &m->alpha, Q },
+    { &m->rows, Q * i64_max(s->d, s->dv) }, { &m->top, Q }, { &m->sum, Q }, { &m->alpha, Q },
     { &m->tmp, s->modified ? 2 * Q * ATTN_K : 0 },
     { &packed, w->amx ? tide__amx_fwd_size(s) / 2 : 0 },
   };
@@ -47,7 +44,7 @@ static int64_t lay_bench(const job *w, float *base, bench *m)
   return n;
 }
 
-static void start(const job *w, const bench *m, const place *at)
+static void attn_fwd_start(const job *w, const bench *m, const place *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -64,7 +61,7 @@ static void start(const job *w, const bench *m, const place *at)
 }
 
 /* S^T = K Q^T where some query group looks. */
-static void scores(const job *w, const bench *m, const attn_span *span, const float *k)
+static void attn_fwd_scores(const job *w, const bench *m, const attn_span *span, const float *k)
 {
   const attn *s = &w->s;
   for (int32_t j = 0, end; j < ATTN_K; j = end) {
@@ -120,7 +117,7 @@ TIDE_LEVELS(void, close_sums, (const bench *m), (m))
   }
 }
 
-static void finish(const job *w, const bench *m, const place *at)
+static void attn_fwd_finish(const job *w, const bench *m, const place *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -142,12 +139,12 @@ static void finish(const job *w, const bench *m, const place *at)
 }
 
 /* One pair of blocks, f32 tiles. */
-static void run_pair(const job *w, const bench *m, const place *at)
+static void attn_fwd_run_pair(const job *w, const bench *m, const place *at)
 {
   const attn *s = &w->s;
   attn_span span[ATTN_NG];
   if (!tide__attn_spans(s, at->b, at->qb, at->kb, L, span)) return;
-  scores(w, m, span, attn_source_row(&w->k, at->b, at->h / s->ng, at->kb * ATTN_K));
+  attn_fwd_scores(w, m, span, attn_source_row(&w->k, at->b, at->h / s->ng, at->kb * ATTN_K));
   if (s->modified) {
     attn_span all = span[0];
     for (int c = 1; c < ATTN_NG; c++) all = tide__attn_join(all, span[c]);
@@ -158,7 +155,7 @@ static void run_pair(const job *w, const bench *m, const place *at)
   values(w, m, span, attn_source_row(&w->v, at->b, at->h / s->ng, at->kb * ATTN_K));
 }
 
-static void run_block(const job *w, const bench *m, place at)
+static void attn_fwd_run_block(const job *w, const bench *m, place at)
 {
   memset(m->ot, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
   for (int i = 0; i < Q; i++) {
@@ -166,27 +163,28 @@ static void run_block(const job *w, const bench *m, place at)
     m->sum[i] = 0.0f;
     m->alpha[i] = 1.0f;
   }
-  (w->amx ? tide__amx_fwd_start : start)(w, m, &at);
-  for (at.kb = 0; at.kb < w->s.nkb; at.kb++) (w->amx ? tide__amx_fwd_pair : run_pair)(w, m, &at);
-  finish(w, m, &at);
+  (w->amx ? tide__amx_fwd_start : attn_fwd_start)(w, m, &at);
+  for (at.kb = 0; at.kb < w->s.nkb; at.kb++)
+    (w->amx ? tide__amx_fwd_pair : attn_fwd_run_pair)(w, m, &at);
+  attn_fwd_finish(w, m, &at);
 }
 
-static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void attn_fwd_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
   bench m;
-  lay_bench(w, w->scratch + thread * w->nscratch, &m);
+  attn_fwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     /* The last queries first: with a causal mask they cost most. */
     const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
-    run_block(w, &m, at);
+    attn_fwd_run_block(w, &m, at);
   }
   if (w->amx) tide__tile_amx_end();
 }
 
-static void describe(job *w, const k_call *c, int isa)
+static void attn_fwd_describe(job *w, const k_call *c, int isa)
 {
   bench none;
   tide__attn_open(&w->s, c, 0);
@@ -195,11 +193,11 @@ static void describe(job *w, const k_call *c, int isa)
   w->lse = &c->out[1];
   w->amx = w->s.q->dtype == TIDE_BF16 && (isa & CPU_ISA_AMX) && tide__amx_built();
   w->wide_dv = attn_up(w->s.dv, L);
-  w->nscratch = lay_bench(w, 0, &none);
+  w->nscratch = attn_fwd_lay_scratch(w, 0, &none);
 }
 
 /* Lays out the work memory after the mask: K and V, then scratch. With base null: only the size. */
-static int64_t prepare(job *w, char *base, int nthread)
+static int64_t attn_fwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;
   const int64_t blocks = s->nb * s->nhk * s->nkb * 2;
@@ -226,18 +224,18 @@ int64_t tide__attention_work_isa(const k_call *c, int isa)
 {
   job w = { 0 };
   if (c->in[0].dtype == TIDE_F64) return tide__attn_f64_work(c, 0);
-  describe(&w, c, isa);
-  return tide__attn_mask_bytes(&w.s) + prepare(&w, 0, c->nthread);
+  attn_fwd_describe(&w, c, isa);
+  return tide__attn_mask_bytes(&w.s) + attn_fwd_prepare(&w, 0, c->nthread);
 }
 
 int tide__attention_isa(const k_call *c, int isa)
 {
   job w = { 0 };
   if (c->in[0].dtype == TIDE_F64) return tide__attn_f64(c);
-  describe(&w, c, isa);
+  attn_fwd_describe(&w, c, isa);
   tide__attn_mask_fill(&w.s, c->work);
-  prepare(&w, (char *)c->work + tide__attn_mask_bytes(&w.s), c->nthread);
-  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.nqb, 1, run_tasks, &w);
+  attn_fwd_prepare(&w, (char *)c->work + tide__attn_mask_bytes(&w.s), c->nthread);
+  tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.nqb, 1, attn_fwd_run_tasks, &w);
   return TIDE_OK;
 }
 

@@ -1,9 +1,9 @@
 /* attention_merge_ on the CPU: one pass over the rows, f32 throughout.
  *
- * The one idea: it is bound by memory (part and out read, out written), so rows are cut among the
+ * It is bound by memory (part and out read, out written), so rows are cut among the
  * threads and a row that the part adds nothing to is not touched.
  *
- * Layer 2k. Anything but f32 targets with unit inner strides goes to the reference kernel.
+ * Anything but f32 targets with unit inner strides goes to the reference kernel.
  */
 #include <math.h>
 
@@ -29,8 +29,8 @@ TIDE_LEVELS(void, take, (float *out, const float *part, int64_t n), (out, part, 
 }
 
 /* out = w_out * out + w_part * part; w_out 0 means that out holds nothing yet. */
-static void merge_row(float *out, const k_tensor *part, int64_t at, float w_out, float w_part,
-                      int64_t n)
+static void attn_merge_row(float *out, const k_tensor *part, int64_t at, float w_out, float w_part,
+                           int64_t n)
 {
   float tmp[WIDE];
   for (int64_t i = 0; i < n; i += WIDE) {
@@ -41,7 +41,7 @@ static void merge_row(float *out, const k_tensor *part, int64_t at, float w_out,
   }
 }
 
-static void clear(float *out, int64_t n)
+static void attn_merge_clear(float *out, int64_t n)
 {
   for (int64_t i = 0; i < n; i++) out[i] = 0;
 }
@@ -61,12 +61,12 @@ static void merge_rows(void *arg, int64_t begin, int64_t end, int thread)
     float *o = (float *)out->data + b * out->stride[0] + t * out->stride[1] + h * out->stride[2];
     int64_t at = b * part->stride[0] + t * part->stride[1] + h * part->stride[2];
     if (add == -INFINITY) {
-      if (*l == -INFINITY) clear(o, D);
+      if (*l == -INFINITY) attn_merge_clear(o, D);
       continue;
     }
     float hi = *l > add ? *l : add, lo = *l > add ? add : *l;
     float total = *l == -INFINITY ? add : hi + log1pf(expf(lo - hi));
-    merge_row(o, part, at, *l == -INFINITY ? 0 : expf(*l - total), expf(add - total), D);
+    attn_merge_row(o, part, at, *l == -INFINITY ? 0 : expf(*l - total), expf(add - total), D);
     *l = total;
   }
 }

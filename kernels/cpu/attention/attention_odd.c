@@ -1,11 +1,9 @@
 /* Rows that are not finite: what no mask may let through. See attention.h.
  *
- * The one idea: a pair that the mask forbids has weight exactly 0, but 0 * NaN and 0 * inf are NaN,
+ * A pair that the mask forbids has weight exactly 0, but 0 * NaN and 0 * inf are NaN,
  * so in a product over rows one document that went wrong would spoil all that share its tiles. Rows
  * with such values are left out of the product, and their terms are added singly where the weight
  * is not 0. Only tiles that a mask cuts are looked at: elsewhere every weight counts.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/simd.h"

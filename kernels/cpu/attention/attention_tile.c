@@ -1,9 +1,7 @@
 /* Portable inner loops of attention, and the choice of instruction set. See attention.h.
  *
- * The one idea: the innermost loop always runs over the 16 lanes of a group with unit stride, so
+ * The innermost loop always runs over the 16 lanes of a group with unit stride, so
  * that the compiler can vectorise it for whatever it knows.
- *
- * Layer 2k.
  */
 #include <math.h>
 
@@ -90,7 +88,7 @@ TIDE_LEVELS(void, exponentials, (const attn_soft *t, const float *base), (t, bas
   for (int l = 0; l < L; l++) t->sum[l] = t->sum[l] * t->alpha[l] + sum[l];
 }
 
-static int soft(const attn_soft *t)
+static int attn_tile_soft(const attn_soft *t)
 {
   float base[L];
   if (t->lanes) hide(t->s, t->n, t->lanes);
@@ -129,8 +127,8 @@ TIDE_LEVELS(void, grad, (const attn_grad *t), (t))
   }
 }
 
-static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
-                      float scale)
+static void attn_tile_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m,
+                                int64_t n, float scale)
 {
   for (int64_t j = 0; j < n; j++)
     for (int64_t i = 0; i < m; i++) dst[j * ldd + i] = src[i * lds + j] * scale;
@@ -138,7 +136,7 @@ static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, in
 
 const attn_tiles *tide__attn_tiles(int isa)
 {
-  static const attn_tiles portable = { gemm, soft, rescale, grad, transpose };
+  static const attn_tiles portable = { gemm, attn_tile_soft, rescale, grad, attn_tile_transpose };
   const attn_tiles *t = isa & CPU_ISA_AVX512 ? tide__attn_tiles_avx512() : 0;
   return t ? t : &portable;
 }

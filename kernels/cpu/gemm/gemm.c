@@ -1,17 +1,18 @@
 /* The product every CPU kernel calls: picks a kernel, packs, cuts into tasks. See gemm.h, tile.h.
  *
- * The one idea: B is packed once by all threads together; then tasks, each a block of rows of C,
+ * B is packed once by all threads together; then tasks, each a block of rows of C,
  * pack their rows of A (small enough for the second-level cache) and run tiles over them. What a
  * task computes does not depend on who runs it, and the order of an element's sum depends on k
  * alone, so results are the same to the bit for any number of threads.
  *
- * Layer 2k. Nothing is allocated: scratch is [packed B][thread 0][thread 1]..., each thread's part
+ * Nothing is allocated: scratch is [packed B][thread 0][thread 1]..., each thread's part
  * being [which rows of A it holds][packed A][f32 stage of a 16-bit C].
  */
 #include "kernels/cpu/gemm/gemm.h"
 
 #include <string.h>
 
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
@@ -44,15 +45,10 @@ typedef struct plan {
   char   *work;
 } plan;
 
-static int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
-static int64_t ceil_div(int64_t v, int64_t by) { return (v + by - 1) / by; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 static int64_t size_of(int dtype) { return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2; }
 static int is_half(int dtype) { return dtype == TIDE_BF16 || dtype == TIDE_F16; }
 
-static const tile_kernel *choose(const cpu_gemm *g, int isa)
+static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
 {
   const tile_kernel *kern = 0;
   if (g->ab_dtype == TIDE_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
@@ -68,47 +64,47 @@ static void plan_tasks(plan *p)
   int64_t m = p->g->m, want = (int64_t)p->nthread * TASKS_PER_THREAD;
   int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr * kern->mr;
   int stage = p->staged && p->k_pad > p->kc; /* sums of a whole task wait in f32: keep them few */
-  if (p->direct) fit = round_up(m, kern->mr);
-  if (stage) fit = least(fit, STAGE_ROWS / kern->mr * kern->mr);
-  p->mc = least(most(fit, kern->mr), round_up(m, kern->mr));
-  p->nb = most(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
+  if (p->direct) fit = i64_round_up(m, kern->mr);
+  if (stage) fit = i64_min(fit, STAGE_ROWS / kern->mr * kern->mr);
+  p->mc = i64_min(i64_max(fit, kern->mr), i64_round_up(m, kern->mr));
+  p->nb = i64_max(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
   if (p->nround * p->kc * kern->esize <= kern->whole) p->nb = p->nround;
-  p->ns = stage ? least(p->nround, STAGE_COLS) : p->nround;
+  p->ns = stage ? i64_min(p->nround, STAGE_COLS) : p->nround;
   if (p->nthread == 1) return;
-  int64_t share = round_up(ceil_div(m, want), kern->mr);
-  p->mc = least(p->mc, most(share, 4 * kern->mr));
-  int64_t nblock = ceil_div(m, p->mc);
+  int64_t share = i64_round_up(i64_ceil_div(m, want), kern->mr);
+  p->mc = i64_min(p->mc, i64_max(share, 4 * kern->mr));
+  int64_t nblock = i64_ceil_div(m, p->mc);
   if (nblock >= want) return;
-  int64_t cut = ceil_div(want, nblock);
-  int64_t cols = most(round_up(ceil_div(p->nround, cut), kern->nr), 2 * kern->nr);
-  p->ns = least(p->ns, cols);
+  int64_t cut = i64_ceil_div(want, nblock);
+  int64_t cols = i64_max(i64_round_up(i64_ceil_div(p->nround, cut), kern->nr), 2 * kern->nr);
+  p->ns = i64_min(p->ns, cols);
 }
 
 static void plan_make(plan *p, const cpu_gemm *g, int nthread, int isa)
 {
   memset(p, 0, sizeof *p);
-  const tile_kernel *kern = choose(g, isa);
+  const tile_kernel *kern = gemm_choose(g, isa);
   p->kern = kern;
   p->g = g;
   p->nthread = nthread < 1 ? 1 : nthread;
-  p->k_pad = round_up(g->k, kern->kr);
-  int64_t nblock = ceil_div(p->k_pad, kern->kc);
-  p->kc = round_up(ceil_div(p->k_pad, nblock), kern->kr);
+  p->k_pad = i64_round_up(g->k, kern->kr);
+  int64_t nblock = i64_ceil_div(p->k_pad, kern->kc);
+  p->kc = i64_round_up(i64_ceil_div(p->k_pad, nblock), kern->kr);
   int64_t column = p->k_pad * kern->esize;
-  int64_t fit = most(ROUND_BYTES / column / kern->nr, 4) * kern->nr;
-  p->nround = round_up(ceil_div(g->n, ceil_div(g->n, fit)), kern->nr);
+  int64_t fit = i64_max(ROUND_BYTES / column / kern->nr, 4) * kern->nr;
+  p->nround = i64_round_up(i64_ceil_div(g->n, i64_ceil_div(g->n, fit)), kern->nr);
   p->staged = is_half(g->c_dtype);
   p->direct = kern->direct && g->a_cs == 1 && g->k % kern->kr == 0;
   p->lazy = !p->direct && g->a_cs == 1 && kern->esize == size_of(g->ab_dtype);
   plan_tasks(p);
   p->single = p->lazy && p->k_pad <= p->kc && p->nround <= p->nb && p->nround <= p->ns;
-  p->b_bytes = round_up(p->nround * column, LINE);
+  p->b_bytes = i64_round_up(p->nround * column, LINE);
   int64_t packed = p->direct || p->single ? kern->mr : p->mc;
-  p->a_bytes = LINE + round_up(packed * p->kc * kern->esize, LINE);
+  p->a_bytes = LINE + i64_round_up(packed * p->kc * kern->esize, LINE);
   if (p->staged) {
     int whole = p->k_pad > p->kc;
     int64_t rows = whole ? p->mc : kern->mr, cols = whole ? p->ns : kern->nr;
-    p->stage_bytes = round_up(rows * cols * 4, LINE);
+    p->stage_bytes = i64_round_up(rows * cols * 4, LINE);
   }
 }
 
@@ -180,7 +176,7 @@ static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
   int64_t col = p->col0 + begin * kern->nr;
   tile_strip s = {.is = g->b_cs, .ps = g->b_rs, .k = g->k, .k_pad = p->k_pad};
   s.src = (const char *)g->b + col * g->b_cs * size_of(g->ab_dtype);
-  s.n = least(p->col0 + p->ncol, p->col0 + end * kern->nr) - col;
+  s.n = i64_min(p->col0 + p->ncol, p->col0 + end * kern->nr) - col;
   s.dtype = g->ab_dtype;
   s.width = kern->nr;
   kern->pack_b(p->work + begin * kern->nr * p->k_pad * kern->esize, &s);
@@ -197,7 +193,7 @@ static void pack_a_block(const plan *p, char *dst, int64_t row, int64_t rows, in
   }
   tile_strip s = {.is = g->a_rs, .ps = g->a_cs, .n = rows, .k_pad = kc};
   s.src = (const char *)g->a + (row * g->a_rs + k0 * g->a_cs) * size_of(g->ab_dtype);
-  s.k = least(kc, g->k - k0);
+  s.k = i64_min(kc, g->k - k0);
   s.dtype = g->ab_dtype;
   s.width = p->kern->mr;
   p->kern->pack_a(dst, &s);
@@ -219,13 +215,13 @@ static void fetch_ahead(const block *b, int64_t i, int64_t j, int64_t k0, int64_
                         tile_job *job)
 {
   const plan *p = b->p;
-  int64_t mr = p->kern->mr, ntile = ceil_div(least(p->nb, b->cols), p->kern->nr);
-  int64_t each = ceil_div(mr, ntile), at = j % p->nb / p->kern->nr * each;
+  int64_t mr = p->kern->mr, ntile = i64_ceil_div(i64_min(p->nb, b->cols), p->kern->nr);
+  int64_t each = i64_ceil_div(mr, ntile), at = j % p->nb / p->kern->nr * each;
   int source = p->direct || (p->lazy && j < p->nb);
   int64_t row = b->row + i + mr + at;
-  int64_t last = least(source ? p->g->m : b->row + b->rows, b->row + i + 2 * mr);
+  int64_t last = i64_min(source ? p->g->m : b->row + b->rows, b->row + i + 2 * mr);
   if (row >= last) return;
-  job->nsoon = (int)least(each, last - row);
+  job->nsoon = (int)i64_min(each, last - row);
   job->soon_rs = (source ? p->g->a_rs : kc) * p->kern->esize;
   job->soon = (const char *)p->g->a + (row * p->g->a_rs + k0) * p->kern->esize;
   if (!source) job->soon = b->a + (i + mr + at) * job->soon_rs;
@@ -239,12 +235,12 @@ static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
   int64_t nr = p->kern->nr, mr = p->kern->mr, size = size_of(g->c_dtype);
   j += nr;
   if (j >= b->cols || j % p->nb == 0) j = (j - 1) / p->nb * p->nb, i += mr;
-  int64_t rows = least(mr, b->rows - i), cols = least(nr, b->cols - j);
+  int64_t rows = i64_min(mr, b->rows - i), cols = i64_min(nr, b->cols - j);
   if (rows <= 0) return;
   job->next = (const char *)g->c + ((b->row + i) * g->c_rs + b->col + j) * size;
   job->next_rs = g->c_rs * size;
   job->nnext = (int)rows;
-  job->next_lines = (int)ceil_div(cols * size, LINE);
+  job->next_lines = (int)i64_ceil_div(cols * size, LINE);
 }
 
 static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc)
@@ -255,8 +251,8 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
   int64_t row = b->row + i, col = b->col + j, csize = kern->f64 ? 8 : 4;
   int first = k0 == 0, last = k0 + kc >= p->k_pad, whole = !(first && last);
   tile_job job = {.k = kc, .load = !first};
-  job.rows = (int)least(kern->mr, b->rows - i);
-  job.cols = (int)least(kern->nr, b->cols - j);
+  job.rows = (int)i64_min(kern->mr, b->rows - i);
+  job.cols = (int)i64_min(kern->nr, b->cols - j);
   job.a = b->a + (p->direct || p->single ? 0 : i * kc * kern->esize);
   if (p->direct && job.rows == kern->mr) {
     job.a = (const char *)g->a + (row * g->a_rs + k0) * kern->esize;
@@ -287,42 +283,42 @@ static void run_panel(const block *b, int64_t i, int64_t j0, int64_t j1, int64_t
   for (int64_t j = j0; j < j1; j += b->p->kern->nr) run_tile(b, i, j, k0, kc);
 }
 
-static void run_block(const block *b, int64_t ic, int64_t *held)
+static void gemm_run_block(const block *b, int64_t ic, int64_t *held)
 {
   const plan *p = b->p;
   const tile_kernel *kern = p->kern;
-  int64_t nkc = ceil_div(p->k_pad, p->kc);
+  int64_t nkc = i64_ceil_div(p->k_pad, p->kc);
   for (int64_t pc = 0; pc < nkc; pc++) {
-    int64_t k0 = pc * p->kc, kc = least(p->kc, p->k_pad - k0);
+    int64_t k0 = pc * p->kc, kc = i64_min(p->kc, p->k_pad - k0);
     int fresh = *held != ic * nkc + pc;
     if (fresh && !p->lazy) pack_a_block(p, b->a, b->row, b->rows, k0, kc);
     *held = p->single ? -1 : ic * nkc + pc;
     for (int64_t j0 = 0; j0 < b->cols; j0 += p->nb) {
-      int64_t j1 = least(b->cols, j0 + p->nb);
+      int64_t j1 = i64_min(b->cols, j0 + p->nb);
       for (int64_t i = 0; i < b->rows; i += kern->mr) {
         if (p->lazy && fresh && j0 == 0)
           pack_a_block(p, b->a + (p->single ? 0 : i * kc * kern->esize), b->row + i,
-                       least(kern->mr, b->rows - i), k0, kc);
+                       i64_min(kern->mr, b->rows - i), k0, kc);
         run_panel(b, i, j0, j1, k0, kc);
       }
     }
   }
 }
 
-static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const plan *p = arg;
   char *mine = p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * thread;
   int64_t *held = (int64_t *)mine; /* which block of A the scratch holds, -1 for none */
-  int64_t per_row = ceil_div(p->ncol, p->ns);
+  int64_t per_row = i64_ceil_div(p->ncol, p->ns);
   if (p->kern->begin) p->kern->begin();
   for (int64_t t = begin; t < end; t++) {
     int64_t ic = t / per_row, js = t % per_row;
     block b = {.p = p, .row = ic * p->mc, .col = p->col0 + js * p->ns, .a = mine + LINE};
-    b.rows = least(p->mc, p->g->m - b.row);
-    b.cols = least(p->ns, p->col0 + p->ncol - b.col);
+    b.rows = i64_min(p->mc, p->g->m - b.row);
+    b.cols = i64_min(p->ns, p->col0 + p->ncol - b.col);
     b.stage = (float *)(mine + p->a_bytes);
-    run_block(&b, ic, held);
+    gemm_run_block(&b, ic, held);
   }
   if (p->kern->end) p->kern->end();
 }
@@ -332,12 +328,12 @@ static void run_plan(plan *p, void *work)
   const cpu_gemm *g = p->g;
   p->work = work;
   for (p->col0 = 0; p->col0 < g->n; p->col0 += p->nround) {
-    p->ncol = least(p->nround, g->n - p->col0);
+    p->ncol = i64_min(p->nround, g->n - p->col0);
     for (int t = 0; t < p->nthread; t++)
       *(int64_t *)(p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * t) = -1;
-    tide__pool_for(p->nthread, ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
-    int64_t ntask = ceil_div(g->m, p->mc) * ceil_div(p->ncol, p->ns);
-    tide__pool_tasks(p->nthread, ntask, 1, run_tasks, p);
+    tide__pool_for(p->nthread, i64_ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
+    int64_t ntask = i64_ceil_div(g->m, p->mc) * i64_ceil_div(p->ncol, p->ns);
+    tide__pool_tasks(p->nthread, ntask, 1, gemm_run_tasks, p);
   }
 }
 
@@ -397,7 +393,7 @@ static cpu_gemm turned(const cpu_gemm *g, void *work)
   return t;
 }
 
-static int64_t turned_bytes(const cpu_gemm *g) { return round_up(g->m * g->n * 4, LINE); }
+static int64_t turned_bytes(const cpu_gemm *g) { return i64_round_up(g->m * g->n * 4, LINE); }
 
 typedef struct turn { const cpu_gemm *g; const float *sums; } turn;
 
@@ -429,7 +425,7 @@ static void turn_strips(void *arg, int64_t begin, int64_t end, int thread)
   const turn *t = arg;
   (void)thread;
   for (int64_t s = begin; s < end; s++) {
-    int64_t j = s * TURN_SIDE, n = least(TURN_SIDE, t->g->n - j);
+    int64_t j = s * TURN_SIDE, n = i64_min(TURN_SIDE, t->g->n - j);
     for (int64_t r = 0; r < t->g->m; r++) {
       float row[TURN_SIDE];
       for (int64_t i = 0; i < n; i++) row[i] = t->sums[(j + i) * t->g->m + r];
@@ -445,7 +441,7 @@ static void run_turned(const cpu_gemm *g, int nthread, char *work, int isa)
   turn t = {.g = g, .sums = back.c};
   plan_make(&p, &back, nthread, isa);
   run_plan(&p, work + turned_bytes(g));
-  tide__pool_for(nthread, ceil_div(g->n, TURN_SIDE), 16, turn_strips, &t);
+  tide__pool_for(nthread, i64_ceil_div(g->n, TURN_SIDE), 16, turn_strips, &t);
 }
 
 int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa)

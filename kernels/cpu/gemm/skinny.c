@@ -1,15 +1,16 @@
 /* Products with few rows: B is read once, as it lies, at the speed of memory.
  *
- * The one idea: with at most sixteen rows there is nothing to win by packing B, which costs more
+ * With at most sixteen rows there is nothing to win by packing B, which costs more
  * than the product. A is small: it is widened to f32 once and stays in cache. If B runs along k
  * (a weight stored [N, K]) columns of C are dot products, several columns at a time to keep several
  * streams of memory going; if it runs along n, rows of B are added up, a few per pass.
  * With AMX and bf16, B running along k is itself what a tile reads as rows, so C is computed
  * transposed and nothing of B is touched but by the tile loads.
  *
- * Layer 2k. Scratch: [A][thread 0 stage][thread 1 stage]...; a stage holds f32 sums of CHUNK
+ * Scratch: [A][thread 0 stage][thread 1 stage]...; a stage holds f32 sums of CHUNK
  * columns. The order of an element's sum depends on k alone.
  */
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/gemm/tile.h"
@@ -18,10 +19,8 @@
 
 enum { CHUNK = 4096, NARROW = 1024, LEAST_K = 32, LEAST_N = 64 };
 
-static int64_t pad(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
-
 /* Room for A: rows as f32, or one tile column of pairs; k padded to 32. */
-static int64_t a_bytes(const cpu_gemm *g) { return TILE_SKINNY_M * pad(g->k, 32) * 4; }
+static int64_t a_bytes(const cpu_gemm *g) { return TILE_SKINNY_M * i64_round_up(g->k, 32) * 4; }
 static int64_t stage_bytes(void) { return (int64_t)TILE_SKINNY_M * CHUNK * 4; }
 
 int64_t tide__tile_skinny_work(const cpu_gemm *g, int nthread)
@@ -163,7 +162,7 @@ void sum_rows(const skinny *s, float *stage, int64_t j0, int64_t n, const int de
                             const int nrow, const int dtype)
 {
   int64_t k = s->g->k, m = s->g->m, p = 0;
-  for (int64_t r = 0; r < pad(m, nrow); r++) memset(stage + r * CHUNK, 0, CHUNK * 4);
+  for (int64_t r = 0; r < i64_round_up(m, nrow); r++) memset(stage + r * CHUNK, 0, CHUNK * 4);
   for (; p + depth <= k; p += depth)
     for (int64_t r = 0; r < m; r += nrow)
       add_rows(s, stage + r * CHUNK, s->a + r * s->kp, p, j0, n, depth, nrow, dtype);
@@ -267,7 +266,7 @@ TIDE_AVX512 static void finish_row(const cpu_gemm *g, const float *stage, int64_
   }
 }
 
-static void run_chunk(const skinny *s, float *stage, int64_t j0, int64_t j1)
+static void skinny_run_chunk(const skinny *s, float *stage, int64_t j0, int64_t j1)
 {
   const cpu_gemm *g = s->g;
   int along_k = g->b_rs == 1;
@@ -287,7 +286,7 @@ static void run_columns(void *arg, int64_t begin, int64_t end, int thread)
   if (s->tiles) tide__tile_amx_begin();
   int64_t step = s->g->m <= 2 ? CHUNK : NARROW; /* the sums of more rows must fit the cache too */
   for (int64_t j = begin * LEAST_N; j < last; j += step)
-    run_chunk(s, stage, j, last - j < step ? last : j + step);
+    skinny_run_chunk(s, stage, j, last - j < step ? last : j + step);
   if (s->tiles) tide__tile_amx_end();
 }
 
@@ -311,7 +310,7 @@ TIDE_LEVELS(void, widen_a, (const skinny *s), (s))
 
 void tide__tile_skinny(const cpu_gemm *g, int nthread, void *work, int isa)
 {
-  skinny s = {.g = g, .a = work, .kp = pad(g->k, 32)};
+  skinny s = {.g = g, .a = work, .kp = i64_round_up(g->k, 32)};
   s.stages = (char *)work + a_bytes(g);
   s.tiles = g->ab_dtype == TIDE_BF16 && g->b_rs == 1 && (isa & CPU_ISA_AMX);
   if (s.tiles) pair_a(&s);

@@ -1,11 +1,11 @@
 /* Register-tile kernels: the inner products that gemm.c is built on.
  *
- * The one idea: a product is cut into tiles of mr x nr. Panels of A (mr rows) and of B (nr columns)
+ * A product is cut into tiles of mr x nr. Panels of A (mr rows) and of B (nr columns)
  * are first packed so that the kernel reads both front to back; after that every instruction set
  * needs one function only, C_tile (+)= A_panel B_panel. Packing also takes care of transposition,
  * of 16-bit types the kernel cannot read and of edges, which are filled with zeros.
  *
- * Layer 2k. The value of an element of C depends on k and the kernel alone: blocks of kc, each
+ * The value of an element of C depends on k and the kernel alone: blocks of kc, each
  * summed in ascending order, added in ascending order. Neither the number of threads nor how rows
  * and columns are cut can change a bit.
  */

@@ -1,6 +1,6 @@
 /* The bf16 tile for AMX: 32 x 32 of C in four tile registers, f32 sums, with its packing.
  *
- * The one idea: each step loads two tiles of A and two of B (1 KiB each, 32 of k) for four tile
+ * Each step loads two tiles of A and two of B (1 KiB each, 32 of k) for four tile
  * products, so one KiB moves per product and the unit stays busy from the first-level cache. A is
  * packed as rows of 32 k; B as rows of 16 pairs of k ("pair rows"), which is what the unit reads;
  * one form is the other transposed in 32-bit pieces, so a single routine packs both. A panel of A
@@ -8,7 +8,7 @@
  * level, loaded with the hint that keeps them from pushing A out. The lines of C that the next tile
  * writes are fetched meanwhile: a tile takes less time than a miss on each of its rows.
  *
- * Layer 2k. See tile.h. Tile registers are configured per task and released at its end: the state
+ * See tile.h. Tile registers are configured per task and released at its end: the state
  * costs every context switch as long as it is live. The unit flushes denormals by itself.
  */
 #include "kernels/cpu/gemm/tile.h"

@@ -1,9 +1,9 @@
 /* The AMX tile instructions and the state they need.
  *
- * The one idea: they are written as assembly because the compiler's own wrappers do not tell it
+ * They are written as assembly because the compiler's own wrappers do not tell it
  * that memory is read: it may then drop or delay the stores that fill a tile's source.
  *
- * Layer 2k. Tile numbers are literal digits, pointers any type, strides bytes. Use the instructions
+ * Tile numbers are literal digits, pointers any type, strides bytes. Use the instructions
  * only between tide__tile_amx_begin and tide__tile_amx_end, and only if CPU_ISA_AMX is set.
  */
 #ifndef TIDE_KERNELS_CPU_TILE_AMX_H

@@ -1,10 +1,10 @@
 /* The f32 tile for AVX-512, 14 rows by 32 columns, with its packing.
  *
- * The one idea: 28 accumulators, two vectors of B and a broadcast element of A fill the 32
+ * 28 accumulators, two vectors of B and a broadcast element of A fill the 32
  * registers, so that each step of k costs 28 multiply-adds and 16 loads, and the two multiply-add
  * ports never wait. Fewer rows or at most 16 columns have their own, smaller bodies.
  *
- * Layer 2k. See tile.h. Packing transposes 16 x 16 blocks in registers and widens 16-bit floats.
+ * See tile.h. Packing transposes 16 x 16 blocks in registers and widens 16-bit floats.
  */
 #include "kernels/cpu/gemm/tile.h"
 
@@ -109,7 +109,7 @@ TILE(10)
 TILE(12)
 TILE(14)
 
-static void run(const tile_job *job)
+static void avx512_run(const tile_job *job)
 {
   static void (*const by_size[7][2])(const tile_job *) = {
     {tile_2x1, tile_2x2},   {tile_4x1, tile_4x2},   {tile_6x1, tile_6x2},  {tile_8x1, tile_8x2},
@@ -203,7 +203,7 @@ PACK(pack_cols, COLS)
 static const tile_kernel kernel = {
   .mr = ROWS, .nr = COLS, .kr = 1, .esize = 4, .f64 = 0, .kc = DEPTH, .cols = 448 << 10,
   .whole = 1 << 20,
-  .pack_a = pack_rows, .pack_b = pack_cols, .run = run, .to_half = tide__tile_to_half
+  .pack_a = pack_rows, .pack_b = pack_cols, .run = avx512_run, .to_half = tide__tile_to_half
 };
 
 const tile_kernel *tide__tile_kernel_avx512(void) { return &kernel; }

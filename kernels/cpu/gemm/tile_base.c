@@ -1,10 +1,10 @@
 /* Tile kernels for machines without AVX-512, for f64, and the plain packing all can fall back on.
  *
- * The one idea: one body per element type, written for short vectors of the compiler, compiled once
+ * One body per element type, written for short vectors of the compiler, compiled once
  * for the base instruction set and once for AVX2 with FMA, where its twelve accumulators fill the
  * registers. Small machines are served correctly, modern ones are served elsewhere.
  *
- * Layer 2k. See tile.h.
+ * See tile.h.
  */
 #include <string.h>
 

@@ -1,17 +1,15 @@
 /* Steps, packing and products of the SSD scan. See scan.h. */
 #include "kernels/cpu/scan/scan.h"
 
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/sequence.h"
 
 enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks a thread, so that uneven ones even out */
 
-static int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* ---- plan ---------------------------------------------------------------------------------- */
 
-static const tile_kernel *choose(int dtype)
+static const tile_kernel *scan_choose(int dtype)
 {
   int isa = tide__cpu_isa();
   const tile_kernel *kern = 0;
@@ -25,7 +23,7 @@ static void cut_heads(ssd *s, int nthread)
 {
   int64_t n = s->G > 0 ? s->H / s->G : 0, list = s->nb * s->G, least_of = (n + HEADS - 1) / HEADS;
   int64_t want = nthread > 1 && list > 0 ? (EACH * nthread + list - 1) / list : 1;
-  s->nblock = least(n, want > least_of ? want : least_of);
+  s->nblock = i64_min(n, want > least_of ? want : least_of);
   s->heads = s->nblock > 0 ? (n + s->nblock - 1) / s->nblock : 0;
 }
 
@@ -36,12 +34,12 @@ void tide__ssd_plan(ssd *s, const k_call *call, const k_tensor *in)
   s->attrs = call->attrs;
   s->nb = in->shape[0], s->T = in->shape[1], s->H = in->shape[2], s->P = in->shape[3];
   s->G = in[3].shape[2], s->N = in[3].shape[3];
-  s->Q = least(s->attrs->chunk, s->T > 0 ? s->T : 1);
+  s->Q = i64_min(s->attrs->chunk, s->T > 0 ? s->T : 1);
   s->nchunk = (s->T + s->attrs->chunk - 1) / s->attrs->chunk;
   cut_heads(s, call->nthread);
-  s->kern = choose(s->x->dtype);
+  s->kern = scan_choose(s->x->dtype);
   s->half = s->kern->esize == 2;
-  s->ld = round_up(s->Q, 32);
+  s->ld = i64_round_up(s->Q, 32);
 }
 
 int64_t tide__ssd_tasks(const ssd *s) { return s->nb * s->G * s->nblock; }
@@ -70,7 +68,7 @@ static int goes_on(const ssd *s, const ssd_at *at, int64_t t)
 
 int tide__ssd_next(const ssd *s, ssd_at *at)
 {
-  int64_t end = least((at->c + 1) * s->attrs->chunk, s->T), t = at->t0 + at->n;
+  int64_t end = i64_min((at->c + 1) * s->attrs->chunk, s->T), t = at->t0 + at->n;
   if (t >= end) return 0;
   at->t0 = t;
   at->seen = goes_on(s, at, t);
@@ -87,7 +85,7 @@ int tide__ssd_next(const ssd *s, ssd_at *at)
 void *tide__ssd_take(ssd_room *r, int64_t bytes)
 {
   void *p = r->base ? r->base + r->used : 0;
-  r->used += round_up(bytes, LINE) + LINE; /* a line between, so that equal sizes do not alias */
+  r->used += i64_round_up(bytes, LINE) + LINE; /* a line more: equal sizes would alias */
   return p;
 }
 
@@ -105,12 +103,14 @@ void tide__ssd_take_steps(ssd_room *r, const ssd *s, ssd_steps *st)
 
 void *tide__ssd_take_a(ssd_room *r, const ssd *s, int64_t m, int64_t k)
 {
-  return tide__ssd_take(r, round_up(m, s->kern->mr) * round_up(k, s->kern->kr) * s->kern->esize);
+  const tile_kernel *t = s->kern;
+  return tide__ssd_take(r, i64_round_up(m, t->mr) * i64_round_up(k, t->kr) * t->esize);
 }
 
 void *tide__ssd_take_b(ssd_room *r, const ssd *s, int64_t n, int64_t k)
 {
-  return tide__ssd_take(r, round_up(n, s->kern->nr) * round_up(k, s->kern->kr) * s->kern->esize);
+  const tile_kernel *t = s->kern;
+  return tide__ssd_take(r, i64_round_up(n, t->nr) * i64_round_up(k, t->kr) * t->esize);
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ TIDE_LEVELS(void, decays,
 }
 
 /* Adds up step * A. A decay below exp(-1e5) is 0 in any case, and such sums stay small. */
-static void add_up(const ssd_steps *st, float A, int64_t n)
+static void scan_add_up(const ssd_steps *st, float A, int64_t n)
 {
   double sum = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -177,7 +177,7 @@ void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
   else
     for (int64_t i = 0; i < n; i++) st->step[i] = st->raw[i] + bias, st->slope[i] = 1;
   limit_steps(s->attrs, st->step, st->slope, n);
-  add_up(st, ssd_get(s->A, h * s->A->stride[0]), n);
+  scan_add_up(st, ssd_get(s->A, h * s->A->stride[0]), n);
   decays(st->in, st->out, st->hi, st->lo, n);
   st->whole = st->in[n - 1];
 }
@@ -193,14 +193,14 @@ static tile_strip strip_of(ssd_mat m, int64_t i, int64_t p, int64_t n, int64_t k
 
 void tide__ssd_pack_a(const ssd *s, void *to, ssd_mat m, int64_t rows, int64_t k)
 {
-  tile_strip t = strip_of(m, 0, 0, rows, k, round_up(k, s->kern->kr));
+  tile_strip t = strip_of(m, 0, 0, rows, k, i64_round_up(k, s->kern->kr));
   t.width = s->kern->mr;
   s->kern->pack_a(to, &t);
 }
 
 void tide__ssd_pack_b(const ssd *s, void *to, ssd_mat m, int64_t cols, int64_t k)
 {
-  tile_strip t = strip_of(m, 0, 0, cols, k, round_up(k, s->kern->kr));
+  tile_strip t = strip_of(m, 0, 0, cols, k, i64_round_up(k, s->kern->kr));
   t.width = s->kern->nr;
   s->kern->pack_b(to, &t);
 }
@@ -210,12 +210,12 @@ static void extent(const ssd *s, int64_t i, int64_t n, int lower, int64_t *k0, i
 {
   int64_t kr = s->kern->kr;
   *k0 = lower ? 0 : i / kr * kr;
-  *k1 = lower ? least(n, i + s->kern->mr) : n;
+  *k1 = lower ? i64_min(n, i + s->kern->mr) : n;
 }
 
 static char *panel_of(const ssd *s, const void *a, int64_t i, int64_t n)
 {
-  return (char *)a + i * round_up(n, s->kern->kr) * s->kern->esize;
+  return (char *)a + i * i64_round_up(n, s->kern->kr) * s->kern->esize;
 }
 
 static void pack_triangle(const ssd *s, void *to, ssd_mat m, int64_t n, int lower)
@@ -223,8 +223,8 @@ static void pack_triangle(const ssd *s, void *to, ssd_mat m, int64_t n, int lowe
   for (int64_t i = 0; i < n; i += s->kern->mr) {
     int64_t k0, k1;
     extent(s, i, n, lower, &k0, &k1);
-    tile_strip t = strip_of(m, i, k0, least(s->kern->mr, n - i), k1 - k0,
-                            round_up(k1 - k0, s->kern->kr));
+    tile_strip t = strip_of(m, i, k0, i64_min(s->kern->mr, n - i), k1 - k0,
+                            i64_round_up(k1 - k0, s->kern->kr));
     t.width = s->kern->mr;
     s->kern->pack_a(panel_of(s, to, i, n), &t);
   }
@@ -247,13 +247,13 @@ static void row_of_tiles(const ssd *s, const ssd_mm *j, int64_t i, int64_t j0, c
                          int64_t k0, int64_t depth)
 {
   const tile_kernel *kern = s->kern;
-  int64_t k_pad = round_up(j->k, kern->kr);
-  tile_job job = {.k = round_up(depth, kern->kr), .a = a, .c_rs = j->c_rs, .load = j->load};
-  job.rows = (int)least(kern->mr, j->m - i);
+  int64_t k_pad = i64_round_up(j->k, kern->kr);
+  tile_job job = {.k = i64_round_up(depth, kern->kr), .a = a, .c_rs = j->c_rs, .load = j->load};
+  job.rows = (int)i64_min(kern->mr, j->m - i);
   for (int64_t col = j0; col < j->n; col += kern->nr) {
     job.b = (const char *)j->b + (col * k_pad + k0 * kern->nr) * kern->esize;
     job.c = j->c + i * j->c_rs + col;
-    job.cols = (int)least(kern->nr, j->n - col);
+    job.cols = (int)i64_min(kern->nr, j->n - col);
     kern->run(&job);
   }
 }

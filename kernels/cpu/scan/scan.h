@@ -1,6 +1,6 @@
 /* The SSD scan on the CPU: what its forward (scan_fwd.c) and backward (scan_bwd.c) share.
  *
- * The one idea (state-space duality, arXiv 2405.21060): within a chunk of Q tokens the recurrence
+ * Within a chunk of Q tokens the recurrence
  * is a product with a lower triangular matrix S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what
  * comes from before is a product with the state; so nearly all work is register tiles (tile.h). C
  * B' is made once per group and chunk and serves all heads.
@@ -16,7 +16,7 @@
  * Exponents are differences of sums: the sums run in f64 and are split into two floats, so that a
  * difference is as exact as its own size allows, however large the sums have become.
  *
- * Layer 2k. Legend: Q chunk, P channels of a head, N state size; "panel" is packed for a tile.
+ * Legend: Q chunk, P channels of a head, N state size; "panel" is packed for a tile.
  * Triangles are stored transposed: row s, column t >= s.
  */
 #ifndef TIDE_KERNELS_CPU_SCAN_H
@@ -35,6 +35,13 @@ typedef struct ssd {
   const tile_kernel *kern;
   int     half;              /* products read bf16 */
 } ssd;
+
+/* Returns the length of a scratch row that holds any row of the piece. */
+static inline int64_t ssd_longest(const ssd *s)
+{
+  int64_t n = s->ld > s->N ? s->ld : s->N;
+  return n > s->P ? n : s->P;
+}
 
 /* The tokens of one piece as one head sees them; arrays of Q. */
 typedef struct ssd_steps {

@@ -1,6 +1,6 @@
 /* The SSD scan backward. See scan.h.
  *
- * The one idea: only the gradient of the state must be handed from chunk to chunk, and that is one
+ * Only the gradient of the state must be handed from chunk to chunk, and that is one
  * product a chunk; all the rest of a chunk follows from the states on its two sides. So chunks go
  * in windows, the last first. In each, the gradients of its states are made head by head, from the
  * last chunk to the first; then its chunks are independent tasks, each with all heads of a group,
@@ -15,7 +15,7 @@
  * large step stands between the pairs of its sides. What the states add is kept apart in the same
  * way: running sums from the side that adds.
  *
- * Layer 2k. Sums over heads are made in head order, sums over chunks from the last to the first, so
+ * Sums over heads are made in head order, sums over chunks from the last to the first, so
  * neither windows nor threads show.
  */
 #include "kernels/cpu/pool.h"
@@ -80,7 +80,7 @@ static void pass_tasks(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- the chunks of a window --------------------------------------------------------------- */
 
-static void run_chunk(const ssd_back *w, ssd_at *at, ssd_back_room *r)
+static void scan_bwd_run_chunk(const ssd_back *w, ssd_at *at, ssd_back_room *r)
 {
   const ssd *s = &w->s;
   int64_t n = s->H / s->G;
@@ -103,7 +103,7 @@ static void chunk_tasks(void *arg, int64_t begin, int64_t end, int thread)
   if (w->s.kern->begin) w->s.kern->begin();
   for (int64_t i = begin; i < end; i++) {
     ssd_at at = {.b = i / n / w->s.G, .g = i / n % w->s.G, .c = w->c0 + i % n};
-    run_chunk(w, &at, &r);
+    scan_bwd_run_chunk(w, &at, &r);
   }
   if (w->s.kern->end) w->s.kern->end();
 }
@@ -161,7 +161,7 @@ static double over_batch(const ssd_back *w, int64_t h, int64_t k)
   return sum;
 }
 
-static void put_sums(const ssd_back *w)
+static void scan_bwd_put_sums(const ssd_back *w)
 {
   const ssd *s = &w->s;
   const k_tensor *dD = &w->call->out[OUT_D], *dbias = &w->call->out[OUT_BIAS];
@@ -215,7 +215,7 @@ static int64_t lay_out_all(ssd_back *w, int nthread)
   return k.used;
 }
 
-static void plan(ssd_back *w, const k_call *call)
+static void scan_bwd_plan(ssd_back *w, const k_call *call)
 {
   tide__ssd_plan(&w->s, call, call->in + IN_X);
   w->s.last = !k_absent(&call->in[IN_DLAST]);
@@ -224,14 +224,14 @@ static void plan(ssd_back *w, const k_call *call)
 int64_t k_cpu_ssd_scan_bwd_work(const k_call *call)
 {
   ssd_back w = {.call = call};
-  plan(&w, call);
+  scan_bwd_plan(&w, call);
   return lay_out_all(&w, call->nthread);
 }
 
 int k_cpu_ssd_scan_bwd(const k_call *call)
 {
   ssd_back w = {.call = call, .work = call->work};
-  plan(&w, call);
+  scan_bwd_plan(&w, call);
   int rc = sequence_check(call, w.s.seq);
   if (rc < 0) return rc;
   lay_out_all(&w, call->nthread);
@@ -239,6 +239,6 @@ int k_cpu_ssd_scan_bwd(const k_call *call)
   first_gradients(&w);
   run_windows(&w);
   put_initial(&w);
-  put_sums(&w);
+  scan_bwd_put_sums(&w);
   return TIDE_OK;
 }

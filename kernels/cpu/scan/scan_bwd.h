@@ -1,7 +1,5 @@
 /* What the backward of the SSD scan shares among its files: scan_bwd.c walks over the chunks,
  * scan_bwd_piece.c makes the gradients of one piece. See scan.h and scan_bwd.c.
- *
- * Layer 2k.
  */
 #ifndef TIDE_KERNELS_CPU_SCAN_BWD_H
 #define TIDE_KERNELS_CPU_SCAN_BWD_H

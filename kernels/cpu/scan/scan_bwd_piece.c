@@ -1,7 +1,5 @@
 /* One piece of the SSD scan backward: what its heads share, each head, and the end. See
  * scan_bwd.c for the formulas.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/scan/scan_bwd.h"
 
@@ -12,12 +10,6 @@ typedef struct head {
   double  edge;                       /* what every decay of the piece gains by both states */
   double *sum;                        /* its sums over tokens */
 } head;
-
-static int64_t longest(const ssd *s)
-{
-  int64_t n = s->ld > s->N ? s->ld : s->N;
-  return n > s->P ? n : s->P;
-}
 
 static void lay_out_own(const ssd *s, ssd_room *k, ssd_back_room *r)
 {
@@ -54,10 +46,10 @@ int64_t tide__ssd_back_room(const ssd *s, char *base, ssd_back_room *r)
   r->C = tide__ssd_take(&k, Q * N * 4);
   r->sum_B = tide__ssd_take(&k, Q * N * 4);
   r->sum_C = tide__ssd_take(&k, Q * N * 4);
-  r->row = tide__ssd_take(&k, longest(s) * 4);
-  r->row2 = tide__ssd_take(&k, longest(s) * 4);
-  r->row3 = tide__ssd_take(&k, longest(s) * 4);
-  r->row4 = tide__ssd_take(&k, longest(s) * 4);
+  r->row = tide__ssd_take(&k, ssd_longest(s) * 4);
+  r->row2 = tide__ssd_take(&k, ssd_longest(s) * 4);
+  r->row3 = tide__ssd_take(&k, ssd_longest(s) * 4);
+  r->row4 = tide__ssd_take(&k, ssd_longest(s) * 4);
   r->D = tide__ssd_take(&k, P * 4);
   r->dD = tide__ssd_take(&k, P * 4);
   r->so_far = tide__ssd_take(&k, s->ld * 4);
@@ -126,7 +118,7 @@ TIDE_LEVELS(void, token_row,
 }
 
 /* u in f32 and as operand, its decayed form and in g as operands. */
-static void rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_room *r)
+static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_room *r)
 {
   const ssd *s = &w->s;
   const k_tensor *dy = &w->call->in[IN_DY];
@@ -175,7 +167,7 @@ TIDE_LEVELS(float, triangle_row,
 }
 
 /* Everything that S takes part in: du (+)= S' g. */
-static void within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_room *r)
+static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_room *r)
 {
   const ssd *s = &w->s;
   int64_t n = at->n, size = s->half ? 2 : 4;
@@ -215,7 +207,7 @@ TIDE_LEVELS(float, scale_dot, (float *du, const float *u, float out, int64_t n),
 /* The state that leaves: du = out * (B dstate'), dB += (out u) dstate, and what the decays gain:
  * left[i] of the tokens before i, `edge` of the state that entered.
  */
-static void leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
+static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
 {
   int64_t n = at->n;
   double left = 0;
@@ -249,7 +241,7 @@ TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t
 }
 
 /* The state that entered: dC += (in g) state, and entered[i], what the decays up to i gain. */
-static void entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_room *r)
+static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_room *r)
 {
   int64_t n = at->n;
   const void *src = k->state;
@@ -315,9 +307,9 @@ void tide__ssd_back_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_bac
   k.state = (const float *)states->data + at->b * states->stride[0] + at->c * states->stride[1] +
             h * states->stride[2];
   tide__ssd_steps(s, at, h, &r->st);
-  rows_of_head(w, at, h, r);
-  if (at->used) leaving(s, at, &k, r);
-  within(w, at, &k, r);
-  if (at->seen) entering(s, at, &k, r);
+  piece_rows_of_head(w, at, h, r);
+  if (at->used) piece_leaving(s, at, &k, r);
+  piece_within(w, at, &k, r);
+  if (at->seen) piece_entering(s, at, &k, r);
   finish_tokens(w, at, &k, r);
 }

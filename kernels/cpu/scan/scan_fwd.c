@@ -1,6 +1,4 @@
 /* The SSD scan forward. See scan.h; few tokens (generation) take the recurrence itself.
- *
- * Layer 2k.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/scan/scan.h"
@@ -25,22 +23,16 @@ typedef struct fwd {
   int64_t each;                      /* bytes of a thread */
 } fwd;
 
-static int64_t longest(const ssd *s)
-{
-  int64_t n = s->ld > s->N ? s->ld : s->N;
-  return n > s->P ? n : s->P;
-}
-
-static int64_t lay_out(const ssd *s, char *base, room *r)
+static int64_t scan_fwd_lay_out(const ssd *s, char *base, room *r)
 {
   ssd_room k = {base, 0};
   int64_t size = s->half ? 2 : 4, Q = s->Q, P = s->P, N = s->N;
   tide__ssd_take_steps(&k, s, &r->st);
   r->cb = tide__ssd_take(&k, Q * s->ld * 4);
   r->y = tide__ssd_take(&k, Q * P * 4);
-  r->row = tide__ssd_take(&k, longest(s) * 4);
-  r->row2 = tide__ssd_take(&k, longest(s) * 4);
-  r->row3 = tide__ssd_take(&k, longest(s) * 4);
+  r->row = tide__ssd_take(&k, ssd_longest(s) * 4);
+  r->row2 = tide__ssd_take(&k, ssd_longest(s) * 4);
+  r->row3 = tide__ssd_take(&k, ssd_longest(s) * 4);
   r->D = tide__ssd_take(&k, P * 4);
   r->state = tide__ssd_take(&k, s->heads * P * N * 4);
   r->tri = tide__ssd_take(&k, Q * s->ld * size);
@@ -84,7 +76,7 @@ TIDE_LEVELS(void, token_row,
 }
 
 /* y = in * (C state) + D x, and u with its decayed form as operands. */
-static void rows_of_head(const ssd *s, const ssd_at *at, int64_t h, room *r)
+static void scan_fwd_rows_of_head(const ssd *s, const ssd_at *at, int64_t h, room *r)
 {
   const k_tensor *x = s->x;
   int64_t P = s->P;
@@ -103,7 +95,7 @@ static void rows_of_head(const ssd *s, const ssd_at *at, int64_t h, room *r)
 }
 
 /* y += S u, S made row by row (of its transpose) and packed. */
-static void within(const ssd *s, const ssd_at *at, room *r)
+static void scan_fwd_within(const ssd *s, const ssd_at *at, room *r)
 {
   int64_t size = s->half ? 2 : 4;
   for (int64_t i = 0; i < at->n; i++) {
@@ -118,7 +110,7 @@ static void within(const ssd *s, const ssd_at *at, room *r)
 }
 
 /* y = in C state, by the state before the piece. */
-static void entering(const ssd *s, const ssd_at *at, const float *state, room *r)
+static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state, room *r)
 {
   const void *src = state;
   if (s->half) tide__ssd_put(s, r->narrow, 0, state, s->P * s->N), src = r->narrow;
@@ -127,7 +119,7 @@ static void entering(const ssd *s, const ssd_at *at, const float *state, room *r
 }
 
 /* state <- whole state + late' B */
-static void leaving(const ssd *s, const ssd_at *at, float *state, room *r)
+static void scan_fwd_leaving(const ssd *s, const ssd_at *at, float *state, room *r)
 {
   if (at->seen) tide__ssd_scale(state, state, r->st.whole, s->P * s->N);
   tide__ssd_pack_a(s, r->a_late, ssd_own(s, r->late, 1, s->P), s->P, at->n);
@@ -140,13 +132,13 @@ static void run_head(const fwd *f, const ssd_at *at, int64_t k, room *r)
   int64_t h = at->h0 + k;
   float *state = r->state + k * s->P * s->N;
   tide__ssd_steps(s, at, h, &r->st);
-  if (at->seen) entering(s, at, state, r);
-  rows_of_head(s, at, h, r);
-  within(s, at, r);
+  if (at->seen) scan_fwd_entering(s, at, state, r);
+  scan_fwd_rows_of_head(s, at, h, r);
+  scan_fwd_within(s, at, r);
   for (int64_t i = 0; i < at->n; i++)
     row_narrow(row_at(f->y, ((at->b * s->T + at->t0 + i) * s->H + h) * s->P), r->y + i * s->P,
                f->y->dtype, s->P);
-  if (at->used) leaving(s, at, state, r);
+  if (at->used) scan_fwd_leaving(s, at, state, r);
 }
 
 /* What enters a chunk, for the derivative. */
@@ -158,7 +150,7 @@ static void put_states(const fwd *f, const ssd_at *at, const room *r)
     memcpy((float *)f->states->data + to, r->state, (size_t)(at->nh * n) * sizeof(float));
 }
 
-static void run_chunk(const fwd *f, ssd_at *at, int64_t c, room *r)
+static void scan_fwd_run_chunk(const fwd *f, ssd_at *at, int64_t c, room *r)
 {
   tide__ssd_chunk(&f->s, at, c);
   put_states(f, at, r);
@@ -168,7 +160,7 @@ static void run_chunk(const fwd *f, ssd_at *at, int64_t c, room *r)
   }
 }
 
-static void first_state(const ssd *s, int64_t b, int64_t h, float *state)
+static void scan_fwd_first_state(const ssd *s, int64_t b, int64_t h, float *state)
 {
   const k_tensor *t = s->initial;
   if (k_absent(t)) memset(state, 0, (size_t)(s->P * s->N) * sizeof(float));
@@ -185,19 +177,19 @@ static void put_last(const fwd *f, int64_t b, int64_t h, const float *state)
     memcpy((float *)f->last->data + (b * f->s.H + h) * n, state, (size_t)n * sizeof(float));
 }
 
-static void run_tasks(void *arg, int64_t begin, int64_t end, int thread)
+static void scan_fwd_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const fwd *f = arg;
   const ssd *s = &f->s;
   room r;
-  lay_out(s, f->work + f->each * thread, &r);
+  scan_fwd_lay_out(s, f->work + f->each * thread, &r);
   if (s->kern->begin) s->kern->begin();
   for (int64_t i = begin; i < end; i++) {
     ssd_at at;
     tide__ssd_task(s, i, &at);
     for (int64_t k = 0; k < at.nh; k++)
-      first_state(s, at.b, at.h0 + k, r.state + k * s->P * s->N);
-    for (int64_t c = 0; c < s->nchunk; c++) run_chunk(f, &at, c, &r);
+      scan_fwd_first_state(s, at.b, at.h0 + k, r.state + k * s->P * s->N);
+    for (int64_t c = 0; c < s->nchunk; c++) scan_fwd_run_chunk(f, &at, c, &r);
     for (int64_t k = 0; k < at.nh; k++) put_last(f, at.b, at.h0 + k, r.state + k * s->P * s->N);
   }
   if (s->kern->end) s->kern->end();
@@ -267,7 +259,7 @@ static void run_few(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t k = begin; k < end; k++) {
     int64_t h = k % s->H;
     ssd_at at = {.b = k / s->H, .g = h / (s->H / s->G)};
-    first_state(s, at.b, h, r.state);
+    scan_fwd_first_state(s, at.b, h, r.state);
     for (int64_t c = 0; c < s->nchunk; c++) {
       tide__ssd_chunk(s, &at, c);
       while (tide__ssd_next(s, &at)) {
@@ -289,7 +281,7 @@ static int few(const k_call *call, const ssd *s)
 static int64_t bytes_of(const k_call *call, const ssd *s)
 {
   room r;
-  return few(call, s) ? lay_out_few(s, 0, &r) : lay_out(s, 0, &r);
+  return few(call, s) ? lay_out_few(s, 0, &r) : scan_fwd_lay_out(s, 0, &r);
 }
 
 int64_t k_cpu_ssd_scan_work(const k_call *call)
@@ -312,7 +304,7 @@ int k_cpu_ssd_scan(const k_call *call)
     int64_t grain = 65536 / (s->T * s->P * s->N + 1) + 1;
     tide__pool_for(call->nthread, s->nb * s->H, grain, run_few, &f);
   } else {
-    tide__pool_tasks(call->nthread, tide__ssd_tasks(s), 1, run_tasks, &f);
+    tide__pool_tasks(call->nthread, tide__ssd_tasks(s), 1, scan_fwd_run_tasks, &f);
   }
   return TIDE_OK;
 }
