@@ -4,7 +4,8 @@
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
-local options = require('tide.util.args').parse('tensor_tour: what a tensor can do', {}, { ... })
+local args = require 'tide.util.args'
+local options = args.main(args.parse, 'tensor_tour: what a tensor can do', {}, { ... })
 if not options then return end
 
 local tide = require 'tide'

@@ -90,6 +90,16 @@ end
 -- A text for a foreign value (cdata). The binding, which knows tensors, puts its own here.
 function err.show_cdata() return 'cdata' end
 
+-- What a table is: a class, "a Linear" for an object of one, or "a table".
+local function table_text(v)
+   local meta = getmetatable(v)
+   local name = type(meta) == 'table' and (rawget(meta, 'class_name') or rawget(meta, '__name'))
+   if rawget(v, 'class_name') or type(name) ~= 'string' then
+      return rawget(v, 'class_name') or 'a table'
+   end
+   return (name:find '^[AEIOU]' and 'an ' or 'a ') .. name
+end
+
 -- A short text for a value that did not fit.
 function err.show(v)
    local kind = type(v)
@@ -98,7 +108,7 @@ function err.show(v)
    elseif kind == 'number' then
       return ('%.14g'):format(v)
    elseif kind == 'table' then
-      return rawget(v, 'class_name') or 'a table'
+      return table_text(v)
    elseif kind == 'cdata' then
       return err.show_cdata(v)
    elseif kind == 'boolean' or kind == 'nil' then
@@ -264,19 +274,23 @@ local function unknown_option(op, k, known)
    local names = {}
    for key, v in each(known) do names[#names + 1] = v == true and key or v end
    table.sort(names)
-   k = tostring(k)
    err.raise('E_ARG', op, "unknown option '%s'%s", k, near.hint(k, names))
 end
 
 -- A table of options, whose keys are all in `known` (a list of names, or a set: name = true); nil
--- gives an empty one. An unknown key is answered with the nearest name.
+-- gives an empty one. The first unknown key by name is answered with the nearest name. An object
+-- (a communicator, a module) is refused as what it is.
 function err.options(op, opts, known)
    if type(opts) == 'nil' then return {} end          -- a null pointer equals nil
    err.type(op, 'options', opts, 'table')
+   local unknown
    for k in each(opts) do
-      if not is_known(known, k) then unknown_option(op, k, known) end
+      k = not is_known(known, k) and tostring(k)
+      if k and (not unknown or k < unknown) then unknown = k end
    end
-   return opts
+   if not unknown then return opts end
+   if getmetatable(opts) then err.arg(op, 'options', 'a table { name = value }', opts) end
+   unknown_option(op, unknown, known)
 end
 
 return err

@@ -83,6 +83,7 @@ describe('util.args', function()
    it('names the nearest option', function()
       assert.matches("did you mean '--steps'", message('--stpes', '3'), 1, true)
       assert.matches("did you mean '--val-every'", message('--val-evry', '3'), 1, true)
+      assert.matches("did you mean '--help'", message '--hlep', 1, true)
       assert.matches("did you mean '--mesh.dp'", message('--set', 'mesh.pd=3'), 1, true)
    end)
 
@@ -107,7 +108,7 @@ describe('util.args', function()
          assert.matches(("did you mean '--%s'?"):format(want), tostring(e), 1, true)
       end
       local _, e = pcall(function() return args.new('test', more):parse { '--zzzzzzzz' } end)
-      assert.matches('; known: --lr, --seq (E_ARG)', tostring(e), 1, true)
+      assert.matches('; known: --help, --lr, --seq (E_ARG)', tostring(e), 1, true)
    end)
 
    it('refuses what does not fit the type or range', function()

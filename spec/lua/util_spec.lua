@@ -52,6 +52,20 @@ describe('util.err', function()
       assert.matches("unknown option 'widht'; did you mean 'width'?", e.message, 1, true)
       assert.same({}, err.options('f', nil, {}))
       assert.equal('E_ARG', raised(err.options, 'f', 3, {}).code)
+      -- of several the first by name, on every run
+      local many = {}
+      for c in ('kzbqamx'):gmatch '.' do many[c] = 1 end
+      assert.matches("unknown option 'a'", raised(err.options, 'f', many, { 'w' }).message, 1, true)
+   end)
+
+   it('tells what an object is that stands in place of options', function()
+      local function got(v) return raised(err.options, 'f', v, { 'axis' }).message end
+      local expected = "argument 'options': expected a table { name = value }, got "
+      assert.equal(expected .. 'a communicator', got(tide.dist.solo()))
+      assert.equal(expected .. 'a Linear', got(tide.nn.Linear(2, 2)))
+      assert.equal(expected .. 'an AdamW', got(tide.optim.AdamW(tide.nn.Linear(2, 2), { lr = 1 })))
+      assert.equal('Linear', err.show(tide.nn.Linear))
+      assert.equal('a table', err.show {})
    end)
 
    it('shows strings in bounds', function()

@@ -276,6 +276,13 @@ describe('a frozen target', function()
       refused('E_ARG', 'positions', cp.make_target_cp_ctx, axis(2), eight, tide.zeros { 1, 7 })
    end)
 
+   it('is gathered of a list alone, behind the ranks', function()
+      local x = tide.ones { 1, 8, 4 }
+      refused('E_ARG', 'tensors', cp.gather_cp_seq, axis(1), x, 2, 8)
+      refused('E_ARG', 'tensors', cp.gather_cp_seq, nil, axis(1), x, 2, 8)
+      refused('E_ARG', 'axis', cp.gather_cp_seq, x, {}, 2, 8)
+   end)
+
    it('is gathered again, whatever the layout', function()
       local out = cp.gather_cp_seq(nil, { tide.ones { 1, 8, 4 }, tide.ones { 1, 8, 6 } }, 2, 6)
       assert.same({ 1, 6, 4 }, out[1].shape)

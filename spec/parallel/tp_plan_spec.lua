@@ -125,6 +125,8 @@ describe('declared plans', function()
       end
       refused("'model.layers.0.input_layernorm': the sequence is cut here",
          cut { ['model.layers.0.input_layernorm'] = 'sequence_parallel' })
+      refused("'model.norm': the sequence is cut here and not behind the embedding",
+         cut { ['model.norm'] = 'sequence_parallel' })
       refused('the sequence is cut behind the embedding', cut { ['model.embed_tokens'] =
          get('rowwise_rep'):with { output = 'S(1)' } })
    end)

@@ -1,5 +1,6 @@
 -- Every recipe runs as people run it: as a program, in seconds, with readable errors.
 
+local list_of = require('spec.support.files').lines_of
 local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
@@ -268,6 +269,18 @@ describe('recipes/pretrain.lua', function()
       local out = ok 'pretrain.lua --help'
       for _, name in ipairs { '--mesh.dp', '--resume', '--kv-heads', '--val-every', '--set' } do
          assert.matches(name, out, 1, true)
+      end
+   end)
+
+   it('as every recipe, has --help, and answers a misspelt option with the nearest', function()
+      local recipes = list_of 'ls recipes/*.lua'
+      assert.is_true(#recipes >= 6)
+      for _, path in ipairs(recipes) do
+         local name = path:match '[^/]+$'
+         local out = ok(name .. ' --help')
+         assert.matches('options:\n', out, 1, true)
+         assert.matches('  --help ', out, 1, true)
+         bad(name .. ' --hlep', "unknown option '--hlep'; did you mean '--help'?")
       end
    end)
 

@@ -25,7 +25,7 @@ local bad = status.bad_arg
 lib.state.comm = lib.state.comm or { Comm = {}, Work = {} }
 local Comm, Work = lib.state.comm.Comm, lib.state.comm.Work
 Comm.__index, Work.__index = Comm, Work
-Comm.__name, Work.__name = 'Comm', 'Work'
+Comm.__name, Work.__name = 'communicator', 'Work'
 M.Comm, M.Work = Comm, Work
 
 Comm.__tostring = function(self)

@@ -99,8 +99,8 @@ function config.check_layer_types(op, c)
    local list = c.layer_types
    if list == nil then return end
    if #err.type(op, 'layer_types', list, 'table') ~= c.num_hidden_layers then
-      err.arg(op, 'layer_types', ('a list of %d names, one for each layer'):format(
-         c.num_hidden_layers), ('a list of %d'):format(#list))
+      err.raise('E_ARG', op, "argument 'layer_types': expected a list of %d names, one for each "
+         .. 'layer, got a list of %d', c.num_hidden_layers, #list)
    end
    for i, v in ipairs(list) do
       local field = ('layer_types[%d]'):format(i)

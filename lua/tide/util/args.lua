@@ -126,11 +126,13 @@ local function convert(option, value)
    return convert_one(option, value)
 end
 
+-- The option of a name. A misspelt one is answered with the nearest, --help among them.
 local function find(self, name)
    local option = self.by_name[key_of(name)]
    if option then return option end
+   local names = { 'help', unpack(self.names) }
    err.usage('args', "unknown option '--%s'%s", name,
-      near.hint(key_of(name), self.names, flag_of, self.also))
+      near.hint(key_of(name), names, flag_of, self.also))
 end
 
 -- Notes a value that was given: in place of an earlier one or, of a list, after it.

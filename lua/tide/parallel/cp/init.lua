@@ -263,15 +263,13 @@ end
 
 -- The plan of tensors of `count` tokens a rank: that of a region or context, or, over an axis,
 -- contiguous with orig_len tokens and padding behind them.
-local function plan_of(op, where, count, orig_len)
-   local map = type(where) == 'table' and where.map
+local function plan_of(op, map, axis, count, orig_len)
    if map then
       if orig_len and orig_len ~= map.length then
          err.arg(op, 'orig_len', ('%d, as the plan has'):format(map.length), orig_len)
       end
       return map
    end
-   local axis = cp.axis_of(op, where, 'cp') or { size = 1, rank = 0 }
    local total = count * axis.size
    err.integer(op, 'orig_len', orig_len, 0, total)
    return cp_map.new { kind = 'contiguous', axis = axis, multiple = math.max(total, 1),
@@ -283,12 +281,16 @@ end
 -- E_COMM where ranks have other layouts, lengths or shapes.
 function cp.gather_cp_seq(where, tensors, dim, orig_len)
    local op = 'parallel.cp.gather_cp_seq'
-   err.type(op, 'tensors', tensors, 'table')
+   local map = type(where) == 'table' and where.map
+   local axis = map or cp.axis_of(op, where, 'cp') or { size = 1, rank = 0 }
+   if type(tensors) ~= 'table' or #tensors == 0 and next(tensors) ~= nil then
+      err.arg(op, 'tensors', 'a list of tensors', tensors)
+   end
    local plans, out = {}, {}
    for i, t in ipairs(tensors) do
       if not tide.is_tensor(t) then err.arg(op, ('tensors[%d]'):format(i), 'a tensor', t) end
       local count = t:size(err.integer(op, 'dim', dim, -t.ndim, t.ndim))
-      local plan = plans[count] or plan_of(op, where, count, orig_len)
+      local plan = plans[count] or plan_of(op, map, axis, count, orig_len)
       plans[count] = plan
       out[i] = tide.no_grad(function() return plan:gather(t:detach(), dim) end)
       if orig_len == 0 then out[i] = out[i]:narrow(dim, 1, 0):contiguous() end

@@ -328,8 +328,8 @@ function Attached:cut(batch, more)
 end
 
 function Attached:__tostring()
-   return ('%d attention layers over %d ranks (%s, %s)'):format(#self.layers, self.size,
-      self.method, self.layout)
+   return ('%d attention layer%s over %d ranks (%s, %s)'):format(#self.layers,
+      #self.layers == 1 and '' or 's', self.size, self.method, self.layout)
 end
 
 -- ---- names of others -------------------------------------------------------------------------

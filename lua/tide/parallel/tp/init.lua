@@ -361,7 +361,11 @@ local function check_sequence(run, model)
       local style = run.styles[name]
       return style ~= nil and style.output == 'S(1)'
    end
-   local embed = before .. names.embed
+   local embed, last = before .. names.embed, before .. names.norm
+   if is_cut(last) and not is_cut(embed) then
+      run:refuse(last, "the sequence is cut here and not behind the embedding; give the embedding "
+         .. "the output 'S(1)', and all norms the style sequence_parallel")
+   end
    for i, block in ipairs(body.layers._child) do
       for _, child in ipairs(body.layers:at(i)._child) do
          local name = ('%slayers.%s.%s'):format(before, block, child)
