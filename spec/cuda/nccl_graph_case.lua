@@ -281,6 +281,31 @@ describe('a captured training step over ranks', function()
    end)
 end)
 
+describe('a captured training step over ranks', function()
+   it('is refused where ranks use different parameters', function()
+      local out = values(2, nil, train .. [[
+         local model = regression()
+         local forward = model.loss
+         local unused = tide.nn.Linear(2, 1, { device = 'cuda', seed = 1 })
+         model:child('other', unused)
+         function model:loss(...)
+            local loss = forward(self, ...)
+            local one = tide.ones({ 1, 2 }, { device = "cuda" })
+            if comm.rank == 1 then loss = loss + unused(one):sum() end
+            return loss
+         end
+         local step = tide.train.step.new { model = model, comm = comm, captured = true,
+            optim = tide.optim.SGD(model, { lr = 1 }) }
+         local x = tide.ones { 4, 6 }
+         local good, e = pcall(step.run, step, { { ids = x, count = 4 } })
+         return good and 'ran' or e.code .. ' ' .. tostring(e)
+      ]])
+      for r = 1, 2 do
+         assert.is_truthy(out[r]:find "^E_UNSUPPORTED.*rank 0 has no gradient of 'other", out[r])
+      end
+   end)
+end)
+
 describe('a captured training step over ranks has the bits of the ordinary one:', function()
    local dp = [[
       local model = regression()

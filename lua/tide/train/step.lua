@@ -32,6 +32,7 @@ local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
 local spread = require 'tide.nn.spread'
 local nonfinite = require 'tide.train.nonfinite'
+local unused = require 'tide.train.unused'
 
 local step = {}
 
@@ -271,13 +272,18 @@ end
 
 local function micro(self, batch, count) return micro_loss(self, batch, count):item() end
 
+-- Gradients of the micro-batches, summed over ranks; returns the loss, summed too.
 local function micros(self, batches, count)
-   self.optim:zero_grad()
+   local comm, optim = self.comm, self.optim
+   optim:zero_grad()
    local loss = 0
    for _, batch in ipairs(batches) do loss = loss + micro(self, batch, count) end
    self.found = nonfinite.find(loss, self.model:named_parameters())
-   if self.comm.size > 1 then self.comm:all_reduce(self.optim:grads()) end
-   return loss
+   if comm.size == 1 then return loss end
+   local sums = dist.sum(comm, { loss, unused.share(comm, optim) })
+   if sums[2] ~= 0 then unused.fill(comm, optim) end
+   comm:all_reduce(optim:grads())
+   return sums[1]
 end
 
 -- run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or after
@@ -297,11 +303,12 @@ local function each_sharded(self, batches, run)
    error(problem, 0)
 end
 
+-- As micros, of a sharded model.
 local function sharded_micros(self, batches, count)
    local loss = 0
    each_sharded(self, batches, function(_, batch) loss = loss + micro(self, batch, count) end)
    self.loss_here = loss
-   return loss
+   return dist.sum(self.comm, { loss })[1]
 end
 
 -- The global norm and the factor that clips it (nil: none).
@@ -370,7 +377,7 @@ function Step:gradients(batches, lr)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local loss = self.parallel and sharded_micros(self, whole, count / means)
       or micros(self, whole, count)
-   return dist.sum(self.comm, { loss })[1] / means
+   return loss / means
 end
 
 -- A step without a look at the device: the losses of this rank's micro-batches and the norm, as
@@ -383,7 +390,12 @@ function unread(self, batches, count)
    else
       self.optim:zero_grad()
       for i, batch in ipairs(batches) do run(i, batch) end
-      if self.comm.size > 1 then self.comm:all_reduce(self.optim:grads()) end
+      if self.comm.size > 1 then
+         -- the first call is not recorded, the one that is does as it did
+         if not self.compared then unused.refuse('train.step', self.comm, self.optim) end
+         self.compared = true
+         self.comm:all_reduce(self.optim:grads())
+      end
    end
    local norm, factor = norm_of(self)
    local found = norm * 0

@@ -19,7 +19,7 @@ end
 
 -- A case: n ranks, blocks of parameters (a list of shapes each), `steps` steps of `accum`
 -- micro-batches, and how they are sharded; skip: blocks but the first that a rank leaves out in one
--- micro-batch of three, which a strategy that keeps parameters allows.
+-- micro-batch of three, which a strategy that keeps parameters allows, and plain data parallelism.
 function gradients.make(c)
    local o = { n = c:pick { 1, 2, 3, 4, 5, 8 }, seed = c:int(0, 999), blocks = {} }
    for b = 1, c:few(1, 4) do
@@ -48,7 +48,7 @@ function gradients.make(c)
    o.optim = models.optim(c)
    o.optim.eps = o.optim.eps and 1e-3
    o.clip = c:pick { 0, 1 }
-   o.skip = o.strategy == 'no_shard' and c:chance(0.4)
+   o.skip = (o.strategy == 'no_shard' or o.strategy == 'plain') and c:chance(0.4)
    if o.skip then o.options.overlap_grad_reduce = false end
    return o
 end
