@@ -82,7 +82,8 @@ double bench_calibrate(int kind, int nthread)
 {
   int isa = tide__cpu_isa();
   const tile_kernel *kern = 0;
-  if (kind == BENCH_AMX && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
+  if (kind == BENCH_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
+  else if (kind == BENCH_BF16 && (isa & CPU_ISA_BF16)) kern = tide__tile_kernel_bf16();
   if (!kern && (isa & CPU_ISA_AVX512)) kern = tide__tile_kernel_avx512();
   if (!kern) kern = tide__tile_kernel_base(isa, 0);
   slice s = {.kern = kern, .k = 128};

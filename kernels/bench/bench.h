@@ -12,14 +12,15 @@
 
 typedef void (*bench_fn)(void *arg);
 
-enum { BENCH_FMA, BENCH_AMX }; /* what a calibration slice runs: f32 multiply-adds, or bf16 tiles */
+/* What a calibration slice runs: f32 multiply-adds, or bf16 tiles. */
+enum { BENCH_FMA, BENCH_BF16 };
 
 typedef struct bench_case {
   bench_fn ours, peer; /* peer may be null */
   void    *arg;
   double   flop;       /* operations of one run, for rates; 0: rates and share are not given */
   int      nthread;    /* threads of the calibration slices */
-  int      calibrate;  /* BENCH_FMA or BENCH_AMX */
+  int      calibrate;  /* BENCH_FMA or BENCH_BF16 */
   int      round;      /* pairs to take; 0: 21 */
   double   sample_ms;  /* repeat runs to fill this much per sample; 0: 2 */
 } bench_case;

@@ -3,7 +3,7 @@
  * Reads a line "KIND THREADS MILLISECONDS [cpu]" at a time and answers with a rate per second, with
  * cpu per second that the threads were really running:
  * fma   f32 operations of the library's own tile in the first-level cache
- * amx   the same of its bf16 tile (fma where the processor has none)
+ * bf16  the same of its bf16 tile (fma where the processor has none)
  * copy  bytes read and written by a copy past the cache, over arrays larger than any cache
  * near  the same over arrays of 16 MiB
  * A slice is repeated until the time is filled; the rate is the mean over it.
@@ -15,11 +15,11 @@
 
 #include "kernels/bench/bench.h"
 
-static const char *const kinds[] = {"fma", "amx", "copy", "near"};
+static const char *const kinds[] = {"fma", "bf16", "copy", "near"};
 
 static double slice(int kind, int nthread)
 {
-  if (kind < 2) return bench_calibrate(kind ? BENCH_AMX : BENCH_FMA, nthread);
+  if (kind < 2) return bench_calibrate(kind ? BENCH_BF16 : BENCH_FMA, nthread);
   return bench_copy(kind == 2, nthread);
 }
 

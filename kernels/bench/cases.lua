@@ -1,7 +1,7 @@
 -- The rows of the benchmark: what is run, how much work it is, what limits it.
 --
 -- A row names a case that ours.lua and peer.py both know, with its options; `work` counts f32 or
--- bf16 operations (kind fma, amx: multiply-adds count two) or bytes that must move at least once
+-- bf16 operations (kind fma, bf16: multiply-adds count two) or bytes that must move at least once
 -- (kind copy, near), so that work / seconds / calibration is the share of the limit. A `long` row
 -- is left out of a short run.
 
@@ -9,7 +9,7 @@ local cases = {}
 
 local function add(row) cases[#cases + 1] = row end
 
-local function limit_of(dtype) return dtype == 'bf16' and 'amx' or 'fma' end
+local function limit_of(dtype) return dtype == 'bf16' and 'bf16' or 'fma' end
 
 -- ---- a training step of a Llama-shaped model ----
 
@@ -72,7 +72,7 @@ add {
    tolerance = 1e-3,
 }
 add {
-   name = 'linear-loss-bf16', case = 'linear_loss', kind = 'amx', rounds = 5,
+   name = 'linear-loss-bf16', case = 'linear_loss', kind = 'bf16', rounds = 5,
    options = { rows = 1024, dim = 512, vocab = 50257, dtype = 'bf16' }, sample = 0.2,
    work = 6 * 1024 * 512 * 50257, memory = 'extra', variants = { 'whole', 'chunked' },
    tolerance = 2e-2,

@@ -202,7 +202,7 @@ static void bench_shape(const shape *s, int ab, int out, int nthread, int round)
   matmul_prepare(&p, s, ab, out, nthread);
   bench_case c = {.ours = matmul_run_ours, .arg = &p, .nthread = nthread, .round = round};
   c.flop = 2.0 * (double)s->m * (double)s->n * (double)s->k;
-  c.calibrate = ab == TIDE_BF16 ? BENCH_AMX : BENCH_FMA;
+  c.calibrate = ab == TIDE_BF16 ? BENCH_BF16 : BENCH_FMA;
   matmul_run_ours(&p);
   double diff = 0;
 #if TIDE_BENCH_ONEDNN

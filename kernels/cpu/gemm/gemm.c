@@ -52,6 +52,7 @@ static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
 {
   const tile_kernel *kern = 0;
   if (g->ab_dtype == TIDE_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
+  else if (g->ab_dtype == TIDE_BF16 && (isa & CPU_ISA_BF16)) kern = tide__tile_kernel_bf16();
   if (!kern && g->ab_dtype != TIDE_F64 && (isa & CPU_ISA_AVX512)) kern = tide__tile_kernel_avx512();
   return kern ? kern : tide__tile_kernel_base(isa, g->ab_dtype == TIDE_F64);
 }

@@ -14,6 +14,7 @@ static const tile_kernel *scan_choose(int dtype)
   int isa = tide__cpu_isa();
   const tile_kernel *kern = 0;
   if (dtype == TIDE_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
+  else if (dtype == TIDE_BF16 && (isa & CPU_ISA_BF16)) kern = tide__tile_kernel_bf16();
   if (!kern && (isa & CPU_ISA_AVX512)) kern = tide__tile_kernel_avx512();
   return kern ? kern : tide__tile_kernel_base(isa, 0);
 }
