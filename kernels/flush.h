@@ -1,10 +1,10 @@
-/* Denormals as cpu kernels see them, for host code that is to agree with their results.
- */
+/* Runs host code with the CPU kernels' treatment of denormals, so that its results agree with
+ * theirs. */
 #ifndef TIDE_KERNELS_FLUSH_H
 #define TIDE_KERNELS_FLUSH_H
 
-/* Calls fn(arg) on this thread with denormals taken for zeros; then the thread's floating-point
- * state is as it was. */
+/* Calls fn(arg) on this thread with denormals flushed to zero, then restores the thread's
+ * floating-point state. */
 void k_cpu_flushed(void (*fn)(void *arg), void *arg);
 
 #endif

@@ -1,11 +1,11 @@
-/* What a kernel sees: pointers, sizes, strides and a typed attribute struct. Never a tensor.
+/* The interface of a kernel: pointers, sizes, strides and a typed attribute struct, never a tensor.
  *
- * Every kernel of every op has the same signature and takes one k_call, which
- * dispatch fills from tensor handles. A kernel reads its operands, writes its results and returns
- * a status; it allocates nothing (scratch comes in through `work`), waits for nothing and keeps no
- * state. kernels/ref defines what each op means; a faster kernel may differ by rounding only.
+ * Every kernel of every op has the same signature and takes one k_call, which dispatch fills from
+ * tensor handles. A kernel reads its operands, writes its results and returns a status; it
+ * allocates nothing (scratch is passed in `work`), does not block and keeps no state. kernels/ref
+ * defines what each op means; a faster kernel may differ by rounding only.
  *
- * Includes core/base and the public enums, nothing above.
+ * Includes core/base and the public enums only.
  */
 #ifndef TIDE_KERNELS_KERNEL_H
 #define TIDE_KERNELS_KERNEL_H
@@ -27,20 +27,20 @@ enum { K_MSG = 192 };
 typedef struct k_call {
   int             op;       /* TIDE_OP_*, for kernels that serve several ops */
   int             nin, nout;
-  const k_tensor *in;       /* in-place ops: the target is out[0], its old value not among in */
+  const k_tensor *in;       /* in-place ops: the target is out[0], its old value is not an input */
   const k_tensor *out;
   const void     *attrs;    /* the op's k_*_attrs below, or null */
-  void           *work;     /* scratch of the size the row's work function asked for, 64-aligned */
-  int             nthread;  /* most threads to use */
+  void           *work;     /* scratch, as large as the row's work function said, 64-aligned */
+  int             nthread;  /* upper bound on threads */
   void           *stream;   /* device stream; null on the host */
-  char           *msg;      /* K_MSG bytes; a failing kernel says what was wrong */
+  char           *msg;      /* K_MSG bytes for the reason of a failure */
 } k_call;
 
 typedef int     (*k_fn)(const k_call *call);      /* TIDE_OK or a negative status */
 typedef int64_t (*k_work_fn)(const k_call *call); /* bytes of scratch; data pointers are not set */
 
-/* What a kernel asks of its operands' strides. Dispatch makes a contiguous copy of an input that
- * does not fit. Freshly allocated outputs are always contiguous. */
+/* What a kernel requires of its operands' strides. Dispatch makes a contiguous copy of an input
+ * that does not fit. Freshly allocated outputs are always contiguous. */
 enum {
   K_ANY = 0,    /* any strides */
   K_INNER = 1,  /* the last dim has stride 1 (or size <= 1) */

@@ -1,10 +1,9 @@
-/* Reductions over ranks and large copies: what a communicator asks of the processor.
+/* Reductions over ranks and large copies, for communicators whose operands lie in host memory.
  *
- * N sources of equal length are combined element by element in the order of their
- * numbers, 0 to n - 1, and the result is written to every destination. No other order ever occurs,
- * so the bits do not depend on how the elements were cut among ranks or threads.
- *
- * Plain pointers; a destination may be one of the sources (exactly, not shifted).
+ * N sources of equal length are combined element by element in the order of their numbers, 0 to n -
+ * 1, and the result is written to every destination. The order is fixed, so the bits do not depend
+ * on how the elements were divided among ranks or threads. A destination may be one of the sources
+ * (exactly, not shifted).
  */
 #ifndef TIDE_KERNELS_REDUCE_RANKS_H
 #define TIDE_KERNELS_REDUCE_RANKS_H
@@ -13,13 +12,13 @@
 
 enum { K_RANKS_SUM, K_RANKS_MEAN, K_RANKS_MIN, K_RANKS_MAX, K_RANKS_PROD };
 
-/* count elements of dtype. bf16 and f16 are combined in f32 and rounded once; integers wrap; bool
- * is a set of flags (MIN and PROD: and; MAX: or). MEAN divides the sum once and is for floating
- * dtypes. MIN and MAX give NaN where a source has one. ndst >= 1, nsrc >= 1. */
+/* Combines count elements of dtype. bf16 and f16 are combined in f32 and rounded once; integers
+ * wrap; bool is a set of flags (MIN and PROD: and; MAX: or). MEAN divides the sum once and takes
+ * floating dtypes only. MIN and MAX give NaN if a source has one. ndst >= 1, nsrc >= 1. */
 void k_cpu_reduce_ranks(void *const *dst, int ndst, const void *const *src, int nsrc,
                         int64_t count, int dtype, int op);
 
-/* Copies n bytes; large blocks go past the caches. No overlap. */
+/* Copies n bytes, large blocks with non-temporal stores. The regions do not overlap. */
 void k_cpu_copy_bytes(void *dst, const void *src, size_t n);
 
 #endif

@@ -1,5 +1,4 @@
-/* One kernel of a device library of its own: as a row of kernels/kernel.def, its op by name.
- */
+/* A kernel of a device plugin: a row of kernels/kernel.def with the op by name. */
 #ifndef TIDE_KERNELS_ROW_H
 #define TIDE_KERNELS_ROW_H
 

@@ -1,9 +1,8 @@
-/* Sequence numbers of a packed stream, as the state-space kernels read them.
+/* Sequence numbers of a packed stream, as the state-space kernels read them: i32 or i64 [B or 1, T]
+ * with batch stride 0 when 1, or absent.
  *
- * A sequence begins where the number changes; that numbers never go down is checked
- * once, before anything is written.
- *
- * The operand is i32 or i64 [B or 1, T] with batch stride 0 when 1, or absent.
+ * A sequence begins where the number changes. Numbers that decrease are refused before anything is
+ * written.
  */
 #ifndef TIDE_KERNELS_SEQUENCE_H
 #define TIDE_KERNELS_SEQUENCE_H
@@ -18,7 +17,7 @@ static inline int64_t sequence_at(const k_tensor *q, int64_t b, int64_t t)
   return q->dtype == TIDE_I32 ? ((const int32_t *)q->data)[at] : ((const int64_t *)q->data)[at];
 }
 
-/* Whether token t, not the first, is of the same sequence as the one before. */
+/* Returns whether token t > 0 belongs to the same sequence as token t - 1. */
 static inline int sequence_goes_on(const k_tensor *q, int64_t b, int64_t t)
 {
   return k_absent(q) || sequence_at(q, b, t) == sequence_at(q, b, t - 1);

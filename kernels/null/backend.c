@@ -1,7 +1,5 @@
-/* The null device: tensors with shapes and no bytes. Every op infers, nothing computes.
- *
- * It is what a plan is priced on: memory counters move as they would on a real device.
- */
+/* The null device: tensors have shapes and no bytes; every op infers shapes and computes nothing.
+ * Plans are priced on it: its memory counters move as on a real device. */
 #include "core/device/backend.h"
 
 static void *null_alloc(void *state, size_t size)

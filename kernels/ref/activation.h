@@ -1,4 +1,4 @@
-/* Sigmoid and softplus as the reference kernels mean them. */
+/* Sigmoid and softplus of the reference kernels. */
 #ifndef TIDE_KERNELS_REF_ACTIVATION_H
 #define TIDE_KERNELS_REF_ACTIVATION_H
 

@@ -1,12 +1,11 @@
-/* What attention means, forward and backward.
+/* Defines attention, forward and backward.
  *
- * Write down the definition and nothing else. Every value goes through f64, every
- * pair (query, key) is judged one at a time, and what is needed twice is computed twice, so that
- * no scratch memory and no blocking hides the meaning. Any strides, every floating dtype.
+ * Every value goes through f64, every pair (query, key) is tested by itself, and nothing is cached
+ * or blocked. Any strides, every floating dtype.
  *
  * attention: s(i, j) = cap(scale * q_i . k_j) + bias(i, j), cap(x) = softcap * tanh(x / softcap)
  * (softcap 0: x itself). The sums below run over the keys that query i sees and whose s is not
- * -inf. A query without any has out = 0, lse = -inf and passes no gradient on.
+ * -inf. A query without such a key has out = 0, lse = -inf and passes no gradient on.
  *   lse_i = log sum_j e^s(i,j)      p(i, j) = e^(s(i,j) - lse_i)      out_i = sum_j p(i, j) v_j
  *   ds(i, j) = p(i, j) (dout_i . v_j - dout_i . out_i + dlse_i)       dbias = ds
  */
@@ -17,7 +16,7 @@
 
 enum { CHUNK = 64 }; /* channels accumulated at a time, so that no scratch is needed */
 
-/* Operands are named here; forward and backward fill the same struct. */
+/* Forward and backward fill the same struct. */
 typedef struct problem {
   const k_attention_attrs *a;
   const k_tensor *q, *k, *v, *bias, *q_index, *k_index;
@@ -67,7 +66,7 @@ static int sees(const problem *p, int64_t b, int64_t i, int64_t j)
   return p->a->window_right < 0 || -dist <= p->a->window_right;
 }
 
-/* s(i, j), and in *slope the derivative of s by q.k. */
+/* Returns s(i, j); *slope receives the derivative of s by q.k. */
 static double ref_score(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j, double *slope)
 {
   const int64_t hk = h / p->ngroup;
@@ -85,7 +84,7 @@ static double ref_score(const problem *p, int64_t b, int64_t h, int64_t i, int64
   return s;
 }
 
-/* log sum exp of the seen scores of one query; -inf if there are none. */
+/* Returns the log sum exp of one query's visible scores; -inf without any. */
 static double row_lse(const problem *p, int64_t b, int64_t h, int64_t i)
 {
   double top = -INFINITY, sum = 0, slope;
@@ -129,7 +128,8 @@ int k_ref_attention(const k_call *c)
   return TIDE_OK;
 }
 
-/* p(i, j), with ds(i, j) in *ds and the gradient of q.k in *dqk. All 0 where i does not see j. */
+/* Returns p(i, j); *ds receives ds(i, j), *dqk the gradient of q.k. All are 0 where i does not see
+ * j. */
 static double ref_pair(const problem *p, int64_t b, int64_t h, int64_t i, int64_t j, double *ds,
                        double *dqk)
 {
@@ -164,7 +164,7 @@ static void dq_row(const problem *p, const k_tensor *dq, int64_t b, int64_t h, i
   }
 }
 
-/* Row j of dk (is_v 0: sum of dqk q) or of dv (is_v 1: sum of p dout) of key head hk. */
+/* Writes row j of dk (is_v 0: sum of dqk q) or of dv (is_v 1: sum of p dout) of key head hk. */
 static void dkv_row(const problem *p, const k_tensor *t, int64_t b, int64_t hk, int64_t j, int is_v)
 {
   const k_tensor *src = is_v ? p->dout : p->q;

@@ -1,7 +1,7 @@
-/* Reference kernel of attention_merge_: two attentions over disjoint keys become one.
+/* Defines attention_merge_: combines two attentions over disjoint keys.
  *
- * With l = log(e^lse + e^part_lse) the weights are e^(lse - l) and e^(part_lse - l).
- * What has weight 0 is not read, so a row that saw no key may hold anything. Any strides.
+ * With l = log(e^lse + e^part_lse) the weights are e^(lse - l) and e^(part_lse - l). An operand of
+ * weight 0 is not read, so a row without visible keys may hold anything. Any strides.
  */
 #include <math.h>
 

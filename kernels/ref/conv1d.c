@@ -1,9 +1,7 @@
-/* What the causal depthwise convolution means, forward and backward.
+/* Defines the causal depthwise convolution, forward and backward.
  *
- * Row(i), i from -(K-1), is one list of rows, those of initial and then those of x;
- * every output is a sum over it in f64, rounded once.
- *
- * Operands are K_INNER. See kernel.h.
+ * row(i), i from -(K-1), runs over the rows of initial, then those of x; every output is a sum over
+ * it in f64, rounded once. Operands are K_INNER; see kernel.h.
  */
 #include <math.h>
 
@@ -26,14 +24,15 @@ static conv conv_of(const k_call *call, const k_tensor *in)
   return v;
 }
 
-/* Tokens before 0 are of the sequence of token 0. */
+/* Returns whether rows i and j belong to one sequence. Tokens before 0 belong to that of token
+ * 0. */
 static int ref_same(const conv *v, int64_t b, int64_t i, int64_t j)
 {
   if (k_absent(v->seq)) return 1;
   return sequence_at(v->seq, b, i < 0 ? 0 : i) == sequence_at(v->seq, b, j < 0 ? 0 : j);
 }
 
-/* Channel c of row i, for token t. */
+/* Returns channel c of row i as token t reads it: 0 if they belong to different sequences. */
 static double ref_row_at(const conv *v, int64_t b, int64_t t, int64_t i, int64_t c)
 {
   if (v->T > 0 && !ref_same(v, b, i, t)) return 0;
@@ -75,7 +74,7 @@ int k_ref_conv1d(const k_call *call)
   return TIDE_OK;
 }
 
-/* Gradient of what token t has before the activation; 0 outside. */
+/* Returns the gradient of token t before the activation; 0 outside the tokens. */
 static double grad_before(const conv *v, const k_tensor *dy, int64_t b, int64_t t, int64_t c)
 {
   if (t < 0 || t >= v->T) return 0;
@@ -85,7 +84,7 @@ static double grad_before(const conv *v, const k_tensor *dy, int64_t b, int64_t 
   return d * s * (1 + a * (1 - s));
 }
 
-/* Gradient of row i: from the tokens it is a tap of, and from the last rows. */
+/* Returns the gradient of row i: from the tokens that it is a tap of, and from the last rows. */
 static double grad_row(const conv *v, const k_tensor *dy, const k_tensor *dlast, int64_t b,
                        int64_t i, int64_t c)
 {

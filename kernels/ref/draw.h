@@ -1,11 +1,11 @@
-/* From a random word to a value: uniform, normal, and normal cut to an interval.
+/* From a random word to a value: uniform, normal, and truncated normal.
  *
- * The constants of a distribution are worked out once into a ref_draw, by which both
- * the reference and the fast kernels turn words into values with the same operations in the same
- * order, fma included, so they draw the same bits.
+ * The constants of a distribution are computed once into a ref_draw, with which both the reference
+ * and the fast kernels turn words into values by the same operations in the same order, fma
+ * included; so they draw the same bits.
  *
- * A value is a double still to be rounded to the tensor's dtype. A uniform value is held
- * between the dtype's own first and last number of [lo, hi), so rounding cannot reach hi.
+ * A value is a double still to be rounded to the tensor's dtype. A uniform value is clamped to the
+ * dtype's own first and last number of [lo, hi), so rounding cannot reach hi.
  */
 #ifndef TIDE_KERNELS_REF_DRAW_H
 #define TIDE_KERNELS_REF_DRAW_H
@@ -18,11 +18,11 @@
 
 typedef struct ref_draw {
   double base, scale;  /* value = base + scale * unit, or base + scale * z */
-  double low, high;    /* the value (uniform) or z (cut normal) is held in [low, high] */
-  double p0, dp, sign; /* cut normal: z = sign * quantile(p0 + dp * u) */
+  double low, high;    /* the value (uniform) or z (truncated normal) is clamped to [low, high] */
+  double p0, dp, sign; /* truncated normal: z = sign * quantile(p0 + dp * u) */
 } ref_draw;
 
-/* The attributes with what the place holds, if input k is there. */
+/* Returns the attributes, with the seed, stream and offset of input k added if it is present. */
 static inline k_random_attrs ref_placed(const k_call *call, int k)
 {
   k_random_attrs a = *(const k_random_attrs *)call->attrs;
@@ -45,7 +45,7 @@ static inline double ref_round(int dtype, double v)
   }
 }
 
-/* The number of a dtype just below one of its own numbers. v is finite. */
+/* Returns the number of the dtype just below v, a finite number of it. */
 static inline double ref_previous(int dtype, double v)
 {
   uint16_t h;
@@ -57,7 +57,7 @@ static inline double ref_previous(int dtype, double v)
   return dtype == TIDE_F16 ? tide__f16_to_f32(h) : tide__bf16_to_f32(h);
 }
 
-/* [a, b) of a dtype. Where it holds no number of the dtype, every value is a, rounded. */
+/* Prepares [a, b) of a dtype. If it holds no number of the dtype, every value is a, rounded. */
 static inline int ref_draw_uniform(ref_draw *d, const k_call *call)
 {
   const k_random_attrs *a = call->attrs;
@@ -96,8 +96,8 @@ static inline __attribute__((always_inline)) double ref_normal(const ref_draw *d
   return fma(d->scale, z, d->base);
 }
 
-/* The half of the axis where the cdf is small keeps its digits, so an interval that lies mostly to
- * the right is drawn as its mirror image. */
+/* Prepares a truncated normal. Where the cdf is small it keeps its digits, so an interval that lies
+ * mostly to the right is drawn as its mirror image. */
 static inline int ref_draw_trunc_normal(ref_draw *d, const k_call *call)
 {
   const k_random_attrs *a = call->attrs;

@@ -1,11 +1,9 @@
-/* What every elementwise op means: binary, comparison, unary, scalar, in place, cast, where, and
- * the backward halves of the activations.
+/* Defines every elementwise op: binary, comparison, unary, scalar, in place, cast, where, and the
+ * backward halves of the activations.
  *
- * An op is one function of doubles and, where integers make sense, one of int64_t;
- * three walkers (map1, map2, map_bwd) apply it element by element at any strides. Integer results
- * wrap to their dtype.
- *
- * Inputs have the output's shape (broadcast dims have stride 0) and one common dtype.
+ * An op is one function of doubles and, where integers make sense, one of int64_t; three walkers
+ * (map1, map2, map_bwd) apply it element by element at any strides. Integer results wrap to their
+ * dtype. Inputs have the output's shape (broadcast dims have stride 0) and one common dtype.
  */
 #include <math.h>
 
@@ -67,7 +65,7 @@ static int64_t ref_add_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a 
 static int64_t sub_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
 static int64_t ref_mul_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
-/* NaN propagates, whichever side it is on. */
+/* NaN propagates from either side. */
 static double ref_min_real(double a, double b) { return a != a || a < b ? a : b; }
 static double ref_max_real(double a, double b) { return a != a || a > b ? a : b; }
 static int64_t ref_min_int(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -80,7 +78,7 @@ BINARY(div, div_real, NULL)
 BINARY(minimum, ref_min_real, ref_min_int)
 BINARY(maximum, ref_max_real, ref_max_int)
 
-/* By repeated squaring, modulo 2^64. b >= 0. */
+/* Returns b^e of integers by repeated squaring, modulo 2^64. b >= 0. */
 static int64_t pow_int(int64_t a, int64_t b)
 {
   uint64_t r = 1, s = (uint64_t)a;
@@ -89,7 +87,7 @@ static int64_t pow_int(int64_t a, int64_t b)
   return (int64_t)r;
 }
 
-/* An integer to a negative power is no integer. */
+/* Refuses negative integer exponents: their result is not an integer. */
 int k_ref_pow(const k_call *call)
 {
   const k_tensor *b = &call->in[1];
@@ -139,10 +137,10 @@ static int64_t not_int(int64_t x) { return x == 0; }
 static double isfinite_real(double x) { return isfinite(x) != 0; }
 static int64_t isfinite_int(int64_t x) { return (void)x, 1; }
 
-/* x times the standard normal cdf; erfc keeps the left tail. */
+/* Returns x times the standard normal cdf; erfc keeps the left tail exact. */
 static double gelu_real(double x) { return 0.5 * x * erfc(-x * M_SQRT1_2); }
 
-/* x/2 (1 + tanh u) is x sigmoid(2u), which does not cancel on the left. */
+/* x/2 (1 + tanh u) equals x sigmoid(2u), which does not cancel on the left. */
 static const double gelu_a = 0.79788456080286535588, gelu_b = 0.044715; /* sqrt(2 / pi) */
 static double gelu_tanh_real(double x)
 {
@@ -258,7 +256,7 @@ int k_ref_pow_scalar(const k_call *call)
   return TIDE_OK;
 }
 
-/* min(max(x, lo), hi): hi wins where lo > hi. A NaN bound is refused. Integers are held between
+/* Computes min(max(x, lo), hi); hi wins where lo > hi. Refuses NaN bounds. Integers are clamped to
  * the integers inside the bounds. */
 int k_ref_clamp(const k_call *call)
 {

@@ -1,9 +1,8 @@
-/* What the gated root mean square norm of Mamba-2 means, forward and backward.
+/* Defines the gated root mean square norm of Mamba-2, forward and backward.
  *
- * With u = x silu(z) (or x, gate last) everything is the norm of u; the gate is a
- * factor before or after it. Values are doubles, rounded once, but rstd comes back rounded.
- *
- * Operands are row-major contiguous.
+ * With u = x silu(z) (or x, gate last) everything is the norm of u; the gate is a factor before or
+ * after it. Values are doubles, rounded once; backward reads the rounded rstd. Operands are
+ * row-major contiguous.
  */
 #include <math.h>
 

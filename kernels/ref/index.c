@@ -1,17 +1,15 @@
-/* What the indexing ops mean: gather scatter_add index_select index_add embedding one_hot.
+/* Defines the indexing ops: gather scatter_add index_select index_add embedding one_hot.
  *
- * Every index is checked before anything is written. Ops that add go through a
- * scratch copy of the target in doubles (int64_t for integers), so a float is rounded once however
- * many terms meet in it; terms are added in index order.
- *
- * Indices are i64 or i32, 0-based.
+ * Every index is checked before anything is written. Ops that add use a scratch copy of the target
+ * in doubles (int64_t for integers), so a float is rounded once however many terms it receives;
+ * terms are added in index order. Indices are i64 or i32, 0-based.
  */
 #include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 static int ref_dim_of(const k_call *call) { return ((const k_dim_attrs *)call->attrs)->dim; }
 
-/* Present coordinates in t with coordinate `to` on dim. */
+/* Returns the offset in t of the walk's coordinates with coordinate `to` in dim. */
 static int64_t ref_moved(const ref_walk *w, const k_tensor *t, int dim, int64_t to)
 {
   return ref_offset(w, t) + (to - w->at[dim]) * t->stride[dim];
@@ -45,7 +43,7 @@ int k_ref_index_select(const k_call *call)
   return rc;
 }
 
-/* ---- adding through a scratch copy, which is row-major ------------------------------------- */
+/* ---- adding through a row-major scratch copy ----------------------------------------------- */
 
 static k_tensor scratch_of(const k_call *call, const k_tensor *t)
 {
@@ -79,7 +77,7 @@ static void add_to(const k_tensor *sum, int64_t at, const k_tensor *x, int64_t x
   else ((uint64_t *)sum->data)[at] += (uint64_t)ref_get_int(x, x_at);
 }
 
-/* Walks src, adding each element to t at the coordinates of the index (whole or of one dim). */
+/* Adds each element of src to t at the coordinates of the index (whole, or of one dim). */
 static int add_at(const k_call *call, int whole)
 {
   const k_tensor *index = &call->in[0], *src = &call->in[1], *t = &call->out[0];

@@ -61,7 +61,7 @@ static inline void ref_put_opt(const k_tensor *t, int64_t at, double v)
   if (!k_absent(t)) ref_put(t, at, v);
 }
 
-/* Of an integer or bool operand; a float is truncated. */
+/* Returns an element of an integer or bool operand; truncates a float. */
 static inline int64_t ref_get_int(const k_tensor *t, int64_t at)
 {
   switch (t->dtype) {
@@ -88,7 +88,7 @@ static inline void ref_put_int(const k_tensor *t, int64_t at, int64_t v)
 
 static inline int ref_is_float(const k_tensor *t) { return tide__dtype_is_float(t->dtype); }
 
-/* y[y_at] = x[x_at], converted; between equal dtypes the bits are kept. */
+/* Sets y[y_at] = x[x_at], converted; between equal dtypes the bits are kept. */
 static inline void ref_convert(const k_tensor *y, int64_t y_at, const k_tensor *x, int64_t x_at)
 {
   if (x->dtype == y->dtype) {
@@ -124,7 +124,8 @@ static inline void ref_step(ref_walk *w)
   }
 }
 
-/* Offset in t of the present coordinates, which are those of t's dims from `first` on. */
+/* Returns the offset in t of the walk's coordinates, which are those of t's dims from `first`
+ * on. */
 static inline int64_t ref_offset_from(const ref_walk *w, const k_tensor *t, int first)
 {
   int64_t at = 0;
@@ -150,7 +151,7 @@ static inline int ref_fail(const k_call *call, int status, const char *format, .
   return status;
 }
 
-/* An integer tensor can only be multiplied by, or moved by, an integer. */
+/* Checks that v is an integer if t is an integer tensor. */
 static inline int ref_check_integral(const k_call *call, const k_tensor *t, double v)
 {
   if (ref_is_float(t) || (v >= -0x1p63 && v < 0x1p63 && v == (double)(int64_t)v)) return TIDE_OK;
@@ -158,7 +159,7 @@ static inline int ref_check_integral(const k_call *call, const k_tensor *t, doub
                   "float first", v, tide_dtype_name(t->dtype));
 }
 
-/* Every index of a tensor must be in [0, n). Names the first that is not, by row-major position. */
+/* Checks that every index is in [0, n). Reports the first that is not, by row-major position. */
 static inline int ref_check_index(const k_call *call, const k_tensor *index, int64_t n)
 {
   int64_t count = k_numel(index);

@@ -1,13 +1,13 @@
-/* What the losses mean: cross_entropy, its backward, and linear_cross_entropy.
+/* Defines the losses: cross_entropy, its backward, and linear_cross_entropy.
  *
- * One row of logits gives max and logsum = log(sum exp(z - max)) in double, and both
- * the loss and its gradient are short expressions in those, with lse = max + logsum:
+ * One row of logits gives max and logsum = log(sum exp(z - max)) in double; the loss and its
+ * gradient are short expressions in those, with lse = max + logsum:
  *   loss   = (1 - eps)((max - z[t]) + logsum) + eps (mean(max - z) + logsum) + zl lse^2
  *   dz[v]  = (1 + 2 zl lse) exp((z[v] - max) - logsum) - (1 - eps) [v = t] - eps / V
- * Logits are only ever taken off each other, so a number added to them all costs nothing; lse, in
- * which logsum is lost beside a large max, serves the z-loss alone. A token whose target is
- * ignore_index has loss 0, logsum 0 and gradient 0. All targets are checked before anything is
- * written.
+ * Logits are only ever subtracted from each other, so a constant added to all of them costs no
+ * accuracy; lse, in which logsum is lost beside a large max, is used for the z-loss alone. A token
+ * whose target is ignore_index has loss 0, logsum 0 and gradient 0. All targets are checked before
+ * anything is written.
  *
  * Row strides of logits, x and w are free; everything else is contiguous.
  */
@@ -20,7 +20,7 @@
 /* The logits of one row, from memory or from a scratch row of doubles. */
 typedef struct row {
   const k_tensor *logits;
-  const double *values; /* not null: read these instead */
+  const double *values; /* if not null, read instead of logits */
   int64_t base, nclass;
 } row;
 
@@ -32,8 +32,7 @@ static double logit(const row *r, int64_t v)
 /* The logsumexp of a row, in its two parts. */
 typedef struct norm { double max, logsum; } norm;
 
-/* The maximum passes over a NaN, the sum does not. If all is -inf there is nothing to subtract,
- * and logsum is -inf. */
+/* Returns the largest logit that is not NaN, or 0 if all are -inf; logsum is then -inf. */
 static double ref_row_max(const row *r)
 {
   double max = -INFINITY;
@@ -126,7 +125,7 @@ static double fused_logit(const fused *f, int64_t i, int64_t v)
   return sum;
 }
 
-/* The row's loss; its logits become their gradient. */
+/* Returns the row's loss and replaces its logits by their gradient. */
 static double fused_row(const fused *f, int64_t i)
 {
   double *values = f->grads + i * f->nclass;

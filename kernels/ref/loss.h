@@ -1,7 +1,4 @@
-/* Targets of the losses: reading one, and checking all before any work is done.
- *
- * Used by kernels/ref/loss.c and the losses of kernels/cpu.
- */
+/* Targets of the losses, for kernels/ref/loss.c and the losses of kernels/cpu. */
 #ifndef TIDE_KERNELS_REF_LOSS_H
 #define TIDE_KERNELS_REF_LOSS_H
 
@@ -12,7 +9,7 @@ static inline int64_t loss_target(const k_tensor *targets, int64_t i)
   return ref_get_int(targets, i * targets->stride[0]);
 }
 
-/* Every target must be ignore_index or a class number. */
+/* Checks that every target is ignore_index or a class in [0, nclass). */
 static inline int loss_check_targets(const k_call *call, const k_tensor *targets, int64_t nclass)
 {
   const k_cross_entropy_attrs *attrs = call->attrs;

@@ -1,6 +1,5 @@
 /* Defines matmul, linear and linear_fp8: plain sums, accumulated in f64 (integers: modulo 2^64) and
- * rounded once, from the f64 sum to the result. See kernel.h for operands.
- */
+ * rounded once. See kernel.h for operands. */
 #include <math.h>
 #include <stdio.h>
 
@@ -8,7 +7,7 @@
 #include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
-/* y[yi] = sum_p a[ai + p * as] b[bi + p * bs] (+ bias[ci] if there is one). bias may be y. */
+/* y[yi] = sum_p a[ai + p * as] b[bi + p * bs] (+ bias[ci] if present). bias may be y. */
 typedef struct dot {
   const k_tensor *a, *b, *bias, *y;
   int64_t ai, as, bi, bs, ci, yi, k;
@@ -36,7 +35,7 @@ static void dot_store(const dot *d)
   ref_put(d->y, d->yi, dot_sum(d));
 }
 
-/* Element offset of row-major index i over the first ndim dims of shape, under t's strides. */
+/* Returns the offset of row-major index i over the first ndim dims of shape, under t's strides. */
 static int64_t offset_of(const k_tensor *t, const int64_t *shape, int ndim, int64_t i)
 {
   int64_t o = 0;
@@ -90,7 +89,7 @@ static int ref_multiply(const k_call *call, const char *name, int add)
 int k_ref_matmul(const k_call *call) { return ref_multiply(call, "matmul", 0); }
 int k_ref_addmm_(const k_call *call) { return ref_multiply(call, "addmm_", 1); }
 
-/* Row r and column c of x w^T + bias, on its way to y. */
+/* Returns the dot product that makes row r, column c of x w^T + bias. */
 static dot linear_dot(const k_call *call, int64_t r, int64_t c)
 {
   const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
@@ -138,9 +137,10 @@ int k_ref_linear_act(const k_call *call)
   return TIDE_OK;
 }
 
-/* ---- of FP8 operands ---- */
+/* ---- FP8 operands ------- */
 
-/* to[i]: what FP8 holds of element i of t (row-major) times the scale, which is returned. */
+/* Writes to to[i] the FP8 value of element i of t (row-major) times the scale. Returns the
+ * scale. */
 static float ref_round_operand(float *to, const k_tensor *t, int e5m2)
 {
   int64_t n = ref_product(t->shape, t->ndim);

@@ -1,8 +1,4 @@
-/* What the ops that move elements mean: cat pad roll arange.
- *
- * Walk the output, or a piece of it, in row-major order and say where each element
- * comes from. Elements are copied as bits.
- */
+/* Defines the ops that move elements: cat pad roll arange. Elements are copied as bits. */
 #include <math.h>
 
 #include "kernels/kernel.h"
@@ -64,7 +60,7 @@ int k_ref_roll(const k_call *call)
 
 static int is_whole(double v) { return v == floor(v) && fabs(v) < 0x1p62; }
 
-/* start + i * step. Integer outputs are exact when both are whole numbers, else truncated. */
+/* start + i * step. Integer outputs are exact when both are integers, else truncated. */
 int k_ref_arange(const k_call *call)
 {
   const k_tensor *y = &call->out[0];

@@ -1,12 +1,11 @@
-/* What the normalisations mean: layer_norm, rms_norm and add_rms_norm, forward and backward, over
- * the last dim.
+/* Defines layer_norm, rms_norm and add_rms_norm, forward and backward, over the last dim.
  *
- * Every value is read as a double, every sum runs in double in index order, and each
- * result is rounded once, when it is stored. Statistics come back rounded to their own dtype, so
- * the backward passes read what a fast kernel would read.
+ * Every value is read as a double, every sum runs in double in index order, and each result is
+ * rounded once. Statistics are stored rounded to their own dtype, so the backward passes read what
+ * a fast kernel would read.
  *
- * Operands are row-major contiguous. An absent weight is a gain of 1 and weight_offset
- * then has no effect.
+ * Operands are row-major contiguous. An absent weight is a gain of 1; weight_offset then has no
+ * effect.
  */
 #include <math.h>
 
@@ -66,7 +65,7 @@ int k_ref_layer_norm(const k_call *call)
   return TIDE_OK;
 }
 
-/* What the two backward passes share. mean is null for rms_norm. */
+/* Shared by the two backward passes. mean is null for rms_norm. */
 typedef struct bwd {
   const k_tensor *dy, *x, *weight, *mean, *rstd, *dsum, *dx, *dweight, *dbias;
   double offset;
@@ -159,7 +158,7 @@ int k_ref_rms_norm(const k_call *call)
   return TIDE_OK;
 }
 
-/* The norm is that of the stored sum, rounded to its dtype: backward has nothing else to read. */
+/* The norm is that of the stored sum, rounded to its dtype, since backward reads the stored sum. */
 int k_ref_add_rms_norm(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *residual = &call->in[1], *sum = &call->out[1];

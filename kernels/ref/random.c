@@ -1,7 +1,7 @@
-/* What the random ops mean: uniform_ normal_ trunc_normal_ dropout.
+/* Defines the random ops: uniform_ normal_ trunc_normal_ dropout.
  *
- * An element's value is a pure function of (seed, stream, offset + global index), so
- * a shard of a tensor holds exactly the numbers the whole tensor would hold there.
+ * An element's value is a pure function of (seed, stream, offset + global index), so a shard of a
+ * tensor holds exactly the numbers that the whole tensor would hold there.
  */
 #include "core/base/rng.h"
 #include "kernels/kernel.h"
@@ -37,7 +37,7 @@ int k_ref_trunc_normal_(const k_call *call)
   return ref_fill(call, ref_trunc_normal, ref_draw_trunc_normal);
 }
 
-/* p = 1 keeps nothing, so its infinite scale is never used. */
+/* With p = 1 no element is kept, so the infinite scale is never used. */
 int k_ref_dropout(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];

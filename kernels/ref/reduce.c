@@ -1,11 +1,11 @@
-/* What the reductions mean: sum mean prod amax amin any all argmax argmin cumsum.
+/* Defines the reductions: sum mean prod amax amin any all argmax argmin cumsum.
  *
- * X has nkeep kept dims first and the reduced ones last; for each setting of the
- * kept dims the reduced ones are walked in row-major order into one accumulator, a double for
- * floats and an int64_t for the rest.
+ * x has nkeep kept dims first and the reduced ones last; for each setting of the kept dims the
+ * reduced ones are walked in row-major order into one accumulator, a double for floats and an
+ * int64_t otherwise.
  *
- * The output is contiguous. A sum over nothing is 0, a product 1, any is false, all is
- * true, a mean NaN; a maximum of nothing does not exist and is E_SHAPE.
+ * The output is contiguous. Over nothing a sum is 0, a product 1, any false, all true, a mean NaN;
+ * a maximum or minimum is E_SHAPE.
  */
 #include <math.h>
 
@@ -17,7 +17,7 @@ typedef int64_t (*fold_int)(int64_t, int64_t);
 
 typedef struct split {
   int nkeep, nreduce;
-  int64_t keep, reduce; /* elements of either part */
+  int64_t keep, reduce; /* elements of each part */
 } split;
 
 static split split_of(const k_call *call)
@@ -122,7 +122,8 @@ int k_ref_amin(const k_call *call)
                        : fold(call, HUGE_VAL, ref_reduce_min_real, INT64_MAX, ref_reduce_min_int);
 }
 
-/* sign 1: is a beyond b going up; -1: going down. NaN is beyond every number, not beyond NaN. */
+/* Returns whether a is above b (sign 1) or below it (sign -1). NaN is beyond every number, not
+ * beyond NaN. */
 static int ref_beyond(const k_tensor *x, int64_t a, int64_t b, int sign)
 {
   if (ref_is_float(x)) {
@@ -149,7 +150,7 @@ static int ref_arg_extreme(const k_call *call, int sign)
   return rc;
 }
 
-/* The first of equals; NaN counts as the extreme. */
+/* The first of equal extremes; NaN counts as the extreme. */
 int k_ref_argmax(const k_call *call) { return ref_arg_extreme(call, 1); }
 int k_ref_argmin(const k_call *call) { return ref_arg_extreme(call, -1); }
 

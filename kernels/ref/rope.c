@@ -1,4 +1,4 @@
-/* What the rotary embedding means: pairs of a head's channels turn by position * inv_freq.
+/* Defines the rotary embedding: pairs of a head's channels rotate by position * inv_freq.
  *
  * Any strides, every floating dtype; angles and values are f64.
  */
@@ -12,7 +12,7 @@ static double ref_position_of(const k_tensor *p, int64_t b, int64_t t)
   return ref_get(p, (p->shape[0] == 1 ? 0 : b * p->stride[0]) + t * p->stride[1]);
 }
 
-/* One head of one token: channels (first, second) of each pair turn by position * inv_freq. */
+/* Rotates the channel pairs (first, second) of one head of one token. */
 static void rope_head(const k_call *c, int64_t xo, int64_t yo, double position)
 {
   const k_rope_attrs *a = c->attrs;

@@ -1,10 +1,10 @@
-/* What the SSD scan means: the recurrence, a token at a time, forward and backward.
+/* Defines the SSD scan: the recurrence, one token at a time, forward and backward.
  *
- * The state of one (batch, head) is P x N doubles that walk along the tokens; the
- * backward keeps every state of the walk and returns through them. Nothing is cut into chunks, so a
- * kernel that does is compared with something that does not.
+ * The state of one (batch, head) is P x N doubles; the backward stores the state after every token
+ * and walks back through them. There are no chunks, so chunked kernels are tested against an
+ * independent definition.
  *
- * Operands are K_INNER. See kernel.h. Scratch holds the states.
+ * Operands are K_INNER; see kernel.h. Scratch holds the states.
  */
 #include <math.h>
 
@@ -27,7 +27,7 @@ static scan scan_of(const k_call *call, const k_tensor *in)
   return s;
 }
 
-/* Element of a 4-dim operand whose last dim is contiguous. */
+/* Returns an element of a 4-dim operand whose last dim is contiguous. */
 static double ref_scan_at4(const k_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
 {
   return ref_get(t, a * t->stride[0] + b * t->stride[1] + c * t->stride[2] + d * t->stride[3]);
@@ -44,7 +44,7 @@ static double skip(const scan *s, int64_t h, int64_t p)
   return ref_get(s->D, h * s->D->stride[0] + (s->D->ndim == 2 ? p * s->D->stride[1] : 0));
 }
 
-/* The step before its limits. */
+/* Returns the step before clamping; *sum receives dt + bias. */
 static double raw_step(const scan *s, int64_t b, int64_t t, int64_t h, double *sum)
 {
   const k_tensor *dt = s->dt;
@@ -60,7 +60,7 @@ static double step_of(const scan *s, int64_t b, int64_t t, int64_t h)
   return v < s->attrs->dt_min ? s->attrs->dt_min : v > s->attrs->dt_max ? s->attrs->dt_max : v;
 }
 
-/* d step / d dt */
+/* Returns d step / d dt. */
 static double step_slope(const scan *s, int64_t b, int64_t t, int64_t h)
 {
   double sum, v = raw_step(s, b, t, h, &sum);
@@ -68,7 +68,7 @@ static double step_slope(const scan *s, int64_t b, int64_t t, int64_t h)
   return s->attrs->softplus ? ref_sigmoid(sum) : 1;
 }
 
-/* The factor on the state that token t finds. */
+/* Returns the factor on the state before token t. */
 static double decay(const scan *s, int64_t b, int64_t t, int64_t h, double step)
 {
   if (t > 0 && !sequence_goes_on(s->seq, b, t)) return 0;
@@ -82,7 +82,7 @@ static void ref_first_state(const scan *s, double *h0, int64_t b, int64_t h)
       h0[p * s->N + n] = k_absent(s->initial) ? 0 : ref_scan_at4(s->initial, b, h, p, n);
 }
 
-/* next = decay * now + step x B'; may be in place. */
+/* Sets next = decay * now + step x B'; may be in place. */
 static void ref_advance(const scan *s, double *next, const double *now, int64_t b, int64_t t,
                         int64_t h)
 {
@@ -170,7 +170,7 @@ static double dy_at(const back *k, int64_t b, int64_t t, int64_t h, int64_t p)
   return ref_scan_at4(k->dy, b, t, h, p);
 }
 
-/* Token t: y = h C + D x. Adds to dstate what the output says of the state. */
+/* Token t: y = h C + D x. Adds the output's share to dstate, dC and dD. */
 static void back_output(back *k, int64_t b, int64_t t, int64_t h)
 {
   const scan *s = &k->s;
@@ -186,7 +186,7 @@ static void back_output(back *k, int64_t b, int64_t t, int64_t h)
   }
 }
 
-/* Token t: h = keep h_before + step x B'. Turns dstate into that of the state before. */
+/* Token t: h = keep h_before + step x B'. Replaces dstate by the gradient of the state before. */
 static void back_advance(back *k, const k_call *call, int64_t b, int64_t t, int64_t h)
 {
   const scan *s = &k->s;

@@ -1,8 +1,5 @@
-/* What softmax and log_softmax mean, forward and backward, over the last dim.
- *
- * A row is one setting of all dims but the last; row_offset finds where row r begins.
- * Any strides, every floating dtype; values go through f64.
- */
+/* Defines softmax and log_softmax, forward and backward, over the last dim. Any strides, every
+ * floating dtype; values go through f64. */
 #include <math.h>
 
 #include "kernels/kernel.h"

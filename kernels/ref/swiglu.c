@@ -1,4 +1,4 @@
-/* What SwiGLU means, silu(gate) * up, forward and backward. Operands are contiguous. */
+/* Defines SwiGLU, silu(gate) * up, forward and backward. Operands are contiguous. */
 #include "kernels/kernel.h"
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"

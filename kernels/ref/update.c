@@ -1,8 +1,8 @@
-/* What the optimiser steps and the global norm mean: adamw, sgd, norm, clip_factor, scale_all.
+/* Defines the optimiser steps and the global norm: adamw, sgd, norm, clip_factor, scale_all.
  *
- * Operands come in groups of n tensors (p[0..n), m[0..n), ...), each walked element
- * by element in double and rounded once at every store. A tensor that is absent, or whose gradient
- * is, is left alone. Exact weights live in master where there is one; p is then its rounding.
+ * Operands are groups of n tensors (p[0..n), m[0..n), ...), each walked element by element in
+ * double and rounded once at every store. A tensor that is absent, or whose gradient is, is left
+ * unchanged. If master is present it holds the exact weights and p their rounding.
  *
  * All operands are contiguous. Element types may differ from tensor to tensor.
  */
@@ -82,7 +82,7 @@ int k_ref_sgd_(const k_call *call)
   return TIDE_OK;
 }
 
-/* The larger of two absolute values; NaN if either is. */
+/* Returns the larger of two absolute values; NaN if either is. */
 static double ref_max_abs(double max, double x)
 {
   x = fabs(x);
