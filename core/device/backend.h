@@ -113,7 +113,7 @@ typedef struct tide__plugin {
   uint32_t version;          /* TIDE__PLUGIN_VERSION */
   const char *library;       /* tide_version() that it was built with */
   const tide__backend *backend;
-  const struct k_row *rows;  /* kernels/row.h */
+  const struct k_row *rows;  /* kernels/plugin_row.h */
   int nrow;
 } tide__plugin;
 typedef const tide__plugin *(*tide__plugin_fn)(void);

@@ -11,7 +11,7 @@
 #include "core/device/device.h"
 #include "core/device/plugin.h"
 #include "core/op/op.h"
-#include "kernels/row.h"
+#include "kernels/plugin_row.h"
 
 /* K: a row without scratch; KW: a row with a work function. */
 #define K(op, device, fn, dtypes, layout) int fn(const k_call *);

@@ -242,11 +242,12 @@ static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
 }
 
 /* dy b, or dy^T b; in FP8 as a linear of what is there, seen transposed. */
-static int grad_product(tide_tensor **out, tide_tensor *dy, bool turned, tide_tensor *b, bool fp8)
+static int grad_product(tide_tensor **out, tide_tensor *dy, bool transposed, tide_tensor *b,
+                        bool fp8)
 {
   tide_tensor *a = NULL, *bt = NULL;
-  if (!fp8) return product_with_transpose(out, dy, turned, b, false);
-  int rc = turned ? tide_transpose(&a, dy, 0, 1) : tide_tensor_retain(a = dy);
+  if (!fp8) return product_with_transpose(out, dy, transposed, b, false);
+  int rc = transposed ? tide_transpose(&a, dy, 0, 1) : tide_tensor_retain(a = dy);
   if (rc == TIDE_OK) rc = tide_transpose(&bt, b, 0, 1);
   if (rc == TIDE_OK) rc = linear_fp8(out, a, bt, NULL, true);
   tide_tensor_release(a);

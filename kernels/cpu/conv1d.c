@@ -28,12 +28,12 @@ typedef struct conv {
 } conv;
 
 /* A thread's rows of one piece of channels. */
-typedef struct lane {
+typedef struct conv_piece {
   const conv *v;
   int64_t b, c0, n;
   float *zero, *in[TAPS], *grad[TAPS], *tmp, *tmp2;
   int64_t have;                           /* rows below this one are in the ring */
-} lane;
+} conv_piece;
 
 enum { LANE_ROWS = 3 + 2 * TAPS };
 
@@ -59,7 +59,7 @@ static void widen_weights(conv *v)
   else row_widen(bias, v->bias->data, v->bias->dtype, v->C);
 }
 
-static void lane_open(lane *l, const conv *v, int thread)
+static void conv_piece_open(conv_piece *l, const conv *v, int thread)
 {
   float *at = v->scratch + (int64_t)thread * LANE_ROWS * PIECE;
   l->v = v;
@@ -91,7 +91,7 @@ static int64_t conv1d_offset(const k_tensor *t, int64_t b, int64_t i, int64_t c)
 }
 
 /* Row i as f32: in place, or widened into its place of the ring. */
-static const float *load_row(const lane *l, int64_t i)
+static const float *load_row(const conv_piece *l, int64_t i)
 {
   const conv *v = l->v;
   if (i < 0 && k_absent(v->initial)) return l->zero;
@@ -101,7 +101,7 @@ static const float *load_row(const lane *l, int64_t i)
 }
 
 /* The K rows that token t reads. Tokens come in ascending order: earlier rows are in the ring. */
-static void taps_of(lane *l, int64_t t, const float **row)
+static void taps_of(conv_piece *l, int64_t t, const float **row)
 {
   const conv *v = l->v;
   for (int64_t k = 0; k < v->K; k++) {
@@ -236,7 +236,7 @@ static void conv1d_block_of(const conv *v, int64_t task, int64_t *b, int64_t *t0
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-static void forward_piece(lane *l, int64_t t0, int64_t t1)
+static void forward_piece(conv_piece *l, int64_t t0, int64_t t1)
 {
   const conv *v = l->v;
   taps p = {.bias = 0};
@@ -253,8 +253,8 @@ static void forward_piece(lane *l, int64_t t0, int64_t t1)
 static void conv1d_forward_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const conv *v = arg;
-  lane l;
-  lane_open(&l, v, thread);
+  conv_piece l;
+  conv_piece_open(&l, v, thread);
   for (int64_t i = begin; i < end; i++) {
     int64_t t0, t1;
     conv1d_block_of(v, i, &l.b, &t0, &t1);
@@ -282,7 +282,7 @@ static void keep_last(const conv *v, const k_tensor *last)
     }
 }
 
-static int64_t lane_bytes(const k_call *call)
+static int64_t conv_piece_bytes(const k_call *call)
 {
   return (int64_t)call->nthread * LANE_ROWS * PIECE * (int64_t)sizeof(float);
 }
@@ -290,7 +290,7 @@ static int64_t lane_bytes(const k_call *call)
 int64_t k_cpu_conv1d_work(const k_call *call)
 {
   int64_t C = call->in[0].shape[2], K = call->in[1].shape[1];
-  return lane_bytes(call) + (K + 1) * C * (int64_t)sizeof(float);
+  return conv_piece_bytes(call) + (K + 1) * C * (int64_t)sizeof(float);
 }
 
 int k_cpu_conv1d(const k_call *call)
@@ -299,7 +299,7 @@ int k_cpu_conv1d(const k_call *call)
   conv1d_plan(&v, call, call->in);
   int rc = sequence_check(call, v.seq);
   if (rc < 0) return rc;
-  v.wide = (float *)((char *)call->work + lane_bytes(call));
+  v.wide = (float *)((char *)call->work + conv_piece_bytes(call));
   widen_weights(&v);
   if (v.T > 0 && v.C > 0)
     tide__pool_for(call->nthread, v.nb * v.per_batch, 1, conv1d_forward_tasks, &v);
@@ -311,7 +311,7 @@ int k_cpu_conv1d(const k_call *call)
 
 /* Puts the gradient before the activation of token t into the ring. sum: rows of dweight and dbias,
  * or null for a token of the next block. */
-static void back_token(lane *l, taps *p, int64_t t, float *const *sum)
+static void back_token(conv_piece *l, taps *p, int64_t t, float *const *sum)
 {
   const conv *v = l->v;
   float *d = l->grad[t % TAPS];
@@ -323,7 +323,7 @@ static void back_token(lane *l, taps *p, int64_t t, float *const *sum)
 }
 
 /* Row s, all of whose tokens are in the ring. */
-static void back_row(lane *l, taps *p, int64_t s)
+static void back_row(conv_piece *l, taps *p, int64_t s)
 {
   const conv *v = l->v;
   const k_tensor *to = s < 0 ? v->dinitial : v->dx;
@@ -343,7 +343,7 @@ static void back_row(lane *l, taps *p, int64_t s)
   row_write(to, at, dx, l->n);
 }
 
-static void backward_piece(lane *l, int64_t t0, int64_t t1, float *part)
+static void backward_piece(conv_piece *l, int64_t t0, int64_t t1, float *part)
 {
   const conv *v = l->v;
   taps in = {.bias = 0}, out = {.bias = 0};
@@ -364,8 +364,8 @@ static void backward_piece(lane *l, int64_t t0, int64_t t1, float *part)
 static void backward_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const conv *v = arg;
-  lane l;
-  lane_open(&l, v, thread);
+  conv_piece l;
+  conv_piece_open(&l, v, thread);
   for (int64_t i = begin; i < end; i++) {
     int64_t t0, t1, n = (v->K + 1) * v->C;
     conv1d_block_of(v, i, &l.b, &t0, &t1);
@@ -394,7 +394,7 @@ int64_t k_cpu_conv1d_bwd_work(const k_call *call)
   conv v = {.y = 0};
   conv1d_plan(&v, call, call->in + 1);
   int64_t rows = 1 + v.nb * v.per_batch; /* of taps and bias: the weights, then the blocks */
-  return lane_bytes(call) + rows * (v.K + 1) * v.C * (int64_t)sizeof(float);
+  return conv_piece_bytes(call) + rows * (v.K + 1) * v.C * (int64_t)sizeof(float);
 }
 
 int k_cpu_conv1d_bwd(const k_call *call)
@@ -404,7 +404,7 @@ int k_cpu_conv1d_bwd(const k_call *call)
   conv1d_plan(&v, call, call->in + 1);
   int rc = sequence_check(call, v.seq);
   if (rc < 0) return rc;
-  v.wide = (float *)((char *)call->work + lane_bytes(call));
+  v.wide = (float *)((char *)call->work + conv_piece_bytes(call));
   v.part = v.wide + (v.K + 1) * v.C;
   widen_weights(&v);
   tide__pool_for(call->nthread, v.nb * v.per_batch, 1, backward_tasks, &v);

@@ -184,11 +184,11 @@ UNARY_FLOAT(softplus, softplus_value(a), (a > 0 ? a : 0) + log1p(exp(-fabs(a))))
 PREDICATE(logical_not, a == 0, a == 0, a == 0)
 PREDICATE(isfinite, fabsf(a) < HUGE_VALF, fabs(a) < HUGE_VAL, a == a)
 
-/* Sine and cosine of a float by reduction to [-pi/4, pi/4] in double, good for |x| <= TURN_LIMIT;
- * larger numbers, infinities and NaN go to libm. turn: 0 sine, 1 cosine. */
-#define TURN_LIMIT 1048576.0f
+/* Sine and cosine of a float by reduction to [-pi/4, pi/4] in double, good for |x| <= SINE_LIMIT;
+ * larger numbers, infinities and NaN go to libm. quadrant: 0 sine, 1 cosine. */
+#define SINE_LIMIT 1048576.0f
 
-TIDE_INLINE float sine_f32(float x, int turn)
+TIDE_INLINE float sine_f32(float x, int quadrant)
 {
   const double shift = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
   double t = (double)x * 0.63661977236758134308 + shift, n = t - shift;
@@ -200,25 +200,25 @@ TIDE_INLINE float sine_f32(float x, int turn)
                   - u / 3628800))));
   int64_t q;
   memcpy(&q, &t, 8);
-  q += turn;
+  q += quadrant;
   double v = q & 1 ? cosine : sine;
   return (float)(q & 2 ? -v : v);
 }
 
 /* In short blocks, so that y may be x and an element's value does not depend on its neighbours. */
-#define SINE(name, turn) \
-  BODY1(name##_near, float, float, sine_f32(a, turn)) \
+#define SINE(name, quadrant) \
+  BODY1(name##_block, float, float, sine_f32(a, quadrant)) \
   static void name##_f32(void *yv, const void *const *xs, int64_t n, const double *s) \
   { \
     enum { SHORT = 64 }; \
     float *y = yv, x[SHORT]; \
-    const void *const near[1] = { x }; \
+    const void *const copy[1] = { x }; \
     for (int64_t at = 0; at < n; at += SHORT) { \
       int64_t m = n - at < SHORT ? n - at : SHORT; \
       memcpy(x, (const float *)xs[0] + at, (size_t)m * sizeof *x); \
-      name##_near(y + at, near, m, s); \
+      name##_block(y + at, copy, m, s); \
       for (int64_t i = 0; i < m; i++) \
-        if (!(fabsf(x[i]) <= TURN_LIMIT)) y[at + i] = name##f(x[i]); \
+        if (!(fabsf(x[i]) <= SINE_LIMIT)) y[at + i] = name##f(x[i]); \
     } \
   } \
   BODY1(name##_f64, double, double, name(a)) \

@@ -63,7 +63,7 @@ int k_cpu_foreach_copy_(const k_call *call)
   for (int i = 0; i < j.n; i++) {
     const k_tensor *y = &call->out[i], *x = &call->in[i];
     int64_t n = k_numel(y);
-    if (n > 0 && tide__loop_turn(y, x, call->nthread)) n = 0; /* it is done */
+    if (n > 0 && tide__loop_transpose(y, x, call->nthread)) n = 0; /* it is done */
     if (n > 0) tide__copy_init(&j.pair[i], y, x);
     j.first[i + 1] = j.first[i] + n;
   }
@@ -98,7 +98,7 @@ static void foreach_add_range(const cpu_copy *c, int64_t begin, int64_t end)
   int64_t most = flat ? end - begin : LOOP_CHUNK;
   for (int64_t at = begin; at < end; at += most) {
     int64_t n = end - at < most ? end - at : most;
-    void *to = tide__stream_place(&c->y, c->form, at, n, &y_buf);
+    void *to = tide__stream_target(&c->y, c->form, at, n, &y_buf);
     const void *y = tide__stream_read(&c->y, c->form, at, n, &y_buf);
     const void *x = tide__stream_read(&c->x, c->form, at, n, &x_buf);
     (c->form == TIDE_F32 ? add_f32 : c->form == TIDE_F64 ? add_f64 : add_i64)(to, y, x, n);

@@ -225,7 +225,7 @@ const void *tide__stream_read(const cpu_stream *s, int form, int64_t at, int64_t
   return buf;
 }
 
-void *tide__stream_place(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf)
+void *tide__stream_target(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf)
 {
   int64_t coord[TIDE_MAX_DIM], offset = seek(s, at, coord);
   return loop_in_place(s, form, n, coord) ? s->data + offset * s->size : buf;
@@ -273,7 +273,7 @@ static void map_range(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t at = begin; at < end; at += most) {
     const void *x[LOOP_MAX_IN];
     int64_t n = end - at < most ? end - at : most;
-    void *y = tide__stream_place(&job->y, m->out_form, at, n, &buf[LOOP_MAX_IN]);
+    void *y = tide__stream_target(&job->y, m->out_form, at, n, &buf[LOOP_MAX_IN]);
     for (int i = 0; i < m->nin; i++)
       x[i] = tide__stream_read(&job->x[i], m->in_form[i], at, n, &buf[i]);
     m->body(y, x, n, m->s);
@@ -374,7 +374,7 @@ void tide__copy_range(const cpu_copy *c, int64_t begin, int64_t end)
   }
   for (int64_t at = begin; at < end; at += most) {
     int64_t n = end - at < most ? end - at : most;
-    void *to = tide__stream_place(&c->y, c->form, at, n, &buf);
+    void *to = tide__stream_target(&c->y, c->form, at, n, &buf);
     const void *x = tide__stream_read(&c->x, c->form, at, n, to);
     tide__stream_write(&c->y, c->form, at, n, x);
   }
@@ -390,15 +390,15 @@ static void convert_range(void *arg, int64_t begin, int64_t end, int thread)
 
 enum { TILE = 64 };
 
-typedef struct turn_job {
+typedef struct transpose_job {
   cpu_stream x, y;              /* the other dims */
   int64_t np, nq;               /* sizes of the dim along which x runs, and y */
   int64_t x_step, y_step;       /* strides of x along q and of y along p */
   int64_t ntile;                /* tiles of p */
-} turn_job;
+} transpose_job;
 
 /* y[p * y_step + q] = x[q * x_step + p] for p < np, q < nq, both at most TILE. */
-#define TURN(name, T) \
+#define TRANSPOSE(name, T) \
   TIDE_LEVELS(void, name, \
               (void *yv, const void *xv, int64_t y_step, int64_t x_step, int np, int nq), \
               (yv, xv, y_step, x_step, np, nq)) \
@@ -409,14 +409,14 @@ typedef struct turn_job {
       for (int p = 0; p < np; p++) tile[p][q] = x[q * x_step + p]; \
     for (int p = 0; p < np; p++) memcpy(y + p * y_step, tile[p], (size_t)nq * sizeof(T)); \
   }
-TURN(turn_1, uint8_t)
-TURN(turn_2, uint16_t)
-TURN(turn_4, uint32_t)
-TURN(turn_8, uint64_t)
+TRANSPOSE(transpose_1, uint8_t)
+TRANSPOSE(transpose_2, uint16_t)
+TRANSPOSE(transpose_4, uint32_t)
+TRANSPOSE(transpose_8, uint64_t)
 
-static void turn_range(void *arg, int64_t begin, int64_t end, int thread)
+static void transpose_range(void *arg, int64_t begin, int64_t end, int thread)
 {
-  const turn_job *job = arg;
+  const transpose_job *job = arg;
   int size = job->x.size;
   (void)thread;
   for (int64_t item = begin; item < end; item++) {
@@ -426,7 +426,7 @@ static void turn_range(void *arg, int64_t begin, int64_t end, int thread)
     char *y = job->y.data + (tide__stream_offset(&job->y, outer) + p * job->y_step) * size;
     for (int64_t q = 0; q < job->nq; q += TILE) {
       int nq = job->nq - q < TILE ? (int)(job->nq - q) : TILE;
-      (size == 1 ? turn_1 : size == 2 ? turn_2 : size == 4 ? turn_4 : turn_8)
+      (size == 1 ? transpose_1 : size == 2 ? transpose_2 : size == 4 ? transpose_4 : transpose_8)
         (y + q * size, x + q * job->x_step * size, job->y_step, job->x_step, np, nq);
     }
   }
@@ -444,20 +444,20 @@ static k_tensor without_dims(const k_tensor *t, int p, int q)
   return v;
 }
 
-int tide__loop_turn(const k_tensor *y, const k_tensor *x, int nthread)
+int tide__loop_transpose(const k_tensor *y, const k_tensor *x, int nthread)
 {
   int p = -1, q = y->ndim - 1;
   if (x->dtype != y->dtype || q < 1 || y->stride[q] != 1 || x->stride[q] == 1) return 0;
   for (int d = 0; d < q; d++)
     if (x->stride[d] == 1 && (p < 0 || x->shape[d] > x->shape[p])) p = d;
   if (p < 0 || x->shape[p] < 8 || y->shape[q] < 8) return 0;
-  turn_job job = { .np = x->shape[p], .nq = y->shape[q], .x_step = x->stride[q],
+  transpose_job job = { .np = x->shape[p], .nq = y->shape[q], .x_step = x->stride[q],
                    .y_step = y->stride[p], .ntile = (x->shape[p] + TILE - 1) / TILE };
   k_tensor x_outer = without_dims(x, p, q), y_outer = without_dims(y, p, q);
   int64_t items = k_numel(&x_outer) * job.ntile, grain = LOOP_GRAIN / (job.nq * TILE);
   tide__stream_init(&job.x, &x_outer);
   tide__stream_init(&job.y, &y_outer);
-  tide__pool_for(nthread, items, grain < 1 ? 1 : grain, turn_range, &job);
+  tide__pool_for(nthread, items, grain < 1 ? 1 : grain, transpose_range, &job);
   return 1;
 }
 
@@ -465,7 +465,7 @@ void tide__loop_convert(const k_tensor *y, const k_tensor *x, int nthread)
 {
   cpu_copy copy;
   int64_t n = k_numel(y);
-  if (n == 0 || tide__loop_turn(y, x, nthread)) return;
+  if (n == 0 || tide__loop_transpose(y, x, nthread)) return;
   tide__copy_init(&copy, y, x);
   tide__pool_for(nthread, n, LOOP_GRAIN, convert_range, &copy);
 }

@@ -48,7 +48,7 @@ int64_t tide__stream_offset(const cpu_stream *s, int64_t at);
 const void *tide__stream_read(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
 
 /* Where a result for [at, at + n) may be written: into the tensor if it lies right, else buf. */
-void *tide__stream_place(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
+void *tide__stream_target(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
 
 /* Stores n numbers of `form`. Nothing is done if `from` is the place inside the tensor. */
 void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, const void *from);
@@ -92,6 +92,6 @@ void tide__copy_init(cpu_copy *c, const k_tensor *y, const k_tensor *x);
 void tide__copy_range(const cpu_copy *c, int64_t begin, int64_t end);
 
 /* y = x if it is a turned copy, for which tiles are faster than ranges: 1, else 0. */
-int tide__loop_turn(const k_tensor *y, const k_tensor *x, int nthread);
+int tide__loop_transpose(const k_tensor *y, const k_tensor *x, int nthread);
 
 #endif

@@ -133,7 +133,7 @@ TIDE_LEVELS(void, grad_piece,
   for (int64_t i = 0; i < n; i++) grad[i] = s.exp_scale * row_exp(z[i] - s.max) - s.shift;
 }
 
-/* Copies one block to a 64-aligned place past the caches. */
+/* Copies one block to a 64-aligned address past the caches. */
 TIDE_INLINE void stream_block(void *dst, const void *src, int64_t nbytes)
 {
 #if defined(__SSE2__)
@@ -226,10 +226,10 @@ loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
 }
 
 /* Where in memory: of the gradient's type. */
-typedef struct place { void *grad; int dtype, stream; } place;
+typedef struct sink { void *grad; int dtype, stream; } sink;
 
-/* A piece whose gradient does not go straight to its place. */
-static void grad_by_buffer(place to, const float *z, int64_t n, int64_t target, loss_slope slope)
+/* A piece whose gradient does not go straight to its sink. */
+static void grad_by_buffer(sink to, const float *z, int64_t n, int64_t target, loss_slope slope)
 {
   float wide[PIECE];
   uint16_t half[PIECE];
@@ -245,7 +245,7 @@ static void grad_by_buffer(place to, const float *z, int64_t n, int64_t target, 
   }
 }
 
-static void grad_at(place to, const float *z, int64_t n, int64_t target, loss_slope slope)
+static void grad_at(sink to, const float *z, int64_t n, int64_t target, loss_slope slope)
 {
   int here = target >= 0 && target < n;
   if (to.dtype != TIDE_F32 || (to.stream && here)) {
@@ -263,7 +263,7 @@ static int64_t to_line(const void *p) { return (int64_t)(-(uintptr_t)p & (LINE -
 
 /* Elements of the next piece: with streaming, first up to a line, then whole blocks, then the
  * rest, because ordinary and streaming stores to one line are slow together. */
-static int64_t next_length(place to, int64_t left)
+static int64_t next_length(sink to, int64_t left)
 {
   int64_t len = left < PIECE ? left : PIECE;
   int64_t head = to_line(to.grad) / row_element_size(to.dtype);
@@ -287,7 +287,7 @@ void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64
 {
   float tmp[PIECE];
   for (int64_t i = 0, len = 0; i < n; i += len) {
-    place to = { (char *)grad + i * row_element_size(grad_dtype), grad_dtype, stream };
+    sink to = { (char *)grad + i * row_element_size(grad_dtype), grad_dtype, stream };
     len = next_length(to, n - i);
     fetch_piece(next, dtype, i, len);
     to.stream = stream && to_line(to.grad) == 0 && len % BLOCK == 0;

@@ -170,7 +170,7 @@ static void dropout_range(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t at = begin; at < end; at += LOOP_CHUNK) {
     int64_t n = end - at < LOOP_CHUNK ? end - at : LOOP_CHUNK;
     const void *x = tide__stream_read(&job->x, job->form, at, n, &in);
-    void *y = tide__stream_place(&job->y, job->form, at, n, &out);
+    void *y = tide__stream_target(&job->y, job->form, at, n, &out);
     words_of_chunk(job, word, at, n);
     if (job->form == TIDE_F32) drop_f32(y, x, word, least, job->scale_f32, n);
     else drop_f64(y, x, word, least, job->scale, n);

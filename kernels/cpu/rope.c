@@ -23,7 +23,7 @@ int k_ref_rope(const k_call *c);
 typedef struct job {
   const k_rope_attrs *a;
   const k_tensor *x, *positions, *freq, *y;
-  int64_t half; /* channel pairs that turn */
+  int64_t half; /* channel pairs that rotate */
 } job;
 
 typedef struct table { double cos64[PAIRS], sin64[PAIRS]; float cos[PAIRS], sin[PAIRS]; } table;
@@ -51,7 +51,7 @@ static void fill_table(table *m, const job *w, double position, int64_t first, i
 
 /* ---- f32 rows: a and b are the first and second channels of n pairs ---- */
 
-TIDE_INLINE void turn(float *a, float *b, const table *m, int64_t n)
+TIDE_INLINE void rotate(float *a, float *b, const table *m, int64_t n)
 {
   for (int64_t i = 0; i < n; i++) {
     const float x1 = a[i], x2 = b[i];
@@ -77,7 +77,7 @@ TIDE_INLINE void write_f32(const k_tensor *t, int64_t at, const float *src, int6
 }
 
 /* Pairs [first, first + n) of one head. */
-TIDE_LEVELS(void, turn_head,
+TIDE_LEVELS(void, rotate_head,
             (const job *w, const table *m, int64_t xo, int64_t yo, int64_t first, int64_t n),
             (w, m, xo, yo, first, n))
 {
@@ -85,7 +85,7 @@ TIDE_LEVELS(void, turn_head,
   if (!w->a->interleaved) {
     read_f32(a, w->x, xo + first, n);
     read_f32(b, w->x, xo + w->half + first, n);
-    turn(a, b, m, n);
+    rotate(a, b, m, n);
     write_f32(w->y, yo + first, a, n);
     write_f32(w->y, yo + w->half + first, b, n);
     return;
@@ -99,8 +99,8 @@ TIDE_LEVELS(void, turn_head,
   write_f32(w->y, yo + 2 * first, both, 2 * n);
 }
 
-static void turn_head_f64(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
-                          int64_t n)
+static void rotate_head_f64(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
+                            int64_t n)
 {
   const double *x = (const double *)w->x->data + xo;
   double *y = (double *)w->y->data + yo;
@@ -113,7 +113,7 @@ static void turn_head_f64(const job *w, const table *m, int64_t xo, int64_t yo, 
   }
 }
 
-/* The channels that do not turn. */
+/* The channels that do not rotate. */
 static void copy_rest(const job *w, int64_t xo, int64_t yo)
 {
   const int64_t from = 2 * w->half, n = w->x->shape[3] - from;
@@ -124,13 +124,13 @@ static void copy_rest(const job *w, int64_t xo, int64_t yo)
 }
 
 /* All heads of the token at offsets xo and yo; m holds pairs [first, first + n). */
-static void turn_token(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
-                       int64_t n)
+static void rotate_token(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
+                         int64_t n)
 {
   const k_tensor *x = w->x, *y = w->y;
   for (int64_t h = 0; h < x->shape[2]; h++) {
     const int64_t xh = xo + h * x->stride[2], yh = yo + h * y->stride[2];
-    (x->dtype == TIDE_F64 ? turn_head_f64 : turn_head)(w, m, xh, yh, first, n);
+    (x->dtype == TIDE_F64 ? rotate_head_f64 : rotate_head)(w, m, xh, yh, first, n);
     if (first == 0) copy_rest(w, xh, yh);
   }
 }
@@ -150,8 +150,8 @@ static void tokens(void *arg, int64_t begin, int64_t end, int thread)
       const int64_t n = w->half - first < PAIRS ? w->half - first : PAIRS;
       fill_table(&m, w, position, first, n);
       for (int64_t b = b0; b < b0 + same; b++)
-        turn_token(w, &m, b * x->stride[0] + t * x->stride[1],
-                   b * y->stride[0] + t * y->stride[1], first, n);
+        rotate_token(w, &m, b * x->stride[0] + t * x->stride[1],
+                     b * y->stride[0] + t * y->stride[1], first, n);
     }
   }
 }

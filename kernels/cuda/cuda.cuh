@@ -19,7 +19,7 @@
 
 extern "C" {
 #include "kernels/kernel.h"
-#include "kernels/row.h"
+#include "kernels/plugin_row.h"
 }
 
 struct tide_cuda_blas; /* kernels/cuda/blas.cu */

@@ -152,7 +152,7 @@ typedef struct attn_tiles {
                     float scale);
 } attn_tiles;
 
-/* ---- tiles that the mask cuts (attention_odd.c) ---- */
+/* ---- tiles that the mask cuts (attention_nonfinite.c) ---- */
 
 /* Whether some pair of these groups of queries and the keys that any of them looks at is masked. */
 int tide__attn_cut(const attn_span span[ATTN_NG]);
@@ -173,10 +173,10 @@ int64_t tide__attention_bwd_work_isa(const k_call *c, int isa);
 
 /* ---- the forward task: one query block of one head ---- */
 
-typedef struct attn_place { int64_t b, h, qb, kb; } attn_place;
+typedef struct attn_at { int64_t b, h, qb, kb; } attn_at;
 
 /* Scratch of one thread. */
-typedef struct attn_fwd_bench {
+typedef struct attn_fwd_scratch {
   float *qt;                /* [D][64] scaled queries; f32 tiles only */
   float *st;                /* [ATTN_K][64] */
   float *ot;                /* [wide_dv][64] */
@@ -184,7 +184,7 @@ typedef struct attn_fwd_bench {
   float *top, *sum, *alpha; /* [64] */
   float *tmp;               /* for tide__attn_modify */
   uint16_t *packed;         /* AMX tiles */
-} attn_fwd_bench;
+} attn_fwd_scratch;
 
 typedef struct attn_fwd {
   attn s;
@@ -202,7 +202,7 @@ typedef struct attn_fwd {
 
 enum { ATTN_WANT_DQ = 1, ATTN_WANT_DKV = 2 };
 
-typedef struct attn_bwd_bench {
+typedef struct attn_bwd_scratch {
   float *qt, *qr;       /* [D][64], [64][wide_d]: the queries, both ways; qt is scaled. f32 tiles */
   float *dot, *dor;     /* [Dv][64], [64][wide_dv]: dout, both ways. dot: f32 tiles */
   float *st, *dp;       /* [128][64]: S^T then P^T; dP^T then dS^T */
@@ -213,7 +213,7 @@ typedef struct attn_bwd_bench {
   float *tmp;           /* [2][128][64], the same */
   float *dk, *dv;       /* [nrow][wide_d], [nrow][wide_dv] */
   uint16_t *packed;     /* AMX tiles */
-} attn_bwd_bench;
+} attn_bwd_scratch;
 
 typedef struct attn_bwd {
   attn s;
@@ -229,7 +229,7 @@ typedef struct attn_bwd {
 } attn_bwd;
 
 /* Writes a block of dbias of one group from m->dbias, keys [k0, k1). */
-void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at,
+void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
                           int group, int32_t k0, int32_t k1);
 
 /* ---- bf16 with AMX: the steps that differ, between begin and end of tile_amx.h. Sizes count bf16
@@ -240,12 +240,12 @@ int     tide__amx_built(void); /* 0 if this build has no AMX code */
 int64_t tide__amx_tiles_size(int64_t d, int which);
 void    tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread);
 int64_t tide__amx_fwd_size(const attn *s);
-void    tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at);
-void    tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at);
+void    tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at);
+void    tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at);
 int64_t tide__amx_bwd_size(const attn *s);
-void    tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at);
+void    tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at);
 /* dk, dv: of this key block; read only with ATTN_WANT_DKV. */
-void    tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at,
+void    tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
                            int want, float *dk, float *dv);
 
 /* ---- f64: work bytes and kernels ---- */

@@ -87,7 +87,7 @@ void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, 
 int64_t tide__amx_fwd_size(const attn *s) { return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE; }
 
 TIDE_AVX512_BF16
-void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const k_tensor *q = s->q;
@@ -135,7 +135,7 @@ TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
 
 /* Softmax of one group over n keys (a multiple of 32); P^T goes to tiles ATTN_NG apart. */
 TIDE_AVX512_BF16
-static int attn_amx_soft(const attn_fwd_bench *m, int c, const float *st, int64_t n, float mul,
+static int attn_amx_soft(const attn_fwd_scratch *m, int c, const float *st, int64_t n, float mul,
                          uint16_t *tile)
 {
   __m512 base, sum[4];
@@ -161,8 +161,8 @@ static int attn_amx_soft(const attn_fwd_bench *m, int c, const float *st, int64_
 }
 
 /* Softmax of pair p and its term of O^T. tile: P^T of the block; v: the block of V. */
-TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at,
-                  attn_span span, int p, uint16_t *tile, const uint16_t *v)
+TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at,
+                                   attn_span span, int p, uint16_t *tile, const uint16_t *v)
 {
   const int64_t n = span.k1 - span.k0, nd = up(w->s.dv, 16);
   uint16_t *first = tile + span.k0 / 32 * ATTN_NG * TILE;
@@ -176,11 +176,11 @@ TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_bench *m, c
                       .c = m->ot + 2 * p * L, .ldc = Q, .add = 1 };
   multiply(&g);
   if (v[tide__amx_tiles_size(w->s.dv, 1) - MARK])
-    add_odd_keys(&w->s, w->s.v, at, span, p, tile, m->ot);
+    add_nonfinite_keys(&w->s, w->s.v, at, span, p, tile, m->ot);
 }
 
 TIDE_AVX512_BF16
-void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   attn_span span[2];
@@ -212,12 +212,12 @@ void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, 
   (void)s, (void)t, (void)which, (void)dst, (void)nthread;
 }
 
-void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   (void)w, (void)m, (void)at;
 }
 
-void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_bench *m, const attn_place *at)
+void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   (void)w, (void)m, (void)at;
 }

@@ -157,7 +157,7 @@ static void pack(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int6
 
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to; }
 
-/* ---- values that are not finite (see attention_odd.c) ----
+/* ---- values that are not finite (see attention_nonfinite.c) ----
  *
  * They never come into tiles whose products have P or dS as the other factor: 0 stands in their
  * place, the tiles are marked, and their terms are added singly where the weight is not 0. */
@@ -185,7 +185,7 @@ TIDE_AVX512_BF16 static int clean(uint16_t *x, int64_t n)
   return 1;
 }
 
-static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn_place *at,
+static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn_at *at,
                                 int64_t size)
 {
   return tiles + ((at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb) * size;
@@ -193,8 +193,9 @@ static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn
 
 /* to[d][query] += t[key][d] * weight[key][query] of pair p for the values that are not finite.
  * weight: B tiles [4 groups of 32 keys][4]. */
-TIDE_AVX512_BF16 static void add_odd_keys(const attn *s, const k_tensor *t, const attn_place *at,
-                         attn_span span, int p, const uint16_t *weight, float *to)
+TIDE_AVX512_BF16 static void add_nonfinite_keys(const attn *s, const k_tensor *t, const attn_at *at,
+                                                attn_span span, int p, const uint16_t *weight,
+                                                float *to)
 {
   const int64_t end = s->tk - at->kb * K < span.k1 ? s->tk - at->kb * K : span.k1;
   const uint16_t *src = (const uint16_t *)t->data + at->b * t->stride[0] +
@@ -214,7 +215,7 @@ TIDE_AVX512_BF16 static void add_odd_keys(const attn *s, const k_tensor *t, cons
 /* ---- visibility of pairs of groups ---- */
 
 /* Like tide__attn_spans; k0 and k1 are multiples of STEP (the tail is hidden by the mask). */
-static int pair_spans(const attn *s, const attn_place *at, attn_span pair[2])
+static int pair_spans(const attn *s, const attn_at *at, attn_span pair[2])
 {
   attn_span g[ATTN_NG];
   if (!tide__attn_spans(s, at->b, at->qb, at->kb, STEP, g)) return 0;
@@ -229,7 +230,7 @@ static int pair_spans(const attn *s, const attn_place *at, attn_span pair[2])
   return 1;
 }
 
-static attn_lanes lanes_at(const attn *s, const attn_place *at, int group, int32_t k0)
+static attn_lanes lanes_at(const attn *s, const attn_at *at, int group, int32_t k0)
 {
   attn_lanes r = tide__attn_lanes(s, at->b, at->qb, at->kb, group);
   r.kdoc += k0;
@@ -253,7 +254,7 @@ TIDE_AVX512_BF16 static void hide(float *st, const attn_lanes *m, int64_t n)
 }
 
 TIDE_AVX512_BF16
-static void hide_pair(const attn *s, const attn_place *at, int p, attn_span span, float *st)
+static void hide_pair(const attn *s, const attn_at *at, int p, attn_span span, float *st)
 {
   for (int c = 2 * p; c < 2 * p + 2; c++) {
     const attn_lanes m = lanes_at(s, at, c, span.k0);

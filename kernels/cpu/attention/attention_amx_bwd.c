@@ -54,7 +54,7 @@ static void pack_b(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, in
                                                  load_half(src, rs, 2 * i + 1, n, m)));
 }
 
-static void pack_queries(const attn *s, const k_tensor *t, const attn_place *at, uint16_t *bt,
+static void pack_queries(const attn *s, const k_tensor *t, const attn_at *at, uint16_t *bt,
                          uint16_t *b)
 {
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q, d = t->shape[3];
@@ -67,7 +67,7 @@ static void pack_queries(const attn *s, const k_tensor *t, const attn_place *at,
 }
 
 TIDE_AVX512_BF16
-void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at)
+void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at)
 {
   bwd_tiles t;
   lay_tiles(&w->s, m->packed, &t);
@@ -83,8 +83,8 @@ typedef struct lane_stats { __m512 lse[2], delta[2], mul; } lane_stats;
 
 /* One row of one pair: P^T and dS^T as 32 words each. */
 TIDE_AVX512_BF16_INLINE
-void grad_row(const attn_bwd_bench *m, const lane_stats *x, int64_t at, int cap, int keep,
-                     int cut, __m512i *p, __m512i *ds)
+void grad_row(const attn_bwd_scratch *m, const lane_stats *x, int64_t at, int cap, int keep,
+              int cut, __m512i *p, __m512i *ds)
 {
   const __m512 none = _mm512_set1_ps(-INFINITY);
   __m512 e[2], g[2];
@@ -116,8 +116,8 @@ TIDE_AVX512_BF16_INLINE __m512i zip(__m512i a, __m512i b, int half)
 }
 
 TIDE_AVX512_BF16_INLINE
-void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_span span, float mul,
-                      int cap, int keep, int cut)
+void grad_rows(const attn_bwd_scratch *m, const bwd_tiles *t, int p, attn_span span, float mul,
+               int cap, int keep, int cut)
 {
   lane_stats x = { .mul = _mm512_set1_ps(mul) };
   for (int u = 0; u < 2; u++) {
@@ -140,8 +140,8 @@ void grad_rows(const attn_bwd_bench *m, const bwd_tiles *t, int p, attn_span spa
 }
 
 TIDE_AVX512_BF16
-static void attn_amx_bwd_gradients(const attn_bwd *w, const attn_bwd_bench *m, const bwd_tiles *t,
-                                   const attn_place *at, const attn_span span[2], int want)
+static void attn_amx_bwd_gradients(const attn_bwd *w, const attn_bwd_scratch *m, const bwd_tiles *t,
+                                   const attn_at *at, const attn_span span[2], int want)
 {
   const attn *s = &w->s;
   const int cap = s->a->softcap != 0, keep = (want & ATTN_WANT_DQ) && !k_absent(w->dbias);
@@ -198,8 +198,9 @@ static void add_all_keys(const attn_bwd *w, const bwd_tiles *t, const attn_span 
 
 /* to[key][d] += weight[key][query] * t[query][d] for the same. weight: A tiles [8 groups of 16
  * keys][2 pairs]. */
-TIDE_AVX512_BF16 static void add_odd_queries(const attn *s, const k_tensor *t, const attn_place *at,
-                            const attn_span span[2], const uint16_t *weight, float *to, int64_t ld)
+TIDE_AVX512_BF16 static void add_nonfinite_queries(const attn *s, const k_tensor *t,
+                                                   const attn_at *at, const attn_span span[2],
+                                                   const uint16_t *weight, float *to, int64_t ld)
 {
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
   const uint16_t *src = (const uint16_t *)t->data + at->b * t->stride[0] + i0 * t->stride[1] +
@@ -226,7 +227,7 @@ static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span spa
 }
 
 TIDE_AVX512_BF16
-void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at, int want,
+void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at, int want,
                         float *dk, float *dv)
 {
   const attn *s = &w->s;
@@ -248,8 +249,8 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_p
     clean_queries(s, &t, span);
     add_all_keys(w, &t, span, dk, dv);
     if (*t.mark == ODD) {
-      add_odd_queries(s, s->q, at, span, t.da, dk, w->wide_d);
-      add_odd_queries(s, s->dout, at, span, t.pa, dv, w->wide_dv);
+      add_nonfinite_queries(s, s->q, at, span, t.da, dk, w->wide_d);
+      add_nonfinite_queries(s, s->dout, at, span, t.pa, dv, w->wide_dv);
     }
   }
   for (int p = 0; p < 2 && (want & ATTN_WANT_DQ); p++) {
@@ -261,7 +262,7 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_p
     if (g.kt == 0) continue;
     multiply(&g);
     if (kt[tide__amx_tiles_size(s->d, 1) - MARK])
-      add_odd_keys(s, s->k, at, span[p], p, t.db, m->dqt);
+      add_nonfinite_keys(s, s->k, at, span[p], p, t.db, m->dqt);
   }
 }
 
@@ -269,12 +270,12 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_p
 
 int64_t tide__amx_bwd_size(const attn *s) { return (void)s, 0; }
 
-void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at)
+void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at)
 {
   (void)w, (void)m, (void)at;
 }
 
-void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_bench *m, const attn_place *at, int want,
+void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at, int want,
                         float *dk, float *dv)
 {
   (void)w, (void)m, (void)at, (void)want, (void)dk, (void)dv;

@@ -25,11 +25,10 @@ enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K };
 enum { WANT_DQ = ATTN_WANT_DQ, WANT_DKV = ATTN_WANT_DKV };
 
 typedef attn_bwd job;
-typedef attn_bwd_bench bench;
-typedef attn_place place;
+typedef attn_bwd_scratch scratch;
 
 /* With base null: only the size. */
-static int64_t attn_bwd_lay_scratch(const job *w, float *base, bench *m)
+static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
 {
   const attn *s = &w->s;
   const int64_t block = s->modified ? K * Q : 0;
@@ -76,7 +75,7 @@ TIDE_LEVELS(void, dot_rows,
 }
 
 /* dor holds dout and rows holds out of the n queries, zero beyond Dv. */
-static void load_stats(const job *w, const bench *m, const place *at, int64_t n)
+static void load_stats(const job *w, const scratch *m, const attn_at *at, int64_t n)
 {
   const attn *s = &w->s;
   const int64_t *ls = s->lse->stride, *gs = s->dlse->stride;
@@ -96,7 +95,7 @@ static void load_stats(const job *w, const bench *m, const place *at, int64_t n)
   }
 }
 
-static void start_queries(const job *w, const bench *m, const place *at)
+static void start_queries(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -118,7 +117,7 @@ static void start_queries(const job *w, const bench *m, const place *at)
   w->tiles->transpose(m->dot, Q, m->dor, w->wide_dv, n, s->dv, 1.0f);
 }
 
-static void finish_queries(const job *w, const bench *m, const place *at)
+static void finish_queries(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -129,7 +128,8 @@ static void finish_queries(const job *w, const bench *m, const place *at)
 /* ---- one pair of blocks ---- */
 
 /* S^T = K Q^T and dP^T = V dO^T where some query group looks. */
-static void attn_bwd_scores(const job *w, const bench *m, const attn_span *span, const place *at)
+static void attn_bwd_scores(const job *w, const scratch *m, const attn_span *span,
+                            const attn_at *at)
 {
   const attn *s = &w->s;
   const float *k = attn_source_row(&w->k, at->b, at->h / s->ng, at->kb * K);
@@ -151,7 +151,7 @@ static void attn_bwd_scores(const job *w, const bench *m, const attn_span *span,
   }
 }
 
-void tide__attn_put_dbias(const job *w, const bench *m, const place *at, int group, int32_t k0,
+void tide__attn_put_dbias(const job *w, const scratch *m, const attn_at *at, int group, int32_t k0,
                           int32_t k1)
 {
   const k_tensor *t = w->dbias;
@@ -165,8 +165,8 @@ void tide__attn_put_dbias(const job *w, const bench *m, const place *at, int gro
 }
 
 /* P^T and dS^T, both zero in `all` where a group sees nothing. */
-static void attn_bwd_gradients(const job *w, const bench *m, const attn_span *span, attn_span all,
-                               const place *at, int want)
+static void attn_bwd_gradients(const job *w, const scratch *m, const attn_span *span, attn_span all,
+                               const attn_at *at, int want)
 {
   const attn *s = &w->s;
   const int keep = (want & WANT_DQ) && !k_absent(w->dbias);
@@ -192,7 +192,7 @@ static void attn_bwd_gradients(const job *w, const bench *m, const attn_span *sp
 }
 
 /* dq^T += K^T dS^T, two groups at a time. */
-static void add_dq(const job *w, const bench *m, const attn_span *span, const place *at)
+static void add_dq(const job *w, const scratch *m, const attn_span *span, const attn_at *at)
 {
   const float *k = attn_source_row(&w->k, at->b, at->h / w->s.ng, at->kb * K);
   const attn_span pair[2] = { tide__attn_join(span[0], span[1]),
@@ -211,7 +211,7 @@ static void add_dq(const job *w, const bench *m, const attn_span *span, const pl
 }
 
 /* dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
-static void add_dkv(const job *w, const bench *m, const attn_span *span, float *dk, float *dv)
+static void add_dkv(const job *w, const scratch *m, const attn_span *span, float *dk, float *dv)
 {
   const int cut = tide__attn_cut(span);
   for (int32_t j = 0, end; j < K; j = end) {
@@ -234,8 +234,8 @@ static void add_dkv(const job *w, const bench *m, const attn_span *span, float *
 }
 
 /* dk, dv: of this key block, or null. */
-static void attn_bwd_run_pair(const job *w, const bench *m, const place *at, int want, float *dk,
-                              float *dv)
+static void attn_bwd_run_pair(const job *w, const scratch *m, const attn_at *at, int want,
+                              float *dk, float *dv)
 {
   attn_span span[ATTN_NG], all;
   if (w->amx) {
@@ -251,13 +251,13 @@ static void attn_bwd_run_pair(const job *w, const bench *m, const place *at, int
   if (want & WANT_DQ) add_dq(w, m, span, at);
 }
 
-static void put_keys(const job *w, const bench *m, int64_t b, int64_t hk, int64_t j0, int64_t n)
+static void put_keys(const job *w, const scratch *m, int64_t b, int64_t hk, int64_t j0, int64_t n)
 {
   tide__attn_put_rows(w->dk, b, j0, hk, n, m->dk, w->wide_d, w->s.a->scale);
   tide__attn_put_rows(w->dv, b, j0, hk, n, m->dv, w->wide_dv, 1.0f);
 }
 
-static void clear_keys(const job *w, const bench *m)
+static void clear_keys(const job *w, const scratch *m)
 {
   memset(m->dk, 0, (size_t)(w->nrow * w->wide_d) * sizeof(float));
   memset(m->dv, 0, (size_t)(w->nrow * w->wide_dv) * sizeof(float));
@@ -265,7 +265,7 @@ static void clear_keys(const job *w, const bench *m)
 
 /* ---- schedules ---- */
 
-static void query_block(const job *w, const bench *m, place at, int want)
+static void query_block(const job *w, const scratch *m, attn_at at, int want)
 {
   start_queries(w, m, &at);
   memset(m->dqt, 0, (size_t)(Q * w->wide_d) * sizeof(float));
@@ -279,7 +279,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
   const attn *s = &w->s;
-  bench m;
+  scratch m;
   attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
@@ -287,7 +287,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
     clear_keys(w, &m);
     for (int64_t h = hk * s->ng; h < (hk + 1) * s->ng; h++)
       for (int64_t qb = 0; qb < s->nqb; qb++)
-        query_block(w, &m, (place){ b, h, qb, 0 }, WANT_DQ | WANT_DKV);
+        query_block(w, &m, (attn_at){ b, h, qb, 0 }, WANT_DQ | WANT_DKV);
     put_keys(w, &m, b, hk, 0, s->tk);
   }
   if (w->amx) tide__tile_amx_end();
@@ -297,7 +297,7 @@ static void attn_bwd_key_tasks(void *arg, int64_t begin, int64_t end, int thread
 {
   const job *w = arg;
   const attn *s = &w->s;
-  bench m;
+  scratch m;
   attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
@@ -307,7 +307,7 @@ static void attn_bwd_key_tasks(void *arg, int64_t begin, int64_t end, int thread
     clear_keys(w, &m);
     for (int64_t h = hk * s->ng; h < (hk + 1) * s->ng; h++)
       for (int64_t qb = 0; qb < s->nqb; qb++) {
-        const place at = { b, h, qb, kb };
+        const attn_at at = { b, h, qb, kb };
         if (!tide__attn_spans(s, b, qb, kb, L, span)) continue;
         start_queries(w, &m, &at);
         attn_bwd_run_pair(w, &m, &at, WANT_DKV, m.dk, m.dv);
@@ -321,11 +321,11 @@ static void attn_bwd_query_tasks(void *arg, int64_t begin, int64_t end, int thre
 {
   const job *w = arg;
   const attn *s = &w->s;
-  bench m;
+  scratch m;
   attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
-    const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
+    const attn_at at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
     query_block(w, &m, at, WANT_DQ);
   }
   if (w->amx) tide__tile_amx_end();
@@ -339,7 +339,7 @@ static void clear_dbias(void *arg, int64_t begin, int64_t end, int thread)
 
 static void attn_bwd_describe(job *w, const k_call *c, int isa)
 {
-  bench none;
+  scratch none;
   tide__attn_open(&w->s, c, 1);
   w->tiles = tide__attn_tiles(isa);
   w->dq = &c->out[0];

@@ -21,11 +21,10 @@
 enum { L = ATTN_LANE, Q = ATTN_Q };
 
 typedef attn_fwd job;
-typedef attn_fwd_bench bench;
-typedef attn_place place;
+typedef attn_fwd_scratch scratch;
 
 /* With base null: only the size, in floats. */
-static int64_t attn_fwd_lay_scratch(const job *w, float *base, bench *m)
+static int64_t attn_fwd_lay_scratch(const job *w, float *base, scratch *m)
 {
   const attn *s = &w->s;
   float *packed = 0;
@@ -44,7 +43,7 @@ static int64_t attn_fwd_lay_scratch(const job *w, float *base, bench *m)
   return n;
 }
 
-static void attn_fwd_start(const job *w, const bench *m, const place *at)
+static void attn_fwd_start(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -61,7 +60,7 @@ static void attn_fwd_start(const job *w, const bench *m, const place *at)
 }
 
 /* S^T = K Q^T where some query group looks. */
-static void attn_fwd_scores(const job *w, const bench *m, const attn_span *span, const float *k)
+static void attn_fwd_scores(const job *w, const scratch *m, const attn_span *span, const float *k)
 {
   const attn *s = &w->s;
   for (int32_t j = 0, end; j < ATTN_K; j = end) {
@@ -75,7 +74,7 @@ static void attn_fwd_scores(const job *w, const bench *m, const attn_span *span,
   }
 }
 
-static void softmax(const job *w, const bench *m, const attn_span *span, const place *at)
+static void softmax(const job *w, const scratch *m, const attn_span *span, const attn_at *at)
 {
   for (int c = 0; c < ATTN_NG; c++) {
     if (span[c].k0 == span[c].k1) continue;
@@ -90,7 +89,7 @@ static void softmax(const job *w, const bench *m, const attn_span *span, const p
 }
 
 /* O^T += V^T P^T, two groups at a time over what either of them sees. */
-static void values(const job *w, const bench *m, const attn_span *span, const float *v)
+static void values(const job *w, const scratch *m, const attn_span *span, const float *v)
 {
   attn_span pair[2] = { tide__attn_join(span[0], span[1]), tide__attn_join(span[2], span[3]) };
   for (int c = 0; c < ATTN_NG; c++) tide__attn_clear(m->st + c * L, span[c], pair[c / 2]);
@@ -108,7 +107,7 @@ static void values(const job *w, const bench *m, const attn_span *span, const fl
 }
 
 /* alpha becomes 1 / sum and top the lse; a query that saw nothing has 0 and -inf. */
-TIDE_LEVELS(void, close_sums, (const bench *m), (m))
+TIDE_LEVELS(void, close_sums, (const scratch *m), (m))
 {
   for (int i = 0; i < Q; i++) {
     const float sum = m->sum[i], lse = m->top[i] * ATTN_LN2 + tide__logf(sum);
@@ -117,7 +116,7 @@ TIDE_LEVELS(void, close_sums, (const bench *m), (m))
   }
 }
 
-static void attn_fwd_finish(const job *w, const bench *m, const place *at)
+static void attn_fwd_finish(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
@@ -139,7 +138,7 @@ static void attn_fwd_finish(const job *w, const bench *m, const place *at)
 }
 
 /* One pair of blocks, f32 tiles. */
-static void attn_fwd_run_pair(const job *w, const bench *m, const place *at)
+static void attn_fwd_run_pair(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   attn_span span[ATTN_NG];
@@ -155,7 +154,7 @@ static void attn_fwd_run_pair(const job *w, const bench *m, const place *at)
   values(w, m, span, attn_source_row(&w->v, at->b, at->h / s->ng, at->kb * ATTN_K));
 }
 
-static void attn_fwd_run_block(const job *w, const bench *m, place at)
+static void attn_fwd_run_block(const job *w, const scratch *m, attn_at at)
 {
   memset(m->ot, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
   for (int i = 0; i < Q; i++) {
@@ -173,12 +172,12 @@ static void attn_fwd_run_tasks(void *arg, int64_t begin, int64_t end, int thread
 {
   const job *w = arg;
   const attn *s = &w->s;
-  bench m;
+  scratch m;
   attn_fwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
   if (w->amx) tide__tile_amx_begin();
   for (int64_t t = begin; t < end; t++) {
     /* The last queries first: with a causal mask they cost most. */
-    const place at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
+    const attn_at at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
     attn_fwd_run_block(w, &m, at);
   }
   if (w->amx) tide__tile_amx_end();
@@ -186,7 +185,7 @@ static void attn_fwd_run_tasks(void *arg, int64_t begin, int64_t end, int thread
 
 static void attn_fwd_describe(job *w, const k_call *c, int isa)
 {
-  bench none;
+  scratch none;
   tide__attn_open(&w->s, c, 0);
   w->tiles = tide__attn_tiles(isa);
   w->out = &c->out[0];

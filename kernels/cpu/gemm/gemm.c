@@ -372,21 +372,22 @@ static void empty_sum(const cpu_gemm *g)
   }
 }
 
-/* ---- few rows, a large B along k: the product turned round ---- */
+/* ---- few rows, a large B along k: the product transposed round ---- */
 
-enum { TURN_M = 128, TURN_SIDE = 32 };
-static const int64_t TURN_BYTES = (int64_t)8 << 20;
+enum { TRANSPOSE_M = 128, TRANSPOSE_SIDE = 32 };
+static const int64_t TRANSPOSE_BYTES = (int64_t)8 << 20;
 
 /* Packing the whole of B costs more than a few rows bring back. With the roles changed, B' streams
  * by a panel at a time and A', which is small, is what is packed. The sums are the same. */
-static int is_turned(const cpu_gemm *g, int isa)
+static int is_transposed(const cpu_gemm *g, int isa)
 {
   if (!(isa & CPU_ISA_AVX512) || g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
-  return g->m <= TURN_M && g->n >= 8 * g->m && g->n * g->k * size_of(g->ab_dtype) >= TURN_BYTES;
+  return g->m <= TRANSPOSE_M && g->n >= 8 * g->m &&
+      g->n * g->k * size_of(g->ab_dtype) >= TRANSPOSE_BYTES;
 }
 
 /* C', in f32 at the front of the scratch. */
-static cpu_gemm turned(const cpu_gemm *g, void *work)
+static cpu_gemm transposed(const cpu_gemm *g, void *work)
 {
   cpu_gemm t = {.m = g->n, .n = g->m, .k = g->k, .a = g->b, .a_rs = g->b_cs, .a_cs = g->b_rs,
                 .b = g->a, .b_rs = g->a_cs, .b_cs = g->a_rs, .c = work, .c_rs = g->m,
@@ -394,14 +395,14 @@ static cpu_gemm turned(const cpu_gemm *g, void *work)
   return t;
 }
 
-static int64_t turned_bytes(const cpu_gemm *g) { return i64_round_up(g->m * g->n * 4, LINE); }
+static int64_t transposed_bytes(const cpu_gemm *g) { return i64_round_up(g->m * g->n * 4, LINE); }
 
-typedef struct turn { const cpu_gemm *g; const float *sums; } turn;
+typedef struct strips { const cpu_gemm *g; const float *sums; } strips;
 
 /* n sums of row r from column j on, to C. */
 static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_t n)
 {
-  float old[TURN_SIDE];
+  float old[TRANSPOSE_SIDE];
   int64_t at = r * g->c_rs + j;
   if (g->accumulate) {
     row_load(old, g->c, at, n, g->c_dtype);
@@ -420,29 +421,29 @@ static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_
   tide__tile_to_half(&out);
 }
 
-/* Strips of TURN_SIDE columns of C. */
-static void turn_strips(void *arg, int64_t begin, int64_t end, int thread)
+/* Strips of TRANSPOSE_SIDE columns of C. */
+static void transpose_strips(void *arg, int64_t begin, int64_t end, int thread)
 {
-  const turn *t = arg;
+  const strips *t = arg;
   (void)thread;
   for (int64_t s = begin; s < end; s++) {
-    int64_t j = s * TURN_SIDE, n = i64_min(TURN_SIDE, t->g->n - j);
+    int64_t j = s * TRANSPOSE_SIDE, n = i64_min(TRANSPOSE_SIDE, t->g->n - j);
     for (int64_t r = 0; r < t->g->m; r++) {
-      float row[TURN_SIDE];
+      float row[TRANSPOSE_SIDE];
       for (int64_t i = 0; i < n; i++) row[i] = t->sums[(j + i) * t->g->m + r];
       put_row(t->g, row, r, j, n);
     }
   }
 }
 
-static void run_turned(const cpu_gemm *g, int nthread, char *work, int isa)
+static void run_transposed(const cpu_gemm *g, int nthread, char *work, int isa)
 {
   plan p;
-  cpu_gemm back = turned(g, work);
-  turn t = {.g = g, .sums = back.c};
+  cpu_gemm back = transposed(g, work);
+  strips t = {.g = g, .sums = back.c};
   plan_make(&p, &back, nthread, isa);
-  run_plan(&p, work + turned_bytes(g));
-  tide__pool_for(nthread, i64_ceil_div(g->n, TURN_SIDE), 16, turn_strips, &t);
+  run_plan(&p, work + transposed_bytes(g));
+  tide__pool_for(nthread, i64_ceil_div(g->n, TRANSPOSE_SIDE), 16, transpose_strips, &t);
 }
 
 int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa)
@@ -451,10 +452,10 @@ int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa)
   plan p;
   nthread = useful_threads(g, nthread);
   if (tide__tile_skinny_takes(g, isa)) return tide__tile_skinny_work(g, nthread);
-  if (is_turned(g, isa)) {
-    cpu_gemm back = turned(g, 0);
+  if (is_transposed(g, isa)) {
+    cpu_gemm back = transposed(g, 0);
     plan_make(&p, &back, nthread, isa);
-    return turned_bytes(g) + plan_bytes(&p);
+    return transposed_bytes(g) + plan_bytes(&p);
   }
   plan_make(&p, g, nthread, isa);
   return plan_bytes(&p);
@@ -473,8 +474,8 @@ void tide__cpu_gemm_isa(const cpu_gemm *g, int nthread, void *work, int isa)
     tide__tile_skinny(g, nthread, work, isa);
     return;
   }
-  if (is_turned(g, isa)) {
-    run_turned(g, nthread, work, isa);
+  if (is_transposed(g, isa)) {
+    run_transposed(g, nthread, work, isa);
     return;
   }
   plan_make(&p, g, nthread, isa);

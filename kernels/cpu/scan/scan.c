@@ -83,14 +83,14 @@ int tide__ssd_next(const ssd *s, ssd_at *at)
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 
-void *tide__ssd_take(ssd_room *r, int64_t bytes)
+void *tide__ssd_take(ssd_arena *r, int64_t bytes)
 {
   void *p = r->base ? r->base + r->used : 0;
   r->used += i64_round_up(bytes, LINE) + LINE; /* a line more: equal sizes would alias */
   return p;
 }
 
-void tide__ssd_take_steps(ssd_room *r, const ssd *s, ssd_steps *st)
+void tide__ssd_take_steps(ssd_arena *r, const ssd *s, ssd_steps *st)
 {
   int64_t n = s->ld * (int64_t)sizeof(float);
   st->raw = tide__ssd_take(r, n);
@@ -102,13 +102,13 @@ void tide__ssd_take_steps(ssd_room *r, const ssd *s, ssd_steps *st)
   st->out = tide__ssd_take(r, n);
 }
 
-void *tide__ssd_take_a(ssd_room *r, const ssd *s, int64_t m, int64_t k)
+void *tide__ssd_take_a(ssd_arena *r, const ssd *s, int64_t m, int64_t k)
 {
   const tile_kernel *t = s->kern;
   return tide__ssd_take(r, i64_round_up(m, t->mr) * i64_round_up(k, t->kr) * t->esize);
 }
 
-void *tide__ssd_take_b(ssd_room *r, const ssd *s, int64_t n, int64_t k)
+void *tide__ssd_take_b(ssd_arena *r, const ssd *s, int64_t n, int64_t k)
 {
   const tile_kernel *t = s->kern;
   return tide__ssd_take(r, i64_round_up(n, t->nr) * i64_round_up(k, t->kr) * t->esize);

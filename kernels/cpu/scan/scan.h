@@ -69,14 +69,14 @@ int  tide__ssd_next(const ssd *s, ssd_at *at);
 void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st);
 
 /* Scratch comes in pieces of whole lines; a null base measures. */
-typedef struct ssd_room {
+typedef struct ssd_arena {
   char   *base;
   int64_t used;
-} ssd_room;
-void *tide__ssd_take(ssd_room *r, int64_t bytes);
-void  tide__ssd_take_steps(ssd_room *r, const ssd *s, ssd_steps *st);
-void *tide__ssd_take_a(ssd_room *r, const ssd *s, int64_t m, int64_t k);
-void *tide__ssd_take_b(ssd_room *r, const ssd *s, int64_t n, int64_t k);
+} ssd_arena;
+void *tide__ssd_take(ssd_arena *r, int64_t bytes);
+void  tide__ssd_take_steps(ssd_arena *r, const ssd *s, ssd_steps *st);
+void *tide__ssd_take_a(ssd_arena *r, const ssd *s, int64_t m, int64_t k);
+void *tide__ssd_take_b(ssd_arena *r, const ssd *s, int64_t n, int64_t k);
 
 /* A matrix to pack: element (i, p) at src[i * is + p * ps], i along rows of A or columns of B. */
 typedef struct ssd_mat {
@@ -111,11 +111,11 @@ static inline ssd_mat ssd_own(const ssd *s, const void *src, int64_t is, int64_t
 {
   return (ssd_mat){src, is, ps, s->half ? TIDE_BF16 : TIDE_F32};
 }
-/* The piece's rows of B or C, packed along the state (turned: along the tokens). */
-static inline ssd_mat ssd_rows(const k_tensor *t, const ssd_at *at, int turned)
+/* The piece's rows of B or C, packed along the state (transposed: along the tokens). */
+static inline ssd_mat ssd_rows(const k_tensor *t, const ssd_at *at, int transposed)
 {
   const void *src = row_at(t, at->b * t->stride[0] + at->t0 * t->stride[1] + at->g * t->stride[2]);
-  return turned ? (ssd_mat){src, 1, t->stride[1], t->dtype}
+  return transposed ? (ssd_mat){src, 1, t->stride[1], t->dtype}
                 : (ssd_mat){src, t->stride[1], 1, t->dtype};
 }
 

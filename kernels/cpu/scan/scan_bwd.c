@@ -27,7 +27,7 @@ enum { EACH = 4, WINDOW_BYTES = 64 << 20 }; /* chunks of a window: tasks a threa
 /* ---- the gradients of states --------------------------------------------------------------- */
 
 /* in g as operand. */
-static void early_rows(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_room *r)
+static void early_rows(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   const k_tensor *dy = &w->call->in[IN_DY];
@@ -41,7 +41,7 @@ static void early_rows(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_
 
 /* before <- whole dstate + (in g)' C; dstate null: nothing of it reaches that far. */
 static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *before,
-                    ssd_back_room *r)
+                    ssd_back_scratch *r)
 {
   if (dstate) tide__ssd_scale(before, dstate, r->st.whole, s->P * s->N);
   tide__ssd_pack_a(s, r->a_cols, ssd_own(s, r->in_g, 1, s->P), s->P, at->n);
@@ -49,7 +49,7 @@ static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *
 }
 
 /* Over one chunk, of a block of heads. */
-static void pass_chunk(const ssd_back *w, ssd_at *at, int64_t c, ssd_back_room *r)
+static void pass_chunk(const ssd_back *w, ssd_at *at, int64_t c, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   tide__ssd_chunk(s, at, c);
@@ -67,8 +67,8 @@ static void pass_chunk(const ssd_back *w, ssd_at *at, int64_t c, ssd_back_room *
 static void pass_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const ssd_back *w = arg;
-  ssd_back_room r;
-  tide__ssd_back_room(&w->s, w->work + w->each * thread, &r);
+  ssd_back_scratch r;
+  tide__ssd_back_layout(&w->s, w->work + w->each * thread, &r);
   if (w->s.kern->begin) w->s.kern->begin();
   for (int64_t i = begin; i < end; i++) {
     ssd_at at;
@@ -80,7 +80,7 @@ static void pass_tasks(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- the chunks of a window --------------------------------------------------------------- */
 
-static void scan_bwd_run_chunk(const ssd_back *w, ssd_at *at, ssd_back_room *r)
+static void scan_bwd_run_chunk(const ssd_back *w, ssd_at *at, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   int64_t n = s->H / s->G;
@@ -98,8 +98,8 @@ static void chunk_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const ssd_back *w = arg;
   int64_t n = w->c1 - w->c0;
-  ssd_back_room r;
-  tide__ssd_back_room(&w->s, w->work + w->each * thread, &r);
+  ssd_back_scratch r;
+  tide__ssd_back_layout(&w->s, w->work + w->each * thread, &r);
   if (w->s.kern->begin) w->s.kern->begin();
   for (int64_t i = begin; i < end; i++) {
     ssd_at at = {.b = i / n / w->s.G, .g = i / n % w->s.G, .c = w->c0 + i % n};
@@ -204,9 +204,9 @@ static int64_t window(const ssd *s, int nthread)
 static int64_t lay_out_all(ssd_back *w, int nthread)
 {
   const ssd *s = &w->s;
-  ssd_room k = {w->work, 0};
-  ssd_back_room r;
-  w->each = tide__ssd_back_room(s, 0, &r);
+  ssd_arena k = {w->work, 0};
+  ssd_back_scratch r;
+  w->each = tide__ssd_back_layout(s, 0, &r);
   w->K = window(s, nthread);
   tide__ssd_take(&k, w->each * nthread);
   w->part = tide__ssd_take(&k, s->nb * w->K * s->H * (2 + s->P) * (int64_t)sizeof(double));

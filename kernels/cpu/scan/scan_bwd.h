@@ -10,7 +10,7 @@ enum { IN_DY, IN_X, IN_STATES = 10, IN_DLAST };
 enum { OUT_X, OUT_DT, OUT_A, OUT_B, OUT_C, OUT_D, OUT_BIAS, OUT_INITIAL };
 enum { SUM_A, SUM_BIAS, SUM_D };            /* a head's sums over tokens: dA, dbias, dD [P] */
 
-typedef struct ssd_back_room {
+typedef struct ssd_back_scratch {
   ssd_steps st;
   float *cb, *pair, *dcb;             /* [Q, ld]: C B', dS, d(C B'); transposed triangles */
   float *u, *du, *dC, *C;             /* [Q, P] twice, [Q, N] twice */
@@ -24,7 +24,7 @@ typedef struct ssd_back_room {
   void  *tri, *own_u, *late, *in_g, *narrow; /* operand form */
   void  *a_B, *b_Cq, *b_Cn, *b_Bn;    /* packed, shared by the heads */
   void  *a_tri, *a_rows, *a_cols, *b_q, *b_p, *b_pn, *b_n; /* packed, one use after another */
-} ssd_back_room;
+} ssd_back_scratch;
 
 typedef struct ssd_back {
   ssd     s;
@@ -57,11 +57,11 @@ static inline int64_t ssd_offset(const k_tensor *t, const ssd_at *at, int64_t i,
 }
 
 /* Scratch of a thread at base; the bytes of it. A null base measures. */
-int64_t tide__ssd_back_room(const ssd *s, char *base, ssd_back_room *r);
+int64_t tide__ssd_back_layout(const ssd *s, char *base, ssd_back_scratch *r);
 
 /* Before the heads of a piece, for each of them, and after: dB and dC of the piece. */
-void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_room *r);
-void tide__ssd_back_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_room *r);
-void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_room *r);
+void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r);
+void tide__ssd_back_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r);
+void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_scratch *r);
 
 #endif

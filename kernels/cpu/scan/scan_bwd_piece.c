@@ -11,7 +11,7 @@ typedef struct head {
   double *sum;                        /* its sums over tokens */
 } head;
 
-static void lay_out_own(const ssd *s, ssd_room *k, ssd_back_room *r)
+static void lay_out_own(const ssd *s, ssd_arena *k, ssd_back_scratch *r)
 {
   int64_t size = s->half ? 2 : 4, Q = s->Q, P = s->P, N = s->N;
   r->tri = tide__ssd_take(k, Q * s->ld * size);
@@ -32,9 +32,9 @@ static void lay_out_own(const ssd *s, ssd_room *k, ssd_back_room *r)
   r->b_n = tide__ssd_take_b(k, s, N, P);
 }
 
-int64_t tide__ssd_back_room(const ssd *s, char *base, ssd_back_room *r)
+int64_t tide__ssd_back_layout(const ssd *s, char *base, ssd_back_scratch *r)
 {
-  ssd_room k = {base, 0};
+  ssd_arena k = {base, 0};
   int64_t Q = s->Q, P = s->P, N = s->N;
   tide__ssd_take_steps(&k, s, &r->st);
   r->cb = tide__ssd_take(&k, Q * s->ld * 4);
@@ -62,7 +62,7 @@ int64_t tide__ssd_back_room(const ssd *s, char *base, ssd_back_room *r)
 
 /* ---- one piece, all heads ------------------------------------------------------------------ */
 
-void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_room *r)
+void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r)
 {
   const k_tensor *C = s->C;
   tide__ssd_pack_a(s, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
@@ -80,7 +80,7 @@ void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_room *r)
 }
 
 /* dB += d(CB')' C and dC += d(CB') B, which ends both; dcb has row s, column t. */
-void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_room *r)
+void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   const k_tensor *dB = &w->call->out[OUT_B], *dC = &w->call->out[OUT_C];
@@ -118,7 +118,7 @@ TIDE_LEVELS(void, token_row,
 }
 
 /* u in f32 and as operand, its decayed form and in g as operands. */
-static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_room *r)
+static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   const k_tensor *dy = &w->call->in[IN_DY];
@@ -137,11 +137,11 @@ static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, s
 }
 
 /* The head's rows of dy, as they lie. */
-static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int turned)
+static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int transposed)
 {
   const k_tensor *dy = &w->call->in[IN_DY];
   const void *src = row_at(dy, ssd_offset(dy, at, 0, h));
-  return turned ? (ssd_mat){src, 1, dy->stride[1], dy->dtype}
+  return transposed ? (ssd_mat){src, 1, dy->stride[1], dy->dtype}
                 : (ssd_mat){src, dy->stride[1], 1, dy->dtype};
 }
 
@@ -167,7 +167,7 @@ TIDE_LEVELS(float, triangle_row,
 }
 
 /* Everything that S takes part in: du (+)= S' g. */
-static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_room *r)
+static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   int64_t n = at->n, size = s->half ? 2 : 4;
@@ -207,7 +207,7 @@ TIDE_LEVELS(float, scale_dot, (float *du, const float *u, float out, int64_t n),
 /* The state that leaves: du = out * (B dstate'), dB += (out u) dstate, and what the decays gain:
  * left[i] of the tokens before i, `edge` of the state that entered.
  */
-static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_room *r)
+static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scratch *r)
 {
   int64_t n = at->n;
   double left = 0;
@@ -241,7 +241,7 @@ TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t
 }
 
 /* The state that entered: dC += (in g) state, and entered[i], what the decays up to i gain. */
-static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_room *r)
+static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   int64_t n = at->n;
   const void *src = k->state;
@@ -272,7 +272,7 @@ TIDE_LEVELS(float, last_row,
 /* dx, dt and the sums over tokens. Tokens go from the last to the first, so that what the entering
  * state gives the decay of token i is a running sum over the tokens from i on.
  */
-static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_room *r)
+static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   const k_tensor *dy = &w->call->in[IN_DY], *dx = &w->call->out[OUT_X];
@@ -299,7 +299,7 @@ static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ss
   for (int64_t p = 0; p < s->P; p++) k->sum[SUM_D + p] += r->dD[p];
 }
 
-void tide__ssd_back_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_room *r)
+void tide__ssd_back_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
   const k_tensor *states = &w->call->in[IN_STATES];

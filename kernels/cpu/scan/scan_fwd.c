@@ -7,14 +7,14 @@
 enum { FEW = 4 }; /* tokens up to which the recurrence moves less than the products */
 
 /* A thread's scratch. */
-typedef struct room {
+typedef struct scratch {
   ssd_steps st;
   float *cb, *y, *state;             /* [Q, ld], [Q, P], [heads, P, N] */
   float *row, *row2, *row3, *D;      /* rows of the longest kind; D of the head */
   void  *tri, *u, *late, *narrow;    /* operand form: [Q, ld], [Q, P] twice, [P, N] */
   void  *a_B, *a_C, *a_tri, *a_late; /* packed */
   void  *b_C, *b_B, *b_state, *b_u;
-} room;
+} scratch;
 
 typedef struct fwd {
   ssd     s;
@@ -23,9 +23,9 @@ typedef struct fwd {
   int64_t each;                      /* bytes of a thread */
 } fwd;
 
-static int64_t scan_fwd_lay_out(const ssd *s, char *base, room *r)
+static int64_t scan_fwd_lay_out(const ssd *s, char *base, scratch *r)
 {
-  ssd_room k = {base, 0};
+  ssd_arena k = {base, 0};
   int64_t size = s->half ? 2 : 4, Q = s->Q, P = s->P, N = s->N;
   tide__ssd_take_steps(&k, s, &r->st);
   r->cb = tide__ssd_take(&k, Q * s->ld * 4);
@@ -51,7 +51,7 @@ static int64_t scan_fwd_lay_out(const ssd *s, char *base, room *r)
 }
 
 /* What the heads of a group share: C B' of the piece, and both as operands. */
-static void share(const ssd *s, const ssd_at *at, room *r)
+static void share(const ssd *s, const ssd_at *at, scratch *r)
 {
   tide__ssd_pack_a(s, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
   tide__ssd_pack_b(s, r->b_C, ssd_rows(s->C, at, 0), at->n, s->N);
@@ -76,7 +76,7 @@ TIDE_LEVELS(void, token_row,
 }
 
 /* y = in * (C state) + D x, and u with its decayed form as operands. */
-static void scan_fwd_rows_of_head(const ssd *s, const ssd_at *at, int64_t h, room *r)
+static void scan_fwd_rows_of_head(const ssd *s, const ssd_at *at, int64_t h, scratch *r)
 {
   const k_tensor *x = s->x;
   int64_t P = s->P;
@@ -95,7 +95,7 @@ static void scan_fwd_rows_of_head(const ssd *s, const ssd_at *at, int64_t h, roo
 }
 
 /* y += S u, S made row by row (of its transpose) and packed. */
-static void scan_fwd_within(const ssd *s, const ssd_at *at, room *r)
+static void scan_fwd_within(const ssd *s, const ssd_at *at, scratch *r)
 {
   int64_t size = s->half ? 2 : 4;
   for (int64_t i = 0; i < at->n; i++) {
@@ -110,7 +110,7 @@ static void scan_fwd_within(const ssd *s, const ssd_at *at, room *r)
 }
 
 /* y = in C state, by the state before the piece. */
-static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state, room *r)
+static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state, scratch *r)
 {
   const void *src = state;
   if (s->half) tide__ssd_put(s, r->narrow, 0, state, s->P * s->N), src = r->narrow;
@@ -119,14 +119,14 @@ static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state
 }
 
 /* state <- whole state + late' B */
-static void scan_fwd_leaving(const ssd *s, const ssd_at *at, float *state, room *r)
+static void scan_fwd_leaving(const ssd *s, const ssd_at *at, float *state, scratch *r)
 {
   if (at->seen) tide__ssd_scale(state, state, r->st.whole, s->P * s->N);
   tide__ssd_pack_a(s, r->a_late, ssd_own(s, r->late, 1, s->P), s->P, at->n);
   tide__ssd_mm(s, (ssd_mm){r->a_late, r->b_B, state, s->N, s->P, s->N, at->n, at->seen});
 }
 
-static void run_head(const fwd *f, const ssd_at *at, int64_t k, room *r)
+static void run_head(const fwd *f, const ssd_at *at, int64_t k, scratch *r)
 {
   const ssd *s = &f->s;
   int64_t h = at->h0 + k;
@@ -142,7 +142,7 @@ static void run_head(const fwd *f, const ssd_at *at, int64_t k, room *r)
 }
 
 /* What enters a chunk, for the derivative. */
-static void put_states(const fwd *f, const ssd_at *at, const room *r)
+static void put_states(const fwd *f, const ssd_at *at, const scratch *r)
 {
   const ssd *s = &f->s;
   int64_t n = s->P * s->N, to = ((at->b * s->nchunk + at->c) * s->H + at->h0) * n;
@@ -150,7 +150,7 @@ static void put_states(const fwd *f, const ssd_at *at, const room *r)
     memcpy((float *)f->states->data + to, r->state, (size_t)(at->nh * n) * sizeof(float));
 }
 
-static void scan_fwd_run_chunk(const fwd *f, ssd_at *at, int64_t c, room *r)
+static void scan_fwd_run_chunk(const fwd *f, ssd_at *at, int64_t c, scratch *r)
 {
   tide__ssd_chunk(&f->s, at, c);
   put_states(f, at, r);
@@ -181,7 +181,7 @@ static void scan_fwd_run_tasks(void *arg, int64_t begin, int64_t end, int thread
 {
   const fwd *f = arg;
   const ssd *s = &f->s;
-  room r;
+  scratch r;
   scan_fwd_lay_out(s, f->work + f->each * thread, &r);
   if (s->kern->begin) s->kern->begin();
   for (int64_t i = begin; i < end; i++) {
@@ -212,7 +212,7 @@ TIDE_LEVELS(float, step_row,
   return sum;
 }
 
-static void step_token(const fwd *f, const ssd_at *at, int64_t h, int64_t i, float keep, room *r)
+static void step_token(const fwd *f, const ssd_at *at, int64_t h, int64_t i, float keep, scratch *r)
 {
   const ssd *s = &f->s;
   const k_tensor *x = s->x, *B = s->B, *C = s->C;
@@ -232,9 +232,9 @@ static void step_token(const fwd *f, const ssd_at *at, int64_t h, int64_t i, flo
   row_narrow(row_at(f->y, ((at->b * s->T + t) * s->H + h) * s->P), r->y, f->y->dtype, s->P);
 }
 
-static int64_t lay_out_few(const ssd *s, char *base, room *r)
+static int64_t lay_out_few(const ssd *s, char *base, scratch *r)
 {
-  ssd_room k = {base, 0};
+  ssd_arena k = {base, 0};
   tide__ssd_take_steps(&k, s, &r->st);
   r->y = tide__ssd_take(&k, s->P * 4);
   r->row = tide__ssd_take(&k, (2 * s->N + s->P) * 4);
@@ -254,7 +254,7 @@ static void run_few(void *arg, int64_t begin, int64_t end, int thread)
 {
   const fwd *f = arg;
   const ssd *s = &f->s;
-  room r;
+  scratch r;
   lay_out_few(s, f->work + f->each * thread, &r);
   for (int64_t k = begin; k < end; k++) {
     int64_t h = k % s->H;
@@ -280,7 +280,7 @@ static int few(const k_call *call, const ssd *s)
 
 static int64_t bytes_of(const k_call *call, const ssd *s)
 {
-  room r;
+  scratch r;
   return few(call, s) ? lay_out_few(s, 0, &r) : scan_fwd_lay_out(s, 0, &r);
 }
 

@@ -1,6 +1,6 @@
 /* A kernel of a device plugin: a row of kernels/kernel.def with the op by name. */
-#ifndef TIDE_KERNELS_ROW_H
-#define TIDE_KERNELS_ROW_H
+#ifndef TIDE_KERNELS_PLUGIN_ROW_H
+#define TIDE_KERNELS_PLUGIN_ROW_H
 
 #include "kernels/kernel.h"
 

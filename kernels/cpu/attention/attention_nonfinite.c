@@ -25,7 +25,7 @@ TIDE_LEVELS(int, is_odd, (const float *x, int64_t n), (x, n))
 }
 
 /* The first of rows [i, n) that is not finite; n: none. */
-static int64_t next_odd(const float *x, int64_t ld, int64_t width, int64_t i, int64_t n)
+static int64_t next_nonfinite(const float *x, int64_t ld, int64_t width, int64_t i, int64_t n)
 {
   while (i < n && !is_odd(x + i * ld, width)) i++;
   return i;
@@ -48,7 +48,7 @@ void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_w
   const float *rows = a_is_weight ? g->b : g->a;
   const int64_t ld = a_is_weight ? g->ldb : g->cs, width = a_is_weight ? g->nv * L : g->m;
   for (int64_t p = 0; p < g->k;) {
-    const int64_t odd = next_odd(rows, ld, width, p, g->k);
+    const int64_t odd = next_nonfinite(rows, ld, width, p, g->k);
     attn_gemm part = *g;
     part.k = odd - p;
     part.a += p * g->cs;
