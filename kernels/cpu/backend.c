@@ -1,8 +1,8 @@
 /* CPU memory: aligned host blocks, huge pages for large ones.
  *
- * First touch of 4 KB pages runs at about 2 GB/s, of 2 MB pages at three times that, so blocks of
- * a few megabytes and more are mappings of their own that ask for them and go back when freed.
- * ref and cpu share this memory: they differ by their kernels alone.
+ * First touch runs at about 2 GB/s with 4 KB pages and at three times that with 2 MB pages, so
+ * blocks of a few megabytes and more are mappings of their own with huge pages requested, and are
+ * unmapped when freed. ref and cpu share this memory: they differ by their kernels alone.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 enum { ALIGN = 64, PAGE = 4096, HUGE = 2 << 20, BIG = 4 << 20 };
 
-/* A mapping on a boundary of huge pages: one of them too much is asked for, its ends go back. */
+/* Maps memory on a boundary of huge pages: maps one more than needed and unmaps both ends. */
 static void *map_aligned(size_t size)
 {
   char *p = mmap(NULL, size + HUGE, PROT_READ | PROT_WRITE,

@@ -1,13 +1,13 @@
 /* The causal depthwise convolution on the CPU, forward and backward, for f32, bf16 and f16.
  *
- * A token's output is a sum over K rows of channels, so the loops run along channels
- * and a tap that must not be seen is a pointer to a row of zeros. Blocks of tokens are the tasks;
- * within one, channels go in pieces whose rows and weights stay in the first-level cache.
+ * A token's output is a sum over K rows of channels, so the loops run along channels and a hidden
+ * tap is a pointer to a row of zeros. Blocks of tokens are the tasks; within one, channels are cut
+ * into pieces whose rows and weights stay in the first-level cache.
  *
- * The backward walks once: gradients before the activation wait in a ring of K rows until the input
- * row they belong to is complete. A block makes those of the K-1 tokens after it again. The
- * weights' gradient is summed per block (blocks depend on the shape alone) and the blocks added in
- * order.
+ * The backward is one walk: gradients before the activation are kept in a ring of K rows until the
+ * input row they belong to is complete. A block recomputes those of the K-1 tokens after it. The
+ * weights' gradient is summed per block (blocks depend on the shape alone) and the blocks are added
+ * in order.
  *
  * See kernel.h. 16-bit rows are widened once, into a ring.
  */
@@ -24,7 +24,7 @@ typedef struct conv {
   int silu;
   float *wide;                            /* [K + 1, C]: the taps, then the bias */
   float *part;                            /* backward: [block][K + 1, C] */
-  float *scratch;                         /* of each thread */
+  float *scratch;                         /* of all threads */
 } conv;
 
 /* A thread's rows of one piece of channels. */
@@ -90,7 +90,7 @@ static int64_t conv1d_offset(const k_tensor *t, int64_t b, int64_t i, int64_t c)
   return b * t->stride[0] + i * t->stride[1] + c;
 }
 
-/* Row i as f32: in place, or widened into its place of the ring. */
+/* Returns row i as f32: in place, or widened into its ring row. */
 static const float *load_row(const conv_piece *l, int64_t i)
 {
   const conv *v = l->v;
@@ -100,7 +100,8 @@ static const float *load_row(const conv_piece *l, int64_t i)
   return row_read(t, at, l->in[(i + TAPS) % TAPS], l->n);
 }
 
-/* The K rows that token t reads. Tokens come in ascending order: earlier rows are in the ring. */
+/* Sets the K rows that token t reads. Tokens are visited in ascending order: earlier rows are in
+ * the ring. */
 static void taps_of(conv_piece *l, int64_t t, const float **row)
 {
   const conv *v = l->v;
@@ -150,7 +151,7 @@ TIDE_INLINE void slope_row(float *d, const float *dy, const taps *p, int64_t n, 
   }
 }
 
-/* The gradients of the taps and the bias grow by what one token says. sum: [k + 1] rows. */
+/* Adds one token's terms, of gradient d, to the gradients of taps and bias. sum: [k + 1] rows. */
 TIDE_INLINE void weight_row(float *const *sum, const float *d, const taps *p, int64_t n,
                             const int k)
 {
@@ -265,7 +266,7 @@ static void conv1d_forward_tasks(void *arg, int64_t begin, int64_t end, int thre
   }
 }
 
-/* The last K-1 rows, for the next call. */
+/* Stores the last K-1 rows, the initial rows of the next call. */
 static void keep_last(const conv *v, const k_tensor *last)
 {
   int64_t R = v->K - 1, size = row_element_size(v->x->dtype);
@@ -322,7 +323,7 @@ static void back_token(conv_piece *l, taps *p, int64_t t, float *const *sum)
   if (sum) run_weight(sum, d, p, l->n, v->K);
 }
 
-/* Row s, all of whose tokens are in the ring. */
+/* Writes the gradient of row s, all of whose tokens are in the ring. */
 static void back_row(conv_piece *l, taps *p, int64_t s)
 {
   const conv *v = l->v;
@@ -377,7 +378,7 @@ static void backward_tasks(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-/* Adds the blocks in order into `total`, and turns the taps back to [C, K]. */
+/* Adds the blocks in order into `total`, and transposes the taps back to [C, K]. */
 static void put_params(const conv *v, const k_tensor *dw, const k_tensor *dbias, float *total)
 {
   int64_t n = (v->K + 1) * v->C;

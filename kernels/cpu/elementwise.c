@@ -1,11 +1,11 @@
 /* Fast elementwise ops: binary, comparison, unary, scalar, in place, cast, where, and the backward
  * halves of the activations.
  *
- * An op is up to three loops over contiguous numbers (f32, f64, i64), each compiled
- * for several instruction sets; loop.h feeds them chunks of any operand. bf16 and f16 are computed
- * in f32 and rounded once.
+ * An op is up to three loops over contiguous numbers (f32, f64, i64), each compiled for several
+ * instruction sets; loop.h passes them chunks of any operand. bf16 and f16 are computed in f32 and
+ * rounded once.
  *
- * Meaning: kernels/ref/elementwise.c. Integer powers are left to it.
+ * Definition: kernels/ref/elementwise.c, which also computes integer powers.
  */
 #include <math.h>
 
@@ -22,7 +22,7 @@ typedef struct bodies {
   cpu_body f32, f64, i64;
 } bodies;
 
-/* The first nin inputs in one form -> out[0] in that form, or bool. */
+/* Maps the first nin inputs in one form to out[0] in that form, or in bool. */
 static int map(const k_call *call, int nin, const bodies *b, int to_bool, const double *s)
 {
   int form = tide__loop_form(call->in[0].dtype);
@@ -40,7 +40,7 @@ static int map(const k_call *call, int nin, const bodies *b, int to_bool, const 
   return TIDE_OK;
 }
 
-/* A body y[i] = expr of a, and b if there is one. T: operands, R: result. */
+/* A body y[i] = expr of a, and of b if present. T: operands, R: result. */
 #define BODY1(name, T, R, expr) \
   TIDE_LEVELS(void, name, \
               (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s)) \
@@ -102,7 +102,7 @@ COMPARISON(ge, a >= b)
 COMPARISON(logical_and, (a != 0) & (b != 0))
 COMPARISON(logical_or, (a != 0) | (b != 0))
 
-/* libm looks at the bits of a denormal, where loops that flush compare it equal to zero. */
+/* libm tests the bits of a denormal, where loops that flush compare it equal to zero. */
 TIDE_INLINE float flushed_f32(float x) { return x == 0 ? copysignf(0, x) : x; }
 TIDE_INLINE double flushed_d(double x) { return x == 0 ? copysign(0, x) : x; }
 
@@ -135,7 +135,7 @@ int k_cpu_pow(const k_call *call)
 #define SQRT_HALF_PI_INV 0.79788456080286535588 /* sqrt(2 / pi) */
 #define GELU_CUBIC 0.044715
 
-/* log(1 + u) for u in [0, 1]: the quotient undoes the rounding of 1 + u. */
+/* log(1 + u) for u in [0, 1]: the quotient compensates the rounding of 1 + u. */
 TIDE_INLINE float log1p_f32(float u)
 {
   float w = 1.0f + u, d = w - 1.0f;
@@ -150,7 +150,7 @@ TIDE_INLINE float softplus_value(float x)
 
 TIDE_INLINE double sigmoid_d(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-/* The argument of the sigmoid in gelu_tanh, and its derivative. */
+/* Returns the argument of the sigmoid in gelu_tanh. */
 TIDE_INLINE float gelu_arg(float x)
 {
   const float c = (float)(2 * SQRT_HALF_PI_INV), d = (float)(2 * SQRT_HALF_PI_INV * GELU_CUBIC);
@@ -165,7 +165,7 @@ TIDE_INLINE float cdf_f32(float x) { return 0.5f * (1.0f + tide__erff(x * 0.7071
 
 UNARY(neg, -a, -a, 0 - (uint64_t)a)
 UNARY(abs, fabsf(a), fabs(a), a < 0 ? 0 - (uint64_t)a : (uint64_t)a)
-/* The sum is what a zero, a flushed denormal or NaN gives. */
+/* The sum covers zero, a flushed denormal and NaN. */
 UNARY(sign, a > 0 ? 1 : a < 0 ? -1 : a + a, a > 0 ? 1 : a < 0 ? -1 : a + a, (a > 0) - (a < 0))
 UNARY(floor, floorf(a), floor(a), a)
 UNARY(square, a * a, a * a, (uint64_t)a * (uint64_t)a)
@@ -184,8 +184,8 @@ UNARY_FLOAT(softplus, softplus_value(a), (a > 0 ? a : 0) + log1p(exp(-fabs(a))))
 PREDICATE(logical_not, a == 0, a == 0, a == 0)
 PREDICATE(isfinite, fabsf(a) < HUGE_VALF, fabs(a) < HUGE_VAL, a == a)
 
-/* Sine and cosine of a float by reduction to [-pi/4, pi/4] in double, good for |x| <= SINE_LIMIT;
- * larger numbers, infinities and NaN go to libm. quadrant: 0 sine, 1 cosine. */
+/* Sine (quadrant 0) or cosine (1) of a float by reduction to [-pi/4, pi/4] in double, for |x| <=
+ * SINE_LIMIT; larger numbers, infinities and NaN are left to libm. */
 #define SINE_LIMIT 1048576.0f
 
 TIDE_INLINE float sine_f32(float x, int quadrant)
@@ -301,7 +301,7 @@ int k_cpu_affine(const k_call *call)
   return rc == TIDE_OK ? map(call, 1, &b, 0, s) : rc;
 }
 
-/* What pow makes of the zeros and infinities: no negative zero, no NaN from -inf. */
+/* As pow for zeros and infinities: no negative zero, no NaN from -inf. */
 TIDE_INLINE float root_f32(float x) { return x == -HUGE_VALF ? HUGE_VALF : sqrtf(x + 0.0f); }
 TIDE_INLINE double root_d(double x) { return x == -HUGE_VAL ? HUGE_VAL : sqrt(x + 0.0); }
 
@@ -380,7 +380,7 @@ int k_cpu_clamp(const k_call *call)
 
 /* ---- in place ------------------------------------------------------------------------------ */
 
-/* The value, already in the target's dtype, lies in s as bytes. */
+/* s holds the bytes of the value in the target's dtype. */
 #define FILL(name, T) \
   TIDE_LEVELS(void, name, \
               (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s)) \

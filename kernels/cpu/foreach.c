@@ -1,9 +1,9 @@
 /* Copies and sums over lists of tensors in one parallel region: foreach_copy_, foreach_add_.
  *
- * The elements of all pairs are one long range, cut among threads as that of one
- * tensor is. A hundred small pieces cost one fork and join, and a large one is worked on by all.
+ * The elements of all pairs are one long range, cut among threads as one tensor would be. A hundred
+ * small tensors cost one fork and join, and a large one is shared by all threads.
  *
- * Meaning: kernels/ref/elementwise.c.
+ * Definition: kernels/ref/elementwise.c.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
@@ -63,7 +63,7 @@ int k_cpu_foreach_copy_(const k_call *call)
   for (int i = 0; i < j.n; i++) {
     const k_tensor *y = &call->out[i], *x = &call->in[i];
     int64_t n = k_numel(y);
-    if (n > 0 && tide__loop_transpose(y, x, call->nthread)) n = 0; /* it is done */
+    if (n > 0 && tide__loop_transpose(y, x, call->nthread)) n = 0; /* done */
     if (n > 0) tide__copy_init(&j.pair[i], y, x);
     j.first[i + 1] = j.first[i] + n;
   }

@@ -1,10 +1,10 @@
 /* The gated root mean square norm of Mamba-2 on the CPU, for f32, bf16 and f16.
  *
- * A row at a time in f32 while it sits in the first cache: the gated values first,
- * then group by group their sum of squares and the result. The weight's gradient is summed in
- * blocks of rows that depend on the shape alone and added in order.
+ * A row at a time in f32 while it is in the first-level cache: the gated values first, then group
+ * by group their sum of squares and the result. The weight's gradient is summed in blocks of rows
+ * that depend on the shape alone and added in order.
  *
- * See kernel.h. x, z and dy may have any leading strides: z is a slice of a wider row.
+ * See kernel.h. x, z and dy may have any leading strides: z is often a slice of a wider row.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -21,7 +21,7 @@ typedef struct gated {
 
 static int64_t gated_norm_padded(int64_t n) { return (n + 15) / 16 * 16; }
 
-/* Offset of row i, whatever the leading strides. */
+/* Returns the offset of row i for any leading strides. */
 static int64_t gated_norm_row_of(const k_tensor *t, int64_t i)
 {
   int64_t at = 0;
@@ -95,7 +95,7 @@ TIDE_LEVELS(float, dot,
   return s0 + s1;
 }
 
-/* One group's gradients; c = {rstd, mean}; dgain grows. Outputs may be the inputs' scratch. */
+/* One group's gradients; c = {rstd, mean}; adds to dgain. Outputs may be the inputs' scratch. */
 TIDE_LEVELS(void, back_first,
             (float *dx, float *dz, float *dgain, const float *dy, const float *x, const float *z,
              const float *gain, const float *c, int64_t n), (dx, dz, dgain, dy, x, z, gain, c, n))

@@ -1,10 +1,10 @@
 /* Fast indexing ops: gather scatter_add index_select index_add embedding embedding_bwd one_hot.
  *
- * Taking rows is a loop of row copies; adding rows first sorts the index (a counting
- * sort, stable), so that each target row is made once, by one thread, from its sources in index
- * order, in f32 (f64, i64) with one rounding.
+ * Taking rows is a loop of row copies. Adding rows first sorts the index (a stable counting sort),
+ * so that each target row is computed once, by one thread, from its sources in index order, in f32
+ * (f64, i64) with one rounding.
  *
- * Meaning: kernels/ref/index.c. Every index is checked before anything is written.
+ * Definition: kernels/ref/index.c. Every index is checked before anything is written.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
@@ -21,7 +21,7 @@ TIDE_LEVELS(int, any_outside, (const int64_t *v, int64_t n, uint64_t limit), (v,
   return found;
 }
 
-/* The reference finds the words for a failure. */
+/* The reference writes the message of a failure. */
 static int index_check(const k_call *call, const k_tensor *index, int64_t limit)
 {
   _Alignas(64) cpu_chunk buf;
@@ -36,7 +36,7 @@ static int index_check(const k_call *call, const k_tensor *index, int64_t limit)
   return TIDE_OK;
 }
 
-/* The dims [first, end) of t as a tensor of its own, starting at t's first element. */
+/* Returns the dims [first, end) of t as a tensor of its own, starting at t's first element. */
 static k_tensor dims_of(const k_tensor *t, int first, int end)
 {
   k_tensor v = *t;
@@ -48,7 +48,7 @@ static k_tensor dims_of(const k_tensor *t, int first, int end)
   return v;
 }
 
-/* t without dim. */
+/* Returns t without dim. */
 static k_tensor without(const k_tensor *t, int dim)
 {
   k_tensor v = *t;
@@ -190,7 +190,7 @@ int k_cpu_gather(const k_call *call)
 
 typedef struct add_job {
   cpu_stream t_outer, t_row, src_outer, src_row, src_lead;
-  int64_t t_stride, src_stride; /* along the dim; src_lead is used instead where it is set */
+  int64_t t_stride, src_stride; /* along the dim; src_lead replaces src_stride if set */
   int64_t nrow, width;          /* target rows of one outer setting, elements of a row */
   const int64_t *start, *order; /* sources of row j: order[start[j]] ... order[start[j + 1] - 1] */
   int form, overwrite, lead;
@@ -225,7 +225,7 @@ static int64_t source_offset(const add_job *job, int64_t i)
   return job->lead ? tide__stream_offset(&job->src_lead, i) : i * job->src_stride;
 }
 
-/* One target row: its old value, or zero, plus its sources in order. */
+/* Computes one target row: its old value, or zero, plus its sources in order. */
 static void add_to_row(const add_job *job, int64_t outer, int64_t j)
 {
   _Alignas(64) cpu_chunk acc, buf;
@@ -256,7 +256,7 @@ static void index_add_range(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t i = begin; i < end; i++) add_to_row(job, i / job->nrow, i % job->nrow);
 }
 
-/* Stable counting sort of the index into work: start[nrow + 1], order[n]. */
+/* Sorts the index into work by a stable counting sort: start[nrow + 1], order[n]. */
 static void sort_index(add_job *job, const k_tensor *index, int64_t *work)
 {
   cpu_stream ids;

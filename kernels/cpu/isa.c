@@ -1,7 +1,7 @@
 /* Finds the instruction sets of the processor. See isa.h.
  *
- * The cached word is a constant of the process: two threads that race compute the same value. CPUID
- * leaves a virtual machine (about a microsecond), which is why it is cached at all.
+ * The cached word is a constant of the process: two threads that race compute the same value. It is
+ * cached because CPUID traps in a virtual machine (about a microsecond).
  */
 #include "kernels/cpu/isa.h"
 
@@ -21,7 +21,8 @@
 
 enum { REQ_XCOMP_PERM = 0x1023, XFEATURE_TILEDATA = 18 };
 
-/* XCR0: which register files the operating system saves. Only called when OSXSAVE is set. */
+/* Returns XCR0: which register files the operating system saves. Only called when OSXSAVE is
+ * set. */
 static uint64_t xcr0(void)
 {
   uint32_t lo, hi;
@@ -83,7 +84,7 @@ const char *tide__cpu_isa_name(int isa)
   return levels[i].name;
 }
 
-/* The level that the environment asks for; null if it asks for none or for one that is unknown. */
+/* Returns the level that the environment names, or NULL without one or for an unknown one. */
 static const struct level *asked(void)
 {
   const char *name = getenv("TIDE_ISA");
@@ -94,7 +95,7 @@ static const struct level *asked(void)
 
 int tide__cpu_isa(void)
 {
-  static _Atomic int known; /* the set, plus a bit that says it has been found */
+  static _Atomic int known; /* the set, plus a bit for "computed" */
   enum { FOUND = 1 << 30 };
   int isa = atomic_load_explicit(&known, memory_order_relaxed);
   if (!(isa & FOUND)) {

@@ -1,9 +1,9 @@
-/* What the processor we run on can do, as a set of bits, and marks for functions that need it.
+/* Instruction sets of this processor as a set of bits, and attributes for functions that need them.
  *
  * Kernels are compiled for several instruction sets in one library and choose at run time. The set
- * is a constant of the process: what the machine and the operating system have, or less where
- * TIDE_ISA in the environment names a lower level. Some kernels also take the set as an argument,
- * so that a test reaches all their forms in one process.
+ * is a constant of the process: what the machine and the operating system have, or less if TIDE_ISA
+ * in the environment names a lower level. Some kernels also take the set as an argument, so that a
+ * test reaches all their forms in one process.
  */
 #ifndef TIDE_KERNELS_CPU_ISA_H
 #define TIDE_KERNELS_CPU_ISA_H
@@ -29,15 +29,16 @@ enum {
 #define TIDE_AVX512_BF16_INLINE static inline __attribute__((always_inline)) TIDE_AVX512_BF16
 #endif
 
-/* The set of this process. The first call asks the operating system for the AMX registers, once per
- * process; refusal only means that the bit stays clear. */
+/* Returns the set of this process. The first call asks the operating system for the AMX registers,
+ * once per process; if it refuses, the bit stays clear. */
 int tide__cpu_isa(void);
 
-/* The name of the highest level in the set: "amx", "avx512_bf16", "avx512", "avx2" or "base". */
+/* Returns the name of the highest level in the set: "amx", "avx512_bf16", "avx512", "avx2" or
+ * "base". */
 const char *tide__cpu_isa_name(int isa);
 
-/* Returns TIDE_OK, or TIDE_E_DEVICE and a reason of at most `size` bytes if TIDE_ISA is no level or
- * one that this machine does not have. */
+/* Returns TIDE_OK, or TIDE_E_DEVICE and a reason of at most `size` bytes if TIDE_ISA names no level
+ * or one that this machine does not have. */
 int tide__cpu_isa_check(char *msg, size_t size);
 
 #endif

@@ -1,12 +1,11 @@
-/* linear_fp8 on the CPU: operands rounded to FP8, kept as bf16, multiplied by gemm.c.
+/* linear_fp8 on the CPU: operands rounded to FP8, stored as bf16, multiplied by gemm.c.
  *
- * No CPU multiplies FP8, but every FP8 number is a bf16 number too, so the products
- * are those of an FP8 unit and the bf16 tiles do them. Rounding is one addition: adding 1.5 * 2^23
- * times the spacing that FP8 has at a number, and taking it off again, leaves a multiple of that
- * spacing, to nearest even.
+ * CPUs do not multiply FP8, but every FP8 number is a bf16 number too, so the bf16 tiles compute
+ * the products of an FP8 unit. Rounding is one addition: adding 1.5 * 2^23 times the FP8 spacing at
+ * a number, then subtracting it, leaves a multiple of that spacing, to nearest even.
  *
- * An operand is walked in the order it lies in memory, so that a transposed view costs no
- * more than another; gemm.c takes it as it then lies. Scales: kernels/fp8.h.
+ * An operand is walked in memory order, so that a transposed view costs no more than another;
+ * gemm.c takes it in that layout. Scales: kernels/fp8.h.
  */
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/loop.h"
@@ -14,19 +13,19 @@
 #include "kernels/cpu/row.h"
 #include "kernels/fp8.h"
 
-enum { GRAIN = LOOP_GRAIN / LOOP_CHUNK }; /* chunks that are worth a thread */
+enum { GRAIN = LOOP_GRAIN / LOOP_CHUNK }; /* chunks per thread at least */
 
-/* x or w on its way. row and col: strides of `to` by row (token or output) and by k. */
+/* x or w during rounding. row and col: strides of `to` by row (token or output) and by k. */
 typedef struct operand {
   cpu_stream from;
   uint16_t  *to;
-  float     *most; /* one number a thread */
+  float     *most; /* one number per thread */
   int64_t    numel, row, col;
   float      scale;
   int        e5m2;
 } operand;
 
-/* One product, and where its parts lie in scratch; f32 results of other dtypes are made there. */
+/* One product and the layout of its scratch; f32 results of other dtypes are stored there first. */
 typedef struct job {
   operand  x, w;
   cpu_gemm g;
@@ -57,7 +56,7 @@ static int64_t linear_fp8_take(job *j, int64_t bytes)
   return at;
 }
 
-/* Sizes alone: data pointers may be null. */
+/* Uses sizes alone: data pointers may be null. */
 static job linear_fp8_job_of(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
@@ -81,13 +80,13 @@ TIDE_LEVELS(float, largest, (const float *x, int64_t n, float most), (x, n, most
 {
   for (int64_t i = 0; i < n; i++) {
     float a = fabsf(x[i]);
-    most = a > most ? a : most; /* a NaN is passed over */
+    most = a > most ? a : most; /* NaN is ignored */
   }
   return most;
 }
 
-/* to = bf16 of x * scale as FP8 has it. lowest: bits of the smallest normal number; up: what its
- * bits differ by from those of the power of two that has FP8's spacing as its own. */
+/* to = bf16 of x * scale as FP8 has it. lowest: bits of the smallest normal number; up: difference
+ * of its bits from those of the power of two whose own spacing is that of FP8. */
 TIDE_LEVELS(void, round_chunk,
             (uint16_t *to, const float *x, int64_t n, float scale, float top, float infinity,
              uint32_t lowest, uint32_t up), (to, x, n, scale, top, infinity, lowest, up))
@@ -149,8 +148,8 @@ static void linear_fp8_round_operand(operand *o, uint16_t *to, float *most, int 
 
 /* ---- the product ---- */
 
-/* y = sum / both scales + bias, [begin, end) rows. In f64, as a sum over one scale alone may lie
- * beyond f32. */
+/* y = sum / both scales + bias for rows [begin, end). In f64, as a sum over one scale alone may
+ * exceed f32. */
 static void finish_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;

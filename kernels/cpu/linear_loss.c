@@ -1,18 +1,18 @@
-/* linear_cross_entropy: the loss of x w^T + bias and its gradients, with the logits in memory only
- * a chunk of rows at a time. For f32 and bf16. (f64 and f16: kernels/ref.)
+/* linear_cross_entropy: the loss of x w^T + bias and its gradients, with only a chunk of rows of
+ * logits in memory at a time. For f32 and bf16. (f64 and f16: kernels/ref.)
  *
- * A chunk of rows is walked in spans of classes, twice. The first walk makes the
- * logits of a span and adds them to each row's running logsumexp; the second turns them into
- * gradients where they lie and uses these up at once, in dx of the rows and dw of the classes. So
- * what a product makes is read back while it is near, and no operand is packed whole.
+ * A chunk of rows is walked in spans of classes, twice. The first walk computes the logits of a
+ * span and adds them to each row's running logsumexp; the second turns them into gradients in place
+ * and consumes these at once, in dx of the rows and dw of the classes. So the result of a product
+ * is read back while it is in cache, and no operand is packed whole.
  *
  * With bf16 the gradients of a span are narrowed into a buffer of their own; dx and dw are summed
- * in f32 and rounded once. Where bf16 logits of a chunk would allow only few rows, they are made
+ * in f32 and rounded once. If a chunk of bf16 logits would have only few rows, they are computed
  * twice instead ("again"): first for the sums of every row alone, then span by span for the
- * gradients of all rows. A product more, on matrix units, costs less than dw's f32 sums of all
- * classes read and written for every few rows, and neither those nor whole rows of logits exist.
- * Chunks and spans depend on the shape alone, sums run in the order of
- * rows and spans, so results do not depend on threads.
+ * gradients of all rows. One more product on matrix units costs less than reading and writing dw's
+ * f32 sums of all classes for every few rows, and neither those nor whole rows of logits exist.
+ * Chunks and spans depend on the shape alone and sums run in the order of rows and spans, so
+ * results do not depend on threads.
  *
  * Row strides of x and w are free.
  */
@@ -26,23 +26,23 @@
 enum {
   CHUNK_BYTES = 112 << 20, /* logits of a chunk, at most (or ROW_STEP rows) */
   WHOLE_BYTES = 8 << 20,   /* logits up to this size are one chunk */
-  SPAN_BYTES = 8 << 20,    /* rows of w that a span takes, at most (or SPAN_STEP classes) */
+  SPAN_BYTES = 8 << 20,    /* rows of w in a span, at most (or SPAN_STEP classes) */
   ROW_STEP = 32,           /* a chunk is a multiple of this: whole register tiles */
   SPAN_STEP = 512,         /* likewise a span of classes */
   SPAN_MOST = 2048,
-  GRAIN = 16384,           /* elements that are worth a thread */
-  FEW_ROWS = 512,          /* bf16: a chunk below this and logits are made again */
+  GRAIN = 16384,           /* elements per thread at least */
+  FEW_ROWS = 512,          /* bf16: below this many rows in a chunk, logits are computed again */
   AGAIN_ROWS = 1024        /* rows at a time then */
 };
 
-/* The operands, and where things lie in the scratch. What is not needed is null. */
+/* The operands and the layout of the scratch. Unused parts are null. */
 typedef struct plan {
   const k_call *call;
   const k_tensor *x, *w, *bias, *targets, *dx, *dw, *dbias;
   const k_cross_entropy_attrs *attrs;
   int64_t n, dim, nclass;      /* x [n, dim], w [nclass, dim] */
   int64_t chunk, span, stride; /* rows, classes; floats from one row of logits to the next */
-  int again;                   /* logits are made twice, a span at a time */
+  int again;                   /* logits are computed twice, a span at a time */
   float *logits;               /* [chunk, stride], of all classes or of a span */
   void *grads;                 /* [chunk, span] of x's dtype, unless that is f32 */
   loss_sum *sums;              /* [chunk], or [n] */
@@ -56,15 +56,16 @@ typedef struct plan {
 
 static const k_tensor *ll_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
 
-/* Rows a multiple of 4 KB apart would fall on each other in the caches. */
+/* Returns floats from one row of logits to the next; not a multiple of 4 KB, whose rows would share
+ * cache sets. */
 static int64_t row_stride(int64_t nclass)
 {
   int64_t stride = i64_round_up(i64_max(nclass, 1), 16);
   return stride % 1024 == 0 ? stride + 16 : stride;
 }
 
-/* Besides CHUNK_BYTES, a chunk is a sixth of what whole logits and their gradient would take in
- * the type of x. */
+/* Returns the rows of a chunk: besides CHUNK_BYTES, at most a sixth of what whole logits and their
+ * gradient would take in the type of x. */
 static int64_t even_chunks(int64_t n, int64_t most)
 {
   int64_t nchunk = i64_max((n + most - 1) / most, 1);
@@ -97,7 +98,7 @@ static void *ll_element(const k_tensor *t, int64_t i) { return t->data ? row_at(
 
 static float *ll_offset(float *base, int64_t i) { return base ? base + i : 0; }
 
-/* Logits of the part's classes, first row; and the sums of its rows. */
+/* Returns the logits of the part's classes, first row; part_sums the sums of its rows. */
 static float *part_logits(const plan *p, part t)
 {
   return ll_offset(p->logits, p->again ? 0 : t.first);
@@ -117,7 +118,7 @@ static cpu_gemm logits_product(const plan *p, part t)
   return g;
 }
 
-/* Where the gradients of a span are, and how far apart their rows. */
+/* Returns the gradients of a span; grad_stride the distance of their rows. */
 static const void *span_grads(const plan *p, int64_t first)
 {
   return p->x->dtype == TIDE_F32 ? ll_offset(p->logits, first) : p->grads;
@@ -167,7 +168,7 @@ static int64_t gemm_bytes(const plan *p, part t)
   return most;
 }
 
-/* The largest of full and last chunks and spans. */
+/* Returns scratch for the largest of full and last chunks and spans. */
 static int64_t all_gemm_bytes(const plan *p)
 {
   int64_t m[2] = { i64_min(p->chunk, p->n), p->n % p->chunk };
@@ -241,7 +242,7 @@ static void over_rows(const plan *p, part t, tide__pool_fn body)
   tide__pool_for(p->call->nthread, t.m, GRAIN / i64_max(t.n, 1) + 1, body, &j);
 }
 
-/* -1 for a token that does not count. */
+/* Returns the target of row i, -1 for a token that does not count. */
 static int64_t ll_counted_target(const plan *p, int64_t i)
 {
   int64_t target = loss_target(p->targets, i);
@@ -366,7 +367,7 @@ static void ll_zero(const k_tensor *t, int64_t i, int64_t n)
 
 /* ---- the op ---------------------------------------------------------------------------------- */
 
-/* from[0] goes to element `first` of to. */
+/* from[0] is rounded into element `first` of to. */
 typedef struct rounding { const k_tensor *to; const float *from; int64_t first; } rounding;
 
 static void round_elements(void *arg, int64_t begin, int64_t end, int thread)
@@ -376,7 +377,7 @@ static void round_elements(void *arg, int64_t begin, int64_t end, int thread)
   row_narrow(row_at(r->to, r->first + begin), r->from + begin, r->to->dtype, end - begin);
 }
 
-/* dw and dbias from their sums; `any`: something was added. */
+/* Rounds dw and dbias from their sums; `any`: at least one token counts. */
 static void finish_sums(const plan *p, int any)
 {
   rounding r = { p->dw, p->dw32, 0 };
@@ -388,7 +389,7 @@ static void finish_sums(const plan *p, int any)
   if (p->dbias) row_narrow(p->dbias->data, p->dbias32, p->dbias->dtype, p->nclass);
 }
 
-/* The loss; any: whether a token counts. */
+/* Returns the loss; *any receives whether a token counts. */
 static double run_chunks(const plan *p, int *any)
 {
   double loss = 0;
@@ -404,9 +405,9 @@ static double run_chunks(const plan *p, int *any)
   return loss;
 }
 
-/* ---- logits made again: both walks go over all rows, a span of classes at a time ------------- */
+/* ---- logits computed twice: both walks visit all rows, a span of classes at a time ----------- */
 
-/* The sums of the rows, or with grads the gradients, of the span that t names. */
+/* Computes the sums of the rows, or with grads the gradients, of the span of t. */
 static void run_span(const plan *p, part t, int grads)
 {
   int added = 0;

@@ -1,7 +1,7 @@
 /* Streams and the two loops over them: see loop.h.
  *
- * Tables of small vectorised loops, indexed by form and dtype, that load a strided
- * run into contiguous numbers or store them back. A run is the innermost merged dim.
+ * Tables of small vectorised loops, indexed by form and dtype, load a strided run into contiguous
+ * numbers or store them back. A run is the innermost merged dim.
  */
 #include "kernels/cpu/loop.h"
 
@@ -166,7 +166,7 @@ void tide__stream_init(cpu_stream *s, const k_tensor *t)
   s->flat = s->ndim == 1 && s->stride[0] == 1;
 }
 
-/* Coordinates of the element with row-major number at; returns its offset. */
+/* Sets the coordinates of the element with row-major number at; returns its offset. */
 static int64_t seek(const cpu_stream *s, int64_t at, int64_t *coord)
 {
   int64_t offset = 0;
@@ -185,7 +185,7 @@ int64_t tide__stream_offset(const cpu_stream *s, int64_t at)
   return seek(s, at, coord);
 }
 
-/* Moves n elements on, n at most what is left of the run; returns the change of the offset. */
+/* Advances by n elements, n at most the rest of the run; returns the change of the offset. */
 static int64_t loop_advance(const cpu_stream *s, int64_t n, int64_t *coord)
 {
   int d = s->ndim - 1;
@@ -199,7 +199,7 @@ static int64_t loop_advance(const cpu_stream *s, int64_t n, int64_t *coord)
   return offset;
 }
 
-/* Do n elements from coord on lie inside one run of stride 1 in the right dtype? */
+/* Returns whether n elements from coord on lie inside one run of stride 1 in the right dtype. */
 static int loop_in_place(const cpu_stream *s, int form, int64_t n, const int64_t *coord)
 {
   int last = s->ndim - 1;
@@ -255,12 +255,12 @@ typedef struct map_job {
   const cpu_map *m;
   cpu_stream x[LOOP_MAX_IN], y;
   int64_t n;
-  int direct; /* every operand lies as its form wants it: the body takes the whole range at once */
+  int direct; /* every operand has the layout of its form: the body takes the whole range at once */
 } map_job;
 
-/* Items are whole chunks, so that the vector part and the rest of a body's loop fall on the same
- * elements whatever the number of threads: the compiler may fuse products and sums differently in
- * the two. */
+/* Items are whole chunks, so that the vector part and the rest of a body's loop cover the same
+ * elements for any number of threads: the compiler may fuse products and sums differently in the
+ * two. */
 static void map_range(void *arg, int64_t begin, int64_t end, int thread)
 {
   const map_job *job = arg;
@@ -297,7 +297,7 @@ void tide__loop_map(const cpu_map *m, int nthread)
 
 /* ---- conversion and copy ------------------------------------------------------------------- */
 
-/* The narrowest form that holds x, from which y's numbers are made in one rounding. */
+/* Returns the narrowest form that holds x and from which y's numbers are made in one rounding. */
 static int common_form(int x, int y)
 {
   int bytes = x == TIDE_U8 || x == TIDE_BOOL, xf = tide__dtype_is_float(x);
@@ -307,7 +307,7 @@ static int common_form(int x, int y)
   return yf && x != TIDE_F64 && y != TIDE_F64 ? TIDE_F32 : TIDE_F64;
 }
 
-/* Streams of x and y over the same dims, merged where both allow it. */
+/* Makes streams of x and y over the same dims, merged where both allow it. */
 static void merge_both(cpu_copy *c, const k_tensor *y, const k_tensor *x)
 {
   int n = 0;
@@ -337,7 +337,7 @@ void tide__copy_init(cpu_copy *c, const k_tensor *y, const k_tensor *x)
   if (both.rows) *c = both;
 }
 
-/* Whole rows of the last but one dim in one loop, the rest of a row alone. */
+/* Copies whole rows of the last but one dim in one loop, the rest of a row by itself. */
 static void copy_rows(const cpu_copy *c, int64_t at, int64_t n)
 {
   int last = c->y.ndim - 1;
@@ -386,7 +386,7 @@ static void convert_range(void *arg, int64_t begin, int64_t end, int thread)
   tide__copy_range(arg, begin, end);
 }
 
-/* ---- turned copies: x runs along one dim, y along another; by tiles through a buffer -------- */
+/* ---- transposing copies: x runs along one dim, y along another; by tiles through a buffer --- */
 
 enum { TILE = 64 };
 

@@ -1,12 +1,12 @@
-/* An operand as a row-major sequence of numbers, whatever its strides and dtype.
+/* An operand as a row-major sequence of numbers, for any strides and dtype.
  *
- * A kernel works on chunks of contiguous f32, f64 or i64 numbers. A stream hands out
- * a chunk of an operand in that form: a pointer into the tensor where it already lies so, else a
- * small buffer that was filled by a converting, striding loop. Each operand merges its own dims, so
- * contiguous ones cost nothing and broadcast ones (stride 0) fill from one element.
+ * A kernel works on chunks of contiguous f32, f64 or i64 numbers. A stream returns a chunk of an
+ * operand in that form: a pointer into the tensor if it already has that layout, else a small
+ * buffer filled by a converting, striding loop. Each operand merges its own dims, so contiguous
+ * ones cost nothing and broadcast ones (stride 0) fill from one element.
  *
- * A "form" is a dtype: F32 holds f32, bf16, f16 (and u8, bool); F64 holds everything; I64
- * holds integers and bool; the operand's own dtype means bits untouched. Conversions are those of
+ * A "form" is a dtype: F32 holds f32, bf16, f16 (and u8, bool); F64 holds everything; I64 holds
+ * integers and bool; the operand's own dtype means bits unchanged. Conversions are those of
  * kernels/ref/load.h. Streams hold no state between calls and may be shared by threads.
  */
 #ifndef TIDE_KERNELS_CPU_LOOP_H
@@ -16,7 +16,7 @@
 
 enum {
   LOOP_CHUNK = 512,   /* elements of a buffer; four of f64 fit in L1 with room to spare */
-  LOOP_GRAIN = 32768  /* elements worth a thread */
+  LOOP_GRAIN = 32768  /* elements per thread at least */
 };
 
 typedef struct cpu_stream {
@@ -40,20 +40,21 @@ int tide__loop_merge(int ndim, int64_t *shape, int64_t *stride);
 
 void tide__stream_init(cpu_stream *s, const k_tensor *t);
 
-/* Offset from data of the element with row-major number at. */
+/* Returns the offset from data of the element with row-major number at. */
 int64_t tide__stream_offset(const cpu_stream *s, int64_t at);
 
-/* Elements [at, at + n) in `form`. n <= LOOP_CHUNK unless the stream is flat and of that dtype.
- * The result is buf or a pointer into the tensor. */
+/* Returns elements [at, at + n) in `form`: buf or a pointer into the tensor. n <= LOOP_CHUNK unless
+ * the stream is flat and of that dtype. */
 const void *tide__stream_read(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
 
-/* Where a result for [at, at + n) may be written: into the tensor if it lies right, else buf. */
+/* Returns the address for a result [at, at + n): inside the tensor if it has the layout, else
+ * buf. */
 void *tide__stream_target(const cpu_stream *s, int form, int64_t at, int64_t n, void *buf);
 
-/* Stores n numbers of `form`. Nothing is done if `from` is the place inside the tensor. */
+/* Stores n numbers of `form`. Does nothing if `from` is the target inside the tensor. */
 void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, const void *from);
 
-/* The form arithmetic on a dtype takes: F32, F64 or I64. */
+/* Returns the form for arithmetic on a dtype: F32, F64 or I64. */
 int tide__loop_form(int dtype);
 
 /* Returns the least number of items worth a thread, for items of item_size elements. */
@@ -62,7 +63,7 @@ static inline int64_t loop_grain(int64_t item_size)
   return item_size >= LOOP_GRAIN ? 1 : LOOP_GRAIN / (item_size < 1 ? 1 : item_size);
 }
 
-/* A body: n elements of contiguous operands. s: the op's scalars. */
+/* A loop body: n elements of contiguous operands. s: the op's scalars. */
 typedef void (*cpu_body)(void *y, const void *const *x, int64_t n, const double *s);
 
 enum { LOOP_MAX_IN = 3 };
@@ -78,20 +79,21 @@ typedef struct cpu_map {
 /* Runs body over all elements, cut among threads. Operands have out's shape. */
 void tide__loop_map(const cpu_map *m, int nthread);
 
-/* y = x with conversion, any strides, same shape. */
+/* Copies x to y with conversion, any strides, same shape. */
 void tide__loop_convert(const k_tensor *y, const k_tensor *x, int nthread);
 
-/* The same in ranges of elements, row-major, that the caller hands out. */
+/* The same copy in ranges of elements, row-major, that the caller distributes. */
 typedef struct cpu_copy {
   cpu_stream x, y;
   int form;
-  int rows; /* both have the same merged dims and the last lies dense in both: bits, row by row */
+  int rows; /* same merged dims, last one dense in both: copies bits, row by row */
 } cpu_copy;
 
 void tide__copy_init(cpu_copy *c, const k_tensor *y, const k_tensor *x);
 void tide__copy_range(const cpu_copy *c, int64_t begin, int64_t end);
 
-/* y = x if it is a turned copy, for which tiles are faster than ranges: 1, else 0. */
+/* Copies x to y by tiles and returns 1 if that is faster than ranges (x and y run along different
+ * dims); else returns 0. */
 int tide__loop_transpose(const k_tensor *y, const k_tensor *x, int nthread);
 
 #endif

@@ -1,16 +1,16 @@
 /* cross_entropy and its backward, and the two row functions they share with linear_loss.c.
  *
- * A row goes by in pieces that fit the first cache. Each piece is widened if it is
- * of a 16-bit type, its maximum updates the running one, and its exponentials join a running sum
- * that is scaled down whenever the maximum grows (Milakov and Gimelshein, arXiv 1805.02867). So
- * the forward reads memory once. The backward finds the maximum of a row again, then reads the row
- * from the cache and writes its gradient. Large gradients are written past the caches, which saves
- * reading what is overwritten.
+ * A row is read in pieces that fit the first-level cache. Each piece is widened if it is of a
+ * 16-bit type, its maximum updates the running one, and its exponentials are added to a running sum
+ * that is scaled down whenever the maximum grows (Milakov and Gimelshein, arXiv 1805.02867). So the
+ * forward reads memory once. The backward finds the maximum of a row again, then reads the row from
+ * the cache and writes its gradient. Large gradients are written with non-temporal stores, which
+ * saves reading what is overwritten.
  *
  * Each piece sums in f32 over LANES partial sums, the pieces in f64: a chain of f32 additions is
  * short on every machine, so its rounding is that of a few terms. A row belongs to one thread.
  *
- * Row strides of the logits are free. (f64 logits are served by kernels/ref.)
+ * Row strides of the logits are free. (kernels/ref computes f64 logits.)
  */
 #include "kernels/cpu/loss.h"
 #include "kernels/cpu/pool.h"
@@ -23,12 +23,12 @@
 
 enum {
   PIECE = 512,           /* elements of a piece */
-  BLOCK = 32,            /* elements that are streamed at a time: whole lines of any type */
+  BLOCK = 32,            /* elements streamed at a time: whole lines of any type */
   LINE = 64,             /* bytes of a cache line */
   VEC = 16,              /* elements of a vec */
-  LANES = 4 * VEC,       /* partial sums of a piece, whatever the width of the vectors */
-  GRAIN = 16384,         /* elements that are worth a thread */
-  STREAM_BYTES = 8 << 20 /* results from this size on go around the caches */
+  LANES = 4 * VEC,       /* partial sums of a piece, for any vector width */
+  GRAIN = 16384,         /* elements per thread at least */
+  STREAM_BYTES = 8 << 20 /* results from this size on bypass the caches */
 };
 
 static const float *read_piece(const void *z, int dtype, int64_t i, float *tmp, int64_t n)
@@ -54,7 +54,8 @@ TIDE_LEVELS(float, max_of, (const float *z, int64_t n), (z, n))
 /* Sign and magnitude as a two's complement integer of the same order, and back. */
 TIDE_INLINE int16_t ordered(int16_t bits) { return (int16_t)(bits ^ ((bits >> 15) & 0x7fff)); }
 
-/* The bits of the maximum of a 16-bit type. A NaN counts as beyond the infinity of its sign. */
+/* Returns the bits of the maximum of a 16-bit type. A NaN counts as beyond the infinity of its
+ * sign. */
 TIDE_LEVELS(uint16_t, max_of_half, (const uint16_t *z, int64_t n), (z, n))
 {
   int16_t max = INT16_MIN;
@@ -66,7 +67,7 @@ TIDE_LEVELS(uint16_t, max_of_half, (const uint16_t *z, int64_t n), (z, n))
   return (uint16_t)ordered(max);
 }
 
-/* Sums that live in registers: an array that a vectorised loop adds to stays in memory. */
+/* Sums in registers: an array that a vectorised loop adds to stays in memory. */
 typedef float vec __attribute__((vector_size(VEC * sizeof(float)), aligned(sizeof(float)),
                                  may_alias));
 typedef int32_t vec_mask __attribute__((vector_size(VEC * sizeof(float))));
@@ -80,8 +81,8 @@ TIDE_INLINE void vec_max(vec *max, const float *x)
   *max = (vec)(((vec_mask)v & more) | ((vec_mask)*max & ~more));
 }
 
-/* The sum of exp(z - max) over n elements and the maximum of n more: the second piece comes from
- * memory while the first is worked on. */
+/* Returns the sum of exp(z - max) over n elements and the maximum of n more: the second piece is
+ * loaded from memory while the first is computed. */
 TIDE_LEVELS(double, sum_of_exp,
             (const float *z, float max, const float *next, float *next_max, int64_t n),
             (z, max, next, next_max, n))
@@ -116,7 +117,8 @@ TIDE_LEVELS(double, sum_of_exp,
   return sum;
 }
 
-/* In f64, where the logits' common part costs no accuracy and large ones do not overflow. */
+/* In f64, where a constant common to the logits costs no accuracy and large ones do not
+ * overflow. */
 TIDE_LEVELS(double, sum_of, (const float *z, int64_t n), (z, n))
 {
   double sum = 0;
@@ -133,7 +135,7 @@ TIDE_LEVELS(void, grad_piece,
   for (int64_t i = 0; i < n; i++) grad[i] = s.exp_scale * row_exp(z[i] - s.max) - s.shift;
 }
 
-/* Copies one block to a 64-aligned address past the caches. */
+/* Copies one block to a 64-aligned address with non-temporal stores. */
 TIDE_INLINE void stream_block(void *dst, const void *src, int64_t nbytes)
 {
 #if defined(__SSE2__)
@@ -146,7 +148,8 @@ TIDE_INLINE void stream_block(void *dst, const void *src, int64_t nbytes)
 #endif
 }
 
-/* The same past the caches, for whole blocks. Small ones: a long burst of such stores stalls. */
+/* grad_piece with non-temporal stores, for whole blocks. Blocks are small: a long burst of such
+ * stores stalls. */
 TIDE_LEVELS(void, grad_stream_f32,
             (float *grad, const float *z, loss_slope s, int64_t n), (grad, z, s, n))
 {
@@ -213,7 +216,7 @@ double tide__loss_value(float z_target, loss_norm norm, double all, int64_t ncla
   return attrs->z_loss != 0 ? loss + attrs->z_loss * lse * lse : loss;
 }
 
-/* exp(-logsum) is taken here once, so an element costs one subtraction before its exponential. */
+/* Takes exp(-logsum) once, so an element costs one subtraction before its exponential. */
 loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
                             const k_cross_entropy_attrs *attrs)
 {
@@ -225,10 +228,10 @@ loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
   return s;
 }
 
-/* Where in memory: of the gradient's type. */
+/* Destination of a piece of the gradient. */
 typedef struct sink { void *grad; int dtype, stream; } sink;
 
-/* A piece whose gradient does not go straight to its sink. */
+/* Computes a piece whose gradient is not written in place. */
 static void grad_by_buffer(sink to, const float *z, int64_t n, int64_t target, loss_slope slope)
 {
   float wide[PIECE];
@@ -258,11 +261,11 @@ static void grad_at(sink to, const float *z, int64_t n, int64_t target, loss_slo
   }
 }
 
-/* Bytes from here to the next line. */
+/* Returns the bytes from p to the next cache line. */
 static int64_t to_line(const void *p) { return (int64_t)(-(uintptr_t)p & (LINE - 1u)); }
 
-/* Elements of the next piece: with streaming, first up to a line, then whole blocks, then the
- * rest, because ordinary and streaming stores to one line are slow together. */
+/* Returns the elements of the next piece: with streaming, first up to a line, then whole blocks,
+ * then the rest, because ordinary and streaming stores to one line are slow together. */
 static int64_t next_length(sink to, int64_t left)
 {
   int64_t len = left < PIECE ? left : PIECE;
@@ -272,7 +275,7 @@ static int64_t next_length(sink to, int64_t left)
   return len >= BLOCK ? len / BLOCK * BLOCK : len;
 }
 
-/* Fetches what stands at n elements from i on; nothing if z is null. */
+/* Prefetches n elements from i on; does nothing if z is null. */
 static void fetch_piece(const void *z, int dtype, int64_t i, int64_t n)
 {
   int64_t size = row_element_size(dtype);
@@ -306,7 +309,7 @@ void tide__loss_stream_end(int stream)
 
 /* ---- the ops -------------------------------------------------------------------------------- */
 
-/* -1 for a token that does not count. */
+/* Returns the target of row i, -1 for a token that does not count. */
 static int64_t loss_counted_target(const k_call *call, const k_tensor *targets, int64_t i)
 {
   const k_cross_entropy_attrs *attrs = call->attrs;
@@ -336,7 +339,8 @@ static void loss_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-/* As the forward found it, and 0 if all is -inf. (Beside a NaN, any: logsum is NaN then.) */
+/* Returns the maximum as the forward found it, and 0 if all is -inf. (With a NaN any value will do:
+ * logsum is NaN.) */
 static float loss_row_max(const void *z, int dtype, int64_t n)
 {
   float max;
@@ -372,7 +376,7 @@ static void bwd_rows(void *arg, int64_t begin, int64_t end, int thread)
     const void *z = row_at(logits, i * logits->stride[0]);
     loss_norm norm = { loss_row_max(z, logits->dtype, nclass), f32_at(logsum, i) };
     loss_slope s = tide__loss_slope(norm, f32_at(dloss, i), nclass, call->attrs);
-    /* With f32 memory is busy as it is. */
+    /* f32 already saturates memory. */
     int ahead = logits->dtype != TIDE_F32 && i + 1 < end;
     const void *next = ahead ? row_at(logits, (i + 1) * logits->stride[0]) : 0;
     tide__loss_grad(grad, out->dtype, z, logits->dtype, nclass, target, s, stream, next);

@@ -1,8 +1,8 @@
 /* Pieces of a row of logits: its logsumexp and its gradient, shared by the two cross entropies.
  *
- * A row may come in pieces, in order, so the linear cross entropy can use a piece
- * while it is in the cache. The logsumexp stays in two parts, max and logsum: their sum in f32
- * would lose logsum beside a large max.
+ * A row may be given in pieces, in order, so the linear cross entropy can use a piece while it is
+ * in the cache. The logsumexp is kept in two parts, max and logsum: their sum in f32 would lose
+ * logsum beside a large max.
  *
  * Logits and gradients are f32, bf16 or f16.
  */
@@ -11,11 +11,11 @@
 
 #include "kernels/kernel.h"
 
-/* What is known of the pieces so far. Start with loss_sum_empty. */
+/* Running sums over the pieces so far. Start with loss_sum_empty. */
 typedef struct loss_sum {
   float  max;
   double exps; /* sum of exp(z - max); of exp(z) while max is -inf */
-  double all;  /* sum of z, if asked for */
+  double all;  /* sum of z, if requested */
 } loss_sum;
 loss_sum tide__loss_sum_empty(void);
 void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wants_all);
@@ -24,20 +24,20 @@ void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wa
 typedef struct loss_norm { float max; double logsum; } loss_norm;
 loss_norm tide__loss_sum_norm(const loss_sum *s);
 
-/* The loss of a counted token: z_target is its target's logit. */
+/* Returns the loss of a counted token; z_target is its target's logit. */
 double tide__loss_value(float z_target, loss_norm norm, double all, int64_t nclass,
                         const k_cross_entropy_attrs *attrs);
 
-/* The gradient of one token's loss is exp_scale * exp(z - max) - shift, and less target_shift at
- * its target. */
+/* The gradient of one token's loss is exp_scale * exp(z - max) - shift, minus target_shift at its
+ * target. */
 typedef struct loss_slope { float max, exp_scale, shift, target_shift; } loss_slope;
 loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
                             const k_cross_entropy_attrs *attrs);
 
-/* n elements of the gradient. target counts from the first of them and may lie outside.
- * grad may be z if the types are equal. stream: go around the caches, for a result too large to
- * stay in them; the caller then ends with tide__loss_stream_end before another thread may read.
- * next: null, or the row to fetch meanwhile, because its maximum is wanted next. */
+/* Writes n elements of the gradient. target counts from the first of them and may lie outside. grad
+ * may be z if the types are equal. stream: bypass the caches, for a result too large for them; the
+ * caller then ends with tide__loss_stream_end before another thread may read. next: the row to
+ * prefetch meanwhile, whose maximum is computed next, or null. */
 void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64_t n,
                      int64_t target, loss_slope slope, int stream, const void *next);
 void tide__loss_stream_end(int stream);

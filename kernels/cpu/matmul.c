@@ -1,8 +1,8 @@
 /* matmul, linear and linear_act on the CPU: turn operands into products for gemm.c.
  *
- * Dims that step through memory evenly are collapsed into the rows of one product;
- * what is left is a list of independent products. Many small ones are spread over the threads, a
- * few large ones are each cut up inside gemm.c. Either way the bits are the same.
+ * Dims that step through memory evenly are collapsed into the rows of one product; the rest is a
+ * list of independent products. Many small ones are spread over the threads, a few large ones are
+ * each cut inside gemm.c. Either way the bits are the same.
  *
  * See kernel.h for operands and what dispatch guarantees of their strides.
  */
@@ -21,7 +21,7 @@ typedef struct batch {
   int      ndim;
   int64_t  shape[TIDE_MAX_DIM];
   int64_t  as[TIDE_MAX_DIM], bs[TIDE_MAX_DIM], cs[TIDE_MAX_DIM];
-  int64_t  n;        /* how many products */
+  int64_t  n;        /* number of products */
   int      outer;    /* threads over products */
   int      inner;    /* threads inside one */
   int64_t  work_one; /* scratch of one product, a multiple of 64 */
@@ -53,8 +53,8 @@ static void merge_dims(batch *b)
   b->ndim = n;
 }
 
-/* If B is shared by the innermost batch dim and rows of A and C go on evenly into it, the batch is
- * simply more rows. */
+/* If B is shared by the innermost batch dim and rows of A and C continue evenly into it, turns the
+ * batch into more rows. */
 static void fold_rows(batch *b)
 {
   cpu_gemm *g = &b->g;
@@ -68,8 +68,8 @@ static void fold_rows(batch *b)
   }
 }
 
-/* Decides how the threads are used. Products of a few million operations or more are better cut
- * up inside, unless there are enough of them to keep every thread busy to the end. */
+/* Decides how the threads are used. Products of a few million operations or more are cut inside,
+ * unless there are enough of them to keep every thread busy to the end. */
 static void plan_batch(batch *b, int nthread)
 {
   b->n = 1;
@@ -215,7 +215,7 @@ int k_cpu_linear(const k_call *call)
   return TIDE_OK;
 }
 
-/* The product, then its activation over the whole of it: a pass over y is little beside it. */
+/* Computes the product, then its activation in a second pass over y, which is cheap beside it. */
 int k_cpu_linear_act(const k_call *call)
 {
   const k_tensor *pre = k_absent(&call->out[1]) ? &call->out[0] : &call->out[1];

@@ -1,15 +1,11 @@
-/* Fast ops that move elements: cat pad roll. (arange is kernels/ref's: it is small.)
- *
- * Each is a few strided copies between boxes of the operands.
- *
- * Meaning: kernels/ref/movement.c.
- */
+/* Fast ops that move elements: cat pad roll, each a few strided copies between boxes of the
+ * operands. arange is left to kernels/ref. Definition: kernels/ref/movement.c. */
 #include "kernels/cpu/loop.h"
 #include "kernels/ref/load.h"
 
 int k_cpu_fill_(const k_call *call);
 
-/* n elements of dim from `begin` on. */
+/* Returns n elements of dim from `begin` on. */
 static k_tensor narrow(const k_tensor *t, int dim, int64_t begin, int64_t n)
 {
   k_tensor v = *t;

@@ -1,11 +1,11 @@
 /* layer_norm, rms_norm and add_rms_norm over the last dim, forward and backward, for f32, bf16 and
- * f16. (f64 is served by kernels/ref.)
+ * f16. (f64: kernels/ref.)
  *
- * One row at a time, in f32, while it sits in the first cache. Rows of a 16-bit type
- * are widened into a scratch row first and narrowed at the end, so there is one set of loops.
+ * One row at a time, in f32, while it is in the first-level cache. Rows of a 16-bit type are
+ * widened into a scratch row first and narrowed at the end, so there is one set of loops.
  *
  * dweight and dbias: rows are cut into blocks that depend on the shape alone, each block sums into
- * its own scratch row, and the blocks are added in order, whoever computed them.
+ * its own scratch row, and the blocks are added in order.
  *
  * Operands are row-major contiguous. Statistics are f32.
  */
@@ -13,9 +13,9 @@
 #include "kernels/cpu/row.h"
 
 enum {
-  GRAIN = 16384,   /* elements that are worth a thread */
+  GRAIN = 16384,   /* elements per thread at least */
   MAX_BLOCK = 128, /* row blocks of a backward pass */
-  MIN_ROWS = 16    /* rows of a block */
+  MIN_ROWS = 16    /* rows of a block at least */
 };
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -32,7 +32,7 @@ static int64_t row_count(const k_tensor *x)
   return n;
 }
 
-/* weight + offset as f32, 1 where there is none. */
+/* Returns weight + offset as f32, 1 without a weight. */
 static float *norm_make_gain(float *gain, const k_tensor *weight, double offset, int64_t n)
 {
   if (k_absent(weight)) {
@@ -173,7 +173,7 @@ static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-/* Scratch: gain, bias, then two rows for each thread. */
+/* Scratch: gain, bias, then two rows per thread. */
 int64_t k_cpu_norm_work(const k_call *call)
 {
   int64_t rows = 2 + 2 * (int64_t)call->nthread;
@@ -219,7 +219,7 @@ int k_cpu_add_rms_norm(const k_call *call)
 /* ---- backward ----------------------------------------------------------------------------- */
 
 typedef struct bwd {
-  const k_tensor *dy, *x, *dsum, *dx, *dweight, *dbias; /* dsum, dbias: null if there is none */
+  const k_tensor *dy, *x, *dsum, *dx, *dweight, *dbias; /* dsum, dbias: may be null */
   const float *mean, *rstd;                             /* [n]; mean null for rms_norm */
   const float *gain;                                    /* [dim] */
   float *rows;                                          /* three rows for each thread */
@@ -227,7 +227,7 @@ typedef struct bwd {
   int64_t n, dim, nblock;
 } bwd;
 
-/* The number of row blocks, from the shape alone. */
+/* Returns the number of row blocks, from the shape alone. */
 static int64_t block_count(int64_t n)
 {
   int64_t nblock = (n + MIN_ROWS - 1) / MIN_ROWS;
@@ -283,7 +283,7 @@ static void combine_columns(void *arg, int64_t begin, int64_t end, int thread)
   if (b->dbias) combine(b, b->dbias, b->dbias_part, begin, end);
 }
 
-/* Scratch: gain, three rows for each thread, two rows for each block (one at least). */
+/* Scratch: gain, three rows per thread, two rows per block (one at least). */
 int64_t k_cpu_norm_bwd_work(const k_call *call)
 {
   int64_t nblock = at_least_1(block_count(row_count(&call->in[1])));

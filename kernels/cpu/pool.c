@@ -1,10 +1,10 @@
 /* Parallel loops over libgomp's pool. See pool.h.
  *
- * A loop is cut into pieces by index, and a team of as many threads as there are
- * pieces (never more than asked for, nor than there are processors) takes them. One thread, one
- * piece, or a call from inside another loop runs inline and never enters OpenMP.
+ * A loop is cut into pieces by index, and a team of as many threads as there are pieces (at most
+ * nthread and the number of processors) takes them. One thread, one piece, or a call from inside
+ * another loop runs inline and never enters OpenMP.
  *
- * Each thread sets flush-to-zero for its body and puts its old state back.
+ * Each thread sets flush-to-zero for its body and restores its state.
  */
 #include "kernels/cpu/pool.h"
 
@@ -33,7 +33,7 @@ static unsigned flush_begin(void)
   return old;
 }
 
-/* Keeps what the caller had, exception flags included. */
+/* Restores the caller's state, exception flags included. */
 static void flush_end(unsigned old)
 {
   if (_mm_getcsr() != old) _mm_setcsr(old);
@@ -70,8 +70,8 @@ void k_cpu_flushed(void (*fn)(void *arg), void *arg)
 
 /* ---- the two loops ---- */
 
-/* The process that started the pool's threads, 0 before that. libgomp's pool is one of the process,
- * so this is, too. */
+/* The process that started the pool's threads, 0 before that. libgomp's pool is one per process,
+ * and so is this. */
 static _Atomic pid_t pool_owner;
 
 bool tide__pool_is_lost(void)
@@ -89,7 +89,7 @@ static void run_inline(int64_t n, tide__pool_fn fn, void *arg)
 
 #ifdef _OPENMP
 
-/* How many threads to start for `piece` pieces of work; 1 means inline. */
+/* Returns the number of threads for `piece` pieces of work; 1 means inline. */
 static int team_size(int nthread, int64_t piece)
 {
   if (nthread <= 1 || piece <= 1 || omp_in_parallel()) return 1;
@@ -111,7 +111,7 @@ void tide__pool_for(int nthread, int64_t n, int64_t grain, tide__pool_fn fn, voi
   if (team > 1) {
 #pragma omp parallel num_threads(team)
     {
-      /* The runtime may grant fewer threads than asked for. */
+      /* The runtime may grant fewer threads than requested. */
       int64_t got = omp_get_num_threads(), me = omp_get_thread_num();
       int64_t each = n / got, more = n % got;
       int64_t begin = me * each + (me < more ? me : more);

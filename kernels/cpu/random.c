@@ -1,8 +1,8 @@
 /* Fast random fills and dropout: uniform_ normal_ trunc_normal_ dropout.
  *
- * Words for a chunk of elements first (Philox blocks in a vector loop where the
- * global indices are consecutive), then values by the operations of kernels/ref/draw.h, which makes
- * them equal to the reference bit for bit.
+ * Words for a chunk of elements first (Philox blocks in a vector loop where the global indices are
+ * consecutive), then values by the operations of kernels/ref/draw.h, which makes them equal to the
+ * reference bit for bit.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
@@ -44,7 +44,7 @@ TIDE_LEVELS(void, words_of_blocks,
   }
 }
 
-/* Words g, g + 1, ... g + n - 1; n <= LOOP_CHUNK. */
+/* Writes words g, g + 1, ... g + n - 1; n <= LOOP_CHUNK. */
 static void words_of_run(uint32_t *out, const k_random_attrs *a, uint64_t g, int64_t n)
 {
   uint32_t edge[4];
@@ -74,7 +74,7 @@ static void words_of_chunk(const random_job *job, uint32_t *out, int64_t at, int
   }
 }
 
-/* place: the input that it is. */
+/* place: the number of the input that holds it. */
 static void random_job_init(random_job *job, const k_call *call, int place)
 {
   k_tensor index = call->out[0];

@@ -1,13 +1,13 @@
 /* Fast reductions: sum mean prod amax amin any all argmax argmin cumsum.
  *
- * What is reduced is cut into blocks whose borders depend on the shape alone; a block
- * is folded on one thread into one accumulator (f32 in lanes inside a chunk, f64 between chunks),
- * and the blocks of a result are joined in order. So no result depends on the number of threads.
- * Sums and extremes over rows that lie side by side (a bias gradient) fold whole rows into a row
- * of accumulators instead of walking columns.
+ * The reduced elements are cut into blocks whose borders depend on the shape alone; a block is
+ * folded on one thread into one accumulator (f32 in lanes inside a chunk, f64 between chunks), and
+ * the blocks of a result are joined in order. So results do not depend on the number of threads.
+ * Sums and extremes over rows that lie side by side (a bias gradient) fold whole rows into a row of
+ * accumulators instead of walking columns.
  *
- * Meaning: kernels/ref/reduce.c. Lanes are vectors of fixed width, so every instruction
- * set gives the same sum.
+ * Definition: kernels/ref/reduce.c. Lanes are vectors of fixed width, so every instruction set
+ * gives the same sum.
  */
 #include <math.h>
 
@@ -18,10 +18,10 @@
 
 enum {
   BLOCK = 65536,     /* elements of one partial result of a long row */
-  CHUNK = 4096,      /* elements folded in lanes before the f64 accumulator takes them */
-  ROW_BLOCK = 512,   /* least rows of one partial result of a column sum */
-  ROW_PARTS = 16,    /* most partial results of a column sum */
-  ROW_GROUP = 32,    /* rows added in f32 before the f64 accumulator takes them */
+  CHUNK = 4096,      /* elements folded in lanes before they are added to the f64 accumulator */
+  ROW_BLOCK = 512,   /* rows of one partial result of a column sum, at least */
+  ROW_PARTS = 16,    /* partial results of a column sum, at most */
+  ROW_GROUP = 32,    /* rows added in f32 before the f64 accumulator */
   MIN_COLUMNS = 16   /* fewer columns than this are walked one by one */
 };
 
@@ -79,8 +79,9 @@ LANE_FOLD(prod_i64, uint64_t, v_u64, 1, *, acc->i)
 
 #define PRAGMA(text) _Pragma(#text)
 
-/* Extremes do not depend on order, so the compiler chooses the lanes. NaN is counted apart. clang
- * begins a reduction at the last finite number, so where that comes out, x is read once more. */
+/* Extremes do not depend on order, so the compiler chooses the lanes. NaN is counted separately.
+ * clang starts a reduction at the largest finite number, so if that is the result, x is read
+ * again. */
 #define EXTREME(name, T, cmp, how, last, out) \
   TIDE_LEVELS(void, name, (total *acc, const void *xv, int64_t n), (acc, xv, n)) \
   { \
@@ -146,7 +147,7 @@ typedef struct reduce_job {
   const fold *f;
   fold_fn body;
   k_tensor y;
-  cpu_stream keep, row; /* kept dims as a stream of row starts; one row, data to be set */
+  cpu_stream keep, row; /* kept dims as a stream of row starts; one row, data set per result */
   int form, mean;
   int64_t nkeep, nreduce, nblock;
   total *part; /* [nkeep][nblock] */
@@ -411,7 +412,7 @@ static int suits_columns(const reduce_job *job)
 
 /* ---- the kernels --------------------------------------------------------------------------- */
 
-/* Whichever way is taken: blocks of rows, or blocks of a long row. */
+/* Enough for both methods: blocks of rows, and blocks of a long row. */
 int64_t k_cpu_reduce_work(const k_call *call)
 {
   reduce_job job;
@@ -461,7 +462,7 @@ int k_cpu_amin(const k_call *call)
   return rc == TIDE_OK ? reduce_run(call, &min_fold, 0) : rc;
 }
 
-/* ---- argmax, argmin: the extreme of a chunk first, then where it is ------------------------ */
+/* ---- argmax, argmin: the extreme of a chunk first, then its position ----------------------- */
 
 #define FIND(name, T) \
   static int64_t name(const void *xv, int64_t n, T v) \
@@ -481,7 +482,7 @@ static int64_t reduce_find(int form, const void *x, int64_t n, total v)
   return form == TIDE_F64 ? find_f64(x, n, v.d) : find_i64(x, n, v.i);
 }
 
-/* Is v strictly beyond best? NaN is beyond every number. */
+/* Returns whether v is strictly beyond best. NaN is beyond every number. */
 static int reduce_beyond(const reduce_job *job, total v, total best)
 {
   int up = job->f == &max_fold;

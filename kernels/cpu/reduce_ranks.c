@@ -1,8 +1,8 @@
 /* Reductions over ranks: see kernels/reduce_ranks.h.
  *
- * A block of elements is gathered in an accumulator that stays in the first-level
- * cache, source after source, then written to each destination. Memory sees each source read once
- * and each destination written once. Two f32 sources, the most frequent case, need no accumulator.
+ * A block of elements is gathered in an accumulator that stays in the first-level cache, source
+ * after source, then written to each destination. Each source is read from memory once and each
+ * destination written once. Two f32 sources, the most frequent case, need no accumulator.
  *
  * Denormals are kept: a reduction over one rank is the identity. Mean is a division.
  */
@@ -110,7 +110,7 @@ typedef struct job {
   int ndst, nsrc, dtype, op;
 } job;
 
-/* Elements [at, at + n) of a 16-bit float dtype. */
+/* Folds elements [at, at + n) of a 16-bit float dtype. */
 static void block_half(const job *j, int64_t at, int64_t n, float *acc)
 {
   float wide[BLOCK];
@@ -168,7 +168,7 @@ void k_cpu_reduce_ranks(void *const *dst, int ndst, const void *const *src, int 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Below this a block is likely to be read again soon and stays cached. */
+/* Below this size a block is likely to be read again soon and stays cached. */
 enum { STREAM_BYTES = 4 << 20 };
 
 void k_cpu_copy_bytes(void *dst, const void *src, size_t n)

@@ -1,13 +1,12 @@
-/* Rotary position embedding. See the definition in kernels/ref/rope.c.
+/* Rotary position embedding, as defined in kernels/ref/rope.c.
  *
- * Sine and cosine of a token are computed once, in f64, and shared by its heads, and
- * by all sequences if these have one row of positions; the angle of position 2^24 then keeps ten
- * digits after reduction. The rotation itself runs in f32
- * (f64 for f64) over converted rows.
+ * Sine and cosine of a token are computed once, in f64, and shared by its heads, and by all
+ * sequences if these have one row of positions; the angle of position 2^24 keeps ten digits after
+ * reduction. The rotation itself runs in f32 (f64 for f64) over converted rows.
  *
- * Tables are cut into pieces of PAIRS channel pairs, so no scratch is asked for.
+ * Tables are cut into pieces of PAIRS channel pairs, so no scratch is needed.
  *
- * Channels must have stride 1; a call with other strides goes to the reference.
+ * Channels must have stride 1; a call with other strides is left to the reference.
  */
 #include <math.h>
 #include <string.h>
@@ -113,7 +112,7 @@ static void rotate_head_f64(const job *w, const table *m, int64_t xo, int64_t yo
   }
 }
 
-/* The channels that do not rotate. */
+/* Copies the channels that do not rotate. */
 static void copy_rest(const job *w, int64_t xo, int64_t yo)
 {
   const int64_t from = 2 * w->half, n = w->x->shape[3] - from;
@@ -123,7 +122,7 @@ static void copy_rest(const job *w, int64_t xo, int64_t yo)
            (const char *)w->x->data + (size_t)(xo + from) * size, (size_t)n * size);
 }
 
-/* All heads of the token at offsets xo and yo; m holds pairs [first, first + n). */
+/* Rotates all heads of the token at offsets xo and yo; m holds pairs [first, first + n). */
 static void rotate_token(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
                          int64_t n)
 {

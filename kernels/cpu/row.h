@@ -1,9 +1,8 @@
 /* Rows of any floating dtype as rows of f32: read in place or widened, built in place or narrowed.
  *
- * row_read and row_begin return an address inside the tensor if it is f32 and the
- * scratch row they were given if not, so a kernel has one loop, in f32, and f32 is never copied.
- *
- * Layer 2k. `i` counts elements from the tensor's first.
+ * row_read and row_begin return an address inside the tensor if it is f32, else the scratch row
+ * passed to them, so a kernel has one loop, in f32, and f32 is never copied. `i` counts elements
+ * from the tensor's first.
  */
 #ifndef TIDE_KERNELS_CPU_ROW_H
 #define TIDE_KERNELS_CPU_ROW_H
@@ -53,9 +52,9 @@ TIDE_LEVELS(void, row_narrow,
   }
 }
 
-/* exp for arguments that are not large: those above 88 count as 88. Below -87 it is 0, so that one
- * power of two scales the result, which is what makes it faster than tide__expf. 1 ulp between. A
- * NaN stays one whatever its payload, which the shifted exponent would turn into a number. */
+/* exp for arguments that are not large: above 88 it is exp(88). Below -87 it is 0, so that one
+ * power of two scales the result, which makes it faster than tide__expf. 1 ulp between. Tests for
+ * NaN, which the shifted exponent would turn into a number. */
 TIDE_INLINE float row_exp(float x)
 {
   const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -75,7 +74,7 @@ TIDE_INLINE float row_exp(float x)
   return x >= -87.0f ? y : low;
 }
 
-/* n elements from i on; tmp holds n floats. */
+/* Returns n elements from i on; tmp holds n floats. */
 static inline float *row_read(const k_tensor *t, int64_t i, float *tmp, int64_t n)
 {
   if (t->dtype == TIDE_F32) return row_at(t, i);
@@ -83,7 +82,7 @@ static inline float *row_read(const k_tensor *t, int64_t i, float *tmp, int64_t 
   return tmp;
 }
 
-/* Where to build the row that row_write then puts at i. An absent tensor takes tmp. */
+/* Returns the buffer for the row that row_write then stores at i. An absent tensor takes tmp. */
 static inline float *row_begin(const k_tensor *t, int64_t i, float *tmp)
 {
   return t->dtype == TIDE_F32 && !k_absent(t) ? row_at(t, i) : tmp;

@@ -1,4 +1,4 @@
-/* Loops that the compiler vectorises for the machine they run on, and the f32 functions they use.
+/* Loops that the compiler vectorises for the processor at run time, and the f32 functions they use.
  *
  *   TIDE_LEVELS(void, scale_row, (float *x, int64_t n, float by), (x, n, by))
  *   {
@@ -6,7 +6,7 @@
  *   }
  *
  * defines the static function scale_row, whose body is compiled for AVX-512, for AVX2 with FMA and
- * for the base instruction set; a call takes the one that tide__cpu_isa() names. The body holds a
+ * for the base instruction set; a call takes the one that tide__cpu_isa() returns. The body holds a
  * whole loop, since the call costs a branch and is not inlined. The helpers here are branch-free
  * and always inlined, so such a loop vectorises as a whole. They need -O3, -fno-math-errno and
  * -fno-trapping-math to do so (the build sets these for kernels/cpu), and are right with and
@@ -67,7 +67,7 @@ TIDE_INLINE float tide__expf(float x)
   p = p * r + 1.666651517e-1f;
   p = p * r + 4.999999404e-1f;
   p = (p * r) * r + r + 1.0f;
-  /* 2^n in two factors, so that results up to the largest float and denormals come out right. */
+  /* 2^n in two factors, so that results up to the largest float and denormals are right. */
   uint32_t h = (uint32_t)((int32_t)n >> 1);
   float s1 = tide__bits_f32((h + 127u) << 23), s2 = tide__bits_f32((n - h + 127u) << 23);
   return (p * s1) * s2;
@@ -144,8 +144,8 @@ TIDE_INLINE float tide__erff(float x)
   return copysignf(y, x);
 }
 
-/* The largest of start and n values; NaN is passed over. clang begins an OpenMP maximum at the
- * lowest finite number instead of -inf, so where that comes out, the values are read once more. */
+/* Returns the largest of start and n values; ignores NaN. clang starts an OpenMP maximum at the
+ * lowest finite number instead of -inf, so if that is the result, the values are read again. */
 TIDE_INLINE float tide__max_f32_n(const float *x, int64_t n, float start)
 {
   float max = start;

@@ -1,10 +1,10 @@
 /* Softmax and log-softmax over the last dim, forward and backward, any floating dtype.
  *
- * A row is read in chunks that are converted to f32 on the stack, so that one set of
- * vector loops serves f32, bf16 and f16; sums run in 16 lanes, in an order that depends on the
- * length of the row alone. f64 rows are plain loops in f64. Rows are shared out to threads.
+ * A row is read in chunks that are converted to f32 on the stack, so that one set of vector loops
+ * serves f32, bf16 and f16; sums run in 16 lanes, in an order that depends on the length of the row
+ * alone. f64 rows are plain loops in f64. Rows are distributed over threads.
  *
- * Rows must have stride 1; a call with other strides goes to the reference.
+ * Rows must have stride 1; a call with other strides is left to the reference.
  */
 #include <math.h>
 #include <string.h>
@@ -47,7 +47,7 @@ static int softmax_fits(const k_tensor *t)
   return softmax_row_size(t) <= 1 || t->stride[t->ndim - 1] == 1;
 }
 
-/* Up to CHUNK elements as f32: where they lie if they are f32, else converted into tmp. */
+/* Returns up to CHUNK elements as f32: in place if they are f32, else converted into tmp. */
 TIDE_INLINE const float *fetch(float *tmp, const k_tensor *t, int64_t at, int64_t n)
 {
   if (t->dtype == TIDE_F32) return (const float *)t->data + at;

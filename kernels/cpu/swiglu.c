@@ -1,14 +1,14 @@
 /* swiglu, y = silu(gate) * up, and its backward, for f32, bf16 and f16. (f64: kernels/ref.)
  *
- * Pieces that fit the first cache. A piece of a 16-bit type is widened into a buffer
- * on the stack, worked on in f32 and narrowed; f32 is read and written where it is.
+ * Works in pieces that fit the first-level cache. A piece of a 16-bit type is widened into a buffer
+ * on the stack, computed in f32 and narrowed; f32 is read and written in place.
  *
  * Operands are row-major contiguous.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
-enum { PIECE = 1024, GRAIN = 8 }; /* elements of a piece; pieces that are worth a thread */
+enum { PIECE = 1024, GRAIN = 8 }; /* elements of a piece; pieces per thread at least */
 
 /* 3 ulp, 0 below -87. */
 TIDE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + row_exp(-x)); }

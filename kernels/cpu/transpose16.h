@@ -1,9 +1,7 @@
-/* A square of 16 x 16 words of 32 bits, rows to columns, in sixteen AVX-512 registers.
+/* Transposes 16 x 16 words of 32 bits in sixteen AVX-512 registers: 64 moves and no memory.
  *
- * First pairs and quadruples of rows within 128-bit lanes, then the lanes: 64 moves
- * and no memory. The words may be floats or pairs of 16 bits.
- *
- * For functions that are compiled for avx512f or more.
+ * First pairs and quadruples of rows within 128-bit lanes, then the lanes. The words may be floats
+ * or pairs of 16 bits. For functions that are compiled for avx512f or more.
  */
 #ifndef TIDE_KERNELS_CPU_TRANSPOSE16_H
 #define TIDE_KERNELS_CPU_TRANSPOSE16_H

@@ -1,9 +1,9 @@
 /* adamw, sgd, the global norm, clip_factor and scale_all over many tensors in one parallel region.
  *
- * The tensors of a call are one long list of units, pieces of UNIT elements of one
- * tensor. Threads get ranges of units, so a hundred small tensors cost one fork and join, and what
- * a unit computes does not depend on who computes it. Inside a unit everything is f32 where it
- * lies, or widened into a buffer on the stack; tensors with f64 go through a loop in double.
+ * The tensors of a call are one long list of units, pieces of UNIT elements of one tensor. Threads
+ * get ranges of units, so a hundred small tensors cost one fork and join, and the result of a unit
+ * does not depend on its thread. Inside a unit everything is f32 in place, or widened into a buffer
+ * on the stack; tensors with f64 take a loop in double.
  *
  * The norm sums each unit in f64 and adds the units in order.
  *
@@ -13,7 +13,7 @@
 #include "kernels/cpu/row.h"
 #include "kernels/ref/update.h"
 
-enum { UNIT = 2048, GRAIN = 8 }; /* elements of a unit; units that are worth a thread */
+enum { UNIT = 2048, GRAIN = 8 }; /* elements of a unit; units per thread at least */
 
 /* ---- units -------------------------------------------------------------------------------- */
 
@@ -35,7 +35,7 @@ static units units_of(const k_tensor *t, const k_tensor *also, int64_t n, void *
   return u;
 }
 
-/* The tensor that unit k belongs to. */
+/* Returns the tensor that unit k belongs to. */
 static int64_t tensor_of(const units *u, int64_t k)
 {
   int64_t lo = 0, hi = u->n - 1;
@@ -49,7 +49,7 @@ static int64_t tensor_of(const units *u, int64_t k)
 
 typedef struct piece { int64_t tensor, begin, n; } piece;
 
-/* Unit k, the one after p or any other. */
+/* Returns unit k; p is the unit before it, or any other. */
 static piece piece_at(const units *u, const k_tensor *t, int64_t k, piece p)
 {
   if (p.n == 0) p.tensor = tensor_of(u, k);

@@ -1,8 +1,8 @@
 /* Operands, mask tables and row transport of the attention kernels. See attention.h.
  *
- * The one idea of the mask: the rules (causal, windows, q_start) are about differences of
- * positions, so for one query they are an interval of key positions. After that implicit, packed
- * and permuted layouts are the same thing.
+ * The rules of a mask (causal, windows, q_start) are about differences of positions, so for one
+ * query they are an interval of key positions. Implicit, packed and permuted layouts all fill the
+ * same tables.
  */
 #include "kernels/cpu/attention/attention.h"
 
@@ -41,7 +41,7 @@ void tide__attn_open(attn *s, const k_call *c, int is_bwd)
   s->ng = s->nhk > 0 ? s->nh / s->nhk : 1;
   s->nqb = (s->tq + ATTN_Q - 1) / ATTN_Q;
   s->nkb = (s->tk + ATTN_K - 1) / ATTN_K;
-  /* A negative scale too: the maximum of raw scores must be the maximum of scaled ones. */
+  /* Also for a negative scale: the maximum of raw scores must be the maximum of scaled ones. */
   s->modified = s->a->softcap != 0 || !k_absent(s->bias) || s->a->scale < 0;
   s->mask.rows = k_absent(s->q_index) ? 1 : s->nb;
   if (!k_absent(s->q_index) && s->q_index->shape[0] == 1 && s->k_index->shape[0] == 1)
@@ -50,7 +50,7 @@ void tide__attn_open(attn *s, const k_call *c, int is_bwd)
 
 /* ---- mask tables ---- */
 
-/* Hands out the tables in order; with base null only adds up. */
+/* Assigns the tables in order and returns their bytes; with base NULL it only counts. */
 static int64_t attn_lay_out(attn *s, char *base)
 {
   attn_mask *m = &s->mask;
@@ -93,7 +93,8 @@ static int64_t plus(int64_t a, int64_t b)
   return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
-/* The interval of positions that a query at `pos` of document `doc` sees; [1, 0] for none. */
+/* Sets [*lo, *hi] to the positions that a query at `pos` of document `doc` sees; [1, 0] for
+ * none. */
 static void interval(const k_attention_attrs *a, int32_t doc, int64_t pos, int32_t *lo, int32_t *hi)
 {
   int64_t first = INT32_MIN, last = INT32_MAX;
@@ -220,8 +221,8 @@ static int cover(const attn_qrange *q, const attn_krange *k)
   return !q->ndead && one_doc && k->pos1 <= q->hi0 && k->pos0 >= q->lo1 ? ALL : SOME;
 }
 
-/* The hull of the key groups that the queries may see, widened to multiples of `step` keys. Key
- * groups beyond the sequence have an empty range, which is NONE. */
+/* Returns the hull of the key groups that the queries may see, widened to multiples of `step` keys.
+ * Key groups beyond the sequence have an empty range, which is NONE. */
 static attn_span group_span(const attn_qrange *q, const attn_krange *k, int32_t nkey, int step)
 {
   int first = -1, last = -1, nall = 0;
@@ -334,7 +335,7 @@ TIDE_LEVELS(void, add_row, (float *x, const float *bias, int64_t n), (x, bias, n
   for (int64_t i = 0; i < n; i++) x[i] = (x[i] + bias[i]) * ATTN_LOG2E;
 }
 
-/* bias_T[key][query] of a block: rows are read along the keys, then transposed. */
+/* Loads bias_T[key][query] of a block: reads rows along the keys, then transposes. */
 static void load_bias(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
                       int64_t k1, float *tmp)
 {
@@ -410,8 +411,8 @@ void tide__attn_clear(float *st, attn_span own, attn_span all)
 
 /* ---- copies ---- */
 
-/* Rows of many heads side by side fall into few sets of the caches. A copy pays once several
- * blocks of queries read it; few queries read K and V in place. */
+/* Returns whether the kernels read t where it lies. Rows of many heads side by side map to few
+ * cache sets; a copy pays only if several blocks of queries read it. */
 static int attn_in_place(const attn *s, const k_tensor *t)
 {
   if (t->dtype != TIDE_F32) return 0;

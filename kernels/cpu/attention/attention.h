@@ -1,17 +1,17 @@
-/* What the attention kernels of the CPU share: operands, visibility, tiles.
+/* Shared by the attention kernels of the CPU: operands, visibility, tiles.
  *
- * Scores are kept transposed, S^T[key][query], with 16 queries in the lanes of a
- * vector. Softmax then needs no operation across lanes, a product reads K and V one scalar at a
- * time wherever they lie, and P^T is at once the operand that O^T = V^T P^T needs.
+ * Scores are kept transposed, S^T[key][query], with 16 queries in the lanes of a vector. Softmax
+ * then needs no operation across lanes, a product reads K and V one scalar at a time in any layout,
+ * and P^T is directly the operand of O^T = V^T P^T.
  *
- * Queries come in blocks of ATTN_Q (ATTN_NG groups of ATTN_LANE), keys in blocks of ATTN_K. The
- * mask is data: query i has a document and an interval [lo, hi] of positions it may see, key j a
- * document and a position; implicit masks fill the same tables. Minimum and maximum over groups
- * and blocks tell which products can be left out and which need no look at the mask, whatever the
- * order of the tokens.
+ * Queries are cut into blocks of ATTN_Q (ATTN_NG groups of ATTN_LANE), keys into blocks of ATTN_K.
+ * The mask is data: query i has a document and an interval [lo, hi] of positions it may see, key j
+ * a document and a position; implicit masks fill the same tables. Minimum and maximum over groups
+ * and blocks decide which products are skipped and which need no mask test, for any order of the
+ * tokens.
  *
  * Work is cut by (batch, head, block) and every sum runs in ascending order of its blocks, so the
- * number of threads changes no bit.
+ * bits do not depend on the number of threads.
  */
 #ifndef TIDE_KERNELS_CPU_ATTENTION_H
 #define TIDE_KERNELS_CPU_ATTENTION_H
@@ -25,7 +25,7 @@ enum { ATTN_LANE = 16, ATTN_NG = 4, ATTN_Q = 64, ATTN_K = 128, ATTN_NKG = ATTN_K
 
 /* ---- visibility ---- */
 
-/* Of the live queries of a group; a query is live if it can see anything at all. */
+/* Ranges over the live queries of a group; a query is live if it can see any key. */
 typedef struct attn_qrange { int32_t doc0, doc1, lo0, lo1, hi0, hi1, nlive, ndead; } attn_qrange;
 typedef struct attn_krange { int32_t doc0, doc1, pos0, pos1; } attn_krange;
 
@@ -39,8 +39,8 @@ typedef struct attn_mask {
   int64_t rows;
 } attn_mask;
 
-/* Keys [k0, k1) of a block, multiples of ATTN_LANE but for the end of the sequence, that a query
- * group may see; k0 == k1: none. full: every query of the group sees all of them. */
+/* Keys [k0, k1) of a block that a query group may see: multiples of ATTN_LANE, except at the end of
+ * the sequence; k0 == k1: none. full: every query of the group sees all of them. */
 typedef struct attn_span { int32_t k0, k1, full; } attn_span;
 
 /* ---- the operands, by name ---- */
@@ -50,49 +50,49 @@ typedef struct attn {
   const k_tensor *q, *k, *v, *bias, *q_index, *k_index;
   const k_tensor *dout, *out, *lse, *dlse;  /* backward only, else null */
   int64_t nb, nh, nhk, ng, tq, tk, d, dv;   /* ng query heads share a key head */
-  int64_t nqb, nkb;                         /* blocks of queries and keys */
+  int64_t nqb, nkb;                         /* number of blocks of queries, of keys */
   int modified;                             /* scores pass through softcap or bias */
   attn_mask mask;
 } attn;
 
 /* Reads shapes of a forward (is_bwd 0) or backward call. */
 void tide__attn_open(attn *s, const k_call *c, int is_bwd);
-/* Bytes of the mask tables (a multiple of 64), and where they are filled. */
+/* Returns the bytes of the mask tables (a multiple of 64); fills them. */
 int64_t tide__attn_mask_bytes(const attn *s);
 void tide__attn_mask_fill(attn *s, void *work);
-/* Spans of the four groups of query block qb in key block kb, in steps of `step` keys, which is a
- * multiple of ATTN_LANE. Returns 0 if all are empty. */
+/* Computes the spans of the four groups of query block qb in key block kb, in steps of `step` keys,
+ * which is a multiple of ATTN_LANE. Returns 0 if all are empty. */
 int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
                      attn_span span[ATTN_NG]);
 
-/* What the masked lanes of one group need: pointers to its 16 queries and to the block's keys. */
+/* Operands of the masked lanes of one group: its 16 queries and the keys of the block. */
 typedef struct attn_lanes { const int32_t *qdoc, *qlo, *qhi, *kdoc, *kpos; } attn_lanes;
 attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group);
 
-/* Rows [row0, row0 + n) of head h of a [B, T, H, D] tensor as f32, row stride ld. */
+/* Copies rows [row0, row0 + n) of head h of a [B, T, H, D] tensor to f32, row stride ld. */
 void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64_t row0,
                      int64_t h, int64_t n);
-/* The same, stored: rows [row0, row0 + n) become src * scale. */
+/* Stores src * scale in rows [row0, row0 + n) of head h. */
 void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, int64_t n,
                          const float *src, int64_t ld, float scale);
 
-/* S^T block -> log2(e) (cap(scale S^T) + bias); slope, if not null, receives cap'. Keys [k0, k1) of
- * the block, all its queries. tmp: 2 * ATTN_Q * ATTN_K floats. */
+/* Replaces a block of S^T by log2(e) (cap(scale S^T) + bias); slope, if not null, receives cap'.
+ * Keys [k0, k1) of the block, all its queries. tmp: 2 * ATTN_Q * ATTN_K floats. */
 void tide__attn_modify(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
                        int64_t k1, float scale, float *st, float *slope, float *tmp);
 
-/* The hull of two spans of the same block. */
+/* Returns the hull of two spans of the same block. */
 attn_span tide__attn_join(attn_span a, attn_span b);
-/* The groups [g0, g1) that hold all those whose span has key j; *end: the first key after j where
- * this changes, at most ATTN_K. */
+/* Returns the groups [g0, g1) that contain all groups whose span has key j; *end receives the first
+ * key after j where this changes, at most ATTN_K. */
 typedef struct attn_hull { int g0, g1; } attn_hull;
 attn_hull tide__attn_hull(const attn_span span[ATTN_NG], int32_t j, int32_t *end);
-/* Zeroes the rows of one group (st points at its lanes) in `all` but not in `own`. */
+/* Zeroes the rows of one group (st points at its lanes) that are in `all` but not in `own`. */
 void tide__attn_clear(float *st, attn_span own, attn_span all);
 
 /* ---- K and V as f32 ---- */
 
-/* The tensor itself if it is f32 and well laid out, else an f32 copy of it in work memory. */
+/* The tensor itself if it is f32 with a suitable layout, else an f32 copy of it in work memory. */
 typedef struct attn_source {
   const float *data;
   int64_t batch, head, row; /* strides */
@@ -126,15 +126,15 @@ typedef struct attn_soft {
   float mul;
   const attn_lanes *lanes; /* null: everything visible; pointers at the first of the n keys */
   float *top, *sum;        /* [16] running maximum (log2) and sum */
-  float *alpha;            /* [16] out: what older sums and outputs must be multiplied by */
+  float *alpha;            /* [16] out: factor for older sums and outputs */
 } attn_soft;
 
-/* Backward of the same: s becomes P^T, dp (dout . v) becomes dS^T; both are 0 where nothing is
+/* Backward of attn_soft: s becomes P^T, dp (dout . v) becomes dS^T; both are 0 where nothing is
  * visible, whatever the operands hold. */
 typedef struct attn_grad {
   float *s, *dp;
-  const float *slope;      /* as s, or null; multiplies dS^T after dbias */
-  float *dbias;            /* as s, or null: receives dS^T before slope */
+  const float *slope;      /* laid out as s, or null; multiplies dS^T after dbias */
+  float *dbias;            /* laid out as s, or null: receives dS^T before slope */
   int64_t n;
   float mul;
   const attn_lanes *lanes;
@@ -143,8 +143,8 @@ typedef struct attn_grad {
 
 typedef struct attn_tiles {
   void (*gemm)(const attn_gemm *g);
-  int  (*soft)(const attn_soft *t); /* 1 if older outputs must be rescaled */
-  /* Row d of ot (stride ATTN_Q) times the 16 lanes of alpha, d < n. */
+  int  (*soft)(const attn_soft *t); /* returns 1 if older outputs must be rescaled */
+  /* Multiplies row d of ot (stride ATTN_Q) by the 16 lanes of alpha, d < n. */
   void (*rescale)(float *ot, int64_t n, const float *alpha);
   void (*grad)(const attn_grad *t);
   /* dst[j * ldd + i] = src[i * lds + j] * scale for i < m, j < n. */
@@ -154,15 +154,15 @@ typedef struct attn_tiles {
 
 /* ---- tiles that the mask cuts (attention_nonfinite.c) ---- */
 
-/* Whether some pair of these groups of queries and the keys that any of them looks at is masked. */
+/* Returns whether some pair of these query groups and the keys that any of them sees is masked. */
 int tide__attn_cut(const attn_span span[ATTN_NG]);
-/* C += A B as tiles->gemm with add, in which a weight of 0 takes no part: the weights are A
- * (a_is_weight; the rows of B may be NaN or infinite) or B (then those of A, whose rs is 1). Bit
- * for bit that product where all rows are finite. */
+/* C += A B as tiles->gemm with add, but terms of weight 0 are left out: the weights are A
+ * (a_is_weight; the rows of B may be NaN or infinite) or B (then those of A, whose rs is 1). Equal
+ * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
 
 const attn_tiles *tide__attn_tiles(int isa);
-const attn_tiles *tide__attn_tiles_avx512(void); /* null if this build has none */
+const attn_tiles *tide__attn_tiles_avx512(void); /* null if not in this build */
 
 /* ---- the two kernels with the instruction set limited to isa (tests) ---- */
 
@@ -195,7 +195,7 @@ typedef struct attn_fwd {
   int amx;
   int64_t wide_dv;                   /* Dv rounded up to ATTN_LANE */
   float *scratch;
-  int64_t nscratch;                  /* floats a thread */
+  int64_t nscratch;                  /* floats per thread */
 } attn_fwd;
 
 /* ---- the backward task: one query block against key blocks ---- */
@@ -203,14 +203,14 @@ typedef struct attn_fwd {
 enum { ATTN_WANT_DQ = 1, ATTN_WANT_DKV = 2 };
 
 typedef struct attn_bwd_scratch {
-  float *qt, *qr;       /* [D][64], [64][wide_d]: the queries, both ways; qt is scaled. f32 tiles */
-  float *dot, *dor;     /* [Dv][64], [64][wide_dv]: dout, both ways. dot: f32 tiles */
+  float *qt, *qr;       /* [D][64] scaled, [64][wide_d]: the queries; f32 tiles */
+  float *dot, *dor;     /* [Dv][64], [64][wide_dv]: dout in both layouts. dot: f32 tiles */
   float *st, *dp;       /* [128][64]: S^T then P^T; dP^T then dS^T */
   float *dqt;           /* [wide_d][64] */
   float *lse, *delta;   /* [64] */
   float *rows;          /* [64][max(wide_d, wide_dv)] */
   float *slope, *dbias; /* [128][64], only if scores are modified */
-  float *tmp;           /* [2][128][64], the same */
+  float *tmp;           /* [2][128][64], only if scores are modified */
   float *dk, *dv;       /* [nrow][wide_d], [nrow][wide_dv] */
   uint16_t *packed;     /* AMX tiles */
 } attn_bwd_scratch;
@@ -223,7 +223,7 @@ typedef struct attn_bwd {
   const uint16_t *k_tiles, *v_tiles, *kt_tiles;  /* AMX */
   int amx;
   float *scratch;
-  int64_t nscratch;        /* floats a thread */
+  int64_t nscratch;        /* floats per thread */
   int64_t wide_d, wide_dv; /* D and Dv, rounded up to ATTN_LANE */
   int64_t nrow;            /* rows of dk and dv in scratch */
 } attn_bwd;
@@ -232,11 +232,12 @@ typedef struct attn_bwd {
 void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
                           int group, int32_t k0, int32_t k1);
 
-/* ---- bf16 with AMX: the steps that differ, between begin and end of tile_amx.h. Sizes count bf16
- * elements. ---- */
+/* ---- bf16 with AMX: the steps that differ, between begin and end of tile_amx.h. Sizes count
+ * bf16 elements. ---- */
 
 int     tide__amx_built(void); /* 0 if this build has no AMX code */
-/* A block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns (A of V^T P^T). */
+/* Size of a block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns (A of V^T
+ * P^T). */
 int64_t tide__amx_tiles_size(int64_t d, int which);
 void    tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread);
 int64_t tide__amx_fwd_size(const attn *s);

@@ -1,7 +1,7 @@
 /* bf16 attention on AMX tiles, forward, and the tiles of keys and values. See attention_amx.h.
  *
- * With scores transposed, P^T comes out of softmax row by row, which is B of O^T =
- * V^T P^T after the rows are interleaved two by two, and A of dV = P^T dO as it stands. Softmax,
+ * With scores transposed, softmax produces P^T row by row, which is operand B of O^T = V^T P^T
+ * after the rows are interleaved two by two, and operand A of dV = P^T dO unchanged. Softmax,
  * maxima and sums are f32.
  *
  * Only called when the processor and the kernel permit AMX.
@@ -40,13 +40,13 @@ static void pack_at(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, i
   store16(dst, r);
 }
 
-/* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16], then the mark. */
+/* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16], then the flag words. */
 int64_t tide__amx_tiles_size(int64_t d, int which)
 {
   return which ? K / 32 * up(d, 16) * TILE + MARK : K / 16 * up(d, 32) * TILE;
 }
 
-/* Whether anything of this call may be hidden. */
+/* Returns whether this call may hide a key from a query. */
 static int has_mask(const attn *s)
 {
   const k_attention_attrs *a = s->a;
@@ -83,7 +83,7 @@ void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, 
 
 /* ---- forward ---- */
 
-/* Tiles of a thread: queries [D / 32][4], then P^T [4 groups of 32 keys][4]. */
+/* Tiles per thread: queries [D / 32][4], then P^T [4 groups of 32 keys][4]. */
 int64_t tide__amx_fwd_size(const attn *s) { return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE; }
 
 TIDE_AVX512_BF16
@@ -108,7 +108,7 @@ TIDE_AVX512_BF16_INLINE __m512 column_max(const float *s, int64_t n)
   return _mm512_max_ps(_mm512_max_ps(a[0], a[1]), _mm512_max_ps(a[2], a[3]));
 }
 
-/* As in attention_avx512.c: the maximum moves only when it grew by more than 8. */
+/* As in attention_avx512.c: the maximum is raised only when it grew by more than 8. */
 TIDE_AVX512_BF16
 static int raise_top(float *top, float *alpha, __m512 seen, float mul, __m512 *base)
 {
@@ -133,7 +133,7 @@ TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
   return _mm512_permutexvar_epi16(order, v);
 }
 
-/* Softmax of one group over n keys (a multiple of 32); P^T goes to tiles ATTN_NG apart. */
+/* Softmax of one group over n keys (a multiple of 32); P^T is stored in tiles ATTN_NG apart. */
 TIDE_AVX512_BF16
 static int attn_amx_soft(const attn_fwd_scratch *m, int c, const float *st, int64_t n, float mul,
                          uint16_t *tile)

@@ -1,14 +1,14 @@
-/* What forward and backward of bf16 attention on AMX tiles share. See attention.h.
+/* Shared by forward and backward of bf16 attention on AMX tiles. See attention.h.
  *
- * Every product is a sum of 16 x 16 f32 tiles over 32 bf16 products each, operand A
- * being 16 rows of 32, operand B 16 pairs of rows by 16 columns. K, V and Q are packed into whole
- * tiles of 1 KB beforehand, zeros at the edges; nothing is transposed in the inner loop.
+ * Every product is a sum of 16 x 16 f32 tiles over 32 bf16 products each: operand A is 16 rows of
+ * 32, operand B 16 pairs of rows by 16 columns. K, V and Q are packed into whole tiles of 1 KB
+ * beforehand, zeros at the edges; the inner loop transposes nothing.
  *
- * Visibility is handled for pairs of groups (32 queries) and steps of 32 keys. Exponentials go to
- * 3e-6, far inside the rounding of bf16.
+ * Visibility is handled for pairs of groups (32 queries) and steps of 32 keys. Exponentials are
+ * exact to 3e-6, far below the rounding of bf16.
  *
- * Included by attention_amx.c and attention_amx_bwd.c; each has its own copy, so that the
- * compiler can fit the products to their calls.
+ * Included by attention_amx.c and attention_amx_bwd.c; each has its own copy, so that the compiler
+ * can specialise the products for their calls.
  */
 #ifndef TIDE_KERNELS_CPU_ATTENTION_AMX_H
 #define TIDE_KERNELS_CPU_ATTENTION_AMX_H
@@ -22,7 +22,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/transpose16.h"
 
-/* MARK: words behind tiles that say whether something was left out of them. */
+/* MARK: flag words behind the tiles, non-zero if values were removed from them. */
 enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K, TILE = 512, STEP = 32, MARK = 32 };
 
 /* ---- products of tiles ---- */
@@ -140,7 +140,7 @@ static void pack_bt(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, i
 typedef void (*pack_fn)(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int64_t m);
 
 /* Cuts n rows and m columns into tiles of tn rows and tm columns, at most nt tiles of rows; tile
- * (i, j) goes to dst + i * i_step + j * j_step. */
+ * (i, j) is written at dst + i * i_step + j * j_step. */
 typedef struct cut { pack_fn fn; int64_t tn, tm, nt, i_step, j_step; } cut;
 
 TIDE_AVX512_BF16
@@ -170,9 +170,10 @@ static float to_f32(uint16_t x)
   return r;
 }
 
-static int word_is_odd(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
+static int word_is_nonfinite(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
 
-/* Zeroes what is not finite among n words, a multiple of 32; returns whether there was any. */
+/* Zeroes the values that are not finite among n words, a multiple of 32; returns whether any
+ * was. */
 TIDE_AVX512_BF16 static int clean(uint16_t *x, int64_t n)
 {
   const __m512i high = _mm512_set1_epi16((short)0xff00);
@@ -181,7 +182,7 @@ TIDE_AVX512_BF16 static int clean(uint16_t *x, int64_t n)
     most = _mm512_max_epu16(most, _mm512_slli_epi16(_mm512_loadu_si512(x + i), 1));
   if (!_mm512_cmpge_epu16_mask(most, high)) return 0;
   for (int64_t i = 0; i < n; i++)
-    if (word_is_odd(x[i])) x[i] = 0;
+    if (word_is_nonfinite(x[i])) x[i] = 0;
   return 1;
 }
 
@@ -191,7 +192,7 @@ static const uint16_t *block_of(const uint16_t *tiles, const attn *s, const attn
   return tiles + ((at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb) * size;
 }
 
-/* to[d][query] += t[key][d] * weight[key][query] of pair p for the values that are not finite.
+/* Adds t[key][d] * weight[key][query] of pair p to to[d][query] for the values that are not finite.
  * weight: B tiles [4 groups of 32 keys][4]. */
 TIDE_AVX512_BF16 static void add_nonfinite_keys(const attn *s, const k_tensor *t, const attn_at *at,
                                                 attn_span span, int p, const uint16_t *weight,
@@ -203,7 +204,7 @@ TIDE_AVX512_BF16 static void add_nonfinite_keys(const attn *s, const k_tensor *t
   for (int64_t j = span.k0; j < end; j++)
     for (int64_t d = 0; d < t->shape[3]; d++) {
       const uint16_t x = src[j * t->stride[1] + d];
-      if (!word_is_odd(x)) continue;
+      if (!word_is_nonfinite(x)) continue;
       for (int i = 2 * p * L; i < 2 * (p + 1) * L; i++) {
         const uint16_t *tile = weight + (j / 32 * ATTN_NG + i / L) * TILE;
         const float by = to_f32(tile[j % 32 / 2 * 32 + 2 * (i % L) + j % 2]);
@@ -214,14 +215,14 @@ TIDE_AVX512_BF16 static void add_nonfinite_keys(const attn *s, const k_tensor *t
 
 /* ---- visibility of pairs of groups ---- */
 
-/* Like tide__attn_spans; k0 and k1 are multiples of STEP (the tail is hidden by the mask). */
+/* Like tide__attn_spans; k0 and k1 are multiples of STEP (the mask hides the tail). */
 static int pair_spans(const attn *s, const attn_at *at, attn_span pair[2])
 {
   attn_span g[ATTN_NG];
   if (!tide__attn_spans(s, at->b, at->qb, at->kb, STEP, g)) return 0;
   for (int p = 0; p < 2; p++) {
     const attn_span a = g[2 * p], b = g[2 * p + 1];
-    const int alone = at->qb * Q + (2 * p + 1) * L >= s->tq; /* b holds no queries at all */
+    const int alone = at->qb * Q + (2 * p + 1) * L >= s->tq; /* b has no queries */
     pair[p] = tide__attn_join(a, b);
     pair[p].full = a.full && (alone || (b.full && a.k0 == b.k0 && a.k1 == b.k1));
     if (pair[p].k1 % STEP) pair[p].full = 0;
@@ -238,7 +239,7 @@ static attn_lanes lanes_at(const attn *s, const attn_at *at, int group, int32_t 
   return r;
 }
 
-/* -inf in st where a lane of the group does not see the key. */
+/* Writes -inf to st where a lane of the group does not see the key. */
 TIDE_AVX512_BF16 static void hide(float *st, const attn_lanes *m, int64_t n)
 {
   const __m512i doc = _mm512_loadu_si512(m->qdoc), lo = _mm512_loadu_si512(m->qlo);

@@ -1,7 +1,8 @@
 /* bf16 attention on AMX tiles, backward. See attention_amx.h.
  *
- * S^T and dP^T come as tiles, P^T and dS^T leave as tiles: A of dV = P^T dO and of
- * dK = dS^T Q as rows of keys, and dS^T again as B of dQ^T = K^T dS^T, its rows zipped two by two.
+ * S^T and dP^T are produced as tiles and P^T and dS^T consumed as tiles: operand A of dV = P^T dO
+ * and dK = dS^T Q as rows of keys, and dS^T again as B of dQ^T = K^T dS^T, its rows interleaved two
+ * by two.
  *
  * Only called when the processor and the kernel permit AMX.
  */
@@ -17,12 +18,13 @@
 
 /* ---- tiles of queries ---- */
 
-/* Tiles of a thread. Of queries and dout: B of S^T and dP^T ([D / 32][4]), and B of dk and dv
- * ([2 pairs][D / 16]). Of P^T and dS^T: A of dv and dk ([8 groups of 16 keys][2 pairs]), and B of
- * dq^T ([4 groups of 32 keys][4]). mark: what is known of qb and dob. */
+/* Tiles per thread. Of queries and dout: B of S^T and dP^T ([D / 32][4]), and B of dk and dv ([2
+ * pairs][D / 16]). Of P^T and dS^T: A of dv and dk ([8 groups of 16 keys][2 pairs]), and B of dq^T
+ * ([4 groups of 32 keys][4]). mark: whether qb and dob were searched and held values that are not
+ * finite. */
 typedef struct bwd_tiles { uint16_t *qt, *dot, *qb, *dob, *pa, *da, *db, *mark; } bwd_tiles;
 
-enum { UNSEEN, CLEAN, ODD };
+enum { UNSEEN, CLEAN, NONFINITE };
 
 static int64_t lay_tiles(const attn *s, uint16_t *base, bwd_tiles *t)
 {
@@ -78,7 +80,7 @@ void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const att
 
 /* ---- P^T and dS^T ---- */
 
-/* What a row of lanes needs: of the two groups of a pair. */
+/* Statistics of the two groups of a pair. */
 typedef struct lane_stats { __m512 lse[2], delta[2], mul; } lane_stats;
 
 /* One row of one pair: P^T and dS^T as 32 words each. */
@@ -196,8 +198,8 @@ static void add_all_keys(const attn_bwd *w, const bwd_tiles *t, const attn_span 
   }
 }
 
-/* to[key][d] += weight[key][query] * t[query][d] for the same. weight: A tiles [8 groups of 16
- * keys][2 pairs]. */
+/* Adds weight[key][query] * t[query][d] to to[key][d] for the values of t that are not finite.
+ * weight: A tiles [8 groups of 16 keys][2 pairs]. */
 TIDE_AVX512_BF16 static void add_nonfinite_queries(const attn *s, const k_tensor *t,
                                                    const attn_at *at, const attn_span span[2],
                                                    const uint16_t *weight, float *to, int64_t ld)
@@ -208,7 +210,7 @@ TIDE_AVX512_BF16 static void add_nonfinite_queries(const attn *s, const k_tensor
   for (int64_t i = 0; i < n; i++)
     for (int64_t d = 0; d < t->shape[3]; d++) {
       const uint16_t x = src[i * t->stride[1] + d];
-      if (!word_is_odd(x)) continue;
+      if (!word_is_nonfinite(x)) continue;
       const int64_t p = i / 32;
       for (int64_t j = span[p].k0; j < span[p].k1; j++) {
         const float by = to_f32(weight[(j / 16 * 2 + p) * TILE + j % 16 * 32 + i % 32]);
@@ -217,13 +219,14 @@ TIDE_AVX512_BF16 static void add_nonfinite_queries(const attn *s, const k_tensor
     }
 }
 
-/* Cleans the tiles of this block's queries once, before the first pair that the mask cuts. */
+/* Removes the values that are not finite from this block's query tiles, once, before the first pair
+ * that the mask cuts. */
 TIDE_AVX512_BF16
 static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span span[2])
 {
   if (*t->mark != UNSEEN || (span[0].full && span[1].full)) return;
-  const int odd = clean(t->qb, 2 * up(s->d, 16) * TILE) | clean(t->dob, 2 * up(s->dv, 16) * TILE);
-  *t->mark = odd ? ODD : CLEAN;
+  const int found = clean(t->qb, 2 * up(s->d, 16) * TILE) | clean(t->dob, 2 * up(s->dv, 16) * TILE);
+  *t->mark = found ? NONFINITE : CLEAN;
 }
 
 TIDE_AVX512_BF16
@@ -248,7 +251,7 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn
   if (want & ATTN_WANT_DKV) {
     clean_queries(s, &t, span);
     add_all_keys(w, &t, span, dk, dv);
-    if (*t.mark == ODD) {
+    if (*t.mark == NONFINITE) {
       add_nonfinite_queries(s, s->q, at, span, t.da, dk, w->wide_d);
       add_nonfinite_queries(s, s->dout, at, span, t.pa, dv, w->wide_dv);
     }

@@ -1,7 +1,7 @@
 /* AVX-512 inner loops of attention. See attention.h.
  *
- * A tile of 6 rows by 4 vectors stays in registers over the whole inner dimension;
- * A comes in by broadcast, B by unit-stride loads, 10 loads for 24 fused products.
+ * A tile of 6 rows by 4 vectors stays in registers over the whole inner dimension; A is read by
+ * broadcast, B by unit-stride loads: 10 loads for 24 fused multiply-adds.
  *
  * Only called when the processor has AVX-512 F, BW, DQ and VL.
  */
@@ -138,8 +138,9 @@ TIDE_AVX512_INLINE __m512 column_max(const float *s, int64_t n)
   return _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
 }
 
-/* The maximum is raised only when it grew by more than 8 (a factor of 256), which keeps sums well
- * inside the range of f32 and makes rescaling rare. Returns what scores are taken relative to. */
+/* Raises the maximum only when it grew by more than 8 (a factor of 256), which keeps sums well
+ * inside the range of f32 and makes rescaling rare. Returns the value that scores are relative
+ * to. */
 TIDE_AVX512_INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alpha, int *grown)
 {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());

@@ -1,15 +1,15 @@
 /* Flash attention on the CPU, backward: scores are computed again from lse, O(T) memory.
  *
- * One pair (query block, key block) yields S^T, P^T, dP^T, dS^T, and from these a
- * term of dq of the queries and of dk, dv of the keys. Every dq sums its terms by ascending key
- * block, every dk and dv by (head of the group, query block), however the pairs are scheduled:
+ * One pair (query block, key block) yields S^T, P^T, dP^T, dS^T, and from these a term of dq of the
+ * queries and of dk, dv of the keys. Every dq sums its terms by ascending key block, every dk and
+ * dv by (head of the group, query block), however the pairs are scheduled:
  *   one pass   a task is a key head and makes all three (5 products a pair); dk and dv of the
  *              whole sequence lie in the thread's scratch
  *   two passes a task is a key block for dk and dv (4 products), then a query block for dq (3)
  * Both give the same bits. Two passes are for calls with too few key heads to occupy the threads.
  *
- * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx_bwd.c; f64
- * in attention_f64.c.
+ * Handles f32, and bf16 and f16 through f32 copies; bf16 with AMX is in attention_amx_bwd.c, f64 in
+ * attention_f64.c.
  */
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,8 @@ enum { WANT_DQ = ATTN_WANT_DQ, WANT_DKV = ATTN_WANT_DKV };
 typedef attn_bwd job;
 typedef attn_bwd_scratch scratch;
 
-/* With base null: only the size. */
+/* Lays out the scratch of a thread and returns its size in floats; with base NULL it only
+ * counts. */
 static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
 {
   const attn *s = &w->s;
@@ -51,7 +52,7 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
   return n;
 }
 
-/* Whether key heads alone keep the threads busy: two passes cost 7/5 of one. */
+/* Returns whether key heads alone keep the threads busy: two passes cost 7/5 of one. */
 static int one_pass(const attn *s, int nthread)
 {
   const int64_t n = s->nb * s->nhk;
@@ -127,7 +128,7 @@ static void finish_queries(const job *w, const scratch *m, const attn_at *at)
 
 /* ---- one pair of blocks ---- */
 
-/* S^T = K Q^T and dP^T = V dO^T where some query group looks. */
+/* S^T = K Q^T and dP^T = V dO^T for the keys that some query group sees. */
 static void attn_bwd_scores(const job *w, const scratch *m, const attn_span *span,
                             const attn_at *at)
 {
@@ -353,7 +354,8 @@ static void attn_bwd_describe(job *w, const k_call *c, int isa)
   w->nscratch = attn_bwd_lay_scratch(w, 0, &none);
 }
 
-/* Lays out the work memory after the mask: K and V, then scratch. With base null: only the size. */
+/* Lays out the work memory after the mask: K and V, then scratch. Returns its bytes; with base NULL
+ * it only counts. */
 static int64_t attn_bwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;

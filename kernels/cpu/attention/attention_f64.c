@@ -1,7 +1,7 @@
 /* Attention in f64: the definition, a row of scores at a time, in parallel. See attention.h.
  *
- * f64 serves checks, not training, so this path is plain: it stores one row of
- * scores (O(T) a thread), sums in index order and gives every output row to one task.
+ * f64 is used for checks, not training, so this path is plain: it stores one row of scores (O(T)
+ * per thread), sums in index order and gives every output row to one task.
  */
 #include <math.h>
 
@@ -12,7 +12,7 @@ typedef struct job {
   attn s;
   const k_tensor *out;
   double *scratch;
-  int64_t nscratch; /* doubles a thread */
+  int64_t nscratch; /* doubles per thread */
 } job;
 
 static const double *attn_f64_row_of(const k_tensor *t, int64_t b, int64_t i, int64_t h)
@@ -48,7 +48,7 @@ static double bias_at(const k_tensor *t, int64_t b, int64_t h, int64_t i, int64_
   return f;
 }
 
-/* -inf where query i does not see key j. *slope: derivative by q.k. */
+/* Returns the score, -inf where query i does not see key j. *slope: derivative by q.k. */
 static double attn_f64_score(const attn *s, int64_t b, int64_t h, int64_t i, int64_t j,
                              double *slope)
 {
@@ -92,7 +92,7 @@ static void attn_f64_forward_tasks(void *arg, int64_t begin, int64_t end, int th
                 t % s->tq);
 }
 
-/* p(i, j); *ds and *dqk as in kernels/ref/attention.c. */
+/* Returns p(i, j); *ds and *dqk as in kernels/ref/attention.c. */
 static double attn_f64_pair(const attn *s, double delta, int64_t b, int64_t h, int64_t i, int64_t j,
                             double *ds, double *dqk)
 {

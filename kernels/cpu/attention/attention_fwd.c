@@ -1,11 +1,11 @@
 /* Flash attention on the CPU, forward: online softmax over blocks of keys, O(T) memory.
  *
- * A task is one block of ATTN_Q queries of one head and walks the blocks of keys in
- * ascending order, holding S^T, P^T (in place of S^T) and O^T in scratch that stays in cache. K and
- * V are read where they lie; only types that the tiles cannot read are first converted.
- * See attention.h for the transposed layout and arXiv 2205.14135, 2307.08691 for the method.
+ * A task is one block of ATTN_Q queries of one head and walks the blocks of keys in ascending
+ * order, holding S^T, P^T (in place of S^T) and O^T in scratch that stays in cache. K and V are
+ * read in place; only types that the tiles cannot read are converted first. See attention.h for the
+ * transposed layout and arXiv 2205.14135, 2307.08691 for the method.
  *
- * f32, and bf16 and f16 through f32 copies, run here; bf16 with AMX in attention_amx.c; f64 in
+ * Handles f32, and bf16 and f16 through f32 copies; bf16 with AMX is in attention_amx.c, f64 in
  * attention_f64.c.
  */
 #include <math.h>
@@ -23,7 +23,8 @@ enum { L = ATTN_LANE, Q = ATTN_Q };
 typedef attn_fwd job;
 typedef attn_fwd_scratch scratch;
 
-/* With base null: only the size, in floats. */
+/* Lays out the scratch of a thread and returns its size in floats; with base NULL it only
+ * counts. */
 static int64_t attn_fwd_lay_scratch(const job *w, float *base, scratch *m)
 {
   const attn *s = &w->s;
@@ -59,7 +60,7 @@ static void attn_fwd_start(const job *w, const scratch *m, const attn_at *at)
   }
 }
 
-/* S^T = K Q^T where some query group looks. */
+/* S^T = K Q^T for the keys that some query group sees. */
 static void attn_fwd_scores(const job *w, const scratch *m, const attn_span *span, const float *k)
 {
   const attn *s = &w->s;
@@ -88,7 +89,7 @@ static void softmax(const job *w, const scratch *m, const attn_span *span, const
   }
 }
 
-/* O^T += V^T P^T, two groups at a time over what either of them sees. */
+/* O^T += V^T P^T, two groups at a time over the keys that either sees. */
 static void values(const job *w, const scratch *m, const attn_span *span, const float *v)
 {
   attn_span pair[2] = { tide__attn_join(span[0], span[1]), tide__attn_join(span[2], span[3]) };
@@ -106,7 +107,7 @@ static void values(const job *w, const scratch *m, const attn_span *span, const 
   }
 }
 
-/* alpha becomes 1 / sum and top the lse; a query that saw nothing has 0 and -inf. */
+/* alpha becomes 1 / sum and top the lse; 0 and -inf for a query that saw no key. */
 TIDE_LEVELS(void, close_sums, (const scratch *m), (m))
 {
   for (int i = 0; i < Q; i++) {
@@ -195,7 +196,8 @@ static void attn_fwd_describe(job *w, const k_call *c, int isa)
   w->nscratch = attn_fwd_lay_scratch(w, 0, &none);
 }
 
-/* Lays out the work memory after the mask: K and V, then scratch. With base null: only the size. */
+/* Lays out the work memory after the mask: K and V, then scratch. Returns its bytes; with base NULL
+ * it only counts. */
 static int64_t attn_fwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;

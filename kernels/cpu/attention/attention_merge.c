@@ -1,9 +1,9 @@
 /* attention_merge_ on the CPU: one pass over the rows, f32 throughout.
  *
- * It is bound by memory (part and out read, out written), so rows are cut among the
- * threads and a row that the part adds nothing to is not touched.
+ * It is memory bound (part and out read, out written), so rows are cut among the threads, and a row
+ * to which the part adds nothing is not touched.
  *
- * Anything but f32 targets with unit inner strides goes to the reference kernel.
+ * Targets other than f32 with unit inner strides are left to the reference kernel.
  */
 #include <math.h>
 
@@ -12,7 +12,7 @@
 
 int k_ref_attention_merge_(const k_call *call);
 
-enum { GRAIN = 16, WIDE = 256 }; /* rows worth a thread; elements widened at a time */
+enum { GRAIN = 16, WIDE = 256 }; /* rows per thread at least; elements widened at a time */
 
 TIDE_LEVELS(void, mix,
             (float *out, const float *part, float w_out, float w_part, int64_t n),
@@ -28,7 +28,7 @@ TIDE_LEVELS(void, take, (float *out, const float *part, int64_t n), (out, part, 
   for (int64_t i = 0; i < n; i++) out[i] = part[i];
 }
 
-/* out = w_out * out + w_part * part; w_out 0 means that out holds nothing yet. */
+/* out = w_out * out + w_part * part; with w_out 0 the old out is not read. */
 static void attn_merge_row(float *out, const k_tensor *part, int64_t at, float w_out, float w_part,
                            int64_t n)
 {

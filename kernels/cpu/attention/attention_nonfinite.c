@@ -1,9 +1,9 @@
-/* Rows that are not finite: what no mask may let through. See attention.h.
+/* Values that are not finite, in rows that a mask hides. See attention.h.
  *
- * A pair that the mask forbids has weight exactly 0, but 0 * NaN and 0 * inf are NaN,
- * so in a product over rows one document that went wrong would spoil all that share its tiles. Rows
- * with such values are left out of the product, and their terms are added singly where the weight
- * is not 0. Only tiles that a mask cuts are looked at: elsewhere every weight counts.
+ * A masked pair has weight exactly 0, but 0 * NaN and 0 * inf are NaN, so in a product over rows
+ * one document's NaN would reach all that share its tiles. Rows with such values are left out of
+ * the product, and their terms are added singly where the weight is not 0. Only tiles that a mask
+ * cuts are searched: elsewhere every weight counts.
  */
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/simd.h"
@@ -24,14 +24,14 @@ TIDE_LEVELS(int, is_odd, (const float *x, int64_t n), (x, n))
   return odd != 0;
 }
 
-/* The first of rows [i, n) that is not finite; n: none. */
+/* Returns the first of rows [i, n) that is not finite, or n. */
 static int64_t next_nonfinite(const float *x, int64_t ld, int64_t width, int64_t i, int64_t n)
 {
   while (i < n && !is_odd(x + i * ld, width)) i++;
   return i;
 }
 
-/* The terms of row p of the inner dimension: of the two factors one is the weight. */
+/* Adds the terms of row p of the inner dimension; one of the two factors is the weight. */
 static void add_terms(const attn_gemm *g, int64_t p, int a_is_weight)
 {
   const float *b = g->b + p * g->ldb;

@@ -1,7 +1,7 @@
 /* Portable inner loops of attention, and the choice of instruction set. See attention.h.
  *
- * The innermost loop always runs over the 16 lanes of a group with unit stride, so
- * that the compiler can vectorise it for whatever it knows.
+ * The innermost loop always runs over the 16 lanes of a group with unit stride, so that the
+ * compiler can vectorise it for any instruction set.
  */
 #include <math.h>
 
@@ -53,7 +53,7 @@ TIDE_LEVELS(void, hide, (float *s, int64_t n, const attn_lanes *m), (s, n, m))
       if (!visible(m, j, l)) s[j * ATTN_Q + l] = -INFINITY;
 }
 
-/* Returns 1 if a lane that had seen something gets a new maximum. */
+/* Returns 1 if a lane that had seen a key gets a new maximum. */
 TIDE_LEVELS(int, raise_top, (const attn_soft *t, float *base), (t, base))
 {
   float top[L];

@@ -1,12 +1,13 @@
-/* The product every CPU kernel calls: picks a kernel, packs, cuts into tasks. See gemm.h, tile.h.
+/* The product that every CPU kernel calls: picks a kernel, packs, cuts into tasks. See gemm.h,
+ * tile.h.
  *
- * B is packed once by all threads together; then tasks, each a block of rows of C,
- * pack their rows of A (small enough for the second-level cache) and run tiles over them. What a
- * task computes does not depend on who runs it, and the order of an element's sum depends on k
- * alone, so results are the same to the bit for any number of threads.
+ * All threads pack B together, once; then tasks, each a block of rows of C, pack their rows of A
+ * (small enough for the second-level cache) and run tiles over them. The result of a task does not
+ * depend on its thread, and the order of an element's sum depends on k alone, so results are the
+ * same to the bit for any number of threads.
  *
- * Nothing is allocated: scratch is [packed B][thread 0][thread 1]..., each thread's part
- * being [which rows of A it holds][packed A][f32 stage of a 16-bit C].
+ * Nothing is allocated: scratch is [packed B][thread 0][thread 1]..., each thread's part being
+ * [which rows of A it holds][packed A][f32 stage of a 16-bit C].
  */
 #include "kernels/cpu/gemm/gemm.h"
 
@@ -19,10 +20,10 @@
 #include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
-/* Blocking. The columns of B that every panel of A meets before the next ones (`cols` bytes of
- * the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at most
- * ROWS_BYTES packed at a time, are streamed past them and fetched one ahead, so they may lie
- * further away: the more of them, the less often B is read again. Columns vary fastest, so C is
+/* Blocking. The columns of B that every panel of A is multiplied with before the next ones (`cols`
+ * bytes of the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at
+ * most ROWS_BYTES packed at a time, are streamed past them and prefetched one ahead, so they may
+ * lie further away: the more of them, the less often B is read again. Columns vary fastest, so C is
  * written along its rows. ROUND_BYTES bounds the packed part of B; a wider B is done in rounds. */
 enum { ROWS_BYTES = 3 << 20, TASKS_PER_THREAD = 4,
        LINE = 64, STAGE_ROWS = 256, STAGE_COLS = 1024 };
@@ -34,13 +35,13 @@ typedef struct plan {
   int64_t k_pad, kc;      /* kc: depth of a block, a multiple of kr */
   int64_t nround;         /* columns packed at a time */
   int64_t mc, ns;         /* rows and columns of a task */
-  int64_t nb;             /* columns of B gone through before the next rows of A */
+  int64_t nb;             /* columns of B multiplied before the next rows of A */
   int64_t col0, ncol;     /* the current round */
   int     nthread, staged;
   int     direct;         /* whole panels of A are read in place */
   int     lazy;           /* A runs along k: a panel is packed just before it is used, and its
-                           * source fetched while the one before is multiplied */
-  int     single;         /* lazy, and no panel of A is used twice: all share one place */
+                           * source prefetched while the one before is multiplied */
+  int     single;         /* lazy, and no panel of A is used twice: all share one buffer */
   int64_t b_bytes, a_bytes, stage_bytes;
   char   *work;
 } plan;
@@ -57,14 +58,14 @@ static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
   return kern ? kern : tide__tile_kernel_base(isa, g->ab_dtype == TIDE_F64);
 }
 
-/* Rows and columns of a task: large enough to pay for packing A, and enough tasks that a thread
- * which is held up does not keep the others waiting. */
+/* Chooses rows and columns of a task: large enough to pay for packing A, and enough tasks that a
+ * delayed thread does not keep the others waiting. */
 static void plan_tasks(plan *p)
 {
   const tile_kernel *kern = p->kern;
   int64_t m = p->g->m, want = (int64_t)p->nthread * TASKS_PER_THREAD;
   int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr * kern->mr;
-  int stage = p->staged && p->k_pad > p->kc; /* sums of a whole task wait in f32: keep them few */
+  int stage = p->staged && p->k_pad > p->kc; /* f32 sums of a whole task: keep them few */
   if (p->direct) fit = i64_round_up(m, kern->mr);
   if (stage) fit = i64_min(fit, STAGE_ROWS / kern->mr * kern->mr);
   p->mc = i64_min(i64_max(fit, kern->mr), i64_round_up(m, kern->mr));
@@ -114,7 +115,7 @@ static int64_t plan_bytes(const plan *p)
   return p->b_bytes + (p->a_bytes + p->stage_bytes) * p->nthread;
 }
 
-/* ---- a 16-bit or biased C: what a tile starts from, and where it goes ---- */
+/* ---- a 16-bit or biased C: initial value of a tile, and its destination --- */
 
 TIDE_LEVELS(void, row_from_half,
             (float *dst, const uint16_t *src, int64_t n, int bf16), (dst, src, n, bf16))
@@ -133,14 +134,14 @@ static void row_add_f64(double *dst, const double *src, int64_t n)
   for (int64_t i = 0; i < n; i++) dst[i] += src[i];
 }
 
-/* n values of dtype, starting at element i of src, as f32 into dst. */
+/* Loads n values of dtype, starting at element i of src, as f32 into dst. */
 static void row_load(float *dst, const void *src, int64_t i, int64_t n, int dtype)
 {
   if (dtype == TIDE_F32) memcpy(dst, (const float *)src + i, (size_t)n * 4);
   else row_from_half(dst, (const uint16_t *)src + i, n, dtype == TIDE_BF16);
 }
 
-/* Puts the start value into a tile: old C, bias, or their sum. dst is C itself unless staged. */
+/* Writes the initial value of a tile: old C, bias, or their sum. dst is C itself unless staged. */
 static int tile_start(const plan *p, char *dst, int64_t dst_rs, int64_t row, int64_t col,
                       int64_t rows, int64_t cols)
 {
@@ -210,8 +211,9 @@ typedef struct block {
   float  *stage;
 } block;
 
-/* While a panel of A is multiplied with a block of B, each tile fetches a share of the next: of its
- * source, be it the first of the rows after this block, or of the packed panel if it is there. */
+/* While a panel of A is multiplied with a block of B, each tile prefetches a share of the next:
+ * of its source, also of the first of the rows after this block, or of the packed panel if it
+ * exists. */
 static void fetch_ahead(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc,
                         tile_job *job)
 {
@@ -228,7 +230,7 @@ static void fetch_ahead(const block *b, int64_t i, int64_t j, int64_t k0, int64_
   if (!source) job->soon = b->a + (i + mr + at) * job->soon_rs;
 }
 
-/* Where in C the tile after this one is written. (The stage of earlier blocks of k is near.) */
+/* Prefetches the next tile of C. (The stage of earlier blocks of k is in cache.) */
 static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
 {
   const plan *p = b->p;
@@ -278,7 +280,7 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
   kern->to_half(&out);
 }
 
-/* One panel of A times columns [j0, j1) of the block. */
+/* Multiplies one panel of A with columns [j0, j1) of the block. */
 static void run_panel(const block *b, int64_t i, int64_t j0, int64_t j1, int64_t k0, int64_t kc)
 {
   for (int64_t j = j0; j < j1; j += b->p->kern->nr) run_tile(b, i, j, k0, kc);
@@ -310,7 +312,7 @@ static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const plan *p = arg;
   char *mine = p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * thread;
-  int64_t *held = (int64_t *)mine; /* which block of A the scratch holds, -1 for none */
+  int64_t *held = (int64_t *)mine; /* block of A that the scratch holds, -1 for none */
   int64_t per_row = i64_ceil_div(p->ncol, p->ns);
   if (p->kern->begin) p->kern->begin();
   for (int64_t t = begin; t < end; t++) {
@@ -338,9 +340,9 @@ static void run_plan(plan *p, void *work)
   }
 }
 
-/* ---- front ---- */
+/* ---- entry points --- */
 
-/* Fewer operations than this and a second thread costs more than it brings. */
+/* Below this many operations a second thread costs more than it saves. */
 static int useful_threads(const cpu_gemm *g, int nthread)
 {
   double flop = 2.0 * (double)g->m * (double)g->n * (double)g->k;
@@ -372,13 +374,13 @@ static void empty_sum(const cpu_gemm *g)
   }
 }
 
-/* ---- few rows, a large B along k: the product transposed round ---- */
+/* ---- few rows, a large B along k: the transposed product ---------- */
 
 enum { TRANSPOSE_M = 128, TRANSPOSE_SIDE = 32 };
 static const int64_t TRANSPOSE_BYTES = (int64_t)8 << 20;
 
-/* Packing the whole of B costs more than a few rows bring back. With the roles changed, B' streams
- * by a panel at a time and A', which is small, is what is packed. The sums are the same. */
+/* Packing all of B costs more than a few rows gain. With the operands exchanged, B' is streamed a
+ * panel at a time and only the small A' is packed. The sums are the same. */
 static int is_transposed(const cpu_gemm *g, int isa)
 {
   if (!(isa & CPU_ISA_AVX512) || g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
@@ -399,7 +401,7 @@ static int64_t transposed_bytes(const cpu_gemm *g) { return i64_round_up(g->m * 
 
 typedef struct strips { const cpu_gemm *g; const float *sums; } strips;
 
-/* n sums of row r from column j on, to C. */
+/* Stores n sums of row r from column j on in C. */
 static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_t n)
 {
   float old[TRANSPOSE_SIDE];
@@ -421,7 +423,7 @@ static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_
   tide__tile_to_half(&out);
 }
 
-/* Strips of TRANSPOSE_SIDE columns of C. */
+/* Transposes strips of TRANSPOSE_SIDE columns of C. */
 static void transpose_strips(void *arg, int64_t begin, int64_t end, int thread)
 {
   const strips *t = arg;

@@ -1,7 +1,7 @@
-/* The matrix product every CPU kernel calls: C (+)= A B + bias, by shape the fastest way we have.
+/* The matrix product of every CPU kernel: C (+)= A B + bias, by the fastest method for the shape.
  *
- * A is m x k, B is k x n, each with any pair of strides of which one is 1 (so transposes cost
- * nothing to ask for). C is row-major with row stride c_rs. Accumulation is f32 (f64 for f64).
+ * A is m x k, B is k x n, each with any pair of strides of which one is 1 (so transposes are free).
+ * C is row-major with row stride c_rs. Accumulation is f32 (f64 for f64).
  */
 #ifndef TIDE_KERNELS_CPU_GEMM_H
 #define TIDE_KERNELS_CPU_GEMM_H
@@ -22,9 +22,10 @@ typedef struct cpu_gemm {
   int accumulate;            /* 0: C = AB, 1: C = C + AB */
 } cpu_gemm;
 
-/* Bytes of scratch for this product with up to nthread threads (0 is possible). */
+/* Returns the bytes of scratch for this product with up to nthread threads (0 is possible). */
 int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread);
-/* work: that many bytes, 64-aligned. The result does not depend on nthread. */
+/* Computes the product. work: scratch of that size, 64-aligned. The result does not depend on
+ * nthread. */
 void tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work);
 
 #endif

@@ -1,14 +1,13 @@
-/* Products with few rows: B is read once, as it lies, at the speed of memory.
+/* Products with few rows: B is read once, in place, at the speed of memory.
  *
- * With at most sixteen rows there is nothing to win by packing B, which costs more
- * than the product. A is small: it is widened to f32 once and stays in cache. If B runs along k
- * (a weight stored [N, K]) columns of C are dot products, several columns at a time to keep several
- * streams of memory going; if it runs along n, rows of B are added up, a few per pass.
- * With AMX and bf16, B running along k is itself what a tile reads as rows, so C is computed
- * transposed and nothing of B is touched but by the tile loads.
+ * With at most sixteen rows packing B costs more than the product. A is small: it is widened to f32
+ * once and stays in cache. If B runs along k (a weight stored [N, K]) columns of C are dot
+ * products, several columns at a time to keep several streams of memory active; if it runs along n,
+ * rows of B are added up, a few per pass. With AMX and bf16, B running along k is what a tile reads
+ * as rows, so C is computed transposed and B is touched by the tile loads alone.
  *
- * Scratch: [A][thread 0 stage][thread 1 stage]...; a stage holds f32 sums of CHUNK
- * columns. The order of an element's sum depends on k alone.
+ * Scratch: [A][thread 0 stage][thread 1 stage]...; a stage holds f32 sums of CHUNK columns. The
+ * order of an element's sum depends on k alone.
  */
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/pool.h"
@@ -19,7 +18,7 @@
 
 enum { CHUNK = 4096, NARROW = 1024, LEAST_K = 32, LEAST_N = 64 };
 
-/* Room for A: rows as f32, or one tile column of pairs; k padded to 32. */
+/* Bytes of A: rows as f32, or one tile column of pairs; k padded to 32. */
 static int64_t a_bytes(const cpu_gemm *g) { return TILE_SKINNY_M * i64_round_up(g->k, 32) * 4; }
 static int64_t stage_bytes(void) { return (int64_t)TILE_SKINNY_M * CHUNK * 4; }
 
@@ -62,7 +61,7 @@ TIDE_AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask
 
 /* ---- B runs along k: dot products ---- */
 
-/* ncol columns of C from column j (those past the end repeat the last), nrow rows of A. */
+/* Computes ncol columns of C from column j (those past the end repeat the last), nrow rows of A. */
 TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int64_t j, int64_t end,
                         const int ncol, const int nrow, const int dtype)
 {
@@ -186,7 +185,8 @@ SUM_ROWS(sum_rows_f16, TIDE_F16)
 
 enum { SPAN = 32, AHEAD = 1024, TILE_BYTES = 1024 };
 
-/* out[i][r] = sum over k of column j + i of B with row r of A. The tail of k comes from a copy. */
+/* out[i][r] = sum over k of column j + i of B with row r of A. The tail of k is read from a
+ * copy. */
 TIDE_AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
 {
   const cpu_gemm *g = s->g;
@@ -217,7 +217,8 @@ TIDE_AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
   TILE_STORE(1, out[16], 64);
 }
 
-/* The last span is moved back so that it ends with B; what it repeats is not stored. */
+/* Computes columns [j0, j1). The last span is moved back so that it ends with B; what it repeats is
+ * not stored. */
 TIDE_AVX512 static void span_rows(const skinny *s, float *stage, int64_t j0, int64_t j1)
 {
   _Alignas(64) float out[SPAN][16];
@@ -230,7 +231,7 @@ TIDE_AVX512 static void span_rows(const skinny *s, float *stage, int64_t j0, int
   }
 }
 
-/* A as tiles of 16 pairs of k by 16 rows. */
+/* Packs A into tiles of 16 pairs of k by 16 rows. */
 static void pair_a(const skinny *s)
 {
   const cpu_gemm *g = s->g;
@@ -290,7 +291,7 @@ static void run_columns(void *arg, int64_t begin, int64_t end, int thread)
   if (s->tiles) tide__tile_amx_end();
 }
 
-/* A as f32 rows of kp, zero beyond k and beyond m. */
+/* Widens A to f32 rows of kp, zero beyond k and beyond m. */
 TIDE_LEVELS(void, widen_a, (const skinny *s), (s))
 {
   const cpu_gemm *g = s->g;

@@ -1,13 +1,13 @@
-/* Register-tile kernels: the inner products that gemm.c is built on.
+/* Register-tile kernels: the inner products of gemm.c.
  *
- * A product is cut into tiles of mr x nr. Panels of A (mr rows) and of B (nr columns)
- * are first packed so that the kernel reads both front to back; after that every instruction set
- * needs one function only, C_tile (+)= A_panel B_panel. Packing also takes care of transposition,
- * of 16-bit types the kernel cannot read and of edges, which are filled with zeros.
+ * A product is cut into tiles of mr x nr. Panels of A (mr rows) and of B (nr columns) are packed
+ * first so that the kernel reads both front to back; every instruction set then needs one function
+ * only, C_tile (+)= A_panel B_panel. Packing also handles transposition, 16-bit types that the
+ * kernel cannot read, and edges, which are filled with zeros.
  *
- * The value of an element of C depends on k and the kernel alone: blocks of kc, each
- * summed in ascending order, added in ascending order. Neither the number of threads nor how rows
- * and columns are cut can change a bit.
+ * The value of an element of C depends on k and the kernel alone: blocks of kc, each summed in
+ * ascending order, added in ascending order. Neither the number of threads nor the cut of rows and
+ * columns changes a bit.
  */
 #ifndef TIDE_KERNELS_CPU_TILE_H
 #define TIDE_KERNELS_CPU_TILE_H
@@ -22,8 +22,8 @@
 typedef struct tile_job {
   int64_t     k;
   const void *a, *b; /* packed panels */
-  int64_t     a_rs;  /* 0; or a is rows of A as they lie, this many bytes apart */
-  const void *soon;  /* nsoon rows of what is multiplied next, soon_rs bytes apart: fetched */
+  int64_t     a_rs;  /* 0; or a is rows of A in place, this many bytes apart */
+  const void *soon;  /* nsoon rows of the next operand, soon_rs bytes apart: prefetched */
   int64_t     soon_rs;
   int         nsoon;
   void       *c;
@@ -31,11 +31,11 @@ typedef struct tile_job {
   int         rows, cols; /* in [1, mr], [1, nr] */
   int         load;       /* start from what c holds, not from zero */
   const void *next;       /* nnext rows of C that are written next, next_rs bytes apart, of */
-  int64_t     next_rs;    /* next_lines cache lines each: fetched to be written */
+  int64_t     next_rs;    /* next_lines cache lines each: prefetched for writing */
   int         nnext, next_lines;
 } tile_job;
 
-/* rows x cols of f32 at src, rounded to bf16 or f16 at dst. */
+/* Rounds rows x cols of f32 at src to bf16 or f16 at dst. */
 typedef struct tile_half {
   const float *src;
   uint16_t    *dst;
@@ -56,15 +56,15 @@ typedef void (*tile_pack_fn)(void *dst, const tile_strip *s);
 
 typedef struct tile_kernel {
   int          mr, nr;
-  int          kr;     /* k comes in multiples of this */
+  int          kr;     /* depth is padded to a multiple of this */
   int          esize;  /* bytes of a packed element */
   int          f64;    /* accumulators are f64, else f32 */
   int          kc;     /* depth of a block of k */
-  int          direct; /* if A has the packed type, runs along k and k is a multiple of kr, whole
-                        * panels of it are given to run as they lie */
+  int          direct; /* if A has the packed type, runs along k and k is a multiple of kr, run
+                        * reads whole panels of it in place */
   tile_pack_fn pack_a, pack_b;
   void (*run)(const tile_job *job);
-  /* A finished tile in f32 to a 16-bit C. */
+  /* Rounds a finished f32 tile into a 16-bit C. */
   void (*to_half)(const tile_half *job);
   /* Around all run calls of a thread's task; may be null. */
   void (*begin)(void);
@@ -73,7 +73,8 @@ typedef struct tile_kernel {
   int whole;           /* or all of B, up to this many */
 } tile_kernel;
 
-/* f32 (also for bf16 and f16 operands) or f64, for the given set of instructions; never null. */
+/* Returns the f32 (also for bf16 and f16 operands) or f64 kernel of an instruction set; never
+ * null. */
 const tile_kernel *tide__tile_kernel_base(int isa, int f64);
 /* Null if this build cannot compile them. The caller has checked the instruction set. */
 const tile_kernel *tide__tile_kernel_avx512(void); /* f32 */
@@ -85,14 +86,14 @@ void tide__tile_pack_f32(void *dst, const tile_strip *s);
 void tide__tile_pack_f64(void *dst, const tile_strip *s);
 void tide__tile_to_half(const tile_half *job);
 
-/* Products with few rows, m <= TILE_SKINNY_M, that read B once as it lies, without packing.
- * See skinny.c for the shapes it takes. */
+/* Products with few rows, m <= TILE_SKINNY_M, that read B once, in place, without packing. See
+ * skinny.c for the shapes it takes. */
 enum { TILE_SKINNY_M = 16 };
 int     tide__tile_skinny_takes(const cpu_gemm *g, int isa);
 int64_t tide__tile_skinny_work(const cpu_gemm *g, int nthread);
 void    tide__tile_skinny(const cpu_gemm *g, int nthread, void *work, int isa);
 
-/* The same as in gemm.h with the instruction set limited to isa. */
+/* As in gemm.h with the instruction set limited to isa. */
 int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa);
 void    tide__cpu_gemm_isa(const cpu_gemm *g, int nthread, void *work, int isa);
 

@@ -1,15 +1,15 @@
 /* The bf16 tile for AMX: 32 x 32 of C in four tile registers, f32 sums, with its packing.
  *
- * Each step loads two tiles of A and two of B (1 KiB each, 32 of k) for four tile
- * products, so one KiB moves per product and the unit stays busy from the first-level cache. A is
- * packed as rows of 32 k; B as rows of 16 pairs of k ("pair rows"), which is what the unit reads;
- * one form is the other transposed in 32-bit pieces, so a single routine packs both. A panel of A
- * up to some 700 deep stays in the first-level cache while panels of B pass by it from the second
- * level, loaded with the hint that keeps them from pushing A out. The lines of C that the next tile
- * writes are fetched meanwhile: a tile takes less time than a miss on each of its rows.
+ * Each step loads two tiles of A and two of B (1 KiB each, 32 of k) for four tile products, so one
+ * KiB is loaded per product and the unit stays busy from the first-level cache. A is packed as rows
+ * of 32 k; B as rows of 16 pairs of k ("pair rows"), which is what the unit reads; one form is the
+ * other transposed in 32-bit pieces, so a single routine packs both. A panel of A up to some 700
+ * deep stays in the first-level cache while panels of B are read from the second level with the
+ * hint that keeps them from evicting A. The lines of C that the next tile writes are prefetched
+ * meanwhile: a tile takes less time than a miss on each of its rows.
  *
- * See tile.h. Tile registers are configured per task and released at its end: the state
- * costs every context switch as long as it is live. The unit flushes denormals by itself.
+ * See tile.h. Tile registers are configured per task and released at its end: live state costs
+ * every context switch. The unit flushes denormals by itself.
  */
 #include "kernels/cpu/gemm/tile.h"
 
@@ -27,7 +27,7 @@ enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 2048,
 
 /* ---- state ---- */
 
-/* The layout the processor prescribes: palette 1, eight tiles of 16 rows of 64 bytes. */
+/* The layout that the processor prescribes: palette 1, eight tiles of 16 rows of 64 bytes. */
 typedef struct tile_config {
   uint8_t  palette, start_row, reserved[14];
   uint16_t row_bytes[16];
@@ -50,7 +50,7 @@ TIDE_AVX512_BF16_INLINE __mmask32 lanes(int64_t n)
   return n >= 32 ? 0xffffffffu : n <= 0 ? 0u : (1u << n) - 1;
 }
 
-/* The next rows to be written, a share of them at each step. */
+/* Prefetches the next rows to be written, a share of them at each step. */
 typedef struct fetch { const char *at; int64_t rs; int left, each, lines; } fetch;
 
 static inline __attribute__((always_inline)) void fetch_some(fetch *f)
@@ -143,7 +143,7 @@ TIDE_AVX512_BF16 static void to_half(const tile_half *job)
 
 /* ---- packing ---- */
 
-/* r[i] = 32 of k of row i, from a source that runs along k. The same of 16 rows on is fetched. */
+/* r[i] = 32 of k of row i, from a source that runs along k. Prefetches the 16 rows after it. */
 TIDE_AVX512_BF16_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
   const uint16_t *src = (const uint16_t *)s->src + i0 * s->is + p;
@@ -156,7 +156,7 @@ TIDE_AVX512_BF16_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64
   }
 }
 
-/* Neither stride is 1: gathered into rows one by one. */
+/* Gathers rows element by element, for a source with neither stride 1. */
 TIDE_AVX512_BF16_INLINE void load_any(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
   _Alignas(64) uint16_t t[16][32];
@@ -167,8 +167,8 @@ TIDE_AVX512_BF16_INLINE void load_any(__m512i r[16], const tile_strip *s, int64_
   for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(t[i]);
 }
 
-/* 32 rows of a source that runs along the rows, 32 of k, into two tiles of pairs. The next 32 of k
- * are fetched. */
+/* Packs 32 rows of a source that runs along the rows, 32 of k, into two tiles of pairs. Prefetches
+ * the next 32 of k. */
 TIDE_AVX512_BF16_INLINE void pack_pairs(char *to, const tile_strip *s, int64_t i0, int64_t p)
 {
   /* Which 16-bit pieces of (even, odd) make up the first and the second half, in pairs. */
@@ -197,8 +197,8 @@ TIDE_AVX512_BF16_INLINE void store_tile(char *to, const __m512i r[16])
   for (int i = 0; i < 16; i++) _mm512_store_si512(to + 64 * i, r[i]);
 }
 
-/* A source that runs along the rows: several panels at a time, so that a line of the source is
- * followed by its neighbours. */
+/* Packs a source that runs along the rows: several panels at a time, so that a line of the source
+ * is followed by its neighbours. */
 TIDE_AVX512_BF16_INLINE void pack_across(char *to, const tile_strip *s, const int pairs)
 {
   const int64_t panel = SIDE * s->k_pad * 2;

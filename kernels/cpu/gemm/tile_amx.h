@@ -1,10 +1,10 @@
-/* The AMX tile instructions and the state they need.
+/* The AMX tile instructions and their state.
  *
- * They are written as assembly because the compiler's own wrappers do not tell it
- * that memory is read: it may then drop or delay the stores that fill a tile's source.
+ * They are written as assembly because the compiler's own wrappers do not declare that they read
+ * memory: it may then drop or delay the stores that fill a tile's source.
  *
- * Tile numbers are literal digits, pointers any type, strides bytes. Use the instructions
- * only between tide__tile_amx_begin and tide__tile_amx_end, and only if CPU_ISA_AMX is set.
+ * Tile numbers are literal digits, pointers any type, strides bytes. Use the instructions only
+ * between tide__tile_amx_begin and tide__tile_amx_end, and only if CPU_ISA_AMX is set.
  */
 #ifndef TIDE_KERNELS_CPU_TILE_AMX_H
 #define TIDE_KERNELS_CPU_TILE_AMX_H
@@ -14,7 +14,7 @@
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p, stride) \
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
-/* The same for what is not needed again soon: it leaves the first-level cache to others. */
+/* TILE_LOAD for data that is not needed again soon: it does not evict the first-level cache. */
 #define TILE_LOAD_ONCE(t, p, stride) \
   __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \

@@ -1,10 +1,8 @@
-/* Tile kernels for machines without AVX-512, for f64, and the plain packing all can fall back on.
+/* Tile kernels for machines without AVX-512, for f64, and the portable packing.
  *
- * One body per element type, written for short vectors of the compiler, compiled once
- * for the base instruction set and once for AVX2 with FMA, where its twelve accumulators fill the
- * registers. Small machines are served correctly, modern ones are served elsewhere.
- *
- * See tile.h.
+ * One body per element type, written in short compiler vectors, compiled once for the base
+ * instruction set and once for AVX2 with FMA, where its twelve accumulators fill the registers. See
+ * tile.h.
  */
 #include <string.h>
 
@@ -21,7 +19,7 @@ TIDE_INLINE float strip_f32(const tile_strip *s, int64_t at)
   return s->dtype == TIDE_BF16 ? tide__bf16_to_f32(h) : tide__f16_to_f32(h);
 }
 
-/* One k of a panel: `rows` neighbours (stride 1) from element `at`. */
+/* Copies one k of a panel: `rows` neighbours (stride 1) from element `at`. */
 TIDE_INLINE void copy_f32(float *to, const tile_strip *s, int64_t at, int64_t rows)
 {
   const uint16_t *h = (const uint16_t *)s->src + at;
@@ -77,7 +75,7 @@ enum { ROWS = 6, F32_COLS = 16, F64_COLS = 8 };
 typedef float  vec_f32 __attribute__((vector_size(32)));
 typedef double vec_f64 __attribute__((vector_size(32)));
 
-/* acc: the whole tile, loaded and stored by the caller, in memory only before and after. */
+/* acc holds the whole tile in registers; the caller loads and stores it. */
 #define TILE_BODY(elem, vec, WIDE)                                                             \
   const elem *a = job->a, *b = job->b;                                                         \
   elem tile[ROWS * WIDE] = {0};                                                                \

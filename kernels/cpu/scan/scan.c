@@ -5,7 +5,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/sequence.h"
 
-enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks a thread, so that uneven ones even out */
+enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks per thread, to balance uneven ones */
 
 /* ---- plan ---------------------------------------------------------------------------------- */
 
@@ -19,7 +19,7 @@ static const tile_kernel *scan_choose(int dtype)
   return kern ? kern : tide__tile_kernel_base(isa, 0);
 }
 
-/* Blocks of a group's heads, as equal as can be. C B' is made again in each. */
+/* Cuts a group's heads into blocks, as equal as possible. C B' is computed again in each. */
 static void cut_heads(ssd *s, int nthread)
 {
   int64_t n = s->G > 0 ? s->H / s->G : 0, list = s->nb * s->G, least_of = (n + HEADS - 1) / HEADS;
@@ -86,7 +86,7 @@ int tide__ssd_next(const ssd *s, ssd_at *at)
 void *tide__ssd_take(ssd_arena *r, int64_t bytes)
 {
   void *p = r->base ? r->base + r->used : 0;
-  r->used += i64_round_up(bytes, LINE) + LINE; /* a line more: equal sizes would alias */
+  r->used += i64_round_up(bytes, LINE) + LINE; /* one more line: equal sizes would alias */
   return p;
 }
 
@@ -206,7 +206,7 @@ void tide__ssd_pack_b(const ssd *s, void *to, ssd_mat m, int64_t cols, int64_t k
   s->kern->pack_b(to, &t);
 }
 
-/* Where the panel of rows i.. of a triangle begins and ends along k. */
+/* Returns in [*k0, *k1) the extent along k of the panel of rows i.. of a triangle. */
 static void extent(const ssd *s, int64_t i, int64_t n, int lower, int64_t *k0, int64_t *k1)
 {
   int64_t kr = s->kern->kr;
@@ -243,7 +243,7 @@ void tide__ssd_pack_upper(const ssd *s, void *to, ssd_mat m, int64_t n)
 
 /* ---- products ------------------------------------------------------------------------------ */
 
-/* Rows i.. of c from column j0 on; a is their panel, holding k0 <= k < k0 + depth. */
+/* Computes rows i.. of c from column j0 on; a is their panel, holding k0 <= k < k0 + depth. */
 static void row_of_tiles(const ssd *s, const ssd_mm *j, int64_t i, int64_t j0, const void *a,
                          int64_t k0, int64_t depth)
 {
@@ -302,7 +302,7 @@ void tide__ssd_clear(const ssd *s, void *row, int64_t at)
 TIDE_LEVELS_GLOBAL(void, tide__ssd_scale,
                    (float *y, const float *x, float a, int64_t n), (y, x, a, n))
 {
-  if (a == 0) { /* nothing is left, of infinities neither */
+  if (a == 0) { /* 0, also for infinite x */
     memset(y, 0, (size_t)n * sizeof(float));
     return;
   }

@@ -1,23 +1,23 @@
-/* The SSD scan on the CPU: what its forward (scan_fwd.c) and backward (scan_bwd.c) share.
+/* Shared by the forward (scan_fwd.c) and the backward (scan_bwd.c) of the SSD scan on the CPU.
  *
- * Within a chunk of Q tokens the recurrence
- * is a product with a lower triangular matrix S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what
- * comes from before is a product with the state; so nearly all work is register tiles (tile.h). C
- * B' is made once per group and chunk and serves all heads.
+ * State-space duality (arXiv 2405.21060): within a chunk of Q tokens the recurrence is a product
+ * with a lower triangular matrix S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and the part from before
+ * the chunk is a product with the state; so nearly all work is register tiles (tile.h). C B' is
+ * computed once per group and chunk and serves all heads.
  *
- * Chunks are cut where a sequence begins, so a product never sees two sequences and what one holds
+ * Chunks are cut where a sequence begins, so a product never sees two sequences and values of one
  * (NaN too) cannot reach another: a piece lies within one chunk and one sequence. Only the first
- * piece of a chunk can have a state before it, only the last one can hand its state on.
+ * piece of a chunk can have a state before it, only the last one can pass its state on.
  *
  * The forward's tasks are (batch, group, block of heads of the group); each walks along the chunks
- * with the states of its heads in the cache. What a head gives does not depend on the block, so
- * blocks are as small as keeps all threads at work.
+ * with the states of its heads in the cache. The result of a head does not depend on the block, so
+ * blocks are as small as needed to occupy all threads.
  *
  * Exponents are differences of sums: the sums run in f64 and are split into two floats, so that a
- * difference is as exact as its own size allows, however large the sums have become.
+ * difference is as exact as its own size allows, however large the sums are.
  *
- * Legend: Q chunk, P channels of a head, N state size; "panel" is packed for a tile.
- * Triangles are stored transposed: row s, column t >= s.
+ * Legend: Q chunk, P channels of a head, N state size; "panel" is packed for a tile. Triangles are
+ * stored transposed: row s, column t >= s.
  */
 #ifndef TIDE_KERNELS_CPU_SCAN_H
 #define TIDE_KERNELS_CPU_SCAN_H
@@ -30,7 +30,7 @@ typedef struct ssd {
   const k_ssd_attrs *attrs;
   int64_t nb, T, H, P, G, N, Q, nchunk;
   int64_t heads, nblock;     /* most heads of a block, blocks of a group */
-  int     last;              /* what leaves the last token is wanted */
+  int     last;              /* the final state is an output */
   int64_t ld;                /* row length of Q x Q matrices */
   const tile_kernel *kern;
   int     half;              /* products read bf16 */
@@ -51,24 +51,24 @@ typedef struct ssd_steps {
   float    whole;               /* decay over the piece */
 } ssd_steps;
 
-/* One task's place: batch, group, heads, and the piece at hand. */
+/* Position of one task: batch, group, heads, and the current piece. */
 typedef struct ssd_at {
   int64_t b, g, h0, nh;         /* heads h0 .. h0 + nh - 1 */
   int64_t c, t0, n;             /* chunk; the piece's first token, its tokens */
-  int     seen, used;           /* a state comes before it; what it leaves goes on */
+  int     seen, used;           /* a state precedes it; the state after it is used */
 } ssd_at;
 
 void    tide__ssd_plan(ssd *s, const k_call *call, const k_tensor *in);
 int64_t tide__ssd_tasks(const ssd *s);
 void    tide__ssd_task(const ssd *s, int64_t i, ssd_at *at);
 
-/* To chunk c, before its first piece; then to the next piece of it: 0 if there is none. */
+/* Moves to chunk c, before its first piece; then to its next piece: returns 0 after the last. */
 void tide__ssd_chunk(const ssd *s, ssd_at *at, int64_t c);
 int  tide__ssd_next(const ssd *s, ssd_at *at);
-/* `st` for head h. */
+/* Fills `st` for head h. */
 void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st);
 
-/* Scratch comes in pieces of whole lines; a null base measures. */
+/* Scratch is taken in pieces of whole lines; a null base only counts. */
 typedef struct ssd_arena {
   char   *base;
   int64_t used;
@@ -86,7 +86,7 @@ typedef struct ssd_mat {
 } ssd_mat;
 void tide__ssd_pack_a(const ssd *s, void *to, ssd_mat m, int64_t rows, int64_t k);
 void tide__ssd_pack_b(const ssd *s, void *to, ssd_mat m, int64_t cols, int64_t k);
-/* Panels of a triangular A of n x n: rows i with columns k <= i (lower), or k >= i. */
+/* Packs panels of a triangular A of n x n: rows i with columns k <= i (lower), or k >= i. */
 void tide__ssd_pack_lower(const ssd *s, void *to, ssd_mat m, int64_t n);
 void tide__ssd_pack_upper(const ssd *s, void *to, ssd_mat m, int64_t n);
 
@@ -98,20 +98,20 @@ typedef struct ssd_mm {
   int         load;
 } ssd_mm;
 void tide__ssd_mm(const ssd *s, ssd_mm j);
-/* Only tiles that hold an element with column >= row. */
+/* Computes only tiles that hold an element with column >= row. */
 void tide__ssd_mm_triangle(const ssd *s, ssd_mm j);
 /* A is triangular of m x m, packed as above; k is m. */
 void tide__ssd_mm_lower(const ssd *s, ssd_mm j);
 void tide__ssd_mm_upper(const ssd *s, ssd_mm j);
 
-/* The operand form of n f32 values at element i: bf16, or f32, where they may lie already. */
+/* Writes n f32 values at element i in operand form: bf16, or f32, where they may lie already. */
 void tide__ssd_put(const ssd *s, void *to, int64_t i, const float *row, int64_t n);
-/* n values of matrix element i on, as a source for packing. */
+/* Returns n values from a matrix element on as a source for packing. */
 static inline ssd_mat ssd_own(const ssd *s, const void *src, int64_t is, int64_t ps)
 {
   return (ssd_mat){src, is, ps, s->half ? TIDE_BF16 : TIDE_F32};
 }
-/* The piece's rows of B or C, packed along the state (transposed: along the tokens). */
+/* Returns the piece's rows of B or C, packed along the state (transposed: along the tokens). */
 static inline ssd_mat ssd_rows(const k_tensor *t, const ssd_at *at, int transposed)
 {
   const void *src = row_at(t, at->b * t->stride[0] + at->t0 * t->stride[1] + at->g * t->stride[2]);
@@ -148,9 +148,9 @@ static inline void ssd_set(const k_tensor *t, int64_t i, float v)
 
 /* ---- loops over vectors -------------------------------------------------------------------- */
 
-void  tide__ssd_scale(float *y, const float *x, float a, int64_t n); /* y = a x; 0 if a is */
+void  tide__ssd_scale(float *y, const float *x, float a, int64_t n); /* y = a x; 0 if a is 0 */
 float tide__ssd_dot(const float *x, const float *y, int64_t n);
-/* D of head h for each of its P channels; zeros without D */
+/* Writes D of head h for each of its P channels; zeros without D. */
 void  tide__ssd_skip(const ssd *s, int64_t h, float *row);
 /* out[t] = cb[t] exp(cum_t - cum_s) for s <= t < n */
 void  tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s, int64_t n);

@@ -1,10 +1,10 @@
 /* The SSD scan backward. See scan.h.
  *
- * Only the gradient of the state must be handed from chunk to chunk, and that is one
- * product a chunk; all the rest of a chunk follows from the states on its two sides. So chunks go
- * in windows, the last first. In each, the gradients of its states are made head by head, from the
- * last chunk to the first; then its chunks are independent tasks, each with all heads of a group,
- * so C B' and d(C B') are made once and dB and dC are sums in one place. With g = dy:
+ * Only the gradient of the state passes from chunk to chunk, and that is one product a chunk; the
+ * rest of a chunk follows from the states on its two sides. So chunks are processed in windows, the
+ * last first. In each, the gradients of its states are computed head by head, from the last chunk
+ * to the first; then its chunks are independent tasks, each with all heads of a group, so C B' and
+ * d(C B') are computed once and dB and dC are summed in one place. With g = dy:
  *   dS[t, s] = g_t . u_s;  du = S' g + out * (B dstate');  dstate <- whole dstate + (in g)' C
  *   dC_t += in_t g_t state + ...;  dB_s += out_s u_s dstate + ...
  * and the rest of dB and dC is one product per group: with d(C B') summed over the heads.
@@ -12,21 +12,21 @@
  * The gradient of step_j A is the sum of K[t, s] = S dS over the pairs s < j <= t. It is added up
  * from those pairs alone: each decays by step_j A, so every term is as small as the sum may be. A
  * difference of row and column sums would need the same operations, but loses all digits where a
- * large step stands between the pairs of its sides. What the states add is kept apart in the same
- * way: running sums from the side that adds.
+ * large step stands between the pairs of its sides. The terms from the states are kept separately
+ * in the same way: running sums from the side that adds.
  *
- * Sums over heads are made in head order, sums over chunks from the last to the first, so
- * neither windows nor threads show.
+ * Sums over heads run in head order, sums over chunks from the last to the first, so results depend
+ * on neither windows nor threads.
  */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/scan/scan_bwd.h"
 #include "kernels/sequence.h"
 
-enum { EACH = 4, WINDOW_BYTES = 64 << 20 }; /* chunks of a window: tasks a thread; its gradients */
+enum { EACH = 4, WINDOW_BYTES = 64 << 20 }; /* of a window: tasks per thread; bytes */
 
 /* ---- the gradients of states --------------------------------------------------------------- */
 
-/* in g as operand. */
+/* Writes in g as operand. */
 static void early_rows(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
@@ -39,7 +39,7 @@ static void early_rows(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_
   }
 }
 
-/* before <- whole dstate + (in g)' C; dstate null: nothing of it reaches that far. */
+/* before <- whole dstate + (in g)' C; with dstate null the first term is 0. */
 static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *before,
                     ssd_back_scratch *r)
 {
@@ -48,7 +48,7 @@ static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *
   tide__ssd_mm(s, (ssd_mm){r->a_cols, r->b_Cn, before, s->N, s->P, s->N, at->n, dstate != 0});
 }
 
-/* Over one chunk, of a block of heads. */
+/* Passes the gradient over one chunk, for a block of heads. */
 static void pass_chunk(const ssd_back *w, ssd_at *at, int64_t c, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
@@ -110,7 +110,7 @@ static void chunk_tasks(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- all windows --------------------------------------------------------------------------- */
 
-/* The gradient of what leaves the last token, or of no tokens at all. */
+/* Sets the gradient of the state after the last token, also for zero tokens. */
 static void first_gradients(const ssd_back *w)
 {
   const ssd *s = &w->s;
@@ -150,9 +150,9 @@ static void run_windows(ssd_back *w)
   }
 }
 
-/* ---- results that come of many chunks ------------------------------------------------------ */
+/* ---- results summed over many chunks ------------------------------------------------------- */
 
-/* Number k of head h's sums over the batches, in order. */
+/* Returns number k of head h's sums over the batches, in order. */
 static double over_batch(const ssd_back *w, int64_t h, int64_t k)
 {
   const ssd *s = &w->s;
@@ -190,7 +190,8 @@ static void put_initial(const ssd_back *w)
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
-/* Chunks of a window: as many as keep all threads at work, while their gradients are not many. */
+/* Returns the chunks of a window: enough to occupy all threads, within the bytes of their
+ * gradients. */
 static int64_t window(const ssd *s, int nthread)
 {
   int64_t list = s->nb * s->G, each = s->nb * s->H * s->P * s->N * (int64_t)sizeof(float);
@@ -200,7 +201,7 @@ static int64_t window(const ssd *s, int nthread)
   return K;
 }
 
-/* Scratch: [thread rooms][part][sum][dstate]. */
+/* Scratch: [scratch of each thread][part][sum][dstate]. */
 static int64_t lay_out_all(ssd_back *w, int nthread)
 {
   const ssd *s = &w->s;

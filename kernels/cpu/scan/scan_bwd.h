@@ -1,6 +1,5 @@
-/* What the backward of the SSD scan shares among its files: scan_bwd.c walks over the chunks,
- * scan_bwd_piece.c makes the gradients of one piece. See scan.h and scan_bwd.c.
- */
+/* Shared by the files of the SSD scan backward: scan_bwd.c walks over the chunks, scan_bwd_piece.c
+ * computes the gradients of one piece. See scan.h and scan_bwd.c. */
 #ifndef TIDE_KERNELS_CPU_SCAN_BWD_H
 #define TIDE_KERNELS_CPU_SCAN_BWD_H
 
@@ -18,9 +17,9 @@ typedef struct ssd_back_scratch {
   float *row, *row2, *row3, *row4;    /* rows of the longest kind */
   float *D, *dD;                      /* [P]: D of the head, its gradient over the piece */
   float *so_far;                      /* [Q]: K[t, s] summed over the rows s done so far */
-  float *pairs, *entered, *left;      /* [Q]: what a token's decay gains by the pairs that span it;
-                                       * dC . C by the state that entered; by what the tokens
-                                       * before it leave in the state */
+  float *pairs, *entered, *left;      /* [Q]: what a token's decay gains by the pairs that span
+                                       * it; dC . C by the state before the piece; by what the
+                                       * tokens before it add to the state */
   void  *tri, *own_u, *late, *in_g, *narrow; /* operand form */
   void  *a_B, *b_Cq, *b_Cn, *b_Bn;    /* packed, shared by the heads */
   void  *a_tri, *a_rows, *a_cols, *b_q, *b_p, *b_pn, *b_n; /* packed, one use after another */
@@ -30,33 +29,33 @@ typedef struct ssd_back {
   ssd     s;
   const k_call *call;
   char   *work;
-  int64_t each;                       /* bytes of a thread */
-  int64_t K, c0, c1;                  /* most chunks of a window; those of the one at hand */
-  float  *dstate;                     /* [nb][K + 1, H, P, N]: of what leaves a chunk: ssd_slot */
+  int64_t each;                       /* bytes per thread */
+  int64_t K, c0, c1;                  /* chunks of a window, at most; those of the current one */
+  float  *dstate;                     /* [nb][K + 1, H, P, N]: after each chunk: ssd_slot */
   double *part;                       /* [nb][K, H, 2 + P]: sums over the tokens of a chunk */
   double *sum;                        /* [nb, H, 2 + P]: over all chunks so far */
 } ssd_back;
 
-/* The gradient of what leaves chunk c, of one head; -1 is before the first. */
+/* Returns the gradient of one head's state after chunk c; -1 is before the first. */
 static inline float *ssd_slot(const ssd_back *w, int64_t b, int64_t c, int64_t h)
 {
   const ssd *s = &w->s;
   return w->dstate + ((b * (w->K + 1) + (c + 1) % (w->K + 1)) * s->H + h) * s->P * s->N;
 }
 
-/* Sums over the tokens of chunk c, of one head: SUM_A and so on. */
+/* Returns one head's sums over the tokens of chunk c: SUM_A and so on. */
 static inline double *ssd_sums(const ssd_back *w, int64_t b, int64_t c, int64_t h)
 {
   return w->part + ((b * w->K + c % w->K) * w->s.H + h) * (2 + w->s.P);
 }
 
-/* Row (token i of the piece, head h) of x, dy or dx as it lies. */
+/* Returns the offset of row (token i of the piece, head h) of x, dy or dx. */
 static inline int64_t ssd_offset(const k_tensor *t, const ssd_at *at, int64_t i, int64_t h)
 {
   return at->b * t->stride[0] + (at->t0 + i) * t->stride[1] + h * t->stride[2];
 }
 
-/* Scratch of a thread at base; the bytes of it. A null base measures. */
+/* Lays out the scratch of a thread at base and returns its bytes; a null base only counts. */
 int64_t tide__ssd_back_layout(const ssd *s, char *base, ssd_back_scratch *r);
 
 /* Before the heads of a piece, for each of them, and after: dB and dC of the piece. */

@@ -1,12 +1,11 @@
-/* One piece of the SSD scan backward: what its heads share, each head, and the end. See
- * scan_bwd.c for the formulas.
- */
+/* One piece of the SSD scan backward: what its heads share, each head, and the end. See scan_bwd.c
+ * for the formulas. */
 #include "kernels/cpu/scan/scan_bwd.h"
 
 /* One head of one piece. */
 typedef struct head {
   int64_t h;
-  const float *state, *dstate;        /* that entered; gradient of the one that leaves */
+  const float *state, *dstate;        /* before the piece; gradient of the one after it */
   double  edge;                       /* what every decay of the piece gains by both states */
   double *sum;                        /* its sums over tokens */
 } head;
@@ -79,7 +78,7 @@ void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r)
               C->dtype, s->N);
 }
 
-/* dB += d(CB')' C and dC += d(CB') B, which ends both; dcb has row s, column t. */
+/* dB += d(CB')' C and dC += d(CB') B, which completes both; dcb has row s, column t. */
 void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
@@ -117,7 +116,7 @@ TIDE_LEVELS(void, token_row,
   }
 }
 
-/* u in f32 and as operand, its decayed form and in g as operands. */
+/* Writes u in f32 and as operand, its decayed form and in g as operands. */
 static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
@@ -136,7 +135,7 @@ static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, s
   }
 }
 
-/* The head's rows of dy, as they lie. */
+/* Returns the head's rows of dy in place. */
 static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int transposed)
 {
   const k_tensor *dy = &w->call->in[IN_DY];
@@ -145,9 +144,9 @@ static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int tra
                 : (ssd_mat){src, dy->stride[1], 1, dy->dtype};
 }
 
-/* Row s of the triangles, past the diagonal: writes S into tri and adds to d(C B'). Adds K[t, s] to
- * so_far[t] and returns the sum of so_far over t > s: all pairs that span the decay of token s + 1.
- */
+/* Row s of the triangles, past the diagonal: writes S into tri and adds to d(C B'). Adds K[t, s]
+ * to so_far[t] and returns the sum of so_far over t > s: all pairs that span the decay of token
+ * s + 1. */
 TIDE_LEVELS(float, triangle_row,
             (float *tri, float *dcb, float *so_far, const float *cb, const float *pair,
              const ssd_steps *st, int64_t s, int64_t n), (tri, dcb, so_far, cb, pair, st, s, n))
@@ -166,7 +165,7 @@ TIDE_LEVELS(float, triangle_row,
   return sum;
 }
 
-/* Everything that S takes part in: du (+)= S' g. */
+/* Computes everything that uses S: du (+)= S' g. */
 static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
@@ -179,7 +178,7 @@ static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd
   for (int64_t i = 0; i < n; i++) {
     float *cb = r->cb + i * s->ld, *pair = r->pair + i * s->ld, *dcb = r->dcb + i * s->ld;
     float *to = s->half ? r->row : (float *)r->tri + i * s->ld;
-    to[i] = cb[i]; /* the diagonal decays by nothing */
+    to[i] = cb[i]; /* the diagonal does not decay */
     dcb[i] += pair[i];
     float spanned = triangle_row(to, dcb, r->so_far, cb, pair, &r->st, i, n);
     if (i + 1 < n) r->pairs[i + 1] = spanned;
@@ -191,7 +190,7 @@ static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd
   tide__ssd_mm_upper(s, (ssd_mm){r->a_tri, r->b_p, r->du, s->P, n, s->P, n, at->used});
 }
 
-/* du = out du; the sum of u du. */
+/* du = out du; returns the sum of u du. */
 TIDE_LEVELS(float, scale_dot, (float *du, const float *u, float out, int64_t n), (du, u, out, n))
 {
   float sum = 0;
@@ -204,9 +203,8 @@ TIDE_LEVELS(float, scale_dot, (float *du, const float *u, float out, int64_t n),
   return sum;
 }
 
-/* The state that leaves: du = out * (B dstate'), dB += (out u) dstate, and what the decays gain:
- * left[i] of the tokens before i, `edge` of the state that entered.
- */
+/* The state after the piece: du = out * (B dstate'), dB += (out u) dstate, and what the decays
+ * gain: left[i] of the tokens before i, `edge` of the state before the piece. */
 static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scratch *r)
 {
   int64_t n = at->n;
@@ -228,7 +226,7 @@ static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scra
   tide__ssd_mm(s, (ssd_mm){r->a_rows, r->b_n, r->sum_B, s->N, n, s->N, s->P, 1});
 }
 
-/* sum += v; the product of v with c. */
+/* sum += v; returns the product of v with c. */
 TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t n), (sum, v, c, n))
 {
   float dot = 0;
@@ -240,7 +238,7 @@ TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t
   return dot;
 }
 
-/* The state that entered: dC += (in g) state, and entered[i], what the decays up to i gain. */
+/* The state before the piece: dC += (in g) state, and entered[i], what the decays up to i gain. */
 static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   int64_t n = at->n;
@@ -253,7 +251,7 @@ static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_ba
     r->entered[i] = add_dot(r->sum_C + i * s->N, r->dC + i * s->N, r->C + i * s->N, s->N);
 }
 
-/* dx = step du + D g and dD += g x; the sum of x du. dx may be du. */
+/* dx = step du + D g and dD += g x; returns the sum of x du. dx may be du. */
 TIDE_LEVELS(float, last_row,
             (float *dx, float *dD, const float *du, const float *x, const float *g, const float *D,
              float step, int64_t n), (dx, dD, du, x, g, D, step, n))
@@ -269,9 +267,9 @@ TIDE_LEVELS(float, last_row,
   return sum;
 }
 
-/* dx, dt and the sums over tokens. Tokens go from the last to the first, so that what the entering
- * state gives the decay of token i is a running sum over the tokens from i on.
- */
+/* Computes dx, dt and the sums over tokens, from the last token to the first, so that the
+ * contribution of the entering state to the decay of token i is a running sum over the tokens from
+ * i on. */
 static void finish_tokens(const ssd_back *w, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;

@@ -1,12 +1,11 @@
-/* The SSD scan forward. See scan.h; few tokens (generation) take the recurrence itself.
- */
+/* The SSD scan forward. See scan.h. Few tokens (generation) use the recurrence itself. */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/scan/scan.h"
 #include "kernels/sequence.h"
 
 enum { FEW = 4 }; /* tokens up to which the recurrence moves less than the products */
 
-/* A thread's scratch. */
+/* Scratch of one thread. */
 typedef struct scratch {
   ssd_steps st;
   float *cb, *y, *state;             /* [Q, ld], [Q, P], [heads, P, N] */
@@ -20,7 +19,7 @@ typedef struct fwd {
   ssd     s;
   const k_tensor *y, *last, *states;
   char   *work;
-  int64_t each;                      /* bytes of a thread */
+  int64_t each;                      /* bytes per thread */
 } fwd;
 
 static int64_t scan_fwd_lay_out(const ssd *s, char *base, scratch *r)
@@ -50,7 +49,7 @@ static int64_t scan_fwd_lay_out(const ssd *s, char *base, scratch *r)
   return k.used;
 }
 
-/* What the heads of a group share: C B' of the piece, and both as operands. */
+/* Computes what the heads of a group share: C B' of the piece, and both as operands. */
 static void share(const ssd *s, const ssd_at *at, scratch *r)
 {
   tide__ssd_pack_a(s, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
@@ -141,7 +140,7 @@ static void run_head(const fwd *f, const ssd_at *at, int64_t k, scratch *r)
   if (at->used) scan_fwd_leaving(s, at, state, r);
 }
 
-/* What enters a chunk, for the derivative. */
+/* Stores the state before each chunk, for the derivative. */
 static void put_states(const fwd *f, const ssd_at *at, const scratch *r)
 {
   const ssd *s = &f->s;
@@ -243,7 +242,7 @@ static int64_t lay_out_few(const ssd *s, char *base, scratch *r)
   return k.used;
 }
 
-/* The decay that token i of a piece applies, from the cumulative sums. */
+/* Returns the decay that token i of a piece applies, from the cumulative sums. */
 static float decay_of(const ssd_steps *st, int64_t i)
 {
   return i == 0 ? expf(st->hi[0] + st->lo[0])
