@@ -175,3 +175,47 @@ describe('what a context tells attention', function()
       end
    end)
 end)
+
+describe('two contexts', function()
+   -- On a rank: losses of two batches, one after the other and then in turns, forward and backward;
+   -- with all gradients.
+   local function turns(_, n)
+      local t = require 'tide'
+      local model = t.model.llama({ vocab_size = 29, hidden_size = 16, num_hidden_layers = 2,
+         num_attention_heads = 2 }, { seed = 3 })
+      local handle = n > 1 and t.parallel.cp.attach(model, t.dist.world())
+      local function batch(T, cu)
+         local ids = (t.arange(T, { dtype = 'i64' }) * 2):reshape(1, T)
+         local b = { ids = ids, labels = ids, cu_real = cu }
+         if handle then return handle:cut(b) end
+         local context, mine = t.parallel.cp.make_cp_batch_and_ctx(nil, b)
+         mine.context = context
+         return mine
+      end
+      local function loss(b)
+         return model:loss(b.ids, b.labels, { context = b.context, count = 9 })
+      end
+      local function grads()
+         local sums = {}
+         for i, p in ipairs(model:parameters()) do sums[i] = p.grad:to('f64'):sum():item() end
+         model:zero_grad()
+         return table.concat(sums, ' ')
+      end
+      local a, b = batch(12, { 0, 5, 12 }), batch(10, { 0, 3, 9 })
+      local one, two = loss(a), loss(b)
+      local want = { one:item(), two:item() }
+      one:backward()
+      two:backward()
+      want[3] = grads()
+      local second, first = loss(b), loss(a)
+      first:backward()
+      second:backward()
+      return { want, { first:item(), second:item(), grads() } }
+   end
+
+   it('are of their calls alone: made and used in turns they change nothing', function()
+      for n = 1, 2 do
+         for _, r in ipairs(ranks.run(n, turns)) do assert.same(r[1], r[2]) end
+      end
+   end)
+end)
