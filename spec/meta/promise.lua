@@ -45,6 +45,7 @@ promise['README.md'] = {
       'of the library: two facts of the process' },
    { 'The library prints nothing', 'native/embed.c', 'manners', 'meta/style',
       'of the library: no exit, output, signals or locale' },
+   { 'make uninstall removes', 'package/install', 'is removed as a whole' },
    { section = 'Benchmarks', definition = 'measurements' },
 }
 
