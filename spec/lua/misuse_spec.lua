@@ -275,8 +275,9 @@ local objects = {
    end,
 }
 
--- Called with the object first, but no methods.
-local static = { new = true, init = true, is = true, options = true, inner = true, read = true }
+-- Called with the object first, but no methods; and tp, which tensor parallelism asks.
+local static = { new = true, init = true, is = true, options = true, inner = true, read = true,
+   tp = true }
 
 local methods = {}
 for _, path in ipairs(names_of(objects)) do

@@ -200,21 +200,21 @@ describe('nn.Attention', function()
       for _, window in ipairs { false, 1 } do
          local m = new { window = window and { 1, -1 } or nil }
          local got = m(x_BTC)
-         m.inner = function(q, k, v)
+         m:wrap('plain', function(_, _, q, k, v)
             return plain_attention(q, k, v, 2, function(i, j)
                return j <= i and (not window or i - j <= 1)
             end)
-         end
+         end, { of = 'attend' })
          close(got, m(x_BTC))
       end
    end)
 
-   it('hands everything to the inner call, which can be replaced', function()
+   it('hands everything to attend, which can be wrapped', function()
       local m, seen = new { rope = nn.rope.new { dim = 6 } }, nil
-      m.inner = function(q, k, v, options)
+      m:wrap('see', function(next, self, q, k, v, options)
          seen = { q.shape, k.shape, v.shape, options.causal }
-         return tide.attention(q, k, v, options)
-      end
+         return next(self, q, k, v, options)
+      end, { of = 'attend' })
       m(x_BTC)
       assert.same({ { 1, 3, 4, 6 }, { 1, 3, 2, 6 }, { 1, 3, 2, 6 }, true }, seen)
    end)
@@ -284,7 +284,7 @@ describe('dropout of attention probabilities', function()
    end
 
    local function run(list, o, w)
-      local y = attend(tide.attention, list[1], list[2], list[3], o)
+      local y = attend(list[1], list[2], list[3], o)
       ;(y * w):sum():backward()
       local r = { y:detach() }
       for i, t in ipairs(list) do
@@ -311,14 +311,14 @@ describe('dropout of attention probabilities', function()
          tide.randn { 1, 4, 1, 4 }
       local want, sum = tide.attention(q, k, v, { causal = true }), 0
       local o = { causal = true, dropout = 0.3 }
-      for _ = 1, 2000 do sum = attend(tide.attention, q, k, v, o) + sum end
+      for _ = 1, 2000 do sum = attend(q, k, v, o) + sum end
       close(sum / 2000, want, 0.1)
-      local first = attend(tide.attention, q, k, v, o)
-      assert.is_false(first:equal(attend(tide.attention, q, k, v, o)))
+      local first = attend(q, k, v, o)
+      assert.is_false(first:equal(attend(q, k, v, o)))
       local list = { q:to 'f64', k:to 'f64', v:to 'f64' }
       assert.is_true(tide.debug.gradcheck(function(a, b, c)
          tide.seed(5)
-         return attend(tide.attention, a, b, c, o):square():sum()
+         return attend(a, b, c, o):square():sum()
       end, list) ~= false)
    end)
 

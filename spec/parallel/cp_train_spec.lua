@@ -5,6 +5,7 @@
 local case = require 'spec.parallel.cp_case'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
+local hook = require 'tide.nn.hook'
 local spread = require 'tide.nn.spread'
 local tide = require 'tide'
 
@@ -31,18 +32,19 @@ describe('attaching', function()
       local attn = model.model.layers:at(2).self_attn
       local handle = cp.attach(model, axis2, { sliding_window = 5,
          layers = { [2] = 'allgather' } })
-      assert.equal('allgather', attn.inner.method)
+      assert.equal('allgather', handle.layers[2].inner.method)
+      assert.same({ 'cp' }, attn:wraps 'attend')
       assert.same({ 4, -1 }, attn.window)
       assert.equal(handle, spread.of(model).cp)
       refused('E_STATE', 'attached already', cp.attach, model, { axis = axis2 })
       handle:restore()
-      assert.equal(tide.attention, attn.inner)
+      assert.same({}, attn:wraps 'attend')
       assert.is_nil(attn.window)
       assert.is_nil(spread.of(model).cp)
       handle:restore()
       handle = cp.attach(model, axis2, { layers = { ['1.self_attn'] = { method = 'a2a',
          window = { 2, -1 } } } })
-      assert.equal('a2a', attn.inner.method)
+      assert.equal('a2a', handle.layers[2].inner.method)
       assert.same({ 2, -1 }, attn.window)
       assert.is_nil(model.model.layers:at(1).self_attn.window)
       handle:restore()
@@ -56,11 +58,11 @@ describe('attaching', function()
          local handle = cp.attach(model, axis2)
          if first == 'attach' then again() end
          local attn = model.model.layers:at(1).self_attn
-         assert.equal('CpAttention', attn.inner.inner.class_name)
+         assert.same({ 'cp', 'recompute' }, attn:wraps 'attend')
          handle:restore()
-         assert.equal(tide.attention, attn.inner.inner)
+         assert.same({ 'recompute' }, attn:wraps 'attend')
          tide.parallel.recompute(model, 'none')
-         assert.equal(tide.attention, attn.inner)
+         assert.equal(tide.nn.Attention.attend, attn.attend)
       end
    end)
 
@@ -86,7 +88,7 @@ describe('attaching', function()
          opts.axis = nil
          refused(status, words, cp.attach, model, axis, opts)
          assert.is_nil(spread.of(model).cp)
-         assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
+         assert.same({}, model.model.layers:at(1).self_attn:wraps 'attend')
       end
       bad('E_ARG', { 'method', 'ring' }, { method = 'rings' })
       bad('E_ARG', { 'layout', 'zigzag' }, { layout = 'zigzig' })
@@ -110,16 +112,16 @@ describe('attaching', function()
       bad('E_UNSUPPORTED', "'a2a+p2p'", { layers = { [2] = 'a2a+p2p' }, method = 'a2a', a2a = 1 })
       model.model.layers:at(2).self_attn.dropout = 0
       refused('E_ARG', 'attention', cp.attach, tide.nn.Linear(2, 2), { axis = axis2 })
-      model.model.layers:at(1).self_attn.inner = function() end
+      model.model.layers:at(1).self_attn:wrap('own', function() end, { of = 'attend' })
       refused('E_UNSUPPORTED', 'model.layers.0.self_attn', cp.attach, model, { axis = axis2 })
       local mamba = tide.nn.Stack { tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 4 } }
       refused('E_ARG', { 'method', 'heads' }, cp.attach, mamba, { axis = axis2, mamba = 'heads' })
       refused('E_UNSUPPORTED', "not 'document'", cp.attach, mamba,
          { axis = axis2, mamba = 'state', layout = 'document' })
       local handle = cp.attach(mamba, axis2, { mamba = 'state' })
-      assert.is_false(mamba:at(1).inner == tide.nn.Mamba2.mix)
+      assert.same({ 'cp' }, mamba:at(1):wraps 'mix')
       handle:restore()
-      assert.equal(tide.nn.Mamba2.mix, mamba:at(1).inner)
+      assert.equal(tide.nn.Mamba2.mix, mamba:at(1).mix)
    end)
 
    it('wants to know of each class whether its tokens see each other', function()
@@ -144,7 +146,7 @@ describe('attaching', function()
       local model = wrapped(Shift)
       refused('E_ARG', { "'model.layers.1.self_attn' (Shift)", 'Shift.mixes = false', 'context' },
          cp.attach, model, { axis = axis2 })
-      assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
+      assert.same({}, model.model.layers:at(1).self_attn:wraps 'attend')
       assert.is_nil(spread.of(model).cp)
       cp.attach(model, tide.comm.solo()):restore()
       refused('E_UNSUPPORTED', { "'model.layers.1.self_attn'", 'Shift.mixes = true' }, cp.attach,
@@ -194,7 +196,7 @@ describe('attaching', function()
       local handle = cp.attach(model, tide.comm.solo())
       local batch = { ids = ids, labels = ids }
       assert.equal(batch, handle:cut(batch))
-      assert.equal(tide.attention, model.model.layers:at(1).self_attn.inner)
+      assert.same({}, model.model.layers:at(1).self_attn:wraps 'attend')
       assert.same({ layers = {}, gradients = {} }, cp.self_check(model, batch))
    end)
 end)
@@ -217,14 +219,14 @@ describe('hooks for masks', function()
       model.l1.self_attn:hook_pre(function(_, _, at) order[1] = at.attention_mask == nil end)
       local handle = cp.attach_context_parallel_hooks(model)
       assert.equal(2, handle.count)
-      assert.equal(2, model.l1.self_attn._pre:count())
-      assert.equal(1, model.l2.self_attn._pre:count())
-      assert.is_nil(model.l1._pre)
-      assert.is_nil(model._pre)
+      assert.equal(2, hook.count(model.l1.self_attn, 'pre'))
+      assert.equal(1, hook.count(model.l2.self_attn, 'pre'))
+      assert.equal(0, hook.count(model.l1, 'pre'))
+      assert.equal(0, hook.count(model, 'pre'))
       model.l1.self_attn(1, { attention_mask = ints { { 1, 1, 2 } } })
       assert.same({ true }, order)
       handle.remove()
-      assert.equal(0, model.l2.self_attn._pre:count())
+      assert.equal(0, hook.count(model.l2.self_attn, 'pre'))
       refused('E_ARG', 'self_attn', cp.attach_context_parallel_hooks, Toy())
    end)
 
@@ -388,11 +390,10 @@ local function spoilt(_, n, config_, what)
    local probe = { ids = ids, labels = ids }
    local second = model.model.layers:at(2)
    if what == 'inner' then                                 -- each rank sees its own part only
-      local inner = second.self_attn.inner
-      second.self_attn.inner = function(q, k, v, o)
-         if o.context.null then return inner(q, k, v, o) end
+      second.self_attn:wrap('own', function(next, m, q, k, v, o)
+         if o.context.null then return next(m, q, k, v, o) end
          return t.attention(q, k, v, { causal = true })
-      end
+      end, { of = 'attend' })
    elseif what == 'positions' then
       t.parallel.cp_map.new { kind = 'zigzag', size = 1, length = 1 }
       local C = require('tide.parallel.cp.context').Context

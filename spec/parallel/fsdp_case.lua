@@ -61,7 +61,7 @@ function case.train(opts)
       for k, v in each(opts.fsdp or {}) do o[k] = v end
       sharded = tide.parallel.fully_shard(model, o)
    end
-   if opts.recompute then model.model.layers.recompute = 1 end
+   if opts.recompute then tide.parallel.recompute(model, 'full') end
    local optim = tide.optim.AdamW(sharded or model, { lr = opts.lr or 1e-3 })
    local run = tide.train.step.new { model = model, optim = optim, clip = opts.clip or 1,
       parallel = sharded, comm = not sharded and world or nil, captured = opts.captured }

@@ -300,19 +300,19 @@ describe('mistakes', function()
 
    it('of attach are errors', function()
       local layer = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 }
-      local mix, two = layer.inner, tide.comm.simulate(2, 0)
+      local mix, two = layer.mix, tide.comm.simulate(2, 0)
       refused('E_ARG', 'axis', mamba_cp.attach, layer, {})
       refused('E_ARG', { 'method', 'hidden' }, mamba_cp.attach, layer,
          { axis = two, method = 'heads' })
       refused('E_ARG', "'methods'", mamba_cp.attach, layer, { axis = two, methods = 'state' })
       refused('E_ARG', 'nn.Mamba2', mamba_cp.attach, tide.nn.Linear(2, 2), { axis = two })
       local alone = mamba_cp.attach(layer, { axis = world })
-      assert.is_true(rawequal(mix, layer.inner))
+      assert.is_true(rawequal(mix, layer.mix))
       alone:restore()
       local on = mamba_cp.attach(layer, { axis = two })
-      refused('E_STATE', 'another inner', mamba_cp.attach, layer, { axis = two })
+      refused('E_STATE', 'wrapped', mamba_cp.attach, layer, { axis = two })
       on:restore()
-      assert.is_true(rawequal(mix, layer.inner))
+      assert.is_true(rawequal(mix, layer.mix))
       assert.is_nil(rawget(layer, 'takes_context'))
       assert.same({ 1, 8, 8 }, layer(tide.zeros { 1, 8, 8 }).shape)
    end)
@@ -348,7 +348,7 @@ describe('mistakes', function()
          local layer = tide.nn.Stack { tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 } }
          local ok, e = pcall(tide.parallel.cp.attach, layer, { axis = tide.comm.world(),
             mamba = rank == 0 and 'state' or 'hidden' })
-         return { ok, e.code, layer:at(1).inner == tide.nn.Mamba2.mix }
+         return { ok, e.code, layer:at(1).mix == tide.nn.Mamba2.mix }
       ]]
       for _, got in ipairs(ranks.run(2, source)) do
          assert.same({ false, 'E_COMM', true }, got)

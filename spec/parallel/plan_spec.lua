@@ -408,12 +408,12 @@ describe('a bad plan', function()
    -- The model is as it was, and can still be spread.
    local function bad(code, words, mesh, opts, n, model)
       model = model or tide.model.llama(config, { device = 'null' })
-      local before, hooks = tostring(model), model._pre
+      local before, hooks = tostring(model), model:wraps()
       opts = opts or {}
       opts.ranks = n
       local e = refused(code, words, plan_of, model, mesh, opts)
       assert.equal(before, tostring(model))
-      assert.equal(hooks, model._pre)
+      assert.same(hooks, model:wraps())
       assert.is_nil(spread.of(model).sharded)
       assert.is_nil(spread.of(model).tp)
       assert.same({}, tide.parallel.recompute.report(model))

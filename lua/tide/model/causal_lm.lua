@@ -3,7 +3,7 @@
 --
 -- A family says how ids become final hidden states (`hidden`), which options say
 -- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
--- Tensor parallelism replaces `head_logits` and `head_loss`, which keep the vocabulary in parts.
+-- Tensor parallelism wraps `head_logits` and `head_loss`, which keep the vocabulary in parts then.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -19,7 +19,7 @@ CausalLM.mixes = false
 -- op: the name that errors carry; c: the complete configuration.
 function CausalLM:init(op, c)
    Module.init(self)
-   self.op, self.config, self.head_loss = op, c, nn.loss.linear
+   self.op, self.config = op, c
 end
 
 -- The output projection, unless it is the embedding; never in FP8, as the loss multiplies by its
@@ -54,19 +54,22 @@ local function check_labels(op, ids, labels)
    end
 end
 
-local function tied_logits(self, h)
-   if self.head_logits then return self.head_logits(h, self:head()) end
+-- Logits of final hidden states.
+function CausalLM:head_logits(h)
+   if self.lm_head then return self.lm_head:forward(h) end
    return self:embedding():as_output(h)
+end
+
+-- The loss of final hidden states, without logits. opts: of nn.loss.linear.
+function CausalLM:head_loss(h, labels, opts)
+   return nn.loss.linear(h, self:head(), labels, opts)
 end
 
 -- Logits of final hidden states, by a call of the head.
 local function logits(self, h)
    local head = self.lm_head
-   if not head then return tied_logits(self, h) end
-   return head:as_call(function(_, x)
-      if self.head_logits then return self.head_logits(x, head.weight) end
-      return head:forward(x)
-   end, h)
+   if not head then return self:head_logits(h) end
+   return head:as_call(function(_, x) return self:head_logits(x) end, h)
 end
 
 -- Logits [B, T, V].
@@ -85,7 +88,7 @@ end
 -- without them logits are never made.
 local function head_loss(self, h, labels, opts)
    local head = self.lm_head
-   if not head then return self.head_loss(h, self:head(), labels, opts) end
+   if not head then return self:head_loss(h, labels, opts) end
    if head:has_hooks() then
       if self.keeps_logits_apart then
          err.raise('E_UNSUPPORTED', self.op, 'lm_head has hooks, which see whole logits in '
@@ -93,7 +96,7 @@ local function head_loss(self, h, labels, opts)
       end
       return nn.loss.of_logits(logits(self, h), labels, opts)
    end
-   return head:as_call(function(_, x) return self.head_loss(x, head.weight, labels, opts) end, h)
+   return head:as_call(function(_, x) return self:head_loss(x, labels, opts) end, h)
 end
 
 local function loss(self, ids_BT, labels_BT, opts)

@@ -1,8 +1,8 @@
 -- Attention whose probabilities pass through dropout, which tide.attention does not do.
 --
--- attend(inner, q, k, v, options) is inner(q, k, v, options); where inner is tide.attention and
--- options.dropout is not nil, probabilities are made in full, for a block of queries at a time, and
--- made again in backward: memory is that of one block. Masks come from the generator, which
+-- attend(q, k, v, options) is tide.attention(q, k, v, options) unless options.dropout is given.
+-- Then probabilities are made in full, for a block of queries at a time, and made again in
+-- backward: memory is that of one block. Masks come from the generator, which
 -- recomputation replays.
 -- Legend: B batch, n queries of a block, T keys, H query heads, K key heads, G = H / K, D head
 -- size.
@@ -91,10 +91,11 @@ local function dropped(q, k, v, o)
    return #parts == 1 and parts[1] or tide.cat(parts, 2)
 end
 
-return function(inner, q, k, v, options)
-   if inner ~= tide.attention or options.dropout == nil then return inner(q, k, v, options) end
+return function(q, k, v, options)
+   local dropout = err.type('nn.attend', 'options', options, 'table').dropout
+   if dropout == nil then return tide.attention(q, k, v, options) end
    local op = 'nn.attend'
    err.options(op, options, known)
-   err.number(op, 'dropout', options.dropout, 0, 1)
+   err.number(op, 'dropout', dropout, 0, 1)
    return dropped(q, k, v, options)
 end

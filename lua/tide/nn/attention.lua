@@ -1,9 +1,9 @@
 -- Attention: multi-head and grouped-query self-attention with rotary positions.
 --
--- The inner call is the field `inner(q_BTHD, k_BTKD, v_BTKD, options)`; a plan replaces it to
--- spread the sequence over ranks. Which token sees which is data: positions and, for packed
--- streams, index tensors of (document, position).
--- `project` is a method for the same reason: a plan may join the products with what brings x.
+-- The methods `attend(q_BTHD, k_BTKD, v_BTKD, options)` and `project(x)` may be wrapped: a plan
+-- spreads the sequence over ranks around the one, and joins the products with what brings x around
+-- the other. Which token sees which is data: positions and, for packed streams, index tensors of
+-- (document, position).
 -- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
 
 local tide = require 'tide'
@@ -15,7 +15,9 @@ local mask_ = require 'tide.nn.mask'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 local RMSNorm = require('tide.nn.norm').RMSNorm
+local old = require 'tide.util.old'
 local window = require 'tide.nn.window'
+local wrap = require 'tide.nn.wrap'
 
 local Attention = class('Attention', Module)
 Attention.mixes = 'context'
@@ -71,7 +73,6 @@ function Attention:init(opts)
       self:child('q_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
       self:child('k_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
    end
-   self.inner = tide.attention
    self:ready(opts)
 end
 
@@ -91,7 +92,24 @@ function Attention:project(x_BTC)
    return unpack(self.qkv_proj(x_BTC):split({ nq, nk, nk }, -1))
 end
 
--- The options of the inner call, beside its tensors.
+-- The attention itself. options: as of tide.attention, and dropout (of the probabilities).
+function Attention:attend(q_BTHD, k_BTKD, v_BTKD, options)
+   return attend(q_BTHD, k_BTKD, v_BTKD, options)
+end
+
+-- attention.inner = fn is the spelling of 0.1 for a wrap of attend.
+Attention.inner = attend
+
+function Attention:__newindex(key, value)
+   if key ~= 'inner' or type(value) ~= 'function' then
+      return Module.__newindex(self, key, value)
+   end
+   old('attention.inner = fn', "attention:wrap(name, fn, { of = 'attend' })")
+   wrap.drop(self, 'inner', 'attend')
+   self:wrap('inner', function(_, _, ...) return value(...) end, { of = 'attend' })
+end
+
+-- The options of attend, beside its tensors.
 function Attention:told(at, q_start, device)
    err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)
@@ -110,7 +128,7 @@ end
 
 -- at: { positions = [B or 1, T], q_index =, k_index =, attention_mask = [B, T] of document numbers
 -- (see nn.mask) in their place, is_causal (in place of the layer's own), cache = table of this
--- layer or nil, context (of a sequence over ranks, see parallel.cp; without it `inner` knows none)
+-- layer or nil, context (of a sequence over ranks, see parallel.cp)
 -- }.
 function Attention:forward(x_BTC, at)
    at = at or {}
@@ -130,9 +148,28 @@ function Attention:forward(x_BTC, at)
       q_start = cache.k and cache.k:size(2) or 0
       k_BTKD, v_BTKD = extend(cache, k_BTKD, v_BTKD)
    end
-   local y_BTHD = attend(self.inner, q_BTHD, k_BTKD, v_BTKD,
-      self:told(at, q_start, x_BTC.device))
+   local y_BTHD = self:attend(q_BTHD, k_BTKD, v_BTKD, self:told(at, q_start, x_BTC.device))
    return self.o_proj(y_BTHD:reshape(B, T, self.heads * D))
+end
+
+-- Queries, keys and values are cut by heads, all or none, and the output's columns with them. See
+-- Module.tp.
+function Attention:tp(_, on)
+   local into = { 'q_proj', 'k_proj', 'v_proj' }
+   local text = 'q_proj, k_proj and v_proj must be colwise and o_proj rowwise'
+   if not on:all_or_none(into, 'o_proj', text) then return nil end
+   if self.qkv_proj then on:refuse 'fused projections cannot be cut by heads' end
+   on:check_heads(self.heads, self.kv_heads)
+   return { summed = self.q_norm and { 'q_norm', 'k_norm' } or nil, done = function()
+      self.heads, self.kv_heads = self.heads / on.ranks, self.kv_heads / on.ranks
+   end }
+end
+
+-- See Module.tp_plan. Fused queries, keys and values cannot be cut by heads, so that attention is
+-- whole on every rank and only its weights are shared out.
+function Attention:tp_plan()
+   if self.qkv_proj then return { qkv_proj = 'rowwise_rep', o_proj = 'colwise_rep' } end
+   return { q_proj = 'colwise', k_proj = 'colwise', v_proj = 'colwise', o_proj = 'rowwise' }
 end
 
 -- Sizes, for the text of a model.

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local in_range = require 'tide.nn.in_range'
 local Module = require 'tide.nn.module'
 
 local Embedding = class('Embedding', Module)
@@ -26,7 +27,39 @@ end
 function Embedding:forward(ids) return tide.embedding(self.weight, ids) end
 
 -- x [.., dim] -> logits [.., nvocab].
-function Embedding:as_output(x) return tide.linear(x, self.weight) end
+function Embedding:as_output(x)
+   if self.is_cut then
+      err.raise('E_STATE', 'nn.Embedding', 'the table is cut over ranks; call the model')
+   end
+   return tide.linear(x, self.weight)
+end
+
+-- Vectors of a part of the table, rows from `first`; zeros for ids of other ranks. Every rank
+-- raises for an id beyond the whole table of V rows.
+local function part_of(self, ids, first, V)
+   in_range('nn.Embedding', ids, V, 'a token id lies outside [0, %d)')
+   local n = self.weight:size(1)
+   local here = tide.logical_and(ids:ge(first), ids:lt(first + n))
+   local y = tide.embedding(self.weight, (ids - first):clamp(0, n - 1))
+   return y * here:to(y.dtype):unsqueeze(-1)
+end
+
+-- See Module.tp.
+function Embedding:tp(style, on)
+   if not style then return nil end
+   if style.shard == 'rows' then
+      on:check_size('the width', self.dim)
+      return { cut = { weight = 2 }, gives = 'S(-1)', length = -1 }
+   elseif style.shard == 'columns' then
+      local V = self.nvocab
+      on:check_size('vocab_size', V)
+      local first = on:first(V)
+      return { cut = { weight = 1 }, gives = 'P', length = -1,
+         call = function(_, me, ids) return part_of(me, ids, first, V) end,
+         done = function() self.is_cut = true end }
+   end
+   on:refuse('an Embedding cannot be %s', tostring(style))
+end
 
 -- Sizes, for the text of a model.
 function Embedding:detail() return ('%d x %d'):format(self.nvocab, self.dim) end

@@ -1,52 +1,19 @@
--- Ordered lists of hooks with removable handles.
+-- Hooks as PyTorch has them, on one wrap around the call of a module.
 --
 -- Hooks run in the order they were added. Adding or removing while the list runs takes effect at
 -- the next run, so a hook may remove itself. A handle's remove may be called any number of times.
 -- Backward hooks ride on identity functions whose backward runs them.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
+local wrap = require 'tide.nn.wrap'
 
 local hook = {}
 
 local List = {}
 List.__index = List
-
--- An empty list of hooks.
-function hook.list() return setmetatable({ items = {} }, List) end
-
--- opts: first (before those that are there), by (the part of the library that adds it; nil: the
--- user), needs_inputs (of a backward hook: only where an input carries a gradient).
-function List:add(op, fn, opts)
-   err.type(op, 'fn', fn, 'function')
-   opts = err.options(op, opts, { 'first', 'by', 'needs_inputs' })
-   local items = {}
-   for i, entry in ipairs(self.items) do items[i] = entry end
-   local entry = { fn = fn, by = opts.by, needs_inputs = opts.needs_inputs }
-   table.insert(items, opts.first and 1 or #items + 1, entry)
-   self.items = items
-   return {
-      remove = function()
-         local kept = {}
-         for _, e in ipairs(self.items) do
-            if e ~= entry then kept[#kept + 1] = e end
-         end
-         self.items = kept
-      end,
-   }
-end
-
--- Number of hooks.
-function List:count() return #self.items end
-
--- Whether the user has added one.
-function List:is_used()
-   for _, entry in ipairs(self.items) do
-      if not entry.by then return true end
-   end
-   return false
-end
 
 -- Runs fn(module, values...) of every entry; results that are not nil replace the values.
 function List:run(module, values)
@@ -121,24 +88,80 @@ local function without_inputs(hooks)
    end }
 end
 
--- What fn(module, ...) returns, with the module's hooks around it. inputs: a packed list.
-function hook.call(self, fn, inputs)
-   err.type('nn.hook.call', 'self', self, 'table')
-   err.type('nn.hook.call', 'inputs', inputs, 'table')
+-- What fn(self, ...) returns, with the hooks of the module around it.
+local function run(fn, self, ...)
+   local lists, inputs = self._hooks, pack(...)
    local recording, behind = tide.is_grad_enabled(), nil
-   if active(self._pre) then inputs = self._pre:run(self, inputs) end
-   if recording and active(self._bwd) then
+   if active(lists.pre) then inputs = lists.pre:run(self, inputs) end
+   if recording and active(lists.backward) then
       if has_tracked(inputs) then
-         inputs = through(self, self._bwd, inputs)
+         inputs = through(self, lists.backward, inputs)
       else
-         behind = without_inputs(self._bwd)
+         behind = without_inputs(lists.backward)
       end
    end
    local outputs = pack(fn(self, unpack(inputs, 1, inputs.n)))
-   if active(self._post) then outputs = self._post:run_after(self, inputs, outputs) end
+   if active(lists.post) then outputs = lists.post:run_after(self, inputs, outputs) end
    if behind then outputs = through(self, behind, outputs) end
-   if recording and active(self._bwd_pre) then outputs = through(self, self._bwd_pre, outputs) end
+   if recording and active(lists.backward_pre) then
+      outputs = through(self, lists.backward_pre, outputs)
+   end
    return unpack(outputs, 1, outputs.n)
+end
+
+-- ---- adding -----------------------------------------------------------------------------------
+
+local function without(items, entry)
+   local kept = {}
+   for _, e in ipairs(items) do
+      if e ~= entry then kept[#kept + 1] = e end
+   end
+   return kept
+end
+
+local function total(lists)
+   local n = 0
+   for _, list in each(lists) do n = n + #list.items end
+   return n
+end
+
+-- Adds a hook to a module; returns its handle. kind: 'pre', 'post', 'backward_pre', 'backward'.
+-- opts: first (before those that are there), by (the part of the library that adds it; nil: the
+-- user), needs_inputs (of a backward hook: only where an input carries a gradient).
+function hook.add(module, kind, op, fn, opts)
+   err.type(op, 'fn', fn, 'function')
+   opts = err.options(op, opts, { 'first', 'by', 'needs_inputs' })
+   local lists = rawget(module, '_hooks') or {}
+   local list = lists[kind] or setmetatable({ items = {} }, List)
+   rawset(module, '_hooks', lists)
+   lists[kind] = list
+   if total(lists) == 0 then
+      wrap.add(module, 'hooks', run, { order = wrap.order.hooks, by = 'hooks' })
+   end
+   local entry = { fn = fn, by = opts.by, needs_inputs = opts.needs_inputs }
+   local items = without(list.items)
+   table.insert(items, opts.first and 1 or #items + 1, entry)
+   list.items = items
+   return { remove = function()
+      list.items = without(list.items, entry)
+      if total(lists) == 0 then wrap.drop(module, 'hooks') end
+   end }
+end
+
+-- Number of hooks of a kind.
+function hook.count(module, kind)
+   local lists = rawget(module, '_hooks')
+   return lists and lists[kind] and #lists[kind].items or 0
+end
+
+-- Whether a hook of the user is there.
+function hook.is_used(module)
+   for _, list in each(rawget(module, '_hooks') or {}) do
+      for _, entry in ipairs(list.items) do
+         if not entry.by then return true end
+      end
+   end
+   return false
 end
 
 return hook

@@ -4,6 +4,6 @@ return require 'tide.util.lazy' ('nn', {
    Module = 'module', Linear = 'linear', Embedding = 'embedding', Attention = 'attention',
    RMSNorm = { 'norm', 'RMSNorm' }, LayerNorm = { 'norm', 'LayerNorm' }, MLP = 'mlp',
    Dropout = 'dropout', Block = 'block', Stack = 'stack', rope = 'rope', loss = 'loss',
-   weight = 'weight', hook = 'hook', Mamba2 = { 'mamba', 'Mamba2' },
+   weight = 'weight', Mamba2 = { 'mamba', 'Mamba2' },
    GatedRMSNorm = { 'mamba', 'GatedRMSNorm' }, context = 'context', window = 'window',
 })

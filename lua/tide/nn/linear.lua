@@ -1,7 +1,7 @@
 -- Linear: y = x W' + b, weight stored [out, in] as checkpoints have it.
 --
--- The product is the field `product(x, weight, bias)`: tide.linear, or with fp8 tide.linear_fp8,
--- which rounds both operands on the way; parameters and results keep their dtype.
+-- The product is tide.linear, or with fp8 tide.linear_fp8, which rounds both operands on the way;
+-- parameters and results keep their dtype.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -21,7 +21,6 @@ function Linear:init(nin, nout, opts)
    if opts.fp8 and opts.dtype == 'f64' then err.arg(op, 'dtype', 'f32 or bf16 with fp8', 'f64') end
    Module.init(self)
    self.nin, self.nout, self.fp8 = nin, nout, opts.fp8 or false
-   self.product = self.fp8 and tide.linear_fp8 or tide.linear
    local spec = { kind = 'kaiming', fan_in = nin, gain = 1 / math.sqrt(3) }
    if opts.std then
       spec = { kind = 'normal', std = err.number(op, 'std', opts.std, 0) }
@@ -31,9 +30,33 @@ function Linear:init(nin, nout, opts)
    self:ready(opts)
 end
 
+-- The product of this layer, with any operands that fit.
+function Linear:product(x, weight, bias)
+   if self.fp8 then return tide.linear_fp8(x, weight, bias or nil) end
+   return tide.linear(x, weight, bias or nil)
+end
+
 -- x [.., nin] -> [.., nout].
-function Linear:forward(x)
-   return self.product(x, self.weight, self.bias)
+function Linear:forward(x) return self:product(x, self.weight, self.bias) end
+
+-- See Module.tp.
+function Linear:tp(style, on)
+   if not style then return nil end
+   local given = on.given
+   if style.shard == 'rows' then
+      local k = style.blocks
+      if self.nout % k ~= 0 then on:refuse('%d rows are no %d equal blocks', self.nout, k) end
+      on:check_size('the number of rows', self.nout / k)
+      local how = { dim = 1, blocks = given and given.blocks or k }
+      return { cut = { weight = how, bias = self.bias and how }, gives = 'S(-1)',
+         after = given and given.after, done = function(n) self.nout = n end }
+   elseif style.shard == 'columns' then
+      if style.blocks ~= 1 then on:refuse 'fused blocks are rows, not columns' end
+      on:check_size('the number of columns', self.nin)
+      return { cut = { weight = { dim = 2, blocks = given and given.blocks } }, takes = 'S(-1)',
+         gives = 'P', late = 'bias', done = function(n) self.nin = n end }
+   end
+   on:refuse('a Linear cannot be %s', tostring(style))
 end
 
 -- Sizes, for the text of a model.

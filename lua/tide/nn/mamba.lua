@@ -2,9 +2,9 @@
 -- shapes of its published form.
 --
 -- One projection gives gate z, x, B, C and dt; x, B and C go through a causal convolution, the scan
--- mixes along time, a gated norm and a projection end the layer. Three calls are fields that a plan
--- replaces to spread the work over ranks: `inner` (everything between the two projections but the
--- norm), and inside it `conv` and `scan`.
+-- mixes along time, a gated norm and a projection end the layer. A plan wraps two methods to spread
+-- the work over ranks: `mix` (everything between the two projections but the norm), and inside it
+-- `filter` (the weights of the convolution); `conv` and `scan` are the two ops.
 -- Legend: B batch, T tokens, M model width, P width of the projection, H heads, D head size,
 -- G groups, N state size, I = H D inner width, K taps.
 
@@ -14,6 +14,8 @@ local err = require 'tide.util.err'
 local context = require 'tide.nn.context'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
+local old = require 'tide.util.old'
+local wrap = require 'tide.nn.wrap'
 
 local function check_rows(op, name, t)
    if not tide.is_tensor(t) or t.ndim ~= 3 then err.arg(op, name, 'a tensor [B, T, C]', t) end
@@ -163,8 +165,20 @@ function Mamba2:init(opts)
       group = self.inner_dim / self.groups, gate_last = opts.gate_last })))
    self:child('out_proj', Linear(self.inner_dim, self.dim, Module.inner(opts,
       { bias = opts.bias or false, std = opts.out_std or opts.std })))
-   self.inner, self.conv, self.scan = Mamba2.mix, tide.conv1d, tide.ssd_scan
    self:ready(opts)
+end
+
+-- The two ops of mix.
+Mamba2.conv, Mamba2.scan = tide.conv1d, tide.ssd_scan
+
+-- mamba.inner = fn is the spelling of 0.1 for a wrap of mix.
+function Mamba2:__newindex(key, value)
+   if key ~= 'inner' or type(value) ~= 'function' then
+      return Module.__newindex(self, key, value)
+   end
+   old('mamba.inner = fn', "mamba:wrap(name, fn, { of = 'mix' })")
+   wrap.drop(self, 'inner', 'mix')
+   self:wrap('inner', function(_, ...) return value(...) end, { of = 'mix' })
 end
 
 -- x cut along its last dim. The gradients are joined in one pass, where slices would each make a
@@ -243,6 +257,8 @@ function Mamba2:mix(projected_BTP, at)
    return y_BTI, z_BTI
 end
 
+Mamba2.inner = Mamba2.mix
+
 local function check_call(self, op, x, at)
    if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor [batch, tokens, dim]', x) end
    if x.ndim ~= 3 or x:size(3) ~= self.dim then
@@ -279,9 +295,21 @@ function Mamba2:forward(x_BTM, at)
    if whole and at.sequence == nil then
       at = { cache = at.cache, sequence = sequence_of(whole:q_index(x_BTM.device):select(3, 1)) }
    end
-   local y_BTI, z_BTI = self.inner(self, self.in_proj(x_BTM), at)
+   local y_BTI, z_BTI = self:mix(self.in_proj(x_BTM), at)
    return self.out_proj(self.norm(y_BTI, z_BTI))
 end
+
+-- Cut by heads as a whole, or not at all. See Module.tp.
+function Mamba2:tp(_, on)
+   local text = 'in_proj must be colwise and out_proj rowwise'
+   if not on:all_or_none({ 'in_proj' }, 'out_proj', text) then return nil end
+   if on.children.in_proj.blocks ~= 1 then on:refuse('%s, all or none', text) end
+   on:check_size('the number of heads', self.heads)
+   return on:by_heads()
+end
+
+-- See Module.tp_plan.
+function Mamba2:tp_plan() return { in_proj = 'colwise', out_proj = 'rowwise' } end
 
 -- Sizes, for the text of a model.
 function Mamba2:detail()

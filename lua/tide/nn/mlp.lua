@@ -50,12 +50,16 @@ function MLP:project(x)
    return self.gate_proj and self.gate_proj(x), self.up_proj(x)
 end
 
+-- Whether the call of a projection is nothing but tide.linear.
+local function is_plain(m)
+   return m.forward == Linear.forward and m._call == Module._call and not m.fp8
+end
+
 -- act(up x) of the plain form: one op where the projection is nothing but its product.
 function MLP:activated(x)
    local m, act = self.up_proj, in_product[self.act]
    local y
-   local plain = m.forward == Linear.forward and m.product == tide.linear and not m:is_changed()
-   if act and plain and not rawget(self, 'project') then
+   if act and is_plain(m) and self.project == MLP.project then
       y = tide.linear_act(x, m.weight, m.bias, act)
    else
       local _, up = self:project(x)
@@ -70,6 +74,25 @@ function MLP:forward(x)
    local gate, up = self:project(x)
    if self.act == 'swiglu' then return self.down_proj(tide.swiglu(gate, up)) end
    return self.down_proj(gate:gelu_tanh() * up)
+end
+
+-- Cut by its hidden channels, or whole. See Module.tp.
+function MLP:tp(_, on)
+   local into = { 'gate_proj', 'up_proj', 'gate_up_proj' }
+   for _, name in ipairs(into) do
+      local style, blocks = on.children[name], name == 'gate_up_proj' and 2 or 1
+      if style and style.output == 'S(-1)' and style.blocks ~= blocks then
+         on:refuse('%s: expected a style with %d blocks', name, blocks)
+      end
+   end
+   on:all_or_none(into, 'down_proj',
+      'the projections into the hidden layer must be colwise and down_proj rowwise')
+end
+
+-- See Module.tp_plan.
+function MLP:tp_plan()
+   return { gate_proj = self.gate_proj and 'colwise', up_proj = self.up_proj and 'colwise',
+      gate_up_proj = self.gate_up_proj and { 'colwise', blocks = 2 }, down_proj = 'rowwise' }
 end
 
 -- Its activation, for the text of a model.

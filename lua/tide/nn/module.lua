@@ -18,10 +18,10 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local pack = require 'tide.ffi.pack'
 local hook = require 'tide.nn.hook'
 local spread = require 'tide.nn.spread'
 local weight = require 'tide.nn.weight'
+local wrap = require 'tide.nn.wrap'
 
 local Module = class 'Module'
 
@@ -343,28 +343,67 @@ function Module:load_state_dict(state, opts)
    return require('tide.nn.state').load(self, state, opts)
 end
 
--- ---- hooks and the call ------------------------------------------------------------------------
+-- ---- ranks -------------------------------------------------------------------------------------
+
+-- How a module is cut over the ranks of a tensor-parallel axis; parallel.parallelize_module asks
+-- every module of a model, parents first. style: what the plan gives it (fields shard, input,
+-- output, blocks), or nil. on: ranks, rank, path, children (name -> style), refuse(text, ...),
+-- check_size(what, n), first(n), all_or_none(into, out, text). nil: not cut. Else a table:
+--    cut     parameter -> dim along which it is cut, or { dim =, blocks = }; the call sees the part
+--    takes   layout in which the call wants x: 'R' (default: whole), 'S(-1)' or 'S(1)'
+--    gives   layout of its result: 'R', 'S(-1)', 'S(1)', or 'P' (each rank has a part of a sum)
+--    late    a parameter that is not cut and added to that sum; the call does not see it
+--    call    call(next, self, x, ...) in place of next
+--    length  dim of x along which the sequence lies (of ids: the first argument enters as it is)
+--    done    done(n) after the cut; n: size of the cut dim of the first parameter on this rank
+--    summed  children whose parameters get parts of their gradients on every rank
+--    give    child -> what it finds in on.given
+function Module.tp() return nil end
+
+-- The styles of the children with which this module is cut, for the plan of a decoder whose blocks
+-- have it: child -> style, its name, or { name, input =, output =, blocks = }. nil: it has no rule.
+function Module.tp_plan() return nil end
+
+-- ---- wraps, hooks and the call -----------------------------------------------------------------
+
+-- Puts fn(next, self, ...) around the call of this module, or around a method of its class; fn
+-- calls next(self, ...) for what stands inside it, and returns what the call returns. Returns a
+-- handle with name and remove(). A name stands once around each. opts:
+--    of     'call' (default; of a model also its loss), 'forward', or another method
+--    order  0; a larger one stands further outside, equal ones in the order of adding (tensor
+--           parallelism -20, context parallelism -10, hooks 10, recomputation 20)
+--    by     the part of the library that adds it; nil: the user
+function Module:wrap(name, fn, opts)
+   local op = 'nn.Module.wrap'
+   opts = wrap.check(op, self, name, opts, Module)
+   local entry, of = wrap.add(self, name, err.func(op, 'fn', fn), opts), opts.of
+   return { name = name, remove = function() wrap.remove(self, entry, of) end }
+end
+
+-- The names of what stands around the call, or around a method, innermost first.
+function Module:wraps(of)
+   local names = {}
+   for i, entry in ipairs(wrap.list(self, of)) do names[i] = entry.name end
+   return names
+end
 
 -- Hooks see what calls see: module(...), and of a model also model:loss(...). opts: first (before
 -- those that are there), by (the part of the library that adds it; nil: the user).
 
 -- fn(module, inputs...): what it returns replaces the inputs (nil: unchanged).
 function Module:hook_pre(fn, opts)
-   self._pre = self._pre or hook.list()
-   return self._pre:add('nn.Module.hook_pre', fn, opts)
+   return hook.add(self, 'pre', 'nn.Module.hook_pre', fn, opts)
 end
 
 -- fn(module, inputs, outputs...), inputs a packed list: what it returns replaces the outputs.
 function Module:hook_post(fn, opts)
-   self._post = self._post or hook.list()
-   return self._post:add('nn.Module.hook_post', fn, opts)
+   return hook.add(self, 'post', 'nn.Module.hook_post', fn, opts)
 end
 
 -- fn(module, dy...): runs before the backward of this module with the gradients of its outputs;
 -- what it returns replaces them.
 function Module:hook_backward_pre(fn, opts)
-   self._bwd_pre = self._bwd_pre or hook.list()
-   return self._bwd_pre:add('nn.Module.hook_backward_pre', fn, opts)
+   return hook.add(self, 'backward_pre', 'nn.Module.hook_backward_pre', fn, opts)
 end
 
 -- fn(module, dx...): runs after the backward of this module with the gradients of its tensor
@@ -372,44 +411,30 @@ end
 -- that backward, when the gradients of the outputs are there, as fn(module), and must return
 -- nothing; opts.needs_inputs: it does not run then.
 function Module:hook_backward(fn, opts)
-   self._bwd = self._bwd or hook.list()
-   return self._bwd:add('nn.Module.hook_backward', fn, opts)
+   return hook.add(self, 'backward', 'nn.Module.hook_backward', fn, opts)
 end
 
-local function hooked(self) return self._pre or self._post or self._bwd or self._bwd_pre end
-
--- Whether hooks of the user stand around a call of this module.
+-- Whether hooks or wraps of the user stand around a call of this module.
 function Module:has_hooks()
-   for _, list in ipairs { self._pre or false, self._post or false, self._bwd or false,
-      self._bwd_pre or false } do
-      if list and list:is_used() then return true end
+   for _, of in ipairs { 'call', 'forward' } do
+      for _, entry in ipairs(wrap.list(self, of)) do
+         if not entry.by then return true end
+      end
    end
-   return false
+   return hook.is_used(self)
 end
 
--- Whether a call does more than its class's forward: hooks, a recomputation, a forward that a plan
--- put in place.
-function Module:is_changed()
-   return (hooked(self) or self._around or rawget(self, 'forward')) ~= nil
+-- The chain of a call: of a module without wraps its forward.
+function Module:_call(...) return self:forward(...) end
+
+function Module:__call(...) return self:_call(...) end
+
+-- What fn(self, ...) returns, as if it were the call of this module: with its hooks and wraps. For
+-- classes that can be called in a second way, as models by their loss.
+function Module:as_call(fn, ...)
+   err.func('nn.Module.as_call', 'fn', fn)
+   return wrap.compose(wrap.list(self), fn)(self, ...)
 end
-
-local function call(self, fn, ...)
-   if hooked(self) then return hook.call(self, fn, pack(...)) end
-   return fn(self, ...)
-end
-
--- self._around(call, self, fn, inputs...), if set, stands around the call, hooks included: a plan
--- that recomputes this module in backward.
-local function run(self, fn, ...)
-   if self._around then return self._around(call, self, fn, ...) end
-   return call(self, fn, ...)
-end
-
-function Module:__call(...) return run(self, self.forward, ...) end
-
--- What fn(self, ...) returns, as if it were the call of this module: with its hooks. For classes
--- that can be called in a second way, as models by their loss.
-function Module:as_call(fn, ...) return run(self, err.func('nn.Module.as_call', 'fn', fn), ...) end
 
 -- What module(...) computes; every class has its own.
 function Module:forward()

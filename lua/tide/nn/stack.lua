@@ -2,7 +2,6 @@
 -- those of a list; names count from 0 by default, as in published checkpoints: `layers['0']` is
 -- `layers[1]`. They survive slicing, so a pipeline stage keeps the names of the whole.
 
-local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
@@ -15,7 +14,6 @@ function Stack:init(blocks, names)
    err.type('nn.Stack', 'blocks', blocks, 'table')
    Module.init(self)
    self._place = {}               -- name -> index of the block, which lies at that index alone
-   self.recompute = 0             -- n > 0: every n-th block is recomputed in backward
    for i, block in ipairs(blocks) do
       self:child(names and names[i] or tostring(i - 1), block)
    end
@@ -77,11 +75,7 @@ function Stack:forward(x, at)
    for i, block in ipairs(self) do
       local here = at
       if caches then here = setmetatable({ cache = caches[i] }, { __index = at }) end
-      if self.recompute > 0 and i % self.recompute == 0 and tide.is_grad_enabled() then
-         x = tide.checkpoint(function(h) return block(h, here) end, x)
-      else
-         x = block(x, here)
-      end
+      x = block(x, here)
    end
    return x
 end

@@ -13,7 +13,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local axis_of = require 'tide.parallel.axis_of'
-local in_range = require 'tide.parallel.in_range'
+local in_range = require 'tide.nn.in_range'
 
 local loss_parallel = {}
 

@@ -19,9 +19,9 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
-local attend = require 'tide.nn.attend'
 local nn = require 'tide.nn'
 local spread = require 'tide.nn.spread'
+local wrap = require 'tide.nn.wrap'
 
 local recompute = {}
 
@@ -55,35 +55,29 @@ end
 
 -- ---- around a module -------------------------------------------------------------------------
 
+local mark = 'recompute'
+
 -- How long a sequence cut over ranks is, is given from outside a module (see tp/layer.lua); a call
--- made again has to hear the same.
-local function around(call, self, fn, ...)
-   if not tide.is_grad_enabled() then return call(self, fn, ...) end
+-- made again needs the same length.
+local function again(next, self, ...)
+   if not tide.is_grad_enabled() then return next(self, ...) end
    local env = spread.of(self).tp
    local length = env and env.length
    return tide.checkpoint(function(...)
       if env then env.length = length end
-      return call(self, fn, ...)
+      return next(self, ...)
    end, ...)
 end
 
--- An attention call, whatever stands there, that is made again in backward.
-local Again = {}
-Again.__index = Again
-
-function Again:__call(q, k, v, options)
-   return tide.checkpoint(function(a, b, c) return attend(self.inner, a, b, c, options) end, q, k,
-      v)
+local function add(m, of)
+   if wrap.find(m, mark, of) then return end
+   m:wrap(mark, again, { of = of, order = wrap.order.recompute, by = mark })
 end
-
-local function is_again(inner) return type(inner) == 'table' and getmetatable(inner) == Again end
 
 local function reset(model)
    model:walk(function(m)
-      if rawget(m, '_around') == around then m._around = nil end
-      if class.is(m, nn.Stack) then m.recompute = 0 end
-      local inner = rawget(m, 'inner')
-      if is_again(inner) then m.inner = inner.inner end
+      wrap.drop(m, mark)
+      wrap.drop(m, mark, 'attend')
    end)
 end
 
@@ -133,7 +127,7 @@ local function by_names(model, names)
    list = outermost(list)
    return function(set)
       for _, m in ipairs(list) do
-         if set[scope_of(m.name)] then m.module._around = around end
+         if set[scope_of(m.name)] then add(m.module) end
       end
    end
 end
@@ -157,24 +151,24 @@ end
 local function every(model, k)
    err.integer(op, 'policy', k, 1)
    return each_module(model, function(m) return class.is(m, nn.Stack) end,
-      function(m) m.recompute = k end, 'list of blocks (nn.Stack)')
+      function(m)
+         for i = k, #m, k do add(m[i]) end
+      end, 'list of blocks (nn.Stack)')
 end
-
-local function wrap(m) m._around = around end
 
 local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
 
 local by_op = {
-   norm = function(model) return each_module(model, is_norm, wrap, 'norm') end,
+   norm = function(model) return each_module(model, is_norm, add, 'norm') end,
    linear = function(model)
-      return each_module(model, function(m) return class.is(m, nn.Linear) end, wrap,
+      return each_module(model, function(m) return class.is(m, nn.Linear) end, add,
          'nn.Linear')
    end,
    attention = function(model)
       return each_module(model, function(m)
          return class.is(m, nn.Attention)
       end, function(m)
-         if not is_again(m.inner) then m.inner = setmetatable({ inner = m.inner }, Again) end
+         add(m, 'attend')
       end, 'nn.Attention')
    end,
 }
@@ -199,7 +193,7 @@ local function changes_of(model, policy)
    if policy == nil or err.same(policy, 'none') then return function() end end
    if err.same(policy, 'full') then return every(model, 1) end
    if err.same(policy, 'mlp') then
-      return each_module(model, function(m) return class.is(m, nn.MLP) end, wrap, 'nn.MLP')
+      return each_module(model, function(m) return class.is(m, nn.MLP) end, add, 'nn.MLP')
    end
    if type(policy) == 'string' and policy:find '^every:' then
       policy = tonumber(policy:match '^every:(%d+)$') or 0
@@ -234,13 +228,8 @@ function recompute.report(model)
    local list = {}
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    for _, m in ipairs(model:named_modules()) do
-      local one = m.module
-      if rawget(one, '_around') == around then list[#list + 1] = m.name end
-      if is_again(rawget(one, 'inner')) then list[#list + 1] = m.name .. '.inner' end
-      local k = class.is(one, nn.Stack) and one.recompute or 0
-      for i = k, k > 0 and one:count() or -1, math.max(k, 1) do
-         list[#list + 1] = m.name .. '.' .. one._child[i]
-      end
+      if wrap.find(m.module, mark) then list[#list + 1] = m.name end
+      if wrap.find(m.module, mark, 'attend') then list[#list + 1] = m.name .. '.attend' end
    end
    table.sort(list)
    return list

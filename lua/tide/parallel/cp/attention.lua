@@ -2,7 +2,7 @@
 --
 --    local inner = cp_attention.new { axis = mesh:axis 'cp', method = 'ring' }
 --    inner(q, k, v, { causal = true, context = context })     -- the context of the batch
---    attention.inner = inner                                  -- takes the place of tide.attention
+--    layer:wrap('cp', function(_, _, ...) return inner(...) end, { of = 'attend' })
 --
 -- Layout, padding, documents and window are data: pairs (document, position) of every
 -- token of every rank, which the context holds (context.lua). So each method is one rule for any
@@ -15,7 +15,6 @@
 -- The object says how, the context what. It is an option of the call, or holds for the time
 -- of one function (`with`); a call without is an error. Losses are sums over ranks.
 
-local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
 local context_ = require 'tide.parallel.cp.context'
@@ -98,7 +97,7 @@ end
 -- ---- the methods -----------------------------------------------------------------------------
 
 local function attend(q, k, v, mask, q_index, k_index)
-   return nn_attend(tide.attention, q, k, v, {
+   return nn_attend(q, k, v, {
       causal = mask.causal, window = mask.window, softcap = mask.softcap, scale = mask.scale,
       q_index = q_index, k_index = k_index, dropout = mask.dropout,
    })
@@ -205,7 +204,7 @@ function Inner:__call(q, k, v, opts)
       local rest = {}
       for _, what in ipairs(known) do rest[what] = opts[what] end
       rest.context = nil
-      return nn_attend(tide.attention, q, k, v, rest)
+      return nn_attend(q, k, v, rest)
    end
    check_call(name, context, q, k, opts)
    local mask = { causal = opts.causal, window = opts.window or context.window,

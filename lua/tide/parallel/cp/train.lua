@@ -5,10 +5,10 @@
 --    model:loss(mine.ids, mine.labels, { context = mine.context, count = count }):backward()
 --    handle:restore()
 --
--- Only attention and Mamba-2 layers look along the sequence, so their inner calls are all that is
--- replaced (the latter by mamba_cp). The rest works on this rank's tokens as they are, and says so
--- (field mixes of nn.Module). The context goes with the call, so what is computed again in backward
--- does the same; a model that is not attached refuses it.
+-- Only attention and Mamba-2 layers look along the sequence, so their `attend` and `mix` are all
+-- that is wrapped (the latter by mamba_cp). The rest works on this rank's tokens as they are, and
+-- says so (field mixes of nn.Module). The context goes with the call, so what is computed again in
+-- backward does the same; a model that is not attached refuses it.
 --
 -- Losses are this rank's sum over the count of all ranks, so gradients add up over the data and
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
@@ -21,6 +21,7 @@ local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local pack = require 'tide.ffi.pack'
 local spread = require 'tide.nn.spread'
+local wrap = require 'tide.nn.wrap'
 local axis_of = require 'tide.parallel.axis_of'
 local context_ = require 'tide.parallel.cp.context'
 local cp = require 'tide.parallel.cp'
@@ -55,12 +56,13 @@ local function layers_of(op, model)
    return list, mamba
 end
 
--- What a module says of tokens that see each other (field mixes, see nn.Module), nil if the class
--- that its forward is of says nothing.
+-- What a module says of tokens that see each other (field or method mixes, see nn.Module), nil if
+-- the class that its forward is of says nothing.
 local function mixes(m)
    local class_ = m
    while type(class_) == 'table' and class_ ~= nn.Module do
       local said = rawget(class_, 'mixes')
+      if type(said) == 'function' then return m:mixes() end
       if said ~= nil then return said end
       if class_ ~= m and (rawget(class_, 'forward') or rawget(class_, 'hidden')) then return nil end
       class_ = class_ == m and getmetatable(m) or rawget(class_, 'super')
@@ -86,16 +88,14 @@ local function check_mixing(op, model)
    end
 end
 
--- Where the call that computes attention stands: in the module, or in what makes it again.
-local function holder_of(layer)
-   local m = layer.module
-   return type(m.inner) == 'table' and m.inner.inner and m.inner or m
-end
-
+-- Only recomputation may stand around attend: what another wrap makes of a part of the sequence is
+-- not known.
 local function check_place(op, handle, layer)
-   if holder_of(layer).inner ~= tide.attention then
-      err.raise('E_UNSUPPORTED', op, "layer '%s' has an attention call of its own (field inner), "
-         .. 'which knows nothing of other ranks', layer.name)
+   local m = layer.module
+   if wrap.base(m, 'attend') ~= nn.Attention.attend or wrap.is_around(m, 'attend', 'recompute') then
+      err.raise('E_UNSUPPORTED', op, "layer '%s' has an attention call of its own (its attend is "
+         .. 'replaced or wrapped), which knows nothing of other ranks; wrap it after attach',
+         layer.name)
    end
    if handle.size > 1 and layer.module.dropout > 0 then
       cp_attention.check_dropout(op, layer.method or handle.method)
@@ -185,13 +185,19 @@ end
 
 -- ---- attaching -------------------------------------------------------------------------------
 
+-- fn(q, k, v, options) in place of what the layer computes.
+local function wrap_attend(layer, name, fn, order)
+   return layer.module:wrap(name, function(_, _, ...) return fn(...) end,
+      { of = 'attend', order = order, by = 'cp' })
+end
+
 local function put(handle, layer)
-   local holder, method = holder_of(layer), layer.method
+   local method = layer.method
    local split = method == 'a2a+p2p'
-   holder.inner = cp_attention.new { axis = handle.axis, method = method,
+   layer.inner = cp_attention.new { axis = handle.axis, method = method,
       near = split and handle.near or nil, far = split and handle.far or nil }
-   layer.inner, layer.before = holder.inner, layer.module.window
-   layer.module.takes_context = true
+   layer.wrap = wrap_attend(layer, 'cp', layer.inner, wrap.order.cp)
+   layer.before, layer.module.takes_context = layer.module.window, true
    if layer.window then layer.module.window = layer.window end
 end
 
@@ -262,8 +268,9 @@ function Attached:restore()
    if self.mamba then self.mamba:restore() end
    for _, layer in ipairs(self.layers) do
       if layer.inner then
-         holder_of(layer).inner, layer.module.takes_context = tide.attention, nil
-         layer.module.window, layer.inner = layer.before, nil
+         layer.wrap.remove()
+         layer.module.takes_context, layer.module.window = nil, layer.before
+         layer.inner, layer.wrap = nil, nil
       end
    end
 end
@@ -287,15 +294,14 @@ end
 
 -- The results of fn(...), in which inner(q, k, v, options) is what the attention layers call.
 function Attached:instead(inner, fn, ...)
-   local op, before = 'parallel.cp.instead', {}
+   local op, handles = 'parallel.cp.instead', {}
    err.func(op, 'inner', inner)
    err.func(op, 'fn', fn)
    for i, layer in ipairs(self.layers) do
-      local holder = holder_of(layer)
-      before[i], holder.inner = holder.inner, inner
+      handles[i] = wrap_attend(layer, 'cp.instead', inner, wrap.order.cp)
    end
    local r = pack(pcall(fn, ...))
-   for i, layer in ipairs(self.layers) do holder_of(layer).inner = before[i] end
+   for _, handle in ipairs(handles) do handle.remove() end
    if not r[1] then error(r[2], 0) end
    return unpack(r, 2, r.n)
 end

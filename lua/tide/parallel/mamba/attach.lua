@@ -1,7 +1,7 @@
 -- Puts Mamba-2 layers of a model over the ranks of an axis, and takes them off again.
 --
--- A layer's `inner` is replaced by one that takes the context of the call (as
--- attention does), whose plan says which rank holds what. Both methods take the tokens in the
+-- A layer's `mix` is wrapped by one that takes the context of the call (as attention does), whose
+-- plan says which rank holds what. Both methods take the tokens in the
 -- layout that attention has (contiguous or zigzag; hidden any), so hybrid models never change the
 -- layout between layers: the exchange by heads undoes it in its index, the hand-over has two runs a
 -- rank.
@@ -11,6 +11,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local agree = require 'tide.comm.agree'
 local context_ = require 'tide.parallel.cp.context'
@@ -19,6 +20,7 @@ local kept = require 'tide.parallel.kept'
 local exchange = require 'tide.parallel.cp.exchange'
 local hidden = require 'tide.parallel.mamba.hidden'
 local state = require 'tide.parallel.mamba.state'
+local wrap = require 'tide.nn.wrap'
 local Mamba2 = require('tide.nn.mamba').Mamba2
 
 local attach = {}
@@ -95,14 +97,15 @@ function attach.check_layout(op, method, kind)
    end
 end
 
--- Replaces the inner call of every nn.Mamba2 in model; the model is then called with a context
+-- Wraps the mix of every nn.Mamba2 in model; the model is then called with a context
 -- (parallel.cp.context, or what cp.attach cuts). opts: axis (of a mesh, or a communicator), method
 -- ('auto'; 'hidden', 'state'). Nothing changes on one rank. parallel.cp.attach calls it for models
 -- with such layers. Returns the handle: restore().
 function attach.attach(model, opts)
    local op = 'parallel.mamba_cp.attach'
    opts = err.options(op, opts, { 'axis', 'method' })
-   local self = setmetatable({ layers = {}, names = {}, plans = {}, chosen = {} }, Attached)
+   local self = setmetatable({ layers = {}, names = {}, wraps = {}, plans = {},
+      chosen = {} }, Attached)
    self.method = err.choice(op, 'method', opts.method or 'auto', methods)
    self.comm = context_.comm_of(op, opts.axis)
    self.batches = setmetatable({}, { __mode = 'k' })
@@ -115,13 +118,16 @@ function attach.attach(model, opts)
    end)
    if #self.layers == 0 then err.arg(op, 'model', 'a module with nn.Mamba2 layers', model) end
    for _, layer in ipairs(self.layers) do
-      if layer.inner ~= Mamba2.mix then
-         err.raise('E_STATE', op, 'a layer has another inner call already; restore that first')
+      if layer.mix ~= Mamba2.mix then
+         err.raise('E_STATE', op, 'a layer has a `mix` of its own already, or one that is wrapped; '
+            .. 'restore that first')
       end
    end
    for _, layer in ipairs(self.comm.size > 1 and self.layers or {}) do
       self.plans[layer] = hidden.prepare(layer, self.comm)
-      layer.inner = function(of, projected, at) return self:call(of, projected, at) end
+      self.wraps[layer] = layer:wrap('cp', function(next, of, projected, at)
+         return self:call(next, of, projected, at)
+      end, { of = 'mix', order = wrap.order.cp, by = 'cp' })
       layer.takes_context = true
    end
    return self
@@ -129,8 +135,11 @@ end
 
 -- The layers as they were. May be called again.
 function Attached:restore()
-   for _, layer in ipairs(self.layers) do layer.inner, layer.takes_context = Mamba2.mix, nil end
-   self.layers = {}
+   for layer, handle in each(self.wraps) do
+      handle.remove()
+      layer.takes_context = nil
+   end
+   self.layers, self.wraps = {}, {}
 end
 
 -- ---- the batch -------------------------------------------------------------------------------
@@ -244,14 +253,14 @@ local function batch_of(self, map, index)
    return batch
 end
 
--- What the layers call: see nn.Mamba2.mix. Which documents there are is the context's to say; ranks
--- that differ in it, or in method or layer, all raise E_COMM. Every rank must call. With
--- `alone` set (cp.attach's whole) a call without a context means a whole sequence on this rank, as
--- one with parallel.cp.null always does.
-function Attached:call(layer, projected, at)
+-- The mix of a layer: see nn.Mamba2.mix; next: that of the whole sequence. Which documents there
+-- are is the context's to say; ranks that differ in it, or in method or layer, all raise E_COMM.
+-- Every rank must call. With `alone` set (cp.attach's whole) a call without a context means a whole
+-- sequence on this rank, as one with parallel.cp.null always does.
+function Attached:call(next, layer, projected, at)
    local op = 'parallel.mamba_cp'
    if at.context == context_.null or self.alone and not at.context then
-      return layer:mix(projected, at)
+      return next(layer, projected, at)
    end
    local context, device = context_for(self, op, projected, at), projected.device
    local map = context.map

@@ -49,8 +49,8 @@ local function part_of(layer, part)
    local own = {
       heads = part.heads, head_dim = P, groups = part.list and #part.list or part.groups, state = N,
       inner_dim = part.heads * P, conv_dim = part.heads * P + 2 * part.groups * N,
-      taps = layer.taps, chunk = layer.chunk, dt_limit = layer.dt_limit, conv = layer.conv,
-      scan = layer.scan, filter = function() return weight, bias end,
+      taps = layer.taps, chunk = layer.chunk, dt_limit = layer.dt_limit,
+      conv = layer.conv, scan = layer.scan, filter = function() return weight, bias end,
       D = D:narrow(1, part.head * each + 1, part.heads * each),
    }
    for _, name in ipairs { 'dt_bias', 'A_log' } do
@@ -83,7 +83,7 @@ end
 
 -- ---- the call --------------------------------------------------------------------------------
 
--- Takes the place of layer.inner: y and z [B, L, I] of projected [B, L, P]. plan: of prepare;
+-- In place of layer:mix: y and z [B, L, I] of projected [B, L, P]. plan: of prepare;
 -- rows: of cp/exchange.lua, rows(); sequence: [B or 1, T] of the whole sequence, or nil.
 function hidden.inner(layer, projected, comm, plan, rows, sequence)
    local part = plan.part

@@ -343,7 +343,7 @@ end
 
 -- ---- the call --------------------------------------------------------------------------------
 
--- Takes the place of layer.inner: y and z [B, L, I] of projected [B, L, P]. batch: of prepare.
+-- In place of layer:mix: y and z [B, L, I] of projected [B, L, P]. batch: of prepare.
 function state.inner(layer, projected, comm, batch)
    local B, L = projected:size(1), projected:size(2)
    local R, c = batch.R, batch.c

@@ -14,6 +14,7 @@
 local tide = require 'tide'
 local layer = require 'tide.parallel.tp.layer'
 local layout = require 'tide.parallel.layout'
+local wrap = require 'tide.nn.wrap'
 
 local tp_async = {}
 
@@ -149,38 +150,34 @@ local function ring_for(env, T)
    return { comm = env.comm, counts = layout.balanced(T, env.axis.size) }
 end
 
-local function has_hooks(module)
-   return module._pre or module._post or module._bwd or module._bwd_pre or module._around
-end
-
 -- In place of the gather before a module's projections: `project` does both.
 function tp_async.share_input(module, env)
-   local project, children = module.project, {}
+   local children = {}
    for _, name in ipairs(module.shared_input) do
       if module[name] then children[#children + 1] = name end
    end
-   function module.project(self, x)
+   layer.around(module, function(next, self, x)
       local at, args = ring_for(env, env.length), { n = 2 * #children }
       for i, name in ipairs(children) do
-         if has_hooks(self[name]) then at = nil end
+         if wrap.is_around(self[name]) or wrap.is_around(self[name], 'forward', 'tp') then
+            at = nil
+         end
          args[2 * i - 1], args[2 * i] = self[name].weight, self[name].bias
       end
-      if not at then return project(self, layer.into_parts(env, x, 'S(1)')) end
+      if not at then return next(self, layer.into_parts(env, x, 'S(1)')) end
       local first, second, third = gather_linear(x, at, unpack(args, 1, args.n))
       if self.act and #children == 1 then return nil, first end
       return first, second, third
-   end
+   end, { of = 'project' })
 end
 
--- A row-cut Linear whose product and reduce-scatter overlap; after row() of layer.lua.
-function tp_async.row(module, env, add_bias)
-   local forward = module.forward
-   function module.forward(self, h)
+-- A row-cut Linear whose product and reduce-scatter overlap; after answered() of layer.lua.
+function tp_async.row(module, env, style)
+   layer.around(module, function(next, self, h)
       local at = ring_for(env, h:size(2))
-      if not at then return forward(self, h) end
-      local y = linear_scatter(h, at, self.weight)
-      return add_bias(self, y)
-   end
+      if not at then return next(self, h) end
+      return layer.add_late(env, style, self, linear_scatter(h, at, self.weight), 'bias')
+   end, { name = 'tp.ring' })
 end
 
 return tp_async

@@ -105,81 +105,153 @@ local function expand(model, plan)
    return styles
 end
 
--- ---- changes of one module -------------------------------------------------------------------
+-- ---- a run -------------------------------------------------------------------------------------
 
 local Run = {}
 Run.__index = Run
 
-function Run:add(fn) self.changes[#self.changes + 1] = fn end
-
 local function join(path, name) return path == '' and name or path .. '.' .. name end
+
+function Run:add(fn) self.changes[#self.changes + 1] = fn end
 
 function Run:refuse(path, text, ...)
    err.raise('E_ARG', op, "'%s': " .. text, path, ...)
 end
 
-function Run:check_size(path, what, size)
-   local n = self.env.axis.size
-   if size < n then self:refuse(path, '%s (%d) is less than the %d ranks', what, size, n) end
+-- ---- the question to a module ------------------------------------------------------------------
+
+-- What Module.tp is asked with, beside the style: ranks, rank, path, children (name -> style).
+local Cut = {}
+Cut.__index = Cut
+
+-- Raises E_ARG with the path of the module.
+function Cut:refuse(text, ...) err.raise('E_ARG', op, "'%s': " .. text, self.path, ...) end
+
+-- Refuses fewer things than ranks.
+function Cut:check_size(what, size)
+   if size < self.ranks then
+      self:refuse('%s (%d) is less than the %d ranks', what, size, self.ranks)
+   end
 end
 
-function Run:linear(path, m, style)
-   local env = self.env
-   if self.async and m.fp8 then
+-- Number of things (from 0) before those of this rank, of n that are shared out evenly.
+function Cut:first(n)
+   local first = 0
+   for r, count in ipairs(layout.balanced(n, self.ranks)) do
+      if r <= self.rank then first = first + count end
+   end
+   return first
+end
+
+-- Refuses all but: the children `into` leave their result cut along the last dim and `out` takes
+-- it, or none does. Returns whether they do. Children that the module has not are left out.
+function Cut:all_or_none(into, out, text)
+   local cut, all = 0, 0
+   for _, name in ipairs(into) do
+      local style = self.children[name]
+      all = all + (self.module[name] and 1 or 0)
+      cut = cut + (style and style.output == 'S(-1)' and 1 or 0)
+   end
+   local after = self.children[out] ~= nil and self.children[out].input == 'S(-1)'
+   if cut == 0 and not after then return false end
+   if cut < all or not after then self:refuse('%s, all or none', text) end
+   return true
+end
+
+-- Refuses numbers of attention heads that the ranks do not divide.
+function Cut:check_heads(heads, kv_heads)
+   tp.check_heads({ num_key_value_heads = kv_heads, num_attention_heads = heads }, self.ranks)
+end
+
+-- The answer of a Mamba-2 layer that is cut by heads.
+function Cut:by_heads()
+   local m, env = self.module, self.env
+   local plan = tp_mamba.plan(m, self.ranks)
+   return {
+      give = { in_proj = { blocks = plan.rows, after = tp_mamba.after(m, env, plan) },
+         out_proj = { blocks = { plan.inner } } },
+      done = function() tp_mamba.apply(m, env, plan) end,
+   }
+end
+
+local answer_fields = { 'cut', 'takes', 'gives', 'late', 'call', 'after', 'length', 'done', 'give',
+   'summed' }
+local into_layouts = { ['R S(1)'] = true, ['R R'] = true, ['S(-1) R'] = true,
+   ['S(-1) S(-1)'] = true, ['S(1) S(1)'] = true }
+local out_layouts = { ['P R'] = true, ['P S(1)'] = true, ['S(-1) S(-1)'] = true,
+   ['S(-1) R'] = true, ['S(-1) S(1)'] = true, ['R R'] = true, ['S(1) S(1)'] = true }
+
+local function check_answer(cut, style, answer)
+   local name = ('%s.tp'):format(cut.module.class_name)
+   err.options(name, answer, answer_fields)
+   if not answer.cut then return end
+   for field in each(err.type(name, 'cut', answer.cut, 'table')) do
+      if not tide.is_tensor(cut.module[field]) then err.arg(name, 'cut', 'parameters', field) end
+   end
+   if not style then cut:refuse('%s cuts parameters, and the plan gives no style', name) end
+   local takes, gives = answer.takes or 'R', answer.gives or 'R'
+   if not answer.length and not into_layouts[takes .. ' ' .. style.input]
+      or not out_layouts[gives .. ' ' .. style.output] then
+      cut:refuse('the module takes %s and gives %s, which does not fit the style %s', takes, gives,
+         tostring(style))
+   end
+end
+
+-- ---- changes of one module -------------------------------------------------------------------
+
+function Run:question(path, m)
+   local children = {}
+   for _, name in ipairs(m._child) do children[name] = self.styles[join(path, name)] end
+   return setmetatable({ module = m, path = path, children = children, given = self.cuts[path],
+      ranks = self.env.axis.size, rank = self.env.axis.rank, env = self.env }, Cut)
+end
+
+-- Products of nn.Linear that overlap with the reduce-scatter behind them.
+function Run:overlapped(path, m, style)
+   if not self.async or not class.is(m, nn.Linear) then return false end
+   if m.fp8 then
       self:refuse(path, 'products in FP8 do not overlap with collectives; leave out fp8 or '
          .. 'async_tp')
    end
-   if style.shard == 'rows' then
-      if m.nout % style.blocks ~= 0 then
-         self:refuse(path, '%d rows are no %d equal blocks', m.nout, style.blocks)
-      end
-      self:check_size(path, 'the number of rows', m.nout / style.blocks)
-      local shared, cut = self.shared[path], self.cuts[path]
-      self:add(function() layer.column(m, env, style, shared, cut) end)
-   elseif style.shard == 'columns' then
-      if style.blocks ~= 1 then self:refuse(path, 'fused blocks are rows, not columns') end
-      self:check_size(path, 'the number of columns', m.nin)
-      local overlap = self.async and style.input == 'S(-1)' and style.output == 'S(1)'
-      local counts = self.cuts[path]
-      self:add(function()
-         layer.row(m, env, style, counts)
-         if overlap then
-            async.row(m, env, function(me, y) return layer.add_bias(env, style, me, y) end)
-         end
-      end)
-   else
-      self:refuse(path, 'a Linear cannot be %s', tostring(style))
-   end
+   return style.input == 'S(-1)' and style.output == 'S(1)'
 end
 
-function Run:embedding(path, m, style)
-   local env = self.env
-   if style.shard == 'columns' then
-      self:check_size(path, 'vocab_size', m.nvocab)
-      self:add(function() layer.vocabulary(m, env, style) end)
-   elseif style.shard == 'rows' then
-      self:check_size(path, 'the width', m.dim)
-      self:add(function() layer.embedding_columns(m, env, style) end)
-   else
-      self:refuse(path, 'an Embedding cannot be %s', tostring(style))
-   end
+function Run:answered(path, m, style, answer)
+   local env, shared = self.env, self.shared[path]
+   local overlap = self:overlapped(path, m, style)
+   self:add(function()
+      layer.answered(m, env, style, answer, shared)
+      if overlap then async.row(m, env, style) end
+   end)
 end
 
-function Run:one(path, m, style)
+-- A module that says nothing of a style is whole on every rank.
+function Run:whole(path, m, style)
    local env = self.env
-   for _, field in ipairs(m._param) do
-      if layout.get(m, field) then self:refuse(path, 'is cut over ranks already') end
-   end
-   if class.is(m, nn.Linear) then return self:linear(path, m, style) end
-   if class.is(m, nn.Embedding) then return self:embedding(path, m, style) end
-   if style.shard then self:refuse(path, "a %s cannot be %s", m.class_name, tostring(style)) end
+   if style.shard then self:refuse(path, 'a %s cannot be %s', m.class_name, tostring(style)) end
    if style.name == 'gather_input' then
       return self:add(function() layer.convert_input(m, env, layer.into_whole, style.input) end)
    end
    self:add(function() layer.summed_gradients(m, env) end)
 end
 
--- ---- attention and MLP -----------------------------------------------------------------------
+-- Asks a module how it is cut, and notes what it answers.
+function Run:ask(path, m)
+   local style, env, cut = self.styles[path], self.env, self:question(path, m)
+   for _, field in ipairs(style and m._param or {}) do
+      if layout.get(m, field) then self:refuse(path, 'is cut over ranks already') end
+   end
+   local answer = m:tp(style, cut)
+   if answer then check_answer(cut, style, answer) end
+   if answer and answer.cut then return self:answered(path, m, style, answer) end
+   if style then self:whole(path, m, style) end
+   if not answer then return end
+   for name, given in each(answer.give or {}) do self.cuts[join(path, name)] = given end
+   self:add(function()
+      for _, name in ipairs(answer.summed or {}) do layer.summed_gradients(m[name], env) end
+      if answer.done then answer.done() end
+   end)
+end
 
 -- Children with one input whose rows are cut take it in one collective, done by the parent.
 function Run:share_input(path, m)
@@ -202,82 +274,12 @@ function Run:share_input(path, m)
    end)
 end
 
--- Queries, keys and values are cut by heads, all or none, and the output's columns with them.
-function Run:attention(path, m)
-   local n, cut = self.env.axis.size, 0
-   for _, name in ipairs(m.shared_input) do
-      local style = self.styles[join(path, name)]
-      if style and style.output == 'S(-1)' then cut = cut + 1 end
-   end
-   local o = self.styles[join(path, 'o_proj')]
-   local local_out = o ~= nil and o.input == 'S(-1)'
-   if cut == 0 and not local_out then return end
-   if cut < 3 or not local_out then
-      self:refuse(path, 'q_proj, k_proj and v_proj must be colwise and o_proj rowwise, all or none')
-   end
-   if m.qkv_proj then self:refuse(path, 'fused projections cannot be cut by heads') end
-   tp.check_heads({ num_key_value_heads = m.kv_heads, num_attention_heads = m.heads }, n)
-   local env = self.env
-   self:add(function()
-      m.heads, m.kv_heads = m.heads / n, m.kv_heads / n
-      for _, name in ipairs { 'q_norm', 'k_norm' } do
-         if m[name] then layer.summed_gradients(m[name], env) end
-      end
-   end)
-end
-
--- A Mamba-2 layer is cut by heads as a whole, or not at all.
-function Run:mamba(path, m)
-   local into, out = join(path, 'in_proj'), join(path, 'out_proj')
-   local first, last = self.styles[into], self.styles[out]
-   local cut = first ~= nil and first.output == 'S(-1)'
-   if not cut and not (last and last.input == 'S(-1)') then return end
-   if not (cut and last and last.input == 'S(-1)') or first.blocks ~= 1 then
-      self:refuse(path, 'in_proj must be colwise and out_proj rowwise, all or none')
-   end
-   self:check_size(path, 'the number of heads', m.heads)
-   local env = self.env
-   local plan = tp_mamba.plan(m, env.axis.size)
-   self.cuts[into] = { blocks = plan.rows, after = tp_mamba.after(m, env, plan) }
-   self.cuts[out] = plan.inner
-   self:add(function() tp_mamba.apply(m, env, plan) end)
-end
-
-function Run:mlp(path, m)
-   local cut, all = 0, 0
-   for _, name in ipairs { 'gate_proj', 'up_proj', 'gate_up_proj' } do
-      if m[name] then
-         all = all + 1
-         local style = self.styles[join(path, name)]
-         if style and style.output == 'S(-1)' then
-            cut = cut + 1
-            local blocks = name == 'gate_up_proj' and 2 or 1
-            if style.blocks ~= blocks then
-               self:refuse(join(path, name), 'expected a style with %d blocks', blocks)
-            end
-         end
-      end
-   end
-   local down = self.styles[join(path, 'down_proj')]
-   local after = down ~= nil and down.input == 'S(-1)'
-   if (cut > 0 or after) and (cut < all or not after) then
-      self:refuse(path, 'the projections into the hidden layer must be colwise and down_proj '
-         .. 'rowwise, all or none')
-   end
-end
-
 -- ---- the sequence and the head ---------------------------------------------------------------
 
 -- A block gets the length of the whole sequence, or its positions.
 function Run:watch_length(m)
    local env = self.env
-   self:add(function()
-      m:hook_pre(function(_, x, at)
-         if at and at.length then env.length = at.length
-         elseif at and at.positions then env.length = at.positions:size(2) end
-         return x, at
-      end, { by = 'tp' })
-   end)
+   self:add(function() layer.watch_length(m, env) end)
 end
 
 -- The module whose rows are the output projection, with its path.
@@ -303,26 +305,27 @@ function Run:head(model, opts)
    end
    if not cut then
       return self:add(function()
-         local inner = model.head_loss
-         function model.head_loss(x, w, labels, o)
-            return inner(layer.into_whole(env, x, from), w, labels, o)
+         for _, of in ipairs { 'head_loss', 'head_logits' } do
+            layer.around(model, function(next, me, x, ...)
+               return next(me, layer.into_whole(env, x, from), ...)
+            end, { of = of })
          end
-         function model.head_logits(x, w) return tide.linear(layer.into_whole(env, x, from), w) end
       end)
    end
    local counts = layout.balanced(embed and m.nvocab or m.nout, env.axis.size)
    self:add(function()
       model.keeps_logits_apart = opts.gather_logits == false
-      function model.head_loss(x, w, labels, o)
+      layer.around(model, function(_, me, x, labels, o)
          return nn.loss.per_count(function(x_NC, labels_N, attrs)
-            return loss_parallel.linear_cross_entropy(x_NC, w, labels_N, env.axis, counts, attrs)
-         end, layer.into_parts(env, x, from), labels, o, model.op or op)
-      end
-      function model.head_logits(x, w)
-         local y = tide.linear(layer.into_parts(env, x, from), w)
+            return loss_parallel.linear_cross_entropy(x_NC, me:head(), labels_N, env.axis, counts,
+               attrs)
+         end, layer.into_parts(env, x, from), labels, o, me.op or op)
+      end, { of = 'head_loss' })
+      layer.around(model, function(_, me, x)
+         local y = tide.linear(layer.into_parts(env, x, from), me:head())
          if opts.gather_logits == false then return y end
          return collective.gather_from(y, env.axis, -1, counts)
-      end
+      end, { of = 'head_logits' })
    end)
 end
 
@@ -383,13 +386,10 @@ local function prepare(run, model, opts)
    check_shared(run, model)
    if run.sequence then check_sequence(run, model) end
    model:walk(function(m, path)
-      if class.is(m, nn.Attention) then run:attention(path, m) end
-      if class.is(m, nn.MLP) then run:mlp(path, m) end
-      if class.is(m, nn.Mamba2) then run:mamba(path, m) end
       run:share_input(path, m)
+      run:ask(path, m)
    end)
-   model:walk(function(m, path)
-      if run.styles[path] then run:one(path, m, run.styles[path]) end
+   model:walk(function(m)
       if run.sequence and class.is(m, nn.Stack) then
          for i = 1, m:count() do run:watch_length(m:at(i)) end
       end

@@ -1,9 +1,8 @@
 -- What a style makes of a module: the collectives around it.
 --
--- A module cut over ranks gets a forward of its own (a field of the instance, so its
--- class and hooks stay as they are) that does the local product between two changes of layout. Each
--- change is a collective whose backward is its adjoint (see collective_op), so gradients need no
--- code here.
+-- A module says how it is cut under a style (see Module.tp), and gets a wrap that runs its forward
+-- on parts of the parameters between two changes of layout. Each change is a collective whose
+-- backward is its adjoint (see collective_op), so gradients need no code here.
 --
 -- env, one for a model: axis; length (tokens of the whole sequence of the call under way, which a
 -- rank with a part of them cannot know; set by the embedding and by each block).
@@ -11,10 +10,10 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
-local in_range = require 'tide.parallel.in_range'
 local layout = require 'tide.parallel.layout'
 local collective = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
+local wrap = require 'tide.nn.wrap'
 
 local tp_layer = {}
 
@@ -90,105 +89,122 @@ end
 
 local place = tp_layer.place
 
--- A forward with parameters whose gradient is this rank's part of the sum.
+-- ---- wraps -------------------------------------------------------------------------------------
+
+-- Puts fn(next, self, ...) around a method of a module, inside hooks and wraps of the user. opts:
+-- name ('tp'), of ('forward').
+function tp_layer.around(module, fn, opts)
+   opts = opts or {}
+   local of = opts.of or 'forward'
+   module:wrap(opts.name or 'tp', fn, { of = of, order = wrap.order.tp, by = 'tp' })
+end
+
+local around = tp_layer.around
+
+-- The module with parameters whose gradients are parts of the sum over ranks.
+local function summing(env, self, names)
+   local fields = {}
+   for _, name in ipairs(names) do fields[name] = collective.copy_to(self[name], env.axis) end
+   return setmetatable(fields, { __index = self })
+end
+
+-- Adds up the gradients of the parameters over ranks, each of which has a part.
 function tp_layer.summed_gradients(module, env)
-   local forward = module.forward
    for _, field in ipairs(module._param) do place(module, field, env) end
-   function module.forward(self, ...)
-      local fields = {}
-      for _, field in ipairs(self._param) do
-         fields[field] = collective.copy_to(self[field], env.axis)
-      end
-      return forward(setmetatable(fields, { __index = self }), ...)
-   end
-end
-
--- ---- modules ---------------------------------------------------------------------------------
-
-local function widths(n, blocks, parts)
-   local list = balanced(n / blocks, parts)
-   for i = 1, #list do list[i] = list[i] * blocks end
-   return list
-end
-
-local function total(blocks, parts)
-   local list = {}
-   for r = 1, parts do
-      list[r] = 0
-      for _, counts in ipairs(blocks) do list[r] = list[r] + counts[r] end
-   end
-   return list
-end
-
--- Rows of the weight. shared: the owner of the module brings x in the right layout. cut (nil: the
--- blocks of the style): { blocks = counts a rank of each block of rows, after = what is made of
--- this rank's result, or nil }.
-function tp_layer.column(module, env, style, shared, cut)
-   local blocks, n = cut and cut.blocks or style.blocks, env.axis.size
-   local counts = cut and total(blocks, n) or widths(module.nout, blocks, n)
-   place(module, 'weight', env, 1, blocks)
-   if module.bias then place(module, 'bias', env, 1, blocks) end
-   module.nout = counts[env.axis.rank + 1]
-   function module.forward(self, x)
-      if not shared then x = tp_layer.into_parts(env, x, style.input) end
-      local y = self.product(x, self.weight, self.bias)
-      if cut and cut.after then y = cut.after(y) end
-      return tp_layer.join_parts(env, y, style.output, counts)
-   end
-end
-
--- The bias of a row-cut Linear is whole and added once, to the sum.
-function tp_layer.add_bias(env, style, self, y)
-   if not self.bias then return y end
-   return y + (style.output == 'S(1)' and collective.copy_to(self.bias, env.axis) or self.bias)
-end
-
--- Columns of the weight. counts: on each rank (default: as even as can be).
-function tp_layer.row(module, env, style, counts)
-   counts = counts or balanced(module.nin, env.axis.size)
-   place(module, 'weight', env, 2, { counts })
-   if module.bias then place(module, 'bias', env) end
-   module.nin = counts[env.axis.rank + 1]
-   function module.forward(self, x)
-      if style.input == 'R' then x = collective.scatter_to(x, env.axis, -1, counts) end
-      local y = tp_layer.sum_parts(env, self.product(x, self.weight), style.output)
-      return tp_layer.add_bias(env, style, self, y)
-   end
-end
-
--- Rows of the table: ids of other ranks give zeros, and the sum over ranks is the whole.
-function tp_layer.vocabulary(module, env, style)
-   local V = module.nvocab
-   local counts, first = balanced(V, env.axis.size), 0
-   for r = 1, env.axis.rank do first = first + counts[r] end
-   place(module, 'weight', env, 1)
-   function module.forward(self, ids)
-      in_range('nn.Embedding', ids, V, 'a token id lies outside [0, %d)') -- found on every rank
-      env.length = ids:size(-1)
-      local n = self.weight:size(1)
-      local here = tide.logical_and(ids:ge(first), ids:lt(first + n))
-      local y = tide.embedding(self.weight, (ids - first):clamp(0, n - 1))
-      return tp_layer.sum_parts(env, y * here:to(y.dtype):unsqueeze(-1), style.output)
-   end
-   function module.as_output()
-      err.raise('E_STATE', 'nn.Embedding', 'the table is cut over ranks; call the model')
-   end
-   return counts
-end
-
--- Columns of the table.
-function tp_layer.embedding_columns(module, env, style)
-   local counts = balanced(module.dim, env.axis.size)
-   place(module, 'weight', env, 2)
-   function module.forward(self, ids)
-      env.length = ids:size(-1)
-      return tp_layer.join_parts(env, tide.embedding(self.weight, ids), style.output, counts)
-   end
+   around(module, function(next, self, ...)
+      return next(summing(env, self, self._param), ...)
+   end)
 end
 
 -- All that a module takes first in another layout.
 function tp_layer.convert_input(module, env, convert, from)
-   module:hook_pre(function(_, x, ...) return convert(env, x, from), ... end, { by = 'tp' })
+   around(module, function(next, self, x, ...) return next(self, convert(env, x, from), ...) end,
+      { name = 'tp.input', of = 'call' })
+end
+
+-- Takes the length of the whole sequence from the context of a block's call.
+function tp_layer.watch_length(block, env)
+   around(block, function(next, self, x, at, ...)
+      if at and at.length then
+         env.length = at.length
+      elseif at and at.positions then
+         env.length = at.positions:size(2)
+      end
+      return next(self, x, at, ...)
+   end, { name = 'tp.length', of = 'call' })
+end
+
+-- ---- answers -----------------------------------------------------------------------------------
+
+local function total(lists, parts)
+   local list = {}
+   for r = 1, parts do
+      list[r] = 0
+      for _, counts in ipairs(lists) do list[r] = list[r] + counts[r] end
+   end
+   return list
+end
+
+-- Cuts the parameters that an answer names; returns the names of the others but `late`, and what
+-- each rank has of the dim that the first one is cut along.
+local function cut_parameters(m, env, answer)
+   local rest, counts = {}, nil
+   for _, field in ipairs(m._param) do
+      local how = answer.cut[field]
+      if how then
+         local dim = type(how) == 'table' and how.dim or how
+         local blocks = type(how) == 'table' and how.blocks or 1
+         place(m, field, env, dim, blocks)
+         counts = counts or total(layout.get(m, field).blocks, env.axis.size)
+      else
+         place(m, field, env)
+         if field ~= answer.late then rest[#rest + 1] = field end
+      end
+   end
+   return rest, counts
+end
+
+-- x from the layout of the style in that which the module takes.
+local function enter(env, x, from, takes, counts)
+   if takes == 'R' then return tp_layer.into_parts(env, x, from) end
+   if from == takes or takes == 'S(1)' then return x end
+   return collective.scatter_to(x, env.axis, -1, counts)
+end
+
+-- y as the module gives it in the layout of the style.
+local function leave(env, y, gives, to, counts)
+   if gives == 'P' then return tp_layer.sum_parts(env, y, to) end
+   if gives == 'S(-1)' then return tp_layer.join_parts(env, y, to, counts) end
+   return y
+end
+
+-- y and the parameter `name`, which is whole and added once, to the sum of all ranks.
+function tp_layer.add_late(env, style, self, y, name)
+   local bias = name and self[name]
+   if not bias then return y end
+   return y + (style.output == 'S(1)' and collective.copy_to(bias, env.axis) or bias)
+end
+
+-- Makes a module what it answered that it is under a style (see Module.tp). shared: the owner of
+-- the module brings x in the right layout.
+function tp_layer.answered(m, env, style, answer, shared)
+   local rest, counts = cut_parameters(m, env, answer)
+   if answer.done then answer.done(counts and counts[env.axis.rank + 1]) end
+   local late, call, after, length = answer.late, answer.call, answer.after, answer.length
+   local takes = answer.takes or 'R'
+   around(m, function(next, self, x, ...)
+      if length then env.length = x:size(length) elseif not shared then
+         x = enter(env, x, style.input, takes, counts)
+      end
+      local inner = self
+      if #rest > 0 then inner = summing(env, self, rest) end
+      if late and self[late] then inner = setmetatable({ [late] = false }, { __index = inner }) end
+      local y
+      if call then y = call(next, inner, x, ...) else y = next(inner, x, ...) end
+      if after then y = after(y) end
+      y = leave(env, y, answer.gives, style.output, counts)
+      return tp_layer.add_late(env, style, self, y, late)
+   end)
 end
 
 return tp_layer

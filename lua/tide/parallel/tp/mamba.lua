@@ -117,7 +117,7 @@ local function spread_norm(norm, env, plan)
    for r = 1, env.axis.rank do first = first + plan.inner[r] end
    local groups = sum(plan.inner) / plan.norm_group
    local pieces = pieces_of(first, plan.inner[env.axis.rank + 1], plan.norm_group)
-   function norm.forward(self, x, z)
+   layer.around(norm, function(_, self, x, z)
       local y, gate = wide(x), wide(z)
       if not self.gate_last then y = tide.swiglu(gate, y) end
       local rate, list = rates(self, env, pieces, y, groups), {}
@@ -125,7 +125,7 @@ local function spread_norm(norm, env, plan)
       y = joined(list) * wide(self.weight)
       if self.gate_last then y = tide.swiglu(gate, y) end
       return y:to(x.dtype)
-   end
+   end)
 end
 
 -- ---- the layer -------------------------------------------------------------------------------
@@ -156,7 +156,6 @@ function tp_mamba.apply(m, env, plan)
    if m.conv1d.bias then layer.place(m.conv1d, 'bias', env, 1, plan.conv) end
    layer.place(m.norm, 'weight', env, 1, { plan.inner })
    if plan.gathered then
-      local filter = m.filter
       spread_norm(m.norm, env, plan)
       -- The rows of x, then the gathered ones.
       local function whole(t)
@@ -164,10 +163,10 @@ function tp_mamba.apply(m, env, plan)
          return tide.cat({ t:narrow(1, 1, width), gather(env, plan, take,
             t:narrow(1, width + 1, n), 1) }, 1)
       end
-      function m.filter(self)
-         local weight, bias = filter(self)
+      layer.around(m, function(next, self)
+         local weight, bias = next(self)
          return whole(weight), bias and whole(bias)
-      end
+      end, { of = 'filter' })
    end
    m.norm.dim = width
    m.heads, m.groups, m.inner_dim = part.heads, groups, width

@@ -56,32 +56,25 @@ function tp_plans.body(model)
    end
 end
 
--- One block part: its modules with the layouts they need. Fused queries, keys and values cannot be
--- cut by heads, so that attention is whole on every rank and only its weights are shared out.
-local part = {}
-
-function part.attention(plan, path, m)
-   if m.qkv_proj then
-      plan[join(path, 'qkv_proj')] = get 'rowwise_rep'
-      plan[join(path, 'o_proj')] = get 'colwise_rep'
-      return
+-- A style from what Module.tp_plan says.
+local function style_of(v)
+   if tp_style.is(v) or type(v) ~= 'table' then return tp_style.is(v) and v or get(v) end
+   local changes = {}
+   for k, value in each(v) do
+      if k ~= 1 then changes[k] = value end
    end
-   for _, name in ipairs(m.shared_input) do plan[join(path, name)] = get 'colwise' end
-   plan[join(path, 'o_proj')] = get 'rowwise'
+   return get(v[1]):with(changes)
 end
 
-function part.mlp(plan, path, m)
-   for _, name in ipairs { 'gate_proj', 'up_proj' } do
-      if m[name] then plan[join(path, name)] = get 'colwise' end
+-- Child -> style of what a module says of itself; nil: nothing.
+local function own_plan(m)
+   local said = m:tp_plan()
+   if said == nil then return nil end
+   local out = {}
+   for child, v in each(err.type(m.class_name .. '.tp_plan', 'result', said, 'table')) do
+      out[child] = style_of(v)
    end
-   if m.gate_up_proj then
-      plan[join(path, 'gate_up_proj')] = get('colwise'):with { blocks = 2 }
-   end
-   plan[join(path, 'down_proj')] = get 'rowwise'
-end
-
-function part.mamba(plan, path)
-   plan[join(path, 'in_proj')], plan[join(path, 'out_proj')] = get 'colwise', get 'rowwise'
+   return out
 end
 
 local function layer_parts(block, fn)
@@ -96,10 +89,9 @@ function tp_plans.decoder(model)
    local plan = { [join(path, names.embed)] = get 'rowwise_rep' }
    for i = 1, body.layers:count() do
       layer_parts(body.layers:at(i), function(name, m)
-         local at = join(path, 'layers.*', name)
-         if class.is(m, nn.Attention) then part.attention(plan, at, m) end
-         if class.is(m, nn.MLP) then part.mlp(plan, at, m) end
-         if class.is(m, nn.Mamba2) then part.mamba(plan, at) end
+         for child, style in each(own_plan(m) or {}) do
+            plan[join(path, 'layers.*', name, child)] = style
+         end
       end)
    end
    if class.is(rawget(model, 'lm_head'), nn.Linear) then plan.lm_head = get 'colwise' end
@@ -115,32 +107,29 @@ local function refuse_sequence(text, ...)
       .. 'plan: ' .. text, ...)
 end
 
-local function block_sequence(plan, at, name, m)
-   local path = join(at, name)
-   local function change(child, layouts)
+-- The children that read the stream gather it, and the one that ends the module leaves its sum cut
+-- along it. own: what the module says of itself.
+local function cut_stream(plan, path, m, own)
+   local ends = false
+   for child, style in each(own) do
       local key = join(path, child)
-      if plan[key] then plan[key] = plan[key]:with(layouts) end
-      return plan[key] ~= nil
+      if style.output ~= 'S(-1)' and child ~= 'qkv_proj' then
+         ends = ends or plan[key] ~= nil
+         plan[key] = plan[key] and plan[key]:with { output = 'S(1)' }
+      elseif style.input == 'R' and child ~= 'qkv_proj' then
+         plan[key] = plan[key] and plan[key]:with { input = 'S(1)' }
+      end
    end
+   if not ends then refuse_sequence("'%s' is whole", path) end
+   if m.qkv_proj then plan[path] = get 'gather_input' end
+end
+
+local function block_sequence(plan, at, name, m)
+   local path, own = join(at, name), own_plan(m)
    if is_norm(m) then
       plan[path] = get 'sequence_parallel'
-   elseif class.is(m, nn.Attention) then
-      if not change('o_proj', { output = 'S(1)' }) then refuse_sequence("'%s' is whole", path) end
-      if m.qkv_proj then
-         plan[path] = get 'gather_input'
-      else
-         for _, child in ipairs(m.shared_input) do change(child, { input = 'S(1)' }) end
-      end
-   elseif class.is(m, nn.MLP) then
-      if not change('down_proj', { output = 'S(1)' }) then
-         refuse_sequence("'%s' is whole", path)
-      end
-      for _, child in ipairs { 'gate_proj', 'up_proj', 'gate_up_proj' } do
-         change(child, { input = 'S(1)' })
-      end
-   elseif class.is(m, nn.Mamba2) then
-      if not change('out_proj', { output = 'S(1)' }) then refuse_sequence("'%s' is whole", path) end
-      change('in_proj', { input = 'S(1)' })
+   elseif own then
+      cut_stream(plan, path, m, own)
    elseif #m:parameters() > 0 then
       refuse_sequence("no rule for the %s at '%s'", m.class_name, path)
    end

@@ -1,0 +1,11 @@
+-- Spellings of 0.1 that still work: each writes one line to standard error, once.
+
+local said = {}
+
+-- old, new: what the caller has written, and what to write in its place.
+return function(old, new)
+   if said[old] then return end
+   said[old] = true
+   io.stderr:write(("tide: '%s' is a spelling of 0.1 and will go in 0.3; write '%s'\n"):format(old,
+      new))
+end
