@@ -186,7 +186,7 @@ promise['lua/guide/checkpoint.md'] = {
 
 promise['lua/guide/context.md'] = {
    { 'Use it when one sequence', definition = 'advice' },
-   { 'attach replaces the inner call', 'parallel/cp_train',
+   { 'attach wraps attend', 'parallel/cp_train',
       'replaces the inner call, and gives it back' },
    { 'cut returns this ranks part', 'parallel/cp_batch', 'is padded with the value of each field'
       },
@@ -235,6 +235,10 @@ promise['lua/guide/module.md'] = {
       'that does not fit changes nothing and lists every difference' },
    { 'What it returns replaces', 'lua/module',
       'replace inputs and outputs, in order, until removed' },
+   { 'Hooks of the model and of its head', 'lua/module',
+      'see arguments and loss at the root, logits at the head' },
+   { 'A backward hook of a module that is fed', 'lua/module',
+      'of modules fed with ids get no gradients and may give none' },
 }
 
 promise['lua/guide/ranks.md'] = {
