@@ -11,7 +11,7 @@
 #include "core/base/sort.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 #include "core/comm/comm.h"
 #include "core/tensor/tensor.h"
 
@@ -59,7 +59,7 @@ static int check_tensor(tide_comm *comm, int coll, const tide_tensor *t, const c
 {
   if (!t) return bad(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
   if (t->storage->gone) return bad(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
-  if (t->storage->flight && tide__flight_land(t->storage) < 0)
+  if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)
     return bad(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
   const tide__backend *b = t->ctx->devices->device[t->storage->device].backend;
   bool none = !b->has_bytes;

@@ -28,7 +28,7 @@
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/device.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 
 enum {
   GRAIN = 64,                 /* blocks of the small pool are multiples of this */
@@ -526,7 +526,7 @@ void tide_cache_trim(tide_ctx *ctx)
   if (ctx->capture) return;
   for (int i = 0; i < TIDE_NDEV; i++) {
     tide__device *d = &ctx->devices->device[i];
-    tide__flights_reap(d);
+    tide__async_copies_reap(d);
     if (d->cache) tide__cache_trim(ctx, d->cache);
     if (d->pinned) tide__cache_trim(ctx, d->pinned);
   }

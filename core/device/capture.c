@@ -19,7 +19,7 @@
 #include "core/base/foreign.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 
 struct tide_graph {
   tide__foreign foreign;
@@ -148,7 +148,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   tide__ctx_hold(ctx);
   int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
   if (rc == TIDE_OK) {
-    tide__flights_close(d);
+    tide__async_copies_finish(d);
     tide__cache_trim(ctx, d->cache); /* or the recorded step would need its memory a second time */
     rc = d->backend->graphs->begin(d->state);
     if (rc < 0) failed(g, rc, "graph_begin");
@@ -200,7 +200,7 @@ int tide_graph_replay(tide_graph *g)
 {
   tide__device *d = device_of(g);
   TIDE_TRY(tide__not_captured(g->ctx, "graph_replay"));
-  int rc = tide__flights_order(d);
+  int rc = tide__async_copies_order(d);
   if (rc < 0) return failed(g, rc, "graph_replay");
   size_t n = 0;
   while (rc == TIDE_OK && n < g->nparty) {

@@ -7,7 +7,7 @@
 #include "core/base/machine.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 #include "core/device/plugin.h"
 
 static const tide__backend *const backends[TIDE_NDEV] = {
@@ -60,7 +60,7 @@ void tide__devices_close(tide_ctx *ctx)
   if (!ctx->devices) return;
   for (int i = 0; i < TIDE_NDEV; i++) {
     tide__device *d = &ctx->devices->device[i];
-    tide__flights_close(d);
+    tide__async_copies_finish(d);
     tide__cache_close(ctx, d->pinned);
     tide__cache_close(ctx, d->cache);
     if (d->backend && d->backend->close) d->backend->close(d->state);

@@ -11,7 +11,7 @@ typedef struct tide__device {
   void *state;
   struct tide__cache *cache;
   struct tide__cache *pinned;   /* host memory for its copies; null: no streams */
-  struct tide__flight *flights; /* copies under way, newest first */
+  struct tide__async_copy *copies; /* copies under way, newest first */
   void *queue;                  /* of its kernels; null: they run at once */
   const tide__plugin *plugin; /* where it came from; null: part of libtide */
 } tide__device;

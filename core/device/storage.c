@@ -6,7 +6,7 @@
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 
 void tide__scope_link(struct tide__scope *scope, tide__storage *s)
 {
@@ -95,30 +95,30 @@ int tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size)
   return storage_make(out, ctx, TIDE_DEV_CPU, size, true);
 }
 
-tide__storage *tide__storage_heir(tide__storage *s)
+tide__storage *tide__storage_detach(tide__storage *s)
 {
-  tide__storage *heir = storage_header(s->ctx);
-  if (!heir) return NULL;
-  heir->refs = 1;
-  heir->ctx = s->ctx;
-  heir->size = s->size;
-  heir->device = s->device;
-  heir->pinned = s->pinned;
-  heir->mark = s->mark;
-  heir->block = s->block;
-  heir->data = s->data;
+  tide__storage *taken = storage_header(s->ctx);
+  if (!taken) return NULL;
+  taken->refs = 1;
+  taken->ctx = s->ctx;
+  taken->size = s->size;
+  taken->device = s->device;
+  taken->pinned = s->pinned;
+  taken->mark = s->mark;
+  taken->block = s->block;
+  taken->data = s->data;
   s->block = NULL;
-  return heir;
+  return taken;
 }
 
 /* A copy under way may be the last to hold s. */
 void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;
-  bool flies = s->flight != NULL;
-  if (flies) tide__storage_retain(s);
-  if (!flies || !tide__flight_inherit(s)) {
-    if (flies) tide__flight_land(s);
+  bool copying = s->copy != NULL;
+  if (copying) tide__storage_retain(s);
+  if (!copying || !tide__async_copy_detach(s)) {
+    if (copying) tide__async_copy_wait(s);
     tide__device *d = &s->ctx->devices->device[s->device];
     tide__cache_give(s->ctx, d->cache, s->size, s->block, s->mark);
   }
@@ -127,7 +127,7 @@ void tide__storage_drop(tide__storage *s)
   s->gone = true;
   s->dropped = s->version;
   s->refill = false;
-  if (flies) tide__storage_release(s);
+  if (copying) tide__storage_release(s);
 }
 
 int tide__storage_restore(tide__storage *s)

@@ -25,7 +25,7 @@ typedef struct tide__storage {
   int32_t  kept;     /* communicators that have registered the bytes: no one may drop them */
   int64_t  dropped;  /* version at the last drop */
   bool     pinned;   /* host memory that the device's copies may use */
-  struct tide__flight *flight; /* an asynchronous copy from or to it; null: none */
+  struct tide__async_copy *copy; /* an asynchronous copy from or to it; null: none */
   int64_t  mark;     /* of the context when the bytes were taken: see tide_stats_mark */
   /* The step scope that will drop the bytes; null: none. A doubly linked list per scope. */
   struct tide__scope *scope;
@@ -41,7 +41,7 @@ void tide__storage_release(tide__storage *s);
 /* Gives the bytes up; handles stay and answer E_GONE. */
 void tide__storage_drop(tide__storage *s);
 /* Another storage with the bytes of s, which has none afterwards; owned. Null: no host memory. */
-tide__storage *tide__storage_heir(tide__storage *s);
+tide__storage *tide__storage_detach(tide__storage *s);
 /* Free headers back to the host; every storage has been released. */
 void tide__storage_pool_close(tide_ctx *ctx);
 /* Bytes again for a dropped storage, contents undefined: a write, so the version moves on. */

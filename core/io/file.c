@@ -20,7 +20,7 @@ int tide__io_fail(tide_ctx *ctx, const char *op, const char *verb, const char *p
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* O_NONBLOCK: opening a pipe that nobody writes to must not wait. */
+/* O_NONBLOCK: opening a pipe without a writer must not block. */
 int tide__fd_open(int *fd, int64_t *size, tide_ctx *ctx, const char *path, const char *op)
 {
   *fd = -1;
@@ -97,7 +97,7 @@ static int write_all(tide__writer *w, const char *data, size_t n)
   return TIDE_OK;
 }
 
-/* A name in the same folder that nobody else has: process, time and a count. */
+/* Creates a file of a unique name in the same folder: process, time and a count. */
 static int create_temp(tide__writer *w)
 {
   for (int attempt = 0; attempt < 100; attempt++) {
@@ -152,7 +152,7 @@ int tide__writer_put(tide__writer *w, const void *data, size_t n)
   return TIDE_OK;
 }
 
-/* A file system that cannot synchronise a folder says EINVAL: nothing more can be done there. */
+/* A file system that cannot synchronise a folder returns EINVAL, which is ignored. */
 static int sync_dir(tide_ctx *ctx, const char *dir, const char *op)
 {
   int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -177,7 +177,7 @@ static int sync_parent(tide_ctx *ctx, const char *path, const char *op)
   return sync_dir(ctx, !slash ? "." : n == 0 ? "/" : dir, op);
 }
 
-/* A failed fsync may have lost the bytes for good, so it is never tried again. */
+/* A failed fsync may have lost the bytes for good, so it is never retried. */
 int tide__writer_commit(tide__writer *w)
 {
   TIDE_TRY(flush(w));

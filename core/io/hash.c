@@ -1,5 +1,5 @@
-/* XXH64, from its specification (XXH64 section of the xxHash document): four lanes eat 32 bytes a
- * round, then merge; the tail goes in by 8, 4 and 1. Words are little-endian. */
+/* XXH64, from its specification (XXH64 section of the xxHash document): four accumulators take 32
+ * bytes a round, then merge; the tail is added by 8, 4 and 1 bytes. Words are little-endian. */
 #include "core/io/hash.h"
 
 #include <stdio.h>

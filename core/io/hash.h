@@ -1,7 +1,5 @@
-/* XXH64: the checksum of checkpoint manifests. Fast and well spread; no protection from malice.
- *
- * Streaming: begin, any number of adds, end.
- */
+/* XXH64: the checksum of checkpoint manifests. Fast and well distributed; not cryptographic. Use:
+ * begin, any number of adds, end. */
 #ifndef TIDE_IO_HASH_H
 #define TIDE_IO_HASH_H
 
@@ -11,7 +9,7 @@
 typedef struct tide__hash {
   uint64_t lane[4];
   uint64_t seed, total;
-  unsigned char rest[32]; /* total % 32 bytes wait here */
+  unsigned char rest[32]; /* the last total % 32 bytes */
 } tide__hash;
 
 void     tide__hash_begin(tide__hash *h, uint64_t seed);

@@ -1,7 +1,5 @@
-/* What the files of this folder share: declarations, blobs, UTF-8.
- *
- * Layer 3, a sibling of core/op: uses core/base, core/device and core/tensor.
- */
+/* Shared by the files of this folder: declarations, blobs, UTF-8. Uses core/base, core/device and
+ * core/tensor. */
 #ifndef TIDE_IO_IO_H
 #define TIDE_IO_IO_H
 
@@ -16,7 +14,7 @@ struct tide_blob {
   int64_t   size; /* without the final zero */
 };
 
-/* size bytes and a final zero, all zero. */
+/* Makes a blob of size zero bytes and a final zero. Owned. */
 int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op);
 
 #endif

@@ -1,7 +1,5 @@
 /* tide_json: the values of a JSON text as one flat array of nodes, which Lua walks without calls.
- *
- * Nodes are 16 bytes; strings stay in the (unescaped) copy of the text.
- */
+ * Nodes are 16 bytes; strings stay in the (unescaped) copy of the text. */
 #include "core/io/json.h"
 
 #include <stdio.h>
@@ -41,7 +39,7 @@ static int json_nomem(builder *b)
                     (long long)b->json->count);
 }
 
-/* The new last node, or null. */
+/* Appends a node and returns it, or NULL. */
 static tide_json_node *json_push(tide_json *json, int kind)
 {
   if (json->count == json->cap) {
@@ -71,7 +69,7 @@ static bool text_before(const void *arg, int32_t a, int32_t b)
   return compare_text(arg, a, b) < 0;
 }
 
-/* Key nodes of the object at `at`, in order. */
+/* Lists the key nodes of the object at `at`, in order. */
 static void list_keys(const tide_json *json, int64_t at, int32_t *keys)
 {
   int64_t n = 0;

@@ -1,9 +1,9 @@
 /* A strict JSON reader: one token at a time, strings unescaped in place.
  *
- * The reader owns no memory. It walks a buffer that it may change, and unescaped
- * text is never longer than its source, so every string is a piece of that buffer, followed by a
- * zero byte. The tree of tide_json_parse and the safetensors header are both built on it.
- * Duplicate keys are the caller's to find: the reader remembers none.
+ * The reader owns no memory. It walks a buffer that it may change, and unescaped text is never
+ * longer than its source, so every string is a piece of that buffer, followed by a zero byte. The
+ * tree of tide_json_parse and the safetensors header are both built on it. It does not detect
+ * duplicate keys.
  */
 #ifndef TIDE_IO_JSON_H
 #define TIDE_IO_JSON_H
@@ -27,14 +27,14 @@ typedef struct tide__json_reader {
   int64_t  nstr;
   int64_t  integer;       /* BOOL, INT */
   double   number;        /* NUMBER */
-  const char *error;      /* BAD: what is wrong at pos */
+  const char *error;      /* BAD: the error at pos */
 } tide__json_reader;
 
 /* text must be valid UTF-8 (tide_utf8_check) and text[size] a zero byte. */
 void tide__json_begin(tide__json_reader *r, char *text, int64_t size);
-/* The next token. After BAD, and after END, do not call again. */
+/* Returns the next token. Do not call again after BAD or END. */
 int tide__json_next(tide__json_reader *r);
-/* Reads to the end of the value that `token` began. False: BAD. */
+/* Reads to the end of the value that `token` began. Returns false on BAD. */
 bool tide__json_skip(tide__json_reader *r, int token);
 
 #endif

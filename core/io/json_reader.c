@@ -38,7 +38,7 @@ static bool in_object(const tide__json_reader *r)
   return r->depth > 0 && (r->objects >> (r->depth - 1) & 1);
 }
 
-/* A value has ended: what may come now. */
+/* A value has ended: sets the tokens allowed next. */
 static int ended(tide__json_reader *r, int token)
 {
   r->expect = r->depth ? COMMA_OR_CLOSE : DONE;
@@ -47,7 +47,7 @@ static int ended(tide__json_reader *r, int token)
 
 /* ---- strings -------------------------------------------------------------------------------- */
 
-/* The four digits at pos, or -1. */
+/* Returns the value of the four digits at pos, or -1. */
 static int hex4(tide__json_reader *r)
 {
   int value = 0;
@@ -83,7 +83,7 @@ static char *put_utf8(char *to, uint32_t u)
   return to;
 }
 
-/* pos is after "\u". Null: not four digits, or half a surrogate pair. */
+/* Reads after "\u". Returns NULL without four digits, or for half a surrogate pair. */
 static char *unescape_unicode(tide__json_reader *r, char *to)
 {
   int u = hex4(r);
@@ -101,7 +101,7 @@ static char *unescape_unicode(tide__json_reader *r, char *to)
   return put_utf8(to, (uint32_t)u);
 }
 
-/* pos is after the backslash. */
+/* Reads after the backslash. */
 static char *unescape(tide__json_reader *r, char *to)
 {
   static const char from[] = "\"\\/bfnrt", into[] = "\"\\/\b\f\n\r\t";
@@ -117,7 +117,7 @@ static char *unescape(tide__json_reader *r, char *to)
   return to;
 }
 
-/* pos is at the opening quote. */
+/* Reads from the opening quote. */
 static bool read_string(tide__json_reader *r)
 {
   char *to = r->str = r->text + ++r->pos;
@@ -146,7 +146,7 @@ static bool read_string(tide__json_reader *r)
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* Decimal to int64; false when it does not fit. */
+/* Converts a decimal to int64; returns false if it does not fit. */
 static bool to_integer(const char *s, const char *end, int64_t *value)
 {
   bool negative = *s == '-';
@@ -158,7 +158,7 @@ static bool to_integer(const char *s, const char *end, int64_t *value)
   return true;
 }
 
-/* The host may have set a locale with a decimal comma; the C locale's object costs nothing. */
+/* The host may have set a locale with a decimal comma; newlocale("C") costs nothing. */
 static double to_double(const char *s)
 {
   locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -227,7 +227,7 @@ static int reader_word(tide__json_reader *r, const char *text, int token, int va
   return ended(r, token);
 }
 
-/* A number that is not JSON but that Python and others write. */
+/* Reads a number that is not JSON but that Python and others write. */
 static int read_nonfinite(tide__json_reader *r, const char *text, double value)
 {
   if (strncmp(r->text + r->pos, text, strlen(text)) != 0) return bad(r, "expected a value");

@@ -1,7 +1,8 @@
-/* A lock on a file that dies with its holder.
+/* A lock on a file that is released with its process.
  *
- * flock belongs to the open file, so the lock goes when the process ends, however it ends, and two
- * holders within one process exclude each other too. The descriptor is closed in children. */
+ * flock belongs to the open file, so the lock ends with the process in any case, and two holders
+ * within one process exclude each other too. The descriptor is closed in children.
+ */
 #include "core/io/file.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@ struct tide_lock {
   int fd;
 };
 
-/* TIDE_MORE: another holds it. A file system without locks cannot tell, and lets all have it. */
+/* Returns TIDE_MORE if the lock is held elsewhere. A file system without locks grants it always. */
 static int lock_fd(tide_ctx *ctx, int fd, const char *path)
 {
   while (flock(fd, LOCK_EX | LOCK_NB) < 0) {

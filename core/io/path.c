@@ -1,4 +1,4 @@
-/* What is where: kinds, folders, renames, links. */
+/* Paths: kinds, folders, renames, links. */
 #include "core/io/file.h"
 
 #include <dirent.h>
@@ -20,7 +20,7 @@ int tide_path_rename(tide_ctx *ctx, const char *from, const char *to)
                     reason);
 }
 
-/* One folder; TIDE_MORE if a folder is there. */
+/* Makes one folder; TIDE_MORE if it exists. */
 static int make_one(tide_ctx *ctx, const char *path)
 {
   if (mkdir(path, 0777) == 0) return TIDE_OK;

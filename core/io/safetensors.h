@@ -2,9 +2,9 @@
  *
  *   {"__metadata__": {"k": "v"}, "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
  *
- * What a reader must insist on, because a file may be broken or hostile: the header is at most
- * 100 MB and fits the file; offsets tile the data exactly, without gap or overlap; sizes follow
- * from dtype and shape without overflow; names are unique; metadata maps strings to strings.
+ * A file may be broken or hostile, so a reader checks: the header is at most 100 MB and fits the
+ * file; offsets tile the data exactly, without gap or overlap; sizes follow from dtype and shape
+ * without overflow; names are unique; metadata maps strings to strings.
  */
 #ifndef TIDE_IO_SAFETENSORS_H
 #define TIDE_IO_SAFETENSORS_H
@@ -15,11 +15,11 @@ enum { TIDE__HEADER_LIMIT = 100000000 };
 
 typedef struct tide__st_dtype {
   const char *text;
-  int dtype; /* TIDE_*, or -1: known to the format only */
+  int dtype; /* TIDE_*, or -1: in the format, not in tide */
   int bits;
 } tide__st_dtype;
 
-/* Null: not a dtype of the format. */
+/* Returns a dtype by its text, or NULL if the format does not have it. */
 const tide__st_dtype *tide__st_dtype_find(const char *text);
 const tide__st_dtype *tide__st_dtype_of(int dtype);
 

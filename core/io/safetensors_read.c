@@ -1,17 +1,17 @@
-/* Reading safetensors: a checked index of names, then positioned reads into tensors. */
+/* Reads safetensors: a checked index of names, then positioned reads into tensors. */
 #include "core/io/safetensors.h"
 
 #include <string.h>
 
 #include "core/base/sort.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 #include "core/io/json.h"
 #include "core/tensor/tensor.h"
 
 typedef struct entry {
   const char *name;
   const tide__st_dtype *dtype;
-  int     ndim;                  /* may pass TIDE_MAX_DIM; then shape holds the first ones */
+  int     ndim;                  /* may exceed TIDE_MAX_DIM; shape then holds the first ones */
   int64_t shape[TIDE_MAX_DIM];
   int64_t numel, begin, end;     /* begin, end: bytes from the start of the data */
 } entry;
@@ -22,7 +22,7 @@ struct tide_file {
   tide__foreign foreign;
   tide_ctx *ctx;
   int       fd;
-  char     *path, *header;       /* names, keys and values live in header */
+  char     *path, *header;       /* names, keys and values point into header */
   int64_t   npath, nheader, data_at;
   entry    *entries;
   int64_t   count, cap;
@@ -75,8 +75,8 @@ static int broken_entry(const tide_file *f, const entry *e, const char *what)
                     e->name, what);
 }
 
-/* Room for one more element in a growing array. */
-static bool room(tide_ctx *ctx, void **array, int64_t count, int64_t *cap, size_t unit)
+/* Grows an array for one more element. */
+static bool read_grow(tide_ctx *ctx, void **array, int64_t count, int64_t *cap, size_t unit)
 {
   if (count < *cap) return true;
   int64_t more = *cap ? *cap + *cap / 2 : 16;
@@ -92,7 +92,7 @@ static int read_nomem(const tide_file *f)
   return tide__fail(f->ctx, TIDE_E_NOMEM, "file_open", "no memory for the header of '%s'", f->path);
 }
 
-/* A token that must be of this kind. */
+/* Checks that a token is of this kind. */
 static int expect(const tide_file *f, tide__json_reader *r, int kind, const char *what)
 {
   int token = tide__json_next(r);
@@ -114,7 +114,7 @@ static int read_meta(tide_file *f, tide__json_reader *r)
   while ((token = tide__json_next(r)) == TIDE__JSON_KEY) {
     void *array = f->metas;
     if (has_zero_byte(r)) return broken_at(f, r, "zero byte in a metadata key");
-    if (!room(f->ctx, &array, f->nmeta, &f->meta_cap, sizeof *f->metas)) return read_nomem(f);
+    if (!read_grow(f->ctx, &array, f->nmeta, &f->meta_cap, sizeof *f->metas)) return read_nomem(f);
     f->metas = array;
     const char *key = r->str;
     TIDE_TRY(expect(f, r, TIDE_JSON_STRING, "metadata values must be strings"));
@@ -158,7 +158,7 @@ static int read_dtype(const tide_file *f, tide__json_reader *r, entry *e)
   return e->dtype ? TIDE_OK : broken_at(f, r, "unknown dtype");
 }
 
-/* One member of a tensor's object; seen collects bits 1, 2, 4. Unknown members are passed over. */
+/* Reads one member of a tensor's object; seen collects bits 1, 2, 4. Skips unknown members. */
 static int read_member(const tide_file *f, tide__json_reader *r, entry *e, int *seen)
 {
   static const char *const members[] = {"dtype", "shape", "data_offsets"};
@@ -190,7 +190,7 @@ static int read_entry(tide_file *f, tide__json_reader *r)
                       f->path, e.name, (long long)e.begin, (long long)e.end,
                       (long long)(bits / 8));
   void *array = f->entries;
-  if (!room(f->ctx, &array, f->count, &f->cap, sizeof *f->entries)) return read_nomem(f);
+  if (!read_grow(f->ctx, &array, f->count, &f->cap, sizeof *f->entries)) return read_nomem(f);
   f->entries = array;
   f->entries[f->count++] = e;
   return TIDE_OK;
@@ -218,7 +218,7 @@ static int read_header(tide_file *f)
   return expect(f, &r, TIDE__JSON_END, "text after the header's object");
 }
 
-/* ---- what the entries must fulfil together --------------------------------------------------- */
+/* ---- checks across entries ------------------------------------------------------------------- */
 
 static bool read_lies_before(const void *arg, int32_t a, int32_t b)
 {
@@ -238,7 +238,8 @@ static bool read_key_before(const void *arg, int32_t a, int32_t b)
   return strcmp(metas[a].key, metas[b].key) < 0;
 }
 
-/* No gap, no overlap, nothing after the last one: also what keeps a second format from hiding. */
+/* Checks for no gap, no overlap and nothing after the last entry, so no second format can be hidden
+ * in the file. */
 static int check_tiling(const tide_file *f, int64_t ndata)
 {
   int64_t at = 0;
@@ -356,7 +357,7 @@ void tide_file_release(tide_file *f)
   if (f) tide__foreign_release(f->ctx, &f->foreign);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- accessors ------------------------------------------------------------------------------- */
 
 static const entry *entry_at(const tide_file *f, int64_t i)
 {
@@ -442,13 +443,13 @@ static const entry *loadable(const tide_file *f, int64_t i, const char *op, int 
   return *rc == TIDE_OK ? e : NULL;
 }
 
-/* A bool is 0 or 1 everywhere else in tide. */
+/* Makes every byte of a bool 0 or 1, as elsewhere in tide. */
 static void tidy_bools(char *data, int64_t n)
 {
   for (int64_t i = 0; i < n; i++) data[i] = data[i] != 0;
 }
 
-/* nbytes from byte `at` of the file to data; to device memory through a bounce buffer. */
+/* Reads nbytes from byte `at` of the file to data; to device memory through a bounce buffer. */
 static int fetch(tide_file *f, const tide_tensor *t, char *data, int64_t nbytes, int64_t at)
 {
   tide__device *d = tide__device_get(f->ctx, t->storage->device, "file_read");
@@ -490,8 +491,8 @@ int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
                       e->name, (long long)e->numel);
   if (t->storage->gone)
     return tide__fail(f->ctx, TIDE_E_GONE, "file_read", "the target's bytes were dropped");
-  if (t->storage->flight && tide__flight_land(t->storage) < 0)
-    return tide__flight_failed(t->storage, "file_read");
+  if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)
+    return tide__async_copy_failed(t->storage, "file_read");
   char *data = tide__tensor_ptr(t);
   if (!data || n == 0) return TIDE_OK; /* shapes only */
   int64_t size = tide_dtype_size(t->dtype);

@@ -1,7 +1,5 @@
-/* Writing safetensors: the header is emitted twice, first to be measured.
- *
- * Data lie by element size, largest first, then by name, so that every tensor is aligned.
- */
+/* Writes safetensors: the header is emitted twice, first to measure it. Data lie by element size,
+ * largest first, then by name, so that every tensor is aligned. */
 #include "core/io/safetensors.h"
 
 #include <stdio.h>

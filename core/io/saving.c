@@ -1,8 +1,8 @@
-/* Saving in the background: host copies of tensors, written by a thread of their own.
+/* Saving in the background: a thread writes host copies of tensors.
  *
- * The thread has a context of its own, which holds the copies and nothing else, so
- * allocator, errors and reference counts are never shared. The owner makes context and copies,
- * hands both over when the thread starts, and has them back when it has joined it.
+ * The thread has a context of its own, which holds the copies and nothing else, so allocator,
+ * errors and reference counts are never shared. The owner makes context and copies, hands both over
+ * when the thread starts, and owns them again after joining it.
  *
  * Invariant: between pthread_create and pthread_join only the thread touches `own`; `done` is set
  * by its last write.
@@ -93,9 +93,9 @@ static int saving_fill(tide_saving *s, const char *path, const char *const *name
                        tide_tensor *const *tensors)
 {
   char msg[256];
-  size_t room = (size_t)(s->n + 1);
-  s->names = tide__alloc(s->ctx, room * sizeof *s->names);
-  s->copies = tide__alloc(s->ctx, room * sizeof *s->copies);
+  size_t count = (size_t)(s->n + 1);
+  s->names = tide__alloc(s->ctx, count * sizeof *s->names);
+  s->copies = tide__alloc(s->ctx, count * sizeof *s->copies);
   if (!s->names || !s->copies)
     return tide__fail(s->ctx, TIDE_E_NOMEM, "saving", "no host memory for %lld names",
                       (long long)s->n);

@@ -1,4 +1,4 @@
-/* Blobs and UTF-8: the small tools of the folder. */
+/* Blobs and UTF-8. */
 #include "core/io/io.h"
 
 static void blob_destroy(tide__foreign *f, int n)
@@ -34,7 +34,7 @@ void tide_blob_release(tide_blob *blob)
   if (blob) tide__foreign_release(blob->ctx, &blob->foreign);
 }
 
-/* Bytes of the character at s, 0 if it is none. */
+/* Returns the bytes of the character at s, or 0 if it is not valid. */
 static int utf8_length(const unsigned char *s, int64_t left)
 {
   unsigned c = s[0];

@@ -48,7 +48,7 @@ static int check_index_pair(const tide_tensor *q, const tide_tensor *t, const ti
                     TIDE__SHAPE(index->ndim, index->shape));
 }
 
-/* A number of the attributes as scores are computed with it: exact for f64 operands alone. */
+/* Rounds an attribute to the precision of the scores: f64 for f64 operands, else f32. */
 static double as_computed(const tide_tensor *q, double x)
 {
   return q->dtype == TIDE_F64 ? x : (double)(float)x;
@@ -89,7 +89,7 @@ k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_atte
                              as_computed(q, scale), as_computed(q, a->softcap)};
 }
 
-/* bias broadcast to [B, H, Tq, Tk], recorded so that its gradient is summed back. */
+/* Broadcasts bias to [B, H, Tq, Tk], recorded so that its gradient is summed back. */
 static int full_bias(tide_tensor **out, tide_tensor *bias, const tide_tensor *q,
                      const tide_tensor *k)
 {

@@ -1,9 +1,9 @@
-/* Attention in parts: what a sequence that lies on several ranks needs.
+/* Attention over parts of the keys, for a sequence that is sharded over ranks.
  *
- * Softmax attention over a set of keys is a weighted mean of attentions over its
- * parts, with weights that the parts' log-sum-exps give. So a rank attends to one block of keys at
- * a time and merges (arXiv 2310.01889); and since the gradient of a part needs the output and the
- * log-sum-exp of the whole alone, each part's backward runs by itself too.
+ * Softmax attention over a set of keys is a weighted mean of attentions over its parts, with
+ * weights from the parts' log-sum-exps. So a rank attends to one block of keys at a time and merges
+ * (arXiv 2310.01889); and since the gradient of a part needs only the output and the log-sum-exp of
+ * the whole, each part's backward runs by itself too.
  */
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -18,7 +18,7 @@ static int check_float_like(const tide_tensor *t, const tide_tensor *part, const
                     tide_dtype_name(want), tide_dtype_name(t->dtype));
 }
 
-/* lse [B, H, T] belongs to x [B, T, H, D]. */
+/* Returns whether lse is the [B, H, T] of x [B, T, H, D]. */
 static bool fits_lse(const tide_tensor *x, const tide_tensor *lse)
 {
   return x->ndim == 4 && lse->ndim == 3 && lse->shape[0] == x->shape[0] &&
@@ -47,7 +47,7 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   return TIDE_OK;
 }
 
-/* Neither is recorded: an operand with a history would silently lose its gradient. */
+/* Refuses operands with a history: these ops are not recorded, and the gradient would be lost. */
 static int check_history(const tide__call *c, const char *op, int n, tide_tensor *const *x,
                          const char *const *names, const char *advice)
 {

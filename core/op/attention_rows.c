@@ -1,7 +1,7 @@
-/* Which keys of a block any query of another block may see: integers only, on the host.
+/* Finds the keys of a block that any query of another block may see: integers only, on the host.
  *
- * A block is summarised by the range of positions that it holds of each document.
- * Neighbouring tokens mostly share a document, so runs of them are made first and there are few.
+ * A block is summarised by the range of positions that it holds of each document. Neighbouring
+ * tokens mostly share a document, so runs of them are made first and are few.
  */
 #include <stdlib.h>
 
@@ -35,7 +35,7 @@ static int by_document(const void *a, const void *b)
   return (x->doc > y->doc) - (x->doc < y->doc);
 }
 
-/* Sorted by document, one span each. */
+/* Sorts the spans by document and joins them to one per document. */
 static void rows_join(spans *s)
 {
   int64_t n = 0;
@@ -52,7 +52,7 @@ static void rows_join(spans *s)
   s->n = n;
 }
 
-/* What the queries hold of each document; those of document -1 see nothing. */
+/* Collects the spans of the queries, without those of document -1, which see nothing. */
 static int spans_of(spans *s, const int32_t *pair, int64_t n)
 {
   for (int64_t i = 0; i < n; i++, pair += 2) {

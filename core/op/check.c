@@ -1,12 +1,12 @@
-/* Check mode: every op on device 'cpu', in-place ones too, is repeated by the reference kernel and
- * the results are compared.
+/* Check mode (parameter check=1): the reference kernel repeats every op on device 'cpu', in-place
+ * ones too, and the results are compared.
  *
- * Parameter check=1. The first difference beyond rounding is E_INTERNAL with op, index and both
- * values. Slow by design; it turns any training run into a test of the fast kernels. Views have no
- * kernel, and ops on other devices are not repeated: the host cannot read a GPU's operands.
+ * The first difference beyond rounding is E_INTERNAL with op, index and both values. Slow by
+ * design; it turns any training run into a test of the fast kernels. Views have no kernel, and ops
+ * on other devices are not repeated: the host cannot read a GPU's operands.
  *
- * The reference keeps denormals and the fast kernels take them for zeros, so repetition and
- * comparison are done as they see them (kernels/flush.h).
+ * The reference keeps denormals and the fast kernels flush them to zero, so repetition and
+ * comparison run with denormals flushed (kernels/flush.h).
  */
 #include <math.h>
 
@@ -55,8 +55,8 @@ static int check_compare(tide__call *c, int i, tide_tensor *got, tide_tensor *wa
   return rc;
 }
 
-/* The reference's own targets; where the op writes in place they begin as copies. A target that is
- * in the list twice has one twin: both writes go there. */
+/* Makes the reference's own targets, copies of the targets if the op writes in place. A target that
+ * is listed twice has one twin: both writes go there. */
 static int make_twins(tide__call *c, tide_tensor **twin)
 {
   bool in_place = tide__op_get(c->op)->flags & TIDE_OPF_INPLACE;
@@ -99,7 +99,7 @@ static void compare_body(void *arg)
     if (job->twin[i]) job->rc = check_compare(c, i, c->out[i], job->twin[i]);
 }
 
-/* The reference goes first, as an in-place op may read what it writes. */
+/* Runs the reference first, as an in-place op may read what it writes. */
 static int launch_both(tide__call *c, tide_tensor **twin)
 {
   tide_ctx *ctx = c->ctx;

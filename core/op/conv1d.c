@@ -1,7 +1,7 @@
 /* Causal depthwise convolution along time.
  *
- * Which tokens belong together is data (a number per token), as it is for attention: one kernel
- * serves whole batches, packed streams and, with the rows before token 0 given, pieces of a stream.
+ * A number per token says which tokens belong together, as for attention: one kernel serves whole
+ * batches, packed streams and, with the rows before token 0 given, pieces of a stream.
  */
 #include <stdio.h>
 #include <string.h>

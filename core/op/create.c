@@ -1,4 +1,4 @@
-/* Creation and the ways between host memory, devices and numbers. */
+/* Creation, and copies between host memory, devices and numbers. */
 #include <math.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 #include "core/op/op.h"
 
 int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
@@ -64,7 +64,7 @@ static int64_t byte_size(const tide_tensor *t)
   return tide__tensor_numel(t) * tide_dtype_size(t->dtype);
 }
 
-/* A copy that failed, perhaps for what a kernel enqueued before it found. */
+/* Records a failed copy, perhaps with the error of a kernel that was enqueued before it. */
 static int copied(tide_tensor *t, int rc, const char *op)
 {
   tide__device *d = &t->ctx->devices->device[t->storage->device];
@@ -74,11 +74,11 @@ static int copied(tide_tensor *t, int rc, const char *op)
                     why[0] ? why : tide_status_text(rc));
 }
 
-/* No copy to or from t is under way any more. */
-static int landed(tide_tensor *t, const char *op)
+/* Waits for an asynchronous copy to or from t. */
+static int wait_for_copy(tide_tensor *t, const char *op)
 {
-  if (t->storage->flight && tide__flight_land(t->storage) < 0)
-    return tide__flight_failed(t->storage, op);
+  if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)
+    return tide__async_copy_failed(t->storage, op);
   return TIDE_OK;
 }
 
@@ -93,7 +93,7 @@ static int upload(tide_tensor *t, const void *data, size_t n)
   return TIDE_OK;
 }
 
-/* t is contiguous. */
+/* Reads a contiguous t into data. */
 static int download(tide_tensor *t, void *data, size_t n, const char *op)
 {
   tide__device *d = &t->ctx->devices->device[t->storage->device];
@@ -102,7 +102,7 @@ static int download(tide_tensor *t, void *data, size_t n, const char *op)
                       "read");
   if (n == 0) return TIDE_OK;
   if (tide__captures(t->ctx, t->storage->device)) TIDE_TRY(tide__not_captured(t->ctx, op));
-  TIDE_TRY(landed(t, op));
+  TIDE_TRY(wait_for_copy(t, op));
   if (d->backend->download)
     return copied(t, d->backend->download(d->state, data, tide__tensor_ptr(t), n), op);
   memcpy(data, tide__tensor_ptr(t), n);
@@ -121,7 +121,7 @@ int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int
   return create_finish(out, upload(*out, data, nbytes));
 }
 
-/* A contiguous twin without history, or a second handle. */
+/* Returns a contiguous copy without history, or a second handle. */
 static int dense(tide_tensor **out, tide_tensor *t, const char *op)
 {
   bool recording = t->ctx->recording;
@@ -147,8 +147,8 @@ int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
   return rc;
 }
 
-/* A language that keeps its types in the bits of NaNs, as LuaJIT does, would take one with foreign
- * bits for a value of another type, or for a pointer. */
+/* Replaces NaNs by the plain NAN. A language that keeps its types in the bits of NaNs, as LuaJIT
+ * does, would take other bits for a value of another type, or for a pointer. */
 static void plain_nans(double *data, int64_t n)
 {
   for (int64_t i = 0; i < n; i++)
@@ -189,7 +189,7 @@ int tide_item(tide_tensor *t, double *value)
 }
 
 /* ref and cpu share host memory, so moving between them is one copy; to and from a device is one
- * upload or download. There is one device that is not the host. Nothing moves unless asked. */
+ * upload or download. There is one device that is not the host. */
 int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
 {
   tide_tensor *d;
@@ -199,7 +199,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
     *out = t;
     return tide_tensor_retain(t);
   }
-  TIDE_TRY(landed(t, "to_device"));
+  TIDE_TRY(wait_for_copy(t, "to_device"));
   TIDE_TRY(dense(&d, t, "to_device"));
   int rc = tide__tensor_new(out, t->ctx, device, t->dtype, t->ndim, t->shape, "to_device");
   tide__device *from = &t->ctx->devices->device[t->storage->device];
@@ -214,7 +214,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
   return create_finish(out, rc);
 }
 
-/* ---- copies that nobody waits for ------------------------------------------------------------ */
+/* ---- asynchronous copies --------------------------------------------------------------------- */
 
 int tide_is_pinned(const tide_tensor *t) { return t->storage->pinned; }
 
@@ -236,17 +236,17 @@ int tide_pin_memory(tide_tensor **out, tide_tensor *t)
   return create_finish(out, rc);
 }
 
-/* Between pinned host memory and the device; d is dense. */
+/* Starts a copy between pinned host memory and the device; d is dense. */
 static int start_copy(tide_tensor **out, tide_tensor *d, int device)
 {
   const char *op = "to_device_async";
-  bool far = device != TIDE_DEV_CPU;
-  TIDE_TRY(far ? tide__tensor_new(out, d->ctx, device, d->dtype, d->ndim, d->shape, op)
-               : tide__tensor_new_pinned(out, d->ctx, d->dtype, d->ndim, d->shape, op));
-  TIDE_TRY(landed(d, op));
+  bool to_gpu = device != TIDE_DEV_CPU;
+  TIDE_TRY(to_gpu ? tide__tensor_new(out, d->ctx, device, d->dtype, d->ndim, d->shape, op)
+                  : tide__tensor_new_pinned(out, d->ctx, d->dtype, d->ndim, d->shape, op));
+  TIDE_TRY(wait_for_copy(d, op));
   if (byte_size(d) == 0) return TIDE_OK;
-  return tide__flight_start((*out)->storage, tide__tensor_ptr(*out), d->storage,
-                            tide__tensor_ptr(d), (size_t)byte_size(d), op);
+  return tide__async_copy_start((*out)->storage, tide__tensor_ptr(*out), d->storage,
+                                tide__tensor_ptr(d), (size_t)byte_size(d), op);
 }
 
 int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
@@ -283,7 +283,7 @@ int tide_sync(tide_ctx *ctx, int device)
   if (!d->backend->sync) return TIDE_OK;
   TIDE_TRY(tide__not_captured(ctx, "sync"));
   int rc = d->backend->sync(d->state);
-  if (rc == TIDE_OK && d->backend->streams) tide__flights_reap(d);
+  if (rc == TIDE_OK && d->backend->streams) tide__async_copies_reap(d);
   return rc < 0 ? tide__fail(ctx, rc, "sync", "device '%s': %s", tide_device_name(device),
                              d->backend->why(d->state)) : TIDE_OK;
 }

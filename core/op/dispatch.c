@@ -13,7 +13,7 @@
 #include "core/base/trace.h"
 #include "core/device/cache.h"
 #include "core/device/capture.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 #include "core/op/op.h"
 
 #define I0 0
@@ -54,7 +54,7 @@ tide__meta tide__meta_of(const tide_tensor *t)
 
 /* ---- the start of a call --------------------------------------------------------------------- */
 
-/* "argument 2", or "p[2]" of a list. */
+/* Writes "argument 2", or "p[2]" of a list. */
 static const char *operand_name(char *text, size_t n, const char *list, int64_t i)
 {
   snprintf(text, n, list ? "%s[%lld]" : "%s %lld", list ? list : "argument", (long long)i + 1);
@@ -73,8 +73,8 @@ int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_t
                       "in the scope's results or do not release it",
                       operand_name(name, sizeof name, list, i), x->id, tide_dtype_name(x->dtype),
                       TIDE__SHAPE(x->ndim, x->shape));
-  if (x->storage->flight && tide__flight_land(x->storage) < 0)
-    return tide__flight_failed(x->storage, op);
+  if (x->storage->copy && tide__async_copy_wait(x->storage) < 0)
+    return tide__async_copy_failed(x->storage, op);
   if (x->storage->writers > 0)
     return tide__fail(c->ctx, TIDE_E_STATE, op, "%s is being written by a collective under way; "
                       "wait for its work first", operand_name(name, sizeof name, list, i));
@@ -144,13 +144,13 @@ int tide__check_index(const tide_tensor *t, const char *op, const char *arg)
 
 enum { SMALL_CALL = 16 };
 
-/* Everything one launch needs beside the call: plain operands, temporary copies, scratch. */
+/* The state of one launch beside the call: plain operands, temporary copies, scratch. */
 typedef struct launch {
   k_tensor in_[SMALL_CALL], out_[SMALL_CALL];
   tide_tensor *copy_[SMALL_CALL];
   k_tensor *in, *out;
   tide_tensor **copy;   /* contiguous copies of inputs, released afterwards */
-  size_t heap;          /* bytes behind in when the call is large */
+  size_t heap;          /* bytes allocated at in, if the call is large */
   tide__block *work;
   size_t nwork;
 } launch;
@@ -198,7 +198,8 @@ static void launch_end(launch *l, tide__call *c)
   if (l->heap) tide__free(c->ctx, l->in, l->heap);
 }
 
-/* Returns whether the innermost dim of rows that has more than one steps over whole rows. */
+/* Returns whether consecutive rows do not overlap: the stride of the innermost row dim with more
+ * than one entry is at least a row. */
 static bool rows_apart(const k_tensor *k)
 {
   int last = k->ndim - 1, d = last - 1;
@@ -215,7 +216,7 @@ static bool dispatch_fits(const k_tensor *k, int layout)
   return layout != K_ROWS || rows_apart(k);
 }
 
-/* A contiguous twin of input i with the geometry the kernel will see. */
+/* Makes a contiguous copy of input i with the geometry that the kernel sees. */
 static int make_copy(launch *l, tide__call *c, int i)
 {
   tide_tensor *x = c->in[i], *view;
@@ -292,7 +293,7 @@ static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)
   return TIDE_OK;
 }
 
-/* Results without elements need no kernel, whatever the operands' other sizes. */
+/* Results without elements need no kernel, for any sizes of the operands. */
 static bool nothing_to_do(const tide__call *c)
 {
   for (int i = 0; i < c->nout; i++)
@@ -300,14 +301,15 @@ static bool nothing_to_do(const tide__call *c)
   return c->nout > 0;
 }
 
-/* Whether an update reads its step number where a replay finds the present one. */
+/* Returns whether an update reads its step number from memory, as a replay needs. */
 static bool has_rates(const tide__call *c)
 {
   int64_t n = c->op == TIDE_OP_ADAMW_ ? c->attrs.adamw.n : c->attrs.sgd.n;
   return c->in[n + 1] != NULL;
 }
 
-/* While a step is captured: an op that a replay would not repeat, or repeat with stale numbers. */
+/* Refuses, while a step is captured, an op that a replay would not repeat or would repeat with
+ * stale numbers. */
 static int capturable(const tide__call *c)
 {
   if (!tide__captures(c->ctx, c->device))

@@ -1,4 +1,4 @@
-/* Elementwise ops: unary, binary, scalar forms, where, cast, and the in-place four.
+/* Elementwise ops: unary, binary, scalar forms, where, cast, and the four in-place ops.
  *
  * Binary operands are promoted to one dtype by recorded casts and broadcast by stride 0, so a
  * kernel sees equal shapes and dtypes. Derivatives are built from the same ops; the adjoint of
@@ -13,7 +13,7 @@
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* x in the wanted dtype: a second handle or a recorded cast. */
+/* Returns x in the wanted dtype: a second handle or a recorded cast. */
 static int promoted(tide_tensor **out, tide_tensor *x, int dtype)
 {
   if (x->dtype != dtype) return tide_cast(out, x, dtype);
@@ -207,7 +207,7 @@ int tide__check_idle(const tide_tensor *t, const char *op)
                     "wait for its work first");
 }
 
-int tide__check_places(const tide_tensor *t, const char *op)
+int tide__check_distinct(const tide_tensor *t, const char *op)
 {
   TIDE_TRY(tide__check_idle(t, op));
   for (int d = 0; d < t->ndim; d++)
@@ -217,7 +217,7 @@ int tide__check_places(const tide_tensor *t, const char *op)
   return TIDE_OK;
 }
 
-/* Writing to something the tape depends on would make its gradient silently wrong. */
+/* Refuses a target that the tape depends on: its gradient would be silently wrong. */
 int tide__check_target(tide_tensor *t, const char *op)
 {
   if (t->storage->gone)
@@ -225,7 +225,7 @@ int tide__check_target(tide_tensor *t, const char *op)
   if (t->ctx->recording && tide__tensor_needs_grad(t))
     return tide__fail(t->ctx, TIDE_E_STATE, op, "the target needs a gradient and in-place ops are "
                       "not recorded; write under no_grad, or use the op without underscore");
-  return tide__check_places(t, op);
+  return tide__check_distinct(t, op);
 }
 
 static int elementwise_in_place(int op, tide_tensor *dst, tide_tensor *src, double mul, double add)
@@ -256,7 +256,8 @@ static int elementwise_in_place(int op, tide_tensor *dst, tide_tensor *src, doub
   return rc;
 }
 
-/* Source and target that share bytes in another order would read what was just written. */
+/* Copies src if it shares bytes with dst in another order; else it would read what was just
+ * written. */
 static int overlap_safe(tide_tensor **tmp, tide_tensor *dst, tide_tensor *src)
 {
   bool same = src->storage == dst->storage &&

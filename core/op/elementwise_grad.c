@@ -5,7 +5,7 @@
 
 #define DY (g->gout[0])
 
-/* *out = a op b, then releases *a if it was a temporary of ours. */
+/* Releases the temporary *tmp and returns rc. */
 static int then(int rc, tide_tensor **tmp)
 {
   tide_tensor_release(*tmp);
@@ -13,7 +13,7 @@ static int then(int rc, tide_tensor **tmp)
   return rc;
 }
 
-/* t (owned, taken) summed down to input i's shape. */
+/* Sums t (owned, taken) down to input i's shape and stores it in gin[i]. */
 static int give(const tide__grad_call *g, int i, int rc, tide_tensor *t)
 {
   if (rc < 0) {
@@ -98,7 +98,7 @@ int tide__grad_pow(const tide__grad_call *g)
   return rc;
 }
 
-/* dy where in[i] won against in[1-i]; equal elements share half and half. */
+/* Gives dy to the operand that was chosen; equal elements share it half and half. */
 static int grad_choice(const tide__grad_call *g, int (*better)(tide_tensor **, tide_tensor *,
                                                                tide_tensor *))
 {
@@ -190,7 +190,7 @@ int tide__grad_cos(const tide__grad_call *g)
   return then(scaled_product(g, t, NULL, -1), &t);
 }
 
-/* One fused kernel of (dy, saved). */
+/* Runs one fused kernel of (dy, saved). */
 static int fused(const tide__grad_call *g, int op, tide_tensor *saved)
 {
   tide__call c;

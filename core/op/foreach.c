@@ -1,11 +1,10 @@
 /* Copies and sums over lists of tensors, in place: foreach_copy_, foreach_add_.
  *
- * The result is that of copy_ or add_ pair after pair, in few launches. A launch
- * takes pairs whose targets are known to lie apart, in whatever order; a pair whose target may
- * touch an earlier one of the launch begins the next. Apart are targets in different storages, in
- * stretches of bytes that do not meet, and boxes of one grid (views of equal strides) without a
- * common place. So order costs launches where it matters, and a test that is unsure costs one
- * launch too many.
+ * The result is that of copy_ or add_ pair after pair, in few launches. A launch takes pairs whose
+ * targets are known not to overlap, in any order; a pair whose target may overlap an earlier one of
+ * the launch starts the next. Targets do not overlap if they lie in different storages, in disjoint
+ * byte ranges, or are boxes of one grid (views of equal strides) without a common element. An
+ * undecided test only costs one more launch.
  */
 #include "core/base/dtype.h"
 #include "core/base/status.h"
@@ -13,9 +12,9 @@
 
 enum { MOST = 256 /* pairs of one launch */, STEPS = 64 /* of one search in a grid */ };
 
-/* ---- where targets lie ----------------------------------------------------------------------- */
+/* ---- overlap of targets ---------------------------------------------------------------------- */
 
-/* Elements from the first of t to the last, over dims order[k] and on. */
+/* Returns the elements from the first of t to the last, over dims order[k] and on. */
 static int64_t span(const tide_tensor *t, const int *order, int k)
 {
   int64_t n = 0;
@@ -27,12 +26,12 @@ static int64_t span(const tide_tensor *t, const int *order, int k)
 typedef struct boxes {
   const tide_tensor *a, *b;
   int order[TIDE_MAX_DIM]; /* dims, largest stride first */
-  int steps;               /* left */
+  int steps;               /* searches left */
 } boxes;
 
-/* Whether a common place exists: coordinates i of a and j of b, over dims order[k] and on, with
- * sum (i - j) stride = by. Runs of a grid leave one or two differences a dim to try. True if the
- * search is given up. */
+/* Returns whether the boxes share an element: coordinates i of a and j of b, over dims order[k] and
+ * on, with sum (i - j) stride = by. Runs of a grid leave one or two differences per dim to try.
+ * Also true if the search gives up. */
 static bool search(boxes *x, int k, int64_t by)
 {
   if (--x->steps < 0) return true;
@@ -66,27 +65,27 @@ static bool touch_in_grid(const tide_tensor *a, const tide_tensor *b)
 }
 
 /* Bytes [lo, hi) of a target that is not empty. */
-typedef struct stretch { int64_t lo, hi; } stretch;
+typedef struct byte_range { int64_t lo, hi; } byte_range;
 
-static stretch stretch_of(const tide_tensor *t)
+static byte_range byte_range_of(const tide_tensor *t)
 {
   int64_t n = 1, size = tide_dtype_size(t->dtype);
   for (int d = 0; d < t->ndim; d++) n += (t->shape[d] - 1) * t->stride[d];
-  return (stretch){t->offset * size, (t->offset + n) * size};
+  return (byte_range){t->offset * size, (t->offset + n) * size};
 }
 
-/* How many pairs from the first on go in one launch. */
+/* Returns how many pairs from the first on fit in one launch. */
 static int launchable(tide_tensor *const *dst, int n)
 {
-  stretch place[MOST];
+  byte_range range[MOST];
   for (int i = 0; i < n && i < MOST; i++) {
     const tide_tensor *b = dst[i];
-    place[i] = (stretch){0, 0};
+    range[i] = (byte_range){0, 0};
     if (tide__tensor_numel(b) == 0) continue;
-    place[i] = stretch_of(b);
+    range[i] = byte_range_of(b);
     for (int j = 0; j < i; j++)
-      if (dst[j]->storage == b->storage && place[j].lo < place[i].hi &&
-          place[i].lo < place[j].hi && touch_in_grid(dst[j], b))
+      if (dst[j]->storage == b->storage && range[j].lo < range[i].hi &&
+          range[i].lo < range[j].hi && touch_in_grid(dst[j], b))
         return i;
   }
   return n < MOST ? n : MOST;
@@ -109,18 +108,18 @@ static int check_pair(const tide__call *c, int i)
                     tide_dtype_name(dst->dtype), i + 1, tide_dtype_name(src->dtype));
 }
 
-/* No source lies where something is written. room: n places. */
-static int check_sources(const tide__call *c, const tide__storage **room)
+/* Checks that no source lies in a storage that is written. written: space for n. */
+static int check_sources(const tide__call *c, const tide__storage **written)
 {
   int n = 0;
   const tide__storage *fine = NULL;
   for (int i = 0; i < c->nout; i++)
-    if (n == 0 || room[n - 1] != c->out[i]->storage) room[n++] = c->out[i]->storage;
+    if (n == 0 || written[n - 1] != c->out[i]->storage) written[n++] = c->out[i]->storage;
   for (int i = 0; i < c->nin; i++) {
     if (c->in[i]->storage == fine) continue;
     fine = c->in[i]->storage;
     for (int k = 0; k < n; k++)
-      if (room[k] == fine)
+      if (written[k] == fine)
         return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "srcs[%d] lies in the storage of a "
                           "target: expected memory that is not written; clone it, or use copy_",
                           i + 1);
@@ -149,13 +148,13 @@ static int foreach(tide_ctx *ctx, int op, int64_t n, tide_tensor *const *dsts,
   tide__call c;
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, op, n, n, 2 * n, &j));
-  const tide__storage **room = (const tide__storage **)(c.out + n);
+  const tide__storage **written = (const tide__storage **)(c.out + n);
   c.nout = (int)n;
   int rc = tide__list_take(&c, c.out, "dsts", n, dsts, false);
   if (rc == TIDE_OK) rc = tide__list_take(&c, c.in, "srcs", n, srcs, false);
   if (rc == TIDE_OK) rc = tide__list_shapes(&c, "srcs", n, c.in, "target", c.out);
   for (int i = 0; i < n && rc == TIDE_OK; i++) rc = check_pair(&c, i);
-  if (rc == TIDE_OK) rc = check_sources(&c, room);
+  if (rc == TIDE_OK) rc = check_sources(&c, written);
   if (rc == TIDE_OK) rc = launch_all(&c);
   tide__lists_end(&c, &j);
   return rc;

@@ -29,7 +29,7 @@ static void format_number(text *t, const tide_tensor *x, double v)
   else format_put(t, "%.5g", v);
 }
 
-/* Element at `at` (an element offset in x's storage) as a number. */
+/* Reads the element at `at` (an element offset in x's storage) as a number. */
 static int format_element(tide_tensor *x, int64_t at, double *v)
 {
   tide_tensor *one;

@@ -1,7 +1,7 @@
 /* Index ops: gather, scatter-add, index-select, index-add, embedding, one-hot.
  *
- * Indices are data, so kernels check them (all, before writing anything) and answer E_ARG with the
- * position. Sums over equal indices are taken in index order: the same bits on every thread count.
+ * Indices are data, so kernels check them (all, before writing anything) and return E_ARG with the
+ * position. Sums over equal indices run in index order: the same bits for every thread count.
  */
 #include <string.h>
 
@@ -23,7 +23,7 @@ static int index_start(tide__call *c, int op, tide_tensor **out, int nin, tide_t
   return TIDE_OK;
 }
 
-/* index of gather/scatter: x's rank and no larger than x in the other dims. */
+/* Checks the index of gather or scatter: x's rank and no larger than x in the other dims. */
 static int check_like(tide__call *c, const tide_tensor *x, const tide_tensor *index, int dim)
 {
   bool fit = index->ndim == x->ndim;
@@ -57,7 +57,7 @@ int tide__grad_gather(const tide__grad_call *g)
   return rc;
 }
 
-/* A copy of x into which the kernel adds src at index. The tape sees (index, src, x). */
+/* Copies x; the kernel adds src to the copy at index. The tape records (index, src, x). */
 static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_tensor *index,
                          tide_tensor *src)
 {

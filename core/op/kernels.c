@@ -1,5 +1,5 @@
 /* The kernels of this build: the rows of kernels/kernel.def, indexed once per context, and those of
- * a device that lives in a library of its own, added when it is first asked for.
+ * a device plugin, added at its first use.
  *
  * A row is chosen by op, device and the dtype of the op's key operand; later rows win, so a fast
  * kernel for one dtype may follow a general one. There is no silent fallback: no row, no result.
@@ -34,18 +34,18 @@ static const tide__kernel rows[] = {
 
 enum { NROW = sizeof rows / sizeof rows[0] };
 
-/* row: 1 + the place in rows; beyond NROW, in added. */
+/* row: 1 + the index in rows; beyond NROW, in added. */
 struct tide__kernel_index {
   int16_t row[TIDE__NOP][TIDE_NDEV][TIDE_NDTYPE];
-  bool looked[TIDE_NDEV];          /* a plugin's rows are in */
+  bool looked[TIDE_NDEV];          /* the plugin's rows are indexed */
   tide__kernel *added;             /* copies of a plugin's rows with op numbers */
   int nadded;
 };
 
-static void enter(struct tide__kernel_index *index, const tide__kernel *k, int place)
+static void enter(struct tide__kernel_index *index, const tide__kernel *k, int slot)
 {
   for (int t = 0; t < TIDE_NDTYPE; t++)
-    if (k->dtypes >> t & 1) index->row[k->op][k->device][t] = (int16_t)(place + 1);
+    if (k->dtypes >> t & 1) index->row[k->op][k->device][t] = (int16_t)(slot + 1);
 }
 
 int tide__kernels_open(tide_ctx *ctx)
@@ -72,8 +72,8 @@ static int op_by_name(const char *name)
   return -1;
 }
 
-/* The rows of a plugin, once. One that names an op this library does not have is left out: the
- * libraries carry the same version, so there is none. */
+/* Indexes the rows of a plugin, once. Skips an op that this library does not have, which cannot
+ * happen with equal versions. */
 static void add_plugin(tide_ctx *ctx, int device)
 {
   struct tide__kernel_index *index = ctx->kernels;
@@ -103,7 +103,7 @@ const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dty
   return i <= NROW ? &rows[i - 1] : &index->added[i - 1 - NROW];
 }
 
-/* Asked of the library of the device; whether there is such a device is not the question. */
+/* Queries the plugin without opening the device. */
 static int plugin_supports(int op, int device, int dtype)
 {
   char why[TIDE__OPEN_MSG];

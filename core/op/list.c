@@ -1,8 +1,5 @@
-/* Calls over lists of tensors: the operands that optimiser steps and foreach ops share.
- *
- * The caller's lists are joined in one array of the call, inputs first, so dispatch
- * sees a call like any other.
- */
+/* Calls over lists of tensors: the operands of optimiser steps and foreach ops. The caller's lists
+ * are joined in one array, inputs first, so dispatch sees a call like any other. */
 #include <string.h>
 
 #include "core/base/alloc.h"

@@ -1,7 +1,7 @@
 /* Losses: cross entropy of logits, and the fused linear + cross entropy that never stores them.
  *
- * The fused op makes its gradients in the forward pass, chunk by chunk, while a chunk of logits is
- * in cache; backward only scales them by the gradient of the (summed) loss.
+ * The fused op computes its gradients in the forward pass, chunk by chunk, while a chunk of logits
+ * is in cache; backward only scales them by the gradient of the (summed) loss.
  */
 #include <math.h>
 #include <string.h>
@@ -99,7 +99,7 @@ int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
   return tide__dispatch(&c, out, 1);
 }
 
-/* Scales the gradient made in the forward pass: in place where the walk frees it anyway. */
+/* Scales the gradient of the forward pass, in place if the walk frees it anyway. */
 int tide__grad_linear_cross_entropy(const tide__grad_call *g)
 {
   tide_tensor *factor = NULL;

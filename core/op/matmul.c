@@ -1,5 +1,5 @@
-/* Products: matmul over broadcast batches, and linear with its bias, also with an activation behind
- * it or of FP8 operands.
+/* Products: matmul over broadcast batches, and linear with bias, also followed by an activation or
+ * of FP8 operands.
  *
  * The derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
  * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy. Those of
@@ -11,7 +11,7 @@
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-/* x with a stride of 1 in one of its last two dims, as kernels want it. Owned. */
+/* Returns x with a stride of 1 in one of its last two dims, as kernels require. Owned. */
 static int matrix_layout(tide_tensor **out, tide_tensor *x)
 {
   int n = x->ndim;
@@ -29,7 +29,7 @@ static int shapes_fail(tide_tensor *a, tide_tensor *b)
                     TIDE__SHAPE(b->ndim, b->shape));
 }
 
-/* Both operands have at least two dims. Broadcasts the batch and multiplies. */
+/* Broadcasts the batch and multiplies. Both operands have at least two dims. */
 static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 {
   tide__call c;
@@ -86,7 +86,7 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
   return rc;
 }
 
-/* x^T y or x y^T without copying: transposes are views. */
+/* Computes x^T y or x y^T without copying: transposes are views. */
 static int product_with_transpose(tide_tensor **out, tide_tensor *a, bool ta, tide_tensor *b,
                                   bool tb)
 {
@@ -99,7 +99,7 @@ static int product_with_transpose(tide_tensor **out, tide_tensor *a, bool ta, ti
   return rc;
 }
 
-/* ---- adding to what is there ---- */
+/* ---- addmm_ --------------------- */
 
 static int check_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
 {
@@ -121,7 +121,7 @@ static int check_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
   return tide__check_target(dst, "addmm_");
 }
 
-/* The kernel writes rows while it reads a and b. */
+/* Returns whether the kernel may write dst while it reads a and b. */
 static bool kernel_takes(const tide_tensor *dst, const tide_tensor *a, const tide_tensor *b)
 {
   bool apart = dst->storage != a->storage && dst->storage != b->storage;
@@ -199,7 +199,7 @@ int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *
   return tide__dispatch(&c, out, 1);
 }
 
-/* The derivative of relu reads y, that of gelu what went into it. */
+/* The derivative of relu reads y, that of gelu its argument. */
 int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                     int activation)
 {
@@ -233,7 +233,7 @@ int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
   return linear_fp8(out, x, w, bias, false);
 }
 
-/* All leading dims as one: a view where strides allow. */
+/* Returns x with all leading dims as one: a view where strides allow. */
 static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
 {
   int64_t n = 1;
@@ -241,7 +241,7 @@ static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
   return tide_reshape(out, x, 2, (int64_t[]){n, x->shape[x->ndim - 1]});
 }
 
-/* dy b, or dy^T b; in FP8 as a linear of what is there, seen transposed. */
+/* Computes dy b, or dy^T b; in FP8 as a linear of the same operands, transposed by views. */
 static int grad_product(tide_tensor **out, tide_tensor *dy, bool transposed, tide_tensor *b,
                         bool fp8)
 {

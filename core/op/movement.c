@@ -1,7 +1,7 @@
 /* Movement: reshape, permute, slice, expand as views; cat, pad, roll as copies.
  *
  * A view shares its storage, costs one handle, and is recorded like any op, so gradients flow
- * through it. transpose, select, unsqueeze and squeeze are the same four views by other names.
+ * through it. transpose, select, unsqueeze and squeeze are the same four views under other names.
  */
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-/* A view op: *out is a fresh view of c->in[0]; give it its history. */
+/* Records a view op: *out is a fresh view of c->in[0]. */
 static int finish_view(tide__call *c, tide_tensor **out, int ndim, const int64_t *shape,
                        const int64_t *stride, int64_t offset)
 {
@@ -26,7 +26,7 @@ static int finish_view(tide__call *c, tide_tensor **out, int ndim, const int64_t
   return rc;
 }
 
-/* Fills the -1 of a wanted shape. */
+/* Fills in the -1 of a requested shape. */
 static int infer_shape(const tide_tensor *x, int ndim, const int64_t *shape, int64_t *full)
 {
   int64_t n = tide__tensor_numel(x), known = 1;
@@ -134,7 +134,7 @@ int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_
   memcpy(shape, x->shape, sizeof shape);
   memcpy(stride, x->stride, sizeof stride);
   shape[d] = (to - from + step - 1) / step;
-  stride[d] = shape[d] > 1 ? stride[d] * step : stride[d]; /* step may be huge then */
+  stride[d] = shape[d] > 1 ? stride[d] * step : stride[d]; /* step may be huge if the size is 1 */
   c.attrs.slice.start = from;
   c.attrs.slice.step = step;
   c.attrs.slice.dim = d;
@@ -142,7 +142,7 @@ int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_
   return finish_view(&c, out, x->ndim, shape, stride, offset);
 }
 
-/* Zeros of the whole shape with dy written into the slice. */
+/* Writes dy into the slice of a tensor of zeros. */
 int tide__grad_slice(const tide__grad_call *g)
 {
   const tide__meta *m = &g->meta[0];
@@ -224,7 +224,7 @@ int tide__grad_expand(const tide__grad_call *g)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Checks the pieces and finds the joint shape; the dim is resolved into *dim. */
+/* Checks the pieces and computes the joint shape; resolves the dim into *dim. */
 static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim, int64_t *shape)
 {
   *dim = movement_dim_of(xs[0], *dim, "cat");
@@ -245,7 +245,7 @@ static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim,
   return TIDE_OK;
 }
 
-/* Lists may be of any length; each piece is checked like an operand. */
+/* Starts a call over a list of any length; each piece is checked like an operand. */
 static int begin_list(tide__call *c, int op, tide_tensor *const *xs, int64_t n)
 {
   for (int64_t i = 1; i < n; i++) {
@@ -306,7 +306,7 @@ int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
   return tide__dispatch(&c, out, 1);
 }
 
-/* Padding is undone by cropping, cropping by padding with zeros. */
+/* The adjoint of padding is cropping, that of cropping is padding with zeros. */
 int tide__grad_pad(const tide__grad_call *g)
 {
   int64_t before[TIDE_MAX_DIM], after[TIDE_MAX_DIM];

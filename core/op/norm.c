@@ -1,7 +1,7 @@
 /* Normalisation over the last dim.
  *
- * The row statistics are results of the forward kernel that only the tape keeps; the backward is
- * one fused kernel that reads them.
+ * The row statistics are results of the forward kernel, kept by the tape only; the backward is one
+ * fused kernel that reads them.
  */
 #include <string.h>
 
@@ -69,7 +69,7 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
   return tide__dispatch(&c, out, 1);
 }
 
-/* (dy, x, weight, rstd, dsum or null) -> dx, dweight */
+/* Computes dx and dweight from (dy, x, weight, rstd, dsum or null). */
 static int rms_bwd(const tide__grad_call *g, tide_tensor *dy, tide_tensor *x, tide_tensor *w,
                    tide_tensor *rstd, tide_tensor *dsum, tide_tensor **dx, tide_tensor **dw)
 {
@@ -116,7 +116,7 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
   return TIDE_OK;
 }
 
-/* Both addends get the gradient of the sum: one tensor, held twice. */
+/* Both addends get the gradient of the sum: one tensor, two handles. */
 int tide__grad_add_rms_norm(const tide__grad_call *g)
 {
   tide_tensor *dx = NULL;

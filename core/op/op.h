@@ -1,8 +1,8 @@
-/* What an op is: a descriptor made from its row in op.def, and a call on its way through dispatch.
+/* An op: a descriptor made from its row in op.def, and a call on its way through dispatch.
  *
- * A public op function fills one tide__call (operands, attributes, shapes of the
- * results) and hands it to tide__dispatch, which allocates, chooses a kernel, launches and records.
- * No op does any of that itself. Derivatives are rules beside the forward, written with ops.
+ * A public op function fills one tide__call (operands, attributes, shapes of the results) and
+ * passes it to tide__dispatch, which allocates, chooses a kernel, launches and records. Derivatives
+ * are rules beside the forward, written with ops.
  */
 #ifndef TIDE_OP_OP_H
 #define TIDE_OP_OP_H
@@ -55,7 +55,7 @@ typedef struct tide__meta {
   int32_t ndim, dtype, device;
 } tide__meta;
 
-/* One op on its way: filled by the public function, read by dispatch and by the tape. For lists
+/* A call in progress: filled by the public function, read by dispatch and by the tape. For lists
  * (cat, optimiser steps) in and out point at the caller's arrays. */
 typedef struct tide__call {
   tide_ctx *ctx;
@@ -64,17 +64,18 @@ typedef struct tide__call {
   int nin, nout;
   tide_tensor **in;             /* null: optional operand absent */
   tide_tensor **out;            /* made by dispatch, or the targets of an in-place op */
-  tide__meta *make;             /* nout shapes of results to make; ndim -1: not wanted */
+  tide__meta *make;             /* shapes of nout results to make; ndim -1: not wanted */
   tide__attrs attrs;
-  tide__attrs tape;             /* what the derivative reads, where it differs from attrs */
+  tide__attrs tape;             /* attributes for the derivative, if they differ from attrs */
   bool tape_differs;
-  tide_tensor **tape_in;        /* null, or the inputs the tape keeps where the kernel sees views */
+  tide_tensor **tape_in;        /* null, or the inputs for the tape where the kernel sees views */
   tide_tensor *in_[TIDE__MAX_IN], *out_[TIDE__MAX_OUT];
   tide__meta make_[TIDE__MAX_OUT];
 } tide__call;
 
-/* What a derivative rule sees. It fills gin[i] (owned) for every i with need[i]; recording is off.
- * gout[k] is null when nothing flowed into output k. in and out hold what op.def said to save. */
+/* The arguments of a derivative rule. It fills gin[i] (owned) for every i with need[i]; recording
+ * is off. gout[k] is null if no gradient reached output k. in and out hold what op.def says to
+ * save. */
 typedef struct tide__grad_call {
   tide_ctx *ctx;
   int op, nin, nout;
@@ -99,23 +100,23 @@ typedef struct tide__op {
 
 const tide__op *tide__op_get(int op);
 
-/* Starts a call: operands in, results to come. Fails on null or gone operands, operands of another
- * context or device. x[i] null is allowed where optional bit i is set. */
+/* Starts a call and sets its operands. Fails on null or gone operands, operands of another context
+ * or device, and if no operand is given. x[i] may be null if bit i of optional is set. */
 int tide__begin(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x,
                 uint32_t optional);
-/* The checks of tide__begin on one operand; the first one gives the call its device. It is
+/* Runs the checks of tide__begin on one operand; the first one sets the device of the call. It is
  * named "argument i+1", or "list[i+1]". */
 int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_tensor *x);
 /* Declares result i. */
 void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shape);
-/* Allocates the results, runs the kernel, records, and gives the first nuser results to out[0..];
- * the others (statistics for the derivative) live on only if the tape keeps them. */
+/* Allocates the results, runs the kernel, records, and returns the first nuser results in out[0..];
+ * the others (statistics for the derivative) live only as long as the tape keeps them. */
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser);
-/* Allocates nothing and records nothing: runs the kernel on c's operands. */
+/* Runs the kernel on c's operands. Allocates no results and records nothing. */
 int tide__launch(tide__call *c);
-/* The same, with the reference beside it if parameter check says so: what ops use. */
+/* tide__launch, with the reference beside it if parameter check is set. Ops use this one. */
 int tide__launch_checked(tide__call *c);
-/* Gives *out (a fresh view) the history of op on c's inputs, if recording asks for it. */
+/* Records op on c's inputs as the history of *out (a fresh view), if recording needs it. */
 int tide__record(tide__call *c);
 
 /* Operands of a call over lists of tensors: the lists of the caller, joined. */
@@ -123,13 +124,13 @@ typedef struct tide__lists {
   tide_tensor **all;
   size_t bytes;
 } tide__lists;
-/* Starts a call of n tensors a list with room for nin inputs and nout targets; end gives the room
- * back. Only a call that began has an end. */
+/* Starts a call of n tensors per list with space for nin inputs and nout targets; end frees the
+ * space. Call end only if begin succeeded. */
 int  tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
                        tide__lists *j);
 void tide__lists_end(tide__call *c, tide__lists *j);
-/* Copies the n of xs into dst and checks each; errors name list[i]. optional: xs or one of them
- * may be null. */
+/* Copies the n of xs into dst and checks each; errors name list[i]. optional: xs or one of them may
+ * be null. */
 int  tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
                      tide_tensor *const *xs, bool optional);
 /* Fails unless every xs[i], if there, has the shape of like[i], its `of` ("parameter"). */
@@ -137,27 +138,27 @@ int  tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *
                        const char *of, tide_tensor *const *like);
 
 bool tide__wants_grad(const tide__call *c);
-/* x broadcast-summed down to a shape: the adjoint of broadcasting. Owned result. */
+/* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */
 int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
 tide__meta tide__meta_of(const tide_tensor *t);
 /* Fails unless t is a floating tensor. */
 int tide__check_float(const tide_tensor *t, const char *op, const char *arg);
-/* Every element of a target has a place of its own (no dim repeats by stride 0), and no collective
- * uses it. */
-int tide__check_places(const tide_tensor *t, const char *op);
-/* The second half of it: no collective reads or writes the target. */
+/* Fails unless every element of a target has its own address (no dim repeats by stride 0) and no
+ * collective uses it. */
+int tide__check_distinct(const tide_tensor *t, const char *op);
+/* Fails if a collective reads or writes the target. */
 int tide__check_idle(const tide_tensor *t, const char *op);
-/* The same, and writing to it now changes no gradient: what an in-place op asks of its target. */
+/* tide__check_distinct, and writing the target now changes no gradient: for in-place ops. */
 int tide__check_target(tide_tensor *t, const char *op);
-/* Operands and attributes of an attention call; bias apart. */
+/* Checks operands and attributes of an attention call, without its bias. */
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
                           const tide_attention_attrs *a);
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a);
-/* Norms: the dtype of their statistics, f32 (f64 for f64). */
+/* Returns the dtype of a norm's statistics: f32 (f64 for f64). */
 int tide__stat_dtype(const tide_tensor *x);
 /* Fails unless x is floating with a dim, and v null or a vector of x's last dim and dtype. */
 int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg);
-/* Declares such a vector as result i. */
+/* Declares a vector of x's last dim and dtype as result i. */
 void tide__vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x);
 int tide__check_index(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless sequence is null or i32/i64 [B or 1, T] for x [B, T, ...]. */
@@ -170,7 +171,7 @@ typedef struct tide__kernel {
   uint32_t dtypes;
   int layout;
 } tide__kernel;
-/* Index of the rows by (op, device, dtype), made once per context. */
+/* Indexes the rows by (op, device, dtype), once per context. */
 int  tide__kernels_open(tide_ctx *ctx);
 void tide__kernels_close(tide_ctx *ctx);
 const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype);

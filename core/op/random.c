@@ -1,10 +1,9 @@
 /* Random ops: in-place fills and dropout, all from the counter-based generator.
  *
- * An op takes (seed, stream, offset) from the context and, when it has gone well, advances the
- * offset by its number of elements, or takes them from its attributes. Dropout keeps its counter on
- * the tape: the backward makes the same mask again, nothing is stored. Where the context has a
- * place for the position (tide_rng_place), the op gets it as an operand and its counter starts
- * there.
+ * An op takes (seed, stream, offset) from the context and advances the offset by its number of
+ * elements if it succeeds, or takes them from its attributes. Dropout keeps its counter on the
+ * tape: the backward draws the same mask again, nothing is stored. If the context has a place
+ * (tide_rng_place), the op gets it as an operand and its counter starts there.
  */
 #include <math.h>
 #include <string.h>
@@ -53,7 +52,7 @@ void tide_random_attrs_init(tide_random_attrs *a)
   a->use_ctx = 1;
 }
 
-/* The context's place, where an op on t can read it. */
+/* Returns the context's place if an op on t can read it, else NULL. */
 static tide_tensor *place_for(const tide_tensor *t)
 {
   tide_tensor *place = t->ctx->rng_place;
@@ -62,8 +61,8 @@ static tide_tensor *place_for(const tide_tensor *t)
 
 static bool from_ctx(const tide_random_attrs *a) { return !a || a->use_ctx; }
 
-/* The counter of this call: the context's, starting at *place if that is not null, or the caller's
- * own. */
+/* Sets the counter of this call: the context's, starting at *place if that is not null, or the
+ * caller's own. */
 static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
                    const tide_random_attrs *a, const char *op)
 {
@@ -97,15 +96,15 @@ static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
   return TIDE_OK;
 }
 
-/* The call that took numbers for t has gone well: the next begins behind them. One that is refused,
- * or is made again for want of memory, moves nothing. */
+/* Advances the context's offset after a call that succeeded. A call that failed, or is repeated for
+ * lack of memory, moves nothing. */
 static int random_advance(const tide_tensor *t, const tide_random_attrs *a)
 {
   if (from_ctx(a)) t->ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
   return TIDE_OK;
 }
 
-/* k: the numbers of the op, without a counter. */
+/* k: the attributes of the op, without a counter. */
 static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k_random_attrs k)
 {
   tide__call c;
@@ -114,7 +113,7 @@ static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k
   TIDE_TRY(tide__begin(&c, op, NULL, 1, &t, 0));
   if (c.ctx->recording && t->node)
     return tide__fail(c.ctx, TIDE_E_STATE, name, "the target is the result of a recorded op");
-  TIDE_TRY(tide__check_places(t, name));
+  TIDE_TRY(tide__check_distinct(t, name));
   TIDE_TRY(counter(&k, &place, t, attrs, name));
   c.nin = 1;
   c.in_[0] = place;

@@ -1,7 +1,7 @@
 /* Reductions: sums, means, products, extrema, argmax, cumsum.
  *
  * Any set of dims is reduced by one kernel shape: kept dims first, reduced dims last, by a permuted
- * view. The result is then viewed in the order the caller knows, with size-1 dims if asked.
+ * view. The result is then viewed in the caller's order, with size-1 dims if requested.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-/* Bit set of reduced dims; ndim 0 means all. Negative: failed. */
+/* Returns the bit set of reduced dims in *mask; ndim 0 means all. */
 static int dim_mask(uint32_t *mask, const tide_tensor *x, int ndim, const int32_t *dims,
                     const char *op)
 {
@@ -28,7 +28,7 @@ static int dim_mask(uint32_t *mask, const tide_tensor *x, int ndim, const int32_
   return TIDE_OK;
 }
 
-/* x with kept dims first and reduced dims last. */
+/* Returns x with kept dims first and reduced dims last. */
 static int split_view(tide_tensor **out, tide_tensor *x, uint32_t mask, int *nkeep)
 {
   int64_t shape[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
@@ -44,7 +44,7 @@ static int split_view(tide_tensor **out, tide_tensor *x, uint32_t mask, int *nke
   return tide__tensor_view(out, x, n, shape, stride, x->offset);
 }
 
-/* The shape of the result in x's dim order. */
+/* Computes the shape of the result in x's dim order. */
 static int result_shape(const tide_tensor *x, uint32_t mask, bool keepdim, int64_t *shape)
 {
   int n = 0;
@@ -153,7 +153,7 @@ int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
   return arg_extremum(out, TIDE_OP_ARGMIN, x, dim, keepdim);
 }
 
-/* The kernel runs along the last dim: move it there, run, move it back. */
+/* The kernel runs along the last dim: moves dim there, runs, and moves it back. */
 int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim)
 {
   tide__call c;
@@ -180,7 +180,7 @@ int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim)
 
 /* ---- derivatives ----------------------------------------------------------------------------- */
 
-/* t (of the reduced shape) with its dims of size 1 put back and expanded to input 0's shape. */
+/* Expands t (of the reduced shape) to input 0's shape, with its dims of size 1 put back. */
 static int spread(tide_tensor **out, const tide__grad_call *g, tide_tensor *t)
 {
   const tide__meta *m = &g->meta[0];
@@ -227,9 +227,9 @@ int tide__grad_extremum(const tide__grad_call *g)
   return rc;
 }
 
-/* The factors in f64 with each zero replaced by 1, their product p over the reduced dims, and the
- * number of zeros there; sizes of 1 stay. f64: with all factors the product may leave the range of
- * a narrower dtype although it stays within it with any one of them left out. */
+/* Returns the factors in f64 with each zero replaced by 1, their product p over the reduced dims,
+ * and the number of zeros there; sizes of 1 stay. f64: with all factors the product may leave the
+ * range of a narrower dtype although it stays within it with any one of them left out. */
 static int prod_parts(const tide__grad_call *g, tide_tensor **hit, tide_tensor **filled,
                       tide_tensor **p, tide_tensor **count)
 {
@@ -252,7 +252,7 @@ static int prod_parts(const tide__grad_call *g, tide_tensor **hit, tide_tensor *
   return rc;
 }
 
-/* dy p where count == k, else 0. */
+/* Computes dy p where count == k, else 0. */
 static int prod_share(tide_tensor **out, tide_tensor *dyp, tide_tensor *count, tide_tensor *zero,
                       double k)
 {

@@ -1,4 +1,5 @@
-/* Rotary positions (RoFormer, arXiv 2104.09864): a rotation, whose derivative is the one back. */
+/* Rotary positions (RoFormer, arXiv 2104.09864): a rotation, whose adjoint is the inverse
+ * rotation. */
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -31,7 +32,6 @@ int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_te
   return tide__dispatch(&c, out, 1);
 }
 
-/* A rotation's adjoint is the rotation back. */
 int tide__grad_rope(const tide__grad_call *g)
 {
   return tide_rope(&g->gin[0], g->gout[0], g->in[1], g->in[2], g->attrs->rope.interleaved,

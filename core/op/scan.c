@@ -1,8 +1,8 @@
 /* The SSD scan of Mamba-2 (state-space duality, arXiv 2405.21060).
  *
- * The forward keeps the state that enters each chunk and nothing else; the derivative goes through
- * the chunks from the last to the first and makes the rest again. The z gate is the gated
- * activation applied to the scan's result, so the scan itself knows nothing of it.
+ * The forward keeps the state before each chunk and nothing else; the derivative visits the chunks
+ * from the last to the first and recomputes the rest. The z gate is the gated activation applied to
+ * the scan's result, outside the scan.
  */
 #include <math.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "core/base/status.h"
 #include "core/op/op.h"
 
-enum { CHUNK = 128 }; /* measured: less saves too many states, more leaves the cache */
+enum { CHUNK = 128 }; /* measured: less saves too many states, more exceeds the cache */
 
 void tide_ssd_attrs_init(tide_ssd_attrs *a)
 {
@@ -122,8 +122,7 @@ int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_te
   return TIDE_OK;
 }
 
-/* The kernel makes the first five gradients whether or not they are asked for: they come of one
- * another. */
+/* The kernel always computes the first five gradients: they depend on one another. */
 int tide__grad_ssd_scan(const tide__grad_call *g)
 {
   tide__call c;

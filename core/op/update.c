@@ -1,7 +1,7 @@
 /* Multi-tensor ops of the optimiser: AdamW, SGD, global norm, clip factor, scaling.
  *
  * One launch takes a whole parameter group, so small tensors cost no launch of their own. All write
- * in place and none is recorded.
+ * in place and are not recorded.
  */
 #include <math.h>
 
@@ -37,7 +37,7 @@ static int scalar_factor(tide_ctx *ctx, tide__call *c, tide_tensor *t, const cha
                     tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
 }
 
-/* What an update reads beside its gradients goes behind them: in[n], in[n + 1], in[n + 2]. */
+/* The other operands of an update follow its gradients: in[n], in[n + 1], in[n + 2]. */
 enum { NCONTROL = 3 };
 
 static int controls(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *g_scale,
@@ -55,7 +55,7 @@ static int controls(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *g_scal
                     "%s", tide_dtype_name(rates->dtype), TIDE__SHAPE(rates->ndim, rates->shape));
 }
 
-/* State is f32 (f64 for f64 parameters). */
+/* Checks that the state is f32 (f64 for f64 parameters). */
 static int check_state(tide_ctx *ctx, tide__call *c, const char *list, int64_t n,
                        tide_tensor *const *p, tide_tensor *const *s)
 {

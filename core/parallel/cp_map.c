@@ -1,12 +1,11 @@
-/* Which token belongs where: index tensors of head-tail layouts and of lists of runs, their
- * inverses, and what attention and state-space layers read of a packed stream: the (document,
- * position) pairs of its tokens, in padded slots or not, and the numbers of its sequences.
+/* Index tensors of sharded sequences: head-tail layouts, lists of runs and their inverses, and what
+ * attention and state-space layers read of a packed stream: the (document, position) pairs of its
+ * tokens, in padded slots or not, and the numbers of its sequences.
  *
- * A map is written out run by run, so a million indices cost a million additions and
- * no look-ups; the inverse is the same walk with the roles of place and position exchanged. All of
- * it is host data by nature, made once a batch and then copied to the device of its argument.
- *
- * Invariants: integers only; every input is checked before anything is written.
+ * A map is written run by run, so a million indices cost a million additions and no look-ups; the
+ * inverse is the same walk with index and position exchanged. All maps are made on the host, once
+ * per batch, and then copied to the device of their argument. Every input is checked before
+ * anything is written.
  */
 #include "core/parallel/cp_map.h"
 
@@ -18,17 +17,17 @@
 
 /* ---- host copies of index tensors ------------------------------------------------------------ */
 
-/* x as dense i64 on the host; the caller releases *held. */
+/* Returns x as dense i64 on the host; the caller releases *held. */
 static int host_ints(tide_tensor **held, tide_tensor *x, const char *op, const char *arg)
 {
-  tide_tensor *wide = NULL, *near = NULL;
+  tide_tensor *wide = NULL, *host = NULL;
   *held = NULL;
   TIDE_TRY(tide__check_index(x, op, arg));
   int rc = tide_cast(&wide, x, TIDE_I64);
-  if (rc == TIDE_OK) rc = tide_to_device(&near, wide, TIDE_DEV_CPU);
-  if (rc == TIDE_OK) rc = tide_contiguous(held, near);
+  if (rc == TIDE_OK) rc = tide_to_device(&host, wide, TIDE_DEV_CPU);
+  if (rc == TIDE_OK) rc = tide_contiguous(held, host);
   tide_tensor_release(wide);
-  tide_tensor_release(near);
+  tide_tensor_release(host);
   return rc;
 }
 
@@ -55,7 +54,7 @@ static int open_sink(sink *s, tide_ctx *ctx, int64_t n, int64_t largest, int dty
   return TIDE_OK;
 }
 
-/* values first, first + 1, ... at places at, at + 1, ... */
+/* Writes values first, first + 1, ... at indices at, at + 1, ... */
 static inline void put_run(const sink *s, int64_t at, int64_t first, int64_t n)
 {
   if (s->wide)
@@ -64,7 +63,7 @@ static inline void put_run(const sink *s, int64_t at, int64_t first, int64_t n)
     for (int64_t i = 0; i < n; i++) s->narrow[at + i] = (int32_t)(first + i);
 }
 
-/* Moves what was made to the device of `like` and gives up the host tensor. */
+/* Moves the result to the device of `like` and releases the host tensor. */
 static int cp_map_finish(tide_tensor **out, tide_tensor *made, const tide_tensor *like, int rc)
 {
   if (rc == TIDE_OK) rc = tide_to_device(out, made, like->storage->device);
@@ -72,7 +71,7 @@ static int cp_map_finish(tide_tensor **out, tide_tensor *made, const tide_tensor
   return rc;
 }
 
-/* cu: starts at 0 and never decreases; every length a multiple of `unit`. */
+/* Checks that cu starts at 0 and never decreases, and that every length is a multiple of `unit`. */
 static int check_cu(const tide_tensor *cu, const int64_t *c, int64_t n, int64_t unit,
                     const char *op, const char *arg)
 {
@@ -100,7 +99,8 @@ static int cp_map_check_list(const tide_tensor *t, const char *op, const char *a
 
 /* ---- head-tail ------------------------------------------------------------------------------- */
 
-/* The runs of one rank, from place `at` on. inverse: place by position instead of the other way. */
+/* Writes the runs of one rank, from index `at` on. inverse: index by position instead of the
+ * reverse. */
 static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size, int64_t rank,
                         int64_t at, bool inverse)
 {
@@ -156,7 +156,7 @@ int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dty
 
 /* ---- runs and inverses ----------------------------------------------------------------------- */
 
-/* Sum of the lengths, and the greatest position; fails on negative numbers. */
+/* Returns the sum of the lengths and the greatest position; fails on negative numbers. */
 static int measure_runs(tide_ctx *ctx, const int64_t *r, int64_t n, int64_t *total,
                         int64_t *largest)
 {
@@ -194,18 +194,18 @@ int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
   return cp_map_finish(out, s.t, runs, rc);
 }
 
-/* Places by value; -1 marks values not met yet. */
-static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *place)
+/* Sets at[value] to the index of each value. */
+static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *at)
 {
-  for (int64_t i = 0; i < n; i++) place[i] = -1;
+  for (int64_t i = 0; i < n; i++) at[i] = -1;
   for (int64_t i = 0; i < n; i++) {
     if (v[i] < 0 || v[i] >= n)
       return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: entry %lld is %lld, "
                         "outside 0 .. %lld", (long long)i, (long long)v[i], (long long)n - 1);
-    if (place[v[i]] >= 0)
+    if (at[v[i]] >= 0)
       return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: %lld is there twice, at "
-                        "%lld and %lld", (long long)v[i], (long long)place[v[i]], (long long)i);
-    place[v[i]] = i;
+                        "%lld and %lld", (long long)v[i], (long long)at[v[i]], (long long)i);
+    at[v[i]] = i;
   }
   return TIDE_OK;
 }
@@ -244,7 +244,7 @@ static int check_end(const tide_tensor *cu, int64_t end, int64_t ntoken, const c
                     (long long)end, (long long)ntoken);
 }
 
-/* cu as numbers, all rules checked that hold for one list; the caller releases *held. */
+/* Reads cu as numbers and checks the rules of a single list; the caller releases *held. */
 static int open_cu(tide_tensor **held, tide_tensor *cu, int64_t ntoken, const char *op,
                    const char *arg)
 {
@@ -269,7 +269,7 @@ static void put_pairs(int32_t *p, int64_t at, int64_t n, int64_t document)
   }
 }
 
-/* slot and real are checked already, apart from each other; slot ends within ntoken. */
+/* slot and real are checked already, each by itself; slot ends within ntoken. */
 static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t *real, int64_t n,
                       int64_t ntoken, int32_t *p)
 {
@@ -285,7 +285,7 @@ static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t 
   return TIDE_OK;
 }
 
-/* slot, real: what open_cu gave, of one length. */
+/* slot, real: results of open_cu, of one length. */
 static int pairs(tide_tensor **out, tide_tensor *cu, tide_tensor *slot, tide_tensor *real,
                  int64_t ntoken)
 {

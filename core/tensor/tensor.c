@@ -8,7 +8,7 @@
 #include "core/base/foreign.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
-#include "core/device/flight.h"
+#include "core/device/async_copy.h"
 
 /* Dead handles wait here for the next tensor: making one costs no allocation in a steady loop. */
 struct tide__tensor_pool { tide_tensor *free; };
@@ -240,6 +240,6 @@ void *tide_tensor_data(tide_tensor *t)
 {
   tide__device *d = &t->ctx->devices->device[t->storage->device];
   if (!d->backend->host) return NULL;
-  if (t->storage->flight && tide__flight_land(t->storage) < 0) return NULL;
+  if (t->storage->copy && tide__async_copy_wait(t->storage) < 0) return NULL;
   return tide__tensor_ptr(t);
 }
