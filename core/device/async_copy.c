@@ -1,4 +1,4 @@
-/* Copies under way: see async_copy.h. A async_copy holds its two storages until the copy is done. */
+/* Asynchronous copies: see async_copy.h. Each holds its two storages until the copy is done. */
 #include "core/device/async_copy.h"
 
 #include "core/base/alloc.h"
