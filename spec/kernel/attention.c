@@ -305,14 +305,15 @@ static void same_bits(const kase *c, const k_tensor *a, const k_tensor *b)
 static void check_pass(run *r, const kase *c, int is_bwd)
 {
   static const char *const name[2][4] = { { "out", "lse" }, { "dq", "dk", "dv", "dbias" } };
-  const int full = tide__cpu_isa(), sets[] = { full, full & ~CPU_ISA_AMX, CPU_ISA_BASE };
+  const int full = tide__cpu_isa(), pairs = full & ~CPU_ISA_AMX;
+  const int sets[] = { full, pairs, pairs & ~CPU_ISA_BF16, CPU_ISA_BASE };
   k_tensor want[4], one[4];
   make_outputs(r, c, is_bwd);
   memcpy(want, r->out, sizeof want);
   call(r, c, is_bwd, 1, -1);
-  for (int s = 0; s < 3; s++)
+  for (int s = 0; s < 4; s++)
     for (int n = 1; n <= 3; n += 2) {
-      if (s == 1 && c->dtype != TIDE_BF16) continue; /* matrix units are for bf16 alone */
+      if (s && s < 3 && c->dtype != TIDE_BF16) continue; /* these levels are for bf16 alone */
       make_outputs(r, c, is_bwd);
       call(r, c, is_bwd, n, sets[s]);
       for (int i = 0; i < 4 && n == 1; i++) {
@@ -508,8 +509,9 @@ static int64_t others_alike(const run *r, const kase *c, int isa, const k_tensor
 
 static void check_spoilt(const kase *c, int which)
 {
-  const int full = tide__cpu_isa(), sets[] = { full, full & ~CPU_ISA_AMX, CPU_ISA_BASE, -1 };
-  for (int s = 0; s < 4; s++) {
+  const int full = tide__cpu_isa(), pairs = full & ~CPU_ISA_AMX;
+  const int sets[] = { full, pairs, pairs & ~CPU_ISA_BF16, CPU_ISA_BASE, -1 };
+  for (int s = 0; s < 5; s++) {
     run r;
     const uint64_t before = seed;
     k_tensor want[NRESULT], got[NRESULT];

@@ -171,6 +171,9 @@ int64_t tide__attention_work_isa(const k_call *c, int isa);
 int     tide__attention_bwd_isa(const k_call *c, int isa);
 int64_t tide__attention_bwd_work_isa(const k_call *c, int isa);
 
+/* What multiplies: f32 tiles; or bf16 tiles by vdpbf16ps on pairs, or by AMX. */
+typedef enum attn_unit { ATTN_F32, ATTN_PAIRS, ATTN_AMX } attn_unit;
+
 /* ---- the forward task: one query block of one head ---- */
 
 typedef struct attn_at { int64_t b, h, qb, kb; } attn_at;
@@ -183,7 +186,7 @@ typedef struct attn_fwd_scratch {
   float *rows;              /* [64][max(D, Dv)] */
   float *top, *sum, *alpha; /* [64] */
   float *tmp;               /* for tide__attn_modify */
-  uint16_t *packed;         /* AMX tiles */
+  uint16_t *packed;         /* bf16 tiles */
 } attn_fwd_scratch;
 
 typedef struct attn_fwd {
@@ -191,8 +194,8 @@ typedef struct attn_fwd {
   const attn_tiles *tiles;
   const k_tensor *out, *lse;
   attn_source k, v;                  /* f32 tiles */
-  const uint16_t *k_tiles, *v_tiles; /* AMX */
-  int amx;
+  const uint16_t *k_tiles, *v_tiles; /* bf16 tiles */
+  attn_unit unit;
   int64_t wide_dv;                   /* Dv rounded up to ATTN_LANE */
   float *scratch;
   int64_t nscratch;                  /* floats per thread */
@@ -212,7 +215,7 @@ typedef struct attn_bwd_scratch {
   float *slope, *dbias; /* [128][64], only if scores are modified */
   float *tmp;           /* [2][128][64], only if scores are modified */
   float *dk, *dv;       /* [nrow][wide_d], [nrow][wide_dv] */
-  uint16_t *packed;     /* AMX tiles */
+  uint16_t *packed;     /* bf16 tiles */
 } attn_bwd_scratch;
 
 typedef struct attn_bwd {
@@ -220,8 +223,8 @@ typedef struct attn_bwd {
   const attn_tiles *tiles;
   const k_tensor *dq, *dk, *dv, *dbias;
   attn_source k, v;                              /* f32 tiles */
-  const uint16_t *k_tiles, *v_tiles, *kt_tiles;  /* AMX */
-  int amx;
+  const uint16_t *k_tiles, *v_tiles, *kt_tiles;  /* bf16 tiles */
+  attn_unit unit;
   float *scratch;
   int64_t nscratch;        /* floats per thread */
   int64_t wide_d, wide_dv; /* D and Dv, rounded up to ATTN_LANE */
@@ -232,21 +235,24 @@ typedef struct attn_bwd {
 void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
                           int group, int32_t k0, int32_t k1);
 
-/* ---- bf16 with AMX: the steps that differ, between begin and end of tile_amx.h. Sizes count
- * bf16 elements. ---- */
+/* ---- bf16 tiles: the steps that differ, between begin and end. Sizes count bf16 elements. ---- */
 
-int     tide__amx_built(void); /* 0 if this build has no AMX code */
+/* Returns the unit for operands of this dtype on a processor with the instructions `isa`. */
+attn_unit tide__attn_unit(int dtype, int isa);
+void    tide__attn_unit_begin(attn_unit unit);
+void    tide__attn_unit_end(attn_unit unit);
 /* Size of a block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns (A of V^T
  * P^T). */
-int64_t tide__amx_tiles_size(int64_t d, int which);
-void    tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread);
-int64_t tide__amx_fwd_size(const attn *s);
-void    tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at);
-void    tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at);
-int64_t tide__amx_bwd_size(const attn *s);
-void    tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at);
+int64_t tide__attn_bf16_tiles_size(int64_t d, int which);
+void    tide__attn_bf16_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst,
+                             int nthread);
+int64_t tide__attn_bf16_fwd_size(const attn *s);
+void    tide__attn_bf16_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at);
+void    tide__attn_bf16_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at);
+int64_t tide__attn_bf16_bwd_size(const attn *s);
+void    tide__attn_bf16_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at);
 /* dk, dv: of this key block; read only with ATTN_WANT_DKV. */
-void    tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
+void    tide__attn_bf16_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
                            int want, float *dk, float *dv);
 
 /* ---- f64: work bytes and kernels ---- */

@@ -8,8 +8,8 @@
  *   two passes a task is a key block for dk and dv (4 products), then a query block for dq (3)
  * Both give the same bits. Two passes are for calls with too few key heads to occupy the threads.
  *
- * Handles f32, and bf16 and f16 through f32 copies; bf16 with AMX is in attention_amx_bwd.c, f64 in
- * attention_f64.c.
+ * Handles f32, and bf16 and f16 through f32 copies; bf16 in tiles is in attention_bf16_bwd.c, f64
+ * in attention_f64.c.
  */
 #include <math.h>
 #include <string.h>
@@ -19,7 +19,6 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/gemm/tile_amx.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K };
 enum { WANT_DQ = ATTN_WANT_DQ, WANT_DKV = ATTN_WANT_DKV };
@@ -33,7 +32,7 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
 {
   const attn *s = &w->s;
   const int64_t block = s->modified ? K * Q : 0;
-  const int64_t f32 = w->amx ? 0 : Q;
+  const int64_t f32 = w->unit ? 0 : Q;
   float *packed = 0;
   struct { float **at; int64_t n; } part[] = {
     { &m->qt, f32 * s->d }, { &m->qr, f32 * w->wide_d }, { &m->dot, f32 * s->dv },
@@ -41,7 +40,7 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
     { &m->lse, Q }, { &m->delta, Q }, { &m->rows, Q * i64_max(w->wide_d, w->wide_dv) },
     { &m->slope, block }, { &m->dbias, block }, { &m->tmp, 2 * block },
     { &m->dk, w->nrow * w->wide_d }, { &m->dv, w->nrow * w->wide_dv },
-    { &packed, w->amx ? tide__amx_bwd_size(s) / 2 : 0 },
+    { &packed, w->unit ? tide__attn_bf16_bwd_size(s) / 2 : 0 },
   };
   int64_t n = 0;
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
@@ -106,8 +105,8 @@ static void start_queries(const job *w, const scratch *m, const attn_at *at)
   tide__attn_rows(m->dor, w->wide_dv, s->dout, at->b, i0, at->h, n);
   tide__attn_rows(m->rows, w->wide_dv, s->out, at->b, i0, at->h, n);
   load_stats(w, m, at, n);
-  if (w->amx) {
-    tide__amx_bwd_start(w, m, at);
+  if (w->unit) {
+    tide__attn_bf16_bwd_start(w, m, at);
     return;
   }
   memset(m->qt, 0, (size_t)(Q * s->d) * sizeof(float));
@@ -239,8 +238,8 @@ static void attn_bwd_run_pair(const job *w, const scratch *m, const attn_at *at,
                               float *dk, float *dv)
 {
   attn_span span[ATTN_NG], all;
-  if (w->amx) {
-    tide__amx_bwd_pair(w, m, at, want, dk, dv);
+  if (w->unit) {
+    tide__attn_bf16_bwd_pair(w, m, at, want, dk, dv);
     return;
   }
   if (!tide__attn_spans(&w->s, at->b, at->qb, at->kb, L, span)) return;
@@ -282,7 +281,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const attn *s = &w->s;
   scratch m;
   attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__tile_amx_begin();
+  tide__attn_unit_begin(w->unit);
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->nhk, hk = t % s->nhk;
     clear_keys(w, &m);
@@ -291,7 +290,7 @@ static void head_tasks(void *arg, int64_t begin, int64_t end, int thread)
         query_block(w, &m, (attn_at){ b, h, qb, 0 }, WANT_DQ | WANT_DKV);
     put_keys(w, &m, b, hk, 0, s->tk);
   }
-  if (w->amx) tide__tile_amx_end();
+  tide__attn_unit_end(w->unit);
 }
 
 static void attn_bwd_key_tasks(void *arg, int64_t begin, int64_t end, int thread)
@@ -300,7 +299,7 @@ static void attn_bwd_key_tasks(void *arg, int64_t begin, int64_t end, int thread
   const attn *s = &w->s;
   scratch m;
   attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__tile_amx_begin();
+  tide__attn_unit_begin(w->unit);
   for (int64_t t = begin; t < end; t++) {
     const int64_t b = t / s->nkb / s->nhk, hk = t / s->nkb % s->nhk, kb = t % s->nkb;
     const int64_t n = s->tk - kb * K < K ? s->tk - kb * K : K;
@@ -315,7 +314,7 @@ static void attn_bwd_key_tasks(void *arg, int64_t begin, int64_t end, int thread
       }
     put_keys(w, &m, b, hk, kb * K, n);
   }
-  if (w->amx) tide__tile_amx_end();
+  tide__attn_unit_end(w->unit);
 }
 
 static void attn_bwd_query_tasks(void *arg, int64_t begin, int64_t end, int thread)
@@ -324,12 +323,12 @@ static void attn_bwd_query_tasks(void *arg, int64_t begin, int64_t end, int thre
   const attn *s = &w->s;
   scratch m;
   attn_bwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__tile_amx_begin();
+  tide__attn_unit_begin(w->unit);
   for (int64_t t = begin; t < end; t++) {
     const attn_at at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
     query_block(w, &m, at, WANT_DQ);
   }
-  if (w->amx) tide__tile_amx_end();
+  tide__attn_unit_end(w->unit);
 }
 
 static void clear_dbias(void *arg, int64_t begin, int64_t end, int thread)
@@ -347,7 +346,7 @@ static void attn_bwd_describe(job *w, const k_call *c, int isa)
   w->dk = &c->out[1];
   w->dv = &c->out[2];
   w->dbias = &c->out[3];
-  w->amx = w->s.q->dtype == TIDE_BF16 && (isa & CPU_ISA_AMX) && tide__amx_built();
+  w->unit = tide__attn_unit(w->s.q->dtype, isa);
   w->wide_d = attn_up(w->s.d, L);
   w->wide_dv = attn_up(w->s.dv, L);
   w->nrow = one_pass(&w->s, c->nthread) ? w->s.nkb * K : K;
@@ -360,16 +359,16 @@ static int64_t attn_bwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;
   const int64_t blocks = s->nb * s->nhk * s->nkb * 2;
-  const int64_t nk = w->amx ? blocks * tide__amx_tiles_size(s->d, 0)
+  const int64_t nk = w->unit ? blocks * tide__attn_bf16_tiles_size(s->d, 0)
                             : tide__attn_source_bytes(s, s->k);
-  const int64_t nv = w->amx ? blocks * tide__amx_tiles_size(s->dv, 0)
+  const int64_t nv = w->unit ? blocks * tide__attn_bf16_tiles_size(s->dv, 0)
                             : tide__attn_source_bytes(s, s->v);
-  const int64_t nkt = w->amx ? blocks * tide__amx_tiles_size(s->d, 1) : 0;
+  const int64_t nkt = w->unit ? blocks * tide__attn_bf16_tiles_size(s->d, 1) : 0;
   if (base) {
-    if (w->amx) {
-      tide__amx_pack(s, s->k, 0, (uint16_t *)base, nthread);
-      tide__amx_pack(s, s->v, 0, (uint16_t *)(base + nk), nthread);
-      tide__amx_pack(s, s->k, 1, (uint16_t *)(base + nk + nv), nthread);
+    if (w->unit) {
+      tide__attn_bf16_pack(s, s->k, 0, (uint16_t *)base, nthread);
+      tide__attn_bf16_pack(s, s->v, 0, (uint16_t *)(base + nk), nthread);
+      tide__attn_bf16_pack(s, s->k, 1, (uint16_t *)(base + nk + nv), nthread);
       w->k_tiles = (uint16_t *)base;
       w->v_tiles = (uint16_t *)(base + nk);
       w->kt_tiles = (uint16_t *)(base + nk + nv);

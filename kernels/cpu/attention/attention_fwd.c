@@ -5,7 +5,7 @@
  * read in place; only types that the tiles cannot read are converted first. See attention.h for the
  * transposed layout and arXiv 2205.14135, 2307.08691 for the method.
  *
- * Handles f32, and bf16 and f16 through f32 copies; bf16 with AMX is in attention_amx.c, f64 in
+ * Handles f32, and bf16 and f16 through f32 copies; bf16 in tiles is in attention_bf16.c, f64 in
  * attention_f64.c.
  */
 #include <math.h>
@@ -16,7 +16,6 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/gemm/tile_amx.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q };
 
@@ -30,10 +29,10 @@ static int64_t attn_fwd_lay_scratch(const job *w, float *base, scratch *m)
   const attn *s = &w->s;
   float *packed = 0;
   struct { float **at; int64_t n; } part[] = {
-    { &m->qt, w->amx ? 0 : Q * s->d }, { &m->st, Q * ATTN_K }, { &m->ot, Q * w->wide_dv },
+    { &m->qt, w->unit ? 0 : Q * s->d }, { &m->st, Q * ATTN_K }, { &m->ot, Q * w->wide_dv },
     { &m->rows, Q * i64_max(s->d, s->dv) }, { &m->top, Q }, { &m->sum, Q }, { &m->alpha, Q },
     { &m->tmp, s->modified ? 2 * Q * ATTN_K : 0 },
-    { &packed, w->amx ? tide__amx_fwd_size(s) / 2 : 0 },
+    { &packed, w->unit ? tide__attn_bf16_fwd_size(s) / 2 : 0 },
   };
   int64_t n = 0;
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
@@ -163,9 +162,9 @@ static void attn_fwd_run_block(const job *w, const scratch *m, attn_at at)
     m->sum[i] = 0.0f;
     m->alpha[i] = 1.0f;
   }
-  (w->amx ? tide__amx_fwd_start : attn_fwd_start)(w, m, &at);
+  (w->unit ? tide__attn_bf16_fwd_start : attn_fwd_start)(w, m, &at);
   for (at.kb = 0; at.kb < w->s.nkb; at.kb++)
-    (w->amx ? tide__amx_fwd_pair : attn_fwd_run_pair)(w, m, &at);
+    (w->unit ? tide__attn_bf16_fwd_pair : attn_fwd_run_pair)(w, m, &at);
   attn_fwd_finish(w, m, &at);
 }
 
@@ -175,13 +174,13 @@ static void attn_fwd_run_tasks(void *arg, int64_t begin, int64_t end, int thread
   const attn *s = &w->s;
   scratch m;
   attn_fwd_lay_scratch(w, w->scratch + thread * w->nscratch, &m);
-  if (w->amx) tide__tile_amx_begin();
+  tide__attn_unit_begin(w->unit);
   for (int64_t t = begin; t < end; t++) {
     /* The last queries first: with a causal mask they cost most. */
     const attn_at at = { t / s->nqb / s->nh, t / s->nqb % s->nh, s->nqb - 1 - t % s->nqb, 0 };
     attn_fwd_run_block(w, &m, at);
   }
-  if (w->amx) tide__tile_amx_end();
+  tide__attn_unit_end(w->unit);
 }
 
 static void attn_fwd_describe(job *w, const k_call *c, int isa)
@@ -191,7 +190,7 @@ static void attn_fwd_describe(job *w, const k_call *c, int isa)
   w->tiles = tide__attn_tiles(isa);
   w->out = &c->out[0];
   w->lse = &c->out[1];
-  w->amx = w->s.q->dtype == TIDE_BF16 && (isa & CPU_ISA_AMX) && tide__amx_built();
+  w->unit = tide__attn_unit(w->s.q->dtype, isa);
   w->wide_dv = attn_up(w->s.dv, L);
   w->nscratch = attn_fwd_lay_scratch(w, 0, &none);
 }
@@ -202,14 +201,14 @@ static int64_t attn_fwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;
   const int64_t blocks = s->nb * s->nhk * s->nkb * 2;
-  const int64_t nk = w->amx ? blocks * tide__amx_tiles_size(s->d, 0)
+  const int64_t nk = w->unit ? blocks * tide__attn_bf16_tiles_size(s->d, 0)
                             : tide__attn_source_bytes(s, s->k);
-  const int64_t nv = w->amx ? blocks * tide__amx_tiles_size(s->dv, 1)
+  const int64_t nv = w->unit ? blocks * tide__attn_bf16_tiles_size(s->dv, 1)
                             : tide__attn_source_bytes(s, s->v);
   if (base) {
-    if (w->amx) {
-      tide__amx_pack(s, s->k, 0, (uint16_t *)base, nthread);
-      tide__amx_pack(s, s->v, 1, (uint16_t *)(base + nk), nthread);
+    if (w->unit) {
+      tide__attn_bf16_pack(s, s->k, 0, (uint16_t *)base, nthread);
+      tide__attn_bf16_pack(s, s->v, 1, (uint16_t *)(base + nk), nthread);
       w->k_tiles = (uint16_t *)base;
       w->v_tiles = (uint16_t *)(base + nk);
     } else {

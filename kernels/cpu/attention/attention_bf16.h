@@ -1,4 +1,4 @@
-/* Shared by forward and backward of bf16 attention on AMX tiles. See attention.h.
+/* Shared by forward and backward of bf16 attention: tiles for AMX or vdpbf16ps. See attention.h.
  *
  * Every product is a sum of 16 x 16 f32 tiles over 32 bf16 products each: operand A is 16 rows of
  * 32, operand B 16 pairs of rows by 16 columns. K, V and Q are packed into whole tiles of 1 KB
@@ -7,11 +7,11 @@
  * Visibility is handled for pairs of groups (32 queries) and steps of 32 keys. Exponentials are
  * exact to 3e-6, far below the rounding of bf16.
  *
- * Included by attention_amx.c and attention_amx_bwd.c; each has its own copy, so that the compiler
- * can specialise the products for their calls.
+ * Included by attention_bf16.c and attention_bf16_bwd.c; each has its own copy, so that the
+ * compiler can specialise the products for their calls.
  */
-#ifndef TIDE_KERNELS_CPU_ATTENTION_AMX_H
-#define TIDE_KERNELS_CPU_ATTENTION_AMX_H
+#ifndef TIDE_KERNELS_CPU_ATTENTION_BF16_H
+#define TIDE_KERNELS_CPU_ATTENTION_BF16_H
 
 #include <immintrin.h>
 #include <math.h>
@@ -30,6 +30,7 @@ enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K, TILE = 512, STEP = 32, MARK = 32 }
 /* C[16 mt][16 nt] (+)= A B over kt tiles. Tile (i, p) of A is at a + i * a_i + p * a_k, tile (p, j)
  * of B at b + p * b_k + j * b_j; C is f32 with row stride ldc. */
 typedef struct product {
+  attn_unit unit;
   int64_t mt, nt, kt;
   const uint16_t *a;
   int64_t a_i, a_k;
@@ -87,13 +88,60 @@ TIDE_AVX512_BF16 static void tiles_1x1(const product *g, int64_t i, int64_t j)
   TILE_STORE(0, c, g->ldc * 4);
 }
 
-TIDE_AVX512_BF16 static void multiply(const product *g)
+TIDE_AVX512_BF16 static void tiles_multiply_amx(const product *g)
 {
   const int64_t mt = g->mt & ~1, nt = g->nt & ~1;
   for (int64_t i = 0; i < mt; i += 2)
     for (int64_t j = 0; j < nt; j += 2) tiles_2x2(g, i, j);
   for (int64_t i = 0; i < g->mt; i++)
     for (int64_t j = i < mt ? nt : 0; j < g->nt; j++) tiles_1x1(g, i, j);
+}
+
+/* Half of the rows of a tile of C, and one or two tiles of columns, from pairs. */
+enum { PAIR_ROWS = 8 };
+
+TIDE_AVX512_BF16_INLINE void pairs_of(const product *g, int64_t i, int64_t j, const int nt)
+{
+  const uint16_t *a = g->a + i / 2 * g->a_i + i % 2 * PAIR_ROWS * 32, *b = g->b + j * g->b_j;
+  float *c = g->c + i * PAIR_ROWS * g->ldc + j * L;
+  __m512 acc[PAIR_ROWS][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < PAIR_ROWS; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < nt; v++)
+      acc[r][v] = g->add ? _mm512_loadu_ps(c + r * g->ldc + v * L) : _mm512_setzero_ps();
+  for (int64_t p = g->kt; p > 0; p--, a += g->a_k, b += g->b_k)
+    for (int q = 0; q < 16; q++) {
+      __m512bh row[2];
+#pragma GCC unroll 2
+      for (int v = 0; v < nt; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + v * g->b_j + 32 * q);
+#pragma GCC unroll 8
+      for (int r = 0; r < PAIR_ROWS; r++) {
+        int32_t pair;
+        memcpy(&pair, a + 32 * r + 2 * q, sizeof pair);
+#pragma GCC unroll 2
+        for (int v = 0; v < nt; v++)
+          acc[r][v] = _mm512_dpbf16_ps(acc[r][v], (__m512bh)_mm512_set1_epi32(pair), row[v]);
+      }
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < PAIR_ROWS; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < nt; v++) _mm512_storeu_ps(c + r * g->ldc + v * L, acc[r][v]);
+}
+
+TIDE_AVX512_BF16 static void tiles_multiply_pairs(const product *g)
+{
+  for (int64_t i = 0; i < 2 * g->mt; i++) {
+    int64_t j = 0;
+    for (; j + 2 <= g->nt; j += 2) pairs_of(g, i, j, 2);
+    if (j < g->nt) pairs_of(g, i, j, 1);
+  }
+}
+
+static void tiles_multiply(const product *g)
+{
+  (g->unit == ATTN_AMX ? tiles_multiply_amx : tiles_multiply_pairs)(g);
 }
 
 /* ---- packing one tile: n rows of src, m columns; the rest of the tile is zero ---- */
@@ -291,15 +339,15 @@ static float factor(const attn *s)
 }
 
 /* S^T = K Q^T of one pair of groups. */
-TIDE_AVX512_BF16 static void scores(const uint16_t *k, const uint16_t *q, float *st, int64_t d,
+static void scores(attn_unit unit, const uint16_t *k, const uint16_t *q, float *st, int64_t d,
                    attn_span span, int p)
 {
   const int64_t nd = up(d, 32);
-  const product g = { .mt = (span.k1 - span.k0) / L, .nt = 2, .kt = nd,
+  const product g = { .unit = unit, .mt = (span.k1 - span.k0) / L, .nt = 2, .kt = nd,
                       .a = k + span.k0 / L * nd * TILE, .a_i = nd * TILE, .a_k = TILE,
                       .b = q + 2 * p * TILE, .b_k = ATTN_NG * TILE, .b_j = TILE,
                       .c = st + span.k0 * Q + 2 * p * L, .ldc = Q, .add = 0 };
-  multiply(&g);
+  tiles_multiply(&g);
 }
 
 #endif

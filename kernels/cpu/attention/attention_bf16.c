@@ -1,10 +1,10 @@
-/* bf16 attention on AMX tiles, forward, and the tiles of keys and values. See attention_amx.h.
+/* bf16 attention in tiles, forward, and the tiles of keys and values. See attention_bf16.h.
  *
  * With scores transposed, softmax produces P^T row by row, which is operand B of O^T = V^T P^T
  * after the rows are interleaved two by two, and operand A of dV = P^T dO unchanged. Softmax,
  * maxima and sums are f32.
  *
- * Only called when the processor and the kernel permit AMX.
+ * Only called when the processor has AVX512_BF16.
  */
 #include <math.h>
 #include <string.h>
@@ -15,9 +15,23 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include "kernels/cpu/attention/attention_amx.h"
+#include "kernels/cpu/attention/attention_bf16.h"
 
-int tide__amx_built(void) { return 1; }
+attn_unit tide__attn_unit(int dtype, int isa)
+{
+  if (dtype != TIDE_BF16 || !(isa & CPU_ISA_BF16)) return ATTN_F32;
+  return isa & CPU_ISA_AMX ? ATTN_AMX : ATTN_PAIRS;
+}
+
+void tide__attn_unit_begin(attn_unit unit)
+{
+  if (unit == ATTN_AMX) tide__tile_amx_begin();
+}
+
+void tide__attn_unit_end(attn_unit unit)
+{
+  if (unit == ATTN_AMX) tide__tile_amx_end();
+}
 
 /* ---- tiles of keys and values ---- */
 
@@ -41,7 +55,7 @@ static void pack_at(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, i
 }
 
 /* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16], then the flag words. */
-int64_t tide__amx_tiles_size(int64_t d, int which)
+int64_t tide__attn_bf16_tiles_size(int64_t d, int which)
 {
   return which ? K / 32 * up(d, 16) * TILE + MARK : K / 16 * up(d, 32) * TILE;
 }
@@ -60,7 +74,7 @@ static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
   const pack_job *w = arg;
   const attn *s = w->s;
   const k_tensor *t = w->t;
-  const int64_t d = t->shape[3], size = tide__amx_tiles_size(d, w->which);
+  const int64_t d = t->shape[3], size = tide__attn_bf16_tiles_size(d, w->which);
   const cut rows = { pack_a, 16, 32, K / 16, up(d, 32) * TILE, TILE };
   const cut cols = { pack_at, 32, 16, K / 32, up(d, 16) * TILE, TILE };
   (void)thread;
@@ -75,7 +89,7 @@ static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread)
+void tide__attn_bf16_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread)
 {
   pack_job w = { s, t, which, dst };
   tide__pool_for(nthread, s->nb * s->nhk * s->nkb, 1, pack_blocks, &w);
@@ -84,10 +98,13 @@ void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, 
 /* ---- forward ---- */
 
 /* Tiles per thread: queries [D / 32][4], then P^T [4 groups of 32 keys][4]. */
-int64_t tide__amx_fwd_size(const attn *s) { return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE; }
+int64_t tide__attn_bf16_fwd_size(const attn *s)
+{
+  return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE;
+}
 
 TIDE_AVX512_BF16
-void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
+void tide__attn_bf16_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const k_tensor *q = s->q;
@@ -135,7 +152,7 @@ TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
 
 /* Softmax of one group over n keys (a multiple of 32); P^T is stored in tiles ATTN_NG apart. */
 TIDE_AVX512_BF16
-static int attn_amx_soft(const attn_fwd_scratch *m, int c, const float *st, int64_t n, float mul,
+static int attn_bf16_soft(const attn_fwd_scratch *m, int c, const float *st, int64_t n, float mul,
                          uint16_t *tile)
 {
   __m512 base, sum[4];
@@ -168,56 +185,58 @@ TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_scratch *m,
   uint16_t *first = tile + span.k0 / 32 * ATTN_NG * TILE;
   if (!span.full) hide_pair(&w->s, at, p, span, m->st);
   for (int c = 2 * p; c < 2 * p + 2; c++)
-    if (attn_amx_soft(m, c, m->st + span.k0 * Q + c * L, n, factor(&w->s), first + c * TILE))
+    if (attn_bf16_soft(m, c, m->st + span.k0 * Q + c * L, n, factor(&w->s), first + c * TILE))
       w->tiles->rescale(m->ot + c * L, w->s.dv, m->alpha + c * L);
-  const product g = { .mt = nd, .nt = 2, .kt = n / 32,
+  const product g = { .unit = w->unit, .mt = nd, .nt = 2, .kt = n / 32,
                       .a = v + span.k0 / 32 * nd * TILE, .a_i = TILE, .a_k = nd * TILE,
                       .b = first + 2 * p * TILE, .b_k = ATTN_NG * TILE, .b_j = TILE,
                       .c = m->ot + 2 * p * L, .ldc = Q, .add = 1 };
-  multiply(&g);
-  if (v[tide__amx_tiles_size(w->s.dv, 1) - MARK])
+  tiles_multiply(&g);
+  if (v[tide__attn_bf16_tiles_size(w->s.dv, 1) - MARK])
     add_nonfinite_keys(&w->s, w->s.v, at, span, p, tile, m->ot);
 }
 
 TIDE_AVX512_BF16
-void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
+void tide__attn_bf16_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   attn_span span[2];
   if (!pair_spans(s, at, span)) return;
-  const uint16_t *k = block_of(w->k_tiles, s, at, tide__amx_tiles_size(s->d, 0));
-  const uint16_t *v = block_of(w->v_tiles, s, at, tide__amx_tiles_size(s->dv, 1));
+  const uint16_t *k = block_of(w->k_tiles, s, at, tide__attn_bf16_tiles_size(s->d, 0));
+  const uint16_t *v = block_of(w->v_tiles, s, at, tide__attn_bf16_tiles_size(s->dv, 1));
   uint16_t *tile = m->packed + up(s->d, 32) * ATTN_NG * TILE;
   if (s->modified) {
     const attn_span all = tide__attn_join(span[0], span[1]);
     const int64_t end = all.k1 < s->tk - at->kb * K ? all.k1 : s->tk - at->kb * K;
-    for (int p = 0; p < 2; p++) scores(k, m->packed, m->st, s->d, span[p], p);
+    for (int p = 0; p < 2; p++) scores(w->unit, k, m->packed, m->st, s->d, span[p], p);
     tide__attn_modify(s, at->b, at->h, at->qb, at->kb, all.k0, end, s->a->scale, m->st, 0, m->tmp);
   }
   for (int p = 0; p < 2; p++) {
     if (span[p].k0 == span[p].k1) continue;
-    if (!s->modified) scores(k, m->packed, m->st, s->d, span[p], p);
+    if (!s->modified) scores(w->unit, k, m->packed, m->st, s->d, span[p], p);
     weigh(w, m, at, span[p], p, tile, v);
   }
 }
 
 #else
 
-int tide__amx_built(void) { return 0; }
-int64_t tide__amx_tiles_size(int64_t d, int which) { return (void)d, (void)which, 0; }
-int64_t tide__amx_fwd_size(const attn *s) { return (void)s, 0; }
+attn_unit tide__attn_unit(int dtype, int isa) { return (void)dtype, (void)isa, ATTN_F32; }
+void tide__attn_unit_begin(attn_unit unit) { (void)unit; }
+void tide__attn_unit_end(attn_unit unit) { (void)unit; }
+int64_t tide__attn_bf16_tiles_size(int64_t d, int which) { return (void)d, (void)which, 0; }
+int64_t tide__attn_bf16_fwd_size(const attn *s) { return (void)s, 0; }
 
-void tide__amx_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread)
+void tide__attn_bf16_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst, int nthread)
 {
   (void)s, (void)t, (void)which, (void)dst, (void)nthread;
 }
 
-void tide__amx_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
+void tide__attn_bf16_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   (void)w, (void)m, (void)at;
 }
 
-void tide__amx_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
+void tide__attn_bf16_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at)
 {
   (void)w, (void)m, (void)at;
 }

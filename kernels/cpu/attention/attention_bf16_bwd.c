@@ -1,10 +1,10 @@
-/* bf16 attention on AMX tiles, backward. See attention_amx.h.
+/* bf16 attention in tiles, backward. See attention_bf16.h.
  *
  * S^T and dP^T are produced as tiles and P^T and dS^T consumed as tiles: operand A of dV = P^T dO
  * and dK = dS^T Q as rows of keys, and dS^T again as B of dQ^T = K^T dS^T, its rows interleaved two
  * by two.
  *
- * Only called when the processor and the kernel permit AMX.
+ * Only called when the processor has AVX512_BF16.
  */
 #include <math.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include "kernels/cpu/attention/attention_amx.h"
+#include "kernels/cpu/attention/attention_bf16.h"
 
 /* ---- tiles of queries ---- */
 
@@ -41,7 +41,7 @@ static int64_t lay_tiles(const attn *s, uint16_t *base, bwd_tiles *t)
   return n;
 }
 
-int64_t tide__amx_bwd_size(const attn *s)
+int64_t tide__attn_bf16_bwd_size(const attn *s)
 {
   bwd_tiles none;
   return lay_tiles(s, 0, &none);
@@ -69,7 +69,7 @@ static void pack_queries(const attn *s, const k_tensor *t, const attn_at *at, ui
 }
 
 TIDE_AVX512_BF16
-void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at)
+void tide__attn_bf16_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at)
 {
   bwd_tiles t;
   lay_tiles(&w->s, m->packed, &t);
@@ -142,8 +142,8 @@ void grad_rows(const attn_bwd_scratch *m, const bwd_tiles *t, int p, attn_span s
 }
 
 TIDE_AVX512_BF16
-static void attn_amx_bwd_gradients(const attn_bwd *w, const attn_bwd_scratch *m, const bwd_tiles *t,
-                                   const attn_at *at, const attn_span span[2], int want)
+static void attn_bf16_bwd_grads(const attn_bwd *w, const attn_bwd_scratch *m, const bwd_tiles *t,
+                                const attn_at *at, const attn_span span[2], int want)
 {
   const attn *s = &w->s;
   const int cap = s->a->softcap != 0, keep = (want & ATTN_WANT_DQ) && !k_absent(w->dbias);
@@ -173,18 +173,18 @@ static void add_keys(const attn_bwd *w, const bwd_tiles *t, int32_t k0, int32_t 
                      float *dk, float *dv)
 {
   const int64_t nd = up(w->s.d, 16), nv = up(w->s.dv, 16);
-  product g = { .mt = (k1 - k0) / L, .nt = nv, .kt = p1 - p0,
+  product g = { .unit = w->unit, .mt = (k1 - k0) / L, .nt = nv, .kt = p1 - p0,
                 .a = t->pa + (k0 / 16 * 2 + p0) * TILE, .a_i = 2 * TILE, .a_k = TILE,
                 .b = t->dob + p0 * nv * TILE, .b_k = nv * TILE, .b_j = TILE,
                 .c = dv + k0 * w->wide_dv, .ldc = w->wide_dv, .add = 1 };
-  multiply(&g);
+  tiles_multiply(&g);
   g.nt = nd;
   g.a = t->da + (k0 / 16 * 2 + p0) * TILE;
   g.b = t->qb + p0 * nd * TILE;
   g.b_k = nd * TILE;
   g.c = dk + k0 * w->wide_d;
   g.ldc = w->wide_d;
-  multiply(&g);
+  tiles_multiply(&g);
 }
 
 TIDE_AVX512_BF16
@@ -230,8 +230,8 @@ static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span spa
 }
 
 TIDE_AVX512_BF16
-void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at, int want,
-                        float *dk, float *dv)
+void tide__attn_bf16_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
+                              int want, float *dk, float *dv)
 {
   const attn *s = &w->s;
   const int64_t nd = up(s->d, 16);
@@ -239,15 +239,15 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn
   bwd_tiles t;
   if (!pair_spans(s, at, span)) return;
   lay_tiles(s, m->packed, &t);
-  const uint16_t *k = block_of(w->k_tiles, s, at, tide__amx_tiles_size(s->d, 0));
-  const uint16_t *v = block_of(w->v_tiles, s, at, tide__amx_tiles_size(s->dv, 0));
-  const uint16_t *kt = block_of(w->kt_tiles, s, at, tide__amx_tiles_size(s->d, 1));
+  const uint16_t *k = block_of(w->k_tiles, s, at, tide__attn_bf16_tiles_size(s->d, 0));
+  const uint16_t *v = block_of(w->v_tiles, s, at, tide__attn_bf16_tiles_size(s->dv, 0));
+  const uint16_t *kt = block_of(w->kt_tiles, s, at, tide__attn_bf16_tiles_size(s->d, 1));
   for (int p = 0; p < 2; p++) {
     if (span[p].k0 == span[p].k1) continue;
-    scores(k, t.qt, m->st, s->d, span[p], p);
-    scores(v, t.dot, m->dp, s->dv, span[p], p);
+    scores(w->unit, k, t.qt, m->st, s->d, span[p], p);
+    scores(w->unit, v, t.dot, m->dp, s->dv, span[p], p);
   }
-  attn_amx_bwd_gradients(w, m, &t, at, span, want);
+  attn_bf16_bwd_grads(w, m, &t, at, span, want);
   if (want & ATTN_WANT_DKV) {
     clean_queries(s, &t, span);
     add_all_keys(w, &t, span, dk, dv);
@@ -257,29 +257,29 @@ void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn
     }
   }
   for (int p = 0; p < 2 && (want & ATTN_WANT_DQ); p++) {
-    const product g = { .mt = nd, .nt = 2, .kt = (span[p].k1 - span[p].k0) / 32,
+    const product g = { .unit = w->unit, .mt = nd, .nt = 2, .kt = (span[p].k1 - span[p].k0) / 32,
                         .a = kt + span[p].k0 / 32 * nd * TILE, .a_i = TILE, .a_k = nd * TILE,
                         .b = t.db + (span[p].k0 / 32 * ATTN_NG + 2 * p) * TILE,
                         .b_k = ATTN_NG * TILE, .b_j = TILE,
                         .c = m->dqt + 2 * p * L, .ldc = Q, .add = 1 };
     if (g.kt == 0) continue;
-    multiply(&g);
-    if (kt[tide__amx_tiles_size(s->d, 1) - MARK])
+    tiles_multiply(&g);
+    if (kt[tide__attn_bf16_tiles_size(s->d, 1) - MARK])
       add_nonfinite_keys(s, s->k, at, span[p], p, t.db, m->dqt);
   }
 }
 
 #else
 
-int64_t tide__amx_bwd_size(const attn *s) { return (void)s, 0; }
+int64_t tide__attn_bf16_bwd_size(const attn *s) { return (void)s, 0; }
 
-void tide__amx_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at)
+void tide__attn_bf16_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at)
 {
   (void)w, (void)m, (void)at;
 }
 
-void tide__amx_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at, int want,
-                        float *dk, float *dv)
+void tide__attn_bf16_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
+                              int want, float *dk, float *dv)
 {
   (void)w, (void)m, (void)at, (void)want, (void)dk, (void)dv;
 }
