@@ -16,7 +16,7 @@
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 

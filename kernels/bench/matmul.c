@@ -14,7 +14,7 @@
 #include "kernels/bench/bench.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "tide/tide.h"
 
 #ifndef TIDE_BENCH_ONEDNN

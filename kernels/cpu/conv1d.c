@@ -269,7 +269,7 @@ static void conv1d_forward_tasks(void *arg, int64_t begin, int64_t end, int thre
 /* Stores the last K-1 rows, the initial rows of the next call. */
 static void keep_last(const conv *v, const k_tensor *last)
 {
-  int64_t R = v->K - 1, size = row_element_size(v->x->dtype);
+  int64_t R = v->K - 1, size = vec_size(v->x->dtype);
   for (int64_t b = 0; b < v->nb; b++)
     for (int64_t j = 0; j < R; j++) {
       int64_t i = v->T - R + j;

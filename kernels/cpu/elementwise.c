@@ -11,7 +11,7 @@
 
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
 int k_ref_pow(const k_call *call);

@@ -7,7 +7,7 @@
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 
 /* first[i] is the number of the first element of pair i; first[n] counts them all. */
 typedef struct job {

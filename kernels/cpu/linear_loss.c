@@ -16,7 +16,6 @@
  *
  * Row strides of x and w are free.
  */
-#include "kernels/cpu/integer.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/loss.h"
 #include "kernels/cpu/pool.h"
@@ -75,7 +74,7 @@ static int64_t even_chunks(int64_t n, int64_t most)
 static int64_t chunk_rows(const plan *p)
 {
   int64_t row_bytes = p->stride * (int64_t)sizeof(float);
-  int64_t share = p->n * row_element_size(p->x->dtype) / 12;
+  int64_t share = p->n * vec_size(p->x->dtype) / 12;
   int64_t most = i64_min(CHUNK_BYTES / row_bytes, i64_round_up(share, ROW_STEP));
   most = i64_max(most, WHOLE_BYTES / row_bytes) / ROW_STEP * ROW_STEP;
   return even_chunks(p->n, i64_max(most, ROW_STEP));
@@ -83,7 +82,7 @@ static int64_t chunk_rows(const plan *p)
 
 static int64_t span_classes(const plan *p)
 {
-  int64_t row_bytes = i64_max(p->dim, 1) * row_element_size(p->w->dtype);
+  int64_t row_bytes = i64_max(p->dim, 1) * vec_size(p->w->dtype);
   int64_t span = SPAN_BYTES / row_bytes / SPAN_STEP * SPAN_STEP;
   return i64_min(i64_max(span, SPAN_STEP), SPAN_MOST);
 }
@@ -284,7 +283,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
   const job *j = arg;
   const plan *p = j->p;
   int dtype = p->x->dtype;
-  int64_t size = row_element_size(dtype);
+  int64_t size = vec_size(dtype);
   char *base = (char *)span_grads(p, j->t.first);
   const loss_sum *sums = p->sums + part_sums(p, j->t);
   (void)thread;
@@ -362,7 +361,7 @@ static int any_counts(const plan *p, part t)
 
 static void ll_zero(const k_tensor *t, int64_t i, int64_t n)
 {
-  if (n > 0) memset(row_at(t, i), 0, (size_t)(n * row_element_size(t->dtype)));
+  if (n > 0) memset(row_at(t, i), 0, (size_t)(n * vec_size(t->dtype)));
 }
 
 /* ---- the op ---------------------------------------------------------------------------------- */

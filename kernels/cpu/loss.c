@@ -93,7 +93,7 @@ TIDE_LEVELS(double, sum_of_exp,
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) {
 #pragma omp simd
-    for (int l = 0; l < LANES; l++) e[l] = row_exp(z[i + l] - max);
+    for (int l = 0; l < LANES; l++) e[l] = vec_exp(z[i + l] - max);
     vec_add(&s0, e);
     vec_add(&s1, e + VEC);
     vec_add(&s2, e + 2 * VEC);
@@ -104,7 +104,7 @@ TIDE_LEVELS(double, sum_of_exp,
     vec_max(&m1, next + i + 3 * VEC);
   }
   for (; i < n; i++) {
-    sum += row_exp(z[i] - max);
+    sum += vec_exp(z[i] - max);
     top = next[i] > top ? next[i] : top;
   }
   s0 = (s0 + s1) + (s2 + s3);
@@ -132,7 +132,7 @@ TIDE_LEVELS(void, grad_piece,
             (float *grad, const float *z, loss_slope s, int64_t n), (grad, z, s, n))
 {
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) grad[i] = s.exp_scale * row_exp(z[i] - s.max) - s.shift;
+  for (int64_t i = 0; i < n; i++) grad[i] = s.exp_scale * vec_exp(z[i] - s.max) - s.shift;
 }
 
 /* Copies one block to a 64-aligned address with non-temporal stores. */
@@ -157,7 +157,7 @@ TIDE_LEVELS(void, grad_stream_f32,
   for (int64_t j = 0; j < n; j += BLOCK) {
 #pragma omp simd
     for (int64_t i = 0; i < BLOCK; i++) {
-      block[i] = s.exp_scale * row_exp(z[j + i] - s.max) - s.shift;
+      block[i] = s.exp_scale * vec_exp(z[j + i] - s.max) - s.shift;
     }
     stream_block(grad + j, block, sizeof block);
   }
@@ -269,7 +269,7 @@ static int64_t to_line(const void *p) { return (int64_t)(-(uintptr_t)p & (LINE -
 static int64_t next_length(sink to, int64_t left)
 {
   int64_t len = left < PIECE ? left : PIECE;
-  int64_t head = to_line(to.grad) / row_element_size(to.dtype);
+  int64_t head = to_line(to.grad) / vec_size(to.dtype);
   if (!to.stream) return len;
   if (head > 0) return head < len ? head : len;
   return len >= BLOCK ? len / BLOCK * BLOCK : len;
@@ -278,7 +278,7 @@ static int64_t next_length(sink to, int64_t left)
 /* Prefetches n elements from i on; does nothing if z is null. */
 static void fetch_piece(const void *z, int dtype, int64_t i, int64_t n)
 {
-  int64_t size = row_element_size(dtype);
+  int64_t size = vec_size(dtype);
   if (!z) return;
   for (int64_t at = i * size; at < (i + n) * size; at += LINE) {
     __builtin_prefetch((const char *)z + at, 0, 2);
@@ -290,7 +290,7 @@ void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64
 {
   float tmp[PIECE];
   for (int64_t i = 0, len = 0; i < n; i += len) {
-    sink to = { (char *)grad + i * row_element_size(grad_dtype), grad_dtype, stream };
+    sink to = { (char *)grad + i * vec_size(grad_dtype), grad_dtype, stream };
     len = next_length(to, n - i);
     fetch_piece(next, dtype, i, len);
     to.stream = stream && to_line(to.grad) == 0 && len % BLOCK == 0;
@@ -363,7 +363,7 @@ static void bwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   const k_call *call = arg;
   const k_tensor *dloss = &call->in[0], *logits = &call->in[1], *logsum = &call->in[3];
   const k_tensor *out = &call->out[0];
-  int64_t nclass = logits->shape[1], row_bytes = nclass * row_element_size(out->dtype);
+  int64_t nclass = logits->shape[1], row_bytes = nclass * vec_size(out->dtype);
   int stream = logits->shape[0] * row_bytes >= STREAM_BYTES;
   (void)thread;
   for (int64_t i = begin; i < end; i++) {

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/kernel.h"
 
 int k_cpu_relu(const k_call *call);
@@ -27,11 +28,6 @@ typedef struct batch {
   int64_t  work_one; /* scratch of one product, a multiple of 64 */
   char    *work;
 } batch;
-
-static int64_t elem_size(int dtype)
-{
-  return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2;
-}
 
 /* Joins neighbouring batch dims that all three operands step through as one. */
 static void merge_dims(batch *b)
@@ -79,13 +75,13 @@ static void plan_batch(batch *b, int nthread)
                flop * (double)b->n > 4e5;
   b->outer = !spread ? 1 : b->n < nthread ? (int)b->n : nthread;
   b->inner = spread ? 1 : nthread < 1 ? 1 : nthread;
-  b->work_one = (tide__cpu_gemm_work(&b->g, b->inner) + 63) / 64 * 64;
+  b->work_one = i64_round_up(tide__cpu_gemm_work(&b->g, b->inner), 64);
 }
 
 static void run_products(void *arg, int64_t begin, int64_t end, int thread)
 {
   const batch *b = arg;
-  int64_t in = elem_size(b->g.ab_dtype), out = elem_size(b->g.c_dtype);
+  int64_t in = vec_size(b->g.ab_dtype), out = vec_size(b->g.c_dtype);
   for (int64_t i = begin; i < end; i++) {
     cpu_gemm g = b->g;
     int64_t rest = i, ao = 0, bo = 0, co = 0;

@@ -13,7 +13,7 @@
 
 #include "kernels/cpu/loop.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
 enum {

@@ -8,7 +8,7 @@
  */
 #include "kernels/reduce_ranks.h"
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/row.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -42,8 +42,8 @@ FOLDS(uint8_t, u8, ADD, MUL, LESS, MORE)
 /* Sums and products wrap, so they are unsigned; order is signed. */
 FOLD(i64_add, uint64_t, ADD)
 FOLD(i64_mul, uint64_t, MUL)
-FOLD(i64_min, int64_t, LESS)
-FOLD(i64_max, int64_t, MORE)
+FOLD(i64_least, int64_t, LESS)
+FOLD(i64_most, int64_t, MORE)
 FOLD(i32_add, uint32_t, ADD)
 FOLD(i32_mul, uint32_t, MUL)
 FOLD(i32_min, int32_t, LESS)
@@ -56,7 +56,7 @@ static fold_fn fold_of(int form, int op)
 {
   static const fold_fn f32[] = {f32_add, f32_add, f32_min, f32_max, f32_mul};
   static const fold_fn f64[] = {f64_add, f64_add, f64_min, f64_max, f64_mul};
-  static const fold_fn i64[] = {i64_add, i64_add, i64_min, i64_max, i64_mul};
+  static const fold_fn i64[] = {i64_add, i64_add, i64_least, i64_most, i64_mul};
   static const fold_fn i32[] = {i32_add, i32_add, i32_min, i32_max, i32_mul};
   static const fold_fn u8[] = {u8_add, u8_add, u8_min, u8_max, u8_mul};
   static const fold_fn flag[] = {u8_max, u8_max, u8_min, u8_max, u8_min};
@@ -71,20 +71,6 @@ static fold_fn fold_of(int form, int op)
 }
 
 /* ---- 16-bit floats in and out of the accumulator --------------------------------------------- */
-
-TIDE_LEVELS(void, widen,
-            (float *to, const uint16_t *from, int64_t n, int dtype), (to, from, n, dtype))
-{
-  if (dtype == TIDE_BF16) tide__bf16_to_f32_n(to, from, n);
-  else tide__f16_to_f32_n(to, from, n);
-}
-
-TIDE_LEVELS(void, narrow,
-            (uint16_t *to, const float *from, int64_t n, int dtype), (to, from, n, dtype))
-{
-  if (dtype == TIDE_BF16) tide__f32_to_bf16_n(to, from, n);
-  else tide__f32_to_f16_n(to, from, n);
-}
 
 TIDE_LEVELS(void, divide_f32, (float *a, int64_t n, float by), (a, n, by))
 {
@@ -116,13 +102,13 @@ static void block_half(const job *j, int64_t at, int64_t n, float *acc)
   float wide[BLOCK];
   uint16_t half[BLOCK];
   fold_fn fold = fold_of(TIDE_F32, j->op);
-  widen(acc, (const uint16_t *)j->src[0] + at, n, j->dtype);
+  row_widen(acc, (const uint16_t *)j->src[0] + at, j->dtype, n);
   for (int k = 1; k < j->nsrc; k++) {
-    widen(wide, (const uint16_t *)j->src[k] + at, n, j->dtype);
+    row_widen(wide, (const uint16_t *)j->src[k] + at, j->dtype, n);
     fold(acc, wide, n);
   }
   if (j->op == K_RANKS_MEAN) divide(acc, TIDE_F32, n, j->nsrc);
-  narrow(half, acc, n, j->dtype);
+  row_narrow(half, acc, j->dtype, n);
   for (int d = 0; d < j->ndst; d++) memcpy((uint16_t *)j->dst[d] + at, half, (size_t)n * 2);
 }
 

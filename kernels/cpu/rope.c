@@ -9,11 +9,9 @@
  * Channels must have stride 1; a call with other strides is left to the reference.
  */
 #include <math.h>
-#include <string.h>
 
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
-#include "kernels/kernel.h"
+#include "kernels/cpu/row.h"
 
 enum { PAIRS = 128 };
 
@@ -61,18 +59,12 @@ TIDE_INLINE void rotate(float *a, float *b, const table *m, int64_t n)
 
 TIDE_INLINE void read_f32(float *dst, const k_tensor *t, int64_t at, int64_t n)
 {
-  const uint16_t *src = (const uint16_t *)t->data + at;
-  if (t->dtype == TIDE_F32) memcpy(dst, (const float *)t->data + at, (size_t)n * sizeof(float));
-  else if (t->dtype == TIDE_BF16) tide__bf16_to_f32_n(dst, src, n);
-  else tide__f16_to_f32_n(dst, src, n);
+  vec_widen(dst, row_at(t, at), t->dtype, n);
 }
 
 TIDE_INLINE void write_f32(const k_tensor *t, int64_t at, const float *src, int64_t n)
 {
-  uint16_t *dst = (uint16_t *)t->data + at;
-  if (t->dtype == TIDE_F32) memcpy((float *)t->data + at, src, (size_t)n * sizeof(float));
-  else if (t->dtype == TIDE_BF16) tide__f32_to_bf16_n(dst, src, n);
-  else tide__f32_to_f16_n(dst, src, n);
+  vec_narrow(row_at(t, at), src, t->dtype, n);
 }
 
 /* Pairs [first, first + n) of one head. */
@@ -116,10 +108,8 @@ static void rotate_head_f64(const job *w, const table *m, int64_t xo, int64_t yo
 static void copy_rest(const job *w, int64_t xo, int64_t yo)
 {
   const int64_t from = 2 * w->half, n = w->x->shape[3] - from;
-  const size_t size = w->x->dtype == TIDE_F64 ? 8 : w->x->dtype == TIDE_F32 ? 4 : 2;
   if (n > 0)
-    memcpy((char *)w->y->data + (size_t)(yo + from) * size,
-           (const char *)w->x->data + (size_t)(xo + from) * size, (size_t)n * size);
+    memcpy(row_at(w->y, yo + from), row_at(w->x, xo + from), (size_t)(n * vec_size(w->x->dtype)));
 }
 
 /* Rotates all heads of the token at offsets xo and yo; m holds pairs [first, first + n). */

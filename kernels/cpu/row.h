@@ -7,71 +7,25 @@
 #ifndef TIDE_KERNELS_CPU_ROW_H
 #define TIDE_KERNELS_CPU_ROW_H
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/kernel.h"
-
-static inline int64_t row_element_size(int dtype)
-{
-  return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2;
-}
 
 static inline void *row_at(const k_tensor *t, int64_t i)
 {
-  return (char *)t->data + i * row_element_size(t->dtype);
+  return (char *)t->data + i * vec_size(t->dtype);
 }
 
+/* vec_widen and vec_narrow as functions of their own, for loops outside TIDE_LEVELS. */
 TIDE_LEVELS(void, row_widen,
             (float *dst, const void *src, int dtype, int64_t n), (dst, src, dtype, n))
 {
-  if (dtype == TIDE_BF16) {
-    tide__bf16_to_f32_n(dst, src, n);
-  } else if (dtype == TIDE_F16) {
-    tide__f16_to_f32_n(dst, src, n);
-  } else if (dtype == TIDE_F64) {
-    const double *s = src;
-    for (int64_t i = 0; i < n; i++) dst[i] = (float)s[i];
-  } else {
-    memmove(dst, src, (size_t)n * sizeof(float));
-  }
+  vec_widen(dst, src, dtype, n);
 }
 
 TIDE_LEVELS(void, row_narrow,
             (void *dst, const float *src, int dtype, int64_t n), (dst, src, dtype, n))
 {
-  if (dtype == TIDE_BF16) {
-    uint16_t *d = dst;
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) d[i] = tide__f32_to_bf16(src[i]);
-  } else if (dtype == TIDE_F16) {
-    tide__f32_to_f16_n(dst, src, n);
-  } else if (dtype == TIDE_F64) {
-    double *d = dst;
-    for (int64_t i = 0; i < n; i++) d[i] = src[i];
-  } else {
-    memmove(dst, src, (size_t)n * sizeof(float));
-  }
-}
-
-/* exp for arguments that are not large: above 88 it is exp(88). Below -87 it is 0, so that one
- * power of two scales the result, which makes it faster than tide__expf. 1 ulp between. Tests for
- * NaN, which the shifted exponent would turn into a number. */
-TIDE_INLINE float row_exp(float x)
-{
-  const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-  float c = x > 88.0f ? 88.0f : x;
-  float t = c * 1.44269504f + shift;
-  float n = t - shift;
-  float r = c - n * 0.693145752f; /* ln 2 in two parts */
-  r = r - n * 1.42860677e-6f;
-  float p = 1.381314243e-3f;
-  p = p * r + 8.369418792e-3f;
-  p = p * r + 4.166845605e-2f;
-  p = p * r + 1.666651517e-1f;
-  p = p * r + 4.999999404e-1f;
-  p = (p * r) * r + r + 1.0f;
-  float y = tide__bits_f32(tide__f32_bits(p) + (tide__f32_bits(t) << 23));
-  float low = 0.0f > x ? 0.0f : x; /* below -87: 0; NaN */
-  return x >= -87.0f ? y : low;
+  vec_narrow(dst, src, dtype, n);
 }
 
 /* Returns n elements from i on; tmp holds n floats. */

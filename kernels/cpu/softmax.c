@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/kernel.h"
 
 enum { L = 16, CHUNK = 256 };
@@ -51,18 +51,13 @@ static int softmax_fits(const k_tensor *t)
 TIDE_INLINE const float *fetch(float *tmp, const k_tensor *t, int64_t at, int64_t n)
 {
   if (t->dtype == TIDE_F32) return (const float *)t->data + at;
-  const uint16_t *src = (const uint16_t *)t->data + at;
-  if (t->dtype == TIDE_BF16) tide__bf16_to_f32_n(tmp, src, n);
-  else tide__f16_to_f32_n(tmp, src, n);
+  vec_widen(tmp, (const uint16_t *)t->data + at, t->dtype, n);
   return tmp;
 }
 
 TIDE_INLINE void stash(const k_tensor *t, int64_t at, const float *src, int64_t n)
 {
-  uint16_t *dst = (uint16_t *)t->data + at;
-  if (t->dtype == TIDE_F32) memcpy((float *)t->data + at, src, (size_t)n * sizeof(float));
-  else if (t->dtype == TIDE_BF16) tide__f32_to_bf16_n(dst, src, n);
-  else tide__f32_to_f16_n(dst, src, n);
+  vec_narrow((char *)t->data + at * vec_size(t->dtype), src, t->dtype, n);
 }
 
 /* ---- forward ---- */
@@ -71,7 +66,7 @@ TIDE_LEVELS(float, row_max, (const k_tensor *x, int64_t at, int64_t n), (x, at, 
 {
   float tmp[CHUNK], r = -INFINITY;
   for (int64_t i = 0; i < n; i += CHUNK) {
-    const int64_t m = n - i < CHUNK ? n - i : CHUNK;
+    const int64_t m = i64_min(n - i, CHUNK);
     r = tide__max_f32_n(fetch(tmp, x, at + i, m), m, r);
   }
   return r;
@@ -81,7 +76,7 @@ TIDE_LEVELS(float, row_sum, (const k_tensor *x, int64_t at, int64_t n, float top
 {
   float tmp[CHUNK], sum[L] = { 0 }, r = 0;
   for (int64_t i = 0; i < n; i += CHUNK) {
-    const int64_t m = n - i < CHUNK ? n - i : CHUNK;
+    const int64_t m = i64_min(n - i, CHUNK);
     const float *p = fetch(tmp, x, at + i, m);
     int64_t j = 0;
     for (; j + L <= m; j += L)
@@ -99,7 +94,7 @@ TIDE_LEVELS(void, row_write,
 {
   float tmp[CHUNK], out[CHUNK];
   for (int64_t i = 0; i < n; i += CHUNK) {
-    const int64_t m = n - i < CHUNK ? n - i : CHUNK;
+    const int64_t m = i64_min(n - i, CHUNK);
     const float *p = fetch(tmp, w->a, xo + i, m);
     if (w->is_log)
       for (int64_t j = 0; j < m; j++) out[j] = (p[j] - top) - scale;
@@ -141,7 +136,7 @@ TIDE_LEVELS(float, row_dot, (const job *w, int64_t go, int64_t yo, int64_t n), (
 {
   float tg[CHUNK], ty[CHUNK], sum[L] = { 0 }, r = 0;
   for (int64_t i = 0; i < n; i += CHUNK) {
-    const int64_t m = n - i < CHUNK ? n - i : CHUNK;
+    const int64_t m = i64_min(n - i, CHUNK);
     const float *g = fetch(tg, w->a, go + i, m), *y = fetch(ty, w->b, yo + i, m);
     const float one = w->is_log ? 1.0f : 0.0f;
     int64_t j = 0;
@@ -159,7 +154,7 @@ TIDE_LEVELS(void, row_bwd,
 {
   float tg[CHUNK], ty[CHUNK], out[CHUNK];
   for (int64_t i = 0; i < n; i += CHUNK) {
-    const int64_t m = n - i < CHUNK ? n - i : CHUNK;
+    const int64_t m = i64_min(n - i, CHUNK);
     const float *g = fetch(tg, w->a, go + i, m), *y = fetch(ty, w->b, yo + i, m);
     if (w->is_log)
       for (int64_t j = 0; j < m; j++) out[j] = g[j] - tide__expf(y[j]) * sum;

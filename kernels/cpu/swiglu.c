@@ -11,7 +11,7 @@
 enum { PIECE = 1024, GRAIN = 8 }; /* elements of a piece; pieces per thread at least */
 
 /* 3 ulp, 0 below -87. */
-TIDE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + row_exp(-x)); }
+TIDE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + vec_exp(-x)); }
 
 TIDE_LEVELS(void, swiglu,
             (float *y, const float *gate, const float *up, int64_t n), (y, gate, up, n))

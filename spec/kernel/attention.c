@@ -230,7 +230,7 @@ static void call(run *r, const kase *c, int is_bwd, int nthread, int isa)
     return;
   }
   const int64_t n = (is_bwd ? tide__attention_bwd_work_isa : tide__attention_work_isa)(&k, isa);
-  char *work = aligned_alloc(64, (size_t)attn_up(n, 64) + 64);
+  char *work = aligned_alloc(64, (size_t)i64_round_up(n, 64) + 64);
   memset(work, 0xff, (size_t)n); /* NaN: scratch must be written before it is read */
   memset(work + n, MARK, 64);
   k.work = work;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
@@ -162,7 +162,7 @@ static void check_element(const product *p, const void *c, int64_t i, int64_t j)
 static void check_product(const product *p, const void *c)
 {
   const cpu_gemm *g = &p->g;
-  int64_t size = size_of(g->c_dtype);
+  int64_t size = vec_size(g->c_dtype);
   for (int64_t i = 0; i < g->m; i++) {
     for (int64_t j = 0; j < g->n; j++) check_element(p, c, i, j);
     if (i == g->m - 1) break;

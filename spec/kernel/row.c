@@ -1,4 +1,4 @@
-/* row_exp, the exponential of cross entropy and SwiGLU loops: against libm over its range, at its
+/* vec_exp, the exponential of cross entropy and SwiGLU loops: against libm over its range, at its
  * ends, and for NaNs of every payload, which the shifted exponent must not turn into numbers.
  */
 #include <math.h>
@@ -20,7 +20,7 @@ static float x[N], y[N];
 TIDE_LEVELS(void, exp_all, (float *to, const float *from, int64_t n), (to, from, n))
 {
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) to[i] = row_exp(from[i]);
+  for (int64_t i = 0; i < n; i++) to[i] = vec_exp(from[i]);
 }
 
 /* Every payload in turn: all 23 bits of the mantissa, quiet and signalling, both signs. */
@@ -43,7 +43,7 @@ static void nan_payloads(void **state)
     exp_all(y, x, N);
     for (int i = 0; i < N; i++)
       if (y[i] == y[i]) fail_msg("payload %x gives %g", (unsigned)(first + (uint32_t)i), y[i]);
-    if (row_exp(x[1]) == row_exp(x[1])) fail_msg("payload %x alone", (unsigned)first + 1);
+    if (vec_exp(x[1]) == vec_exp(x[1])) fail_msg("payload %x alone", (unsigned)first + 1);
   }
 }
 
@@ -72,9 +72,9 @@ static void ends(void **state)
   exp_all(y, low, 5);
   for (int i = 0; i < 5; i++) assert_true(y[i] == 0);
   exp_all(y, high, 5);
-  for (int i = 0; i < 5; i++) assert_true(y[i] == row_exp(88) && y[i] > 1.6e38f);
-  assert_true(row_exp(0) == 1 && row_exp(-0.0f) == 1 && row_exp(1e-40f) == 1);
-  assert_true(row_exp(-87) > 0);
+  for (int i = 0; i < 5; i++) assert_true(y[i] == vec_exp(88) && y[i] > 1.6e38f);
+  assert_true(vec_exp(0) == 1 && vec_exp(-0.0f) == 1 && vec_exp(1e-40f) == 1);
+  assert_true(vec_exp(-87) > 0);
 }
 
 int main(void)

@@ -3,6 +3,7 @@
 
 local tide = require 'tide'
 local fast = require 'spec.support.fast'
+local update = require 'tide.ffi.update'
 
 local inf = math.huge
 local devices = { fast, 'ref' }
@@ -120,6 +121,72 @@ describe('a conversion', function()
          end
       end
    end)
+end)
+
+-- What the headers of kernels promise: a result of 16 bits is the result in a wider type, on the
+-- same numbers, rounded once. The reference computes in f64; kernels of cpu in f32.
+describe('a 16-bit result is a wider one rounded once', function()
+   local D, T = 24, 40
+   local function random(device, dtype, wide, shape)
+      local x = tide.empty(shape, { device = device }):normal_(0, 1):to(dtype)
+      return x, x:to(wide)
+   end
+   local ids = tide.arange(T):to('i64'):mul(7)
+   local places = ids - (ids / 3):floor():to('i64') * 3 -- 0, 1 and 2, many times each
+
+   -- By the file that promises it; what the op is given: x, y [T, D], w [D], and index.
+   local ops = {
+      ['norm.c'] = function(x, _, w)
+         local _, sum = tide.add_rms_norm(x, x, w)
+         return tide.layer_norm(x, w, w), tide.rms_norm(x, w), sum
+      end,
+      ['gated_norm.c'] = function(x, y, w)
+         return tide.gated_rms_norm(x, y, w), tide.gated_rms_norm(x, y, w, { gate_last = true })
+      end,
+      ['conv1d.c'] = function(x, _, w)
+         return tide.conv1d(x:reshape(1, T, D), tide.stack({ w, w, w, w }, 2), w)
+      end,
+      ['index.c'] = function(x, y, _, index)
+         return x:index_add(1, index, y), x:scatter_add(1, index:unsqueeze(2):expand(T, D), y)
+      end,
+      ['matmul.c'] = function(x, y, w)
+         return x:matmul(y:t()), tide.linear(x, y), x:clone():addmm_(y, x:narrow(1, 1, D)),
+            x:matmul(w)
+      end,
+      ['elementwise.c'] = function(x, y)
+         return x + y, x * y, x / y, x * 3, x:square()
+      end,
+      ['update.c'] = function(x, y)
+         local p = x:clone()
+         update.sgd_({ p = { p }, g = { y } }, { lr = 0.01, weight_decay = 0.1 })
+         return p
+      end,
+   }
+   local on_cpu = { ['index.c'] = true, ['elementwise.c'] = true }
+
+   local function holds(op, device, dtype, wide)
+      tide.seed(11)
+      local a = { random(device, dtype, wide, { T, D }) }
+      local b = { random(device, dtype, wide, { T, D }) }
+      local w = { random(device, dtype, wide, { D }) }
+      local index = tide.to_device(places, device)
+      local narrow = { op(a[1], b[1], w[1], index) }
+      for i, want in ipairs { op(a[2], b[2], w[2], index) } do
+         assert.is_true(narrow[i]:equal(want:to(dtype)), i .. ' ' .. dtype .. ' on ' .. device)
+      end
+      assert.is_true(#narrow > 0)
+   end
+
+   for file, op in pairs(ops) do
+      it('by ref/' .. file, function()
+         for dtype in pairs(formats) do holds(op, 'ref', dtype, 'f64') end
+      end)
+      if on_cpu[file] then
+         it('by cpu/' .. file, function()
+            for dtype in pairs(formats) do holds(op, 'cpu', dtype, 'f32') end
+         end)
+      end
+   end
 end)
 
 describe('the reference rounds once', function()

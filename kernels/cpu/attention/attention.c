@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/row.h"
 
-enum { L = ATTN_LANE };
+enum { L = ATTN_LANE, WIDE = 256 };
 
 void tide__attn_open(attn *s, const k_call *c, int is_bwd)
 {
@@ -69,7 +69,7 @@ static int64_t attn_lay_out(attn *s, char *base)
   int64_t n = 0;
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
     if (base) *part[i].at = base + n;
-    n += attn_up(part[i].bytes, 64);
+    n += i64_round_up(part[i].bytes, 64);
   }
   return n;
 }
@@ -235,7 +235,7 @@ static attn_span group_span(const attn_qrange *q, const attn_krange *k, int32_t 
   }
   if (first < 0) return (attn_span){ 0, 0, 1 };
   const int32_t end = (last + 1) * L < nkey ? (last + 1) * L : nkey;
-  const int32_t wide = (int32_t)attn_up((last + 1) * L, step);
+  const int32_t wide = (int32_t)i64_round_up((last + 1) * L, step);
   attn_span r = { first * L / step * step, wide < nkey ? wide : nkey, nall == last - first + 1 };
   r.full = r.full && r.k0 == first * L && r.k1 == end;
   return r;
@@ -272,27 +272,15 @@ attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, in
 
 /* ---- rows ---- */
 
-TIDE_LEVELS(void, row_to_f32,
-            (float *dst, const void *src, int64_t at, int64_t n, int dtype),
-            (dst, src, at, n, dtype))
+TIDE_LEVELS(void, put_scaled,
+            (const k_tensor *t, int64_t at, const float *src, float scale), (t, at, src, scale))
 {
-  if (dtype == TIDE_F32) memcpy(dst, (const float *)src + at, (size_t)n * 4);
-  else if (dtype == TIDE_BF16) tide__bf16_to_f32_n(dst, (const uint16_t *)src + at, n);
-  else if (dtype == TIDE_F16) tide__f16_to_f32_n(dst, (const uint16_t *)src + at, n);
-  else
-    for (int64_t i = 0; i < n; i++) dst[i] = (float)((const double *)src)[at + i];
-}
-
-TIDE_LEVELS(void, row_from_f32,
-            (void *dst, int64_t at, const float *src, int64_t n, int dtype, float scale),
-            (dst, at, src, n, dtype, scale))
-{
-  if (dtype == TIDE_F32)
-    for (int64_t i = 0; i < n; i++) ((float *)dst)[at + i] = src[i] * scale;
-  else if (dtype == TIDE_BF16)
-    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__f32_to_bf16(src[i] * scale);
-  else
-    for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[at + i] = tide__f32_to_f16(src[i] * scale);
+  float tmp[WIDE];
+  for (int64_t i = 0, n = t->shape[3]; i < n; i += WIDE) {
+    const int64_t m = i64_min(n - i, WIDE);
+    for (int64_t j = 0; j < m; j++) tmp[j] = src[i + j] * scale;
+    vec_narrow(row_at(t, at + i), tmp, t->dtype, m);
+  }
 }
 
 void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64_t row0,
@@ -300,7 +288,7 @@ void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64
 {
   for (int64_t i = 0; i < n; i++) {
     const int64_t at = b * t->stride[0] + (row0 + i) * t->stride[1] + h * t->stride[2];
-    row_to_f32(dst + i * ld, t->data, at, t->shape[3], t->dtype);
+    row_widen(dst + i * ld, row_at(t, at), t->dtype, t->shape[3]);
   }
 }
 
@@ -309,7 +297,7 @@ void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, 
 {
   for (int64_t i = 0; i < n; i++) {
     const int64_t at = b * t->stride[0] + (row0 + i) * t->stride[1] + h * t->stride[2];
-    row_from_f32(t->data, at, src + i * ld, t->shape[3], t->dtype, scale);
+    put_scaled(t, at, src + i * ld, scale);
   }
 }
 
@@ -345,10 +333,10 @@ static void load_bias(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t k
   for (int64_t i = 0; i < n; i++) {
     const int64_t at = b * t->stride[0] + h * t->stride[1] + (i0 + i) * t->stride[2];
     if (t->stride[3] == 1) {
-      row_to_f32(row, t->data, at + kb * ATTN_K + k0, k1 - k0, t->dtype);
+      row_widen(row, row_at(t, at + kb * ATTN_K + k0), t->dtype, k1 - k0);
     } else {
       for (int64_t j = k0; j < k1; j++)
-        row_to_f32(row + j - k0, t->data, at + (kb * ATTN_K + j) * t->stride[3], 1, t->dtype);
+        row_widen(row + j - k0, row_at(t, at + (kb * ATTN_K + j) * t->stride[3]), t->dtype, 1);
     }
     for (int64_t j = k0; j < k1; j++) tmp[j * ATTN_Q + i] = row[j - k0];
   }
@@ -422,7 +410,7 @@ static int attn_in_place(const attn *s, const k_tensor *t)
 int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t)
 {
   if (attn_in_place(s, t)) return 0;
-  return attn_up(s->nb * s->nhk * s->tk * t->shape[3] * 4, 64);
+  return i64_round_up(s->nb * s->nhk * s->tk * t->shape[3] * 4, 64);
 }
 
 typedef struct copy_job { const k_tensor *t; const attn_source *to; int64_t nh, tk; } copy_job;

@@ -16,6 +16,7 @@
 #ifndef TIDE_KERNELS_CPU_ATTENTION_H
 #define TIDE_KERNELS_CPU_ATTENTION_H
 
+#include "kernels/cpu/vec.h"
 #include "kernels/kernel.h"
 
 enum { ATTN_LANE = 16, ATTN_NG = 4, ATTN_Q = 64, ATTN_K = 128, ATTN_NKG = ATTN_K / ATTN_LANE };
@@ -260,7 +261,5 @@ void    tide__attn_bf16_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, c
 int64_t tide__attn_f64_work(const k_call *c, int is_bwd);
 int     tide__attn_f64(const k_call *c);
 int     tide__attn_f64_bwd(const k_call *c);
-
-static inline int64_t attn_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 #endif

@@ -6,7 +6,6 @@
  * Only called when the processor has AVX-512 F, BW, DQ and VL.
  */
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/transpose16.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -82,21 +81,6 @@ TIDE_AVX512 static void gemm(const attn_gemm *g)
 
 /* ---- softmax ---- */
 
-/* 2^x to 1e-7; exactly 0 below -1000, NaN stays NaN (max returns its second operand then). */
-TIDE_AVX512_INLINE __m512 exp2_lane(__m512 x)
-{
-  x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(0.00132764721f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00967554145f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0555071327f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240221197f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693146967f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, n);
-}
-
 typedef struct lane_mask { __m512i doc, lo, hi; const int32_t *kdoc, *kpos; } lane_mask;
 
 TIDE_AVX512_INLINE lane_mask load_mask(const attn_lanes *m)
@@ -152,7 +136,7 @@ TIDE_AVX512_INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alp
   const __m512 now = _mm512_mask_mov_ps(old, up, seen);
   const __mmask16 blind = _mm512_cmp_ps_mask(now, none, _CMP_EQ_OQ);
   const __m512 base = _mm512_mask_mov_ps(now, blind, _mm512_setzero_ps());
-  *alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), up, exp2_lane(_mm512_sub_ps(old, base)));
+  *alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), up, vec_exp2(_mm512_sub_ps(old, base)));
   *grown = (up & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
   _mm512_storeu_ps(t->top, now);
   _mm512_storeu_ps(t->alpha, *alpha);
@@ -173,13 +157,13 @@ TIDE_AVX512 static int soft(const attn_soft *t)
   for (; j + 4 <= t->n; j += 4, s += 4 * ATTN_Q) {
 #pragma GCC unroll 4
     for (int u = 0; u < 4; u++) {
-      const __m512 p = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(s + u * ATTN_Q), mul, base));
+      const __m512 p = vec_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + u * ATTN_Q), mul, base));
       _mm512_storeu_ps(s + u * ATTN_Q, p);
       sum[u] = _mm512_add_ps(sum[u], p);
     }
   }
   for (; j < t->n; j++, s += ATTN_Q) {
-    const __m512 p = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(s), mul, base));
+    const __m512 p = vec_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s), mul, base));
     _mm512_storeu_ps(s, p);
     sum[0] = _mm512_add_ps(sum[0], p);
   }
@@ -201,7 +185,7 @@ void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m
   float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
   const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
   const __mmask16 k = m ? visible(m, j) : 0xffff;
-  __m512 p = exp2_lane(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
+  __m512 p = vec_exp2(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
   if (m) p = _mm512_maskz_mov_ps(k, p);
   ds = m ? _mm512_maskz_mul_ps(k, p, ds) : _mm512_mul_ps(p, ds);
   _mm512_storeu_ps(s, p);

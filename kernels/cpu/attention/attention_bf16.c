@@ -57,7 +57,7 @@ static void pack_at(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, i
 /* which 0: [key group of 16][D / 32]; which 1: [key group of 32][D / 16], then the flag words. */
 int64_t tide__attn_bf16_tiles_size(int64_t d, int which)
 {
-  return which ? K / 32 * up(d, 16) * TILE + MARK : K / 16 * up(d, 32) * TILE;
+  return which ? K / 32 * i64_ceil_div(d, 16) * TILE + MARK : K / 16 * i64_ceil_div(d, 32) * TILE;
 }
 
 /* Returns whether this call may hide a key from a query. */
@@ -75,8 +75,8 @@ static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
   const attn *s = w->s;
   const k_tensor *t = w->t;
   const int64_t d = t->shape[3], size = tide__attn_bf16_tiles_size(d, w->which);
-  const cut rows = { pack_a, 16, 32, K / 16, up(d, 32) * TILE, TILE };
-  const cut cols = { pack_at, 32, 16, K / 32, up(d, 16) * TILE, TILE };
+  const cut rows = { pack_a, 16, 32, K / 16, i64_ceil_div(d, 32) * TILE, TILE };
+  const cut cols = { pack_at, 32, 16, K / 32, i64_ceil_div(d, 16) * TILE, TILE };
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
     const int64_t b = i / s->nkb / s->nhk, h = i / s->nkb % s->nhk, j0 = i % s->nkb * K;
@@ -100,7 +100,7 @@ void tide__attn_bf16_pack(const attn *s, const k_tensor *t, int which, uint16_t 
 /* Tiles per thread: queries [D / 32][4], then P^T [4 groups of 32 keys][4]. */
 int64_t tide__attn_bf16_fwd_size(const attn *s)
 {
-  return (up(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE;
+  return (i64_ceil_div(s->d, 32) * ATTN_NG + 4 * ATTN_NG) * TILE;
 }
 
 TIDE_AVX512_BF16
@@ -136,7 +136,7 @@ static int raise_top(float *top, float *alpha, __m512 seen, float mul, __m512 *b
     _mm512_cmp_ps_mask(seen, _mm512_add_ps(old, _mm512_set1_ps(8.0f)), _CMP_GT_OQ);
   const __m512 now = _mm512_mask_mov_ps(old, grew, seen);
   *base = _mm512_mask_mov_ps(now, _mm512_cmp_ps_mask(now, none, _CMP_EQ_OQ), _mm512_setzero_ps());
-  const __m512 e = exp2_lane(_mm512_sub_ps(old, *base));
+  const __m512 e = vec_exp2_short(_mm512_sub_ps(old, *base));
   _mm512_storeu_ps(top, now);
   _mm512_storeu_ps(alpha, _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), grew, e));
   return (grew & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
@@ -164,7 +164,7 @@ static int attn_bf16_soft(const attn_fwd_scratch *m, int c, const float *st, int
       __m512 p[4];
 #pragma GCC unroll 4
       for (int u = 0; u < 4; u++) {
-        p[u] = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(st + u * Q), by, base));
+        p[u] = vec_exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(st + u * Q), by, base));
         sum[u] = _mm512_add_ps(sum[u], p[u]);
       }
       _mm512_storeu_si512(tile + 16 * j, fold(to_bf16(p[0], p[1])));
@@ -181,7 +181,7 @@ static int attn_bf16_soft(const attn_fwd_scratch *m, int c, const float *st, int
 TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at,
                                    attn_span span, int p, uint16_t *tile, const uint16_t *v)
 {
-  const int64_t n = span.k1 - span.k0, nd = up(w->s.dv, 16);
+  const int64_t n = span.k1 - span.k0, nd = i64_ceil_div(w->s.dv, 16);
   uint16_t *first = tile + span.k0 / 32 * ATTN_NG * TILE;
   if (!span.full) hide_pair(&w->s, at, p, span, m->st);
   for (int c = 2 * p; c < 2 * p + 2; c++)
@@ -204,7 +204,7 @@ void tide__attn_bf16_fwd_pair(const attn_fwd *w, const attn_fwd_scratch *m, cons
   if (!pair_spans(s, at, span)) return;
   const uint16_t *k = block_of(w->k_tiles, s, at, tide__attn_bf16_tiles_size(s->d, 0));
   const uint16_t *v = block_of(w->v_tiles, s, at, tide__attn_bf16_tiles_size(s->dv, 1));
-  uint16_t *tile = m->packed + up(s->d, 32) * ATTN_NG * TILE;
+  uint16_t *tile = m->packed + i64_ceil_div(s->d, 32) * ATTN_NG * TILE;
   if (s->modified) {
     const attn_span all = tide__attn_join(span[0], span[1]);
     const int64_t end = all.k1 < s->tk - at->kb * K ? all.k1 : s->tk - at->kb * K;

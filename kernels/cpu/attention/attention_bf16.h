@@ -19,7 +19,6 @@
 
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/gemm/tile_amx.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/transpose16.h"
 
 /* MARK: flag words behind the tiles, non-zero if values were removed from them. */
@@ -203,20 +202,10 @@ static void pack(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int6
     }
 }
 
-static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to; }
-
 /* ---- values that are not finite (see attention_nonfinite.c) ----
  *
  * They never come into tiles whose products have P or dS as the other factor: 0 stands in their
  * place, the tiles are marked, and their terms are added singly where the weight is not 0. */
-
-static float to_f32(uint16_t x)
-{
-  const uint32_t bits = (uint32_t)x << 16;
-  float r;
-  memcpy(&r, &bits, 4);
-  return r;
-}
 
 static int word_is_nonfinite(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
 
@@ -255,8 +244,8 @@ TIDE_AVX512_BF16 static void add_nonfinite_keys(const attn *s, const k_tensor *t
       if (!word_is_nonfinite(x)) continue;
       for (int i = 2 * p * L; i < 2 * (p + 1) * L; i++) {
         const uint16_t *tile = weight + (j / 32 * ATTN_NG + i / L) * TILE;
-        const float by = to_f32(tile[j % 32 / 2 * 32 + 2 * (i % L) + j % 2]);
-        if (by != 0.0f) to[d * Q + i] += to_f32(x) * by;
+        const float by = tide__bf16_to_f32(tile[j % 32 / 2 * 32 + 2 * (i % L) + j % 2]);
+        if (by != 0.0f) to[d * Q + i] += tide__bf16_to_f32(x) * by;
       }
     }
 }
@@ -274,7 +263,7 @@ static int pair_spans(const attn *s, const attn_at *at, attn_span pair[2])
     pair[p] = tide__attn_join(a, b);
     pair[p].full = a.full && (alone || (b.full && a.k0 == b.k0 && a.k1 == b.k1));
     if (pair[p].k1 % STEP) pair[p].full = 0;
-    pair[p].k1 = (int32_t)attn_up(pair[p].k1, STEP);
+    pair[p].k1 = (int32_t)i64_round_up(pair[p].k1, STEP);
   }
   return 1;
 }
@@ -311,22 +300,6 @@ static void hide_pair(const attn *s, const attn_at *at, int p, attn_span span, f
   }
 }
 
-/* ---- exponentials ---- */
-
-/* 2^x to 3e-6; exactly 0 below -1000; NaN stays NaN. */
-TIDE_AVX512_BF16_INLINE __m512 exp2_lane(__m512 x)
-{
-  x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(0.00957010199f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559178613f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247448f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121815f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999261f));
-  return _mm512_scalef_ps(p, n);
-}
-
 /* Words 0..15 of a in the low, of b in the high half; each rounded from f32. */
 TIDE_AVX512_BF16_INLINE
 __m512i to_bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
@@ -342,7 +315,7 @@ static float factor(const attn *s)
 static void scores(attn_unit unit, const uint16_t *k, const uint16_t *q, float *st, int64_t d,
                    attn_span span, int p)
 {
-  const int64_t nd = up(d, 32);
+  const int64_t nd = i64_ceil_div(d, 32);
   const product g = { .unit = unit, .mt = (span.k1 - span.k0) / L, .nt = 2, .kt = nd,
                       .a = k + span.k0 / L * nd * TILE, .a_i = nd * TILE, .a_k = TILE,
                       .b = q + 2 * p * TILE, .b_k = ATTN_NG * TILE, .b_j = TILE,

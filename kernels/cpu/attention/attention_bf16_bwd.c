@@ -29,8 +29,8 @@ enum { UNSEEN, CLEAN, NONFINITE };
 static int64_t lay_tiles(const attn *s, uint16_t *base, bwd_tiles *t)
 {
   struct { uint16_t **at; int64_t n; } part[] = {
-    { &t->qt, up(s->d, 32) * ATTN_NG }, { &t->dot, up(s->dv, 32) * ATTN_NG },
-    { &t->qb, 2 * up(s->d, 16) }, { &t->dob, 2 * up(s->dv, 16) },
+    { &t->qt, i64_ceil_div(s->d, 32) * ATTN_NG }, { &t->dot, i64_ceil_div(s->dv, 32) * ATTN_NG },
+    { &t->qb, 2 * i64_ceil_div(s->d, 16) }, { &t->dob, 2 * i64_ceil_div(s->dv, 16) },
     { &t->pa, K / 16 * 2 }, { &t->da, K / 16 * 2 }, { &t->db, K / 32 * ATTN_NG }, { &t->mark, 1 },
   };
   int64_t n = 0;
@@ -62,7 +62,7 @@ static void pack_queries(const attn *s, const k_tensor *t, const attn_at *at, ui
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q, d = t->shape[3];
   const uint16_t *src = (const uint16_t *)t->data + at->b * t->stride[0] + i0 * t->stride[1] +
                         at->h * t->stride[2];
-  const cut by_rows = { pack_b, 32, 16, 2, up(d, 16) * TILE, TILE };
+  const cut by_rows = { pack_b, 32, 16, 2, i64_ceil_div(d, 16) * TILE, TILE };
   const cut by_cols = { pack_bt, 16, 32, ATTN_NG, TILE, ATTN_NG * TILE };
   pack(bt, src, t->stride[1], n, d, &by_cols);
   pack(b, src, t->stride[1], n, d, &by_rows);
@@ -93,7 +93,7 @@ void grad_row(const attn_bwd_scratch *m, const lane_stats *x, int64_t at, int ca
 #pragma GCC unroll 2
   for (int u = 0; u < 2; u++) {
     const float *st = m->st + at + u * L, *dp = m->dp + at + u * L;
-    e[u] = exp2_lane(_mm512_fmsub_ps(_mm512_loadu_ps(st), x->mul, x->lse[u]));
+    e[u] = vec_exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(st), x->mul, x->lse[u]));
     g[u] = _mm512_mul_ps(e[u], _mm512_sub_ps(_mm512_loadu_ps(dp), x->delta[u]));
     const __mmask16 seen = cut ? _mm512_cmp_ps_mask(_mm512_loadu_ps(st), none, _CMP_NEQ_UQ) : 0;
     if (cut) {
@@ -172,7 +172,7 @@ TIDE_AVX512_BF16
 static void add_keys(const attn_bwd *w, const bwd_tiles *t, int32_t k0, int32_t k1, int p0, int p1,
                      float *dk, float *dv)
 {
-  const int64_t nd = up(w->s.d, 16), nv = up(w->s.dv, 16);
+  const int64_t nd = i64_ceil_div(w->s.d, 16), nv = i64_ceil_div(w->s.dv, 16);
   product g = { .unit = w->unit, .mt = (k1 - k0) / L, .nt = nv, .kt = p1 - p0,
                 .a = t->pa + (k0 / 16 * 2 + p0) * TILE, .a_i = 2 * TILE, .a_k = TILE,
                 .b = t->dob + p0 * nv * TILE, .b_k = nv * TILE, .b_j = TILE,
@@ -213,8 +213,8 @@ TIDE_AVX512_BF16 static void add_nonfinite_queries(const attn *s, const k_tensor
       if (!word_is_nonfinite(x)) continue;
       const int64_t p = i / 32;
       for (int64_t j = span[p].k0; j < span[p].k1; j++) {
-        const float by = to_f32(weight[(j / 16 * 2 + p) * TILE + j % 16 * 32 + i % 32]);
-        if (by != 0.0f) to[j * ld + d] += to_f32(x) * by;
+        const float by = tide__bf16_to_f32(weight[(j / 16 * 2 + p) * TILE + j % 16 * 32 + i % 32]);
+        if (by != 0.0f) to[j * ld + d] += tide__bf16_to_f32(x) * by;
       }
     }
 }
@@ -225,7 +225,8 @@ TIDE_AVX512_BF16
 static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span span[2])
 {
   if (*t->mark != UNSEEN || (span[0].full && span[1].full)) return;
-  const int found = clean(t->qb, 2 * up(s->d, 16) * TILE) | clean(t->dob, 2 * up(s->dv, 16) * TILE);
+  const int found = clean(t->qb, 2 * i64_ceil_div(s->d, 16) * TILE) |
+                    clean(t->dob, 2 * i64_ceil_div(s->dv, 16) * TILE);
   *t->mark = found ? NONFINITE : CLEAN;
 }
 
@@ -234,7 +235,7 @@ void tide__attn_bf16_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, cons
                               int want, float *dk, float *dv)
 {
   const attn *s = &w->s;
-  const int64_t nd = up(s->d, 16);
+  const int64_t nd = i64_ceil_div(s->d, 16);
   attn_span span[2];
   bwd_tiles t;
   if (!pair_spans(s, at, span)) return;

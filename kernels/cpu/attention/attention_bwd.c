@@ -14,11 +14,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/integer.h"
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K };
 enum { WANT_DQ = ATTN_WANT_DQ, WANT_DKV = ATTN_WANT_DKV };
@@ -45,7 +43,7 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
   int64_t n = 0;
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
     if (base) *part[i].at = base + n;
-    n += attn_up(part[i].n, 16);
+    n += i64_round_up(part[i].n, 16);
   }
   m->packed = (uint16_t *)packed;
   return n;
@@ -55,7 +53,7 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
 static int one_pass(const attn *s, int nthread)
 {
   const int64_t n = s->nb * s->nhk;
-  return n > 0 && attn_up(n, nthread) * 5 <= n * 7;
+  return n > 0 && i64_round_up(n, nthread) * 5 <= n * 7;
 }
 
 /* ---- one query block ---- */
@@ -347,8 +345,8 @@ static void attn_bwd_describe(job *w, const k_call *c, int isa)
   w->dv = &c->out[2];
   w->dbias = &c->out[3];
   w->unit = tide__attn_unit(w->s.q->dtype, isa);
-  w->wide_d = attn_up(w->s.d, L);
-  w->wide_dv = attn_up(w->s.dv, L);
+  w->wide_d = i64_round_up(w->s.d, L);
+  w->wide_dv = i64_round_up(w->s.dv, L);
   w->nrow = one_pass(&w->s, c->nthread) ? w->s.nkb * K : K;
   w->nscratch = attn_bwd_lay_scratch(w, 0, &none);
 }

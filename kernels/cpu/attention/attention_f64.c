@@ -158,7 +158,7 @@ int64_t tide__attn_f64_work(const k_call *c, int is_bwd)
 {
   attn s;
   tide__attn_open(&s, c, is_bwd);
-  return tide__attn_mask_bytes(&s) + (is_bwd ? 0 : attn_up(s.tk, 8) * 8 * c->nthread);
+  return tide__attn_mask_bytes(&s) + (is_bwd ? 0 : i64_round_up(s.tk, 8) * 8 * c->nthread);
 }
 
 static void attn_f64_open(job *w, const k_call *c, int is_bwd)
@@ -167,7 +167,7 @@ static void attn_f64_open(job *w, const k_call *c, int is_bwd)
   tide__attn_mask_fill(&w->s, c->work);
   w->out = c->out;
   w->scratch = (double *)((char *)c->work + tide__attn_mask_bytes(&w->s));
-  w->nscratch = attn_up(w->s.tk, 8);
+  w->nscratch = i64_round_up(w->s.tk, 8);
 }
 
 int tide__attn_f64(const k_call *c)

@@ -11,11 +11,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/integer.h"
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q };
 
@@ -37,7 +35,7 @@ static int64_t attn_fwd_lay_scratch(const job *w, float *base, scratch *m)
   int64_t n = 0;
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
     if (base) *part[i].at = base + n;
-    n += attn_up(part[i].n, 16);
+    n += i64_round_up(part[i].n, 16);
   }
   m->packed = (uint16_t *)packed;
   return n;
@@ -191,7 +189,7 @@ static void attn_fwd_describe(job *w, const k_call *c, int isa)
   w->out = &c->out[0];
   w->lse = &c->out[1];
   w->unit = tide__attn_unit(w->s.q->dtype, isa);
-  w->wide_dv = attn_up(w->s.dv, L);
+  w->wide_dv = i64_round_up(w->s.dv, L);
   w->nscratch = attn_fwd_lay_scratch(w, 0, &none);
 }
 

@@ -6,7 +6,6 @@
  * cuts are searched: elsewhere every weight counts.
  */
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/simd.h"
 
 enum { L = ATTN_LANE };
 

@@ -6,8 +6,6 @@
 #include <math.h>
 
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/isa.h"
-#include "kernels/cpu/simd.h"
 
 enum { L = ATTN_LANE };
 

@@ -13,10 +13,8 @@
 
 #include <string.h>
 
-#include "kernels/cpu/integer.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/row.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
@@ -46,7 +44,6 @@ typedef struct plan {
   char   *work;
 } plan;
 
-static int64_t size_of(int dtype) { return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2; }
 static int is_half(int dtype) { return dtype == TIDE_BF16 || dtype == TIDE_F16; }
 
 static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
@@ -97,7 +94,7 @@ static void plan_make(plan *p, const cpu_gemm *g, int nthread, int isa)
   p->nround = i64_round_up(i64_ceil_div(g->n, i64_ceil_div(g->n, fit)), kern->nr);
   p->staged = is_half(g->c_dtype);
   p->direct = kern->direct && g->a_cs == 1 && g->k % kern->kr == 0;
-  p->lazy = !p->direct && g->a_cs == 1 && kern->esize == size_of(g->ab_dtype);
+  p->lazy = !p->direct && g->a_cs == 1 && kern->esize == vec_size(g->ab_dtype);
   plan_tasks(p);
   p->single = p->lazy && p->k_pad <= p->kc && p->nround <= p->nb && p->nround <= p->ns;
   p->b_bytes = i64_round_up(p->nround * column, LINE);
@@ -117,18 +114,6 @@ static int64_t plan_bytes(const plan *p)
 
 /* ---- a 16-bit or biased C: initial value of a tile, and its destination --- */
 
-TIDE_LEVELS(void, row_from_half,
-            (float *dst, const uint16_t *src, int64_t n, int bf16), (dst, src, n, bf16))
-{
-  if (bf16) tide__bf16_to_f32_n(dst, src, n);
-  else tide__f16_to_f32_n(dst, src, n);
-}
-
-TIDE_LEVELS(void, row_add_f32, (float *dst, const float *src, int64_t n), (dst, src, n))
-{
-  for (int64_t i = 0; i < n; i++) dst[i] += src[i];
-}
-
 static void row_add_f64(double *dst, const double *src, int64_t n)
 {
   for (int64_t i = 0; i < n; i++) dst[i] += src[i];
@@ -137,8 +122,7 @@ static void row_add_f64(double *dst, const double *src, int64_t n)
 /* Loads n values of dtype, starting at element i of src, as f32 into dst. */
 static void row_load(float *dst, const void *src, int64_t i, int64_t n, int dtype)
 {
-  if (dtype == TIDE_F32) memcpy(dst, (const float *)src + i, (size_t)n * 4);
-  else row_from_half(dst, (const uint16_t *)src + i, n, dtype == TIDE_BF16);
+  row_widen(dst, (const char *)src + i * vec_size(dtype), dtype, n);
 }
 
 /* Writes the initial value of a tile: old C, bias, or their sum. dst is C itself unless staged. */
@@ -162,7 +146,7 @@ static int tile_start(const plan *p, char *dst, int64_t dst_rs, int64_t row, int
       continue;
     }
     if (p->staged) row_load((float *)to, g->c, (row + r) * g->c_rs + col, cols, g->c_dtype);
-    if (g->bias) row_add_f32((float *)to, bias, cols);
+    if (g->bias) row_add((float *)to, (float *)to, bias, cols);
   }
   return 1;
 }
@@ -177,7 +161,7 @@ static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
   const tile_kernel *kern = p->kern;
   int64_t col = p->col0 + begin * kern->nr;
   tile_strip s = {.is = g->b_cs, .ps = g->b_rs, .k = g->k, .k_pad = p->k_pad};
-  s.src = (const char *)g->b + col * g->b_cs * size_of(g->ab_dtype);
+  s.src = (const char *)g->b + col * g->b_cs * vec_size(g->ab_dtype);
   s.n = i64_min(p->col0 + p->ncol, p->col0 + end * kern->nr) - col;
   s.dtype = g->ab_dtype;
   s.width = kern->nr;
@@ -194,7 +178,7 @@ static void pack_a_block(const plan *p, char *dst, int64_t row, int64_t rows, in
     if (rows == 0) return;
   }
   tile_strip s = {.is = g->a_rs, .ps = g->a_cs, .n = rows, .k_pad = kc};
-  s.src = (const char *)g->a + (row * g->a_rs + k0 * g->a_cs) * size_of(g->ab_dtype);
+  s.src = (const char *)g->a + (row * g->a_rs + k0 * g->a_cs) * vec_size(g->ab_dtype);
   s.k = i64_min(kc, g->k - k0);
   s.dtype = g->ab_dtype;
   s.width = p->kern->mr;
@@ -235,7 +219,7 @@ static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
 {
   const plan *p = b->p;
   const cpu_gemm *g = p->g;
-  int64_t nr = p->kern->nr, mr = p->kern->mr, size = size_of(g->c_dtype);
+  int64_t nr = p->kern->nr, mr = p->kern->mr, size = vec_size(g->c_dtype);
   j += nr;
   if (j >= b->cols || j % p->nb == 0) j = (j - 1) / p->nb * p->nb, i += mr;
   int64_t rows = i64_min(mr, b->rows - i), cols = i64_min(nr, b->cols - j);
@@ -354,12 +338,12 @@ static int useful_threads(const cpu_gemm *g, int nthread)
 /* k = 0: C = bias or 0, or C + bias. */
 static void empty_sum(const cpu_gemm *g)
 {
-  int64_t size = size_of(g->c_dtype);
+  int64_t size = vec_size(g->c_dtype);
   for (int64_t r = 0; r < g->m; r++) {
     char *c = (char *)g->c + r * g->c_rs * size;
     if (!g->accumulate && !g->bias) memset(c, 0, (size_t)(g->n * size));
     else if (!g->accumulate) memcpy(c, g->bias, (size_t)(g->n * size));
-    else if (g->bias && g->c_dtype == TIDE_F32) row_add_f32((float *)c, g->bias, g->n);
+    else if (g->bias && g->c_dtype == TIDE_F32) row_add((float *)c, (float *)c, g->bias, g->n);
     else if (g->bias && g->c_dtype == TIDE_F64) row_add_f64((double *)c, g->bias, g->n);
     else if (g->bias)
       for (int64_t j = 0; j < g->n; j++) {
@@ -385,7 +369,7 @@ static int is_transposed(const cpu_gemm *g, int isa)
 {
   if (!(isa & CPU_ISA_AVX512) || g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
   return g->m <= TRANSPOSE_M && g->n >= 8 * g->m &&
-      g->n * g->k * size_of(g->ab_dtype) >= TRANSPOSE_BYTES;
+      g->n * g->k * vec_size(g->ab_dtype) >= TRANSPOSE_BYTES;
 }
 
 /* C', in f32 at the front of the scratch. */
@@ -408,11 +392,11 @@ static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_
   int64_t at = r * g->c_rs + j;
   if (g->accumulate) {
     row_load(old, g->c, at, n, g->c_dtype);
-    row_add_f32(sums, old, n);
+    row_add(sums, sums, old, n);
   }
   if (g->bias) {
     row_load(old, g->bias, j, n, g->c_dtype);
-    row_add_f32(sums, old, n);
+    row_add(sums, sums, old, n);
   }
   if (g->c_dtype == TIDE_F32) {
     memcpy((float *)g->c + at, sums, (size_t)n * 4);

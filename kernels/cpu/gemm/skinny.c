@@ -9,9 +9,8 @@
  * Scratch: [A][thread 0 stage][thread 1 stage]...; a stage holds f32 sums of CHUNK columns. The
  * order of an element's sum depends on k alone.
  */
-#include "kernels/cpu/integer.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 #include "tide/tide.h"
@@ -46,19 +45,6 @@ typedef struct skinny {
   int     tiles;  /* AMX: a holds pairs of k for 16 columns of the transposed product */
 } skinny;
 
-TIDE_AVX512_INLINE __mmask16 lanes(int64_t n)
-{
-  return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);
-}
-
-TIDE_AVX512_INLINE __m512 load16(const void *src, int64_t at, int dtype, __mmask16 mask)
-{
-  if (dtype == TIDE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)src + at);
-  __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)src + at);
-  if (dtype == TIDE_F16) return _mm512_cvtph_ps(h);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-}
-
 /* ---- B runs along k: dot products ---- */
 
 /* Computes ncol columns of C from column j (those past the end repeat the last), nrow rows of A. */
@@ -80,7 +66,7 @@ TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int6
     __m512 b[8];
 #pragma GCC unroll 8
     for (int c = 0; c < ncol; c++) {
-      b[c] = load16(col[c], p, dtype, 0xffff);
+      b[c] = vec_load16(col[c], p, dtype, 0xffff);
       _mm_prefetch(col[c] + p * size + 1024, _MM_HINT_T0);
     }
 #pragma GCC unroll 8
@@ -93,7 +79,7 @@ TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int6
   if (p < k) {
 #pragma GCC unroll 8
     for (int c = 0; c < ncol; c++) {
-      __m512 b = load16(col[c], p, dtype, lanes(k - p));
+      __m512 b = vec_load16(col[c], p, dtype, vec_lanes(k - p));
 #pragma GCC unroll 8
       for (int r = 0; r < nrow; r++)
         acc[c][r] = _mm512_fmadd_ps(_mm512_loadu_ps(a + r * s->kp + p), b, acc[c][r]);
@@ -135,12 +121,12 @@ void add_rows(const skinny *s, float *stage, const float *a, int64_t p, int64_t 
 {
   const cpu_gemm *g = s->g;
   for (int64_t j = 0; j < n; j += 16) {
-    __mmask16 mask = lanes(n - j);
+    __mmask16 mask = vec_lanes(n - j);
     __m512 b[8];
 #pragma GCC unroll 8
     for (int d = 0; d < depth; d++) {
       int64_t at = (p + d) * g->b_rs + j0 + j;
-      b[d] = load16(g->b, at, dtype, mask);
+      b[d] = vec_load16(g->b, at, dtype, mask);
       int64_t next = (at + depth * g->b_rs) * (dtype == TIDE_F32 ? 4 : 2);
       _mm_prefetch((const char *)g->b + next, _MM_HINT_T1);
     }
@@ -250,10 +236,10 @@ TIDE_AVX512 static void finish_row(const cpu_gemm *g, const float *stage, int64_
 {
   int64_t at = r * g->c_rs + j0;
   for (int64_t j = 0; j < n; j += 16) {
-    __mmask16 mask = lanes(n - j);
+    __mmask16 mask = vec_lanes(n - j);
     __m512 v = _mm512_maskz_loadu_ps(mask, stage + j);
-    if (g->accumulate) v = _mm512_add_ps(v, load16(g->c, at + j, g->c_dtype, mask));
-    if (g->bias) v = _mm512_add_ps(v, load16(g->bias, j0 + j, g->c_dtype, mask));
+    if (g->accumulate) v = _mm512_add_ps(v, vec_load16(g->c, at + j, g->c_dtype, mask));
+    if (g->bias) v = _mm512_add_ps(v, vec_load16(g->bias, j0 + j, g->c_dtype, mask));
     if (g->c_dtype == TIDE_F32) {
       _mm512_mask_storeu_ps((float *)g->c + at + j, mask, v);
       continue;
@@ -298,14 +284,8 @@ TIDE_LEVELS(void, widen_a, (const skinny *s), (s))
   memset(s->a, 0, (size_t)a_bytes(g));
   for (int64_t r = 0; r < g->m; r++) {
     float *to = s->a + r * s->kp;
-    const uint16_t *h = (const uint16_t *)g->a + r * g->a_rs;
-    const float *f = (const float *)g->a + r * g->a_rs;
-    for (int64_t p = 0; p < g->k; p++) {
-      int64_t at = p * g->a_cs;
-      to[p] = g->ab_dtype == TIDE_F32 ? f[at]
-              : g->ab_dtype == TIDE_BF16 ? tide__bf16_to_f32(h[at])
-                                         : tide__f16_to_f32(h[at]);
-    }
+    for (int64_t p = 0; p < g->k; p++)
+      to[p] = vec_get(g->a, r * g->a_rs + p * g->a_cs, g->ab_dtype);
   }
 }
 

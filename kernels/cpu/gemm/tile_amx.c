@@ -13,7 +13,7 @@
  */
 #include "kernels/cpu/gemm/tile.h"
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 #include "kernels/cpu/transpose16.h"
 #include "tide/tide.h"

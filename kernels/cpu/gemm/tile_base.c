@@ -6,42 +6,28 @@
  */
 #include <string.h>
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
 /* ---- packing ---- */
 
-TIDE_INLINE float strip_f32(const tile_strip *s, int64_t at)
-{
-  if (s->dtype == TIDE_F32) return ((const float *)s->src)[at];
-  uint16_t h = ((const uint16_t *)s->src)[at];
-  return s->dtype == TIDE_BF16 ? tide__bf16_to_f32(h) : tide__f16_to_f32(h);
-}
-
-/* Copies one k of a panel: `rows` neighbours (stride 1) from element `at`. */
-TIDE_INLINE void copy_f32(float *to, const tile_strip *s, int64_t at, int64_t rows)
-{
-  const uint16_t *h = (const uint16_t *)s->src + at;
-  if (s->dtype == TIDE_F32) memcpy(to, (const float *)s->src + at, (size_t)rows * 4);
-  else if (s->dtype == TIDE_BF16) tide__bf16_to_f32_n(to, h, rows);
-  else tide__f16_to_f32_n(to, h, rows);
-}
-
 TIDE_LEVELS_GLOBAL(void, tide__tile_pack_f32, (void *dst, const tile_strip *s), (dst, s))
 {
   int64_t w = s->width;
+  const char *src = s->src;
   float *to = dst;
   for (int64_t i0 = 0; i0 < s->n; i0 += w, to += w * s->k_pad) {
     int64_t rows = s->n - i0 < w ? s->n - i0 : w;
     if (rows < w || s->k < s->k_pad) memset(to, 0, (size_t)(w * s->k_pad) * 4);
     if (s->is == 1) {
-      for (int64_t p = 0; p < s->k; p++) copy_f32(to + p * w, s, i0 + p * s->ps, rows);
+      for (int64_t p = 0; p < s->k; p++)
+        vec_widen(to + p * w, src + (i0 + p * s->ps) * vec_size(s->dtype), s->dtype, rows);
       continue;
     }
     for (int64_t i = 0; i < rows; i++)
       for (int64_t p = 0; p < s->k; p++)
-        to[p * w + i] = strip_f32(s, (i0 + i) * s->is + p * s->ps);
+        to[p * w + i] = vec_get(src, (i0 + i) * s->is + p * s->ps, s->dtype);
   }
 }
 
@@ -61,10 +47,7 @@ TIDE_LEVELS_GLOBAL(void, tide__tile_pack_f64, (void *dst, const tile_strip *s), 
 TIDE_LEVELS_GLOBAL(void, tide__tile_to_half, (const tile_half *job), (job))
 {
   for (int i = 0; i < job->rows; i++) {
-    const float *src = job->src + i * job->src_rs;
-    uint16_t *dst = job->dst + i * job->dst_rs;
-    if (job->dtype == TIDE_BF16) tide__f32_to_bf16_n(dst, src, job->cols);
-    else tide__f32_to_f16_n(dst, src, job->cols);
+    vec_narrow(job->dst + i * job->dst_rs, job->src + i * job->src_rs, job->dtype, job->cols);
   }
 }
 

@@ -14,7 +14,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/transpose16.h"
 #include "tide/tide.h"
 
@@ -32,11 +32,6 @@ enum { ZMM_ROWS = 14, ZMM_COLS = 32, ZMM_TOGETHER = 128, ZMM_AHEAD = 8, ZMM_AHEA
        ZMM_STEPS = 16, ZMM_FUSED = 6 };
 
 /* ---- the tile ---- */
-
-ZMM_INLINE __mmask16 zmm_lanes(int64_t n)
-{
-  return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);
-}
 
 /* acc + b * *a, the word read by the multiply-add itself: one instruction less, one load more than
  * from a register where the word has a second use. */
@@ -85,7 +80,7 @@ ZMM_INLINE void zmm_store(const tile_job *job, __m512 acc[ZMM_ROWS][2], const in
                           const int nvec)
 {
   float *c = job->c;
-  __mmask16 m0 = zmm_lanes(job->cols), m1 = zmm_lanes(job->cols - 16);
+  __mmask16 m0 = vec_lanes(job->cols), m1 = vec_lanes(job->cols - 16);
 #pragma GCC unroll 14
   for (int i = 0; i < nrow; i++) {
     if (i >= job->rows) break;
@@ -189,24 +184,15 @@ static void zmm_pack_any(void *dst, const tile_strip *s)
 
 #else
 
-/* 16 elements from src[at], those of the mask, as f32; the others zero. */
-ZMM_INLINE __m512 zmm_load16(const void *src, int64_t at, __mmask16 mask, const int dtype)
-{
-  if (dtype == TIDE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)src + at);
-  __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)src + at);
-  if (dtype == TIDE_F16) return _mm512_cvtph_ps(h);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-}
-
 ZMM_INLINE __m512 zmm_load_along(const tile_strip *s, int64_t i, int64_t p, const int dtype)
 {
-  return zmm_load16(s->src, i * s->is + p, zmm_lanes(s->k - p), dtype);
+  return vec_load16(s->src, i * s->is + p, dtype, vec_lanes(s->k - p));
 }
 
 ZMM_INLINE __m512 zmm_load_across(const tile_strip *s, int64_t i, int64_t p, __mmask16 mask,
                                   const int dtype)
 {
-  return zmm_load16(s->src, i + p * s->ps, mask, dtype);
+  return vec_load16(s->src, i + p * s->ps, dtype, mask);
 }
 
 static void zmm_pack_any(void *dst, const tile_strip *s) { tide__tile_pack_f32(dst, s); }
@@ -217,7 +203,7 @@ static void zmm_pack_any(void *dst, const tile_strip *s) { tide__tile_pack_f32(d
 ZMM_INLINE void zmm_pack_along(float *to, const tile_strip *s, int64_t i0, int64_t rows,
                                const int width, const int dtype)
 {
-  const __mmask16 keep = zmm_lanes(width < 16 ? width : 16);
+  const __mmask16 keep = vec_lanes(width < 16 ? width : 16);
   const int64_t size = dtype == TIDE_F32 ? 4 : 2, words = (s->k + ZMM_K - 1) / ZMM_K;
   for (int64_t p = 0; p < words; p += 16) {
     __m512 r[16];
@@ -241,7 +227,7 @@ ZMM_INLINE void zmm_pack_along(float *to, const tile_strip *s, int64_t i0, int64
 ZMM_INLINE void zmm_pack_across(float *to, const tile_strip *s, int64_t i0, int64_t rows,
                                 const int width, const int dtype)
 {
-  const __mmask16 keep = zmm_lanes(width < 16 ? width : 16);
+  const __mmask16 keep = vec_lanes(width < 16 ? width : 16);
   const int64_t panel = width * (s->k_pad / ZMM_K), size = dtype == TIDE_F32 ? 4 : 2;
   for (int64_t p = 0; ZMM_K * p < s->k; p++) {
     const char *soon = (const char *)s->src + (i0 + ZMM_K * (p + ZMM_AHEAD) * s->ps) * size;
@@ -252,10 +238,10 @@ ZMM_INLINE void zmm_pack_across(float *to, const tile_strip *s, int64_t i0, int6
         if (width > 16 && size == 4) _mm_prefetch(soon + (i + 16 + q * s->ps) * size, _MM_HINT_T0);
       }
       _mm512_mask_storeu_ps(out, keep,
-                            zmm_load_across(s, i0 + i, p, zmm_lanes(rows - i) & keep, dtype));
+                            zmm_load_across(s, i0 + i, p, vec_lanes(rows - i) & keep, dtype));
       if (width > 16)
         _mm512_storeu_ps(out + 16,
-                         zmm_load_across(s, i0 + i + 16, p, zmm_lanes(rows - i - 16), dtype));
+                         zmm_load_across(s, i0 + i + 16, p, vec_lanes(rows - i - 16), dtype));
     }
   }
 }

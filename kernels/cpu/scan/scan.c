@@ -1,8 +1,6 @@
 /* Steps, packing and products of the SSD scan. See scan.h. */
 #include "kernels/cpu/scan/scan.h"
 
-#include "kernels/cpu/integer.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/sequence.h"
 
 enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks per thread, to balance uneven ones */
@@ -188,7 +186,7 @@ void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
 static tile_strip strip_of(ssd_mat m, int64_t i, int64_t p, int64_t n, int64_t k, int64_t k_pad)
 {
   tile_strip t = {.is = m.is, .ps = m.ps, .n = n, .k = k, .k_pad = k_pad, .dtype = m.dtype};
-  t.src = (const char *)m.src + (i * m.is + p * m.ps) * row_element_size(m.dtype);
+  t.src = (const char *)m.src + (i * m.is + p * m.ps) * vec_size(m.dtype);
   return t;
 }
 
@@ -286,7 +284,7 @@ void tide__ssd_mm_upper(const ssd *s, ssd_mm j) { mm_of_triangle(s, &j, 0); }
 void tide__ssd_put(const ssd *s, void *to, int64_t i, const float *row, int64_t n)
 {
   int dtype = s->half ? TIDE_BF16 : TIDE_F32;
-  void *at = (char *)to + i * row_element_size(dtype);
+  void *at = (char *)to + i * vec_size(dtype);
   if (at != (const void *)row) row_narrow(at, row, dtype, n);
 }
 

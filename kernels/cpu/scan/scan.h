@@ -126,24 +126,12 @@ void tide__ssd_clear(const ssd *s, void *row, int64_t at);
 
 static inline float ssd_get(const k_tensor *t, int64_t i)
 {
-  const void *at = row_at(t, i);
-  switch (t->dtype) {
-    case TIDE_F32: return *(const float *)at;
-    case TIDE_F64: return (float)*(const double *)at;
-    case TIDE_BF16: return tide__bf16_to_f32(*(const uint16_t *)at);
-    default: return tide__f16_to_f32(*(const uint16_t *)at);
-  }
+  return vec_get(t->data, i, t->dtype);
 }
 
 static inline void ssd_set(const k_tensor *t, int64_t i, float v)
 {
-  void *at = row_at(t, i);
-  switch (t->dtype) {
-    case TIDE_F32: *(float *)at = v; break;
-    case TIDE_F64: *(double *)at = v; break;
-    case TIDE_BF16: *(uint16_t *)at = tide__f32_to_bf16(v); break;
-    default: *(uint16_t *)at = tide__f32_to_f16(v);
-  }
+  vec_put(t->data, i, t->dtype, v);
 }
 
 /* ---- loops over vectors -------------------------------------------------------------------- */

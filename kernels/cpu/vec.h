@@ -1,4 +1,5 @@
-/* Loops that the compiler vectorises for the processor at run time, and the f32 functions they use.
+/* What the loops of all CPU kernels are made of: instruction sets, functions of f32, elements of a
+ * dtype, sizes. Each conversion and each polynomial is written here, once.
  *
  *   TIDE_LEVELS(void, scale_row, (float *x, int64_t n, float by), (x, n, by))
  *   {
@@ -14,16 +15,22 @@
  *
  * Accuracy is stated beside each function, in units in the last place (ulp).
  */
-#ifndef TIDE_KERNELS_CPU_SIMD_H
-#define TIDE_KERNELS_CPU_SIMD_H
+#ifndef TIDE_KERNELS_CPU_VEC_H
+#define TIDE_KERNELS_CPU_VEC_H
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/base/float.h"
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/isa.h"
+#include "tide/tide.h"
 
 #define TIDE_INLINE static inline __attribute__((always_inline, unused))
 
@@ -50,6 +57,8 @@
 #define TIDE_LEVELS_GLOBAL(type, name, params, args) \
   TIDE_LEVELS_AS(extern, type, name, params, args)
 
+/* ---- functions of f32 -----------------------------------------------------------------------*/
+
 /* 1 ulp. exp(-inf) = 0, exp(inf) = inf, NaN stays NaN. */
 TIDE_INLINE float tide__expf(float x)
 {
@@ -71,6 +80,28 @@ TIDE_INLINE float tide__expf(float x)
   uint32_t h = (uint32_t)((int32_t)n >> 1);
   float s1 = tide__bits_f32((h + 127u) << 23), s2 = tide__bits_f32((n - h + 127u) << 23);
   return (p * s1) * s2;
+}
+
+/* exp for arguments that are not large: above 88 it is exp(88). Below -87 it is 0, so that one
+ * power of two scales the result, which makes it faster than tide__expf. 1 ulp between. Tests for
+ * NaN, which the shifted exponent would turn into a number. */
+TIDE_INLINE float vec_exp(float x)
+{
+  const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+  float c = x > 88.0f ? 88.0f : x;
+  float t = c * 1.44269504f + shift;
+  float n = t - shift;
+  float r = c - n * 0.693145752f; /* ln 2 in two parts */
+  r = r - n * 1.42860677e-6f;
+  float p = 1.381314243e-3f;
+  p = p * r + 8.369418792e-3f;
+  p = p * r + 4.166845605e-2f;
+  p = p * r + 1.666651517e-1f;
+  p = p * r + 4.999999404e-1f;
+  p = (p * r) * r + r + 1.0f;
+  float y = tide__bits_f32(tide__f32_bits(p) + (tide__f32_bits(t) << 23));
+  float low = 0.0f > x ? 0.0f : x; /* below -87: 0; NaN */
+  return x >= -87.0f ? y : low;
 }
 
 /* 1 ulp. log(0) = -inf, log(x < 0) = NaN, log(inf) = inf. Denormals count as zero when flushed. */
@@ -157,24 +188,117 @@ TIDE_INLINE float tide__max_f32_n(const float *x, int64_t n, float start)
   return max;
 }
 
-TIDE_INLINE void tide__bf16_to_f32_n(float *dst, const uint16_t *src, int64_t n)
+/* ---- elements of a dtype --------------------------------------------------------------------*/
+
+/* Bytes of an element of a floating dtype. */
+TIDE_INLINE int64_t vec_size(int dtype)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__bf16_to_f32(src[i]);
+  return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2;
 }
 
-TIDE_INLINE void tide__f32_to_bf16_n(uint16_t *dst, const float *src, int64_t n)
+/* Element i as f32; one of f64 is rounded. */
+TIDE_INLINE float vec_get(const void *src, int64_t i, int dtype)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__f32_to_bf16(src[i]);
+  switch (dtype) {
+    case TIDE_F32: return ((const float *)src)[i];
+    case TIDE_F64: return (float)((const double *)src)[i];
+    case TIDE_BF16: return tide__bf16_to_f32(((const uint16_t *)src)[i]);
+    default: return tide__f16_to_f32(((const uint16_t *)src)[i]);
+  }
 }
 
-TIDE_INLINE void tide__f16_to_f32_n(float *dst, const uint16_t *src, int64_t n)
+/* Stores v, rounded once, as element i. */
+TIDE_INLINE void vec_put(void *dst, int64_t i, int dtype, float v)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__f16_to_f32(src[i]);
+  switch (dtype) {
+    case TIDE_F32: ((float *)dst)[i] = v; break;
+    case TIDE_F64: ((double *)dst)[i] = v; break;
+    case TIDE_BF16: ((uint16_t *)dst)[i] = tide__f32_to_bf16(v); break;
+    default: ((uint16_t *)dst)[i] = tide__f32_to_f16(v);
+  }
 }
 
-TIDE_INLINE void tide__f32_to_f16_n(uint16_t *dst, const float *src, int64_t n)
+/* n elements of src as f32. */
+TIDE_INLINE void vec_widen(float *dst, const void *src, int dtype, int64_t n)
 {
-  for (int64_t i = 0; i < n; i++) dst[i] = tide__f32_to_f16(src[i]);
+  const uint16_t *half = src;
+  const double *wide = src;
+  if (dtype == TIDE_BF16) {
+    for (int64_t i = 0; i < n; i++) dst[i] = tide__bf16_to_f32(half[i]);
+  } else if (dtype == TIDE_F16) {
+    for (int64_t i = 0; i < n; i++) dst[i] = tide__f16_to_f32(half[i]);
+  } else if (dtype == TIDE_F64) {
+    for (int64_t i = 0; i < n; i++) dst[i] = (float)wide[i];
+  } else {
+    memmove(dst, src, (size_t)n * sizeof(float));
+  }
 }
+
+/* n numbers of src, each rounded once to dtype. dst and src do not overlap unless dtype is f32. */
+TIDE_INLINE void vec_narrow(void *dst, const float *src, int dtype, int64_t n)
+{
+  uint16_t *half = dst;
+  double *wide = dst;
+  if (dtype == TIDE_BF16) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) half[i] = tide__f32_to_bf16(src[i]);
+  } else if (dtype == TIDE_F16) {
+    for (int64_t i = 0; i < n; i++) half[i] = tide__f32_to_f16(src[i]);
+  } else if (dtype == TIDE_F64) {
+    for (int64_t i = 0; i < n; i++) wide[i] = src[i];
+  } else {
+    memmove(dst, src, (size_t)n * sizeof(float));
+  }
+}
+
+/* ---- 16 at a time, for tiles written by hand -------------------------------------------------*/
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+/* The first n of 16 lanes. */
+TIDE_AVX512_INLINE __mmask16 vec_lanes(int64_t n)
+{
+  return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);
+}
+
+/* 16 elements from src[at], those of the mask, as f32; the others zero. */
+TIDE_AVX512_INLINE __m512 vec_load16(const void *src, int64_t at, int dtype, __mmask16 mask)
+{
+  if (dtype == TIDE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)src + at);
+  __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)src + at);
+  if (dtype == TIDE_F16) return _mm512_cvtph_ps(h);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+/* 2^x to 1e-7; exactly 0 below -1000, NaN stays NaN (max returns its second operand then). */
+TIDE_AVX512_INLINE __m512 vec_exp2(__m512 x)
+{
+  x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.00132764721f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00967554145f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0555071327f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240221197f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693146967f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+
+/* 2^x to 3e-6; exactly 0 below -1000; NaN stays NaN. */
+TIDE_AVX512_INLINE __m512 vec_exp2_short(__m512 x)
+{
+  x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.00957010199f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559178613f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247448f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121815f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999261f));
+  return _mm512_scalef_ps(p, n);
+}
+
+#endif
 
 #endif
