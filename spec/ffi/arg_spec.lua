@@ -56,7 +56,8 @@ describe('index bases', function()
    end)
 
    it('takes no list of sizes that has holes or names', function()
-      for _, bad in ipairs { { [2] = 3 }, { 2, [3] = 4 }, { rows = 2 }, { [0] = 2 } } do
+      for _, bad in ipairs { { [2] = 3 }, { 2, [3] = 4 }, { rows = 2 }, { [0] = 2 },
+         { 2, 3, dtype = 'f64' }, { 2, 3, device = 'null' } } do
          refused('E_ARG', tide.zeros, bad)
          refused('E_ARG', tide.empty, bad)
          refused('E_ARG', x.reshape, x, bad)

@@ -49,6 +49,18 @@ describe('tensor', function()
       close(6 / x, tide.tensor { { 6, 3, 2 }, { 1.5, 1.2, 1 } })
    end)
 
+   it('is neither a text nor a list, and says what is', function()
+      local v = tide.tensor { 5, -5 }
+      for text, fn in require 'tide.util.each' {
+         ['a tensor is no text; x:item()'] = function() return 'loss ' .. v end,
+         ['x:select(1, i)'] = function() return ipairs(v) end,
+      } do
+         local ok, e = pcall(fn)
+         assert.is_false(ok)
+         assert.matches(text, e.message, 1, true)
+      end
+   end)
+
    it('says what to do in place of %', function()
       local v = tide.tensor { 5, -5 }
       for _, pair in ipairs { { v, 3 }, { 3, v }, { v, v } } do

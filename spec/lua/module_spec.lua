@@ -106,6 +106,8 @@ describe('a module', function()
       assert.is_true(m.first.weight.requires_grad)
       assert.is_true(m.first.weight.is_leaf)
       assert.equal('E_ARG', raised(m.to, m, { dtyp = 'f32' }).code)
+      assert.matches('expected one of f32, f64, bf16, f16, cpu', raised(m.to, m, 'float16').message)
+      assert.matches('a dtype, a device, or', raised(m.to, m).message, 1, true)
    end)
 
    it('exists without bytes and is filled later', function()

@@ -49,6 +49,16 @@ describe('nn.Linear and nn.Embedding', function()
       bad("argument 'nvocab'", nn.Embedding, 0 / 0, 2)
       bad("argument 'dim'", nn.Embedding, 2, -1)
    end)
+
+   it('take true and false for what is one of these', function()
+      bad("argument 'bias': expected a boolean, got \"no\"", nn.Linear, 2, 2, { bias = 'no' })
+      bad("argument 'bias'", nn.LayerNorm, 2, { bias = 0 })
+      for _, name in ipairs { 'bias', 'out_bias', 'causal', 'fused' } do
+         bad(("argument '%s': expected a boolean"):format(name), nn.Attention,
+            { dim = 4, heads = 2, [name] = 1 })
+      end
+      bad("argument 'on': expected a boolean", nn.Linear(2, 2).train, nn.Linear(2, 2), 'no')
+   end)
 end)
 
 describe('nn.loss', function()
@@ -403,5 +413,6 @@ describe('nn.MLP, nn.Dropout, nn.Block, nn.Stack', function()
       assert.equal(3, s:count())
       bad("'i'", s.at, s, 4)
       bad("'first'", s.slice, s, 0, 1)
+      bad('a list of modules: nn.Stack { a, b }, got a Block', nn.Stack, block(1), block(2))
    end)
 end)

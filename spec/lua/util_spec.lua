@@ -292,6 +292,20 @@ describe('a lazy namespace', function()
       local e = raised(function() return util.prety end)
       assert.matches("did you mean 'pretty'", e.message, 1, true)
    end)
+
+   it('answers names of other libraries with what does their work', function()
+      local m = tide.nn.Linear(2, 2)
+      for _, row in ipairs { { tide.nn, 'Sequential', 'nn.Stack { a, b }' },
+         { tide.nn, 'ReLU', 'x:relu()' }, { tide.parallel, 'FSDP', 'parallel.fully_shard' },
+         { tide.dist, 'get_rank', 'comm.world().rank' },
+         { tide.dist, 'barrier', 'comm.world():barrier' }, { m, 'half', "m:to 'f16'" },
+         { m, 'register_forward_hook', 'm:hook_post(fn)' } } do
+         local e = raised(function() return row[1][row[2]] end)
+         assert.matches(("no '%s'; instead: "):format(row[2]), e.message, 1, true)
+         assert.matches(row[3], e.message, 1, true)
+      end
+      assert.is_nil(m.nothing)
+   end)
 end)
 
 describe('a tensor where a word is expected', function()

@@ -85,5 +85,13 @@ describe('clipping', function()
       assert.matches('norm_type', raised({}, 1, { norm_type = 0 / 0 }), 1, true)
       assert.matches('norm_typ', raised({}, 1, { norm_typ = 2 }), 1, true)
       assert.matches('grads', raised(3, 1), 1, true)
+      -- what PyTorch takes: parameters would be scaled in place of their gradients
+      local model = tide.nn.Linear(2, 2, { seed = 1 })
+      local before = model.weight:clone()
+      assert.matches('got a Linear', raised(model, 1), 1, true)
+      assert.matches("'grads[1]': expected a gradient, got a parameter",
+         raised(model:parameters(), 0.1), 1, true)
+      assert.matches("'grads[1]': expected a tensor, got 3", raised({ 3 }, 1), 1, true)
+      assert.is_true(model.weight:equal(before))
    end)
 end)

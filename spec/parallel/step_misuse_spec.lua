@@ -118,6 +118,8 @@ describe('a step', function()
       local run, ids = new(parts()), tide.zeros({ 2, 3 }, { dtype = 'i64' })
       says("train.step: argument 'batches': expected a table", run.run, run)
       says("train.step: argument 'batches[1]': expected a table", run.run, run, { ids })
+      says('expected a list of micro-batches, step:run { batch }, got one batch', run.run, run,
+         { ids = ids, labels = ids, count = 6 })
       says("argument 'batches[2].labels': expected a tensor, got nil", run.run, run,
          { { ids = ids, labels = ids }, { ids = ids } })
       says("argument 'batches[1].labels': expected a tensor", run.run, run,

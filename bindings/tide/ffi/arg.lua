@@ -115,6 +115,9 @@ function M.ints(op, name, list, lo)
    if n == 0 and next(list) ~= nil or list[n + 2] ~= nil then
       bad(op, name, 'a list without holes: { 2, 3 }, or {} for none', list)
    end
+   if list.dtype ~= nil or list.device ~= nil or list.requires_grad ~= nil then
+      bad(op, name, 'sizes alone; options are a table of their own: ({ 2 }, { dtype = .. })', list)
+   end
    if n > MAX then bad(op, name, ('at most %d entries'):format(MAX), n) end
    for i = 1, n do
       local v = list[i]

@@ -12,6 +12,10 @@ local instead = {
    load = 'tide.train.checkpoint', var = '(x - x:mean(dim, true)):square():mean(dim)',
    std = '(x - x:mean(dim, true)):square():mean(dim):sqrt()',
    cuda = "x:to('cuda')", cpu = "x:to('cpu')", numpy = 'x:tolist()', T = 'x:t()',
+   half = "x:to('f16')", double = "x:to('f64')", type = 'x.dtype',
+   set = 'tide.no_grad with x:select(..):fill_(value) or x:copy_(y)',
+   float32 = "dtype = 'f32'", float64 = "dtype = 'f64'", float16 = "dtype = 'f16'",
+   int64 = "dtype = 'i64'", int32 = "dtype = 'i32'",
    bfloat16 = "x:to('bf16')", int = "x:to('i32')", unbind = 'x:select(dim, i)',
 }
 instead.argsort = instead.sort

@@ -388,11 +388,21 @@ local function no_mod()
       .. 'x - (x / y):floor() * y')
 end
 
+local function no_text()
+   status.raise(C.TIDE_E_ARG, 'concat', 'a tensor is no text; x:item() is the number of a tensor '
+      .. 'of one element, tostring(x) the text of any')
+end
+
+local function no_loop()
+   status.raise(C.TIDE_E_ARG, 'ipairs', 'a tensor is no list; for i = 1, x:size(1) with '
+      .. 'x:select(1, i), or ipairs(x:tolist())')
+end
+
 -- The metamethods look these up at each call, so that a reload replaces them.
 lib.state.meta = {
    index = index, newindex = newindex, len = length, order = no_order, mod = no_mod,
    tostring = methods.tostring, add = op.add, sub = op.sub, mul = op.mul, div = op.div,
-   pow = op.pow, unm = op.neg,
+   pow = op.pow, unm = op.neg, concat = no_text, ipairs = no_loop,
 }
 
 -- Operators are not compiled. When a trace holds two arithmetic metamethod calls in a row
@@ -416,7 +426,8 @@ lib.once('metatype', function()
       __len = operator 'len', __lt = operator 'order', __le = operator 'order',
       __add = operator 'add', __sub = operator 'sub', __mul = operator 'mul',
       __div = operator 'div', __mod = operator 'mod', __pow = operator 'pow',
-      __unm = operator 'unm',
+      __unm = operator 'unm', __concat = operator 'concat', __ipairs = operator 'ipairs',
+      __pairs = operator 'ipairs',
    }
    ffi.metatype('tide_tensor', state.metatable)
 end)

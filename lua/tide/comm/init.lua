@@ -7,6 +7,7 @@
 
 local env = require 'tide.comm.env'
 local err = require 'tide.util.err'
+local instead = require 'tide.util.instead'
 local solo = require 'tide.comm.solo'
 
 local dist = { solo = solo.new }
@@ -172,4 +173,8 @@ function dist.together(comm, op, fn)
    return list
 end
 
-return dist
+-- A name of other libraries is answered with what does its work here.
+return setmetatable(dist, { __index = function(_, key)
+   local other = instead.comm[key]
+   if other then err.raise('E_ARG', 'comm', "no '%s'; instead: %s", key, other) end
+end })

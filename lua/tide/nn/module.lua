@@ -19,14 +19,29 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local hook = require 'tide.nn.hook'
+local instead = require 'tide.util.instead'
 local spread = require 'tide.nn.spread'
 local weight = require 'tide.nn.weight'
 local wrap = require 'tide.nn.wrap'
 
 local Module = class 'Module'
 
+-- A method of other libraries is answered with what does its work here. Other fields that are not
+-- there are nil, as modules ask for them.
+local meta = getmetatable(Module)
+setmetatable(Module, { __call = meta.__call, __tostring = meta.__tostring,
+   __index = function(_, key)
+      local other = instead.Module[key]
+      if other then
+         err.raise('E_ARG', 'nn.Module', "no '%s'; instead: %s", key, other)
+      end
+   end })
+
 -- fp8: whether every Linear in it multiplies in FP8.
 local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
+
+-- Options of the library's modules that are true or false.
+local flags = { 'fp8', 'bias', 'out_bias', 'conv_bias', 'causal', 'fused' }
 
 -- Checks the options of a constructor: its own names and those every module knows.
 function Module.options(op, opts, known)
@@ -34,7 +49,9 @@ function Module.options(op, opts, known)
    for _, k in ipairs(known) do all[#all + 1] = k end
    for _, k in ipairs(common) do all[#all + 1] = k end
    opts = err.options(op, opts, all)
-   if opts.fp8 ~= nil then err.type(op, 'fp8', opts.fp8, 'boolean') end
+   for _, k in ipairs(op:find '^nn%.' and flags or { 'fp8' }) do
+      if opts[k] ~= nil then err.type(op, k, opts[k], 'boolean') end
+   end
    return opts
 end
 
@@ -222,6 +239,7 @@ end
 
 -- Sets the field `training` (on: true by default) of this module and all below; returns self.
 function Module:train(on)
+   if on ~= nil then err.type('nn.Module.train', 'on', on, 'boolean') end
    on = on ~= false
    self:walk(function(m) m.training = on end)
    return self
@@ -268,13 +286,16 @@ local function replace(self, op, fn)
 end
 
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
+local places = { 'f32', 'f64', 'bf16', 'f16', 'cpu', 'cuda', 'null', 'ref' }
 
 -- target: a dtype, a device, or { dtype=, device= }. Integer tensors keep their dtype.
 function Module:to(target)
    if type(target) == 'string' then
       target = is_float[target] and { dtype = target } or { device = target }
+      err.choice('nn.Module.to', 'target', target.dtype or target.device, places)
+   elseif type(target) ~= 'table' then
+      err.arg('nn.Module.to', 'target', 'a dtype, a device, or { dtype =, device = }', target)
    end
-   err.type('nn.Module.to', 'target', target, 'table')
    err.options('nn.Module.to', target, { 'dtype', 'device' })
    return replace(self, 'nn.Module.to', function(t, is_param)
       local want = { device = target.device, dtype = is_float[t.dtype] and target.dtype or nil }

@@ -14,6 +14,21 @@ local update = tide.update
 
 local clip = {}
 
+local said = 'a list of gradients (optim:grads()), of groups, or the Sharded of a sharded model'
+
+-- Refuses modules and parameters: clipping scales what it is given.
+local function check_gradients(op, list)
+   if type(list.walk) == 'function' then err.arg(op, 'grads', said, list) end
+   for i, g in ipairs(list) do
+      local name = ('grads[%d]'):format(i)
+      if not tide.is_tensor(g) then err.arg(op, name, 'a tensor', g) end
+      if g.requires_grad then
+         err.raise('E_ARG', op, "argument '%s': expected a gradient, got a parameter (it requires "
+            .. 'a gradient); give %s', name, said)
+      end
+   end
+end
+
 -- Groups from a Sharded, a list of groups, or a list of tensors (with comm, if they are parts).
 local function groups_of(op, source, comm)
    err.type(op, 'grads', source, 'table')
@@ -22,6 +37,7 @@ local function groups_of(op, source, comm)
       return source:norm_groups()
    end
    if source[1] ~= nil and type(source[1]) == 'table' and source[1].grads then return source end
+   check_gradients(op, source)
    return { { grads = source, comms = { comm ~= nil and dist.comm_of(op, comm) or nil } } }
 end
 

@@ -238,6 +238,10 @@ end
 
 local function settled_list(op, batches)
    local list = {}
+   if type(batches) == 'table' and (batches.ids ~= nil or batches.labels ~= nil) then
+      err.raise('E_ARG', op, "argument 'batches': expected a list of micro-batches, step:run "
+         .. '{ batch }, got one batch')
+   end
    for i, b in ipairs(err.type(op, 'batches', batches, 'table')) do
       list[i] = settled(op, ('batches[%d]'):format(i), b)
    end

@@ -5,6 +5,7 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local instead = require 'tide.util.instead'
 local near = require 'tide.util.near'
 
 return function(name, entries, have)
@@ -13,10 +14,11 @@ return function(name, entries, have)
       __index = function(t, key)
          local entry = entries[key]
          if entry == nil then
-            local list = {}
+            local other, list = (instead[name] or {})[key], {}
             for k in each(entries) do list[#list + 1] = k end
             table.sort(list)
-            err.raise('E_ARG', name, "no '%s'%s", tostring(key), near.hint(tostring(key), list))
+            err.raise('E_ARG', name, "no '%s'%s", tostring(key), other and '; instead: ' .. other
+               or near.hint(tostring(key), list))
          end
          local file, field = entry, nil
          if type(entry) == 'table' then file, field = entry[1], entry[2] end
