@@ -1,4 +1,4 @@
-/* The composition root: the one file that knows every layer and wires them into a context. */
+/* The composition root: the one file that uses every layer; makes and tears down contexts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,7 +149,7 @@ const tide_stats *tide_ctx_stats(tide_ctx *ctx) { return &ctx->stats; }
 void tide_stats_reset_peak(tide_ctx *ctx) { ctx->stats.peak = ctx->stats.live; }
 void tide_stats_mark(tide_ctx *ctx)
 {
-  ctx->mark++;
+  ctx->stats_epoch++;
   ctx->stats.since = ctx->stats.since_peak = 0;
 }
 void tide_debt_settle(tide_ctx *ctx) { ctx->stats.debt = 0; }

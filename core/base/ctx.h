@@ -1,11 +1,11 @@
-/* struct tide_ctx: what every layer shares, and nothing else.
+/* struct tide_ctx: the state shared by all layers.
  *
- * There is no global. Allocator, log, parameters, error record, counters, generator
- * and one slot for each higher layer live here; a second context shares none of it.
+ * There is no global: allocator, log, parameters, error record, counters, generator and one slot
+ * for each higher layer live here; a second context shares none of it.
  *
- * Lifetime: counted. Every object made from a context holds it, so finalizers may run in any
- * order; the last release tears it down (core/tide.c).
- * Threads: everything but `foreign`, `released` and `interrupt` belongs to the owner thread.
+ * Lifetime: counted. Every object made from a context holds it, so finalizers may run in any order;
+ * the last release tears it down (core/tide.c). Threads: everything but `foreign`, `released` and
+ * `interrupt` belongs to the owner thread.
  */
 #ifndef TIDE_BASE_CTX_H
 #define TIDE_BASE_CTX_H
@@ -33,9 +33,9 @@ struct tide_ctx {
   int64_t refs;                     /* the handle of the user plus one for every object */
   tide_opts hooks;                  /* resize, log, user */
   tide_error_record error;
-  char message[TIDE__MESSAGE];      /* text behind error.message */
+  char message[TIDE__MESSAGE];      /* text of error.message */
   tide_stats stats;
-  int64_t mark;               /* how often tide_stats_mark was called */
+  int64_t stats_epoch;              /* number of calls of tide_stats_mark */
   tide__params params;
   int nthread;
   pthread_t owner;
@@ -45,17 +45,17 @@ struct tide_ctx {
   int64_t nalloc;                   /* allocations so far while fail_alloc is set */
   double next_id;                   /* tensor ids, counted up, exact below 2^53 */
 
-  struct tide__trace *trace;        /* layer 0 */
-  struct tide__device_table *devices; /* layer 1: backends and their caches */
-  struct tide_graph *capture;       /* layer 1: the step being recorded, or null */
-  struct tide__party *parties;      /* layer 1: who may take part in one (capture.h) */
-  struct tide__storage *storages;   /* layer 1: free storage headers */
-  struct tide__scope *scope;        /* layer 2: innermost open step scope */
-  struct tide__tensor_pool *tensors;/* layer 2: free tensor handles */
-  tide_tensor *rng_place;           /* layer 3: where random ops begin, or null */
-  struct tide__kernel_index *kernels; /* layer 3: rows of kernel.def by (op, device, dtype) */
-  const struct tide__recorder *recorder; /* layer 3's window to the tape */
-  struct tide__tape *tape;          /* layer 4 */
+  struct tide__trace *trace;        /* spans, made at first use */
+  struct tide__device_table *devices; /* backends and their caches */
+  struct tide_graph *capture;       /* the step being captured, or null */
+  struct tide__party *parties;      /* capture participants (capture.h) */
+  struct tide__storage *storages;   /* free storage headers */
+  struct tide__scope *scope;        /* innermost open step scope */
+  struct tide__tensor_pool *tensors;/* free tensor handles */
+  tide_tensor *rng_place;           /* counter of random ops in device memory, or null */
+  struct tide__kernel_index *kernels; /* rows of kernel.def by (op, device, dtype) */
+  const struct tide__recorder *recorder; /* calls into the tape */
+  struct tide__tape *tape;          /* recorded nodes */
   bool recording;                   /* ops with inputs that need gradients are recorded */
 
   _Atomic(void *) foreign;          /* tensors released by other threads, a lock-free stack */
@@ -63,9 +63,9 @@ struct tide_ctx {
   atomic_int interrupt;             /* set by tide_interrupt */
 };
 
-/* Counted reference of an object to its context. */
+/* Adds a reference of an object to its context. */
 static inline void tide__ctx_hold(tide_ctx *ctx) { ctx->refs++; }
-/* Filled by the composition root: tears the context down when refs reaches 0. */
+/* Drops a reference; tears the context down at 0. Defined in core/tide.c. */
 void tide__ctx_drop(tide_ctx *ctx);
 
 #endif

@@ -1,8 +1,5 @@
-/* Element types: the table of dtype.def, promotion, and the conversions of FP8 floats.
- *
- * The table is indexed by the public number of a type; an unknown number is answered with null, 0
- * or -1, never with a read outside the table.
- */
+/* Element types: the table of dtype.def, promotion, and the conversions of FP8 floats. An unknown
+ * number gives NULL, 0 or -1, never a read outside the table. */
 #include "core/base/dtype.h"
 
 typedef struct dtype_row {
@@ -27,7 +24,7 @@ int tide_dtype_size(int dtype) { return tide__dtype_valid(dtype) ? rows[dtype].s
 
 int tide__dtype_is_float(int dtype) { return tide__dtype_valid(dtype) && rows[dtype].is_float; }
 
-/* -1 if either is unknown. */
+/* Returns the promoted type, or -1 if either is unknown. */
 int tide__dtype_promote(int a, int b)
 {
   if (!tide__dtype_valid(a) || !tide__dtype_valid(b)) return -1;
@@ -40,7 +37,7 @@ int tide__dtype_promote(int a, int b)
 
 typedef struct fp8_form {
   int fraction, bias;
-  uint8_t top, infinity; /* codes of the largest number, and of what an infinity becomes */
+  uint8_t top, infinity; /* code of the largest number, and of the result for an infinity */
 } fp8_form;
 
 static const fp8_form e4m3 = { 3, 7, 0x7e, 0x7f }, e5m2 = { 2, 15, 0x7b, 0x7c };
@@ -53,7 +50,8 @@ static uint8_t fp8_of(float f, fp8_form form)
   if (rest > 0x7f800000u) return 0x7f;
   if (rest == 0x7f800000u) return form.infinity == 0x7f ? 0x7f : (uint8_t)(sign | form.infinity);
   if (rest < (uint32_t)(128 - form.bias) << 23) {
-    /* Subnormal: this power of two has their spacing as its own, so the addition rounds. */
+    /* Subnormal: the spacing of this power of two is that of the subnormals, so the addition
+     * rounds. */
     uint32_t grid = (uint32_t)(128 - form.bias + drop) << 23;
     code = tide__f32_bits(tide__bits_f32(rest) + tide__bits_f32(grid)) - grid;
   } else {

@@ -2,11 +2,11 @@
  *
  * Every conversion rounds once, to nearest with ties to even. Values beyond the largest number
  * become infinity; a NaN stays a NaN of its sign and is quiet. From f64 and i64, which would round
- * twice by way of f32 or f64, the first step rounds to odd: it cuts and sets the last bit if it cut
- * something off, which the second step then takes for "more than".
+ * twice by way of f32 or f64, the first step rounds to odd: it truncates and sets the last bit if
+ * it dropped a non-zero part, so the second step rounds correctly.
  *
  * All are branch-free, so loops over them vectorise. They hold with denormals flushed, as in
- * kernels/cpu: an f16 denormal is an ordinary f32 number and is never an f32 denormal on the way.
+ * kernels/cpu: an f16 denormal is a normal f32 number at every step.
  */
 #ifndef TIDE_BASE_FLOAT_H
 #define TIDE_BASE_FLOAT_H
@@ -63,14 +63,14 @@ TIDE_FLOAT_FN uint16_t tide__f32_to_f16(float f)
   uint32_t small = tide__f32_bits(tide__bits_f32(a) + 0.5f) - 0x3f000000u;
   uint32_t nan = 0x7e00u | ((a >> 13) & 0x1ffu);
   uint32_t r = a < 0x38800000u ? small : normal;
-  r = a >= 0x477ff000u ? 0x7c00u : r; /* halfway to the first value that is too large, and up */
+  r = a >= 0x477ff000u ? 0x7c00u : r; /* halfway to the first value that is too large, and above */
   r = a > 0x7f800000u ? nan : r;
   return (uint16_t)(r | sign);
 }
 
 /* ---- from f64 and i64 ---- */
 
-/* v rounded to odd: cut towards zero, the last bit set unless v is an f32 number. */
+/* Rounds v to odd: truncates, and sets the last bit unless v is an f32 number. */
 TIDE_FLOAT_FN float tide__f64_to_f32_odd(double v)
 {
   float f = (float)v;
@@ -89,7 +89,8 @@ TIDE_FLOAT_FN uint16_t tide__f64_to_f16(double v)
   return tide__f32_to_f16(tide__f64_to_f32_odd(v));
 }
 
-/* v itself below 2^53; beyond, cut to at most 53 bits, the last of them set if it cut something. */
+/* Returns v itself below 2^53; beyond, v truncated to at most 53 bits, the last of them set if a
+ * non-zero part was dropped. */
 TIDE_FLOAT_FN double tide__i64_to_f64_odd(int64_t v)
 {
   uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v, low = u & 0x7ffu;

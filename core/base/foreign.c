@@ -1,7 +1,7 @@
 /* See foreign.h. */
 #include "core/base/foreign.h"
 
-/* The first release puts the object on the stack, further ones only count. */
+/* Puts the object on the stack at its first release; further ones only count. */
 static void foreign_push(tide_ctx *ctx, tide__foreign *f)
 {
   if (atomic_fetch_add_explicit(&f->count, 1, memory_order_acq_rel) > 0) return;
@@ -22,7 +22,7 @@ void tide__foreign_settle(tide_ctx *ctx)
   if (!atomic_load_explicit(&ctx->released, memory_order_relaxed)) return;
   tide__foreign *f = atomic_exchange_explicit(&ctx->released, NULL, memory_order_acquire);
   while (f) {
-    tide__foreign *next = f->next; /* read first: the object may be gone afterwards */
+    tide__foreign *next = f->next; /* read first: release may free the object */
     f->release(f, atomic_exchange_explicit(&f->count, 0, memory_order_acq_rel));
     f = next;
   }

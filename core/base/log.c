@@ -1,4 +1,4 @@
-/* Log lines: formatted here, written by the host's hook. Only the owner thread logs. */
+/* Log lines: see log.h. */
 #include "core/base/log.h"
 
 #include <stdarg.h>

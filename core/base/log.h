@@ -1,4 +1,5 @@
-/* Log lines: formatted here, written by the host's hook. Without a hook nothing is written. */
+/* Log lines: formatted here, written by the host's hook on the owner thread. Without a hook nothing
+ * is written. */
 #ifndef TIDE_BASE_LOG_H
 #define TIDE_BASE_LOG_H
 

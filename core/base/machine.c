@@ -48,7 +48,7 @@ static int64_t machine_field(const char *path, const char *key)
   return value;
 }
 
-/* Returns the number that is all of the file, or -1 if there is none ("max" for no limit). */
+/* Returns the number in the file, or -1 for another text ("max": no limit). */
 static int64_t machine_number(const char *folder, const char *name)
 {
   char path[PATH_SIZE], text[64] = "";
@@ -61,7 +61,7 @@ static int64_t machine_number(const char *folder, const char *name)
   return got && end != text ? value : -1;
 }
 
-/* Lowers m to what the group in `folder` leaves: file pages of the group can be reclaimed. */
+/* Lowers m to the rest of the group in `folder`; the group's file pages count as available. */
 static void machine_group(const char *folder, const hierarchy *h, tide__memory *m)
 {
   char stat[PATH_SIZE];

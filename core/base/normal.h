@@ -1,13 +1,13 @@
-/* The standard normal quantile, branch-free, as one expression every device can repeat.
+/* The standard normal quantile, branch-free, as one expression that every device can repeat.
  *
- * Wichura's algorithm AS 241 (PPND16) with each product and sum spelled as fma, and a
- * logarithm of our own, so that a vector loop, plain C and a GPU compute the same bits. Three
- * ratios of polynomials of degree seven, chosen by how far p is from one half; relative error
- * about 1e-16.
+ * Wichura's algorithm AS 241 (PPND16) with each product and sum spelled as fma, and a logarithm of
+ * our own, so that a vector loop, plain C and a GPU compute the same bits. Three ratios of
+ * polynomials of degree seven, chosen by the distance of p from one half; relative error about
+ * 1e-16.
  *
  * Reference: M. J. Wichura, Applied Statistics 37 (1988) 477-484.
  *
- * The file holds inline functions for loops; everyone else calls tide__normal_quantile.
+ * Inline functions for loops; other code calls tide__normal_quantile.
  */
 #ifndef TIDE_BASE_NORMAL_H
 #define TIDE_BASE_NORMAL_H
@@ -18,8 +18,8 @@
 
 #include "core/base/rng.h"
 
-/* Natural logarithm of a positive normal number: m 2^e with m in [sqrt(1/2), sqrt(2)), then
- * log m = 2 atanh((m - 1) / (m + 1)) by its series. Within 2 ulp below 1/2. */
+/* Returns the natural logarithm of a positive normal number: m 2^e with m in [sqrt(1/2), sqrt(2)),
+ * then log m = 2 atanh((m - 1) / (m + 1)) by its series. Within 2 ulp below 1/2. */
 TIDE__ANYWHERE
 static inline __attribute__((always_inline)) double tide__normal_log(double x)
 {
@@ -51,7 +51,7 @@ static inline __attribute__((always_inline)) double tide__normal_log(double x)
   num = fma(num, r, centre ? c_num : tail ? t_num : f_num); \
   den = fma(den, r, centre ? c_den : tail ? t_den : f_den);
 
-/* p in [0, 1]; 0 and 1 give the infinities. */
+/* Returns the quantile at p in [0, 1]; 0 and 1 give the infinities. */
 TIDE__ANYWHERE
 static inline __attribute__((always_inline)) double tide__normal_quantile_inline(double p)
 {

@@ -43,7 +43,7 @@ void tide__params_init(tide__params *params)
   for (int i = 0; i < NPARAM; i++) *slot(params, &table[i]) = table[i].def;
 }
 
-/* A whole number, for sizes with one of k m g; 0 when text is no such number. */
+/* Parses a whole number, for sizes with one of k m g; returns 0 for any other text. */
 static int parse(const struct row *row, const char *text, int64_t *value)
 {
   char *end;
@@ -62,7 +62,7 @@ static int parse(const struct row *row, const char *text, int64_t *value)
   return 1;
 }
 
-/* label: what the value was given for, in the words of its giver. */
+/* label: the source of the value, for messages. */
 static int assign(tide_ctx *ctx, const struct row *row, const char *label, const char *value)
 {
   int64_t v;
@@ -92,7 +92,7 @@ const char *tide_param_get(tide_ctx *ctx, const char *name)
   return ctx->params.text;
 }
 
-/* Copies [from, to) into buf as a string; 0 when it does not fit. */
+/* Copies [from, to) into buf as a string; returns 0 if it does not fit. */
 static int piece(char *buf, size_t n, const char *from, const char *to)
 {
   if ((size_t)(to - from) >= n) return 0;

@@ -9,14 +9,14 @@
 
 #include <stdint.h>
 
-/* Functions that kernels on a device call too. */
+/* Attributes of functions that device kernels call too. */
 #ifdef __CUDACC__
 #define TIDE__ANYWHERE __host__ __device__
 #else
 #define TIDE__ANYWHERE
 #endif
 
-/* The four words of one block. out: 4 words. */
+/* Computes the four words of one block. out: 4 words. */
 TIDE__ANYWHERE
 static inline void tide__philox_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t *out)
 {
@@ -47,13 +47,13 @@ static inline uint32_t tide__philox_word(uint64_t seed, uint64_t stream, uint64_
   return w[index & 3];
 }
 
-/* A word as a number in [0, 1): multiples of 2^-32. */
+/* Returns a word as a number in [0, 1), a multiple of 2^-32. */
 TIDE__ANYWHERE static inline double tide__philox_unit(uint32_t word) { return word * 0x1p-32; }
 
-/* The standard normal quantile at p (Wichura, AS 241: 1e-15 relative). At (word + 0.5) / 2^32 one
- * word gives one normal, which keeps the index arithmetic of sharded tensors trivial. */
+/* Returns the standard normal quantile at p (Wichura, AS 241: 1e-15 relative). At (word + 0.5) /
+ * 2^32 one word gives one normal, which keeps the index arithmetic of sharded tensors simple. */
 double tide__normal_quantile(double p);
-/* Cumulative standard normal. */
+/* Returns the cumulative standard normal. */
 double tide__normal_cdf(double x);
 
 #endif

@@ -24,7 +24,7 @@ bool tide__same_shape(int na, const int64_t *a, int nb, const int64_t *b)
   return na == nb && memcmp(a, b, (size_t)na * sizeof *a) == 0;
 }
 
-/* The strides of a shape without elements say nothing: its sizes may wrap around. */
+/* The strides of a shape without elements are unused: its sizes may overflow. */
 void tide__strides_contiguous(int ndim, const int64_t *shape, int64_t *stride)
 {
   uint64_t s = 1;
@@ -70,7 +70,7 @@ bool tide__expand(int ndim, const int64_t *shape, const int64_t *stride, int nou
 }
 
 /* Walks both shapes from the right in groups of equal element count; a group of old dims can be
- * cut anew only if its strides are those of one contiguous run. */
+ * split differently only if its strides are those of one contiguous run. */
 bool tide__reshape_view(int ndim, const int64_t *shape, const int64_t *stride, int nout,
                         const int64_t *out, int64_t *ostride)
 {

@@ -1,11 +1,11 @@
-/* An in-place sort of indices, by an order that the caller gives. */
+/* An in-place sort of indices by the caller's order. */
 #ifndef TIDE_BASE_SORT_H
 #define TIDE_BASE_SORT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Sorts n indices in place, without memory of its own. less(arg, a, b): a comes before b. */
+/* Sorts n indices in place, without memory of its own. less(arg, a, b): a precedes b. */
 typedef bool (*tide__less)(const void *arg, int32_t a, int32_t b);
 void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg);
 

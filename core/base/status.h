@@ -1,7 +1,7 @@
-/* Statuses and the error record: how a failure travels through C.
+/* Statuses and the error record.
  *
- * A function that fails writes one record into its context, returns a negative
- * status, and every caller passes the status on unchanged. Nothing prints, nothing jumps.
+ * A function that fails writes one record into its context, returns a negative status, and every
+ * caller passes the status on unchanged. Nothing prints, nothing jumps.
  */
 #ifndef TIDE_BASE_STATUS_H
 #define TIDE_BASE_STATUS_H
@@ -14,8 +14,8 @@
     if (tide_rc_ < 0) return tide_rc_;   \
   } while (0)
 
-/* Records and returns the status. op is the public name without prefix ("matmul"); a record that
- * another failure has just written is replaced. */
+/* Records a failure, replacing the last one, and returns the status. op is the public name without
+ * prefix ("matmul"). */
 int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 

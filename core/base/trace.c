@@ -16,7 +16,7 @@ static const char *const categories[] = {"op", "comm", "mem", "grad", "user"};
 
 struct tide__trace { int64_t size, count; span spans[]; };
 
-#define LONGEST 4e9 /* seconds: in nanoseconds they fit an int64_t */
+#define LONGEST 4e9 /* seconds that fit an int64_t as nanoseconds */
 
 double tide_trace_clock(void)
 {
@@ -30,8 +30,8 @@ static size_t ring_bytes(int64_t size)
   return sizeof(struct tide__trace) + (size_t)size * sizeof(span);
 }
 
-/* Text into a fixed field: cut, terminated; what JSON would have to escape, or a cut would break,
- * is replaced. */
+/* Copies text into a fixed field, truncated and terminated; replaces what JSON would escape, and
+ * characters that the end would split. */
 static void field(char *to, size_t n, const char *from)
 {
   size_t i = 0;
@@ -80,7 +80,7 @@ static int dump_failed(tide_ctx *ctx, const char *path)
   return tide__fail(ctx, TIDE_E_IO, "trace_dump", "cannot write '%s': %s", path, reason);
 }
 
-/* Seconds as microseconds, by integers: a host's locale may write a comma in %f. */
+/* Writes seconds as microseconds, by integers: a host's locale may write a comma in %f. */
 static void put_micros(FILE *f, const char *key, double seconds)
 {
   int64_t ns = (int64_t)(seconds * 1e9), part = ns < 0 ? -ns : ns;

@@ -1,4 +1,4 @@
-/* The trace: a ring of named spans, written out as a Chrome trace.
+/* The trace: a ring of named spans, written as a Chrome trace.
  *
  * Off by default (parameter trace). A span costs two clock reads and a slot of 128 bytes; names are
  * copied, so callers may pass temporary text.
@@ -9,7 +9,7 @@
 #include "core/base/ctx.h"
 
 static inline bool tide__tracing(const tide_ctx *ctx) { return ctx->params.trace != 0; }
-/* When a span begins, and its end: nothing unless the context traces. */
+/* Begins and ends a span; both do nothing unless the context traces. */
 static inline double tide__trace_begin(const tide_ctx *ctx)
 {
   return tide__tracing(ctx) ? tide_trace_clock() : 0;

@@ -23,7 +23,7 @@ static void copy_let_go(tide__storage **s)
   tide__storage_release(held);
 }
 
-/* The copy is done. */
+/* Removes a completed copy. */
 static void copy_end(async_copy *f)
 {
   tide__device *d = f->device;

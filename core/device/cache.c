@@ -1,22 +1,21 @@
 /* The caching allocator: segments of the device's memory, split into blocks and merged again.
  *
- * Free blocks hang in lists by size class, sixteen classes a power of two, with one
- * bit a class, so finding one that fits is a scan of a few words (two-level segregated fit:
- * Masmano, Ripoll, Crespo, Real, "TLSF: a new dynamic memory allocator for real-time systems",
- * ECRTS 2004). The best fit of the first list that holds one is cut to size; a block given back
- * merges with its free neighbours at once. So gradients fit where activations were, and memory
- * follows the live bytes instead of the sum over sizes.
+ * Free blocks are kept in lists by size class, sixteen classes per power of two, with one bit per
+ * class, so finding one that fits scans a few words (two-level segregated fit: Masmano, Ripoll,
+ * Crespo, Real, "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004). The best
+ * fit of the first list that has one is cut to size; a freed block merges with its free neighbours
+ * at once. So gradients fit where activations were, and memory follows the live bytes instead of
+ * the sum over sizes.
  *
- * Small and large requests live in segments of their own, so that a long-lived number does not
- * stand in the middle of a place for activations. Where untouched memory costs nothing (`lazy`),
- * segments are large, and `held` counts how much of a free block has been handed out before: only
- * that is reported as cached. When held bytes outgrow the live ones by far (a run that changed its
- * shapes), the cache of a host gives them back: empty segments whole, pages of other free blocks
- * through `discard`. With parameter cache=0 each request is a segment of its own, freed when given
- * back.
+ * Small and large requests have segments of their own, so that a long-lived scalar does not split
+ * the space of activations. Where untouched memory costs nothing (`lazy`), segments are large, and
+ * `held` counts how much of a free block has been in use before: only that is reported as cached.
+ * When held bytes far exceed the live ones (a run that changed its shapes), the cache of a host
+ * returns them: empty segments whole, pages of other free blocks through `discard`. With parameter
+ * cache=0 each request is a segment of its own, freed at once.
  *
- * Invariants: the blocks of a segment cover it in address order; no two neighbours are both free;
- * a free block is in the list of its class and pool. All choices depend on sizes and order alone.
+ * Invariants: the blocks of a segment cover it in address order; no two neighbours are both free; a
+ * free block is in the list of its class and pool. All choices depend on sizes and order alone.
  */
 #include "core/device/cache.h"
 
@@ -35,17 +34,17 @@ enum {
   PAGE = 4096,                /* those of the large pool of this */
   SMALL = 256 << 10,          /* the largest request of the small pool */
   SMALL_SEGMENT = 4 << 20,
-  LAZY_SEGMENT = 256 << 20,   /* of the large pool, where untouched memory costs nothing */
+  LAZY_SEGMENT = 256 << 20,   /* of the large pool, if untouched memory costs nothing */
   DEVICE_SEGMENT = 32 << 20,  /* of the large pool elsewhere */
   SEGMENT_STEP = 2 << 20,     /* larger requests are rounded up to this */
-  SLACK = 1 << 28,            /* held bytes that are always tolerated */
-  SPILL = 32 << 20,           /* and beside an eighth of the live ones when memory is to grow */
+  SLACK = 1 << 28,            /* held bytes that are always allowed */
+  SPILL = 32 << 20,           /* and, beside an eighth of the live ones, before memory grows */
   NPOOL = 2,
-  SUB = 4,                    /* log2 of the classes a power of two */
+  SUB = 4,                    /* log2 of the classes per power of two */
   NCLASS = (47 - SUB - 5) << SUB,
   NWORD = (NCLASS + 63) / 64,
   LOOK = 16,                  /* blocks of a list that are compared */
-  ASK_MACHINE = 64 << 20      /* segments of the host from here on: what has the machine left? */
+  ASK_MACHINE = 64 << 20      /* host segments of this size and more: check available memory */
 };
 
 typedef struct segment {
@@ -59,10 +58,10 @@ typedef struct segment {
 struct tide__block {
   char *ptr;
   size_t size;
-  size_t held;                /* free: bytes of it that were handed out since the last trim */
+  size_t held;                /* free: bytes of it that were in use since the last trim */
   segment *seg;
   tide__block *before, *after;      /* neighbours in the segment */
-  tide__block *prev, *next;         /* free: list of the class; unused header: the spare ones */
+  tide__block *prev, *next;         /* free: list of the class; unused header: spare list */
   bool free;
 };
 
@@ -78,9 +77,9 @@ struct tide__cache {
   segment *segments;
   tide__block *spare;         /* headers, linked by next */
   int64_t live, held;         /* of this device */
-  bool host;                  /* its bytes are memory of the host, for which there is a limit */
+  bool host;                  /* its bytes are host memory, which has a limit */
   tide__block *frozen_list;   /* linked by next */
-  bool frozen, keep, retired;
+  bool frozen, no_trim, retired;
 };
 
 static size_t cache_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -90,7 +89,8 @@ static size_t rounded(size_t size)
   return size <= SMALL ? cache_round_up(size ? size : 1, GRAIN) : cache_round_up(size, PAGE);
 }
 
-/* Class of a block: multiples of GRAIN singly up to 2^SUB of them, then 2^SUB a power of two. */
+/* Returns the class of a block: one per multiple of GRAIN up to 2^SUB of them, then 2^SUB per power
+ * of two. */
 static int class_of(size_t size)
 {
   size_t n = size / GRAIN;
@@ -161,8 +161,8 @@ static void list_out(struct tide__cache *cache, tide__block *b)
   if (!b->next) p->bits[c / 64] &= ~(1ull << c % 64);
 }
 
-/* Among equal ones the block that was given back last, while it is warm; among all, the smallest,
- * and one that was used before rather than untouched memory. */
+/* Returns the smallest block that fits; of equal ones the last freed, which is warm in the
+ * caches. */
 static tide__block *best_of(tide__block *b, size_t size)
 {
   tide__block *best = NULL;
@@ -190,8 +190,8 @@ static tide__block *cache_find(struct tide__cache *cache, int pool_no, size_t si
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* Refuses bytes beyond parameter `memory`, and on the host beyond what the machine could ever hold:
- * the system would grant the addresses and end some process when they are used. E_NOMEM. */
+/* Refuses bytes beyond parameter `memory`, and on the host beyond what the machine can ever hold:
+ * the system would grant the addresses and kill a process once they are used. E_NOMEM. */
 static int check_limits(tide_ctx *ctx, const struct tide__cache *cache, size_t size)
 {
   int64_t bytes = (int64_t)size, limit = ctx->params.memory;
@@ -208,8 +208,8 @@ static int check_limits(tide_ctx *ctx, const struct tide__cache *cache, size_t s
                     "parameter host_memory sets another limit", (long long)limit);
 }
 
-/* Returns whether the machine can give a new segment of this size now, without ending a process. A
- * limit of the host that was set by hand (host_memory) stands in the place of this one. */
+/* Returns whether the machine has memory for a new segment of this size now. Parameter host_memory
+ * replaces this test. */
 static bool is_available(const tide_ctx *ctx, const struct tide__cache *cache, size_t size)
 {
   if (!cache->host || ctx->params.host_memory || size < ASK_MACHINE) return true;
@@ -234,7 +234,7 @@ static int out_of_memory(tide_ctx *ctx, const struct tide__cache *cache, size_t 
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-/* One free block that covers a new segment, or null. */
+/* Returns one free block that covers a new segment, or NULL. */
 static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int pool_no,
                                  size_t size)
 {
@@ -260,7 +260,7 @@ static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int p
   return b;
 }
 
-/* b is free and alone in its segment. */
+/* Frees the segment of b, which is free and the segment's only block. */
 static void close_segment(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
 {
   segment *s = b->seg;
@@ -292,8 +292,8 @@ static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, 
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Takes a free block out of its list and cuts what is too much off its end. Handed-out bytes are
- * thought to lie at the front. False: no header for the rest. */
+/* Takes a free block out of its list and splits off what exceeds size. Used bytes are assumed to
+ * lie at the front. Returns false without a header for the rest. */
 static bool cut(tide_ctx *ctx, struct tide__cache *cache, tide__block *b, size_t size)
 {
   tide__block *rest = NULL;
@@ -315,7 +315,7 @@ static bool cut(tide_ctx *ctx, struct tide__cache *cache, tide__block *b, size_t
   return true;
 }
 
-/* b takes its follower in. */
+/* Merges b with its successor. */
 static void merge(struct tide__cache *cache, tide__block *b, tide__block *after)
 {
   b->size += after->size;
@@ -325,7 +325,7 @@ static void merge(struct tide__cache *cache, tide__block *b, tide__block *after)
   cache_recycle(cache, after);
 }
 
-/* Back into the lists, as one block with its free neighbours. */
+/* Returns a block to the lists, merged with its free neighbours. */
 static tide__block *put_back(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
 {
   tide__block *before = b->before, *after = b->after;
@@ -346,7 +346,7 @@ static tide__block *put_back(tide_ctx *ctx, struct tide__cache *cache, tide__blo
 
 static bool covers_segment(const tide__block *b) { return b->size == b->seg->size; }
 
-/* The free bytes of one block back to the device, if it can take them. */
+/* Returns the free bytes of one block to the device, if it supports that. */
 static void discard(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
 {
   if (covers_segment(b)) {
@@ -360,7 +360,7 @@ static void discard(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
 
 void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache)
 {
-  if (cache->keep) return;
+  if (cache->no_trim) return;
   for (int i = 0; i < NPOOL; i++)
     for (int c = 0; c < NCLASS; c++)
       for (tide__block *b = cache->pools[i].list[c], *next; b; b = next) {
@@ -369,9 +369,8 @@ void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache)
       }
 }
 
-/* Block b is about to be handed out and reaches into memory that was not held. If that is because
- * the free bytes lie in pieces too small, the largest of them go back first, so that what the
- * process holds stays near its live bytes. */
+/* Returns the largest free blocks to the device when block `taken` reaches into memory that was not
+ * held, so that what the process holds stays near its live bytes. */
 static void spill(tide_ctx *ctx, struct tide__cache *cache, const tide__block *taken)
 {
   int64_t most = cache->live / 8 + SPILL;
@@ -383,9 +382,9 @@ static void spill(tide_ctx *ctx, struct tide__cache *cache, const tide__block *t
     }
 }
 
-/* ---- taken and given ------------------------------------------------------------------------- */
+/* ---- take and give --------------------------------------------------------------------------- */
 
-/* *out as grow gives it; the span tells device and bytes. */
+/* Grows the cache; traces device and bytes. */
 static int traced_growth(tide_ctx *ctx, struct tide__cache *cache, int pool_no, size_t size,
                          tide__block **out)
 {
@@ -411,8 +410,7 @@ static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   return TIDE_OK;
 }
 
-/* Counts bytes that are handed out (n > 0) or come back (n < 0). Those of the null device, which
- * has none, count as planned. */
+/* Counts allocated (n > 0) or freed (n < 0) bytes. Those of the null device count as planned. */
 static void count_live(tide_ctx *ctx, struct tide__cache *cache, int64_t n)
 {
   tide_stats *s = &ctx->stats;
@@ -444,7 +442,7 @@ int tide__cache_take(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide
 }
 
 /* Returns whether the cache holds far more than is live. Only on the host: a GPU's runtime waits
- * for the whole device in each free, so its segments go back when an allocation fails. */
+ * for the whole device in each free, so its segments are freed when an allocation fails. */
 static bool outgrown(const struct tide__cache *cache)
 {
   return cache->backend->lazy && cache->held > 2 * cache->live + SLACK;
@@ -454,17 +452,17 @@ static void give_block(tide_ctx *ctx, struct tide__cache *cache, tide__block *bl
 {
   block = put_back(ctx, cache, block);
   if (cache->retired && cache->live == 0) tide__cache_close(ctx, cache);
-  else if (cache->keep) return;
+  else if (cache->no_trim) return;
   else if (!ctx->params.cache) discard(ctx, cache, block);
   else if (outgrown(cache)) tide__cache_trim(ctx, cache);
 }
 
 void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tide__block *block,
-                      int64_t mark)
+                      int64_t epoch)
 {
   int64_t bytes = (int64_t)rounded(size);
-  if (block) cache = block->seg->cache; /* a captured step has one of its own */
-  if (mark == ctx->mark) ctx->stats.since -= bytes;
+  if (block) cache = block->seg->cache; /* a captured step has a cache of its own */
+  if (epoch == ctx->stats_epoch) ctx->stats.since -= bytes;
   count_live(ctx, cache, -bytes);
   if (!block) return;
   if (cache->frozen) {
@@ -475,9 +473,9 @@ void tide__cache_give(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   give_block(ctx, cache, block);
 }
 
-/* ---- for captured steps ---------------------------------------------------------------------- */
+/* ---- captured steps -------------------------------------------------------------------------- */
 
-void tide__cache_keep(struct tide__cache *cache) { cache->keep = true; }
+void tide__cache_forbid_trim(struct tide__cache *cache) { cache->no_trim = true; }
 void tide__cache_freeze(struct tide__cache *cache) { cache->frozen = true; }
 
 tide__block *tide__cache_thaw(struct tide__cache *cache)
@@ -504,7 +502,7 @@ void tide__cache_return(tide_ctx *ctx, tide__block *list)
 
 void tide__cache_retire(tide_ctx *ctx, struct tide__cache *cache)
 {
-  cache->keep = false;
+  cache->no_trim = false;
   cache->retired = true;
   if (cache->live == 0) tide__cache_close(ctx, cache);
 }

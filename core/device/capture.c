@@ -1,14 +1,14 @@
-/* Capturing a step: the memory of a graph, and when it may go.
+/* Capturing a step: the memory of a graph and its lifetime.
  *
- * A replay writes where the capture wrote. So the capture allocates from a cache of
- * its own, which nobody else is given, and what is freed meanwhile of older memory (the step may
- * read it) stays set aside until the graph goes. Results of the step outlive the graph if somebody
- * holds them: its cache retires with the last one.
+ * A replay writes to the addresses of the capture. So the capture allocates from a cache of its
+ * own, and older memory that is freed meanwhile (the step may read it) is not reused until the
+ * graph is released. Results of the step may outlive the graph: its cache retires with the last
+ * one.
  *
- * Parties, communicators with streams of their own, are in the graph from their first call in the
- * capture. It holds them, since they must not be closed before it. One that fails takes the graph
- * with it, on whatever thread that happens: a library that is ended waits for the graphs that hold
- * its calls.
+ * Capture participants, communicators with streams of their own, join the graph at their first call
+ * in the capture. The graph holds them, since they must not be closed before it. A participant that
+ * fails invalidates the graph, on any thread: a library that is shut down waits for the graphs that
+ * hold its calls.
  */
 #include "core/device/capture.h"
 
@@ -26,11 +26,11 @@ struct tide_graph {
   tide_ctx *ctx;
   int device;
   _Atomic(void *) exec;        /* null while captured, and after a failure */
-  struct tide__cache *cache;   /* of its own; null after a failure */
-  struct tide__cache *usual;   /* while captured: the device's */
-  tide__block *aside;          /* older memory that was freed meanwhile */
-  tide__party **party;         /* by their first call */
-  size_t nparty, room;         /* used and allocated */
+  struct tide__cache *cache;   /* of the graph; null after a failure */
+  struct tide__cache *usual;   /* during capture: the device's own */
+  tide__block *aside;          /* older memory that was freed during capture */
+  tide__party **party;         /* in the order of their first call */
+  size_t nparty, capacity;         /* used and allocated */
 };
 
 bool tide__captures(const tide_ctx *ctx, int device)
@@ -69,16 +69,16 @@ void tide__party_remove(tide_ctx *ctx, tide__party *p)
   if (*at) *at = p->next;
 }
 
-static int make_room(tide_graph *g)
+static int grow_parties(tide_graph *g)
 {
-  if (g->nparty < g->room) return TIDE_OK;
-  size_t room = g->room ? 2 * g->room : 4;
-  tide__party **list = tide__alloc(g->ctx, room * sizeof *list);
+  if (g->nparty < g->capacity) return TIDE_OK;
+  size_t capacity = g->capacity ? 2 * g->capacity : 4;
+  tide__party **list = tide__alloc(g->ctx, capacity * sizeof *list);
   if (!list) return tide__fail(g->ctx, TIDE_E_NOMEM, "graph", "no host memory");
   if (g->nparty) memcpy(list, g->party, g->nparty * sizeof *list);
-  tide__free(g->ctx, g->party, g->room * sizeof *list);
+  tide__free(g->ctx, g->party, g->capacity * sizeof *list);
   g->party = list;
-  g->room = room;
+  g->capacity = capacity;
   return TIDE_OK;
 }
 
@@ -87,7 +87,7 @@ int tide__party_enter(tide_ctx *ctx, tide__party *p)
   tide_graph *g = ctx->capture;
   for (size_t i = 0; i < g->nparty; i++)
     if (g->party[i] == p) return TIDE_OK;
-  TIDE_TRY(make_room(g));
+  TIDE_TRY(grow_parties(g));
   TIDE_TRY(p->calls->enter(p, g));
   g->party[g->nparty++] = p;
   return TIDE_OK;
@@ -98,7 +98,7 @@ static void leave_parties(tide_graph *g, size_t n)
   for (size_t i = 0; i < n; i++) g->party[i]->calls->leave(g->party[i]);
 }
 
-/* All come back to compute, also after a failure, which is the first. */
+/* Orders compute after all participants, also after a failure. Returns the first failure. */
 static int join_parties(tide_graph *g)
 {
   int rc = TIDE_OK;
@@ -118,7 +118,7 @@ void tide__graph_kill(tide_graph *g)
 
 /* ---- capturing ------------------------------------------------------------------------------- */
 
-/* The device allocates as usual again. */
+/* Restores the device's own cache. */
 static void leave(tide_graph *g)
 {
   tide__device *d = device_of(g);
@@ -149,7 +149,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
   if (rc == TIDE_OK) {
     tide__async_copies_finish(d);
-    tide__cache_trim(ctx, d->cache); /* or the recorded step would need its memory a second time */
+    tide__cache_trim(ctx, d->cache); /* the captured step may reuse this memory */
     rc = d->backend->graphs->begin(d->state);
     if (rc < 0) failed(g, rc, "graph_begin");
   }
@@ -157,7 +157,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
     tide_graph_release(g);
     return rc;
   }
-  tide__cache_keep(g->cache);
+  tide__cache_forbid_trim(g->cache);
   tide__cache_freeze(d->cache);
   g->usual = d->cache;
   d->cache = g->cache;
@@ -166,7 +166,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   return TIDE_OK;
 }
 
-/* The recording ends, whatever comes of it. */
+/* Ends the capture, also after a failure. */
 static int capture_finish(tide_graph *g)
 {
   tide__device *d = device_of(g);
@@ -222,7 +222,7 @@ static void capture_destroy(tide__foreign *f, int n)
   if (ctx->capture == g) capture_finish(g);
   tide__graph_kill(g);
   for (size_t i = 0; i < g->nparty; i++) g->party[i]->calls->drop(g->party[i], g);
-  tide__free(ctx, g->party, g->room * sizeof *g->party);
+  tide__free(ctx, g->party, g->capacity * sizeof *g->party);
   tide__cache_return(ctx, g->aside);
   if (g->cache) tide__cache_retire(ctx, g->cache);
   tide__free(ctx, g, sizeof *g);

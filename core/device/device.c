@@ -1,5 +1,5 @@
-/* The devices of a context: those of libtide opened with it, others at first use; closed together,
- * looked up by number. */
+/* The devices of a context: those of libtide are opened with it, others at first use; all are
+ * closed together. */
 #include "core/device/device.h"
 
 #include "core/base/alloc.h"

@@ -1,7 +1,7 @@
 /* Opens libtide_cuda.so beside libtide.so, else wherever the dynamic loader finds it.
  *
- * Nothing is kept here: dlopen counts, and a library once opened stays, so that kernels and the
- * driver's own threads never lose their code. What is missing is one sentence under E_DEVICE.
+ * Keeps no state: dlopen counts, and an opened library stays loaded, so that kernels and the
+ * driver's own threads never lose their code. A missing library is one sentence under E_DEVICE.
  */
 #include "core/device/plugin.h"
 
@@ -13,7 +13,7 @@
 
 static const char *const files[TIDE_NDEV] = {[TIDE_DEV_CUDA] = "libtide_cuda.so"};
 
-/* The folder that libtide.so lies in, with its slash; empty if the loader does not say. */
+/* Returns the folder of libtide.so with its slash, or "" if the loader does not know it. */
 static void own_folder(char *out, size_t size)
 {
   Dl_info info;
@@ -34,7 +34,7 @@ static void *open_file(const char *file)
     strcat(path, file);
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (lib) return lib;
-    FILE *there = fopen(path, "rb"); /* it is there and does not load: its reason is the answer */
+    FILE *there = fopen(path, "rb"); /* a file that exists and does not load: report its error */
     if (there) {
       fclose(there);
       return NULL;

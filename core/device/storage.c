@@ -33,14 +33,14 @@ static int storage_take(tide__storage *s)
   if (!d) return TIDE_E_DEVICE;
   struct tide__cache *cache = s->pinned ? s->ctx->devices->device[TIDE_DEV_CUDA].pinned : d->cache;
   TIDE_TRY(tide__cache_take(s->ctx, cache, s->size, &s->block));
-  s->mark = s->ctx->mark;
+  s->epoch = s->ctx->stats_epoch;
   s->data = tide__block_data(s->block);
   if (s->data && s->ctx->params.poison && d->backend->host) memset(s->data, 0xff, s->size);
   s->gone = false;
   return TIDE_OK;
 }
 
-/* Headers come from a free list, linked by scope_next: a steady loop allocates none. */
+/* Headers are recycled through a free list, linked by scope_next: a steady loop allocates none. */
 static tide__storage *storage_header(tide_ctx *ctx)
 {
   tide__storage *s = ctx->storages;
@@ -104,14 +104,14 @@ tide__storage *tide__storage_detach(tide__storage *s)
   taken->size = s->size;
   taken->device = s->device;
   taken->pinned = s->pinned;
-  taken->mark = s->mark;
+  taken->epoch = s->epoch;
   taken->block = s->block;
   taken->data = s->data;
   s->block = NULL;
   return taken;
 }
 
-/* A copy under way may be the last to hold s. */
+/* An asynchronous copy may hold the last reference to s. */
 void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;
@@ -120,7 +120,7 @@ void tide__storage_drop(tide__storage *s)
   if (!copying || !tide__async_copy_detach(s)) {
     if (copying) tide__async_copy_wait(s);
     tide__device *d = &s->ctx->devices->device[s->device];
-    tide__cache_give(s->ctx, d->cache, s->size, s->block, s->mark);
+    tide__cache_give(s->ctx, d->cache, s->size, s->block, s->epoch);
   }
   s->block = NULL;
   s->data = NULL;

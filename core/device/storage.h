@@ -1,9 +1,10 @@
 /* Storage: reference-counted bytes that can be absent.
  *
- * Note: two levels of ownership. A tensor is a small handle that stays valid as long as somebody
- * holds it; its storage holds the bytes, which may go earlier (end of a step scope, explicit drop,
- * reshard). Touching absent bytes is E_GONE, never a crash. Views share a storage and its version,
- * which every in-place write bumps, so that the tape can tell a saved tensor that was changed.
+ * There are two levels of ownership. A tensor is a small handle that stays valid while it is
+ * referenced; its storage holds the bytes, which may be freed earlier (end of a step scope,
+ * explicit drop, reshard). Access to absent bytes is E_GONE, never a crash. Views share a storage
+ * and its version, which every in-place write increments, so that the tape detects a saved tensor
+ * that was changed.
  */
 #ifndef TIDE_DEVICE_STORAGE_H
 #define TIDE_DEVICE_STORAGE_H
@@ -14,50 +15,52 @@ typedef struct tide__storage {
   int64_t  refs;
   tide_ctx *ctx;
   void    *data;     /* null: absent, or the null device */
-  struct tide__block *block; /* where data lies */
-  size_t   size;     /* bytes asked for */
+  struct tide__block *block; /* allocation of data */
+  size_t   size;     /* bytes requested */
   int64_t  version;
   int32_t  device;
-  bool     gone;     /* bytes dropped before the last handle */
+  bool     gone;     /* bytes were dropped before the last handle */
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
-  int32_t  pins;     /* asynchronous readers and writers: no one may drop or write the bytes */
-  int32_t  writers;  /* those of them that write: no one may read either */
-  int32_t  kept;     /* communicators that have registered the bytes: no one may drop them */
+  int32_t  pins;     /* asynchronous users: the bytes must not be dropped or written */
+  int32_t  writers;  /* those that write: the bytes must not be read either */
+  int32_t  kept;     /* communicators that have registered the bytes: they must not be dropped */
   int64_t  dropped;  /* version at the last drop */
-  bool     pinned;   /* host memory that the device's copies may use */
-  struct tide__async_copy *copy; /* an asynchronous copy from or to it; null: none */
-  int64_t  mark;     /* of the context when the bytes were taken: see tide_stats_mark */
-  /* The step scope that will drop the bytes; null: none. A doubly linked list per scope. */
+  bool     pinned;   /* pinned host memory, for asynchronous copies */
+  struct tide__async_copy *copy; /* an asynchronous copy from or to it, or null */
+  int64_t  epoch;    /* ctx->stats_epoch when the bytes were allocated */
+  /* The step scope that will drop the bytes, or null. A doubly linked list per scope. */
   struct tide__scope *scope;
   struct tide__storage *scope_prev, *scope_next;
 } tide__storage;
 
-/* New bytes on a device, contents undefined, linked into the innermost scope of the context. */
+/* Allocates bytes on a device, contents undefined, linked into the innermost scope of the
+ * context. */
 int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size);
-/* The same in pinned host memory of the CUDA device, which has been opened. */
+/* Allocates pinned host memory of the CUDA device, which is open. */
 int  tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size);
 void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
-/* Gives the bytes up; handles stay and answer E_GONE. */
+/* Frees the bytes; handles stay and return E_GONE. */
 void tide__storage_drop(tide__storage *s);
-/* Another storage with the bytes of s, which has none afterwards; owned. Null: no host memory. */
+/* Moves the bytes of s to another storage and returns it; owned. NULL: no host memory. */
 tide__storage *tide__storage_detach(tide__storage *s);
-/* Free headers back to the host; every storage has been released. */
+/* Frees the unused headers; every storage has been released. */
 void tide__storage_pool_close(tide_ctx *ctx);
-/* Bytes again for a dropped storage, contents undefined: a write, so the version moves on. */
+/* Allocates bytes for a dropped storage, contents undefined. Counts as a write: the version
+ * grows. */
 int  tide__storage_restore(tide__storage *s);
-/* The contents are again what they were at the drop: the version of then. False: it was not
- * restored since. */
+/* Declares that the contents are again those at the drop: restores the version at the drop. Returns
+ * false if the storage was not restored since. */
 bool tide__storage_refilled(tide__storage *s);
 
-/* Scope list surgery, for core/tensor/scope.c and for whoever must outlive a scope. */
+/* The list of a step scope, for core/tensor/scope.c and for code whose storages outlive a scope. */
 struct tide__scope {
   struct tide__scope *outer;
   int depth;
   tide__storage *first;
 };
 void tide__scope_link(struct tide__scope *scope, tide__storage *s);
-/* The storage outlives every open scope from here on. */
+/* Removes the storage from its scope: it outlives every open scope. */
 void tide__scope_escape(tide__storage *s);
 
 #endif

@@ -1,10 +1,9 @@
-/* The reverse walk: resumable, native nodes run here, host functions are handed out as events.
+/* The reverse walk: resumable; native nodes run here, host functions are returned as events.
  *
- * The walk holds the node it stands on and every pending node is held by its own slot, so whatever
- * the host does between two events (drop handles, run ops, even walk another root) is safe. An
- * error leaves the walk where it is; releasing it drops the gradients that were under way. Walks
- * nest (a recomputed segment walks its own, younger nodes): each stops at the pending nodes that
- * were there before it.
+ * The walk holds its current node, and every pending node is held by its own slot, so the host may
+ * do anything between two events (drop handles, run ops, walk another root). An error leaves the
+ * walk in place; releasing it drops the gradients in progress. Walks nest (a recomputed segment
+ * walks its own, younger nodes): each stops at the nodes that were pending before it.
  */
 #include <string.h>
 
@@ -18,8 +17,8 @@
 struct tide_backward {
   tide__foreign foreign;
   tide_ctx *ctx;
-  tide__node *at;       /* next node to look at, held; null: the walk is over */
-  tide__node *host;     /* the host function whose event is out, held */
+  tide__node *at;       /* next node to visit, held; null: the walk is over */
+  tide__node *host;     /* the host function of the current event, held */
   tide_tensor **given;  /* its input gradients so far */
   int64_t base;         /* nodes pending before this walk: those of a walk around it */
   bool retain;
@@ -27,14 +26,15 @@ struct tide_backward {
 
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
-/* A gradient only we hold, over bytes only it holds: it may be added to in place. */
+/* Returns whether t is a contiguous gradient that nothing else references, so it may be added to in
+ * place. */
 static bool exclusive(const tide_tensor *t)
 {
   return t->refs == 1 && t->storage->refs == 1 &&
          tide__is_contiguous(t->ndim, t->shape, t->stride);
 }
 
-/* *sum += g; g is taken over. */
+/* Adds g to *sum; takes g. */
 static int backward_add_up(tide_tensor **sum, tide_tensor *g)
 {
   int rc;
@@ -56,7 +56,7 @@ static int backward_add_up(tide_tensor **sum, tide_tensor *g)
   return rc;
 }
 
-/* g becomes a tensor of another dtype. */
+/* Replaces g by a tensor of another dtype. */
 static int convert(tide_tensor **g, int dtype)
 {
   tide_tensor *t = NULL;
@@ -66,8 +66,9 @@ static int convert(tide_tensor **g, int dtype)
   return rc;
 }
 
-/* A leaf's gradient outlives step scopes and shares bytes with nobody. What comes on top takes its
- * dtype: set_grad allows an f32 sum for a 16-bit leaf. */
+/* Adds g to a leaf's gradient, which outlives step scopes and shares its bytes with no other
+ * tensor. g is converted to the dtype of a gradient already there: set_grad allows an f32 sum for a
+ * 16-bit leaf. */
 static int into_leaf(tide_tensor *leaf, tide_tensor *g)
 {
   if (leaf->grad && leaf->grad->dtype != g->dtype) TIDE_TRY(convert(&g, leaf->grad->dtype));
@@ -126,7 +127,7 @@ static bool wanted(const tide__input *in) { return in->edge.node || in->edge.lea
 
 enum { FEW = 16 };
 
-/* The views a derivative rule reads; arrays on the stack unless the op took a long list. */
+/* The views that a derivative rule reads; arrays on the stack unless the op took a long list. */
 typedef struct frame {
   tide_tensor *in_[FEW], *gin_[FEW];
   tide__meta meta_[FEW];
@@ -179,7 +180,7 @@ int tide__check_node(tide_ctx *ctx, const tide__node *n)
   return TIDE_OK;
 }
 
-/* Hands every gradient to its edge; whatever is left on an error is released. */
+/* Adds every gradient to its edge; after an error releases the rest. */
 static int deliver(tide_ctx *ctx, const tide__node *n, tide_tensor **gin, int rc)
 {
   for (int i = 0; i < n->nin; i++) {
@@ -192,11 +193,11 @@ static int deliver(tide_ctx *ctx, const tide__node *n, tide_tensor **gin, int rc
   return rc;
 }
 
-/* The inputs that were not saved because they can be remade. */
-static int remake_inputs(tide_ctx *ctx, frame *f, const tide__node *n)
+/* Recomputes the inputs that were not saved. */
+static int recompute_inputs(tide_ctx *ctx, frame *f, const tide__node *n)
 {
   for (int i = 0; i < n->nin; i++)
-    if (n->in[i].saved.remake) TIDE_TRY(tide__remake(&f->in[i], ctx, &n->in[i].edge));
+    if (n->in[i].saved.recompute) TIDE_TRY(tide__recompute(&f->in[i], ctx, &n->in[i].edge));
   return TIDE_OK;
 }
 
@@ -209,10 +210,10 @@ static int run_native(tide_backward *bw, tide__node *n)
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
                        .in = f.in, .out = f.out, .meta = f.meta, .need = f.need,
                        .attrs = &n->attrs, .consume = !bw->retain, .gin = f.gin};
-  int rc = remake_inputs(ctx, &f, n);
+  int rc = recompute_inputs(ctx, &f, n);
   if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);
   for (int i = 0; i < n->nout && rc == TIDE_OK && g.consume; i++) {
-    tide_tensor_release(n->out[i].saved.t); /* a gradient made of it is not shared any more */
+    tide_tensor_release(n->out[i].saved.t); /* a gradient made of it is then exclusive */
     n->out[i].saved.t = NULL;
   }
   rc = deliver(ctx, n, f.gin, rc);
@@ -220,14 +221,14 @@ static int run_native(tide_backward *bw, tide__node *n)
   return rc;
 }
 
-/* The node is done: its slots are empty, and unless the walk retains, so are its saved tensors. */
+/* Finishes a node: empties its slots and, unless the walk retains, its saved tensors. */
 static void pass(tide_backward *bw, tide__node *n)
 {
   for (int i = 0; i < n->nout; i++) {
     tide_tensor_release(n->out[i].grad);
     n->out[i].grad = NULL;
-    tide_tensor_release(n->out[i].again);
-    n->out[i].again = NULL;
+    tide_tensor_release(n->out[i].recomputed);
+    n->out[i].recomputed = NULL;
   }
   if (!bw->retain) {
     n->walked = true;
@@ -298,7 +299,7 @@ int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *gra
   return TIDE_OK;
 }
 
-/* Steps to the previous node, holding it before letting go of this one. */
+/* Steps to the previous node, holding it before releasing this one. */
 static void step(tide_backward *bw)
 {
   tide__node *n = bw->at, *prev = n->prev;
@@ -412,7 +413,7 @@ int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
   return TIDE_OK;
 }
 
-/* An abandoned walk empties the slots it had filled, so that the next one starts clean. */
+/* Empties the slots that an abandoned walk filled, so that the next one starts clean. */
 static void backward_abandon(tide_backward *bw)
 {
   while (bw->at && bw->ctx->tape->npending > bw->base) {

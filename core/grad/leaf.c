@@ -1,4 +1,4 @@
-/* Leaves and host functions: what a user says to the tape. */
+/* Leaves and host functions: the user's side of the tape. */
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -23,7 +23,7 @@ int tide_grad(tide_tensor **out, tide_tensor *t)
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
 }
 
-/* Sums of 16-bit gradients may be kept in f32. */
+/* Gradients of 16-bit tensors may be summed in f32. */
 static bool may_hold(int of, int grad)
 {
   return grad == of || (grad == TIDE_F32 && (of == TIDE_BF16 || of == TIDE_F16));

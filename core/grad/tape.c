@@ -1,4 +1,4 @@
-/* The tape: nodes made, linked, counted and freed; the recorder that dispatch calls. */
+/* The tape: nodes are made, linked, counted and freed; the recorder that dispatch calls. */
 #include "core/grad/tape.h"
 
 #include <string.h>
@@ -92,8 +92,8 @@ int tide__node_new(tide__node **out, tide_ctx *ctx, int op, int nin, tide_tensor
 
 void tide__node_retain(tide__node *n) { n->refs++; }
 
-/* Releasing an edge may doom the node behind it; the chain is worked off by the caller's loop, so
- * a tape of any length is freed without recursion. */
+/* Releases an edge, which may doom the node behind it. The caller's loop frees that chain, so a
+ * tape of any length is freed without recursion. */
 static void drop_edge(tide__edge *e, tide__node **doomed)
 {
   if (e->node && --e->node->refs == 0) {
@@ -105,8 +105,8 @@ static void drop_edge(tide__edge *e, tide__node **doomed)
   e->leaf = NULL;
 }
 
-/* A saved tensor of which this is the last handle would release the node that made it from inside
- * its own release; the node joins the chain instead. */
+/* Releases a saved tensor. If this is its last handle, the node that made it joins the chain
+ * instead of being released recursively. */
 static void drop_saved(tide__saved *s, tide__node **doomed)
 {
   tide_tensor *t = s->t;
@@ -125,8 +125,8 @@ static void tape_clear(tide__node *n, tide__node **doomed)
   for (int i = 0; i < n->nin; i++) drop_saved(&n->in[i].saved, doomed);
   for (int i = 0; i < n->nout; i++) {
     drop_saved(&n->out[i].saved, doomed);
-    tide_tensor_release(n->out[i].again);
-    n->out[i].again = NULL;
+    tide_tensor_release(n->out[i].recomputed);
+    n->out[i].recomputed = NULL;
   }
 }
 
@@ -211,7 +211,7 @@ static void forget(tide_tensor *t)
   tide_tensor_release(g);
 }
 
-/* Outputs the derivative reads are saved as second handles on the same bytes. */
+/* Saves outputs that the derivative reads as second handles on the same bytes. */
 static int save_outputs(tide__node *n, const tide__call *c, uint32_t which)
 {
   for (int i = 0; i < c->nout; i++) {
@@ -231,8 +231,8 @@ static int record(tide_ctx *ctx, const tide__call *c)
   n->attrs = c->tape_differs ? c->tape : c->attrs;
   for (int i = 0; i < c->nin && i < 32; i++) {
     if (!c->in[i] || !(op->save_in >> i & 1)) continue;
-    n->in[i].saved.remake = tide__remakes(ctx, c->op, i, c->in[i]);
-    if (n->in[i].saved.remake) continue;
+    n->in[i].saved.recompute = tide__is_recomputed(ctx, c->op, i, c->in[i]);
+    if (n->in[i].saved.recompute) continue;
     tide_tensor_retain(c->in[i]);
     tide__save(&n->in[i].saved, c->in[i]);
   }

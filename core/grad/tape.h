@@ -1,23 +1,23 @@
 /* The tape: recorded ops in execution order.
  *
- * A node is appended when an op runs, so the list is already sorted and the reverse
- * walk is a walk along `prev`. No graph search, no recursion. What a node keeps is counted: the
- * handles of its outputs and the nodes that consumed them hold it, so dropping the last handle of
- * an unused result frees its part of the tape at once, without a backward pass.
+ * A node is appended when an op runs, so the list is already sorted and the reverse walk follows
+ * `prev`: no graph search, no recursion. Nodes are counted by the handles of their outputs and by
+ * the nodes that consumed them, so dropping the last handle of an unused result frees its part of
+ * the tape at once, without a backward pass.
  *
  * Gradients accumulate in the slots of the node that made a tensor, or in the leaf itself. A node
- * with a filled slot is `pending`; the walk visits pending nodes in order and stops when none is
- * left. Saved tensors go as the walk passes.
+ * with a filled slot is `pending`; the walk visits pending nodes in order until there are no more.
+ * Saved tensors are freed as the walk passes.
  *
- * Fills tide__recorder.
+ * Implements tide__recorder.
  */
 #ifndef TIDE_GRAD_TAPE_H
 #define TIDE_GRAD_TAPE_H
 
 #include "core/op/op.h"
 
-/* Where the gradient of an input goes: into a leaf, into a slot of the node that made it, or
- * nowhere (both null). Both are counted. */
+/* Destination of an input's gradient: a leaf, a slot of the node that made it, or none (both null).
+ * Both are counted. */
 typedef struct tide__edge {
   struct tide__node *node;
   int32_t slot;
@@ -27,7 +27,7 @@ typedef struct tide__edge {
 typedef struct tide__saved {
   tide_tensor *t;      /* counted, null: not saved */
   int64_t version;     /* of its storage when it was saved */
-  bool remake;         /* t is null: the op behind the edge runs again (grad/remake.c) */
+  bool recompute;       /* t is null: the op of the edge's node runs again (recompute.c) */
 } tide__saved;
 
 typedef struct tide__input {
@@ -38,20 +38,20 @@ typedef struct tide__input {
 
 typedef struct tide__output {
   tide__saved saved;   /* a second handle without history, so that no cycle arises */
-  tide_tensor *grad;   /* counted: what has flowed in so far */
-  tide_tensor *again;  /* counted: this result, remade for the ops that read it */
+  tide_tensor *grad;   /* counted: gradient accumulated so far */
+  tide_tensor *recomputed;  /* counted: this result, recomputed for the ops that read it */
 } tide__output;
 
 typedef struct tide__node {
   struct tide__node *prev, *next;   /* execution order */
-  struct tide__node *doomed;        /* chain of nodes about to be freed */
+  struct tide__node *doomed;        /* chain of nodes to be freed */
   int64_t refs;
   int32_t op;                       /* TIDE_OP_*, or TIDE__HOST */
   int32_t nin, nout;
   bool pending, walked;
   double tag;                       /* of a host function */
   tide__attrs attrs;
-  tide__output *out;                /* nout, behind the inputs in the same block */
+  tide__output *out;                /* nout, after the inputs in the same block */
   tide__input in[];
 } tide__node;
 
@@ -68,25 +68,26 @@ typedef struct tide__tape {
 
 int  tide__tape_open(tide_ctx *ctx);
 void tide__tape_close(tide_ctx *ctx);
-/* A fresh node at the end of the tape, edges and metas filled from xs. refs 1, the caller's. */
+/* Appends a node, edges and metas filled from xs. refs is 1, the caller's. */
 int  tide__node_new(tide__node **out, tide_ctx *ctx, int op, int nin, tide_tensor *const *xs,
                     int nout);
 void tide__node_retain(tide__node *n);
 void tide__node_release(tide_ctx *ctx, tide__node *n);
-/* Drops edges and saved tensors: the node is spent. */
+/* Drops edges and saved tensors. */
 void tide__node_clear(tide_ctx *ctx, tide__node *n);
 void tide__save(tide__saved *s, tide_tensor *t);
-/* t becomes output `slot` of n. */
+/* Makes t output `slot` of n. */
 void tide__attach(tide_tensor *t, tide__node *n, int slot);
-/* Adds g (counted reference taken over) to an edge. */
+/* Adds g to an edge; takes its reference. */
 int  tide__accumulate(tide_ctx *ctx, const tide__edge *edge, tide_tensor *g);
 
-/* E_GONE, E_STATE: something the derivative reads is absent or was changed in place. */
+/* Fails with E_GONE or E_STATE if a saved tensor is absent or was changed in place. */
 int  tide__check_node(tide_ctx *ctx, const tide__node *n);
-/* Input i of op, being recorded, can be had again from the node of x: it need not be saved. */
-bool tide__remakes(const tide_ctx *ctx, int op, int i, const tide_tensor *x);
-/* That result, computed at the first call; borrowed from the node behind the edge. */
-int  tide__remake(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
+/* Returns whether input i of op, being recorded, can be recomputed by the node of x and need not be
+ * saved. */
+bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *x);
+/* Returns that result, computed at the first call; borrowed from the node of the edge. */
+int  tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
 
 extern const struct tide__recorder tide__tape_recorder;
 

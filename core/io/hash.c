@@ -20,16 +20,16 @@ static uint64_t hash_word(const unsigned char *p, int nbyte)
   return w;
 }
 
-static uint64_t mix(uint64_t lane, uint64_t input) { return rotate(lane + input * P2, 31) * P1; }
+static uint64_t mix(uint64_t acc, uint64_t input) { return rotate(acc + input * P2, 31) * P1; }
 
 void tide__hash_begin(tide__hash *h, uint64_t seed)
 {
-  *h = (tide__hash){.lane = {seed + P1 + P2, seed + P2, seed, seed - P1}, .seed = seed};
+  *h = (tide__hash){.acc = {seed + P1 + P2, seed + P2, seed, seed - P1}, .seed = seed};
 }
 
 static void eat(tide__hash *h, const unsigned char *p)
 {
-  for (int i = 0; i < 4; i++) h->lane[i] = mix(h->lane[i], hash_word(p + 8 * i, 8));
+  for (int i = 0; i < 4; i++) h->acc[i] = mix(h->acc[i], hash_word(p + 8 * i, 8));
 }
 
 void tide__hash_add(tide__hash *h, const void *data, size_t n)
@@ -55,8 +55,8 @@ uint64_t tide__hash_end(const tide__hash *h)
   if (h->total >= 32) {
     static const int turn[4] = {1, 7, 12, 18};
     x = 0;
-    for (int i = 0; i < 4; i++) x += rotate(h->lane[i], turn[i]);
-    for (int i = 0; i < 4; i++) x = (x ^ mix(0, h->lane[i])) * P1 + P4;
+    for (int i = 0; i < 4; i++) x += rotate(h->acc[i], turn[i]);
+    for (int i = 0; i < 4; i++) x = (x ^ mix(0, h->acc[i])) * P1 + P4;
   }
   x += h->total;
   const unsigned char *p = h->rest, *end = p + h->total % 32;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 typedef struct tide__hash {
-  uint64_t lane[4];
+  uint64_t acc[4];
   uint64_t seed, total;
   unsigned char rest[32]; /* the last total % 32 bytes */
 } tide__hash;

@@ -194,7 +194,7 @@ static void launch_end(launch *l, tide__call *c)
 {
   for (int i = 0; i < c->nin; i++) tide_tensor_release(l->copy[i]);
   struct tide__cache *cache = c->ctx->devices->device[c->device].cache;
-  if (l->work) tide__cache_give(c->ctx, cache, l->nwork, l->work, c->ctx->mark);
+  if (l->work) tide__cache_give(c->ctx, cache, l->nwork, l->work, c->ctx->stats_epoch);
   if (l->heap) tide__free(c->ctx, l->in, l->heap);
 }
 

@@ -1,8 +1,8 @@
-/* Step scopes: prompt release of bytes while handles stay safe.
+/* Step scopes: prompt release of bytes while handles stay valid.
  *
- * The collector of a scripting language sees a pointer, not the gigabyte behind it. A scope names
- * the moment when everything born inside and not kept may go. Kept tensors, and gradients of
- * leaves, move to the enclosing scope or out of all scopes.
+ * The garbage collector of a scripting language sees a pointer, not the gigabyte behind it. The end
+ * of a scope frees the bytes of everything that was made inside and not kept. Kept tensors, and
+ * gradients of leaves, move to the enclosing scope or out of all scopes.
  */
 #include "core/base/alloc.h"
 #include "core/base/status.h"

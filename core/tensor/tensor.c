@@ -1,4 +1,4 @@
-/* The tensor handle: made, viewed, retained, released; its accessors. */
+/* The tensor handle: creation, views, reference counts, accessors. */
 #include "core/tensor/tensor.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "core/base/status.h"
 #include "core/device/async_copy.h"
 
-/* Dead handles wait here for the next tensor: making one costs no allocation in a steady loop. */
+/* Free handles for the next tensors: a steady loop allocates none. */
 struct tide__tensor_pool { tide_tensor *free; };
 
 static tide_tensor *handle(tide_ctx *ctx)
@@ -140,7 +140,7 @@ int tide_tensor_retain(tide_tensor *t)
   return TIDE_OK;
 }
 
-/* The first release puts the handle on the stack, further ones only count. */
+/* Puts the handle on the stack at its first release; further ones only count. */
 static void push_foreign(tide_tensor *t)
 {
   if (atomic_fetch_add_explicit(&t->foreign, 1, memory_order_acq_rel) > 0) return;
@@ -169,7 +169,7 @@ void tide__tensor_drain(tide_ctx *ctx)
   if (!atomic_load_explicit(&ctx->foreign, memory_order_relaxed)) return;
   tide_tensor *t = atomic_exchange_explicit(&ctx->foreign, NULL, memory_order_acquire);
   while (t) {
-    tide_tensor *next = t->next; /* read first: once the count is 0 the handle may come again */
+    tide_tensor *next = t->next; /* read first: a handle of count 0 may be reused */
     release_owned(t, atomic_exchange_explicit(&t->foreign, 0, memory_order_acq_rel));
     t = next;
   }

@@ -1,8 +1,8 @@
-/* struct tide_tensor: storage + offset + shape + strides + dtype + a place for its history.
+/* struct tide_tensor: storage + offset + shape + strides + dtype + its history.
  *
- * A tensor is a cheap view of counted bytes. Handles are counted, come from a free
- * list and are stamped with an id that is never used again. The history fields belong to the tape
- *, which fills tide__recorder; this layer only tells it when a handle dies.
+ * A tensor is a view of counted bytes. Handles are counted, recycled through a free list and have
+ * an id that is never reused. The history fields belong to the tape, which implements
+ * tide__recorder.
  */
 #ifndef TIDE_TENSOR_TENSOR_H
 #define TIDE_TENSOR_TENSOR_H
@@ -23,31 +23,31 @@ struct tide_tensor {
   int32_t ndim, dtype;
   double  id;
   bool    requires_grad;         /* a marked leaf */
-  int32_t node_out;              /* which output of node this is */
+  int32_t node_out;              /* its output number of node */
   struct tide__node *node;       /* counted: the recorded op that made it, or null */
   tide_tensor *grad;             /* counted: accumulated gradient of a leaf */
   tide_tensor *next;             /* free list, or the stack of foreign releases */
   atomic_int foreign;            /* references released by other threads, not yet settled */
 };
 
-/* What the layers below need from the tape; null function: no tape in this context. */
+/* Calls into the tape; null functions: the context has none. */
 struct tide__recorder {
-  void (*forget)(tide_tensor *t); /* the handle dies: drop node and grad */
+  void (*forget)(tide_tensor *t); /* a handle is freed: drops node and grad */
   int  (*record)(tide_ctx *ctx, const struct tide__call *call);
 };
 
-/* A handle on fresh bytes. op names the caller in errors. */
+/* Makes a tensor of fresh bytes. op names the caller in errors. */
 int  tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                       const int64_t *shape, const char *op);
-/* The same in pinned memory of the host. E_DEVICE: there is no CUDA device to pin it for. */
+/* Makes a tensor in pinned host memory. E_DEVICE without a CUDA device. */
 int  tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndim,
                              const int64_t *shape, const char *op);
-/* A handle on t's bytes with other geometry and no history. */
+/* Makes a handle on t's bytes with other geometry and no history. */
 int  tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
                        const int64_t *stride, int64_t offset);
-/* Same geometry, no history. */
+/* Makes a handle with the same geometry and no history. */
 int  tide__tensor_alias(tide_tensor **out, tide_tensor *t);
-/* Releases from other threads that have piled up. Called at the start of every op. */
+/* Performs the releases from other threads. Called at the start of every op. */
 void tide__tensor_drain(tide_ctx *ctx);
 void tide__tensor_pool_close(tide_ctx *ctx);
 
@@ -65,7 +65,7 @@ static inline bool tide__tensor_needs_grad(const tide_tensor *t)
 {
   return t->requires_grad || t->node;
 }
-/* Address of the first element; null when absent. */
+/* Returns the address of the first element; NULL if absent. */
 static inline char *tide__tensor_ptr(const tide_tensor *t)
 {
   char *base = t->storage->data;

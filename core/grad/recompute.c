@@ -1,18 +1,18 @@
-/* Remaking: cheap results that a product reads are not kept for it but computed again.
+/* Recomputation of cheap results that a product reads, instead of keeping them for it.
  *
- * A linear layer saves its input for the gradient of its weight. If that input came
- * out of a cheap op that keeps its own operands anyway (swiglu, RMS norm), keeping the result as
- * well is memory for nothing: the reverse walk meets the linear layer while the operands are still
- * there, so the same op runs once more. Products that share the input share what was remade; it
- * goes when the walk passes the op that made it. Parameter remake=0 keeps the results instead.
+ * A linear layer saves its input for the gradient of its weight. If that input is the result of a
+ * cheap op that keeps its own operands anyway (swiglu, RMS norm), keeping the result as well wastes
+ * memory: the reverse walk reaches the linear layer while the operands still exist, so the same op
+ * runs once more. Products that share the input share the recomputed result; it is freed when the
+ * walk passes the op that made it. Parameter remake=0 keeps the results instead.
  *
- * The same kernel on the same operands gives the same bits. An operand changed in place is refused
- * as ever; a result that was changed in place before the product read it is kept, not remade.
+ * The same kernel on the same operands gives the same bits. An operand changed in place is an error
+ * as usual; a result that was changed in place before the product read it is kept, not recomputed.
  */
 #include "core/base/status.h"
 #include "core/grad/tape.h"
 
-bool tide__remakes(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
+bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
 {
   if (!ctx->params.remake || op != TIDE_OP_LINEAR || i != 0 || !x->node) return false;
   if (x->storage->version != 0) return false;
@@ -24,7 +24,7 @@ bool tide__remakes(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
   }
 }
 
-static int remake_run(tide_tensor **out, const tide__node *n)
+static int recompute_run(tide_tensor **out, const tide__node *n)
 {
   const k_row_norm_attrs *a = &n->attrs.row_norm;
   switch (n->op) {
@@ -36,7 +36,7 @@ static int remake_run(tide_tensor **out, const tide__node *n)
   }
 }
 
-int tide__remake(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge)
+int tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge)
 {
   tide__node *n = edge->node;
   if (n->walked)
@@ -44,10 +44,10 @@ int tide__remake(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge)
                       "whose saved tensors were freed by an earlier walk; pass retain to it",
                       tide__op_get(n->op)->name);
   tide__output *o = &n->out[edge->slot];
-  if (!o->again) {
+  if (!o->recomputed) {
     TIDE_TRY(tide__check_node(ctx, n));
-    TIDE_TRY(remake_run(&o->again, n));
+    TIDE_TRY(recompute_run(&o->recomputed, n));
   }
-  *out = o->again;
+  *out = o->recomputed;
   return TIDE_OK;
 }
