@@ -105,7 +105,7 @@ describe('placements', function()
          { 'depend on their order', shape, { P 'sum', P 'max' } },
          { "argument 'mesh'", placement.local_shape, { 4 }, { R }, 3 },
          { "argument 'shape[1]'", placement.local_shape, { -1 }, { R, R }, m },
-         { "argument 'dtype'", placement.plan, { 4 }, 'f31', m, { R, R }, { R, R } },
+         { "argument 'dtype'", placement.route, { 4 }, 'f31', m, { R, R }, { R, R } },
          { "argument 'rank'", placement.local_shape, { 4 }, { R, R }, m, 4 },
       }
       for _, case in ipairs(bad) do
@@ -119,7 +119,7 @@ end)
 
 describe('plans', function()
    local function actions(axes, shape, from, to)
-      local plan, list = placement.plan(shape, 'f32', simulated(axes), from, to), {}
+      local plan, list = placement.route(shape, 'f32', simulated(axes), from, to), {}
       for i, s in ipairs(plan.steps) do list[i] = s.name .. ' ' .. s.action end
       return table.concat(list, ', ')
    end
@@ -156,7 +156,7 @@ describe('plans', function()
    end)
 
    it('print and have a price', function()
-      local plan = placement.plan({ 8, 6 }, 'f32', simulated { { 'dp', 2 }, { 'tp', 2 } },
+      local plan = placement.route({ 8, 6 }, 'f32', simulated { { 'dp', 2 }, { 'tp', 2 } },
          { dp = S(1), tp = P() }, { dp = R, tp = R })
       assert.equal([[
 redistribute [8, 6] f32: dp S(1), tp P(sum) -> dp R, tp R

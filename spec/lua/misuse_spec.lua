@@ -251,7 +251,7 @@ local objects = {
    end,
    ['parallel.plan'] = function() return tide.parallel.plan(llama, { dp = 1 }, {}) end,
    ['parallel.sharded'] = function()
-      return tide.parallel.fully_shard(tide.nn.Linear(2, 2), { comm = comm() })
+      return tide.parallel.fully_shard(tide.nn.Linear(2, 2), comm())
    end,
    ['parallel.style'] = function()
       return tide.parallel.translate_to_parallel_style 'colwise'

@@ -40,7 +40,7 @@ local function run_over(t, c, mesh, model, opts)
       opts.place, opts.size = data_axis.rank, data_axis.size
    end
    if c.shard then
-      opts.parallel = t.parallel.fully_shard(model, { mesh = mesh, strategy = c.shard })
+      opts.parallel = t.parallel.fully_shard(model, mesh, { strategy = c.shard })
    end
 end
 

@@ -62,7 +62,7 @@ describe('sharding', function()
          local mesh = tide.parallel.mesh { dp_shard = 2, tp = 2 }
          local model = case.model { config = { rope_theta = 1000 + mesh:axis('dp_shard').rank } }
          tide.parallel.tensor_parallel(model, mesh:axis 'tp')
-         tide.parallel.fully_shard(model, { mesh = mesh })
+         tide.parallel.fully_shard(model, mesh)
       ]], 4)
       fails('rank 1 has other parameters than rank 0', [[
          local model = case.model { config = { vocab_size = 38, intermediate_size = 28 } }
@@ -91,12 +91,12 @@ describe('sharding', function()
          local mesh = tide.parallel.mesh { dp_shard = 2, tp = 2 }
          local model = case.model()
          tide.parallel.tensor_parallel(model, mesh:axis 'tp')
-         tide.parallel.fully_shard(model, { mesh = mesh, seed = mesh:axis('tp').rank })
+         tide.parallel.fully_shard(model, mesh, { seed = mesh:axis('tp').rank })
       ]], 4)
    end)
 
    it('checks the types of comm, sync_each_backward and what no_sync calls', function()
-      fails("argument 'comm': expected a communicator", 'make { comm = 3 }', 1)
+      fails("argument 'ranks': expected an axis of a mesh or a communicator", 'make { comm = 3 }', 1)
       fails("argument 'sync_each_backward'", "make { sync_each_backward = 'yes' }", 1)
       fails("argument 'fn'", 'local _, s = make() s:no_sync(3)', 1)
    end)

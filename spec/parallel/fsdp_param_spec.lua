@@ -157,7 +157,7 @@ describe('a parameter', function()
             layout.set(cols, 'weight', { axis = tp, placement = tide.parallel.Shard(2),
                shape = { 5, 6 }, counts = { 3, 3 } })
             local model = tide.nn.Stack { lin, cols }
-            local sharded = tide.parallel.fully_shard(model, { mesh = mesh, seed = 4 })
+            local sharded = tide.parallel.fully_shard(model, mesh, { seed = 4 })
             for _, p in ipairs(sharded:named_parameters()) do
                p.param:set_grad(tide.ones(p.param.shape))
             end

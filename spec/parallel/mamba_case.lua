@@ -45,7 +45,7 @@ local source = [[
    end
    layer:zero_grad()
 
-   local on = mamba_cp.attach(layer, { axis = comm, method = c.method })
+   local on = mamba_cp.attach(layer, comm, { method = c.method })
    local lx, out = pick(x):clone():requires_grad_()
    local index = c.sequence and tide.stack({ sequence, sequence * 0 }, 3)
    local context = tide.parallel.cp.context { map = map, index = index }
@@ -96,7 +96,7 @@ local isolated = [[
       chunk = 4, seed = 3 }
    local cu, T = { 0, 1, 5, 14, 23, 24, 36 }, 36
    local map = tide.parallel.cp_map.new { kind = c.kind, axis = comm, cu = cu, length = T }
-   local on = tide.parallel.mamba_cp.attach(layer, { axis = comm, method = c.method })
+   local on = tide.parallel.mamba_cp.attach(layer, comm, { method = c.method })
    local function draw(seed)
       return tide.empty({ 1, T, 12 }, { dtype = 'f32' }):normal_(0, 1, { seed = seed })
    end

@@ -17,7 +17,7 @@ local differ = [[
    local tide = require 'tide'
    local comm = tide.comm.world()
    local layer = tide.nn.Mamba2 { dim = 8, heads = 4, head_dim = 4, state = 3, seed = 1 }
-   tide.parallel.mamba_cp.attach(layer, { axis = comm, method = method })
+   tide.parallel.mamba_cp.attach(layer, comm, { method = method })
    local opts, index = { axis = comm, length = 24, kind = 'contiguous' }, nil
    local odd = rank == 1
    if what == 'documents' then opts.cu = odd and { 0, 9, 24 } or { 0, 5, 24 } end
@@ -61,7 +61,7 @@ local odd_layer = [[
       model:child('first', tide.nn.Mamba2 { dim = 8, heads = 4, head_dim = 4, state = 3, seed = 1 })
       model:child('mixer', layer)
    end
-   tide.parallel.mamba_cp.attach(model, { axis = comm, method = method })
+   tide.parallel.mamba_cp.attach(model, comm, { method = method })
    local map = tide.parallel.cp_map.new { axis = comm, length = 24, kind = 'contiguous' }
    local context = tide.parallel.cp.context { map = map }
    local ok, e = pcall(layer, tide.ones { 1, 24 / size, 8 }, { context = context })
@@ -196,7 +196,7 @@ describe('a handle', function()
       local tide = require 'tide'
       local comm = tide.comm.world()
       local layer = tide.nn.Mamba2 { dim = 8, heads = 4, head_dim = 4, state = 3 }
-      local on = tide.parallel.mamba_cp.attach(layer, { axis = comm, method = method })
+      local on = tide.parallel.mamba_cp.attach(layer, comm, { method = method })
       for _ = 1, 30 do
          local map = tide.parallel.cp_map.new { axis = comm, length = 24, cu = { 0, 5, 24 } }
          layer(tide.ones { 1, 24 / size, 8 }, { context = tide.parallel.cp.context { map = map } })
@@ -270,7 +270,7 @@ describe('mistakes', function()
       refused('E_ARG', "'sequence'", m.forward, m, i64 { { 1, 2, 3, 4 } }, o)
       local layer = tide.nn.Mamba2 { dim = 8, heads = 2, head_dim = 4, state = 3 }
       local axis = tide.comm.simulate(2, 0)
-      mamba_cp.attach(layer, { axis = axis })
+      mamba_cp.attach(layer, axis)
       o.context = cp.context { axis = axis, map = tide.parallel.cp_map.new { axis = axis,
          length = 8 } }
       refused('E_ARG', "'sequence'", layer.forward, layer, tide.zeros { 1, 4, 8 }, o)

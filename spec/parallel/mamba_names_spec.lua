@@ -306,10 +306,10 @@ describe('mistakes', function()
          { axis = two, method = 'heads' })
       refused('E_ARG', "'methods'", mamba_cp.attach, layer, { axis = two, methods = 'state' })
       refused('E_ARG', 'nn.Mamba2', mamba_cp.attach, tide.nn.Linear(2, 2), { axis = two })
-      local alone = mamba_cp.attach(layer, { axis = world })
+      local alone = mamba_cp.attach(layer, world)
       assert.is_true(rawequal(mix, layer.mix))
       alone:restore()
-      local on = mamba_cp.attach(layer, { axis = two })
+      local on = mamba_cp.attach(layer, two)
       refused('E_STATE', 'wrapped', mamba_cp.attach, layer, { axis = two })
       on:restore()
       assert.is_true(rawequal(mix, layer.mix))
@@ -320,7 +320,7 @@ describe('mistakes', function()
    it('of a batch are errors', function()
       local layer = tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 3 }
       local axis = tide.comm.simulate(2, 0)
-      local on = mamba_cp.attach(layer, { axis = axis })
+      local on = mamba_cp.attach(layer, axis)
       local function context(kind, size, rank)
          local map = tide.parallel.cp_map.new { kind = kind, size = size, rank = rank, length = 16 }
          return tide.parallel.cp.context { map = map, axis = size == 2 and rank == 0 and axis
@@ -391,7 +391,7 @@ describe('prices', function()
                local map = tide.parallel.cp_map.new { kind = kind, size = W, rank = rank,
                   length = 65536 }
                for _, method in ipairs { 'hidden', 'state' } do
-                  local on = mamba_cp.attach(layer, { axis = comm, method = method })
+                  local on = mamba_cp.attach(layer, comm, { method = method })
                   local x = tide.zeros({ 1, map.count, 512 }, { device = 'null' }):requires_grad_()
                   local before = comm:traffic().nbyte[1]
                   local y = layer(x, { context = tide.parallel.cp.context { map = map,

@@ -42,7 +42,7 @@ local source = [[
    local layer = layer_in 'f32'
    local map = tide.parallel.cp_map.new { kind = c.kind, axis = comm, length = T }
    local function mine(t) return t:index_select(2, map:index('i64', 'cpu')) end
-   tide.parallel.mamba_cp.attach(layer, { axis = comm, method = c.method })
+   tide.parallel.mamba_cp.attach(layer, comm, { method = c.method })
    local part = mine(x):requires_grad_()
    local y = layer(part, { context = tide.parallel.cp.context { map = map } })
    y:backward(mine(dy))

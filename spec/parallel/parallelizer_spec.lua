@@ -398,3 +398,27 @@ describe('a model that they spread', function()
       end
    end)
 end)
+
+describe('the order of arguments', function()
+   local axis_of = require 'tide.parallel.axis_of'
+
+   it('is ranks, options; options with the ranks in them are the spelling of 0.1', function()
+      local comm = tide.comm.simulate(2, 0)
+      local function read(...) return { axis_of.ranks_and_options('parallel.old', ...) } end
+      assert.same({ comm, { x = 1 } }, read(comm, { x = 1 }, { 'mesh', 'comm' }))
+      assert.same({ comm }, read(comm, nil, { 'comm' }))
+      assert.same({ nil, { x = 1 } }, read({ x = 1 }, nil, { 'mesh', 'comm' }))
+      assert.same({ comm, { x = 1 } }, read({ x = 1, comm = comm }, nil, { 'mesh', 'comm' }))
+      local ok, e = pcall(read, { mesh = 1, comm = comm }, nil, { 'mesh', 'comm' })
+      assert.same({ false, 'E_ARG' }, { ok, e.code })
+   end)
+
+   it('of fully_shard takes a mesh, an axis and a communicator', function()
+      local comm = tide.comm.solo()
+      local mesh = tide.parallel.mesh({ dp_shard = 1 }, { comm = comm })
+      for _, ranks_ in ipairs { comm, mesh, mesh:axis 'dp_shard' } do
+         local sharded = tide.parallel.fully_shard(tide.nn.Linear(2, 2), ranks_, { seed = 1 })
+         assert.equal(1, sharded.comm.size)
+      end
+   end)
+end)

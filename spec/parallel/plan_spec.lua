@@ -483,3 +483,41 @@ describe('a bad plan', function()
       assert.equal(4 * (30 * 40 + 40), sum)
    end)
 end)
+
+describe('a registered section of plans', function()
+   local plan = tide.parallel.plan
+
+   it('is applied in its place, rehearsed, shown, written down and read', function()
+      local seen = {}
+      plan.register('lora', { before = 'recompute', apply = function(run, options)
+         seen[#seen + 1] = { run.mesh.comm.transport, options.rank, run.context == nil }
+         run.lora = true
+         for _, block in ipairs(run.model.model.layers) do
+            block.mlp:wrap('lora', function(next, self, ...) return next(self, ...) end)
+         end
+      end })
+      finally(function() assert.is_true(plan.unregister 'lora') end)
+      local p = make({ dp = 1 }, { lora = { rank = 4 }, recompute = 'mlp' }, 1)
+      assert.same({ { 'sim', 4, true } }, seen)
+      assert.matches('lora  +{rank 4}', tostring(p))
+      local again = plan.from_table(p:to_table())
+      local run = again:materialise { seed = 1 }
+      assert.is_true(run.lora)
+      assert.same({ 'lora', 'recompute' }, run.model.model.layers[1].mlp:wraps())
+      local before = #seen
+      make({ dp = 1 }, {}, 1)
+      assert.equal(before, #seen)
+      assert.is_true(make({ dp = 2 }, { lora = { rank = 1 } }, 2):price({ seq = 8 }).peak > 0)
+   end)
+
+   it('is refused by name', function()
+      local function apply() end
+      refused('E_ARG', "'name'", plan.register, 'tp', { apply = apply })
+      refused('E_ARG', "'name'", plan.register, 'ranks', { apply = apply })
+      refused('E_ARG', "'before'", plan.register, 'x', { apply = apply, before = 'y' })
+      refused('E_ARG', "'apply'", plan.register, 'x', {})
+      refused('E_ARG', "unknown option 'lora'", make, { dp = 1 }, { lora = 1 }, 1)
+      assert.is_false(plan.unregister 'x')
+      assert.is_false(plan.unregister 'tp')
+   end)
+end)

@@ -140,9 +140,9 @@ end
 
 -- ---- methods ---------------------------------------------------------------------------------
 
--- The steps that redistribute would take, with their price; see placement.plan.
+-- The steps that redistribute would take, with their price; see placement.route.
 function DTensor:plan(placements)
-   return placement.plan(self.shape, self.part.dtype, self.mesh, self.placements, placements)
+   return placement.route(self.shape, self.part.dtype, self.mesh, self.placements, placements)
 end
 
 -- The same tensor in other placements, as a new DTensor. Collective when the plan says so.

@@ -19,6 +19,7 @@
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local old = require 'tide.util.old'
 local dtype_size = require('tide').dtype_size
 
 local placement = {}
@@ -387,19 +388,19 @@ local function is_done(cur, dst)
    return true
 end
 
--- ---- plans -----------------------------------------------------------------------------------
+-- ---- routes ----------------------------------------------------------------------------------
 
-local Plan = { class_name = 'Plan' }
-Plan.__index = Plan
+local Route = { class_name = 'Route' }
+Route.__index = Route
 
 -- Seconds on links of `bandwidth` bytes a second with `latency` seconds a collective.
-function Plan:seconds(bandwidth, latency)
-   local op = 'parallel.plan.seconds'
+function Route:seconds(bandwidth, latency)
+   local op = 'parallel.placement.route.seconds'
    err.number(op, 'bandwidth', bandwidth, 1)
    return self.bytes / bandwidth + self.collectives * err.number(op, 'latency', latency or 0, 0)
 end
 
-function Plan:__tostring()
+function Route:__tostring()
    local lines = { ('redistribute %s %s: %s -> %s'):format(dims.text(self.shape), self.dtype,
       placement.text(self.from, self.mesh), placement.text(self.to, self.mesh)) }
    for i, s in ipairs(self.steps) do
@@ -415,8 +416,8 @@ end
 -- The steps that bring a tensor of this (whole) shape and dtype from one list of placements to
 -- another, as a rank of the mesh (default: this one) sees them: { steps, bytes, collectives }.
 -- Each step: name (of the axis), from, to, action, before, after (local shapes), bytes.
-function placement.plan(shape, dtype, mesh, from, to, rank)
-   local op = 'parallel.placement.plan'
+function placement.route(shape, dtype, mesh, from, to, rank)
+   local op = 'parallel.placement.route'
    shape = check_shape(op, shape)
    from = placement.normalise(op, from, mesh, #shape)
    to = placement.normalise(op, to, mesh, #shape)
@@ -427,13 +428,19 @@ function placement.plan(shape, dtype, mesh, from, to, rank)
    while not is_done(state.cur, state.dst) do
       if not state:advance() then state:give_way() end
    end
-   local plan = setmetatable({ shape = shape, dtype = dtype, mesh = mesh, from = from, to = to,
-      steps = state.steps, bytes = 0, collectives = 0 }, Plan)
-   for _, s in ipairs(plan.steps) do
-      plan.bytes = plan.bytes + s.bytes
-      plan.collectives = plan.collectives + s.collectives
+   local route = setmetatable({ shape = shape, dtype = dtype, mesh = mesh, from = from, to = to,
+      steps = state.steps, bytes = 0, collectives = 0 }, Route)
+   for _, s in ipairs(route.steps) do
+      route.bytes = route.bytes + s.bytes
+      route.collectives = route.collectives + s.collectives
    end
-   return plan
+   return route
+end
+
+-- The spelling of 0.1.
+function placement.plan(...)
+   old('parallel.placement.plan', 'parallel.placement.route')
+   return placement.route(...)
 end
 
 return placement

@@ -27,8 +27,8 @@ function score.load(where, opts)
    end
    local dtype = saved.store:dtype('model', saved.store:names('model')[1])
    local model = family.build(op, saved.plain, { dtype = dtype, device = 'null' }, opts.make)
-   local sharded = tide.parallel.fully_shard(model, { device = opts.device or 'cpu',
-      comm = opts.comm or dist.world() })
+   local sharded = tide.parallel.fully_shard(model, opts.comm or dist.world(),
+      { device = opts.device or 'cpu' })
    state.restore_model(sharded, saved)
    return model:eval(), sharded, model.config
 end

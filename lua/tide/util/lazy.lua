@@ -8,6 +8,15 @@ local err = require 'tide.util.err'
 local instead = require 'tide.util.instead'
 local near = require 'tide.util.near'
 
+-- What has a constructor `new` is called for it, as a class is: tide.train.step { .. }.
+local function make_callable(value)
+   if type(value) ~= 'table' or getmetatable(value) or type(rawget(value, 'new')) ~= 'function' then
+      return
+   end
+   setmetatable(value, { calls = value.new,
+      __call = function(_, ...) return value.new(...) end })
+end
+
 return function(name, entries, have)
    return setmetatable(have or {}, {
       entries = entries,
@@ -24,6 +33,7 @@ return function(name, entries, have)
          if type(entry) == 'table' then file, field = entry[1], entry[2] end
          local value = require('tide.' .. name .. '.' .. file)
          if field then value = value[field] end
+         make_callable(value)
          rawset(t, key, value)
          return value
       end,

@@ -125,7 +125,7 @@ function mamba.on_rank(o, _, n)
    local t = require 'tide'
    local cp, axis = t.parallel.cp, t.parallel.mesh({ cp = n }):axis 'cp'
    local layer = layer_of(t, o)
-   local handle = t.parallel.mamba_cp.attach(layer, { axis = axis, method = o.method })
+   local handle = t.parallel.mamba_cp.attach(layer, axis, { method = o.method })
    local context, mine = cp.make_cp_batch_and_ctx(axis, batch_of(t, o), { kind = o.kind })
    local ids = mine.ids:tolist()
    local x, dy = contents(o)

@@ -13,7 +13,7 @@ local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local fingerprint = require 'tide.parallel.fingerprint'
 
-return function(Plan)
+return function(Map)
 
 -- ---- index tensors ---------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ local function defaults(op, dtype, device)
 end
 
 -- Whole positions of a rank's tokens (its own by default).
-function Plan:index(dtype, device, rank)
+function Map:index(dtype, device, rank)
    local op = 'parallel.cp_map.index'
    dtype, device = defaults(op, dtype, device)
    rank = err.integer(op, 'rank', rank or self.rank, 0, self.size - 1)
@@ -69,7 +69,7 @@ function Plan:index(dtype, device, rank)
 end
 
 -- Whole positions of all ranks' tokens, in rank order: place -> whole position.
-function Plan:order(dtype, device)
+function Map:order(dtype, device)
    dtype, device = defaults('parallel.cp_map.order', dtype, device)
    return kept(self, key_of('order', dtype, device), function()
       return place_on(all_of(self, dtype), device)
@@ -77,7 +77,7 @@ function Plan:order(dtype, device)
 end
 
 -- The inverse: whole position -> place.
-function Plan:restore(dtype, device)
+function Map:restore(dtype, device)
    dtype, device = defaults('parallel.cp_map.restore', dtype, device)
    return kept(self, key_of('restore', dtype, device), function()
       if not self.all_runs and self.kind ~= 'contiguous' then
@@ -127,7 +127,7 @@ local function source_of(self, rank, device)
 end
 
 -- (document, position) of every whole position, i32 [1, padded, 2]; padding is document -1.
-function Plan:documents(device)
+function Map:documents(device)
    device = device_of('parallel.cp_map.documents', device)
    return kept(self, key_of('documents', device), function()
       return place_on(tide.slot_index(host(self.cu_slot), host(self.cu_real), self.padded), device)
@@ -135,7 +135,7 @@ function Plan:documents(device)
 end
 
 -- The same of a rank's tokens (its own by default), i32 [1, count, 2].
-function Plan:document_index(device, rank)
+function Map:document_index(device, rank)
    device = device_of('parallel.cp_map.document_index', device)
    rank = err.integer('parallel.cp_map.document_index', 'rank', rank or self.rank, 0,
       self.size - 1)
@@ -193,7 +193,7 @@ end
 
 -- The tokens of a rank (its own by default) out of x, whose dim has all `length` tokens. fill:
 -- value of padding. Differentiable; a new tensor, x stays as it is.
-function Plan:shard(x, dim, fill, rank)
+function Map:shard(x, dim, fill, rank)
    local op = 'parallel.cp_map.shard'
    dim = tokens_in(op, x, dim, self.length, 'as the plan has')
    fill = need_fill(self, op, fill)
@@ -210,7 +210,7 @@ function Plan:shard(x, dim, fill, rank)
 end
 
 -- x with its padding in place: dim has `padded` tokens, in order.
-function Plan:pad(x, dim, fill)
+function Map:pad(x, dim, fill)
    local op = 'parallel.cp_map.pad'
    dim = tokens_in(op, x, dim, self.length, 'as the plan has')
    fill = need_fill(self, op, fill)
@@ -227,7 +227,7 @@ end
 
 -- Tensors of all ranks joined in rank order (dim has `padded` tokens) back into the caller's order,
 -- without padding.
-function Plan:unshard(x, dim)
+function Map:unshard(x, dim)
    local op = 'parallel.cp_map.unshard'
    dim = tokens_in(op, x, dim, self.padded, 'those of all ranks')
    return x:index_select(dim, places(self, x.device))
@@ -253,7 +253,7 @@ end
 -- Every token again, from each rank's own: the inverse of shard. Collective over the plan's axis
 -- and differentiable; the gradient is that of the sum of all ranks' losses, or, with opts.once, of
 -- a loss that every rank computes alike. E_COMM where ranks have other plans or shapes.
-function Plan:gather(x, dim, opts)
+function Map:gather(x, dim, opts)
    local op = 'parallel.cp_map.gather'
    opts = err.options(op, opts, { 'once', 'axis' })
    dim = tokens_in(op, x, dim, self.count, "a rank's share")
@@ -271,7 +271,7 @@ end
 
 -- Every token's value replaced by that of the token k further on in the sequence (0 beyond its
 -- end), for shards x of all ranks. Collective and differentiable.
-function Plan:shift(x, dim, k, opts)
+function Map:shift(x, dim, k, opts)
    err.integer('parallel.cp_map.shift', 'k', k, 0, self.length)
    local all = self:gather(x, dim, opts)
    local before, after = {}, {}

@@ -30,8 +30,8 @@ local known = {
    'pad', 'index', 'mask', 'blocks',
 }
 
-local Plan = { class_name = 'Plan' }
-Plan.__index = Plan
+local Map = { class_name = 'Map' }
+Map.__index = Map
 
 -- ---- multiples -------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ end
 function cp_map.new(opts)
    local op = 'parallel.cp_map.new'
    opts = err.options(op, opts, known)
-   local self = setmetatable({ keep = {}, agreed = {} }, Plan)
+   local self = setmetatable({ keep = {}, agreed = {} }, Map)
    self.kind = err.choice(op, 'kind', opts.kind or 'zigzag', kinds)
    self.size, self.rank = ranks_of(op, opts)
    self.axis, self.mask = opts.axis, opts.mask
@@ -248,9 +248,9 @@ function cp_map.new(opts)
 end
 
 -- The same plan as another rank sees it.
-function Plan:at(rank)
+function Map:at(rank)
    err.integer('parallel.cp_map.at', 'rank', rank, 0, self.size - 1)
-   local copy = setmetatable({}, Plan)
+   local copy = setmetatable({}, Map)
    for k, v in require 'tide.util.each'(self) do copy[k] = v end
    copy.rank, copy.keep, copy.agreed = rank, {}, {}
    return copy
@@ -259,7 +259,7 @@ end
 -- ---- runs, closed forms ----------------------------------------------------------------------
 
 -- { start, length, start, length, ... }: whole positions of a rank (its own by default).
-function Plan:runs(rank)
+function Map:runs(rank)
    rank = err.integer('parallel.cp_map.runs', 'rank', rank or self.rank, 0, self.size - 1)
    if self.all_runs then return self.all_runs[rank + 1] end
    if self.kind == 'contiguous' then return { rank * self.count, self.count } end
@@ -267,7 +267,7 @@ function Plan:runs(rank)
 end
 
 -- Whole position of token i (from 0) of a rank.
-function Plan:position(rank, i)
+function Map:position(rank, i)
    local op = 'parallel.cp_map.position'
    err.integer(op, 'rank', rank, 0, self.size - 1)
    err.integer(op, 'i', i, 0, self.count - 1)
@@ -295,7 +295,7 @@ function Plan:position(rank, i)
 end
 
 -- Rank and place in that rank (from 0) of whole position g.
-function Plan:place(g)
+function Map:place(g)
    err.integer('parallel.cp_map.place', 'g', g, 0, self.padded - 1)
    local W = self.size
    if self.kind == 'contiguous' then return math.floor(g / self.count), g % self.count end
@@ -317,12 +317,12 @@ function Plan:place(g)
    end
 end
 
-require 'tide.parallel.cp.index' (Plan)
+require 'tide.parallel.cp.index' (Map)
 
 -- ---- work ------------------------------------------------------------------------------------
 
 -- (query, key) pairs of each rank under a mask ({ causal, window, linear }; the plan's by default).
-function Plan:cost(mask)
+function Map:cost(mask)
    mask = balance.mask('parallel.cp_map.cost', mask or self.mask)
    local list = {}
    for r = 0, self.size - 1 do
@@ -336,13 +336,13 @@ function Plan:cost(mask)
 end
 
 -- Largest work of a rank over the mean; 1 is perfect.
-function Plan:imbalance(mask)
+function Map:imbalance(mask)
    local most, sum = 0, 0
    for _, c in ipairs(self:cost(mask)) do most, sum = math.max(most, c), sum + c end
    return sum == 0 and 1 or most * self.size / sum
 end
 
-function Plan:__tostring()
+function Map:__tostring()
    local ndoc = #self.cu_real - 1
    return ('%s plan: %d tokens%s in %d document%s, %d on each of %d ranks, imbalance %.4f'):format(
       self.kind, self.length, self.gapless and '' or (' padded to %d'):format(self.padded), ndoc,

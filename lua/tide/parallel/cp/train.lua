@@ -204,17 +204,6 @@ end
 -- The options of attach.
 cp_train.options = { 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' }
 
--- The ranks and the options of attach. { axis = axis, .. } in place of both is the spelling of 0.1.
-local function ranks_and_options(op, axis, opts)
-   local is_old = opts == nil and type(axis) == 'table' and axis.size == nil and axis.find == nil
-   if is_old then
-      opts = err.options(op, axis, { 'axis', unpack(cp_train.options) })
-      axis = opts.axis
-   end
-   if type(axis) == 'table' and axis.find then axis = cp.axis_of(op, axis, 'cp') end
-   return axis, is_old and opts or err.options(op, opts, cp_train.options)
-end
-
 -- Puts a model over the ranks of an axis (of a mesh, a mesh with an axis 'cp', or a communicator).
 -- opts: method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout ('zigzag', 'contiguous', 'document',
 -- 'balanced'), a2a (ranks of the inner exchange of a2a+p2p), window (of tide.attention: distances)
@@ -226,7 +215,9 @@ end
 function cp_train.attach(model, axis, opts)
    local op = 'parallel.cp.attach'
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   axis, opts = ranks_and_options(op, axis, opts)
+   axis, opts = axis_of.ranks_and_options(op, axis, opts, { 'axis' })
+   opts = err.options(op, opts, cp_train.options)
+   if type(axis) == 'table' and axis.find then axis = cp.axis_of(op, axis, 'cp') end
    local comm, size, rank = axis_of(op, 'axis', axis)
    if spread.of(model).cp then
       err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
@@ -250,7 +241,7 @@ function cp_train.attach(model, axis, opts)
       agree.check(handle.comm, op, 'E_COMM', { { what = 'settings', shown = true,
          text = settings(handle, opts.a2a, opts.mamba) } }, model)
    end
-   handle.mamba = has_mamba and mamba_attach.attach(model, { axis = axis, method = opts.mamba })
+   handle.mamba = has_mamba and mamba_attach.attach(model, axis, { method = opts.mamba })
    if handle.size > 1 then
       if opts.a2a then
          handle.near, handle.far = cp_attention.split(op, handle.comm, opts.a2a)

@@ -1,6 +1,6 @@
--- Fully sharded data parallelism: fully_shard(model, opts).
+-- Fully sharded data parallelism: fully_shard(model, ranks, opts).
 --
---    local sharded = tide.parallel.fully_shard(model, { mesh = mesh, strategy = 'optim_grads' })
+--    local sharded = tide.parallel.fully_shard(model, mesh, { strategy = 'optim_grads' })
 --    local optim = tide.optim.AdamW(sharded, { lr = 1e-3 })
 --    model:loss(ids, labels, { count = n }):backward()
 --    sharded:finish()                       -- every rank, after each backward
@@ -22,9 +22,11 @@
 
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
+local axis_of = require 'tide.parallel.axis_of'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp.options'
@@ -393,8 +395,8 @@ end
 
 local fsdp = { Sharded = Sharded }
 
--- Shards a model over the data axes of a mesh (dp_shard or dp, flattened with cp; dp_replicate
--- holds replicas) or over the ranks of comm (default: all). opts:
+-- Shards a model over ranks: the data axes of a mesh (dp_shard or dp, flattened with cp;
+-- dp_replicate holds replicas), an axis or a communicator (default: all ranks). opts:
 --   strategy               no_shard, optim, optim_grads, optim_grads_params (default)
 --   units                  nil: elements of layer lists; class names; a least number of parameters
 --   reshard_after_forward  nil: all but the last of a list; true; false; k: shards among k ranks
@@ -418,7 +420,17 @@ local fsdp = { Sharded = Sharded }
 --   pin_memory             (true) those of a model on 'cuda' lie in pinned memory
 --   device, seed           of a model on the null device
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
-function fsdp.fully_shard(model, opts) return Sharded(model, opts) end
+function fsdp.fully_shard(model, ranks, opts)
+   ranks, opts = axis_of.ranks_and_options(op, ranks, opts, { 'mesh', 'comm' })
+   local o = {}
+   for k, v in each(err.options(op, opts, options.names)) do o[k] = v end
+   if type(ranks) == 'table' and ranks.fsdp_mesh then
+      o.mesh = ranks
+   elseif ranks ~= nil then
+      o.comm = axis_of(op, 'ranks', ranks)
+   end
+   return Sharded(model, o)
+end
 
 -- Elements of the outermost layer lists of a module, each of which becomes a unit: a list of
 -- { path, module, reshard_after_forward }; the last of a list keeps its parameters after forward,
@@ -438,7 +450,7 @@ end
 function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy)
    local name = 'parallel.apply_fsdp_sharding_recursively'
    offload_policy = err.options(name, offload_policy, { 'cpu', 'pin_memory' })
-   return fsdp.fully_shard(module, { mesh = mesh, mp_policy = mp_policy,
+   return fsdp.fully_shard(module, mesh, { mp_policy = mp_policy,
       cpu_offload = offload_policy.cpu or false, pin_memory = offload_policy.pin_memory })
 end
 

@@ -29,6 +29,10 @@ local others = {
    'keep_fp8_transpose_cache_when_using_custom_fsdp',
 }
 
+-- The names of all options.
+options.names = { unpack(others) }
+for _, k in ipairs(flag_names) do table.insert(options.names, k) end
+
 local floats = { 'f32', 'f64', 'bf16', 'f16' }
 
 -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs }; absent dtypes: no cast.
@@ -72,10 +76,7 @@ end
 
 -- A checked copy with defaults.
 function options.check(opts)
-   local known = {}
-   for _, k in ipairs(flag_names) do known[#known + 1] = k end
-   for _, k in ipairs(others) do known[#known + 1] = k end
-   opts = err.options(op, opts, known)
+   opts = err.options(op, opts, options.names)
    local o = { mesh = opts.mesh, comm = opts.comm, units = opts.units }
    for _, k in ipairs(flag_names) do
       o[k] = opts[k]

@@ -14,6 +14,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local agree = require 'tide.comm.agree'
+local axis_of = require 'tide.parallel.axis_of'
 local context_ = require 'tide.parallel.cp.context'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
@@ -98,16 +99,17 @@ function attach.check_layout(op, method, kind)
 end
 
 -- Wraps the mix of every nn.Mamba2 in model; the model is then called with a context
--- (parallel.cp.context, or what cp.attach cuts). opts: axis (of a mesh, or a communicator), method
+-- (parallel.cp.context, or what cp.attach cuts). axis: of a mesh, or a communicator. opts: method
 -- ('auto'; 'hidden', 'state'). Nothing changes on one rank. parallel.cp.attach calls it for models
 -- with such layers. Returns the handle: restore().
-function attach.attach(model, opts)
+function attach.attach(model, axis, opts)
    local op = 'parallel.mamba_cp.attach'
-   opts = err.options(op, opts, { 'axis', 'method' })
+   axis, opts = axis_of.ranks_and_options(op, axis, opts, { 'axis' })
+   opts = err.options(op, opts, { 'method' })
    local self = setmetatable({ layers = {}, names = {}, wraps = {}, plans = {},
       chosen = {} }, Attached)
    self.method = err.choice(op, 'method', opts.method or 'auto', methods)
-   self.comm = context_.comm_of(op, opts.axis)
+   self.comm = context_.comm_of(op, axis)
    self.batches = setmetatable({}, { __mode = 'k' })
    if type(model) ~= 'table' or not model.walk then err.arg(op, 'model', 'a module', model) end
    model:walk(function(m, path)

@@ -1,6 +1,6 @@
 -- Mamba-2 with its sequence on several ranks.
 --
---    local mamba = tide.parallel.mamba_cp.attach(model, { axis = mesh:axis 'cp' })
+--    local mamba = tide.parallel.mamba_cp.attach(model, mesh:axis 'cp')
 --    model:loss(ids, labels, { context = context, count = count }):backward()
 --    mamba:restore()
 --

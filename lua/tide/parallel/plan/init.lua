@@ -31,7 +31,7 @@ local Plan = class 'Plan'
 
 local op = 'parallel.plan'
 
-local sections = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
+local own_options = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
 local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
@@ -105,6 +105,10 @@ local function read_model(self, model)
    self.model = model
 end
 
+-- Sections in the order in which they are applied: { name, apply(plan, run, device, seed), is_own
+-- (registered by the user) }.
+local sections = {}
+
 local function copy(t)
    local out = {}
    for k, v in each(t) do out[k] = v end
@@ -122,7 +126,11 @@ end
 
 -- The options of the sections with what the mesh implies.
 local function read_sections(self, opts)
-   for _, k in ipairs(sections) do self[k] = opts[k] end
+   for _, k in ipairs(own_options) do self[k] = opts[k] end
+   self.own = {}
+   for _, s in ipairs(sections) do
+      if s.is_own then self.own[s.name] = opts[s.name] end
+   end
    if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
    if opts.cp then err.options(op .. ': cp', opts.cp, { 'axis', unpack(cp_train.options) }) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
@@ -168,9 +176,19 @@ end
 local function apply_fsdp(self, run, device, seed)
    if not self.fsdp then return end
    local o = copy(self.fsdp)
-   o.mesh, o.device, o.seed = run.mesh, device, seed
-   run.sharded = tide.parallel.fully_shard(run.model, o)
+   o.device, o.seed = device, seed
+   run.sharded = tide.parallel.fully_shard(run.model, run.mesh, o)
 end
+
+local function apply_recompute(self, run)
+   if self.recompute == nil then return end
+   tide.parallel.recompute(run.model, self.recompute, { scope = self.scope })
+end
+
+sections[1] = { name = 'tp', apply = apply_tp }
+sections[2] = { name = 'cp', apply = apply_cp }
+sections[3] = { name = 'recompute', apply = apply_recompute }
+sections[4] = { name = 'fsdp', apply = apply_fsdp }
 
 -- Ranks that have data of their own, and those whose losses and gradients are added.
 local function data_axes(run)
@@ -185,12 +203,7 @@ end
 -- Spreads a model over a mesh: the rehearsal and the real thing.
 local function apply(self, model, mesh, device, seed)
    local run = { model = model, mesh = mesh, plan = self }
-   apply_tp(self, run)
-   apply_cp(self, run)
-   if self.recompute ~= nil then
-      tide.parallel.recompute(model, self.recompute, { scope = self.scope })
-   end
-   apply_fsdp(self, run, device, seed)
+   for _, section in ipairs(sections) do section.apply(self, run, device, seed) end
    data_axes(run)
    run.params = run.sharded or model
    return run
@@ -215,11 +228,11 @@ end
 -- default: this run's). opts: tp (options of tensor_parallel and axis), cp (those of cp.attach),
 -- recompute and scope (of parallel.recompute), fsdp (options of fully_shard; absent: its
 -- defaults if an axis dp_shard has several ranks, else plain data parallelism, or beside tp and cp
--- the strategy no_shard), ranks. A section whose axis has one rank
--- changes nothing.
+-- the strategy no_shard), ranks, and the registered ones (see plan.register). A section whose axis
+-- has one rank changes nothing.
 function Plan:init(model, mesh, opts)
-   local known = copy(sections)
-   known[#known + 1] = 'ranks'
+   local known = { 'ranks', unpack(own_options) }
+   for _, s in ipairs(sections) do known[#known + 1] = s.is_own and s.name or nil end
    opts = err.options(op, opts, known)
    read_mesh(self, mesh, opts.ranks)
    read_model(self, model)
@@ -258,7 +271,7 @@ end
 -- All ranks must have the same plan for the same model: all that the parts would compare.
 local function check_agreed(self, comm, device, seed)
    local model, given = self.model, {}
-   for _, k in ipairs(sections) do given[k] = self[k] end
+   for _, k in ipairs { 'own', unpack(own_options) } do given[k] = self[k] end
    agree.check(comm, 'parallel.plan.materialise', 'E_COMM', {
       { what = 'plans', text = tostring(self), shown = true },
       { what = 'options of the plan', text = canonical(given) },
@@ -319,6 +332,35 @@ function Plan:data() return { rank = 0, size = self.rehearsal.data } end
 function Plan:to_table() return plan_text.to_table(self) end
 
 local plan = { Plan = Plan }
+
+-- Adds a section to all plans that are made from now on: the option `name` of parallel.plan.
+-- section: apply(run, options), called where the option is given, in the rehearsal and in
+-- materialise, on every rank, with run.model and run.mesh; before (the section that comes after it:
+-- 'tp', 'cp', 'recompute', default 'fsdp', or a registered one). What apply hangs on the run, the
+-- caller of materialise finds there.
+function plan.register(name, section)
+   local fn, at = 'parallel.plan.register', nil
+   err.type(fn, 'name', name, 'string')
+   section = err.options(fn, section, { 'apply', 'before' })
+   local apply_own, before = err.func(fn, 'apply', section.apply), section.before or 'fsdp'
+   for i, s in ipairs(sections) do
+      if s.name == name then err.arg(fn, 'name', 'a section that no plan has', name) end
+      if s.name == before then at = i end
+   end
+   if not at then err.arg(fn, 'before', 'the name of a section', before) end
+   if name == 'scope' or name == 'ranks' then err.arg(fn, 'name', 'no option of plans', name) end
+   table.insert(sections, at, { name = name, is_own = true, apply = function(self, run)
+      if self.own[name] ~= nil then apply_own(run, self.own[name]) end
+   end })
+end
+
+-- Takes a registered section away; plans that have it are then made without.
+function plan.unregister(name)
+   for i, s in ipairs(sections) do
+      if s.is_own and s.name == name then return table.remove(sections, i) and true end
+   end
+   return false
+end
 
 -- The results of fn() with the model of `run`, which materialise gave, whole where it is sharded,
 -- and whole sequences on each rank. Collective.

@@ -155,6 +155,7 @@ function text.show(plan)
    head('recompute', '%s', #r.recomputed == 0 and 'none' or show_value(plan.recompute)
       .. (plan.scope and '; scope ' .. plan.scope or ''))
    add_list(lines, r.recomputed)
+   for name, options in each(plan.own) do head(name, '%s', show_value(options)) end
    head('sharding', '%s', sharding_line(plan, r))
    add_list(lines, r.units)
    return table.concat(lines, '\n')
@@ -237,6 +238,7 @@ function text.to_table(plan)
    if plan.given.cp then t.cp = plain(plan.cp, 'cp') end
    t.recompute = plain(plan.recompute, 'recompute')
    t.fsdp = plan.fsdp and plain(plan.fsdp, 'fsdp')
+   t.own = next(plan.own) and plain(plan.own, 'own')
    return t
 end
 
@@ -262,15 +264,20 @@ end
 
 -- The arguments of a plan: { mesh =, opts = }.
 function text.from_table(op, t)
-   err.options(op, t, { 'version', 'axes', 'model', 'tp', 'cp', 'recompute', 'scope', 'fsdp' })
+   err.options(op, t, { 'version', 'axes', 'model', 'tp', 'cp', 'recompute', 'scope', 'fsdp',
+      'own' })
    if t.version ~= 1 then err.arg(op, 'version', '1, which this library reads', t.version) end
    local mesh, n = {}, 1
    for i, a in ipairs(err.type(op, 'axes', t.axes, 'table')) do
       err.type(op, 'axes', a, 'table')
       mesh[i], n = { a.name, a.size }, n * err.integer(op, 'axes.size', a.size, 1)
    end
-   return { mesh = mesh, opts = { tp = read_styles(op, t.tp), cp = t.cp, recompute = t.recompute,
-      scope = t.scope, fsdp = t.fsdp, ranks = n } }
+   local opts = { tp = read_styles(op, t.tp), cp = t.cp, recompute = t.recompute,
+      scope = t.scope, fsdp = t.fsdp, ranks = n }
+   for name, options in each(err.type(op, 'own', t.own or {}, 'table')) do
+      opts[err.type(op, 'own', name, 'string')] = options
+   end
+   return { mesh = mesh, opts = opts }
 end
 
 return text
