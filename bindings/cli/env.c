@@ -1,7 +1,5 @@
-/* Variables TIDE_... of the environment that nothing reads: misspelt parameters.
- *
- * A parameter that is set in the environment and never read would change nothing without a word.
- */
+/* Warns of environment variables TIDE_... that are misspelt parameters, which would be ignored
+ * silently. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +10,8 @@ extern char **environ;
 
 enum { LONGEST = 40 };
 
-/* The least number of insertions, deletions and substitutions that make a of b, but case. */
+/* Returns the least number of insertions, deletions and substitutions that turn a into b, ignoring
+ * case. */
 static int distance(const char *a, const char *b)
 {
   int row[LONGEST + 1], na = (int)strlen(a), nb = (int)strlen(b);
@@ -32,7 +31,7 @@ static int distance(const char *a, const char *b)
   return row[nb];
 }
 
-/* The parameter that a name was meant for; null if it is one, or near none. */
+/* Returns the parameter that a name probably means; NULL if it is one, or close to none. */
 static const char *meant(const char *name)
 {
   const char *near = NULL;

@@ -1,4 +1,4 @@
-/* Exit codes: how a run ends, as the byte that a parent process sees. No failure has code 0. */
+/* Exit codes: the end of a run, as the byte that a parent process sees. No failure has code 0. */
 #include <errno.h>
 #include <lauxlib.h>
 #include <stdio.h>
@@ -37,8 +37,8 @@ int cli_end_output(int code)
 
 /* ---- os.exit of a process -------------------------------------------------------------------- */
 
-/* os.exit(code, close): closes the state first, unless close is false: what it holds ends in order.
- * Upvalue: LuaJIT's own. */
+/* os.exit(code, close): closes the state first, unless close is false, so that its objects end in
+ * order. Upvalue: LuaJIT's own os.exit. */
 static int l_cli_exit(lua_State *L)
 {
   bool keep = lua_isboolean(L, 2) && !lua_toboolean(L, 2);

@@ -1,11 +1,11 @@
 /* The `tide` program: run, repl, trace, version, params, help.
  *
- * A thin shell over tide_lua (one rank, in the main thread) and ranks (several, as
- * threads). Its folder is the only one that prints, handles signals and exits.
+ * A thin shell over tide_lua (one rank, in the main thread) and ranks (several, as threads). Only
+ * this folder prints, handles signals and exits.
  *
  * Exit codes: 0 done, 1 the recipe raised, 2 wrong command line, here or in the recipe's options
- * (E_ARG, E_DEVICE or E_UNSUPPORTED told without a stack trace), what os.exit was given, 128 +
- * signal after a signal.
+ * (E_ARG, E_DEVICE or E_UNSUPPORTED without a stack trace), the argument of os.exit, 128 + signal
+ * after a signal.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -114,9 +114,9 @@ static int command_help(const char *topic)
   return EXIT_USAGE;
 }
 
-/* Threads of the OpenMP pool spin between two loops, for milliseconds unless told otherwise, which
- * halts everything when others share the cores. The runtime read its environment before main, so
- * the program starts itself again with a bound, unless the user has chosen one. */
+/* Bounds the spinning of OpenMP threads between two loops. It lasts milliseconds by default, which
+ * halts everything when other processes share the cores. The runtime reads its environment before
+ * main, so the program restarts itself with a bound, unless the user has chosen one. */
 static void bound_spinning(char **argv)
 {
   char path[4096];

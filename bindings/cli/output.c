@@ -1,7 +1,7 @@
 /* Output of ranks: whole lines with a prefix, and their standard streams.
  *
- * A rank's state gets other streams, which collect its text here; a line is printed
- * when it is complete, in one write.
+ * The streams of a rank's state collect its text here; a line is printed when it is complete, in
+ * one write.
  */
 #include <lauxlib.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static bool append(line_buffer *b, const char *text, size_t n)
   return true;
 }
 
-/* One write a line: a launcher's pipe then keeps lines of different processes apart. */
+/* One write per line: a launcher's pipe then keeps lines of different processes apart. */
 static void print_line(printer *p, int rank, int stream, const char *text, size_t n)
 {
   FILE *to = stream ? stderr : stdout;
@@ -67,7 +67,7 @@ static int l_write(lua_State *L)
 
 /* ---- the state of a rank --------------------------------------------------------------------- */
 
-/* Replaces what writes to the standard streams in the state of a rank. */
+/* Replaces the functions that write to the standard streams in the state of a rank. */
 static const char redirect[] =
   "local write = ...\n"
   "local function proxy(stream)\n"

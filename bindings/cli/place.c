@@ -1,7 +1,7 @@
-/* One rank of a job of processes: where the launcher has put it, and how the job ends.
+/* One rank of a job of processes: its position in the launcher's job, and the end of the job.
  *
- * Each process runs one rank in its main thread; the job ends as a whole, with the
- * first failure shown once, by a rank that the failing ones elect (tide_mpi_elect).
+ * Each process runs one rank in its main thread; the job ends as a whole, with the first failure
+ * shown once, by a rank that the failing ones elect (tide_mpi_elect).
  */
 #include <sched.h>
 #include <stdio.h>
@@ -39,8 +39,8 @@ int cli_share_of_cores(int local_size)
   return mine / local_size > 0 ? mine / local_size : 1;
 }
 
-/* Where the ranks cannot be asked who speaks, before MPI runs or after it has been given up: rank
- * 0; the launcher then ends the others. True if no signal has come. */
+/* Decides without an election, before MPI runs or after it was aborted: rank 0 reports; the
+ * launcher then ends the others. Returns true if no signal arrived meanwhile. */
 static bool outlive(const place *at, int status)
 {
   struct timespec ts = {(at->rank > 0 ? 3 : 0) + (status == TIDE_E_PEER ? 3 : 0), 0};
@@ -67,8 +67,7 @@ static int end_well(printer *p, int rank)
   return EXIT_RAISED;
 }
 
-/* Of ranks that fail together one speaks, and ends the job. A signal meanwhile is the end of the
- * job. */
+/* Of ranks that fail together one reports and ends the job. A signal meanwhile ends the job too. */
 int cli_end_job(printer *p, const place *at, const ending *how)
 {
   int n = cli_signal_count();

@@ -1,7 +1,5 @@
-/* `tide run`: its command line, restarts, and one rank in the main thread.
- *
- * An attempt is a new context and a new group; what ends it is an exit code.
- */
+/* `tide run`: its command line, restarts, and one rank in the main thread. An attempt is a new
+ * context and a new group; its result is an exit code. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -186,7 +184,7 @@ static int parse_run(int argc, char **argv, run_options *o)
 
 /* ---- the folder of --trace ------------------------------------------------------------------- */
 
-/* Makes the folder and what leads to it. */
+/* Makes the folder and its parents. */
 static bool make_folder(const char *path)
 {
   char part[4096];
@@ -203,7 +201,7 @@ static bool make_folder(const char *path)
   return true;
 }
 
-/* True if there is a rank's file; its name. */
+/* Returns whether the folder has a rank's file; name receives its name. */
 static bool holds_trace(const char *folder, char *name, size_t n)
 {
   DIR *dir = opendir(folder);
@@ -217,8 +215,8 @@ static bool holds_trace(const char *folder, char *name, size_t n)
   return found;
 }
 
-/* That the files can be written is known before the run, not after. Ranks of a launcher's job come
- * one after the other, so only a process of its own can tell another run's files from its own. */
+/* Checks before the run that the files can be written. The ranks of a launcher's job start one
+ * after another, so only a process of its own can distinguish another run's files from its own. */
 static int prepare_trace(const run_options *o, bool alone)
 {
   char probe[4200], name[256], run[64];
@@ -245,7 +243,7 @@ static int prepare_trace(const run_options *o, bool alone)
 
 /* ---- attempts -------------------------------------------------------------------------------- */
 
-/* A failed run again, up to max_restarts times. Signals and wrong command lines end it. */
+/* Repeats a failed run up to max_restarts times. Signals and wrong command lines end it. */
 static int run_attempts(run_options *o)
 {
   char job[64];

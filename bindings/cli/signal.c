@@ -1,10 +1,11 @@
 /* Signals of the program.
  *
- * The first SIGINT or SIGTERM asks the running contexts to stop (tide_interrupt; a loop that asks
- * tide.interrupted() ends its step and saves), the second makes the next op raise E_INTERRUPT, the
- * third exits at once. At the prompt SIGINT stops the running op, three within two seconds exit.
+ * The first SIGINT or SIGTERM requests a stop of the running contexts (tide_interrupt; a loop that
+ * calls tide.interrupted() ends its step and saves), the second makes the next op raise
+ * E_INTERRUPT, the third exits at once. At the prompt SIGINT stops the running op, three within two
+ * seconds exit.
  *
- * The mutable statics are what a signal handler can reach; there is one program.
+ * The mutable statics are the state of the signal handler; there is one program.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ static void interrupt_all(void)
 static void say(const char *text)
 {
   ssize_t n = write(STDERR_FILENO, text, strlen(text));
-  (void)n; /* nowhere to report it */
+  (void)n; /* there is no stream to report it on */
 }
 
 static void on_prompt_signal(int sig)
@@ -45,8 +46,8 @@ static void on_prompt_signal(int sig)
   interrupt_all(); /* the running op stops now */
 }
 
-/* The launcher says why it ends a job, for example because a rank was killed. If it was told to be
- * quiet, ranks 0 and 1 speak for all: one of them lives if one rank was killed. */
+/* The launcher prints why it ends a job, for example because a rank was killed. If it is quiet,
+ * ranks 0 and 1 print it: one of them is alive if one rank was killed. */
 static void say_placed(void)
 {
   if (!quiet_launcher) return;

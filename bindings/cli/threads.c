@@ -1,9 +1,9 @@
 /* Several ranks as threads of this process, and which one failed.
  *
- * The cause is shown once. Usually last, when all ranks have ended and the number of ranks with the
- * same message is known; but a rank may go on for long (a loop that calls nothing of tide), so a
- * watcher thread shows it after a second. A rank that is not over after the grace period ends with
- * the process.
+ * The cause is shown once: usually last, when all ranks have ended and the number of ranks with the
+ * same message is known; but a rank may run on for long (a loop without calls of tide), so a
+ * watcher thread shows it after a second. A rank that has not ended after the grace period ends
+ * with the process.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static bool same_line(const char *a, const char *b)
 }
 
 typedef struct job {
-  printer out;              /* first: what the hooks get */
+  printer out;              /* first member: the hooks receive it */
   tide_host_ranks *ranks;
   int nrank;
   pthread_mutex_t lock;     /* failed, over */
@@ -61,8 +61,8 @@ static void show_cause(const job *j, const char *cause, int same)
     fprintf(stderr, "tide: rank %d failed: %s\n", first, cause);
 }
 
-/* The cause, unless it has been shown, and last; the others in one line each, unless they say the
- * same. */
+/* Prints the cause last, unless it has been shown, and the others in one line each, unless they
+ * repeat it. */
 static void threads_report(const job *j)
 {
   int first = tide_host_ranks_first(j->ranks), same = 0, code;
@@ -89,7 +89,7 @@ static void on_failure(int rank, void *user)
   pthread_mutex_unlock(&j->lock);
 }
 
-/* Waits for a failure, then for the end, which may be far. */
+/* Waits for a failure, then for the end of the job, which may take long. */
 static void *watch(void *user)
 {
   job *j = user;
@@ -111,7 +111,7 @@ static void *watch(void *user)
   return NULL;
 }
 
-/* Without a watcher (no thread to be had) the cause comes at the end. */
+/* Without a watcher (no thread available) the cause is printed at the end. */
 static int run_watched(job *j)
 {
   pthread_condattr_t attr;
@@ -140,7 +140,7 @@ static int run_watched(job *j)
   return rc;
 }
 
-/* A rank runs on: what exit() would free is still in use. */
+/* Ends the process without exit(), which would free what a running rank still uses. */
 static void end_process(int code)
 {
   fflush(stdout);

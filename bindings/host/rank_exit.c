@@ -16,7 +16,8 @@
 
 static const char exit_key[] = "tide.host.exit";
 
-/* The code as the byte that a parent process sees. A number that does not fit is 1, never 0. */
+/* Returns the code as the byte that a parent process sees. A number that does not fit is 1, never
+ * 0. */
 static int code_of(lua_Number v)
 {
   int code = v > INT_MIN && v < INT_MAX ? (int)v & 255 : 1;
@@ -42,8 +43,8 @@ static void note_hook(lua_State *L, lua_Debug *ar)
   lua_setfield(L, LUA_REGISTRYINDEX, exit_key);
 }
 
-/* Whether hooks run here. They do not in another hook, nor in a finalizer: an error that leaves a
- * finalizer which a compiled loop has called (through the collector) ends the process. */
+/* Returns whether hooks run here. They do not in another hook, nor in a finalizer: an error that
+ * leaves a finalizer which a compiled loop has called (through the collector) ends the process. */
 static bool is_hooked_here(lua_State *L)
 {
   lua_pushnil(L);

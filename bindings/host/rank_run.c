@@ -1,8 +1,8 @@
-/* Ranks as threads: their contexts, their threads, and how they end.
+/* Ranks as threads: their contexts, their threads, and their ends.
  *
  * Contexts are made on the calling thread before the first rank starts and released there after the
  * last has ended. A rank that does not end in the grace period after a failure is abandoned: the
- * caller gets the job back, and the rank's thread releases the context itself, whenever it ends.
+ * call returns, and the rank's thread releases the context itself, whenever it ends.
  *
  * Rank, size and group are fields of package.loaded['tide.host'] in each state.
  */
@@ -28,7 +28,7 @@ static int cores(void)
   return n > 0 ? n : 1;
 }
 
-/* Under the lock. */
+/* Requires the lock. */
 static void set_failure(rank_row *row, int status, const char *message)
 {
   row->status = status;
@@ -42,7 +42,7 @@ static void fail_before_start(rank_row *row, int status, const char *message)
   atomic_store(&row->all->first, row->index);
 }
 
-/* One context for each rank, and the group they may join. */
+/* Makes one context per rank, and the group they may join. */
 static int make_contexts(tide_host_ranks *r)
 {
   char msg[512] = "";
@@ -61,7 +61,7 @@ static int make_contexts(tide_host_ranks *r)
   return rc;
 }
 
-/* Those of abandoned ranks stay with their threads, and the group with the job. */
+/* Contexts of abandoned ranks stay with their threads, and the group with the job. */
 static void end_contexts(tide_host_ranks *r)
 {
   for (int i = 0; i < r->nrank; i++) {
@@ -84,8 +84,8 @@ void tide_host_ranks_interrupt(tide_host_ranks *r)
 
 /* ---- one rank -------------------------------------------------------------------------------- */
 
-/* The first interrupt is a request that a training loop may answer after its step; the second makes
- * the next op raise E_INTERRUPT. A rank that waits for a failed one must stop now. */
+/* Interrupts a rank that waits for a failed one, twice: the first interrupt is a request that a
+ * training loop may answer after its step, the second makes the next op raise E_INTERRUPT. */
 static void stop(tide_ctx *ctx)
 {
   tide_interrupt(ctx);
@@ -106,7 +106,7 @@ static struct timespec after(double seconds)
   return t;
 }
 
-/* Under the lock: whether rank `first` only quotes the failure of the row's rank. */
+/* Returns whether rank `first` only quotes the failure of the row's rank. Requires the lock. */
 static bool is_quoted(const tide_host_ranks *r, int first, const rank_row *row)
 {
   static const char *const how[] = {"waited", "was interrupted"};
@@ -116,13 +116,13 @@ static bool is_quoted(const tide_host_ranks *r, int first, const rank_row *row)
     snprintf(name, sizeof name, "rank %d %s", row->index, how[i]);
     if (strstr(text, name)) return true;
   }
-  /* a rank that was interrupted has perhaps been so because `first` failed */
+  /* an interrupted rank was perhaps interrupted because `first` failed */
   return r->rows[first].status == TIDE_E_PEER && row->status != TIDE_E_PEER &&
          row->status != TIDE_E_INTERRUPT;
 }
 
-/* Under the lock: whether the row's failure is the first of the job. It is the cause then, unless
- * it quotes that of another rank, which may end later. */
+/* Returns whether the row's failure is the cause of the job's: it is the first, unless it quotes
+ * that of another rank, which may end later. Requires the lock. */
 static bool note_first(tide_host_ranks *r, const rank_row *row)
 {
   int first = atomic_load(&r->first);
@@ -132,8 +132,8 @@ static bool note_first(tide_host_ranks *r, const rank_row *row)
   return first < 0;
 }
 
-/* Records a failure; the first one stops the other ranks. It is recorded before the group is told:
- * the ranks that this wakes fail too, and must not be taken for the cause. */
+/* Records a failure; the first one stops the other ranks. It is recorded before the group is marked
+ * as failed: the ranks that this wakes fail too, and must not be taken for the cause. */
 static void rank_fail(rank_row *row, int status, const char *message)
 {
   tide_host_ranks *r = row->all;
@@ -156,7 +156,8 @@ static void rank_fail(rank_row *row, int status, const char *message)
   pthread_mutex_unlock(&r->lock);
 }
 
-/* A hook of the host may run: not for an abandoned rank, whose host goes on. */
+/* Returns whether a hook of the host may run: not for an abandoned rank, whose host has
+ * returned. */
 static bool enter_hook(rank_row *row, bool wanted)
 {
   pthread_mutex_lock(&row->all->lock);
@@ -256,7 +257,7 @@ static void open_and_run(rank_row *row)
     return;
   }
   run_state(row, L);
-  lua_close(L); /* ends what the rank still has under way */
+  lua_close(L); /* ends the rank's remaining work */
   if (row->status == TIDE_OK) tide_group_leave(row->all->group, row->index, TIDE_OK, NULL);
 }
 
@@ -305,7 +306,8 @@ static void start_threads(tide_host_ranks *r)
 
 static bool is_running(const rank_row *row) { return row->started && !row->ended; }
 
-/* Under the lock: whether ranks run; hooked: whether one of them is in a hook of the host. */
+/* Returns whether ranks run; *hooked: whether one of them is in a hook of the host. Requires the
+ * lock. */
 static bool any_running(const tide_host_ranks *r, bool *hooked)
 {
   bool running = false;
@@ -317,7 +319,7 @@ static bool any_running(const tide_host_ranks *r, bool *hooked)
   return running;
 }
 
-/* Under the lock. */
+/* Requires the lock. */
 static void rank_abandon(tide_host_ranks *r)
 {
   char text[1024];
@@ -335,8 +337,8 @@ static void rank_abandon(tide_host_ranks *r)
   }
 }
 
-/* Blocks until all ranks have ended, or the grace period after a failure has. Never leaves while a
- * hook of the host runs. */
+/* Blocks until all ranks have ended, or until the grace period after a failure is over. Never
+ * returns while a hook of the host runs. */
 static void wait_for_ranks(tide_host_ranks *r)
 {
   bool hooked, late = false;
@@ -352,7 +354,7 @@ static void wait_for_ranks(tide_host_ranks *r)
     if (r->rows[i].started && !r->rows[i].abandoned) pthread_join(r->rows[i].thread, NULL);
 }
 
-/* Ranks that were stopped because another failed say so. */
+/* Adds the failed rank to the messages of ranks that were stopped because of it. */
 static void name_cause(tide_host_ranks *r)
 {
   int first = atomic_load(&r->first);

@@ -1,4 +1,4 @@
-/* Ranks as threads: a job, what it runs, and what came of it. rank_run.c runs it. */
+/* Ranks as threads: a job, its code, and its results. rank_run.c runs it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,7 +145,7 @@ void tide_host_ranks_set_hooks(tide_host_ranks *r, const tide_host_ranks_hooks *
   r->hooks = hooks ? *hooks : (tide_host_ranks_hooks){0};
 }
 
-/* ---- what came of it ------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 int tide_host_ranks_first(const tide_host_ranks *r) { return atomic_load(&r->first); }
 

@@ -38,13 +38,13 @@ typedef struct tide_host_ranks_hooks {
 } tide_host_ranks_hooks;
 void tide_host_ranks_set_hooks(tide_host_ranks *r, const tide_host_ranks_hooks *hooks);
 
-/* Makes os.exit end the chunk that runs in L, not the process (see rank_exit.c); ranks have it. 0,
- * or a status of lua_cpcall. */
+/* Makes os.exit end the chunk that runs in L, not the process (see rank_exit.c); ranks have it.
+ * Returns 0, or a status of lua_cpcall. */
 int  tide_host_rank_exit(lua_State *L);
 /* Lets Lua code run again in a state that os.exit has ended. */
 void tide_host_rank_code(lua_State *L);
-/* The exit code in [0, 255] that the first argument of os.exit stands for: nil and true are 0,
- * false is 1, as in a stock luajit. Raises unless it is a number. */
+/* Returns the exit code in [0, 255] of the first argument of os.exit: nil and true are 0, false is
+ * 1, as in a stock luajit. Raises unless it is a number. */
 int  tide_host_exit_code(lua_State *L);
 
 #if defined(__GNUC__)

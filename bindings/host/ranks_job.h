@@ -1,4 +1,4 @@
-/* What ranks.c and rank_run.c share: a job of ranks.
+/* Shared by ranks.c and rank_run.c: a job of ranks.
  *
  * The calling thread writes the job before the first rank starts. From then on each rank owns its
  * context, its Lua state and its row; `lock` guards what several threads read or write: the rows'
@@ -22,11 +22,11 @@ typedef struct rank_row {
   int index;
   bool started;
   /* under lock */
-  bool ended;             /* its thread touches neither row nor hooks any more */
+  bool ended;             /* its thread no longer touches row or hooks */
   bool hooked;            /* a hook of the host runs */
-  bool abandoned;         /* the caller waits no longer; the thread ends what the rank owns */
+  bool abandoned;         /* no longer awaited; its thread releases what it owns */
   int status;
-  char *message, *result; /* owned; null: none */
+  char *message, *result; /* owned, or null */
   size_t nresult;
 } rank_row;
 
@@ -38,7 +38,7 @@ struct tide_host_ranks {
   char **args;
   double grace;           /* seconds */
   tide_host_ranks_hooks hooks;
-  tide_group *group;      /* what the ranks' communicators join */
+  tide_group *group;      /* the group of the ranks' communicators */
   rank_row *rows;
   pthread_mutex_t lock;
   pthread_cond_t changed; /* a rank has failed or ended */
@@ -50,7 +50,7 @@ struct tide_host_ranks {
 
 /* Drops a reference; the last one frees the job. */
 void rank_job_unref(tide_host_ranks *r);
-/* Null: no memory. */
+/* Copies n bytes and a final zero; NULL without memory. */
 char *rank_copy_bytes(const char *from, size_t n);
 
 #endif

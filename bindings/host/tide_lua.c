@@ -1,10 +1,10 @@
 /* Lua states for C hosts: where the Lua files are, opening a state on a context, running chunks.
  *
- * Everything that may raise runs inside lua_cpcall or lua_pcall, and what comes out
- * is a status plus a text kept in the registry of the state.
+ * Everything that may raise runs inside lua_cpcall or lua_pcall; the result is a status plus a text
+ * kept in the registry of the state.
  *
- * The Lua side learns about its host from package.loaded['tide.host']: ctx (light
- * userdata, borrowed), library and host_library (paths of what is loaded already).
+ * The Lua side reads about its host in package.loaded['tide.host']: ctx (light userdata, borrowed),
+ * library and host_library (paths of loaded libraries).
  */
 #include "tide_lua.h"
 
@@ -37,14 +37,14 @@ static bool is_root(const char *folder)
   return n > 0 && n < (int)sizeof path && access(path, R_OK) == 0;
 }
 
-/* Absolute path of the loaded object that holds an address; false if it cannot be found out. */
+/* Finds the absolute path of the loaded object that holds an address; false if unknown. */
 static bool object_path(const void *address, char path[PATH_MAX])
 {
   Dl_info info;
   return dladdr(address, &info) && info.dli_fname && realpath(info.dli_fname, path);
 }
 
-/* Address of a function as data; the detour is what ISO C asks for. */
+/* Returns the address of a function as data, by the conversion that ISO C permits. */
 static const void *address_of(void (*fn)(void))
 {
   const void *p;
@@ -192,7 +192,7 @@ typedef struct run_job {
   int narg;
   const char *const *args;
   int status;               /* set by the message handler */
-  bool loaded;              /* the chunk is: errors before have no place but in their text */
+  bool loaded;              /* false: errors have a position in their text only */
 } run_job;
 
 static int status_of_name(const char *name)
@@ -202,7 +202,7 @@ static int status_of_name(const char *name)
   return TIDE_E_HOST;
 }
 
-/* Status of an error value: that of a structured error, else E_HOST. 1: a quiet end. */
+/* Returns the status of an error value: that of a structured error, else E_HOST. 1: a quiet end. */
 static int status_of(lua_State *L, int index)
 {
   int status = TIDE_E_HOST;
@@ -217,7 +217,7 @@ static int status_of(lua_State *L, int index)
   return quiet ? 1 : status;
 }
 
-/* True for an error that is told in one line: a table whose field `brief` is set. */
+/* Returns whether an error is printed in one line: a table whose field `brief` is set. */
 static bool is_brief(lua_State *L, int index)
 {
   if (!lua_istable(L, index)) return false;
@@ -228,8 +228,8 @@ static bool is_brief(lua_State *L, int index)
   return brief;
 }
 
-/* Pushes what tide.error.text makes of a table without __tostring at index 1, its fields; false
- * where that cannot be had. */
+/* Pushes the text that tide.error.text makes of a table without __tostring at index 1; returns
+ * false if it is not available. */
 static bool push_fields(lua_State *L)
 {
   int top = lua_gettop(L);
@@ -248,7 +248,8 @@ static bool push_fields(lua_State *L)
   return false;
 }
 
-/* Pushes the text of the error value at index 1, whose __tostring may fail or give none. */
+/* Pushes the text of the error value at index 1, whose __tostring may fail or return another
+ * type. */
 static void push_text(lua_State *L)
 {
   if (push_fields(L)) return;
@@ -261,7 +262,7 @@ static void push_text(lua_State *L)
                   rc ? "failed: " : "gave no text", why ? why : rc ? "without text" : "");
 }
 
-/* Message handler: keeps the status, returns text and traceback. */
+/* Message handler: stores the status, returns text and traceback. */
 static int explain(lua_State *L)
 {
   run_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -307,7 +308,7 @@ static int forget_protected(lua_State *L)
   return 0;
 }
 
-/* The value at index 1 under the key given as light userdata at index 2. */
+/* Stores the value at index 1 under the key given as light userdata at index 2. */
 static int keep_protected(lua_State *L)
 {
   const char *key = lua_touserdata(L, 2);
@@ -316,7 +317,7 @@ static int keep_protected(lua_State *L)
   return 0;
 }
 
-/* Keeps the value on top of the stack under key and pops it. */
+/* Stores the value on top of the stack under key and pops it. */
 static void keep(lua_State *L, const char *key)
 {
   lua_pushcfunction(L, keep_protected);

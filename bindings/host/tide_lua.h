@@ -8,7 +8,7 @@
  *   tide_ctx_release(ctx);
  *
  * The context is borrowed: it must outlive the Lua state, and both belong to one thread. One Lua
- * state a context. Nothing here prints, exits or touches signals; a Lua error becomes a status
+ * state per context. Nothing here prints, exits or touches signals; a Lua error becomes a status
  * and a text with the traceback.
  */
 #ifndef TIDE_LUA_H
@@ -31,18 +31,19 @@ extern "C" {
  * be null) receives up to n bytes of text. E_NOMEM, E_IO (files not found), E_HOST. */
 int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n);
 
-/* Runs a file or a chunk (source or bytecode; name is for messages) with string arguments, which
- * it sees as `...` and as the global `arg`. Returns 0, the status of a tide error that was raised,
- * or E_HOST for any other Lua error. An error value {tide_exit = 0} counts as 0; one whose field
- * `brief` is true is told without a traceback. */
+/* Runs a file or a chunk (source or bytecode; name is for messages) with string arguments, which it
+ * sees as `...` and as the global `arg`. Returns 0, the status of a tide error that was raised, or
+ * E_HOST for any other Lua error. An error value {tide_exit = 0} counts as 0; one whose field
+ * `brief` is true has no traceback. */
 int tide_lua_run_file(lua_State *L, const char *path, int narg, const char *const *args);
 int tide_lua_run_string(lua_State *L, const char *code, size_t ncode, const char *name, int narg,
                         const char *const *args);
 
-/* Message and traceback of the last run, "" if it went well. Borrowed until the next run. */
+/* Returns message and traceback of the last run, "" if it succeeded. Borrowed until the next
+ * run. */
 const char *tide_lua_message(lua_State *L);
-/* First value the last run returned, if it was a string or number, else null. Borrowed until the
- * next run. n may be null. */
+/* Returns the first value that the last run returned, if it was a string or number, else NULL.
+ * Borrowed until the next run. n may be null. */
 const char *tide_lua_result(lua_State *L, size_t *n);
 
 #if defined(__GNUC__)

@@ -1,11 +1,11 @@
--- Errors: one form for what C refuses and what a check in Lua does; and those checks.
+-- Errors: one form for what C refuses and what a check in Lua refuses; and those checks.
 --
--- What is raised is a table {code, status, name, op, message, where} whose text reads
--- "recipe.lua:12: tide.matmul: message (E_SHAPE)". code is the name of the status ('E_SHAPE'),
--- status its number, name a short text for it, op the function without "tide.", and `where` the
--- first Lua frame that is not part of tide, i.e. the line a person can change.
+-- An error is a table {code, status, name, op, message, where} whose text reads "recipe.lua:12:
+-- tide.matmul: message (E_SHAPE)". code is the name of the status ('E_SHAPE'), status its number,
+-- name a short text for it, op the function without "tide.", and `where` the first Lua frame
+-- outside tide, i.e. a line that the user can change.
 --
--- Plain Lua, without FFI: the binding and the library raise through it, and so does what runs
+-- Plain Lua, without FFI: the binding and the library raise through it, and so does code that runs
 -- before libtide is loaded.
 
 local near = require 'tide.near'
@@ -87,10 +87,10 @@ function err.where()
    end
 end
 
--- A text for a foreign value (cdata). The binding, which knows tensors, puts its own here.
+-- Returns a text for a foreign value (cdata). The binding, which knows tensors, replaces it.
 function err.show_cdata() return 'cdata' end
 
--- What a table is: a class, "a Linear" for an object of one, or "a table".
+-- Describes a table: a class, "a Linear" for an object of one, or "a table".
 local function table_text(v)
    local meta = getmetatable(v)
    local name = type(meta) == 'table' and (rawget(meta, 'class_name') or rawget(meta, '__name'))
@@ -131,9 +131,10 @@ function err.raise(code, op, fmt, ...)
    error(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt), 0)
 end
 
--- ---- mistakes of people: one line, no stack trace --------------------------------------------
+-- ---- user errors: one line, no stack trace ---------------------------------------------------
 
--- An error marked `brief` is told in one line. With TIDE_TRACEBACK=1 it says where it came from.
+-- Marks an error as `brief`: it is printed in one line. With TIDE_TRACEBACK=1 it keeps its
+-- traceback.
 local function shorten(e)
    if e.brief then return e end
    e.brief = true
@@ -143,15 +144,15 @@ local function shorten(e)
    return e
 end
 
--- Refuses what was given on a command line: E_ARG in one line.
+-- Refuses an argument of a command line: E_ARG in one line.
 function err.usage(op, fmt, ...)
    local e = err.new('E_ARG', op, select('#', ...) > 0 and fmt:format(...) or fmt)
    e.where = nil
    error(shorten(e), 0)
 end
 
--- Runs fn(...). An error with one of `codes` (a list) that it raises is a mistake of the person who
--- started the program, and told in one line.
+-- Runs fn(...). An error with one of `codes` (a list) counts as a user error and is printed in one
+-- line.
 function err.people(codes, fn, ...)
    local function mark(e)
       if type(e) == 'string' then return debug.traceback(e, 2) end
@@ -179,7 +180,7 @@ local function fields_text(t)
       math.min(#list, 8)))
 end
 
--- The text of anything that was raised, also where its __tostring fails or gives none.
+-- The text of anything that was raised, also where its __tostring fails or returns another type.
 function err.text(e)
    local meta = getmetatable(e)
    if type(e) == 'table' and (meta == nil or type(meta) == 'table' and not meta.__tostring) then
@@ -209,7 +210,7 @@ local function range(kind, lo, hi)
    return kind
 end
 
--- An integer that a Lua number holds exactly, in [lo, hi] where they are given.
+-- An integer that a Lua number holds exactly, in [lo, hi] if given.
 function err.integer(op, name, v, lo, hi)
    if type(v) ~= 'number' or v ~= math.floor(v) or math.abs(v) > 2^53 or not fits(v, lo, hi) then
       err.arg(op, name, range('an integer', lo, hi), v)
@@ -217,7 +218,7 @@ function err.integer(op, name, v, lo, hi)
    return v
 end
 
--- A number that is neither infinite nor NaN, in [lo, hi] where they are given.
+-- A number that is neither infinite nor NaN, in [lo, hi] if given.
 function err.number(op, name, v, lo, hi)
    if type(v) ~= 'number' or v ~= v or math.abs(v) == math.huge or not fits(v, lo, hi) then
       err.arg(op, name, range('a finite number', lo, hi), v)
@@ -231,7 +232,7 @@ function err.type(op, name, v, kind)
    return v
 end
 
--- A function, or what can be called like one.
+-- A function, or a value that can be called like one.
 function err.func(op, name, v)
    local meta = type(v) == 'table' and getmetatable(v)
    if type(v) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
@@ -248,9 +249,8 @@ function err.integers(op, name, list, lo)
    return list
 end
 
--- Whether a value that a person gave is this word (or number, or boolean). A tensor is none, and
--- must not be compared: compiled by LuaJIT 2.1.0-beta3, `word == v` came out true although its __eq
--- says false.
+-- Whether a value is this word (or number, or boolean). A tensor is not, and must not be compared:
+-- compiled by LuaJIT 2.1.0-beta3, `word == v` was true although its __eq returned false.
 function err.same(v, word) return type(v) == type(word) and v == word end
 
 -- One of a list of names.
@@ -278,8 +278,8 @@ local function unknown_option(op, k, known)
 end
 
 -- A table of options, whose keys are all in `known` (a list of names, or a set: name = true); nil
--- gives an empty one. The first unknown key by name is answered with the nearest name. An object
--- (a communicator, a module) is refused as what it is.
+-- gives an empty one. The error for an unknown key suggests the nearest name. An object (a
+-- communicator, a module) is refused as what it is.
 function err.options(op, opts, known)
    if type(opts) == 'nil' then return {} end          -- a null pointer equals nil
    err.type(op, 'options', opts, 'table')

@@ -6,12 +6,12 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local near = {}
 
--- tide.error stands on this file, so it is asked for when it is needed.
+-- tide.error requires this file, so it is required when it is needed.
 local function check(op, name, v, kind)
    if type(v) ~= kind then require 'tide.error'.type('util.near.' .. op, name, v, kind) end
 end
 
--- Least number of such changes that make a of b.
+-- Returns the least number of such changes that turn a into b.
 function near.distance(a, b)
    check('distance', 'a', a, 'string')
    check('distance', 'b', b, 'string')
@@ -31,8 +31,8 @@ function near.distance(a, b)
    return row[#b]
 end
 
--- The closest name, or nil when none is close enough to be what was meant. also: other words for
--- names of the list, word -> name.
+-- Returns the closest name, or nil if none is close enough. also: other words for names of the
+-- list, word -> name.
 function near.best(name, list, also)
    check('best', 'name', name, 'string')
    check('best', 'list', list, 'table')

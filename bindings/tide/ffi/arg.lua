@@ -1,7 +1,7 @@
 -- Arguments: Lua values checked and turned into what C takes.
 --
--- FFI silently converts 1e20, NaN or 1.5 to some integer and null to a pointer, so
--- each argument is checked here and a mistake names function, argument, expectation and value.
+-- FFI silently converts 1e20, NaN or 1.5 to some integer and null to a pointer, so each argument is
+-- checked here and an error names function, argument, expectation and value.
 --
 -- The only place where 1-based becomes 0-based: dims and element indices count from 1 in Lua,
 -- negative from the end. Each list goes to a buffer of its own (see own.lua).
@@ -40,7 +40,7 @@ function M.tensor_or_nil(op, name, x)
    return x
 end
 
--- PyTorch's alpha, where an op has none.
+-- Refuses PyTorch's alpha for an op that does not have it.
 function M.no_alpha(op, alpha)
    if alpha ~= nil then bad(op, 'alpha', 'nothing (multiply the second operand by it)', alpha) end
 end
@@ -237,7 +237,7 @@ function M.is_float(dtype) return dtype <= C.TIDE_F16 end
 
 local none = {}
 
--- As errors.options, for calls of which many are made: nil is one empty table, to be read alone.
+-- As errors.options, for calls that are made often: nil is one empty table, which is read only.
 -- allowed: a set.
 function M.opts(op, opts, allowed)
    if opts == nil then return none end
@@ -271,8 +271,8 @@ function M.element(op, name, v, dtype)
    return v
 end
 
--- Dtype in which the number v meets a tensor of this dtype: the tensor's own if it can hold v,
--- else i64 for integers and f32 for the rest.
+-- Dtype of the number v as an operand beside a tensor of this dtype: the tensor's own if it can
+-- hold v, else i64 for integers and f32 for the rest.
 local function scalar_dtype(dtype, v)
    if dtype <= C.TIDE_F16 then return dtype end
    if v ~= floor(v) or abs(v) > M.exact then return C.TIDE_F32 end

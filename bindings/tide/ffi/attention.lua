@@ -1,7 +1,6 @@
--- Attention, whole and in parts, and the index pairs of packed streams.
---
--- What a query may see is data (see tide_attention_attrs), so one option table serves
--- the op, its parts on other ranks and their backward.
+-- Attention, whole and in parts, and the index pairs of packed streams. Masks are data (see
+-- tide_attention_attrs), so one option table serves the op, its parts on other ranks and their
+-- backward.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'

@@ -1,9 +1,9 @@
 -- Arrays for one call into C, of any length.
 --
--- No array of variable length may be made in compiled code: LuaJIT builds of 2022 give one that a
--- trace did not need (allocation sinking) back with a wrong size when the trace is left, which
--- corrupts the heap. So short arrays have one of three fixed types, and longer ones are made by a
--- function that is never compiled.
+-- Compiled code must not make arrays of variable length: when a trace sinks the allocation of one,
+-- LuaJIT builds of 2022 restore it with a wrong size at the trace's exit, which corrupts the heap.
+-- So short arrays have one of three fixed types, and longer ones are made by a function that is
+-- never compiled.
 
 local ffi = require 'ffi'
 

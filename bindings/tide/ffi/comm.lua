@@ -1,11 +1,11 @@
 -- A communicator: the collectives as methods, with the names of the field.
 --
--- A Comm is a table around one `tide_comm` handle with rank and size as fields. A
--- method checks its arguments, says where it was called from, and makes one C call. With
--- {async = true} it returns a Work instead; work:wait() returns what the method would have.
+-- A Comm is a table around one `tide_comm` handle with rank and size as fields. A method checks its
+-- arguments, sets the call site, and makes one C call. With {async = true} it returns a Work
+-- instead; work:wait() returns what the method would have.
 --
--- rank and root count from 0. Collectives over parts cut or join dim 1. How a rank gets its first
--- communicator: dist.lua.
+-- rank and root count from 0. Collectives over parts cut or join dim 1. For a rank's first
+-- communicator see dist.lua.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -37,7 +37,7 @@ local new_box, new_work_box = ffi.typeof 'tide_comm *[1]', ffi.typeof 'tide_work
 local new_blob_box = ffi.typeof 'tide_blob *[1]'
 M.new_box = new_box                        -- for the communicator that wrap takes
 
--- The communicators of this state, by the order of making. A traced run keeps them all, so that
+-- The communicators of this state, in the order of creation. A traced run keeps them all, so that
 -- their calls can be written at its end.
 local made = lib.state.comm.made
 if not made then
@@ -54,7 +54,7 @@ function M.open()
    return list
 end
 
--- The Comm of what a box holds. id: the same on every rank of the communicator ('world').
+-- Returns the Comm of a box. id: the same on every rank of the communicator ('world').
 function M.wrap(box, id)
    local handle = own.handle(box[0], C.tide_comm_release)
    made.n = made.n + 1
@@ -71,7 +71,7 @@ end
 
 -- ---- calls ----------------------------------------------------------------------------------
 
--- The handle of a method's self, with the caller's place set.
+-- The handle of a method's self, with the call site set.
 local function begin(self, op)
    if type(self) ~= 'table' or getmetatable(self) ~= Comm then
       bad(op, 'comm', 'a communicator (call with a colon)', self)
@@ -128,10 +128,10 @@ function Work:wait()
    return self.value
 end
 
--- True when wait would return at once.
+-- Whether wait would return at once.
 function Work:test() return C.tide_work_test(work_of(self, 'work_test')) == 1 end
 
--- When it began and ended, in seconds of tide.clock; nil while it is under way.
+-- When it began and ended, in seconds of tide.clock; nil while it runs.
 function Work:times()
    if C.tide_work_test(work_of(self, 'work_times')) ~= 1 then return nil end
    local times = ffi.new 'double[2]'
@@ -139,7 +139,7 @@ function Work:times()
    return times[0], times[1]
 end
 
--- Drops the handle now instead of when it is collected; the call goes on. Twice is once.
+-- Drops the handle now instead of when it is collected; the collective continues. Idempotent.
 function Work:release()
    check_work('work_release', self)
    if self.handle then own.finish(self.handle, C.tide_work_release) end
@@ -237,7 +237,7 @@ function Comm:reduce(t, root, op, opts)
    return finish(self, C.tide_comm_reduce(box, handle, n, list, code, root), box, t)
 end
 
--- Root's (0) contents into every rank's tensor, or list of tensors, in place.
+-- Sends root's (0) contents into every rank's tensor, or list of tensors, in place.
 function Comm:broadcast(t, root, opts)
    local handle = begin(self, 'broadcast')
    local list, n = list_of('broadcast', 't', t)
@@ -253,7 +253,7 @@ function Comm:all_gather(t, opts)
    return self:all_gather_into(like(t, rows_of(t) * self.size), t, opts)
 end
 
--- The same into a tensor of size times as many elements; t may be this rank's part of it.
+-- all_gather into a tensor of size times as many elements; t may be this rank's part of it.
 function Comm:all_gather_into(out, t, opts)
    local handle = begin(self, 'all_gather')
    arg.tensor('all_gather', 'out', out)
@@ -279,7 +279,7 @@ function Comm:reduce_scatter(t, op, opts)
    return self:reduce_scatter_into(like(t, share(self, 'reduce_scatter', t)), t, op, opts)
 end
 
--- The same into a tensor; out may be this rank's part of t.
+-- reduce_scatter into a tensor; out may be this rank's part of t.
 function Comm:reduce_scatter_into(out, t, op, opts)
    local handle = begin(self, 'reduce_scatter')
    arg.tensor('reduce_scatter', 'out', out)
@@ -298,7 +298,7 @@ function Comm:reduce_scatter_v(t, counts, op, out, opts)
    return finish(self, C.tide_comm_reduce_scatter_v(box, handle, out, t, buf, code), box, out)
 end
 
--- Dim 1 is cut in size parts: part r goes to rank r; the result holds one from each, in order.
+-- Cuts dim 1 in size parts: part r goes to rank r; the result holds one from each, in order.
 function Comm:all_to_all(t, opts)
    begin(self, 'all_to_all')
    arg.tensor('all_to_all', 't', t)
@@ -306,7 +306,7 @@ function Comm:all_to_all(t, opts)
    return self:all_to_all_into(like(t, rows_of(t)), t, opts)
 end
 
--- The same into out, which has the shape and dtype of t and other memory. opts: async. Returns
+-- all_to_all into out, which has the shape and dtype of t and other memory. opts: async. Returns
 -- out, or the work.
 function Comm:all_to_all_into(out, t, opts)
    local handle = begin(self, 'all_to_all')
@@ -316,7 +316,7 @@ function Comm:all_to_all_into(out, t, opts)
    return finish(self, C.tide_comm_all_to_all(box, handle, out, t), box, out)
 end
 
--- in_counts[r + 1] rows go to rank r, out_counts[r + 1] rows come from it.
+-- Sends in_counts[r + 1] rows to rank r and receives out_counts[r + 1] rows from it.
 function Comm:all_to_all_v(t, in_counts, out_counts, out, opts)
    local op = 'all_to_all_v'
    local handle = begin(self, op)
@@ -338,7 +338,7 @@ function Comm:gather(t, root, opts)
    return finish(self, C.tide_comm_gather(box, handle, out, t, root), box, out)
 end
 
--- Part r of root's (0) t into rank r's out. t is nil on the others. Returns out.
+-- Sends part r of root's (0) t into rank r's out. t is nil on the others. Returns out.
 function Comm:scatter(out, t, root, opts)
    local handle = begin(self, 'scatter')
    arg.tensor('scatter', 'out', out)
@@ -364,7 +364,8 @@ function Comm:send_recv(out, from, t, to, opts)
    return finish(self, C.tide_comm_send_recv(box, handle, n, outs, from, ins, to), box, out)
 end
 
--- Ring shift: t (or list) goes `by` (1) ranks up; the one from `by` ranks below comes back as new.
+-- Ring shift: sends t (or list) to the rank `by` (1) above; returns that of the rank `by` below as
+-- new.
 function Comm:shift(t, by, opts)
    begin(self, 'send_recv')
    by = arg.int('shift', 'by', by or 1)
@@ -379,7 +380,7 @@ function Comm:shift(t, by, opts)
    return self:send_recv(out, (self.rank - by) % self.size, t, (self.rank + by) % self.size, opts)
 end
 
--- Returns when every rank has come.
+-- Returns when every rank has called it.
 function Comm:barrier(opts)
    local handle = begin(self, 'barrier')
    local box = box_for('barrier', opts)
@@ -460,7 +461,7 @@ function Comm:set_timeout(seconds)
    own.check(self.ctx, C.tide_comm_set_timeout(handle, seconds))
 end
 
--- t's memory is used by many collectives: see tide_comm_register.
+-- Prepares the memory of t for many collectives: see tide_comm_register.
 function Comm:register(t)
    local handle = begin(self, 'register')
    own.check(self.ctx, C.tide_comm_register(handle, arg.tensor('register', 't', t)))
@@ -472,7 +473,7 @@ function Comm:abort(reason)
    C.tide_comm_abort(begin(self, 'abort'), reason and tostring(reason) or nil)
 end
 
--- nil, or the error that every call raises now.
+-- nil, or the error that every call now raises.
 function Comm:failure()
    local rc = C.tide_comm_status(begin(self, 'failure'))
    if rc == 0 then return nil end
@@ -516,7 +517,7 @@ function Comm:waited()
    return traffic_of(self, 'waited').seconds
 end
 
--- Leaves the communicator now instead of when it is collected. Twice is once.
+-- Leaves the communicator now instead of when it is collected. Idempotent.
 function Comm:close()
    if self.handle then own.finish(self.handle, C.tide_comm_release) end
    self.handle = nil

@@ -1,6 +1,5 @@
--- Ops made of other ops, so with their derivatives and on every device.
---
--- They are ops as the others are: this file adds them to the table of ops.
+-- Ops made of other ops, so with their derivatives and on every device. This file adds them to the
+-- table of ops.
 
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
@@ -74,8 +73,8 @@ function op.triu(x, diagonal) return triangle('triu', x, diagonal, op.ge) end
 
 -- ---- reductions ------------------------------------------------------------------------------
 
--- What is subtracted before exp: the largest value where that is finite, a constant (it cancels in
--- the derivative).
+-- The value subtracted before exp: the largest one if it is finite; a constant (it cancels in the
+-- derivative).
 local function top_of(x, dim)
    local box = new_box()
    check(x, C.tide_detach(box, x))
@@ -90,8 +89,8 @@ local function has_elements(x)
    return true
 end
 
--- log(sum(exp(x))) over dim (an integer, a list, or nil for all), which does not overflow; -inf
--- over nothing. keepdim (false): dims stay with size 1. Of 16 bits it is computed in f32.
+-- log(sum(exp(x))) over dim (an integer, a list, or nil for all), without overflow; -inf over
+-- nothing. keepdim (false): dims stay with size 1. 16-bit types are computed in f32.
 function op.logsumexp(x, dim, keepdim)
    tensor('logsumexp', 'x', x)
    arg.dims('logsumexp', x, dim)

@@ -1,11 +1,11 @@
--- Contexts and what is created on them.
+-- Contexts and creation of tensors on them.
 --
--- A Context is a table around one `tide_ctx` handle with a default device; creation
--- functions are its methods. A Lua state has one default context, opened at first use, or given by
--- the host that opened the state (package.loaded['tide.host'].ctx, a light userdata).
+-- A Context is a table around one `tide_ctx` handle with a default device; creation functions are
+-- its methods. A Lua state has one default context, opened at first use, or given by the host that
+-- opened the state (package.loaded['tide.host'].ctx, a light userdata).
 --
--- Open contexts and the default are kept in lib.state, so a reload of the modules finds them.
--- A context given by a host is borrowed: the host ends it after it has closed the Lua state.
+-- Open contexts and the default are kept in lib.state, so a reload of the modules finds them. A
+-- context given by a host is borrowed: the host ends it after it has closed the Lua state.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -21,7 +21,7 @@ local M = {}
 local bad = status.bad_arg
 local new_box, take = own.new_box, own.take
 
--- Open contexts of this state, in order. Those that nothing else holds are collected.
+-- Open contexts of this state, in order. Unreferenced ones are collected.
 lib.state.open = lib.state.open or setmetatable({}, { __mode = 'v' })
 local open_list = lib.state.open
 
@@ -130,7 +130,7 @@ local function handle_of(self, name)
    return self.handle
 end
 
--- Gives the context up. Tensors made on it stay valid and keep it alive. Twice is once.
+-- Gives the context up. Tensors made on it stay valid and keep it alive. Idempotent.
 function Context:close()
    local handle = self.handle
    if not handle then return end
@@ -163,23 +163,23 @@ function Context:stats()
    }
 end
 
--- The peak of stats is from here on that of what comes.
+-- Restarts the peak of stats at the live bytes.
 function Context:reset_peak() C.tide_stats_reset_peak(handle_of(self, 'reset_peak')) end
--- Counts since and since_peak from nothing: live bytes of what is made from here on.
+-- Restarts since and since_peak at 0: live bytes of tensors made from now on.
 function Context:mark() C.tide_stats_mark(handle_of(self, 'mark')) end
--- Gives the bytes that the allocator keeps for reuse back to the system.
+-- Returns the bytes cached by the allocator to the system.
 function Context:trim() C.tide_cache_trim(handle_of(self, 'trim')) end
 
 -- Collects the Lua heap, so that dropped tensors are released now.
 function Context:collect()
    local handle = handle_of(self, 'collect')
    collectgarbage()
-   if own.sweep then own.sweep(handle) end   -- host functions hold what they have closed over
+   if own.sweep then own.sweep(handle) end   -- host functions hold their upvalues
    collectgarbage()
    own.settle(handle)
 end
 
--- Each replay of a captured step begins where the generator stands at that time.
+-- Starts each replay of a captured step at the generator's state at that time.
 local function generator_of(self, name)
    local handle = handle_of(self, name)
    if self.capturing then
@@ -189,7 +189,7 @@ local function generator_of(self, name)
    return handle
 end
 
--- Starts the generator anew.
+-- Restarts the generator with a seed.
 function Context:seed(n)
    local handle = generator_of(self, 'seed')
    arg.int('seed', 'n', n, 0)
@@ -212,7 +212,7 @@ function Context:rng_state()
    return { seed = values[1], stream = values[2], offset = values[3] }
 end
 
--- Sets the generator to a state that rng_state gave.
+-- Sets the generator to a state of rng_state.
 function Context:set_rng_state(state)
    local handle = generator_of(self, 'set_rng_state')
    if type(state) ~= 'table' then
@@ -224,7 +224,7 @@ function Context:set_rng_state(state)
    own.check(handle, C.tide_rng_set(handle, seed, stream, offset))
 end
 
--- Number of threads of the ops from here on, 1 to 4096.
+-- Sets the number of threads of the following ops, 1 to 4096.
 function Context:set_nthread(n)
    local handle = handle_of(self, 'set_nthread')
    own.check(handle, C.tide_set_nthread(handle, arg.int('set_nthread', 'n', n, 1, 4096)))
@@ -255,7 +255,7 @@ function Context:device_available(device)
    return false, ffi.string(C.tide_error(handle).message)
 end
 
--- How many devices of a kind the machine has, 1 on the host; 0 and the reason where there is none.
+-- The number of devices of a kind, 1 on the host; 0 and the reason if it is not available.
 function Context:device_count(device)
    local handle = handle_of(self, 'device_count')
    local n = C.tide_device_count(handle, arg.device('device_count', 'device', device))
@@ -263,13 +263,13 @@ function Context:device_count(device)
    return 0, ffi.string(C.tide_error(handle).message)
 end
 
--- True once after tide_interrupt (a signal, another thread); asking clears it.
+-- True once after tide_interrupt (a signal, another thread); reading clears it.
 function Context:interrupted() return C.tide_interrupted(handle_of(self, 'interrupted')) == 1 end
--- Asks for an end: the first call sets what interrupted() tells, a second before that makes the
--- next op raise E_INTERRUPT.
+-- Requests an end: the first call sets interrupted(), a second before that is read makes the next
+-- op raise E_INTERRUPT.
 function Context:interrupt() C.tide_interrupt(handle_of(self, 'interrupt')) end
 
--- Writes the trace ring; open it in Perfetto.
+-- Writes the trace ring as a file for Perfetto.
 function Context:trace_dump(path)
    local handle = handle_of(self, 'trace_dump')
    own.check(handle, C.tide_trace_dump(handle, arg.string('trace_dump', 'path', path)))
@@ -289,7 +289,7 @@ local make_opts = arg.set { 'dtype', 'device', 'requires_grad' }
 
 local takes_shape = arg.set { 'empty', 'zeros', 'ones', 'rand', 'randn' }
 
--- handle, device code, dtype code and whether a gradient is wanted.
+-- Returns handle, device code, dtype code and whether a gradient is needed.
 local function place(self, name, opts, dtype)
    local handle = handle_of(self, name)
    if type(opts) == 'number' and takes_shape[name] then

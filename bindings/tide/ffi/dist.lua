@@ -1,7 +1,7 @@
--- How ranks meet: groups of threads, MPI, NCCL over either, and imagined ranks.
+-- How ranks meet: groups of threads, MPI, NCCL over either, and simulated ranks.
 --
--- Whatever the ranks are, each call gives this rank's communicator (comm.lua) of all
--- of them; smaller ones are split off. rank counts from 0.
+-- Each call returns this rank's communicator (comm.lua) of all ranks; smaller ones are split off.
+-- rank counts from 0.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -25,7 +25,7 @@ M.Group = Group
 
 local group_opts = arg.set { 'timeout' }
 
--- What nrank threads of this process share. opts: timeout (seconds).
+-- The shared state of nrank threads of this process. opts: timeout (seconds).
 function M.group(nrank, opts)
    arg.int('comm.group', 'nrank', nrank, 1, 1024)
    opts = arg.opts('comm.group', opts, group_opts)
@@ -39,17 +39,17 @@ function M.group(nrank, opts)
    return setmetatable({ handle = handle, size = nrank }, Group)
 end
 
--- A number that another Lua state of this process can give to join while this group is alive.
+-- A number that another Lua state of this process can pass to join while this group is alive.
 function Group:address() return tonumber(ffi.cast('intptr_t', self.handle)) end
 
--- The program of a rank has ended: well, or with a message.
+-- Reports the end of a rank's program: a success, or a failure with a message.
 function Group:leave(rank, message)
    arg.int('comm.leave', 'rank', rank, 0, self.size - 1)
    local rc = message and C.TIDE_E_HOST or 0
    C.tide_group_leave(self.handle, rank, rc, message and tostring(message) or nil)
 end
 
--- A Group from its address or from the light userdata a host gives.
+-- A Group from its address or from a host's light userdata.
 function M.group_at(pointer)
    if type(pointer) == 'number' then pointer = ffi.cast('intptr_t', pointer) end
    local handle = ffi.cast('tide_group *', pointer)
@@ -112,7 +112,7 @@ function M.nccl(over, opts)
    return comm.wrap(box, 'nccl/' .. over.id)
 end
 
--- One rank of an imagined n; see tide_comm_simulate.
+-- One rank of a simulated n; see tide_comm_simulate.
 function M.simulate(n, rank, host_size)
    local handle = ctx_of.default().handle
    arg.int('comm.simulate', 'n', n, 1, 2^31 - 1)

@@ -2,7 +2,7 @@
 --
 -- libedit is loaded at run time and optional. Its completion is a callback into Lua, the one
 -- exception to "C never calls Lua": it can only happen inside `readline`, whose caller is kept out
--- of the JIT compiler, and errors are caught before they could cross C. Layer 7; needs no libtide.
+-- of the JIT compiler, and errors are caught before they could cross C.
 
 local ffi = require 'ffi'
 
@@ -37,7 +37,7 @@ local TIOCGWINSZ, EINTR = 0x5413, 4
 -- True if the descriptor (0, 1 or 2) is a terminal.
 function edit.isatty(fd) return C.isatty(fd) == 1 end
 
--- Width of the terminal; 80 if it cannot be told.
+-- Width of the terminal; 80 if unknown.
 function edit.columns()
    local size = ffi.new 'struct tide_edit_winsize'
    if C.ioctl(2, ffi.cast('unsigned long', TIOCGWINSZ), size) == 0 and size.col > 0 then
@@ -84,8 +84,8 @@ local function install(self, complete)
    lib.rl_completion_append_character = 0
 end
 
--- opts: complete (function), history (path of a file). Returns nil if there is no libedit or
--- standard input is no terminal.
+-- opts: complete (function), history (path of a file). Returns nil without libedit or if standard
+-- input is not a terminal.
 function edit.open(opts)
    if not edit.isatty(0) or not edit.isatty(1) then return nil end
    local lib = open()
@@ -105,8 +105,8 @@ local function read_line(lib, prompt)
 end
 jit.off(read_line)
 
--- A line without its end; nil at the end of input; nil and 'interrupt' after Ctrl-C: either the
--- program's handler returned and the read was cut short, or a hook of it raised "interrupted!".
+-- Returns a line without its end; nil at the end of input; nil and 'interrupt' after Ctrl-C: either
+-- the program's handler returned and the read was cut short, or a hook of it raised "interrupted!".
 function Editor:read(prompt)
    local ok, line, errno = pcall(read_line, self.lib, prompt)
    if not ok then
@@ -120,7 +120,7 @@ function Editor:read(prompt)
    return text
 end
 
--- Writes the history and gives the callback back.
+-- Writes the history and removes the callback.
 function Editor:close()
    if self.history then self.lib.write_history(self.history) end
    if self.callback then

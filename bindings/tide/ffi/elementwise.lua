@@ -1,8 +1,8 @@
 -- Elementwise ops. A loop over any of them compiles to one trace.
 --
--- The second operand of a binary op may be a number (or a boolean for a bool tensor), the first
--- too if the second is a tensor. A number takes the tensor's dtype if that can hold it, else i64
--- for whole numbers and f32 for the rest; the usual promotion follows.
+-- The second operand of a binary op may be a number (or a boolean for a bool tensor), the first too
+-- if the second is a tensor. A number takes the tensor's dtype if that can hold it, else i64 for
+-- integers and f32 for the rest; the usual promotion follows.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'

@@ -1,11 +1,11 @@
 -- Recording, the backward loop, host functions, recomputation, step scopes.
 --
--- C never calls Lua. A backward walk is a loop in Lua over tide_backward_next, which
--- returns whenever a function written in Lua has its turn; the gradients are taken, handed to the
--- Lua function and given back. An error simply leaves the loop, and the walk is released.
+-- C never calls Lua. A backward walk is a loop in Lua over tide_backward_next, which returns at
+-- every function written in Lua; the gradients are taken, passed to the Lua function and its
+-- results given back. An error leaves the loop, and the walk is released.
 --
--- A host function is known to C by a number (tag); what Lua keeps for it stands in `records` until
--- C says that the node has gone. Recording is off while host functions run.
+-- A host function has a number (tag) in C; its Lua state is kept in `records` until C reports that
+-- the node was freed. Recording is off while host functions run.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -39,7 +39,7 @@ local function finish_recording(before, ok, ...)
    return ...
 end
 
--- Switches recording in every open context; returns what it was.
+-- Switches recording in every open context; returns the old state.
 local function switch(on)
    local before = {}
    for _, ctx in ipairs(contexts.all()) do
@@ -48,7 +48,7 @@ local function switch(on)
    return before
 end
 
--- One stretch of a function that may yield: recording is as it was whenever somebody else runs,
+-- Runs a function that may yield up to its next yield: recording is restored while other code runs,
 -- also when the function is never resumed.
 local function stretch(on, co, ...)
    local before = switch(on)
@@ -67,7 +67,7 @@ local function with_recording(name, on, fn, ...)
    return finish_recording(switch(on), pcall(fn, ...))
 end
 
--- The results of fn(...), computed without recording; the old state comes back, also on an error.
+-- The results of fn(...), computed without recording; the old state is restored, also on an error.
 function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
 -- The results of fn(...), computed with recording on, inside no_grad, too.
 function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
@@ -105,11 +105,11 @@ local function scope_on(ctx, fn, ...)
    return finish_scope(ctx, depth, pcall(fn, ...))
 end
 
--- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of everything
--- else born inside go at the end, on an error those of everything.
+-- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of all others
+-- made inside are freed at the end, on an error those of all.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
--- The same on this context.
+-- tide.scope on this context.
 function contexts.Context:scope(fn, ...)
    if not self.handle then status.raise(C.TIDE_E_STATE, 'scope', 'the context is closed') end
    return scope_on(self.handle, fn, ...)
@@ -119,7 +119,7 @@ end
 
 local new_tags, new_boxes = ffi.typeof 'double[64]', ffi.typeof 'tide_tensor *[64]'
 
--- Forgets the records of host functions whose nodes have gone.
+-- Forgets the records of host functions whose nodes were freed.
 local function sweep(ctx)
    local tags = new_tags()
    repeat
@@ -129,7 +129,7 @@ local function sweep(ctx)
 end
 own.sweep = sweep
 
--- Tells C that ys depend on xs through record.run; returns handles of ys that carry the history.
+-- Records that ys depend on xs through record.run; returns handles of ys with that history.
 local function record_function(ctx, name, record, xs, ys, save)
    if #ys > 64 then bad(name, 'forward', 'at most 64 results', #ys) end
    sweep(ctx)
@@ -151,7 +151,7 @@ local function record_function(ctx, name, record, xs, ys, save)
    return outs
 end
 
--- What forward and backward of a function see as `self`; other fields are free for their use.
+-- The `self` of forward and backward of a function; other fields are free for their use.
 local Call = {}
 Call.__index = Call
 
@@ -191,8 +191,8 @@ local function tensors_in(list)
    return found
 end
 
--- Gradients for the tensor inputs out of backward's results, which follow the arguments: one for
--- each up to the last tensor, nil where there is none.
+-- Assigns backward's results, which follow the arguments, to the tensor inputs: one for each up to
+-- the last tensor, nil for no gradient.
 local function spread(name, inputs, grads)
    local list, k, last = {}, 0, 0
    for i = 1, inputs.n do last = inputs[i] and i or last end
@@ -215,8 +215,8 @@ local function saved_values(walk, first, n)
    return values
 end
 
--- The record of one call: run(walk, dys) gives a list of gradients (false: none) for its inputs.
--- inputs: a list with true where the argument was a tensor; first: place of the first saved one.
+-- The record of one call: run(walk, dys) returns a list of gradients (false: none) for its inputs.
+-- inputs: a list with true where the argument was a tensor; first: position of the first saved one.
 local function call_record(def, self, inputs, first, nsaved)
    return {
       run = function(walk, dys)
@@ -269,7 +269,7 @@ local new_walk_box, new_event = ffi.typeof 'tide_backward *[1]', ffi.typeof 'tid
 local Walk = {}
 Walk.__index = Walk
 
--- A saved input (0-based) of the host function at which the walk stands, without its history.
+-- A saved input (0-based) of the walk's current host function, without its history.
 function Walk:input(i)
    local box = new_box()
    own.check(self.ctx, C.tide_backward_input(box, self.handle, i))
@@ -311,7 +311,7 @@ end
 local backward_opts = arg.set { 'retain' }
 
 -- Adds to the .grad of every leaf behind root. grad: gradient of root, nil for one element.
--- opts.retain keeps what was saved, for a second walk.
+-- opts.retain keeps saved tensors for a second walk.
 function M.backward(root, grad, opts)
    arg.tensor('backward', 'x', root)
    arg.tensor_or_nil('backward', 'grad', grad)
@@ -334,8 +334,8 @@ end
 
 local function rng_get(ctx, to) own.check(ctx, C.tide_rng_get(ctx, to, to + 1, to + 2)) end
 
--- A scalar that depends on all tensors of a list and whose gradient hands dys to them: the root
--- of the inner walk when a function has several results.
+-- A scalar that depends on all tensors of a list and whose gradient passes dys to them: the root of
+-- the inner walk when a function has several results.
 local function sink(ctx, ys, dys)
    local record = { run = function() return dys end }
    local one = arg.scalar(ys[1], C.TIDE_F32, 1)
@@ -375,7 +375,7 @@ local function replay(ctx, record, walk, dys)
    return leaves
 end
 
--- replay with the generator as it was in forward, put back afterwards.
+-- replay with the generator as it was in forward, restored afterwards.
 local function replay_seeded(ctx, record, walk, dys)
    local now = ffi.new 'uint64_t[3]'
    rng_get(ctx, now)
@@ -413,8 +413,9 @@ local function checkpoint_record(ctx, fn, args)
    return record
 end
 
--- The results of fn(...), whose inside is not kept for backward but computed again there, with the
--- same random numbers. fn must depend on its arguments and on unchanged state alone.
+-- The results of fn(...), whose intermediate results are not kept for backward but computed again
+-- there, with the same random numbers. fn must depend on its arguments and on unchanged state
+-- alone.
 function M.checkpoint(fn, ...)
    arg.func('checkpoint', 'fn', fn)
    local args = pack(...)
@@ -430,7 +431,7 @@ function M.checkpoint(fn, ...)
    local wants = false
    for i = 1, #xs do wants = wants or record.wants[i] end
    if not wants then
-      -- parameters inside fn may want gradients though no argument does: give the node a reason
+      -- parameters inside fn may need gradients though no argument does: gives the node a history
       local anchor = arg.scalar(ys[1], C.TIDE_F32, 0)
       own.check(ctx, C.tide_requires_grad(anchor, true))
       xs[#xs + 1] = anchor

@@ -1,9 +1,9 @@
 -- Captured steps and waiting for a device: see tide_graph_begin.
 --
--- A function that is captured runs once more on the host, but what it gives the device is recorded
--- instead of run. If it fails, the recording is thrown away and the error goes on. Numbers of the
--- host that change from replay to replay lie on the device; who owns them writes them there in what
--- he gives to on_replay. One of them is owned here: where the generator stands.
+-- A captured function runs once more on the host, but its device work is recorded instead of run.
+-- If it fails, the recording is discarded and the error is raised. Numbers of the host that change
+-- from replay to replay lie on the device; their owners write them there in callbacks of on_replay.
+-- One of them is owned here: the state of the generator.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -15,8 +15,8 @@ local C = lib.C
 
 local M = {}
 
--- What is known of a step while it is recorded: `turns` at each replay, and the communicators that
--- were used in it (`comms`, in order, each with the names of its calls in `calls`).
+-- State of a step while it is recorded: `turns` of each replay, and the communicators that were
+-- used in it (`comms`, in order, each with the names of its calls in `calls`).
 local Recording = {}
 Recording.__index = Recording
 
@@ -57,7 +57,7 @@ end
 
 local parts = { 'seed', 'stream', 'offset' }
 
--- Writes to the device where the generator stands; most replays change the offset alone.
+-- Writes the generator's state to the device; most replays change the offset alone.
 local function write_place(context, place, held)
    local now = context:rng_state()
    for i, part in ipairs(parts) do
@@ -66,9 +66,9 @@ local function write_place(context, place, held)
    end
 end
 
--- fn() with a generator that counts from 0 and begins, for the ops on device, at a place on it,
--- which each replay finds where the context's generator stands then, and advances by as much as fn
--- has drawn.
+-- fn() with a generator that counts from 0 and starts, for the ops on device, at a place on it,
+-- which each replay sets to the context's generator at that time, and advances by as much as fn has
+-- drawn.
 local function drawing(context, device, turns, fn)
    local ctx, before, now = context.handle, ffi.new 'uint64_t[3]', ffi.new 'uint64_t[3]'
    local place = context:empty({ 3 }, { dtype = 'i64', device = device })
@@ -95,9 +95,9 @@ end
 
 -- ---- capturing -------------------------------------------------------------------------------
 
--- fn() recorded on a device; a Graph whose `result` is what fn returned (its tensors hold values
--- after the first replay). settle(good, recording), if given, is called when the recording has
--- ended, well or not: it may raise.
+-- Records fn() on a device; returns a Graph whose `result` is what fn returned (its tensors hold
+-- values after the first replay). settle(good, recording), if given, is called when the recording
+-- has ended, also after a failure: it may raise.
 function M.capture(device, fn, settle)
    local code = arg.device('graph', 'device', device)
    local context, recording = ctx_of.default(), new_recording()
@@ -138,13 +138,13 @@ function Graph:replay()
    return self.result
 end
 
--- Gives the memory of the step back now instead of when the graph is collected. Twice is once.
+-- Frees the memory of the step now instead of when the graph is collected. Idempotent.
 function Graph:release()
    if self.handle then own.finish(self.handle, C.tide_graph_release) end
    self.handle, self.result, self.turns = nil, nil, nil
 end
 
--- Waits until a device has done what it was given.
+-- Waits until a device has completed its work.
 function M.synchronize(device)
    local ctx = ctx_of.default().handle
    own.check(ctx, C.tide_sync(ctx, arg.device('synchronize', 'device', device)))

@@ -1,10 +1,11 @@
--- N ranks as threads of this process, from Lua: run a function on each, get values back.
+-- N ranks as threads of this process, from Lua: runs a function on each, returns their values.
 --
--- Nothing is shared. The function travels as source or bytecode (without upvalues),
--- arguments and results as text that holds plain data: nil, booleans, numbers, strings and tables
--- of these. libtide_host is loaded only when this is used; a stock luajit can call it.
+-- Nothing is shared. The function travels as source or bytecode (without upvalues), arguments and
+-- results as text that holds plain data: nil, booleans, numbers, strings and tables of these.
+-- libtide_host is loaded only when this is used; a stock luajit can call it.
 --
--- The function runs as fn(rank, nrank, ...): rank counts from 0. It requires what it needs.
+-- The function runs as fn(rank, nrank, ...): rank counts from 0. It requires the modules that it
+-- uses.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -99,7 +100,7 @@ local function code_of(fn)
    end
    local info = debug.getinfo(fn, 'Su')
    if info.what == 'C' or info.nups > 0 then
-      -- upvalues would be nil on the other side; say so here
+      -- upvalues would be nil on the other side: refuse them here
       for i = 1, info.nups do
          local up = debug.getupvalue(fn, i)
          status.bad_arg('ranks', 'fn', 'a function without upvalues (require inside it)',
@@ -155,11 +156,11 @@ end
 
 local run_opts = arg.set { 'nthread', 'params', 'grace' }
 
--- Runs fn (function without upvalues, or source) on n ranks. Returns a list with one row a rank:
--- { status = 'OK', values = {...} } or { status =, message = }, and .first, the rank (0-based)
--- that failed first or -1. opts: nthread, params, grace (30): seconds that the ranks have to end
--- after one has failed. A rank that runs on after them has the status E_TIMEOUT; its thread keeps
--- its state and context until it ends or the process does. os.exit on a rank ends that rank.
+-- Runs fn (function without upvalues, or source) on n ranks. Returns a list with one row per rank:
+-- { status = 'OK', values = {...} } or { status =, message = }, and .first, the rank (0-based) that
+-- failed first or -1. opts: nthread, params, grace (30): seconds that the ranks have to end after
+-- one has failed. A rank that still runs then has the status E_TIMEOUT; its thread keeps its state
+-- and context until it ends or the process does. os.exit on a rank ends that rank.
 function M.try(n, opts, fn, ...)
    arg.int('ranks', 'n', n, 1, 1024)
    opts = arg.opts('ranks', opts, run_opts)

@@ -1,6 +1,5 @@
--- What does the work of names that other libraries have.
---
--- One list for all messages about a name that is not here.
+-- Names of other libraries and what replaces them here: one list for all messages about unknown
+-- names.
 
 local instead = {
    topk = 'x:amax(dim) and x:argmax(dim) give the largest, table.sort of x:tolist() the order',

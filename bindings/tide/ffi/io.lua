@@ -1,6 +1,6 @@
 -- Files and folders. Also reached from here: io.json, io.safetensors_save and _open.
 --
--- What opens or reads returns nil and an error object when it cannot; everything else raises.
+-- Functions that open or read return nil and an error object on failure; all others raise.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -59,9 +59,9 @@ local function sync(op, path)
    local ctx = handle()
    own.check(ctx, C.tide_path_sync(ctx, path_of(op, 'path', path)))
 end
--- What was written to this file is on the disk when it returns.
+-- Blocks until the contents of this file are on the disk.
 function M.fsync_file(path) sync('fsync_file', path) end
--- The same of the names in a folder.
+-- fsync_file for the names in a folder.
 function M.fsync_dir(path) sync('fsync_dir', path) end
 
 -- Moves a file or folder; a file that is there is replaced.
@@ -101,7 +101,7 @@ function M.remove(path)
    return own.check(ctx, C.tide_path_remove(ctx, path_of('remove', 'path', path))) == 0
 end
 
--- A symbolic link at path that says target; replaces a link that is there.
+-- Makes a symbolic link at path to target; replaces a link that is there.
 function M.symlink(target, path)
    local ctx = handle()
    path_of('symlink', 'target', target)
@@ -151,7 +151,7 @@ lib.once('links', function()
    ]]
 end)
 
--- Whether a symbolic link is at this path, whatever it leads to.
+-- Whether a symbolic link is at this path, also a dangling one.
 function M.is_link(path)
    return ffi.C.readlink(path_of('is_link', 'path', path), ffi.new 'char[1]', 1) >= 0
 end
@@ -168,14 +168,14 @@ end
 local Lock = {}
 Lock.__index = Lock
 
--- Lets others have it. Twice is once.
+-- Releases the lock. Idempotent.
 function Lock:release()
    if self.handle then own.finish(self.handle, C.tide_lock_release) end
    self.handle = nil
 end
 
--- Takes the lock on a file, made if absent: an object with release(), or nil while another holds
--- it. It goes with the process, however that ends.
+-- Takes the lock on a file, made if absent: an object with release(), or nil while it is held
+-- elsewhere. The lock ends with the process in any case.
 function M.lock(path)
    local ctx, box = handle(), ffi.new 'tide_lock *[1]'
    local rc = own.check(ctx, C.tide_path_lock(box, ctx, path_of('lock', 'path', path)))
@@ -199,8 +199,8 @@ local function hex(h) return ('%08x%08x'):format(tonumber(h / 2^32), tonumber(h 
 -- XXH64 of a string, 16 hex digits.
 function M.xxh64(text) return hex(C.tide_hash(str('xxh64', 'text', text), #text, 0)) end
 
--- A checksum of all bytes of a tensor, row by row, 16 hex digits: XXH64 of a MiB after the other,
--- each seeded with the one before, so that what lies on a device is never on the host as a whole.
+-- A checksum of all bytes of a tensor, row by row, 16 hex digits: XXH64 of one MiB after the other,
+-- each seeded with the one before, so that a device tensor is never on the host as a whole.
 function M.checksum(x)
    local n = arg.tensor('checksum', 'x', x):numel()
    local flat = x:detach():contiguous():reshape { n }
@@ -227,7 +227,8 @@ M.safetensors_save = safetensors.save
 M.safetensors_save_async = safetensors.save_async
 M.safetensors_open = safetensors.open
 
--- Opens what model.safetensors.index.json names; the object answers like that of safetensors_open.
+-- Opens the files that model.safetensors.index.json names; the object is like that of
+-- safetensors_open.
 function M.safetensors_open_index(path, opts)
    local index, err = M.read_json(path, 2^28)
    if not index then return nil, err end

@@ -29,8 +29,8 @@ local null, array_mt = M.null, lib.state.json.array
 
 local double_t = ffi.typeof 'double'
 
--- Returns a number that encode writes with a decimal point or exponent: for readers that tell 1.0
--- from 1.
+-- Returns a number that encode writes with a decimal point or exponent: for readers that
+-- distinguish 1.0 from 1.
 function M.float(v)
    if type(v) ~= 'number' then status.bad_arg('json.float', 'v', 'a number', v) end
    return double_t(v)
@@ -51,7 +51,7 @@ local EXACT = arg.exact
 -- Numbers that are not finite, by the words for them.
 local words = { Infinity = math.huge, ['-Infinity'] = -math.huge, NaN = 0 / 0 }
 
--- The number that an object { "__float__": word } stands for; else the object.
+-- Returns the number of an object { "__float__": word }; else the object.
 local function tagged(object)
    local number = words[object.__float__]
    return number and next(object, next(object)) == nil and number or object
@@ -152,7 +152,7 @@ local function encode_number(v, path, how)
       text = ('%.' .. digits .. 'g'):format(v)
       if tonumber(text) == v then break end
    end
-   -- beyond 2^53 digits alone would be read as a boxed integer
+   -- beyond 2^53, digits alone would be read as a boxed integer
    return text:find '^%-?%d+$' and text .. '.0' or text
 end
 

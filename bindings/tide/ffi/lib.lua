@@ -1,11 +1,11 @@
 -- Finds and loads libtide, declares its contract, keeps it loaded.
 --
--- The library carries its own header. tide_abi_text() is declared by hand, the text
--- it returns goes to ffi.cdef, so declaration and code cannot disagree.
+-- The library carries its own header. tide_abi_text() is declared by hand, the text it returns goes
+-- to ffi.cdef, so declaration and code cannot disagree.
 --
--- Where it looks, in order: the library named by the host that opened this Lua state; the build
--- folder of the tree this file lies in, or the lib folder of its prefix; the templates of
--- package.cpath; the plain system name.
+-- Search order: the library named by the host that opened this Lua state; the build folder of the
+-- tree this file lies in, or the lib folder of its prefix; the templates of package.cpath; the
+-- plain system name.
 --
 -- Invariants: the namespace `C` is never collected (finalizers of live handles are code in it);
 -- what must survive a reload of the Lua modules lives in `state`, kept in the registry: a second
@@ -101,11 +101,11 @@ if not ffi.abi('gc64') then
       .. 'use LuaJIT 2.1 for a 64-bit system with GC64 (the default today)', 0)
 end
 
--- Threads of the OpenMP pool spin between two loops, for milliseconds unless told otherwise, which
--- halts everything when others share the cores. The runtime reads its environment once, when it is
--- loaded together with the library, so the bound is set for just that moment and only if the user
--- has said nothing. The states of rank threads leave it alone: their host has loaded the library,
--- and an environment must not change while other threads read it.
+-- Loads with bounded spinning of OpenMP threads between two loops. It lasts milliseconds by
+-- default, which halts everything when other processes share the cores. The runtime reads its
+-- environment once, when it is loaded together with the library, so the bound is set for just that
+-- moment, unless the user has set one. The states of rank threads do not set it: their host has
+-- loaded the library, and an environment must not change while other threads read it.
 local function with_bounded_spin(load)
    local key = 'GOMP_SPINCOUNT'
    if package.loaded['tide.host'] then return load() end

@@ -88,7 +88,7 @@ end
 -- A new dim of size 1 at position dim of the result.
 make 'unsqueeze(x, dim: newdim)'
 
--- Without the dim, whose size must be 1. Without an argument: every dim of size 1 goes.
+-- Removes the dim, whose size must be 1. Without an argument: every dim of size 1.
 function M.squeeze(x, dim)
    tensor('squeeze', 'x', x)
    local ndim = ndim_of(x)
@@ -175,7 +175,7 @@ function M.narrow(x, dim, first, n)
    return slice_of(x, dim, from, from + n, 1)
 end
 
--- The part at one position; the dim goes.
+-- The part at one position, without the dim.
 function M.select(x, dim, i)
    tensor('select', 'x', x)
    dim = dim_of('select', 'dim', dim, ndim_of(x))
@@ -292,7 +292,7 @@ function M.pad(x, before, after, value)
    return take(box)
 end
 
--- Moves elements by shift positions along dim; what leaves at one end enters at the other.
+-- Moves elements by shift positions along dim; elements beyond one end enter at the other.
 make 'roll(x, shift: int, dim: dim) -> x, dim, shift'
 
 -- ---- index tensors (0-based values) ----------------------------------------------------------

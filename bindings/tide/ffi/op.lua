@@ -80,7 +80,7 @@ function M.linear_act(x, w, bias, activation)
    return take(box)
 end
 
--- As linear, of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
+-- linear of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
 -- rounds the gradient of y to e5m2. f32, bf16 or f16, which y has too; sums in f32. A GPU needs
 -- compute capability 8.9.
 make 'linear_fp8(x, w, bias: maybe)'
@@ -114,7 +114,7 @@ end
 
 local rope_opts = arg.set { 'interleaved', 'inverse' }
 
--- x_BTHD turned by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
+-- Rotates x_BTHD by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
 function M.rope(x, positions, inv_freq, opts)
    tensor('rope', 'x', x)
    tensor('rope', 'positions', positions)
@@ -157,8 +157,8 @@ end
 
 local reductions = arg.set { 'none', 'sum', 'mean' }
 
--- logits_NV against targets_N. reduction: 'mean' over the counted targets (default; 0 if there
--- are none), 'sum', or 'none' for one loss per token.
+-- logits_NV against targets_N. reduction: 'mean' over the counted targets (default; 0 without any),
+-- 'sum', or 'none' for one loss per token.
 function M.cross_entropy(logits, targets, opts)
    tensor('cross_entropy', 'logits', logits)
    tensor('cross_entropy', 'targets', targets)
@@ -197,7 +197,7 @@ end
 
 -- ---- copies ----------------------------------------------------------------------------------
 
--- x itself if its elements lie in order, else a copy that has them so.
+-- x itself if it is contiguous, else a contiguous copy.
 function M.contiguous(x)
    tensor('contiguous', 'x', x)
    if C.tide_tensor_is_contiguous(x) == 1 then return x end
@@ -210,8 +210,8 @@ end
 -- A copy of its own, recorded for backward.
 make 'clone(x)'
 
--- x on another device ('cpu'); x itself if it is there. Not recorded. non_blocking: the copy may be
--- under way on return, and what uses it waits; towards a GPU x must be pinned (see pin_memory).
+-- x on another device ('cpu'); x itself if it is there. Not recorded. non_blocking: returns before
+-- the copy is complete, and the next use waits; to a GPU x must be pinned (see pin_memory).
 function M.to_device(x, device, non_blocking)
    tensor('to_device', 'x', x)
    local code = arg.device('to_device', 'device', device)
@@ -229,8 +229,8 @@ end
 
 -- ---- in place: these change x and return it --------------------------------------------------
 
--- They take what memory they need (a copy of an overlapping source) before they write, so that a
--- second try after a lack of it begins from the same x.
+-- They allocate (a copy of an overlapping source) before they write, so that a second try after a
+-- lack of memory starts from the same x.
 
 -- src, broadcast and converted, into x.
 place 'copy_(x, src)'
@@ -279,8 +279,8 @@ function M.foreach_copy_(dsts, srcs)
    if rc ~= 0 and own.again(ctx, rc) then own.check(ctx, C.tide_foreach_copy_(ctx, n, to, from)) end
 end
 
--- dsts[i] += srcs[i], pair after pair: a target that comes several times gets its sources in the
--- order of the list. Floating targets take any source, integers take integers.
+-- dsts[i] += srcs[i], pair after pair: a target that is listed several times gets its sources in
+-- the order of the list. Floating targets take any source, integers take integers.
 function M.foreach_add_(dsts, srcs, alpha)
    arg.no_alpha('foreach_add_', alpha)
    local to, from, n = two_lists('foreach_add_', dsts, srcs)
@@ -291,13 +291,14 @@ end
 
 -- ---- random values in place ------------------------------------------------------------------
 
--- One try: a failed call has taken its numbers from the generator, a second would give others.
+-- No second try: a failed call has advanced the generator, and a repetition would draw others.
 
 local random_opts = arg.set { 'seed', 'stream', 'offset', 'start', 'stride' }
 local new_random_attrs = ffi.typeof 'tide_random_attrs'
 
--- Without opts the context's generator gives the numbers and advances. With seed, element i is a
--- function of (seed, stream, offset + i) alone; start and stride place a shard in its whole.
+-- Without opts the numbers are drawn from the context's generator, which advances. With seed,
+-- element i is a function of (seed, stream, offset + i) alone; start and stride place a shard in
+-- its whole.
 local function fill_random(op, x, opts)
    local a = new_random_attrs()
    C.tide_random_attrs_init(a)

@@ -1,17 +1,16 @@
--- Ownership: what arrives through an out-parameter gets exactly one finalizer.
+-- Ownership: a handle from an out-parameter gets exactly one finalizer.
 --
--- The Lua collector sees a 24-byte pointer, not the gigabyte behind it. C counts the
--- bytes it hands out (debt); take() reads that counter after each allocating call, and when it has
--- grown past the limit Lua decides whether a collection can give anything back. C never calls the
--- collector.
+-- The Lua collector sees a 24-byte pointer, not the gigabyte behind it. C counts the bytes it
+-- allocates (debt); take() reads that counter after each allocating call, and when it has grown
+-- past the limit Lua decides whether a collection can free memory. C never calls the collector.
 --
 -- A collection runs only if live bytes have grown by the limit since the last one: garbage cannot
 -- be larger than that growth, so memory stays below (reachable + two limits) and a step whose
 -- scopes release everything promptly never pays for a collection.
 --
 -- This is the only file that calls ffi.gc. Out-boxes and argument buffers are made for each call:
--- the collector may run a finalizer of the user between filling one and reading it, and what that
--- calls must not find the same memory.
+-- the collector may run a finalizer of the user between filling one and reading it, and calls of
+-- that finalizer must not use the same memory.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -25,7 +24,7 @@ local M = {}
 M.new_box = ffi.typeof 'tide_tensor *[1]'
 
 -- Growth of live bytes that is worth a collection: the smallest `debt` parameter of the open
--- contexts. The counter is looked at twice as often, so that the growth is seen in time.
+-- contexts. The counter is read twice as often, so that the growth is seen in time.
 local limit, look = 2^27, 2^26
 -- Live bytes of each context after its last collection, by its address; the limit of each, by its
 -- handle, which is not kept.
@@ -42,20 +41,20 @@ local function set_limit()
    look = limit / 2
 end
 
--- Tells this module about a context, or that its `debt` parameter has changed.
+-- Registers a context, or a change of its `debt` parameter.
 function M.watch(ctx)
    base[address(ctx)] = base[address(ctx)] or 0
    limits[ctx] = tonumber(ffi.string(C.tide_param_get(ctx, 'debt')))
    set_limit()
 end
 
--- The context is closed: its limit no longer counts.
+-- Removes a closed context: its limit no longer counts.
 function M.unwatch(ctx)
    base[address(ctx)], limits[ctx] = nil, nil
    set_limit()
 end
 
--- Pays the debt of a context: collects if enough has piled up that a collection may help.
+-- Settles the debt of a context: collects if enough has accumulated that a collection may help.
 local function settle(ctx)
    local stats, key = C.tide_ctx_stats(ctx), address(ctx)
    local live = tonumber(stats.live)
@@ -81,7 +80,7 @@ local function remember(t)
    end
 end
 
--- Returns the tensor in a box, owned: attaches the finalizer, pays debt when it is due.
+-- Returns the tensor in a box, owned: attaches the finalizer, settles the debt when due.
 local function take(box)
    local t = ffi.gc(box[0], C.tide_tensor_release)
    if tracking then remember(t) end
@@ -118,8 +117,9 @@ local function fail(ctx, rc)
 end
 M.fail = fail
 
--- After a failed call on ctx: true if it is worth one repetition (memory ran out and the heap has
--- been collected since), else raises. Use: if rc ~= 0 and again(ctx, rc) then check(ctx, f()) end
+-- After a failed call on ctx: returns true if a second try makes sense (memory ran out and the heap
+-- has been collected since), else raises. Use: if rc ~= 0 and again(ctx, rc) then check(ctx, f())
+-- end
 function M.again(ctx, rc)
    if rc ~= C.TIDE_E_NOMEM then fail(ctx, rc) end
    collectgarbage()
@@ -128,7 +128,7 @@ function M.again(ctx, rc)
    return true
 end
 
--- The status of a call on ctx; a negative one is raised. For calls that get no second try.
+-- Raises a negative status of a call on ctx, else returns it. For calls without a second try.
 function M.check(ctx, rc)
    if rc < 0 then fail(ctx, rc) end
    return rc
@@ -147,8 +147,8 @@ function M.handle(h, release) return ffi.gc(h, release) end
 -- Releases a handle now; nothing is left for the collector.
 function M.finish(h, release) release(ffi.gc(h, nil)) end
 
--- Creation sites: on costs a stack walk for each tensor. sites() lists what is still reachable or
--- not yet collected, largest first: {site=, count=, bytes=}.
+-- Creation sites: on costs a stack walk for each tensor. sites() lists those of tensors that are
+-- reachable or not yet collected, largest first: {site=, count=, bytes=}.
 function M.track(on)
    tracking = on and true or false
    sites = setmetatable({}, { __mode = 'k' })

@@ -1,8 +1,8 @@
 -- Plain Lua data as bytes and back: nil, booleans, numbers, strings, tables of these.
 --
--- Every value starts with one letter and says its own length, so reading needs no
--- parser and runs nothing. Numbers keep all their bits (NaN payloads aside). Tables may not refer
--- to themselves; metatables are not kept. For control data between ranks, not for tensors.
+-- Every value starts with one letter and its own length, so reading needs no parser and runs no
+-- code. Numbers keep all their bits (NaN payloads aside). Tables may not refer to themselves;
+-- metatables are not kept. For control data between ranks, not for tensors.
 
 local ffi = require 'ffi'
 local status = require 'tide.ffi.status'
@@ -55,7 +55,7 @@ end
 
 local function malformed() status.raise(status.code.E_FORMAT, 'decode', 'not plain data') end
 
--- The count after a letter at `at`, and where its payload begins.
+-- The count after a letter at `at`, and the start of its payload.
 local function count_at(text, at)
    local digits, colon = text:match('^(%d+):()', at + 1)
    if not digits then malformed() end

@@ -1,6 +1,6 @@
--- Wrappers of C functions from rows: one line a function, a prototype each.
+-- Wrappers of C functions from rows: one line per function, a prototype each.
 --
--- A row is the signature of a method, each argument with its kind. From it comes the text of a
+-- A row is the signature of a method, each argument with its kind. It is expanded to the text of a
 -- function that checks the arguments, calls C.tide_<name> and owns the result:
 --
 --    make 'sum(x, dim: dims, keepdim: flag)'
@@ -10,10 +10,10 @@
 -- very line of the caller's file, so that help, errors and profiles point to the row, with the
 -- comment above it.
 --
--- An argument without a kind is a tensor. Behind a kind stand its least and greatest value, and
--- after `=` what nil means. The first argument is the tensor whose context tells of failures. Where
--- C takes the arguments in another order, it stands after `->`, and a name that differs before `:`
--- at the front ('axpy_: add_(x, src)').
+-- An argument without a kind is a tensor. A kind may be followed by its least and greatest value,
+-- and by `=` and the meaning of nil. The context of the first argument records failures. If C takes
+-- the arguments in another order, that order follows `->`; a name that differs precedes `:` at the
+-- front ('axpy_: add_(x, src)').
 
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
@@ -23,7 +23,7 @@ local M = {}
 
 jit.off(true, true) -- each row is read once; its function compiles
 
--- What the text of a wrapper may name.
+-- The names that the text of a wrapper may use.
 local names = 'C, new_box, take, again, check, tensor, maybe, operand, pair, dim_of, ndim_of, '
    .. 'dims_of, flag, int, finite, number, dtype_of'
 local function values()
@@ -37,10 +37,10 @@ end
 local checks = {
    tensor = "tensor('OP', 'N', V)",
    maybe = "maybe('OP', 'N', V)",                           -- a tensor or nil
-   operand = "N = operand('OP', 'N', X, V)",                -- a tensor, or a number that meets X
-   pair = "X, N = pair('OP', X, V)",                        -- the same, and X may be the number
+   operand = "N = operand('OP', 'N', X, V)",                -- a tensor or a number
+   pair = "X, N = pair('OP', X, V)",                        -- operand, and X may be the number
    dim = "N = dim_of('OP', 'N', V, ndim_of(X))",
-   newdim = "N = dim_of('OP', 'N', V, ndim_of(X) + 1)",     -- a dim of a result with one more
+   newdim = "N = dim_of('OP', 'N', V, ndim_of(X) + 1)",     -- a dim of a result with one dim more
    dims = "local N_n, N_dims = dims_of('OP', X, V)",        -- an integer, a list, or nil for all
    flag = "N = flag('OP', 'N', V)",
    int = "N = int('OP', 'N', VR)",
@@ -84,7 +84,7 @@ local function check_of(op, a, first)
    return (text:gsub('%f[%w]%u+%f[^%w]', parts):gsub('%f[%w]N%f[^%w]', a.name))
 end
 
--- What follows the checks: a fresh result, or the changed first argument.
+-- The code after the checks: a fresh result, or the changed first argument.
 local tails = {
    make = 'local box = new_box() local rc = C.CALL(box, ARGS) '
       .. 'if rc ~= 0 and again(X, rc) then check(X, C.CALL(box, ARGS)) end return take(box)',
@@ -110,8 +110,8 @@ local function source(row, tail)
       table.concat(text, ' ')), op
 end
 
--- Two functions that add wrappers to `into`: of C functions that make a tensor (the first argument
--- of C), and of those that change their first argument and return it.
+-- Returns two functions that add wrappers to `into`: of C functions that make a tensor (the first
+-- argument of C), and of those that change their first argument and return it.
 function M.adders(into)
    local function adder(tail)
       return function(row)

@@ -1,7 +1,7 @@
--- safetensors: save a table of tensors, open a file, or several through an index.
+-- safetensors: saves a table of tensors, opens a file, or several through an index.
 --
--- Tensors come onto a context: the default one unless opts.ctx names another. open returns nil and
--- an error object when it cannot; everything else raises.
+-- Tensors are made on a context: the default one unless opts.ctx names another. open returns nil
+-- and an error object on failure; all others raise.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -23,7 +23,7 @@ local function failure(ctx, rc)
 end
 M.failure = failure
 
--- A path without a zero byte, which C would cut.
+-- A path without a zero byte, at which C would truncate it.
 local function path_of(op, name, path)
    str(op, name, path)
    if path == '' or path:find('\0', 1, true) then
@@ -122,7 +122,7 @@ end
 -- Whether the file is written, or has failed.
 function Saving:test() return self.handle == nil or C.tide_saving_test(self.handle) == 1 end
 
--- Waits; returns the XXH64 of the file. Raises what went wrong, and then again nothing.
+-- Waits; returns the XXH64 of the file, or raises its failure once.
 function Saving:wait()
    if not self.handle then return self.hash end
    local digits = new_digits()
@@ -178,7 +178,7 @@ local function open_handle(self, op)
    return self.handle
 end
 
--- Closes the file; tensors loaded from it stay. Twice is once.
+-- Closes the file; tensors loaded from it stay. Idempotent.
 function File:close()
    local h = self.handle
    if not h then return end
@@ -205,7 +205,7 @@ function File:has(name)
    return find(open_handle(self, 'has'), str('has', 'name', name)) >= 0
 end
 
--- Index of a name; raises E_ARG if the file has none.
+-- Index of a name; raises E_ARG if the file does not have it.
 local function index_of(self, op, name)
    local h = open_handle(self, op)
    local i = find(h, str(op, 'name', name))
@@ -216,7 +216,7 @@ local function index_of(self, op, name)
    return h, i
 end
 
--- {dtype = 'f32' (or nil if tide has none), stored = 'F32', shape = {...}, nbytes = n}.
+-- {dtype = 'f32' (nil if unsupported), stored = 'F32', shape = {...}, nbytes = n}.
 function File:info(name)
    local h, i = index_of(self, 'info', name)
    local shape = {}
@@ -228,7 +228,7 @@ function File:info(name)
       nbytes = tonumber(C.tide_file_nbytes(h, i)) }
 end
 
--- A tensor on the file's context and not of another one, whose failures would go astray.
+-- Makes a tensor on the file's context, with a second try; another context would hide its failures.
 local function retry(self, rc, call, ...)
    if rc < 0 and own.again(self.ctx, rc) then own.check(self.ctx, call(...)) end
 end
@@ -332,7 +332,7 @@ local function open_shards(path, weight_map, opts)
    return files
 end
 
--- Names and sizes of the index against what the files hold.
+-- Compares names and sizes of the index with those of the files.
 local function check_shards(path, index, files)
    local total = 0
    for name, file in each(index.weight_map) do
@@ -384,11 +384,11 @@ local function shard_of(self, op, name)
    return self.files[file]
 end
 
--- As of the file that has it; E_ARG if none has.
+-- info of the file that has it; E_ARG without one.
 function Shards:info(name) return shard_of(self, 'info', name):info(name) end
--- As of the file that has it; E_ARG if none has.
+-- load of the file that has it; E_ARG without one.
 function Shards:load(name, opts) return shard_of(self, 'load', name):load(name, opts) end
--- As of the file that has it; E_ARG if none has.
+-- read of the file that has it; E_ARG without one.
 function Shards:read(name, t, first) return shard_of(self, 'read', name):read(name, t, first) end
 -- Closes every file; tensors that were loaded stay.
 function Shards:close()

@@ -1,6 +1,5 @@
--- Index maps of sequences that lie on several ranks: see tide.parallel.cp_map.
---
--- Positions, ranks and lengths count from 0 here: index tensors are data.
+-- Index maps of sequences that are sharded over ranks: see tide.parallel.cp_map. Positions, ranks
+-- and lengths count from 0 here: index tensors are data.
 
 local M = {}
 local make = require('tide.ffi.row').adders(M)
@@ -8,7 +7,7 @@ local make = require('tide.ffi.row').adders(M)
 -- Head-tail layout of every document over `size` ranks: the whole positions of a rank's tokens; of
 -- all ranks in order without a rank. dtype: 'i64' (default) or 'i32'.
 make 'zigzag_index(cu, size: int 1 2^31-1, rank: int -1 size-1 = -1, dtype: dtype = "i64")'
--- The inverse: the place of each whole position among all ranks' tokens in rank order.
+-- The inverse: the index of each whole position among all ranks' tokens in rank order.
 make 'zigzag_places(cu, size: int 1 2^31-1, dtype: dtype = "i64")'
 -- start, start + 1, ... for each row (start, length) of runs [n, 2], joined.
 make 'run_index(runs, dtype: dtype = "i64")'

@@ -1,10 +1,10 @@
--- SIGINT and SIGTERM of a program that plain luajit runs.
+-- SIGINT and SIGTERM of a program run by plain luajit.
 --
--- Lua cannot run in a signal handler, so the handler is a C function without effect,
--- set to be removed by its first call (SA_RESETHAND). Whether a signal came is then seen by the
--- handler being gone; the next one ends the process, as it would have without this.
+-- Lua cannot run in a signal handler, so the handler is a C function without effect, set to be
+-- removed by its first call (SA_RESETHAND). A signal has arrived if the handler is gone; the next
+-- one ends the process, as without this module.
 --
--- For programs that own their process alone: nothing here is called by the library itself.
+-- For programs that own their process: the library itself does not call it.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -36,8 +36,8 @@ local function action_of(number)
    return ffi.C.sigaction(number, nil, now) == 0 and now or nil
 end
 
--- Notes the first SIGINT or SIGTERM from here on, in place of ending the process. Signals that are
--- ignored stay so.
+-- Notes the first SIGINT or SIGTERM from now on, instead of ending the process. Ignored signals
+-- stay ignored.
 function M.watch()
    for _, number in each(signals) do
       local old = action_of(number)
@@ -49,7 +49,7 @@ function M.watch()
    end
 end
 
--- The number of the signal that came since watch, or nil.
+-- The number of the signal that arrived since watch, or nil.
 function M.seen()
    for number in each(before) do
       local now = action_of(number)
@@ -58,7 +58,7 @@ function M.seen()
    return came
 end
 
--- Ends watching; what signals did before they do again.
+-- Ends watching; restores the old actions of the signals.
 function M.unwatch()
    M.seen()
    for number, old in each(before) do ffi.C.sigaction(number, old, nil) end

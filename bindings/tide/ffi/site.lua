@@ -1,8 +1,8 @@
--- Where a collective was called from: the innermost frame outside of the library's own.
+-- The call site of a collective: the innermost frame outside the library.
 --
--- A recipe's line is what a person looks for, so frames of the binding, of tide.comm
--- and of tide.parallel are passed over. Texts are kept by source and line: the same line gives the
--- same string object, so callers see by == that nothing has changed.
+-- Frames of the binding, of tide.comm and of tide.parallel are skipped, since users look for a line
+-- of their recipe. Texts are cached by source and line: the same line gives the same string object,
+-- so callers see by == that nothing has changed.
 
 local getinfo = debug.getinfo
 
@@ -22,8 +22,8 @@ local function is_inside(source)
    return v
 end
 
--- "file:line" of that frame, '' if there is none. For use one call below a method: frames of the
--- first three levels are not looked at.
+-- "file:line" of that frame, or ''. For use one call below a method: frames of the first three
+-- levels are skipped.
 function M.place()
    for level = 4, 24 do
       local info = getinfo(level, 'Sl')

@@ -1,8 +1,7 @@
 -- Ops of state-space layers: causal convolution, the SSD scan, the gated norm.
 --
--- A step of generation is the same op on one token, with the state it found and the
--- state it leaves; so the forms cannot drift apart.
--- Legend: B batch, T tokens, C channels, K taps, H heads, P head size, G groups, N state size.
+-- A step of generation is the same op on one token, with the state before and after it. Legend: B
+-- batch, T tokens, C channels, K taps, H heads, P head size, G groups, N state size.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -27,8 +26,8 @@ make 'sequence_index(cu, ntoken: int 0)'
 local conv_opts = arg.set { 'silu', 'initial', 'sequence', 'return_last' }
 local new_conv_attrs = ffi.typeof 'tide_conv1d_attrs'
 
--- y_BTC[t] = bias + sum_k w_CK[k] x_BTC[t - (K-1) + k], each channel by itself. opts: silu, initial
--- [B, K-1, C], sequence [B or 1, T], return_last (then also the rows the next call begins with).
+-- y_BTC[t] = bias + sum_k w_CK[k] x_BTC[t - (K-1) + k], for each channel. opts: silu, initial [B,
+-- K-1, C], sequence [B or 1, T], return_last (then also the initial rows of the next call).
 function M.conv1d(x, w, bias, opts)
    tensor('conv1d', 'x', x)
    tensor('conv1d', 'w', w)

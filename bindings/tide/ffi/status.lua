@@ -1,7 +1,7 @@
 -- Errors of calls into C: a status becomes an error of tide/error.lua.
 --
--- The record of a context says more than the number that a call returned, and what
--- tide/error.lua cannot know without FFI, tensors and statuses, it is told here.
+-- The record of a context has more than the number that a call returned; tensors and statuses,
+-- which tide/error.lua cannot handle without FFI, are described here.
 
 local ffi = require 'ffi'
 local errors = require 'tide.error'
@@ -14,7 +14,7 @@ local M = {
    show = errors.show,
 }
 
--- A tensor with its shape and dtype, or the type of what is none.
+-- A tensor with its shape and dtype, or the type of another cdata.
 function errors.show_cdata(v)
    if ffi.istype('tide_tensor *', v) then
       if v == nil then return 'a null tensor' end
@@ -28,12 +28,12 @@ function errors.show_cdata(v)
    return 'foreign cdata (' .. tostring(ffi.typeof(v)) .. ')'
 end
 
--- What whoever drops bytes on purpose can tell about a tensor that an E_GONE speaks of: text by
--- tensor id, from tables that must be kept by their owners (see M.tell_gone).
+-- Explanations for an E_GONE of tensors whose bytes were dropped on purpose: text by tensor id,
+-- from tables kept by their owners (see M.tell_gone).
 local tellers = setmetatable({}, { __mode = 'k' })
 
--- From now on an E_GONE of tensor `id` (its x.id) also says fn(owner, id), a text or nil. owner: a
--- table, held weakly: the knowledge lives as long as it does.
+-- Adds fn(owner, id), a text or nil, to an E_GONE of tensor `id` (its x.id). owner: a table, held
+-- weakly: the explanation lives as long as it does.
 function M.tell_gone(owner, fn)
    errors.type('tell_gone', 'owner', owner, 'table')
    tellers[owner] = errors.func('tell_gone', 'fn', fn)
@@ -48,7 +48,7 @@ local function about_gone(message)
    return ''
 end
 
--- Raises what the context's record says about a call that returned the status rc.
+-- Raises the error that the context has recorded for a call that returned the status rc.
 function M.fail(ctx, rc, extra)
    local record = C.tide_error(ctx)
    local op, message = 'call', ffi.string(C.tide_status_text(rc))

@@ -1,12 +1,12 @@
--- The tensor handle as Lua sees it: properties, methods, operators, reading.
+-- The tensor handle in Lua: properties, methods, operators, reading.
 --
--- One metatype for `tide_tensor`, an incomplete struct, so that arithmetic reaches
--- the metamethods. LuaJIT allows a metatype once in the life of a Lua state; its functions read
--- tables kept in lib.state, which a reload of this file refills.
+-- One metatype for `tide_tensor`, an incomplete struct, so that arithmetic reaches the metamethods.
+-- LuaJIT allows a metatype once in the life of a Lua state; its functions read tables kept in
+-- lib.state, which a reload of this file refills.
 --
 -- Properties: shape ndim dtype device grad requires_grad is_leaf id. Everything else is a method.
 -- Comparing two handles with == compares identity; `<` and `<=` between two handles compare
--- addresses (LuaJIT does not ask the metatable): use lt, le, gt, ge, equal.
+-- addresses (LuaJIT does not call the metatable): use lt, le, gt, ge, equal.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -45,7 +45,7 @@ function props.dtype(x) return arg.dtype_name[C.tide_tensor_dtype(x)] end
 function props.device(x) return arg.device_name[C.tide_tensor_device(x)] end
 -- A number that no other tensor of this process has; use it as a table key.
 function props.id(x) return C.tide_tensor_id(x) end
--- Whether backward gives it, or what it was made of, a gradient.
+-- Whether backward computes a gradient for it or for what it was made of.
 function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
 -- Whether it is not the result of a recorded op.
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
@@ -92,7 +92,7 @@ end
 -- Whether the bytes were dropped (end of a scope, release, reshard); uses then raise E_GONE.
 function methods.is_gone(x) return C.tide_tensor_is_gone(tensor('is_gone', 'x', x)) == 1 end
 
--- How often the bytes were written in place.
+-- The number of in-place writes to the bytes.
 function methods.version(x) return tonumber(C.tide_tensor_version(tensor('version', 'x', x))) end
 
 -- Whether x and y are views of the same bytes.
@@ -244,7 +244,7 @@ function methods.to(x, what, opts)
    return x
 end
 
--- x in host memory that the GPU copies from by itself; x itself if it lies there.
+-- x in pinned host memory, for asynchronous copies to the GPU; x itself if it is pinned.
 function methods.pin_memory(x)
    tensor('pin_memory', 'x', x)
    local box = new_box()
@@ -276,7 +276,7 @@ function methods.detach(x)
    return take(box)
 end
 
--- Marks a leaf as wanting a gradient (on, default) or not. Returns x.
+-- Marks a leaf as needing a gradient (on, default) or not. Returns x.
 function methods.requires_grad_(x, on)
    tensor('requires_grad_', 'x', x)
    on = on == nil or arg.flag('requires_grad_', 'on', on)
@@ -284,7 +284,7 @@ function methods.requires_grad_(x, on)
    return x
 end
 
--- Makes grad (a tensor, or nil for none) the gradient. Returns x. Of a bf16 or f16 tensor it may be
+-- Sets the gradient (a tensor, or nil to clear it). Returns x. That of a bf16 or f16 tensor may be
 -- f32: backward then adds up in f32.
 function methods.set_grad(x, grad)
    tensor('set_grad', 'x', x)
@@ -292,15 +292,15 @@ function methods.set_grad(x, grad)
    return x
 end
 
--- Takes the gradient away: x.grad is nil. Returns x.
+-- Clears the gradient: x.grad is nil. Returns x.
 function methods.zero_grad(x)
    tensor('zero_grad', 'x', x)
    check(x, C.tide_set_grad(x, nil))
    return x
 end
 
--- The same, and the gradient's bytes go now whatever handles on it still wait for the collector;
--- they answer E_GONE. Bytes that another tensor shares stay.
+-- zero_grad that also frees the gradient's bytes now; remaining handles raise E_GONE. Bytes that
+-- another tensor shares stay.
 function methods.drop_grad(x)
    tensor('drop_grad', 'x', x)
    check(x, C.tide_drop_grad(x))
@@ -314,29 +314,29 @@ end
 
 -- ---- life ------------------------------------------------------------------------------------
 
--- Gives the bytes back now, also those of every view of them. The handle stays: what needs the
--- bytes raises E_GONE, shape and dtype can still be asked.
+-- Frees the bytes now, also those of every view of them. The handle stays: uses of the bytes raise
+-- E_GONE, shape and dtype can still be read.
 function methods.release(x)
    tensor('release', 'x', x)
    check(x, C.tide_tensor_drop(x))
 end
 
--- The same for whoever will fill them again (a sharded parameter between its uses).
+-- release for bytes that will be filled again (a sharded parameter between its uses).
 function methods.drop_bytes(x)
    tensor('drop_bytes', 'x', x)
    check(x, C.tide_tensor_drop(x))
    return x
 end
 
--- Bytes again, contents undefined, for every view and every tensor saved by the tape.
+-- Allocates the bytes again, contents undefined, for every view and every tensor saved by the tape.
 function methods.restore_bytes(x)
    tensor('restore_bytes', 'x', x)
    check(x, C.tide_tensor_restore(x))
    return x
 end
 
--- Declares that all restored bytes hold what they held when they were dropped, so that what the
--- tape saved before stays valid. Without it backward refuses them as changed in place.
+-- Declares that all restored bytes hold what they held when they were dropped, so that tensors that
+-- the tape saved before stay valid. Without it backward refuses them as changed in place.
 function methods.refilled(x)
    tensor('refilled', 'x', x)
    check(x, C.tide_tensor_refilled(x))
@@ -405,10 +405,10 @@ lib.state.meta = {
    pow = op.pow, unm = op.neg, concat = no_text, ipairs = no_loop,
 }
 
--- Operators are not compiled. When a trace holds two arithmetic metamethod calls in a row
--- (x * 3 + 2), the recorder of LuaJIT builds of 2022 finds stale references in the second one's
--- frame and crashes. Loops that must be one trace use the methods (x:mul(3):add(2)), whose look-up
--- does not go that way.
+-- Operators are not compiled. When a trace holds two arithmetic metamethod calls in a row (x * 3 +
+-- 2), the recorder of LuaJIT builds of 2022 finds stale references in the second one's frame and
+-- crashes. Loops that must be one trace use the methods (x:mul(3):add(2)), which are looked up
+-- differently.
 local function operator(name)
    local state = lib.state
    local function call(x, y) return state.meta[name](x, y) end

@@ -46,8 +46,8 @@ local new_adamw_attrs = ffi.typeof 'tide_adamw_attrs'
 -- lists: p, g, m, v (tensors, equally many), master (tensors or false; may be absent), g_scale (one
 -- f32 scalar tensor; may be absent), rates (f64 tensor { lr, step } instead of those of attrs; may
 -- be absent), found_inf (f32 scalar tensor: unless it is 0 nothing changes; may be absent). attrs:
--- lr, beta1, beta2, eps, weight_decay, step, grad_scale, maximize; what is absent keeps the default
--- of the contract. Tensors change in place.
+-- lr, beta1, beta2, eps, weight_decay, step, grad_scale, maximize; absent ones have the default of
+-- the contract. Tensors change in place.
 function M.adamw_(lists, attrs)
    check_keys('adamw_', 'lists', lists, adamw_lists)
    check_keys('adamw_', 'attrs', attrs, adamw_keys)
