@@ -46,7 +46,7 @@ function near.best(name, list, also)
       local d = near.distance(name, word)
       if d < best then best, found = d, item end
    end
-   local most = #name <= 3 and 1 or math.max(2, math.floor(#name / 2))
+   local most = #name <= 4 and 1 or math.max(2, math.floor(#name / 2))
    if found and best <= most then return found end
 end
 

@@ -49,6 +49,13 @@ describe('tensor', function()
       close(6 / x, tide.tensor { { 6, 3, 2 }, { 1.5, 1.2, 1 } })
    end)
 
+   it('names the nearest of its methods', function()
+      local v = tide.tensor { 5, -5 }
+      local ok, e = pcall(function() return v:reshap(2, 1) end)
+      assert.is_false(ok)
+      assert.matches("no field or method 'reshap'; did you mean 'reshape'?", e.message, 1, true)
+   end)
+
    it('is neither a text nor a list, and says what is', function()
       local v = tide.tensor { 5, -5 }
       for text, fn in require 'tide.util.each' {

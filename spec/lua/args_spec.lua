@@ -191,5 +191,7 @@ describe('util.near', function()
 
    it('offers nothing far away', function()
       assert.is_nil(near.best('zzzz', { 'steps', 'lr' }))
+      assert.is_nil(near.best('help', { 'exp', 'relu' }))
+      assert.equal('help', near.best('hlep', { 'exp', 'help' }))
    end)
 end)

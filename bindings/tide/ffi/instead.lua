@@ -12,6 +12,7 @@ local instead = {
    std = '(x - x:mean(dim, true)):square():mean(dim):sqrt()',
    cuda = "x:to('cuda')", cpu = "x:to('cpu')", numpy = 'x:tolist()', T = 'x:t()',
    half = "x:to('f16')", double = "x:to('f64')", type = 'x.dtype',
+   help = 'help and ?name at the prompt of tide repl',
    set = 'tide.no_grad with x:select(..):fill_(value) or x:copy_(y)',
    float32 = "dtype = 'f32'", float64 = "dtype = 'f64'", float16 = "dtype = 'f16'",
    int64 = "dtype = 'i64'", int32 = "dtype = 'i32'",

@@ -16,6 +16,7 @@ local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local op = require 'tide.ffi.compose'
 local instead = require 'tide.ffi.instead'
+local near = require 'tide.near'
 local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
@@ -345,13 +346,23 @@ end
 
 -- ---- the metatype ----------------------------------------------------------------------------
 
+-- "; did you mean 'reshape'?" for a name that is close to one of a tensor's.
+local function nearest(name)
+   local list = {}
+   for _, known in ipairs { methods, props } do
+      for k in each(known) do list[#list + 1] = k end
+   end
+   table.sort(list)
+   return type(name) == 'string' and near.hint(name, list) or ''
+end
+
 local function unknown(name)
    local more = instead[name] and '; instead: ' .. instead[name]
    if not more and not_methods[name] then
       more = ('; it is a function: tide.%s(...)'):format(name)
    end
    status.raise(C.TIDE_E_ARG, 'tensor', "a tensor has no field or method '%s'%s", tostring(name),
-      more or '')
+      more or nearest(name))
 end
 
 local function index(x, key)

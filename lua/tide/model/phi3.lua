@@ -22,7 +22,7 @@ Phi3.family = {
       if n ~= nil then err.integer(op, 'original_max_position_embeddings', n, 1) end
    end,
    -- where it is not given, transformers takes 32000, which a small vocabulary does not have
-   written = { 'pad_token_id' },
+   written = { 'eos_token_id', 'pad_token_id' },
    layer = function(_, _, mixer, mlp) mixer.fused, mlp.fused = true, true end,
 }
 
