@@ -137,6 +137,8 @@ int  tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t
 int  tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *const *xs,
                        const char *of, tide_tensor *const *like);
 
+/* Returns rc, the status of filling a fresh *out; a failure releases *out and sets it to null. */
+int tide__created(tide_tensor **out, int rc);
 bool tide__wants_grad(const tide__call *c);
 /* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */
 int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);

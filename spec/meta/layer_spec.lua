@@ -6,7 +6,7 @@ local read = require('spec.support.files').read
 
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
-   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, comm = 4, parallel = 5,
+   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, comm = 4,
 }
 
 -- Paths of quoted includes, as written.

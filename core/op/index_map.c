@@ -7,8 +7,6 @@
  * per batch, and then copied to the device of their argument. Every input is checked before
  * anything is written.
  */
-#include "core/parallel/cp_map.h"
-
 #include <string.h>
 
 #include "core/base/shape.h"
@@ -99,6 +97,13 @@ static int cp_map_check_list(const tide_tensor *t, const char *op, const char *a
 
 /* ---- head-tail ------------------------------------------------------------------------------- */
 
+/* Returns the start of one chunk of a document of 2 * size * chunk tokens that starts at `first`:
+ * number `rank` from its head (half 0) or from its tail (half 1). */
+static int64_t zigzag_start(int64_t first, int64_t chunk, int64_t size, int64_t rank, int half)
+{
+  return first + chunk * (half ? 2 * size - 1 - rank : rank);
+}
+
 /* Writes the runs of one rank, from index `at` on. inverse: index by position instead of the
  * reverse. */
 static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size, int64_t rank,
@@ -107,7 +112,7 @@ static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size
   for (int64_t d = 0; d + 1 < n; d++) {
     int64_t chunk = (c[d + 1] - c[d]) / (2 * size);
     for (int half = 0; half < 2; half++, at += chunk) {
-      int64_t start = tide__zigzag_start(c[d], chunk, size, rank, half);
+      int64_t start = zigzag_start(c[d], chunk, size, rank, half);
       if (inverse) put_run(s, start, at, chunk);
       else put_run(s, at, start, chunk);
     }
