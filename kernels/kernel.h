@@ -251,4 +251,16 @@ typedef struct k_sgd_attrs {
  * scale_all_: factor -> out = x[0..n) scaled in place. */
 typedef struct k_norm_all_attrs { double p; int64_t n; int32_t squared; } k_norm_all_attrs;
 
+/* ---- prototypes: every kernel and work function of kernel.def --------------------------------*/
+
+#ifndef __cplusplus
+#define K(op, device, fn, dtypes, layout) int fn(const k_call *call);
+#define KW(op, device, fn, work, dtypes, layout) \
+  int fn(const k_call *call);                    \
+  int64_t work(const k_call *call);
+#include "kernels/kernel.def"
+#undef K
+#undef KW
+#endif
+
 #endif

@@ -1,10 +1,10 @@
 /* Recomputation of cheap results that a product reads, instead of keeping them for it.
  *
  * A linear layer saves its input for the gradient of its weight. If that input is the result of a
- * cheap op that keeps its own operands anyway (swiglu, RMS norm), keeping the result as well wastes
- * memory: the reverse walk reaches the linear layer while the operands still exist, so the same op
- * runs once more. Products that share the input share the recomputed result; it is freed when the
- * walk passes the op that made it. Parameter remake=0 keeps the results instead.
+ * cheap op that keeps its own operands anyway (op.def lists these), keeping the result as well
+ * wastes memory: the reverse walk reaches the linear layer while the operands still exist, so the
+ * same op runs once more. Products that share the input share the recomputed result; it is freed
+ * when the walk passes the op that made it. Parameter remake=0 keeps the results instead.
  *
  * The same kernel on the same operands gives the same bits. An operand changed in place is an error
  * as usual; a result that was changed in place before the product read it is kept, not recomputed.
@@ -14,26 +14,20 @@
 
 bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
 {
-  if (!ctx->params.remake || op != TIDE_OP_LINEAR || i != 0 || !x->node) return false;
-  if (x->storage->version != 0) return false;
-  switch (x->node->op) {
-    case TIDE_OP_SWIGLU:
-    case TIDE_OP_RMS_NORM: return true;
-    case TIDE_OP_ADD_RMS_NORM: return x->node_out == 0;
-    default: return false;
-  }
+  bool may = ctx->params.remake && tide__op_get(op)->flags & TIDE__OPF_RECOMPUTES;
+  if (!may || i != 0) return false;
+  return x->node && x->storage->version == 0 && x->node_out == 0 && tide__recompute_of(x->node->op);
 }
 
-static int recompute_run(tide_tensor **out, const tide__node *n)
+/* Runs the op of n once more on what n saved. */
+static int recompute_run(tide_tensor **out, tide_ctx *ctx, const tide__node *n)
 {
-  const k_row_norm_attrs *a = &n->attrs.row_norm;
-  switch (n->op) {
-    case TIDE_OP_SWIGLU: return tide_swiglu(out, n->in[0].saved.t, n->in[1].saved.t);
-    case TIDE_OP_RMS_NORM:
-      return tide_rms_norm(out, n->in[0].saved.t, n->in[1].saved.t, a->eps, a->weight_offset);
-    default:
-      return tide_rms_norm(out, n->out[1].saved.t, n->in[2].saved.t, a->eps, a->weight_offset);
-  }
+  tide_tensor *in[TIDE__MAX_IN], *made[TIDE__MAX_OUT];
+  for (int i = 0; i < n->nin; i++) in[i] = n->in[i].saved.t;
+  for (int i = 0; i < n->nout; i++) made[i] = n->out[i].saved.t;
+  tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .in = in,
+                       .out = made, .attrs = &n->attrs};
+  return tide__recompute_of(n->op)(out, &g);
 }
 
 int tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge)
@@ -46,7 +40,7 @@ int tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge)
   tide__output *o = &n->out[edge->slot];
   if (!o->recomputed) {
     TIDE_TRY(tide__check_node(ctx, n));
-    TIDE_TRY(recompute_run(&o->recomputed, n));
+    TIDE_TRY(recompute_run(&o->recomputed, ctx, n));
   }
   *out = o->recomputed;
   return TIDE_OK;

@@ -26,6 +26,8 @@
 #define RANDOM TIDE_OPF_RANDOM
 #define BWD (TIDE_OPF_BACKWARD | TIDE_OPF_NOGRAD)
 #define BCAST TIDE__OPF_BCAST
+#define RATES TIDE__OPF_RATES
+#define RECOMPUTES TIDE__OPF_RECOMPUTES
 #define RULE(name) tide__grad_##name
 
 static const tide__op ops[TIDE__NOP] = {
@@ -35,14 +37,23 @@ static const tide__op ops[TIDE__NOP] = {
 #undef TIDE_OP
 };
 
+static const tide__recompute_fn recompute[TIDE__NOP] = {
+#define TIDE_OP(...)
+#define TIDE_RECOMPUTE(ID, name) [TIDE_OP_##ID] = tide__recompute_##name,
+#include "core/op/op.def"
+#undef TIDE_OP
+#undef TIDE_RECOMPUTE
+};
+
 const tide__op *tide__op_get(int op) { return &ops[op]; }
+tide__recompute_fn tide__recompute_of(int op) { return op < 0 ? NULL : recompute[op]; }
 int tide_op_count(void) { return TIDE__NOP; }
 const char *tide_op_name(int op) { return op >= 0 && op < TIDE__NOP ? ops[op].name : NULL; }
 
 int tide_op_flags(int op)
 {
   if (op < 0 || op >= TIDE__NOP) return 0;
-  return (ops[op].flags & ~TIDE__OPF_BCAST) | (ops[op].grad ? 0 : TIDE_OPF_NOGRAD);
+  return (ops[op].flags & (TIDE__OPF_BCAST - 1)) | (ops[op].grad ? 0 : TIDE_OPF_NOGRAD);
 }
 
 tide__meta tide__meta_of(const tide_tensor *t)
@@ -301,13 +312,6 @@ static bool nothing_to_do(const tide__call *c)
   return c->nout > 0;
 }
 
-/* Returns whether an update reads its step number from memory, as a replay needs. */
-static bool has_rates(const tide__call *c)
-{
-  int64_t n = c->op == TIDE_OP_ADAMW_ ? c->attrs.adamw.n : c->attrs.sgd.n;
-  return c->in[n + 1] != NULL;
-}
-
 /* Refuses, while a step is captured, an op that a replay would not repeat or would repeat with
  * stale numbers. */
 static int capturable(const tide__call *c)
@@ -316,7 +320,7 @@ static int capturable(const tide__call *c)
     return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "it runs on '%s' while a step is "
                       "captured on another device, and would not be repeated with it; do it "
                       "before or after", tide_device_name(c->device));
-  if ((c->op == TIDE_OP_ADAMW_ || c->op == TIDE_OP_SGD_) && !has_rates(c))
+  if (ops[c->op].flags & TIDE__OPF_RATES && !c->in[c->nin - 2])
     return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat step "
                       "number and learning rate of the capture; give them in rates, as the "
                       "optimiser's step does");

@@ -13,15 +13,6 @@
 #include "core/op/op.h"
 #include "kernels/plugin_row.h"
 
-/* K: a row without scratch; KW: a row with a work function. */
-#define K(op, device, fn, dtypes, layout) int fn(const k_call *);
-#define KW(op, device, fn, work, dtypes, layout) \
-  int fn(const k_call *);                        \
-  int64_t work(const k_call *);
-#include "kernels/kernel.def"
-#undef K
-#undef KW
-
 static const tide__kernel rows[] = {
 #define K(op, device, fn, dtypes, layout) \
   {TIDE_OP_##op, TIDE_DEV_##device, fn, NULL, dtypes, layout},

@@ -132,3 +132,15 @@ int tide__grad_add_rms_norm(const tide__grad_call *g)
   tide_tensor_release(dx);
   return TIDE_OK;
 }
+
+int tide__recompute_rms_norm(tide_tensor **out, const tide__grad_call *g)
+{
+  const k_row_norm_attrs *a = &g->attrs->row_norm;
+  return tide_rms_norm(out, g->in[0], g->in[1], a->eps, a->weight_offset);
+}
+
+int tide__recompute_add_rms_norm(tide_tensor **out, const tide__grad_call *g)
+{
+  const k_row_norm_attrs *a = &g->attrs->row_norm;
+  return tide_rms_norm(out, g->out[1], g->in[2], a->eps, a->weight_offset);
+}

@@ -19,7 +19,7 @@ enum {
 
 enum { TIDE__MAX_IN = 14, TIDE__MAX_OUT = 8 };
 /* Flags beyond the public TIDE_OPF_*. */
-enum { TIDE__OPF_BCAST = 1 << 8 };
+enum { TIDE__OPF_BCAST = 1 << 8, TIDE__OPF_RATES = 1 << 9, TIDE__OPF_RECOMPUTES = 1 << 10 };
 /* Key operands: inputs are 0 and up, O0 is the first output. */
 enum { TIDE__KEY_O0 = -1 };
 
@@ -184,7 +184,15 @@ const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dty
 #define TIDE__DECLARE_RULE(name) int tide__grad_##name(const tide__grad_call *g);
 #define TIDE__DECLARE_NULL
 #define TIDE_OP(ID, name, key, save_in, save_out, grad, flags) TIDE__DECLARE_##grad
+#define TIDE_RECOMPUTE(ID, name) \
+  int tide__recompute_##name(tide_tensor **out, const tide__grad_call *g);
 #include "core/op/op.def"
 #undef TIDE_OP
+#undef TIDE_RECOMPUTE
+
+/* Computes output 0 of an op again from what its derivative saved (g's in, out and attrs); null
+ * where the op has no such rule. The result is owned. */
+typedef int (*tide__recompute_fn)(tide_tensor **out, const tide__grad_call *g);
+tide__recompute_fn tide__recompute_of(int op);
 
 #endif

@@ -14,10 +14,6 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
-int k_ref_pow(const k_call *call);
-int k_ref_pow_scalar(const k_call *call);
-int k_ref_axpy_(const k_call *call);
-
 typedef struct bodies {
   cpu_body f32, f64, i64;
 } bodies;

@@ -13,9 +13,6 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/kernel.h"
 
-int k_cpu_relu(const k_call *call);
-int k_cpu_gelu_tanh(const k_call *call);
-
 /* A product repeated over up to TIDE_MAX_DIM batch dims, strides in elements of each operand. */
 typedef struct batch {
   cpu_gemm g; /* operands of the first */

@@ -3,8 +3,6 @@
 #include "kernels/cpu/loop.h"
 #include "kernels/ref/load.h"
 
-int k_cpu_fill_(const k_call *call);
-
 /* Returns n elements of dim from `begin` on. */
 static k_tensor narrow(const k_tensor *t, int dim, int64_t begin, int64_t n)
 {

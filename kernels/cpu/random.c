@@ -10,8 +10,6 @@
 #include "kernels/ref/draw.h"
 #include "kernels/ref/load.h"
 
-int k_cpu_fill_(const k_call *call);
-
 typedef void (*draw_fn)(const ref_draw *d, const uint32_t *word, double *out, int64_t n);
 
 typedef struct random_job {

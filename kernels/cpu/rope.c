@@ -15,8 +15,6 @@
 
 enum { PAIRS = 128 };
 
-int k_ref_rope(const k_call *c);
-
 typedef struct job {
   const k_rope_attrs *a;
   const k_tensor *x, *positions, *freq, *y;

@@ -15,11 +15,6 @@
 
 enum { L = 16, CHUNK = 256 };
 
-int k_ref_softmax(const k_call *c);
-int k_ref_softmax_bwd(const k_call *c);
-int k_ref_log_softmax(const k_call *c);
-int k_ref_log_softmax_bwd(const k_call *c);
-
 typedef struct job {
   const k_tensor *a, *b, *y; /* forward: a is x; backward: a is dy, b is y */
   int is_log;

@@ -55,7 +55,7 @@ promise['core/README.md'] = {
    { 'A file may use its own folder', 'meta/layer', 'of core/' },
    { '2k kernels arithmetic', 'meta/layer',
       'of kernels: core/base, the kernel interface, their own backend' },
-   { '6 tide c the composition root', 'meta/layer', 'of core/' },
+   { '5 tide c the composition root', 'meta/layer', 'of core/' },
    { 'No op does any of that itself', 'meta/style', 'of allocation: the context hook, not malloc'
       },
    { 'What belongs to no context', 'meta/style', 'of allocation: the context hook, not malloc' },

@@ -10,8 +10,6 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
-int k_ref_attention_merge_(const k_call *call);
-
 enum { GRAIN = 16, WIDE = 256 }; /* rows per thread at least; elements widened at a time */
 
 TIDE_LEVELS(void, mix,
