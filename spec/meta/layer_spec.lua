@@ -110,6 +110,34 @@ describe('layers', function()
       assert.same({}, wrong)
    end)
 
+   it('of the library: each folder uses those before it', function()
+      local order = { 'util', 'comm', 'nn', 'model', 'optim', 'data', 'parallel', 'train' }
+      local rank = {}
+      for i, folder in ipairs(order) do rank[folder] = i end
+      -- What a file requires, and what it reaches as tide.FOLDER.NAME; no strings.
+      local function uses(path)
+         local list = requires(path)
+         local code = lua_code(path):gsub("'[^'\n]*'", "''")
+         for name in code:gmatch '%f[%w_.]tide%.(%l+)%.' do list[#list + 1] = 'tide.' .. name end
+         return list
+      end
+      for _, folder in ipairs(order) do
+         check(lua_files('lua/tide/' .. folder), uses, function(used)
+            local other = rank[used:match '^tide%.(%w+)']
+            return other == nil or other <= rank[folder]
+         end)
+      end
+   end)
+
+   it('of names of other libraries: nothing else requires them', function()
+      local rest = {}
+      for _, path in ipairs(lua_files 'lua/tide') do
+         if not path:find '/parallel/names/' then rest[#rest + 1] = path end
+      end
+      assert.is_true(#lua_files 'lua/tide/parallel/names' > 5)
+      check(rest, requires, function(used) return not used:find '^tide%.parallel%.names' end)
+   end)
+
    it('of models and modules: they do not know the plan', function()
       for _, folder in ipairs { 'lua/tide/nn', 'lua/tide/model' } do
          check(lua_files(folder), requires, function(used)

@@ -2,8 +2,8 @@
 -- a tower whose gathered features and gradients are those of one rank.
 
 local tide = require 'tide'
-local mm = require 'tide.parallel.multimodal'
-local split = require 'tide.parallel.vision_split'
+local mm = require 'tide.parallel.names.multimodal'
+local split = require 'tide.parallel.names.vision_split'
 local close = require 'spec.support.close'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
@@ -123,7 +123,7 @@ describe('even parts', function()
    it('come back together, with summed gradients', function()
       local out = ranks.run(2, function()
          local tide_ = require 'tide'
-         local m, comm = require 'tide.parallel.multimodal', tide_.dist.world()
+         local m, comm = require 'tide.parallel.names.multimodal', tide_.dist.world()
          local x = tide_.ones({ 1, 3, 4 }):requires_grad_(true)
          local y = m.gather_from_context_parallel_ranks(x, 2, comm)
          y:sum():backward()
@@ -410,7 +410,7 @@ describe('images of any size', function()
    it('are gathered, parts of any size', function()
       local out = ranks.run(2, function(rank)
          local tide_ = require 'tide'
-         local m, comm = require 'tide.parallel.multimodal', tide_.dist.world()
+         local m, comm = require 'tide.parallel.names.multimodal', tide_.dist.world()
          local gather = m.gather_from_context_parallel_ranks_dynamic_res
          local x = tide_.full({ rank + 1, 4, 8 }, rank):requires_grad_(true)
          local y = gather(x, 0, comm)
@@ -431,7 +431,7 @@ describe('images of any size', function()
    it('are not gathered where ranks differ in anything but rows', function()
       local out = ranks.run(2, function(rank)
          local t = require 'tide'
-         local m, comm = require 'tide.parallel.multimodal', t.dist.world()
+         local m, comm = require 'tide.parallel.names.multimodal', t.dist.world()
          local list = {}
          local function try(fn, ...)
             local ok, e = pcall(fn, ...)
@@ -465,7 +465,7 @@ describe('a tower over ranks', function()
    -- Features of all images and the gradients of weighted features, on each rank.
    local function tower(_, _, lens, opts)
       local tide_ = require 'tide'
-      local m, comm = require 'tide.parallel.multimodal', tide_.dist.world()
+      local m, comm = require 'tide.parallel.names.multimodal', tide_.dist.world()
       local cu, sizes = { 0 }, {}
       for i, s in ipairs(lens) do
          cu[i + 1], sizes[i] = cu[i] + s[1] * s[2], { 2 * s[1], 2 * s[2] }

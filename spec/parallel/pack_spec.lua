@@ -78,7 +78,7 @@ describe('greedy packing', function()
    end)
 
    it('feeds the stream', function()
-      local thd = require 'tide.parallel.thd'
+      local thd = require 'tide.parallel.names.thd'
       local out = thd.process_input_for_thd(thd.collate(
          pack.greedy(samples(3, 5, 2), { size = 8, cp = 2 })))
       assert.same({ 0, 3, 8, 10 }, out.cu_real:tolist())

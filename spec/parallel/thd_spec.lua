@@ -2,7 +2,7 @@
 -- collating, and refusals.
 
 local tide = require 'tide'
-local thd = require 'tide.parallel.thd'
+local thd = require 'tide.parallel.names.thd'
 local refused = require 'spec.support.refused'
 
 local X = -1000

@@ -1,5 +1,5 @@
 -- Meshes, placements, collectives and what is cut over ranks with them: models and sequences. Each
--- part is loaded at first use.
+-- part is loaded at first use. What other libraries call these is in names/, thin over the rest.
 
 return require 'tide.util.lazy' ('parallel', {
    mesh = 'mesh', op = 'collective_op', placement = 'placement',
@@ -9,17 +9,18 @@ return require 'tide.util.lazy' ('parallel', {
    from_local = { 'dtensor', 'from_local' }, layout = 'layout', tp_plans = 'tp.plans',
    parallelize_module = { 'tp', 'parallelize_module' },
    tensor_parallel = { 'tp', 'tensor_parallel' },
-   get_hf_tp_shard_plan = { 'tp.plans', 'get_hf_tp_shard_plan' },
+   get_hf_tp_shard_plan = { 'names.hf_plan', 'get_hf_tp_shard_plan' },
    translate_to_parallel_style = { 'tp.style', 'translate_to_parallel_style' },
    import_class_from_path = { 'import', 'import_class_from_path' },
    import_classes_from_paths = { 'import', 'import_classes_from_paths' },
    linear_cross_entropy = { 'loss_parallel', 'linear_cross_entropy' },
-   recompute = 'recompute', plan = 'plan', mamba_cp = 'mamba.cp',
-   fsdp2_strategy_parallelize = { 'parallelizer', 'fsdp2_strategy_parallelize' },
-   megatron_fsdp_strategy_parallelize = { 'parallelizer', 'megatron_fsdp_strategy_parallelize' },
-   nvfsdp_strategy_parallelize = { 'parallelizer', 'nvfsdp_strategy_parallelize' },
-   cp_map = 'cp.map', cp_need = 'cp.need', cp = 'cp', thd = 'thd', pack = 'pack',
-   multimodal = 'multimodal', vision_split = 'vision_split',
+   recompute = 'recompute', plan = 'plan', mamba_cp = 'names.mamba_cp',
+   fsdp2_strategy_parallelize = { 'names.parallelizer', 'fsdp2_strategy_parallelize' },
+   megatron_fsdp_strategy_parallelize = { 'names.parallelizer',
+      'megatron_fsdp_strategy_parallelize' },
+   nvfsdp_strategy_parallelize = { 'names.parallelizer', 'nvfsdp_strategy_parallelize' },
+   cp_map = 'cp.map', cp_need = 'cp.need', cp = 'cp', thd = 'names.thd', pack = 'pack',
+   multimodal = 'names.multimodal', vision_split = 'names.vision_split',
    apply_fsdp_sharding_recursively = { 'fsdp', 'apply_fsdp_sharding_recursively' },
    layer_units = { 'fsdp', 'layer_units' },
    unshard_fsdp2_model = { 'unshard', 'unshard_fsdp2_model' },

@@ -3,5 +3,5 @@
 return require 'tide.util.lazy' ('train', {
    step = 'step', loop = { 'loop', 'run' }, run = { 'run', 'new' }, metric = 'metric',
    progress = 'progress', checkpoint = 'checkpoint', state = 'state', sample = 'sample',
-   score = 'score', job = 'job',
+   score = 'score', job = 'job', context = 'context',
 })

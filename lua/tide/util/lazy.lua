@@ -1,7 +1,8 @@
 -- A namespace whose entries are loaded at first use; an unknown name is an error that lists them.
 --
 -- lazy('nn', { Linear = 'linear', RMSNorm = { 'norm', 'RMSNorm' } }): tide.nn.linear, and the
--- field RMSNorm of tide.nn.norm. Third argument: a table that has entries already.
+-- field RMSNorm of tide.nn.norm; a file may be given whole ('tide.nn.linear'). Third argument: a
+-- table that has entries already.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -31,7 +32,8 @@ return function(name, entries, have)
          end
          local file, field = entry, nil
          if type(entry) == 'table' then file, field = entry[1], entry[2] end
-         local value = require('tide.' .. name .. '.' .. file)
+         if not file:find '^tide%.' then file = 'tide.' .. name .. '.' .. file end
+         local value = require(file)
          if field then value = value[field] end
          make_callable(value)
          rawset(t, key, value)

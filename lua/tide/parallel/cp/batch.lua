@@ -2,8 +2,8 @@
 --
 -- A table says for each field which dim counts tokens and what its padding is. A tensor of another
 -- name with a dim of S tokens is an error, so nothing is left whole by oversight. documents.lua
--- says which tokens see each other; packed streams are in stream.lua. Batches are never changed: a
--- new table is returned.
+-- says which tokens see each other; packed streams are in names/stream.lua. Batches are never
+-- changed: a new table is returned.
 --
 -- Legend: B rows of S tokens, W ranks.
 
@@ -14,7 +14,6 @@ local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
 local mask_ = require 'tide.nn.mask'
-local stream = require 'tide.parallel.cp.stream'
 
 local batch_ = {}
 
@@ -267,7 +266,7 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
       return own(axis, tp, rest, { loss_mask = opts.loss_mask, padding_token_id = pad })
    end
    if opts.use_te then
-      local out = stream.make_cp_batch_for_te(axis, batch, { padding_token_id = pad,
+      local out = cp.make_cp_batch_for_te(axis, batch, { padding_token_id = pad,
          num_chunks = opts.num_chunks, seq_lens_padding_value = opts.seq_lens_padding_value,
          method = opts.method, fields = opts.fields })
       return out.context or cp.null, out

@@ -6,6 +6,7 @@
 -- a table, a function, or the dotted path of either. Sequence parallelism is a rewriting of a plan:
 -- what is summed leaves cut along the sequence, what reads it gathers it, norms work on their part.
 
+local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -181,79 +182,6 @@ function tp_plans.with_sequence(plan, model)
    return plan
 end
 
--- ---- what the author of a checkpoint declared -------------------------------------------------
-
-local not_here = { 'ep_', 'local_', 'gather', 'replicated_with_grad_allreduce' }
-
-local function is_left_out(style)
-   for _, prefix in ipairs(not_here) do
-      if type(style) == 'string' and style:sub(1, #prefix) == prefix then return true end
-   end
-   return false
-end
-
-local function class_plan(model)
-   local mt = getmetatable(model)
-   local index = type(mt) == 'table' and mt.__index
-   return type(index) == 'table' and index._tp_plan or nil
-end
-
-local function is_conditional_gemma3(model)
-   return tostring(rawget(model, 'class_name') or model.class_name or '')
-      :find('^Gemma3ForConditionalGeneration') ~= nil
-end
-
-local function none_declared(op, model)
-   err.raise('E_ARG', op, 'Hugging Face tp plan is not supported for this model (%s): it '
-      .. 'declares none in _tp_plan', model.class_name or 'a table')
-end
-
--- What a decoder of tide.model would declare: the plan of its structure, with a tied embedding
--- whole, as published plans have it.
-local function by_structure(model, op)
-   local plan = tp_plans.decoder(model) or none_declared(op, model)
-   local _, path, names = tp_plans.body(model)
-   if model.config and model.config.tie_word_embeddings then plan[join(path, names.embed)] = nil end
-   return plan
-end
-
--- The declared plan of a model as styles by pattern: that of its class, then of the object, then of
--- the model inside; of a decoder that declares none, that of its structure. An embedding that is
--- not named is cut by rows unless it is also the head.
-function tp_plans.get_hf_tp_shard_plan(model)
-   local op = 'parallel.get_hf_tp_shard_plan'
-   err.type(op, 'model', model, 'table')
-   local prefix = is_conditional_gemma3(model) and 'language_model' or 'model'
-   local inner, plan, count = model[prefix], {}, 0
-   local function merge(from, before)
-      for pattern, style in each(from or {}) do
-         plan[before .. pattern], count = style, count + 1
-      end
-   end
-   merge(class_plan(model), '')
-   merge(rawget(model, '_tp_plan'), '')
-   if type(inner) == 'table' then
-      merge(rawget(inner, '_tp_plan') or class_plan(inner), prefix .. '.')
-   end
-   if count == 0 and class.is(model, nn.Module) then return by_structure(model, op) end
-   if count == 0 then none_declared(op, model) end
-   local config = model.config or {}
-   config = config.text_config or config
-   local tied = config.tie_word_embeddings and true or false
-   local embed = prefix .. '.embed_tokens'
-   if not plan[embed] and not tied then plan[embed] = 'rowwise_rep' end
-   local out = {}
-   for pattern, style in each(plan) do
-      if not is_left_out(style) then
-         out[pattern] = tp_style.translate_to_parallel_style(style)
-         if pattern == 'lm_head' and style == 'colwise_rep' and not tied then
-            out[pattern] = out[pattern]:with { output = 'S(-1)' }
-         end
-      end
-   end
-   return out
-end
-
 -- ---- registered and given plans --------------------------------------------------------------
 
 local registry = {}
@@ -294,8 +222,15 @@ function tp_plans.custom(plan)
       .. '(%s)', shown(plan), err.text(value))
 end
 
+-- What the class of a model declares as its plan, or nil.
+function tp_plans.class_plan(model)
+   local mt = getmetatable(model)
+   local index = type(mt) == 'table' and mt.__index
+   return type(index) == 'table' and index._tp_plan or nil
+end
+
 local function has_declared(model)
-   return class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
+   return tp_plans.class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
 end
 
 -- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
@@ -319,7 +254,7 @@ function tp_plans.plan_for(model, opts)
          err.raise('E_ARG', op, 'sequence_parallel is not supported in HF tp plan of a model that '
             .. 'is no decoder of a known form')
       end
-      plan = tp_plans.get_hf_tp_shard_plan(model)
+      plan = tide.parallel.get_hf_tp_shard_plan(model)
    end
    return sequence and tp_plans.with_sequence(plan, model) or plan
 end

@@ -17,7 +17,7 @@ local err = require 'tide.util.err'
 local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp.map'
 local collective = require 'tide.parallel.collective_op'
-local split = require 'tide.parallel.vision_split'
+local split = require 'tide.parallel.names.vision_split'
 
 local multimodal = {}
 

@@ -13,7 +13,7 @@ local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
 local stack = require 'tide.parallel.cp.stack'
-local thd = require 'tide.parallel.thd'
+local thd = require 'tide.parallel.names.thd'
 
 local stream = {}
 

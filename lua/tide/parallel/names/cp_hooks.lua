@@ -1,0 +1,118 @@
+-- Names of others for models whose sequence lies over ranks: hooks at attention layers, and a
+-- frozen target.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local spread = require 'tide.nn.spread'
+local cp = require 'tide.parallel.cp'
+local mask_ = require 'tide.nn.mask'
+
+local cp_hooks = {}
+
+-- Makes the attention of a model that of all ranks of a mesh's axis 'cp' (or of an axis). opts: of
+-- attach. Each layer's own call is replaced, so it holds in recomputation and affects no other
+-- layer.
+function cp_hooks.attach_cp_sdpa_hooks(model, mesh, opts)
+   local op = 'parallel.cp.attach_cp_sdpa_hooks'
+   return cp.attach(model, cp.axis_of(op, mesh, 'cp'),
+      err.type(op, 'opts', opts or {}, 'table'))
+end
+
+local function take_mask(_, x, at, ...)
+   if type(at) ~= 'table' or at.attention_mask == nil then return x, at, ... end
+   local op, out = 'parallel.cp.attach_context_parallel_hooks', {}
+   for k, v in each(at) do out[k] = v end
+   setmetatable(out, getmetatable(at))
+   local mask, context = at.attention_mask, at.context
+   out.attention_mask, out.is_causal = nil, true
+   if mask and context and not context.null then
+      mask_.check(op, mask, context:q_index(mask.device))
+   elseif mask then
+      out.q_index = at.mask_index or mask_.index(op, 'attention_mask', mask)
+      out.k_index = out.q_index
+   end
+   return x, out, ...
+end
+
+-- Explicit masks in the calls of attention layers (modules named '...self_attn', and all
+-- nn.Attention) become documents: at.attention_mask [B, T], numbered from 1, is taken out and
+-- handed on as (document, position) pairs, or held against the context, and the layer is causal for
+-- that call (at.is_causal). model(ids, { attention_mask = mask }) reaches the hooks. A mask of
+-- another kind is refused and not dropped. The hooks stand before those that are there; returns a
+-- handle with remove().
+function cp_hooks.attach_context_parallel_hooks(model)
+   local op, handles = 'parallel.cp.attach_context_parallel_hooks', {}
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   for _, e in ipairs(model:named_modules()) do
+      if e.name:find 'self_attn$' or class.is(e.module, nn.Attention) then
+         handles[#handles + 1] = e.module:hook_pre(take_mask, { first = true })
+      end
+   end
+   if #handles == 0 then
+      err.arg(op, 'model', "a model with attention layers ('...self_attn')", model)
+   end
+   return { count = #handles, remove = function()
+      for _, h in ipairs(handles) do h:remove() end
+   end }
+end
+
+-- ---- a frozen target -------------------------------------------------------------------------
+
+-- Hooks that keep the outputs of the modules of these names.
+local function collector(model, names)
+   local outputs, handles = {}, {}
+   for i, name in ipairs(names) do
+      handles[i] = model:get(name):hook_post(function(_, _, y) outputs[i] = y end)
+   end
+   return outputs, handles
+end
+
+local function target_pass(model, region, names)
+   local collected, handles = collector(model, names)
+   local ok, logits = pcall(function()
+      return region:run(function(shards, context)
+         return model(shards[1], { positions = shards[2], context = context })
+      end)
+   end)
+   for _, h in ipairs(handles) do h:remove() end
+   if not ok then error(logits, 0) end
+   for i, name in ipairs(names) do
+      if collected[i] == nil then
+         err.raise('E_STATE', 'parallel.cp.run_target_cp_forward_and_gather',
+            "module '%s' was not called", name)
+      end
+   end
+   return logits, collected
+end
+
+-- A model that only runs forward (a target to learn from) over the ranks of an axis: contiguous
+-- shards, keys and values gathered in every layer, results whole on every rank. ids [B, T]. opts:
+-- positions, collect (names of modules whose outputs are wanted). Returns the logits [B, T, V] and
+-- the list of those outputs. The model is attached for the call if it is not.
+function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
+   local op = 'parallel.cp.run_target_cp_forward_and_gather'
+   opts = err.options(op, opts, { 'positions', 'collect' })
+   for i, name in ipairs(err.type(op, 'collect', opts.collect or {}, 'table')) do
+      err.type(op, ('collect[%d]'):format(i), name, 'string')
+   end
+   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
+   local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
+   local handle
+   if not spread.of(model).cp then
+      handle = cp.attach(model, axis, { method = 'allgather', layout = 'contiguous' })
+   end
+   local r = { pcall(tide.no_grad, function()
+      local logits, collected = target_pass(model, region, opts.collect or {})
+      table.insert(collected, 1, logits)
+      return cp.gather_cp_seq(region, collected, 2, T)
+   end) }
+   if handle then handle:restore() end
+   if not r[1] then error(r[2], 0) end
+   local logits = table.remove(r[2], 1)
+   return logits, r[2]
+end
+
+return cp_hooks
