@@ -7,8 +7,12 @@
 # adds the C file to the target and makes it again when a Lua file changes.
 
 function(tide_pack_files root out)
-  file(GLOB_RECURSE lua RELATIVE ${root} ${root}/lua/*.lua)
-  file(GLOB_RECURSE ffi RELATIVE ${root} ${root}/bindings/tide/*.lua)
+  set(again CONFIGURE_DEPENDS) # a script has no configuration to make again
+  if(CMAKE_SCRIPT_MODE_FILE)
+    set(again "")
+  endif()
+  file(GLOB_RECURSE lua RELATIVE ${root} ${again} ${root}/lua/*.lua)
+  file(GLOB_RECURSE ffi RELATIVE ${root} ${again} ${root}/bindings/tide/*.lua)
   list(APPEND lua ${ffi})
   list(SORT lua)
   set(${out} ${lua} PARENT_SCOPE)
