@@ -1,6 +1,9 @@
-/* A collective call in four words: what ranks compare, and its text for messages. Layer 4. */
+/* The description of a call, and its text. */
+#include "core/comm/call.h"
+
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/comm/comm.h"
 
@@ -27,53 +30,111 @@ uint64_t tide__hash_step(uint64_t h, uint64_t v)
   return h ^ h >> 29;
 }
 
-/* -1 becomes 255. */
-static uint64_t byte_of(int v) { return (uint64_t)(uint8_t)v; }
+/* ---- the description ------------------------------------------------------------------------- */
 
-/* Where each pair of ranks has a count of its own, ranks may differ in count and dtype. */
-tide__call_words tide__call_pack(const tide__coll *c)
+/* Hashes the tensors that are sent, or received, and lists the first `room` of them. */
+static uint64_t fold_segs(const tide__coll *c, bool sent, int64_t *list, int room)
 {
-  bool paired = c->op == TIDE__SEND_RECV, several = c->nseg > 1 && !paired;
-  return (tide__call_words){
-    .what = byte_of(c->op) | byte_of(c->reduce) << 8 | byte_of(paired ? -1 : c->dtype) << 16 |
-            (uint64_t)several << 24 | (uint64_t)(c->far && !paired) << 25 |
-            (several ? (uint64_t)(uint32_t)c->nseg << 32 : 0),
-    .count = paired || c->op == TIDE__ALL_TO_ALL_V ? UINT64_MAX : (uint64_t)tide__coll_count(c),
-    .root = (uint64_t)(int64_t)c->root,
-    .hash = c->hash,
-  };
+  uint64_t h = (uint64_t)c->nseg;
+  for (int64_t i = 0; i < c->nseg; i++) {
+    const tide__seg *g = &c->seg[i];
+    int64_t word = (sent ? g->nin : g->nout) << 8 | (uint8_t)(sent ? g->in_type : g->out_type);
+    h = tide__hash_step(h, (uint64_t)word);
+    if (list && i < room) list[i] = word;
+  }
+  return h;
 }
 
-void tide__append(char *buf, size_t n, size_t *at, const char *fmt, ...)
+bool tide__call_of(const tide__coll *c, int nrank, tide__comm_call *call, int64_t *list)
+{
+  bool pairs = c->op == TIDE__SEND_RECV, several = c->nseg > 1 && !pairs;
+  int device = tide__coll_device(c), half = tide__call_nlist(nrank) / 2;
+  *call = (tide__comm_call){.seq = c->seq, .to = -1, .from = -1, .device = device};
+  call->same = (tide__call_same){
+    .op = (int8_t)c->op, .reduce = (int8_t)c->reduce, .dtype = (int8_t)(pairs ? -1 : c->dtype),
+    .device = (int8_t)(pairs ? -1 : device), .root = c->root, .hash = c->hash,
+    .count = pairs || c->op == TIDE__ALL_TO_ALL_V ? -1 : tide__coll_count(c),
+    .ntensor = several ? c->nseg : 0};
+  memcpy(call->site, c->site, sizeof call->site);
+  if (pairs) {
+    call->to = c->to;
+    call->from = c->from;
+    call->ntensor = (int32_t)c->nseg;
+    if (c->to >= 0) call->sent = fold_segs(c, true, list, half);
+    if (c->from >= 0) call->expected = fold_segs(c, false, list ? list + half : NULL, half);
+  } else if (list && c->op == TIDE__ALL_TO_ALL_V) {
+    memcpy(list, c->in_counts, (size_t)nrank * sizeof *list);
+    memcpy(list + half, c->out_counts, (size_t)nrank * sizeof *list);
+  }
+  return pairs || c->op == TIDE__ALL_TO_ALL_V;
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+tide__text tide__text_in(char *buf, size_t n)
+{
+  buf[0] = 0;
+  return (tide__text){buf, n, 0};
+}
+
+void tide__add(tide__text *t, const char *fmt, ...)
 {
   va_list args;
-  if (*at + 1 >= n) return;
+  if (t->at + 1 >= t->n) return;
   va_start(args, fmt);
-  int k = vsnprintf(buf + *at, n - *at, fmt, args);
+  int k = vsnprintf(t->buf + t->at, t->n - t->at, fmt, args);
   va_end(args);
-  *at += k < 0 ? 0 : (size_t)k;
-  if (*at >= n) *at = n - 1;
+  t->at += k < 0 ? 0 : (size_t)k;
+  if (t->at >= t->n) t->at = t->n - 1;
 }
 
-const char *tide__call_text(const tide__call_words *w, char *buf, size_t n)
+void tide__add_call(tide__text *t, const tide__comm_call *call)
 {
-  size_t at = 0;
-  const char *name = tide_coll_name((int)(w->what & 255));
-  const char *reduce = tide_reduce_name((int)(w->what >> 8 & 255));
-  const char *dtype = tide_dtype_name((int)(w->what >> 16 & 255));
-  const char *comma = "";
-  buf[0] = 0;
-  tide__append(buf, n, &at, "%s(", name ? name : "?");
-  if (reduce) tide__append(buf, n, &at, "%s", reduce), comma = ", ";
-  if (dtype) tide__append(buf, n, &at, "%s%s", comma, dtype), comma = ", ";
-  if (w->what >> 24 & 1) {
-    tide__append(buf, n, &at, "%s%u tensors", comma, (unsigned)(w->what >> 32));
-    comma = ", ";
+  const tide__call_same *s = &call->same;
+  const char *name = tide_coll_name(s->op), *reduce = tide_reduce_name(s->reduce);
+  const char *dtype = tide_dtype_name(s->dtype), *comma = "";
+  tide__add(t, "%s(", name ? name : "?");
+  if (reduce) tide__add(t, "%s", reduce), comma = ", ";
+  if (dtype) tide__add(t, "%s%s", comma, dtype), comma = ", ";
+  if (s->ntensor) tide__add(t, "%s%lld tensors", comma, (long long)s->ntensor), comma = ", ";
+  if (dtype && s->count >= 0) tide__add(t, "%s%lld elements", comma, (long long)s->count);
+  if (s->device >= 0) tide__add(t, "%son a device", *comma ? ", " : "");
+  if (s->root >= 0) tide__add(t, ", root %d", s->root);
+  tide__add(t, ")");
+}
+
+void tide__add_where(tide__text *t, const tide__comm_call *call, const char *name)
+{
+  tide__add(t, "#%lld ", (long long)call->seq);
+  tide__add_call(t, call);
+  if (name) tide__add(t, " on '%s'", name);
+  tide__add(t, " at %s", call->site[0] ? call->site : "?");
+}
+
+void tide__add_missing(tide__text *t, int rank, const tide__comm_call *last)
+{
+  tide__add(t, "\n  rank %d has not come", rank);
+  if (last->seq <= 0) {
+    tide__add(t, "; it has made no call here yet");
+    return;
   }
-  if (dtype && w->count != UINT64_MAX)
-    tide__append(buf, n, &at, "%s%llu elements", comma, (unsigned long long)w->count);
-  if (w->what >> 25 & 1) tide__append(buf, n, &at, "%son a device", *comma ? ", " : "");
-  if ((int64_t)w->root >= 0) tide__append(buf, n, &at, ", root %lld", (long long)w->root);
-  tide__append(buf, n, &at, ")");
-  return buf;
+  tide__add(t, "; its last call here was ");
+  tide__add_where(t, last, NULL);
+}
+
+void tide__add_ended(tide__text *t, int status, int rank, const tide__coll *c, const char *name)
+{
+  tide__comm_call call;
+  tide__call_of(c, 0, &call, NULL);
+  if (status == TIDE_E_INTERRUPT) tide__add(t, "rank %d was interrupted in ", rank);
+  else tide__add(t, "rank %d waited %g s in ", rank, c->timeout);
+  tide__add_where(t, &call, name);
+}
+
+void tide__add_left(tide__text *t, int rank, const char *name, const tide__comm_call *last)
+{
+  tide__add(t, "rank %d has left '%s'", rank, name);
+  if (last->seq <= 0) return;
+  tide__add(t, " after ");
+  tide__add_where(t, last, NULL);
 }

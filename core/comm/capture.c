@@ -4,8 +4,6 @@
  * but lands in the recording; whoever made it goes on when it is there. A replay is one call of the
  * communicator, with a number and a place among the others, and is watched as they are: what fails
  * or never comes is told by whoever looks at the device next.
- *
- * Layer 4.
  */
 #include <stddef.h>
 

@@ -3,8 +3,6 @@
  *
  * The one idea: tensors become pointers, counts and dtypes here; what comes out is a tide__coll
  * that any transport can run without looking. A call that fails here has not touched the others.
- *
- * Layer 4.
  */
 #include "core/base/alloc.h"
 #include "core/base/shape.h"
@@ -64,7 +62,7 @@ static int check_tensor(tide_comm *comm, int coll, const tide_tensor *t, const c
   const tide__backend *b = t->ctx->devices->device[t->storage->device].backend;
   bool none = !b->has_bytes;
   bool here = comm->transport->on_device ? !b->host : b->host;
-  if (comm->transport->near && b->streams) return TIDE_OK;
+  if (comm->transport->shared_device && b->streams) return TIDE_OK;
   if (comm->transport->bytes ? here && !none : b->host || none) return TIDE_OK;
   return tide__fail(comm->ctx, TIDE_E_DEVICE, tide_coll_name(coll), "argument '%s': the '%s' "
                     "transport cannot reach the bytes of a tensor on device '%s'", arg,

@@ -3,7 +3,7 @@
  * The one idea: sizes first, in a collective of their own, then the bytes into a blob of that size.
  * A rank that has no room for what the others are about to send ends the call for all of them.
  *
- * Layer 4. The public functions are described in tide_abi.h.
+ * The public functions are described in tide_abi.h.
  */
 #include <string.h>
 

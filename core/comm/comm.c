@@ -1,7 +1,4 @@
-/* The communicator's handle: made, split, released; its record of calls; its first failure.
- *
- * Layer 4.
- */
+/* The communicator's handle: made, split, released; its record of calls; how a call is run. */
 #include "core/comm/comm.h"
 
 #include <stddef.h>
@@ -13,8 +10,9 @@
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/capture.h"
-#include "core/tensor/tensor.h"
 #include "core/comm/local/local.h"
+#include "core/comm/move.h"
+#include "core/tensor/tensor.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -54,25 +52,13 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
   comm->ring = ring;
   comm->party.calls = &tide__comm_party;
   tide__party_add(ctx, &comm->party);
-  atomic_init(&comm->aborted, 0);
+  tide__failure_init(&comm->own, NULL);
+  comm->failure = transport->failure ? transport->failure(state) : &comm->own;
   snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
   if (group) tide_group_retain(group);
   tide__ctx_hold(ctx);
   *out = comm;
   return TIDE_OK;
-}
-
-enum { LINE = 64 }; /* bytes of a cache line */
-
-tide__slice tide__slice_of(int64_t count, int r, int nrank, size_t size)
-{
-  int64_t unit = LINE / (int64_t)size, nunit = (count + unit - 1) / unit;
-  int64_t each = nunit / nrank, more = nunit % nrank;
-  int64_t first = (r * each + (r < more ? r : more)) * unit;
-  int64_t last = first + (each + (r < more)) * unit;
-  if (first > count) first = count;
-  if (last > count) last = count;
-  return (tide__slice){first, last - first};
 }
 
 /* ---- buffers that stay ----------------------------------------------------------------------- */
@@ -99,7 +85,7 @@ int tide_comm_register(tide_comm *comm, tide_tensor *t)
   if (!comm->transport->keep || is_kept(comm, t)) return TIDE_OK;
   if (t->ctx->devices->device[t->storage->device].backend->host)
     return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "
-                      "on 'cuda', got one on '%s'", tide_device_name(t->storage->device));
+                      "on a GPU, got one on '%s'", tide_device_name(t->storage->device));
   if (comm->engine) tide__work_drain(comm);
   struct tide__kept *k = tide__alloc(comm->ctx, sizeof *k);
   if (!k) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm_register", "no host memory");
@@ -128,8 +114,8 @@ static void release_kept(tide_comm *comm)
   }
 }
 
-/* What was asked for while all was well still runs: the other ranks count on it. A rank that never
- * comes ends the wait by its leaving or by the timeout. */
+/* Calls that were made before any failure still run, as the other ranks take part in them. A rank
+ * that never arrives ends the wait by leaving or by the timeout. */
 static void destroy(tide_comm *comm)
 {
   tide_ctx *ctx = comm->ctx;
@@ -138,7 +124,8 @@ static void destroy(tide_comm *comm)
   tide__work_close(comm);
   close_state(comm->transport, comm->state, comm->rank);
   release_kept(comm);
-  tide__lane_close(&comm->lane);
+  tide__failure_close(&comm->own);
+  tide__stream_close(&comm->stream);
   tide__party_remove(ctx, &comm->party);
   tide_group_release(comm->group);
   tide_comm_release(comm->host);
@@ -163,7 +150,7 @@ void tide_comm_release(tide_comm *comm)
   if (comm) tide__foreign_release(comm->ctx, &comm->foreign);
 }
 
-static bool claim_seat(tide_group *group, int rank)
+static bool claim_rank(tide_group *group, int rank)
 {
   pthread_mutex_lock(&group->lock);
   bool free = !group->joined[rank];
@@ -183,10 +170,10 @@ int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
   if (*group->mark != 1)
     return tide__fail(ctx, TIDE_E_STATE, "comm_join", "this process is a fork of the group's; make "
                       "a group of its own");
-  if (!claim_seat(group, rank))
+  if (!claim_rank(group, rank))
     return tide__fail(ctx, TIDE_E_STATE, "comm_join", "rank %d has joined this group already; a "
                       "new communicator comes from split", rank);
-  tide__room_hold(group->world);
+  tide__local_hold(group->world);
   return tide__comm_new(out, ctx, &tide__transport_local, group->world, group, rank, n, "world");
 }
 
@@ -218,7 +205,7 @@ void tide_comm_site(tide_comm *comm, const char *text)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Keeps the first failure that concerns all calls. */
+/* Keeps the first failure that ends all later calls. */
 static int keep_failure(tide_comm *comm, int status, const char *message)
 {
   if (!comm->status && (status == TIDE_E_COMM || status == TIDE_E_TIMEOUT ||
@@ -230,20 +217,24 @@ static int keep_failure(tide_comm *comm, int status, const char *message)
   return status;
 }
 
-static void look_at_poison(tide_comm *comm)
+/* Takes over a failure that other ranks have set. */
+static void see_failure(tide_comm *comm)
 {
-  char text[TIDE__COMM_TEXT] = "";
-  if (comm->status) return;
-  int (*cause)(void *, int, char *, size_t) = comm->transport->cause;
-  int status = cause ? cause(comm->state, comm->rank, text, sizeof text) : TIDE_OK;
-  if (status) keep_failure(comm, status, text);
-  else if (atomic_load_explicit(&comm->aborted, memory_order_acquire))
-    keep_failure(comm, TIDE_E_PEER, "the communicator was aborted");
+  char text[TIDE__COMM_TEXT];
+  if (comm->status || !tide__failed(comm->failure)) return;
+  keep_failure(comm, tide__failure_get(comm->failure, comm->rank, text, sizeof text), text);
+}
+
+/* Whether this rank has set the failure. Another rank's is met in the next call, so that it does not
+ * depend on time whether an asynchronous call or its wait fails. */
+static bool began_here(tide_comm *comm)
+{
+  return tide__failed(comm->failure) && comm->failure->rank == comm->rank;
 }
 
 int tide_comm_status(tide_comm *comm)
 {
-  look_at_poison(comm);
+  see_failure(comm);
   return comm->status ? tide__fail(comm->ctx, comm->status, "comm", "%s", comm->message) : TIDE_OK;
 }
 
@@ -252,9 +243,9 @@ void tide_comm_abort(tide_comm *comm, const char *reason)
   char text[TIDE__COMM_TEXT];
   snprintf(text, sizeof text, "rank %d aborted '%s': %s", comm->rank, comm->name,
            reason && *reason ? reason : "no reason given");
-  atomic_store_explicit(&comm->aborted, 1, memory_order_release);
   if (comm->transport->abort)
     comm->transport->abort(comm->state, comm->rank, TIDE_E_PEER, text);
+  else tide__failure_set(comm->failure, TIDE_E_PEER, comm->rank, text, NULL);
 }
 
 int tide__comm_check(tide_comm *comm, const char *op)
@@ -264,8 +255,7 @@ int tide__comm_check(tide_comm *comm, const char *op)
   if (comm->group && *comm->group->mark != 1)
     return tide__fail(comm->ctx, TIDE_E_STATE, op, "this process is a fork of the one that joined "
                       "'%s'; make a group of its own", comm->name);
-  if (comm->transport->watched || atomic_load_explicit(&comm->aborted, memory_order_relaxed))
-    look_at_poison(comm);
+  if (comm->transport->watched || began_here(comm)) see_failure(comm);
   if (comm->status) return tide__fail(comm->ctx, comm->status, op, "%s", comm->message);
   return TIDE_OK;
 }
@@ -291,8 +281,8 @@ static void note(tide_comm *comm, const tide__coll *c, bool async)
 void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c)
 {
   c->begin = tide_trace_clock();
-  tide__coll_enter(c);
-  c->status = transport->run[c->op](state, rank, c);
+  tide__coll_begin(c);
+  c->status = transport->run(state, rank, c);
   c->end = tide_trace_clock();
 }
 
@@ -317,31 +307,31 @@ int tide__comm_settle(tide_comm *comm, tide__coll *c)
   return keep_failure(comm, c->status, c->message);
 }
 
-/* Where the operands lie, for transports that take both host and device. */
-static int aim(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+/* Binds c to the device that holds its operands, for transports that take both host and device. */
+static int bind_device(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   const char *op = tide_coll_name(c->op);
   const tide__device *d = nt ? &comm->ctx->devices->device[ts[0]->storage->device] : NULL;
-  if (!comm->transport->near || !d) return TIDE_OK;
+  if (!comm->transport->shared_device || !d) return TIDE_OK;
   for (int64_t i = 1; i < nt; i++)
     if (ts[i]->storage->device != ts[0]->storage->device)
       return tide__fail(comm->ctx, TIDE_E_DEVICE, op, "tensors on '%s' and on '%s' in one call; "
                         "move them to one device first", tide_device_name(ts[0]->storage->device),
                         tide_device_name(ts[i]->storage->device));
   if (!d->backend->streams) return TIDE_OK;
-  if (comm->nrank > TIDE__NEAR_RANKS)
+  if (comm->nrank > TIDE__DEVICE_RANKS)
     return tide__fail(comm->ctx, TIDE_E_UNSUPPORTED, op, "at most %d ranks can share device '%s', "
-                      "got %d", TIDE__NEAR_RANKS, tide_device_name(d->backend->device),
+                      "got %d", TIDE__DEVICE_RANKS, tide_device_name(d->backend->device),
                       comm->nrank);
-  int rc = comm->lane.device ? TIDE_OK : tide__lane_open(&comm->lane, d);
-  if (rc == TIDE_OK) rc = tide__coll_aim(c, &comm->lane);
+  int rc = comm->stream.device ? TIDE_OK : tide__stream_open(&comm->stream, d);
+  if (rc == TIDE_OK) rc = tide__coll_bind(c, &comm->stream);
   return rc == TIDE_OK ? rc : tide__fail(comm->ctx, TIDE_E_DEVICE, op, "device '%s': %s",
                                          tide_device_name(d->backend->device),
                                          d->backend->why(d->state));
 }
 
-/* A blocking call that is to be watched: the host waits until the helper has given it to the
- * stream, compute for the rest. */
+/* Runs a blocking call that must be watched: the host waits until the helper thread has enqueued it,
+ * compute for the rest. */
 static int run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   tide_work *work;
@@ -352,8 +342,8 @@ static int run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *
   return rc;
 }
 
-/* Compute goes on after what the call has left on its stream; the host need not wait for it. */
-static int go_on_after(tide_comm *comm, tide__coll *c)
+/* Makes compute wait for what the call has enqueued; the host does not wait. */
+static int order_after(tide_comm *comm, tide__coll *c)
 {
   if (!c->event) return TIDE_OK;
   int rc = comm->transport->order(comm->state, comm->rank, c);
@@ -369,7 +359,7 @@ void tide__comm_number(tide_comm *comm, tide__coll *c)
   memcpy(c->site, comm->site, sizeof c->site);
 }
 
-/* c becomes part of the step that is being captured. */
+/* Makes c part of the step that is being captured. */
 static int capture(tide_comm *comm, tide__coll *c, bool by_host)
 {
   const char *op = tide_coll_name(c->op);
@@ -391,12 +381,12 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   const char *op = tide_coll_name(c->op);
   if (!work && comm->transport->watched && !by_host) return run_watched(comm, c, nt, ts);
   if (comm->ctx->capture) TIDE_TRY(capture(comm, c, by_host));
-  TIDE_TRY(aim(comm, c, nt, ts));
+  TIDE_TRY(bind_device(comm, c, nt, ts));
   tide__comm_number(comm, c);
   if (work) {
     int rc = tide__work_submit(work, comm, c, nt, ts);
     if (rc < 0) {
-      tide__coll_unaim(c);
+      tide__coll_unbind(c);
       return rc;
     }
     comm->seq++;
@@ -412,7 +402,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   tide__coll_execute(comm->transport, comm->state, comm->rank, c);
   tide__comm_await(comm, 0);
   comm->stats.seconds += c->end - c->begin;
-  int rc = tide__comm_settle(comm, c), ordered = go_on_after(comm, c);
+  int rc = tide__comm_settle(comm, c), ordered = order_after(comm, c);
   if (rc < 0) return tide__fail(comm->ctx, rc, op, "%s", c->message);
   return ordered < 0 ? tide__fail(comm->ctx, ordered, op, "the device failed") : TIDE_OK;
 }

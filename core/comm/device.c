@@ -1,121 +1,127 @@
-/* Collectives on one device that several contexts share: copies and reductions there, on a stream
- * of the communicator, and the events that keep the ranks' streams in order. On the host: the
- * processor.
+/* Copies and reductions where a call's operands lie: in host memory, or on one device that several
+ * contexts share. There they go to a stream of the communicator, and events order the ranks'
+ * streams.
  *
- * The one idea: the host never waits. A call starts after what compute had been given when it was
- * made (before). Ranks that meet tell each other two events: a rank's operands may be used (ready),
- * and its own moves are done (moved). Its stream waits for the first of those whose memory it is
- * about to use, and for the second of those who use its own; then the call is done there (event),
- * and whoever uses its results makes compute wait for that. Ready and moved belong to the lane and
- * are marked anew in each call, which the meetings keep apart (local.c).
- *
- * A failure is kept in the call; the ranks meet all the same. Layer 4.
+ * The host never waits for the device. A call starts on its stream behind what compute had been
+ * given when it was made (before). Ranks that meet show each other two events: a rank's operands
+ * may be used (ready), and its own moves are complete (moved). A stream waits for `ready` of each
+ * rank whose memory its moves use, and then for `moved` of each rank whose moves use its own.
+ * Behind that the call is complete (event), and compute waits for it where its results are used.
+ * ready and moved belong to the stream and are recorded anew in each call; the barriers keep calls
+ * apart (local/local.h). A failure is kept in the call, and the ranks meet all the same.
  */
 #include "core/device/device.h"
-#include "core/comm/comm.h"
-#include "kernels/reduce_ranks.h"
 
-static const tide__streams *streams_of(const tide__lane *lane)
+#include "core/comm/comm.h"
+
+static const tide__streams *streams_of(const tide__stream *s)
 {
-  return lane->device->backend->streams;
+  return s->device->backend->streams;
 }
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the stream ------------------------------------------------------------------------------ */
 
-int tide__lane_open(tide__lane *lane, const struct tide__device *d)
+int tide__stream_open(tide__stream *s, const struct tide__device *d)
 {
   const tide__streams *st = d->backend->streams;
-  lane->device = d;
-  int rc = st->open(d->state, &lane->stream);
-  if (rc == TIDE_OK) rc = st->mark(d->state, lane->stream, &lane->ready);
-  if (rc == TIDE_OK) rc = st->mark(d->state, lane->stream, &lane->moved);
-  if (rc < 0) tide__lane_close(lane);
+  s->device = d;
+  int rc = st->open(d->state, &s->stream);
+  if (rc == TIDE_OK) rc = st->mark(d->state, s->stream, &s->ready);
+  if (rc == TIDE_OK) rc = st->mark(d->state, s->stream, &s->moved);
+  if (rc < 0) tide__stream_close(s);
   return rc;
 }
 
-void tide__lane_close(tide__lane *lane)
+void tide__stream_close(tide__stream *s)
 {
-  if (!lane->device) return;
-  const tide__streams *st = streams_of(lane);
-  void *state = lane->device->state;
-  if (lane->ready) st->event_free(state, lane->ready);
-  if (lane->moved) st->event_free(state, lane->moved);
-  if (lane->stream) st->close(state, lane->stream);
-  *lane = (tide__lane){0};
+  if (!s->device) return;
+  const tide__streams *st = streams_of(s);
+  void *state = s->device->state;
+  if (s->ready) st->event_free(state, s->ready);
+  if (s->moved) st->event_free(state, s->moved);
+  if (s->stream) st->close(state, s->stream);
+  *s = (tide__stream){0};
 }
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
 static void keep(tide__coll *c, int rc)
 {
-  if (rc < 0 && c->far_status == TIDE_OK) c->far_status = rc;
+  if (rc < 0 && c->device_status == TIDE_OK) c->device_status = rc;
 }
 
-int tide__coll_aim(tide__coll *c, tide__lane *lane)
+int tide__coll_bind(tide__coll *c, tide__stream *s)
 {
-  c->far = lane;
-  return streams_of(lane)->mark(lane->device->state, NULL, &c->before);
+  c->stream = s;
+  return streams_of(s)->mark(s->device->state, NULL, &c->before);
 }
 
-void tide__coll_unaim(tide__coll *c)
+void tide__coll_unbind(tide__coll *c)
 {
-  if (c->before) streams_of(c->far)->event_free(c->far->device->state, c->before);
+  if (c->before) streams_of(c->stream)->event_free(c->stream->device->state, c->before);
   c->before = NULL;
 }
 
-void tide__coll_enter(tide__coll *c)
+int tide__coll_device(const tide__coll *c)
 {
-  if (!c->far) return;
-  tide__coll_after(c, c->before);
-  tide__coll_unaim(c);
+  return c->stream ? streams_of(c->stream)->index(c->stream->device->state) : -1;
 }
 
-void tide__coll_after(tide__coll *c, void *event)
+void tide__coll_begin(tide__coll *c)
 {
-  keep(c, streams_of(c->far)->order(c->far->device->state, c->far->stream, event));
+  if (!c->stream) return;
+  tide__coll_wait_event(c, c->before);
+  tide__coll_unbind(c);
 }
 
-void tide__coll_mark(tide__coll *c, void **event)
+void tide__coll_wait_event(tide__coll *c, void *event)
 {
-  keep(c, streams_of(c->far)->mark(c->far->device->state, c->far->stream, event));
+  keep(c, streams_of(c->stream)->order(c->stream->device->state, c->stream->stream, event));
+}
+
+void tide__coll_record(tide__coll *c, void **event)
+{
+  keep(c, streams_of(c->stream)->mark(c->stream->device->state, c->stream->stream, event));
+}
+
+void tide__coll_set_error(const tide__coll *c, int status)
+{
+  streams_of(c->stream)->spoil(c->stream->device->state, status, c->message);
 }
 
 void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n)
 {
-  if (!c->far) k_cpu_copy_bytes(dst, src, n);
-  else keep(c, streams_of(c->far)->near_copy(c->far->device->state, c->far->stream, dst, src, n));
+  const tide__stream *s = c->stream;
+  if (!s) tide__backend_cpu.copy(NULL, NULL, dst, src, n);
+  else keep(c, s->device->backend->copy(s->device->state, s->stream, dst, src, n));
 }
 
 void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *const *src, int nsrc,
                        int64_t n, int dtype, int reduce)
 {
-  if (!c->far) k_cpu_reduce_ranks(dst, ndst, src, nsrc, n, dtype, reduce);
-  else keep(c, streams_of(c->far)->near_reduce(c->far->device->state, c->far->stream, dst, ndst,
-                                               src, nsrc, n, dtype, reduce));
+  const tide__stream *s = c->stream;
+  if (!s) tide__backend_cpu.reduce(NULL, NULL, dst, ndst, src, nsrc, n, dtype, reduce);
+  else keep(c, s->device->backend->reduce(s->device->state, s->stream, dst, ndst, src, nsrc, n,
+                                          dtype, reduce));
 }
 
-void tide__coll_spoil(const tide__coll *c, int status)
-{
-  streams_of(c->far)->spoil(c->far->device->state, status, c->message);
-}
+/* ---- members of transports with shared_device ------------------------------------------------ */
 
-/* ---- of the transports that are near --------------------------------------------------------- */
-
-int tide__near_look(void *state, int rank, tide__coll *c)
+int tide__stream_poll(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
-  return streams_of(c->far)->event_done(c->far->device->state, c->event);
+  return streams_of(c->stream)->event_done(c->stream->device->state, c->event);
 }
 
-int tide__near_order(void *state, int rank, tide__coll *c)
+int tide__stream_order(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
-  return streams_of(c->far)->event_order(c->far->device->state, c->event);
+  return streams_of(c->stream)->event_order(c->stream->device->state, c->event);
 }
 
-void tide__near_forget(void *state, int rank, tide__coll *c)
+void tide__stream_forget(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
-  streams_of(c->far)->event_free(c->far->device->state, c->event);
+  streams_of(c->stream)->event_free(c->stream->device->state, c->event);
   c->event = NULL;
 }

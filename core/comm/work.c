@@ -17,17 +17,16 @@
  *
  * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
  * the queue to empty first, so collectives keep the order of the calls.
- *
- * Layer 4.
  */
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/base/alloc.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
 #include "core/comm/comm.h"
+#include "core/comm/wait.h"
 #include "core/tensor/tensor.h"
 
 struct tide_work {
@@ -65,25 +64,13 @@ static void watch(struct tide__engine *e)
 {
   for (tide_work *w; (w = e->flying);) {
     pthread_mutex_unlock(&e->lock);
-    int rc = e->transport->look(e->state, e->rank, &w->coll);
+    int rc = e->transport->poll(e->state, e->rank, &w->coll);
     pthread_mutex_lock(&e->lock);
     if (rc == 0) return;
     e->flying = w->queue;
     atomic_store_explicit(&w->done, 1, memory_order_release);
     pthread_cond_broadcast(&e->done);
   }
-}
-
-static void wait_at(pthread_cond_t *cond, pthread_mutex_t *lock, long nanoseconds)
-{
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += nanoseconds;
-  if (until.tv_nsec >= 1000000000) {
-    until.tv_nsec -= 1000000000;
-    until.tv_sec++;
-  }
-  pthread_cond_timedwait(cond, lock, &until);
 }
 
 enum { LOOK = 2000000, DOZE = 50000000 }; /* nanoseconds */
@@ -93,7 +80,7 @@ static tide_work *next_work(struct tide__engine *e)
   for (;;) {
     watch(e);
     if (e->first || (e->stop && !e->flying)) break;
-    if (e->flying) wait_at(&e->more, &e->lock, LOOK);
+    if (e->flying) tide__wait_cond(&e->more, &e->lock, LOOK);
     else pthread_cond_wait(&e->more, &e->lock);
   }
   tide_work *w = e->first;
@@ -134,18 +121,14 @@ static void *helper(void *arg)
 
 static int start_engine(tide_comm *comm)
 {
-  pthread_condattr_t attr;
   struct tide__engine *e = tide__alloc(comm->ctx, sizeof *e);
   if (!e) return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm", "no memory for a helper thread");
   e->transport = comm->transport;
   e->state = comm->state;
   e->rank = comm->rank;
   pthread_mutex_init(&e->lock, NULL);
-  pthread_condattr_init(&attr);
-  pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-  pthread_cond_init(&e->more, &attr);
-  pthread_cond_init(&e->done, &attr);
-  pthread_condattr_destroy(&attr);
+  tide__wait_cond_init(&e->more);
+  tide__wait_cond_init(&e->done);
   if (pthread_create(&e->thread, NULL, helper, e)) {
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->more);
@@ -161,7 +144,7 @@ static int start_engine(tide_comm *comm)
  * the helper. */
 static void doze(tide_comm *comm)
 {
-  wait_at(&comm->engine->done, &comm->engine->lock, DOZE);
+  tide__wait_cond(&comm->engine->done, &comm->engine->lock, DOZE);
 }
 
 void tide__work_drain(tide_comm *comm)
@@ -363,7 +346,7 @@ static bool landed(tide_work *w)
 {
   const tide_comm *comm = w->comm;
   return !w->coll.event || comm->transport->watched ||
-         comm->transport->look(comm->state, comm->rank, &w->coll) != 0;
+         comm->transport->poll(comm->state, comm->rank, &w->coll) != 0;
 }
 
 static void settle(tide_work *w)
@@ -390,12 +373,6 @@ void tide__work_reap(tide_comm *comm)
   }
 }
 
-static void nap(void)
-{
-  struct timespec ts = {0, 50000};
-  nanosleep(&ts, NULL);
-}
-
 /* Of a recorded work; the helper does not touch it. */
 static void joined(tide_work *w)
 {
@@ -409,6 +386,8 @@ void tide__work_joined(tide_comm *comm)
     if (w->coll.captured) joined(w);
   tide__work_reap(comm);
 }
+
+static const tide__patience reap_patience = {.polls = 1, .nap = 50000, .longest = 50000};
 
 void tide__work_close(tide_comm *comm)
 {
@@ -425,7 +404,8 @@ void tide__work_close(tide_comm *comm)
     tide__free(comm->ctx, e, sizeof *e);
     comm->engine = NULL;
   }
-  for (tide__work_reap(comm); comm->pending; tide__work_reap(comm)) nap();
+  tide__wait w = tide__wait_begin(&reap_patience, HUGE_VAL);
+  for (tide__work_reap(comm); comm->pending; tide__work_reap(comm)) tide__wait_pause(&w);
 }
 
 /* ---- the public handle ----------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 
 #include "tide/tide.h"
 
-enum { TIDE__OPEN_MSG = 256, TIDE__NEAR_RANKS = 64 };
+enum { TIDE__OPEN_MSG = 256, TIDE__DEVICE_RANKS = 64 };
 
 struct tide__params;
 
@@ -42,11 +42,6 @@ typedef struct tide__streams {
   int  (*move)(void *state, void *stream, void *dst, const void *src, size_t size, bool to_device);
   /* * The host waits for it. */
   int  (*wait)(void *state, void *stream);
-  /* * For ranks whose contexts share the device: copies and reductions over ranks, as those of
-   * kernels/reduce_ranks.h, enqueued on the stream. At most TIDE__NEAR_RANKS sources. */
-  int  (*near_copy)(void *state, void *stream, void *dst, const void *src, size_t size);
-  int  (*near_reduce)(void *state, void *stream, void *const *dst, int ndst,
-                      const void *const *src, int nsrc, int64_t n, int dtype, int op);
   /* * Which of several devices it is. */
   int  (*index)(void *state);
   /* * The calling thread's device is this one from now on. */
@@ -100,6 +95,12 @@ typedef struct tide__backend {
   const tide__graphs *graphs;   /* null: steps cannot be captured */
   /* How many there are, or a status with the reason in msg (TIDE__OPEN_MSG). Null: one. */
   int   (*count)(char *msg);
+  /* Copies and reductions over ranks (kernels/reduce_ranks.h), on operands of this device. Enqueued
+   * on the stream, for at most TIDE__DEVICE_RANKS sources; where the device has no streams, complete
+   * on return. Return a status. May be null where has_bytes is false. Thread-safe. */
+  int   (*copy)(void *state, void *stream, void *dst, const void *src, size_t size);
+  int   (*reduce)(void *state, void *stream, void *const *dst, int ndst, const void *const *src,
+                  int nsrc, int64_t n, int dtype, int op);
 } tide__backend;
 
 /* What a device library of its own (libtide_cuda.so) gives to the core: its memory and its kernels.
@@ -107,7 +108,7 @@ typedef struct tide__backend {
  * the one function it exports, "tide_plugin". Kernels are listed by the name of their op, so the
  * two libraries share no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 5 };
+enum { TIDE__PLUGIN_VERSION = 6 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

@@ -10,6 +10,7 @@
 
 #include "core/device/backend.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/reduce_ranks.h"
 
 enum { ALIGN = 64, PAGE = 4096, HUGE = 2 << 20, BIG = 4 << 20 };
 
@@ -60,12 +61,27 @@ static void cpu_discard(void *state, void *ptr, size_t size)
   if (first < end) madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
+static int cpu_copy(void *state, void *stream, void *dst, const void *src, size_t size)
+{
+  (void)state, (void)stream;
+  k_cpu_copy_bytes(dst, src, size);
+  return TIDE_OK;
+}
+
+static int cpu_reduce(void *state, void *stream, void *const *dst, int ndst,
+                      const void *const *src, int nsrc, int64_t n, int dtype, int op)
+{
+  (void)state, (void)stream;
+  k_cpu_reduce_ranks(dst, ndst, src, nsrc, n, dtype, op);
+  return TIDE_OK;
+}
+
 const tide__backend tide__backend_cpu = {
   .device = TIDE_DEV_CPU, .host = true, .has_bytes = true, .alloc = cpu_alloc, .free = cpu_free,
-  .discard = cpu_discard, .lazy = true, .open = cpu_open,
+  .discard = cpu_discard, .lazy = true, .open = cpu_open, .copy = cpu_copy, .reduce = cpu_reduce,
 };
 
 const tide__backend tide__backend_ref = {
   .device = TIDE_DEV_REF, .host = true, .has_bytes = true, .alloc = cpu_alloc, .free = cpu_free,
-  .discard = cpu_discard, .lazy = true,
+  .discard = cpu_discard, .lazy = true, .copy = cpu_copy, .reduce = cpu_reduce,
 };

@@ -60,8 +60,8 @@ int tide_cuda_spoilt_take(tide_cuda_state *s, char *msg, size_t size);
 const char *tide_cuda_failed(void *state);
 
 /* kernels/cuda/ranks.cu */
-int tide_cuda_near_copy(void *state, void *stream, void *dst, const void *src, size_t size);
-int tide_cuda_near_reduce(void *state, void *stream, void *const *dst, int ndst,
+int tide_cuda_rank_copy(void *state, void *stream, void *dst, const void *src, size_t size);
+int tide_cuda_rank_reduce(void *state, void *stream, void *const *dst, int ndst,
                           const void *const *src, int nsrc, int64_t n, int dtype, int op);
 
 /* kernels/cuda/streams.cu */

@@ -13,7 +13,7 @@ static inline cudaStream_t tide_cuda_stream(cudaStream_t stream) { return stream
 
 namespace {
 
-enum { MOST = TIDE__NEAR_RANKS };
+enum { MOST = TIDE__DEVICE_RANKS };
 
 struct lists {
   const void *src[MOST];
@@ -54,7 +54,7 @@ template <class T> __global__ void reduce_kernel(lists l, int64_t n, int dtype, 
 
 }  // namespace
 
-int tide_cuda_near_copy(void *p, void *stream, void *dst, const void *src, size_t size)
+int tide_cuda_rank_copy(void *p, void *stream, void *dst, const void *src, size_t size)
 {
   tide_cuda_state *s = tide_cuda_state_of(p);
   tide_cuda_guard g(s->device);
@@ -63,7 +63,7 @@ int tide_cuda_near_copy(void *p, void *stream, void *dst, const void *src, size_
                                              static_cast<cudaStream_t>(stream)));
 }
 
-int tide_cuda_near_reduce(void *p, void *stream, void *const *dst, int ndst, const void *const *src,
+int tide_cuda_rank_reduce(void *p, void *stream, void *const *dst, int ndst, const void *const *src,
                           int nsrc, int64_t n, int dtype, int op)
 {
   tide_cuda_state *s = tide_cuda_state_of(p);

@@ -215,11 +215,10 @@ void graph_free(void *p, void *graph)
 static const tide__backend pinned = {
   TIDE_DEV_CPU, /* host */ true, /* has_bytes */ true, /* lazy */ false, pin, unpin,
   /* discard */ nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-  tide_cuda_failed, nullptr, nullptr, nullptr,
+  tide_cuda_failed, nullptr, nullptr, nullptr, nullptr, nullptr,
 };
 const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, mark,
-                                         order, spoil, move, wait,
-                                         tide_cuda_near_copy, tide_cuda_near_reduce, index, bind,
+                                         order, spoil, move, wait, index, bind,
                                          &pinned, copy, event_done, event_wait, event_order,
                                          event_free};
 const tide__graphs tide_cuda_graphs = {graph_begin, graph_end, graph_launch, graph_free};

@@ -172,7 +172,7 @@ describe('an endless loop on one rank', function()
       assert.equal('E_TIMEOUT', rows[1].status)
       assert.is_truthy(text:find("rank 1 has not come; its last call here was #2 barrier() at", 1,
          true), text)
-      assert.is_truthy(text:find("it is in barrier() #2 on 'other' at", 1, true), text)
+      assert.is_truthy(text:find("it is in #2 barrier() on 'other' at", 1, true), text)
    end)
 end)
 

@@ -1,106 +1,70 @@
-/* Meetings: everyone waits until everyone has come. See local.h.
+/* The barrier of ranks that are threads. This is where tide_comm_barrier waits for them.
  *
- * The word: bits 0-10 arrivals, bit 11 poison, bits 12-31 generation. Memory order: arrivals are
- * read-modify-writes on one word, so what each rank wrote before arriving is seen by all after.
+ * The word: bits 0-10 arrivals, bit 11 closed, bits 12-31 generation. Arrivals are
+ * read-modify-writes on one word, so what each rank wrote before it arrives is seen by all after.
  */
 #include <errno.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "core/comm/local/local.h"
 
-enum { COUNT = 0x7ff, POISON = 0x800, GEN = 0x1000 };
+enum { COUNT = 0x7ff, CLOSED = 0x800, GEN = 0x1000 };
 #define GEN_OF(w) ((w) & ~(uint32_t)0xfff)
 
-/* Seconds of yielding before sleep, and the longest sleep between two looks around. */
-static const double yield_seconds = 200e-6, nap_seconds = 0.05;
-
-static void relax(void)
+static void barrier_wake(tide__barrier *b)
 {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
-static void sleep_on(_Atomic uint32_t *word, uint32_t value, double seconds)
-{
-  struct timespec ts = {0, (long)(seconds * 1e9)};
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &ts, NULL, 0);
-}
-
-static void wake(tide__meet *m)
-{
-  if (atomic_load(&m->nsleep)) syscall(SYS_futex, &m->word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL,
+  if (atomic_load(&b->nsleep)) syscall(SYS_futex, &b->word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL,
                                        NULL, 0);
 }
 
-static int look(tide__meet *m, uint32_t gen, uint32_t *word)
+/* Sleeps while the word is what the rank has seen. nsleep first: a waker reads it after the word
+ * has changed. */
+typedef struct sleeper { tide__barrier *barrier; uint32_t seen; } sleeper;
+static void barrier_sleep(void *arg, long ns)
 {
-  *word = atomic_load_explicit(&m->word, memory_order_acquire);
-  if (GEN_OF(*word) != gen) return TIDE__PASSED;
-  return *word & POISON ? TIDE__POISONED : -1;
+  sleeper *s = arg;
+  struct timespec ts = {0, ns};
+  atomic_fetch_add(&s->barrier->nsleep, 1);
+  syscall(SYS_futex, &s->barrier->word, FUTEX_WAIT_PRIVATE, s->seen, &ts, NULL, 0);
+  atomic_fetch_sub(&s->barrier->nsleep, 1);
 }
 
-int tide__meet_wait(tide__meet *m, uint32_t gen, double timeout, atomic_int *interrupt)
+int tide__barrier_wait(tide__barrier *b, uint32_t gen, tide__wait *w, const tide__coll *c)
 {
-  double start = tide_trace_clock(), now = start;
-  uint32_t word;
-  for (int i = 0, state; now - start < yield_seconds; i++) {
-    if ((state = look(m, gen, &word)) >= 0) return state;
-    sched_yield();
-    if (i % 4 == 3) now = tide_trace_clock();
+  sleeper s = {b, 0};
+  w->sleep = barrier_sleep;
+  w->arg = &s;
+  for (;;) {
+    s.seen = atomic_load_explicit(&b->word, memory_order_acquire);
+    if (GEN_OF(s.seen) != gen) return TIDE__PASSED;
+    if (s.seen & CLOSED) return TIDE__CLOSED;
+    int why = tide__wait_pause(w) ? tide__wait_look(w, NULL, c) : TIDE_OK;
+    if (why < 0) return why;
   }
-  atomic_fetch_add(&m->nsleep, 1);
-  int state;
-  while ((state = look(m, gen, &word)) < 0) {
-    double left = timeout > 0 ? start + timeout - tide_trace_clock() : nap_seconds;
-    if (left <= 0) { state = TIDE__EXPIRED; break; }
-    if (interrupt && atomic_load_explicit(interrupt, memory_order_relaxed) > 1) {
-      state = TIDE__STOPPED;
-      break;
-    }
-    sleep_on(&m->word, word, left < nap_seconds ? left : nap_seconds);
-  }
-  atomic_fetch_sub(&m->nsleep, 1);
-  return state;
 }
 
-int tide__meet_arrive(tide__meet *m, int n, int spin, uint32_t *gen, double timeout,
-                      atomic_int *interrupt)
+int tide__barrier_arrive(tide__barrier *b, int n, uint32_t *gen)
 {
-  uint32_t w = atomic_load_explicit(&m->word, memory_order_relaxed), next;
+  uint32_t w = atomic_load_explicit(&b->word, memory_order_relaxed), next;
   do {
-    if (w & POISON) return TIDE__POISONED;
+    if (w & CLOSED) return TIDE__CLOSED;
     next = (int)(w & COUNT) + 1 == n ? GEN_OF(w) + GEN : w + 1;
-  } while (!atomic_compare_exchange_weak(&m->word, &w, next));
+  } while (!atomic_compare_exchange_weak(&b->word, &w, next));
   *gen = GEN_OF(w);
-  if (GEN_OF(next) != *gen) {
-    wake(m);
-    return TIDE__PASSED;
-  }
-  for (int i = 0, state; i < spin; i++) {
-    if ((state = look(m, *gen, &w)) >= 0) return state;
-    relax();
-  }
-  return tide__meet_wait(m, *gen, timeout, interrupt);
+  if (GEN_OF(next) == *gen) return TIDE__WAITING;
+  barrier_wake(b);
+  return TIDE__PASSED;
 }
 
-bool tide__meet_poisoned(tide__meet *m)
+bool tide__barrier_close(tide__barrier *b, const uint32_t *gen)
 {
-  return atomic_load_explicit(&m->word, memory_order_acquire) & POISON;
-}
-
-bool tide__meet_poison(tide__meet *m, const uint32_t *gen)
-{
-  uint32_t w = atomic_load(&m->word);
+  uint32_t w = atomic_load(&b->word);
   do {
     if (gen && GEN_OF(w) != *gen) return false;
-  } while (!atomic_compare_exchange_weak(&m->word, &w, w | POISON));
-  wake(m);
+  } while (!atomic_compare_exchange_weak(&b->word, &w, w | CLOSED));
+  barrier_wake(b);
   return true;
 }

@@ -1,9 +1,9 @@
 /* Ranks that wait for each other in different communicators.
  *
- * A rank that waits at the gate of a call needs every other rank of that communicator. One that has
- * not come to this call comes if its helper thread is in an earlier call there and that call ends,
- * or if its own thread makes the call; that thread may itself wait for a call of another
- * communicator. A cycle of such waits never ends. The search follows them from one waiting rank.
+ * A rank that waits at the entry of a call needs every other rank of that communicator. One that is
+ * missing arrives if its helper thread is in an earlier call there and that call ends, or if its
+ * own thread makes the call; that thread may itself wait for a call of another communicator. A
+ * cycle of such waits never ends. The search follows them from one waiting rank.
  *
  * Nothing stands still for the search, so a cycle counts only if two searches, some time apart,
  * find it with the same call numbers. These only grow: each rank of the cycle was in its call, and
@@ -15,9 +15,9 @@
 
 enum { MAX_NODE = 256 };   /* a search that meets more waits finds nothing */
 
-/* Rank `index` of the room is in call seq there. */
+/* Rank `index` of comm is in call seq there. */
 typedef struct waiter {
-  tide__room *room;
+  tide__local_comm *comm;
   int index;
   int64_t seq;
 } waiter;
@@ -33,7 +33,7 @@ static int64_t load(_Atomic int64_t *p) { return atomic_load_explicit(p, memory_
 
 static bool same(const waiter *a, const waiter *b)
 {
-  return a->room == b->room && a->index == b->index && a->seq == b->seq;
+  return a->comm == b->comm && a->index == b->index && a->seq == b->seq;
 }
 
 static int find(const waiter *list, int n, const waiter *w)
@@ -43,29 +43,29 @@ static int find(const waiter *list, int n, const waiter *w)
   return -1;
 }
 
-/* Whether rank index of the room is in a call there. */
-static bool is_in_call(tide__room *room, int index, waiter *w)
+/* Whether rank index of comm is in a call there. */
+static bool is_in_call(tide__local_comm *comm, int index, waiter *w)
 {
-  tide__seat *seat = &room->seat[index];
-  *w = (waiter){room, index, load(&seat->seq)};
-  return w->seq > load(&seat->done);
+  tide__slot *slot = &comm->slot[index];
+  *w = (waiter){comm, index, tide__slot_seq(slot)};
+  return w->seq > load(&slot->done);
 }
 
-static int index_in(const tide__room *room, int member)
+static int index_in(const tide__local_comm *comm, int member)
 {
-  for (int i = 0; i < room->nrank; i++)
-    if (room->member[i] == member) return i;
+  for (int i = 0; i < comm->nrank; i++)
+    if (comm->member[i] == member) return i;
   return -1;
 }
 
-/* What keeps rank q of w's room from making w's call; false: nothing known. */
+/* What keeps rank q of w's communicator from making w's call; false: nothing known. */
 static bool is_kept(const waiter *w, int q, waiter *by)
 {
-  int member = w->room->member[q];
-  tide__owner *owner = &w->room->group->owner[member];
-  if (load(&w->room->seat[q].seq) >= w->seq) return false; /* it has come */
-  if (is_in_call(w->room, q, by)) return true;
-  tide__room *other = atomic_load_explicit(&owner->room, memory_order_acquire);
+  int member = w->comm->member[q];
+  tide__owner *owner = &w->comm->group->owner[member];
+  if (tide__slot_seq(&w->comm->slot[q]) >= w->seq) return false; /* it has arrived */
+  if (is_in_call(w->comm, q, by)) return true;
+  tide__local_comm *other = atomic_load_explicit(&owner->comm, memory_order_acquire);
   int index = other ? index_in(other, member) : -1;
   return index >= 0 && is_in_call(other, index, by) && load(&owner->seq) >= by->seq;
 }
@@ -77,7 +77,7 @@ static bool leads_to_cycle(search *s, const waiter *w)
   if (s->first >= 0) return true;
   if (find(s->over, s->nover, w) >= 0 || s->n == MAX_NODE || s->nover == MAX_NODE) return false;
   s->path[s->n++] = *w;
-  for (int q = 0; q < w->room->nrank; q++) {
+  for (int q = 0; q < w->comm->nrank; q++) {
     waiter by;
     if (q != w->index && is_kept(w, q, &by) && leads_to_cycle(s, &by)) return true;
   }
@@ -85,42 +85,40 @@ static bool leads_to_cycle(search *s, const waiter *w)
   return false;
 }
 
-static void say(const search *s, char *text, size_t n)
+static void describe(const search *s, tide__text *t)
 {
-  size_t at = 0;
-  tide__append(text, n, &at, "ranks wait for each other; no data was moved");
+  tide__add(t, "ranks wait for each other; no data was moved");
   for (int i = s->first; i < s->n; i++) {
     const waiter *w = &s->path[i], *next = &s->path[i + 1 < s->n ? i + 1 : s->first];
-    tide__seat_copy copy;
-    char call[128];
-    tide__seat_read(&w->room->seat[w->index], &copy);
-    tide__append(text, n, &at, "\n  rank %d waits in #%lld %s on '%s' at %s for rank %d",
-                 w->room->member[w->index], (long long)w->seq,
-                 tide__call_text(&copy.words, call, sizeof call), w->room->name,
-                 copy.site[0] ? copy.site : "?", next->room->member[next->index]);
+    tide__comm_call call;
+    int64_t done;
+    tide__slot_read(&w->comm->slot[w->index], &call, &done);
+    call.seq = w->seq;
+    tide__add(t, "\n  rank %d waits in ", w->comm->member[w->index]);
+    tide__add_where(t, &call, w->comm->name);
+    tide__add(t, " for rank %d", next->comm->member[next->index]);
   }
 }
 
-uint64_t tide__group_deadlock(tide__room *room, int me, uint64_t before)
+uint64_t tide__group_deadlock(tide__local_comm *comm, int me, uint64_t before)
 {
-  tide_group *group = room->group;
-  char text[TIDE__COMM_TEXT];
+  tide_group *group = comm->group;
+  char buf[TIDE__COMM_TEXT];
+  tide__text text = tide__text_in(buf, sizeof buf);
   uint64_t hash = 0;
   waiter mine;
   search found, *s = &found;
   s->n = s->nover = 0;
   pthread_mutex_lock(&group->lock);
-  if (is_in_call(room, me, &mine) && leads_to_cycle(s, &mine)) {
+  if (is_in_call(comm, me, &mine) && leads_to_cycle(s, &mine)) {
     for (int i = s->first; i < s->n; i++) {
-      hash = tide__hash_step(hash, (uint64_t)(uintptr_t)s->path[i].room);
+      hash = tide__hash_step(hash, (uint64_t)(uintptr_t)s->path[i].comm);
       hash = tide__hash_step(hash, (uint64_t)s->path[i].index << 48 ^ (uint64_t)s->path[i].seq);
     }
     hash |= 1; /* 0 stands for none */
-    if (hash == before) {
-      say(s, text, sizeof text);
-      for (int i = s->first; i < s->n; i++)
-        tide__room_fail(s->path[i].room, NULL, TIDE_E_COMM, -1, text);
-    }
+    if (hash == before) describe(s, &text);
+    for (int i = s->first; hash == before && i < s->n; i++)
+      tide__failure_set(&s->path[i].comm->failure, TIDE_E_COMM, -1, buf, NULL);
   }
   pthread_mutex_unlock(&group->lock);
   return hash;

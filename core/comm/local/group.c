@@ -1,9 +1,6 @@
-/* Groups and rooms: what ranks of one process share, made before and gone after their contexts.
- *
- * Locks: a group's before a room's. Both are held for moments only and never on the way of a
- * collective that goes well.
+/* Groups, and the state that ranks of one process share: made before their contexts and gone after
+ * them. The locks here are held for moments only, and never by a collective that succeeds.
  */
-#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,115 +11,112 @@
 #include "core/base/fork.h"
 #include "core/comm/local/local.h"
 
-/* ---- rooms ----------------------------------------------------------------------------------- */
+/* ---- the state of a communicator ------------------------------------------------------------- */
 
-static void link_room(tide_group *group, tide__room *room)
+static void link_comm(tide_group *group, tide__local_comm *s)
 {
   pthread_mutex_lock(&group->lock);
-  room->next = group->rooms;
-  if (room->next) room->next->prev = room;
-  group->rooms = room;
+  s->next = group->comms;
+  if (s->next) s->next->prev = s;
+  group->comms = s;
   pthread_mutex_unlock(&group->lock);
 }
 
-static void unlink_room(tide_group *group, tide__room *room)
+static void unlink_comm(tide_group *group, tide__local_comm *s)
 {
   pthread_mutex_lock(&group->lock);
-  if (room->prev) room->prev->next = room->next;
-  else group->rooms = room->next;
-  if (room->next) room->next->prev = room->prev;
+  if (s->prev) s->prev->next = s->next;
+  else group->comms = s->next;
+  if (s->next) s->next->prev = s->prev;
   pthread_mutex_unlock(&group->lock);
 }
 
-tide__room *tide__room_new(tide_group *group, int nrank, const int *member, const char *name)
+/* A failure closes the entry, unless the generation that the rank gave up has passed. */
+static bool close_entry(tide__failure *f, const void *gen)
 {
-  size_t size = sizeof(tide__room) + (size_t)nrank * sizeof(tide__seat);
-  size = (size + 127) & ~(size_t)127;
-  tide__room *room = aligned_alloc(128, size);
-  int *copy = malloc((size_t)nrank * sizeof *copy);
-  if (!room || !copy) {
-    free(room);
+  tide__local_comm *s = (tide__local_comm *)((char *)f - offsetof(tide__local_comm, failure));
+  return tide__barrier_close(&s->entry, gen);
+}
+
+tide__local_comm *tide__local_new(tide_group *group, int nrank, const int *member,
+                                  const char *name)
+{
+  size_t size = sizeof(tide__local_comm) + (size_t)nrank * sizeof(tide__slot), n = (size_t)nrank;
+  tide__local_comm *s = aligned_alloc(128, (size + 127) & ~(size_t)127);
+  int *copy = malloc(n * sizeof *copy), nlist = tide__call_nlist(nrank);
+  int64_t *lists = calloc(n * (size_t)nlist, sizeof *lists);
+  if (!s || !copy || !lists) {
+    free(s);
     free(copy);
+    free(lists);
     return NULL;
   }
-  memset(room, 0, size);
-  memcpy(copy, member, (size_t)nrank * sizeof *copy);
-  atomic_init(&room->refs, 1);
-  room->nrank = nrank;
-  room->spin = group->spin;
-  room->group = group;
-  room->member = copy;
-  snprintf(room->name, sizeof room->name, "%s", name);
-  pthread_mutex_init(&room->lock, NULL);
-  link_room(group, room);
-  return room;
+  memset(s, 0, size);
+  memcpy(copy, member, n * sizeof *copy);
+  atomic_init(&s->refs, 1);
+  s->nrank = nrank;
+  s->spin = group->spin;
+  s->group = group;
+  s->member = copy;
+  s->lists = lists;
+  for (int q = 0; q < nrank; q++) s->slot[q].list = lists + (size_t)q * (size_t)nlist;
+  snprintf(s->name, sizeof s->name, "%s", name);
+  tide__failure_init(&s->failure, close_entry);
+  link_comm(group, s);
+  return s;
 }
 
-void tide__room_hold(tide__room *room) { atomic_fetch_add(&room->refs, 1); }
+void tide__local_hold(tide__local_comm *s) { atomic_fetch_add(&s->refs, 1); }
 
-void tide__room_drop(tide__room *room)
+void tide__local_drop(tide__local_comm *s)
 {
-  if (atomic_fetch_sub(&room->refs, 1) > 1) return;
-  unlink_room(room->group, room);
-  pthread_mutex_destroy(&room->lock);
-  free(room->member);
-  free(room);
+  if (atomic_fetch_sub(&s->refs, 1) > 1) return;
+  unlink_comm(s->group, s);
+  tide__failure_close(&s->failure);
+  free(s->member);
+  free(s->lists);
+  free(s);
 }
 
-bool tide__room_fail(tide__room *room, const uint32_t *gen, int status, int rank, const char *text)
-{
-  bool closed = true;
-  pthread_mutex_lock(&room->lock);
-  if (!room->cause) {
-    room->cause = status;
-    room->cause_rank = rank;
-    snprintf(room->text, sizeof room->text, "%s", text);
-    closed = tide__meet_poison(&room->gate, gen);
-    if (!closed) room->cause = 0;
-  }
-  pthread_mutex_unlock(&room->lock);
-  return closed;
-}
-
-/* ---- seats, read from outside ---------------------------------------------------------------- */
+/* ---- slots, read from outside ---------------------------------------------------------------- */
 
 /* Acquire throughout: no load may move behind the second look at the version. */
-void tide__seat_read(tide__seat *seat, tide__seat_copy *copy)
+void tide__slot_read(tide__slot *slot, tide__comm_call *call, int64_t *done)
 {
-  uint64_t before, after, site[TIDE__SITE / 8];
+  uint64_t before, after, word[TIDE__CALL_WORDS];
   do {
-    before = LOAD_ACQUIRE(seat->version);
-    copy->seq = LOAD_ACQUIRE(seat->seq);
-    tide__page *page = &seat->page[copy->seq & 1];
-    copy->words = (tide__call_words){LOAD_ACQUIRE(page->what), LOAD_ACQUIRE(page->count),
-                                     LOAD_ACQUIRE(page->root), LOAD_ACQUIRE(page->hash)};
-    copy->done = LOAD_ACQUIRE(seat->done);
-    for (int i = 0; i < TIDE__SITE / 8; i++)
-      site[i] = LOAD_ACQUIRE(seat->site[i]);
-    after = LOAD_RELAXED(seat->version);
+    before = atomic_load_explicit(&slot->version, memory_order_acquire);
+    for (int i = 0; i < TIDE__CALL_WORDS; i++)
+      word[i] = atomic_load_explicit(&slot->word[i], memory_order_acquire);
+    *done = atomic_load_explicit(&slot->done, memory_order_acquire);
+    after = atomic_load_explicit(&slot->version, memory_order_relaxed);
   } while (before != after || before & 1);
-  memcpy(copy->site, site, sizeof copy->site);
+  memcpy(call, word, sizeof *call);
 }
 
-void tide__group_whereabouts(tide_group *group, const tide__room *room, int rank, char *buf,
-                             size_t n, size_t *at)
+int64_t tide__slot_seq(tide__slot *slot)
+{
+  return (int64_t)atomic_load_explicit(&slot->word[offsetof(tide__comm_call, seq) / 8],
+                                       memory_order_acquire);
+}
+
+void tide__group_whereabouts(tide_group *group, const tide__local_comm *s, int rank, tide__text *t)
 {
   pthread_mutex_lock(&group->lock);
-  for (tide__room *r = group->rooms; r; r = r->next)
-    for (int i = 0; r != room && i < r->nrank; i++) {
-      tide__seat_copy copy;
+  for (tide__local_comm *r = group->comms; r; r = r->next)
+    for (int i = 0; r != s && i < r->nrank; i++) {
+      tide__comm_call call;
+      int64_t done;
       if (r->member[i] != rank) continue;
-      tide__seat_read(&r->seat[i], &copy);
-      if (copy.seq <= copy.done) continue;
-      char call[128];
-      tide__append(buf, n, at, "; it is in %s #%lld on '%s' at %s",
-                   tide__call_text(&copy.words, call, sizeof call), (long long)copy.seq, r->name,
-                   copy.site[0] ? copy.site : "?");
+      tide__slot_read(&r->slot[i], &call, &done);
+      if (call.seq <= done) continue;
+      tide__add(t, "; it is in ");
+      tide__add_where(t, &call, r->name);
     }
   pthread_mutex_unlock(&group->lock);
 }
 
-/* Looks at the word before yielding: some 15 microseconds. */
+/* Polls of the barrier before the first yield: some 15 microseconds. */
 enum { SPIN = 400 };
 
 /* ---- groups ---------------------------------------------------------------------------------- */
@@ -160,7 +154,7 @@ static int check_opts(int nrank, const tide_group_opts *o, char *msg, size_t n)
 static void destroy(tide_group *g)
 {
   g->magic = 0;
-  if (g->world) tide__room_drop(g->world);
+  if (g->world) tide__local_drop(g->world);
   pthread_mutex_destroy(&g->lock);
   tide__fork_mark_release(g->mark);
   free(g->joined);
@@ -176,7 +170,7 @@ static bool fill(tide_group *g)
   g->owner = aligned_alloc(64, (size_t)g->nrank * sizeof *g->owner);
   if (g->owner) memset(g->owner, 0, (size_t)g->nrank * sizeof *g->owner);
   g->mark = tide__fork_mark_new();
-  if (all && g->joined && g->owner && g->mark) g->world = tide__room_new(g, g->nrank, all, "world");
+  if (all && g->joined && g->owner && g->mark) g->world = tide__local_new(g, g->nrank, all, "world");
   free(all);
   return g->world != NULL;
 }
@@ -233,10 +227,10 @@ void tide_group_release(tide_group *group)
 
 int tide_group_size(const tide_group *group) { return group->nrank; }
 
-static bool has_member(const tide__room *room, int rank)
+static bool has_member(const tide__local_comm *s, int rank)
 {
-  for (int i = 0; i < room->nrank; i++)
-    if (room->member[i] == rank) return true;
+  for (int i = 0; i < s->nrank; i++)
+    if (s->member[i] == rank) return true;
   return false;
 }
 
@@ -250,7 +244,8 @@ void tide_group_leave(tide_group *group, int rank, int status, const char *messa
   else
     snprintf(text, sizeof text, "rank %d has left the group: its program has ended", rank);
   pthread_mutex_lock(&group->lock);
-  for (tide__room *r = group->rooms; r; r = r->next)
-    if (status < 0 || has_member(r, rank)) tide__room_fail(r, NULL, TIDE_E_PEER, rank, text);
+  for (tide__local_comm *s = group->comms; s; s = s->next)
+    if (status < 0 || has_member(s, rank))
+      tide__failure_set(&s->failure, TIDE_E_PEER, rank, text, NULL);
   pthread_mutex_unlock(&group->lock);
 }

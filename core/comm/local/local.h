@@ -1,131 +1,136 @@
-/* A room: where the ranks of one local communicator meet, and the group it belongs to.
+/* Ranks that are threads of one process: the state that they share, and the group it belongs to.
  *
- * The one idea: each rank has a seat that only it writes. A collective is: describe the call on
- * the seat, pass the gate together, compare the seats, move data, meet on the floor. The gate can
- * be closed for ever (poison): by a rank whose timeout expired, by a failure, by leaving. The
- * floor cannot: between gate and floor a rank waits for nothing but the others, which passed the
- * gate too. So a collective happens on all ranks or on none, and no rank returns while another
- * still reads its buffers.
+ * The one idea: each rank has a slot that only it writes. A collective is: describe the call in the
+ * slot, pass the entry barrier together, compare the slots, move data, meet at the exit barrier.
+ * The entry barrier can be closed for ever, by a rank whose timeout expired, by a failure, by
+ * leaving. The exit barrier cannot: between the two a rank waits for nothing but the others, which
+ * passed the entry too. So a collective happens on all ranks or on none, and no rank returns while
+ * another still reads its buffers.
  *
- * On a device that ranks share, hosts meet so too, and meetings keep its events apart: those of one
- * call are marked again only when all ranks have asked for them.
+ * On a device that ranks share, hosts meet in the same way, and that keeps the stream's events of
+ * two calls apart: they are recorded anew only when all ranks have waited for them.
  *
- * A small payload is left on the seat before the gate, and then there is no floor: what peers read
- * after the gate is on the seat, not in a caller's buffer. Seats have two pages, used in turn (by
- * the parity of the call's number, which is the gate's): a rank writes a page again only after the
- * next gate, which no rank passes before all have read. A poisoned gate keeps no rank back, so
- * after it a rank writes nothing: each call looks at the gate first. spec/comm/protocol_spec.lua
- * searches this protocol for every order of steps.
+ * A small payload is left in the slot before the entry, and then there is no exit barrier: what
+ * other ranks read is in the slot, not in a caller's buffer. A slot has two pages for it, used in
+ * turn (by the parity of the call's number, which is the entry's). A rank writes a page again when
+ * it has passed the next entry, which no rank passes before all have read. An entry that is closed
+ * keeps no rank back, so a rank that has found it closed writes nothing any more.
+ * spec/deep/protocol_spec.lua searches this protocol for every order of steps.
  *
- * The gate's word holds generation, poison bit and count of arrivals; each change is one
- * compare-and-swap, so passing and poisoning exclude each other. Waiters spin briefly (not at all
- * if another rank was last seen on the same processor), then yield, then sleep on a futex: more
- * ranks than processors neither burn nor collapse.
- *
- * Everything here comes from malloc: it belongs to no context. Layer 4.
+ * Everything here comes from malloc: it belongs to no context.
  */
 #ifndef TIDE_COMM_LOCAL_H
 #define TIDE_COMM_LOCAL_H
 
 #include "core/comm/comm.h"
+#include "core/comm/wait.h"
 
-enum { TIDE__POST = 2048 };    /* bytes of a payload that travels on the seat */
+enum { TIDE__POST = 2048 };    /* bytes of a payload that travels in the slot */
 
-typedef struct tide__meet {
+/* ---- barrier.c ------------------------------------------------------------------------------- */
+
+/* Holds generation, closed bit and count of arrivals. Each change is one compare-and-swap, so
+ * passing and closing exclude each other. */
+typedef struct tide__barrier {
   _Alignas(64) _Atomic uint32_t word;
   _Atomic uint32_t nsleep;
-} tide__meet;
+} tide__barrier;
 
-enum { TIDE__PASSED, TIDE__POISONED, TIDE__EXPIRED, TIDE__STOPPED };
+enum { TIDE__PASSED, TIDE__CLOSED, TIDE__WAITING };
 
-/* For the words that ranks read of each other. */
-#define LOAD_ACQUIRE(x) atomic_load_explicit(&(x), memory_order_acquire)
-#define LOAD_RELAXED(x) atomic_load_explicit(&(x), memory_order_relaxed)
-#define STORE_RELEASE(x, v) atomic_store_explicit(&(x), v, memory_order_release)
+/* Arrives at a barrier of n; *gen receives the generation to wait for. WAITING: others are
+ * missing. */
+int  tide__barrier_arrive(tide__barrier *b, int n, uint32_t *gen);
+/* Waits for the others after an arrival. PASSED, CLOSED, or why c's wait ends: TIDE_E_INTERRUPT or
+ * TIDE_E_TIMEOUT; it may be called again with the same wait. */
+int  tide__barrier_wait(tide__barrier *b, uint32_t gen, tide__wait *w, const tide__coll *c);
+/* Closes the barrier, unless the generation *gen (may be null) has passed: then false. */
+bool tide__barrier_close(tide__barrier *b, const uint32_t *gen);
 
-/* tag: equal on all ranks, or no data moves; the words are for messages. A payload of a number or
- * three lies in their line. */
+/* ---- group.c --------------------------------------------------------------------------------- */
+
+/* A payload of a few numbers lies in the line of its tag. tag: equal on all ranks, or no data
+ * moves. */
 typedef struct tide__page {
-  _Alignas(128) _Atomic uint64_t tag, what, count, root, hash;
+  _Alignas(128) _Atomic uint64_t tag;
   char payload[TIDE__POST];
 } tide__page;
 
-/* Words are atomic because a rank that gives up reads the seats of ranks it misses; `version` is
- * odd while they change. coll is read by peers between gate and floor only. */
-typedef struct tide__seat {
-  _Alignas(64) _Atomic uint64_t version;
-  _Atomic int64_t seq, done;  /* the last call announced here, the last one finished */
-  _Atomic int64_t moved;      /* the last call whose data this rank has moved */
-  atomic_int cpu;             /* where the rank ran then */
-  const tide__coll *coll;
-  int64_t far;                /* the last call that told peers of this rank's events; its own */
-  _Alignas(64) _Atomic uint64_t site[TIDE__SITE / 8];
-  tide__page page[2];         /* by parity of seq */
-} tide__seat;
+enum { TIDE__CALL_WORDS = sizeof(tide__comm_call) / 8 };
 
-typedef struct tide__room {
-  tide__meet gate, floor;
+/* The first line is the rank's own between calls. `call` may be read as a whole between entry and
+ * exit; else through tide__slot_read, as a rank that gives up reads the slots of ranks it misses:
+ * `version` is odd while it changes. */
+typedef struct tide__slot {
+  _Alignas(128) _Atomic uint64_t version;
+  _Atomic int64_t done;        /* the last call that has ended */
+  _Atomic int64_t moved;       /* the last call whose data this rank has moved */
+  int64_t on_device;           /* the last call that showed this rank's events */
+  bool closed;                 /* this rank has found the entry closed */
+  int spin;                    /* polls before it yields in the current call */
+  const tide__coll *coll;      /* read by other ranks between entry and exit only */
+  int64_t *list;               /* of the call; the same */
+  union {
+    tide__comm_call call;
+    _Atomic uint64_t word[TIDE__CALL_WORDS];
+  };
+  _Alignas(128) atomic_int cpu; /* processor the rank was last seen on; rarely written */
+  tide__page page[2];          /* by parity of the call's number */
+} tide__slot;
+
+typedef struct tide__local_comm {
+  tide__barrier entry, exit;
   atomic_int refs;
   int nrank, spin;
-  tide_group *group;          /* not counted: whoever holds a room holds its group */
-  pthread_mutex_t lock;       /* cause */
-  int cause, cause_rank;      /* 0: none; cause_rank -1: nobody's in particular */
-  char text[TIDE__COMM_TEXT];
+  tide_group *group;           /* not counted: an owner of this holds its group */
+  tide__failure failure;       /* setting it closes the entry */
   char name[TIDE__COMM_NAME];
-  struct tide__room *prev, *next; /* rooms of the group, under its lock */
-  _Atomic int64_t far_failed; /* the call in which a rank's device failed */
-  int *member;                /* ranks in the group, by rank here */
-  tide__seat seat[];
-} tide__room;
+  struct tide__local_comm *prev, *next; /* of the group, under its lock */
+  _Atomic int64_t device_failed; /* the call in which a rank's device failed */
+  int *member;                 /* ranks in the group, by rank here */
+  int64_t *lists;
+  tide__slot slot[];
+} tide__local_comm;
 
-/* The call that a rank's own thread waits for, itself or in the helper thread; room null: none. */
+/* The call that a rank's own thread waits for, itself or in the helper thread; comm null: none. */
 typedef struct tide__owner {
-  _Alignas(64) _Atomic(struct tide__room *) room;
+  _Alignas(64) _Atomic(struct tide__local_comm *) comm;
   _Atomic int64_t seq;
 } tide__owner;
 
 struct tide_group {
-  uint64_t magic;             /* while the group lives */
+  uint64_t magic;              /* while the group lives */
   atomic_int refs;
   int nrank, spin;
   double timeout;
-  const uint32_t *mark;       /* 1; a forked child finds 0 */
-  pthread_mutex_t lock;       /* rooms, joined */
-  tide__room *world;          /* held by the group */
-  tide__room *rooms;
+  const uint32_t *mark;        /* 1; a forked child finds 0 */
+  pthread_mutex_t lock;        /* comms, joined; taken before a failure's */
+  tide__local_comm *world;     /* held by the group */
+  tide__local_comm *comms;
   bool *joined;
-  tide__owner *owner;         /* by rank */
+  tide__owner *owner;          /* by rank */
 };
 
 /* Null: out of memory. refs 1. member is copied. */
-tide__room *tide__room_new(tide_group *group, int nrank, const int *member, const char *name);
-void tide__room_hold(tide__room *room);
-void tide__room_drop(tide__room *room);
-/* Closes the gate, unless *gen (may be null) has passed already: then false. The first cause
- * stays. */
-bool tide__room_fail(tide__room *room, const uint32_t *gen, int status, int rank, const char *text);
+tide__local_comm *tide__local_new(tide_group *group, int nrank, const int *member,
+                                  const char *name);
+void tide__local_hold(tide__local_comm *s);
+void tide__local_drop(tide__local_comm *s);
 
-/* Arrives at a meeting of n; *gen receives the generation waited for. */
-int  tide__meet_arrive(tide__meet *m, int n, int spin, uint32_t *gen, double timeout,
-                       atomic_int *interrupt);
-/* Waits on for the others, after an arrival that ended with EXPIRED or STOPPED. timeout 0: none. */
-int  tide__meet_wait(tide__meet *m, uint32_t gen, double timeout, atomic_int *interrupt);
-bool tide__meet_poisoned(tide__meet *m);
-bool tide__meet_poison(tide__meet *m, const uint32_t *gen);
+/* Reads the call that a slot describes, whole, and the number of the last one that has ended.
+ * Thread-safe. */
+void tide__slot_read(tide__slot *slot, tide__comm_call *call, int64_t *done);
+/* Returns the number of the call that a slot describes. Thread-safe. */
+int64_t tide__slot_seq(tide__slot *slot);
+/* Adds the calls that a rank of the group is in on communicators other than s. */
+void tide__group_whereabouts(tide_group *group, const tide__local_comm *s, int rank,
+                             tide__text *t);
 
-/* The last call announced on a seat, whole. */
-typedef struct tide__seat_copy {
-  tide__call_words words;
-  int64_t seq, done;
-  char site[TIDE__SITE];
-} tide__seat_copy;
-void tide__seat_read(tide__seat *seat, tide__seat_copy *copy);
-/* deadlock.c: searches for a cycle of waits that starts at rank me of the room, which waits in a
- * call. Returns a number of it, or 0 for none. If that is `before`, from an earlier search, all
- * rooms of the cycle fail with E_COMM. */
-uint64_t tide__group_deadlock(tide__room *room, int me, uint64_t before);
-/* What keeps a rank of the group, if it waits in another room: appended to buf. */
-void tide__group_whereabouts(tide_group *group, const tide__room *room, int rank, char *buf,
-                             size_t n, size_t *at);
+/* ---- deadlock.c ------------------------------------------------------------------------------ */
+
+/* Searches for a cycle of waits that begins at rank me of s, which waits in a call. Returns a
+ * number of it, or 0 for none. If that is `before`, from an earlier search, all communicators of
+ * the cycle fail with E_COMM. */
+uint64_t tide__group_deadlock(tide__local_comm *s, int me, uint64_t before);
 
 #endif

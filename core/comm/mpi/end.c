@@ -1,52 +1,50 @@
-/* The end of a process of an MPI job: with the others, or as the one that says why there is none.
+/* The end of a process of an MPI job: with the others, or as the one that reports the error.
  *
- * The one idea: every process tells every other one how it ends, and hears the same. What all know
- * needs no order of sleeping: the lowest of the best reasons is elected by each alike. A process
- * that hangs tells nothing; after a moment those that have spoken decide, and the one that is
- * elected says so to the others, so that a late one keeps silent.
+ * The one idea: every process sends every other one how it ends. What all know needs no order of
+ * sleeping: each elects the same rank, the lowest of those with the best reason. A process that
+ * hangs sends nothing; after a moment the others decide without it, and the elected rank tells
+ * them, so that a late one stays silent.
  *
  * Messages go through MPI_COMM_WORLD with its largest tag, after the last communicator is closed.
- *
- * Layer 4.
  */
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "core/comm/mpi/api.h"
-#include "tide/tide.h"
+#include "core/comm/wait.h"
 
-/* How a process ends, the best reason first; NEWS: nothing heard of it yet. */
-enum { ELECTED, CAUSE, PEER, WELL, NEWS };
+/* How a process ends, the best reason to report first; UNKNOWN: nothing received from it yet. */
+enum { ELECTED, CAUSE, PEER, WELL, UNKNOWN };
 
-/* Seconds to wait for the news of others. With a cause the job should end soon; without one some
- * rank has it, unless all that are left hang; who is not elected waits to be ended. */
+/* Seconds to wait for the others. With a cause the job should end soon; without one some rank has
+ * it, unless all that are left hang; a rank that is not elected waits to be ended. */
+static const tide__patience patience = {.polls = 1, .nap = 500000, .longest = 500000};
 static const double moment = 0.8, long_moment = 8, last_moment = 15;
 
-typedef struct voice {
+typedef struct peer {
   tide__mpi_handle recv;
   bool receiving;
   int32_t word;          /* what is being received */
-  int news;              /* the best it has said */
-} voice;
+  int news;              /* the best it has sent */
+} peer;
 
-typedef struct talk {
+typedef struct election {
   tide__mpi *mpi;
   int rank, size, tag, mine;
-  voice *voice;
-} talk;
+  peer *peer;
+} election;
 
-static void hear(talk *t, int q)
+static void receive(election *t, int q)
 {
-  voice *v = &t->voice[q];
+  peer *v = &t->peer[q];
   v->receiving = tide__mpi_recv(t->mpi, &v->word, sizeof v->word, q, t->tag, &v->recv) == 0;
 }
 
-/* Says how this process ends. The words are small, so MPI takes them at once; it may still own them
- * when everything else has gone. */
-static void say(talk *t, int what)
+/* Sends how this process ends. The words are small, so MPI takes them at once; it may still own them
+ * when everything else has been freed. */
+static void announce(election *t, int what)
 {
-  static const int32_t words[NEWS] = {ELECTED, CAUSE, PEER, WELL};
+  static const int32_t words[UNKNOWN] = {ELECTED, CAUSE, PEER, WELL};
   t->mine = what;
   for (int q = 0; q < t->size; q++) {
     tide__mpi_handle r;
@@ -57,58 +55,58 @@ static void say(talk *t, int what)
   }
 }
 
-static int begin(talk *t, int what)
+static int begin(election *t, int what)
 {
-  *t = (talk){0};
+  *t = (election){0};
   int rc = tide__mpi_attach(&t->mpi);
   if (rc) return rc;
   t->rank = tide__mpi_rank(t->mpi);
   t->size = tide__mpi_size(t->mpi);
   t->tag = tide__mpi_max_tag(t->mpi);
   t->mine = what;
-  t->voice = calloc((size_t)t->size, sizeof *t->voice);
-  rc = !t->voice ? TIDE_E_NOMEM : tide__mpi_dead(t->mpi) ? TIDE_E_STATE : TIDE_OK;
+  t->peer = calloc((size_t)t->size, sizeof *t->peer);
+  rc = !t->peer ? TIDE_E_NOMEM : tide__mpi_dead(t->mpi) ? TIDE_E_STATE : TIDE_OK;
   for (int q = 0; q < t->size && !rc; q++) {
-    t->voice[q].news = NEWS;
-    if (q != t->rank) hear(t, q);
+    t->peer[q].news = UNKNOWN;
+    if (q != t->rank) receive(t, q);
   }
-  if (!rc) say(t, what);
+  if (!rc) announce(t, what);
   return rc;
 }
 
-/* Open receives keep the voices: MPI may still own them. */
-static void end(talk *t)
+/* Open receives keep the array: MPI may still own it. */
+static void end(election *t)
 {
   bool idle = true;
-  for (int q = 0; t->voice && q < t->size; q++) idle = idle && !t->voice[q].receiving;
-  if (idle) free(t->voice);
+  for (int q = 0; t->peer && q < t->size; q++) idle = idle && !t->peer[q].receiving;
+  if (idle) free(t->peer);
   if (t->mpi) tide__mpi_detach(t->mpi);
 }
 
-/* Takes in what has come. A rank that fails may yet say that it is elected. */
-static void look(talk *t)
+/* Receives what has arrived. A rank that fails may yet send that it is elected. */
+static void look(election *t)
 {
   for (int q = 0; q < t->size; q++) {
-    voice *v = &t->voice[q];
+    peer *v = &t->peer[q];
     bool done = false;
     if (!v->receiving) continue;
     tide__mpi_test(t->mpi, &v->recv, &done);
     if (!done) continue;
     v->receiving = false;
     if (v->word < v->news) v->news = v->word;
-    if (v->news != WELL && v->news != ELECTED) hear(t, q);
+    if (v->news != WELL && v->news != ELECTED) receive(t, q);
   }
 }
 
-/* How many others have said nothing; *best: the rank to be elected of those that have. */
-static int count_silent(const talk *t, int *best)
+/* Returns how many others have sent nothing; *best: the rank to be elected of those that have. */
+static int count_silent(const election *t, int *best)
 {
   int silent = 0, least = t->mine;
   *best = t->rank;
   for (int q = 0; q < t->size; q++) {
     if (q == t->rank) continue;
-    int news = t->voice[q].news;
-    silent += news == NEWS;
+    int news = t->peer[q].news;
+    silent += news == UNKNOWN;
     if (news >= WELL || news > least || (news == least && q > *best)) continue;
     least = news;
     *best = q;
@@ -116,48 +114,42 @@ static int count_silent(const talk *t, int *best)
   return silent;
 }
 
-static void nap(void)
+/* Waits until all others have sent, another is to be elected, or so many seconds have passed.
+ * Returns the rank to be elected: this one if no other has a better cause. */
+static int listen(election *t, double seconds, int *silent)
 {
-  static const struct timespec ts = {0, 500000};
-  nanosleep(&ts, NULL);
-}
-
-/* Until all others have spoken, another is to be elected, or so many seconds have passed. Returns
- * the rank to be elected: this one if no other has a better cause. */
-static int listen(talk *t, double seconds, int *silent)
-{
+  tide__wait w = tide__wait_begin(&patience, seconds);
   double begin = tide_trace_clock();
-  int best;
-  for (;;) {
+  for (int best;; tide__wait_pause(&w)) {
     look(t);
     *silent = count_silent(t, &best);
     if (*silent == 0 || best != t->rank || tide_trace_clock() - begin > seconds) return best;
-    nap();
   }
 }
 
-static void wait_to_be_ended(talk *t)
+static void wait_to_be_ended(election *t)
 {
+  tide__wait w = tide__wait_begin(&patience, last_moment);
   double begin = tide_trace_clock();
-  for (; tide_trace_clock() - begin < last_moment; nap()) look(t);
+  for (; tide_trace_clock() - begin < last_moment; tide__wait_pause(&w)) look(t);
 }
 
 int tide_mpi_elect(int cause)
 {
-  talk t;
+  election t;
   int silent, rc = begin(&t, cause ? CAUSE : PEER);
   if (rc == TIDE_OK) {
     rc = listen(&t, cause ? moment : long_moment, &silent) == t.rank ? TIDE_MORE : TIDE_OK;
-    if (rc == TIDE_MORE) say(&t, ELECTED);
+    if (rc == TIDE_MORE) announce(&t, ELECTED);
     else wait_to_be_ended(&t);
   }
   end(&t);
   return rc == TIDE_E_NOMEM ? TIDE_E_STATE : rc;
 }
 
-/* Who ends well waits for the others here, where a wait costs little and may have an end, rather
- * than in MPI_Finalize. */
-static int end_well(talk *t)
+/* A process that ends well waits for the others here, where a wait costs little and may have an end,
+ * rather than in MPI_Finalize. */
+static int end_well(election *t)
 {
   int silent;
   bool late = tide__mpi_was_late(t->mpi);
@@ -171,7 +163,7 @@ static int end_well(talk *t)
 
 int tide_mpi_end(void)
 {
-  talk t;
+  election t;
   int rc = begin(&t, WELL);
   if (rc == TIDE_OK) rc = end_well(&t);
   else if (rc == TIDE_E_STATE) rc = t.mpi ? TIDE_E_PEER : TIDE_OK; /* null: MPI does not run */

@@ -1,7 +1,5 @@
-/* comm_mpi: ranks are processes of an MPI job. This file has the table, split and the world; data
- * move in move.c, after the gate of gate.c. See mpi.h.
- *
- * Layer 4.
+/* The transport of ranks that are processes of an MPI job: its table, split and the world. Calls are
+ * exchanged in exchange.c, data move in move.c.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -10,6 +8,7 @@
 
 #include "core/base/log.h"
 #include "core/base/status.h"
+#include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"
 
 /* Looks for a farewell after a transfer that took long. */
@@ -17,35 +16,24 @@ enum { MANY_LOOKS = 256 };
 
 /* ---- split ----------------------------------------------------------------------------------- */
 
-/* What each rank brings to a split. */
-typedef struct bid { int32_t color, key, next_id; } bid;
-
-/* Ranks of my color in order of (key, rank); returns how many, *mine is my place. */
-static int members_of(const tide__mpi_comm *s, const bid *all, int *list, int *mine)
-{
-  int n = 0;
-  for (int q = 0; q < s->nrank; q++) {
-    if (all[q].color != all[s->rank].color) continue;
-    int i = n++;
-    for (; i > 0 && all[list[i - 1]].key > all[q].key; i--) list[i] = list[i - 1];
-    list[i] = q;
-  }
-  for (int i = 0; i < n; i++)
-    if (list[i] == s->rank) *mine = i;
-  return n;
-}
+/* What each rank sends for a split. */
+typedef struct split_request { int32_t color, key, next_id; } split_request;
 
 /* Different colors may share a number: no pair of ranks is in both. */
 static int split(tide__mpi_comm *s, tide__coll *c)
 {
-  bid all[TIDE__MAX_RANK];
+  split_request all[TIDE__MAX_RANK], own = {c->color, c->key, tide__mpi_next_id(s->mpi)};
+  int color[TIDE__MAX_RANK], key[TIDE__MAX_RANK];
   int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0, id = 0;
-  bid own = {c->color, c->key, tide__mpi_next_id(s->mpi)};
   int rc = tide__mpi_swap(s, c, &own, all, sizeof own);
   if (rc) return rc;
-  for (int q = 0; q < s->nrank; q++) id = all[q].next_id > id ? all[q].next_id : id;
+  for (int q = 0; q < s->nrank; q++) {
+    id = all[q].next_id > id ? all[q].next_id : id;
+    color[q] = all[q].color;
+    key[q] = all[q].key;
+  }
   tide__mpi_raise_id(s->mpi, id + 1);
-  int n = c->color >= 0 ? members_of(s, all, list, &mine) : 0;
+  int n = tide__split_members(color, key, s->nrank, s->rank, list, &mine);
   for (int i = 0; i < n; i++) member[i] = s->member[list[i]];
   c->sub_rank = mine;
   c->sub_size = n;
@@ -65,7 +53,7 @@ static int split(tide__mpi_comm *s, tide__coll *c)
 
 static int usable(tide__mpi_comm *s, tide__coll *c)
 {
-  int rc = tide__mpi_cause(s, s->rank, c->message, sizeof c->message);
+  int rc = tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
   if (rc) return rc;
   if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) {
     snprintf(c->message, sizeof c->message, "%s", s->pid != getpid()
@@ -79,23 +67,22 @@ static int usable(tide__mpi_comm *s, tide__coll *c)
   return TIDE_E_PEER;
 }
 
-/* A farewell sent while the data were on the way says that what came may not be whole. */
+/* A farewell sent while the data were on the way: what was received may be incomplete. */
 static int long_move(tide__mpi_comm *s, tide__coll *c, double began)
 {
   if (tide_trace_clock() - began < 0.5) return TIDE_OK;
   int rc = TIDE_OK;
-  for (int i = 0; i < MANY_LOOKS && !rc; i++) rc = tide__mpi_trouble(s, c);
+  for (int i = 0; i < MANY_LOOKS && !rc; i++) rc = tide__mpi_look(s, c, NULL, NULL);
   return rc;
 }
 
 static int run_under_lock(tide__mpi_comm *s, tide__coll *c)
 {
   int rc = usable(s, c);
-  bool gate = s->check || c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
-  if (rc == TIDE_OK && gate && s->nrank > 1) {
-    rc = tide__mpi_gate(s, c);
-    /* who came late may find that the others have gone */
-    if (rc == TIDE_OK) rc = tide__mpi_trouble(s, c);
+  bool exchange = s->check || c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
+  if (rc == TIDE_OK && exchange && s->nrank > 1) {
+    rc = tide__mpi_exchange(s, c);
+    if (rc == TIDE_OK) rc = tide__mpi_look(s, c, NULL, NULL); /* ranks may have left meanwhile */
   }
   if (rc != TIDE_OK) return rc;
   double began = tide_trace_clock();
@@ -117,29 +104,15 @@ static int run(void *state, int rank, tide__coll *c)
 
 /* ---- the rest of the table ------------------------------------------------------------------- */
 
-static int cause(void *state, int rank, char *text, size_t n)
-{
-  return tide__mpi_cause(state, rank, text, n);
-}
-
-static void abort_comm(void *state, int rank, int status, const char *text)
-{
-  (void)rank;
-  tide__mpi_poison(state, status, text);
-}
+static tide__failure *failure(void *state) { return &((tide__mpi_comm *)state)->failure; }
 
 static void leave(void *state, int rank)
 {
   tide__mpi_comm *s = state;
-  char text[TIDE__COMM_TEXT], call[128];
-  size_t at = 0;
-  const tide__mpi_packet *last = s->out;
-  tide__append(text, sizeof text, &at, "rank %d has left '%s'", rank, s->name);
-  if (s->check && last->seq > 0)
-    tide__append(text, sizeof text, &at, " after #%lld %s at %s", (long long)last->seq,
-                 tide__call_text(&last->words, call, sizeof call),
-                 last->site[0] ? last->site : "?");
-  tide__mpi_leave(s, text);
+  char buf[TIDE__COMM_TEXT];
+  tide__text t = tide__text_in(buf, sizeof buf);
+  tide__add_left(&t, rank, s->name, &s->out->call);
+  tide__mpi_leave(s, buf);
 }
 
 static void close_comm(void *state, int rank)
@@ -148,20 +121,12 @@ static void close_comm(void *state, int rank)
   tide__mpi_comm_free(state);
 }
 
-#define TABLE                                                                                   \
-  .name = "mpi",                                                                                \
-  .bytes = true,                                                                                \
-  .run = {                                                                                      \
-    [TIDE__ALL_REDUCE] = run, [TIDE__REDUCE] = run, [TIDE__BROADCAST] = run,                    \
-    [TIDE__ALL_GATHER] = run, [TIDE__ALL_GATHER_V] = run, [TIDE__REDUCE_SCATTER] = run,         \
-    [TIDE__REDUCE_SCATTER_V] = run, [TIDE__ALL_TO_ALL] = run, [TIDE__ALL_TO_ALL_V] = run,       \
-    [TIDE__GATHER] = run, [TIDE__SCATTER] = run, [TIDE__SEND_RECV] = run,                       \
-    [TIDE__BARRIER] = run, [TIDE__SPLIT] = run,                                                 \
-  },                                                                                            \
-  .cause = cause, .abort = abort_comm, .leave = leave, .close = close_comm
+#define TABLE                                                                  \
+  .name = "mpi", .bytes = true, .run = run, .failure = failure, .abort = tide__mpi_abort, \
+  .leave = leave, .close = close_comm
 
 static const tide__transport with_helper = {TABLE};
-/* MPI allows one thread: asynchronous calls are done when they return. */
+/* MPI allows one thread: asynchronous calls are complete when they return. */
 static const tide__transport one_thread = {TABLE, .instant = true};
 
 /* ---- the world ------------------------------------------------------------------------------- */
@@ -171,13 +136,13 @@ void tide_mpi_opts_init(tide_mpi_opts *opts)
   *opts = (tide_mpi_opts){.size = sizeof *opts, .check = 1, .timeout = 600};
 }
 
-/* What each rank brings to the first meeting: its host and the processors it may use. */
-typedef struct card { uint64_t host; cpu_set_t cpus; } card;
+/* What each rank tells in the first call: its host and the processors it may use. */
+typedef struct host_info { uint64_t host; cpu_set_t cpus; } host_info;
 
-static card my_card(tide__mpi *m)
+static host_info my_host(tide__mpi *m)
 {
   char name[1024];
-  card mine = {0};
+  host_info mine = {0};
   tide__mpi_host(m, name, sizeof name);
   for (const char *p = name; *p; p++)
     mine.host = tide__hash_step(mine.host, (uint64_t)(unsigned char)*p);
@@ -185,8 +150,8 @@ static card my_card(tide__mpi *m)
   return mine;
 }
 
-/* Ranks on this host, and whether they have fewer processors together than they are. */
-static int count_host(tide__mpi_comm *s, const card *mine, const card *all)
+/* Returns the ranks on this host; s->crowd: they have fewer processors together than they are. */
+static int count_host(tide__mpi_comm *s, const host_info *mine, const host_info *all)
 {
   int n = 0;
   cpu_set_t cpus;
@@ -200,11 +165,10 @@ static int count_host(tide__mpi_comm *s, const card *mine, const card *all)
   return n;
 }
 
-/* The first meeting: everyone runs the same library with the same options. Counts the ranks that
- * share this rank's host. */
-static int meet(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size, tide__coll *c)
+/* The first call compares library and options of all ranks. *host_size: ranks on this host. */
+static int first_call(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size, tide__coll *c)
 {
-  card mine = my_card(s->mpi), all[TIDE__MAX_RANK];
+  host_info mine = my_host(s->mpi), all[TIDE__MAX_RANK];
   *c = (tide__coll){.op = TIDE__BARRIER, .reduce = -1, .dtype = -1, .root = -1, .to = -1,
                     .from = -1, .timeout = o->timeout};
   c->hash = (uint64_t)(o->check != 0);
@@ -218,7 +182,7 @@ static int meet(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size, tide_
   return rc;
 }
 
-/* m is dropped on failure, else kept by the state. */
+/* Drops the reference to m; the state holds its own. */
 static int make_state(tide__mpi_comm **out, tide_ctx *ctx, tide__mpi *m, bool check)
 {
   int member[TIDE__MAX_RANK], n = tide__mpi_size(m);
@@ -230,7 +194,7 @@ static int make_state(tide__mpi_comm **out, tide_ctx *ctx, tide__mpi *m, bool ch
   }
   for (int q = 0; q < n; q++) member[q] = q;
   *out = tide__mpi_comm_new(m, 0, tide__mpi_rank(m), n, member, check, "world");
-  if (*out) (*out)->done = -1; /* the first meeting is call 0 */
+  if (*out) (*out)->done = -1; /* the first call is number 0 */
   tide__mpi_raise_id(m, 1);
   tide__mpi_drop(m);
   return *out ? TIDE_OK : tide__fail(ctx, TIDE_E_NOMEM, "comm_mpi", "no memory for %d ranks", n);
@@ -264,7 +228,7 @@ int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
   const tide__transport *transport =
       tide__mpi_level(m) >= TIDE__MPI_SERIALIZED ? &with_helper : &one_thread;
   TIDE_TRY(make_state(&s, ctx, m, o.check != 0));
-  rc = meet(s, &o, &host_size, &c);
+  rc = first_call(s, &o, &host_size, &c);
   if (rc < 0) {
     tide__mpi_comm_free(s);
     return tide__fail(ctx, rc, "comm_mpi", "%s", c.message);

@@ -1,17 +1,16 @@
-/* What a communicator over NCCL moves, and how ranks compare their calls. See nccl.h.
+/* What a communicator over NCCL moves, and how ranks exchange their calls. See nccl.h.
  *
- * The one idea: what NCCL has no collective for is a group of sends and receives; a reduce_scatter
+ * What NCCL has no collective for is a group of sends and receives; a reduce_scatter
  * of unequal parts is a group of reduces. A call ends for the host when NCCL has taken it; the host
  * waits for a stream in two places only: in a barrier, which says that all ranks have come, and,
  * with check, for what the ranks are about to do, which it compares before anything moves. That
  * goes over a stream beside compute, so that the calls of a captured step are compared when they
  * are recorded, and not again when it is replayed.
- *
- * Layer 4.
  */
 #include <stdio.h>
 #include <string.h>
 
+#include "core/comm/move.h"
 #include "core/comm/nccl/nccl.h"
 
 /* ---- moving data ----------------------------------------------------------------------------- */
@@ -70,58 +69,28 @@ static int take(const tide__nccl_comm *s, char *p, size_t n, int from)
   return n ? s->all->api.recv(p, n, BYTES, from, s->comm, s->stream) : TIDE__NCCL_OK;
 }
 
-static int send_recv(tide__nccl_comm *s, const tide__coll *c)
+/* Sends and receives the parts of all ranks, which NCCL has no collective for. */
+static int parts(tide__nccl_comm *s, const tide__coll *c)
 {
   int rc = TIDE__NCCL_OK;
-  for (int64_t i = 0; i < c->nseg && tide__nccl_going(rc); i++) {
-    const tide__seg *g = &c->seg[i];
-    if (c->to >= 0)
-      rc = put(s, g->in, (size_t)(g->nin * tide_dtype_size(g->in_type)), c->to);
-    if (tide__nccl_going(rc) && c->from >= 0)
-      rc = take(s, g->out, (size_t)(g->nout * tide_dtype_size(g->out_type)), c->from);
-  }
-  return rc;
-}
-
-/* Bytes from this rank to q, and from q to this rank; each list of parts lies in rank order. */
-static void parts(const tide__nccl_comm *s, const tide__coll *c, int q, size_t *give, size_t *get)
-{
-  size_t n = (size_t)c->count * c->size;
-  bool me_root = s->rank == c->root, q_root = q == c->root;
-  *give = *get = n;
-  if (c->op == TIDE__ALL_TO_ALL_V) *give = (size_t)c->in_counts[q] * c->size;
-  if (c->op == TIDE__ALL_GATHER_V) *give = (size_t)c->out_counts[s->rank] * c->size;
-  if (c->op == TIDE__ALL_TO_ALL_V || c->op == TIDE__ALL_GATHER_V)
-    *get = (size_t)c->out_counts[q] * c->size;
-  if (c->op == TIDE__GATHER) *give = q_root ? n : 0, *get = me_root ? n : 0;
-  if (c->op == TIDE__SCATTER) *give = me_root ? n : 0, *get = q_root ? n : 0;
-}
-
-/* all_to_all, all_to_all_v, all_gather_v, gather, scatter: whoever has a part for whom. */
-static int pairs(tide__nccl_comm *s, const tide__coll *c)
-{
-  bool same = c->op == TIDE__ALL_GATHER_V || c->op == TIDE__GATHER; /* one input for all */
-  size_t give, get, from = 0, to = 0;
-  int rc = TIDE__NCCL_OK;
-  for (int q = 0; q < s->nrank && tide__nccl_going(rc); q++) {
-    parts(s, c, q, &give, &get);
-    rc = put(s, c->in + (same ? 0 : from), give, q);
-    if (tide__nccl_going(rc)) rc = take(s, c->out + to, get, q);
-    from += give;
-    to += get;
-  }
+  for (int64_t i = 0; i < tide__move_count(c); i++)
+    for (int q = 0; q < s->nrank && tide__nccl_going(rc); q++) {
+      tide__part p = tide__move_part(c, s->rank, q, i);
+      rc = put(s, p.in, p.nin, q);
+      if (tide__nccl_going(rc)) rc = take(s, p.out, p.nout, q);
+    }
   return rc;
 }
 
 static int reduce_scatter_v(tide__nccl_comm *s, const tide__coll *c)
 {
   int rc = TIDE__NCCL_OK;
-  const char *at = c->in;
   for (int q = 0; q < s->nrank && tide__nccl_going(rc); q++) {
-    size_t n = (size_t)c->in_counts[q];
-    if (n) rc = s->all->api.reduce(at, c->out, n, type_of(c->dtype), op_of(c->reduce, c->dtype), q,
-                                   s->comm, s->stream);
-    at += n * c->size;
+    tide__slice share = tide__move_share(c, 0, c->size, q, s->nrank);
+    if (share.n)
+      rc = s->all->api.reduce(c->in + (size_t)share.at * c->size, c->out, (size_t)share.n,
+                              type_of(c->dtype), op_of(c->reduce, c->dtype), q, s->comm,
+                              s->stream);
   }
   return rc;
 }
@@ -133,7 +102,6 @@ static int enqueue(tide__nccl_comm *s, const tide__coll *c)
   size_t n = (size_t)c->count;
   switch (c->op) {
   case TIDE__ALL_REDUCE: case TIDE__REDUCE: case TIDE__BROADCAST: return segs(s, c);
-  case TIDE__SEND_RECV: return send_recv(s, c);
   case TIDE__REDUCE_SCATTER_V: return reduce_scatter_v(s, c);
   case TIDE__ALL_GATHER:
     return n ? l->all_gather(c->in, c->out, n, type, s->comm, s->stream) : TIDE__NCCL_OK;
@@ -141,57 +109,49 @@ static int enqueue(tide__nccl_comm *s, const tide__coll *c)
     return n ? l->reduce_scatter(c->in, c->out, n, type, op, s->comm, s->stream) : TIDE__NCCL_OK;
   case TIDE__BARRIER:
     return l->all_reduce(s->scratch, s->scratch, 8, BYTES, 0, s->comm, s->stream);
-  default: return pairs(s, c);
+  default: return parts(s, c);
   }
 }
 
-/* ---- comparing calls ------------------------------------------------------------------------- */
+/* ---- exchanging calls ------------------------------------------------------------------------ */
 
-enum { WORDS = sizeof(tide__call_words), BARRIER = 64 };
+enum { BARRIER = 64 };
+
+/* A call with its list. */
+static size_t call_size(const tide__nccl_comm *s)
+{
+  return sizeof(tide__comm_call) + (size_t)tide__call_nlist(s->nrank) * sizeof(int64_t);
+}
 
 size_t tide__nccl_scratch_size(const tide__nccl_comm *s)
 {
-  return BARRIER + (size_t)(s->nrank + 1) * WORDS;
+  return BARRIER + (size_t)(s->nrank + 1) * call_size(s);
 }
 
-/* Each rank says what it is about to do: ranks that share a call share a line. */
-static int disagree(tide__nccl_comm *s, tide__coll *c, const tide__call_words *all)
-{
-  char *text = c->message, call[128];
-  size_t n = sizeof c->message, at = 0;
-  tide__append(text, n, &at, "ranks disagree about call #%lld at %s; no data was moved",
-               (long long)c->seq, c->site[0] ? c->site : "?");
-  for (int q = 0; q < s->nrank; q++) {
-    int first = 0;
-    while (memcmp(&all[first], &all[q], WORDS)) first++;
-    if (first < q) continue;
-    tide__append(text, n, &at, "\n  rank %d", q);
-    for (int k = q + 1; k < s->nrank; k++)
-      if (memcmp(&all[k], &all[q], WORDS) == 0) tide__append(text, n, &at, ", %d", k);
-    tide__append(text, n, &at, ": %s", tide__call_text(&all[q], call, sizeof call));
-  }
-  return tide__nccl_fail(s, c, TIDE_E_COMM, c->message);
-}
-
-/* The words of all ranks, by way of the device. The same answer on every rank. */
-static int compare(tide__nccl_comm *s, tide__coll *c)
+/* Gathers the calls of all ranks by way of the device, and compares them. */
+static int exchange(tide__nccl_comm *s, tide__coll *c)
 {
   const tide__streams *st = tide__nccl_streams(s);
-  tide__call_words *mine = (tide__call_words *)s->words, *all = mine + 1;
-  char *on_device = s->scratch + BARRIER;
-  *mine = tide__call_pack(c);
-  int rc = st->move(s->all->device, s->aside, on_device, mine, WORDS, true);
-  if (rc < 0) return tide__nccl_device_failed(s, c);
-  rc = s->all->api.all_gather(on_device, on_device + WORDS, WORDS, BYTES, s->comm, s->aside);
-  if (tide__nccl_going(rc) && tide__nccl_ready(s, c) < 0) return s->cause;
-  if (tide__nccl_going(rc) && st->move(s->all->device, s->aside, all, on_device + WORDS,
-                                       (size_t)s->nrank * WORDS, false) < 0)
+  size_t n = call_size(s), at = sizeof(tide__comm_call);
+  char *mine = s->calls, *all = mine + n, *on_device = s->scratch + BARRIER;
+  tide__call_ref calls[TIDE__MAX_RANK];
+  memset(mine, 0, n);
+  tide__call_of(c, s->nrank, (tide__comm_call *)mine, (int64_t *)(mine + at));
+  if (st->move(s->all->device, s->aside, on_device, mine, n, true) < 0)
     return tide__nccl_device_failed(s, c);
+  int rc = s->all->api.all_gather(on_device, on_device + n, n, BYTES, s->comm, s->aside);
+  if (tide__nccl_going(rc) && tide__nccl_ready(s, c) < 0) return s->failure.status;
   if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
+  if (st->move(s->all->device, s->aside, all, on_device + n, (size_t)s->nrank * n, false) < 0)
+    return tide__nccl_device_failed(s, c);
   rc = tide__nccl_wait(s, c, s->aside); /* the host reads them */
-  for (int q = 0; q < s->nrank && rc == TIDE_OK; q++)
-    if (memcmp(&all[q], mine, WORDS)) rc = disagree(s, c, all);
-  return rc;
+  if (rc < 0) return rc;
+  for (int q = 0; q < s->nrank; q++) {
+    char *block = all + (size_t)q * n;
+    calls[q] = (tide__call_ref){(tide__comm_call *)block, (int64_t *)(block + at)};
+  }
+  rc = tide__agree(calls, s->nrank, s->name, c->message, sizeof c->message);
+  return rc < 0 ? tide__nccl_fail(s, c, rc, c->message) : TIDE_OK;
 }
 
 static int run_inside(tide__nccl_comm *s, tide__coll *c)
@@ -199,7 +159,7 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
   const tide__nccl *l = &s->all->api;
   const tide__streams *st = tide__nccl_streams(s);
   if (st->bind(s->all->device) < 0) return tide__nccl_device_failed(s, c);
-  int status = s->words ? compare(s, c) : TIDE_OK;
+  int status = s->calls ? exchange(s, c) : TIDE_OK;
   if (status < 0) return status;
   if (st->behind(s->all->device, s->stream) < 0) return tide__nccl_device_failed(s, c);
   s->forked = c->captured;
@@ -212,7 +172,7 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
   if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
   status = tide__nccl_ready(s, c);
   if (status < 0) return status;
-  if (c->op == TIDE__BARRIER) return tide__nccl_wait(s, c, s->stream); /* that all have come */
+  if (c->op == TIDE__BARRIER) return tide__nccl_wait(s, c, s->stream); /* until all have arrived */
   if (st->mark(s->all->device, s->stream, &c->event) < 0) return tide__nccl_device_failed(s, c);
   if (!c->captured) atomic_fetch_add(&s->flying, 1);
   return TIDE_OK;
@@ -222,6 +182,5 @@ int tide__nccl_run(void *state, int rank, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   (void)rank;
-  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, run_inside(s, c)) : s->cause;
+  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, run_inside(s, c)) : s->failure.status;
 }
-

@@ -1,4 +1,4 @@
-/* comm_nccl: device tensors, over NCCL. Each rank is a thread or a process with a device.
+/* The transport of device tensors over NCCL. Each rank is a thread or a process with a device.
  *
  * The one idea: another communicator of the same ranks (local, MPI or self) carries what NCCL needs
  * before it can talk: whether every rank can, and the unique id. After that NCCL moves the data on
@@ -9,8 +9,6 @@
  * not the bits of other transports. A mean is NCCL's: in f16 and bf16 it may round at every hop.
  *
  * No device has run this; spec/cuda/emulated_nccl_spec.lua runs it against an emulated NCCL.
- *
- * Layer 4.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -32,18 +30,17 @@ static void drop_shared(tide__nccl_shared *all)
 
 enum { FAREWELL = 10 }; /* seconds */
 
-static void leave(void *state, int rank) { (void)state, (void)rank; }
-
 /* Ends it in peace: waits for what the others still do, for a while. */
 static void finalize(tide__nccl_comm *s)
 {
   const tide__nccl *l = &s->all->api;
+  tide__wait w = tide__wait_begin(&tide__nccl_patience, FAREWELL);
   double start = tide_trace_clock();
   int error = TIDE__NCCL_IN_PROGRESS, rc = l->comm_finalize(s->comm);
   while (tide__nccl_going(rc) && error == TIDE__NCCL_IN_PROGRESS &&
          tide_trace_clock() - start < FAREWELL) {
     rc = l->comm_async_error(s->comm, &error);
-    if (error == TIDE__NCCL_IN_PROGRESS) tide__nccl_nap(tide_trace_clock() - start);
+    if (error == TIDE__NCCL_IN_PROGRESS) tide__wait_pause(&w);
   }
   if (error == TIDE__NCCL_OK && tide__nccl_going(rc)) l->comm_destroy(s->comm);
   else l->comm_abort(s->comm);
@@ -63,14 +60,14 @@ static void close_comm(void *state, int rank)
   if (s->stream) st->close(all->device, s->stream);
   if (s->aside) st->close(all->device, s->aside);
   if (s->scratch) all->backend->free(all->device, s->scratch, tide__nccl_scratch_size(s));
-  if (s->words) st->pinned->free(all->device, s->words, tide__nccl_scratch_size(s));
-  pthread_mutex_destroy(&s->lock);
+  if (s->calls) st->pinned->free(all->device, s->calls, tide__nccl_scratch_size(s));
+  tide__failure_close(&s->failure);
   tide__free(all->ctx, s, sizeof *s);
   drop_shared(all);
 }
 
 /* Takes over a reference to all. Null: no memory, and it is given back. */
-static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank)
+static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank, const char *name)
 {
   tide__nccl_comm *s = tide__alloc(all->ctx, sizeof *s);
   if (!s) {
@@ -80,14 +77,15 @@ static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank)
   s->all = all;
   s->rank = rank;
   s->nrank = nrank;
-  pthread_mutex_init(&s->lock, NULL);
+  snprintf(s->name, sizeof s->name, "%s", name);
+  tide__nccl_failure_init(s);
   bool good = all->backend->streams->open(all->device, &s->stream) == TIDE_OK;
   if (good) s->scratch = all->backend->alloc(all->device, tide__nccl_scratch_size(s));
   if (good && all->check)
     good = all->backend->streams->open(all->device, &s->aside) == TIDE_OK;
   if (good && all->check)
-    s->words = all->backend->streams->pinned->alloc(all->device, tide__nccl_scratch_size(s));
-  if (good && s->scratch && (s->words || !all->check)) return s;
+    s->calls = all->backend->streams->pinned->alloc(all->device, tide__nccl_scratch_size(s));
+  if (good && s->scratch && (s->calls || !all->check)) return s;
   close_comm(s, 0);
   return NULL;
 }
@@ -98,16 +96,16 @@ static int adopt(tide__nccl_comm *s, tide__coll *c, void *made)
   const tide__nccl *l = &s->all->api;
   tide__nccl_comm one = {.all = s->all, .comm = made, .rank = s->rank};
   int rank = 0, nrank = 0;
-  pthread_mutex_init(&one.lock, NULL);
+  tide__nccl_failure_init(&one);
   int rc = tide__nccl_ready(&one, c);
-  pthread_mutex_destroy(&one.lock);
+  tide__failure_close(&one.failure);
   if (rc == TIDE_OK && !(tide__nccl_going(l->comm_user_rank(made, &rank)) &&
                          tide__nccl_going(l->comm_count(made, &nrank))))
     rc = TIDE_E_PEER;
   tide__nccl_comm *sub = NULL;
   if (rc == TIDE_OK) {
     s->all->refs++;
-    sub = new_comm(s->all, rank, nrank);
+    sub = new_comm(s->all, rank, nrank, c->name);
   }
   if (!sub) {
     if (one.comm) l->comm_abort(made);
@@ -135,7 +133,7 @@ static int run_split(void *state, int rank, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   (void)rank;
-  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, split_inside(s, c)) : s->cause;
+  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, split_inside(s, c)) : s->failure.status;
 }
 
 static bool make_room(tide__nccl_comm *s)
@@ -190,23 +188,21 @@ static void forget(void *state, int rank, tide__coll *c)
   c->event = NULL;
 }
 
-#define RUN tide__nccl_run
+static int run(void *state, int rank, tide__coll *c)
+{
+  return c->op == TIDE__SPLIT ? run_split(state, rank, c) : tide__nccl_run(state, rank, c);
+}
+
+static tide__failure *failure(void *state) { return &((tide__nccl_comm *)state)->failure; }
+
 static const tide__transport transport_nccl = {
   .name = "nccl",
   .bytes = true,
   .on_device = true,
   .watched = true,
-  .run = {
-    [TIDE__ALL_REDUCE] = RUN, [TIDE__REDUCE] = RUN, [TIDE__BROADCAST] = RUN,
-    [TIDE__ALL_GATHER] = RUN, [TIDE__ALL_GATHER_V] = RUN, [TIDE__REDUCE_SCATTER] = RUN,
-    [TIDE__REDUCE_SCATTER_V] = RUN, [TIDE__ALL_TO_ALL] = RUN, [TIDE__ALL_TO_ALL_V] = RUN,
-    [TIDE__GATHER] = RUN, [TIDE__SCATTER] = RUN, [TIDE__SEND_RECV] = RUN, [TIDE__BARRIER] = RUN,
-    [TIDE__SPLIT] = run_split,
-  },
-  .cause = tide__nccl_cause,
-  .abort = tide__nccl_abort,
-  .leave = leave,
-  .look = tide__nccl_look,
+  .run = run,
+  .failure = failure,
+  .poll = tide__nccl_poll,
   .order = order,
   .forget = forget,
   .close = close_comm,
@@ -310,7 +306,7 @@ int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
   if (!opts) opts = &usual;
   int rc = open_shared(&all, over, opts, msg, sizeof msg);
   if (rc == TIDE_OK && all->backend->streams->bind(all->device) < 0) rc = TIDE_E_DEVICE;
-  if (rc == TIDE_OK && !(s = new_comm(all, over->rank, over->nrank))) {
+  if (rc == TIDE_OK && !(s = new_comm(all, over->rank, over->nrank, over->name))) {
     snprintf(msg, sizeof msg, "no memory for a communicator");
     rc = TIDE_E_NOMEM;
     all = NULL;

@@ -1,77 +1,64 @@
 /* How a communicator over NCCL fails, and how it waits. See nccl.h.
  *
- * The one idea: NCCL's calls do not block (config.blocking 0), so every wait is a loop of looks:
- * NCCL (ready? an asynchronous error?), the stream or the event (done?), the clock, the interrupt,
- * an abort. A rank that never comes is a timeout wherever it is missed.
- *
- * Layer 4.
+ * NCCL's calls do not block (config.blocking 0), so every wait is a loop that looks at NCCL (ready?
+ * an asynchronous error?), the stream or the event, and what ends any wait (core/comm/wait.h).
  */
-#include <sched.h>
+#include <math.h>
+#include <stddef.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "core/comm/nccl/nccl.h"
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
 /* Under the lock. NCCL's kernels end, and with them every wait; where some were under way, what
- * they should have written is not there. NCCL waits for the graphs that hold its calls to go. */
+ * they should have written is not there. NCCL waits for the graphs that hold its calls. */
 static void end_comm(tide__nccl_comm *s)
 {
   if (s->comm && atomic_load(&s->flying) > 0)
-    tide__nccl_streams(s)->spoil(s->all->device, s->cause, s->text);
+    tide__nccl_streams(s)->spoil(s->all->device, s->failure.status, s->failure.text);
   for (tide__held *h = s->graphs; s->comm && h; h = h->next) tide__graph_kill(h->graph);
   if (s->comm) s->all->api.comm_abort(s->comm);
   s->comm = NULL;
 }
 
-int tide__nccl_cause(void *state, int rank, char *text, size_t n)
+static bool end_if_unused(tide__failure *f, const void *arg)
 {
-  tide__nccl_comm *s = state;
-  (void)rank;
-  pthread_mutex_lock(&s->lock);
-  int status = s->cause;
-  if (status) snprintf(text, n, "%s", s->text);
-  pthread_mutex_unlock(&s->lock);
-  return status;
+  tide__nccl_comm *s = (tide__nccl_comm *)((char *)f - offsetof(tide__nccl_comm, failure));
+  (void)arg;
+  if (!s->inside) end_comm(s);
+  return true;
 }
 
-/* The first cause stays. */
-void tide__nccl_abort(void *state, int rank, int status, const char *text)
+void tide__nccl_failure_init(tide__nccl_comm *s) { tide__failure_init(&s->failure, end_if_unused); }
+
+static int known_failure(tide__nccl_comm *s, tide__coll *c)
 {
-  tide__nccl_comm *s = state;
-  (void)rank;
-  pthread_mutex_lock(&s->lock);
-  if (!s->cause) {
-    s->cause = status;
-    snprintf(s->text, sizeof s->text, "%s", text);
-    if (!s->inside) end_comm(s);
-  }
-  pthread_mutex_unlock(&s->lock);
+  return tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
 }
 
 bool tide__nccl_enter(tide__nccl_comm *s, tide__coll *c)
 {
-  pthread_mutex_lock(&s->lock);
-  bool good = !s->cause;
+  pthread_mutex_lock(&s->failure.lock);
+  bool good = !s->failure.status;
   if (good) s->inside++;
-  else snprintf(c->message, sizeof c->message, "%s", s->text);
-  pthread_mutex_unlock(&s->lock);
+  pthread_mutex_unlock(&s->failure.lock);
+  if (!good) known_failure(s, c);
   return good;
 }
 
 int tide__nccl_leave(tide__nccl_comm *s, int rc)
 {
-  pthread_mutex_lock(&s->lock);
-  if (--s->inside == 0 && s->cause) end_comm(s);
-  pthread_mutex_unlock(&s->lock);
+  pthread_mutex_lock(&s->failure.lock);
+  if (--s->inside == 0 && s->failure.status) end_comm(s);
+  pthread_mutex_unlock(&s->failure.lock);
   return rc;
 }
 
 int tide__nccl_fail(tide__nccl_comm *s, tide__coll *c, int status, const char *text)
 {
   if (text != c->message) snprintf(c->message, sizeof c->message, "%s", text);
-  tide__nccl_abort(s, s->rank, status, c->message);
+  tide__failure_end(&s->failure, c, status, s->rank, c->message, NULL);
   return status;
 }
 
@@ -93,82 +80,73 @@ int tide__nccl_device_failed(tide__nccl_comm *s, tide__coll *c)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-void tide__nccl_nap(double waited)
-{
-  struct timespec ts = {0, 50000};
-  if (waited < 200e-6) sched_yield();
-  else nanosleep(&ts, NULL);
-}
+const tide__patience tide__nccl_patience = {.yield = 200e-6, .polls = 1, .nap = 50000,
+                                            .longest = 50000};
 
-/* What ends a wait before its time: 0, or the status of the failure. */
-static int hindered(tide__nccl_comm *s, tide__coll *c, int error, double waited)
+/* Returns what ends a wait early: 0, or the status of the failure. */
+static int look_around(tide__nccl_comm *s, tide__coll *c, int error, tide__wait *w)
 {
-  int known = tide__nccl_cause(s, s->rank, c->message, sizeof c->message);
-  if (known) return known;
+  tide__text t = tide__text_in(c->message, sizeof c->message);
+  if (tide__failed(&s->failure)) return known_failure(s, c);
   if (!tide__nccl_going(error)) return tide__nccl_failed(s, c, error);
-  if (c->interrupt && atomic_load_explicit(c->interrupt, memory_order_relaxed) > 1) {
-    atomic_store(c->interrupt, 0);
-    return tide__nccl_fail(s, c, TIDE_E_INTERRUPT, "this rank was interrupted in a collective");
-  }
-  if (waited <= c->timeout) return TIDE_OK;
-  snprintf(c->message, sizeof c->message, "rank %d waited %g s in #%lld %s at %s; NCCL does not "
-           "tell for whom (tide trace does)", s->rank, c->timeout, (long long)c->seq,
-           tide_coll_name(c->op), c->site[0] ? c->site : "?");
-  return tide__nccl_fail(s, c, TIDE_E_TIMEOUT, c->message);
+  int why = tide__wait_look(w, &s->failure, c);
+  if (why == TIDE_OK) return TIDE_OK;
+  if (why == TIDE_E_PEER) return known_failure(s, c);
+  tide__add_ended(&t, why, s->rank, c, s->name);
+  if (why == TIDE_E_TIMEOUT) tide__add(&t, "; NCCL does not tell for whom (tide trace does)");
+  return tide__nccl_fail(s, c, why, c->message);
 }
 
 int tide__nccl_ready(tide__nccl_comm *s, tide__coll *c)
 {
-  double start = tide_trace_clock();
-  for (;;) {
+  tide__wait w = tide__wait_begin(&tide__nccl_patience, c->timeout);
+  for (;; tide__wait_pause(&w)) {
     int error = TIDE__NCCL_OK;
     int rc = s->all->api.comm_async_error(s->comm, &error);
-    double waited = tide_trace_clock() - start;
-    int bad = hindered(s, c, tide__nccl_going(rc) ? error : rc, waited);
+    int bad = look_around(s, c, tide__nccl_going(rc) ? error : rc, &w);
     if (bad < 0) return bad;
     if (error == TIDE__NCCL_OK) return TIDE_OK;
-    tide__nccl_nap(waited);
   }
 }
 
 /* A stream also ends when NCCL was aborted: that is looked at after. */
 int tide__nccl_wait(tide__nccl_comm *s, tide__coll *c, void *stream)
 {
-  double start = tide_trace_clock();
-  for (;;) {
+  tide__wait w = tide__wait_begin(&tide__nccl_patience, c->timeout);
+  for (;; tide__wait_pause(&w)) {
     int done = tide__nccl_streams(s)->done(s->all->device, stream), error = TIDE__NCCL_OK;
     if (done < 0) return tide__nccl_device_failed(s, c);
     s->all->api.comm_async_error(s->comm, &error);
-    double waited = tide_trace_clock() - start;
-    int bad = hindered(s, c, error, done ? 0 : waited);
+    if (done) w.timeout = HUGE_VAL;
+    int bad = look_around(s, c, error, &w);
     if (bad < 0 || done) return bad;
-    tide__nccl_nap(waited);
   }
 }
 
-static int look(tide__nccl_comm *s, tide__coll *c)
+static int poll(tide__nccl_comm *s, tide__coll *c)
 {
   int error = TIDE__NCCL_OK, done = tide__nccl_streams(s)->event_done(s->all->device, c->event);
+  tide__wait w = {.start = c->begin, .timeout = done ? HUGE_VAL : c->timeout};
   if (done < 0) return tide__nccl_device_failed(s, c);
   int rc = s->all->api.comm_async_error(s->comm, &error);
   if (!tide__nccl_going(rc)) error = rc;
-  int bad = hindered(s, c, error, done ? 0 : tide_trace_clock() - c->begin);
+  int bad = look_around(s, c, error, &w);
   return bad < 0 ? bad : done;
 }
 
-int tide__nccl_look(void *state, int rank, tide__coll *c)
+int tide__nccl_poll(void *state, int rank, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   (void)rank;
-  int rc = tide__nccl_enter(s, c) ? tide__nccl_leave(s, look(s, c)) : s->cause;
+  int rc = tide__nccl_enter(s, c) ? tide__nccl_leave(s, poll(s, c)) : s->failure.status;
   if (rc != 0) atomic_fetch_sub(&s->flying, 1);
   return rc;
 }
 
 /* ---- captured steps -------------------------------------------------------------------------- */
 
-/* What is on compute from now on comes after all that is on the stream. */
-static int lead(tide__nccl_comm *s)
+/* Makes compute wait for all that is on the stream. */
+static int order_compute(tide__nccl_comm *s)
 {
   const tide__streams *st = tide__nccl_streams(s);
   void *event = NULL;
@@ -181,14 +159,14 @@ static int lead(tide__nccl_comm *s)
 static int enter_capture(void *state, tide__held *h)
 {
   tide__nccl_comm *s = state;
-  pthread_mutex_lock(&s->lock);
-  int status = s->cause;
+  pthread_mutex_lock(&s->failure.lock);
+  int status = s->failure.status;
   if (!status) {
     s->inside++;
     h->next = s->graphs;
     s->graphs = h;
   }
-  pthread_mutex_unlock(&s->lock);
+  pthread_mutex_unlock(&s->failure.lock);
   return status;
 }
 
@@ -197,15 +175,15 @@ static int join_capture(void *state)
   tide__nccl_comm *s = state;
   bool forked = s->forked;
   s->forked = false;
-  return forked ? lead(s) : TIDE_OK;
+  return forked ? order_compute(s) : TIDE_OK;
 }
 
 static int begin_launch(void *state)
 {
   tide__nccl_comm *s = state;
   tide__coll c;
-  if (!tide__nccl_enter(s, &c)) return s->cause;
-  int rc = lead(s);
+  if (!tide__nccl_enter(s, &c)) return s->failure.status;
+  int rc = order_compute(s);
   return rc < 0 ? tide__nccl_leave(s, rc) : TIDE_OK;
 }
 
@@ -223,11 +201,11 @@ static void leave(void *state) { tide__nccl_leave(state, TIDE_OK); }
 static void drop(void *state, tide__held *h)
 {
   tide__nccl_comm *s = state;
-  pthread_mutex_lock(&s->lock);
+  pthread_mutex_lock(&s->failure.lock);
   tide__held **at = &s->graphs;
   while (*at && *at != h) at = &(*at)->next;
   if (*at) *at = h->next;
-  pthread_mutex_unlock(&s->lock);
+  pthread_mutex_unlock(&s->failure.lock);
 }
 
 const tide__capture_calls tide__nccl_captures = {

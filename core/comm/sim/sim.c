@@ -1,39 +1,19 @@
-/* comm_sim: one rank of an imagined N. Collectives are counted (traffic.c) and move nothing.
- *
- * Layer 4.
- */
+/* The transport of one rank of an imagined N: collectives are counted (move.h) and move nothing. */
 #include <stdio.h>
 
 #include "core/base/status.h"
 #include "core/comm/comm.h"
 
-static int nothing(void *state, int rank, tide__coll *c)
-{
-  (void)state, (void)rank, (void)c;
-  return TIDE_OK;
-}
-
-static int split(void *state, int rank, tide__coll *c)
+static int run(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
-  if (c->color < 0) return TIDE_OK;
+  if (c->op != TIDE__SPLIT || c->color < 0) return TIDE_OK;
   snprintf(c->message, sizeof c->message, "a simulated communicator does not know the other ranks' "
            "colors; make one of the part's size with comm_simulate");
   return TIDE_E_UNSUPPORTED;
 }
 
-const tide__transport tide__transport_sim = {
-  .name = "sim",
-  .instant = true,
-  .run = {
-    [TIDE__ALL_REDUCE] = nothing, [TIDE__REDUCE] = nothing, [TIDE__BROADCAST] = nothing,
-    [TIDE__ALL_GATHER] = nothing, [TIDE__ALL_GATHER_V] = nothing,
-    [TIDE__REDUCE_SCATTER] = nothing, [TIDE__REDUCE_SCATTER_V] = nothing,
-    [TIDE__ALL_TO_ALL] = nothing, [TIDE__ALL_TO_ALL_V] = nothing, [TIDE__GATHER] = nothing,
-    [TIDE__SCATTER] = nothing, [TIDE__SEND_RECV] = nothing, [TIDE__BARRIER] = nothing,
-    [TIDE__SPLIT] = split,
-  },
-};
+const tide__transport tide__transport_sim = {.name = "sim", .instant = true, .run = run};
 
 int tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size)
 {

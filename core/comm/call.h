@@ -1,0 +1,89 @@
+/* What ranks tell each other about a collective: one flat description without pointers, and text.
+ *
+ * Every transport carries the same bytes (a slot in shared memory, a packet of MPI, a gather of
+ * NCCL), agree.c alone compares them, and messages are written from them.
+ */
+#ifndef TIDE_COMM_CALL_H
+#define TIDE_COMM_CALL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tide/tide.h"
+
+enum {
+  TIDE__ALL_REDUCE, TIDE__REDUCE, TIDE__BROADCAST, TIDE__ALL_GATHER, TIDE__ALL_GATHER_V,
+  TIDE__REDUCE_SCATTER, TIDE__REDUCE_SCATTER_V, TIDE__ALL_TO_ALL, TIDE__ALL_TO_ALL_V,
+  TIDE__GATHER, TIDE__SCATTER, TIDE__SEND_RECV, TIDE__BARRIER, TIDE__SPLIT,
+  TIDE__REPLAY,                /* of a captured step with calls of the communicator */
+  TIDE__NCOLL
+};
+
+enum { TIDE__MAX_RANK = 1024, TIDE__SITE = 64, TIDE__COMM_NAME = 48, TIDE__COMM_TEXT = 960 };
+
+struct tide__coll;
+
+/* What must be equal on all ranks. Compared as bytes: it has no padding. */
+typedef struct tide__call_same {
+  int8_t   op, reduce, dtype;  /* reduce, dtype: -1 if there is none */
+  int8_t   device;             /* number of the device that holds the operands; -1: host memory */
+  int32_t  root;               /* -1: none */
+  int64_t  count;              /* elements; -1: each pair of ranks has its own */
+  int64_t  ntensor;            /* of a list; 0: one tensor, or send_recv */
+  uint64_t hash;               /* of counts and dtypes in lists */
+} tide__call_same;
+
+typedef struct tide__comm_call {
+  int64_t  seq;                /* number of the call; 0: none yet */
+  tide__call_same same;
+  int32_t  to, from;           /* send_recv: ranks, -1: none */
+  int32_t  ntensor, device;    /* send_recv: as above */
+  uint64_t sent, expected;     /* send_recv: hashes of all counts and dtypes */
+  char     site[TIDE__SITE];   /* file and line of the caller, ended by 0 */
+} tide__comm_call;
+
+/* A call and its list of tide__call_nlist words: what the rank sends to and expects from each rank
+ * (all_to_all_v: elements, by rank), or each tensor as elements << 8 | dtype (send_recv). */
+typedef struct tide__call_ref {
+  const tide__comm_call *call;
+  const int64_t *list;
+} tide__call_ref;
+
+/* Words of a list. Tensors beyond half of it are compared by their hash alone. */
+static inline int tide__call_nlist(int nrank) { return nrank < 16 ? 32 : 2 * nrank; }
+
+/* Fills *call, and list (may be null) if the op has one. Returns whether it has. */
+bool tide__call_of(const struct tide__coll *c, int nrank, tide__comm_call *call, int64_t *list);
+
+/* Returns TIDE_OK, or TIDE_E_COMM with the reason and every rank's call in text: the same on every
+ * rank. name: of the communicator. */
+int tide__agree(const tide__call_ref *calls, int nrank, const char *name, char *text, size_t n);
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+/* A text that grows in a buffer and is cut at its end. */
+typedef struct tide__text {
+  char  *buf;
+  size_t n, at;                /* size of buf, length so far */
+} tide__text;
+
+/* Returns an empty text in buf. */
+tide__text tide__text_in(char *buf, size_t n);
+void tide__add(tide__text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Adds "all_reduce(sum, f32, 1000 elements)". */
+void tide__add_call(tide__text *t, const tide__comm_call *call);
+/* Adds "#3 all_reduce(sum, f32, 1000 elements) on 'world' at train.lua:12"; name null: no "on". */
+void tide__add_where(tide__text *t, const tide__comm_call *call, const char *name);
+/* Adds a line about a rank that has not arrived. last: its last call here. */
+void tide__add_missing(tide__text *t, int rank, const tide__comm_call *last);
+/* Adds "rank 1 waited 5 s in" or, with TIDE_E_INTERRUPT, "rank 1 was interrupted in", and where. */
+void tide__add_ended(tide__text *t, int status, int rank, const struct tide__coll *c,
+                     const char *name);
+/* Adds "rank 1 has left 'world' after" and its last call. */
+void tide__add_left(tide__text *t, int rank, const char *name, const tide__comm_call *last);
+
+/* One step of a hash of words. */
+uint64_t tide__hash_step(uint64_t h, uint64_t v);
+
+#endif

@@ -1,0 +1,343 @@
+/* How ranks over MPI exchange their calls, and how a failure travels. */
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/comm/mpi/mpi.h"
+
+/* Seconds of yielding before sleeps in an exchange of calls. */
+static const double yield_seconds = 1e-3;
+enum { SPINS = 5000, SHORT_NAP = 20000, LONG_NAP = 1000000, LAST_LOOKS = 500 };
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static size_t packet_bytes(const tide__mpi_comm *s) { return sizeof(tide__mpi_packet) + s->room; }
+
+static void release_all(tide__mpi_comm *s)
+{
+  for (int q = 0; s->peer && q < s->nrank; q++) free(s->peer[q].inbox);
+  free(s->peer);
+  free(s->member);
+  free(s->out);
+  free(s->bye);
+  free(s->farewell);
+  free(s->req);
+  free(s->with_rank);
+  free(s->incoming);
+  free(s->over);
+  free(s->scratch);
+  pthread_mutex_destroy(&s->busy);
+  tide__failure_close(&s->failure);
+  free(s);
+}
+
+static bool fill(tide__mpi_comm *s, const int *member)
+{
+  size_t n = (size_t)s->nrank;
+  s->member = malloc(n * sizeof *s->member);
+  s->peer = calloc(n, sizeof *s->peer);
+  s->out = calloc(1, packet_bytes(s));
+  s->bye = calloc(1, packet_bytes(s));
+  s->farewell = calloc(1, packet_bytes(s));
+  s->req = malloc(2 * n * sizeof *s->req);
+  s->with_rank = malloc(2 * n * sizeof *s->with_rank);
+  s->incoming = malloc(2 * n * sizeof *s->incoming);
+  s->over = malloc(2 * n * sizeof *s->over);
+  s->scratch = malloc(2 * ((size_t)TIDE__MPI_CHUNK + (n + 1) * 64));
+  bool ok = s->member && s->peer && s->out && s->bye && s->farewell && s->req && s->with_rank &&
+            s->incoming && s->over && s->scratch;
+  for (int q = 0; ok && q < s->nrank; q++) {
+    s->member[q] = member[q];
+    s->peer[q].last.seq = -1;
+    ok = (s->peer[q].inbox = calloc(1, packet_bytes(s))) != NULL;
+  }
+  return ok;
+}
+
+static void listen(tide__mpi_comm *s, int q)
+{
+  tide__mpi_peer *p = &s->peer[q];
+  if (q == s->rank || p->receiving || p->here || tide__mpi_dead(s->mpi)) return;
+  p->receiving = tide__mpi_recv(s->mpi, p->inbox, packet_bytes(s), s->member[q], s->tag,
+                                &p->recv) == 0;
+}
+
+tide__mpi_comm *tide__mpi_comm_new(tide__mpi *m, int id, int rank, int nrank, const int *member,
+                                   bool check, const char *name)
+{
+  tide__mpi_comm *s = calloc(1, sizeof *s);
+  if (!s) return NULL;
+  s->rank = rank;
+  s->nrank = nrank;
+  s->tag = 2 * id;
+  s->pid = getpid();
+  s->check = check;
+  size_t list = (size_t)tide__call_nlist(nrank) * sizeof(int64_t);
+  s->room = list > TIDE__COMM_TEXT ? list : TIDE__COMM_TEXT;
+  snprintf(s->name, sizeof s->name, "%s", name);
+  pthread_mutex_init(&s->busy, NULL);
+  tide__failure_init(&s->failure, NULL);
+  if (!fill(s, member)) {
+    release_all(s);
+    return NULL;
+  }
+  s->mpi = tide__mpi_hold(m);
+  for (int q = 0; q < nrank; q++) listen(s, q);
+  return s;
+}
+
+static bool over(tide__mpi_comm *s, tide__mpi_handle *r, bool *active)
+{
+  bool done = !*active;
+  if (!done && !tide__mpi_dead(s->mpi)) tide__mpi_test(s->mpi, r, &done);
+  if (done) *active = false;
+  return done;
+}
+
+/* Returns whether the farewell of q has arrived. */
+static bool has_left(tide__mpi_comm *s, int q)
+{
+  tide__mpi_peer *p = &s->peer[q];
+  for (int i = 0; i < LAST_LOOKS; i++) {
+    if (p->receiving && over(s, &p->recv, &p->receiving)) p->here = true;
+    if (p->here && p->inbox->kind == TIDE__MPI_LEAVE) return true;
+    if (p->here) {
+      p->here = false;
+      listen(s, q);
+    } else {
+      sched_yield();
+    }
+  }
+  return false;
+}
+
+/* What MPI still owns stays allocated for good. A farewell that arrives later is received before
+ * MPI ends. */
+void tide__mpi_comm_free(tide__mpi_comm *s)
+{
+  bool idle = true;
+  if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
+  tide__mpi_leave(s, "");
+  for (int q = 0; q < s->nrank; q++) {
+    tide__mpi_peer *p = &s->peer[q];
+    if (q == s->rank || tide__mpi_dead(s->mpi)) continue;
+    bool left = has_left(s, q);
+    if (p->receiving) tide__mpi_cancel(s->mpi, &p->recv);
+    for (int i = 0; i < LAST_LOOKS && !over(s, &p->recv, &p->receiving); i++) sched_yield();
+    for (int i = 0; i < LAST_LOOKS && !over(s, &p->send, &p->sending); i++) sched_yield();
+    if (!left) tide__mpi_owe(s->mpi);
+    idle = idle && !p->receiving && !p->sending;
+  }
+  if (!idle || tide__mpi_dead(s->mpi)) return;
+  tide__mpi_drop(s->mpi);
+  release_all(s);
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+/* Sends a packet to one rank. It is small, so MPI takes it at once; if not, its buffer stays. */
+static void post(tide__mpi_comm *s, int q, const tide__mpi_packet *p)
+{
+  tide__mpi_peer *to = &s->peer[q];
+  size_t n = sizeof *p + (size_t)p->nmore;
+  for (int i = 0; i < LAST_LOOKS && !over(s, &to->send, &to->sending); i++) sched_yield();
+  if (to->sending || tide__mpi_dead(s->mpi)) return;
+  to->sending = tide__mpi_send(s->mpi, p, n, s->member[q], s->tag, &to->send) == 0;
+}
+
+static void post_all(tide__mpi_comm *s, const tide__mpi_packet *p)
+{
+  for (int i = 1; i < s->nrank; i++) post(s, (s->rank + i) % s->nrank, p);
+}
+
+/* Under busy: sends the failure to everyone, once. */
+static void tell(tide__mpi_comm *s)
+{
+  tide__mpi_packet *p = s->bye;
+  if (atomic_exchange(&s->told, 1) || tide__mpi_dead(s->mpi)) return;
+  *p = (tide__mpi_packet){.kind = TIDE__MPI_FAIL, .status = s->failure.status, .done = s->done};
+  p->nmore = snprintf((char *)p->more, s->room, "%s", s->failure.text) + 1;
+  post_all(s, p);
+}
+
+static int failed(tide__mpi_comm *s, tide__coll *c)
+{
+  tell(s);
+  return tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
+}
+
+/* Every rank finds a mismatch by itself. */
+int tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *text)
+{
+  if (status == TIDE_E_COMM && !tide__failed(&s->failure)) atomic_store(&s->told, 1);
+  tide__failure_end(&s->failure, c, status, s->rank, text, NULL);
+  return failed(s, c);
+}
+
+void tide__mpi_abort(void *state, int rank, int status, const char *text)
+{
+  tide__mpi_comm *s = state;
+  tide__failure_set(&s->failure, status, rank, text, NULL);
+  if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
+  if (pthread_mutex_trylock(&s->busy)) return;
+  tell(s);
+  pthread_mutex_unlock(&s->busy);
+}
+
+/* While a call is under way it is made to end, and the farewell waits for the state's end. */
+void tide__mpi_leave(tide__mpi_comm *s, const char *text)
+{
+  if (s->left || s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
+  if (pthread_mutex_trylock(&s->busy)) {
+    tide__failure_set(&s->failure, TIDE_E_PEER, s->rank, text, NULL);
+    return;
+  }
+  s->left = true;
+  s->farewell->kind = TIDE__MPI_LEAVE;
+  s->farewell->done = s->done;
+  s->farewell->nmore = snprintf((char *)s->farewell->more, s->room, "%s", text) + 1;
+  post_all(s, s->farewell);
+  pthread_mutex_unlock(&s->busy);
+}
+
+/* ---- packets --------------------------------------------------------------------------------- */
+
+static void describe(tide__mpi_comm *s, const tide__coll *c)
+{
+  tide__mpi_packet *p = s->out;
+  size_t list = (size_t)tide__call_nlist(s->nrank) * sizeof *p->more;
+  p->kind = TIDE__MPI_CALL;
+  p->nmore = tide__call_of(c, s->nrank, &p->call, p->more) ? (int64_t)list : 0;
+}
+
+static tide__mpi_packet *packet_of(const tide__mpi_comm *s, int q)
+{
+  return q == s->rank ? s->out : s->peer[q].inbox;
+}
+
+/* Returns whether a packet of q is in its inbox. */
+static bool has_arrived(tide__mpi_comm *s, int q)
+{
+  tide__mpi_peer *p = &s->peer[q];
+  if (p->here || q == s->rank) return true;
+  if (p->receiving && over(s, &p->recv, &p->receiving)) p->here = true;
+  return p->here;
+}
+
+static bool is_missing(tide__mpi_comm *s, int q) { return !has_arrived(s, q); }
+
+static bool is_sending(tide__mpi_comm *s, int q) { return s->peer[q].sending; }
+
+/* Takes over a failure or farewell of q that concerns a call after `done`; whether there was one. */
+static bool take_bye(tide__mpi_comm *s, int q, int64_t done)
+{
+  const tide__mpi_peer *p = &s->peer[q];
+  if (q == s->rank || !p->here || p->inbox->kind == TIDE__MPI_CALL) return false;
+  if (p->inbox->done > done) return false;
+  int status = p->inbox->kind == TIDE__MPI_LEAVE ? TIDE_E_PEER : p->inbox->status;
+  char *text = (char *)p->inbox->more;
+  text[s->room - 1] = 0;
+  if (!tide__failed(&s->failure)) atomic_store(&s->told, 1);
+  tide__failure_set(&s->failure, status, q, text, NULL);
+  return true;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+tide__wait tide__mpi_wait(tide__mpi_comm *s, const tide__coll *c, int spins, double yield)
+{
+  tide__patience p = {.spins = s->crowd ? 0 : spins, .yield = yield, .polls = 16,
+                      .nap = SHORT_NAP, .longest = LONG_NAP};
+  tide__wait w = tide__wait_begin(&p, c->timeout);
+  tide__wait_share(&w, &s->shared);
+  return w;
+}
+
+static void name_missing(tide__mpi_comm *s, const tide__coll *c, tide__text *t,
+                         bool (*missing)(tide__mpi_comm *s, int q))
+{
+  int n = 0;
+  for (int q = 0; q < s->nrank; q++) {
+    const tide__comm_call *last = &s->peer[q].last;
+    if (q == s->rank || !missing(s, q) || n++ >= 8) continue;
+    if (last->seq >= c->seq) tide__add(t, "\n  rank %d came but does not move its data", q);
+    else if (s->check || last->seq > 0) tide__add_missing(t, q, last);
+    else tide__add(t, "\n  rank %d has not come", q);
+  }
+  if (n > 8) tide__add(t, "\n  and %d more", n - 8);
+}
+
+int tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
+                   bool (*missing)(tide__mpi_comm *s, int q))
+{
+  char buf[TIDE__COMM_TEXT];
+  tide__text t = tide__text_in(buf, sizeof buf);
+  tide__wait now = {.timeout = HUGE_VAL};
+  for (int q = 0; q < s->nrank; q++) {
+    has_arrived(s, q);
+    if (take_bye(s, q, c->seq - 1)) break;
+  }
+  int why = tide__wait_look(w ? w : &now, &s->failure, c);
+  if (why == TIDE_OK) return TIDE_OK;
+  if (why == TIDE_E_PEER) return failed(s, c);
+  tide__add_ended(&t, why, s->rank, c, s->name);
+  if (why == TIDE_E_TIMEOUT) {
+    name_missing(s, c, &t, missing);
+    tide__mpi_note_late(s->mpi);
+  }
+  return tide__mpi_fail(s, c, why, buf);
+}
+
+/* The send of the packet before is long over, but must be before `out` changes. */
+static int await_sends(tide__mpi_comm *s, tide__coll *c)
+{
+  tide__wait w = tide__mpi_wait(s, c, SPINS, yield_seconds);
+  for (int q = 0, rc; q < s->nrank; q++)
+    while (!over(s, &s->peer[q].send, &s->peer[q].sending))
+      if (tide__wait_pause(&w) && (rc = tide__mpi_look(s, c, &w, is_sending))) return rc;
+  return TIDE_OK;
+}
+
+static int await_packets(tide__mpi_comm *s, tide__coll *c)
+{
+  tide__wait w = tide__mpi_wait(s, c, SPINS, yield_seconds);
+  for (int i = 1, rc; i < s->nrank; i++) {
+    int q = (s->rank + i) % s->nrank;
+    while (!has_arrived(s, q))
+      if (tide__wait_pause(&w) && (rc = tide__mpi_look(s, c, &w, is_missing))) return rc;
+    if (take_bye(s, q, c->seq - 1)) return failed(s, c);
+  }
+  return TIDE_OK;
+}
+
+/* Frees the inboxes for the next call. */
+static void clear_inboxes(tide__mpi_comm *s)
+{
+  for (int q = 0; q < s->nrank; q++) {
+    tide__mpi_peer *p = &s->peer[q];
+    if (q == s->rank) continue;
+    p->last = p->inbox->call;
+    p->here = false;
+    listen(s, q);
+  }
+}
+
+int tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c)
+{
+  char text[TIDE__COMM_TEXT];
+  tide__call_ref calls[TIDE__MAX_RANK];
+  int rc = await_sends(s, c);
+  if (rc) return rc;
+  describe(s, c);
+  post_all(s, s->out);
+  rc = await_packets(s, c);
+  if (rc) return rc;
+  for (int q = 0; q < s->nrank; q++)
+    calls[q] = (tide__call_ref){&packet_of(s, q)->call, packet_of(s, q)->more};
+  rc = tide__agree(calls, s->nrank, s->name, text, sizeof text);
+  clear_inboxes(s);
+  return rc == TIDE_OK ? rc : tide__mpi_fail(s, c, rc, text);
+}
