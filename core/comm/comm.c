@@ -225,8 +225,8 @@ static void see_failure(tide_comm *comm)
   keep_failure(comm, tide__failure_get(comm->failure, comm->rank, text, sizeof text), text);
 }
 
-/* Whether this rank has set the failure. Another rank's is met in the next call, so that it does not
- * depend on time whether an asynchronous call or its wait fails. */
+/* Whether this rank has set the failure. Another rank's is met in the next call: whether an
+ * asynchronous call or its wait fails must not depend on time. */
 static bool began_here(tide_comm *comm)
 {
   return tide__failed(comm->failure) && comm->failure->rank == comm->rank;
@@ -330,8 +330,8 @@ static int bind_device(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *
                                          d->backend->why(d->state));
 }
 
-/* Runs a blocking call that must be watched: the host waits until the helper thread has enqueued it,
- * compute for the rest. */
+/* Runs a blocking call that must be watched: the host waits until the helper thread has enqueued
+ * it, compute for the rest. */
 static int run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   tide_work *work;

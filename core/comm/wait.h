@@ -13,7 +13,7 @@ typedef struct tide__patience {
   int    spins;                /* polls before the first yield */
   double yield;                /* seconds of yielding before the first sleep */
   int    polls;                /* between two sleeps; more where progress needs them */
-  long   nap, longest;         /* nanoseconds of the first sleep, which doubles, and of the longest */
+  long   nap, longest;         /* nanoseconds of the first sleep and of the longest; it doubles */
 } tide__patience;
 
 typedef struct tide__wait {

@@ -95,9 +95,9 @@ typedef struct tide__backend {
   const tide__graphs *graphs;   /* null: steps cannot be captured */
   /* How many there are, or a status with the reason in msg (TIDE__OPEN_MSG). Null: one. */
   int   (*count)(char *msg);
-  /* Copies and reductions over ranks (kernels/reduce_ranks.h), on operands of this device. Enqueued
-   * on the stream, for at most TIDE__DEVICE_RANKS sources; where the device has no streams, complete
-   * on return. Return a status. May be null where has_bytes is false. Thread-safe. */
+  /* Copies and reductions over ranks (kernels/reduce_ranks.h), on operands of this device. They are
+   * enqueued on the stream, for at most TIDE__DEVICE_RANKS sources, or complete on return where the
+   * device has no streams. Return a status. May be null where has_bytes is false. Thread-safe. */
   int   (*copy)(void *state, void *stream, void *dst, const void *src, size_t size);
   int   (*reduce)(void *state, void *stream, void *const *dst, int ndst, const void *const *src,
                   int nsrc, int64_t n, int dtype, int op);

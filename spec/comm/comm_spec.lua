@@ -6,6 +6,21 @@ local cases = require 'spec.comm.cases'
 
 local collectives = require 'spec.comm.kinds'
 
+describe('send_recv', function()
+   it('has tensors on some ranks only, and lists of other lengths on each pair', function()
+      local out = ranks.run(4, function(comm)
+         local tide = require 'tide'
+         local a, b = tide.full({ 3 }, comm.rank + 1), tide.full({ 2 }, comm.rank + 10)
+         if comm.rank == 0 then comm:send_recv(nil, nil, { a, b }, 1)
+         elseif comm.rank == 1 then comm:send_recv({ a, b }, 0, nil, nil)
+         elseif comm.rank == 2 then comm:send_recv(nil, nil, { a }, 3)
+         else comm:send_recv({ a }, 2, nil, nil) end
+         return { a:sum():item(), b:sum():item() }
+      end)
+      assert.same({ { 3, 20 }, { 3, 20 }, { 9, 24 }, { 9, 26 } }, out)
+   end)
+end)
+
 describe('collectives', function()
    for _, n in ipairs { 1, 2, 3, 4, 8 } do
       for _, name in ipairs(collectives) do

@@ -1,40 +1,41 @@
 -- How ranks meet (core/comm/local/local.c) as a state machine, and a search of all its states.
 --
 -- n ranks make the same number of calls, each in a few atomic steps (the names of `step` below). At
--- every state any rank may move next, and at every state a failure may close the gate: a rank
--- leaves between two calls, a timeout expires at the gate, or another thread aborts. After a call
--- that failed a rank makes the next one, as the helper thread does with calls that are queued. The
--- search visits every state once and reports these defects, each with the steps that lead to it:
+-- every state any rank may move next, and at every state a failure may close the entry barrier: a
+-- rank leaves between two calls, a timeout expires at the entry, or another thread aborts. After a
+-- call that failed a rank makes the next one, as the helper thread does with calls that are queued.
+-- The search visits every state once and reports these defects, each with the steps that lead to
+-- it:
 --
 --   'deadlock'         a rank waits and no step is left
 --   'foreign payload'  a rank takes from a page what another call left there
---   'gone operands'    a rank reads or writes operands of a peer that has returned
+--   'gone operands'    a rank uses operands or the description of a rank that has returned
 --   'false mismatch'   ranks that made equal calls find them different
 --
--- model.order 'look first' is the code's; 'write first' writes the page before it looks at the
--- gate, as the code once did.
+-- model.order 'stop' is the code's: a rank that has found the entry closed writes nothing any more.
+-- 'write first' makes the next call all the same, as the code once did.
 
 local ffi = require 'ffi'
 
 local protocol = {}
 
--- Kinds of calls. small: the payload is on the page, no floor. large: peers use each other's
--- operands until the floor. split: two floors.
+-- Kinds of calls. small: the payload is on the page, no exit barrier. large: ranks use each other's
+-- operands until the exit. split: two exits.
 protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT = 1, 2, 3, 4
 
-local IDLE, LOOK, POST, ANNOUNCE, ARRIVE, GATE, COMPARE, MOVE, LAND, FLOOR, DONE =
-   0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local IDLE, POST, ANNOUNCE, ARRIVE, ENTRY, COMPARE, MOVE, LAND, EXIT, DONE =
+   0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 
--- Bytes of a state: five of the room, then nine a rank.
-local POISON, COUNT, PASSED, FCOUNT, FPASSED, ROOM, SEAT = 0, 1, 2, 3, 4, 5, 9
-local PC, CALL, PEER, FLOORS, FWAIT, TAG, PAYLOAD = 0, 1, 2, 3, 4, 5, 7 -- the last two: two pages
+-- Bytes of a state: five that ranks share, then ten a rank.
+local CLOSED, COUNT, PASSED, XCOUNT, XPASSED, SHARED, SLOT = 0, 1, 2, 3, 4, 5, 10
+local PC, CALL, PEER, EXITS, XWAIT, TAG, PAYLOAD, STOPPED = 0, 1, 2, 3, 4, 5, 7, 9 -- 5, 7: pages
 
 local step = {}
 
 -- s: the state, to be changed; at: of the rank's bytes. Each returns nil, true if the rank must
 -- wait, or the defect, after which it goes on as the code does.
 
-local function fail_call(s, at) s[at + PC] = IDLE end
+local function fail_call(s, at) s[at + PC], s[at + STOPPED] = IDLE, 1 end
 
 step[IDLE] = function(m, s, at)
    if s[at + CALL] == m.ncall then
@@ -42,10 +43,8 @@ step[IDLE] = function(m, s, at)
       return
    end
    s[at + CALL] = s[at + CALL] + 1
-   s[at + PC] = m.order == 'look first' and LOOK or POST
+   if s[at + STOPPED] == 0 or m.order == 'write first' then s[at + PC] = POST end
 end
-
-step[LOOK] = function(_, s, at) s[at + PC] = s[POISON] == 1 and IDLE or POST end
 
 step[POST] = function(_, s, at)
    s[at + PAYLOAD + s[at + CALL] % 2] = s[at + CALL]
@@ -59,66 +58,70 @@ step[ANNOUNCE] = function(m, s, at, rank)
 end
 
 step[ARRIVE] = function(m, s, at)
-   if s[POISON] == 1 then return fail_call(s, at) end
+   if s[CLOSED] == 1 then return fail_call(s, at) end
    s[COUNT] = s[COUNT] + 1
-   s[at + PC] = GATE
+   s[at + PC] = ENTRY
    if s[COUNT] == m.nrank then s[COUNT], s[PASSED] = 0, s[PASSED] + 1 end
 end
 
-step[GATE] = function(_, s, at)
+step[ENTRY] = function(_, s, at)
    if s[PASSED] >= s[at + CALL] then
-      s[at + PC], s[at + PEER], s[at + FLOORS] = COMPARE, 0, 0
-   elseif s[POISON] == 1 then
+      s[at + PC], s[at + PEER], s[at + EXITS] = COMPARE, 0, 0
+   elseif s[CLOSED] == 1 then
       fail_call(s, at)
    else
       return true
    end
 end
 
--- One peer a step, as loads are not one.
+local function is_inside(s, peer, call)
+   local pc = s[peer + PC]
+   return s[peer + CALL] == call and pc >= ENTRY and pc <= EXIT
+end
+
+-- One rank a step, as loads are not one.
 step[COMPARE] = function(m, s, at, rank)
    local call, peer = s[at + CALL], s[at + PEER]
-   if s[ROOM + SEAT * peer + TAG + call % 2] ~= 8 * call + m.program[rank][call] then
-      s[POISON], s[at + PC], s[at + FLOORS] = 1, LAND, 1
-      return not m.differs[call] and 'false mismatch' or nil
+   if s[SHARED + SLOT * peer + TAG + call % 2] ~= 8 * call + m.program[rank][call] then
+      s[CLOSED], s[at + PC], s[at + EXITS] = 1, LAND, 1
+      if not m.differs[call] then return 'false mismatch' end
+      for other = 0, m.nrank - 1 do -- the message lists the calls of all
+         if not is_inside(s, SHARED + SLOT * other, call) then return 'gone operands' end
+      end
+      return nil
    end
    s[at + PEER] = peer + 1
    if s[at + PEER] < m.nrank then return end
    s[at + PC], s[at + PEER] = MOVE, 0
 end
 
-local function is_inside(s, peer, call)
-   local pc = s[peer + PC]
-   return s[peer + CALL] == call and pc >= GATE and pc <= FLOOR
-end
-
 step[MOVE] = function(m, s, at, rank)
    local call = s[at + CALL]
-   local peer, kind = ROOM + SEAT * s[at + PEER], m.program[rank][call]
+   local peer, kind = SHARED + SLOT * s[at + PEER], m.program[rank][call]
    local small = kind == protocol.SMALL or kind == protocol.OTHER
    local defect = small and s[peer + PAYLOAD + call % 2] ~= call and 'foreign payload'
       or not small and not is_inside(s, peer, call) and 'gone operands' or nil
    s[at + PEER] = s[at + PEER] + 1
    if s[at + PEER] == m.nrank then
       s[at + PEER] = 0
-      s[at + FLOORS] = s[at + FLOORS] + (kind == protocol.SPLIT and s[at + FLOORS] == 0 and 2 or 1)
+      s[at + EXITS] = s[at + EXITS] + (kind == protocol.SPLIT and s[at + EXITS] == 0 and 2 or 1)
       s[at + PC] = small and IDLE or LAND
    end
    return defect
 end
 
 step[LAND] = function(m, s, at)
-   s[FCOUNT] = s[FCOUNT] + 1
-   s[at + FWAIT] = s[FPASSED]
-   s[at + PC] = FLOOR
-   if s[FCOUNT] == m.nrank then s[FCOUNT], s[FPASSED] = 0, s[FPASSED] + 1 end
+   s[XCOUNT] = s[XCOUNT] + 1
+   s[at + XWAIT] = s[XPASSED]
+   s[at + PC] = EXIT
+   if s[XCOUNT] == m.nrank then s[XCOUNT], s[XPASSED] = 0, s[XPASSED] + 1 end
 end
 
--- FLOORS 2: the first of a split's, after which the peers' operands are looked at again.
-step[FLOOR] = function(_, s, at)
-   if s[FPASSED] == s[at + FWAIT] then return true end
-   s[at + PC] = s[at + FLOORS] == 2 and MOVE or IDLE
-   s[at + FWAIT] = 0
+-- EXITS 2: the first of a split's, after which the ranks' operands are looked at again.
+step[EXIT] = function(_, s, at)
+   if s[XPASSED] == s[at + XWAIT] then return true end
+   s[at + PC] = s[at + EXITS] == 2 and MOVE or IDLE
+   s[at + XWAIT] = 0
 end
 
 -- What else may happen at any time; each returns true where it may not.
@@ -126,23 +129,23 @@ local event = {}
 
 function event.leave(_, s, at)
    if s[at + PC] ~= IDLE then return true end
-   s[POISON], s[at + PC] = 1, DONE
+   s[CLOSED], s[at + PC] = 1, DONE
 end
 
 function event.expire(_, s, at)
-   if s[at + PC] ~= GATE or s[POISON] == 1 or s[PASSED] >= s[at + CALL] then return true end
-   s[POISON] = 1
+   if s[at + PC] ~= ENTRY or s[CLOSED] == 1 or s[PASSED] >= s[at + CALL] then return true end
+   s[CLOSED] = 1
    fail_call(s, at)
 end
 
 function event.abort(_, s)
-   if s[POISON] == 1 then return true end
-   s[POISON] = 1
+   if s[CLOSED] == 1 then return true end
+   s[CLOSED] = 1
 end
 
 local function prepare(model)
    local m = { nrank = #model.program, ncall = #model.program[1], program = {}, differs = {},
-      order = model.order, size = ROOM + SEAT * #model.program }
+      order = model.order, size = SHARED + SLOT * #model.program }
    for r, calls in ipairs(model.program) do
       m.program[r - 1] = calls
       for k, kind in ipairs(calls) do
@@ -153,24 +156,24 @@ local function prepare(model)
 end
 
 local name = {
-   [IDLE] = 'waits between calls', [LOOK] = 'has begun', [POST] = 'has seen the gate open',
-   [ANNOUNCE] = 'has left its payload', [ARRIVE] = 'has announced', [GATE] = 'is at the gate',
+   [IDLE] = 'waits between calls', [POST] = 'has begun',
+   [ANNOUNCE] = 'has left its payload', [ARRIVE] = 'has announced', [ENTRY] = 'is at the entry',
    [COMPARE] = 'compares', [MOVE] = 'moves data', [LAND] = 'has moved its data',
-   [FLOOR] = 'is on the floor', [DONE] = 'has ended',
+   [EXIT] = 'is at the exit', [DONE] = 'has ended',
 }
 
--- One line for every state on the way to key: which rank does what, and whether the gate is closed.
+-- One line for every state on the way to key: what each rank does, and whether the entry is closed.
 local function path_to(m, from, key)
    local lines = {}
    while key do
       local words = {}
       for rank = 0, m.nrank - 1 do
-         local at = ROOM + SEAT * rank
+         local at = SHARED + SLOT * rank
          words[#words + 1] = ('%d: #%d %s'):format(rank, key:byte(at + CALL + 1),
             name[key:byte(at + PC + 1)])
       end
       table.insert(lines, 1, table.concat(words, ', ')
-         .. (key:byte(POISON + 1) == 1 and ', closed' or ''))
+         .. (key:byte(CLOSED + 1) == 1 and ', closed' or ''))
       key = from[key]
    end
    return table.concat(lines, '\n')
@@ -197,7 +200,7 @@ end
 function Search:visit(key)
    local moved, done = false, 0
    for rank = 0, self.m.nrank - 1 do
-      local at = ROOM + SEAT * rank
+      local at = SHARED + SLOT * rank
       local pc = key:byte(at + PC + 1)
       if pc == DONE then
          done = done + 1

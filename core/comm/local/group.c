@@ -170,7 +170,8 @@ static bool fill(tide_group *g)
   g->owner = aligned_alloc(64, (size_t)g->nrank * sizeof *g->owner);
   if (g->owner) memset(g->owner, 0, (size_t)g->nrank * sizeof *g->owner);
   g->mark = tide__fork_mark_new();
-  if (all && g->joined && g->owner && g->mark) g->world = tide__local_new(g, g->nrank, all, "world");
+  if (all && g->joined && g->owner && g->mark)
+    g->world = tide__local_new(g, g->nrank, all, "world");
   free(all);
   return g->world != NULL;
 }

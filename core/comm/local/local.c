@@ -54,11 +54,12 @@ static void copy_part(local *s, int me, tide__coll *c, int q, int64_t i)
 {
   bool brings = c->op == TIDE__GATHER;
   tide__part mine = tide__move_part(c, me, q, i);
+  size_t n = brings ? mine.nin : mine.nout;
+  if (n == 0) return; /* and q may have no part i */
   tide__part other = tide__move_part(peer(s, q), q, me, i);
   char *to = brings ? other.out : mine.out;
   const char *from = brings ? mine.in : other.in;
-  size_t n = brings ? mine.nin : mine.nout;
-  if (n > 0 && to != from) tide__coll_copy(c, to, from, n);
+  if (to != from) tide__coll_copy(c, to, from, n);
 }
 
 static void move_data(local *s, int me, tide__coll *c)
@@ -132,10 +133,13 @@ static uint64_t tag_of(const tide__call_same *same)
 /* Describes the call to other ranks. */
 static uint64_t announce(tide__slot *slot, const tide__coll *c, const tide__comm_call *call)
 {
-  uint64_t version = LOAD(slot->version), word[TIDE__CALL_WORDS], tag = tag_of(&call->same);
-  memcpy(word, call, sizeof word);
+  uint64_t version = LOAD(slot->version), tag = tag_of(&call->same);
   atomic_store_explicit(&slot->version, version + 1, memory_order_relaxed);
-  for (int i = 0; i < TIDE__CALL_WORDS; i++) STORE(slot->word[i], word[i]);
+  for (size_t i = 0; i < TIDE__CALL_WORDS; i++) {
+    uint64_t word;
+    memcpy(&word, (const char *)call + i * sizeof word, sizeof word);
+    STORE(slot->word[i], word);
+  }
   STORE(slot->version, version + 2);
   STORE(slot->page[c->seq & 1].tag, tag);
   slot->coll = c;

@@ -53,7 +53,7 @@ bool tide__barrier_close(tide__barrier *b, const uint32_t *gen);
  * moves. */
 typedef struct tide__page {
   _Alignas(128) _Atomic uint64_t tag;
-  char payload[TIDE__POST];
+  _Alignas(32) char payload[TIDE__POST];
 } tide__page;
 
 enum { TIDE__CALL_WORDS = sizeof(tide__comm_call) / 8 };

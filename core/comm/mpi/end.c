@@ -40,8 +40,8 @@ static void receive(election *t, int q)
   v->receiving = tide__mpi_recv(t->mpi, &v->word, sizeof v->word, q, t->tag, &v->recv) == 0;
 }
 
-/* Sends how this process ends. The words are small, so MPI takes them at once; it may still own them
- * when everything else has been freed. */
+/* Sends how this process ends. The words are small, so MPI takes them at once; it may still own
+ * them when everything else has been freed. */
 static void announce(election *t, int what)
 {
   static const int32_t words[UNKNOWN] = {ELECTED, CAUSE, PEER, WELL};
@@ -147,8 +147,8 @@ int tide_mpi_elect(int cause)
   return rc == TIDE_E_NOMEM ? TIDE_E_STATE : rc;
 }
 
-/* A process that ends well waits for the others here, where a wait costs little and may have an end,
- * rather than in MPI_Finalize. */
+/* A process that ends well waits for the others here, where a wait costs little and may have an
+ * end, rather than in MPI_Finalize. */
 static int end_well(election *t)
 {
   int silent;

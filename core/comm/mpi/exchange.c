@@ -231,7 +231,7 @@ static bool is_missing(tide__mpi_comm *s, int q) { return !has_arrived(s, q); }
 
 static bool is_sending(tide__mpi_comm *s, int q) { return s->peer[q].sending; }
 
-/* Takes over a failure or farewell of q that concerns a call after `done`; whether there was one. */
+/* Takes over a failure or farewell of q that concerns calls after `done`; whether there is one. */
 static bool take_bye(tide__mpi_comm *s, int q, int64_t done)
 {
   const tide__mpi_peer *p = &s->peer[q];

@@ -1,5 +1,5 @@
-/* The transport of ranks that are processes of an MPI job: its table, split and the world. Calls are
- * exchanged in exchange.c, data move in move.c.
+/* The transport of ranks that are processes of an MPI job: its table, split and the world. Calls
+ * are exchanged in exchange.c, data move in move.c.
  */
 #include <sched.h>
 #include <stdio.h>
