@@ -1,12 +1,12 @@
-/* tide: the one header a host includes.
+/* tide: the one header for hosts.
  *
- * It is only a shell: the include guard, the standard headers, C linkage and symbol visibility
- * around tide_abi.h, which holds every declaration and no preprocessor line, so that the same
- * text is C99, C++ and the LuaJIT cdef.
+ * A shell around tide_abi.h: the include guard, the standard headers, C linkage and symbol
+ * visibility. tide_abi.h holds every declaration and no preprocessor line, so that the same text is
+ * C99, C++ and the LuaJIT cdef.
  *
- * Threads: a context and everything made from it belong to one thread at a time; different
- * contexts share nothing and may run in parallel. Release functions may be called from any thread,
- * but for tide_ctx_release; see core/THREADING.md.
+ * Threads: a context and everything made from it belong to one thread at a time; different contexts
+ * share nothing and may run in parallel. Release functions may be called from any thread, except
+ * tide_ctx_release; see core/THREADING.md.
  */
 #ifndef TIDE_H
 #define TIDE_H

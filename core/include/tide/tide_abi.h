@@ -1,12 +1,13 @@
 /* The contract: every public declaration of tide, and nothing else.
  *
  * There is no preprocessor line in this file. The text is compiled as C99 and as C++, embedded in
- * the library (tide_abi_text) and fed to LuaJIT's ffi.cdef, so declaration and code cannot differ.
+ * the library (tide_abi_text) and passed to LuaJIT's ffi.cdef, so declaration and code cannot
+ * differ.
  *
  * Rules that hold everywhere:
  *   - A function that can fail returns int: 0 done, negative an error, TIDE_MORE a second normal
  *     outcome. tide_error(ctx) then holds code, function and message until the next failing call.
- *   - Out-parameters come first. What arrives through one is owned by the caller (release it);
+ *   - Out-parameters come first. What they return is owned by the caller (release it);
  *     a pointer returned directly is borrowed from its parent. On failure outs are set to null.
  *   - Release accepts null and cannot fail. Objects keep alive what they need; any order is fine,
  *     and any thread but for tide_ctx_release: what a thread releases that does not own the context
@@ -21,12 +22,12 @@
  *     empty line.
  */
 
-typedef struct tide_ctx      tide_ctx;      /* everything hangs here; one user thread at a time */
+typedef struct tide_ctx      tide_ctx;      /* owns all state; one user thread at a time */
 typedef struct tide_tensor   tide_tensor;   /* small handle: storage + shape + strides + dtype */
-typedef struct tide_backward tide_backward; /* a reverse walk that can stop and go on */
-typedef struct tide_comm     tide_comm;     /* a group of ranks */
-typedef struct tide_group    tide_group;    /* what the ranks of one process share */
-typedef struct tide_saving   tide_saving;   /* a file that a thread is writing */
+typedef struct tide_backward tide_backward; /* a reverse walk that can stop and resume */
+typedef struct tide_comm     tide_comm;     /* this rank's handle of a group of ranks */
+typedef struct tide_group    tide_group;    /* the shared state of the ranks of one process */
+typedef struct tide_saving   tide_saving;   /* a file being written by a thread */
 typedef struct tide_file     tide_file;     /* an open safetensors file, checked */
 
 enum { TIDE_ABI = 1, TIDE_MAX_DIM = 8 };
@@ -57,10 +58,10 @@ typedef struct tide_opts {
   int32_t  nthread;   /* threads for kernels, 1 to 1024; 0: every core that the process may use */
   int32_t  read_env;  /* 1: TIDE_<PARAM> environment variables may override parameters */
   void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
-  /* Lines for whoever runs the host, up to the level of parameter log; on the context's thread, and
-   * it may not call the context. error: a communicator has failed for good. warn: memory was short
-   * and what the cache held went back; a collective took more than half of its timeout. info:
-   * devices beyond libtide's, MPI and NCCL: opened or why not. debug: the context itself. */
+  /* Log lines, up to the level of parameter log; called on the context's thread, must not call the
+   * context. error: a communicator has failed for good. warn: memory was short and cached memory
+   * was returned; a collective took more than half of its timeout. info: devices beyond libtide's,
+   * MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of both hooks */
   const char *params; /* "check=1 memory=4g"; see tide_param_name; may be null */
@@ -68,10 +69,10 @@ typedef struct tide_opts {
 
 /* Counters of a context. Borrowed, changes with every call, read it freely. */
 typedef struct tide_stats {
-  int64_t live;    /* bytes handed out to live storages, without those of the null device */
-  int64_t peak;    /* the most live has been since tide_stats_reset_peak */
+  int64_t live;    /* bytes of live storages, without those of the null device */
+  int64_t peak;    /* the maximum of live since tide_stats_reset_peak */
   int64_t cached;  /* bytes held free in the caching allocator */
-  int64_t debt;    /* bytes handed out since tide_debt_settle */
+  int64_t debt;    /* bytes allocated since tide_debt_settle */
   int64_t ntensor; /* live tensor handles */
   int64_t nnode;   /* live tape nodes */
   int64_t nop;     /* ops dispatched so far */
@@ -86,7 +87,7 @@ typedef struct tide_error_record {
   int32_t     code;
   const char *name;    /* "E_SHAPE" */
   const char *op;      /* public function that failed, e.g. "matmul" */
-  const char *message; /* which argument, what was expected, what came, what to do */
+  const char *message; /* which argument, what was expected, what was given, what to do */
 } tide_error_record;
 
 /* ---- library and context ------------------------------------------------------------------ */
@@ -95,8 +96,8 @@ typedef struct tide_error_record {
 const char *tide_abi_text(void);
 /* "0.1.0". Static. */
 const char *tide_version(void);
-/* A few lines on this build, fixed when it was made: version, compiler, devices, what it opens at
- * run time. Static. */
+/* A few lines on this build, fixed at build time: version, compiler, devices, libraries that it
+ * opens at run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
 /* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text. */
@@ -113,22 +114,22 @@ const char *tide_status_name(int status); /* "E_SHAPE"; "E_UNKNOWN" for another 
 const char *tide_status_text(int status); /* what the status means, one line. Static. */
 /* The counters; the pointer stays the same for the life of the context. */
 const tide_stats *tide_ctx_stats(tide_ctx *ctx);
-void tide_stats_reset_peak(tide_ctx *ctx); /* peak is live from here on */
-/* Counts since and since_peak from nothing: what is handed out from here on, so that what is
- * released meanwhile of the time before does not look like a saving. */
+void tide_stats_reset_peak(tide_ctx *ctx); /* sets peak to live */
+/* Sets since and since_peak to 0: they count what is allocated from now on, so that releases of
+ * earlier memory do not look like a saving. */
 void tide_stats_mark(tide_ctx *ctx);
-/* Sets debt to 0: a host with a collector does it when it has looked whether collecting would help
- * (see the parameter debt, which the library itself does not read). */
+/* Sets debt to 0: a host with a garbage collector calls it after deciding whether to collect (see
+ * the parameter debt, which the library itself does not read). */
 void tide_debt_settle(tide_ctx *ctx);
-/* Gives cached free memory back to the system. */
+/* Returns cached free memory to the system. */
 void tide_cache_trim(tide_ctx *ctx);
-/* Asks whatever runs on ctx to stop with E_INTERRUPT. Any thread, also a signal handler. */
+/* Requests a stop of the calls on ctx with E_INTERRUPT. Any thread, also a signal handler. */
 void tide_interrupt(tide_ctx *ctx);
 /* The flag that tide_interrupt sets, 0 or 1; reading it clears it. */
 int  tide_interrupted(tide_ctx *ctx);
 /* Threads used by kernels of this context, from the next op on. 1 to 1024, else E_ARG. */
 int  tide_set_nthread(tide_ctx *ctx, int n);
-int  tide_nthread(tide_ctx *ctx); /* their present number */
+int  tide_nthread(tide_ctx *ctx); /* their current number */
 
 /* ---- parameters: every tunable in one table (core/base/param.def) ------------------------- */
 
@@ -139,7 +140,7 @@ const char *tide_param_doc(int index);   /* one line of help; null beyond the ta
  * the next call that reads the parameter. E_ARG: no such parameter, no number, or out of its range;
  * the message says the range. */
 int  tide_param_set(tide_ctx *ctx, const char *name, const char *value);
-/* The present value as text, borrowed until the next call. Null: no such parameter. */
+/* The current value as text, borrowed until the next call. Null: no such parameter. */
 const char *tide_param_get(tide_ctx *ctx, const char *name);
 
 /* ---- trace: a ring of named spans ---------------------------------------------------------- */
@@ -160,8 +161,8 @@ int tide_dtype_size(int dtype);         /* bytes; 0 if unknown */
 const char *tide_device_name(int device); /* "cpu"; null if unknown */
 /* 1 if the device can be used in ctx, else 0 with the reason in tide_error. */
 int tide_device_available(tide_ctx *ctx, int device);
-/* How many devices of this kind the machine has (parameter cuda_device is one of them), 1 on the
- * host; 0 with the reason in tide_error where it cannot be used. Opens none of them. */
+/* Returns the number of devices of this kind in the machine (parameter cuda_device is one of them),
+ * 1 on the host; 0 with the reason in tide_error if it cannot be used. Opens none of them. */
 int tide_device_count(tide_ctx *ctx, int device);
 
 /* ---- tensors ------------------------------------------------------------------------------- */
@@ -169,7 +170,8 @@ int tide_device_count(tide_ctx *ctx, int device);
 /* New tensor with undefined contents. ndim 0 is a scalar; sizes may be 0. E_SHAPE, E_NOMEM. */
 int  tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                 const int64_t *shape);
-/* The same, every element value. E_DTYPE: an integer dtype and no whole number. */
+/* tide_empty with every element set to value. E_DTYPE: an integer dtype and a value that is not an
+ * integer. */
 int  tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape, double value);
 /* start, start + step, ...; n values, 1-D. */
@@ -180,27 +182,26 @@ int  tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, in
                      const int64_t *shape, const void *data, size_t nbytes);
 /* Copies the elements, row-major, into data; nbytes must be exactly the tensor's size. */
 int  tide_to_bytes(tide_tensor *t, void *data, size_t nbytes);
-/* As tide_to_bytes after conversion to f64. n elements. A NaN comes as the plain NAN. */
+/* As tide_to_bytes after conversion to f64. n elements. A NaN is returned as the plain NAN. */
 int  tide_to_doubles(tide_tensor *t, double *data, int64_t n);
 /* The only element of a one-element tensor, a NaN as the plain NAN. E_SHAPE otherwise. */
 int  tide_item(tide_tensor *t, double *value);
 /* One more reference to the handle, which needs one more release. The owner's thread only. Always
- * 0; a status, so that a function which hands a tensor on can end with it. */
+ * returns 0, so that a function which passes a tensor on can end with it. */
 int  tide_tensor_retain(tide_tensor *t);
-/* Any thread: one that does not own the context leaves it for the owner's next call. */
+/* Any thread; on one that does not own the context the release waits for the owner's next call. */
 void tide_tensor_release(tide_tensor *t);
 /* Drops the bytes now; the handle stays and answers E_GONE. E_STATE: a collective under way uses
  * them. */
 int  tide_tensor_drop(tide_tensor *t);
-/* Bytes again, contents undefined, for whoever dropped them: every view of them and every
- * reference that the tape saved is back as well. Counts as a write, so a backward that saved the
- * tensor before the drop refuses it, unless tide_tensor_refilled follows. Nothing happens if the
- * bytes are there.
+/* Allocates dropped bytes again, contents undefined: every view of them and every reference that
+ * the tape saved has bytes again. Counts as a write, so a backward that saved the tensor before
+ * the drop refuses it, unless tide_tensor_refilled follows. Does nothing if the bytes exist.
  * E_NOMEM. */
 int  tide_tensor_restore(tide_tensor *t);
-/* The caller declares, after tide_tensor_restore and whatever filled the bytes, that the whole
- * storage holds again what it held at the drop: its version is that of then, and saved references
- * are valid. E_GONE: still absent; E_STATE: not restored since the last drop. */
+/* Declares, after tide_tensor_restore and after filling the bytes, that the whole storage holds
+ * again what it held at the drop: its version is that at the drop, and saved references are valid.
+ * E_GONE: still absent; E_STATE: not restored since the last drop. */
 int  tide_tensor_refilled(tide_tensor *t);
 /* What the handle knows of itself, also when its bytes are gone; none of these fails: */
 tide_ctx *tide_tensor_ctx(const tide_tensor *t);       /* borrowed */
@@ -219,17 +220,16 @@ void *tide_tensor_data(tide_tensor *t);
 int64_t tide_tensor_version(const tide_tensor *t);     /* counts in-place writes */
 /* Copy on another device (or a second handle if it is there already). Not recorded. */
 int  tide_to_device(tide_tensor **out, tide_tensor *t, int device);
-/* The same without waiting for the copy, on a stream of its own behind the work enqueued so far. To
- * a GPU: t is in pinned memory (E_ARG if not). To the host: the result is. Whatever uses one of the
- * two next waits for the copy: the host for its bytes, the GPU's later work for its own. Between
- * host devices: as tide_to_device. E_STATE while a step is captured. */
+/* tide_to_device without waiting for the copy, on a stream of its own behind the work enqueued so
+ * far. To a GPU: t is in pinned memory (E_ARG if not). To the host: the result is. The next use of
+ * one of the two waits for the copy: the host for its bytes, the GPU's later work for its own.
+ * Between host devices: as tide_to_device. E_STATE while a step is captured. */
 int  tide_to_device_async(tide_tensor **out, tide_tensor *t, int device);
-/* A copy on 'cpu' in memory that the CUDA device copies from and to by itself; t itself (new
- * handle) if it is there already. E_DEVICE: t is not on 'cpu', or there is no CUDA device. Not
- * recorded. */
+/* Returns a copy on 'cpu' in pinned memory, or t itself (new handle) if it is pinned. E_DEVICE: t
+ * is not on 'cpu', or there is no CUDA device. Not recorded. */
 int  tide_pin_memory(tide_tensor **out, tide_tensor *t);
-int  tide_is_pinned(const tide_tensor *t); /* 1: lies in such memory */
-/* Waits until the device has done what it was given; tells what its kernels found wrong. */
+int  tide_is_pinned(const tide_tensor *t); /* 1: lies in pinned memory */
+/* Blocks until the device has completed its work; reports errors that its kernels found. */
 int  tide_sync(tide_ctx *ctx, int device);
 /* Itself (new handle) if contiguous, else a contiguous copy. Recorded. */
 int  tide_contiguous(tide_tensor **out, tide_tensor *t);
@@ -238,8 +238,8 @@ int  tide_clone(tide_tensor **out, tide_tensor *t);
 /* Bounded text form; writes at most n bytes with the final zero. Host devices read the data. */
 int  tide_tensor_format(tide_tensor *t, char *buf, size_t n, int with_data);
 
-/* Step scopes: bytes of tensors born inside and not kept go at the pop. Nest. */
-/* The depth of the new scope, 1 for the outermost. */
+/* Step scopes: the bytes of tensors made inside and not kept are freed at the pop. Scopes nest. */
+/* Returns the depth of the new scope, 1 for the outermost. */
 int  tide_scope_push(tide_ctx *ctx);
 /* Ends the innermost scope, which must be the one of this depth: E_STATE if scopes interleave. */
 int  tide_scope_pop(tide_ctx *ctx, int depth, tide_tensor *const *keep, int64_t nkeep);
@@ -294,15 +294,16 @@ int tide_isfinite(tide_tensor **out, tide_tensor *x);
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add);
 /* x ^ exponent; f32 of an integer x. */
 int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent);
-/* min(max(x, lo), hi), dtype kept; an integer x is held between the integers inside the bounds. NaN
- * stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG unless
- * lo <= hi. */
+/* min(max(x, lo), hi), dtype kept; an integer x is clamped to the integers inside the bounds. NaN
+ * stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG unless lo <=
+ * hi. */
 int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi);
 /* cond is bool; cond ? a : b, broadcast. */
 int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b);
 /* x in another dtype (x itself, a new reference, if it has it already). Floats are rounded to the
- * nearest, ties to even; a float to an integer is cut toward 0, held in the range, NaN gives 0; an
- * integer to a smaller one wraps; anything but 0 is true. Recorded between floats. E_DTYPE. */
+ * nearest, ties to even; a float to an integer is truncated toward 0 and clamped to the range, NaN
+ * gives 0; an integer to a smaller one wraps; anything but 0 is true. Recorded between floats.
+ * E_DTYPE. */
 int tide_cast(tide_tensor **out, tide_tensor *x, int dtype);
 
 /* In place. dst must not be broadcast (no stride 0), and neither dst nor src may need a gradient
@@ -311,10 +312,10 @@ int tide_copy_(tide_tensor *dst, tide_tensor *src);
 int tide_fill_(tide_tensor *dst, double value);
 int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha); /* dst += alpha * src */
 int tide_scale_(tide_tensor *dst, double factor); /* dst *= factor */
-/* The same over lists, pair after pair: dsts[i] = srcs[i], or dsts[i] += srcs[i]. Pairs whose dsts
- * lie apart share a launch. srcs[i] has the shape of dsts[i] (E_SHAPE; tide_expand broadcasts), and
- * lies in no storage of dsts (E_ARG). To integers only integers and bool are added, to bool nothing
- * (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient. */
+/* copy_ and add over lists, pair after pair: dsts[i] = srcs[i], or dsts[i] += srcs[i]. Pairs whose
+ * dsts do not overlap share a launch. srcs[i] has the shape of dsts[i] (E_SHAPE; tide_expand
+ * broadcasts), and lies in no storage of dsts (E_ARG). To integers only integers and bool are
+ * added, to bool nothing (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient. */
 int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
                        tide_tensor *const *srcs);
 int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
@@ -324,7 +325,7 @@ int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
 /* ndim 0 reduces every dim. Accumulation is f32 for f32/f16/bf16 in a fixed order, f64 for f64,
  * i64 for integers; sums of integers and bools are i64. Empty sums are 0; empty max is E_SHAPE. */
 
-/* Over the dims named, each once; keepdim leaves them with size 1. NaN is the extreme of amax and
+/* Over the given dims, each once; keepdim leaves them with size 1. NaN is the extreme of amax and
  * amin. any and all are bool and take any number but 0 for true: */
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
@@ -395,13 +396,13 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
 /* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
 enum { TIDE_ACT_RELU = 0, TIDE_ACT_GELU_TANH = 1 };
-/* act(x w^T + bias): relu, or gelu by tanh. What that saves on a GPU is a pass over the result. */
+/* act(x w^T + bias): relu, or gelu by tanh. On a GPU it saves a pass over the result. */
 int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                     int activation);
-/* As tide_linear, with x and w rounded to FP8 (e4m3) on the way, each scaled so that its largest
- * magnitude is the largest number of the format; sums are f32, y has x's dtype. In backward dy is
- * rounded to e5m2, and w and x to e4m3 again; dbias is the sum of dy as it is. The derivative takes
- * rounding for the identity. f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
+/* As tide_linear, with x and w rounded to FP8 (e4m3), each scaled so that its largest magnitude is
+ * the largest number of the format; sums are f32, y has x's dtype. In backward dy is rounded to
+ * e5m2, and w and x to e4m3 again; dbias is the sum of the unrounded dy. The derivative treats
+ * rounding as the identity. f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
 
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
@@ -417,12 +418,12 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
 /* sum = x + residual, out = rms_norm(sum): both results of one pass. */
 int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide_tensor *residual,
                       tide_tensor *weight, double eps, double weight_offset);
-/* Rotary embedding (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T];
- * inv_freq f32 [R/2], R <= D: the first R channels of a head turn, the rest pass. interleaved
- * pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse turns back. */
+/* Rotary embedding (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T]; inv_freq
+ * f32 [R/2], R <= D: the first R channels of a head rotate, the rest pass. interleaved pairs
+ * channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse rotates back. */
 int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
               bool interleaved, bool inverse);
-/* e^x / sum e^x along dim, the largest taken off first; a row of -inf alone is NaN. */
+/* e^x / sum e^x along dim, after subtracting the maximum; a row of -inf alone is NaN. */
 int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
 /* Its logarithm, x - log sum e^x. */
 int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
@@ -458,10 +459,10 @@ void tide_attention_attrs_init(tide_attention_attrs *attrs);
  * attrs may be null. */
 int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_tensor *k,
                    tide_tensor *v, const tide_attention_attrs *attrs);
-/* Merges attention over one part of the keys into attention over others, in place: out f32
- * [B, T, H, D] and lse f32 [B, H, T] (f64 if part is f64) hold what came before (all zero and -inf
- * at the start), part (any float dtype) and part_lse come from tide_attention with the same
- * queries. Not recorded: E_STATE if one of them needs a gradient. Source: arXiv 2310.01889. */
+/* Merges attention over one part of the keys into attention over others, in place: out f32 [B, T,
+ * H, D] and lse f32 [B, H, T] (f64 if part is f64) hold the result so far (all zero and -inf at the
+ * start), part (any float dtype) and part_lse are results of tide_attention with the same queries.
+ * Not recorded: E_STATE if one of them needs a gradient. Source: arXiv 2310.01889. */
 int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
                           tide_tensor *part_lse);
 /* Gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout, the
@@ -470,9 +471,9 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
 int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,
                             tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
                             tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs);
-/* The shortest run of keys, *first and *count, such that no query sees a key outside it by
- * document and position range (some key inside may be unseen too): what a rank needs of a block
- * that lies elsewhere. q_index i32 [B or 1, Tq, 2], k_index i32 [B or 1, Tk, 2], on the host; of
+/* Returns the shortest run of keys, *first and *count, such that no query sees a key outside it by
+ * document and position range (some key inside may be unseen too): the rows that a rank needs of
+ * another rank's block. q_index i32 [B or 1, Tq, 2], k_index i32 [B or 1, Tk, 2], on the host; of
  * attrs only causal and the window count; null: full. A count of 0 has first 0. */
 int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
                         const tide_attention_attrs *attrs, int64_t *first, int64_t *count);
@@ -481,20 +482,20 @@ int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
 int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);
 
 /* ---- index maps of sharded sequences --------------------------------------------------------- */
-/* Host data, made once a batch and left on the device of the first tensor. Index results are i64 or
- * i32 (dtype); E_ARG says which entry broke which rule. cu: i32/i64 [ndoc + 1] cumulative lengths,
- * first 0, not decreasing. Owned results. */
+/* Host data, made once per batch and left on the device of the first tensor. Index results are i64
+ * or i32 (dtype); E_ARG says which entry broke which rule. cu: i32/i64 [ndoc + 1] cumulative
+ * lengths, first 0, not decreasing. Owned results. */
 
 /* Head-tail layout of every document over `size` ranks: each is cut into 2 * size chunks, rank r
  * keeps chunks r and 2 * size - 1 - r, documents in order (zigzag, DualChunkSwap; what
  * Transformer Engine calls the THD partition). out: whole position of each of the rank's tokens; of
  * all ranks, one after another, if rank is -1. Every length must be a multiple of 2 * size. */
 int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype);
-/* The inverse: for each whole position its place among the tokens of all ranks in rank order. */
+/* The inverse: for each whole position its index among the tokens of all ranks in rank order. */
 int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dtype);
 /* start, start + 1, ... start + length - 1 for each row (start, length) of runs [n, 2], joined. */
 int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype);
-/* The inverse of a permutation of 0 .. n - 1; E_ARG if index is none. Keeps the dtype. */
+/* The inverse of a permutation of 0 .. n - 1; E_ARG if index is not one. Keeps the dtype. */
 int tide_inverse_index(tide_tensor **out, tide_tensor *index);
 /* As tide_document_index for documents in slots larger than they are: document d begins at
  * cu_slot[d] and has cu_real[d + 1] - cu_real[d] tokens, the rest of its slot is document -1. */
@@ -554,7 +555,7 @@ int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_
 typedef struct tide_cross_entropy_attrs {
   uint32_t size;
   int32_t  pad;
-  int64_t  ignore_index;    /* targets with this value count nothing; default -100 */
+  int64_t  ignore_index;    /* targets with this value do not count; default -100 */
   double   label_smoothing; /* in [0, 1) */
   double   z_loss;          /* weight of lse^2 (arXiv 2204.02311) */
 } tide_cross_entropy_attrs;
@@ -563,7 +564,7 @@ void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *attrs);
 int tide_cross_entropy(tide_tensor **out, tide_tensor *logits, tide_tensor *targets,
                        const tide_cross_entropy_attrs *attrs);
 /* Sum over tokens (f32 scalar) of the cross entropy of x_ND w_VD^T (+ bias_V, may be null); the
- * logits exist only a chunk of rows at a time, gradients are made in the same pass. */
+ * logits exist only a chunk of rows at a time, gradients are computed in the same pass. */
 int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
                               tide_tensor *bias, tide_tensor *targets,
                               const tide_cross_entropy_attrs *attrs);
@@ -584,20 +585,21 @@ typedef struct tide_random_attrs {
 void tide_random_attrs_init(tide_random_attrs *attrs);
 /* The context's generator. A new context starts with seed 0. */
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset);
-/* Where it stands: what tide_rng_set takes to go on from here. Each may be null. */
+/* Returns the generator's state, the arguments of tide_rng_set that continue from here. Each may be
+ * null. */
 int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offset);
-/* place (i64 [3]: seed, stream, offset; null: none) is from here on where the generator begins: ops
- * that draw from the context on its device add, when they run, what it holds to the context's own
- * numbers. So a captured step, whose constants stay, draws from what is written there ahead of each
- * replay: set the generator to 0, 0, 0 meanwhile; what its offset is at the end is how far a replay
- * advances. place is held until the next call, and outlives step scopes. E_ARG: another dtype or
+/* Sets the tensor in which the generator starts (i64 [3]: seed, stream, offset; null: none): ops
+ * that draw from the context on its device add, when they run, its values to the context's own
+ * numbers. So a captured step, whose constants stay, draws from what is written there before each
+ * replay: set the generator to 0, 0, 0 meanwhile; its offset at the end is the advance of one
+ * replay. place is held until the next call, and outlives step scopes. E_ARG: another dtype or
  * size, not contiguous. */
 int tide_rng_place(tide_ctx *ctx, tide_tensor *place);
 /* Fill t in place; attrs may be null. Floating dtypes. Uniform is in [lo, hi). */
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs);
 /* std >= 0; a number takes one word of the generator, by the inverse distribution function. */
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs);
-/* Normal cut to [mean + std * lo, mean + std * hi] by inversion. */
+/* Normal truncated to [mean + std * lo, mean + std * hi] by inversion. */
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
                        const tide_random_attrs *attrs);
 
@@ -613,12 +615,11 @@ typedef struct tide_adamw_attrs {
 } tide_adamw_attrs;
 void tide_adamw_attrs_init(tide_adamw_attrs *attrs);
 /* For i < n: p[i], m[i], v[i] are updated from g[i]. m, v and master[i] are f32 (f64 with f64
- * parameters); master (may be null, or hold nulls) keeps the exact weights of bf16/f16 p.
- * g_scale (f32 scalar, may be null) multiplies every gradient: the device-side clip factor.
- * rates (f64 [2], may be null) holds lr and step, which attrs then does not say: a captured step
- * reads the ones of its replay. found_inf (f32 scalar, may be null): unless it is 0, nothing is
- * changed. E_ARG, where the device is read: the step in rates is below 1 (on 'cuda' nothing is
- * changed then). */
+ * parameters); master (may be null, or hold nulls) keeps the exact weights of bf16/f16 p. g_scale
+ * (f32 scalar, may be null) multiplies every gradient: the device-side clip factor. rates (f64 [2],
+ * may be null) holds lr and step, which replace those of attrs: a captured step reads the ones of
+ * its replay. found_inf (f32 scalar, may be null): unless it is 0, nothing is changed. E_ARG, where
+ * the device is read: the step in rates is below 1 (on 'cuda' nothing is changed then). */
 int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
                 tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
@@ -651,42 +652,42 @@ int  tide_requires_grad(tide_tensor *t, bool on);
 /* 1: leaf marked, or the result of a recorded op. */
 int  tide_needs_grad(const tide_tensor *t);
 int  tide_is_leaf(const tide_tensor *t); /* 1: not the result of a recorded op */
-/* The accumulated gradient of a leaf, owned; *out null if there is none. */
+/* Returns the accumulated gradient of a leaf, owned; *out is null without one. */
 int  tide_grad(tide_tensor **out, tide_tensor *t);
 /* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. Of a bf16
  * or f16 tensor it may be f32: later gradients are then added up in f32. */
 int  tide_set_grad(tide_tensor *t, tide_tensor *grad);
-/* As tide_set_grad with null, and the bytes go now, whoever still holds a handle on the gradient
- * (it answers E_GONE), unless they are another tensor's as well or a collective is using them. */
+/* tide_set_grad with null that also frees the bytes now; other handles on the gradient return
+ * E_GONE. Bytes that another tensor shares, or that a collective is using, stay. */
 int  tide_drop_grad(tide_tensor *t);
 /* Same bytes, no history. */
 int  tide_detach(tide_tensor **out, tide_tensor *t);
-/* Recording on (1, default) or off (0) in this context; the old value is returned. */
+/* Switches recording on (1, default) or off (0) in this context; returns the old value. */
 int  tide_set_recording(tide_ctx *ctx, bool on);
 int  tide_recording(tide_ctx *ctx); /* 1: on */
 
 enum { TIDE_EVENT_DONE = 0, TIDE_EVENT_HOST = 1 };
-/* What the walk needs from the host next. tag and nout are those of tide_host_function. */
+/* The next task of the host in a walk. tag and nout are those of tide_host_function. */
 typedef struct tide_event {
   int32_t kind;
   int32_t nout, nin; /* gradients available / wanted */
   int32_t pad;
   double  tag;
 } tide_event;
-/* Starts a reverse walk from root. grad may be null if root has one element (then 1).
- * retain keeps saved tensors for a second walk; otherwise they go as the walk passes.
- * E_STATE: no gradient path; already walked; saved tensor changed in place (found while
- * walking). */
+/* Starts a reverse walk from root. grad may be null if root has one element (then 1). retain keeps
+ * saved tensors for a second walk; otherwise they are freed as the walk passes. E_STATE: no
+ * gradient path; already walked; saved tensor changed in place (found while walking). */
 int  tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain);
-/* Runs until a host function's turn (TIDE_MORE, event filled), the end (0), or an error. */
+/* Runs to the next host function (TIDE_MORE, event filled), the end (0), or an error. */
 int  tide_backward_next(tide_backward *bw, tide_event *event);
-/* At a HOST event: gradient of output i, owned; *out null if nothing flowed into it. */
+/* At a HOST event: gradient of output i, owned; *out null if no gradient reached it. */
 int  tide_backward_take(tide_tensor **out, tide_backward *bw, int i);
 /* Saved inputs of the host function (those given to tide_host_function), owned. */
 int  tide_backward_input(tide_tensor **out, tide_backward *bw, int i);
 /* At a HOST event: the gradient of input i (null: none). Shape and dtype must be the input's. */
 int  tide_backward_give(tide_backward *bw, int i, tide_tensor *grad);
-/* Before the end too: gradients under way are dropped, those of leaves stay as far as they came. */
+/* Also before the end: gradients in progress are dropped, those of leaves keep their sums so
+ * far. */
 void tide_backward_release(tide_backward *bw);
 /* The whole walk for C hosts; E_HOST if it meets a host function. */
 int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
@@ -696,32 +697,32 @@ int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
  * plain second handles. */
 int  tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
                         tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save);
-/* Tags of host functions whose nodes have gone since the last call: fills up to n, returns count.
- * The host frees what it kept under them. */
+/* Tags of host functions whose nodes were freed since the last call: fills up to n, returns the
+ * count. The host frees its state of these tags. */
 int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
 
 /* ---- captured steps -------------------------------------------------------------------------- */
 
-/* What a device is given between begin and end is recorded and not run; replay enqueues all of it
- * again with the same addresses and numbers, at the price of one launch. New input is written into
- * the tensors that the step read; results appear in those that it made. Memory of the step belongs
- * to the graph; tensors that it made live on as long as they are held.
- * Collectives over NCCL are part of the step: every rank of the communicator captures the same ones
- * and replays as often. Each replay is a call of the communicator ("replay" in its history, where
- * the calls of the capture stand at its beginning), with its timeout. The graph holds the
- * communicators; when one fails, replays do with its status.
- * While a step is captured these fail with E_STATE and change nothing: reading a tensor, copies
- * from the host, other collectives, barrier and split, waiting for a work from before, ops on other
- * devices; and what a replay would repeat: random numbers of the context without tide_rng_place, an
- * optimiser's update without rates. E_UNSUPPORTED: the device has no graphs; only 'cuda' has. */
+/* Work enqueued on a device between begin and end is recorded and not run; replay enqueues all of
+ * it again with the same addresses and numbers, at the price of one launch. New input is written
+ * into the tensors that the step read; results appear in those that it made. Memory of the step
+ * belongs to the graph; tensors that it made live on as long as they are held. Collectives over
+ * NCCL are part of the step: every rank of the communicator captures the same ones and replays as
+ * often. Each replay is a call of the communicator ("replay" in its history, where the calls of the
+ * capture stand at its beginning), with its timeout. The graph holds the communicators; when one
+ * fails, replays fail with its status. While a step is captured these fail with E_STATE and change
+ * nothing: reading a tensor, copies from the host, other collectives, barrier and split, waiting
+ * for earlier work, ops on other devices; and what a replay would repeat: random numbers of the
+ * context without tide_rng_place, an optimiser's update without rates. E_UNSUPPORTED: the device
+ * has no graphs; only 'cuda' has. */
 typedef struct tide_graph tide_graph;
-/* Starts to capture what the device is given. E_STATE: the context is capturing a step already. */
+/* Starts to capture the device's work. E_STATE: the context is capturing a step already. */
 int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);
 /* Ends the capture; the device works as usual again, also if this fails. E_STATE: not being
  * captured; E_DEVICE: the device refused the step, and the graph cannot be replayed. */
 int  tide_graph_end(tide_graph *graph);
-/* Enqueues the step once more, any number of times, behind what the device was given so far, and
- * does not wait. E_STATE: while a step is captured, or if its capture failed. */
+/* Enqueues the step once more, any number of times, behind the work enqueued so far, and does not
+ * wait. E_STATE: while a step is captured, or if its capture failed. */
 int  tide_graph_replay(tide_graph *graph);
 /* Also ends a capture that has begun. */
 void tide_graph_release(tide_graph *graph);
@@ -735,33 +736,34 @@ void        tide_blob_release(tide_blob *blob);
 
 /* The whole of a regular file. limit: most bytes accepted, 0 for no limit. E_IO; E_ARG: longer. */
 int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t limit);
-/* Replaces or makes a file so that a crash leaves the old one or the new one: temporary file in
- * the same folder, fsync, rename, fsync of the folder. What is there and no regular file (a folder,
- * a device, a pipe) is E_IO; the same holds for tide_file_save. */
+/* Replaces or makes a file so that a crash leaves the old one or the new one: temporary file in the
+ * same folder, fsync, rename, fsync of the folder. E_IO if the path exists and is not a regular
+ * file (a folder, a device, a pipe); the same holds for tide_file_save. */
 int tide_path_write(tide_ctx *ctx, const char *path, const void *data, size_t nbytes);
 /* Adds to the end of a file, made if absent; one write, not synchronised. */
 int tide_path_append(tide_ctx *ctx, const char *path, const void *data, size_t nbytes);
 /* fsync of a file, or of a folder (its entries: what was created, renamed or removed in it). */
 int tide_path_sync(tide_ctx *ctx, const char *path);
-/* Also replaces what is at `to`, atomically, where the system allows it. Not synchronised. */
+/* Also replaces a file at `to`, atomically, where the system allows it. Not synchronised. */
 int tide_path_rename(tide_ctx *ctx, const char *from, const char *to);
 /* Makes a folder and, if parents, the missing ones above it. TIDE_MORE if it was there already. */
 int tide_path_mkdir(tide_ctx *ctx, const char *path, bool parents);
 /* Names in a folder, sorted bytewise, without "." and "..", each followed by a zero byte. */
 int tide_path_list(tide_blob **out, tide_ctx *ctx, const char *path);
-/* Removes a file, a link (not what it points at) or an empty folder. TIDE_MORE if there is none. */
+/* Removes a file, a link (not its target) or an empty folder. TIDE_MORE if nothing is there. */
 int tide_path_remove(tide_ctx *ctx, const char *path);
-/* A symbolic link at path that says target, replacing a link or file that is there, atomically. */
+/* Makes a symbolic link at path to target, replacing a link or file that is there, atomically. */
 int tide_path_link(tide_ctx *ctx, const char *target, const char *path);
 enum { TIDE_PATH_NONE = 0, TIDE_PATH_FILE = 1, TIDE_PATH_DIR = 2, TIDE_PATH_OTHER = 3 };
-/* What is at path, links followed: TIDE_PATH_*; size (may be null) receives a file's bytes. */
+/* Returns the kind of path, links followed: TIDE_PATH_*; size (may be null) receives a file's
+ * bytes. */
 int tide_path_kind(tide_ctx *ctx, const char *path, int64_t *size);
 /* 1 if this process may write the file, or create files in the folder, else 0. */
 int tide_path_is_writable(tide_ctx *ctx, const char *path);
 typedef struct tide_lock tide_lock;
 /* Takes the lock on a file, which is made if absent and stays: TIDE_OK, or TIDE_MORE with *out null
- * while somebody else holds it, in this process or another. Never waits. It goes when it is
- * released and when the process ends, however that ends (flock). The caller owns *out. */
+ * while it is held elsewhere, in this process or another. Never blocks. It is released with the
+ * handle and with the process in any case (flock). The caller owns *out. */
 int  tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path);
 void tide_lock_release(tide_lock *lock);
 /* XXH64 (seed 0) of a file's bytes as 16 lower-case hex digits and a final zero: 17 bytes. */
@@ -819,7 +821,7 @@ int64_t tide_file_nbytes(const tide_file *file, int64_t i);         /* -1: no su
 int64_t tide_file_meta_count(const tide_file *file);                /* pairs of text */
 const char *tide_file_meta_key(const tide_file *file, int64_t i);   /* null beyond the end */
 const char *tide_file_meta_value(const tide_file *file, int64_t i); /* the same */
-/* Tensor i, whole. E_UNSUPPORTED: a dtype or number of dims that tide has not. */
+/* Loads tensor i, whole. E_UNSUPPORTED: a dtype or number of dims that tide does not support. */
 int  tide_file_load(tide_tensor **out, tide_file *file, int64_t i, int device);
 /* Fills a contiguous t with the elements start, start + 1, ... of tensor i (row-major): a shard, a
  * row, or the whole. Same dtype; start + numel <= the stored count. Not recorded. */
@@ -830,36 +832,38 @@ int  tide_file_read(tide_tensor *t, tide_file *file, int64_t i, int64_t start);
 int  tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *const *names,
                     tide_tensor *const *tensors, int64_t nmeta, const char *const *keys,
                     const char *const *values);
-/* The same in the background: tensors are copied to the host now, a thread of its own writes and
- * hashes the file. They may change as soon as this returns. */
+/* tide_file_save in the background: tensors are copied to the host now, a thread writes and hashes
+ * the file. They may change as soon as this returns. */
 int  tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
                        const char *const *names, tide_tensor *const *tensors);
-int  tide_saving_test(const tide_saving *s);              /* 1: over, well or not */
-/* Waits for the end; 16 hex digits and a zero (tide_path_hash) into digits, or the error. */
+int  tide_saving_test(const tide_saving *s);              /* 1: finished, with success or failure */
+/* Blocks until the file is written; returns 16 hex digits and a zero (tide_path_hash) in digits, or
+ * the error. */
 int  tide_saving_wait(tide_saving *s, char *digits);
-void tide_saving_release(tide_saving *s);                 /* waits for the end */
+void tide_saving_release(tide_saving *s);                 /* blocks until the file is written */
 
 /* ---- ranks: groups and communicators --------------------------------------------------------- */
-/* A group is what N ranks of one process share; each rank joins it with its own context on its own
- * thread and gets a communicator. Every rank makes the same collective calls on a communicator in
- * the same order. Calls (operation, reduction, dtypes, counts, root) are compared before any data
- * moves: a difference is E_COMM on every rank, with the places that tide_comm_site gave; a rank
- * that does not come is E_TIMEOUT, a rank that failed or left E_PEER. After such a failure the
- * communicator is poisoned: each later call returns the same error at once, and a new group is made
- * to go on. Reductions run in rank order for each element, so the result has the same bits whatever
- * the timing. */
+/* A group is the shared state of N ranks of one process; each rank joins it with its own context on
+ * its own thread and gets a communicator. Every rank makes the same collective calls on a
+ * communicator in the same order. Calls (operation, reduction, dtypes, counts, root) are compared
+ * before any data moves: a difference is E_COMM on every rank, with the call sites that
+ * tide_comm_site set; a rank that does not call is E_TIMEOUT, a rank that failed or left E_PEER.
+ * After such a failure the communicator is poisoned: each later call returns the same error at
+ * once, and a new group must be made. Reductions run in rank order for each element, so the result
+ * has the same bits for any timing. */
 
 enum { TIDE_SUM = 0, TIDE_MEAN = 1, TIDE_MIN = 2, TIDE_MAX = 3, TIDE_PROD = 4, TIDE_NREDUCE = 5 };
 
-typedef struct tide_work tide_work; /* a collective under way, or done */
+typedef struct tide_work tide_work; /* a collective in progress, or done */
 
 typedef struct tide_group_opts {
   uint32_t size;
-  double   timeout; /* seconds a rank waits for the others; default 600 */
+  double   timeout; /* seconds that a rank waits for the others; default 600 */
 } tide_group_opts;
 void tide_group_opts_init(tide_group_opts *opts);
-/* Ranks as threads of this process, 1 to 1024. Needs no context: made before the threads start and
- * handed to each. opts may be null; msg (may be null) receives up to nmsg bytes on failure. */
+/* Makes a group for ranks that are threads of this process, 1 to 1024. Needs no context: made
+ * before the threads start and passed to each. opts may be null; msg (may be null) receives up to
+ * nmsg bytes on failure. */
 int  tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, char *msg,
                     size_t nmsg);
 /* Groups are counted; retain and release from any thread. Communicators keep theirs alive. retain
@@ -867,9 +871,9 @@ int  tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, ch
 int  tide_group_retain(tide_group *group);
 void tide_group_release(tide_group *group);
 int  tide_group_size(const tide_group *group); /* its number of ranks */
-/* The program of a rank has ended, well (status 0) or with a failure (negative, with a message).
- * Ranks that wait for it, or will, get E_PEER: after a failure at once and on every communicator
- * of the group, with the first failure's message. Any thread. */
+/* Reports the end of a rank's program: success (status 0) or a failure (negative, with a message).
+ * Ranks that wait for it, now or later, get E_PEER: after a failure at once and on every
+ * communicator of the group, with the first failure's message. Any thread. */
 void tide_group_leave(tide_group *group, int rank, int status, const char *message);
 
 /* This context's rank in the group, named "world". group null: the only rank of its own. E_STATE:
@@ -885,10 +889,10 @@ typedef struct tide_mpi_opts {
 } tide_mpi_opts;
 void tide_mpi_opts_init(tide_mpi_opts *opts);
 /* The processes of an MPI job as ranks, named "world". Opens libmpi (Open MPI 4 or later, or one of
- * MPICH's binary interface) and initialises MPI if nobody has; every process of the job calls it,
- * in the same order. Results have the same bits as those of as many threads. opts may be null.
- * E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous calls are done
- * when they return. */
+ * MPICH's binary interface) and initialises MPI if it is not initialised; every process of the job
+ * calls it, in the same order. Results have the same bits as those of as many threads. opts may be
+ * null. E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous calls are
+ * done when they return. */
 int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
 typedef struct tide_nccl_opts {
   uint32_t size;
@@ -900,30 +904,29 @@ typedef struct tide_nccl_opts {
 void tide_nccl_opts_init(tide_nccl_opts *opts);
 /* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
  * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED
- * on every rank if one has no NCCL or no CUDA device; each rank needs a device of its own
- * (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
+ * on every rank if one lacks NCCL or a CUDA device; each rank needs a device of its own (parameter
+ * cuda_device). Reductions are in NCCL's order. opts may be null. */
 int  tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts);
-/* t's memory will be used by many collectives of comm: over NCCL it is registered, which saves
- * copies and lets the network read it. It stays, and may not be dropped, until comm closes.
- * Elsewhere there is nothing to prepare. E_DEVICE: over NCCL, t is not on 'cuda'. */
+/* Prepares t's memory for many collectives of comm: over NCCL it is registered, which saves copies
+ * and lets the network read it. It must not be dropped until comm closes. Elsewhere it does
+ * nothing. E_DEVICE: over NCCL, t is not on 'cuda'. */
 int  tide_comm_register(tide_comm *comm, tide_tensor *t);
 /* For the program that owns the process. running: 1 between MPI's start and end. end: MPI_Finalize,
  * on every process, after the last communicator; it waits until all have called it (or fail), but
- * after a failure of a call at most a moment: TIDE_E_PEER, some have not come, the process must
- * abort. abort: ends every process of the job with this exit code; returns only if MPI does not
- * run.
- * elect: which of the processes that fail says why and ends the job. Each that fails calls it in
- * the place of end, after the last communicator and with its output written. cause: 1, it failed by
- * itself; 0, since another did. Waits a moment for the others to end, then: TIDE_MORE, this process
- * says why and aborts; TIDE_OK, another does, and did not end this one in a while;
- * TIDE_E_STATE, the processes cannot be asked. Of those with a cause, else of all, the lowest rank
- * is elected: */
+ * after a failure of a call at most a moment: TIDE_E_PEER, some have not called it, the process
+ * must abort. abort: ends every process of the job with this exit code; returns only if MPI does
+ * not run. elect: elects one of the failing processes to report the error and end the job. Each
+ * that fails calls it in place of end, after the last communicator and with its output written.
+ * cause: 1, it failed by itself; 0, because another did. Waits a moment for the others to end,
+ * then: TIDE_MORE, this process reports and aborts; TIDE_OK, another does, and did not end this one
+ * in a while; TIDE_E_STATE, the processes cannot communicate. Of those with a cause, else of all,
+ * the lowest rank is elected: */
 int  tide_mpi_running(void);
 int  tide_mpi_end(void);
 int  tide_mpi_elect(int cause);
 int  tide_mpi_abort(int code);
-/* One rank of an imagined nrank: collectives are counted (tide_comm_traffic), nothing moves, and
- * results keep what they held. Null-device tensors welcome. host_size: ranks that share a host. */
+/* One rank of a simulated nrank: collectives are counted (tide_comm_traffic), nothing moves, and
+ * results keep their contents. For null-device tensors too. host_size: ranks that share a host. */
 int  tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size);
 /* Releasing leaves the group: ranks that still wait for this one get E_PEER. Any thread: from one
  * that does not own the context, the communicator is left when the owner next runs an op or a
@@ -932,17 +935,17 @@ void tide_comm_release(tide_comm *comm);
 tide_ctx *tide_comm_ctx(const tide_comm *comm);    /* of this rank, borrowed */
 int  tide_comm_rank(const tide_comm *comm);        /* this rank's number, 0 to size - 1 */
 int  tide_comm_size(const tide_comm *comm);        /* number of ranks */
-const char *tide_comm_name(const tide_comm *comm); /* "world", or what split gave. Borrowed. */
+const char *tide_comm_name(const tide_comm *comm); /* "world", or that given to split. Borrowed. */
 /* "self", "local", "mpi", "nccl" or "sim". Static. */
 const char *tide_comm_transport(const tide_comm *comm);
-/* How long this rank's later calls wait for the others: more than 0, less than 1e9, else E_ARG. A
- * communicator that is split off takes the present one over. */
+/* Sets how long this rank's later calls wait for the others: more than 0, less than 1e9, else
+ * E_ARG. A communicator that is split off inherits it. */
 int  tide_comm_set_timeout(tide_comm *comm, double seconds);
-/* The place in the caller's program shown for the next calls, "train.lua:12". Copied, cut to 63
+/* Sets the call site of the next calls, "train.lua:12", for error messages. Copied, cut to 63
  * bytes. */
 void tide_comm_site(tide_comm *comm, const char *text);
-/* Ranks that give the same color (>= 0) get a communicator of their own, ranked by key, then by
- * rank here. A negative color gets none: TIDE_MORE and *out null. name may be null. */
+/* Ranks that pass the same color (>= 0) get a communicator of their own, ranked by key, then by
+ * rank here. With a negative color a rank gets none: TIDE_MORE and *out null. name may be null. */
 int  tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name);
 /* Poisons the communicator for all its ranks, with E_PEER and this text. Any thread that is sure
  * the handle is alive. */
@@ -950,13 +953,13 @@ void tide_comm_abort(tide_comm *comm, const char *reason);
 /* 0, or the error that every call on this communicator now returns. */
 int  tide_comm_status(tide_comm *comm);
 
-/* Collectives. work null: done on return (on a device: before all that it is given afterwards; the
- * host does not wait for it). Else *work is owned, the operands are kept alive and must be left
- * alone until tide_work_wait, and the collective proceeds by itself; collectives on one
- * communicator run in the order of the calls. Tensors of collectives in place, and those that are
- * written, must be contiguous and without history; they may be of any dtype and count, 0 included.
- * Other inputs may have any strides. op is TIDE_SUM, ...; MEAN wants a floating dtype, SUM refuses
- * bool. bf16 and f16 are combined in f32 and rounded once; MIN and MAX let NaN through. */
+/* Collectives. work null: done on return (on a device: before all later work on it; the host does
+ * not wait for it). Else *work is owned, the operands are kept alive and must not be used until
+ * tide_work_wait, and the collective proceeds by itself; collectives on one communicator run in the
+ * order of the calls. Tensors of collectives in place, and those that are written, must be
+ * contiguous and without history; they may be of any dtype and count, 0 included. Other inputs may
+ * have any strides. op is TIDE_SUM, ...; MEAN requires a floating dtype, SUM refuses bool. bf16 and
+ * f16 are combined in f32 and rounded once; MIN and MAX propagate NaN. */
 
 /* In place, n tensors (gradients) as one call. */
 int  tide_comm_all_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
@@ -969,7 +972,7 @@ int  tide_comm_broadcast(tide_work **work, tide_comm *comm, int64_t n, tide_tens
                          int root);
 /* out holds size times in's elements, in rank order. in may be this rank's part of out itself. */
 int  tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in);
-/* counts[r]: elements that rank r gives, the same list on every rank. */
+/* counts[r]: elements of rank r, the same list on every rank. */
 int  tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                             const int64_t *counts);
 /* in holds size times out's elements; out gets this rank's part of the reduction. out may be this
@@ -979,9 +982,10 @@ int  tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *ou
 /* counts[r]: elements that rank r keeps, the same list on every rank. */
 int  tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                                 tide_tensor *in, const int64_t *counts, int op);
-/* Part r of in goes to rank r; part r of out comes from rank r. */
+/* Part r of in is sent to rank r; part r of out is received from rank r. */
 int  tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in);
-/* out_counts[r] elements come from rank r, which must send just as many; in_counts[r] go to it. */
+/* out_counts[r] elements are received from rank r, which must send as many; in_counts[r] are sent
+ * to it. */
 int  tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                             const int64_t *out_counts, tide_tensor *in, const int64_t *in_counts);
 /* Every rank's in, in rank order, into root's out (null elsewhere). */
@@ -991,38 +995,38 @@ int  tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_
 int  tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                        int root);
 /* n tensors to rank `to` and n from rank `from`, each -1 for none (then its list may be null).
- * Every rank calls; what one sends is what the other expects. Ring shift: to = rank + 1, from =
- * rank - 1, modulo size. outs and ins do not overlap. */
+ * Every rank calls; what one sends must match what the other receives. Ring shift: to = rank + 1,
+ * from = rank - 1, modulo size. outs and ins do not overlap. */
 int  tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *outs,
                          int from, tide_tensor *const *ins, int to);
-/* Returns when every rank has called it. Of ranks that share a device it says nothing about what is
- * enqueued there. */
+/* Returns when every rank has called it. Does not order work that ranks have enqueued on a shared
+ * device. */
 int  tide_comm_barrier(tide_work **work, tide_comm *comm);
 
-/* Byte strings, for control data. Root's data to all; data and n matter on root only. */
+/* Byte strings, for control data. Root's data to all; data and n are read on root only. */
 int  tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                int root);
-/* Every rank's data, one after another; sizes (room for size numbers) receives their lengths. */
+/* Every rank's data, one after another; sizes (space for size numbers) receives their lengths. */
 int  tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                 int64_t *sizes);
 
-/* Waits (on a device: makes what it is given afterwards wait), then gives the operands back.
- * Returns the collective's own status; again at once. */
+/* Waits (on a device: orders later work after it), then releases the operands. Returns the
+ * collective's own status; again at once. */
 int  tide_work_wait(tide_work *work);
-/* 1 done (well or not; then wait returns at once), 0 under way. */
+/* 1 done (with success or failure; wait then returns at once), 0 in progress. */
 int  tide_work_test(tide_work *work);
 /* Seconds of the trace clock when the collective began and ended; 0 while it has not. */
 void tide_work_times(const tide_work *work, double *begin, double *end);
-/* Released before it is done, the collective still runs; its operands go back later. Any thread, as
- * a communicator. */
+/* Released before it is done, the collective still runs; its operands are released later. Any
+ * thread, as for a communicator. */
 void tide_work_release(tide_work *work);
 
 /* One of the last 256 collectives of a communicator. */
 typedef struct tide_comm_record {
   int64_t seq, count;      /* number on this communicator, from 1; elements on this rank */
   double  begin, end;      /* trace clock; end 0: not finished */
-  int32_t status;          /* TIDE_MORE: under way */
-  int32_t op, reduce, dtype, root; /* op: see tide_coll_name; others -1 where there is none */
+  int32_t status;          /* TIDE_MORE: in progress */
+  int32_t op, reduce, dtype, root; /* op: see tide_coll_name; others -1: unused */
   int32_t async;
   char    site[64];
 } tide_comm_record;
@@ -1033,7 +1037,7 @@ const char *tide_reduce_name(int reduce); /* "sum" */
 
 /* What a communicator has moved, or, simulated, would have: counted on this rank by the best known
  * algorithm (ring or direct). Link classes: 0 within a host, 1 between hosts. seconds: spent in
- * blocking collectives and in waits for others, which is time that is not this rank's own. */
+ * blocking collectives and in waits for others, which is not this rank's own computation. */
 typedef struct tide_comm_stats {
   int64_t ncall, nmessage[2], nbyte[2];
   double  seconds;
