@@ -4,7 +4,7 @@
 --    make(choices)   a case of these choices (choice.lua), as plain data; calls nothing of tide
 --    check(case)     nil if tide does what the oracle says, else what is wrong as text; and a word
 --                    on what the case was (counted in the summary). Raising is a failure.
---    limit           seconds after which a case hangs (60)
+--    limit           seconds after which a case hangs (60), on an idle machine
 --    idle            words of `check` that mean that nothing was compared, as a set
 --    trait(case)     a word on what a failing case has, so that failures that read alike and have
 --                    different causes are told apart once they are shrunk (optional)
@@ -24,7 +24,10 @@ local driver = {}
 local turn = 20
 -- Seconds that one failure may be shrunk for, and that a try may take; how many that read alike are
 -- shrunk.
-local patience, trial, alike = 60, 15, 4
+local patience, trial, alike = 60 * values.slowness, 15 * values.slowness, 4
+
+-- Seconds after which a case of the domain hangs.
+local function limit_of(domain) return (domain.limit or 60) * values.slowness end
 
 local function now() return require('tide').clock() end
 
@@ -84,7 +87,7 @@ end
 local function reduced(domain, name, record, text)
    local kind, stop = kind_of(text), now() + patience
    local ends = text:find '^hang' or text:find '^crash'
-   local limit = ends and trial or math.min(domain.limit or 60, 4 * trial)
+   local limit = ends and trial or math.min(limit_of(domain), 4 * trial)
    local best
    local function try(candidate)
       local c = choice.taken(candidate)
@@ -161,7 +164,7 @@ end
 
 -- One worker's turn from case k on; returns the next case.
 local function run_turn(report, domain, name, k, seconds, opts)
-   local limit = seconds + (domain.limit or 60)
+   local limit = seconds + limit_of(domain)
    local at, done, bad = k - 1, false, {}
    local status, stderr = worker(('%s %s %d %d %d'):format(name, opts.seed, k,
       opts.cases and opts.first + opts.cases - 1 or 2^31, seconds), limit, function(line)

@@ -4,7 +4,8 @@
 --
 -- Without names: every domain. TIDE_SEED=n, TIDE_CASES=n (of each domain), TIDE_MINUTES=n (of all
 -- together, 10), TIDE_FIRST=k (the case to begin with), TIDE_KEEP=folder (for the programs of
--- failures). Ends with 1 if a case failed.
+-- failures), TIDE_SLOWNESS=x (a factor on all limits of time, on a busy machine). Ends with 1 if a
+-- case failed.
 
 package.path = './?.lua;' .. package.path
 require 'spec.support.helper'

@@ -97,8 +97,11 @@ end
 
 -- ---- ranks -----------------------------------------------------------------------------------
 
+-- How much longer than on an idle machine things may take: a factor on every limit of time.
+values.slowness = tonumber(os.getenv 'TIDE_SLOWNESS' or nil) or 1
+
 -- Seconds that a collective of a case waits for the other ranks.
-values.patience = 20
+values.patience = 20 * values.slowness
 
 local function on_rank(rank, n, patience, module, name, case)
    require('tide').dist.init { timeout = patience }
