@@ -145,6 +145,36 @@ describe('a checkpoint of a mesh', function()
       end)
    end)
 
+   -- Ranks of the tensor-parallel axis then hold what is not cut (norms) at other rows.
+   it('is whole where parts that are cut differ in size', function()
+      local function saved(_, _, dir, axes)
+         local t = require 'tide'
+         local run = t.parallel.plan({ family = 'llama', config = { vocab_size = 7, hidden_size = 4,
+            num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 11 } }, axes)
+            :materialise { seed = 3 }
+         local optim = t.optim.AdamW(run.params, { lr = 0.01 })
+         local ids = t.tensor({ { 1, 2, 3, 4 } }, { dtype = 'i64' })
+         t.train.step.new { model = run.model, optim = optim, parallel = run.sharded,
+            comm = run.comm }:run { { ids = ids, labels = ids } }
+         t.train.checkpoint.save(dir, t.train.state.collect { model = run.model, optim = optim,
+            parallel = run.sharded, step = 1 })
+      end
+      tmp.with(function(dir)
+         ranks.run(1, saved, dir .. '/one', { dp_shard = 1 })
+         local one = checkpoint.load(dir .. '/one')
+         for n = 2, 5 do
+            local out = dir .. '/' .. n
+            ranks.run(2 * n, saved, out, { dp_shard = n, tp = 2 })
+            local got = checkpoint.load(out)
+            for _, kind in ipairs { 'model', 'optim' } do
+               for name, t in each(one[kind]) do
+                  assert.is_true((t - got[kind][name]):abs():amax():item() < 1e-3, name)
+               end
+            end
+         end
+      end)
+   end)
+
    it('becomes one file of weights', function()
       tmp.with(function(dir)
          ranks.run(3, save, dir .. '/run', nil, { steps = 1 })

@@ -36,15 +36,6 @@ local function wrong_box(p, shape)
    end
 end
 
-local function overlap(a, b)
-   for d = 1, #a.size do
-      local from = math.max(a.offset[d], b.offset[d])
-      local to = math.min(a.offset[d] + a.size[d], b.offset[d] + b.size[d])
-      if from >= to then return false end
-   end
-   return true
-end
-
 -- What is wrong with how boxes lie in a tensor, or nil. Boxes go by their first row; each is
 -- compared with those before it that reach into its rows.
 local function wrong_layout(pieces, shape)
@@ -56,7 +47,7 @@ local function wrong_layout(pieces, shape)
    for _, p in ipairs(sorted) do
       local still = {}
       for _, q in ipairs(open) do
-         if overlap(p, q) then
+         if dims.overlap(p, q) then
             return ('pieces that overlap, at %s in %s and at %s in %s'):format(dims.text(q.offset),
                q.file, dims.text(p.offset), p.file)
          end

@@ -1,8 +1,8 @@
 -- Tensors of a checkpoint as pieces: which rank writes what, and how any box is read again.
 --
 -- A piece is a box of a whole tensor, { name, shape, offset, size } with a list entry
--- a dim. Every rank writes the boxes it holds (of equal boxes the lowest rank's), one file a rank
--- and kind, and shards.json says where each lies. Reading asks for a box of the whole tensor and
+-- a dim. Every rank writes what it holds and no lower rank does, one file a rank and kind, and
+-- shards.json says where each box lies. Reading asks for a box of the whole tensor and
 -- opens only files with a piece of it, so a run goes on with any number of ranks and any placement.
 -- A checkpoint of one rank (model.safetensors) is read in the same way: one box a tensor.
 --
@@ -13,6 +13,7 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local layout = require 'tide.parallel.fsdp.layout'
 local shard_index = require 'tide.train.shard_index'
 
 local store = {}
@@ -35,6 +36,57 @@ local function described(item)
       size = item.size }
 end
 
+-- The boxes of item that none of `held`, boxes that do not overlap, has. (Ranks of a tensor-parallel
+-- axis hold what is not cut at other rows where their cut parts differ in size.)
+local function rest_of(item, held)
+   local rest = { item }
+   for _, other in ipairs(held) do
+      local less = {}
+      for _, box in ipairs(rest) do
+         for _, part in ipairs(dims.minus(box, other)) do less[#less + 1] = part end
+      end
+      rest = less
+   end
+   return rest
+end
+
+-- Adds a box of item, in the file of its rank, to a row of the index; returns its name there.
+local function add_piece(row, item, box, file)
+   -- a second box of the same rank needs a name of its own
+   local name, last, array = item.name, row.pieces[#row.pieces], fs.io().json.array
+   if last and last.file == file then name = ('%s#%d'):format(name, #row.pieces + 1) end
+   row.pieces[#row.pieces + 1] = { file = file, offset = array(box.offset),
+      size = array(box.size), name = name ~= item.name and name or nil }
+   return name
+end
+
+-- The part of item.t in a box of the whole.
+local function cut(item, box)
+   local at = {}
+   for d = 1, #box.offset do at[d] = box.offset[d] - item.offset[d] end
+   return layout.view(item.t, { at = at, size = box.size }):contiguous()
+end
+
+-- Index of a kind from what all ranks hold, and what this rank writes: name -> tensor. mine: the
+-- items of this rank with their tensors.
+local function plan_kind(comm, kind, all, mine)
+   local index, file, seen, array = {}, {}, {}, fs.io().json.array
+   for rank = 0, comm.size - 1 do
+      for i, item in ipairs(all[rank + 1][kind]) do
+         local key = text_of(item)
+         local row = index[item.name] or { dtype = item.dtype, shape = array(item.shape),
+            pieces = array {} }
+         index[item.name] = row
+         for _, box in ipairs(seen[key] and {} or rest_of(item, row.pieces)) do
+            local name = add_piece(row, item, box, file_of(kind, rank, comm.size))
+            if rank == comm.rank then file[name] = cut(mine[i], box) end
+         end
+         seen[key] = true
+      end
+   end
+   return index, file
+end
+
 -- Collective. pieces: { model = list, optim = list } of { name, t, shape, offset, size }. Returns
 -- what this rank writes, file name -> { name = tensor }, and the index of all.
 function store.plan(comm, pieces)
@@ -44,35 +96,10 @@ function store.plan(comm, pieces)
       for i, item in ipairs(pieces[kind]) do mine[kind][i] = described(item) end
    end
    local all = comm:all_gather_object(mine)
-   local index = { version = version, ranks = comm.size, model = {}, optim = {} }
-   local files, array = {}, fs.io().json.array
+   local index, files = { version = version, ranks = comm.size }, {}
    for _, kind in ipairs { 'model', 'optim' } do
-      local taken, here = {}, {}
-      for rank = 0, comm.size - 1 do
-         local file = file_of(kind, rank, comm.size)
-         for _, item in ipairs(all[rank + 1][kind]) do
-            local key = text_of(item)
-            if not taken[key] then
-               taken[key] = true
-               local row = index[kind][item.name]
-               if not row then
-                  row = { dtype = item.dtype, shape = array(item.shape), pieces = array {} }
-                  index[kind][item.name] = row
-               end
-               -- a second box of the same rank needs a name of its own
-               local n, last = item.name, row.pieces[#row.pieces]
-               if last and last.file == file then n = ('%s#%d'):format(n, #row.pieces + 1) end
-               row.pieces[#row.pieces + 1] = { file = file, offset = array(item.offset),
-                  size = array(item.size), name = n ~= item.name and n or nil }
-               if rank == comm.rank then here[key] = n end
-            end
-         end
-      end
-      local file = {}
-      for _, item in ipairs(pieces[kind]) do
-         local as = here[text_of(item)]
-         if as then file[as] = item.t end
-      end
+      local file
+      index[kind], file = plan_kind(comm, kind, all, pieces[kind])
       if next(file) then files[file_of(kind, comm.rank, comm.size)] = file end
    end
    return files, index

@@ -42,4 +42,36 @@ end
 -- "[2, 3]"
 function dims.text(list) return '[' .. table.concat(list, ', ') .. ']' end
 
+-- ---- boxes { offset, size }, lists with an entry a dim -----------------------------------------
+
+-- Whether two boxes of the same tensor have an element in common.
+function dims.overlap(a, b)
+   for d = 1, #a.size do
+      local from = math.max(a.offset[d], b.offset[d])
+      local to = math.min(a.offset[d] + a.size[d], b.offset[d] + b.size[d])
+      if from >= to then return false end
+   end
+   return true
+end
+
+-- Returns what box a has outside of b, as boxes that do not overlap.
+function dims.minus(a, b)
+   if not dims.overlap(a, b) then return { a } end
+   local rest, offset, size = {}, { unpack(a.offset) }, { unpack(a.size) }
+   local function add(d, from, to)
+      if from >= to then return end
+      local box = { offset = { unpack(offset) }, size = { unpack(size) } }
+      box.offset[d], box.size[d] = from, to - from
+      rest[#rest + 1] = box
+   end
+   for d = 1, #size do
+      local first, last = offset[d], offset[d] + size[d]
+      local from, to = math.max(first, b.offset[d]), math.min(last, b.offset[d] + b.size[d])
+      add(d, first, from)
+      add(d, to, last)
+      offset[d], size[d] = from, to - from
+   end
+   return rest
+end
+
 return dims
