@@ -36,8 +36,8 @@ local function described(item)
       size = item.size }
 end
 
--- The boxes of item that none of `held`, boxes that do not overlap, has. (Ranks of a tensor-parallel
--- axis hold what is not cut at other rows where their cut parts differ in size.)
+-- The boxes of item that none of `held` has, boxes that do not overlap. (Tensor-parallel ranks hold
+-- what is not cut at other rows where their cut parts differ in size.)
 local function rest_of(item, held)
    local rest = { item }
    for _, other in ipairs(held) do
