@@ -129,6 +129,14 @@ describe('layers', function()
       end
    end)
 
+   it('of a step and the optimiser: few rooms, and no ranks or capturing in the update', function()
+      local list = requires 'lua/tide/train/step.lua'
+      assert.is_true(#list <= 8, #list)
+      check({ 'lua/tide/optim/optimizer.lua', 'lua/tide/optim/adamw.lua' }, requires, function(used)
+         return used ~= 'tide.ffi.graph' and used ~= 'tide.nn.spread'
+      end)
+   end)
+
    it('of names of other libraries: nothing else requires them', function()
       local rest = {}
       for _, path in ipairs(lua_files 'lua/tide') do
@@ -152,7 +160,7 @@ describe('layers', function()
       local doors = {
          ['lua/tide/init.lua'] = 'ctx grad op arg info instead json status update',
          ['lua/tide/cuda.lua'] = 'arg ctx graph', ['lua/tide/cuda_captured.lua'] = 'arg ctx graph',
-         ['lua/tide/optim/optimizer.lua'] = 'graph',
+         ['lua/tide/optim/captured.lua'] = 'graph',
          ['lua/tide/comm/init.lua'] = 'dist', ['lua/tide/comm/solo.lua'] = 'dist',
          ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/comm/launch.lua'] = 'signal',
          ['lua/tide/util/args.lua'] = 'signal', ['lua/tide/util/fs.lua'] = 'io',

@@ -328,7 +328,7 @@ describe('megatron_fsdp_strategy_parallelize', function()
          return tide.optim.SGD(params, { lr = 1 })
       end })
       assert.is_true(made.is_sharded)
-      assert.equal(made, optim.sharded[1])
+      assert.equal(made, optim.keepers[1])
       refused('E_ARG', "'optimizer'", megatron, dp2, { optimizer = {} })
    end)
 

@@ -5,11 +5,10 @@
 -- gradient are left as they are; each counts its own updates.
 
 local tide = require 'tide'
-local graph = require 'tide.ffi.graph'
+local captured = require 'tide.optim.captured'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local spread = require 'tide.nn.spread'
 
 local Optimizer = class 'Optimizer'
 
@@ -21,17 +20,19 @@ local function module_of(list)
    return type(meta) == 'table' and rawget(meta, 'parameters_of') or nil
 end
 
+-- Whether what was given keeps its parameters elsewhere than in fields of modules. A keeper has
+-- named_parameters(), check_finished(op), which raises before a step where gradients are not there
+-- yet, and updated(), called after one. Its entries name it in field keeper.
+local function is_keeper(v) return type(v.updated) == 'function' end
+
 -- A list of { name =, param = } of what was given for a group. count: tensors without a name so
 -- far, which are numbered over all groups.
 local function entries_of(op, source, count)
    if type(source) ~= 'table' then err.arg(op, 'params', forms, source) end
    source = module_of(source) or source
-   if spread.of(source).inside then
-      err.raise('E_ARG', op, 'this model is sharded, its fields hold whole parameters for a while; '
-         .. 'give what fully_shard returned')
-   end
+   if source.check_holds then source:check_holds(op) end
    local given = source.named_parameters and source:named_parameters() or source
-   if #given == 0 and not source.is_sharded then err.arg(op, 'params', forms, 'nothing') end
+   if #given == 0 and not is_keeper(source) then err.arg(op, 'params', forms, 'nothing') end
    local list = {}
    for i, entry in ipairs(given) do
       if tide.is_tensor(entry) then
@@ -88,14 +89,14 @@ local function copy(t)
    return out
 end
 
--- The sharded models whose pieces are in a list.
-local function sharded_of(entries)
+-- The keepers of the parameters in a list.
+local function keepers_of(entries)
    local list, seen = {}, {}
    for _, entry in ipairs(entries) do
-      local s = entry.sharded
-      if s and not seen[s] then
-         seen[s] = true
-         list[#list + 1] = s
+      local keeper = entry.keeper
+      if keeper and not seen[keeper] then
+         seen[keeper] = true
+         list[#list + 1] = keeper
       end
    end
    return list
@@ -121,7 +122,7 @@ function Optimizer:init(op, params, defaults, opts)
    end
    for _, group in ipairs(self.groups) do check_group(self, op, group, seen, count) end
    self.state, self.steps = {}, 0
-   self.sharded = params.is_sharded and { params } or sharded_of(self:entries())
+   self.keepers = is_keeper(params) and { params } or keepers_of(self:entries())
 end
 
 -- Learning rate of the next step. A function is called each time; `last_lr` is the rate
@@ -156,7 +157,7 @@ function Optimizer:zero_grad()
 end
 
 -- Parameters of a group that can share one fused call: same dtype, same number of updates.
-local function buckets(self, group)
+function Optimizer:_buckets(group)
    local list, by_key = {}, {}
    for _, entry in ipairs(group.params) do
       local g = entry.param.grad
@@ -176,80 +177,21 @@ local function buckets(self, group)
 end
 
 -- Raises where a step would be a silent nothing or of parts.
-local function check_ready(self, op)
-   for _, s in ipairs(self.sharded) do s:check_finished(op) end
-   if #self.sharded == 0 and #self:grads() == 0 then
+function Optimizer:_check_ready(op)
+   for _, s in ipairs(self.keepers) do s:check_finished(op) end
+   if #self.keepers == 0 and #self:grads() == 0 then
       err.raise('E_STATE', op, 'no parameter has a gradient: call backward before step, and make '
          .. 'the optimiser after fully_shard, from what it returns')
    end
 end
 
--- Where captured steps find lr and step number of their replay: a row for each bucket there may be.
--- Made by a step before, as a replay writes over what is made in a captured one.
-local function make_rates(self)
-   local entries = self:entries()
-   local first = entries[1]
-   if self.rates or not first or first.param.device ~= 'cuda' then return end
-   self.rates = tide.empty({ #entries, 2 }, { dtype = 'f64', device = 'cuda' })
-end
-
-local function set_rates(self, bucket, row)
-   local rates = self.rates:select(1, row)
-   bucket.rates, bucket.lr, bucket.count = rates, rates:select(1, 1), rates:select(1, 2)
-end
-
--- The numbers of the next replay go to the device; nothing is counted yet.
-local function write_rates(self, op, state, list)
-   if self.state ~= state then
-      err.raise('E_STATE', op, 'the state was loaded anew after this step was captured, which '
-         .. 'updates the one before; capture the step again')
-   end
-   local lr = err.number(op, 'lr', self:next_lr(), 0)
-   self.last_lr = lr
-   tide.no_grad(function()
-      for _, b in ipairs(list) do
-         b.lr:fill_(lr * b.group.lr_scale)
-         b.count:fill_(b.states[1].step + 1)
-      end
-   end)
-end
-
 -- Counts a step of all that `lists` of states hold.
-local function add_steps(self, lists, by)
+function Optimizer:_add_steps(lists, by)
    for _, states in ipairs(lists) do
       for _, state in ipairs(states) do state.step = state.step + by end
    end
    self.steps = self.steps + by
    self.counted = by > 0 and lists or nil
-end
-
--- A step inside a captured one: recorded now, counted at each replay.
-local function record(self, op, opts)
-   if opts.lr ~= nil then
-      err.raise('E_STATE', op, 'a captured step would repeat this lr; leave it out: the rate of '
-         .. 'the optimiser is read before each replay')
-   end
-   for _, entry in ipairs(self:entries()) do
-      if entry.param.grad ~= nil and not (self.state[entry.name] and self.rates) then
-         err.raise('E_STATE', op, "parameter '%s' has no state yet, and a captured step would make "
-            .. 'it at each replay; run the step once before it is captured', entry.name)
-      end
-   end
-   local list, lists = {}, {}
-   for _, group in ipairs(self.groups) do
-      for _, bucket in ipairs(buckets(self, group)) do
-         bucket.group = group
-         list[#list + 1], lists[#lists + 1] = bucket, bucket.states
-         set_rates(self, bucket, #list)
-         self:update(group, bucket, 0, opts)
-      end
-   end
-   local state, sharded = self.state, self.sharded
-   for _, s in ipairs(sharded) do s:updated() end
-   graph.on_replay(function() write_rates(self, op, state, list) end, function()
-      add_steps(self, lists, 1)
-      for _, s in ipairs(sharded) do s:updated() end -- an evaluation between has gathered the old
-   end)
 end
 
 -- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every
@@ -258,18 +200,18 @@ end
 -- made and counted at each replay, with the rate and the step number of that time.
 function Optimizer:step(opts)
    opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor', 'found_inf' })
-   if graph.is_capturing() then
-      check_ready(self, self.op .. '.step')
-      return tide.no_grad(record, self, self.op .. '.step', opts)
+   if captured.is_recording() then
+      self:_check_ready(self.op .. '.step')
+      return tide.no_grad(captured.record, self, self.op .. '.step', opts)
    end
    local lr = opts.lr or self:next_lr()
    self.last_lr = err.number(self.op .. '.step', 'lr', lr, 0)
-   check_ready(self, self.op .. '.step')
+   self:_check_ready(self.op .. '.step')
    local lists = {}
    tide.no_grad(function()
-      make_rates(self)
+      captured.prepare(self)
       for _, group in ipairs(self.groups) do
-         for _, bucket in ipairs(buckets(self, group)) do
+         for _, bucket in ipairs(self:_buckets(group)) do
             self:update(group, bucket, lr * group.lr_scale, opts)
             for _, state in ipairs(bucket.states) do state.step = bucket.step end
             lists[#lists + 1] = bucket.states
@@ -277,7 +219,7 @@ function Optimizer:step(opts)
       end
    end)
    self.steps, self.counted = self.steps + 1, lists
-   for _, s in ipairs(self.sharded) do s:updated() end
+   for _, s in ipairs(self.keepers) do s:updated() end
 end
 
 -- The last step is not counted: its found_inf was not 0.
@@ -286,7 +228,7 @@ function Optimizer:take_back()
       err.raise('E_STATE', self.op .. '.take_back', 'no step was made since the last one that was '
          .. 'taken back')
    end
-   add_steps(self, self.counted, -1)
+   self:_add_steps(self.counted, -1)
 end
 
 -- What a class of optimisers is given: one { name =, param = }; and a group, a bucket of it with

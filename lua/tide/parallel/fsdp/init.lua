@@ -212,7 +212,7 @@ function Sharded:init(model, opts)
    schedule.hook_root(self, model)
    spread.set(model, 'sharded', self)
    model:walk(function(m) spread.set(m, 'inside', self) end)
-   for _, piece in ipairs(self:named_parameters()) do piece.sharded = self end
+   for _, piece in ipairs(self:named_parameters()) do piece.keeper = self end
    tide.tell_gone(self, tell_gone)
 end
 

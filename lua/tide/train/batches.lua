@@ -1,0 +1,45 @@
+-- The batches of a step: what they say of documents, and how many labels count.
+
+local tide = require 'tide'
+local documents = require 'tide.parallel.cp.documents'
+local err = require 'tide.util.err'
+local nn_loss = require 'tide.nn.loss'
+
+local batches = {}
+
+-- A batch whose index says all that its fields say of documents (see parallel.cp.documents), and
+-- whose labels do not train in padding. Raises unless they can be counted.
+function batches.settled(op, name, b)
+   err.type(op, name, b, 'table')
+   if b.count ~= nil then err.number(op, name .. '.count', b.count, 0) end
+   if not tide.is_tensor(b.labels) and (b.labels ~= nil or b.count == nil) then
+      err.arg(op, name .. '.labels', 'a tensor', b.labels)
+   end
+   if tide.is_tensor(b.labels) and b.labels:numel() == 0 then
+      err.raise('E_SHAPE', op, "argument '%s.labels': expected at least one row of tokens, got "
+         .. '[%s]', name, table.concat(b.labels.shape, ', '))
+   end
+   return documents.settled(op, b)
+end
+
+-- The same of the list of batches of a step.
+function batches.settled_list(op, given)
+   local list = {}
+   if type(given) == 'table' and (given.ids ~= nil or given.labels ~= nil) then
+      err.raise('E_ARG', op, "argument 'batches': expected a list of micro-batches, step:run "
+         .. '{ batch }, got one batch')
+   end
+   for i, b in ipairs(err.type(op, 'batches', given, 'table')) do
+      list[i] = batches.settled(op, ('batches[%d]'):format(i), b)
+   end
+   return list
+end
+
+-- The labels of a list of batches that count.
+function batches.count_of(list)
+   local n = 0
+   for _, b in ipairs(list) do n = n + (b.count or nn_loss.count(b.labels)) end
+   return n
+end
+
+return batches

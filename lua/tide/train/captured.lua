@@ -1,0 +1,105 @@
+-- A step that is one launch of a CUDA graph: recorded once, then replayed.
+
+local tide = require 'tide'
+local dist = require 'tide.comm'
+local err = require 'tide.util.err'
+local nonfinite = require 'tide.train.nonfinite'
+local reduce = require 'tide.train.reduce'
+local replicas = require 'tide.train.replicas'
+local unused = require 'tide.train.unused'
+
+local captured = {}
+
+-- A step without a look at the device: the losses of this rank's micro-batches and the norm, as
+-- tensors. found_inf is 0 where all of them are finite on all ranks, else NaN.
+local function unread(self, batches, count)
+   local losses = {}
+   local function run(i, batch) losses[i] = reduce.micro_loss(self, batch, count) end
+   if self.parallel then
+      reduce.each_sharded(self, batches, run)
+   else
+      self.optim:zero_grad()
+      for i, batch in ipairs(batches) do run(i, batch) end
+      if self.comm.size > 1 then
+         -- the first call is not recorded, the one that is does as it did
+         if not self.compared then unused.refuse('train.step', self.comm, self.optim) end
+         self.compared = true
+         self.comm:all_reduce(self.optim:grads())
+      end
+   end
+   local norm, factor = reduce.norm_of(self)
+   local found = norm * 0
+   for _, loss in ipairs(losses) do found = found + loss:to 'f32' * 0 end
+   if self.comm.size > 1 then self.comm:all_reduce(found) end
+   self.optim:step { factor = factor, found_inf = found }
+   return losses, norm
+end
+
+-- Why a captured step was not applied. Gradients are known as sums over ranks only.
+local function blame_captured(self, loss)
+   local named = (self.parallel or self.model):named_parameters()
+   if self.comm.size == 1 then return nonfinite.tell(self.comm, nonfinite.find(loss, named)) end
+   return nonfinite.tell(self.comm, nonfinite.find(loss, {}), nonfinite.find(0, named))
+end
+
+-- A whole step: as train.step's run.
+function captured.run(self, batches)
+   local among = self.comm.size > 1                    -- ranks: they compare the rate
+   local lr, here = among and self.optim:next_lr() or nil, 0
+   local means = self.parallel and self.parallel:gradient_divisor() or 1
+   local count, whole = replicas.counted(self, batches, lr)
+   local losses, norm = self.captured(whole, count / means)
+   for _, part in ipairs(losses) do here = here + part:item() end
+   local loss, grad_norm, cause = dist.sum(self.comm, { here })[1] / means, norm:item(), nil
+   local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
+   if not applied then
+      self.optim:take_back()
+      cause = blame_captured(self, here)
+   end
+   -- gradients of the recorded step stay: a replay writes them again
+   if not self.captured:is_recorded() then
+      self.optim:zero_grad()
+      if self.parallel then self.parallel:zero_grad() end
+   end
+   return { loss = loss, grad_norm = grad_norm, lr = self.optim.last_lr, applied = applied,
+      cause = cause }
+end
+
+-- Options of a sharded model under which the host takes part in each backward.
+local function check_sharded(op, sharded)
+   for _, name in ipairs { 'check_for_nan_in_grad', 'cpu_offload' } do
+      if sharded.opts[name] then
+         err.raise('E_UNSUPPORTED', op, 'captured: %s of fully_shard lets the host look at '
+            .. 'gradients within the step, which a captured one cannot', name)
+      end
+   end
+end
+
+-- The step as a captured one (tide.cuda.captured), where it can be.
+function captured.set(self, op)
+   local sharded, tp = self.parallel, self.tp
+   if self.cp then
+      err.raise('E_UNSUPPORTED', op, 'captured: context parallelism cuts each batch on the host, '
+         .. 'within the step; do without capturing')
+   end
+   for _, comm in ipairs { self.comm, tp and tp.comm or self.comm,
+                           sharded and sharded.shard_comm or self.comm,
+                           sharded and sharded.replicas or self.comm } do
+      if comm.size > 1 and comm.transport ~= 'nccl' then
+         err.raise('E_UNSUPPORTED', op, "captured: collectives of communicator '%s' are made by "
+            .. "the host (transport '%s'), and a captured step takes only those over NCCL; give "
+            .. 'communicators over NCCL, or do without capturing', tostring(comm.name),
+            tostring(comm.transport))
+      end
+   end
+   if sharded then check_sharded(op, sharded) end
+   for _, entry in ipairs(self.optim:entries()) do
+      if entry.param.device ~= 'cuda' then
+         err.raise('E_UNSUPPORTED', op, "captured: parameter '%s' is on '%s', and only steps on "
+            .. "'cuda' can be captured", entry.name, entry.param.device)
+      end
+   end
+   self.captured = tide.cuda.captured(function(...) return unread(self, ...) end)
+end
+
+return captured

@@ -1,0 +1,92 @@
+-- Losses and gradients of the micro-batches of a step, summed over its ranks, and their norm.
+
+local tide = require 'tide'
+local clip = require 'tide.optim.clip'
+local dist = require 'tide.comm'
+local each = require 'tide.util.each'
+local nonfinite = require 'tide.train.nonfinite'
+local parallel_clip = require 'tide.parallel.clip'
+local unused = require 'tide.train.unused'
+
+local reduce = {}
+
+-- This rank's part of the loss of a batch over `count` labels.
+function reduce.loss_of(self, batch, count, options)
+   local mine, opts = self.cp and self.cp:cut(batch) or batch, { count = count }
+   for k, v in each(options or {}) do opts[k] = v end
+   for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
+      opts[k] = mine[k]
+   end
+   return self.model:loss(mine.ids, mine.labels, opts)
+end
+
+-- Forward and backward of one micro-batch; returns its share of the loss.
+function reduce.micro_loss(self, batch, count)
+   return (tide.scope(function()
+      local loss = reduce.loss_of(self, batch, count, self.loss_options)
+      loss:backward()
+      if self.parallel then self.parallel:finish() end
+      return loss:detach(), unpack(self.optim:grads())
+   end))
+end
+
+local function micro(self, batch, count) return reduce.micro_loss(self, batch, count):item() end
+
+-- Gradients of the micro-batches, summed over ranks; returns the loss, summed too.
+function reduce.micros(self, batches, count)
+   local comm, optim = self.comm, self.optim
+   optim:zero_grad()
+   local loss = 0
+   for _, batch in ipairs(batches) do loss = loss + micro(self, batch, count) end
+   self.found = nonfinite.find(loss, self.model:named_parameters())
+   if comm.size == 1 then return loss end
+   local sums = dist.sum(comm, { loss, unused.share(comm, optim) })
+   if sums[2] ~= 0 then unused.fill(comm, optim) end
+   comm:all_reduce(optim:grads())
+   return sums[1]
+end
+
+-- run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or after
+-- each.
+function reduce.each_sharded(self, batches, run)
+   local sharded = self.parallel
+   sharded:zero_grad()
+   local ok, problem = pcall(function()
+      for i, batch in ipairs(batches) do
+         sharded:set_requires_gradient_sync(i == #batches or sharded.opts.sync_each_backward)
+         run(i, batch)
+      end
+   end)
+   sharded:set_requires_gradient_sync(true)
+   if ok then return end
+   sharded:reset()
+   error(problem, 0)
+end
+
+-- As micros, of a sharded model.
+function reduce.sharded_micros(self, batches, count)
+   local loss = 0
+   reduce.each_sharded(self, batches, function(_, batch)
+      loss = loss + micro(self, batch, count)
+   end)
+   self.loss_here = loss
+   return dist.sum(self.comm, { loss })[1]
+end
+
+-- The global norm and the factor that clips it (nil: none).
+function reduce.norm_of(self)
+   if not self.parallel then return clip.by_norm(self.optim:grads(), self.clip) end
+   local norm = parallel_clip.norm(self.parallel)
+   if self.clip == 0 then return norm, nil end
+   return norm, tide.update.clip_factor(norm, self.clip)
+end
+
+-- A step is not applied: what is not finite, and on which rank. Gradients of a sharded model are
+-- known as sums over ranks only, unless it checks them before (check_for_nan_in_grad).
+function reduce.blame(self)
+   if not self.parallel then return nonfinite.tell(self.comm, self.found) end
+   return nonfinite.tell(self.comm, nonfinite.find(self.loss_here, {}),
+      nonfinite.find(0, self.parallel:named_parameters()))
+end
+
+return reduce

@@ -1,0 +1,162 @@
+-- What the ranks of a step must have in common, compared when it is made and, for batches and
+-- rates, in each step.
+
+local agree = require 'tide.comm.agree'
+local batches_ = require 'tide.train.batches'
+local canonical = require 'tide.util.canonical'
+local class = require 'tide.class'
+local dist = require 'tide.comm'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fingerprint = require 'tide.parallel.fingerprint'
+local layout = require 'tide.parallel.layout'
+local nn = require 'tide.nn'
+local spread = require 'tide.nn.spread'
+
+local replicas = {}
+
+-- What a model that is cut over ranks (tensor parallel) must not be given: a sum of its gradients
+-- over those ranks, or a norm of this rank's part. A sharded model knows its ranks and its norm.
+function replicas.check_cut(op, opts)
+   if not spread.of(opts.model).tp or opts.parallel then return end
+   if opts.comm == nil then
+      err.raise('E_STATE', op, 'the model is cut over ranks; give comm: the data-parallel axis, '
+         .. 'or tide.comm.solo() if there is none')
+   end
+   if opts.clip ~= nil and opts.clip > 0 then
+      err.raise('E_STATE', op, 'the model is cut over ranks; clip needs the norm of all parts: '
+         .. "shard it with tide.parallel.fully_shard (strategy 'no_shard' keeps it whole)")
+   end
+end
+
+-- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed
+-- of its own would train another model without a word. Collective; a sharded model has compared.
+function replicas.check_replicated(self, op)
+   local env = spread.of(self.model).tp
+   if not env then return end
+   self.tp = env.comm
+   if self.parallel then return end
+   local list = {}
+   for _, e in ipairs(self.model:named_parameters()) do
+      local cut = layout.get(e.owner, e.field)
+      if not (cut and cut.blocks) then list[#list + 1] = e.param end
+   end
+   agree.check(self.tp, op, 'E_STATE', {
+      { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
+      { what = 'values of parameters that are not cut',
+         text = function() return fingerprint.values(list) end },
+   })
+end
+
+-- Sets what the context axis makes of comm: how many groups of ranks have data of their own, and
+-- which is this rank's. Every rank of comm calls it.
+function replicas.set_groups(self, op)
+   local handle, comm = spread.of(self.model).cp, self.comm
+   self.groups, self.group = comm.size, comm.rank
+   if not handle or handle.size == 1 then return end
+   self.cp, self.groups, self.group = handle, comm.size / handle.size, 0
+   local seen = {}
+   for r, place in ipairs(comm.size > 1 and comm:all_gather_object(handle.rank) or { -1 }) do
+      seen[place] = (seen[place] or 0) + 1
+      if r - 1 < comm.rank and place == handle.rank then self.group = self.group + 1 end
+   end
+   for place = 0, handle.size - 1 do
+      if seen[place] ~= self.groups then
+         err.raise('E_STATE', op, 'the sequence is cut over %d ranks, and gradients are added over '
+            .. "%d that do not hold them all; give comm: mesh:flatten { 'dp', 'cp' }", handle.size,
+            comm.size)
+      end
+   end
+end
+
+-- What an optimiser does, as text; rates by the step are compared in each. The pieces of a sharded
+-- model need not make the same groups.
+local function optim_text(optim, sharded)
+   local lr = type(optim.lr) == 'function' and 'by the step' or tostring(optim.lr)
+   local list = { canonical(optim.defaults) }
+   for _, group in ipairs(not sharded and optim.groups or {}) do
+      local options = {}
+      for k, v in each(group) do
+         if k ~= 'params' then options[k] = v end
+      end
+      list[#list + 1] = canonical(options)
+   end
+   return ('%s, lr %s, %s'):format(tostring(optim.class_name), lr, table.concat(list, '; '))
+end
+
+-- Names of the parameters that an optimiser changes, by group.
+local function optim_names(optim)
+   local list = {}
+   for i, group in ipairs(optim.groups or {}) do
+      for _, entry in ipairs(group.params) do list[#list + 1] = i .. ' ' .. entry.name end
+   end
+   return table.concat(list, '\n')
+end
+
+-- Ranks that add up gradients make the update each for itself: with other weights, another limit,
+-- another optimiser or another loss on one, replicas drift apart or learn a mixture without a word.
+-- So with models of equal shapes that compute different things, or that freeze other parameters. A
+-- sharded model has compared itself.
+function replicas.check_replicas(self, op)
+   local items = {
+      { what = 'limits of the gradient norm (clip)', text = tostring(self.clip), shown = true },
+      { what = 'options of the optimiser', text = optim_text(self.optim, self.parallel),
+         shown = true },
+      { what = 'options of the loss', text = canonical(self.loss_options), shown = true },
+   }
+   local function add(what, text, lines)
+      items[#items + 1] = { what = what, text = text, lines = lines }
+   end
+   if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
+   if not self.parallel and class.is(self.model, nn.Module) then
+      add('parameters', fingerprint.parameters(self.model), true)
+      add('weights', function() return fingerprint.values(self.model:parameters()) end)
+      add('modules', fingerprint.structure(self.model), true)
+   end
+   agree.check(self.comm, op, 'E_STATE', items)
+end
+
+local function other_batches(axis, size)
+   err.raise('E_STATE', 'train.step', 'ranks of the %s axis (%d ranks) were given different '
+      .. 'batches; each of them needs the same rows (the sampler counts only ranks with data of '
+      .. 'their own: rank and size of run.data)', axis, size)
+end
+
+local function other_rates(self, lr)
+   err.raise('E_STATE', 'train.step', 'ranks take different learning rates in step %d: rank %d '
+      .. '%.9g; every rank must have the same function of the step', self.optim.steps + 1,
+      self.comm.rank, lr)
+end
+
+-- Labels of the global batch. Ranks that share a model by parts must have been given the same
+-- batches, and all the same learning rate (nil: not known): the sum that decides is the one of the
+-- counts, and one more for tp.
+local function global_count(self, batches, lr)
+   local cp, tp, comm, share = self.cp, self.tp, self.comm, fingerprint.share
+   local rate = ('%.17g'):format(lr or 0)
+   local text = (cp or tp and tp.size > 1) and fingerprint.batches(batches)
+   if tp and tp.size > 1 then
+      local sums = dist.sum(tp, { share(text, tp.rank, tp.size),
+         share(rate, tp.rank, tp.size) })
+      if sums[1] ~= 0 then other_batches('tensor-parallel', tp.size) end
+      if sums[2] ~= 0 then other_rates(self, lr) end
+   end
+   local sums = dist.sum(comm, { batches_.count_of(batches), share(rate, comm.rank, comm.size),
+      cp and share(text, cp.rank, cp.size) or nil })
+   if sums[2] ~= 0 then other_rates(self, lr) end
+   if cp and sums[3] ~= 0 then other_batches('context', cp.size) end
+   return sums[1] * self.groups / comm.size
+end
+
+-- The labels that count in all batches of the step, and the batches, settled.
+function replicas.counted(self, batches, lr)
+   batches = batches_.settled_list('train.step', batches)
+   if lr ~= nil then err.number('train.step', 'lr', lr, 0) end
+   local count = global_count(self, batches, lr)
+   if count == 0 then
+      err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
+   end
+   return count, batches
+end
+
+return replicas
