@@ -174,9 +174,12 @@ describe('MambaContextParallel', function()
 
    it('is the identity on one rank', function()
       local m = at(1, 0, 8, 2, 2, 2)
-      local x = tide.zeros { 1, 4, 48 }
+      local x, y = tide.zeros { 1, 4, m.width }, tide.zeros { 1, 4, m.d_inner_local }
       assert.is_true(rawequal(x, m:pre_conv_ssm(x)))
-      assert.is_true(rawequal(x, m:post_conv_ssm(x)))
+      assert.is_true(rawequal(y, m:post_conv_ssm(y)))
+      -- of the width that it needs on several
+      refused('E_SHAPE', 'projected: expected', m.pre_conv_ssm, m, tide.zeros { 1, 4, m.width + 1 })
+      refused('E_SHAPE', 'y: expected', m.post_conv_ssm, m, tide.zeros { 1, 4, 1 })
    end)
 end)
 

@@ -329,8 +329,8 @@ local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3
 -- [1, L, P]; every document a multiple of 2 W.
 function MambaContextParallel:pre_conv_ssm(projected, cu)
    local op = name .. '.pre_conv_ssm'
-   if self.cp_size == 1 then return projected end
    local x, flat = batched(op, 'projected', projected, self.width)
+   if self.cp_size == 1 then return projected end
    check_agreed(self, op, x, cu)
    local rows = rows_for(self, op, cu, x:size(2) * self.cp_size)
    return as_given(exchange.enter(x, self.comm, self.go, rows), flat)
@@ -339,8 +339,8 @@ end
 -- The way back for y [B, T, d_inner / W].
 function MambaContextParallel:post_conv_ssm(y, cu)
    local op = name .. '.post_conv_ssm'
-   if self.cp_size == 1 then return y end
    local x, flat = batched(op, 'y', y, self.d_inner_local)
+   if self.cp_size == 1 then return y end
    check_agreed(self, op, x, cu)
    local rows = rows_for(self, op, cu, x:size(2))
    return as_given(exchange.leave(x, self.comm, self.back, rows), flat)
