@@ -217,6 +217,8 @@ promise['lua/guide/context.md'] = {
 }
 
 promise['lua/guide/loop.md'] = {
+   { 'train run is the same', 'lua/run', 'driven by hand is train.loop' },
+   { 'Every rank makes the same calls', definition = 'asks this of the caller' },
    { 'progress is any table', definition = 'what the option takes' },
    { 'A step whose gradient is not finite', 'lua/train',
       'leaves parameters untouched by a step that is not finite' },
@@ -260,12 +262,15 @@ promise['lua/README.md'] = {
    { 'No file here calls C', 'meta/layer', 'of the Lua library: no FFI calls', 'meta/state',
       'of the Lua library: no globals' },
    { 'cuda whether there is a GPU', definition = 'names that are not needed' },
+   { 'The finalizers of tides objects', 'ffi/own',
+      'ends contexts and tensors of many states without an order' },
+   { '3 spaces', 'meta/state', 'of the Lua library: no globals', 'meta/style',
+      'of files: each opens with what it is' },
+}
+
+promise['lua/guide/models.md'] = {
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
    { 'On the CPU it computes the same', 'op/fp8', 'has result and gradients of PyTorch: ' },
-   { 'load state dict is strict', 'lua/module',
-      'that does not fit changes nothing and lists every difference' },
-   { 'Hooks on lm head', 'lua/module', 'see arguments and loss at the root, logits at the head',
-      'parallel/logits', 'are never whole' },
    { 'Fields that compute nothing', 'lua/decoder',
       'check every field of a file, also those that compute nothing' },
    { 'A Llama has no window', 'lua/decoder', 'refuse what they cannot compute, naming the field'
@@ -276,8 +281,9 @@ promise['lua/README.md'] = {
       'is refused with all that would change the numbers, in one message' },
    { 'Checkpoints and consolidate write', 'lua/published',
       'has values that readers with strict types take', 'lua/backbone_golden', 'a folder of' },
-   { 'The same loop in the open', 'lua/run', 'driven by hand is train.loop' },
-   { 'A loop of your own without it', 'lua/train', 'gives on two ranks what it gives on one' },
+}
+
+promise['lua/guide/training.md'] = {
    { 'async save true', 'parallel/checkpoint', 'is what train.loop does when asked' },
    { 'A step whose loss or gradient', 'lua/train',
       'leaves parameters untouched by a step that is not finite', 'lua/policy',
@@ -296,6 +302,9 @@ promise['lua/README.md'] = {
       'names who came last, by how much, and where' },
    { 'tide debug trace has the same', definition = 'names functions' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
+}
+
+promise['lua/guide/parallel.md'] = {
    { 'With one rank nothing is', 'parallel/parallelizer',
       'shards the model it is given and leaves tensor parallelism alone on one rank' },
    { 'Every rank of the axis gets', 'parallel/tp_train',
@@ -336,10 +345,8 @@ promise['lua/README.md'] = {
       'and collectives and bytes sent are those of the price', 'parallel/plan',
       'is the memory that a forward keeps' },
    { 'HAVE NVFSDP', definition = 'names a constant of the original' },
-   { 'The finalizers of tides objects', 'ffi/own',
-      'ends contexts and tensors of many states without an order' },
-   { '3 spaces', 'meta/state', 'of the Lua library: no globals', 'meta/style',
-      'of files: each opens with what it is' },
+   { 'parallel plan register', 'parallel/plan',
+      'is applied in its place, rehearsed, shown, written down and read' },
 }
 
 return promise
