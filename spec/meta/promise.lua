@@ -98,7 +98,8 @@ promise['kernels/README.md'] = {
    { 'It never sees a tensor', 'meta/layer',
       'of kernels: core/base, the kernel interface, their own backend', 'meta/style',
       'of allocation: the context hook, not malloc' },
-   { 'kernel def kernel def lists', 'meta/op_table', 'has names, each once' },
+   { 'kernel def kernel def lists', 'meta/op_table',
+      'has a reference kernel for f32 or an integer of every op that computes' },
    { 'No row means an error', 'op/dispatch',
       'is an error that says op, dtype and device, and what to do', 'op/dispatch',
       'must be on one device: nothing moves unless asked' },
@@ -133,7 +134,8 @@ promise['kernels/README.md'] = {
 }
 
 promise['bindings/README.md'] = {
-   { 'No second try have calls', 'op/inplace', 'draw once when a first try found no memory' },
+   { 'No second try have calls', 'ffi/own', 'collects and tries again when memory runs out',
+      'op/inplace', 'draw once when a first try found no memory' },
    { 'Finalizers run in any order', 'ffi/own',
       'gives everything back when handles are dropped in any order' },
    { 'x release gives the bytes back', 'ffi/own',
@@ -200,7 +202,9 @@ promise['lua/guide/context.md'] = {
       'wants to know of each class whether its tokens see each other' },
    { 'One rule combines them', 'parallel/cp_documents', 'are combined by the rule, or refused',
       'parallel/cp_documents', 'heeds what any field says, on one rank and on two' },
-   { 'Padding sees nothing', 'lua/mamba', 'keeps padding (document -1) apart from the documents',
+   { 'Padding sees nothing', 'parallel/cp_batch',
+      'says with its documents which pairs attention sees', 'lua/mamba',
+      'keeps padding (document -1) apart from the documents',
       'parallel/cp_documents', 'do not train what lies behind a document' },
    { 'document the zigzag', definition = 'the meaning of a word' },
    { 'Real lengths cu real', 'parallel/thd', 'knows padding from the layout' },
