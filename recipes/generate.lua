@@ -38,8 +38,8 @@ local function run(opt)
    if tide.comm.world().rank > 0 then return end
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local bytes = tide.data.bytes
-   local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED' },
-      load_model, tide, opt)
+   local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
+      'E_UNSUPPORTED' }, load_model, tide, opt)
    if model.config.vocab_size ~= bytes.vocab_size then
       err.usage('generate', '%s has a vocabulary of %d; only the byte vocabulary (%d) can be '
          .. 'printed', saved.folder, model.config.vocab_size, bytes.vocab_size)

@@ -63,7 +63,7 @@ local function run(opt)
    local tide = require 'tide'
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local ids, model, sharded, seq =
-      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED' }, prepare,
+      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE', 'E_UNSUPPORTED' }, prepare,
       tide, opt)
    local list = tide.train.score.logprob(model, ids, { sharded = sharded, seq = seq,
       batch = opt.batch, device = opt.device })

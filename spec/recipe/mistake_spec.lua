@@ -50,6 +50,22 @@ describe('tide run', function()
       assert.equal('ran\n', out)
    end)
 
+   it('shows an absent device in one line, whatever recipe asks for it', function()
+      if require('tide').cuda.is_available() then return pending 'there is a GPU' end
+      tmp.with(function(dir)
+         local out, status = recipe.ranks(1, ('pretrain.lua --data %s --out %s/run --steps 1 '
+            .. '--sample 0 --seq 16 --dim 16 --heads 2 --layers 1'):format(
+            recipe.path 'README.md', dir))
+         assert.equal(0, status, out)
+         for _, words in ipairs { 'generate.lua --prompt a', 'logprob.lua --text ab' } do
+            out, status = recipe.ranks(1, ('%s --from %s/run --device cuda'):format(words, dir))
+            assert.is_true(status ~= 0, out)
+            assert.matches("device 'cuda' is not available", out, 1, true)
+            one_line(out)
+         end
+      end)
+   end)
+
    it('shows wrong numbers of threads and too little memory in one line', function()
       local out, status = recipe.ranks(1, 'generate.lua --threads 10000')
       assert.equal(2, status, out)
