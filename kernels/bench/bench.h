@@ -51,8 +51,8 @@ double  bench_quantile(double *v, int n, double q); /* sorts v */
 int64_t bench_steal(void);
 
 /* 64-aligned memory on huge pages where the system grants them, filled with uniform values in
- * [-1, 1) of the dtype (TIDE_F32, TIDE_BF16, TIDE_F64 or TIDE_F16). Ends the program if there is
- * none. Free with free. */
+ * [-1, 1) of the dtype (TIDE_F32, TIDE_BF16, TIDE_F64 or TIDE_F16). Ends the program if it
+ * gets no memory. Free with free. */
 void *bench_array(int64_t n, int dtype);
 
 #endif

@@ -110,7 +110,7 @@ int open_device(void **out, const struct tide__params *params, char *msg)
   return TIDE_OK;
 }
 
-/* Returns device memory, or null when there is none left, which is not recorded as a failure. */
+/* Returns device memory, or null when it is used up, which is not recorded as a failure. */
 void *take(void *p, size_t size)
 {
   guard g(of(p)->device);

@@ -140,7 +140,7 @@ local function said(item)
 end
 
 -- Whether what ranks of comm have in common of a model is settled: for them or for more ranks, of
--- whom these were split off.
+-- which these were split off.
 local function is_settled(comm, model)
    local over = rawget(model, '_settled')
    return over ~= nil and (over == comm or type(comm.id) == 'string'

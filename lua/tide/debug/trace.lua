@@ -1,5 +1,5 @@
 -- The trace of a run: what every rank did, in one file for viewers, and a reader that says where
--- the ranks parted and for whom they waited.
+-- the ranks diverged and which ranks they waited for.
 --
 --    tide run --trace runs/t -n 4 recipe.lua     -- every rank leaves runs/t/rank000.json, ...
 --    tide trace runs/t                           -- merges them into runs/t/trace.json, reports

@@ -1,8 +1,8 @@
 -- Which family of tide.model a model or a saved configuration is, by the names that published
 -- configurations give them (architectures, model_type).
 --
--- A checkpoint stores the family beside the configuration. One without (older, or of somebody
--- else) is read by the published fields, and by what only one family's configuration has.
+-- A checkpoint stores the family beside the configuration. One without (older, or of another
+-- program) is read by the published fields, and by what only one family's configuration has.
 
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
@@ -42,7 +42,7 @@ end
 -- What a checkpoint keeps beside its tensors.
 local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
 
--- The name of the family whose class a model is; false of a class of somebody's own, since what
+-- The name of the family whose class a model is; false of a user's class, since what
 -- such a class computes is not known by its configuration.
 function family.of(model)
    check_model('model.family.of', model)

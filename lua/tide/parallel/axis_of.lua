@@ -13,7 +13,7 @@ local function talks(v)
    return type(v) == 'table' and type(v.all_reduce) == 'function'
 end
 
--- Whether v may be a mesh, an axis or a communicator; a table of options is none.
+-- Whether v may be a mesh, an axis or a communicator; a table of options may not.
 function axis_of.is_ranks(v)
    return type(v) == 'table' and (v.size ~= nil or v.find ~= nil or talks(v))
 end

@@ -60,7 +60,7 @@ function Unit:wait()
    for _, b in ipairs(self.buckets) do b:wait() end
 end
 
--- Nothing happens while somebody needs it whole.
+-- Does nothing while a call needs it whole.
 function Unit:reshard(keep)
    if self.holds > 0 then return end
    for _, b in ipairs(self.buckets) do b:reshard(keep) end
@@ -74,7 +74,7 @@ function Unit:forget_writes()
    end
 end
 
--- Raises while somebody needs it whole.
+-- Raises while a call needs it whole.
 function Unit:check_free()
    if self.holds > 0 then
       err.raise('E_STATE', 'parallel.fsdp.updated', 'the shards change while parameters are whole; '
