@@ -68,7 +68,8 @@ end
 -- Every word of C code, comments left out.
 local function words_of_code()
    local words = {}
-   for _, path in ipairs(files('core kernels bindings spec', 'c', 'h', 'def', 'cu', 'cuh', 'cpp')) do
+   local list = files('core kernels bindings spec', 'c', 'h', 'def', 'cu', 'cuh', 'cpp')
+   for _, path in ipairs(list) do
       for word in read(path):gsub('/%*.-%*/', ' '):gmatch '[%w_]+' do words[word] = true end
    end
    return words
