@@ -324,6 +324,11 @@ describe('images of any size', function()
          assert.same({ 1, 16, 12 }, video.tokens.shape)
          assert.same({ 4 }, video.num_frames)
          assert.same({ 4, 2 }, video.sizes.shape)
+         for _, partition in ipairs { 'balanced', 'compatible' } do       -- frames one by one, too
+            video = go({ 4, 4, 4, 4 }, 2, r, { num_frames = { 1, 3 }, partition = partition })
+            assert.same({ { 1, 1 }, { 2 } }, { r == 0 and video.num_frames or { 1, 1 },
+               r == 1 and video.num_frames or { 2 } })
+         end
       end
    end)
 

@@ -201,7 +201,6 @@ local function check_video(op, opts, n)
    if sum ~= n then
       err.arg(op, 'num_frames', ('counts that add up to the %d frames'):format(n), sum)
    end
-   if T == 1 and opts.partition == 'compatible' then return nil, T end  -- the rule of images
    return frames, T
 end
 
@@ -210,10 +209,10 @@ local function bounds_of(opts, frames, T, cu, W)
    local n = #cu - 1
    if opts.partition == 'compatible' then
       local bounds, added
-      if frames then
+      if frames and T > 1 then
          bounds, added = split.compatible(frames, T, W)
       else
-         bounds, added = split.even(n, W)
+         bounds, added = split.even(n, W)          -- the rule of images
       end
       if bounds then return bounds, added end
    end
