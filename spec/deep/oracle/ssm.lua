@@ -20,6 +20,7 @@ function ssm.f32(v)
 end
 
 local function exactly(v) return v end
+local magnitude = math.abs
 
 local function zeros(n)
    local list = {}
@@ -54,8 +55,9 @@ local function step_of(o, raw, r)
    return v, slope
 end
 
--- One head of one row. i: the inputs; w: what the walk writes; base: its row and head.
-local function scan_head(o, i, out, b, h, r)
+-- One head (h) of one row (b). i: the inputs; out: what the walk writes; r: rounds; m: what is
+-- taken of factors that may be negative (all of it, or the magnitude).
+local function scan_head(o, i, out, b, h, r, m)
    local T, H, P, G, N = o.T, o.H, o.P, o.G, o.N
    local g = math.floor(h / (H / G))
    local function at_x(t) return ((b * T + t) * H + h) * P end
@@ -82,7 +84,7 @@ local function scan_head(o, i, out, b, h, r)
             sum = r(sum + r(state[k] * i.C[ag + n]))
          end
          out.plain[ax + p] = sum
-         out.y[ax + p] = i.z and r(sum * r(silu(i.z[ax + p]))) or sum
+         out.y[ax + p] = i.z and r(sum * m(r(silu(i.z[ax + p])))) or sum
       end
       states[t + 1] = state
    end
@@ -90,7 +92,7 @@ local function scan_head(o, i, out, b, h, r)
    return states, steps, keeps, slopes
 end
 
-local function back_head(o, i, g_, out, b, h, r, walk)
+local function back_head(o, i, g_, out, b, h, r, m, walk)
    local T, H, P, G, N = o.T, o.H, o.P, o.G, o.N
    local states, steps, keeps, slopes = unpack(walk)
    local g, per_channel = math.floor(h / (H / G)), i.D and #i.D == H * P
@@ -104,8 +106,8 @@ local function back_head(o, i, g_, out, b, h, r, walk)
       for p = 1, P do
          local d, x = g_.y[ax + p], i.x[ax + p]
          if i.z then
-            out.z[ax + p] = r(r(d * out.plain[ax + p]) * r(silu_slope(i.z[ax + p])))
-            d = r(d * r(silu(i.z[ax + p])))
+            out.z[ax + p] = r(r(d * out.plain[ax + p]) * m(r(silu_slope(i.z[ax + p]))))
+            d = r(d * m(r(silu(i.z[ax + p]))))
          end
          local into = 0
          for n = 1, N do
@@ -127,7 +129,7 @@ local function back_head(o, i, g_, out, b, h, r, walk)
       end
       local decay = r(dkeep * keeps[t])
       out.A[h + 1] = r(out.A[h + 1] + r(decay * steps[t]))
-      local ddt = r(r(dstep + r(decay * i.A[h + 1])) * slopes[t])
+      local ddt = r(r(dstep + r(decay * m(i.A[h + 1]))) * slopes[t])
       out.dt[(b * T + t) * H + h + 1] = ddt
       if i.bias then out.bias[h + 1] = r(out.bias[h + 1] + ddt) end
    end
@@ -137,18 +139,33 @@ end
 -- i: x [B, T, H, P], dt [B, T, H], A [H], B and C [B, T, G, N], and where they are given D ([H] or
 -- [H, P]), bias [H], z (as x), initial [B, H, P, N]. g: gradients y (as x) and last (as initial, or
 -- nil). o: sizes, softplus, limit, seq. Returns { y, last } and the gradients by input name.
-function ssm.scan(o, i, g, round)
-   local r = round or exactly
+function ssm.scan(o, i, g, round, part)
+   local r, m = round or exactly, part or exactly
    local out = { y = zeros(#i.x), last = zeros(o.B * o.H * o.P * o.N), plain = zeros(#i.x) }
    local grads = { plain = out.plain }
    for name, list in pairs(i) do grads[name] = zeros(#list) end
    for b = 0, o.B - 1 do
       for h = 0, o.H - 1 do
-         local walk = { scan_head(o, i, out, b, h, r) }
-         back_head(o, i, g, grads, b, h, r, walk)
+         local walk = { scan_head(o, i, out, b, h, r, m) }
+         back_head(o, i, g, grads, b, h, r, m, walk)
       end
    end
    return out, grads
+end
+
+-- As ssm.scan, of the magnitudes of all terms: each sum is the sum of the magnitudes of what is
+-- added in ssm.scan. A rounding by a part u of what it rounds moves a result by u times this.
+function ssm.scan_sizes(o, i, g)
+   local sizes, dsizes = {}, {}
+   local function fill(to, lists, kept)
+      for name, list in pairs(lists) do
+         to[name] = {}
+         for k, v in ipairs(list) do to[name][k] = kept[name] and v or magnitude(v) end
+      end
+   end
+   fill(sizes, i, { dt = true, A = true, bias = true, z = true })
+   fill(dsizes, g, {})
+   return ssm.scan(o, sizes, dsizes, nil, magnitude)
 end
 
 -- ---- the convolution -------------------------------------------------------------------------
