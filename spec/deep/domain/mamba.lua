@@ -4,6 +4,7 @@
 
 local documents = require 'spec.deep.domain.documents'
 local mamba2 = require 'spec.deep.oracle.mamba2'
+local ssm = require 'spec.deep.oracle.ssm'
 local values = require 'spec.deep.fuzz.values'
 
 local mamba = { limit = 60, idle = { refused = true } }
@@ -38,9 +39,13 @@ end
 
 -- ---- contents --------------------------------------------------------------------------------
 
+-- Numbers of the dtype of the case.
 local function draw(o, name, n, scale, shift)
    local list = values.normal(('%d %s'):format(o.seed, name), n)
-   for k = 1, n do list[k] = list[k] * scale + (shift or 0) end
+   for k = 1, n do
+      list[k] = list[k] * scale + (shift or 0)
+      if o.dtype == 'f32' then list[k] = ssm.f32(list[k]) end
+   end
    return list
 end
 
