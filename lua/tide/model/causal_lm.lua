@@ -7,7 +7,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 
@@ -100,9 +100,8 @@ local function head_loss(self, h, labels, opts)
 end
 
 local function loss(self, ids_BT, labels_BT, opts)
-   local place, rest = {}, {}
    if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
-   for k, v in each(err.options(self.op, opts, loss_options(self))) do rest[k] = v end
+   local place, rest = {}, copy(err.options(self.op, opts, loss_options(self)))
    for _, k in ipairs(self.at_fields) do place[k], rest[k] = rest[k], nil end
    if rest.shift then
       nn.context.check_shift(self.op, place.context)
@@ -125,10 +124,8 @@ end
 -- Published files of tied models may carry the head all the same; it is left out then.
 function CausalLM:load_state_dict(state, opts)
    if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
-      local copy = {}
-      for k, v in each(state) do copy[k] = v end
-      copy['lm_head.weight'] = nil
-      state = copy
+      state = copy(state)
+      state['lm_head.weight'] = nil
    end
    return Module.load_state_dict(self, state, opts)
 end

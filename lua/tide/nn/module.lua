@@ -16,7 +16,8 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
+local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local hook = require 'tide.nn.hook'
 local instead = require 'tide.util.instead'
@@ -58,8 +59,7 @@ end
 -- Options to hand to a child: same dtype, device and fp8, filled later by the root.
 function Module.inner(opts, extra)
    local t = { dtype = opts.dtype, device = opts.device, fp8 = opts.fp8, init = false }
-   for k, v in each(extra or {}) do t[k] = v end
-   return t
+   return copy(extra or {}, t)
 end
 
 -- Begins a module; the init of every class calls it before it declares parameters and children.
@@ -153,7 +153,7 @@ end
 local function visit(self, prefix, fn)
    fn(self, prefix)
    for _, name in ipairs(self._child) do
-      visit(self[name], prefix == '' and name or prefix .. '.' .. name, fn)
+      visit(self[name], names_.join(prefix, name), fn)
    end
 end
 
@@ -167,8 +167,6 @@ function Module:named_modules()
    return list
 end
 
-local function join(path, name) return path == '' and name or path .. '.' .. name end
-
 -- List of { name=, param=, owner=, field= }; a shared tensor appears once.
 function Module:named_parameters()
    local list, seen = {}, {}
@@ -177,7 +175,8 @@ function Module:named_parameters()
          local t = m[field]
          if not seen[t.id] then
             seen[t.id] = true
-            list[#list + 1] = { name = join(path, field), param = t, owner = m, field = field }
+            local name = names_.join(path, field)
+            list[#list + 1] = { name = name, param = t, owner = m, field = field }
          end
       end
    end)
@@ -205,7 +204,7 @@ function Module:named_buffers()
    self:walk(function(m, path)
       for _, field in ipairs(m._buffer) do
          list[#list + 1] = {
-            name = join(path, field), buffer = m[field], owner = m, field = field,
+            name = names_.join(path, field), buffer = m[field], owner = m, field = field,
             persistent = not m._volatile[field],
          }
       end

@@ -63,4 +63,7 @@ end
 -- Sizes, for the text of a model.
 function LayerNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 
-return { RMSNorm = RMSNorm, LayerNorm = LayerNorm }
+-- Whether a value is one of these norms.
+local function is(m) return class.is(m, RMSNorm) or class.is(m, LayerNorm) end
+
+return { RMSNorm = RMSNorm, LayerNorm = LayerNorm, is = is }

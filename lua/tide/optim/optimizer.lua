@@ -8,6 +8,7 @@ local tide = require 'tide'
 local captured = require 'tide.optim.captured'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 
 local Optimizer = class 'Optimizer'
@@ -81,12 +82,6 @@ local function check_group(self, op, group, seen, count)
          seen[key] = true
       end
    end
-end
-
-local function copy(t)
-   local out = {}
-   for k, v in each(t) do out[k] = v end
-   return out
 end
 
 -- The keepers of the parameters in a list.

@@ -18,8 +18,10 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
+local norm = require 'tide.nn.norm'
 local spread = require 'tide.nn.spread'
 local wrap = require 'tide.nn.wrap'
 
@@ -83,13 +85,9 @@ end
 
 -- ---- policies --------------------------------------------------------------------------------
 
-local function escaped(text)
-   return (text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+'))
-end
-
 -- Modules that a name stands for, outermost only.
 local function add_named(list, model, name)
-   local pattern, found = '^' .. escaped(name) .. '$', false
+   local pattern, found = names_.pattern(name), false
    for _, m in ipairs(model:named_modules()) do
       local text = name:find('.', 1, true) and m.name or m.name:match '[^.]*$'
       if m.name ~= '' and text:find(pattern) then
@@ -156,10 +154,8 @@ local function every(model, k)
       end, 'list of blocks (nn.Stack)')
 end
 
-local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
-
 local by_op = {
-   norm = function(model) return each_module(model, is_norm, add, 'norm') end,
+   norm = function(model) return each_module(model, norm.is, add, 'norm') end,
    linear = function(model)
       return each_module(model, function(m) return class.is(m, nn.Linear) end, add,
          'nn.Linear')

@@ -2,7 +2,7 @@
 -- and capturing.
 
 local tide = require 'tide'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
 local null = require('tide.parallel.cp.context').null
@@ -89,8 +89,7 @@ function context.get_train_context(opts, ...)
    end
    local function call(fn, ...)
       err.func(context_op, 'fn', fn)
-      local env, given, entered = {}, pack(...), {}
-      for k, v in each(env0) do env[k] = v end
+      local env, given, entered = copy(env0), pack(...), {}
       local function body()
          for _, s in ipairs(scopes) do
             s:enter(env)

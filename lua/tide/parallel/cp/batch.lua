@@ -9,6 +9,7 @@
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
@@ -166,12 +167,6 @@ local function cut_all(op, plan, batch, fields, pad, B, S)
    return out
 end
 
-local function copy_of(batch)
-   local out = {}
-   for k, v in each(batch) do out[k] = v end
-   return out
-end
-
 local function check_field(op, name, v, B, S)
    if not tide.is_tensor(v) or v.ndim ~= 2 or v:size(1) ~= B or v:size(2) ~= S then
       err.arg(op, name, ('a tensor [%d, %d]'):format(B, S), v)
@@ -191,7 +186,7 @@ end
 -- A copy of a batch, checked: labels, loss mask and positions are there and fit; what documents
 -- and padding say of other fields is done. Returns the copy, what documents.of says, B and S.
 local function begin(op, batch, loss_mask)
-   local out = copy_of(batch)
+   local out = copy(batch)
    local name, t, B, S = primary_of(op, out)
    check_rows(op, out)
    if loss_mask ~= nil then out.loss_mask = loss_mask end
@@ -261,7 +256,7 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    local own = batch.make_cp_batch_fn or batch._cp_make_batch_fn
    if own then
       err.type(op, 'make_cp_batch_fn', own, 'function')
-      local rest = copy_of(batch)
+      local rest = copy(batch)
       rest.make_cp_batch_fn, rest._cp_make_batch_fn = nil, nil
       return own(axis, tp, rest, { loss_mask = opts.loss_mask, padding_token_id = pad })
    end

@@ -26,7 +26,7 @@ local axis_of = require 'tide.parallel.axis_of'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp.options'
@@ -422,8 +422,7 @@ local fsdp = { Sharded = Sharded }
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
 function fsdp.fully_shard(model, ranks, opts)
    ranks, opts = axis_of.ranks_and_options(op, ranks, opts, { 'mesh', 'comm' })
-   local o = {}
-   for k, v in each(err.options(op, opts, options.names)) do o[k] = v end
+   local o = copy(err.options(op, opts, options.names))
    if type(ranks) == 'table' and ranks.fsdp_mesh then
       o.mesh = ranks
    elseif ranks ~= nil then

@@ -3,7 +3,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local spread = require 'tide.nn.spread'
@@ -23,9 +23,8 @@ end
 
 local function take_mask(_, x, at, ...)
    if type(at) ~= 'table' or at.attention_mask == nil then return x, at, ... end
-   local op, out = 'parallel.cp.attach_context_parallel_hooks', {}
-   for k, v in each(at) do out[k] = v end
-   setmetatable(out, getmetatable(at))
+   local op = 'parallel.cp.attach_context_parallel_hooks'
+   local out = setmetatable(copy(at), getmetatable(at))
    local mask, context = at.attention_mask, at.context
    out.attention_mask, out.is_causal = nil, true
    if mask and context and not context.null then

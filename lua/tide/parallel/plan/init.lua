@@ -18,6 +18,7 @@ local class = require 'tide.class'
 local cp_train = require 'tide.parallel.cp.train'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local mesh_of = require 'tide.parallel.mesh'
@@ -108,12 +109,6 @@ end
 -- Sections in the order in which they are applied: { name, apply(plan, run, device, seed), is_own
 -- (registered by the user) }.
 local sections = {}
-
-local function copy(t)
-   local out = {}
-   for k, v in each(t) do out[k] = v end
-   return out
-end
 
 local function check_fsdp(fsdp)
    err.type(op, 'fsdp', fsdp, 'table')

@@ -3,6 +3,7 @@
 -- Names of layers that differ in a number only are one line: model.layers.*.mlp (4).
 
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fsdp_options = require 'tide.parallel.fsdp.options'
 local recompute = require 'tide.parallel.recompute'
@@ -223,8 +224,7 @@ local function tp_table(tp)
    if type(tp) ~= 'table' or type(tp.plan) ~= 'function' and type(tp.plan) ~= 'string' then
       return plain(tp, 'tp')
    end
-   local out = {}
-   for k, v in each(tp) do out[k] = v end
+   local out = copy(tp)
    out.plan = tp_plans.custom(tp.plan)
    return plain(out, 'tp')
 end
@@ -249,8 +249,7 @@ local function read_styles(op, tp)
          .. 'write the styles by pattern, as to_table does', err.show(tp.plan))
    end
    if type(tp) ~= 'table' or type(tp.plan) ~= 'table' then return tp end
-   local out, styles = {}, {}
-   for k, v in each(tp) do out[k] = v end
+   local out, styles = copy(tp), {}
    for pattern, s in each(tp.plan) do
       if type(s) == 'table' then
          s = tp_style.translate_to_parallel_style(s.style):with { input = s.input,

@@ -15,6 +15,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
+local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
@@ -28,6 +29,7 @@ local loss_parallel = require 'tide.parallel.loss_parallel'
 local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
 local tp_plans = require 'tide.parallel.tp.plans'
+local norm = require 'tide.nn.norm'
 local spread = require 'tide.nn.spread'
 local tp_style = require 'tide.parallel.tp.style'
 
@@ -60,17 +62,13 @@ end
 
 -- ---- patterns --------------------------------------------------------------------------------
 
-local function to_pattern(text)
-   return '^' .. text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
-end
-
 -- Patterns in a fixed order, each with its style.
 local function entries(plan)
    err.type(op, 'plan', plan, 'table')
    local list = {}
    for pattern, v in each(plan) do
       if type(pattern) ~= 'string' then err.arg(op, 'plan', 'patterns as keys', pattern) end
-      list[#list + 1] = { text = pattern, pattern = to_pattern(pattern),
+      list[#list + 1] = { text = pattern, pattern = names_.pattern(pattern),
          style = as_style(pattern, v) }
    end
    table.sort(list, function(a, b) return a.text < b.text end)
@@ -109,8 +107,6 @@ end
 
 local Run = {}
 Run.__index = Run
-
-local function join(path, name) return path == '' and name or path .. '.' .. name end
 
 function Run:add(fn) self.changes[#self.changes + 1] = fn end
 
@@ -201,7 +197,7 @@ end
 
 function Run:question(path, m)
    local children = {}
-   for _, name in ipairs(m._child) do children[name] = self.styles[join(path, name)] end
+   for _, name in ipairs(m._child) do children[name] = self.styles[names_.join(path, name)] end
    return setmetatable({ module = m, path = path, children = children, given = self.cuts[path],
       ranks = self.env.axis.size, rank = self.env.axis.rank, env = self.env }, Cut)
 end
@@ -246,7 +242,7 @@ function Run:ask(path, m)
    if answer and answer.cut then return self:answered(path, m, style, answer) end
    if style then self:whole(path, m, style) end
    if not answer then return end
-   for name, given in each(answer.give or {}) do self.cuts[join(path, name)] = given end
+   for name, given in each(answer.give or {}) do self.cuts[names_.join(path, name)] = given end
    self:add(function()
       for _, name in ipairs(answer.summed or {}) do layer.summed_gradients(m[name], env) end
       if answer.done then answer.done() end
@@ -258,14 +254,14 @@ function Run:share_input(path, m)
    local first, all
    for _, name in ipairs(m.shared_input or {}) do
       if m[name] then
-         local style = self.styles[join(path, name)]
+         local style = self.styles[names_.join(path, name)]
          all = all ~= false and style ~= nil and style.shard == 'rows'
             and style.input == (first or style).input
          first = first or style
       end
    end
    if not all then return end
-   for _, name in ipairs(m.shared_input) do self.shared[join(path, name)] = true end
+   for _, name in ipairs(m.shared_input) do self.shared[names_.join(path, name)] = true end
    local env = self.env
    local overlap = self.async and first.input == 'S(1)' and m.project and first.output == 'S(-1)'
    self:add(function()
@@ -352,8 +348,6 @@ local function cuts_sequence(styles)
    return false
 end
 
-local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
-
 -- The residual stream of a decoder is cut along the sequence from the embedding on, through every
 -- norm of a block, or not at all.
 local function check_sequence(run, model)
@@ -372,7 +366,7 @@ local function check_sequence(run, model)
    for i, block in ipairs(body.layers._child) do
       for _, child in ipairs(body.layers:at(i)._child) do
          local name = ('%slayers.%s.%s'):format(before, block, child)
-         if is_norm(body.layers:at(i)[child]) and is_cut(name) ~= is_cut(embed) then
+         if norm.is(body.layers:at(i)[child]) and is_cut(name) ~= is_cut(embed) then
             local here, there = 'here', 'behind the embedding'
             if is_cut(embed) then here, there = there, here end
             run:refuse(name, 'the sequence is cut %s and not %s; give all norms of blocks the '

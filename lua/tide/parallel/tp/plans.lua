@@ -9,23 +9,18 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
+local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local import = require 'tide.parallel.import'
+local norm = require 'tide.nn.norm'
 local tp_style = require 'tide.parallel.tp.style'
 
 local tp_plans = {}
 
 local get = tp_style.get
 
-local function join(...)
-   local parts = {}
-   for i = 1, select('#', ...) do
-      local p = select(i, ...)
-      if p ~= '' then parts[#parts + 1] = p end
-   end
-   return table.concat(parts, '.')
-end
+local join = names_.join
 
 -- ---- by structure ----------------------------------------------------------------------------
 
@@ -101,8 +96,6 @@ end
 
 -- ---- the sequence ----------------------------------------------------------------------------
 
-local function is_norm(m) return class.is(m, nn.RMSNorm) or class.is(m, nn.LayerNorm) end
-
 local function refuse_sequence(text, ...)
    err.raise('E_ARG', 'parallel.tensor_parallel', 'sequence_parallel is not supported in this tp '
       .. 'plan: ' .. text, ...)
@@ -127,7 +120,7 @@ end
 
 local function block_sequence(plan, at, name, m)
    local path, own = join(at, name), own_plan(m)
-   if is_norm(m) then
+   if norm.is(m) then
       plan[path] = get 'sequence_parallel'
    elseif own then
       cut_stream(plan, path, m, own)
@@ -142,7 +135,7 @@ local function spelt(plan, model)
    for pattern, style in each(plan) do
       err.type('parallel.tp_plans', 'pattern of the plan', pattern, 'string')
       if not tp_style.is(style) then style = get(style) end
-      local lua = '^' .. pattern:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
+      local lua = names_.pattern(pattern)
       local found = false
       for _, m in ipairs(model:named_modules()) do
          if m.name:find(lua) then out[m.name], found = style, true end
@@ -176,7 +169,7 @@ function tp_plans.with_sequence(plan, model)
       local at = join(path, 'layers', body.layers._child[i])
       layer_parts(block, function(name, m) block_sequence(plan, at, name, m) end)
    end
-   if not is_norm(body[names.norm]) then refuse_sequence("'%s' has no final norm", path) end
+   if not norm.is(body[names.norm]) then refuse_sequence("'%s' has no final norm", path) end
    plan[join(path, names.norm)] = get 'sequence_parallel'
    if plan.lm_head then plan.lm_head = plan.lm_head:with { input = 'S(1)' } end
    return plan

@@ -17,6 +17,7 @@
 -- of projections fused in the rows of a weight. with{} gives the style with some fields changed.
 
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 
@@ -51,12 +52,6 @@ local function make(record)
       data[made[key]] = record
    end
    return made[key]
-end
-
-local function copy(record)
-   local out = {}
-   for k, v in each(record) do out[k] = v end
-   return out
 end
 
 -- The style with these fields: input, output, blocks.

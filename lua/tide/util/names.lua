@@ -1,0 +1,17 @@
+-- Dotted names of modules.
+
+local names = {}
+
+-- The Lua pattern of a name in which '*' stands for one part.
+function names.pattern(text)
+   return '^' .. text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
+end
+
+-- The parts joined by dots; empty ones are left out.
+function names.join(a, b, ...)
+   local path = a == '' and b or b == '' and a or a .. '.' .. b
+   if select('#', ...) == 0 then return path end
+   return names.join(path, ...)
+end
+
+return names
