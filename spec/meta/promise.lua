@@ -62,18 +62,6 @@ promise['core/README.md'] = {
    { 'The public function and the derivative rule', 'meta/op_table',
       'has one family of files for an op, on every side' },
    { 'The fast kernels and their rows', 'op/all', 'equals the reference in ' },
-   { 'comm comm h is the table', definition = 'names the transports' },
-   { 'What is at most 2 KiB', 'comm/comm',
-      'keep small payloads of one call after the other apart', 'comm/protocol',
-      'end, whatever fails whenever' },
-   { 'What fails after a call has returned', 'cuda/nccl_case',
-      'of the network is told by every rank that waits' },
-   { 'Ranks whose contexts share a GPU', 'cuda/near_case',
-      'give the bits that ranks on the host get' },
-   { 'The hosts meet at gate and floor', 'cuda/near_case', 'do not make the host wait' },
-   { 'Nothing watches such a call', 'cuda/near_case',
-      'fail on every rank if one device call fails' },
-   { 'A process whose buffers MPI may still own', definition = 'how an abort over MPI is made' },
    { 'Attention takes document position pairs', 'parallel/cp_context', 'suffices, on any mesh' },
    { 'With an arena a graph', definition = 'why another design was left' },
    { 'linear cross entropy makes its gradients', 'parallel/logits', 'are never whole' },
@@ -81,7 +69,34 @@ promise['core/README.md'] = {
 }
 
 promise['core/GLOSSARY.md'] = {
-   { 'poison', definition = 'the meaning of a word' },
+   { 'failure', definition = 'the meaning of a word' },
+}
+
+promise['core/comm/README.md'] = {
+   { 'A transport exchanges calls', definition = 'what lies where' },
+   { 'collective c', definition = 'what lies where' },
+   { 'MPI mpi exchange c', definition = 'what lies where' },
+   { 'Rank 2 fails in a call', 'comm/mpi_fault', 'tells the others of an abort',
+      'comm/mpi_fault', 'returns early is named' },
+   { 'Every later call of the communicator', 'comm/matrix',
+      'ends the job, at any point, in any collective' },
+   { 'If rank 2 hangs', 'comm/mpi_fault',
+      'is stopped is named after the timeout, with its last call' },
+   { 'As the processes end', 'comm/mpi_fault', 'fails like all others speaks for them' },
+   { 'When such a call has returned', 'cuda/near_case',
+      'fail on every rank if one device call fails' },
+   { 'comm h is the table', definition = 'names the transports' },
+   { 'What is at most 2 KiB', 'comm/comm',
+      'keep small payloads of one call after the other apart', 'comm/protocol',
+      'end, whatever fails whenever' },
+   { 'A call that fails after it has returned', 'cuda/nccl_case',
+      'of the network is told by every rank that waits' },
+   { 'Ranks whose contexts share a GPU', 'cuda/near_case',
+      'give the bits that ranks on the host get' },
+   { 'The hosts meet at entry and exit', 'cuda/near_case', 'do not make the host wait' },
+   { 'If one rank cannot enqueue its own', 'cuda/near_case',
+      'fail on every rank if one device call fails' },
+   { 'If some cannot be', definition = 'how an abort over MPI is made' },
 }
 
 promise['core/THREADING.md'] = {

@@ -8,7 +8,8 @@ local table_ = 'spec/meta/promise.lua'
 local each = pairs
 
 local function pages()
-   local list = files.lines_of 'ls README.md */README.md core/*.md lua/guide/*.md | sort -u'
+   local list = files.lines_of('ls README.md */README.md core/*.md core/comm/README.md '
+      .. 'lua/guide/*.md | sort -u')
    local found = {}
    for _, path in ipairs(list) do
       if path ~= 'recipes/README.md' then found[#found + 1] = path end
