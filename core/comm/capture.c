@@ -16,7 +16,7 @@ static tide_comm *comm_of(tide__party *p)
   return (tide_comm *)((char *)p - offsetof(tide_comm, party));
 }
 
-static int settle(tide__party *p)
+static int capture_settle(tide__party *p)
 {
   tide_comm *comm = comm_of(p);
   if (comm->engine) tide__work_issue(comm);
@@ -24,14 +24,14 @@ static int settle(tide__party *p)
 }
 
 /* A member of captures has failed: the communicator's cause, or the device. */
-static int failed(tide_comm *comm, int rc)
+static int capture_failed(tide_comm *comm, int rc)
 {
   if (rc >= 0) return TIDE_OK;
   TIDE_TRY(tide__comm_check(comm, "graph"));
   return tide__fail(comm->ctx, rc, "graph", "the device failed");
 }
 
-static int enter(tide__party *p, tide_graph *g)
+static int capture_enter(tide__party *p, tide_graph *g)
 {
   tide_comm *comm = comm_of(p);
   struct tide__recorded *r = tide__alloc(comm->ctx, sizeof *r);
@@ -40,44 +40,44 @@ static int enter(tide__party *p, tide_graph *g)
   int rc = comm->transport->captures->enter(comm->state, &r->held);
   if (rc < 0) {
     tide__free(comm->ctx, r, sizeof *r);
-    return failed(comm, rc);
+    return capture_failed(comm, rc);
   }
   comm->recorded = r;
   comm->refs++;
   return TIDE_OK;
 }
 
-static int join(tide__party *p)
+static int capture_join(tide__party *p)
 {
   tide_comm *comm = comm_of(p);
   int rc = comm->transport->captures->join(comm->state);
   tide__work_joined(comm);
-  return failed(comm, rc);
+  return capture_failed(comm, rc);
 }
 
-static int begin(tide__party *p)
+static int capture_begin(tide__party *p)
 {
   tide_comm *comm = comm_of(p);
   if (comm->engine) tide__work_issue(comm); /* every rank's calls are in one order */
   TIDE_TRY(tide__comm_check(comm, "graph_replay"));
-  return failed(comm, comm->transport->captures->begin(comm->state));
+  return capture_failed(comm, comm->transport->captures->begin(comm->state));
 }
 
-static struct tide__recorded **find(tide_comm *comm, const tide_graph *g)
+static struct tide__recorded **capture_find(tide_comm *comm, const tide_graph *g)
 {
   struct tide__recorded **at = &comm->recorded;
   while (*at && (*at)->held.graph != g) at = &(*at)->next;
   return at;
 }
 
-static int launched(tide__party *p, tide_graph *g)
+static int capture_launched(tide__party *p, tide_graph *g)
 {
   tide_comm *comm = comm_of(p);
-  const tide_comm_stats *more = &(*find(comm, g))->traffic;
+  const tide_comm_stats *more = &(*capture_find(comm, g))->traffic;
   tide__coll c = {.op = TIDE__REPLAY, .reduce = -1, .dtype = -1, .root = -1};
   tide__comm_number(comm, &c);
   c.begin = tide_trace_clock();
-  TIDE_TRY(failed(comm, comm->transport->captures->launched(comm->state, &c)));
+  TIDE_TRY(capture_failed(comm, comm->transport->captures->launched(comm->state, &c)));
   for (int link = 0; link < 2; link++) {
     comm->stats.nmessage[link] += more->nmessage[link];
     comm->stats.nbyte[link] += more->nbyte[link];
@@ -86,16 +86,22 @@ static int launched(tide__party *p, tide_graph *g)
   return tide__work_watch(comm, &c);
 }
 
-static void leave(tide__party *p) { comm_of(p)->transport->captures->leave(comm_of(p)->state); }
+static void capture_leave(tide__party *p)
+{
+  comm_of(p)->transport->captures->leave(comm_of(p)->state);
+}
 
-static void drop(tide__party *p, tide_graph *g)
+static void capture_drop(tide__party *p, tide_graph *g)
 {
   tide_comm *comm = comm_of(p);
-  struct tide__recorded **at = find(comm, g), *r = *at;
+  struct tide__recorded **at = capture_find(comm, g), *r = *at;
   comm->transport->captures->drop(comm->state, &r->held);
   *at = r->next;
   tide__free(comm->ctx, r, sizeof *r);
   tide_comm_release(comm);
 }
 
-const tide__party_calls tide__comm_party = {settle, enter, join, begin, launched, leave, drop};
+const tide__party_calls tide__comm_party = {
+  capture_settle, capture_enter, capture_join, capture_begin, capture_launched, capture_leave,
+  capture_drop,
+};

@@ -25,7 +25,7 @@ static tide_comm *reach(tide_comm *comm, const tide_tensor *t)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-static int bad(tide_comm *comm, int coll, int status, const char *arg, const char *what)
+static int bad_call(tide_comm *comm, int coll, int status, const char *arg, const char *what)
 {
   return tide__fail(comm->ctx, status, tide_coll_name(coll), "argument '%s': %s", arg, what);
 }
@@ -47,18 +47,19 @@ static int check_reduce(tide_comm *comm, int coll, int op, int dtype)
                       "cast to a floating dtype first", tide_dtype_name(dtype),
                       tide_dtype_name(dtype));
   if (op == TIDE_SUM && dtype == TIDE_BOOL)
-    return bad(comm, coll, TIDE_E_DTYPE, "op", "the sum of bool is not a bool; use max (any) or "
-               "min (all), or cast to i64");
+    return bad_call(comm, coll, TIDE_E_DTYPE, "op",
+                    "the sum of bool is not a bool; use max (any) or "
+                    "min (all), or cast to i64");
   return TIDE_OK;
 }
 
 /* The tensor is there and its bytes are where the transport can use them. */
-static int check_tensor(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
+static int check_reach(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
 {
-  if (!t) return bad(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
-  if (t->storage->gone) return bad(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
+  if (!t) return bad_call(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
+  if (t->storage->gone) return bad_call(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
   if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)
-    return bad(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
+    return bad_call(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
   const tide__backend *b = t->ctx->devices->device[t->storage->device].backend;
   bool none = !b->has_bytes;
   bool here = comm->transport->on_device ? !b->host : b->host;
@@ -71,18 +72,18 @@ static int check_tensor(tide_comm *comm, int coll, const tide_tensor *t, const c
 
 static int check_written(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
 {
-  TIDE_TRY(check_tensor(comm, coll, t, arg));
+  TIDE_TRY(check_reach(comm, coll, t, arg));
   if (!tide__is_contiguous(t->ndim, t->shape, t->stride))
     return tide__fail(comm->ctx, TIDE_E_SHAPE, tide_coll_name(coll), "argument '%s': a tensor that "
                       "is written must be contiguous, %s is not; write to a contiguous one and "
                       "copy", arg, TIDE__SHAPE(t->ndim, t->shape));
   if (t->node && t->ctx->recording)
-    return bad(comm, coll, TIDE_E_STATE, arg, "it is the result of a recorded op and would be "
-               "changed behind the tape; detach it, or call inside no_grad");
+    return bad_call(comm, coll, TIDE_E_STATE, arg, "it is the result of a recorded op and would be "
+                    "changed behind the tape; detach it, or call inside no_grad");
   return TIDE_OK;
 }
 
-static size_t bytes_of(const tide_tensor *t)
+static size_t tensor_bytes(const tide_tensor *t)
 {
   return (size_t)(tide__tensor_numel(t) * tide_dtype_size(t->dtype));
 }
@@ -92,11 +93,11 @@ static bool overlap(const tide_tensor *a, const tide_tensor *b)
 {
   const char *p = tide__tensor_ptr(a), *q = tide__tensor_ptr(b);
   if (a->storage != b->storage || !p || !q) return false;
-  return p < q + bytes_of(b) && q < p + bytes_of(a) && bytes_of(a) && bytes_of(b);
+  return p < q + tensor_bytes(b) && q < p + tensor_bytes(a) && tensor_bytes(a) && tensor_bytes(b);
 }
 
 /* A contiguous form of an input, owned. Without history. */
-static int dense(tide_tensor **out, tide_comm *comm, int coll, tide_tensor *t)
+static int dense_input(tide_tensor **out, tide_comm *comm, int coll, tide_tensor *t)
 {
   bool recording = t->ctx->recording;
   t->ctx->recording = false;
@@ -161,13 +162,13 @@ static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *c
   if (work) *work = NULL;
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
   if (n < 0 || n > INT32_MAX || (n && !ts))
-    return bad(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
+    return bad_call(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
   if (coll != TIDE__BROADCAST) TIDE_TRY(check_reduce(comm, coll, op, TIDE_F32));
   if (coll != TIDE__ALL_REDUCE) TIDE_TRY(tide__check_root(comm, coll, root));
   size_t size = (size_t)n * (sizeof *seg + sizeof *order);
   if (n > FEW) {
     seg = tide__alloc(comm->ctx, size);
-    if (!seg) return bad(comm, coll, TIDE_E_NOMEM, "ts", "no memory for a list this long");
+    if (!seg) return bad_call(comm, coll, TIDE_E_NOMEM, "ts", "no memory for a list this long");
     order = (int32_t *)(seg + n);
   }
   tide__coll c = {.op = coll, .reduce = op, .dtype = -1, .root = root, .nseg = n, .seg = seg};
@@ -216,7 +217,7 @@ static int pair_begin(pair *p, tide_work **work, tide_comm *comm, int coll, tide
   if (work) *work = NULL;
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
   if (out) TIDE_TRY(check_written(comm, coll, out, "out"));
-  if (in) TIDE_TRY(check_tensor(comm, coll, in, "in"));
+  if (in) TIDE_TRY(check_reach(comm, coll, in, "in"));
   if (in && out && in->dtype != out->dtype)
     return tide__fail(comm->ctx, TIDE_E_DTYPE, tide_coll_name(coll), "argument 'out': expected %s "
                       "as the input, got %s", tide_dtype_name(in->dtype),
@@ -229,7 +230,7 @@ static int pair_begin(pair *p, tide_work **work, tide_comm *comm, int coll, tide
 
 static int need(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
 {
-  return t ? TIDE_OK : bad(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
+  return t ? TIDE_OK : bad_call(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
 }
 
 static int count_error(pair *p, const char *arg, int64_t expected, int64_t got)
@@ -244,7 +245,7 @@ static int count_error(pair *p, const char *arg, int64_t expected, int64_t got)
 static int pair_run(pair *p, tide_tensor *in, int64_t at)
 {
   tide_comm *comm = p->comm;
-  if (in) TIDE_TRY(dense(&p->in, comm, p->c.op, in));
+  if (in) TIDE_TRY(dense_input(&p->in, comm, p->c.op, in));
   int rc = TIDE_OK;
   if (p->in) p->c.in = tide__tensor_ptr(p->in);
   if (p->out) p->c.out = tide__tensor_ptr(p->out);
@@ -252,8 +253,9 @@ static int pair_run(pair *p, tide_tensor *in, int64_t at)
     size_t shift = (size_t)at * p->c.size;
     bool fits = at >= 0 && (p->c.in == p->c.out + shift || p->c.out == p->c.in + shift);
     if (!fits)
-      rc = bad(comm, p->c.op, TIDE_E_ARG, "out", "it shares memory with the input; use another "
-               "tensor, or this rank's own part");
+      rc = bad_call(comm, p->c.op, TIDE_E_ARG, "out",
+                    "it shares memory with the input; use another "
+                    "tensor, or this rank's own part");
   }
   if (rc == TIDE_OK && p->out) p->out->storage->version++;
   tide_tensor *list[2];
@@ -353,7 +355,8 @@ int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_
 static int check_counts(pair *p, const int64_t *counts, const char *arg, bool alike, int64_t *sum)
 {
   *sum = 0;
-  if (!counts) return bad(p->comm, p->c.op, TIDE_E_ARG, arg, "expected a count a rank, got null");
+  if (!counts) return bad_call(p->comm, p->c.op, TIDE_E_ARG, arg,
+                               "expected a count a rank, got null");
   for (int i = 0; i < p->comm->nrank; i++) {
     if (counts[i] < 0 || __builtin_add_overflow(*sum, counts[i], sum))
       return tide__fail(p->comm->ctx, TIDE_E_ARG, tide_coll_name(p->c.op), "argument '%s': "
@@ -455,8 +458,8 @@ static int fill_send_recv(tide_comm *comm, tide__coll *c, tide_tensor *const *ou
     *s = (tide__seg){.in_type = -1, .out_type = -1};
     if (c->to >= 0) {
       tide_tensor *in;
-      TIDE_TRY(check_tensor(comm, c->op, ins[i], "ins"));
-      TIDE_TRY(dense(&in, comm, c->op, ins[i]));
+      TIDE_TRY(check_reach(comm, c->op, ins[i], "ins"));
+      TIDE_TRY(dense_input(&in, comm, c->op, ins[i]));
       held[(*nheld)++] = in;
       s->in = tide__tensor_ptr(in);
       s->nin = tide__tensor_numel(in);
@@ -482,13 +485,15 @@ static int check_segs(tide_comm *comm, const tide__coll *c, tide_tensor *const *
     if (step == 2 && i % 2 == 0) continue;
     for (int64_t k = 0; k < n; k++)
       if (k != i && overlap(held[i], held[k]))
-        return bad(comm, c->op, TIDE_E_ARG, "outs", "a tensor that is received shares memory with "
-                   "another of the call");
+        return bad_call(comm, c->op, TIDE_E_ARG, "outs",
+                        "a tensor that is received shares memory with "
+                        "another of the call");
   }
   for (int64_t i = 0; c->to == comm->rank && i < c->nseg; i++)
     if (c->seg[i].nin != c->seg[i].nout || c->seg[i].in_type != c->seg[i].out_type)
-      return bad(comm, c->op, TIDE_E_SHAPE, "outs", "a rank that sends to itself receives what it "
-                 "sends: same count and dtype");
+      return bad_call(comm, c->op, TIDE_E_SHAPE, "outs",
+                      "a rank that sends to itself receives what it "
+                      "sends: same count and dtype");
   return TIDE_OK;
 }
 
@@ -537,14 +542,16 @@ int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tenso
   TIDE_TRY(check_peer(comm, "to", to));
   TIDE_TRY(check_peer(comm, "from", from));
   if (n < 0 || n > 4096 || (n && to >= 0 && !ins) || (n && from >= 0 && !outs))
-    return bad(comm, TIDE__SEND_RECV, TIDE_E_ARG, "n", "expected lists of 0 to 4096 tensors");
+    return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "n", "expected lists of 0 to 4096 tensors");
   if ((to == comm->rank) != (from == comm->rank))
-    return bad(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to", "a rank that sends to itself must also "
-               "receive from itself");
+    return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to",
+                    "a rank that sends to itself must also "
+                    "receive from itself");
   TIDE_TRY(agree_place(&comm, n == 0 ? NULL : to >= 0 ? ins[0] : from >= 0 ? outs[0] : NULL));
   size_t size = (size_t)n * (sizeof(tide__seg) + 2 * sizeof(tide_tensor *));
   tide__seg *seg = n ? tide__alloc(comm->ctx, size) : NULL;
-  if (n && !seg) return bad(comm, TIDE__SEND_RECV, TIDE_E_NOMEM, "n", "no memory for the lists");
+  if (n && !seg) return bad_call(comm, TIDE__SEND_RECV, TIDE_E_NOMEM, "n",
+                                 "no memory for the lists");
   tide__coll c = {.op = TIDE__SEND_RECV, .reduce = -1, .dtype = -1, .root = -1, .to = to,
                   .from = from, .nseg = n, .seg = seg};
   int rc = send_recv(work, comm, &c, outs, ins, (tide_tensor **)(seg + n));

@@ -26,7 +26,7 @@ static void close_state(const tide__transport *transport, void *state, int rank)
   if (transport->close) transport->close(state, rank);
 }
 
-static void release_owned(tide__foreign *f, int n);
+static void comm_release_owned(tide__foreign *f, int n);
 
 int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
                    tide_group *group, int rank, int nrank, const char *name)
@@ -41,7 +41,7 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
     return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
   }
   comm->refs = 1;
-  comm->foreign.release = release_owned;
+  comm->foreign.release = comm_release_owned;
   comm->ctx = ctx;
   comm->transport = transport;
   comm->state = state;
@@ -68,7 +68,7 @@ struct tide__kept {
   struct tide__kept *next;
 };
 
-static bool is_kept(const tide_comm *comm, const tide_tensor *t)
+static bool comm_is_kept(const tide_comm *comm, const tide_tensor *t)
 {
   for (const struct tide__kept *k = comm->kept; k; k = k->next)
     if (k->t->storage == t->storage) return true;
@@ -82,7 +82,7 @@ int tide_comm_register(tide_comm *comm, tide_tensor *t)
   if (!t || t->ctx != comm->ctx || t->storage->gone)
     return tide__fail(comm->ctx, TIDE_E_ARG, "comm_register", "argument 't': expected a tensor of "
                       "the communicator's context that has its bytes");
-  if (!comm->transport->keep || is_kept(comm, t)) return TIDE_OK;
+  if (!comm->transport->keep || comm_is_kept(comm, t)) return TIDE_OK;
   if (t->ctx->devices->device[t->storage->device].backend->host)
     return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "
                       "on a GPU, got one on '%s'", tide_device_name(t->storage->device));
@@ -116,7 +116,7 @@ static void release_kept(tide_comm *comm)
 
 /* Calls that were made before any failure still run, as the other ranks take part in them. A rank
  * that never arrives ends the wait by leaving or by the timeout. */
-static void destroy(tide_comm *comm)
+static void comm_destroy(tide_comm *comm)
 {
   tide_ctx *ctx = comm->ctx;
   if (comm->engine && comm->status == TIDE_OK) tide__work_drain(comm);
@@ -137,10 +137,10 @@ static void destroy(tide_comm *comm)
 void tide__comm_unref(tide_comm *comm, int64_t n)
 {
   comm->refs -= n;
-  if (comm->refs == 0) destroy(comm);
+  if (comm->refs == 0) comm_destroy(comm);
 }
 
-static void release_owned(tide__foreign *f, int n)
+static void comm_release_owned(tide__foreign *f, int n)
 {
   tide__comm_unref((tide_comm *)((char *)f - offsetof(tide_comm, foreign)), n);
 }
@@ -269,7 +269,7 @@ int64_t tide__coll_count(const tide__coll *c)
   return c->nseg ? n : c->count;
 }
 
-static void note(tide_comm *comm, const tide__coll *c, bool async)
+static void comm_note(tide_comm *comm, const tide__coll *c, bool async)
 {
   tide_comm_record *r = &comm->ring[c->seq % TIDE__NRECORD];
   *r = (tide_comm_record){.seq = c->seq, .count = tide__coll_count(c), .begin = c->begin,
@@ -332,7 +332,7 @@ static int bind_device(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *
 
 /* Runs a blocking call that must be watched: the host waits until the helper thread has enqueued
  * it, compute for the rest. */
-static int run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
+static int comm_run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   tide_work *work;
   c->blocking = true;
@@ -379,7 +379,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
 {
   bool by_host = c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
   const char *op = tide_coll_name(c->op);
-  if (!work && comm->transport->watched && !by_host) return run_watched(comm, c, nt, ts);
+  if (!work && comm->transport->watched && !by_host) return comm_run_watched(comm, c, nt, ts);
   if (comm->ctx->capture) TIDE_TRY(capture(comm, c, by_host));
   TIDE_TRY(bind_device(comm, c, nt, ts));
   tide__comm_number(comm, c);
@@ -397,7 +397,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   comm->seq++;
   tide__traffic_add(&comm->stats, c, comm->rank, comm->nrank, comm->host_size);
   if (comm->engine) tide__work_drain(comm);
-  note(comm, c, false);
+  comm_note(comm, c, false);
   tide__comm_await(comm, c->seq);
   tide__coll_execute(comm->transport, comm->state, comm->rank, c);
   tide__comm_await(comm, 0);
@@ -412,7 +412,10 @@ void tide__comm_await(tide_comm *comm, int64_t seq)
   if (comm->transport->await) comm->transport->await(comm->state, comm->rank, seq);
 }
 
-void tide__comm_note_async(tide_comm *comm, const tide__coll *c) { note(comm, c, !c->blocking); }
+void tide__comm_note_async(tide_comm *comm, const tide__coll *c)
+{
+  comm_note(comm, c, !c->blocking);
+}
 
 /* ---- history and traffic --------------------------------------------------------------------- */
 

@@ -45,7 +45,7 @@ void tide__stream_close(tide__stream *s)
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-static void keep(tide__coll *c, int rc)
+static void device_keep(tide__coll *c, int rc)
 {
   if (rc < 0 && c->device_status == TIDE_OK) c->device_status = rc;
 }
@@ -76,12 +76,12 @@ void tide__coll_begin(tide__coll *c)
 
 void tide__coll_wait_event(tide__coll *c, void *event)
 {
-  keep(c, streams_of(c->stream)->order(c->stream->device->state, c->stream->stream, event));
+  device_keep(c, streams_of(c->stream)->order(c->stream->device->state, c->stream->stream, event));
 }
 
 void tide__coll_record(tide__coll *c, void **event)
 {
-  keep(c, streams_of(c->stream)->mark(c->stream->device->state, c->stream->stream, event));
+  device_keep(c, streams_of(c->stream)->mark(c->stream->device->state, c->stream->stream, event));
 }
 
 void tide__coll_set_error(const tide__coll *c, int status)
@@ -93,7 +93,7 @@ void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n)
 {
   const tide__stream *s = c->stream;
   if (!s) tide__backend_cpu.copy(NULL, NULL, dst, src, n);
-  else keep(c, s->device->backend->copy(s->device->state, s->stream, dst, src, n));
+  else device_keep(c, s->device->backend->copy(s->device->state, s->stream, dst, src, n));
 }
 
 void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *const *src, int nsrc,
@@ -101,8 +101,9 @@ void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *co
 {
   const tide__stream *s = c->stream;
   if (!s) tide__backend_cpu.reduce(NULL, NULL, dst, ndst, src, nsrc, n, dtype, reduce);
-  else keep(c, s->device->backend->reduce(s->device->state, s->stream, dst, ndst, src, nsrc, n,
-                                          dtype, reduce));
+  else
+    device_keep(c, s->device->backend->reduce(s->device->state, s->stream, dst, ndst, src, nsrc, n,
+                                              dtype, reduce));
 }
 
 /* ---- members of transports with shared_device ------------------------------------------------ */

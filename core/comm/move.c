@@ -10,7 +10,10 @@ static size_t sum_bytes(const int64_t *counts, int n, size_t size)
   return (size_t)sum * size;
 }
 
-static size_t bytes_of(int64_t n, int dtype) { return (size_t)n * (size_t)tide_dtype_size(dtype); }
+static size_t type_bytes(int64_t n, int dtype)
+{
+  return (size_t)n * (size_t)tide_dtype_size(dtype);
+}
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
@@ -29,8 +32,8 @@ static tide__part part_of_seg(const tide__coll *c, int rank, int q, const tide__
   bool send = c->op == TIDE__SEND_RECV;
   bool gives = send ? q == c->to : rank == c->root && q != rank;
   bool takes = send ? q == c->from : q == c->root && q != rank;
-  return (tide__part){send ? g->in : g->out, g->out, gives ? bytes_of(g->nin, g->in_type) : 0,
-                      takes ? bytes_of(g->nout, g->out_type) : 0};
+  return (tide__part){send ? g->in : g->out, g->out, gives ? type_bytes(g->nin, g->in_type) : 0,
+                      takes ? type_bytes(g->nout, g->out_type) : 0};
 }
 
 tide__part tide__move_part(const tide__coll *c, int rank, int q, int64_t i)
@@ -114,10 +117,11 @@ static void send(tide_comm_stats *s, int rank, int to, int host_size, int64_t me
   s->nbyte[link] += nbyte;
 }
 
-static int64_t seg_bytes(const tide__coll *c)
+static int64_t move_seg_bytes(const tide__coll *c)
 {
   int64_t n = 0;
-  for (int64_t i = 0; i < c->nseg; i++) n += (int64_t)bytes_of(c->seg[i].nout, c->seg[i].out_type);
+  for (int64_t i = 0; i < c->nseg; i++)
+    n += (int64_t)type_bytes(c->seg[i].nout, c->seg[i].out_type);
   return n;
 }
 
@@ -129,13 +133,13 @@ static void add_ring(tide_comm_stats *s, const tide__coll *c, int rank, int n, i
   int64_t size = (int64_t)c->size, part = c->count * size;
   switch (c->op) {
   case TIDE__ALL_REDUCE:
-    send(s, rank, next, host_size, 2 * (n - 1), 2 * (n - 1) * seg_bytes(c) / n);
+    send(s, rank, next, host_size, 2 * (n - 1), 2 * (n - 1) * move_seg_bytes(c) / n);
     break;
   case TIDE__REDUCE: /* a chain that ends at root */
-    if (rank != c->root) send(s, rank, next, host_size, 1, seg_bytes(c));
+    if (rank != c->root) send(s, rank, next, host_size, 1, move_seg_bytes(c));
     break;
   case TIDE__BROADCAST: /* a chain that begins at root */
-    if (next != c->root) send(s, rank, next, host_size, 1, seg_bytes(c));
+    if (next != c->root) send(s, rank, next, host_size, 1, move_seg_bytes(c));
     break;
   case TIDE__ALL_GATHER: case TIDE__REDUCE_SCATTER:
     send(s, rank, next, host_size, n - 1, (n - 1) * part);

@@ -60,7 +60,7 @@ struct tide__engine {
 /* ---- the helper ------------------------------------------------------------------------------ */
 
 /* Under the lock, which is left meanwhile: takes the works whose end it sees off the list. */
-static void watch(struct tide__engine *e)
+static void work_watch(struct tide__engine *e)
 {
   for (tide_work *w; (w = e->flying);) {
     pthread_mutex_unlock(&e->lock);
@@ -78,7 +78,7 @@ enum { LOOK = 2000000, DOZE = 50000000 }; /* nanoseconds */
 static tide_work *next_work(struct tide__engine *e)
 {
   for (;;) {
-    watch(e);
+    work_watch(e);
     if (e->first || (e->stop && !e->flying)) break;
     if (e->flying) tide__wait_cond(&e->more, &e->lock, LOOK);
     else pthread_cond_wait(&e->more, &e->lock);
@@ -232,7 +232,7 @@ static void unref(tide_work *w)
 }
 
 /* The user's handle, of which there is one. */
-static void release_owned(tide__foreign *f, int n)
+static void work_release_owned(tide__foreign *f, int n)
 {
   tide_work *work = (tide_work *)((char *)f - offsetof(tide_work, foreign));
   tide_comm *comm = work->comm;
@@ -249,7 +249,7 @@ static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
   w->comm = comm;
   w->coll = *c;
   w->refs = 2;
-  w->foreign.release = release_owned;
+  w->foreign.release = work_release_owned;
   atomic_init(&w->issued, 0);
   atomic_init(&w->done, 0);
   if (copy_lists(w, c) && keep_operands(w, nt, ts)) return w;
@@ -257,7 +257,7 @@ static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
   return NULL;
 }
 
-static void enqueue(struct tide__engine *e, tide_work *w)
+static void work_enqueue(struct tide__engine *e, tide_work *w)
 {
   pthread_mutex_lock(&e->lock);
   if (e->last) e->last->queue = w;
@@ -310,7 +310,7 @@ int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int
     atomic_store_explicit(&w->issued, 1, memory_order_release);
     atomic_store_explicit(&w->done, 1, memory_order_release);
   } else {
-    enqueue(comm->engine, w);
+    work_enqueue(comm->engine, w);
     if (w->coll.captured) wait_issued(w); /* compute is recorded meanwhile by this thread alone */
   }
   *out = w;
@@ -349,7 +349,7 @@ static bool landed(tide_work *w)
          comm->transport->poll(comm->state, comm->rank, &w->coll) != 0;
 }
 
-static void settle(tide_work *w)
+static void work_settle(tide_work *w)
 {
   w->settled = true;
   tide__comm_settle(w->comm, &w->coll);
@@ -367,7 +367,7 @@ void tide__work_reap(tide_comm *comm)
 {
   for (tide_work *w; (w = comm->pending) && is_done(w) && (w->settled || landed(w));) {
     comm->pending = w->next;
-    if (!w->settled) settle(w);
+    if (!w->settled) work_settle(w);
     if (w->coll.event) comm->transport->forget(comm->state, comm->rank, &w->coll);
     unref(w);
   }
@@ -376,7 +376,7 @@ void tide__work_reap(tide_comm *comm)
 /* Of a recorded work; the helper does not touch it. */
 static void joined(tide_work *w)
 {
-  if (!w->settled) settle(w);
+  if (!w->settled) work_settle(w);
   atomic_store_explicit(&w->done, 1, memory_order_release);
 }
 
@@ -419,7 +419,7 @@ static int wait_on_stream(tide_work *w)
   if (!c->captured) TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* made before */
   int rc = w->settled ? TIDE_OK : comm->transport->order(comm->state, comm->rank, &w->coll);
   if (c->captured) joined(w);
-  else if (!w->settled) settle(w);
+  else if (!w->settled) work_settle(w);
   if (c->status < 0)
     return tide__fail(comm->ctx, c->status, tide_coll_name(c->op), "%s", c->message);
   if (rc < 0) return tide__fail(comm->ctx, rc, tide_coll_name(c->op), "the device failed");
@@ -432,7 +432,7 @@ int tide_work_wait(tide_work *work)
   wait_issued(work);
   if (c->event) return wait_on_stream(work);
   if (!work->settled) tide__work_reap(work->comm);
-  if (!work->settled) settle(work);
+  if (!work->settled) work_settle(work);
   return c->status < 0 ? tide__fail(work->comm->ctx, c->status, tide_coll_name(c->op), "%s",
                                     c->message) : TIDE_OK;
 }

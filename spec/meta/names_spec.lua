@@ -5,7 +5,7 @@ local lines_of = require('spec.support.files').lines_of
 local read = require('spec.support.files').read
 
 -- Folders whose functions still share names, with each other and with the rest.
-local exempt = { 'core/comm/' }
+local exempt = {}
 
 local function is_exempt(path)
    for _, folder in ipairs(exempt) do

@@ -29,14 +29,17 @@ typedef struct search {
   int nover;
 } search;
 
-static int64_t load(_Atomic int64_t *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static int64_t deadlock_load(_Atomic int64_t *p)
+{
+  return atomic_load_explicit(p, memory_order_acquire);
+}
 
 static bool same(const waiter *a, const waiter *b)
 {
   return a->comm == b->comm && a->index == b->index && a->seq == b->seq;
 }
 
-static int find(const waiter *list, int n, const waiter *w)
+static int deadlock_find(const waiter *list, int n, const waiter *w)
 {
   for (int i = 0; i < n; i++)
     if (same(&list[i], w)) return i;
@@ -48,7 +51,7 @@ static bool is_in_call(tide__local_comm *comm, int index, waiter *w)
 {
   tide__slot *slot = &comm->slot[index];
   *w = (waiter){comm, index, tide__slot_seq(slot)};
-  return w->seq > load(&slot->done);
+  return w->seq > deadlock_load(&slot->done);
 }
 
 static int index_in(const tide__local_comm *comm, int member)
@@ -59,7 +62,7 @@ static int index_in(const tide__local_comm *comm, int member)
 }
 
 /* What keeps rank q of w's communicator from making w's call; false: nothing known. */
-static bool is_kept(const waiter *w, int q, waiter *by)
+static bool deadlock_is_kept(const waiter *w, int q, waiter *by)
 {
   int member = w->comm->member[q];
   tide__owner *owner = &w->comm->group->owner[member];
@@ -67,25 +70,26 @@ static bool is_kept(const waiter *w, int q, waiter *by)
   if (is_in_call(w->comm, q, by)) return true;
   tide__local_comm *other = atomic_load_explicit(&owner->comm, memory_order_acquire);
   int index = other ? index_in(other, member) : -1;
-  return index >= 0 && is_in_call(other, index, by) && load(&owner->seq) >= by->seq;
+  return index >= 0 && is_in_call(other, index, by) && deadlock_load(&owner->seq) >= by->seq;
 }
 
 /* Depth first. True when path ends in a cycle. */
 static bool leads_to_cycle(search *s, const waiter *w)
 {
-  s->first = find(s->path, s->n, w);
+  s->first = deadlock_find(s->path, s->n, w);
   if (s->first >= 0) return true;
-  if (find(s->over, s->nover, w) >= 0 || s->n == MAX_NODE || s->nover == MAX_NODE) return false;
+  if (deadlock_find(s->over, s->nover, w) >= 0) return false;
+  if (s->n == MAX_NODE || s->nover == MAX_NODE) return false;
   s->path[s->n++] = *w;
   for (int q = 0; q < w->comm->nrank; q++) {
     waiter by;
-    if (q != w->index && is_kept(w, q, &by) && leads_to_cycle(s, &by)) return true;
+    if (q != w->index && deadlock_is_kept(w, q, &by) && leads_to_cycle(s, &by)) return true;
   }
   s->over[s->nover++] = s->path[--s->n];
   return false;
 }
 
-static void describe(const search *s, tide__text *t)
+static void deadlock_describe(const search *s, tide__text *t)
 {
   tide__add(t, "ranks wait for each other; no data was moved");
   for (int i = s->first; i < s->n; i++) {
@@ -116,7 +120,7 @@ uint64_t tide__group_deadlock(tide__local_comm *comm, int me, uint64_t before)
       hash = tide__hash_step(hash, (uint64_t)s->path[i].index << 48 ^ (uint64_t)s->path[i].seq);
     }
     hash |= 1; /* 0 stands for none */
-    if (hash == before) describe(s, &text);
+    if (hash == before) deadlock_describe(s, &text);
     for (int i = s->first; hash == before && i < s->n; i++)
       tide__failure_set(&s->path[i].comm->failure, TIDE_E_COMM, -1, buf, NULL);
   }

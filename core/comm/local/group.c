@@ -134,24 +134,26 @@ static int usable_cores(void)
   return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
 }
 
-static int refuse(int status, char *msg, size_t n, const char *fmt, double value)
+static int group_refuse(int status, char *msg, size_t n, const char *fmt, double value)
 {
   if (msg && n) snprintf(msg, n, fmt, value);
   return status;
 }
 
-static int check_opts(int nrank, const tide_group_opts *o, char *msg, size_t n)
+static int group_check_opts(int nrank, const tide_group_opts *o, char *msg, size_t n)
 {
   if (nrank < 1 || nrank > TIDE__MAX_RANK)
-    return refuse(TIDE_E_ARG, msg, n, "nrank: expected 1 to 1024, got %.0f", nrank);
+    return group_refuse(TIDE_E_ARG, msg, n, "nrank: expected 1 to 1024, got %.0f", nrank);
   if (o->size != sizeof *o)
-    return refuse(TIDE_E_ARG, msg, n, "opts.size is %.0f: call tide_group_opts_init", o->size);
+    return group_refuse(TIDE_E_ARG, msg, n, "opts.size is %.0f: call tide_group_opts_init",
+                        o->size);
   if (!(o->timeout > 0 && o->timeout < 1e9))
-    return refuse(TIDE_E_ARG, msg, n, "opts.timeout: expected seconds > 0, got %g", o->timeout);
+    return group_refuse(TIDE_E_ARG, msg, n, "opts.timeout: expected seconds > 0, got %g",
+                        o->timeout);
   return TIDE_OK;
 }
 
-static void destroy(tide_group *g)
+static void group_destroy(tide_group *g)
 {
   g->magic = 0;
   if (g->world) tide__local_drop(g->world);
@@ -162,7 +164,7 @@ static void destroy(tide_group *g)
   free(g);
 }
 
-static bool fill(tide_group *g)
+static bool group_fill(tide_group *g)
 {
   int *all = malloc((size_t)g->nrank * sizeof *all);
   for (int i = 0; all && i < g->nrank; i++) all[i] = i;
@@ -182,19 +184,19 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   *out = NULL;
   tide_group_opts_init(&o);
   if (opts) o = *opts;
-  int rc = check_opts(nrank, &o, msg, n);
+  int rc = group_check_opts(nrank, &o, msg, n);
   if (rc < 0) return rc;
   tide_group *g = calloc(1, sizeof *g);
-  if (!g) return refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
+  if (!g) return group_refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
   atomic_init(&g->refs, 1);
   g->magic = GROUP_MAGIC;
   g->nrank = nrank;
   g->timeout = o.timeout;
   g->spin = nrank <= usable_cores() ? SPIN : 0;
   pthread_mutex_init(&g->lock, NULL);
-  if (!fill(g)) {
-    destroy(g);
-    return refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
+  if (!group_fill(g)) {
+    group_destroy(g);
+    return group_refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
   }
   *out = g;
   return TIDE_OK;
@@ -223,7 +225,7 @@ int tide_group_retain(tide_group *group)
 
 void tide_group_release(tide_group *group)
 {
-  if (group && atomic_fetch_sub(&group->refs, 1) == 1) destroy(group);
+  if (group && atomic_fetch_sub(&group->refs, 1) == 1) group_destroy(group);
 }
 
 int tide_group_size(const tide_group *group) { return group->nrank; }

@@ -93,7 +93,7 @@ static char *payload(local *s, int rank, const tide__coll *c)
 }
 
 /* Before the entry. */
-static int64_t post(local *s, int me, const tide__coll *c)
+static int64_t local_post(local *s, int me, const tide__coll *c)
 {
   int64_t bytes = post_size(s, c);
   if (bytes > 0 && (c->op != TIDE__BROADCAST || c->root == me))
@@ -131,7 +131,7 @@ static uint64_t tag_of(const tide__call_same *same)
 }
 
 /* Describes the call to other ranks. */
-static uint64_t announce(tide__slot *slot, const tide__coll *c, const tide__comm_call *call)
+static uint64_t local_announce(tide__slot *slot, const tide__coll *c, const tide__comm_call *call)
 {
   uint64_t version = LOAD(slot->version), tag = tag_of(&call->same);
   atomic_store_explicit(&slot->version, version + 1, memory_order_relaxed);
@@ -155,7 +155,7 @@ static int compare_calls(local *s, tide__coll *c)
 }
 
 /* Returns the same on every rank, from the same slots. */
-static int agree(local *s, tide__coll *c, uint64_t tag)
+static int local_agree(local *s, tide__coll *c, uint64_t tag)
 {
   bool same = c->op != TIDE__SEND_RECV && c->op != TIDE__ALL_TO_ALL_V;
   for (int q = 0; q < s->nrank && same; q++) same = LOAD(s->slot[q].page[c->seq & 1].tag) == tag;
@@ -171,12 +171,12 @@ static const tide__patience patience = {.yield = 200e-6, .polls = 1, .nap = 5000
 /* Seconds between two searches for ranks that wait for each other. */
 static const double search_seconds = 0.25;
 
-static int failed(local *s, int me, tide__coll *c)
+static int local_failed(local *s, int me, tide__coll *c)
 {
   return tide__failure_get(&s->failure, me, c->message, sizeof c->message);
 }
 
-static void name_missing(local *s, const tide__coll *c, tide__text *t)
+static void local_name_missing(local *s, const tide__coll *c, tide__text *t)
 {
   int named = 0;
   for (int q = 0; q < s->nrank; q++) {
@@ -197,7 +197,7 @@ static int give_up(local *s, int me, tide__coll *c, uint32_t gen, int why)
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
   tide__add_ended(&t, why, me, c, s->name);
-  if (why == TIDE_E_TIMEOUT) name_missing(s, c, &t);
+  if (why == TIDE_E_TIMEOUT) local_name_missing(s, c, &t);
   return tide__failure_end(&s->failure, c, why, me, buf, &gen) ? TIDE__CLOSED : TIDE__PASSED;
 }
 
@@ -213,7 +213,7 @@ static int spin_for(local *s, int me)
 }
 
 /* The entry: PASSED or CLOSED. */
-static int enter(local *s, int me, tide__coll *c)
+static int local_enter(local *s, int me, tide__coll *c)
 {
   uint32_t gen = 0;
   uint64_t cycle = 0;
@@ -261,7 +261,7 @@ static int leave_together(local *s, int me, tide__coll *c)
   tide__coll last = {.timeout = HUGE_VAL}; /* no interrupt, no end */
   w.timeout = HUGE_VAL;
   tide__barrier_wait(&s->exit, gen, &w, &last);
-  return failed(s, me, c);
+  return local_failed(s, me, c);
 }
 
 /* ---- on a shared device ---------------------------------------------------------------------- */
@@ -300,7 +300,7 @@ static int end_on_device(local *s, int me, tide__coll *c, void *const *after, in
   tide__coll_record(c, &c->event);
   if (c->device_status < 0) fail_device(s, me, c);
   else if (LOAD(s->device_failed) != c->seq) return TIDE_OK;
-  int rc = failed(s, me, c);
+  int rc = local_failed(s, me, c);
   tide__coll_set_error(c, rc);
   return rc;
 }
@@ -320,7 +320,7 @@ static int members_of(local *s, int me, int *list, int *mine)
 }
 
 /* The first rank of each color makes the new state. */
-static void split(local *s, int me, tide__coll *c)
+static void local_split(local *s, int me, tide__coll *c)
 {
   int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0;
   int n = members_of(s, me, list, &mine);
@@ -339,15 +339,15 @@ static void split(local *s, int me, tide__coll *c)
 /* ---- one collective -------------------------------------------------------------------------- */
 
 /* Behind the entry: moves the data if the calls agree, and meets at the exit either way. */
-static int pass(local *s, int me, tide__coll *c, uint64_t tag, int64_t posted)
+static int local_pass(local *s, int me, tide__coll *c, uint64_t tag, int64_t posted)
 {
   void *after[TIDE__DEVICE_RANKS];
-  int n = 0, rc = agree(s, c, tag);
+  int n = 0, rc = local_agree(s, c, tag);
   if (rc == TIDE_OK && posted >= 0) {
     take_posted(s, me, c, (size_t)posted);
     return TIDE_OK;
   }
-  if (rc == TIDE_OK && c->op == TIDE__SPLIT) split(s, me, c);
+  if (rc == TIDE_OK && c->op == TIDE__SPLIT) local_split(s, me, c);
   else if (rc == TIDE_OK && c->stream) n = move_on_device(s, me, c, after);
   else if (rc == TIDE_OK) move_data(s, me, c);
   if (c->device_status < 0) {
@@ -370,26 +370,26 @@ static int pass(local *s, int me, tide__coll *c, uint64_t tag, int64_t posted)
   return rc < 0 ? rc : on_device;
 }
 
-static int run(void *state, int me, tide__coll *c)
+static int local_run(void *state, int me, tide__coll *c)
 {
   local *s = state;
   tide__slot *slot = &s->slot[me];
   tide__comm_call call;
-  if (slot->closed) return failed(s, me, c);
+  if (slot->closed) return local_failed(s, me, c);
   if (c->stream) tide__coll_record(c, &c->stream->ready);
   tide__call_of(c, s->nrank, &call, slot->list);
-  int64_t posted = post(s, me, c);
-  uint64_t tag = announce(slot, c, &call);
+  int64_t posted = local_post(s, me, c);
+  uint64_t tag = local_announce(slot, c, &call);
   slot->spin = spin_for(s, me);
-  slot->closed = enter(s, me, c) == TIDE__CLOSED;
-  int rc = slot->closed ? failed(s, me, c) : pass(s, me, c, tag, posted);
+  slot->closed = local_enter(s, me, c) == TIDE__CLOSED;
+  int rc = slot->closed ? local_failed(s, me, c) : local_pass(s, me, c, tag, posted);
   STORE(slot->done, c->seq);
   return rc;
 }
 
 /* ---- the rest of the table ------------------------------------------------------------------- */
 
-static tide__failure *failure(void *state) { return &((local *)state)->failure; }
+static tide__failure *local_failure(void *state) { return &((local *)state)->failure; }
 
 static void await_call(void *state, int rank, int64_t seq)
 {
@@ -399,7 +399,7 @@ static void await_call(void *state, int rank, int64_t seq)
   atomic_store_explicit(&owner->comm, seq > 0 ? s : NULL, memory_order_release);
 }
 
-static void leave(void *state, int rank)
+static void local_leave(void *state, int rank)
 {
   local *s = state;
   char buf[TIDE__COMM_TEXT];
@@ -413,7 +413,7 @@ static void leave(void *state, int rank)
 
 /* Ranks that passed the entry of this rank's last call on a device may not have waited for its
  * events yet. They wait for no rank there. */
-static void close_comm(void *state, int rank)
+static void local_close_comm(void *state, int rank)
 {
   local *s = state;
   for (int q = 0; q < s->nrank; q++)
@@ -426,12 +426,12 @@ const tide__transport tide__transport_local = {
   .name = "local",
   .bytes = true,
   .shared_device = true,
-  .run = run,
+  .run = local_run,
   .poll = tide__stream_poll,
   .order = tide__stream_order,
   .forget = tide__stream_forget,
-  .failure = failure,
+  .failure = local_failure,
   .await = await_call,
-  .leave = leave,
-  .close = close_comm,
+  .leave = local_leave,
+  .close = local_close_comm,
 };

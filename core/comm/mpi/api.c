@@ -142,7 +142,7 @@ static const char *const open_first[] = {"libmpi.so.40", "libmpi.so.80", "libmpi
 static const char *const mpich_first[] = {"libmpich.so.12", "libmpi.so.12", "libmpi.so.40",
                                           "libmpi.so", NULL};
 
-static int refuse(int status, char *msg, size_t n, const char *fmt, const char *detail)
+static int api_refuse(int status, char *msg, size_t n, const char *fmt, const char *detail)
 {
   snprintf(msg, n, fmt, detail);
   return status;
@@ -214,21 +214,24 @@ static bool choose_calls(lib *l)
   return true;
 }
 
-static int load(lib *l, const char *library, char *msg, size_t n)
+static int api_load(lib *l, const char *library, char *msg, size_t n)
 {
   const char *missing = NULL;
   l->object = library ? dlopen(library, RTLD_NOW | RTLD_GLOBAL) : open_any();
   if (!l->object)
-    return library ? refuse(TIDE_E_UNSUPPORTED, msg, n, "cannot open MPI: %s", dlerror())
-                   : refuse(TIDE_E_UNSUPPORTED, msg, n, "no MPI library found (%s); install Open "
-                            "MPI or MPICH, or name the file in TIDE_MPI_LIBRARY",
-                            "libmpi.so.40, libmpich.so.12, libmpi.so.12");
+    return library ? api_refuse(TIDE_E_UNSUPPORTED, msg, n, "cannot open MPI: %s", dlerror())
+                   : api_refuse(TIDE_E_UNSUPPORTED, msg, n,
+                                "no MPI library found (%s); install Open "
+                                "MPI or MPICH, or name the file in TIDE_MPI_LIBRARY",
+                                "libmpi.so.40, libmpich.so.12, libmpi.so.12");
   if (!look_up(l, &missing))
-    return refuse(TIDE_E_UNSUPPORTED, msg, n, "the MPI library has no %s; it must provide MPI 3",
-                  missing);
+    return api_refuse(TIDE_E_UNSUPPORTED, msg, n,
+                      "the MPI library has no %s; it must provide MPI 3",
+                      missing);
   if (!choose_calls(l))
-    return refuse(TIDE_E_UNSUPPORTED, msg, n, "%s", "the MPI library is neither Open MPI nor of "
-                  "MPICH's binary interface");
+    return api_refuse(TIDE_E_UNSUPPORTED, msg, n, "%s",
+                      "the MPI library is neither Open MPI nor of "
+                      "MPICH's binary interface");
   return TIDE_OK;
 }
 
@@ -251,18 +254,20 @@ static int start(tide__mpi *m, char *msg, size_t n)
 {
   lib *l = &m->lib;
   if (ask(l, SYM_Finalized))
-    return refuse(TIDE_E_STATE, msg, n, "%s", "MPI has been ended in this process; it starts once "
-                  "a process");
+    return api_refuse(TIDE_E_STATE, msg, n, "%s",
+                      "MPI has been ended in this process; it starts once "
+                      "a process");
   if (!ask(l, SYM_Initialized)) {
     int rc = AS(int (*)(int *, char ***, int, int *), l, Init_thread)
       (NULL, NULL, TIDE__MPI_MULTIPLE, &m->level);
-    if (rc) return refuse(TIDE_E_COMM, msg, n, "%s did not start", "MPI");
+    if (rc) return api_refuse(TIDE_E_COMM, msg, n, "%s did not start", "MPI");
   } else {
     AS(int (*)(int *), l, Query_thread)(&m->level);
   }
   m->serial = m->level < TIDE__MPI_MULTIPLE;
   if (!tide__mpi_my_thread(m))
-    return refuse(TIDE_E_STATE, msg, n, "%s", "this MPI allows calls from the main thread only");
+    return api_refuse(TIDE_E_STATE, msg, n, "%s",
+                      "this MPI allows calls from the main thread only");
   return TIDE_OK;
 }
 
@@ -278,8 +283,8 @@ static int make_world(tide__mpi *m, char *msg, size_t n)
   if (!rc) rc = l->calls->size(l, m->comm, &m->size);
   if (rc) {
     char text[600];
-    return refuse(TIDE_E_COMM, msg, n, "MPI_Comm_dup: %s", tide__mpi_error(m, rc, text,
-                                                                           sizeof text));
+    return api_refuse(TIDE_E_COMM, msg, n, "MPI_Comm_dup: %s", tide__mpi_error(m, rc, text,
+                                                                               sizeof text));
   }
   int *value = NULL;
   m->max_tag = 32767; /* what every MPI has */
@@ -292,10 +297,10 @@ int tide__mpi_open(tide__mpi **out, const char *library, char *msg, size_t n)
 {
   *out = NULL;
   tide__mpi *m = calloc(1, sizeof *m);
-  if (!m) return refuse(TIDE_E_NOMEM, msg, n, "no memory for %s", "MPI");
+  if (!m) return api_refuse(TIDE_E_NOMEM, msg, n, "no memory for %s", "MPI");
   atomic_init(&m->refs, 1);
   pthread_mutex_init(&m->lock, NULL);
-  int rc = load(&m->lib, library, msg, n);
+  int rc = api_load(&m->lib, library, msg, n);
   if (rc == TIDE_OK) rc = start(m, msg, n);
   if (rc == TIDE_OK) rc = make_world(m, msg, n);
   if (rc == TIDE_OK) {
@@ -313,7 +318,7 @@ tide__mpi *tide__mpi_hold(tide__mpi *m)
   return m;
 }
 
-static void destroy(tide__mpi *m)
+static void api_destroy(tide__mpi *m)
 {
   pthread_mutex_destroy(&m->lock);
   free(m);
@@ -341,7 +346,7 @@ static void take_in(tide__mpi *m)
   }
   free(room);
   m->lib.calls->free(&m->lib, &m->comm);
-  destroy(m);
+  api_destroy(m);
 }
 
 /* The copy of the world is freed by each process when it is done with it; no implementation waits
@@ -349,9 +354,9 @@ static void take_in(tide__mpi *m)
 void tide__mpi_drop(tide__mpi *m)
 {
   if (atomic_fetch_sub(&m->refs, 1) > 1) return;
-  if (tide__mpi_dead(m) || !tide__mpi_my_thread(m) || ask(&m->lib, SYM_Finalized)) destroy(m);
+  if (tide__mpi_dead(m) || !tide__mpi_my_thread(m) || ask(&m->lib, SYM_Finalized)) api_destroy(m);
   else if (atomic_load(&m->owed) == 0) take_in(m);
-  else if (m->lib.calls->at_end(m)) destroy(m);
+  else if (m->lib.calls->at_end(m)) api_destroy(m);
 }
 
 /* The library, if this process has it and MPI runs. Nothing is opened. */
@@ -388,7 +393,7 @@ int tide__mpi_attach(tide__mpi **out)
   return TIDE_OK;
 }
 
-void tide__mpi_detach(tide__mpi *m) { destroy(m); }
+void tide__mpi_detach(tide__mpi *m) { api_destroy(m); }
 
 void tide__mpi_finalize(tide__mpi *m)
 {
@@ -411,12 +416,12 @@ int tide_mpi_running(void)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static void enter(tide__mpi *m)
+static void api_enter(tide__mpi *m)
 {
   if (m->serial) pthread_mutex_lock(&m->lock);
 }
 
-static void leave(tide__mpi *m)
+static void api_leave(tide__mpi *m)
 {
   if (m->serial) pthread_mutex_unlock(&m->lock);
 }
@@ -429,21 +434,21 @@ bool tide__mpi_dead(const tide__mpi *m) { return atomic_load(&m->dead) != 0; }
 void tide__mpi_owe(tide__mpi *m) { atomic_fetch_add(&m->owed, 1); }
 
 /* MPI keeps the note for tide__mpi_attach. */
-static void note(tide__mpi *m, const char *what)
+static void api_note(tide__mpi *m, const char *what)
 {
-  enter(m);
+  api_enter(m);
   m->lib.calls->set_name(&m->lib, m->lib.self, what);
-  leave(m);
+  api_leave(m);
 }
 
 void tide__mpi_give_up(tide__mpi *m)
 {
-  if (!atomic_exchange(&m->dead, 1)) note(m, given_up);
+  if (!atomic_exchange(&m->dead, 1)) api_note(m, given_up);
 }
 
 void tide__mpi_note_late(tide__mpi *m)
 {
-  if (!tide__mpi_dead(m)) note(m, timed_out);
+  if (!tide__mpi_dead(m)) api_note(m, timed_out);
 }
 
 bool tide__mpi_was_late(const tide__mpi *m) { return m->late; }
@@ -472,35 +477,35 @@ void tide__mpi_host(tide__mpi *m, char *buf, size_t n)
 
 int tide__mpi_send(tide__mpi *m, const void *p, size_t n, int to, int tag, tide__mpi_handle *r)
 {
-  enter(m);
+  api_enter(m);
   int rc = m->lib.calls->send(m, p, (int)n, to, tag, r);
-  leave(m);
+  api_leave(m);
   return rc;
 }
 
 int tide__mpi_recv(tide__mpi *m, void *p, size_t n, int from, int tag, tide__mpi_handle *r)
 {
-  enter(m);
+  api_enter(m);
   int rc = m->lib.calls->recv(m, p, (int)n, from, tag, r);
-  leave(m);
+  api_leave(m);
   return rc;
 }
 
 int tide__mpi_test(tide__mpi *m, tide__mpi_handle *r, bool *done)
 {
   int flag = 0;
-  enter(m);
+  api_enter(m);
   int rc = m->lib.calls->test(&m->lib, r, &flag);
-  leave(m);
+  api_leave(m);
   *done = rc || flag;
   return rc;
 }
 
 void tide__mpi_cancel(tide__mpi *m, tide__mpi_handle *r)
 {
-  enter(m);
+  api_enter(m);
   m->lib.calls->cancel(&m->lib, r);
-  leave(m);
+  api_leave(m);
 }
 
 const char *tide__mpi_error(tide__mpi *m, int code, char *buf, size_t n)

@@ -42,7 +42,7 @@ static void receive(election *t, int q)
 
 /* Sends how this process ends. The words are small, so MPI takes them at once; it may still own
  * them when everything else has been freed. */
-static void announce(election *t, int what)
+static void end_announce(election *t, int what)
 {
   static const int32_t words[UNKNOWN] = {ELECTED, CAUSE, PEER, WELL};
   t->mine = what;
@@ -55,7 +55,7 @@ static void announce(election *t, int what)
   }
 }
 
-static int begin(election *t, int what)
+static int end_begin(election *t, int what)
 {
   *t = (election){0};
   int rc = tide__mpi_attach(&t->mpi);
@@ -70,7 +70,7 @@ static int begin(election *t, int what)
     t->peer[q].news = UNKNOWN;
     if (q != t->rank) receive(t, q);
   }
-  if (!rc) announce(t, what);
+  if (!rc) end_announce(t, what);
   return rc;
 }
 
@@ -116,7 +116,7 @@ static int count_silent(const election *t, int *best)
 
 /* Waits until all others have sent, another is to be elected, or so many seconds have passed.
  * Returns the rank to be elected: this one if no other has a better cause. */
-static int listen(election *t, double seconds, int *silent)
+static int end_listen(election *t, double seconds, int *silent)
 {
   tide__wait w = tide__wait_begin(&patience, seconds);
   double begin = tide_trace_clock();
@@ -137,10 +137,10 @@ static void wait_to_be_ended(election *t)
 int tide_mpi_elect(int cause)
 {
   election t;
-  int silent, rc = begin(&t, cause ? CAUSE : PEER);
+  int silent, rc = end_begin(&t, cause ? CAUSE : PEER);
   if (rc == TIDE_OK) {
-    rc = listen(&t, cause ? moment : long_moment, &silent) == t.rank ? TIDE_MORE : TIDE_OK;
-    if (rc == TIDE_MORE) announce(&t, ELECTED);
+    rc = end_listen(&t, cause ? moment : long_moment, &silent) == t.rank ? TIDE_MORE : TIDE_OK;
+    if (rc == TIDE_MORE) end_announce(&t, ELECTED);
     else wait_to_be_ended(&t);
   }
   end(&t);
@@ -149,11 +149,11 @@ int tide_mpi_elect(int cause)
 
 /* A process that ends well waits for the others here, where a wait costs little and may have an
  * end, rather than in MPI_Finalize. */
-static int end_well(election *t)
+static int end_with_all(election *t)
 {
   int silent;
   bool late = tide__mpi_was_late(t->mpi);
-  if (listen(t, late ? last_moment : HUGE_VAL, &silent) != t->rank) wait_to_be_ended(t);
+  if (end_listen(t, late ? last_moment : HUGE_VAL, &silent) != t->rank) wait_to_be_ended(t);
   else if (silent == 0) {
     tide__mpi_finalize(t->mpi);
     return TIDE_OK;
@@ -164,8 +164,8 @@ static int end_well(election *t)
 int tide_mpi_end(void)
 {
   election t;
-  int rc = begin(&t, WELL);
-  if (rc == TIDE_OK) rc = end_well(&t);
+  int rc = end_begin(&t, WELL);
+  if (rc == TIDE_OK) rc = end_with_all(&t);
   else if (rc == TIDE_E_STATE) rc = t.mpi ? TIDE_E_PEER : TIDE_OK; /* null: MPI does not run */
   end(&t);
   return rc;

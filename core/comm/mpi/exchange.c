@@ -34,7 +34,7 @@ static void release_all(tide__mpi_comm *s)
   free(s);
 }
 
-static bool fill(tide__mpi_comm *s, const int *member)
+static bool exchange_fill(tide__mpi_comm *s, const int *member)
 {
   size_t n = (size_t)s->nrank;
   s->member = malloc(n * sizeof *s->member);
@@ -57,7 +57,7 @@ static bool fill(tide__mpi_comm *s, const int *member)
   return ok;
 }
 
-static void listen(tide__mpi_comm *s, int q)
+static void exchange_listen(tide__mpi_comm *s, int q)
 {
   tide__mpi_peer *p = &s->peer[q];
   if (q == s->rank || p->receiving || p->here || tide__mpi_dead(s->mpi)) return;
@@ -80,12 +80,12 @@ tide__mpi_comm *tide__mpi_comm_new(tide__mpi *m, int id, int rank, int nrank, co
   snprintf(s->name, sizeof s->name, "%s", name);
   pthread_mutex_init(&s->busy, NULL);
   tide__failure_init(&s->failure, NULL);
-  if (!fill(s, member)) {
+  if (!exchange_fill(s, member)) {
     release_all(s);
     return NULL;
   }
   s->mpi = tide__mpi_hold(m);
-  for (int q = 0; q < nrank; q++) listen(s, q);
+  for (int q = 0; q < nrank; q++) exchange_listen(s, q);
   return s;
 }
 
@@ -106,7 +106,7 @@ static bool has_left(tide__mpi_comm *s, int q)
     if (p->here && p->inbox->kind == TIDE__MPI_LEAVE) return true;
     if (p->here) {
       p->here = false;
-      listen(s, q);
+      exchange_listen(s, q);
     } else {
       sched_yield();
     }
@@ -139,7 +139,7 @@ void tide__mpi_comm_free(tide__mpi_comm *s)
 /* ---- failures -------------------------------------------------------------------------------- */
 
 /* Sends a packet to one rank. It is small, so MPI takes it at once; if not, its buffer stays. */
-static void post(tide__mpi_comm *s, int q, const tide__mpi_packet *p)
+static void exchange_post(tide__mpi_comm *s, int q, const tide__mpi_packet *p)
 {
   tide__mpi_peer *to = &s->peer[q];
   size_t n = sizeof *p + (size_t)p->nmore;
@@ -150,7 +150,7 @@ static void post(tide__mpi_comm *s, int q, const tide__mpi_packet *p)
 
 static void post_all(tide__mpi_comm *s, const tide__mpi_packet *p)
 {
-  for (int i = 1; i < s->nrank; i++) post(s, (s->rank + i) % s->nrank, p);
+  for (int i = 1; i < s->nrank; i++) exchange_post(s, (s->rank + i) % s->nrank, p);
 }
 
 /* Under busy: sends the failure to everyone, once. */
@@ -163,7 +163,7 @@ static void tell(tide__mpi_comm *s)
   post_all(s, p);
 }
 
-static int failed(tide__mpi_comm *s, tide__coll *c)
+static int exchange_failed(tide__mpi_comm *s, tide__coll *c)
 {
   tell(s);
   return tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
@@ -174,7 +174,7 @@ int tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *tex
 {
   if (status == TIDE_E_COMM && !tide__failed(&s->failure)) atomic_store(&s->told, 1);
   tide__failure_end(&s->failure, c, status, s->rank, text, NULL);
-  return failed(s, c);
+  return exchange_failed(s, c);
 }
 
 void tide__mpi_abort(void *state, int rank, int status, const char *text)
@@ -205,7 +205,7 @@ void tide__mpi_leave(tide__mpi_comm *s, const char *text)
 
 /* ---- packets --------------------------------------------------------------------------------- */
 
-static void describe(tide__mpi_comm *s, const tide__coll *c)
+static void exchange_describe(tide__mpi_comm *s, const tide__coll *c)
 {
   tide__mpi_packet *p = s->out;
   size_t list = (size_t)tide__call_nlist(s->nrank) * sizeof *p->more;
@@ -256,8 +256,8 @@ tide__wait tide__mpi_wait(tide__mpi_comm *s, const tide__coll *c, int spins, dou
   return w;
 }
 
-static void name_missing(tide__mpi_comm *s, const tide__coll *c, tide__text *t,
-                         bool (*missing)(tide__mpi_comm *s, int q))
+static void exchange_name_missing(tide__mpi_comm *s, const tide__coll *c, tide__text *t,
+                                  bool (*missing)(tide__mpi_comm *s, int q))
 {
   int n = 0;
   for (int q = 0; q < s->nrank; q++) {
@@ -282,10 +282,10 @@ int tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
   }
   int why = tide__wait_look(w ? w : &now, &s->failure, c);
   if (why == TIDE_OK) return TIDE_OK;
-  if (why == TIDE_E_PEER) return failed(s, c);
+  if (why == TIDE_E_PEER) return exchange_failed(s, c);
   tide__add_ended(&t, why, s->rank, c, s->name);
   if (why == TIDE_E_TIMEOUT) {
-    name_missing(s, c, &t, missing);
+    exchange_name_missing(s, c, &t, missing);
     tide__mpi_note_late(s->mpi);
   }
   return tide__mpi_fail(s, c, why, buf);
@@ -308,7 +308,7 @@ static int await_packets(tide__mpi_comm *s, tide__coll *c)
     int q = (s->rank + i) % s->nrank;
     while (!has_arrived(s, q))
       if (tide__wait_pause(&w) && (rc = tide__mpi_look(s, c, &w, is_missing))) return rc;
-    if (take_bye(s, q, c->seq - 1)) return failed(s, c);
+    if (take_bye(s, q, c->seq - 1)) return exchange_failed(s, c);
   }
   return TIDE_OK;
 }
@@ -321,7 +321,7 @@ static void clear_inboxes(tide__mpi_comm *s)
     if (q == s->rank) continue;
     p->last = p->inbox->call;
     p->here = false;
-    listen(s, q);
+    exchange_listen(s, q);
   }
 }
 
@@ -331,7 +331,7 @@ int tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c)
   tide__call_ref calls[TIDE__MAX_RANK];
   int rc = await_sends(s, c);
   if (rc) return rc;
-  describe(s, c);
+  exchange_describe(s, c);
   post_all(s, s->out);
   rc = await_packets(s, c);
   if (rc) return rc;

@@ -276,7 +276,7 @@ static span span_of(char *p, int64_t n, int dtype)
   return (span){p, n, dtype, (size_t)tide_dtype_size(dtype)};
 }
 
-static size_t seg_bytes(const tide__seg *g)
+static size_t mpi_move_seg_bytes(const tide__seg *g)
 {
   return (size_t)g->nout * (size_t)tide_dtype_size(g->out_type);
 }
@@ -288,8 +288,8 @@ static int64_t run_of(const tide__coll *c, int64_t from, int64_t *count)
   int64_t i = from;
   *count = 0;
   for (; i < c->nseg && c->seg[i].out_type == c->seg[from].out_type; i++) {
-    if (total + seg_bytes(&c->seg[i]) > TIDE__MPI_CHUNK) break;
-    total += seg_bytes(&c->seg[i]);
+    if (total + mpi_move_seg_bytes(&c->seg[i]) > TIDE__MPI_CHUNK) break;
+    total += mpi_move_seg_bytes(&c->seg[i]);
     *count += c->seg[i].nout;
   }
   return i - from;
@@ -302,12 +302,12 @@ static int packed(tide__mpi_comm *s, tide__coll *c, int64_t from, int64_t n, int
   char *bucket = s->scratch + TIDE__MPI_CHUNK + ((size_t)s->nrank + 1) * LINE, *at = bucket;
   span v = span_of(bucket, count, c->seg[from].out_type);
   if (count == 0) return TIDE_OK;
-  for (int64_t i = from; i < from + n; at += seg_bytes(&c->seg[i++]))
-    memcpy(at, c->seg[i].out, seg_bytes(&c->seg[i]));
+  for (int64_t i = from; i < from + n; at += mpi_move_seg_bytes(&c->seg[i++]))
+    memcpy(at, c->seg[i].out, mpi_move_seg_bytes(&c->seg[i]));
   int rc = fn(s, c, &v);
   at = bucket;
-  for (int64_t i = from; rc == TIDE_OK && i < from + n; at += seg_bytes(&c->seg[i++]))
-    memcpy(c->seg[i].out, at, seg_bytes(&c->seg[i]));
+  for (int64_t i = from; rc == TIDE_OK && i < from + n; at += mpi_move_seg_bytes(&c->seg[i++]))
+    memcpy(c->seg[i].out, at, mpi_move_seg_bytes(&c->seg[i]));
   return rc;
 }
 

@@ -20,7 +20,7 @@ enum { MANY_LOOKS = 256 };
 typedef struct split_request { int32_t color, key, next_id; } split_request;
 
 /* Different colors may share a number: no pair of ranks is in both. */
-static int split(tide__mpi_comm *s, tide__coll *c)
+static int mpi_split(tide__mpi_comm *s, tide__coll *c)
 {
   split_request all[TIDE__MAX_RANK], own = {c->color, c->key, tide__mpi_next_id(s->mpi)};
   int color[TIDE__MAX_RANK], key[TIDE__MAX_RANK];
@@ -86,13 +86,13 @@ static int run_under_lock(tide__mpi_comm *s, tide__coll *c)
   }
   if (rc != TIDE_OK) return rc;
   double began = tide_trace_clock();
-  rc = c->op == TIDE__SPLIT ? split(s, c) : tide__mpi_move(s, c);
+  rc = c->op == TIDE__SPLIT ? mpi_split(s, c) : tide__mpi_move(s, c);
   if (rc == TIDE_OK) rc = long_move(s, c, began);
   if (rc == TIDE_OK) s->done = c->seq;
   return rc;
 }
 
-static int run(void *state, int rank, tide__coll *c)
+static int mpi_run(void *state, int rank, tide__coll *c)
 {
   tide__mpi_comm *s = state;
   (void)rank;
@@ -104,9 +104,9 @@ static int run(void *state, int rank, tide__coll *c)
 
 /* ---- the rest of the table ------------------------------------------------------------------- */
 
-static tide__failure *failure(void *state) { return &((tide__mpi_comm *)state)->failure; }
+static tide__failure *mpi_failure(void *state) { return &((tide__mpi_comm *)state)->failure; }
 
-static void leave(void *state, int rank)
+static void mpi_leave(void *state, int rank)
 {
   tide__mpi_comm *s = state;
   char buf[TIDE__COMM_TEXT];
@@ -115,15 +115,15 @@ static void leave(void *state, int rank)
   tide__mpi_leave(s, buf);
 }
 
-static void close_comm(void *state, int rank)
+static void mpi_close_comm(void *state, int rank)
 {
   (void)rank;
   tide__mpi_comm_free(state);
 }
 
-#define TABLE                                                                  \
-  .name = "mpi", .bytes = true, .run = run, .failure = failure, .abort = tide__mpi_abort, \
-  .leave = leave, .close = close_comm
+#define TABLE                                                                             \
+  .name = "mpi", .bytes = true, .run = mpi_run, .failure = mpi_failure, .abort = tide__mpi_abort, \
+  .leave = mpi_leave, .close = mpi_close_comm
 
 static const tide__transport with_helper = {TABLE};
 /* MPI allows one thread: asynchronous calls are complete when they return. */
@@ -175,7 +175,7 @@ static int first_call(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size,
   for (const char *p = tide_version(); *p; p++) c->hash = tide__hash_step(c->hash, (uint64_t)*p);
   snprintf(c->site, sizeof c->site, "tide_comm_mpi");
   s->crowd = true;
-  int rc = run(s, s->rank, c);
+  int rc = mpi_run(s, s->rank, c);
   if (rc) return rc;
   rc = tide__mpi_swap(s, c, &mine, all, sizeof mine);
   if (rc == TIDE_OK) *host_size = count_host(s, &mine, all);
@@ -200,7 +200,7 @@ static int make_state(tide__mpi_comm **out, tide_ctx *ctx, tide__mpi *m, bool ch
   return *out ? TIDE_OK : tide__fail(ctx, TIDE_E_NOMEM, "comm_mpi", "no memory for %d ranks", n);
 }
 
-static int check_opts(tide_ctx *ctx, const tide_mpi_opts *o)
+static int mpi_check_opts(tide_ctx *ctx, const tide_mpi_opts *o)
 {
   if (o->size != sizeof *o)
     return tide__fail(ctx, TIDE_E_ARG, "comm_mpi", "opts.size is %u: call tide_mpi_opts_init",
@@ -222,7 +222,7 @@ int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
   *out = NULL;
   tide_mpi_opts_init(&o);
   if (opts) o = *opts;
-  TIDE_TRY(check_opts(ctx, &o));
+  TIDE_TRY(mpi_check_opts(ctx, &o));
   int rc = tide__mpi_open(&m, o.library, msg, sizeof msg);
   if (rc < 0) return tide__fail(ctx, rc, "comm_mpi", "%s", msg);
   const tide__transport *transport =

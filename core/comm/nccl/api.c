@@ -26,7 +26,7 @@ static const entry optional[] = {
   ENTRY(comm_register, "ncclCommRegister"), ENTRY(comm_deregister, "ncclCommDeregister"),
 };
 
-static int refuse(tide__nccl *l, char *msg, size_t n, const char *file, const char *why)
+static int nccl_api_refuse(tide__nccl *l, char *msg, size_t n, const char *file, const char *why)
 {
   snprintf(msg, n, "NCCL cannot be used: %s: %s", file, why);
   tide__nccl_close(l);
@@ -47,7 +47,7 @@ int tide__nccl_open(tide__nccl *l, const char *library, char *msg, size_t n)
     void *p = dlsym(l->object, entries[i].name);
     if (!p) {
       snprintf(why, sizeof why, "it has no %s", entries[i].name);
-      return refuse(l, msg, n, file, why);
+      return nccl_api_refuse(l, msg, n, file, why);
     }
     memcpy((char *)l + entries[i].at, &p, sizeof p);
   }
@@ -58,7 +58,7 @@ int tide__nccl_open(tide__nccl *l, const char *library, char *msg, size_t n)
   if (l->get_version(&l->version) == TIDE__NCCL_OK && l->version >= TIDE__NCCL_OLDEST)
     return TIDE_OK;
   snprintf(why, sizeof why, "version %d is older than 2.18", l->version);
-  return refuse(l, msg, n, file, why);
+  return nccl_api_refuse(l, msg, n, file, why);
 }
 
 void tide__nccl_close(tide__nccl *l)

@@ -95,7 +95,7 @@ static int reduce_scatter_v(tide__nccl_comm *s, const tide__coll *c)
   return rc;
 }
 
-static int enqueue(tide__nccl_comm *s, const tide__coll *c)
+static int nccl_move_enqueue(tide__nccl_comm *s, const tide__coll *c)
 {
   const tide__nccl *l = &s->all->api;
   int type = type_of(c->dtype), op = c->reduce >= 0 ? op_of(c->reduce, c->dtype) : 0;
@@ -165,7 +165,7 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
   s->forked = c->captured;
   int rc = l->group_start();
   if (tide__nccl_going(rc)) {
-    rc = enqueue(s, c);
+    rc = nccl_move_enqueue(s, c);
     int end = l->group_end();
     if (tide__nccl_going(rc)) rc = end;
   }

@@ -47,7 +47,7 @@ static void finalize(tide__nccl_comm *s)
   s->comm = NULL;
 }
 
-static void close_comm(void *state, int rank)
+static void nccl_close_comm(void *state, int rank)
 {
   tide__nccl_comm *s = state;
   tide__nccl_shared *all = s->all;
@@ -86,7 +86,7 @@ static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank, co
   if (good && all->check)
     s->calls = all->backend->streams->pinned->alloc(all->device, tide__nccl_scratch_size(s));
   if (good && s->scratch && (s->calls || !all->check)) return s;
-  close_comm(s, 0);
+  nccl_close_comm(s, 0);
   return NULL;
 }
 
@@ -150,7 +150,7 @@ static bool make_room(tide__nccl_comm *s)
 }
 
 /* On the owner's thread, with no call under way or before it: NCCL takes both. */
-static int keep(void *state, void *ptr, size_t size, char *text, size_t n)
+static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
 {
   tide__nccl_comm *s = state;
   const tide__nccl *l = &s->all->api;
@@ -180,7 +180,7 @@ static int order(void *state, int rank, tide__coll *c)
   return tide__nccl_streams(s)->event_order(s->all->device, c->event);
 }
 
-static void forget(void *state, int rank, tide__coll *c)
+static void nccl_forget(void *state, int rank, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   (void)rank;
@@ -188,25 +188,25 @@ static void forget(void *state, int rank, tide__coll *c)
   c->event = NULL;
 }
 
-static int run(void *state, int rank, tide__coll *c)
+static int nccl_run(void *state, int rank, tide__coll *c)
 {
   return c->op == TIDE__SPLIT ? run_split(state, rank, c) : tide__nccl_run(state, rank, c);
 }
 
-static tide__failure *failure(void *state) { return &((tide__nccl_comm *)state)->failure; }
+static tide__failure *nccl_failure(void *state) { return &((tide__nccl_comm *)state)->failure; }
 
 static const tide__transport transport_nccl = {
   .name = "nccl",
   .bytes = true,
   .on_device = true,
   .watched = true,
-  .run = run,
-  .failure = failure,
+  .run = nccl_run,
+  .failure = nccl_failure,
   .poll = tide__nccl_poll,
   .order = order,
-  .forget = forget,
-  .close = close_comm,
-  .keep = keep,
+  .forget = nccl_forget,
+  .close = nccl_close_comm,
+  .keep = nccl_keep,
   .captures = &tide__nccl_captures,
 };
 
@@ -243,7 +243,7 @@ static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl
 }
 
 /* Every rank learns whether all can; a rank that cannot keeps its own message. */
-static int agree(tide_comm *over, int status, char *msg, size_t n)
+static int nccl_agree(tide_comm *over, int status, char *msg, size_t n)
 {
   tide_blob *blob;
   int64_t sizes[TIDE__MAX_RANK];
@@ -275,7 +275,7 @@ static int share_id(tide_comm *over, const tide__nccl *l, tide__nccl_id *id, cha
 }
 
 /* NCCL's communicator for s: every rank comes, or the time runs out. */
-static int join(tide__nccl_comm *s, tide_comm *over, tide__nccl_id id, char *msg, size_t n)
+static int nccl_join(tide__nccl_comm *s, tide_comm *over, tide__nccl_id id, char *msg, size_t n)
 {
   const tide__nccl *l = &s->all->api;
   tide__coll c = {.op = TIDE__SPLIT, .timeout = over->timeout, .interrupt = &over->ctx->interrupt};
@@ -311,11 +311,11 @@ int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
     rc = TIDE_E_NOMEM;
     all = NULL;
   }
-  rc = agree(over, rc, msg, sizeof msg);
+  rc = nccl_agree(over, rc, msg, sizeof msg);
   if (rc == TIDE_OK) rc = share_id(over, &all->api, &id, msg, sizeof msg);
-  if (rc == TIDE_OK) rc = join(s, over, id, msg, sizeof msg);
+  if (rc == TIDE_OK) rc = nccl_join(s, over, id, msg, sizeof msg);
   if (rc < 0) {
-    if (s) close_comm(s, 0);
+    if (s) nccl_close_comm(s, 0);
     else if (all) drop_shared(all);
     return *msg ? tide__fail(over->ctx, rc, "comm_nccl", "%s", msg) : rc;
   }

@@ -188,7 +188,7 @@ static int begin_launch(void *state)
 }
 
 /* The launch is on compute. */
-static int launched(void *state, tide__coll *c)
+static int nccl_wait_launched(void *state, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   int rc = tide__nccl_streams(s)->mark(s->all->device, NULL, &c->event);
@@ -196,9 +196,9 @@ static int launched(void *state, tide__coll *c)
   return rc;
 }
 
-static void leave(void *state) { tide__nccl_leave(state, TIDE_OK); }
+static void nccl_wait_leave(void *state) { tide__nccl_leave(state, TIDE_OK); }
 
-static void drop(void *state, tide__held *h)
+static void nccl_wait_drop(void *state, tide__held *h)
 {
   tide__nccl_comm *s = state;
   pthread_mutex_lock(&s->failure.lock);
@@ -209,5 +209,5 @@ static void drop(void *state, tide__held *h)
 }
 
 const tide__capture_calls tide__nccl_captures = {
-  enter_capture, join_capture, begin_launch, launched, leave, drop,
+  enter_capture, join_capture, begin_launch, nccl_wait_launched, nccl_wait_leave, nccl_wait_drop,
 };

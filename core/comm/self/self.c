@@ -3,7 +3,7 @@
 
 #include "core/comm/move.h"
 
-static void split(tide__coll *c, void *state)
+static void self_split(tide__coll *c, void *state)
 {
   c->sub = state;
   c->sub_rank = 0;
@@ -16,9 +16,9 @@ static void copy(tide__coll *c, char *to, const char *from, size_t n)
 }
 
 /* On a device the copies are under way on return, behind what the operands wait for. */
-static int run(void *state, int rank, tide__coll *c)
+static int self_run(void *state, int rank, tide__coll *c)
 {
-  if (c->op == TIDE__SPLIT) split(c, state);
+  if (c->op == TIDE__SPLIT) self_split(c, state);
   if (c->op == TIDE__REDUCE_SCATTER || c->op == TIDE__REDUCE_SCATTER_V)
     copy(c, c->out, c->in, (size_t)c->count * c->size);
   for (int64_t i = 0; i < tide__move_count(c); i++) {
@@ -35,7 +35,7 @@ const tide__transport tide__transport_self = {
   .name = "self",
   .instant = true,
   .shared_device = true,
-  .run = run,
+  .run = self_run,
   .poll = tide__stream_poll,
   .order = tide__stream_order,
   .forget = tide__stream_forget,

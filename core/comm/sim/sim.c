@@ -4,7 +4,7 @@
 #include "core/base/status.h"
 #include "core/comm/comm.h"
 
-static int run(void *state, int rank, tide__coll *c)
+static int sim_run(void *state, int rank, tide__coll *c)
 {
   (void)state, (void)rank;
   if (c->op != TIDE__SPLIT || c->color < 0) return TIDE_OK;
@@ -13,7 +13,7 @@ static int run(void *state, int rank, tide__coll *c)
   return TIDE_E_UNSUPPORTED;
 }
 
-const tide__transport tide__transport_sim = {.name = "sim", .instant = true, .run = run};
+const tide__transport tide__transport_sim = {.name = "sim", .instant = true, .run = sim_run};
 
 int tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size)
 {
