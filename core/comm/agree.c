@@ -40,7 +40,7 @@ static void compare_tensors(const ref *calls, int nrank, int a, int b, tide__tex
   bool sends = from->to == b, expects = to->from == a;
   if (sends != expects)
     tide__add(why, sends ? "rank %d sends to rank %d, which receives from %d"
-              : "rank %d does not send to rank %d, which receives from %d",
+                         : "rank %d does not send to rank %d, which receives from %d",
               a, b, to->from);
   else if (!sends) return;
   else if (from->ntensor != to->ntensor)

@@ -114,7 +114,7 @@ bool tide__async_copy_detach(tide__storage *s)
 
 int tide__async_copy_failed(const tide__storage *s, const char *op)
 {
-  tide__device *d = &s->ctx->devices->device[TIDE_DEV_CUDA];
+  tide__device *d = &s->ctx->devices->device[TIDE__PINNING];
   return tide__fail(s->ctx, TIDE_E_DEVICE, op, "a copy under way failed: %s",
                     d->backend->why(d->state));
 }

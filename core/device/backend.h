@@ -107,6 +107,9 @@ typedef struct tide__backend {
   int   (*copy)(void *state, void *stream, void *dst, const void *src, size_t size);
   int   (*reduce)(void *state, void *stream, void *const *dst, int ndst, const void *const *src,
                   int nsrc, int64_t n, int dtype, int op);
+  /* Runs fn(arg) with the floating-point modes of the device's kernels (subnormals are zero). May
+   * be null where the host does not compute. */
+  void  (*with_modes)(void (*fn)(void *arg), void *arg);
 } tide__backend;
 
 /* The table of a device plugin (libtide_cuda.so): its memory and its kernels. The core links no

@@ -6,6 +6,9 @@
 #include "core/base/ctx.h"
 #include "core/device/backend.h"
 
+/* The device that pinned host memory is pinned for, and asynchronous copies go to. */
+enum { TIDE__PINNING = TIDE_DEV_CUDA };
+
 typedef struct tide__device {
   const tide__backend *backend; /* null: not in this build or not opened */
   void *state;

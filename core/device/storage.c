@@ -31,7 +31,7 @@ static int storage_take(tide__storage *s)
 {
   tide__device *d = tide__device_get(s->ctx, s->device, "alloc");
   if (!d) return TIDE_E_DEVICE;
-  struct tide__cache *cache = s->pinned ? s->ctx->devices->device[TIDE_DEV_CUDA].pinned : d->cache;
+  struct tide__cache *cache = s->pinned ? s->ctx->devices->device[TIDE__PINNING].pinned : d->cache;
   TIDE_TRY(tide__cache_take(s->ctx, cache, s->size, &s->block));
   s->epoch = s->ctx->stats_epoch;
   s->data = tide__block_data(s->block);

@@ -14,8 +14,8 @@
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
+#include "core/device/device.h"
 #include "core/op/op.h"
-#include "kernels/flush.h"
 
 static double tolerance(int dtype)
 {
@@ -107,9 +107,10 @@ static int launch_both(tide__call *c, tide_tensor **twin)
   bool recording = ctx->recording;
   ctx->params.check = 0;
   ctx->recording = false;
-  k_cpu_flushed(repeat_body, &job);
+  const tide__backend *b = ctx->devices->device[c->device].backend;
+  b->with_modes(repeat_body, &job);
   if (job.rc == TIDE_OK) job.rc = tide__launch(c);
-  if (job.rc == TIDE_OK) k_cpu_flushed(compare_body, &job);
+  if (job.rc == TIDE_OK) b->with_modes(compare_body, &job);
   ctx->recording = recording;
   ctx->params.check = 1;
   return job.rc;

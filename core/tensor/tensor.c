@@ -106,7 +106,7 @@ int tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndi
                             const int64_t *shape, const char *op)
 {
   *out = NULL;
-  if (!tide__device_get(ctx, TIDE_DEV_CUDA, op)) return TIDE_E_DEVICE;
+  if (!tide__device_get(ctx, TIDE__PINNING, op)) return TIDE_E_DEVICE;
   return tensor_make(out, ctx, TIDE_DEV_CPU, true, dtype, ndim, shape, op);
 }
 

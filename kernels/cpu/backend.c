@@ -10,6 +10,7 @@
 
 #include "core/device/backend.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/flush.h"
 #include "kernels/reduce_ranks.h"
 
 enum { ALIGN = 64, PAGE = 4096, HUGE = 2 << 20, BIG = 4 << 20 };
@@ -79,9 +80,11 @@ static int cpu_reduce(void *state, void *stream, void *const *dst, int ndst,
 const tide__backend tide__backend_cpu = {
   .device = TIDE_DEV_CPU, .host = true, .has_bytes = true, .alloc = cpu_alloc, .free = cpu_free,
   .discard = cpu_discard, .lazy = true, .open = cpu_open, .copy = cpu_copy, .reduce = cpu_reduce,
+  .with_modes = k_cpu_flushed,
 };
 
 const tide__backend tide__backend_ref = {
   .device = TIDE_DEV_REF, .host = true, .has_bytes = true, .alloc = cpu_alloc, .free = cpu_free,
   .discard = cpu_discard, .lazy = true, .copy = cpu_copy, .reduce = cpu_reduce,
+  .with_modes = k_cpu_flushed,
 };

@@ -181,6 +181,7 @@ const tide__backend backend = {
   /* discard */ nullptr, upload, download, open_device, close_device, queue, sync, why,
   tide_cuda_failed,
   &tide_cuda_streams, &tide_cuda_graphs, count, tide_cuda_rank_copy, tide_cuda_rank_reduce,
+  /* with_modes */ nullptr,
 };
 
 }  // namespace

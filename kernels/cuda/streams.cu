@@ -215,7 +215,7 @@ void graph_free(void *p, void *graph)
 static const tide__backend pinned = {
   TIDE_DEV_CPU, /* host */ true, /* has_bytes */ true, /* lazy */ false, pin, unpin,
   /* discard */ nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-  tide_cuda_failed, nullptr, nullptr, nullptr, nullptr, nullptr,
+  tide_cuda_failed, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
 };
 const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, mark,
                                          order, spoil, move, wait, index, bind,
