@@ -4,9 +4,11 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/fork.h"
 #include "core/base/log.h"
 #include "core/base/machine.h"
+#include "core/base/object.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/device.h"
@@ -81,18 +83,20 @@ static void ctx_destroy(tide_ctx *ctx)
   }
   tide__tape_close(ctx);
   tide__tensor_pool_close(ctx);
+  tide__objects_close(ctx);
   tide__storage_pool_close(ctx);
   tide__devices_close(ctx);
   if (ctx->kernels) tide__kernels_close(ctx);
   tide__trace_close(ctx);
   tide__fork_mark_release(ctx->fork_mark);
+  ctx->tag = ~ctx->tag;
   tide_opts hooks = ctx->hooks;
   hooks.resize(hooks.user, ctx, sizeof *ctx, 0);
 }
 
 void tide__ctx_drop(tide_ctx *ctx)
 {
-  if (--ctx->refs == 0) ctx_destroy(ctx);
+  if (--ctx->stats.nref == 0) ctx_destroy(ctx);
 }
 
 int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
@@ -112,7 +116,8 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
     return TIDE_E_NOMEM;
   }
   memset(ctx, 0, sizeof *ctx);
-  ctx->refs = 1;
+  ctx->tag = TIDE__TAG(TIDE__KIND_CTX);
+  ctx->stats.nref = 1;
   ctx->hooks = hooks;
   ctx->owner = pthread_self();
   ctx->error.message = ctx->error.op = "";
@@ -133,32 +138,65 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
 
 void tide_ctx_release(tide_ctx *ctx)
 {
-  if (!ctx) return;
+  if (!tide__alive(ctx, TIDE__KIND_CTX)) return;
   tide__tensor_drain(ctx);
   tide__ctx_drop(ctx);
 }
 
 int tide_ctx_attach(tide_ctx *ctx)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   ctx->owner = pthread_self();
   tide__tensor_drain(ctx);
   return TIDE_OK;
 }
 
-const tide_stats *tide_ctx_stats(tide_ctx *ctx) { return &ctx->stats; }
-void tide_stats_reset_peak(tide_ctx *ctx) { ctx->stats.peak = ctx->stats.live; }
+const tide_stats *tide_ctx_stats(tide_ctx *ctx)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(CTX, ctx));
+  return &ctx->stats;
+}
+
+void tide_stats_reset_peak(tide_ctx *ctx)
+{
+  TIDE_DOOR_OR(, TIDE_OBJECT(CTX, ctx));
+  ctx->stats.peak = ctx->stats.live;
+}
+
 void tide_stats_mark(tide_ctx *ctx)
 {
+  TIDE_DOOR_OR(, TIDE_OBJECT(CTX, ctx));
   ctx->stats_epoch++;
   ctx->stats.since = ctx->stats.since_peak = 0;
 }
-void tide_debt_settle(tide_ctx *ctx) { ctx->stats.debt = 0; }
-void tide_interrupt(tide_ctx *ctx) { atomic_fetch_add(&ctx->interrupt, 1); }
-int tide_interrupted(tide_ctx *ctx) { return atomic_exchange(&ctx->interrupt, 0) != 0; }
-int tide_nthread(tide_ctx *ctx) { return ctx->nthread; }
+
+void tide_debt_settle(tide_ctx *ctx)
+{
+  TIDE_DOOR_OR(, TIDE_OBJECT(CTX, ctx));
+  ctx->stats.debt = 0;
+}
+
+void tide_interrupt(tide_ctx *ctx)
+{
+  TIDE_DOOR_OR(, TIDE_OBJECT(CTX, ctx));
+  atomic_fetch_add(&ctx->interrupt, 1);
+}
+
+int tide_interrupted(tide_ctx *ctx)
+{
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  return atomic_exchange(&ctx->interrupt, 0) != 0;
+}
+
+int tide_nthread(tide_ctx *ctx)
+{
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  return ctx->nthread;
+}
 
 int tide_set_nthread(tide_ctx *ctx, int n)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (n < 1 || n > MAX_THREAD)
     return tide__fail(ctx, TIDE_E_ARG, "set_nthread", "expected 1 to %d, got %d", MAX_THREAD, n);
   TIDE_TRY(check_threads(ctx, "set_nthread", n));

@@ -26,15 +26,23 @@ struct tide__kernel_index;
 struct tide__device_table;
 struct tide__storage;
 struct tide__party;
+struct tide__object;
 
 enum { TIDE__MESSAGE = 1024 };
 
+/* Kinds of public objects. */
+enum {
+  TIDE__KIND_CTX, TIDE__KIND_TENSOR, TIDE__KIND_BACKWARD, TIDE__KIND_COMM, TIDE__KIND_WORK,
+  TIDE__KIND_GROUP, TIDE__KIND_GRAPH, TIDE__KIND_BLOB, TIDE__KIND_JSON, TIDE__KIND_FILE,
+  TIDE__KIND_SAVING, TIDE__KIND_LOCK, TIDE__NKIND
+};
+
 struct tide_ctx {
-  int64_t refs;                     /* the handle of the user plus one for every object */
+  uint32_t tag;                     /* TIDE__TAG of its kind (base/door.h) */
   tide_opts hooks;                  /* resize, log, user */
   tide_error_record error;
   char message[TIDE__MESSAGE];      /* text of error.message */
-  tide_stats stats;
+  tide_stats stats;                 /* nref keeps the context alive */
   int64_t stats_epoch;              /* number of calls of tide_stats_mark */
   tide__params params;
   int nthread;
@@ -59,12 +67,13 @@ struct tide_ctx {
   bool recording;                   /* ops with inputs that need gradients are recorded */
 
   _Atomic(void *) foreign;          /* tensors released by other threads, a lock-free stack */
-  _Atomic(struct tide__foreign *) released; /* other objects that they released: foreign.h */
+  _Atomic(struct tide__object *) released; /* other objects that they released: object.h */
+  struct tide__object *spare[TIDE__NKIND]; /* released objects, for reuse */
   atomic_int interrupt;             /* set by tide_interrupt */
 };
 
 /* Adds a reference of an object to its context. */
-static inline void tide__ctx_hold(tide_ctx *ctx) { ctx->refs++; }
+static inline void tide__ctx_hold(tide_ctx *ctx) { ctx->stats.nref++; }
 /* Drops a reference; tears the context down at 0. Defined in core/tide.c. */
 void tide__ctx_drop(tide_ctx *ctx);
 

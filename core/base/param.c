@@ -1,4 +1,5 @@
 /* Parameters: table, parser and lookup, all from the rows of param.def. */
+#include "core/base/door.h"
 #include "core/base/param.h"
 
 #include <ctype.h>
@@ -76,6 +77,7 @@ static int assign(tide_ctx *ctx, const struct row *row, const char *label, const
 
 int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   const struct row *row = name ? param_find(name) : NULL;
   if (!row)
     return tide__fail(ctx, TIDE_E_ARG, "param_set", "no parameter is called '%s'; `tide params` "
@@ -85,6 +87,7 @@ int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
 
 const char *tide_param_get(tide_ctx *ctx, const char *name)
 {
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(CTX, ctx));
   const struct row *row = name ? param_find(name) : NULL;
   if (!row) return NULL;
   snprintf(ctx->params.text, sizeof ctx->params.text, "%lld",

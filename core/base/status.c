@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/base/door.h"
+
 static const struct { int code; const char *name, *text; } table[] = {
 #define TIDE_STATUS(code, text) {TIDE_##code, #code, text},
 #include "core/base/status.def"
@@ -27,13 +29,20 @@ const char *tide_status_text(int status)
   return "a status this version of tide does not know";
 }
 
+/* The record of calls that were given no context, of this thread: the one state of the library
+ * outside a context. */
+static _Thread_local char thread_message[TIDE__MESSAGE];
+static _Thread_local tide_error_record thread_error = {0, "OK", "", ""};
+
 int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
 {
+  char *message = ctx ? ctx->message : thread_message;
   va_list args;
   va_start(args, fmt);
-  vsnprintf(ctx->message, sizeof ctx->message, fmt, args);
+  vsnprintf(message, TIDE__MESSAGE, fmt, args);
   va_end(args);
-  ctx->error = (tide_error_record){status, tide_status_name(status), op, ctx->message};
+  *(ctx ? &ctx->error : &thread_error) =
+    (tide_error_record){status, tide_status_name(status), op, message};
   return status;
 }
 
@@ -45,4 +54,7 @@ int tide__assert_failed(tide_ctx *ctx, const char *cond, const char *file, int l
   return tide__fail(ctx, TIDE_E_INTERNAL, "internal", "%s:%d: %s does not hold", file, line, cond);
 }
 
-const tide_error_record *tide_error(tide_ctx *ctx) { return &ctx->error; }
+const tide_error_record *tide_error(tide_ctx *ctx)
+{
+  return tide__alive(ctx, TIDE__KIND_CTX) ? &ctx->error : &thread_error;
+}

@@ -15,7 +15,7 @@
   } while (0)
 
 /* Records a failure, replacing the last one, and returns the status. op is the public name without
- * prefix ("matmul"). */
+ * prefix ("matmul"). Without a context (ctx null) the record is the thread's. */
 int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 

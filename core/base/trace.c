@@ -1,4 +1,5 @@
 /* The trace: a ring of spans, allocated on first use, dumped as Chrome trace events. */
+#include "core/base/door.h"
 #include "core/base/trace.h"
 
 #include <errno.h>
@@ -49,6 +50,7 @@ static bool is_category(const char *cat)
 
 int tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0, double t1)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!cat || !name)
     return tide__fail(ctx, TIDE_E_ARG, "trace_span", "%s is null", cat ? "name" : "cat");
   if (!is_category(cat))
@@ -90,6 +92,7 @@ static void put_micros(FILE *f, const char *key, double seconds)
 
 int tide_trace_dump(tide_ctx *ctx, const char *path)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "trace_dump", "path is null");
   FILE *f = fopen(path, "w");
   if (!f) return dump_failed(ctx, path);

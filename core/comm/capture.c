@@ -98,7 +98,7 @@ static void capture_drop(tide__party *p, tide_graph *g)
   comm->transport->captures->drop(comm->state, &r->held);
   *at = r->next;
   tide__free(comm->ctx, r, sizeof *r);
-  tide_comm_release(comm);
+  tide__comm_unref(comm, 1);
 }
 
 const tide__party_calls tide__comm_party = {

@@ -5,6 +5,7 @@
  * that any transport can run without looking. A call that fails here has not touched the others.
  */
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/sort.h"
 #include "core/base/status.h"
@@ -158,10 +159,11 @@ static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *c
 {
   tide__seg few[FEW], *seg = few;
   int32_t index[FEW], *order = index;
-  if (n > 0 && ts) comm = reach(comm, ts[0]);
   if (work) *work = NULL;
+  TIDE_TRY(tide__check_tensors(comm->ctx, tide_coll_name(coll), "ts", n, ts));
+  if (n > 0) comm = reach(comm, ts[0]);
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
-  if (n < 0 || n > INT32_MAX || (n && !ts))
+  if (n > INT32_MAX)
     return bad_call(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
   if (coll != TIDE__BROADCAST) TIDE_TRY(check_reduce(comm, coll, op, TIDE_F32));
   if (coll != TIDE__ALL_REDUCE) TIDE_TRY(tide__check_root(comm, coll, root));
@@ -184,18 +186,21 @@ static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *c
 int tide_comm_all_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
                          int op)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   return in_place(work, comm, n, ts, TIDE__ALL_REDUCE, op, -1);
 }
 
 int tide_comm_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts, int op,
                      int root)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   return in_place(work, comm, n, ts, TIDE__REDUCE, op, root);
 }
 
 int tide_comm_broadcast(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
                         int root)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   return in_place(work, comm, n, ts, TIDE__BROADCAST, -1, root);
 }
 
@@ -272,6 +277,7 @@ static int64_t times(int64_t part, int n) { return tide__mul_size(part, n); }
 
 int tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in ? in : out);
   TIDE_TRY(need(comm, TIDE__ALL_GATHER, in, "in"));
@@ -286,6 +292,7 @@ int tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, ti
 int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                              int op)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in ? in : out);
   TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER, in, "in"));
@@ -301,6 +308,7 @@ int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out
 
 int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in ? in : out);
   TIDE_TRY(need(comm, TIDE__ALL_TO_ALL, in, "in"));
@@ -318,6 +326,7 @@ int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, ti
 int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                      int root)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_MAYBE(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in);
   TIDE_TRY(tide__check_root(comm, TIDE__GATHER, root));
@@ -335,6 +344,7 @@ int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_t
 int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                       int root)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_MAYBE(TENSOR, in));
   pair p;
   comm = reach(comm, out);
   TIDE_TRY(tide__check_root(comm, TIDE__SCATTER, root));
@@ -383,6 +393,7 @@ static int64_t sum_before(const int64_t *counts, int rank)
 int tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                            const int64_t *counts)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in ? in : out);
   int64_t sum;
@@ -400,6 +411,7 @@ int tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, 
 int tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                                tide_tensor *in, const int64_t *counts, int op)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in ? in : out);
   int64_t sum;
@@ -419,6 +431,7 @@ int tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *o
 int tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                            const int64_t *out_counts, tide_tensor *in, const int64_t *in_counts)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
   comm = reach(comm, in ? in : out);
   int64_t nin, nout;
@@ -538,11 +551,14 @@ int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tenso
                         int from, tide_tensor *const *ins, int to)
 {
   if (work) *work = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   TIDE_TRY(tide__comm_check(comm, "send_recv"));
   TIDE_TRY(check_peer(comm, "to", to));
   TIDE_TRY(check_peer(comm, "from", from));
-  if (n < 0 || n > 4096 || (n && to >= 0 && !ins) || (n && from >= 0 && !outs))
+  if (n < 0 || n > 4096)
     return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "n", "expected lists of 0 to 4096 tensors");
+  if (from >= 0) TIDE_TRY(tide__check_tensors(comm->ctx, "send_recv", "outs", n, outs));
+  if (to >= 0) TIDE_TRY(tide__check_tensors(comm->ctx, "send_recv", "ins", n, ins));
   if ((to == comm->rank) != (from == comm->rank))
     return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to",
                     "a rank that sends to itself must also "
@@ -561,8 +577,9 @@ int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tenso
 
 int tide_comm_barrier(tide_work **work, tide_comm *comm)
 {
-  tide__coll c = {.op = TIDE__BARRIER, .reduce = -1, .dtype = -1, .root = -1};
   if (work) *work = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  tide__coll c = {.op = TIDE__BARRIER, .reduce = -1, .dtype = -1, .root = -1};
   TIDE_TRY(tide__comm_check(comm, "barrier"));
   return tide__comm_run(comm, &c, work, 0, NULL);
 }

@@ -43,10 +43,11 @@ int tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all)
 int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                               int root)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   comm = at_host(comm);
   bool mine = comm->rank == root;
   int64_t size = mine ? n : 0;
-  *out = NULL;
   TIDE_TRY(tide__comm_check(comm, "broadcast_bytes"));
   TIDE_TRY(tide__check_root(comm, TIDE__BROADCAST, root));
   if (mine && (n < 0 || (n && !data)))
@@ -66,9 +67,10 @@ int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data
 int tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                int64_t *sizes)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   int64_t total = 0;
   comm = at_host(comm);
-  *out = NULL;
   TIDE_TRY(tide__comm_check(comm, "all_gather_bytes"));
   if (n < 0 || (n && !data) || !sizes)
     return tide__fail(comm->ctx, TIDE_E_ARG, "all_gather_bytes", "expected n bytes of data (n >= "

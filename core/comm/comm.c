@@ -1,11 +1,11 @@
 /* The communicator's handle: made, split, released; its record of calls; how a call is run. */
 #include "core/comm/comm.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
@@ -26,22 +26,21 @@ static void close_state(const tide__transport *transport, void *state, int rank)
   if (transport->close) transport->close(state, rank);
 }
 
-static void comm_release_owned(tide__foreign *f, int n);
+static void comm_release_owned(tide__object *o, int n);
 
 int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
                    tide_group *group, int rank, int nrank, const char *name)
 {
   *out = NULL;
-  tide_comm *comm = tide__alloc(ctx, sizeof *comm);
+  tide_comm *comm = tide__object_new(ctx, TIDE__KIND_COMM, sizeof *comm, comm_release_owned);
   tide_comm_record *ring = comm ? tide__alloc(ctx, TIDE__NRECORD * sizeof *ring) : NULL;
   if (!ring) {
-    tide__free(ctx, comm, sizeof *comm);
+    if (comm) tide__object_free(&comm->object);
     leave_state(transport, state, rank);
     close_state(transport, state, rank);
     return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
   }
   comm->refs = 1;
-  comm->foreign.release = comm_release_owned;
   comm->ctx = ctx;
   comm->transport = transport;
   comm->state = state;
@@ -56,7 +55,6 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
   comm->failure = transport->failure ? transport->failure(state) : &comm->own;
   snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
   if (group) tide_group_retain(group);
-  tide__ctx_hold(ctx);
   *out = comm;
   return TIDE_OK;
 }
@@ -77,6 +75,7 @@ static bool comm_is_kept(const tide_comm *comm, const tide_tensor *t)
 
 int tide_comm_register(tide_comm *comm, tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, t));
   char text[256] = "";
   TIDE_TRY(tide__comm_check(comm, "comm_register"));
   if (!t || t->ctx != comm->ctx || t->storage->gone)
@@ -128,10 +127,9 @@ static void comm_destroy(tide_comm *comm)
   tide__stream_close(&comm->stream);
   tide__party_remove(ctx, &comm->party);
   tide_group_release(comm->group);
-  tide_comm_release(comm->host);
+  if (comm->host) tide__comm_unref(comm->host, 1);
   tide__free(ctx, comm->ring, TIDE__NRECORD * sizeof *comm->ring);
-  tide__free(ctx, comm, sizeof *comm);
-  tide__ctx_drop(ctx);
+  tide__object_free(&comm->object);
 }
 
 void tide__comm_unref(tide_comm *comm, int64_t n)
@@ -140,14 +138,16 @@ void tide__comm_unref(tide_comm *comm, int64_t n)
   if (comm->refs == 0) comm_destroy(comm);
 }
 
-static void comm_release_owned(tide__foreign *f, int n)
+/* The user's handle, of which there is one. */
+static void comm_release_owned(tide__object *o, int n)
 {
-  tide__comm_unref((tide_comm *)((char *)f - offsetof(tide_comm, foreign)), n);
+  tide__object_retire(o);
+  tide__comm_unref((tide_comm *)o, n);
 }
 
 void tide_comm_release(tide_comm *comm)
 {
-  if (comm) tide__foreign_release(comm->ctx, &comm->foreign);
+  tide__object_release(comm, TIDE__KIND_COMM);
 }
 
 static bool claim_rank(tide_group *group, int rank)
@@ -161,8 +161,9 @@ static bool claim_rank(tide_group *group, int rank)
 
 int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
 {
-  int n = group ? group->nrank : 1;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(GROUP, group));
+  int n = group ? group->nrank : 1;
   if (rank < 0 || rank >= n)
     return tide__fail(ctx, TIDE_E_ARG, "comm_join", "rank: expected 0 to %d, got %d", n - 1, rank);
   if (!group)
@@ -177,14 +178,39 @@ int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
   return tide__comm_new(out, ctx, &tide__transport_local, group->world, group, rank, n, "world");
 }
 
-tide_ctx *tide_comm_ctx(const tide_comm *comm) { return comm->ctx; }
-int tide_comm_rank(const tide_comm *comm) { return comm->rank; }
-int tide_comm_size(const tide_comm *comm) { return comm->nrank; }
-const char *tide_comm_name(const tide_comm *comm) { return comm->name; }
-const char *tide_comm_transport(const tide_comm *comm) { return comm->transport->name; }
+tide_ctx *tide_comm_ctx(const tide_comm *comm)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(COMM, comm));
+  return comm->ctx;
+}
+
+int tide_comm_rank(const tide_comm *comm)
+{
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  return comm->rank;
+}
+
+int tide_comm_size(const tide_comm *comm)
+{
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  return comm->nrank;
+}
+
+const char *tide_comm_name(const tide_comm *comm)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(COMM, comm));
+  return comm->name;
+}
+
+const char *tide_comm_transport(const tide_comm *comm)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(COMM, comm));
+  return comm->transport->name;
+}
 
 int tide_comm_set_timeout(tide_comm *comm, double seconds)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   if (!(seconds > 0 && seconds < 1e9))
     return tide__fail(comm->ctx, TIDE_E_ARG, "comm_set_timeout", "seconds: expected more than 0 "
                       "and less than 1e9, got %g", seconds);
@@ -194,6 +220,7 @@ int tide_comm_set_timeout(tide_comm *comm, double seconds)
 
 void tide_comm_site(tide_comm *comm, const char *text)
 {
+  TIDE_DOOR_OR(, TIDE_OBJECT(COMM, comm));
   size_t n = text ? strlen(text) : 0;
   if (n > sizeof comm->site - 1) { /* the end of a path says more than its beginning */
     text += n - (sizeof comm->site - 1);
@@ -234,12 +261,14 @@ static bool began_here(tide_comm *comm)
 
 int tide_comm_status(tide_comm *comm)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   see_failure(comm);
   return comm->status ? tide__fail(comm->ctx, comm->status, "comm", "%s", comm->message) : TIDE_OK;
 }
 
 void tide_comm_abort(tide_comm *comm, const char *reason)
 {
+  TIDE_DOOR_OR(, TIDE_OBJECT(COMM, comm));
   char text[TIDE__COMM_TEXT];
   snprintf(text, sizeof text, "rank %d aborted '%s': %s", comm->rank, comm->name,
            reason && *reason ? reason : "no reason given");
@@ -250,7 +279,7 @@ void tide_comm_abort(tide_comm *comm, const char *reason)
 
 int tide__comm_check(tide_comm *comm, const char *op)
 {
-  tide__foreign_settle(comm->ctx);
+  tide__objects_settle(comm->ctx);
   tide__work_reap(comm);
   if (comm->group && *comm->group->mark != 1)
     return tide__fail(comm->ctx, TIDE_E_STATE, op, "this process is a fork of the one that joined "
@@ -421,6 +450,7 @@ void tide__comm_note_async(tide_comm *comm, const tide__coll *c)
 
 int tide_comm_history(tide_comm *comm, int64_t i, tide_comm_record *record)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   tide__work_reap(comm);
   int64_t kept = comm->seq < TIDE__NRECORD ? comm->seq : TIDE__NRECORD;
   if (i < 0)
@@ -433,6 +463,7 @@ int tide_comm_history(tide_comm *comm, int64_t i, tide_comm_record *record)
 
 int tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats)
 {
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   *stats = comm->stats;
   return TIDE_OK;
 }
@@ -441,8 +472,9 @@ int tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats)
 
 int tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name)
 {
-  char text[TIDE__COMM_NAME];
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  char text[TIDE__COMM_NAME];
   TIDE_TRY(tide__comm_check(comm, "split"));
   snprintf(text, sizeof text, "%s", name && *name ? name : "part");
   tide__coll c = {.op = TIDE__SPLIT, .reduce = -1, .dtype = -1, .root = -1, .color = color,

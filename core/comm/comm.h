@@ -16,7 +16,7 @@
 #define TIDE_COMM_COMM_H
 
 #include "core/base/ctx.h"
-#include "core/base/foreign.h"
+#include "core/base/object.h"
 #include "core/comm/call.h"
 #include "core/comm/failure.h"
 #include "core/device/capture.h"
@@ -138,8 +138,8 @@ struct tide__recorded {
 };
 
 struct tide_comm {
+  tide__object object;
   int64_t  refs;               /* the user's handle and every work handle */
-  tide__foreign foreign;
   tide_ctx *ctx;
   const tide__transport *transport;
   void    *state;              /* the transport's */

@@ -19,10 +19,10 @@
  * the queue to empty first, so collectives keep the order of the calls.
  */
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
 #include "core/comm/comm.h"
@@ -30,8 +30,8 @@
 #include "core/tensor/tensor.h"
 
 struct tide_work {
+  tide__object object;
   int64_t refs;                /* the user's handle, the pending list */
-  tide__foreign foreign;
   tide_comm *comm;             /* counted by the user's handle */
   tide_work *next;             /* pending list */
   tide_work *queue;            /* the helper's queue, then its list of works under way */
@@ -176,7 +176,7 @@ static void free_work(tide_work *w)
   tide_ctx *ctx = w->comm->ctx;
   tide__free(ctx, w->ts, (size_t)w->nt * sizeof *w->ts);
   tide__free(ctx, w->lists, w->nlist);
-  tide__free(ctx, w, sizeof *w);
+  tide__object_free(&w->object);
 }
 
 /* Copies the lists that c points at; they must outlive the call. */
@@ -232,10 +232,11 @@ static void unref(tide_work *w)
 }
 
 /* The user's handle, of which there is one. */
-static void work_release_owned(tide__foreign *f, int n)
+static void work_release_owned(tide__object *o, int n)
 {
-  tide_work *work = (tide_work *)((char *)f - offsetof(tide_work, foreign));
+  tide_work *work = (tide_work *)o;
   tide_comm *comm = work->comm;
+  tide__object_retire(o);
   tide__work_reap(comm);
   unref(work);
   tide__comm_unref(comm, n);
@@ -244,12 +245,11 @@ static void work_release_owned(tide__foreign *f, int n)
 static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
                            tide_tensor *const *ts)
 {
-  tide_work *w = tide__alloc(comm->ctx, sizeof *w);
+  tide_work *w = tide__object_new(comm->ctx, TIDE__KIND_WORK, sizeof *w, work_release_owned);
   if (!w) return NULL;
   w->comm = comm;
   w->coll = *c;
   w->refs = 2;
-  w->foreign.release = work_release_owned;
   atomic_init(&w->issued, 0);
   atomic_init(&w->done, 0);
   if (copy_lists(w, c) && keep_operands(w, nt, ts)) return w;
@@ -428,6 +428,7 @@ static int wait_on_stream(tide_work *w)
 
 int tide_work_wait(tide_work *work)
 {
+  TIDE_DOOR(TIDE_OBJECT(WORK, work));
   tide__coll *c = &work->coll;
   wait_issued(work);
   if (c->event) return wait_on_stream(work);
@@ -439,11 +440,13 @@ int tide_work_wait(tide_work *work)
 
 int tide_work_test(tide_work *work)
 {
+  TIDE_DOOR(TIDE_OBJECT(WORK, work));
   return is_done(work) && (work->settled || landed(work));
 }
 
 void tide_work_times(const tide_work *work, double *begin, double *end)
 {
+  TIDE_DOOR_OR(, TIDE_OBJECT(WORK, work));
   bool done = is_done(work);
   *begin = done ? work->coll.begin : 0;
   *end = done ? work->coll.end : 0;
@@ -451,5 +454,5 @@ void tide_work_times(const tide_work *work, double *begin, double *end)
 
 void tide_work_release(tide_work *work)
 {
-  if (work) tide__foreign_release(work->comm->ctx, &work->foreign);
+  tide__object_release(work, TIDE__KIND_WORK);
 }

@@ -22,6 +22,7 @@
 #include <stdio.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/log.h"
 #include "core/base/machine.h"
 #include "core/base/status.h"
@@ -521,6 +522,7 @@ void tide__cache_close(tide_ctx *ctx, struct tide__cache *cache)
 
 void tide_cache_trim(tide_ctx *ctx)
 {
+  TIDE_DOOR_OR(, TIDE_OBJECT(CTX, ctx));
   if (ctx->capture) return;
   for (int i = 0; i < TIDE_NDEV; i++) {
     tide__device *d = &ctx->devices->device[i];

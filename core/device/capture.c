@@ -16,13 +16,14 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
-#include "core/base/foreign.h"
+#include "core/base/door.h"
+#include "core/base/object.h"
 #include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/async_copy.h"
 
 struct tide_graph {
-  tide__foreign foreign;
+  tide__object object;
   tide_ctx *ctx;
   int device;
   _Atomic(void *) exec;        /* null while captured, and after a failure */
@@ -128,11 +129,12 @@ static void leave(tide_graph *g)
   g->ctx->capture = NULL;
 }
 
-static void capture_destroy(tide__foreign *f, int n);
+static void capture_destroy(tide__object *o, int n);
 
 int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__device *d = tide__device_get(ctx, device, "graph_begin");
   if (!d) return TIDE_E_DEVICE;
   if (!d->backend->graphs)
@@ -141,11 +143,11 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   if (ctx->capture)
     return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
   for (tide__party *p = ctx->parties; p; p = p->next) TIDE_TRY(p->calls->settle(p));
-  tide__foreign_settle(ctx);
-  tide_graph *g = tide__alloc(ctx, sizeof *g);
+  tide__objects_settle(ctx);
+  tide_graph *g = tide__object_new(ctx, TIDE__KIND_GRAPH, sizeof *g, capture_destroy);
   if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
-  *g = (tide_graph){.foreign.release = capture_destroy, .ctx = ctx, .device = device};
-  tide__ctx_hold(ctx);
+  g->ctx = ctx;
+  g->device = device;
   int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
   if (rc == TIDE_OK) {
     tide__async_copies_finish(d);
@@ -182,6 +184,7 @@ static int capture_finish(tide_graph *g)
 
 int tide_graph_end(tide_graph *g)
 {
+  TIDE_DOOR(TIDE_OBJECT(GRAPH, g));
   if (g->ctx->capture != g)
     return tide__fail(g->ctx, TIDE_E_STATE, "graph_end", "the graph is not being captured");
   return capture_finish(g);
@@ -198,6 +201,7 @@ static int launch(tide_graph *g)
 
 int tide_graph_replay(tide_graph *g)
 {
+  TIDE_DOOR(TIDE_OBJECT(GRAPH, g));
   tide__device *d = device_of(g);
   TIDE_TRY(tide__not_captured(g->ctx, "graph_replay"));
   int rc = tide__async_copies_order(d);
@@ -214,9 +218,9 @@ int tide_graph_replay(tide_graph *g)
   return rc;
 }
 
-static void capture_destroy(tide__foreign *f, int n)
+static void capture_destroy(tide__object *o, int n)
 {
-  tide_graph *g = (tide_graph *)f;
+  tide_graph *g = (tide_graph *)o;
   tide_ctx *ctx = g->ctx;
   (void)n;
   if (ctx->capture == g) capture_finish(g);
@@ -225,11 +229,10 @@ static void capture_destroy(tide__foreign *f, int n)
   tide__free(ctx, g->party, g->capacity * sizeof *g->party);
   tide__cache_return(ctx, g->aside);
   if (g->cache) tide__cache_retire(ctx, g->cache);
-  tide__free(ctx, g, sizeof *g);
-  tide__ctx_drop(ctx);
+  tide__object_free(o);
 }
 
 void tide_graph_release(tide_graph *g)
 {
-  if (g) tide__foreign_release(g->ctx, &g->foreign);
+  tide__object_release(g, TIDE__KIND_GRAPH);
 }

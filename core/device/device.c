@@ -3,6 +3,7 @@
 #include "core/device/device.h"
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/log.h"
 #include "core/base/machine.h"
 #include "core/base/status.h"
@@ -94,6 +95,7 @@ tide__device *tide__device_get(tide_ctx *ctx, int device, const char *op)
 
 int tide_device_count(tide_ctx *ctx, int device)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   const char *op = "device_count";
   char msg[TIDE__OPEN_MSG] = "";
   if (device < 0 || device >= TIDE_NDEV) return tide__device_get(ctx, device, op) ? 1 : 0;
@@ -109,5 +111,6 @@ int tide_device_count(tide_ctx *ctx, int device)
 
 int tide_device_available(tide_ctx *ctx, int device)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   return tide__device_get(ctx, device, "device_available") != NULL;
 }

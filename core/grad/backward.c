@@ -8,14 +8,15 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
-#include "core/base/foreign.h"
+#include "core/base/door.h"
+#include "core/base/object.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/grad/tape.h"
 
 struct tide_backward {
-  tide__foreign foreign;
+  tide__object object;
   tide_ctx *ctx;
   tide__node *at;       /* next node to visit, held; null: the walk is over */
   tide__node *host;     /* the host function of the current event, held */
@@ -262,13 +263,14 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
   return tide_tensor_retain(grad);
 }
 
-static void backward_destroy(tide__foreign *f, int n);
+static void backward_destroy(tide__object *o, int n);
 
 int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, root), TIDE_MAYBE(TENSOR, grad));
   tide_ctx *ctx = root->ctx;
   tide_tensor *g = NULL;
-  *out = NULL;
   tide__tensor_drain(ctx);
   if (!tide__tensor_needs_grad(root))
     return tide__fail(ctx, TIDE_E_STATE, "backward", "no gradient path: no input of this result "
@@ -276,13 +278,11 @@ int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *gra
   if (root->node && root->node->walked)
     return tide__fail(ctx, TIDE_E_STATE, "backward", "this result was walked already and its saved "
                       "tensors are freed; pass retain to the first walk");
-  tide_backward *bw = tide__alloc(ctx, sizeof *bw);
+  tide_backward *bw = tide__object_new(ctx, TIDE__KIND_BACKWARD, sizeof *bw, backward_destroy);
   if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
   bw->ctx = ctx;
-  bw->foreign.release = backward_destroy;
   bw->retain = retain;
   bw->base = ctx->tape->npending;
-  tide__ctx_hold(ctx);
   int rc = start_gradient(&g, root, grad);
   bool recording = ctx->recording;
   ctx->recording = false;
@@ -360,6 +360,7 @@ static int walk(tide_backward *bw, tide_event *event)
 
 int tide_backward_next(tide_backward *bw, tide_event *event)
 {
+  TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw));
   tide_ctx *ctx = bw->ctx;
   bool recording = ctx->recording;
   *event = (tide_event){.kind = TIDE_EVENT_DONE};
@@ -381,6 +382,7 @@ static int check_event(tide_backward *bw, int i, int n, const char *op)
 int tide_backward_take(tide_tensor **out, tide_backward *bw, int i)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw));
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nout : 0, "backward_take"));
   *out = bw->host->out[i].grad;
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
@@ -389,6 +391,7 @@ int tide_backward_take(tide_tensor **out, tide_backward *bw, int i)
 int tide_backward_input(tide_tensor **out, tide_backward *bw, int i)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw));
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_input"));
   *out = bw->host->in[i].saved.t;
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
@@ -396,6 +399,7 @@ int tide_backward_input(tide_tensor **out, tide_backward *bw, int i)
 
 int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
 {
+  TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw), TIDE_MAYBE(TENSOR, grad));
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_give"));
   const tide__meta *m = &bw->host->in[i].meta;
   bool fit = !grad || (grad->ctx == bw->ctx && grad->dtype == m->dtype &&
@@ -429,24 +433,23 @@ static void backward_abandon(tide_backward *bw)
   tide__node_release(bw->ctx, bw->at);
 }
 
-static void backward_destroy(tide__foreign *f, int n)
+static void backward_destroy(tide__object *o, int n)
 {
-  tide_backward *bw = (tide_backward *)f;
-  tide_ctx *ctx = bw->ctx;
+  tide_backward *bw = (tide_backward *)o;
   (void)n;
   forget_host(bw);
   backward_abandon(bw);
-  tide__free(ctx, bw, sizeof *bw);
-  tide__ctx_drop(ctx);
+  tide__object_free(o);
 }
 
 void tide_backward_release(tide_backward *bw)
 {
-  if (bw) tide__foreign_release(bw->ctx, &bw->foreign);
+  tide__object_release(bw, TIDE__KIND_BACKWARD);
 }
 
 int tide_backward_run(tide_tensor *root, tide_tensor *grad)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, root), TIDE_MAYBE(TENSOR, grad));
   tide_backward *bw;
   tide_event event;
   TIDE_TRY(tide_backward_begin(&bw, root, grad, false));

@@ -1,11 +1,13 @@
 /* Leaves and host functions: the user's side of the tape. */
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/grad/tape.h"
 
 int tide_requires_grad(tide_tensor *t, bool on)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   TIDE_TRY(tide__check_float(t, "requires_grad", "tensor"));
   if (t->node)
     return tide__fail(t->ctx, TIDE_E_STATE, "requires_grad", "the tensor is the result of a "
@@ -14,11 +16,21 @@ int tide_requires_grad(tide_tensor *t, bool on)
   return TIDE_OK;
 }
 
-int tide_needs_grad(const tide_tensor *t) { return tide__tensor_needs_grad(t); }
-int tide_is_leaf(const tide_tensor *t) { return t->node == NULL; }
+int tide_needs_grad(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return tide__tensor_needs_grad(t);
+}
+
+int tide_is_leaf(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return t->node == NULL;
+}
 
 int tide_grad(tide_tensor **out, tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   *out = t->grad;
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
 }
@@ -31,6 +43,7 @@ static bool may_hold(int of, int grad)
 
 int tide_set_grad(tide_tensor *t, tide_tensor *grad)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t), TIDE_MAYBE(TENSOR, grad));
   if (grad && (grad == t || grad->ctx != t->ctx))
     return tide__fail(t->ctx, TIDE_E_ARG, "set_grad", grad == t ? "a tensor cannot be its own "
                       "gradient; clone it" : "the gradient belongs to another context");
@@ -55,6 +68,7 @@ int tide_set_grad(tide_tensor *t, tide_tensor *grad)
 
 int tide_drop_grad(tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   tide_tensor *g = t->grad;
   if (!g) return TIDE_OK;
   if (g->storage->refs == 1 && g->storage->pins == 0) tide__storage_drop(g->storage);
@@ -63,16 +77,25 @@ int tide_drop_grad(tide_tensor *t)
   return TIDE_OK;
 }
 
-int tide_detach(tide_tensor **out, tide_tensor *t) { return tide__tensor_alias(out, t); }
+int tide_detach(tide_tensor **out, tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return tide__tensor_alias(out, t);
+}
 
 int tide_set_recording(tide_ctx *ctx, bool on)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   int old = ctx->recording;
   ctx->recording = on;
   return old;
 }
 
-int tide_recording(tide_ctx *ctx) { return ctx->recording; }
+int tide_recording(tide_ctx *ctx)
+{
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  return ctx->recording;
+}
 
 /* ---- host functions -------------------------------------------------------------------------- */
 
@@ -81,15 +104,6 @@ static bool any_needs_grad(int n, tide_tensor *const *xs)
   for (int i = 0; i < n; i++)
     if (xs[i] && tide__tensor_needs_grad(xs[i])) return true;
   return false;
-}
-
-static int leaf_check_list(tide_ctx *ctx, int n, tide_tensor *const *xs, const char *list)
-{
-  for (int i = 0; i < n; i++)
-    if (!xs[i] || xs[i]->ctx != ctx)
-      return tide__fail(ctx, TIDE_E_ARG, "host_function", "%s %d is %s", list, i + 1,
-                        xs[i] ? "of another context" : "null");
-  return TIDE_OK;
 }
 
 static int make_outs(tide_tensor **outs, int nout, tide_tensor *const *ys)
@@ -109,13 +123,14 @@ static int make_outs(tide_tensor **outs, int nout, tide_tensor *const *ys)
 int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
                        tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__node *n;
   for (int i = 0; i < nout; i++) outs[i] = NULL;
   if (nin < 0 || nout < 1 || nout > 64)
     return tide__fail(ctx, TIDE_E_ARG, "host_function", "expected nin >= 0 and nout in [1, 64], "
                       "got %d and %d", nin, nout);
-  TIDE_TRY(leaf_check_list(ctx, nin, xs, "input"));
-  TIDE_TRY(leaf_check_list(ctx, nout, ys, "output"));
+  TIDE_TRY(tide__check_tensors(ctx, "host_function", "xs", nin, xs));
+  TIDE_TRY(tide__check_tensors(ctx, "host_function", "ys", nout, ys));
   TIDE_TRY(make_outs(outs, nout, ys));
   if (!ctx->recording || !any_needs_grad(nin, xs)) return TIDE_OK;
   int rc = tide__node_new(&n, ctx, TIDE__HOST, nin, xs, nout);
@@ -139,6 +154,7 @@ int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
 
 int tide_host_dropped(tide_ctx *ctx, double *tags, int n)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__tape *tape = ctx->tape;
   int k = 0;
   while (k < n && tape->ndropped > 0) tags[k++] = tape->dropped[--tape->ndropped];

@@ -67,6 +67,7 @@ int tide__fd_read(tide_ctx *ctx, int fd, void *data, int64_t n, int64_t offset, 
 int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t limit)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   int fd;
   int64_t size = 0;
   tide_blob *blob = NULL;
@@ -200,6 +201,7 @@ void tide__writer_abort(tide__writer *w)
 
 int tide_path_write(tide_ctx *ctx, const char *path, const void *data, size_t nbytes)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!data && nbytes) return tide__fail(ctx, TIDE_E_ARG, "path_write", "data is null");
   tide__writer w;
   TIDE_TRY(tide__writer_open(&w, ctx, path, "path_write"));
@@ -211,6 +213,7 @@ int tide_path_write(tide_ctx *ctx, const char *path, const void *data, size_t nb
 
 int tide_path_append(tide_ctx *ctx, const char *path, const void *data, size_t nbytes)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_append", "path is null");
   if (!data && nbytes) return tide__fail(ctx, TIDE_E_ARG, "path_append", "data is null");
   tide__writer w = {.ctx = ctx, .op = "path_append", .path = path};
@@ -223,6 +226,7 @@ int tide_path_append(tide_ctx *ctx, const char *path, const void *data, size_t n
 
 int tide_path_sync(tide_ctx *ctx, const char *path)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   struct stat st;
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_sync", "path is null");
   if (stat(path, &st) < 0) return tide__io_fail(ctx, "path_sync", "examine", path);

@@ -78,6 +78,7 @@ uint64_t tide_hash(const void *data, size_t nbytes, uint64_t seed)
 
 int tide_path_hash(tide_ctx *ctx, const char *path, char *text)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   int fd;
   int64_t size;
   text[0] = 0;

@@ -4,12 +4,12 @@
 #define TIDE_IO_IO_H
 
 #include "core/base/alloc.h"
-#include "core/base/foreign.h"
+#include "core/base/door.h"
+#include "core/base/object.h"
 #include "core/base/status.h"
 
 struct tide_blob {
-  tide__foreign foreign;
-  tide_ctx *ctx;
+  tide__object object;
   char     *data;
   int64_t   size; /* without the final zero */
 };

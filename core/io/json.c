@@ -5,10 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/sort.h"
 
 struct tide_json {
-  tide__foreign foreign;
+  tide__object object;
   tide_ctx *ctx;
   char     *text;
   int64_t   size;      /* of text, without its final zero */
@@ -151,21 +152,21 @@ static int build(builder *b)
   }
 }
 
-static void json_destroy(tide__foreign *f, int n)
+static void json_destroy(tide__object *o, int n)
 {
-  tide_json *json = (tide_json *)f;
+  tide_json *json = (tide_json *)o;
   tide_ctx *ctx = json->ctx;
   (void)n;
   tide__free(ctx, json->nodes, (size_t)json->cap * sizeof *json->nodes);
-  tide__free(ctx, json->text, (size_t)json->size + 1);
-  tide__free(ctx, json, sizeof *json);
-  tide__ctx_drop(ctx);
+  if (json->text) tide__free(ctx, json->text, (size_t)json->size + 1);
+  tide__object_free(o);
 }
 
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
                     int64_t limit, int flags, const char *name)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!text && nbytes) return tide__fail(ctx, TIDE_E_ARG, "json_parse", "text is null");
   if (flags & ~TIDE_JSON_NONFINITE)
     return tide__fail(ctx, TIDE_E_ARG, "json_parse", "flags: expected 0 or TIDE_JSON_NONFINITE, "
@@ -174,17 +175,17 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
   if (nbytes > (size_t)limit)
     return tide__fail(ctx, TIDE_E_ARG, "json_parse", "%s%s%zu bytes, at most %lld are accepted",
                       name ? name : "", name ? ": " : "", nbytes, (long long)limit);
-  tide__foreign_settle(ctx);
-  tide_json *json = tide__alloc(ctx, sizeof *json);
+  tide__objects_settle(ctx);
+  tide_json *json = tide__object_new(ctx, TIDE__KIND_JSON, sizeof *json, json_destroy);
   char *copy = json ? tide__alloc(ctx, nbytes + 1) : NULL;
+  if (json) json->ctx = ctx;
   if (!copy) {
-    tide__free(ctx, json, sizeof *json);
+    tide_json_release(json);
     return tide__fail(ctx, TIDE_E_NOMEM, "json_parse", "no memory for %zu bytes", nbytes);
   }
   if (nbytes) memcpy(copy, text, nbytes);
-  *json = (tide_json){.foreign.release = json_destroy, .ctx = ctx,
-                      .text = copy, .size = (int64_t)nbytes};
-  tide__ctx_hold(ctx);
+  json->text = copy;
+  json->size = (int64_t)nbytes;
   builder b = {.json = json, .name = name};
   tide__json_begin(&b.reader, copy, json->size);
   b.reader.nonfinite = flags & TIDE_JSON_NONFINITE;
@@ -196,9 +197,23 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
 
 void tide_json_release(tide_json *json)
 {
-  if (json) tide__foreign_release(json->ctx, &json->foreign);
+  tide__object_release(json, TIDE__KIND_JSON);
 }
 
-int64_t tide_json_count(const tide_json *json) { return json ? json->count : 0; }
-const tide_json_node *tide_json_nodes(const tide_json *json) { return json ? json->nodes : NULL; }
-const char *tide_json_text(const tide_json *json) { return json ? json->text : NULL; }
+int64_t tide_json_count(const tide_json *json)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(JSON, json));
+  return json->count;
+}
+
+const tide_json_node *tide_json_nodes(const tide_json *json)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(JSON, json));
+  return json->nodes;
+}
+
+const char *tide_json_text(const tide_json *json)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(JSON, json));
+  return json->text;
+}

@@ -11,8 +11,7 @@
 #include <unistd.h>
 
 struct tide_lock {
-  tide__foreign foreign;
-  tide_ctx *ctx;
+  tide__object object;
   int fd;
 };
 
@@ -27,37 +26,29 @@ static int lock_fd(tide_ctx *ctx, int fd, const char *path)
   return TIDE_OK;
 }
 
-static void lock_destroy(tide__foreign *f, int n)
+static void lock_destroy(tide__object *o, int n)
 {
-  tide_lock *lock = (tide_lock *)f;
-  tide_ctx *ctx = lock->ctx;
   (void)n;
-  tide__fd_close(lock->fd);
-  tide__free(ctx, lock, sizeof *lock);
-  tide__ctx_drop(ctx);
+  tide__fd_close(((tide_lock *)o)->fd);
+  tide__object_free(o);
 }
 
 int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path || !*path) return tide__fail(ctx, TIDE_E_ARG, "path_lock", "path is null or empty");
-  tide__foreign_settle(ctx);
-  tide_lock *lock = tide__alloc(ctx, sizeof *lock);
+  tide__objects_settle(ctx);
+  tide_lock *lock = tide__object_new(ctx, TIDE__KIND_LOCK, sizeof *lock, lock_destroy);
   if (!lock) return tide__fail(ctx, TIDE_E_NOMEM, "path_lock", "no memory for a lock");
-  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+  int fd = lock->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   int rc = fd < 0 ? tide__io_fail(ctx, "path_lock", "open", path) : lock_fd(ctx, fd, path);
-  if (rc != TIDE_OK) {
-    tide__fd_close(fd);
-    tide__free(ctx, lock, sizeof *lock);
-    return rc;
-  }
-  *lock = (tide_lock){{.release = lock_destroy}, ctx, fd};
-  tide__ctx_hold(ctx);
-  *out = lock;
-  return TIDE_OK;
+  if (rc == TIDE_OK) *out = lock;
+  else tide_lock_release(lock);
+  return rc;
 }
 
 void tide_lock_release(tide_lock *lock)
 {
-  if (lock) tide__foreign_release(lock->ctx, &lock->foreign);
+  tide__object_release(lock, TIDE__KIND_LOCK);
 }

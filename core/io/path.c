@@ -12,6 +12,7 @@
 
 int tide_path_rename(tide_ctx *ctx, const char *from, const char *to)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!from || !to) return tide__fail(ctx, TIDE_E_ARG, "path_rename", "a path is null");
   if (rename(from, to) == 0) return TIDE_OK;
   char text[128];
@@ -33,6 +34,7 @@ static int make_one(tide_ctx *ctx, const char *path)
 
 int tide_path_mkdir(tide_ctx *ctx, const char *path, bool parents)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path || !*path) return tide__fail(ctx, TIDE_E_ARG, "path_mkdir", "path is null or empty");
   char part[TIDE__PATH];
   if (strlen(path) >= sizeof part) {
@@ -50,6 +52,7 @@ int tide_path_mkdir(tide_ctx *ctx, const char *path, bool parents)
 
 int tide_path_remove(tide_ctx *ctx, const char *path)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_remove", "path is null");
   if (unlink(path) == 0) return TIDE_OK;
   if (errno == ENOENT) return TIDE_MORE;
@@ -59,6 +62,7 @@ int tide_path_remove(tide_ctx *ctx, const char *path)
 
 int tide_path_link(tide_ctx *ctx, const char *target, const char *path)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!target || !path) return tide__fail(ctx, TIDE_E_ARG, "path_link", "a path is null");
   char temp[TIDE__PATH];
   int n = snprintf(temp, sizeof temp, "%s.tmp-%lx", path, (long)getpid());
@@ -76,6 +80,7 @@ int tide_path_link(tide_ctx *ctx, const char *target, const char *path)
 
 int tide_path_kind(tide_ctx *ctx, const char *path, int64_t *size)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   struct stat st;
   if (size) *size = 0;
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_kind", "path is null");
@@ -91,6 +96,7 @@ int tide_path_kind(tide_ctx *ctx, const char *path, int64_t *size)
 
 int tide_path_is_writable(tide_ctx *ctx, const char *path)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   struct stat st;
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_is_writable", "path is null");
   if (stat(path, &st) < 0) return 0;
@@ -151,6 +157,7 @@ static int sorted_blob(tide_blob **out, list *l)
 int tide_path_list(tide_blob **out, tide_ctx *ctx, const char *path)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_list", "path is null");
   DIR *dir = opendir(path);
   if (!dir) return tide__io_fail(ctx, "path_list", "open folder", path);

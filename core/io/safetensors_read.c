@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/sort.h"
 #include "core/device/async_copy.h"
 #include "core/io/json.h"
@@ -19,7 +20,7 @@ typedef struct entry {
 typedef struct pair { const char *key, *value; } pair;
 
 struct tide_file {
-  tide__foreign foreign;
+  tide__object object;
   tide_ctx *ctx;
   int       fd;
   char     *path, *header;       /* names, keys and values point into header */
@@ -313,9 +314,9 @@ static int read_file(tide_file *f, int64_t size)
   return check_entries(f, size - f->data_at);
 }
 
-static void file_destroy(tide__foreign *foreign, int n)
+static void file_destroy(tide__object *o, int n)
 {
-  tide_file *f = (tide_file *)foreign;
+  tide_file *f = (tide_file *)o;
   tide_ctx *ctx = f->ctx;
   (void)n;
   tide__fd_close(f->fd);
@@ -324,28 +325,29 @@ static void file_destroy(tide__foreign *foreign, int n)
   tide__free(ctx, f->metas, (size_t)f->meta_cap * sizeof *f->metas);
   if (f->header) tide__free(ctx, f->header, (size_t)f->nheader + 1);
   tide__free(ctx, f->path, (size_t)f->npath);
-  tide__free(ctx, f, sizeof *f);
-  tide__ctx_drop(ctx);
+  tide__object_free(o);
 }
 
 int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   int fd;
   int64_t size;
-  tide__foreign_settle(ctx);
+  tide__objects_settle(ctx);
   TIDE_TRY(tide__fd_open(&fd, &size, ctx, path, "file_open"));
   size_t npath = strlen(path) + 1;
-  tide_file *f = tide__alloc(ctx, sizeof *f);
+  tide_file *f = tide__object_new(ctx, TIDE__KIND_FILE, sizeof *f, file_destroy);
+  if (f) f->fd = fd;
+  else tide__fd_close(fd);
+  if (f) f->ctx = ctx;
   char *copy = f ? tide__alloc(ctx, npath) : NULL;
   if (!copy) {
-    tide__free(ctx, f, sizeof *f);
-    tide__fd_close(fd);
+    tide_file_release(f);
     return tide__fail(ctx, TIDE_E_NOMEM, "file_open", "no memory to open '%s'", path);
   }
-  *f = (tide_file){.foreign.release = file_destroy, .ctx = ctx, .fd = fd,
-                   .path = memcpy(copy, path, npath), .npath = (int64_t)npath};
-  tide__ctx_hold(ctx);
+  f->path = memcpy(copy, path, npath);
+  f->npath = (int64_t)npath;
   int rc = read_file(f, size);
   if (rc < 0) tide_file_release(f);
   else *out = f;
@@ -354,7 +356,7 @@ int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
 
 void tide_file_release(tide_file *f)
 {
-  if (f) tide__foreign_release(f->ctx, &f->foreign);
+  tide__object_release(f, TIDE__KIND_FILE);
 }
 
 /* ---- accessors ------------------------------------------------------------------------------- */
@@ -364,16 +366,22 @@ static const entry *entry_at(const tide_file *f, int64_t i)
   return f && i >= 0 && i < f->count ? &f->entries[f->by_name[i]] : NULL;
 }
 
-int64_t tide_file_count(const tide_file *f) { return f ? f->count : 0; }
+int64_t tide_file_count(const tide_file *f)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
+  return f ? f->count : 0;
+}
 
 const char *tide_file_name(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
   const entry *e = entry_at(f, i);
   return e ? e->name : NULL;
 }
 
 int64_t tide_file_find(const tide_file *f, const char *name)
 {
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
   int64_t lo = 0, hi = name ? tide_file_count(f) : 0;
   while (lo < hi) {
     int64_t mid = lo + (hi - lo) / 2;
@@ -387,43 +395,54 @@ int64_t tide_file_find(const tide_file *f, const char *name)
 
 int tide_file_dtype(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR(TIDE_OBJECT(FILE, f));
   const entry *e = entry_at(f, i);
   return e ? e->dtype->dtype : -1;
 }
 
 const char *tide_file_dtype_text(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
   const entry *e = entry_at(f, i);
   return e ? e->dtype->text : NULL;
 }
 
 int tide_file_ndim(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR(TIDE_OBJECT(FILE, f));
   const entry *e = entry_at(f, i);
   return e ? e->ndim : -1;
 }
 
 int64_t tide_file_dim(const tide_file *f, int64_t i, int dim)
 {
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
   const entry *e = entry_at(f, i);
   return e && dim >= 0 && dim < e->ndim && dim < TIDE_MAX_DIM ? e->shape[dim] : -1;
 }
 
 int64_t tide_file_nbytes(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
   const entry *e = entry_at(f, i);
   return e ? e->end - e->begin : -1;
 }
 
-int64_t tide_file_meta_count(const tide_file *f) { return f ? f->nmeta : 0; }
+int64_t tide_file_meta_count(const tide_file *f)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
+  return f ? f->nmeta : 0;
+}
 
 const char *tide_file_meta_key(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
   return f && i >= 0 && i < f->nmeta ? f->metas[i].key : NULL;
 }
 
 const char *tide_file_meta_value(const tide_file *f, int64_t i)
 {
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
   return f && i >= 0 && i < f->nmeta ? f->metas[i].value : NULL;
 }
 
@@ -476,6 +495,7 @@ static int fetch(tide_file *f, const tide_tensor *t, char *data, int64_t nbytes,
 
 int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t), TIDE_OBJECT(FILE, f));
   int rc;
   const entry *e = loadable(f, i, "file_read", &rc);
   if (!e) return rc;
@@ -502,8 +522,9 @@ int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
 
 int tide_file_load(tide_tensor **out, tide_file *f, int64_t i, int device)
 {
-  int rc;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(FILE, f));
+  int rc;
   const entry *e = loadable(f, i, "file_load", &rc);
   if (!e) return rc;
   tide_tensor *t = NULL;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/sort.h"
 #include "core/tensor/tensor.h"
 
@@ -220,11 +221,13 @@ int tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *const
                    tide_tensor *const *tensors, int64_t nmeta, const char *const *keys,
                    const char *const *values)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (n < 0 || nmeta < 0 || n > INT32_MAX || nmeta > INT32_MAX)
     return tide__fail(ctx, TIDE_E_ARG, "file_save", "%lld tensors and %lld metadata entries",
                       (long long)n, (long long)nmeta);
   if ((n && (!names || !tensors)) || (nmeta && (!keys || !values)))
     return tide__fail(ctx, TIDE_E_ARG, "file_save", "an array is null");
+  TIDE_TRY(tide__check_tensors(ctx, "file_save", "tensors", n, tensors));
   job j = {ctx, n, nmeta, names, keys, values, tensors, NULL, NULL, 0};
   size_t bytes = (size_t)n * sizeof *j.order;
   if (bytes && !(j.order = tide__alloc(ctx, bytes)))

@@ -15,7 +15,7 @@
 #include "core/tensor/tensor.h"
 
 struct tide_saving {
-  tide__foreign foreign;
+  tide__object object;
   tide_ctx *ctx;              /* of the caller, held */
   tide_ctx *own;              /* of the thread */
   pthread_t thread;
@@ -48,9 +48,9 @@ static void saving_join(tide_saving *s)
   tide_ctx_attach(s->own);
 }
 
-static void saving_destroy(tide__foreign *f, int n)
+static void saving_destroy(tide__object *o, int n)
 {
-  tide_saving *s = (tide_saving *)f;
+  tide_saving *s = (tide_saving *)o;
   tide_ctx *ctx = s->ctx;
   (void)n;
   saving_join(s);
@@ -60,13 +60,12 @@ static void saving_destroy(tide__foreign *f, int n)
   if (s->copies) tide__free(ctx, s->copies, (size_t)(s->n + 1) * sizeof *s->copies);
   if (s->names) tide__free(ctx, s->names, (size_t)(s->n + 1) * sizeof *s->names);
   if (s->own) tide_ctx_release(s->own);
-  tide__free(ctx, s, sizeof *s);
-  tide__ctx_drop(ctx);
+  tide__object_free(o);
 }
 
 void tide_saving_release(tide_saving *s)
 {
-  if (s) tide__foreign_release(s->ctx, &s->foreign);
+  tide__object_release(s, TIDE__KIND_SAVING);
 }
 
 static int copy_text(tide_ctx *ctx, char **out, const char *text)
@@ -116,16 +115,16 @@ int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_
                       const char *const *names, tide_tensor *const *tensors)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
-    return tide__fail(ctx, TIDE_E_ARG, "saving", "a path, and %lld names and tensors",
+    return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "a path, and %lld names and tensors",
                       (long long)n);
-  tide__foreign_settle(ctx);
-  tide_saving *s = tide__alloc(ctx, sizeof *s);
+  TIDE_TRY(tide__check_tensors(ctx, "saving_begin", "tensors", n, tensors));
+  tide__objects_settle(ctx);
+  tide_saving *s = tide__object_new(ctx, TIDE__KIND_SAVING, sizeof *s, saving_destroy);
   if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory");
-  s->foreign.release = saving_destroy;
   s->ctx = ctx;
   s->n = n;
-  tide__ctx_hold(ctx);
   int rc = saving_fill(s, path, names, tensors);
   if (rc == TIDE_OK && pthread_create(&s->thread, NULL, saving_run, s))
     rc = tide__fail(ctx, TIDE_E_NOMEM, "saving", "the system refused a thread");
@@ -137,11 +136,13 @@ int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_
 
 int tide_saving_test(const tide_saving *s)
 {
+  TIDE_DOOR(TIDE_OBJECT(SAVING, s));
   return !s->running || atomic_load_explicit(&((tide_saving *)s)->done, memory_order_acquire);
 }
 
 int tide_saving_wait(tide_saving *s, char *digits)
 {
+  TIDE_DOOR(TIDE_OBJECT(SAVING, s));
   saving_join(s);
   if (s->rc < 0)
     return tide__fail(s->ctx, s->rc, "file_save", "%s", tide_error(s->own)->message);

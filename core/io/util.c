@@ -1,37 +1,43 @@
 /* Blobs and UTF-8. */
 #include "core/io/io.h"
 
-static void blob_destroy(tide__foreign *f, int n)
+static void blob_destroy(tide__object *o, int n)
 {
-  tide_blob *blob = (tide_blob *)f;
-  tide_ctx *ctx = blob->ctx;
+  tide_blob *blob = (tide_blob *)o;
   (void)n;
-  tide__free(ctx, blob->data, (size_t)blob->size + 1);
-  tide__free(ctx, blob, sizeof *blob);
-  tide__ctx_drop(ctx);
+  if (blob->data) tide__free(o->ctx, blob->data, (size_t)blob->size + 1);
+  tide__object_free(o);
 }
 
 int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op)
 {
-  tide__foreign_settle(ctx);
-  tide_blob *b = tide__alloc(ctx, sizeof *b);
-  char *data = b && size < INT64_MAX ? tide__alloc(ctx, (size_t)size + 1) : NULL;
-  if (!data) {
-    tide__free(ctx, b, sizeof *b);
+  tide__objects_settle(ctx);
+  tide_blob *b = tide__object_new(ctx, TIDE__KIND_BLOB, sizeof *b, blob_destroy);
+  if (b && size < INT64_MAX) b->data = tide__alloc(ctx, (size_t)size + 1);
+  if (!b || !b->data) {
+    tide_blob_release(b);
     return tide__fail(ctx, TIDE_E_NOMEM, op, "no memory for %lld bytes", (long long)size);
   }
-  *b = (tide_blob){{.release = blob_destroy}, ctx, data, size};
-  tide__ctx_hold(ctx);
+  b->size = size;
   *out = b;
   return TIDE_OK;
 }
 
-const char *tide_blob_data(const tide_blob *blob) { return blob ? blob->data : NULL; }
-int64_t tide_blob_size(const tide_blob *blob) { return blob ? blob->size : 0; }
+const char *tide_blob_data(const tide_blob *blob)
+{
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(BLOB, blob));
+  return blob->data;
+}
+
+int64_t tide_blob_size(const tide_blob *blob)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(BLOB, blob));
+  return blob->size;
+}
 
 void tide_blob_release(tide_blob *blob)
 {
-  if (blob) tide__foreign_release(blob->ctx, &blob->foreign);
+  tide__object_release(blob, TIDE__KIND_BLOB);
 }
 
 /* Returns the bytes of the character at s, or 0 if it is not valid. */

@@ -5,6 +5,7 @@
  * (arXiv 2310.01889); and since the gradient of a part needs only the output and the log-sum-exp of
  * the whole, each part's backward runs by itself too.
  */
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -100,6 +101,8 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
                             tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
                             tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, dout), TIDE_OBJECT(TENSOR, q), TIDE_OBJECT(TENSOR, k),
+            TIDE_OBJECT(TENSOR, v), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, lse));
   tide__call c;
   tide_attention_attrs def;
   tide_tensor *y[4] = {NULL}, *x[3] = {q, k, v};

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -110,6 +111,7 @@ static int widen(spans *s, const int32_t *q, int64_t nq, const int32_t *k, int64
 int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
                         const tide_attention_attrs *attrs, int64_t *first, int64_t *count)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, q_index), TIDE_OBJECT(TENSOR, k_index));
   tide_attention_attrs def;
   tide_tensor *q = NULL, *k = NULL;
   *first = *count = 0;

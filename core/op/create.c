@@ -1,6 +1,7 @@
 /* Creation of tensors. */
 #include <math.h>
 
+#include "core/base/door.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -8,6 +9,7 @@
 int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__tensor_drain(ctx);
   return tide__tensor_new(out, ctx, device, dtype, ndim, shape, "empty");
 }
@@ -34,6 +36,7 @@ int tide__created(tide_tensor **out, int rc)
 int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
               const int64_t *shape, double value)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__attrs attrs = {.scalar = {0, value}};
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "full"));
   if (!tide__dtype_is_float(dtype) && value != floor(value))
@@ -46,8 +49,9 @@ int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
 int tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
                 double step)
 {
-  tide__attrs attrs = {.arange = {start, step}};
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  tide__attrs attrs = {.arange = {start, step}};
   if (n < 0 || !isfinite(start) || !isfinite(step))
     return tide__fail(ctx, TIDE_E_ARG, "arange", "expected n >= 0 and finite start and step, got "
                       "%lld, %g and %g", (long long)n, start, step);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
@@ -76,6 +77,9 @@ int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_t
 {
   const char *op = ops[c->op].name;
   char name[64];
+  if (!tide__alive(x, TIDE__KIND_TENSOR))
+    return tide__refuse_operand(c->ctx, op, operand_name(name, sizeof name, list, i), x,
+                                TIDE__KIND_TENSOR);
   if (x->ctx != c->ctx)
     return tide__fail(c->ctx, TIDE_E_ARG, op, "%s belongs to another context",
                       operand_name(name, sizeof name, list, i));
@@ -112,14 +116,14 @@ int tide__begin(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *
   c->tape_differs = false;
   c->tape_in = NULL;
   for (int i = 0; i < nin && !c->ctx; i++)
-    if (x[i]) c->ctx = x[i]->ctx;
-  if (!c->ctx) return TIDE_E_ARG;
+    if (tide__alive(x[i], TIDE__KIND_TENSOR)) c->ctx = x[i]->ctx;
+  if (!c->ctx)
+    return tide__refuse_operand(NULL, ops[op].name, "argument 1", nin > 0 ? x[0] : NULL,
+                                TIDE__KIND_TENSOR);
   tide__tensor_drain(c->ctx);
   for (int i = 0; i < nin; i++) {
     c->in_[i] = x[i];
-    if (x[i]) TIDE_TRY(tide__check_operand(c, NULL, i, x[i]));
-    else if (!(optional >> i & 1))
-      return tide__fail(c->ctx, TIDE_E_ARG, ops[op].name, "argument %d is null", i + 1);
+    if (x[i] || !(optional >> i & 1)) TIDE_TRY(tide__check_operand(c, NULL, i, x[i]));
   }
   if (atomic_load_explicit(&c->ctx->interrupt, memory_order_relaxed) > 1) {
     atomic_store(&c->ctx->interrupt, 0);

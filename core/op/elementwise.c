@@ -6,6 +6,7 @@
  */
 #include <math.h>
 
+#include "core/base/door.h"
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -123,6 +124,7 @@ static bool whole(double v) { return v == floor(v) && fabs(v) < 9.2e18; }
 
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   if (!tide__dtype_is_float(x->dtype) && !(whole(mul) && whole(add)))
     return tide__fail(x->ctx, TIDE_E_DTYPE, "affine", "a tensor of %s takes whole numbers, got "
                       "mul %g and add %g; cast it first", tide_dtype_name(x->dtype), mul, add);
@@ -193,6 +195,7 @@ int tide_clone(tide_tensor **out, tide_tensor *x)
 
 int tide_contiguous(tide_tensor **out, tide_tensor *x)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   if (!tide_tensor_is_contiguous(x)) return tide_clone(out, x);
   *out = x;
   return tide_tensor_retain(x);
@@ -271,6 +274,7 @@ static int overlap_safe(tide_tensor **tmp, tide_tensor *dst, tide_tensor *src)
 
 int tide_copy_(tide_tensor *dst, tide_tensor *src)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, dst), TIDE_OBJECT(TENSOR, src));
   tide_tensor *s;
   TIDE_TRY(overlap_safe(&s, dst, src));
   int rc = elementwise_in_place(TIDE_OP_COPY_, dst, s, 1, 0);
@@ -280,6 +284,7 @@ int tide_copy_(tide_tensor *dst, tide_tensor *src)
 
 int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, dst), TIDE_OBJECT(TENSOR, src));
   tide_tensor *s;
   TIDE_TRY(overlap_safe(&s, dst, src));
   int rc = elementwise_in_place(TIDE_OP_AXPY_, dst, s, alpha, 0);
@@ -289,9 +294,12 @@ int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha)
 
 int tide_fill_(tide_tensor *dst, double v)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, dst));
   return elementwise_in_place(TIDE_OP_FILL_, dst, NULL, 0, v);
 }
+
 int tide_scale_(tide_tensor *dst, double f)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, dst));
   return elementwise_in_place(TIDE_OP_SCALE_, dst, NULL, f, 0);
 }

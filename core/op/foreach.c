@@ -6,6 +6,7 @@
  * byte ranges, or are boxes of one grid (views of equal strides) without a common element. An
  * undecided test only costs one more launch.
  */
+#include "core/base/door.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -163,10 +164,12 @@ static int foreach(tide_ctx *ctx, int op, int64_t n, tide_tensor *const *dsts,
 int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
                        tide_tensor *const *srcs)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   return foreach(ctx, TIDE_OP_FOREACH_COPY_, n, dsts, srcs);
 }
 
 int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts, tide_tensor *const *srcs)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   return foreach(ctx, TIDE_OP_FOREACH_ADD_, n, dsts, srcs);
 }

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -62,6 +63,7 @@ static int nested(text *t, tide_tensor *x, int d, int64_t at, bool shorten)
 
 int tide_tensor_format(tide_tensor *x, char *buf, size_t n, int with_data)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   text t = {buf, n, 0};
   if (!buf || n == 0) return tide__fail(x->ctx, TIDE_E_ARG, "tensor_format", "no buffer");
   buf[0] = 0;

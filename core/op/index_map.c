@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -151,11 +152,13 @@ static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank
 
 int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
   return zigzag(out, cu, size, rank, dtype, false, "zigzag_index");
 }
 
 int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dtype)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
   return zigzag(out, cu, size, -1, dtype, true, "zigzag_places");
 }
 
@@ -181,10 +184,11 @@ static int measure_runs(tide_ctx *ctx, const int64_t *r, int64_t n, int64_t *tot
 
 int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, runs));
   tide_tensor *held = NULL;
   sink s = {0};
   int64_t total = 0, largest = 0;
-  *out = NULL;
   if (runs->ndim != 2 || runs->shape[1] != 2)
     return tide__fail(runs->ctx, TIDE_E_SHAPE, "run_index", "runs: expected [n, 2] of (start, "
                       "length), got %s", TIDE__SHAPE(runs->ndim, runs->shape));
@@ -217,8 +221,9 @@ static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *at)
 
 int tide_inverse_index(tide_tensor **out, tide_tensor *index)
 {
-  tide_tensor *held = NULL, *made = NULL, *fit = NULL;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, index));
+  tide_tensor *held = NULL, *made = NULL, *fit = NULL;
   if (index->ndim != 1)
     return tide__fail(index->ctx, TIDE_E_SHAPE, "inverse_index", "index: expected 1 dim, got %s",
                       TIDE__SHAPE(index->ndim, index->shape));
@@ -309,9 +314,10 @@ static int64_t last_of(tide_tensor *held)
 
 int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
   const char *op = "document_index";
   tide_tensor *held;
-  *out = NULL;
   TIDE_TRY(open_cu(&held, cu, ntoken, op, "cu"));
   int rc = check_end(cu, last_of(held), ntoken, op, "cu");
   if (rc == TIDE_OK) rc = pairs(out, cu, held, held, ntoken);
@@ -321,9 +327,10 @@ int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
 
 int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_real, int64_t ntoken)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu_slot), TIDE_OBJECT(TENSOR, cu_real));
   const char *op = "slot_index";
   tide_tensor *slot = NULL, *real = NULL;
-  *out = NULL;
   TIDE_TRY(open_cu(&slot, cu_slot, ntoken, op, "cu_slot"));
   int rc = open_cu(&real, cu_real, ntoken, op, "cu_real");
   if (rc == TIDE_OK && cu_real->shape[0] != cu_slot->shape[0])
@@ -339,8 +346,9 @@ int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_rea
 
 int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
 {
-  tide_tensor *held, *made = NULL;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
+  tide_tensor *held, *made = NULL;
   TIDE_TRY(open_cu(&held, cu, ntoken, "sequence_index", "cu"));
   const int64_t *c = tide_tensor_data(held);
   int64_t n = held->shape[0];

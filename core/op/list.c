@@ -34,10 +34,7 @@ int tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t 
 {
   for (int64_t i = 0; i < n; i++) {
     dst[i] = xs ? xs[i] : NULL;
-    if (dst[i]) TIDE_TRY(tide__check_operand(c, list, i, dst[i]));
-    else if (!optional)
-      return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "%s[%lld] is null", list,
-                        (long long)i + 1);
+    if (dst[i] || !optional) TIDE_TRY(tide__check_operand(c, list, i, dst[i]));
   }
   return TIDE_OK;
 }

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -68,8 +69,9 @@ static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 
 int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 {
-  tide_tensor *p = NULL, *q = NULL, *y = NULL, *z = NULL;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
+  tide_tensor *p = NULL, *q = NULL, *y = NULL, *z = NULL;
   if (a->ndim < 1 || b->ndim < 1)
     return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "expected at least 1 dim on both sides, got "
                       "%d and %d", a->ndim, b->ndim);

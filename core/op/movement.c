@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -110,9 +111,10 @@ static int movement_dim_of(tide_tensor *x, int dim, const char *op)
 
 int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   int32_t order[TIDE_MAX_DIM];
   int a = movement_dim_of(x, dim0, "transpose"), b = movement_dim_of(x, dim1, "transpose");
-  *out = NULL;
   if (a < 0 || b < 0) return TIDE_E_ARG;
   for (int d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
   return tide_permute(out, x, x->ndim, order);
@@ -168,8 +170,9 @@ static int drop_dim(tide_tensor **out, tide_tensor *x, int d)
 
 int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
 {
-  tide_tensor *s;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  tide_tensor *s;
   int d = movement_dim_of(x, dim, "select");
   if (d < 0) return d;
   int64_t i = index < 0 ? index + x->shape[d] : index;
@@ -184,8 +187,9 @@ int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
 
 int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
 {
-  int64_t shape[TIDE_MAX_DIM];
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  int64_t shape[TIDE_MAX_DIM];
   int d = tide__resolve_dim(dim, x->ndim + 1);
   if (d < 0 || x->ndim == TIDE_MAX_DIM)
     return tide__fail(x->ctx, TIDE_E_ARG, "unsqueeze", "dim: %d does not fit a tensor of %d dims "
@@ -197,6 +201,7 @@ int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
 {
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   int d = movement_dim_of(x, dim, "squeeze");
   if (d < 0) return d;
   if (x->shape[d] != 1)

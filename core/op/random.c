@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
@@ -15,6 +16,7 @@
 
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   ctx->rng_seed = seed;
   ctx->rng_stream = stream;
   ctx->rng_offset = offset;
@@ -23,6 +25,7 @@ int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset)
 
 int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offset)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (seed) *seed = ctx->rng_seed;
   if (stream) *stream = ctx->rng_stream;
   if (offset) *offset = ctx->rng_offset;
@@ -135,12 +138,14 @@ static int check_args(tide_tensor *t, const char *op, bool good, const char *exp
 
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   TIDE_TRY(check_args(t, "uniform_", lo <= hi, "finite lo <= hi", lo, hi));
   return random_fill(t, TIDE_OP_UNIFORM_, attrs, (k_random_attrs){.a = lo, .b = hi});
 }
 
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   TIDE_TRY(check_args(t, "normal_", std >= 0, "a finite mean and std >= 0", mean, std));
   return random_fill(t, TIDE_OP_NORMAL_, attrs, (k_random_attrs){.a = mean, .b = std});
 }
@@ -148,6 +153,7 @@ int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attr
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
                        const tide_random_attrs *attrs)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   TIDE_TRY(check_args(t, "trunc_normal_", std >= 0, "a finite mean and std >= 0", mean, std));
   TIDE_TRY(check_args(t, "trunc_normal_", lo < hi, "finite lo < hi", lo, hi));
   return random_fill(t, TIDE_OP_TRUNC_NORMAL_, attrs,
@@ -165,9 +171,10 @@ static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const 
 
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   k_random_attrs k = {.a = p};
   tide_tensor *place;
-  *out = NULL;
   TIDE_TRY(tide__check_float(x, "dropout", "x"));
   if (!(p >= 0 && p < 1))
     return tide__fail(x->ctx, TIDE_E_ARG, "dropout", "p: expected a number in [0, 1), got %g", p);

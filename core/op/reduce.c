@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
@@ -83,6 +84,7 @@ static int accumulator(int dtype) { return tide__dtype_is_float(dtype) ? dtype :
 
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "sum"));
   return reduce_over(out, TIDE_OP_SUM, x, mask, keepdim, accumulator(x->dtype));
@@ -90,6 +92,7 @@ int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, b
 
 int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "prod"));
   return reduce_over(out, TIDE_OP_PROD, x, mask, keepdim, accumulator(x->dtype));
@@ -97,6 +100,7 @@ int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, 
 
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "mean"));
   TIDE_TRY(tide__check_float(x, "mean", "x"));
@@ -113,16 +117,19 @@ static int extremum(tide_tensor **out, int op, tide_tensor *x, int ndim, const i
 
 int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   return extremum(out, TIDE_OP_AMAX, x, ndim, dims, keepdim);
 }
 
 int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   return extremum(out, TIDE_OP_AMIN, x, ndim, dims, keepdim);
 }
 
 int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "any"));
   return reduce_over(out, TIDE_OP_ANY, x, mask, keepdim, TIDE_BOOL);
@@ -130,6 +137,7 @@ int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, b
 
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   uint32_t mask;
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, "all"));
   return reduce_over(out, TIDE_OP_ALL, x, mask, keepdim, TIDE_BOOL);
@@ -145,11 +153,13 @@ static int arg_extremum(tide_tensor **out, int op, tide_tensor *x, int dim, bool
 
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   return arg_extremum(out, TIDE_OP_ARGMAX, x, dim, keepdim);
 }
 
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   return arg_extremum(out, TIDE_OP_ARGMIN, x, dim, keepdim);
 }
 

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/device/async_copy.h"
@@ -61,6 +62,7 @@ static int download(tide_tensor *t, void *data, size_t n, const char *op)
 int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                     const int64_t *shape, const void *data, size_t nbytes)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "from_bytes"));
   if ((int64_t)nbytes != byte_size(*out) || (nbytes && !data))
     return tide__created(out, tide__fail(ctx, TIDE_E_ARG, "from_bytes",
@@ -86,6 +88,7 @@ static int dense(tide_tensor **out, tide_tensor *t, const char *op)
 
 int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   tide_tensor *d;
   if ((int64_t)nbytes != byte_size(t))
     return tide__fail(t->ctx, TIDE_E_ARG, "to_bytes", "the tensor has %lld bytes, the buffer %zu",
@@ -125,11 +128,13 @@ static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
 
 int tide_to_doubles(tide_tensor *t, double *data, int64_t n)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   return to_doubles(t, data, n, "to_doubles");
 }
 
 int tide_item(tide_tensor *t, double *value)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   *value = 0;
   if (tide__tensor_numel(t) != 1)
     return tide__fail(t->ctx, TIDE_E_SHAPE, "item", "expected one element, got %s",
@@ -141,8 +146,9 @@ int tide_item(tide_tensor *t, double *value)
  * upload or download. There is one device that is not the host. */
 int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
 {
-  tide_tensor *d;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  tide_tensor *d;
   if (!tide__device_get(t->ctx, device, "to_device")) return TIDE_E_DEVICE;
   if (t->storage->device == device) {
     *out = t;
@@ -165,12 +171,17 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
 
 /* ---- asynchronous copies --------------------------------------------------------------------- */
 
-int tide_is_pinned(const tide_tensor *t) { return t->storage->pinned; }
+int tide_is_pinned(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return t->storage->pinned;
+}
 
 int tide_pin_memory(tide_tensor **out, tide_tensor *t)
 {
-  tide_tensor *d;
   *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  tide_tensor *d;
   if (t->storage->pinned) {
     *out = t;
     return tide_tensor_retain(t);
@@ -200,9 +211,10 @@ static int start_copy(tide_tensor **out, tide_tensor *d, int device)
 
 int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   const char *op = "to_device_async";
   tide_tensor *d;
-  *out = NULL;
   if (!tide__device_get(t->ctx, device, op)) return TIDE_E_DEVICE;
   int from = t->storage->device;
   const tide__device *list = t->ctx->devices->device;
@@ -227,6 +239,7 @@ int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
 
 int tide_sync(tide_ctx *ctx, int device)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__device *d = tide__device_get(ctx, device, "sync");
   if (!d) return TIDE_E_DEVICE;
   if (!d->backend->sync) return TIDE_OK;

@@ -5,6 +5,7 @@
  */
 #include <math.h>
 
+#include "core/base/door.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -110,6 +111,8 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
                 tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
                 const tide_adamw_attrs *attrs)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(TENSOR, g_scale), TIDE_MAYBE(TENSOR, rates),
+            TIDE_MAYBE(TENSOR, found_inf));
   tide__call c;
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n, &j));
@@ -152,6 +155,8 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
               tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(TENSOR, g_scale), TIDE_MAYBE(TENSOR, rates),
+            TIDE_MAYBE(TENSOR, found_inf));
   tide__call c;
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n, &j));
@@ -172,9 +177,10 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
               bool squared)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__call c;
   tide__lists j;
-  *out = NULL;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_NORM, n, n, 1, &j));
   int rc = TIDE_OK;
   if (p != 1 && p != 2 && !(isinf(p) && p > 0))
@@ -207,6 +213,7 @@ int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm)
 
 int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_OBJECT(TENSOR, factor));
   tide__call c;
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SCALE_ALL_, n, 1, n, &j));

@@ -5,11 +5,13 @@
  * gradients of leaves, move to the enclosing scope or out of all scopes.
  */
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/status.h"
 #include "core/tensor/tensor.h"
 
 int tide_scope_push(tide_ctx *ctx)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   struct tide__scope *s = tide__alloc(ctx, sizeof *s);
   if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "scope_push", "no host memory for a scope");
   s->outer = ctx->scope;
@@ -20,6 +22,8 @@ int tide_scope_push(tide_ctx *ctx)
 
 int tide_scope_pop(tide_ctx *ctx, int depth, tide_tensor *const *keep, int64_t nkeep)
 {
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_TRY(tide__check_tensors(ctx, "scope_pop", "keep", nkeep, keep));
   struct tide__scope *s = ctx->scope;
   if (!s) return tide__fail(ctx, TIDE_E_STATE, "scope_pop", "no scope is open");
   if (s->depth != depth)

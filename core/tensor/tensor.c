@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/dtype.h"
-#include "core/base/foreign.h"
+#include "core/base/object.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/device/async_copy.h"
@@ -16,9 +17,10 @@ struct tide__tensor_pool { tide_tensor *free; };
 static tide_tensor *handle(tide_ctx *ctx)
 {
   if (!ctx->tensors && !(ctx->tensors = tide__alloc(ctx, sizeof *ctx->tensors))) return NULL;
-  tide_tensor *t = ctx->tensors->free;
+  tide_tensor *t = ctx->params.reuse ? ctx->tensors->free : NULL;
   if (t) ctx->tensors->free = t->next;
   else if (!(t = tide__alloc(ctx, sizeof *t))) return NULL;
+  t->tag = TIDE__TAG(TIDE__KIND_TENSOR);
   t->refs = 1;
   t->ctx = ctx;
   t->storage = NULL;
@@ -38,6 +40,7 @@ static void tensor_recycle(tide_tensor *t)
   if (t->node || t->grad) ctx->recorder->forget(t);
   tide__storage_release(t->storage);
   t->storage = NULL;
+  t->tag = ~t->tag;
   t->next = ctx->tensors->free;
   ctx->tensors->free = t;
   ctx->stats.ntensor--;
@@ -136,6 +139,7 @@ int tide__tensor_alias(tide_tensor **out, tide_tensor *t)
 
 int tide_tensor_retain(tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   t->refs++;
   return TIDE_OK;
 }
@@ -158,14 +162,14 @@ static void release_owned(tide_tensor *t, int64_t n)
 
 void tide_tensor_release(tide_tensor *t)
 {
-  if (!t) return;
+  if (!tide__alive(t, TIDE__KIND_TENSOR)) return;
   if (pthread_equal(pthread_self(), t->ctx->owner)) release_owned(t, 1);
   else push_foreign(t);
 }
 
 void tide__tensor_drain(tide_ctx *ctx)
 {
-  tide__foreign_settle(ctx);
+  tide__objects_settle(ctx);
   if (!atomic_load_explicit(&ctx->foreign, memory_order_relaxed)) return;
   tide_tensor *t = atomic_exchange_explicit(&ctx->foreign, NULL, memory_order_acquire);
   while (t) {
@@ -177,6 +181,7 @@ void tide__tensor_drain(tide_ctx *ctx)
 
 int tide_tensor_drop(tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   if (t->storage->pins > 0)
     return tide__fail(t->ctx, TIDE_E_STATE, "tensor_drop", "an asynchronous collective is using "
                       "the bytes; wait for it first");
@@ -189,12 +194,14 @@ int tide_tensor_drop(tide_tensor *t)
 
 int tide_tensor_restore(tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   tide__tensor_drain(t->ctx);
   return tide__storage_restore(t->storage);
 }
 
 int tide_tensor_refilled(tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   if (t->storage->gone)
     return tide__fail(t->ctx, TIDE_E_GONE, "tensor_refilled", "the bytes are absent; restore and "
                       "fill them first");
@@ -204,40 +211,84 @@ int tide_tensor_refilled(tide_tensor *t)
   return TIDE_OK;
 }
 
-tide_ctx *tide_tensor_ctx(const tide_tensor *t) { return t->ctx; }
-int tide_tensor_ndim(const tide_tensor *t) { return t->ndim; }
+tide_ctx *tide_tensor_ctx(const tide_tensor *t)
+{
+  if (t && t->tag == ~TIDE__TAG(TIDE__KIND_TENSOR)) return t->ctx;
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(TENSOR, t));
+  return t->ctx;
+}
+
+int tide_tensor_ndim(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return t->ndim;
+}
 
 int64_t tide_tensor_dim(const tide_tensor *t, int dim)
 {
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
   dim = tide__resolve_dim(dim, t->ndim);
   return dim < 0 ? -1 : t->shape[dim];
 }
 
 int64_t tide_tensor_stride(const tide_tensor *t, int dim)
 {
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
   dim = tide__resolve_dim(dim, t->ndim);
   return dim < 0 ? -1 : t->stride[dim];
 }
 
-int64_t tide_tensor_numel(const tide_tensor *t) { return tide__tensor_numel(t); }
-int tide_tensor_dtype(const tide_tensor *t) { return t->dtype; }
-int tide_tensor_device(const tide_tensor *t) { return t->storage->device; }
-double tide_tensor_id(const tide_tensor *t) { return t->id; }
-int64_t tide_tensor_version(const tide_tensor *t) { return t->storage->version; }
-int tide_tensor_is_gone(const tide_tensor *t) { return t->storage->gone; }
+int64_t tide_tensor_numel(const tide_tensor *t)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
+  return tide__tensor_numel(t);
+}
+
+int tide_tensor_dtype(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return t->dtype;
+}
+
+int tide_tensor_device(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return t->storage->device;
+}
+
+double tide_tensor_id(const tide_tensor *t)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
+  return t->id;
+}
+
+int64_t tide_tensor_version(const tide_tensor *t)
+{
+  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
+  return t->storage->version;
+}
+
+int tide_tensor_is_gone(const tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  return t->storage->gone;
+}
 
 int tide_tensor_is_contiguous(const tide_tensor *t)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   return tide__is_contiguous(t->ndim, t->shape, t->stride);
 }
 
 int tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b)
 {
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
   return a->storage == b->storage;
 }
 
 void *tide_tensor_data(tide_tensor *t)
 {
+  TIDE_DOOR_OR(NULL, TIDE_OBJECT(TENSOR, t));
   tide__device *d = &t->ctx->devices->device[t->storage->device];
   if (!d->backend->host) return NULL;
   if (t->storage->copy && tide__async_copy_wait(t->storage) < 0) return NULL;

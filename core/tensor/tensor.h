@@ -14,8 +14,10 @@ struct tide__node;
 struct tide__call;
 
 struct tide_tensor {
+  uint32_t tag;                  /* TIDE__TAG of its kind, its complement once released */
+  int32_t node_out;              /* which output of node this is */
+  tide_ctx *ctx;                 /* counted; tag and ctx lie as in tide__head (base/door.h) */
   int64_t refs;
-  tide_ctx *ctx;
   tide__storage *storage;
   int64_t offset;                /* elements */
   int64_t shape[TIDE_MAX_DIM];
@@ -23,7 +25,6 @@ struct tide_tensor {
   int32_t ndim, dtype;
   double  id;
   bool    requires_grad;         /* a marked leaf */
-  int32_t node_out;              /* its output number of node */
   struct tide__node *node;       /* counted: the recorded op that made it, or null */
   tide_tensor *grad;             /* counted: accumulated gradient of a leaf */
   tide_tensor *next;             /* free list, or the stack of foreign releases */

@@ -9,6 +9,7 @@ local function run(text)
    local out, status = child(text)
    assert.equal(0, status, out)
    assert.is_truthy(out:find('done', 1, true), out)
+   assert.is_nil(out:find('WRONG', 1, true), out)
 end
 
 -- A loop over `body`, which sees i; meanwhile finalizers run `inside`.
@@ -81,6 +82,58 @@ describe('a finalizer within a compiled loop', function()
          v:mul(3):sum():backward()
          return v.grad
       ]], 6000)
+   end)
+end)
+
+describe('a finalizer at the end of the Lua state', function()
+   local program = 'assert(loadfile "spec/support/ending_program.lua")(%d)'
+
+   it('sees released objects and open contexts, in any order of any kind of object', function()
+      for _ = 1, 12 do run(program:format(math.random(1e6))) end
+   end)
+
+   it('sees them on ranks, whose states are closed while the process goes on', function()
+      run(([[
+         local host = require 'tide.ffi.host'
+         for i = 1, 4 do
+            local rows = host.try(2, {}, %q)
+            for _, row in ipairs(rows) do
+               if row.status ~= 'OK' then error(tostring(row.message)) end
+            end
+         end
+         print 'done'
+      ]]):format('local rank = ... ; ' .. program:format(7):gsub('%(7%)', '(rank + 5)')))
+   end)
+
+   it('leaves nothing in the context of a host that opens and closes states', function()
+      run [[
+         local ffi = require 'ffi'
+         local C = require('tide.ffi.lib').C
+         local H = require('tide.ffi.lib').load 'tide_host'
+         ffi.cdef 'int tide_lua_open(void **, void *, const char *, char *, size_t);'
+         ffi.cdef('int tide_lua_run_string(void *, const char *, size_t, const char *, int, '
+            .. 'void *);')
+         ffi.cdef 'const char *tide_lua_message(void *); void lua_close(void *);'
+         local ctx, text = ffi.new 'tide_ctx *[1]', ffi.new 'char[512]'
+         C.tide_ctx_new(ctx, nil, nil, 0)
+         local code = 'arg = nil; G = newproxy(true); local tide = require "tide"\n'
+            .. 'local x = tide.ones { 3 }; getmetatable(G).__gc = function()\n'
+            .. 'local ok, e = pcall(x.sum, x); if ok or e.code ~= "E_ARG" then print "WRONG" end\n'
+            .. 'KEEP = { tide.ones { 5 }, tide.open {}:ones { 2 } } end'
+         for i = 1, 20 do
+            local L = ffi.new 'void *[1]'
+            assert(H.tide_lua_open(L, ctx[0], '.', text, 512) == 0, ffi.string(text))
+            if H.tide_lua_run_string(L[0], code, #code, '=state', 0, nil) ~= 0 then
+               error(ffi.string(H.tide_lua_message(L[0])))
+            end
+            H.lua_close(L[0])
+            local stats = C.tide_ctx_stats(ctx[0])
+            if stats.nref ~= 1 or stats.ntensor ~= 0 then error 'objects stayed' end
+         end
+         if ffi.string(C.tide_param_get(ctx[0], 'reuse')) ~= '1' then error 'reuse stayed off' end
+         C.tide_ctx_release(ctx[0])
+         print 'done'
+      ]]
    end)
 end)
 

@@ -100,6 +100,7 @@ promise['core/comm/README.md'] = {
 }
 
 promise['core/THREADING.md'] = {
+   { 'Its memory stays with the context', 'ffi/door', 'refuses each wrong handle' },
    { 'Every call on the context', definition = 'asks this of the caller' },
    { 'Contexts share nothing', 'native/thread.c', 'contexts_in_parallel', 'native/thread.c',
       'handed_over' },

@@ -25,9 +25,10 @@ M.exact = 2^53                              -- integers up to here are exact in 
 
 -- ---- scalars ---------------------------------------------------------------------------------
 
--- A live or gone tensor handle of tide; anything else raises.
+-- A tensor handle of tide, its bytes there or gone; anything else, null and released ones too,
+-- raises.
 function M.tensor(op, name, x)
-   if not istype(tensor_t, x) or x == nil then bad(op, name, 'a tensor', x) end
+   if not istype(tensor_t, x) or C.tide_tensor_ndim(x) < 0 then bad(op, name, 'a tensor', x) end
    return x
 end
 

@@ -58,13 +58,13 @@ end
 function M.wrap(box, id)
    local handle = own.handle(box[0], C.tide_comm_release)
    made.n = made.n + 1
-   local comm = setmetatable({
+   local comm = own.adopt(setmetatable({
       id = id or 'world',
       handle = handle, ctx = C.tide_comm_ctx(handle),
       rank = C.tide_comm_rank(handle), size = C.tide_comm_size(handle),
       name = ffi.string(C.tide_comm_name(handle)),
       transport = ffi.string(C.tide_comm_transport(handle)), site = '',
-   }, Comm)
+   }, Comm))
    made[made.n] = comm
    return comm
 end
@@ -103,7 +103,7 @@ local function finish(self, rc, box, value)
    if rc < 0 then own.fail(self.ctx, rc) end
    if box == nil then return value end
    local handle = own.handle(box[0], C.tide_work_release)
-   return setmetatable({ handle = handle, ctx = self.ctx, value = value }, Work)
+   return own.adopt(setmetatable({ handle = handle, ctx = self.ctx, value = value }, Work))
 end
 
 local function check_work(op, self)

@@ -67,15 +67,16 @@ function M.open(opts)
    if rc < 0 then
       return nil, status.new(rc, 'open', ffi.string(text))
    end
-   local handle = own.handle(out[0], C.tide_ctx_release)
+   local handle = out[0]
    if C.tide_device_available(handle, code) ~= 1 then
       local reason = ffi.string(C.tide_error(handle).message)
       local e = status.new(C.TIDE_E_DEVICE, 'open',
          ("device '%s' cannot be used: %s"):format(device, reason))
-      own.finish(handle, C.tide_ctx_release)
+      C.tide_ctx_release(handle)
       return nil, e
    end
    local self = wrap(handle, device)
+   own.hold(handle, self)
    if opts.seed then self:seed(opts.seed) end
    return self
 end
@@ -145,19 +146,20 @@ function Context:close()
       and ffi.cast('tide_ctx *', host.ctx) == handle then
       return                                -- borrowed from the host
    end
-   own.finish(handle, C.tide_ctx_release)
+   own.let_go(handle, self)
 end
 
 -- ---- state of a context ----------------------------------------------------------------------
 
 -- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost. Tensors of the null device count in planned, since and since_peak.
+-- ntensor, nnode, nop, nhost, nref. Tensors of the null device count in planned, since and
+-- since_peak.
 function Context:stats()
    local s = C.tide_ctx_stats(handle_of(self, 'stats'))
    return {
       live = tonumber(s.live), peak = tonumber(s.peak), cached = tonumber(s.cached),
       debt = tonumber(s.debt), ntensor = tonumber(s.ntensor), nnode = tonumber(s.nnode),
-      nop = tonumber(s.nop), nhost = tonumber(s.nhost),
+      nop = tonumber(s.nop), nhost = tonumber(s.nhost), nref = tonumber(s.nref),
       since = tonumber(s.since), since_peak = tonumber(s.since_peak),
       planned = tonumber(s.planned),
    }

@@ -36,17 +36,24 @@ function M.group(nrank, opts)
    local rc = C.tide_group_new(box, nrank, o, text, 256)
    if rc < 0 then status.raise(rc, 'comm.group', ffi.string(text)) end
    local handle = own.handle(box[0], C.tide_group_release)
-   return setmetatable({ handle = handle, size = nrank }, Group)
+   return own.adopt(setmetatable({ handle = handle, size = nrank }, Group))
+end
+
+local function group_of(self, op)
+   if not self.handle then
+      status.raise(C.TIDE_E_STATE, op, 'the group was released: its Lua state is closing')
+   end
+   return self.handle
 end
 
 -- A number that another Lua state of this process can pass to join while this group is alive.
-function Group:address() return tonumber(ffi.cast('intptr_t', self.handle)) end
+function Group:address() return tonumber(ffi.cast('intptr_t', group_of(self, 'address'))) end
 
 -- Reports the end of a rank's program: a success, or a failure with a message.
 function Group:leave(rank, message)
    arg.int('comm.leave', 'rank', rank, 0, self.size - 1)
    local rc = message and C.TIDE_E_HOST or 0
-   C.tide_group_leave(self.handle, rank, rc, message and tostring(message) or nil)
+   C.tide_group_leave(group_of(self, 'comm.leave'), rank, rc, message and tostring(message) or nil)
 end
 
 -- A Group from its address or from a host's light userdata.
@@ -57,7 +64,7 @@ function M.group_at(pointer)
       bad('comm.join', 'group', 'a group, or the address of one', pointer)
    end
    handle = own.handle(handle, C.tide_group_release)
-   return setmetatable({ handle = handle, size = C.tide_group_size(handle) }, Group)
+   return own.adopt(setmetatable({ handle = handle, size = C.tide_group_size(handle) }, Group))
 end
 
 -- This state's rank of a group. ctx: a Context, nil for the default one. group nil: one rank.
@@ -65,8 +72,8 @@ function M.join(ctx, group, rank)
    local handle = (ctx or ctx_of.default()).handle
    if group ~= nil and getmetatable(group) ~= Group then group = M.group_at(group) end
    rank = arg.int('comm.join', 'rank', rank or 0, 0, 2^31 - 1)
-   local box = new_box()
-   own.check(handle, C.tide_comm_join(box, handle, group and group.handle or nil, rank))
+   local box, of = new_box(), group and group_of(group, 'comm.join') or nil
+   own.check(handle, C.tide_comm_join(box, handle, of, rank))
    return comm.wrap(box)
 end
 

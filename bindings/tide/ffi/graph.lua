@@ -123,7 +123,8 @@ function M.capture(device, fn, settle)
       end
    end
    if not good then error(result, 0) end
-   return setmetatable({ handle = handle, ctx = ctx, result = result, turns = turns }, Graph)
+   return own.adopt(setmetatable({ handle = handle, ctx = ctx, result = result, turns = turns },
+      Graph))
 end
 
 -- Enqueues the recorded step again; returns its result. The host does not wait.

@@ -181,7 +181,7 @@ function M.lock(path)
    local rc = own.check(ctx, C.tide_path_lock(box, ctx, path_of('lock', 'path', path)))
    if rc == C.TIDE_MORE then return nil end
    local h = own.handle(box[0], C.tide_lock_release)
-   return setmetatable({ handle = h }, Lock)
+   return own.adopt(setmetatable({ handle = h }, Lock))
 end
 
 -- ---- hashes ------------------------------------------------------------------------------------

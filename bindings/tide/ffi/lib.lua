@@ -131,6 +131,19 @@ end
 M.C = state.C
 M.path = state.path
 
+-- A closing state finalizes namespaces, too: LuaJIT then closes the library, and functions that
+-- were not called before are no longer found. Finalizers of the user may still call some, so this
+-- namespace keeps its handle. The library itself stays loaded in any case (nodelete in
+-- CMakeLists.txt).
+if not state.keeps_library then
+   local meta = debug.getmetatable(state.C)
+   local close = meta.__gc
+   function meta.__gc(namespace)
+      if namespace ~= state.C then return close(namespace) end
+   end
+   state.keeps_library = true
+end
+
 -- Runs fn once for the life of the Lua state, also when modules are loaded again.
 function M.once(name, fn)
    state.done = state.done or {}

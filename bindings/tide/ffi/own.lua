@@ -69,6 +69,116 @@ local function settle(ctx)
 end
 M.settle = settle
 
+-- ---- the end of the Lua state ----------------------------------------------------------------
+
+-- lua_close finalizes every cdata and then, in up to ten rounds, userdata, newest first: finalizers
+-- of the user run when tide's handles are released. C refuses a released handle as long as its
+-- context lives, so contexts live to the last round, and their parameter reuse is 0. What is made
+-- meanwhile gets no finalizer from LuaJIT; it stands in `late`.
+--
+-- wrappers: tables whose field `handle` becomes nil at the end. held: { ctx =, gone = } of a
+-- context, by address. borrowed: the host's contexts, with the value of reuse that they get back.
+-- late: nil while the state is open, then a list of { handle =, release = }.
+lib.state.ending = lib.state.ending or {
+   wrappers = setmetatable({}, { __mode = 'k' }), held = {}, borrowed = {}, round = 0,
+}
+local ending = lib.state.ending
+local last_round = 9
+local noting = false                        -- tracking, or ending.late
+
+-- An object that the collector knows; fn runs when it is dropped.
+local function proxy(fn)
+   local p = newproxy(true)
+   getmetatable(p).__gc = fn
+   return p
+end
+
+-- The first finalizer of a closing state that is tide's own.
+function ending.begin()
+   ending.late, noting = {}, true
+   for w in each(ending.wrappers) do w.handle = nil end
+   for _, row in each(ending.held) do C.tide_param_set(row.ctx, 'reuse', '0') end
+   for ctx in each(limits) do
+      if not ending.held[address(ctx)] then
+         ending.borrowed[ctx] = ffi.string(C.tide_param_get(ctx, 'reuse'))
+         C.tide_param_set(ctx, 'reuse', '0')
+      end
+   end
+end
+
+-- Once in each round.
+local function tick()
+   ending.round = ending.round + 1
+   if ending.round < last_round then
+      ending.clock = proxy(tick)
+      return
+   end
+   for i = #ending.late, 1, -1 do ending.late[i].release(ending.late[i].handle) end
+   for ctx, reuse in each(ending.borrowed) do C.tide_param_set(ctx, 'reuse', reuse) end
+   for _, row in each(ending.held) do C.tide_ctx_release(row.ctx) end
+   ending.late, ending.held = {}, {}
+end
+
+lib.once('ending', function()
+   ending.mark = ffi.gc(ffi.new 'char[1]', function() ending.begin() end)
+   ending.clock = proxy(tick)
+end)
+
+-- Gives the handle of a context back if nothing else keeps the context. row: of ending.held.
+-- Returns whether it needs no further look.
+local function let_go(row)
+   if row.gone or ending.late then return true end
+   if C.tide_ctx_stats(row.ctx).nref > 1 then return false end
+   row.gone, ending.held[address(row.ctx)] = true, nil
+   C.tide_ctx_release(row.ctx)
+   return true
+end
+
+-- Looks at the context in each collection after `wrapper`, or its field handle, has gone.
+local function guard(row, wrapper)
+   local weak = setmetatable({ wrapper }, { __mode = 'v' })
+   local function look_at()
+      local w = weak[1]
+      if w and w.handle then
+         w.guard = proxy(look_at)           -- a finalizer of the user has brought it back
+      elseif not let_go(row) then
+         proxy(look_at)
+      end
+   end
+   wrapper.guard = proxy(look_at)
+end
+
+-- Takes over the handle of a context: it goes some time after wrapper, when no object of the
+-- context is left, and not before the finalizers of a closing state are through.
+function M.hold(ctx, wrapper)
+   local row = { ctx = ctx }
+   ending.held[address(ctx)] = row
+   if ending.late then C.tide_param_set(ctx, 'reuse', '0') end
+   guard(row, wrapper)
+end
+
+-- The wrapper is closed: its context goes now, or when a collection finds no object of it. While
+-- LuaJIT does not compile the state may be closing (lua_close switches the compiler off first), and
+-- a finalizer of the user may be running before ending.begin has: then it goes later.
+function M.let_go(ctx, wrapper)
+   wrapper.guard = nil
+   if jit.status() then let_go(ending.held[address(ctx)]) end
+end
+
+-- From the end of the Lua state on wrapper.handle is nil. Returns the wrapper.
+function M.adopt(wrapper)
+   ending.wrappers[wrapper] = true
+   return wrapper
+end
+
+local function no_longer_late(handle)
+   for i, row in ipairs(ending.late) do
+      if row.handle == handle then return table.remove(ending.late, i) end
+   end
+end
+
+-- ---- tensors and other handles ---------------------------------------------------------------
+
 local function remember(t)
    for level = 3, 60 do
       local info = debug.getinfo(level, 'Sl')
@@ -80,10 +190,17 @@ local function remember(t)
    end
 end
 
+local function note(t)
+   if tracking then remember(t) end
+   if ending.late then
+      ending.late[#ending.late + 1] = { handle = t, release = C.tide_tensor_release }
+   end
+end
+
 -- Returns the tensor in a box, owned: attaches the finalizer, settles the debt when due.
 local function take(box)
    local t = ffi.gc(box[0], C.tide_tensor_release)
-   if tracking then remember(t) end
+   if noting then note(t) end
    local ctx = C.tide_tensor_ctx(t)
    if C.tide_ctx_stats(ctx).debt >= look then settle(ctx) end
    return t
@@ -143,14 +260,21 @@ function M.check_t(t, rc)
 end
 
 -- Finalizers of the other handle types. finish(h, release) releases now instead of later.
-function M.handle(h, release) return ffi.gc(h, release) end
+function M.handle(h, release)
+   if ending.late then ending.late[#ending.late + 1] = { handle = h, release = release } end
+   return ffi.gc(h, release)
+end
 -- Releases a handle now; nothing is left for the collector.
-function M.finish(h, release) release(ffi.gc(h, nil)) end
+function M.finish(h, release)
+   if ending.late then no_longer_late(h) end
+   release(ffi.gc(h, nil))
+end
 
 -- Creation sites: on costs a stack walk for each tensor. sites() lists those of tensors that are
 -- reachable or not yet collected, largest first: {site=, count=, bytes=}.
 function M.track(on)
    tracking = on and true or false
+   noting = tracking or ending.late ~= nil
    sites = setmetatable({}, { __mode = 'k' })
 end
 

@@ -116,7 +116,7 @@ function M.save_async(path, tensors)
    local box = new_saving_box()
    own.check(ctx, C.tide_saving_begin(box, ctx, path, #names, c_strings(names), handles))
    local handle = own.handle(box[0], C.tide_saving_release)
-   return setmetatable({ handle = handle, ctx = ctx, path = path }, Saving)
+   return own.adopt(setmetatable({ handle = handle, ctx = ctx, path = path }, Saving))
 end
 
 -- Whether the file is written, or has failed.
@@ -164,8 +164,8 @@ function M.open(path, opts)
    for i = 0, tonumber(C.tide_file_meta_count(h)) - 1 do
       metadata[ffi.string(C.tide_file_meta_key(h, i))] = ffi.string(C.tide_file_meta_value(h, i))
    end
-   return setmetatable({ handle = h, path = path, metadata = metadata, context = context,
-      ctx = context.handle }, File)
+   return own.adopt(setmetatable({ handle = h, path = path, metadata = metadata,
+      context = context, ctx = context.handle }, File))
 end
 
 local function open_handle(self, op)

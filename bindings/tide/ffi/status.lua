@@ -18,6 +18,7 @@ local M = {
 function errors.show_cdata(v)
    if ffi.istype('tide_tensor *', v) then
       if v == nil then return 'a null tensor' end
+      if C.tide_tensor_ndim(v) < 0 then return 'a tensor that was released' end
       local dims = {}
       for i = 1, C.tide_tensor_ndim(v) do
          dims[i] = tostring(tonumber(C.tide_tensor_dim(v, i - 1)))

@@ -192,7 +192,9 @@ local new_text = ffi.typeof 'char[4096]'
 
 -- Shape, dtype, device, head and tail of the data.
 function methods.tostring(x)
-   if ffi.istype('tide_tensor *', x) and x == nil then return 'null tensor' end
+   if ffi.istype('tide_tensor *', x) and C.tide_tensor_ndim(x) < 0 then
+      return x == nil and 'null tensor' or 'released tensor'
+   end
    tensor('tostring', 'x', x)
    local text = new_text()
    check(x, C.tide_tensor_format(x, text, 4096, 1))
@@ -370,7 +372,7 @@ local function index(x, key)
    if method then return method end
    local prop = props[key]
    if prop then
-      if x == nil then bad('tensor', 'x', 'a tensor', x) end
+      if C.tide_tensor_ndim(x) < 0 then bad('tensor', 'x', 'a tensor', x) end
       return prop(x)
    end
    return unknown(key)
@@ -384,7 +386,7 @@ local function newindex(_, key)
 end
 
 local function length(x)
-   if x == nil or C.tide_tensor_ndim(x) == 0 then
+   if C.tide_tensor_ndim(x) <= 0 then
       status.raise(C.TIDE_E_SHAPE, 'len', '# needs a tensor with at least one dim')
    end
    return tonumber(C.tide_tensor_dim(x, 0))

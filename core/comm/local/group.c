@@ -8,7 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/base/door.h"
 #include "core/base/fork.h"
+#include "core/base/status.h"
 #include "core/comm/local/local.h"
 
 /* ---- the state of a communicator ------------------------------------------------------------- */
@@ -126,8 +128,6 @@ void tide_group_opts_init(tide_group_opts *opts)
   *opts = (tide_group_opts){.size = sizeof *opts, .timeout = 600};
 }
 
-#define GROUP_MAGIC UINT64_C(0x7469646567727570)
-
 static int usable_cores(void)
 {
   cpu_set_t set;
@@ -155,7 +155,7 @@ static int group_check_opts(int nrank, const tide_group_opts *o, char *msg, size
 
 static void group_destroy(tide_group *g)
 {
-  g->magic = 0;
+  g->tag = ~g->tag;
   if (g->world) tide__local_drop(g->world);
   pthread_mutex_destroy(&g->lock);
   tide__fork_mark_release(g->mark);
@@ -189,7 +189,7 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   tide_group *g = calloc(1, sizeof *g);
   if (!g) return group_refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
   atomic_init(&g->refs, 1);
-  g->magic = GROUP_MAGIC;
+  g->tag = TIDE__TAG(TIDE__KIND_GROUP);
   g->nrank = nrank;
   g->timeout = o.timeout;
   g->spin = nrank <= usable_cores() ? SPIN : 0;
@@ -213,22 +213,29 @@ static bool is_mapped(const void *p, size_t n)
 static bool is_group(const tide_group *group)
 {
   return group && (uintptr_t)group % _Alignof(tide_group) == 0 && is_mapped(group, sizeof *group) &&
-         group->magic == GROUP_MAGIC;
+         tide__alive(group, TIDE__KIND_GROUP);
 }
 
 int tide_group_retain(tide_group *group)
 {
-  if (!is_group(group)) return TIDE_E_ARG;
+  if (!is_group(group))
+    return tide__fail(NULL, TIDE_E_ARG, "group_retain", "argument 'group': expected a group that "
+                      "lives");
   atomic_fetch_add(&group->refs, 1);
   return TIDE_OK;
 }
 
 void tide_group_release(tide_group *group)
 {
-  if (group && atomic_fetch_sub(&group->refs, 1) == 1) group_destroy(group);
+  if (!tide__alive(group, TIDE__KIND_GROUP)) return;
+  if (atomic_fetch_sub(&group->refs, 1) == 1) group_destroy(group);
 }
 
-int tide_group_size(const tide_group *group) { return group->nrank; }
+int tide_group_size(const tide_group *group)
+{
+  TIDE_DOOR(TIDE_OBJECT(GROUP, group));
+  return group->nrank;
+}
 
 static bool has_member(const tide__local_comm *s, int rank)
 {
@@ -239,6 +246,7 @@ static bool has_member(const tide__local_comm *s, int rank)
 
 void tide_group_leave(tide_group *group, int rank, int status, const char *message)
 {
+  TIDE_DOOR_OR(, TIDE_OBJECT(GROUP, group));
   char text[TIDE__COMM_TEXT];
   if (!group || rank < 0 || rank >= group->nrank) return;
   if (status < 0)

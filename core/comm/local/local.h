@@ -99,7 +99,7 @@ typedef struct tide__owner {
 } tide__owner;
 
 struct tide_group {
-  uint64_t magic;              /* while the group lives */
+  uint32_t tag;                /* TIDE__TAG of its kind (base/door.h) */
   atomic_int refs;
   int nrank, spin;
   double timeout;

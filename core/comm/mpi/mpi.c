@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/base/door.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/comm/move.h"
@@ -213,13 +214,14 @@ static int mpi_check_opts(tide_ctx *ctx, const tide_mpi_opts *o)
 
 int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   char msg[9000] = "";
   tide__mpi *m;
   tide__mpi_comm *s;
   tide__coll c;
   tide_mpi_opts o;
   int host_size;
-  *out = NULL;
   tide_mpi_opts_init(&o);
   if (opts) o = *opts;
   TIDE_TRY(mpi_check_opts(ctx, &o));

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "core/base/alloc.h"
+#include "core/base/door.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/comm/nccl/nccl.h"
@@ -295,12 +296,13 @@ void tide_nccl_opts_init(tide_nccl_opts *opts) { *opts = (tide_nccl_opts){.size 
 
 int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
 {
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, over));
   char msg[512] = "";
   tide_nccl_opts usual;
   tide__nccl_shared *all = NULL;
   tide__nccl_comm *s = NULL;
   tide__nccl_id id = {{0}};
-  *out = NULL;
   TIDE_TRY(tide__comm_check(over, "comm_nccl"));
   tide_nccl_opts_init(&usual);
   if (!opts) opts = &usual;

@@ -80,6 +80,7 @@ typedef struct tide_stats {
   int64_t since;      /* live and planned bytes that were handed out since tide_stats_mark */
   int64_t since_peak; /* the most since has been */
   int64_t planned; /* bytes that live tensors of the null device would have elsewhere */
+  int64_t nref;    /* what keeps the context alive: its handle and the objects made from it */
 } tide_stats;
 
 /* The last failure of a context. Borrowed until the next failing call. */
@@ -108,7 +109,9 @@ void tide_ctx_release(tide_ctx *ctx);
 /* Moves a context to the calling thread, which owns it from here on. The thread that owned it makes
  * no call on it meanwhile. Settles what other threads have released. */
 int  tide_ctx_attach(tide_ctx *ctx);
-/* The last failure; code 0 and empty texts before the first. Calls that succeed leave it. */
+/* The last failure; code 0 and empty texts before the first. Calls that succeed leave it. ctx null:
+ * the last failure on this thread of a call that named no context, because each object given to it
+ * was null or none of tide's. */
 const tide_error_record *tide_error(tide_ctx *ctx);
 const char *tide_status_name(int status); /* "E_SHAPE"; "E_UNKNOWN" for another number. Static. */
 const char *tide_status_text(int status); /* what the status means, one line. Static. */
@@ -204,7 +207,8 @@ int  tide_tensor_restore(tide_tensor *t);
  * E_GONE: still absent; E_STATE: not restored since the last drop. */
 int  tide_tensor_refilled(tide_tensor *t);
 /* What the handle knows of itself, also when its bytes are gone; none of these fails: */
-tide_ctx *tide_tensor_ctx(const tide_tensor *t);       /* borrowed */
+tide_ctx *tide_tensor_ctx(const tide_tensor *t);       /* borrowed; also of a released one, while
+                                                          its context lives */
 int  tide_tensor_ndim(const tide_tensor *t);
 int64_t tide_tensor_dim(const tide_tensor *t, int dim); /* -1 if out of range */
 int64_t tide_tensor_stride(const tide_tensor *t, int dim); /* in elements; -1 if out of range */

@@ -1,0 +1,82 @@
+/* The door of a public function: are its objects alive and of the kind that it wants?
+ *
+ * A function that takes objects begins with TIDE_DOOR, or hands them to tide__begin (op/op.h),
+ * which checks the operands of an op. Code behind the door trusts them.
+ */
+#ifndef TIDE_BASE_DOOR_H
+#define TIDE_BASE_DOOR_H
+
+#include "core/base/ctx.h"
+
+/* First word of a living object. A released one holds the complement. */
+#define TIDE__TAG(kind) (UINT32_C(0x71de0000) + (uint32_t)(kind))
+
+/* What every object begins with. */
+typedef struct tide__head {
+  uint32_t tag;
+  int32_t  other;
+  tide_ctx *ctx;   /* of contexts and groups: something else */
+} tide__head;
+
+/* An object as an argument: may_be_null is set where null means absent. */
+typedef struct tide__arg {
+  const void *object;
+  const char *name;
+  int kind;
+  bool may_be_null;
+} tide__arg;
+
+static inline bool tide__alive(const void *object, int kind)
+{
+  return object && ((const tide__head *)object)->tag == TIDE__TAG(kind);
+}
+
+/* The context of a living object; null: a group has none. */
+static inline const tide_ctx *tide__ctx_of(const void *object, int kind)
+{
+  if (kind == TIDE__KIND_CTX) return object;
+  return kind == TIDE__KIND_GROUP ? NULL : ((const tide__head *)object)->ctx;
+}
+
+/* Whether each argument is alive, of its kind and of the context of those before it. */
+static inline bool tide__admits(const tide__arg *args, int n)
+{
+  const tide_ctx *ctx = NULL;
+  for (int i = 0; i < n; i++) {
+    if (!args[i].object && args[i].may_be_null) continue;
+    if (!tide__alive(args[i].object, args[i].kind)) return false;
+    const tide_ctx *own = tide__ctx_of(args[i].object, args[i].kind);
+    if (ctx && own && own != ctx) return false;
+    if (!ctx) ctx = own;
+  }
+  return true;
+}
+
+/* Records E_ARG about the first argument that is not admitted, in the context of another argument
+ * or of the object itself, else in the thread's record (tide_error(NULL)). func: __func__ of the
+ * public function. Returns E_ARG. */
+int tide__refuse(const char *func, const tide__arg *args, int n);
+/* The same about one operand: "argument 2 was released". ctx may be null. */
+int tide__refuse_operand(tide_ctx *ctx, const char *op, const char *name, const void *object,
+                         int kind);
+
+/* Fails unless xs holds n >= 0 living tensors of ctx. The message says list[i]. */
+int tide__check_tensors(tide_ctx *ctx, const char *op, const char *list, int64_t n,
+                        tide_tensor *const *xs);
+
+#define TIDE_OBJECT(KIND, x) {(x), #x, TIDE__KIND_##KIND, false}
+#define TIDE_MAYBE(KIND, x)  {(x), #x, TIDE__KIND_##KIND, true}
+
+/* Returns `value` unless every argument is admitted. */
+#define TIDE_DOOR_OR(value, ...)                                              \
+  do {                                                                        \
+    const tide__arg tide_args_[] = {__VA_ARGS__};                             \
+    enum { TIDE_NARG_ = sizeof tide_args_ / sizeof tide_args_[0] };           \
+    if (!tide__admits(tide_args_, TIDE_NARG_)) {                              \
+      tide__refuse(__func__, tide_args_, TIDE_NARG_);                         \
+      return value;                                                           \
+    }                                                                         \
+  } while (0)
+#define TIDE_DOOR(...) TIDE_DOOR_OR(TIDE_E_ARG, __VA_ARGS__)
+
+#endif
