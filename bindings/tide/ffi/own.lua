@@ -130,6 +130,7 @@ local function let_go(row)
    if row.gone or ending.late then return true end
    if C.tide_ctx_stats(row.ctx).nref > 1 then return false end
    row.gone, ending.held[address(row.ctx)] = true, nil
+   M.unwatch(row.ctx)
    C.tide_ctx_release(row.ctx)
    return true
 end
