@@ -333,3 +333,19 @@ describe('a tensor where a word is expected', function()
       assert.is_false(err.same(nil, false) or err.same('2', 2))
    end)
 end)
+
+describe('a module with a constructor', function()
+   local tide = require 'tide'
+
+   it('is called for what new makes', function()
+      local opts = { count = 64, seq = 4, batch = 2, seed = 3 }
+      assert.same(tide.data.sampler.new(opts):next(), tide.data.sampler(opts):next())
+      assert.equal(getmetatable(tide.train.progress.new { steps = 1, sink = function() end }),
+         getmetatable(tide.train.progress { steps = 1, sink = function() end }))
+   end)
+
+   it('keeps a call of its own, and the others have none', function()
+      assert.is_table(tide.parallel.recompute)
+      assert.is_false(pcall(tide.nn.weight, {}))
+   end)
+end)

@@ -279,6 +279,7 @@ promise['lua/guide/ranks.md'] = {
 }
 
 promise['lua/README.md'] = {
+   { 'Objects are made by a call', 'lua/util', 'is called for what new makes' },
    { 'No file here calls C', 'meta/layer', 'of the Lua library: no FFI calls', 'meta/state',
       'of the Lua library: no globals' },
    { 'cuda whether there is a GPU', definition = 'names that are not needed' },
