@@ -335,8 +335,6 @@ describe('a tensor where a word is expected', function()
 end)
 
 describe('a module with a constructor', function()
-   local tide = require 'tide'
-
    it('is called for what new makes', function()
       local opts = { count = 64, seq = 4, batch = 2, seed = 3 }
       assert.same(tide.data.sampler.new(opts):next(), tide.data.sampler(opts):next())
