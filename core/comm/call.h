@@ -26,7 +26,7 @@ struct tide__coll;
 
 /* What must be equal on all ranks. Compared as bytes: it has no padding. */
 typedef struct tide__call_same {
-  int8_t   op, reduce, dtype;  /* reduce, dtype: -1 if there is none */
+  int8_t   op, reduce, dtype;  /* reduce, dtype: -1 if not applicable */
   int8_t   device;             /* number of the device that holds the operands; -1: host memory */
   int32_t  root;               /* -1: none */
   int64_t  count;              /* elements; -1: each pair of ranks has its own */

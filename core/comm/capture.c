@@ -1,9 +1,9 @@
 /* Communicators in captured steps: their side of core/device/capture.h.
  *
- * The one idea: a call in a captured step is made as any other, by the helper thread in its turn,
- * but lands in the recording; whoever made it goes on when it is there. A replay is one call of the
+ * A call in a captured step is made as any other, by the helper thread in its turn,
+ * but is recorded; its caller returns once it is recorded. A replay is one call of the
  * communicator, with a number and a place among the others, and is watched as they are: what fails
- * or never comes is told by whoever looks at the device next.
+ * or never comes is reported by the next use of the device.
  */
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 /* The collectives of tensors as the public sees them: every check a rank can make alone, in one
  * place.
  *
- * The one idea: tensors become pointers, counts and dtypes here; what comes out is a tide__coll
+ * Tensors become pointers, counts and dtypes here; what comes out is a tide__coll
  * that any transport can run without looking. A call that fails here has not touched the others.
  */
 #include "core/base/alloc.h"

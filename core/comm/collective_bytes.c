@@ -1,6 +1,6 @@
 /* Byte strings over ranks: each rank's may have another length, which the others do not know.
  *
- * The one idea: sizes first, in a collective of their own, then the bytes into a blob of that size.
+ * Sizes first, in a collective of their own, then the bytes into a blob of that size.
  * A rank that has no room for what the others are about to send ends the call for all of them.
  *
  * The public functions are described in tide_abi.h.

@@ -1,6 +1,6 @@
 /* Communicators: one handle for every transport, and what a transport must provide.
  *
- * The one idea: a collective is a tide__coll, a description on raw pointers that has passed every
+ * A collective is a tide__coll, a description on raw pointers that has passed every
  * check a rank can make alone. collective.c fills it, comm.c runs it on the transport, on whichever
  * thread that is (the rank's own or the communicator's helper thread), and status and message are
  * left inside. A transport never sees a tensor, a context or Lua.
@@ -39,7 +39,7 @@ typedef struct tide__stream {
 } tide__stream;
 
 typedef struct tide__coll {
-  int32_t op, reduce, dtype;   /* reduce, dtype: -1 if there is none */
+  int32_t op, reduce, dtype;   /* reduce, dtype: -1 if not applicable */
   int32_t root;                /* -1: none */
   int32_t to, from;            /* send_recv: -1 none */
   int64_t count;               /* elements of a rank's part, or of the whole */

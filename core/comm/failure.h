@@ -25,7 +25,7 @@ typedef struct tide__failure {
 
 void tide__failure_init(tide__failure *f, bool (*first)(tide__failure *f, const void *arg));
 void tide__failure_close(tide__failure *f);
-/* Sets the failure if there is none; arg is for `first`. Returns whether there is one now.
+/* Sets the failure unless one is set; arg is for `first`. Returns whether there is one now.
  * Thread-safe. */
 bool tide__failure_set(tide__failure *f, int status, int rank, const char *text, const void *arg);
 /* As above, for a call that ends with it on this rank: an interrupt is answered, so the request is

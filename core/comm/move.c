@@ -1,4 +1,4 @@
-/* What each collective moves to whom. */
+/* What each collective moves to which rank. */
 #include "core/comm/move.h"
 
 enum { LINE = 64 }; /* bytes of a cache line */

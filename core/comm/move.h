@@ -1,4 +1,4 @@
-/* What each collective moves to whom: the only statement of it.
+/* What each collective moves to which rank: the only statement of it.
  *
  * A collective is copies between pairs of ranks (a part) or reductions of which each rank computes
  * one share. Transports differ in how the bytes travel, and in nothing else.

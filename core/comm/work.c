@@ -1,19 +1,19 @@
 /* Asynchronous collectives: a work keeps its operands until the owner has seen it done.
  *
- * The one idea: the helper thread of a communicator takes works from a queue in the order of the
+ * The helper thread of a communicator takes works from a queue in the order of the
  * calls and runs the transport on them; it touches nothing else, neither context nor tensors. It
  * sets `done`; the owner, at its next call, settles the work: record, trace, operands given back.
  * So memory is never reused early, and allocator and reference counts stay with one thread.
  *
  * Where a transport leaves a call on a stream (look in comm.h), it is `issued` when it is there. A
  * call that is to be watched is `done` when the helper has seen its end or its failure; any other
- * is done at once for the helper, and its event says the rest when the owner asks (landed). Who
- * waits for such a work waits until it is issued and makes compute wait for the rest; its operands
- * can go then, as whoever uses their memory next comes later on compute.
+ * is done at once for the helper, and its event tells the owner the rest (landed). A
+ * wait for such a work blocks until it is issued and orders compute after it; its operands can
+ * then be released, as the next use of their memory is later on compute.
  *
  * A work of a captured step is `issued` when it is recorded, and `done` when compute waits for it
  * in the recording: until then a replay may still use its operands when compute goes on. A replay
- * itself is a work without operands that nobody holds.
+ * itself is a work without operands and without a handle.
  *
  * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
  * the queue to empty first, so collectives keep the order of the calls.

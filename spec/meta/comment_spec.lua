@@ -3,9 +3,6 @@
 local lines_of = require('spec.support.files').lines_of
 local read = require('spec.support.files').read
 
--- Folders whose comments still have the old phrasings.
-local old_phrasings = { 'core/comm/' }
-
 local function files(where, ...)
    local names = {}
    for _, p in ipairs { ... } do names[#names + 1] = "-name '*." .. p .. "'" end
@@ -56,13 +53,6 @@ local function phrasing(comment)
    for _, b in ipairs(banned) do
       if text:find(b[2]) then return b[1] end
    end
-end
-
-local function is_old(path)
-   for _, folder in ipairs(old_phrasings) do
-      if path:find(folder, 1, true) == 1 then return true end
-   end
-   return false
 end
 
 -- Every word of C code, comments left out.
@@ -129,7 +119,6 @@ describe('comments', function()
    it('use none of the banned phrasings', function()
       local found = {}
       local function look(path, each)
-         if is_old(path) then return end
          each(read(path), function(text, line)
             local what = phrasing(text)
             if what then found[#found + 1] = ('%s:%d: "%s"'):format(path, line, what) end

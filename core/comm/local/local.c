@@ -1,6 +1,6 @@
 /* The transport of ranks that are threads of one process: they read each other's buffers in place.
  *
- * The one idea: between entry and exit every rank may read the other ranks' descriptions, so no
+ * Between entry and exit every rank may read the other ranks' descriptions, so no
  * byte is staged. A reduction is cut into one share a rank; a rank reads its share from all
  * buffers, in rank order, and writes the result to all of them: each byte is read once and written
  * once, the least an all-reduce can do. The other collectives copy straight from where the data

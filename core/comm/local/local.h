@@ -1,6 +1,6 @@
 /* Ranks that are threads of one process: the state that they share, and the group it belongs to.
  *
- * The one idea: each rank has a slot that only it writes. A collective is: describe the call in the
+ * Each rank has a slot that only it writes. A collective is: describe the call in the
  * slot, pass the entry barrier together, compare the slots, move data, meet at the exit barrier.
  * The entry barrier can be closed for ever, by a rank whose timeout expired, by a failure, by
  * leaving. The exit barrier cannot: between the two a rank waits for nothing but the others, which

@@ -13,7 +13,7 @@
 
 typedef void (*symbol)(void);
 
-/* The names of MPI_COMM_SELF once this process has given up, or waited in vain for another. */
+/* The names of MPI_COMM_SELF once this process has given up, or timed out on another. */
 static const char given_up[] = "tide: requests were left", timed_out[] = "tide: a call timed out";
 
 /* ---- what is looked up ----------------------------------------------------------------------- */

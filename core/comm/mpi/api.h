@@ -1,6 +1,6 @@
 /* MPI as this library uses it: opened at run time, one table for the two binary interfaces.
  *
- * The one idea: Open MPI's handles are pointers to objects of the library, MPICH's (and those of
+ * Open MPI's handles are pointers to objects of the library, MPICH's (and those of
  * its relatives) are ints with fixed values. Both fit a union; each call exists twice, made from
  * one macro, and a table picks the right set once. Only point-to-point calls are used, on a
  * private copy of MPI_COMM_WORLD: what they do can be polled, so waits have an end.
@@ -10,8 +10,6 @@
  * cannot touch memory that has been given back. Every message is received: what closed
  * communicators are owed is taken in by a hook that MPI_Finalize runs first (an attribute of
  * MPI_COMM_SELF).
- *
- * Layer 4.
  */
 #ifndef TIDE_COMM_MPI_API_H
 #define TIDE_COMM_MPI_API_H
@@ -27,9 +25,9 @@ typedef union tide__mpi_handle { int i; void *p; } tide__mpi_handle;
 
 typedef struct tide__mpi tide__mpi;
 
-/* Loads libmpi and, if nobody has, initialises MPI; makes a private world. library: a file name, or
- * null for the usual ones. Collective over the processes of the job. TIDE_E_UNSUPPORTED (no MPI
- * here), E_STATE, E_COMM, E_NOMEM, with a message. refs 1. */
+/* Loads libmpi and initialises MPI unless it is initialised; makes a private world. library: a file
+ * name, or null for the usual ones. Collective over the processes of the job. TIDE_E_UNSUPPORTED
+ * (no MPI here), E_STATE, E_COMM, E_NOMEM, with a message. refs 1. */
 int  tide__mpi_open(tide__mpi **out, const char *library, char *msg, size_t n);
 tide__mpi *tide__mpi_hold(tide__mpi *m);
 void tide__mpi_drop(tide__mpi *m);
@@ -52,7 +50,7 @@ int  tide__mpi_next_id(const tide__mpi *m);
 void tide__mpi_raise_id(tide__mpi *m, int next);
 /* A packet that will arrive after its communicator is closed: taken in at MPI's end. */
 void tide__mpi_owe(tide__mpi *m);
-/* A call of this process waited in vain for another. */
+/* A call of this process timed out on another. */
 void tide__mpi_note_late(tide__mpi *m);
 bool tide__mpi_was_late(const tide__mpi *m); /* of an attached one */
 /* No more calls; see above. */

@@ -1,6 +1,6 @@
 /* The end of a process of an MPI job: with the others, or as the one that reports the error.
  *
- * The one idea: every process sends every other one how it ends. What all know needs no order of
+ * Every process sends every other one how it ends. What all know needs no order of
  * sleeping: each elects the same rank, the lowest of those with the best reason. A process that
  * hangs sends nothing; after a moment the others decide without it, and the elected rank tells
  * them, so that a late one stays silent.

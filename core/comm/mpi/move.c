@@ -1,6 +1,6 @@
 /* Data of collectives over MPI, as point-to-point messages.
  *
- * The one idea: a reduction is cut into one share a rank, as among threads: each rank gets its
+ * A reduction is cut into one share a rank, as among threads: each rank gets its
  * share from everyone, combines them in rank order with the same loop, and hands the result out.
  * MPI's own reductions, whose order depends on algorithm and size, are not used, so N processes and
  * N threads give the same bits. All messages are nonblocking and polled: no rank waits longer than

@@ -1,6 +1,6 @@
 /* A communicator over MPI: its state, and the packets that ranks exchange before data move.
  *
- * The one idea: before its part of a collective each rank sends every other rank a packet that
+ * Before its part of a collective each rank sends every other rank a packet that
  * describes the call. A rank that has everyone's packet knows that all have arrived and, as all
  * compare the same packets, every rank reaches the same verdict. A rank that cannot go on sends a
  * packet of another kind instead, so no rank waits for it.

@@ -1,4 +1,4 @@
-/* Opening NCCL. Layer 4. */
+/* Opening NCCL. */
 #include "core/comm/nccl/api.h"
 
 #include <dlfcn.h>

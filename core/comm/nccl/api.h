@@ -2,7 +2,7 @@
  *
  * Types and numbers are those of nccl.h since 2.18 (the first with ncclCommSplit); they have not
  * changed since, and a config carries the version it was written for. A handle is a pointer, a
- * stream is a pointer, a unique id is 128 bytes by value. Layer 4.
+ * stream is a pointer, a unique id is 128 bytes by value.
  */
 #ifndef TIDE_COMM_NCCL_API_H
 #define TIDE_COMM_NCCL_API_H

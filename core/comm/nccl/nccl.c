@@ -1,6 +1,6 @@
 /* The transport of device tensors over NCCL. Each rank is a thread or a process with a device.
  *
- * The one idea: another communicator of the same ranks (local, MPI or self) carries what NCCL needs
+ * Another communicator of the same ranks (local, MPI or self) carries what NCCL needs
  * before it can talk: whether every rank can, and the unique id. After that NCCL moves the data on
  * a stream that this communicator owns (move.c), and the host does not wait for it
  * (wait.c).

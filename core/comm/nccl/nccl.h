@@ -1,6 +1,6 @@
 /* A communicator over NCCL: its state, and the ways in which it fails and waits.
  *
- * The one idea: NCCL moves data on a stream that the communicator owns, and the host looks on. A
+ * NCCL moves data on a stream that the communicator owns, and the host looks on. A
  * call is given to NCCL behind what is on compute; from there an event says when it is complete,
  * and compute waits for that event, not the host. The thread that looks at a call under way (the
  * one inside NCCL, or the helper thread that watches the stream) also sees what may end it early:
