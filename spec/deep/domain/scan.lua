@@ -212,9 +212,9 @@ end
 --    f32    a rounding by at most 2^-24 of each partial sum that a term is in: of the longest sums,
 --           over the tokens and channels of all rows, 16 run beside each other and then join in 4.
 local function part_of(o)
-   if o.kind == 'conv' or o.dtype == 'f64' then return 0 end
+   if o.dtype == 'f64' or o.kind == 'conv' and o.dtype == 'bf16' then return 0 end
    if o.dtype == 'bf16' then return (o.z and 8 or 5) * 2^-8 end
-   return (o.B * o.T * math.max(o.P, o.N) / 16 + 4) * 2^-24
+   return (o.B * o.T * (o.kind == 'conv' and 1 or math.max(o.P, o.N)) / 16 + 4) * 2^-24
 end
 
 -- What a failing case has.
@@ -237,7 +237,9 @@ function scan.check(o)
    want.plain = nil
    local most, most_grad = limits(o, inputs, g, want, wanted)
    local sizes, dsizes
-   if part_of(o) > 0 then sizes, dsizes = ssm.scan_sizes(o, inputs, g) end
+   if part_of(o) > 0 then
+      sizes, dsizes = (o.kind == 'conv' and ssm.conv_sizes or ssm.scan_sizes)(o, inputs, g)
+   end
    local out, grads = run(o, inputs, g)
    o.seq = nil
    if o.kind == 'conv' and o.T == 0 then grads.bias, grads.w = nil, nil end

@@ -228,6 +228,44 @@ function ssm.conv(o, i, g)
    return out, grads
 end
 
+-- Magnitudes of the terms of one output, and of what its gradient adds: of s = bias + sum of w x
+-- |bias| + sum of |w x|; of its gradient |dy| (|slope| + that), as an error of s moves the slope.
+local function conv_token(o, i, g, out, grads, b, t, c, row)
+   local bias, at = i.bias and i.bias[c + 1] or 0, (b * o.T + t) * o.C + c + 1
+   local sum, size, terms = bias, magnitude(bias), {}
+   for k = 0, o.K - 1 do
+      local s, w = t - (o.K - 1) + k, c * o.K + k + 1
+      local name, place = row(b, s, c)
+      if name and same(o, b, s, t) then
+         local v = i.w[w] * i[name][place]
+         sum, size = sum + v, size + magnitude(v)
+         terms[#terms + 1] = { name, place, w }
+      end
+   end
+   local d = magnitude(g.y[at]) * (o.silu and magnitude(silu_slope(sum)) + size or 1)
+   out.y[at] = size
+   if i.bias then grads.bias[c + 1] = grads.bias[c + 1] + d end
+   for _, e in ipairs(terms) do
+      local name, place, w = unpack(e)
+      grads.w[w] = grads.w[w] + d * magnitude(i[name][place])
+      grads[name][place] = grads[name][place] + d * magnitude(i.w[w])
+   end
+end
+
+-- As ssm.scan_sizes, of ssm.conv; without what `last` adds, which is copied.
+function ssm.conv_sizes(o, i, g)
+   local out, grads = { y = {}, last = {} }, {}
+   for name, list in pairs(i) do grads[name] = zeros(#list) end
+   local row = rows_of(o, i)
+   for b = 0, o.B - 1 do
+      for c = 0, o.C - 1 do
+         for t = 0, o.T - 1 do conv_token(o, i, g, out, grads, b, t, c, row) end
+      end
+   end
+   for k = 1, o.B * (o.K - 1) * o.C do out.last[k] = 0 end
+   return out, grads
+end
+
 -- ---- the gated norm --------------------------------------------------------------------------
 
 -- norm(x silu(z)) weight over groups of `group` channels, or with gate_last norm(x) weight silu(z).
