@@ -26,8 +26,8 @@ int tide__stream_open(tide__stream *s, const struct tide__device *d)
   const tide__streams *st = d->backend->streams;
   s->device = d;
   int rc = st->open(d->state, &s->stream);
-  if (rc == TIDE_OK) rc = st->mark(d->state, s->stream, &s->ready);
-  if (rc == TIDE_OK) rc = st->mark(d->state, s->stream, &s->moved);
+  if (rc == TIDE_OK) rc = st->record_event(d->state, s->stream, &s->ready);
+  if (rc == TIDE_OK) rc = st->record_event(d->state, s->stream, &s->moved);
   if (rc < 0) tide__stream_close(s);
   return rc;
 }
@@ -53,7 +53,7 @@ static void device_keep(tide__coll *c, int rc)
 int tide__coll_bind(tide__coll *c, tide__stream *s)
 {
   c->stream = s;
-  return streams_of(s)->mark(s->device->state, NULL, &c->before);
+  return streams_of(s)->record_event(s->device->state, NULL, &c->before);
 }
 
 void tide__coll_unbind(tide__coll *c)
@@ -76,17 +76,19 @@ void tide__coll_begin(tide__coll *c)
 
 void tide__coll_wait_event(tide__coll *c, void *event)
 {
-  device_keep(c, streams_of(c->stream)->order(c->stream->device->state, c->stream->stream, event));
+  device_keep(
+      c, streams_of(c->stream)->wait_event(c->stream->device->state, c->stream->stream, event));
 }
 
 void tide__coll_record(tide__coll *c, void **event)
 {
-  device_keep(c, streams_of(c->stream)->mark(c->stream->device->state, c->stream->stream, event));
+  device_keep(
+      c, streams_of(c->stream)->record_event(c->stream->device->state, c->stream->stream, event));
 }
 
 void tide__coll_set_error(const tide__coll *c, int status)
 {
-  streams_of(c->stream)->spoil(c->stream->device->state, status, c->message);
+  streams_of(c->stream)->set_error(c->stream->device->state, status, c->message);
 }
 
 void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n)

@@ -32,13 +32,13 @@ typedef struct tide__streams {
   int  (*behind)(void *state, void *stream);
   /* Any thread. Records an event on the stream (NULL: on compute). Creates *event if NULL, owned;
    * otherwise re-records it, and earlier waiters keep waiting on the earlier record. */
-  int  (*mark)(void *state, void *stream, void **event);
+  int  (*record_event)(void *state, void *stream, void **event);
   /* Any thread. Orders later work on the stream after the event, which may be of another context on
    * the same device. Does not block the host. */
-  int  (*order)(void *state, void *stream, void *event);
+  int  (*wait_event)(void *state, void *stream, void *event);
   /* Any thread. Marks device memory as invalid: the context's next kernel, download or wait there
    * fails with this status and text, once. */
-  void (*spoil)(void *state, int status, const char *text);
+  void (*set_error)(void *state, int status, const char *text);
   /* Any thread. Enqueues a copy between pinned host memory and the device on the stream. */
   int  (*move)(void *state, void *stream, void *dst, const void *src, size_t size, bool to_device);
   /* Any thread. Blocks until the stream is complete. */

@@ -53,7 +53,7 @@ int tide_cuda_status(tide_cuda_state *s, cudaError_t e);
 /* The same after a wait, where faults that earlier kernels reported count too. */
 int tide_cuda_waited(tide_cuda_state *s, cudaError_t e);
 
-/* Returns and clears the status set by tide__streams.spoil, with its text in msg. */
+/* Returns and clears the status set by tide__streams.set_error, with its text in msg. */
 int tide_cuda_spoilt_take(tide_cuda_state *s, char *msg, size_t size);
 
 /* Returns the error that ended the CUDA context, or null. Thread-safe. */

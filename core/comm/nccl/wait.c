@@ -16,7 +16,7 @@
 static void end_comm(tide__nccl_comm *s)
 {
   if (s->comm && atomic_load(&s->flying) > 0)
-    tide__nccl_streams(s)->spoil(s->all->device, s->failure.status, s->failure.text);
+    tide__nccl_streams(s)->set_error(s->all->device, s->failure.status, s->failure.text);
   for (tide__held *h = s->graphs; s->comm && h; h = h->next) tide__graph_kill(h->graph);
   if (s->comm) s->all->api.comm_abort(s->comm);
   s->comm = NULL;
@@ -150,7 +150,7 @@ static int order_compute(tide__nccl_comm *s)
 {
   const tide__streams *st = tide__nccl_streams(s);
   void *event = NULL;
-  int rc = st->mark(s->all->device, s->stream, &event);
+  int rc = st->record_event(s->all->device, s->stream, &event);
   if (rc == TIDE_OK) rc = st->event_order(s->all->device, event);
   if (event) st->event_free(s->all->device, event);
   return rc;
@@ -191,7 +191,7 @@ static int begin_launch(void *state)
 static int nccl_wait_launched(void *state, tide__coll *c)
 {
   tide__nccl_comm *s = state;
-  int rc = tide__nccl_streams(s)->mark(s->all->device, NULL, &c->event);
+  int rc = tide__nccl_streams(s)->record_event(s->all->device, NULL, &c->event);
   if (rc == TIDE_OK) atomic_fetch_add(&s->flying, 1);
   return rc;
 }
