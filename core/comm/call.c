@@ -33,9 +33,9 @@ uint64_t tide__hash_step(uint64_t h, uint64_t v)
 /* ---- the description ------------------------------------------------------------------------- */
 
 /* Hashes the tensors that are sent, or received, and lists the first `room` of them. */
-static uint64_t fold_segs(const tide__coll *c, bool sent, int64_t *list, int room)
+static uint64_t fold_segs(const tide__coll *c, int device, bool sent, int64_t *list, int room)
 {
-  uint64_t h = (uint64_t)c->nseg;
+  uint64_t h = c->nseg ? (uint64_t)c->nseg << 16 | (uint16_t)device : 0;
   for (int64_t i = 0; i < c->nseg; i++) {
     const tide__seg *g = &c->seg[i];
     int64_t word = (sent ? g->nin : g->nout) << 8 | (uint8_t)(sent ? g->in_type : g->out_type);
@@ -60,8 +60,8 @@ bool tide__call_of(const tide__coll *c, int nrank, tide__comm_call *call, int64_
     call->to = c->to;
     call->from = c->from;
     call->ntensor = (int32_t)c->nseg;
-    if (c->to >= 0) call->sent = fold_segs(c, true, list, half);
-    if (c->from >= 0) call->expected = fold_segs(c, false, list ? list + half : NULL, half);
+    if (c->to >= 0) call->sent = fold_segs(c, device, true, list, half);
+    if (c->from >= 0) call->expected = fold_segs(c, device, false, list ? list + half : NULL, half);
   } else if (list && c->op == TIDE__ALL_TO_ALL_V) {
     memcpy(list, c->in_counts, (size_t)nrank * sizeof *list);
     memcpy(list + half, c->out_counts, (size_t)nrank * sizeof *list);

@@ -39,7 +39,7 @@ typedef struct tide__comm_call {
   tide__call_same same;
   int32_t  to, from;           /* send_recv: ranks, -1: none */
   int32_t  ntensor, device;    /* send_recv: as above */
-  uint64_t sent, expected;     /* send_recv: hashes of all counts and dtypes */
+  uint64_t sent, expected;     /* send_recv: hashes of device, counts and dtypes */
   char     site[TIDE__SITE];   /* file and line of the caller, ended by 0 */
 } tide__comm_call;
 

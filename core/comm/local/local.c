@@ -141,7 +141,12 @@ static uint64_t local_announce(tide__slot *slot, const tide__coll *c, const tide
     STORE(slot->word[i], word);
   }
   STORE(slot->version, version + 2);
-  STORE(slot->page[c->seq & 1].tag, tag);
+  tide__page *page = &slot->page[c->seq & 1];
+  page->to = call->to;
+  page->from = call->from;
+  page->sent = call->sent;
+  page->expected = call->expected;
+  STORE(page->tag, tag);
   slot->coll = c;
   return tag;
 }
@@ -154,11 +159,27 @@ static int compare_calls(local *s, tide__coll *c)
   return tide__agree(calls, s->nrank, s->name, c->message, sizeof c->message);
 }
 
-/* Returns the same on every rank, from the same slots. */
+static const tide__page *page_of(const local *s, int rank, const tide__coll *c)
+{
+  return &s->slot[rank].page[c->seq & 1];
+}
+
+/* Whether rank a sends what its partner expects, and receives from a rank that sends to it. */
+static bool pair_matches(const local *s, const tide__coll *c, int a)
+{
+  const tide__page *p = page_of(s, a, c), *to = p->to < 0 ? NULL : page_of(s, p->to, c);
+  if (to && (to->from != a || to->expected != p->sent)) return false;
+  return p->from < 0 || page_of(s, p->from, c)->to == a;
+}
+
+/* Returns the same on every rank, from the same slots. What matches here agrees, but for a chance
+ * of 2^-64; tide__agree decides about the rest. */
 static int local_agree(local *s, tide__coll *c, uint64_t tag)
 {
-  bool same = c->op != TIDE__SEND_RECV && c->op != TIDE__ALL_TO_ALL_V;
-  for (int q = 0; q < s->nrank && same; q++) same = LOAD(s->slot[q].page[c->seq & 1].tag) == tag;
+  bool same = c->op != TIDE__ALL_TO_ALL_V;
+  for (int q = 0; q < s->nrank && same; q++) same = LOAD(page_of(s, q, c)->tag) == tag;
+  for (int q = 0; q < s->nrank && same && c->op == TIDE__SEND_RECV; q++)
+    same = pair_matches(s, c, q);
   int rc = same ? TIDE_OK : compare_calls(s, c);
   if (rc < 0) tide__failure_set(&s->failure, rc, -1, c->message, NULL);
   return rc;

@@ -49,10 +49,12 @@ bool tide__barrier_close(tide__barrier *b, const uint32_t *gen);
 
 /* ---- group.c --------------------------------------------------------------------------------- */
 
-/* A payload of a few numbers lies in the line of its tag. tag: equal on all ranks, or no data
- * moves. */
+/* What decides whether calls agree, in one line a rank, with a payload of a few numbers. tag: of
+ * what all ranks have in common. The others as in tide__comm_call. */
 typedef struct tide__page {
   _Alignas(128) _Atomic uint64_t tag;
+  int32_t to, from;
+  uint64_t sent, expected;
   _Alignas(32) char payload[TIDE__POST];
 } tide__page;
 
