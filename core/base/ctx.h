@@ -25,7 +25,7 @@ struct tide__tensor_pool;
 struct tide__kernel_index;
 struct tide__device_table;
 struct tide__storage;
-struct tide__party;
+struct tide__participant;
 struct tide__object;
 
 enum { TIDE__MESSAGE = 1024 };
@@ -56,7 +56,7 @@ struct tide_ctx {
   struct tide__trace *trace;        /* spans, made at first use */
   struct tide__device_table *devices; /* backends and their caches */
   struct tide_graph *capture;       /* the step being captured, or null */
-  struct tide__party *parties;      /* capture participants (capture.h) */
+  struct tide__participant *participants; /* capture participants (capture.h) */
   struct tide__storage *storages;   /* free storage headers */
   struct tide__scope *scope;        /* innermost open step scope */
   struct tide__tensor_pool *tensors;/* free tensor handles */

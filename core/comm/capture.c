@@ -11,12 +11,12 @@
 #include "core/base/status.h"
 #include "core/comm/comm.h"
 
-static tide_comm *comm_of(tide__party *p)
+static tide_comm *comm_of(tide__participant *p)
 {
-  return (tide_comm *)((char *)p - offsetof(tide_comm, party));
+  return (tide_comm *)((char *)p - offsetof(tide_comm, participant));
 }
 
-static int capture_settle(tide__party *p)
+static int capture_settle(tide__participant *p)
 {
   tide_comm *comm = comm_of(p);
   if (comm->engine) tide__work_issue(comm);
@@ -31,7 +31,7 @@ static int capture_failed(tide_comm *comm, int rc)
   return tide__fail(comm->ctx, rc, "graph", "the device failed");
 }
 
-static int capture_enter(tide__party *p, tide_graph *g)
+static int capture_enter(tide__participant *p, tide_graph *g)
 {
   tide_comm *comm = comm_of(p);
   struct tide__recorded *r = tide__alloc(comm->ctx, sizeof *r);
@@ -47,7 +47,7 @@ static int capture_enter(tide__party *p, tide_graph *g)
   return TIDE_OK;
 }
 
-static int capture_join(tide__party *p)
+static int capture_join(tide__participant *p)
 {
   tide_comm *comm = comm_of(p);
   int rc = comm->transport->captures->join(comm->state);
@@ -55,7 +55,7 @@ static int capture_join(tide__party *p)
   return capture_failed(comm, rc);
 }
 
-static int capture_begin(tide__party *p)
+static int capture_begin(tide__participant *p)
 {
   tide_comm *comm = comm_of(p);
   if (comm->engine) tide__work_issue(comm); /* every rank's calls are in one order */
@@ -70,7 +70,7 @@ static struct tide__recorded **capture_find(tide_comm *comm, const tide_graph *g
   return at;
 }
 
-static int capture_launched(tide__party *p, tide_graph *g)
+static int capture_launched(tide__participant *p, tide_graph *g)
 {
   tide_comm *comm = comm_of(p);
   const tide_comm_stats *more = &(*capture_find(comm, g))->traffic;
@@ -86,12 +86,12 @@ static int capture_launched(tide__party *p, tide_graph *g)
   return tide__work_watch(comm, &c);
 }
 
-static void capture_leave(tide__party *p)
+static void capture_leave(tide__participant *p)
 {
   comm_of(p)->transport->captures->leave(comm_of(p)->state);
 }
 
-static void capture_drop(tide__party *p, tide_graph *g)
+static void capture_drop(tide__participant *p, tide_graph *g)
 {
   tide_comm *comm = comm_of(p);
   struct tide__recorded **at = capture_find(comm, g), *r = *at;
@@ -101,7 +101,7 @@ static void capture_drop(tide__party *p, tide_graph *g)
   tide__comm_unref(comm, 1);
 }
 
-const tide__party_calls tide__comm_party = {
+const tide__participant_calls tide__comm_participant = {
   capture_settle, capture_enter, capture_join, capture_begin, capture_launched, capture_leave,
   capture_drop,
 };

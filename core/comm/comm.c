@@ -49,8 +49,8 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
   comm->nrank = comm->host_size = nrank;
   comm->timeout = group ? group->timeout : 600;
   comm->ring = ring;
-  comm->party.calls = &tide__comm_party;
-  tide__party_add(ctx, &comm->party);
+  comm->participant.calls = &tide__comm_participant;
+  tide__participant_add(ctx, &comm->participant);
   tide__failure_init(&comm->own, NULL);
   comm->failure = transport->failure ? transport->failure(state) : &comm->own;
   snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
@@ -125,7 +125,7 @@ static void comm_destroy(tide_comm *comm)
   release_kept(comm);
   tide__failure_close(&comm->own);
   tide__stream_close(&comm->stream);
-  tide__party_remove(ctx, &comm->party);
+  tide__participant_remove(ctx, &comm->participant);
   tide_group_release(comm->group);
   if (comm->host) tide__comm_unref(comm->host, 1);
   tide__free(ctx, comm->ring, TIDE__NRECORD * sizeof *comm->ring);
@@ -398,7 +398,7 @@ static int capture(tide_comm *comm, tide__coll *c, bool by_host)
                       "'%s' transport are made by the host, which a replay would not repeat (those "
                       "over NCCL can be captured); meet the other ranks before or after the step",
                       comm->transport->name);
-  TIDE_TRY(tide__party_enter(comm->ctx, &comm->party));
+  TIDE_TRY(tide__participant_enter(comm->ctx, &comm->participant));
   c->captured = true;
   return TIDE_OK;
 }

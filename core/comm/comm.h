@@ -156,7 +156,7 @@ struct tide_comm {
   tide__stream stream;         /* for collectives on a shared device; opened by the first */
   struct tide__engine *engine; /* helper thread and its queue; null until the first async call */
   struct tide__kept *kept;     /* buffers that tide_comm_register was given */
-  tide__party party;
+  tide__participant participant;
   struct tide__recorded *recorded; /* graphs that hold this communicator, newest first */
   tide_work *pending;          /* works that have not been settled, oldest first */
   tide_comm_stats stats;
@@ -245,6 +245,6 @@ void tide__work_close(tide_comm *comm);
 
 /* ---- capture.c ------------------------------------------------------------------------------- */
 
-extern const tide__party_calls tide__comm_party;
+extern const tide__participant_calls tide__comm_participant;
 
 #endif

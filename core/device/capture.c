@@ -30,8 +30,8 @@ struct tide_graph {
   struct tide__cache *cache;   /* of the graph; null after a failure */
   struct tide__cache *usual;   /* during capture: the device's own */
   tide__block *aside;          /* older memory that was freed during capture */
-  tide__party **party;         /* in the order of their first call */
-  size_t nparty, capacity;         /* used and allocated */
+  tide__participant **participant; /* in the order of their first call */
+  size_t nparticipant, capacity; /* used and allocated */
 };
 
 bool tide__captures(const tide_ctx *ctx, int device)
@@ -55,56 +55,56 @@ static int failed(tide_graph *g, int rc, const char *op)
                     d->backend->why(d->state));
 }
 
-/* ---- parties --------------------------------------------------------------------------------- */
+/* ---- participants ---------------------------------------------------------------------------- */
 
-void tide__party_add(tide_ctx *ctx, tide__party *p)
+void tide__participant_add(tide_ctx *ctx, tide__participant *p)
 {
-  p->next = ctx->parties;
-  ctx->parties = p;
+  p->next = ctx->participants;
+  ctx->participants = p;
 }
 
-void tide__party_remove(tide_ctx *ctx, tide__party *p)
+void tide__participant_remove(tide_ctx *ctx, tide__participant *p)
 {
-  tide__party **at = &ctx->parties;
+  tide__participant **at = &ctx->participants;
   while (*at && *at != p) at = &(*at)->next;
   if (*at) *at = p->next;
 }
 
-static int grow_parties(tide_graph *g)
+static int grow_participants(tide_graph *g)
 {
-  if (g->nparty < g->capacity) return TIDE_OK;
+  if (g->nparticipant < g->capacity) return TIDE_OK;
   size_t capacity = g->capacity ? 2 * g->capacity : 4;
-  tide__party **list = tide__alloc(g->ctx, capacity * sizeof *list);
+  tide__participant **list = tide__alloc(g->ctx, capacity * sizeof *list);
   if (!list) return tide__fail(g->ctx, TIDE_E_NOMEM, "graph", "no host memory");
-  if (g->nparty) memcpy(list, g->party, g->nparty * sizeof *list);
-  tide__free(g->ctx, g->party, g->capacity * sizeof *list);
-  g->party = list;
+  if (g->nparticipant) memcpy(list, g->participant, g->nparticipant * sizeof *list);
+  tide__free(g->ctx, g->participant, g->capacity * sizeof *list);
+  g->participant = list;
   g->capacity = capacity;
   return TIDE_OK;
 }
 
-int tide__party_enter(tide_ctx *ctx, tide__party *p)
+int tide__participant_enter(tide_ctx *ctx, tide__participant *p)
 {
   tide_graph *g = ctx->capture;
-  for (size_t i = 0; i < g->nparty; i++)
-    if (g->party[i] == p) return TIDE_OK;
-  TIDE_TRY(grow_parties(g));
+  for (size_t i = 0; i < g->nparticipant; i++)
+    if (g->participant[i] == p) return TIDE_OK;
+  TIDE_TRY(grow_participants(g));
   TIDE_TRY(p->calls->enter(p, g));
-  g->party[g->nparty++] = p;
+  g->participant[g->nparticipant++] = p;
   return TIDE_OK;
 }
 
-static void leave_parties(tide_graph *g, size_t n)
+static void leave_participants(tide_graph *g, size_t n)
 {
-  for (size_t i = 0; i < n; i++) g->party[i]->calls->leave(g->party[i]);
+  for (size_t i = 0; i < n; i++) g->participant[i]->calls->leave(g->participant[i]);
 }
 
 /* Orders compute after all participants, also after a failure. Returns the first failure. */
-static int join_parties(tide_graph *g)
+static int join_participants(tide_graph *g)
 {
   int rc = TIDE_OK;
-  for (size_t i = 0; i < g->nparty; i++) {
-    int one = g->party[i]->calls->join(g->party[i]);
+  for (size_t i = 0; i < g->nparticipant; i++) {
+    int one = g->participant[i]->calls->join(g->participant[i]);
     if (rc == TIDE_OK) rc = one;
   }
   return rc;
@@ -142,7 +142,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
                       "captured; only those on 'cuda' can", tide_device_name(device));
   if (ctx->capture)
     return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
-  for (tide__party *p = ctx->parties; p; p = p->next) TIDE_TRY(p->calls->settle(p));
+  for (tide__participant *p = ctx->participants; p; p = p->next) TIDE_TRY(p->calls->settle(p));
   tide__objects_settle(ctx);
   tide_graph *g = tide__object_new(ctx, TIDE__KIND_GRAPH, sizeof *g, capture_destroy);
   if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
@@ -173,11 +173,11 @@ static int capture_finish(tide_graph *g)
 {
   tide__device *d = device_of(g);
   void *exec = NULL;
-  int joined = join_parties(g);
+  int joined = join_participants(g);
   leave(g);
   int rc = d->backend->graphs->end(d->state, &exec);
   atomic_store(&g->exec, exec);
-  leave_parties(g, g->nparty);
+  leave_participants(g, g->nparticipant);
   if (joined < 0) return joined;
   return rc < 0 ? failed(g, rc, "graph_end") : TIDE_OK;
 }
@@ -207,14 +207,14 @@ int tide_graph_replay(tide_graph *g)
   int rc = tide__async_copies_order(d);
   if (rc < 0) return failed(g, rc, "graph_replay");
   size_t n = 0;
-  while (rc == TIDE_OK && n < g->nparty) {
-    rc = g->party[n]->calls->begin(g->party[n]);
+  while (rc == TIDE_OK && n < g->nparticipant) {
+    rc = g->participant[n]->calls->begin(g->participant[n]);
     if (rc == TIDE_OK) n++;
   }
   if (rc == TIDE_OK) rc = launch(g);
   for (size_t i = 0; rc == TIDE_OK && i < n; i++)
-    rc = g->party[i]->calls->launched(g->party[i], g);
-  leave_parties(g, n);
+    rc = g->participant[i]->calls->launched(g->participant[i], g);
+  leave_participants(g, n);
   return rc;
 }
 
@@ -225,8 +225,8 @@ static void capture_destroy(tide__object *o, int n)
   (void)n;
   if (ctx->capture == g) capture_finish(g);
   tide__graph_kill(g);
-  for (size_t i = 0; i < g->nparty; i++) g->party[i]->calls->drop(g->party[i], g);
-  tide__free(ctx, g->party, g->capacity * sizeof *g->party);
+  for (size_t i = 0; i < g->nparticipant; i++) g->participant[i]->calls->drop(g->participant[i], g);
+  tide__free(ctx, g->participant, g->capacity * sizeof *g->participant);
   tide__cache_return(ctx, g->aside);
   if (g->cache) tide__cache_retire(ctx, g->cache);
   tide__object_free(o);
