@@ -95,6 +95,18 @@ int tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size)
   return storage_make(out, ctx, TIDE_DEV_CPU, size, true);
 }
 
+int tide__storage_new_hollow(tide__storage **out, tide_ctx *ctx, int device)
+{
+  tide__storage *s = storage_header(ctx);
+  *out = s;
+  if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "tensor_spend", "no host memory for a storage");
+  s->refs = 1;
+  s->ctx = ctx;
+  s->device = device;
+  s->gone = s->hollow = true;
+  return TIDE_OK;
+}
+
 tide__storage *tide__storage_detach(tide__storage *s)
 {
   tide__storage *taken = storage_header(s->ctx);
@@ -133,6 +145,9 @@ void tide__storage_drop(tide__storage *s)
 int tide__storage_restore(tide__storage *s)
 {
   if (!s->gone) return TIDE_OK;
+  if (s->hollow)
+    return tide__fail(s->ctx, TIDE_E_GONE, "tensor_restore", "the bytes went at their last use "
+                      "(tide_tensor_spend) and cannot come back");
   TIDE_TRY(storage_take(s));
   s->version++;
   s->refill = true;

@@ -20,6 +20,7 @@ typedef struct tide__storage {
   int64_t  version;
   int32_t  device;
   bool     gone;     /* bytes were dropped before the last handle */
+  bool     hollow;   /* stands in for the bytes of spent handles: gone, and never restored */
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
   int32_t  pins;     /* asynchronous users: the bytes must not be dropped or written */
   int32_t  writers;  /* those that write: the bytes must not be read either */
@@ -40,6 +41,8 @@ int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t si
 int  tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size);
 void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
+/* A storage without bytes that spent handles of a device point to; belongs to no scope. */
+int  tide__storage_new_hollow(tide__storage **out, tide_ctx *ctx, int device);
 /* Frees the bytes; handles stay and return E_GONE. */
 void tide__storage_drop(tide__storage *s);
 /* Moves the bytes of s to another storage and returns it; owned. NULL: no host memory. */

@@ -27,11 +27,11 @@ struct tide_backward {
 
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
-/* Returns whether t is a contiguous gradient that nothing else references, so it may be added to in
- * place. */
+/* Returns whether t is a contiguous gradient that nothing but the tape can read, so it may be added
+ * to in place. */
 static bool exclusive(const tide_tensor *t)
 {
-  return t->refs == 1 && t->storage->refs == 1 &&
+  return t->refs == 1 && t->spent == 0 && t->storage->refs == 1 &&
          tide__is_contiguous(t->ndim, t->shape, t->stride);
 }
 

@@ -84,10 +84,11 @@ int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_t
     return tide__fail(c->ctx, TIDE_E_ARG, op, "%s belongs to another context",
                       operand_name(name, sizeof name, list, i));
   if (x->storage->gone)
-    return tide__fail(c->ctx, TIDE_E_GONE, op, "%s (tensor %.0f, %s %s) was dropped: keep it "
-                      "in the scope's results or do not release it",
+    return tide__fail(c->ctx, TIDE_E_GONE, op, "%s (tensor %.0f, %s %s) was dropped: %s",
                       operand_name(name, sizeof name, list, i), x->id, tide_dtype_name(x->dtype),
-                      TIDE__SHAPE(x->ndim, x->shape));
+                      TIDE__SHAPE(x->ndim, x->shape),
+                      x->storage->hollow ? "its maker gave it up at its last use; clone it before"
+                                         : "keep it in the scope's results or do not release it");
   if (x->storage->copy && tide__async_copy_wait(x->storage) < 0)
     return tide__async_copy_failed(x->storage, op);
   if (x->storage->writers > 0)

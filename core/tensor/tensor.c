@@ -12,7 +12,10 @@
 #include "core/device/async_copy.h"
 
 /* Free handles for the next tensors: a steady loop allocates none. */
-struct tide__tensor_pool { tide_tensor *free; };
+struct tide__tensor_pool {
+  tide_tensor *free;
+  tide__storage *hollow[TIDE_NDEV]; /* what spent handles of a device have for bytes */
+};
 
 static tide_tensor *handle(tide_ctx *ctx)
 {
@@ -22,6 +25,8 @@ static tide_tensor *handle(tide_ctx *ctx)
   else if (!(t = tide__alloc(ctx, sizeof *t))) return NULL;
   t->tag = TIDE__TAG(TIDE__KIND_TENSOR);
   t->refs = 1;
+  t->spent = 0;
+  t->kept = false;
   t->ctx = ctx;
   t->storage = NULL;
   t->requires_grad = false;
@@ -34,10 +39,23 @@ static tide_tensor *handle(tide_ctx *ctx)
   return t;
 }
 
+/* Bytes and history go; spent references keep the handle. */
+static void make_hollow(tide_tensor *t)
+{
+  tide__storage *none = t->ctx->tensors->hollow[t->storage->device], *s = t->storage;
+  tide__storage_retain(none);
+  t->storage = none;
+  tide__storage_release(s);
+}
+
 static void tensor_recycle(tide_tensor *t)
 {
   tide_ctx *ctx = t->ctx;
   if (t->node || t->grad) ctx->recorder->forget(t);
+  if (t->spent > 0) {
+    make_hollow(t);
+    return;
+  }
   tide__storage_release(t->storage);
   t->storage = NULL;
   t->tag = ~t->tag;
@@ -54,6 +72,7 @@ void tide__tensor_pool_close(tide_ctx *ctx)
     next = t->next;
     tide__free(ctx, t, sizeof *t);
   }
+  for (int i = 0; i < TIDE_NDEV; i++) tide__storage_release(ctx->tensors->hollow[i]);
   tide__free(ctx, ctx->tensors, sizeof *ctx->tensors);
   ctx->tensors = NULL;
 }
@@ -144,10 +163,11 @@ int tide_tensor_retain(tide_tensor *t)
   return TIDE_OK;
 }
 
-/* Puts the handle on the stack at its first release; further ones only count. */
-static void push_foreign(tide_tensor *t)
+/* Puts the handle on the stack at its first release; further ones only count. n: 1 or
+ * TIDE__SPENT. */
+static void push_foreign(tide_tensor *t, int n)
 {
-  if (atomic_fetch_add_explicit(&t->foreign, 1, memory_order_acq_rel) > 0) return;
+  if (atomic_fetch_add_explicit(&t->foreign, n, memory_order_acq_rel) > 0) return;
   void *head = atomic_load_explicit(&t->ctx->foreign, memory_order_relaxed);
   do t->next = head;
   while (!atomic_compare_exchange_weak_explicit(&t->ctx->foreign, &head, t, memory_order_release,
@@ -160,11 +180,41 @@ static void release_owned(tide_tensor *t, int64_t n)
   if (t->refs == 0) tensor_recycle(t);
 }
 
+static void release_spent(tide_tensor *t, int n)
+{
+  t->spent -= n;
+  if (t->refs == 0 && t->spent == 0) tensor_recycle(t);
+}
+
 void tide_tensor_release(tide_tensor *t)
 {
   if (!tide__alive(t, TIDE__KIND_TENSOR)) return;
   if (pthread_equal(pthread_self(), t->ctx->owner)) release_owned(t, 1);
-  else push_foreign(t);
+  else push_foreign(t, 1);
+}
+
+void tide_tensor_release_spent(tide_tensor *t)
+{
+  if (!tide__alive(t, TIDE__KIND_TENSOR)) return;
+  if (pthread_equal(pthread_self(), t->ctx->owner)) release_spent(t, 1);
+  else push_foreign(t, TIDE__SPENT);
+}
+
+int tide_tensor_spend(tide_tensor *t)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  struct tide__tensor_pool *pool = t->ctx->tensors;
+  if (t->kept || t->spent > 0) return TIDE_MORE;
+  tide__storage **none = &pool->hollow[t->storage->device];
+  if (!*none) TIDE_TRY(tide__storage_new_hollow(none, t->ctx, t->storage->device));
+  t->spent++;
+  release_owned(t, 1);
+  return TIDE_OK;
+}
+
+void tide_tensor_keep(tide_tensor *t)
+{
+  if (tide__alive(t, TIDE__KIND_TENSOR)) t->kept = true;
 }
 
 void tide__tensor_drain(tide_ctx *ctx)
@@ -174,7 +224,10 @@ void tide__tensor_drain(tide_ctx *ctx)
   tide_tensor *t = atomic_exchange_explicit(&ctx->foreign, NULL, memory_order_acquire);
   while (t) {
     tide_tensor *next = t->next; /* read first: a handle of count 0 may be reused */
-    release_owned(t, atomic_exchange_explicit(&t->foreign, 0, memory_order_acq_rel));
+    int n = atomic_exchange_explicit(&t->foreign, 0, memory_order_acq_rel);
+    int plain = n % TIDE__SPENT, spent = n / TIDE__SPENT;
+    if (plain) release_owned(t, plain);
+    if (spent) release_spent(t, spent);
     t = next;
   }
 }
@@ -283,7 +336,7 @@ int tide_tensor_is_contiguous(const tide_tensor *t)
 int tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
-  return a->storage == b->storage;
+  return a->storage == b->storage && !a->storage->hollow;
 }
 
 void *tide_tensor_data(tide_tensor *t)

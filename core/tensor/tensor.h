@@ -17,7 +17,9 @@ struct tide_tensor {
   uint32_t tag;                  /* TIDE__TAG of its kind, its complement once released */
   int32_t node_out;              /* which output of node this is */
   tide_ctx *ctx;                 /* counted; tag and ctx lie as in tide__head (base/door.h) */
-  int64_t refs;
+  int64_t refs;                  /* references that keep the bytes */
+  int32_t spent;                 /* 1: a reference keeps the handle alone (tide_tensor_spend) */
+  bool    kept;                  /* tide_tensor_keep: no reference can be spent */
   tide__storage *storage;
   int64_t offset;                /* elements */
   int64_t shape[TIDE_MAX_DIM];
@@ -28,8 +30,12 @@ struct tide_tensor {
   struct tide__node *node;       /* counted: the recorded op that made it, or null */
   tide_tensor *grad;             /* counted: accumulated gradient of a leaf */
   tide_tensor *next;             /* free list, or the stack of foreign releases */
-  atomic_int foreign;            /* references released by other threads, not yet settled */
+  /* References released by other threads, not yet settled: plain ones, and spent ones times
+   * TIDE__SPENT. */
+  atomic_int foreign;
 };
+
+enum { TIDE__SPENT = 1 << 16 };
 
 /* Calls into the tape; null functions: the context has none. */
 struct tide__recorder {

@@ -73,7 +73,8 @@ end
 -- Starts the generator of random numbers anew.
 function tide.seed(n) return default():seed(n) end
 -- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost.
+-- ntensor, nnode, nop, nhost; forced (collections of the Lua heap that the parameter debt has
+-- caused).
 function tide.stats() return default():stats() end
 -- State of the generator, to give to set_rng_state.
 function tide.rng_state() return default():rng_state() end

@@ -159,8 +159,11 @@ promise['bindings/README.md'] = {
    { 'C never calls Lua', 'meta/abi', 'takes no function pointers: C is called, C never calls Lua'
       },
    { 'Errors leave the loop', 'grad/host', 'keeps the error object and recording as they were' },
-   { 'A step whose scopes give everything back', 'grad/memory',
-      'do so in step scopes, where nothing waits for the collector' },
+   { 'A loop whose steps all need the same', 'lua/private', 'forces no collection: ' },
+   { 'own spend turns a reference', 'lua/private', 'loses its bytes at once, and a use says why',
+      'lua/private', 'stays for the tape and for views until they let go' },
+   { 'own keep marks what user code', 'lua/private',
+      'is left alone where user code has seen it, and where it is no tensor' },
    { 'No buffer is shared between calls', 'ffi/finalizer',
       'leaves results and shapes of the op under way alone' },
    { 'Handles are no table keys', 'ffi/tensor', 'compares handles by identity, elements by equal'
@@ -362,7 +365,7 @@ promise['lua/guide/parallel.md'] = {
    { 'Checkpoints every rank writes', 'parallel/checkpoint', 'is read in part: each rank its own',
       'parallel/checkpoint', 'goes on with any number of ranks' },
    { 'A plan is rehearsed', 'parallel/plan', 'changes nothing' },
-   { 'price runs a step', 'parallel/fsdp_option',
+   { 'price runs two steps', 'parallel/fsdp_option',
       'and collectives and bytes sent are those of the price', 'parallel/plan',
       'is the memory that a forward keeps' },
    { 'HAVE NVFSDP', definition = 'names a constant of the original' },

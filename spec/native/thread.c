@@ -100,6 +100,35 @@ static void foreign_release(void **state)
   close_ctx(ctx);
 }
 
+static void *release_spent(void *arg)
+{
+  seat *s = arg;
+  for (int i = 0; i < N; i++) tide_tensor_release_spent(s->t[i]);
+  return NULL;
+}
+
+/* A spent reference and a plain one of the same handle, each released on a thread of its own. */
+static void foreign_release_spent(void **state)
+{
+  seat seats[2] = {{0}};
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  for (int k = 0; k < N; k++) {
+    seats[0].t[k] = seats[1].t[k] = vector_f32(ctx, 2, (float[]){1, 2});
+    OK(ctx, tide_tensor_retain(seats[0].t[k]));
+    assert_int_equal(tide_tensor_spend(seats[0].t[k]), TIDE_OK);
+    assert_int_equal(tide_tensor_spend(seats[0].t[k]), TIDE_MORE); /* one reference at most */
+    assert_false(tide_tensor_is_gone(seats[0].t[k]));
+  }
+  assert_int_equal(pthread_create(&seats[0].thread, NULL, release_spent, &seats[0]), 0);
+  assert_int_equal(pthread_create(&seats[1].thread, NULL, release_all, &seats[1]), 0);
+  for (int i = 0; i < 2; i++) pthread_join(seats[i].thread, NULL);
+  OK(ctx, tide_ctx_attach(ctx));
+  assert_int_equal(tide_ctx_stats(ctx)->ntensor, 0);
+  assert_int_equal(tide_ctx_stats(ctx)->live, 0);
+  close_ctx(ctx);
+}
+
 typedef struct handles {
   tide_comm *comm[N];
   tide_work *work[N];
@@ -376,6 +405,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(contexts_in_parallel), cmocka_unit_test(foreign_release),
+    cmocka_unit_test(foreign_release_spent),
     cmocka_unit_test(foreign_comm),
     cmocka_unit_test(foreign_json), cmocka_unit_test(foreign_blob),
     cmocka_unit_test(foreign_file), cmocka_unit_test(foreign_lock),

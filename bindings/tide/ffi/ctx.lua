@@ -152,8 +152,8 @@ end
 -- ---- state of a context ----------------------------------------------------------------------
 
 -- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost, nref. Tensors of the null device count in planned, since and
--- since_peak.
+-- ntensor, nnode, nop, nhost, nref; forced (collections of the Lua heap that the parameter debt has
+-- caused). Tensors of the null device count in planned, since and since_peak.
 function Context:stats()
    local s = C.tide_ctx_stats(handle_of(self, 'stats'))
    return {
@@ -161,7 +161,7 @@ function Context:stats()
       debt = tonumber(s.debt), ntensor = tonumber(s.ntensor), nnode = tonumber(s.nnode),
       nop = tonumber(s.nop), nhost = tonumber(s.nhost), nref = tonumber(s.nref),
       since = tonumber(s.since), since_peak = tonumber(s.since_peak),
-      planned = tonumber(s.planned),
+      planned = tonumber(s.planned), forced = own.forced(self.handle),
    }
 end
 
@@ -178,7 +178,7 @@ function Context:collect()
    collectgarbage()
    if own.sweep then own.sweep(handle) end   -- host functions hold their upvalues
    collectgarbage()
-   own.settle(handle)
+   own.settled(handle)
 end
 
 -- Starts each replay of a captured step at the generator's state at that time.

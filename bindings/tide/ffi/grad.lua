@@ -209,6 +209,26 @@ local function spread(name, inputs, grads)
    return list
 end
 
+-- Gives up list[1 .. n] but for what is in kept, a packed list.
+local function spend_others(list, n, kept)
+   for i = 1, n do
+      local mine = is_tensor(list[i])
+      for k = 1, mine and kept.n or 0 do mine = mine and not rawequal(list[i], kept[k]) end
+      if mine then own.spend(list[i]) end
+   end
+end
+
+-- Results of fn(...) without recording, and a list of the tensors that it has made if it is a
+-- function of the library that says so (def.made).
+local function run_quietly(def, fn, ...)
+   if not def.made then return pack(M.no_grad(fn, ...)), nil end
+   local outer = own.enter()
+   local r = pack(pcall(M.no_grad, fn, ...))
+   local made = own.leave(outer)
+   if not r[1] then error(r[2], 0) end
+   return { n = r.n - 1, unpack(r, 2, r.n) }, made
+end
+
 local function saved_values(walk, first, n)
    local values = { n = n }
    for i = 1, n do values[i] = walk:input(first + i - 1) end
@@ -220,11 +240,14 @@ end
 local function call_record(def, self, inputs, first, nsaved)
    return {
       run = function(walk, dys)
-         if nsaved > 0 then rawset(self, 'values', saved_values(walk, first, nsaved)) end
-         local grads = pack(M.no_grad(def.backward, self, unpack(dys, 1, dys.n)))
+         local values = nsaved > 0 and saved_values(walk, first, nsaved) or nil
+         rawset(self, 'values', values)
+         local grads, made = run_quietly(def, def.backward, self, unpack(dys, 1, dys.n))
          rawset(self, 'values', nil)
-         return spread(def.name, inputs, grads)
+         if def.private and values then own.spend_list(values, values.n) end
+         return spread(def.name, inputs, grads), made
       end,
+      private = def.private,
    }
 end
 
@@ -234,7 +257,7 @@ Function.__tostring = function(f) return 'tide function ' .. f.def.name end
 Function.__call = function(f, ...)
    local def, args = f.def, pack(...)
    local self = setmetatable({ name = def.name }, Call)
-   local results = pack(M.no_grad(def.forward, self, ...))
+   local results, made = run_quietly(def, def.forward, self, ...)
    local xs, ys = tensors_in(args), tensors_in(results)
    if #xs == 0 or #ys == 0 then return unpack(results, 1, results.n) end
    local inputs, nx, saved = { n = args.n }, #xs, rawget(self, 'to_save') or { n = 0 }
@@ -242,25 +265,38 @@ Function.__call = function(f, ...)
    for i = 1, saved.n do xs[nx + i] = saved[i] end
    rawset(self, 'to_save', nil)
    local record = call_record(def, self, inputs, nx, saved.n)
-   return with_history(results, record_function(C.tide_tensor_ctx(xs[1]), def.name, record, xs, ys,
-      saved.n > 0))
+   local outs = record_function(C.tide_tensor_ctx(xs[1]), def.name, record, xs, ys, saved.n > 0)
+   if made then own.spend_list(made)
+   elseif def.private then spend_others(results, results.n, args) end
+   return with_history(results, outs)
 end
 
 local func_keys = arg.set { 'name', 'forward', 'backward' }
 
--- A differentiable function written in Lua. def: name, forward(self, ...) -> results,
--- backward(self, gradient of each tensor result or nil...) -> one gradient (or nil) for each
--- argument of forward. Both run without recording. Call the result like a function.
-function M.func(def)
+local function make_function(def, private, made)
    if type(def) ~= 'table' then bad('grad.func', 'def', 'a table', def) end
    arg.opts('grad.func', def, func_keys)
    arg.func('grad.func', 'forward', def.forward)
    arg.func('grad.func', 'backward', def.backward)
    local name = arg.string('grad.func', 'name', def.name == nil and 'function' or def.name)
    return setmetatable({
-      def = { name = name, forward = def.forward, backward = def.backward },
+      def = { name = name, forward = def.forward, backward = def.backward, private = private,
+         made = made },
    }, Function)
 end
+
+-- A differentiable function written in Lua. def: name, forward(self, ...) -> results,
+-- backward(self, gradient of each tensor result or nil...) -> one gradient (or nil) for each
+-- argument of forward. Both run without recording. Call the result like a function.
+function M.func(def) return make_function(def, false, false) end
+
+-- The same for functions of the library that keep no tensor but those they save: everything that
+-- they make goes at its last use.
+function M.private_func(def) return make_function(def, true, true) end
+
+-- The same for functions whose backward runs other code of the library, which may keep what it
+-- makes: arguments and results alone go.
+function M.relay_func(def) return make_function(def, true, false) end
 
 -- ---- the walk --------------------------------------------------------------------------------
 
@@ -269,13 +305,21 @@ local new_walk_box, new_event = ffi.typeof 'tide_backward *[1]', ffi.typeof 'tid
 local Walk = {}
 Walk.__index = Walk
 
+-- A handle of its own for what is in a box, the tape's, which is given back; nil for null.
+local function alias_of(ctx, box)
+   local t, alias = own.take_or_nil(box), new_box()
+   if not t then return nil end
+   local rc = C.tide_detach(alias, t)
+   own.finish(t, C.tide_tensor_release)
+   own.check(ctx, rc)
+   return take(alias)
+end
+
 -- A saved input (0-based) of the walk's current host function, without its history.
 function Walk:input(i)
    local box = new_box()
    own.check(self.ctx, C.tide_backward_input(box, self.handle, i))
-   local t = take(box)
-   own.check(self.ctx, C.tide_detach(box, t))
-   return take(box)
+   return alias_of(self.ctx, box)
 end
 
 -- One host function: gradients of its results in, gradients of its inputs out.
@@ -288,13 +332,18 @@ local function host_turn(walk, tag, nout)
    for i = 1, nout do
       local box = new_box()
       own.check(walk.ctx, C.tide_backward_take(box, walk.handle, i - 1))
-      dys[i] = own.take_or_nil(box)
+      dys[i] = alias_of(walk.ctx, box)
    end
-   local grads = record.run(walk, dys)
+   local grads, made = record.run(walk, dys)
    for i = 1, record.ninput do
       if grads[i] then
          own.check(walk.ctx, C.tide_backward_give(walk.handle, i - 1, grads[i]))
       end
+   end
+   if record.private then
+      own.spend_list(dys, nout)
+      own.spend_list(grads, record.ninput)
+      own.spend_list(made or {})
    end
 end
 
@@ -310,13 +359,8 @@ end
 
 local backward_opts = arg.set { 'retain' }
 
--- Adds to the .grad of every leaf behind root. grad: gradient of root, nil for one element.
--- opts.retain keeps saved tensors for a second walk.
-function M.backward(root, grad, opts)
-   arg.tensor('backward', 'x', root)
-   arg.tensor_or_nil('backward', 'grad', grad)
-   opts = arg.opts('backward', opts, backward_opts)
-   local retain = arg.flag('backward', 'opts.retain', opts.retain)
+-- private: root is the library's own; its bytes may go before the walk.
+local function walk_back(root, grad, retain, private)
    local ctx = C.tide_tensor_ctx(root)
    local box = new_walk_box()
    local rc = C.tide_backward_begin(box, root, grad, retain)
@@ -324,10 +368,20 @@ function M.backward(root, grad, opts)
       own.check(ctx, C.tide_backward_begin(box, root, grad, retain))
    end
    local handle = own.handle(box[0], C.tide_backward_release)
+   if private then own.spend(root) end
    local ok, err = pcall(drive, setmetatable({ handle = handle, ctx = ctx }, Walk))
    own.finish(handle, C.tide_backward_release)
    sweep(ctx)
    if not ok then error(err, 0) end
+end
+
+-- Adds to the .grad of every leaf behind root. grad: gradient of root, nil for one element.
+-- opts.retain keeps saved tensors for a second walk.
+function M.backward(root, grad, opts)
+   arg.tensor('backward', 'x', root)
+   arg.tensor_or_nil('backward', 'grad', grad)
+   opts = arg.opts('backward', opts, backward_opts)
+   walk_back(root, grad, arg.flag('backward', 'opts.retain', opts.retain), false)
 end
 
 -- ---- recomputation ---------------------------------------------------------------------------
@@ -367,11 +421,12 @@ local function replay(ctx, record, walk, dys)
          live[#live + 1], grads[#grads + 1] = ys[i], dys[i]
       end
    end
-   if #live == 1 then
-      M.backward(live[1], grads[1])
-   elseif #live > 1 then
-      M.backward(M.enable_grad(sink, ctx, live, grads), nil)
-   end
+   local root = #live > 1 and M.enable_grad(sink, ctx, live, grads) or live[1]
+   local mine = record.private and root ~= nil
+   leaves.n = k
+   for i = 1, k do mine = mine and not rawequal(leaves[i], root) end
+   if record.private then spend_others(ys, #ys, { n = k + 1, root or false, unpack(leaves) }) end
+   if root then walk_back(root, #live == 1 and grads[1] or nil, false, mine) end
    return leaves
 end
 
@@ -386,9 +441,9 @@ local function replay_seeded(ctx, record, walk, dys)
    return leaves
 end
 
-local function checkpoint_record(ctx, fn, args)
+local function checkpoint_record(ctx, fn, args, private)
    local record = { fn = fn, args = { n = args.n }, is_input = {}, wants = {}, nx = 0,
-      rng = ffi.new 'uint64_t[3]' }
+      rng = ffi.new 'uint64_t[3]', private = private }
    for i = 1, args.n do
       if is_tensor(args[i]) then
          record.is_input[i] = true
@@ -405,24 +460,21 @@ local function checkpoint_record(ctx, fn, args)
          if leaves[k] and record.wants[k] then
             local box = new_box()
             own.check(ctx, C.tide_grad(box, leaves[k]))
-            grads[k] = own.take_or_nil(box) or false
+            grads[k] = alias_of(ctx, box) or false
          end
       end
+      if record.private then own.spend_list(leaves, record.ninput) end
       return grads
    end
    return record
 end
 
--- The results of fn(...), whose intermediate results are not kept for backward but computed again
--- there, with the same random numbers. fn must depend on its arguments and on unchanged state
--- alone.
-function M.checkpoint(fn, ...)
-   arg.func('checkpoint', 'fn', fn)
+local function checkpoint(private, fn, ...)
    local args = pack(...)
    local xs = tensors_in(args)
    local ctx = #xs > 0 and C.tide_tensor_ctx(xs[1]) or contexts.default().handle
    if C.tide_recording(ctx) == 0 then return fn(...) end
-   local record = checkpoint_record(ctx, fn, args)
+   local record = checkpoint_record(ctx, fn, args, private)
    rng_get(ctx, record.rng)
    local results = pack(M.no_grad(fn, ...))
    local ys = tensors_in(results)
@@ -436,7 +488,22 @@ function M.checkpoint(fn, ...)
       own.check(ctx, C.tide_requires_grad(anchor, true))
       xs[#xs + 1] = anchor
    end
-   return with_history(results, record_function(ctx, 'checkpoint', record, xs, ys, true))
+   local outs = record_function(ctx, 'checkpoint', record, xs, ys, true)
+   if private then spend_others(results, results.n, args) end
+   return with_history(results, outs)
+end
+
+-- The results of fn(...), whose intermediate results are not kept for backward but computed again
+-- there, with the same random numbers. fn must depend on its arguments and on unchanged state
+-- alone.
+function M.checkpoint(fn, ...)
+   return checkpoint(false, arg.func('checkpoint', 'fn', fn), ...)
+end
+
+-- The same for calls of the library's own modules: what is made again, and its arguments, go at
+-- their last use.
+function M.private_checkpoint(fn, ...)
+   return checkpoint(true, arg.func('checkpoint', 'fn', fn), ...)
 end
 
 return M

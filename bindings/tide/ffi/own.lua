@@ -4,9 +4,12 @@
 -- allocates (debt); take() reads that counter after each allocating call, and when it has grown
 -- past the limit Lua decides whether a collection can free memory. C never calls the collector.
 --
--- A collection runs only if live bytes have grown by the limit since the last one: garbage cannot
--- be larger than that growth, so memory stays below (reachable + two limits) and a step whose
--- scopes release everything promptly never pays for a collection.
+-- A collection runs only if live bytes have grown by the limit beyond what the last one left:
+-- memory stays below the most that was ever reachable and two limits, and a loop whose steps all
+-- need the same pays for collections in its first step alone.
+--
+-- The library gives up what it makes for itself at its last use (spend): the bytes then go with
+-- the last other reference, without the collector.
 --
 -- This is the only file that calls ffi.gc. Out-boxes and argument buffers are made for each call:
 -- the collector may run a finalizer of the user between filling one and reading it, and calls of
@@ -26,9 +29,9 @@ M.new_box = ffi.typeof 'tide_tensor *[1]'
 -- Growth of live bytes that is worth a collection: the smallest `debt` parameter of the open
 -- contexts. The counter is read twice as often, so that the growth is seen in time.
 local limit, look = 2^27, 2^26
--- Live bytes of each context after its last collection, by its address; the limit of each, by its
--- handle, which is not kept.
-local base, limits = {}, setmetatable({}, { __mode = 'k' })
+-- Live bytes of each context after its last collection, and how often settle has collected for it,
+-- by its address; the limit of each, by its handle, which is not kept.
+local base, forced, limits = {}, {}, setmetatable({}, { __mode = 'k' })
 local tracking = false                      -- creation sites are kept (see track)
 local sites = setmetatable({}, { __mode = 'k' })
 
@@ -43,31 +46,35 @@ end
 
 -- Registers a context, or a change of its `debt` parameter.
 function M.watch(ctx)
-   base[address(ctx)] = base[address(ctx)] or 0
+   base[address(ctx)], forced[address(ctx)] = base[address(ctx)] or 0, forced[address(ctx)] or 0
    limits[ctx] = tonumber(ffi.string(C.tide_param_get(ctx, 'debt')))
    set_limit()
 end
 
 -- Removes a closed context: its limit no longer counts.
 function M.unwatch(ctx)
-   base[address(ctx)], limits[ctx] = nil, nil
+   base[address(ctx)], forced[address(ctx)], limits[ctx] = nil, nil, nil
    set_limit()
 end
 
 -- Settles the debt of a context: collects if enough has accumulated that a collection may help.
 local function settle(ctx)
    local stats, key = C.tide_ctx_stats(ctx), address(ctx)
-   local live = tonumber(stats.live)
-   local before = math.min(base[key] or 0, live)
-   if live - before >= limit then
+   if tonumber(stats.live) - (base[key] or 0) >= limit then
       collectgarbage()
-      live = tonumber(stats.live)
-      before = live
+      base[key], forced[key] = tonumber(stats.live), (forced[key] or 0) + 1
    end
-   base[key] = before
    C.tide_debt_settle(ctx)
 end
-M.settle = settle
+
+-- Says that the heap has just been collected: growth counts from here.
+function M.settled(ctx)
+   base[address(ctx)] = tonumber(C.tide_ctx_stats(ctx).live)
+   C.tide_debt_settle(ctx)
+end
+
+-- Returns how often the debt of a context has forced a collection.
+function M.forced(ctx) return forced[address(ctx)] or 0 end
 
 -- ---- the end of the Lua state ----------------------------------------------------------------
 
@@ -198,10 +205,13 @@ local function note(t)
    end
 end
 
+local frame                                 -- what take has returned since enter, or nil
+
 -- Returns the tensor in a box, owned: attaches the finalizer, settles the debt when due.
 local function take(box)
    local t = ffi.gc(box[0], C.tide_tensor_release)
    if noting then note(t) end
+   if frame then frame[#frame + 1] = t end
    local ctx = C.tide_tensor_ctx(t)
    if C.tide_ctx_stats(ctx).debt >= look then settle(ctx) end
    return t
@@ -269,6 +279,89 @@ end
 function M.finish(h, release)
    if ending.late then no_longer_late(h) end
    release(ffi.gc(h, nil))
+end
+
+-- ---- temporaries of the library ----------------------------------------------------------------
+
+local tensor_type = ffi.typeof 'tide_tensor *'
+
+-- While a state closes nothing is spent: what is made then stands in `late`.
+local function spend_one(t)
+   if t == nil or ending.late or not ffi.istype(tensor_type, t) then return end
+   if C.tide_tensor_spend(t) == 0 then ffi.gc(t, C.tide_tensor_release_spent) end
+end
+
+-- Gives up tensors that the caller has made and that nothing but the tape needs any more: the
+-- bytes go with the last other reference, and a later use is E_GONE. Tensors that user code has
+-- seen (keep) stay; so do values that are no tensors. Idempotent.
+function M.spend(a, b, c, d)
+   spend_one(a)
+   if b ~= nil then spend_one(b) end
+   if c ~= nil then spend_one(c) end
+   if d ~= nil then spend_one(d) end
+end
+
+-- The same of every tensor in a list that may have holes; n: its length.
+function M.spend_list(list, n)
+   for i = 1, n or #list do spend_one(list[i]) end
+end
+
+-- Begins a list of all tensors that are made until leave; returns the list before, for leave. Only
+-- around code of the library that keeps no tensor elsewhere.
+function M.enter()
+   local outer = frame
+   frame = {}
+   return outer
+end
+
+-- Ends the list of enter and returns it.
+function M.leave(outer)
+   local made = frame
+   frame = outer
+   return made
+end
+
+-- Stops the list while code runs that keeps what it makes; the result is for resume.
+function M.pause()
+   local outer = frame
+   frame = nil
+   return outer
+end
+
+-- Goes on with the list that pause has returned.
+function M.resume(outer) frame = outer end
+
+local function finish_frame(outer, ok, ...)
+   local made = M.leave(outer)
+   if not ok then error((...), 0) end
+   for _, t in ipairs(made) do
+      local result = false
+      for i = 1, select('#', ...) do result = result or rawequal(t, (select(i, ...))) end
+      if not result then spend_one(t) end
+      if result and outer then outer[#outer + 1] = t end
+   end
+   return ...
+end
+
+-- The results of fn(...); all other tensors that it has made are given up. fn: see enter.
+function M.frame(fn, ...)
+   local outer = M.enter()
+   return finish_frame(outer, pcall(fn, ...))
+end
+
+-- Returns `new`, which was made of `old`; old is given up unless it is the same.
+function M.replace(old, new)
+   if not rawequal(old, new) then spend_one(old) end
+   return new
+end
+
+-- Returns the values; tensors among them are user code's from here on, so that spend leaves them.
+function M.keep(...)
+   for i = 1, select('#', ...) do
+      local v = (select(i, ...))
+      if ffi.istype(tensor_type, v) and v ~= nil then C.tide_tensor_keep(v) end
+   end
+   return ...
 end
 
 -- Creation sites: on costs a stack walk for each tensor. sites() lists those of tensors that are

@@ -194,6 +194,16 @@ int  tide_item(tide_tensor *t, double *value);
 int  tide_tensor_retain(tide_tensor *t);
 /* Any thread; on one that does not own the context the release waits for the owner's next call. */
 void tide_tensor_release(tide_tensor *t);
+/* The caller's reference no longer keeps the bytes: they go with the last other reference (the
+ * tape's, a plain one) and the handle then answers E_GONE. The reference is given back by
+ * tide_tensor_release_spent, in place of tide_tensor_release. For a host whose collector would
+ * keep a temporary for long after its last use. At most one reference of a handle is spent.
+ * TIDE_MORE: the reference is what it was, since another is spent or the handle is kept
+ * (tide_tensor_keep). E_NOMEM: likewise. */
+int  tide_tensor_spend(tide_tensor *t);
+void tide_tensor_release_spent(tide_tensor *t); /* any thread, as tide_tensor_release */
+/* From here on tide_tensor_spend leaves the handle as it is: others than the caller know it. */
+void tide_tensor_keep(tide_tensor *t);
 /* Drops the bytes now; the handle stays and answers E_GONE. E_STATE: a collective under way uses
  * them. */
 int  tide_tensor_drop(tide_tensor *t);

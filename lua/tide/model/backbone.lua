@@ -9,6 +9,7 @@ local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 local sequence_of = require('tide.nn.mamba').sequence_of
@@ -36,7 +37,12 @@ function Body:init(c, mixers, opts)
 end
 
 -- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
-function Body:forward(ids_BT, at) return self.norm_f(self.layers(self.embeddings(ids_BT), at)) end
+function Body:forward(ids_BT, at)
+   local x = self.embeddings(ids_BT)
+   x = private.replace(x, self.layers(x, at))
+   return private.replace(x, self.norm_f(x))
+end
+private.note(Body.forward)
 
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
@@ -109,6 +115,7 @@ function Backbone:hidden(ids_BT, opts)
    self:check_ids(ids_BT)
    return self.backbone(ids_BT, placement(self.op, opts, ids_BT))
 end
+private.note(Backbone.hidden)
 
 -- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
 -- attention; per token of training.

@@ -9,6 +9,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local nn = require 'tide.nn'
 
 local Module = nn.Module
@@ -68,12 +69,20 @@ end
 -- Logits of final hidden states, by a call of the head.
 local function logits(self, h)
    local head = self.lm_head
-   if not head then return self:head_logits(h) end
-   return head:as_call(function(_, x) return self:head_logits(x) end, h)
+   if not head then return private.call(self.head_logits, self, h) end
+   return head:as_call(private.note(function(_, x)
+      return private.call(self.head_logits, self, x)
+   end), h)
 end
 
 -- Logits [B, T, V].
-function CausalLM:forward(ids_BT, opts) return logits(self, self:hidden(ids_BT, opts)) end
+function CausalLM:forward(ids_BT, opts)
+   local h = private.call(self.hidden, self, ids_BT, opts)
+   return private.replace(h, logits(self, h))
+end
+private.note(CausalLM.forward)
+private.note(CausalLM.head_logits)
+private.note(CausalLM.head_loss)
 
 -- Names of all options of a call of loss.
 local function loss_options(self)
@@ -88,7 +97,7 @@ end
 -- without them logits are never made.
 local function head_loss(self, h, labels, opts)
    local head = self.lm_head
-   if not head then return self:head_loss(h, labels, opts) end
+   if not head then return private.call(self.head_loss, self, h, labels, opts) end
    if head:has_hooks() then
       if self.keeps_logits_apart then
          err.raise('E_UNSUPPORTED', self.op, 'lm_head has hooks, which see whole logits in '
@@ -96,7 +105,9 @@ local function head_loss(self, h, labels, opts)
       end
       return nn.loss.of_logits(logits(self, h), labels, opts)
    end
-   return head:as_call(function(_, x) return self:head_loss(x, labels, opts) end, h)
+   return head:as_call(private.note(function(_, x)
+      return private.call(self.head_loss, self, x, labels, opts)
+   end), h)
 end
 
 local function loss(self, ids_BT, labels_BT, opts)
@@ -110,8 +121,10 @@ local function loss(self, ids_BT, labels_BT, opts)
    rest.shift = nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   return head_loss(self, self:hidden(ids_BT, place), labels_BT, rest)
+   local h = private.call(self.hidden, self, ids_BT, place)
+   return private.replace(h, head_loss(self, h, labels_BT, rest))
 end
+private.note(loss)
 
 -- Sum of the token losses divided by opts.count (default: the labels counted in this call).
 -- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the

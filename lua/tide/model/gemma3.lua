@@ -4,6 +4,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local nn = require 'tide.nn'
 local Llama = require 'tide.model.llama'
 
@@ -27,10 +28,18 @@ end
 
 -- x [B, T, C] -> the same shape. at: as of nn.Block.
 function Block:forward(x, at)
-   local a = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), at))
-   local n, h = self.pre_feedforward_layernorm(a, x)
-   return h + self.post_feedforward_layernorm(self.mlp(n))
+   local n = self.input_layernorm(x)
+   local a = private.replace(n, self.self_attn(n, at))
+   a = private.replace(a, self.post_attention_layernorm(a))
+   local m, h = self.pre_feedforward_layernorm(a, x)
+   private.spend(a)
+   local y = private.replace(m, self.mlp(m))
+   y = private.replace(y, self.post_feedforward_layernorm(y))
+   local sum = h + y
+   private.spend(h, y)
+   return sum
 end
+private.note(Block.forward)
 
 local Gemma3 = class('Gemma3', Llama)
 

@@ -14,6 +14,7 @@ local class = require 'tide.class'
 local config_ = require 'tide.model.config'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 
@@ -133,9 +134,11 @@ end
 -- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at)
    local x_BTC = self.embed_tokens(ids_BT)
-   if self.embed_scale then x_BTC = x_BTC * self.embed_scale end
-   return self.norm(self.layers(x_BTC, at))
+   if self.embed_scale then x_BTC = private.replace(x_BTC, x_BTC * self.embed_scale) end
+   x_BTC = private.replace(x_BTC, self.layers(x_BTC, at))
+   return private.replace(x_BTC, self.norm(x_BTC))
 end
+private.note(Body.forward)
 
 local Llama = class('Llama', CausalLM)
 Llama.mixes = false
@@ -192,6 +195,7 @@ function Llama:hidden(ids_BT, opts)
    self:check_ids(ids_BT)
    return self.model(ids_BT, placement(self.op, ids_BT, opts))
 end
+private.note(Llama.hidden)
 
 -- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
 function Llama:flops_per_token(seq)

@@ -9,6 +9,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 
 local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'bias',
    'dropout', 'context' }
@@ -85,7 +86,7 @@ local function dropped(q, k, v, o)
       local count = math.min(step, n - first)
       local function run(a, b, c) return block(a, b, c, o, first) end
       local part = q:narrow(2, first + 1, count)
-      parts[#parts + 1] = tide.is_grad_enabled() and tide.checkpoint(run, part, k, v)
+      parts[#parts + 1] = tide.is_grad_enabled() and private.checkpoint(run, part, k, v)
          or run(part, k, v)
    end
    return #parts == 1 and parts[1] or tide.cat(parts, 2)

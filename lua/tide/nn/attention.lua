@@ -9,6 +9,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local attend = require 'tide.nn.attend'
 local context = require 'tide.nn.context'
 local mask_ = require 'tide.nn.mask'
@@ -79,9 +80,10 @@ end
 -- Appends this call's keys and values to those of earlier calls; returns all of them.
 local function extend(cache, k_BTKD, v_BTKD)
    if cache.k then
-      k_BTKD, v_BTKD = tide.cat({ cache.k, k_BTKD }, 2), tide.cat({ cache.v, v_BTKD }, 2)
+      k_BTKD = private.replace(k_BTKD, tide.cat({ cache.k, k_BTKD }, 2))
+      v_BTKD = private.replace(v_BTKD, tide.cat({ cache.v, v_BTKD }, 2))
    end
-   cache.k, cache.v = k_BTKD, v_BTKD
+   cache.k, cache.v = private.keep(k_BTKD, v_BTKD)
    return k_BTKD, v_BTKD
 end
 
@@ -89,7 +91,8 @@ end
 function Attention:project(x_BTC)
    if not self.qkv_proj then return self.q_proj(x_BTC), self.k_proj(x_BTC), self.v_proj(x_BTC) end
    local nq, nk = self.heads * self.head_dim, self.kv_heads * self.head_dim
-   return unpack(self.qkv_proj(x_BTC):split({ nq, nk, nk }, -1))
+   local all = self.qkv_proj(x_BTC)
+   return unpack(private.replace(all, all:split({ nq, nk, nk }, -1)))
 end
 
 -- The attention itself. options: as of tide.attention, and dropout (of the probabilities).
@@ -107,6 +110,14 @@ function Attention:__newindex(key, value)
    old('attention.inner = fn', "attention:wrap(name, fn, { of = 'attend' })")
    wrap.drop(self, 'inner', 'attend')
    self:wrap('inner', function(_, _, ...) return value(...) end, { of = 'attend' })
+end
+
+-- q and k [B, T, heads, D] with their positions, which take the place of q and k.
+local function rotated(self, q, k, at)
+   local rope, positions = self.rope, at.positions
+      or tide.arange(q:size(2), { dtype = 'i64', device = q.device }):reshape(1, q:size(2))
+   return private.replace(q, private.call(rope.apply, rope, q, positions)),
+      private.replace(k, private.call(rope.apply, rope, k, positions))
 end
 
 -- The options of attend, beside its tensors.
@@ -132,25 +143,28 @@ end
 -- }.
 function Attention:forward(x_BTC, at)
    at = at or {}
-   local q, k, v = self:project(x_BTC)
+   local q, k, v = private.call(self.project, self, x_BTC)
    local B, T, D = q:size(1), q:size(2), self.head_dim
-   local q_BTHD, k_BTKD = q:reshape(B, T, self.heads, D), k:reshape(B, T, self.kv_heads, D)
-   local v_BTKD = v:reshape(B, T, self.kv_heads, D)
-   if self.q_norm then q_BTHD, k_BTKD = self.q_norm(q_BTHD), self.k_norm(k_BTKD) end
-   if self.rope then
-      local positions = at.positions
-         or tide.arange(T, { dtype = 'i64', device = x_BTC.device }):reshape(1, T)
-      q_BTHD = self.rope:apply(q_BTHD, positions)
-      k_BTKD = self.rope:apply(k_BTKD, positions)
+   q = private.replace(q, q:reshape(B, T, self.heads, D))
+   k = private.replace(k, k:reshape(B, T, self.kv_heads, D))
+   v = private.replace(v, v:reshape(B, T, self.kv_heads, D))
+   if self.q_norm then
+      q, k = private.replace(q, self.q_norm(q)), private.replace(k, self.k_norm(k))
    end
+   if self.rope then q, k = rotated(self, q, k, at) end
    local cache, q_start = at.cache, nil
    if cache then
       q_start = cache.k and cache.k:size(2) or 0
-      k_BTKD, v_BTKD = extend(cache, k_BTKD, v_BTKD)
+      k, v = extend(cache, k, v)
    end
-   local y_BTHD = self:attend(q_BTHD, k_BTKD, v_BTKD, self:told(at, q_start, x_BTC.device))
-   return self.o_proj(y_BTHD:reshape(B, T, self.heads * D))
+   local y = private.call(self.attend, self, q, k, v, self:told(at, q_start, x_BTC.device))
+   private.spend(q, k, v)
+   y = private.replace(y, y:reshape(B, T, self.heads * D))
+   return private.replace(y, self.o_proj(y))
 end
+private.note(Attention.forward)
+private.note(Attention.project)
+private.note(Attention.attend)
 
 -- Queries, keys and values are cut by heads, all or none, and the output's columns with them. See
 -- Module.tp.

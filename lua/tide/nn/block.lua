@@ -5,6 +5,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local Module = require 'tide.nn.module'
 
 local Block = class('Block', Module)
@@ -40,13 +41,18 @@ function Block:part(name) return self[self._part[name]] end
 -- x [B, T, C] -> the same shape. at: where the tokens lie; handed to the mixer.
 function Block:forward(x, at)
    local part, drop = self._part, self.dropout
-   local a = self[part.mixer](self[part.norm1](x), at)
-   if drop then a = drop(a) end
-   if not part.mlp then return x + a end
-   local n, h = self[part.norm2](a, x)
-   local y = self[part.mlp](n)
-   if drop then y = drop(y) end
-   return h + y
+   local n = self[part.norm1](x)
+   local a = private.replace(n, self[part.mixer](n, at))
+   if drop then a = private.replace(a, drop(a)) end
+   if not part.mlp then return private.replace(a, x + a) end
+   local m, h = self[part.norm2](a, x)
+   private.spend(a)
+   local y = private.replace(m, self[part.mlp](m))
+   if drop then y = private.replace(y, drop(y)) end
+   local sum = h + y
+   private.spend(h, y)
+   return sum
 end
+private.note(Block.forward)
 
 return Block

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local Module = require 'tide.nn.module'
 
 local Dropout = class('Dropout', Module)
@@ -22,6 +23,7 @@ function Dropout:forward(x)
    if not self.training or self.p == 0 then return x end
    return tide.dropout(x, self.p)
 end
+private.note(Dropout.forward)
 
 -- Its p, for the text of a model.
 function Dropout:detail() return ('p = %g'):format(self.p) end

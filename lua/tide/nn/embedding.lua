@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local in_range = require 'tide.nn.in_range'
 local Module = require 'tide.nn.module'
 
@@ -25,6 +26,7 @@ end
 
 -- ids [..] (integers from 0) -> vectors [.., dim].
 function Embedding:forward(ids) return tide.embedding(self.weight, ids) end
+private.note(Embedding.forward)
 
 -- x [.., dim] -> logits [.., nvocab].
 function Embedding:as_output(x)

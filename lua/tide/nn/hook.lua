@@ -7,6 +7,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local pack = require 'tide.ffi.pack'
 local wrap = require 'tide.nn.wrap'
 
@@ -15,10 +16,25 @@ local hook = {}
 local List = {}
 List.__index = List
 
+-- Whether the user has added one.
+function List:is_used()
+   for _, entry in ipairs(self.items) do
+      if not entry.by then return true end
+   end
+   return false
+end
+
+-- What a hook of the user sees is the user's too.
+local function show(entry, values)
+   if not entry.by then private.keep(unpack(values, 1, values.n)) end
+end
+
 -- Runs fn(module, values...) of every entry; results that are not nil replace the values.
 function List:run(module, values)
    for _, entry in ipairs(self.items) do
-      local r = pack(entry.fn(module, unpack(values, 1, values.n)))
+      show(entry, values)
+      local r = pack(private.apart(entry.fn, module, unpack(values, 1, values.n)))
+      show(entry, r)
       if r.n > 0 and r[1] ~= nil then values = r end
    end
    return values
@@ -27,7 +43,10 @@ end
 -- Runs fn(module, inputs, outputs...), both packed lists.
 function List:run_after(module, inputs, outputs)
    for _, entry in ipairs(self.items) do
-      local r = pack(entry.fn(module, inputs, unpack(outputs, 1, outputs.n)))
+      show(entry, inputs)
+      show(entry, outputs)
+      local r = pack(private.apart(entry.fn, module, inputs, unpack(outputs, 1, outputs.n)))
+      show(entry, r)
       if r.n > 0 and r[1] ~= nil then outputs = r end
    end
    return outputs
@@ -36,6 +55,21 @@ end
 -- ---- a call with hooks --------------------------------------------------------------------------
 
 local function is_tracked(v) return type(v) == 'cdata' and v.requires_grad end
+
+-- Whether one of a packed list of values is v itself.
+local function has(values, v)
+   for i = 1, values.n do
+      if rawequal(values[i], v) then return true end
+   end
+   return false
+end
+
+-- Gives up the tensors of `made` that are in neither of the other packed lists.
+local function spend_others(made, some, others)
+   for i = 1, made.n do
+      if not has(some, made[i]) and not has(others, made[i]) then private.spend(made[i]) end
+   end
+end
 
 -- Passes the tracked tensors of a packed list through an identity whose backward runs the hooks.
 local function through(module, hooks, values)
@@ -46,7 +80,8 @@ local function through(module, hooks, values)
       end
    end
    if #at == 0 then return values end
-   local identity = tide.grad.func {
+   local func = hooks:is_used() and tide.grad.func or private.relay
+   local identity = func {
       name = 'hook',
       forward = function(_, ...) return ... end,
       backward = function(_, ...)
@@ -77,9 +112,9 @@ local function without_inputs(hooks)
       if not entry.needs_inputs then list[#list + 1] = entry end
    end
    if #list == 0 then return nil end
-   return { run = function(_, module, dy)
+   return { is_used = function() return hooks:is_used() end, run = function(_, module, dy)
       for _, entry in ipairs(list) do
-         if entry.fn(module) ~= nil then
+         if private.apart(entry.fn, module) ~= nil then
             err.raise('E_STATE', 'nn.Module.hook_backward', 'no input of this %s carries a '
                .. 'gradient that the hook could replace; it must return nothing', module.class_name)
          end
@@ -91,7 +126,7 @@ end
 -- What fn(self, ...) returns, with the hooks of the module around it.
 local function run(fn, self, ...)
    local lists, inputs = self._hooks, pack(...)
-   local recording, behind = tide.is_grad_enabled(), nil
+   local recording, given, behind = tide.is_grad_enabled(), inputs, nil
    if active(lists.pre) then inputs = lists.pre:run(self, inputs) end
    if recording and active(lists.backward) then
       if has_tracked(inputs) then
@@ -101,11 +136,14 @@ local function run(fn, self, ...)
       end
    end
    local outputs = pack(fn(self, unpack(inputs, 1, inputs.n)))
+   local made = outputs
    if active(lists.post) then outputs = lists.post:run_after(self, inputs, outputs) end
    if behind then outputs = through(self, behind, outputs) end
    if recording and active(lists.backward_pre) then
       outputs = through(self, lists.backward_pre, outputs)
    end
+   spend_others(inputs, given, outputs)
+   spend_others(made, given, outputs)
    return unpack(outputs, 1, outputs.n)
 end
 

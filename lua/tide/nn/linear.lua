@@ -6,6 +6,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local Module = require 'tide.nn.module'
 
 local Linear = class('Linear', Module)
@@ -37,7 +38,9 @@ function Linear:product(x, weight, bias)
 end
 
 -- x [.., nin] -> [.., nout].
-function Linear:forward(x) return self:product(x, self.weight, self.bias) end
+function Linear:forward(x) return private.call(self.product, self, x, self.weight, self.bias) end
+private.note(Linear.forward)
+private.note(Linear.product)
 
 -- See Module.tp.
 function Linear:tp(style, on)

@@ -3,6 +3,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 
 local loss = {}
 
@@ -60,8 +61,10 @@ function loss.per_count(fn, x, labels, opts, op)
    end
    count = count or math.max(1, loss.count(labels, attrs.ignore_index))
    err.number(op, 'count', count, 1e-300)
-   local sum = fn(x:reshape(n, C), labels:reshape(n), attrs)
+   local flat = x:reshape(n, C)
+   local sum = private.call(fn, flat, labels:reshape(n), attrs)
    check_tensor(op, 'result of fn', sum)
+   private.spend(flat)
    return sum * (1 / count)
 end
 
@@ -70,17 +73,18 @@ end
 -- (label of tokens that do not count, -100), label_smoothing, z_loss. labels[t] is the token after
 -- x[t] already (loss.shift makes them).
 function loss.linear(x, w_VC, labels, opts)
-   return loss.per_count(function(x_NC, labels_N, attrs)
+   return loss.per_count(private.note(function(x_NC, labels_N, attrs)
       return tide.linear_cross_entropy(x_NC, w_VC, nil, labels_N, attrs)
-   end, x, labels, opts, 'nn.loss.linear')
+   end), x, labels, opts, 'nn.loss.linear')
 end
+private.note(loss.linear)
 
 -- The same of logits [.., V].
 function loss.of_logits(logits, labels, opts)
-   return loss.per_count(function(z_NV, labels_N, attrs)
+   return loss.per_count(private.note(function(z_NV, labels_N, attrs)
       attrs.reduction = 'sum'
       return tide.cross_entropy(z_NV, labels_N, attrs)
-   end, logits, labels, opts, 'nn.loss.of_logits')
+   end), logits, labels, opts, 'nn.loss.of_logits')
 end
 
 return loss

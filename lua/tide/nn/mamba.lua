@@ -11,6 +11,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local context = require 'tide.nn.context'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
@@ -48,6 +49,7 @@ function GatedRMSNorm:forward(x, z)
    return tide.gated_rms_norm(x, z, self.weight,
       { eps = self.eps, group = self.group, gate_last = self.gate_last })
 end
+private.note(GatedRMSNorm.forward)
 
 -- Sizes, for the text of a model.
 function GatedRMSNorm:detail()
@@ -169,7 +171,7 @@ function Mamba2:init(opts)
 end
 
 -- The two ops of mix.
-Mamba2.conv, Mamba2.scan = tide.conv1d, tide.ssd_scan
+Mamba2.conv, Mamba2.scan = private.note(tide.conv1d), private.note(tide.ssd_scan)
 
 -- mamba.inner = fn is the spelling of 0.1 for a wrap of mix.
 function Mamba2:__newindex(key, value)
@@ -183,7 +185,7 @@ end
 
 -- x cut along its last dim. The gradients are joined in one pass, where slices would each make a
 -- whole tensor of zeros.
-local divide = tide.grad.func {
+local divide = private.func {
    name = 'divide',
    forward = function(self, x, widths)
       self.widths, self.x = widths, { shape = x.shape, dtype = x.dtype, device = x.device }
@@ -212,8 +214,8 @@ end
 -- anything that has filter and conv, for some of the channels too.
 function Mamba2:convolve(xBC, opts)
    err.type('nn.Mamba2.convolve', 'opts', opts, 'table')
-   local weight, bias = self:filter()
-   return self.conv(xBC, weight, bias, {
+   local weight, bias = private.call(self.filter, self)
+   return private.call(self.conv, xBC, weight, bias, {
       silu = true, sequence = opts.sequence, initial = opts.initial,
       return_last = opts.return_last })
 end
@@ -232,13 +234,17 @@ function Mamba2:recur(xBC, dt_BTH, opts)
    local B, T = xBC:size(1), xBC:size(2)
    local H, D, G, N, I = self.heads, self.head_dim, self.groups, self.state, self.inner_dim
    local x_BTI, B_BTS, C_BTS = divide(xBC, { I, G * N, G * N })
-   local y_BTHD, last = self.scan(x_BTI:reshape(B, T, H, D), dt_BTH, Mamba2.rates(self),
-      B_BTS:reshape(B, T, G, N), C_BTS:reshape(B, T, G, N), {
+   local rates = Mamba2.rates(self)
+   x_BTI = private.replace(x_BTI, x_BTI:reshape(B, T, H, D))
+   B_BTS = private.replace(B_BTS, B_BTS:reshape(B, T, G, N))
+   C_BTS = private.replace(C_BTS, C_BTS:reshape(B, T, G, N))
+   local y_BTHD, last = private.call(self.scan, x_BTI, dt_BTH, rates, B_BTS, C_BTS, {
          D = self.D:numel() == H and self.D or self.D:reshape(H, D), dt_bias = self.dt_bias,
          softplus = true, dt_limit = self.dt_limit, chunk = self.chunk, sequence = opts.sequence,
          initial = opts.initial, return_last = opts.return_last,
       })
-   return y_BTHD:reshape(B, T, I), last
+   private.spend(x_BTI, B_BTS, C_BTS, rates)
+   return private.replace(y_BTHD, y_BTHD:reshape(B, T, I)), last
 end
 
 -- What lies between the projections: y and the gate z, both [B, T, I], of the projected tokens.
@@ -249,11 +255,14 @@ function Mamba2:mix(projected_BTP, at)
    local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
    local cache, kept = at.cache, at.cache ~= nil
    local rows, last, y_BTI
-   xBC, rows = self:convolve(xBC, { sequence = at.sequence, initial = cache and cache.conv,
-      return_last = kept })
-   y_BTI, last = self:recur(xBC, dt_BTH, { sequence = at.sequence,
+   local joined = xBC
+   xBC, rows = private.call(self.convolve, self, xBC, { sequence = at.sequence,
+      initial = cache and cache.conv, return_last = kept })
+   private.spend(joined)
+   y_BTI, last = private.call(self.recur, self, xBC, dt_BTH, { sequence = at.sequence,
       initial = cache and cache.state, return_last = kept })
-   if cache then cache.conv, cache.state = rows, last end
+   private.spend(xBC, dt_BTH)
+   if cache then cache.conv, cache.state = private.keep(rows, last) end
    return y_BTI, z_BTI
 end
 
@@ -295,9 +304,14 @@ function Mamba2:forward(x_BTM, at)
    if whole and at.sequence == nil then
       at = { cache = at.cache, sequence = sequence_of(whole:q_index(x_BTM.device):select(3, 1)) }
    end
-   local y_BTI, z_BTI = self:mix(self.in_proj(x_BTM), at)
-   return self.out_proj(self.norm(y_BTI, z_BTI))
+   local p = self.in_proj(x_BTM)
+   local y_BTI, z_BTI = private.call(self.mix, self, p, at)
+   private.spend(p)
+   local n = self.norm(y_BTI, z_BTI)
+   private.spend(y_BTI, z_BTI)
+   return private.replace(n, self.out_proj(n))
 end
+private.note_methods(Mamba2)
 
 -- Cut by heads as a whole, or not at all. See Module.tp.
 function Mamba2:tp(_, on)

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 
@@ -46,7 +47,10 @@ end
 
 -- Gate (nil in the plain form) and up values of x.
 function MLP:project(x)
-   if self.gate_up_proj then return unpack(self.gate_up_proj(x):chunk(2, -1)) end
+   if self.gate_up_proj then
+      local both = self.gate_up_proj(x)
+      return unpack(private.replace(both, both:chunk(2, -1)))
+   end
    return self.gate_proj and self.gate_proj(x), self.up_proj(x)
 end
 
@@ -62,19 +66,30 @@ function MLP:activated(x)
    if act and is_plain(m) and self.project == MLP.project then
       y = tide.linear_act(x, m.weight, m.bias, act)
    else
-      local _, up = self:project(x)
-      y = up[act or self.act](up)
+      local _, up = private.call(self.project, self, x)
+      y = private.replace(up, up[act or self.act](up))
    end
-   return self.act == 'relu2' and y:square() or y
+   return self.act == 'relu2' and private.replace(y, y:square()) or y
 end
 
 -- x [.., dim] -> the same shape.
 function MLP:forward(x)
-   if not is_gated[self.act] then return self.down_proj(self:activated(x)) end
-   local gate, up = self:project(x)
-   if self.act == 'swiglu' then return self.down_proj(tide.swiglu(gate, up)) end
-   return self.down_proj(gate:gelu_tanh() * up)
+   local h
+   if not is_gated[self.act] then
+      h = private.call(self.activated, self, x)
+   else
+      local gate, up = private.call(self.project, self, x)
+      if self.act == 'swiglu' then
+         h = tide.swiglu(gate, up)
+      else
+         local g = gate:gelu_tanh()
+         h = private.replace(g, g * up)
+      end
+      private.spend(gate, up)
+   end
+   return private.replace(h, self.down_proj(h))
 end
+private.note_methods(MLP)
 
 -- Cut by its hidden channels, or whole. See Module.tp.
 function MLP:tp(_, on)

@@ -19,6 +19,7 @@ local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local hook = require 'tide.nn.hook'
 local instead = require 'tide.util.instead'
 local spread = require 'tide.nn.spread'
@@ -452,15 +453,16 @@ function Module:has_hooks()
 end
 
 -- The chain of a call: of a module without wraps its forward.
-function Module:_call(...) return self:forward(...) end
+function Module:_call(...) return private.call(self.forward, self, ...) end
+private.note(Module._call)
 
-function Module:__call(...) return self:_call(...) end
+function Module:__call(...) return private.call(self._call, self, ...) end
 
 -- What fn(self, ...) returns, as if it were the call of this module: with its hooks and wraps. For
 -- classes that can be called in a second way, as models by their loss.
 function Module:as_call(fn, ...)
    err.func('nn.Module.as_call', 'fn', fn)
-   return wrap.compose(wrap.list(self), fn)(self, ...)
+   return private.call(wrap.compose(wrap.list(self), fn), self, ...)
 end
 
 -- What module(...) computes; every class has its own.

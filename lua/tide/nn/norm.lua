@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local Module = require 'tide.nn.module'
 
 local RMSNorm = class('RMSNorm', Module)
@@ -30,6 +31,7 @@ function RMSNorm:forward(x, residual)
    end
    return tide.rms_norm(x, self.weight, self.eps, self.offset)
 end
+private.note(RMSNorm.forward)
 
 -- Sizes, for the text of a model.
 function RMSNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
@@ -59,6 +61,7 @@ function LayerNorm:forward(x, residual)
    end
    return tide.layer_norm(x, self.weight, self.bias, self.eps)
 end
+private.note(LayerNorm.forward)
 
 -- Sizes, for the text of a model.
 function LayerNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end

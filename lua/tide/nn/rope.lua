@@ -6,6 +6,7 @@
 -- original/low_freq_factor and original/high_freq_factor.
 
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 
 local rope = {}
 
@@ -91,5 +92,6 @@ function Rope:apply(x_BTHD, positions)
    end
    return tide.rope(x_BTHD, positions, inv_freq, self.options)
 end
+private.note(Rope.apply)
 
 return rope

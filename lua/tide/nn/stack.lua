@@ -4,6 +4,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local Module = require 'tide.nn.module'
 
 local Stack = class('Stack', Module)
@@ -73,13 +74,15 @@ end
 -- at: handed to every block; at.caches[i], if given, becomes at.cache of block i.
 function Stack:forward(x, at)
    at = err.type('nn.Stack', 'at', at or {}, 'table')
-   local caches = at.caches
+   local caches, h = at.caches, x
    for i, block in ipairs(self) do
       local here = at
       if caches then here = setmetatable({ cache = caches[i] }, { __index = at }) end
-      x = block(x, here)
+      local y = block(h, here)
+      h = rawequal(h, x) and y or private.replace(h, y)
    end
-   return x
+   return h
 end
+private.note(Stack.forward)
 
 return Stack

@@ -6,6 +6,7 @@
 -- self:method(...) runs it. The chain of the call is the field _call.
 
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 
 local wrap = {}
 
@@ -28,12 +29,24 @@ function wrap.find(module, name, of)
    end
 end
 
+-- fn, or around(inner, ..) of an entry, as a function of the library: what code of the user sees is
+-- the user's from then on.
+local function sheltered(fn)
+   if private.has(fn) then return fn end
+   return private.note(function(self, ...) return private.call(fn, self, ...) end)
+end
+
+local function wrapped(entry, inner)
+   local around = entry.fn
+   if entry.by then return function(self, ...) return around(inner, self, ...) end end
+   return function(self, ...) return private.call(around, inner, self, ...) end
+end
+
 -- fn(self, ...) inside the wraps of a list.
 function wrap.compose(list, fn)
-   for _, entry in ipairs(list) do
-      local inner, around = fn, entry.fn
-      fn = function(self, ...) return around(inner, self, ...) end
-   end
+   if #list == 0 then return fn end
+   fn = sheltered(fn)
+   for _, entry in ipairs(list) do fn = private.note(wrapped(entry, fn)) end
    return fn
 end
 

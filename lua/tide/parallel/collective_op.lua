@@ -19,6 +19,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local axis_of = require 'tide.parallel.axis_of'
 local is_even = require('tide.parallel.placement').is_even
 
@@ -224,7 +225,7 @@ end
 
 -- ---- host functions --------------------------------------------------------------------------
 
-local func = tide.grad.func
+local func = private.func
 
 local gather_fn = func {
    name = 'parallel.all_gather',

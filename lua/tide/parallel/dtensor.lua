@@ -12,6 +12,7 @@
 local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local collective = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
 
@@ -29,7 +30,7 @@ end
 
 -- ---- the steps -------------------------------------------------------------------------------
 
-local zeros_beside = tide.grad.func {
+local zeros_beside = private.func {
    name = 'parallel.keep_first',
    -- the first rank of the axis keeps x, the others hold what changes nothing
    forward = function(_, x, rank, neutral)
@@ -39,7 +40,7 @@ local zeros_beside = tide.grad.func {
    backward = function(_, dy) return dy end,
 }
 
-local times_size = tide.grad.func {
+local times_size = private.func {
    name = 'parallel.as_mean',
    forward = function(self, x, n)
       self.n = n

@@ -12,6 +12,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local axis_of = require 'tide.parallel.axis_of'
 local in_range = require 'tide.nn.in_range'
 
@@ -84,7 +85,7 @@ local function run(x_NC, w_WC, ids_N, at, want_x, want_w)
    return loss, want_x and dx or nil, want_w and dw or nil
 end
 
-local loss_fn = tide.grad.func {
+local loss_fn = private.func {
    name = 'parallel.linear_cross_entropy',
    forward = function(self, x, w, ids, at, want_x, want_w)
       local loss, dx, dw = run(x, w, ids, at, want_x, want_w)

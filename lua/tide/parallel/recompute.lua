@@ -20,6 +20,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local nn = require 'tide.nn'
 local norm = require 'tide.nn.norm'
 local spread = require 'tide.nn.spread'
@@ -65,7 +66,7 @@ local function again(next, self, ...)
    if not tide.is_grad_enabled() then return next(self, ...) end
    local env = spread.of(self).tp
    local length = env and env.length
-   return tide.checkpoint(function(...)
+   return private.checkpoint(function(...)
       if env then env.length = length end
       return next(self, ...)
    end, ...)

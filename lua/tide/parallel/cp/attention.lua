@@ -17,6 +17,7 @@
 
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'
 local collective = require 'tide.parallel.collective_op'
@@ -26,7 +27,7 @@ local subgroup = require 'tide.parallel.subgroup'
 
 local cp_attention = {}
 
-local Inner = { class_name = 'CpAttention' }
+local Inner = private.note { class_name = 'CpAttention' }
 Inner.__index = Inner
 
 -- The communicators of a2a+p2p: neighbours, and the ranks with the same place among theirs.
@@ -112,15 +113,19 @@ end
 
 function run.allgather(_, context, q, k, v, mask)
    local tokens = context:tokens()
-   return attend(q, collective.all_gather_v(k, context.comm, 2, tokens),
-      collective.all_gather_v(v, context.comm, 2, tokens), mask, context:q_index(q.device),
-      context:joined(q.device))
+   local all_k = collective.all_gather_v(k, context.comm, 2, tokens)
+   local all_v = collective.all_gather_v(v, context.comm, 2, tokens)
+   local y = attend(q, all_k, all_v, mask, context:q_index(q.device), context:joined(q.device))
+   private.spend(all_k, all_v)
+   return y
 end
 
 function run.a2a(_, context, q, k, v, mask)
    local all, tokens = context:joined(q.device), context:tokens()
    local qh, kh, vh, way = heads.enter(q, k, v, context.comm, tokens)
-   return heads.leave(attend(qh, kh, vh, mask, all, all), context.comm, way)
+   local o = attend(qh, kh, vh, mask, all, all)
+   private.spend(qh, kh, vh)
+   return private.replace(o, heads.leave(o, context.comm, way))
 end
 
 run['a2a+p2p'] = function(self, context, q, k, v, mask)
@@ -134,7 +139,8 @@ run['a2a+p2p'] = function(self, context, q, k, v, mask)
    local qh, kh, vh, way = heads.enter(q, k, v, near, tokens)
    local o = ring.attention(qh, kh, vh, { comm = far, mask = mask,
       index = context:groups(q.device, n), hops = context:hops(n, far.rank, mask) })
-   return heads.leave(o, near, way)
+   private.spend(qh, kh, vh)
+   return private.replace(o, heads.leave(o, near, way))
 end
 
 -- ---- the call --------------------------------------------------------------------------------

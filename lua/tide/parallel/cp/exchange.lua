@@ -12,6 +12,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 
 local exchange = {}
 
@@ -75,6 +76,7 @@ function Rows:index(device)
    if found and not found.to:is_gone() then return found.to, found.from end
    found = { to = tide.inverse_index(self.order), from = self.order }
    if device ~= 'cpu' then found.to, found.from = found.to:to(device), found.from:to(device) end
+   private.keep(found.to, found.from)
    self.keep[device] = found
    return found.to, found.from
 end
@@ -242,7 +244,7 @@ end
 
 -- ---- the two exchanges -----------------------------------------------------------------------
 
-local func = tide.grad.func
+local func = private.func
 
 local function zeros_or(dy, shape, opts) return dy or tide.zeros(shape, opts) end
 

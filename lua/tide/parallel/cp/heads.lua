@@ -7,7 +7,9 @@
 -- exchange (exchange.lua), as runs of channels: a head of D is D of them.
 
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local exchange = require 'tide.parallel.cp.exchange'
+local replace, spend_list = private.replace, private.spend_list
 
 local heads = {}
 
@@ -77,16 +79,21 @@ function heads.enter(q, k, v, comm, tokens)
       back[r] = { { part.q * E, part.nq * E } }
    end
    local own, rows, shared = list[comm.rank + 1], rows_of(tokens), K < comm.size
-   local qh, kh, vh = exchange.enter({ channels(q), channels(k), channels(v) }, comm,
-      exchange.columns(go, (H + K) * D + K * E), rows, { own.nq * D, own.nk * D, own.nk * E }, 0,
-      { false, shared, shared })
-   return heads_of(qh, own.nq, D), heads_of(kh, own.nk, D), heads_of(vh, own.nk, E),
+   local xs = { channels(q), channels(k), channels(v) }
+   local qh, kh, vh = exchange.enter(xs, comm, exchange.columns(go, (H + K) * D + K * E), rows,
+      { own.nq * D, own.nk * D, own.nk * E }, 0, { false, shared, shared })
+   spend_list(xs)
+   return replace(qh, heads_of(qh, own.nq, D)), replace(kh, heads_of(kh, own.nk, D)),
+      replace(vh, heads_of(vh, own.nk, E)),
       { cols = exchange.columns(back, H * E), rows = rows, heads = H, width = E }
 end
 
 -- The way back: o of all tokens and this rank's heads -> of this rank's tokens and all heads.
 function heads.leave(o, comm, way)
-   return heads_of(exchange.leave(channels(o), comm, way.cols, way.rows), way.heads, way.width)
+   local x = channels(o)
+   local y = exchange.leave(x, comm, way.cols, way.rows)
+   spend_list { x }
+   return replace(y, heads_of(y, way.heads, way.width))
 end
 
 return heads

@@ -14,6 +14,7 @@
 -- when it has served, not when the collector runs.
 
 local tide = require 'tide'
+local private = require 'tide.util.private'
 
 local ring = {}
 
@@ -149,7 +150,7 @@ local function backward(self, dout, q, k, v, out, lse)
    return into(dq, q.dtype), into(dk, k.dtype), into(dv, v.dtype)
 end
 
-local attend = tide.grad.func {
+local attend = private.func {
    name = 'parallel.ring_attention',
    forward = function(self, q, k, v, plan)
       self.plan = plan

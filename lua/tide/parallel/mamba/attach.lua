@@ -13,6 +13,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
 local context_ = require 'tide.parallel.cp.context'
@@ -271,10 +272,12 @@ function Attached:call(next, layer, projected, at)
    context:check_agreed(op, self.comm, 'Mamba-2 batches', kind_of(layer, projected, method))
    local batch = batch_of(self, map, context.index)
    if method == 'state' then
-      return state.inner(layer, projected, self.comm, hand_over(batch, map, layer, device))
+      local plan = hand_over(batch, map, layer, device)
+      return private.frame(state.inner, layer, projected, self.comm, plan)
    end
-   return hidden.inner(layer, projected, self.comm, self.plans[layer], rows_of(batch, map),
-      whole_sequence(batch, map, device))
+   local rows, sequence = rows_of(batch, map), whole_sequence(batch, map, device)
+   return private.frame(hidden.inner, layer, projected, self.comm, self.plans[layer], rows,
+      sequence)
 end
 
 function Attached:__tostring()

@@ -8,6 +8,7 @@
 -- that of its heads, zeros elsewhere, and the sum over ranks is the whole.
 
 local tide = require 'tide'
+local private = require 'tide.util.private'
 local exchange = require 'tide.parallel.cp.exchange'
 local split = require 'tide.parallel.mamba.split'
 local Mamba2 = require('tide.nn.mamba').Mamba2
@@ -43,7 +44,7 @@ local function part_of(layer, part)
    local P, N = layer.head_dim, layer.state
    local runs = split.runs(part, layer, 0)
    local D = layer.D
-   local weight, bias = layer:filter()
+   local weight, bias = private.call(layer.filter, layer)
    weight, bias = rows_of(weight, runs), bias and rows_of(bias, runs)
    local each = D:numel() / layer.heads
    local own = {

@@ -13,6 +13,7 @@
 -- G groups, N state size, K taps.
 
 local tide = require 'tide'
+local private = require 'tide.util.private'
 local err = require 'tide.util.err'
 local collective = require 'tide.parallel.collective_op'
 local divide = require('tide.nn.mamba').divide
@@ -245,7 +246,7 @@ end
 -- The states [n, G, I / G, N] that the tokens make: the sum of weight x B' over the tokens of each
 -- run. xBC [n, c, C], weight [n, c, H]; I channels of x and S of B. Its own derivative, since the
 -- products need no copies of the transposed.
-local made_by = tide.grad.func {
+local made_by = private.func {
    name = 'mamba_cp.states',
    forward = function(self, xBC, weight, G, I, S)
       self:save(xBC, weight)
@@ -279,7 +280,7 @@ end
 -- Returns for each token of x [n, c, H] the sum over the tokens behind it, and the sum over all
 -- [n, 1, H]. reversed: the numbers c - 1 .. 0. It has its own derivative, since that of cumsum
 -- subtracts, which loses accuracy and carries NaN from one document to another.
-local sums_after = tide.grad.func {
+local sums_after = private.func {
    name = 'mamba_cp.sums_after',
    forward = function(self, x, reversed)
       self.shape, self.like = x.shape, { dtype = x.dtype, device = x.device }
@@ -350,11 +351,11 @@ function state.inner(layer, projected, comm, batch)
    local z, xBC, dt = divide(projected, { layer.inner_dim, layer.conv_dim, layer.heads })
    local sequence = batch.sequence and over_batch(batch.sequence, B * R, B)
    local rows = halo(xBC, comm, batch)
-   xBC = layer:convolve(xBC:reshape { B * R, c, layer.conv_dim },
+   xBC = private.call(layer.convolve, layer, xBC:reshape { B * R, c, layer.conv_dim },
       { sequence = sequence, initial = rows })
    dt = dt:reshape { B * R, c, layer.heads }
    local made, decay = contributions(layer, xBC, dt, batch, B)
-   local y = layer:recur(xBC, dt, {
+   local y = private.call(layer.recur, layer, xBC, dt, {
       sequence = sequence, initial = initial(layer, made, decay, comm, batch, B) })
    return y:reshape { B, L, layer.inner_dim }, z
 end

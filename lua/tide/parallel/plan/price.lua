@@ -7,11 +7,9 @@
 -- which ranks of a context axis compare what they hold of a batch.
 
 local tide = require 'tide'
-local class = require 'tide.class'
 local each = require 'tide.util.each'
 local dtype_size = tide.dtype_size
 local err = require 'tide.util.err'
-local nn = require 'tide.nn'
 
 local price = {}
 
@@ -165,44 +163,24 @@ local function gradients(run)
    return list
 end
 
--- Unreferenced tensors go when Lua collects them: only here, and after every block, so that
--- they do not look like memory that is needed and numbers do not depend on when that happens.
-local function collect()
-   tide.default():collect()
+-- fn(...) without collections of the Lua heap: numbers do not depend on when one happens. What the
+-- library makes for itself goes at its last use; what a class of the user's leaves to the collector
+-- counts.
+local function uncollected(fn, ...)
    collectgarbage 'stop'
-end
-
--- Bytes taken since the mark and in use when no unreferenced tensor is left: what goes may have
--- been all that held another, so until twice nothing has gone.
-local function settled()
-   local ctx, same, last = tide.default(), 0, nil
-   repeat
-      collect()
-      local s = ctx:stats()
-      local now = s.live + s.ntensor + s.nnode
-      same, last = now == last and same + 1 or 0, now
-   until same == 2
-   return ctx:stats().since
-end
-
--- fn(...) by the interpreter: a trace leaves dead values in the frames it returns to, which hold
--- tensors for as long as chance wants.
-local function interpreted(fn, ...)
-   local was = jit.status()
-   jit.off()
-   jit.flush()
    local r = { pcall(fn, ...) }
-   if was then jit.on() end
    collectgarbage 'restart'
    return unpack(r)
 end
 
+local function since() return tide.default():stats().since end
+
 -- One micro-batch; returns what forward has kept for backward.
 local function micro(run, forward, last)
-   local before, activations = settled(), nil
+   local before, activations = since(), nil
    local function backward()
       local loss = forward(run.model)
-      activations = settled() - before - gathered(run.sharded)
+      activations = since() - before - gathered(run.sharded)
       loss:backward()
       if run.sharded then run.sharded:finish() end
       return unpack(gradients(run))                 -- they outlive the scope
@@ -215,13 +193,6 @@ local function micro(run, forward, last)
       run.data:all_reduce(gradients(run))
    end
    return math.max(0, activations)
-end
-
-local function collect_often(model)
-   model:walk(function(m)
-      if not class.is(m, nn.Stack) then return end
-      for i = 1, m:count() do m:at(i):hook_post(function() collect() end, { by = 'price' }) end
-   end)
 end
 
 -- A step of `accum` micro-batches: first, those between counted from one, last.
@@ -237,6 +208,24 @@ local function step(run, o, count)
    for i = 1, passes do
       add(total, i == 2 and passes == 3 and o.accum - 2 or 1, readings[i], readings[i - 1])
    end
+   return total, activations
+end
+
+-- Ends a step as training does.
+local function finish(run)
+   for _, entry in ipairs(run.params:named_parameters()) do entry.param:drop_grad() end
+   if run.sharded then
+      run.sharded:zero_grad()
+      run.sharded:updated()
+   end
+end
+
+-- Two steps; the second finds buffers that the first has made and that stay. Returns what the first
+-- sends and keeps for backward.
+local function steps(run, o, count)
+   local total, activations = step(run, o, count)
+   finish(run)
+   step(run, o, count)
    return total, activations
 end
 
@@ -257,9 +246,8 @@ function price.of(run, o)
    local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)
    local count = meter(comms_of(run))
-   collect_often(run.model)
    ctx:mark()
-   local ok, total, activations = interpreted(step, run, o, count)
+   local ok, total, activations = uncollected(steps, run, o, count)
    if not ok then
       err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
          .. '(a model of your own: give forward(model), which returns a loss): %s',

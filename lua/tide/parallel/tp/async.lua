@@ -12,6 +12,7 @@
 -- Legend: B batch, t tokens of a rank's block, T of all, C and N widths of input and output.
 
 local tide = require 'tide'
+local private = require 'tide.util.private'
 local layer = require 'tide.parallel.tp.layer'
 local layout = require 'tide.parallel.layout'
 local wrap = require 'tide.nn.wrap'
@@ -75,7 +76,7 @@ end
 -- ---- host functions --------------------------------------------------------------------------
 
 -- x [B, t, C] and pairs of a weight [N, C] and a bias or nil -> x gathered times each weight.
-local gather_linear = tide.grad.func {
+local gather_linear = private.func {
    name = 'parallel.gather_linear',
    forward = function(self, x, at, ...)
       local weights, blocks, out = { n = select('#', ...), ... }, {}, {}
@@ -123,7 +124,7 @@ local gather_linear = tide.grad.func {
 }
 
 -- h [B, T, N] and a weight [C, N] -> this rank's block of the sum over ranks of h w'.
-local linear_scatter = tide.grad.func {
+local linear_scatter = private.func {
    name = 'parallel.linear_scatter',
    forward = function(self, h, at, w)
       self.at = at
@@ -164,7 +165,9 @@ function tp_async.share_input(module, env)
          end
          args[2 * i - 1], args[2 * i] = self[name].weight, self[name].bias
       end
-      if not at then return next(self, layer.into_parts(env, x, 'S(1)')) end
+      if not at then
+         return layer.through(next, self, x, layer.into_parts(env, x, 'S(1)'))
+      end
       local first, second, third = gather_linear(x, at, unpack(args, 1, args.n))
       if self.act and #children == 1 then return nil, first end
       return first, second, third

@@ -17,6 +17,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
 local agree = require 'tide.comm.agree'
@@ -303,7 +304,7 @@ function Run:head(model, opts)
       return self:add(function()
          for _, of in ipairs { 'head_loss', 'head_logits' } do
             layer.around(model, function(next, me, x, ...)
-               return next(me, layer.into_whole(env, x, from), ...)
+               return layer.through(next, me, x, layer.into_whole(env, x, from), ...)
             end, { of = of })
          end
       end)
@@ -311,16 +312,20 @@ function Run:head(model, opts)
    local counts = layout.balanced(embed and m.nvocab or m.nout, env.axis.size)
    self:add(function()
       model.keeps_logits_apart = opts.gather_logits == false
-      layer.around(model, function(_, me, x, labels, o)
-         return nn.loss.per_count(function(x_NC, labels_N, attrs)
+      local function sum_of(me, parts, labels, o)
+         return nn.loss.per_count(private.note(function(x_NC, labels_N, attrs)
             return loss_parallel.linear_cross_entropy(x_NC, me:head(), labels_N, env.axis, counts,
                attrs)
-         end, layer.into_parts(env, x, from), labels, o, me.op or op)
+         end), parts, labels, o, me.op or op)
+      end
+      local function product(me, parts) return tide.linear(parts, me:head()) end
+      layer.around(model, function(_, me, x, labels, o)
+         return layer.through(sum_of, me, x, layer.into_parts(env, x, from), labels, o)
       end, { of = 'head_loss' })
       layer.around(model, function(_, me, x)
-         local y = tide.linear(layer.into_parts(env, x, from), me:head())
+         local y = layer.through(product, me, x, layer.into_parts(env, x, from))
          if opts.gather_logits == false then return y end
-         return collective.gather_from(y, env.axis, -1, counts)
+         return private.replace(y, collective.gather_from(y, env.axis, -1, counts))
       end, { of = 'head_logits' })
    end)
 end

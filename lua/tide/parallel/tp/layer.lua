@@ -10,6 +10,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 local layout = require 'tide.parallel.layout'
 local collective = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
@@ -55,11 +56,11 @@ end
 -- Out of products with parts of the rows of a weight.
 function tp_layer.join_parts(env, y, to, counts)
    if to == 'S(-1)' then return y end
-   y = collective.gather_from(y, env.axis, -1, counts)
-   if to == 'S(1)' then
-      return collective.scatter_to(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
-   end
-   return y
+   local all = collective.gather_from(y, env.axis, -1, counts)
+   if to ~= 'S(1)' then return all end
+   local part = collective.scatter_to(sequence_of(all), env.axis, 2, tokens(env, all:size(2)))
+   if not rawequal(all, y) and not rawequal(all, part) then private.spend(all) end
+   return part
 end
 
 -- ---- parameters ------------------------------------------------------------------------------
@@ -91,6 +92,16 @@ local place = tp_layer.place
 
 -- ---- wraps -------------------------------------------------------------------------------------
 
+local function finish(x, made, ...)
+   if not rawequal(made, x) then private.spend(made) end
+   return ...
+end
+
+-- next(self, made, ...), where made is what x became, and goes afterwards.
+function tp_layer.through(next, self, x, made, ...)
+   return finish(x, made, next(self, made, ...))
+end
+
 -- Puts fn(next, self, ...) around a method of a module, inside hooks and wraps of the user. opts:
 -- name ('tp'), of ('forward').
 function tp_layer.around(module, fn, opts)
@@ -118,8 +129,9 @@ end
 
 -- All that a module takes first in another layout.
 function tp_layer.convert_input(module, env, convert, from)
-   around(module, function(next, self, x, ...) return next(self, convert(env, x, from), ...) end,
-      { name = 'tp.input', of = 'call' })
+   around(module, function(next, self, x, ...)
+      return tp_layer.through(next, self, x, convert(env, x, from), ...)
+   end, { name = 'tp.input', of = 'call' })
 end
 
 -- Takes the length of the whole sequence from the context of a block's call.
@@ -182,7 +194,8 @@ end
 function tp_layer.add_late(env, style, self, y, name)
    local bias = name and self[name]
    if not bias then return y end
-   return y + (style.output == 'S(1)' and collective.copy_to(bias, env.axis) or bias)
+   return private.replace(y, y + (style.output == 'S(1)'
+      and collective.copy_to(bias, env.axis) or bias))
 end
 
 -- Makes a module what it answered that it is under a style (see Module.tp). shared: the owner of
@@ -193,6 +206,7 @@ function tp_layer.answered(m, env, style, answer, shared)
    local late, call, after, length = answer.late, answer.call, answer.after, answer.length
    local takes = answer.takes or 'R'
    around(m, function(next, self, x, ...)
+      local given = x
       if length then env.length = x:size(length) elseif not shared then
          x = enter(env, x, style.input, takes, counts)
       end
@@ -201,8 +215,9 @@ function tp_layer.answered(m, env, style, answer, shared)
       if late and self[late] then inner = setmetatable({ [late] = false }, { __index = inner }) end
       local y
       if call then y = call(next, inner, x, ...) else y = next(inner, x, ...) end
-      if after then y = after(y) end
-      y = leave(env, y, answer.gives, style.output, counts)
+      if not rawequal(x, given) then private.spend(x) end
+      if after then y = private.replace(y, after(y)) end
+      y = private.replace(y, leave(env, y, answer.gives, style.output, counts))
       return tp_layer.add_late(env, style, self, y, late)
    end)
 end

@@ -10,6 +10,7 @@
 -- Legend: H heads, P head size, G groups, N state size, I = H P, K taps.
 
 local tide = require 'tide'
+local private = require 'tide.util.private'
 local layer = require 'tide.parallel.tp.layer'
 local layout = require 'tide.parallel.layout'
 local collective = require 'tide.parallel.collective_op'
@@ -117,7 +118,7 @@ local function spread_norm(norm, env, plan)
    for r = 1, env.axis.rank do first = first + plan.inner[r] end
    local groups = sum(plan.inner) / plan.norm_group
    local pieces = pieces_of(first, plan.inner[env.axis.rank + 1], plan.norm_group)
-   layer.around(norm, function(_, self, x, z)
+   local function normed(self, x, z)
       local y, gate = wide(x), wide(z)
       if not self.gate_last then y = tide.swiglu(gate, y) end
       local rate, list = rates(self, env, pieces, y, groups), {}
@@ -125,6 +126,9 @@ local function spread_norm(norm, env, plan)
       y = joined(list) * wide(self.weight)
       if self.gate_last then y = tide.swiglu(gate, y) end
       return y:to(x.dtype)
+   end
+   layer.around(norm, function(_, self, x, z)
+      return private.frame(normed, self, x, z)
    end)
 end
 
@@ -136,10 +140,11 @@ function tp_mamba.after(m, env, plan)
    local take = wanted(m, plan.parts[env.axis.rank + 1])
    local widths = {}
    for i, counts in ipairs(plan.rows) do widths[i] = counts[env.axis.rank + 1] end
-   return function(projected)
+   local function joint(projected)
       local z, x, channels, dt = divide(projected, widths)
       return tide.cat({ z, x, gather(env, plan, take, channels, 3), dt }, -1)
    end
+   return function(projected) return private.frame(joint, projected) end
 end
 
 -- Makes the layer one of this rank's heads, but for its two projections.

@@ -1,0 +1,72 @@
+-- What `--plan` promises is what the run reports: the peak of memory within 2 %, with default
+-- parameters, over meshes, recomputation and micro-batches.
+
+local recipe = require 'spec.support.recipe'
+local tmp = require 'spec.support.tmp'
+local files = require 'spec.support.files'
+
+local options = ' --steps 3 --warmup 2 --val-every 0 --val-windows 2 --threads 1 --sample 0'
+
+local function run(n, words)
+   local out, status = recipe.ranks(n, words)
+   assert.equal(0, status, out)
+   return out
+end
+
+local unit = { KiB = 2 ^ 10, MiB = 2 ^ 20, GiB = 2 ^ 30 }
+
+local function promised(words)
+   local number, of = run(1, words .. ' --plan'):match '\n%s+peak%s+([%d.]+) (%a+)'
+   return tonumber(number) * unit[of]
+end
+
+local function check(name, n, words)
+   tmp.with(function(dir)
+      local data = dir .. '/text.txt'
+      files.write(data, ('one two three four five six seven eight\n'):rep(1200))
+      words = ('%s --data %s --out %s/run'):format(words, data, dir)
+      local want, most = promised(words), 0
+      run(n, words)
+      for _, bytes in pairs(recipe.losses(dir .. '/run', 'memory_bytes')) do
+         most = math.max(most, bytes)
+      end
+      assert.is_true(math.abs(most / want - 1) <= 0.02, ('%s: promised %d bytes, used %d (%.3f)')
+         :format(name, want, most, most / want))
+   end)
+end
+
+local llama = 'pretrain.lua' .. options
+local hybrid = 'pretrain_hybrid.lua' .. options
+
+local cases = {
+   { 'one rank', 1, '' },
+   { 'recompute mlp', 1, '--recompute mlp' },
+   { 'recompute full', 1, '--recompute full' },
+   { 'recompute every:2', 1, '--recompute every:2' },
+   { 'micro-batches', 1, '--accum 3 --batch 24' },
+   { 'data parallelism', 2, '--mesh.dp 2' },
+   { 'shards', 2, '--mesh.dp-shard 2' },
+   { 'ZeRO-1 with micro-batches', 2,
+     '--mesh.dp-shard 2 --fsdp.strategy optim --accum 3 --batch 24' },
+   { 'ZeRO-3 with micro-batches', 2,
+     '--mesh.dp-shard 2 --fsdp.strategy optim_grads_params --accum 3 --batch 24' },
+   { 'tensor parallelism', 2, '--mesh.tp 2' },
+   { 'tensor and sequence parallelism', 2, '--mesh.tp 2 --sequence-parallel' },
+   { 'context parallelism by a ring', 2, '--mesh.cp 2' },
+   { 'context parallelism by heads', 2, '--mesh.cp 2 --cp.method a2a' },
+   { 'shards of shards', 4, '--mesh.dp-shard 2 --mesh.tp 2' },
+}
+
+describe('the peak that a plan promises is the peak of the run', function()
+   for _, case in ipairs(cases) do
+      it('of pretrain.lua: ' .. case[1], function()
+         check(case[1], case[2], llama .. ' ' .. case[3])
+      end)
+   end
+
+   for _, case in ipairs { cases[1], cases[3], cases[7], cases[11], cases[12] } do
+      it('of pretrain_hybrid.lua: ' .. case[1], function()
+         check(case[1], case[2], hybrid .. ' ' .. case[3])
+      end)
+   end
+end)
