@@ -9,6 +9,7 @@
 #include "core/base/log.h"
 #include "core/base/machine.h"
 #include "core/base/object.h"
+#include "core/base/options.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
 #include "core/device/device.h"
@@ -26,7 +27,7 @@ static void *default_resize(void *user, void *ptr, size_t nold, size_t nnew)
   return NULL;
 }
 
-void tide_opts_init(tide_opts *opts)
+void (tide_opts_init)(tide_opts *opts)
 {
   memset(opts, 0, sizeof *opts);
   opts->size = sizeof *opts;
@@ -103,12 +104,18 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
 {
   *out = NULL;
   if (msg && nmsg) msg[0] = 0;
-  if (opts && opts->size != sizeof *opts) {
-    if (msg) snprintf(msg, nmsg, "tide_opts.size is %u, expected %zu: call tide_opts_init",
-                      opts->size, sizeof *opts);
+  tide_opts hooks;
+  (tide_opts_init)(&hooks);
+  if (!tide__options(&hooks, sizeof hooks, opts)) {
+    if (msg) snprintf(msg, nmsg, "tide_opts.size is %u, expected %zu: call tide_opts_init, and set "
+                      "nothing that this version does not know", opts->size, sizeof *opts);
     return TIDE_E_ARG;
   }
-  tide_opts hooks = opts ? *opts : (tide_opts){.size = sizeof hooks};
+  if (hooks.abi && hooks.abi != TIDE_ABI) {
+    if (msg) snprintf(msg, nmsg, "the host was compiled for ABI %d of tide, this library has ABI "
+                      "%d; take header and library from one version", hooks.abi, TIDE_ABI);
+    return TIDE_E_ARG;
+  }
   if (!hooks.resize) hooks.resize = default_resize;
   tide_ctx *ctx = hooks.resize(hooks.user, NULL, 0, sizeof *ctx);
   if (!ctx) {

@@ -83,3 +83,10 @@ int tide__check_tensors(tide_ctx *ctx, const char *op, const char *list, int64_t
   }
   return TIDE_OK;
 }
+
+int tide__refuse_options(const void *object, const char *op)
+{
+  return tide__fail(ctx_of(object), TIDE_E_ARG, op, "attrs: not initialised (call "
+                    "tide_X_attrs_init of its type), or of a newer header with members set that "
+                    "this library lacks");
+}

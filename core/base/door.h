@@ -64,6 +64,10 @@ int tide__refuse_operand(tide_ctx *ctx, const char *op, const char *name, const 
 int tide__check_tensors(tide_ctx *ctx, const char *op, const char *list, int64_t n,
                         tide_tensor *const *xs);
 
+/* Records E_ARG, and returns it, about a struct that tide__options refused; in the context of
+ * `object`. */
+int tide__refuse_options(const void *object, const char *op);
+
 #define TIDE_OBJECT(KIND, x) {(x), #x, TIDE__KIND_##KIND, false}
 #define TIDE_MAYBE(KIND, x)  {(x), #x, TIDE__KIND_##KIND, true}
 

@@ -2,8 +2,9 @@
  *
  * The walk holds its current node, and every pending node is held by its own slot, so the host may
  * do anything between two events (drop handles, run ops, walk another root). An error leaves the
- * walk in place; releasing it drops the gradients in progress. Walks nest (a recomputed segment
- * walks its own, younger nodes): each stops at the nodes that were pending before it.
+ * walk in place; releasing it drops the gradients in progress. A pending node names its walk, and
+ * each walk counts its own: walks nest (a recomputed segment walks its own, younger nodes) and end
+ * in any order.
  */
 #include <string.h>
 
@@ -21,7 +22,7 @@ struct tide_backward {
   tide__node *at;       /* next node to visit, held; null: the walk is over */
   tide__node *host;     /* the host function of the current event, held */
   tide_tensor **given;  /* its input gradients so far */
-  int64_t base;         /* nodes pending before this walk: those of a walk around it */
+  int64_t npending;     /* nodes whose walk is this one */
   bool retain;
 };
 
@@ -85,7 +86,7 @@ static int into_leaf(tide_tensor *leaf, tide_tensor *g)
   return TIDE_OK;
 }
 
-int tide__accumulate(tide_ctx *ctx, const tide__edge *edge, tide_tensor *g)
+static int accumulate(tide_backward *bw, const tide__edge *edge, tide_tensor *g)
 {
   if (edge->leaf) return into_leaf(edge->leaf, g);
   if (!edge->node) {
@@ -95,14 +96,14 @@ int tide__accumulate(tide_ctx *ctx, const tide__edge *edge, tide_tensor *g)
   tide__node *n = edge->node;
   if (n->walked) {
     tide_tensor_release(g);
-    return tide__fail(ctx, TIDE_E_STATE, "backward", "a second walk over results whose saved "
+    return tide__fail(bw->ctx, TIDE_E_STATE, "backward", "a second walk over results whose saved "
                       "tensors were freed by the first; pass retain to the first one");
   }
   TIDE_TRY(backward_add_up(&n->out[edge->slot].grad, g));
-  if (!n->pending) {
-    n->pending = true;
+  if (!n->walk) {
+    n->walk = bw;
     tide__node_retain(n);
-    ctx->tape->npending++;
+    bw->npending++;
   }
   return TIDE_OK;
 }
@@ -182,13 +183,13 @@ int tide__check_node(tide_ctx *ctx, const tide__node *n)
 }
 
 /* Adds every gradient to its edge; after an error releases the rest. */
-static int deliver(tide_ctx *ctx, const tide__node *n, tide_tensor **gin, int rc)
+static int deliver(tide_backward *bw, const tide__node *n, tide_tensor **gin, int rc)
 {
   for (int i = 0; i < n->nin; i++) {
     tide_tensor *g = gin[i];
     gin[i] = NULL;
     if (!g) continue;
-    if (rc == TIDE_OK) rc = tide__accumulate(ctx, &n->in[i].edge, g);
+    if (rc == TIDE_OK) rc = accumulate(bw, &n->in[i].edge, g);
     else tide_tensor_release(g);
   }
   return rc;
@@ -217,7 +218,7 @@ static int run_native(tide_backward *bw, tide__node *n)
     tide_tensor_release(n->out[i].saved.t); /* a gradient made of it is then exclusive */
     n->out[i].saved.t = NULL;
   }
-  rc = deliver(ctx, n, f.gin, rc);
+  rc = deliver(bw, n, f.gin, rc);
   tide__free(ctx, f.block, f.bytes);
   return rc;
 }
@@ -235,8 +236,8 @@ static void pass(tide_backward *bw, tide__node *n)
     n->walked = true;
     tide__node_clear(bw->ctx, n);
   }
-  n->pending = false;
-  bw->ctx->tape->npending--;
+  n->walk = NULL;
+  bw->npending--;
   tide__node_release(bw->ctx, n);
 }
 
@@ -282,12 +283,11 @@ int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *gra
   if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
   bw->ctx = ctx;
   bw->retain = retain;
-  bw->base = ctx->tape->npending;
   int rc = start_gradient(&g, root, grad);
   bool recording = ctx->recording;
   ctx->recording = false;
   tide__edge edge = {root->node, root->node_out, root->node ? NULL : root};
-  if (rc == TIDE_OK) rc = tide__accumulate(ctx, &edge, g);
+  if (rc == TIDE_OK) rc = accumulate(bw, &edge, g);
   ctx->recording = recording;
   if (rc < 0) {
     tide_backward_release(bw);
@@ -334,7 +334,7 @@ static int finish_host(tide_backward *bw)
 {
   tide__node *n = bw->host;
   if (!n) return TIDE_OK;
-  TIDE_TRY(deliver(bw->ctx, n, bw->given, TIDE_OK));
+  TIDE_TRY(deliver(bw, n, bw->given, TIDE_OK));
   pass(bw, n);
   forget_host(bw);
   step(bw);
@@ -344,10 +344,10 @@ static int finish_host(tide_backward *bw)
 static int walk(tide_backward *bw, tide_event *event)
 {
   TIDE_TRY(finish_host(bw));
-  while (bw->at && bw->ctx->tape->npending > bw->base) {
+  while (bw->at && bw->npending > 0) {
     tide__node *n = bw->at;
-    if (n->pending && n->op == TIDE__HOST) return begin_host(bw, n, event);
-    if (n->pending) {
+    if (n->walk == bw && n->op == TIDE__HOST) return begin_host(bw, n, event);
+    if (n->walk == bw) {
       double t0 = tide__trace_begin(bw->ctx);
       TIDE_TRY(run_native(bw, n));
       pass(bw, n);
@@ -420,9 +420,9 @@ int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
 /* Empties the slots that an abandoned walk filled, so that the next one starts clean. */
 static void backward_abandon(tide_backward *bw)
 {
-  while (bw->at && bw->ctx->tape->npending > bw->base) {
+  while (bw->at && bw->npending > 0) {
     tide__node *n = bw->at;
-    if (n->pending) {
+    if (n->walk == bw) {
       bool retain = bw->retain;
       bw->retain = true;
       pass(bw, n);

@@ -150,7 +150,6 @@ static void unlink_and_free(tide_ctx *ctx, tide__node *n)
   if (n->next) n->next->prev = n->prev;
   else ctx->tape->last = n->prev;
   for (int i = 0; i < n->nout; i++) tide_tensor_release(n->out[i].grad);
-  if (n->pending) ctx->tape->npending--;
   if (n->op == TIDE__HOST) remember_dropped(ctx, n->tag);
   ctx->stats.nnode--;
   tide__node **pool = pool_of(ctx, n->nin, n->nout);

@@ -6,7 +6,7 @@
  * the tape at once, without a backward pass.
  *
  * Gradients accumulate in the slots of the node that made a tensor, or in the leaf itself. A node
- * with a filled slot is `pending`; the walk visits pending nodes in order until there are no more.
+ * with a filled slot is pending; the walk visits pending nodes in order until there are no more.
  * Saved tensors are freed as the walk passes.
  *
  * Implements tide__recorder.
@@ -48,7 +48,8 @@ typedef struct tide__node {
   int64_t refs;
   int32_t op;                       /* TIDE_OP_*, or TIDE__HOST */
   int32_t nin, nout;
-  bool pending, walked;
+  struct tide_backward *walk;       /* the walk that filled a slot; null: the node is not pending */
+  bool walked;
   double tag;                       /* of a host function */
   tide__attrs attrs;
   tide__output *out;                /* nout, after the inputs in the same block */
@@ -59,7 +60,6 @@ enum { TIDE__HOST = -1, TIDE__SMALL_IN = 8, TIDE__SMALL_OUT = 4 };
 
 typedef struct tide__tape {
   tide__node *last;
-  int64_t npending;
   /* Free nodes by (nin, nout), linked by doomed: a steady loop allocates none. */
   tide__node *pool[TIDE__SMALL_IN][TIDE__SMALL_OUT];
   double *dropped;                  /* tags of host functions whose nodes have gone */
@@ -78,8 +78,6 @@ void tide__node_clear(tide_ctx *ctx, tide__node *n);
 void tide__save(tide__saved *s, tide_tensor *t);
 /* Makes t output `slot` of n. */
 void tide__attach(tide_tensor *t, tide__node *n, int slot);
-/* Adds g to an edge; takes its reference. */
-int  tide__accumulate(tide_ctx *ctx, const tide__edge *edge, tide_tensor *g);
 
 /* Fails with E_GONE or E_STATE if a saved tensor is absent or was changed in place. */
 int  tide__check_node(tide_ctx *ctx, const tide__node *n);

@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -57,9 +59,6 @@ static double as_computed(const tide_tensor *q, double x)
 static int attention_check_attrs(const tide_tensor *q, const tide_tensor *k,
                                  const tide_attention_attrs *a)
 {
-  if (a->size != sizeof *a)
-    return tide__fail(q->ctx, TIDE_E_ARG, "attention", "attrs.size is %u, expected %zu: call "
-                      "tide_attention_attrs_init", a->size, sizeof *a);
   if (a->window_left < -1 || a->window_right < -1)
     return tide__fail(q->ctx, TIDE_E_ARG, "attention", "window: expected -1 or more, got %lld and "
                       "%lld", (long long)a->window_left, (long long)a->window_right);
@@ -113,8 +112,10 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
   tide_tensor *bias, *y[2];
   *out = NULL;
   if (lse) *lse = NULL;
-  if (!attrs) tide_attention_attrs_init(&def);
-  const tide_attention_attrs *a = attrs ? attrs : &def;
+  tide_attention_attrs_init(&def);
+  if (!tide__options(&def, sizeof def, attrs))
+    return tide__refuse_options(q, "attention");
+  const tide_attention_attrs *a = &def;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 6,
                        (tide_tensor *[]){q, k, v, a->bias, a->q_index, a->k_index}, 8 | 16 | 32));
   TIDE_TRY(tide__check_attention(q, k, v, a));

@@ -6,6 +6,7 @@
  * the whole, each part's backward runs by itself too.
  */
 #include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -107,8 +108,10 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
   tide_attention_attrs def;
   tide_tensor *y[4] = {NULL}, *x[3] = {q, k, v};
   *dq = *dk = *dv = NULL;
-  if (!attrs) tide_attention_attrs_init(&def);
-  const tide_attention_attrs *a = attrs ? attrs : &def;
+  tide_attention_attrs_init(&def);
+  if (!tide__options(&def, sizeof def, attrs))
+    return tide__refuse_options(q, "attention_backward");
+  const tide_attention_attrs *a = &def;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
                        (tide_tensor *[]){dout, q, k, v, out, lse, NULL, a->q_index, a->k_index,
                                          NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9));

@@ -7,6 +7,7 @@
 
 #include "core/base/alloc.h"
 #include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -115,8 +116,10 @@ int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
   tide_attention_attrs def;
   tide_tensor *q = NULL, *k = NULL;
   *first = *count = 0;
-  if (!attrs) tide_attention_attrs_init(&def);
-  const tide_attention_attrs *a = attrs ? attrs : &def;
+  tide_attention_attrs_init(&def);
+  if (!tide__options(&def, sizeof def, attrs))
+    return tide__refuse_options(q_index, "attention_rows");
+  const tide_attention_attrs *a = &def;
   TIDE_TRY(rows_check_index(q_index, "q_index"));
   TIDE_TRY(rows_check_index(k_index, "k_index"));
   if (q_index->shape[0] != k_index->shape[0] && q_index->shape[0] != 1 && k_index->shape[0] != 1)

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -20,9 +22,6 @@ static int check_operands(const tide_tensor *x, const tide_tensor *w, const tide
                           const tide_conv1d_attrs *a)
 {
   TIDE_TRY(tide__check_float(x, "conv1d", "x"));
-  if (a->size != sizeof *a)
-    return tide__fail(x->ctx, TIDE_E_ARG, "conv1d", "attrs.size is %u, expected %zu: call "
-                      "tide_conv1d_attrs_init", a->size, sizeof *a);
   if (x->ndim != 3 || w->ndim != 2 || w->dtype != x->dtype || w->shape[0] != x->shape[2])
     return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "expected x [B, T, C] and weight [C, K] of "
                       "one dtype, got %s %s and %s %s", tide_dtype_name(x->dtype),
@@ -54,8 +53,10 @@ int tide_conv1d(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tens
   tide_tensor *y[2];
   *out = NULL;
   if (last) *last = NULL;
-  if (!attrs) tide_conv1d_attrs_init(&def);
-  const tide_conv1d_attrs *a = attrs ? attrs : &def;
+  tide_conv1d_attrs_init(&def);
+  if (!tide__options(&def, sizeof def, attrs))
+    return tide__refuse_options(x, "conv1d");
+  const tide_conv1d_attrs *a = &def;
   TIDE_TRY(tide__begin(&c, TIDE_OP_CONV1D, out, 5,
                        (tide_tensor *[]){x, weight, bias, a->initial, a->sequence}, 4 | 8 | 16));
   TIDE_TRY(check_operands(x, weight, bias, a));

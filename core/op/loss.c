@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -17,13 +19,12 @@ void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *a)
   a->ignore_index = -100;
 }
 
-static int read_attrs(tide__call *c, const tide_cross_entropy_attrs *a)
+static int read_attrs(tide__call *c, const tide_cross_entropy_attrs *attrs)
 {
-  c->attrs.cross_entropy = (k_cross_entropy_attrs){-100, 0, 0};
-  if (!a) return TIDE_OK;
-  if (a->size != sizeof *a)
-    return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "attrs.size is %u, expected %zu: call "
-                      "tide_cross_entropy_attrs_init", a->size, sizeof *a);
+  tide_cross_entropy_attrs full, *a = &full;
+  tide_cross_entropy_attrs_init(a);
+  if (!tide__options(a, sizeof *a, attrs))
+    return tide__refuse_options(c->ctx, TIDE__NAME(c));
   if (!(a->label_smoothing >= 0 && a->label_smoothing < 1) || !(a->z_loss >= 0) ||
       !isfinite(a->z_loss))
     return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "expected label_smoothing in [0, 1) and "

@@ -268,7 +268,11 @@ int tide_cat(tide_tensor **out, tide_tensor *const *xs, int64_t n, int dim)
   tide__call c;
   int64_t shape[TIDE_MAX_DIM];
   *out = NULL;
-  if (n < 1 || n > 1 << 20) return TIDE_E_ARG;
+  bool list = xs && n >= 1 && n <= 1 << 20;
+  if (!list)
+    return tide__fail(xs && n >= 1 && tide__alive(xs[0], TIDE__KIND_TENSOR) ? xs[0]->ctx : NULL,
+                      TIDE_E_ARG, "cat", "xs: expected a list of 1 to 2^20 tensors, got %lld%s",
+                      (long long)n, xs ? "" : " and null");
   TIDE_TRY(begin_list(&c, TIDE_OP_CAT, xs, n));
   TIDE_TRY(cat_shape(&c, xs, n, &dim, shape));
   c.attrs.dim.dim = dim;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/device/capture.h"
@@ -62,8 +63,6 @@ static tide_tensor *place_for(const tide_tensor *t)
   return place && place->storage->device == t->storage->device ? place : NULL;
 }
 
-static bool from_ctx(const tide_random_attrs *a) { return !a || a->use_ctx; }
-
 /* Sets the counter of this call: the context's, starting at *place if that is not null, or the
  * caller's own. */
 static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
@@ -71,18 +70,13 @@ static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
 {
   tide_ctx *ctx = t->ctx;
   *place = NULL;
-  if (a && a->size != sizeof *a)
-    return tide__fail(ctx, TIDE_E_ARG, op, "attrs.size is %u, expected %zu: call "
-                      "tide_random_attrs_init", a->size, sizeof *a);
-  if (a && a->ndim != 0 && a->ndim != t->ndim)
+  if (a->ndim != 0 && a->ndim != t->ndim)
     return tide__fail(ctx, TIDE_E_ARG, op, "attrs.ndim is %d, the tensor has %d dims", a->ndim,
                       t->ndim);
-  if (a) {
-    k->ndim = a->ndim;
-    k->start = a->start;
-    memcpy(k->gstride, a->stride, sizeof k->gstride);
-  }
-  if (!from_ctx(a)) {
+  k->ndim = a->ndim;
+  k->start = a->start;
+  memcpy(k->gstride, a->stride, sizeof k->gstride);
+  if (!a->use_ctx) {
     k->seed = a->seed;
     k->stream = a->stream;
     k->offset = a->offset;
@@ -103,7 +97,7 @@ static int counter(k_random_attrs *k, tide_tensor **place, tide_tensor *t,
  * lack of memory, moves nothing. */
 static int random_advance(const tide_tensor *t, const tide_random_attrs *a)
 {
-  if (from_ctx(a)) t->ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
+  if (a->use_ctx) t->ctx->rng_offset += (uint64_t)tide__tensor_numel(t);
   return TIDE_OK;
 }
 
@@ -112,12 +106,15 @@ static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k
 {
   tide__call c;
   tide_tensor *place;
+  tide_random_attrs full;
   const char *name = tide__op_get(op)->name;
   TIDE_TRY(tide__begin(&c, op, NULL, 1, &t, 0));
+  tide_random_attrs_init(&full);
+  if (!tide__options(&full, sizeof full, attrs)) return tide__refuse_options(t, name);
   if (c.ctx->recording && t->node)
     return tide__fail(c.ctx, TIDE_E_STATE, name, "the target is the result of a recorded op");
   TIDE_TRY(tide__check_distinct(t, name));
-  TIDE_TRY(counter(&k, &place, t, attrs, name));
+  TIDE_TRY(counter(&k, &place, t, &full, name));
   c.nin = 1;
   c.in_[0] = place;
   c.nout = 1;
@@ -125,7 +122,7 @@ static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k
   c.attrs.random = k;
   t->storage->version++;
   TIDE_TRY(tide__launch_checked(&c));
-  return random_advance(t, attrs);
+  return random_advance(t, &full);
 }
 
 static int check_args(tide_tensor *t, const char *op, bool good, const char *expected, double a,

@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -58,9 +60,6 @@ static int check_one(const tide_tensor *x, const tide_tensor *t, const char *arg
 
 static int scan_check_attrs(const tide_tensor *x, const tide_tensor *B, const tide_ssd_attrs *a)
 {
-  if (a->size != sizeof *a)
-    return tide__fail(x->ctx, TIDE_E_ARG, "ssd_scan", "attrs.size is %u, expected %zu: call "
-                      "tide_ssd_attrs_init", a->size, sizeof *a);
   if (a->chunk < 0 || !(a->dt_min >= 0) || !(a->dt_min <= a->dt_max))
     return tide__fail(x->ctx, TIDE_E_ARG, "ssd_scan", "expected chunk >= 0 and 0 <= dt_min <= "
                       "dt_max, got %lld, %g and %g", (long long)a->chunk, a->dt_min, a->dt_max);
@@ -95,8 +94,10 @@ int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_te
   tide_tensor *y[2];
   *out = NULL;
   if (last) *last = NULL;
-  if (!attrs) tide_ssd_attrs_init(&def);
-  const tide_ssd_attrs *a = attrs ? attrs : &def;
+  tide_ssd_attrs_init(&def);
+  if (!tide__options(&def, sizeof def, attrs))
+    return tide__refuse_options(x, "ssd_scan");
+  const tide_ssd_attrs *a = &def;
   TIDE_TRY(tide__begin(&c, TIDE_OP_SSD_SCAN, out, 9,
                        (tide_tensor *[]){x, dt, A, B, C, a->D, a->dt_bias, a->initial, a->sequence},
                        32 | 64 | 128 | 256));

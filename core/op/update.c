@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "core/base/door.h"
+#include "core/base/options.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/op/op.h"
@@ -90,9 +91,11 @@ void tide_adamw_attrs_init(tide_adamw_attrs *a)
                           .weight_decay = 0.01, .step = 1, .grad_scale = 1};
 }
 
-static int read_adamw(tide_ctx *ctx, tide__call *c, const tide_adamw_attrs *a, int64_t n)
+static int read_adamw(tide_ctx *ctx, tide__call *c, const tide_adamw_attrs *attrs, int64_t n)
 {
-  if (!a || a->size != sizeof *a)
+  tide_adamw_attrs full, *a = &full;
+  tide_adamw_attrs_init(a);
+  if (!attrs || !tide__options(a, sizeof *a, attrs))
     return tide__fail(ctx, TIDE_E_ARG, "adamw_", "attrs: call tide_adamw_attrs_init");
   bool good = isfinite(a->lr) && a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1 &&
               a->eps >= 0 && isfinite(a->weight_decay) && a->step >= 1 && isfinite(a->grad_scale);
@@ -135,9 +138,11 @@ void tide_sgd_attrs_init(tide_sgd_attrs *a)
   *a = (tide_sgd_attrs){.size = sizeof *a, .lr = 1e-2, .first = 1, .grad_scale = 1};
 }
 
-static int read_sgd(tide_ctx *ctx, tide__call *c, const tide_sgd_attrs *a, int64_t n)
+static int read_sgd(tide_ctx *ctx, tide__call *c, const tide_sgd_attrs *attrs, int64_t n)
 {
-  if (!a || a->size != sizeof *a)
+  tide_sgd_attrs full, *a = &full;
+  tide_sgd_attrs_init(a);
+  if (!attrs || !tide__options(a, sizeof *a, attrs))
     return tide__fail(ctx, TIDE_E_ARG, "sgd_", "attrs: call tide_sgd_attrs_init");
   bool good = isfinite(a->lr) && a->momentum >= 0 && isfinite(a->momentum) &&
               isfinite(a->dampening) && isfinite(a->weight_decay) && isfinite(a->grad_scale) &&

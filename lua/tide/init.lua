@@ -4,6 +4,10 @@
 -- creation functions exist here for the default context (opened at first use) and as methods of
 -- every context; parts of the library (tide.nn, tide.optim, ...) are loaded when first named.
 
+if not rawget(_G, 'jit') then
+   error('tide needs LuaJIT (2.1, 64-bit), and this is ' .. _VERSION .. '; run it with luajit', 0)
+end
+
 local ctx = require 'tide.ffi.ctx'
 local grad = require 'tide.ffi.grad'
 local op = require 'tide.ffi.op'

@@ -4,6 +4,12 @@
 -- Loading it here keeps busted's insulation (it restores package.loaded between files) from ever
 -- making a second copy of the FFI layer.
 
+if not rawget(_G, 'jit') then
+   io.stderr:write('the specs need LuaJIT, and this is ', _VERSION, '; run: luajit ',
+      '$(which busted) FILE, or make test\n')
+   os.exit(2)
+end
+
 local here = debug.getinfo(1, 'S').source:match('^@(.*)spec/support/helper%.lua$')
 local root = here == '' and './' or here
 

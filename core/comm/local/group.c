@@ -10,6 +10,7 @@
 
 #include "core/base/door.h"
 #include "core/base/fork.h"
+#include "core/base/options.h"
 #include "core/base/status.h"
 #include "core/comm/local/local.h"
 
@@ -144,9 +145,6 @@ static int group_check_opts(int nrank, const tide_group_opts *o, char *msg, size
 {
   if (nrank < 1 || nrank > TIDE__MAX_RANK)
     return group_refuse(TIDE_E_ARG, msg, n, "nrank: expected 1 to 1024, got %.0f", nrank);
-  if (o->size != sizeof *o)
-    return group_refuse(TIDE_E_ARG, msg, n, "opts.size is %.0f: call tide_group_opts_init",
-                        o->size);
   if (!(o->timeout > 0 && o->timeout < 1e9))
     return group_refuse(TIDE_E_ARG, msg, n, "opts.timeout: expected seconds > 0, got %g",
                         o->timeout);
@@ -183,7 +181,9 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   tide_group_opts o;
   *out = NULL;
   tide_group_opts_init(&o);
-  if (opts) o = *opts;
+  if (!tide__options(&o, sizeof o, opts))
+    return group_refuse(TIDE_E_ARG, msg, n, "opts.size is %.0f: call tide_group_opts_init",
+                        opts->size);
   int rc = group_check_opts(nrank, &o, msg, n);
   if (rc < 0) return rc;
   tide_group *g = calloc(1, sizeof *g);

@@ -8,6 +8,7 @@
 
 #include "core/base/door.h"
 #include "core/base/log.h"
+#include "core/base/options.h"
 #include "core/base/status.h"
 #include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"
@@ -203,9 +204,6 @@ static int make_state(tide__mpi_comm **out, tide_ctx *ctx, tide__mpi *m, bool ch
 
 static int mpi_check_opts(tide_ctx *ctx, const tide_mpi_opts *o)
 {
-  if (o->size != sizeof *o)
-    return tide__fail(ctx, TIDE_E_ARG, "comm_mpi", "opts.size is %u: call tide_mpi_opts_init",
-                      (unsigned)o->size);
   if (!(o->timeout > 0 && o->timeout < 1e9))
     return tide__fail(ctx, TIDE_E_ARG, "comm_mpi", "opts.timeout: expected seconds > 0, got %g",
                       o->timeout);
@@ -223,7 +221,9 @@ int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
   tide_mpi_opts o;
   int host_size;
   tide_mpi_opts_init(&o);
-  if (opts) o = *opts;
+  if (!tide__options(&o, sizeof o, opts))
+    return tide__fail(ctx, TIDE_E_ARG, "comm_mpi", "opts.size is %u: call tide_mpi_opts_init",
+                      (unsigned)opts->size);
   TIDE_TRY(mpi_check_opts(ctx, &o));
   int rc = tide__mpi_open(&m, o.library, msg, sizeof msg);
   if (rc < 0) return tide__fail(ctx, rc, "comm_mpi", "%s", msg);

@@ -17,6 +17,7 @@
 #include "core/base/alloc.h"
 #include "core/base/door.h"
 #include "core/base/log.h"
+#include "core/base/options.h"
 #include "core/base/status.h"
 #include "core/comm/nccl/nccl.h"
 
@@ -305,7 +306,10 @@ int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
   tide__nccl_id id = {{0}};
   TIDE_TRY(tide__comm_check(over, "comm_nccl"));
   tide_nccl_opts_init(&usual);
-  if (!opts) opts = &usual;
+  if (!tide__options(&usual, sizeof usual, opts))
+    return tide__fail(over->ctx, TIDE_E_ARG, "comm_nccl", "opts.size is %u: call "
+                      "tide_nccl_opts_init", (unsigned)opts->size);
+  opts = &usual;
   int rc = open_shared(&all, over, opts, msg, sizeof msg);
   if (rc == TIDE_OK && all->backend->streams->bind(all->device) < 0) rc = TIDE_E_DEVICE;
   if (rc == TIDE_OK && !(s = new_comm(all, over->rank, over->nrank, over->name))) {

@@ -16,10 +16,19 @@
  *     unless a name says bytes. A null tensor argument marked "may be null" means absent.
  *   - Ops never write to their inputs; functions whose name ends in _ do, and say so.
  *   - tide_X_init fills in the size of a struct of options or attributes and the defaults that its
- *     members name; the others are 0. A struct that was not initialised is refused with E_ARG.
+ *     members name; the others are 0. A struct that was not initialised is refused with E_ARG. One
+ *     of an older header, which is shorter, is taken with defaults for the rest; one of a newer
+ *     header, if the members that this library lacks are 0.
  *   - Every function has a comment above it or beside it, but for _init and _release, which the
  *     rules above explain. A comment that ends in a colon is about all functions up to the next
  *     empty line.
+ *
+ * Sections, in this order ("---- name" begins one):
+ *   library and context; parameters; trace; dtypes and devices; tensors; elementwise; reductions;
+ *   movement; index; products; normalisation, rotary positions, activations; attention;
+ *   index maps of sharded sequences; state-space layers; losses; random numbers; optimiser steps;
+ *   autograd; captured steps; files; JSON; safetensors; ranks;
+ *   the list of ops, for specs and tools
  */
 
 typedef struct tide_ctx      tide_ctx;      /* owns all state; one user thread at a time */
@@ -65,6 +74,8 @@ typedef struct tide_opts {
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of both hooks */
   const char *params; /* "check=1 memory=4g"; see tide_param_name; may be null */
+  int32_t  abi;       /* TIDE_ABI of the header that the host was compiled with, which tide.h fills
+                         in; another than the library's is E_ARG. 0: not said */
 } tide_opts;
 
 /* Counters of a context. Borrowed, changes with every call, read it freely. */
@@ -225,7 +236,9 @@ int64_t tide_tensor_stride(const tide_tensor *t, int dim); /* in elements; -1 if
 int64_t tide_tensor_numel(const tide_tensor *t);
 int  tide_tensor_dtype(const tide_tensor *t);          /* TIDE_F32, ... */
 int  tide_tensor_device(const tide_tensor *t);         /* TIDE_DEV_CPU, ... */
-double tide_tensor_id(const tide_tensor *t);           /* unique in the context; use as a key */
+/* Unique in the context; use as a key. A whole number below 2^53, and a double, since a 64-bit
+ * integer is a box in LuaJIT, and no key of a table. */
+double tide_tensor_id(const tide_tensor *t);
 int  tide_tensor_is_contiguous(const tide_tensor *t);  /* 1: row-major without gaps */
 int  tide_tensor_is_gone(const tide_tensor *t);        /* 1: the bytes were dropped */
 int  tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b); /* 1: the same bytes */
@@ -568,7 +581,7 @@ int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_
 
 typedef struct tide_cross_entropy_attrs {
   uint32_t size;
-  int32_t  pad;
+  int32_t  pad;             /* 0: keeps the members at the same place on every compiler */
   int64_t  ignore_index;    /* targets with this value do not count; default -100 */
   double   label_smoothing; /* in [0, 1) */
   double   z_loss;          /* weight of lse^2 (arXiv 2204.02311) */
@@ -661,7 +674,8 @@ int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tenso
 
 /* ---- autograd ------------------------------------------------------------------------------- */
 
-/* Marks a leaf. Floating dtypes only; E_STATE if t came out of a recorded op. */
+/* Marks a leaf; tide_needs_grad asks. Floating dtypes only; E_STATE if t came out of a recorded
+ * op. */
 int  tide_requires_grad(tide_tensor *t, bool on);
 /* 1: leaf marked, or the result of a recorded op. */
 int  tide_needs_grad(const tide_tensor *t);
@@ -685,8 +699,8 @@ enum { TIDE_EVENT_DONE = 0, TIDE_EVENT_HOST = 1 };
 typedef struct tide_event {
   int32_t kind;
   int32_t nout, nin; /* gradients available / wanted */
-  int32_t pad;
-  double  tag;
+  int32_t pad;         /* 0: the same */
+  double  tag;         /* a double, since LuaJIT boxes 64-bit integers */
 } tide_event;
 /* Starts a reverse walk from root. grad may be null if root has one element (then 1). retain keeps
  * saved tensors for a second walk; otherwise they are freed as the walk passes. E_STATE: no
