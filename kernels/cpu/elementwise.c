@@ -166,17 +166,9 @@ UNARY(sign, a > 0 ? 1 : a < 0 ? -1 : a + a, a > 0 ? 1 : a < 0 ? -1 : a + a, (a >
 UNARY(floor, floorf(a), floor(a), a)
 UNARY(square, a * a, a * a, (uint64_t)a * (uint64_t)a)
 UNARY(relu, a <= 0 ? 0 : a, a <= 0 ? 0 : a, a <= 0 ? 0 : a)
-UNARY_FLOAT(exp, tide__expf(a), exp(a))
-UNARY_FLOAT(log, tide__logf(a), log(flushed_d(a)))
-UNARY_FLOAT(sqrt, sqrtf(a), sqrt(a))
-UNARY_FLOAT(rsqrt, 1.0f / sqrtf(a), 1.0 / sqrt(a))
-UNARY_FLOAT(reciprocal, 1.0f / a, 1.0 / a)
-UNARY_FLOAT(tanh, tide__tanhf(a), tanh(a))
-UNARY_FLOAT(sigmoid, tide__sigmoidf(a), sigmoid_d(a))
-UNARY_FLOAT(silu, a / (1.0f + tide__expf(-a)), a / (1.0 + exp(-a)))
-UNARY_FLOAT(gelu, a * cdf_f32(a), 0.5 * a * erfc(-a * M_SQRT1_2))
-UNARY_FLOAT(gelu_tanh, a * tide__sigmoidf(gelu_arg(a)), a * sigmoid_d(gelu_arg_d(a)))
-UNARY_FLOAT(softplus, softplus_value(a), (a > 0 ? a : 0) + log1p(exp(-fabs(a))))
+#define TIDE_UNARY(ID, name, ref, f32, f64, cuda) UNARY_FLOAT(name, f32, f64)
+#include "kernels/unary.def"
+#undef TIDE_UNARY
 PREDICATE(logical_not, a == 0, a == 0, a == 0)
 PREDICATE(isfinite, fabsf(a) < HUGE_VALF, fabs(a) < HUGE_VAL, a == a)
 

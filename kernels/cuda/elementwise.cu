@@ -63,12 +63,8 @@ struct pow_f {
     __device__ float operator()(float x) const { return f(x); }      \
     __device__ double operator()(double x) const { return d(x); }    \
   };
-LIBRARY(exp, expf, exp)
-LIBRARY(log, logf, log)
-LIBRARY(sqrt, sqrtf, sqrt)
 LIBRARY(sin, sinf, sin)
 LIBRARY(cos, cosf, cos)
-LIBRARY(tanh, tanhf, tanh)
 
 struct neg_f { template <class T> __device__ T operator()(T x) const { return -x; } };
 struct square_f { template <class T> __device__ T operator()(T x) const { return x * x; } };
@@ -115,13 +111,10 @@ template <class T> __device__ T gelu_gate(T x)
   return tide_sigmoid((T)2 * (T)0.79788456080286535588 * (x + (T)0.044715 * x * x * x));
 }
 
-ACTIVATION(rsqrt, (T)1 / tide_sqrt(x))
-ACTIVATION(reciprocal, (T)1 / x)
-ACTIVATION(sigmoid, tide_sigmoid(x))
-ACTIVATION(silu, x / ((T)1 + tide_exp(-x)))
-ACTIVATION(softplus, (x > (T)0 ? x : (T)0) + tide_log1p(tide_exp(x > (T)0 ? -x : x)))
-ACTIVATION(gelu, (T)0.5 * x * tide_erfc(-x * (T)0.70710678118654752440))
-ACTIVATION(gelu_tanh, x * gelu_gate(x))
+
+#define TIDE_UNARY(ID, name, ref, f32, f64, cuda) ACTIVATION(name, cuda)
+#include "kernels/unary.def"
+#undef TIDE_UNARY
 
 SLOPE(tanh, dy * ((T)1 - x * x))               /* x: the saved output */
 SLOPE(sigmoid, dy * x * ((T)1 - x))            /* x: the saved output */
@@ -228,19 +221,11 @@ UNARY(square)
 UNARY(relu)
 UNARY(logical_not)
 UNARY(isfinite)
-REAL(exp)
-REAL(log)
-REAL(sqrt)
+#define TIDE_UNARY(ID, name, ref, f32, f64, cuda) REAL(name)
+#include "kernels/unary.def"
+#undef TIDE_UNARY
 REAL(sin)
 REAL(cos)
-REAL(tanh)
-REAL(rsqrt)
-REAL(reciprocal)
-REAL(sigmoid)
-REAL(silu)
-REAL(softplus)
-REAL(gelu)
-REAL(gelu_tanh)
 REAL2(tanh_bwd)
 REAL2(sigmoid_bwd)
 REAL2(relu_bwd)

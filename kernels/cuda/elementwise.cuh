@@ -11,6 +11,8 @@
 
 __device__ __forceinline__ float tide_log1p(float x) { return log1pf(x); }
 __device__ __forceinline__ double tide_log1p(double x) { return log1p(x); }
+__device__ __forceinline__ float tide_tanh(float x) { return tanhf(x); }
+__device__ __forceinline__ double tide_tanh(double x) { return tanh(x); }
 __device__ __forceinline__ float tide_erfc(float x) { return erfcf(x); }
 __device__ __forceinline__ double tide_erfc(double x) { return erfc(x); }
 
