@@ -176,6 +176,16 @@ int tide__grad_reciprocal(const tide__grad_call *g)
   return scaled_product(g, g->out[0], g->out[0], -1);
 }
 
+/* d erf(x) = 2 / sqrt(pi) exp(-x^2) dx */
+int tide__grad_erf(const tide__grad_call *g)
+{
+  tide_tensor *t = NULL, *u = NULL;
+  TIDE_TRY(tide_square(&t, g->in[0]));
+  int rc = then(tide_neg(&u, t), &t);
+  if (rc == TIDE_OK) rc = then(tide_exp(&t, u), &u);
+  return rc == TIDE_OK ? then(scaled_product(g, t, NULL, 1.12837916709551257390), &t) : rc;
+}
+
 int tide__grad_sin(const tide__grad_call *g)
 {
   tide_tensor *t = NULL;

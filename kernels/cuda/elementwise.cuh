@@ -13,6 +13,8 @@ __device__ __forceinline__ float tide_log1p(float x) { return log1pf(x); }
 __device__ __forceinline__ double tide_log1p(double x) { return log1p(x); }
 __device__ __forceinline__ float tide_tanh(float x) { return tanhf(x); }
 __device__ __forceinline__ double tide_tanh(double x) { return tanh(x); }
+__device__ __forceinline__ float tide_erf(float x) { return erff(x); }
+__device__ __forceinline__ double tide_erf(double x) { return erf(x); }
 __device__ __forceinline__ float tide_erfc(float x) { return erfcf(x); }
 __device__ __forceinline__ double tide_erfc(double x) { return erfc(x); }
 

@@ -58,7 +58,7 @@ unary('sqrt', { domain = { 0.2, 3 } })
 unary('rsqrt', { domain = { 0.2, 3 } })
 unary('square', { dtypes = 'number' })
 unary('reciprocal', { domain = { 0.3, 3 } })
-for _, name in ipairs { 'sin', 'cos', 'tanh', 'sigmoid', 'silu', 'gelu', 'gelu_tanh',
+for _, name in ipairs { 'sin', 'cos', 'tanh', 'sigmoid', 'erf', 'silu', 'gelu', 'gelu_tanh',
                         'softplus' } do
    unary(name)
 end

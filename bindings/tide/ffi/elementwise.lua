@@ -152,6 +152,8 @@ make 'cos(x)'
 make 'tanh(x)'
 -- 1 / (1 + exp(-x)), element by element.
 make 'sigmoid(x)'
+-- The error function, element by element: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.
+make 'erf(x)'
 -- x sigmoid(x), element by element.
 make 'silu(x)'
 -- x Phi(x), Phi the normal distribution (the exact form), element by element.

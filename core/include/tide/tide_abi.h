@@ -295,7 +295,8 @@ int tide_logical_and(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_logical_or(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 
 /* Of each element. sign of NaN is NaN; relu and abs keep NaN; rsqrt is 1 / sqrt(x), silu is
- * x sigmoid(x), softplus log(1 + e^x), reciprocal 1 / x: */
+ * x sigmoid(x), softplus log(1 + e^x), reciprocal 1 / x, erf 2 / sqrt(pi) times the integral of
+ * exp(-t^2) from 0 to x: */
 int tide_neg(tide_tensor **out, tide_tensor *x);
 int tide_abs(tide_tensor **out, tide_tensor *x);
 int tide_sign(tide_tensor **out, tide_tensor *x);
@@ -310,6 +311,7 @@ int tide_sin(tide_tensor **out, tide_tensor *x);
 int tide_cos(tide_tensor **out, tide_tensor *x);
 int tide_tanh(tide_tensor **out, tide_tensor *x);
 int tide_sigmoid(tide_tensor **out, tide_tensor *x);
+int tide_erf(tide_tensor **out, tide_tensor *x);
 int tide_silu(tide_tensor **out, tide_tensor *x);
 int tide_gelu(tide_tensor **out, tide_tensor *x);      /* exact, by erf */
 int tide_gelu_tanh(tide_tensor **out, tide_tensor *x); /* tanh approximation */
