@@ -89,6 +89,14 @@ describe('the environment', function()
 end)
 
 describe('the world of a rank', function()
+   it('of several ranks must be able to communicate', function()
+      local ok, e = pcall(require('tide.comm').set_world, { rank = 0, size = 2 })
+      assert.is_false(ok)
+      assert.equal('E_ARG', e.code)
+      assert.matches("argument 'comm.all_reduce'", e.message, 1, true)
+      assert.matches('comm.world()', e.message, 1, true)
+   end)
+
    it('has its module under the older name, too', function()
       local comm = require 'tide.comm'
       assert.equal(comm, require 'tide.dist')

@@ -191,6 +191,20 @@ describe('attaching', function()
       refused('E_STATE', 'Mamba2', mamba, tide.zeros { 1, 2, 8 }, { context = context })
    end)
 
+   it('cuts a batch without labels, for inference', function()
+      local rows = ranks.run(2, function()
+         local t = require 'tide'
+         local model = t.model.llama({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+            num_attention_heads = 2 }, { seed = 1 })
+         local handle = t.parallel.cp.attach(model, t.comm.world())
+         local ids = t.tensor({ { 1, 2, 3, 4, 5, 6, 7, 8 } }, { dtype = 'i64' })
+         local mine, both = handle:cut { ids = ids }, handle:cut { ids = ids, labels = ids }
+         return { mine.labels == nil, mine.ids:equal(both.ids),
+            model(mine.ids, { context = mine.context }).shape }
+      end)
+      for r = 1, 2 do assert.same({ true, true, { 1, 4, 9 } }, rows[r]) end
+   end)
+
    it('changes nothing on an axis of one rank', function()
       local model, ids = llama(), ints { { 1, 2, 3 } }
       local handle = cp.attach(model, tide.comm.solo())

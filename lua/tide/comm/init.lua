@@ -94,7 +94,14 @@ end
 
 -- comm: an object with rank, size, all_reduce, broadcast, barrier.
 function dist.set_world(comm)
-   world = check_comm('comm.set_world', comm)
+   check_comm('comm.set_world', comm)
+   for _, name in ipairs(comm.size > 1 and { 'all_reduce', 'broadcast', 'barrier' } or {}) do
+      if type(comm[name]) ~= 'function' then
+         err.arg('comm.set_world', 'comm.' .. name, ('a method, of a communicator of %d ranks (as '
+            .. 'comm.world() or comm.gpus() gives one)'):format(comm.size), comm[name])
+      end
+   end
+   world = comm
    return comm
 end
 

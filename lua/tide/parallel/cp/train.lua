@@ -14,6 +14,7 @@
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
 
 local agree = require 'tide.comm.agree'
+local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -302,10 +303,22 @@ local function mask_of(self)
    return { causal = m.causal, window = m.window }
 end
 
+-- A batch without labels (inference) with some that count nothing, and whether it had none.
+local function labelled(batch)
+   local like = batch.ids or batch.input_ids or batch.embeds or batch.inputs_embeds
+   if batch.labels ~= nil or not tide.is_tensor(like) or like.ndim < 2 then return batch, false end
+   local out = {}
+   for k, v in each(batch) do out[k] = v end
+   out.labels = tide.full({ like:size(1), like:size(2) }, -100,
+      { dtype = 'i64', device = like.device })
+   return out, true
+end
+
 -- This rank's part of a batch that is alike on all ranks of the axis: a new table with the fields
 -- cut by the layout (see batch.lua), positions, and context. count, if it is there, stays that of
 -- the whole batch. more: further options of make_cp_batch_and_ctx. Ranks compare their batches in
 -- the first layer that attends with the context, which communicates anyway.
+-- Without labels, for inference, the part has none either.
 function Attached:cut(batch, more)
    err.type('parallel.cp.cut', 'batch', batch, 'table')
    local split = self.method == 'a2a+p2p' and self.size > 1
@@ -313,12 +326,14 @@ function Attached:cut(batch, more)
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    for k, v in each(err.type('parallel.cp.cut', 'more', more or {}, 'table')) do opts[k] = v end
-   local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, batch, opts)
+   local whole, bare = labelled(batch)
+   local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, whole, opts)
    if context.null then return batch end
    if self.size > 1 and self.comm.transport ~= 'sim' then
       context.batch = fingerprint.batch(batch)
    end
    mine.context, mine.index, mine.packed_seq_ids = context, nil, nil
+   if bare then mine.labels = nil end
    return mine
 end
 
