@@ -179,9 +179,11 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
     *out = x;
     return tide_tensor_retain(x);
   }
-  TIDE_TRY(counter(&k, &place, x, NULL, "dropout"));
+  tide_random_attrs ours;
+  tide_random_attrs_init(&ours);
+  TIDE_TRY(counter(&k, &place, x, &ours, "dropout"));
   TIDE_TRY(dropout(out, x, place, &k));
-  return random_advance(x, NULL);
+  return random_advance(x, &ours);
 }
 
 int tide__grad_dropout(const tide__grad_call *g)

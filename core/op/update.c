@@ -30,12 +30,15 @@ static int end_update(tide__call *c, tide__lists *j, int rc, int64_t n)
   return rc;
 }
 
-static int scalar_factor(tide_ctx *ctx, tide__call *c, tide_tensor *t, const char *arg)
+static int scalar_factor(tide_ctx *ctx, tide__call *c, tide_tensor *t, const char *arg,
+                         bool f64_too)
 {
   if (!t) return TIDE_OK;
   TIDE_TRY(tide__check_operand(c, arg, 0, t));
-  if (t->dtype == TIDE_F32 && tide__tensor_numel(t) == 1) return TIDE_OK;
-  return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s: expected one f32, got %s %s", arg,
+  bool fits = t->dtype == TIDE_F32 || (f64_too && t->dtype == TIDE_F64);
+  if (fits && tide__tensor_numel(t) == 1) return TIDE_OK;
+  return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s: expected one f32%s, got %s %s", arg,
+                    f64_too ? " or f64" : "",
                     tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
 }
 
@@ -48,8 +51,8 @@ static int controls(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *g_scal
   c->in[n] = g_scale;
   c->in[n + 1] = rates;
   c->in[n + 2] = found_inf;
-  TIDE_TRY(scalar_factor(ctx, c, g_scale, "g_scale"));
-  TIDE_TRY(scalar_factor(ctx, c, found_inf, "found_inf"));
+  TIDE_TRY(scalar_factor(ctx, c, g_scale, "g_scale", true));
+  TIDE_TRY(scalar_factor(ctx, c, found_inf, "found_inf", false));
   if (!rates) return TIDE_OK;
   TIDE_TRY(tide__check_operand(c, "rates", 0, rates));
   if (rates->dtype == TIDE_F64 && rates->ndim == 1 && rates->shape[0] == 2) return TIDE_OK;
@@ -179,6 +182,14 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
   return end_update(&c, &j, rc, n);
 }
 
+/* Returns f64 where a tensor of the list is f64, else f32. */
+static int norm_dtype(int64_t n, tide_tensor *const *xs)
+{
+  for (int64_t i = 0; i < n; i++)
+    if (xs[i] && xs[i]->dtype == TIDE_F64) return TIDE_F64;
+  return TIDE_F32;
+}
+
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
               bool squared)
 {
@@ -192,9 +203,9 @@ int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *x
     rc = tide__fail(ctx, TIDE_E_ARG, "norm", "p: expected 1, 2 or infinity, got %g", p);
   if (rc == TIDE_OK) rc = take_list(&c, c.in, "xs", n, xs, NULL, false);
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++) rc = tide__check_float(xs[i], "norm", "xs");
-  if (n == 0 && rc == TIDE_OK) rc = tide_full(&c.out[0], ctx, TIDE_DEV_CPU, TIDE_F32, 0, NULL, 0);
-  else if (rc == TIDE_OK)
-    rc = tide__tensor_new(&c.out[0], ctx, c.device, TIDE_F32, 0, NULL, "norm");
+  int dtype = rc == TIDE_OK ? norm_dtype(n, xs) : TIDE_F32;
+  if (n == 0 && rc == TIDE_OK) rc = tide_full(&c.out[0], ctx, TIDE_DEV_CPU, dtype, 0, NULL, 0);
+  else if (rc == TIDE_OK) rc = tide__tensor_new(&c.out[0], ctx, c.device, dtype, 0, NULL, "norm");
   tide_tensor *y = c.out[0];
   c.attrs.norm_all = (k_norm_all_attrs){p, n, squared};
   rc = end_update(&c, &j, rc, n);
@@ -207,12 +218,12 @@ int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_CLIP_FACTOR, out, 1, &norm, 0));
-  TIDE_TRY(scalar_factor(c.ctx, &c, norm, "norm"));
+  TIDE_TRY(scalar_factor(c.ctx, &c, norm, "norm", true));
   if (!(max_norm > 0))
     return tide__fail(c.ctx, TIDE_E_ARG, "clip_factor", "max_norm: expected a number > 0, got %g",
                       max_norm);
   c.attrs.norm_all = (k_norm_all_attrs){max_norm, 1, 0};
-  tide__result(&c, 0, TIDE_F32, 0, NULL);
+  tide__result(&c, 0, norm->dtype, 0, NULL);
   return tide__dispatch(&c, out, 1);
 }
 
@@ -226,7 +237,7 @@ int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tenso
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++)
     rc = tide__check_float(xs[i], "scale_all_", "xs");
   if (rc == TIDE_OK) rc = take_list(&c, c.in, "factor", 1, &factor, NULL, false);
-  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, factor, "factor");
+  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, factor, "factor", true);
   c.attrs.norm_all = (k_norm_all_attrs){0, n, 0};
   return end_update(&c, &j, rc, n);
 }

@@ -409,11 +409,12 @@ describe('norm over a list', function()
             for _, p in ipairs { 2, 1, math.huge } do
                for _, squared in ipairs { false, true } do
                   local y = update.norm(got.p, p, squared)
-                  assert.equal('f32', y.dtype)
+                  assert.equal(dtype == 'f64' and 'f64' or 'f32', y.dtype)
                   assert.are.same({}, y.shape)
                   assert.equal(device, y.device)
-                  -- the elements are exact in every dtype, so only the f32 sum rounds
-                  close(y:item(), norm_numbers(want.p, p, squared), { rel = 2e-6 })
+                  -- the elements are exact in every dtype, so only the sum rounds
+                  local rel = dtype == 'f64' and 1e-14 or 2e-6
+                  close(y:item(), norm_numbers(want.p, p, squared), { rel = rel })
                end
             end
          end)
@@ -478,7 +479,19 @@ describe('clip_factor and scale_all_', function()
       refused('E_ARG', { 'clip_factor', 'max_norm' }, update.clip_factor, norm, -1)
       refused('E_ARG', { 'clip_factor', 'max_norm' }, update.clip_factor, norm, 0 / 0)
       refused('E_SHAPE', { 'clip_factor', 'norm', '[2]' }, update.clip_factor, tide.ones { 2 }, 1)
-      refused('E_SHAPE', { 'clip_factor', 'f64' }, update.clip_factor, norm:double(), 1)
+      refused('E_SHAPE', { 'clip_factor', 'bf16' }, update.clip_factor, norm:to 'bf16', 1)
+   end)
+
+   it('clips f64 gradients in f64, and the optimiser takes that factor', function()
+      for _, device in ipairs(devices) do
+         local x = tide.full({ 3 }, 1 / 3, { dtype = 'f64', device = device })
+         local factor = update.clip_factor(update.norm { x, tide.ones({ 2 }, { device = device }) },
+            0.5)
+         local want = 0.5 / (math.sqrt(3 / 9 + 2) + 1e-6)
+         close(factor:item(), want, { rel = 1e-15 })
+         update.scale_all_({ x }, factor)
+         close(x:tolist()[2], want / 3, { rel = 1e-15 })
+      end
    end)
 
    it('scales every tensor of the list in place', function()

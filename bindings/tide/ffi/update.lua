@@ -108,7 +108,8 @@ end
 
 local function default_ctx() return require('tide.ffi.ctx').default().handle end
 
--- Norm of all tensors together as an f32 scalar tensor; p is 2 (default), 1 or math.huge.
+-- Norm of all tensors together as a scalar tensor, f64 where one of them is and else f32. p: 2
+-- (default), 1 or math.huge.
 -- squared: the sum of |x|^p without the root, which can be added over ranks.
 function M.norm(list, p, squared)
    local buf, n = arg.tensors('norm', 'list', list)
@@ -123,7 +124,7 @@ function M.norm(list, p, squared)
    return own.take(box)
 end
 
--- min(1, max_norm / (norm + 1e-6)) as an f32 scalar tensor.
+-- min(1, max_norm / (norm + 1e-6)) as a scalar tensor of norm's dtype.
 function M.clip_factor(norm, max_norm)
    arg.tensor('clip_factor', 'norm', norm)
    arg.finite('clip_factor', 'max_norm', max_norm, 0)
@@ -132,7 +133,7 @@ function M.clip_factor(norm, max_norm)
    return own.take(box)
 end
 
--- Every tensor of the list times factor (an f32 scalar tensor), in place.
+-- Every tensor of the list times factor (a scalar tensor, f32 or f64), in place.
 function M.scale_all_(list, factor)
    local buf, n = arg.tensors('scale_all_', 'list', list)
    arg.tensor('scale_all_', 'factor', factor)

@@ -645,10 +645,11 @@ typedef struct tide_adamw_attrs {
 void tide_adamw_attrs_init(tide_adamw_attrs *attrs);
 /* For i < n: p[i], m[i], v[i] are updated from g[i]. m, v and master[i] are f32 (f64 with f64
  * parameters); master (may be null, or hold nulls) keeps the exact weights of bf16/f16 p. g_scale
- * (f32 scalar, may be null) multiplies every gradient: the device-side clip factor. rates (f64 [2],
- * may be null) holds lr and step, which replace those of attrs: a captured step reads the ones of
- * its replay. found_inf (f32 scalar, may be null): unless it is 0, nothing is changed. E_ARG, where
- * the device is read: the step in rates is below 1 (on 'cuda' nothing is changed then). */
+ * (f32 or f64 scalar, may be null) multiplies every gradient: the device-side clip factor. rates
+ * (f64 [2], may be null) holds lr and step, which replace those of attrs: a captured step reads the
+ * ones of its replay. found_inf (f32 scalar, may be null): unless it is 0, nothing is changed.
+ * E_ARG, where the device is read: the step in rates is below 1 (on 'cuda' nothing is changed
+ * then). */
 int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
                 tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
@@ -665,13 +666,14 @@ void tide_sgd_attrs_init(tide_sgd_attrs *attrs);
 int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
               tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs);
-/* f32 scalar: the norm of all tensors together; p 2, 1, or inf (as HUGE_VAL). n 0 gives 0.
+/* Scalar: the norm of all tensors together, f64 where one of them is, else f32; p 2, 1, or inf (as
+ * HUGE_VAL). n 0 gives 0.
  * squared: the sum of |x|^p without the root, for summing over ranks. */
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
               bool squared);
-/* f32 scalar min(1, max_norm / (norm + 1e-6)): the factor of gradient clipping. */
+/* Scalar of norm's dtype, min(1, max_norm / (norm + 1e-6)): the factor of gradient clipping. */
 int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm);
-/* xs[i] *= factor (f32 scalar tensor). */
+/* xs[i] *= factor (f32 or f64 scalar tensor). */
 int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor);
 
 /* ---- autograd ------------------------------------------------------------------------------- */

@@ -49,12 +49,15 @@ local function check_p(op, p)
    return p
 end
 
--- The sum of |x|^p of a list (the largest |x| for infinity), one f32.
+-- The sum of |x|^p of a list (the largest |x| for infinity): f64 where a tensor is, else f32.
 local function local_part(grads, p)
    if p == math.huge then return update.norm(grads, p) end
    if p == 1 or p == 2 then return update.norm(grads, p, true) end
-   local sum = tide.zeros({})
-   for _, g in ipairs(grads) do sum = sum + g:to('f32'):abs():pow(p):sum() end
+   local sum = tide.zeros({}, { dtype = 'f64' })
+   for _, g in ipairs(grads) do
+      local wide = g.dtype == 'f64' and g or g:to 'f32'
+      sum = sum + wide:abs():pow(p):sum():to 'f64'
+   end
    return sum
 end
 
@@ -63,23 +66,25 @@ local function combine(total, part, p)
    return p == math.huge and tide.maximum(total, part) or total + part
 end
 
--- The norm as an f32 scalar, the same on every rank. source: a Sharded, a list of groups, or a list
+-- The norm as a scalar, f64 where a gradient on this rank is and else f32; the same on every rank.
+-- Powers add up in f64. source: a Sharded, a list of groups, or a list
 -- of tensors with comm. norm_type: 2 (default), 1, any p >= 1, math.huge.
 function clip.norm(source, norm_type, comm)
    local op = 'parallel.clip.norm'
    local p = check_p(op, norm_type)
    return tide.no_grad(function()
-      local total
+      local total, dtype = nil, 'f32'
       for _, group in ipairs(groups_of(op, source, comm)) do
-         local part = local_part(group.grads, p)
+         local part = local_part(group.grads, p):to 'f64'
+         for _, g in ipairs(group.grads) do dtype = g.dtype == 'f64' and 'f64' or dtype end
          for _, c in ipairs(group.comms) do
             if c.size > 1 then c:all_reduce(part, p == math.huge and 'max' or 'sum') end
          end
          total = combine(total, part, p)
       end
-      total = total or tide.zeros({})
-      if p == math.huge or p == 1 then return total end
-      return p == 2 and total:sqrt() or total:pow(1 / p)
+      total = total or tide.zeros({}, { dtype = 'f64' })
+      if p ~= math.huge and p ~= 1 then total = p == 2 and total:sqrt() or total:pow(1 / p) end
+      return total:to(dtype)
    end)
 end
 
