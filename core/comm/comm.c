@@ -470,26 +470,33 @@ int tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats)
 
 /* ---- split ----------------------------------------------------------------------------------- */
 
-int tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name)
+/* Splits a communicator whose handle may be released already, as that of a host communicator. */
+static int comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name)
 {
   *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
   char text[TIDE__COMM_NAME];
   TIDE_TRY(tide__comm_check(comm, "split"));
   snprintf(text, sizeof text, "%s", name && *name ? name : "part");
   tide__coll c = {.op = TIDE__SPLIT, .reduce = -1, .dtype = -1, .root = -1, .color = color,
                   .key = key, .name = text};
   TIDE_TRY(tide__comm_run(comm, &c, NULL, 0, NULL));
-  if (c.sub_size == 0 && comm->host) return tide_comm_split(out, comm->host, color, key, name);
+  if (c.sub_size == 0 && comm->host) return comm_split(out, comm->host, color, key, name);
   if (c.sub_size == 0) return TIDE_MORE;
   int rc = tide__comm_new(out, comm->ctx, comm->transport, c.sub, comm->group, c.sub_rank,
                           c.sub_size, text);
   if (rc < 0) return rc;
   (*out)->timeout = comm->timeout;
   if (comm->host_size < comm->nrank) (*out)->host_size = comm->host_size;
-  rc = comm->host ? tide_comm_split(&(*out)->host, comm->host, color, key, name) : TIDE_OK;
+  rc = comm->host ? comm_split(&(*out)->host, comm->host, color, key, name) : TIDE_OK;
   if (rc == TIDE_OK) return rc;
   tide_comm_release(*out);
   *out = NULL;
   return rc;
+}
+
+int tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name)
+{
+  *out = NULL;
+  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  return comm_split(out, comm, color, key, name);
 }

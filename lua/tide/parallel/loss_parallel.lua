@@ -62,22 +62,33 @@ end
 
 local function acc_dtype(x) return x.dtype == 'f64' and 'f64' or 'f32' end
 
--- Sum of the losses of all tokens, and the gradients that are wanted.
+-- Of a chunk of tokens: the sum of losses, and its gradients of x and w that are wanted (else nil).
+local function run_chunk(x_nC, w_WC, ids_n, at, want_x, want_w)
+   local acc = acc_dtype(x_nC)
+   local z_nW = tide.linear(x_nC, w_WC):to(acc)
+   local sum, dz = chunk_loss(z_nW, ids_n, at, want_x or want_w)
+   if dz then dz = dz:to(x_nC.dtype) end
+   return sum, want_x and tide.matmul(dz, w_WC) or nil,
+      want_w and tide.matmul(dz:t(), x_nC):to(acc) or nil
+end
+
+-- Sum of the losses of all tokens, and the gradients that are wanted. What a chunk has made goes
+-- with it.
 local function run(x_NC, w_WC, ids_N, at, want_x, want_w)
    local N, acc = x_NC:size(1), acc_dtype(x_NC)
    local rows = math.max(1, math.floor(chunk_bytes / (8 * math.max(1, w_WC:size(1)))))
    local loss, dx, dw = tide.zeros({}, { dtype = acc, device = x_NC.device }), {}, nil
    for first = 1, N, rows do
       local n = math.min(rows, N - first + 1)
-      local x_nC = x_NC:narrow(1, first, n)
-      local z_nW = tide.linear(x_nC, w_WC):to(acc)
-      local sum, dz = chunk_loss(z_nW, ids_N:narrow(1, first, n), at, want_x or want_w)
+      local sum, dx_nC, part = private.frame(run_chunk, x_NC:narrow(1, first, n), w_WC,
+         ids_N:narrow(1, first, n), at, want_x, want_w)
       loss:add_(sum)
-      if dz then dz = dz:to(x_NC.dtype) end
-      if want_x then dx[#dx + 1] = tide.matmul(dz, w_WC) end
-      if want_w then
-         local part = tide.matmul(dz:t(), x_nC):to(acc)
-         dw = dw and dw:add_(part) or part
+      if want_x then dx[#dx + 1] = dx_nC end
+      if dw and part then
+         dw:add_(part)
+         private.spend(part)
+      else
+         dw = part
       end
    end
    if want_x then dx = #dx == 1 and dx[1] or #dx > 0 and tide.cat(dx, 1) or x_NC:clone() end
@@ -155,6 +166,5 @@ function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    local record = tide.is_grad_enabled()
    return loss_fn(x, w, targets, at, record and x.requires_grad, record and w.requires_grad)
 end
-
 
 return loss_parallel
