@@ -104,7 +104,8 @@ int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
 int tide__grad_linear_cross_entropy(const tide__grad_call *g)
 {
   tide_tensor *factor = NULL;
-  TIDE_TRY(tide_cast(&factor, g->gout[0], TIDE_F32));
+  TIDE_TRY(tide_cast(&factor, g->gout[0],
+                     g->gout[0]->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32));
   int rc = TIDE_OK;
   for (int i = 0; i < 3 && rc == TIDE_OK; i++) {
     if (!g->need[i]) continue;

@@ -351,3 +351,24 @@ describe("linear_cross_entropy of many rows and classes", function()
       end)
    end
 end)
+
+-- The gradients are there before backward begins; backward scales them, in f64 where they are f64.
+describe('linear_cross_entropy scaled by a number that f32 does not hold', function()
+   it('has gradients that are exact in f64', function()
+      local f64 = { dtype = 'f64' }
+      local x0, w0 = tide.randn({ 6, 4 }, f64), tide.randn({ 5, 4 }, f64)
+      local function grads(scale)
+         local x, w = x0:clone():requires_grad_(), w0:clone():requires_grad_()
+         local y = tide.tensor({ 0, 4, 2, 1, 3, 3 }, { dtype = 'i64' })
+         local loss = tide.linear_cross_entropy(x, w, nil, y)
+         if scale ~= 1 then loss = loss * scale end
+         loss:backward()
+         return { x.grad, w.grad }
+      end
+      local whole, part = grads(1), grads(1 / 24)
+      for i = 1, 2 do
+         local off = (part[i] * 24 - whole[i]):abs():amax():item()
+         assert.is_true(off < 1e-15, off)
+      end
+   end)
+end)

@@ -51,8 +51,7 @@ function checkpoints.make(c)
    local state = o.family == 'mamba2' or o.family == 'hybrid'
    o.dropout = not o.moves and not state and c:chance(0.5)
    if o.dropout then o.config.attention_dropout = 0.3 end
-   -- the factor that clips is f32 and meshes add up its norm in other orders, which grows in steps
-   o.optim, o.clip = models.optim(c), o.moves and 0 or c:pick { 0, 0.5 }
+   o.optim, o.clip = models.optim(c), c:pick { 0, 0.5 }
    o.schedule = { kind = c:pick { 'constant', 'linear', 'cosine', 'wsd' }, warmup = c:few(0, 2),
       steps = c:int(3, 12) }
    for i = 1, c:int(1, 4) do o.legs[i] = leg(c, o, i) end
