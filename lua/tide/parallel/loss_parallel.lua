@@ -41,9 +41,11 @@ local function chunk_loss(z_nW, ids_n, at, want)
    local place = column((ids_n - at.first):clamp(0, W - 1))
    here = here:to(z_nW.dtype)
    local max = comm:all_reduce(z_nW:amax(2, true), 'max')
-   local e_nW = (z_nW - max):exp()
-   local columns = { e_nW:sum(2, true), z_nW:gather(2, place) * here }
+   local columns = { false, z_nW:gather(2, place) * here }
    if at.smoothing ~= 0 then columns[3] = z_nW:sum(2, true) end
+   local below_nW = private.replace(z_nW, z_nW - max)
+   local e_nW = private.replace(below_nW, below_nW:exp())
+   columns[1] = e_nW:sum(2, true)
    local total = summed(comm, columns)
    local logsum = total[1]:log()
    local lse = max + logsum
@@ -55,9 +57,12 @@ local function chunk_loss(z_nW, ids_n, at, want)
    local sum = (value * counted):sum()
    if not want then return sum end
    local slope = (at.z_loss ~= 0 and (lse * (2 * at.z_loss) + 1) or 1) * counted / total[1]
-   local dz_nW = e_nW * slope
-   if at.smoothing ~= 0 then dz_nW = dz_nW - counted * (at.smoothing / at.V) end
-   return sum, dz_nW:scatter_add(2, place, counted * here * (at.smoothing - 1))
+   local dz_nW = private.replace(e_nW, e_nW * slope)
+   if at.smoothing ~= 0 then
+      dz_nW = private.replace(dz_nW, dz_nW - counted * (at.smoothing / at.V))
+   end
+   return sum, private.replace(dz_nW,
+      dz_nW:scatter_add(2, place, counted * here * (at.smoothing - 1)))
 end
 
 local function acc_dtype(x) return x.dtype == 'f64' and 'f64' or 'f32' end
