@@ -55,7 +55,7 @@ static int default_threads(tide_ctx *ctx)
 
 static int configure(tide_ctx *ctx, const tide_opts *opts)
 {
-  int nthread = opts ? opts->nthread : 0;
+  int nthread = opts->nthread;
   if (nthread < 0 || nthread > MAX_THREAD)
     return tide__fail(ctx, TIDE_E_ARG, "ctx_new", "nthread: expected 0 (all cores) to %d, got %d",
                       MAX_THREAD, nthread);
@@ -63,8 +63,8 @@ static int configure(tide_ctx *ctx, const tide_opts *opts)
   ctx->fork_mark = tide__fork_mark_new();
   if (!ctx->fork_mark) return tide__fail(ctx, TIDE_E_NOMEM, "ctx_new", "no memory for a page");
   ctx->nthread = nthread > 0 ? nthread : default_threads(ctx);
-  if (opts && opts->read_env) TIDE_TRY(tide__params_env(ctx));
-  return tide__params_parse(ctx, opts ? opts->params : NULL);
+  if (opts->read_env) TIDE_TRY(tide__params_env(ctx));
+  return tide__params_parse(ctx, opts->params);
 }
 
 static int open_layers(tide_ctx *ctx)
@@ -116,6 +116,10 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
                       "%d; take header and library from one version", hooks.abi, TIDE_ABI);
     return TIDE_E_ARG;
   }
+  if (!hooks.tensor_alloc != !hooks.tensor_free) {
+    if (msg) snprintf(msg, nmsg, "tide_opts: expected both tensor_alloc and tensor_free, or none");
+    return TIDE_E_ARG;
+  }
   if (!hooks.resize) hooks.resize = default_resize;
   tide_ctx *ctx = hooks.resize(hooks.user, NULL, 0, sizeof *ctx);
   if (!ctx) {
@@ -130,7 +134,7 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
   ctx->error.message = ctx->error.op = "";
   ctx->error.name = "OK";
   tide__params_init(&ctx->params);
-  int rc = configure(ctx, opts);
+  int rc = configure(ctx, &hooks);
   if (rc == TIDE_OK) rc = open_layers(ctx);
   if (rc < 0) {
     if (msg) snprintf(msg, nmsg, "%s: %s", ctx->error.op, ctx->error.message);

@@ -29,6 +29,7 @@
 #include "core/base/trace.h"
 #include "core/device/device.h"
 #include "core/device/async_copy.h"
+#include "core/device/memory.h"
 
 enum {
   GRAIN = 64,                 /* blocks of the small pool are multiples of this */
@@ -79,6 +80,8 @@ struct tide__cache {
   tide__block *spare;         /* headers, linked by next */
   int64_t live, held;         /* of this device */
   bool host;                  /* its bytes are host memory, which has a limit */
+  bool hooked;                /* the host owns them (memory.h) */
+  bool lazy;                  /* untouched memory costs nothing */
   tide__block *frozen_list;   /* linked by next */
   bool frozen, no_trim, retired;
 };
@@ -108,6 +111,8 @@ int tide__cache_new(tide_ctx *ctx, struct tide__cache **out, const tide__backend
   (*out)->backend = backend;
   (*out)->state = state;
   (*out)->host = backend->host && backend->has_bytes;
+  (*out)->hooked = tide__memory_is_hooked(ctx, backend);
+  (*out)->lazy = backend->lazy && !(*out)->hooked;
   return TIDE_OK;
 }
 
@@ -210,10 +215,10 @@ static int check_limits(tide_ctx *ctx, const struct tide__cache *cache, size_t s
 }
 
 /* Returns whether the machine has memory for a new segment of this size now. Parameter host_memory
- * replaces this test. */
+ * replaces this test, and so does a host that owns the memory. */
 static bool is_available(const tide_ctx *ctx, const struct tide__cache *cache, size_t size)
 {
-  if (!cache->host || ctx->params.host_memory || size < ASK_MACHINE) return true;
+  if (!cache->host || cache->hooked || ctx->params.host_memory || size < ASK_MACHINE) return true;
   int64_t available = tide__machine_memory("").available;
   return !available || (int64_t)size <= available;
 }
@@ -224,6 +229,10 @@ static int out_of_memory(tide_ctx *ctx, const struct tide__cache *cache, size_t 
   const char *failed = cache->backend->failed ? cache->backend->failed(cache->state) : NULL;
   const char *name = tide_device_name(cache->backend->device);
   if (failed) return tide__fail(ctx, TIDE_E_DEVICE, "alloc", "device '%s': %s", name, failed);
+  if (cache->hooked)
+    return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "device '%s': the host's tensor_alloc gave no "
+                      "%zu bytes aligned to %d (%lld live)", name, size, TIDE__ALIGN,
+                      (long long)cache->live);
   if (is_available(ctx, cache, size))
     return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "device '%s' has no %zu bytes left (%lld live)",
                       name, size, (long long)cache->live);
@@ -242,7 +251,7 @@ static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int p
   if (tide__alloc_fails(ctx) || !is_available(ctx, cache, size)) return NULL;
   segment *s = tide__alloc(ctx, sizeof *s);
   tide__block *b = s ? cache_header(ctx, cache) : NULL;
-  char *ptr = b ? cache->backend->alloc(cache->state, size) : NULL;
+  char *ptr = b ? tide__memory_alloc(ctx, cache->backend, cache->state, size) : NULL;
   if (!ptr) {
     if (b) cache_recycle(cache, b);
     tide__free(ctx, s, sizeof *s);
@@ -255,7 +264,7 @@ static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int p
   b->ptr = ptr;
   b->size = size;
   b->seg = s;
-  b->held = cache->backend->lazy ? 0 : size;
+  b->held = cache->lazy ? 0 : size;
   count_held(ctx, cache, (int64_t)b->held);
   list_in(cache, b);
   return b;
@@ -271,14 +280,14 @@ static void close_segment(tide_ctx *ctx, struct tide__cache *cache, tide__block 
   if (s->next) s->next->prev = s->prev;
   if (s->prev) s->prev->next = s->next;
   else cache->segments = s->next;
-  cache->backend->free(cache->state, s->ptr, s->size);
+  tide__memory_free(ctx, cache->backend, cache->state, s->ptr, s->size);
   tide__free(ctx, s, sizeof *s);
 }
 
 static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, size_t size)
 {
   size_t usual = pool_no == 0 ? SMALL_SEGMENT
-                              : cache->backend->lazy ? LAZY_SEGMENT : DEVICE_SEGMENT;
+                              : cache->lazy ? LAZY_SEGMENT : DEVICE_SEGMENT;
   size_t least = pool_no == 0 ? SMALL_SEGMENT : cache_round_up(size, SEGMENT_STEP);
   if (!ctx->params.cache) usual = least = size;
   tide__block *b = usual > least ? open_segment(ctx, cache, pool_no, usual) : NULL;
@@ -352,8 +361,8 @@ static void discard(tide_ctx *ctx, struct tide__cache *cache, tide__block *b)
 {
   if (covers_segment(b)) {
     close_segment(ctx, cache, b);
-  } else if (b->held > 0 && cache->backend->discard) {
-    cache->backend->discard(cache->state, b->ptr, b->size);
+  } else if (b->held > 0
+             && tide__memory_discard(ctx, cache->backend, cache->state, b->ptr, b->size)) {
     count_held(ctx, cache, -(int64_t)b->held);
     b->held = 0;
   }
@@ -404,7 +413,7 @@ static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   tide__block *b = ctx->params.cache ? cache_find(cache, pool_no, size) : NULL;
   if (!b) TIDE_TRY(traced_growth(ctx, cache, pool_no, size, &b));
   if (!b) return out_of_memory(ctx, cache, size);
-  if (b->held < size && cache->backend->lazy && pool_no == 1) spill(ctx, cache, b);
+  if (b->held < size && cache->lazy && pool_no == 1) spill(ctx, cache, b);
   if (!cut(ctx, cache, b, size))
     return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a block");
   *out = b;

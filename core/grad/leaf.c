@@ -5,15 +5,21 @@
 #include "core/base/status.h"
 #include "core/grad/tape.h"
 
+int tide_set_needs_grad(tide_tensor *t, bool on)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_TRY(tide__check_float(t, "set_needs_grad", "t"));
+  if (t->node)
+    return tide__fail(t->ctx, TIDE_E_STATE, "set_needs_grad", "argument 't': the tensor is "
+                      "the result of a recorded op; detach it to make a leaf");
+  t->requires_grad = on;
+  return TIDE_OK;
+}
+
 int tide_requires_grad(tide_tensor *t, bool on)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  TIDE_TRY(tide__check_float(t, "requires_grad", "tensor"));
-  if (t->node)
-    return tide__fail(t->ctx, TIDE_E_STATE, "requires_grad", "the tensor is the result of a "
-                      "recorded op; detach it to make a leaf");
-  t->requires_grad = on;
-  return TIDE_OK;
+  return tide_set_needs_grad(t, on);
 }
 
 int tide_needs_grad(const tide_tensor *t)

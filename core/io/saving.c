@@ -88,10 +88,23 @@ static int copy_tensor(tide_saving *s, int64_t i, tide_tensor *t)
   return bytes ? tide_to_bytes(t, tide_tensor_data(c), bytes) : TIDE_OK;
 }
 
+/* Makes the thread's context. Its tensors are allocated and freed by the caller's thread, so a host
+ * that owns their memory provides it; bookkeeping of the thread is not the host's. */
+static int saving_open(tide_saving *s)
+{
+  char msg[256];
+  tide_opts opts;
+  tide_opts_init(&opts);
+  opts.tensor_alloc = s->ctx->hooks.tensor_alloc;
+  opts.tensor_free = s->ctx->hooks.tensor_free;
+  opts.user = s->ctx->hooks.user;
+  int rc = tide_ctx_new(&s->own, &opts, msg, sizeof msg);
+  return rc < 0 ? tide__fail(s->ctx, rc, "saving", "%s", msg) : TIDE_OK;
+}
+
 static int saving_fill(tide_saving *s, const char *path, const char *const *names,
                        tide_tensor *const *tensors)
 {
-  char msg[256];
   size_t count = (size_t)(s->n + 1);
   s->names = tide__alloc(s->ctx, count * sizeof *s->names);
   s->copies = tide__alloc(s->ctx, count * sizeof *s->copies);
@@ -99,8 +112,7 @@ static int saving_fill(tide_saving *s, const char *path, const char *const *name
     return tide__fail(s->ctx, TIDE_E_NOMEM, "saving", "no host memory for %lld names",
                       (long long)s->n);
   TIDE_TRY(copy_text(s->ctx, &s->names[s->n], path));
-  int rc = tide_ctx_new(&s->own, NULL, msg, sizeof msg);
-  if (rc < 0) return tide__fail(s->ctx, rc, "saving", "%s", msg);
+  TIDE_TRY(saving_open(s));
   for (int64_t i = 0; i < s->n; i++) {
     if (!names[i] || !tensors[i])
       return tide__fail(s->ctx, TIDE_E_ARG, "saving", "name or tensor %lld is null",

@@ -38,6 +38,7 @@ int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__attrs attrs = {.scalar = {0, value}};
+  tide__tensor_drain(ctx);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "full"));
   if (!tide__dtype_is_float(dtype) && value != floor(value))
     return tide__created(out, tide__fail(ctx, TIDE_E_DTYPE, "full",
@@ -55,6 +56,7 @@ int tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t
   if (n < 0 || !isfinite(start) || !isfinite(step))
     return tide__fail(ctx, TIDE_E_ARG, "arange", "expected n >= 0 and finite start and step, got "
                       "%lld, %g and %g", (long long)n, start, step);
+  tide__tensor_drain(ctx);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, 1, &n, "arange"));
   return tide__created(out, fill_fresh(*out, TIDE_OP_ARANGE, &attrs));
 }

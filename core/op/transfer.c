@@ -63,6 +63,7 @@ int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int
                     const int64_t *shape, const void *data, size_t nbytes)
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  tide__tensor_drain(ctx);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "from_bytes"));
   if ((int64_t)nbytes != byte_size(*out) || (nbytes && !data))
     return tide__created(out, tide__fail(ctx, TIDE_E_ARG, "from_bytes",
@@ -149,6 +150,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
   *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   tide_tensor *d;
+  tide__tensor_drain(t->ctx);
   if (!tide__device_get(t->ctx, device, "to_device")) return TIDE_E_DEVICE;
   if (t->storage->device == device) {
     *out = t;

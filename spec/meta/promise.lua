@@ -50,6 +50,8 @@ promise['README.md'] = {
 }
 
 promise['core/README.md'] = {
+   { 'While TIDE_ABI stays', 'core/options', 'of an older header is taken',
+      'core/options', 'with another ABI is refused' },
    { 'Nothing here prints', 'meta/style', 'of the library: no exit, output, signals or locale' },
    { 'All state hangs on a tide ctx', 'meta/state', 'of the library: two facts of the process' },
    { 'A file may use its own folder', 'meta/layer', 'of core/' },
@@ -150,6 +152,7 @@ promise['kernels/README.md'] = {
 }
 
 promise['bindings/README.md'] = {
+   { 'A host that owns all memory gives', 'native/memory.c', 'owns_all' },
    { 'No second try have calls', 'ffi/own', 'collects and tries again when memory runs out',
       'op/inplace', 'draw once when a first try found no memory' },
    { 'Finalizers run in any order', 'ffi/own',

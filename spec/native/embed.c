@@ -63,7 +63,7 @@ static double train_step(tide_ctx *ctx)
   tide_adamw_attrs attrs;
   OK(ctx, tide_from_bytes(&x, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape, xv, sizeof xv));
   OK(ctx, tide_from_bytes(&w, ctx, TIDE_DEV_CPU, TIDE_F32, 2, shape, wv, sizeof wv));
-  OK(ctx, tide_requires_grad(w, true));
+  OK(ctx, tide_set_needs_grad(w, true));
   OK(ctx, tide_matmul(&y, x, w));
   OK(ctx, tide_square(&sq, y));
   OK(ctx, tide_sum(&loss, sq, 0, NULL, false));

@@ -58,8 +58,8 @@ static int train(scene *s)
   STEP(tide_empty(&t[1], ctx, TIDE_DEV_CPU, TIDE_F32, 2, ws));
   STEP(tide_normal_(t[1], 0, 1, NULL));
   STEP(tide_full(&t[2], ctx, TIDE_DEV_CPU, TIDE_F32, 1, bs, 0.1));
-  STEP(tide_requires_grad(t[1], true));
-  STEP(tide_requires_grad(t[2], true));
+  STEP(tide_set_needs_grad(t[1], true));
+  STEP(tide_set_needs_grad(t[2], true));
   STEP(tide_matmul(&t[3], t[0], t[1]));
   STEP(tide_add(&t[4], t[3], t[2]));
   STEP(tide_relu(&t[5], t[4]));

@@ -277,7 +277,7 @@ static void *make_backward(tide_ctx *ctx)
   tide_event event;
   tide_backward *walk = NULL;
   tide_tensor *x = vector_f32(ctx, 1, (float[]){1}), *y = NULL;
-  OK(ctx, tide_requires_grad(x, true));
+  OK(ctx, tide_set_needs_grad(x, true));
   OK(ctx, tide_exp(&y, x));
   OK(ctx, tide_backward_begin(&walk, y, NULL, false));
   assert_int_equal(tide_backward_next(walk, &event), TIDE_OK);

@@ -56,7 +56,7 @@ local function objects()
    local one = ffi.new('int64_t[1]', 1)
    local x = make('tensor', 'tide_full', ctx, C.TIDE_DEV_CPU, C.TIDE_F32, 1, one, 1)
    local sum = make('tensor', 'tide_full', ctx, C.TIDE_DEV_CPU, C.TIDE_F32, 0, nil, 1)
-   C.tide_requires_grad(sum, true)
+   C.tide_set_needs_grad(sum, true)
    make('backward', 'tide_backward_begin', sum, nil, false)
    o.tensor = x
    local comm = make('comm', 'tide_comm_join', ctx, nil, 0)

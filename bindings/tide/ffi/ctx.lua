@@ -304,7 +304,7 @@ local function place(self, name, opts, dtype)
 end
 
 local function marked(x, wants)
-   if wants then own.check_t(x, C.tide_requires_grad(x, true)) end
+   if wants then own.check_t(x, C.tide_set_needs_grad(x, true)) end
    return x
 end
 

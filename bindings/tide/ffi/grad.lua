@@ -405,7 +405,7 @@ local function replay(ctx, record, walk, dys)
       if record.is_input[i] then
          k = k + 1
          local t = walk:input(k - 1)
-         if record.wants[k] then own.check(ctx, C.tide_requires_grad(t, true)) end
+         if record.wants[k] then own.check(ctx, C.tide_set_needs_grad(t, true)) end
          args[i], leaves[k] = t, t
       end
    end
@@ -485,7 +485,7 @@ local function checkpoint(private, fn, ...)
    if not wants then
       -- parameters inside fn may need gradients though no argument does: gives the node a history
       local anchor = arg.scalar(ys[1], C.TIDE_F32, 0)
-      own.check(ctx, C.tide_requires_grad(anchor, true))
+      own.check(ctx, C.tide_set_needs_grad(anchor, true))
       xs[#xs + 1] = anchor
    end
    local outs = record_function(ctx, 'checkpoint', record, xs, ys, true)

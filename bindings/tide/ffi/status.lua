@@ -49,8 +49,9 @@ local function about_gone(message)
    return ''
 end
 
--- Raises the error that the context has recorded for a call that returned the status rc.
-function M.fail(ctx, rc, extra)
+-- Raises the error that the context has recorded for a call that returned the status rc. name: of
+-- the Lua function, where the recorded one would not be recognised.
+function M.fail(ctx, rc, extra, name)
    local record = C.tide_error(ctx)
    local op, message = 'call', ffi.string(C.tide_status_text(rc))
    if record ~= nil and record.code == rc then
@@ -58,7 +59,7 @@ function M.fail(ctx, rc, extra)
       if record.message ~= nil then message = ffi.string(record.message) end
    end
    if rc == C.TIDE_E_GONE then message = message .. about_gone(message) end
-   error(M.new(rc, op, message .. (extra or '')), 0)
+   error(M.new(rc, name or op, message .. (extra or '')), 0)
 end
 
 return M

@@ -283,7 +283,8 @@ end
 function methods.requires_grad_(x, on)
    tensor('requires_grad_', 'x', x)
    on = on == nil or arg.flag('requires_grad_', 'on', on)
-   check(x, C.tide_requires_grad(x, on))
+   local rc = C.tide_set_needs_grad(x, on)
+   if rc < 0 then status.fail(C.tide_tensor_ctx(x), rc, nil, 'requires_grad_') end
    return x
 end
 

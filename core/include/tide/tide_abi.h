@@ -72,10 +72,19 @@ typedef struct tide_opts {
    * was returned; a collective took more than half of its timeout. info: devices beyond libtide's,
    * MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
-  void    *user;      /* first argument of both hooks */
+  void    *user;      /* first argument of all hooks */
   const char *params; /* "check=1 memory=4g"; see tide_param_name; may be null */
   int32_t  abi;       /* TIDE_ABI of the header that the host was compiled with, which tide.h fills
                          in; another than the library's is E_ARG. 0: not said */
+  /* Memory of tensors on 'cpu' and 'ref', and scratch of their ops; both null: the library's own.
+   * tensor_alloc returns size bytes aligned to align (64), contents undefined, or null: the call
+   * fails with E_NOMEM. tensor_free gets the same size. device: TIDE_DEV_*. Called on the context's
+   * thread, must not call the context. The caching allocator asks for segments of some megabytes
+   * and cuts tensors from them; it gives free ones back in tide_cache_trim, when an allocation
+   * fails and when the context ends, or, with parameter cache=0, has one for each storage. Memory
+   * of a GPU and pinned memory are the driver's. */
+  void *(*tensor_alloc)(void *user, size_t size, size_t align, int32_t device);
+  void  (*tensor_free)(void *user, void *ptr, size_t size, int32_t device);
 } tide_opts;
 
 /* Counters of a context. Borrowed, changes with every call, read it freely. */
@@ -87,7 +96,7 @@ typedef struct tide_stats {
   int64_t ntensor; /* live tensor handles */
   int64_t nnode;   /* live tape nodes */
   int64_t nop;     /* ops dispatched so far */
-  int64_t nhost;   /* bytes of host bookkeeping memory through the resize hook */
+  int64_t nhost;   /* bytes of bookkeeping memory through the resize hook */
   int64_t since;      /* live and planned bytes that were handed out since tide_stats_mark */
   int64_t since_peak; /* the most since has been */
   int64_t planned; /* bytes that live tensors of the null device would have elsewhere */
@@ -606,7 +615,7 @@ typedef struct tide_random_attrs {
   uint32_t size;
   int32_t  ndim;             /* 0: i is the row-major index; else i = start + sum coord * stride */
   int64_t  start;            /* index of this tensor's first element in the whole tensor */
-  int64_t  stride[8];        /* strides of the whole tensor, one for each dim of this one */
+  int64_t  stride[TIDE_MAX_DIM]; /* strides of the whole tensor, one for each dim of this one */
   uint64_t seed, stream, offset;
   int32_t  use_ctx;          /* 1 (default): seed, stream and offset come from the context, which
                                 advances by the number of elements; 0: from the members above */
@@ -678,11 +687,12 @@ int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tenso
 
 /* ---- autograd ------------------------------------------------------------------------------- */
 
-/* Marks a leaf; tide_needs_grad asks. Floating dtypes only; E_STATE if t came out of a recorded
- * op. */
-int  tide_requires_grad(tide_tensor *t, bool on);
+/* Marks a leaf, or with on false no longer. Floating dtypes only; E_STATE if t came out of a
+ * recorded op. */
+int  tide_set_needs_grad(tide_tensor *t, bool on);
 /* 1: leaf marked, or the result of a recorded op. */
 int  tide_needs_grad(const tide_tensor *t);
+int  tide_requires_grad(tide_tensor *t, bool on); /* deprecated name of tide_set_needs_grad */
 int  tide_is_leaf(const tide_tensor *t); /* 1: not the result of a recorded op */
 /* Returns the accumulated gradient of a leaf, owned; *out is null without one. */
 int  tide_grad(tide_tensor **out, tide_tensor *t);
@@ -703,7 +713,7 @@ enum { TIDE_EVENT_DONE = 0, TIDE_EVENT_HOST = 1 };
 typedef struct tide_event {
   int32_t kind;
   int32_t nout, nin; /* gradients available / wanted */
-  int32_t pad;         /* 0: the same */
+  int32_t pad;         /* 0: keeps tag at the same place on every compiler */
   double  tag;         /* a double, since LuaJIT boxes 64-bit integers */
 } tide_event;
 /* Starts a reverse walk from root. grad may be null if root has one element (then 1). retain keeps
@@ -724,7 +734,8 @@ void tide_backward_release(tide_backward *bw);
 /* The whole walk for C hosts; E_HOST if it meets a host function. */
 int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
 /* Records a function the host computed: outs[i] (owned copies of handles ys[i], now with history)
- * depend on xs through a backward that the host does when the walk yields tag.
+ * depend on xs through a backward that the host does when the walk yields tag (a number of
+ * the host's choice; a double as in tide_event).
  * save: 1 keeps xs for tide_backward_input. TIDE_MORE: recorded; 0: no history was needed, outs are
  * plain second handles. */
 int  tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
