@@ -59,7 +59,7 @@ describe('model families', function()
          assert.matches('model.' .. name, tostring(e), 1, true)
       end
       bad('phi3', "'resid_pdrop'", { resid_pdrop = 0.1 })
-      bad('phi3', "'partial_rotary_factor'", { partial_rotary_factor = 0.75 })
+      bad('llama', "'partial_rotary_factor'", { partial_rotary_factor = 0.75 })
       bad('gemma3', "'final_logit_softcapping'", { final_logit_softcapping = 30 })
       bad('gemma3', "'hidden_activation'", { hidden_activation = 'silu' })
       bad('qwen3', "did you mean 'head_dim'", { head_dm = 4 })
@@ -75,7 +75,7 @@ describe('model families', function()
          local ok, e = pcall(tide.model[name], with(changes), { device = 'null' })
          assert.is_false(ok, name .. ' takes ' .. field .. ' = ' .. tostring(value))
          assert.equal('E_ARG', e.code)
-         assert.matches(("argument '%s"):format(field), tostring(e), 1, true)
+         assert.matches(("field '%s"):format(field), tostring(e), 1, true)
       end
       local windows = { use_sliding_window = true, sliding_window = 3 }
       for _, name in ipairs { 'llama', 'mistral', 'qwen2', 'qwen3', 'phi3', 'gemma3' } do
@@ -84,7 +84,7 @@ describe('model families', function()
                pretraining_tp = { 0, '1' },
                architectures = { 'LlamaForCausalLM', { 3 }, { 'GPT2', 'Mamba2ForCausalLM' } },
                use_cache = { 1 }, eos_token_id = { 'two', { 1, 'x' } }, hidden_act = { 'gelu' },
-               sliding_window = { 0, '3' }, rope_scaling = { 3, { type = 'yarn' } } } do
+               sliding_window = { 0, '3' }, rope_scaling = { 3, { type = 'ntk' } } } do
             for _, v in ipairs(values) do
                if not (name == 'gemma3' and field == 'hidden_act') then bad(name, field, v) end
             end

@@ -169,7 +169,7 @@ describe('nn.rope', function()
    it('refuses odd sizes and unknown scaling', function()
       bad('even head size', nn.rope.frequencies, 7, 10000)
       bad("'theta'", nn.rope.frequencies, 8, 0 / 0)
-      bad('rope_type', nn.rope.frequencies, 8, 10000, { rope_type = 'yarn' })
+      bad('rope_type', nn.rope.frequencies, 8, 10000, { rope_type = 'ntk' })
       bad("'rope_scaling.type'", nn.rope.frequencies, 8, 10000, { rope_type = 'default',
          type = 'linear' })
       bad("unknown option 'attention_factor'", nn.rope.frequencies, 8, 10000, { type = 'linear',

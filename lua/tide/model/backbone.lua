@@ -59,8 +59,8 @@ local function mixing_of(mixers)
 end
 
 -- mixers: the list of layers; opts as of every module.
-function Backbone:init(op, c, mixers, opts)
-   CausalLM.init(self, op, c)
+function Backbone:init(op, c, mixers, opts, unused)
+   CausalLM.init(self, op, c, unused)
    self.mixing = mixing_of(mixers)
    self:child('backbone', Body(c, mixers, opts))
    self:make_head(opts)

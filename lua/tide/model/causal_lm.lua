@@ -17,10 +17,11 @@ local Module = nn.Module
 local CausalLM = class('CausalLM', Module)
 CausalLM.mixes = false
 
--- op: the name that errors carry; c: the complete configuration.
-function CausalLM:init(op, c)
+-- op: the name that errors carry; c: the complete configuration; unused: names of fields of the
+-- file that change nothing.
+function CausalLM:init(op, c, unused)
    Module.init(self)
-   self.op, self.config = op, c
+   self.op, self.config, self.unused_fields = op, c, unused or {}
 end
 
 -- The output projection, unless it is the embedding; never in FP8, as the loss multiplies by its

@@ -3,90 +3,111 @@
 -- A field either decides what is computed, or is checked: a value that would mean another model, or
 -- that cannot be what its name says, is E_ARG with the field's name. Nothing is passed over.
 
+local canonical = require 'tide.util.canonical'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local family = require 'tide.model.family'
-local near = require 'tide.util.near'
 
 local config = {}
 
--- ---- fields that compute nothing -------------------------------------------------------------
+-- ---- rotary positions ------------------------------------------------------------------------
 
-local dtypes = { 'auto', 'float32', 'float64', 'bfloat16', 'float16', 'f32', 'f64', 'bf16', 'f16' }
-
--- A file's dtype is that of its tensors; the model has the one of its options.
-local function dtype(op, name, v)
-   err.choice(op, name, type(v) == 'string' and v:gsub('^torch%.', '') or v, dtypes)
-end
-
-local function text(op, name, v) err.type(op, name, v, 'string') end
-local function flag(op, name, v) err.type(op, name, v, 'boolean') end
-local function one(op, name, v) err.integer(op, name, v, 1) end
-
--- A token, or a list of them.
-local function tokens(op, name, v)
-   if type(v) == 'table' then err.integers(op, name, v, 0) else err.integer(op, name, v, -1) end
-end
-
-local without_effect = {
-   torch_dtype = dtype, dtype = dtype, use_cache = flag, transformers_version = text,
-   _name_or_path = text, bos_token_id = tokens, eos_token_id = tokens, pad_token_id = tokens,
-   pretraining_tp = one,
-}
-
--- ---- which family it is ----------------------------------------------------------------------
-
-local function check_type(op, name, v)
-   local want = family.published(name).model_type
-   if err.type(op, 'model_type', v, 'string') ~= want then
-      err.arg(op, 'model_type', ("'%s', as this family's files have (or none)"):format(want), v)
-   end
-end
-
--- A head of another kind (classification, reward) has the same layers; another family does not.
-local function check_architectures(op, name, list)
-   for i, v in ipairs(err.type(op, 'architectures', list, 'table')) do
-      local field = ('architectures[%d]'):format(i)
-      local other = family.of_architecture(err.type(op, field, v, 'string'))
-      if other and other ~= name then
-         err.arg(op, field, ("'%s' (or none)"):format(family.published(name).architectures[1]), v)
+-- Moves what rope_parameters, the name since version 5 of transformers, says of the positions of
+-- one kind of layer to the fields of before: theta and scaling name them.
+local function spread_rope(f, rope, theta, scaling, problems)
+   local rest = {}
+   for k, v in each(rope) do rest[k] = v end
+   local kind = rest.rope_type or rest.type or 'default'
+   if rest.rope_theta ~= nil then
+      if f[theta] ~= nil and f[theta] ~= rest.rope_theta then
+         problems[#problems + 1] = ("field '%s' is %s, 'rope_parameters' says %s"):format(theta,
+            err.show(f[theta]), err.show(rest.rope_theta))
       end
+      f[theta], rest.rope_theta = rest.rope_theta, nil
+   end
+   if rest.partial_rotary_factor ~= nil then
+      f.partial_rotary_factor, rest.partial_rotary_factor = rest.partial_rotary_factor, nil
+   end
+   if kind == 'default' then rest.rope_type, rest.type = nil, nil end
+   if next(rest) == nil then return end
+   rest.rope_type, rest.type = kind, nil
+   if scaling then
+      f[scaling] = rest
+   else
+      problems[#problems + 1] = ("field 'rope_parameters.sliding_attention.rope_type' is %s; "
+         .. 'supported is "default"'):format(err.show(kind))
    end
 end
 
--- Raises for a field that is neither in the lists `known` nor among those above, and for values of
--- the latter that are wrong. null: the value that stands for an absent field.
-function config.check_names(op, given, known, null)
-   local names, set = {}, {}
-   for _, list in ipairs(known) do
-      for _, k in ipairs(list) do names[#names + 1], set[k] = k, true end
-   end
-   local name = op:match '^model%.(.*)$'
-   for k, v in each(given) do
-      local check = without_effect[k]
-      if v ~= null then
-         if k == 'model_type' then
-            check_type(op, name, v)
-         elseif k == 'architectures' then
-            check_architectures(op, name, v)
-         elseif check then
-            check(op, k, v)
-         elseif not set[k] then
-            err.raise('E_ARG', op, "unknown field '%s'%s", tostring(k),
-               near.hint(tostring(k), names))
-         end
-      end
+-- By kind of layer: of a family that has two bases (local_theta, the field of the second) or one.
+local function spread_by_kind(f, rope, local_theta, problems)
+   local full, sliding = rope.full_attention, rope.sliding_attention
+   if type(full) == 'table' then spread_rope(f, full, 'rope_theta', 'rope_scaling', problems) end
+   if type(sliding) ~= 'table' then return end
+   if local_theta then
+      spread_rope(f, sliding, local_theta, nil, problems)
+   elseif type(full) ~= 'table' then
+      spread_rope(f, sliding, 'rope_theta', 'rope_scaling', problems)
+   elseif canonical(full) ~= canonical(sliding) then
+      problems[#problems + 1] = "field 'rope_parameters' says different things of full_attention "
+         .. 'and sliding_attention; supported is the same for both'
    end
 end
+
+local measured = { yarn = true, longrope = true, llama3 = true }
+
+-- What a scaling table leaves to other fields of the file, which some kinds need.
+local function complete_scaling(f)
+   local s = f.rope_scaling
+   local kind = s.rope_type or s.type
+   if kind == 'su' then kind, s.rope_type, s.type = 'longrope', 'longrope', nil end
+   local outer = f.original_max_position_embeddings
+   if measured[kind] then
+      s.original_max_position_embeddings = outer or s.original_max_position_embeddings
+         or f.max_position_embeddings
+   end
+   local own, all = s.original_max_position_embeddings, f.max_position_embeddings
+   if (kind == 'yarn' or kind == 'longrope') and s.factor == nil and type(own) == 'number'
+      and type(all) == 'number' then
+      s.factor = all / own
+   end
+end
+
+-- Changes the fields f of a configuration: rope_parameters become rope_theta, rope_scaling and
+-- partial_rotary_factor. local_theta: the field for the base of layers with a window, of a family
+-- that has two.
+function config.translate_rope(f, problems, local_theta)
+   local rope = f.rope_parameters
+   f.rope_parameters = nil
+   if type(rope) == 'table' then
+      if rope.full_attention ~= nil or rope.sliding_attention ~= nil then
+         spread_by_kind(f, rope, local_theta, problems)
+      else
+         spread_rope(f, rope, 'rope_theta', 'rope_scaling', problems)
+      end
+   elseif rope ~= nil then
+      problems[#problems + 1] = ("field 'rope_parameters' is %s; expected a table"):format(
+         err.show(rope))
+   end
+   if type(f.rope_scaling) == 'table' then
+      f.rope_scaling = copy(f.rope_scaling)
+      complete_scaling(f)
+   end
+end
+
+-- ---- fields that a family does not have ------------------------------------------------------
 
 -- Raises for a field that the family's published files do not have, and that changes nothing there.
 -- without: nil, or field -> { why, written }, where `written` is the value that older files of
 -- tide may have; a file, which says its model_type or architectures, is read without it.
-function config.check_without(op, c, without)
+function config.check_without(f, problems, without)
    for k, row in each(without or {}) do
-      local is_file = c.model_type ~= nil or c.architectures ~= nil
-      if c[k] == row.written and is_file then c[k] = nil end
-      if c[k] ~= nil then err.arg(op, k, 'nil or null: ' .. row.why, c[k]) end
+      local is_file = f.model_type ~= nil or f.architectures ~= nil
+      if f[k] ~= nil and not (f[k] == row.written and is_file) then
+         problems[#problems + 1] = ("field '%s': expected nil or null: %s, got %s"):format(k,
+            row.why, err.show(f[k]))
+      end
+      f[k] = nil
    end
 end
 

@@ -9,6 +9,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
+local published_config = require 'tide.model.published'
 
 local family = {}
 
@@ -58,6 +59,9 @@ function family.config(model)
    local c, null = {}, require('tide').json.null
    local own = type(model.family) == 'table' and model.family or {}
    for k in each(own.defaults or {}) do c[k] = null end
+   for _, row in ipairs(own.fields or {}) do
+      if row[2] ~= published_config.optional then c[row[1]] = null end
+   end
    for _, k in ipairs(own.written or {}) do c[k] = null end
    for k, v in each(model.config) do c[k] = v end
    return c

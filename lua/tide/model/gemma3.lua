@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
 local Llama = require 'tide.model.llama'
+local published = require 'tide.model.published'
 
 local op = 'model.gemma3'
 
@@ -49,18 +50,7 @@ local function is_global(c, i)
    return i % c.sliding_window_pattern == 0
 end
 
--- Soft caps would change the numbers; Gemma-3 has none, and a file that has is of another family.
 local function complete(c)
-   for _, k in ipairs { 'attn_logit_softcapping', 'final_logit_softcapping' } do
-      if c[k] then err.arg(op, k, 'null', c[k]) end
-   end
-   err.choice(op, 'hidden_activation', c.hidden_activation, { 'gelu_pytorch_tanh' })
-   err.number(op, 'query_pre_attn_scalar', c.query_pre_attn_scalar, 1e-9)
-   err.number(op, 'rope_local_base_freq', c.rope_local_base_freq, 1)
-   err.integer(op, 'sliding_window_pattern', c.sliding_window_pattern, 1)
-   if c.use_bidirectional_attention then
-      err.arg(op, 'use_bidirectional_attention', 'false', c.use_bidirectional_attention)
-   end
    for i = 1, c.num_hidden_layers do
       if not is_global(c, i) and c.sliding_window == nil then
          err.arg(op, 'sliding_window', ('tokens that the local layer %d sees'):format(i - 1), nil)
@@ -79,18 +69,27 @@ local function layer(c, i, mixer, mlp)
    end
 end
 
+local function count(o, name, v) return err.integer(o, name, v, 1) end
+local function positive(o, name, v) return err.number(o, name, v, 1e-9) end
+
+-- Soft caps would change the numbers; Gemma-3 has none, and a file that has is of another family.
 Gemma3.family = {
    op = op, act = 'gelu_pytorch_tanh',
    fields = {
-      'query_pre_attn_scalar', 'hidden_activation', 'rope_local_base_freq', 'layer_types',
-      'sliding_window_pattern', 'attn_logit_softcapping', 'final_logit_softcapping',
-      'use_bidirectional_attention',
+      { 'query_pre_attn_scalar', 256, positive },
+      { 'hidden_activation', 'gelu_pytorch_tanh', function(o, name, v)
+         return err.choice(o, name, v, { 'gelu_pytorch_tanh' })
+      end },
+      { 'rope_local_base_freq', 1e4, function(o, name, v) return err.number(o, name, v, 1) end },
+      { 'layer_types', published.optional }, { 'sliding_window_pattern', 6, count },
    },
    defaults = {
-      tie_word_embeddings = true, head_dim = 256, query_pre_attn_scalar = 256, rope_theta = 1e6,
-      rope_local_base_freq = 1e4, sliding_window = 4096, sliding_window_pattern = 6,
-      hidden_activation = 'gelu_pytorch_tanh',
+      tie_word_embeddings = true, head_dim = 256, rope_theta = 1e6, sliding_window = 4096,
    },
+   alias = { _sliding_window_pattern = 'sliding_window_pattern' },
+   only = { attn_logit_softcapping = false, final_logit_softcapping = false,
+      use_bidirectional_attention = false },
+   local_theta = 'rope_local_base_freq',
    complete = complete, layer = layer, Block = Block, names = names, norm_offset = 1,
    norms = { 'norm1', 'norm1_out', 'norm2', 'norm2_out' },
    embed_scale = function(c) return math.sqrt(c.hidden_size) end,

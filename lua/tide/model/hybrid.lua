@@ -82,7 +82,7 @@ local function pattern_of(name, list, problems)
       if not text[i] then
          problems[#problems + 1] = ("field '%s[%d]' is %s; supported are linear_attention (mamba), "
             .. 'full_attention (attention) and mlp'):format(name, i, err.show(kind))
-         text[i] = '?'
+         text[i] = '-'                          -- refused by now
       end
    end
    return table.concat(text)
@@ -185,7 +185,7 @@ end
 -- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
 function Hybrid:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
-   local c = published.read(op, config, known, rules)
+   local c, unused = published.read(op, config, known, rules)
    local layers = c.hybrid_override_pattern
    if c.num_hidden_layers ~= #layers then
       err.raise('E_ARG', op, "num_hidden_layers (%d) is not the length of the pattern '%s' (%d)",
@@ -198,7 +198,7 @@ function Hybrid:init(config, opts)
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil
    local mixers = {}
    for i = 1, #layers do mixers[i] = make[layers:sub(i, i)](c, opts, rope) end
-   Backbone.init(self, op, c, mixers, opts)
+   Backbone.init(self, op, c, mixers, opts, unused)
 end
 
 return Hybrid

@@ -12,76 +12,99 @@ local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
 local config_ = require 'tide.model.config'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local published = require 'tide.model.published'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 
 local Module = nn.Module
 
-local required = { 'vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads' }
-local optional = {
-   'intermediate_size', 'num_key_value_heads', 'head_dim', 'rms_norm_eps', 'rope_theta',
-   'rope_scaling', 'tie_word_embeddings', 'attention_bias', 'mlp_bias', 'sliding_window',
-   'max_position_embeddings', 'initializer_range', 'hidden_act', 'attention_dropout',
-}
+local optional = published.optional
 
 -- Usual hidden size of a gated MLP: 8/3 of the width, up to a multiple of 32.
-local function default_hidden(dim) return math.ceil(dim * 8 / 3 / 32) * 32 end
+local function default_hidden(c) return math.ceil(c.hidden_size * 8 / 3 / 32) * 32 end
 
-local function check_heads(c, op)
-   local H, K = c.num_attention_heads, c.num_key_value_heads
+local function count(op, name, v) return err.integer(op, name, v, 1) end
+local function number(op, name, v) return err.number(op, name, v, 0) end
+local function flag(op, name, v) return err.type(op, name, v, 'boolean') end
+local function base(op, name, v) return err.number(op, name, v, 1) end
+local function share(op, name, v) return err.number(op, name, v, 0, 1 - 1e-12) end
+
+local function head_dim_of(c)
+   if c.hidden_size % c.num_attention_heads ~= 0 then
+      err.raise('E_ARG', 'model', 'hidden_size (%d) must be a multiple of num_attention_heads '
+         .. '(%d), or give head_dim', c.hidden_size, c.num_attention_heads)
+   end
+   return c.hidden_size / c.num_attention_heads
+end
+
+-- Fields of all families of this form: name, default, check (see published.read).
+local common = {
+   { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
+   { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
+   { 'intermediate_size', default_hidden, count },
+   { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
+   { 'head_dim', head_dim_of, function(op, name, v) return err.integer(op, name, v, 2) end },
+   { 'rms_norm_eps', 1e-6, number }, { 'rope_theta', 10000, base },
+   { 'rope_scaling', optional, function(op, _, v) nn.rope.check_scaling(op, v) end },
+   { 'tie_word_embeddings', false, flag }, { 'attention_bias', false, flag },
+   { 'mlp_bias', false, flag }, { 'sliding_window', optional, count },
+   { 'max_position_embeddings', 2048, count }, { 'initializer_range', 0.02, number },
+   { 'attention_dropout', 0, share },
+}
+
+-- The rows of a family: those of all with its own defaults, without those that it does not have,
+-- and its own.
+local function rows_of(family)
+   local rows, own = {}, {}
+   for _, row in ipairs(family.fields or {}) do own[row[1]] = row end
+   for _, row in ipairs(common) do
+      local name, default = row[1], row[2]
+      if (family.defaults or {})[name] ~= nil then default = family.defaults[name] end
+      if not (family.without or {})[name] and not own[name] then
+         rows[#rows + 1] = { name, default, row[3] }
+      end
+   end
+   for _, row in ipairs(family.fields or {}) do rows[#rows + 1] = row end
+   rows[#rows + 1] = { 'hidden_act', optional, function(op, name, v)
+      err.choice(op, name, v, { family.act or 'silu' })
+   end }
+   return rows
+end
+
+-- Fields with each other.
+local function check_together(c, family)
+   local op, H, K = family.op, c.num_attention_heads, c.num_key_value_heads
    if H % K ~= 0 then
       err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
          .. 'num_key_value_heads (%d)', H, K)
    end
-   if not c.head_dim and c.hidden_size % H ~= 0 then
-      err.raise('E_ARG', op, 'hidden_size (%d) must be a multiple of num_attention_heads (%d), '
-         .. 'or give head_dim', c.hidden_size, H)
-   end
-   c.head_dim = err.integer(op, 'head_dim', c.head_dim or c.hidden_size / H, 2)
+   c.head_dim = c.head_dim or head_dim_of(c)
    if c.head_dim % 2 ~= 0 then
       err.raise('E_ARG', op, 'head_dim (%d) must be even for rotary positions', c.head_dim)
    end
+   config_.check_layer_types(op, c)
+   if family.complete then family.complete(c) end
 end
 
--- A checked copy of a configuration with every default filled in.
+-- The complete configuration, and the names of fields that change nothing.
 local function complete(config, family)
-   local op = family.op
-   err.type(op, 'config', config, 'table')
-   local c, null = {}, tide.json.null
-   config_.check_names(op, config, { required, optional, family.fields or {} }, null)
-   for k, v in each(family.defaults or {}) do c[k] = v end
-   for k, v in each(config) do
-      if v ~= null then c[k] = v else c[k] = nil end
-   end
-   config_.check_without(op, c, family.without)
-   for _, k in ipairs(required) do err.integer(op, k, c[k], 1) end
-   c.intermediate_size = err.integer(op, 'intermediate_size',
-      c.intermediate_size or default_hidden(c.hidden_size), 1)
-   c.num_key_value_heads = err.integer(op, 'num_key_value_heads',
-      c.num_key_value_heads or c.num_attention_heads, 1)
-   check_heads(c, op)
-   c.rms_norm_eps = err.number(op, 'rms_norm_eps', c.rms_norm_eps or 1e-6, 0)
-   c.rope_theta = err.number(op, 'rope_theta', c.rope_theta or 10000, 1)
-   c.max_position_embeddings = err.integer(op, 'max_position_embeddings',
-      c.max_position_embeddings or 2048, 1)
-   c.initializer_range = err.number(op, 'initializer_range', c.initializer_range or 0.02, 0)
-   for _, k in ipairs { 'tie_word_embeddings', 'attention_bias', 'mlp_bias' } do
-      if c[k] ~= nil or not (family.without and family.without[k]) then
-         c[k] = err.type(op, k, c[k] or false, 'boolean')
-      end
-   end
-   if c.sliding_window ~= nil then err.integer(op, 'sliding_window', c.sliding_window, 1) end
-   c.attention_dropout = err.number(op, 'attention_dropout', c.attention_dropout or 0, 0,
-      1 - 1e-12)
-   if c.rope_scaling ~= nil then nn.rope.check_scaling(op, c.rope_scaling) end
-   config_.check_layer_types(op, c)
-   local act = family.act or 'silu'
-   if c.hidden_act then err.choice(op, 'hidden_act', c.hidden_act, { act }) end
-   if family.complete then family.complete(c) end
-   return c
+   local null = tide.json.null
+   return published.read(family.op, config, rows_of(family), {
+      translate = function(op, f, problems)
+         for name in each(family.defaults or {}) do
+            if config[name] == null then f[name] = optional end
+         end
+         config_.translate_rope(f, problems, family.local_theta)
+         config_.check_without(f, problems, family.without)
+         if family.translate then family.translate(op, f, problems) end
+      end,
+      complete = function(c) check_together(c, family) end,
+      only = family.only, free = family.free, alias = family.alias,
+   })
 end
 
 local layer_names = {
@@ -114,13 +137,26 @@ local function layer(c, rope, opts, family, i)
    return (family.Block or nn.Block)(parts)
 end
 
+-- The rotary positions of a configuration. The kind dynamic is measured against the length that the
+-- model is for.
+local function rope_of(c)
+   local scaling = c.rope_scaling
+   if scaling and (scaling.rope_type or scaling.type) == 'dynamic' then
+      scaling = copy(scaling)
+      scaling.original_max_position_embeddings = c.max_position_embeddings
+   end
+   local dim = math.floor(c.head_dim * (c.partial_rotary_factor or 1))
+   return nn.rope.new { dim = dim, theta = c.rope_theta, scaling = scaling }
+end
+
 local Body = class('LlamaModel', Module)
 Body.mixes = false
 
 -- c: the complete configuration; opts: as of every module; family: the fields of a family.
 function Body:init(c, opts, family)
    Module.init(self)
-   local rope = nn.rope.new { dim = c.head_dim, theta = c.rope_theta, scaling = c.rope_scaling }
+   local rope = rope_of(c)
+   self.rope = rope
    self:child('embed_tokens', nn.Embedding(c.vocab_size, c.hidden_size,
       Module.inner(opts, { std = c.initializer_range })))
    local blocks = {}
@@ -146,12 +182,8 @@ Llama.mixes = false
 Llama.family = {
    op = 'model.llama',
    -- files of Llama may have the field, and no program reads it there
-   complete = function(c)
-      if c.sliding_window ~= nil then
-         err.arg('model.llama', 'sliding_window', 'nil or null: a Llama attends to all tokens '
-            .. 'before; tide.model.mistral is the same with a window', c.sliding_window)
-      end
-   end,
+   without = { sliding_window = { why = 'a Llama attends to all tokens before; '
+      .. 'tide.model.mistral is the same with a window' } },
 }
 
 -- opts: dtype, device ('null' for shapes only), seed, init.
@@ -174,17 +206,18 @@ Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask'
 -- for packed streams, or q_index and k_index apart; attention_mask [B, T], 1 and 0 or documents
 -- numbered from 1, in place of an index; caches, one table a layer, for generation;
 -- context, of a sequence of which ids are this rank's part (parallel.cp), which gives positions.
-local function placement(op, ids, opts)
+local function placement(op, ids, opts, rope)
    opts = err.options(op, opts, Llama.at_fields)
    local context = nn.context.of(op, opts, ids)
    local of_mask = mask_.of_call(op, opts, ids, context)
    local positions = opts.positions or context and context:positions(ids.device)
+   local length = positions and rope:length_of(positions, context and context.comm) or ids:size(2)
    if not positions then
       positions = tide.arange(ids:size(2), { dtype = 'i64', device = ids.device })
          :reshape(1, ids:size(2))
    end
    return {
-      positions = positions, q_index = opts.q_index or opts.index,
+      positions = positions, rope_length = length, q_index = opts.q_index or opts.index,
       k_index = opts.k_index or opts.index, caches = opts.caches, context = opts.context,
       attention_mask = opts.attention_mask, mask_index = of_mask, mask_checked = true,
    }
@@ -193,7 +226,7 @@ end
 -- Final hidden states [B, T, C].
 function Llama:hidden(ids_BT, opts)
    self:check_ids(ids_BT)
-   return self.model(ids_BT, placement(self.op, ids_BT, opts))
+   return self.model(ids_BT, placement(self.op, ids_BT, opts, self.model.rope))
 end
 private.note(Llama.hidden)
 

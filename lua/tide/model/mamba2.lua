@@ -53,7 +53,7 @@ end
 -- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
 function Mamba2:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
-   local c = published.read(op, config, known, rules)
+   local c, unused = published.read(op, config, known, rules)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
       mixers[i] = nn.Mamba2(nn.Module.inner(opts, {
@@ -66,7 +66,7 @@ function Mamba2:init(config, opts)
          out_std = c.initializer_range / math.sqrt(c.num_hidden_layers),
       }))
    end
-   Backbone.init(self, op, c, mixers, opts)
+   Backbone.init(self, op, c, mixers, opts, unused)
 end
 
 return Mamba2

@@ -2,7 +2,7 @@
 -- names, fields that only one value is supported of, infinite numbers.
 --
 -- No field is passed over by chance: one that would change the numbers and is not supported is
--- refused, all such fields of a file in one message.
+-- refused, all such fields of a file in one message; one that changes nothing is listed.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -10,6 +10,9 @@ local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 
 local published = {}
+
+-- The default of a row of an optional field, which stays nil.
+published.optional = {}
 
 local function set(names)
    local s = {}
@@ -21,7 +24,7 @@ end
 -- called, how its output is shown, how text is generated.
 local free = set [[
    architectures model_type torch_dtype dtype transformers_version _name_or_path auto_map
-   use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
+   use_cache sep_token_id decoder_start_token_id
    num_logits_to_keep return_dict output_hidden_states output_attentions chunk_size_feed_forward
    id2label label2id problem_type task_specific_params finetuning_task tokenizer_class prefix
    torchscript pretraining_tp _attn_implementation_autoset
@@ -30,14 +33,45 @@ local free = set [[
    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
    output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+   pruned_heads attn_implementation _attn_implementation _attn_implementation_internal
+   _commit_hash summary_type summary_use_proj summary_activation summary_proj_to_labels
+   summary_first_dropout z_loss_coefficient
 ]]
 
 -- Fields of any file with the only value that is supported.
 local only = {
    is_encoder_decoder = false, is_decoder = false, add_cross_attention = false,
    cross_attention_hidden_size = false, tf_legacy_loss = false, use_bfloat16 = false,
-   tie_encoder_decoder = false,
+   tie_encoder_decoder = false, rope_interleaved = false, quantization_config = false,
 }
+
+-- What fields of any file must be all the same, if they are there.
+local dtypes = { 'auto', 'float32', 'float64', 'bfloat16', 'float16', 'f32', 'f64', 'bf16', 'f16' }
+
+-- A file's dtype is that of its tensors; the model has the one of its options.
+local function dtype(op, name, v)
+   err.choice(op, name, type(v) == 'string' and v:gsub('^torch%.', '') or v, dtypes)
+end
+local function flag(op, name, v) err.type(op, name, v, 'boolean') end
+local function one(op, name, v) err.integer(op, name, v, 1) end
+-- A token, or a list of them.
+local function tokens(op, name, v)
+   if type(v) == 'table' then err.integers(op, name, v, 0) else err.integer(op, name, v, -1) end
+end
+local checked = {
+   torch_dtype = dtype, dtype = dtype, use_cache = flag, pretraining_tp = one,
+   transformers_version = function(op, name, v) err.type(op, name, v, 'string') end,
+   architectures = function(op, name, v) err.type(op, name, v, 'table') end,
+}
+
+-- Fields of any file that are kept, for the program that generates text.
+local kept = {
+   { 'bos_token_id', published.optional, tokens }, { 'eos_token_id', published.optional, tokens },
+   { 'pad_token_id', published.optional, tokens },
+}
+
+-- Fields that say which model it is.
+local names_model = { architectures = true, model_type = true }
 
 local words = { Infinity = math.huge, ['-Infinity'] = -math.huge }
 
@@ -73,67 +107,116 @@ local function take(c, from, name, key, v, problems)
    end
 end
 
+-- Calls fn(...); what it raises about the configuration is one more problem. Returns its result.
+local function try(problems, fn, ...)
+   local ok, e = pcall(fn, ...)
+   if ok then return e end
+   if type(e) ~= 'table' or e.code ~= 'E_ARG' and e.code ~= 'E_UNSUPPORTED' then error(e, 0) end
+   problems[#problems + 1] = e.message:gsub("^argument '", "field '")
+end
+
 -- One field of the file.
 local function read_field(self, c, from, key, v)
    local name, rules = self.rules.alias[key] or key, self.rules
    if self.known[name] then return take(c, from, name, key, v, self.problems) end
-   local one = rules.only[key]
-   if one == nil then one = only[key] end
-   if one ~= nil then
-      if v ~= one and v ~= false then
+   local want = rules.only[key]
+   if want == nil then want = only[key] end
+   if want ~= nil then
+      if v ~= want and v ~= false then
          self.problems[#self.problems + 1] = ("field '%s' is %s; supported is %s"):format(key,
-            err.show(v), one == false and 'none' or err.show(one))
+            err.show(v), want == false and 'none' or err.show(want))
       end
-   elseif not free[key] and not rules.free[key] then
+   elseif free[key] or rules.free[key] then
+      if checked[key] then try(self.problems, checked[key], self.op, key, v) end
+      if not names_model[key] then self.unused[#self.unused + 1] = key end
+   else
       self.problems[#self.problems + 1] = ("unknown field '%s'%s"):format(key,
          near.hint(key, self.names))
    end
 end
 
--- A file of another model: its fields may have the same names and mean other things.
+-- A file of another model: its fields may have the same names and mean other things. A head of
+-- another kind (classification, reward) has the same layers; another family does not.
 local function check_type(op, fields, problems)
    local kind, family = fields.model_type, require 'tide.model.family'
    local name = op:match '^model%.(.*)$'
+   local own = family.published(name)
    if kind ~= nil and family.of_type(kind) ~= name then
       problems[#problems + 1] = ("field 'model_type' is %s; supported is %s"):format(
-         err.show(kind), err.show(family.published(name).model_type))
+         err.show(kind), err.show(own.model_type))
+   end
+   for i, v in ipairs(type(fields.architectures) == 'table' and fields.architectures or {}) do
+      local other = family.of_architecture(v)
+      if type(v) ~= 'string' or other and other ~= name then
+         problems[#problems + 1] = ("field 'architectures[%d]' is %s; supported is %s (or none)")
+            :format(i, err.show(v), err.show(own.architectures and own.architectures[1]))
+      end
    end
 end
 
-local function finish(op, c, known)
+-- The default of a row. One that follows from fields with problems is not known.
+local function default_of(self, c, row)
+   local default = row[2]
+   if type(default) ~= 'function' then return default end
+   if #self.problems == 0 then
+      local v = try(self.problems, default, c)
+      return #self.problems > 0 and published.optional or v
+   end
+   local ok, v = pcall(default, c)
+   return ok and v or published.optional
+end
+
+local function finish(self, c, known)
    for _, row in ipairs(known) do
-      local name, default, kind = row[1], row[2], row[3]
-      if c[name] == nil then c[name] = type(default) == 'function' and default(c) or default end
-      if c[name] ~= nil or default == nil then c[name] = kind(op, name, c[name]) end
+      local name, given = row[1], c[row[1]]
+      if given == nil then given = default_of(self, c, row) end
+      if given == published.optional then
+         c[name] = nil
+      else
+         local before = #self.problems
+         local v = row[3] and try(self.problems, row[3], self.op, name, given)
+         if #self.problems == before and row[3] and v ~= nil then given = v end
+         c[name] = given
+      end
    end
    return c
 end
 
--- Returns the complete configuration of `config`, a table of its own. known: a list of { name,
--- default or nil (required), kind }, where kind is a function (op, name, value) -> value. rules:
--- alias (other names of known fields), free (names of fields that change nothing, in a text), only
--- (fields with the one value that is supported; false: none), translate(op, fields, problems),
--- which may change the fields first. JSON's null stands for a field that is not there. Raises E_ARG
--- with all that does not fit.
+local function refuse(self)
+   if #self.problems == 0 then return end
+   table.sort(self.problems)
+   err.raise('E_ARG', self.op, '%s', table.concat(self.problems, '; '))
+end
+
+-- Returns the complete configuration of `config`, a table of its own, and the sorted names of its
+-- fields that change nothing. known: a list of { name, default, kind }, where kind is a function
+-- (op, name, value) -> value, or nil for the value itself; default: a value, a function of the
+-- fields so far, nil (required) or published.optional. rules: alias (other names of known fields),
+-- free (names of fields that change nothing, in a text), only (fields with the one value that is
+-- supported; false: none), translate(op, fields, problems), which may change the fields first,
+-- complete(c), which checks fields with each other. JSON's null stands for a field that is not
+-- there. Raises E_ARG with all that does not fit.
 function published.read(op, config, known, rules)
    err.type(op, 'config', config, 'table')
-   local self = { known = {}, names = {}, problems = {}, rules = {
+   local self = { op = op, known = {}, names = {}, problems = {}, unused = {}, rules = {
       alias = rules.alias or {}, only = rules.only or {}, free = set(rules.free or '') } }
-   for _, row in ipairs(known) do
-      self.names[#self.names + 1] = row[1]
-      self.known[row[1]] = true
+   local rows = {}
+   for _, list in ipairs { known, kept } do
+      for _, row in ipairs(list) do
+         rows[#rows + 1], self.names[#self.names + 1] = row, row[1]
+         self.known[row[1]] = true
+      end
    end
-   local fields = {}
-   for k, v in each(config) do fields[tostring(k)] = plain(v) end
+   local fields, given = {}, {}
+   for k, v in each(config) do fields[tostring(k)], given[tostring(k)] = plain(v), true end
    check_type(op, fields, self.problems)
-   if rules.translate then rules.translate(op, fields, self.problems) end
+   if rules.translate then rules.translate(op, fields, self.problems, given) end
    local c, from = {}, {}
    for _, k in ipairs(names_of(fields)) do read_field(self, c, from, k, fields[k]) end
-   if #self.problems > 0 then
-      table.sort(self.problems)
-      err.raise('E_ARG', op, '%s', table.concat(self.problems, '; '))
-   end
-   return finish(op, c, known)
+   finish(self, c, rows)
+   if rules.complete and #self.problems == 0 then try(self.problems, rules.complete, c) end
+   refuse(self)
+   return c, self.unused
 end
 
 -- Returns the limits { least, most } of a time step, false where they limit nothing (steps are

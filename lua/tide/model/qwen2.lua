@@ -4,6 +4,7 @@
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local Llama = require 'tide.model.llama'
+local published = require 'tide.model.published'
 
 local Qwen2 = class('Qwen2', Llama)
 
@@ -13,10 +14,11 @@ local function has_window(c, i)
    return c.use_sliding_window and i > c.max_window_layers
 end
 
+local function flag(op, name, v) return err.type(op, name, v, 'boolean') end
+local function layers(op, name, v) return err.integer(op, name, v, 0) end
+
 local function complete_for(op)
    return function(c)
-      err.type(op, 'use_sliding_window', c.use_sliding_window, 'boolean')
-      err.integer(op, 'max_window_layers', c.max_window_layers, 0)
       if c.use_sliding_window and c.sliding_window == nil then
          err.arg(op, 'sliding_window', 'tokens that a layer sees, with use_sliding_window', nil)
       end
@@ -31,8 +33,10 @@ end
 
 Qwen2.family = {
    op = 'model.qwen2',
-   fields = { 'use_sliding_window', 'max_window_layers', 'layer_types' },
-   defaults = { use_sliding_window = false, max_window_layers = 28 },
+   fields = {
+      { 'use_sliding_window', false, flag }, { 'max_window_layers', 28, layers },
+      { 'layer_types', published.optional },
+   },
    without = { attention_bias = { written = false,
       why = 'q_proj, k_proj and v_proj of a Qwen2 always have biases, o_proj never' } },
    complete = complete_for 'model.qwen2',

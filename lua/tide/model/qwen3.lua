@@ -9,7 +9,7 @@ local Qwen3 = class('Qwen3', Llama)
 
 Qwen3.family = {
    op = 'model.qwen3', fields = qwen2.fields,
-   defaults = { head_dim = 128, use_sliding_window = false, max_window_layers = 28 },
+   defaults = { head_dim = 128 },
    complete = qwen2.complete_for 'model.qwen3',
    layer = function(c, i, mixer)
       mixer.qk_norm = { eps = c.rms_norm_eps }

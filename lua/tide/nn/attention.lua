@@ -116,8 +116,12 @@ end
 local function rotated(self, q, k, at)
    local rope, positions = self.rope, at.positions
       or tide.arange(q:size(2), { dtype = 'i64', device = q.device }):reshape(1, q:size(2))
-   return private.replace(q, private.call(rope.apply, rope, q, positions)),
-      private.replace(k, private.call(rope.apply, rope, k, positions))
+   local length = at.rope_length
+      or rope:length_of(positions, at.context and at.context.comm or nil)
+   q = private.replace(q, private.call(rope.apply, rope, q, positions, length))
+   k = private.replace(k, private.call(rope.apply, rope, k, positions, length))
+   if rope.attention_factor == 1 then return q, k end
+   return private.replace(q, q * rope:factors(q)), k
 end
 
 -- The options of attend, beside its tensors.

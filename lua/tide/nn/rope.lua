@@ -1,97 +1,96 @@
 -- Rotary positions (Su et al., RoFormer) from explicit position ids, so that any sequence layout
--- composes. Frequencies are computed once on the host in doubles; `rope.frequencies` is pure.
+-- composes. Frequencies are computed on the host in doubles; `rope.frequencies` is pure.
 --
--- Scaling follows the published configuration keys: { rope_type = 'linear', factor = } divides
--- every frequency; 'llama3' divides low frequencies only, with a linear ramp between
--- original/low_freq_factor and original/high_freq_factor.
+-- Scaling follows the published configuration keys, see nn/rope_scaling.lua: 'linear' divides every
+-- frequency, 'llama3' and 'yarn' divide the low ones, 'dynamic' and 'longrope' depend on the length
+-- of the sequence, which the caller of apply gives.
 
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local scaling = require 'tide.nn.rope_scaling'
 
-local rope = {}
-
-local function scale_llama3(f, s)
-   local wave = 2 * math.pi / f
-   local long = s.original_max_position_embeddings / s.low_freq_factor
-   local short = s.original_max_position_embeddings / s.high_freq_factor
-   if wave < short then return f end
-   if wave > long then return f / s.factor end
-   local ramp = (s.original_max_position_embeddings / wave - s.low_freq_factor)
-      / (s.high_freq_factor - s.low_freq_factor)
-   return (1 - ramp) * f / s.factor + ramp * f
-end
-
-local fields = {
-   linear = { 'factor' },
-   llama3 = { 'factor', 'low_freq_factor', 'high_freq_factor',
-              'original_max_position_embeddings' },
-}
-
--- The kind of a table rope_scaling, whose fields it checks. op: the name that errors carry.
-function rope.check_scaling(op, scaling)
-   err.type(op, 'rope_scaling', scaling, 'table')
-   local kind = scaling.rope_type
-   if kind == nil then kind = scaling.type end
-   err.choice(op, 'rope_scaling.rope_type', kind, { 'default', 'linear', 'llama3' })
-   if scaling.type ~= nil then err.choice(op, 'rope_scaling.type', scaling.type, { kind }) end
-   local known = { 'rope_type', 'type' }
-   for _, field in ipairs(fields[kind] or {}) do
-      err.number(op, 'rope_scaling.' .. field, scaling[field], 1e-9)
-      known[#known + 1] = field
-   end
-   err.options(op .. ': rope_scaling', scaling, known)
-   if kind == 'llama3' and scaling.high_freq_factor <= scaling.low_freq_factor then
-      err.arg(op, 'rope_scaling.high_freq_factor', 'more than low_freq_factor',
-         scaling.high_freq_factor)
-   end
-   return kind
-end
-
--- List of dim/2 frequencies.
-function rope.frequencies(dim, theta, scaling)
-   err.integer('nn.rope', 'dim', dim, 2)
-   if dim % 2 ~= 0 then err.arg('nn.rope', 'dim', 'an even head size', dim) end
-   err.number('nn.rope', 'theta', theta, 1)
-   local kind = scaling and rope.check_scaling('nn.rope', scaling) or 'default'
-   local list = {}
-   for i = 0, dim / 2 - 1 do
-      local f = theta ^ (-2 * i / dim)
-      if kind == 'linear' then f = f / scaling.factor end
-      if kind == 'llama3' then f = scale_llama3(f, scaling) end
-      list[i + 1] = f
-   end
-   return list
-end
+local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies }
 
 local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope
 
--- opts: dim (head size), theta (10000), scaling, interleaved (false).
+-- opts: dim (channels of a head that rotate, the first ones), theta (10000), scaling, interleaved
+-- (false). The result's attention_factor is what rotated queries and keys are to be multiplied by,
+-- which apply leaves to the caller (see factors); trained_length is nil, or the length from which
+-- on frequencies change with the sequence.
 function rope.new(opts)
    err.type('nn.rope.new', 'opts', opts, 'table')
    err.options('nn.rope.new', opts, { 'dim', 'theta', 'scaling', 'interleaved' })
+   local theta = opts.theta or 10000
    return setmetatable({
-      list = rope.frequencies(opts.dim, opts.theta or 10000, opts.scaling),
+      list = rope.frequencies(opts.dim, theta, opts.scaling),
       options = { interleaved = opts.interleaved or false }, by_device = {},
+      attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = theta,
+      scaling = opts.scaling, trained_length = scaling.trained_length(opts.scaling),
    }, Rope)
 end
 
--- x_BTHD turned by positions [B or 1, T]. Frequencies are made once a device and outlive step
--- scopes: a captured step could not make them.
-function Rope:apply(x_BTHD, positions)
+-- Frequencies on a device for a sequence of this length, made once each: they outlive step scopes,
+-- since a captured step could not make them.
+local function frequencies_on(self, device, length)
+   local key = device
+   if self.trained_length and length and length > self.trained_length then
+      if self.scaling.rope_type == 'longrope' or self.scaling.type == 'longrope' then
+         length = self.trained_length + 1
+      end
+      key = device .. length
+   else
+      length = nil
+   end
+   local inv_freq = self.by_device[key]
+   if inv_freq and not inv_freq:is_gone() then return inv_freq end
+   local list = length and rope.frequencies(self.dim, self.theta, self.scaling, length)
+      or self.list
+   inv_freq = require 'tide.util.outlive'(require('tide').tensor(list,
+      { dtype = 'f32', device = device }))
+   if length and self._longest then self.by_device[self._longest] = nil end
+   self.by_device[key], self._longest = inv_freq, length and key or self._longest
+   return inv_freq
+end
+
+-- x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest position and
+-- one, for frequencies that depend on it.
+function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
    if not tide.is_tensor(x_BTHD) then
       err.arg('nn.rope.apply', 'x', 'a tensor [B, T, H, D]', x_BTHD)
    end
-   local device = x_BTHD.device
-   local inv_freq = self.by_device[device]
-   if not inv_freq or inv_freq:is_gone() then
-      inv_freq = require 'tide.util.outlive'(tide.tensor(self.list,
-         { dtype = 'f32', device = device }))
-      self.by_device[device] = inv_freq
-   end
+   local inv_freq = frequencies_on(self, x_BTHD.device, length)
    return tide.rope(x_BTHD, positions, inv_freq, self.options)
 end
 private.note(Rope.apply)
+
+-- What queries x [B, T, H, D] are multiplied by, [D], so that their products with keys are as if
+-- the rotated channels of both were multiplied by attention_factor.
+function Rope:factors(x)
+   if not require('tide').is_tensor(x) or x.ndim ~= 4 then
+      err.arg('nn.rope.factors', 'x', 'a tensor [B, T, H, D]', x)
+   end
+   local key = ('%s %s %d'):format(x.device, x.dtype, x:size(4))
+   local factors = self.by_device[key]
+   if factors and not factors:is_gone() then return factors end
+   local list = {}
+   for i = 1, x:size(4) do list[i] = i <= self.dim and self.attention_factor ^ 2 or 1 end
+   factors = require 'tide.util.outlive'(require('tide').tensor(list,
+      { dtype = x.dtype, device = x.device }))
+   self.by_device[key] = factors
+   return factors
+end
+
+-- The length of the sequence whose positions these are [B or 1, T], on one rank or those of comm;
+-- nil where frequencies do not depend on it. Waits for the device.
+function Rope:length_of(positions, comm)
+   if not self.trained_length then return nil end
+   local longest = positions:amax():item()
+   if comm and comm.size > 1 then
+      for _, n in ipairs(comm:all_gather_object(longest)) do longest = math.max(longest, n) end
+   end
+   return longest + 1
+end
 
 return rope

@@ -1,0 +1,181 @@
+-- Frequencies of rotary positions under the published ways to stretch them, in doubles: pure
+-- functions of numbers. The tables have the keys of published configurations (rope_scaling).
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local scaling = {}
+
+local function positive(op, name, v) err.number(op, name, v, 1e-9) end
+local function count(op, name, v) err.integer(op, name, v, 1) end
+local function flag(op, name, v) err.type(op, name, v, 'boolean') end
+local function factors(op, name, v)
+   for i, f in ipairs(err.type(op, name, v, 'table')) do
+      positive(op, ('%s[%d]'):format(name, i), f)
+   end
+end
+
+-- Keys by kind: check, and whether the key must be there.
+local required = {
+   default = {},
+   linear = { factor = positive },
+   dynamic = { factor = positive },
+   yarn = { factor = positive, original_max_position_embeddings = count },
+   longrope = { short_factor = factors, long_factor = factors,
+      original_max_position_embeddings = count },
+   llama3 = { factor = positive, low_freq_factor = positive, high_freq_factor = positive,
+      original_max_position_embeddings = positive },
+}
+local optional = {
+   dynamic = { original_max_position_embeddings = count },
+   yarn = { attention_factor = positive, beta_fast = positive, beta_slow = positive,
+      mscale = positive, mscale_all_dim = positive, truncate = flag },
+   longrope = { factor = positive, attention_factor = positive },
+}
+
+local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
+
+-- Checks the keys of a table and returns the names that it may have.
+local function check_keys(op, kind, s)
+   local must, may = required[kind], optional[kind] or {}
+   local known = {}
+   for _, list in ipairs { must, may } do
+      for key in each(list) do known[#known + 1] = key end
+   end
+   table.sort(known)
+   for _, key in ipairs(known) do
+      if must[key] or s[key] ~= nil then
+         (must[key] or may[key])(op, 'rope_scaling.' .. key, s[key])
+      end
+   end
+   known[#known + 1], known[#known + 2] = 'rope_type', 'type'
+   return known
+end
+
+-- The kind of a table rope_scaling, whose fields it checks. op: the name that errors carry.
+function scaling.check(op, s)
+   err.type(op, 'rope_scaling', s, 'table')
+   local kind = s.rope_type
+   if kind == nil then kind = s.type end
+   err.choice(op, 'rope_scaling.rope_type', kind, kinds)
+   if s.type ~= nil then err.choice(op, 'rope_scaling.type', s.type, { kind }) end
+   err.options(op .. ': rope_scaling', s, check_keys(op, kind, s))
+   if kind == 'llama3' and s.high_freq_factor <= s.low_freq_factor then
+      err.arg(op, 'rope_scaling.high_freq_factor', 'more than low_freq_factor',
+         s.high_freq_factor)
+   end
+   return kind
+end
+
+local function llama3(f, s)
+   local wave = 2 * math.pi / f
+   local long = s.original_max_position_embeddings / s.low_freq_factor
+   local short = s.original_max_position_embeddings / s.high_freq_factor
+   if wave < short then return f end
+   if wave > long then return f / s.factor end
+   local ramp = (s.original_max_position_embeddings / wave - s.low_freq_factor)
+      / (s.high_freq_factor - s.low_freq_factor)
+   return (1 - ramp) * f / s.factor + ramp * f
+end
+
+-- Between which of the dim/2 frequencies YaRN (arXiv 2309.00071) goes from kept to divided.
+local function yarn_range(dim, theta, s)
+   local function at(rotations)
+      return dim * math.log(s.original_max_position_embeddings / (rotations * 2 * math.pi))
+         / (2 * math.log(theta))
+   end
+   local low, high = at(s.beta_fast or 32), at(s.beta_slow or 1)
+   if s.truncate ~= false then low, high = math.floor(low), math.ceil(high) end
+   low, high = math.max(low, 0), math.min(high, dim - 1)
+   return low, low == high and high + 0.001 or high
+end
+
+local of = {}
+
+-- By kind: functions of i, from 0.
+
+-- Not scaled.
+function of.default(dim, theta)
+   return function(i) return theta ^ (-2 * i / dim) end
+end
+
+-- All divided.
+function of.linear(dim, theta, s)
+   return function(i) return theta ^ (-2 * i / dim) / s.factor end
+end
+
+-- The base grows with the sequence beyond the length of training.
+function of.dynamic(dim, theta, s, length)
+   local trained = s.original_max_position_embeddings
+   if trained == nil then
+      err.arg('nn.rope', 'rope_scaling.original_max_position_embeddings',
+         'the length of training, with the type dynamic', nil)
+   end
+   local n = math.max(length or trained, trained)
+   local grown = (s.factor * n / trained - (s.factor - 1)) ^ (dim / (dim - 2))
+   return of.default(dim, theta * grown)
+end
+
+-- Low ones divided, with a ramp to those that are kept.
+function of.yarn(dim, theta, s)
+   local low, high = yarn_range(dim, theta, s)
+   return function(i)
+      local f = theta ^ (-2 * i / dim)
+      local divided = math.max(0, math.min(1, (i - low) / (high - low)))
+      return f / s.factor * divided + f * (1 - divided)
+   end
+end
+
+-- Each divided by a number of its own, from one of two lists.
+function of.longrope(dim, theta, s, length)
+   local name = length and length > s.original_max_position_embeddings and 'long_factor'
+      or 'short_factor'
+   if #s[name] ~= dim / 2 then
+      err.arg('nn.rope', 'rope_scaling.' .. name, ('%d numbers, one for each frequency'):format(
+         dim / 2), s[name])
+   end
+   return function(i) return 1 / (s[name][i + 1] * theta ^ (2 * i / dim)) end
+end
+
+-- As Llama 3.1 does it.
+function of.llama3(dim, theta, s)
+   return function(i) return llama3(theta ^ (-2 * i / dim), s) end
+end
+
+-- List of dim/2 frequencies. length: of the sequence, which some kinds depend on; default: no more
+-- than the length of training.
+function scaling.frequencies(dim, theta, s, length)
+   err.integer('nn.rope', 'dim', dim, 2)
+   if dim % 2 ~= 0 then err.arg('nn.rope', 'dim', 'an even head size', dim) end
+   err.number('nn.rope', 'theta', theta, 1)
+   local kind = s and scaling.check('nn.rope', s) or 'default'
+   local list, frequency = {}, of[kind](dim, theta, s, length)
+   for i = 0, dim / 2 - 1 do list[i + 1] = frequency(i) end
+   return list
+end
+
+-- What YaRN multiplies rotated queries and keys by, from its factor.
+local function mscale(factor, m) return factor <= 1 and 1 or 0.1 * m * math.log(factor) + 1 end
+
+-- The number that rotated channels of queries, and those of keys, are multiplied by.
+function scaling.attention_factor(s)
+   local kind = s and (s.rope_type or s.type)
+   if kind ~= 'yarn' and kind ~= 'longrope' then return 1 end
+   if s.attention_factor then return s.attention_factor end
+   if kind == 'yarn' then
+      if s.mscale and s.mscale_all_dim then
+         return mscale(s.factor, s.mscale) / mscale(s.factor, s.mscale_all_dim)
+      end
+      return mscale(s.factor, 1)
+   end
+   if not s.factor or s.factor <= 1 then return 1 end
+   return math.sqrt(1 + math.log(s.factor) / math.log(s.original_max_position_embeddings))
+end
+
+-- The length of training of kinds whose frequencies depend on the sequence's length; else nil.
+function scaling.trained_length(s)
+   local kind = s and (s.rope_type or s.type)
+   if kind == 'dynamic' or kind == 'longrope' then return s.original_max_position_embeddings end
+end
+
+return scaling

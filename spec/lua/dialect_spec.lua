@@ -1,0 +1,95 @@
+-- Configurations in the words of versions 4 and 5 of transformers mean the same model; what would
+-- change the numbers is refused, all of a file in one message; what changes nothing is listed.
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local refused = require 'spec.support.refused'
+
+local base = { vocab_size = 23, hidden_size = 24, intermediate_size = 20, num_hidden_layers = 3,
+   num_attention_heads = 6, num_key_value_heads = 2, head_dim = 4, max_position_embeddings = 64 }
+
+local function with(changes)
+   local c = {}
+   for k, v in each(base) do c[k] = v end
+   for k, v in each(changes or {}) do c[k] = v end
+   return c
+end
+
+local function config(name, changes)
+   return tide.model[name](with(changes), { device = 'null' }).config
+end
+
+local null = tide.json.null
+
+describe('rope_parameters', function()
+   it('is rope_theta and rope_scaling', function()
+      assert.same(config('llama', { rope_theta = 500 }),
+         config('llama', { rope_parameters = { rope_type = 'default', rope_theta = 500 } }))
+      local s = { rope_type = 'llama3', factor = 8, low_freq_factor = 1, high_freq_factor = 4,
+         original_max_position_embeddings = 32 }
+      local p = { rope_theta = 500 }
+      for k, v in each(s) do p[k] = v end
+      assert.same(config('llama', { rope_theta = 500, rope_scaling = s }),
+         config('llama', { rope_parameters = p }))
+      assert.same(config('llama'), config('llama', { rope_parameters = null,
+         rope_scaling = null }))
+   end)
+
+   it('by kind of layer is the two bases of Gemma-3', function()
+      local new = config('gemma3', { _sliding_window_pattern = 2, rope_parameters = {
+         full_attention = { rope_type = 'linear', factor = 8, rope_theta = 1e5 },
+         sliding_attention = { rope_type = 'default', rope_theta = 500 } } })
+      assert.same(config('gemma3', { sliding_window_pattern = 2, rope_theta = 1e5,
+         rope_local_base_freq = 500, rope_scaling = { rope_type = 'linear', factor = 8 } }), new)
+      refused('E_ARG', 'rope_parameters.sliding_attention.rope_type', config, 'gemma3',
+         { rope_parameters = { sliding_attention = { rope_type = 'linear', factor = 2 } } })
+   end)
+
+   it('by kind of layer is refused where it says two things of one base', function()
+      local one = { rope_type = 'default', rope_theta = 500 }
+      assert.equal(500, config('qwen3', { rope_parameters = { full_attention = one,
+         sliding_attention = one } }).rope_theta)
+      refused('E_ARG', 'different things', config, 'qwen3', { rope_parameters = {
+         full_attention = one, sliding_attention = { rope_theta = 100 } } })
+   end)
+
+   it('takes what it leaves out from other fields', function()
+      local lists = { short_factor = { 1, 1 }, long_factor = { 2, 3 } }
+      local function phi(more)
+         local s = { type = 'longrope' }
+         for k, v in each(lists) do s[k] = v end
+         for k, v in each(more or {}) do s[k] = v end
+         return config('phi3', { rope_scaling = s, original_max_position_embeddings = 16 })
+      end
+      assert.equal(4, phi().rope_scaling.factor)
+      assert.equal(16, phi().rope_scaling.original_max_position_embeddings)
+      assert.same(phi().rope_scaling.factor, phi({ type = 'su' }).rope_scaling.factor)
+      assert.equal(64, config('llama', { rope_scaling = { rope_type = 'yarn', factor = 2 } })
+         .rope_scaling.original_max_position_embeddings)
+      assert.equal(0.5, config('phi3', { rope_parameters = { rope_theta = 100,
+         rope_type = 'default', partial_rotary_factor = 0.5 } }).partial_rotary_factor)
+   end)
+
+   it('and rope_theta that differ are refused', function()
+      refused('E_ARG', "field 'rope_theta' is 3, 'rope_parameters' says 4", config, 'llama',
+         { rope_theta = 3, rope_parameters = { rope_theta = 4 } })
+   end)
+end)
+
+describe('a configuration', function()
+   it('is refused with every field that changes the numbers, in one message', function()
+      refused('E_ARG', { "field 'hidden_act'", "field 'rms_norm_eps'", "unknown field 'moe_dim'",
+         "field 'quantization_config'", "field 'is_decoder' is true; supported is none",
+         "'rope_scaling.rope_type'" }, config, 'llama', { hidden_act = 'gelu', rms_norm_eps = 'a',
+         moe_dim = 3, quantization_config = { bits = 4 }, is_decoder = true,
+         rope_scaling = { rope_type = 'ntk' } })
+   end)
+
+   it('lists its fields that change nothing, once', function()
+      local model = tide.model.llama(with { use_cache = true, torch_dtype = 'bfloat16',
+         model_type = 'llama', architectures = { 'LlamaForCausalLM' }, eos_token_id = { 1, 2 },
+         _name_or_path = 'x' }, { device = 'null' })
+      assert.same({ '_name_or_path', 'torch_dtype', 'use_cache' }, model.unused_fields)
+      assert.same({ 1, 2 }, model.config.eos_token_id)
+   end)
+end)
