@@ -30,11 +30,17 @@ static double rope_position_of(const k_tensor *p, int64_t b, int64_t t)
   return (double)((const int32_t *)p->data)[at];
 }
 
+static double frequency_of(const k_tensor *f, int64_t i)
+{
+  const int64_t at = i * f->stride[0];
+  if (f->dtype == TIDE_F64) return ((const double *)f->data)[at];
+  return (double)((const float *)f->data)[at];
+}
+
 static void fill_table(table *m, const job *w, double position, int64_t first, int64_t n)
 {
-  const float *f = w->freq->data;
   for (int64_t i = 0; i < n; i++) {
-    const double angle = position * (double)f[(first + i) * w->freq->stride[0]];
+    const double angle = position * frequency_of(w->freq, first + i);
     double s, c;
     sincos(angle, &s, &c);
     m->cos64[i] = c;

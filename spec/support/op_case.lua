@@ -218,12 +218,14 @@ add { op = 'rms_norm', shapes = { { { 3, 7 } } }, fn = function(t, x) return t.r
 add { op = 'add_rms_norm',
       shapes = { { { 2, 5 }, { 2, 5 }, { 5 } }, { { 0, 3 }, { 0, 3 }, { 3 } } },
       fn = function(t, x, r, w) return t.add_rms_norm(x, r, w, 1e-5) end }
-local frequencies = values({ 1, 0.3, 0.02 }, { 3 }, 'f32')
-for _, interleaved in ipairs { false, true } do
-   add { op = 'rope', shapes = { { { 2, 3, 2, 7 }, ids({ 1, 3 }, 50), frequencies },
-                                 { { 2, 3, 1, 6 }, ids({ 2, 3 }, 9), frequencies },
-                                 { { 1, 0, 2, 6 }, ids({ 1, 0 }, 9), frequencies } },
-         fn = function(t, x, p, f) return t.rope(x, p, f, { interleaved = interleaved }) end }
+for _, inv_freq in ipairs { 'f32', 'f64' } do
+   local frequencies = values({ 1, 0.3, 0.02 }, { 3 }, inv_freq)
+   for _, interleaved in ipairs { false, true } do
+      add { op = 'rope', shapes = { { { 2, 3, 2, 7 }, ids({ 1, 3 }, 50), frequencies },
+                                    { { 2, 3, 1, 6 }, ids({ 2, 3 }, 9), frequencies },
+                                    { { 1, 0, 2, 6 }, ids({ 1, 0 }, 9), frequencies } },
+            fn = function(t, x, p, f) return t.rope(x, p, f, { interleaved = interleaved }) end }
+   end
 end
 add { op = 'softmax', shapes = { { { 2, 5 } }, { { 3, 1 } }, { { 2, 3, 33 } } },
       fn = function(_, x) return x:softmax(-1), x:softmax(1) end }

@@ -24,21 +24,23 @@ function rope.new(opts)
    local theta = opts.theta or 10000
    return setmetatable({
       list = rope.frequencies(opts.dim, theta, opts.scaling),
-      options = { interleaved = opts.interleaved or false }, by_device = {},
+      options = { interleaved = opts.interleaved or false }, by_device = {}, _longest = {},
       attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = theta,
       scaling = opts.scaling, trained_length = scaling.trained_length(opts.scaling),
    }, Rope)
 end
 
--- Frequencies on a device for a sequence of this length, made once each: they outlive step scopes,
--- since a captured step could not make them.
-local function frequencies_on(self, device, length)
-   local key = device
+-- Returns frequencies on x's device for a sequence of this length: f64 for an f64 x, else f32. They
+-- are made once each and outlive step scopes, since a captured step could not make them.
+local function frequencies_for(self, x, length)
+   local dtype = x.dtype == 'f64' and 'f64' or 'f32'
+   local place = x.device .. ' ' .. dtype
+   local key = place
    if self.trained_length and length and length > self.trained_length then
       if self.scaling.rope_type == 'longrope' or self.scaling.type == 'longrope' then
          length = self.trained_length + 1
       end
-      key = device .. length
+      key = place .. ' of length ' .. length
    else
       length = nil
    end
@@ -47,20 +49,21 @@ local function frequencies_on(self, device, length)
    local list = length and rope.frequencies(self.dim, self.theta, self.scaling, length)
       or self.list
    inv_freq = require 'tide.util.outlive'(require('tide').tensor(list,
-      { dtype = 'f32', device = device }))
-   if length and self._longest then self.by_device[self._longest] = nil end
-   self.by_device[key], self._longest = inv_freq, length and key or self._longest
+      { dtype = dtype, device = x.device }))
+   local before = self._longest[place]
+   if length and before then self.by_device[before] = nil end
+   self.by_device[key], self._longest[place] = inv_freq, length and key or before
    return inv_freq
 end
 
--- x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest position and
+-- Returns x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest position and
 -- one, for frequencies that depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
    if not tide.is_tensor(x_BTHD) then
       err.arg('nn.rope.apply', 'x', 'a tensor [B, T, H, D]', x_BTHD)
    end
-   local inv_freq = frequencies_on(self, x_BTHD.device, length)
+   local inv_freq = frequencies_for(self, x_BTHD, length)
    return tide.rope(x_BTHD, positions, inv_freq, self.options)
 end
 private.note(Rope.apply)
