@@ -583,7 +583,8 @@ describe('training over a context axis', function()
          local model = t.nn.Attention { dim = 8, heads = 2 }
          model.loss = function() end
          t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp')
-         local ok, e = pcall(t.train.step.new, { model = model, optim = {}, comm = t.dist.solo() })
+         local ok, e = pcall(t.train.step.new, { model = model, comm = t.dist.solo(),
+            optim = t.optim.SGD(model) })
          return not ok and tostring(e):find('do not hold them all', 1, true) ~= nil
       end))
    end)

@@ -26,15 +26,6 @@ function AdamW:init(params, opts)
       { lr = opts.lr or 1e-3, decay_vectors = opts.decay_vectors })
 end
 
--- The state of a parameter before its first update. entry: { name =, param = }.
-function AdamW:new_state(entry)
-   self:check_entry(entry)
-   return {
-      step = 0, m = self.zeros_like(entry.param), v = self.zeros_like(entry.param),
-      master = self.master(entry.param),
-   }
-end
-
 -- One update of a bucket; see Optimizer:check_update.
 function AdamW:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)

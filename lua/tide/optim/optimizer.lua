@@ -3,6 +3,10 @@
 -- State is kept under the dotted parameter name, never under a handle, so it can be saved, loaded
 -- on another mesh, and survives the replacement of a parameter's tensor. Parameters that got no
 -- gradient are left as they are; each counts its own updates.
+--
+-- A class of optimisers extends this one: `fields` names what it keeps for a parameter, `init`
+-- calls Optimizer.init, and update_parameter changes one weight (guide/optimizer.md). AdamW and SGD
+-- define update instead, which changes a group in one fused call and can be captured.
 
 local tide = require 'tide'
 local captured = require 'tide.optim.captured'
@@ -50,7 +54,8 @@ local function entries_of(op, source, count)
 end
 
 -- Matrices decay; norms, biases and other vectors do not.
-local function default_groups(list, opts)
+local function default_groups(list, opts, decays)
+   if not decays then return { { params = list } } end
    local decay, rest = { params = {} }, { params = {}, weight_decay = 0 }
    for _, entry in ipairs(list) do
       local group = (opts.decay_vectors or entry.param.ndim > 1) and decay or rest
@@ -99,12 +104,26 @@ end
 
 local function is_group(v) return type(v) == 'table' and v.params ~= nil end
 
+-- Raises unless the class of self says what it keeps and how it updates.
+local function check_class(self, op)
+   local name = tostring(self.class_name)
+   if type(self.fields) ~= 'table' then
+      err.raise('E_ARG', op, "class %s has no list 'fields' of what it keeps for a parameter, e.g. "
+         .. "%s.fields = { 'm', 'master' }", name, name)
+   end
+   if self.update == Optimizer.update and type(self.update_parameter) ~= 'function' then
+      err.raise('E_ARG', op, 'class %s has no method update_parameter(weight, grad, state, group, '
+         .. 'lr)', name)
+   end
+end
+
 -- params: a module, what parameters() of one gives, a list of tensors (named by their numbers) or
 -- of { name =, param = }, or a list of groups { params = (one of these), weight_decay =, lr_scale
 -- =, ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
 function Optimizer:init(op, params, defaults, opts)
    opts = err.options(op, opts, { 'lr', 'decay_vectors' })
    err.type(op, 'defaults', defaults, 'table')
+   check_class(self, op)
    self.op, self.defaults, self.lr = op, defaults, opts.lr
    if type(opts.lr) ~= 'function' then err.number(op, 'lr', opts.lr, 0) end
    if type(params) ~= 'table' then err.arg(op, 'params', forms, params) end
@@ -113,7 +132,8 @@ function Optimizer:init(op, params, defaults, opts)
       self.groups = {}
       for i, group in ipairs(params) do self.groups[i] = copy(group) end
    else
-      self.groups = default_groups(entries_of(op, params, count), opts)
+      self.groups = default_groups(entries_of(op, params, count), opts,
+         defaults.weight_decay ~= nil)
    end
    for _, group in ipairs(self.groups) do check_group(self, op, group, seen, count) end
    self.state, self.steps = {}, 0
@@ -245,6 +265,49 @@ function Optimizer:check_update(group, bucket, lr, opts)
    err.type(op, 'opts', opts, 'table')
 end
 
+-- Returns the state of a parameter before its first update: zeros for each of the class's fields,
+-- `master` as the weight in f32 (parameters of 16 bits alone). entry: { name =, param = }.
+function Optimizer:new_state(entry)
+   self:check_entry(entry)
+   local state = { step = 0 }
+   for _, field in ipairs(self.fields) do
+      if field == 'master' then
+         state.master = self.master(entry.param)
+      else
+         state[field] = self.zeros_like(entry.param)
+      end
+   end
+   return state
+end
+
+-- The gradient in a weight's dtype, times what the step multiplies all gradients with.
+local function scaled(g, dtype, opts)
+   g = g:to(dtype)
+   if (opts.scale or 1) ~= 1 then g = g * opts.scale end
+   return opts.factor and g * opts.factor:to(dtype) or g
+end
+
+-- Updates the weights of a bucket one by one by the class's update_parameter(weight, grad, state,
+-- group, lr), which changes weight and the fields of state in place. weight is the f32 copy where
+-- `fields` has 'master' and the parameter 16 bits. E_UNSUPPORTED for found_inf and within a captured
+-- step.
+function Optimizer:update(group, bucket, lr, opts)
+   self:check_update(group, bucket, lr, opts)
+   if bucket.rates or opts.found_inf then
+      err.raise('E_UNSUPPORTED', self.op .. '.update', 'class %s has update_parameter, and a '
+         .. 'captured step needs a method update', tostring(self.class_name))
+   end
+   for i, p in ipairs(bucket.p) do
+      local state = bucket.states[i]
+      local weight = state.master or p
+      tide.scope(function()
+         self:update_parameter(weight, scaled(bucket.g[i], weight.dtype, opts), state, group, lr)
+         if state.master then p:copy_(weight) end
+         return state                                 -- its tensors outlive the scope
+      end)
+   end
+end
+
 -- An exact copy of the weight for parameters of 16 bits, else nil.
 function Optimizer.master(param)
    if param.dtype == 'bf16' or param.dtype == 'f16' then return param:detach():to 'f32' end
@@ -334,6 +397,13 @@ function Optimizer:load_state_dict(tensors, meta)
    end
    self.steps = err.integer(op, 'steps', meta.steps, 0)
    self.state, self.counted = state, nil
+end
+
+-- Returns v, an instance of a class that extends Optimizer; raises E_ARG of `op` for others.
+function Optimizer.check(op, name, v)
+   if class.is(v, Optimizer) then return v end
+   err.arg(op, name, 'an optimiser: tide.optim.AdamW, SGD, or a class of your own that extends '
+      .. 'tide.optim.Optimizer (lua/guide/optimizer.md)', v)
 end
 
 return Optimizer

@@ -3,6 +3,7 @@
 local tide = require 'tide'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
+local Optimizer = require 'tide.optim.optimizer'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
@@ -93,6 +94,11 @@ function captured.set(self, op)
       end
    end
    if sharded then check_sharded(op, sharded) end
+   if self.optim.update == Optimizer.update then
+      err.raise('E_UNSUPPORTED', op, 'captured: class %s updates its weights one by one '
+         .. '(update_parameter), with numbers that a captured step would repeat; do without '
+         .. 'capturing', tostring(self.optim.class_name))
+   end
    for _, entry in ipairs(self.optim:entries()) do
       if entry.param.device ~= 'cuda' then
          err.raise('E_UNSUPPORTED', op, "captured: parameter '%s' is on '%s', and only steps on "

@@ -8,6 +8,7 @@ local launch = require 'tide.comm.launch'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'
+local Optimizer = require 'tide.optim.optimizer'
 
 local options = {}
 
@@ -26,15 +27,16 @@ local numbers = {
 }
 
 local kinds = {
-   model = 'table', optim = 'table', train = 'table', sampler = 'table', out = 'string',
+   model = 'table', train = 'table', sampler = 'table', out = 'string',
    resume = 'string', overwrite = 'boolean',
 }
-local required = { model = true, optim = true, train = true, sampler = true }
+local required = { model = true, train = true, sampler = true }
 
 local function check_kinds(op, o)
    for name, kind in each(kinds) do
       if required[name] or o[name] ~= nil then err.type(op, name, o[name], kind) end
    end
+   Optimizer.check(op, 'optim', o.optim)
    for _, name in ipairs { 'on_evaluate', 'on_save' } do
       if o[name] ~= nil then err.func(op, name, o[name]) end
    end

@@ -92,9 +92,7 @@ end
 local function check_run(op, run)
    err.type(op, 'run', run, 'table')
    if not class.is(run.model, nn.Module) then err.arg(op, 'run.model', 'a module', run.model) end
-   if not class.is(run.optim, Optimizer) then
-      err.arg(op, 'run.optim', 'an optimiser', run.optim)
-   end
+   Optimizer.check(op, 'run.optim', run.optim)
    for _, k in ipairs { 'sampler', 'ctx' } do
       if run[k] ~= nil then err.type(op, 'run.' .. k, run[k], 'table') end
    end

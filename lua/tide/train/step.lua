@@ -21,6 +21,7 @@ local batches_ = require 'tide.train.batches'
 local captured = require 'tide.train.captured'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
+local Optimizer = require 'tide.optim.optimizer'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
@@ -49,7 +50,8 @@ function step.new(opts)
    err.type(op, 'options', opts, 'table')
    err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel',
       'captured' })
-   for _, k in ipairs { 'model', 'optim' } do err.type(op, k, opts[k], 'table') end
+   err.type(op, 'model', opts.model, 'table')
+   Optimizer.check(op, 'optim', opts.optim)
    err.number(op, 'clip', opts.clip or 0, 0)
    local comm = dist.comm_of(op, opts.comm)
    local sharded = opts.parallel
