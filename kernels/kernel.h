@@ -132,8 +132,8 @@ typedef struct k_fp8_attrs { int32_t x_e5m2; } k_fp8_attrs;
  * Row order of the dweight sum must not depend on the number of threads. */
 typedef struct k_row_norm_attrs { double eps, weight_offset; } k_row_norm_attrs;
 
-/* rope: x_BTHD, positions [B or 1, T] i64/i32, inv_freq f32/f64 [R/2] -> y. Angles in f64 or f32 with
- * exact range reduction: positions up to 2^24 must keep 1e-5. */
+/* rope: x_BTHD, positions [B or 1, T] i64/i32, inv_freq f32/f64 [R/2] -> y. Angles in f64 or f32
+ * with exact range reduction: positions up to 2^24 must keep 1e-5. */
 typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
 
 /* unary x_bwd rows: tanh_bwd sigmoid_bwd relu_bwd: dy, y -> dx;

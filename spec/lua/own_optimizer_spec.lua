@@ -106,8 +106,8 @@ describe('an optimiser of your own', function()
       for i = 1, 200 do bytes[i] = string.char(i * i % 16, 0) end
       local source = t.data.tokens.memory(table.concat(bytes), 2)
       local result = t.train.loop { model = run.model, parallel = run.sharded, comm = run.comm,
-         optim = require 'spec.support.lion' (run.params, { lr = 1e-2 }), train = source, steps = to, out = out,
-         resume = from > 0 and out or nil,
+         optim = require 'spec.support.lion' (run.params, { lr = 1e-2 }), train = source,
+         steps = to, out = out, resume = from > 0 and out or nil,
          sampler = t.data.sampler { count = source.count, seq = 8, batch = 4, seed = 1,
             rank = run.data.rank, size = run.data.size },
          progress = { update = function() end, note = function() end, finish = function() end } }

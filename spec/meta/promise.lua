@@ -269,6 +269,10 @@ promise['lua/guide/module.md'] = {
       'of modules fed with ids get no gradients and may give none' },
 }
 
+promise['lua/guide/optimizer.md'] = {
+   { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
+}
+
 promise['lua/guide/ranks.md'] = {
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
    { 'Every call is compared', 'comm/mismatch', 'is tried in at least 150 ways' },

@@ -457,9 +457,9 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
 int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide_tensor *residual,
                       tide_tensor *weight, double eps, double weight_offset);
 /* Rotary embedding (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T]; inv_freq
- * f32 or f64 [R/2], R <= D: the first R channels of a head rotate, the rest pass. f64 frequencies
- * keep the angles of an f64 x exact to its precision; f32 ones are off by up to 6e-8 of the angle. interleaved pairs
- * channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse rotates back. */
+ * f32 or f64 [R/2], R <= D: the first R channels of a head rotate, the rest pass. An f64 x needs
+ * f64 frequencies: f32 ones turn it by angles that are off by up to 6e-8 of their size. interleaved
+ * pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse rotates back. */
 int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
               bool interleaved, bool inverse);
 /* e^x / sum e^x along dim, after subtracting the maximum; a row of -inf alone is NaN. */

@@ -288,9 +288,8 @@ local function scaled(g, dtype, opts)
 end
 
 -- Updates the weights of a bucket one by one by the class's update_parameter(weight, grad, state,
--- group, lr), which changes weight and the fields of state in place. weight is the f32 copy where
--- `fields` has 'master' and the parameter 16 bits. E_UNSUPPORTED for found_inf and within a captured
--- step.
+-- group, lr), which changes weight and the fields of state. weight is the f32 copy where `fields`
+-- has 'master' and the parameter 16 bits. E_UNSUPPORTED for found_inf and within a captured step.
 function Optimizer:update(group, bucket, lr, opts)
    self:check_update(group, bucket, lr, opts)
    if bucket.rates or opts.found_inf then

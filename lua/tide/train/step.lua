@@ -21,7 +21,6 @@ local batches_ = require 'tide.train.batches'
 local captured = require 'tide.train.captured'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
-local Optimizer = require 'tide.optim.optimizer'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
@@ -51,7 +50,7 @@ function step.new(opts)
    err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel',
       'captured' })
    err.type(op, 'model', opts.model, 'table')
-   Optimizer.check(op, 'optim', opts.optim)
+   tide.optim.Optimizer.check(op, 'optim', opts.optim)
    err.number(op, 'clip', opts.clip or 0, 0)
    local comm = dist.comm_of(op, opts.comm)
    local sharded = opts.parallel
