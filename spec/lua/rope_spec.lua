@@ -8,8 +8,13 @@ local scalings = {
    linear = { rope_type = 'linear', factor = 4 },
    llama3 = { rope_type = 'llama3', factor = 8, low_freq_factor = 1, high_freq_factor = 4,
               original_max_position_embeddings = 64 },
+   dynamic = { rope_type = 'dynamic', factor = 2, original_max_position_embeddings = 64 },
+   yarn = { rope_type = 'yarn', factor = 4, original_max_position_embeddings = 64 },
+   longrope = { rope_type = 'longrope', original_max_position_embeddings = 64,
+                short_factor = { 1, 1.1, 1.2, 1.3 }, long_factor = { 1.3, 2.1, 3.7, 9.1 } },
 }
 local at = { 0, 1, 7, 4097, 100003 }
+local length = at[#at] + 1
 local positions = tide.tensor({ at }, { dtype = 'i64' })
 
 -- x[t][h][d] rotated by sign * position; sign -1 is the derivative.
@@ -48,28 +53,28 @@ describe('nn.rope', function()
             return nn.rope.new { dim = 8, theta = 500, scaling = scaling or nil,
                                  interleaved = interleaved }
          end
-         local list = nn.rope.frequencies(8, 500, scaling or nil)
+         local list = nn.rope.frequencies(8, 500, scaling or nil, length)
          local case = ('%s%s'):format(name, interleaved and ', interleaved' or '')
 
          it('rotates f64 tensors by f64 angles: ' .. case, function()
             local x = random 'f64'
-            near(rotated(x:tolist()[1], list, interleaved, 1), new():apply(x, positions), 1e-10)
+            near(rotated(x:tolist()[1], list, interleaved, 1), new():apply(x, positions, length), 1e-10)
          end)
 
          it('has gradients of f64 tensors in f64: ' .. case, function()
             local x, dy = random 'f64', random 'f64'
             x:requires_grad_(true)
-            new():apply(x, positions):backward(dy)
+            new():apply(x, positions, length):backward(dy)
             near(rotated(dy:tolist()[1], list, interleaved, -1), x.grad, 1e-10)
          end)
 
          it('keeps f32 frequencies for other dtypes: ' .. case, function()
             local rope, frequencies = new(), tide.tensor(list, { dtype = 'f32' })
-            rope:apply(random 'f64', positions)
+            rope:apply(random 'f64', positions, length)
             for _, dtype in ipairs { 'f32', 'bf16', 'f16' } do
                local x = random(dtype)
                local want = tide.rope(x, positions, frequencies, { interleaved = interleaved })
-               assert.same(want:tolist(), rope:apply(x, positions):tolist())
+               assert.same(want:tolist(), rope:apply(x, positions, length):tolist())
             end
          end)
       end
