@@ -56,8 +56,8 @@ local function frequencies_for(self, x, length)
    return inv_freq
 end
 
--- Returns x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest position
--- and one, for frequencies that depend on it.
+-- Returns x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest
+-- position and one, for frequencies that depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
    if not tide.is_tensor(x_BTHD) then
