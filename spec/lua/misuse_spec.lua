@@ -13,11 +13,11 @@ local err = require 'tide.util.err'
 pcall(ffi.cdef, 'typedef struct misuse_foreign { int x; } misuse_foreign;')
 
 -- Not called: what ends the process, reads the terminal, changes the globals or what other specs
--- stand on; and err, whose functions raise what they are given.
+-- stand on; err, whose functions raise what they are given, and signature, which declares.
 local skipped = {
    ['util.args.main'] = true, ['train.job.main'] = true, ['repl.run'] = true,
    ['util.strict.on'] = true, ['util.strict.off'] = true, ['util.fs.use'] = true,
-   ['util.err'] = true, set_default = true, ['comm.shutdown'] = true,
+   ['util.err'] = true, ['util.signature'] = true, set_default = true, ['comm.shutdown'] = true,
 }
 
 -- ---- values ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
-local tokens = require 'tide.data.tokens'
+local signature = require 'tide.util.signature'
 
 local batch = {}
 
@@ -19,11 +19,9 @@ end
 
 -- starts: list of first tokens. Returns { ids, labels, count }.
 function batch.make(source, starts, seq, device)
-   local op, pieces = 'data.batch.make', {}
-   tokens.check(op, source)
-   err.integer(op, 'seq', seq, 1)
-   if #err.type(op, 'starts', starts, 'table') == 0 then
-      err.arg(op, 'starts', 'at least one first token of a window', 'an empty list')
+   local pieces = {}
+   if #starts == 0 then
+      err.arg('data.batch.make', 'starts', 'at least one first token of a window', 'an empty list')
    end
    for i, start in ipairs(starts) do pieces[i] = source:raw(start, seq + 1) end
    local all = ids_of(table.concat(pieces), #starts, seq + 1, source.width, device)
@@ -35,8 +33,6 @@ end
 
 -- Cuts a list of starts into n equal parts, one for each micro-batch.
 function batch.split(starts, n)
-   err.type('data.batch.split', 'starts', starts, 'table')
-   err.integer('data.batch.split', 'n', n, 1)
    if #starts % n ~= 0 then
       err.raise('E_ARG', 'data.batch.split', '%d windows cannot be split into %d micro-batches',
          #starts, n)
@@ -50,15 +46,16 @@ end
 
 -- The windows of a validation source, evenly spaced, at most `limit`.
 function batch.windows(source, seq, limit)
-   local op = 'data.batch.windows'
-   err.integer(op, 'source.count', err.type(op, 'source', source, 'table').count, 0)
-   err.integer(op, 'seq', seq, 1)
-   err.integer(op, 'limit', limit, 0)
-   local n = math.floor((source.count - 1) / seq)
+   local n = math.floor((err.integer('data.batch.windows', 'source.count', source.count, 0) - 1)
+      / seq)
    local take = math.min(n, limit)
    local list = {}
    for i = 1, take do list[i] = math.floor((i - 1) * n / take) * seq end
    return list
 end
 
-return batch
+return signature.doors('data.batch', batch, {
+   make = 'source: source; starts: table; seq: integer >= 1',
+   split = 'starts: table; n: integer >= 1',
+   windows = 'source: table; seq: integer >= 1; limit: integer >= 0',
+})

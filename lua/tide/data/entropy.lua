@@ -4,7 +4,7 @@
 -- whose validation loss is well below it has learnt more than local spelling.
 
 local each = require 'tide.util.each'
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local entropy = {}
 
@@ -20,7 +20,6 @@ end
 
 -- texts: list of strings, counted apart. Returns the entropy, or nil without a trigram.
 function entropy.order2(texts)
-   err.type('data.entropy.order2', 'texts', texts, 'table')
    local counts, context, total = {}, {}, 0
    for _, text in ipairs(texts) do
       if #text > 2 then add(counts, text) end
@@ -38,4 +37,4 @@ function entropy.order2(texts)
    return sum / total
 end
 
-return entropy
+return signature.doors('data.entropy', entropy, { order2 = 'texts: string[]' })

@@ -14,8 +14,8 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
-local tokens = require 'tide.data.tokens'
 
 local packed = {}
 
@@ -33,9 +33,6 @@ end
 -- Cumulative lengths of the documents of a token source that end with the token `eos` (which
 -- belongs to the document it ends).
 function packed.boundaries(source, eos)
-   local op = 'data.packed.boundaries'
-   tokens.check(op, source)
-   err.integer(op, 'eos', eos, 0)
    local cu, at, width = { 0 }, 0, source.width
    while at < source.count do
       local n = math.min(2^18, source.count - at)
@@ -54,37 +51,21 @@ end
 local Packed = {}
 Packed.__index = Packed
 
-local known = { 'cu', 'val_cu', 'seq', 'batch', 'seed', 'rank', 'size', 'cp' }
-
 local function check_cu(op, name, cu)
-   err.type(op, name, cu, 'table')
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
    for i = 2, #cu do err.integer(op, ('%s[%d]'):format(name, i), cu[i], cu[i - 1]) end
    if (cu[#cu] or 0) == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
-   return cu
 end
 
--- opts: cu (cumulative lengths of the documents, a list), seq (tokens of a row), batch (rows of all
--- ranks), seed (0), rank (0) and size (1) along the data axis, cp (1: ranks a row will be cut over;
--- slots are then multiples of 2 cp), val_cu (those of the documents that are held out, for
--- held_out).
+-- Makes a sampler of rows at the beginning of its order.
 function packed.new(opts)
-   local op = 'data.packed.new'
-   opts = err.options(op, opts, known)
-   local self = setmetatable({
-      cu = check_cu(op, 'cu', opts.cu), seq = err.integer(op, 'seq', opts.seq, 1),
-      val_cu = opts.val_cu and check_cu(op, 'val_cu', opts.val_cu),
-      batch = err.integer(op, 'batch', opts.batch, 1),
-      seed = err.integer(op, 'seed', opts.seed or 0, 0),
-      size = err.integer(op, 'size', opts.size or 1, 1), rank = opts.rank or 0,
-      epoch = 0, row = 0,
-   }, Packed)
-   err.integer(op, 'rank', self.rank, 0, self.size - 1)
-   local cp = err.integer(op, 'cp', opts.cp or 1, 1)
-   self.unit = cp > 1 and 2 * cp or 1
+   local op, self = 'data.packed.new', setmetatable(opts, Packed)
+   self.epoch, self.row, self.unit = 0, 0, self.cp > 1 and 2 * self.cp or 1
+   check_cu(op, 'cu', self.cu)
+   if self.val_cu then check_cu(op, 'val_cu', self.val_cu) end
    if self.seq % self.unit ~= 0 then
       err.raise('E_ARG', op, 'seq (%d) must be a multiple of %d, to be cut over %d ranks', self.seq,
-         self.unit, cp)
+         self.unit, self.cp)
    end
    if self.batch % self.size ~= 0 then
       err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
@@ -121,11 +102,9 @@ end
 
 -- Rows of the documents held out (val_cu), in their order: at most `limit`, evenly spaced.
 function Packed:held_out(limit)
-   local op = 'data.packed.held_out'
-   err.integer(op, 'limit', limit, 1)
    if not self.val_cu then
-      err.raise('E_STATE', op, 'the sampler knows no documents of the validation data; give it '
-         .. 'val_cu, their cumulative lengths')
+      err.raise('E_STATE', 'data.packed.held_out', 'the sampler knows no documents of the '
+         .. 'validation data; give it val_cu, their cumulative lengths')
    end
    local rows, list = lay_rows(self, self.val_cu, function(k) return k end), {}
    local take = math.min(#rows, limit)
@@ -174,7 +153,6 @@ end
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
 function Packed:restore(state)
    local op = 'data.packed.restore'
-   err.type(op, 'state', state, 'table')
    local now = self:state()
    for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens' } do
       if state[k] ~= now[k] then
@@ -211,7 +189,7 @@ end
 local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 end
 
 local function check_rows(op, rows)
-   if #err.type(op, 'rows', rows, 'table') == 0 then
+   if #rows == 0 then
       err.arg(op, 'rows', 'at least one row', 'an empty list')
    end
    for r, row in ipairs(rows) do
@@ -225,21 +203,16 @@ local function check_rows(op, rows)
    end
 end
 
--- Rows of a sampler as tensors of one stream. opts: pad (0: token id of padding), device. Beside
--- the tensors: count, the number of labels that count.
+-- Rows of a sampler as tensors of one stream. Beside the tensors: count, the number of labels that
+-- count.
 function packed.make(source, rows, seq, opts)
-   local op = 'data.packed.make'
-   opts = err.options(op, opts, { 'pad', 'device' })
-   tokens.check(op, source)
-   err.integer(op, 'seq', seq, 1)
-   check_rows(op, rows)
-   local pad = err.integer(op, 'pad', opts.pad or 0, 0)
+   check_rows('data.packed.make', rows)
    local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
    local real, slots = { 0 }, { 0 }
    for r, row in ipairs(rows) do
       for i, piece in ipairs(row) do
          local slot = i == #row and r * seq - at or piece[4]      -- the last takes what is left
-         count = count + put_piece(lists, source, piece, at, slot, pad)
+         count = count + put_piece(lists, source, piece, at, slot, opts.pad)
          at = at + slot
          real[#real + 1], slots[#slots + 1] = real[#real] + piece[2], at
       end
@@ -254,4 +227,21 @@ function packed.make(source, rows, seq, opts)
    return out
 end
 
-return packed
+signature.doors('data.packed', Packed, {
+   held_out = 'limit: integer >= 1', restore = 'state: table',
+})
+return signature.doors('data.packed', packed, {
+   boundaries = 'source: source; eos: integer >= 0',
+   new = { opts = {
+      'cu: table -- cumulative lengths of the documents',
+      'val_cu: table? -- those of the documents that are held out',
+      'seq: integer >= 1 -- tokens of a row',
+      'batch: integer >= 1 -- rows of a step, over all ranks',
+      'seed: integer >= 0 = 0 -- decides the order',
+      'size: integer >= 1 = 1 -- ranks with data of their own',
+      'rank: integer in [0, size) = 0 -- which of them this is',
+      'cp: integer >= 1 = 1 -- ranks that a row will be cut over; slots are multiples of 2 cp' } },
+   make = { 'source: source; rows: table; seq: integer >= 1', opts = {
+      'pad: integer >= 0 = 0 -- token id of padding',
+      'device: string? -- device of the tensors' } },
+})

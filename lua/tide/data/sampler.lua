@@ -10,15 +10,12 @@
 local bit = require 'bit'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
+local signature = require 'tide.util.signature'
 
 local sampler = {}
 
 -- Permutation of 0 .. n-1 under a key: fn(i).
 function sampler.permutation(n, seed, epoch)
-   local op = 'data.sampler.permutation'
-   err.integer(op, 'n', n, 1)
-   err.integer(op, 'seed', seed, 0)
-   err.integer(op, 'epoch', epoch, 0)
    local half = 1
    while 4 ^ half < n do half = half + 1 end
    local side = 2 ^ half
@@ -40,20 +37,10 @@ end
 local Sampler = {}
 Sampler.__index = Sampler
 
-local known = { 'count', 'seq', 'batch', 'seed', 'rank', 'size' }
-
--- opts: count (tokens in the source), seq, batch (windows of all ranks), seed (0), rank (0),
--- size (1).
+-- Makes a sampler at the beginning of its order.
 function sampler.new(opts)
-   local op = 'data.sampler.new'
-   opts = err.options(op, opts, known)
-   local self = setmetatable({
-      count = err.integer(op, 'count', opts.count, 0), seq = err.integer(op, 'seq', opts.seq, 1),
-      batch = err.integer(op, 'batch', opts.batch, 1), size = opts.size or 1,
-      seed = err.integer(op, 'seed', opts.seed or 0, 0), rank = opts.rank or 0, position = 0,
-   }, Sampler)
-   err.integer(op, 'size', self.size, 1)
-   err.integer(op, 'rank', self.rank, 0, self.size - 1)
+   local op, self = 'data.sampler.new', setmetatable(opts, Sampler)
+   self.position = 0
    if self.batch % self.size ~= 0 then
       err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
          self.batch, self.size)
@@ -77,7 +64,6 @@ end
 
 -- First token of the window at a place of the endless order.
 function Sampler:start_of(place)
-   err.integer('data.sampler.start_of', 'place', place, 0)
    local order, offset = order_of(self, math.floor(place / self.windows))
    return offset + order(place % self.windows) * self.seq
 end
@@ -105,7 +91,6 @@ end
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
 function Sampler:restore(state)
    local op = 'data.sampler.restore'
-   err.type(op, 'state', state, 'table')
    for _, k in ipairs { 'seq', 'count', 'seed' } do
       if state[k] ~= self[k] then
          err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
@@ -115,4 +100,16 @@ function Sampler:restore(state)
    self.position = err.integer(op, 'position', state.position, 0)
 end
 
-return sampler
+signature.doors('data.sampler', Sampler, {
+   start_of = 'place: integer >= 0', restore = 'state: table',
+})
+return signature.doors('data.sampler', sampler, {
+   permutation = 'n: integer >= 1; seed: integer >= 0; epoch: integer >= 0',
+   new = { opts = {
+      'count: integer >= 0 -- tokens in the source',
+      'seq: integer >= 1 -- tokens of a window',
+      'batch: integer >= 1 -- windows of a step, over all ranks',
+      'seed: integer >= 0 = 0 -- decides the order',
+      'size: integer >= 1 = 1 -- ranks with data of their own',
+      'rank: integer in [0, size) = 0 -- which of them this is' } },
+})

@@ -3,6 +3,7 @@
 -- Sources up to 64 MiB are read whole, larger ones at 64 places. Pure Lua.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
 local survey = {}
@@ -33,8 +34,8 @@ end
 -- Raises E_ARG for `op` if the source, its argument `name`, has an id that a vocabulary of `size`
 -- does not have.
 function survey.check(op, name, source, size)
-   local id, at = survey.largest(tokens.check(op, source, name))
-   if not id or id < err.integer(op, 'vocab_size', size, 1) then return end
+   local id, at = survey.largest(signature.check(op, name, source, 'source'))
+   if not id or id < signature.check(op, 'vocab_size', size, 'integer >= 1') then return end
    err.raise('E_ARG', op, "argument '%s': token %.0f is id %.0f; the model's vocab_size is %.0f "
       .. '(--vocab), so ids are 0 to %.0f', name, at, id, size, size - 1)
 end

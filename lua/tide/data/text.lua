@@ -7,6 +7,7 @@
 local bytes = require 'tide.data.bytes'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
 local text = {}
@@ -130,16 +131,14 @@ local function load_binary(files, share, width)
    }
 end
 
--- paths: a path or a list of them. opts: val (0.05, share held out), width (of raw .bin files, see
--- data.tokens.file), binary (false: a file with a zero byte is no text and refused).
--- Returns { kind, train, val, files, ... }; for text also raw, the training parts as strings, and
--- cu and val_cu, the cumulative lengths of the files' parts in tokens.
+-- Reads a path or a list of them. Returns { kind, train, val, files, ... }; for text also raw, the
+-- training parts as strings, and cu and val_cu, the cumulative lengths of the files' parts in
+-- tokens.
 function text.load(paths, opts)
-   opts = err.options(op, opts, { 'val', 'width', 'binary' })
-   local share = err.number(op, 'val', opts.val or 0.05, 0, 0.5)
+   local share = opts.val
    if type(paths) == 'string' then paths = { paths } end
    local files = {}
-   for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
+   for _, path in ipairs(paths) do
       for _, file in ipairs(text.files(path)) do files[#files + 1] = file end
    end
    if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
@@ -152,4 +151,9 @@ function text.load(paths, opts)
    return load_binary(files, share, opts.width)
 end
 
-return text
+return signature.doors('data.text', text, {
+   load = { 'paths: string | table', opts = {
+      'val: number in [0, 0.5] = 0.05 -- share that is held out for validation',
+      'width: integer? -- bytes of an id in raw .bin files (see data.tokens.file)',
+      'binary: boolean = false -- takes files with zero bytes as text' } },
+})

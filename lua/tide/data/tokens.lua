@@ -9,19 +9,15 @@
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
 
 local tokens = {}
 
--- Raises unless source is one of the sources made here, or works as they do.
-function tokens.check(op, source, name)
-   name = name or 'source'
-   err.type(op, name, source, 'table')
-   if type(source.raw) ~= 'function' or type(source.count) ~= 'number'
-      or type(source.width) ~= 'number' then
-      err.arg(op, name, 'a token source (data.tokens)', source)
-   end
-   return source
-end
+-- A source is one that is made here, or works as they do.
+signature.kind('source', 'a token source (data.tokens)', function(v)
+   return type(v) == 'table' and type(v.raw) == 'function' and type(v.count) == 'number'
+      and type(v.width) == 'number'
+end, 'tide.Source')
 
 local function check_range(op, self, start, n)
    err.integer(op, 'n', n, 0, self.count)
@@ -39,8 +35,6 @@ end
 
 -- From a string of encoded ids.
 function tokens.memory(text, width)
-   err.integer('data.tokens.memory', 'width', width, 1, 4)
-   err.type('data.tokens.memory', 'text', text, 'string')
    if #text % width ~= 0 then
       err.arg('data.tokens.memory', 'text', ('a multiple of %d bytes'):format(width), #text)
    end
@@ -139,12 +133,9 @@ local function layout(op, path, f, given)
    return 0, width, size / width
 end
 
--- opts: width of raw files, 2 or 4 (default: what a Megatron index says, else 2, unless the ids
--- look like those of 4 bytes, which is E_FORMAT).
+-- A source that reads a file of ids.
 function tokens.file(path, opts)
    local op = 'data.tokens.file'
-   err.type(op, 'path', path, 'string')
-   opts = err.options(op, opts, { 'width' })
    local width = opts.width
    if width ~= nil and width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
    if fs.exists(path) and not fs.size(path) then      -- a pipe would be waited for
@@ -172,7 +163,6 @@ end
 
 -- Tokens first .. first + count - 1 of a source.
 function tokens.slice(source, first, count)
-   tokens.check('data.tokens.slice', source)
    err.integer('data.tokens.slice', 'first', first, 0, source.count)
    err.integer('data.tokens.slice', 'count', count, 0, source.count - first)
    return setmetatable({
@@ -185,9 +175,7 @@ local piece, whole, samples = 2^20, 2^26, 64
 
 -- Calls fn(first token, bytes) for these pieces.
 function tokens.each_piece(source, fn)
-   local op = 'data.tokens.each_piece'
-   local n = math.floor(piece / tokens.check(op, source).width)
-   err.func(op, 'fn', fn)
+   local n = math.floor(piece / source.width)
    local pieces = math.ceil(source.count / n)
    local stride, i = pieces * piece <= whole and 1 or pieces / samples, 0
    while math.floor(i) < pieces do
@@ -199,7 +187,6 @@ end
 
 -- The fingerprint of a source: a text of count, width and an XXH64 of the bytes.
 function tokens.fingerprint(source)
-   tokens.check('data.tokens.fingerprint', source)
    local hash, chain = require('tide.ffi.io').xxh64, ''
    tokens.each_piece(source, function(_, text) chain = hash(chain .. text) end)
    return ('%d:%d:%s'):format(source.count, source.width, chain)
@@ -223,11 +210,7 @@ end
 
 -- Sources one after another; all of the same width.
 function tokens.join(sources)
-   err.type('data.tokens.join', 'sources', sources, 'table')
    if #sources == 0 then err.arg('data.tokens.join', 'sources', 'at least one', 'none') end
-   for i, source in ipairs(sources) do
-      tokens.check('data.tokens.join', source, ('sources[%d]'):format(i))
-   end
    if #sources == 1 then return sources[1] end
    local self = setmetatable({ sources = sources, starts = {}, count = 0 }, Joined)
    for i, source in ipairs(sources) do
@@ -242,4 +225,10 @@ function tokens.join(sources)
    return self
 end
 
-return tokens
+return signature.doors('data.tokens', tokens, {
+   memory = 'text: string; width: integer in [1, 4]',
+   file = { 'path: string', opts = {
+      'width: integer? -- bytes of an id, 2 or 4; by default as a Megatron index says, or 2' } },
+   slice = 'source: source', fingerprint = 'source: source', join = 'sources: source[]',
+   each_piece = 'source: source; fn: function',
+})

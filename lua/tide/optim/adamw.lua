@@ -2,28 +2,18 @@
 -- f32 master copy of 16-bit parameters. One fused call per group.
 
 local class = require 'tide.class'
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local Optimizer = require 'tide.optim.optimizer'
 
 local AdamW = class('AdamW', Optimizer)
 
 AdamW.fields = { 'm', 'v', 'master' }
 
-local known = { 'lr', 'beta1', 'beta2', 'eps', 'weight_decay', 'decay_vectors' }
-
--- opts: lr (1e-3, or a function of the step), beta1 (0.9), beta2 (0.95), eps (1e-8),
--- weight_decay (0.1), decay_vectors (false: norms and biases do not decay).
+-- Makes an optimiser of params (see Optimizer:init).
 function AdamW:init(params, opts)
-   local op = 'optim.AdamW'
-   opts = err.options(op, opts, known)
-   local defaults = {
-      beta1 = err.number(op, 'beta1', opts.beta1 or 0.9, 0, 1 - 1e-12),
-      beta2 = err.number(op, 'beta2', opts.beta2 or 0.95, 0, 1 - 1e-12),
-      eps = err.number(op, 'eps', opts.eps or 1e-8, 0),
-      weight_decay = err.number(op, 'weight_decay', opts.weight_decay or 0.1, 0),
-   }
-   Optimizer.init(self, op, params, defaults,
-      { lr = opts.lr or 1e-3, decay_vectors = opts.decay_vectors })
+   Optimizer.init(self, 'optim.AdamW', params, { beta1 = opts.beta1, beta2 = opts.beta2,
+      eps = opts.eps, weight_decay = opts.weight_decay },
+      { lr = opts.lr, decay_vectors = opts.decay_vectors })
 end
 
 -- One update of a bucket; see Optimizer:check_update.
@@ -39,4 +29,12 @@ function AdamW:update(group, bucket, lr, opts)
    })
 end
 
-return AdamW
+return signature.doors('optim.AdamW', AdamW, {
+   init = { opts = {
+      'lr: number >= 0 | function = 1e-3 -- learning rate, or a function of the step',
+      'beta1: number in [0, 1) = 0.9 -- decay of the mean of gradients',
+      'beta2: number in [0, 1) = 0.95 -- decay of the mean of their squares',
+      'eps: number >= 0 = 1e-8 -- added to the root of that mean',
+      'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
+      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+})

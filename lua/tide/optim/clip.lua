@@ -2,7 +2,7 @@
 -- the optimiser multiplies into its reading of the gradients. Nothing is read back and the
 -- gradients themselves are not written.
 
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local update = require('tide').update
 
 local clip = {}
@@ -10,10 +10,10 @@ local clip = {}
 -- grads: list of tensors. Returns the norm and, if max_norm > 0, the factor (else nil).
 -- Of gradients that lie in parts over ranks: parallel.clip.
 function clip.by_norm(grads, max_norm)
-   err.number('optim.clip', 'max_norm', max_norm, 0)
    local norm = update.norm(grads, 2)
    if max_norm == 0 then return norm, nil end
    return norm, update.clip_factor(norm, max_norm)
 end
 
-return clip
+return signature.doors('optim.clip', clip, {
+   by_norm = { 'max_norm: number >= 0', op = 'optim.clip' } })

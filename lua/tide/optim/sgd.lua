@@ -3,30 +3,21 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local Optimizer = require 'tide.optim.optimizer'
 
 local SGD = class('SGD', Optimizer)
 
 SGD.fields = { 'buf', 'master' }
 
-local known = { 'lr', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'decay_vectors' }
-
--- opts: lr (1e-2, or a function of the step), momentum (0), dampening (0), weight_decay (0),
--- nesterov (false), decay_vectors (false: norms and biases do not decay).
+-- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
-   local op = 'optim.SGD'
-   opts = err.options(op, opts, known)
-   local defaults = {
-      momentum = err.number(op, 'momentum', opts.momentum or 0, 0),
-      dampening = err.number(op, 'dampening', opts.dampening or 0, 0, 1),
-      weight_decay = err.number(op, 'weight_decay', opts.weight_decay or 0, 0),
-      nesterov = opts.nesterov or false,
-   }
-   if defaults.nesterov and (defaults.momentum == 0 or defaults.dampening ~= 0) then
-      err.arg(op, 'nesterov', 'momentum > 0 and dampening 0 with it', true)
+   if opts.nesterov and (opts.momentum == 0 or opts.dampening ~= 0) then
+      err.arg('optim.SGD', 'nesterov', 'momentum > 0 and dampening 0 with it', true)
    end
-   Optimizer.init(self, op, params, defaults,
-      { lr = opts.lr or 1e-2, decay_vectors = opts.decay_vectors })
+   Optimizer.init(self, 'optim.SGD', params, { momentum = opts.momentum,
+      dampening = opts.dampening, weight_decay = opts.weight_decay, nesterov = opts.nesterov },
+      { lr = opts.lr, decay_vectors = opts.decay_vectors })
 end
 
 -- The state of a parameter before its first update. entry: { name =, param = }.
@@ -51,4 +42,12 @@ function SGD:update(group, bucket, lr, opts)
    })
 end
 
-return SGD
+return signature.doors('optim.SGD', SGD, {
+   init = { opts = {
+      'lr: number >= 0 | function = 1e-2 -- learning rate, or a function of the step',
+      'momentum: number >= 0 = 0 -- share of earlier gradients that is kept',
+      'dampening: number in [0, 1] = 0 -- share of the new gradient that is left out',
+      'weight_decay: number >= 0 = 0 -- coupled decay, of matrices',
+      "nesterov: boolean = false -- Nesterov's form of momentum",
+      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+})

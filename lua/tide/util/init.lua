@@ -2,5 +2,6 @@
 
 return require 'tide.util.lazy' ('util', {
    args = 'args', err = 'err', fs = 'fs', hash = 'hash', log = 'log', near = 'near',
-   plot = 'plot', pretty = 'pretty', strict = 'strict', timer = 'timer', units = 'units',
+   plot = 'plot', pretty = 'pretty', signature = 'signature', strict = 'strict', timer = 'timer',
+   units = 'units',
 })

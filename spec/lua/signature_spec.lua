@@ -1,0 +1,206 @@
+-- Signatures: what a declaration means, and that every declared entry point refuses what it does
+-- not take: each argument and option of another kind, out of its range, or with a misspelt name is
+-- E_ARG of that function, by name.
+
+local tide = require 'tide'
+local signature = require 'tide.util.signature'
+local files = require 'spec.support.files'
+
+-- All modules of the library, so that all doors are there.
+for _, path in ipairs(files.lines_of 'find lua/tide -name "*.lua"') do
+   require((path:gsub('^lua/', ''):gsub('%.lua$', ''):gsub('/init$', ''):gsub('/', '.')))
+end
+
+local function raised(fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert.is_false(ok)
+   assert.is_true(tide.is_error(e), tostring(e))
+   return e
+end
+
+describe('util.signature', function()
+   -- A function of its own behind a door: what it is called with.
+   local function door(said)
+      local t = { f = function(a, b, opts) return { a, b, opts } end }
+      signature.doors('spec', t, { f = said })
+      return t.f
+   end
+
+   it('reads types, defaults and bounds', function()
+      local f = door { 'a: integer in [2, 4]; b: number >= 0 | function', opts = {
+         "kind: 'x' | 'y' = 'x' -- one of two", 'size: integer >= 1 = 3',
+         'rank: integer in [0, size) = 0', 'other: integer = size', 'share: number in [0, 1)?',
+         'list: string[]?' } }
+      assert.same({ 2, 0.5, { kind = 'x', size = 3, rank = 0, other = 3 } }, f(2, 0.5))
+      assert.equal(2, f(2, print, { rank = 2, share = 0.5, list = { 'a' } })[3].rank)
+      local function says(text, ...) assert.matches(text, tostring(raised(f, ...)), 1, true) end
+      says("tide.spec.f: argument 'a': expected an integer in [2, 4], got 5 (E_ARG)", 5)
+      says("argument 'b': expected a finite number >= 0 or a function, got \"x\"", 2, 'x')
+      says("argument 'b': expected a finite number >= 0, got -1", 2, -1)
+      says("argument 'kind': expected one of x, y, got \"z\"", 2, 0, { kind = 'z' })
+      says("argument 'rank': expected an integer in [0, 2], got 3", 2, 0, { rank = 3 })
+      says("argument 'share': expected a number in [0, 1), got 1", 2, 0, { share = 1 })
+      says("argument 'list[2]': expected a string, got 1", 2, 0, { list = { 'a', 1 } })
+      says("unknown option 'sise'; did you mean 'size'?", 2, 0, { sise = 1 })
+   end)
+
+   it('gives a copy of options, and keeps the rest', function()
+      local given = { n = 1 }
+      local got = door { 'a: integer', opts = { 'n: integer' } }(7, 'free', given)
+      assert.same({ 7, 'free', { n = 1 } }, got)
+      assert.is_false(rawequal(given, got[3]))
+   end)
+
+   it('knows tensors by their dims, and kinds that are made', function()
+      signature.kind('spec_even', 'an even pair', function(v)
+         return type(v) == 'table' and #v == 2
+      end)
+      local f = door 'a: tensor [batch, tokens]; b: spec_even?'
+      assert.equal(2, f(tide.ones { 1, 2 })[1].ndim)
+      assert.matches("argument 'a': expected a tensor [batch, tokens], got",
+         raised(f, tide.ones { 2 }).message, 1, true)
+      assert.matches("argument 'b': expected an even pair, got a table",
+         raised(f, tide.ones { 1, 2 }, { 1 }).message, 1, true)
+   end)
+
+   it('keeps the names of parameters, and is not the place of an error', function()
+      local f = door 'a: integer'
+      assert.equal('b', debug.getlocal(f, 2))
+      assert.matches('signature_spec.lua:', raised(f, 'x').where, 1, true)
+      assert.equal('spec.f', signature.of(f).op)
+   end)
+end)
+
+-- ---- every declaration -----------------------------------------------------------------------
+
+local solo = tide.comm.solo()
+local good = {
+   integer = 1, number = 0.5, boolean = true, string = 'text', table = {}, any = 1,
+   ['function'] = function() end, module = tide.nn.Linear(2, 2), comm = solo, ranks = solo,
+   source = tide.data.tokens.memory('\1\0\2\0', 2), mesh = tide.parallel.mesh({ dp = 1 },
+      { comm = solo }), optimiser = tide.optim.SGD(tide.nn.Linear(2, 2)),
+}
+
+-- Lua types that each kind takes.
+local takes = { integer = 'number', number = 'number', boolean = 'boolean', string = 'string',
+   ['function'] = 'function', tensor = 'userdata', any = 'any' }
+
+local function alternatives(row)
+   local list = {}
+   for part in row.kind:gmatch '[^|]+' do
+      list[#list + 1] = part:match "^%s*'" and 'string' or part:match '^%s*([%w_]+)'
+   end
+   return list
+end
+
+-- A value that a row takes.
+local function good_of(row)
+   local part = row.kind:match '^[^|]+'
+   local word = part:match "'([^']*)'"
+   if word then return word end
+   local base, list, rest = part:match '^%s*([%w_]+)(%[?%]?)%s*(.-)%s*$'
+   if list == '[]' then return {} end
+   if base == 'tensor' then
+      local shape, dims = {}, select(2, rest:gsub(',', '')) + 1
+      for i = 1, dims do shape[i] = 2 end
+      return tide.ones(shape)
+   end
+   local low = tonumber(rest:match '>= (%S+)' or rest:match 'in %[([^,]+),')
+   if low and (base == 'integer' or base == 'number') then return low end
+   assert(good[base] ~= nil, 'no good value for ' .. row.kind)
+   return good[base]
+end
+
+-- Values that a row does not take, by what they are.
+local function bad_of(row)
+   local ok, list = {}, {}
+   for _, name in ipairs(alternatives(row)) do
+      ok[row.kind:find '%[%]' and 'table' or takes[name] or 'table'] = true
+   end
+   if ok.any then return list end
+   local odd = { number = 2.5, boolean = true, string = '/dev/null/nowhere',
+      ['function'] = function() end }
+   for kind, v in pairs(odd) do
+      if not ok[kind] then list[kind] = v end
+   end
+   if not ok.table and not ok.boolean then list.table = {} end
+   if ok.number then
+      list.NaN = 0 / 0
+      if row.kind:find 'integer' then list.fraction = 1.5 end
+      local low = tonumber(row.kind:match '>= (%S+)' or row.kind:match 'in %[([^,]+),')
+      local high = tonumber(row.kind:match 'in %[[^,]+,%s*([^%]%)]+)')
+      if low then list.low = low - 1 end
+      if high then list.high = high + 1 end
+   end
+   if not row.optional and not row.shown then list.absent = 'nil' end
+   return list
+end
+
+local function names_of(t)
+   local list = {}
+   for name in pairs(t) do list[#list + 1] = name end
+   table.sort(list)
+   return list
+end
+
+describe('signatures', function()
+   local all, faults = signature.all(), {}
+   local narg, nmisuse = 0, 0
+
+   -- Calls the door with one value that is wrong, and notes what is not E_ARG with the two names.
+   local function try(door, row, how, values, opts)
+      local list, n = {}, debug.getinfo(door.fn, 'u').nparams
+      for i = 1, n do
+         local name = debug.getlocal(door.fn, i)
+         list[i] = values[name]
+         if door.opts and i == n then list[i] = opts end
+      end
+      nmisuse = nmisuse + 1
+      local ok, e = pcall(door.fn, unpack(list, 1, n))
+      local good_error = not ok and tide.is_error(e) and e.code == 'E_ARG' and e.op == door.op
+         and e.message:find("'" .. row.name, 1, true)
+      if not good_error then
+         faults[#faults + 1] = ('%s(%s = %s): %s'):format(door.op, row.name, how, tostring(e))
+      end
+   end
+
+   for _, op in ipairs(names_of(all)) do
+      if not op:find '^spec' then
+         it('of ' .. op, function()
+            local door, values, opts = all[op], {}, {}
+            faults = {}
+            for _, row in ipairs(door.args) do values[row.name] = good_of(row) end
+            for _, row in ipairs(door.opts or {}) do
+               if not row.optional and not row.shown then opts[row.name] = good_of(row) end
+            end
+            for _, row in ipairs(door.args) do
+               narg = narg + 1
+               for how, v in pairs(bad_of(row)) do
+                  local changed = setmetatable({ [row.name] = v ~= 'nil' and v or nil },
+                     { __index = function(_, k) return k ~= row.name and values[k] or nil end })
+                  try(door, row, how, changed, opts)
+               end
+            end
+            for _, row in ipairs(door.opts or {}) do
+               narg = narg + 1
+               for how, v in pairs(bad_of(row)) do
+                  local changed = {}
+                  for k, w in pairs(opts) do changed[k] = w end
+                  changed[row.name] = v ~= 'nil' and v or nil
+                  try(door, row, how, values, changed)
+               end
+               local misspelt = {}
+               for k, w in pairs(opts) do misspelt[k] = w end
+               misspelt[row.name .. 'x'] = 1
+               try(door, { name = row.name .. 'x' }, 'misspelt', values, misspelt)
+            end
+            assert.same({}, faults)
+         end)
+      end
+   end
+
+   it('are many', function()
+      assert.is_true(narg > 20, narg)
+      assert.is_true(nmisuse > 100, nmisuse)
+   end)
+end)
