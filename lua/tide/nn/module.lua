@@ -313,15 +313,17 @@ function Module:to(target)
    end)
 end
 
--- Gives a module that was built on device 'null' its bytes, and fills them.
-function Module:materialise(device, seed)
+-- Gives a module that was built on device 'null' its bytes, and fills them. opts: init (true;
+-- false: they have no values yet, and the caller loads them).
+function Module:materialise(device, seed, opts)
+   opts = err.type('nn.Module.materialise', 'opts', opts or {}, 'table')
    replace(self, 'nn.Module.materialise', function(t, is_param)
       if t.device ~= 'null' then return t end
       local new = tide.empty(t.shape, { dtype = t.dtype, device = device })
       if is_param and t.requires_grad then new:requires_grad_(true) end
       return new
    end)
-   return self:init_weights(seed or 0)
+   return opts.init == false and self or self:init_weights(seed or 0)
 end
 
 -- A parameter that is a part of a whole one (module._layout) gets the numbers of that part.

@@ -44,11 +44,12 @@ local function each_buffer(model, fn)
 end
 
 -- What a rank of a sharded model holds: lists of { name, t, shape, offset, size }; see shard_store.
+-- optim: nil for the model alone.
 local function pieces_of(sharded, optim)
    local model, moments = {}, {}
    for _, p in ipairs(sharded:named_parameters()) do
       add_parts(model, p.name, p, p.param)
-      local kept = optim.state[p.name]
+      local kept = optim and optim.state[p.name]
       for _, field in ipairs(kept and optim.fields or {}) do
          if kept[field] ~= nil then
             add_parts(moments, p.name .. '.' .. field, p, kept[field])
@@ -114,6 +115,16 @@ function state.collect(run)
       data = data_of(run), val_loss = run.val_loss,
    }
    return saved
+end
+
+-- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run goes
+-- on from. Every rank calls it.
+function state.weights(sharded)
+   check_sharded('train.state.weights', 'sharded', sharded)
+   return { pieces = pieces_of(sharded), comm = sharded.comm, plain = {
+      step = 0, optim = { kind = 'none', steps = 0, counts = {} },
+      config = family.config(sharded.model), family = family.of(sharded.model),
+   } }
 end
 
 -- Data, batch or windows that differ would be learnt from without a word: refused here.

@@ -51,13 +51,14 @@ end
 
 -- Initial values of a piece: from the model's tensor, or by the declared initialiser, which gives
 -- every element the number that it has in the whole.
-local function fill(entry, p, piece, seed)
-   local t = piece.param
+local function fill(entry, p, piece, opts)
+   local t, seed = piece.param, opts.seed
    if entry.param.device ~= 'null' then
       local src = entry.param:detach()
       if #entry.shape > 0 then src = src:narrow(1, p.row + 1, p.rows) end
       return t:copy_(src)
    end
+   if opts.init == false then return end
    -- drawn in the declared dtype, so that a cast afterwards rounds as it does without sharding
    local cast = t.dtype ~= entry.param.dtype
    local draw = cast and tide.empty(t.shape, { dtype = entry.param.dtype, device = t.device }) or t
@@ -71,7 +72,7 @@ local function fill(entry, p, piece, seed)
    if cast then t:copy_(draw) end
 end
 
-local function make_pieces(self, seed)
+local function make_pieces(self, opts)
    self.pieces = {}
    for i, p in ipairs(self.layout.pieces[self.comm.rank + 1]) do
       local entry = self.entries[p.index]
@@ -81,7 +82,7 @@ local function make_pieces(self, seed)
          shape = entry.whole, parts = parts_of(entry, size, p),
          param = self.shard:narrow(1, p.offset + 1, p.numel):reshape(size) }
       if #piece.parts == 1 then piece.offset = piece.parts[1].offset end
-      fill(entry, p, piece, seed)
+      fill(entry, p, piece, opts)
       self.pieces[i] = piece
    end
 end
@@ -135,7 +136,7 @@ end
 
 -- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks
 -- of the shards), replicas (ranks that hold the same shard), full (bytes come and go), shard_dtype,
--- dtype (of the computation), reduce_dtype, device, offload, seed.
+-- dtype (of the computation), reduce_dtype, device, offload, seed, init (false: no values).
 function Bucket:init(entries, opts)
    local shapes = {}
    for i, e in ipairs(entries) do shapes[i] = e.shape end
@@ -158,7 +159,7 @@ function Bucket:init(entries, opts)
    if opts.pin then self.shard = pinned(self.shard) end
    self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
    self.apart = not self.flat:same_storage(self.shard)
-   tide.no_grad(function() make_pieces(self, opts.seed) end)
+   tide.no_grad(function() make_pieces(self, opts) end)
    bind(self)
    if self.apart then self.flat:release() end
    self.state, self.stale = self.is_whole and 'present' or 'absent', true

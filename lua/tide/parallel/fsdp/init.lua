@@ -91,6 +91,7 @@ local function bucket_opts(self)
       return {
          comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
          reduce_dtype = reduce, device = self.device, offload = o.cpu_offload, seed = o.seed,
+         init = o.init,
          pin = o.cpu_offload and o.pin_memory and self.device == 'cuda',
          full = o.strategy == 'optim_grads_params',
       }
@@ -419,6 +420,7 @@ local fsdp = { Sharded = Sharded }
 --   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
 --   pin_memory             (true) those of a model on 'cuda' lie in pinned memory
 --   device, seed           of a model on the null device
+--   init                   (true) false: its shards have no values yet, the caller loads them
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
 function fsdp.fully_shard(model, ranks, opts)
    ranks, opts = axis_of.ranks_and_options(op, ranks, opts, { 'mesh', 'comm' })

@@ -16,12 +16,12 @@ local flags = {
    overlap_grad_reduce = true, overlap_param_gather = true, disable_bucketing = false,
    check_for_nan_in_grad = false, fsdp_double_buffer = false, nccl_ub = false,
    average_in_collective = false, calculate_per_token_loss = true, grad_reduce_in_fp32 = false,
-   preserve_fp32_weights = true, cpu_offload = false, pin_memory = true,
+   preserve_fp32_weights = true, cpu_offload = false, pin_memory = true, init = true,
 }
 local flag_names = {
    'overlap_grad_reduce', 'overlap_param_gather', 'disable_bucketing', 'check_for_nan_in_grad',
    'fsdp_double_buffer', 'nccl_ub', 'average_in_collective', 'calculate_per_token_loss',
-   'grad_reduce_in_fp32', 'preserve_fp32_weights', 'cpu_offload', 'pin_memory',
+   'grad_reduce_in_fp32', 'preserve_fp32_weights', 'cpu_offload', 'pin_memory', 'init',
 }
 local others = {
    'mesh', 'comm', 'strategy', 'units', 'reshard_after_forward', 'mp_policy', 'device', 'seed',

@@ -33,7 +33,7 @@ local Plan = class 'Plan'
 local op = 'parallel.plan'
 
 local own_options = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
-local not_fsdp = { mesh = true, comm = true, device = true, seed = true }
+local not_fsdp = { mesh = true, comm = true, device = true, seed = true, init = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
 
@@ -168,10 +168,10 @@ local function apply_cp(self, run)
    run.context = require('tide.parallel.cp.train').attach(run.model, axis, o)
 end
 
-local function apply_fsdp(self, run, device, seed)
+local function apply_fsdp(self, run, device, seed, init)
    if not self.fsdp then return end
    local o = copy(self.fsdp)
-   o.device, o.seed = device, seed
+   o.device, o.seed, o.init = device, seed, init
    run.sharded = tide.parallel.fully_shard(run.model, run.mesh, o)
 end
 
@@ -196,9 +196,9 @@ local function data_axes(run)
 end
 
 -- Spreads a model over a mesh: the rehearsal and the real thing.
-local function apply(self, model, mesh, device, seed)
+local function apply(self, model, mesh, device, seed, init)
    local run = { model = model, mesh = mesh, plan = self }
-   for _, section in ipairs(sections) do section.apply(self, run, device, seed) end
+   for _, section in ipairs(sections) do section.apply(self, run, device, seed, init) end
    data_axes(run)
    run.params = run.sharded or model
    return run
@@ -291,12 +291,13 @@ local function real_mesh(self)
 end
 
 -- Spreads the model over the ranks of the run, in place; every rank calls it, once. opts: device
--- ('cpu'; of a model on the null device), seed (0). Returns { model, sharded (nil without fsdp),
+-- ('cpu'; of a model on the null device), seed (0), init (true; false: parameters have no values
+-- yet, and the caller loads them). Returns { model, sharded (nil without fsdp),
 -- params (for the optimiser), comm (for train.loop), data (ranks with data of their own: rank, size
 -- for the sampler), mesh, context (of context parallelism), plan }.
 function Plan:materialise(opts)
    local name = 'parallel.plan.materialise'
-   opts = err.options(name, opts, { 'device', 'seed' })
+   opts = err.options(name, opts, { 'device', 'seed', 'init' })
    if self.done then err.raise('E_STATE', name, 'this plan has spread its model already') end
    spread.check_whole(name, self.model, 'give it whole')          -- another plan may have
    local device = opts.device or 'cpu'
@@ -310,8 +311,8 @@ function Plan:materialise(opts)
    local first = self.model:parameters()[1]
    local on_null = first ~= nil and first.device == 'null'
    local run = agree.settled(mesh.comm, self.model, apply, self, self.model, mesh,
-      on_null and device or nil, seed)
-   if on_null and not run.sharded then run.model:materialise(device, seed) end
+      on_null and device or nil, seed, opts.init)
+   if on_null and not run.sharded then run.model:materialise(device, seed, opts) end
    return run
 end
 

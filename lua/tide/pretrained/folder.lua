@@ -1,0 +1,208 @@
+-- A published folder (config.json, model.safetensors or its index with shards) opened for reading:
+-- what it says is checked before a byte of a tensor is read, and any box of a tensor is read alone.
+--
+-- Every error is one line that names the file, or the folder and the tensor.
+
+local tide = require 'tide'
+local dims = require 'tide.util.dims'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+
+local folder = {}
+
+local weights_name = 'model.safetensors'
+local index_name = 'model.safetensors.index.json'
+
+-- Other forms of weights, which are not read.
+local foreign = { 'pytorch_model.bin', 'pytorch_model.bin.index.json', 'tf_model.h5',
+   'flax_model.msgpack', 'consolidated.00.pth', 'consolidated.safetensors' }
+
+-- The value of a JSON file of the folder.
+local function json_of(op, dir, name)
+   local ok, value = pcall(fs.read_json, op, fs.join(dir, name))
+   if not ok then error(value, 0) end
+   return value
+end
+
+local function missing_weights(op, dir)
+   for _, name in ipairs(foreign) do
+      if fs.exists(fs.join(dir, name)) then
+         err.raise('E_UNSUPPORTED', op, '%s holds %s and no %s; save it as safetensors first', dir,
+            name, weights_name)
+      end
+   end
+   err.raise('E_IO', op, '%s has neither %s nor %s', dir, weights_name, index_name)
+end
+
+-- The opened files of weights.
+local function open_weights(op, dir)
+   local file, why
+   if fs.exists(fs.join(dir, weights_name)) then
+      file, why = fs.io().safetensors_open(fs.join(dir, weights_name))
+   elseif fs.exists(fs.join(dir, index_name)) then
+      file, why = fs.io().safetensors_open_index(fs.join(dir, index_name))
+   else
+      missing_weights(op, dir)
+   end
+   if not file then err.raise(why.code, op, '%s', why.message) end
+   return file
+end
+
+-- Whether dir looks like a published folder, not a checkpoint of tide or the folder of a run.
+function folder.is(dir)
+   for _, name in ipairs { 'manifest.json', 'LATEST' } do
+      if fs.exists(fs.join(dir, name)) then return false end
+   end
+   return true
+end
+
+local function check_place(op, dir)
+   if dir == '' then err.arg(op, 'dir', 'the path of a folder', dir) end
+   if fs.is_dir(dir) then return end
+   if fs.exists(dir) then
+      err.raise('E_IO', op, '%s is a file; give the folder that it lies in', dir)
+   end
+   err.raise('E_IO', op, 'there is no folder %s', dir)
+end
+
+-- Names that old files have and that models compute themselves.
+local function is_passed_over(name) return name:find '%f[%w]rotary_emb%.inv_freq$' ~= nil end
+
+-- ---- tensors -----------------------------------------------------------------------------------
+
+-- The tensors of a folder under the names of the model. It stands where a checkpoint's ShardStore
+-- does; nbyte counts the bytes that were read.
+local Weights = { class_name = 'PublishedWeights' }
+Weights.__index = Weights
+
+local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
+
+local function row_of(self, name)
+   local row = self.rows[name]
+   if row then return row end
+   local info = self.file:info(self.stored[name])
+   if not is_float[info.dtype] then
+      err.raise('E_FORMAT', self.op, "%s: tensor '%s' is %s; expected F32, BF16, F16 or F64",
+         self.dir, self.stored[name], info.stored)
+   end
+   self.rows[name] = info
+   return info
+end
+
+-- names: nil, or a function from a name of the file to that of the model, nil for one that is
+-- passed over.
+local function weights_of(op, dir, rename)
+   local self = setmetatable({ op = op, dir = dir, file = open_weights(op, dir), stored = {},
+      rows = {}, nbyte = 0 }, Weights)
+   for _, name in ipairs(self.file:names()) do
+      local own = not is_passed_over(name) and (rename and rename(name) or name) or nil
+      if own then self.stored[own] = name end
+   end
+   return self
+end
+
+-- Whole shape of a tensor, or nil.
+function Weights:shape(_, name) return self.stored[name] and row_of(self, name).shape end
+-- Its dtype, or nil.
+function Weights:dtype(_, name) return self.stored[name] and row_of(self, name).dtype end
+
+-- Sorted names.
+function Weights:names()
+   local list = {}
+   for name in each(self.stored) do list[#list + 1] = name end
+   table.sort(list)
+   return list
+end
+
+-- Passes over a tensor.
+function Weights:drop(name) self.stored[name] = nil end
+
+-- Calls fn(first, at, count) for each run of elements of a box that lies in one piece in the
+-- stored tensor: first and at count from 0, in the tensor and in the box.
+local function each_run(shape, offset, size, fn)
+   local d = #shape
+   while d > 1 and size[d] == shape[d] do d = d - 1 end      -- dims behind d are whole
+   local stride, run = dims.strides(shape), 1
+   for k = math.max(d, 1), #shape do run = run * size[k] end
+   local at, total = {}, dims.numel(size)
+   if total == 0 then return end
+   for k = 1, d - 1 do at[k] = 0 end
+   for n = 0, total - 1, run do
+      local first = 0
+      for k = 1, #shape do first = first + (offset[k] + (at[k] or 0)) * stride[k] end
+      fn(first, n, run)
+      for k = d - 1, 1, -1 do
+         at[k] = at[k] + 1
+         if at[k] < size[k] then break end
+         at[k] = 0
+      end
+   end
+end
+
+-- A box of a tensor in its stored dtype on the host. offset counts from 0.
+local function read_box(self, name, offset, size)
+   local row, stored = row_of(self, name), self.stored[name]
+   local t = tide.empty(size, { dtype = row.dtype, device = 'cpu' })
+   local flat = t:reshape(dims.numel(size))
+   each_run(row.shape, offset, size, function(first, at, n)
+      self.file:read(stored, n == flat:numel() and flat or flat:narrow(1, at + 1, n), first + 1)
+   end)
+   self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(row.dtype)
+   return t
+end
+
+-- A box of a tensor, in its stored dtype. offset counts from 0.
+function Weights:read(_, name, offset, size, device)
+   local t = read_box(self, name, offset, size)
+   return (device == nil or device == 'cpu') and t or t:to(device)
+end
+
+-- Fills t with a box of a tensor. What can be read in place is.
+function Weights:fill(name, offset, size, t)
+   local row = row_of(self, name)
+   if t.dtype ~= row.dtype or t.device ~= 'cpu' or not t:is_contiguous()
+      or not dims.equal(size, row.shape) then
+      t:copy_(read_box(self, name, offset, size))
+      return
+   end
+   self.file:read(self.stored[name], t, 1)
+   self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(row.dtype)
+end
+
+-- The dtype of most numbers.
+function Weights:main_dtype()
+   local counts, best = {}, nil
+   for _, name in ipairs(self:names()) do
+      local row = row_of(self, name)
+      counts[row.dtype] = (counts[row.dtype] or 0) + dims.numel(row.shape)
+   end
+   for dtype, n in each(counts) do
+      if not best or n > counts[best] or n == counts[best] and dtype < best then best = dtype end
+   end
+   return best
+end
+
+-- Closes the files.
+function Weights:close() self.file:close() end
+
+-- ---- the folder --------------------------------------------------------------------------------
+
+-- Opens a folder: returns { dir, config (as the file says), generation (of generation_config.json,
+-- or nil) }. The weights are opened by folder.weights, when the family is known.
+function folder.open(op, dir)
+   check_place(op, dir)
+   if not fs.exists(fs.join(dir, 'config.json')) then
+      err.raise('E_IO', op, '%s has no config.json', dir)
+   end
+   local self = { dir = dir, config = json_of(op, dir, 'config.json') }
+   if fs.exists(fs.join(dir, 'generation_config.json')) then
+      self.generation = json_of(op, dir, 'generation_config.json')
+   end
+   return self
+end
+
+folder.weights = weights_of
+folder.each_run = each_run
+
+return folder

@@ -1,0 +1,221 @@
+-- tide.model.load: a model from a published folder, or from a checkpoint of tide, on one rank or
+-- spread over a mesh. Each rank reads the bytes that it keeps and no others.
+
+local tide = require 'tide'
+local checkpoint = require 'tide.train.checkpoint'
+local copy = require 'tide.util.copy'
+local dims = require 'tide.util.dims'
+local dist = require 'tide.comm'
+local err = require 'tide.util.err'
+local family = require 'tide.model.family'
+local folder = require 'tide.pretrained.folder'
+local layout = require 'tide.parallel.fsdp.layout'
+local states = require 'tide.nn.state'
+
+local op = 'model.load'
+
+local dtypes = { 'auto', 'f32', 'bf16', 'f64' }
+
+-- ---- what is read ------------------------------------------------------------------------------
+
+-- A folder of transformers: { dir, plain (config and family), generation, store }.
+local function open_published(dir)
+   local self = folder.open(op, dir)
+   self.plain = { config = self.config }
+   self.plain.family = family.saved(op, self.plain)
+   local made = tide.model[self.plain.family]
+   local rename = type(made.family) == 'table' and made.family.rename
+   self.store = folder.weights(op, dir, rename)
+   return self
+end
+
+-- A checkpoint, or the newest of a run.
+local function open_checkpoint(where)
+   local saved = checkpoint.load(where, { model_only = true, lazy = true })
+   if type(saved.plain.config) ~= 'table' then
+      err.raise('E_FORMAT', op, '%s has no model configuration', saved.folder)
+   end
+   return { dir = saved.folder, plain = saved.plain, store = saved.store }
+end
+
+-- Refuses a configuration of more layers than there are tensors, before a model of so many is
+-- built.
+local function check_layers(self)
+   local config, n = self.plain.config, #self.store:names 'model'
+   for _, key in ipairs { 'num_hidden_layers', 'n_layer' } do
+      if type(config[key]) == 'number' and config[key] > n then
+         err.raise('E_FORMAT', op, "%s/config.json: field '%s' says %.14g layers, the weights have "
+            .. '%d tensors', self.dir, key, config[key], n)
+      end
+   end
+end
+
+-- A model of the configuration on the null device. What does not fit is told with the file.
+local function build(self, opts)
+   local ok, model = pcall(family.build, op, self.plain, opts, self.make)
+   if ok then return model end
+   local e = model
+   if not err.is(e) then error(e, 0) end
+   err.raise(e.code, op, '%s/config.json: %s', self.dir, e.message)
+end
+
+-- The dtype of the parameters. auto: that of most numbers of the file; f16 is computed in f32.
+local function dtype_of(self, given)
+   if given and given ~= 'auto' then return given end
+   local store = self.store
+   local dtype = store.main_dtype and store:main_dtype()
+      or store:dtype('model', store:names('model')[1])
+   return dtype == 'f16' and 'f32' or dtype
+end
+
+-- Two copies of a tied head must be one.
+local function check_tied(self, model)
+   local store, head = self.store, 'lm_head.weight'
+   if not model.config.tie_word_embeddings or not store:shape('model', head) then return end
+   local own
+   for _, e in ipairs(model:named_parameters()) do
+      if e.param.id == model:embedding().weight.id then own = e.name end
+   end
+   local shape = store:shape('model', head)
+   if own and store:shape('model', own) and dims.equal(shape, store:shape('model', own)) then
+      local rows = math.max(1, math.floor(2 ^ 22 / shape[2]))
+      for first = 0, shape[1] - 1, rows do
+         local at, size = { first, 0 }, { math.min(rows, shape[1] - first), shape[2] }
+         local same = tide.scope(function()
+            local a = store:read('model', head, at, size):to 'f32'
+            return (a - store:read('model', own, at, size):to 'f32'):abs():amax():item() == 0
+         end)
+         if not same then
+            err.raise('E_FORMAT', op, "%s: '%s' differs from '%s', and config.json says "
+               .. 'tie_word_embeddings; set that to false, or remove one', self.dir, head, own)
+         end
+      end
+   end
+   if store.drop then store:drop(head) end
+end
+
+-- Names and shapes of the files against those of the model: one error that lists all.
+local function check_names(self, model)
+   local own, stored, store = {}, {}, self.store
+   for _, e in ipairs(model:named_parameters()) do own[e.name] = e.param.shape end
+   for _, b in ipairs(model:named_buffers()) do
+      if b.persistent then own[b.name] = b.buffer.shape end
+   end
+   for _, name in ipairs(store:names 'model') do stored[name] = store:shape('model', name) end
+   states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
+      ('%s: the weights are not those that config.json describes: '):format(self.dir))
+end
+
+-- ---- reading it --------------------------------------------------------------------------------
+
+-- Fills t with a box of a stored tensor.
+local function fill(store, name, offset, size, t)
+   tide.scope(function()
+      if store.fill then return store:fill(name, offset, size, t) end
+      t:copy_(store:read('model', name, offset, size, t.device))
+   end)
+end
+
+local function fill_whole(store, model)
+   for _, e in ipairs(model:named_parameters()) do
+      fill(store, e.name, dims.zeros(e.param.ndim), e.param.shape, e.param:detach())
+   end
+end
+
+local function fill_pieces(store, sharded)
+   for _, p in ipairs(sharded:named_parameters()) do
+      for _, part in ipairs(p.parts) do
+         fill(store, p.name, part.offset, part.size, layout.view(p.param:detach(), part))
+      end
+   end
+end
+
+local function fill_buffers(store, model)
+   for _, b in ipairs(model:named_buffers()) do
+      if b.persistent then
+         fill(store, b.name, dims.zeros(b.buffer.ndim), b.buffer.shape, b.buffer)
+      end
+   end
+end
+
+-- Spreads the model over the mesh and gives every rank its part. Collective.
+local function spread(self, model, opts)
+   local mesh = opts.mesh or { dp_shard = dist.world().size }
+   local plan = tide.parallel.plan(model, mesh, opts.plan)
+   local run = plan:materialise { device = opts.device or 'cpu', init = false }
+   dist.together(run.mesh.comm, op, function()
+      tide.no_grad(function()
+         if run.sharded then
+            fill_pieces(self.store, run.sharded)
+         else
+            fill_whole(self.store, run.model)
+         end
+         fill_buffers(self.store, run.model)
+      end)
+   end)
+   if run.sharded then run.sharded:updated() end
+   return run
+end
+
+local function show_unused(self, model)
+   if #model.unused_fields == 0 then return end
+   local log = tide.util.log.new { rank = dist.world().rank }
+   log:once('%s/config.json: fields that change nothing: %s', self.dir,
+      table.concat(model.unused_fields, ', '))
+end
+
+local function options_of(dir, opts)
+   opts = err.options(op, opts, { 'mesh', 'dtype', 'device', 'plan', 'verbose', 'make' })
+   err.type(op, 'dir', dir, 'string')
+   if opts.dtype ~= nil then err.choice(op, 'dtype', opts.dtype, dtypes) end
+   for _, name in ipairs { 'mesh', 'plan' } do
+      if opts[name] ~= nil then err.type(op, name, opts[name], 'table') end
+   end
+   if opts.device ~= nil then
+      err.choice(op, 'device', opts.device, { 'cpu', 'ref', 'cuda', 'null' })
+   end
+   if opts.verbose ~= nil then err.type(op, 'verbose', opts.verbose, 'boolean') end
+   if opts.make ~= nil then err.func(op, 'make', opts.make) end
+   return opts
+end
+
+-- Reads a model from `dir`: a published folder (config.json and model.safetensors, or its index
+-- with shards), a checkpoint of tide, or the folder of a run (its newest). opts:
+--    mesh     nil: the model is whole on this rank; a mesh, or axes as parallel.mesh takes them:
+--             spread over its ranks, and all call
+--    plan     options of parallel.plan (tp, cp, recompute, fsdp)
+--    dtype    of the parameters: 'auto' (default; as in the file, f16 as f32), 'f32', 'bf16', 'f64'
+--    device   'cpu' (default), 'ref', 'cuda', 'null' (shapes only)
+--    verbose  true: log the fields of config.json that change nothing
+--    make     fn(config, options of modules) -> model, for a checkpoint of a class of your own
+-- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
+-- data, mesh .. }, with dir, family, generation (of generation_config.json, or nil) and nbyte (read
+-- on this rank). E_IO, E_FORMAT: a file that is not there, is damaged or holds other tensors;
+-- E_UNSUPPORTED: another architecture; E_ARG: fields of config.json; E_SHAPE: other tensors.
+return function(dir, opts)
+   opts = options_of(dir, opts)
+   local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
+   self.make = opts.make
+   check_layers(self)
+   local dtype = dtype_of(self, opts.dtype)
+   local model = build(self, { dtype = dtype, device = 'null' })
+   check_tied(self, model)
+   check_names(self, model)
+   local run = { model = model }
+   if opts.verbose then show_unused(self, model) end
+   if opts.mesh or opts.plan then
+      run = spread(self, model, opts)
+   elseif opts.device ~= 'null' then
+      run.model = build(self, { dtype = dtype, device = opts.device or 'cpu', init = false })
+      tide.no_grad(function()
+         fill_whole(self.store, run.model)
+         fill_buffers(self.store, run.model)
+      end)
+   end
+   self.store:close()
+   run.params = run.params or run.model
+   copy({ dir = self.dir, family = self.plain.family, generation = self.generation,
+      nbyte = self.store.nbyte }, run)
+   run.model.generation, run.model.loaded_from = self.generation, self.dir
+   return run.model:eval(), run
+end

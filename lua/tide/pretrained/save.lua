@@ -1,0 +1,295 @@
+-- tide.model.save: a model, a sharded one or a checkpoint as a published folder, which transformers
+-- and tide.model.load read. The folder is written beside its place and renamed: it is complete or
+-- not there.
+
+local tide = require 'tide'
+local card = require 'tide.pretrained.card'
+local checkpoint = require 'tide.train.checkpoint'
+local class = require 'tide.class'
+local dims = require 'tide.util.dims'
+local dist = require 'tide.comm'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local family = require 'tide.model.family'
+local fs = require 'tide.util.fs'
+local nn = require 'tide.nn'
+local state = require 'tide.train.state'
+
+local op = 'model.save'
+
+local save = {}
+
+-- ---- sizes -------------------------------------------------------------------------------------
+
+local units = { B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 2^10, MIB = 2^20, GIB = 2^30 }
+
+-- Bytes of a size: a number, or a text such as '5GB'.
+local function bytes_of(size)
+   if type(size) == 'number' then return err.number(op, 'max_shard', size, 1) end
+   local n, unit = tostring(size):match '^%s*([%d.]+)%s*(%a+)%s*$'
+   n = tonumber(n)
+   if not n or n <= 0 or not units[unit:upper()] then
+      err.arg(op, 'max_shard', "a number of bytes, or a text such as '5GB' or '200MiB'", size)
+   end
+   return n * units[unit:upper()]
+end
+
+-- ---- writing -----------------------------------------------------------------------------------
+
+-- Lists of names, each of at most `most` bytes (or one tensor).
+local function parts_of(source, most)
+   local parts, size = { {} }, 0
+   for _, name in ipairs(source.names) do
+      local n = source.nbyte(name)
+      if size > 0 and size + n > most then
+         parts[#parts + 1], size = {}, 0
+      end
+      table.insert(parts[#parts], name)
+      size = size + n
+   end
+   return parts
+end
+
+local function write_weights(staged, source, most)
+   local parts, map, total = parts_of(source, most), {}, 0
+   for i, names in ipairs(parts) do
+      local file = #parts == 1 and 'model.safetensors'
+         or ('model-%05d-of-%05d.safetensors'):format(i, #parts)
+      tide.scope(function()
+         local tensors = {}
+         for _, name in ipairs(names) do
+            tensors[name], map[name] = source.read(name), file
+            total = total + source.nbyte(name)
+         end
+         fs.io().safetensors_save(fs.join(staged, file), tensors, { format = 'pt' })
+      end)
+      fs.io().fsync_file(fs.join(staged, file))
+   end
+   if #parts > 1 then
+      fs.write_json(op, fs.join(staged, 'model.safetensors.index.json'),
+         { metadata = { total_size = total }, weight_map = map })
+   end
+end
+
+-- Files of a tokenizer, which are copied as they are.
+local tokenizer_files = { 'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
+   'special_tokens_map.json', 'added_tokens.json', 'vocab.json', 'merges.txt', 'vocab.txt',
+   'chat_template.jinja', 'chat_template.json', 'tekken.json', 'spiece.model' }
+
+local function copy_tokenizer(staged, from)
+   for _, name in ipairs(from and tokenizer_files or {}) do
+      local path = fs.join(from, name)
+      if fs.exists(path) then fs.write(op, fs.join(staged, name), fs.read(op, path)) end
+   end
+end
+
+-- What generation needs of the configuration, where the model came without such a file.
+local function generation_of(source)
+   if source.generation then return source.generation end
+   local list = {}
+   for _, key in ipairs { 'bos_token_id', 'eos_token_id', 'pad_token_id' } do
+      local v = source.plain.config[key]
+      if v ~= nil and v ~= tide.json.null then list[key] = v end
+   end
+   return next(list) and list
+end
+
+local function write_all(staged, source, o)
+   write_weights(staged, source, o.most)
+   fs.write(op, fs.join(staged, 'config.json'), family.config_file(source.plain, source.dtype))
+   local generation = generation_of(source)
+   if generation then fs.write_json(op, fs.join(staged, 'generation_config.json'), generation) end
+   copy_tokenizer(staged, source.tokenizer)
+   fs.write(op, fs.join(staged, 'README.md'), card.text(source, o.dir))
+   fs.io().fsync_dir(staged)
+end
+
+-- ---- the folder --------------------------------------------------------------------------------
+
+local function trimmed(dir) return (dir:gsub('(.)/+$', '%1')) end
+
+-- A name beside dir.
+local function beside(dir, what)
+   local parent, name = trimmed(dir):match '^(.*/)([^/]+)$'
+   return (parent or '') .. '.' .. what .. '-' .. (name or trimmed(dir))
+end
+
+-- Refuses a place where something else would be lost.
+local function check_place(dir, overwrite)
+   if not fs.is_present(dir) then return end
+   if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is a file; give a folder', dir) end
+   local names = fs.list(op, dir)
+   if #names == 0 then return end
+   if not overwrite then
+      err.raise('E_ARG', op, "argument 'dir': %s is not empty; give another folder, or overwrite "
+         .. '= true to replace it', dir)
+   end
+   for _, name in ipairs(names) do
+      if fs.is_dir(fs.join(dir, name)) then
+         err.raise('E_ARG', op, "argument 'dir': %s holds the folder %s, which overwrite = true "
+            .. 'would remove; give another folder', dir, name)
+      end
+   end
+end
+
+-- Puts the staged folder in its place.
+local function publish(dir, staged)
+   local io_, old = fs.io(), beside(dir, 'old')
+   local again = fs.is_present(dir)
+   if again then
+      fs.remove_dir(op, old)
+      io_.rename(dir, old)
+   end
+   local ok, why = pcall(io_.rename, staged, dir)
+   if not ok then
+      if again then io_.rename(old, dir) end
+      error(why, 0)
+   end
+   if again then fs.remove_dir(op, old) end
+   return dir
+end
+
+-- Writes source into o.dir: complete, or not at all.
+local function write_folder(source, o)
+   local dir = trimmed(o.dir)
+   check_place(dir, o.overwrite)
+   local staged = beside(dir, 'staging')
+   fs.remove_dir(op, staged)
+   fs.mkdirs(op, staged)
+   local ok, result = pcall(function()
+      write_all(staged, source, o)
+      return publish(dir, staged)
+   end)
+   if ok then return result end
+   pcall(fs.remove_dir, op, staged)
+   error(result, 0)
+end
+
+-- ---- sources -----------------------------------------------------------------------------------
+
+-- A source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on the host,
+-- dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
+local function source_of(plain, rows, read, dtype)
+   local source, counts = { plain = plain, names = {}, numel = 0 }, {}
+   for name, row in each(rows) do
+      source.names[#source.names + 1] = name
+      local n = dims.numel(row.shape)
+      local to = dtype or row.dtype
+      counts[to], source.numel = (counts[to] or 0) + n, source.numel + n
+   end
+   table.sort(source.names)
+   for name, n in each(counts) do
+      local most = counts[source.dtype]
+      if not most or n > most or n == most and name < source.dtype then source.dtype = name end
+   end
+   function source.nbyte(name)
+      return dims.numel(rows[name].shape) * tide.dtype_size(dtype or rows[name].dtype)
+   end
+   function source.read(name)
+      local t = read(name)
+      return (dtype and t.dtype ~= dtype and t:to(dtype) or t):contiguous()
+   end
+   return source
+end
+
+local function source_of_model(model, dtype)
+   local own = family.of(model)
+   if not own then
+      err.raise('E_UNSUPPORTED', op, 'the model is of a class of its own (%s), which no published '
+         .. 'configuration describes', model.class_name)
+   end
+   local tensors = model:state_dict()
+   return source_of({ config = family.config(model), family = own }, tensors, function(name)
+      return tensors[name]:to 'cpu'
+   end, dtype)
+end
+
+-- Of a checkpoint, or the newest of a run.
+local function source_of_checkpoint(where, dtype)
+   local saved = checkpoint.load(where, { model_only = true, lazy = true })
+   if type(saved.plain.config) ~= 'table' or not saved.plain.family then
+      err.raise('E_UNSUPPORTED', op, '%s is of a model of a class of its own, which no published '
+         .. 'configuration describes', saved.folder)
+   end
+   local store, rows = saved.store, {}
+   for _, name in ipairs(store:names 'model') do
+      rows[name] = { shape = store:shape('model', name), dtype = store:dtype('model', name) }
+   end
+   return source_of(saved.plain, rows, function(name)
+      return store:read('model', name, dims.zeros(#rows[name].shape), rows[name].shape, 'cpu')
+   end, dtype), store
+end
+
+-- ---- doors -------------------------------------------------------------------------------------
+
+local function options_of(name, dir, opts)
+   opts = err.options(name, opts, { 'max_shard', 'dtype', 'overwrite', 'tokenizer' })
+   err.type(name, 'dir', dir, 'string')
+   if dir == '' then err.arg(name, 'dir', 'the path of a folder', dir) end
+   if opts.dtype ~= nil then
+      err.choice(name, 'dtype', opts.dtype, { 'f32', 'f64', 'bf16', 'f16' })
+   end
+   if opts.overwrite ~= nil then err.type(name, 'overwrite', opts.overwrite, 'boolean') end
+   if opts.tokenizer ~= nil then err.type(name, 'tokenizer', opts.tokenizer, 'string') end
+   return { dir = dir, most = bytes_of(opts.max_shard or '5GB'), dtype = opts.dtype,
+      overwrite = opts.overwrite, tokenizer = opts.tokenizer }
+end
+
+-- Saves the pieces of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
+local function save_sharded(sharded, o)
+   local comm, model = sharded.comm, sharded.model
+   dist.on_first(comm, op, function() check_place(trimmed(o.dir), o.overwrite) end)
+   local pieces, at = beside(o.dir, 'pieces'), nil
+   local saved = state.weights(sharded)
+   local ok, result = pcall(function()
+      at = checkpoint.save(pieces, saved)
+      return dist.on_first(comm, op, function()
+         local source, store = source_of_checkpoint(at, o.dtype)
+         source.generation = model.generation
+         source.tokenizer = o.tokenizer or model.loaded_from
+         local written = write_folder(source, o)
+         store:close()
+         return written
+      end)
+   end)
+   comm:barrier()
+   if comm.rank == 0 then
+      if at then pcall(fs.remove_dir, op, at) end
+      pcall(fs.remove_dir, op, pieces)
+   end
+   if not ok then error(result, 0) end
+   return o.dir
+end
+
+-- Writes a model (of a family of tide.model) or what fully_shard returned as a published folder:
+-- config.json, model.safetensors or shards with their index, generation_config.json, README.md and,
+-- of a model that tide.model.load has read, the files of its tokenizer. opts:
+--    max_shard  most bytes of a file: a number or a text ('5GB', the default)
+--    dtype      of the weights: 'f32', 'bf16', 'f16', 'f64'; default: as they are
+--    overwrite  true: replace a folder that is not empty
+--    tokenizer  folder whose tokenizer files are copied
+-- Of a sharded model all ranks call it. Returns dir.
+function save.model(model, dir, opts)
+   local o = options_of(op, dir, opts)
+   if type(model) == 'table' and model.is_sharded then return save_sharded(model, o) end
+   if not class.is(model, nn.Module) then
+      err.arg(op, 'model', 'a model, or what fully_shard returned', model)
+   end
+   local source = source_of_model(model, o.dtype)
+   source.generation, source.tokenizer = model.generation, o.tokenizer or model.loaded_from
+   return write_folder(source, o)
+end
+
+-- Writes a checkpoint, or the newest of a run, as a published folder. opts: as of save. One rank
+-- calls it, and holds the tensors of one file at a time.
+function save.export(where, dir, opts)
+   local o = options_of('model.export', dir, opts)
+   err.type('model.export', 'where', where, 'string')
+   local source, store = source_of_checkpoint(where, o.dtype)
+   source.tokenizer = o.tokenizer
+   local written = write_folder(source, o)
+   store:close()
+   return written
+end
+
+return save

@@ -1,0 +1,156 @@
+"""Configurations that the `transformers` package writes, with what their models compute.
+
+    python spec/golden/folders.py > spec/golden/folders.lua
+
+Weights are sines by the place of the parameter's name in sorted order (see decoders.py), so that no
+weights are stored. Written for each variant: config.json as save_pretrained leaves it, the loss
+(mean over counted labels), three logits, and the norms of the gradients of all parameters in the
+order of their names, all computed in doubles.
+
+    luajit spec/golden/folders_write.lua DIR && python spec/golden/folders.py DIR
+
+loads the folders that tide writes of the same models and prints the largest difference of logits.
+"""
+import json
+import pathlib
+import sys
+import textwrap
+
+import torch
+import transformers as T
+
+V = 23
+BASE = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=3,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=4, rms_norm_eps=1e-5,
+            max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+FULL, SLIDING = "full_attention", "sliding_attention"
+YARN = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
+LONG = dict(rope_type="longrope", rope_theta=500.0, short_factor=[1.0, 1.5],
+            long_factor=[2.0, 3.0])
+CASES = [
+    ("llama", "Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    ("llama_mqa_bias", "Llama", dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
+                                     tie_word_embeddings=True)),
+    ("llama_linear", "Llama", dict(
+        rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=2.0))),
+    ("llama_dynamic", "Llama", dict(max_position_embeddings=4, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=500.0, factor=2.0))),
+    ("llama_dynamic_short", "Llama", dict(rope_parameters=dict(
+        rope_type="dynamic", rope_theta=500.0, factor=2.0))),
+    ("llama_yarn", "Llama", dict(rope_parameters=YARN)),
+    ("llama_yarn_mscale", "Llama", dict(rope_parameters=dict(
+        YARN, mscale=1.5, mscale_all_dim=0.7, beta_fast=4.0, beta_slow=0.5, truncate=False))),
+    ("llama_longrope", "Llama", dict(rope_parameters=dict(
+        LONG, original_max_position_embeddings=6, factor=4.0))),
+    ("llama_llama3", "Llama", dict(rope_parameters=dict(
+        rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
+        high_freq_factor=4.0, original_max_position_embeddings=32))),
+    ("mistral", "Mistral", dict(sliding_window=3)),
+    ("mistral_full", "Mistral", dict(sliding_window=None, tie_word_embeddings=True)),
+    ("qwen2", "Qwen2", dict(use_sliding_window=True, sliding_window=3, max_window_layers=1,
+                            head_dim=None)),
+    ("qwen3", "Qwen3", dict(tie_word_embeddings=True, head_dim=6)),
+    ("qwen3_bias", "Qwen3", dict(attention_bias=True, num_key_value_heads=6)),
+    ("phi3", "Phi3", dict(head_dim=None, sliding_window=4)),
+    ("phi4_partial", "Phi3", dict(head_dim=None, hidden_size=48, tie_word_embeddings=True,
+        original_max_position_embeddings=6, rope_parameters=dict(
+            LONG, partial_rotary_factor=0.5, original_max_position_embeddings=6))),
+    ("phi4_short", "Phi3", dict(head_dim=None, hidden_size=48, max_position_embeddings=48,
+        original_max_position_embeddings=16, rope_parameters=dict(
+            LONG, partial_rotary_factor=0.5, original_max_position_embeddings=16))),
+    ("gemma3", "Gemma3Text", dict(sliding_window=3, query_pre_attn_scalar=9,
+                                  layer_types=[FULL, SLIDING, FULL])),
+]
+CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
+MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+
+
+def fill(model, kind):
+    tied = model.config.tie_word_embeddings
+    names = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
+    with torch.no_grad():
+        for k, name in enumerate(sorted(names)):
+            p = names[name]
+            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
+            if "norm" in name or ".ln_" in name:
+                t = t / 3 + CENTRE.get(kind, 1)
+            p.copy_(t.reshape(p.shape))
+    return names
+
+
+def inputs():
+    ids, labels = [], []
+    for b in range(2):
+        row = [(7 * i + 3 * b + i * i) % V for i in range(9)]
+        shifted = row[1:] + [-100]
+        if b == 0:
+            shifted[2] = -100
+        ids.append(row)
+        labels.append(shifted)
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+def wrapped(numbers, indent):
+    lines, line = [], ""
+    for v in numbers:
+        text = f"{v:.10g}, "
+        if len(line) + len(text) > 92:
+            lines.append(line.rstrip())
+            line = ""
+        line += text
+    return ("\n" + indent).join(lines + [line.rstrip(", ")])
+
+
+def run(name, kind, extra):
+    fields = {**BASE, **extra}
+    if kind == "GPT2":
+        fields = {k: v for k, v in fields.items() if k in extra or "token_id" in k}
+        fields.update(vocab_size=V, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    if fields.get("head_dim", 0) is None:
+        del fields["head_dim"]
+    config = getattr(T, kind + "Config")(**fields)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    cls = getattr(T, MODELS.get(kind, kind + "ForCausalLM"))
+    model = cls(config).double().eval()
+    embed = model.get_input_embeddings()
+    embed.padding_idx = None
+    names = fill(model, kind)
+    ids, labels = inputs()
+    logits = model(ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
+    loss.backward()
+    config.architectures = [cls.__name__]
+    picked = [logits[0, 0, 0], logits[1, 8, 22], logits[0, 4, 11]]
+    print(f"   {name} = {{")
+    text = json.dumps(json.loads(config.to_json_string()))
+    print("      config = [==[\n" + "\n".join(textwrap.wrap(text, 98, break_long_words=False,
+                                                         break_on_hyphens=False)) + "]==],")
+    print(f"      loss = {loss.item():.15g},")
+    print("      logits = { " + ", ".join(f"{v.item():.15g}" for v in picked) + " },")
+    print("      grads = {")
+    print("         " + wrapped((float(names[n].grad.norm()) for n in sorted(names)), " " * 9))
+    print("      },")
+    print("   },")
+
+
+def check(folder):
+    ids, _ = inputs()
+    for sub in sorted(p for p in pathlib.Path(folder).iterdir() if p.is_dir()):
+        model = T.AutoModelForCausalLM.from_pretrained(sub, attn_implementation="eager").eval()
+        got = model(ids).logits.detach().double()
+        want = torch.tensor([float(v) for v in (sub / "logits.txt").read_text().split()],
+                            dtype=torch.float64).reshape(got.shape)
+        off = float((got - want).abs().max() / want.abs().max())
+        print(f"{sub.name:24s} {off:.3g}", "" if off < 2e-5 else "DIFFERENT")
+
+
+if len(sys.argv) > 1:
+    T.logging.set_verbosity_error()
+    check(sys.argv[1])
+else:
+    print("-- Written by spec/golden/folders.py: configurations and numbers of the transformers "
+          f"package,\n-- version {T.__version__}.\n\nreturn {{")
+    for case in CASES:
+        run(*case)
+    print("}")

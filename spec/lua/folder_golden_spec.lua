@@ -1,0 +1,36 @@
+-- Configurations as transformers writes them: logits, loss and the gradient of every parameter
+-- (numbers of spec/golden/folders.py), and the way through a folder.
+
+local tide = require 'tide'
+local case = require 'spec.lua.folder_case'
+local inputs = require('spec.lua.decoder_case').inputs
+local tmp = require 'spec.support.tmp'
+
+local golden = dofile 'spec/golden/folders.lua'
+
+describe('a configuration of transformers', function()
+   for _, name in ipairs(case.names(golden)) do
+      it('gives its logits, loss and gradients: ' .. name, function()
+         -- the reference computes norms in f32, also among doubles
+         for dtype, tolerance in pairs { f64 = 2e-5, f32 = 5e-5 } do
+            local model = case.model(golden[name], { dtype = dtype })
+            local ids, labels = inputs()
+            case.check(golden[name], case.run(model, ids, labels), tolerance)
+         end
+      end)
+
+      it('goes out to a folder and in again: ' .. name, function()
+         tmp.with(function(dir)
+            local model, kind = case.model(golden[name])
+            local ids = inputs()
+            local want = model(ids):detach()
+            tide.model.save(model, dir .. '/out', { max_shard = 4000 })
+            local again, run = tide.model.load(dir .. '/out')
+            assert.equal(kind, run.family)
+            assert.equal(0, (again(ids):detach() - want):abs():amax():item())
+            local half = tide.model.load(dir .. '/out', { dtype = 'bf16' })
+            assert.equal('bf16', half:parameters()[1].dtype)
+         end)
+      end)
+   end
+end)
