@@ -10,6 +10,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local attend = require 'tide.nn.attend'
 local context = require 'tide.nn.context'
 local mask_ = require 'tide.nn.mask'
@@ -26,42 +27,23 @@ Attention.mixes = 'context'
 -- Children that read the same input.
 Attention.shared_input = { 'q_proj', 'k_proj', 'v_proj' }
 
-local known = {
-   'dim', 'heads', 'kv_heads', 'head_dim', 'bias', 'out_bias', 'rope', 'causal', 'window',
-   'softcap', 'scale', 'std', 'out_std', 'fused', 'qk_norm', 'dropout',
-}
-
-local function check(op, opts)
-   err.integer(op, 'dim', opts.dim, 1)
-   local heads = err.integer(op, 'heads', opts.heads, 1)
-   local kv = err.integer(op, 'kv_heads', opts.kv_heads or heads, 1)
-   if heads % kv ~= 0 then
-      err.raise('E_ARG', op, 'heads (%d) must be a multiple of kv_heads (%d)', heads, kv)
-   end
-   if not opts.head_dim and opts.dim % heads ~= 0 then
-      err.raise('E_ARG', op, 'dim (%d) must be a multiple of heads (%d), or give head_dim',
-         opts.dim, heads)
-   end
-   return heads, kv, err.integer(op, 'head_dim', opts.head_dim or opts.dim / heads, 1)
-end
-
--- opts: dim, heads, kv_heads (heads), head_dim (dim / heads), bias (false, of q, k, v), out_bias
--- (false), rope (an nn.rope object), causal (true), window (of tide.attention: distances, so n
--- tokens, itself included, are { n - 1, -1 }), softcap, scale, std, out_std, fused (false; one
--- qkv_proj), qk_norm (options of an RMSNorm over each head of q and of k), dropout (0; of the
--- probabilities while training, which are then made in full, a block of queries at a time).
+-- Makes the layer and its projections.
 function Attention:init(opts)
    local op = 'nn.Attention'
-   opts = Module.options(op, opts, known)
    Module.init(self)
-   local H, K, D = check(op, opts)
+   local H, K, D = opts.heads, opts.kv_heads, opts.head_dim or opts.dim / opts.heads
+   if H % K ~= 0 then
+      err.raise('E_ARG', op, 'heads (%d) must be a multiple of kv_heads (%d)', H, K)
+   end
+   if D % 1 ~= 0 then
+      err.raise('E_ARG', op, 'dim (%d) must be a multiple of heads (%d), or give head_dim',
+         opts.dim, H)
+   end
    self.heads, self.kv_heads, self.head_dim = H, K, D
-   self.rope, self.causal = opts.rope, opts.causal ~= false
+   self.rope, self.causal, self.dropout = opts.rope, opts.causal, opts.dropout
    self.window = window.check(op, 'window', opts.window)
    self.softcap, self.scale = opts.softcap, opts.scale
-   self.dropout = err.number(op, 'dropout', opts.dropout or 0, 0, 1)
-   if self.dropout == 1 then err.arg(op, 'dropout', 'a number in [0, 1)', 1) end
-   local qkv = { bias = opts.bias or false, std = opts.std }
+   local qkv = { bias = opts.bias, std = opts.std }
    local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
    for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
       if parts[name] then
@@ -69,7 +51,7 @@ function Attention:init(opts)
       end
    end
    self:child('o_proj', Linear(H * D, opts.dim, Module.inner(opts,
-      { bias = opts.out_bias or false, std = opts.out_std or opts.std })))
+      { bias = opts.out_bias, std = opts.out_std or opts.std })))
    if opts.qk_norm then
       self:child('q_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
       self:child('k_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
@@ -196,4 +178,23 @@ function Attention:detail()
       self.dropout > 0 and (', dropout %g'):format(self.dropout) or '')
 end
 
-return Attention
+return signature.doors('nn.Attention', Attention, {
+   init = { opts = {
+      'dim: integer >= 1 -- width of what comes in and goes out',
+      'heads: integer >= 1 -- heads of queries',
+      'kv_heads: integer >= 1 = heads -- heads of keys and values',
+      'head_dim: integer? >= 1 -- channels of a head; dim / heads by default',
+      'bias: boolean = false -- adds biases to queries, keys and values',
+      'out_bias: boolean = false -- adds one to the output',
+      'rope: table? -- what nn.rope made: queries and keys are turned by it',
+      'causal: boolean = true -- a token sees none after it',
+      'window: any? -- distances { left, right }: n tokens, itself included, are { n - 1, -1 }',
+      'softcap: number? -- scores become softcap * tanh(score / softcap)',
+      'scale: number? -- of scores; 1 / sqrt(head_dim) by default',
+      'std: number? >= 0 -- initial standard deviation', 'out_std: number? >= 0 -- that of o_proj',
+      'fused: boolean = false -- one qkv_proj',
+      'qk_norm: table? -- options of an RMSNorm over each head of queries and of keys',
+      'dropout: number in [0, 1) = 0 -- of the probabilities while training, which are then made '
+         .. 'in full, a block of queries at a time',
+      Module.common } },
+})

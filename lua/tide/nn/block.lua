@@ -6,6 +6,7 @@
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local Block = class('Block', Module)
@@ -13,15 +14,11 @@ Block.mixes = false
 
 local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp = 'mlp' }
 
--- parts: norm1, mixer, and both or neither of norm2, mlp; dropout (nn.Dropout) on both branches;
--- names: child names of the parts.
+-- Makes a block of its parts.
 function Block:init(parts)
-   local op = 'nn.Block'
-   err.type(op, 'parts', parts, 'table')
-   err.options(op, parts, { 'norm1', 'mixer', 'norm2', 'mlp', 'dropout', 'names' })
    Module.init(self)
    if (parts.norm2 == nil) ~= (parts.mlp == nil) then
-      err.arg(op, 'mlp', 'norm2 and mlp together or neither', parts.mlp)
+      err.arg('nn.Block', 'mlp', 'norm2 and mlp together or neither', parts.mlp)
    end
    local names = parts.names or {}
    self._part = {}
@@ -55,4 +52,10 @@ function Block:forward(x, at)
 end
 private.note(Block.forward)
 
-return Block
+return signature.doors('nn.Block', Block, {
+   init = { opts = {
+      'norm1: module -- before the mixer', 'mixer: module -- attention, a state-space layer',
+      'norm2: module? -- before the MLP', 'mlp: module? -- with norm2 or not at all',
+      'dropout: module? -- an nn.Dropout on both branches',
+      'names: table? -- names of the parts as children' } },
+})

@@ -3,8 +3,8 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local Dropout = class('Dropout', Module)
@@ -12,8 +12,6 @@ Dropout.mixes = false
 
 -- p: the share of elements that become zero, in [0, 1).
 function Dropout:init(p)
-   err.number('nn.Dropout', 'p', p, 0, 1)
-   if p == 1 then err.arg('nn.Dropout', 'p', 'a number in [0, 1)', p) end
    Module.init(self)
    self.p = p
 end
@@ -28,4 +26,4 @@ private.note(Dropout.forward)
 -- Its p, for the text of a model.
 function Dropout:detail() return ('p = %g'):format(self.p) end
 
-return Dropout
+return signature.doors('nn.Dropout', Dropout, { init = 'p: number in [0, 1)' })

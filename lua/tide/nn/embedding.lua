@@ -5,22 +5,18 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local in_range = require 'tide.nn.in_range'
 local Module = require 'tide.nn.module'
 
 local Embedding = class('Embedding', Module)
 Embedding.mixes = false
 
--- opts: std (0.02), dtype, device, seed.
+-- Makes a table of nvocab vectors [dim].
 function Embedding:init(nvocab, dim, opts)
-   local op = 'nn.Embedding'
-   err.integer(op, 'nvocab', nvocab, 1)
-   err.integer(op, 'dim', dim, 1)
-   opts = Module.options(op, opts, { 'std' })
    Module.init(self)
    self.nvocab, self.dim = nvocab, dim
-   local std = err.number(op, 'std', opts.std or 0.02, 0)
-   self:param('weight', { nvocab, dim }, { kind = 'normal', std = std }, opts)
+   self:param('weight', { nvocab, dim }, { kind = 'normal', std = opts.std }, opts)
    self:ready(opts)
 end
 
@@ -66,4 +62,7 @@ end
 -- Sizes, for the text of a model.
 function Embedding:detail() return ('%d x %d'):format(self.nvocab, self.dim) end
 
-return Embedding
+return signature.doors('nn.Embedding', Embedding, {
+   init = { 'nvocab: integer >= 1; dim: integer >= 1', opts = {
+      'std: number >= 0 = 0.02 -- initial standard deviation', Module.common } },
+})

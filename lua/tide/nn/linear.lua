@@ -7,27 +7,23 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local Linear = class('Linear', Module)
 Linear.mixes = false
 
--- opts: bias (true), std (initial standard deviation; default kaiming uniform with gain
--- 1/sqrt(3)), fp8 (false), dtype, device, seed.
+-- Makes a layer of weight [nout, nin].
 function Linear:init(nin, nout, opts)
-   local op = 'nn.Linear'
-   err.integer(op, 'nin', nin, 1)
-   err.integer(op, 'nout', nout, 1)
-   opts = Module.options(op, opts, { 'bias', 'std' })
-   if opts.fp8 and opts.dtype == 'f64' then err.arg(op, 'dtype', 'f32 or bf16 with fp8', 'f64') end
+   if opts.fp8 and opts.dtype == 'f64' then
+      err.arg('nn.Linear', 'dtype', 'f32 or bf16 with fp8', 'f64')
+   end
    Module.init(self)
    self.nin, self.nout, self.fp8 = nin, nout, opts.fp8 or false
    local spec = { kind = 'kaiming', fan_in = nin, gain = 1 / math.sqrt(3) }
-   if opts.std then
-      spec = { kind = 'normal', std = err.number(op, 'std', opts.std, 0) }
-   end
+   if opts.std then spec = { kind = 'normal', std = opts.std } end
    self:param('weight', { nout, nin }, spec, opts)
-   if opts.bias ~= false then self:param('bias', { nout }, 'zeros', opts) end
+   if opts.bias then self:param('bias', { nout }, 'zeros', opts) end
    self:ready(opts)
 end
 
@@ -68,4 +64,9 @@ function Linear:detail()
       self.fp8 and ', fp8' or '')
 end
 
-return Linear
+return signature.doors('nn.Linear', Linear, {
+   init = { 'nin: integer >= 1; nout: integer >= 1', opts = {
+      'bias: boolean = true -- adds a bias',
+      'std: number? >= 0 -- initial standard deviation; by default uniform within 1/sqrt(nin)',
+      Module.common } },
+})

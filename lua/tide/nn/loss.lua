@@ -4,27 +4,21 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 
 local loss = {}
 
 loss.ignore = -100
 
-local function check_tensor(op, name, t)
-   if not tide.is_tensor(t) then err.arg(op, name, 'a tensor', t) end
-end
-
 -- Number of labels that count.
 function loss.count(labels, ignore)
-   check_tensor('nn.loss.count', 'labels', labels)
    return labels:ne(ignore or loss.ignore):sum():item()
 end
 
 -- Labels of next-token prediction from the tokens themselves: labels[t] = ids[t + 1], the last
--- one ignored. ids_BT i64.
-function loss.shift(ids_BT, ignore)
-   if not tide.is_tensor(ids_BT) or ids_BT.ndim ~= 2 then
-      err.arg('nn.loss.shift', 'ids', 'a tensor [batch, tokens]', ids_BT)
-   end
+-- one ignored. ids i64.
+function loss.shift(ids, ignore)
+   local ids_BT = ids
    local B, T = ids_BT:size(1), ids_BT:size(2)
    local last = tide.full({ B, 1 }, ignore or loss.ignore,
       { dtype = ids_BT.dtype, device = ids_BT.device })
@@ -51,11 +45,11 @@ function loss.per_count(fn, x, labels, opts, op)
    op = op or 'nn.loss.per_count'
    err.type('nn.loss.per_count', 'op', op, 'string')
    err.func(op, 'fn', fn)
-   check_tensor(op, 'x', x)
+   signature.check(op, 'x', x, 'tensor')
    local attrs, count = loss.options(op, opts)
    local C = x:size(-1)
    local n = x:numel() / C
-   if not tide.is_tensor(labels) then err.arg(op, 'labels', 'a tensor [batch, tokens]', labels) end
+   signature.check(op, 'labels', labels, 'tensor')
    if labels:numel() ~= n then
       err.raise('E_SHAPE', op, 'expected %d labels, one for each token, got %d', n, labels:numel())
    end
@@ -63,7 +57,7 @@ function loss.per_count(fn, x, labels, opts, op)
    err.number(op, 'count', count, 1e-300)
    local flat = x:reshape(n, C)
    local sum = private.call(fn, flat, labels:reshape(n), attrs)
-   check_tensor(op, 'result of fn', sum)
+   signature.check(op, 'result of fn', sum, 'tensor')
    private.spend(flat)
    return sum * (1 / count)
 end
@@ -87,4 +81,6 @@ function loss.of_logits(logits, labels, opts)
    end), logits, labels, opts, 'nn.loss.of_logits')
 end
 
-return loss
+return signature.doors('nn.loss', loss, {
+   count = 'labels: tensor', shift = 'ids: tensor [batch, tokens]',
+})

@@ -12,6 +12,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local context = require 'tide.nn.context'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
@@ -27,19 +28,13 @@ end
 local GatedRMSNorm = class('GatedRMSNorm', Module)
 GatedRMSNorm.mixes = false
 
--- opts: eps (1e-5), group (channels that share a mean; default dim), gate_last (false: the gate
--- stands before the norm), dtype, device.
+-- Makes a norm over dim channels.
 function GatedRMSNorm:init(dim, opts)
-   local op = 'nn.GatedRMSNorm'
-   err.integer(op, 'dim', dim, 1)
-   opts = Module.options(op, opts, { 'eps', 'group', 'gate_last' })
    Module.init(self)
-   self.group = err.integer(op, 'group', opts.group or dim, 1, dim)
+   self.dim, self.eps, self.group, self.gate_last = dim, opts.eps, opts.group, opts.gate_last
    if dim % self.group ~= 0 then
-      err.raise('E_ARG', op, 'group (%d) must divide dim (%d)', self.group, dim)
+      err.raise('E_ARG', 'nn.GatedRMSNorm', 'group (%d) must divide dim (%d)', self.group, dim)
    end
-   self.dim, self.eps = dim, err.number(op, 'eps', opts.eps or 1e-5, 0)
-   self.gate_last = err.type(op, 'gate_last', opts.gate_last or false, 'boolean')
    self:param('weight', { dim }, 'ones', opts)
    self:ready(opts)
 end
@@ -56,73 +51,68 @@ function GatedRMSNorm:detail()
    return ('%d in groups of %d, eps %g'):format(self.dim, self.group, self.eps)
 end
 
+local gate_last = 'gate_last: boolean = false -- the gate stands after the norm, not before it'
+signature.doors('nn.GatedRMSNorm', GatedRMSNorm, {
+   init = { 'dim: integer >= 1', opts = {
+      'eps: number >= 0 = 1e-5 -- added to the mean of squares',
+      'group: integer in [1, dim] = dim -- channels that share a mean', gate_last,
+      Module.common } },
+})
+
 -- ---- the convolution's parameters --------------------------------------------------------------
 
 local Conv1d = class('Conv1d', Module)
 
 -- Weight [channels, 1, taps] as checkpoints have it; the layer calls the op with it.
 function Conv1d:init(channels, taps, opts)
-   opts = Module.options('nn.Conv1d', opts, { 'bias' })
    Module.init(self)
    self.channels, self.taps = channels, taps
    local bound = 1 / math.sqrt(taps)
    local spec = { kind = 'uniform', lo = -bound, hi = bound }
    self:param('weight', { channels, 1, taps }, spec, opts)
-   if opts.bias ~= false then self:param('bias', { channels }, spec, opts) end
+   if opts.bias then self:param('bias', { channels }, spec, opts) end
    self:ready(opts)
 end
 
 -- Sizes, for the text of a model.
 function Conv1d:detail() return ('%d channels, %d taps'):format(self.channels, self.taps) end
 
+signature.doors('nn.Conv1d', Conv1d, {
+   init = { 'channels: integer >= 1; taps: integer >= 1', opts = {
+      'bias: boolean = true -- adds a bias', Module.common } },
+})
+
 -- ---- the layer ---------------------------------------------------------------------------------
 
 local Mamba2 = class('Mamba2', Module)
 Mamba2.mixes = 'context'
 
-local known = {
-   'dim', 'state', 'conv', 'expand', 'head_dim', 'heads', 'groups', 'chunk', 'bias', 'conv_bias',
-   'norm_eps', 'gate_last', 'per_channel_D', 'A_range', 'dt_range', 'dt_floor', 'dt_limit', 'std',
-   'out_std', 'recurrence_dtype',
-}
-
 local function pair(op, name, v, least)
-   err.type(op, name, v, 'table')
    err.number(op, name .. '[1]', v[1], least)
    err.number(op, name .. '[2]', v[2], v[1])
    return v
 end
 
 local function sizes(self, op, opts)
-   err.integer(op, 'dim', opts.dim, 1)
-   self.dim, self.head_dim = opts.dim, err.integer(op, 'head_dim', opts.head_dim or 64, 1)
-   if opts.heads ~= nil then err.integer(op, 'heads', opts.heads, 1) end
-   for _, name in ipairs { 'bias', 'conv_bias', 'per_channel_D' } do
-      if opts[name] ~= nil then err.type(op, name, opts[name], 'boolean') end
-   end
-   local inner = opts.heads and opts.heads * self.head_dim
-      or err.number(op, 'expand', opts.expand or 2, 0) * opts.dim
+   self.dim, self.head_dim = opts.dim, opts.head_dim
+   local inner = opts.heads and opts.heads * self.head_dim or opts.expand * opts.dim
    if inner % self.head_dim ~= 0 or inner < 1 then
       err.raise('E_ARG', op, 'expand * dim (%g) must be a multiple of head_dim (%d), or give heads',
          inner, self.head_dim)
    end
-   self.heads = err.integer(op, 'heads', opts.heads or inner / self.head_dim, 1)
-   self.groups = err.integer(op, 'groups', opts.groups or 1, 1)
+   self.heads, self.groups = inner / self.head_dim, opts.groups
    if self.heads % self.groups ~= 0 then
       err.raise('E_ARG', op, 'heads (%d) must be a multiple of groups (%d)', self.heads,
          self.groups)
    end
-   self.state = err.integer(op, 'state', opts.state or 128, 1)
-   self.taps = err.integer(op, 'conv', opts.conv or 4, 2, 4)
-   self.chunk = opts.chunk and err.integer(op, 'chunk', opts.chunk, 1)
-   self.per_channel_D = opts.per_channel_D or false
+   self.state, self.taps, self.chunk = opts.state, opts.conv, opts.chunk
+   self.per_channel_D = opts.per_channel_D
    self.inner_dim = self.heads * self.head_dim
    self.conv_dim = self.inner_dim + 2 * self.groups * self.state
 end
 
 local function check_limit(op, limit)
    if limit == nil then return nil end
-   err.type(op, 'dt_limit', limit, 'table')
    local lo, hi = limit[1] or 0, limit[2] or math.huge
    if type(lo) ~= 'number' or type(hi) ~= 'number' or not (0 <= lo and lo <= hi) then
       err.raise('E_ARG', op, "argument 'dt_limit': expected two numbers, 0 <= least <= most, got "
@@ -135,38 +125,32 @@ end
 -- dt_bias) uniform in its logarithm within dt_range and at least dt_floor.
 local function recurrence(self, op, opts)
    if opts.recurrence_dtype ~= nil then
-      local name = 'recurrence_dtype'
       opts = Module.inner(opts, opts)
-      opts.dtype = err.choice(op, name, opts[name], { 'f32', 'f64', 'bf16', 'f16' })
+      opts.dtype = opts.recurrence_dtype
    end
    local A, dt = pair(op, 'A_range', opts.A_range or { 1, 16 }, 1e-9),
       pair(op, 'dt_range', opts.dt_range or { 0.001, 0.1 }, 1e-12)
    self:param('dt_bias', { self.heads }, { kind = 'softplus_inverse', lo = dt[1], hi = dt[2],
-      least = err.number(op, 'dt_floor', opts.dt_floor or 1e-4, 0) }, opts)
+      least = opts.dt_floor }, opts)
    self:param('A_log', { self.heads }, { kind = 'log_uniform', lo = A[1], hi = A[2] }, opts)
    self:param('D', { opts.per_channel_D and self.inner_dim or self.heads }, 'ones', opts)
 end
 
--- opts: dim, state (128), conv (4 taps), expand (2) or heads, head_dim (64), groups (1), chunk,
--- bias (false, of the projections), conv_bias (true), norm_eps (1e-5), gate_last (false: gate, then
--- norm), per_channel_D (false), A_range ({1, 16}), dt_range ({0.001, 0.1}), dt_floor (1e-4),
--- dt_limit (none), std, out_std, recurrence_dtype (of A_log, dt_bias and D; default: dtype; 'f32'
--- in a bf16 model keeps small changes of them).
+-- Makes the layer and its parts.
 function Mamba2:init(opts)
    local op = 'nn.Mamba2'
-   opts = Module.options(op, opts, known)
    Module.init(self)
    sizes(self, op, opts)
    self.dt_limit = check_limit(op, opts.dt_limit)
    self:child('in_proj', Linear(self.dim, self.inner_dim + self.conv_dim + self.heads,
-      Module.inner(opts, { bias = opts.bias or false, std = opts.std })))
+      Module.inner(opts, { bias = opts.bias, std = opts.std })))
    self:child('conv1d', Conv1d(self.conv_dim, self.taps,
       Module.inner(opts, { bias = opts.conv_bias })))
    recurrence(self, op, opts)
    self:child('norm', GatedRMSNorm(self.inner_dim, Module.inner(opts, { eps = opts.norm_eps,
       group = self.inner_dim / self.groups, gate_last = opts.gate_last })))
    self:child('out_proj', Linear(self.inner_dim, self.dim, Module.inner(opts,
-      { bias = opts.bias or false, std = opts.out_std or opts.std })))
+      { bias = opts.bias, std = opts.out_std or opts.std })))
    self:ready(opts)
 end
 
@@ -330,5 +314,30 @@ function Mamba2:detail()
    return ('%d heads of %d, %d groups, state %d'):format(self.heads, self.head_dim, self.groups,
       self.state)
 end
+
+signature.doors('nn.Mamba2', Mamba2, {
+   init = { opts = {
+      'dim: integer >= 1 -- width of what comes in and goes out',
+      'state: integer >= 1 = 128 -- numbers of the state of a channel',
+      'conv: integer in [2, 4] = 4 -- taps of the convolution',
+      'expand: number >= 0 = 2 -- inner width by dim, where heads is not given',
+      'heads: integer? >= 1 -- of the recurrence',
+      'head_dim: integer >= 1 = 64 -- channels of a head',
+      'groups: integer >= 1 = 1 -- sets of B and C, which heads share',
+      'chunk: integer? >= 1 -- tokens that the scan takes together',
+      'bias: boolean = false -- adds biases to the projections',
+      'conv_bias: boolean = true -- adds one to the convolution',
+      'norm_eps: number >= 0 = 1e-5 -- of the norm', gate_last,
+      'per_channel_D: boolean = false -- D has a number a channel, not a head',
+      'A_range: table? -- { 1, 16 }: -A is uniform in it at first',
+      'dt_range: table? -- { 0.001, 0.1 }: the step is uniform in it, by its logarithm',
+      'dt_floor: number >= 0 = 1e-4 -- the least step at first',
+      'dt_limit: table? -- { least, most } step; no limit by default',
+      'std: number? >= 0 -- initial standard deviation',
+      'out_std: number? >= 0 -- that of out_proj',
+      "recurrence_dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of A_log, dt_bias and D: a bf16 model "
+         .. "keeps small changes of them in 'f32'; that of the layer by default",
+      Module.common } },
+})
 
 return { Mamba2 = Mamba2, GatedRMSNorm = GatedRMSNorm, divide = divide, sequence_of = sequence_of }

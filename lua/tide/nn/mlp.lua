@@ -5,6 +5,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 
@@ -14,26 +15,22 @@ MLP.mixes = false
 -- Children that read the same input.
 MLP.shared_input = { 'gate_proj', 'up_proj' }
 
-local acts = { 'swiglu', 'geglu_tanh', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'silu' }
 local is_gated = { swiglu = true, geglu_tanh = true }
 -- What the product before it can do on the way; relu2 is its square.
 local in_product = { gelu_tanh = 'gelu_tanh', relu = 'relu', relu2 = 'relu' }
 
--- opts: dim, hidden, act ('swiglu'), bias (false), std, out_std, fused (false; one gate_up_proj of
--- the gate's rows and then the others; gated forms only), fp8 (false), dtype, device, seed.
+-- Makes the layer and its products.
 function MLP:init(opts)
-   local op = 'nn.MLP'
-   opts = Module.options(op, opts, { 'dim', 'hidden', 'act', 'bias', 'std', 'out_std', 'fused' })
-   err.integer(op, 'dim', opts.dim, 1)
-   err.integer(op, 'hidden', opts.hidden, 1)
    Module.init(self)
-   self.act = err.choice(op, 'act', opts.act or 'swiglu', acts)
-   local bias = opts.bias or false
+   self.act = opts.act
+   local bias = opts.bias
    local function linear(nin, nout, std)
       return Linear(nin, nout, Module.inner(opts, { bias = bias, std = std }))
    end
    if opts.fused then
-      if not is_gated[self.act] then err.arg(op, 'fused', 'a gated act with it', self.act) end
+      if not is_gated[self.act] then
+         err.arg('nn.MLP', 'fused', 'a gated act with it', self.act)
+      end
       self:child('gate_up_proj', linear(opts.dim, 2 * opts.hidden, opts.std))
    else
       if is_gated[self.act] then
@@ -113,4 +110,15 @@ end
 -- Its activation, for the text of a model.
 function MLP:detail() return self.act end
 
-return MLP
+return signature.doors('nn.MLP', MLP, {
+   init = { opts = {
+      'dim: integer >= 1 -- width of what comes in and goes out',
+      'hidden: integer >= 1 -- width between the products',
+      "act: 'swiglu' | 'geglu_tanh' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu' = 'swiglu'"
+         .. ' -- the function between them',
+      'bias: boolean = false -- adds biases',
+      'std: number? >= 0 -- initial standard deviation',
+      'out_std: number? >= 0 -- that of down_proj',
+      "fused: boolean = false -- one gate_up_proj, the gate's rows first; gated forms only",
+      Module.common } },
+})

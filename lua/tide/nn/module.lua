@@ -20,6 +20,7 @@ local copy = require 'tide.util.copy'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local hook = require 'tide.nn.hook'
 local instead = require 'tide.util.instead'
 local spread = require 'tide.nn.spread'
@@ -39,8 +40,17 @@ setmetatable(Module, { __call = meta.__call, __tostring = meta.__tostring,
       end
    end })
 
--- fp8: whether every Linear in it multiplies in FP8.
+-- Rows of the options that every module has (see util.signature).
+Module.common = {
+   'dtype: string? -- of its parameters; f32 by default',
+   "device: string? -- where they lie; 'null' has shapes only",
+   'init: boolean? -- false: a parent will fill the weights',
+   'seed: integer? >= 0 -- of the weights; 0 by default',
+   'fp8: boolean? -- whether every Linear in it multiplies in FP8',
+}
 local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
+
+signature.kind('module', 'a module', function(v) return class.is(v, Module) end, 'tide.Module')
 
 -- Options of the library's modules that are true or false.
 local flags = { 'fp8', 'bias', 'out_bias', 'conv_bias', 'causal', 'fused' }

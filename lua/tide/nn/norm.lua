@@ -3,22 +3,17 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
-local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local RMSNorm = class('RMSNorm', Module)
 RMSNorm.mixes = false
 
--- opts: eps (1e-6), offset (added to the weight; 1 for weights stored around zero), dtype, device.
+-- Makes a norm over dim channels.
 function RMSNorm:init(dim, opts)
-   local op = 'nn.RMSNorm'
-   err.integer(op, 'dim', dim, 1)
-   opts = Module.options(op, opts, { 'eps', 'offset' })
    Module.init(self)
-   self.dim = dim
-   self.eps = err.number(op, 'eps', opts.eps or 1e-6, 0)
-   self.offset = err.number(op, 'offset', opts.offset or 0)
+   self.dim, self.eps, self.offset = dim, opts.eps, opts.offset
    self:param('weight', { dim }, { kind = 'constant', value = 1 - self.offset }, opts)
    self:ready(opts)
 end
@@ -39,16 +34,12 @@ function RMSNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 local LayerNorm = class('LayerNorm', Module)
 LayerNorm.mixes = false
 
--- opts: eps (1e-5), bias (true), dtype, device.
+-- Makes a norm over dim channels.
 function LayerNorm:init(dim, opts)
-   local op = 'nn.LayerNorm'
-   err.integer(op, 'dim', dim, 1)
-   opts = Module.options(op, opts, { 'eps', 'bias' })
    Module.init(self)
-   self.dim = dim
-   self.eps = err.number(op, 'eps', opts.eps or 1e-5, 0)
+   self.dim, self.eps = dim, opts.eps
    self:param('weight', { dim }, 'ones', opts)
-   if opts.bias ~= false then self:param('bias', { dim }, 'zeros', opts) end
+   if opts.bias then self:param('bias', { dim }, 'zeros', opts) end
    self:ready(opts)
 end
 
@@ -65,6 +56,18 @@ private.note(LayerNorm.forward)
 
 -- Sizes, for the text of a model.
 function LayerNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
+
+signature.doors('nn.RMSNorm', RMSNorm, {
+   init = { 'dim: integer >= 1', opts = {
+      'eps: number >= 0 = 1e-6 -- added to the mean of squares',
+      'offset: number = 0 -- added to the weight; 1 for weights stored around zero',
+      Module.common } },
+})
+signature.doors('nn.LayerNorm', LayerNorm, {
+   init = { 'dim: integer >= 1', opts = {
+      'eps: number >= 0 = 1e-5 -- added to the variance', 'bias: boolean = true -- adds a bias',
+      Module.common } },
+})
 
 -- Whether a value is one of these norms.
 local function is(m) return class.is(m, RMSNorm) or class.is(m, LayerNorm) end

@@ -184,14 +184,18 @@ function signature.rows(given)
 end
 
 -- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
--- list of rows, and of lists of rows that several entry points share.
+-- list of rows, and of lists of rows that several entry points share. before: arguments that bounds
+-- and defaults may name, too.
 function signature.options(given)
    local rows, names = signature.rows(given), {}
    for i, row in ipairs(rows) do names[i] = row.name end
-   return function(op, opts)
+   return function(op, opts, before)
       opts = err.options(op, opts, names)
-      local values = {}
-      for _, row in ipairs(rows) do values[row.name] = read(row, op, opts[row.name], values) end
+      local values, all = {}, before or {}
+      for _, row in ipairs(rows) do
+         local v = read(row, op, opts[row.name], all)
+         values[row.name], all[row.name] = v, v
+      end
       return values
    end, rows
 end
@@ -225,7 +229,7 @@ local function checked(door, fn)
    end
    if door.read then
       local last = place.opts and 'opts' or names[#names]
-      lines[#lines + 1] = ('%s = _options(_op, %s)\n'):format(last, last)
+      lines[#lines + 1] = ('%s = _options(_op, %s, _all)\n'):format(last, last)
    end
    if more then names[#names + 1] = '...' end
    local list = table.concat(names, ', ')
