@@ -84,6 +84,14 @@ int tide__check_tensors(tide_ctx *ctx, const char *op, const char *list, int64_t
   return TIDE_OK;
 }
 
+int tide__check_ndim(tide_ctx *ctx, const char *op, const char *list, int ndim, const void *dims)
+{
+  if (ndim < 0 || ndim > TIDE_MAX_DIM)
+    return tide__fail(ctx, TIDE_E_SHAPE, op, "ndim: expected 0 to %d, got %d", TIDE_MAX_DIM, ndim);
+  if (ndim == 0 || dims) return TIDE_OK;
+  return tide__fail(ctx, TIDE_E_ARG, op, "%s: expected a list of %d, got null", list, ndim);
+}
+
 int tide__refuse_options(const void *object, const char *op)
 {
   return tide__fail(ctx_of(object), TIDE_E_ARG, op, "attrs: not initialised (call "

@@ -64,6 +64,9 @@ int tide__refuse_operand(tide_ctx *ctx, const char *op, const char *name, const 
 int tide__check_tensors(tide_ctx *ctx, const char *op, const char *list, int64_t n,
                         tide_tensor *const *xs);
 
+/* Fails unless ndim is 0 to TIDE_MAX_DIM and there is a list of as many sizes or dims. */
+int tide__check_ndim(tide_ctx *ctx, const char *op, const char *list, int ndim, const void *dims);
+
 /* Records E_ARG, and returns it, about a struct that tide__options refused; in the context of
  * `object`. */
 int tide__refuse_options(const void *object, const char *op);

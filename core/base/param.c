@@ -80,8 +80,8 @@ int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   const struct row *row = name ? param_find(name) : NULL;
   if (!row)
-    return tide__fail(ctx, TIDE_E_ARG, "param_set", "no parameter is called '%s'; `tide params` "
-                      "lists them", name ? name : "(null)");
+    return tide__fail(ctx, TIDE_E_ARG, "param_set", "name: no parameter is called '%s'; "
+                      "`tide params` lists them", name ? name : "(null)");
   return assign(ctx, row, name, value);
 }
 

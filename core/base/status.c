@@ -46,6 +46,12 @@ int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
   return status;
 }
 
+int tide__relabel(tide_ctx *ctx, int rc, const char *op)
+{
+  if (rc < 0 && rc != TIDE_E_NOMEM && rc != TIDE_E_INTERRUPT) ctx->error.op = op;
+  return rc;
+}
+
 int tide__assert_failed(tide_ctx *ctx, const char *cond, const char *file, int line)
 {
 #ifdef TIDE_HARD_ASSERT

@@ -19,6 +19,9 @@
 int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Names the public function in the record of a call inside it that returned rc. Returns rc. */
+int tide__relabel(tide_ctx *ctx, int rc, const char *op);
+
 /* An inconsistency inside the library: E_INTERNAL, or abort in a TIDE_HARD_ASSERT build. */
 #define TIDE_ASSERT(ctx, cond) \
   do {                         \

@@ -57,8 +57,8 @@ int tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0,
     return tide__fail(ctx, TIDE_E_ARG, "trace_span", "cat: expected op, comm, mem, grad or user, "
                       "got '%s'", cat);
   if (!(fabs(t0) < LONGEST && fabs(t1) < LONGEST))
-    return tide__fail(ctx, TIDE_E_ARG, "trace_span", "expected times of tide_trace_clock, got %g "
-                      "and %g", t0, t1);
+    return tide__fail(ctx, TIDE_E_ARG, "trace_span", "t0 and t1: expected times of "
+                      "tide_trace_clock, got %g and %g", t0, t1);
   if (!ctx->trace) {
     int64_t size = ctx->params.trace_events;
     ctx->trace = tide__alloc(ctx, ring_bytes(size));

@@ -154,12 +154,14 @@ static int fill_in_place(tide_comm *comm, tide__coll *c, tide_tensor *const *ts)
   return TIDE_OK;
 }
 
-static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
-                    int coll, int op, int root)
+static int in_place(tide_work **work, const char *func, tide_comm *comm, int64_t n,
+                    tide_tensor *const *ts, int coll, int op, int root)
 {
+  const tide__arg arg = TIDE_OBJECT(COMM, comm);
   tide__seg few[FEW], *seg = few;
   int32_t index[FEW], *order = index;
   if (work) *work = NULL;
+  if (!tide__admits(&arg, 1)) return tide__refuse(func, &arg, 1);
   TIDE_TRY(tide__check_tensors(comm->ctx, tide_coll_name(coll), "ts", n, ts));
   if (n > 0) comm = reach(comm, ts[0]);
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
@@ -186,56 +188,66 @@ static int in_place(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *c
 int tide_comm_all_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
                          int op)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
-  return in_place(work, comm, n, ts, TIDE__ALL_REDUCE, op, -1);
+  return in_place(work, __func__, comm, n, ts, TIDE__ALL_REDUCE, op, -1);
 }
 
 int tide_comm_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts, int op,
                      int root)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
-  return in_place(work, comm, n, ts, TIDE__REDUCE, op, root);
+  return in_place(work, __func__, comm, n, ts, TIDE__REDUCE, op, root);
 }
 
 int tide_comm_broadcast(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
                         int root)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
-  return in_place(work, comm, n, ts, TIDE__BROADCAST, -1, root);
+  return in_place(work, __func__, comm, n, ts, TIDE__BROADCAST, -1, root);
 }
 
 /* ---- collectives from in to out -------------------------------------------------------------- */
 
 /* What a collective with an input and an output has beside its own fields. */
 typedef struct pair {
-  tide_comm *comm;
+  tide_comm *comm;             /* which reaches the tensors */
   tide__coll c;
   tide_tensor *in, *out;       /* in is owned: a contiguous form; either may be null */
   tide_work **work;
 } pair;
 
-static int pair_begin(pair *p, tide_work **work, tide_comm *comm, int coll, tide_tensor *out,
-                      tide_tensor *in)
+/* The rank of a gather or scatter that has all parts; the others' list of parts is not used. */
+static int check_whole(const pair *p, const char *arg, int root, tide_tensor **whole)
 {
-  *p = (pair){.comm = comm, .work = work, .out = out};
-  p->c = (tide__coll){.op = coll, .reduce = -1, .dtype = -1, .root = -1, .to = -1, .from = -1};
-  if (work) *work = NULL;
-  TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
-  if (out) TIDE_TRY(check_written(comm, coll, out, "out"));
-  if (in) TIDE_TRY(check_reach(comm, coll, in, "in"));
-  if (in && out && in->dtype != out->dtype)
-    return tide__fail(comm->ctx, TIDE_E_DTYPE, tide_coll_name(coll), "argument 'out': expected %s "
-                      "as the input, got %s", tide_dtype_name(in->dtype),
-                      tide_dtype_name(out->dtype));
-  const tide_tensor *any = in ? in : out;
-  p->c.dtype = any->dtype;
-  p->c.size = (size_t)tide_dtype_size(any->dtype);
+  TIDE_TRY(tide__check_root(p->comm, p->c.op, root));
+  if (p->comm->rank != root) *whole = NULL;
+  else if (!*whole)
+    return bad_call(p->comm, p->c.op, TIDE_E_ARG, arg, "expected a tensor on the root, got null");
   return TIDE_OK;
 }
 
-static int need(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
+/* The door of these functions (func: __func__) and what all of them check. *in is null afterwards
+ * where this rank gives nothing, p->out where it gets nothing. */
+static int pair_begin(pair *p, const char *func, tide_work **work, tide_comm *comm, int coll,
+                      int root, tide_tensor *out, tide_tensor **in)
 {
-  return t ? TIDE_OK : bad_call(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
+  bool gather = coll == TIDE__GATHER, scatter = coll == TIDE__SCATTER;
+  const tide__arg args[] = {TIDE_OBJECT(COMM, comm), {out, "out", TIDE__KIND_TENSOR, gather},
+                            {*in, "in", TIDE__KIND_TENSOR, scatter}};
+  if (work) *work = NULL;
+  if (!tide__admits(args, 3)) return tide__refuse(func, args, 3);
+  comm = reach(comm, *in ? *in : out);
+  *p = (pair){.comm = comm, .work = work, .out = out};
+  p->c = (tide__coll){.op = coll, .reduce = -1, .dtype = -1, .root = root, .to = -1, .from = -1};
+  if (gather) TIDE_TRY(check_whole(p, "out", root, &p->out));
+  if (scatter) TIDE_TRY(check_whole(p, "in", root, in));
+  TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
+  if (p->out) TIDE_TRY(check_written(comm, coll, p->out, "out"));
+  if (*in) TIDE_TRY(check_reach(comm, coll, *in, "in"));
+  if (*in && p->out && (*in)->dtype != p->out->dtype)
+    return tide__fail(comm->ctx, TIDE_E_DTYPE, tide_coll_name(coll), "argument 'out': expected %s "
+                      "as the input, got %s", tide_dtype_name((*in)->dtype),
+                      tide_dtype_name(p->out->dtype));
+  p->c.dtype = (*in ? *in : p->out)->dtype;
+  p->c.size = (size_t)tide_dtype_size(p->c.dtype);
+  return TIDE_OK;
 }
 
 static int count_error(pair *p, const char *arg, int64_t expected, int64_t got)
@@ -272,50 +284,45 @@ static int pair_run(pair *p, tide_tensor *in, int64_t at)
   return rc;
 }
 
-/* n * part, or -1 when too large to exist. */
-static int64_t times(int64_t part, int n) { return tide__mul_size(part, n); }
+static int check_numel(pair *p, const tide_tensor *t, const char *arg, int64_t n)
+{
+  int64_t got = tide__tensor_numel(t);
+  return got == n ? TIDE_OK : count_error(p, arg, n, got);
+}
+
+/* A collective of equal parts: `whole` (null: on another rank) holds a part of each rank, in rank
+ * order. */
+static int pair_parts(pair *p, tide_tensor *in, const tide_tensor *part, const tide_tensor *whole,
+                      const char *arg)
+{
+  p->c.count = tide__tensor_numel(part);
+  if (whole) TIDE_TRY(check_numel(p, whole, arg, tide__mul_size(p->c.count, p->comm->nrank)));
+  return pair_run(p, in, p->comm->rank * p->c.count);
+}
 
 int tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in ? in : out);
-  TIDE_TRY(need(comm, TIDE__ALL_GATHER, in, "in"));
-  TIDE_TRY(need(comm, TIDE__ALL_GATHER, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__ALL_GATHER, out, in));
-  p.c.count = tide__tensor_numel(in);
-  if (tide__tensor_numel(out) != times(p.c.count, comm->nrank))
-    return count_error(&p, "out", times(p.c.count, comm->nrank), tide__tensor_numel(out));
-  return pair_run(&p, in, comm->rank * p.c.count);
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__ALL_GATHER, -1, out, &in));
+  return pair_parts(&p, in, in, out, "out");
 }
 
 int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                              int op)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in ? in : out);
-  TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER, in, "in"));
-  TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__REDUCE_SCATTER, out, in));
-  TIDE_TRY(check_reduce(comm, TIDE__REDUCE_SCATTER, op, in->dtype));
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__REDUCE_SCATTER, -1, out, &in));
+  TIDE_TRY(check_reduce(p.comm, TIDE__REDUCE_SCATTER, op, in->dtype));
   p.c.reduce = op;
-  p.c.count = tide__tensor_numel(out);
-  if (tide__tensor_numel(in) != times(p.c.count, comm->nrank))
-    return count_error(&p, "in", times(p.c.count, comm->nrank), tide__tensor_numel(in));
-  return pair_run(&p, in, comm->rank * p.c.count);
+  return pair_parts(&p, in, out, in, "in");
 }
 
 int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in ? in : out);
-  TIDE_TRY(need(comm, TIDE__ALL_TO_ALL, in, "in"));
-  TIDE_TRY(need(comm, TIDE__ALL_TO_ALL, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__ALL_TO_ALL, out, in));
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__ALL_TO_ALL, -1, out, &in));
   int64_t n = tide__tensor_numel(in);
-  if (tide__tensor_numel(out) != n) return count_error(&p, "out", n, tide__tensor_numel(out));
+  TIDE_TRY(check_numel(&p, out, "out", n));
   if (n % comm->nrank)
     return tide__fail(comm->ctx, TIDE_E_SHAPE, "all_to_all", "argument 'in': %lld elements do not "
                       "divide among %d ranks; use all_to_all_v", (long long)n, comm->nrank);
@@ -326,37 +333,17 @@ int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, ti
 int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                      int root)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_MAYBE(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in);
-  TIDE_TRY(tide__check_root(comm, TIDE__GATHER, root));
-  TIDE_TRY(need(comm, TIDE__GATHER, in, "in"));
-  if (comm->rank != root) out = NULL;
-  else TIDE_TRY(need(comm, TIDE__GATHER, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__GATHER, out, in));
-  p.c.root = root;
-  p.c.count = tide__tensor_numel(in);
-  if (out && tide__tensor_numel(out) != times(p.c.count, comm->nrank))
-    return count_error(&p, "out", times(p.c.count, comm->nrank), tide__tensor_numel(out));
-  return pair_run(&p, in, comm->rank * p.c.count);
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__GATHER, root, out, &in));
+  return pair_parts(&p, in, in, p.out, "out");
 }
 
 int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                       int root)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_MAYBE(TENSOR, in));
   pair p;
-  comm = reach(comm, out);
-  TIDE_TRY(tide__check_root(comm, TIDE__SCATTER, root));
-  TIDE_TRY(need(comm, TIDE__SCATTER, out, "out"));
-  if (comm->rank != root) in = NULL;
-  else TIDE_TRY(need(comm, TIDE__SCATTER, in, "in"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__SCATTER, out, in));
-  p.c.root = root;
-  p.c.count = tide__tensor_numel(out);
-  if (in && tide__tensor_numel(in) != times(p.c.count, comm->nrank))
-    return count_error(&p, "in", times(p.c.count, comm->nrank), tide__tensor_numel(in));
-  return pair_run(&p, in, comm->rank * p.c.count);
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__SCATTER, root, out, &in));
+  return pair_parts(&p, in, out, in, "in");
 }
 
 /* ---- unequal parts --------------------------------------------------------------------------- */
@@ -377,12 +364,6 @@ static int check_counts(pair *p, const int64_t *counts, const char *arg, bool al
   return TIDE_OK;
 }
 
-static int check_numel(pair *p, const tide_tensor *t, const char *arg, int64_t n)
-{
-  int64_t got = tide__tensor_numel(t);
-  return got == n ? TIDE_OK : count_error(p, arg, n, got);
-}
-
 static int64_t sum_before(const int64_t *counts, int rank)
 {
   int64_t at = 0;
@@ -393,17 +374,11 @@ static int64_t sum_before(const int64_t *counts, int rank)
 int tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                            const int64_t *counts)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in ? in : out);
-  int64_t sum;
-  TIDE_TRY(need(comm, TIDE__ALL_GATHER_V, in, "in"));
-  TIDE_TRY(need(comm, TIDE__ALL_GATHER_V, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__ALL_GATHER_V, out, in));
-  TIDE_TRY(check_counts(&p, counts, "counts", true, &sum));
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__ALL_GATHER_V, -1, out, &in));
+  TIDE_TRY(check_counts(&p, counts, "counts", true, &p.c.count));
   TIDE_TRY(check_numel(&p, in, "in", counts[comm->rank]));
-  TIDE_TRY(check_numel(&p, out, "out", sum));
-  p.c.count = sum;
+  TIDE_TRY(check_numel(&p, out, "out", p.c.count));
   p.c.out_counts = counts;
   return pair_run(&p, in, sum_before(counts, comm->rank));
 }
@@ -411,19 +386,13 @@ int tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, 
 int tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                                tide_tensor *in, const int64_t *counts, int op)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in ? in : out);
-  int64_t sum;
-  TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER_V, in, "in"));
-  TIDE_TRY(need(comm, TIDE__REDUCE_SCATTER_V, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__REDUCE_SCATTER_V, out, in));
-  TIDE_TRY(check_reduce(comm, TIDE__REDUCE_SCATTER_V, op, in->dtype));
-  TIDE_TRY(check_counts(&p, counts, "counts", true, &sum));
-  TIDE_TRY(check_numel(&p, in, "in", sum));
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__REDUCE_SCATTER_V, -1, out, &in));
+  TIDE_TRY(check_reduce(p.comm, TIDE__REDUCE_SCATTER_V, op, in->dtype));
+  TIDE_TRY(check_counts(&p, counts, "counts", true, &p.c.count));
+  TIDE_TRY(check_numel(&p, in, "in", p.c.count));
   TIDE_TRY(check_numel(&p, out, "out", counts[comm->rank]));
   p.c.reduce = op;
-  p.c.count = sum;
   p.c.in_counts = counts;
   return pair_run(&p, in, sum_before(counts, comm->rank));
 }
@@ -431,23 +400,18 @@ int tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *o
 int tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                            const int64_t *out_counts, tide_tensor *in, const int64_t *in_counts)
 {
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, in));
   pair p;
-  comm = reach(comm, in ? in : out);
-  int64_t nin, nout;
-  int rank = comm->rank;
-  TIDE_TRY(need(comm, TIDE__ALL_TO_ALL_V, in, "in"));
-  TIDE_TRY(need(comm, TIDE__ALL_TO_ALL_V, out, "out"));
-  TIDE_TRY(pair_begin(&p, work, comm, TIDE__ALL_TO_ALL_V, out, in));
-  TIDE_TRY(check_counts(&p, in_counts, "in_counts", false, &nin));
+  int64_t nout;
+  TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__ALL_TO_ALL_V, -1, out, &in));
+  TIDE_TRY(check_counts(&p, in_counts, "in_counts", false, &p.c.count));
   TIDE_TRY(check_counts(&p, out_counts, "out_counts", false, &nout));
-  TIDE_TRY(check_numel(&p, in, "in", nin));
+  TIDE_TRY(check_numel(&p, in, "in", p.c.count));
   TIDE_TRY(check_numel(&p, out, "out", nout));
-  if (in_counts[rank] != out_counts[rank])
-    return tide__fail(comm->ctx, TIDE_E_ARG, "all_to_all_v", "rank %d sends itself %lld elements "
-                      "and expects %lld", rank, (long long)in_counts[rank],
-                      (long long)out_counts[rank]);
-  p.c.count = nin;
+  int64_t mine = in_counts[comm->rank], expected = out_counts[comm->rank];
+  if (mine != expected)
+    return tide__fail(comm->ctx, TIDE_E_ARG, "all_to_all_v", "in_counts and out_counts: rank %d "
+                      "sends itself %lld elements and expects %lld", comm->rank, (long long)mine,
+                      (long long)expected);
   p.c.in_counts = in_counts;
   p.c.out_counts = out_counts;
   return pair_run(&p, in, -1);

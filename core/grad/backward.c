@@ -253,6 +253,8 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
     return tide_full(out, root->ctx, root->storage->device, root->dtype, root->ndim, root->shape,
                      1);
   }
+  if (grad->storage->gone)
+    return tide__fail(root->ctx, TIDE_E_GONE, "backward", "grad: its bytes were dropped");
   bool fit = grad->dtype == root->dtype && grad->ctx == root->ctx &&
              grad->storage->device == root->storage->device &&
              tide__tensor_same_shape(grad, root);

@@ -19,7 +19,7 @@ int tide_set_needs_grad(tide_tensor *t, bool on)
 int tide_requires_grad(tide_tensor *t, bool on)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return tide_set_needs_grad(t, on);
+  return tide__relabel(t->ctx, tide_set_needs_grad(t, on), "requires_grad");
 }
 
 int tide_needs_grad(const tide_tensor *t)
@@ -133,8 +133,8 @@ int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
   tide__node *n;
   for (int i = 0; i < nout; i++) outs[i] = NULL;
   if (nin < 0 || nout < 1 || nout > 64)
-    return tide__fail(ctx, TIDE_E_ARG, "host_function", "expected nin >= 0 and nout in [1, 64], "
-                      "got %d and %d", nin, nout);
+    return tide__fail(ctx, TIDE_E_ARG, "host_function", "nin and nout: expected nin >= 0 and "
+                      "nout in [1, 64], got %d and %d", nin, nout);
   TIDE_TRY(tide__check_tensors(ctx, "host_function", "xs", nin, xs));
   TIDE_TRY(tide__check_tensors(ctx, "host_function", "ys", nout, ys));
   TIDE_TRY(make_outs(outs, nout, ys));

@@ -74,8 +74,8 @@ int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t lim
   TIDE_TRY(tide__fd_open(&fd, &size, ctx, path, "path_read"));
   int rc = TIDE_OK;
   if (limit > 0 && size > limit)
-    rc = tide__fail(ctx, TIDE_E_ARG, "path_read", "'%s' has %lld bytes, at most %lld are accepted",
-                    path, (long long)size, (long long)limit);
+    rc = tide__fail(ctx, TIDE_E_ARG, "path_read", "'%s' has %lld bytes, more than the limit of "
+                    "%lld", path, (long long)size, (long long)limit);
   if (rc == TIDE_OK) rc = tide__blob_new(&blob, ctx, size, "path_read");
   if (rc == TIDE_OK) rc = tide__fd_read(ctx, fd, blob->data, size, 0, path, "path_read");
   tide__fd_close(fd);

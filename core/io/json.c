@@ -173,7 +173,7 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
                       "got %d", flags);
   if (limit <= 0 || limit > DEFAULT_LIMIT) limit = DEFAULT_LIMIT;
   if (nbytes > (size_t)limit)
-    return tide__fail(ctx, TIDE_E_ARG, "json_parse", "%s%s%zu bytes, at most %lld are accepted",
+    return tide__fail(ctx, TIDE_E_ARG, "json_parse", "%s%s%zu bytes, more than the limit of %lld",
                       name ? name : "", name ? ": " : "", nbytes, (long long)limit);
   tide__objects_settle(ctx);
   tide_json *json = tide__object_new(ctx, TIDE__KIND_JSON, sizeof *json, json_destroy);

@@ -13,7 +13,7 @@
 int tide_path_rename(tide_ctx *ctx, const char *from, const char *to)
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  if (!from || !to) return tide__fail(ctx, TIDE_E_ARG, "path_rename", "a path is null");
+  if (!from || !to) return tide__fail(ctx, TIDE_E_ARG, "path_rename", "from or to is null");
   if (rename(from, to) == 0) return TIDE_OK;
   char text[128];
   const char *reason = strerror_r(errno, text, sizeof text);
@@ -63,7 +63,7 @@ int tide_path_remove(tide_ctx *ctx, const char *path)
 int tide_path_link(tide_ctx *ctx, const char *target, const char *path)
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  if (!target || !path) return tide__fail(ctx, TIDE_E_ARG, "path_link", "a path is null");
+  if (!target || !path) return tide__fail(ctx, TIDE_E_ARG, "path_link", "target or path is null");
   char temp[TIDE__PATH];
   int n = snprintf(temp, sizeof temp, "%s.tmp-%lx", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof temp) {

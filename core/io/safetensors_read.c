@@ -453,7 +453,7 @@ static const entry *loadable(const tide_file *f, int64_t i, const char *op, int 
   const entry *e = entry_at(f, i);
   *rc = TIDE_OK;
   if (!e)
-    *rc = tide__fail(f->ctx, TIDE_E_ARG, op, "'%s' has tensors 0 to %lld, got %lld", f->path,
+    *rc = tide__fail(f->ctx, TIDE_E_ARG, op, "i: '%s' has tensors 0 to %lld, got %lld", f->path,
                      (long long)f->count - 1, (long long)i);
   else if (e->dtype->dtype < 0 || e->ndim > TIDE_MAX_DIM)
     *rc = tide__fail(f->ctx, TIDE_E_UNSUPPORTED, op, "'%s': tensor '%.200s' is %s with %d dims; "
@@ -528,7 +528,8 @@ int tide_file_load(tide_tensor **out, tide_file *f, int64_t i, int device)
   const entry *e = loadable(f, i, "file_load", &rc);
   if (!e) return rc;
   tide_tensor *t = NULL;
-  TIDE_TRY(tide_empty(&t, f->ctx, device, e->dtype->dtype, e->ndim, e->shape));
+  rc = tide_empty(&t, f->ctx, device, e->dtype->dtype, e->ndim, e->shape);
+  TIDE_TRY(tide__relabel(f->ctx, rc, "file_load"));
   rc = tide_file_read(t, f, i, 0);
   if (rc < 0) tide_tensor_release(t);
   else *out = t;

@@ -174,8 +174,8 @@ static int check(job *j)
 {
   for (int64_t i = 0; i < j->n; i++) TIDE_TRY(check_tensor(j, i));
   for (int64_t i = 0; i < j->nmeta; i++) {
-    TIDE_TRY(check_text(j, j->keys[i], "a metadata key"));
-    TIDE_TRY(check_text(j, j->values[i], "a metadata value"));
+    TIDE_TRY(check_text(j, j->keys[i], "one of keys"));
+    TIDE_TRY(check_text(j, j->values[i], "one of values"));
   }
   for (int32_t i = 0; i < j->n; i++) j->order[i] = i;
   TIDE_TRY(find_twins(j));
@@ -226,7 +226,8 @@ int tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *const
     return tide__fail(ctx, TIDE_E_ARG, "file_save", "%lld tensors and %lld metadata entries",
                       (long long)n, (long long)nmeta);
   if ((n && (!names || !tensors)) || (nmeta && (!keys || !values)))
-    return tide__fail(ctx, TIDE_E_ARG, "file_save", "an array is null");
+    return tide__fail(ctx, TIDE_E_ARG, "file_save", "one of names, tensors, keys and values "
+                      "is null");
   TIDE_TRY(tide__check_tensors(ctx, "file_save", "tensors", n, tensors));
   job j = {ctx, n, nmeta, names, keys, values, tensors, NULL, NULL, 0};
   size_t bytes = (size_t)n * sizeof *j.order;

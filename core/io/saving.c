@@ -85,7 +85,8 @@ static int copy_tensor(tide_saving *s, int64_t i, tide_tensor *t)
     return tide__fail(s->ctx, rc, "saving", "no host memory for a copy of '%.200s'", s->names[i]);
   s->copies[i] = c;
   size_t bytes = (size_t)tide_tensor_numel(t) * (size_t)tide_dtype_size(t->dtype);
-  return bytes ? tide_to_bytes(t, tide_tensor_data(c), bytes) : TIDE_OK;
+  return bytes ? tide__relabel(s->ctx, tide_to_bytes(t, tide_tensor_data(c), bytes), "saving")
+               : TIDE_OK;
 }
 
 /* Makes the thread's context. Its tensors are allocated and freed by the caller's thread, so a host

@@ -57,6 +57,7 @@ static int utf8_length(const unsigned char *s, int64_t left)
 
 int64_t tide_utf8_check(const char *text, int64_t n)
 {
+  if (!text) return n > 0 ? 0 : -1;
   for (int64_t i = 0; i < n;) {
     int step = utf8_length((const unsigned char *)text + i, n - i);
     if (!step) return i;

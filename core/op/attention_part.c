@@ -102,31 +102,33 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
                             tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
                             tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs)
 {
+  *dq = *dk = *dv = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, dout), TIDE_OBJECT(TENSOR, q), TIDE_OBJECT(TENSOR, k),
             TIDE_OBJECT(TENSOR, v), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, lse));
   tide__call c;
   tide_attention_attrs def;
   tide_tensor *y[4] = {NULL}, *x[3] = {q, k, v};
-  *dq = *dk = *dv = NULL;
+  const char *name = "attention_backward";
   tide_attention_attrs_init(&def);
   if (!tide__options(&def, sizeof def, attrs))
-    return tide__refuse_options(q, "attention_backward");
+    return tide__refuse_options(q, name);
   const tide_attention_attrs *a = &def;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
+  int rc = tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
                        (tide_tensor *[]){dout, q, k, v, out, lse, NULL, a->q_index, a->k_index,
-                                         NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9));
+                                         NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9);
+  TIDE_TRY(tide__relabel(q->ctx, rc, name));
   if (a->bias)
-    return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, "attention_backward", "bias: a part has none; "
+    return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, name, "bias: a part has none; "
                       "use tide_attention and the tape");
-  TIDE_TRY(tide__check_attention(q, k, v, a));
+  TIDE_TRY(tide__relabel(c.ctx, tide__check_attention(q, k, v, a), name));
   TIDE_TRY(check_backward(&c, dout, q, v, out, lse));
-  TIDE_TRY(check_history(&c, "attention_backward", 6, (tide_tensor *[]){q, k, v, dout, out, lse},
+  TIDE_TRY(check_history(&c, name, 6, (tide_tensor *[]){q, k, v, dout, out, lse},
                          (const char *[]){"q", "k", "v", "dout", "out", "lse"},
                          "call it under no_grad, or attention, whose gradient is"));
   c.attrs.attention = tide__attention_attrs_of(q, a);
   for (int i = 0; i < 3; i++) tide__result(&c, i, x[i]->dtype, 4, x[i]->shape);
   tide__result(&c, 3, lse->dtype, -1, lse->shape);
-  TIDE_TRY(tide__dispatch(&c, y, 4));
+  TIDE_TRY(tide__relabel(c.ctx, tide__dispatch(&c, y, 4), name));
   *dq = y[0];
   *dk = y[1];
   *dv = y[2];

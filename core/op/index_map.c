@@ -27,7 +27,7 @@ static int host_ints(tide_tensor **held, tide_tensor *x, const char *op, const c
   if (rc == TIDE_OK) rc = tide_contiguous(held, host);
   tide_tensor_release(wide);
   tide_tensor_release(host);
-  return rc;
+  return tide__relabel(x->ctx, rc, op);
 }
 
 /* A new host tensor of indices that may be i64 or i32. */
@@ -123,8 +123,8 @@ static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size
 static int check_ranks(const tide_tensor *cu, int64_t size, int64_t rank, const char *op)
 {
   if (size < 1 || size > INT32_MAX || rank < -1 || rank >= size)
-    return tide__fail(cu->ctx, TIDE_E_ARG, op, "expected 1 or more ranks and a rank among them (or "
-                      "-1 for all), got %lld and %lld", (long long)size, (long long)rank);
+    return tide__fail(cu->ctx, TIDE_E_ARG, op, "size and rank: expected 1 or more ranks and one of "
+                      "them (or -1 for all), got %lld and %lld", (long long)size, (long long)rank);
   return TIDE_OK;
 }
 

@@ -73,8 +73,8 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
   TIDE_DOOR(TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
   tide_tensor *p = NULL, *q = NULL, *y = NULL, *z = NULL;
   if (a->ndim < 1 || b->ndim < 1)
-    return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "expected at least 1 dim on both sides, got "
-                      "%d and %d", a->ndim, b->ndim);
+    return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "a and b: expected at least 1 dim, got %d "
+                      "and %d", a->ndim, b->ndim);
   if (a->ndim > 1 && b->ndim > 1) return matmul_2d(out, a, b);
   int rc = a->ndim == 1 ? tide_unsqueeze(&p, a, 0) : tide_tensor_retain(p = a);
   if (rc == TIDE_OK) rc = b->ndim == 1 ? tide_unsqueeze(&q, b, 1) : tide_tensor_retain(q = b);

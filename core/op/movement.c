@@ -56,9 +56,7 @@ int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *sha
   tide_tensor *copy;
   int64_t full[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_RESHAPE, out, 1, &x, 0));
-  if (ndim < 0 || ndim > TIDE_MAX_DIM)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "reshape", "expected 0 to %d sizes, got %d",
-                      TIDE_MAX_DIM, ndim);
+  TIDE_TRY(tide__check_ndim(c.ctx, "reshape", "shape", ndim, shape));
   TIDE_TRY(infer_shape(x, ndim, shape, full));
   if (tide__reshape_view(x->ndim, x->shape, x->stride, ndim, full, stride))
     return finish_view(&c, out, ndim, full, stride, x->offset);
@@ -82,6 +80,7 @@ int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *ord
   if (ndim != x->ndim)
     return tide__fail(c.ctx, TIDE_E_ARG, "permute", "order has %d dims, the tensor %d", ndim,
                       x->ndim);
+  TIDE_TRY(tide__check_ndim(c.ctx, "permute", "order", ndim, order));
   for (int i = 0; i < ndim; i++) {
     int d = tide__resolve_dim(order[i], ndim);
     if (d < 0 || seen >> d & 1)
@@ -117,7 +116,7 @@ int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1)
   int a = movement_dim_of(x, dim0, "transpose"), b = movement_dim_of(x, dim1, "transpose");
   if (a < 0 || b < 0) return TIDE_E_ARG;
   for (int d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
-  return tide_permute(out, x, x->ndim, order);
+  return tide__relabel(x->ctx, tide_permute(out, x, x->ndim, order), "transpose");
 }
 
 int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_t stop,
@@ -130,12 +129,12 @@ int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_
   if (d < 0) return d;
   int64_t n = x->shape[d], from = start < 0 ? start + n : start, to = stop < 0 ? stop + n : stop;
   if (step < 1 || from < 0 || to < from || to > n)
-    return tide__fail(c.ctx, TIDE_E_ARG, "slice", "[%lld, %lld) step %lld does not fit dim %d of "
-                      "size %lld", (long long)start, (long long)stop, (long long)step, d,
-                      (long long)n);
+    return tide__fail(c.ctx, TIDE_E_ARG, "slice", "start %lld, stop %lld and step %lld do "
+                      "not fit dim %d of size %lld", (long long)start, (long long)stop,
+                      (long long)step, d, (long long)n);
   memcpy(shape, x->shape, sizeof shape);
   memcpy(stride, x->stride, sizeof stride);
-  shape[d] = (to - from + step - 1) / step;
+  shape[d] = (to - from) / step + ((to - from) % step != 0);
   stride[d] = shape[d] > 1 ? stride[d] * step : stride[d]; /* step may be huge if the size is 1 */
   c.attrs.slice.start = from;
   c.attrs.slice.step = step;
@@ -179,7 +178,7 @@ int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
   if (i < 0 || i >= x->shape[d])
     return tide__fail(x->ctx, TIDE_E_ARG, "select", "index %lld is outside dim %d of size %lld",
                       (long long)index, d, (long long)x->shape[d]);
-  TIDE_TRY(tide_slice(&s, x, d, i, i + 1, 1));
+  TIDE_TRY(tide__relabel(x->ctx, tide_slice(&s, x, d, i, i + 1, 1), "select"));
   int rc = drop_dim(out, s, d);
   tide_tensor_release(s);
   return rc;
@@ -195,7 +194,7 @@ int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
     return tide__fail(x->ctx, TIDE_E_ARG, "unsqueeze", "dim: %d does not fit a tensor of %d dims "
                       "(at most %d)", dim, x->ndim, TIDE_MAX_DIM);
   for (int i = 0; i <= x->ndim; i++) shape[i] = i < d ? x->shape[i] : i == d ? 1 : x->shape[i - 1];
-  return tide_reshape(out, x, x->ndim + 1, shape);
+  return tide__relabel(x->ctx, tide_reshape(out, x, x->ndim + 1, shape), "unsqueeze");
 }
 
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
@@ -207,7 +206,7 @@ int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
   if (x->shape[d] != 1)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "squeeze", "dim %d has size %lld, expected 1", d,
                       (long long)x->shape[d]);
-  return drop_dim(out, x, d);
+  return tide__relabel(x->ctx, drop_dim(out, x, d), "squeeze");
 }
 
 int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape)
@@ -215,7 +214,8 @@ int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shap
   tide__call c;
   int64_t stride[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_EXPAND, out, 1, &x, 0));
-  if (ndim > TIDE_MAX_DIM || tide__numel(ndim, shape) < 0 ||
+  TIDE_TRY(tide__check_ndim(c.ctx, "expand", "shape", ndim, shape));
+  if (tide__numel(ndim, shape) < 0 ||
       !tide__expand(x->ndim, x->shape, x->stride, ndim, shape, stride))
     return tide__fail(c.ctx, TIDE_E_SHAPE, "expand", "%s does not expand to %s",
                       TIDE__SHAPE(x->ndim, x->shape), TIDE__SHAPE(ndim, shape));
@@ -299,15 +299,16 @@ int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
   int64_t shape[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_PAD, out, 1, &x, 0));
   if (ndim != x->ndim)
-    return tide__fail(c.ctx, TIDE_E_ARG, "pad", "%d paddings for a tensor of %d dims", ndim,
-                      x->ndim);
+    return tide__fail(c.ctx, TIDE_E_ARG, "pad", "ndim: expected that of the tensor, %d, got %d",
+                      x->ndim, ndim);
+  TIDE_TRY(tide__check_ndim(c.ctx, "pad", "before and after", ndim, before ? after : NULL));
   for (int d = 0; d < ndim; d++) {
     if (__builtin_add_overflow(x->shape[d], before[d], &shape[d]) ||
         __builtin_add_overflow(shape[d], after[d], &shape[d]) || shape[d] < 0 ||
-        -before[d] > x->shape[d] || -after[d] > x->shape[d])
-      return tide__fail(c.ctx, TIDE_E_SHAPE, "pad", "dim %d of size %lld cannot be padded by %lld "
-                        "and %lld", d, (long long)x->shape[d], (long long)before[d],
-                        (long long)after[d]);
+        before[d] < -x->shape[d] || after[d] < -x->shape[d])
+      return tide__fail(c.ctx, TIDE_E_SHAPE, "pad", "before and after: dim %d of size %lld "
+                        "cannot be padded by %lld and %lld", d, (long long)x->shape[d],
+                        (long long)before[d], (long long)after[d]);
     c.attrs.pad.before[d] = before[d];
   }
   c.attrs.pad.value = value;

@@ -16,14 +16,15 @@ static int dim_mask(uint32_t *mask, const tide_tensor *x, int ndim, const int32_
                     const char *op)
 {
   *mask = 0;
+  TIDE_TRY(tide__check_ndim(x->ctx, op, "dims", ndim, dims));
   if (ndim == 0) *mask = (1u << x->ndim) - 1;
   for (int i = 0; i < ndim; i++) {
     int d = tide__resolve_dim(dims[i], x->ndim);
     if (d < 0)
-      return tide__fail(x->ctx, TIDE_E_ARG, op, "dim: %d is outside a tensor of %d dims", dims[i],
+      return tide__fail(x->ctx, TIDE_E_ARG, op, "dims: %d is outside a tensor of %d dims", dims[i],
                         x->ndim);
     if (*mask >> d & 1)
-      return tide__fail(x->ctx, TIDE_E_ARG, op, "dim: %d is named twice", dims[i]);
+      return tide__fail(x->ctx, TIDE_E_ARG, op, "dims: %d is named twice", dims[i]);
     *mask |= 1u << d;
   }
   return TIDE_OK;
@@ -82,85 +83,76 @@ static int reduce_over(tide_tensor **out, int op, tide_tensor *x, uint32_t mask,
 
 static int accumulator(int dtype) { return tide__dtype_is_float(dtype) ? dtype : TIDE_I64; }
 
+static int over_dims(tide_tensor **out, int op, tide_tensor *x, int ndim, const int32_t *dims,
+                     bool keepdim, int dtype)
+{
+  uint32_t mask;
+  TIDE_TRY(dim_mask(&mask, x, ndim, dims, tide__op_get(op)->name));
+  return reduce_over(out, op, x, mask, keepdim, dtype);
+}
+
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  uint32_t mask;
-  TIDE_TRY(dim_mask(&mask, x, ndim, dims, "sum"));
-  return reduce_over(out, TIDE_OP_SUM, x, mask, keepdim, accumulator(x->dtype));
+  return over_dims(out, TIDE_OP_SUM, x, ndim, dims, keepdim, accumulator(x->dtype));
 }
 
 int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  uint32_t mask;
-  TIDE_TRY(dim_mask(&mask, x, ndim, dims, "prod"));
-  return reduce_over(out, TIDE_OP_PROD, x, mask, keepdim, accumulator(x->dtype));
+  return over_dims(out, TIDE_OP_PROD, x, ndim, dims, keepdim, accumulator(x->dtype));
 }
 
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  uint32_t mask;
-  TIDE_TRY(dim_mask(&mask, x, ndim, dims, "mean"));
   TIDE_TRY(tide__check_float(x, "mean", "x"));
-  return reduce_over(out, TIDE_OP_MEAN, x, mask, keepdim, x->dtype);
-}
-
-static int extremum(tide_tensor **out, int op, tide_tensor *x, int ndim, const int32_t *dims,
-                    bool keepdim)
-{
-  uint32_t mask;
-  TIDE_TRY(dim_mask(&mask, x, ndim, dims, tide__op_get(op)->name));
-  return reduce_over(out, op, x, mask, keepdim, x->dtype);
+  return over_dims(out, TIDE_OP_MEAN, x, ndim, dims, keepdim, x->dtype);
 }
 
 int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  return extremum(out, TIDE_OP_AMAX, x, ndim, dims, keepdim);
+  return over_dims(out, TIDE_OP_AMAX, x, ndim, dims, keepdim, x->dtype);
 }
 
 int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  return extremum(out, TIDE_OP_AMIN, x, ndim, dims, keepdim);
+  return over_dims(out, TIDE_OP_AMIN, x, ndim, dims, keepdim, x->dtype);
 }
 
 int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  uint32_t mask;
-  TIDE_TRY(dim_mask(&mask, x, ndim, dims, "any"));
-  return reduce_over(out, TIDE_OP_ANY, x, mask, keepdim, TIDE_BOOL);
+  return over_dims(out, TIDE_OP_ANY, x, ndim, dims, keepdim, TIDE_BOOL);
 }
 
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  uint32_t mask;
-  TIDE_TRY(dim_mask(&mask, x, ndim, dims, "all"));
-  return reduce_over(out, TIDE_OP_ALL, x, mask, keepdim, TIDE_BOOL);
-}
-
-static int arg_extremum(tide_tensor **out, int op, tide_tensor *x, int dim, bool keepdim)
-{
-  uint32_t mask;
-  int32_t d = dim;
-  TIDE_TRY(dim_mask(&mask, x, 1, &d, tide__op_get(op)->name));
-  return reduce_over(out, op, x, mask, keepdim, TIDE_I64);
+  return over_dims(out, TIDE_OP_ALL, x, ndim, dims, keepdim, TIDE_BOOL);
 }
 
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  return arg_extremum(out, TIDE_OP_ARGMAX, x, dim, keepdim);
+  return over_dims(out, TIDE_OP_ARGMAX, x, 1, (int32_t[]){dim}, keepdim, TIDE_I64);
 }
 
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
 {
+  *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
-  return arg_extremum(out, TIDE_OP_ARGMIN, x, dim, keepdim);
+  return over_dims(out, TIDE_OP_ARGMIN, x, 1, (int32_t[]){dim}, keepdim, TIDE_I64);
 }
 
 /* The kernel runs along the last dim: moves dim there, runs, and moves it back. */

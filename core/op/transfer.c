@@ -92,7 +92,7 @@ int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   tide_tensor *d;
   if ((int64_t)nbytes != byte_size(t))
-    return tide__fail(t->ctx, TIDE_E_ARG, "to_bytes", "the tensor has %lld bytes, the buffer %zu",
+    return tide__fail(t->ctx, TIDE_E_ARG, "to_bytes", "nbytes: the tensor has %lld, the buffer %zu",
                       (long long)byte_size(t), nbytes);
   TIDE_TRY(dense(&d, t, "to_bytes"));
   int rc = download(d, data, nbytes, "to_bytes");
@@ -113,8 +113,8 @@ static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
   tide_tensor *wide = NULL, *d = NULL;
   bool recording = t->ctx->recording;
   if (n != tide__tensor_numel(t))
-    return tide__fail(t->ctx, TIDE_E_ARG, op, "the tensor has %lld elements, the buffer "
-                      "%lld", (long long)tide__tensor_numel(t), (long long)n);
+    return tide__fail(t->ctx, TIDE_E_ARG, op, "n: the tensor has %lld elements, the "
+                      "buffer %lld", (long long)tide__tensor_numel(t), (long long)n);
   if (tide__captures(t->ctx, t->storage->device)) TIDE_TRY(tide__not_captured(t->ctx, op));
   t->ctx->recording = false;
   int rc = tide_cast(&wide, t, TIDE_F64);
@@ -124,7 +124,7 @@ static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
   if (rc == TIDE_OK) plain_nans(data, n);
   tide_tensor_release(wide);
   tide_tensor_release(d);
-  return rc;
+  return tide__relabel(t->ctx, rc, op);
 }
 
 int tide_to_doubles(tide_tensor *t, double *data, int64_t n)
