@@ -7,16 +7,16 @@
  * is read back while it is in cache, and no operand is packed whole.
  *
  * With bf16 the gradients of a span are narrowed into a buffer of their own; dx and dw are summed
- * in f32 and rounded once. If a chunk of bf16 logits would have only few rows, they are computed
- * twice instead ("again"): first for the sums of every row alone, then span by span for the
- * gradients of all rows. One more product on matrix units costs less than reading and writing dw's
- * f32 sums of all classes for every few rows, and neither those nor whole rows of logits exist.
+ * in f32 and rounded once. If a chunk of bf16 logits would have only few rows, both walks visit all
+ * rows, a span of classes at a time ("by span"), and neither dw's f32 sums of all classes nor whole
+ * rows of f32 logits exist. On matrix units the second walk computes the logits again: one more
+ * product costs less than memory. Elsewhere it reads those of the first spans back from 16 bits
+ * each (logit16.h), up to KEEP_BYTES, and computes only the others again.
  * Chunks and spans depend on the shape alone and sums run in the order of rows and spans, so
- * results do not depend on threads.
- *
- * Row strides of x and w are free.
+ * results do not depend on threads. Row strides of x and w are free.
  */
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/logit16.h"
 #include "kernels/cpu/loss.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
@@ -30,8 +30,9 @@ enum {
   SPAN_STEP = 512,         /* likewise a span of classes */
   SPAN_MOST = 2048,
   GRAIN = 16384,           /* elements per thread at least */
-  FEW_ROWS = 512,          /* bf16: below this many rows in a chunk, logits are computed again */
-  AGAIN_ROWS = 1024        /* rows at a time then */
+  FEW_ROWS = 512,          /* bf16: below this many rows in a chunk, by span */
+  BY_SPAN_ROWS = 1024,     /* rows at a time then */
+  KEEP_BYTES = 112 << 20   /* logits kept in 16 bits, at most */
 };
 
 /* The operands and the layout of the scratch. Unused parts are null. */
@@ -41,14 +42,17 @@ typedef struct plan {
   const k_cross_entropy_attrs *attrs;
   int64_t n, dim, nclass;      /* x [n, dim], w [nclass, dim] */
   int64_t chunk, span, stride; /* rows, classes; floats from one row of logits to the next */
-  int again;                   /* logits are computed twice, a span at a time */
+  int by_span;                 /* both walks visit all rows, a span at a time */
+  int64_t kept;                /* spans whose logits are kept in 16 bits */
+  uint16_t *codes;             /* [kept, n, span] */
+  logit16_scale *scales;       /* [kept, n] */
   float *logits;               /* [chunk, stride], of all classes or of a span */
   void *grads;                 /* [chunk, span] of x's dtype, unless that is f32 */
   loss_sum *sums;              /* [chunk], or [n] */
   float *z_target;             /* likewise */
   float *bias32, *dbias32;     /* [nclass] */
-  float *dx32, *dw32;          /* [chunk, dim], [nclass, dim], unless dx and dw are f32; if
-                                * again [n, dim], and [span, dim] if there are several chunks */
+  float *dx32, *dw32;          /* [chunk, dim], [nclass, dim], unless dx and dw are f32; by
+                                * span [n, dim], and [span, dim] if there are several chunks */
   void *gemm;
   int64_t bytes;
 } plan;
@@ -100,10 +104,10 @@ static float *ll_offset(float *base, int64_t i) { return base ? base + i : 0; }
 /* Returns the logits of the part's classes, first row; part_sums the sums of its rows. */
 static float *part_logits(const plan *p, part t)
 {
-  return ll_offset(p->logits, p->again ? 0 : t.first);
+  return ll_offset(p->logits, p->by_span ? 0 : t.first);
 }
 
-static int64_t part_sums(const plan *p, part t) { return p->again ? t.row : 0; }
+static int64_t part_sums(const plan *p, part t) { return p->by_span ? t.row : 0; }
 
 /* logits = x w^T + bias */
 static cpu_gemm logits_product(const plan *p, part t)
@@ -131,7 +135,7 @@ static int64_t grad_stride(const plan *p)
 /* dx (+)= grad w */
 static cpu_gemm dx_product(const plan *p, part t)
 {
-  float *dx = ll_offset(p->dx32, p->again ? t.row * p->dim : 0);
+  float *dx = ll_offset(p->dx32, p->by_span ? t.row * p->dim : 0);
   if (p->dx && p->dx->dtype == TIDE_F32) dx = ll_element(p->dx, t.row * p->dim);
   cpu_gemm g = { .m = t.m, .n = p->dim, .k = t.n, .a = span_grads(p, t.first),
                  .a_rs = grad_stride(p), .a_cs = 1,
@@ -148,8 +152,8 @@ static cpu_gemm dw_product(const plan *p, part t, int accumulate)
                  .a_cs = grad_stride(p), .b = ll_element(p->x, t.row * p->x->stride[0]),
                  .b_rs = p->x->stride[0], .b_cs = 1, .c_rs = p->dim,
                  .ab_dtype = p->x->dtype, .c_dtype = TIDE_F32, .accumulate = accumulate };
-  g.c = ll_offset(p->dw32, p->again ? 0 : t.first * p->dim);
-  if (p->again && p->chunk >= p->n) {
+  g.c = ll_offset(p->dw32, p->by_span ? 0 : t.first * p->dim);
+  if (p->by_span && p->chunk >= p->n) {
     g.c = ll_element(p->dw, t.first * p->dim);
     g.c_dtype = p->dw->dtype;
   }
@@ -192,17 +196,28 @@ static void *ll_take(plan *p, int64_t nbytes)
 static void plan_scratch(plan *p)
 {
   p->logits = ll_take(p, p->chunk * p->stride * 4);
-  int64_t nsum = p->again ? p->n : p->chunk;
+  int64_t nsum = p->by_span ? p->n : p->chunk;
   p->sums = ll_take(p, nsum * (int64_t)sizeof(loss_sum));
   p->z_target = ll_take(p, nsum * 4);
+  p->codes = ll_take(p, p->kept * p->n * p->span * 2);
+  p->scales = ll_take(p, p->kept * p->n * (int64_t)sizeof(logit16_scale));
   if (p->bias) p->bias32 = ll_take(p, p->nclass * 4);
   if (p->dbias) p->dbias32 = ll_take(p, p->nclass * 4);
   if (wants_grad(p) && p->x->dtype != TIDE_F32) p->grads = ll_take(p, p->chunk * p->span * 2);
   if (p->dx && p->dx->dtype != TIDE_F32) p->dx32 = ll_take(p, nsum * p->dim * 4);
-  if (p->dw && p->again) p->dw32 = p->chunk < p->n ? ll_take(p, p->span * p->dim * 4) : 0;
+  if (p->dw && p->by_span) p->dw32 = p->chunk < p->n ? ll_take(p, p->span * p->dim * 4) : 0;
   else if (p->dw && p->dw->dtype == TIDE_F32) p->dw32 = p->dw->data;
   else if (p->dw) p->dw32 = ll_take(p, p->nclass * p->dim * 4);
   p->gemm = ll_take(p, all_gemm_bytes(p));
+}
+
+/* Returns the spans whose logits are kept. */
+static int64_t kept_spans(const plan *p)
+{
+  int again = !wants_grad(p) || (tide__cpu_isa() & CPU_ISA_AMX);
+  int64_t span_bytes = p->n * p->span * (int64_t)sizeof(uint16_t);
+  int64_t nspan = (p->nclass + p->span - 1) / p->span;
+  return again ? 0 : i64_min(KEEP_BYTES / span_bytes, nspan);
 }
 
 static plan plan_of(const k_call *call)
@@ -215,10 +230,11 @@ static plan plan_of(const k_call *call)
   p.stride = row_stride(p.nclass);
   p.chunk = chunk_rows(&p);
   p.span = span_classes(&p);
-  p.again = p.x->dtype == TIDE_BF16 && p.chunk < FEW_ROWS && p.chunk < p.n;
-  if (p.again) {
+  p.by_span = p.x->dtype == TIDE_BF16 && p.chunk < FEW_ROWS && p.chunk < p.n;
+  if (p.by_span) {
     p.stride = row_stride(p.span);
-    p.chunk = even_chunks(p.n, AGAIN_ROWS);
+    p.chunk = even_chunks(p.n, BY_SPAN_ROWS);
+    p.kept = kept_spans(&p);
   }
   plan_scratch(&p);
   return p;
@@ -248,6 +264,14 @@ static int64_t ll_counted_target(const plan *p, int64_t i)
   return target == p->attrs->ignore_index ? -1 : target;
 }
 
+/* Returns whether the logits of the part's span are kept; kept_at says where those of row i are. */
+static int is_kept(const plan *p, part t) { return t.first < p->kept * p->span; }
+
+static int64_t kept_at(const plan *p, part t, int64_t i)
+{
+  return t.first / p->span * p->n + t.row + i;
+}
+
 static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;
@@ -262,6 +286,9 @@ static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
     if (j->t.first == 0) p->sums[at + i] = tide__loss_sum_empty();
     tide__loss_sum_add(&p->sums[at + i], z, TIDE_F32, j->t.n, wants_all);
     if (target >= 0 && target < j->t.n) p->z_target[at + i] = z[target];
+    if (!is_kept(p, j->t)) continue;
+    int64_t to = kept_at(p, j->t, i);
+    p->scales[to] = tide__logit16_write(p->codes + to * p->span, z, j->t.n);
   }
 }
 
@@ -278,6 +305,15 @@ static double sum_of_losses(const plan *p, part t)
   return loss;
 }
 
+/* Returns the logits of row i of the part; tmp holds those that were kept. */
+static const float *logits_of_row(const plan *p, part t, int64_t i, float *tmp)
+{
+  if (!is_kept(p, t)) return part_logits(p, t) + i * p->stride;
+  int64_t at = kept_at(p, t, i);
+  tide__logit16_read(tmp, p->codes + at * p->span, p->scales[at], t.n);
+  return tmp;
+}
+
 static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;
@@ -286,6 +322,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
   int64_t size = vec_size(dtype);
   char *base = (char *)span_grads(p, j->t.first);
   const loss_sum *sums = p->sums + part_sums(p, j->t);
+  float tmp[SPAN_MOST];
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
     int64_t target = ll_counted_target(p, j->t.row + i);
@@ -295,7 +332,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
       continue;
     }
     loss_slope s = tide__loss_slope(tide__loss_sum_norm(&sums[i]), 1, p->nclass, p->attrs);
-    tide__loss_grad(grad, dtype, part_logits(p, j->t) + i * p->stride, TIDE_F32, j->t.n,
+    tide__loss_grad(grad, dtype, logits_of_row(p, j->t, i, tmp), TIDE_F32, j->t.n,
                     target - j->t.first, s, 0, 0);
   }
 }
@@ -382,7 +419,7 @@ static void finish_sums(const plan *p, int any)
   rounding r = { p->dw, p->dw32, 0 };
   int64_t nw = p->nclass * p->dim;
   if (p->dw && !any) ll_zero(p->dw, 0, nw);
-  else if (p->dw && p->dw->dtype != TIDE_F32 && !p->again) {
+  else if (p->dw && p->dw->dtype != TIDE_F32 && !p->by_span) {
     tide__pool_for(p->call->nthread, nw, GRAIN, round_elements, &r);
   }
   if (p->dbias) row_narrow(p->dbias->data, p->dbias32, p->dbias->dtype, p->nclass);
@@ -404,7 +441,7 @@ static double run_chunks(const plan *p, int *any)
   return loss;
 }
 
-/* ---- logits computed twice: both walks visit all rows, a span of classes at a time ----------- */
+/* ---- by span: both walks visit all rows, a span of classes at a time ------------------------- */
 
 /* Computes the sums of the rows, or with grads the gradients, of the span of t. */
 static void run_span(const plan *p, part t, int grads)
@@ -413,7 +450,7 @@ static void run_span(const plan *p, part t, int grads)
   for (t.row = 0; t.row < p->n; t.row += p->chunk) {
     t.m = i64_min(p->chunk, p->n - t.row);
     if (!any_counts(p, t)) continue;
-    ll_multiply(p, logits_product(p, t));
+    if (!grads || !is_kept(p, t)) ll_multiply(p, logits_product(p, t));
     over_rows(p, t, grads ? logits_to_grads : add_to_sums);
     if (grads) use_grads(p, t, added);
     added = 1;
@@ -455,7 +492,7 @@ int k_cpu_linear_cross_entropy(const k_call *call)
   }
   if (p.bias) row_widen(p.bias32, p.bias->data, p.bias->dtype, p.nclass);
   if (p.dbias) memset(p.dbias32, 0, (size_t)p.nclass * 4);
-  double loss = p.again ? run_spans(&p, &any) : run_chunks(&p, &any);
+  double loss = p.by_span ? run_spans(&p, &any) : run_chunks(&p, &any);
   *(float *)call->out[0].data = (float)loss;
   finish_sums(&p, any);
   return TIDE_OK;
