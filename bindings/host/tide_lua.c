@@ -262,10 +262,26 @@ static void push_text(lua_State *L)
                   rc ? "failed: " : "gave no text", why ? why : rc ? "without text" : "");
 }
 
+/* Replaces the text at index 1 by the error object that tide raised as this text, if it did. */
+static void find_object(lua_State *L)
+{
+  int top = lua_gettop(L);
+  if (lua_type(L, 1) != LUA_TSTRING) return;
+  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+  if (lua_istable(L, -1)) lua_getfield(L, -1, "tide.error");
+  if (lua_istable(L, -1)) lua_getfield(L, -1, "of");
+  if (lua_isfunction(L, -1)) {
+    lua_pushvalue(L, 1);
+    if (lua_pcall(L, 1, 1, 0) == 0 && lua_istable(L, -1)) lua_replace(L, 1);
+  }
+  lua_settop(L, top);
+}
+
 /* Message handler: stores the status, returns text and traceback. */
 static int explain(lua_State *L)
 {
   run_job *job = lua_touserdata(L, lua_upvalueindex(1));
+  find_object(L);
   job->status = status_of(L, 1);
   push_text(L);
   if (is_brief(L, 1) || !job->loaded) return 1;

@@ -14,7 +14,8 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local err = {}
 
--- What survives a reload of this file: the metatable, by which errors are known, and the roots.
+-- What survives a reload of this file: the metatable, by which errors are known, the roots, the
+-- form in which this Lua state raises errors, and the last error that it raised as text.
 local registry = debug.getregistry()
 local state = registry['tide.error'] or { mt = {}, roots = {} }
 registry['tide.error'] = state
@@ -126,9 +127,37 @@ function err.new(code, op, message)
       message = message, where = err.where() }, mt)
 end
 
+-- Sets the form of the errors that tide raises in this Lua state from now on: 'object' (the
+-- default), or 'text' for a host that reads errors by lua_tostring, which is null for a table.
+-- Returns the form before.
+function err.set_form(form)
+   err.choice('set_error_form', 'form', form, { 'object', 'text' })
+   local before = state.form or 'object'
+   state.form = form
+   return before
+end
+
+-- Raises an error object in the form of this Lua state; any other value as it is.
+function err.throw(e)
+   if state.form ~= 'text' or not err.is(e) then error(e, 0) end
+   state.last = { text = tostring(e), object = e }
+   error(state.last.text, 0)
+end
+
+-- Returns the error object of what pcall caught: the object itself, or the one whose text was the
+-- last that tide raised in this Lua state and is in the caught text (callers may add to it). nil
+-- for what tide did not raise.
+function err.of(caught)
+   if err.is(caught) then return caught end
+   local last = state.last
+   if last and type(caught) == 'string' and caught:find(last.text, 1, true) then
+      return last.object
+   end
+end
+
 -- Raises such an error; fmt is a format if there are values for it.
 function err.raise(code, op, fmt, ...)
-   error(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt), 0)
+   err.throw(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt))
 end
 
 -- ---- user errors: one line, no stack trace ---------------------------------------------------
@@ -148,13 +177,14 @@ end
 function err.usage(op, fmt, ...)
    local e = err.new('E_ARG', op, select('#', ...) > 0 and fmt:format(...) or fmt)
    e.where = nil
-   error(shorten(e), 0)
+   err.throw(shorten(e))
 end
 
 -- Runs fn(...). An error with one of `codes` (a list) counts as a user error and is printed in one
 -- line.
 function err.people(codes, fn, ...)
    local function mark(e)
+      e = err.of(e) or e
       if type(e) == 'string' then return debug.traceback(e, 2) end
       if type(e) ~= 'table' or rawget(e, 'tide_exit') then return e end
       for _, code in ipairs(codes) do
@@ -164,7 +194,7 @@ function err.people(codes, fn, ...)
    end
    local given = pack(...)
    local r = pack(xpcall(function() return fn(unpack(given, 1, given.n)) end, mark))
-   if not r[1] then error(r[2], 0) end
+   if not r[1] then err.throw(r[2]) end
    return unpack(r, 2, r.n)
 end
 

@@ -25,7 +25,7 @@ local tide = {
    version = info.version, build_info = info.build_info, clock = info.clock, params = info.params,
    default = ctx.default, set_default = ctx.set_default,
    is_tensor = arg.is_tensor, dtype_size = info.dtype_size,
-   is_error = errors.is,
+   is_error = errors.is, error_of = errors.of, set_error_form = errors.set_form,
    no_grad = grad.no_grad, enable_grad = grad.enable_grad, is_grad_enabled = grad.is_grad_enabled,
    checkpoint = grad.checkpoint, backward = grad.backward, scope = grad.scope,
    grad = { func = grad.func, backward = grad.backward },

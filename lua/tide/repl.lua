@@ -82,7 +82,7 @@ function Session:report(problem)
 end
 
 local function traceback(e)
-   if type(e) ~= 'string' then return e end
+   if type(e) ~= 'string' or err.of(e) then return e end
    local text = debug.traceback(e, 2)
    local kept = {}
    for line in text:gmatch '[^\n]+' do

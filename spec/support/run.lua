@@ -225,7 +225,7 @@ if #targets > 0 and #files + #programs == 0 then
    io.write('no spec files in ', table.concat(targets, ' '), '\n')
    failed = failed + 1
 end
-busted(files)
+if #files > 0 then busted(files) end
 say_times(tonumber(opt.times))
 print(('%d passed, %d failed'):format(passed, failed))
 os.exit(failed == 0 and 0 or 1)

@@ -96,7 +96,7 @@ function M.default()
    ctx = host_ctx()
    if not ctx then
       ctx, err = M.open()
-      if not ctx then error(err, 0) end
+      if not ctx then status.throw(err) end
    end
    lib.state.default = ctx
    return ctx

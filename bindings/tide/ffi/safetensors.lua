@@ -130,7 +130,7 @@ function Saving:wait()
    local why = rc < 0 and failure(self.ctx, rc) or nil
    own.finish(self.handle, C.tide_saving_release)
    self.handle = nil
-   if why then error(why, 0) end
+   if why then status.throw(why) end
    self.hash = ffi.string(digits)
    return self.hash
 end

@@ -11,7 +11,7 @@ local C = lib.C
 
 local M = {
    code = errors.code, new = errors.new, raise = errors.raise, bad_arg = errors.arg,
-   show = errors.show,
+   show = errors.show, throw = errors.throw,
 }
 
 -- A tensor with its shape and dtype, or the type of another cdata.
@@ -59,7 +59,7 @@ function M.fail(ctx, rc, extra, name)
       if record.message ~= nil then message = ffi.string(record.message) end
    end
    if rc == C.TIDE_E_GONE then message = message .. about_gone(message) end
-   error(M.new(rc, name or op, message .. (extra or '')), 0)
+   errors.throw(M.new(rc, name or op, message .. (extra or '')))
 end
 
 return M

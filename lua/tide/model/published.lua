@@ -111,8 +111,9 @@ end
 local function try(problems, fn, ...)
    local ok, e = pcall(fn, ...)
    if ok then return e end
-   if type(e) ~= 'table' or e.code ~= 'E_ARG' and e.code ~= 'E_UNSUPPORTED' then error(e, 0) end
-   problems[#problems + 1] = e.message:gsub("^argument '", "field '")
+   local known = err.of(e)
+   if not known or known.code ~= 'E_ARG' and known.code ~= 'E_UNSUPPORTED' then error(e, 0) end
+   problems[#problems + 1] = known.message:gsub("^argument '", "field '")
 end
 
 -- One field of the file.

@@ -287,7 +287,7 @@ function folder.lock(op, out, comm)
       if ok then
          lock = result
       else
-         local e = type(result) == 'table' and result or { message = tostring(result) }
+         local e = err.of(result) or { message = tostring(result) }
          problem = { code = e.code or 'E_HOST', message = e.message }
       end
    end

@@ -40,8 +40,9 @@ local function in_words(words, e)
    if #list > 0 then e.message = ('%s (%s)'):format(e.message, table.concat(list, ', ')) end
 end
 
-local function explain(words, e)
-   if not err.is(e) or e.brief then return e end
+local function explain(words, caught)
+   local e = err.of(caught)
+   if not e or e.brief then return caught end
    if e.code == 'E_NOMEM' then
       e.message = e.message .. '; a smaller --batch or --seq, more --accum, --recompute full or '
          .. '--mesh.dp_shard needs less'
@@ -53,7 +54,7 @@ end
 
 local function explained(words, fn, ...)
    local r = pack(pcall(fn, ...))
-   if not r[1] then error(explain(words, r[2]), 0) end
+   if not r[1] then err.throw(explain(words, r[2])) end
    return unpack(r, 2, r.n)
 end
 
@@ -182,11 +183,11 @@ local function check_mesh(self)
    if not self.resumed or self.resumed.other_mesh then return end
    local ok, e = pcall(plan_options.axes, self.opt, self.world.size, self.opt.plan)
    if ok then return end
-   if err.is(e) then
-      e.message = ('%s; the mesh is that of the checkpoint: start as many ranks, or give the mesh '
-         .. 'to go on with, e.g. --mesh.dp %d'):format(e.message, self.world.size)
-   end
-   error(e, 0)
+   local known = err.of(e)
+   if not known then error(e, 0) end
+   known.message = ('%s; the mesh is that of the checkpoint: start as many ranks, or give the mesh '
+      .. 'to go on with, e.g. --mesh.dp %d'):format(known.message, self.world.size)
+   err.throw(known)
 end
 
 -- The paths of --data from the root of the file system.

@@ -92,7 +92,7 @@ end
 
 -- A raw Lua error gets the stack trace of where it was raised, once.
 local function traced(e)
-   if type(e) ~= 'string' or e:find('\nstack traceback:', 1, true) then return e end
+   if type(e) ~= 'string' or err.of(e) or e:find('\nstack traceback:', 1, true) then return e end
    return debug.traceback(e, 2)
 end
 

@@ -335,6 +335,7 @@ end
 function args.main(fn, ...)
    if type(package.loaded['tide.host']) == 'table' then return fn(...) end
    local function told(e)
+      e = err.of(e) or e
       if type(e) == 'table' and rawget(e, 'brief') then return e end
       return debug.traceback(err.text(e), 2)
    end

@@ -33,8 +33,8 @@ end
 
 -- Raises the failure of a primitive as one of `op`.
 local function failed(op, what, path, problem)
-   local code = type(problem) == 'table' and problem.code or 'E_IO'
-   local reason = type(problem) == 'table' and problem.message or tostring(problem)
+   local e = err.of(problem)
+   local code, reason = e and e.code or 'E_IO', e and e.message or tostring(problem)
    if reason:find(path, 1, true) then what, path = nil, nil end      -- it says so itself
    err.raise(code, op, '%s%s', what and ('cannot %s %s: '):format(what, path) or '', reason)
 end
