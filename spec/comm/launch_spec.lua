@@ -1,6 +1,7 @@
 -- Starting ranks: what the environment of launchers means, one recipe under every launcher,
 -- restarts.
 
+local child = require 'spec.support.child'
 local tmp = require 'spec.support.tmp'
 local env = require 'tide.comm.env'
 local mpi = require 'spec.comm.mpi_run'
@@ -174,8 +175,34 @@ describe('one recipe', function()
       assert.matches('cannot open MPI: /nowhere/libmpi.so', out, 1, true)
    end)
 
-   it_mpi('notices that it was not started by mpirun', function()
+   it('refuses processes that torchrun started, in one line and before MPI is opened', function()
       local out, status = mpi.shell('env RANK=0 WORLD_SIZE=2 ' .. mpi.program
+         .. ' run spec/comm/mpi_case.lua abort')
+      assert.equal(2, status, out)
+      assert.matches('WORLD_SIZE=2, but no MPI launcher has started this process', out, 1, true)
+      assert.matches('tide run -n 2', out, 1, true)
+      assert.equal(1, select(2, out:gsub('\n', '\n')), out)
+   end)
+
+   it('refuses them in a program of plain luajit, at the first use of the ranks', function()
+      local vars = { env = 'RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2' }
+      for _, use in ipairs { 'tide.comm.world()', 'tide.comm.init()',
+         'tide.train.step { model = m, optim = tide.optim.SGD(m) }' } do
+         local out, status = child([[
+            local tide = require 'tide'
+            local m = tide.nn.Linear(2, 2)
+            m.loss = function() end
+            print('alone', tide.comm.init { transport = 'self' }.size)
+            tide.comm.close()
+         ]] .. use, vars)
+         assert.equal(1, status, out)
+         assert.matches('alone\t1', out)
+         assert.matches('for one rank alone unset RANK and WORLD_SIZE', out, 1, true)
+      end
+   end)
+
+   it_mpi('notices a world that MPI does not have', function()
+      local out, status = mpi.shell('env RANK=0 WORLD_SIZE=2 FLUX_TASK_RANK=0 ' .. mpi.program
          .. ' run spec/comm/mpi_case.lua abort')
       assert.equal(1, status, out)
       assert.matches('WORLD_SIZE=2, but MPI counts 1 process', out, 1, true)

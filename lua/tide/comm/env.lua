@@ -39,7 +39,7 @@ local function number(get, names)
    if value == nil then return nil, name end
    local n = value:match '^%d+$' and tonumber(value)
    if not n or n > 2^31 - 1 then
-      err.raise('E_ARG', 'comm.env', 'the environment has %s=%s; expected a whole number', name,
+      err.usage('comm.env', 'the environment has %s=%s; expected a whole number', name,
          err.show(value))
    end
    return n, name
@@ -58,13 +58,13 @@ end
 local function check_pair(rank, rank_name, size, size_name)
    if rank and size and rank < size then return end
    if rank and size then
-      err.raise('E_ARG', 'comm.env', 'the environment has %s=%d, but %s=%d: ranks count from 0 to '
-         .. '%d', rank_name, rank, size_name, size, size - 1)
+      err.usage('comm.env', 'the environment has %s=%d, but %s=%d: ranks count from 0 to %d',
+         rank_name, rank, size_name, size, size - 1)
    end
    local have, value, lack = rank_name, rank, size_name
    if size then have, value, lack = size_name, size, rank_name end
-   err.raise('E_ARG', 'comm.env', 'the environment has %s=%d without %s; set both or neither',
-      have, value, lack)
+   err.usage('comm.env', 'the environment has %s=%d without %s; set both (mpirun does), or neither '
+      .. '(tide run -n N starts ranks as threads)', have, value, lack)
 end
 
 -- Entry `node` (from 0) of Slurm's "2(x3),1": tasks of each node.
@@ -89,7 +89,7 @@ local function local_part(row, get, size)
    if not local_size then local_size, size_name = number(get, row.local_size) end
    if local_rank and local_size then check_pair(local_rank, rank_name, local_size, size_name) end
    if local_size and local_size > size then
-      err.raise('E_ARG', 'comm.env', 'the environment has %s=%d, more than the %d ranks of the job',
+      err.usage('comm.env', 'the environment has %s=%d, more than the %d ranks of the job',
          size_name, local_size, size)
    end
    return local_rank, local_size
@@ -112,6 +112,23 @@ function env.detect(get)
       end
    end
    return nil
+end
+
+-- Variables of which an MPI launcher sets one in each process that it starts.
+local of_mpi = { 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'PMI_RANK', 'PMI_FD', 'MPI_LOCALRANKID',
+   'MV2_COMM_WORLD_RANK', 'SLURM_PROCID', 'PALS_RANKID', 'ALPS_APP_PE', 'JSM_NAMESPACE_RANK',
+   'FLUX_TASK_RANK' }
+
+-- Raises E_ARG where the environment names several ranks and no MPI launcher has started this
+-- process, as under torchrun: MPI would make each such process a world of its own.
+function env.check_launched(here, get)
+   local _, started = first(get or os.getenv, of_mpi)
+   if here.launcher ~= 'RANK/WORLD_SIZE' or started then return end
+   local n = here.size
+   err.usage('comm.env', 'the environment has %s=%d, but no MPI launcher has started this process, '
+      .. 'and tide does not join the processes of torchrun; start processes by mpirun -np %d (or '
+      .. 'srun --mpi=...), or threads by tide run -n %d; for one rank alone unset %s and %s',
+      here.size_name, n, n, n, here.rank_name, here.size_name)
 end
 
 -- What MPI says must be what the environment says. world: { rank, size }.

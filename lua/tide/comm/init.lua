@@ -22,10 +22,9 @@ local function given()
 end
 
 -- The ranks of an MPI job, which must be those that the environment names.
-local function join_mpi(here, opts)
+local function join_mpi(here, opts, library)
    local comm = require('tide.ffi.dist').mpi(opts.ctx, {
-      check = opts.check, timeout = opts.timeout,
-      library = opts.library or os.getenv 'TIDE_MPI_LIBRARY',
+      check = opts.check, timeout = opts.timeout, library = library,
    })
    env.check_world(here, comm)
    return comm
@@ -42,7 +41,11 @@ local function join(opts)
       return require('tide.ffi.dist').join(opts.ctx, group, rank)
    end
    local here = how ~= 'self' and env.detect() or nil
-   if how == 'mpi' or here and here.size > 1 then return join_mpi(here, opts) end
+   if how == 'mpi' or here and here.size > 1 then
+      local library = opts.library or os.getenv 'TIDE_MPI_LIBRARY'
+      if how ~= 'mpi' and not library then env.check_launched(here) end
+      return join_mpi(here, opts, library)
+   end
    return require('tide.ffi.dist').join(opts.ctx, nil, 0)
 end
 
