@@ -1,6 +1,9 @@
--- Sampling from a checkpoint that recipes/pretrain.lua made from text.
+-- Sampling from a checkpoint that recipes/pretrain.lua made from text, or from a published folder.
 --
 --    tide run recipes/generate.lua --from runs/pretrain --prompt "local function"
+--    tide run recipes/generate.lua --from models/llama --ids "1 450 4996"
+--
+-- A model of another vocabulary than bytes continues --ids, and its ids are printed.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
@@ -8,8 +11,10 @@ local args = require 'tide.util.args'
 local err = require 'tide.util.err'
 
 local options = {
-   { 'from', 'runs/pretrain', 'a checkpoint, or the folder of a run (its newest is taken)' },
+   { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
+     .. 'published folder (config.json, model.safetensors)' },
    { 'prompt', '-- ', 'text to continue' },
+   { 'ids', nil, 'token ids to continue, in place of --prompt; ids are printed', type = 'string' },
    { 'tokens', 400, 'tokens to sample', min = 1, also = { 'max-tokens', 'max-new-tokens' } },
    { 'temperature', 0.8, '0 takes the most likely token', type = 'number', min = 0 },
    { 'top-k', 40, 'draw from the k most likely; 0: all', min = 0 },
@@ -20,16 +25,29 @@ local options = {
    { 'threads', 0, 'threads; 0: as the program decides', min = 0, max = 4096 },
 }
 
-local function load_model(tide, opt)
-   local saved = tide.train.checkpoint.load(opt.from, { device = opt.device, model_only = true })
-   if type(saved.plain.config) ~= 'table' then
-      err.raise('E_FORMAT', 'generate', '%s has no model configuration', saved.folder)
+-- What is continued, how ids are printed, and the id that ends a text, if any.
+local function read_prompt(tide, opt, model)
+   local bytes, n = tide.data.bytes, model.config.vocab_size
+   if opt.ids then
+      local list = {}
+      for word in opt.ids:gmatch '[^%s,]+' do
+         local id = tonumber(word)
+         if not id or id % 1 ~= 0 or id < 0 or id >= n then
+            err.usage('generate', "--ids: expected whole numbers below %d, got '%s'", n, word)
+         end
+         list[#list + 1] = id
+      end
+      if #list == 0 then err.usage('generate', '--ids: expected at least one id') end
+      local eos = model.config.eos_token_id
+      return list, function(id) return (' %d'):format(id) end,
+         type(eos) == 'table' and eos[1] or eos
    end
-   local _, first = next(saved.model)
-   local model = require('tide.model.family').build('generate', saved.plain,
-      { dtype = first.dtype, device = opt.device, init = false })
-   model:load_state_dict(saved.model)
-   return model:eval(), saved
+   if n ~= bytes.vocab_size then
+      err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d), give '
+         .. '--ids', opt.from, n, bytes.vocab_size)
+   end
+   if opt.prompt == '' then err.usage('generate', '--prompt: expected at least one character') end
+   return bytes.ids(opt.prompt), function(id) return bytes.decode { id } end, bytes.eos
 end
 
 -- On several ranks the first one samples; the others have nothing to add.
@@ -37,20 +55,15 @@ local function run(opt)
    local tide = require 'tide'
    if tide.comm.world().rank > 0 then return end
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
-   local bytes = tide.data.bytes
-   local model, saved = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
-      'E_UNSUPPORTED' }, load_model, tide, opt)
-   if model.config.vocab_size ~= bytes.vocab_size then
-      err.usage('generate', '%s has a vocabulary of %d; only the byte vocabulary (%d) can be '
-         .. 'printed', saved.folder, model.config.vocab_size, bytes.vocab_size)
-   end
-   if opt.prompt == '' then err.usage('generate', '--prompt: expected at least one character') end
-   io.stdout:write(opt.prompt)
-   tide.train.sample.generate(model, bytes.ids(opt.prompt), {
+   local model = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
+      'E_UNSUPPORTED' }, tide.model.load, opt.from, { device = opt.device })
+   local ids, text, stop = read_prompt(tide, opt, model)
+   io.stdout:write(opt.ids or opt.prompt)
+   tide.train.sample.generate(model, ids, {
       tokens = opt.tokens, temperature = opt.temperature, top_k = opt.top_k, top_p = opt.top_p,
-      seed = opt.seed, stop = bytes.eos, device = opt.device,
+      seed = opt.seed, stop = stop, device = opt.device,
       on_token = function(id)
-         io.stdout:write(bytes.decode { id })
+         io.stdout:write(text(id))
          io.stdout:flush()
       end,
    })

@@ -1,7 +1,9 @@
--- Log-probabilities of text under a checkpoint that recipes/pretrain.lua made from text.
+-- Log-probabilities of text under a checkpoint that recipes/pretrain.lua made from text, or of ids
+-- under a published folder.
 --
 --    tide run recipes/logprob.lua --from runs/pretrain --text "local function"
 --    tide run -n 4 recipes/logprob.lua --from runs/pretrain --file book.txt
+--    tide run recipes/logprob.lua --from models/llama --ids "1 450 4996 17354"
 --
 -- Prints the sum over bytes, nats per byte, bits per byte and perplexity; with --tokens, those of
 -- each byte. The weights are shared among the ranks and gathered layer by layer: no rank holds more
@@ -13,37 +15,57 @@ local args = require 'tide.util.args'
 local err = require 'tide.util.err'
 
 local options = {
-   { 'from', 'runs/pretrain', 'a checkpoint, or the folder of a run (its newest is taken)' },
+   { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
+     .. 'published folder (config.json, model.safetensors)' },
    { 'text', nil, 'text to score' },
    { 'file', nil, 'file of text to score, in place of --text' },
-   { 'seq', 0, 'bytes per window; 0: those of the training run', min = 0 },
+   { 'ids', nil, 'token ids to score, the first of them only seen, in place of text',
+     type = 'string' },
+   { 'seq', 0, 'tokens per window; 0: as many as the model is for', min = 0 },
    { 'batch', 8, 'windows at a time on a rank', min = 1 },
-   { 'tokens', false, 'print the log-probability of every byte' },
+   { 'tokens', false, 'print the log-probability of every token' },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
 }
 
 -- The text as ids, the end-of-text token before it, so that its first byte is scored too.
-local function read_ids(tide, opt)
-   if (opt.text == nil) == (opt.file == nil) then
-      err.usage('logprob', 'give one of --text and --file')
-   end
+local function text_ids(tide, opt, text, vocab)
    local bytes = tide.data.bytes
-   local text = opt.text or tide.util.fs.read('logprob', opt.file)
-   if text == '' then err.usage('logprob', 'there is nothing to score') end
+   if vocab ~= bytes.vocab_size then
+      err.usage('logprob', '%s has a vocabulary of %d; text is scored with the byte '
+         .. 'vocabulary (%d), give --ids', opt.from, vocab, bytes.vocab_size)
+   end
    local ids = bytes.ids(text)
    table.insert(ids, 1, bytes.eos)
    return ids
 end
 
-local function prepare(tide, opt)
-   local ids = read_ids(tide, opt)
-   local model, sharded, config = tide.train.score.load(opt.from, { device = opt.device })
-   if config.vocab_size ~= tide.data.bytes.vocab_size then
-      err.usage('logprob', '%s has a vocabulary of %d; text is scored with the byte '
-         .. 'vocabulary (%d)', opt.from, config.vocab_size, tide.data.bytes.vocab_size)
+-- Token ids that were given as such.
+local function given_ids(opt, vocab)
+   local list = {}
+   for word in opt.ids:gmatch '[^%s,]+' do
+      local id = tonumber(word)
+      if not id or id % 1 ~= 0 or id < 0 or id >= vocab then
+         err.usage('logprob', "--ids: expected whole numbers below %d, got '%s'", vocab, word)
+      end
+      list[#list + 1] = id
    end
-   return ids, model, sharded, opt.seq > 0 and opt.seq or config.max_position_embeddings
+   if #list < 2 then err.usage('logprob', '--ids: expected at least two ids') end
+   return list
+end
+
+local function prepare(tide, opt)
+   local n = (opt.text and 1 or 0) + (opt.file and 1 or 0) + (opt.ids and 1 or 0)
+   if n ~= 1 then err.usage('logprob', 'give one of --text, --file and --ids') end
+   local text = opt.text or opt.file and tide.util.fs.read('logprob', opt.file)
+   if text == '' then err.usage('logprob', 'there is nothing to score') end
+   local ranks = tide.comm.world().size
+   local model, run = tide.model.load(opt.from, { device = opt.device,
+      mesh = ranks > 1 and { dp_shard = ranks } or nil })
+   local config = model.config
+   local ids = opt.ids and given_ids(opt, config.vocab_size)
+      or text_ids(tide, opt, text, config.vocab_size)
+   return ids, model, run.sharded, opt.seq > 0 and opt.seq or config.max_position_embeddings
 end
 
 local function show(tide, opt, ids, list)
@@ -51,12 +73,16 @@ local function show(tide, opt, ids, list)
    for i, value in ipairs(list) do
       sum = sum + value
       if opt.tokens then
-         io.stdout:write(('%-8q %9.4f\n'):format(tide.data.bytes.decode { ids[i + 1] }, value))
+         local id = ids[i + 1]
+         io.stdout:write(opt.ids and ('%-8d %9.4f\n'):format(id, value)
+            or ('%-8q %9.4f\n'):format(tide.data.bytes.decode { id }, value))
       end
    end
    local mean = -sum / #list
-   io.stdout:write(('%d bytes, log-probability %.4f: %.4f nats per byte, %.4f bits per byte, '
-      .. 'perplexity %.4f\n'):format(#list, sum, mean, mean / math.log(2), math.exp(mean)))
+   local what = opt.ids and 'token' or 'byte'
+   io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '
+      .. 'perplexity %.4f\n'):format(#list, what, sum, mean, what, mean / math.log(2), what,
+      math.exp(mean)))
 end
 
 local function run(opt)

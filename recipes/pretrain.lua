@@ -13,6 +13,7 @@
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
+local err = require 'tide.util.err'
 local job = require 'tide.train.job'
 local options = require 'recipes.support.options'
 local text = require 'recipes.support.text'
@@ -20,6 +21,8 @@ local text = require 'recipes.support.text'
 local option = options.option
 
 local rows = {
+   { 'from', nil, 'published folder or checkpoint whose model and weights are learnt on from; its '
+     .. 'configuration replaces the options of the model', type = 'string' },
    { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
      also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
@@ -46,14 +49,27 @@ local words = {
    { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
 }
 
+-- The model on the null device: of the options, or of the folder that is gone on from.
+local function make_model(tide, opt, corpus)
+   local o = { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' }
+   if not opt.from then
+      local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
+      return family(config(opt, corpus.vocab_size), o)
+   end
+   local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from, o)
+   if model.config.vocab_size < corpus.vocab_size then
+      err.usage('pretrain', '--from %s: its vocabulary of %d is smaller than that of the data, %d',
+         opt.from, model.config.vocab_size, corpus.vocab_size)
+   end
+   return model:train()
+end
+
 local function train(self, opt)
    local tide = require 'tide'
 
    -- What is learnt from, and a model of it that has no bytes yet.
    local corpus = text.corpus(self, opt)
-   local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
-   local model = self:check(family, config(opt, corpus.vocab_size),
-      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+   local model = self:check(make_model, tide, opt, corpus)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
@@ -62,7 +78,10 @@ local function train(self, opt)
       return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
          accum = opt.accum })
    end
-   local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed })
+   local from = not opt.resume and opt.from or nil
+   local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
+      init = not from })
+   if from then self:check(tide.model.fill, spread, from) end
 
    -- The optimiser, with its rate by the step.
    local optim = tide.optim.AdamW(spread.params, {

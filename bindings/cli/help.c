@@ -7,6 +7,7 @@ const char cli_help_text[] =
   "  tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
   "           [--trace FOLDER] [--traceback] recipe.lua [options]\n"
   "  tide trace FOLDER         what a traced run shows: where ranks part, who came last\n"
+  "  tide export RUN DIR       a run's newest checkpoint as a folder that transformers reads\n"
   "  tide repl                 a prompt with tide loaded\n"
   "  tide params               every parameter with its value and meaning\n"
   "  tide version              version and what this build found\n"

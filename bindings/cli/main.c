@@ -1,4 +1,4 @@
-/* The `tide` program: run, repl, trace, version, params, help.
+/* The `tide` program: run, repl, trace, export, version, params, help.
  *
  * A thin shell over tide_lua (one rank, in the main thread) and ranks (several, as threads). Only
  * this folder prints, handles signals and exits.
@@ -55,6 +55,26 @@ static int command_trace(int argc, char **argv)
   lua_close(L);
   tide_ctx_release(ctx);
   return rc < 0 ? EXIT_RAISED : 0;
+}
+
+/* Writes a checkpoint as a published folder; its words are read in Lua. */
+static int command_export(int argc, char **argv)
+{
+  static const char lua[] = "return require('tide.pretrained.command')(...)";
+  run_options o = {0};
+  tide_ctx *ctx;
+  lua_State *L;
+  int code = cli_open(&o, &ctx, &L);
+  if (code) return code;
+  cli_set_running(ctx, NULL);
+  int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=export", argc, (const char **)argv);
+  cli_set_running(NULL, NULL);
+  code = cli_exit_code(rc, tide_lua_message(L));
+  if (rc < 0)
+    fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
+  lua_close(L);
+  tide_ctx_release(ctx);
+  return code;
 }
 
 static int command_version(void)
@@ -134,10 +154,12 @@ static int run_command(int argc, char **argv)
   if (strcmp(command, "-h") == 0) command = "help";
   bool is_command = strcmp(command, "run") == 0 || strcmp(command, "repl") == 0 ||
                     strcmp(command, "params") == 0 || strcmp(command, "trace") == 0;
+  bool is_export = strcmp(command, "export") == 0;
   if (argc == 3 && is_command && asks_for_help(argv[2])) /* trace: see run */
     return command_help(strcmp(command, "trace") == 0 ? "run" : command);
   cli_watch_signals();
-  if (is_command) cli_check_environment();
+  if (is_command || is_export) cli_check_environment();
+  if (is_export) return command_export(argc - 2, argv + 2);
   if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
   if (argc > 2 && strcmp(command, "repl") == 0)
     return cli_complain("repl: takes no arguments; see `tide help repl`");

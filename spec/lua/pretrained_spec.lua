@@ -42,11 +42,11 @@ end
 
 describe('a damaged folder', function()
    it('is named where it is no folder, or holds no model', function()
-      damaged('E_IO', 'there is no folder /nowhere/at/all', '/nowhere/at/all')
+      damaged('E_IO', { '/nowhere/at/all', 'there is no such folder' }, '/nowhere/at/all')
       with_folder('1GB', function(dir)
          damaged('E_IO', 'is a file; give the folder', dir .. '/config.json')
          fs.io().remove(dir .. '/config.json')
-         damaged('E_IO', 'has no config.json', dir)
+         damaged('E_IO', 'no config.json', dir)
       end)
       with_folder('1GB', function(dir)
          fs.io().rename(dir .. '/model.safetensors', dir .. '/pytorch_model.bin')

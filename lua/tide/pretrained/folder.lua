@@ -4,6 +4,7 @@
 -- Every error is one line that names the file, or the folder and the tensor.
 
 local tide = require 'tide'
+local checkpoint = require 'tide.train.checkpoint'
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -49,21 +50,20 @@ local function open_weights(op, dir)
    return file
 end
 
--- Whether dir looks like a published folder, not a checkpoint of tide or the folder of a run.
+-- Whether dir is to be read as a published folder, not as a checkpoint of tide or the folder of a
+-- run, whose errors name the checkpoints that are there.
 function folder.is(dir)
+   if not fs.is_dir(dir) then return fs.exists(dir) or dir == '' end
    for _, name in ipairs { 'manifest.json', 'LATEST' } do
       if fs.exists(fs.join(dir, name)) then return false end
    end
-   return true
+   return fs.exists(fs.join(dir, 'config.json')) or #checkpoint.list(dir) == 0
 end
 
 local function check_place(op, dir)
    if dir == '' then err.arg(op, 'dir', 'the path of a folder', dir) end
    if fs.is_dir(dir) then return end
-   if fs.exists(dir) then
-      err.raise('E_IO', op, '%s is a file; give the folder that it lies in', dir)
-   end
-   err.raise('E_IO', op, 'there is no folder %s', dir)
+   err.raise('E_IO', op, '%s is a file; give the folder that it lies in', dir)
 end
 
 -- Names that old files have and that models compute themselves.
@@ -193,7 +193,7 @@ function Weights:close() self.file:close() end
 function folder.open(op, dir)
    check_place(op, dir)
    if not fs.exists(fs.join(dir, 'config.json')) then
-      err.raise('E_IO', op, '%s has no config.json', dir)
+      err.raise('E_IO', op, 'no checkpoint in %s (no config.json, manifest.json or LATEST)', dir)
    end
    local self = { dir = dir, config = json_of(op, dir, 'config.json') }
    if fs.exists(fs.join(dir, 'generation_config.json')) then

@@ -3,6 +3,7 @@
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
+local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
@@ -10,6 +11,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local layout = require 'tide.parallel.fsdp.layout'
+local nn = require 'tide.nn'
 local states = require 'tide.nn.state'
 
 local op = 'model.load'
@@ -138,23 +140,27 @@ local function fill_buffers(store, model)
    end
 end
 
--- Spreads the model over the mesh and gives every rank its part. Collective.
-local function spread(self, model, opts)
-   local mesh = opts.mesh or { dp_shard = dist.world().size }
-   local plan = tide.parallel.plan(model, mesh, opts.plan)
-   local run = plan:materialise { device = opts.device or 'cpu', init = false }
+-- Fills what plan:materialise gave. Collective.
+local function fill_run(store, run)
    dist.together(run.mesh.comm, op, function()
       tide.no_grad(function()
          if run.sharded then
-            fill_pieces(self.store, run.sharded)
+            fill_pieces(store, run.sharded)
          else
-            fill_whole(self.store, run.model)
+            fill_whole(store, run.model)
          end
-         fill_buffers(self.store, run.model)
+         fill_buffers(store, run.model)
       end)
    end)
    if run.sharded then run.sharded:updated() end
    return run
+end
+
+-- Spreads the model over the mesh and gives every rank its part. Collective.
+local function spread(self, model, opts)
+   local mesh = opts.mesh or { dp_shard = dist.world().size }
+   local plan = tide.parallel.plan(model, mesh, opts.plan)
+   return fill_run(self.store, plan:materialise { device = opts.device or 'cpu', init = false })
 end
 
 local function show_unused(self, model)
@@ -165,7 +171,7 @@ local function show_unused(self, model)
 end
 
 local function options_of(dir, opts)
-   opts = err.options(op, opts, { 'mesh', 'dtype', 'device', 'plan', 'verbose', 'make' })
+   opts = err.options(op, opts, { 'mesh', 'dtype', 'device', 'plan', 'verbose', 'make', 'fp8' })
    err.type(op, 'dir', dir, 'string')
    if opts.dtype ~= nil then err.choice(op, 'dtype', opts.dtype, dtypes) end
    for _, name in ipairs { 'mesh', 'plan' } do
@@ -175,9 +181,24 @@ local function options_of(dir, opts)
       err.choice(op, 'device', opts.device, { 'cpu', 'ref', 'cuda', 'null' })
    end
    if opts.verbose ~= nil then err.type(op, 'verbose', opts.verbose, 'boolean') end
+   if opts.fp8 ~= nil then err.type(op, 'fp8', opts.fp8, 'boolean') end
    if opts.make ~= nil then err.func(op, 'make', opts.make) end
    return opts
 end
+
+-- What lies in dir, its weights compared with a model of its configuration on the null device.
+local function opened(dir, opts)
+   local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
+   self.make = opts.make
+   check_layers(self)
+   self.opts = { dtype = dtype_of(self, opts.dtype), fp8 = opts.fp8, device = 'null' }
+   local model = build(self, self.opts)
+   check_tied(self, model)
+   check_names(self, model)
+   return self, model
+end
+
+local load = {}
 
 -- Reads a model from `dir`: a published folder (config.json and model.safetensors, or its index
 -- with shards), a checkpoint of tide, or the folder of a run (its newest). opts:
@@ -186,27 +207,23 @@ end
 --    plan     options of parallel.plan (tp, cp, recompute, fsdp)
 --    dtype    of the parameters: 'auto' (default; as in the file, f16 as f32), 'f32', 'bf16', 'f64'
 --    device   'cpu' (default), 'ref', 'cuda', 'null' (shapes only)
+--    fp8      true: multiply by weights in FP8, as with models that are made
 --    verbose  true: log the fields of config.json that change nothing
 --    make     fn(config, options of modules) -> model, for a checkpoint of a class of your own
 -- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
 -- data, mesh .. }, with dir, family, generation (of generation_config.json, or nil) and nbyte (read
 -- on this rank). E_IO, E_FORMAT: a file that is not there, is damaged or holds other tensors;
 -- E_UNSUPPORTED: another architecture; E_ARG: fields of config.json; E_SHAPE: other tensors.
-return function(dir, opts)
+function load.model(dir, opts)
    opts = options_of(dir, opts)
-   local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
-   self.make = opts.make
-   check_layers(self)
-   local dtype = dtype_of(self, opts.dtype)
-   local model = build(self, { dtype = dtype, device = 'null' })
-   check_tied(self, model)
-   check_names(self, model)
+   local self, model = opened(dir, opts)
    local run = { model = model }
    if opts.verbose then show_unused(self, model) end
    if opts.mesh or opts.plan then
       run = spread(self, model, opts)
    elseif opts.device ~= 'null' then
-      run.model = build(self, { dtype = dtype, device = opts.device or 'cpu', init = false })
+      self.opts.device, self.opts.init = opts.device or 'cpu', false
+      run.model = build(self, self.opts)
       tide.no_grad(function()
          fill_whole(self.store, run.model)
          fill_buffers(self.store, run.model)
@@ -219,3 +236,20 @@ return function(dir, opts)
    run.model.generation, run.model.loaded_from = self.generation, self.dir
    return run.model:eval(), run
 end
+
+-- Reads the weights in `dir`, as of load, into what plan:materialise gave for a model of the same
+-- configuration. Every rank calls it. Returns run.
+function load.fill(run, dir)
+   if type(run) ~= 'table' or not class.is(run.model, nn.Module) or not run.mesh then
+      err.arg('model.fill', 'run', 'what plan:materialise gave', run)
+   end
+   err.type('model.fill', 'dir', dir, 'string')
+   local self = opened(dir, {})
+   family.check('model.fill', self.plain, run.model)
+   fill_run(self.store, run)
+   self.store:close()
+   run.model.generation, run.model.loaded_from = self.generation, self.dir
+   return run
+end
+
+return load

@@ -1,0 +1,39 @@
+-- tide export: a checkpoint or the newest of a run as a published folder, from the command line.
+
+local args = require 'tide.util.args'
+local err = require 'tide.util.err'
+
+local rows = {
+   { 'max-shard', '5GB', 'most bytes of a file of weights' },
+   { 'dtype', nil, 'of the weights; not given: as they are stored', type = 'string',
+     choices = { 'f32', 'bf16', 'f16', 'f64' } },
+   { 'tokenizer', nil, 'folder whose tokenizer files are copied', type = 'string' },
+   { 'overwrite', false, 'replace a folder that is not empty' },
+}
+
+local title = 'export RUN DIR: write a checkpoint, or the newest of a run, as a published folder'
+
+-- The words that are no options, in front.
+local function split(words)
+   local places, rest = {}, {}
+   for i, word in ipairs(words) do
+      if #rest == 0 and word:sub(1, 1) ~= '-' then places[#places + 1] = word
+      else rest[#rest + 1] = words[i] end
+   end
+   return places, rest
+end
+
+-- Runs the command with the words after `tide export`.
+return function(...)
+   local places, rest = split { ... }
+   local opt = args.parse(title, rows, rest)
+   if not opt then return end
+   if #places ~= 2 then
+      err.usage('export', 'expected RUN DIR, got %d words; see tide export --help', #places)
+   end
+   err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED', 'E_SHAPE' }, function()
+      require('tide').model.export(places[1], places[2], { max_shard = opt.max_shard,
+         dtype = opt.dtype, tokenizer = opt.tokenizer, overwrite = opt.overwrite })
+   end)
+   io.stdout:write(('%s is written\n'):format(places[2]))
+end

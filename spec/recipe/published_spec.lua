@@ -1,0 +1,79 @@
+-- Published folders on the command line: read by the recipes on one rank and on two, learnt on
+-- from, and written by tide export.
+
+local tide = require 'tide'
+local recipe = require 'spec.support.recipe'
+local tmp = require 'spec.support.tmp'
+local write = require('spec.support.files').write
+
+local function ok(n, words)
+   local out, status = recipe.ranks(n, words)
+   assert.equal(0, status, out)
+   return out
+end
+
+local function bad(n, words, text)
+   local out, status = recipe.ranks(n, words)
+   assert.is_true(status == 1 or status == 2, out)
+   assert.matches(text, out, 1, true)
+end
+
+-- Calls fn(dir, folder of a Qwen3 with a vocabulary of n).
+local function with_folder(n, fn)
+   tmp.with(function(dir)
+      fn(dir, tide.model.save(tide.model.qwen3({ vocab_size = n, hidden_size = 16, head_dim = 4,
+         num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2,
+         intermediate_size = 24, max_position_embeddings = 32 }, { seed = 5 }), dir .. '/m'))
+   end)
+end
+
+describe('a published folder', function()
+   it('continues and scores token ids, on one rank and on two', function()
+      with_folder(40, function(_, folder)
+         local words = 'generate.lua --from ' .. folder .. ' --ids "1 2 3" --tokens 4 '
+            .. '--temperature 0'
+         local one = ok(1, words)
+         assert.matches('^1 2 3 %d+ %d+ %d+ %d+\n$', one)
+         words = 'logprob.lua --from ' .. folder .. ' --ids "1 2 3 4 5"'
+         one = ok(1, words)
+         assert.matches('^4 tokens, log%-probability %-%d', one)
+         assert.equal(one, (ok(2, words):gsub('%[r0%] ', '')))
+         bad(1, words .. ' --ids "1 40"', "whole numbers below 40, got '40'")
+         bad(1, 'generate.lua --from ' .. folder, 'a vocabulary of 40')
+      end)
+   end)
+
+   it('is learnt on from alike on one rank and on two, and written again', function()
+      with_folder(258, function(dir, folder)
+         write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))
+         local words = ('pretrain.lua --threads 1 --data %s/text.txt --from %s --steps 2 --batch 4 '
+            .. '--seq 16 --val-windows 2 --sample 0 --out %s/'):format(dir, folder, dir)
+         ok(1, words .. 'one')
+         ok(2, words .. 'two --mesh.dp_shard 2')
+         local one, two = recipe.losses(dir .. '/one'), recipe.losses(dir .. '/two')
+         assert.near(one[1], two[1], 1e-5)
+         assert.near(one[2], two[2], 1e-4)
+         for _, name in ipairs { 'one', 'two' } do
+            local out, status = recipe.shell(('%s export %s/%s %s/out-%s --max-shard 20kB'):format(
+               recipe.program, dir, name, dir, name))
+            assert.equal(0, status, out)
+            local model, run = tide.model.load(dir .. '/out-' .. name)
+            assert.equal('qwen3', run.family)
+            assert.equal(258, model.config.vocab_size)
+         end
+         ok(1, 'pretrain.lua --resume --steps 3 --out ' .. dir .. '/one')
+         assert.equal(3, #recipe.losses(dir .. '/one'))
+      end)
+   end)
+
+   it('that does not fit the data is refused', function()
+      with_folder(40, function(dir, folder)
+         write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))
+         bad(1, ('pretrain.lua --data %s/text.txt --out %s/run --from %s'):format(dir, dir, folder),
+            'its vocabulary of 40 is smaller')
+         local out, status = recipe.shell(recipe.program .. ' export ' .. dir)
+         assert.equal(2, status)
+         assert.matches('expected RUN DIR', out)
+      end)
+   end)
+end)
