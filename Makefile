@@ -10,6 +10,7 @@
 #   make fuzz       random cases against oracles alone, ten minutes (TIDE_MINUTES=60 an hour)
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
+#   make reference  write lua/guide/reference.md and the type annotations from what is declared
 #   make bench-comm collectives against Open MPI, and what they cost a training step
 #   make install    to PREFIX (/usr/local)       make uninstall   what the last one wrote
 #   make clean      remove build/
@@ -34,7 +35,7 @@ MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
 .PHONY: all cuda deps deps-build train test test-asan test-tsan test-sweep test-deep fuzz bench \
-	bench-full bench-comm sizes install uninstall clean help
+	bench-full bench-comm sizes reference install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
 # last time, or after packages were installed.
@@ -127,6 +128,9 @@ bench-comm: all
 
 sizes:
 	@$(LUAJIT) spec/meta/sizes.lua
+
+reference: all
+	@$(LUAJIT) -e "require 'tide.repl.reference'.write '.'"
 
 install: all
 	@cmake --install $(BUILD) --prefix '$(PREFIX)'

@@ -168,7 +168,8 @@ describe('layers', function()
          ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
          ['lua/tide/repl.lua'] = 'op edit', ['lua/tide/repl/help.lua'] = 'instead',
-         ['lua/tide/repl/complete.lua'] = 'op', ['lua/tide/train/progress.lua'] = 'edit',
+         ['lua/tide/repl/complete.lua'] = 'op', ['lua/tide/repl/reference.lua'] = 'lib',
+         ['lua/tide/train/progress.lua'] = 'edit',
       }
       local wrong = {}
       for _, path in ipairs(lua_files 'lua/tide') do

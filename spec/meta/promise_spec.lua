@@ -12,7 +12,10 @@ local function pages()
       .. 'lua/guide/*.md | sort -u')
    local found = {}
    for _, path in ipairs(list) do
-      if path ~= 'recipes/README.md' then found[#found + 1] = path end
+      -- the reference is written from the comments of functions
+      if path ~= 'recipes/README.md' and path ~= 'lua/guide/reference.md' then
+         found[#found + 1] = path
+      end
    end
    return found
 end

@@ -1,10 +1,12 @@
 -- Help on a name: the comment above the function's definition, its parameters, or a table's names.
 --
--- Doc comments in the sources are the only place where help is written; without the source file
--- (a library packed into a program) parameters and place are still shown.
+-- Doc comments in the sources, and what functions declare (util.signature), are the only places
+-- where help is written; without the source file (a library packed into a program) parameters,
+-- declarations and place are still shown.
 
 local each = require 'tide.util.each'
 local instead = require 'tide.ffi.instead'
+local signature = require 'tide.util.signature'
 
 local help = {}
 
@@ -29,29 +31,46 @@ function help.comment_above(lines, at)
    return found
 end
 
--- "name(a, b, ...)" from the debug information; self is not written where it is called.
-function help.signature(name, fn)
+-- Names of the parameters, from the debug information, without self; and whether more may follow.
+function help.parameters(fn)
    local info, list = debug.getinfo(fn, 'Su'), {}
-   if info.what == 'C' then return name .. '(...)' end
-   for i = 1, info.nparams or 0 do
+   for i = 1, info.what ~= 'C' and info.nparams or 0 do
       local param = debug.getlocal(fn, i)
       if i > 1 or param ~= 'self' then list[#list + 1] = param end
    end
-   if info.isvararg then list[#list + 1] = '...' end
+   return list, info.what == 'C' or info.isvararg
+end
+
+-- "name(a, b, ...)"
+function help.signature(name, fn)
+   local list, more = help.parameters(fn)
+   if more then list[#list + 1] = '...' end
    return name .. '(' .. table.concat(list, ', ') .. ')'
 end
 
-local function about_function(name, fn)
-   local out = { help.signature(name, fn) }
-   local info = debug.getinfo(fn, 'S')
+-- The comment above a function (behind its door), and "file:line"; nothing without the source.
+function help.comment(fn)
+   local door = signature.of(fn)
+   local info = debug.getinfo(door and door.of or fn, 'S')
    local path = info.source:match '^@(.*)$'
    local lines = path and read_lines(path)
-   if lines then
-      for _, line in ipairs(help.comment_above(lines, info.linedefined)) do
-         out[#out + 1] = '   ' .. line
-      end
-      out[#out + 1] = ('   (%s:%d)'):format(info.short_src, info.linedefined)
-   end
+   if not lines then return {} end
+   return help.comment_above(lines, info.linedefined),
+      ('%s:%d'):format(info.short_src, info.linedefined)
+end
+
+local function about_row(row, prefix)
+   return ('      %s%s: %s%s%s%s'):format(prefix, row.name, row.kind, row.optional and '?' or '',
+      row.shown and ' = ' .. row.shown or '', row.meaning and '  ' .. row.meaning or '')
+end
+
+local function about_function(name, fn)
+   local out, door = { help.signature(name, fn) }, signature.of(fn)
+   local comment, place = help.comment(fn)
+   for _, line in ipairs(comment) do out[#out + 1] = '   ' .. line end
+   for _, row in ipairs(door and door.args or {}) do out[#out + 1] = about_row(row, '') end
+   for _, row in ipairs(door and door.opts or {}) do out[#out + 1] = about_row(row, 'opts.') end
+   if place then out[#out + 1] = '   (' .. place .. ')' end
    return table.concat(out, '\n')
 end
 

@@ -1,0 +1,1057 @@
+---@meta
+-- Written by `make reference`; see lua/tide/repl/reference.lua.
+
+tide = { Tensor = {} }
+---@class tide.Tensor
+
+function tide.Tensor:abs() end
+function tide.Tensor:add(y, alpha) end
+function tide.Tensor:add_(src, alpha) end
+function tide.Tensor:add_rms_norm(residual, weight, eps, offset) end
+function tide.Tensor:addmm_(a, b) end
+function tide.Tensor:all(dim, keepdim) end
+function tide.Tensor:amax(dim, keepdim) end
+function tide.Tensor:amin(dim, keepdim) end
+function tide.Tensor:any(dim, keepdim) end
+function tide.Tensor:argmax(dim, keepdim) end
+function tide.Tensor:argmin(dim, keepdim) end
+function tide.Tensor:at(...) end
+function tide.Tensor:attention(k, v, opts) end
+function tide.Tensor:attention_backward(q, k, v, out, lse, opts) end
+function tide.Tensor:attention_merge_(lse, part, part_lse) end
+function tide.Tensor:attention_rows(k_index, opts) end
+function tide.Tensor:backward(grad, opts) end
+function tide.Tensor:bf16() end
+function tide.Tensor:cast(dtype) end
+function tide.Tensor:chunk(n, dim) end
+function tide.Tensor:clamp(lo, hi) end
+function tide.Tensor:clone() end
+function tide.Tensor:contiguous() end
+function tide.Tensor:copy_(src) end
+function tide.Tensor:cos() end
+function tide.Tensor:cross_entropy(targets, opts) end
+function tide.Tensor:cumsum(dim) end
+function tide.Tensor:detach() end
+function tide.Tensor:div(y) end
+function tide.Tensor:double() end
+function tide.Tensor:drop_bytes() end
+function tide.Tensor:drop_grad() end
+function tide.Tensor:dropout(p) end
+function tide.Tensor:eq(y) end
+function tide.Tensor:equal(y) end
+function tide.Tensor:erf() end
+function tide.Tensor:exp() end
+function tide.Tensor:expand(a, b, c, d, e, f, g, h, more) end
+function tide.Tensor:fill_(value) end
+function tide.Tensor:flatten(d1, d2) end
+function tide.Tensor:float() end
+function tide.Tensor:floor() end
+function tide.Tensor:full_like(value, opts) end
+function tide.Tensor:gather(dim, index) end
+function tide.Tensor:ge(y) end
+function tide.Tensor:gelu() end
+function tide.Tensor:gelu_tanh() end
+function tide.Tensor:gt(y) end
+function tide.Tensor:half() end
+function tide.Tensor:index_add(dim, index, src) end
+function tide.Tensor:index_select(dim, index) end
+function tide.Tensor:is_contiguous() end
+function tide.Tensor:is_gone() end
+function tide.Tensor:is_pinned() end
+function tide.Tensor:isfinite() end
+function tide.Tensor:item() end
+function tide.Tensor:layer_norm(weight, bias, eps) end
+function tide.Tensor:le(y) end
+function tide.Tensor:linear_cross_entropy(w, bias, targets, opts) end
+function tide.Tensor:log() end
+function tide.Tensor:log_softmax(dim) end
+function tide.Tensor:logical_and(y) end
+function tide.Tensor:logical_not() end
+function tide.Tensor:logical_or(y) end
+function tide.Tensor:logsumexp(dim, keepdim) end
+function tide.Tensor:long() end
+function tide.Tensor:lt(y) end
+function tide.Tensor:masked_fill(mask, value) end
+function tide.Tensor:matmul(b) end
+function tide.Tensor:maximum(y) end
+function tide.Tensor:mean(dim, keepdim) end
+function tide.Tensor:minimum(y) end
+function tide.Tensor:mul(y) end
+function tide.Tensor:mul_(factor) end
+function tide.Tensor:narrow(dim, first, n) end
+function tide.Tensor:ne(y) end
+function tide.Tensor:neg() end
+function tide.Tensor:norm(dim, keepdim) end
+function tide.Tensor:normal_(mean, std, opts) end
+function tide.Tensor:numel() end
+function tide.Tensor:ones_like(opts) end
+function tide.Tensor:pad(before, after, value) end
+function tide.Tensor:permute(a, b, c, d, e, f, g, h) end
+function tide.Tensor:pin_memory() end
+function tide.Tensor:pow(y) end
+function tide.Tensor:prod(dim, keepdim) end
+function tide.Tensor:reciprocal() end
+function tide.Tensor:refilled() end
+function tide.Tensor:release() end
+function tide.Tensor:relu() end
+function tide.Tensor:repeat_interleave(n, dim) end
+function tide.Tensor:requires_grad_(on) end
+function tide.Tensor:reshape(a, b, c, d, e, f, g, h, more) end
+function tide.Tensor:restore_bytes() end
+function tide.Tensor:rms_norm(weight, eps, offset) end
+function tide.Tensor:roll(shift, dim) end
+function tide.Tensor:rope(positions, inv_freq, opts) end
+function tide.Tensor:rsqrt() end
+function tide.Tensor:same_storage(y) end
+function tide.Tensor:scatter_add(dim, index, src) end
+function tide.Tensor:select(dim, i) end
+function tide.Tensor:set_grad(grad) end
+function tide.Tensor:sigmoid() end
+function tide.Tensor:sign() end
+function tide.Tensor:silu() end
+function tide.Tensor:sin() end
+function tide.Tensor:size(dim) end
+function tide.Tensor:slice(dim, first, last, step) end
+function tide.Tensor:softmax(dim) end
+function tide.Tensor:softplus() end
+function tide.Tensor:split(sizes, dim) end
+function tide.Tensor:sqrt() end
+function tide.Tensor:square() end
+function tide.Tensor:squeeze(dim) end
+function tide.Tensor:stride(dim) end
+function tide.Tensor:sub(y, alpha) end
+function tide.Tensor:sum(dim, keepdim) end
+function tide.Tensor:swiglu(up) end
+function tide.Tensor:t() end
+function tide.Tensor:tanh() end
+function tide.Tensor:to(what, opts) end
+function tide.Tensor:to_string_bytes() end
+function tide.Tensor:tolist() end
+function tide.Tensor:tostring() end
+function tide.Tensor:transpose(dim0, dim1) end
+function tide.Tensor:tril(diagonal) end
+function tide.Tensor:triu(diagonal) end
+function tide.Tensor:trunc_normal_(mean, std, lo, hi, opts) end
+function tide.Tensor:uniform_(lo, hi, opts) end
+function tide.Tensor:unsqueeze(dim) end
+function tide.Tensor:version() end
+function tide.Tensor:view(a, b, c, d, e, f, g, h, more) end
+function tide.Tensor:zero_() end
+function tide.Tensor:zero_grad() end
+function tide.Tensor:zeros_like(opts) end
+tide.comm = {}
+function tide.comm.any(comm, flag) end
+function tide.comm.close() end
+function tide.comm.comm_of(op, comm) end
+function tide.comm.gpus(comm, opts) end
+function tide.comm.group(nrank, opts) end
+function tide.comm.init(opts) end
+function tide.comm.nccl(over, opts) end
+function tide.comm.on_first(comm, op, fn) end
+function tide.comm.set_world(comm) end
+function tide.comm.shutdown() end
+function tide.comm.simulate(n, rank, host_size) end
+function tide.comm.solo() end
+function tide.comm.sum(comm, numbers) end
+function tide.comm.together(comm, op, fn) end
+function tide.comm.world() end
+tide.cuda = {}
+function tide.cuda.captured(fn, opts) end
+function tide.cuda.device_count() end
+function tide.cuda.get_attention_kernel() end
+function tide.cuda.get_float32_matmul_precision() end
+function tide.cuda.graph(fn, opts) end
+function tide.cuda.is_available() end
+function tide.cuda.set_attention_kernel(name) end
+function tide.cuda.set_float32_matmul_precision(name) end
+function tide.cuda.synchronize() end
+tide.data = {}
+tide.data.batch = {}
+---@param source tide.Source
+---@param starts table
+---@param seq integer
+function tide.data.batch.make(source, starts, seq, device) end
+---@param starts table
+---@param n integer
+function tide.data.batch.split(starts, n) end
+---@param source table
+---@param seq integer
+---@param limit integer
+function tide.data.batch.windows(source, seq, limit) end
+tide.data.bytes = {}
+---@param ids integer[]
+function tide.data.bytes.decode(ids) end
+---@param text string
+function tide.data.bytes.encode(text) end
+---@param n integer
+function tide.data.bytes.id(n) end
+---@param text string
+function tide.data.bytes.ids(text) end
+tide.data.entropy = {}
+---@param texts string[]
+function tide.data.entropy.order2(texts) end
+tide.data.packed = {}
+---@param source tide.Source
+---@param eos integer
+function tide.data.packed.boundaries(source, eos) end
+---@param limit integer
+function tide.data.packed.held_out(limit) end
+---@param source tide.Source
+---@param rows table
+---@param seq integer
+---@param opts? { pad?: integer, device?: string }
+function tide.data.packed.make(source, rows, seq, opts) end
+---@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer }
+function tide.data.packed.new(opts) end
+---@param state table
+function tide.data.packed.restore(state) end
+tide.data.sampler = {}
+---@param opts? { count: integer, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer }
+function tide.data.sampler.new(opts) end
+---@param n integer
+---@param seed integer
+---@param epoch integer
+function tide.data.sampler.permutation(n, seed, epoch) end
+---@param state table
+function tide.data.sampler.restore(state) end
+---@param place integer
+function tide.data.sampler.start_of(place) end
+tide.data.survey = {}
+function tide.data.survey.check(op, name, source, size) end
+function tide.data.survey.largest(source) end
+tide.data.text = {}
+function tide.data.text.files(path) end
+---@param paths string|table
+---@param opts? { val?: number, width?: integer, binary?: boolean }
+function tide.data.text.load(paths, opts) end
+tide.data.tokens = {}
+---@param source tide.Source
+---@param fn function
+function tide.data.tokens.each_piece(source, fn) end
+---@param path string
+---@param opts? { width?: integer }
+function tide.data.tokens.file(path, opts) end
+---@param source tide.Source
+function tide.data.tokens.fingerprint(source) end
+---@param sources tide.Source[]
+function tide.data.tokens.join(sources) end
+---@param text string
+---@param width integer
+function tide.data.tokens.memory(text, width) end
+---@param source tide.Source
+function tide.data.tokens.slice(source, first, count) end
+tide.debug = {}
+tide.debug.gradcheck = {}
+function tide.debug.gradcheck.check(fn, inputs, opts) end
+tide.debug.jit = {}
+function tide.debug.jit.run(fn, ...) end
+function tide.debug.jit.text(report) end
+tide.debug.leak = {}
+function tide.debug.leak.measure(ctx, fn, ...) end
+tide.debug.nan = {}
+function tide.debug.nan.is_finite(t) end
+function tide.debug.nan.parameters(model) end
+function tide.debug.nan.watch(model) end
+tide.debug.trace = {}
+function tide.debug.trace.compare(docs) end
+function tide.debug.trace.dump(folder, comms) end
+function tide.debug.trace.folder() end
+function tide.debug.trace.merge(folder, docs) end
+function tide.debug.trace.read(folder) end
+function tide.debug.trace.report(docs, worst) end
+function tide.debug.trace.show(folder) end
+tide.grad = {}
+function tide.grad.func(def) end
+tide.json = {}
+function tide.json.array(list) end
+function tide.json.decode(text, opts) end
+function tide.json.encode(value, opts) end
+function tide.json.float(v) end
+tide.model = {}
+function tide.model.export(where, dir, opts) end
+---@class tide.model.gemma3
+tide.model.gemma3 = {}
+function tide.model.gemma3.new(config, opts) end
+tide.model.gemma3.family = {}
+---@class tide.model.gemma3.family.Block
+tide.model.gemma3.family.Block = {}
+function tide.model.gemma3.family.Block.new(parts) end
+function tide.model.gemma3.family.Block:forward(x, at) end
+function tide.model.gemma3.family.Block:is(value, cls) end
+function tide.model.gemma3.family.complete(c) end
+function tide.model.gemma3.family.embed_scale(c) end
+function tide.model.gemma3.family.layer(c, i, mixer, mlp) end
+---@class tide.model.hybrid
+tide.model.hybrid = {}
+function tide.model.hybrid.new(config, opts) end
+function tide.model.hybrid:publish(c) end
+---@class tide.model.llama
+tide.model.llama = {}
+function tide.model.llama.new(config, opts) end
+function tide.model.llama:embedding() end
+function tide.model.llama:flops_per_token(seq) end
+function tide.model.llama:hidden(ids_BT, opts) end
+function tide.model.load(dir, opts) end
+---@class tide.model.mamba2
+tide.model.mamba2 = {}
+function tide.model.mamba2.new(config, opts) end
+function tide.model.mamba2:publish(c) end
+---@class tide.model.mistral
+tide.model.mistral = {}
+function tide.model.mistral.new(config, opts) end
+---@class tide.model.phi3
+tide.model.phi3 = {}
+function tide.model.phi3.new(config, opts) end
+tide.model.phi3.family = {}
+function tide.model.phi3.family.layer(_, _, mixer, mlp) end
+---@class tide.model.qwen2
+tide.model.qwen2 = {}
+function tide.model.qwen2.new(config, opts) end
+tide.model.qwen2.family = {}
+function tide.model.qwen2.family.complete(c) end
+function tide.model.qwen2.family.complete_for(op) end
+function tide.model.qwen2.family.has_window(c, i) end
+function tide.model.qwen2.family.layer(c, i, mixer) end
+---@class tide.model.qwen3
+tide.model.qwen3 = {}
+function tide.model.qwen3.new(config, opts) end
+tide.model.qwen3.family = {}
+function tide.model.qwen3.family.complete(c) end
+function tide.model.qwen3.family.layer(c, i, mixer) end
+function tide.model.save(model, dir, opts) end
+---@class tide.model.vision
+tide.model.vision = {}
+function tide.model.vision.new(config, opts) end
+function tide.model.vision:forward(patches, at) end
+tide.nn = {}
+---@class tide.nn.Attention
+tide.nn.Attention = {}
+---@param opts? { dim: integer, heads: integer, kv_heads?: integer, head_dim?: integer, bias?: boolean, out_bias?: boolean, rope?: table, causal?: boolean, window?: any, softcap?: number, scale?: number, std?: number, out_std?: number, fused?: boolean, qk_norm?: table, dropout?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.Attention.new(opts) end
+function tide.nn.Attention:attend(q_BTHD, k_BTKD, v_BTKD, options) end
+function tide.nn.Attention:detail() end
+function tide.nn.Attention:forward(x_BTC, at) end
+function tide.nn.Attention:inner(q, k, v, options) end
+function tide.nn.Attention:project(x_BTC) end
+function tide.nn.Attention:told(at, q_start, device) end
+function tide.nn.Attention:tp(_, on) end
+function tide.nn.Attention:tp_plan() end
+---@class tide.nn.Block
+tide.nn.Block = {}
+---@param parts? { norm1: tide.Module, mixer: tide.Module, norm2?: tide.Module, mlp?: tide.Module, dropout?: tide.Module, names?: table }
+function tide.nn.Block.new(parts) end
+function tide.nn.Block:forward(x, at) end
+function tide.nn.Block:part(name) end
+---@param channels integer
+---@param taps integer
+---@param opts? { bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.Conv1d(channels, taps, opts) end
+---@class tide.nn.Dropout
+tide.nn.Dropout = {}
+---@param p number
+function tide.nn.Dropout.new(p) end
+function tide.nn.Dropout:detail() end
+function tide.nn.Dropout:forward(x) end
+---@class tide.nn.Embedding
+tide.nn.Embedding = {}
+---@param nvocab integer
+---@param dim integer
+---@param opts? { std?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.Embedding.new(nvocab, dim, opts) end
+function tide.nn.Embedding:as_output(x) end
+function tide.nn.Embedding:detail() end
+function tide.nn.Embedding:forward(ids) end
+function tide.nn.Embedding:tp(style, on) end
+---@class tide.nn.GatedRMSNorm
+tide.nn.GatedRMSNorm = {}
+---@param dim integer
+---@param opts? { eps?: number, group?: integer, gate_last?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.GatedRMSNorm.new(dim, opts) end
+function tide.nn.GatedRMSNorm:detail() end
+function tide.nn.GatedRMSNorm:forward(x, z) end
+---@class tide.nn.LayerNorm
+tide.nn.LayerNorm = {}
+---@param dim integer
+---@param opts? { eps?: number, bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.LayerNorm.new(dim, opts) end
+function tide.nn.LayerNorm:detail() end
+function tide.nn.LayerNorm:forward(x, residual) end
+---@class tide.nn.Linear
+tide.nn.Linear = {}
+---@param nin integer
+---@param nout integer
+---@param opts? { bias?: boolean, std?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.Linear.new(nin, nout, opts) end
+function tide.nn.Linear:detail() end
+function tide.nn.Linear:forward(x) end
+function tide.nn.Linear:product(x, weight, bias) end
+function tide.nn.Linear:tp(style, on) end
+---@class tide.nn.MLP
+tide.nn.MLP = {}
+---@param opts? { dim: integer, hidden: integer, act?: 'swiglu' | 'geglu_tanh' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu', bias?: boolean, std?: number, out_std?: number, fused?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.MLP.new(opts) end
+function tide.nn.MLP:activated(x) end
+function tide.nn.MLP:detail() end
+function tide.nn.MLP:forward(x) end
+function tide.nn.MLP:project(x) end
+function tide.nn.MLP:tp(_, on) end
+function tide.nn.MLP:tp_plan() end
+---@class tide.nn.Mamba2
+tide.nn.Mamba2 = {}
+---@param opts? { dim: integer, state?: integer, conv?: integer, expand?: number, heads?: integer, head_dim?: integer, groups?: integer, chunk?: integer, bias?: boolean, conv_bias?: boolean, norm_eps?: number, gate_last?: boolean, per_channel_D?: boolean, A_range?: table, dt_range?: table, dt_floor?: number, dt_limit?: table, std?: number, out_std?: number, recurrence_dtype?: 'f32' | 'f64' | 'bf16' | 'f16', dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.Mamba2.new(opts) end
+function tide.nn.Mamba2:convolve(xBC, opts) end
+function tide.nn.Mamba2:detail() end
+function tide.nn.Mamba2:filter() end
+function tide.nn.Mamba2:forward(x_BTM, at) end
+function tide.nn.Mamba2:inner(projected_BTP, at) end
+function tide.nn.Mamba2:rates() end
+function tide.nn.Mamba2:recur(xBC, dt_BTH, opts) end
+function tide.nn.Mamba2:scan(x, dt, A, B, Cs, opts) end
+function tide.nn.Mamba2:tp(_, on) end
+function tide.nn.Mamba2:tp_plan() end
+---@class tide.nn.Module
+tide.nn.Module = {}
+function tide.nn.Module.new() end
+function tide.nn.Module:apply(fn) end
+function tide.nn.Module:as_call(fn, ...) end
+function tide.nn.Module:buffer(name, t, opts) end
+function tide.nn.Module:check_holds(op) end
+function tide.nn.Module:child(name, module) end
+function tide.nn.Module:eval() end
+function tide.nn.Module:forward() end
+function tide.nn.Module:get(path) end
+function tide.nn.Module:has_hooks() end
+function tide.nn.Module:hook_backward(fn, opts) end
+function tide.nn.Module:hook_backward_pre(fn, opts) end
+function tide.nn.Module:hook_post(fn, opts) end
+function tide.nn.Module:hook_pre(fn, opts) end
+function tide.nn.Module:init_weights(seed) end
+function tide.nn.Module:inner(opts, extra) end
+function tide.nn.Module:load_state_dict(state, opts) end
+function tide.nn.Module:made() end
+function tide.nn.Module:materialise(device, seed, opts) end
+function tide.nn.Module:named_buffers() end
+function tide.nn.Module:named_modules() end
+function tide.nn.Module:named_parameters() end
+function tide.nn.Module:num_parameters() end
+function tide.nn.Module:options(op, opts, known) end
+function tide.nn.Module:param(name, shape, spec, opts) end
+function tide.nn.Module:parameters() end
+function tide.nn.Module:ready(opts) end
+function tide.nn.Module:requires_grad_(on) end
+function tide.nn.Module:state_dict() end
+function tide.nn.Module:to(target) end
+function tide.nn.Module:tp() end
+function tide.nn.Module:tp_plan() end
+function tide.nn.Module:train(on) end
+function tide.nn.Module:walk(fn) end
+function tide.nn.Module:wrap(name, fn, opts) end
+function tide.nn.Module:wraps(of) end
+function tide.nn.Module:zero_grad() end
+---@class tide.nn.RMSNorm
+tide.nn.RMSNorm = {}
+---@param dim integer
+---@param opts? { eps?: number, offset?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.nn.RMSNorm.new(dim, opts) end
+function tide.nn.RMSNorm:detail() end
+function tide.nn.RMSNorm:forward(x, residual) end
+---@class tide.nn.Stack
+tide.nn.Stack = {}
+function tide.nn.Stack.new(blocks, names) end
+function tide.nn.Stack:at(i) end
+function tide.nn.Stack:child(name, block) end
+function tide.nn.Stack:count() end
+function tide.nn.Stack:forward(x, at) end
+function tide.nn.Stack:slice(first, last) end
+tide.nn.context = {}
+function tide.nn.context.check_shift(op, c) end
+function tide.nn.context.for_layer(op, layer, at) end
+function tide.nn.context.of(op, opts, ids) end
+tide.nn.loss = {}
+---@param labels tide.Tensor
+function tide.nn.loss.count(labels, ignore) end
+function tide.nn.loss.linear(x, w_VC, labels, opts) end
+function tide.nn.loss.of_logits(logits, labels, opts) end
+function tide.nn.loss.options(op, opts) end
+function tide.nn.loss.per_count(fn, x, labels, opts, op) end
+---@param ids tide.Tensor
+function tide.nn.loss.shift(ids, ignore) end
+tide.nn.rope = {}
+function tide.nn.rope.check_scaling(op, s) end
+function tide.nn.rope.frequencies(dim, theta, s, length) end
+function tide.nn.rope.new(opts) end
+tide.nn.weight = {}
+function tide.nn.weight.fill(t, spec, opts) end
+function tide.nn.weight.spec(op, name, spec) end
+tide.nn.window = {}
+function tide.nn.window.check(op, name, w) end
+function tide.nn.window.of_tokens(op, name, n) end
+tide.optim = {}
+---@class tide.optim.AdamW
+tide.optim.AdamW = {}
+---@param opts? { lr?: number|function, beta1?: number, beta2?: number, eps?: number, weight_decay?: number, decay_vectors?: boolean }
+function tide.optim.AdamW.new(params, opts) end
+function tide.optim.AdamW:update(group, bucket, lr, opts) end
+---@class tide.optim.Optimizer
+tide.optim.Optimizer = {}
+function tide.optim.Optimizer.new(op, params, defaults, opts) end
+function tide.optim.Optimizer:check(op, name, v) end
+function tide.optim.Optimizer:check_entry(entry) end
+function tide.optim.Optimizer:check_update(group, bucket, lr, opts) end
+function tide.optim.Optimizer:column(states, field) end
+function tide.optim.Optimizer:entries() end
+function tide.optim.Optimizer:grads() end
+function tide.optim.Optimizer:load_state_dict(tensors, meta) end
+function tide.optim.Optimizer:master(param) end
+function tide.optim.Optimizer:new_state(entry) end
+function tide.optim.Optimizer:next_lr() end
+function tide.optim.Optimizer:state_dict() end
+function tide.optim.Optimizer:step(opts) end
+function tide.optim.Optimizer:take_back() end
+function tide.optim.Optimizer:update(group, bucket, lr, opts) end
+function tide.optim.Optimizer:zero_grad() end
+function tide.optim.Optimizer:zeros_like(param) end
+---@class tide.optim.SGD
+tide.optim.SGD = {}
+---@param opts? { lr?: number|function, momentum?: number, dampening?: number, weight_decay?: number, nesterov?: boolean, decay_vectors?: boolean }
+function tide.optim.SGD.new(params, opts) end
+function tide.optim.SGD:new_state(entry) end
+function tide.optim.SGD:update(group, bucket, lr, opts) end
+tide.optim.clip = {}
+---@param max_norm number
+function tide.optim.clip.by_norm(grads, max_norm) end
+tide.optim.schedule = {}
+---@param opts? { lr: number, warmup?: integer }
+function tide.optim.schedule.constant(opts) end
+---@param opts? { lr: number, steps: integer, warmup?: integer, min_lr?: number }
+function tide.optim.schedule.cosine(opts) end
+---@param opts? { lr: number, steps: integer, warmup?: integer, min_lr?: number }
+function tide.optim.schedule.linear(opts) end
+---@param name 'cosine' | 'linear' | 'wsd' | 'constant'
+---@param opts table
+function tide.optim.schedule.make(name, opts) end
+---@param opts? { lr: number, steps: integer, warmup?: integer, min_lr?: number, decay?: integer }
+function tide.optim.schedule.wsd(opts) end
+tide.parallel = {}
+tide.parallel.DTensor = {}
+function tide.parallel.DTensor.full_tensor() end
+function tide.parallel.DTensor.offset() end
+function tide.parallel.DTensor.plan(placements) end
+function tide.parallel.DTensor.redistribute(placements) end
+function tide.parallel.DTensor.to_local() end
+function tide.parallel.Partial(op) end
+function tide.parallel.Replicate() end
+function tide.parallel.Shard(dim) end
+---@class tide.parallel.Sharded
+tide.parallel.Sharded = {}
+function tide.parallel.Sharded.new(model, opts) end
+function tide.parallel.Sharded:all_units() end
+function tide.parallel.Sharded:check_finished(name) end
+function tide.parallel.Sharded:check_whole(name, module) end
+function tide.parallel.Sharded:close() end
+function tide.parallel.Sharded:finish() end
+function tide.parallel.Sharded:full_state_dict() end
+function tide.parallel.Sharded:gradient_divisor() end
+function tide.parallel.Sharded:named_parameters() end
+function tide.parallel.Sharded:no_sync(fn, ...) end
+function tide.parallel.Sharded:norm_groups() end
+function tide.parallel.Sharded:price(opts) end
+function tide.parallel.Sharded:release() end
+function tide.parallel.Sharded:reset() end
+function tide.parallel.Sharded:set_requires_gradient_sync(on) end
+function tide.parallel.Sharded:state_dict() end
+function tide.parallel.Sharded:updated() end
+function tide.parallel.Sharded:zero_grad() end
+function tide.parallel.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy) end
+tide.parallel.clip = {}
+function tide.parallel.clip.clip_grad_norm_(source, max_norm, opts) end
+function tide.parallel.clip.norm(source, norm_type, comm) end
+tide.parallel.cp = {}
+tide.parallel.cp.Context = {}
+function tide.parallel.cp.Context.check_agreed(op, comm, what, kind) end
+function tide.parallel.cp.Context.groups(device, n) end
+function tide.parallel.cp.Context.hops(n, at, mask) end
+function tide.parallel.cp.Context.joined(device, first, n) end
+function tide.parallel.cp.Context.k_index(rank, device) end
+function tide.parallel.cp.Context.pairs(device) end
+function tide.parallel.cp.Context.positions(device) end
+function tide.parallel.cp.Context.q_index(device) end
+function tide.parallel.cp.Context.run(fn, ...) end
+function tide.parallel.cp.Context.tokens() end
+function tide.parallel.cp.attach(model, axis, opts) end
+function tide.parallel.cp.attach_context_parallel_hooks(model) end
+function tide.parallel.cp.attach_cp_sdpa_hooks(model, mesh, opts) end
+function tide.parallel.cp.axis_of(op, mesh, name) end
+function tide.parallel.cp.build_position_ids(batch) end
+function tide.parallel.cp.context(opts) end
+function tide.parallel.cp.contiguous_batch(opts) end
+function tide.parallel.cp.create_context_parallel_ctx(axis, buffers, dims, no_restore, rotate_method, opts) end
+function tide.parallel.cp.document_index_of(mask) end
+function tide.parallel.cp.gather_cp_seq(where, tensors, dim, orig_len) end
+function tide.parallel.cp.get_train_context(opts, ...) end
+function tide.parallel.cp.make_cp_batch_and_ctx(mesh, batch, opts) end
+function tide.parallel.cp.make_cp_batch_for_te(axis, batch, opts) end
+function tide.parallel.cp.make_target_cp_ctx(axis, ids, positions) end
+function tide.parallel.cp.run_target_cp_forward_and_gather(model, axis, ids, opts) end
+function tide.parallel.cp.self_check(model, probe, opts) end
+function tide.parallel.cp.shard_thd_chunk(axis, batch, opts) end
+tide.parallel.cp_map = {}
+function tide.parallel.cp_map.check_slots(op, real, slot) end
+function tide.parallel.cp_map.cu(op, name, v) end
+function tide.parallel.cp_map.deal(costs, n, ranks) end
+function tide.parallel.cp_map.lcm(a, b) end
+function tide.parallel.cp_map.multiple(o) end
+function tide.parallel.cp_map.new(opts) end
+tide.parallel.cp_need = {}
+function tide.parallel.cp_need.check(seg, slice) end
+function tide.parallel.cp_need.plan(ids, size, window) end
+function tide.parallel.cp_need.segments(ids, first, n, window) end
+function tide.parallel.destroy_dist_connection() end
+function tide.parallel.distribute(t, mesh, placements, opts) end
+function tide.parallel.from_local(part, mesh, placements, shape) end
+tide.parallel.fsdp = {}
+function tide.parallel.fsdp.fully_shard(model, ranks, opts) end
+function tide.parallel.fsdp.layer_units(module) end
+function tide.parallel.fsdp2_strategy_parallelize(model, mesh, opts) end
+function tide.parallel.get_hf_tp_shard_plan(model) end
+function tide.parallel.import_class_from_path(path) end
+function tide.parallel.import_classes_from_paths(paths, opts) end
+tide.parallel.layout = {}
+function tide.parallel.layout.balanced(n, parts) end
+function tide.parallel.layout.box(module, field) end
+function tide.parallel.layout.boxes(module, field) end
+function tide.parallel.layout.gathered(module, grads) end
+function tide.parallel.layout.get(module, field) end
+function tide.parallel.layout.new(spec) end
+function tide.parallel.layout.set(module, field, spec) end
+function tide.parallel.layout.shape(module, field) end
+function tide.parallel.linear_cross_entropy(x, w, targets, axis, counts, opts) end
+tide.parallel.mamba_cp = {}
+---@class tide.parallel.mamba_cp.MambaContextParallel
+tide.parallel.mamba_cp.MambaContextParallel = {}
+function tide.parallel.mamba_cp.MambaContextParallel.new(cp_group, num_heads, head_dim, n_groups, d_state, mixer) end
+function tide.parallel.mamba_cp.MambaContextParallel:get_A_log(p) end
+function tide.parallel.mamba_cp.MambaContextParallel:get_D(p) end
+function tide.parallel.mamba_cp.MambaContextParallel:get_conv1d_bias() end
+function tide.parallel.mamba_cp.MambaContextParallel:get_conv1d_weight() end
+function tide.parallel.mamba_cp.MambaContextParallel:get_dt_bias(p) end
+function tide.parallel.mamba_cp.MambaContextParallel:post_conv_ssm(y, cu) end
+function tide.parallel.mamba_cp.MambaContextParallel:pre_conv_ssm(projected, cu) end
+function tide.parallel.mamba_cp.MambaContextParallel:repeat_group_state(s) end
+function tide.parallel.mamba_cp.MambaContextParallel:slice_conv_param(p) end
+function tide.parallel.mamba_cp.MambaContextParallel:slice_vector_param(p) end
+function tide.parallel.mamba_cp.all_to_all(x, comm) end
+function tide.parallel.mamba_cp.all_to_all_cp2hp(x, comm, batch_size) end
+function tide.parallel.mamba_cp.all_to_all_hp2cp(x, comm, batch_size) end
+function tide.parallel.mamba_cp.attach(...) end
+function tide.parallel.mamba_cp.deinterleave_index(cu_local, W, rows) end
+function tide.parallel.mamba_cp.deinterleave_packed_seqs(x, cu_local, W) end
+function tide.parallel.mamba_cp.explain(...) end
+function tide.parallel.mamba_cp.pre_index(cu, W) end
+function tide.parallel.mamba_cp.price(...) end
+function tide.parallel.mamba_cp.redo_attention_load_balancing(x, W, cu) end
+function tide.parallel.mamba_cp.redo_order(W) end
+function tide.parallel.mamba_cp.reinterleave_packed_seqs(x, cu_local, W) end
+function tide.parallel.mamba_cp.reorder_chunks(x, order, cu) end
+function tide.parallel.mamba_cp.split_heads(H, G, W) end
+function tide.parallel.mamba_cp.undo_attention_load_balancing(x, W, cu) end
+function tide.parallel.mamba_cp.undo_order(W) end
+function tide.parallel.megatron_fsdp_strategy_parallelize(model, mesh, opts) end
+tide.parallel.mesh = {}
+tide.parallel.mesh.Axis = {}
+function tide.parallel.mesh.Axis.ranks() end
+tide.parallel.mesh.Mesh = {}
+function tide.parallel.mesh.Mesh.axis(name) end
+function tide.parallel.mesh.Mesh.close() end
+function tide.parallel.mesh.Mesh.comm_of(name) end
+function tide.parallel.mesh.Mesh.coord(rank) end
+function tide.parallel.mesh.Mesh.expert(ep) end
+function tide.parallel.mesh.Mesh.find(name) end
+function tide.parallel.mesh.Mesh.flatten(names, name) end
+function tide.parallel.mesh.Mesh.fsdp_mesh() end
+function tide.parallel.mesh.Mesh.rank_of(at) end
+function tide.parallel.mesh.Mesh.size(name) end
+function tide.parallel.mesh.Mesh.sub(names) end
+function tide.parallel.mesh.Mesh.unflatten(name, axes) end
+function tide.parallel.mesh.new(axes, opts) end
+function tide.parallel.mesh.sizes(axes, n) end
+tide.parallel.multimodal = {}
+function tide.parallel.multimodal.gather_along_second_dim(x, axis) end
+function tide.parallel.multimodal.gather_from_context_parallel_ranks(x, global_pad, axis) end
+function tide.parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts) end
+function tide.parallel.multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, packed) end
+function tide.parallel.multimodal.get_padding(seq_len, opts) end
+function tide.parallel.multimodal.reduce_scatter_along_second_dim(x, axis) end
+function tide.parallel.multimodal.split_to_context_parallel_ranks(x, axis, pad_value) end
+function tide.parallel.multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts) end
+function tide.parallel.nvfsdp_strategy_parallelize(model, mesh, opts) end
+tide.parallel.op = {}
+function tide.parallel.op.all_gather(x, comm, dim) end
+function tide.parallel.op.all_gather_v(x, comm, dim, counts) end
+function tide.parallel.op.all_reduce(x, comm, reduce) end
+function tide.parallel.op.all_to_all(x, comm, cut, join, cut_counts, join_counts) end
+function tide.parallel.op.all_to_all_v(x, comm, in_counts, out_counts, dim) end
+function tide.parallel.op.broadcast(x, comm, root) end
+function tide.parallel.op.copy_to(x, comm) end
+function tide.parallel.op.counts(n, comm) end
+function tide.parallel.op.gather_from(x, comm, dim, counts) end
+function tide.parallel.op.reduce(x, comm, root, reduce) end
+function tide.parallel.op.reduce_from(x, comm, reduce) end
+function tide.parallel.op.reduce_scatter(x, comm, dim, reduce) end
+function tide.parallel.op.reduce_scatter_v(x, comm, dim, counts, reduce) end
+function tide.parallel.op.scatter_to(x, comm, dim, counts) end
+function tide.parallel.op.shift(x, comm, by) end
+tide.parallel.pack = {}
+function tide.parallel.pack.best_fit(lengths, size, max_bins) end
+function tide.parallel.pack.cp_degree(length, most) end
+function tide.parallel.pack.dp_balanced(lengths, opts) end
+function tide.parallel.pack.dynamic_cp(lengths, opts) end
+function tide.parallel.pack.greedy(samples, opts) end
+function tide.parallel.pack.knapsack(lengths, size, max_bins) end
+function tide.parallel.pack.neat(samples, opts) end
+function tide.parallel.parallelize_module(model, axis, plan, opts) end
+tide.parallel.placement = {}
+function tide.parallel.placement.is(p) end
+function tide.parallel.placement.is_even(counts) end
+function tide.parallel.placement.local_shape(shape, placements, mesh, rank) end
+function tide.parallel.placement.normalise(op, given, mesh, ndim) end
+function tide.parallel.placement.piece(size, n, rank) end
+function tide.parallel.placement.pieces(size, n) end
+function tide.parallel.placement.plan(...) end
+function tide.parallel.placement.route(shape, dtype, mesh, from, to, rank) end
+function tide.parallel.placement.text(list, mesh) end
+tide.parallel.plan = {}
+---@class tide.parallel.plan.Plan
+tide.parallel.plan.Plan = {}
+function tide.parallel.plan.Plan.new(model, mesh, opts) end
+function tide.parallel.plan.Plan:axes_text() end
+function tide.parallel.plan.Plan:data() end
+function tide.parallel.plan.Plan:materialise(opts) end
+function tide.parallel.plan.Plan:price(opts) end
+function tide.parallel.plan.Plan:to_table() end
+function tide.parallel.plan.from_table(t, model) end
+function tide.parallel.plan.register(name, section) end
+function tide.parallel.plan.unregister(name) end
+function tide.parallel.plan.whole(run, fn) end
+tide.parallel.recompute = {}
+function tide.parallel.recompute.apply(model, policy, opts) end
+function tide.parallel.recompute.report(model) end
+function tide.parallel.recompute.scope(v) end
+function tide.parallel.tensor_parallel(model, axis, opts) end
+tide.parallel.thd = {}
+function tide.parallel.thd.collate(rows, opts) end
+function tide.parallel.thd.padding_mask(cu_real, cu_slot, n) end
+function tide.parallel.thd.process_input_for_thd(batch, opts) end
+function tide.parallel.thd.sanitize(fields, mask, fill) end
+function tide.parallel.thd.sequence_index(cu, n) end
+function tide.parallel.thd.split_batch_into_thd_chunks(batch, num_chunks, opts) end
+function tide.parallel.thd.to_rows(x, stream, B) end
+tide.parallel.tp_plans = {}
+function tide.parallel.tp_plans.body(model) end
+function tide.parallel.tp_plans.class_plan(model) end
+function tide.parallel.tp_plans.custom(plan) end
+function tide.parallel.tp_plans.decoder(model) end
+function tide.parallel.tp_plans.plan_for(model, opts) end
+function tide.parallel.tp_plans.register(cls, fn) end
+function tide.parallel.tp_plans.with_sequence(plan, model) end
+function tide.parallel.translate_to_parallel_style(name) end
+function tide.parallel.unshard_fsdp2_model(model, fn, path, opts) end
+tide.parallel.vision_split = {}
+function tide.parallel.vision_split.balanced(num_frames, T, parts, costs) end
+function tide.parallel.vision_split.clip(num_frames, lb, ub) end
+function tide.parallel.vision_split.compatible(num_frames, T, parts) end
+function tide.parallel.vision_split.even(n, parts) end
+function tide.parallel.vision_split.frame_cost(patches, alpha) end
+function tide.parallel.vision_split.pad_frames(rows, rows_per_frame, least_rows) end
+function tide.parallel.vision_split.partition(costs, parts) end
+function tide.parallel.vision_split.points(num_frames, T, parts) end
+function tide.parallel.vision_split.proportional(costs, parts) end
+function tide.parallel.vision_split.units(num_frames, T) end
+tide.repl = {}
+function tide.repl.run(opts) end
+function tide.repl.session(opts) end
+function tide.abs(x) end
+function tide.add(x, y, alpha) end
+function tide.add_(x, src, alpha) end
+function tide.add_rms_norm(x, residual, weight, eps, offset) end
+function tide.addmm_(x, a, b) end
+function tide.affine(x, mul, add) end
+function tide.all(x, dim, keepdim) end
+function tide.amax(x, dim, keepdim) end
+function tide.amin(x, dim, keepdim) end
+function tide.any(x, dim, keepdim) end
+function tide.arange(start, stop, step, opts) end
+function tide.argmax(x, dim, keepdim) end
+function tide.argmin(x, dim, keepdim) end
+function tide.attention(q, k, v, opts) end
+function tide.attention_backward(dout, q, k, v, out, lse, opts) end
+function tide.attention_merge_(out, lse, part, part_lse) end
+function tide.attention_rows(q_index, k_index, opts) end
+function tide.backward(root, grad, opts) end
+function tide.build_info() end
+function tide.cast(x, dtype) end
+function tide.cat(list, dim) end
+function tide.checkpoint(fn, ...) end
+function tide.chunk(x, n, dim) end
+function tide.clamp(x, lo, hi) end
+function tide.clock() end
+function tide.clone(x) end
+function tide.contiguous(x) end
+function tide.conv1d(x, w, bias, opts) end
+function tide.conv1d_step(x, w, bias, state, opts) end
+function tide.copy_(x, src) end
+function tide.cos(x) end
+function tide.cross_entropy(logits, targets, opts) end
+function tide.cumsum(x, dim) end
+function tide.default() end
+function tide.div(x, y) end
+function tide.document_index(cu, ntoken) end
+function tide.dropout(x, p) end
+function tide.dtype_size(dtype, op) end
+function tide.embedding(weight, ids) end
+function tide.empty(shape, opts) end
+function tide.enable_grad(fn, ...) end
+function tide.eq(x, y) end
+function tide.erf(x) end
+function tide.exp(x) end
+function tide.expand(x, a, b, c, d, e, f, g, h, more) end
+function tide.eye(n, opts) end
+function tide.fill_(x, value) end
+function tide.flatten(x, d1, d2) end
+function tide.floor(x) end
+function tide.foreach_add_(dsts, srcs, alpha) end
+function tide.foreach_copy_(dsts, srcs) end
+function tide.from_string(bytes, shape, opts) end
+function tide.full(shape, value, opts) end
+function tide.full_like(x, value, opts) end
+function tide.gated_rms_norm(x, z, weight, opts) end
+function tide.gather(x, dim, index) end
+function tide.ge(x, y) end
+function tide.gelu(x) end
+function tide.gelu_tanh(x) end
+function tide.gt(x, y) end
+function tide.index_add(x, dim, index, src) end
+function tide.index_select(x, dim, index) end
+function tide.interrupted() end
+function tide.inverse_index(index) end
+function tide.is_error(value) end
+function tide.is_grad_enabled() end
+function tide.is_tensor(x) end
+function tide.isfinite(x) end
+function tide.layer_norm(x, weight, bias, eps) end
+function tide.le(x, y) end
+function tide.linear(x, w, bias) end
+function tide.linear_act(x, w, bias, activation) end
+function tide.linear_cross_entropy(x, w, bias, targets, opts) end
+function tide.linear_fp8(x, w, bias) end
+function tide.log(x) end
+function tide.log_softmax(x, dim) end
+function tide.logical_and(x, y) end
+function tide.logical_not(x) end
+function tide.logical_or(x, y) end
+function tide.logsumexp(x, dim, keepdim) end
+function tide.lt(x, y) end
+function tide.masked_fill(x, mask, value) end
+function tide.matmul(a, b) end
+function tide.maximum(x, y) end
+function tide.mean(x, dim, keepdim) end
+function tide.minimum(x, y) end
+function tide.mul(x, y) end
+function tide.mul_(x, factor) end
+function tide.narrow(x, dim, first, n) end
+function tide.ne(x, y) end
+function tide.neg(x) end
+function tide.no_grad(fn, ...) end
+function tide.norm(x, dim, keepdim) end
+function tide.normal_(x, mean, std, opts) end
+function tide.one_hot(ids, n, opts) end
+function tide.ones(shape, opts) end
+function tide.ones_like(x, opts) end
+function tide.open(opts) end
+function tide.pad(x, before, after, value) end
+function tide.param(name, value) end
+function tide.params() end
+function tide.permute(x, a, b, c, d, e, f, g, h) end
+function tide.pow(x, y) end
+function tide.prod(x, dim, keepdim) end
+function tide.rand(shape, opts) end
+function tide.randn(shape, opts) end
+function tide.reciprocal(x) end
+function tide.relu(x) end
+function tide.repeat_interleave(x, n, dim) end
+function tide.reshape(x, a, b, c, d, e, f, g, h, more) end
+function tide.rms_norm(x, weight, eps, offset) end
+function tide.rng_state() end
+function tide.roll(x, shift, dim) end
+function tide.rope(x, positions, inv_freq, opts) end
+function tide.rsqrt(x) end
+function tide.run_index(runs, dtype) end
+function tide.scatter_add(x, dim, index, src) end
+function tide.scope(fn, ...) end
+function tide.seed(n) end
+function tide.select(x, dim, i) end
+function tide.sequence_index(cu, ntoken) end
+function tide.set_default(ctx) end
+function tide.set_nthread(n) end
+function tide.set_rng_state(state) end
+function tide.sigmoid(x) end
+function tide.sign(x) end
+function tide.silu(x) end
+function tide.sin(x) end
+function tide.slice(x, dim, first, last, step) end
+function tide.slot_index(cu_slot, cu_real, ntoken) end
+function tide.softmax(x, dim) end
+function tide.softplus(x) end
+function tide.split(x, sizes, dim) end
+function tide.sqrt(x) end
+function tide.square(x) end
+function tide.squeeze(x, dim) end
+function tide.ssd_step(x, dt, A, B, Cs, state, opts) end
+function tide.stack(list, dim) end
+function tide.stats() end
+function tide.sub(x, y, alpha) end
+function tide.sum(x, dim, keepdim) end
+function tide.swiglu(gate, up) end
+function tide.t(x) end
+function tide.tanh(x) end
+function tide.tell_gone(owner, fn) end
+function tide.tensor(list, opts) end
+function tide.to_device(x, device, non_blocking) end
+function tide.transpose(x, dim0, dim1) end
+function tide.tril(x, diagonal) end
+function tide.triu(x, diagonal) end
+function tide.trunc_normal_(x, mean, std, lo, hi, opts) end
+function tide.uniform_(x, lo, hi, opts) end
+function tide.unsqueeze(x, dim) end
+function tide.where(cond, a, b) end
+function tide.zero_(x) end
+function tide.zeros(shape, opts) end
+function tide.zeros_like(x, opts) end
+function tide.zigzag_index(cu, size, rank, dtype) end
+function tide.zigzag_places(cu, size, dtype) end
+tide.train = {}
+tide.train.checkpoint = {}
+function tide.train.checkpoint.clear(out) end
+function tide.train.checkpoint.consolidate(where, to, opts) end
+function tide.train.checkpoint.find(where) end
+function tide.train.checkpoint.list(out) end
+function tide.train.checkpoint.load(where, opts) end
+function tide.train.checkpoint.lock(out, comm) end
+function tide.train.checkpoint.name(step) end
+function tide.train.checkpoint.recipe(where) end
+function tide.train.checkpoint.save(out, saved, opts) end
+function tide.train.checkpoint.save_async(out, saved, opts) end
+function tide.train.checkpoint.step_in(out) end
+function tide.train.checkpoint.tensors(path, device) end
+function tide.train.checkpoint.verify(folder, sizes_only) end
+tide.train.job = {}
+function tide.train.job.main(recipe, ...) end
+function tide.train.loop(opts) end
+tide.train.metric = {}
+function tide.train.metric.is_own(name) end
+function tide.train.metric.line(record) end
+function tide.train.metric.new(opts) end
+function tide.train.metric.parse(line) end
+tide.train.progress = {}
+function tide.train.progress.fields(r) end
+function tide.train.progress.new(opts) end
+function tide.train.run(opts) end
+tide.train.sample = {}
+function tide.train.sample.generate(model, prompt, opts) end
+function tide.train.sample.pick(logits, u, opts) end
+tide.train.score = {}
+function tide.train.score.load(where, opts) end
+function tide.train.score.logprob(model, ids, opts) end
+tide.train.state = {}
+function tide.train.state.collect(run) end
+function tide.train.state.restore(run, saved) end
+function tide.train.state.restore_model(sharded, saved) end
+function tide.train.state.weights(sharded) end
+tide.train.step = {}
+function tide.train.step.new(opts) end
+tide.update = {}
+function tide.update.adamw_(lists, attrs) end
+function tide.update.clip_factor(norm, max_norm) end
+function tide.update.norm(list, p, squared) end
+function tide.update.scale_all_(list, factor) end
+function tide.update.sgd_(lists, attrs) end
+tide.util = {}
+tide.util.args = {}
+function tide.util.args.main(fn, ...) end
+function tide.util.args.new(program, rows) end
+function tide.util.args.parse(program, rows, argv, base) end
+tide.util.err = {}
+function tide.util.err.add_root(source) end
+function tide.util.err.arg(op, name, expected, got) end
+function tide.util.err.choice(op, name, v, list) end
+function tide.util.err.func(op, name, v) end
+function tide.util.err.integer(op, name, v, lo, hi) end
+function tide.util.err.integers(op, name, list, lo) end
+function tide.util.err.new(code, op, message) end
+function tide.util.err.number(op, name, v, lo, hi) end
+function tide.util.err.options(op, opts, known) end
+function tide.util.err.people(codes, fn, ...) end
+function tide.util.err.raise(code, op, fmt, ...) end
+function tide.util.err.same(v, word) end
+function tide.util.err.show(v) end
+function tide.util.err.show_cdata(v) end
+function tide.util.err.text(e) end
+function tide.util.err.type(op, name, v, kind) end
+function tide.util.err.usage(op, fmt, ...) end
+function tide.util.err.where() end
+tide.util.fs = {}
+function tide.util.fs.absolute(path) end
+function tide.util.fs.exists(path) end
+function tide.util.fs.hash(op, path) end
+function tide.util.fs.io() end
+function tide.util.fs.is_dir(path) end
+function tide.util.fs.is_present(path) end
+function tide.util.fs.join(a, b) end
+function tide.util.fs.json_text(value) end
+function tide.util.fs.list(op, path) end
+function tide.util.fs.mkdirs(op, path) end
+function tide.util.fs.read(op, path) end
+function tide.util.fs.read_json(op, path) end
+function tide.util.fs.remove_dir(op, path) end
+function tide.util.fs.resolve(path) end
+function tide.util.fs.size(path) end
+function tide.util.fs.use(primitives) end
+function tide.util.fs.write(op, path, text) end
+function tide.util.fs.write_json(op, path, value) end
+tide.util.hash = {}
+function tide.util.hash.fnv32(text) end
+function tide.util.hash.mix(...) end
+function tide.util.hash.scramble(h) end
+function tide.util.hash.stream(text) end
+tide.util.log = {}
+function tide.util.log.new(opts) end
+tide.util.near = {}
+function tide.util.near.best(name, list, also) end
+function tide.util.near.distance(a, b) end
+function tide.util.near.hint(name, list, spell, also) end
+tide.util.plot = {}
+function tide.util.plot.svg(series, opts) end
+function tide.util.plot.ticks(lo, hi, n) end
+tide.util.pretty = {}
+function tide.util.pretty.format(v, opts) end
+function tide.util.pretty.sorted_keys(t) end
+tide.util.signature = {}
+function tide.util.signature.all() end
+function tide.util.signature.check(op, name, v, text) end
+function tide.util.signature.doors(op, owner, given) end
+function tide.util.signature.kind(name, text, test, annotation) end
+function tide.util.signature.of(fn) end
+function tide.util.signature.options(given) end
+function tide.util.signature.rows(given) end
+function tide.util.signature.type_text(row) end
+tide.util.strict = {}
+function tide.util.strict.off(env) end
+function tide.util.strict.on(env) end
+tide.util.timer = {}
+function tide.util.timer.new(clock) end
+function tide.util.timer.rate(half) end
+tide.util.units = {}
+function tide.util.units.bytes(v) end
+function tide.util.units.count(v) end
+function tide.util.units.duration(seconds) end
