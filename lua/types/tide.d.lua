@@ -269,6 +269,7 @@ function tide.json.encode(value, opts) end
 function tide.json.float(v) end
 tide.model = {}
 function tide.model.export(where, dir, opts) end
+function tide.model.fill(run, dir) end
 ---@class tide.model.gemma3
 tide.model.gemma3 = {}
 function tide.model.gemma3.new(config, opts) end
@@ -814,6 +815,7 @@ function tide.empty(shape, opts) end
 function tide.enable_grad(fn, ...) end
 function tide.eq(x, y) end
 function tide.erf(x) end
+function tide.error_of(caught) end
 function tide.exp(x) end
 function tide.expand(x, a, b, c, d, e, f, g, h, more) end
 function tide.eye(n, opts) end
@@ -893,6 +895,7 @@ function tide.seed(n) end
 function tide.select(x, dim, i) end
 function tide.sequence_index(cu, ntoken) end
 function tide.set_default(ctx) end
+function tide.set_error_form(form) end
 function tide.set_nthread(n) end
 function tide.set_rng_state(state) end
 function tide.sigmoid(x) end
@@ -997,6 +1000,7 @@ function tide.util.err.same(v, word) end
 function tide.util.err.show(v) end
 function tide.util.err.show_cdata(v) end
 function tide.util.err.text(e) end
+function tide.util.err.throw(e) end
 function tide.util.err.type(op, name, v, kind) end
 function tide.util.err.usage(op, fmt, ...) end
 function tide.util.err.where() end
