@@ -3,8 +3,9 @@
 local plan_options = require 'tide.parallel.plan.options'
 
 local before_model = {
-   { 'data', nil, 'file or folder of text, or .bin token files; may be given several times; '
-     .. 'default: tide\'s own sources', list = true, also = { 'data-path', 'dataset' } },
+   { 'data', nil, 'file or folder of text, or .bin token files; several --data are all read, '
+     .. 'one after the other; default: tide\'s own sources', list = true,
+     also = { 'data-path', 'dataset' } },
    { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
      .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
    { 'binary', false, 'take files as bytes whatever they hold, not text alone' },
@@ -14,7 +15,8 @@ local before_model = {
    { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults; a '
      .. '--mesh option replaces its whole mesh' },
    { 'resume-from', nil, 'go on from this checkpoint of the run (a folder step-N, or a number); '
-     .. 'later ones move to a folder aside-N in --out' },
+     .. 'later ones move to a folder aside-N in --out; with a new --out: a fork, the run of the '
+     .. 'checkpoint stays as it is' },
    { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
    { 'steps', 800, 'optimiser steps in all', min = 1,
      also = { 'max-steps', 'iterations', 'train-iters', 'epochs' } },

@@ -212,9 +212,26 @@ describe('recipes/pretrain.lua', function()
          ok('generate.lua --tokens 4 --prompt ab --from ' .. run_ .. '/aside-3')
          bad(again .. '--out ' .. run_ .. ' --resume-from 5', run_ .. '/step-00000005: there is no '
             .. 'such folder; there are ' .. run_ .. '/step-00000002, ')
-         bad(again .. '--out ' .. run_ .. ' --resume-from ' .. dir .. '/step-00000002',
-            'is no checkpoint of the run in --out ' .. run_)
          bad(again .. '--overwrite --resume-from 2 --out ' .. run_, 'exclude each other')
+      end)
+   end)
+
+   it('forks a run into a new folder, and leaves the run as it is', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--save-every 2 --sample 0')
+         local again = 'pretrain.lua --threads 1 --sample 0 '
+         local run_, fork = dir .. '/run', dir .. '/fork'
+         local want = recipe.losses(run_)
+         ok(again .. '--resume-from ' .. run_ .. '/step-00000004 --out ' .. fork)
+         assert.same({ want[5], want[6] }, { recipe.losses(fork)[5], recipe.losses(fork)[6] })
+         assert.same(want, recipe.losses(run_))
+         assert.equal('step-00000006\n', read(run_ .. '/LATEST'))
+         assert.is_nil(io.open(run_ .. '/aside-1'))
+         assert.equal(read(run_ .. '/step-00000006/model.safetensors'),
+            read(fork .. '/step-00000006/model.safetensors'))
+         bad(again .. '--out ' .. run_ .. ' --resume-from ' .. fork .. '/step-00000006',
+            'is of another run than that in --out ' .. run_ .. ', which is at step 6; to fork a '
+               .. 'run give an --out that holds none')
       end)
    end)
 
@@ -232,7 +249,29 @@ describe('recipes/pretrain.lua', function()
             write(path, text)
          end
          write(dir .. '/run/step-00000006/optim.safetensors', '')
+         local path = dir .. '/run/step-00000003/state.json'
+         local text = read(path)
+         write(path, text:sub(1, -8))
+         bad(again .. '--resume-from 3', 'a later checkpoint of its run is ' .. dir
+            .. '/run/step-00000006')
+         write(path, text)
          ok(again .. '--resume-from 3')
+         ok(again .. '--resume --steps 7')
+      end)
+   end)
+
+   it('says what to do where the only checkpoint is damaged', function()
+      with_data(function(dir, where)
+         ok('pretrain.lua ' .. where .. small .. '--save-every 0 --sample 0')
+         local again = 'pretrain.lua --threads 1 --sample 0 --out ' .. dir .. '/run '
+         for _, name in ipairs { 'model.safetensors', 'state.json', 'manifest.json' } do
+            local path = dir .. '/run/step-00000006/' .. name
+            local text = read(path)
+            write(path, text:sub(1, -8))
+            bad(again .. '--resume', 'its run has no other checkpoint: restore this one from a '
+               .. 'copy, or begin anew (overwrite = true, or --overwrite)')
+            write(path, text)
+         end
          ok(again .. '--resume --steps 7')
       end)
    end)
@@ -334,6 +373,8 @@ describe('recipes/pretrain.lua', function()
    end)
 
    it('takes several files and folders', function()
+      local help = ok 'pretrain.lua --help'
+      assert.matches('several --data are all read, one after the other', help, 1, true)
       with_data(function(dir, where)
          write(dir .. '/more.md', ('0123456789 '):rep(90))
          local out = ok('pretrain.lua ' .. where .. small .. '--steps 2 --sample 0 --data '

@@ -98,18 +98,23 @@ function folder.find(op, where)
       folder.older(op, fs.join(where, name)))
 end
 
--- "; the one before it is ..." for the message about a damaged checkpoint; '' without one.
+-- Returns what to do about a damaged checkpoint, for the end of the message: to go on from the one
+-- before it, else from another of its run, else to begin anew. '' for one that is in no run.
 function folder.older(op, path)
    local out, name = split((path:gsub('%.old%-', '')))
    if not out then return '' end
-   local before
-   for _, other in ipairs(folder.list(op, out)) do
-      if other < name then before = other end
+   local before, other
+   for _, item in ipairs(folder.list(op, out)) do
+      if item < name then before = item end
+      if item ~= name then other = item end
    end
-   if not before then return '' end
-   before = fs.join(out, before)
-   return ('; the checkpoint before it is %s (resume = %q, or --resume-from %s)'):format(before,
-      before, before)
+   if not other then
+      return '; its run has no other checkpoint: restore this one from a copy, or begin anew '
+         .. '(overwrite = true, or --overwrite)'
+   end
+   local place = fs.join(out, before or other)
+   return ('; %s is %s (resume = %q, or --resume-from %s)'):format(
+      before and 'the checkpoint before it' or 'a later checkpoint of its run', place, place, place)
 end
 
 -- ---- writing -----------------------------------------------------------------------------------

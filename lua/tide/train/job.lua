@@ -74,6 +74,19 @@ local function check_folder(name, out)
       .. 'goes on from it', out, out)
 end
 
+-- A checkpoint of another run goes on in a folder that holds none: a fork, which leaves that run as
+-- it is.
+local function check_fork(op, name, out)
+   local folder = require 'tide.train.folder'
+   if folder.is_of(name, out) then return end
+   local step = folder.step_in(op, out)
+   if step then
+      err.usage(op, '--resume-from %s is of another run than that in --out %s, which is at step '
+         .. '%d; to fork a run give an --out that holds none, to go on in the run of the '
+         .. 'checkpoint leave --out out', name, out, step)
+   end
+end
+
 -- Makes the path of the checkpoint that --resume-from names, and its run --out.
 local function settle_resume(recipe, opt, given)
    if not opt.resume_from then
@@ -87,10 +100,7 @@ local function settle_resume(recipe, opt, given)
    elseif not given.out then
       opt.out = name:gsub('/+[^/]*/*$', '')
    end
-   if not folder.is_of(name, opt.out) then
-      err.usage(recipe.name, '--resume-from %s is no checkpoint of the run in --out %s', name,
-         opt.out)
-   end
+   check_fork(recipe.name, name, opt.out)
    opt.resume, opt.resume_from = true, name
 end
 

@@ -22,7 +22,8 @@ end
 function verify.json(op, path, name)
    local ok, value = pcall(fs.read_json, op, fs.join(path, name))
    if ok then return value end
-   if value.code == 'E_FORMAT' then damaged(op, path, '%s', value.message) end
+   local e = err.of(value)
+   if e and e.code == 'E_FORMAT' then damaged(op, path, '%s', e.message) end
    error(value, 0)
 end
 
