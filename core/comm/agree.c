@@ -1,4 +1,4 @@
-/* Whether the calls of all ranks fit together, and the message if they do not. */
+/* Compares the calls of all ranks and writes the message if they do not fit together. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@ typedef tide__call_ref ref;
 
 static const char *place_name(int device) { return device < 0 ? "the host" : "a device"; }
 
-/* all_to_all_v: what rank a sends is what rank b expects. */
+/* all_to_all_v: compares what rank a sends to rank b with what b expects of a. */
 static void compare_counts(const ref *calls, int nrank, int a, int b, tide__text *why)
 {
   int64_t sent = calls[a].list[b];
@@ -18,7 +18,8 @@ static void compare_counts(const ref *calls, int nrank, int a, int b, tide__text
               (long long)sent, b, (long long)expected);
 }
 
-/* Names the first listed tensor that rank a sends and rank b does not expect so. */
+/* Names the first listed tensor that rank a sends and rank b expects with another count or
+ * dtype. */
 static void name_tensor(const ref *calls, int nrank, int a, int b, tide__text *why)
 {
   int half = tide__call_nlist(nrank) / 2, n = calls[a].call->ntensor;
@@ -33,7 +34,8 @@ static void name_tensor(const ref *calls, int nrank, int a, int b, tide__text *w
   tide__add(why, "rank %d sends tensors of other counts or dtypes than rank %d expects", a, b);
 }
 
-/* send_recv: whether rank a sends to rank b exactly if b receives from a, and the same. */
+/* send_recv: rank a sends to rank b exactly if b receives from a, and both name the same
+ * tensors. */
 static void compare_tensors(const ref *calls, int nrank, int a, int b, tide__text *why)
 {
   const tide__comm_call *from = calls[a].call, *to = calls[b].call;
@@ -53,7 +55,7 @@ static void compare_tensors(const ref *calls, int nrank, int a, int b, tide__tex
   else if (from->sent != to->expected) name_tensor(calls, nrank, a, b, why);
 }
 
-/* Leaves why empty if all pairs of ranks fit. */
+/* Compares every pair of ranks; why stays empty if all fit. */
 static void compare_pairs(const ref *calls, int nrank, tide__text *why)
 {
   for (int a = 0; a < nrank && !why->at; a++) {
@@ -72,7 +74,8 @@ static bool same_call(const ref *a, const ref *b)
   return memcmp(&a->call->same, &b->call->same, sizeof a->call->same) == 0;
 }
 
-/* Ranks with equal calls share a line: "ranks 0, 2: all_reduce(sum, f32, 8 elements) at a.lua:3" */
+/* Adds a line for each call and the ranks that made it: "ranks 0, 2: all_reduce(sum, f32, 8
+ * elements) at a.lua:3". */
 static void list_calls(const ref *calls, int nrank, tide__text *t)
 {
   bool listed[TIDE__MAX_RANK] = {false};

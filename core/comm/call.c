@@ -1,4 +1,4 @@
-/* The description of a call, and its text. */
+/* Describes a call for other ranks, and as text. */
 #include "core/comm/call.h"
 
 #include <stdarg.h>

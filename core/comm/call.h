@@ -1,8 +1,6 @@
-/* What ranks tell each other about a collective: one flat description without pointers, and text.
- *
- * Every transport carries the same bytes (a slot in shared memory, a packet of MPI, a gather of
- * NCCL), agree.c alone compares them, and messages are written from them.
- */
+/* The description of a collective that ranks send each other: flat bytes without pointers, and its
+ * text. Every transport carries the same bytes (a slot in shared memory, a packet of MPI, a gather
+ * of NCCL). Only agree.c compares them, and messages are written from them. */
 #ifndef TIDE_COMM_CALL_H
 #define TIDE_COMM_CALL_H
 
@@ -24,7 +22,7 @@ enum { TIDE__MAX_RANK = 1024, TIDE__SITE = 64, TIDE__COMM_NAME = 48, TIDE__COMM_
 
 struct tide__coll;
 
-/* What must be equal on all ranks. Compared as bytes: it has no padding. */
+/* The part that must be equal on all ranks. Compared as bytes: it has no padding. */
 typedef struct tide__call_same {
   int8_t   op, reduce, dtype;  /* reduce, dtype: -1 if not applicable */
   int8_t   device;             /* number of the device that holds the operands; -1: host memory */
@@ -50,10 +48,11 @@ typedef struct tide__call_ref {
   const int64_t *list;
 } tide__call_ref;
 
-/* Words of a list. Tensors beyond half of it are compared by their hash alone. */
+/* Returns the number of words in a list. Tensors beyond half of it are compared by their hash
+ * alone. */
 static inline int tide__call_nlist(int nrank) { return nrank < 16 ? 32 : 2 * nrank; }
 
-/* Fills *call, and list (may be null) if the op has one. Returns whether it has. */
+/* Fills *call, and list (may be null) if the op has one. Returns whether the op has one. */
 bool tide__call_of(const struct tide__coll *c, int nrank, tide__comm_call *call, int64_t *list);
 
 /* Returns TIDE_OK, or TIDE_E_COMM with the reason and every rank's call in text: the same on every
@@ -62,7 +61,7 @@ int tide__agree(const tide__call_ref *calls, int nrank, const char *name, char *
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-/* A text that grows in a buffer and is cut at its end. */
+/* A text in a buffer of fixed size; what does not fit is cut off. */
 typedef struct tide__text {
   char  *buf;
   size_t n, at;                /* size of buf, length so far */
@@ -83,7 +82,7 @@ void tide__add_ended(tide__text *t, int status, int rank, const struct tide__col
 /* Adds "rank 1 has left 'world' after" and its last call. */
 void tide__add_left(tide__text *t, int rank, const char *name, const tide__comm_call *last);
 
-/* One step of a hash of words. */
+/* Returns the hash h, extended by the word v. */
 uint64_t tide__hash_step(uint64_t h, uint64_t v);
 
 #endif

@@ -23,7 +23,7 @@ static int capture_settle(tide__participant *p)
   return TIDE_OK;
 }
 
-/* A member of captures has failed: the communicator's cause, or the device. */
+/* Records why a member of captures failed: the communicator's failure, or the device. */
 static int capture_failed(tide_comm *comm, int rc)
 {
   if (rc >= 0) return TIDE_OK;

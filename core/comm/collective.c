@@ -1,9 +1,6 @@
-/* The collectives of tensors as the public sees them: every check a rank can make alone, in one
- * place.
- *
- * Tensors become pointers, counts and dtypes here; what comes out is a tide__coll
- * that any transport can run without looking. A call that fails here has not touched the others.
- */
+/* The public collectives of tensors. All checks that a rank can make alone are here. Tensors
+ * become pointers, counts and dtypes: a tide__coll that every transport runs without further
+ * checks. A call that fails here has not reached the other ranks. */
 #include "core/base/alloc.h"
 #include "core/base/door.h"
 #include "core/base/shape.h"
@@ -16,8 +13,8 @@
 
 enum { FEW = 16 };
 
-/* Tensors in host memory, which a transport on the device cannot reach, go over the communicator
- * that this one was made of. */
+/* Returns the communicator that reaches t. A transport on the device cannot reach host memory:
+ * such tensors go over the communicator that this one was made of. */
 static tide_comm *reach(tide_comm *comm, const tide_tensor *t)
 {
   if (!comm->host || !t || t->ctx != comm->ctx) return comm;
@@ -54,7 +51,7 @@ static int check_reduce(tide_comm *comm, int coll, int op, int dtype)
   return TIDE_OK;
 }
 
-/* The tensor is there and its bytes are where the transport can use them. */
+/* Checks that the tensor has bytes, and that the transport reaches them. */
 static int check_reach(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
 {
   if (!t) return bad_call(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
@@ -89,7 +86,7 @@ static size_t tensor_bytes(const tide_tensor *t)
   return (size_t)(tide__tensor_numel(t) * tide_dtype_size(t->dtype));
 }
 
-/* Byte ranges of two contiguous tensors share a byte. */
+/* Returns whether the bytes of two contiguous tensors overlap. */
 static bool overlap(const tide_tensor *a, const tide_tensor *b)
 {
   const char *p = tide__tensor_ptr(a), *q = tide__tensor_ptr(b);
@@ -97,7 +94,7 @@ static bool overlap(const tide_tensor *a, const tide_tensor *b)
   return p < q + tensor_bytes(b) && q < p + tensor_bytes(a) && tensor_bytes(a) && tensor_bytes(b);
 }
 
-/* A contiguous form of an input, owned. Without history. */
+/* Returns a contiguous tensor of the same values, owned and not recorded. */
 static int dense_input(tide_tensor **out, tide_comm *comm, int coll, tide_tensor *t)
 {
   bool recording = t->ctx->recording;
@@ -117,7 +114,7 @@ static bool lies_before(const void *arg, int32_t a, int32_t b)
   return seg[a].out < seg[b].out;
 }
 
-/* index: room for n numbers. */
+/* Checks that the tensors of a list do not overlap. index: scratch for n numbers. */
 static int check_apart(tide_comm *comm, int coll, const tide__seg *seg, int64_t n, int32_t *index)
 {
   for (int32_t i = 0; i < n; i++) index[i] = i;
@@ -205,7 +202,7 @@ int tide_comm_broadcast(tide_work **work, tide_comm *comm, int64_t n, tide_tenso
 
 /* ---- collectives from in to out -------------------------------------------------------------- */
 
-/* What a collective with an input and an output has beside its own fields. */
+/* A collective with an input and an output. */
 typedef struct pair {
   tide_comm *comm;             /* which reaches the tensors */
   tide__coll c;
@@ -213,7 +210,7 @@ typedef struct pair {
   tide_work **work;
 } pair;
 
-/* The rank of a gather or scatter that has all parts; the others' list of parts is not used. */
+/* Checks the root of a gather or scatter and its list of parts, which only the root passes on. */
 static int check_whole(const pair *p, const char *arg, int root, tide_tensor **whole)
 {
   TIDE_TRY(tide__check_root(p->comm, p->c.op, root));
@@ -223,8 +220,8 @@ static int check_whole(const pair *p, const char *arg, int root, tide_tensor **w
   return TIDE_OK;
 }
 
-/* The door of these functions (func: __func__) and what all of them check. *in is null afterwards
- * where this rank gives nothing, p->out where it gets nothing. */
+/* Makes the checks that all of these functions share, first those of the objects (func: __func__).
+ * Afterwards *in is null if this rank sends nothing, p->out if it receives nothing. */
 static int pair_begin(pair *p, const char *func, tide_work **work, tide_comm *comm, int coll,
                       int root, tide_tensor *out, tide_tensor **in)
 {
@@ -290,8 +287,8 @@ static int check_numel(pair *p, const tide_tensor *t, const char *arg, int64_t n
   return got == n ? TIDE_OK : count_error(p, arg, n, got);
 }
 
-/* A collective of equal parts: `whole` (null: on another rank) holds a part of each rank, in rank
- * order. */
+/* Runs a collective of equal parts. `whole` holds one part of each rank in rank order; null on the
+ * other ranks of a gather or scatter. */
 static int pair_parts(pair *p, tide_tensor *in, const tide_tensor *part, const tide_tensor *whole,
                       const char *arg)
 {
@@ -348,7 +345,8 @@ int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_
 
 /* ---- unequal parts --------------------------------------------------------------------------- */
 
-/* Sum of counts in *sum; folds them into the hash if they must be alike on all ranks. */
+/* Returns the sum of counts in *sum; folds them into the hash if they must be equal on all
+ * ranks. */
 static int check_counts(pair *p, const int64_t *counts, const char *arg, bool alike, int64_t *sum)
 {
   *sum = 0;
@@ -426,7 +424,8 @@ static int check_peer(tide_comm *comm, const char *arg, int rank)
                     "%d, or -1 for none, got %d", arg, comm->nrank - 1, rank);
 }
 
-/* held: room for 2 n tensors; *nheld of them are owned afterwards, also on failure. */
+/* Fills the segments. held: space for 2 n tensors, of which *nheld are owned afterwards, also on
+ * failure. */
 static int fill_send_recv(tide_comm *comm, tide__coll *c, tide_tensor *const *outs,
                           tide_tensor *const *ins, tide_tensor **held, int64_t *nheld)
 {
@@ -454,7 +453,8 @@ static int fill_send_recv(tide_comm *comm, tide__coll *c, tide_tensor *const *ou
   return TIDE_OK;
 }
 
-/* No output overlaps an input or another output. held holds ins and outs, in turns. */
+/* Checks that no output overlaps an input or another output. held holds each input, then its
+ * output. */
 static int check_segs(tide_comm *comm, const tide__coll *c, tide_tensor *const *held, int64_t n)
 {
   int64_t step = (c->to >= 0) + (c->from >= 0);
@@ -487,9 +487,9 @@ static int send_recv(tide_work **work, tide_comm *comm, tide__coll *c, tide_tens
   return rc;
 }
 
-/* Where the tensors of a send_recv lie must be one place for all ranks, also for those that have
- * none: ranks tell each other over the communicator of the host, and *comm is the one to use. In a
- * captured step they are on the device. */
+/* Chooses one communicator for the tensors of a send_recv, also for ranks without any: *comm, or
+ * its host communicator, over which the ranks exchange where their tensors lie. While a step is
+ * captured they are on the device. */
 static int agree_place(tide_comm **comm, const tide_tensor *t)
 {
   enum { NONE, HOST, DEVICE };

@@ -1,20 +1,16 @@
-/* Byte strings over ranks: each rank's may have another length, which the others do not know.
- *
- * Sizes first, in a collective of their own, then the bytes into a blob of that size.
- * A rank that has no room for what the others are about to send ends the call for all of them.
- *
- * The public functions are described in tide_abi.h.
- */
+/* Byte strings over ranks; lengths differ from rank to rank. A first collective exchanges the
+ * lengths, a second one moves the bytes into a blob of that size. A rank without memory for the
+ * bytes ends the call for all ranks. The public functions are described in tide_abi.h. */
 #include <string.h>
 
 #include "core/base/status.h"
 #include "core/comm/comm.h"
 #include "core/io/io.h"
 
-/* Bytes lie in host memory: they go over the communicator that one on the device was made of. */
+/* Returns the communicator for host memory, in which the bytes lie. */
 static tide_comm *at_host(tide_comm *comm) { return comm->host ? comm->host : comm; }
 
-/* The others wait for data that this rank has no room for: tell them. */
+/* Aborts the communicator: the other ranks wait to send data for which this rank has no memory. */
 static int no_room(tide_comm *comm, int rc)
 {
   char text[TIDE__MESSAGE];

@@ -1,4 +1,5 @@
-/* The communicator's handle: made, split, released; its record of calls; how a call is run. */
+/* The handle of a communicator: creation, split, release; the record of its calls; running a
+ * call. */
 #include "core/comm/comm.h"
 
 #include <stdio.h>
@@ -102,7 +103,7 @@ int tide_comm_register(tide_comm *comm, tide_tensor *t)
   return TIDE_OK;
 }
 
-/* After the transport has closed. */
+/* Releases the registered buffers, after the transport has closed. */
 static void release_kept(tide_comm *comm)
 {
   for (struct tide__kept *k = comm->kept, *next; k; k = next) {
@@ -113,8 +114,8 @@ static void release_kept(tide_comm *comm)
   }
 }
 
-/* Calls that were made before any failure still run, as the other ranks take part in them. A rank
- * that never arrives ends the wait by leaving or by the timeout. */
+/* Waits for calls that were made before a failure, as the other ranks take part in them. A rank
+ * that never arrives ends this wait by leaving, or by the timeout. */
 static void comm_destroy(tide_comm *comm)
 {
   tide_ctx *ctx = comm->ctx;
@@ -138,7 +139,7 @@ void tide__comm_unref(tide_comm *comm, int64_t n)
   if (comm->refs == 0) comm_destroy(comm);
 }
 
-/* The user's handle, of which there is one. */
+/* Releases the user's handle, of which there is one. */
 static void comm_release_owned(tide__object *o, int n)
 {
   tide__object_retire(o);
@@ -232,7 +233,7 @@ void tide_comm_site(tide_comm *comm, const char *text)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Keeps the first failure that ends all later calls. */
+/* Keeps the first failure, which ends all later calls. */
 static int keep_failure(tide_comm *comm, int status, const char *message)
 {
   if (!comm->status && (status == TIDE_E_COMM || status == TIDE_E_TIMEOUT ||
@@ -252,8 +253,8 @@ static void see_failure(tide_comm *comm)
   keep_failure(comm, tide__failure_get(comm->failure, comm->rank, text, sizeof text), text);
 }
 
-/* Whether this rank has set the failure. Another rank's is met in the next call: whether an
- * asynchronous call or its wait fails must not depend on time. */
+/* Returns whether this rank has set the failure. A failure of another rank is reported by the next
+ * call: whether an asynchronous call or its wait fails must not depend on timing. */
 static bool began_here(tide_comm *comm)
 {
   return tide__failed(comm->failure) && comm->failure->rank == comm->rank;
@@ -360,7 +361,7 @@ static int bind_device(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *
 }
 
 /* Runs a blocking call that must be watched: the host waits until the helper thread has enqueued
- * it, compute for the rest. */
+ * it, and compute waits for the rest. */
 static int comm_run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   tide_work *work;

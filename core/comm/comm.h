@@ -71,16 +71,15 @@ typedef struct tide__coll {
   char        message[TIDE__COMM_TEXT];
 } tide__coll;
 
-/* A graph that a communicator's calls are in; in a list of the transport's. */
+/* A graph that holds calls of the communicator; an element of the transport's list. */
 typedef struct tide__held {
   tide_graph *graph;
   struct tide__held *next;
 } tide__held;
 
-/* How calls become part of a captured step: what the member of the same name in capture.h needs
- * from the transport. enter returns the failure's status; launched sets c->event. A transport that
- * fails kills the graphs that it was entered with and that were not dropped, but not before
- * leave. */
+/* What a transport provides for captured steps, for the members of the same names in capture.h.
+ * enter returns the failure's status; launched sets c->event. A transport that fails kills the
+ * graphs that it has entered and not dropped, but not before leave. */
 typedef struct tide__capture_calls {
   int  (*enter)(void *state, tide__held *h);
   int  (*join)(void *state);
@@ -175,15 +174,15 @@ void tide__comm_unref(tide_comm *comm, int64_t n);
  * keep alive meanwhile. The lists of c (seg, counts) are copied for a work. */
 int  tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
                     tide_tensor *const *ts);
-/* Gives c the next number, and what it takes over from the communicator. */
+/* Sets the number of c, its timeout and its call site from the communicator. */
 void tide__comm_number(tide_comm *comm, tide__coll *c);
 /* Records an asynchronous call that has been queued. */
 void tide__comm_note_async(tide_comm *comm, const tide__coll *c);
-/* The owner's thread begins to wait for call seq; 0: it no longer waits. */
+/* Declares that the owner's thread waits for call seq; 0: it no longer waits. */
 void tide__comm_await(tide_comm *comm, int64_t seq);
 /* Runs c on the calling thread and writes its times. */
 void tide__coll_execute(const tide__transport *transport, void *state, int rank, tide__coll *c);
-/* Takes the result of a finished collective over: record, trace, failure. */
+/* Takes over the result of a finished collective: record, trace, failure. Returns its status. */
 int  tide__comm_settle(tide_comm *comm, tide__coll *c);
 /* Returns E_STATE or the failure, before arguments are looked at. */
 int  tide__comm_check(tide_comm *comm, const char *op);
@@ -201,15 +200,15 @@ int  tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all);
 
 /* Opens the stream and its events. Returns a status. */
 int  tide__stream_open(tide__stream *s, const struct tide__device *d);
-/* Other ranks wait for its events no longer. What is on the stream still runs. */
+/* Closes the stream, for whose events no rank waits any more. Work on it still runs. */
 void tide__stream_close(tide__stream *s);
 /* Binds c to the stream of the device that holds its operands, as compute leaves them now. The
- * context's thread. unbind: the call will not run after all. */
+ * context's thread. unbind: gives a call up that will not run. */
 int  tide__coll_bind(tide__coll *c, tide__stream *s);
 void tide__coll_unbind(tide__coll *c);
 /* Returns the number of the device that holds the operands, -1: host memory. */
 int  tide__coll_device(const tide__coll *c);
-/* The rest only enqueues, where there is a stream; failures go to c->device_status. */
+/* These functions enqueue where there is a stream, and leave failures in c->device_status. */
 /* Makes the stream wait until the operands are ready. Does nothing for host memory. */
 void tide__coll_begin(tide__coll *c);
 void tide__coll_wait_event(tide__coll *c, void *event);
@@ -234,9 +233,10 @@ int  tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, in
 void tide__work_drain(tide_comm *comm);
 /* Blocks until the helper thread has begun every call. */
 void tide__work_issue(tide_comm *comm);
-/* Their capture ends: works that were recorded are part of what compute does. */
+/* Completes the recorded works at the end of their capture: compute waits for them in the
+ * recording. */
 void tide__work_joined(tide_comm *comm);
-/* Watches c, which is on the device with an event, to its end. */
+/* Has the helper thread poll c, which is on the device with an event, to its end. */
 int  tide__work_watch(tide_comm *comm, const tide__coll *c);
 /* Settles works that are done. */
 void tide__work_reap(tide_comm *comm);

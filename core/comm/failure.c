@@ -1,4 +1,4 @@
-/* The first failure of a communicator. */
+/* See failure.h. */
 #include "core/comm/failure.h"
 
 #include <stdio.h>

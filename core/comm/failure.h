@@ -1,8 +1,6 @@
-/* The first failure of a communicator: it ends every later call on every rank.
- *
- * A transport keeps one of these where all ranks of the process that take part can see it, and
- * brings news of it to ranks elsewhere. Later failures change nothing.
- */
+/* The first failure of a communicator: it ends every later call on every rank. A transport keeps
+ * one where all ranks of the process can read it, and sends it to ranks of other processes. Later
+ * failures change nothing. */
 #ifndef TIDE_COMM_FAILURE_H
 #define TIDE_COMM_FAILURE_H
 
@@ -25,18 +23,18 @@ typedef struct tide__failure {
 
 void tide__failure_init(tide__failure *f, bool (*first)(tide__failure *f, const void *arg));
 void tide__failure_close(tide__failure *f);
-/* Sets the failure unless one is set; arg is for `first`. Returns whether there is one now.
+/* Sets the failure unless one is set; arg is passed to `first`. Returns whether one is set now.
  * Thread-safe. */
 bool tide__failure_set(tide__failure *f, int status, int rank, const char *text, const void *arg);
-/* As above, for a call that ends with it on this rank: an interrupt is answered, so the request is
- * taken back. */
+/* Sets the failure with which a call ends on this rank. An interrupt is answered by it: the
+ * request is taken back. */
 bool tide__failure_end(tide__failure *f, struct tide__coll *c, int status, int rank,
                        const char *text, const void *arg);
 /* Returns 0, or the status that calls of this rank end with, and its text: an interrupt of another
  * rank is E_PEER. Thread-safe. */
 int  tide__failure_get(tide__failure *f, int rank, char *text, size_t n);
 
-/* Whether there is one. Thread-safe, without a lock. */
+/* Returns whether a failure is set. Thread-safe, without a lock. */
 static inline bool tide__failed(tide__failure *f)
 {
   return atomic_load_explicit(&f->seen, memory_order_acquire) != 0;

@@ -1,4 +1,4 @@
-/* How a rank waits for others. */
+/* See wait.h. */
 #include "core/comm/wait.h"
 
 #include <sched.h>

@@ -59,7 +59,8 @@ struct tide__engine {
 
 /* ---- the helper ------------------------------------------------------------------------------ */
 
-/* Under the lock, which is left meanwhile: takes the works whose end it sees off the list. */
+/* Takes the works that have ended off the list. The caller holds the lock, which is given up
+ * during polls. */
 static void work_watch(struct tide__engine *e)
 {
   for (tide_work *w; (w = e->flying);) {
@@ -140,8 +141,8 @@ static int start_engine(tide_comm *comm)
   return TIDE_OK;
 }
 
-/* Under the lock: waits a while for something to be done. Interrupts and the timeout are watched by
- * the helper. */
+/* Waits a moment for a work to be done. The caller holds the lock. Interrupts and the timeout are
+ * watched by the helper. */
 static void doze(tide_comm *comm)
 {
   tide__wait_cond(&comm->engine->done, &comm->engine->lock, DOZE);
@@ -198,8 +199,8 @@ static bool copy_lists(tide_work *w, const tide__coll *c)
   return true;
 }
 
-/* Whether the collective writes to t; the others it only reads. Each tensor that it writes begins
- * at an output. An empty one has no bytes to write, and may begin where another's memory does. */
+/* Returns whether the collective writes to t. Each tensor that it writes begins at an output. An
+ * empty one has no bytes to write, and may begin where another's memory does. */
 static bool is_written(const tide_work *w, const tide_tensor *t)
 {
   const char *p = tide__tensor_ptr(t);
@@ -209,7 +210,8 @@ static bool is_written(const tide_work *w, const tide_tensor *t)
   return p && w->coll.out == p;
 }
 
-/* The operands outlive every open scope from here on: bytes must not go under the helper. */
+/* Retains the operands, pins their bytes and takes them out of their scopes: the helper uses
+ * them. */
 static bool keep_operands(tide_work *w, int64_t nt, tide_tensor *const *ts)
 {
   if (nt == 0) return true;
@@ -231,7 +233,7 @@ static void unref(tide_work *w)
   if (--w->refs == 0) free_work(w);
 }
 
-/* The user's handle, of which there is one. */
+/* Releases the user's handle, of which there is one. */
 static void work_release_owned(tide__object *o, int n)
 {
   tide_work *work = (tide_work *)o;
@@ -341,7 +343,7 @@ static bool is_done(const tide_work *w)
   return atomic_load_explicit(&w->done, memory_order_acquire);
 }
 
-/* Of a work that is done for the helper: whether its stream is through with it, too. */
+/* Returns whether the stream has completed a work that is done for the helper. */
 static bool landed(tide_work *w)
 {
   const tide_comm *comm = w->comm;
@@ -373,7 +375,7 @@ void tide__work_reap(tide_comm *comm)
   }
 }
 
-/* Of a recorded work; the helper does not touch it. */
+/* Settles a recorded work, which the helper no longer uses. */
 static void joined(tide_work *w)
 {
   if (!w->settled) work_settle(w);
@@ -410,8 +412,8 @@ void tide__work_close(tide_comm *comm)
 
 /* ---- the public handle ----------------------------------------------------------------------- */
 
-/* Compute goes on after the call; the host need not wait for it. A call that failed may still have
- * left something on the stream. */
+/* Makes compute wait for the call; the host does not wait. A call that failed may still have left
+ * something on the stream. */
 static int wait_on_stream(tide_work *w)
 {
   tide_comm *comm = w->comm;

@@ -20,8 +20,8 @@ static void barrier_wake(tide__barrier *b)
                                        NULL, 0);
 }
 
-/* Sleeps while the word is what the rank has seen. nsleep first: a waker reads it after the word
- * has changed. */
+/* Sleeps until the word differs from what the rank has seen. Counts in nsleep first: a waker reads
+ * it after it has changed the word. */
 typedef struct sleeper { tide__barrier *barrier; uint32_t seen; } sleeper;
 static void barrier_sleep(void *arg, long ns)
 {

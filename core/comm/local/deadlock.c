@@ -46,7 +46,7 @@ static int deadlock_find(const waiter *list, int n, const waiter *w)
   return -1;
 }
 
-/* Whether rank index of comm is in a call there. */
+/* Returns whether rank index of comm is in a call there, and in *w which. */
 static bool is_in_call(tide__local_comm *comm, int index, waiter *w)
 {
   tide__slot *slot = &comm->slot[index];
@@ -61,7 +61,8 @@ static int index_in(const tide__local_comm *comm, int member)
   return -1;
 }
 
-/* What keeps rank q of w's communicator from making w's call; false: nothing known. */
+/* Finds the wait that keeps rank q of w's communicator from making w's call. Returns false if none
+ * is known. */
 static bool deadlock_is_kept(const waiter *w, int q, waiter *by)
 {
   int member = w->comm->member[q];
@@ -73,7 +74,7 @@ static bool deadlock_is_kept(const waiter *w, int q, waiter *by)
   return index >= 0 && is_in_call(other, index, by) && deadlock_load(&owner->seq) >= by->seq;
 }
 
-/* Depth first. True when path ends in a cycle. */
+/* Searches depth first. Returns true when path ends in a cycle. */
 static bool leads_to_cycle(search *s, const waiter *w)
 {
   s->first = deadlock_find(s->path, s->n, w);

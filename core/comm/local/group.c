@@ -1,6 +1,6 @@
-/* Groups, and the state that ranks of one process share: made before their contexts and gone after
- * them. The locks here are held for moments only, and never by a collective that succeeds.
- */
+/* Groups, and the state that ranks of one process share. It is made before their contexts and
+ * outlives them. The locks here are held for moments only, and never by a collective that
+ * succeeds. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,8 @@ static void unlink_comm(tide_group *group, tide__local_comm *s)
   pthread_mutex_unlock(&group->lock);
 }
 
-/* A failure closes the entry, unless the generation that the rank gave up has passed. */
+/* Closes the entry when a failure is set, unless the generation that the rank waited for has
+ * passed. */
 static bool close_entry(tide__failure *f, const void *gen)
 {
   tide__local_comm *s = (tide__local_comm *)((char *)f - offsetof(tide__local_comm, failure));
@@ -83,7 +84,8 @@ void tide__local_drop(tide__local_comm *s)
 
 /* ---- slots, read from outside ---------------------------------------------------------------- */
 
-/* Acquire throughout: no load may move behind the second look at the version. */
+/* Reads a slot of another rank. All loads acquire: none may move behind the second look at the
+ * version. */
 void tide__slot_read(tide__slot *slot, tide__comm_call *call, int64_t *done)
 {
   uint64_t before, after, word[TIDE__CALL_WORDS];
@@ -119,7 +121,7 @@ void tide__group_whereabouts(tide_group *group, const tide__local_comm *s, int r
   pthread_mutex_unlock(&group->lock);
 }
 
-/* Polls of the barrier before the first yield: some 15 microseconds. */
+/* Polls of the barrier before the first yield: about 15 microseconds. */
 enum { SPIN = 400 };
 
 /* ---- groups ---------------------------------------------------------------------------------- */
@@ -202,14 +204,14 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   return TIDE_OK;
 }
 
-/* Whether this process may read the bytes. */
+/* Returns whether this process may read the bytes. */
 static bool is_mapped(const void *p, size_t n)
 {
   uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)p / page * page;
   return msync((void *)from, (uintptr_t)p + n - from, MS_ASYNC) == 0;
 }
 
-/* The address may come as a number from another Lua state: whether a group lies there. */
+/* Returns whether a group lies at this address, which may be a number from another Lua state. */
 static bool is_group(const tide_group *group)
 {
   return group && (uintptr_t)group % _Alignof(tide_group) == 0 && is_mapped(group, sizeof *group) &&

@@ -48,8 +48,8 @@ static void reduce_share(local *s, int me, tide__coll *c, int64_t i, int64_t cou
   tide__coll_reduce(c, dst, n, src, s->nrank, share.n, dtype, c->reduce);
 }
 
-/* A rank fetches what it receives; to a root each rank brings its own part. A part may be in its
- * place already. */
+/* Copies part i of rank q. A rank fetches what it receives; to a root each rank writes its own
+ * part. A part may already be in its place. */
 static void copy_part(local *s, int me, tide__coll *c, int q, int64_t i)
 {
   bool brings = c->op == TIDE__GATHER;
@@ -92,7 +92,7 @@ static char *payload(local *s, int rank, const tide__coll *c)
   return s->slot[rank].page[c->seq & 1].payload;
 }
 
-/* Before the entry. */
+/* Leaves a small payload in the slot, before the entry. Returns its size, or -1. */
 static int64_t local_post(local *s, int me, const tide__coll *c)
 {
   int64_t bytes = post_size(s, c);
@@ -101,7 +101,7 @@ static int64_t local_post(local *s, int me, const tide__coll *c)
   return bytes;
 }
 
-/* Behind the entry, without an exit. */
+/* Takes the payloads of all ranks, behind the entry. Needs no exit. */
 static void take_posted(local *s, int me, tide__coll *c, size_t bytes)
 {
   const void *src[TIDE__MAX_RANK];
@@ -120,8 +120,9 @@ static void take_posted(local *s, int me, tide__coll *c, size_t bytes)
 
 /* ---- exchanging calls ------------------------------------------------------------------------ */
 
-/* What ranks compare first, in one word: one load a rank. The odd factors make calls that differ in
- * one word differ here for certain, in several but for one chance in 2^64. */
+/* Returns the word that ranks compare first, one load a rank. The odd factors make calls that
+ * differ in one word differ here for certain, and those that differ in several except for one in
+ * 2^64. */
 static uint64_t tag_of(const tide__call_same *same)
 {
   uint64_t w[sizeof *same / 8];
@@ -164,7 +165,8 @@ static const tide__page *page_of(const local *s, int rank, const tide__coll *c)
   return &s->slot[rank].page[c->seq & 1];
 }
 
-/* Whether rank a sends what its partner expects, and receives from a rank that sends to it. */
+/* Returns whether rank a sends what its partner expects, and receives from a rank that sends to
+ * it. */
 static bool pair_matches(const local *s, const tide__coll *c, int a)
 {
   const tide__page *p = page_of(s, a, c), *to = p->to < 0 ? NULL : page_of(s, p->to, c);
@@ -212,7 +214,8 @@ static void local_name_missing(local *s, const tide__coll *c, tide__text *t)
   if (named == 0) tide__add(t, "\n  the last rank came as the time ran out");
 }
 
-/* This rank waits no longer. PASSED if the others have arrived in the meantime. */
+/* Ends the wait of this rank with a failure. Returns PASSED if the others have arrived
+ * meanwhile. */
 static int give_up(local *s, int me, tide__coll *c, uint32_t gen, int why)
 {
   char buf[TIDE__COMM_TEXT];
@@ -233,7 +236,7 @@ static int spin_for(local *s, int me)
   return s->spin;
 }
 
-/* The entry: PASSED or CLOSED. */
+/* Passes the entry. Returns PASSED or CLOSED. */
 static int local_enter(local *s, int me, tide__coll *c)
 {
   uint32_t gen = 0;
@@ -252,7 +255,7 @@ static int local_enter(local *s, int me, tide__coll *c)
   return state < 0 ? give_up(s, me, c, gen, state) : state;
 }
 
-/* The ranks that this one still waits for at the exit. */
+/* Names the ranks that this one still waits for at the exit. */
 static void name_moving(local *s, const tide__coll *c, tide__text *t)
 {
   int named = 0;
@@ -262,9 +265,10 @@ static void name_moving(local *s, const tide__coll *c, tide__text *t)
   }
 }
 
-/* The exit: blocks until all ranks have moved their data; a status. Other ranks read and write this
+/* Passes the exit: blocks until all ranks have moved their data. Other ranks read and write this
  * rank's operands until then, so it cannot return earlier. When the timeout expires or the user
- * interrupts, it sets the failure, which ends every later call on all ranks, and waits on. */
+ * interrupts, it sets the failure, which ends every later call on all ranks, and waits on. Returns
+ * a status. */
 static int leave_together(local *s, int me, tide__coll *c)
 {
   char buf[TIDE__COMM_TEXT];
@@ -287,8 +291,9 @@ static int leave_together(local *s, int me, tide__coll *c)
 
 /* ---- on a shared device ---------------------------------------------------------------------- */
 
-/* Enqueues the moves between entry and exit. after: the events of the ranks whose moves use this
- * rank's memory; their number is returned. Their calls are gone when it is waited for. */
+/* Enqueues the moves between entry and exit. after: receives the events of the ranks whose moves
+ * use this rank's memory. Returns their number. The ranks may have left their calls when the
+ * events are waited for. */
 static int move_on_device(local *s, int me, tide__coll *c, void **after)
 {
   int n = 0;
@@ -301,7 +306,7 @@ static int move_on_device(local *s, int me, tide__coll *c, void **after)
   return n;
 }
 
-/* This rank's device failed; the others are told. */
+/* Sets the failure of this rank's device, which the other ranks read. */
 static void fail_device(local *s, int me, const tide__coll *c)
 {
   const tide__device *d = c->stream->device;
@@ -312,8 +317,8 @@ static void fail_device(local *s, int me, const tide__coll *c)
   tide__failure_set(&s->failure, TIDE_E_PEER, me, text, NULL);
 }
 
-/* Behind the exit, where every rank has enqueued its moves. Also after a failure: those that
- * succeeded still run. */
+/* Ends a call on the device, behind the exit, where every rank has enqueued its moves. Also after
+ * a failure: the moves that succeeded still run. */
 static int end_on_device(local *s, int me, tide__coll *c, void *const *after, int n)
 {
   s->slot[me].on_device = c->seq;
@@ -340,7 +345,7 @@ static int members_of(local *s, int me, int *list, int *mine)
   return tide__split_members(color, key, s->nrank, me, list, mine);
 }
 
-/* The first rank of each color makes the new state. */
+/* Splits: the first rank of each color makes the new state. */
 static void local_split(local *s, int me, tide__coll *c)
 {
   int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0;
@@ -359,7 +364,7 @@ static void local_split(local *s, int me, tide__coll *c)
 
 /* ---- one collective -------------------------------------------------------------------------- */
 
-/* Behind the entry: moves the data if the calls agree, and meets at the exit either way. */
+/* Moves the data if the calls agree, behind the entry, and passes the exit either way. */
 static int local_pass(local *s, int me, tide__coll *c, uint64_t tag, int64_t posted)
 {
   void *after[TIDE__DEVICE_RANKS];
@@ -432,8 +437,8 @@ static void local_leave(void *state, int rank)
   tide__failure_set(&s->failure, TIDE_E_PEER, rank, buf, NULL);
 }
 
-/* Ranks that passed the entry of this rank's last call on a device may not have waited for its
- * events yet. They wait for no rank there. */
+/* Waits for ranks that passed the entry of this rank's last call on a device and may not have
+ * waited for its events yet. They wait for no rank there. */
 static void local_close_comm(void *state, int rank)
 {
   local *s = state;

@@ -13,7 +13,7 @@
 
 typedef void (*symbol)(void);
 
-/* The names of MPI_COMM_SELF once this process has given up, or timed out on another. */
+/* The name that MPI_COMM_SELF gets when this process has given up, or when a call timed out. */
 static const char given_up[] = "tide: requests were left", timed_out[] = "tide: a call timed out";
 
 /* ---- what is looked up ----------------------------------------------------------------------- */
@@ -136,7 +136,7 @@ CALLS(pointer, void *, p)
 
 /* ---- finding the library --------------------------------------------------------------------- */
 
-/* The launcher's own MPI comes first. */
+/* Libraries in the order in which they are tried: the launcher's own MPI first. */
 static const char *const open_first[] = {"libmpi.so.40", "libmpi.so.80", "libmpich.so.12",
                                          "libmpi.so.12", "libmpi.so", NULL};
 static const char *const mpich_first[] = {"libmpich.so.12", "libmpi.so.12", "libmpi.so.40",
@@ -153,7 +153,7 @@ static const char *const *candidates(void)
   return getenv("PMI_RANK") && !getenv("OMPI_COMM_WORLD_RANK") ? mpich_first : open_first;
 }
 
-/* What is in the process already, if it has MPI. */
+/* Returns the process itself if MPI is linked to it already. */
 static void *own_mpi(void)
 {
   void *object = dlopen(NULL, RTLD_NOW);
@@ -182,7 +182,8 @@ static bool look_up(lib *l, const char **missing)
   return true;
 }
 
-/* MPICH's handles are part of its published binary interface, as are its relatives'. */
+/* Chooses the binary interface. The handles of MPICH and its relatives are part of a published
+ * one. */
 static bool choose_calls(lib *l)
 {
   char version[8192 + 64] = "";
@@ -237,10 +238,10 @@ static int api_load(lib *l, const char *library, char *msg, size_t n)
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
-/* With more ranks than slots Open MPI yields in each look that finds nothing. Where others use the
- * processors a look then lasts all their time slices, and waits here look often: they yield and nap
- * by themselves. Open MPI's own waits (to start, to copy the world, to end) keep it. Returns what
- * it was. */
+/* Switches Open MPI's yield in idle polls; returns the old setting. It is on when there are more
+ * ranks than slots. A poll then lasts the time slices of all other programs, and our waits poll
+ * often: they yield and sleep by themselves. Open MPI's own waits (start, copy of the world, end)
+ * keep the yield. */
 static bool let_mpi_yield(const lib *l, bool on) { return l->yield_idle && l->yield_idle(on); }
 
 static bool ask(const lib *l, int which)
@@ -349,8 +350,8 @@ static void take_in(tide__mpi *m)
   api_destroy(m);
 }
 
-/* The copy of the world is freed by each process when it is done with it; no implementation waits
- * for the others there. */
+/* Frees the copy of the world. Each process does so when it is done with it; no implementation
+ * waits for the others there. */
 void tide__mpi_drop(tide__mpi *m)
 {
   if (atomic_fetch_sub(&m->refs, 1) > 1) return;
@@ -359,7 +360,7 @@ void tide__mpi_drop(tide__mpi *m)
   else if (m->lib.calls->at_end(m)) api_destroy(m);
 }
 
-/* The library, if this process has it and MPI runs. Nothing is opened. */
+/* Finds the library if this process has loaded it and MPI runs. Opens nothing. */
 static bool running(lib *l)
 {
   const char *missing = NULL;
@@ -433,7 +434,7 @@ int tide__mpi_max_tag(const tide__mpi *m) { return m->max_tag; }
 bool tide__mpi_dead(const tide__mpi *m) { return atomic_load(&m->dead) != 0; }
 void tide__mpi_owe(tide__mpi *m) { atomic_fetch_add(&m->owed, 1); }
 
-/* MPI keeps the note for tide__mpi_attach. */
+/* Leaves a note with MPI, for tide__mpi_attach. */
 static void api_note(tide__mpi *m, const char *what)
 {
   api_enter(m);

@@ -32,40 +32,41 @@ int  tide__mpi_open(tide__mpi **out, const char *library, char *msg, size_t n);
 tide__mpi *tide__mpi_hold(tide__mpi *m);
 void tide__mpi_drop(tide__mpi *m);
 
-/* MPI as it runs in this process, on MPI_COMM_WORLD itself and with tags that no communicator of
- * this library uses there, for the end of the process. TIDE_E_STATE: it does not run. */
+/* Attaches to MPI as it runs in this process, at its end: on MPI_COMM_WORLD itself, with tags that
+ * no communicator of this library uses there. TIDE_E_STATE: MPI does not run. */
 int  tide__mpi_attach(tide__mpi **out);
 void tide__mpi_detach(tide__mpi *m);
 void tide__mpi_finalize(tide__mpi *m);
 
 int  tide__mpi_rank(const tide__mpi *m);
 int  tide__mpi_size(const tide__mpi *m);
-/* What MPI said about threads: FUNNELED 1, SERIALIZED 2, MULTIPLE 3. */
+/* Returns the level of threads that MPI provides: FUNNELED 1, SERIALIZED 2, MULTIPLE 3. */
 int  tide__mpi_level(const tide__mpi *m);
-/* The caller may make MPI calls. */
+/* Returns whether the calling thread may make MPI calls. */
 bool tide__mpi_my_thread(tide__mpi *m);
 int  tide__mpi_max_tag(const tide__mpi *m);
-/* Numbers of communicators: the least that this process has not seen in use. */
+/* The next number of a communicator: the least that this process has not seen in use. */
 int  tide__mpi_next_id(const tide__mpi *m);
 void tide__mpi_raise_id(tide__mpi *m, int next);
-/* A packet that will arrive after its communicator is closed: taken in at MPI's end. */
+/* Counts a packet that will arrive after its communicator is closed; it is received when MPI
+ * ends. */
 void tide__mpi_owe(tide__mpi *m);
-/* A call of this process timed out on another. */
+/* Notes that a call of this process timed out on another. */
 void tide__mpi_note_late(tide__mpi *m);
 bool tide__mpi_was_late(const tide__mpi *m); /* of an attached one */
-/* No more calls; see above. */
+/* Ends the use of MPI in this process: it is `dead`, see above. */
 void tide__mpi_give_up(tide__mpi *m);
 bool tide__mpi_dead(const tide__mpi *m);
 void tide__mpi_host(tide__mpi *m, char *buf, size_t n);
 
-/* Bytes to and from a rank of the world. 0 or MPI's error code. */
+/* Start to send or receive bytes, to and from a rank of the world. Return 0 or MPI's error code. */
 int  tide__mpi_send(tide__mpi *m, const void *p, size_t n, int to, int tag, tide__mpi_handle *r);
 int  tide__mpi_recv(tide__mpi *m, void *p, size_t n, int from, int tag, tide__mpi_handle *r);
-/* *done: the request is over and freed. */
+/* Tests a request. *done: it is complete and freed. */
 int  tide__mpi_test(tide__mpi *m, tide__mpi_handle *r, bool *done);
-/* A receive that nothing has matched ends; test it afterwards. */
+/* Cancels a receive that no message has matched; test it afterwards. */
 void tide__mpi_cancel(tide__mpi *m, tide__mpi_handle *r);
-/* MPI's text for an error code. */
+/* Returns MPI's text for an error code. */
 const char *tide__mpi_error(tide__mpi *m, int code, char *buf, size_t n);
 
 #endif

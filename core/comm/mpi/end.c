@@ -13,7 +13,7 @@
 #include "core/comm/mpi/api.h"
 #include "core/comm/wait.h"
 
-/* How a process ends, the best reason to report first; UNKNOWN: nothing received from it yet. */
+/* How a process ends, the first to be reported first; UNKNOWN: it has sent nothing yet. */
 enum { ELECTED, CAUSE, PEER, WELL, UNKNOWN };
 
 /* Seconds to wait for the others. With a cause the job should end soon; without one some rank has
@@ -74,7 +74,7 @@ static int end_begin(election *t, int what)
   return rc;
 }
 
-/* Open receives keep the array: MPI may still own it. */
+/* Frees the election. Open receives keep the array: MPI may still own it. */
 static void end(election *t)
 {
   bool idle = true;
@@ -147,8 +147,7 @@ int tide_mpi_elect(int cause)
   return rc == TIDE_E_NOMEM ? TIDE_E_STATE : rc;
 }
 
-/* A process that ends well waits for the others here, where a wait costs little and may have an
- * end, rather than in MPI_Finalize. */
+/* Waits for the others before MPI_Finalize: here a wait costs little and can have an end. */
 static int end_with_all(election *t)
 {
   int silent;

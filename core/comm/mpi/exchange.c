@@ -1,4 +1,4 @@
-/* How ranks over MPI exchange their calls, and how a failure travels. */
+/* The exchange of calls between ranks over MPI, and how a failure reaches the others. */
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -114,8 +114,8 @@ static bool has_left(tide__mpi_comm *s, int q)
   return false;
 }
 
-/* What MPI still owns stays allocated for good. A farewell that arrives later is received before
- * MPI ends. */
+/* Closes the communicator. What MPI still owns is never freed. A farewell that arrives later is
+ * received before MPI ends. */
 void tide__mpi_comm_free(tide__mpi_comm *s)
 {
   bool idle = true;
@@ -153,7 +153,7 @@ static void post_all(tide__mpi_comm *s, const tide__mpi_packet *p)
   for (int i = 1; i < s->nrank; i++) exchange_post(s, (s->rank + i) % s->nrank, p);
 }
 
-/* Under busy: sends the failure to everyone, once. */
+/* Sends the failure to all other ranks, once. The caller holds busy. */
 static void tell(tide__mpi_comm *s)
 {
   tide__mpi_packet *p = s->bye;
@@ -169,7 +169,7 @@ static int exchange_failed(tide__mpi_comm *s, tide__coll *c)
   return tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
 }
 
-/* Every rank finds a mismatch by itself. */
+/* Every rank finds a mismatch by itself, so it is not sent. */
 int tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *text)
 {
   if (status == TIDE_E_COMM && !tide__failed(&s->failure)) atomic_store(&s->told, 1);
@@ -187,7 +187,7 @@ void tide__mpi_abort(void *state, int rank, int status, const char *text)
   pthread_mutex_unlock(&s->busy);
 }
 
-/* While a call is under way it is made to end, and the farewell waits for the state's end. */
+/* While a call is in progress, it is made to fail, and tide__mpi_comm_free sends the farewell. */
 void tide__mpi_leave(tide__mpi_comm *s, const char *text)
 {
   if (s->left || s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
@@ -231,7 +231,8 @@ static bool is_missing(tide__mpi_comm *s, int q) { return !has_arrived(s, q); }
 
 static bool is_sending(tide__mpi_comm *s, int q) { return s->peer[q].sending; }
 
-/* Takes over a failure or farewell of q that concerns calls after `done`; whether there is one. */
+/* Takes over a failure or farewell of q that concerns calls after `done`. Returns whether there is
+ * one. */
 static bool take_bye(tide__mpi_comm *s, int q, int64_t done)
 {
   const tide__mpi_peer *p = &s->peer[q];
@@ -291,7 +292,7 @@ int tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
   return tide__mpi_fail(s, c, why, buf);
 }
 
-/* The send of the packet before is long over, but must be before `out` changes. */
+/* Waits for the sends of the last packet, which must end before `out` changes. */
 static int await_sends(tide__mpi_comm *s, tide__coll *c)
 {
   tide__wait w = tide__mpi_wait(s, c, SPINS, yield_seconds);

@@ -58,9 +58,9 @@ static int add_recv(tide__mpi_comm *s, int q, char *p, size_t n)
   return add_request(s, q, true, rc, r);
 }
 
-/* The call has failed with requests under way. Receives that nothing has matched can be taken
- * back. Whatever else is left could touch memory that the caller is about to free, so MPI gets no
- * more calls in this process. */
+/* Ends a call that failed with requests in progress. Receives that no message has matched are
+ * cancelled. Any other request could write memory that the caller is about to free, so this
+ * process makes no more calls of MPI. */
 static void abandon(tide__mpi_comm *s)
 {
   bool idle = true;
@@ -239,7 +239,8 @@ static int collect_shares(tide__mpi_comm *s, tide__coll *c, const span *v, const
   return finish(s, c, rc);
 }
 
-/* Small: everything to those that get the result. Large: the shares combined, then handed out. */
+/* Reduces a span. A small one goes whole to the ranks that get the result; of a large one, ranks
+ * combine their shares and send them on. */
 static int span_reduce(tide__mpi_comm *s, tide__coll *c, const span *v)
 {
   tide__slice share[TIDE__MAX_RANK];
@@ -254,7 +255,8 @@ static int span_reduce(tide__mpi_comm *s, tide__coll *c, const span *v)
   return c->root < 0 ? spread_shares(s, c, v) : collect_shares(s, c, v, out);
 }
 
-/* Small: root to each. Large: a share to each, and from each to all. */
+/* Broadcasts a span. Root sends a small one to each rank; of a large one it sends each rank its
+ * share, which that rank sends to all. */
 static int span_broadcast(tide__mpi_comm *s, tide__coll *c, const span *v)
 {
   bool root = s->rank == c->root, whole = (size_t)v->n * v->size <= 16384 || s->nrank == 2;
@@ -295,7 +297,7 @@ static int64_t run_of(const tide__coll *c, int64_t from, int64_t *count)
   return i - from;
 }
 
-/* Several tensors through the second half of the scratch buffer. */
+/* Runs fn on several tensors at once, packed into the second half of the scratch buffer. */
 static int packed(tide__mpi_comm *s, tide__coll *c, int64_t from, int64_t n, int64_t count,
                   span_fn fn)
 {

@@ -13,7 +13,7 @@
 #include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"
 
-/* Looks for a farewell after a transfer that took long. */
+/* Polls for a farewell after a transfer that took long. */
 enum { MANY_LOOKS = 256 };
 
 /* ---- split ----------------------------------------------------------------------------------- */
@@ -21,7 +21,7 @@ enum { MANY_LOOKS = 256 };
 /* What each rank sends for a split. */
 typedef struct split_request { int32_t color, key, next_id; } split_request;
 
-/* Different colors may share a number: no pair of ranks is in both. */
+/* Splits. Different colors may use the same number: no two ranks are in both. */
 static int mpi_split(tide__mpi_comm *s, tide__coll *c)
 {
   split_request all[TIDE__MAX_RANK], own = {c->color, c->key, tide__mpi_next_id(s->mpi)};
@@ -69,7 +69,8 @@ static int usable(tide__mpi_comm *s, tide__coll *c)
   return TIDE_E_PEER;
 }
 
-/* A farewell sent while the data were on the way: what was received may be incomplete. */
+/* Looks for a farewell that was sent while the data were on their way: what was received may be
+ * incomplete. */
 static int long_move(tide__mpi_comm *s, tide__coll *c, double began)
 {
   if (tide_trace_clock() - began < 0.5) return TIDE_OK;
@@ -128,7 +129,7 @@ static void mpi_close_comm(void *state, int rank)
   .leave = mpi_leave, .close = mpi_close_comm
 
 static const tide__transport with_helper = {TABLE};
-/* MPI allows one thread: asynchronous calls are complete when they return. */
+/* The transport where MPI allows one thread: asynchronous calls are complete when they return. */
 static const tide__transport one_thread = {TABLE, .instant = true};
 
 /* ---- the world ------------------------------------------------------------------------------- */
@@ -138,7 +139,7 @@ void tide_mpi_opts_init(tide_mpi_opts *opts)
   *opts = (tide_mpi_opts){.size = sizeof *opts, .check = 1, .timeout = 600};
 }
 
-/* What each rank tells in the first call: its host and the processors it may use. */
+/* What each rank sends in the first call: its host and the processors it may use. */
 typedef struct host_info { uint64_t host; cpu_set_t cpus; } host_info;
 
 static host_info my_host(tide__mpi *m)

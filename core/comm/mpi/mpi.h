@@ -64,20 +64,23 @@ enum { TIDE__MPI_CHUNK = 4 << 20, TIDE__MPI_PIECE = 1 << 30 };
 
 /* ---- exchange.c ------------------------------------------------------------------------------ */
 
-/* Null: no memory. id numbers the communicator; it takes a reference to m. */
+/* Returns null if there is no memory. id: the number of the communicator. Takes a reference to
+ * m. */
 tide__mpi_comm *tide__mpi_comm_new(tide__mpi *m, int id, int rank, int nrank, const int *member,
                                    bool check, const char *name);
 void tide__mpi_comm_free(tide__mpi_comm *s);
 
 /* Begins a wait; spins: polls before it yields, where each rank has a processor. */
 tide__wait tide__mpi_wait(tide__mpi_comm *s, const tide__coll *c, int spins, double yield);
-/* Exchanges calls with all ranks: TIDE_OK if they agree, or the failure, with c->message. */
+/* Exchanges calls with all ranks. Returns TIDE_OK if they agree, or the failure, with
+ * c->message. */
 int  tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c);
 /* Returns 0, or why the call cannot end, with c->message: a rank that failed in it, an abort, an
  * interrupt, or the clock of w (may be null), for which `missing` gets the blame. */
 int  tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
                     bool (*missing)(tide__mpi_comm *s, int q));
-/* Sets the failure, sends it to the others and returns it with c->message. Under busy. */
+/* Sets the failure, sends it to the others and returns it with c->message. The caller holds
+ * busy. */
 int  tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *text);
 /* Sends the farewell, with this text. */
 void tide__mpi_leave(tide__mpi_comm *s, const char *text);

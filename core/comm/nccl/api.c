@@ -1,4 +1,4 @@
-/* Opening NCCL. */
+/* Opens NCCL. */
 #include "core/comm/nccl/api.h"
 
 #include <dlfcn.h>

@@ -117,7 +117,7 @@ static int nccl_move_enqueue(tide__nccl_comm *s, const tide__coll *c)
 
 enum { BARRIER = 64 };
 
-/* A call with its list. */
+/* A call and its list, as gathered. */
 static size_t call_size(const tide__nccl_comm *s)
 {
   return sizeof(tide__comm_call) + (size_t)tide__call_nlist(s->nrank) * sizeof(int64_t);

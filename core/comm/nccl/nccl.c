@@ -32,7 +32,7 @@ static void drop_shared(tide__nccl_shared *all)
 
 enum { FAREWELL = 10 }; /* seconds */
 
-/* Ends it in peace: waits for what the others still do, for a while. */
+/* Closes NCCL's communicator after waiting a while for what the other ranks still do. */
 static void finalize(tide__nccl_comm *s)
 {
   const tide__nccl *l = &s->all->api;
@@ -68,7 +68,8 @@ static void nccl_close_comm(void *state, int rank)
   drop_shared(all);
 }
 
-/* Takes over a reference to all. Null: no memory, and it is given back. */
+/* Takes over a reference to all. Returns null if there is no memory; the reference is given
+ * back. */
 static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank, const char *name)
 {
   tide__nccl_comm *s = tide__alloc(all->ctx, sizeof *s);
@@ -92,7 +93,7 @@ static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank, co
   return NULL;
 }
 
-/* made, which NCCL may still be making, as a communicator of this library. */
+/* Returns `made`, which NCCL may still be making, as a communicator of this library. */
 static int adopt(tide__nccl_comm *s, tide__coll *c, void *made)
 {
   const tide__nccl *l = &s->all->api;
@@ -151,7 +152,8 @@ static bool make_room(tide__nccl_comm *s)
   return true;
 }
 
-/* On the owner's thread, with no call under way or before it: NCCL takes both. */
+/* Registers a buffer. The owner's thread, with no call in progress or before NCCL's communicator
+ * is made. */
 static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
 {
   tide__nccl_comm *s = state;
@@ -214,7 +216,7 @@ static const tide__transport transport_nccl = {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* What this rank can do alone: the library, a device that has streams. */
+/* Opens what this rank needs: the library, and a device that has streams. */
 static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl_opts *opts,
                        char *msg, size_t n)
 {
@@ -244,7 +246,7 @@ static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl
   return rc;
 }
 
-/* Every rank learns whether all can; a rank that cannot keeps its own message. */
+/* Tells every rank whether all can use NCCL; a rank that cannot keeps its own message. */
 static int nccl_agree(tide_comm *over, int status, char *msg, size_t n)
 {
   tide_blob *blob;
@@ -262,7 +264,7 @@ static int nccl_agree(tide_comm *over, int status, char *msg, size_t n)
   return status;
 }
 
-/* Rank 0's id on every rank; a failure there is a failure everywhere. */
+/* Sends rank 0's id to every rank; a failure there is a failure everywhere. */
 static int share_id(tide_comm *over, const tide__nccl *l, tide__nccl_id *id, char *msg, size_t n)
 {
   tide_blob *blob;
@@ -276,7 +278,7 @@ static int share_id(tide_comm *over, const tide__nccl *l, tide__nccl_id *id, cha
   return whole ? TIDE_OK : TIDE_E_COMM;
 }
 
-/* NCCL's communicator for s: every rank comes, or the time runs out. */
+/* Makes NCCL's communicator for s: all ranks join, or the timeout ends the wait. */
 static int nccl_join(tide__nccl_comm *s, tide_comm *over, tide__nccl_id id, char *msg, size_t n)
 {
   const tide__nccl *l = &s->all->api;

@@ -11,8 +11,9 @@
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Under the lock. NCCL's kernels end, and with them every wait; where some were under way, what
- * they should have written is not there. NCCL waits for the graphs that hold its calls. */
+/* Aborts NCCL's communicator. The caller holds the lock. NCCL's kernels end, and every wait with
+ * them; what those in progress should have written is missing. NCCL waits for the graphs that hold
+ * its calls. */
 static void end_comm(tide__nccl_comm *s)
 {
   if (s->comm && atomic_load(&s->flying) > 0)
@@ -109,7 +110,8 @@ int tide__nccl_ready(tide__nccl_comm *s, tide__coll *c)
   }
 }
 
-/* A stream also ends when NCCL was aborted: that is looked at after. */
+/* Waits for a stream. It also becomes idle when NCCL was aborted, so the failure is looked at
+ * afterwards. */
 int tide__nccl_wait(tide__nccl_comm *s, tide__coll *c, void *stream)
 {
   tide__wait w = tide__wait_begin(&tide__nccl_patience, c->timeout);
@@ -187,7 +189,7 @@ static int begin_launch(void *state)
   return rc < 0 ? tide__nccl_leave(s, rc) : TIDE_OK;
 }
 
-/* The launch is on compute. */
+/* Records the end of a launch, which is on compute. */
 static int nccl_wait_launched(void *state, tide__coll *c)
 {
   tide__nccl_comm *s = state;

@@ -15,7 +15,8 @@ static void copy(tide__coll *c, char *to, const char *from, size_t n)
   if (to && from && to != from && n > 0) tide__coll_copy(c, to, from, n);
 }
 
-/* On a device the copies are under way on return, behind what the operands wait for. */
+/* Runs any collective of one rank. On a device the copies are enqueued on return, behind the
+ * events that the operands wait for. */
 static int self_run(void *state, int rank, tide__coll *c)
 {
   if (c->op == TIDE__SPLIT) self_split(c, state);
