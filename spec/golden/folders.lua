@@ -225,6 +225,26 @@ true, "vocab_size": 23}]==],
          0.1848087715, 2.444850865, 0.2788263499, 1.288408187, 0.3838057577
       },
    },
+   ministral = {
+      config = [==[
+{"architectures": ["MinistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24, "initializer_range":
+0.02, "intermediate_size": 20, "layer_types": ["sliding_attention", "full_attention",
+"sliding_attention"], "max_position_embeddings": 64, "model_type": "ministral",
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+"rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache":
+true, "vocab_size": 23}]==],
+      loss = 3.53349841443162,
+      logits = { 0.327627479008464, 0.244996389450663, 0.463905956610607 },
+      grads = {
+         1.184364229, 0.3279232715, 0.0624214681, 1.345037475, 0.4869252165, 0.5982563597,
+         0.04553738026, 0.3103175937, 6.971717858, 0.29782192, 0.6717378628, 0.04634822805,
+         0.5373228206, 0.5170732757, 0.4560764912, 0.03191599792, 0.08390097123, 1.268074928,
+         0.1447416917, 0.254707728, 0.06118276424, 0.6845139206, 0.4969679985, 0.6574908749,
+         0.04817177613, 0.1414345513, 1.559189, 0.1350785135, 0.5483205085, 0.3198433071
+      },
+   },
    qwen2 = {
       config = [==[
 {"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
@@ -350,6 +370,50 @@ true, "vocab_size": 23}]==],
          0.6980048507
       },
    },
+   gemma2 = {
+      config = [==[
+{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"attn_logit_softcapping": 2.0, "bos_token_id": 1, "eos_token_id": 2, "final_logit_softcapping":
+1.5, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["sliding_attention",
+"full_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type": "gemma2",
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+"query_pre_attn_scalar": 9, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
+"rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": true, "transformers_version":
+"5.23.0", "use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.85682305617309,
+      logits = { 1.35701123386346, -0.939668418689894, 0.325909122861103 },
+      grads = {
+         0.995428994, 0.003663883504, 2.742055972, 0.3980903312, 0.4578177297, 0.08558789985,
+         0.1188140399, 0.009312115422, 0.01815624525, 2.365139894, 0.01745553542, 0.1273961281,
+         0.04007594734, 3.178438895, 0.6933958186, 0.5084031829, 0.09187607363, 0.126336484,
+         0.03529048383, 0.1465176145, 1.74219982, 0.1480064463, 0.3776744901, 0.06602624829,
+         2.523095063, 1.586194822, 1.146505061, 0.07814987994, 0.08364233886, 0.1441391665,
+         0.1283567505, 3.762268957, 0.1220741367, 0.8165343462, 0.237315105
+      },
+   },
+   gemma2_uncapped = {
+      config = [==[
+{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"attn_logit_softcapping": null, "bos_token_id": 1, "eos_token_id": 2, "final_logit_softcapping":
+null, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"sliding_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type": "gemma2",
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 1, "pad_token_id": 0,
+"query_pre_attn_scalar": 256, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
+"rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": true, "transformers_version":
+"5.23.0", "use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
+      loss = 4.48904067992157,
+      logits = { 1.79226934284841, -3.75487139134308, 0.307638358608194 },
+      grads = {
+         1.788328885, 0.06426145554, 4.081558627, 0.824338951, 1.22160606, 0.1566104766,
+         0.1783734711, 0.04402692925, 0.4675341531, 7.619376358, 0.3447700571, 0.4704578256,
+         0.08386128328, 6.440188798, 1.894555436, 1.636667407, 0.1007651418, 0.249803239,
+         0.1361286141, 0.2602421741, 13.73810741, 0.7172984409, 2.994386082, 0.02255043737,
+         4.610094283, 3.029696989, 2.20705611, 0.1982062718, 0.1374571017, 0.1625682072,
+         0.03507390428, 6.973953719, 0.346557052, 0.7363193317, 0.6455462935
+      },
+   },
    gemma3 = {
       config = [==[
 {"_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": false,
@@ -373,6 +437,134 @@ false, "use_cache": true, "vocab_size": 23}]==],
          0.1057537865, 0.3141864599, 2.617159459, 0.05595838492, 3.406348367, 1.187165551,
          2.191250876, 0.3171842714, 0.2732722508, 0.04384393106, 0.2865605675, 0.4449576515,
          5.199155028, 0.3215554069, 0.6557351164, 2.089792113, 0.7253692597
+      },
+   },
+   granite = {
+      config = [==[
+{"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
+"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"logits_scaling": 2.0, "max_position_embeddings": 64, "mlp_bias": false, "model_type": "granite",
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+"residual_multiplier": 0.4, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
+"rope_type": "default"}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+"use_cache": true, "vocab_size": 23}]==],
+      loss = 3.67480969976114,
+      logits = { 0.31348424740039, 0.487590066067396, 0.8926228386137 },
+      grads = {
+         0.6916366159, 0.3733825139, 0.02449018202, 1.14596539, 0.6123992638, 0.5600726727,
+         0.0521915119, 0.1025466473, 0.9232729851, 0.06867489165, 0.2393535321, 0.0252771229,
+         0.5107723861, 0.4424304308, 0.4271399483, 0.04010968691, 0.0834137542, 0.4548928376,
+         0.07669926744, 0.287837845, 0.04950216769, 0.4720410191, 0.3422057829, 0.4557102772,
+         0.02738503063, 0.1587855426, 0.5750248132, 0.1339060194, 0.3518857845, 0.277202205
+      },
+   },
+   granite_tied = {
+      config = [==[
+{"architectures": ["GraniteForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"attention_multiplier": 1.0, "bos_token_id": 1, "embedding_multiplier": 2.0, "eos_token_id": 2,
+"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"logits_scaling": 1.0, "max_position_embeddings": 64, "mlp_bias": true, "model_type": "granite",
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+"residual_multiplier": 1.0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
+"rope_type": "default"}, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+"use_cache": true, "vocab_size": 23}]==],
+      loss = 3.71403397723095,
+      logits = { 1.50446384760601, -0.266854651836478, -0.0950346045066524 },
+      grads = {
+         1.36896224, 0.02963349532, 0.4114962249, 6.527066583, 0.1323668328, 0.6079921244,
+         0.12622959, 0.5640716698, 0.04196671454, 0.02498296551, 0.283151607, 0.4180590678,
+         5.09307475, 0.05913351245, 0.2738211642, 0.03231016461, 0.2239021804, 0.03172444515,
+         0.3151931967, 1.070610147, 0.1088712888, 0.5687186487, 0.08083929103, 0.4198828366,
+         0.1058476506, 0.01676852203, 0.09135459412, 0.4181348632, 3.731225732, 0.009115924708,
+         0.05454911787, 0.02495594128, 0.2722741479, 0.04436331111, 0.2913086965, 0.6062062843,
+         0.04741140413, 0.2265368688, 0.04027006579, 0.1903393551, 0.05971160372, 0.005348551875,
+         0.03288359819, 0.2845006712, 0.4136020665, 0.01812924965, 0.08823036366, 0.07323651545,
+         0.3365834894, 0.4563481244
+      },
+   },
+   olmo2 = {
+      config = [==[
+{"architectures": ["Olmo2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "model_type":
+"olmo2", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
+"default"}, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 3.20860675210178,
+      logits = { -0.0916101859215949, 0.217969056434283, 0.353210064676011 },
+      grads = {
+         1.246844893, 0.4771710024, 8.940935613, 5.354738778, 5.641573194, 0.2631162912,
+         0.3766591244, 0.05374083015, 0.06237418952, 18.45639693, 0.05820297894, 0.07122160736,
+         0.2289775768, 10.33205601, 4.326274301, 4.642324819, 0.4969900974, 0.3197566681,
+         0.1194759484, 0.947821326, 8.217078568, 0.1175721641, 1.316441985, 4.092585068,
+         7.863013242, 9.648931902, 8.425108612, 0.3317519091, 0.1126653286, 0.01194446754,
+         0.1322089357, 9.90391715, 0.01277997528, 0.2824607253, 1.270163129, 0.2683240235
+      },
+   },
+   olmo2_mqa = {
+      config = [==[
+{"architectures": ["Olmo2ForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "model_type":
+"olmo2", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 1,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
+"default"}, "tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 4.26587393141141,
+      logits = { 1.98760452433704, 1.13077824930539, -2.13304491911437 },
+      grads = {
+         1.5138097, 4.079392149, 0.8742546906, 0.8416715, 0.1269416218, 0.1496038638, 0.01714076469,
+         0.02113268378, 0.05594987642, 0.5934702859, 1.39261717, 0.04188208799, 0.08779305413,
+         0.05899536715, 0.3639454249, 0.1674707333, 1.149739111, 0.1553464122, 0.2308824698,
+         0.1683303115, 0.1859558539, 0.007356914384, 0.002202054317, 0.02005326493, 0.293021605,
+         5.22207387, 0.009259725866, 0.002415047635, 0.01672367251, 0.09431728518, 0.6377094752,
+         2.237278861, 0.1435204574, 0.123202649, 0.1762900443, 0.1686399164, 0.005743823806,
+         0.001064578911, 0.0159291091, 0.3313224773, 9.184641543, 0.006262435068, 0.001097179796,
+         0.0148456331, 0.06851919348, 0.8844139976, 0.8623686637
+      },
+   },
+   smollm3 = {
+      config = [==[
+{"architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"full_attention", "full_attention"], "max_position_embeddings": 64, "mlp_bias": false,
+"model_type": "smollm3", "no_rope_layer_interval": 2, "no_rope_layers": [1, 0, 1],
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+"rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 2000000.0, "rope_type": "default"},
+"sliding_window": null, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+"use_cache": true, "use_sliding_window": false, "vocab_size": 23}]==],
+      loss = 3.85221963483418,
+      logits = { 1.77527910643235, -0.788263499815319, 0.0392936356866937 },
+      grads = {
+         1.55120927, 0.6340687238, 1.746755997, 1.352393927, 1.489465124, 0.1171319519, 2.190487236,
+         6.702404994, 1.368273369, 1.111829406, 0.1706178424, 1.258704124, 1.33283261, 0.9803123674,
+         0.07608553547, 0.156332459, 2.818608713, 0.2988218954, 1.202969298, 0.1752451122,
+         0.8239957588, 0.7789385726, 1.24150083, 0.1196889311, 0.2033706489, 2.204650841,
+         0.3082023451, 1.032398039, 0.4253862213
+      },
+   },
+   smollm3_sliding = {
+      config = [==[
+{"architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"sliding_attention", "sliding_attention"], "max_position_embeddings": 64, "mlp_bias": false,
+"model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [0, 1, 1],
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+"rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 2000000.0, "rope_type": "default"},
+"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache":
+true, "use_sliding_window": true, "vocab_size": 23}]==],
+      loss = 3.43374970176928,
+      logits = { 0.327627479008464, 0.356645335514349, 0.654041600191708 },
+      grads = {
+         1.350277768, 0.8145235346, 0.2409713901, 5.31615523, 1.930427197, 1.624727268,
+         0.1134016555, 0.2981475734, 6.171945785, 0.3796969551, 2.43128019, 0.0389761614,
+         0.4448034724, 0.5746130623, 0.6067626579, 0.04139334601, 0.05250363439, 1.375416847,
+         0.07985382343, 0.248575624, 0.06366629188, 0.6538074949, 0.6439462624, 0.7565528222,
+         0.05678480007, 0.05907582994, 1.560522139, 0.1088790243, 0.4478056849, 0.3760545666
       },
    },
 }

@@ -47,6 +47,7 @@ CASES = [
         high_freq_factor=4.0, original_max_position_embeddings=32))),
     ("mistral", "Mistral", dict(sliding_window=3)),
     ("mistral_full", "Mistral", dict(sliding_window=None, tie_word_embeddings=True)),
+    ("ministral", "Ministral", dict(sliding_window=3, layer_types=[SLIDING, FULL, SLIDING])),
     ("qwen2", "Qwen2", dict(use_sliding_window=True, sliding_window=3, max_window_layers=1,
                             head_dim=None)),
     ("qwen3", "Qwen3", dict(tie_word_embeddings=True, head_dim=6)),
@@ -58,8 +59,24 @@ CASES = [
     ("phi4_short", "Phi3", dict(head_dim=None, hidden_size=48, max_position_embeddings=48,
         original_max_position_embeddings=16, rope_parameters=dict(
             LONG, partial_rotary_factor=0.5, original_max_position_embeddings=16))),
+    ("gemma2", "Gemma2", dict(sliding_window=3, query_pre_attn_scalar=9,
+                              attn_logit_softcapping=2.0, final_logit_softcapping=1.5)),
+    ("gemma2_uncapped", "Gemma2", dict(
+        sliding_window=3, attn_logit_softcapping=None, final_logit_softcapping=None,
+        layer_types=[FULL, SLIDING, SLIDING], num_key_value_heads=1)),
     ("gemma3", "Gemma3Text", dict(sliding_window=3, query_pre_attn_scalar=9,
                                   layer_types=[FULL, SLIDING, FULL])),
+    ("granite", "Granite", dict(embedding_multiplier=3.0, logits_scaling=2.0, head_dim=None,
+                                residual_multiplier=0.4, attention_multiplier=0.3)),
+    ("granite_tied", "Granite", dict(embedding_multiplier=2.0, tie_word_embeddings=True,
+                                     attention_bias=True, mlp_bias=True, head_dim=None)),
+    ("olmo2", "Olmo2", dict(head_dim=None)),
+    ("olmo2_mqa", "Olmo2", dict(num_key_value_heads=1, attention_bias=True, head_dim=None,
+                                tie_word_embeddings=True)),
+    ("smollm3", "SmolLM3", dict(no_rope_layer_interval=2, head_dim=None)),
+    ("smollm3_sliding", "SmolLM3", dict(
+        no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=3, head_dim=None,
+        layer_types=[FULL, SLIDING, SLIDING], tie_word_embeddings=False)),
 ]
 CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}

@@ -67,13 +67,22 @@ function CausalLM:head_loss(h, labels, opts)
    return nn.loss.linear(h, self:head(), labels, opts)
 end
 
+-- Logits under the soft cap of the configuration, if it has one.
+local function capped(self, y)
+   local cap = self.config.final_logit_softcapping
+   if not cap then return y end
+   y = private.replace(y, y * (1 / cap))
+   y = private.replace(y, y:tanh())
+   return private.replace(y, y * cap)
+end
+
 -- Logits of final hidden states, by a call of the head.
 local function logits(self, h)
    local head = self.lm_head
-   if not head then return private.call(self.head_logits, self, h) end
-   return head:as_call(private.note(function(_, x)
+   if not head then return capped(self, private.call(self.head_logits, self, h)) end
+   return capped(self, head:as_call(private.note(function(_, x)
       return private.call(self.head_logits, self, x)
-   end), h)
+   end), h))
 end
 
 -- Logits [B, T, V].
@@ -94,15 +103,16 @@ local function loss_options(self)
    return names
 end
 
--- The loss of final hidden states. Hooks of the user on the head see logits, as with PyTorch;
--- without them logits are never made.
+-- The loss of final hidden states. Hooks of the user on the head see logits, as with PyTorch, and a
+-- soft cap bounds them; otherwise logits are never made.
 local function head_loss(self, h, labels, opts)
-   local head = self.lm_head
-   if not head then return private.call(self.head_loss, self, h, labels, opts) end
-   if head:has_hooks() then
+   local head, cap = self.lm_head, self.config.final_logit_softcapping
+   if not head and not cap then return private.call(self.head_loss, self, h, labels, opts) end
+   if cap or head:has_hooks() then
       if self.keeps_logits_apart then
-         err.raise('E_UNSUPPORTED', self.op, 'lm_head has hooks, which see whole logits in '
-            .. 'training, and these stay in parts over ranks; leave out gather_logits = false')
+         err.raise('E_UNSUPPORTED', self.op, '%s whole logits in training, and these stay in '
+            .. 'parts over ranks; leave out gather_logits = false',
+            cap and 'the loss of soft-capped logits takes' or 'lm_head has hooks, which see')
       end
       return nn.loss.of_logits(logits(self, h), labels, opts)
    end

@@ -21,6 +21,14 @@ local published = {
    qwen2 = { architectures = { 'Qwen2ForCausalLM' }, model_type = 'qwen2', hidden_act = 'silu' },
    qwen3 = { architectures = { 'Qwen3ForCausalLM' }, model_type = 'qwen3', hidden_act = 'silu' },
    phi3 = { architectures = { 'Phi3ForCausalLM' }, model_type = 'phi3', hidden_act = 'silu' },
+   ministral = { architectures = { 'MinistralForCausalLM' }, model_type = 'ministral',
+      hidden_act = 'silu' },
+   granite = { architectures = { 'GraniteForCausalLM' }, model_type = 'granite',
+      hidden_act = 'silu' },
+   smollm3 = { architectures = { 'SmolLM3ForCausalLM' }, model_type = 'smollm3',
+      hidden_act = 'silu' },
+   olmo2 = { architectures = { 'Olmo2ForCausalLM' }, model_type = 'olmo2', hidden_act = 'silu' },
+   gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
    mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
@@ -85,7 +93,8 @@ function family.published(name) return published[name] or {} end
 
 -- Fields whose numbers published readers want with a decimal point.
 local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
-   'time_step_max', 'time_step_floor' }
+   'time_step_max', 'time_step_floor', 'attn_logit_softcapping', 'final_logit_softcapping',
+   'embedding_multiplier', 'attention_multiplier', 'residual_multiplier', 'logits_scaling' }
 
 local function as_floats(c, json)
    for _, k in ipairs(floats) do

@@ -95,4 +95,6 @@ Gemma3.family = {
    embed_scale = function(c) return math.sqrt(c.hidden_size) end,
 }
 
+Gemma3.Block = Block
+
 return Gemma3

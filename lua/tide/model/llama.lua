@@ -90,12 +90,16 @@ local function check_together(c, family)
    if family.complete then family.complete(c) end
 end
 
--- The complete configuration, and the names of fields that change nothing.
+-- The complete configuration, and the names of fields that change nothing. Null takes away what the
+-- family has by default (defaults, nullable).
 local function complete(config, family)
    local null = tide.json.null
    return published.read(family.op, config, rows_of(family), {
       translate = function(op, f, problems)
          for name in each(family.defaults or {}) do
+            if config[name] == null then f[name] = optional end
+         end
+         for _, name in ipairs(family.nullable or {}) do
             if config[name] == null then f[name] = optional end
          end
          config_.translate_rope(f, problems, family.local_theta)
@@ -134,6 +138,7 @@ local function layer(c, rope, opts, family, i)
       parts[name] = nn.RMSNorm(c.hidden_size, norm)
    end
    if family.norms then parts.names = family.names end
+   if family.residual then parts.scale = family.residual(c) end
    return (family.Block or nn.Block)(parts)
 end
 
@@ -165,6 +170,7 @@ function Body:init(c, opts, family)
    self:child('norm', nn.RMSNorm(c.hidden_size,
       Module.inner(opts, { eps = c.rms_norm_eps, offset = family.norm_offset })))
    self.embed_scale = family.embed_scale and family.embed_scale(c)
+   self.out_scale = family.out_scale and family.out_scale(c)
 end
 
 -- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
@@ -172,7 +178,8 @@ function Body:forward(ids_BT, at)
    local x_BTC = self.embed_tokens(ids_BT)
    if self.embed_scale then x_BTC = private.replace(x_BTC, x_BTC * self.embed_scale) end
    x_BTC = private.replace(x_BTC, self.layers(x_BTC, at))
-   return private.replace(x_BTC, self.norm(x_BTC))
+   x_BTC = private.replace(x_BTC, self.norm(x_BTC))
+   return self.out_scale and private.replace(x_BTC, x_BTC * self.out_scale) or x_BTC
 end
 private.note(Body.forward)
 

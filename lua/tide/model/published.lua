@@ -35,7 +35,7 @@ local free = set [[
    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
    pruned_heads attn_implementation _attn_implementation _attn_implementation_internal
    _commit_hash summary_type summary_use_proj summary_activation summary_proj_to_labels
-   summary_first_dropout z_loss_coefficient
+   summary_first_dropout z_loss_coefficient cache_implementation
 ]]
 
 -- Fields of any file with the only value that is supported.

@@ -52,9 +52,11 @@ function Attention:init(opts)
    end
    self:child('o_proj', Linear(H * D, opts.dim, Module.inner(opts,
       { bias = opts.out_bias, std = opts.out_std or opts.std })))
+   self.norms_whole = opts.qk_norm_whole
    if opts.qk_norm then
-      self:child('q_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
-      self:child('k_norm', RMSNorm(D, Module.inner(opts, opts.qk_norm)))
+      local whole = opts.qk_norm_whole
+      self:child('q_norm', RMSNorm(whole and H * D or D, Module.inner(opts, opts.qk_norm)))
+      self:child('k_norm', RMSNorm(whole and K * D or D, Module.inner(opts, opts.qk_norm)))
    end
    self:ready(opts)
 end
@@ -130,11 +132,14 @@ end
 function Attention:forward(x_BTC, at)
    at = at or {}
    local q, k, v = private.call(self.project, self, x_BTC)
+   if self.q_norm and self.norms_whole then
+      q, k = private.replace(q, self.q_norm(q)), private.replace(k, self.k_norm(k))
+   end
    local B, T, D = q:size(1), q:size(2), self.head_dim
    q = private.replace(q, q:reshape(B, T, self.heads, D))
    k = private.replace(k, k:reshape(B, T, self.kv_heads, D))
    v = private.replace(v, v:reshape(B, T, self.kv_heads, D))
-   if self.q_norm then
+   if self.q_norm and not self.norms_whole then
       q, k = private.replace(q, self.q_norm(q)), private.replace(k, self.k_norm(k))
    end
    if self.rope then q, k = rotated(self, q, k, at) end
@@ -159,15 +164,21 @@ function Attention:tp(_, on)
    local text = 'q_proj, k_proj and v_proj must be colwise and o_proj rowwise'
    if not on:all_or_none(into, 'o_proj', text) then return nil end
    if self.qkv_proj then on:refuse 'fused projections cannot be cut by heads' end
+   if self.norms_whole then on:refuse 'norms over all heads cannot be cut by heads' end
    on:check_heads(self.heads, self.kv_heads)
    return { summed = self.q_norm and { 'q_norm', 'k_norm' } or nil, done = function()
       self.heads, self.kv_heads = self.heads / on.ranks, self.kv_heads / on.ranks
    end }
 end
 
--- See Module.tp_plan. Fused queries, keys and values cannot be cut by heads, so that attention is
+-- See Module.tp_plan. Fused queries, keys and values cannot be cut by heads, nor can those that a
+-- norm over all heads reads, so that attention is
 -- whole on every rank and only its weights are shared out.
 function Attention:tp_plan()
+   if self.norms_whole then
+      return { q_proj = 'rowwise_rep', k_proj = 'rowwise_rep', v_proj = 'rowwise_rep',
+         o_proj = 'colwise_rep' }
+   end
    if self.qkv_proj then return { qkv_proj = 'rowwise_rep', o_proj = 'colwise_rep' } end
    return { q_proj = 'colwise', k_proj = 'colwise', v_proj = 'colwise', o_proj = 'rowwise' }
 end
@@ -194,6 +205,7 @@ return signature.doors('nn.Attention', Attention, {
       'std: number? >= 0 -- initial standard deviation', 'out_std: number? >= 0 -- that of o_proj',
       'fused: boolean = false -- one qkv_proj',
       'qk_norm: table? -- options of an RMSNorm over each head of queries and of keys',
+      'qk_norm_whole: boolean = false -- over all heads together in place of each',
       'dropout: number in [0, 1) = 0 -- of the probabilities while training, which are then made '
          .. 'in full, a block of queries at a time',
       Module.common } },

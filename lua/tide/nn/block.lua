@@ -1,4 +1,5 @@
--- Block: the pre-norm residual block  h = x + mixer(norm1(x));  y = h + mlp(norm2(h)).
+-- Block: the pre-norm residual block  h = x + s mixer(norm1(x));  y = h + s mlp(norm2(h)), where
+-- s is 1 unless it is given.
 --
 -- Works over any mixer (attention, a state-space layer). Child names are given, so that a model
 -- can follow the names of published checkpoints.
@@ -30,6 +31,7 @@ function Block:init(parts)
       end
    end
    if parts.dropout then self:child('dropout', parts.dropout) end
+   self.scale = parts.scale
 end
 
 -- The child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
@@ -37,15 +39,17 @@ function Block:part(name) return self[self._part[name]] end
 
 -- x [B, T, C] -> the same shape. at: where the tokens lie; handed to the mixer.
 function Block:forward(x, at)
-   local part, drop = self._part, self.dropout
+   local part, drop, scale = self._part, self.dropout, self.scale
    local n = self[part.norm1](x)
    local a = private.replace(n, self[part.mixer](n, at))
    if drop then a = private.replace(a, drop(a)) end
+   if scale ~= 1 then a = private.replace(a, a * scale) end
    if not part.mlp then return private.replace(a, x + a) end
    local m, h = self[part.norm2](a, x)
    private.spend(a)
    local y = private.replace(m, self[part.mlp](m))
    if drop then y = private.replace(y, drop(y)) end
+   if scale ~= 1 then y = private.replace(y, y * scale) end
    local sum = h + y
    private.spend(h, y)
    return sum
@@ -57,5 +61,6 @@ return signature.doors('nn.Block', Block, {
       'norm1: module -- before the mixer', 'mixer: module -- attention, a state-space layer',
       'norm2: module? -- before the MLP', 'mlp: module? -- with norm2 or not at all',
       'dropout: module? -- an nn.Dropout on both branches',
+      'scale: number = 1 -- what both branches are multiplied by before they are added',
       'names: table? -- names of the parts as children' } },
 })

@@ -1,0 +1,57 @@
+-- Gemma-2 text decoder: the block of Gemma-3 without norms of queries and keys, one rotary base,
+-- windows on every other layer, soft caps on the scores of attention and on the logits.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Gemma3 = require 'tide.model.gemma3'
+local Llama = require 'tide.model.llama'
+local published = require 'tide.model.published'
+
+local op = 'model.gemma2'
+
+local Gemma2 = class('Gemma2', Llama)
+
+-- Whether the layer (from 1) has a window; layer_types, one name a layer, goes first.
+local function has_window(c, i)
+   if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
+   return i % 2 == 1
+end
+
+local function complete(c)
+   if not c.sliding_window and not c.layer_types then
+      err.arg(op, 'sliding_window', 'tokens that every other layer sees', nil)
+   end
+end
+
+local function positive(o, name, v) return err.number(o, name, v, 1e-9) end
+
+local gemma3 = Gemma3.family
+
+Gemma2.family = {
+   op = op, act = 'gelu_pytorch_tanh',
+   fields = {
+      { 'query_pre_attn_scalar', 256, positive }, { 'attn_logit_softcapping', 50, positive },
+      { 'final_logit_softcapping', 30, positive },
+      { 'hidden_activation', 'gelu_pytorch_tanh', function(o, name, v)
+         return err.choice(o, name, v, { 'gelu_pytorch_tanh' })
+      end },
+      { 'layer_types', published.optional },
+   },
+   defaults = {
+      tie_word_embeddings = true, head_dim = 256, sliding_window = 4096,
+      max_position_embeddings = 8192,
+   },
+   nullable = { 'attn_logit_softcapping', 'final_logit_softcapping' },
+   only = { use_bidirectional_attention = false },
+   complete = complete,
+   layer = function(c, i, mixer, mlp)
+      mixer.scale = c.query_pre_attn_scalar ^ -0.5
+      mixer.softcap = c.attn_logit_softcapping
+      mlp.act = 'geglu_tanh'
+      if not has_window(c, i) then mixer.window = nil end
+   end,
+   Block = Gemma3.Block, names = gemma3.names, norms = gemma3.norms, norm_offset = 1,
+   embed_scale = gemma3.embed_scale,
+}
+
+return Gemma2

@@ -1,0 +1,25 @@
+-- Granite decoder: Llama with four multipliers: of the embeddings, of attention's scores, of both
+-- branches of a block, and (as a divisor) of the logits.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Llama = require 'tide.model.llama'
+
+local Granite = class('Granite', Llama)
+
+local function number(op, name, v) return err.number(op, name, v) end
+local function positive(op, name, v) return err.number(op, name, v, 1e-9) end
+
+Granite.family = {
+   op = 'model.granite',
+   fields = {
+      { 'embedding_multiplier', 1, number }, { 'attention_multiplier', 1, number },
+      { 'residual_multiplier', 1, number }, { 'logits_scaling', 1, positive },
+   },
+   layer = function(c, _, mixer) mixer.scale = c.attention_multiplier end,
+   embed_scale = function(c) return c.embedding_multiplier end,
+   residual = function(c) return c.residual_multiplier end,
+   out_scale = function(c) return 1 / c.logits_scaling end,
+}
+
+return Granite

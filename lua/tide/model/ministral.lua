@@ -1,0 +1,18 @@
+-- Ministral decoder: Mistral whose windows are on the layers that layer_types names.
+
+local class = require 'tide.class'
+local Llama = require 'tide.model.llama'
+local published = require 'tide.model.published'
+
+local Ministral = class('Ministral', Llama)
+
+Ministral.family = {
+   op = 'model.ministral',
+   fields = { { 'layer_types', published.optional } },
+   defaults = { sliding_window = 4096 },
+   layer = function(c, i, mixer)
+      if c.layer_types and c.layer_types[i] ~= 'sliding_attention' then mixer.window = nil end
+   end,
+}
+
+return Ministral

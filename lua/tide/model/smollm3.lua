@@ -1,0 +1,60 @@
+-- SmolLM3 decoder: Llama whose layers do not all have rotary positions (no_rope_layers: 0 for those
+-- without, by default every fourth), and windows on those that layer_types names.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local Llama = require 'tide.model.llama'
+local published = require 'tide.model.published'
+
+local SmolLM3 = class('SmolLM3', Llama)
+
+local op = 'model.smollm3'
+
+local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
+local function count(o, name, v) return err.integer(o, name, v, 1) end
+
+-- A number for each layer: 1 with rotary positions, 0 without.
+local function layers(o, name, v)
+   for i, has in ipairs(err.type(o, name, v, 'table')) do
+      err.choice(o, ('%s[%d]'):format(name, i), has, { 0, 1 })
+   end
+end
+
+local function every(c)
+   local list = {}
+   for i = 1, c.num_hidden_layers do list[i] = i % c.no_rope_layer_interval ~= 0 and 1 or 0 end
+   return list
+end
+
+local function complete(c)
+   if #c.no_rope_layers ~= c.num_hidden_layers then
+      err.raise('E_ARG', op, "argument 'no_rope_layers': expected %d numbers, one for each layer, "
+         .. 'got %d', c.num_hidden_layers, #c.no_rope_layers)
+   end
+   if c.use_sliding_window and not c.sliding_window then
+      err.arg(op, 'sliding_window', 'tokens that a layer sees, with use_sliding_window', nil)
+   end
+end
+
+-- Whether the layer (from 1) has a window.
+local function has_window(c, i)
+   if not c.use_sliding_window then return false end
+   if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
+   return c.no_rope_layers[i] == 0
+end
+
+SmolLM3.family = {
+   op = op,
+   fields = {
+      { 'no_rope_layer_interval', 4, count }, { 'no_rope_layers', every, layers },
+      { 'use_sliding_window', false, flag }, { 'layer_types', published.optional },
+   },
+   defaults = { rope_theta = 2e6, tie_word_embeddings = true, max_position_embeddings = 32768 },
+   complete = complete,
+   layer = function(c, i, mixer)
+      if c.no_rope_layers[i] == 0 then mixer.rope = nil end
+      if not has_window(c, i) then mixer.window = nil end
+   end,
+}
+
+return SmolLM3
