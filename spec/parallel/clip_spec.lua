@@ -45,6 +45,19 @@ describe('the norm', function()
          assert.near(last, r[i][5], 1e-6)
       end
    end)
+
+   it('is the same f64 on a rank that has no part', function()
+      local r = ranks.run(2, function(rank)
+         local t = require 'tide'
+         local list = rank == 0 and { t.tensor({ 1, 1 / 3 }, { dtype = 'f64' }) } or {}
+         local norm = t.parallel.clip.norm(list, 2, require('tide.comm').world())
+         return { norm:item(), norm.dtype }
+      end)
+      for i = 1, 2 do
+         assert.near(math.sqrt(1 + 1 / 9), r[i][1], 1e-15)
+         assert.equal('f64', r[i][2])
+      end
+   end)
 end)
 
 describe('clipping', function()

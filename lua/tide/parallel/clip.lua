@@ -66,25 +66,24 @@ local function combine(total, part, p)
    return p == math.huge and tide.maximum(total, part) or total + part
 end
 
--- The norm as a scalar, f64 where a gradient on this rank is and else f32; the same on every rank.
--- Powers add up in f64. source: a Sharded, a list of groups, or a list
--- of tensors with comm. norm_type: 2 (default), 1, any p >= 1, math.huge.
+-- The norm as an f64 scalar, the same on every rank, also where a rank holds no part. source: a
+-- Sharded, a list of groups, or a list of tensors with comm. norm_type: 2 (default), 1, any p >= 1,
+-- math.huge.
 function clip.norm(source, norm_type, comm)
    local op = 'parallel.clip.norm'
    local p = check_p(op, norm_type)
    return tide.no_grad(function()
-      local total, dtype = nil, 'f32'
+      local total
       for _, group in ipairs(groups_of(op, source, comm)) do
          local part = local_part(group.grads, p):to 'f64'
-         for _, g in ipairs(group.grads) do dtype = g.dtype == 'f64' and 'f64' or dtype end
          for _, c in ipairs(group.comms) do
             if c.size > 1 then c:all_reduce(part, p == math.huge and 'max' or 'sum') end
          end
          total = combine(total, part, p)
       end
       total = total or tide.zeros({}, { dtype = 'f64' })
-      if p ~= math.huge and p ~= 1 then total = p == 2 and total:sqrt() or total:pow(1 / p) end
-      return total:to(dtype)
+      if p == math.huge or p == 1 then return total end
+      return p == 2 and total:sqrt() or total:pow(1 / p)
    end)
 end
 

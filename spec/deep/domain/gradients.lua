@@ -129,10 +129,10 @@ function gradients.on_rank(o, rank)
    local t = require 'tide'
    local model, sharded = model_of(t, o), nil
    if o.strategy ~= 'plain' then
-      local opts = { strategy = o.strategy, mp_policy = o.mp, mesh = t.parallel.mesh {
-         dp_replicate = o.replicate, dp_shard = o.n / o.replicate } }
+      local opts = { strategy = o.strategy, mp_policy = o.mp }
+      local mesh = t.parallel.mesh { dp_replicate = o.replicate, dp_shard = o.n / o.replicate }
       for k, v in pairs(o.options) do opts[k] = v end
-      sharded = t.parallel.fully_shard(model, opts)
+      sharded = t.parallel.fully_shard(model, mesh, opts)
    end
    local opts = {}
    for k, v in pairs(o.optim) do opts[k] = v end
@@ -157,19 +157,29 @@ end
 
 -- ---- the check -------------------------------------------------------------------------------
 
--- How far sums of gradients may be, relative to the largest: those of the reduction's dtype.
-local function precision_of(o)
+-- The dtype that gradients are summed in.
+local function dtype_of(o)
    local reduce = o.mp and (o.mp.reduce_dtype or o.mp.param_dtype) or o.dtype
    if o.options.grad_reduce_in_fp32 and reduce == 'bf16' and o.strategy ~= 'plain' then
       reduce = 'f32'
    end
-   if reduce == 'f64' then return 1e-6 end                        -- the norm is f32
-   return reduce == 'bf16' and 0.1 or 1e-4
+   return reduce
 end
 
+-- How far weights may be.
+local weight_room = { f64 = 1e-6, f32 = 1e-4, bf16 = 0.1 }
+
+local half_ulp = { f64 = 2 ^ -53, f32 = 2 ^ -24, bf16 = 2 ^ -9 }
+
+-- How far a norm may be. Its gradients are sums of accum * n terms, each rounded so many times at
+-- most; size: the norm of the sums of the terms' magnitudes. The squares are summed in f32, or f64.
+local function norm_room(o, size, count)
+   local sum = dtype_of(o) == 'f64' and half_ulp.f64 or half_ulp.f32
+   return size * ((o.accum * o.n + 1) * half_ulp[dtype_of(o)] + (count + 4) * sum)
+end
 
 local function train_by_hand(o)
-   local out, states = { norms = {}, weights = {} }, {}
+   local out, states = { norms = {}, rooms = {}, weights = {} }, {}
    local params = {}
    for b, shapes in ipairs(o.blocks) do
       for p, shape in ipairs(shapes) do
@@ -178,18 +188,21 @@ local function train_by_hand(o)
       end
    end
    for s = 1, o.steps do
-      local all, used = {}, {}
+      local all, sizes, used, count = {}, {}, {}, 0
       for i, e in ipairs(params) do
-         all[i] = {}
-         for k = 1, #e.w do all[i][k] = 0 end
+         all[i], sizes[i] = {}, {}
+         for k = 1, #e.w do all[i][k], sizes[i][k] = 0, 0 end
+         count = count + #e.w
          for id = id_of(o, s, 1, 0), id_of(o, s, o.accum, o.n - 1) do
             if takes_part(o, e.block, id) then
                used[i] = true
-               for k, v in ipairs(table_of(o, e.key, id, e.shape)) do all[i][k] = all[i][k] + v end
+               for k, v in ipairs(table_of(o, e.key, id, e.shape)) do
+                  all[i][k], sizes[i][k] = all[i][k] + v, sizes[i][k] + math.abs(v)
+               end
             end
          end
       end
-      out.norms[s] = optim.norm(all)
+      out.norms[s], out.rooms[s] = optim.norm(all), norm_room(o, optim.norm(sizes), count)
       local factor = optim.factor(out.norms[s], o.clip)
       for i, e in ipairs(params) do
          if used[i] or o.strategy ~= 'plain' then
@@ -216,12 +229,16 @@ end
 function gradients.check(o)
    local all, text = values.ranks(o.n, 'spec.deep.domain.gradients', 'on_rank', o)
    if not all then return text end
-   local want, allowed = train_by_hand(o), precision_of(o)
+   local want, allowed = train_by_hand(o), weight_room[dtype_of(o)]
    for r, got in ipairs(all) do
-      local far = values.far(got.norms, want.norms)
-      if far > allowed then return ('the norms of rank %d are off by %.3g'):format(r - 1, far) end
+      for s, norm in ipairs(want.norms) do
+         local far = math.abs((got.norms[s] or math.huge) - norm)
+         if far > want.rooms[s] or far ~= far then
+            return ('the norm of rank %d, step %d, is off by %.3g'):format(r - 1, s, far)
+         end
+      end
       for name, list in pairs(want.weights) do
-         far = values.far(got.weights[name] or {}, list, 1)
+         local far = values.far(got.weights[name] or {}, list, 1)
          if far > allowed then
             return ('%s of rank %d is off by %.3g'):format(name, r - 1, far)
          end
