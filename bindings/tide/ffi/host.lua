@@ -21,9 +21,11 @@ lib.once('host', function() ffi.cdef 'const char *tide_host_abi_text(void);' end
 -- The namespace of libtide_host, loaded at first use and kept. It carries its declarations.
 local function host()
    if not lib.state.host then
-      local H, err = lib.load 'tide_host'
-      if not H then status.raise(lib.C.TIDE_E_IO, 'ranks', err) end
-      ffi.cdef(ffi.string(H.tide_host_abi_text()))
+      local H, path = lib.load 'tide_host'
+      if not H then status.raise(lib.C.TIDE_E_IO, 'ranks', path) end
+      local text = ffi.string(H.tide_host_abi_text())
+      lib.check_build(text, path, { 'bindings/host/ranks_abi.h' })
+      ffi.cdef(text)
       lib.state.host = H
    end
    return lib.state.host

@@ -82,8 +82,42 @@ function M.load(name)
       .. 'package.cpath (LUA_CPATH). Tried:\n  ' .. table.concat(tried, '\n  ')
 end
 
+-- The text of the header at `path` below the tree or the prefix of this file; nil without one.
+local function header(path)
+   local folder = own_folder()
+   if not folder or folder:find '^tide:' then return nil end
+   for _, up in ipairs { '../../../', '../../../../../' } do
+      local f = io.open(folder .. up .. path, 'rb')
+      if f then
+         local text = f:read '*a'
+         f:close()
+         return text
+      end
+   end
+end
+
+-- A header as declarations alone, without comments and spaces.
+local function bare(text) return (text:gsub('/%*.-%*/', ''):gsub('%s+', '')) end
+
+-- Raises where a library was built from other declarations than those beside these Lua files: calls
+-- would take wrong arguments. text: what the library carries; path: the library; headers: where the
+-- same text lies in a tree and below a prefix.
+function M.check_build(text, path, headers)
+   for _, name in ipairs(headers) do
+      local here = header(name)
+      if here and here ~= text and bare(here) ~= bare(text) then
+         error(('tide: %s is of another version than the Lua files in %s, whose %s has other '
+            .. 'declarations; build again (make), or take both from one installation'):format(path,
+            own_folder(), name), 0)
+      elseif here then
+         return
+      end
+   end
+end
+
 local function declare(C)
    local text = ffi.string(C.tide_abi_text())
+   M.check_build(text, state.path, { 'core/include/tide/tide_abi.h', 'include/tide/tide_abi.h' })
    if state.abi_text == nil then
       ffi.cdef(text)
       state.abi_text = text
