@@ -273,6 +273,13 @@ promise['lua/guide/optimizer.md'] = {
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
 }
 
+promise['lua/guide/published.md'] = {
+   { '`verbose = true` lists', 'lua/dialect', 'lists its fields that change nothing' },
+   { 'With `mesh` the model', 'lua/pretrained', 'read the bytes that they keep' },
+   { '`tide.model.export(run, dir)`', 'recipe/published', 'is learnt on from alike' },
+   { 'Attention of `phi3` and `olmo2`', 'lua/folder_ranks', 'has the loss and gradients' },
+}
+
 promise['lua/guide/ranks.md'] = {
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
    { 'Every call is compared', 'comm/mismatch', 'is tried in at least 150 ways' },
