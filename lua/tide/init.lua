@@ -98,7 +98,8 @@ function tide.interrupted() return default():interrupted() end
 local functions = { gradcheck = 'tide.debug.gradcheck' }
 
 local entries = { gradcheck = functions.gradcheck }
-for name in ('comm cuda data debug dist model nn optim parallel repl train util'):gmatch '%a+' do
+local parts = 'chat comm cuda data debug dist model nn optim parallel repl train util'
+for name in parts:gmatch '%a+' do
    entries[name] = 'tide.' .. name
 end
 

@@ -111,8 +111,8 @@ describe('layers', function()
    end)
 
    it('of the library: each folder uses those before it', function()
-      local order = { 'util', 'comm', 'nn', 'model', 'optim', 'data', 'parallel', 'train',
-         'pretrained' }
+      local order = { 'util', 'comm', 'chat', 'nn', 'model', 'optim', 'data', 'parallel',
+         'train', 'pretrained' }
       local rank = {}
       for i, folder in ipairs(order) do rank[folder] = i end
       -- What a file requires, and what it reaches as tide.FOLDER.NAME; no strings.

@@ -57,61 +57,84 @@ local function tagged(object)
    return number and next(object, next(object)) == nil and number or object
 end
 
--- (nodes, text, index, whether tagged objects are numbers) -> value, next index
+-- (nodes, text, index, how: { tags: tagged objects are numbers; lossless }) -> value, next index
 local read
 
-local function read_array(nodes, text, index, tags)
+local function read_array(nodes, text, index, how)
    local list = setmetatable({}, array_mt)
    local at = index + 1
-   for i = 1, nodes[index].count do list[i], at = read(nodes, text, at, tags) end
+   for i = 1, nodes[index].count do list[i], at = read(nodes, text, at, how) end
    return list, at
 end
 
-local function read_object(nodes, text, index, tags)
-   local object = {}
+-- The metatable of an object whose keys have an order.
+local function ordered(keys) return { __name = 'json.object', json_keys = keys } end
+
+local function read_object(nodes, text, index, how)
+   local object, keys = {}, how.lossless and {}
    local at = index + 1
-   for _ = 1, nodes[index].count do
+   for i = 1, nodes[index].count do
       local key = nodes[at]
       local name = ffi.string(text + key.v.i, key.count)
-      object[name], at = read(nodes, text, at + 1, tags)
+      if keys then keys[i] = name end
+      object[name], at = read(nodes, text, at + 1, how)
    end
-   return tags and object.__float__ and tagged(object) or object, at
+   if how.tags and object.__float__ then return tagged(object), at end
+   return keys and setmetatable(object, ordered(keys)) or object, at
 end
 
-function read(nodes, text, index, tags)
+-- Returns the names of an object that decode made with `lossless`, in the order of the text; nil of
+-- any other value. Names that were set later are not in the list.
+function M.keys(object)
+   local mt = type(object) == 'table' and getmetatable(object)
+   return type(mt) == 'table' and rawget(mt, 'json_keys') or nil
+end
+
+-- Whether a value is a list that decode or json.array made.
+function M.is_array(t) return type(t) == 'table' and getmetatable(t) == array_mt end
+
+function read(nodes, text, index, how)
    local node = nodes[index]
    local kind = node.kind
    if kind == C.TIDE_JSON_STRING then return ffi.string(text + node.v.i, node.count), index + 1 end
-   if kind == C.TIDE_JSON_NUMBER then return node.v.d, index + 1 end
+   if kind == C.TIDE_JSON_NUMBER then
+      local v = node.v.d
+      if how.lossless and v == math.floor(v) then return double_t(v), index + 1 end
+      return v, index + 1
+   end
    if kind == C.TIDE_JSON_INT then
       local v = node.v.i                    -- compared as a 64-bit integer, before any rounding
       if v >= -EXACT and v <= EXACT then return tonumber(v), index + 1 end
       return v, index + 1
    end
-   if kind == C.TIDE_JSON_ARRAY then return read_array(nodes, text, index, tags) end
-   if kind == C.TIDE_JSON_OBJECT then return read_object(nodes, text, index, tags) end
+   if kind == C.TIDE_JSON_ARRAY then return read_array(nodes, text, index, how) end
+   if kind == C.TIDE_JSON_OBJECT then return read_object(nodes, text, index, how) end
    if kind == C.TIDE_JSON_BOOL then return node.v.i ~= 0, index + 1 end
    return null, index + 1
 end
 
-local decode_opts = arg.set { 'name', 'limit', 'nonfinite' }
+local decode_opts = arg.set { 'name', 'limit', 'nonfinite', 'lossless' }
 
 -- Returns the value of a JSON text. Objects and arrays are tables, null is json.null; integers
 -- beyond 2^53 are 64-bit cdata. opts: name (put before messages), limit (most bytes accepted),
--- nonfinite (false: strict JSON; true: NaN, Infinity and { "__float__": "Infinity" } are numbers).
--- Raises E_FORMAT with line and column.
+-- nonfinite (false: strict JSON; true: NaN, Infinity and { "__float__": "Infinity" } are numbers),
+-- lossless (true: objects keep the order of their names, which json.keys returns, and numbers
+-- written as 1.0 are boxed doubles, as of json.float). Raises E_FORMAT with line and column.
 function M.decode(text, opts)
    arg.string('json.decode', 'text', text)
    opts = arg.opts('json.decode', opts, decode_opts)
    local limit = opts.limit and arg.int('json.decode', 'opts.limit', opts.limit, 1) or 0
    local name = opts.name and arg.string('json.decode', 'opts.name', opts.name)
-   local tags = opts.nonfinite and arg.flag('json.decode', 'opts.nonfinite', opts.nonfinite)
-   local flags = tags and C.TIDE_JSON_NONFINITE or 0
+   local how = {
+      tags = opts.nonfinite and arg.flag('json.decode', 'opts.nonfinite', opts.nonfinite),
+      lossless = opts.lossless and arg.flag('json.decode', 'opts.lossless', opts.lossless),
+   }
+   local flags = how.tags and C.TIDE_JSON_NONFINITE or 0
    local ctx = ctx_of.default().handle
    local box = new_json_box()
    own.check(ctx, C.tide_json_parse(box, ctx, text, #text, limit, flags, name))
    local json = own.handle(box[0], C.tide_json_release)
-   local value = read(C.tide_json_nodes(json), C.tide_json_text(json), 0, tags)
+   local value = read(C.tide_json_nodes(json), C.tide_json_text(json), 0, how)
    own.finish(json, C.tide_json_release)
    return value
 end

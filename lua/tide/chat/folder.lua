@@ -1,0 +1,87 @@
+-- The chat template that a model's folder holds, in the forms that published folders have:
+-- chat_template.jinja, additional_chat_templates/NAME.jinja, chat_template.json, and the field
+-- `chat_template` of tokenizer_config.json (a text, or a list of { name, template }).
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local near = require 'tide.util.near'
+
+local op = 'chat.load'
+
+local folder = {}
+
+-- Returns the text of a token of tokenizer_config.json: a text, or { content = text }.
+local function token_text(v)
+   if type(v) == 'table' then v = v.content end
+   return type(v) == 'string' and v or nil
+end
+
+-- Returns the tokens of a configuration that templates name: bos_token and the like.
+local function tokens_of(config)
+   local out = {}
+   for name, v in each(config) do
+      if name:find '_token$' then out[name] = token_text(v) end
+   end
+   return out
+end
+
+-- Puts the templates of a value (a text or a list of named ones) into `found`.
+local function collect(found, path, v)
+   if type(v) == 'string' then
+      found.default = v
+   elseif type(v) == 'table' then
+      for i, row in ipairs(v) do
+         local is_row = type(row) == 'table' and type(row.name) == 'string'
+         if not is_row or type(row.template) ~= 'string' then
+            err.raise('E_FORMAT', op, '%s: chat_template[%d] is no { name, template }', path, i)
+         end
+         found[row.name] = row.template
+      end
+   elseif v ~= nil then
+      err.raise('E_FORMAT', op, '%s: chat_template is a %s, neither a text nor a list', path,
+         type(v))
+   end
+end
+
+local function read_optional(path) return fs.size(path) and fs.read_json(op, path) or {} end
+
+-- Returns the templates of a folder by name, and the tokens that they see.
+function folder.templates(dir)
+   err.type(op, 'dir', dir, 'string')
+   if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is no folder', dir) end
+   local found, path = {}, fs.join(dir, 'tokenizer_config.json')
+   local config = read_optional(path)
+   if config.chat_template ~= fs.io().json.null then collect(found, path, config.chat_template) end
+   path = fs.join(dir, 'chat_template.json')
+   collect(found, path, read_optional(path).chat_template)
+   path = fs.join(dir, 'chat_template.jinja')
+   if fs.size(path) then found.default = fs.read(op, path) end
+   local more = fs.join(dir, 'additional_chat_templates')
+   for _, name in ipairs(fs.is_dir(more) and fs.list(op, more) or {}) do
+      local stem = name:match '^(.+)%.jinja$'
+      if stem then found[stem] = fs.read(op, fs.join(more, name)) end
+   end
+   return found, tokens_of(config)
+end
+
+-- Returns the template of a folder. name: of several, such as 'tool_use' (default: 'default').
+-- E_FORMAT: the folder has no template, or none of this name.
+function folder.load(dir, name)
+   local found, tokens = folder.templates(dir)
+   local names = {}
+   for key in each(found) do names[#names + 1] = key end
+   table.sort(names)
+   if #names == 0 then
+      err.raise('E_FORMAT', op, '%s has no chat template: neither chat_template.jinja, nor '
+         .. "chat_template.json, nor the field 'chat_template' in tokenizer_config.json", dir)
+   end
+   local text = found[name or 'default'] or not name and #names == 1 and found[names[1]]
+   if not text then
+      err.raise('E_FORMAT', op, "%s has no chat template '%s' (it has %s)%s", dir,
+         name or 'default', table.concat(names, ', '), near.hint(name or 'default', names))
+   end
+   return require('tide.chat.template').new(text, tokens)
+end
+
+return folder
