@@ -162,7 +162,8 @@ end
 
 F.int = function(_, v, args, kwargs)
    local default, base = bind.values('int', args, kwargs, { 'default', 'base' })
-   local s, n = value.text(defined(v)), nil
+   local s = value.text(defined(v))
+   local n
    if s then
       n = number.parse_int(s, base and value.integer(base) or 10) or number.parse_float(s)
    else

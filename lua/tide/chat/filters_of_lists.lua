@@ -251,7 +251,7 @@ local function named(rows, name, what)
 end
 
 function F.map(rt, v, args, kwargs)
-   local out, fn = {}, nil
+   local out, fn = {}
    if #args == 0 then
       local attribute, default = bind.values('map', args, kwargs, { 'attribute', 'default' })
       if attribute == nil then fault.raise 'map requires a filter argument' end
