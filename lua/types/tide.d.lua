@@ -270,18 +270,32 @@ function tide.json.float(v) end
 tide.model = {}
 function tide.model.export(where, dir, opts) end
 function tide.model.fill(run, dir) end
+---@class tide.model.gemma2
+tide.model.gemma2 = {}
+function tide.model.gemma2.new(config, opts) end
+tide.model.gemma2.family = {}
+---@class tide.model.gemma2.family.Block
+tide.model.gemma2.family.Block = {}
+function tide.model.gemma2.family.Block.new(parts) end
+function tide.model.gemma2.family.Block:forward(x, at) end
+function tide.model.gemma2.family.Block:is(value, cls) end
+function tide.model.gemma2.family.complete(c) end
+function tide.model.gemma2.family.embed_scale(c) end
+function tide.model.gemma2.family.layer(c, i, mixer, mlp) end
 ---@class tide.model.gemma3
 tide.model.gemma3 = {}
 function tide.model.gemma3.new(config, opts) end
 tide.model.gemma3.family = {}
----@class tide.model.gemma3.family.Block
-tide.model.gemma3.family.Block = {}
-function tide.model.gemma3.family.Block.new(parts) end
-function tide.model.gemma3.family.Block:forward(x, at) end
-function tide.model.gemma3.family.Block:is(value, cls) end
 function tide.model.gemma3.family.complete(c) end
-function tide.model.gemma3.family.embed_scale(c) end
 function tide.model.gemma3.family.layer(c, i, mixer, mlp) end
+---@class tide.model.granite
+tide.model.granite = {}
+function tide.model.granite.new(config, opts) end
+tide.model.granite.family = {}
+function tide.model.granite.family.embed_scale(c) end
+function tide.model.granite.family.layer(c, _, mixer) end
+function tide.model.granite.family.out_scale(c) end
+function tide.model.granite.family.residual(c) end
 ---@class tide.model.hybrid
 tide.model.hybrid = {}
 function tide.model.hybrid.new(config, opts) end
@@ -297,9 +311,23 @@ function tide.model.load(dir, opts) end
 tide.model.mamba2 = {}
 function tide.model.mamba2.new(config, opts) end
 function tide.model.mamba2:publish(c) end
+---@class tide.model.ministral
+tide.model.ministral = {}
+function tide.model.ministral.new(config, opts) end
+tide.model.ministral.family = {}
+function tide.model.ministral.family.layer(c, i, mixer) end
 ---@class tide.model.mistral
 tide.model.mistral = {}
 function tide.model.mistral.new(config, opts) end
+---@class tide.model.olmo2
+tide.model.olmo2 = {}
+function tide.model.olmo2.new(config, opts) end
+tide.model.olmo2.family = {}
+---@class tide.model.olmo2.family.Block
+tide.model.olmo2.family.Block = {}
+function tide.model.olmo2.family.Block.new(parts) end
+function tide.model.olmo2.family.Block:forward(x, at) end
+function tide.model.olmo2.family.layer(c, _, mixer) end
 ---@class tide.model.phi3
 tide.model.phi3 = {}
 function tide.model.phi3.new(config, opts) end
@@ -320,6 +348,12 @@ tide.model.qwen3.family = {}
 function tide.model.qwen3.family.complete(c) end
 function tide.model.qwen3.family.layer(c, i, mixer) end
 function tide.model.save(model, dir, opts) end
+---@class tide.model.smollm3
+tide.model.smollm3 = {}
+function tide.model.smollm3.new(config, opts) end
+tide.model.smollm3.family = {}
+function tide.model.smollm3.family.complete(c) end
+function tide.model.smollm3.family.layer(c, i, mixer) end
 ---@class tide.model.vision
 tide.model.vision = {}
 function tide.model.vision.new(config, opts) end
@@ -327,7 +361,7 @@ function tide.model.vision:forward(patches, at) end
 tide.nn = {}
 ---@class tide.nn.Attention
 tide.nn.Attention = {}
----@param opts? { dim: integer, heads: integer, kv_heads?: integer, head_dim?: integer, bias?: boolean, out_bias?: boolean, rope?: table, causal?: boolean, window?: any, softcap?: number, scale?: number, std?: number, out_std?: number, fused?: boolean, qk_norm?: table, dropout?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { dim: integer, heads: integer, kv_heads?: integer, head_dim?: integer, bias?: boolean, out_bias?: boolean, rope?: table, causal?: boolean, window?: any, softcap?: number, scale?: number, std?: number, out_std?: number, fused?: boolean, qk_norm?: table, qk_norm_whole?: boolean, dropout?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
 function tide.nn.Attention.new(opts) end
 function tide.nn.Attention:attend(q_BTHD, k_BTKD, v_BTKD, options) end
 function tide.nn.Attention:detail() end
@@ -339,7 +373,7 @@ function tide.nn.Attention:tp(_, on) end
 function tide.nn.Attention:tp_plan() end
 ---@class tide.nn.Block
 tide.nn.Block = {}
----@param parts? { norm1: tide.Module, mixer: tide.Module, norm2?: tide.Module, mlp?: tide.Module, dropout?: tide.Module, names?: table }
+---@param parts? { norm1: tide.Module, mixer: tide.Module, norm2?: tide.Module, mlp?: tide.Module, dropout?: tide.Module, scale?: number, names?: table }
 function tide.nn.Block.new(parts) end
 function tide.nn.Block:forward(x, at) end
 function tide.nn.Block:part(name) end
@@ -936,35 +970,71 @@ function tide.zigzag_places(cu, size, dtype) end
 tide.train = {}
 tide.train.checkpoint = {}
 function tide.train.checkpoint.clear(out) end
+---@param to string
+---@param opts? { dtype?: string }
 function tide.train.checkpoint.consolidate(where, to, opts) end
 function tide.train.checkpoint.find(where) end
 function tide.train.checkpoint.list(out) end
+---@param opts? { device?: string, model_only?: boolean, lazy?: boolean }
 function tide.train.checkpoint.load(where, opts) end
+---@param out string
 function tide.train.checkpoint.lock(out, comm) end
 function tide.train.checkpoint.name(step) end
 function tide.train.checkpoint.recipe(where) end
+---@param out string
+---@param opts? { keep?: integer, comm?: tide.Comm }
 function tide.train.checkpoint.save(out, saved, opts) end
+---@param out string
+---@param opts? { keep?: integer, comm?: tide.Comm }
 function tide.train.checkpoint.save_async(out, saved, opts) end
 function tide.train.checkpoint.step_in(out) end
 function tide.train.checkpoint.tensors(path, device) end
 function tide.train.checkpoint.verify(folder, sizes_only) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
+---@param opts? { steps: integer, model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
 function tide.train.loop(opts) end
 tide.train.metric = {}
+---@param record table
+function tide.train.metric.add(record) end
+---@param n integer
+function tide.train.metric.average(n) end
 function tide.train.metric.is_own(name) end
 function tide.train.metric.line(record) end
+---@param opts? { out?: string, step?: integer }
 function tide.train.metric.new(opts) end
+---@param line string
 function tide.train.metric.parse(line) end
 tide.train.progress = {}
+---@param step number
+function tide.train.progress.eta(step) end
+---@param steps integer
+function tide.train.progress.expect(steps) end
+---@param r table
 function tide.train.progress.fields(r) end
+---@param opts? { steps?: integer, start?: integer, every?: integer, tty?: boolean, columns?: integer, sink?: function, clock?: function, quiet?: boolean }
 function tide.train.progress.new(opts) end
+---@param fmt string
+function tide.train.progress.note(fmt, ...) end
+---@param r table
+function tide.train.progress.update(r) end
+---@param opts? { model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, steps?: integer }
 function tide.train.run(opts) end
 tide.train.sample = {}
+---@param model tide.Module
+---@param prompt integer[]
+---@param opts? { temperature?: number, top_k?: integer, top_p?: number, tokens?: integer, seed?: integer, device?: string, stop?: any, context?: integer, on_token?: function }
 function tide.train.sample.generate(model, prompt, opts) end
+---@param logits table
+---@param u number
+---@param opts? { temperature?: number, top_k?: integer, top_p?: number, tokens?: integer, seed?: integer, device?: string, stop?: any, context?: integer, on_token?: function }
 function tide.train.sample.pick(logits, u, opts) end
 tide.train.score = {}
+---@param opts? { device?: string, comm?: tide.Comm, make?: function }
 function tide.train.score.load(where, opts) end
+---@param model tide.Module
+---@param ids integer[]
+---@param opts? { seq: integer, batch?: integer, sharded?: tide.Sharded, device?: string }
 function tide.train.score.logprob(model, ids, opts) end
 tide.train.state = {}
 function tide.train.state.collect(run) end
@@ -972,6 +1042,11 @@ function tide.train.state.restore(run, saved) end
 function tide.train.state.restore_model(sharded, saved) end
 function tide.train.state.weights(sharded) end
 tide.train.step = {}
+---@param starts table
+---@param batch number
+---@param make function
+function tide.train.step.evaluate(starts, batch, make) end
+---@param opts? { model: table, optim: any, clip?: number, comm?: tide.Comm, loss_options?: any, parallel?: tide.Sharded, captured?: boolean }
 function tide.train.step.new(opts) end
 tide.update = {}
 function tide.update.adamw_(lists, attrs) end

@@ -46,7 +46,7 @@ describe('a step of replicas', function()
       fails('rank 1 has other modules than rank 0',
          'make { config = { rope_theta = 1000 + rank } }')
       -- module and field are named
-      fails('config.rope_theta (rank 1: 1001; rank 0: 1000), model.layers.0.self_attn.rope.list',
+      fails('config.rope_theta (rank 1: 1001; rank 0: 1000), model.rope.list',
          'make { config = { rope_theta = 1000 + rank } }')
       fails('model.layers.0.input_layernorm.weight (rank 1: [20] f32 trained; rank 0: [20] f32 '
          .. 'frozen)', 'make { frozen = 1 + rank }')

@@ -16,6 +16,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local run_folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
 local store = require 'tide.train.shard_store'
 local verify = require 'tide.train.verify'
 
@@ -220,9 +221,6 @@ local under_way = setmetatable({}, { __mode = 'v' })
 -- publishes the checkpoint and returns its folder, or raises what went wrong on any rank.
 function checkpoint.save_async(out, saved, opts)
    local op = 'train.checkpoint.save'
-   err.type(op, 'out', out, 'string')
-   opts = err.options(op, opts, { 'keep', 'comm' })
-   if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
    check_saved(op, saved)
    local comm = saved.comm or dist.comm_of(op, opts.comm)
    local files, job = prepare(out, saved, opts.keep, comm)
@@ -271,14 +269,10 @@ end
 
 -- ---- saving, all ways --------------------------------------------------------------------------
 
--- saved: from train.state.collect. opts: keep (number of checkpoints kept; default all), comm.
--- Returns the folder. With several ranks, rank 0 writes, or with a sharded model every rank its
--- pieces, and all succeed or fail together.
+-- Saves what train.state.collect gave. Returns the folder. With several ranks, rank 0 writes, or
+-- with a sharded model every rank its pieces, and all succeed or fail together.
 function checkpoint.save(out, saved, opts)
    local op = 'train.checkpoint.save'
-   err.type(op, 'out', out, 'string')
-   opts = err.options(op, opts, { 'keep', 'comm' })
-   if opts.keep then err.integer(op, 'keep', opts.keep, 1) end
    check_saved(op, saved)
    if saved.pieces then
       return save_sharded(op, out, saved, opts.keep, saved.comm)
@@ -294,7 +288,6 @@ end
 -- process; then removes what a killed run has left there. Rank 0 of comm decides, all agree.
 function checkpoint.lock(out, comm)
    local op = 'train.checkpoint.lock'
-   err.type(op, 'out', out, 'string')
    return run_folder.lock(op, out, dist.comm_of(op, comm))
 end
 
@@ -354,12 +347,9 @@ local function names_of(tensors)
    return list
 end
 
--- where: a checkpoint or a run's folder. opts: device, model_only (false), lazy (false: all tensors
--- are loaded; true: `store` stands for them, for a sharded model). Returns what train.state.collect
--- gave.
+-- Loads a checkpoint, or the newest of a run's folder. Returns what train.state.collect gave.
 function checkpoint.load(where, opts)
    local op = 'train.checkpoint.load'
-   opts = err.options(op, opts, { 'device', 'model_only', 'lazy' })
    local folder = checkpoint.find(where)
    local manifest = checkpoint.verify(folder, opts.lazy)
    local saved = { folder = folder, plain = verify.plain(op, folder) }
@@ -385,13 +375,9 @@ function checkpoint.load(where, opts)
 end
 
 -- Writes the weights of a checkpoint, whole, in the published layout (model.safetensors,
--- config.json) into the folder `to`. opts: dtype (default: as stored). One rank calls it; it
--- holds all weights.
+-- config.json) into the folder `to`. One rank calls it; it holds all weights.
 function checkpoint.consolidate(where, to, opts)
    local op = 'train.checkpoint.consolidate'
-   opts = err.options(op, opts, { 'dtype' })
-   err.type(op, 'to', to, 'string')
-   if opts.dtype then err.choice(op, 'dtype', opts.dtype, { 'f32', 'f64', 'bf16', 'f16' }) end
    local saved = checkpoint.load(where, { model_only = true, device = 'cpu' })
    if opts.dtype then
       for name, t in each(saved.model) do saved.model[name] = t:to(opts.dtype) end
@@ -405,4 +391,15 @@ function checkpoint.consolidate(where, to, opts)
    return to
 end
 
-return checkpoint
+local saving = { 'out: string', op = 'train.checkpoint.save', opts = {
+   'keep: integer? >= 1 -- checkpoints that stay in the folder; all by default',
+   'comm: comm? -- ranks; all by default' } }
+return signature.doors('train.checkpoint', checkpoint, {
+   save = saving, save_async = saving, lock = 'out: string',
+   load = { opts = {
+      'device: string? -- where the tensors go',
+      'model_only: boolean = false -- leaves the state of the optimiser out',
+      'lazy: boolean = false -- `store` stands for tensors, for a sharded model' } },
+   consolidate = { 'to: string', opts = {
+      'dtype: float? -- of the weights; by default as stored' } },
+})

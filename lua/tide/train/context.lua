@@ -5,6 +5,7 @@ local tide = require 'tide'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local pack = require 'tide.ffi.pack'
+local signature = require 'tide.util.signature'
 local null = require('tide.parallel.cp.context').null
 
 local context = {}
@@ -37,6 +38,9 @@ local function as_captured(call)
    end
 end
 
+local read_options = signature.options { 'loss_parallel: any?', 'scope: any?', 'captured: boolean?',
+   'cp: any?' }
+
 -- The options of a step, given in one table or in the order of PyTorch's function.
 local function step_options(first, scope, cp_context)
    local plain = type(first) == 'table' and not getmetatable(first) and not is_scope(first)
@@ -45,9 +49,7 @@ local function step_options(first, scope, cp_context)
    elseif not plain then
       return { loss_parallel = first, scope = scope, cp = cp_context }
    end
-   local opts = err.options(context_op, first, { 'loss_parallel', 'scope', 'captured', 'cp' })
-   if opts.captured ~= nil then err.type(context_op, 'captured', opts.captured, 'boolean') end
-   return opts
+   return read_options(context_op, first)
 end
 
 -- What a call of a step passes to its function.

@@ -1,11 +1,10 @@
 -- The whole training loop in one call: train.run driven by intervals.
 
-local err = require 'tide.util.err'
+local options = require 'tide.train.run_options'
 local run = require 'tide.train.run'
+local signature = require 'tide.util.signature'
 
 local loop = {}
-
-local more = { 'save_every', 'val_every', 'on_step' }
 
 local function is_due(every, step) return every > 0 and step % every == 0 end
 
@@ -18,22 +17,19 @@ local function drive(self, val_every, save_every, on_step)
    return self:finish()
 end
 
--- Runs training. opts: those of train.run with steps, and val_every (steps between evaluations, the
--- last step included; 0: none), save_every (steps between checkpoints; 0: at the end only),
--- on_step(run, s) (after each step and its evaluation; s: see run:steps). Returns { step, loss,
--- val_loss, interrupted, folder, metric }. Collective.
+-- Runs training. Returns { step, loss, val_loss, interrupted, folder, metric }. Collective.
 function loop.run(opts)
-   local op = 'train.loop'
-   err.type(op, 'options', opts, 'table')
-   err.integer(op, 'steps', opts.steps, 0)
-   local val_every = err.integer(op, 'val_every', opts.val_every or 0, 0)
-   local save_every = err.integer(op, 'save_every', opts.save_every or 0, 0)
-   if opts.on_step ~= nil then err.func(op, 'on_step', opts.on_step) end
-   local self = run.open(op, opts, more)
-   local ok, result = xpcall(drive, run.traced, self, val_every, save_every, opts.on_step)
+   local self = run._open('train.loop', opts)
+   local ok, result = xpcall(drive, run.traced, self, opts.val_every, opts.save_every, opts.on_step)
    self:close()
    if not ok then error(result, 0) end
    return result
 end
 
-return loop
+return signature.doors('train.loop', loop, {
+   run = { op = 'train.loop', opts = {
+      'steps: integer >= 0 -- of the whole run', options.rows,
+      'val_every: integer >= 0 = 0 -- steps between evaluations, the last step included; 0: none',
+      'save_every: integer >= 0 = 0 -- steps between checkpoints; 0: at the end only',
+      'on_step: function? -- called with (run, s) after each step; s: see run:steps' } },
+})

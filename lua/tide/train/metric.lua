@@ -9,6 +9,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local plot = require 'tide.util.plot'
+local signature = require 'tide.util.signature'
 
 local metric = {}
 
@@ -50,7 +51,6 @@ end
 
 -- The numbers of such a line; nil for a torn last line.
 function metric.parse(line)
-   err.type('train.metric.parse', 'line', line, 'string')
    if not line:match '^{.*}$' then return nil end
    local record = {}
    for k, v in line:gmatch '"([%w_]+)":([^,}]+)' do
@@ -81,12 +81,8 @@ local function rewind(self, step)
    fs.write('train.metric', self.path, #lines > 0 and table.concat(lines, '\n') .. '\n' or '')
 end
 
--- opts: out (folder, nil: keep nothing on disk), step (continue after it; 0 starts anew).
+-- Opens the record of a run.
 function metric.new(opts)
-   local op = 'train.metric.new'
-   opts = err.options(op, opts, { 'out', 'step' })
-   if opts.out ~= nil then err.type(op, 'out', opts.out, 'string') end
-   if opts.step ~= nil then err.integer(op, 'step', opts.step, 0) end
    local self = setmetatable({
       waiting = '', lost = 0,
       series = {
@@ -96,7 +92,7 @@ function metric.new(opts)
    }, Metric)
    if opts.out then
       self.out, self.path = opts.out, fs.join(opts.out, 'metrics.jsonl')
-      if (opts.step or 0) > 0 then rewind(self, opts.step) else os.remove(self.path) end
+      if opts.step > 0 then rewind(self, opts.step) else os.remove(self.path) end
       local why
       self.file, why = io.open(self.path, 'ab')
       if not self.file then err.raise('E_IO', 'train.metric.new', 'cannot write %s', why) end
@@ -111,7 +107,6 @@ local most_waiting = 2^20 -- bytes
 -- more (figures of one's own by name). True when all lines are in the file; else nil and the
 -- system's reason.
 function Metric:add(record)
-   err.type('train.metric.add', 'record', record, 'table')
    keep(self, record)
    if not self.file then return true end
    if #self.waiting < most_waiting then
@@ -135,7 +130,6 @@ end
 
 -- Mean training loss of the last n steps.
 function Metric:average(n)
-   err.integer('train.metric.average', 'n', n, 0)
    local y = self.series.loss.y
    local sum, count = 0, 0
    for i = math.max(1, #y - n + 1), #y do sum, count = sum + y[i], count + 1 end
@@ -164,4 +158,10 @@ function Metric:close()
    return self.lost + waiting
 end
 
-return metric
+signature.doors('train.metric', Metric, { add = 'record: table', average = 'n: integer >= 0' })
+return signature.doors('train.metric', metric, {
+   new = { opts = {
+      'out: string? -- folder of the file; nothing is kept on disk without it',
+      'step: integer >= 0 = 0 -- goes on after it, 0: begins anew' } },
+   parse = 'line: string',
+})

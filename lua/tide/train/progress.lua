@@ -4,6 +4,7 @@
 -- Where it writes and whether that is a terminal are given, so that it can be tested.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local units = require 'tide.util.units'
 
 local progress = {}
@@ -17,26 +18,15 @@ local function terminal()
    return false, 80
 end
 
-local known = { 'steps', 'every', 'tty', 'columns', 'sink', 'clock', 'start', 'quiet' }
-
--- opts: steps; start (0); every (10: plain lines at every so many steps); tty, columns (asked of
--- the system if nil); sink(text); clock() in seconds; quiet.
+-- Begins the line of a run.
 function progress.new(opts)
-   local op = 'train.progress.new'
-   opts = err.options(op, opts, known)
-   for _, k in ipairs { 'sink', 'clock' } do
-      if type(opts[k]) ~= 'nil' then err.func(op, k, opts[k]) end
-   end
-   for _, k in ipairs { 'steps', 'start', 'every', 'columns' } do
-      if opts[k] ~= nil then err.integer(op, k, opts[k], 0) end
-   end
    local tty, columns = opts.tty, opts.columns
    if tty == nil then tty, columns = terminal() end
    local clock = opts.clock or os.time
    return setmetatable({
-      steps = opts.steps, start = opts.start or 0, every = opts.every or 10, tty = tty,
+      steps = opts.steps, start = opts.start, every = opts.every, tty = tty,
       columns = columns or 80, sink = opts.sink or function(s) io.stderr:write(s) end,
-      clock = clock, began = clock(), quiet = opts.quiet or false, width = 0,
+      clock = clock, began = clock(), quiet = opts.quiet, width = 0,
    }, Progress)
 end
 
@@ -47,7 +37,6 @@ end
 
 -- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
-   err.type('train.progress.fields', 'r', r, 'table')
    for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
       if type(r[k]) ~= 'number' then
          err.arg('train.progress.fields', 'r.' .. k, 'a number', r[k])
@@ -64,7 +53,6 @@ end
 
 -- Seconds that are left after `step`, at the pace so far.
 function Progress:eta(step)
-   err.number('train.progress.eta', 'step', step)
    local done = step - self.start
    if done < 1 then return math.huge end
    return (self.clock() - self.began) / done * (self.steps - step)
@@ -78,14 +66,11 @@ local function rewrite(self, text)
 end
 
 -- Sets the number of steps in all.
-function Progress:expect(steps)
-   self.steps = err.integer('train.progress.expect', 'steps', steps, 0)
-end
+function Progress:expect(steps) self.steps = steps end
 
 -- record: as train.metric takes.
 function Progress:update(r)
-   err.number('train.progress.update', 'r.step',
-      err.type('train.progress.update', 'r', r, 'table').step)
+   err.number('train.progress.update', 'r.step', r.step)
    if self.quiet then return end
    local head = ('step %d/%d'):format(r.step, self.steps)
    if self.tty then
@@ -102,7 +87,6 @@ end
 
 -- A line of its own, above the bar if there is one.
 function Progress:note(fmt, ...)
-   err.type('train.progress.note', 'fmt', fmt, 'string')
    if self.quiet then return end
    local text = select('#', ...) > 0 and fmt:format(...) or fmt
    if self.tty and self.width > 0 then
@@ -118,4 +102,15 @@ function Progress:finish()
    self.width = 0
 end
 
-return progress
+signature.doors('train.progress', Progress, {
+   eta = 'step: number', expect = 'steps: integer >= 0', update = 'r: table', note = 'fmt: string',
+})
+return signature.doors('train.progress', progress, {
+   new = { opts = {
+      'steps: integer? >= 0 -- of the whole run', 'start: integer >= 0 = 0 -- steps before it',
+      'every: integer >= 0 = 10 -- steps between plain lines',
+      'tty: boolean? -- whether a bar is drawn; by default on a terminal',
+      'columns: integer? >= 0 -- width of the terminal', 'sink: function? -- takes a text',
+      'clock: function? -- seconds', 'quiet: boolean = false -- writes nothing' } },
+   fields = 'r: table',
+})

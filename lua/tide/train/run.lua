@@ -25,6 +25,7 @@ local straggler = require 'tide.comm.straggler'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local metric = require 'tide.train.metric'
+local signature = require 'tide.util.signature'
 local options = require 'tide.train.run_options'
 local pack = require 'tide.ffi.pack'
 local progress = require 'tide.train.progress'
@@ -342,9 +343,9 @@ end
 
 local run = { traced = traced }
 
--- As run.new, for an entry point that is called `op` and knows the options `more` beside.
-function run.open(op, opts, more)
-   local o = options.check(op, opts, more)
+-- Opens a run for an entry point that is called `op`; o: its checked options.
+function run._open(op, o)
+   options.settle(op, o)
    local self = setmetatable({ op = op, opts = o, skips = 0, interrupted = false, told = {},
       progress = progress.new { quiet = true, tty = false } }, Run)
    if o.out and not o.lock then self.lock = checkpoint.lock(o.out, o.comm) end
@@ -352,18 +353,10 @@ function run.open(op, opts, more)
    return self
 end
 
--- Opens a run. opts: model, optim, train and val (token sources), sampler; steps (default of
--- run:steps), accum (1), clip (0), val_windows (64), out (folder; nil keeps nothing), keep,
--- on_nonfinite ('stop' or 'skip'), max_skips (5), resume (the folder of a run, whose newest
--- checkpoint it goes on from, or a checkpoint; where that is an earlier one of `out`, the later
--- ones move to a folder aside-N in it), overwrite (false; true: removes the run that `out` holds,
--- which is E_ARG without resume or this), comm, ctx, device, recipe (plain table kept in
--- checkpoints), progress (an object with update(record), note(fmt, ...) and finish()), log_every,
--- title, parallel (a Sharded, with optim over it), async_save (false; true: checkpoints are written
--- in the background, one at a time; what goes wrong is raised after a later step), captured (see
--- train.step), on_evaluate(run, loss), on_save(run, folder), lock (on out, from
--- train.checkpoint.lock, released by the caller; absent: taken here until the run is closed).
--- Collective.
-function run.new(opts) return run.open('train.run', opts) end
+-- Opens a run. Collective.
+function run.new(opts) return run._open('train.run', opts) end
 
-return run
+return signature.doors('train.run', run, {
+   new = { op = 'train.run', opts = { options.rows,
+      'steps: integer >= 0 = 0 -- of the whole run, where run:steps does not say' } },
+})

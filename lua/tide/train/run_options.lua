@@ -5,41 +5,42 @@ local tide = require 'tide'
 local dist = require 'tide.comm'
 local survey = require 'tide.data.survey'
 local launch = require 'tide.comm.launch'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'
 local Optimizer = require 'tide.optim.optimizer'
 
 local options = {}
 
--- Names that train.run knows; train.loop knows more.
-options.known = {
-   'model', 'optim', 'train', 'val', 'sampler', 'steps', 'accum', 'clip', 'out', 'val_windows',
-   'keep', 'on_nonfinite', 'max_skips', 'comm', 'ctx', 'recipe', 'resume', 'overwrite', 'progress',
-   'device', 'log_every', 'title', 'lock', 'parallel', 'async_save', 'captured', 'on_evaluate',
-   'on_save',
+-- What train.run and train.loop take (see util.signature); each has `steps` of its own.
+options.rows = {
+   'model: table -- with a method loss', 'optim: any -- the optimiser of its parameters',
+   'train: source -- tokens to train on', 'val: source? -- tokens to evaluate on',
+   'sampler: table -- which of them each step takes',
+   'accum: integer >= 1 = 1 -- micro-batches of a step',
+   'clip: number? >= 0 -- limit of the gradient norm; 0: none',
+   'out: string? -- folder of the run; nothing is kept on disk without it',
+   'val_windows: integer >= 1 = 64 -- windows, or rows, of an evaluation',
+   'keep: integer? >= 1 -- checkpoints that stay; all by default',
+   "on_nonfinite: 'stop' | 'skip' = 'stop' -- what a loss or norm that is not finite does",
+   'max_skips: integer >= 1 = 5 -- steps in a row that may be skipped',
+   'comm: comm? -- ranks; all by default', 'ctx: any? -- the context', 'device: string?',
+   'recipe: any? -- plain table that is kept in checkpoints',
+   'resume: string? -- folder of a run, whose newest checkpoint it goes on from, or a checkpoint; '
+      .. 'where that is an earlier one of out, later ones move to a folder aside-N in it',
+   'overwrite: boolean? -- removes the run that out holds, which is E_ARG without resume or this',
+   'progress: any? -- an object with update(record), note(fmt, ...) and finish()',
+   'log_every: integer >= 1 = 10 -- steps between lines of the progress', 'title: string?',
+   'lock: any? -- on out, from train.checkpoint.lock, which the caller releases; taken here else',
+   'parallel: sharded? -- with optim over it',
+   'async_save: boolean? -- writes checkpoints in the background, one at a time; what goes wrong '
+      .. 'is raised after a later step',
+   'captured: boolean? -- see train.step',
+   'on_evaluate: function? -- called with (run, loss)',
+   'on_save: function? -- called with (run, folder)',
 }
 
--- Default and least value.
-local numbers = {
-   steps = { 0, 0 }, accum = { 1, 1 }, val_windows = { 64, 1 }, max_skips = { 5, 1 },
-   log_every = { 10, 1 },
-}
-
-local kinds = {
-   model = 'table', train = 'table', sampler = 'table', out = 'string',
-   resume = 'string', overwrite = 'boolean',
-}
-local required = { model = true, train = true, sampler = true }
-
-local function check_kinds(op, o)
-   for name, kind in each(kinds) do
-      if required[name] or o[name] ~= nil then err.type(op, name, o[name], kind) end
-   end
+local function check_parts(op, o)
    Optimizer.check(op, 'optim', o.optim)
-   for _, name in ipairs { 'on_evaluate', 'on_save' } do
-      if o[name] ~= nil then err.func(op, name, o[name]) end
-   end
    if o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu then
       err.arg(op, 'sampler', 'one that knows the documents of val (val_cu), or no val', o.sampler)
    end
@@ -65,16 +66,9 @@ local function settle_resume(op, o)
    end
 end
 
--- The options of a run as a table of their own. more: names that the caller knows beside them.
-function options.check(op, given, more)
-   local known, o = {}, {}
-   for _, list in ipairs { options.known, more or {} } do
-      for _, name in ipairs(list) do known[#known + 1] = name end
-   end
-   for k, v in each(err.options(op, given, known)) do o[k] = v end
-   check_kinds(op, o)
-   for k, row in each(numbers) do o[k] = err.integer(op, k, o[k] or row[1], row[2]) end
-   o.on_nonfinite = err.choice(op, 'on_nonfinite', o.on_nonfinite or 'stop', { 'stop', 'skip' })
+-- Completes the options of a run.
+function options.settle(op, o)
+   check_parts(op, o)
    o.comm, o.ctx = o.comm or dist.world(), o.ctx or tide.default()
    check_ids(op, o)
    settle_resume(op, o)

@@ -4,23 +4,20 @@
 -- model equally often, since gathering a layer takes all of them.
 
 local tide = require 'tide'
-local class = require 'tide.class'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local family = require 'tide.model.family'
-local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 local state = require 'tide.train.state'
 
 local score = {}
 
 -- The model of a checkpoint (or of a run's newest) of any family of tide.model, sharded over the
--- ranks of comm (default: all), each of which reads its part only. opts: device ('cpu'), comm, make
--- (fn(config, module options) -> model, of a class of your own). Collective. Returns the model, the
--- Sharded, and the configuration. E_UNSUPPORTED: another architecture; E_SHAPE: other parameters.
+-- ranks of comm, each of which reads its part only. Collective. Returns the model, the Sharded, and
+-- the configuration. E_UNSUPPORTED: another architecture; E_SHAPE: other parameters.
 function score.load(where, opts)
    local op = 'train.score.load'
-   opts = err.options(op, opts, { 'device', 'comm', 'make' })
    local saved = checkpoint.load(where, { device = opts.device, model_only = true, lazy = true })
    if type(saved.plain.config) ~= 'table' then
       err.raise('E_FORMAT', op, '%s has no model configuration', saved.folder)
@@ -28,7 +25,7 @@ function score.load(where, opts)
    local dtype = saved.store:dtype('model', saved.store:names('model')[1])
    local model = family.build(op, saved.plain, { dtype = dtype, device = 'null' }, opts.make)
    local sharded = tide.parallel.fully_shard(model, opts.comm or dist.world(),
-      { device = opts.device or 'cpu' })
+      { device = opts.device })
    state.restore_model(sharded, saved)
    return model:eval(), sharded, model.config
 end
@@ -66,18 +63,10 @@ local function score_windows(list, model, ids, first, count, o)
 end
 
 -- Log-probabilities (natural) of the second to the last of a list of ids, each given those before
--- it in its window. opts: seq (tokens of a window), batch (windows at a time on a rank, 8), sharded
--- (of the model; gathered layer by layer), device. Every rank calls it and gets all.
+-- it in its window. Every rank calls it and gets all.
 function score.logprob(model, ids, opts)
-   local op = 'train.score.logprob'
-   local o = err.options(op, opts, { 'seq', 'batch', 'sharded', 'device' })
-   err.integer(op, 'seq', o.seq, 1)
-   local batch = err.integer(op, 'batch', o.batch or 8, 1)
-   if #err.type(op, 'ids', ids, 'table') < 2 then err.arg(op, 'ids', 'at least two ids', ids) end
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   if o.sharded ~= nil and not class.is(o.sharded, tide.parallel.Sharded) then
-      err.arg(op, 'sharded', 'what tide.parallel.fully_shard returned', o.sharded)
-   end
+   local o, batch = opts, opts.batch
+   if #ids < 2 then err.arg('train.score.logprob', 'ids', 'at least two ids', ids) end
    local comm = o.sharded and o.sharded.comm or dist.solo()
    local windows = math.ceil((#ids - 1) / o.seq)
    local share = math.ceil(windows / comm.size)          -- a run of windows for each rank
@@ -101,4 +90,13 @@ function score.logprob(model, ids, opts)
    return list
 end
 
-return score
+return signature.doors('train.score', score, {
+   load = { opts = {
+      "device: string = 'cpu' -- where the weights go", 'comm: comm? -- ranks; all by default',
+      'make: function? -- makes a model of a class of your own of (config, options)' } },
+   logprob = { 'model: module; ids: integer[]', opts = {
+      'seq: integer >= 1 -- tokens of a window',
+      'batch: integer >= 1 = 8 -- windows at a time on a rank',
+      'sharded: sharded? -- of the model, which is gathered layer by layer',
+      'device: string? -- of the tokens' } },
+})

@@ -24,6 +24,7 @@ local err = require 'tide.util.err'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
+local signature = require 'tide.util.signature'
 
 local step = {}
 
@@ -37,39 +38,27 @@ local function check_loss(op, model)
       .. 'sum of the losses of its labels divided by n', model)
 end
 
--- opts: model (with :loss(ids, labels, opts)), optim, clip (0: off), comm, loss_options, parallel
--- (a Sharded; comm is then its ranks with data of their own), captured (false; true: from the
--- second on a step is one launch of a CUDA graph, with the same numbers; batches must keep their
--- shapes and counts; several ranks need NCCL between them and record together). Collective.
--- E_STATE: ranks differ in clip, in the options of optimiser or loss or, of a model that each holds
--- whole, in its parameters, modules or weights. E_UNSUPPORTED: the step cannot be captured (another
--- transport, context parallelism, a model that is not on 'cuda', gradients that the host sees).
+-- Makes a step. Captured, it is one launch of a CUDA graph from the second on, with the same
+-- numbers; batches must keep their shapes and counts; several ranks need NCCL between them and
+-- record together. Collective. E_STATE: ranks differ in clip, in the options of optimiser or loss
+-- or, of a model that each holds whole, in its parameters, modules or weights. E_UNSUPPORTED: the
+-- step cannot be captured (another transport, context parallelism, a model that is not on 'cuda',
+-- gradients that the host sees).
 function step.new(opts)
    local op = 'train.step.new'
-   err.type(op, 'options', opts, 'table')
-   err.options(op, opts, { 'model', 'optim', 'clip', 'comm', 'loss_options', 'parallel',
-      'captured' })
-   err.type(op, 'model', opts.model, 'table')
    tide.optim.Optimizer.check(op, 'optim', opts.optim)
-   err.number(op, 'clip', opts.clip or 0, 0)
-   local comm = dist.comm_of(op, opts.comm)
-   local sharded = opts.parallel
-   if sharded ~= nil and not (type(sharded) == 'table' and sharded.is_sharded) then
-      err.arg(op, 'parallel', 'what tide.parallel.fully_shard returned', sharded)
-   end
+   local sharded, comm = opts.parallel, opts.comm or dist.world()
    check_loss(op, opts.model)
    replicas.check_cut(op, opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,
       comm = sharded and sharded.data_comm or comm,
-      clip = opts.clip or 0, loss_options = opts.loss_options or {},
+      clip = opts.clip, loss_options = opts.loss_options or {},
    }, Step)
    replicas.set_groups(self, op)
    replicas.check_replicated(self, op)
    replicas.check_replicas(self, op)
-   if opts.captured ~= nil and err.type(op, 'captured', opts.captured, 'boolean') then
-      captured.set(self, op)
-   end
+   if opts.captured then captured.set(self, op) end
    return self
 end
 
@@ -106,9 +95,6 @@ function Step:skip() self.optim.steps = self.optim.steps + 1 end
 -- time, shared among the ranks. make(starts) builds a batch.
 function Step:evaluate(starts, batch, make)
    local op = 'train.step.evaluate'
-   err.type(op, 'starts', starts, 'table')
-   err.number(op, 'batch', batch, 1)
-   err.type(op, 'make', make, 'function')
    local model = self.model
    local was_training = model.training
    model:eval()
@@ -133,4 +119,16 @@ function Step:evaluate(starts, batch, make)
    return all[2] > 0 and all[1] / all[2] or nil
 end
 
-return step
+signature.doors('train.step', Step, {
+   evaluate = 'starts: table; batch: number >= 1; make: function',
+})
+return signature.doors('train.step', step, {
+   new = { opts = {
+      'model: table -- with loss(ids, labels, { count = n })',
+      'optim: any -- the optimiser of its parameters',
+      'clip: number >= 0 = 0 -- limit of the gradient norm; 0: none',
+      'comm: comm? -- ranks with data of their own; all by default',
+      'loss_options: any? -- of the loss',
+      'parallel: sharded? -- of the model; comm is then its ranks with data of their own',
+      'captured: boolean? -- replays the step as a CUDA graph' } },
+})

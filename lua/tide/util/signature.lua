@@ -11,7 +11,8 @@
 -- puts a check in front of sampler.permutation and sampler.new; a function that takes both writes
 -- { 'nin: integer >= 1', opts = { ... } }. A row reads "name: type = default -- meaning":
 --
---    integer, number, boolean, string, table, function, any, or what signature.kind made
+--    integer, number, boolean, string, table, function, any, float (a floating dtype), tensor,
+--    comm, sharded, or what signature.kind made
 --    integer?                  may be absent; so may what has a default
 --    integer[]                 a list of them
 --    integer >= 1, integer in [2, 4], number in [0, 1)      or a bound that is an argument before
@@ -37,6 +38,10 @@ local kinds = {
    ['function'] = { 'a function', 'function', err.func, 'function' },
    any = { 'any value', nil, function(_, _, v) return v end, 'any' },
 }
+local dtypes = { 'f32', 'f64', 'bf16', 'f16' }
+kinds.float = { 'a floating dtype', 'string', function(op, name, v)
+   return err.choice(op, name, v, dtypes)
+end, 'string' }
 for _, name in ipairs { 'boolean', 'string', 'table' } do
    kinds[name] = { 'a ' .. name, name, function(op, what, v) return err.type(op, what, v, name) end,
       name }
@@ -49,6 +54,13 @@ function signature.kind(name, text, test, annotation)
       return test(v) and v or err.arg(op, what, text, v)
    end, annotation or 'table' }
 end
+
+signature.kind('comm', 'a communicator', function(v)
+   return type(v) == 'table' and type(v.size) == 'number' and type(v.rank) == 'number'
+end, 'tide.Comm')
+signature.kind('sharded', 'what tide.parallel.fully_shard returned', function(v)
+   return type(v) == 'table' and v.is_sharded and true or false
+end, 'tide.Sharded')
 
 -- A tensor of as many dims as `shape` ('[B, T]') names.
 local function tensor(shape)
@@ -187,9 +199,13 @@ end
 -- list of rows, and of lists of rows that several entry points share. before: arguments that bounds
 -- and defaults may name, too.
 function signature.options(given)
-   local rows, names = signature.rows(given), {}
-   for i, row in ipairs(rows) do names[i] = row.name end
+   local rows, names, needed = signature.rows(given), {}, false
+   for i, row in ipairs(rows) do
+      names[i] = row.name
+      needed = needed or not row.optional and not row.shown
+   end
    return function(op, opts, before)
+      if needed and type(opts) == 'nil' then err.type(op, 'options', opts, 'table') end
       opts = err.options(op, opts, names)
       local values, all = {}, before or {}
       for _, row in ipairs(rows) do
