@@ -12,8 +12,15 @@
 --   'gone operands'    a rank uses operands or the description of a rank that has returned
 --   'false mismatch'   ranks that made equal calls find them different
 --
--- model.order 'stop' is the code's: a rank that has found the entry closed writes nothing any more.
--- 'write first' makes the next call all the same, as the code once did.
+-- model.fault nil is the code. The others are faults that the search must find:
+--
+--   'write first'      a rank that has found the entry closed makes its next call all the same, as
+--                      the code once did
+--   'failure first'    a rank that gives up believes a failure that is set already, without asking
+--                      whether its entry has passed, as the code once did
+--   'close always'     a rank that gives up closes the entry and goes, even if it has passed
+--   'one page'         the payloads of all calls lie on one page
+--   'no exit'          ranks that use each other's operands return without meeting
 
 local ffi = require 'ffi'
 
@@ -23,8 +30,8 @@ local protocol = {}
 -- operands until the exit. split: two exits.
 protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT = 1, 2, 3, 4
 
-local IDLE, POST, ANNOUNCE, ARRIVE, ENTRY, COMPARE, MOVE, LAND, EXIT, DONE =
-   0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+local IDLE, POST, ANNOUNCE, ARRIVE, ENTRY, GIVE_UP, COMPARE, MOVE, LAND, EXIT, DONE =
+   0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 
 -- Bytes of a state: five that ranks share, then ten a rank.
 local CLOSED, COUNT, PASSED, XCOUNT, XPASSED, SHARED, SLOT = 0, 1, 2, 3, 4, 5, 10
@@ -43,11 +50,14 @@ step[IDLE] = function(m, s, at)
       return
    end
    s[at + CALL] = s[at + CALL] + 1
-   if s[at + STOPPED] == 0 or m.order == 'write first' then s[at + PC] = POST end
+   if s[at + STOPPED] == 0 or m.fault == 'write first' then s[at + PC] = POST end
 end
 
-step[POST] = function(_, s, at)
-   s[at + PAYLOAD + s[at + CALL] % 2] = s[at + CALL]
+-- The page of a call's payload.
+local function page_of(m, call) return PAYLOAD + (m.fault == 'one page' and 0 or call % 2) end
+
+step[POST] = function(m, s, at)
+   s[at + page_of(m, s[at + CALL])] = s[at + CALL]
    s[at + PC] = ANNOUNCE
 end
 
@@ -71,6 +81,18 @@ step[ENTRY] = function(_, s, at)
       fail_call(s, at)
    else
       return true
+   end
+end
+
+-- A rank whose wait has ended (event.expire). It asks whether the entry has passed meanwhile only
+-- now, in one step with closing it.
+step[GIVE_UP] = function(m, s, at)
+   local passed = s[PASSED] >= s[at + CALL] and m.fault ~= 'close always'
+   if passed and not (m.fault == 'failure first' and s[CLOSED] == 1) then
+      s[at + PC] = ENTRY
+   else
+      s[CLOSED] = 1
+      fail_call(s, at)
    end
 end
 
@@ -99,13 +121,13 @@ step[MOVE] = function(m, s, at, rank)
    local call = s[at + CALL]
    local peer, kind = SHARED + SLOT * s[at + PEER], m.program[rank][call]
    local small = kind == protocol.SMALL or kind == protocol.OTHER
-   local defect = small and s[peer + PAYLOAD + call % 2] ~= call and 'foreign payload'
+   local defect = small and s[peer + page_of(m, call)] ~= call and 'foreign payload'
       or not small and not is_inside(s, peer, call) and 'gone operands' or nil
    s[at + PEER] = s[at + PEER] + 1
    if s[at + PEER] == m.nrank then
       s[at + PEER] = 0
       s[at + EXITS] = s[at + EXITS] + (kind == protocol.SPLIT and s[at + EXITS] == 0 and 2 or 1)
-      s[at + PC] = small and IDLE or LAND
+      s[at + PC] = (small or m.fault == 'no exit') and IDLE or LAND
    end
    return defect
 end
@@ -134,8 +156,7 @@ end
 
 function event.expire(_, s, at)
    if s[at + PC] ~= ENTRY or s[CLOSED] == 1 or s[PASSED] >= s[at + CALL] then return true end
-   s[CLOSED] = 1
-   fail_call(s, at)
+   s[at + PC] = GIVE_UP
 end
 
 function event.abort(_, s)
@@ -145,7 +166,7 @@ end
 
 local function prepare(model)
    local m = { nrank = #model.program, ncall = #model.program[1], program = {}, differs = {},
-      order = model.order, size = SHARED + SLOT * #model.program }
+      fault = model.fault, size = SHARED + SLOT * #model.program }
    for r, calls in ipairs(model.program) do
       m.program[r - 1] = calls
       for k, kind in ipairs(calls) do
@@ -216,7 +237,7 @@ function Search:visit(key)
    end
 end
 
--- Searches all states of model { program = a list of kinds for each rank, order }. Returns their
+-- Searches all states of model { program = a list of kinds for each rank, fault }. Returns their
 -- number and the table of defects: for each the steps to it.
 function protocol.search(model)
    local m = prepare(model)

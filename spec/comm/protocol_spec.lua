@@ -6,7 +6,7 @@ local each = require 'tide.util.each'
 local S, O, L, X = protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT
 
 local function check(program)
-   local states, defects = protocol.search { order = 'stop', program = program }
+   local states, defects = protocol.search { program = program }
    for what, path in each(defects) do error(what .. ':\n' .. path) end
    return states
 end
@@ -33,11 +33,20 @@ describe('3 ranks, one of which makes another call', function()
    end)
 end)
 
-describe('a rank that writes its page after it has found the entry closed', function()
-   local _, defects = protocol.search { order = 'write first', program = { { S, S, S }, { S, S, S },
-      { S, S, S } } }
-
-   for _, what in ipairs { 'deadlock', 'foreign payload', 'false mismatch' } do
-      it('would cause: ' .. what, function() assert.is_string(defects[what]) end)
+-- The search finds faults that are put into the protocol; the first two were in the code.
+describe('the search finds', function()
+   for fault, row in each {
+      ['write first'] = { S, 'deadlock', 'foreign payload', 'false mismatch' },
+      ['failure first'] = { L, 'deadlock', 'gone operands' },
+      ['close always'] = { L, 'deadlock', 'gone operands' },
+      ['one page'] = { S, 'foreign payload' },
+      ['no exit'] = { L, 'gone operands' },
+   } do
+      it(('%s: %s'):format(fault, table.concat(row, ', ', 2)), function()
+         local k = row[1]
+         local _, defects = protocol.search { fault = fault, program = { { k, k, k }, { k, k, k },
+            { k, k, k } } }
+         for i = 2, #row do assert.is_string(defects[row[i]], row[i]) end
+      end)
    end
 end)

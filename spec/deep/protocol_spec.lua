@@ -6,7 +6,7 @@ local each = require 'tide.util.each'
 local S, O, L, X = protocol.SMALL, protocol.OTHER, protocol.LARGE, protocol.SPLIT
 
 local function check(program)
-   local _, defects = protocol.search { order = 'stop', program = program }
+   local _, defects = protocol.search { program = program }
    for what, path in each(defects) do error(what .. ':\n' .. path) end
 end
 

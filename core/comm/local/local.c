@@ -214,15 +214,16 @@ static void local_name_missing(local *s, const tide__coll *c, tide__text *t)
   if (named == 0) tide__add(t, "\n  the last rank came as the time ran out");
 }
 
-/* Ends the wait of this rank with a failure. Returns PASSED if the others have arrived
- * meanwhile. */
+/* Ends the wait of this rank with a failure. Returns PASSED if the others have arrived meanwhile:
+ * they use this rank's operands and wait for it at the exit, even if a failure is set by then. */
 static int give_up(local *s, int me, tide__coll *c, uint32_t gen, int why)
 {
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
   tide__add_ended(&t, why, me, c, s->name);
   if (why == TIDE_E_TIMEOUT) local_name_missing(s, c, &t);
-  return tide__failure_end(&s->failure, c, why, me, buf, &gen) ? TIDE__CLOSED : TIDE__PASSED;
+  if (!tide__failure_end(&s->failure, c, why, me, buf, &gen)) return TIDE__PASSED;
+  return tide__barrier_close(&s->entry, &gen) ? TIDE__CLOSED : TIDE__PASSED;
 }
 
 /* Returns how long to spin: a rank on this processor cannot arrive meanwhile. */
