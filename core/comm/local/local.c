@@ -363,6 +363,17 @@ static void local_split(local *s, int me, tide__coll *c)
   c->sub_size = n;
 }
 
+/* Gives this rank's reference to the new state back where the split has failed behind the first
+ * exit. All ranks of the color hold one and have passed the second exit. Returns rc. */
+static int end_split(tide__coll *c, int rc)
+{
+  if (rc < 0 && c->sub) {
+    tide__local_drop(c->sub);
+    c->sub = NULL;
+  }
+  return rc;
+}
+
 /* ---- one collective -------------------------------------------------------------------------- */
 
 /* Moves the data if the calls agree, behind the entry, and passes the exit either way. */
@@ -394,7 +405,7 @@ static int local_pass(local *s, int me, tide__coll *c, uint64_t tag, int64_t pos
     snprintf(c->message, sizeof c->message, "no memory for a communicator of %d", c->sub_size);
     return TIDE_E_NOMEM;
   }
-  return rc < 0 ? rc : on_device;
+  return end_split(c, rc < 0 ? rc : on_device);
 }
 
 static int local_run(void *state, int me, tide__coll *c)
