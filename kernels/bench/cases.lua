@@ -3,7 +3,7 @@
 -- A row names a case that ours.lua and peer.py both know, with its options; `work` counts f32 or
 -- bf16 operations (kind fma, bf16: multiply-adds count two) or bytes that must move at least once
 -- (kind copy, near), so that work / seconds / calibration is the share of the limit. A `long` row
--- is left out of a short run.
+-- is left out of a short run. The peer is tried eager and, unless `eager`, compiled.
 
 local cases = {}
 
@@ -141,7 +141,7 @@ add {
 -- ---- optimiser ----
 
 add {
-   name = 'adamw', case = 'adamw', kind = 'copy', must = 1, rounds = 11,
+   name = 'adamw', case = 'adamw', eager = true, kind = 'copy', must = 1, rounds = 11,
    options = { tensors = 75, size = 333333, dtype = 'f32' }, sample = 0.05,
    work = 7 * 4 * 75 * 333333, tolerance = 1e-3,  -- p, m, v read and written, g read
 }
@@ -149,12 +149,14 @@ add {
 -- ---- overhead of one op ----
 
 add {
-   name = 'op-forward', case = 'op', kind = 'fma', rounds = 11, sample = 0.05, per = 1000,
+   name = 'op-forward', case = 'op', eager = true, kind = 'fma', rounds = 11, sample = 0.05,
+   per = 1000,
    options = { train = 0, count = 1000, dtype = 'f32' }, at_most = 1.5e-6, tolerance = 1e-6,
    only_threads = 1,
 }
 add {
-   name = 'op-train', case = 'op', kind = 'fma', rounds = 11, sample = 0.05, per = 1000,
+   name = 'op-train', case = 'op', eager = true, kind = 'fma', rounds = 11, sample = 0.05,
+   per = 1000,
    options = { train = 1, count = 1000, dtype = 'f32' }, tolerance = 1e-6, only_threads = 1,
 }
 

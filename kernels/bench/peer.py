@@ -1,7 +1,8 @@
-"""The peer's side of the benchmark: PyTorch, eager, as fast as it goes; a child of run.lua.
+"""The peer's side of the benchmark: PyTorch, as fast as it goes; a child of run.lua.
 
 The protocol is that of ours.lua, with two differences: `open` may name a variant, and `load PATH`
-reads the inputs that our side has written. Float tensors of the file keep their dtype.
+reads the inputs that our side has written. Float tensors of the file keep their dtype. A variant
+"compiled", or "X+compiled", is eager X with its forward behind torch.compile.
 """
 import json
 import struct
@@ -81,6 +82,9 @@ class Case:
     def drop(self):
         for name in self.wants:
             self.i[name].grad = None
+
+    def compile(self):
+        self.forward = torch.compile(self.forward, dynamic=False)
 
     def run(self):
         self.once()
@@ -315,6 +319,9 @@ class Llama(Case):
         logits = F.linear(self.norm(x, 'model.norm'), self.i['lm_head.weight'])
         return F.cross_entropy(logits.view(-1, self.o['vocab']).float(), self.labels)
 
+    def compile(self):
+        self.loss = torch.compile(self.loss, dynamic=False)
+
     def run(self):
         with torch.autocast('cpu', dtype=torch.bfloat16, enabled=self.auto):
             loss = self.loss()
@@ -347,7 +354,9 @@ class Loop:
         name, *pairs = rest.split()
         options = dict(pair.split('=') for pair in pairs)
         options = {k: int(v) if v.isdigit() else v for k, v in options.items()}
-        options.setdefault('variant', None)
+        way = options.get('variant', '').split('+')
+        self.compiled = way[-1] == 'compiled'
+        options['variant'] = way[0]
         torch.set_num_threads(options.get('threads', 1))
         torch.set_flush_denormal(True)
         self.case = CASES[name](options)
@@ -355,6 +364,8 @@ class Loop:
 
     def load(self, path):
         self.case.load(read_tensors(path))
+        if self.compiled:
+            self.case.compile()
         return 'ok'
 
     def check(self, _):

@@ -56,7 +56,8 @@ end
 
 local function start_peer(threads, stock)
    if not env.python then return nil end
-   local vars = { OMP_NUM_THREADS = tostring(threads), PYTHONWARNINGS = 'ignore' }
+   local vars = { OMP_NUM_THREADS = tostring(threads), PYTHONWARNINGS = 'ignore',
+      TORCHINDUCTOR_COMPILE_THREADS = '1' }
    if not stock then
       for k, v in pairs(tuned) do vars[k] = v end
    end
@@ -103,37 +104,57 @@ local function finish_memory(side, memory)
    memory.above, memory.extra = memory.peak - memory.base, memory.once - memory.ready
 end
 
--- The peer under each variant; keeps the fastest. Returns child, memory, numbers, variant, all.
+-- The ways to run the peer: the row's own variants, each eager and compiled.
+local function ways_of(row)
+   local ways = {}
+   for _, variant in ipairs(row.variants or { false }) do ways[#ways + 1] = variant end
+   for i = 1, row.eager and 0 or #ways do
+      ways[#ways + 1] = (ways[i] and ways[i] .. '+' or '') .. 'compiled'
+   end
+   return ways
+end
+
+local function close_way(it)
+   if it.memory then finish_memory(it.side, it.memory) end
+   it.side:close()
+end
+
+-- Runs the peer one way, until the case is compiled and warm. Returns { side, memory, numbers,
+-- variant, seconds, problem }; one with a problem is closed.
+local function try_way(row, threads, path, variant)
+   local it = { side = start_peer(threads), variant = variant, seconds = math.huge }
+   local ok, why = pcall(function()
+      it.memory, it.numbers = prepare(it.side, open_line(row, threads, variant), path, 'load')
+      for _ = 1, 3 do it.seconds = math.min(it.seconds, it.side:numbers('run 1')[1]) end
+   end)
+   if not ok then
+      it.memory, it.problem, it.seconds = nil, tostring(why), math.huge
+      close_way(it)
+   end
+   return it
+end
+
+-- The peer each way. Returns the fastest, still open, and all. Raises if none works.
 local function best_peer(row, threads, path)
    local best, all = nil, {}
-   for _, variant in ipairs(row.variants or { false }) do
-      local side = start_peer(threads)
-      local memory, numbers = prepare(side, open_line(row, threads, variant), path, 'load')
-      local seconds = math.huge
-      for _ = 1, row.variants and 2 or 0 do
-         seconds = math.min(seconds, side:numbers('run 1')[1])
+   for i, variant in ipairs(ways_of(row)) do
+      local it = try_way(row, threads, path, variant)
+      all[i] = it
+      if not it.problem and best then
+         close_way(it.seconds < best.seconds and best or it)
       end
-      local it = {
-         side = side, memory = memory, numbers = numbers, variant = variant, seconds = seconds,
-      }
-      all[#all + 1] = it
-      if best and best.seconds <= seconds then
-         finish_memory(side, memory)
-         side:close()
-      else
-         if best then
-            finish_memory(best.side, best.memory)
-            best.side:close()
-         end
-         best = it
-      end
+      if not best and not it.problem or best and it.seconds < best.seconds then best = it end
    end
+   if not best then error(all[1].problem, 0) end
    return best, all
 end
 
--- Peak of the peer in a stock environment: tuning trades memory for time.
+-- Peak of the peer in a stock environment, eager: tuning trades memory for time, and a compiler
+-- takes memory that the work does not need.
 local function stock_memory(row, threads, path, variant)
    local side = start_peer(threads, true)
+   variant = variant and variant:gsub('%+?compiled$', '')
+   if variant == '' then variant = nil end
    local memory = prepare(side, open_line(row, threads, variant), path, 'load')
    finish_memory(side, memory)
    side:close()
@@ -182,7 +203,8 @@ function M.run(row, threads, opt)
       result.peer_memory, result.variants = best.memory, {}
       best.side:close()
       for i, it in ipairs(all) do
-         result.variants[i] = { name = it.variant or 'only', memory = it.memory }
+         result.variants[i] = { name = it.variant or 'eager', memory = it.memory,
+            seconds = it.seconds, problem = it.problem }
       end
    end
    return result
