@@ -17,7 +17,19 @@ local function ids_of(raw, B, n, width, device)
    return pairs_BT2:select(3, 1) + pairs_BT2:select(3, 2) * 256
 end
 
--- starts: list of first tokens. Returns { ids, labels, count }.
+-- Labels with -100 where the mask of a source says that a token does not count, and how many do.
+local function masked(source, starts, seq, labels, device)
+   local pieces, count = {}, 0
+   for i, start in ipairs(starts) do
+      pieces[i] = source:mask(start + 1, seq)
+      count = count + select(2, pieces[i]:gsub('[^%z]', ''))
+   end
+   local keep = tide.from_string(table.concat(pieces), { #starts, seq },
+      { dtype = 'u8', device = device }):to 'i64'
+   return labels * keep + (keep - 1) * 100, count
+end
+
+-- starts: list of first tokens. Returns { ids, labels, count }; count is the labels that count.
 function batch.make(source, starts, seq, device)
    local pieces = {}
    if #starts == 0 then
@@ -25,10 +37,9 @@ function batch.make(source, starts, seq, device)
    end
    for i, start in ipairs(starts) do pieces[i] = source:raw(start, seq + 1) end
    local all = ids_of(table.concat(pieces), #starts, seq + 1, source.width, device)
-   return {
-      ids = all:slice(2, 1, seq):contiguous(), labels = all:slice(2, 2, seq + 1):contiguous(),
-      count = #starts * seq,
-   }
+   local labels, count = all:slice(2, 2, seq + 1):contiguous(), #starts * seq
+   if source.mask then labels, count = masked(source, starts, seq, labels, device) end
+   return { ids = all:slice(2, 1, seq):contiguous(), labels = labels, count = count }
 end
 
 -- Cuts a list of starts into n equal parts, one for each micro-batch.

@@ -171,13 +171,14 @@ end
 -- Fills the lists from place `at` with one piece in its slot; returns the labels that count.
 local function put_piece(lists, source, piece, at, slot, pad)
    local start, n, goes_on = piece[1], piece[2], piece[3]
-   local text, width = source:raw(start, goes_on and n + 1 or n), source.width
-   local counted = 0
+   local seen = goes_on and n + 1 or n
+   local text, width = source:raw(start, seen), source.width
+   local mask, counted = source.mask and source:mask(start, seen), 0
    for i = 1, slot do
       local id, label = pad, -100
       if i <= n then
          id = id_at(text, (i - 1) * width + 1, width)
-         if i < n or goes_on then
+         if (i < n or goes_on) and not (mask and mask:byte(i + 1) == 0) then
             label, counted = id_at(text, i * width + 1, width), counted + 1
          end
       end

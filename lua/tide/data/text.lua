@@ -7,6 +7,7 @@
 local bytes = require 'tide.data.bytes'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local kind = require 'tide.data.kind'
 local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
@@ -68,25 +69,13 @@ local function split_at(n, share)
    return held < 16 and n or n - held
 end
 
--- First bytes of files that are no text, with what they are.
-local kinds = {
-   { 'MMIDIDX', 'it is the index of a Megatron data set; give its .bin' },
-   { '\127ELF', 'it is a program' }, { 'PK\3\4', 'it is a zip archive' },
-   { '\31\139', 'it is compressed with gzip' }, { '\40\181\47\253', 'it is compressed with zstd' },
-   { 'PAR1', 'it is a Parquet file' }, { '\255\254', 'it is UTF-16; convert it to UTF-8' },
-   { '\254\255', 'it is UTF-16; convert it to UTF-8' },
-}
-
 -- Refuses what is no text: no encoding of text that is in use for bytes has a zero byte.
 local function check_text(path, content)
    local zero = content:find('\0', 1, true)
    if not zero then return end
-   local kind = ''
-   for _, row in ipairs(kinds) do
-      if content:sub(1, #row[1]) == row[1] then kind = ': ' .. row[2] end
-   end
+   local what = kind.of(content)
    err.raise('E_FORMAT', op, '%s is no text, byte %d of it is 0%s; binary = true (--binary) takes '
-      .. 'files as bytes whatever they hold', path, zero, kind)
+      .. 'files as bytes whatever they hold', path, zero, what and ': ' .. what or '')
 end
 
 local function load_text(files, share, binary)

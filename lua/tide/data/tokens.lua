@@ -5,10 +5,12 @@
 -- (u16 or u32 ids, read where needed), slices, and concatenations of these.
 -- Files that begin with a header of 256 32-bit words and the magic 20240520 (u16) or 20240801
 -- (u32) are recognised, and the .idx of a Megatron data set beside its .bin; all others are taken
--- as raw ids.
+-- as raw ids. A source may have mask(start, n), too: a byte for each of n tokens, 1 where the token
+-- counts as a label; without it every token counts.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local kind = require 'tide.data.kind'
 local signature = require 'tide.util.signature'
 
 local tokens = {}
@@ -33,12 +35,23 @@ function Memory:raw(start, n)
    return self.text:sub(start * self.width + 1, (start + n) * self.width)
 end
 
--- From a string of encoded ids.
-function tokens.memory(text, width)
+-- The mask of tokens start to start + n - 1: a byte each, 1 where the token counts as a label.
+local function memory_mask(self, start, n)
+   check_range('data.tokens.mask', self, start, n)
+   return self.bytes_of_mask:sub(start + 1, start + n)
+end
+
+-- From a string of encoded ids. mask: a byte for each token, '\1' where it counts as a label.
+function tokens.memory(text, width, mask)
+   local op, count = 'data.tokens.memory', #text / width
    if #text % width ~= 0 then
-      err.arg('data.tokens.memory', 'text', ('a multiple of %d bytes'):format(width), #text)
+      err.arg(op, 'text', ('a multiple of %d bytes'):format(width), #text)
    end
-   return setmetatable({ text = text, width = width, count = #text / width }, Memory)
+   if mask and #mask ~= count then
+      err.arg(op, 'mask', ('a byte for each of the %d tokens'):format(count), #mask)
+   end
+   return setmetatable({ text = text, width = width, count = count, bytes_of_mask = mask,
+      mask = mask and memory_mask }, Memory)
 end
 
 local File = {}
@@ -116,6 +129,10 @@ local function layout(op, path, f, given)
    f:seek('set', 0)
    local head = f:read(1024)
    local magic = head and #head == 1024 and u32(head, 1)
+   local what = head and kind.of(head, 4)
+   if what then
+      err.raise('E_FORMAT', op, '%s holds no token ids: %s', path, what)
+   end
    if magic == 20240520 or magic == 20240801 then
       local width = magic == 20240520 and 2 or 4
       local count = u32(head, 9)
@@ -161,12 +178,18 @@ function Slice:raw(start, n)
    return self.source:raw(self.first + start, n)
 end
 
+local function slice_mask(self, start, n)
+   check_range('data.tokens.mask', self, start, n)
+   return self.source:mask(self.first + start, n)
+end
+
 -- Tokens first .. first + count - 1 of a source.
 function tokens.slice(source, first, count)
    err.integer('data.tokens.slice', 'first', first, 0, source.count)
    err.integer('data.tokens.slice', 'count', count, 0, source.count - first)
    return setmetatable({
       source = source, first = first, count = count, width = source.width,
+      mask = source.mask and slice_mask,
    }, Slice)
 end
 
@@ -185,27 +208,44 @@ function tokens.each_piece(source, fn)
    end
 end
 
--- The fingerprint of a source: a text of count, width and an XXH64 of the bytes.
+-- The fingerprint of a source: a text of count, width and an XXH64 of the bytes, those of a mask
+-- included.
 function tokens.fingerprint(source)
    local hash, chain = require('tide.ffi.io').xxh64, ''
-   tokens.each_piece(source, function(_, text) chain = hash(chain .. text) end)
+   tokens.each_piece(source, function(start, text)
+      local n = #text / source.width
+      chain = hash(chain .. text .. (source.mask and source:mask(start, n) or ''))
+   end)
    return ('%d:%d:%s'):format(source.count, source.width, chain)
 end
 
 local Joined = {}
 Joined.__index = Joined
 
--- The same, over the ends of the parts.
-function Joined:raw(start, n)
-   check_range('data.tokens.raw', self, start, n)
+-- Joins what read(source, start, n) returns of the parts of a range.
+local function over_parts(op, self, start, n, read)
+   check_range(op, self, start, n)
    local pieces = {}
    for i, source in ipairs(self.sources) do
       local offset = self.starts[i]
       local from = math.max(start, offset)
       local to = math.min(start + n, offset + source.count)
-      if from < to then pieces[#pieces + 1] = source:raw(from - offset, to - from) end
+      if from < to then pieces[#pieces + 1] = read(source, from - offset, to - from) end
    end
    return table.concat(pieces)
+end
+
+-- The same, over the ends of the parts.
+function Joined:raw(start, n)
+   return over_parts('data.tokens.raw', self, start, n, function(source, from, count)
+      return source:raw(from, count)
+   end)
+end
+
+local function joined_mask(self, start, n)
+   return over_parts('data.tokens.mask', self, start, n, function(source, from, count)
+      return source.mask and source:mask(from, count) or ('\1'):rep(count)
+   end)
 end
 
 -- Sources one after another; all of the same width.
@@ -219,6 +259,7 @@ function tokens.join(sources)
          err.raise('E_ARG', 'data.tokens.join', 'source %d has tokens of %d bytes, the others %d',
             i, source.width, self.width)
       end
+      self.mask = self.mask or source.mask and joined_mask
       self.starts[i] = self.count
       self.count = self.count + source.count
    end
@@ -226,7 +267,7 @@ function tokens.join(sources)
 end
 
 return signature.doors('data.tokens', tokens, {
-   memory = 'text: string; width: integer in [1, 4]',
+   memory = 'text: string; width: integer in [1, 4]; mask: string?',
    file = { 'path: string', opts = {
       'width: integer? -- bytes of an id, 2 or 4; by default as a Megatron index says, or 2' } },
    slice = 'source: source', fingerprint = 'source: source', join = 'sources: source[]',

@@ -1,0 +1,248 @@
+-- Chats from files as token sources with masks: which tokens a model learns to say.
+--
+--    local corpus = tide.data.chat.load('chats.jsonl', {
+--       tokenizer = tide.data.bytes, template = tide.chat.load 'models/qwen' })
+--
+-- Each record becomes one document. Its mask is 1 for tokens that count as labels: what the
+-- template's `generation` blocks hold or, in templates without them, the messages of the roles in
+-- `train_on` (the opening that add_generation_prompt writes is not theirs). Of a prompt and
+-- completion the completion counts, of a text all of it.
+
+local err = require 'tide.util.err'
+local jsonl = require 'tide.data.jsonl'
+local record = require 'tide.data.record'
+local signature = require 'tide.util.signature'
+local text_files = require 'tide.data.text'
+local tokens = require 'tide.data.tokens'
+
+local op = 'data.chat.load'
+
+local chat = {}
+
+-- ---- which bytes count -------------------------------------------------------------------------
+
+local function head(list, n)
+   local out = {}
+   for i = 1, n do out[i] = list[i] end
+   return out
+end
+
+-- Returns the byte ranges that the messages of some roles make up in a chat's text. The template is
+-- asked for the chat up to each message, which must begin the whole text.
+local function ranges_by_role(template, messages, variables, whole, wanted)
+   local ranges = {}
+   for i, message in ipairs(messages) do
+      if wanted[message.role] then
+         local opts = { tools = variables.tools,
+            add_generation_prompt = message.role == 'assistant' }
+         local before = template:render(head(messages, i - 1), opts)
+         local after = i == #messages and whole
+            or template:render(head(messages, i), { tools = variables.tools })
+         if whole:sub(1, #before) ~= before or whole:sub(1, #after) ~= after then
+            return nil, ('messages[%d]: the template writes it otherwise where more messages '
+               .. 'follow, so its part of the text is not known; mark it with '
+               .. '{%% generation %%}'):format(i)
+         end
+         ranges[#ranges + 1] = { #before, #after }
+      end
+   end
+   return ranges
+end
+
+-- Returns the text of a chat and the ranges that count; or nil and what is wrong with it.
+local function chat_text(example, o)
+   if not o.template then
+      return nil, 'the record is a chat, and there is no template to write it with (template)'
+   end
+   local variables = { tools = example.tools, add_generation_prompt = false }
+   local ok, text, ranges = pcall(o.template.render, o.template, example.messages, variables)
+   if not ok then
+      return nil, 'the template: ' .. (type(text) == 'table' and text.message or tostring(text))
+   end
+   if o.by_block then return text, ranges end
+   ok, ranges, variables = pcall(ranges_by_role, o.template, example.messages, variables, text,
+      o.roles)
+   if not ok then
+      return nil, 'the template, given the first messages alone: '
+         .. (type(ranges) == 'table' and ranges.message or tostring(ranges))
+   end
+   if not ranges then return nil, variables end
+   return text, ranges
+end
+
+-- Returns the text of a record and the ranges that count; or nil and what is wrong with it.
+local function text_of(example, o)
+   if example.messages then return chat_text(example, o) end
+   if example.text then return example.text, { { 0, #example.text } } end
+   if o.template then
+      return chat_text({ messages = { { role = 'user', content = example.prompt },
+         { role = 'assistant', content = example.completion } } }, o)
+   end
+   local n = #example.prompt
+   return example.prompt .. example.completion, { { n, n + #example.completion } }
+end
+
+-- ---- tokens ------------------------------------------------------------------------------------
+
+-- Returns the ids of a text, and the places { first, last } of each, or nil where each is a byte.
+local function encode(o, text, is_chat)
+   if o.is_bytes then return o.tokenizer.ids(text) end
+   return o.tokenizer:encode(text, { offsets = true, special = is_chat,
+      add_special_tokens = not is_chat })
+end
+
+-- Returns the mask of ids as a list of '\0' and '\1': a token counts if a byte of it does.
+local function mask_of(ids, places, ranges)
+   local out, at = {}, 1
+   for i = 1, #ids do
+      local first, last = i, i
+      if places then first, last = places[i][1], places[i][2] end
+      while ranges[at] and ranges[at][2] < first do at = at + 1 end
+      local range = ranges[at]
+      local counts = range and first <= last and last > range[1] and first <= range[2]
+      out[i] = counts and '\1' or '\0'
+   end
+   return out
+end
+
+local char, floor = string.char, math.floor
+
+-- Returns an id as `width` little-endian bytes.
+local function packed_id(id, width)
+   if width == 2 then return char(id % 256, floor(id / 256)) end
+   return char(id % 256, floor(id / 256) % 256, floor(id / 65536) % 256, floor(id / 16777216))
+end
+
+-- Returns a record as { ids, mask, count, labels }: two texts, the tokens, and those that count.
+local function document(example, o)
+   local text, ranges = text_of(example, o)
+   if not text then return nil, ranges end
+   local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
+   local ok, ids, places = pcall(encode, o, text, is_chat)
+   if not ok then return nil, type(ids) == 'table' and ids.message or tostring(ids) end
+   local mask = mask_of(ids, places, ranges)
+   if not is_chat and o.eos and ids[#ids] ~= o.eos then
+      ids[#ids + 1], mask[#mask + 1] = o.eos, '\1'
+   end
+   if #ids < 2 then return nil, 'the record has fewer than two tokens' end
+   local pieces, labels = {}, 0
+   for i, id in ipairs(ids) do
+      pieces[i] = packed_id(id, o.width)
+      if i > 1 and mask[i] == '\1' then labels = labels + 1 end
+   end
+   if labels == 0 then return nil, 'no token of the record counts as a label (train_on)' end
+   return { ids = table.concat(pieces), mask = table.concat(mask), count = #ids, labels = labels }
+end
+
+-- ---- files -------------------------------------------------------------------------------------
+
+-- Returns the documents of a file; counts broken lines in `bad`, or raises at the first one.
+local function read_file(path, o, bad)
+   local list = {}
+   jsonl.each(path, function(t, place, problem)
+      local doc
+      if t then t, problem = record.read(t, o.format) end
+      if t then doc, problem = document(t, o) end
+      if doc then
+         list[#list + 1] = doc
+         return
+      end
+      local message = place .. ': ' .. problem
+      if not o.skip_bad then
+         err.raise('E_FORMAT', op, '%s (skip_bad = true leaves such records out and counts them)',
+            message)
+      end
+      bad.count = bad.count + 1
+      if #bad < 10 then bad[#bad + 1] = message end
+   end)
+   return list
+end
+
+local function new_part() return { ids = {}, mask = {}, cu = { 0 }, labels = 0 } end
+
+-- Adds a document.
+local function add(part, doc)
+   part.ids[#part.ids + 1], part.mask[#part.mask + 1] = doc.ids, doc.mask
+   part.cu[#part.cu + 1] = part.cu[#part.cu] + doc.count
+   part.labels = part.labels + doc.labels
+end
+
+local function source_of(part, width)
+   return tokens.memory(table.concat(part.ids), width, table.concat(part.mask))
+end
+
+-- Returns what load returns from the documents of each file.
+local function corpus_of(files, o, bad)
+   local train, val, documents = new_part(), new_part(), 0
+   for _, list in ipairs(files) do
+      local held = floor(#list * o.val)
+      for i, doc in ipairs(list) do add(i > #list - held and val or train, doc) end
+      documents = documents + #list
+   end
+   return {
+      kind = 'chat', files = #files, documents = documents, bad = bad, vocab_size = o.vocab_size,
+      train = source_of(train, o.width), val = source_of(val, o.width),
+      cu = train.cu, val_cu = val.cu, labels = train.labels, val_labels = val.labels,
+   }
+end
+
+local function check_format(format)
+   for _, name in ipairs(record.formats) do
+      if format == nil or format == name then return end
+   end
+   err.arg(op, 'format', 'one of ' .. table.concat(record.formats, ', '), format)
+end
+
+-- Returns the roles as a set, and whether generation blocks decide instead.
+local function roles_of(o)
+   local roles = {}
+   for _, role in ipairs(o.train_on or { 'assistant' }) do roles[role] = true end
+   return roles, not o.train_on and o.template ~= nil and o.template:marks_generation()
+end
+
+-- Completes the options.
+local function settled(opts)
+   local o = opts
+   local size = err.integer(op, 'tokenizer.vocab_size', o.tokenizer.vocab_size, 1)
+   if o.template ~= nil and type(o.template.render) ~= 'function' then
+      err.arg(op, 'template', 'a template of tide.chat', o.template)
+   end
+   check_format(o.format)
+   o.roles, o.by_block = roles_of(o)
+   o.is_bytes, o.eos = type(o.tokenizer.ids) == 'function', o.tokenizer.eos
+   o.vocab_size, o.width = size, size > 65536 and 4 or 2
+   return o
+end
+
+-- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.
+-- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, vocab_size,
+-- bad }: token sources with masks, cumulative lengths of documents for data.packed, numbers of
+-- labels, and bad = { count, the first messages }. E_FORMAT names file, line and field of what is
+-- broken.
+function chat.load(paths, opts)
+   local o = settled(opts)
+   local bad, files, names = { count = 0 }, {}, {}
+   if type(paths) == 'string' then paths = { paths } end
+   for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
+      for _, file in ipairs(text_files.files(path)) do
+         files[#files + 1], names[#names + 1] = read_file(file, o, bad), file
+      end
+   end
+   if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
+   local corpus = corpus_of(files, o, bad)
+   if corpus.documents == 0 then
+      err.raise('E_FORMAT', op, '%s has no record that can be used%s', table.concat(names, ', '),
+         bad[1] and '; the first one: ' .. bad[1] or '')
+   end
+   return corpus
+end
+
+return signature.doors('data.chat', chat, {
+   load = { 'paths: string | string[]', opts = {
+      'tokenizer: table -- of tide.tokenizer, or tide.data.bytes',
+      'template: table? -- of tide.chat, which writes chats as text',
+      'train_on: string[]? -- roles that count; default: generation blocks, or the assistant',
+      'format: string? -- one of data.record.formats; default: by the fields of each record',
+      'skip_bad: boolean = false -- broken records are counted and left out',
+      'val: number in [0, 0.5] = 0.05 -- share of the records of a file that is held out' } },
+})

@@ -1,0 +1,82 @@
+-- JSON Lines: one record a line. What is wrong with a line is named by file and line.
+--
+-- A file that begins with '[' is one JSON list of records; its errors have the record's number.
+
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local kind = require 'tide.data.kind'
+
+local jsonl = {}
+
+local op = 'data.jsonl'
+
+-- Returns an open file; raises of what is no text.
+local function open(path)
+   if not fs.size(path) then
+      err.raise('E_IO', op, 'cannot read %s: %s', path,
+         fs.exists(path) and 'it is no regular file' or 'there is no such file')
+   end
+   local file, why = io.open(path, 'rb')
+   if not file then err.raise('E_IO', op, 'cannot read %s', why) end
+   local head = file:read(64) or ''
+   local what = kind.of(head) or head:find('\0', 1, true) and 'it holds bytes of 0'
+   if what then
+      file:close()
+      err.raise('E_FORMAT', op, '%s is no JSON Lines: %s', path, what)
+   end
+   file:seek('set', 0)
+   return file, head
+end
+
+-- Returns a record, or nil and what is wrong with its text.
+local function decode(text)
+   local ok, value = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
+   if not ok then return nil, type(value) == 'table' and value.message or tostring(value) end
+   if type(value) ~= 'table' or fs.io().json.is_array(value) or value == fs.io().json.null then
+      return nil, 'expected an object { .. }'
+   end
+   return value
+end
+
+local function each_line(file, path, fn)
+   local n = 0
+   for line in file:lines() do
+      n = n + 1
+      if line:find '%S' then
+         local record, problem = decode(line)
+         fn(record, ('%s, line %d'):format(path, n), problem)
+      end
+   end
+end
+
+-- Calls fn for the records of a list.
+local function each_of_list(path, fn)
+   local ok, list = pcall(fs.io().json.decode, fs.read(op, path),
+      { lossless = true, nonfinite = true })
+   if not ok then err.raise('E_FORMAT', op, '%s: %s', path, list.message or tostring(list)) end
+   for i, record in ipairs(list) do
+      local is_record = type(record) == 'table' and record ~= fs.io().json.null
+         and not fs.io().json.is_array(record)
+      fn(is_record and record or nil, ('%s, record %d'):format(path, i),
+         not is_record and 'expected an object { .. }' or nil)
+   end
+end
+
+-- Calls fn(record, place, problem) for each record of a file in order: place is 'FILE, line N';
+-- record is nil where the line is no JSON object, and problem says why. Records keep the order of
+-- their names (see json.decode, lossless). E_FORMAT: the file is no text.
+function jsonl.each(path, fn)
+   err.type(op, 'path', path, 'string')
+   err.func(op, 'fn', fn)
+   local file, head = open(path)
+   local ok, problem
+   if head:find '^%s*%[' then
+      ok, problem = pcall(each_of_list, path, fn)
+   else
+      ok, problem = pcall(each_line, file, path, fn)
+   end
+   file:close()
+   if not ok then error(problem, 0) end
+end
+
+return jsonl

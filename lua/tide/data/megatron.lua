@@ -1,0 +1,184 @@
+-- Data sets of Megatron: PREFIX.bin, the ids of all sequences one after the other, and PREFIX.idx,
+-- their lengths and the documents they make up.
+--
+--    local set = tide.data.megatron.open 'corpus_text_document'
+--    local sampler = tide.data.packed { cu = set.cu, seq = 4096, batch = 8 }
+--
+-- The index is: 'MMIDIDX\0\0', u64 version 1, u8 dtype code, u64 sequences, u64 entries of the last
+-- array, i32 lengths, i64 byte offsets, i64 first sequences of documents with the end. Numbers are
+-- little-endian.
+
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
+local tokens = require 'tide.data.tokens'
+
+local megatron = {}
+
+local magic = 'MMIDIDX\0\0'
+
+-- Bytes an id and names by dtype code, as Megatron's DType.
+local widths = { [4] = 4, [8] = 2 }
+local names = { 'uint8', 'int8', 'int16', 'int32', 'int64', 'float64', 'float32', 'uint16' }
+
+local function prefix_of(path) return (path:gsub('%.bin$', ''):gsub('%.idx$', '')) end
+
+-- ---- reading -----------------------------------------------------------------------------------
+
+-- Returns the little-endian number of n bytes at byte `at`.
+local function number_at(text, at, n)
+   local value, scale = 0, 1
+   for i = 0, n - 1 do
+      value, scale = value + text:byte(at + i) * scale, scale * 256
+   end
+   return value
+end
+
+-- Returns width, number of sequences and of document entries; raises of what is no index.
+local function header(op, path, text)
+   if text:sub(1, 9) ~= magic then
+      err.raise('E_FORMAT', op, '%s is no index of a Megatron data set', path)
+   end
+   local version = #text >= 34 and number_at(text, 10, 8)
+   if version ~= 1 then
+      err.raise('E_UNSUPPORTED', op, '%s has version %s; version 1 can be read', path,
+         tostring(version))
+   end
+   local code = text:byte(18)
+   if not widths[code] then
+      err.raise('E_UNSUPPORTED', op, '%s holds ids of %s; uint16 and int32 can be read', path,
+         names[code] or 'dtype code ' .. code)
+   end
+   local sequences, entries = number_at(text, 19, 8), number_at(text, 27, 8)
+   local wanted = 34 + 12 * sequences + 8 * entries
+   if #text ~= wanted then
+      err.raise('E_FORMAT', op, '%s has %.0f bytes; its %.0f sequences and %.0f entries of '
+         .. 'documents need %.0f', path, #text, sequences, entries, wanted)
+   end
+   return widths[code], sequences, entries
+end
+
+-- Returns the ends of the sequences in tokens, from 0 on.
+local function ends_of(op, path, text, width, sequences)
+   local ends, pointers = { 0 }, 35 + 4 * sequences
+   for i = 1, sequences do
+      local at = number_at(text, pointers + 8 * (i - 1), 8)
+      if at ~= ends[i] * width then
+         err.raise('E_UNSUPPORTED', op, '%s: sequence %d begins at byte %.0f, not behind the one '
+            .. 'before it (%.0f)', path, i - 1, at, ends[i] * width)
+      end
+      ends[i + 1] = ends[i] + number_at(text, 35 + 4 * (i - 1), 4)
+   end
+   return ends
+end
+
+-- Returns the cumulative lengths of the documents.
+local function documents_of(op, path, text, ends, sequences, entries)
+   local cu, at = { 0 }, 35 + 12 * sequences
+   for i = 2, entries do
+      local last = number_at(text, at + 8 * (i - 1), 8)
+      if not ends[last + 1] or ends[last + 1] < cu[#cu] then
+         err.raise('E_FORMAT', op, '%s: document %d ends with sequence %.0f of %d', path, i - 2,
+            last, sequences)
+      end
+      if ends[last + 1] > cu[#cu] then cu[#cu + 1] = ends[last + 1] end
+   end
+   if cu[#cu] ~= ends[#ends] then
+      err.raise('E_FORMAT', op, '%s: the documents have %.0f tokens, the sequences %.0f', path,
+         cu[#cu], ends[#ends])
+   end
+   return cu
+end
+
+-- Opens a data set. path: its prefix, or the path of either file. Returns
+-- { source, cu, sequences }: a token source, the cumulative lengths of its documents for
+-- data.packed, and the number of sequences. E_FORMAT: the two files do not belong together.
+function megatron.open(path)
+   local op, prefix = 'data.megatron.open', prefix_of(path)
+   local index = prefix .. '.idx'
+   local text = fs.read(op, index)
+   local width, sequences, entries = header(op, index, text)
+   local ends = ends_of(op, index, text, width, sequences)
+   local source = tokens.file(prefix .. '.bin', { width = width })
+   if source.count ~= ends[#ends] then
+      source:close()
+      err.raise('E_FORMAT', op, '%s.bin has %.0f tokens, its index says %.0f', prefix, source.count,
+         ends[#ends])
+   end
+   return { source = source, sequences = sequences,
+      cu = documents_of(op, index, text, ends, sequences, entries) }
+end
+
+-- ---- writing -----------------------------------------------------------------------------------
+
+local char, floor = string.char, math.floor
+
+-- Returns a number as n little-endian bytes.
+local function bytes_of(v, n)
+   local out = {}
+   for i = 1, n do
+      out[i] = char(v % 256)
+      v = floor(v / 256)
+   end
+   return table.concat(out)
+end
+
+local Writer = {}
+Writer.__index = Writer
+
+-- Starts a data set; its files are there under their names after finish(). path: the prefix.
+function megatron.writer(path, opts)
+   local op, prefix = 'data.megatron.writer', prefix_of(path)
+   if opts.width ~= 2 and opts.width ~= 4 then err.arg(op, 'width', '2 or 4', opts.width) end
+   local part = prefix .. '.bin.part'
+   local file, why = io.open(part, 'wb')
+   if not file then err.raise('E_IO', op, 'cannot write %s', why) end
+   return setmetatable({ prefix = prefix, width = opts.width, file = file, part = part,
+      lengths = {}, count = 0 }, Writer)
+end
+
+-- Adds a document: a list of ids.
+function Writer:add(ids)
+   local op, limit = 'data.megatron.add', self.width == 2 and 65535 or 2^31 - 1
+   if not self.file then err.raise('E_STATE', op, '%s is finished', self.prefix) end
+   local out = {}
+   for i, id in ipairs(ids) do
+      out[i] = bytes_of(err.integer(op, ('ids[%d]'):format(i), id, 0, limit), self.width)
+   end
+   local ok, why = self.file:write(table.concat(out))
+   if not ok then err.raise('E_IO', op, 'cannot write %s: %s', self.part, why) end
+   self.lengths[#self.lengths + 1] = #ids
+   self.count = self.count + #ids
+end
+
+-- Returns the text of the index.
+local function index_of(self)
+   local n = #self.lengths
+   local out = { magic, bytes_of(1, 8), char(self.width == 2 and 8 or 4), bytes_of(n, 8),
+      bytes_of(n + 1, 8) }
+   for _, length in ipairs(self.lengths) do out[#out + 1] = bytes_of(length, 4) end
+   local at = 0
+   for _, length in ipairs(self.lengths) do
+      out[#out + 1], at = bytes_of(at * self.width, 8), at + length
+   end
+   for i = 0, n do out[#out + 1] = bytes_of(i, 8) end
+   return table.concat(out)
+end
+
+-- Ends the data set: both files get their names. Returns the numbers of documents and tokens.
+function Writer:finish()
+   local op = 'data.megatron.finish'
+   if not self.file then err.raise('E_STATE', op, '%s is finished', self.prefix) end
+   local ok, why = self.file:close()
+   self.file = nil
+   if not ok then err.raise('E_IO', op, 'cannot write %s: %s', self.part, why) end
+   fs.write(op, self.prefix .. '.idx', index_of(self))
+   fs.io().rename(self.part, self.prefix .. '.bin')
+   return #self.lengths, self.count
+end
+
+signature.doors('data.megatron', Writer, { add = 'ids: table' })
+return signature.doors('data.megatron', megatron, {
+   open = 'path: string',
+   writer = { 'path: string', opts = { 'width: integer = 4 -- bytes of an id, 2 or 4' } },
+})
