@@ -9,8 +9,8 @@ return {
 "initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "mlp_bias":
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "tie_word_embeddings": false,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "tie_word_embeddings":
+false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.48171734322305,
       logits = { 0.327627479008464, 0.240067887069464, 0.557624698867846 },
       grads = {
@@ -28,8 +28,8 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "mlp_bias":
 true, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 1, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": true,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings":
+true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.68137281282235,
       logits = { 0.794293910150873, 0.219756171334438, -0.426451388351247 },
       grads = {
@@ -52,8 +52,8 @@ true, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 2.0, "rope_theta": 500.0, "rope_type": "linear"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size":
-23}]==],
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.51366108544624,
       logits = { 0.327627479008464, 0.0831595299967395, 0.507083921581869 },
       grads = {
@@ -72,8 +72,8 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 2.0, "rope_theta": 500.0, "rope_type": "dynamic"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size":
-23}]==],
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.46079406519354,
       logits = { 0.327627479008464, 0.27486633149264, 0.556599065672178 },
       grads = {
@@ -92,8 +92,8 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 2.0, "rope_theta": 500.0, "rope_type": "dynamic"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size":
-23}]==],
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.48171734322305,
       logits = { 0.327627479008464, 0.240067887069464, 0.557624698867846 },
       grads = {
@@ -111,9 +111,9 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "mlp_bias":
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-"rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0,
-"rope_type": "yarn"}, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache":
-true, "vocab_size": 23}]==],
+"rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta":
+500.0, "rope_type": "yarn"}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+"use_cache": true, "vocab_size": 23}]==],
       loss = 3.44848585561618,
       logits = { 0.327627479008464, 0.256553466734484, 0.53341397302672 },
       grads = {
@@ -132,9 +132,9 @@ true, "vocab_size": 23}]==],
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"beta_fast": 4.0, "beta_slow": 0.5, "factor": 4.0, "mscale": 1.5,
-"mscale_all_dim": 0.7, "original_max_position_embeddings": 16, "rope_theta": 500.0, "rope_type":
-"yarn", "truncate": false}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+"mscale_all_dim": 0.7, "original_max_position_embeddings": 16, "rope_theta": 500.0,
+"rope_type": "yarn", "truncate": false}, "tie_word_embeddings": false, "transformers_version":
+"5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.45124141033693,
       logits = { 0.327627479008464, 0.261493584292669, 0.539807939908672 },
       grads = {
@@ -152,10 +152,10 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "mlp_bias":
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-"rope_parameters": {"factor": 4.0, "long_factor": [2.0, 3.0], "original_max_position_embeddings":
-6, "rope_theta": 500.0, "rope_type": "longrope", "short_factor": [1.0, 1.5]},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size":
-23}]==],
+"rope_parameters": {"factor": 4.0, "long_factor": [2.0, 3.0],
+"original_max_position_embeddings": 6, "rope_theta": 500.0, "rope_type": "longrope",
+"short_factor": [1.0, 1.5]}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+"use_cache": true, "vocab_size": 23}]==],
       loss = 3.48536968456396,
       logits = { 0.327627479008464, 0.0697698903509286, 0.49126463187865 },
       grads = {
@@ -175,8 +175,8 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
 "original_max_position_embeddings": 32, "rope_theta": 500.0, "rope_type": "llama3"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size":
-23}]==],
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.45540811761262,
       logits = { 0.327627479008464, 0.293917889245121, 0.556628213397058 },
       grads = {
@@ -190,12 +190,12 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
    mistral = {
       config = [==[
 {"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24, "initializer_range":
-0.02, "intermediate_size": 20, "max_position_embeddings": 64, "model_type": "mistral",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-"rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache":
-true, "vocab_size": 23}]==],
+"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "mistral", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings":
+false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.5257904876328,
       logits = { 0.327627479008464, 0.243914247581906, 0.469470165968085 },
       grads = {
@@ -209,12 +209,13 @@ true, "vocab_size": 23}]==],
    mistral_full = {
       config = [==[
 {"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24, "initializer_range":
-0.02, "intermediate_size": 20, "max_position_embeddings": 64, "model_type": "mistral",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-"rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-"sliding_window": null, "tie_word_embeddings": true, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "mistral", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": null,
+"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.87910692518044,
       logits = { 1.77527910643235, -0.774558453813502, 0.0340709011582429 },
       grads = {
@@ -228,13 +229,13 @@ true, "vocab_size": 23}]==],
    ministral = {
       config = [==[
 {"architectures": ["MinistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24, "initializer_range":
-0.02, "intermediate_size": 20, "layer_types": ["sliding_attention", "full_attention",
-"sliding_attention"], "max_position_embeddings": 64, "model_type": "ministral",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-"rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache":
-true, "vocab_size": 23}]==],
+"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["sliding_attention",
+"full_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type":
+"ministral", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
+"rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": false,
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.53349841443162,
       logits = { 0.327627479008464, 0.244996389450663, 0.463905956610607 },
       grads = {
@@ -252,9 +253,10 @@ true, "vocab_size": 23}]==],
 "intermediate_size": 20, "layer_types": ["full_attention", "sliding_attention",
 "sliding_attention"], "max_position_embeddings": 64, "max_window_layers": 1, "model_type":
 "qwen2", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
-"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
-"default"}, "sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0",
-"use_cache": true, "use_sliding_window": true, "vocab_size": 23}]==],
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
+"rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": false,
+"transformers_version": "5.23.0", "use_cache": true, "use_sliding_window": true, "vocab_size":
+23}]==],
       loss = 3.58575280814293,
       logits = { 0.111238627147659, 0.294725233535853, 0.770691320918306 },
       grads = {
@@ -273,10 +275,11 @@ true, "vocab_size": 23}]==],
 "bos_token_id": 1, "eos_token_id": 2, "head_dim": 6, "hidden_act": "silu", "hidden_size": 24,
 "initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
 "full_attention", "full_attention"], "max_position_embeddings": 64, "max_window_layers": 28,
-"model_type": "qwen3", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
-"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
-"default"}, "sliding_window": null, "tie_word_embeddings": true, "transformers_version": "5.23.0",
-"use_cache": true, "use_sliding_window": false, "vocab_size": 23}]==],
+"model_type": "qwen3", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": null,
+"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"use_sliding_window": false, "vocab_size": 23}]==],
       loss = 3.58342402188328,
       logits = { 1.04947092405103, -1.06020055760939, -0.929192489227726 },
       grads = {
@@ -294,10 +297,11 @@ true, "vocab_size": 23}]==],
 "bos_token_id": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
 "initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
 "full_attention", "full_attention"], "max_position_embeddings": 64, "max_window_layers": 28,
-"model_type": "qwen3", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 6,
-"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
-"default"}, "sliding_window": null, "tie_word_embeddings": false, "transformers_version":
-"5.23.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 23}]==],
+"model_type": "qwen3", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 6, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": null,
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"use_sliding_window": false, "vocab_size": 23}]==],
       loss = 3.23334746429702,
       logits = { 0.595692137416494, -0.91935546367673, 0.521983141630189 },
       grads = {
@@ -313,14 +317,14 @@ true, "vocab_size": 23}]==],
    },
    phi3 = {
       config = [==[
-{"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop":
-0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02,
-"intermediate_size": 20, "max_position_embeddings": 64, "model_type": "phi3",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
-"original_max_position_embeddings": 4096, "pad_token_id": 0, "resid_pdrop": 0.0, "rms_norm_eps":
-1e-05, "rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0, "rope_type":
-"default"}, "sliding_window": 4, "tie_word_embeddings": false, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+{"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"embd_pdrop": 0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "phi3", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads":
+2, "original_max_position_embeddings": 4096, "pad_token_id": 0, "resid_pdrop": 0.0,
+"rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta":
+10000.0, "rope_type": "default"}, "sliding_window": 4, "tie_word_embeddings": false,
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.34488621787528,
       logits = { 0.0934092713731954, -0.0464944891741935, 0.38776626438311 },
       grads = {
@@ -332,15 +336,16 @@ true, "vocab_size": 23}]==],
    },
    phi4_partial = {
       config = [==[
-{"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop":
-0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,
-"intermediate_size": 20, "max_position_embeddings": 64, "model_type": "phi3",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
-"original_max_position_embeddings": 6, "pad_token_id": 0, "resid_pdrop": 0.0, "rms_norm_eps":
-1e-05, "rope_parameters": {"long_factor": [2.0, 3.0], "original_max_position_embeddings": 6,
-"partial_rotary_factor": 0.5, "rope_theta": 500.0, "rope_type": "longrope", "short_factor": [1.0,
-1.5]}, "sliding_window": null, "tie_word_embeddings": true, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+{"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"embd_pdrop": 0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "phi3", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads":
+2, "original_max_position_embeddings": 6, "pad_token_id": 0, "resid_pdrop": 0.0,
+"rms_norm_eps": 1e-05, "rope_parameters": {"long_factor": [2.0, 3.0],
+"original_max_position_embeddings": 6, "partial_rotary_factor": 0.5, "rope_theta": 500.0,
+"rope_type": "longrope", "short_factor": [1.0, 1.5]}, "sliding_window": null,
+"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.56135222043999,
       logits = { 1.04955017810208, 0.672845773012813, -1.06992205709868 },
       grads = {
@@ -352,15 +357,16 @@ true, "vocab_size": 23}]==],
    },
    phi4_short = {
       config = [==[
-{"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop":
-0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,
-"intermediate_size": 20, "max_position_embeddings": 48, "model_type": "phi3",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
-"original_max_position_embeddings": 16, "pad_token_id": 0, "resid_pdrop": 0.0, "rms_norm_eps":
-1e-05, "rope_parameters": {"long_factor": [2.0, 3.0], "original_max_position_embeddings": 16,
-"partial_rotary_factor": 0.5, "rope_theta": 500.0, "rope_type": "longrope", "short_factor": [1.0,
-1.5]}, "sliding_window": null, "tie_word_embeddings": false, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+{"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"embd_pdrop": 0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 48,
+"model_type": "phi3", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads":
+2, "original_max_position_embeddings": 16, "pad_token_id": 0, "resid_pdrop": 0.0,
+"rms_norm_eps": 1e-05, "rope_parameters": {"long_factor": [2.0, 3.0],
+"original_max_position_embeddings": 16, "partial_rotary_factor": 0.5, "rope_theta": 500.0,
+"rope_type": "longrope", "short_factor": [1.0, 1.5]}, "sliding_window": null,
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
       loss = 3.79975765565603,
       logits = { 0.157459406021553, -0.921333875683475, -0.0441182733601016 },
       grads = {
@@ -373,14 +379,15 @@ true, "vocab_size": 23}]==],
    gemma2 = {
       config = [==[
 {"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-"attn_logit_softcapping": 2.0, "bos_token_id": 1, "eos_token_id": 2, "final_logit_softcapping":
-1.5, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 24,
-"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["sliding_attention",
-"full_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type": "gemma2",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-"query_pre_attn_scalar": 9, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
-"rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": true, "transformers_version":
-"5.23.0", "use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
+"attn_logit_softcapping": 2.0, "bos_token_id": 1, "eos_token_id": 2,
+"final_logit_softcapping": 1.5, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh",
+"hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20, "layer_types":
+["sliding_attention", "full_attention", "sliding_attention"], "max_position_embeddings": 64,
+"model_type": "gemma2", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "pad_token_id": 0, "query_pre_attn_scalar": 9, "rms_norm_eps":
+1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window":
+3, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+"use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
       loss = 3.85682305617309,
       logits = { 1.35701123386346, -0.939668418689894, 0.325909122861103 },
       grads = {
@@ -395,14 +402,15 @@ true, "vocab_size": 23}]==],
    gemma2_uncapped = {
       config = [==[
 {"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-"attn_logit_softcapping": null, "bos_token_id": 1, "eos_token_id": 2, "final_logit_softcapping":
-null, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 24,
-"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
-"sliding_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type": "gemma2",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 1, "pad_token_id": 0,
-"query_pre_attn_scalar": 256, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
-"rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": true, "transformers_version":
-"5.23.0", "use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
+"attn_logit_softcapping": null, "bos_token_id": 1, "eos_token_id": 2,
+"final_logit_softcapping": null, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh",
+"hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20, "layer_types":
+["full_attention", "sliding_attention", "sliding_attention"], "max_position_embeddings": 64,
+"model_type": "gemma2", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps":
+1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window":
+3, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+"use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
       loss = 4.48904067992157,
       logits = { 1.79226934284841, -3.75487139134308, 0.307638358608194 },
       grads = {
@@ -416,17 +424,17 @@ null, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 24
    },
    gemma3 = {
       config = [==[
-{"_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": false,
-"attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id": 1, "eos_token_id": 2,
-"final_logit_softcapping": null, "head_dim": 4, "hidden_activation": "gelu_pytorch_tanh",
-"hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20, "layer_types":
-["full_attention", "sliding_attention", "full_attention"], "max_position_embeddings": 64,
-"model_type": "gemma3_text", "num_attention_heads": 6, "num_hidden_layers": 3,
-"num_key_value_heads": 2, "pad_token_id": 0, "query_pre_attn_scalar": 9, "rms_norm_eps": 1e-05,
-"rope_parameters": {"full_attention": {"rope_theta": 1000000.0, "rope_type": "default"},
-"sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}, "sliding_window": 3,
-"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_bidirectional_attention":
-false, "use_cache": true, "vocab_size": 23}]==],
+{"_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias":
+false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id": 1,
+"eos_token_id": 2, "final_logit_softcapping": null, "head_dim": 4, "hidden_activation":
+"gelu_pytorch_tanh", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"layer_types": ["full_attention", "sliding_attention", "full_attention"],
+"max_position_embeddings": 64, "model_type": "gemma3_text", "num_attention_heads": 6,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0, "query_pre_attn_scalar":
+9, "rms_norm_eps": 1e-05, "rope_parameters": {"full_attention": {"rope_theta": 1000000.0,
+"rope_type": "default"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type":
+"default"}}, "sliding_window": 3, "tie_word_embeddings": true, "transformers_version":
+"5.23.0", "use_bidirectional_attention": false, "use_cache": true, "vocab_size": 23}]==],
       loss = 5.30188692407661,
       logits = { 3.4287586856228, -2.52375686773193, 0.441559392021152 },
       grads = {
@@ -442,13 +450,13 @@ false, "use_cache": true, "vocab_size": 23}]==],
    granite = {
       config = [==[
 {"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-"attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
-"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
-"logits_scaling": 2.0, "max_position_embeddings": 64, "mlp_bias": false, "model_type": "granite",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-"residual_multiplier": 0.4, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
-"rope_type": "default"}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+"attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id":
+2, "hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size":
+20, "logits_scaling": 2.0, "max_position_embeddings": 64, "mlp_bias": false, "model_type":
+"granite", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"pad_token_id": 0, "residual_multiplier": 0.4, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": false,
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.67480969976114,
       logits = { 0.31348424740039, 0.487590066067396, 0.8926228386137 },
       grads = {
@@ -462,13 +470,13 @@ false, "use_cache": true, "vocab_size": 23}]==],
    granite_tied = {
       config = [==[
 {"architectures": ["GraniteForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
-"attention_multiplier": 1.0, "bos_token_id": 1, "embedding_multiplier": 2.0, "eos_token_id": 2,
-"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
-"logits_scaling": 1.0, "max_position_embeddings": 64, "mlp_bias": true, "model_type": "granite",
-"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-"residual_multiplier": 1.0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
-"rope_type": "default"}, "tie_word_embeddings": true, "transformers_version": "5.23.0",
-"use_cache": true, "vocab_size": 23}]==],
+"attention_multiplier": 1.0, "bos_token_id": 1, "embedding_multiplier": 2.0, "eos_token_id":
+2, "hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size":
+20, "logits_scaling": 1.0, "max_position_embeddings": 64, "mlp_bias": true, "model_type":
+"granite", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"pad_token_id": 0, "residual_multiplier": 1.0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": true,
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.71403397723095,
       logits = { 1.50446384760601, -0.266854651836478, -0.0950346045066524 },
       grads = {
@@ -487,11 +495,11 @@ false, "use_cache": true, "vocab_size": 23}]==],
       config = [==[
 {"architectures": ["Olmo2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
 "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
-"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "model_type":
-"olmo2", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
-"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
-"default"}, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
-"vocab_size": 23}]==],
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "olmo2", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": false,
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.20860675210178,
       logits = { -0.0916101859215949, 0.217969056434283, 0.353210064676011 },
       grads = {
@@ -507,11 +515,11 @@ false, "use_cache": true, "vocab_size": 23}]==],
       config = [==[
 {"architectures": ["Olmo2ForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
 "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
-"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "model_type":
-"olmo2", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 1,
-"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type":
-"default"}, "tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
-"vocab_size": 23}]==],
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "olmo2", "num_attention_heads": 6, "num_hidden_layers": 3,
+"num_key_value_heads": 1, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": true,
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 4.26587393141141,
       logits = { 1.98760452433704, 1.13077824930539, -2.13304491911437 },
       grads = {
@@ -555,8 +563,8 @@ false, "use_cache": true, "vocab_size": 23}]==],
 "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [0, 1, 1],
 "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
 "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 2000000.0, "rope_type": "default"},
-"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache":
-true, "use_sliding_window": true, "vocab_size": 23}]==],
+"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+"use_cache": true, "use_sliding_window": true, "vocab_size": 23}]==],
       loss = 3.43374970176928,
       logits = { 0.327627479008464, 0.356645335514349, 0.654041600191708 },
       grads = {
@@ -565,6 +573,59 @@ true, "use_sliding_window": true, "vocab_size": 23}]==],
          0.4448034724, 0.5746130623, 0.6067626579, 0.04139334601, 0.05250363439, 1.375416847,
          0.07985382343, 0.248575624, 0.06366629188, 0.6538074949, 0.6439462624, 0.7565528222,
          0.05678480007, 0.05907582994, 1.560522139, 0.1088790243, 0.4478056849, 0.3760545666
+      },
+   },
+   bamba = {
+      config = [==[
+{"architectures": ["BambaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"attn_layer_indices": [1], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+"hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 20, "mamba_chunk_size": 4,
+"mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 8, "mamba_d_state": 5,
+"mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 12, "mamba_proj_bias": false,
+"max_position_embeddings": 64, "mlp_bias": false, "model_type": "bamba",
+"num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_logits_to_keep": 1, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+"tie_word_embeddings": false, "time_step_limit": [0.0, {"__float__": "Infinity"}],
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
+0.0}]==],
+      loss = 3.38907710859885,
+      logits = { 0.132301073367279, -0.46987876204173, -0.52554673221774 },
+      grads = {
+         1.629342915, 0.5799266667, 0.4012930665, 1.994153114, 1.114964807, 1.046185297,
+         0.04185717381, 0.05428946104, 0.1253822078, 0.2575934349, 3.060947594, 0.0785923211,
+         0.8318982882, 0.3562703396, 4.434669604, 0.03758526066, 1.066403836, 0.6741593586,
+         0.7095330625, 0.1219109405, 0.05347957264, 0.05574995793, 3.475654765, 0.07391792658,
+         1.673271732, 0.4656034832, 0.2118065906, 0.2263625329, 0.3478164401, 0.04419668129,
+         0.7413263832, 0.7559216598, 1.458430934, 0.1127207834, 4.219871738, 0.3010371341,
+         2.175944734, 0.0134192488
+      },
+   },
+   bamba_bias = {
+      config = [==[
+{"architectures": ["BambaForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"attn_layer_indices": [0, 2], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+"hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 20, "mamba_chunk_size": 4,
+"mamba_conv_bias": false, "mamba_d_conv": 4, "mamba_d_head": 8, "mamba_d_state": 5,
+"mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 12, "mamba_proj_bias": true,
+"max_position_embeddings": 64, "mlp_bias": true, "model_type": "bamba", "num_attention_heads":
+6, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id":
+0, "rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta":
+10000.0, "rope_type": "default"}, "tie_word_embeddings": true, "time_step_limit": [0.05, 0.6],
+"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
+0.0}]==],
+      loss = 4.04013660035155,
+      logits = { -1.27902841147035, 1.41347227379126, -1.36211031481209 },
+      grads = {
+         2.207465869, 1.033717685, 0.2316144711, 4.329253087, 0.07532224526, 0.5869609968,
+         0.06460925084, 0.5452612629, 0.1185295347, 0.02292266627, 0.01638992743, 0.3184706046,
+         0.2093601267, 11.14253941, 0.05056845773, 0.3501900988, 0.3403518742, 0.7254425657,
+         0.2451260781, 1.342341843, 0.08102751775, 0.4772762684, 0.07137822802, 0.4135905939,
+         0.1281061314, 0.01506092473, 0.4610604495, 0.5940009869, 0.01968157368, 0.1423843029,
+         0.7266151811, 0.177399215, 0.2088773218, 1.561610254, 0.1041887421, 0.2462014565,
+         0.6215658032, 0.07916252624, 0.5125082542, 0.0682283987, 0.440497954, 0.05017918301,
+         0.02520439183, 0.0007484457047, 0.009381294394, 0.2444943478, 1.863314306, 0.001917489996,
+         0.01260281702, 0.188978835, 1.155176801
       },
    },
 }

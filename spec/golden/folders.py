@@ -27,6 +27,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
 LONG = dict(rope_type="longrope", rope_theta=500.0, short_factor=[1.0, 1.5],
             long_factor=[2.0, 3.0])
+BAMBA = dict(head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8, mamba_n_groups=2,
+             mamba_d_state=5, mamba_chunk_size=4)
 CASES = [
     ("llama", "Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("llama_mqa_bias", "Llama", dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
@@ -77,6 +79,11 @@ CASES = [
     ("smollm3_sliding", "SmolLM3", dict(
         no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=3, head_dim=None,
         layer_types=[FULL, SLIDING, SLIDING], tie_word_embeddings=False)),
+    ("bamba", "Bamba", dict(BAMBA, attn_layer_indices=[1])),
+    ("bamba_bias", "Bamba", dict(
+        BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
+        mamba_conv_bias=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        time_step_limit=[0.05, 0.6])),
 ]
 CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
@@ -141,7 +148,7 @@ def run(name, kind, extra):
     picked = [logits[0, 0, 0], logits[1, 8, 22], logits[0, 4, 11]]
     print(f"   {name} = {{")
     text = json.dumps(json.loads(config.to_json_string()))
-    print("      config = [==[\n" + "\n".join(textwrap.wrap(text, 98, break_long_words=False,
+    print("      config = [==[\n" + "\n".join(textwrap.wrap(text, 94, break_long_words=False,
                                                          break_on_hyphens=False)) + "]==],")
     print(f"      loss = {loss.item():.15g},")
     print("      logits = { " + ", ".join(f"{v.item():.15g}" for v in picked) + " },")

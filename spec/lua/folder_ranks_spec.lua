@@ -12,7 +12,7 @@ local golden = dofile 'spec/golden/folders.lua'
 -- One of each family, and each kind of positions that depends on more than one token.
 local names = { 'llama', 'qwen3_bias', 'llama_dynamic', 'llama_yarn', 'llama_longrope',
    'ministral', 'qwen2', 'qwen3', 'phi4_partial', 'gemma2', 'gemma3', 'granite', 'olmo2',
-   'smollm3_sliding' }
+   'smollm3_sliding', 'bamba', 'bamba_bias' }
 
 -- On a rank: the loss of a step, after which the model is written to `out`.
 local function step_of(_, _, dir, mesh, out)

@@ -357,7 +357,7 @@ describe('a field of mamba2 or hybrid that cannot be', function()
             num_hidden_layers = 1, hybrid_override_pattern = name == 'hybrid' and 'M' or nil },
             { device = 'null' })
          assert.is_false(ok)
-         assert.matches("argument 'conv_kernel'", tostring(e), 1, true)
+         assert.matches("field 'conv_kernel'", tostring(e), 1, true)
       end
    end)
 end)

@@ -1,8 +1,9 @@
--- Backbone: decoders whose layers are `x + mixer(norm(x))`, whatever the mixers; mamba2 and hybrid
--- are configurations of it.
+-- Backbone: decoders of blocks around any mixers; mamba2, hybrid and bamba are configurations of
+-- it.
 --
--- Names follow published checkpoints: backbone.embeddings, backbone.layers.0.norm / .mixer,
--- backbone.norm_f, lm_head.
+-- Names follow published checkpoints, which a class gives in `form`; by default they are
+-- backbone.embeddings, backbone.layers.0.norm / .mixer, backbone.norm_f, lm_head, and blocks are
+-- x + mixer(norm(x)).
 -- Legend: B batch, T tokens, C model width, V vocabulary.
 
 local tide = require 'tide'
@@ -19,33 +20,39 @@ local Module = nn.Module
 local Body = class('BackboneModel', Module)
 Body.mixes = false
 
--- c: the complete configuration; mixers: a module a layer; opts: as of every module.
-function Body:init(c, mixers, opts)
+-- c: the complete configuration; mixers: a module a layer; opts: as of every module; form: of the
+-- class.
+function Body:init(c, mixers, opts, form)
    Module.init(self)
-   local norm = Module.inner(opts, { eps = c.layer_norm_epsilon })
-   self:child('embeddings', nn.Embedding(c.vocab_size, c.hidden_size,
+   self._form = form
+   local norm = Module.inner(opts, { eps = c[form.eps] })
+   self:child(form.embed, nn.Embedding(c.vocab_size, c.hidden_size,
       Module.inner(opts, { std = c.initializer_range })))
    local blocks = {}
-   for i, mixer in ipairs(mixers) do
-      blocks[i] = nn.Block {
-         names = { norm1 = 'norm', mixer = 'mixer' }, norm1 = nn.RMSNorm(c.hidden_size, norm),
-         mixer = mixer,
-      }
-   end
+   for i, mixer in ipairs(mixers) do blocks[i] = form.block(c, mixer, norm, opts) end
    self:child('layers', nn.Stack(blocks))
-   self:child('norm_f', nn.RMSNorm(c.hidden_size, norm))
+   self:child(form.norm, nn.RMSNorm(c.hidden_size, norm))
 end
 
 -- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at)
-   local x = self.embeddings(ids_BT)
+   local x = self[self._form.embed](ids_BT)
    x = private.replace(x, self.layers(x, at))
-   return private.replace(x, self.norm_f(x))
+   return private.replace(x, self[self._form.norm](x))
 end
 private.note(Body.forward)
 
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
+
+-- Names of the body and its parts, the field with the eps of norms, and what makes a block.
+Backbone.form = {
+   body = 'backbone', embed = 'embeddings', norm = 'norm_f', eps = 'layer_norm_epsilon',
+   block = function(c, mixer, norm)
+      return nn.Block { names = { norm1 = 'norm', mixer = 'mixer' }, mixer = mixer,
+         norm1 = nn.RMSNorm(c.hidden_size, norm) }
+   end,
+}
 
 -- Operations of a token of training that are not of weights: { fixed, for each token of the
 -- sequence }, of the whole model.
@@ -62,13 +69,13 @@ end
 function Backbone:init(op, c, mixers, opts, unused)
    CausalLM.init(self, op, c, unused)
    self.mixing = mixing_of(mixers)
-   self:child('backbone', Body(c, mixers, opts))
+   self:child(self.form.body, Body(c, mixers, opts, self.form))
    self:make_head(opts)
    self:ready(opts)
 end
 
 -- The table that a tied head shares.
-function Backbone:embedding() return self.backbone.embeddings end
+function Backbone:embedding() return self[self.form.body][self.form.embed] end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context' }
@@ -113,7 +120,7 @@ end
 -- Final hidden states [B, T, C].
 function Backbone:hidden(ids_BT, opts)
    self:check_ids(ids_BT)
-   return self.backbone(ids_BT, placement(self.op, opts, ids_BT))
+   return self[self.form.body](ids_BT, placement(self.op, opts, ids_BT))
 end
 private.note(Backbone.hidden)
 

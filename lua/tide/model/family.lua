@@ -29,6 +29,7 @@ local published = {
       hidden_act = 'silu' },
    olmo2 = { architectures = { 'Olmo2ForCausalLM' }, model_type = 'olmo2', hidden_act = 'silu' },
    gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
+   bamba = { architectures = { 'BambaForCausalLM' }, model_type = 'bamba', hidden_act = 'silu' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
    mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },

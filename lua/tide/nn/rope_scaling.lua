@@ -145,7 +145,7 @@ end
 -- List of dim/2 frequencies. length: of the sequence, which some kinds depend on; default: no more
 -- than the length of training.
 function scaling.frequencies(dim, theta, s, length)
-   err.integer('nn.rope', 'dim', dim, 2)
+   err.integer('nn.rope', 'dim', dim, 2, 65536)
    if dim % 2 ~= 0 then err.arg('nn.rope', 'dim', 'an even head size', dim) end
    err.number('nn.rope', 'theta', theta, 1)
    local kind = s and scaling.check('nn.rope', s) or 'default'

@@ -26,6 +26,7 @@ local join = names_.join
 
 local usual = { embed = 'embed_tokens', norm = 'norm' }
 local bodies = {
+   { 'model', { embed = 'embed_tokens', norm = 'final_layernorm', has_norm = true } },
    { 'model.language_model', usual }, { 'language_model.model', usual },
    { 'language_model', usual }, { 'model', usual }, { '', usual },
    { 'backbone', { embed = 'embeddings', norm = 'norm_f' } },
@@ -46,7 +47,8 @@ function tp_plans.body(model)
       local path, names = row[1], row[2]
       local m = child_at(model, path)
       if class.is(m, nn.Module) and class.is(m[names.embed], nn.Embedding)
-         and class.is(m.layers, nn.Stack) then
+         and class.is(m.layers, nn.Stack)
+         and (not names.has_norm or class.is(m[names.norm], nn.Module)) then
          return m, path, names
       end
    end

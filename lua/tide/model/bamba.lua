@@ -1,0 +1,132 @@
+-- Bamba decoder: Mamba-2 layers and, at attn_layer_indices (from 0), attention, each with a gated
+-- MLP behind it; rotary positions on a part of each head.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local Backbone = require 'tide.model.backbone'
+local config_ = require 'tide.model.config'
+local published = require 'tide.model.published'
+
+local op = 'model.bamba'
+
+local function count(o, name, v) return err.integer(o, name, v, 1) end
+local function number(o, name, v) return err.number(o, name, v, 0) end
+local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
+local function share(o, name, v) return err.number(o, name, v, 1e-9, 1) end
+local function base(o, name, v) return err.number(o, name, v, 1) end
+
+local function head_dim_of(c)
+   return c.mamba_expand * c.hidden_size / c.mamba_n_heads
+end
+
+local known = {
+   { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
+   { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
+   { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
+   { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
+   { 'attn_layer_indices', published.optional, function(o, name, v)
+      err.integers(o, name, v, 0)
+   end },
+   { 'mamba_expand', 2, number }, { 'mamba_n_heads', 128, count },
+   { 'mamba_d_head', head_dim_of, count }, { 'mamba_n_groups', 1, count },
+   { 'mamba_d_state', 256, count },
+   { 'mamba_d_conv', 4, function(o, name, v) return err.integer(o, name, v, 2, 4) end },
+   { 'mamba_chunk_size', 256, count }, { 'mamba_conv_bias', true, flag },
+   { 'mamba_proj_bias', false, flag }, { 'attention_bias', false, flag },
+   { 'mlp_bias', false, flag }, { 'rms_norm_eps', 1e-5, number },
+   { 'initializer_range', 0.02, number }, { 'tie_word_embeddings', false, flag },
+   { 'time_step_limit', false, published.time_step_limit },
+   { 'rope_theta', 10000, base }, { 'partial_rotary_factor', 0.5, share },
+   { 'max_position_embeddings', 262144, count },
+   { 'hidden_act', 'silu', function(o, name, v) return err.choice(o, name, v, { 'silu' }) end },
+}
+
+-- Lists of kinds become attn_layer_indices; 'auto' is the default.
+local function translate(_, f, problems)
+   for _, name in ipairs { 'layers_block_type', 'layer_types' } do
+      local list, at = f[name], {}
+      f[name] = nil
+      for i, kind in ipairs(type(list) == 'table' and list or {}) do
+         if kind == 'attention' or kind == 'full_attention' then at[#at + 1] = i - 1 end
+      end
+      if list ~= nil and f.attn_layer_indices == nil then f.attn_layer_indices = at end
+   end
+   if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
+   config_.translate_rope(f, problems)
+end
+
+local function complete(c)
+   if c.num_attention_heads % c.num_key_value_heads ~= 0
+      or c.hidden_size % c.num_attention_heads ~= 0 then
+      err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of num_key_value_heads '
+         .. '(%d) and divide hidden_size (%d)', c.num_attention_heads, c.num_key_value_heads,
+         c.hidden_size)
+   end
+   for i, at in ipairs(c.attn_layer_indices or {}) do
+      err.integer(op, ('attn_layer_indices[%d]'):format(i), at, 0, c.num_hidden_layers - 1)
+   end
+end
+
+local rules = { translate = translate, complete = complete, only = { attention_dropout = 0 } }
+
+-- Projections into the residual stream start smaller by sqrt(2 layers).
+local function common(c, opts, extra)
+   extra.std = c.initializer_range
+   extra.out_std = c.initializer_range / math.sqrt(2 * c.num_hidden_layers)
+   extra.dim = c.hidden_size
+   return nn.Module.inner(opts, extra)
+end
+
+local function mamba(c, opts)
+   return nn.Mamba2(common(c, opts, {
+      state = c.mamba_d_state, conv = c.mamba_d_conv, heads = c.mamba_n_heads,
+      head_dim = c.mamba_d_head, groups = c.mamba_n_groups, chunk = c.mamba_chunk_size,
+      bias = c.mamba_proj_bias, conv_bias = c.mamba_conv_bias, norm_eps = c.rms_norm_eps,
+      dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
+   }))
+end
+
+local function attention(c, opts, rope)
+   return nn.Attention(common(c, opts, {
+      heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, rope = rope,
+      bias = c.attention_bias, out_bias = c.attention_bias,
+   }))
+end
+
+local Bamba = class('Bamba', Backbone)
+
+Bamba.form = {
+   body = 'model', embed = 'embed_tokens', norm = 'final_layernorm', eps = 'rms_norm_eps',
+   block = function(c, mixer, norm, opts)
+      return nn.Block {
+         names = { norm1 = 'input_layernorm', norm2 = 'pre_ff_layernorm', mlp = 'feed_forward',
+            mixer = class.is(mixer, nn.Mamba2) and 'mamba' or 'self_attn' },
+         mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
+         norm2 = nn.RMSNorm(c.hidden_size, norm),
+         mlp = nn.MLP(common(c, opts, { hidden = c.intermediate_size, bias = c.mlp_bias })),
+      }
+   end,
+}
+
+-- Makes the fields of config.json of c, a complete configuration.
+function Bamba.publish(c)
+   c.time_step_limit = c.time_step_limit or { 0, math.huge }
+end
+
+-- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
+function Bamba:init(config, opts)
+   opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
+   local c, unused = published.read(op, config, known, rules)
+   local size = c.hidden_size / c.num_attention_heads
+   local rope = nn.rope.new { dim = math.floor(size * c.partial_rotary_factor),
+      theta = c.rope_theta }
+   local attends, mixers = {}, {}
+   for _, at in ipairs(c.attn_layer_indices or {}) do attends[at + 1] = true end
+   for i = 1, c.num_hidden_layers do
+      mixers[i] = attends[i] and attention(c, opts, rope) or mamba(c, opts)
+   end
+   Backbone.init(self, op, c, mixers, opts, unused)
+end
+
+return Bamba
