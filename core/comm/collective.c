@@ -54,7 +54,6 @@ static int check_reduce(tide_comm *comm, int coll, int op, int dtype)
 /* Checks that the tensor has bytes, and that the transport reaches them. */
 static int check_reach(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
 {
-  if (!t) return bad_call(comm, coll, TIDE_E_ARG, arg, "expected a tensor, got null");
   if (t->storage->gone) return bad_call(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
   if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)
     return bad_call(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
@@ -139,7 +138,7 @@ static tide__seg seg_in_place(const tide_tensor *t)
 
 static int fill_in_place(tide_comm *comm, tide__coll *c, tide_tensor *const *ts)
 {
-  c->dtype = c->nseg > 0 && ts[0] ? ts[0]->dtype : -1;
+  c->dtype = c->nseg > 0 ? ts[0]->dtype : -1;
   for (int64_t i = 0; i < c->nseg; i++) {
     TIDE_TRY(check_written(comm, c->op, ts[i], c->nseg > 1 ? "ts[i]" : "t"));
     if (c->reduce >= 0) TIDE_TRY(check_reduce(comm, c->op, c->reduce, ts[i]->dtype));

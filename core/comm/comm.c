@@ -79,9 +79,9 @@ int tide_comm_register(tide_comm *comm, tide_tensor *t)
   TIDE_DOOR(TIDE_OBJECT(COMM, comm), TIDE_OBJECT(TENSOR, t));
   char text[256] = "";
   TIDE_TRY(tide__comm_check(comm, "comm_register"));
-  if (!t || t->ctx != comm->ctx || t->storage->gone)
-    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_register", "argument 't': expected a tensor of "
-                      "the communicator's context that has its bytes");
+  if (t->storage->gone)
+    return tide__fail(comm->ctx, TIDE_E_ARG, "comm_register", "argument 't': its bytes "
+                      "were dropped");
   if (!comm->transport->keep || comm_is_kept(comm, t)) return TIDE_OK;
   if (t->ctx->devices->device[t->storage->device].backend->host)
     return tide__fail(comm->ctx, TIDE_E_DEVICE, "comm_register", "argument 't': expected a tensor "

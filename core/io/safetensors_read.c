@@ -363,13 +363,13 @@ void tide_file_release(tide_file *f)
 
 static const entry *entry_at(const tide_file *f, int64_t i)
 {
-  return f && i >= 0 && i < f->count ? &f->entries[f->by_name[i]] : NULL;
+  return i >= 0 && i < f->count ? &f->entries[f->by_name[i]] : NULL;
 }
 
 int64_t tide_file_count(const tide_file *f)
 {
   TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  return f ? f->count : 0;
+  return f->count;
 }
 
 const char *tide_file_name(const tide_file *f, int64_t i)
@@ -431,19 +431,19 @@ int64_t tide_file_nbytes(const tide_file *f, int64_t i)
 int64_t tide_file_meta_count(const tide_file *f)
 {
   TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  return f ? f->nmeta : 0;
+  return f->nmeta;
 }
 
 const char *tide_file_meta_key(const tide_file *f, int64_t i)
 {
   TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
-  return f && i >= 0 && i < f->nmeta ? f->metas[i].key : NULL;
+  return i >= 0 && i < f->nmeta ? f->metas[i].key : NULL;
 }
 
 const char *tide_file_meta_value(const tide_file *f, int64_t i)
 {
   TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
-  return f && i >= 0 && i < f->nmeta ? f->metas[i].value : NULL;
+  return i >= 0 && i < f->nmeta ? f->metas[i].value : NULL;
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */

@@ -250,7 +250,7 @@ void tide_group_leave(tide_group *group, int rank, int status, const char *messa
 {
   TIDE_DOOR_OR(, TIDE_OBJECT(GROUP, group));
   char text[TIDE__COMM_TEXT];
-  if (!group || rank < 0 || rank >= group->nrank) return;
+  if (rank < 0 || rank >= group->nrank) return;
   if (status < 0)
     snprintf(text, sizeof text, "rank %d failed first: %s", rank,
              message && *message ? message : tide_status_text(status));
