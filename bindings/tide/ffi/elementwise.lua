@@ -12,6 +12,12 @@ local C = lib.C
 
 local M = {}
 local make = require('tide.ffi.row').adders(M)
+local raw = {}                              -- C functions behind wrappers that check the arguments
+local call = require('tide.ffi.row').adders(raw, 'raw')
+call 'affine(x, mul, add)'
+call 'clamp(x, lo, hi)'
+call 'where(cond, a, b)'
+call 'cast(x, dtype)'
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, number, pair, operand = arg.tensor, arg.number, arg.pair, arg.operand
 local istype = ffi.istype
@@ -19,12 +25,7 @@ local tensor_t = ffi.typeof 'tide_tensor *'
 
 -- ---- numbers as operands: x * mul + add keeps the dtype of a floating tensor -------------------
 
-local function affine(x, mul, add)
-   local box = new_box()
-   local rc = C.tide_affine(box, x, mul, add)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_affine(box, x, mul, add)) end
-   return take(box)
-end
+local affine = raw.affine
 
 -- True if y is a plain number and x a floating tensor: the affine path is exact enough and cheap.
 local function plain(x, y)
@@ -182,10 +183,7 @@ function M.clamp(x, lo, hi)
    tensor('clamp', 'x', x)
    lo = number('clamp', 'lo', lo == nil and -math.huge or lo)
    hi = number('clamp', 'hi', hi == nil and math.huge or hi)
-   local box = new_box()
-   local rc = C.tide_clamp(box, x, lo, hi)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_clamp(box, x, lo, hi)) end
-   return take(box)
+   return raw.clamp(x, lo, hi)
 end
 
 -- cond ? a : b; a or b may be a number.
@@ -199,10 +197,7 @@ function M.where(cond, a, b)
       local float = arg.scalar(cond, C.TIDE_F32, 0)
       a, b = operand('where', 'a', float, a), operand('where', 'b', float, b)
    end
-   local box = new_box()
-   local rc = C.tide_where(box, cond, a, b)
-   if rc ~= 0 and again(cond, rc) then check(cond, C.tide_where(box, cond, a, b)) end
-   return take(box)
+   return raw.where(cond, a, b)
 end
 
 -- x with value (a number or a 0-dim tensor) where mask is true.
@@ -217,10 +212,7 @@ function M.cast(x, dtype)
    tensor('cast', 'x', x)
    local code = arg.dtype('cast', 'dtype', dtype)
    if C.tide_tensor_dtype(x) == code then return x end
-   local box = new_box()
-   local rc = C.tide_cast(box, x, code)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_cast(box, x, code)) end
-   return take(box)
+   return raw.cast(x, code)
 end
 
 return M

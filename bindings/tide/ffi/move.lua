@@ -11,6 +11,16 @@ local C = lib.C
 
 local M = {}
 local make = require('tide.ffi.row').adders(M)
+local raw = {}                              -- C functions behind wrappers that check the arguments
+local call = require('tide.ffi.row').adders(raw, 'raw')
+call 'reshape(x, ndim, shape)'
+call 'expand(x, ndim, shape)'
+call 'permute(x, ndim, order)'
+call 'squeeze(x, dim)'
+call 'slice(x, dim, start, stop, step)'
+call 'select(x, dim, index)'
+call 'pad(x, ndim, before, after, value)'
+call 'one_hot(ids, nclass, dtype)'
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, dim_of, size_of, int = arg.tensor, arg.dim, arg.size, arg.int
 local new_shape, new_dims = arg.new_shape, arg.new_dims
@@ -18,19 +28,12 @@ local ndim_of = arg.ndim
 
 -- ---- shape -----------------------------------------------------------------------------------
 
-local function reshape_n(x, n, shape)
-   local box = new_box()
-   local rc = C.tide_reshape(box, x, n, shape)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_reshape(box, x, n, shape)) end
-   return take(box)
-end
-
 -- x:reshape{2, -1} or x:reshape(2, -1); one size may be -1.
 function M.reshape(x, a, b, c, d, e, f, g, h, more)
    tensor('reshape', 'x', x)
    if more ~= nil then status.bad_arg('reshape', 'shape', 'at most 8 sizes', more) end
    if a == nil then status.bad_arg('reshape', 'shape', 'a list of integers, or integers', a) end
-   return reshape_n(x, arg.ints_of('reshape', 'shape', -1, a, b, c, d, e, f, g, h))
+   return raw.reshape(x, arg.ints_of('reshape', 'shape', -1, a, b, c, d, e, f, g, h))
 end
 M.view = M.reshape
 
@@ -49,10 +52,7 @@ function M.expand(x, a, b, c, d, e, f, g, h, more)
          shape[i] = C.tide_tensor_dim(x, i - lead)
       end
    end
-   local box = new_box()
-   local rc = C.tide_expand(box, x, n, shape)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_expand(box, x, n, shape)) end
-   return take(box)
+   return raw.expand(x, n, shape)
 end
 
 -- The order of all dims: x:permute(2, 1, 3) or a list.
@@ -68,10 +68,7 @@ function M.permute(x, a, b, c, d, e, f, g, h)
    for i = 0, n - 1 do
       dims[i] = dim_of('permute', 'order', tonumber(order[i]), ndim)
    end
-   local box = new_box()
-   local rc = C.tide_permute(box, x, n, dims)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_permute(box, x, n, dims)) end
-   return take(box)
+   return raw.permute(x, n, dims)
 end
 
 -- A view with two dims (from 1) exchanged.
@@ -101,13 +98,10 @@ function M.squeeze(x, dim)
             n = n + 1
          end
       end
-      return reshape_n(x, n, shape)
+      return raw.reshape(x, n, shape)
    end
    dim = dim_of('squeeze', 'dim', dim, ndim)
-   local box = new_box()
-   local rc = C.tide_squeeze(box, x, dim)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_squeeze(box, x, dim)) end
-   return take(box)
+   return raw.squeeze(x, dim)
 end
 
 -- Dims d1 to d2 as one; all of them by default.
@@ -116,7 +110,7 @@ function M.flatten(x, d1, d2)
    local ndim, shape = ndim_of(x), new_shape()
    if ndim == 0 then
       shape[0] = 1
-      return reshape_n(x, 1, shape)
+      return raw.reshape(x, 1, shape)
    end
    local first = dim_of('flatten', 'd1', d1 == nil and 1 or d1, ndim)
    local last = dim_of('flatten', 'd2', d2 == nil and -1 or d2, ndim)
@@ -129,17 +123,10 @@ function M.flatten(x, d1, d2)
          n, run = n + 1, 1
       end
    end
-   return reshape_n(x, n, shape)
+   return raw.reshape(x, n, shape)
 end
 
 -- ---- parts -----------------------------------------------------------------------------------
-
-local function slice_of(x, dim, start, stop, step)
-   local box = new_box()
-   local rc = C.tide_slice(box, x, dim, start, stop, step)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_slice(box, x, dim, start, stop, step)) end
-   return take(box)
-end
 
 -- Elements first, first + step, ... not beyond last (inclusive, as in Lua); negative positions
 -- count from the end; first == last + 1 gives none. Defaults: 1, -1, 1.
@@ -160,7 +147,7 @@ function M.slice(x, dim, first, last, step)
       status.bad_arg('slice', 'last',
          ('a position in [%d, %d], or negative'):format(from - 1, size), last)
    end
-   return slice_of(x, dim, from - 1, to, step)
+   return raw.slice(x, dim, from - 1, to, step)
 end
 
 -- n elements from position first.
@@ -172,7 +159,7 @@ function M.narrow(x, dim, first, n)
    local from = first < 0 and first + size or first - 1
    if from < 0 then status.bad_arg('narrow', 'first', 'a position without 0', first) end
    n = int('narrow', 'n', n, 0, size - from)
-   return slice_of(x, dim, from, from + n, 1)
+   return raw.slice(x, dim, from, from + n, 1)
 end
 
 -- The part at one position, without the dim.
@@ -180,10 +167,7 @@ function M.select(x, dim, i)
    tensor('select', 'x', x)
    dim = dim_of('select', 'dim', dim, ndim_of(x))
    i = arg.index('select', 'i', i, size_of(x, dim))
-   local box = new_box()
-   local rc = C.tide_select(box, x, dim, i)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_select(box, x, dim, i)) end
-   return take(box)
+   return raw.select(x, dim, i)
 end
 
 -- A list of parts along dim (default 1): pieces of this size (the last may be smaller), or of
@@ -196,7 +180,7 @@ function M.split(x, sizes, dim)
       int('split', 'sizes', sizes, 1)
       repeat
          local stop = math.min(at + sizes, size)
-         parts[#parts + 1] = slice_of(x, dim, at, stop, 1)
+         parts[#parts + 1] = raw.slice(x, dim, at, stop, 1)
          at = stop
       until at >= size
       return parts
@@ -212,7 +196,7 @@ function M.split(x, sizes, dim)
       status.bad_arg('split', 'sizes', ('sizes that add up to %d'):format(size), total)
    end
    for i = 1, #sizes do
-      parts[i] = slice_of(x, dim, at, at + sizes[i], 1)
+      parts[i] = raw.slice(x, dim, at, at + sizes[i], 1)
       at = at + sizes[i]
    end
    return parts
@@ -228,7 +212,7 @@ function M.chunk(x, n, dim)
       status.bad_arg('chunk', 'n', ('a divisor of the size %d'):format(size), n)
    end
    local parts, each = {}, size / n
-   for i = 1, n do parts[i] = slice_of(x, d, (i - 1) * each, i * each, 1) end
+   for i = 1, n do parts[i] = raw.slice(x, d, (i - 1) * each, i * each, 1) end
    return parts
 end
 
@@ -284,12 +268,7 @@ function M.pad(x, before, after, value)
    local m, back = arg.ints('pad', 'after', after, -arg.exact)
    if n ~= ndim then status.bad_arg('pad', 'before', ('a list of %d counts'):format(ndim), n) end
    if m ~= ndim then status.bad_arg('pad', 'after', ('a list of %d counts'):format(ndim), m) end
-   local box = new_box()
-   local rc = C.tide_pad(box, x, n, front, back, value)
-   if rc ~= 0 and again(x, rc) then
-      check(x, C.tide_pad(box, x, n, front, back, value))
-   end
-   return take(box)
+   return raw.pad(x, n, front, back, value)
 end
 
 -- Moves elements by shift positions along dim; elements beyond one end enter at the other.
@@ -316,10 +295,7 @@ function M.one_hot(ids, n, opts)
    int('one_hot', 'n', n, 0)
    local dtype = arg.dtype('one_hot', 'dtype',
       arg.opts('one_hot', opts, one_hot_opts).dtype or 'i64')
-   local box = new_box()
-   local rc = C.tide_one_hot(box, ids, n, dtype)
-   if rc ~= 0 and again(ids, rc) then check(ids, C.tide_one_hot(box, ids, n, dtype)) end
-   return take(box)
+   return raw.one_hot(ids, n, dtype)
 end
 
 return M

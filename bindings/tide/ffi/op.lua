@@ -11,6 +11,16 @@ local C = lib.C
 
 local M = {}
 local make, place = require('tide.ffi.row').adders(M)
+local raw = {}                              -- C functions behind wrappers that check the arguments
+local call, write = require('tide.ffi.row').adders(raw, 'raw')
+call 'linear_act(x, w, bias, activation)'
+call 'rope(x, positions, inv_freq, interleaved, inverse)'
+call 'cross_entropy(logits, targets, attrs)'
+call 'linear_cross_entropy(x, w, bias, targets, attrs)'
+call 'contiguous(x)'
+call 'to_device(x, device)'
+call 'to_device_async(x, device)'
+write 'fill_(x, value)'
 local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, ndim_of = arg.tensor_or_nil, arg.flag, arg.ndim
@@ -74,10 +84,7 @@ function M.linear_act(x, w, bias, activation)
    linear_operands('linear_act', x, w, bias)
    local act = activations[activation]
    if not act then bad('linear_act', 'activation', "'relu' or 'gelu_tanh'", activation) end
-   local box = new_box()
-   local rc = C.tide_linear_act(box, x, w, bias, act)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_act(box, x, w, bias, act)) end
-   return take(box)
+   return raw.linear_act(x, w, bias, act)
 end
 
 -- linear of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
@@ -122,12 +129,7 @@ function M.rope(x, positions, inv_freq, opts)
    opts = arg.opts('rope', opts, rope_opts)
    local inter = flag('rope', 'opts.interleaved', opts.interleaved)
    local inverse = flag('rope', 'opts.inverse', opts.inverse)
-   local box = new_box()
-   local rc = C.tide_rope(box, x, positions, inv_freq, inter, inverse)
-   if rc ~= 0 and again(x, rc) then
-      check(x, C.tide_rope(box, x, positions, inv_freq, inter, inverse))
-   end
-   return take(box)
+   return raw.rope(x, positions, inv_freq, inter, inverse)
 end
 
 -- silu(gate) * up
@@ -168,12 +170,7 @@ function M.cross_entropy(logits, targets, opts)
       bad('cross_entropy', 'opts.reduction', "'mean', 'sum' or 'none'", reduction)
    end
    local ignore = tonumber(a.ignore_index)
-   local box = new_box()
-   local rc = C.tide_cross_entropy(box, logits, targets, a)
-   if rc ~= 0 and again(logits, rc) then
-      check(logits, C.tide_cross_entropy(box, logits, targets, a))
-   end
-   local loss = take(box)
+   local loss = raw.cross_entropy(logits, targets, a)
    if reduction == 'none' then return loss end
    local total = M.sum(loss)
    if reduction == 'sum' then return total end
@@ -187,12 +184,7 @@ function M.linear_cross_entropy(x, w, bias, targets, opts)
    tensor_or_nil('linear_cross_entropy', 'bias', bias)
    tensor('linear_cross_entropy', 'targets', targets)
    local a = fill_loss('linear_cross_entropy', opts, sum_opts)
-   local box = new_box()
-   local rc = C.tide_linear_cross_entropy(box, x, w, bias, targets, a)
-   if rc ~= 0 and again(x, rc) then
-      check(x, C.tide_linear_cross_entropy(box, x, w, bias, targets, a))
-   end
-   return take(box)
+   return raw.linear_cross_entropy(x, w, bias, targets, a)
 end
 
 -- ---- copies ----------------------------------------------------------------------------------
@@ -201,10 +193,7 @@ end
 function M.contiguous(x)
    tensor('contiguous', 'x', x)
    if C.tide_tensor_is_contiguous(x) == 1 then return x end
-   local box = new_box()
-   local rc = C.tide_contiguous(box, x)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_contiguous(box, x)) end
-   return take(box)
+   return raw.contiguous(x)
 end
 
 -- A copy of its own, recorded for backward.
@@ -216,15 +205,7 @@ function M.to_device(x, device, non_blocking)
    tensor('to_device', 'x', x)
    local code = arg.device('to_device', 'device', device)
    if C.tide_tensor_device(x) == code then return x end
-   local box = new_box()
-   if non_blocking then
-      local failed = C.tide_to_device_async(box, x, code)
-      if failed ~= 0 and again(x, failed) then check(x, C.tide_to_device_async(box, x, code)) end
-      return take(box)
-   end
-   local rc = C.tide_to_device(box, x, code)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_to_device(box, x, code)) end
-   return take(box)
+   return (non_blocking and raw.to_device_async or raw.to_device)(x, code)
 end
 
 -- ---- in place: these change x and return it --------------------------------------------------
@@ -239,17 +220,13 @@ place 'copy_(x, src)'
 function M.fill_(x, value)
    tensor('fill_', 'x', x)
    value = arg.element('fill_', 'value', value, C.tide_tensor_dtype(x))
-   local rc = C.tide_fill_(x, value)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_fill_(x, value)) end
-   return x
+   return raw.fill_(x, value)
 end
 
 -- x with every element set to 0, in place.
 function M.zero_(x)
    tensor('zero_', 'x', x)
-   local rc = C.tide_fill_(x, 0)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_fill_(x, 0)) end
-   return x
+   return raw.fill_(x, 0)
 end
 
 -- x += alpha * src; src may be a number.

@@ -10,10 +10,10 @@
 -- very line of the caller's file, so that help, errors and profiles point to the row, with the
 -- comment above it.
 --
--- An argument without a kind is a tensor. A kind may be followed by its least and greatest value,
--- and by `=` and the meaning of nil. The context of the first argument records failures. If C takes
--- the arguments in another order, that order follows `->`; a name that differs precedes `:` at the
--- front ('axpy_: add_(x, src)').
+-- An argument without a kind is a tensor, or what adders was told. A kind may be followed by its
+-- least and greatest value, and by `=` and the meaning of nil. The context of the first argument
+-- records failures. If C takes the arguments in another order, that order follows `->`; a name that
+-- differs precedes `:` at the front ('axpy_: add_(x, src)').
 
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
@@ -47,23 +47,24 @@ local checks = {
    finite = "N = finite('OP', 'N', VR)",
    number = "N = number('OP', 'N', V)",
    dtype = "N = dtype_of('OP', 'N', V)",
+   raw = '',                                                -- checked by the caller
 }
 
--- One argument of a row: { name =, kind =, range =, default = }.
-local function argument(text)
+-- One argument of a row: { name =, kind =, range =, default = }. usual: the kind of one without.
+local function argument(text, usual)
    local front, default = text:match '^%s*([^=]-)%s*=%s*(.-)%s*$'
    local name, kind, range = (front or text):match '^%s*([%w_]+):?%s*(%a*)%s*(.-)%s*$'
    return {
-      name = name, kind = kind == '' and 'tensor' or kind, range = range:gsub('%S+', ', %0'),
+      name = name, kind = kind == '' and usual or kind, range = range:gsub('%S+', ', %0'),
       default = default,
    }
 end
 
 -- Arguments of a row as a list; those of C as a text.
-local function arguments(list, order)
+local function arguments(list, order, usual)
    local args, passed = {}, {}
    for text in list:gmatch '[^,]+' do
-      local a = argument(text)
+      local a = argument(text, usual)
       args[#args + 1] = a
       args[a.name] = a
       passed[#passed + 1] = a.name
@@ -93,10 +94,10 @@ local tails = {
 }
 
 -- The text of a wrapper, and its name.
-local function source(row, tail)
+local function source(row, tail, usual)
    local op, list = row:match '([%w_]+)(%b())'
    local symbol, order = row:match '^([%w_]+): ' or op, row:match '%-> (.*)$'
-   local args, passed = arguments(list:sub(2, -2), order)
+   local args, passed = arguments(list:sub(2, -2), order, usual)
    local first, params, text = args[1].name, {}, {}
    for i, a in ipairs(args) do
       params[i] = a.name
@@ -111,11 +112,12 @@ local function source(row, tail)
 end
 
 -- Returns two functions that add wrappers to `into`: of C functions that make a tensor (the first
--- argument of C), and of those that change their first argument and return it.
-function M.adders(into)
+-- argument of C), and of those that change their first argument and return it. usual: the kind of
+-- arguments that name none ('tensor'); 'raw' for functions behind a wrapper that has checked them.
+function M.adders(into, usual)
    local function adder(tail)
       return function(row)
-         local text, name = source(row, tail)
+         local text, name = source(row, tail, usual or 'tensor')
          local at = debug.getinfo(2, 'Sl')
          local chunk = ('\n'):rep(at.currentline - 1) .. text
          into[name] = assert(loadstring(chunk, at.source))(values())
