@@ -20,12 +20,18 @@ local options = {
    { 'top-k', 40, 'draw from the k most likely; 0: all', min = 0 },
    { 'top-p', 1, 'draw from the most likely that make up this share', type = 'number', min = 1e-6,
      max = 1 },
+   { 'min-p', 0, 'leave out what is less likely than this share of the best', type = 'number',
+     min = 0, max = 1 },
+   { 'repetition-penalty', 1, 'above 1: tokens that were there get rarer', type = 'number',
+     min = 1e-6 },
+   { 'stop', nil, 'a text that ends the answer; may be given several times', type = 'string',
+     list = true },
    { 'seed', 0, 'of the draws', min = 0 },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
    { 'threads', 0, 'threads; 0: as the program decides', min = 0, max = 4096 },
 }
 
--- What is continued, how ids are printed, and the id that ends a text, if any.
+-- What is continued, the ids that end a text, if any, and the tokenizer of texts.
 local function read_prompt(tide, opt, model)
    local bytes, n = tide.data.bytes, model.config.vocab_size
    if opt.ids then
@@ -38,16 +44,21 @@ local function read_prompt(tide, opt, model)
          list[#list + 1] = id
       end
       if #list == 0 then err.usage('generate', '--ids: expected at least one id') end
+      if opt.stop then err.usage('generate', '--stop is about text; it does not go with --ids') end
       local eos = model.config.eos_token_id
-      return list, function(id) return (' %d'):format(id) end,
-         type(eos) == 'table' and eos[1] or eos
+      return list, eos
    end
    if n ~= bytes.vocab_size then
       err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d), give '
          .. '--ids', opt.from, n, bytes.vocab_size)
    end
    if opt.prompt == '' then err.usage('generate', '--prompt: expected at least one character') end
-   return bytes.ids(opt.prompt), function(id) return bytes.decode { id } end, bytes.eos
+   return opt.prompt, bytes.eos, bytes
+end
+
+local function show(text)
+   io.stdout:write(text)
+   io.stdout:flush()
 end
 
 -- On several ranks the first one samples; the others have nothing to add.
@@ -57,15 +68,15 @@ local function run(opt)
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local model = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
       'E_UNSUPPORTED' }, tide.model.load, opt.from, { device = opt.device })
-   local ids, text, stop = read_prompt(tide, opt, model)
+   local prompt, stop, tokenizer = read_prompt(tide, opt, model)
    io.stdout:write(opt.ids or opt.prompt)
-   tide.train.sample.generate(model, ids, {
+   tide.train.sample.generate(model, prompt, {
       tokens = opt.tokens, temperature = opt.temperature, top_k = opt.top_k, top_p = opt.top_p,
-      seed = opt.seed, stop = stop, device = opt.device,
-      on_token = function(id)
-         io.stdout:write(text(id))
-         io.stdout:flush()
-      end,
+      min_p = opt.min_p, repetition_penalty = opt.repetition_penalty,
+      stop_strings = type(opt.stop) == 'string' and { opt.stop } or opt.stop,
+      seed = opt.seed, stop = stop, device = opt.device, tokenizer = tokenizer,
+      on_token = not tokenizer and function(id) show((' %d'):format(id)) end or nil,
+      on_text = tokenizer and show,
    })
    io.stdout:write '\n'
 end

@@ -85,9 +85,17 @@ local function logits(self, h)
    end), h))
 end
 
--- Logits [B, T, V].
+-- Logits [B, T, V]; with opts.last_only those of the last token, [B, 1, V], which generation needs.
 function CausalLM:forward(ids_BT, opts)
+   local last_only = type(opts) == 'table' and opts.last_only
+   if last_only then
+      opts = copy(opts)
+      opts.last_only = nil
+   end
    local h = private.call(self.hidden, self, ids_BT, opts)
+   if last_only and h:size(2) > 1 then
+      h = private.replace(h, h:slice(2, h:size(2), h:size(2)):contiguous())
+   end
    return private.replace(h, logits(self, h))
 end
 private.note(CausalLM.forward)

@@ -1,62 +1,29 @@
--- Sampling a continuation: temperature, top-k and top-p over host logits, a counter-based draw.
+-- Continuing prompts: one or several at a time, by draws that depend on the seed alone.
 --
--- `pick` is pure. `generate` keeps keys and values of earlier tokens; when the context is full it
--- starts again from its second half.
+-- `pick` is pure. `generate` keeps keys, values and states of earlier tokens; when the context is
+-- full it starts again from its second half.
 
+local causal_lm = require 'tide.model.causal_lm'
+local class = require 'tide.class'
+local answers = require 'tide.train.answer'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
+local pick = require 'tide.train.pick'
 local signature = require 'tide.util.signature'
 
 local sample = {}
 
--- Candidates sorted by logit, at most k of them.
-local function ranked(logits, k)
-   local order = {}
-   for i = 1, #logits do order[i] = i end
-   table.sort(order, function(a, b)
-      return logits[a] > logits[b] or logits[a] == logits[b] and a < b
-   end)
-   for i = #order, k + 1, -1 do order[i] = nil end
-   return order
-end
-
--- The same of checked options.
-local function pick(logits, u, opts)
-   local temperature = opts.temperature
-   local k = opts.top_k > 0 and opts.top_k or #logits
-   local order = ranked(logits, temperature == 0 and 1 or k)
-   if temperature == 0 then return order[1] - 1 end
-   local weights, total = {}, 0
-   for i, id in ipairs(order) do
-      weights[i] = math.exp((logits[id] - logits[order[1]]) / temperature)
-      total = total + weights[i]
-   end
-   local limit, kept, sum = opts.top_p * total, #order, 0
-   for i, w in ipairs(weights) do
-      sum = sum + w
-      if sum >= limit then
-         kept = i
-         break
-      end
-   end
-   local target, run = u * math.min(sum, total), 0
-   for i = 1, kept do
-      run = run + weights[i]
-      if target < run then return order[i] - 1 end
-   end
-   return order[kept] - 1
-end
-
--- Id (0-based) drawn from a list of logits with the number u in [0, 1).
+-- Returns an id (from 0) drawn from a list of logits with the number u in [0, 1).
 function sample.pick(logits, u, opts)
+   local op = 'train.sample.pick'
    for i, v in ipairs(logits) do
-      if type(v) ~= 'number' then
-         err.arg('train.sample.pick', ('logits[%d]'):format(i), 'a number', v)
-      end
+      if type(v) ~= 'number' then err.arg(op, ('logits[%d]'):format(i), 'a number', v) end
    end
-   if #logits == 0 then err.arg('train.sample.pick', 'logits', 'at least one number', 'none') end
-   return pick(logits, u, opts)
+   if #logits == 0 then err.arg(op, 'logits', 'at least one number', 'none') end
+   return pick.draw(op, logits, u, opts)
 end
+
+-- ---- one group of prompts ----------------------------------------------------------------------
 
 local function new_caches(model)
    local caches = {}
@@ -64,56 +31,153 @@ local function new_caches(model)
    return caches
 end
 
--- Logits (a list) after `ids`, which follow the tokens already in the caches.
-local function advance(tide, model, ids, start, caches, device)
-   local n = #ids
-   local x = tide.tensor({ ids }, { dtype = 'i64', device = device })
+-- Logits after each row of ids, which follow the tokens already in the caches: a list of lists.
+local function advance(tide, model, rows, start, caches, device)
+   local n = #rows[1]
+   local x = tide.tensor(rows, { dtype = 'i64', device = device })
    local positions = tide.arange(start, start + n, 1, { dtype = 'i64', device = device })
       :reshape(1, n)
-   local logits = model(x, { positions = positions, caches = caches })
-   return logits:select(2, n):select(1, 1):float():tolist()
+   if #rows > 1 then positions = positions:expand(#rows, n):contiguous() end
+   local at = { positions = positions, caches = caches }
+   if class.is(model, causal_lm) then at.last_only = true end
+   local logits = model(x, at)
+   return logits:select(2, logits:size(2)):float():tolist()
 end
 
--- Continues a list of ids. Returns the list of new ids.
-function sample.generate(model, prompt, opts)
-   local op, tide = 'train.sample.generate', require 'tide'
+-- The last n entries of a list.
+local function tail(list, n)
+   local out = {}
+   for j = #list - n + 1, #list do out[#out + 1] = list[j] end
+   return out
+end
+
+-- Draws the next id of each answer that goes on; the others repeat their last one, so that all keep
+-- one length. Returns the rows that follow, and whether any answer goes on.
+local function draw_rows(group, logits, i, length, o)
+   local rows, goes_on = {}, false
+   for r, answer in ipairs(group) do
+      if not answer.reason then
+         pick.penalise(logits[r], answer.seen, answer.said, o)
+         answer:add(pick.draw(o.op, logits[r], hash.mix(o.seed + answer.row - 1, i) / 2^32, o))
+      end
+      local all = answer.all
+      all[length + 1] = all[length + 1] or all[length]
+      rows[r] = { all[length + 1] }
+      goes_on = goes_on or not answer.reason
+   end
+   return rows, goes_on
+end
+
+-- Continues answers whose prompts have one length.
+local function run_group(tide, model, group, o)
+   local context = o.context or model.config.max_position_embeddings or math.huge
+   local caches, start, pending = nil, 0, nil
+   local goes_on, length = true, #group[1].all
+   for i = 1, o.tokens do
+      if not goes_on then break end
+      if not caches or start + 1 > context then
+         caches, start, pending = new_caches(model), 0, {}
+         local keep = length > context and math.floor(context / 2) or length
+         for r, answer in ipairs(group) do pending[r] = tail(answer.all, keep) end
+      end
+      local logits = advance(tide, model, pending, start, caches, o.device)
+      start = start + #pending[1]
+      pending, goes_on = draw_rows(group, logits, i, length, o)
+      length = length + 1
+   end
+end
+
+-- ---- doors -------------------------------------------------------------------------------------
+
+-- Returns a prompt as ids.
+local function ids_of(op, name, prompt, o)
+   local ids = prompt
+   if type(prompt) == 'string' then
+      if not o.tokenizer then err.arg(op, name, 'ids, as there is no tokenizer', prompt) end
+      ids = o.tokenizer.ids and o.tokenizer.ids(prompt) or o.tokenizer:encode(prompt)
+   end
+   if #err.integers(op, name, ids, 0) == 0 then err.arg(op, name, 'at least one id', 'none') end
+   return ids
+end
+
+-- Completes the options.
+local function settled(op, model, o)
    if type(model.config) ~= 'table' then err.arg(op, 'model', 'a model of tide.model', model) end
-   if #prompt == 0 then err.arg(op, 'prompt', 'at least one id', 'none') end
-   local context = opts.context or model.config.max_position_embeddings
-   local out, seen = {}, {}
-   for i, id in ipairs(prompt) do seen[i] = id end
+   o.op, o.stops, o.stop_strings = op, {}, o.stop_strings or {}
+   local stop = o.stop
+   if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
+   for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
+   if (o.stop_strings[1] or o.on_text) and not o.tokenizer then
+      err.arg(op, 'tokenizer', 'one, as stop_strings and on_text are about text', nil)
+   end
+   for i, text in ipairs(o.stop_strings) do
+      if text == '' then
+         err.arg(op, ('stop_strings[%d]'):format(i), 'at least one character', text)
+      end
+   end
+   return o
+end
+
+-- Continues all prompts; returns their results in order.
+local function continue(op, model, prompts, o)
+   local tide, list, groups, lengths = require 'tide', {}, {}, {}
+   for row, ids in ipairs(prompts) do
+      local name = #prompts == 1 and 'prompt' or ('prompts[%d]'):format(row)
+      local answer = answers.new(ids_of(op, name, ids, o), o, row)
+      local n = #answer.all
+      if not groups[n] then groups[n], lengths[#lengths + 1] = {}, n end
+      list[row], groups[n][#groups[n] + 1] = answer, answer
+   end
    local was_training = model.training
    model:eval()
-   tide.no_grad(function()
-      local caches, start, pending
-      for i = 1, opts.tokens do
-         if not caches or start + #pending > context then
-            caches, start, pending = new_caches(model), 0, {}
-            local keep = #seen > context and math.floor(context / 2) or #seen
-            for j = #seen - keep + 1, #seen do pending[#pending + 1] = seen[j] end
-         end
-         local logits = advance(tide, model, pending, start, caches, opts.device)
-         start = start + #pending
-         local id = pick(logits, hash.mix(opts.seed, i) / 2^32, opts)
-         if id == opts.stop then break end
-         out[#out + 1], seen[#seen + 1], pending = id, id, { id }
-         if opts.on_token then opts.on_token(id) end
-      end
+   local ok, problem = pcall(tide.no_grad, function()
+      for _, n in ipairs(lengths) do run_group(tide, model, groups[n], o) end
    end)
    model:train(was_training)
-   return out
+   if not ok then error(problem, 0) end
+   for row, answer in ipairs(list) do list[row] = answer:finish() end
+   return list
+end
+
+-- Continues a list of ids or, with a tokenizer, a text. Returns the list of new ids, and a table
+-- { ids, text, reason }: text where there is a tokenizer, without the stop string; reason 'stop',
+-- 'stop_string' or 'length'.
+function sample.generate(model, prompt, opts)
+   local op = 'train.sample.generate'
+   local result = continue(op, model, { prompt }, settled(op, model, opts))[1]
+   return result.ids, result
+end
+
+-- Continues several prompts, those of equal length together. Returns a list of
+-- { ids, text, reason }, in order. Prompt number r is drawn as generate draws it with the seed
+-- `seed + r - 1`; the callbacks get r as second argument.
+function sample.batch(model, prompts, opts)
+   local op = 'train.sample.batch'
+   if #prompts == 0 then err.arg(op, 'prompts', 'at least one prompt', 'an empty list') end
+   return continue(op, model, prompts, settled(op, model, opts))
 end
 
 local drawing = {
    'temperature: number >= 0 = 1 -- logits are divided by it; 0 takes the best',
    'top_k: integer >= 0 = 0 -- draws among so many of the best; 0: all',
    'top_p: number in [1e-9, 1] = 1 -- draws among the best that have this share together',
-   'tokens: integer >= 0 = 128 -- new ids, at most', 'seed: integer >= 0 = 0 -- of the draw',
-   'device: string? -- of the model', 'stop: any? -- the id that ends it',
+   'min_p: number in [0, 1] = 0 -- leaves out what is less likely than this share of the best',
+}
+local going_on = {
+   'repetition_penalty: number >= 1e-9 = 1 -- of ids in prompt or answer; above 1: they get rarer',
+   'presence_penalty: number = 0 -- taken from the logits of ids in the answer',
+   'frequency_penalty: number = 0 -- the same, once for each time',
+   'tokens: integer >= 0 = 128 -- new ids, at most', 'seed: integer >= 0 = 0 -- of the draws',
+   'stop: any? -- an id that ends the answer, or a list of them',
+   'stop_strings: string[]? -- texts that end the answer',
+   'tokenizer: table? -- of tide.tokenizer, or tide.data.bytes: prompts and answers as text',
+   'device: string? -- of the model',
    'context: integer? >= 2 -- most tokens seen at once; by default as the model was trained',
    'on_token: function? -- called with each id',
+   'on_text: function? -- called with each piece of text; characters come whole',
 }
 return signature.doors('train.sample', sample, {
-   pick = { 'logits: table; u: number in [0, 1]', opts = drawing },
-   generate = { 'model: module; prompt: integer[] >= 0', opts = drawing },
+   pick = { 'logits: table; u: number in [0, 1]', opts = { drawing, going_on } },
+   generate = { 'model: module; prompt: any', opts = { drawing, going_on } },
+   batch = { 'model: module; prompts: table', opts = { drawing, going_on } },
 })
