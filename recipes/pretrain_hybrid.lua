@@ -69,7 +69,7 @@ local function train(self, opt)
    local per_rank = text.rows(opt, plan:data().size)
    if opt.plan then
       return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
-         accum = opt.accum })
+         accum = opt.accum, device = opt.device })
    end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed })
 

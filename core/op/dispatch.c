@@ -3,6 +3,9 @@
  * An op describes itself in a tide__call; only this file turns tensors into the plain operands of
  * a kernel and makes the contiguous copies that a kernel asks for. It waits in one case: an operand
  * whose asynchronous copy has not completed.
+ *
+ * An op on the null device runs no kernel. With parameter `rehearse` it takes, in counters alone,
+ * the copies and the scratch of the kernel that another device would run.
  */
 #include <stdio.h>
 #include <string.h>
@@ -210,7 +213,7 @@ static void launch_end(launch *l, tide__call *c)
 {
   for (int i = 0; i < c->nin; i++) tide_tensor_release(l->copy[i]);
   struct tide__cache *cache = c->ctx->devices->device[c->device].cache;
-  if (l->work) tide__cache_give(c->ctx, cache, l->nwork, l->work, c->ctx->stats_epoch);
+  if (l->nwork) tide__cache_give(c->ctx, cache, l->nwork, l->work, c->ctx->stats_epoch);
   if (l->heap) tide__free(c->ctx, l->in, l->heap);
 }
 
@@ -283,15 +286,15 @@ static int scratch(launch *l, tide__call *c, const tide__kernel *row, k_call *k)
   return TIDE_OK;
 }
 
-static const tide__kernel *dispatch_choose(tide__call *c)
+static const tide__kernel *dispatch_choose(tide__call *c, int device)
 {
   int key = ops[c->op].key;
   const tide_tensor *t = key == TIDE__KEY_O0 ? c->out[0] : c->in[key];
-  const tide__kernel *row = tide__kernel_find(c->ctx, c->op, c->device, t->dtype);
+  const tide__kernel *row = tide__kernel_find(c->ctx, c->op, device, t->dtype);
   if (!row)
     tide__fail(c->ctx, TIDE_E_UNSUPPORTED, TIDE__NAME(c), "no kernel for %s on device '%s'; cast "
                "to a dtype it has, or move the operands", tide_dtype_name(t->dtype),
-               tide_device_name(c->device));
+               tide_device_name(device));
   return row;
 }
 
@@ -303,6 +306,7 @@ static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)
               .attrs = &c->attrs, .nthread = c->ctx->nthread, .msg = msg,
               .stream = c->ctx->devices->device[c->device].queue};
   TIDE_TRY(scratch(l, c, row, &k));
+  if (row->device != c->device) return TIDE_OK; /* a rehearsal */
   int rc = row->fn(&k);
   if (rc < 0)
     return tide__fail(c->ctx, rc, TIDE__NAME(c), "%s", msg[0] ? msg : tide_status_text(rc));
@@ -339,10 +343,11 @@ int tide__launch(tide__call *c)
                       "made the context, whose threads it does not have; make a context of its own "
                       "here, or fork before the first one is made");
   c->ctx->stats.nop++;
-  if (!c->ctx->devices->device[c->device].backend->has_bytes) return TIDE_OK;
-  if (nothing_to_do(c)) return TIDE_OK;
-  if (c->ctx->capture) TIDE_TRY(capturable(c));
-  const tide__kernel *row = dispatch_choose(c);
+  bool has_bytes = c->ctx->devices->device[c->device].backend->has_bytes;
+  int device = has_bytes ? c->device : (int)c->ctx->params.rehearse;
+  if (device < 0 || nothing_to_do(c)) return TIDE_OK;
+  if (c->ctx->capture && has_bytes) TIDE_TRY(capturable(c));
+  const tide__kernel *row = dispatch_choose(c, device);
   if (!row) return TIDE_E_UNSUPPORTED;
   double t0 = tide__trace_begin(c->ctx);
   launch l;

@@ -1,7 +1,8 @@
--- Every op on its cases (spec/support/op_case.lua), in five modes: the fast kernel against the
+-- Every op on its cases (spec/support/op_case.lua), in six modes: the fast kernel against the
 -- reference in every dtype; other layouts of the same values; twice the same bits, whatever the
 -- thread count; the gradient against central differences in f64 and against the reference in f32;
--- the null device infers the same shapes. TIDE_SPEC_DEVICE names another fast device than cpu.
+-- the null device infers the same shapes, and counts the same memory. TIDE_SPEC_DEVICE names
+-- another fast device than cpu.
 
 local tide = require 'tide'
 local fast = require 'spec.support.fast'
@@ -244,6 +245,19 @@ local function each_shape(row, fn)
    for s, shapes in ipairs(row.shapes) do fn(shapes, s * 17 + #row.op) end
 end
 
+local function on_null(x) return tide.empty(x.shape, { dtype = x.dtype, device = 'null' }) end
+
+-- Bytes that a case takes at its peak beyond its inputs, and how many stay until a collection.
+local function taken(row, list)
+   collectgarbage()
+   collectgarbage 'stop'
+   tide.default():mark()
+   run(row, list)
+   collectgarbage 'restart'
+   local s = tide.stats()
+   return { peak = s.since_peak, stay = s.since }
+end
+
 for number, row in ipairs(cases) do
    local dtypes = type(row.dtypes) == 'table' and row.dtypes or groups[row.dtypes or 'float']
 
@@ -277,14 +291,24 @@ for number, row in ipairs(cases) do
          each_shape(row, function(shapes, seed)
             local want = run(row, (inputs(row, shapes, 'f32', 'ref', seed)))
             local list = inputs(row, shapes, 'f32', 'ref', seed)
-            for i, x in ipairs(list) do
-               list[i] = tide.empty(x.shape, { dtype = x.dtype, device = 'null' })
-            end
+            for i, x in ipairs(list) do list[i] = on_null(x) end
             local got = run(row, list)
             for i = 1, #want do
                assert.are.same(want[i].shape, got[i].shape, shape_text(shapes))
                assert.equal(want[i].dtype, got[i].dtype)
                assert.equal('null', got[i].device)
+            end
+         end)
+      end)
+
+      it("takes on the null device, in numbers, what it takes on the CPU", function()
+         finally(function() tide.param('rehearse', -1) end)
+         tide.param('rehearse', 1)
+         each_shape(row, function(shapes, seed)
+            for _, dtype in ipairs { dtypes[1], dtypes[3] } do
+               local list, hollow = inputs(row, shapes, dtype, 'cpu', seed), {}
+               for i, x in ipairs(list) do hollow[i] = on_null(x) end
+               assert.are.same(taken(row, list), taken(row, hollow), shape_text(shapes))
             end
          end)
       end)

@@ -26,7 +26,7 @@ function reduce.micro_loss(self, batch, count)
       local loss = reduce.loss_of(self, batch, count, self.loss_options)
       loss:backward()
       if self.parallel then self.parallel:finish() end
-      return loss:detach(), unpack(self.optim:grads())
+      return loss:detach()                 -- handles of gradients would make the next sum a copy
    end))
 end
 

@@ -49,27 +49,33 @@ local function parts_of(entry, size, p)
    return list
 end
 
--- Initial values of a piece: from the model's tensor, or by the declared initialiser, which gives
--- every element the number that it has in the whole.
+-- Draws a piece into t by the declared initialiser, which gives every element the number that it
+-- has in the whole.
+local function draw(entry, piece, t, seed)
+   local stride = dims.strides(piece.shape)
+   for _, part in ipairs(piece.parts) do
+      local start = 0
+      for d = 1, #stride do start = start + part.offset[d] * stride[d] end
+      weight.fill(layout.view(t, part), entry.spec, { seed = seed, path = entry.name,
+         start = start, stride = #stride > 0 and stride or nil })
+   end
+end
+
+-- Initial values of a piece: from the model's tensor, or drawn.
 local function fill(entry, p, piece, opts)
-   local t, seed = piece.param, opts.seed
+   local t, dtype = piece.param, entry.param.dtype
    if entry.param.device ~= 'null' then
       local src = entry.param:detach()
       if #entry.shape > 0 then src = src:narrow(1, p.row + 1, p.rows) end
       return t:copy_(src)
    end
    if opts.init == false then return end
-   -- drawn in the declared dtype, so that a cast afterwards rounds as it does without sharding
-   local cast = t.dtype ~= entry.param.dtype
-   local draw = cast and tide.empty(t.shape, { dtype = entry.param.dtype, device = t.device }) or t
-   local stride = dims.strides(piece.shape)
-   for _, part in ipairs(piece.parts) do
-      local start = 0
-      for d = 1, #stride do start = start + part.offset[d] * stride[d] end
-      weight.fill(layout.view(draw, part), entry.spec, { seed = seed, path = entry.name,
-         start = start, stride = #stride > 0 and stride or nil })
-   end
-   if cast then t:copy_(draw) end
+   if t.dtype == dtype then return draw(entry, piece, t, opts.seed) end
+   tide.scope(function()            -- in the declared dtype: it rounds as it does without sharding
+      local whole = tide.empty(t.shape, { dtype = dtype, device = t.device })
+      draw(entry, piece, whole, opts.seed)
+      t:copy_(whole)
+   end)
 end
 
 local function make_pieces(self, opts)

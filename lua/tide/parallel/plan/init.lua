@@ -242,20 +242,22 @@ end
 
 -- What a rank keeps and sends in a step. opts: batch (rows of a micro-batch on a rank, 1), seq (of
 -- the whole sequence; default: the model's context), accum (micro-batches a step, 1), rank (0),
--- host_size (ranks that share a host), state_bytes (of the optimiser for an element; default:
--- AdamW's), forward (fn(model) -> loss, for other models than language models).
+-- device ('cpu': whose kernels; their scratch counts on 'cpu' and 'ref', with this context's number
+-- of threads), host_size (ranks that share a host), state_bytes (of the optimiser for an element;
+-- default: AdamW's), forward (fn(model) -> loss, for other models than language models).
 -- Returns bytes: parameters, gradients, optimizer, their sum state; activations (kept from forward
 -- to backward), unit (largest gathered unit), stays (what reshard_after_forward = k
 -- keeps of gathered units until backward), peak (everything, at its largest); wire (sent a step)
 -- and of that wire_between_hosts; collectives: calls by kind. Prints as a table.
 function Plan:price(opts)
    local name = 'parallel.plan.price'
-   local o = copy(err.options(name, opts, { 'batch', 'seq', 'accum', 'rank', 'host_size',
+   local o = copy(err.options(name, opts, { 'batch', 'seq', 'accum', 'rank', 'device', 'host_size',
       'state_bytes', 'forward' }))
    local config = self.model.config or {}
    o.batch, o.accum = fill(o, 'batch', 1), fill(o, 'accum', 1)
    o.seq = fill(o, 'seq', config.max_position_embeddings or 1024)
    o.rank = err.integer(name, 'rank', o.rank or 0, 0, self.ranks - 1)
+   o.device = err.choice(name, 'device', o.device or 'cpu', { 'cpu', 'ref', 'cuda' })
    if o.state_bytes then err.number(name, 'state_bytes', o.state_bytes, 0) end
    local run = rehearse(self, o.rank, o.host_size)
    local sum = plan_price.of(run, o)

@@ -1,10 +1,10 @@
--- What a plan costs, found by doing it with nothing.
+-- What a plan costs, found by a rehearsal without bytes.
 --
--- The null device has shapes and no bytes, a simulated communicator counts and moves
--- nothing, so a model made there by the very code that makes the real one, and run for a step,
--- shows what each rank will keep and send, in a moment, for any number of ranks. Sums that a
--- training loop makes of single numbers (counts, losses, the norm) are not in it, nor the line by
--- which ranks of a context axis compare what they hold of a batch.
+-- The null device has shapes and no bytes, and a simulated communicator counts and moves nothing. A
+-- model made there by the code that makes the real one, and run for two steps, shows what each rank
+-- keeps and sends, in a moment, for any number of ranks. Not in it are the batch, the sums that a
+-- training loop makes of single numbers (counts, losses, the norm), and the line by which ranks of
+-- a context axis compare what they hold of a batch.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -143,6 +143,19 @@ local function gathered(sharded)
    return n
 end
 
+-- Bytes of `parameters` that the first step makes: gathered units that then stay.
+local function unmade(sharded)
+   local n = 0
+   for _, unit in ipairs(sharded and sharded:all_units() or {}) do
+      for _, b in ipairs(unit.buckets) do
+         if not b.full and b.flat:is_gone() then
+            n = n + b.layout.total * dtype_size(b.opts.dtype)
+         end
+      end
+   end
+   return n
+end
+
 -- ---- a step ----------------------------------------------------------------------------------
 
 local function forward_of(run, o)
@@ -163,13 +176,19 @@ local function gradients(run)
    return list
 end
 
--- fn(...) without collections of the Lua heap: numbers do not depend on when one happens. What the
--- library makes for itself goes at its last use; what a class of the user's leaves to the collector
--- counts.
-local function uncollected(fn, ...)
+local rehearsed = { ref = 0, cpu = 1 }             -- the kernels of a GPU are known where one is
+
+-- Calls fn as the run on a device will: ops count the scratch of its kernels. Without collections
+-- of the Lua heap, so that numbers do not depend on when one happens: what the library makes for
+-- itself goes at its last use; what a user's class leaves to the collector counts.
+local function rehearse(device, fn, ...)
+   local ctx = tide.default()
+   local before = ctx:param 'rehearse'
+   ctx:param('rehearse', rehearsed[device] or -1)
    collectgarbage 'stop'
    local r = { pcall(fn, ...) }
    collectgarbage 'restart'
+   ctx:param('rehearse', before)
    return unpack(r)
 end
 
@@ -183,7 +202,6 @@ local function micro(run, forward, last)
       activations = since() - before - gathered(run.sharded)
       loss:backward()
       if run.sharded then run.sharded:finish() end
-      return unpack(gradients(run))                 -- they outlive the scope
    end
    if run.sharded then
       run.sharded:set_requires_gradient_sync(last or run.sharded.opts.sync_each_backward)
@@ -241,19 +259,19 @@ local function comms_of(run)
 end
 
 -- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
--- accum, forward, state_bytes. See Plan:price.
+-- accum, device, forward, state_bytes. See Plan:price.
 function price.of(run, o)
    local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)
-   local count = meter(comms_of(run))
+   local count, twice = meter(comms_of(run)), unmade(run.sharded)
    ctx:mark()
-   local ok, total, activations = uncollected(steps, run, o, count)
+   local ok, total, activations = rehearse(o.device, steps, run, o, count)
    if not ok then
       err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
          .. '(a model of your own: give forward(model), which returns a loss): %s',
          err.text(total))
    end
-   local working = ctx:stats().since_peak
+   local working = ctx:stats().since_peak - twice
    sum.activations = activations
    sum.peak = sum.parameters + sum.optimizer + math.max(working, sum.gradients)
    sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
