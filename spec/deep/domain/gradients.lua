@@ -157,13 +157,11 @@ end
 
 -- ---- the check -------------------------------------------------------------------------------
 
--- The dtype that gradients are summed in.
+-- The dtype that gradients are summed in. grad_reduce_in_fp32 makes it f32 for weights of every
+-- dtype, f64 too.
 local function dtype_of(o)
-   local reduce = o.mp and (o.mp.reduce_dtype or o.mp.param_dtype) or o.dtype
-   if o.options.grad_reduce_in_fp32 and reduce == 'bf16' and o.strategy ~= 'plain' then
-      reduce = 'f32'
-   end
-   return reduce
+   if o.options.grad_reduce_in_fp32 and o.strategy ~= 'plain' then return 'f32' end
+   return o.mp and (o.mp.reduce_dtype or o.mp.param_dtype) or o.dtype
 end
 
 -- How far weights may be.
