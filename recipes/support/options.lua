@@ -6,6 +6,17 @@ local before_model = {
    { 'data', nil, 'file or folder of text, or .bin token files; several --data are all read, '
      .. 'one after the other; default: tide\'s own sources', list = true,
      also = { 'data-path', 'dataset' } },
+   { 'data-weight', nil, 'share of a --data in the steps, once for each --data in their order; not '
+     .. 'given: all are one text', type = 'number', min = 0, list = true,
+     also = { 'data-weights', 'blend' } },
+   { 'records', false, '--data are JSON Lines of chats, pairs or texts, a document each; masks '
+     .. 'leave labels to answers', also = { 'jsonl' } },
+   { 'chat-template', nil, 'a template, or the folder of a model that has one, for --records of '
+     .. 'chats', type = 'string' },
+   { 'train-on', nil, 'a role whose messages count; may be given several times; not given: '
+     .. 'generation blocks of the template, or the assistant', type = 'string', list = true },
+   { 'skip-bad', false, 'leave broken --records out and count them; else the first one ends the '
+     .. 'start' },
    { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
      .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
    { 'binary', false, 'take files as bytes whatever they hold, not text alone' },

@@ -21,16 +21,87 @@ local function own_sources(name)
    return list
 end
 
--- The data of --data, with its vocabulary.
-function text.corpus(job, opt)
+-- The template of --chat-template: a file, or the one in a folder.
+local function template_of(tide, path)
+   if fs.is_dir(path) then return tide.chat.load(path) end
+   return tide.chat.template(fs.read('chat.template', path))
+end
+
+local function listed(v) return type(v) == 'string' and { v } or v end
+
+-- JSON Lines as a corpus (--records).
+local function records(job, tide, opt, paths)
+   local template = opt.chat_template and job:check(template_of, tide, opt.chat_template)
+   local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tide.data.bytes,
+      template = template, train_on = listed(opt.train_on), skip_bad = opt.skip_bad })
+   if corpus.bad.count > 0 then
+      job:print('%d broken record%s left out; %s', corpus.bad.count,
+         corpus.bad.count == 1 and '' or 's', corpus.bad[1])
+   end
+   return corpus
+end
+
+-- The corpus of a list of files and folders, with its vocabulary.
+local function read(job, opt, paths)
    local tide = require 'tide'
-   local corpus = job:check(tide.data.text.load, opt.data or own_sources(job.name),
-      { width = opt.token_bytes, binary = opt.binary })
+   local corpus
+   if opt.records or opt.chat_template then
+      corpus = records(job, tide, opt, paths)
+   else
+      corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
+         binary = opt.binary })
+   end
    if not corpus.vocab_size and opt.vocab == 0 then
       err.usage(job.name, '--vocab is needed for .bin files')
    end
    corpus.vocab_size = corpus.vocab_size or opt.vocab
    return corpus
+end
+
+-- Cumulative lengths of documents one list after the other, or nil where a list is missing.
+local function joined_cu(corpora, field)
+   local cu = { 0 }
+   for _, corpus in ipairs(corpora) do
+      local last = cu[#cu]
+      if not corpus[field] then return nil end
+      for i = 2, #corpus[field] do cu[#cu + 1] = last + corpus[field][i] end
+   end
+   return cu
+end
+
+-- Several corpora as one, whose parts the sampler draws from by weights.
+local function mixed(job, tide, opt, corpora, weights)
+   local all = { kind = corpora[1].kind, files = 0, vocab_size = 0, parts = {} }
+   local train, val = {}, {}
+   for i, corpus in ipairs(corpora) do
+      all.files = all.files + corpus.files
+      all.vocab_size = math.max(all.vocab_size, corpus.vocab_size)
+      train[i] = corpus.train
+      if corpus.val.count > 0 then val[#val + 1] = corpus.val end
+      local cu = opt.packed and (corpus.cu or opt.eos >= 0
+         and tide.data.packed.boundaries(corpus.train, opt.eos)) or nil
+      all.parts[i] = { source = corpus.train, weight = weights[i], cu = cu }
+   end
+   all.train = job:check(tide.data.tokens.join, train)
+   all.val = #val > 0 and tide.data.tokens.join(val)
+      or tide.data.tokens.memory('', all.train.width)
+   all.cu, all.val_cu = joined_cu(corpora, 'cu'), joined_cu(corpora, 'val_cu')
+   return all
+end
+
+-- The data of --data, with its vocabulary.
+function text.corpus(job, opt)
+   local paths = listed(opt.data) or own_sources(job.name)
+   local weights = opt.data_weight
+   if not weights then return read(job, opt, paths) end
+   if type(weights) == 'number' then weights = { weights } end
+   if not opt.data or #weights ~= #paths then
+      err.usage(job.name, '--data-weight: expected one for each --data (%d), got %d',
+         opt.data and #paths or 0, #weights)
+   end
+   local corpora = {}
+   for i, path in ipairs(paths) do corpora[i] = read(job, opt, { path }) end
+   return mixed(job, require 'tide', opt, corpora, weights)
 end
 
 -- Rows of a micro-batch on one of `size` ranks with data of their own.
@@ -48,6 +119,13 @@ function text.sampler(job, opt, corpus, data)
    local tide = require 'tide'
    local o = { seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank,
       size = data.size }
+   if corpus.parts and not (opt.packed and not corpus.cu and opt.eos < 0) then
+      o.parts = corpus.parts
+      if opt.packed and corpus.val.count > 0 then
+         o.val_cu = corpus.val_cu or tide.data.packed.boundaries(corpus.val, opt.eos)
+      end
+      return job:check(tide.data.mixture.new, o)
+   end
    if not opt.packed then
       o.count = corpus.train.count
       if o.count <= opt.seq then

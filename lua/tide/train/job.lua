@@ -220,7 +220,9 @@ end
 local function begin(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
    local before = resumed and resumed.options
-   for _, o in ipairs { opt, before } do o.data = absolute(o.data) end   -- any folder goes on
+   for _, o in ipairs { opt, before } do                    -- any folder goes on
+      o.data, o.chat_template = absolute(o.data), absolute(o.chat_template)
+   end
    local world = world_of(opt)
    local self = setmetatable({ name = recipe.name, words = recipe.words or {}, opt = opt,
       world = world, first = world.rank == 0, resumed = resumed,

@@ -28,8 +28,8 @@ local function flag_of(name) return '--' .. name:gsub('_', '-') end
 local function option_of(row)
    local default = row[2]
    local kind = row.type or type(default)
-   if kind == 'number' and row.integer ~= false and default == math.floor(default)
-      and not row.type then
+   if kind == 'number' and not row.type and row.integer ~= false
+      and default == math.floor(default) then
       kind = 'integer'
    end
    if kind == 'nil' then kind = 'string' end
