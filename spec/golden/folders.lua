@@ -628,4 +628,48 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
          0.01260281702, 0.188978835, 1.155176801
       },
    },
+   gpt2 = {
+      config = [==[
+{"activation_function": "gelu_new", "add_cross_attention": false, "architectures":
+["GPT2LMHeadModel"], "attn_pdrop": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id":
+2, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_embd": 24,
+"n_head": 6, "n_inner": null, "n_layer": 3, "n_positions": 16, "pad_token_id": 0,
+"reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx":
+false, "scale_attn_weights": true, "summary_activation": null, "summary_first_dropout": 0.1,
+"summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
+"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 6.60859605381112,
+      logits = { 5.28732688415569, 0.156264294617671, -3.19612080768698 },
+      grads = {
+         0.3692541742, 2.356766751, 0.2256064441, 3.148701875, 0.01527570425, 0.0195765597,
+         0.0699825597, 0.06792241513, 0.4731525672, 3.355851851, 0.1235232464, 0.3513872771,
+         0.3744981953, 2.501652512, 0.121869948, 1.556868816, 0.01832425142, 0.02014320998,
+         0.01625994105, 0.01614615772, 0.4451332496, 3.047026236, 0.1177558482, 0.2391736864,
+         0.3765729612, 2.638461518, 0.1173346727, 1.694861522, 0.02730419377, 0.02683452252,
+         0.07315766392, 0.07279449822, 0.4442869044, 3.155464413, 0.109051799, 0.2558084035,
+         0.9081568967, 1.076054515, 0.1645129827, 2.257692559
+      },
+   },
+   gpt2_untied = {
+      config = [==[
+{"activation_function": "relu", "add_cross_attention": false, "architectures":
+["GPT2LMHeadModel"], "attn_pdrop": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id":
+2, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_embd": 24,
+"n_head": 4, "n_inner": 20, "n_layer": 2, "n_positions": 12, "pad_token_id": 0,
+"reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": true,
+"scale_attn_weights": true, "summary_activation": null, "summary_first_dropout": 0.1,
+"summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
+"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 6.8054016407243,
+      logits = { 2.33968396443987, 2.69811582440252, -4.83863841440991 },
+      grads = {
+         2.165987071, 3.115332834, 19.52473365, 2.634446907, 35.38407686, 0.6640693027, 1.223995264,
+         0.6672812115, 0.7459084399, 1.795016747, 12.69194685, 1.815698995, 4.012958234,
+         2.748374931, 16.36870031, 1.524117795, 22.17080732, 0.4570690883, 0.8064035047,
+         0.384250709, 0.6852248028, 1.621243499, 10.77808815, 0.6839219566, 1.024325184,
+         0.8158133817, 0.9268321915, 5.308621269, 4.635848446
+      },
+   },
 }

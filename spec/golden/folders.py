@@ -84,6 +84,10 @@ CASES = [
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
         mamba_conv_bias=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
         time_step_limit=[0.05, 0.6])),
+    ("gpt2", "GPT2", dict(n_embd=24, n_layer=3, n_head=6, n_positions=16)),
+    ("gpt2_untied", "GPT2", dict(n_embd=24, n_layer=2, n_head=4, n_positions=12, n_inner=20,
+                                 tie_word_embeddings=False, activation_function="relu",
+                                 scale_attn_by_inverse_layer_idx=True)),
 ]
 CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}

@@ -93,9 +93,9 @@ describe('a checkpoint', function()
       assert.equal('hybrid', of { hybrid_override_pattern = 'M' })
       assert.equal('mamba2', of { state_size = 4 })
       assert.equal('llama', of { vocab_size = 4 })
-      refused('E_UNSUPPORTED', { "architecture 'GPT2LMHeadModel'", 'LlamaForCausalLM' }, of,
-         { architectures = { 'GPT2LMHeadModel' } })
-      refused('E_UNSUPPORTED', { "model type 'gpt2'", 'llama' }, of, { model_type = 'gpt2' })
+      refused('E_UNSUPPORTED', { "architecture 'BertForMaskedLM'", 'LlamaForCausalLM' }, of,
+         { architectures = { 'BertForMaskedLM' } })
+      refused('E_UNSUPPORTED', { "model type 'bert'", 'llama' }, of, { model_type = 'bert' })
       refused('E_UNSUPPORTED', "the family 'gpt'", family.saved, 'spec',
          { family = 'gpt', config = {} })
    end)

@@ -12,7 +12,8 @@ local golden = dofile 'spec/golden/folders.lua'
 -- One of each family, and each kind of positions that depends on more than one token.
 local names = { 'llama', 'qwen3_bias', 'llama_dynamic', 'llama_yarn', 'llama_longrope',
    'ministral', 'qwen2', 'qwen3', 'phi4_partial', 'gemma2', 'gemma3', 'granite', 'olmo2',
-   'smollm3_sliding', 'bamba', 'bamba_bias' }
+   'smollm3_sliding', 'bamba', 'bamba_bias', 'gpt2',
+   'gpt2_untied' }
 
 -- On a rank: the loss of a step, after which the model is written to `out`.
 local function step_of(_, _, dir, mesh, out)
@@ -31,7 +32,27 @@ local function step_of(_, _, dir, mesh, out)
    return loss
 end
 
+-- On a rank: a forward of a GPT-2 whose stream is cut along the sequence.
+local function cut_stream(_, _, dir)
+   local t = require 'tide'
+   local inputs = require('spec.lua.decoder_case').inputs
+   local model = t.model.load(dir, { mesh = { tp = 2 },
+      plan = { tp = { sequence_parallel = true } } })
+   model((inputs()))
+end
+
 local function tensors(dir) return tide.train.checkpoint.tensors(dir .. '/model.safetensors') end
+
+describe('learned positions', function()
+   it('refuse sequence parallelism', function()
+      tmp.with(function(dir)
+         tide.model.save(case.model(golden.gpt2), dir .. '/in')
+         for _, row in ipairs(ranks.try(2, cut_stream, dir .. '/in')) do
+            assert.matches('sequence_parallel is not supported', row.message, 1, true)
+         end
+      end)
+   end)
+end)
 
 describe('a family over ranks', function()
    for _, name in ipairs(names) do

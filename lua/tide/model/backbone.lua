@@ -26,17 +26,38 @@ function Body:init(c, mixers, opts, form)
    Module.init(self)
    self._form = form
    local norm = Module.inner(opts, { eps = c[form.eps] })
+   if form.positions then
+      self:child(form.positions, nn.Embedding(c.max_position_embeddings, c.hidden_size,
+         Module.inner(opts, { std = c.initializer_range })))
+   end
    self:child(form.embed, nn.Embedding(c.vocab_size, c.hidden_size,
       Module.inner(opts, { std = c.initializer_range })))
    local blocks = {}
    for i, mixer in ipairs(mixers) do blocks[i] = form.block(c, mixer, norm, opts) end
    self:child('layers', nn.Stack(blocks))
-   self:child(form.norm, nn.RMSNorm(c.hidden_size, norm))
+   self:child(form.norm, (form.Norm or nn.RMSNorm)(c.hidden_size, norm))
+   local dropout = form.dropout and form.dropout(c)
+   if dropout then self:child('dropout', dropout) end
+end
+
+-- Adds learned positions to the embeddings x of ids, which must hold the same tokens.
+local function placed(self, x, ids_BT, at)
+   local positions = at.positions
+      or tide.arange(x:size(2), { dtype = 'i64', device = x.device }):reshape(1, x:size(2))
+   if x:size(2) ~= ids_BT:size(2) then
+      err.raise('E_UNSUPPORTED', 'model', 'sequence_parallel is not supported of a model with '
+         .. 'learned positions; leave it out')
+   end
+   local p = self[self._form.positions](positions)
+   x = private.replace(x, x + p)
+   private.spend(p)
+   return self.dropout and private.replace(x, self.dropout(x)) or x
 end
 
 -- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at)
    local x = self[self._form.embed](ids_BT)
+   if self._form.positions then x = placed(self, x, ids_BT, at) end
    x = private.replace(x, self.layers(x, at))
    return private.replace(x, self[self._form.norm](x))
 end
@@ -45,7 +66,9 @@ private.note(Body.forward)
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
 
--- Names of the body and its parts, the field with the eps of norms, and what makes a block.
+-- Names of the body and its parts, the field with the eps of norms, and what makes a block;
+-- positions (the name of a table of learned ones), Norm (of the end) and dropout (of the
+-- embeddings) or nil.
 Backbone.form = {
    body = 'backbone', embed = 'embeddings', norm = 'norm_f', eps = 'layer_norm_epsilon',
    block = function(c, mixer, norm)

@@ -29,6 +29,7 @@ local published = {
       hidden_act = 'silu' },
    olmo2 = { architectures = { 'Olmo2ForCausalLM' }, model_type = 'olmo2', hidden_act = 'silu' },
    gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
+   gpt2 = { architectures = { 'GPT2LMHeadModel' }, model_type = 'gpt2' },
    bamba = { architectures = { 'BambaForCausalLM' }, model_type = 'bamba', hidden_act = 'silu' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
    mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
@@ -111,8 +112,9 @@ end
 local dtype_names = { f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 = 'float64' }
 
 -- Returns the text of the published config.json for what a checkpoint keeps, of weights in dtype.
+-- transposed: true where the tensors beside it are stored as model:stored() says.
 -- Infinite numbers are written as Python does, which every version of transformers reads.
-function family.config_file(plain, dtype)
+function family.config_file(plain, dtype, transposed)
    local op = 'model.family.config_file'
    local c, json = {}, require('tide').json
    err.type(op, 'config', check_plain(op, plain).config, 'table')
@@ -120,7 +122,7 @@ function family.config_file(plain, dtype)
    if published[plain.family] then
       for k, v in each(published[plain.family]) do c[k] = v end
       local made = require('tide.model')[plain.family]
-      if made.publish then made.publish(c) end
+      if made.publish then made.publish(c, transposed) end
    end
    c.torch_dtype = dtype_names[dtype]
    as_floats(c, json)
@@ -130,6 +132,7 @@ end
 -- The family whose published files have this architecture; nil of one that is not known.
 function family.of_architecture(architecture)
    if architecture == 'TideHybridForCausalLM' then return 'hybrid' end
+   if architecture == 'TideGPT2LMHeadModel' then return 'gpt2' end
    for name, row in each(published) do
       if row.architectures[1] == architecture then return name end
    end
@@ -145,6 +148,7 @@ end
 -- The family whose published files have this model_type; nil of one that is not known.
 function family.of_type(kind)
    if kind == 'tide_hybrid' then return 'hybrid' end
+   if kind == 'tide_gpt2' then return 'gpt2' end
    for name, row in each(published) do
       if row.model_type == kind then return name end
    end

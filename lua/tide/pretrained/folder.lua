@@ -9,6 +9,7 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local stored_ = require 'tide.pretrained.stored'
 
 local folder = {}
 
@@ -78,9 +79,16 @@ Weights.__index = Weights
 
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
 
-local function row_of(self, name)
+local row_of
+function row_of(self, name)
    local row = self.rows[name]
    if row then return row end
+   if self.views[name] then
+      local view = self.views[name]
+      row = { dtype = row_of(self, view.entry.name).dtype, shape = view.part.shape }
+      self.rows[name] = row
+      return row
+   end
    local info = self.file:info(self.stored[name])
    if not is_float[info.dtype] then
       err.raise('E_FORMAT', self.op, "%s: tensor '%s' is %s; expected F32, BF16, F16 or F64",
@@ -94,9 +102,10 @@ end
 -- passed over.
 local function weights_of(op, dir, rename)
    local self = setmetatable({ op = op, dir = dir, file = open_weights(op, dir), stored = {},
-      rows = {}, nbyte = 0 }, Weights)
+      rows = {}, views = {}, sources = {}, nbyte = 0 }, Weights)
    for _, name in ipairs(self.file:names()) do
-      local own = not is_passed_over(name) and (rename and rename(name) or name) or nil
+      local own = not is_passed_over(name) and name or nil
+      if own and rename then own = rename(own) end
       if own then self.stored[own] = name end
    end
    return self
@@ -113,6 +122,27 @@ function Weights:names()
    for name in each(self.stored) do list[#list + 1] = name end
    table.sort(list)
    return list
+end
+
+-- From here on, names are those of parameters where the files have them otherwise: entries is what
+-- model:stored() gave.
+function Weights:view(entries)
+   for _, entry in ipairs(entries) do
+      local name = entry.name
+      if self.stored[name] then
+         local shape = row_of(self, name).shape
+         if not dims.equal(shape, entry.shape) then
+            err.raise('E_SHAPE', self.op, "%s: tensor '%s' is %s, config.json says %s", self.dir,
+               self.stored[name], dims.text(shape), dims.text(entry.shape))
+         end
+         self.sources[name] = self.stored[name]
+         self.stored[name] = nil
+         for _, part in ipairs(entry.parts) do
+            self.views[part.name] = part.name ~= name and { entry = entry, part = part } or nil
+            self.stored[part.name] = self.sources[name]
+         end
+      end
+   end
 end
 
 -- Passes over a tensor.
@@ -142,7 +172,17 @@ end
 
 -- A box of a tensor in its stored dtype on the host. offset counts from 0.
 local function read_box(self, name, offset, size)
-   local row, stored = row_of(self, name), self.stored[name]
+   local view = self.views[name]
+   if view then
+      local at, n = stored_.box(view.entry, view.part, offset, size)
+      return stored_.part(view.entry, self:box(view.entry.name, at, n))
+   end
+   return self:box(name, offset, size)
+end
+
+-- The same of a tensor as the file has it.
+function Weights:box(name, offset, size)
+   local row, stored = row_of(self, name), self.sources[name] or self.stored[name]
    local t = tide.empty(size, { dtype = row.dtype, device = 'cpu' })
    local flat = t:reshape(dims.numel(size))
    each_run(row.shape, offset, size, function(first, at, n)
@@ -161,7 +201,7 @@ end
 -- Fills t with a box of a tensor. What can be read in place is.
 function Weights:fill(name, offset, size, t)
    local row = row_of(self, name)
-   if t.dtype ~= row.dtype or t.device ~= 'cpu' or not t:is_contiguous()
+   if self.views[name] or t.dtype ~= row.dtype or t.device ~= 'cpu' or not t:is_contiguous()
       or not dims.equal(size, row.shape) then
       t:copy_(read_box(self, name, offset, size))
       return

@@ -193,6 +193,7 @@ local function opened(dir, opts)
    check_layers(self)
    self.opts = { dtype = dtype_of(self, opts.dtype), fp8 = opts.fp8, device = 'null' }
    local model = build(self, self.opts)
+   if model.stored and self.store.view then self.store:view(model:stored()) end
    check_tied(self, model)
    check_names(self, model)
    return self, model

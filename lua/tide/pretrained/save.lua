@@ -13,6 +13,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
 local nn = require 'tide.nn'
+local stored = require 'tide.pretrained.stored'
 local state = require 'tide.train.state'
 
 local op = 'model.save'
@@ -96,7 +97,8 @@ end
 
 local function write_all(staged, source, o)
    write_weights(staged, source, o.most)
-   fs.write(op, fs.join(staged, 'config.json'), family.config_file(source.plain, source.dtype))
+   fs.write(op, fs.join(staged, 'config.json'), family.config_file(source.plain, source.dtype,
+      true))
    local generation = generation_of(source)
    if generation then fs.write_json(op, fs.join(staged, 'generation_config.json'), generation) end
    copy_tokenizer(staged, source.tokenizer)
@@ -167,9 +169,22 @@ end
 
 -- ---- sources -----------------------------------------------------------------------------------
 
+-- Rows and reading by the names of published files, of a family that has others.
+local function as_stored(plain, rows, read)
+   local model = tide.model[plain.family]
+   if not model.stored then return rows, read end
+   local list, of = {}, {}
+   for _, entry in ipairs(family.build(op, plain, { device = 'null' }):stored()) do
+      list[entry.name] = { shape = entry.shape, dtype = rows[entry.parts[1].name].dtype }
+      of[entry.name] = entry
+   end
+   return list, function(name) return stored.whole(of[name], read) end
+end
+
 -- A source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on the host,
 -- dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
 local function source_of(plain, rows, read, dtype)
+   rows, read = as_stored(plain, rows, read)
    local source, counts = { plain = plain, names = {}, numel = 0 }, {}
    for name, row in each(rows) do
       source.names[#source.names + 1] = name

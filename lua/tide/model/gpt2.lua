@@ -1,0 +1,154 @@
+-- GPT-2 decoder (Radford et al., 2019): learned positions, LayerNorm, biases, a plain MLP.
+--
+-- Published files keep the weights of projections transposed, and queries, keys and values in one
+-- matrix. Here they are those of the other families, so that they are cut over ranks like theirs;
+-- `stored` says where each lies in a published file.
+
+local class = require 'tide.class'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local nn = require 'tide.nn'
+local Backbone = require 'tide.model.backbone'
+local published = require 'tide.model.published'
+
+local op = 'model.gpt2'
+
+local function count(o, name, v) return err.integer(o, name, v, 1) end
+local function number(o, name, v) return err.number(o, name, v, 0) end
+local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
+local function share(o, name, v) return err.number(o, name, v, 0, 1 - 1e-12) end
+
+local known = {
+   { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
+   { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
+   { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
+   { 'max_position_embeddings', 1024, count },
+   { 'activation_function', 'gelu_new', function(o, name, v)
+      return err.choice(o, name, v, { 'gelu_new', 'gelu_pytorch_tanh', 'gelu', 'relu', 'silu' })
+   end },
+   { 'resid_pdrop', 0.1, share }, { 'embd_pdrop', 0.1, share }, { 'attn_pdrop', 0.1, share },
+   { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.02, number },
+   { 'scale_attn_by_inverse_layer_idx', false, flag }, { 'tie_word_embeddings', true, flag },
+}
+
+-- Published names of fields.
+local alias = {
+   n_embd = 'hidden_size', n_layer = 'num_hidden_layers', n_head = 'num_attention_heads',
+   n_inner = 'intermediate_size', n_positions = 'max_position_embeddings',
+}
+
+local rules = {
+   alias = alias, only = { scale_attn_weights = true }, free = 'n_ctx reorder_and_upcast_attn',
+   complete = function(c)
+      if c.hidden_size % c.num_attention_heads ~= 0 then
+         err.raise('E_ARG', op, 'hidden_size (%d) must be a multiple of num_attention_heads (%d)',
+            c.hidden_size, c.num_attention_heads)
+      end
+   end,
+}
+
+local acts = { gelu_new = 'gelu_tanh', gelu_pytorch_tanh = 'gelu_tanh' }
+
+local function dropout(p) return p > 0 and nn.Dropout(p) or nil end
+
+local GPT2 = class('GPT2', Backbone)
+
+GPT2.form = {
+   body = 'model', embed = 'embed_tokens', positions = 'embed_positions', norm = 'norm',
+   eps = 'layer_norm_epsilon', Norm = nn.LayerNorm,
+   dropout = function(c) return dropout(c.embd_pdrop) end,
+   block = function(c, mixer, norm, opts)
+      return nn.Block {
+         names = { norm1 = 'input_layernorm', mixer = 'self_attn',
+            norm2 = 'post_attention_layernorm', mlp = 'mlp' },
+         norm1 = nn.LayerNorm(c.hidden_size, norm), mixer = mixer,
+         norm2 = nn.LayerNorm(c.hidden_size, norm), dropout = dropout(c.resid_pdrop),
+         mlp = nn.MLP(nn.Module.inner(opts, {
+            dim = c.hidden_size, hidden = c.intermediate_size, bias = true,
+            act = acts[c.activation_function] or c.activation_function, std = c.initializer_range,
+            out_std = c.initializer_range / math.sqrt(2 * c.num_hidden_layers) })),
+      }
+   end,
+}
+
+-- Makes the fields of config.json of c, a complete configuration. transposed: whether the tensors
+-- beside it are those of published files; others, in a checkpoint, are of a model type of its own.
+function GPT2.publish(c, transposed)
+   for theirs, ours in each(alias) do c[theirs], c[ours] = c[ours], nil end
+   if not transposed then
+      c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' }
+   end
+end
+
+-- opts: dtype, device ('null' for shapes only), seed, init.
+function GPT2:init(config, opts)
+   opts = nn.Module.options(op, opts, {})
+   local c, unused = published.read(op, config, known, rules)
+   local mixers = {}
+   for i = 1, c.num_hidden_layers do
+      local size = c.hidden_size / c.num_attention_heads
+      mixers[i] = nn.Attention(nn.Module.inner(opts, {
+         dim = c.hidden_size, heads = c.num_attention_heads, bias = true, out_bias = true,
+         scale = size ^ -0.5 / (c.scale_attn_by_inverse_layer_idx and i or 1),
+         dropout = c.attn_pdrop, std = c.initializer_range,
+         out_std = c.initializer_range / math.sqrt(2 * c.num_hidden_layers),
+      }))
+   end
+   Backbone.init(self, op, c, mixers, opts, unused)
+end
+
+-- ---- published files ---------------------------------------------------------------------------
+
+GPT2.family = {
+   -- Old files leave the first part of names out, and have masks.
+   rename = function(name)
+      if name:find '%.attn%.bias$' or name:find '%.attn%.masked_bias$' then return nil end
+      if name:find '^transformer%.' or name:find '^lm_head%.' then return name end
+      return 'transformer.' .. name
+   end,
+}
+
+local parts_of = {
+   ln_1 = { 'input_layernorm' }, ln_2 = { 'post_attention_layernorm' },
+   ['attn.c_attn'] = { 'self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj' },
+   ['attn.c_proj'] = { 'self_attn.o_proj' },
+   ['mlp.c_fc'] = { 'mlp.up_proj' }, ['mlp.c_proj'] = { 'mlp.down_proj' },
+}
+
+-- The tensors of a published file: a list of { name, shape, transposed, parts }, where parts are
+-- { name (of the parameter), shape, first (its first column, or element, from 0) }.
+function GPT2:stored()
+   local shapes, list = {}, {}
+   for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end
+   local function add(name, names, transposed)
+      local entry, first = { name = name, transposed = transposed, parts = {} }, 0
+      for i, part in ipairs(names) do
+         entry.parts[i] = { name = part, shape = shapes[part], first = first }
+         first = first + shapes[part][1]
+      end
+      local one = shapes[names[1]]
+      entry.shape = transposed and { one[2], first } or #one == 2 and { first, one[2] } or { first }
+      list[#list + 1] = entry
+   end
+   add('transformer.wte.weight', { 'model.embed_tokens.weight' })
+   add('transformer.wpe.weight', { 'model.embed_positions.weight' })
+   for i = 0, self.config.num_hidden_layers - 1 do
+      for theirs, ours in each(parts_of) do
+         for _, field in ipairs { 'weight', 'bias' } do
+            local names = {}
+            for k, part in ipairs(ours) do
+               names[k] = ('model.layers.%d.%s.%s'):format(i, part, field)
+            end
+            add(('transformer.h.%d.%s.%s'):format(i, theirs, field), names,
+               field == 'weight' and theirs:find '%.c_' ~= nil)
+         end
+      end
+   end
+   for _, field in ipairs { 'weight', 'bias' } do
+      add('transformer.ln_f.' .. field, { 'model.norm.' .. field })
+   end
+   if self.lm_head then add('lm_head.weight', { 'lm_head.weight' }) end
+   return list
+end
+
+return GPT2
