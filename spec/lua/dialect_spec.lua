@@ -85,6 +85,24 @@ describe('a configuration', function()
          rope_scaling = { rope_type = 'ntk' } })
    end)
 
+   it('is read with what published files have besides', function()
+      for name, changes in each { llama = { is_llama_config = true, rope_interleaved = false,
+            ['transformers.js_config'] = { dtype = 'q4' }, pretraining_tp = 2 },
+         qwen2 = { use_mrope = false, max_window_layers = 21, sliding_window = 32768 },
+         phi3 = { full_attn_mod = 1, interpolate_factor = 1, lm_head_bias = false,
+            embd_pdrop = 0, auto_map = { AutoConfig = 'a.b' }, sliding_window = 2047 },
+         gemma2 = { cache_implementation = 'hybrid', hidden_act = 'gelu_pytorch_tanh' },
+         smollm3 = { max_window_layers = 28, use_sliding_window = false } } do
+         assert.equal(24, config(name, changes).hidden_size)
+      end
+      refused('E_ARG', "'use_mrope' is true", config, 'qwen2', { use_mrope = true })
+      local bamba = tide.model.bamba({ vocab_size = 9, hidden_size = 32, num_hidden_layers = 2,
+         num_attention_heads = 2, attn_rotary_emb = 4, attn_layer_indices = { 1 },
+         mamba_n_heads = 8, mamba_d_head = 'auto' }, { device = 'null' }).config
+      assert.equal(0.25, bamba.partial_rotary_factor)
+      assert.equal(8, bamba.mamba_d_head)
+   end)
+
    it('lists its fields that change nothing, once', function()
       local model = tide.model.llama(with { use_cache = true, torch_dtype = 'bfloat16',
          model_type = 'llama', architectures = { 'LlamaForCausalLM' }, eos_token_id = { 1, 2 },

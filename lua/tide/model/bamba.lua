@@ -52,6 +52,11 @@ local function translate(_, f, problems)
       end
       if list ~= nil and f.attn_layer_indices == nil then f.attn_layer_indices = at end
    end
+   local turned, heads, width = f.attn_rotary_emb, f.num_attention_heads, f.hidden_size
+   if type(turned) == 'number' and type(heads) == 'number' and type(width) == 'number' then
+      f.partial_rotary_factor = f.partial_rotary_factor or turned * heads / width
+      f.attn_rotary_emb = nil
+   end
    if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
    config_.translate_rope(f, problems)
 end

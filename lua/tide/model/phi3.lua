@@ -18,7 +18,8 @@ Phi3.family = {
       { 'partial_rotary_factor', 1, share },
    },
    defaults = { rms_norm_eps = 1e-5 },
-   only = { resid_pdrop = 0, embd_pdrop = 0 },
+   only = { resid_pdrop = 0, embd_pdrop = 0, full_attn_mod = 1, interpolate_factor = 1,
+      lm_head_bias = false },
    -- where it is not given, transformers takes 32000, which a small vocabulary does not have
    written = { 'eos_token_id', 'pad_token_id' },
    layer = function(_, _, mixer, mlp) mixer.fused, mlp.fused = true, true end,

@@ -27,7 +27,7 @@ local free = set [[
    use_cache sep_token_id decoder_start_token_id
    num_logits_to_keep return_dict output_hidden_states output_attentions chunk_size_feed_forward
    id2label label2id problem_type task_specific_params finetuning_task tokenizer_class prefix
-   torchscript pretraining_tp _attn_implementation_autoset
+   torchscript pretraining_tp
    max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups
    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
@@ -36,13 +36,15 @@ local free = set [[
    pruned_heads attn_implementation _attn_implementation _attn_implementation_internal
    _commit_hash summary_type summary_use_proj summary_activation summary_proj_to_labels
    summary_first_dropout z_loss_coefficient cache_implementation
+   is_llama_config transformers.js_config max_sequence_length _attn_implementation_autoset
 ]]
 
 -- Fields of any file with the only value that is supported.
 local only = {
    is_encoder_decoder = false, is_decoder = false, add_cross_attention = false,
    cross_attention_hidden_size = false, tf_legacy_loss = false, use_bfloat16 = false,
-   tie_encoder_decoder = false, rope_interleaved = false, quantization_config = false,
+   tie_encoder_decoder = false, rope_interleaved = false, use_mrope = false,
+   quantization_config = false,
 }
 
 -- What fields of any file must be all the same, if they are there.

@@ -50,6 +50,7 @@ SmolLM3.family = {
       { 'use_sliding_window', false, flag }, { 'layer_types', published.optional },
    },
    defaults = { rope_theta = 2e6, tie_word_embeddings = true, max_position_embeddings = 32768 },
+   free = 'max_window_layers',
    complete = complete,
    layer = function(c, i, mixer)
       if c.no_rope_layers[i] == 0 then mixer.rope = nil end
