@@ -422,7 +422,7 @@ local function call(f, at, what, make)
    if f.returns ~= 'int' then return 0 end
    if verbose then print(what, rc, ffi.string(C.tide_error(has_ctx(f) and ctx or nil).message)) end
    check_outs(f, args, what, rc)
-   if rc < 0 and not f.name:find '^tide_%l+_new$' and not answers[f.name] then
+   if rc < 0 and not answers[f.name] then
       check_record(f, what, rc, marked)
    end
    return rc

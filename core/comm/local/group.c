@@ -139,8 +139,10 @@ static int usable_cores(void)
 
 static int group_refuse(int status, char *msg, size_t n, const char *fmt, double value)
 {
-  if (msg && n) snprintf(msg, n, fmt, value);
-  return status;
+  char text[128];
+  snprintf(text, sizeof text, fmt, value);
+  if (msg && n) snprintf(msg, n, "%s", text);
+  return tide__fail(NULL, status, "group_new", "%s", text);
 }
 
 static int group_check_opts(int nrank, const tide_group_opts *o, char *msg, size_t n)

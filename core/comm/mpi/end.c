@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "core/base/status.h"
 #include "core/comm/mpi/api.h"
 #include "core/comm/wait.h"
 
@@ -144,7 +145,9 @@ int tide_mpi_elect(int cause)
     else wait_to_be_ended(&t);
   }
   end(&t);
-  return rc == TIDE_E_NOMEM ? TIDE_E_STATE : rc;
+  if (rc >= 0) return rc;
+  return tide__fail(NULL, TIDE_E_STATE, "mpi_elect", "the processes of the job cannot communicate: "
+                    "MPI does not run, or was given up after a failure");
 }
 
 /* Waits for the others before MPI_Finalize: here a wait costs little and can have an end. */
@@ -167,5 +170,7 @@ int tide_mpi_end(void)
   if (rc == TIDE_OK) rc = end_with_all(&t);
   else if (rc == TIDE_E_STATE) rc = t.mpi ? TIDE_E_PEER : TIDE_OK; /* null: MPI does not run */
   end(&t);
-  return rc;
+  if (rc >= 0) return rc;
+  return tide__fail(NULL, rc, "mpi_end", "some processes of the job have not ended well; this one "
+                    "must abort");
 }

@@ -121,7 +121,8 @@ const char *tide_version(void);
  * opens at run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
-/* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text. */
+/* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text, and so does the
+ * record of the thread, tide_error(NULL). */
 int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg);
 /* Gives the handle up; the context ends when the last object made from it is released. The owner's
  * thread only (see tide_ctx_attach). */
