@@ -121,6 +121,15 @@ l[1:] ~ l[::-1] ~ l[:2]
 -n ~ +n ~ -(2) ** 2 ~ -f
 d.get('b') ~ d.get('q') ~ d.get('q', 4)
 loop
+[('<a'|e)|reverse, ('a-b'|safe).split('-'), 'a' ~ ('&'|e)]
+'  a b  c '.rsplit(none, 1) + '  a b  c '.split(none, 1) + 'abc'.split('b')
+'%.1f %.0f %.2f' % (5.25, 2.5, 0.125) ~ 5e-324 ~ ' ' ~ 1e22 ~ ' ' ~ 123456789012345680.0
+-7 % 3 ~ 7.5 % -2 ~ -7.5 // 2 ~ 2 ** 0.5 ~ (0 - 1) ** 3
+und|int
+und|length ~ und|upper ~ und|list ~ (und is defined) ~ und|default('d') ~ [und]
+und + 1
+'ß ǆ ΑΣ İ'.upper() ~ 'ß ǆ ΑΣ İ'.lower() ~ 'o\u0301x'|length
+['\u200b\xa0\x7f\U0001f600', 'a"b', "a'b", 'a\'"b', '\ue000']
 """.strip().split("\n")
 
 BODIES = [
@@ -131,6 +140,8 @@ BODIES = [
     "{% for x in el %}{{ x }}{% else %}none{% endfor %}",
     "{% for x in range(9) %}{% if x == 2 %}{% continue %}{% elif x == 5 %}{% break %}{% endif %}"
     "{{ x }}{% endfor %}",
+    "{% for x in l %}{{ x }}{% break %}{% else %}else{% endfor %}",
+    "{% for x in l %}{% if x == 3 %}{% continue %}{% endif %}{{ x }}{% else %}else{% endfor %}",
     "{% for a, b in l %}{% endfor %}", "{% for a in nn %}{% endfor %}",
     "{% for x in ld recursive %}{{ x.n }}{{ loop.depth }}{% if x.v == 2 %}"
     "{{ loop([{'n': 'i', 'v': 0}]) }}{% endif %}{% endfor %}",

@@ -131,7 +131,7 @@ function F.reverse(_, v)
    local s = value.text(v)
    local items, out = value.iterate(v), {}
    for i = #items, 1, -1 do out[#out + 1] = items[i] end
-   if s then return table.concat(out) end
+   if s then return type(v) == 'string' and table.concat(out) or value.markup(table.concat(out)) end
    return value.gen(out)
 end
 
