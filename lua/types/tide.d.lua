@@ -139,6 +139,14 @@ function tide.Tensor:view(a, b, c, d, e, f, g, h, more) end
 function tide.Tensor:zero_() end
 function tide.Tensor:zero_grad() end
 function tide.Tensor:zeros_like(opts) end
+tide.chat = {}
+tide.chat.folder = {}
+function tide.chat.folder.load(dir, name) end
+function tide.chat.folder.templates(dir) end
+tide.chat.template = {}
+function tide.chat.template.float(v) end
+function tide.chat.template.load(dir, name) end
+function tide.chat.template.new(text, variables, bounds) end
 tide.comm = {}
 function tide.comm.any(comm, flag) end
 function tide.comm.close() end
@@ -267,6 +275,8 @@ function tide.json.array(list) end
 function tide.json.decode(text, opts) end
 function tide.json.encode(value, opts) end
 function tide.json.float(v) end
+function tide.json.is_array(t) end
+function tide.json.keys(object) end
 tide.model = {}
 function tide.model.export(where, dir, opts) end
 function tide.model.fill(run, dir) end
@@ -619,6 +629,7 @@ function tide.parallel.cp.attach_context_parallel_hooks(model) end
 function tide.parallel.cp.attach_cp_sdpa_hooks(model, mesh, opts) end
 function tide.parallel.cp.axis_of(op, mesh, name) end
 function tide.parallel.cp.build_position_ids(batch) end
+---@param opts? { map?: any, axis?: any, method?: any, inner?: any, outer?: any, window?: any, causal?: boolean, index?: any, pairs?: any }
 function tide.parallel.cp.context(opts) end
 function tide.parallel.cp.contiguous_batch(opts) end
 function tide.parallel.cp.create_context_parallel_ctx(axis, buffers, dims, no_restore, rotate_method, opts) end
@@ -635,8 +646,12 @@ tide.parallel.cp_map = {}
 function tide.parallel.cp_map.check_slots(op, real, slot) end
 function tide.parallel.cp_map.cu(op, name, v) end
 function tide.parallel.cp_map.deal(costs, n, ranks) end
+---@param a integer
+---@param b integer
 function tide.parallel.cp_map.lcm(a, b) end
+---@param o? { size?: integer, halves?: integer, tp?: integer, block?: integer, multiple?: integer }
 function tide.parallel.cp_map.multiple(o) end
+---@param opts? { kind?: 'contiguous' | 'zigzag' | 'document' | 'balanced' | 'custom', axis?: any, size?: integer, rank?: any, length?: any, cu?: any, cu_real?: any, cu_slot?: any, pad?: boolean, tp?: integer, block?: integer, multiple?: integer, index?: any, mask?: any, blocks?: integer }
 function tide.parallel.cp_map.new(opts) end
 tide.parallel.cp_need = {}
 function tide.parallel.cp_need.check(seg, slice) end
@@ -646,6 +661,9 @@ function tide.parallel.destroy_dist_connection() end
 function tide.parallel.distribute(t, mesh, placements, opts) end
 function tide.parallel.from_local(part, mesh, placements, shape) end
 tide.parallel.fsdp = {}
+---@param model tide.Module
+---@param ranks? tide.Comm
+---@param opts? { strategy?: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params', units?: any, reshard_after_forward?: any, mp_policy?: any, forward_prefetch?: integer, backward_prefetch?: integer, sync_each_backward?: boolean, device?: any, seed?: integer, keep_fp8_transpose_cache_when_using_custom_fsdp?: any, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, disable_bucketing?: boolean, check_for_nan_in_grad?: boolean, fsdp_double_buffer?: boolean, nccl_ub?: boolean, average_in_collective?: boolean, calculate_per_token_loss?: boolean, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, cpu_offload?: boolean, pin_memory?: boolean, init?: boolean }
 function tide.parallel.fsdp.fully_shard(model, ranks, opts) end
 function tide.parallel.fsdp.layer_units(module) end
 function tide.parallel.fsdp2_strategy_parallelize(model, mesh, opts) end
@@ -661,6 +679,11 @@ function tide.parallel.layout.get(module, field) end
 function tide.parallel.layout.new(spec) end
 function tide.parallel.layout.set(module, field, spec) end
 function tide.parallel.layout.shape(module, field) end
+---@param x tide.Tensor
+---@param w tide.Tensor
+---@param targets tide.Tensor
+---@param counts table
+---@param opts? { ignore_index?: integer, label_smoothing?: number, z_loss?: number }
 function tide.parallel.linear_cross_entropy(x, w, targets, axis, counts, opts) end
 tide.parallel.mamba_cp = {}
 ---@class tide.parallel.mamba_cp.MambaContextParallel
@@ -738,12 +761,26 @@ function tide.parallel.op.reduce_scatter_v(x, comm, dim, counts, reduce) end
 function tide.parallel.op.scatter_to(x, comm, dim, counts) end
 function tide.parallel.op.shift(x, comm, by) end
 tide.parallel.pack = {}
+---@param lengths integer[]
+---@param size integer
+---@param max_bins? integer
 function tide.parallel.pack.best_fit(lengths, size, max_bins) end
+---@param length integer
+---@param most integer
 function tide.parallel.pack.cp_degree(length, most) end
+---@param lengths integer[]
+---@param opts? { size: integer, dp: integer, cp?: integer }
 function tide.parallel.pack.dp_balanced(lengths, opts) end
+---@param lengths integer[]
+---@param opts? { ranks: integer, most: integer, linear?: number }
 function tide.parallel.pack.dynamic_cp(lengths, opts) end
+---@param opts? { size: integer, cp?: integer, padding_token_id?: integer, drop_long?: boolean, max_packs?: integer }
 function tide.parallel.pack.greedy(samples, opts) end
+---@param lengths integer[]
+---@param size integer
+---@param max_bins? integer
 function tide.parallel.pack.knapsack(lengths, size, max_bins) end
+---@param opts? { size: integer, cp?: integer, padding_token_id?: integer, drop_long?: boolean, max_packs?: integer, fit?: 'emptiest' | 'best' }
 function tide.parallel.pack.neat(samples, opts) end
 function tide.parallel.parallelize_module(model, axis, plan, opts) end
 tide.parallel.placement = {}

@@ -78,7 +78,7 @@ local good = {
    integer = 1, number = 0.5, boolean = true, string = 'text', table = {}, any = 1,
    ['function'] = function() end, module = tide.nn.Linear(2, 2), comm = solo, ranks = solo,
    source = tide.data.tokens.memory('\1\0\2\0', 2), mesh = tide.parallel.mesh({ dp = 1 },
-      { comm = solo }), optimiser = tide.optim.SGD(tide.nn.Linear(2, 2)),
+      { comm = solo }), sharded = tide.parallel.fully_shard(tide.nn.Linear(2, 2), solo),
 }
 
 -- Lua types that each kind takes.

@@ -12,6 +12,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local axis_of = require 'tide.parallel.axis_of'
 local in_range = require 'tide.nn.in_range'
@@ -124,16 +125,13 @@ local loss_fn = private.func {
 }
 
 local function check(name, x, w, ids, counts, axis)
-   for _, p in ipairs { { 'x', x }, { 'w', w }, { 'targets', ids } } do
-      if not tide.is_tensor(p[2]) then err.arg(name, p[1], 'a tensor', p[2]) end
-   end
    if x.ndim ~= 2 or w.ndim ~= 2 or ids.ndim ~= 1 or x:size(2) ~= w:size(2)
       or x:size(1) ~= ids:size(1) or x.dtype ~= w.dtype then
       err.raise('E_SHAPE', name, 'expected x [N, C], w [rows of this rank, C] of one dtype and '
          .. 'targets [N], got %s, %s and %s', tostring(x), tostring(w), tostring(ids))
    end
    local _, size, rank = axis_of(name, 'axis', axis)
-   if #err.type(name, 'counts', counts, 'table') ~= size then
+   if #counts ~= size then
       err.arg(name, 'counts', ('a list of %d counts'):format(size), counts)
    end
    if counts[rank + 1] ~= w:size(1) then
@@ -154,15 +152,10 @@ end
 -- axis, and every rank calls. The gradient of x is this rank's part.
 function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    local name = 'parallel.linear_cross_entropy'
-   opts = err.options(name, opts, { 'ignore_index', 'label_smoothing', 'z_loss' })
    check(name, x, w, targets, counts, axis)
    if axis.size == 1 then return tide.linear_cross_entropy(x, w, nil, targets, opts) end
-   local at = { comm = axis.comm or axis, first = 0, V = 0, ignore = opts.ignore_index or -100,
-      smoothing = err.number(name, 'label_smoothing', opts.label_smoothing or 0, 0),
-      z_loss = err.number(name, 'z_loss', opts.z_loss or 0, 0) }
-   if at.smoothing >= 1 then
-      err.arg(name, 'label_smoothing', 'a number in [0, 1)', at.smoothing)
-   end
+   local at = { comm = axis.comm or axis, first = 0, V = 0, ignore = opts.ignore_index,
+      smoothing = opts.label_smoothing, z_loss = opts.z_loss }
    for r, n in ipairs(counts) do
       at.V = at.V + n
       if r <= axis.rank then at.first = at.first + n end
@@ -172,4 +165,8 @@ function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    return loss_fn(x, w, targets, at, record and x.requires_grad, record and w.requires_grad)
 end
 
-return loss_parallel
+return signature.doors('parallel', loss_parallel, {
+   linear_cross_entropy = { 'x: tensor; w: tensor; targets: tensor; counts: table', opts = {
+      'ignore_index: integer = -100 -- label of tokens that do not count',
+      'label_smoothing: number in [0, 1) = 0', 'z_loss: number >= 0 = 0' } },
+})

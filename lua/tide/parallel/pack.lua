@@ -5,15 +5,11 @@
 -- sharding needs before the fit is tested.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local pack = {}
 
 local function round_up(n, unit) return math.ceil(n / unit) * unit end
-
-local function check_lengths(op, lengths)
-   err.type(op, 'lengths', lengths, 'table')
-   for i, n in ipairs(lengths) do err.integer(op, ('lengths[%d]'):format(i), n, 0) end
-end
 
 -- ---- choosing what goes together -------------------------------------------------------------
 
@@ -92,10 +88,7 @@ local function fullest(lengths, order, size)
    return bins
 end
 
-local function fill(op, rule, lengths, size, max_bins)
-   check_lengths(op, lengths)
-   err.integer(op, 'size', size, 1)
-   if max_bins ~= nil then err.integer(op, 'max_bins', max_bins, 0) end
+local function fill(rule, lengths, size, max_bins)
    local order, skipped = longest_first(lengths, size)
    local bins = rule(lengths, order, size)
    for b = #bins, (max_bins or #bins) + 1, -1 do bins[b] = nil end
@@ -106,13 +99,13 @@ end
 -- bins (lists of indices, longest first) of total length <= size; what is longer than a bin is left
 -- out and listed in the second result. max_bins: more are dropped. O(n log n).
 function pack.knapsack(lengths, size, max_bins)
-   return fill('parallel.pack.knapsack', emptiest, lengths, size, max_bins)
+   return fill(emptiest, lengths, size, max_bins)
 end
 
 -- The same with each document in the fullest bin that has room (best fit): as many bins nearly
 -- always, full ones first. O(n bins).
 function pack.best_fit(lengths, size, max_bins)
-   return fill('parallel.pack.best_fit', fullest, lengths, size, max_bins)
+   return fill(fullest, lengths, size, max_bins)
 end
 
 -- In order: a bin ends where the next document does not fit. unit: slots are multiples of it.
@@ -204,21 +197,14 @@ local function lengths_of(samples)
    return list
 end
 
-local build_options = { 'size', 'cp', 'padding_token_id', 'drop_long', 'max_packs' }
-local neat_options = { 'fit', unpack(build_options) }
-
-local function begin(op, samples, opts, known)
-   opts = err.options(op, opts, known)
-   local size, cp = err.integer(op, 'size', opts.size, 1), err.integer(op, 'cp', opts.cp or 1, 1)
+local function begin(op, samples, opts)
+   local size, cp = opts.size, opts.cp
    local unit = cp > 1 and 2 * cp or 1
    if size % unit ~= 0 then
       err.raise('E_ARG', op, 'a pack of %d tokens cannot be cut over %d ranks: expected a multiple '
          .. 'of %d', size, cp, unit)
    end
-   if opts.drop_long ~= nil then err.type(op, 'drop_long', opts.drop_long, 'boolean') end
-   if opts.max_packs ~= nil then err.integer(op, 'max_packs', opts.max_packs, 0) end
-   return check_samples(op, samples, size, opts.drop_long), size, unit,
-      err.integer(op, 'padding_token_id', opts.padding_token_id or 0), opts
+   return check_samples(op, samples, size, opts.drop_long), size, unit, opts.padding_token_id
 end
 
 local function rows(samples, bins, size, unit, pad, indexed, most)
@@ -229,35 +215,28 @@ local function rows(samples, bins, size, unit, pad, indexed, most)
    return list
 end
 
--- Samples ({ input_ids =, labels =, loss_mask = } of lists) packed in order. opts: size (tokens
--- of a row), cp (1: ranks each slot must be cut over), padding_token_id (0), drop_long (false),
--- max_packs. Returns rows for thd.collate.
+-- Samples ({ input_ids =, labels =, loss_mask = } of lists) packed in order. Returns rows for
+-- thd.collate.
 function pack.greedy(samples, opts)
-   local op = 'parallel.pack.greedy'
-   local kept, size, unit, pad, o = begin(op, samples, opts, build_options)
-   return rows(kept, in_order(lengths_of(kept), size, unit), size, unit, pad, false, o.max_packs)
+   local kept, size, unit, pad = begin('parallel.pack.greedy', samples, opts)
+   return rows(kept, in_order(lengths_of(kept), size, unit), size, unit, pad, false,
+      opts.max_packs)
 end
 
 -- Samples packed tightly, with a mask that numbers documents from 1, 0 for padding, and positions
--- that begin anew in each. Options as greedy, and fit: 'emptiest' (default: knapsack) or 'best'
--- (best_fit).
+-- that begin anew in each.
 function pack.neat(samples, opts)
-   local op = 'parallel.pack.neat'
-   local kept, size, unit, pad, o = begin(op, samples, opts, neat_options)
-   local fit = err.choice(op, 'fit', o.fit or 'emptiest', { 'emptiest', 'best' })
+   local kept, size, unit, pad = begin('parallel.pack.neat', samples, opts)
    local slots = lengths_of(kept)
    for i, n in ipairs(slots) do slots[i] = round_up(n, unit) end
-   local bins = (fit == 'best' and pack.best_fit or pack.knapsack)(slots, size)
-   return rows(kept, bins, size, unit, pad, true, o.max_packs)
+   local bins = (opts.fit == 'best' and pack.best_fit or pack.knapsack)(slots, size)
+   return rows(kept, bins, size, unit, pad, true, opts.max_packs)
 end
 
 -- ---- ranks -----------------------------------------------------------------------------------
 
 -- Ranks that a document of `length` tokens needs, a power of two, for at most `most` on each.
 function pack.cp_degree(length, most)
-   local op = 'parallel.pack.cp_degree'
-   err.integer(op, 'length', length, 0)
-   err.integer(op, 'most', most, 1)
    local n = 1
    while n * most < length do n = 2 * n end
    return n
@@ -277,14 +256,10 @@ local function move_last(packs)
 end
 
 -- Documents packed in order into packs of at most `size` tokens, whose number is then raised to a
--- multiple of dp. Pack i * dp + j is micro-batch i of data rank j. opts: size, dp, cp (1: size is a
--- rank's, times cp).
+-- multiple of dp. Pack i * dp + j is micro-batch i of data rank j.
 function pack.dp_balanced(lengths, opts)
    local op = 'parallel.pack.dp_balanced'
-   opts = err.options(op, opts, { 'size', 'dp', 'cp' })
-   check_lengths(op, lengths)
-   local dp = err.integer(op, 'dp', opts.dp, 1)
-   local size = err.integer(op, 'size', opts.size, 1) * err.integer(op, 'cp', opts.cp or 1, 1)
+   local dp, size = opts.dp, opts.size * opts.cp
    for i, n in ipairs(lengths) do
       if n > size then
          err.raise('E_ARG', op, 'document %d is too long: %d tokens for a pack of %d', i, n, size)
@@ -302,13 +277,10 @@ end
 
 -- Documents onto ranks by work: each gets cp_degree ranks, the longest first, on the least loaded
 -- ranks there are. Returns a list of { index, ranks (0-based), work a rank } and the load of each
--- rank. opts: ranks, most (tokens a rank may hold), linear (pairs a token costs beside attention).
+-- rank.
 function pack.dynamic_cp(lengths, opts)
    local op = 'parallel.pack.dynamic_cp'
-   opts = err.options(op, opts, { 'ranks', 'most', 'linear' })
-   check_lengths(op, lengths)
-   local n = err.integer(op, 'ranks', opts.ranks, 1)
-   local linear = err.number(op, 'linear', opts.linear or 0, 0)
+   local n, linear = opts.ranks, opts.linear
    local load, order, plan = {}, {}, {}
    for r = 1, n do load[r] = 0 end
    for i in ipairs(lengths) do order[i] = i end
@@ -338,4 +310,21 @@ function pack.dynamic_cp(lengths, opts)
    return plan, load
 end
 
-return pack
+local building = {
+   'size: integer >= 1 -- tokens of a row', 'cp: integer >= 1 = 1 -- ranks each slot is cut over',
+   'padding_token_id: integer = 0', 'drop_long: boolean? -- leaves out samples that do not fit',
+   'max_packs: integer? >= 0 -- rows, at most',
+}
+local bins = 'lengths: integer[] >= 0; size: integer >= 1; max_bins: integer? >= 0'
+return signature.doors('parallel.pack', pack, {
+   knapsack = bins, best_fit = bins, cp_degree = 'length: integer >= 0; most: integer >= 1',
+   greedy = { opts = building },
+   neat = { opts = { building,
+      "fit: 'emptiest' | 'best' = 'emptiest' -- which bin takes the next: knapsack or best_fit" } },
+   dp_balanced = { 'lengths: integer[] >= 0', opts = {
+      'size: integer >= 1 -- tokens of a pack on a rank', 'dp: integer >= 1 -- data-parallel ranks',
+      'cp: integer >= 1 = 1 -- ranks that share a pack' } },
+   dynamic_cp = { 'lengths: integer[] >= 0', opts = {
+      'ranks: integer >= 1', 'most: integer >= 1 -- tokens a rank may hold',
+      'linear: number >= 0 = 0 -- pairs a token costs beside attention' } },
+})

@@ -12,7 +12,7 @@
 -- { 'nin: integer >= 1', opts = { ... } }. A row reads "name: type = default -- meaning":
 --
 --    integer, number, boolean, string, table, function, any, float (a floating dtype), tensor,
---    comm, sharded, or what signature.kind made
+--    ranks, comm, sharded, or what signature.kind made
 --    integer?                  may be absent; so may what has a default
 --    integer[]                 a list of them
 --    integer >= 1, integer in [2, 4], number in [0, 1)      or a bound that is an argument before
@@ -57,6 +57,9 @@ end
 
 signature.kind('comm', 'a communicator', function(v)
    return type(v) == 'table' and type(v.size) == 'number' and type(v.rank) == 'number'
+end, 'tide.Comm')
+signature.kind('ranks', 'a mesh, an axis of one or a communicator', function(v)
+   return type(v) == 'table' and (v.size ~= nil or v.find ~= nil)
 end, 'tide.Comm')
 signature.kind('sharded', 'what tide.parallel.fully_shard returned', function(v)
    return type(v) == 'table' and v.is_sharded and true or false
@@ -159,7 +162,7 @@ local function row_of(text)
 end
 
 -- The checked value of a row; values: the arguments before it.
-local function read(row, op, v, values)
+local function read(row, op, v, values, name)
    if type(v) == 'nil' then
       if row.optional then return nil end
       if row.shown then
@@ -169,15 +172,17 @@ local function read(row, op, v, values)
       end
    end
    row.type = row.type or type_of(row.kind)
-   return row.type[3](op, row.name, v, values)
+   return row.type[3](op, name or row.name, v, values)
 end
 
 local types = {}
 
--- Returns v, an argument `name` of op, if it is of a type; raises E_ARG if not.
+-- Returns v, an argument `name` of op, if it is of a type ('integer >= 1', 'float?'), or a default
+-- ('integer >= 1 = 1'); raises E_ARG if it is not.
 function signature.check(op, name, v, text)
-   types[text] = types[text] or type_of(text)
-   return types[text][3](op, name, v, {})
+   local row = types[text] or row_of('value: ' .. text)
+   types[text] = row
+   return read(row, op, v, {}, name)
 end
 
 local function add_rows(list, texts)
@@ -255,14 +260,15 @@ end
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
 -- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
--- owner. A constructor `init` has that name itself. Returns owner.
+-- owner. A constructor `init` has that name itself. `inside = true`: the function reads its options
+-- itself (by signature.options), and is only noted. Returns owner.
 function signature.doors(op, owner, given)
    for name, said in each(given) do
       said = type(said) == 'table' and said or { said }
       local door = { op = said.op or name == 'init' and op or op .. '.' .. name,
          args = signature.rows(said[1]), of = rawget(owner, name) }
       if said.opts then door.read, door.opts = signature.options(said.opts) end
-      door.fn = checked(door, door.of)
+      door.fn = said.inside and door.of or checked(door, door.of)
       rawset(owner, name, door.fn)
       doors[door.op], by_function[door.fn] = door, door
    end

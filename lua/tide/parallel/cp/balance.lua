@@ -9,6 +9,7 @@
 -- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local window = require 'tide.nn.window'
 
 local balance = {}
@@ -29,16 +30,18 @@ local function pairs_of(a, b, n, left, right)
       + reach_sum(n - a, right) - reach_sum(n - b, right)
 end
 
+local read_mask = signature.options { 'causal: boolean = true', 'window: any?',
+   'linear: number >= 0 = 0' }
+
 -- A mask { causal = true, window = n | { left, right }, linear = 0 } as what the sums need.
 -- linear: pairs that a token costs beside its attention.
 function balance.mask(op, mask)
-   mask = err.options(op, mask, { 'causal', 'window', 'linear' })
+   mask = read_mask(op, mask)
    local left, right = huge, huge
    local w = window.check(op, 'mask.window', mask.window)
    if w then left, right = w[1] < 0 and huge or w[1], w[2] < 0 and huge or w[2] end
-   if mask.causal ~= false then right = 0 end
-   local linear = err.number(op, 'mask.linear', mask.linear or 0, 0)
-   return { left = left, right = right, linear = linear }
+   if mask.causal then right = 0 end
+   return { left = left, right = right, linear = mask.linear }
 end
 
 -- Index of the last document whose slot begins at or before position g.

@@ -26,6 +26,7 @@ local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp.blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
+local signature = require 'tide.util.signature'
 local window = require 'tide.nn.window'
 
 local Context = { class_name = 'Context' }
@@ -112,23 +113,17 @@ local function ranks_of(op, opts)
    return axis, map.size, map.rank
 end
 
--- opts: map (a cp_map plan), axis (default: the plan's), method ('ring'), inner and outer (axes of
--- 'a2a+p2p': neighbours, and the ranks with the same place among theirs), window, causal (true),
--- index (i32 [B or 1, length, 2] of (document, position) in the caller's order, where rows differ;
--- default: the plan's documents). In place of map: pairs, a list over ranks of
--- i32 [B or 1, T_r, 2], the same on every rank, with axis.
+-- Makes the context of a batch, of a plan (map) or of pairs.
 function context_.new(opts)
    local op = 'parallel.cp.context'
-   opts = err.options(op, opts, { 'map', 'axis', 'method', 'inner', 'outer', 'window', 'causal',
-      'index', 'pairs' })
    local axis, size, rank = ranks_of(op, opts)
-   local method = context_.method(op, opts.method or 'ring')
+   local method = context_.method(op, opts.method)
    check_axes(op, opts, method, size, rank)
    return setmetatable({
       map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
       method = method, inner = opts.inner, outer = opts.outer,
       window = window.check(op, 'window', opts.window),
-      causal = opts.causal ~= false, index = check_index(op, opts.index, opts.map),
+      causal = opts.causal, index = check_index(op, opts.index, opts.map),
       given = opts.pairs, keep = {}, hop_lists = {}, agreed = {},
    }, Context)
 end
@@ -276,4 +271,15 @@ function context_.check(op, name, v)
       .. 'make_cp_batch_and_ctx)', v)
 end
 
-return context_
+return signature.doors('parallel.cp.context', context_, {
+   new = { op = 'parallel.cp.context', opts = {
+      'map: any? -- a plan (parallel.cp_map)',
+      'axis: any? -- the ranks; those of the plan by default',
+      "method: any = 'ring' -- how queries and keys come together: ring, allgather, a2a, a2a+p2p",
+      'inner: any? -- of a2a+p2p: the axis of neighbours',
+      'outer: any? -- and that of the ranks with the same place among theirs',
+      'window: any? -- distances { left, right }', 'causal: boolean = true',
+      "index: any? -- i32 [B or 1, length, 2] of (document, position) in the caller's order, where "
+         .. 'rows differ',
+      'pairs: any? -- in place of map: a list over ranks of i32 [B or 1, T_r, 2], alike on all' } },
+})

@@ -18,17 +18,12 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local gcd = require 'tide.util.gcd'
+local signature = require 'tide.util.signature'
 local axis_of = require 'tide.parallel.axis_of'
 local balance = require 'tide.parallel.cp.balance'
 local zigzag = require 'tide.parallel.zigzag'
 
 local cp_map = { deal = balance.deal }
-
-local kinds = { 'contiguous', 'zigzag', 'document', 'balanced', 'custom' }
-local known = {
-   'kind', 'axis', 'size', 'rank', 'length', 'cu', 'cu_real', 'cu_slot', 'multiple', 'tp', 'block',
-   'pad', 'index', 'mask', 'blocks',
-}
 
 local Map = { class_name = 'Map' }
 Map.__index = Map
@@ -38,25 +33,12 @@ Map.__index = Map
 local function lcm(a, b) return a / gcd(a, b) * b end
 
 -- The least common multiple.
-function cp_map.lcm(a, b)
-   err.integer('parallel.cp_map.lcm', 'a', a, 1)
-   return lcm(a, err.integer('parallel.cp_map.lcm', 'b', b, 1))
-end
+function cp_map.lcm(a, b) return lcm(a, b) end
 
 local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
 -- What the length of a sharded sequence must be a multiple of, so that all active rules hold.
--- o: size (ranks), halves (2 for head-tail layouts, else 1), tp (ranks that split a rank's tokens
--- further, sequence parallel), block (FP8: each of those parts is a multiple of it),
--- multiple (of the whole).
-function cp_map.multiple(o)
-   local op = 'parallel.cp_map.multiple'
-   o = err.options(op, o, { 'size', 'halves', 'tp', 'block', 'multiple' })
-   local size, tp = err.integer(op, 'size', o.size or 1, 1), err.integer(op, 'tp', o.tp or 1, 1)
-   local halves = err.integer(op, 'halves', o.halves or 1, 1)
-   local part = lcm(halves, err.integer(op, 'block', o.block or 1, 1))
-   return lcm(size * tp * part, err.integer(op, 'multiple', o.multiple or 1, 1))
-end
+function cp_map.multiple(o) return lcm(o.size * o.tp * lcm(o.halves, o.block), o.multiple) end
 
 -- ---- documents -------------------------------------------------------------------------------
 
@@ -178,7 +160,7 @@ local function ranks_of(op, o)
       local _, size, rank = axis_of(op, 'axis', o.axis, true)
       return size, rank
    end
-   local size = err.integer(op, 'size', o.size or 1, 1, 2^31 - 1)
+   local size = o.size or 1
    return size, err.integer(op, 'rank', o.rank or 0, 0, size - 1)
 end
 
@@ -208,16 +190,10 @@ local function custom_runs(self, op, index)
    return all
 end
 
--- opts: kind ('zigzag'), axis (or size and rank), length and/or documents: cu (cumulative lengths,
--- a list or tensor) or cu_real and cu_slot (documents in larger slots); pad (true: lengths are
--- rounded up inside the plan; false: they must fit), multiple, tp, block (see cp_map.multiple),
--- index (custom: whole positions in rank order), mask ({ causal, window, linear }, what balanced
--- balances), blocks (balanced: blocks a rank).
+-- Makes a plan of length tokens, of documents, or of both.
 function cp_map.new(opts)
    local op = 'parallel.cp_map.new'
-   opts = err.options(op, opts, known)
-   local self = setmetatable({ keep = {}, agreed = {} }, Map)
-   self.kind = err.choice(op, 'kind', opts.kind or 'zigzag', kinds)
+   local self = setmetatable({ keep = {}, agreed = {}, kind = opts.kind }, Map)
    self.size, self.rank = ranks_of(op, opts)
    self.axis, self.mask = opts.axis, opts.mask
    if (opts.index ~= nil) ~= (self.kind == 'custom') then
@@ -226,7 +202,7 @@ function cp_map.new(opts)
    local real, slot, length, given = documents(op, opts)
    self.length = length
    local halves = self.size > 1 and (self.kind == 'zigzag' or self.kind == 'document') and 2 or 1
-   local may_pad = opts.pad ~= false
+   local may_pad = opts.pad
    local whole = cp_map.multiple { size = self.size, halves = halves, tp = opts.tp,
       block = opts.block, multiple = opts.multiple }
    if self.kind == 'document' then
@@ -240,9 +216,8 @@ function cp_map.new(opts)
    if self.size == 1 then self.all_runs = { { 0, self.padded } } end
    if self.kind == 'custom' then self.all_runs = custom_runs(self, op, opts.index) end
    if self.kind == 'balanced' then
-      local want = opts.blocks and err.integer(op, 'blocks', opts.blocks, 1)
       self.all_runs = balance.assign(self.cu_slot, self.cu_real, self.size, self.count,
-         balance.mask(op, opts.mask), want)
+         balance.mask(op, opts.mask), opts.blocks)
    end
    return self
 end
@@ -349,4 +324,23 @@ function Map:__tostring()
       ndoc == 1 and '' or 's', self.count, self.size, self:imbalance())
 end
 
-return cp_map
+local rules = {
+   'tp: integer >= 1 = 1 -- ranks that split the tokens of a rank further (sequence parallelism)',
+   'block: integer >= 1 = 1 -- each of those parts is a multiple of it (FP8)',
+   'multiple: integer >= 1 = 1 -- so is the whole of this',
+}
+return signature.doors('parallel.cp_map', cp_map, {
+   lcm = 'a: integer >= 1; b: integer >= 1',
+   multiple = { opts = { 'size: integer >= 1 = 1 -- ranks',
+      'halves: integer >= 1 = 1 -- 2 for head-tail layouts', rules } },
+   new = { opts = {
+      "kind: 'contiguous' | 'zigzag' | 'document' | 'balanced' | 'custom' = 'zigzag' -- the layout",
+      'axis: any? -- the ranks; or size and rank', 'size: integer? in [1, 2147483647]',
+      'rank: any?', 'length: any? -- tokens of the sequence; by default those of the documents',
+      'cu: any? -- cumulative lengths of the documents, a list or a tensor',
+      'cu_real: any? -- those of documents in larger slots', 'cu_slot: any? -- those of the slots',
+      'pad: boolean = true -- lengths are rounded up inside the plan; false: they must fit', rules,
+      'index: any? -- of custom: whole positions in rank order',
+      'mask: any? -- { causal, window, linear }: what balanced balances',
+      'blocks: integer? >= 1 -- of balanced: blocks of a rank' } },
+})

@@ -30,6 +30,7 @@ local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp.options'
+local signature = require 'tide.util.signature'
 local pack = require 'tide.ffi.pack'
 local schedule = require 'tide.parallel.fsdp.schedule'
 local spread = require 'tide.nn.spread'
@@ -397,30 +398,7 @@ end
 local fsdp = { Sharded = Sharded }
 
 -- Shards a model over ranks: the data axes of a mesh (dp_shard or dp, flattened with cp;
--- dp_replicate holds replicas), an axis or a communicator (default: all ranks). opts:
---   strategy               no_shard, optim, optim_grads, optim_grads_params (default)
---   units                  nil: elements of layer lists; class names; a least number of parameters
---   reshard_after_forward  nil: all but the last of a list; true; false; k: shards among k ranks
---   mp_policy              { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs (true) }
---   preserve_fp32_weights  (true) shards of 16-bit parameters are f32
---   grad_reduce_in_fp32    (false) gradients are summed over ranks and micro-batches in f32, and
---                          the optimiser reads them so; as mp_policy.reduce_dtype = 'f32'
---   forward_prefetch (1), backward_prefetch (2): gathers begun ahead
---   overlap_param_gather, overlap_grad_reduce (true): asynchronous, beside the computation
---   disable_bucketing      (false) one unit, one collective
---   fsdp_double_buffer     (false) at most two units are gathered at a time
---   nccl_ub                (false) gradients are reduced from two buffers that stay, which NCCL is
---                          told of (comm:register)
---   check_for_nan_in_grad  (false) finish raises, naming parameter and rank
---   calculate_per_token_loss (true) gradients are sums; false: means, by a factor before the
---                          collective, or in it with average_in_collective. train.step knows and
---                          trains alike; a loop of your own divides its loss by its own count then
---   sync_each_backward     reduce after every micro-batch (default: where gradients are sharded);
---                          false: whole gradients add up on each rank until the last
---   cpu_offload            (false) shards, their gradients and the optimiser's state on the host
---   pin_memory             (true) those of a model on 'cuda' lie in pinned memory
---   device, seed           of a model on the null device
---   init                   (true) false: its shards have no values yet, the caller loads them
+-- dp_replicate holds replicas), an axis or a communicator (default: all ranks).
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
 function fsdp.fully_shard(model, ranks, opts)
    ranks, opts = axis_of.ranks_and_options(op, ranks, opts, { 'mesh', 'comm' })
@@ -455,4 +433,6 @@ function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_p
       cpu_offload = offload_policy.cpu or false, pin_memory = offload_policy.pin_memory })
 end
 
-return fsdp
+return signature.doors('parallel', fsdp, {
+   fully_shard = { 'model: module; ranks: ranks?', opts = options.rows, inside = true },
+})

@@ -4,6 +4,7 @@
 -- contradicts something else, is an error here, before anything has changed.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local options = {}
 
@@ -11,29 +12,49 @@ local op = 'parallel.fully_shard'
 
 options.strategies = { 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' }
 
--- Flags and their defaults.
+-- Flags, which ranks compare.
 local flags = {
-   overlap_grad_reduce = true, overlap_param_gather = true, disable_bucketing = false,
-   check_for_nan_in_grad = false, fsdp_double_buffer = false, nccl_ub = false,
-   average_in_collective = false, calculate_per_token_loss = true, grad_reduce_in_fp32 = false,
-   preserve_fp32_weights = true, cpu_offload = false, pin_memory = true, init = true,
+   'overlap_grad_reduce: boolean = true -- reduces gradients beside the computation',
+   'overlap_param_gather: boolean = true -- gathers parameters beside the computation',
+   'disable_bucketing: boolean = false -- one unit, one collective',
+   'check_for_nan_in_grad: boolean = false -- finish raises, naming parameter and rank',
+   'fsdp_double_buffer: boolean = false -- at most two units are gathered at a time',
+   'nccl_ub: boolean = false -- gradients are reduced from two buffers that stay, which NCCL is '
+      .. 'told of (comm:register)',
+   'average_in_collective: boolean = false -- means are taken in the collective',
+   'calculate_per_token_loss: boolean = true -- gradients are sums; false: means, by a factor '
+      .. 'before the collective, or in it with average_in_collective (a loop of your own divides '
+      .. 'its loss by its own count then)',
+   'grad_reduce_in_fp32: boolean = false -- gradients are summed over ranks and micro-batches in '
+      .. "f32, and the optimiser reads them so; as mp_policy.reduce_dtype = 'f32'",
+   'preserve_fp32_weights: boolean = true -- shards of 16-bit parameters are f32',
+   "cpu_offload: boolean = false -- shards, their gradients and the optimiser's state on the host",
+   "pin_memory: boolean = true -- those of a model on 'cuda' lie in pinned memory",
+   'init: boolean = true -- false: shards have no values yet, the caller loads them',
 }
-local flag_names = {
-   'overlap_grad_reduce', 'overlap_param_gather', 'disable_bucketing', 'check_for_nan_in_grad',
-   'fsdp_double_buffer', 'nccl_ub', 'average_in_collective', 'calculate_per_token_loss',
-   'grad_reduce_in_fp32', 'preserve_fp32_weights', 'cpu_offload', 'pin_memory', 'init',
+local flag_names = {}
+for i, row in ipairs(flags) do flag_names[i] = row:match '^[^:]+' end
+
+-- The options (see util.signature).
+options.rows = {
+   "strategy: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params' = 'optim_grads_params' "
+      .. '-- what is sharded',
+   'units: any? -- elements of layer lists; or class names; or a least number of parameters',
+   'reshard_after_forward: any? -- all but the last of a list; true; false; or k: shards among '
+      .. 'k ranks',
+   'mp_policy: any? -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs = true }',
+   'forward_prefetch: integer >= 0 = 1 -- gathers begun ahead in forward',
+   'backward_prefetch: integer >= 0 = 2 -- gathers begun ahead in backward',
+   'sync_each_backward: boolean? -- reduces after every micro-batch, by default where gradients '
+      .. 'are sharded; false: whole gradients add up on each rank until the last',
+   'device: any? -- of a model on the null device', 'seed: integer >= 0 = 0 -- of its values',
+   'keep_fp8_transpose_cache_when_using_custom_fsdp: any? -- is refused', flags,
 }
-local others = {
-   'mesh', 'comm', 'strategy', 'units', 'reshard_after_forward', 'mp_policy', 'device', 'seed',
-   'forward_prefetch', 'backward_prefetch', 'sync_each_backward',
-   'keep_fp8_transpose_cache_when_using_custom_fsdp',
-}
+local read, rows = signature.options { 'mesh: any?', 'comm: any?', options.rows }
 
 -- The names of all options.
-options.names = { unpack(others) }
-for _, k in ipairs(flag_names) do table.insert(options.names, k) end
-
-local floats = { 'f32', 'f64', 'bf16', 'f16' }
+options.names = {}
+for i, row in ipairs(rows) do options.names[i] = row.name end
 
 -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs }; absent dtypes: no cast.
 function options.precision(name, mp)
@@ -41,11 +62,9 @@ function options.precision(name, mp)
       { 'param_dtype', 'reduce_dtype', 'output_dtype', 'cast_forward_inputs' })
    local out = { cast_forward_inputs = mp.cast_forward_inputs ~= false }
    for _, k in ipairs { 'param_dtype', 'reduce_dtype', 'output_dtype' } do
-      if mp[k] ~= nil then out[k] = err.choice(name, 'mp_policy.' .. k, mp[k], floats) end
+      out[k] = signature.check(name, 'mp_policy.' .. k, mp[k], 'float?')
    end
-   if mp.cast_forward_inputs ~= nil then
-      err.type(name, 'mp_policy.cast_forward_inputs', mp.cast_forward_inputs, 'boolean')
-   end
+   signature.check(name, 'mp_policy.cast_forward_inputs', mp.cast_forward_inputs, 'boolean?')
    return out
 end
 
@@ -76,29 +95,14 @@ end
 
 -- A checked copy with defaults.
 function options.check(opts)
-   opts = err.options(op, opts, options.names)
-   local o = { mesh = opts.mesh, comm = opts.comm, units = opts.units }
-   for _, k in ipairs(flag_names) do
-      o[k] = opts[k]
-      if o[k] == nil then o[k] = flags[k] end
-      err.type(op, k, o[k], 'boolean')
-   end
-   if opts.keep_fp8_transpose_cache_when_using_custom_fsdp then
+   local o = read(op, opts)
+   if o.keep_fp8_transpose_cache_when_using_custom_fsdp then
       err.raise('E_UNSUPPORTED', op, 'keep_fp8_transpose_cache_when_using_custom_fsdp keeps a '
          .. 'second copy of FP8 weights, and there are no FP8 weights here; leave it out')
    end
-   o.strategy = err.choice(op, 'strategy', opts.strategy or 'optim_grads_params',
-      options.strategies)
-   o.mp = options.precision(op, opts.mp_policy)
-   o.reshard = check_reshard(o, opts.reshard_after_forward)
-   o.forward_prefetch = err.integer(op, 'forward_prefetch', opts.forward_prefetch or 1, 0)
-   o.backward_prefetch = err.integer(op, 'backward_prefetch', opts.backward_prefetch or 2, 0)
-   o.seed = err.integer(op, 'seed', opts.seed or 0, 0)
-   o.device = opts.device
-   o.sync_each_backward = opts.sync_each_backward
-   if o.sync_each_backward ~= nil then
-      err.type(op, 'sync_each_backward', o.sync_each_backward, 'boolean')
-   end
+   o.mp = options.precision(op, o.mp_policy)
+   o.reshard = check_reshard(o, o.reshard_after_forward)
+   o.mp_policy, o.reshard_after_forward = nil, nil
    if o.sync_each_backward == nil then
       o.sync_each_backward = o.strategy == 'optim_grads' or o.strategy == 'optim_grads_params'
    end

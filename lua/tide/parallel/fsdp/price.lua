@@ -6,6 +6,7 @@
 
 local bytes_of = require('tide').dtype_size
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local price = {}
 
@@ -84,11 +85,8 @@ local function as_asked(n) return n end
 -- gather, reduce, replicas }.
 function price.sharded(sharded, opts)
    local op = 'parallel.fsdp.price'
-   opts = err.options(op, opts, { 'rank', 'micro', 'state_bytes', 'block' })
-   local o, micro = sharded.opts, err.integer(op, 'micro', opts.micro or 1, 1)
-   local block = err.func(op, 'block', opts.block or as_asked)
+   local o, micro, block = sharded.opts, opts.micro, opts.block or as_asked
    err.number(op, 'result of block', (block(1)), 0)
-   err.number(op, 'state_bytes', opts.state_bytes or 8, 0)
    err.integer(op, 'rank', opts.rank or sharded.shard_comm.rank, 0, sharded.shard_comm.size - 1)
    local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, stays = 0,
       gather = 0, reduce = 0, collectives = { gather = 0, reduce = 0, replicas = 0 } }
@@ -96,7 +94,7 @@ function price.sharded(sharded, opts)
    for _, unit in ipairs(sharded:all_units()) do
       sum.gathered = 0
       for _, b in ipairs(unit.buckets) do
-         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes or 8, unreduced, block)
+         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes, unreduced, block)
          local again = b.full and unit.reshard_after_forward and runs[unit] and micro or 0
          add_wire(sum, b, b.full and micro or 1, again, unreduced and 1 or micro)
          if b.small then sum.stays = sum.stays + b:small_count() * bytes_of(b.opts.dtype) end
@@ -107,4 +105,10 @@ function price.sharded(sharded, opts)
    return sum
 end
 
-return price
+return signature.doors('parallel.fsdp.price', price, {
+   sharded = { 'sharded: sharded', op = 'parallel.fsdp.price', opts = {
+      'rank: integer? >= 0 -- of the shards; this one by default',
+      'micro: integer >= 1 = 1 -- micro-batches of a step',
+      'state_bytes: number >= 0 = 8 -- of the optimiser for an element',
+      'block: function? -- the bytes that an allocation of n takes' } },
+})
