@@ -148,19 +148,29 @@ function tide.chat.template.float(v) end
 function tide.chat.template.load(dir, name) end
 function tide.chat.template.new(text, variables, bounds) end
 tide.comm = {}
+---@param comm tide.Comm
 function tide.comm.any(comm, flag) end
 function tide.comm.close() end
 function tide.comm.comm_of(op, comm) end
 function tide.comm.gpus(comm, opts) end
 function tide.comm.group(nrank, opts) end
+---@param opts? { timeout?: any, ctx?: any, transport?: 'self' | 'local' | 'mpi', check?: any, library?: any }
 function tide.comm.init(opts) end
 function tide.comm.nccl(over, opts) end
+---@param comm tide.Comm
+---@param fn function
 function tide.comm.on_first(comm, op, fn) end
 function tide.comm.set_world(comm) end
 function tide.comm.shutdown() end
 function tide.comm.simulate(n, rank, host_size) end
 function tide.comm.solo() end
+---@param opts? { comm: table, sections?: string[], steps?: integer, ratio?: number, clock?: function }
+function tide.comm.straggler(opts) end
+---@param comm tide.Comm
+---@param numbers table
 function tide.comm.sum(comm, numbers) end
+---@param comm tide.Comm
+---@param fn function
 function tide.comm.together(comm, op, fn) end
 function tide.comm.world() end
 tide.cuda = {}
@@ -624,9 +634,14 @@ function tide.parallel.cp.Context.positions(device) end
 function tide.parallel.cp.Context.q_index(device) end
 function tide.parallel.cp.Context.run(fn, ...) end
 function tide.parallel.cp.Context.tokens() end
+---@param model tide.Module
+---@param axis? tide.Comm
+---@param opts? { method?: 'ring' | 'allgather' | 'a2a' | 'a2a+p2p', layout?: 'zigzag' | 'contiguous' | 'document' | 'balanced', a2a?: any, window?: any, sliding_window?: any, layers?: table, mamba?: any }
 function tide.parallel.cp.attach(model, axis, opts) end
 function tide.parallel.cp.attach_context_parallel_hooks(model) end
 function tide.parallel.cp.attach_cp_sdpa_hooks(model, mesh, opts) end
+---@param opts? { axis: any, method?: any, a2a?: any, near?: any, far?: any }
+function tide.parallel.cp.attention(opts) end
 function tide.parallel.cp.axis_of(op, mesh, name) end
 function tide.parallel.cp.build_position_ids(batch) end
 ---@param opts? { map?: any, axis?: any, method?: any, inner?: any, outer?: any, window?: any, causal?: boolean, index?: any, pairs?: any }
@@ -707,6 +722,8 @@ function tide.parallel.mamba_cp.deinterleave_index(cu_local, W, rows) end
 function tide.parallel.mamba_cp.deinterleave_packed_seqs(x, cu_local, W) end
 function tide.parallel.mamba_cp.explain(...) end
 function tide.parallel.mamba_cp.pre_index(cu, W) end
+---@param opts? { rows?: integer, dtype?: string, rank?: any }
+function tide.parallel.mamba_cp.price(layer, map, opts) end
 function tide.parallel.mamba_cp.price(...) end
 function tide.parallel.mamba_cp.redo_attention_load_balancing(x, W, cu) end
 function tide.parallel.mamba_cp.redo_order(W) end
@@ -739,6 +756,8 @@ function tide.parallel.multimodal.gather_along_second_dim(x, axis) end
 function tide.parallel.multimodal.gather_from_context_parallel_ranks(x, global_pad, axis) end
 function tide.parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts) end
 function tide.parallel.multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, packed) end
+---@param seq_len integer
+---@param opts? { cp_size?: integer, tp_size?: integer, has_sp?: boolean, decoder_tp_comm_overlap?: boolean, decoder_seq_len?: any, fp8_enabled?: boolean, fp8_recipe?: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8', rule?: 'all' | 'first' }
 function tide.parallel.multimodal.get_padding(seq_len, opts) end
 function tide.parallel.multimodal.reduce_scatter_along_second_dim(x, axis) end
 function tide.parallel.multimodal.split_to_context_parallel_ranks(x, axis, pad_value) end
@@ -782,6 +801,8 @@ function tide.parallel.pack.greedy(samples, opts) end
 function tide.parallel.pack.knapsack(lengths, size, max_bins) end
 ---@param opts? { size: integer, cp?: integer, padding_token_id?: integer, drop_long?: boolean, max_packs?: integer, fit?: 'emptiest' | 'best' }
 function tide.parallel.pack.neat(samples, opts) end
+---@param model tide.Module
+---@param opts? { gather_logits?: boolean, async_tp?: boolean }
 function tide.parallel.parallelize_module(model, axis, plan, opts) end
 tide.parallel.placement = {}
 function tide.parallel.placement.is(p) end
@@ -799,7 +820,9 @@ tide.parallel.plan.Plan = {}
 function tide.parallel.plan.Plan.new(model, mesh, opts) end
 function tide.parallel.plan.Plan:axes_text() end
 function tide.parallel.plan.Plan:data() end
+---@param opts? { device?: string, seed?: integer, init?: boolean }
 function tide.parallel.plan.Plan:materialise(opts) end
+---@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, host_size?: any, state_bytes?: number, forward?: any }
 function tide.parallel.plan.Plan:price(opts) end
 function tide.parallel.plan.Plan:to_table() end
 function tide.parallel.plan.from_table(t, model) end
@@ -810,6 +833,8 @@ tide.parallel.recompute = {}
 function tide.parallel.recompute.apply(model, policy, opts) end
 function tide.parallel.recompute.report(model) end
 function tide.parallel.recompute.scope(v) end
+---@param model tide.Module
+---@param opts? { gather_logits?: boolean, async_tp?: boolean, plan?: any, sequence_parallel?: boolean, declared?: boolean }
 function tide.parallel.tensor_parallel(model, axis, opts) end
 tide.parallel.thd = {}
 function tide.parallel.thd.collate(rows, opts) end

@@ -8,6 +8,7 @@
 local env = require 'tide.comm.env'
 local err = require 'tide.util.err'
 local instead = require 'tide.util.instead'
+local signature = require 'tide.util.signature'
 local solo = require 'tide.comm.solo'
 
 local dist = { solo = solo.new }
@@ -62,16 +63,9 @@ local function check_joined(opts)
    end
 end
 
--- Joins the group of this run once and returns the communicator of all its ranks. opts: timeout
--- (seconds a call waits for the other ranks), ctx (a context; default: the state's own), transport
--- ('self', 'local' or 'mpi'; default: as the run was started), check (false: MPI calls are not
--- compared before data moves; on all ranks alike), library (file of the MPI library). A later call
--- may change the timeout only.
+-- Joins the group of this run once and returns the communicator of all its ranks. A later call may
+-- change the timeout only.
 function dist.init(opts)
-   opts = err.options('comm.init', opts, { 'timeout', 'ctx', 'transport', 'check', 'library' })
-   if opts.transport ~= nil then
-      err.choice('comm.init', 'transport', opts.transport, { 'self', 'local', 'mpi' })
-   end
    if world then check_joined(opts) else world = join(opts) end
    if opts.timeout then world:set_timeout(opts.timeout) end
    return world
@@ -140,8 +134,6 @@ end
 
 -- Sums a list of numbers over ranks; returns the list of sums. All ranks must call it.
 function dist.sum(comm, numbers)
-   check_comm('comm.sum', comm)
-   err.type('comm.sum', 'numbers', numbers, 'table')
    if comm.size == 1 then return numbers end
    local tide = require 'tide'
    local t = tide.tensor(numbers, { dtype = 'f64', device = 'cpu' })
@@ -151,14 +143,11 @@ end
 
 -- True on every rank if `flag` is true on any.
 function dist.any(comm, flag)
-   check_comm('comm.any', comm)
    return dist.sum(comm, { flag and 1 or 0 })[1] > 0
 end
 
 -- Runs fn on rank 0 and a barrier on all; an error on rank 0 is an error on every rank.
 function dist.on_first(comm, op, fn)
-   check_comm('comm.on_first', comm)
-   err.func('comm.on_first', 'fn', fn)
    local ok, result = true, nil
    if comm.rank == 0 then ok, result = pcall(fn) end
    if not dist.any(comm, not ok) then return result end
@@ -168,8 +157,6 @@ end
 
 -- Runs fn on this rank; if it raises on any, raises on all. Returns every rank's result.
 function dist.together(comm, op, fn)
-   check_comm('comm.together', comm)
-   err.func('comm.together', 'fn', fn)
    local ok, result = pcall(fn)
    local all = comm:all_gather_object { ok = ok, result = ok and result or tostring(result) }
    if not ok then error(result, 0) end
@@ -182,6 +169,17 @@ function dist.together(comm, op, fn)
    end
    return list
 end
+
+signature.doors('comm', dist, {
+   init = { op = 'comm.init', opts = {
+      'timeout: any? -- seconds that a call waits for the other ranks',
+      "ctx: any? -- a context; the state's own by default",
+      "transport: 'self' | 'local' | 'mpi'? -- by default as the run was started",
+      'check: any? -- false: MPI calls are not compared before data moves; on all ranks alike',
+      'library: any? -- file of the MPI library' } },
+   sum = 'comm: comm; numbers: table', any = 'comm: comm', on_first = 'comm: comm; fn: function',
+   together = 'comm: comm; fn: function',
+})
 
 -- A name of other libraries is answered with what does its work here.
 return setmetatable(dist, { __index = function(_, key)

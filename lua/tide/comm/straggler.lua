@@ -7,22 +7,18 @@
 -- own time is more than `ratio` of the median, and its section that is longest beyond the median.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local straggler = {}
 
 local Watch = {}
 Watch.__index = Watch
 
--- opts: comm, sections (list of names), steps (20: window), ratio (1.2), clock() in seconds.
+-- Begins a watch.
 function straggler.new(opts)
-   local op = 'comm.straggler'
-   opts = err.options(op, opts, { 'comm', 'sections', 'steps', 'ratio', 'clock' })
-   err.type(op, 'comm', opts.comm, 'table')
-   local sections = err.type(op, 'sections', opts.sections or { 'step' }, 'table')
    local self = setmetatable({
-      comm = opts.comm, sections = sections, own = {}, step = 0,
-      steps = err.integer(op, 'steps', opts.steps or 20, 1),
-      ratio = err.number(op, 'ratio', opts.ratio or 1.2, 1),
+      comm = opts.comm, sections = opts.sections or { 'step' }, own = {}, step = 0,
+      steps = opts.steps, ratio = opts.ratio,
       clock = opts.clock or require('tide').clock,
    }, Watch)
    self:clear()
@@ -98,4 +94,10 @@ function Watch:next()
    return f
 end
 
-return straggler
+return signature.doors('comm.straggler', straggler, {
+   new = { op = 'comm.straggler', opts = {
+      'comm: table -- the ranks', 'sections: string[]? -- parts of a step, by name',
+      'steps: integer >= 1 = 20 -- of a window',
+      'ratio: number >= 1 = 1.2 -- a rank is slow above it, by the median',
+      'clock: function? -- seconds' } },
+})

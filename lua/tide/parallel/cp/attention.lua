@@ -17,6 +17,7 @@
 
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'
@@ -40,12 +41,9 @@ function cp_attention.split(name, comm, n)
    return subgroup.near(comm, n, 'cp_a2a'), subgroup.far(comm, n, 'cp_p2p')
 end
 
--- opts: axis (of a mesh, or a communicator), method (default: that of the context), a2a (ranks of
--- the inner exchange of a2a+p2p), or near and far (its communicators, if they are there already).
--- Collective for a2a+p2p with a2a.
+-- Makes an attention over ranks. Collective for a2a+p2p with a2a.
 function cp_attention.new(opts)
    local name = 'parallel.cp.attention'
-   opts = err.options(name, opts, { 'axis', 'method', 'a2a', 'near', 'far' })
    local method = opts.method and context_.method(name, opts.method)
    if (method == 'a2a+p2p') ~= (opts.a2a ~= nil or opts.near ~= nil) then
       err.arg(name, 'a2a', 'the ranks of the inner exchange, for a2a+p2p alone', opts.a2a)
@@ -231,4 +229,11 @@ function Inner:__tostring()
       self.comm.size)
 end
 
-return cp_attention
+return signature.doors('parallel.cp.attention', cp_attention, {
+   new = { op = 'parallel.cp.attention', opts = {
+      'axis: any -- of a mesh, or a communicator',
+      'method: any? -- by default that of the context',
+      'a2a: any? -- ranks of the inner exchange of a2a+p2p',
+      'near: any? -- the communicator of that exchange, if it is there already',
+      'far: any? -- and that of the ring' } },
+})

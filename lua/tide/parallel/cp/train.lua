@@ -20,6 +20,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local pack = require 'tide.ffi.pack'
+local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local wrap = require 'tide.nn.wrap'
 local axis_of = require 'tide.parallel.axis_of'
@@ -204,11 +205,6 @@ end
 cp_train.options = { 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' }
 
 -- Puts a model over the ranks of an axis (of a mesh, a mesh with an axis 'cp', or a communicator).
--- opts: method ('ring', 'allgather', 'a2a', 'a2a+p2p'), layout ('zigzag', 'contiguous', 'document',
--- 'balanced'), a2a (ranks of the inner exchange of a2a+p2p), window (of tide.attention: distances)
--- or sliding_window (tokens that each sees, itself included); default: as the layers have it),
--- layers ({ [index from 1 or name] = method or { method =, window =, sliding_window = } }: single
--- layers that differ), mamba (method of Mamba-2 layers: 'auto', 'hidden', 'state'; see mamba_cp).
 -- Nothing changes on an axis of one rank. Collective. Returns the handle: cut(batch), whole(fn,
 -- ...), restore().
 function cp_train.attach(model, axis, opts)
@@ -342,4 +338,15 @@ function Attached:__tostring()
       #self.layers == 1 and '' or 's', self.size, self.method, self.layout)
 end
 
-return cp_train
+return signature.doors('parallel.cp', cp_train, {
+   attach = { 'model: module; axis: ranks?', inside = true, opts = {
+      "method: 'ring' | 'allgather' | 'a2a' | 'a2a+p2p' = 'ring' -- how queries and keys come "
+         .. 'together',
+      "layout: 'zigzag' | 'contiguous' | 'document' | 'balanced' = 'zigzag' -- which tokens lie "
+         .. 'where',
+      'a2a: any? -- ranks of the inner exchange of a2a+p2p',
+      'window: any? -- distances { left, right }; by default as the layers have it',
+      'sliding_window: any? -- in its place: tokens that each sees, itself included',
+      'layers: table? -- { [index from 1 or name] = method or { method, window, sliding_window } }',
+      "mamba: any? -- method of Mamba-2 layers: 'auto', 'hidden', 'state'; see mamba_cp" } },
+})

@@ -13,6 +13,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
@@ -45,14 +46,12 @@ end
 
 -- What a layer sends for a batch of `rows` (1) rows under a plan, by each method:
 -- { hidden = { forward, backward, bytes }, state = the same or nil, why = text, best = name }, of
--- the busiest rank, or of opts.rank. opts: rows, dtype ('f32'), rank.
+-- the busiest rank, or of opts.rank.
 function attach.price(layer, map, opts)
    local op = 'parallel.mamba_cp.price'
-   opts = err.options(op, opts, { 'rows', 'dtype', 'rank' })
    if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
    if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
-   local rows, dtype = err.integer(op, 'rows', opts.rows or 1, 1), opts.dtype or 'f32'
-   local size = tide.dtype_size(err.choice(op, 'dtype', dtype, { 'f32', 'f64', 'bf16', 'f16' }))
+   local rows, size = opts.rows, tide.dtype_size(opts.dtype)
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end
@@ -285,4 +284,7 @@ function Attached:__tostring()
       #self.layers)
 end
 
-return attach
+return signature.doors('parallel.mamba_cp', attach, {
+   price = { opts = { 'rows: integer >= 1 = 1 -- of the batch', "dtype: float = 'f32'",
+      'rank: any? -- by default the busiest' } },
+})

@@ -14,6 +14,7 @@
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp.map'
 local collective = require 'tide.parallel.collective_op'
@@ -49,21 +50,12 @@ local function check_alike(op, axis, x, free, more)
 end
 
 -- FP8 block of a recipe.
-local recipes = { 'delayed', 'tensorwise', 'blockwise', 'mxfp8' }
-
-local function block_of(op, opts)
-   local recipe = opts.fp8_recipe
-   if recipe ~= nil then err.choice(op, 'fp8_recipe', recipe, recipes) end
+local function block_of(opts)
    if not opts.fp8_enabled then return 1 end
-   return recipe == 'mxfp8' and 32 or 16
+   return opts.fp8_recipe == 'mxfp8' and 32 or 16
 end
 
 -- ---- padding ---------------------------------------------------------------------------------
-
-local padding_options = {
-   'cp_size', 'tp_size', 'has_sp', 'decoder_tp_comm_overlap', 'decoder_seq_len', 'fp8_enabled',
-   'fp8_recipe', 'rule',
-}
 
 -- One rule alone, as published code has it: the FP8 block is left out with several ranks.
 local function first_rule(cp, tp, sp, block)
@@ -72,19 +64,9 @@ local function first_rule(cp, tp, sp, block)
    return block
 end
 
--- Tokens to add to a sequence of seq_len. opts: cp_size (1), tp_size (1), has_sp (false: sequence
--- parallel), decoder_tp_comm_overlap and decoder_seq_len (with sequence parallel: up to that
--- length), fp8_enabled, fp8_recipe ('mxfp8': blocks of 32, else 16), rule ('all': every active rule
--- holds at once, or 'first': only the first of cp, sp, fp8, as published code has it).
+-- Tokens to add to a sequence of seq_len.
 function multimodal.get_padding(seq_len, opts)
-   local op = 'parallel.multimodal.get_padding'
-   err.integer(op, 'seq_len', seq_len, 0)
-   opts = err.options(op, opts, padding_options)
-   local cp = err.integer(op, 'cp_size', opts.cp_size or 1, 1)
-   local tp = err.integer(op, 'tp_size', opts.tp_size or 1, 1)
-   for _, k in ipairs { 'has_sp', 'decoder_tp_comm_overlap', 'fp8_enabled' } do
-      if opts[k] ~= nil then err.type(op, k, opts[k], 'boolean') end
-   end
+   local op, cp, tp = 'parallel.multimodal.get_padding', opts.cp_size, opts.tp_size
    if opts.has_sp and opts.decoder_tp_comm_overlap then
       local want = err.integer(op, 'decoder_seq_len', opts.decoder_seq_len, 0)
       if want < seq_len then
@@ -93,13 +75,12 @@ function multimodal.get_padding(seq_len, opts)
       end
       return want - seq_len
    end
-   local rule = err.choice(op, 'rule', opts.rule or 'all', { 'all', 'first' })
    local factor
-   if rule == 'first' then
-      factor = first_rule(cp, tp, opts.has_sp, block_of(op, opts))
+   if opts.rule == 'first' then
+      factor = first_rule(cp, tp, opts.has_sp, block_of(opts))
    else
       factor = cp_map.multiple { size = cp, halves = cp > 1 and 2 or 1,
-         tp = opts.has_sp and tp or 1, block = block_of(op, opts) }
+         tp = opts.has_sp and tp or 1, block = block_of(opts) }
    end
    return math.ceil(seq_len / factor) * factor - seq_len
 end
@@ -393,4 +374,14 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    return dropped == 0 and all or all:narrow(1, 1, kept):contiguous()
 end
 
-return multimodal
+return signature.doors('parallel.multimodal', multimodal, {
+   get_padding = { 'seq_len: integer >= 0', opts = {
+      'cp_size: integer >= 1 = 1', 'tp_size: integer >= 1 = 1',
+      'has_sp: boolean? -- sequence parallel',
+      'decoder_tp_comm_overlap: boolean? -- with it: up to decoder_seq_len',
+      'decoder_seq_len: any?', 'fp8_enabled: boolean?',
+      "fp8_recipe: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8'? -- mxfp8: blocks of 32, "
+         .. 'else 16',
+      "rule: 'all' | 'first' = 'all' -- every active rule holds at once; or only the first of cp, "
+         .. 'sp, fp8, as published code has it' } },
+})

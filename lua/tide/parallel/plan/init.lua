@@ -20,6 +20,7 @@ local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local fingerprint = require 'tide.parallel.fingerprint'
 local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
@@ -236,29 +237,15 @@ function Plan:init(model, mesh, opts)
    self.rehearsal = plan_text.of(self, rehearse(self, 0))
 end
 
-local function fill(o, name, default)
-   return err.integer('parallel.plan.price', name, o[name] or default, 1)
-end
-
--- What a rank keeps and sends in a step. opts: batch (rows of a micro-batch on a rank, 1), seq (of
--- the whole sequence; default: the model's context), accum (micro-batches a step, 1), rank (0),
--- device ('cpu': whose kernels; their scratch counts on 'cpu' and 'ref', with this context's number
--- of threads), host_size (ranks that share a host), state_bytes (of the optimiser for an element;
--- default: AdamW's), forward (fn(model) -> loss, for other models than language models).
+-- What a rank keeps and sends in a step.
 -- Returns bytes: parameters, gradients, optimizer, their sum state; activations (kept from forward
 -- to backward), unit (largest gathered unit), stays (what reshard_after_forward = k
 -- keeps of gathered units until backward), peak (everything, at its largest); wire (sent a step)
 -- and of that wire_between_hosts; collectives: calls by kind. Prints as a table.
 function Plan:price(opts)
-   local name = 'parallel.plan.price'
-   local o = copy(err.options(name, opts, { 'batch', 'seq', 'accum', 'rank', 'device', 'host_size',
-      'state_bytes', 'forward' }))
-   local config = self.model.config or {}
-   o.batch, o.accum = fill(o, 'batch', 1), fill(o, 'accum', 1)
-   o.seq = fill(o, 'seq', config.max_position_embeddings or 1024)
-   o.rank = err.integer(name, 'rank', o.rank or 0, 0, self.ranks - 1)
-   o.device = err.choice(name, 'device', o.device or 'cpu', { 'cpu', 'ref', 'cuda' })
-   if o.state_bytes then err.number(name, 'state_bytes', o.state_bytes, 0) end
+   local o, config = opts, self.model.config or {}
+   o.seq = o.seq or config.max_position_embeddings or 1024
+   err.integer('parallel.plan.price', 'rank', o.rank, 0, self.ranks - 1)
    local run = rehearse(self, o.rank, o.host_size)
    local sum = plan_price.of(run, o)
    sum.rank, sum.ranks, sum.batch, sum.seq, sum.accum = o.rank, self.ranks, o.batch, o.seq, o.accum
@@ -292,18 +279,15 @@ local function real_mesh(self)
    return mesh_of(axes_list(self), { comm = comm })
 end
 
--- Spreads the model over the ranks of the run, in place; every rank calls it, once. opts: device
--- ('cpu'; of a model on the null device), seed (0), init (true; false: parameters have no values
--- yet, and the caller loads them). Returns { model, sharded (nil without fsdp),
--- params (for the optimiser), comm (for train.loop), data (ranks with data of their own: rank, size
--- for the sampler), mesh, context (of context parallelism), plan }.
+-- Spreads the model over the ranks of the run, in place; every rank calls it, once. Returns {
+-- model, sharded (nil without fsdp), params (for the optimiser), comm (for train.loop), data (ranks
+-- with data of their own: rank, size for the sampler), mesh, context (of context parallelism), plan
+-- }.
 function Plan:materialise(opts)
    local name = 'parallel.plan.materialise'
-   opts = err.options(name, opts, { 'device', 'seed', 'init' })
    if self.done then err.raise('E_STATE', name, 'this plan has spread its model already') end
    spread.check_whole(name, self.model, 'give it whole')          -- another plan may have
-   local device = opts.device or 'cpu'
-   local seed = err.integer(name, 'seed', opts.seed or 0, 0)
+   local device, seed = opts.device, opts.seed
    local mesh = real_mesh(self)
    if mesh.comm.transport == 'sim' and device ~= 'null' then
       err.raise('E_STATE', name, 'the mesh is simulated; it can be priced only')
@@ -328,6 +312,21 @@ function Plan:data() return { rank = 0, size = self.rehearsal.data } end
 
 -- The plan as a plain table, for JSON; see plan.from_table.
 function Plan:to_table() return plan_text.to_table(self) end
+
+signature.doors('parallel.plan', Plan, {
+   price = { opts = {
+      'batch: integer >= 1 = 1 -- rows of a micro-batch on a rank',
+      "seq: integer? >= 1 -- tokens of the whole sequence; the model's context by default",
+      'accum: integer >= 1 = 1 -- micro-batches of a step', 'rank: integer >= 0 = 0',
+      "device: 'cpu' | 'ref' | 'cuda' = 'cpu' -- whose kernels: their scratch counts on 'cpu' and "
+         .. "'ref', with this context's number of threads",
+      'host_size: any? -- ranks that share a host',
+      "state_bytes: number? >= 0 -- of the optimiser for an element; AdamW's by default",
+      'forward: any? -- makes a loss of a model that is no language model' } },
+   materialise = { opts = {
+      "device: string = 'cpu' -- of a model on the null device", 'seed: integer >= 0 = 0',
+      'init: boolean? -- false: parameters have no values yet, and the caller loads them' } },
+})
 
 local plan = { Plan = Plan }
 

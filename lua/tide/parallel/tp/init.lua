@@ -17,6 +17,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
@@ -402,12 +403,6 @@ local function check_whole(model)
       { inside = true, tp = true })
 end
 
-local function check_flags(name, opts, flags)
-   for _, k in ipairs(flags) do
-      if opts[k] ~= nil then err.type(name, k, opts[k], 'boolean') end
-   end
-end
-
 -- Whether the numbers of attention heads in a configuration are of no layer.
 local function is_attention_free(model)
    local mamba, attention = false, false
@@ -416,8 +411,6 @@ local function is_attention_free(model)
    end)
    return mamba and not attention
 end
-
-local options = { 'gather_logits', 'async_tp' }
 
 local function styles_text(styles, opts)
    local list = {}
@@ -438,15 +431,9 @@ local function check_agreed(env, model)
    }, model)
 end
 
--- Cuts the modules that a plan names over an axis and returns the model. Collective. opts:
--- gather_logits (true; false: model(ids) gives this rank's part of the vocabulary), async_tp
--- (false; products overlap with the collectives before and after them; needs a plan that cuts the
--- sequence).
+-- Cuts the modules that a plan names over an axis and returns the model. Collective.
 function tp.parallelize_module(model, axis, plan, opts)
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    local comm = axis_of(op, 'axis', axis)
-   opts = err.options(op, opts, options)
-   check_flags(op, opts, options)
    check_whole(model)
    local env, styles = { axis = axis, comm = comm }, expand(model, plan)
    local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
@@ -466,14 +453,9 @@ end
 -- The options of tensor_parallel.
 tp.options = { 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
 
--- A model cut over an axis by the plan that fits it. opts: plan, sequence_parallel, declared (see
--- tp_plans.plan_for), gather_logits, async_tp.
+-- A model cut over an axis by the plan that fits it.
 function tp.tensor_parallel(model, axis, opts)
-   local name = 'parallel.tensor_parallel'
-   opts = err.options(name, opts, tp.options)
-   check_flags(name, opts, { 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' })
-   if not class.is(model, nn.Module) then err.arg(name, 'model', 'a module', model) end
-   axis_of(name, 'axis', axis)
+   axis_of('parallel.tensor_parallel', 'axis', axis)
    check_whole(model)
    if axis.size > 1 and model.config and not is_attention_free(model) then
       tp.check_heads(model.config, axis.size)
@@ -484,4 +466,15 @@ function tp.tensor_parallel(model, axis, opts)
       { gather_logits = opts.gather_logits, async_tp = opts.async_tp })
 end
 
-return tp
+local cutting = {
+   "gather_logits: boolean? -- false: model(ids) gives this rank's part of the vocabulary",
+   'async_tp: boolean? -- products overlap with the collectives before and after them; needs a '
+      .. 'plan that cuts the sequence',
+}
+return signature.doors('parallel', tp, {
+   parallelize_module = { 'model: module', op = 'parallel.tensor_parallel', opts = cutting },
+   tensor_parallel = { 'model: module', opts = { cutting,
+      'plan: any? -- patterns and styles, the dotted path of such a table, or a function',
+      'sequence_parallel: boolean? -- cuts activations along the sequence between the parts',
+      'declared: boolean? -- takes the plan that the model declares' } },
+})
