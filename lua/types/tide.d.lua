@@ -205,9 +205,28 @@ function tide.data.bytes.encode(text) end
 function tide.data.bytes.id(n) end
 ---@param text string
 function tide.data.bytes.ids(text) end
+tide.data.chat = {}
+---@param paths string|string[]
+---@param opts? { tokenizer: table, template?: table, train_on?: string[], format?: string, skip_bad?: boolean, val?: number }
+function tide.data.chat.load(paths, opts) end
 tide.data.entropy = {}
 ---@param texts string[]
 function tide.data.entropy.order2(texts) end
+tide.data.jsonl = {}
+function tide.data.jsonl.each(path, fn) end
+tide.data.megatron = {}
+---@param ids table
+function tide.data.megatron.add(ids) end
+---@param path string
+function tide.data.megatron.open(path) end
+---@param path string
+---@param opts? { width?: integer }
+function tide.data.megatron.writer(path, opts) end
+tide.data.mixture = {}
+---@param opts? { parts: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, val_cu?: table, cp?: integer }
+function tide.data.mixture.new(opts) end
+---@param state table
+function tide.data.mixture.restore(state) end
 tide.data.packed = {}
 ---@param source tide.Source
 ---@param eos integer
@@ -223,6 +242,8 @@ function tide.data.packed.make(source, rows, seq, opts) end
 function tide.data.packed.new(opts) end
 ---@param state table
 function tide.data.packed.restore(state) end
+tide.data.record = {}
+function tide.data.record.read(t, form) end
 tide.data.sampler = {}
 ---@param opts? { count: integer, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer }
 function tide.data.sampler.new(opts) end
@@ -255,7 +276,8 @@ function tide.data.tokens.fingerprint(source) end
 function tide.data.tokens.join(sources) end
 ---@param text string
 ---@param width integer
-function tide.data.tokens.memory(text, width) end
+---@param mask? string
+function tide.data.tokens.memory(text, width, mask) end
 ---@param source tide.Source
 function tide.data.tokens.slice(source, first, count) end
 tide.debug = {}
@@ -288,6 +310,13 @@ function tide.json.float(v) end
 function tide.json.is_array(t) end
 function tide.json.keys(object) end
 tide.model = {}
+---@class tide.model.bamba
+tide.model.bamba = {}
+function tide.model.bamba.new(config, opts) end
+tide.model.bamba.form = {}
+function tide.model.bamba.form.block(c, mixer, norm, opts) end
+function tide.model.bamba:is(value, cls) end
+function tide.model.bamba:publish(c) end
 function tide.model.export(where, dir, opts) end
 function tide.model.fill(run, dir) end
 ---@class tide.model.gemma2
@@ -298,7 +327,6 @@ tide.model.gemma2.family = {}
 tide.model.gemma2.family.Block = {}
 function tide.model.gemma2.family.Block.new(parts) end
 function tide.model.gemma2.family.Block:forward(x, at) end
-function tide.model.gemma2.family.Block:is(value, cls) end
 function tide.model.gemma2.family.complete(c) end
 function tide.model.gemma2.family.embed_scale(c) end
 function tide.model.gemma2.family.layer(c, i, mixer, mlp) end
@@ -722,9 +750,9 @@ function tide.parallel.mamba_cp.deinterleave_index(cu_local, W, rows) end
 function tide.parallel.mamba_cp.deinterleave_packed_seqs(x, cu_local, W) end
 function tide.parallel.mamba_cp.explain(...) end
 function tide.parallel.mamba_cp.pre_index(cu, W) end
+function tide.parallel.mamba_cp.price(...) end
 ---@param opts? { rows?: integer, dtype?: string, rank?: any }
 function tide.parallel.mamba_cp.price(layer, map, opts) end
-function tide.parallel.mamba_cp.price(...) end
 function tide.parallel.mamba_cp.redo_attention_load_balancing(x, W, cu) end
 function tide.parallel.mamba_cp.redo_order(W) end
 function tide.parallel.mamba_cp.reinterleave_packed_seqs(x, cu_local, W) end
