@@ -76,7 +76,8 @@ end)
 local solo = tide.comm.solo()
 local good = {
    integer = 1, number = 0.5, boolean = true, string = 'text', table = {}, any = 1,
-   ['function'] = function() end, module = tide.nn.Attention { dim = 4, heads = 2 }, comm = solo, ranks = solo,
+   ['function'] = function() end, module = tide.nn.Attention { dim = 4, heads = 2 },
+   comm = solo, ranks = solo,
    source = tide.data.tokens.memory('\1\0\2\0', 2), mesh = tide.parallel.mesh({ dp = 1 },
       { comm = solo }), sharded = tide.parallel.fully_shard(tide.nn.Linear(2, 2), solo),
 }
