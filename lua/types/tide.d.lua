@@ -205,6 +205,7 @@ function tide.data.bytes.encode(text) end
 function tide.data.bytes.id(n) end
 ---@param text string
 function tide.data.bytes.ids(text) end
+function tide.data.bytes.stream() end
 tide.data.chat = {}
 ---@param paths string|string[]
 ---@param opts? { tokenizer: table, template?: table, train_on?: string[], format?: string, skip_bad?: boolean, val?: number }
@@ -1112,12 +1113,16 @@ function tide.train.progress.update(r) end
 function tide.train.run(opts) end
 tide.train.sample = {}
 ---@param model tide.Module
----@param prompt integer[]
----@param opts? { temperature?: number, top_k?: integer, top_p?: number, tokens?: integer, seed?: integer, device?: string, stop?: any, context?: integer, on_token?: function }
+---@param prompts table
+---@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function }
+function tide.train.sample.batch(model, prompts, opts) end
+---@param model tide.Module
+---@param prompt any
+---@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function }
 function tide.train.sample.generate(model, prompt, opts) end
 ---@param logits table
 ---@param u number
----@param opts? { temperature?: number, top_k?: integer, top_p?: number, tokens?: integer, seed?: integer, device?: string, stop?: any, context?: integer, on_token?: function }
+---@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function }
 function tide.train.sample.pick(logits, u, opts) end
 tide.train.score = {}
 ---@param opts? { device?: string, comm?: tide.Comm, make?: function }

@@ -89,7 +89,8 @@ local takes = { integer = 'number', number = 'number', boolean = 'boolean', stri
 local function alternatives(row)
    local list = {}
    for part in row.kind:gmatch '[^|]+' do
-      list[#list + 1] = part:match "^%s*'" and 'string' or part:match '^%s*([%w_]+)'
+      list[#list + 1] = part:match "^%s*'" and 'string' or part:find '%[%]' and 'table'
+         or part:match '^%s*([%w_]+)'
    end
    return list
 end
@@ -116,7 +117,7 @@ end
 local function bad_of(row)
    local ok, list = {}, {}
    for _, name in ipairs(alternatives(row)) do
-      ok[row.kind:find '%[%]' and 'table' or takes[name] or 'table'] = true
+      ok[takes[name] or 'table'] = true
    end
    if ok.any then return list end
    local odd = { number = 2.5, boolean = true, string = '/dev/null/nowhere',
