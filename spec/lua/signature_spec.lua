@@ -206,3 +206,43 @@ describe('signatures', function()
       assert.is_true(nmisuse > 100, nmisuse)
    end)
 end)
+
+-- ---- command lines ---------------------------------------------------------------------------
+
+-- Recipes declare options of a command line before the library is loaded. Those that arrive at a
+-- declared entry point have its type, least value and words.
+describe('options of recipes', function()
+   local arrive = {
+      ['train.run'] = { 'accum', 'clip', 'val-windows', 'keep', 'log-every', 'on-nonfinite' },
+      ['optim.AdamW'] = { 'lr', 'beta2', 'weight-decay' },
+      ['train.sample.generate'] = { 'temperature' },
+      ['data.sampler.new'] = { 'batch', 'seq', 'seed' },
+      ['optim.schedule.wsd'] = { 'warmup', 'min-lr' },
+   }
+   local declared = {}
+   for _, row in ipairs(require('recipes.support.options').all('spec', {})) do
+      declared[row[1]] = row
+   end
+
+   for op, names in pairs(arrive) do
+      it('fit what ' .. op .. ' declares', function()
+         for _, name in ipairs(names) do
+            local option, row = declared[name], nil
+            for _, r in ipairs(signature.all()[op].opts) do
+               if r.name == name:gsub('-', '_') then row = r end
+            end
+            assert.is_truthy(row, name)
+            local kind = row.kind:match '^%a+'
+            if option.choices then
+               local words = {}
+               for word in row.kind:gmatch "'([^']*)'" do words[#words + 1] = word end
+               assert.same(words, option.choices)
+            else
+               assert.equal(kind, option.type or option[2] % 1 == 0 and 'integer' or 'number', name)
+               local low = tonumber(row.kind:match '>= (%S+)' or row.kind:match 'in %[([^,]+),')
+               assert.equal(low, option.min, name)
+            end
+         end
+      end)
+   end
+end)

@@ -59,8 +59,13 @@ function reference.entries()
    for _, name in ipairs(names_of(methods)) do
       list[#list + 1] = { name = 'tide.Tensor:' .. name, fn = methods[name], is_method = true }
    end
+   local known = {}
+   for _, entry in ipairs(list) do known[entry.name:gsub(':', '.')] = true end
    for op, door in each(signature.all()) do
-      if not seen[door.fn] then list[#list + 1] = { name = 'tide.' .. op, fn = door.fn } end
+      local name = 'tide.' .. op
+      if not seen[door.fn] and not known[name] then
+         list[#list + 1] = { name = name, fn = door.fn }
+      end
    end
    for _, entry in ipairs(list) do
       entry.part = entry.name:match '^tide%.(%w+)[%.:]' or 'tide'
