@@ -752,8 +752,6 @@ function tide.parallel.mamba_cp.deinterleave_packed_seqs(x, cu_local, W) end
 function tide.parallel.mamba_cp.explain(...) end
 function tide.parallel.mamba_cp.pre_index(cu, W) end
 function tide.parallel.mamba_cp.price(...) end
----@param opts? { rows?: integer, dtype?: string, rank?: any }
-function tide.parallel.mamba_cp.price(layer, map, opts) end
 function tide.parallel.mamba_cp.redo_attention_load_balancing(x, W, cu) end
 function tide.parallel.mamba_cp.redo_order(W) end
 function tide.parallel.mamba_cp.reinterleave_packed_seqs(x, cu_local, W) end
@@ -851,7 +849,7 @@ function tide.parallel.plan.Plan:axes_text() end
 function tide.parallel.plan.Plan:data() end
 ---@param opts? { device?: string, seed?: integer, init?: boolean }
 function tide.parallel.plan.Plan:materialise(opts) end
----@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, host_size?: any, state_bytes?: number, forward?: any }
+---@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, device?: 'cpu' | 'ref' | 'cuda', host_size?: any, state_bytes?: number, forward?: any }
 function tide.parallel.plan.Plan:price(opts) end
 function tide.parallel.plan.Plan:to_table() end
 function tide.parallel.plan.from_table(t, model) end
