@@ -244,6 +244,8 @@ function tide.data.packed.new(opts) end
 ---@param state table
 function tide.data.packed.restore(state) end
 tide.data.record = {}
+---@param t table
+---@param form? 'messages' | 'sharegpt' | 'alpaca' | 'completion' | 'text'
 function tide.data.record.read(t, form) end
 tide.data.sampler = {}
 ---@param opts? { count: integer, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer }
@@ -337,6 +339,23 @@ function tide.model.gemma3.new(config, opts) end
 tide.model.gemma3.family = {}
 function tide.model.gemma3.family.complete(c) end
 function tide.model.gemma3.family.layer(c, i, mixer, mlp) end
+---@class tide.model.gpt2
+tide.model.gpt2 = {}
+function tide.model.gpt2.new(config, opts) end
+tide.model.gpt2.family = {}
+function tide.model.gpt2.family.rename(name) end
+tide.model.gpt2.form = {}
+---@class tide.model.gpt2.form.Norm
+tide.model.gpt2.form.Norm = {}
+---@param dim integer
+---@param opts? { eps?: number, bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+function tide.model.gpt2.form.Norm.new(dim, opts) end
+function tide.model.gpt2.form.Norm:detail() end
+function tide.model.gpt2.form.Norm:forward(x, residual) end
+function tide.model.gpt2.form.block(c, mixer, norm, opts) end
+function tide.model.gpt2.form.dropout(c) end
+function tide.model.gpt2:publish(c, transposed) end
+function tide.model.gpt2:stored() end
 ---@class tide.model.granite
 tide.model.granite = {}
 function tide.model.granite.new(config, opts) end
@@ -453,13 +472,6 @@ tide.nn.GatedRMSNorm = {}
 function tide.nn.GatedRMSNorm.new(dim, opts) end
 function tide.nn.GatedRMSNorm:detail() end
 function tide.nn.GatedRMSNorm:forward(x, z) end
----@class tide.nn.LayerNorm
-tide.nn.LayerNorm = {}
----@param dim integer
----@param opts? { eps?: number, bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
-function tide.nn.LayerNorm.new(dim, opts) end
-function tide.nn.LayerNorm:detail() end
-function tide.nn.LayerNorm:forward(x, residual) end
 ---@class tide.nn.Linear
 tide.nn.Linear = {}
 ---@param nin integer
@@ -1115,7 +1127,7 @@ tide.train.sample = {}
 ---@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function }
 function tide.train.sample.batch(model, prompts, opts) end
 ---@param model tide.Module
----@param prompt any
+---@param prompt string|integer[]
 ---@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function }
 function tide.train.sample.generate(model, prompt, opts) end
 ---@param logits table

@@ -10,6 +10,7 @@
 -- What is wrong with a record is a text that begins with the name of the field.
 
 local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
 
 local record = {}
 
@@ -195,4 +196,6 @@ function record.read(t, form)
    error(result, 0)
 end
 
-return record
+return signature.doors('data.record', record, {
+   read = "t: table; form: 'messages' | 'sharegpt' | 'alpaca' | 'completion' | 'text'?",
+})

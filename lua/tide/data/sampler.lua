@@ -62,18 +62,20 @@ local function order_of(self, epoch)
    return self.order, self.offset
 end
 
--- First token of the window at a place of the endless order.
-function Sampler:start_of(place)
+local function start_of(self, place)
    local order, offset = order_of(self, math.floor(place / self.windows))
    return offset + order(place % self.windows) * self.seq
 end
+
+-- First token of the window at a place of the endless order.
+function Sampler:start_of(place) return start_of(self, place) end
 
 -- Starts of this rank's windows of the next global batch.
 function Sampler:next()
    local each = self.batch / self.size
    local first = self.position + self.rank * each
    local list = {}
-   for i = 1, each do list[i] = self:start_of(first + i - 1) end
+   for i = 1, each do list[i] = start_of(self, first + i - 1) end
    self.position = self.position + self.batch
    return list
 end

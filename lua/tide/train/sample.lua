@@ -178,6 +178,6 @@ local going_on = {
 }
 return signature.doors('train.sample', sample, {
    pick = { 'logits: table; u: number in [0, 1]', opts = { drawing, going_on } },
-   generate = { 'model: module; prompt: any', opts = { drawing, going_on } },
+   generate = { 'model: module; prompt: string | integer[]', opts = { drawing, going_on } },
    batch = { 'model: module; prompts: table', opts = { drawing, going_on } },
 })

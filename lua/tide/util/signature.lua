@@ -234,19 +234,21 @@ local function parameters(fn)
    return list, info.isvararg
 end
 
-local row_code = '_all.%s = _read(_rows[%d], _op, %s, _all)\n%s = _all.%s\n'
-local code = 'local _fn, _read, _rows, _op, _options = ...\nreturn function(%s)\nlocal _all = {}\n'
+-- _all: the arguments so far, for bounds and defaults that name one; nil where there is no other.
+local row_code = '%s = _read(_rows[%d], _op, %s, _all)\n'
+local code = 'local _fn, _read, _rows, _op, _options = ...\nreturn function(%s)\nlocal _all = %s\n'
    .. '%sreturn _fn(%s)\nend'
 
 -- A function with the parameters of fn that checks the arguments of rows, and calls fn.
 local function checked(door, fn)
    local names, more = parameters(fn)
-   local place, lines = {}, {}
+   local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil
    for i, name in ipairs(names) do place[name] = i end
    for i, row in ipairs(door.args) do
       local name = row.name
       if not place[name] then error(('signature: %s has no %s'):format(door.op, name)) end
-      lines[i] = row_code:format(name, i, name, name, name)
+      lines[i] = row_code:format(name, i, name)
+      if several then lines[i] = lines[i] .. ('_all.%s = %s\n'):format(name, name) end
    end
    if door.read then
       local last = place.opts and 'opts' or names[#names]
@@ -254,8 +256,8 @@ local function checked(door, fn)
    end
    if more then names[#names + 1] = '...' end
    local list = table.concat(names, ', ')
-   return loadstring(code:format(list, table.concat(lines), list), chunk)(fn, read, door.args,
-      door.op, door.read)
+   local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
+   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read)
 end
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
