@@ -2,6 +2,7 @@
 -- options, against the same model on one rank trained by hand (oracle/train.lua).
 
 local models = require 'spec.deep.domain.models'
+local own = require 'spec.deep.domain.own'
 local train = require 'spec.deep.oracle.train'
 local values = require 'spec.deep.fuzz.values'
 
@@ -31,8 +32,8 @@ local function fsdp(c, o)
    return f
 end
 
--- A case: family and config, axes of n ranks, sections of the plan, optimiser, clip, and steps of
--- `accum` micro-batches of `rows` rows a data rank.
+-- A case: family and config, axes of n ranks, sections of the plan, optimiser, clip, steps of
+-- `accum` micro-batches of `rows` rows a data rank, and own parts (domain/own.lua).
 function training.make(c)
    local o = { n = c:pick { 1, 2, 3, 4, 6, 8 }, seed = c:int(0, 999) }
    o.axes = models.mesh(c, o.n)
@@ -58,6 +59,7 @@ function training.make(c)
    local all = o.rows * o.axes.dp_shard * o.axes.dp_replicate * o.accum
    o.says = {}
    for s = 1, o.steps do o.says[s] = models.says(c, all, o.T) end
+   o.own = own.make(c, o)
    return o
 end
 
@@ -74,8 +76,7 @@ end
 
 function training.on_rank(o)
    local t = require 'tide'
-   local plan = t.parallel.plan({ family = o.family, config = o.config, dtype = 'f64' }, o.axes,
-      { recompute = o.recompute, fsdp = o.fsdp, tp = o.tp, cp = o.cp })
+   local plan = own.plan(t, o, { recompute = o.recompute, fsdp = o.fsdp, tp = o.tp, cp = o.cp })
    local run = plan:materialise { seed = o.seed }
    local step = t.train.step.new { model = run.model, parallel = run.sharded, comm = run.comm,
       optim = optimiser(t, o, run.params), clip = o.clip }
@@ -122,6 +123,7 @@ function training.trait(o)
       if o.axes[name] > 1 then list[#list + 1] = name end
    end
    if o.fsdp then list[#list + 1] = o.fsdp.strategy end
+   if o.own then list[#list + 1] = 'own' end
    return table.concat(list, ' ')
 end
 
@@ -136,7 +138,8 @@ function training.check(o)
    end
    local all, text = values.ranks(o.n, 'spec.deep.domain.training', 'on_rank', o)
    if not all then return text end
-   local model = t.model[o.family](o.config, { dtype = 'f64', seed = o.seed })
+   local model = own.model(t, o)
+   if o.own then own.wrap(model, o.own) end
    local want = train.run(model, steps, o.optim, o.clip)
    for r, got in ipairs(all) do
       for _, what in ipairs { 'losses', 'norms' } do
@@ -154,6 +157,7 @@ function training.check(o)
          end
       end
    end
+   return nil, o.own and 'with own parts' or nil
 end
 
 training.idle = { empty = true }
