@@ -125,6 +125,7 @@ loop
 '  a b  c '.rsplit(none, 1) + '  a b  c '.split(none, 1) + 'abc'.split('b')
 '%.1f %.0f %.2f' % (5.25, 2.5, 0.125) ~ 5e-324 ~ ' ' ~ 1e22 ~ ' ' ~ 123456789012345680.0
 -7 % 3 ~ 7.5 % -2 ~ -7.5 // 2 ~ 2 ** 0.5 ~ (0 - 1) ** 3
+(0 * -4) / 3
 und|int
 und|length ~ und|upper ~ und|list ~ (und is defined) ~ und|default('d') ~ [und]
 und + 1
@@ -142,6 +143,10 @@ BODIES = [
     "{{ x }}{% endfor %}",
     "{% for x in l %}{{ x }}{% break %}{% else %}else{% endfor %}",
     "{% for x in l %}{% if x == 3 %}{% continue %}{% endif %}{{ x }}{% else %}else{% endfor %}",
+    "{% for x in [1] %}{{ s }}{% endfor %}{% set s = 2 %}{{ s }}",
+    "{% for x in [1] %}{{ s }}{% endfor %}{% if n %}{% set s = 2 %}{% endif %}{{ s }}",
+    "{{ n }}{% macro f() %}{{ n }}{{ s }}{% endmacro %}{{ f() }}{% set n, s = 8, 9 %}{{ f() }}",
+    "{% set s = s ~ '!' %}{{ s }}{% macro n() %}m{% endmacro %}{{ n() }}",
     "{% for a, b in l %}{% endfor %}", "{% for a in nn %}{% endfor %}",
     "{% for x in ld recursive %}{{ x.n }}{{ loop.depth }}{% if x.v == 2 %}"
     "{{ loop([{'n': 'i', 'v': 0}]) }}{% endif %}{% endfor %}",

@@ -141,7 +141,10 @@ describe('bounds of chat.template', function()
          bounded('{{ ' .. ('['):rep(500) .. (']'):rep(500) .. ' }}'), 1, true)
       assert.matches('nested too deeply', bounded('{{ ' .. ('-'):rep(500) .. '1 }}'), 1, true)
       assert.matches('nested too deeply', bounded(('{% if 1 %}'):rep(5000)), 1, true)
-      assert.matches('nested too deeply', bounded('{{ 1' .. (' + 1'):rep(50000) .. ' }}'), 1, true)
+      local sum = '{{ 1' .. (' + 1'):rep(50000) .. ' }}'
+      assert.matches('nested too deeply', bounded(sum), 1, true)
+      assert.matches('nested too deeply',
+         bounded('{% macro f() %}' .. sum .. '{% endmacro %}{{ f() }}'), 1, true)
    end)
 end)
 

@@ -9,12 +9,12 @@ local number = {}
 
 local floor = math.floor
 
--- Returns an int, which must stay below 2^53.
+-- Returns an int, which must stay below 2^53 and is not -0.
 local function int(v)
    if math.abs(v) >= 2^53 then
       fault.coded('E_UNSUPPORTED', 'integers of 2^53 and more are not supported')
    end
-   return v
+   return v + 0
 end
 number.int = int
 

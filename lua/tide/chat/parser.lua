@@ -1,4 +1,4 @@
--- ChatParser of statements: a template as a tree.
+-- Parser of statements: a template as a tree.
 --
 -- A body is a list of nodes { kind, at, ... }: data, output, for, if, set, set_block, macro, call
 -- block, filter block, with, generation, break, continue. What Jinja has beyond these (blocks,
@@ -8,6 +8,7 @@ local each = require 'tide.util.each'
 local Expression = require 'tide.chat.expression'
 local lexer = require 'tide.chat.lexer'
 local near = require 'tide.util.near'
+local tree = require 'tide.chat.tree'
 
 local parser = {}
 
@@ -185,20 +186,11 @@ function statements.set(self, token)
       body = with_loops(self, self.loops, self.block, token, 'endset') }
 end
 
--- Whether a tree or list of trees uses a name freely enough for macros: anywhere in it.
-local function mentions(tree, name)
-   if type(tree) ~= 'table' then return false end
-   if tree.kind == 'name' and tree.name == name then return true end
-   for _, part in each(tree) do
-      if mentions(part, name) then return true end
-   end
-   return false
-end
-
 -- Notes which of the names that only macros have the body of a macro uses.
 local function finish_macro(node)
+   local names = tree.names(node.body)
    for _, name in ipairs { 'caller', 'varargs', 'kwargs' } do
-      node['uses_' .. name] = mentions(node.body, name)
+      node['uses_' .. name] = names[name] == true
    end
    return node
 end

@@ -12,6 +12,7 @@ local err = require 'tide.util.err'
 local execute = require 'tide.chat.execute'
 local fault = require 'tide.chat.fault'
 local fs = require 'tide.util.fs'
+local hidden = require 'tide.chat.hidden'
 local globals = require 'tide.chat.globals'
 local lexer = require 'tide.chat.lexer'
 local parser = require 'tide.chat.parser'
@@ -86,8 +87,8 @@ function template.new(text, variables, bounds)
    err.type(op, 'text', text, 'string')
    if variables ~= nil then err.type(op, 'variables', variables, 'table') end
    local tree = parser.parse(text, require 'tide.chat.filters', require('tide.chat.tests').table)
-   return setmetatable({ tree = tree, variables = variables or {}, source = text,
-      limits = check_limits(bounds) }, Template)
+   return setmetatable({ tree = tree, hidden = hidden(tree.body), source = text,
+      variables = variables or {}, limits = check_limits(bounds) }, Template)
 end
 
 -- Names under which a message's reasoning is given, the first one first.
@@ -143,6 +144,15 @@ local function context_of(self, messages, opts)
    return context
 end
 
+-- Returns the top scope of a rendering: what Jinja hides there is undefined until it is set.
+local function hidden_variables(self)
+   local vars = {}
+   for _, name in ipairs(self.hidden) do
+      vars[name] = value.undefined(("'%s' is undefined"):format(name))
+   end
+   return vars
+end
+
 -- Raises what a rendering raised as an error with its place.
 local function failed(self, rt, e)
    if not fault.is(e) then
@@ -170,7 +180,7 @@ function Template:render(messages, opts)
       tests = require('tide.chat.tests').table, now = opts.now }, Run)
    local ok, e = pcall(function()
       rt.context = context_of(self, messages, opts)
-      execute(rt, self.tree.body, { vars = {} })
+      execute(rt, self.tree.body, { vars = hidden_variables(self) })
    end)
    if not ok then failed(self, rt, e) end
    return table.concat(root), rt.ranges
