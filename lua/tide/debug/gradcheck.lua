@@ -5,6 +5,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local hash = require 'tide.util.hash'
 
 local gradcheck = {}
@@ -82,24 +83,13 @@ local function directions(fn, inputs, i, values, grad, o, report)
    end
 end
 
-local known = { 'h', 'atol', 'rtol', 'directions', 'limit' }
-
--- fn(inputs...) returns one element; inputs: list of f64 tensors. opts: h (1e-6), atol (1e-6),
--- rtol (1e-5), directions (2), limit (64: more elements are checked by direction only).
+-- fn(inputs...) returns one element; inputs: list of f64 tensors.
 -- Raises at the first difference; returns { worst = largest relative error }.
 function gradcheck.check(fn, inputs, opts)
-   local op = 'debug.gradcheck'
-   opts = err.options(op, opts, known)
-   err.func(op, 'fn', fn)
-   local o = {
-      h = opts.h or 1e-6, atol = opts.atol or 1e-6, rtol = opts.rtol or 1e-5,
-      directions = opts.directions or 2, limit = opts.limit or 64,
-   }
-   for _, k in ipairs { 'h', 'atol', 'rtol' } do err.number(op, k, o[k], 0) end
-   for _, k in ipairs { 'directions', 'limit' } do err.integer(op, k, o[k], 0) end
-   for i, x in ipairs(err.type(op, 'inputs', inputs, 'table')) do
+   local o = opts
+   for i, x in ipairs(inputs) do
       if not tide.is_tensor(x) or x.dtype ~= 'f64' then
-         err.arg(op, ('inputs[%d]'):format(i), 'an f64 tensor', x)
+         err.arg('debug.gradcheck', ('inputs[%d]'):format(i), 'an f64 tensor', x)
       end
    end
    local grads, report = analytic(fn, inputs), { worst = 0 }
@@ -110,6 +100,13 @@ function gradcheck.check(fn, inputs, opts)
    end
    return report
 end
+
+signature.doors('debug.gradcheck', gradcheck, {
+   check = { 'fn: function; inputs: table', op = 'debug.gradcheck', opts = {
+      'h: number >= 0 = 1e-6 -- step of the differences', 'atol: number >= 0 = 1e-6',
+      'rtol: number >= 0 = 1e-5', 'directions: integer >= 0 = 2 -- random ones, for each input',
+      'limit: integer >= 0 = 64 -- inputs of more elements are checked by direction only' } },
+})
 
 -- The module itself is the function: tide.gradcheck(fn, inputs, opts).
 return setmetatable(gradcheck, { calls = gradcheck.check,

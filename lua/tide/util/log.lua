@@ -4,21 +4,19 @@
 -- write to the sink, so lines of several ranks do not mix.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local log = {}
 
 local levels = { error = 0, warn = 1, info = 2, debug = 3 }
-local names = { 'error', 'warn', 'info', 'debug' }
 
 local Log = {}
 Log.__index = Log
 
--- opts: level ('info'), rank (0), size (1), sink (function(line), default: standard error).
+-- Makes a logger.
 function log.new(opts)
-   opts = err.options('util.log.new', opts, { 'level', 'rank', 'size', 'sink' })
-   local level = err.choice('util.log.new', 'level', opts.level or 'info', names)
    return setmetatable({
-      level = levels[level], rank = opts.rank or 0, size = opts.size or 1,
+      level = levels[opts.level], rank = opts.rank or 0, size = opts.size or 1,
       sink = opts.sink or function(line) io.stderr:write(line) end,
    }, Log)
 end
@@ -43,9 +41,14 @@ function Log:debug(fmt, ...) write(self, 'debug', fmt, ...) end
 
 -- Rank 0 only, without a prefix.
 function Log:once(fmt, ...)
-   err.type('util.log.once', 'fmt', fmt, 'string')
    if self.rank ~= 0 or self.level < levels.info then return end
    self.sink((select('#', ...) > 0 and fmt:format(...) or fmt) .. '\n')
 end
 
-return log
+signature.doors('util.log', Log, { once = 'fmt: string' })
+return signature.doors('util.log', log, {
+   new = { opts = {
+      "level: 'error' | 'warn' | 'info' | 'debug' = 'info' -- the least important that is written",
+      'rank: any? -- whose lines they are; 0 by default', 'size: any? -- ranks; 1 by default',
+      'sink: any? -- takes a line; standard error by default' } },
+})

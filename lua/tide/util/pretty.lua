@@ -5,6 +5,7 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local pretty = {}
 
@@ -83,16 +84,14 @@ function render(v, state, depth)
    return scalar(v)
 end
 
--- opts: depth (4), entries per table (40), width of one line (96).
+-- The text of a value.
 function pretty.format(v, opts)
-   opts = err.options('util.pretty.format', opts, { 'depth', 'entries', 'width' })
-   for _, k in ipairs { 'depth', 'entries', 'width' } do
-      if opts[k] ~= nil then err.integer('util.pretty.format', k, opts[k], 0) end
-   end
-   local state = {
-      seen = {}, depth = opts.depth or 4, entries = opts.entries or 40, width = opts.width or 96,
-   }
-   return render(v, state, 0)
+   opts.seen = {}
+   return render(v, opts, 0)
 end
 
-return pretty
+return signature.doors('util.pretty', pretty, {
+   format = { opts = {
+      'depth: integer >= 0 = 4 -- of tables within tables',
+      'entries: integer >= 0 = 40 -- of a table', 'width: integer >= 0 = 96 -- of one line' } },
+})
