@@ -285,6 +285,9 @@ function tide.data.tokens.memory(text, width, mask) end
 function tide.data.tokens.slice(source, first, count) end
 tide.debug = {}
 tide.debug.gradcheck = {}
+---@param fn function
+---@param inputs table
+---@param opts? { h?: number, atol?: number, rtol?: number, directions?: integer, limit?: integer }
 function tide.debug.gradcheck.check(fn, inputs, opts) end
 tide.debug.jit = {}
 function tide.debug.jit.run(fn, ...) end
@@ -1209,7 +1212,10 @@ function tide.util.hash.mix(...) end
 function tide.util.hash.scramble(h) end
 function tide.util.hash.stream(text) end
 tide.util.log = {}
+---@param opts? { level?: 'error' | 'warn' | 'info' | 'debug', rank?: any, size?: any, sink?: any }
 function tide.util.log.new(opts) end
+---@param fmt string
+function tide.util.log.once(fmt, ...) end
 tide.util.near = {}
 function tide.util.near.best(name, list, also) end
 function tide.util.near.distance(a, b) end
@@ -1218,6 +1224,7 @@ tide.util.plot = {}
 function tide.util.plot.svg(series, opts) end
 function tide.util.plot.ticks(lo, hi, n) end
 tide.util.pretty = {}
+---@param opts? { depth?: integer, entries?: integer, width?: integer }
 function tide.util.pretty.format(v, opts) end
 function tide.util.pretty.sorted_keys(t) end
 tide.util.signature = {}
