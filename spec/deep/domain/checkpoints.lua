@@ -119,7 +119,7 @@ local function open(t, o, l, where)
    return t.train.run { progress = quiet,
       model = spread.model, parallel = spread.sharded, comm = spread.comm,
       optim = optimiser(t, o, spread.params), train = train, clip = o.clip, accum = l.accum,
-      out = where.out, resume = where.resume, keep = l.keep, async_save = l.async_save,
+      out = where.out, resume = where.resume, keep = l.keep or nil, async_save = l.async_save,
       sampler = t.data.sampler.new { count = train.count, seq = o.T, batch = batch, seed = o.seed,
          rank = spread.data.rank, size = spread.data.size } }
 end
