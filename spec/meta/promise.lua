@@ -245,7 +245,7 @@ promise['lua/guide/context.md'] = {
 promise['lua/guide/loop.md'] = {
    { 'train run is the same', 'lua/run', 'driven by hand is train.loop' },
    { 'Every rank makes the same calls', definition = 'asks this of the caller' },
-   { 'progress is any table', definition = 'what the option takes' },
+   { 'progress is any object', definition = 'what the option takes' },
    { 'A step whose gradient is not finite', 'lua/train',
       'leaves parameters untouched by a step that is not finite' },
    { 'The order of the data is a function', 'lua/sampler',

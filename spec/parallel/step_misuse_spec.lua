@@ -114,12 +114,24 @@ describe('a step', function()
       end
    end)
 
+   it('takes a loss that is a tensor of one element only', function()
+      local o, ids = parts(), tide.zeros({ 1, 2 }, { dtype = 'i64' })
+      local run = new(o)
+      for _, loss in ipairs { false, 3, tide.ones { 2 } } do
+         o.model.loss = function() return loss or nil end
+         says('expected a model whose loss(ids, labels, opts) returns a tensor of one element',
+            run.run, run, { { ids = ids, labels = ids } })
+      end
+   end)
+
    it('takes batches with labels and a count only', function()
       local run, ids = new(parts()), tide.zeros({ 2, 3 }, { dtype = 'i64' })
       says("train.step: argument 'batches': expected a table", run.run, run)
       says("train.step: argument 'batches[1]': expected a table", run.run, run, { ids })
       says('expected a list of micro-batches, step:run { batch }, got one batch', run.run, run,
          { ids = ids, labels = ids, count = 6 })
+      says('expected a list of micro-batches, step:run { batch }, got an empty list',
+         run.run, run, {})
       says("argument 'batches[2].labels': expected a tensor, got nil", run.run, run,
          { { ids = ids, labels = ids }, { ids = ids } })
       says("argument 'batches[1].labels': expected a tensor", run.run, run,

@@ -4,20 +4,25 @@ local tide = require 'tide'
 local clip = require 'tide.optim.clip'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 local nonfinite = require 'tide.train.nonfinite'
 local parallel_clip = require 'tide.parallel.clip'
 local unused = require 'tide.train.unused'
 
 local reduce = {}
 
--- This rank's part of the loss of a batch over `count` labels.
+-- Returns this rank's part of the loss of a batch over `count` labels. E_ARG: the model's method
+-- loss gave something else than one number as a tensor.
 function reduce.loss_of(self, batch, count, options)
    local mine, opts = self.cp and self.cp:cut(batch) or batch, { count = count }
    for k, v in each(options or {}) do opts[k] = v end
    for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
       opts[k] = mine[k]
    end
-   return self.model:loss(mine.ids, mine.labels, opts)
+   local loss = self.model:loss(mine.ids, mine.labels, opts)
+   if tide.is_tensor(loss) and loss:numel() == 1 then return loss end
+   err.arg('train.step', 'model',
+      'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
 -- Forward and backward of one micro-batch; returns its share of the loss.

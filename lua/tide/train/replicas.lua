@@ -154,7 +154,10 @@ function replicas.counted(self, batches, lr)
    if lr ~= nil then err.number('train.step', 'lr', lr, 0) end
    local count = global_count(self, batches, lr)
    if count == 0 then
-      err.raise('E_ARG', 'train.step', 'no label of this batch counts (all are ignored)')
+      err.raise('E_ARG', 'train.step', '%s', #batches == 0
+         and "argument 'batches': expected a list of micro-batches, step:run { batch }, got an "
+            .. 'empty list'
+         or 'no label of this batch counts (all are ignored)')
    end
    return count, batches
 end
