@@ -24,7 +24,8 @@ LUAJIT ?= luajit
 BUILD  := build
 
 # What a build and a training run need; what the specs and benchmarks need besides.
-DEBIAN_BUILD := make gcc libc6-dev cmake ninja-build pkg-config luajit libluajit-5.1-dev
+DEBIAN_BUILD := make gcc libc6-dev cmake ninja-build pkg-config luajit libluajit-5.1-dev \
+	libpcre2-8-0 libutf8proc2
 DEBIAN := $(DEBIAN_BUILD) g++ lua-busted lua-check libcmocka-dev libdnnl-dev \
 	libopenmpi-dev openmpi-bin libedit-dev
 

@@ -11,6 +11,7 @@ static const char *const names[TIDE__NKIND] = {
   [TIDE__KIND_WORK] = "a work", [TIDE__KIND_GROUP] = "a group", [TIDE__KIND_GRAPH] = "a graph",
   [TIDE__KIND_BLOB] = "a blob", [TIDE__KIND_JSON] = "a JSON document",
   [TIDE__KIND_FILE] = "a file", [TIDE__KIND_SAVING] = "a saving", [TIDE__KIND_LOCK] = "a lock",
+  [TIDE__KIND_TOKENIZER] = "a tokenizer",
 };
 
 /* What the object is. Null, or readable as a head. */

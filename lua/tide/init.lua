@@ -98,7 +98,7 @@ function tide.interrupted() return default():interrupted() end
 local functions = { gradcheck = 'tide.debug.gradcheck' }
 
 local entries = { gradcheck = functions.gradcheck }
-local parts = 'chat comm cuda data debug dist model nn optim parallel repl train util'
+local parts = 'chat comm cuda data debug dist model nn optim parallel repl tokenizer train util'
 for name in parts:gmatch '%a+' do
    entries[name] = 'tide.' .. name
 end

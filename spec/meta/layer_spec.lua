@@ -6,7 +6,7 @@ local read = require('spec.support.files').read
 
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
-   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, comm = 4,
+   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, comm = 4, text = 4,
 }
 
 -- Paths of quoted includes, as written.
@@ -111,8 +111,8 @@ describe('layers', function()
    end)
 
    it('of the library: each folder uses those before it', function()
-      local order = { 'util', 'comm', 'chat', 'nn', 'model', 'optim', 'data', 'parallel',
-         'train', 'pretrained' }
+      local order = { 'util', 'tokenizer', 'comm', 'chat', 'nn', 'model', 'optim', 'data',
+         'parallel', 'train', 'pretrained' }
       local rank = {}
       for i, folder in ipairs(order) do rank[folder] = i end
       -- What a file requires, and what it reaches as tide.FOLDER.NAME; no strings.
@@ -168,6 +168,7 @@ describe('layers', function()
          ['lua/tide/comm/init.lua'] = 'dist', ['lua/tide/comm/solo.lua'] = 'dist',
          ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/comm/launch.lua'] = 'signal',
          ['lua/tide/util/args.lua'] = 'signal', ['lua/tide/util/fs.lua'] = 'io',
+         ['lua/tide/tokenizer/build.lua'] = 'tokenizer',
          ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
          ['lua/tide/repl.lua'] = 'op edit', ['lua/tide/repl/help.lua'] = 'instead',

@@ -68,6 +68,7 @@ local function objects()
    if C.tide_file_save(ctx, path, 1, names, box, 0, nil, nil) < 0 then error 'file_save' end
    make('file', 'tide_file_open', ctx, path)
    make('blob', 'tide_path_read', ctx, path, 0)
+   make('tokenizer', 'tide_tokenizer_new', ctx, C.TIDE_TOKENIZER_BPE, 0, -1, 1, 'x', one, nil)
    make('lock', 'tide_path_lock', ctx, path .. (tostring(ctx):match '%w+$') .. '.lock')
    make('saving', 'tide_saving_begin', ctx, path .. '.2', 1, names, box)
    return o

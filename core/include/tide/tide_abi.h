@@ -27,7 +27,7 @@
  *   library and context; parameters; trace; dtypes and devices; tensors; elementwise; reductions;
  *   movement; index; products; normalisation, rotary positions, activations; attention;
  *   index maps of sharded sequences; state-space layers; losses; random numbers; optimiser steps;
- *   autograd; captured steps; files; JSON; safetensors; ranks;
+ *   autograd; captured steps; files; JSON; safetensors; tokenizers; ranks;
  *   the list of ops, for specs and tools
  */
 
@@ -38,6 +38,7 @@ typedef struct tide_comm     tide_comm;     /* this rank's handle of a group of 
 typedef struct tide_group    tide_group;    /* the shared state of the ranks of one process */
 typedef struct tide_saving   tide_saving;   /* a file being written by a thread */
 typedef struct tide_file     tide_file;     /* an open safetensors file, checked */
+typedef struct tide_tokenizer tide_tokenizer; /* text to ids */
 
 enum { TIDE_ABI = 1, TIDE_MAX_DIM = 8 };
 
@@ -886,6 +887,78 @@ int  tide_saving_test(const tide_saving *s);              /* 1: finished, with s
  * the error. */
 int  tide_saving_wait(tide_saving *s, char *digits);
 void tide_saving_release(tide_saving *s);                 /* blocks until the file is written */
+
+/* ---- tokenizers ------------------------------------------------------------------------------ */
+
+/* A tokenizer is made of tables: pieces (tide_tokenizer_new), for BPE merges, added tokens and
+ * steps. Then texts are encoded. Raw text is searched for added tokens; what lies between goes
+ * through the steps of stage NORMAL, is searched for the added tokens of normalized text, goes
+ * through the steps of stage WORDS, and each word that these leave goes to the model. */
+enum { TIDE_TOKENIZER_BPE = 0, TIDE_TOKENIZER_UNIGRAM = 1, TIDE_TOKENIZER_WORDPIECE = 2,
+       TIDE_TOKENIZER_WORDS = 3 };
+/* Flags. BYTES: BPE begins with bytes, else with characters. BYTE_FALLBACK: what is no piece
+ * becomes pieces <0x00> to <0xFF>. FUSE_UNK: unknown characters side by side are one token.
+ * IGNORE_MERGES: a word that is a piece is one token. */
+enum { TIDE_TOKENIZER_BYTES = 1, TIDE_TOKENIZER_BYTE_FALLBACK = 2, TIDE_TOKENIZER_FUSE_UNK = 4,
+       TIDE_TOKENIZER_IGNORE_MERGES = 8 };
+/* Makes a tokenizer of n pieces: piece i, whose id is i, is bytes[ends[i - 1], ends[i]); an empty
+ * one stands for no text. All is copied. unk: the id of text that is no piece, -1: such text is
+ * left out. scores (n, may be null): logarithms of probabilities, for UNIGRAM. E_ARG. */
+int  tide_tokenizer_new(tide_tokenizer **out, tide_ctx *ctx, int model, int flags, int32_t unk,
+                        int64_t n, const char *bytes, const int64_t *ends, const double *scores);
+void tide_tokenizer_release(tide_tokenizer *tok);
+/* WORDPIECE: prefix of pieces inside a word, most characters of a word (0: any). BPE: prefix of
+ * characters but the first of a word, suffix of the last one. Both may be null. */
+int tide_tokenizer_affix(tide_tokenizer *tok, const char *prefix, const char *suffix, int32_t most);
+/* The merges of BPE, first ones first: n times left id, right id, id of the result. Once. */
+int tide_tokenizer_merges(tide_tokenizer *tok, int64_t n, const int32_t *merges);
+/* The same from the pieces: two pieces merge if their texts make a third, whose rank (lower ones
+ * first; -1: it is not made by merging) is ranks[id]; one for each piece. */
+int tide_tokenizer_merge_pieces(tide_tokenizer *tok, const int32_t *ranks);
+/* Flags of added tokens. SPECIAL: found if TIDE_ENCODE_SPECIAL is given. NORMALIZED: searched in
+ * normalized text. WORD: only as a whole word. LSTRIP, RSTRIP: with the white space before and
+ * behind. */
+enum { TIDE_ADDED_SPECIAL = 1, TIDE_ADDED_NORMALIZED = 2, TIDE_ADDED_WORD = 4,
+       TIDE_ADDED_LSTRIP = 8, TIDE_ADDED_RSTRIP = 16 };
+/* Adds a token: this text becomes this id. */
+int tide_tokenizer_add(tide_tokenizer *tok, const char *text, int64_t nbytes, int32_t id,
+                       int flags);
+enum { TIDE_STAGE_NORMAL = 0, TIDE_STAGE_WORDS = 1, TIDE_STAGE_COUNT = 2 };
+/* Kinds of steps; what is a pattern of PCRE2, with a text. SPLIT: cuts at what, mode TIDE_SPLIT_*.
+ * REPLACE: with in the place of what, mode TIDE_REPLACE_*. PREPEND: with before a text that is not
+ * empty, mode TIDE_PREPEND_*. UNICODE: a normal form, mode TIDE_UNICODE_*. LOWER: lower case.
+ * BYTES: each byte as the character that stands for it in vocabularies of bytes. CHARSMAP: with is
+ * the table of sentencepiece's normalizer, mode TIDE_CHARSMAP_*. */
+enum { TIDE_STEP_SPLIT = 0, TIDE_STEP_REPLACE = 1, TIDE_STEP_PREPEND = 2, TIDE_STEP_UNICODE = 3,
+       TIDE_STEP_LOWER = 4, TIDE_STEP_BYTES = 5, TIDE_STEP_CHARSMAP = 6 };
+/* What happens to a match: dropped, a part by itself, part of the one before or behind, one part
+ * with the matches beside it. INVERT: matches and the rest change places. MODE masks these. */
+enum { TIDE_SPLIT_REMOVED = 0, TIDE_SPLIT_ISOLATED = 1, TIDE_SPLIT_WITH_PREVIOUS = 2,
+       TIDE_SPLIT_WITH_NEXT = 3, TIDE_SPLIT_CONTIGUOUS = 4, TIDE_SPLIT_INVERT = 8,
+       TIDE_SPLIT_MODE = 7 };
+enum { TIDE_REPLACE_SURROUND = 1 };  /* the match stays, with before and behind it */
+/* UNLESS: unless the text begins with it. FIRST: only where the text begins. */
+enum { TIDE_PREPEND_UNLESS = 1, TIDE_PREPEND_FIRST = 2 };
+enum { TIDE_UNICODE_NFC = 0, TIDE_UNICODE_NFD = 1, TIDE_UNICODE_NFKC = 2, TIDE_UNICODE_NFKD = 3 };
+/* LONGEST: the longest entry at each place, as sentencepiece; without it as tokenizer.json says. */
+enum { TIDE_CHARSMAP_LONGEST = 1 };
+/* Appends a step to a stage, before the first text is encoded. E_UNSUPPORTED names the package that
+ * is missing (PCRE2 for patterns, utf8proc for UNICODE, LOWER and CHARSMAP); E_FORMAT: the pattern
+ * is at fault. */
+int tide_tokenizer_step(tide_tokenizer *tok, int stage, int kind, int mode, const char *what,
+                        int64_t nwhat, const char *with, int64_t nwith);
+/* Flags of encode. OFFSETS: records are id, first byte, byte behind the last. SPECIAL: special
+ * tokens are found in the text. U16: ids of 16 bits. */
+enum { TIDE_ENCODE_OFFSETS = 1, TIDE_ENCODE_SPECIAL = 2, TIDE_ENCODE_U16 = 4 };
+/* The ids of a text as a blob of int32_t (uint16_t with U16). E_ARG names the first byte that is
+ * not UTF-8. */
+int tide_tokenizer_encode(tide_blob **out, tide_tokenizer *tok, const char *text, int64_t nbytes,
+                          int flags);
+/* The same for n texts on up to nthread threads (0: those of the context; at most 64). The blob is
+ * n counts of int64_t, then the ids of all texts. */
+int tide_tokenizer_encode_batch(tide_blob **out, tide_tokenizer *tok, int64_t n,
+                                const char *const *texts, const int64_t *sizes, int flags,
+                                int nthread);
 
 /* ---- ranks: groups and communicators --------------------------------------------------------- */
 /* A group is the shared state of N ranks of one process; each rank joins it with its own context on

@@ -1,0 +1,236 @@
+-- From ids to text. A decoder is a list of rules on the text of one token, compiled from the field
+-- `decoder` of tokenizer.json; Stream applies them and keeps back what is no whole character.
+--
+-- A rule is a function (text, is first) -> text. Beside the rules: bytes (texts are bytes, what is
+-- not UTF-8 becomes U+FFFD at the end), fallback (tokens <0xNN> are bytes), strip (the character
+-- and how many of it are dropped where the text begins), join (what stands between tokens).
+
+local build = require 'tide.tokenizer.build'
+local err = require 'tide.util.err'
+local step = require 'tide.tokenizer.step'
+local visible = require 'tide.tokenizer.visible'
+
+local decoder = {}
+
+local op = 'tokenizer.load'
+local replacement = '\239\191\189'
+
+local function plain(text) return (text:gsub('%W', '%%%0')) end
+
+local kinds = {}
+
+function kinds.ByteLevel(d)
+   d.bytes = true
+   d.rules[#d.rules + 1] = function(text) return visible.bytes(text) or text end
+end
+
+function kinds.Metaspace(d, node)
+   local mark = plain(node.replacement or '▁')
+   local drop = step.scheme(node) ~= 'never'
+   d.rules[#d.rules + 1] = function(text, first)
+      return (text:gsub(mark, first and drop and '' or ' '))
+   end
+end
+
+-- Pairs of texts: spaces before punctuation and in English contractions.
+local cleaned = { { ' .', '.' }, { ' ?', '?' }, { ' !', '!' }, { ' ,', ',' }, { " ' ", "'" },
+   { " n't", "n't" }, { " 'm", "'m" }, { " do not", " don't" }, { " 's", "'s" },
+   { " 've", "'ve" }, { " 're", "'re" } }
+
+local function clean(text)
+   for _, pair in ipairs(cleaned) do text = text:gsub(plain(pair[1]), plain(pair[2])) end
+   return text
+end
+
+function kinds.WordPiece(d, node)
+   local prefix, cleanup = node.prefix or '##', node.cleanup ~= false
+   d.rules[#d.rules + 1] = function(text, first)
+      if not first then
+         text = text:sub(1, #prefix) == prefix and text:sub(#prefix + 1) or ' ' .. text
+      end
+      return cleanup and clean(text) or text
+   end
+end
+
+function kinds.BPEDecoder(d, node)
+   local suffix = plain(node.suffix or '</w>')
+   d.rules[#d.rules + 1] = function(text) return (text:gsub(suffix, ' ')) end
+   d.trim = true
+end
+
+function kinds.Replace(d, node)
+   local from = type(node.pattern) == 'table' and node.pattern.String
+   if not from then err.raise('E_UNSUPPORTED', op, 'decoder Replace with a Regex') end
+   from = plain(from)
+   local to = plain(node.content)
+   d.rules[#d.rules + 1] = function(text) return (text:gsub(from, to)) end
+end
+
+function kinds.ByteFallback(d) d.fallback = true end
+function kinds.Fuse(d) d.fused = true end
+
+function kinds.Strip(d, node)
+   if (node.stop or 0) > 0 then err.raise('E_UNSUPPORTED', op, 'decoder Strip with stop > 0') end
+   if not d.fused then err.raise('E_UNSUPPORTED', op, 'decoder Strip before Fuse') end
+   d.strip = { node.content, node.start or 0 }
+end
+
+function kinds.Sequence(d, node)
+   for _, child in ipairs(node.decoders or {}) do decoder.add(d, child) end
+end
+
+-- Appends what a node says to a decoder.
+function decoder.add(d, node)
+   local fn = kinds[node.type]
+   if not fn then
+      err.raise('E_UNSUPPORTED', op, "decoder '%s' is not supported", tostring(node.type))
+   end
+   fn(d, node)
+end
+
+-- The decoder of a node; without one tokens are joined by spaces.
+function decoder.compile(node)
+   local d = { rules = {} }
+   if type(node) ~= 'table' or node.type == nil then
+      d.join = ' '
+   else
+      decoder.add(d, node)
+   end
+   return d
+end
+
+-- ---- UTF-8 -----------------------------------------------------------------------------------
+
+local function size_of(byte)
+   if byte < 0x80 then return 1 end
+   if byte < 0xC2 or byte > 0xF4 then return 0 end
+   return byte < 0xE0 and 2 or byte < 0xF0 and 3 or 4
+end
+
+-- Bytes of the beginning of a character at `at`, which is not a whole one: at least 1.
+local function broken(text, at)
+   local n, k = size_of(text:byte(at)), 1
+   if n == 0 then return 1, false end
+   local second = text:byte(at + 1)
+   local lead = text:byte(at)
+   if second then
+      local low = lead == 0xE0 and 0xA0 or lead == 0xF0 and 0x90 or 0x80
+      local high = lead == 0xED and 0x9F or lead == 0xF4 and 0x8F or 0xBF
+      if second < low or second > high then return 1, false end
+   end
+   while k < n do
+      local b = text:byte(at + k)
+      if not b then return k, true end
+      if b < 0x80 or b > 0xBF then return k, false end
+      k = k + 1
+   end
+   return k, false
+end
+
+-- Replaces what is not UTF-8, the longest beginning of a character at a time. keep: a beginning at
+-- the end stays, and is the second result.
+function decoder.repair(text, keep)
+   local out, rest = {}, ''
+   while true do
+      local bad = build.bad_utf8(text)
+      if not bad then break end
+      out[#out + 1] = text:sub(1, bad - 1)
+      local n, open = broken(text, bad)
+      if open and keep then
+         text, rest = '', text:sub(bad)
+         break
+      end
+      out[#out + 1] = replacement
+      text = text:sub(bad + n)
+   end
+   out[#out + 1] = text
+   return table.concat(out), rest
+end
+
+-- ---- streams ---------------------------------------------------------------------------------
+
+local Stream = {}
+Stream.__index = Stream
+
+-- A stream of a tokenizer's ids. opts: special (special tokens are text, too).
+function decoder.stream(tok, opts)
+   return setmetatable({ tok = tok, d = tok.description.decoder, special = opts.special,
+      n = 0, pending = '', strip = tok.description.decoder.strip and
+      tok.description.decoder.strip[2] or 0 }, Stream)
+end
+
+-- Drops the characters that the decoder strips where the text begins.
+local function begin(self, text)
+   if self.strip == 0 or text == '' then return text end
+   local c = self.d.strip[1]
+   while self.strip > 0 do
+      if text == '' then return text end
+      if text:sub(1, #c) ~= c then
+         self.strip = 0
+         return text
+      end
+      text, self.strip = text:sub(#c + 1), self.strip - 1
+   end
+   return text
+end
+
+-- The bytes of a run of byte tokens: text if they are UTF-8, else one U+FFFD each.
+local function run_of(bytes)
+   if bytes == '' or not build.bad_utf8(bytes) then return bytes end
+   return replacement:rep(#bytes)
+end
+
+-- What the rules make of a token.
+local function apply(self, text)
+   local first = self.n == 0
+   self.n = self.n + 1
+   for _, rule in ipairs(self.d.rules) do text = rule(text, first) end
+   return self.d.join and not first and self.d.join .. text or text
+end
+
+-- Takes one id and returns the text that is certain now, often '' and never half a character.
+function Stream:push(id)
+   local tok, d = self.tok, self.d
+   local name = tok:token(id)
+   if not name or tok.is_special[id] and not self.special then return '' end
+   local byte = d.fallback and #name == 6 and name:match '^<0x(%x%x)>$'
+   if byte then
+      self.n = self.n + 1
+      self.pending = self.pending .. string.char(tonumber(byte, 16))
+      return ''
+   end
+   if d.bytes then
+      local text
+      text, self.pending = decoder.repair(self.pending .. apply(self, name), true)
+      return begin(self, text)
+   end
+   local text = run_of(self.pending) .. apply(self, name)
+   self.pending = ''
+   return begin(self, text)
+end
+
+-- Returns what was kept back; the stream may be used again.
+function Stream:finish()
+   local text = self.d.bytes and decoder.repair(self.pending) or run_of(self.pending)
+   self.pending = ''
+   return begin(self, text)
+end
+
+-- The text of all ids.
+function decoder.all(tok, ids, opts)
+   local d, out = tok.description.decoder, {}
+   local s = decoder.stream(tok, opts)
+   if d.bytes then
+      for i, id in ipairs(ids) do
+         local name = tok:token(id)
+         out[i] = name and (opts.special or not tok.is_special[id]) and apply(s, name) or ''
+      end
+      return begin(s, (decoder.repair(table.concat(out))))
+   end
+   for i, id in ipairs(ids) do out[i] = s:push(id) end
+   out[#out + 1] = s:finish()
+   local text = table.concat(out)
+   return d.trim and text:gsub(' $', '') or text
+end
+
+return decoder

@@ -1,0 +1,95 @@
+-- Which file of a folder holds the tokenizer, what kind it is, and the names of special tokens in
+-- the files beside it.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+
+local file = {}
+
+local op = 'tokenizer.load'
+local most = 2^30
+
+local function json(path)
+   local io = require 'tide.tokenizer.json'
+   return io.read(path, most)
+end
+
+-- Readers by kind: (value or text, path, folder) -> description, special tokens of the file.
+local readers = {
+   published = function(value) return require('tide.tokenizer.published').describe(value) end,
+   tekken = function(value) return require('tide.tokenizer.tiktoken').tekken(value) end,
+   tiktoken = function(text, path, config)
+      return require('tide.tokenizer.tiktoken').describe(text, path, config)
+   end,
+   sentencepiece = function(text) return require('tide.tokenizer.sentencepiece').describe(text) end,
+}
+
+-- Kind and contents of a file.
+local function identify(path)
+   if path:find '%.json$' then
+      local value = json(path)
+      if type(value) == 'table' and value.model then return 'published', value end
+      if type(value) == 'table' and value.vocab and value.config then return 'tekken', value end
+      err.raise('E_FORMAT', op, '%s is neither a tokenizer.json nor a tekken.json', path)
+   end
+   local text = fs.read(op, path)
+   if text:find '^[%w+/=]+ %d+[\r\n]' then return 'tiktoken', text end
+   if text:sub(1, 1) == '\n' then return 'sentencepiece', text end
+   err.raise('E_FORMAT', op, '%s is neither a tokenizer.json, a tokenizer.model of sentencepiece, '
+      .. 'a tekken.json nor a file of tiktoken', path)
+end
+
+local names = { 'tokenizer.json', 'tokenizer.model', 'tekken.json', 'spiece.model',
+   'sentencepiece.bpe.model' }
+
+-- The file of a folder.
+local function find(folder)
+   for _, name in ipairs(names) do
+      local path = fs.join(folder, name)
+      if fs.exists(path) then return path end
+   end
+   for _, name in ipairs(fs.list(op, folder)) do
+      local known = name:find '%.tiktoken$' or name:find '^tokenizer%.model'
+      if known then return fs.join(folder, name) end
+   end
+   err.raise('E_IO', op, 'there is no tokenizer.json, tokenizer.model, tekken.json or *.tiktoken '
+      .. 'in %s', folder)
+end
+
+local function text_of(v)
+   if type(v) == 'table' then v = v.content end
+   return type(v) == 'string' and v or nil
+end
+
+-- Adds the fields NAME_token of a table to `special`.
+local function gather(special, t)
+   for key, v in each(t) do
+      if type(key) == 'string' and key:find '_token$' and text_of(v) then
+         special[key] = text_of(v)
+      end
+   end
+end
+
+local function beside(folder, name)
+   local path = folder and fs.join(folder, name)
+   return path and fs.exists(path) and json(path) or {}
+end
+
+-- Returns the tokenizer of a path; `made` is tide.tokenizer.
+function file.load(made, path)
+   local folder = fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
+   if not fs.exists(path) then
+      err.raise('E_IO', op, 'cannot read %s: there is no such file or folder', path)
+   end
+   if fs.is_dir(path) then path = find(path) end
+   local kind, value = identify(path)
+   local config = beside(folder, 'tokenizer_config.json')
+   local d, special = readers[kind](value, path, config)
+   special = special or {}
+   gather(special, beside(folder, 'special_tokens_map.json'))
+   gather(special, config)
+   return made.new(d, special, config)
+end
+
+return file

@@ -1,0 +1,164 @@
+-- Tokenizers: text to ids and back, from the files that models are published with.
+--
+--    local tok = tide.tokenizer.load 'models/llama'       -- a folder or a file
+--    local ids = tok:encode 'Hello world'
+--    print(tok:decode(ids))
+--
+-- Fields of a tokenizer: vocab_size, bos, eos, pad, unk (ids, or nil), special (texts by name, as
+-- tokenizer_config.json has them: bos_token, eos_token, ...), config (the value of that file).
+
+local build = require 'tide.tokenizer.build'
+local decoder = require 'tide.tokenizer.decoder'
+local err = require 'tide.util.err'
+
+local tokenizer = {}
+
+local Tokenizer = {}
+Tokenizer.__index = Tokenizer
+
+local encode_opts = { 'add_special_tokens', 'special', 'offsets', 'invalid', 'width' }
+local batch_opts = { 'threads', unpack(encode_opts) }
+
+-- Checks the options of encode. Returns them, and a function that makes each text UTF-8.
+local function check(op, opts, known)
+   opts = err.options(op, opts, known or encode_opts)
+   local invalid, width = opts.invalid or 'error', opts.width
+   if invalid ~= 'error' and invalid ~= 'replace' then
+      err.arg(op, 'invalid', "'error' or 'replace'", invalid)
+   end
+   if width ~= nil and width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
+   if width and opts.offsets then err.arg(op, 'width', 'nil where offsets are wanted', width) end
+   return opts, function(text)
+      return invalid == 'replace' and decoder.repair(text) or text
+   end
+end
+
+-- Ids as the string that opts.width asks for.
+local function packed(ids, width)
+   local out = {}
+   for i, id in ipairs(ids) do
+      out[i] = string.char(id % 256, math.floor(id / 256) % 256)
+         .. (width == 4 and string.char(math.floor(id / 65536) % 256, 0) or '')
+   end
+   return table.concat(out)
+end
+
+-- Puts the ids that belong around a text there.
+local function surround(self, ids, offsets, n, width)
+   local before, after = self.description.before, self.description.after
+   if width then return packed(before, width) .. ids .. packed(after, width) end
+   local all, places = {}, offsets and {}
+   local function add(list, at, place)
+      for i, id in ipairs(list) do
+         all[#all + 1] = id
+         if places then places[#all] = at and { at, at - 1 } or place[i] end
+      end
+   end
+   add(before, 1)
+   add(ids, nil, offsets)
+   add(after, n + 1)
+   return all, places
+end
+
+-- Returns the ids of a text and, with offsets, their places: a list of { first, last }, so that
+-- text:sub(first, last) is what the id stands for (bytes, from 1; the ids around the text have
+-- empty places). opts: add_special_tokens (true: the ids that the file puts around a text),
+-- special (false: text that looks like a special token is text), offsets (false), invalid ('error',
+-- or 'replace': what is not UTF-8 becomes U+FFFD), width (2 or 4: a string of little-endian ids in
+-- the place of the list).
+function Tokenizer:encode(text, opts)
+   local op = 'tokenizer.encode'
+   local o, repair = check(op, opts)
+   text = repair(err.type(op, 'text', text, 'string'))
+   local ids, offsets = self.tables:encode(text, o)
+   if o.add_special_tokens == false then return ids, offsets end
+   return surround(self, ids, offsets, #text, o.width)
+end
+
+-- encode of a list of texts, on several threads. opts: those of encode, and threads (0: those of
+-- the default context). Returns the list of results and, with offsets, a list of theirs.
+function Tokenizer:encode_batch(texts, opts)
+   local op, all = 'tokenizer.encode_batch', {}
+   local o, repair = check(op, opts, batch_opts)
+   local threads = err.integer(op, 'threads', o.threads or 0, 0, 64)
+   for i, text in ipairs(err.type(op, 'texts', texts, 'table')) do
+      all[i] = repair(err.type(op, ('texts[%d]'):format(i), text, 'string'))
+   end
+   local ids, offsets = self.tables:encode_batch(all, o, threads)
+   if o.add_special_tokens ~= false then
+      for i, text in ipairs(all) do
+         local a, b = surround(self, ids[i], offsets and offsets[i], #text, o.width)
+         ids[i] = a
+         if offsets then offsets[i] = b end
+      end
+   end
+   return ids, offsets
+end
+
+local function check_decode(op, opts) return err.options(op, opts, { 'special' }) end
+
+-- Returns the text of a list of ids. opts: special (false: special tokens give no text). What is
+-- not UTF-8 is U+FFFD; ids without a piece give nothing.
+function Tokenizer:decode(ids, opts)
+   local op = 'tokenizer.decode'
+   return decoder.all(self, err.integers(op, 'ids', ids, 0), check_decode(op, opts))
+end
+
+-- Returns a decoder of ids that come one by one: push(id) returns the text that is certain now,
+-- never half a character, and finish() the rest. opts: those of decode.
+function Tokenizer:stream(opts)
+   return decoder.stream(self, check_decode('tokenizer.stream', opts))
+end
+
+-- The id of a piece or an added token as files write it; nil if no id has that text.
+function Tokenizer:id(name)
+   err.type('tokenizer.id', 'name', name, 'string')
+   if not self.ids then
+      self.ids = {}
+      for i, piece in ipairs(self.description.names) do
+         if piece ~= '' then self.ids[piece] = i - 1 end
+      end
+      for _, token in ipairs(self.description.added) do self.ids[token.text] = token.id end
+   end
+   return self.ids[name]
+end
+
+-- The piece or added token of an id as files write it; nil if it has no text.
+function Tokenizer:token(id)
+   local name = self.added[id] or self.description.names[id + 1]
+   return name ~= '' and name or nil
+end
+
+local function count(d)
+   local n = #d.names
+   for _, token in ipairs(d.added) do n = math.max(n, token.id + 1) end
+   return n
+end
+
+local roles = { 'bos', 'eos', 'pad', 'unk' }
+
+-- Returns the tokenizer of a description (build.lua). special: texts by name, config: a table.
+function tokenizer.new(d, special, config)
+   local self = setmetatable({ description = d, tables = build.tables(d), vocab_size = count(d),
+      special = special or {}, config = config or {}, added = {}, is_special = {} }, Tokenizer)
+   for _, token in ipairs(d.added) do
+      self.added[token.id] = token.text
+      if token.special then self.is_special[token.id] = true end
+   end
+   for _, role in ipairs(roles) do
+      local text = self.special[role .. '_token']
+      self[role] = text and self:id(text)
+   end
+   return self
+end
+
+-- Returns the tokenizer of a folder or a file: tokenizer.json, tokenizer.model (sentencepiece),
+-- tekken.json, or a file of tiktoken. E_IO, E_FORMAT; E_UNSUPPORTED names what is not known, or the
+-- package that is missing.
+function tokenizer.load(path)
+   local op = 'tokenizer.load'
+   err.type(op, 'path', path, 'string')
+   return require('tide.tokenizer.file').load(tokenizer, path)
+end
+
+return tokenizer

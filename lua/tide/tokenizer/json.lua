@@ -1,0 +1,29 @@
+-- JSON files as the tokenizer reads them: null is nil.
+
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local each = require 'tide.util.each'
+
+local json = {}
+
+local function without_null(value, null)
+   for key, v in each(value) do
+      if v == null then value[key] = nil
+      elseif type(v) == 'table' and key ~= 'vocab' and key ~= 'merges' then
+         without_null(v, null)
+      end
+   end
+   return value
+end
+
+-- The value of a file.
+function json.read(path, limit)
+   local decode = fs.io().json
+   local value = decode.decode(fs.read('tokenizer.load', path), { name = path, limit = limit })
+   if type(value) ~= 'table' then
+      err.raise('E_FORMAT', 'tokenizer.load', '%s is no object', path)
+   end
+   return without_null(value, decode.null)
+end
+
+return json

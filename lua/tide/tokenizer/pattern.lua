@@ -1,0 +1,44 @@
+-- Patterns of published files as PCRE2 reads them.
+--
+-- The files are written for Oniguruma (Ruby) and Rust's regex. There \s is the property White_Space
+-- and \w has letters, marks, digits and connectors; in PCRE2 10.42 both differ in a few characters.
+-- ^ and $ match at every line.
+
+local pattern = {}
+
+pattern.space = '\\p{White_Space}'
+pattern.word = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}'
+-- ASCII punctuation that Unicode calls symbols, and all punctuation.
+pattern.punctuation = '[\\p{P}$+<=>^`|~]'
+-- The pattern of GPT-2.
+pattern.gpt2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+-- A pattern that matches just this text.
+function pattern.literal(text)
+   return (text:gsub('[%^%$%(%)%%%.%[%]%*%+%-%?{}|\\#]', '\\%0'))
+end
+
+local outside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}',
+   ['\\w'] = '[' .. pattern.word .. ']', ['\\W'] = '[^' .. pattern.word .. ']' }
+local inside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}', ['\\w'] = pattern.word }
+
+-- The same pattern for PCRE2.
+function pattern.translate(text)
+   local out, depth, anchors, at = {}, 0, false, 1
+   while at <= #text do
+      local c = text:sub(at, at)
+      if c == '\\' then
+         c = text:sub(at, at + 1)
+         out[#out + 1] = (depth > 0 and inside or outside)[c] or c
+      else
+         if c == '[' and (depth == 0 or text:sub(at + 1, at + 1) == ':') then depth = depth + 1
+         elseif c == ']' and depth > 0 then depth = depth - 1 end
+         anchors = anchors or depth == 0 and (c == '^' or c == '$')
+         out[#out + 1] = c
+      end
+      at = at + #c
+   end
+   return (anchors and '(?m)' or '') .. table.concat(out)
+end
+
+return pattern

@@ -1,0 +1,178 @@
+-- tokenizer.model of sentencepiece (a protobuf message) as a description of a tokenizer.
+
+local err = require 'tide.util.err'
+local build = require 'tide.tokenizer.build'
+local decoder = require 'tide.tokenizer.decoder'
+
+local sentencepiece = {}
+
+local op = 'tokenizer.load'
+local mark = '▁'
+
+local function damaged() err.raise('E_FORMAT', op, 'the file of sentencepiece is damaged') end
+
+-- ---- protobuf --------------------------------------------------------------------------------
+
+local function varint(text, at)
+   local value, scale = 0, 1
+   for _ = 1, 10 do
+      local b = text:byte(at)
+      if not b then damaged() end
+      value, scale, at = value + b % 128 * scale, scale * 128, at + 1
+      if b < 128 then return value, at end
+   end
+   damaged()
+end
+
+-- A float of 4 bytes.
+local function float(text)
+   local a, b, c, d = text:byte(1, 4)
+   local sign, exponent = d >= 128 and -1 or 1, d % 128 * 2 + math.floor(c / 128)
+   local mantissa = (c % 128 * 256 + b) * 256 + a
+   if exponent == 0 then return sign * math.ldexp(mantissa, -149) end
+   return sign * math.ldexp(1 + mantissa / 2^23, exponent - 127)
+end
+
+-- Calls fn(number, value) for each field of a message: numbers, or the bytes of what has a size.
+local function fields(text, fn)
+   local at = 1
+   while at <= #text do
+      local key, value
+      key, at = varint(text, at)
+      local kind, number = key % 8, math.floor(key / 8)
+      if kind == 0 then
+         value, at = varint(text, at)
+      else
+         local size = kind == 5 and 4 or kind == 1 and 8
+         if kind == 2 then size, at = varint(text, at) end
+         if not size or at + size - 1 > #text then damaged() end
+         value, at = text:sub(at, at + size - 1), at + size
+      end
+      fn(number, value)
+   end
+end
+
+-- ---- the messages ----------------------------------------------------------------------------
+
+local types = { 'normal', 'unknown', 'control', 'user', 'unused', 'byte' }
+
+local function read_piece(text)
+   local p = { text = '', score = 0, type = 'normal' }
+   fields(text, function(number, value)
+      if number == 1 then p.text = value
+      elseif number == 2 then p.score = float(value)
+      elseif number == 3 then p.type = types[value] or 'normal' end
+   end)
+   return p
+end
+
+local function read(text, names, values)
+   fields(text, function(number, value)
+      if names[number] then values[names[number]] = value end
+   end)
+   return values
+end
+
+local function read_model(text)
+   local m = { pieces = {}, trainer = { model_type = 1, unk_id = 0, bos_id = 1, eos_id = 2 },
+      normalizer = { add_dummy_prefix = 1, remove_extra_whitespaces = 1, escape_whitespaces = 1,
+         charsmap = '' } }
+   fields(text, function(number, value)
+      if number == 1 then m.pieces[#m.pieces + 1] = read_piece(value)
+      elseif number == 2 then
+         read(value, { [3] = 'model_type', [24] = 'treat_whitespace_as_suffix',
+            [35] = 'byte_fallback', [40] = 'unk_id', [41] = 'bos_id', [42] = 'eos_id' }, m.trainer)
+      elseif number == 3 then
+         read(value, { [2] = 'charsmap', [3] = 'add_dummy_prefix',
+            [4] = 'remove_extra_whitespaces', [5] = 'escape_whitespaces' }, m.normalizer)
+      end
+   end)
+   if #m.pieces == 0 then damaged() end
+   return m
+end
+
+-- ---- the description -------------------------------------------------------------------------
+
+local function steps(n)
+   local list = {}
+   local function add(kind, mode, what, with)
+      list[#list + 1] = { kind = kind, mode = mode, what = what, with = with }
+   end
+   if n.charsmap ~= '' then add('charsmap', { longest = true }, nil, n.charsmap) end
+   if n.remove_extra_whitespaces ~= 0 then
+      add('replace', nil, '\\A +| +\\z', '')
+      add('replace', nil, ' {2,}', ' ')
+   end
+   if n.add_dummy_prefix ~= 0 then
+      add('prepend', { first = true }, nil, ' ')
+   end
+   if n.escape_whitespaces ~= 0 then add('replace', nil, ' ', mark) end
+   return list
+end
+
+-- Ranks of pieces that merges make: equal scores have the same.
+local function ranks_of(pieces)
+   local order, ranks = {}, {}
+   for i, p in ipairs(pieces) do
+      ranks[i] = -1
+      if p.type == 'normal' then order[#order + 1] = i end
+   end
+   table.sort(order, function(a, b)
+      local x, y = pieces[a].score, pieces[b].score
+      return x > y or x == y and a < b
+   end)
+   local rank, score = -1, nil
+   for _, i in ipairs(order) do
+      if pieces[i].score ~= score then rank, score = rank + 1, pieces[i].score end
+      ranks[i] = rank
+   end
+   return ranks
+end
+
+local function id_to_text(m, id)
+   local p = type(id) == 'number' and m.pieces[id + 1]
+   return p and p.type == 'control' and p.text or nil
+end
+
+local function add_pieces(d, m)
+   for i, p in ipairs(m.pieces) do
+      local taken = p.type == 'normal' or p.type == 'byte'
+      d.pieces[i], d.names[i], d.scores[i] = taken and p.text or '', p.text, p.score
+      if p.type == 'control' or p.type == 'unknown' then
+         d.added[#d.added + 1] = { text = p.text, id = i - 1, special = true, normalized = false }
+      elseif p.type == 'user' then
+         d.added[#d.added + 1] = { text = p.text, find = p.text:gsub(mark, ' '), id = i - 1,
+            normalized = false }
+      end
+   end
+end
+
+-- Returns the description of a file's text, and its special tokens by name. Ids are those of
+-- transformers: a text begins with the beginning-of-text token where the model has one.
+function sentencepiece.describe(text)
+   local m = read_model(text)
+   local kind = ({ 'Unigram', 'BPE' })[m.trainer.model_type]
+   if not kind then
+      err.raise('E_UNSUPPORTED', op, 'sentencepiece models of words or characters')
+   end
+   if m.trainer.treat_whitespace_as_suffix == 1 then
+      err.raise('E_UNSUPPORTED', op, 'sentencepiece with white space as suffix')
+   end
+   local d = { model = kind, pieces = {}, names = {}, scores = {}, added = {}, words = {},
+      unk = m.trainer.unk_id, flags = { byte_fallback = m.trainer.byte_fallback == 1,
+      fuse_unk = true }, normal = steps(m.normalizer), before = {}, after = {} }
+   add_pieces(d, m)
+   if kind == 'BPE' then d.ranks, d.scores = ranks_of(m.pieces), nil end
+   build.normalize_added(d, d.added)
+   local bos, eos = id_to_text(m, m.trainer.bos_id), id_to_text(m, m.trainer.eos_id)
+   if kind == 'BPE' and bos then d.before = { m.trainer.bos_id } end
+   if kind == 'Unigram' and eos then d.after = { m.trainer.eos_id } end
+   local strip = m.normalizer.add_dummy_prefix ~= 0 and 1 or 0
+   d.decoder = decoder.compile { type = 'Sequence', decoders = {
+      { type = 'Replace', pattern = { String = mark }, content = ' ' }, { type = 'ByteFallback' },
+      { type = 'Fuse' }, { type = 'Strip', content = ' ', start = strip, stop = 0 } } }
+   local unknown = m.pieces[(m.trainer.unk_id or 0) + 1]
+   return d, { bos_token = bos, eos_token = eos, unk_token = unknown and unknown.text }
+end
+
+return sentencepiece
