@@ -39,7 +39,8 @@ static bool is_whole_word(const char *text, int32_t n, tide__span s)
 }
 
 /* The longest token that begins at `at`; -1: none. */
-static int32_t longest_token(const tide__trie *t, const char *text, int32_t n, int32_t at, int32_t *end)
+static int32_t longest_token(const tide__trie *t, const char *text, int32_t n, int32_t at,
+                             int32_t *end)
 {
   int32_t found = -1;
   uint32_t node = 0;

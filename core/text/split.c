@@ -74,7 +74,9 @@ static bool add_part(struct joiner *j, int32_t from, int32_t to, bool match)
     ok = match && !before ? join_last(j, from, to) : put_span(j, from, to);
     break;
   case TIDE_SPLIT_WITH_NEXT: ok = put_with_next(j, from, to, match); break;
-  default: ok = match == before && j->out->n > j->first ? join_last(j, from, to) : put_span(j, from, to);
+  default:
+    ok = match == before && j->out->n > j->first ? join_last(j, from, to)
+                                                 : put_span(j, from, to);
   }
   j->matched = match;
   return ok;

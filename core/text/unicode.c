@@ -185,8 +185,8 @@ static uint32_t unit(const struct charsmap *c, uint32_t i)
 
 static uint32_t offset(uint32_t u) { return (u >> 10) << ((u & 512) >> 6); }
 
-/* Finds a prefix of s in the table, the shortest or the longest. Returns its bytes, or 0; *to is the
- * text that replaces it. */
+/* Finds a prefix of s in the table, the shortest or the longest. Returns its bytes, or 0; *to is
+ * the text that replaces it. */
 static int32_t charsmap_find(const struct charsmap *c, const char *s, int32_t n, bool longest,
                        const char **to)
 {

@@ -79,7 +79,8 @@ int tide__unigram(tide__work *w, const char *word, int32_t n)
   struct node *best = v->p;
   for (int32_t i = 0; i <= n; i++) best[i].id = UNREACHED;
   best[0] = (struct node){0, 0, 0};
-  for (int32_t at = 0; at < n; at += tide__char_size(word + at)) extend_paths(w->tok, best, word, at, n);
+  for (int32_t at = 0; at < n; at += tide__char_size(word + at))
+    extend_paths(w->tok, best, word, at, n);
   int rc = collect(w, best, n);
   return rc < 0 ? rc : fall_back(w, first, word);
 }

@@ -113,14 +113,14 @@ end
 -- The id of a piece or an added token as files write it; nil if no id has that text.
 function Tokenizer:id(name)
    err.type('tokenizer.id', 'name', name, 'string')
-   if not self.ids then
-      self.ids = {}
+   if not self.id_by_text then
+      self.id_by_text = {}
       for i, piece in ipairs(self.description.names) do
-         if piece ~= '' then self.ids[piece] = i - 1 end
+         if piece ~= '' then self.id_by_text[piece] = i - 1 end
       end
-      for _, token in ipairs(self.description.added) do self.ids[token.text] = token.id end
+      for _, token in ipairs(self.description.added) do self.id_by_text[token.text] = token.id end
    end
-   return self.ids[name]
+   return self.id_by_text[name]
 end
 
 -- The piece or added token of an id as files write it; nil if it has no text.
