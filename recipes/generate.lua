@@ -3,7 +3,8 @@
 --    tide run recipes/generate.lua --from runs/pretrain --prompt "local function"
 --    tide run recipes/generate.lua --from models/llama --ids "1 450 4996"
 --
--- A model of another vocabulary than bytes continues --ids, and its ids are printed.
+-- The tokenizer of the folder turns text into ids; without one a model of another vocabulary than
+-- bytes continues --ids, and its ids are printed.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
@@ -48,9 +49,13 @@ local function read_prompt(tide, opt, model)
       local eos = model.config.eos_token_id
       return list, eos
    end
+   local tok = tide.tokenizer.find(opt.from)
+   if tok then
+      return opt.prompt, model.config.eos_token_id or tok.eos, tok
+   end
    if n ~= bytes.vocab_size then
-      err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d), give '
-         .. '--ids', opt.from, n, bytes.vocab_size)
+      err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d) or '
+         .. 'a folder with a tokenizer, give --ids', opt.from, n, bytes.vocab_size)
    end
    if opt.prompt == '' then err.usage('generate', '--prompt: expected at least one character') end
    return opt.prompt, bytes.eos, bytes

@@ -30,7 +30,13 @@ local options = {
 
 -- The text as ids, the end-of-text token before it, so that its first byte is scored too.
 local function text_ids(tide, opt, text, vocab)
-   local bytes = tide.data.bytes
+   local bytes, tok = tide.data.bytes, tide.tokenizer.find(opt.from)
+   if tok then
+      local list = tok:encode(text, { add_special_tokens = false })
+      table.insert(list, 1, tok.bos or tok.eos)
+      if #list < 2 then err.usage('logprob', 'the tokenizer in %s names no bos_token', opt.from) end
+      return list, tok
+   end
    if vocab ~= bytes.vocab_size then
       err.usage('logprob', '%s has a vocabulary of %d; text is scored with the byte '
          .. 'vocabulary (%d), give --ids', opt.from, vocab, bytes.vocab_size)
@@ -63,8 +69,10 @@ local function prepare(tide, opt)
    local model, run = tide.model.load(opt.from, { device = opt.device,
       mesh = ranks > 1 and { dp_shard = ranks } or nil })
    local config = model.config
-   local ids = opt.ids and given_ids(opt, config.vocab_size)
-      or text_ids(tide, opt, text, config.vocab_size)
+   local ids, tok
+   if opt.ids then ids = given_ids(opt, config.vocab_size)
+   else ids, tok = text_ids(tide, opt, text, config.vocab_size) end
+   opt.tok = tok
    return ids, model, run.sharded, opt.seq > 0 and opt.seq or config.max_position_embeddings
 end
 
@@ -74,12 +82,15 @@ local function show(tide, opt, ids, list)
       sum = sum + value
       if opt.tokens then
          local id = ids[i + 1]
-         io.stdout:write(opt.ids and ('%-8d %9.4f\n'):format(id, value)
+         local tok = opt.tok
+         local text = tok and tok:decode({ id }, { special = true })
+         io.stdout:write(tok and ('%-8q %9.4f\n'):format(text, value)
+            or opt.ids and ('%-8d %9.4f\n'):format(id, value)
             or ('%-8q %9.4f\n'):format(tide.data.bytes.decode { id }, value))
       end
    end
    local mean = -sum / #list
-   local what = opt.ids and 'token' or 'byte'
+   local what = (opt.ids or opt.tok) and 'token' or 'byte'
    io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '
       .. 'perplexity %.4f\n'):format(#list, what, sum, mean, what, mean / math.log(2), what,
       math.exp(mean)))

@@ -84,6 +84,7 @@ local function train(self, opt)
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optim,
       sampler = text.sampler(self, opt, corpus, spread.data), accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, captured = opt.captured })
+   text.keep_tokenizer(self, opt, corpus)
    for s in run:steps() do
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
       if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
@@ -93,7 +94,7 @@ local function train(self, opt)
 
    -- What it has learnt.
    text.summary(self, opt, corpus, result)
-   if opt.sample > 0 and corpus.kind == 'text' then text.sample(self, opt, spread) end
+   if opt.sample > 0 and corpus.kind == 'text' then text.sample(self, opt, spread, corpus) end
 end
 
 return job.main({ name = 'pretrain_hybrid',

@@ -19,6 +19,8 @@ local before_model = {
      .. 'start' },
    { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
      .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
+   { 'tokenizer', nil, 'folder or file of a tokenizer (tokenizer.json, ...) for text; not given: '
+     .. 'bytes', type = 'string' },
    { 'binary', false, 'take files as bytes whatever they hold, not text alone' },
    { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
    { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',

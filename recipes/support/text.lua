@@ -30,9 +30,9 @@ end
 local function listed(v) return type(v) == 'string' and { v } or v end
 
 -- JSON Lines as a corpus (--records).
-local function records(job, tide, opt, paths)
+local function records(job, tide, opt, paths, tok)
    local template = opt.chat_template and job:check(template_of, tide, opt.chat_template)
-   local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tide.data.bytes,
+   local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok or tide.data.bytes,
       template = template, train_on = listed(opt.train_on), skip_bad = opt.skip_bad })
    if corpus.bad.count > 0 then
       job:print('%d broken record%s left out; %s', corpus.bad.count,
@@ -45,12 +45,16 @@ end
 local function read(job, opt, paths)
    local tide = require 'tide'
    local corpus
+   local tok = opt.tokenizer and job:check(tide.tokenizer.load, opt.tokenizer) or nil
    if opt.records or opt.chat_template then
-      corpus = records(job, tide, opt, paths)
+      corpus = records(job, tide, opt, paths, tok)
    else
       corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
-         binary = opt.binary })
+         binary = opt.binary, tokenizer = tok,
+         cache = tok and fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') or nil })
    end
+   corpus.tokenizer = tok
+   corpus.vocab_size = corpus.vocab_size or tok and tok.vocab_size
    if not corpus.vocab_size and opt.vocab == 0 then
       err.usage(job.name, '--vocab is needed for .bin files')
    end
@@ -71,7 +75,8 @@ end
 
 -- Several corpora as one, whose parts the sampler draws from by weights.
 local function mixed(job, tide, opt, corpora, weights)
-   local all = { kind = corpora[1].kind, files = 0, vocab_size = 0, parts = {} }
+   local all = { kind = corpora[1].kind, tokenizer = corpora[1].tokenizer, files = 0,
+      vocab_size = 0, parts = {} }
    local train, val = {}, {}
    for i, corpus in ipairs(corpora) do
       all.files = all.files + corpus.files
@@ -145,6 +150,22 @@ function text.sampler(job, opt, corpus, data)
    return job:check(packed.new, o)
 end
 
+-- Copies the files of --tokenizer into the folder of the run, where the other recipes look.
+function text.keep_tokenizer(job, opt, corpus)
+   if not (corpus.tokenizer and job.first) then return end
+   local is_dir = fs.is_dir(opt.tokenizer)
+   local folder = is_dir and opt.tokenizer or opt.tokenizer:match '^(.*)/[^/]*$' or '.'
+   for _, name in ipairs(fs.list(job.name, folder)) do
+      local whole = name == opt.tokenizer:match '[^/]*$'
+      if whole or name:find '^tokenizer' or name:find '%.tiktoken$' or name == 'tekken.json'
+         or name == 'special_tokens_map.json' then
+         local path = fs.join(folder, name)
+         local content = fs.size(path) and fs.read(job.name, path)
+         if content then fs.write(job.name, fs.join(opt.out, name), content) end
+      end
+   end
+end
+
 -- Prints the validation loss beside what a perfect table of byte trigrams would lose.
 function text.summary(job, opt, corpus, result)
    local tide = require 'tide'
@@ -157,16 +178,18 @@ function text.summary(job, opt, corpus, result)
 end
 
 -- Prints a continuation, drawn alike by every rank that holds a part of the model.
-function text.sample(job, opt, run)
+function text.sample(job, opt, run, corpus)
    local tide = require 'tide'
    if not (job.first or run.sharded) then return end
    local bytes, prompt = tide.data.bytes, '-- '
+   local tok = corpus.tokenizer
    local ids = tide.parallel.plan.whole(run, function()
-      return tide.train.sample.generate(run.model, bytes.ids(prompt), {
+      local start = tok and tok:encode(prompt) or bytes.ids(prompt)
+      return tide.train.sample.generate(run.model, start, {
          tokens = opt.sample, temperature = opt.temperature, top_k = 40, seed = opt.seed,
-         stop = bytes.eos, device = opt.device })
+         stop = tok and tok.eos or bytes.eos, device = opt.device })
    end)
-   job:print('sample:\n%s%s', prompt, bytes.decode(ids))
+   job:print('sample:\n%s%s', prompt, tok and tok:decode(ids) or bytes.decode(ids))
 end
 
 return text

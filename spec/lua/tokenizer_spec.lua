@@ -211,3 +211,126 @@ describe('a folder', function()
       assert.equal(420, tok.vocab_size)
    end)
 end)
+
+-- ---- other kinds of files ----------------------------------------------------------------------
+
+local base64_digits = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
+
+local function base64(text)
+   local out = {}
+   for i = 1, #text, 3 do
+      local a, b, c = text:byte(i, i + 2)
+      local v, n = a * 65536 + (b or 0) * 256 + (c or 0), c and 4 or b and 3 or 2
+      for j = 1, 4 do
+         local d = math.floor(v / 64 ^ (4 - j)) % 64
+         out[#out + 1] = j <= n and base64_digits:sub(d + 1, d + 1) or '='
+      end
+   end
+   return table.concat(out)
+end
+
+local function tiktoken_lines()
+   local lines = {}
+   for b = 0, 255 do lines[b + 1] = base64(string.char(b)) .. ' ' .. b end
+   for i, piece in ipairs { 'he', 'll', 'hell', 'hello', ' w', 'or', ' wor', '世' } do
+      lines[256 + i] = base64(piece) .. ' ' .. 255 + i
+   end
+   return lines
+end
+
+describe('a file of tiktoken', function()
+   it('merges by rank, with the pattern of its configuration', function()
+      local path = folder .. '/tik'
+      fs.io().mkdir(path)
+      fs.write('spec', path .. '/x.tiktoken', table.concat(tiktoken_lines(), '\n') .. '\n')
+      local ok, why = pcall(tide.tokenizer.load, path)
+      assert.is_false(ok)
+      assert.truthy(tostring(why):find 'pat_str')
+      fs.write('spec', path .. '/tokenizer_config.json', [[{"pat_str": "\\s?\\p{L}+|\\s+|.",
+         "added_tokens_decoder": {"300": {"content": "<end>"}}}]])
+      local tok = tide.tokenizer.load(path)
+      assert.same({ 259, 262, 108, 100 }, (tok:encode 'hello world'))
+      assert.same({ 263 }, (tok:encode '世'))
+      assert.equal('hello world世', tok:decode { 259, 262, 108, 100, 263 })
+      assert.same({ 300 }, (tok:encode('<end>', { special = true })))
+      assert.equal(5, #tok:encode '<end>' )
+      assert.same({ 301, 300 }, { tok.vocab_size, tok.eos })
+      fs.write('spec', path .. '/x.tiktoken', 'YQ== 0\nYQ 1\n')
+      ok, why = pcall(tide.tokenizer.load, path)
+      assert.is_false(ok)
+      assert.truthy(tostring(why):find 'line 2')
+   end)
+end)
+
+describe('a tekken.json', function()
+   it('counts its special tokens first', function()
+      local vocab = json.array {}
+      for i, line in ipairs(tiktoken_lines()) do
+         vocab[i] = { rank = i - 1, token_bytes = line:match '^%S+' }
+      end
+      local path = folder .. '/tekken.json'
+      fs.write('spec', path, json.encode { vocab = vocab, config = { pattern = '\\s?\\p{L}+|.',
+         default_vocab_size = 10 + #vocab, default_num_special_tokens = 10 } })
+      local tok = tide.tokenizer.load(path)
+      assert.same({ 1, 269, 272 }, (tok:encode 'hello wor'))
+      assert.equal('<s>', tok.special.bos_token)
+      assert.equal('hello wor', tok:decode { 1, 269, 272 })
+   end)
+end)
+
+describe('a file of sentencepiece', function()
+   local function field(number, text) return string.char(number * 8 + 2, #text) .. text end
+   local function piece(text, score, kind)
+      local bits = score == 0 and '\0\0\0\0' or string.char(0, 0, 0x80 + (score - 1) * 16, 0xC0)
+      return field(1, field(1, text) .. '\21' .. bits .. '\24' .. string.char(kind))
+   end
+
+   it('merges by score, and bytes stand for what is no piece', function()
+      local parts = { piece('<unk>', 0, 2), piece('<s>', 0, 3), piece('</s>', 0, 3) }
+      for b = 0, 255 do parts[#parts + 1] = piece(('<0x%02X>'):format(b), 0, 6) end
+      for i, text in ipairs { '▁a', 'bc', '▁', 'a', 'b', 'c' } do
+         parts[#parts + 1] = piece(text, i, 1)
+      end
+      parts[#parts + 1] = '\18\5\24\2\152\2\1'                   -- BPE, byte_fallback
+      fs.write('spec', folder .. '/tokenizer.model', table.concat(parts))
+      local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
+      assert.same({ 259, 260 }, { tok:id '▁a', tok:id 'bc' })
+      assert.same({ 1, 259, 260, 259 }, (tok:encode ' abc  a '))
+      assert.same({ 1, 259, 3 + 0xC3, 3 + 0xA9 }, (tok:encode 'aé'))
+      assert.equal('aé', tok:decode { 1, 259, 3 + 0xC3, 3 + 0xA9 })
+   end)
+end)
+
+describe('training', function()
+   it('joins the most frequent pairs and writes a file that is loaded', function()
+      local train = require 'tide.tokenizer.train'
+      local text = ('low lower lowest newer newest\n'):rep(20)
+      local value = train.bpe({ text }, { vocab_size = 270, special = { '<|end|>' } })
+      assert.same({ 'w', 'e' }, { unpack(value.model.merges[1]) })
+      train.save(value, folder .. '/trained')
+      local tok = tide.tokenizer.load(folder .. '/trained')
+      assert.equal(270, tok.vocab_size)
+      assert.equal(0, tok.eos)
+      assert.equal(text, tok:decode(tok:encode(text)))
+      assert.is_true(#tok:encode(text) < #text / 2)
+      assert.equal(json.encode(value), json.encode(train.bpe({ text }, { vocab_size = 270,
+         special = { '<|end|>' } })))
+   end)
+end)
+
+describe('ids of a corpus', function()
+   it('are kept by the hashes of text and tokenizer, and made anew when damaged', function()
+      local encoder = require 'tide.data.encoder'
+      local tok = tide.tokenizer.load(folder .. '/trained')
+      local cache = folder .. '/cache'
+      local code = encoder.of(tok, cache)
+      local ids = code.encode('x', 'lower and lower')
+      assert.equal(1, #fs.list('spec', cache))
+      assert.equal(ids, code.encode('x', 'lower and lower'))
+      local file = cache .. '/' .. fs.list('spec', cache)[1]
+      fs.write('spec', file, 'damaged damaged damaged')
+      assert.equal(ids, code.encode('x', 'lower and lower'))
+      code.encode('x', 'lower and lowe')
+      assert.equal(2, #fs.list('spec', cache))
+   end)
+end)

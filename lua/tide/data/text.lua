@@ -2,9 +2,9 @@
 --
 -- Each file gives its last part to validation and the rest to training, so that both see every
 -- file. Files are taken in the order of their sorted paths; names that begin with a dot are left
--- out. Text is tokenized by bytes, each file followed by the end-of-document id.
+-- out. Text is tokenized by bytes or a tokenizer, each file followed by the end-of-document id.
 
-local bytes = require 'tide.data.bytes'
+local encoder = require 'tide.data.encoder'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local kind = require 'tide.data.kind'
@@ -78,31 +78,41 @@ local function check_text(path, content)
       .. 'files as bytes whatever they hold', path, zero, what and ': ' .. what or '')
 end
 
-local function load_text(files, share, binary)
+-- The place of a cut, moved behind a character that it would divide.
+local function between_characters(content, cut)
+   while cut < #content and content:byte(cut + 1) >= 0x80 and content:byte(cut + 1) < 0xC0 do
+      cut = cut + 1
+   end
+   return cut
+end
+
+local function load_text(files, share, binary, code)
    local train, val, raw, total, cu, val_cu = {}, {}, {}, 0, { 0 }, { 0 }
-   local eos = bytes.id(bytes.eos)
+   local eos, width = code.eos, code.width
    for _, path in ipairs(files) do
       local content = fs.read(op, path)
       if not binary then check_text(path, content) end
       local cut = split_at(#content, share)
+      if code.tokenizer then cut = between_characters(content, cut) end
       local head, tail = content:sub(1, cut), content:sub(cut + 1)
       total = total + #content
       if #head > 0 then
          raw[#raw + 1] = head
-         train[#train + 1] = bytes.encode(head) .. (#tail == 0 and eos or '')
-         cu[#cu + 1] = cu[#cu] + #train[#train] / bytes.width
+         train[#train + 1] = code.encode(path, head) .. (#tail == 0 and eos or '')
+         cu[#cu + 1] = cu[#cu] + #train[#train] / width
       end
       if #tail > 0 then
-         val[#val + 1] = bytes.encode(tail) .. eos
-         val_cu[#val_cu + 1] = val_cu[#val_cu] + #val[#val] / bytes.width
+         val[#val + 1] = code.encode(path, tail) .. eos
+         val_cu[#val_cu + 1] = val_cu[#val_cu] + #val[#val] / width
       end
    end
    if total == 0 then err.raise('E_FORMAT', op, '%s: there is no text', files[1]) end
    return {
-      kind = 'text', files = #files, bytes = total, raw = raw, cu = cu,
-      val_cu = val_cu,
-      vocab_size = bytes.vocab_size,
-      train = tokens.memory(table.concat(train), 2), val = tokens.memory(table.concat(val), 2),
+      kind = 'text', files = #files, bytes = total, cu = cu,
+      raw = not code.tokenizer and raw or nil, val_cu = val_cu,
+      vocab_size = code.vocab_size, tokenizer = code.tokenizer,
+      train = tokens.memory(table.concat(train), width),
+      val = tokens.memory(table.concat(val), width),
    }
 end
 
@@ -135,7 +145,10 @@ function text.load(paths, opts)
    for _, file in ipairs(files) do
       if extension(file) == 'bin' then nbin = nbin + 1 end
    end
-   if nbin == 0 then return load_text(files, share, opts.binary) end
+   if nbin == 0 then
+      return load_text(files, share, opts.binary, opts.tokenizer
+         and encoder.of(opts.tokenizer, opts.cache) or encoder.bytes())
+   end
    if nbin < #files then err.raise('E_ARG', op, 'text and .bin files cannot be mixed') end
    return load_binary(files, share, opts.width)
 end
@@ -144,5 +157,7 @@ return signature.doors('data.text', text, {
    load = { 'paths: string | table', opts = {
       'val: number in [0, 0.5] = 0.05 -- share that is held out for validation',
       'width: integer? -- bytes of an id in raw .bin files (see data.tokens.file)',
-      'binary: boolean = false -- takes files with zero bytes as text' } },
+      'binary: boolean = false -- takes files with zero bytes as text',
+      'tokenizer: table? -- of tide.tokenizer; not given: bytes',
+      'cache: string? -- folder that keeps the ids of a tokenizer' } },
 })

@@ -43,8 +43,8 @@ end
 local names = { 'tokenizer.json', 'tokenizer.model', 'tekken.json', 'spiece.model',
    'sentencepiece.bpe.model' }
 
--- The file of a folder.
-local function find(folder)
+-- The file of a folder, or nil.
+local function file_in(folder)
    for _, name in ipairs(names) do
       local path = fs.join(folder, name)
       if fs.exists(path) then return path end
@@ -53,8 +53,17 @@ local function find(folder)
       local known = name:find '%.tiktoken$' or name:find '^tokenizer%.model'
       if known then return fs.join(folder, name) end
    end
-   err.raise('E_IO', op, 'there is no tokenizer.json, tokenizer.model, tekken.json or *.tiktoken '
-      .. 'in %s', folder)
+end
+
+local function find(folder)
+   return file_in(folder) or err.raise('E_IO', op, 'there is no tokenizer.json, tokenizer.model, '
+      .. 'tekken.json or *.tiktoken in %s', folder)
+end
+
+-- What the ids of a tokenizer depend on: its file and tokenizer_config.json.
+local function hash_of(path, folder)
+   local config = fs.join(folder, 'tokenizer_config.json')
+   return fs.hash(op, path) .. (fs.exists(config) and fs.hash(op, config) or '')
 end
 
 local function text_of(v)
@@ -89,7 +98,14 @@ function file.load(made, path)
    special = special or {}
    gather(special, beside(folder, 'special_tokens_map.json'))
    gather(special, config)
-   return made.new(d, special, config)
+   return made.new(d, special, config, hash_of(path, folder))
+end
+
+-- Returns the tokenizer in a folder or in the one above; nil if neither has a file of one.
+function file.find(made, path)
+   for _, folder in ipairs { path, path:match '^(.*)/[^/]+/*$' or '.' } do
+      if fs.is_dir(folder) and file_in(folder) then return file.load(made, folder) end
+   end
 end
 
 return file

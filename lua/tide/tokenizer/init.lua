@@ -137,10 +137,12 @@ end
 
 local roles = { 'bos', 'eos', 'pad', 'unk' }
 
--- Returns the tokenizer of a description (build.lua). special: texts by name, config: a table.
-function tokenizer.new(d, special, config)
+-- Returns the tokenizer of a description (build.lua). special: texts by name, config: a table,
+-- hash: what its files are known by.
+function tokenizer.new(d, special, config, hash)
    local self = setmetatable({ description = d, tables = build.tables(d), vocab_size = count(d),
-      special = special or {}, config = config or {}, added = {}, is_special = {} }, Tokenizer)
+      special = special or {}, config = config or {}, hash = hash, added = {},
+      is_special = {} }, Tokenizer)
    for _, token in ipairs(d.added) do
       self.added[token.id] = token.text
       if token.special then self.is_special[token.id] = true end
@@ -159,6 +161,13 @@ function tokenizer.load(path)
    local op = 'tokenizer.load'
    err.type(op, 'path', path, 'string')
    return require('tide.tokenizer.file').load(tokenizer, path)
+end
+
+-- Returns the tokenizer in a folder or in the one above it, as that of a run above its checkpoints;
+-- nil: there is no file of one.
+function tokenizer.find(path)
+   err.type('tokenizer.find', 'path', path, 'string')
+   return require('tide.tokenizer.file').find(tokenizer, path)
 end
 
 return tokenizer
