@@ -66,6 +66,20 @@ describe('a published folder', function()
       end)
    end)
 
+   it('is learnt on from where it says rope_parameters, as transformers 5 writes', function()
+      with_folder(258, function(dir, folder)
+         local path = folder .. '/config.json'
+         local c = tide.util.fs.read_json('spec', path)
+         c.rope_theta, c.rope_scaling = nil, nil
+         c.rope_parameters = { rope_theta = 10000, rope_type = 'default' }
+         write(path, tide.json.encode(c))
+         write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))
+         ok(1, ('pretrain.lua --threads 1 --data %s/text.txt --from %s --steps 1 --batch 4 '
+            .. '--seq 16 --val-windows 2 --sample 0 --out %s/one'):format(dir, folder, dir))
+         assert.equal(1, #recipe.losses(dir .. '/one'))
+      end)
+   end)
+
    it('that does not fit the data is refused', function()
       with_folder(40, function(dir, folder)
          write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))

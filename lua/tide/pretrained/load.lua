@@ -238,6 +238,14 @@ function load.model(dir, opts)
    return run.model:eval(), run
 end
 
+-- Returns the configuration of a folder as a model built from it has it: files of transformers 5
+-- have rope_parameters where models have rope_theta.
+local function read_plain(self)
+   if not self.plain.family then return self.plain end
+   return { family = self.plain.family,
+      config = family.config(build(self, { device = 'null' })) }
+end
+
 -- Reads the weights in `dir`, as of load, into what plan:materialise gave for a model of the same
 -- configuration. Every rank calls it. Returns run.
 function load.fill(run, dir)
@@ -246,7 +254,7 @@ function load.fill(run, dir)
    end
    err.type('model.fill', 'dir', dir, 'string')
    local self = opened(dir, {})
-   family.check('model.fill', self.plain, run.model)
+   family.check('model.fill', read_plain(self), run.model)
    fill_run(self.store, run)
    self.store:close()
    run.model.generation, run.model.loaded_from = self.generation, self.dir
