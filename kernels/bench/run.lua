@@ -80,20 +80,45 @@ local function run_one(row, threads, opt)
    return one.run(row, threads, opt)
 end
 
+local function contains(list, v)
+   for _, item in ipairs(list) do
+      if item == v then return true end
+   end
+   return false
+end
+
+-- The thread counts of --threads that a row runs with.
+local function threads_for(row, threads, opt)
+   local only = row.only_threads
+   if not only then return threads end
+   return (opt.short or contains(threads, only)) and { only } or {}
+end
+
+-- Reports the rows that no thread count fits; ends the program if no row is left.
+local function check_threads(rows, threads, opt)
+   local left = 0
+   for _, row in ipairs(rows) do
+      if #threads_for(row, threads, opt) > 0 then
+         left = left + 1
+      else
+         io.stderr:write(('bench: %s is left out: it runs with --threads %d only\n'):format(
+            row.name, row.only_threads))
+      end
+   end
+   if left == 0 then die('no row fits --threads %s', table.concat(threads, ',')) end
+end
+
 local function run_all(rows, threads, opt)
    local results = {}
    for _, row in ipairs(rows) do
-      local own = opt.short and row.only_threads and { row.only_threads }
-      for _, t in ipairs(own or threads) do
-         if not row.only_threads or t == row.only_threads then
-            local ok, r = pcall(run_one, row, t, opt)
-            if not ok then
-               r = { name = row.name, threads = t, row = row, problem = tostring(r) }
-            end
-            results[#results + 1] = r
-            report.show(r)
-            report.write(opt.out, results)
+      for _, t in ipairs(threads_for(row, threads, opt)) do
+         local ok, r = pcall(run_one, row, t, opt)
+         if not ok then
+            r = { name = row.name, threads = t, row = row, problem = tostring(r) }
          end
+         results[#results + 1] = r
+         report.show(r)
+         report.write(opt.out, results)
       end
    end
    return results
@@ -108,6 +133,7 @@ local function main(opt, names)
    opt.build, opt.rounds = opt.build or root .. 'build', tonumber(opt.rounds or opt.short and 3)
    opt.out = opt.out or opt.build .. '/bench.json'
    local threads = threads_of(opt.threads or opt.cpu and '1' or opt.short and '2')
+   check_threads(rows, threads, opt)
    if opt.cpu and threads[#threads] ~= 1 then die('--cpu is for --threads 1') end
    local python = not opt['no-peer'] and one.find_python(opt.python) or nil
    if opt.python and not python then die('%s cannot import torch', opt.python) end
