@@ -22,7 +22,7 @@ typedef struct k_tensor {
   int32_t dtype;
 } k_tensor;
 
-enum { K_MSG = 192 };
+enum { K_MSG = 192, K_PLAN = 768 };
 
 typedef struct k_call {
   int             op;       /* TIDE_OP_*, for kernels that serve several ops */
@@ -31,6 +31,8 @@ typedef struct k_call {
   const k_tensor *out;
   const void     *attrs;    /* the op's k_*_attrs below, or null */
   void           *work;     /* scratch, as large as the row's work function said, 64-aligned */
+  void           *plan;     /* K_PLAN bytes, 64-aligned, that the work function fills for the
+                             * kernel; null where a kernel is called without its work function */
   int             nthread;  /* upper bound on threads */
   void           *stream;   /* device stream; null on the host */
   char           *msg;      /* K_MSG bytes for the reason of a failure */

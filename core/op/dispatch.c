@@ -301,9 +301,11 @@ static const tide__kernel *dispatch_choose(tide__call *c, int device)
 static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)
 {
   char msg[K_MSG] = "";
+  _Alignas(64) char plan[K_PLAN];
   TIDE_TRY(dispatch_prepare(l, c, row));
   k_call k = {.op = c->op, .nin = c->nin, .nout = c->nout, .in = l->in, .out = l->out,
               .attrs = &c->attrs, .nthread = c->ctx->nthread, .msg = msg,
+              .plan = row->work ? plan : NULL,
               .stream = c->ctx->devices->device[c->device].queue};
   TIDE_TRY(scratch(l, c, row, &k));
   if (row->device != c->device) return TIDE_OK; /* a rehearsal */

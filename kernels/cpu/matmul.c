@@ -15,13 +15,13 @@
 
 /* A product repeated over up to TIDE_MAX_DIM batch dims, strides in elements of each operand. */
 typedef struct batch {
-  cpu_gemm g; /* operands of the first */
+  cpu_gemm g; /* the first product; run_batch sets its pointers */
+  cpu_gemm_plan plan; /* of each */
   int      ndim;
   int64_t  shape[TIDE_MAX_DIM];
   int64_t  as[TIDE_MAX_DIM], bs[TIDE_MAX_DIM], cs[TIDE_MAX_DIM];
   int64_t  n;        /* number of products */
   int      outer;    /* threads over products */
-  int      inner;    /* threads inside one */
   int64_t  work_one; /* scratch of one product, a multiple of 64 */
   char    *work;
 } batch;
@@ -71,8 +71,8 @@ static void plan_batch(batch *b, int nthread)
   int spread = b->n > 1 && nthread > 1 && (b->n >= 4 * (int64_t)nthread || flop < 4e6) &&
                flop * (double)b->n > 4e5;
   b->outer = !spread ? 1 : b->n < nthread ? (int)b->n : nthread;
-  b->inner = spread ? 1 : nthread < 1 ? 1 : nthread;
-  b->work_one = i64_round_up(tide__cpu_gemm_work(&b->g, b->inner), 64);
+  tide__cpu_gemm_plan(&b->plan, &b->g, spread ? 1 : nthread);
+  b->work_one = i64_round_up(b->plan.bytes, 64);
 }
 
 static void run_products(void *arg, int64_t begin, int64_t end, int thread)
@@ -90,13 +90,32 @@ static void run_products(void *arg, int64_t begin, int64_t end, int thread)
     g.a = (const char *)g.a + ao * in;
     g.b = (const char *)g.b + bo * in;
     g.c = (char *)g.c + co * out;
-    tide__cpu_gemm(&g, b->inner, b->work ? b->work + b->work_one * thread : 0);
+    tide__cpu_gemm_run(&b->plan, &g, b->work ? b->work + b->work_one * thread : 0);
   }
 }
 
-static void run_batch(batch *b, void *work)
+typedef void (*make_fn)(batch *b, const k_call *call);
+
+/* Makes the batch in the call's plan area. Returns its bytes of scratch. */
+static int64_t batch_work(const k_call *call, make_fn make)
 {
-  b->work = work;
+  batch own, *b = call->plan ? call->plan : &own;
+  _Static_assert(sizeof own <= K_PLAN, "a batch lies in the plan area");
+  make(b, call);
+  return b->work_one * b->outer;
+}
+
+/* Computes the batch that batch_work has made, or makes it where the call has no plan area. */
+static void run_batch(const k_call *call, make_fn make, int accumulate)
+{
+  batch own, *b = call->plan ? call->plan : &own;
+  if (!call->plan) make(b, call);
+  b->g.a = call->in[0].data;
+  b->g.b = call->in[1].data;
+  b->g.c = call->out[0].data;
+  b->g.bias = call->nin > 2 && !k_absent(&call->in[2]) ? call->in[2].data : 0;
+  b->g.accumulate = accumulate;
+  b->work = call->work;
   if (b->n <= 0 || b->g.m <= 0 || b->g.n <= 0) return;
   if (b->outer > 1) {
     int64_t chunk = b->n / (b->outer * 8);
@@ -124,9 +143,9 @@ static void make_matmul(batch *b, const k_call *call)
   *b = (batch){.ndim = nb};
   cpu_gemm *g = &b->g;
   g->m = y->shape[nb], g->n = y->shape[nb + 1], g->k = a->shape[nb + 1];
-  g->a = a->data, g->a_rs = a->stride[nb], g->a_cs = a->stride[nb + 1];
-  g->b = w->data, g->b_rs = w->stride[nb], g->b_cs = w->stride[nb + 1];
-  g->c = y->data, g->c_rs = y->stride[nb];
+  g->a_rs = a->stride[nb], g->a_cs = a->stride[nb + 1];
+  g->b_rs = w->stride[nb], g->b_cs = w->stride[nb + 1];
+  g->c_rs = y->stride[nb];
   g->ab_dtype = a->dtype, g->c_dtype = y->dtype;
   for (int d = 0; d < nb; d++) {
     b->shape[d] = y->shape[d];
@@ -137,20 +156,13 @@ static void make_matmul(batch *b, const k_call *call)
   plan_batch(b, call->nthread);
 }
 
-int64_t k_cpu_matmul_work(const k_call *call)
-{
-  batch b;
-  make_matmul(&b, call);
-  return b.work_one * b.outer;
-}
+int64_t k_cpu_matmul_work(const k_call *call) { return batch_work(call, make_matmul); }
 
 int k_cpu_matmul(const k_call *call)
 {
   int rc = check_dtype(call, "matmul");
   if (rc != TIDE_OK) return rc;
-  batch b;
-  make_matmul(&b, call);
-  run_batch(&b, call->work);
+  run_batch(call, make_matmul, 0);
   return TIDE_OK;
 }
 
@@ -158,10 +170,7 @@ int k_cpu_addmm_(const k_call *call)
 {
   int rc = check_dtype(call, "addmm_");
   if (rc != TIDE_OK) return rc;
-  batch b;
-  make_matmul(&b, call);
-  b.g.accumulate = 1;
-  run_batch(&b, call->work);
+  run_batch(call, make_matmul, 1);
   return TIDE_OK;
 }
 
@@ -174,10 +183,9 @@ static void make_linear(batch *b, const k_call *call)
   *b = (batch){.ndim = nl};
   cpu_gemm *g = &b->g;
   g->m = 1, g->n = w->shape[0], g->k = x->shape[nl];
-  g->a = x->data, g->a_rs = g->k, g->a_cs = x->stride[nl];
-  g->b = w->data, g->b_rs = w->stride[1], g->b_cs = w->stride[0];
-  g->c = y->data, g->c_rs = g->n;
-  if (call->nin > 2 && !k_absent(&call->in[2])) g->bias = call->in[2].data;
+  g->a_rs = g->k, g->a_cs = x->stride[nl];
+  g->b_rs = w->stride[1], g->b_cs = w->stride[0];
+  g->c_rs = g->n;
   g->ab_dtype = x->dtype, g->c_dtype = y->dtype;
   for (int d = 0; d < nl; d++) {
     b->shape[d] = x->shape[d];
@@ -191,20 +199,13 @@ static void make_linear(batch *b, const k_call *call)
   plan_batch(b, call->nthread);
 }
 
-int64_t k_cpu_linear_work(const k_call *call)
-{
-  batch b;
-  make_linear(&b, call);
-  return b.work_one * b.outer;
-}
+int64_t k_cpu_linear_work(const k_call *call) { return batch_work(call, make_linear); }
 
 int k_cpu_linear(const k_call *call)
 {
   int rc = check_dtype(call, "linear");
   if (rc != TIDE_OK) return rc;
-  batch b;
-  make_linear(&b, call);
-  run_batch(&b, call->work);
+  run_batch(call, make_linear, 0);
   return TIDE_OK;
 }
 

@@ -126,11 +126,13 @@ static void *run(const product *p, int nthread, int isa)
   g.c = malloc(bytes);
   assert_non_null(g.c);
   memcpy(g.c, p->c0, bytes);
-  size_t work = (size_t)(tide__cpu_gemm_work_isa(&g, nthread, isa) + 63) / 64 * 64;
+  cpu_gemm_plan plan;
+  tide__cpu_gemm_plan_isa(&plan, &g, nthread, isa);
+  size_t work = (size_t)(plan.bytes + 63) / 64 * 64;
   unsigned char *scratch = aligned_alloc(64, work + GUARD);
   assert_non_null(scratch);
   memset(scratch, 0xff, work + GUARD);
-  tide__cpu_gemm_isa(&g, nthread, scratch, isa);
+  tide__cpu_gemm_run(&plan, &g, scratch);
   for (int i = 0; i < GUARD; i++) assert_int_equal(scratch[work + (size_t)i], 0xff);
   free(scratch);
   return g.c;

@@ -27,22 +27,9 @@ enum { ROWS_BYTES = 3 << 20, TASKS_PER_THREAD = 4,
        LINE = 64, STAGE_ROWS = 256, STAGE_COLS = 1024 };
 static const int64_t ROUND_BYTES = (int64_t)64 << 20;
 
-typedef struct plan {
-  const tile_kernel *kern;
-  const cpu_gemm    *g;
-  int64_t k_pad, kc;      /* kc: depth of a block, a multiple of kr */
-  int64_t nround;         /* columns packed at a time */
-  int64_t mc, ns;         /* rows and columns of a task */
-  int64_t nb;             /* columns of B multiplied before the next rows of A */
-  int64_t col0, ncol;     /* the current round */
-  int     nthread, staged;
-  int     direct;         /* whole panels of A are read in place */
-  int     lazy;           /* A runs along k: a panel is packed just before it is used, and its
-                           * source prefetched while the one before is multiplied */
-  int     single;         /* lazy, and no panel of A is used twice: all share one buffer */
-  int64_t b_bytes, a_bytes, stage_bytes;
-  char   *work;
-} plan;
+typedef cpu_gemm_plan plan;
+
+enum { NO_ELEMENTS, NO_SUM, SKINNY, TRANSPOSED, TILES }; /* methods */
 
 static int is_half(int dtype) { return dtype == TIDE_BF16 || dtype == TIDE_F16; }
 
@@ -57,10 +44,10 @@ static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
 
 /* Chooses rows and columns of a task: large enough to pay for packing A, and enough tasks that a
  * delayed thread does not keep the others waiting. */
-static void plan_tasks(plan *p)
+static void plan_tasks(plan *p, int64_t m)
 {
   const tile_kernel *kern = p->kern;
-  int64_t m = p->g->m, want = (int64_t)p->nthread * TASKS_PER_THREAD;
+  int64_t want = (int64_t)p->nthread * TASKS_PER_THREAD;
   int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr * kern->mr;
   int stage = p->staged && p->k_pad > p->kc; /* f32 sums of a whole task: keep them few */
   if (p->direct) fit = i64_round_up(m, kern->mr);
@@ -79,13 +66,11 @@ static void plan_tasks(plan *p)
   p->ns = i64_min(p->ns, cols);
 }
 
-static void plan_make(plan *p, const cpu_gemm *g, int nthread, int isa)
+/* Plans a product by tiles; isa and nthread are set. */
+static void plan_tiles(plan *p, const cpu_gemm *g)
 {
-  memset(p, 0, sizeof *p);
-  const tile_kernel *kern = gemm_choose(g, isa);
+  const tile_kernel *kern = gemm_choose(g, p->isa);
   p->kern = kern;
-  p->g = g;
-  p->nthread = nthread < 1 ? 1 : nthread;
   p->k_pad = i64_round_up(g->k, kern->kr);
   int64_t nblock = i64_ceil_div(p->k_pad, kern->kc);
   p->kc = i64_round_up(i64_ceil_div(p->k_pad, nblock), kern->kr);
@@ -95,7 +80,7 @@ static void plan_make(plan *p, const cpu_gemm *g, int nthread, int isa)
   p->staged = is_half(g->c_dtype);
   p->direct = kern->direct && g->a_cs == 1 && g->k % kern->kr == 0;
   p->lazy = !p->direct && g->a_cs == 1 && kern->esize == vec_size(g->ab_dtype);
-  plan_tasks(p);
+  plan_tasks(p, g->m);
   p->single = p->lazy && p->k_pad <= p->kc && p->nround <= p->nb && p->nround <= p->ns;
   p->b_bytes = i64_round_up(p->nround * column, LINE);
   int64_t packed = p->direct || p->single ? kern->mr : p->mc;
@@ -105,11 +90,7 @@ static void plan_make(plan *p, const cpu_gemm *g, int nthread, int isa)
     int64_t rows = whole ? p->mc : kern->mr, cols = whole ? p->ns : kern->nr;
     p->stage_bytes = i64_round_up(rows * cols * 4, LINE);
   }
-}
-
-static int64_t plan_bytes(const plan *p)
-{
-  return p->b_bytes + (p->a_bytes + p->stage_bytes) * p->nthread;
+  p->bytes = p->b_bytes + (p->a_bytes + p->stage_bytes) * p->nthread;
 }
 
 /* ---- a 16-bit or biased C: initial value of a tile, and its destination --- */
@@ -310,9 +291,10 @@ static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
   if (p->kern->end) p->kern->end();
 }
 
-static void run_plan(plan *p, void *work)
+static void run_tiles(const plan *planned, const cpu_gemm *g, void *work)
 {
-  const cpu_gemm *g = p->g;
+  plan run = *planned, *p = &run;
+  p->g = g;
   p->work = work;
   for (p->col0 = 0; p->col0 < g->n; p->col0 += p->nround) {
     p->ncol = i64_min(p->nround, g->n - p->col0);
@@ -323,8 +305,6 @@ static void run_plan(plan *p, void *work)
     tide__pool_tasks(p->nthread, ntask, 1, gemm_run_tasks, p);
   }
 }
-
-/* ---- entry points --- */
 
 /* Below this many operations a second thread costs more than it saves. */
 static int useful_threads(const cpu_gemm *g, int nthread)
@@ -422,58 +402,62 @@ static void transpose_strips(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-static void run_transposed(const cpu_gemm *g, int nthread, char *work, int isa)
+static void run_transposed(const plan *p, const cpu_gemm *g, char *work)
 {
-  plan p;
   cpu_gemm back = transposed(g, work);
   strips t = {.g = g, .sums = back.c};
-  plan_make(&p, &back, nthread, isa);
-  run_plan(&p, work + transposed_bytes(g));
-  tide__pool_for(nthread, i64_ceil_div(g->n, TRANSPOSE_SIDE), 16, transpose_strips, &t);
+  run_tiles(p, &back, work + transposed_bytes(g));
+  tide__pool_for(p->nthread, i64_ceil_div(g->n, TRANSPOSE_SIDE), 16, transpose_strips, &t);
 }
 
-int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa)
+/* ---- entry points --- */
+
+void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, int isa)
 {
-  if (g->m <= 0 || g->n <= 0 || g->k <= 0) return 0;
-  plan p;
-  nthread = useful_threads(g, nthread);
-  if (tide__tile_skinny_takes(g, isa)) return tide__tile_skinny_work(g, nthread);
-  if (is_transposed(g, isa)) {
+  memset(p, 0, sizeof *p);
+  p->isa = isa;
+  p->nthread = useful_threads(g, nthread);
+  if (g->m <= 0 || g->n <= 0) {
+    p->method = NO_ELEMENTS;
+  } else if (g->k <= 0) {
+    p->method = NO_SUM;
+  } else if (tide__tile_skinny_takes(g, isa)) {
+    p->method = SKINNY;
+    p->bytes = tide__tile_skinny_work(g, p->nthread);
+  } else if (is_transposed(g, isa)) {
     cpu_gemm back = transposed(g, 0);
-    plan_make(&p, &back, nthread, isa);
-    return transposed_bytes(g) + plan_bytes(&p);
+    p->method = TRANSPOSED;
+    plan_tiles(p, &back);
+    p->bytes += transposed_bytes(g);
+  } else {
+    p->method = TILES;
+    plan_tiles(p, g);
   }
-  plan_make(&p, g, nthread, isa);
-  return plan_bytes(&p);
 }
 
-void tide__cpu_gemm_isa(const cpu_gemm *g, int nthread, void *work, int isa)
+void tide__cpu_gemm_plan(cpu_gemm_plan *p, const cpu_gemm *g, int nthread)
 {
-  if (g->m <= 0 || g->n <= 0) return;
-  if (g->k <= 0) {
-    empty_sum(g);
-    return;
-  }
-  plan p;
-  nthread = useful_threads(g, nthread);
-  if (tide__tile_skinny_takes(g, isa)) {
-    tide__tile_skinny(g, nthread, work, isa);
-    return;
-  }
-  if (is_transposed(g, isa)) {
-    run_transposed(g, nthread, work, isa);
-    return;
-  }
-  plan_make(&p, g, nthread, isa);
-  run_plan(&p, work);
+  tide__cpu_gemm_plan_isa(p, g, nthread, tide__cpu_isa());
+}
+
+void tide__cpu_gemm_run(const cpu_gemm_plan *p, const cpu_gemm *g, void *work)
+{
+  if (p->method == TILES) run_tiles(p, g, work);
+  else if (p->method == SKINNY) tide__tile_skinny(g, p->nthread, work, p->isa);
+  else if (p->method == TRANSPOSED) run_transposed(p, g, work);
+  else if (p->method == NO_SUM) empty_sum(g);
 }
 
 int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread)
 {
-  return tide__cpu_gemm_work_isa(g, nthread, tide__cpu_isa());
+  cpu_gemm_plan p;
+  tide__cpu_gemm_plan(&p, g, nthread);
+  return p.bytes;
 }
 
 void tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work)
 {
-  tide__cpu_gemm_isa(g, nthread, work, tide__cpu_isa());
+  cpu_gemm_plan p;
+  tide__cpu_gemm_plan(&p, g, nthread);
+  tide__cpu_gemm_run(&p, g, work);
 }

@@ -22,10 +22,35 @@ typedef struct cpu_gemm {
   int accumulate;            /* 0: C = AB, 1: C = C + AB */
 } cpu_gemm;
 
-/* Returns the bytes of scratch for this product with up to nthread threads (0 is possible). */
+/* How a product is computed: a function of all of cpu_gemm but its pointers. Callers read `bytes`
+ * alone. */
+typedef struct cpu_gemm_plan {
+  int64_t bytes;          /* of scratch for a run, 0 is possible */
+  const struct tile_kernel *kern;
+  int     method, isa;
+  int64_t k_pad, kc;      /* kc: depth of a block, a multiple of kr */
+  int64_t nround;         /* columns packed at a time */
+  int64_t mc, ns;         /* rows and columns of a task */
+  int64_t nb;             /* columns of B multiplied before the next rows of A */
+  int     nthread, staged;
+  int     direct;         /* whole panels of A are read in place */
+  int     lazy;           /* A runs along k: a panel is packed just before it is used, and its
+                           * source prefetched while the one before is multiplied */
+  int     single;         /* lazy, and no panel of A is used twice: all share one buffer */
+  int64_t b_bytes, a_bytes, stage_bytes;
+
+  const cpu_gemm *g;      /* of a run: the product, the current round, scratch */
+  int64_t col0, ncol;
+  char   *work;
+} cpu_gemm_plan;
+
+/* Plans a product with up to nthread threads. */
+void tide__cpu_gemm_plan(cpu_gemm_plan *p, const cpu_gemm *g, int nthread);
+/* Computes the planned product. g: as planned, with its pointers; work: p->bytes of scratch,
+ * 64-aligned. The result does not depend on the number of threads. Thread-safe: runs share p. */
+void tide__cpu_gemm_run(const cpu_gemm_plan *p, const cpu_gemm *g, void *work);
+/* Plan and run in one: bytes of scratch, and the product. */
 int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread);
-/* Computes the product. work: scratch of that size, 64-aligned. The result does not depend on
- * nthread. */
-void tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work);
+void    tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work);
 
 #endif

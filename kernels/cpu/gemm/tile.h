@@ -94,7 +94,6 @@ int64_t tide__tile_skinny_work(const cpu_gemm *g, int nthread);
 void    tide__tile_skinny(const cpu_gemm *g, int nthread, void *work, int isa);
 
 /* As in gemm.h with the instruction set limited to isa. */
-int64_t tide__cpu_gemm_work_isa(const cpu_gemm *g, int nthread, int isa);
-void    tide__cpu_gemm_isa(const cpu_gemm *g, int nthread, void *work, int isa);
+void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, int isa);
 
 #endif
