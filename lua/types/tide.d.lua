@@ -264,7 +264,7 @@ function tide.data.survey.largest(source) end
 tide.data.text = {}
 function tide.data.text.files(path) end
 ---@param paths string|table
----@param opts? { val?: number, width?: integer, binary?: boolean }
+---@param opts? { val?: number, width?: integer, binary?: boolean, tokenizer?: table, cache?: string }
 function tide.data.text.load(paths, opts) end
 tide.data.tokens = {}
 ---@param source tide.Source
@@ -1071,6 +1071,10 @@ function tide.zeros(shape, opts) end
 function tide.zeros_like(x, opts) end
 function tide.zigzag_index(cu, size, rank, dtype) end
 function tide.zigzag_places(cu, size, dtype) end
+tide.tokenizer = {}
+function tide.tokenizer.find(path) end
+function tide.tokenizer.load(path) end
+function tide.tokenizer.new(d, special, config, hash) end
 tide.train = {}
 tide.train.checkpoint = {}
 function tide.train.checkpoint.clear(out) end
