@@ -117,7 +117,7 @@ typedef struct tide__backend {
  * it exports, "tide_plugin". Kernels are listed by the name of their op, so the two libraries share
  * no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 6 };
+enum { TIDE__PLUGIN_VERSION = 7 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

@@ -177,6 +177,16 @@ function text.summary(job, opt, corpus, result)
    job:print('the run is in %s', opt.out)
 end
 
+-- The text of ids, or the ids: a vocabulary without a tokenizer may have more than the bytes.
+local function shown(tok, ids)
+   if tok then return tok:decode(ids) end
+   local bytes = require 'tide'.data.bytes
+   for _, id in ipairs(ids) do
+      if id >= bytes.vocab_size then return '(ids) ' .. table.concat(ids, ' ') end
+   end
+   return bytes.decode(ids)
+end
+
 -- Prints a continuation, drawn alike by every rank that holds a part of the model.
 function text.sample(job, opt, run, corpus)
    local tide = require 'tide'
@@ -189,7 +199,7 @@ function text.sample(job, opt, run, corpus)
          tokens = opt.sample, temperature = opt.temperature, top_k = 40, seed = opt.seed,
          stop = tok and tok.eos or bytes.eos, device = opt.device })
    end)
-   job:print('sample:\n%s%s', prompt, tok and tok:decode(ids) or bytes.decode(ids))
+   job:print('sample:\n%s%s', prompt, shown(tok, ids))
 end
 
 return text

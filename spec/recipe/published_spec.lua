@@ -43,6 +43,16 @@ describe('a published folder', function()
       end)
    end)
 
+   it('of more ids than bytes is learnt on from by bytes, and its sample is ids', function()
+      with_folder(300, function(dir, folder)
+         write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))
+         local out = ok(1, ('pretrain.lua --threads 1 --data %s/text.txt --from %s --steps 1 '
+            .. '--batch 4 --seq 16 --val-windows 2 --sample 30 --out %s/run'):format(dir, folder,
+            dir))
+         assert.matches('%(ids%) %d+ %d+', out)
+      end)
+   end)
+
    it('is learnt on from alike on one rank and on two, and written again', function()
       with_folder(258, function(dir, folder)
          write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))
