@@ -24,7 +24,15 @@ describe('a public function', function()
    end)
 
    it('survives hostile arguments; a failure names function and argument', function()
+      local function files()
+         local list = io.popen 'ls -A'
+         local text = list:read '*a'
+         list:close()
+         return text
+      end
+      local before = files()
       local ncall, nfailed = run('hostile_program'):match '(%d+) calls, (%d+) failures, 0 wrong'
       assert.is_true(tonumber(ncall) > 4000 and tonumber(nfailed) > 2000, ncall .. ', ' .. nfailed)
+      assert.equal(before, files())                         -- none is written beside the sources
    end)
 end)

@@ -23,6 +23,11 @@ end
 local answers = { tide_tensor_dim = true, tide_tensor_stride = true, tide_file_dtype = true,
    tide_file_ndim = true }
 
+local folder = os.tmpname()
+os.remove(folder)
+os.execute("mkdir '" .. folder .. "'")
+local path = folder .. '/x'
+
 local int_max, long_max = 2147483647, 0x7fffffffffffffffLL
 local hostile = {
    int = { -int_max - 1, -1000, -9, -1, 0, 1, 2, 3, 8, 9, 64, 1000, int_max },
@@ -30,17 +35,13 @@ local hostile = {
    long = { -long_max - 1, -2147483649LL, -1LL, 0LL, 1LL, 2LL, 1000LL, 2147483648LL, 2LL ^ 40,
       2LL ^ 62, long_max },
    double = { 0 / 0, 1 / 0, -1 / 0, -1, -0.5, 0, 0.5, 1, 3, 1e-320, 1e308, -1e308 },
-   text = { false, '', 'no such', ('x'):rep(5000), '\255\254', '/no/such/folder/x', '/' },
+   text = { false, '', folder .. '/no such', ('x'):rep(5000), folder .. '/\255\254',
+      '/no/such/folder/x', '/' },
    shape = { -long_max - 1, -1LL, 0LL, 1LL, 3LL, 2LL ^ 31, 2LL ^ 62, long_max },
    tensor = { 'f32', 'f32 0', 'f32 3', 'f32 2,3', 'f32 0,4', 'f32 1,1,1,1,1,1,1,1', 'f64', 'bf16',
       'f16', 'i64', 'i32', 'u8', 'bool', 'ref', 'null', 'gone', 'leaf', 'sum', 'turned', 'wide',
       'other' },
 }
-
-local folder = os.tmpname()
-os.remove(folder)
-os.execute("mkdir '" .. folder .. "'")
-local path = folder .. '/x'
 
 local ctx, other_ctx, other_tensor          -- of one function; of none
 local keep = {}                             -- what a call needs until it has returned
