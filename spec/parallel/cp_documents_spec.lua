@@ -244,6 +244,12 @@ describe('fields of a batch that tell of documents', function()
       assert.same({ { false, false, true, false } }, pad:tolist())
    end)
 
+   it('call every number below 1 padding', function()
+      local _, out = cp.make_cp_batch_and_ctx(nil, { ids = ints { { 1, 2, 3 } },
+         labels = ints { { 1, 2, 3 } }, attention_mask = ints { { 1, 1 - 2^32, 0 } } })
+      assert.same({ { 1, -100, -100 } }, out.labels:tolist())
+   end)
+
    it('must fit the rows', function()
       local function go(more)
          more.ids, more.labels = ints { { 1, 2 }, { 3, 4 } }, ints { { 1, 2 }, { 3, 4 } }
@@ -255,6 +261,9 @@ describe('fields of a batch that tell of documents', function()
       refused('E_ARG', "'index'", go, { index = tide.zeros { 1, 2, 2 } })
       refused('E_ARG', "'packed_seq_ids'", go, { packed_seq_ids = ints { { 1, 1 } } })
       refused('E_ARG', "'padding_mask'", go, { padding_mask = { { false, true } } })
+      refused('E_ARG', 'below 2^31', go, { packed_seq_ids = ints { { 1, 2^32 + 1 }, { 1, 1 } } })
+      refused('E_ARG', 'positions >= 0', go,
+         { index = tide.tensor({ { { -1, -1 }, { 0, -2 } } }, i32) })
       refused('E_ARG', 'end at 4', cp.make_cp_batch_and_ctx, axis(2),
          { ids = ints { { 1, 2, 3 } }, labels = ints { { 1, 2, 3 } }, cu_real = { 0, 4 } })
       for _, name in ipairs { 'cu_seqlens', 'seq_lens' } do

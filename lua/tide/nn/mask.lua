@@ -9,6 +9,17 @@ local err = require 'tide.util.err'
 
 local mask_ = {}
 
+-- A mask in i32. Raises E_ARG where one on the host has a number that i32 does not hold: the cast
+-- would make it another document. A mask on a device is not read.
+local function numbers(op, name, mask)
+   if mask.dtype ~= 'i64' then return mask:to 'i32' end
+   if mask.device == 'cpu' and mask:numel() > 0 then
+      local most = mask:amax():item()
+      if most >= 2^31 then err.arg(op, name, 'document numbers below 2^31', most) end
+   end
+   return mask:clamp(0, nil):to 'i32'
+end
+
 -- (document, position) pairs i32 [B, T, 2] of a mask [B, T]. Positions are those in the row.
 -- E_UNSUPPORTED for masks of another kind.
 function mask_.index(op, name, mask)
@@ -18,7 +29,7 @@ function mask_.index(op, name, mask)
          .. 'as documents, window and causal', name, err.show(mask))
    end
    local B, T = mask:size(1), mask:size(2)
-   local doc = mask:to 'i32' - 1
+   local doc = numbers(op, name, mask) - 1
    local pos = tide.arange(T, { dtype = 'i32', device = mask.device }):reshape { 1, T }
       :expand(B, T)
    return tide.stack({ doc:masked_fill(doc:lt(0), -1), pos:contiguous() }, 3)

@@ -35,6 +35,14 @@ local function of_mask(op, name, mask, B, S, device)
    return index:to(device)
 end
 
+-- Raises E_ARG where pairs on the host have a token at a position below 0, which rotary angles do
+-- not take. Pairs on a device are not read.
+local function check_positions(op, index)
+   if index.device ~= 'cpu' or index:numel() == 0 then return end
+   local least = index:select(3, 2):masked_fill(index:select(3, 1):lt(0), 0):amin():item()
+   if least < 0 then err.arg(op, 'index', 'positions >= 0', least) end
+end
+
 local function of_index(op, index, B, S, device)
    if not tide.is_tensor(index) or index.dtype ~= 'i32' or index.ndim ~= 3
       or index:size(1) ~= B and index:size(1) ~= 1 or index:size(2) ~= S
@@ -42,6 +50,7 @@ local function of_index(op, index, B, S, device)
       err.arg(op, 'index', ('a tensor i32 [%s, %d, 2] of (document, position)'):format(
          B == 1 and '1' or ('%d or 1'):format(B), S), index)
    end
+   check_positions(op, index)
    return index:to(device)
 end
 
