@@ -169,6 +169,16 @@ describe('data.chat', function()
       assert.equal('E_ARG', raised(load_one, line, { format = 'sharegtp' }).code)
    end)
 
+   it('keeps lines apart that hold a byte of 0', function()
+      local long = '{"text": "' .. ('x'):rep(2e5) .. '"}'
+      local text = line .. '{"text": "a\0b"}\n{"text": "cd"}\n\0\n{"text": "ef"}\n' .. long
+      local corpus = load_one(text, { template = plain, skip_bad = true })
+      assert.equal(4, corpus.documents)
+      assert.equal(2, corpus.bad.count)
+      assert.matches('line 2: ', corpus.bad[1], 1, true)
+      assert.matches('line 4: ', corpus.bad[2], 1, true)
+   end)
+
    it('refuses a file that is not what its name says', function()
       for head, what in pairs { ['\127ELF\2'] = 'a program', ['MMIDIDX\0\0'] = 'Megatron',
          ['\31\139\8'] = 'gzip', ['ab\0c'] = 'bytes of 0' } do

@@ -32,6 +32,12 @@ describe('the doors of training', function()
       refused('tide.optim.Optimizer', tide.train.step, { model = model })
    end)
 
+   it('refuse a constructor that passes no name to the base class', function()
+      local Bad = class('Bad', Optimizer)
+      function Bad:init(params, opts) Optimizer.init(self, params, opts) end
+      refused("optim.Optimizer: argument 'op': expected a string", Bad, model, { lr = 1 })
+   end)
+
    it('refuse it in runs before a file is touched', function()
       local out = os.tmpname()
       os.remove(out)

@@ -38,9 +38,28 @@ local function decode(text)
    return value
 end
 
+-- An iterator over the lines of a file. LuaJIT's own stops at a byte of 0 and adds the next line.
+local function lines(file)
+   local rest, at = '', 1
+   return function()
+      local stop = rest:find('\n', at, true)
+      while not stop do
+         local more = file:read(math.max(2 ^ 16, #rest - at))       -- doubled for long lines
+         if not more then break end
+         local from = #rest - at + 2
+         rest, at = rest:sub(at) .. more, 1
+         stop = rest:find('\n', from, true)
+      end
+      if not stop and at > #rest then return nil end
+      local line = rest:sub(at, (stop or #rest + 1) - 1)
+      at = (stop or #rest) + 1
+      return line
+   end
+end
+
 local function each_line(file, path, fn)
    local n = 0
-   for line in file:lines() do
+   for line in lines(file) do
       n = n + 1
       if line:find '%S' then
          local record, problem = decode(line)

@@ -117,10 +117,12 @@ local function check_class(self, op)
    end
 end
 
--- params: a module, what parameters() of one gives, a list of tensors (named by their numbers) or
--- of { name =, param = }, or a list of groups { params = (one of these), weight_decay =, lr_scale
--- =, ... }. defaults: checked hyperparameters. opts.lr: number or function of the step.
+-- op: the name that errors carry. params: a module, what parameters() of one gives, a list of
+-- tensors (named by their numbers) or of { name =, param = }, or a list of groups { params = (one
+-- of these), weight_decay =, lr_scale =, ... }. defaults: checked hyperparameters. opts.lr: number
+-- or function of the step.
 function Optimizer:init(op, params, defaults, opts)
+   err.type('optim.Optimizer', 'op', op, 'string')
    opts = err.options(op, opts, { 'lr', 'decay_vectors' })
    err.type(op, 'defaults', defaults, 'table')
    check_class(self, op)
