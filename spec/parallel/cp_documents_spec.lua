@@ -268,6 +268,8 @@ describe('fields of a batch that tell of documents', function()
          { ids = ints { { 1, 2, 3 } }, labels = ints { { 1, 2, 3 } }, cu_real = { 0, 4 } })
       for _, name in ipairs { 'cu_seqlens', 'seq_lens' } do
          refused('E_ARG', { name, 'use_te' }, go, { [name] = ints { 0, 2 } })
+         refused('E_ARG', { name, 'use_te' }, cp.make_cp_batch_and_ctx, nil,
+            { ids = ints { { 1, 2 } }, labels = ints { { 1, 2 } }, [name] = ints { 0, 2 } })
       end
    end)
 end)

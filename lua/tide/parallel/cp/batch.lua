@@ -266,6 +266,7 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
          method = opts.method, fields = opts.fields })
       return out.context or cp.null, out
    end
+   check_rows(op, batch)
    if (not axis or axis.size <= 1) and is_plain(batch, opts) then return cp.null, batch end
    return generic(op, axis, batch, opts, pad)
 end
