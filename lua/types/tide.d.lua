@@ -1074,7 +1074,6 @@ function tide.zigzag_places(cu, size, dtype) end
 tide.tokenizer = {}
 function tide.tokenizer.find(path) end
 function tide.tokenizer.load(path) end
-function tide.tokenizer.new(d, special, config, hash) end
 tide.train = {}
 tide.train.checkpoint = {}
 function tide.train.checkpoint.clear(out) end

@@ -85,7 +85,7 @@ local function beside(folder, name)
    return path and fs.exists(path) and json(path) or {}
 end
 
--- Returns the tokenizer of a path; `made` is tide.tokenizer.
+-- Returns the tokenizer of a path; made(description, special, config, hash) makes it.
 function file.load(made, path)
    local folder = fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
    if not fs.exists(path) then
@@ -98,7 +98,7 @@ function file.load(made, path)
    special = special or {}
    gather(special, beside(folder, 'special_tokens_map.json'))
    gather(special, config)
-   return made.new(d, special, config, hash_of(path, folder))
+   return made(d, special, config, hash_of(path, folder))
 end
 
 -- Returns the tokenizer in a folder or in the one above; nil if neither has a file of one.

@@ -139,7 +139,7 @@ local roles = { 'bos', 'eos', 'pad', 'unk' }
 
 -- Returns the tokenizer of a description (build.lua). special: texts by name, config: a table,
 -- hash: what its files are known by.
-function tokenizer.new(d, special, config, hash)
+local function made(d, special, config, hash)
    local self = setmetatable({ description = d, tables = build.tables(d), vocab_size = count(d),
       special = special or {}, config = config or {}, hash = hash, added = {},
       is_special = {} }, Tokenizer)
@@ -160,14 +160,14 @@ end
 function tokenizer.load(path)
    local op = 'tokenizer.load'
    err.type(op, 'path', path, 'string')
-   return require('tide.tokenizer.file').load(tokenizer, path)
+   return require('tide.tokenizer.file').load(made, path)
 end
 
 -- Returns the tokenizer in a folder or in the one above it, as that of a run above its checkpoints;
 -- nil: there is no file of one.
 function tokenizer.find(path)
    err.type('tokenizer.find', 'path', path, 'string')
-   return require('tide.tokenizer.file').find(tokenizer, path)
+   return require('tide.tokenizer.file').find(made, path)
 end
 
 return tokenizer

@@ -29,7 +29,7 @@ local function unread(self, batches, count)
       end
    end
    local norm, factor = reduce.norm_of(self)
-   local found = norm * 0
+   local found = norm:to 'f32' * 0
    for _, loss in ipairs(losses) do found = found + loss:to 'f32' * 0 end
    if self.comm.size > 1 then self.comm:all_reduce(found) end
    self.optim:step { factor = factor, found_inf = found }
