@@ -140,6 +140,10 @@ describe('a step', function()
          says("argument 'batches[1].count'", run.run, run,
             { { ids = ids, labels = ids, count = count } })
       end
+      for _, name in ipairs { 'cu_seqlens', 'seq_lens_padded' } do
+         says(("'%s' tells the documents of packed streams"):format(name), run.run, run,
+            { { ids = ids, labels = ids, [name] = tide.tensor({ 0, 2, 6 }, { dtype = 'i32' }) } })
+      end
       assert.is_true(run:run({ { ids = ids, labels = ids } }).applied)
       local none = tide.zeros({ 0, 3 }, { dtype = 'i64' })
       says("argument 'batches[1].labels': expected at least one row of tokens, got [0, 3]", run.run,

@@ -173,22 +173,12 @@ local function check_field(op, name, v, B, S)
    end
 end
 
--- A packed batch that is given as rows would lose its documents.
-local function check_rows(op, batch)
-   for _, name in ipairs { 'cu_seqlens', 'cu_seqlens_padded', 'seq_lens', 'seq_lens_padded' } do
-      if batch[name] then
-         err.raise('E_ARG', op, "'%s' tells the documents of packed streams; use use_te = true "
-            .. '(make_cp_batch_for_te), or give cu_real and cu_slot, or index', name)
-      end
-   end
-end
-
 -- A copy of a batch, checked: labels, loss mask and positions are there and fit; what documents
 -- and padding say of other fields is done. Returns the copy, what documents.of says, B and S.
 local function begin(op, batch, loss_mask)
    local out = copy(batch)
    local name, t, B, S = primary_of(op, out)
-   check_rows(op, out)
+   documents.check_rows(op, out)
    if loss_mask ~= nil then out.loss_mask = loss_mask end
    check_field(op, 'labels', out.labels, B, S)
    if out.loss_mask ~= nil then check_field(op, 'loss_mask', out.loss_mask, B, S) end
@@ -266,7 +256,7 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
          method = opts.method, fields = opts.fields })
       return out.context or cp.null, out
    end
-   check_rows(op, batch)
+   documents.check_rows(op, batch)
    if (not axis or axis.size <= 1) and is_plain(batch, opts) then return cp.null, batch end
    return generic(op, axis, batch, opts, pad)
 end

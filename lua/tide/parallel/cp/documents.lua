@@ -258,11 +258,22 @@ function documents.settle(said, batch)
    end
 end
 
+-- Refuses the fields of a packed stream: rows would lose their documents.
+function documents.check_rows(op, batch)
+   for _, name in ipairs { 'cu_seqlens', 'cu_seqlens_padded', 'seq_lens', 'seq_lens_padded' } do
+      if batch[name] then
+         err.raise('E_ARG', op, "'%s' tells the documents of packed streams; use use_te = true "
+            .. '(make_cp_batch_for_te), or give cu_real and cu_slot, or index', name)
+      end
+   end
+end
+
 -- A batch of rows as one rank takes it: index says all that its fields say, labels of padding do
 -- not train; its masks are gone. The batch itself if no field says anything. Its tokens are ids
 -- [B, S].
 function documents.settled(op, batch)
    local ids, says = batch.ids, false
+   if batch.context == nil then documents.check_rows(op, batch) end
    for _, name in ipairs(documents.fields) do says = says or batch[name] ~= nil end
    if not says or not tide.is_tensor(ids) or ids.ndim ~= 2 then return batch end
    local B, S, out = ids:size(1), ids:size(2), {}
