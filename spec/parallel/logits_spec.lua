@@ -37,3 +37,24 @@ describe('the logits of a loss', function()
       end
    end)
 end)
+
+describe('the logits of the last token alone', function()
+   it('are the last of all, with the sequence cut and without', function()
+      local all = ranks.run(2, function()
+         local t, off = require 'tide', {}
+         for i, cut in ipairs { false, true } do
+            local model = t.model.llama({ vocab_size = 24, hidden_size = 8, num_hidden_layers = 1,
+               num_attention_heads = 2, intermediate_size = 8 }, { seed = 1 })
+            t.parallel.tensor_parallel(model, t.comm.world(), { sequence_parallel = cut })
+            local ids = t.arange(12, { dtype = 'i64' }):reshape(2, 6)
+            local last = model(ids, { last_only = true })
+            local want = model(ids):slice(2, 6, 6)
+            off[i] = last:size(2) == 1 and (last - want):abs():amax():item() or 1
+         end
+         return off
+      end)
+      for _, off in ipairs(all) do
+         for i = 1, 2 do assert.is_true(off[i] < 1e-6, off[i]) end
+      end
+   end)
+end)

@@ -11,6 +11,7 @@ local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
+local spread = require 'tide.nn.spread'
 
 local Module = nn.Module
 
@@ -85,18 +86,23 @@ local function logits(self, h)
    end), h))
 end
 
+local function last_token(x)
+   local n = x:size(2)
+   return n > 1 and private.replace(x, x:slice(2, n, n):contiguous()) or x
+end
+
 -- Logits [B, T, V]; with opts.last_only those of the last token, [B, 1, V], which generation needs.
+-- Before the head, unless this rank has a part of the sequence there.
 function CausalLM:forward(ids_BT, opts)
    local last_only = type(opts) == 'table' and opts.last_only
    if last_only then
       opts = copy(opts)
       opts.last_only = nil
    end
-   local h = private.call(self.hidden, self, ids_BT, opts)
-   if last_only and h:size(2) > 1 then
-      h = private.replace(h, h:slice(2, h:size(2), h:size(2)):contiguous())
-   end
-   return private.replace(h, logits(self, h))
+   local h, tp = private.call(self.hidden, self, ids_BT, opts), spread.of(self).tp
+   if last_only and not (tp and tp.sequence) then h = last_token(h) end
+   local y = private.replace(h, logits(self, h))
+   return last_only and last_token(y) or y
 end
 private.note(CausalLM.forward)
 private.note(CausalLM.head_logits)

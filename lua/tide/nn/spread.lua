@@ -1,6 +1,7 @@
 -- How a module is spread over ranks: noted on the module, asked here alone.
 --
---    tp       what tensor parallelism cut it over, { axis, comm, .. }: every module of the model
+--    tp       what tensor parallelism cut it over, { axis, comm, sequence, .. }: every module of
+--             the model; sequence: whether the tokens between layers are cut, too
 --    cp       the handle of parallel.cp.attach: the model
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model

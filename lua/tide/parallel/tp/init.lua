@@ -442,6 +442,7 @@ function tp.parallelize_module(model, axis, plan, opts)
       err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
    end
    if axis.size == 1 then return model end
+   env.sequence = run.sequence
    env.styles = styles_text(run.styles, opts)
    check_agreed(env, model)
    prepare(run, model, opts)
