@@ -27,7 +27,8 @@ local function joined(parts)
 end
 
 -- o: B, T, H, P, G, N, K, M (width of the model), eps, gate_last, limit, seq. w: the parameters by
--- name, flat. x and dy [B, T, M]. Returns y and the gradients { x, and each parameter by name }.
+-- name, flat. x and dy [B, T, M]. Returns y, the gradients { x, and each parameter by name }, and
+-- a function that returns the sums of the magnitudes of the terms of D, A_log and dt_bias.
 return function(o, w, x, dy)
    local I, S = o.H * o.P, o.G * o.N
    local conv_dim, width = I + 2 * S, 2 * I + 2 * S + o.H
@@ -65,5 +66,10 @@ return function(o, w, x, dy)
       and g_in.bias, ['conv1d.weight'] = g_conv.w, ['conv1d.bias'] = w['conv1d.bias']
       and g_conv.bias, A_log = dA_log, D = g_scan.D, dt_bias = g_scan.bias,
       ['norm.weight'] = g_norm.weight, ['out_proj.weight'] = g_out.w,
-      ['out_proj.bias'] = w['out_proj.bias'] and g_out.bias }
+      ['out_proj.bias'] = w['out_proj.bias'] and g_out.bias }, function()
+         -- sums over all tokens, which cancel: the norm behind the scan knows no scale
+         local _, size = ssm.scan_sizes(sizes, scan_in, { y = g_norm.x })
+         for h = 1, o.H do size.A[h] = size.A[h] * -A[h] end
+         return { D = size.D, A_log = size.A, dt_bias = size.bias }
+      end
 end
