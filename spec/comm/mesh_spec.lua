@@ -56,7 +56,7 @@ describe('mesh sizes', function()
          .. 'cp 3' },
       { { dp = -1, cp = 3, tp = 2 }, 4, 'must be divisible by cp 3 x tp 2 = 6' },
       { { { 'dp', 2 }, { 'dp', 2 } }, 4, "the name 'dp' is there twice" },
-      { { dp = 0 }, 4, "size of 'dp'': expected a positive integer, or -1" },
+      { { dp = 0 }, 4, "argument 'dp': expected a positive integer, or -1" },
       { { dp = -2 }, 4, 'expected a positive integer' },
       { { dp = 1.5 }, 4, 'expected a positive integer' },
       { { dp = '2' }, 4, 'expected a positive integer' },

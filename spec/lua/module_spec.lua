@@ -238,6 +238,18 @@ describe('hooks', function()
       assert.same({ 'a', 'b', 'c', 'b' }, log)
    end)
 
+   it('that return a number in place of a tensor are named', function()
+      for _, name in ipairs { 'hook_pre', 'hook_post' } do
+         local m = nn.Linear(3, 2)
+         local handle = m[name](m, function() return 3 end)
+         local ok, e = pcall(m, x)
+         assert.is_false(ok)
+         assert.matches('nn.Linear: a hook returned 3 in place of a tensor', tostring(e), 1, true)
+         handle.remove()
+         m(x)
+      end
+   end)
+
    it('may remove themselves while they run', function()
       local m, n, h = nn.Linear(3, 2), 0, nil
       h = m:hook_pre(function()
@@ -322,6 +334,12 @@ describe('hooks of a model in training', function()
             assert.equal('pre ', seen[1])
          end
       end
+   end)
+
+   it('aside, a loss called with a dot says what to write', function()
+      local ok, e = pcall(model_of(false).loss, tide.zeros({ 1, 4 }, { dtype = 'i64' }))
+      assert.is_false(ok)
+      assert.matches('call model:loss(ids, labels), with a colon', tostring(e), 1, true)
    end)
 
    it('see arguments and loss at the root, logits at the head', function()

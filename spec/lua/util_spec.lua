@@ -293,6 +293,18 @@ describe('a lazy namespace', function()
       assert.matches("did you mean 'pretty'", e.message, 1, true)
    end)
 
+   it('names the nearest also for the functions of the files that it loads', function()
+      for _, row in ipairs { { 'optim', 'schedule', 'cosin', 'cosine' },
+         { 'nn', 'rope', 'nwe', 'new' }, { 'data', 'tokens', 'memry', 'memory' },
+         { 'train', 'step', 'nwe', 'new' } } do
+         local e = raised(function() return tide[row[1]][row[2]][row[3]] end)
+         assert.equal('E_ARG', e.code)
+         local text = ("%s.%s: no '%s'; did you mean '%s'?"):format(unpack(row))
+         assert.matches(text, tostring(e), 1, true)
+      end
+      assert.is_function(tide.optim.schedule.cosine)
+   end)
+
    it('answers names of other libraries with what does their work', function()
       local m = tide.nn.Linear(2, 2)
       for _, row in ipairs { { tide.nn, 'Sequential', 'nn.Stack { a, b }' },

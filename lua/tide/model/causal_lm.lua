@@ -156,6 +156,9 @@ private.note(loss)
 -- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options. A
 -- call of the model: its hooks see these arguments and the loss.
 function CausalLM:loss(ids_BT, labels_BT, opts)
+   if type(self) ~= 'table' then
+      err.arg('model.loss', 'self', 'a model: call model:loss(ids, labels), with a colon', self)
+   end
    return self:as_call(loss, ids_BT, labels_BT, opts)
 end
 

@@ -29,13 +29,25 @@ local function show(entry, values)
    if not entry.by then private.keep(unpack(values, 1, values.n)) end
 end
 
+-- The values after a hook that returned `new`: `old`, where it returned nothing. Raises where a
+-- number, a text or a flag stands for a tensor.
+local function replaced(module, old, new)
+   if new.n == 0 or new[1] == nil then return old end
+   local kind = type(new[1])
+   if type(old[1]) == 'cdata' and kind ~= 'cdata' and kind ~= 'table' then
+      err.raise('E_ARG', 'nn.' .. module.class_name, 'a hook returned %s in place of a tensor; it '
+         .. 'must return what replaces the values that it got, or nothing', err.show(new[1]))
+   end
+   return new
+end
+
 -- Runs fn(module, values...) of every entry; results that are not nil replace the values.
 function List:run(module, values)
    for _, entry in ipairs(self.items) do
       show(entry, values)
       local r = pack(private.apart(entry.fn, module, unpack(values, 1, values.n)))
       show(entry, r)
-      if r.n > 0 and r[1] ~= nil then values = r end
+      values = replaced(module, values, r)
    end
    return values
 end
@@ -47,7 +59,7 @@ function List:run_after(module, inputs, outputs)
       show(entry, outputs)
       local r = pack(private.apart(entry.fn, module, inputs, unpack(outputs, 1, outputs.n)))
       show(entry, r)
-      if r.n > 0 and r[1] ~= nil then outputs = r end
+      outputs = replaced(module, outputs, r)
    end
    return outputs
 end

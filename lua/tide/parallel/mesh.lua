@@ -62,7 +62,7 @@ end
 local function check_size(op, name, size)
    if type(size) ~= 'number' or size ~= math.floor(size) or size > 2^31
       or not (size >= 1 or size == -1) then
-      err.arg(op, ("size of '%s'"):format(name), 'a positive integer, or -1 for what is left', size)
+      err.arg(op, name, 'a positive integer, or -1 for what is left', size)
    end
    return size
 end

@@ -9,13 +9,30 @@ local err = require 'tide.util.err'
 local instead = require 'tide.util.instead'
 local near = require 'tide.util.near'
 
--- What has a constructor `new` is called for it, as a class is: tide.train.step { .. }.
-local function make_callable(value)
-   if type(value) ~= 'table' or getmetatable(value) or type(rawget(value, 'new')) ~= 'function' then
-      return
+-- The names of a table that are text, sorted.
+local function names(t)
+   local list = {}
+   for k in each(t) do list[#list + 1] = type(k) == 'string' and k or nil end
+   table.sort(list)
+   return list
+end
+
+-- Guards the table of functions that a file returns: a name that it does not have is an error, as
+-- it is for the namespace above it. A constructor `new` makes the table callable, as a class is:
+-- tide.train.step { .. }. Classes and tables with a metatable answer for themselves.
+local function guard(where, value)
+   if type(value) ~= 'table' or getmetatable(value) then return end
+   local new, meta = rawget(value, 'new'), {}
+   if type(new) == 'function' then
+      meta.calls, meta.__call = new, function(_, ...) return new(...) end
    end
-   setmetatable(value, { calls = value.new,
-      __call = function(_, ...) return value.new(...) end })
+   if rawget(value, '__index') == nil then
+      function meta.__index(t, key)
+         if type(key) ~= 'string' then return nil end
+         err.raise('E_ARG', where, "no '%s'%s", key, near.hint(key, names(t)))
+      end
+   end
+   setmetatable(value, meta)
 end
 
 return function(name, entries, have)
@@ -24,18 +41,16 @@ return function(name, entries, have)
       __index = function(t, key)
          local entry = entries[key]
          if entry == nil then
-            local other, list = (instead[name] or {})[key], {}
-            for k in each(entries) do list[#list + 1] = k end
-            table.sort(list)
+            local other = (instead[name] or {})[key]
             err.raise('E_ARG', name, "no '%s'%s", tostring(key), other and '; instead: ' .. other
-               or near.hint(tostring(key), list))
+               or near.hint(tostring(key), names(entries)))
          end
          local file, field = entry, nil
          if type(entry) == 'table' then file, field = entry[1], entry[2] end
          if not file:find '^tide%.' then file = 'tide.' .. name .. '.' .. file end
          local value = require(file)
          if field then value = value[field] end
-         make_callable(value)
+         guard(name .. '.' .. key, value)
          rawset(t, key, value)
          return value
       end,
