@@ -1,22 +1,9 @@
 /* The composition root: the one file that uses every layer; makes and tears down contexts. */
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/fork.h"
-#include "core/base/log.h"
 #include "core/base/machine.h"
-#include "core/base/object.h"
-#include "core/base/options.h"
-#include "core/base/status.h"
-#include "core/base/trace.h"
-#include "core/device/device.h"
 #include "core/grad/tape.h"
-#include "core/op/op.h"
-#include "core/tensor/tensor.h"
 #include "kernels/cpu/pool.h"
 
 static void *default_resize(void *user, void *ptr, size_t nold, size_t nnew)

@@ -1,7 +1,6 @@
 /* Host bookkeeping memory: counted calls of the context's resize hook. */
 #include "core/base/alloc.h"
-
-#include <string.h>
+#include "core/base/base.h"
 
 void *tide__alloc(tide_ctx *ctx, size_t size)
 {

@@ -1,9 +1,6 @@
 /* See door.h. */
 #include "core/base/door.h"
-
-#include <stdio.h>
-
-#include "core/base/status.h"
+#include "core/base/base.h"
 
 static const char *const names[TIDE__NKIND] = {
   [TIDE__KIND_CTX] = "a context", [TIDE__KIND_TENSOR] = "a tensor",
@@ -91,6 +88,21 @@ int tide__check_ndim(tide_ctx *ctx, const char *op, const char *list, int ndim, 
     return tide__fail(ctx, TIDE_E_SHAPE, op, "ndim: expected 0 to %d, got %d", TIDE_MAX_DIM, ndim);
   if (ndim == 0 || dims) return TIDE_OK;
   return tide__fail(ctx, TIDE_E_ARG, op, "%s: expected a list of %d, got null", list, ndim);
+}
+
+enum { SHORTEST = 8, LONGEST = 4096 };
+
+bool tide__options(void *to, size_t n, const void *from)
+{
+  uint32_t size, own = (uint32_t)n;
+  if (!from) return true;
+  memcpy(&size, from, sizeof size);
+  if (size < SHORTEST || size > LONGEST) return false;
+  for (size_t i = n; i < size; i++)
+    if (((const char *)from)[i]) return false;
+  memcpy(to, from, size < n ? size : n);
+  memcpy(to, &own, sizeof own);
+  return true;
 }
 
 int tide__refuse_options(const void *object, const char *op)

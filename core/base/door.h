@@ -67,6 +67,14 @@ int tide__check_tensors(tide_ctx *ctx, const char *op, const char *list, int64_t
 /* Fails unless ndim is 0 to TIDE_MAX_DIM and there is a list of as many sizes or dims. */
 int tide__check_ndim(tide_ctx *ctx, const char *op, const char *list, int ndim, const void *dims);
 
+/* Structs of options and attributes of hosts that were compiled with another version of the header
+ * begin with their size. Members are only ever added at the end, so a shorter one is the same with
+ * the rest at its defaults; a longer one is the same where the rest is zero.
+ *
+ * Copies the host's struct over `to`, which holds n bytes of defaults. from null: leaves them.
+ * Returns whether the struct was initialised (tide_X_init) and asks for nothing that is unknown
+ * here. */
+bool tide__options(void *to, size_t n, const void *from);
 /* Records E_ARG, and returns it, about a struct that tide__options refused; in the context of
  * `object`. */
 int tide__refuse_options(const void *object, const char *op);

@@ -5,11 +5,11 @@
  * walk towards the root ends at the group that the container sees.
  */
 #include "core/base/machine.h"
+#include "core/base/base.h"
 
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { PATH_SIZE = 4096, LINE_SIZE = 4096 };
@@ -120,4 +120,22 @@ tide__memory tide__machine_memory(const char *root)
   if (free > 0) m.available = (free + (unused > 0 ? unused : 0)) * 1024;
   machine_cgroups(root, &m);
   return m;
+}
+
+enum { PAGE = 4096 };
+
+const uint32_t *tide__fork_mark_new(void)
+{
+  void *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return NULL;
+#ifdef MADV_WIPEONFORK
+  madvise(p, PAGE, MADV_WIPEONFORK);
+#endif
+  *(uint32_t *)p = 1;
+  return p;
+}
+
+void tide__fork_mark_release(const uint32_t *mark)
+{
+  if (mark) munmap((void *)mark, PAGE);
 }

@@ -1,4 +1,5 @@
-/* What this machine grants the process: cores, and memory within the limits of its cgroup. */
+/* What this machine grants the process: cores, and memory within the limits of its cgroup; and
+ * whether the process is a fork. */
 #ifndef TIDE_BASE_MACHINE_H
 #define TIDE_BASE_MACHINE_H
 
@@ -15,5 +16,14 @@ tide__memory tide__machine_memory(const char *root);
 
 /* Returns the number of cores that this process may run on, at least 1. Thread-safe. */
 int tide__machine_cores(void);
+
+/* A word that differs between a forked child and its parent. A child has the parent's memory but
+ * none of its threads: waiting for one would block forever. */
+
+/* Returns a word that is 1 in this process and 0 in every child it forks, or NULL without memory.
+ * The kernel clears the page at fork (MADV_WIPEONFORK, Linux 4.14). Owned. Thread-safe. */
+const uint32_t *tide__fork_mark_new(void);
+/* Frees the word; NULL is allowed. Thread-safe. */
+void tide__fork_mark_release(const uint32_t *mark);
 
 #endif

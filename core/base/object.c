@@ -1,10 +1,6 @@
 /* See object.h. */
 #include "core/base/object.h"
-
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
+#include "core/base/base.h"
 
 void *tide__object_new(tide_ctx *ctx, int kind, size_t size,
                        void (*release)(tide__object *o, int n))

@@ -1,15 +1,10 @@
 /* Parameters: table, parser and lookup, all from the rows of param.def. */
-#include "core/base/door.h"
+#include "core/base/base.h"
 #include "core/base/param.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include "core/base/status.h"
 
 enum { INT, SIZE };
 

@@ -1,10 +1,6 @@
 /* Shape algebra: broadcasting, strides, dim resolution. Pure functions of integers. */
 #include "core/base/shape.h"
-
-#include <stdio.h>
-#include <string.h>
-
-#include "tide/tide.h"
+#include "core/base/base.h"
 
 int64_t tide__numel(int ndim, const int64_t *shape)
 {

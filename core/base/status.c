@@ -1,11 +1,9 @@
-/* Statuses: the table of names and texts, and the one function that writes an error record. */
+/* Statuses: the table of names and texts, the function that writes an error record, log lines. */
 #include "core/base/status.h"
+#include "core/base/base.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-#include "core/base/door.h"
 
 static const struct { int code; const char *name, *text; } table[] = {
 #define TIDE_STATUS(code, text) {TIDE_##code, #code, text},
@@ -44,6 +42,17 @@ int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
   *(ctx ? &ctx->error : &thread_error) =
     (tide_error_record){status, tide_status_name(status), op, message};
   return status;
+}
+
+void tide__log(tide_ctx *ctx, int level, const char *fmt, ...)
+{
+  if (!ctx->hooks.log || level > ctx->params.log) return;
+  char text[TIDE__MESSAGE];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof text, fmt, args);
+  va_end(args);
+  ctx->hooks.log(ctx->hooks.user, level, text);
 }
 
 int tide__relabel(tide_ctx *ctx, int rc, const char *op)

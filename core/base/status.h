@@ -1,4 +1,4 @@
-/* Statuses and the error record.
+/* Statuses, the error record and log lines.
  *
  * A function that fails writes one record into its context, returns a negative status, and every
  * caller passes the status on unchanged. Nothing prints, nothing jumps.
@@ -21,6 +21,11 @@ int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
 
 /* Names the public function in the record of a call inside it that returned rc. Returns rc. */
 int tide__relabel(tide_ctx *ctx, int rc, const char *op);
+
+/* Writes a log line through the host's hook, on the owner thread. Without a hook nothing is
+ * written. */
+void tide__log(tide_ctx *ctx, int level, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* An inconsistency inside the library: E_INTERNAL, or abort in a TIDE_HARD_ASSERT build. */
 #define TIDE_ASSERT(ctx, cond) \

@@ -1,15 +1,9 @@
 /* The trace: a ring of spans, allocated on first use, dumped as Chrome trace events. */
-#include "core/base/door.h"
-#include "core/base/trace.h"
+#include "core/base/base.h"
 
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include "core/base/alloc.h"
-#include "core/base/status.h"
 
 typedef struct span { double t0, t1; char cat[8], name[104]; } span;
 

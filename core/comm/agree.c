@@ -1,6 +1,5 @@
 /* Compares the calls of all ranks and writes the message if they do not fit together. */
-#include <stdio.h>
-#include <string.h>
+#include "core/base/base.h"
 
 #include "core/comm/call.h"
 

@@ -2,8 +2,6 @@
 #include "core/comm/call.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "core/comm/comm.h"
 

@@ -4,11 +4,7 @@
 #ifndef TIDE_COMM_CALL_H
 #define TIDE_COMM_CALL_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "tide/tide.h"
+#include "core/base/base.h"
 
 enum {
   TIDE__ALL_REDUCE, TIDE__REDUCE, TIDE__BROADCAST, TIDE__ALL_GATHER, TIDE__ALL_GATHER_V,

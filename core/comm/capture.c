@@ -5,10 +5,6 @@
  * communicator, with a number and a place among the others, and is watched as they are: what fails
  * or never comes is reported by the next use of the device.
  */
-#include <stddef.h>
-
-#include "core/base/alloc.h"
-#include "core/base/status.h"
 #include "core/comm/comm.h"
 
 static tide_comm *comm_of(tide__participant *p)

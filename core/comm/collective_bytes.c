@@ -1,9 +1,6 @@
 /* Byte strings over ranks; lengths differ from rank to rank. A first collective exchanges the
  * lengths, a second one moves the bytes into a blob of that size. A rank without memory for the
  * bytes ends the call for all ranks. The public functions are described in tide_abi.h. */
-#include <string.h>
-
-#include "core/base/status.h"
 #include "core/comm/comm.h"
 #include "core/io/io.h"
 

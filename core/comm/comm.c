@@ -2,15 +2,6 @@
  * call. */
 #include "core/comm/comm.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/log.h"
-#include "core/base/status.h"
-#include "core/base/trace.h"
-#include "core/device/capture.h"
 #include "core/comm/local/local.h"
 #include "core/comm/move.h"
 #include "core/tensor/tensor.h"

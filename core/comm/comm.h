@@ -15,9 +15,6 @@
 #ifndef TIDE_COMM_COMM_H
 #define TIDE_COMM_COMM_H
 
-#include "core/base/ctx.h"
-#include "core/base/object.h"
-#include "core/comm/call.h"
 #include "core/comm/failure.h"
 #include "core/device/capture.h"
 

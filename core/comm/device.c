@@ -10,8 +10,6 @@
  * ready and moved belong to the stream and are recorded anew in each call; the barriers keep calls
  * apart (local/local.h). A failure is kept in the call, and the ranks meet all the same.
  */
-#include "core/device/device.h"
-
 #include "core/comm/comm.h"
 
 static const tide__streams *streams_of(const tide__stream *s)

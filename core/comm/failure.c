@@ -1,8 +1,6 @@
 /* See failure.h. */
 #include "core/comm/failure.h"
 
-#include <stdio.h>
-
 #include "core/comm/comm.h"
 
 void tide__failure_init(tide__failure *f, bool (*first)(tide__failure *f, const void *arg))

@@ -4,11 +4,6 @@
 #ifndef TIDE_COMM_FAILURE_H
 #define TIDE_COMM_FAILURE_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "core/comm/call.h"
 
 typedef struct tide__failure {

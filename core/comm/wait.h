@@ -3,9 +3,6 @@
 #ifndef TIDE_COMM_WAIT_H
 #define TIDE_COMM_WAIT_H
 
-#include <pthread.h>
-#include <stdbool.h>
-
 #include "core/comm/failure.h"
 
 /* The figures of one kind of wait: polls, seconds, nanoseconds. */

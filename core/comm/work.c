@@ -19,12 +19,7 @@
  * the queue to empty first, so collectives keep the order of the calls.
  */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/status.h"
-#include "core/device/capture.h"
 #include "core/comm/comm.h"
 #include "core/comm/wait.h"
 #include "core/tensor/tensor.h"

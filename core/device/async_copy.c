@@ -1,9 +1,6 @@
 /* Asynchronous copies: see async_copy.h. Each holds its two storages until the copy is done. */
 #include "core/device/async_copy.h"
 
-#include "core/base/alloc.h"
-#include "core/base/status.h"
-
 struct tide__async_copy {
   tide__device *device;
   tide_ctx *ctx;

@@ -19,15 +19,7 @@
  */
 #include "core/device/cache.h"
 
-#include <stdio.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/log.h"
 #include "core/base/machine.h"
-#include "core/base/status.h"
-#include "core/base/trace.h"
-#include "core/device/device.h"
 #include "core/device/async_copy.h"
 #include "core/device/memory.h"
 

@@ -6,7 +6,7 @@
 #ifndef TIDE_DEVICE_CACHE_H
 #define TIDE_DEVICE_CACHE_H
 
-#include "core/base/ctx.h"
+#include "core/base/base.h"
 #include "core/device/backend.h"
 
 typedef struct tide__block tide__block;

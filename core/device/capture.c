@@ -12,13 +12,6 @@
  */
 #include "core/device/capture.h"
 
-#include <stdatomic.h>
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/object.h"
-#include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/async_copy.h"
 

@@ -2,11 +2,7 @@
  * closed together. */
 #include "core/device/device.h"
 
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/log.h"
 #include "core/base/machine.h"
-#include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/async_copy.h"
 #include "core/device/plugin.h"

@@ -3,7 +3,7 @@
 #ifndef TIDE_DEVICE_DEVICE_H
 #define TIDE_DEVICE_DEVICE_H
 
-#include "core/base/ctx.h"
+#include "core/base/base.h"
 #include "core/device/backend.h"
 
 /* The device that pinned host memory is pinned for, and asynchronous copies go to. */

@@ -1,8 +1,6 @@
 /* See memory.h. */
 #include "core/device/memory.h"
 
-#include <stdint.h>
-
 bool tide__memory_is_hooked(const tide_ctx *ctx, const tide__backend *backend)
 {
   return ctx->hooks.tensor_alloc && backend->host && backend->lazy;

@@ -4,7 +4,7 @@
 #ifndef TIDE_DEVICE_MEMORY_H
 #define TIDE_DEVICE_MEMORY_H
 
-#include "core/base/ctx.h"
+#include "core/base/base.h"
 #include "core/device/backend.h"
 
 enum { TIDE__ALIGN = 64 };    /* of every segment, and so of every block */

@@ -4,12 +4,9 @@
  * driver's own threads never lose their code. A missing library is one sentence under E_DEVICE.
  */
 #include "core/device/plugin.h"
+#include "core/base/base.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "core/base/status.h"
 
 static const char *const files[TIDE_NDEV] = {[TIDE_DEV_CUDA] = "libtide_cuda.so"};
 

@@ -2,7 +2,6 @@
 #ifndef TIDE_DEVICE_PLUGIN_H
 #define TIDE_DEVICE_PLUGIN_H
 
-#include "core/base/ctx.h"
 #include "core/device/backend.h"
 
 /* Returns the table of a device's plugin (TIDE_DEV_CUDA), opened beside libtide or where the loader

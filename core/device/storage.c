@@ -1,10 +1,6 @@
 /* Storage: reference-counted bytes that can be absent, and their membership in step scopes. */
 #include "core/device/storage.h"
 
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/status.h"
 #include "core/device/cache.h"
 #include "core/device/async_copy.h"
 

@@ -6,14 +6,6 @@
  * each walk counts its own: walks nest (a recomputed segment walks its own, younger nodes) and end
  * in any order.
  */
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/object.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
-#include "core/base/trace.h"
 #include "core/grad/tape.h"
 
 struct tide_backward {

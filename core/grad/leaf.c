@@ -1,8 +1,4 @@
 /* Leaves and host functions: the user's side of the tape. */
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/grad/tape.h"
 
 int tide_set_needs_grad(tide_tensor *t, bool on)

@@ -9,7 +9,6 @@
  * The same kernel on the same operands gives the same bits. An operand changed in place is an error
  * as usual; a result that was changed in place before the product read it is kept, not recomputed.
  */
-#include "core/base/status.h"
 #include "core/grad/tape.h"
 
 bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *x)

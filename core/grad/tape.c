@@ -1,11 +1,6 @@
 /* The tape: nodes are made, linked, counted and freed; the recorder that dispatch calls. */
 #include "core/grad/tape.h"
 
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/status.h"
-
 int tide__tape_open(tide_ctx *ctx)
 {
   ctx->tape = tide__alloc(ctx, sizeof *ctx->tape);

@@ -2,9 +2,6 @@
  * bytes a round, then merge; the tail is added by 8, 4 and 1 bytes. Words are little-endian. */
 #include "core/io/hash.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "core/io/file.h"
 
 static const uint64_t P1 = 0x9E3779B185EBCA87u, P2 = 0xC2B2AE3D27D4EB4Fu,

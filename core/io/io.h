@@ -3,10 +3,7 @@
 #ifndef TIDE_IO_IO_H
 #define TIDE_IO_IO_H
 
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/object.h"
-#include "core/base/status.h"
+#include "core/base/base.h"
 
 struct tide_blob {
   tide__object object;

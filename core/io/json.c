@@ -2,10 +2,6 @@
  * Nodes are 16 bytes; strings stay in the (unescaped) copy of the text. */
 #include "core/io/json.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "core/base/door.h"
 #include "core/base/sort.h"
 
 struct tide_json {

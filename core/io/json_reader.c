@@ -5,7 +5,6 @@
 #include <locale.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { VALUE, VALUE_OR_CLOSE, KEY_OR_CLOSE, COMMA_OR_CLOSE, DONE };
 

@@ -1,9 +1,6 @@
 /* Reads safetensors: a checked index of names, then positioned reads into tensors. */
 #include "core/io/safetensors.h"
 
-#include <string.h>
-
-#include "core/base/door.h"
 #include "core/base/sort.h"
 #include "core/device/async_copy.h"
 #include "core/io/json.h"

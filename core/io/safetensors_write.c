@@ -2,10 +2,6 @@
  * largest first, then by name, so that every tensor is aligned. */
 #include "core/io/safetensors.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "core/base/door.h"
 #include "core/base/sort.h"
 #include "core/tensor/tensor.h"
 

@@ -7,11 +7,6 @@
  * Invariant: between pthread_create and pthread_join only the thread touches `own`; `done` is set
  * by its last write.
  */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <string.h>
-
-#include "core/io/io.h"
 #include "core/tensor/tensor.h"
 
 struct tide_saving {

@@ -4,12 +4,7 @@
  * causal, window, packed and any sharded layout are one op and one kernel.
  */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 void tide_attention_attrs_init(tide_attention_attrs *a)

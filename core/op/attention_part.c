@@ -5,10 +5,6 @@
  * (arXiv 2310.01889); and since the gradient of a part needs only the output and the log-sum-exp of
  * the whole, each part's backward runs by itself too.
  */
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 static int check_float_like(const tide_tensor *t, const tide_tensor *part, const char *arg,

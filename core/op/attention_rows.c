@@ -5,11 +5,6 @@
  */
 #include <stdlib.h>
 
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* Positions lo..hi of one document. */

@@ -10,11 +10,6 @@
  */
 #include <math.h>
 
-#include "core/base/alloc.h"
-#include "core/base/dtype.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
-#include "core/device/device.h"
 #include "core/op/op.h"
 
 static double tolerance(int dtype)

@@ -3,13 +3,6 @@
  * A number per token says which tokens belong together, as for attention: one kernel serves whole
  * batches, packed streams and, with the rows before token 0 given, pieces of a stream.
  */
-#include <stdio.h>
-#include <string.h>
-
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 void tide_conv1d_attrs_init(tide_conv1d_attrs *a)

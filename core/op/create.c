@@ -1,9 +1,6 @@
 /* Creation of tensors. */
 #include <math.h>
 
-#include "core/base/door.h"
-#include "core/base/dtype.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,

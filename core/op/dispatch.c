@@ -7,14 +7,6 @@
  * An op on the null device runs no kernel. With parameter `rehearse` it takes, in counters alone,
  * the copies and the scratch of the kernel that another device would run.
  */
-#include <stdio.h>
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
-#include "core/base/trace.h"
 #include "core/device/cache.h"
 #include "core/device/capture.h"
 #include "core/device/async_copy.h"

@@ -6,10 +6,6 @@
  */
 #include <math.h>
 
-#include "core/base/door.h"
-#include "core/base/dtype.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* ---- forward --------------------------------------------------------------------------------- */

@@ -1,6 +1,4 @@
 /* Derivatives of the elementwise ops, built from ops. dy is the gradient of the output. */
-#include "core/base/dtype.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 #define DY (g->gout[0])

@@ -6,9 +6,6 @@
  * byte ranges, or are boxes of one grid (views of equal strides) without a common element. An
  * undecided test only costs one more launch.
  */
-#include "core/base/door.h"
-#include "core/base/dtype.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 enum { MOST = 256 /* pairs of one launch */, STEPS = 64 /* of one search in a grid */ };

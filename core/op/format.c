@@ -1,10 +1,6 @@
 /* The bounded text form of a tensor, for logs, errors and the prompt. */
 #include <stdarg.h>
-#include <stdio.h>
 
-#include "core/base/door.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 enum { EDGE = 3 };

@@ -1,8 +1,6 @@
 /* The gated root mean square norm of Mamba-2: the norm of groups of channels, times silu of a gate
  * before or after.
  */
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_tensor *weight,

@@ -3,11 +3,6 @@
  * Indices are data, so kernels check them (all, before writing anything) and return E_ARG with the
  * position. Sums over equal indices run in index order: the same bits for every thread count.
  */
-#include <string.h>
-
-#include "core/base/dtype.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 static int index_start(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x,

@@ -7,11 +7,6 @@
  * per batch, and then copied to the device of their argument. Every input is checked before
  * anything is written.
  */
-#include <string.h>
-
-#include "core/base/door.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* ---- host copies of index tensors ------------------------------------------------------------ */

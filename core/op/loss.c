@@ -4,12 +4,7 @@
  * is in cache; backward only scales them by the gradient of the (summed) loss.
  */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *a)

@@ -5,11 +5,6 @@
  * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy. Those of
  * linear_fp8 are linear_fp8 of views: dx = linear(dy, w^T), dw = linear(dy^T, x^T).
  */
-#include <string.h>
-
-#include "core/base/door.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* Returns x with a stride of 1 in one of its last two dims, as kernels require. Owned. */

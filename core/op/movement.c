@@ -3,13 +3,6 @@
  * A view shares its storage, costs one handle, and is recorded like any op, so gradients flow
  * through it. transpose, select, unsqueeze and squeeze are the same four views under other names.
  */
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/dtype.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* Records a view op: *out is a fresh view of c->in[0]. */

@@ -3,10 +3,6 @@
  * The row statistics are results of the forward kernel, kept by the tape only; the backward is one
  * fused kernel that reads them.
  */
-#include <string.h>
-
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 int tide__stat_dtype(const tide_tensor *x) { return x->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32; }

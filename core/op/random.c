@@ -6,12 +6,7 @@
  * (tide_rng_place), the op gets it as an operand and its counter starts there.
  */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/device/capture.h"
 #include "core/op/op.h"
 

@@ -3,12 +3,6 @@
  * Any set of dims is reduced by one kernel shape: kept dims first, reduced dims last, by a permuted
  * view. The result is then viewed in the caller's order, with size-1 dims if requested.
  */
-#include <string.h>
-
-#include "core/base/door.h"
-#include "core/base/dtype.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* Returns the bit set of reduced dims in *mask; ndim 0 means all. */

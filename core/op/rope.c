@@ -1,7 +1,5 @@
 /* Rotary positions (RoFormer, arXiv 2104.09864): a rotation, whose adjoint is the inverse
  * rotation. */
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 static int check_rope(tide__call *c, const tide_tensor *x, const tide_tensor *p,

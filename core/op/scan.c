@@ -5,12 +5,7 @@
  * the scan's result, outside the scan.
  */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 enum { CHUNK = 128 }; /* measured: less saves too many states, more exceeds the cache */

@@ -1,6 +1,4 @@
 /* Softmax and its logarithm along a dim. The kernels run along the last one. */
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 static int along(tide_tensor **out, int op, tide_tensor *x, int dim)

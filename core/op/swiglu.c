@@ -1,6 +1,4 @@
 /* SwiGLU, the gated activation silu(gate) * up (arXiv 2002.05202). */
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)

@@ -1,10 +1,6 @@
 /* Copies between host memory, devices and numbers, blocking and asynchronous. */
 #include <math.h>
-#include <string.h>
 
-#include "core/base/door.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/device/async_copy.h"
 #include "core/device/capture.h"
 #include "core/op/op.h"

@@ -5,10 +5,6 @@
  */
 #include <math.h>
 
-#include "core/base/door.h"
-#include "core/base/options.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/op/op.h"
 
 /* Copies xs (may be null when optional) into dst and checks each against like. */

@@ -4,9 +4,6 @@
  * of a scope frees the bytes of everything that was made inside and not kept. Kept tensors, and
  * gradients of leaves, move to the enclosing scope or out of all scopes.
  */
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/status.h"
 #include "core/tensor/tensor.h"
 
 int tide_scope_push(tide_ctx *ctx)

@@ -1,14 +1,6 @@
 /* The tensor handle: creation, views, reference counts, accessors. */
 #include "core/tensor/tensor.h"
 
-#include <string.h>
-
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/dtype.h"
-#include "core/base/object.h"
-#include "core/base/shape.h"
-#include "core/base/status.h"
 #include "core/device/async_copy.h"
 
 /* Free handles for the next tensors: a steady loop allocates none. */

@@ -7,7 +7,6 @@
 #ifndef TIDE_TENSOR_TENSOR_H
 #define TIDE_TENSOR_TENSOR_H
 
-#include "core/base/shape.h"
 #include "core/device/storage.h"
 
 struct tide__node;

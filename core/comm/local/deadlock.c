@@ -9,8 +9,6 @@
  * find it with the same call numbers. These only grow: each rank of the cycle was in its call, and
  * missing in the other's, for the whole time between.
  */
-#include <string.h>
-
 #include "core/comm/local/local.h"
 
 enum { MAX_NODE = 256 };   /* a search that meets more waits finds nothing */

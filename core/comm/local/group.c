@@ -2,16 +2,11 @@
  * outlives them. The locks here are held for moments only, and never by a collective that
  * succeeds. */
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/base/door.h"
-#include "core/base/fork.h"
-#include "core/base/options.h"
-#include "core/base/status.h"
+#include "core/base/machine.h"
 #include "core/comm/local/local.h"
 
 /* ---- the state of a communicator ------------------------------------------------------------- */

@@ -13,12 +13,9 @@
  */
 #include <math.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "core/comm/local/local.h"
 #include "core/comm/move.h"
-#include "core/device/device.h"
 
 typedef tide__local_comm local;
 

@@ -14,10 +14,7 @@
 #ifndef TIDE_COMM_MPI_API_H
 #define TIDE_COMM_MPI_API_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
+#include "core/base/base.h"
 
 enum { TIDE__MPI_SERIALIZED = 2, TIDE__MPI_MULTIPLE = 3 };
 

@@ -7,10 +7,10 @@
  *
  * Messages go through MPI_COMM_WORLD with its largest tag, after the last communicator is closed.
  */
+#include "core/base/base.h"
 #include <math.h>
 #include <stdlib.h>
 
-#include "core/base/status.h"
 #include "core/comm/mpi/api.h"
 #include "core/comm/wait.h"
 

@@ -1,9 +1,7 @@
 /* The exchange of calls between ranks over MPI, and how a failure reaches the others. */
 #include <math.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "core/comm/mpi/mpi.h"

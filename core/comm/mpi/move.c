@@ -10,8 +10,6 @@
  * packed into one chunk. Messages are at most TIDE__MPI_PIECE bytes.
  */
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"

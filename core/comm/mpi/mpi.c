@@ -2,14 +2,8 @@
  * are exchanged in exchange.c, data move in move.c.
  */
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "core/base/door.h"
-#include "core/base/log.h"
-#include "core/base/options.h"
-#include "core/base/status.h"
 #include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"
 

@@ -2,8 +2,6 @@
 #include "core/comm/nccl/api.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "core/comm/comm.h"
 

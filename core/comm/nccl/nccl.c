@@ -11,14 +11,7 @@
  * No device has run this; spec/cuda/emulated_nccl_spec.lua runs it against an emulated NCCL.
  */
 #include <limits.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "core/base/alloc.h"
-#include "core/base/door.h"
-#include "core/base/log.h"
-#include "core/base/options.h"
-#include "core/base/status.h"
 #include "core/comm/nccl/nccl.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */

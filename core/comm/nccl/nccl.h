@@ -21,7 +21,6 @@
 #include "core/comm/comm.h"
 #include "core/comm/nccl/api.h"
 #include "core/comm/wait.h"
-#include "core/device/device.h"
 
 /* What all communicators of one opening share. */
 typedef struct tide__nccl_shared {

@@ -4,8 +4,6 @@
  * an asynchronous error?), the stream or the event, and what ends any wait (core/comm/wait.h).
  */
 #include <math.h>
-#include <stddef.h>
-#include <stdio.h>
 
 #include "core/comm/nccl/nccl.h"
 

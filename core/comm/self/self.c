@@ -1,6 +1,4 @@
 /* The transport of one rank: every collective is a copy or nothing. */
-#include <stdio.h>
-
 #include "core/comm/move.h"
 
 static void self_split(tide__coll *c, void *state)

@@ -1,8 +1,4 @@
 /* The transport of one rank of an imagined N: collectives are counted (move.h) and move nothing. */
-#include <stdio.h>
-
-#include "core/base/door.h"
-#include "core/base/status.h"
 #include "core/comm/comm.h"
 
 static int sim_run(void *state, int rank, tide__coll *c)

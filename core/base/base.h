@@ -1,0 +1,16 @@
+/* What the files of every layer use of this folder. */
+#ifndef TIDE_BASE_BASE_H
+#define TIDE_BASE_BASE_H
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/alloc.h"
+#include "core/base/door.h"
+#include "core/base/dtype.h"
+#include "core/base/object.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/base/trace.h"
+
+#endif
