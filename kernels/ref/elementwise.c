@@ -1,9 +1,9 @@
 /* Defines every elementwise op: binary, comparison, unary, scalar, in place, cast, where, and the
  * backward halves of the activations.
  *
- * An op is one function of doubles and, where integers make sense, one of int64_t; three walkers
- * (map1, map2, map_bwd) apply it element by element at any strides. Integer results wrap to their
- * dtype. Inputs have the output's shape (broadcast dims have stride 0) and one common dtype.
+ * An op is one expression of doubles and, where integers make sense, one of int64_t; one walker
+ * applies it element by element at any strides. Integer results wrap to their dtype. Inputs have the
+ * output's shape (broadcast dims have stride 0) and one common dtype.
  */
 #include <math.h>
 
@@ -11,81 +11,91 @@
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 
-typedef double (*real1)(double);
-typedef double (*real2)(double, double);
-typedef int64_t (*int1)(int64_t);
-typedef int64_t (*int2)(int64_t, int64_t);
+/* a and b: elements of the first and the second operand; s: the attributes, null without any. */
+typedef double (*real_fn)(double a, double b, const k_scalar_attrs *s);
+typedef int64_t (*int_fn)(int64_t a, int64_t b, const k_scalar_attrs *s);
 
-static int no_integers(const k_call *call)
+/* Sets each element of out[0] to f of those of a and b, or to g if a holds integers. b may be null;
+ * without g integers are refused. */
+static int map(const k_call *call, const k_tensor *a, const k_tensor *b, real_fn f, int_fn g)
 {
-  return ref_fail(call, TIDE_E_DTYPE, "this op needs a floating dtype, not %s",
-                  tide_dtype_name(call->in[0].dtype));
-}
-
-static int map1(const k_call *call, real1 f, int1 g)
-{
-  const k_tensor *x = &call->in[0], *y = &call->out[0];
+  const k_tensor *y = &call->out[0];
   int64_t n = k_numel(y);
   ref_walk w = ref_begin(y->shape, y->ndim);
-  if (!ref_is_float(x) && !g) return no_integers(call);
+  if (!ref_is_float(a) && !g)
+    return ref_fail(call, TIDE_E_DTYPE, "this op needs a floating dtype, not %s",
+                    tide_dtype_name(a->dtype));
   for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, x);
-    if (ref_is_float(x)) ref_put(y, ref_offset(&w, y), f(ref_get(x, at)));
-    else ref_put_int(y, ref_offset(&w, y), g(ref_get_int(x, at)));
+    int64_t at = ref_offset(&w, a), bt = b ? ref_offset(&w, b) : 0, yt = ref_offset(&w, y);
+    if (ref_is_float(a)) ref_put(y, yt, f(ref_get(a, at), b ? ref_get(b, bt) : 0, call->attrs));
+    else
+      ref_put_int(y, yt, g(ref_get_int(a, at), b ? ref_get_int(b, bt) : 0, call->attrs));
   }
   return TIDE_OK;
 }
 
-static int map2(const k_call *call, real2 f, int2 g)
-{
-  const k_tensor *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  if (!ref_is_float(a) && !g) return no_integers(call);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, a), bt = ref_offset(&w, b), yt = ref_offset(&w, y);
-    if (ref_is_float(a)) ref_put(y, yt, f(ref_get(a, at), ref_get(b, bt)));
-    else ref_put_int(y, yt, g(ref_get_int(a, at), ref_get_int(b, bt)));
+/* The functions of an op; integer wraps, so it may be an expression of uint64_t. */
+#define REAL(name, real) \
+  static double name##_real(double a, double b, const k_scalar_attrs *s) \
+  { \
+    (void)a, (void)b, (void)s; \
+    return real; \
   }
-  return TIDE_OK;
-}
-
-#define UNARY(name, f, g) \
-  int k_ref_##name(const k_call *call) { return map1(call, f, g); }
-#define BINARY(name, f, g) \
-  int k_ref_##name(const k_call *call) { return map2(call, f, g); }
+#define INTEGER(name, integer) \
+  static int64_t name##_int(int64_t a, int64_t b, const k_scalar_attrs *s) \
+  { \
+    (void)a, (void)b, (void)s; \
+    return (int64_t)(integer); \
+  }
+#define UNARY(name, real, integer) \
+  REAL(name, real) \
+  INTEGER(name, integer) \
+  int k_ref_##name(const k_call *call) { return map(call, call->in, 0, name##_real, name##_int); }
+#define UNARY_FLOAT(name, real) \
+  REAL(name, real) \
+  int k_ref_##name(const k_call *call) { return map(call, call->in, 0, name##_real, 0); }
+#define BINARY(name, real, integer) \
+  REAL(name, real) \
+  INTEGER(name, integer) \
+  int k_ref_##name(const k_call *call) \
+  { \
+    return map(call, call->in, call->in + 1, name##_real, name##_int); \
+  }
+#define BINARY_FLOAT(name, real) \
+  REAL(name, real) \
+  int k_ref_##name(const k_call *call) \
+  { \
+    return map(call, call->in, call->in + 1, name##_real, 0); \
+  }
 
 /* ---- binary -------------------------------------------------------------------------------- */
 
-static double ref_add_real(double a, double b) { return a + b; }
-static double sub_real(double a, double b) { return a - b; }
-static double ref_mul_real(double a, double b) { return a * b; }
-static double div_real(double a, double b) { return a / b; }
-static int64_t ref_add_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-static int64_t sub_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
-static int64_t ref_mul_int(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
-
-/* NaN propagates from either side. */
-static double ref_min_real(double a, double b) { return a != a || a < b ? a : b; }
-static double ref_max_real(double a, double b) { return a != a || a > b ? a : b; }
-static int64_t ref_min_int(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t ref_max_int(int64_t a, int64_t b) { return a > b ? a : b; }
-
-BINARY(add, ref_add_real, ref_add_int)
-BINARY(sub, sub_real, sub_int)
-BINARY(mul, ref_mul_real, ref_mul_int)
-BINARY(div, div_real, NULL)
-BINARY(minimum, ref_min_real, ref_min_int)
-BINARY(maximum, ref_max_real, ref_max_int)
+BINARY(add, a + b, (uint64_t)a + (uint64_t)b)
+BINARY(sub, a - b, (uint64_t)a - (uint64_t)b)
+BINARY(mul, a * b, (uint64_t)a * (uint64_t)b)
+BINARY_FLOAT(div, a / b)
+BINARY(minimum, ref_min(a, b), a < b ? a : b)
+BINARY(maximum, ref_max(a, b), a > b ? a : b)
+BINARY(eq, a == b, a == b)
+BINARY(ne, a != b, a != b)
+BINARY(lt, a < b, a < b)
+BINARY(le, a <= b, a <= b)
+BINARY(gt, a > b, a > b)
+BINARY(ge, a >= b, a >= b)
+BINARY(logical_and, a && b, a && b)
+BINARY(logical_or, a || b, a || b)
 
 /* Returns b^e of integers by repeated squaring, modulo 2^64. b >= 0. */
-static int64_t pow_int(int64_t a, int64_t b)
+static int64_t power(int64_t a, int64_t b)
 {
   uint64_t r = 1, s = (uint64_t)a;
   for (; b > 0; b >>= 1, s *= s)
     if (b & 1) r *= s;
   return (int64_t)r;
 }
+
+REAL(pow, pow(a, b))
+INTEGER(pow, power(a, b))
 
 /* Refuses negative integer exponents: their result is not an integer. */
 int k_ref_pow(const k_call *call)
@@ -100,172 +110,106 @@ int k_ref_pow(const k_call *call)
                       "integer powers need exponents of at least 0, cast to a float first",
                       (long long)e, (long long)i);
   }
-  return map2(call, pow, pow_int);
+  return map(call, call->in, b, pow_real, pow_int);
 }
-
-#define COMPARISON(name, op) \
-  static double name##_real(double a, double b) { return a op b; } \
-  static int64_t name##_int(int64_t a, int64_t b) { return a op b; } \
-  BINARY(name, name##_real, name##_int)
-
-COMPARISON(eq, ==)
-COMPARISON(ne, !=)
-COMPARISON(lt, <)
-COMPARISON(le, <=)
-COMPARISON(gt, >)
-COMPARISON(ge, >=)
-COMPARISON(logical_and, &&)
-COMPARISON(logical_or, ||)
 
 /* ---- unary --------------------------------------------------------------------------------- */
 
-static double neg_real(double x) { return -x; }
-static int64_t neg_int(int64_t x) { return (int64_t)(0 - (uint64_t)x); }
-static int64_t abs_int(int64_t x) { return x < 0 ? neg_int(x) : x; }
-static double sign_real(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
-static int64_t sign_int(int64_t x) { return (x > 0) - (x < 0); }
-static int64_t same_int(int64_t x) { return x; }
-static double rsqrt_real(double x) { return 1 / sqrt(x); }
-static double square_real(double x) { return x * x; }
-static int64_t square_int(int64_t x) { return ref_mul_int(x, x); }
-static double reciprocal_real(double x) { return 1 / x; }
-static double silu_real(double x) { return x / (1 + exp(-x)); }
-static double relu_real(double x) { return x <= 0 ? 0 : x; }
-static int64_t relu_int(int64_t x) { return x <= 0 ? 0 : x; }
-static double not_real(double x) { return x == 0; }
-static int64_t not_int(int64_t x) { return x == 0; }
-static double isfinite_real(double x) { return isfinite(x) != 0; }
-static int64_t isfinite_int(int64_t x) { return (void)x, 1; }
-
-/* Returns x times the standard normal cdf; erfc keeps the left tail exact. */
-static double gelu_real(double x) { return 0.5 * x * erfc(-x * M_SQRT1_2); }
-
-/* x/2 (1 + tanh u) equals x sigmoid(2u), which does not cancel on the left. */
+/* Returns the sigmoid in gelu_tanh: x/2 (1 + tanh u) equals x sigmoid(2u), which does not cancel on
+ * the left. */
 static const double gelu_a = 0.79788456080286535588, gelu_b = 0.044715; /* sqrt(2 / pi) */
-static double gelu_tanh_real(double x)
+static double gelu_gate(double x)
 {
-  return x * ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x));
+  return ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x));
 }
 
-UNARY(neg, neg_real, neg_int)
-UNARY(abs, fabs, abs_int)
-UNARY(sign, sign_real, sign_int)
-UNARY(floor, floor, same_int)
-UNARY(square, square_real, square_int)
-#define TIDE_UNARY(ID, name, ref, f32, f64, cuda) UNARY(name, ref, NULL)
+UNARY(neg, -a, 0 - (uint64_t)a)
+UNARY(abs, fabs(a), a < 0 ? 0 - (uint64_t)a : (uint64_t)a)
+UNARY(sign, a > 0 ? 1 : a < 0 ? -1 : a, (a > 0) - (a < 0))
+UNARY(floor, floor(a), a)
+UNARY(square, a * a, (uint64_t)a * (uint64_t)a)
+#define TIDE_UNARY(ID, name, ref, f32, f64, cuda) UNARY_FLOAT(name, ref)
 #include "kernels/unary.def"
 #undef TIDE_UNARY
-UNARY(sin, sin, NULL)
-UNARY(cos, cos, NULL)
-UNARY(relu, relu_real, relu_int)
-UNARY(logical_not, not_real, not_int)
-UNARY(isfinite, isfinite_real, isfinite_int)
+UNARY_FLOAT(sin, sin(a))
+UNARY_FLOAT(cos, cos(a))
+UNARY(relu, a <= 0 ? 0 : a, a <= 0 ? 0 : a)
+UNARY(logical_not, a == 0, a == 0)
+UNARY(isfinite, isfinite(a) != 0, 1)
 
-/* ---- backward: dy and the saved value -> dx ------------------------------------------------ */
+/* ---- backward: a is dy, b the saved value -------------------------------------------------- */
 
-static double tanh_slope(double dy, double y) { return dy * (1 - y * y); }
-static double sigmoid_slope(double dy, double y) { return dy * y * (1 - y); }
-static double relu_slope(double dy, double y) { return y <= 0 ? 0 : dy; }
-static double softplus_slope(double dy, double x) { return dy * ref_sigmoid(x); }
-static double ref_silu_slope(double dy, double x)
+static double silu_slope(double x)
 {
   double s = ref_sigmoid(x);
-  return dy * s * (1 + x * (1 - s));
+  return s * (1 + x * (1 - s));
 }
-static double gelu_slope(double dy, double x)
+static double gelu_slope(double x)
 {
-  double cdf = 0.5 * erfc(-x * M_SQRT1_2);
   double pdf = exp(-0.5 * x * x) * 0.39894228040143267794; /* 1 / sqrt(2 pi) */
-  return dy * (cdf + x * pdf);
+  return 0.5 * erfc(-x * M_SQRT1_2) + x * pdf;
 }
-static double gelu_tanh_slope(double dy, double x)
+static double gelu_tanh_slope(double x)
 {
-  double s = ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x));
-  double slope = 2 * gelu_a * (1 + 3 * gelu_b * x * x);
-  return dy * (s + x * s * (1 - s) * slope);
+  double s = gelu_gate(x), slope = 2 * gelu_a * (1 + 3 * gelu_b * x * x);
+  return s + x * s * (1 - s) * slope;
 }
 
-BINARY(tanh_bwd, tanh_slope, NULL)
-BINARY(sigmoid_bwd, sigmoid_slope, NULL)
-BINARY(relu_bwd, relu_slope, NULL)
-BINARY(silu_bwd, ref_silu_slope, NULL)
-BINARY(gelu_bwd, gelu_slope, NULL)
-BINARY(gelu_tanh_bwd, gelu_tanh_slope, NULL)
-BINARY(softplus_bwd, softplus_slope, NULL)
-
+BINARY_FLOAT(tanh_bwd, a * (1 - b * b))
+BINARY_FLOAT(sigmoid_bwd, a * b * (1 - b))
+BINARY_FLOAT(relu_bwd, b <= 0 ? 0 : a)
+BINARY_FLOAT(silu_bwd, a * silu_slope(b))
+BINARY_FLOAT(gelu_bwd, a * gelu_slope(b))
+BINARY_FLOAT(gelu_tanh_bwd, a * gelu_tanh_slope(b))
+BINARY_FLOAT(softplus_bwd, a * ref_sigmoid(b))
 /* NaN lies outside every interval. */
-int k_ref_clamp_bwd(const k_call *call)
-{
-  const k_tensor *dy = &call->in[0], *x = &call->in[1], *dx = &call->out[0];
-  const k_scalar_attrs *s = call->attrs;
-  int64_t n = k_numel(dx);
-  ref_walk w = ref_begin(dx->shape, dx->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    double v = ref_get(x, ref_offset(&w, x));
-    double g = v >= s->mul && v <= s->add ? ref_get(dy, ref_offset(&w, dy)) : 0;
-    ref_put(dx, ref_offset(&w, dx), g);
-  }
-  return TIDE_OK;
-}
+BINARY_FLOAT(clamp_bwd, b >= s->mul && b <= s->add ? a : 0)
 
 /* ---- scalar attributes --------------------------------------------------------------------- */
 
+REAL(affine, a * s->mul + s->add)
+INTEGER(affine, (uint64_t)a * (uint64_t)(int64_t)s->mul + (uint64_t)(int64_t)s->add)
+
 int k_ref_affine(const k_call *call)
 {
-  const k_tensor *x = &call->in[0], *y = &call->out[0];
   const k_scalar_attrs *s = call->attrs;
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  int rc = ref_check_integral(call, x, s->mul);
-  if (rc == TIDE_OK) rc = ref_check_integral(call, x, s->add);
-  if (rc != TIDE_OK) return rc;
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, x), yt = ref_offset(&w, y);
-    if (ref_is_float(x)) ref_put(y, yt, ref_get(x, at) * s->mul + s->add);
-    else
-      ref_put_int(y, yt,
-                  ref_add_int(ref_mul_int(ref_get_int(x, at), (int64_t)s->mul), (int64_t)s->add));
-  }
-  return TIDE_OK;
+  int rc = ref_check_integral(call, call->in, s->mul);
+  if (rc == TIDE_OK) rc = ref_check_integral(call, call->in, s->add);
+  return rc == TIDE_OK ? map(call, call->in, 0, affine_real, affine_int) : rc;
 }
+
+REAL(pow_scalar, pow(a, s->mul))
+INTEGER(pow_scalar, power(a, (int64_t)s->mul))
 
 int k_ref_pow_scalar(const k_call *call)
 {
-  const k_tensor *x = &call->in[0], *y = &call->out[0];
   double e = ((const k_scalar_attrs *)call->attrs)->mul;
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  int rc = ref_check_integral(call, x, e);
+  int rc = ref_check_integral(call, call->in, e);
   if (rc != TIDE_OK) return rc;
-  if (!ref_is_float(x) && e < 0)
+  if (!ref_is_float(call->in) && e < 0)
     return ref_fail(call, TIDE_E_ARG, "exponent %g is negative: integer powers need exponents of "
                     "at least 0, cast to a float first", e);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, x), yt = ref_offset(&w, y);
-    if (ref_is_float(x)) ref_put(y, yt, pow(ref_get(x, at), e));
-    else ref_put_int(y, yt, pow_int(ref_get_int(x, at), (int64_t)e));
-  }
-  return TIDE_OK;
+  return map(call, call->in, 0, pow_scalar_real, pow_scalar_int);
 }
+
+static int64_t clamp_integer(int64_t a, double low, double high)
+{
+  int64_t lo = ref_truncate(ceil(low), INT64_MIN, INT64_MAX);
+  int64_t hi = ref_truncate(floor(high), INT64_MIN, INT64_MAX), v = a > lo ? a : lo;
+  return v < hi ? v : hi;
+}
+
+REAL(clamp, ref_min(ref_max(a, s->mul), s->add))
+INTEGER(clamp, clamp_integer(a, s->mul, s->add))
 
 /* Computes min(max(x, lo), hi); hi wins where lo > hi. Refuses NaN bounds. Integers are clamped to
  * the integers inside the bounds. */
 int k_ref_clamp(const k_call *call)
 {
-  const k_tensor *x = &call->in[0], *y = &call->out[0];
   const k_scalar_attrs *s = call->attrs;
-  int64_t n = k_numel(y), lo, hi;
-  ref_walk w = ref_begin(y->shape, y->ndim);
   if (s->mul != s->mul || s->add != s->add)
     return ref_fail(call, TIDE_E_ARG, "bounds [%g, %g]: NaN is no bound", s->mul, s->add);
-  lo = ref_truncate(ceil(s->mul), INT64_MIN, INT64_MAX);
-  hi = ref_truncate(floor(s->add), INT64_MIN, INT64_MAX);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, x), yt = ref_offset(&w, y);
-    if (ref_is_float(x)) ref_put(y, yt, ref_min_real(ref_max_real(ref_get(x, at), s->mul), s->add));
-    else ref_put_int(y, yt, ref_min_int(ref_max_int(ref_get_int(x, at), lo), hi));
-  }
-  return TIDE_OK;
+  return map(call, call->in, 0, clamp_real, clamp_int);
 }
 
 /* ---- in place ------------------------------------------------------------------------------ */
@@ -293,25 +237,13 @@ int k_ref_copy_(const k_call *call) { return convert_all(&call->in[0], &call->ou
 int k_ref_cast(const k_call *call) { return convert_all(&call->in[0], &call->out[0]); }
 
 /* An integer target takes the source truncated to integers. */
-static void add_all(const k_tensor *x, const k_tensor *t, double a)
-{
-  int64_t n = k_numel(t);
-  ref_walk w = ref_begin(t->shape, t->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, t), xt = ref_offset(&w, x);
-    if (ref_is_float(t)) ref_put(t, at, ref_get(t, at) + a * ref_get(x, xt));
-    else
-      ref_put_int(t, at,
-                  ref_add_int(ref_get_int(t, at), ref_mul_int((int64_t)a, ref_get_int(x, xt))));
-  }
-}
+REAL(axpy, a + s->mul * b)
+INTEGER(axpy, (uint64_t)a + (uint64_t)(int64_t)s->mul * (uint64_t)b)
 
 int k_ref_axpy_(const k_call *call)
 {
-  double a = ((const k_scalar_attrs *)call->attrs)->mul;
-  int rc = ref_check_integral(call, &call->out[0], a);
-  if (rc == TIDE_OK) add_all(&call->in[0], &call->out[0], a);
-  return rc;
+  int rc = ref_check_integral(call, call->out, ((const k_scalar_attrs *)call->attrs)->mul);
+  return rc == TIDE_OK ? map(call, call->out, call->in, axpy_real, axpy_int) : rc;
 }
 
 int k_ref_foreach_copy_(const k_call *call)
@@ -322,24 +254,21 @@ int k_ref_foreach_copy_(const k_call *call)
 
 int k_ref_foreach_add_(const k_call *call)
 {
-  for (int i = 0; i < call->nout; i++) add_all(&call->in[i], &call->out[i], 1);
+  const k_scalar_attrs once = { 1, 0 };
+  for (int i = 0; i < call->nout; i++) {
+    const k_call one = { .in = &call->in[i], .out = &call->out[i], .attrs = &once };
+    k_ref_axpy_(&one);
+  }
   return TIDE_OK;
 }
 
+REAL(scale, a * s->mul)
+INTEGER(scale, (uint64_t)a * (uint64_t)(int64_t)s->mul)
+
 int k_ref_scale_(const k_call *call)
 {
-  const k_tensor *t = &call->out[0];
-  double a = ((const k_scalar_attrs *)call->attrs)->mul;
-  int64_t n = k_numel(t);
-  ref_walk w = ref_begin(t->shape, t->ndim);
-  int rc = ref_check_integral(call, t, a);
-  if (rc != TIDE_OK) return rc;
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
-    int64_t at = ref_offset(&w, t);
-    if (ref_is_float(t)) ref_put(t, at, ref_get(t, at) * a);
-    else ref_put_int(t, at, ref_mul_int(ref_get_int(t, at), (int64_t)a));
-  }
-  return TIDE_OK;
+  int rc = ref_check_integral(call, call->out, ((const k_scalar_attrs *)call->attrs)->mul);
+  return rc == TIDE_OK ? map(call, call->out, 0, scale_real, scale_int) : rc;
 }
 
 int k_ref_where(const k_call *call)

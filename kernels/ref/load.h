@@ -86,6 +86,10 @@ static inline void ref_put_int(const k_tensor *t, int64_t at, int64_t v)
   }
 }
 
+/* NaN propagates from either side. */
+static inline double ref_min(double a, double b) { return a != a || a < b ? a : b; }
+static inline double ref_max(double a, double b) { return a != a || a > b ? a : b; }
+
 static inline int ref_is_float(const k_tensor *t) { return tide__dtype_is_float(t->dtype); }
 
 /* Sets y[y_at] = x[x_at], converted; between equal dtypes the bits are kept. */

@@ -45,61 +45,6 @@ static int64_t fold_ints(const k_tensor *x, int64_t base, const split *s, int64_
   return acc;
 }
 
-static int fold(const k_call *call, double start, fold_real f, int64_t start_int, fold_int g)
-{
-  const k_tensor *x = &call->in[0], *y = &call->out[0];
-  split s = split_of(call);
-  ref_walk w = ref_begin(x->shape, s.nkeep);
-  for (int64_t i = 0; i < s.keep; i++, ref_step(&w)) {
-    int64_t base = ref_offset(&w, x);
-    if (ref_is_float(x)) ref_put(y, i, fold_floats(x, base, &s, start, f));
-    else ref_put_int(y, i, fold_ints(x, base, &s, start_int, g));
-  }
-  return TIDE_OK;
-}
-
-static double ref_reduce_add_real(double a, double b) { return a + b; }
-static double ref_reduce_mul_real(double a, double b) { return a * b; }
-static double ref_reduce_min_real(double a, double b) { return a != a || a < b ? a : b; }
-static double ref_reduce_max_real(double a, double b) { return a != a || a > b ? a : b; }
-static double or_real(double a, double b) { return a != 0 || b != 0; }
-static double and_real(double a, double b) { return a != 0 && b != 0; }
-static int64_t ref_reduce_add_int(int64_t a, int64_t b)
-{
-  return (int64_t)((uint64_t)a + (uint64_t)b);
-}
-static int64_t ref_reduce_mul_int(int64_t a, int64_t b)
-{
-  return (int64_t)((uint64_t)a * (uint64_t)b);
-}
-static int64_t ref_reduce_min_int(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t ref_reduce_max_int(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t or_int(int64_t a, int64_t b) { return a != 0 || b != 0; }
-static int64_t and_int(int64_t a, int64_t b) { return a != 0 && b != 0; }
-
-int k_ref_sum(const k_call *call)
-{
-  return fold(call, 0, ref_reduce_add_real, 0, ref_reduce_add_int);
-}
-int k_ref_prod(const k_call *call)
-{
-  return fold(call, 1, ref_reduce_mul_real, 1, ref_reduce_mul_int);
-}
-int k_ref_any(const k_call *call) { return fold(call, 0, or_real, 0, or_int); }
-int k_ref_all(const k_call *call) { return fold(call, 1, and_real, 1, and_int); }
-
-int k_ref_mean(const k_call *call)
-{
-  const k_tensor *x = &call->in[0], *y = &call->out[0];
-  split s = split_of(call);
-  ref_walk w = ref_begin(x->shape, s.nkeep);
-  for (int64_t i = 0; i < s.keep; i++, ref_step(&w)) {
-    double sum = fold_floats(x, ref_offset(&w, x), &s, 0, ref_reduce_add_real);
-    ref_put(y, i, sum / (double)s.reduce);
-  }
-  return TIDE_OK;
-}
-
 static int ref_check_not_empty(const k_call *call)
 {
   split s = split_of(call);
@@ -108,18 +53,45 @@ static int ref_check_not_empty(const k_call *call)
                   "or smallest one");
 }
 
-int k_ref_amax(const k_call *call)
+/* An infinite start is that of a largest or smallest element, which nothing does not have. */
+static int fold(const k_call *call, double start, fold_real f, int64_t start_int, fold_int g)
 {
-  int rc = ref_check_not_empty(call);
-  return rc != TIDE_OK ? rc
-                       : fold(call, -HUGE_VAL, ref_reduce_max_real, INT64_MIN, ref_reduce_max_int);
+  const k_tensor *x = &call->in[0], *y = &call->out[0];
+  split s = split_of(call);
+  int rc = isinf(start) ? ref_check_not_empty(call) : TIDE_OK;
+  ref_walk w = ref_begin(x->shape, s.nkeep);
+  for (int64_t i = 0; i < s.keep && rc == TIDE_OK; i++, ref_step(&w)) {
+    int64_t base = ref_offset(&w, x);
+    if (ref_is_float(x)) ref_put(y, i, fold_floats(x, base, &s, start, f));
+    else ref_put_int(y, i, fold_ints(x, base, &s, start_int, g));
+  }
+  return rc;
 }
 
-int k_ref_amin(const k_call *call)
+#define FOLD(name, start, real, start_int, integer) \
+  static double name##_real(double a, double b) { return real; } \
+  static int64_t name##_int(int64_t a, int64_t b) { return (int64_t)(integer); } \
+  int k_ref_##name(const k_call *call) \
+  { \
+    return fold(call, start, name##_real, start_int, name##_int); \
+  }
+FOLD(sum, 0, a + b, 0, (uint64_t)a + (uint64_t)b)
+FOLD(prod, 1, a * b, 1, (uint64_t)a * (uint64_t)b)
+FOLD(amax, -HUGE_VAL, ref_max(a, b), INT64_MIN, a > b ? a : b)
+FOLD(amin, HUGE_VAL, ref_min(a, b), INT64_MAX, a < b ? a : b)
+FOLD(any, 0, a != 0 || b != 0, 0, a != 0 || b != 0)
+FOLD(all, 1, a != 0 && b != 0, 1, a != 0 && b != 0)
+
+int k_ref_mean(const k_call *call)
 {
-  int rc = ref_check_not_empty(call);
-  return rc != TIDE_OK ? rc
-                       : fold(call, HUGE_VAL, ref_reduce_min_real, INT64_MAX, ref_reduce_min_int);
+  const k_tensor *x = &call->in[0], *y = &call->out[0];
+  split s = split_of(call);
+  ref_walk w = ref_begin(x->shape, s.nkeep);
+  for (int64_t i = 0; i < s.keep; i++, ref_step(&w)) {
+    double sum = fold_floats(x, ref_offset(&w, x), &s, 0, sum_real);
+    ref_put(y, i, sum / (double)s.reduce);
+  }
+  return TIDE_OK;
 }
 
 /* Returns whether a is above b (sign 1) or below it (sign -1). NaN is beyond every number, not
@@ -165,7 +137,7 @@ int k_ref_cumsum(const k_call *call)
     for (int64_t j = 0; j < s.reduce; j++) {
       int64_t at = xt + j * x->stride[s.nkeep], to = yt + j * y->stride[s.nkeep];
       if (ref_is_float(x)) ref_put(y, to, sum += ref_get(x, at));
-      else ref_put_int(y, to, total = ref_reduce_add_int(total, ref_get_int(x, at)));
+      else ref_put_int(y, to, total = sum_int(total, ref_get_int(x, at)));
     }
   }
   return TIDE_OK;
