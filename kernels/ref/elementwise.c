@@ -2,8 +2,8 @@
  * backward halves of the activations.
  *
  * An op is one expression of doubles and, where integers make sense, one of int64_t; one walker
- * applies it element by element at any strides. Integer results wrap to their dtype. Inputs have the
- * output's shape (broadcast dims have stride 0) and one common dtype.
+ * applies it element by element at any strides. Integer results wrap to their dtype. Inputs have
+ * the output's shape (broadcast dims have stride 0) and one common dtype.
  */
 #include <math.h>
 
@@ -17,7 +17,7 @@ typedef int64_t (*int_fn)(int64_t a, int64_t b, const k_scalar_attrs *s);
 
 /* Sets each element of out[0] to f of those of a and b, or to g if a holds integers. b may be null;
  * without g integers are refused. */
-static int map(const k_call *call, const k_tensor *a, const k_tensor *b, real_fn f, int_fn g)
+static int ref_map(const k_call *call, const k_tensor *a, const k_tensor *b, real_fn f, int_fn g)
 {
   const k_tensor *y = &call->out[0];
   int64_t n = k_numel(y);
@@ -50,22 +50,25 @@ static int map(const k_call *call, const k_tensor *a, const k_tensor *b, real_fn
 #define UNARY(name, real, integer) \
   REAL(name, real) \
   INTEGER(name, integer) \
-  int k_ref_##name(const k_call *call) { return map(call, call->in, 0, name##_real, name##_int); }
+  int k_ref_##name(const k_call *call) \
+  { \
+    return ref_map(call, call->in, 0, name##_real, name##_int); \
+  }
 #define UNARY_FLOAT(name, real) \
   REAL(name, real) \
-  int k_ref_##name(const k_call *call) { return map(call, call->in, 0, name##_real, 0); }
+  int k_ref_##name(const k_call *call) { return ref_map(call, call->in, 0, name##_real, 0); }
 #define BINARY(name, real, integer) \
   REAL(name, real) \
   INTEGER(name, integer) \
   int k_ref_##name(const k_call *call) \
   { \
-    return map(call, call->in, call->in + 1, name##_real, name##_int); \
+    return ref_map(call, call->in, call->in + 1, name##_real, name##_int); \
   }
 #define BINARY_FLOAT(name, real) \
   REAL(name, real) \
   int k_ref_##name(const k_call *call) \
   { \
-    return map(call, call->in, call->in + 1, name##_real, 0); \
+    return ref_map(call, call->in, call->in + 1, name##_real, 0); \
   }
 
 /* ---- binary -------------------------------------------------------------------------------- */
@@ -110,7 +113,7 @@ int k_ref_pow(const k_call *call)
                       "integer powers need exponents of at least 0, cast to a float first",
                       (long long)e, (long long)i);
   }
-  return map(call, call->in, b, pow_real, pow_int);
+  return ref_map(call, call->in, b, pow_real, pow_int);
 }
 
 /* ---- unary --------------------------------------------------------------------------------- */
@@ -175,7 +178,7 @@ int k_ref_affine(const k_call *call)
   const k_scalar_attrs *s = call->attrs;
   int rc = ref_check_integral(call, call->in, s->mul);
   if (rc == TIDE_OK) rc = ref_check_integral(call, call->in, s->add);
-  return rc == TIDE_OK ? map(call, call->in, 0, affine_real, affine_int) : rc;
+  return rc == TIDE_OK ? ref_map(call, call->in, 0, affine_real, affine_int) : rc;
 }
 
 REAL(pow_scalar, pow(a, s->mul))
@@ -189,7 +192,7 @@ int k_ref_pow_scalar(const k_call *call)
   if (!ref_is_float(call->in) && e < 0)
     return ref_fail(call, TIDE_E_ARG, "exponent %g is negative: integer powers need exponents of "
                     "at least 0, cast to a float first", e);
-  return map(call, call->in, 0, pow_scalar_real, pow_scalar_int);
+  return ref_map(call, call->in, 0, pow_scalar_real, pow_scalar_int);
 }
 
 static int64_t clamp_integer(int64_t a, double low, double high)
@@ -209,7 +212,7 @@ int k_ref_clamp(const k_call *call)
   const k_scalar_attrs *s = call->attrs;
   if (s->mul != s->mul || s->add != s->add)
     return ref_fail(call, TIDE_E_ARG, "bounds [%g, %g]: NaN is no bound", s->mul, s->add);
-  return map(call, call->in, 0, clamp_real, clamp_int);
+  return ref_map(call, call->in, 0, clamp_real, clamp_int);
 }
 
 /* ---- in place ------------------------------------------------------------------------------ */
@@ -243,7 +246,7 @@ INTEGER(axpy, (uint64_t)a + (uint64_t)(int64_t)s->mul * (uint64_t)b)
 int k_ref_axpy_(const k_call *call)
 {
   int rc = ref_check_integral(call, call->out, ((const k_scalar_attrs *)call->attrs)->mul);
-  return rc == TIDE_OK ? map(call, call->out, call->in, axpy_real, axpy_int) : rc;
+  return rc == TIDE_OK ? ref_map(call, call->out, call->in, axpy_real, axpy_int) : rc;
 }
 
 int k_ref_foreach_copy_(const k_call *call)
@@ -268,7 +271,7 @@ INTEGER(scale, (uint64_t)a * (uint64_t)(int64_t)s->mul)
 int k_ref_scale_(const k_call *call)
 {
   int rc = ref_check_integral(call, call->out, ((const k_scalar_attrs *)call->attrs)->mul);
-  return rc == TIDE_OK ? map(call, call->out, 0, scale_real, scale_int) : rc;
+  return rc == TIDE_OK ? ref_map(call, call->out, 0, scale_real, scale_int) : rc;
 }
 
 int k_ref_where(const k_call *call)
