@@ -83,10 +83,7 @@ static void ctx_destroy(tide_ctx *ctx)
   hooks.resize(hooks.user, ctx, sizeof *ctx, 0);
 }
 
-void tide__ctx_drop(tide_ctx *ctx)
-{
-  if (--ctx->stats.nref == 0) ctx_destroy(ctx);
-}
+void tide__ctx_drop(tide_ctx *ctx) { if (--ctx->stats.nref == 0) ctx_destroy(ctx); }
 
 /* Records in the thread's record, and writes to msg, why no context was made. Returns status. */
 static int refuse_ctx(int status, char *msg, size_t nmsg, const char *fmt, ...)
@@ -157,11 +154,7 @@ int tide_ctx_attach(tide_ctx *ctx)
   return TIDE_OK;
 }
 
-const tide_stats *tide_ctx_stats(tide_ctx *ctx)
-{
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(CTX, ctx));
-  return &ctx->stats;
-}
+const tide_stats *tide_ctx_stats(tide_ctx *ctx) { return TIDE_IS(CTX, ctx) ? &ctx->stats : NULL; }
 
 void tide_stats_reset_peak(tide_ctx *ctx)
 {
@@ -190,15 +183,10 @@ void tide_interrupt(tide_ctx *ctx)
 
 int tide_interrupted(tide_ctx *ctx)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  return atomic_exchange(&ctx->interrupt, 0) != 0;
+  return TIDE_IS(CTX, ctx) ? atomic_exchange(&ctx->interrupt, 0) != 0 : TIDE_E_ARG;
 }
 
-int tide_nthread(tide_ctx *ctx)
-{
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  return ctx->nthread;
-}
+int tide_nthread(tide_ctx *ctx) { return TIDE_IS(CTX, ctx) ? ctx->nthread : TIDE_E_ARG; }
 
 int tide_set_nthread(tide_ctx *ctx, int n)
 {

@@ -93,5 +93,18 @@ int tide__refuse_options(const void *object, const char *op);
     }                                                                         \
   } while (0)
 #define TIDE_DOOR(...) TIDE_DOOR_OR(TIDE_E_ARG, __VA_ARGS__)
+/* The door of a function that makes *out: it is null after every failure. */
+#define TIDE_DOOR_OUT(out, ...)                                               \
+  do {                                                                        \
+    *(out) = NULL;                                                            \
+    TIDE_DOOR(__VA_ARGS__);                                                   \
+  } while (0)
+
+/* The door of a function of one object, as a condition: whether x is admitted. */
+#define TIDE_IS(KIND, x) tide__is(__func__, (tide__arg)TIDE_OBJECT(KIND, x))
+static inline bool tide__is(const char *func, tide__arg arg)
+{
+  return tide__admits(&arg, 1) || tide__refuse(func, &arg, 1) == TIDE_OK;
+}
 
 #endif

@@ -135,7 +135,4 @@ const uint32_t *tide__fork_mark_new(void)
   return p;
 }
 
-void tide__fork_mark_release(const uint32_t *mark)
-{
-  if (mark) munmap((void *)mark, PAGE);
-}
+void tide__fork_mark_release(const uint32_t *mark) { if (mark) munmap((void *)mark, PAGE); }

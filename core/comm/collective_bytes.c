@@ -36,8 +36,7 @@ int tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all)
 int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                               int root)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(COMM, comm));
   comm = at_host(comm);
   bool mine = comm->rank == root;
   int64_t size = mine ? n : 0;
@@ -60,8 +59,7 @@ int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data
 int tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                int64_t *sizes)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(COMM, comm));
   int64_t total = 0;
   comm = at_host(comm);
   TIDE_TRY(tide__comm_check(comm, "all_gather_bytes"));

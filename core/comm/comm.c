@@ -137,10 +137,7 @@ static void comm_release_owned(tide__object *o, int n)
   tide__comm_unref((tide_comm *)o, n);
 }
 
-void tide_comm_release(tide_comm *comm)
-{
-  tide__object_release(comm, TIDE__KIND_COMM);
-}
+void tide_comm_release(tide_comm *comm) { tide__object_release(comm, TIDE__KIND_COMM); }
 
 static bool claim_rank(tide_group *group, int rank)
 {
@@ -153,8 +150,7 @@ static bool claim_rank(tide_group *group, int rank)
 
 int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(GROUP, group));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(GROUP, group));
   int n = group ? group->nrank : 1;
   if (rank < 0 || rank >= n)
     return tide__fail(ctx, TIDE_E_ARG, "comm_join", "rank: expected 0 to %d, got %d", n - 1, rank);
@@ -170,34 +166,18 @@ int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
   return tide__comm_new(out, ctx, &tide__transport_local, group->world, group, rank, n, "world");
 }
 
-tide_ctx *tide_comm_ctx(const tide_comm *comm)
-{
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(COMM, comm));
-  return comm->ctx;
-}
-
-int tide_comm_rank(const tide_comm *comm)
-{
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
-  return comm->rank;
-}
-
-int tide_comm_size(const tide_comm *comm)
-{
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
-  return comm->nrank;
-}
+tide_ctx *tide_comm_ctx(const tide_comm *comm) { return TIDE_IS(COMM, comm) ? comm->ctx : NULL; }
+int tide_comm_rank(const tide_comm *comm) { return TIDE_IS(COMM, comm) ? comm->rank : TIDE_E_ARG; }
+int tide_comm_size(const tide_comm *comm) { return TIDE_IS(COMM, comm) ? comm->nrank : TIDE_E_ARG; }
 
 const char *tide_comm_name(const tide_comm *comm)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(COMM, comm));
-  return comm->name;
+  return TIDE_IS(COMM, comm) ? comm->name : NULL;
 }
 
 const char *tide_comm_transport(const tide_comm *comm)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(COMM, comm));
-  return comm->transport->name;
+  return TIDE_IS(COMM, comm) ? comm->transport->name : NULL;
 }
 
 int tide_comm_set_timeout(tide_comm *comm, double seconds)
@@ -488,7 +468,6 @@ static int comm_split(tide_comm **out, tide_comm *comm, int color, int key, cons
 
 int tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(COMM, comm));
   return comm_split(out, comm, color, key, name);
 }

@@ -223,10 +223,7 @@ static bool keep_operands(tide_work *w, int64_t nt, tide_tensor *const *ts)
   return true;
 }
 
-static void unref(tide_work *w)
-{
-  if (--w->refs == 0) free_work(w);
-}
+static void unref(tide_work *w) { if (--w->refs == 0) free_work(w); }
 
 /* Releases the user's handle, of which there is one. */
 static void work_release_owned(tide__object *o, int n)
@@ -437,8 +434,7 @@ int tide_work_wait(tide_work *work)
 
 int tide_work_test(tide_work *work)
 {
-  TIDE_DOOR(TIDE_OBJECT(WORK, work));
-  return is_done(work) && (work->settled || landed(work));
+  return TIDE_IS(WORK, work) ? (is_done(work) && (work->settled || landed(work))) : TIDE_E_ARG;
 }
 
 void tide_work_times(const tide_work *work, double *begin, double *end)
@@ -449,7 +445,4 @@ void tide_work_times(const tide_work *work, double *begin, double *end)
   *end = done ? work->coll.end : 0;
 }
 
-void tide_work_release(tide_work *work)
-{
-  tide__object_release(work, TIDE__KIND_WORK);
-}
+void tide_work_release(tide_work *work) { tide__object_release(work, TIDE__KIND_WORK); }

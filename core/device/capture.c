@@ -126,8 +126,7 @@ static void capture_destroy(tide__object *o, int n);
 
 int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__device *d = tide__device_get(ctx, device, "graph_begin");
   if (!d) return TIDE_E_DEVICE;
   if (!d->backend->graphs)
@@ -225,7 +224,4 @@ static void capture_destroy(tide__object *o, int n)
   tide__object_free(o);
 }
 
-void tide_graph_release(tide_graph *g)
-{
-  tide__object_release(g, TIDE__KIND_GRAPH);
-}
+void tide_graph_release(tide_graph *g) { tide__object_release(g, TIDE__KIND_GRAPH); }

@@ -107,6 +107,5 @@ int tide_device_count(tide_ctx *ctx, int device)
 
 int tide_device_available(tide_ctx *ctx, int device)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  return tide__device_get(ctx, device, "device_available") != NULL;
+  return TIDE_IS(CTX, ctx) ? tide__device_get(ctx, device, "device_available") != NULL : TIDE_E_ARG;
 }

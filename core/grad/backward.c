@@ -262,8 +262,7 @@ static void backward_destroy(tide__object *o, int n);
 
 int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, root), TIDE_MAYBE(TENSOR, grad));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, root), TIDE_MAYBE(TENSOR, grad));
   tide_ctx *ctx = root->ctx;
   tide_tensor *g = NULL;
   tide__tensor_drain(ctx);
@@ -375,8 +374,7 @@ static int check_event(tide_backward *bw, int i, int n, const char *op)
 
 int tide_backward_take(tide_tensor **out, tide_backward *bw, int i)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(BACKWARD, bw));
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nout : 0, "backward_take"));
   *out = bw->host->out[i].grad;
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
@@ -384,8 +382,7 @@ int tide_backward_take(tide_tensor **out, tide_backward *bw, int i)
 
 int tide_backward_input(tide_tensor **out, tide_backward *bw, int i)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(BACKWARD, bw));
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_input"));
   *out = bw->host->in[i].saved.t;
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
@@ -436,10 +433,7 @@ static void backward_destroy(tide__object *o, int n)
   tide__object_free(o);
 }
 
-void tide_backward_release(tide_backward *bw)
-{
-  tide__object_release(bw, TIDE__KIND_BACKWARD);
-}
+void tide_backward_release(tide_backward *bw) { tide__object_release(bw, TIDE__KIND_BACKWARD); }
 
 int tide_backward_run(tide_tensor *root, tide_tensor *grad)
 {

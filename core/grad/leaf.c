@@ -20,15 +20,10 @@ int tide_requires_grad(tide_tensor *t, bool on)
 
 int tide_needs_grad(const tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return tide__tensor_needs_grad(t);
+  return TIDE_IS(TENSOR, t) ? tide__tensor_needs_grad(t) : TIDE_E_ARG;
 }
 
-int tide_is_leaf(const tide_tensor *t)
-{
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return t->node == NULL;
-}
+int tide_is_leaf(const tide_tensor *t) { return TIDE_IS(TENSOR, t) ? t->node == NULL : TIDE_E_ARG; }
 
 int tide_grad(tide_tensor **out, tide_tensor *t)
 {
@@ -93,11 +88,7 @@ int tide_set_recording(tide_ctx *ctx, bool on)
   return old;
 }
 
-int tide_recording(tide_ctx *ctx)
-{
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  return ctx->recording;
-}
+int tide_recording(tide_ctx *ctx) { return TIDE_IS(CTX, ctx) ? ctx->recording : TIDE_E_ARG; }
 
 /* ---- host functions -------------------------------------------------------------------------- */
 

@@ -40,10 +40,7 @@ int tide__fd_open(int *fd, int64_t *size, tide_ctx *ctx, const char *path, const
   return TIDE_OK;
 }
 
-void tide__fd_close(int fd)
-{
-  if (fd >= 0) close(fd);
-}
+void tide__fd_close(int fd) { if (fd >= 0) close(fd); }
 
 int tide__fd_read(tide_ctx *ctx, int fd, void *data, int64_t n, int64_t offset, const char *path,
                   const char *op)
@@ -64,8 +61,7 @@ int tide__fd_read(tide_ctx *ctx, int fd, void *data, int64_t n, int64_t offset, 
 
 int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t limit)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   int fd;
   int64_t size = 0;
   tide_blob *blob = NULL;

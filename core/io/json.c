@@ -161,8 +161,7 @@ static void json_destroy(tide__object *o, int n)
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
                     int64_t limit, int flags, const char *name)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!text && nbytes) return tide__fail(ctx, TIDE_E_ARG, "json_parse", "text is null");
   if (flags & ~TIDE_JSON_NONFINITE)
     return tide__fail(ctx, TIDE_E_ARG, "json_parse", "flags: expected 0 or TIDE_JSON_NONFINITE, "
@@ -191,25 +190,16 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
   return rc;
 }
 
-void tide_json_release(tide_json *json)
-{
-  tide__object_release(json, TIDE__KIND_JSON);
-}
+void tide_json_release(tide_json *json) { tide__object_release(json, TIDE__KIND_JSON); }
 
-int64_t tide_json_count(const tide_json *json)
-{
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(JSON, json));
-  return json->count;
-}
+int64_t tide_json_count(const tide_json *json) { return TIDE_IS(JSON, json) ? json->count : -1; }
 
 const tide_json_node *tide_json_nodes(const tide_json *json)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(JSON, json));
-  return json->nodes;
+  return TIDE_IS(JSON, json) ? json->nodes : NULL;
 }
 
 const char *tide_json_text(const tide_json *json)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(JSON, json));
-  return json->text;
+  return TIDE_IS(JSON, json) ? json->text : NULL;
 }

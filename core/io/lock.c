@@ -35,8 +35,7 @@ static void lock_destroy(tide__object *o, int n)
 
 int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!path || !*path) return tide__fail(ctx, TIDE_E_ARG, "path_lock", "path is null or empty");
   tide__objects_settle(ctx);
   tide_lock *lock = tide__object_new(ctx, TIDE__KIND_LOCK, sizeof *lock, lock_destroy);
@@ -48,7 +47,4 @@ int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
   return rc;
 }
 
-void tide_lock_release(tide_lock *lock)
-{
-  tide__object_release(lock, TIDE__KIND_LOCK);
-}
+void tide_lock_release(tide_lock *lock) { tide__object_release(lock, TIDE__KIND_LOCK); }

@@ -154,8 +154,7 @@ static int sorted_blob(tide_blob **out, list *l)
 
 int tide_path_list(tide_blob **out, tide_ctx *ctx, const char *path)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "path_list", "path is null");
   DIR *dir = opendir(path);
   if (!dir) return tide__io_fail(ctx, "path_list", "open folder", path);

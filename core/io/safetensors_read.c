@@ -327,8 +327,7 @@ static void file_destroy(tide__object *o, int n)
 
 int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   int fd;
   int64_t size;
   tide__objects_settle(ctx);
@@ -351,35 +350,24 @@ int tide_file_open(tide_file **out, tide_ctx *ctx, const char *path)
   return rc;
 }
 
-void tide_file_release(tide_file *f)
-{
-  tide__object_release(f, TIDE__KIND_FILE);
-}
+void tide_file_release(tide_file *f) { tide__object_release(f, TIDE__KIND_FILE); }
 
 /* ---- accessors ------------------------------------------------------------------------------- */
 
-static const entry *entry_at(const tide_file *f, int64_t i)
+/* Returns entry i; null without such an entry, or for what is no file. func: __func__. */
+static const entry *entry_at(const char *func, const tide_file *f, int64_t i)
 {
-  return i >= 0 && i < f->count ? &f->entries[f->by_name[i]] : NULL;
+  bool file = tide__is(func, (tide__arg)TIDE_OBJECT(FILE, f));
+  return file && i >= 0 && i < f->count ? &f->entries[f->by_name[i]] : NULL;
 }
 
-int64_t tide_file_count(const tide_file *f)
-{
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  return f->count;
-}
-
-const char *tide_file_name(const tide_file *f, int64_t i)
-{
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
-  const entry *e = entry_at(f, i);
-  return e ? e->name : NULL;
-}
+int64_t tide_file_count(const tide_file *f) { return TIDE_IS(FILE, f) ? f->count : -1; }
+int64_t tide_file_meta_count(const tide_file *f) { return TIDE_IS(FILE, f) ? f->nmeta : -1; }
 
 int64_t tide_file_find(const tide_file *f, const char *name)
 {
   TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  int64_t lo = 0, hi = name ? tide_file_count(f) : 0;
+  int64_t lo = 0, hi = name ? f->count : 0;
   while (lo < hi) {
     int64_t mid = lo + (hi - lo) / 2;
     int order = strcmp(f->entries[f->by_name[mid]].name, name);
@@ -390,64 +378,57 @@ int64_t tide_file_find(const tide_file *f, const char *name)
   return -1;
 }
 
+const char *tide_file_name(const tide_file *f, int64_t i)
+{
+  const entry *e = entry_at(__func__, f, i);
+  return e ? e->name : NULL;
+}
+
 int tide_file_dtype(const tide_file *f, int64_t i)
 {
-  TIDE_DOOR(TIDE_OBJECT(FILE, f));
-  const entry *e = entry_at(f, i);
+  const entry *e = entry_at(__func__, f, i);
   return e ? e->dtype->dtype : -1;
 }
 
 const char *tide_file_dtype_text(const tide_file *f, int64_t i)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
-  const entry *e = entry_at(f, i);
+  const entry *e = entry_at(__func__, f, i);
   return e ? e->dtype->text : NULL;
 }
 
 int tide_file_ndim(const tide_file *f, int64_t i)
 {
-  TIDE_DOOR(TIDE_OBJECT(FILE, f));
-  const entry *e = entry_at(f, i);
+  const entry *e = entry_at(__func__, f, i);
   return e ? e->ndim : -1;
 }
 
 int64_t tide_file_dim(const tide_file *f, int64_t i, int dim)
 {
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  const entry *e = entry_at(f, i);
+  const entry *e = entry_at(__func__, f, i);
   return e && dim >= 0 && dim < e->ndim && dim < TIDE_MAX_DIM ? e->shape[dim] : -1;
 }
 
 int64_t tide_file_nbytes(const tide_file *f, int64_t i)
 {
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  const entry *e = entry_at(f, i);
+  const entry *e = entry_at(__func__, f, i);
   return e ? e->end - e->begin : -1;
-}
-
-int64_t tide_file_meta_count(const tide_file *f)
-{
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(FILE, f));
-  return f->nmeta;
 }
 
 const char *tide_file_meta_key(const tide_file *f, int64_t i)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
-  return i >= 0 && i < f->nmeta ? f->metas[i].key : NULL;
+  return TIDE_IS(FILE, f) && i >= 0 && i < f->nmeta ? f->metas[i].key : NULL;
 }
 
 const char *tide_file_meta_value(const tide_file *f, int64_t i)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(FILE, f));
-  return i >= 0 && i < f->nmeta ? f->metas[i].value : NULL;
+  return TIDE_IS(FILE, f) && i >= 0 && i < f->nmeta ? f->metas[i].value : NULL;
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 static const entry *loadable(const tide_file *f, int64_t i, const char *op, int *rc)
 {
-  const entry *e = entry_at(f, i);
+  const entry *e = entry_at(__func__, f, i); /* f is admitted already */
   *rc = TIDE_OK;
   if (!e)
     *rc = tide__fail(f->ctx, TIDE_E_ARG, op, "i: '%s' has tensors 0 to %lld, got %lld", f->path,
@@ -519,8 +500,7 @@ int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
 
 int tide_file_load(tide_tensor **out, tide_file *f, int64_t i, int device)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(FILE, f));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(FILE, f));
   int rc;
   const entry *e = loadable(f, i, "file_load", &rc);
   if (!e) return rc;

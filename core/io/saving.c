@@ -58,10 +58,7 @@ static void saving_destroy(tide__object *o, int n)
   tide__object_free(o);
 }
 
-void tide_saving_release(tide_saving *s)
-{
-  tide__object_release(s, TIDE__KIND_SAVING);
-}
+void tide_saving_release(tide_saving *s) { tide__object_release(s, TIDE__KIND_SAVING); }
 
 static int copy_text(tide_ctx *ctx, char **out, const char *text)
 {
@@ -122,8 +119,7 @@ static int saving_fill(tide_saving *s, const char *path, const char *const *name
 int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
                       const char *const *names, tide_tensor *const *tensors)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
     return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "a path, and %lld names and tensors",
                       (long long)n);

@@ -25,20 +25,12 @@ int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op)
 
 const char *tide_blob_data(const tide_blob *blob)
 {
-  TIDE_DOOR_OR(NULL, TIDE_OBJECT(BLOB, blob));
-  return blob->data;
+  return TIDE_IS(BLOB, blob) ? blob->data : NULL;
 }
 
-int64_t tide_blob_size(const tide_blob *blob)
-{
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(BLOB, blob));
-  return blob->size;
-}
+int64_t tide_blob_size(const tide_blob *blob) { return TIDE_IS(BLOB, blob) ? blob->size : -1; }
 
-void tide_blob_release(tide_blob *blob)
-{
-  tide__object_release(blob, TIDE__KIND_BLOB);
-}
+void tide_blob_release(tide_blob *blob) { tide__object_release(blob, TIDE__KIND_BLOB); }
 
 /* Returns the bytes of the character at s, or 0 if it is not valid. */
 static int utf8_length(const unsigned char *s, int64_t left)

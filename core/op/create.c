@@ -47,8 +47,7 @@ int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
 int tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
                 double step)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__attrs attrs = {.arange = {start, step}};
   if (n < 0 || !isfinite(start) || !isfinite(step))
     return tide__fail(ctx, TIDE_E_ARG, "arange", "expected n >= 0 and finite start and step, got "

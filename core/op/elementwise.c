@@ -126,8 +126,7 @@ int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent)
 
 int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   if (!(lo <= hi))
     return tide__fail(x->ctx, TIDE_E_ARG, "clamp", "expected lo <= hi, got %g and %g", lo, hi);
   return unary(out, TIDE_OP_CLAMP, x, AS_IS, &(k_scalar_attrs){lo, hi});

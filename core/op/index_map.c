@@ -179,8 +179,7 @@ static int measure_runs(tide_ctx *ctx, const int64_t *r, int64_t n, int64_t *tot
 
 int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, runs));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, runs));
   tide_tensor *held = NULL;
   sink s = {0};
   int64_t total = 0, largest = 0;
@@ -216,8 +215,7 @@ static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *at)
 
 int tide_inverse_index(tide_tensor **out, tide_tensor *index)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, index));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, index));
   tide_tensor *held = NULL, *made = NULL, *fit = NULL;
   if (index->ndim != 1)
     return tide__fail(index->ctx, TIDE_E_SHAPE, "inverse_index", "index: expected 1 dim, got %s",
@@ -309,8 +307,7 @@ static int64_t last_of(tide_tensor *held)
 
 int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, cu));
   const char *op = "document_index";
   tide_tensor *held;
   TIDE_TRY(open_cu(&held, cu, ntoken, op, "cu"));
@@ -322,8 +319,7 @@ int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
 
 int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_real, int64_t ntoken)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu_slot), TIDE_OBJECT(TENSOR, cu_real));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, cu_slot), TIDE_OBJECT(TENSOR, cu_real));
   const char *op = "slot_index";
   tide_tensor *slot = NULL, *real = NULL;
   TIDE_TRY(open_cu(&slot, cu_slot, ntoken, op, "cu_slot"));
@@ -341,8 +337,7 @@ int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_rea
 
 int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, cu));
   tide_tensor *held, *made = NULL;
   TIDE_TRY(open_cu(&held, cu, ntoken, "sequence_index", "cu"));
   const int64_t *c = tide_tensor_data(held);

@@ -64,8 +64,7 @@ static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 
 int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
   tide_tensor *p = NULL, *q = NULL, *y = NULL, *z = NULL;
   if (a->ndim < 1 || b->ndim < 1)
     return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "a and b: expected at least 1 dim, got %d "

@@ -103,8 +103,7 @@ static int movement_dim_of(tide_tensor *x, int dim, const char *op)
 
 int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   int32_t order[TIDE_MAX_DIM];
   int a = movement_dim_of(x, dim0, "transpose"), b = movement_dim_of(x, dim1, "transpose");
   if (a < 0 || b < 0) return TIDE_E_ARG;
@@ -162,8 +161,7 @@ static int drop_dim(tide_tensor **out, tide_tensor *x, int d)
 
 int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   tide_tensor *s;
   int d = movement_dim_of(x, dim, "select");
   if (d < 0) return d;
@@ -179,8 +177,7 @@ int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
 
 int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   int64_t shape[TIDE_MAX_DIM];
   int d = tide__resolve_dim(dim, x->ndim + 1);
   if (d < 0 || x->ndim == TIDE_MAX_DIM)
@@ -192,8 +189,7 @@ int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
 
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   int d = movement_dim_of(x, dim, "squeeze");
   if (d < 0) return d;
   if (x->shape[d] != 1)

@@ -163,8 +163,7 @@ static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const 
 
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   k_random_attrs k = {.a = p};
   tide_tensor *place;
   TIDE_TRY(tide__check_float(x, "dropout", "x"));

@@ -87,65 +87,56 @@ static int over_dims(tide_tensor **out, int op, tide_tensor *x, int ndim, const 
 
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_SUM, x, ndim, dims, keepdim, accumulator(x->dtype));
 }
 
 int tide_prod(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_PROD, x, ndim, dims, keepdim, accumulator(x->dtype));
 }
 
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   TIDE_TRY(tide__check_float(x, "mean", "x"));
   return over_dims(out, TIDE_OP_MEAN, x, ndim, dims, keepdim, x->dtype);
 }
 
 int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_AMAX, x, ndim, dims, keepdim, x->dtype);
 }
 
 int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_AMIN, x, ndim, dims, keepdim, x->dtype);
 }
 
 int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_ANY, x, ndim, dims, keepdim, TIDE_BOOL);
 }
 
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_ALL, x, ndim, dims, keepdim, TIDE_BOOL);
 }
 
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_ARGMAX, x, 1, (int32_t[]){dim}, keepdim, TIDE_I64);
 }
 
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   return over_dims(out, TIDE_OP_ARGMIN, x, 1, (int32_t[]){dim}, keepdim, TIDE_I64);
 }
 

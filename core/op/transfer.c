@@ -143,8 +143,7 @@ int tide_item(tide_tensor *t, double *value)
  * upload or download. There is one device that is not the host. */
 int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));
   tide_tensor *d;
   tide__tensor_drain(t->ctx);
   if (!tide__device_get(t->ctx, device, "to_device")) return TIDE_E_DEVICE;
@@ -171,14 +170,12 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
 
 int tide_is_pinned(const tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return t->storage->pinned;
+  return TIDE_IS(TENSOR, t) ? t->storage->pinned : TIDE_E_ARG;
 }
 
 int tide_pin_memory(tide_tensor **out, tide_tensor *t)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));
   tide_tensor *d;
   if (t->storage->pinned) {
     *out = t;
@@ -209,8 +206,7 @@ static int start_copy(tide_tensor **out, tide_tensor *d, int device)
 
 int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));
   const char *op = "to_device_async";
   tide_tensor *d;
   if (!tide__device_get(t->ctx, device, op)) return TIDE_E_DEVICE;

@@ -189,8 +189,7 @@ static int norm_dtype(int64_t n, tide_tensor *const *xs)
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
               bool squared)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__call c;
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_NORM, n, n, 1, &j));

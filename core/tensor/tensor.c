@@ -204,10 +204,7 @@ int tide_tensor_spend(tide_tensor *t)
   return TIDE_OK;
 }
 
-void tide_tensor_keep(tide_tensor *t)
-{
-  if (tide__alive(t, TIDE__KIND_TENSOR)) t->kept = true;
-}
+void tide_tensor_keep(tide_tensor *t) { if (tide__alive(t, TIDE__KIND_TENSOR)) t->kept = true; }
 
 void tide__tensor_drain(tide_ctx *ctx)
 {
@@ -263,11 +260,7 @@ tide_ctx *tide_tensor_ctx(const tide_tensor *t)
   return t->ctx;
 }
 
-int tide_tensor_ndim(const tide_tensor *t)
-{
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return t->ndim;
-}
+int tide_tensor_ndim(const tide_tensor *t) { return TIDE_IS(TENSOR, t) ? t->ndim : TIDE_E_ARG; }
 
 int64_t tide_tensor_dim(const tide_tensor *t, int dim)
 {
@@ -285,44 +278,31 @@ int64_t tide_tensor_stride(const tide_tensor *t, int dim)
 
 int64_t tide_tensor_numel(const tide_tensor *t)
 {
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
-  return tide__tensor_numel(t);
+  return TIDE_IS(TENSOR, t) ? tide__tensor_numel(t) : -1;
 }
 
-int tide_tensor_dtype(const tide_tensor *t)
-{
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return t->dtype;
-}
+int tide_tensor_dtype(const tide_tensor *t) { return TIDE_IS(TENSOR, t) ? t->dtype : TIDE_E_ARG; }
 
 int tide_tensor_device(const tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return t->storage->device;
+  return TIDE_IS(TENSOR, t) ? t->storage->device : TIDE_E_ARG;
 }
 
-double tide_tensor_id(const tide_tensor *t)
-{
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
-  return t->id;
-}
+double tide_tensor_id(const tide_tensor *t) { return TIDE_IS(TENSOR, t) ? t->id : -1; }
 
 int64_t tide_tensor_version(const tide_tensor *t)
 {
-  TIDE_DOOR_OR(-1, TIDE_OBJECT(TENSOR, t));
-  return t->storage->version;
+  return TIDE_IS(TENSOR, t) ? t->storage->version : -1;
 }
 
 int tide_tensor_is_gone(const tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return t->storage->gone;
+  return TIDE_IS(TENSOR, t) ? t->storage->gone : TIDE_E_ARG;
 }
 
 int tide_tensor_is_contiguous(const tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
-  return tide__is_contiguous(t->ndim, t->shape, t->stride);
+  return TIDE_IS(TENSOR, t) ? tide__is_contiguous(t->ndim, t->shape, t->stride) : TIDE_E_ARG;
 }
 
 int tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b)

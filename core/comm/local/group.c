@@ -232,8 +232,7 @@ void tide_group_release(tide_group *group)
 
 int tide_group_size(const tide_group *group)
 {
-  TIDE_DOOR(TIDE_OBJECT(GROUP, group));
-  return group->nrank;
+  return TIDE_IS(GROUP, group) ? group->nrank : TIDE_E_ARG;
 }
 
 static bool has_member(const tide__local_comm *s, int rank)

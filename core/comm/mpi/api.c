@@ -413,15 +413,9 @@ int tide_mpi_running(void)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static void api_enter(tide__mpi *m)
-{
-  if (m->serial) pthread_mutex_lock(&m->lock);
-}
+static void api_enter(tide__mpi *m) { if (m->serial) pthread_mutex_lock(&m->lock); }
 
-static void api_leave(tide__mpi *m)
-{
-  if (m->serial) pthread_mutex_unlock(&m->lock);
-}
+static void api_leave(tide__mpi *m) { if (m->serial) pthread_mutex_unlock(&m->lock); }
 
 int tide__mpi_rank(const tide__mpi *m) { return m->rank; }
 int tide__mpi_size(const tide__mpi *m) { return m->size; }
@@ -438,15 +432,9 @@ static void api_note(tide__mpi *m, const char *what)
   api_leave(m);
 }
 
-void tide__mpi_give_up(tide__mpi *m)
-{
-  if (!atomic_exchange(&m->dead, 1)) api_note(m, given_up);
-}
+void tide__mpi_give_up(tide__mpi *m) { if (!atomic_exchange(&m->dead, 1)) api_note(m, given_up); }
 
-void tide__mpi_note_late(tide__mpi *m)
-{
-  if (!tide__mpi_dead(m)) api_note(m, timed_out);
-}
+void tide__mpi_note_late(tide__mpi *m) { if (!tide__mpi_dead(m)) api_note(m, timed_out); }
 
 bool tide__mpi_was_late(const tide__mpi *m) { return m->late; }
 

@@ -207,8 +207,7 @@ static int mpi_check_opts(tide_ctx *ctx, const tide_mpi_opts *o)
 
 int tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   char msg[9000] = "";
   tide__mpi *m;
   tide__mpi_comm *s;

@@ -292,8 +292,7 @@ void tide_nccl_opts_init(tide_nccl_opts *opts) { *opts = (tide_nccl_opts){.size 
 
 int tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(COMM, over));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(COMM, over));
   char msg[512] = "";
   tide_nccl_opts usual;
   tide__nccl_shared *all = NULL;

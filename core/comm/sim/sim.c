@@ -14,8 +14,7 @@ const tide__transport tide__transport_sim = {.name = "sim", .instant = true, .ru
 
 int tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size)
 {
-  *out = NULL;
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (nrank < 1 || rank < 0 || rank >= nrank || host_size < 1)
     return tide__fail(ctx, TIDE_E_ARG, "comm_simulate", "expected nrank >= 1, rank in [0, nrank) "
                       "and host_size >= 1, got %d, %d and %d", nrank, rank, host_size);
