@@ -192,8 +192,7 @@ int tide_set_nthread(tide_ctx *ctx, int n)
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (n < 1 || n > MAX_THREAD)
-    return tide__fail(ctx, TIDE_E_ARG, "set_nthread", "n: expected 1 to %d, got %d", MAX_THREAD,
-                      n);
+    return tide__fail(ctx, TIDE_E_ARG, "set_nthread", "n: expected 1 to %d, got %d", MAX_THREAD, n);
   TIDE_TRY(check_threads(ctx, "set_nthread", n));
   ctx->nthread = n;
   return TIDE_OK;

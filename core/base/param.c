@@ -85,8 +85,7 @@ const char *tide_param_get(tide_ctx *ctx, const char *name)
   TIDE_DOOR_OR(NULL, TIDE_OBJECT(CTX, ctx));
   const struct row *row = name ? param_find(name) : NULL;
   if (!row) return NULL;
-  snprintf(ctx->params.text, sizeof ctx->params.text, "%lld",
-           (long long)*slot(&ctx->params, row));
+  snprintf(ctx->params.text, sizeof ctx->params.text, "%lld", (long long)*slot(&ctx->params, row));
   return ctx->params.text;
 }
 

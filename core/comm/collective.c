@@ -40,9 +40,8 @@ static int check_reduce(tide_comm *comm, int coll, int op, int dtype)
                       "cast to a floating dtype first", tide_dtype_name(dtype),
                       tide_dtype_name(dtype));
   if (op == TIDE_SUM && dtype == TIDE_BOOL)
-    return bad_call(comm, coll, TIDE_E_DTYPE, "op",
-                    "the sum of bool is not a bool; use max (any) or "
-                    "min (all), or cast to i64");
+    return bad_call(comm, coll, TIDE_E_DTYPE, "op", "the sum of bool is not a bool; use max (any) "
+                    "or min (all), or cast to i64");
   return TIDE_OK;
 }
 
@@ -261,9 +260,8 @@ static int pair_run(pair *p, tide_tensor *in, int64_t at)
     size_t shift = (size_t)at * p->c.size;
     bool fits = at >= 0 && (p->c.in == p->c.out + shift || p->c.out == p->c.in + shift);
     if (!fits)
-      rc = bad_call(comm, p->c.op, TIDE_E_ARG, "out",
-                    "it shares memory with the input; use another "
-                    "tensor, or this rank's own part");
+      rc = bad_call(comm, p->c.op, TIDE_E_ARG, "out", "it shares memory with the input; use "
+                    "another tensor, or this rank's own part");
   }
   if (rc == TIDE_OK && p->out) p->out->storage->version++;
   tide_tensor *list[2];
@@ -456,15 +454,13 @@ static int check_segs(tide_comm *comm, const tide__coll *c, tide_tensor *const *
     if (step == 2 && i % 2 == 0) continue;
     for (int64_t k = 0; k < n; k++)
       if (k != i && overlap(held[i], held[k]))
-        return bad_call(comm, c->op, TIDE_E_ARG, "outs",
-                        "a tensor that is received shares memory with "
-                        "another of the call");
+        return bad_call(comm, c->op, TIDE_E_ARG, "outs", "a tensor that is received shares memory "
+                        "with another of the call");
   }
   for (int64_t i = 0; c->to == comm->rank && i < c->nseg; i++)
     if (c->seg[i].nin != c->seg[i].nout || c->seg[i].in_type != c->seg[i].out_type)
-      return bad_call(comm, c->op, TIDE_E_SHAPE, "outs",
-                      "a rank that sends to itself receives what it "
-                      "sends: same count and dtype");
+      return bad_call(comm, c->op, TIDE_E_SHAPE, "outs", "a rank that sends to itself receives "
+                      "what it sends: same count and dtype");
   return TIDE_OK;
 }
 
@@ -518,9 +514,8 @@ int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tenso
   if (from >= 0) TIDE_TRY(tide__check_tensors(comm->ctx, "send_recv", "outs", n, outs));
   if (to >= 0) TIDE_TRY(tide__check_tensors(comm->ctx, "send_recv", "ins", n, ins));
   if ((to == comm->rank) != (from == comm->rank))
-    return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to",
-                    "a rank that sends to itself must also "
-                    "receive from itself");
+    return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to", "a rank that sends to itself must "
+                    "also receive from itself");
   TIDE_TRY(agree_place(&comm, n == 0 ? NULL : to >= 0 ? ins[0] : from >= 0 ? outs[0] : NULL));
   size_t size = (size_t)n * (sizeof(tide__seg) + 2 * sizeof(tide_tensor *));
   tide__seg *seg = n ? tide__alloc(comm->ctx, size) : NULL;

@@ -301,8 +301,7 @@ int tide__comm_settle(tide_comm *comm, tide__coll *c)
               c->end - c->begin, c->timeout);
   if (tide__tracing(comm->ctx)) {
     char name[104];
-    snprintf(name, sizeof name, "%s#%lld %s", tide_coll_name(c->op), (long long)c->seq,
-             comm->name);
+    snprintf(name, sizeof name, "%s#%lld %s", tide_coll_name(c->op), (long long)c->seq, comm->name);
     tide_trace_span(comm->ctx, "comm", name, c->begin, c->end);
   }
   return keep_failure(comm, c->status, c->message);

@@ -184,9 +184,8 @@ static int read_entry(tide_file *f, tide__json_reader *r)
     return broken_entry(f, &e, "its size is not a whole number of bytes below 2^60");
   if (e.end < e.begin || e.end - e.begin != bits / 8)
     return tide__fail(f->ctx, TIDE_E_FORMAT, "file_open", "'%s': tensor '%.200s': data_offsets "
-                      "[%lld, %lld] do not fit its dtype and shape, which need %lld bytes",
-                      f->path, e.name, (long long)e.begin, (long long)e.end,
-                      (long long)(bits / 8));
+                      "[%lld, %lld] do not fit its dtype and shape, which need %lld bytes", f->path,
+                      e.name, (long long)e.begin, (long long)e.end, (long long)(bits / 8));
   void *array = f->entries;
   if (!read_grow(f->ctx, &array, f->count, &f->cap, sizeof *f->entries)) return read_nomem(f);
   f->entries = array;
@@ -250,9 +249,8 @@ static int check_tiling(const tide_file *f, int64_t ndata)
     at = e->end;
   }
   if (at == ndata) return TIDE_OK;
-  return tide__fail(f->ctx, TIDE_E_FORMAT, "file_open",
-                    "'%s': the header describes %lld bytes of data, the file has %lld", f->path,
-                    (long long)at, (long long)ndata);
+  return tide__fail(f->ctx, TIDE_E_FORMAT, "file_open", "'%s': the header describes %lld bytes of "
+                    "data, the file has %lld", f->path, (long long)at, (long long)ndata);
 }
 
 static int check_metas(const tide_file *f)

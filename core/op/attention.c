@@ -117,8 +117,7 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
   TIDE_TRY(full_bias(&bias, a->bias, q, k));
   c.in_[3] = bias;
   c.attrs.attention = tide__attention_attrs_of(q, a);
-  tide__result(&c, 0, q->dtype, 4,
-               (int64_t[]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]});
+  tide__result(&c, 0, q->dtype, 4, (int64_t[]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]});
   tide__result(&c, 1, q->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32, 3,
                (int64_t[]){q->shape[0], q->shape[2], q->shape[1]});
   int rc = tide__dispatch(&c, y, lse ? 2 : 1);

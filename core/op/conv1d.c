@@ -32,9 +32,8 @@ static int check_operands(const tide_tensor *x, const tide_tensor *w, const tide
             s->shape[1] != w->shape[1] - 1 || s->shape[2] != x->shape[2]))
     return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "initial: expected %s [%lld, %lld, %lld] "
                       "(batch, taps - 1, channels), got %s %s", tide_dtype_name(x->dtype),
-                      (long long)x->shape[0], (long long)(w->shape[1] - 1),
-                      (long long)x->shape[2], tide_dtype_name(s->dtype),
-                      TIDE__SHAPE(s->ndim, s->shape));
+                      (long long)x->shape[0], (long long)(w->shape[1] - 1), (long long)x->shape[2],
+                      tide_dtype_name(s->dtype), TIDE__SHAPE(s->ndim, s->shape));
   return tide__check_sequence(x, a->sequence, "conv1d");
 }
 

@@ -38,9 +38,8 @@ int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
   tide__tensor_drain(ctx);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "full"));
   if (!tide__dtype_is_float(dtype) && value != floor(value))
-    return tide__created(out, tide__fail(ctx, TIDE_E_DTYPE, "full",
-                                         "%g is not a whole number, dtype is %s", value,
-                                         tide_dtype_name(dtype)));
+    return tide__created(out, tide__fail(ctx, TIDE_E_DTYPE, "full", "%g is not a whole number, "
+                                         "dtype is %s", value, tide_dtype_name(dtype)));
   return tide__created(out, fill_fresh(*out, TIDE_OP_FILL_, &attrs));
 }
 

@@ -217,18 +217,15 @@ static int api_load(lib *l, const char *library, char *msg, size_t n)
   l->object = library ? dlopen(library, RTLD_NOW | RTLD_GLOBAL) : open_any();
   if (!l->object)
     return library ? api_refuse(TIDE_E_UNSUPPORTED, msg, n, "cannot open MPI: %s", dlerror())
-                   : api_refuse(TIDE_E_UNSUPPORTED, msg, n,
-                                "no MPI library found (%s); install Open "
-                                "MPI or MPICH, or name the file in TIDE_MPI_LIBRARY",
+                   : api_refuse(TIDE_E_UNSUPPORTED, msg, n, "no MPI library found (%s); install "
+                                "Open MPI or MPICH, or name the file in TIDE_MPI_LIBRARY",
                                 "libmpi.so.40, libmpich.so.12, libmpi.so.12");
   if (!look_up(l, &missing))
-    return api_refuse(TIDE_E_UNSUPPORTED, msg, n,
-                      "the MPI library has no %s; it must provide MPI 3",
-                      missing);
+    return api_refuse(TIDE_E_UNSUPPORTED, msg, n, "the MPI library has no %s; it must provide MPI "
+                      "3", missing);
   if (!choose_calls(l))
-    return api_refuse(TIDE_E_UNSUPPORTED, msg, n, "%s",
-                      "the MPI library is neither Open MPI nor of "
-                      "MPICH's binary interface");
+    return api_refuse(TIDE_E_UNSUPPORTED, msg, n, "%s", "the MPI library is neither Open MPI nor "
+                      "of MPICH's binary interface");
   return TIDE_OK;
 }
 
@@ -251,9 +248,8 @@ static int start(tide__mpi *m, char *msg, size_t n)
 {
   lib *l = &m->lib;
   if (ask(l, SYM_Finalized))
-    return api_refuse(TIDE_E_STATE, msg, n, "%s",
-                      "MPI has been ended in this process; it starts once "
-                      "a process");
+    return api_refuse(TIDE_E_STATE, msg, n, "%s", "MPI has been ended in this process; it starts "
+                      "once a process");
   if (!ask(l, SYM_Initialized)) {
     int rc = AS(int (*)(int *, char ***, int, int *), l, Init_thread)
       (NULL, NULL, TIDE__MPI_MULTIPLE, &m->level);
