@@ -63,8 +63,8 @@ static int assign(tide_ctx *ctx, const struct row *row, const char *label, const
 {
   int64_t v;
   if (!value || !parse(row, value, &v) || v < row->lo || v > row->hi)
-    return tide__fail(ctx, TIDE_E_ARG, "param_set", "%s: expected a whole number in [%lld, %lld]"
-                      "%s, got '%s'", label, (long long)row->lo, (long long)row->hi,
+    return tide__fail(ctx, TIDE_E_ARG, "param_set", "%s: expected a whole number in [%lld, "
+                      "%lld]%s, got '%s'", label, (long long)row->lo, (long long)row->hi,
                       row->kind == SIZE ? " (suffixes k, m, g)" : "", value ? value : "(null)");
   *slot(&ctx->params, row) = v;
   return TIDE_OK;
@@ -75,8 +75,8 @@ int tide_param_set(tide_ctx *ctx, const char *name, const char *value)
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   const struct row *row = name ? param_find(name) : NULL;
   if (!row)
-    return tide__fail(ctx, TIDE_E_ARG, "param_set", "name: no parameter is called '%s'; "
-                      "`tide params` lists them", name ? name : "(null)");
+    return tide__fail(ctx, TIDE_E_ARG, "param_set", "name: no parameter is called '%s'; `tide "
+                      "params` lists them", name ? name : "(null)");
   return assign(ctx, row, name, value);
 }
 

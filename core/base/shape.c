@@ -116,3 +116,9 @@ const char *tide__shape_text(int ndim, const int64_t *shape, char *buf, size_t n
   if (k < n) snprintf(buf + k, n - k, "]");
   return buf;
 }
+
+const char *tide__typed_text(int dtype, int ndim, const int64_t *shape, char *buf, size_t n)
+{
+  snprintf(buf, n, "%s %s", tide_dtype_name(dtype), TIDE__SHAPE(ndim, shape));
+  return buf;
+}

@@ -27,6 +27,9 @@ int tide__resolve_dim(int dim, int ndim);
 /* Writes "[2, 3]" into buf; returns buf. */
 const char *tide__shape_text(int ndim, const int64_t *shape, char *buf, size_t n);
 
+/* Writes "f32 [2, 3]" into buf; returns buf. */
+const char *tide__typed_text(int dtype, int ndim, const int64_t *shape, char *buf, size_t n);
+
 /* Text of a shape for one error message: TIDE__SHAPE(t) is valid to the end of the statement. */
 #define TIDE__SHAPE(ndim, shape) tide__shape_text(ndim, shape, (char[96]){0}, 96)
 

@@ -67,7 +67,7 @@ static int check_written(tide_comm *comm, int coll, const tide_tensor *t, const 
   if (!tide__is_contiguous(t->ndim, t->shape, t->stride))
     return tide__fail(comm->ctx, TIDE_E_SHAPE, tide_coll_name(coll), "argument '%s': a tensor that "
                       "is written must be contiguous, %s is not; write to a contiguous one and "
-                      "copy", arg, TIDE__SHAPE(t->ndim, t->shape));
+                      "copy", arg, TIDE__SHAPE_OF(t));
   if (t->node && t->ctx->recording)
     return bad_call(comm, coll, TIDE_E_STATE, arg, "it is the result of a recorded op and would be "
                     "changed behind the tape; detach it, or call inside no_grad");
@@ -243,8 +243,8 @@ static int pair_begin(pair *p, const char *func, tide_work **work, tide_comm *co
 static int count_error(pair *p, const char *arg, int64_t expected, int64_t got)
 {
   return tide__fail(p->comm->ctx, TIDE_E_SHAPE, tide_coll_name(p->c.op), "argument '%s': expected "
-                    "%lld elements (%d ranks, this is rank %d), got %lld", arg,
-                    (long long)expected, p->comm->nrank, p->comm->rank, (long long)got);
+                    "%lld elements (%d ranks, this is rank %d), got %lld", arg, (long long)expected,
+                    p->comm->nrank, p->comm->rank, (long long)got);
 }
 
 /* Makes the input contiguous and runs. in may lie inside out, or out inside in, only at element

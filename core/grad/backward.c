@@ -240,8 +240,7 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
   if (!grad) {
     if (tide__tensor_numel(root) != 1)
       return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "root has shape %s: give its "
-                        "gradient, or reduce it to one element",
-                        TIDE__SHAPE(root->ndim, root->shape));
+                        "gradient, or reduce it to one element", TIDE__SHAPE_OF(root));
     return tide_full(out, root->ctx, root->storage->device, root->dtype, root->ndim, root->shape,
                      1);
   }
@@ -251,9 +250,8 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
              grad->storage->device == root->storage->device &&
              tide__tensor_same_shape(grad, root);
   if (!fit)
-    return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "grad is %s %s, root is %s %s",
-                      tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
-                      tide_dtype_name(root->dtype), TIDE__SHAPE(root->ndim, root->shape));
+    return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "grad is %s, root is %s",
+                      TIDE__TEXT(grad), TIDE__TEXT(root));
   *out = grad;
   return tide_tensor_retain(grad);
 }
@@ -397,10 +395,8 @@ int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
                        grad->storage->device == m->device &&
                        tide__same_shape(grad->ndim, grad->shape, m->ndim, m->shape));
   if (!fit)
-    return tide__fail(bw->ctx, TIDE_E_SHAPE, "backward_give", "gradient %d is %s %s, its input %s "
-                      "%s", i + 1, tide_dtype_name(grad->dtype),
-                      TIDE__SHAPE(grad->ndim, grad->shape), tide_dtype_name(m->dtype),
-                      TIDE__SHAPE(m->ndim, m->shape));
+    return tide__fail(bw->ctx, TIDE_E_SHAPE, "backward_give", "gradient %d is %s, its input %s",
+                      i + 1, TIDE__TEXT(grad), TIDE__TEXT(m));
   tide_tensor *old = bw->given[i];
   bw->given[i] = grad;
   if (grad) tide_tensor_retain(grad);

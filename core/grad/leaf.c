@@ -49,9 +49,8 @@ int tide_set_grad(tide_tensor *t, tide_tensor *grad)
                       "'%s'", tide_device_name(grad->storage->device),
                       tide_device_name(t->storage->device));
   if (grad && (!may_hold(t->dtype, grad->dtype) || !tide__tensor_same_shape(grad, t)))
-    return tide__fail(t->ctx, TIDE_E_SHAPE, "set_grad", "gradient is %s %s, the tensor %s %s",
-                      tide_dtype_name(grad->dtype), TIDE__SHAPE(grad->ndim, grad->shape),
-                      tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
+    return tide__fail(t->ctx, TIDE_E_SHAPE, "set_grad", "gradient is %s, the tensor %s",
+                      TIDE__TEXT(grad), TIDE__TEXT(t));
   tide_tensor *own = NULL; /* a second handle: two leaves may be each other's gradient, uncounted */
   if (grad) {
     TIDE_TRY(tide__tensor_alias(&own, grad));
@@ -120,8 +119,8 @@ int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
   tide__node *n;
   for (int i = 0; i < nout; i++) outs[i] = NULL;
   if (nin < 0 || nout < 1 || nout > 64)
-    return tide__fail(ctx, TIDE_E_ARG, "host_function", "nin and nout: expected nin >= 0 and "
-                      "nout in [1, 64], got %d and %d", nin, nout);
+    return tide__fail(ctx, TIDE_E_ARG, "host_function", "nin and nout: expected nin >= 0 and nout "
+                      "in [1, 64], got %d and %d", nin, nout);
   TIDE_TRY(tide__check_tensors(ctx, "host_function", "xs", nin, xs));
   TIDE_TRY(tide__check_tensors(ctx, "host_function", "ys", nout, ys));
   TIDE_TRY(make_outs(outs, nout, ys));

@@ -23,10 +23,8 @@ static int check_qkv(const tide_tensor *q, const tide_tensor *k, const tide_tens
              k->shape[3] == q->shape[3];
   if (!fit)
     return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "expected q [B, Tq, H, D], k [B, Tk, Hk, "
-                      "D] and v [B, Tk, Hk, Dv] of one dtype, got %s %s, %s %s and %s %s",
-                      tide_dtype_name(q->dtype), TIDE__SHAPE(q->ndim, q->shape),
-                      tide_dtype_name(k->dtype), TIDE__SHAPE(k->ndim, k->shape),
-                      tide_dtype_name(v->dtype), TIDE__SHAPE(v->ndim, v->shape));
+                      "D] and v [B, Tk, Hk, Dv] of one dtype, got %s, %s and %s", TIDE__TEXT(q),
+                      TIDE__TEXT(k), TIDE__TEXT(v));
   if (k->shape[2] == 0 ? q->shape[2] != 0 : q->shape[2] % k->shape[2] != 0)
     return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "%lld query heads are not a multiple of "
                       "%lld key heads", (long long)q->shape[2], (long long)k->shape[2]);
@@ -40,9 +38,8 @@ static int check_index_pair(const tide_tensor *q, const tide_tensor *t, const ti
              index->shape[2] == 2 && (index->shape[0] == 1 || index->shape[0] == q->shape[0]);
   if (fit) return TIDE_OK;
   return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "%s: expected i32 [%lld or 1, %lld, 2] of "
-                    "(document, position), got %s %s", arg, (long long)q->shape[0],
-                    (long long)t->shape[1], tide_dtype_name(index->dtype),
-                    TIDE__SHAPE(index->ndim, index->shape));
+                    "(document, position), got %s", arg, (long long)q->shape[0],
+                    (long long)t->shape[1], TIDE__TEXT(index));
 }
 
 /* Rounds an attribute to the precision of the scores: f64 for f64 operands, else f32. */
@@ -94,8 +91,7 @@ static int full_bias(tide_tensor **out, tide_tensor *bias, const tide_tensor *q,
   int64_t stride[TIDE_MAX_DIM];
   if (!tide__expand(bias->ndim, bias->shape, bias->stride, 4, shape, stride))
     return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "bias: expected to expand to [B, H, Tq, "
-                      "Tk] = %s, got %s", TIDE__SHAPE(4, shape),
-                      TIDE__SHAPE(bias->ndim, bias->shape));
+                      "Tk] = %s, got %s", TIDE__SHAPE(4, shape), TIDE__SHAPE_OF(bias));
   return tide_expand(out, bias, 4, shape);
 }
 

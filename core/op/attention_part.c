@@ -33,9 +33,8 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   if (!tide__tensor_same_shape(x[0], x[2]) || !tide__tensor_same_shape(x[1], x[3]) ||
       !fits_lse(x[0], x[1]))
     return tide__fail(c->ctx, TIDE_E_SHAPE, name, "expected out and part [B, T, H, D], lse and "
-                      "part_lse [B, H, T], got %s, %s, %s and %s", TIDE__SHAPE(x[0]->ndim,
-                      x[0]->shape), TIDE__SHAPE(x[2]->ndim, x[2]->shape), TIDE__SHAPE(x[1]->ndim,
-                      x[1]->shape), TIDE__SHAPE(x[3]->ndim, x[3]->shape));
+                      "part_lse [B, H, T], got %s, %s, %s and %s", TIDE__SHAPE_OF(x[0]),
+                      TIDE__SHAPE_OF(x[2]), TIDE__SHAPE_OF(x[1]), TIDE__SHAPE_OF(x[3]));
   for (int i = 0; i < 2; i++) TIDE_TRY(tide__check_target(x[i], name));
   for (int i = 0; i < 2; i++)
     for (int j = i + 1; j < 4; j++)
@@ -87,11 +86,8 @@ static int check_backward(const tide__call *c, const tide_tensor *dout, const ti
     fit = out->shape[d] == (d < 3 ? q->shape[d] : v->shape[3]);
   if (fit) return TIDE_OK;
   return tide__fail(c->ctx, TIDE_E_SHAPE, "attention_backward", "expected dout and out like the "
-                    "output of q %s %s and v %s, and lse [B, H, Tq], got %s %s, %s %s and %s",
-                    tide_dtype_name(q->dtype), TIDE__SHAPE(q->ndim, q->shape),
-                    TIDE__SHAPE(v->ndim, v->shape), tide_dtype_name(dout->dtype),
-                    TIDE__SHAPE(dout->ndim, dout->shape), tide_dtype_name(out->dtype),
-                    TIDE__SHAPE(out->ndim, out->shape), TIDE__SHAPE(lse->ndim, lse->shape));
+                    "output of q %s and v %s, and lse [B, H, Tq], got %s, %s and %s", TIDE__TEXT(q),
+                    TIDE__SHAPE_OF(v), TIDE__TEXT(dout), TIDE__TEXT(out), TIDE__SHAPE_OF(lse));
 }
 
 int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,

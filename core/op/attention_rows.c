@@ -86,8 +86,7 @@ static int rows_check_index(tide_tensor *t, const char *arg)
       (tide_tensor_data(t) || tide__tensor_numel(t) == 0))
     return TIDE_OK;
   return tide__fail(t->ctx, TIDE_E_SHAPE, "attention_rows", "%s: expected i32 [B, T, 2] of "
-                    "(document, position) on the host, got %s %s on '%s'", arg,
-                    tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape),
+                    "(document, position) on the host, got %s on '%s'", arg, TIDE__TEXT(t),
                     tide_device_name(t->storage->device));
 }
 

@@ -39,9 +39,8 @@ static int check_compare(tide__call *c, int i, tide_tensor *got, tide_tensor *wa
     bool same = a[k] == b[k] || (isnan(a[k]) && isnan(b[k])) ||
                 fabs(a[k] - b[k]) <= tolerance(got->dtype) * (scale + fabs(b[k]));
     if (!same)
-      rc = tide__fail(c->ctx, TIDE_E_INTERNAL, TIDE__NAME(c), "check: result %d, element %lld of "
-                      "%s %s is %.9g on '%s' and %.9g by the reference", i + 1, (long long)k,
-                      tide_dtype_name(got->dtype), TIDE__SHAPE(got->ndim, got->shape), a[k],
+      rc = TIDE__FAIL(c, TIDE_E_INTERNAL, "check: result %d, element %lld of %s is %.9g on '%s' "
+                      "and %.9g by the reference", i + 1, (long long)k, TIDE__TEXT(got), a[k],
                       tide_device_name(c->device), b[k]);
   }
   tide_tensor_release(dense);
@@ -117,7 +116,7 @@ int tide__launch_checked(tide__call *c)
   if (!c->ctx->params.check || c->device != TIDE_DEV_CPU) return tide__launch(c);
   size_t bytes = (size_t)c->nout * sizeof(tide_tensor *);
   tide_tensor **twin = tide__alloc(c->ctx, bytes);
-  if (!twin) return tide__fail(c->ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory for the check");
+  if (!twin) return TIDE__FAIL(c, TIDE_E_NOMEM, "no host memory for the check");
   int rc = launch_both(c, twin);
   for (int i = 0; i < c->nout; i++) tide_tensor_release(twin[i]);
   tide__free(c->ctx, twin, bytes);

@@ -17,23 +17,20 @@ static int check_operands(const tide_tensor *x, const tide_tensor *w, const tide
   TIDE_TRY(tide__check_float(x, "conv1d", "x"));
   if (x->ndim != 3 || w->ndim != 2 || w->dtype != x->dtype || w->shape[0] != x->shape[2])
     return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "expected x [B, T, C] and weight [C, K] of "
-                      "one dtype, got %s %s and %s %s", tide_dtype_name(x->dtype),
-                      TIDE__SHAPE(x->ndim, x->shape), tide_dtype_name(w->dtype),
-                      TIDE__SHAPE(w->ndim, w->shape));
+                      "one dtype, got %s and %s", TIDE__TEXT(x), TIDE__TEXT(w));
   if (w->shape[1] < 2 || w->shape[1] > 4)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "weight: expected 2 to 4 taps, got %lld",
                       (long long)w->shape[1]);
   if (bias && (bias->ndim != 1 || bias->shape[0] != x->shape[2] || bias->dtype != x->dtype))
-    return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "bias: expected %s [%lld], got %s %s",
-                      tide_dtype_name(x->dtype), (long long)x->shape[2],
-                      tide_dtype_name(bias->dtype), TIDE__SHAPE(bias->ndim, bias->shape));
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "bias: expected %s [%lld], got %s",
+                      tide_dtype_name(x->dtype), (long long)x->shape[2], TIDE__TEXT(bias));
   const tide_tensor *s = a->initial;
   if (s && (s->ndim != 3 || s->dtype != x->dtype || s->shape[0] != x->shape[0] ||
             s->shape[1] != w->shape[1] - 1 || s->shape[2] != x->shape[2]))
     return tide__fail(x->ctx, TIDE_E_SHAPE, "conv1d", "initial: expected %s [%lld, %lld, %lld] "
-                      "(batch, taps - 1, channels), got %s %s", tide_dtype_name(x->dtype),
+                      "(batch, taps - 1, channels), got %s", tide_dtype_name(x->dtype),
                       (long long)x->shape[0], (long long)(w->shape[1] - 1), (long long)x->shape[2],
-                      tide_dtype_name(s->dtype), TIDE__SHAPE(s->ndim, s->shape));
+                      TIDE__TEXT(s));
   return tide__check_sequence(x, a->sequence, "conv1d");
 }
 
@@ -105,6 +102,5 @@ int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, cons
   char rows[32] = "1";
   if (x->shape[0] != 1) snprintf(rows, sizeof rows, "%lld or 1", (long long)x->shape[0]);
   return tide__fail(x->ctx, TIDE_E_SHAPE, op, "sequence: expected [%s, %lld], a number for each "
-                    "token, got %s", rows, (long long)x->shape[1],
-                    TIDE__SHAPE(sequence->ndim, sequence->shape));
+                    "token, got %s", rows, (long long)x->shape[1], TIDE__SHAPE_OF(sequence));
 }

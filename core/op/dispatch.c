@@ -91,8 +91,8 @@ int tide__check_operand(tide__call *c, const char *list, int64_t i, const tide_t
                       "wait for its work first", operand_name(name, sizeof name, list, i));
   if (c->device < 0) c->device = x->storage->device;
   if (x->storage->device != c->device)
-    return tide__fail(c->ctx, TIDE_E_DEVICE, op, "%s is on '%s', the others are on '%s'; "
-                      "move it with to_device", operand_name(name, sizeof name, list, i),
+    return tide__fail(c->ctx, TIDE_E_DEVICE, op, "%s is on '%s', the others are on '%s'; move it "
+                      "with to_device", operand_name(name, sizeof name, list, i),
                       tide_device_name(x->storage->device), tide_device_name(c->device));
   return TIDE_OK;
 }
@@ -192,7 +192,7 @@ static int launch_begin(launch *l, tide__call *c)
     size_t n = (size_t)c->nin + (size_t)c->nout;
     l->heap = n * sizeof(k_tensor) + (size_t)c->nin * sizeof(tide_tensor *);
     l->in = tide__alloc(c->ctx, l->heap);
-    if (!l->in) return tide__fail(c->ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory");
+    if (!l->in) return TIDE__FAIL(c, TIDE_E_NOMEM, "no host memory");
     l->out = l->in + c->nin;
     l->copy = (tide_tensor **)(l->in + n);
   } else {
@@ -248,9 +248,8 @@ static int dispatch_prepare(launch *l, tide__call *c, const tide__kernel *row)
   for (int i = 0; i < c->nout; i++) {
     operand(&l->out[i], c->out[i]);
     if (!dispatch_fits(&l->out[i], row->layout))
-      return tide__fail(c->ctx, TIDE_E_UNSUPPORTED, TIDE__NAME(c), "target %d with shape %s is not "
-                        "contiguous; use contiguous()", i + 1,
-                        TIDE__SHAPE(c->out[i]->ndim, c->out[i]->shape));
+      return TIDE__FAIL(c, TIDE_E_UNSUPPORTED, "target %d with shape %s is not contiguous; use "
+                        "contiguous()", i + 1, TIDE__SHAPE_OF(c->out[i]));
   }
   for (int i = 0; i < c->nin; i++) {
     k_tensor *k = &l->in[i];
@@ -284,9 +283,8 @@ static const tide__kernel *dispatch_choose(tide__call *c, int device)
   const tide_tensor *t = key == TIDE__KEY_O0 ? c->out[0] : c->in[key];
   const tide__kernel *row = tide__kernel_find(c->ctx, c->op, device, t->dtype);
   if (!row)
-    tide__fail(c->ctx, TIDE_E_UNSUPPORTED, TIDE__NAME(c), "no kernel for %s on device '%s'; cast "
-               "to a dtype it has, or move the operands", tide_dtype_name(t->dtype),
-               tide_device_name(device));
+    TIDE__FAIL(c, TIDE_E_UNSUPPORTED, "no kernel for %s on device '%s'; cast to a dtype it has, or "
+               "move the operands", tide_dtype_name(t->dtype), tide_device_name(device));
   return row;
 }
 
@@ -320,22 +318,21 @@ static bool nothing_to_do(const tide__call *c)
 static int capturable(const tide__call *c)
 {
   if (!tide__captures(c->ctx, c->device))
-    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "it runs on '%s' while a step is "
-                      "captured on another device, and would not be repeated with it; do it "
-                      "before or after", tide_device_name(c->device));
+    return TIDE__FAIL(c, TIDE_E_STATE, "it runs on '%s' while a step is captured on another "
+                      "device, and would not be repeated with it; do it before or after",
+                      tide_device_name(c->device));
   if (ops[c->op].flags & TIDE__OPF_RATES && !c->in[c->nin - 2])
-    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "a captured step would repeat step "
-                      "number and learning rate of the capture; give them in rates, as the "
-                      "optimiser's step does");
+    return TIDE__FAIL(c, TIDE_E_STATE, "a captured step would repeat step number and learning rate "
+                      "of the capture; give them in rates, as the optimiser's step does");
   return TIDE_OK;
 }
 
 int tide__launch(tide__call *c)
 {
   if (!*c->ctx->fork_mark)
-    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "this process is a fork of the one that "
-                      "made the context, whose threads it does not have; make a context of its own "
-                      "here, or fork before the first one is made");
+    return TIDE__FAIL(c, TIDE_E_STATE, "this process is a fork of the one that made the context, "
+                      "whose threads it does not have; make a context of its own here, or fork "
+                      "before the first one is made");
   c->ctx->stats.nop++;
   bool has_bytes = c->ctx->devices->device[c->device].backend->has_bytes;
   int device = has_bytes ? c->device : (int)c->ctx->params.rehearse;

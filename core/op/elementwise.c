@@ -26,8 +26,8 @@ static int same_shape_or_fail(tide__call *c, const tide_tensor *a, const tide_te
                               int64_t *shape)
 {
   if (tide__broadcast(a->ndim, a->shape, b->ndim, b->shape, ndim, shape)) return TIDE_OK;
-  return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "shapes %s and %s do not broadcast",
-                    TIDE__SHAPE(a->ndim, a->shape), TIDE__SHAPE(b->ndim, b->shape));
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "shapes %s and %s do not broadcast", TIDE__SHAPE_OF(a),
+                    TIDE__SHAPE_OF(b));
 }
 
 static int binary(tide_tensor **out, int op, tide_tensor *a, tide_tensor *b, int result)
@@ -114,8 +114,8 @@ int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   if (!tide__dtype_is_float(x->dtype) && !(whole(mul) && whole(add)))
-    return tide__fail(x->ctx, TIDE_E_DTYPE, "affine", "a tensor of %s takes whole numbers, got "
-                      "mul %g and add %g; cast it first", tide_dtype_name(x->dtype), mul, add);
+    return tide__fail(x->ctx, TIDE_E_DTYPE, "affine", "a tensor of %s takes whole numbers, got mul "
+                      "%g and add %g; cast it first", tide_dtype_name(x->dtype), mul, add);
   return unary(out, TIDE_OP_AFFINE, x, AS_IS, &(k_scalar_attrs){mul, add});
 }
 
@@ -140,12 +140,12 @@ int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor
   int64_t s1[TIDE_MAX_DIM], shape[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_WHERE, out, 3, x, 0));
   if (cond->dtype != TIDE_BOOL)
-    return tide__fail(c.ctx, TIDE_E_DTYPE, "where", "cond: expected bool, got %s",
+    return TIDE__FAIL(&c, TIDE_E_DTYPE, "cond: expected bool, got %s",
                       tide_dtype_name(cond->dtype));
   TIDE_TRY(same_shape_or_fail(&c, a, b, &n1, s1));
   if (!tide__broadcast(n1, s1, cond->ndim, cond->shape, &ndim, shape))
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "where", "cond %s does not broadcast with %s",
-                      TIDE__SHAPE(cond->ndim, cond->shape), TIDE__SHAPE(n1, s1));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "cond %s does not broadcast with %s", TIDE__SHAPE_OF(cond),
+                      TIDE__SHAPE(n1, s1));
   int dtype = tide__dtype_promote(a->dtype, b->dtype);
   int rc = promoted(&p[0], a, dtype);
   if (rc == TIDE_OK) rc = promoted(&p[1], b, dtype);
@@ -165,7 +165,7 @@ int tide_cast(tide_tensor **out, tide_tensor *x, int dtype)
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_CAST, out, 1, &x, 0));
   if (!tide__dtype_valid(dtype))
-    return tide__fail(c.ctx, TIDE_E_DTYPE, "cast", "dtype %d does not exist", dtype);
+    return TIDE__FAIL(&c, TIDE_E_DTYPE, "dtype %d does not exist", dtype);
   if (x->dtype == dtype) {
     *out = x;
     return tide_tensor_retain(x);
@@ -234,7 +234,7 @@ static int elementwise_in_place(int op, tide_tensor *dst, tide_tensor *src, doub
     int64_t stride[TIDE_MAX_DIM];
     if (!tide__expand(src->ndim, src->shape, src->stride, dst->ndim, dst->shape, stride))
       return tide__fail(c.ctx, TIDE_E_SHAPE, name, "source %s does not broadcast to target %s",
-                        TIDE__SHAPE(src->ndim, src->shape), TIDE__SHAPE(dst->ndim, dst->shape));
+                        TIDE__SHAPE_OF(src), TIDE__SHAPE_OF(dst));
     TIDE_TRY(tide__tensor_view(&view, src, dst->ndim, dst->shape, stride, src->offset));
   }
   c.nin = src ? 1 : 0;

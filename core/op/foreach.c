@@ -96,14 +96,14 @@ static int check_pair(const tide__call *c, int i)
   tide_tensor *dst = c->out[i], *src = c->in[i];
   TIDE_TRY(tide__check_target(dst, TIDE__NAME(c)));
   if (c->ctx->recording && tide__tensor_needs_grad(src))
-    return tide__fail(c->ctx, TIDE_E_STATE, TIDE__NAME(c), "srcs[%d] needs a gradient and in-place "
-                      "ops are not recorded; detach it, or call under no_grad", i + 1);
+    return TIDE__FAIL(c, TIDE_E_STATE, "srcs[%d] needs a gradient and in-place ops are not "
+                      "recorded; detach it, or call under no_grad", i + 1);
   if (c->op != TIDE_OP_FOREACH_ADD_) return TIDE_OK;
   bool real = tide__dtype_is_float(dst->dtype);
   if (dst->dtype != TIDE_BOOL && (real || !tide__dtype_is_float(src->dtype))) return TIDE_OK;
-  return tide__fail(c->ctx, TIDE_E_DTYPE, TIDE__NAME(c), "dsts[%d] is %s, srcs[%d] %s: expected a "
-                    "floating target, or integers; cast one of them first", i + 1,
-                    tide_dtype_name(dst->dtype), i + 1, tide_dtype_name(src->dtype));
+  return TIDE__FAIL(c, TIDE_E_DTYPE, "dsts[%d] is %s, srcs[%d] %s: expected a floating target, or "
+                    "integers; cast one of them first", i + 1, tide_dtype_name(dst->dtype), i + 1,
+                    tide_dtype_name(src->dtype));
 }
 
 /* Checks that no source lies in a storage that is written. written: space for n. */
@@ -118,9 +118,8 @@ static int check_sources(const tide__call *c, const tide__storage **written)
     fine = c->in[i]->storage;
     for (int k = 0; k < n; k++)
       if (written[k] == fine)
-        return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "srcs[%d] lies in the storage of a "
-                          "target: expected memory that is not written; clone it, or use copy_",
-                          i + 1);
+        return TIDE__FAIL(c, TIDE_E_ARG, "srcs[%d] lies in the storage of a target: expected "
+                          "memory that is not written; clone it, or use copy_", i + 1);
   }
   return TIDE_OK;
 }

@@ -10,14 +10,12 @@ int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_
   TIDE_TRY(tide__begin(&c, TIDE_OP_GATED_RMS_NORM, out, 3, (tide_tensor *[]){x, z, weight}, 4));
   TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
   if (x->dtype != z->dtype || !tide__tensor_same_shape(x, z))
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "gated_rms_norm", "x %s %s and z %s %s differ",
-                      tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
-                      tide_dtype_name(z->dtype), TIDE__SHAPE(z->ndim, z->shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "x %s and z %s differ", TIDE__TEXT(x), TIDE__TEXT(z));
   int64_t dim = x->shape[x->ndim - 1];
   if (group == 0) group = dim > 0 ? dim : 1;
   if (group < 0 || dim % group != 0)
-    return tide__fail(c.ctx, TIDE_E_ARG, "gated_rms_norm", "group: %lld does not divide the %lld "
-                      "channels", (long long)group, (long long)dim);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "group: %lld does not divide the %lld channels",
+                      (long long)group, (long long)dim);
   c.attrs.gated_norm = (k_gated_norm_attrs){eps, group, gate_last};
   tide__meta stat = tide__meta_of(x);
   stat.shape[x->ndim - 1] = dim / group;

@@ -12,8 +12,7 @@ static int index_start(tide__call *c, int op, tide_tensor **out, int nin, tide_t
   TIDE_TRY(tide__check_index(x[which], TIDE__NAME(c), "index"));
   int d = tide__resolve_dim(dim, x[0]->ndim);
   if (d < 0)
-    return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "dim: %d is outside a tensor of %d dims",
-                      dim, x[0]->ndim);
+    return TIDE__FAIL(c, TIDE_E_ARG, "dim: %d is outside a tensor of %d dims", dim, x[0]->ndim);
   c->attrs.dim.dim = d;
   return TIDE_OK;
 }
@@ -24,8 +23,8 @@ static int check_like(tide__call *c, const tide_tensor *x, const tide_tensor *in
   bool fit = index->ndim == x->ndim;
   for (int d = 0; fit && d < x->ndim; d++) fit = d == dim || index->shape[d] <= x->shape[d];
   if (fit) return TIDE_OK;
-  return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "index %s does not fit x %s along dim %d",
-                    TIDE__SHAPE(index->ndim, index->shape), TIDE__SHAPE(x->ndim, x->shape), dim);
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "index %s does not fit x %s along dim %d",
+                    TIDE__SHAPE_OF(index), TIDE__SHAPE_OF(x), dim);
 }
 
 int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
@@ -58,8 +57,8 @@ static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_
 {
   bool recording = c->ctx->recording;
   if (src->dtype != x->dtype)
-    return tide__fail(c->ctx, TIDE_E_DTYPE, TIDE__NAME(c), "src is %s, x is %s; cast one",
-                      tide_dtype_name(src->dtype), tide_dtype_name(x->dtype));
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "src is %s, x is %s; cast one", tide_dtype_name(src->dtype),
+                      tide_dtype_name(x->dtype));
   c->ctx->recording = false;
   int rc = tide_clone(&c->out[0], x);
   c->ctx->recording = recording;
@@ -84,8 +83,8 @@ int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *in
   TIDE_TRY(index_start(&c, TIDE_OP_SCATTER_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));
   TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
   if (!tide__tensor_same_shape(src, index))
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "scatter_add", "src %s and index %s differ",
-                      TIDE__SHAPE(src->ndim, src->shape), TIDE__SHAPE(index->ndim, index->shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "src %s and index %s differ", TIDE__SHAPE_OF(src),
+                      TIDE__SHAPE_OF(index));
   return add_into_copy(&c, out, x, index, src);
 }
 
@@ -102,8 +101,7 @@ int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *i
   int64_t shape[TIDE_MAX_DIM];
   TIDE_TRY(index_start(&c, TIDE_OP_INDEX_SELECT, out, 2, (tide_tensor *[]){x, index}, dim, 1));
   if (index->ndim != 1)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "index_select", "index: expected 1 dim, got %s",
-                      TIDE__SHAPE(index->ndim, index->shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index: expected 1 dim, got %s", TIDE__SHAPE_OF(index));
   memcpy(shape, x->shape, sizeof shape);
   shape[c.attrs.dim.dim] = index->shape[0];
   tide__result(&c, 0, x->dtype, x->ndim, shape);
@@ -128,9 +126,8 @@ int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *inde
   for (int d = 0; fit && d < x->ndim; d++)
     fit = src->shape[d] == (d == c.attrs.dim.dim ? index->shape[0] : x->shape[d]);
   if (!fit)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "index_add", "index %s and src %s do not fit x %s along "
-                      "dim %d", TIDE__SHAPE(index->ndim, index->shape),
-                      TIDE__SHAPE(src->ndim, src->shape), TIDE__SHAPE(x->ndim, x->shape),
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index %s and src %s do not fit x %s along dim %d",
+                      TIDE__SHAPE_OF(index), TIDE__SHAPE_OF(src), TIDE__SHAPE_OF(x),
                       c.attrs.dim.dim);
   return add_into_copy(&c, out, x, index, src);
 }
@@ -149,9 +146,8 @@ int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids)
   TIDE_TRY(tide__begin(&c, TIDE_OP_EMBEDDING, out, 2, (tide_tensor *[]){weight, ids}, 0));
   TIDE_TRY(tide__check_index(ids, "embedding", "ids"));
   if (weight->ndim != 2 || ids->ndim >= TIDE_MAX_DIM)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "embedding", "expected weight [V, D] and ids of at most "
-                      "%d dims, got %s and %s", TIDE_MAX_DIM - 1,
-                      TIDE__SHAPE(weight->ndim, weight->shape), TIDE__SHAPE(ids->ndim, ids->shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "expected weight [V, D] and ids of at most %d dims, got %s "
+                      "and %s", TIDE_MAX_DIM - 1, TIDE__SHAPE_OF(weight), TIDE__SHAPE_OF(ids));
   memcpy(shape, ids->shape, sizeof shape);
   shape[ids->ndim] = weight->shape[1];
   tide__result(&c, 0, weight->dtype, ids->ndim + 1, shape);
@@ -174,9 +170,9 @@ int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype)
   TIDE_TRY(tide__begin(&c, TIDE_OP_ONE_HOT, out, 1, &ids, 0));
   TIDE_TRY(tide__check_index(ids, "one_hot", "ids"));
   if (nclass < 0 || ids->ndim >= TIDE_MAX_DIM || !tide__dtype_valid(dtype))
-    return tide__fail(c.ctx, TIDE_E_ARG, "one_hot", "expected a class count >= 0, ids of at most "
-                      "%d dims and a known dtype, got %lld, %d dims and %d", TIDE_MAX_DIM - 1,
-                      (long long)nclass, ids->ndim, dtype);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "expected a class count >= 0, ids of at most %d dims and a "
+                      "known dtype, got %lld, %d dims and %d", TIDE_MAX_DIM - 1, (long long)nclass,
+                      ids->ndim, dtype);
   memcpy(shape, ids->shape, sizeof shape);
   shape[ids->ndim] = nclass;
   tide__result(&c, 0, dtype, ids->ndim + 1, shape);

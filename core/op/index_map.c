@@ -88,7 +88,7 @@ static int cp_map_check_list(const tide_tensor *t, const char *op, const char *a
 {
   if (t->ndim == 1 && t->shape[0] >= 1) return TIDE_OK;
   return tide__fail(t->ctx, TIDE_E_SHAPE, op, "%s: expected [ndoc + 1], got %s", arg,
-                    TIDE__SHAPE(t->ndim, t->shape));
+                    TIDE__SHAPE_OF(t));
 }
 
 /* ---- head-tail ------------------------------------------------------------------------------- */
@@ -185,7 +185,7 @@ int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
   int64_t total = 0, largest = 0;
   if (runs->ndim != 2 || runs->shape[1] != 2)
     return tide__fail(runs->ctx, TIDE_E_SHAPE, "run_index", "runs: expected [n, 2] of (start, "
-                      "length), got %s", TIDE__SHAPE(runs->ndim, runs->shape));
+                      "length), got %s", TIDE__SHAPE_OF(runs));
   TIDE_TRY(host_ints(&held, runs, "run_index", "runs"));
   const int64_t *r = tide_tensor_data(held);
   int64_t n = runs->shape[0], at = 0;
@@ -219,7 +219,7 @@ int tide_inverse_index(tide_tensor **out, tide_tensor *index)
   tide_tensor *held = NULL, *made = NULL, *fit = NULL;
   if (index->ndim != 1)
     return tide__fail(index->ctx, TIDE_E_SHAPE, "inverse_index", "index: expected 1 dim, got %s",
-                      TIDE__SHAPE(index->ndim, index->shape));
+                      TIDE__SHAPE_OF(index));
   TIDE_TRY(host_ints(&held, index, "inverse_index", "index"));
   int64_t n = index->shape[0];
   int rc = tide_empty(&made, index->ctx, TIDE_DEV_CPU, TIDE_I64, 1, &n);

@@ -11,11 +11,10 @@ int tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t n
   c->device = -1;
   tide__tensor_drain(ctx);
   if (n < 0 || n > 1 << 24)
-    return tide__fail(ctx, TIDE_E_ARG, TIDE__NAME(c), "n: expected 0 to 2^24, got %lld",
-                      (long long)n);
+    return TIDE__FAIL(c, TIDE_E_ARG, "n: expected 0 to 2^24, got %lld", (long long)n);
   j->bytes = (size_t)(nin + nout + 1) * sizeof *j->all;
   j->all = tide__alloc(ctx, j->bytes);
-  if (!j->all) return tide__fail(ctx, TIDE_E_NOMEM, TIDE__NAME(c), "no host memory");
+  if (!j->all) return TIDE__FAIL(c, TIDE_E_NOMEM, "no host memory");
   c->in = j->all;
   c->out = j->all + nin;
   c->nin = (int)nin;
@@ -40,8 +39,7 @@ int tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *c
 {
   for (int64_t i = 0; i < n; i++)
     if (xs[i] && !tide__tensor_same_shape(xs[i], like[i]))
-      return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s[%lld] is %s, its %s %s", list,
-                        (long long)i + 1, TIDE__SHAPE(xs[i]->ndim, xs[i]->shape), of,
-                        TIDE__SHAPE(like[i]->ndim, like[i]->shape));
+      return TIDE__FAIL(c, TIDE_E_SHAPE, "%s[%lld] is %s, its %s %s", list, (long long)i + 1,
+                        TIDE__SHAPE_OF(xs[i]), of, TIDE__SHAPE_OF(like[i]));
   return TIDE_OK;
 }

@@ -22,8 +22,8 @@ static int read_attrs(tide__call *c, const tide_cross_entropy_attrs *attrs)
     return tide__refuse_options(c->ctx, TIDE__NAME(c));
   if (!(a->label_smoothing >= 0 && a->label_smoothing < 1) || !(a->z_loss >= 0) ||
       !isfinite(a->z_loss))
-    return tide__fail(c->ctx, TIDE_E_ARG, TIDE__NAME(c), "expected label_smoothing in [0, 1) and "
-                      "z_loss >= 0, got %g and %g", a->label_smoothing, a->z_loss);
+    return TIDE__FAIL(c, TIDE_E_ARG, "expected label_smoothing in [0, 1) and z_loss >= 0, got %g "
+                      "and %g", a->label_smoothing, a->z_loss);
   c->attrs.cross_entropy =
       (k_cross_entropy_attrs){a->ignore_index, a->label_smoothing, a->z_loss};
   return TIDE_OK;
@@ -37,9 +37,8 @@ static int check_tokens(tide__call *c, const tide_tensor *x, const tide_tensor *
   TIDE_TRY(tide__check_float(x, TIDE__NAME(c), arg));
   TIDE_TRY(tide__check_index(targets, TIDE__NAME(c), "targets"));
   if (x->ndim == 2 && targets->ndim == 1 && x->shape[0] == targets->shape[0]) return TIDE_OK;
-  return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "expected %s [N, .] and targets [N], got "
-                    "%s and %s", arg, TIDE__SHAPE(x->ndim, x->shape),
-                    TIDE__SHAPE(targets->ndim, targets->shape));
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "expected %s [N, .] and targets [N], got %s and %s", arg,
+                    TIDE__SHAPE_OF(x), TIDE__SHAPE_OF(targets));
 }
 
 int tide_cross_entropy(tide_tensor **out, tide_tensor *logits, tide_tensor *targets,
@@ -83,11 +82,9 @@ int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
              (!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0] &&
                         bias->dtype == x->dtype));
   if (!fit)
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "linear_cross_entropy", "x %s %s, weight %s %s and bias "
-                      "%s do not fit: expected [N, D], [V, D] and [V] of one dtype",
-                      tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
-                      tide_dtype_name(w->dtype), TIDE__SHAPE(w->ndim, w->shape),
-                      bias ? TIDE__SHAPE(bias->ndim, bias->shape) : "none");
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "x %s, weight %s and bias %s do not fit: expected [N, D], "
+                      "[V, D] and [V] of one dtype", TIDE__TEXT(x), TIDE__TEXT(w),
+                      bias ? TIDE__SHAPE_OF(bias) : "none");
   tide__result(&c, 0, loss_dtype(x), 0, NULL);
   want_gradient(&c, 1, x);
   want_gradient(&c, 2, w);

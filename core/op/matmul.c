@@ -21,8 +21,7 @@ static int matrix_layout(tide_tensor **out, tide_tensor *x)
 static int shapes_fail(tide_tensor *a, tide_tensor *b)
 {
   return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "%s and %s do not multiply: inner sizes and "
-                    "leading dims must fit", TIDE__SHAPE(a->ndim, a->shape),
-                    TIDE__SHAPE(b->ndim, b->shape));
+                    "leading dims must fit", TIDE__SHAPE_OF(a), TIDE__SHAPE_OF(b));
 }
 
 /* Broadcasts the batch and multiplies. Both operands have at least two dims. */
@@ -34,8 +33,8 @@ static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
   int nbatch, na = a->ndim - 2, nb = b->ndim - 2;
   TIDE_TRY(tide__begin(&c, TIDE_OP_MATMUL, out, 2, x, 0));
   if (a->dtype != b->dtype)
-    return tide__fail(c.ctx, TIDE_E_DTYPE, "matmul", "a is %s, b is %s; cast one",
-                      tide_dtype_name(a->dtype), tide_dtype_name(b->dtype));
+    return TIDE__FAIL(&c, TIDE_E_DTYPE, "a is %s, b is %s; cast one", tide_dtype_name(a->dtype),
+                      tide_dtype_name(b->dtype));
   if (a->shape[na + 1] != b->shape[nb] ||
       !tide__broadcast(na, a->shape, nb, b->shape, &nbatch, shape))
     return shapes_fail(a, b);
@@ -103,8 +102,8 @@ static int check_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
              dst->shape[0] == a->shape[0] && dst->shape[1] == b->shape[1];
   if (!fit)
     return tide__fail(dst->ctx, TIDE_E_SHAPE, "addmm_", "target %s, a %s and b %s do not fit: "
-                      "expected [M, N], [M, K] and [K, N]", TIDE__SHAPE(dst->ndim, dst->shape),
-                      TIDE__SHAPE(a->ndim, a->shape), TIDE__SHAPE(b->ndim, b->shape));
+                      "expected [M, N], [M, K] and [K, N]", TIDE__SHAPE_OF(dst), TIDE__SHAPE_OF(a),
+                      TIDE__SHAPE_OF(b));
   if (dst->dtype != a->dtype || dst->dtype != b->dtype)
     return tide__fail(dst->ctx, TIDE_E_DTYPE, "addmm_", "the target is %s, a is %s, b is %s; cast "
                       "them to one dtype", tide_dtype_name(dst->dtype), tide_dtype_name(a->dtype),
@@ -172,14 +171,13 @@ static int check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *
   bool fit = x->ndim >= 1 && w->ndim == 2 && x->shape[x->ndim - 1] == w->shape[1] &&
              (!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0]));
   if (!fit)
-    return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "x %s, weight %s and bias %s do not "
-                      "fit: expected [..., K], [N, K] and [N]", TIDE__SHAPE(x->ndim, x->shape),
-                      TIDE__SHAPE(w->ndim, w->shape),
-                      bias ? TIDE__SHAPE(bias->ndim, bias->shape) : "none");
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "x %s, weight %s and bias %s do not fit: expected [..., K], "
+                      "[N, K] and [N]", TIDE__SHAPE_OF(x), TIDE__SHAPE_OF(w),
+                      bias ? TIDE__SHAPE_OF(bias) : "none");
   if (x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
-    return tide__fail(c->ctx, TIDE_E_DTYPE, TIDE__NAME(c), "x is %s, weight is %s, bias is %s; "
-                      "cast them to one dtype", tide_dtype_name(x->dtype),
-                      tide_dtype_name(w->dtype), bias ? tide_dtype_name(bias->dtype) : "none");
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "x is %s, weight is %s, bias is %s; cast them to one dtype",
+                      tide_dtype_name(x->dtype), tide_dtype_name(w->dtype),
+                      bias ? tide_dtype_name(bias->dtype) : "none");
   TIDE_TRY(tide__check_float(x, TIDE__NAME(c), "x"));
   memcpy(shape, x->shape, sizeof shape);
   shape[x->ndim - 1] = w->shape[0];
@@ -203,8 +201,8 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_ACT, out, 3, (tide_tensor *[]){x, w, bias}, 4));
   TIDE_TRY(check_linear(&c, x, w, bias));
   if (activation != TIDE_ACT_RELU && activation != TIDE_ACT_GELU_TANH)
-    return tide__fail(c.ctx, TIDE_E_ARG, "linear_act", "activation: expected 0 (relu) or 1 "
-                      "(gelu_tanh), got %d", activation);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "activation: expected 0 (relu) or 1 (gelu_tanh), got %d",
+                      activation);
   c.attrs.linear_act = (k_linear_act_attrs){.act = activation};
   bool pre = activation == TIDE_ACT_GELU_TANH && tide__wants_grad(&c);
   tide__result(&c, 1, x->dtype, pre ? x->ndim : -1, c.make[0].shape);
@@ -218,8 +216,7 @@ static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_te
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){x, w, bias}, 4));
   TIDE_TRY(check_linear(&c, x, w, bias));
   if (x->dtype == TIDE_F64)
-    return tide__fail(c.ctx, TIDE_E_DTYPE, "linear_fp8", "x: expected f32, bf16 or f16, got f64; "
-                      "use linear");
+    return TIDE__FAIL(&c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got f64; use linear");
   c.attrs.fp8 = (k_fp8_attrs){.x_e5m2 = x_e5m2};
   return tide__dispatch(&c, out, 1);
 }

@@ -39,8 +39,8 @@ static int infer_shape(const tide_tensor *x, int ndim, const int64_t *shape, int
   }
   if (known == n) return TIDE_OK;
   return tide__fail(x->ctx, TIDE_E_SHAPE, "reshape", "%s with %lld elements cannot become %s (one "
-                    "size may be -1, unless another is 0)", TIDE__SHAPE(x->ndim, x->shape),
-                    (long long)n, TIDE__SHAPE(ndim, shape));
+                    "size may be -1, unless another is 0)", TIDE__SHAPE_OF(x), (long long)n,
+                    TIDE__SHAPE(ndim, shape));
 }
 
 int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape)
@@ -71,14 +71,13 @@ int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *ord
   uint32_t seen = 0;
   TIDE_TRY(tide__begin(&c, TIDE_OP_PERMUTE, out, 1, &x, 0));
   if (ndim != x->ndim)
-    return tide__fail(c.ctx, TIDE_E_ARG, "permute", "order has %d dims, the tensor %d", ndim,
-                      x->ndim);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "order has %d dims, the tensor %d", ndim, x->ndim);
   TIDE_TRY(tide__check_ndim(c.ctx, "permute", "order", ndim, order));
   for (int i = 0; i < ndim; i++) {
     int d = tide__resolve_dim(order[i], ndim);
     if (d < 0 || seen >> d & 1)
-      return tide__fail(c.ctx, TIDE_E_ARG, "permute", "order: entry %d (%d) is outside the dims "
-                        "or named twice", i + 1, order[i]);
+      return TIDE__FAIL(&c, TIDE_E_ARG, "order: entry %d (%d) is outside the dims or named twice",
+                        i + 1, order[i]);
     seen |= 1u << d;
     c.attrs.permute.order[i] = d;
     shape[i] = x->shape[d];
@@ -121,9 +120,9 @@ int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_
   if (d < 0) return d;
   int64_t n = x->shape[d], from = start < 0 ? start + n : start, to = stop < 0 ? stop + n : stop;
   if (step < 1 || from < 0 || to < from || to > n)
-    return tide__fail(c.ctx, TIDE_E_ARG, "slice", "start %lld, stop %lld and step %lld do "
-                      "not fit dim %d of size %lld", (long long)start, (long long)stop,
-                      (long long)step, d, (long long)n);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "start %lld, stop %lld and step %lld do not fit dim %d of "
+                      "size %lld", (long long)start, (long long)stop, (long long)step, d,
+                      (long long)n);
   memcpy(shape, x->shape, sizeof shape);
   memcpy(stride, x->stride, sizeof stride);
   shape[d] = (to - from) / step + ((to - from) % step != 0);
@@ -206,8 +205,8 @@ int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shap
   TIDE_TRY(tide__check_ndim(c.ctx, "expand", "shape", ndim, shape));
   if (tide__numel(ndim, shape) < 0 ||
       !tide__expand(x->ndim, x->shape, x->stride, ndim, shape, stride))
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "expand", "%s does not expand to %s",
-                      TIDE__SHAPE(x->ndim, x->shape), TIDE__SHAPE(ndim, shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "%s does not expand to %s", TIDE__SHAPE_OF(x),
+                      TIDE__SHAPE(ndim, shape));
   return finish_view(&c, out, ndim, shape, stride, x->offset);
 }
 
@@ -229,11 +228,8 @@ static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim,
     for (int d = 0; fit && d < xs[0]->ndim; d++)
       fit = d == *dim || xs[i]->shape[d] == xs[0]->shape[d];
     if (!fit)
-      return tide__fail(c->ctx, TIDE_E_SHAPE, "cat", "piece %lld is %s %s, piece 1 is %s %s: they "
-                        "may differ in dim %d only", (long long)i + 1,
-                        tide_dtype_name(xs[i]->dtype), TIDE__SHAPE(xs[i]->ndim, xs[i]->shape),
-                        tide_dtype_name(xs[0]->dtype), TIDE__SHAPE(xs[0]->ndim, xs[0]->shape),
-                        *dim);
+      return TIDE__FAIL(c, TIDE_E_SHAPE, "piece %lld is %s, piece 1 is %s: they may differ in dim "
+                        "%d only", (long long)i + 1, TIDE__TEXT(xs[i]), TIDE__TEXT(xs[0]), *dim);
     shape[*dim] += xs[i]->shape[*dim];
   }
   return TIDE_OK;
@@ -288,16 +284,16 @@ int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
   int64_t shape[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_PAD, out, 1, &x, 0));
   if (ndim != x->ndim)
-    return tide__fail(c.ctx, TIDE_E_ARG, "pad", "ndim: expected that of the tensor, %d, got %d",
-                      x->ndim, ndim);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "ndim: expected that of the tensor, %d, got %d", x->ndim,
+                      ndim);
   TIDE_TRY(tide__check_ndim(c.ctx, "pad", "before and after", ndim, before ? after : NULL));
   for (int d = 0; d < ndim; d++) {
     if (__builtin_add_overflow(x->shape[d], before[d], &shape[d]) ||
         __builtin_add_overflow(shape[d], after[d], &shape[d]) || shape[d] < 0 ||
         before[d] < -x->shape[d] || after[d] < -x->shape[d])
-      return tide__fail(c.ctx, TIDE_E_SHAPE, "pad", "before and after: dim %d of size %lld "
-                        "cannot be padded by %lld and %lld", d, (long long)x->shape[d],
-                        (long long)before[d], (long long)after[d]);
+      return TIDE__FAIL(&c, TIDE_E_SHAPE, "before and after: dim %d of size %lld cannot be padded "
+                        "by %lld and %lld", d, (long long)x->shape[d], (long long)before[d],
+                        (long long)after[d]);
     c.attrs.pad.before[d] = before[d];
   }
   c.attrs.pad.value = value;

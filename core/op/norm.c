@@ -11,12 +11,12 @@ int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, 
 {
   TIDE_TRY(tide__check_float(x, TIDE__NAME(c), "x"));
   if (x->ndim < 1)
-    return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "x: expected at least 1 dim");
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "x: expected at least 1 dim");
   if (v && (v->ndim != 1 || v->shape[0] != x->shape[x->ndim - 1]))
-    return tide__fail(c->ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s %s does not fit the last dim of %s",
-                      arg, TIDE__SHAPE(v->ndim, v->shape), TIDE__SHAPE(x->ndim, x->shape));
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "%s %s does not fit the last dim of %s", arg,
+                      TIDE__SHAPE_OF(v), TIDE__SHAPE_OF(x));
   if (v && v->dtype != x->dtype)
-    return tide__fail(c->ctx, TIDE_E_DTYPE, TIDE__NAME(c), "%s is %s, x is %s; cast one", arg,
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "%s is %s, x is %s; cast one", arg,
                       tide_dtype_name(v->dtype), tide_dtype_name(x->dtype));
   return TIDE_OK;
 }
@@ -98,10 +98,8 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
                        4));
   TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
   if (x->dtype != residual->dtype || !tide__tensor_same_shape(x, residual))
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "add_rms_norm", "x %s %s and residual %s %s differ",
-                      tide_dtype_name(x->dtype), TIDE__SHAPE(x->ndim, x->shape),
-                      tide_dtype_name(residual->dtype),
-                      TIDE__SHAPE(residual->ndim, residual->shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "x %s and residual %s differ", TIDE__TEXT(x),
+                      TIDE__TEXT(residual));
   c.attrs.row_norm = (k_row_norm_attrs){eps, weight_offset};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   tide__result(&c, 1, x->dtype, x->ndim, x->shape);

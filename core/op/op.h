@@ -179,6 +179,8 @@ void tide__kernels_close(tide_ctx *ctx);
 const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype);
 
 #define TIDE__NAME(c) (tide__op_get((c)->op)->name)
+/* tide__fail in the context of a call, under the name of its op. */
+#define TIDE__FAIL(c, status, ...) tide__fail((c)->ctx, status, TIDE__NAME(c), __VA_ARGS__)
 
 /* The derivative rules of op.def; several ops may share one. */
 #define TIDE__DECLARE_RULE(name) int tide__grad_##name(const tide__grad_call *g);

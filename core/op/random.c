@@ -33,8 +33,7 @@ int tide_rng_place(tide_ctx *ctx, tide_tensor *place)
   if (place && (place->ctx != ctx || place->dtype != TIDE_I64 || tide__tensor_numel(place) != 3 ||
                 !tide__is_contiguous(place->ndim, place->shape, place->stride)))
     return tide__fail(ctx, TIDE_E_ARG, "rng_place", "place: expected a contiguous i64 [3] of this "
-                      "context, got %s %s", tide_dtype_name(place->dtype),
-                      TIDE__SHAPE(place->ndim, place->shape));
+                      "context, got %s", TIDE__TEXT(place));
   if (place) {
     tide_tensor_retain(place);
     tide__scope_escape(place->storage);

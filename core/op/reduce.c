@@ -148,8 +148,7 @@ int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim)
   TIDE_TRY(tide__begin(&c, TIDE_OP_CUMSUM, out, 1, &x, 0));
   int d = tide__resolve_dim(dim, x->ndim);
   if (d < 0)
-    return tide__fail(c.ctx, TIDE_E_ARG, "cumsum", "dim: %d is outside a tensor of %d dims", dim,
-                      x->ndim);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "dim: %d is outside a tensor of %d dims", dim, x->ndim);
   TIDE_TRY(tide_transpose(&moved, x, d, -1));
   c.in_[0] = moved;
   c.attrs.reduce.nkeep = x->ndim - 1;

@@ -9,14 +9,12 @@ static int check_rope(tide__call *c, const tide_tensor *x, const tide_tensor *p,
   TIDE_TRY(tide__check_index(p, "rope", "positions"));
   if (x->ndim != 4 || p->ndim != 2 || p->shape[1] != x->shape[1] ||
       (p->shape[0] != 1 && p->shape[0] != x->shape[0]))
-    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "expected x [B, T, H, D] and positions [B or "
-                      "1, T], got %s and %s", TIDE__SHAPE(x->ndim, x->shape),
-                      TIDE__SHAPE(p->ndim, p->shape));
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "expected x [B, T, H, D] and positions [B or 1, T], got %s "
+                      "and %s", TIDE__SHAPE_OF(x), TIDE__SHAPE_OF(p));
   if ((f->dtype != TIDE_F32 && f->dtype != TIDE_F64) || f->ndim != 1 ||
       2 * f->shape[0] > x->shape[3])
-    return tide__fail(c->ctx, TIDE_E_SHAPE, "rope", "inv_freq: expected f32 or f64 of at most %lld "
-                      "entries (half the head size), got %s %s", (long long)x->shape[3] / 2,
-                      tide_dtype_name(f->dtype), TIDE__SHAPE(f->ndim, f->shape));
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "inv_freq: expected f32 or f64 of at most %lld entries "
+                      "(half the head size), got %s", (long long)x->shape[3] / 2, TIDE__TEXT(f));
   return TIDE_OK;
 }
 

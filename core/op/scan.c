@@ -28,10 +28,8 @@ static int check_main(const tide_tensor *x, const tide_tensor *dt, const tide_te
              tide__tensor_same_shape(B, C);
   if (!fit)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "expected x [B, T, H, P], B and C [B, T, "
-                      "G, N] of one dtype, got %s %s, %s %s and %s %s", tide_dtype_name(x->dtype),
-                      TIDE__SHAPE(x->ndim, x->shape), tide_dtype_name(B->dtype),
-                      TIDE__SHAPE(B->ndim, B->shape), tide_dtype_name(C->dtype),
-                      TIDE__SHAPE(C->ndim, C->shape));
+                      "G, N] of one dtype, got %s, %s and %s", TIDE__TEXT(x), TIDE__TEXT(B),
+                      TIDE__TEXT(C));
   if (B->shape[2] == 0 ? x->shape[2] != 0 : x->shape[2] % B->shape[2] != 0)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "%lld heads are not a multiple of %lld "
                       "groups", (long long)x->shape[2], (long long)B->shape[2]);
@@ -39,8 +37,7 @@ static int check_main(const tide_tensor *x, const tide_tensor *dt, const tide_te
       A->shape[0] == x->shape[2])
     return TIDE_OK;
   return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "expected dt [B, T, H] and A [H] for x %s, "
-                    "got %s and %s", TIDE__SHAPE(x->ndim, x->shape),
-                    TIDE__SHAPE(dt->ndim, dt->shape), TIDE__SHAPE(A->ndim, A->shape));
+                    "got %s and %s", TIDE__SHAPE_OF(x), TIDE__SHAPE_OF(dt), TIDE__SHAPE_OF(A));
 }
 
 static int check_one(const tide_tensor *x, const tide_tensor *t, const char *arg, int ndim,
@@ -50,7 +47,7 @@ static int check_one(const tide_tensor *x, const tide_tensor *t, const char *arg
   TIDE_TRY(tide__check_float(t, "ssd_scan", arg));
   if (tide__same_shape(t->ndim, t->shape, ndim, shape)) return TIDE_OK;
   return tide__fail(x->ctx, TIDE_E_SHAPE, "ssd_scan", "%s: expected %s, got %s", arg,
-                    TIDE__SHAPE(ndim, shape), TIDE__SHAPE(t->ndim, t->shape));
+                    TIDE__SHAPE(ndim, shape), TIDE__SHAPE_OF(t));
 }
 
 static int scan_check_attrs(const tide_tensor *x, const tide_tensor *B, const tide_ssd_attrs *a)

@@ -9,8 +9,7 @@ static int along(tide_tensor **out, int op, tide_tensor *x, int dim)
   TIDE_TRY(tide__check_float(x, TIDE__NAME(&c), "x"));
   int d = tide__resolve_dim(dim, x->ndim);
   if (d < 0)
-    return tide__fail(c.ctx, TIDE_E_ARG, TIDE__NAME(&c), "dim: %d is outside a tensor of %d dims",
-                      dim, x->ndim);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "dim: %d is outside a tensor of %d dims", dim, x->ndim);
   TIDE_TRY(tide_transpose(&moved, x, d, -1));
   c.in_[0] = moved;
   c.attrs.dim.dim = x->ndim - 1;

@@ -7,9 +7,8 @@ int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
   TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU, out, 2, (tide_tensor *[]){gate, up}, 0));
   TIDE_TRY(tide__check_float(gate, "swiglu", "gate"));
   if (gate->dtype != up->dtype || !tide__tensor_same_shape(gate, up))
-    return tide__fail(c.ctx, TIDE_E_SHAPE, "swiglu", "gate %s %s and up %s %s differ",
-                      tide_dtype_name(gate->dtype), TIDE__SHAPE(gate->ndim, gate->shape),
-                      tide_dtype_name(up->dtype), TIDE__SHAPE(up->ndim, up->shape));
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "gate %s and up %s differ", TIDE__TEXT(gate),
+                      TIDE__TEXT(up));
   tide__result(&c, 0, gate->dtype, gate->ndim, gate->shape);
   return tide__dispatch(&c, out, 1);
 }

@@ -75,8 +75,8 @@ static int dense(tide_tensor **out, tide_tensor *t, const char *op)
   bool recording = t->ctx->recording;
   *out = NULL;
   if (t->storage->gone)
-    return tide__fail(t->ctx, TIDE_E_GONE, op, "the bytes of the tensor (tensor %.0f, %s %s) were "
-                      "dropped", t->id, tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
+    return tide__fail(t->ctx, TIDE_E_GONE, op, "the bytes of the tensor (tensor %.0f, %s) were "
+                      "dropped", t->id, TIDE__TEXT(t));
   t->ctx->recording = false;
   int rc = tide_contiguous(out, t);
   t->ctx->recording = recording;
@@ -109,8 +109,8 @@ static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
   tide_tensor *wide = NULL, *d = NULL;
   bool recording = t->ctx->recording;
   if (n != tide__tensor_numel(t))
-    return tide__fail(t->ctx, TIDE_E_ARG, op, "n: the tensor has %lld elements, the "
-                      "buffer %lld", (long long)tide__tensor_numel(t), (long long)n);
+    return tide__fail(t->ctx, TIDE_E_ARG, op, "n: the tensor has %lld elements, the buffer %lld",
+                      (long long)tide__tensor_numel(t), (long long)n);
   if (tide__captures(t->ctx, t->storage->device)) TIDE_TRY(tide__not_captured(t->ctx, op));
   t->ctx->recording = false;
   int rc = tide_cast(&wide, t, TIDE_F64);
@@ -135,7 +135,7 @@ int tide_item(tide_tensor *t, double *value)
   *value = 0;
   if (tide__tensor_numel(t) != 1)
     return tide__fail(t->ctx, TIDE_E_SHAPE, "item", "expected one element, got %s",
-                      TIDE__SHAPE(t->ndim, t->shape));
+                      TIDE__SHAPE_OF(t));
   return to_doubles(t, value, 1, "item");
 }
 

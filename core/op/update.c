@@ -26,60 +26,58 @@ static int end_update(tide__call *c, tide__lists *j, int rc, int64_t n)
   return rc;
 }
 
-static int scalar_factor(tide_ctx *ctx, tide__call *c, tide_tensor *t, const char *arg,
+static int scalar_factor(tide__call *c, tide_tensor *t, const char *arg,
                          bool f64_too)
 {
   if (!t) return TIDE_OK;
   TIDE_TRY(tide__check_operand(c, arg, 0, t));
   bool fits = t->dtype == TIDE_F32 || (f64_too && t->dtype == TIDE_F64);
   if (fits && tide__tensor_numel(t) == 1) return TIDE_OK;
-  return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "%s: expected one f32%s, got %s %s", arg,
-                    f64_too ? " or f64" : "",
-                    tide_dtype_name(t->dtype), TIDE__SHAPE(t->ndim, t->shape));
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "%s: expected one f32%s, got %s", arg,
+                    f64_too ? " or f64" : "", TIDE__TEXT(t));
 }
 
 /* The other operands of an update follow its gradients: in[n], in[n + 1], in[n + 2]. */
 enum { NCONTROL = 3 };
 
-static int controls(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *g_scale,
+static int controls(tide__call *c, int64_t n, tide_tensor *g_scale,
                     tide_tensor *rates, tide_tensor *found_inf)
 {
   c->in[n] = g_scale;
   c->in[n + 1] = rates;
   c->in[n + 2] = found_inf;
-  TIDE_TRY(scalar_factor(ctx, c, g_scale, "g_scale", true));
-  TIDE_TRY(scalar_factor(ctx, c, found_inf, "found_inf", false));
+  TIDE_TRY(scalar_factor(c, g_scale, "g_scale", true));
+  TIDE_TRY(scalar_factor(c, found_inf, "found_inf", false));
   if (!rates) return TIDE_OK;
   TIDE_TRY(tide__check_operand(c, "rates", 0, rates));
   if (rates->dtype == TIDE_F64 && rates->ndim == 1 && rates->shape[0] == 2) return TIDE_OK;
-  return tide__fail(ctx, TIDE_E_SHAPE, TIDE__NAME(c), "rates: expected two f64 (lr, step), got %s "
-                    "%s", tide_dtype_name(rates->dtype), TIDE__SHAPE(rates->ndim, rates->shape));
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "rates: expected two f64 (lr, step), got %s",
+                    TIDE__TEXT(rates));
 }
 
 /* Checks that the state is f32 (f64 for f64 parameters). */
-static int check_state(tide_ctx *ctx, tide__call *c, const char *list, int64_t n,
+static int check_state(tide__call *c, const char *list, int64_t n,
                        tide_tensor *const *p, tide_tensor *const *s)
 {
   for (int64_t i = 0; i < n; i++) {
     if (!s[i]) continue;
     int want = p[i]->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32;
     if (s[i]->dtype != want)
-      return tide__fail(ctx, TIDE_E_DTYPE, TIDE__NAME(c), "%s[%lld]: expected %s, got %s", list,
-                        (long long)i + 1, tide_dtype_name(want), tide_dtype_name(s[i]->dtype));
+      return TIDE__FAIL(c, TIDE_E_DTYPE, "%s[%lld]: expected %s, got %s", list, (long long)i + 1,
+                        tide_dtype_name(want), tide_dtype_name(s[i]->dtype));
   }
   return TIDE_OK;
 }
 
-static int check_params(tide_ctx *ctx, tide__call *c, int64_t n, tide_tensor *const *p,
+static int check_params(tide__call *c, int64_t n, tide_tensor *const *p,
                         tide_tensor *const *g)
 {
   for (int64_t i = 0; i < n; i++) {
     TIDE_TRY(tide__check_float(p[i], TIDE__NAME(c), "p"));
     TIDE_TRY(tide__check_float(g[i], TIDE__NAME(c), "g"));
     if ((p[i]->dtype == TIDE_F64) != (g[i]->dtype == TIDE_F64))
-      return tide__fail(ctx, TIDE_E_DTYPE, TIDE__NAME(c), "g[%lld] is %s, its parameter %s",
-                        (long long)i + 1, tide_dtype_name(g[i]->dtype),
-                        tide_dtype_name(p[i]->dtype));
+      return TIDE__FAIL(c, TIDE_E_DTYPE, "g[%lld] is %s, its parameter %s", (long long)i + 1,
+                        tide_dtype_name(g[i]->dtype), tide_dtype_name(p[i]->dtype));
   }
   return TIDE_OK;
 }
@@ -90,16 +88,16 @@ void tide_adamw_attrs_init(tide_adamw_attrs *a)
                           .weight_decay = 0.01, .step = 1, .grad_scale = 1};
 }
 
-static int read_adamw(tide_ctx *ctx, tide__call *c, const tide_adamw_attrs *attrs, int64_t n)
+static int read_adamw(tide__call *c, const tide_adamw_attrs *attrs, int64_t n)
 {
   tide_adamw_attrs full, *a = &full;
   tide_adamw_attrs_init(a);
   if (!attrs || !tide__options(a, sizeof *a, attrs))
-    return tide__fail(ctx, TIDE_E_ARG, "adamw_", "attrs: call tide_adamw_attrs_init");
+    return TIDE__FAIL(c, TIDE_E_ARG, "attrs: call tide_adamw_attrs_init");
   bool good = isfinite(a->lr) && a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1 &&
               a->eps >= 0 && isfinite(a->weight_decay) && a->step >= 1 && isfinite(a->grad_scale);
   if (!good)
-    return tide__fail(ctx, TIDE_E_ARG, "adamw_", "expected finite lr and weight_decay, betas in "
+    return TIDE__FAIL(c, TIDE_E_ARG, "expected finite lr and weight_decay, betas in "
                       "[0, 1), eps >= 0 and step >= 1, got lr %g, betas %g and %g, eps %g, decay "
                       "%g, step %lld", a->lr, a->beta1, a->beta2, a->eps, a->weight_decay,
                       (long long)a->step);
@@ -119,16 +117,16 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n, &j));
   tide_tensor **o = c.out;
-  int rc = read_adamw(ctx, &c, attrs, n);
+  int rc = read_adamw(&c, attrs, n);
   if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
   if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
-  if (rc == TIDE_OK) rc = check_params(ctx, &c, n, p, g);
+  if (rc == TIDE_OK) rc = check_params(&c, n, p, g);
   if (rc == TIDE_OK) rc = take_list(&c, o + n, "m", n, m, p, false);
   if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "v", n, v, p, false);
   if (rc == TIDE_OK) rc = take_list(&c, o + 3 * n, "master", n, master, p, true);
   for (int k = 1; k < 4 && rc == TIDE_OK; k++)
-    rc = check_state(ctx, &c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
-  if (rc == TIDE_OK) rc = controls(ctx, &c, n, g_scale, rates, found_inf);
+    rc = check_state(&c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
+  if (rc == TIDE_OK) rc = controls(&c, n, g_scale, rates, found_inf);
   return end_update(&c, &j, rc, n);
 }
 
@@ -137,17 +135,17 @@ void tide_sgd_attrs_init(tide_sgd_attrs *a)
   *a = (tide_sgd_attrs){.size = sizeof *a, .lr = 1e-2, .first = 1, .grad_scale = 1};
 }
 
-static int read_sgd(tide_ctx *ctx, tide__call *c, const tide_sgd_attrs *attrs, int64_t n)
+static int read_sgd(tide__call *c, const tide_sgd_attrs *attrs, int64_t n)
 {
   tide_sgd_attrs full, *a = &full;
   tide_sgd_attrs_init(a);
   if (!attrs || !tide__options(a, sizeof *a, attrs))
-    return tide__fail(ctx, TIDE_E_ARG, "sgd_", "attrs: call tide_sgd_attrs_init");
+    return TIDE__FAIL(c, TIDE_E_ARG, "attrs: call tide_sgd_attrs_init");
   bool good = isfinite(a->lr) && a->momentum >= 0 && isfinite(a->momentum) &&
               isfinite(a->dampening) && isfinite(a->weight_decay) && isfinite(a->grad_scale) &&
               !(a->nesterov && (a->momentum == 0 || a->dampening != 0));
   if (!good)
-    return tide__fail(ctx, TIDE_E_ARG, "sgd_", "expected finite values, momentum >= 0, and for "
+    return TIDE__FAIL(c, TIDE_E_ARG, "expected finite values, momentum >= 0, and for "
                       "nesterov momentum > 0 without dampening; got lr %g, momentum %g, dampening "
                       "%g, decay %g", a->lr, a->momentum, a->dampening, a->weight_decay);
   c->attrs.sgd = (k_sgd_attrs){a->lr, a->momentum, a->dampening, a->weight_decay, a->grad_scale, n,
@@ -165,16 +163,16 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
   tide__lists j;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n, &j));
   tide_tensor **o = c.out;
-  int rc = read_sgd(ctx, &c, attrs, n);
+  int rc = read_sgd(&c, attrs, n);
   bool plain = rc == TIDE_OK && attrs->momentum == 0;
   if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
   if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
-  if (rc == TIDE_OK) rc = check_params(ctx, &c, n, p, g);
+  if (rc == TIDE_OK) rc = check_params(&c, n, p, g);
   if (rc == TIDE_OK) rc = take_list(&c, o + n, "buf", n, plain ? NULL : buf, p, plain);
   if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "master", n, master, p, true);
-  if (rc == TIDE_OK) rc = check_state(ctx, &c, "buf", n, p, o + n);
-  if (rc == TIDE_OK) rc = check_state(ctx, &c, "master", n, p, o + 2 * n);
-  if (rc == TIDE_OK) rc = controls(ctx, &c, n, g_scale, rates, found_inf);
+  if (rc == TIDE_OK) rc = check_state(&c, "buf", n, p, o + n);
+  if (rc == TIDE_OK) rc = check_state(&c, "master", n, p, o + 2 * n);
+  if (rc == TIDE_OK) rc = controls(&c, n, g_scale, rates, found_inf);
   return end_update(&c, &j, rc, n);
 }
 
@@ -213,10 +211,9 @@ int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_CLIP_FACTOR, out, 1, &norm, 0));
-  TIDE_TRY(scalar_factor(c.ctx, &c, norm, "norm", true));
+  TIDE_TRY(scalar_factor(&c, norm, "norm", true));
   if (!(max_norm > 0))
-    return tide__fail(c.ctx, TIDE_E_ARG, "clip_factor", "max_norm: expected a number > 0, got %g",
-                      max_norm);
+    return TIDE__FAIL(&c, TIDE_E_ARG, "max_norm: expected a number > 0, got %g", max_norm);
   c.attrs.norm_all = (k_norm_all_attrs){max_norm, 1, 0};
   tide__result(&c, 0, norm->dtype, 0, NULL);
   return tide__dispatch(&c, out, 1);
@@ -232,7 +229,7 @@ int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tenso
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++)
     rc = tide__check_float(xs[i], "scale_all_", "xs");
   if (rc == TIDE_OK) rc = take_list(&c, c.in, "factor", 1, &factor, NULL, false);
-  if (rc == TIDE_OK) rc = scalar_factor(ctx, &c, factor, "factor", true);
+  if (rc == TIDE_OK) rc = scalar_factor(&c, factor, "factor", true);
   c.attrs.norm_all = (k_norm_all_attrs){0, n, 0};
   return end_update(&c, &j, rc, n);
 }

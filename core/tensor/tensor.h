@@ -42,6 +42,11 @@ struct tide__recorder {
   int  (*record)(tide_ctx *ctx, const struct tide__call *call);
 };
 
+/* The text of a tensor, or of its shape, for one error message: valid to the end of the block. Also
+ * of a tide__meta. */
+#define TIDE__TEXT(t) tide__typed_text((t)->dtype, (t)->ndim, (t)->shape, (char[112]){0}, 112)
+#define TIDE__SHAPE_OF(t) TIDE__SHAPE((t)->ndim, (t)->shape)
+
 /* Makes a tensor of fresh bytes. op names the caller in errors. */
 int  tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                       const int64_t *shape, const char *op);

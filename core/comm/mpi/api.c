@@ -276,8 +276,8 @@ static int make_world(tide__mpi *m, char *msg, size_t n)
   if (!rc) rc = l->calls->size(l, m->comm, &m->size);
   if (rc) {
     char text[600];
-    return api_refuse(TIDE_E_COMM, msg, n, "MPI_Comm_dup: %s", tide__mpi_error(m, rc, text,
-                                                                               sizeof text));
+    return api_refuse(TIDE_E_COMM, msg, n, "MPI_Comm_dup: %s",
+                      tide__mpi_error(m, rc, text, sizeof text));
   }
   int *value = NULL;
   m->max_tag = 32767; /* what every MPI has */
