@@ -105,8 +105,9 @@ bool tide__options(void *to, size_t n, const void *from)
   return true;
 }
 
-int tide__refuse_options(const void *object, const char *op)
+int tide__read_attrs(void *to, size_t n, const void *from, const void *object, const char *op)
 {
+  if (tide__options(to, n, from)) return TIDE_OK;
   return tide__fail(ctx_of(object), TIDE_E_ARG, op, "attrs: not initialised (call "
                     "tide_X_attrs_init of its type), or of a newer header with members set that "
                     "this library lacks");

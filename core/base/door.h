@@ -75,9 +75,9 @@ int tide__check_ndim(tide_ctx *ctx, const char *op, const char *list, int ndim, 
  * Returns whether the struct was initialised (tide_X_init) and asks for nothing that is unknown
  * here. */
 bool tide__options(void *to, size_t n, const void *from);
-/* Records E_ARG, and returns it, about a struct that tide__options refused; in the context of
- * `object`. */
-int tide__refuse_options(const void *object, const char *op);
+/* The same for the attributes of an op, `from`; a refusal is recorded in the context of `object`
+ * and returns E_ARG. */
+int tide__read_attrs(void *to, size_t n, const void *from, const void *object, const char *op);
 
 #define TIDE_OBJECT(KIND, x) {(x), #x, TIDE__KIND_##KIND, false}
 #define TIDE_MAYBE(KIND, x)  {(x), #x, TIDE__KIND_##KIND, true}

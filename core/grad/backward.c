@@ -252,8 +252,7 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
   if (!fit)
     return tide__fail(root->ctx, TIDE_E_SHAPE, "backward", "grad is %s, root is %s",
                       TIDE__TEXT(grad), TIDE__TEXT(root));
-  *out = grad;
-  return tide_tensor_retain(grad);
+  return tide_tensor_retain(*out = grad);
 }
 
 static void backward_destroy(tide__object *o, int n);

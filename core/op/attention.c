@@ -9,9 +9,7 @@
 
 void tide_attention_attrs_init(tide_attention_attrs *a)
 {
-  memset(a, 0, sizeof *a);
-  a->size = sizeof *a;
-  a->window_left = a->window_right = -1;
+  *a = (tide_attention_attrs){.size = sizeof *a, .window_left = -1, .window_right = -1};
 }
 
 static int check_qkv(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v)
@@ -99,14 +97,12 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
                    tide_tensor *v, const tide_attention_attrs *attrs)
 {
   tide__call c;
-  tide_attention_attrs def;
+  tide_attention_attrs def, *a = &def;
   tide_tensor *bias, *y[2];
   *out = NULL;
   if (lse) *lse = NULL;
   tide_attention_attrs_init(&def);
-  if (!tide__options(&def, sizeof def, attrs))
-    return tide__refuse_options(q, "attention");
-  const tide_attention_attrs *a = &def;
+  TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, q, "attention"));
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 6,
                        (tide_tensor *[]){q, k, v, a->bias, a->q_index, a->k_index}, 8 | 16 | 32));
   TIDE_TRY(tide__check_attention(q, k, v, a));

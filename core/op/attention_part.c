@@ -98,13 +98,11 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
   TIDE_DOOR(TIDE_OBJECT(TENSOR, dout), TIDE_OBJECT(TENSOR, q), TIDE_OBJECT(TENSOR, k),
             TIDE_OBJECT(TENSOR, v), TIDE_OBJECT(TENSOR, out), TIDE_OBJECT(TENSOR, lse));
   tide__call c;
-  tide_attention_attrs def;
+  tide_attention_attrs def, *a = &def;
   tide_tensor *y[4] = {NULL}, *x[3] = {q, k, v};
   const char *name = "attention_backward";
   tide_attention_attrs_init(&def);
-  if (!tide__options(&def, sizeof def, attrs))
-    return tide__refuse_options(q, name);
-  const tide_attention_attrs *a = &def;
+  TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, q, name));
   int rc = tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
                        (tide_tensor *[]){dout, q, k, v, out, lse, NULL, a->q_index, a->k_index,
                                          NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9);

@@ -107,13 +107,11 @@ int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
                         const tide_attention_attrs *attrs, int64_t *first, int64_t *count)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, q_index), TIDE_OBJECT(TENSOR, k_index));
-  tide_attention_attrs def;
+  tide_attention_attrs def, *a = &def;
   tide_tensor *q = NULL, *k = NULL;
   *first = *count = 0;
   tide_attention_attrs_init(&def);
-  if (!tide__options(&def, sizeof def, attrs))
-    return tide__refuse_options(q_index, "attention_rows");
-  const tide_attention_attrs *a = &def;
+  TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, q_index, "attention_rows"));
   TIDE_TRY(rows_check_index(q_index, "q_index"));
   TIDE_TRY(rows_check_index(k_index, "k_index"));
   if (q_index->shape[0] != k_index->shape[0] && q_index->shape[0] != 1 && k_index->shape[0] != 1)

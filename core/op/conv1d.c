@@ -7,8 +7,7 @@
 
 void tide_conv1d_attrs_init(tide_conv1d_attrs *a)
 {
-  memset(a, 0, sizeof *a);
-  a->size = sizeof *a;
+  *a = (tide_conv1d_attrs){.size = sizeof *a};
 }
 
 static int check_operands(const tide_tensor *x, const tide_tensor *w, const tide_tensor *bias,
@@ -38,14 +37,12 @@ int tide_conv1d(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tens
                 tide_tensor *bias, const tide_conv1d_attrs *attrs)
 {
   tide__call c;
-  tide_conv1d_attrs def;
+  tide_conv1d_attrs def, *a = &def;
   tide_tensor *y[2];
   *out = NULL;
   if (last) *last = NULL;
   tide_conv1d_attrs_init(&def);
-  if (!tide__options(&def, sizeof def, attrs))
-    return tide__refuse_options(x, "conv1d");
-  const tide_conv1d_attrs *a = &def;
+  TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, x, "conv1d"));
   TIDE_TRY(tide__begin(&c, TIDE_OP_CONV1D, out, 5,
                        (tide_tensor *[]){x, weight, bias, a->initial, a->sequence}, 4 | 8 | 16));
   TIDE_TRY(check_operands(x, weight, bias, a));
@@ -59,35 +56,11 @@ int tide_conv1d(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tens
   return TIDE_OK;
 }
 
-/* Declares the gradient of saved input i as result k, in its own shape, or as not wanted. */
-static void gradient_of(tide__call *c, const tide__grad_call *g, int k, int i)
-{
-  const tide__meta *m = &g->meta[i];
-  tide__result(c, k, m->dtype, g->need[i] ? m->ndim : -1, m->shape);
-}
-
 int tide__grad_conv1d(const tide__grad_call *g)
 {
-  tide__call c;
-  tide_tensor *dy = g->gout[0], *zero = NULL;
-  if (!dy) {
-    const tide_tensor *x = g->in[0];
-    TIDE_TRY(tide_full(&zero, g->ctx, g->meta[0].device, x->dtype, x->ndim, x->shape, 0));
-    dy = zero;
-  }
-  int rc = tide__begin(&c, TIDE_OP_CONV1D_BWD, NULL, 7,
-                       (tide_tensor *[]){dy, g->in[0], g->in[1], g->in[2], g->in[3], g->in[4],
-                                         g->gout[1]}, 8 | 16 | 32 | 64);
-  if (rc == TIDE_OK) {
-    c.attrs = *g->attrs;
-    tide__result(&c, 0, g->meta[0].dtype, 3, g->meta[0].shape);
-    tide__result(&c, 1, g->meta[1].dtype, 2, g->meta[1].shape);
-    gradient_of(&c, g, 2, 2);
-    gradient_of(&c, g, 3, 3);
-    rc = tide__dispatch(&c, g->gin, 4);
-  }
-  tide_tensor_release(zero);
-  return rc;
+  return tide__grad_launch(g, TIDE_OP_CONV1D_BWD, 7,
+                           (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->in[2], g->in[3],
+                                             g->in[4], g->gout[1]}, 8 | 16 | 32 | 64, 4, 2);
 }
 
 /* ---- packed streams -------------------------------------------------------------------------- */

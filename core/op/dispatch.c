@@ -144,6 +144,21 @@ int tide__check_float(const tide_tensor *t, const char *op, const char *arg)
                     "f16), got %s", arg, tide_dtype_name(t->dtype));
 }
 
+int tide__check_dim(const tide_tensor *x, int dim, const char *op)
+{
+  int d = tide__resolve_dim(dim, x->ndim);
+  if (d >= 0) return d;
+  return tide__fail(x->ctx, TIDE_E_ARG, op, "dim: %d is outside a tensor of %d dims", dim, x->ndim);
+}
+
+int tide__check_alike(tide__call *c, const tide_tensor *a, const char *a_arg,
+                      const tide_tensor *b, const char *b_arg)
+{
+  if (a->dtype == b->dtype && tide__tensor_same_shape(a, b)) return TIDE_OK;
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "%s %s and %s %s differ", a_arg, TIDE__TEXT(a), b_arg,
+                    TIDE__TEXT(b));
+}
+
 int tide__check_index(const tide_tensor *t, const char *op, const char *arg)
 {
   if (t->dtype == TIDE_I64 || t->dtype == TIDE_I32) return TIDE_OK;
@@ -388,4 +403,19 @@ int tide__dispatch(tide__call *c, tide_tensor **out, int nuser)
     else tide_tensor_release(c->out[i]);
   }
   return rc;
+}
+
+int tide__dispatch_along(tide__call *c, tide_tensor **out, tide_tensor *x, int dim, int dtype)
+{
+  tide__temps v = {0};
+  int d = tide__check_dim(x, dim, TIDE__NAME(c));
+  if (d < 0) return d;
+  bool last = d == x->ndim - 1;
+  tide_tensor *y = NULL, *moved = last ? x : TIDE__TEMP(&v, tide_transpose, x, d, -1);
+  if (moved) tide__result(c, 0, dtype, moved->ndim, moved->shape);
+  c->in_[0] = moved;
+  TIDE__DO(&v, tide__dispatch(c, last ? out : &y, 1));
+  if (!last) TIDE__DO(&v, tide_transpose(out, y, d, -1));
+  tide_tensor_release(y);
+  return tide__temps_end(&v);
 }

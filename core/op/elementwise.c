@@ -14,8 +14,7 @@
 static int promoted(tide_tensor **out, tide_tensor *x, int dtype)
 {
   if (x->dtype != dtype) return tide_cast(out, x, dtype);
-  *out = x;
-  return tide_tensor_retain(x);
+  return tide_tensor_retain(*out = x);
 }
 
 enum { AS_IS, TO_FLOAT, TO_BOOL };
@@ -33,24 +32,18 @@ static int same_shape_or_fail(tide__call *c, const tide_tensor *a, const tide_te
 static int binary(tide_tensor **out, int op, tide_tensor *a, tide_tensor *b, int result)
 {
   tide__call c;
-  tide_tensor *x[2] = {a, b}, *p[2] = {NULL, NULL};
+  tide__temps v = {0};
   int ndim;
   int64_t shape[TIDE_MAX_DIM];
-  TIDE_TRY(tide__begin(&c, op, out, 2, x, 0));
+  TIDE_TRY(tide__begin(&c, op, out, 2, (tide_tensor *[]){a, b}, 0));
   TIDE_TRY(same_shape_or_fail(&c, a, b, &ndim, shape));
   int dtype = tide__dtype_promote(a->dtype, b->dtype);
   if (result == TO_FLOAT) dtype = float_of(dtype);
-  int rc = promoted(&p[0], a, dtype);
-  if (rc == TIDE_OK) rc = promoted(&p[1], b, dtype);
-  if (rc == TIDE_OK) {
-    c.in_[0] = p[0];
-    c.in_[1] = p[1];
-    tide__result(&c, 0, result == TO_BOOL ? TIDE_BOOL : dtype, ndim, shape);
-    rc = tide__dispatch(&c, out, 1);
-  }
-  tide_tensor_release(p[0]);
-  tide_tensor_release(p[1]);
-  return rc;
+  c.in_[0] = TIDE__TEMP(&v, promoted, a, dtype);
+  c.in_[1] = TIDE__TEMP(&v, promoted, b, dtype);
+  tide__result(&c, 0, result == TO_BOOL ? TIDE_BOOL : dtype, ndim, shape);
+  TIDE__DO(&v, tide__dispatch(&c, out, 1));
+  return tide__temps_end(&v);
 }
 
 static int unary(tide_tensor **out, int op, tide_tensor *x, int result, const k_scalar_attrs *attrs)
@@ -135,10 +128,10 @@ int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi)
 int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b)
 {
   tide__call c;
-  tide_tensor *x[3] = {cond, a, b}, *p[2] = {NULL, NULL};
+  tide__temps v = {0};
   int n1, ndim;
   int64_t s1[TIDE_MAX_DIM], shape[TIDE_MAX_DIM];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_WHERE, out, 3, x, 0));
+  TIDE_TRY(tide__begin(&c, TIDE_OP_WHERE, out, 3, (tide_tensor *[]){cond, a, b}, 0));
   if (cond->dtype != TIDE_BOOL)
     return TIDE__FAIL(&c, TIDE_E_DTYPE, "cond: expected bool, got %s",
                       tide_dtype_name(cond->dtype));
@@ -147,17 +140,11 @@ int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor
     return TIDE__FAIL(&c, TIDE_E_SHAPE, "cond %s does not broadcast with %s", TIDE__SHAPE_OF(cond),
                       TIDE__SHAPE(n1, s1));
   int dtype = tide__dtype_promote(a->dtype, b->dtype);
-  int rc = promoted(&p[0], a, dtype);
-  if (rc == TIDE_OK) rc = promoted(&p[1], b, dtype);
-  if (rc == TIDE_OK) {
-    c.in_[1] = p[0];
-    c.in_[2] = p[1];
-    tide__result(&c, 0, dtype, ndim, shape);
-    rc = tide__dispatch(&c, out, 1);
-  }
-  tide_tensor_release(p[0]);
-  tide_tensor_release(p[1]);
-  return rc;
+  c.in_[1] = TIDE__TEMP(&v, promoted, a, dtype);
+  c.in_[2] = TIDE__TEMP(&v, promoted, b, dtype);
+  tide__result(&c, 0, dtype, ndim, shape);
+  TIDE__DO(&v, tide__dispatch(&c, out, 1));
+  return tide__temps_end(&v);
 }
 
 int tide_cast(tide_tensor **out, tide_tensor *x, int dtype)
@@ -166,10 +153,7 @@ int tide_cast(tide_tensor **out, tide_tensor *x, int dtype)
   TIDE_TRY(tide__begin(&c, TIDE_OP_CAST, out, 1, &x, 0));
   if (!tide__dtype_valid(dtype))
     return TIDE__FAIL(&c, TIDE_E_DTYPE, "dtype %d does not exist", dtype);
-  if (x->dtype == dtype) {
-    *out = x;
-    return tide_tensor_retain(x);
-  }
+  if (x->dtype == dtype) return tide_tensor_retain(*out = x);
   tide__result(&c, 0, dtype, x->ndim, x->shape);
   return tide__dispatch(&c, out, 1);
 }
@@ -186,8 +170,7 @@ int tide_contiguous(tide_tensor **out, tide_tensor *x)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   if (!tide_tensor_is_contiguous(x)) return tide_clone(out, x);
-  *out = x;
-  return tide_tensor_retain(x);
+  return tide_tensor_retain(*out = x);
 }
 
 /* ---- in place -------------------------------------------------------------------------------- */

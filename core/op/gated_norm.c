@@ -9,8 +9,7 @@ int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_GATED_RMS_NORM, out, 3, (tide_tensor *[]){x, z, weight}, 4));
   TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
-  if (x->dtype != z->dtype || !tide__tensor_same_shape(x, z))
-    return TIDE__FAIL(&c, TIDE_E_SHAPE, "x %s and z %s differ", TIDE__TEXT(x), TIDE__TEXT(z));
+  TIDE_TRY(tide__check_alike(&c, x, "x", z, "z"));
   int64_t dim = x->shape[x->ndim - 1];
   if (group == 0) group = dim > 0 ? dim : 1;
   if (group < 0 || dim % group != 0)
@@ -26,13 +25,7 @@ int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_
 
 int tide__grad_gated_rms_norm(const tide__grad_call *g)
 {
-  tide__call c;
-  tide_tensor *x = g->in[0];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_GATED_RMS_NORM_BWD, &g->gin[0], 5,
-                       (tide_tensor *[]){g->gout[0], x, g->in[1], g->in[2], g->out[1]}, 8));
-  c.attrs = *g->attrs;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, x->dtype, x->ndim, x->shape);
-  tide__vector_result(&c, 2, g->need[2], x);
-  return tide__dispatch(&c, g->gin, 3);
+  return tide__grad_launch(g, TIDE_OP_GATED_RMS_NORM_BWD, 5,
+                           (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->in[2], g->out[1]},
+                           8, 3, 2);
 }

@@ -10,9 +10,8 @@ static int index_start(tide__call *c, int op, tide_tensor **out, int nin, tide_t
 {
   TIDE_TRY(tide__begin(c, op, out, nin, x, 0));
   TIDE_TRY(tide__check_index(x[which], TIDE__NAME(c), "index"));
-  int d = tide__resolve_dim(dim, x[0]->ndim);
-  if (d < 0)
-    return TIDE__FAIL(c, TIDE_E_ARG, "dim: %d is outside a tensor of %d dims", dim, x[0]->ndim);
+  int d = tide__check_dim(x[0], dim, TIDE__NAME(c));
+  if (d < 0) return d;
   c->attrs.dim.dim = d;
   return TIDE_OK;
 }
@@ -36,20 +35,19 @@ int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
   return tide__dispatch(&c, out, 1);
 }
 
-static int zeros_like(tide_tensor **out, const tide__grad_call *g)
+/* The adjoint of picking elements of x adds to zeros. */
+static int add_to_zeros(const tide__grad_call *g,
+                        int (*add)(tide_tensor **, tide_tensor *, int, tide_tensor *,
+                                   tide_tensor *))
 {
-  return tide_full(out, g->ctx, g->meta[0].device, g->meta[0].dtype, g->meta[0].ndim,
-                   g->meta[0].shape, 0);
+  const tide__meta *m = &g->meta[0];
+  tide__temps v = {0};
+  tide_tensor *zero = TIDE__TEMP(&v, tide_full, g->ctx, m->device, m->dtype, m->ndim, m->shape, 0);
+  TIDE__DO(&v, add(&g->gin[0], zero, g->attrs->dim.dim, g->in[1], g->gout[0]));
+  return tide__temps_end(&v);
 }
 
-int tide__grad_gather(const tide__grad_call *g)
-{
-  tide_tensor *zero = NULL;
-  TIDE_TRY(zeros_like(&zero, g));
-  int rc = tide_scatter_add(&g->gin[0], zero, g->attrs->dim.dim, g->in[1], g->gout[0]);
-  tide_tensor_release(zero);
-  return rc;
-}
+int tide__grad_gather(const tide__grad_call *g) { return add_to_zeros(g, tide_scatter_add); }
 
 /* Copies x; the kernel adds src to the copy at index. The tape records (index, src, x). */
 static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_tensor *index,
@@ -108,14 +106,7 @@ int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *i
   return tide__dispatch(&c, out, 1);
 }
 
-int tide__grad_index_select(const tide__grad_call *g)
-{
-  tide_tensor *zero = NULL;
-  TIDE_TRY(zeros_like(&zero, g));
-  int rc = tide_index_add(&g->gin[0], zero, g->attrs->dim.dim, g->in[1], g->gout[0]);
-  tide_tensor_release(zero);
-  return rc;
-}
+int tide__grad_index_select(const tide__grad_call *g) { return add_to_zeros(g, tide_index_add); }
 
 int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
                    tide_tensor *src)
@@ -156,11 +147,8 @@ int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids)
 
 int tide__grad_embedding(const tide__grad_call *g)
 {
-  tide__call c;
-  tide_tensor *x[2] = {g->gout[0], g->in[1]};
-  TIDE_TRY(tide__begin(&c, TIDE_OP_EMBEDDING_BWD, &g->gin[0], 2, x, 0));
-  tide__result(&c, 0, g->meta[0].dtype, 2, g->meta[0].shape);
-  return tide__dispatch(&c, &g->gin[0], 1);
+  return tide__grad_launch(g, TIDE_OP_EMBEDDING_BWD, 2,
+                           (tide_tensor *[]){g->gout[0], g->in[1]}, 0, 1, 1);
 }
 
 int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype)

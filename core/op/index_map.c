@@ -14,15 +14,13 @@
 /* Returns x as dense i64 on the host; the caller releases *held. */
 static int host_ints(tide_tensor **held, tide_tensor *x, const char *op, const char *arg)
 {
-  tide_tensor *wide = NULL, *host = NULL;
+  tide__temps v = {0};
   *held = NULL;
   TIDE_TRY(tide__check_index(x, op, arg));
-  int rc = tide_cast(&wide, x, TIDE_I64);
-  if (rc == TIDE_OK) rc = tide_to_device(&host, wide, TIDE_DEV_CPU);
-  if (rc == TIDE_OK) rc = tide_contiguous(held, host);
-  tide_tensor_release(wide);
-  tide_tensor_release(host);
-  return tide__relabel(x->ctx, rc, op);
+  tide_tensor *t = TIDE__TEMP(&v, tide_cast, x, TIDE_I64);
+  t = TIDE__TEMP(&v, tide_to_device, t, TIDE_DEV_CPU);
+  TIDE__DO(&v, tide_contiguous(held, t));
+  return tide__relabel(x->ctx, tide__temps_end(&v), op);
 }
 
 /* A new host tensor of indices that may be i64 or i32. */

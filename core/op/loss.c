@@ -9,17 +9,14 @@
 
 void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *a)
 {
-  memset(a, 0, sizeof *a);
-  a->size = sizeof *a;
-  a->ignore_index = -100;
+  *a = (tide_cross_entropy_attrs){.size = sizeof *a, .ignore_index = -100};
 }
 
 static int read_attrs(tide__call *c, const tide_cross_entropy_attrs *attrs)
 {
   tide_cross_entropy_attrs full, *a = &full;
   tide_cross_entropy_attrs_init(a);
-  if (!tide__options(a, sizeof *a, attrs))
-    return tide__refuse_options(c->ctx, TIDE__NAME(c));
+  TIDE_TRY(tide__read_attrs(a, sizeof *a, attrs, c->ctx, TIDE__NAME(c)));
   if (!(a->label_smoothing >= 0 && a->label_smoothing < 1) || !(a->z_loss >= 0) ||
       !isfinite(a->z_loss))
     return TIDE__FAIL(c, TIDE_E_ARG, "expected label_smoothing in [0, 1) and z_loss >= 0, got %g "
@@ -55,12 +52,8 @@ int tide_cross_entropy(tide_tensor **out, tide_tensor *logits, tide_tensor *targ
 
 int tide__grad_cross_entropy(const tide__grad_call *g)
 {
-  tide__call c;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_CROSS_ENTROPY_BWD, &g->gin[0], 4,
-                       (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->out[1]}, 0));
-  c.attrs = *g->attrs;
-  tide__result(&c, 0, g->meta[0].dtype, 2, g->meta[0].shape);
-  return tide__dispatch(&c, &g->gin[0], 1);
+  return tide__grad_launch(g, TIDE_OP_CROSS_ENTROPY_BWD, 4,
+                           (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->out[1]}, 0, 1, 1);
 }
 
 static void want_gradient(tide__call *c, int i, const tide_tensor *x)
@@ -95,23 +88,19 @@ int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
 /* Scales the gradient of the forward pass, in place if the walk frees it anyway. */
 int tide__grad_linear_cross_entropy(const tide__grad_call *g)
 {
-  tide_tensor *factor = NULL;
-  TIDE_TRY(tide_cast(&factor, g->gout[0],
-                     g->gout[0]->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32));
-  int rc = TIDE_OK;
-  for (int i = 0; i < 3 && rc == TIDE_OK; i++) {
-    if (!g->need[i]) continue;
+  int dtype = g->gout[0]->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32;
+  tide__temps v = {0};
+  tide_tensor *factor = TIDE__TEMP(&v, tide_cast, g->gout[0], dtype);
+  for (int i = 0; i < 3; i++) {
     tide_tensor *made = g->out[i + 1];
+    if (!g->need[i]) continue;
     if (g->consume) {
-      rc = tide_scale_all_(g->ctx, 1, &made, factor);
-      if (rc == TIDE_OK) tide_tensor_retain(g->gin[i] = made);
+      TIDE__DO(&v, tide_scale_all_(g->ctx, 1, &made, factor));
+      TIDE__DO(&v, tide_tensor_retain(g->gin[i] = made));
     } else {
-      tide_tensor *t = NULL;
-      rc = tide_mul(&t, made, factor);
-      if (rc == TIDE_OK) rc = tide_cast(&g->gin[i], t, made->dtype);
-      tide_tensor_release(t);
+      tide_tensor *t = TIDE__TEMP(&v, tide_mul, made, factor);
+      TIDE__DO(&v, tide_cast(&g->gin[i], t, made->dtype));
     }
   }
-  tide_tensor_release(factor);
-  return rc;
+  return tide__temps_end(&v);
 }

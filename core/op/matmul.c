@@ -14,8 +14,7 @@ static int matrix_layout(tide_tensor **out, tide_tensor *x)
   bool ok = x->stride[n - 1] == 1 || x->stride[n - 2] == 1 || x->shape[n - 1] <= 1 ||
             x->shape[n - 2] <= 1;
   if (!ok) return tide_clone(out, x);
-  *out = x;
-  return tide_tensor_retain(x);
+  return tide_tensor_retain(*out = x);
 }
 
 static int shapes_fail(tide_tensor *a, tide_tensor *b)
@@ -64,34 +63,29 @@ static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
-  tide_tensor *p = NULL, *q = NULL, *y = NULL, *z = NULL;
+  tide__temps v = {0};
+  bool row = a->ndim == 1, column = b->ndim == 1; /* vectors: their dim is 1 in the product */
   if (a->ndim < 1 || b->ndim < 1)
     return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "a and b: expected at least 1 dim, got %d "
                       "and %d", a->ndim, b->ndim);
-  if (a->ndim > 1 && b->ndim > 1) return matmul_2d(out, a, b);
-  int rc = a->ndim == 1 ? tide_unsqueeze(&p, a, 0) : tide_tensor_retain(p = a);
-  if (rc == TIDE_OK) rc = b->ndim == 1 ? tide_unsqueeze(&q, b, 1) : tide_tensor_retain(q = b);
-  if (rc == TIDE_OK) rc = matmul_2d(&y, p, q);
-  if (rc == TIDE_OK && b->ndim == 1) rc = tide_squeeze(&z, y, -1);
-  else if (rc == TIDE_OK) tide_tensor_retain(z = y);
-  if (rc == TIDE_OK && a->ndim == 1) rc = tide_squeeze(out, z, b->ndim == 1 ? -1 : -2);
-  else if (rc == TIDE_OK) tide_tensor_retain(*out = z);
-  tide_tensor *all[] = {p, q, y, z};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) tide_tensor_release(all[i]);
-  return rc;
+  if (!row && !column) return matmul_2d(out, a, b);
+  if (row) a = TIDE__TEMP(&v, tide_unsqueeze, a, 0);
+  if (column) b = TIDE__TEMP(&v, tide_unsqueeze, b, 1);
+  tide_tensor *y = TIDE__TEMP(&v, matmul_2d, a, b);
+  if (row && column) y = TIDE__TEMP(&v, tide_squeeze, y, -1);
+  TIDE__DO(&v, tide_squeeze(out, y, column ? -1 : -2));
+  return tide__temps_end(&v);
 }
 
-/* Computes x^T y or x y^T without copying: transposes are views. */
+/* Computes a b, either transposed first, without copying: transposes are views. */
 static int product_with_transpose(tide_tensor **out, tide_tensor *a, bool ta, tide_tensor *b,
                                   bool tb)
 {
-  tide_tensor *p = NULL, *q = NULL;
-  int rc = ta ? tide_transpose(&p, a, -1, -2) : tide_tensor_retain(p = a);
-  if (rc == TIDE_OK) rc = tb ? tide_transpose(&q, b, -1, -2) : tide_tensor_retain(q = b);
-  if (rc == TIDE_OK) rc = matmul_2d(out, p, q);
-  tide_tensor_release(p);
-  tide_tensor_release(q);
-  return rc;
+  tide__temps v = {0};
+  if (ta) a = TIDE__TEMP(&v, tide_transpose, a, -1, -2);
+  if (tb) b = TIDE__TEMP(&v, tide_transpose, b, -1, -2);
+  TIDE__DO(&v, matmul_2d(out, a, b));
+  return tide__temps_end(&v);
 }
 
 /* ---- addmm_ --------------------- */
@@ -151,16 +145,13 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
 
 int tide__grad_matmul(const tide__grad_call *g)
 {
-  for (int i = 0; i < 2; i++) {
-    tide_tensor *t = NULL;
-    if (!g->need[i]) continue;
-    TIDE_TRY(i == 0 ? product_with_transpose(&t, g->gout[0], false, g->in[1], true)
-                    : product_with_transpose(&t, g->in[0], true, g->gout[0], false));
-    int rc = tide__sum_to(&g->gin[i], t, &g->meta[i]);
-    tide_tensor_release(t);
-    TIDE_TRY(rc);
-  }
-  return TIDE_OK;
+  tide__temps v = {0};
+  tide_tensor *dy = g->gout[0], *t = NULL;
+  if (g->need[0]) t = TIDE__TEMP(&v, product_with_transpose, dy, false, g->in[1], true);
+  if (g->need[0]) TIDE__DO(&v, tide__sum_to(&g->gin[0], t, &g->meta[0]));
+  if (g->need[1]) t = TIDE__TEMP(&v, product_with_transpose, g->in[0], true, dy, false);
+  if (g->need[1]) TIDE__DO(&v, tide__sum_to(&g->gin[1], t, &g->meta[1]));
+  return tide__temps_end(&v);
 }
 
 /* Checks the operands of a linear and declares its result. */
@@ -238,32 +229,30 @@ static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
 static int grad_product(tide_tensor **out, tide_tensor *dy, bool transposed, tide_tensor *b,
                         bool fp8)
 {
-  tide_tensor *a = NULL, *bt = NULL;
   if (!fp8) return product_with_transpose(out, dy, transposed, b, false);
-  int rc = transposed ? tide_transpose(&a, dy, 0, 1) : tide_tensor_retain(a = dy);
-  if (rc == TIDE_OK) rc = tide_transpose(&bt, b, 0, 1);
-  if (rc == TIDE_OK) rc = linear_fp8(out, a, bt, NULL, true);
-  tide_tensor_release(a);
-  tide_tensor_release(bt);
-  return rc;
+  tide__temps v = {0};
+  if (transposed) dy = TIDE__TEMP(&v, tide_transpose, dy, 0, 1);
+  b = TIDE__TEMP(&v, tide_transpose, b, 0, 1);
+  TIDE__DO(&v, linear_fp8(out, dy, b, NULL, true));
+  return tide__temps_end(&v);
 }
 
 /* gout: the gradient of x w^T + bias. */
 static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
-  tide_tensor *dy = NULL, *x = NULL, *t = NULL;
   int32_t first = 0;
-  int rc = matmul_rows_of(&dy, gout);
-  if (rc == TIDE_OK && g->need[0]) rc = grad_product(&t, dy, false, g->in[1], fp8);
-  if (rc == TIDE_OK && g->need[0])
-    rc = tide_reshape(&g->gin[0], t, g->meta[0].ndim, g->meta[0].shape);
-  if (rc == TIDE_OK && g->need[1]) rc = matmul_rows_of(&x, g->in[0]);
-  if (rc == TIDE_OK && g->need[1]) rc = grad_product(&g->gin[1], dy, true, x, fp8);
-  if (rc == TIDE_OK && g->need[2]) rc = tide_sum(&g->gin[2], dy, 1, &first, false);
-  tide_tensor_release(dy);
-  tide_tensor_release(x);
-  tide_tensor_release(t);
-  return rc;
+  tide__temps v = {0};
+  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout);
+  if (g->need[0]) {
+    tide_tensor *dx = TIDE__TEMP(&v, grad_product, dy, false, g->in[1], fp8);
+    TIDE__DO(&v, tide_reshape(&g->gin[0], dx, g->meta[0].ndim, g->meta[0].shape));
+  }
+  if (g->need[1]) {
+    tide_tensor *x = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
+    TIDE__DO(&v, grad_product(&g->gin[1], dy, true, x, fp8));
+  }
+  if (g->need[2]) TIDE__DO(&v, tide_sum(&g->gin[2], dy, 1, &first, false));
+  return tide__temps_end(&v);
 }
 
 int tide__grad_linear(const tide__grad_call *g) { return grad_linear(g, g->gout[0], false); }
@@ -272,11 +261,14 @@ int tide__grad_linear_fp8(const tide__grad_call *g) { return grad_linear(g, g->g
 int tide__grad_linear_act(const tide__grad_call *g)
 {
   tide_tensor *dpre = NULL;
+  tide__meta m = tide__meta_of(g->gout[0]);
+  bool relu = g->attrs->linear_act.act == K_ACT_RELU;
   tide__grad_call act = *g;
+  act.op = relu ? TIDE_OP_RELU : TIDE_OP_GELU_TANH;
   act.gin = &dpre;
   act.in = &g->out[1];
-  TIDE_TRY(g->attrs->linear_act.act == K_ACT_RELU ? tide__grad_relu(&act)
-                                                  : tide__grad_gelu_tanh(&act));
+  act.meta = &m;
+  TIDE_TRY(tide__grad_fused(&act));
   int rc = grad_linear(g, dpre, false);
   tide_tensor_release(dpre);
   return rc;

@@ -93,18 +93,11 @@ int tide__grad_permute(const tide__grad_call *g)
   return tide_permute(&g->gin[0], g->gout[0], g->meta[0].ndim, inverse);
 }
 
-static int movement_dim_of(tide_tensor *x, int dim, const char *op)
-{
-  int d = tide__resolve_dim(dim, x->ndim);
-  if (d >= 0) return d;
-  return tide__fail(x->ctx, TIDE_E_ARG, op, "dim: %d is outside a tensor of %d dims", dim, x->ndim);
-}
-
 int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   int32_t order[TIDE_MAX_DIM];
-  int a = movement_dim_of(x, dim0, "transpose"), b = movement_dim_of(x, dim1, "transpose");
+  int a = tide__check_dim(x, dim0, "transpose"), b = tide__check_dim(x, dim1, "transpose");
   if (a < 0 || b < 0) return TIDE_E_ARG;
   for (int d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
   return tide__relabel(x->ctx, tide_permute(out, x, x->ndim, order), "transpose");
@@ -116,7 +109,7 @@ int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_
   tide__call c;
   int64_t shape[TIDE_MAX_DIM], stride[TIDE_MAX_DIM];
   TIDE_TRY(tide__begin(&c, TIDE_OP_SLICE, out, 1, &x, 0));
-  int d = movement_dim_of(x, dim, "slice");
+  int d = tide__check_dim(x, dim, "slice");
   if (d < 0) return d;
   int64_t n = x->shape[d], from = start < 0 ? start + n : start, to = stop < 0 ? stop + n : stop;
   if (step < 1 || from < 0 || to < from || to > n)
@@ -162,7 +155,7 @@ int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   tide_tensor *s;
-  int d = movement_dim_of(x, dim, "select");
+  int d = tide__check_dim(x, dim, "select");
   if (d < 0) return d;
   int64_t i = index < 0 ? index + x->shape[d] : index;
   if (i < 0 || i >= x->shape[d])
@@ -189,7 +182,7 @@ int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim)
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
-  int d = movement_dim_of(x, dim, "squeeze");
+  int d = tide__check_dim(x, dim, "squeeze");
   if (d < 0) return d;
   if (x->shape[d] != 1)
     return tide__fail(x->ctx, TIDE_E_SHAPE, "squeeze", "dim %d has size %lld, expected 1", d,
@@ -220,7 +213,7 @@ int tide__grad_expand(const tide__grad_call *g)
 /* Checks the pieces and computes the joint shape; resolves the dim into *dim. */
 static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim, int64_t *shape)
 {
-  *dim = movement_dim_of(xs[0], *dim, "cat");
+  *dim = tide__check_dim(xs[0], *dim, "cat");
   if (*dim < 0) return *dim;
   memcpy(shape, xs[0]->shape, sizeof xs[0]->shape);
   for (int64_t i = 1; i < n; i++) {
@@ -317,7 +310,7 @@ int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ROLL, out, 1, &x, 0));
-  int d = movement_dim_of(x, dim, "roll");
+  int d = tide__check_dim(x, dim, "roll");
   if (d < 0) return d;
   c.attrs.roll.dim = d;
   c.attrs.roll.shift = x->shape[d] ? shift % x->shape[d] : 0;

@@ -35,22 +35,11 @@ int tide_layer_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, tide
   return tide__dispatch(&c, out, 1);
 }
 
-void tide__vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x)
-{
-  tide__result(c, i, x->dtype, wanted ? 1 : -1, &x->shape[x->ndim - 1]);
-}
-
 int tide__grad_layer_norm(const tide__grad_call *g)
 {
-  tide__call c;
-  tide_tensor *x = g->in[0];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_LAYER_NORM_BWD, &g->gin[0], 5,
-                       (tide_tensor *[]){g->gout[0], x, g->in[1], g->out[1], g->out[2]}, 4));
-  c.attrs = *g->attrs;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__vector_result(&c, 1, g->need[1], x);
-  tide__vector_result(&c, 2, g->need[2], x);
-  return tide__dispatch(&c, g->gin, 3);
+  return tide__grad_launch(g, TIDE_OP_LAYER_NORM_BWD, 5,
+                           (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->out[1], g->out[2]},
+                           4, 3, 1);
 }
 
 int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double eps,
@@ -75,7 +64,7 @@ static int rms_bwd(const tide__grad_call *g, tide_tensor *dy, tide_tensor *x, ti
                        4 | 16));
   c.attrs = *g->attrs;
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__vector_result(&c, 1, dw != NULL, x);
+  tide__result(&c, 1, x->dtype, dw ? 1 : -1, &x->shape[x->ndim - 1]);
   TIDE_TRY(tide__dispatch(&c, out, 2));
   *dx = out[0];
   if (dw) *dw = out[1];
@@ -97,9 +86,7 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
   TIDE_TRY(tide__begin(&c, TIDE_OP_ADD_RMS_NORM, NULL, 3, (tide_tensor *[]){x, residual, weight},
                        4));
   TIDE_TRY(tide__check_rows(&c, x, weight, "weight"));
-  if (x->dtype != residual->dtype || !tide__tensor_same_shape(x, residual))
-    return TIDE__FAIL(&c, TIDE_E_SHAPE, "x %s and residual %s differ", TIDE__TEXT(x),
-                      TIDE__TEXT(residual));
+  TIDE_TRY(tide__check_alike(&c, x, "x", residual, "residual"));
   c.attrs.row_norm = (k_row_norm_attrs){eps, weight_offset};
   tide__result(&c, 0, x->dtype, x->ndim, x->shape);
   tide__result(&c, 1, x->dtype, x->ndim, x->shape);

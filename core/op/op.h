@@ -137,12 +137,48 @@ int  tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t
 int  tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *const *xs,
                        const char *of, tide_tensor *const *like);
 
+/* ---- derivative.c ---------------------------------------------------------------------------- */
+
+/* The intermediate tensors of a rule, which are released together, and its first failure. Start
+ * with {0}. */
+typedef struct tide__temps {
+  int rc, n;
+  tide_tensor *t[24];
+} tide__temps;
+/* Returns the result of op(&result, ...), kept by the temps; null after a failure, of which the op
+ * is not called. Does not nest: give an op the variable that holds the result of another. */
+#define TIDE__TEMP(v, op, ...) \
+  tide__temp_done(v, (v)->rc < 0 ? (v)->rc : op(tide__temp_slot(v), __VA_ARGS__))
+/* Makes the call, which returns a status, unless something failed before. */
+#define TIDE__DO(v, call) ((v)->rc = (v)->rc < 0 ? (v)->rc : (call))
+tide_tensor **tide__temp_slot(tide__temps *v);
+tide_tensor *tide__temp_done(tide__temps *v, int rc);
+/* Returns a scalar on the device of the rule's inputs. */
+tide_tensor *tide__temp_number(tide__temps *v, const tide__grad_call *g, int dtype, double x);
+/* Releases the tensors and returns the first failure. */
+int tide__temps_end(tide__temps *v);
+
+/* Runs a derivative that is one kernel, on operands x; x[0], the gradient of the output, may be
+ * null: zeros like x[1]. Result i is the gradient of input i, for the first `always` of nresult
+ * inputs and for others that need one. */
+int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
+                      uint32_t optional, int nresult, int always);
+/* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */
+int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
+
+/* ---- checks and helpers ---------------------------------------------------------------------- */
+
 /* Returns rc, the status of filling a fresh *out; a failure releases *out and sets it to null. */
 int tide__created(tide_tensor **out, int rc);
 bool tide__wants_grad(const tide__call *c);
-/* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */
-int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
 tide__meta tide__meta_of(const tide_tensor *t);
+/* Returns dim of x counted from 0, or fails. */
+int tide__check_dim(const tide_tensor *x, int dim, const char *op);
+/* Fails unless a and b have one dtype and shape. */
+int tide__check_alike(tide__call *c, const tide_tensor *a, const char *a_arg,
+                      const tide_tensor *b, const char *b_arg);
+/* Runs a call whose kernel works along the last dim, on dim `dim` of x. dtype: of the result. */
+int tide__dispatch_along(tide__call *c, tide_tensor **out, tide_tensor *x, int dim, int dtype);
 /* Fails unless t is a floating tensor. */
 int tide__check_float(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless every element of a target has its own address (no dim repeats by stride 0) and no
@@ -160,8 +196,6 @@ k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_atte
 int tide__stat_dtype(const tide_tensor *x);
 /* Fails unless x is floating with a dim, and v null or a vector of x's last dim and dtype. */
 int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg);
-/* Declares a vector of x's last dim and dtype as result i. */
-void tide__vector_result(tide__call *c, int i, bool wanted, const tide_tensor *x);
 int tide__check_index(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless sequence is null or i32/i64 [B or 1, T] for x [B, T, ...]. */
 int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, const char *op);

@@ -45,9 +45,7 @@ int tide_rng_place(tide_ctx *ctx, tide_tensor *place)
 
 void tide_random_attrs_init(tide_random_attrs *a)
 {
-  memset(a, 0, sizeof *a);
-  a->size = sizeof *a;
-  a->use_ctx = 1;
+  *a = (tide_random_attrs){.size = sizeof *a, .use_ctx = 1};
 }
 
 /* Returns the context's place if an op on t can read it, else NULL. */
@@ -104,7 +102,7 @@ static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k
   const char *name = tide__op_get(op)->name;
   TIDE_TRY(tide__begin(&c, op, NULL, 1, &t, 0));
   tide_random_attrs_init(&full);
-  if (!tide__options(&full, sizeof full, attrs)) return tide__refuse_options(t, name);
+  TIDE_TRY(tide__read_attrs(&full, sizeof full, attrs, t, name));
   if (c.ctx->recording && t->node)
     return tide__fail(c.ctx, TIDE_E_STATE, name, "the target is the result of a recorded op");
   TIDE_TRY(tide__check_distinct(t, name));
@@ -168,10 +166,7 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p)
   TIDE_TRY(tide__check_float(x, "dropout", "x"));
   if (!(p >= 0 && p < 1))
     return tide__fail(x->ctx, TIDE_E_ARG, "dropout", "p: expected a number in [0, 1), got %g", p);
-  if (p == 0) {
-    *out = x;
-    return tide_tensor_retain(x);
-  }
+  if (p == 0) return tide_tensor_retain(*out = x);
   tide_random_attrs ours;
   tide_random_attrs_init(&ours);
   TIDE_TRY(counter(&k, &place, x, &ours, "dropout"));

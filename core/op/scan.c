@@ -12,9 +12,7 @@ enum { CHUNK = 128 }; /* measured: less saves too many states, more exceeds the 
 
 void tide_ssd_attrs_init(tide_ssd_attrs *a)
 {
-  memset(a, 0, sizeof *a);
-  a->size = sizeof *a;
-  a->dt_max = INFINITY;
+  *a = (tide_ssd_attrs){.size = sizeof *a, .dt_max = INFINITY};
 }
 
 static int check_main(const tide_tensor *x, const tide_tensor *dt, const tide_tensor *A,
@@ -82,14 +80,12 @@ int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_te
                   tide_tensor *A, tide_tensor *B, tide_tensor *C, const tide_ssd_attrs *attrs)
 {
   tide__call c;
-  tide_ssd_attrs def;
+  tide_ssd_attrs def, *a = &def;
   tide_tensor *y[2];
   *out = NULL;
   if (last) *last = NULL;
   tide_ssd_attrs_init(&def);
-  if (!tide__options(&def, sizeof def, attrs))
-    return tide__refuse_options(x, "ssd_scan");
-  const tide_ssd_attrs *a = &def;
+  TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, x, "ssd_scan"));
   TIDE_TRY(tide__begin(&c, TIDE_OP_SSD_SCAN, out, 9,
                        (tide_tensor *[]){x, dt, A, B, C, a->D, a->dt_bias, a->initial, a->sequence},
                        32 | 64 | 128 | 256));
@@ -118,23 +114,9 @@ int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_te
 /* The kernel always computes the first five gradients: they depend on one another. */
 int tide__grad_ssd_scan(const tide__grad_call *g)
 {
-  tide__call c;
-  tide_tensor *dy = g->gout[0], *zero = NULL, *const *in = g->in;
-  if (!dy) {
-    TIDE_TRY(tide_full(&zero, g->ctx, g->meta[0].device, in[0]->dtype, 4, in[0]->shape, 0));
-    dy = zero;
-  }
-  int rc = tide__begin(&c, TIDE_OP_SSD_SCAN_BWD, NULL, 12,
-                       (tide_tensor *[]){dy, in[0], in[1], in[2], in[3], in[4], in[5], in[6], in[7],
-                                         in[8], g->out[2], g->gout[1]},
-                       1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 11);
-  if (rc == TIDE_OK) {
-    c.attrs = *g->attrs;
-    for (int i = 0; i < 8; i++)
-      tide__result(&c, i, g->meta[i].dtype, i < 5 || g->need[i] ? g->meta[i].ndim : -1,
-                   g->meta[i].shape);
-    rc = tide__dispatch(&c, g->gin, 8);
-  }
-  tide_tensor_release(zero);
-  return rc;
+  tide_tensor *const *in = g->in;
+  return tide__grad_launch(g, TIDE_OP_SSD_SCAN_BWD, 12,
+                           (tide_tensor *[]){g->gout[0], in[0], in[1], in[2], in[3], in[4], in[5],
+                                             in[6], in[7], in[8], g->out[2], g->gout[1]},
+                           1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 11, 8, 5);
 }

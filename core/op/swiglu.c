@@ -6,22 +6,15 @@ int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU, out, 2, (tide_tensor *[]){gate, up}, 0));
   TIDE_TRY(tide__check_float(gate, "swiglu", "gate"));
-  if (gate->dtype != up->dtype || !tide__tensor_same_shape(gate, up))
-    return TIDE__FAIL(&c, TIDE_E_SHAPE, "gate %s and up %s differ", TIDE__TEXT(gate),
-                      TIDE__TEXT(up));
+  TIDE_TRY(tide__check_alike(&c, gate, "gate", up, "up"));
   tide__result(&c, 0, gate->dtype, gate->ndim, gate->shape);
   return tide__dispatch(&c, out, 1);
 }
 
 int tide__grad_swiglu(const tide__grad_call *g)
 {
-  tide__call c;
-  tide_tensor *x = g->in[0];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU_BWD, NULL, 3,
-                       (tide_tensor *[]){g->gout[0], x, g->in[1]}, 0));
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, x->dtype, x->ndim, x->shape);
-  return tide__dispatch(&c, g->gin, 2);
+  return tide__grad_launch(g, TIDE_OP_SWIGLU_BWD, 3,
+                           (tide_tensor *[]){g->gout[0], g->in[0], g->in[1]}, 0, 2, 2);
 }
 
 int tide__recompute_swiglu(tide_tensor **out, const tide__grad_call *g)

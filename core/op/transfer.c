@@ -147,10 +147,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
   tide_tensor *d;
   tide__tensor_drain(t->ctx);
   if (!tide__device_get(t->ctx, device, "to_device")) return TIDE_E_DEVICE;
-  if (t->storage->device == device) {
-    *out = t;
-    return tide_tensor_retain(t);
-  }
+  if (t->storage->device == device) return tide_tensor_retain(*out = t);
   TIDE_TRY(wait_for_copy(t, "to_device"));
   TIDE_TRY(dense(&d, t, "to_device"));
   int rc = tide__tensor_new(out, t->ctx, device, t->dtype, t->ndim, t->shape, "to_device");
@@ -177,10 +174,7 @@ int tide_pin_memory(tide_tensor **out, tide_tensor *t)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));
   tide_tensor *d;
-  if (t->storage->pinned) {
-    *out = t;
-    return tide_tensor_retain(t);
-  }
+  if (t->storage->pinned) return tide_tensor_retain(*out = t);
   if (t->storage->device != TIDE_DEV_CPU)
     return tide__fail(t->ctx, TIDE_E_DEVICE, "pin_memory", "expected a tensor on 'cpu', got one on "
                       "'%s'", tide_device_name(t->storage->device));
