@@ -691,15 +691,29 @@ function tide.parallel.cp.build_position_ids(batch) end
 ---@param opts? { map?: any, axis?: any, method?: any, inner?: any, outer?: any, window?: any, causal?: boolean, index?: any, pairs?: any }
 function tide.parallel.cp.context(opts) end
 function tide.parallel.cp.contiguous_batch(opts) end
+---@param buffers tide.Tensor[]
+---@param dims integer[]
+---@param no_restore? table
+---@param rotate_method? 'allgather' | 'alltoall' | 'ring' | 'a2a' | 'a2a+p2p'
+---@param opts? { kind?: any, fills?: table, window?: any, causal?: boolean, index?: any, inner?: any, outer?: any, cu?: any, cu_real?: any, cu_slot?: any }
 function tide.parallel.cp.create_context_parallel_ctx(axis, buffers, dims, no_restore, rotate_method, opts) end
 function tide.parallel.cp.document_index_of(mask) end
+---@param tensors tide.Tensor[]
+---@param dim integer
 function tide.parallel.cp.gather_cp_seq(where, tensors, dim, orig_len) end
 function tide.parallel.cp.get_train_context(opts, ...) end
 function tide.parallel.cp.make_cp_batch_and_ctx(mesh, batch, opts) end
+---@param opts? { padding_token_id?: integer, num_chunks?: integer, seq_lens_padding_value?: integer, qkv_format?: 'thd', method?: any, fields?: table }
 function tide.parallel.cp.make_cp_batch_for_te(axis, batch, opts) end
+---@param ids tide.Tensor
+---@param positions? tide.Tensor
 function tide.parallel.cp.make_target_cp_ctx(axis, ids, positions) end
+tide.parallel.cp.region = {}
+---@param fn function
+function tide.parallel.cp.region.run(fn, ...) end
 function tide.parallel.cp.run_target_cp_forward_and_gather(model, axis, ids, opts) end
 function tide.parallel.cp.self_check(model, probe, opts) end
+---@param opts? { padding_token_id?: integer, num_chunks?: integer, seq_lens_padding_value?: integer, qkv_format?: 'thd', method?: any, fields?: table }
 function tide.parallel.cp.shard_thd_chunk(axis, batch, opts) end
 tide.parallel.cp_map = {}
 function tide.parallel.cp_map.check_slots(op, real, slot) end
@@ -710,8 +724,13 @@ function tide.parallel.cp_map.deal(costs, n, ranks) end
 function tide.parallel.cp_map.lcm(a, b) end
 ---@param o? { size?: integer, halves?: integer, tp?: integer, block?: integer, multiple?: integer }
 function tide.parallel.cp_map.multiple(o) end
----@param opts? { kind?: 'contiguous' | 'zigzag' | 'document' | 'balanced' | 'custom', axis?: any, size?: integer, rank?: any, length?: any, cu?: any, cu_real?: any, cu_slot?: any, pad?: boolean, tp?: integer, block?: integer, multiple?: integer, index?: any, mask?: any, blocks?: integer }
+---@param opts? { kind?: 'contiguous' | 'zigzag' | 'document' | 'balanced' | 'custom', axis?: any, size?: integer, rank?: integer, length?: integer, cu?: table, cu_real?: table, cu_slot?: table, pad?: boolean, tp?: integer, block?: integer, multiple?: integer, index?: any, mask?: any, blocks?: integer }
 function tide.parallel.cp_map.new(opts) end
+---@param g integer
+function tide.parallel.cp_map.place(g) end
+---@param rank integer
+---@param i integer
+function tide.parallel.cp_map.position(rank, i) end
 tide.parallel.cp_need = {}
 function tide.parallel.cp_need.check(seg, slice) end
 function tide.parallel.cp_need.plan(ids, size, window) end
@@ -747,6 +766,11 @@ function tide.parallel.linear_cross_entropy(x, w, targets, axis, counts, opts) e
 tide.parallel.mamba_cp = {}
 ---@class tide.parallel.mamba_cp.MambaContextParallel
 tide.parallel.mamba_cp.MambaContextParallel = {}
+---@param cp_group tide.Comm
+---@param num_heads integer
+---@param head_dim integer
+---@param n_groups integer
+---@param d_state integer
 function tide.parallel.mamba_cp.MambaContextParallel.new(cp_group, num_heads, head_dim, n_groups, d_state, mixer) end
 function tide.parallel.mamba_cp.MambaContextParallel:get_A_log(p) end
 function tide.parallel.mamba_cp.MambaContextParallel:get_D(p) end
@@ -758,21 +782,43 @@ function tide.parallel.mamba_cp.MambaContextParallel:pre_conv_ssm(projected, cu)
 function tide.parallel.mamba_cp.MambaContextParallel:repeat_group_state(s) end
 function tide.parallel.mamba_cp.MambaContextParallel:slice_conv_param(p) end
 function tide.parallel.mamba_cp.MambaContextParallel:slice_vector_param(p) end
+---@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all(x, comm) end
+---@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all_cp2hp(x, comm, batch_size) end
+---@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all_hp2cp(x, comm, batch_size) end
 function tide.parallel.mamba_cp.attach(...) end
+---@param cu_local table
+---@param W integer
+---@param rows integer
 function tide.parallel.mamba_cp.deinterleave_index(cu_local, W, rows) end
+---@param x tide.Tensor
+---@param cu_local table
+---@param W integer
 function tide.parallel.mamba_cp.deinterleave_packed_seqs(x, cu_local, W) end
 function tide.parallel.mamba_cp.explain(...) end
+---@param cu table
+---@param W integer
 function tide.parallel.mamba_cp.pre_index(cu, W) end
 function tide.parallel.mamba_cp.price(...) end
+---@param x tide.Tensor
+---@param W integer
 function tide.parallel.mamba_cp.redo_attention_load_balancing(x, W, cu) end
+---@param W integer
 function tide.parallel.mamba_cp.redo_order(W) end
+---@param x tide.Tensor
+---@param cu_local table
+---@param W integer
 function tide.parallel.mamba_cp.reinterleave_packed_seqs(x, cu_local, W) end
+---@param x tide.Tensor
+---@param order integer[]
 function tide.parallel.mamba_cp.reorder_chunks(x, order, cu) end
 function tide.parallel.mamba_cp.split_heads(H, G, W) end
+---@param x tide.Tensor
+---@param W integer
 function tide.parallel.mamba_cp.undo_attention_load_balancing(x, W, cu) end
+---@param W integer
 function tide.parallel.mamba_cp.undo_order(W) end
 function tide.parallel.megatron_fsdp_strategy_parallelize(model, mesh, opts) end
 tide.parallel.mesh = {}
@@ -794,15 +840,31 @@ function tide.parallel.mesh.Mesh.unflatten(name, axes) end
 function tide.parallel.mesh.new(axes, opts) end
 function tide.parallel.mesh.sizes(axes, n) end
 tide.parallel.multimodal = {}
+---@param x tide.Tensor
 function tide.parallel.multimodal.gather_along_second_dim(x, axis) end
+---@param x tide.Tensor
+---@param global_pad integer
 function tide.parallel.multimodal.gather_from_context_parallel_ranks(x, global_pad, axis) end
+---@param x tide.Tensor
+---@param opts? { merge?: integer }
 function tide.parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts) end
-function tide.parallel.multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, packed) end
+---@param tokens tide.Tensor
+---@param img_seq_len integer
+---@param padding_needed integer
+---@param cp_size? integer
+---@param use_packed_sequence? boolean
+function tide.parallel.multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, use_packed_sequence) end
 ---@param seq_len integer
----@param opts? { cp_size?: integer, tp_size?: integer, has_sp?: boolean, decoder_tp_comm_overlap?: boolean, decoder_seq_len?: any, fp8_enabled?: boolean, fp8_recipe?: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8', rule?: 'all' | 'first' }
+---@param opts? { cp_size?: integer, tp_size?: integer, has_sp?: boolean, decoder_tp_comm_overlap?: boolean, decoder_seq_len?: integer, fp8_enabled?: boolean, fp8_recipe?: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8', rule?: 'all' | 'first' }
 function tide.parallel.multimodal.get_padding(seq_len, opts) end
+---@param x tide.Tensor
 function tide.parallel.multimodal.reduce_scatter_along_second_dim(x, axis) end
+---@param x tide.Tensor
 function tide.parallel.multimodal.split_to_context_parallel_ranks(x, axis, pad_value) end
+---@param x tide.Tensor
+---@param sizes table
+---@param cu table
+---@param opts? { axis?: any, patch_dim: integer, num_frames?: table, temporal_patch_size?: integer, fp8_enabled?: boolean, fp8_recipe?: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8', partition?: 'balanced' | 'compatible', alpha?: number }
 function tide.parallel.multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts) end
 function tide.parallel.nvfsdp_strategy_parallelize(model, mesh, opts) end
 tide.parallel.op = {}
@@ -835,12 +897,14 @@ function tide.parallel.pack.dp_balanced(lengths, opts) end
 ---@param lengths integer[]
 ---@param opts? { ranks: integer, most: integer, linear?: number }
 function tide.parallel.pack.dynamic_cp(lengths, opts) end
+---@param samples table[]
 ---@param opts? { size: integer, cp?: integer, padding_token_id?: integer, drop_long?: boolean, max_packs?: integer }
 function tide.parallel.pack.greedy(samples, opts) end
 ---@param lengths integer[]
 ---@param size integer
 ---@param max_bins? integer
 function tide.parallel.pack.knapsack(lengths, size, max_bins) end
+---@param samples table[]
 ---@param opts? { size: integer, cp?: integer, padding_token_id?: integer, drop_long?: boolean, max_packs?: integer, fit?: 'emptiest' | 'best' }
 function tide.parallel.pack.neat(samples, opts) end
 ---@param model tide.Module
@@ -879,12 +943,26 @@ function tide.parallel.recompute.scope(v) end
 ---@param opts? { gather_logits?: boolean, async_tp?: boolean, plan?: any, sequence_parallel?: boolean, declared?: boolean }
 function tide.parallel.tensor_parallel(model, axis, opts) end
 tide.parallel.thd = {}
+---@param rows table[]
+---@param opts? { seq_lens_padding_value?: integer, padding_token_id?: integer, causal?: boolean }
 function tide.parallel.thd.collate(rows, opts) end
+---@param cu_real table
+---@param cu_slot table
+---@param n integer
 function tide.parallel.thd.padding_mask(cu_real, cu_slot, n) end
+---@param batch table
+---@param opts? { seq_lens_padding_value?: integer, padding_token_id?: integer, causal?: boolean }
 function tide.parallel.thd.process_input_for_thd(batch, opts) end
+---@param fields table
 function tide.parallel.thd.sanitize(fields, mask, fill) end
 function tide.parallel.thd.sequence_index(cu, n) end
+---@param batch table
+---@param num_chunks? integer
+---@param opts? { seq_lens_padding_value?: integer, padding_token_id?: integer, causal?: boolean }
 function tide.parallel.thd.split_batch_into_thd_chunks(batch, num_chunks, opts) end
+---@param x tide.Tensor
+---@param stream table
+---@param B integer
 function tide.parallel.thd.to_rows(x, stream, B) end
 tide.parallel.tp_plans = {}
 function tide.parallel.tp_plans.body(model) end
@@ -897,15 +975,41 @@ function tide.parallel.tp_plans.with_sequence(plan, model) end
 function tide.parallel.translate_to_parallel_style(name) end
 function tide.parallel.unshard_fsdp2_model(model, fn, path, opts) end
 tide.parallel.vision_split = {}
+---@param num_frames integer[]
+---@param T integer
+---@param parts integer
+---@param costs? number[]
 function tide.parallel.vision_split.balanced(num_frames, T, parts, costs) end
+---@param num_frames integer[]
+---@param lb integer
+---@param ub integer
 function tide.parallel.vision_split.clip(num_frames, lb, ub) end
+---@param num_frames integer[]
+---@param T integer
+---@param parts integer
 function tide.parallel.vision_split.compatible(num_frames, T, parts) end
+---@param n integer
+---@param parts integer
 function tide.parallel.vision_split.even(n, parts) end
+---@param patches number
+---@param alpha? number
 function tide.parallel.vision_split.frame_cost(patches, alpha) end
+---@param rows integer
+---@param rows_per_frame integer
+---@param least_rows integer
 function tide.parallel.vision_split.pad_frames(rows, rows_per_frame, least_rows) end
+---@param costs number[]
+---@param parts integer
 function tide.parallel.vision_split.partition(costs, parts) end
+---@param num_frames integer[]
+---@param T integer
+---@param parts integer
 function tide.parallel.vision_split.points(num_frames, T, parts) end
+---@param costs number[]
+---@param parts integer
 function tide.parallel.vision_split.proportional(costs, parts) end
+---@param num_frames integer[]
+---@param T integer
 function tide.parallel.vision_split.units(num_frames, T) end
 tide.repl = {}
 function tide.repl.run(opts) end
@@ -1232,11 +1336,14 @@ function tide.util.pretty.format(v, opts) end
 function tide.util.pretty.sorted_keys(t) end
 tide.util.signature = {}
 function tide.util.signature.all() end
-function tide.util.signature.check(op, name, v, text) end
+function tide.util.signature.check(op, name, v, text, known) end
 function tide.util.signature.doors(op, owner, given) end
+function tide.util.signature.fields(name) end
 function tide.util.signature.kind(name, text, test, annotation) end
 function tide.util.signature.of(fn) end
 function tide.util.signature.options(given) end
+function tide.util.signature.reader(name, text, read, annotation) end
+function tide.util.signature.record(name, text, given) end
 function tide.util.signature.rows(given) end
 function tide.util.signature.type_text(row) end
 tide.util.strict = {}

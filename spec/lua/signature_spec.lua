@@ -63,6 +63,41 @@ describe('util.signature', function()
          raised(f, tide.ones { 1, 2 }, { 1 }).message, 1, true)
    end)
 
+   it('knows dims by name, shapes to choose from, and dtypes', function()
+      local f = door('a: tensor [B, T, 3] or [B, T]; b: tensor [B or 1, T] of i64, i32; '
+         .. 'opts: tensor [T, ..]?')
+      local function ids(...) return tide.ones({ ... }, { dtype = 'i64' }) end
+      assert.equal(3, #f(tide.ones { 2, 4 }, ids(1, 4), tide.ones { 4, 7, 7 }))
+      local function says(text, ...) assert.equal(text, raised(f, ...).message) end
+      says("argument 'b': expected a tensor [2 or 1, 4] of i64, i32, got a tensor [2, 5] of i64",
+         tide.ones { 2, 4 }, ids(2, 5))
+      says("argument 'b': expected a tensor [2 or 1, 4] of i64, i32, got a tensor [2, 4] of f32",
+         tide.ones { 2, 4 }, tide.ones { 2, 4 })
+      says("argument 'a': expected a tensor [B, T, 3] or [B, T], got a tensor [2, 4, 5] of f32",
+         tide.ones { 2, 4, 5 }, ids(2, 4))
+      says("argument 'opts': expected a tensor [4, ..], got a tensor [3] of f32",
+         tide.ones { 2, 4, 3 }, ids(2, 4), tide.ones { 3 })
+   end)
+
+   it('relates arguments, fields and options', function()
+      signature.record('spec_row', 'a row', { 'ids: integer[]', 'n: integer >= 1 = 1',
+         'where #ids == n -- it has {#ids} ids, n is {n}' })
+      local f = door { { 'a: integer > 0', 'b: spec_row[]?',
+         'where a % 2 == 0 -- a ({a}) must be even; add one' }, opts = { "c: string = 'x'",
+         "where #c < a -- E_STATE: '{c}' is longer than {a - 1}" } }
+      assert.equal(4, f(4, { { ids = { 7 } } })[1])
+      local function says(text, ...)
+         assert.equal(text, tostring(raised(f, ...)):match ' tide(.*)')
+      end
+      says(".spec.f: a (3) must be even; add one (E_ARG)", 3)
+      says(".spec.f: argument 'a': expected an integer >= 1, got 0 (E_ARG)", 0)
+      says(".spec.f: b[2]: it has 2 ids, n is 3 (E_ARG)", 2, { { ids = { 1 } },
+         { ids = { 1, 2 }, n = 3 } })
+      says(".spec.f: argument 'b[1].ids[1]': expected an integer, got true (E_ARG)", 2,
+         { { ids = { true } } })
+      says(".spec.f: 'long' is longer than 3 (E_STATE)", 4, nil, { c = 'long' })
+   end)
+
    it('keeps the names of parameters, and is not the place of an error', function()
       local f = door 'a: integer'
       assert.equal('b', debug.getlocal(f, 2))
@@ -77,10 +112,14 @@ local solo = tide.comm.solo()
 local good = {
    integer = 1, number = 0.5, boolean = true, string = 'text', table = {}, any = 1,
    ['function'] = function() end, module = tide.nn.Attention { dim = 4, heads = 2 },
-   comm = solo, ranks = solo,
+   comm = solo, ranks = solo, axis = solo, cu = { 0, 2 }, rows = {}, counts = {}, ['false'] = false,
+   plan = tide.parallel.cp_map.new { length = 2 },
    source = tide.data.tokens.memory('\1\0\2\0', 2), mesh = tide.parallel.mesh({ dp = 1 },
       { comm = solo }), sharded = tide.parallel.fully_shard(tide.nn.Linear(2, 2), solo),
 }
+
+-- Objects of classes whose methods have bounds of their own.
+local selves = { ['parallel.cp_map'] = good.plan }
 
 -- Lua types that each kind takes.
 local takes = { integer = 'number', number = 'number', boolean = 'boolean', string = 'string',
@@ -96,16 +135,26 @@ local function alternatives(row)
 end
 
 -- A value that a row takes.
-local function good_of(row)
+local good_of
+function good_of(row)
    local part = row.kind:match '^[^|]+'
    local word = part:match "'([^']*)'"
    if word then return word end
    local base, list, rest = part:match '^%s*([%w_]+)(%[?%]?)%s*(.-)%s*$'
    if list == '[]' then return {} end
    if base == 'tensor' then
-      local shape, dims = {}, select(2, rest:gsub(',', '')) + 1
-      for i = 1, dims do shape[i] = 2 end
-      return tide.ones(shape)
+      local shape = {}
+      for dim in (rest:match '%[(.-)%]' or '2'):gmatch '[^,]+' do
+         shape[#shape + 1] = dim:find '%.%.' and 2 or tonumber(dim) or 2
+      end
+      return tide.ones(shape, { dtype = rest:match '%f[%a]of (%w+)' })
+   end
+   if signature.fields(base) then
+      local fields = {}
+      for _, field in ipairs(signature.fields(base)) do
+         if not field.optional then fields[field.name] = good_of(field) end
+      end
+      return fields
    end
    local low = tonumber(rest:match '>= (%S+)' or rest:match 'in %[([^,]+),')
    if low and (base == 'integer' or base == 'number') then return low end
@@ -172,6 +221,7 @@ describe('signatures', function()
             local door, values, opts = all[op], {}, {}
             faults = {}
             for _, row in ipairs(door.args) do values[row.name] = good_of(row) end
+            values.self = selves[op:match '^(.*)%.']
             for _, row in ipairs(door.opts or {}) do
                if not row.optional and not row.shown then opts[row.name] = good_of(row) end
             end

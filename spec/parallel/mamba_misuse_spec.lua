@@ -176,12 +176,13 @@ describe('the pieces of MambaContextParallel', function()
 
    it('name the argument that does not fit', function()
       local m = mamba_cp.MambaContextParallel(tide.comm.simulate(2, 0), 4, 2, 2, 3)
-      refused('E_ARG', "pre_conv_ssm: argument 'projected': expected a tensor [batch, tokens, 32]",
-         m.pre_conv_ssm, m, tide.ones { 4 })
-      refused('E_SHAPE', 'pre_conv_ssm: projected: expected [batch, tokens, 32]',
-         m.pre_conv_ssm, m, tide.ones { 1, 4, 31 })
-      refused('E_SHAPE', 'post_conv_ssm: y: expected [batch, tokens, 4]',
-         m.post_conv_ssm, m, tide.ones { 1, 4, 8 })
+      local says = "argument '%s': expected a tensor [batch, tokens, width = %d]"
+      refused('E_ARG', 'pre_conv_ssm: ' .. says:format('projected', 32), m.pre_conv_ssm, m,
+         tide.ones { 4 })
+      refused('E_ARG', 'pre_conv_ssm: ' .. says:format('projected', 32), m.pre_conv_ssm, m,
+         tide.ones { 1, 4, 31 })
+      refused('E_ARG', 'post_conv_ssm: ' .. says:format('y', 4), m.post_conv_ssm, m,
+         tide.ones { 1, 4, 8 })
       refused('E_SHAPE', 'all_to_all: x: dim 1 has 3 elements, which do not divide among 2',
          mamba_cp.all_to_all, tide.ones { 3 }, tide.comm.simulate(2, 0))
       refused('E_SHAPE', 'x: dim 3 has 7 elements', mamba_cp.all_to_all_cp2hp,

@@ -178,8 +178,8 @@ describe('MambaContextParallel', function()
       assert.is_true(rawequal(x, m:pre_conv_ssm(x)))
       assert.is_true(rawequal(y, m:post_conv_ssm(y)))
       -- of the width that it needs on several
-      refused('E_SHAPE', 'projected: expected', m.pre_conv_ssm, m, tide.zeros { 1, 4, m.width + 1 })
-      refused('E_SHAPE', 'y: expected', m.post_conv_ssm, m, tide.zeros { 1, 4, 1 })
+      refused('E_ARG', "'projected': expected", m.pre_conv_ssm, m, tide.zeros { 1, 4, m.width + 1 })
+      refused('E_ARG', "'y': expected", m.post_conv_ssm, m, tide.zeros { 1, 4, 1 })
    end)
 end)
 
@@ -265,8 +265,8 @@ describe('mistakes', function()
          { 0, 1, 2, 3, 4 })
       refused('E_ARG', { 'ends at 8', '12 tokens' }, mamba_cp.undo_attention_load_balancing, x, 2,
          { 0, 8 })
-      refused('E_ARG', 'order[2]', mamba_cp.reorder_chunks, x, { 0, 0 }, { 0, 12 })
-      refused('E_ARG', 'order[1]', mamba_cp.reorder_chunks, x, { 1 }, { 0, 12 })
+      refused('E_ARG', 'order: expected each of', mamba_cp.reorder_chunks, x, { 0, 0 }, { 0, 12 })
+      refused('E_ARG', 'the chunks 0 .. 0 once', mamba_cp.reorder_chunks, x, { 1 }, { 0, 12 })
       refused('E_ARG', { 'ends at 4', '6 tokens' }, mamba_cp.deinterleave_packed_seqs, x, { 0, 4 },
          2)
       refused('E_ARG', 'do not divide', mamba_cp.deinterleave_packed_seqs, x, { 0, 2 }, 5)
@@ -279,12 +279,12 @@ describe('mistakes', function()
 
    it('of sizes are errors', function()
       local m = at(2, 0, 8, 2, 1, 3)
-      refused('E_SHAPE', 'projected: expected [batch, tokens, 46]', m.pre_conv_ssm, m,
-         tide.zeros { 1, 4, 7 })
+      refused('E_ARG', "'projected': expected a tensor [batch, tokens, width = 46]",
+         m.pre_conv_ssm, m, tide.zeros { 1, 4, 7 })
       refused('E_ARG', 'multiple of 4', m.pre_conv_ssm, m, tide.zeros { 1, 3, m.width })
       refused('E_ARG', { 'ends at 4', '8 tokens' }, m.pre_conv_ssm, m, tide.zeros { 4, m.width },
          { 0, 4 })
-      refused('E_SHAPE', 'y: expected [batch, tokens, 8]', m.post_conv_ssm, m,
+      refused('E_ARG', "'y': expected a tensor [batch, tokens, width = 8]", m.post_conv_ssm, m,
          tide.zeros { 1, 8, 3 })
       refused('E_ARG', 'x', m.pre_conv_ssm, m, tide.zeros { 4 })
       refused('E_ARG', 'cp_group', mamba_cp.MambaContextParallel, {}, 8, 2, 1, 3)
@@ -294,9 +294,9 @@ describe('mistakes', function()
       local m = at(2, 0, 8, 2, 2, 3)
       local other = at(2, 0, 8, 2, 2, 3, tide.nn.Mamba2 { dim = 16, head_dim = 8, state = 4 })
       refused('E_ARG', { "'mixer'", 'conv1d' }, m.get_conv1d_weight, m)
-      refused('E_ARG', '28 channels', other.get_conv1d_weight, other)
-      refused('E_ARG', '[8] of heads', other.get_dt_bias, other)
-      refused('E_ARG', '[8] of heads', m.get_D, m, tide.zeros { 7 })
+      refused('E_ARG', '[channels = 28, ..]', other.get_conv1d_weight, other)
+      refused('E_ARG', '[heads = 8]', other.get_dt_bias, other)
+      refused('E_ARG', '[heads = 8]', m.get_D, m, tide.zeros { 7 })
       refused('E_ARG', '2 groups', m.repeat_group_state, m, tide.zeros { 1, 7 })
       refused('E_ARG', "'map'", mamba_cp.price, other.mixer, {})
    end)

@@ -285,7 +285,7 @@ describe('cuts by cost', function()
       for i = 1, 404 do many[i] = i <= 4 and 1024 or 112 end
       assert.same(numbers '0 1 2 3 36 128 220 312 404', bounds(many, 8, 0))
       assert.same(numbers '0 13 69 125 181 236 292 348 404', bounds(many, 8, 3456))
-      refused('E_ARG', 'positive', split.proportional, { 1, 0 }, 2)
+      refused('E_ARG', "'costs[2]': expected a number > 0", split.proportional, { 1, 0 }, 2)
       for _, row in ipairs { { 4, 4, 96, 23 }, { 8, 4, 96, 22 }, { 92, 4, 96, 1 }, { 96, 4, 96, 0 },
          { 100, 4, 96, 0 }, { 4, 0, 96, 0 } } do
          assert.equal(row[4], split.pad_frames(row[1], row[2], row[3]))

@@ -5,6 +5,7 @@
 -- will do; the first result is then v itself.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local old = require 'tide.util.old'
 
 local axis_of = {}
@@ -12,6 +13,10 @@ local axis_of = {}
 local function talks(v)
    return type(v) == 'table' and type(v.all_reduce) == 'function'
 end
+
+signature.kind('axis', 'an axis of a mesh or a communicator', function(v)
+   return type(v) == 'table' and type(v.size) == 'number' and type(v.rank) == 'number'
+end, 'tide.Comm')
 
 -- Whether v may be a mesh, an axis or a communicator; a table of options may not.
 function axis_of.is_ranks(v)
@@ -38,9 +43,6 @@ end
 
 return setmetatable(axis_of, { __call = function(_, op, name, v, plain)
    local comm = talks(v) and v or type(v) == 'table' and talks(v.comm) and v.comm or nil
-   if type(v) ~= 'table' or type(v.size) ~= 'number' or type(v.rank) ~= 'number'
-      or not (comm or plain) then
-      err.arg(op, name, 'an axis of a mesh or a communicator', v)
-   end
+   signature.check(op, name, comm ~= nil and v or plain and v or nil, 'axis')
    return comm or v, v.size, v.rank
 end })

@@ -124,33 +124,10 @@ end
 
 -- ---- building rows ---------------------------------------------------------------------------
 
--- A loss mask counts a label where it is 1 or true; other values have no meaning here.
-local function check_mask(op, i, mask)
-   err.type(op, ('samples[%d].loss_mask'):format(i), mask, 'table')
-   for k, v in ipairs(mask) do
-      if v ~= 0 and v ~= 1 and type(v) ~= 'boolean' then
-         err.arg(op, ('samples[%d].loss_mask[%d]'):format(i, k), '0, 1 or a boolean', v)
-      end
-   end
-end
-
-local function check_samples(op, samples, size, drop)
-   err.type(op, 'samples', samples, 'table')
+-- The samples that fit into packs of `size` tokens.
+local function fitting(op, samples, size, drop)
    local kept = {}
    for i, s in ipairs(samples) do
-      err.type(op, ('samples[%d]'):format(i), s, 'table')
-      for _, field in ipairs { 'input_ids', 'labels' } do
-         err.type(op, ('samples[%d].%s'):format(i, field), s[field], 'table')
-      end
-      if s.loss_mask ~= nil then check_mask(op, i, s.loss_mask) end
-      if #s.input_ids ~= #s.labels then
-         err.raise('E_ARG', op, 'sample %d has %d tokens and %d labels', i, #s.input_ids,
-            #s.labels)
-      end
-      if s.loss_mask and #s.loss_mask ~= #s.labels then
-         err.raise('E_ARG', op, 'sample %d has %d labels and a loss mask of %d', i, #s.labels,
-            #s.loss_mask)
-      end
       if #s.input_ids <= size then
          kept[#kept + 1] = s
       elseif not drop then
@@ -198,13 +175,8 @@ local function lengths_of(samples)
 end
 
 local function begin(op, samples, opts)
-   local size, cp = opts.size, opts.cp
-   local unit = cp > 1 and 2 * cp or 1
-   if size % unit ~= 0 then
-      err.raise('E_ARG', op, 'a pack of %d tokens cannot be cut over %d ranks: expected a multiple '
-         .. 'of %d', size, cp, unit)
-   end
-   return check_samples(op, samples, size, opts.drop_long), size, unit, opts.padding_token_id
+   local size, unit = opts.size, opts.cp > 1 and 2 * opts.cp or 1
+   return fitting(op, samples, size, opts.drop_long), size, unit, opts.padding_token_id
 end
 
 local function rows(samples, bins, size, unit, pad, indexed, most)
@@ -314,12 +286,23 @@ local building = {
    'size: integer >= 1 -- tokens of a row', 'cp: integer >= 1 = 1 -- ranks each slot is cut over',
    'padding_token_id: integer = 0', 'drop_long: boolean? -- leaves out samples that do not fit',
    'max_packs: integer? >= 0 -- rows, at most',
+   'where cp == 1 or size % (2 * cp) == 0 -- a pack of {size} tokens cannot be cut over {cp} '
+      .. 'ranks: expected a multiple of {2 * cp}',
 }
+signature.kind('flag', '0, 1 or a boolean', function(v)
+   return v == 0 or v == 1 or type(v) == 'boolean'
+end, 'any')
+signature.record('sample', 'a table { input_ids =, labels = }', {
+   'input_ids: table', 'labels: table', 'loss_mask: flag[]? -- 1 or true where a label counts',
+   'where #input_ids == #labels -- it has {#input_ids} tokens and {#labels} labels',
+   'where not loss_mask or #loss_mask == #labels -- it has {#labels} labels and a loss mask of '
+      .. '{#loss_mask}',
+})
 local bins = 'lengths: integer[] >= 0; size: integer >= 1; max_bins: integer? >= 0'
 return signature.doors('parallel.pack', pack, {
    knapsack = bins, best_fit = bins, cp_degree = 'length: integer >= 0; most: integer >= 1',
-   greedy = { opts = building },
-   neat = { opts = { building,
+   greedy = { 'samples: sample[]', opts = building },
+   neat = { 'samples: sample[]', opts = { building,
       "fit: 'emptiest' | 'best' = 'emptiest' -- which bin takes the next: knapsack or best_fit" } },
    dp_balanced = { 'lengths: integer[] >= 0', opts = {
       'size: integer >= 1 -- tokens of a pack on a rank', 'dp: integer >= 1 -- data-parallel ranks',

@@ -15,10 +15,18 @@
 --    ranks, comm, sharded, or what signature.kind made
 --    integer?                  may be absent; so may what has a default
 --    integer[]                 a list of them
---    integer >= 1, integer in [2, 4], number in [0, 1)      or a bound that is an argument before
---                              it: integer in [0, size)
---    tensor [batch, tokens]    a tensor of as many dims; '..' stands for any number of them
+--    integer >= 1, integer < 0, number > 0, integer in [2, 4], number in [0, 1)
+--                              a bound may be an argument before it, or of self: >= self.size
+--    tensor [B, T]             a tensor of as many dims; '..' stands for any number of them. Dims
+--                              of one name are equal in all arguments; [B or 1, T] takes two sizes
+--    tensor [B, T] or [T] of i64, i32       one of several shapes; one of these dtypes
 --    'sum' | 'mean'            one of these words; number >= 0 | function: one of these types
+--
+-- A row "where condition -- message" relates arguments. The condition is a Lua expression of them
+-- (of `self`, too); {expressions} in the message show values, and it may begin with another code:
+--
+--    'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})'
+--    'where self.file -- E_STATE: {self.path} is closed'
 --
 -- A default is a number, true, false, 'a word', or the name of an argument before it. A table of
 -- options arrives as a checked copy with its defaults; an unknown name is E_ARG with the nearest.
@@ -37,6 +45,9 @@ local kinds = {
    number = { 'a finite number', 'number', err.number, 'number' },
    ['function'] = { 'a function', 'function', err.func, 'function' },
    any = { 'any value', nil, function(_, _, v) return v end, 'any' },
+   ['false'] = { 'false', 'boolean', function(op, name, v)
+      return v and err.arg(op, name, 'false', v)
+   end, 'false' },
 }
 local dtypes = { 'f32', 'f64', 'bf16', 'f16' }
 kinds.float = { 'a floating dtype', 'string', function(op, name, v)
@@ -51,8 +62,14 @@ end
 -- test(value), and its name in annotations.
 function signature.kind(name, text, test, annotation)
    kinds[name] = { text, 'table', function(op, what, v)
-      return test(v) and v or err.arg(op, what, text, v)
+      if not test(v) then err.arg(op, what, text, v) end
+      return v
    end, annotation or 'table' }
+end
+
+-- Makes a kind of value whose reader, read(op, name, v), checks and may convert it.
+function signature.reader(name, text, read, annotation)
+   kinds[name] = { text, 'table', read, annotation or 'table' }
 end
 
 signature.kind('comm', 'a communicator', function(v)
@@ -65,38 +82,112 @@ signature.kind('sharded', 'what tide.parallel.fully_shard returned', function(v)
    return type(v) == 'table' and v.is_sharded and true or false
 end, 'tide.Sharded')
 
--- A tensor of as many dims as `shape` ('[B, T]') names.
-local function tensor(shape)
-   local text = 'a tensor' .. (shape ~= '' and ' ' .. shape or '')
-   local ndim = shape ~= '' and not shape:find('..', 1, true) and select(2, shape:gsub(',', '')) + 1
-   return { text, 'cdata', function(op, name, v)
-      if not require 'tide'.is_tensor(v) or ndim and v.ndim ~= ndim then
-         err.arg(op, name, text, v)
+-- What a dim of a shape says now: '2' for a letter whose size is known, 'heads = 2' for a word.
+local function dim_text(dim, values)
+   return (dim:gsub('%a[%w_]*', function(name)
+      local n = values['[' .. name]
+      return n and (#name > 1 and name .. ' = ' or '') .. n or nil
+   end))
+end
+
+local function dim_fits(dim, size, values)
+   for name in dim:gmatch '[%w_]+' do
+      local want = tonumber(name) or values['[' .. name]
+      if name ~= 'or' and (want == nil or want == size) then return true end
+   end
+end
+
+-- Whether t has a shape (a list of dims); notes the sizes of names that stand alone.
+local function has_shape(t, dims, values)
+   local open = dims[#dims] == '..'
+   local n = open and #dims - 1 or #dims
+   if open and t.ndim < n or not open and t.ndim ~= n then return false end
+   for d = 1, n do
+      if not dim_fits(dims[d], t:size(d), values) then return false end
+   end
+   for d = 1, n do
+      if dims[d]:find '^%a[%w_]*$' then values['[' .. dims[d]] = t:size(d) end
+   end
+   return true
+end
+
+local function shapes_of(text)
+   local list = {}
+   for inside in text:gmatch '%[(.-)%]' do
+      local dims = {}
+      for dim in inside:gmatch '[^,]+' do dims[#dims + 1] = dim:match '^%s*(.-)%s*$' end
+      list[#list + 1] = dims
+   end
+   return list
+end
+
+local function tensor_text(shapes, of, values)
+   local list = {}
+   for i, dims in ipairs(shapes) do
+      local texts = {}
+      for d, dim in ipairs(dims) do texts[d] = dim_text(dim, values) end
+      list[i] = ' [' .. table.concat(texts, ', ') .. ']'
+   end
+   return 'a tensor' .. table.concat(list, ' or') .. (of and ' of ' .. of or '')
+end
+
+-- A tensor of one of the shapes and dtypes that a text '[B, T] or [T] of i64, i32' names.
+local function tensor(text)
+   local shapes, of = shapes_of(text), text:match '%f[%a]of ([%w, ]+)$'
+   return { tensor_text(shapes, of, {}), 'cdata', function(op, name, v, values)
+      values = values or {}
+      local fits = require 'tide'.is_tensor(v)
+         and (not of or (', ' .. of .. ','):find(' ' .. v.dtype .. ',', 1, true))
+      local shaped = #shapes == 0
+      for _, dims in ipairs(fits and shapes or {}) do
+         shaped = shaped or has_shape(v, dims, values)
       end
+      if not (fits and shaped) then err.arg(op, name, tensor_text(shapes, of, values), v) end
       return v
    end, 'tide.Tensor' }
 end
 
 -- ---- types -----------------------------------------------------------------------------------
 
+-- The bounds of a range: low or nil, high or nil, and whether a bound itself is out of it.
+local function bounds_of(range)
+   local low, high, closing = range:match '^in %[([^,]+),%s*([^%]%)]+)([%]%)])$'
+   if low then return low, high, closing == ')' end
+   local sign, bound = range:match '^([<>]=?) (%S+)$'
+   if not sign then error('signature: no range: ' .. range) end
+   if sign:find '>' then return bound, nil, sign == '>' end
+   return nil, bound, sign == '<'
+end
+
+-- The number that a bound says: itself, an argument before it, or a field of self.
+local function bound(text, values)
+   if not text or tonumber(text) then return tonumber(text) end
+   local field = text:match '^self%.(.*)$'
+   if field then return values.self[field] end
+   return values[text]
+end
+
 -- The reader of a kind within a range; values: the arguments before it, which bounds may name.
 local function ranged(kind, range)
-   local low, high, closing = range:match '^in %[([^,]+),%s*([^%]%)]+)([%]%)])$'
-   low = low or range:match '^>= (%S+)$'
-   if not low then error('signature: no range: ' .. range) end
-   local open = closing == ')'
+   local low, high, open = bounds_of(range)
+   local whole = open and kind[1] == 'an integer' and 1 or 0
    return function(op, name, v, values)
-      local lo, hi = tonumber(low) or values[low], high and (tonumber(high) or values[high])
-      if open and kind[1] == 'an integer' then return kind[3](op, name, v, lo, hi - 1) end
+      local lo, hi = bound(low, values), bound(high, values)
+      if whole == 1 and hi then hi = hi - 1 elseif whole == 1 then lo = lo + 1 end
       kind[3](op, name, v, lo, hi)
-      if open and v == hi then err.arg(op, name, 'a number ' .. range, v) end
+      if open and whole == 0 and v == (hi or lo) then
+         err.arg(op, name, 'a number ' .. range, v)
+      end
       return v
    end
 end
 
 local function listed(read)
    return function(op, name, v, values)
-      for i, item in ipairs(err.type(op, name, v, 'table')) do
+      if #err.type(op, name, v, 'table') == 0 and next(v) ~= nil then
+         err.arg(op, name, 'a list', v)
+      end
+      for i, item in ipairs(v) do
          read(op, ('%s[%d]'):format(name, i), item, values)
       end
       return v
@@ -109,7 +200,10 @@ local function alternative(text)
    local kind = base == 'tensor' and tensor(rest) or kinds[base]
    if not kind then error('signature: no kind: ' .. text) end
    local within, read = rest ~= '' and base ~= 'tensor', kind[3]
-   local row = { kind[1], kind[2], function(op, name, v) return read(op, name, v) end, kind[4] }
+   local row = { kind[1], kind[2], function(op, name, v, values)
+      if base == 'tensor' then return read(op, name, v, values) end
+      return read(op, name, v)
+   end, kind[4] }
    if within then row[1], row[3] = row[1] .. ' ' .. rest, ranged(kind, rest) end
    return list == '' and row or { 'a list', 'table', listed(row[3]), row[4] .. '[]' }
 end
@@ -139,6 +233,60 @@ local function type_of(text)
    local rows = {}
    for part in text:gmatch '[^|]+' do rows[#rows + 1] = alternative(part:match '^%s*(.-)%s*$') end
    return #rows == 1 and rows[1] or union(rows)
+end
+
+-- ---- relations -------------------------------------------------------------------------------
+
+-- What conditions may call.
+local library = { math = math, type = type }
+
+-- The last entry of a list.
+function library.last(list) return list[#list] end
+
+-- Whether a list has each of 0 .. #list - 1 once.
+function library.permutes(list)
+   local seen = {}
+   for _, k in ipairs(list) do
+      if seen[k] or k < 0 or k >= #list then return false end
+      seen[k] = true
+   end
+   return true
+end
+
+-- The sum of a list.
+function library.sum(list)
+   local n = 0
+   for _, v in ipairs(list) do n = n + v end
+   return n
+end
+
+local function expression(text)
+   return loadstring('return ' .. text) or error('signature: no expression: ' .. text)
+end
+
+local function relation_of(text)
+   local test, said = text:match '^where%s+(.-)%s+%-%-%s+(.*)$'
+   if not test then error('signature: no relation: ' .. text) end
+   local code, rest = said:match '^(E_%u+): (.*)$'
+   return { code = code or 'E_ARG', said = rest or said, test = expression(test) }
+end
+
+local function shown(v) return type(v) == 'string' and v or err.show(v) end
+
+-- Raises unless values have these relations. name: what they are parts of, if of an argument.
+local function hold(relations, op, values, name)
+   local env = setmetatable({}, { __index = function(_, k)
+      if values[k] == nil then return library[k] end
+      return values[k]
+   end })
+   for _, relation in ipairs(relations) do
+      if not setfenv(relation.test, env)() then
+         err.raise(relation.code, op, '%s%s', name and name .. ': ' or '',
+            (relation.said:gsub('{(.-)}', function(text)
+               return shown(setfenv(expression(text), env)())
+            end)))
+      end
+   end
 end
 
 -- ---- rows ------------------------------------------------------------------------------------
@@ -178,26 +326,50 @@ end
 local types = {}
 
 -- Returns v, an argument `name` of op, if it is of a type ('integer >= 1', 'float?'), or a default
--- ('integer >= 1 = 1'); raises E_ARG if it is not.
-function signature.check(op, name, v, text)
-   local row = types[text] or row_of('value: ' .. text)
+-- ('integer >= 1 = 1'); raises E_ARG if it is not. known: sizes of dims and bounds that the type
+-- names.
+function signature.check(op, name, v, text, known)
+   local row, values = types[text] or row_of('value: ' .. text), {}
    types[text] = row
-   return read(row, op, v, {}, name)
+   for k, n in each(known or {}) do values[k], values['[' .. k] = n, n end
+   return read(row, op, v, values, name)
 end
 
 local function add_rows(list, texts)
    for _, text in ipairs(texts) do
-      if type(text) == 'table' then add_rows(list, text) else list[#list + 1] = row_of(text) end
+      if type(text) == 'table' then
+         add_rows(list, text)
+      elseif text:find '^%s*where ' then
+         list.where[#list.where + 1] = relation_of(text:match '^%s*(.-)%s*$')
+      else
+         list[#list + 1] = row_of(text)
+      end
    end
    return list
 end
 
--- Rows of options, or of arguments parted by ';'.
+-- Rows of options, or of arguments parted by ';', and their relations as `where`.
 function signature.rows(given)
-   local list = {}
-   if type(given) == 'table' then return add_rows(list, given) end
-   for text in (given or ''):gmatch '[^;]+' do list[#list + 1] = row_of(text) end
-   return list
+   local texts = type(given) == 'table' and given or {}
+   if type(given) == 'string' then
+      for text in given:gmatch '[^;]+' do texts[#texts + 1] = text end
+   end
+   return add_rows({ where = {} }, texts)
+end
+
+-- Makes a kind of table { name = value } whose fields are rows and relations; further fields are
+-- free. text: what messages call it.
+function signature.record(name, text, given)
+   local rows = signature.rows(given)
+   kinds[name] = { text, 'table', function(op, what, v)
+      if type(v) ~= 'table' then err.arg(op, what, text, v) end
+      local values = {}
+      for _, row in ipairs(rows) do
+         values[row.name] = read(row, op, v[row.name], values, what .. '.' .. row.name)
+      end
+      hold(rows.where, op, values, what)
+      return v
+   end, 'table', rows = rows }
 end
 
 -- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
@@ -217,6 +389,7 @@ function signature.options(given)
          local v = read(row, op, opts[row.name], all)
          values[row.name], all[row.name] = v, v
       end
+      hold(rows.where, op, all)
       return values
    end, rows
 end
@@ -236,28 +409,33 @@ end
 
 -- _all: the arguments so far, for bounds and defaults that name one; nil where there is no other.
 local row_code = '%s = _read(_rows[%d], _op, %s, _all)\n'
-local code = 'local _fn, _read, _rows, _op, _options = ...\nreturn function(%s)\nlocal _all = %s\n'
+local code = 'local _fn, _read, _rows, _op, _options, _hold = ...\nreturn function(%s)\n'
+   .. 'local _all = %s\n'
    .. '%sreturn _fn(%s)\nend'
 
 -- A function with the parameters of fn that checks the arguments of rows, and calls fn.
 local function checked(door, fn)
    local names, more = parameters(fn)
-   local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil
+   local related = #door.args.where > 0
+   local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil or related
+      or door.args[1] ~= nil and door.args[1].kind:find('self.', 1, true) ~= nil
    for i, name in ipairs(names) do place[name] = i end
+   if place.self and several then lines[1] = '_all.self = self\n' end
    for i, row in ipairs(door.args) do
       local name = row.name
       if not place[name] then error(('signature: %s has no %s'):format(door.op, name)) end
-      lines[i] = row_code:format(name, i, name)
-      if several then lines[i] = lines[i] .. ('_all.%s = %s\n'):format(name, name) end
+      lines[#lines + 1] = row_code:format(name, i, name)
+      if several then lines[#lines + 1] = ('_all.%s = %s\n'):format(name, name) end
    end
    if door.read then
       local last = place.opts and 'opts' or names[#names]
       lines[#lines + 1] = ('%s = _options(_op, %s, _all)\n'):format(last, last)
    end
+   if related then lines[#lines + 1] = '_hold(_rows.where, _op, _all)\n' end
    if more then names[#names + 1] = '...' end
    local list = table.concat(names, ', ')
    local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
-   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read)
+   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read, hold)
 end
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
@@ -282,6 +460,9 @@ function signature.of(fn) return by_function[fn] end
 
 -- All doors by their names.
 function signature.all() return doors end
+
+-- The rows of a record's kind; nil of others.
+function signature.fields(name) return kinds[name] and kinds[name].rows end
 
 -- The text of a row's type, and its annotation.
 function signature.type_text(row)

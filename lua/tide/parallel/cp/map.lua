@@ -67,6 +67,11 @@ function cp_map.cu(op, name, v)
    return cu
 end
 
+signature.reader('cu', 'cumulative lengths', cp_map.cu)
+signature.kind('plan', 'a plan (parallel.cp_map)', function(v)
+   return type(v) == 'table' and type(v.size) == 'number' and type(v.shard) == 'function'
+end)
+
 -- Checks that every document fits its slot.
 function cp_map.check_slots(op, real, slot)
    err.integers(op, 'cu_real', real, 0)
@@ -85,25 +90,10 @@ end
 
 -- Documents of the source stream: real and slot lists, and its length.
 local function documents(op, o)
-   local real, slot
-   if o.cu ~= nil then
-      if o.cu_real ~= nil or o.cu_slot ~= nil then
-         err.arg(op, 'cu', 'cu, or cu_real and cu_slot', 'all of them')
-      end
-      real = cp_map.cu(op, 'cu', o.cu)
-      slot = real
-   elseif o.cu_real ~= nil or o.cu_slot ~= nil then
-      real, slot = cp_map.cu(op, 'cu_real', o.cu_real), cp_map.cu(op, 'cu_slot', o.cu_slot)
-      cp_map.check_slots(op, real, slot)
-   end
-   local length = o.length
-   if length == nil and slot then length = slot[#slot] end
-   err.integer(op, 'length', length, 0, 2^53)
-   if not slot then return { 0, length }, { 0, length }, length, false end
-   if slot[#slot] > length then
-      err.raise('E_ARG', op, 'the documents end at %d, there are %d tokens', slot[#slot], length)
-   end
-   return real, slot, length, true
+   local real, slot = o.cu or o.cu_real, o.cu or o.cu_slot
+   if not slot then return { 0, o.length }, { 0, o.length }, o.length, false end
+   if real ~= slot then cp_map.check_slots(op, real, slot) end
+   return real, slot, o.length or slot[#slot], true
 end
 
 -- ---- padding ---------------------------------------------------------------------------------
@@ -153,15 +143,9 @@ end
 -- ---- making a plan ---------------------------------------------------------------------------
 
 local function ranks_of(op, o)
-   if o.axis ~= nil then
-      if o.size ~= nil or o.rank ~= nil then
-         err.arg(op, 'axis', 'axis, or size and rank', 'both')
-      end
-      local _, size, rank = axis_of(op, 'axis', o.axis, true)
-      return size, rank
-   end
-   local size = o.size or 1
-   return size, err.integer(op, 'rank', o.rank or 0, 0, size - 1)
+   if o.axis == nil then return o.size or 1, o.rank or 0 end
+   local _, size, rank = axis_of(op, 'axis', o.axis, true)
+   return size, rank
 end
 
 -- A permutation in rank order as runs of each rank.
@@ -243,9 +227,6 @@ end
 
 -- Whole position of token i (from 0) of a rank.
 function Map:position(rank, i)
-   local op = 'parallel.cp_map.position'
-   err.integer(op, 'rank', rank, 0, self.size - 1)
-   err.integer(op, 'i', i, 0, self.count - 1)
    if self.kind == 'contiguous' then return rank * self.count + i end
    if self.all_runs then
       local runs = self.all_runs[rank + 1]
@@ -271,7 +252,6 @@ end
 
 -- Rank and place in that rank (from 0) of whole position g.
 function Map:place(g)
-   err.integer('parallel.cp_map.place', 'g', g, 0, self.padded - 1)
    local W = self.size
    if self.kind == 'contiguous' then return math.floor(g / self.count), g % self.count end
    if not self.all_runs then
@@ -329,6 +309,10 @@ local rules = {
    'block: integer >= 1 = 1 -- each of those parts is a multiple of it (FP8)',
    'multiple: integer >= 1 = 1 -- so is the whole of this',
 }
+signature.doors('parallel.cp_map', Map, {
+   position = 'rank: integer in [0, self.size); i: integer in [0, self.count)',
+   place = 'g: integer in [0, self.padded)',
+})
 return signature.doors('parallel.cp_map', cp_map, {
    lcm = 'a: integer >= 1; b: integer >= 1',
    multiple = { opts = { 'size: integer >= 1 = 1 -- ranks',
@@ -336,9 +320,20 @@ return signature.doors('parallel.cp_map', cp_map, {
    new = { opts = {
       "kind: 'contiguous' | 'zigzag' | 'document' | 'balanced' | 'custom' = 'zigzag' -- the layout",
       'axis: any? -- the ranks; or size and rank', 'size: integer? in [1, 2147483647]',
-      'rank: any?', 'length: any? -- tokens of the sequence; by default those of the documents',
-      'cu: any? -- cumulative lengths of the documents, a list or a tensor',
-      'cu_real: any? -- those of documents in larger slots', 'cu_slot: any? -- those of the slots',
+      'rank: integer? >= 0',
+      'length: integer? >= 0 -- tokens of the sequence; by default those of the documents',
+      'cu: cu? -- cumulative lengths of the documents, a list or a tensor',
+      'cu_real: cu? -- those of documents in larger slots', 'cu_slot: cu? -- those of the slots',
+      'where axis == nil or not size and not rank -- axis and size: give the axis, or size and '
+         .. 'rank',
+      "where (rank or 0) < (size or 1) -- argument 'rank': expected one of the {size or 1} ranks, "
+         .. 'got {rank}',
+      'where not cu or not cu_real and not cu_slot -- cu and cu_real: give cu, or cu_real and '
+         .. 'cu_slot',
+      'where not cu_real == not cu_slot -- cu_real and cu_slot are given together',
+      "where length or cu or cu_slot -- argument 'length': expected an integer >= 0, got nil",
+      'where not length or not (cu or cu_slot) or last(cu or cu_slot) <= length -- the documents '
+         .. 'end at {last(cu or cu_slot)}, there are {length} tokens',
       'pad: boolean = true -- lengths are rounded up inside the plan; false: they must fit', rules,
       'index: any? -- of custom: whole positions in rank order',
       'mask: any? -- { causal, window, linear }: what balanced balances',

@@ -23,6 +23,7 @@ local collective = require 'tide.parallel.collective_op'
 local cp_map = require 'tide.parallel.cp.map'
 local exchange = require 'tide.parallel.cp.exchange'
 local fingerprint = require 'tide.parallel.fingerprint'
+local signature = require 'tide.util.signature'
 local split = require 'tide.parallel.mamba.split'
 local zigzag = require 'tide.parallel.zigzag'
 
@@ -33,7 +34,6 @@ local mamba_cp = { split_heads = split.heads }
 -- Returns the ranks of argument `comm` of op. Raises E_COMM on all of them unless they give tensors
 -- of one shape, and E_SHAPE unless dim `cut` divides among them.
 local function same_shape(op, x, axis, cut)
-   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor', x) end
    local comm, W = axis_of(op, 'comm', axis)
    agree.once(comm, op, 'tensors', ('[%s] %s'):format(table.concat(x.shape, ', '), x.dtype))
    if x:size(cut) % W ~= 0 then
@@ -50,9 +50,6 @@ function mamba_cp.all_to_all(x, comm)
 end
 
 local function dims_of(op, x, batch_size)
-   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
-      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
-   end
    local rows = x.ndim == 3 and x:size(1) or 1
    if batch_size ~= nil and batch_size ~= rows then
       err.arg(op, 'batch_size', ('%d, as x has'):format(rows), batch_size)
@@ -79,12 +76,10 @@ end
 
 -- ---- orders of tokens ------------------------------------------------------------------------
 
-local function ranks_of(op, W) return err.integer(op, 'W', W, 1, 2^20) end
-
 -- The chunks (from 0) of a sequence of 2 W in rank order.
 function mamba_cp.redo_order(W)
    local list = {}
-   for r = 0, ranks_of('parallel.mamba_cp.redo_order', W) - 1 do
+   for r = 0, W - 1 do
       local runs = zigzag({ 0, 2 * W }, W, r)
       list[2 * r + 1], list[2 * r + 2] = runs[1], runs[3]
    end
@@ -94,7 +89,6 @@ end
 -- The inverse: their places in rank order, in the order of the sequence.
 function mamba_cp.undo_order(W)
    local list = {}
-   ranks_of('parallel.mamba_cp.undo_order', W)
    for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
    return list
 end
@@ -117,22 +111,9 @@ local function covered(op, name, cu, tokens)
    return cu
 end
 
-local function check_order(op, order)
-   err.type(op, 'order', order, 'table')
-   local seen = {}
-   for i, k in ipairs(order) do
-      err.integer(op, ('order[%d]'):format(i), k, 0, #order - 1)
-      if seen[k] then err.arg(op, ('order[%d]'):format(i), 'every chunk once', k) end
-      seen[k] = true
-   end
-   if #order == 0 then err.arg(op, 'order', 'at least one chunk', order) end
-   return order
-end
-
 -- Every document (the whole dim without cu) in #order equal chunks: chunk order[k] moves to place k
 -- (from 0). Dim 2, with cu and x [T, ...] dim 1.
 local function reorder(op, x, order, cu)
-   if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor', x) end
    local dim, n, runs = (cu and x.ndim < 3) and 1 or 2, #order, {}
    if x.ndim < dim then err.arg(op, 'x', ('at least %d dims'):format(dim), x) end
    cu = cu and covered(op, 'cu', cu, x:size(dim)) or { 0, x:size(dim) }
@@ -153,34 +134,26 @@ end
 -- x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k], from
 -- 0, moves to place k. Dim 2, with cu and x [T, ...] dim 1.
 function mamba_cp.reorder_chunks(x, order, cu)
-   local op = 'parallel.mamba_cp.reorder_chunks'
-   return reorder(op, x, check_order(op, order), cu)
+   return reorder('parallel.mamba_cp.reorder_chunks', x, order, cu)
 end
 
 -- Tokens (of every document) in rank order, as the balanced layout of attention leaves them, into
 -- the order of the sequence; and back.
 function mamba_cp.undo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.undo_attention_load_balancing'
-   ranks_of(op, W)
    return reorder(op, x, mamba_cp.undo_order(W), cu)
 end
 
 -- The way back of undo_attention_load_balancing.
 function mamba_cp.redo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.redo_attention_load_balancing'
-   ranks_of(op, W)
    return reorder(op, x, mamba_cp.redo_order(W), cu)
 end
 
 -- Index [rows] of the two below; cu_local in tokens of one rank.
 function mamba_cp.deinterleave_index(cu_local, W, rows)
-   local op = 'parallel.mamba_cp.deinterleave_packed_seqs'
-   ranks_of(op, W)
-   err.integer(op, 'rows', rows, 0)
-   if rows % W ~= 0 then
-      err.raise('E_ARG', op, '%d tokens do not divide among %d ranks', rows, W)
-   end
-   local cu, runs, each = covered(op, 'cu_local', cu_local, rows / W), {}, rows / W
+   local op, each, runs = 'parallel.mamba_cp.deinterleave_packed_seqs', rows / W, {}
+   local cu = covered(op, 'cu_local', cu_local, each)
    for d = 1, #cu - 1 do
       for r = 0, W - 1 do
          runs[#runs + 1] = r * each + cu[d]
@@ -190,29 +163,25 @@ function mamba_cp.deinterleave_index(cu_local, W, rows)
    return runs_index(runs)
 end
 
-local function tokens_dim(op, x)
-   if not tide.is_tensor(x) or x.ndim == 0 then err.arg(op, 'x', 'a tensor of tokens', x) end
-   return x.ndim < 3 and 1 or 2
-end
+local function tokens_dim(x) return x.ndim < 3 and 1 or 2 end
 
 -- Rank after rank, each with its parts of all documents -> document after document, each with the
 -- parts of all ranks; and back.
 function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
-   local dim = tokens_dim('parallel.mamba_cp.deinterleave_packed_seqs', x)
+   local dim = tokens_dim(x)
    return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
 end
 
 -- The way back of deinterleave_packed_seqs.
 function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
-   local dim = tokens_dim('parallel.mamba_cp.reinterleave_packed_seqs', x)
+   local dim = tokens_dim(x)
    return select(x, dim, tide.inverse_index(mamba_cp.deinterleave_index(cu_local, W,
       x:size(dim))))
 end
 
 -- Both at once: for each token of the sequence its place in rank order. cu in tokens of all ranks.
 function mamba_cp.pre_index(cu, W)
-   local op = 'parallel.mamba_cp.pre_index'
-   return tide.zigzag_places(i64(cp_map.cu(op, 'cu', cu)), ranks_of(op, W), 'i64')
+   return tide.zigzag_places(i64(cu), W, 'i64')
 end
 
 -- ---- MambaContextParallel --------------------------------------------------------------------
@@ -224,17 +193,6 @@ local name = 'parallel.mamba_cp.MambaContextParallel'
 
 local function divide_among(self)
    local W, H, G = self.cp_size, self.num_heads, self.n_groups
-   if H % W ~= 0 then
-      err.raise('E_ARG', name, 'num_heads (%d) must be divisible by cp_size (%d); attach splits '
-         .. 'them unevenly', H, W)
-   end
-   if G < W and W % G ~= 0 or G >= W and G % W ~= 0 then
-      err.raise('E_ARG', name, 'n_groups (%d) must %s cp_size (%d); attach takes any', G,
-         G < W and 'divide' or 'be divisible by', W)
-   end
-   if H % G ~= 0 then
-      err.raise('E_ARG', name, 'num_heads (%d) must be a multiple of n_groups (%d)', H, G)
-   end
    self.num_heads_local, self.group_repeat_count = H / W, G < W and W / G or 1
    self.n_groups_local = G < W and 1 or G / W
    self.d_inner, self.d_inner_local = H * self.head_dim, H / W * self.head_dim
@@ -244,10 +202,8 @@ end
 -- read at each call (may be nil where only tokens are exchanged).
 function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
    self.comm, self.cp_size, self.cp_rank = axis_of(name, 'cp_group', cp_group)
-   self.num_heads = err.integer(name, 'num_heads', num_heads, 1)
-   self.head_dim = err.integer(name, 'head_dim', head_dim, 1)
-   self.n_groups = err.integer(name, 'n_groups', n_groups, 1)
-   self.d_state, self.mixer = err.integer(name, 'd_state', d_state, 1), mixer
+   self.num_heads, self.head_dim, self.n_groups = num_heads, head_dim, n_groups
+   self.d_state, self.mixer = d_state, mixer
    divide_among(self)
    local s = { heads = num_heads, head_dim = head_dim, groups = n_groups, state = d_state }
    local go, back, P = {}, {}, self.d_inner_local
@@ -303,13 +259,8 @@ end
 
 -- x, argument `what`, as [B, T, width], and whether it was [T, width].
 local function batched(op, what, x, width)
-   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
-      err.arg(op, what, ('a tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width), x)
-   end
-   if x:size(x.ndim) ~= width then
-      err.raise('E_SHAPE', op, '%s: expected [batch, tokens, %d] or [tokens, %d], got [%s]', what,
-         width, width, table.concat(x.shape, ', '))
-   end
+   signature.check(op, what, x, 'tensor [batch, tokens, width] or [tokens, width]',
+      { width = width })
    return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
 end
 
@@ -360,20 +311,16 @@ end
 -- This rank's channels of a parameter of the convolution, dim 1: a copy.
 function MambaContextParallel:slice_conv_param(p)
    local list, channels = {}, self.d_inner + 2 * self.n_groups * self.d_state
-   if not tide.is_tensor(p) or p.ndim < 1 or p:size(1) ~= channels then
-      err.arg(name .. '.slice_conv_param', 'p', ('a tensor of %d channels'):format(channels), p)
-   end
+   signature.check(name .. '.slice_conv_param', 'p', p, 'tensor [channels, ..]',
+      { channels = channels })
    for i, run in ipairs(self.conv_runs) do list[i] = p:narrow(1, run[1] + 1, run[2]) end
    return tide.cat(list, 1)
 end
 
 -- A view: a part for this rank's heads.
 function MambaContextParallel:slice_vector_param(p)
-   if not tide.is_tensor(p) or p.ndim ~= 1
-      or p:numel() ~= self.num_heads and p:numel() ~= self.d_inner then
-      err.arg(name .. '.slice_vector_param', 'p', ('a tensor [%d] of heads or [%d] of channels')
-         :format(self.num_heads, self.d_inner), p)
-   end
+   signature.check(name .. '.slice_vector_param', 'p', p, 'tensor [heads] or [channels]',
+      { heads = self.num_heads, channels = self.d_inner })
    local n = p:numel() / self.cp_size
    return p:narrow(1, self.cp_rank * n + 1, n)
 end
@@ -423,4 +370,28 @@ for _, field in ipairs { 'attach', 'price', 'explain' } do
    mamba_cp[field] = function(...) return require('tide.parallel.mamba.attach')[field](...) end
 end
 
-return mamba_cp
+signature.doors(name, MambaContextParallel, { init = { op = name, {
+   'cp_group: axis', 'num_heads: integer >= 1', 'head_dim: integer >= 1', 'n_groups: integer >= 1',
+   'd_state: integer >= 1',
+   'where num_heads % cp_group.size == 0 -- num_heads ({num_heads}) must be divisible by cp_size '
+      .. '({cp_group.size}); attach splits them unevenly',
+   'where n_groups % cp_group.size == 0 or cp_group.size % n_groups == 0 -- n_groups ({n_groups}) '
+      .. 'must divide cp_size ({cp_group.size}), or be divisible by it; attach takes any',
+   'where num_heads % n_groups == 0 -- num_heads ({num_heads}) must be a multiple of n_groups '
+      .. '({n_groups})' } } })
+local ranks = 'W: integer in [1, 1048576]'
+local balancing = 'x: tensor [tokens, ..]; ' .. ranks
+local packed = 'x: tensor [tokens, ..]; cu_local: cu; ' .. ranks
+local rows = 'x: tensor [batch, tokens, width] or [tokens, width]'
+return signature.doors('parallel.mamba_cp', mamba_cp, {
+   all_to_all = 'x: tensor [blocks, ..]', all_to_all_cp2hp = rows, all_to_all_hp2cp = rows,
+   redo_order = ranks, undo_order = ranks,
+   reorder_chunks = { { 'x: tensor [tokens, ..]', 'order: integer[]',
+      'where #order > 0 and permutes(order) -- order: expected each of the chunks 0 .. '
+         .. '{math.max(#order - 1, 0)} once' } },
+   undo_attention_load_balancing = balancing, redo_attention_load_balancing = balancing,
+   deinterleave_index = { { 'cu_local: cu', ranks, 'rows: integer >= 0',
+      'where rows % W == 0 -- {rows} tokens do not divide among {W} ranks' } },
+   deinterleave_packed_seqs = packed, reinterleave_packed_seqs = packed,
+   pre_index = 'cu: cu; ' .. ranks,
+})

@@ -31,11 +31,6 @@ local function or_solo(op, axis)
    return axis
 end
 
--- Of tensors whose dim 2 is joined or cut.
-local function check_rows(op, x)
-   if not tide.is_tensor(x) or x.ndim < 2 then err.arg(op, 'x', 'a tensor [B, N, ...]', x) end
-end
-
 -- Raises on all ranks unless they have tensors of one dtype and, but for dim `free` (nil: none),
 -- one shape. more: what else must be the same, an item of agree.check.
 local function check_alike(op, axis, x, free, more)
@@ -66,14 +61,9 @@ end
 
 -- Tokens to add to a sequence of seq_len.
 function multimodal.get_padding(seq_len, opts)
-   local op, cp, tp = 'parallel.multimodal.get_padding', opts.cp_size, opts.tp_size
+   local cp, tp = opts.cp_size, opts.tp_size
    if opts.has_sp and opts.decoder_tp_comm_overlap then
-      local want = err.integer(op, 'decoder_seq_len', opts.decoder_seq_len, 0)
-      if want < seq_len then
-         err.raise('E_ARG', op, 'the sequence has %d tokens, decoder_seq_len only %d', seq_len,
-            want)
-      end
-      return want - seq_len
+      return opts.decoder_seq_len - seq_len
    end
    local factor
    if opts.rule == 'first' then
@@ -90,18 +80,13 @@ local function i32(list) return tide.tensor(list, { dtype = 'i32' }) end
 -- Packed parameters of rows that all have the same number of tokens. tokens: a tensor [B, S];
 -- img_seq_len more tokens in each row; padding_needed of the sum are padding; packed (false): 'thd'
 -- without padding, too, where there are several ranks.
-function multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size, packed)
-   local op = 'parallel.multimodal.get_packed_seq_params'
-   if not tide.is_tensor(tokens) or tokens.ndim < 2 then
-      err.arg(op, 'tokens', 'a tensor [B, S]', tokens)
-   end
-   local B, whole = tokens:size(1), tokens:size(2) + err.integer(op, 'img_seq_len', img_seq_len, 0)
-   local valid = whole - err.integer(op, 'padding_needed', padding_needed, 0, whole)
-   err.integer(op, 'cp_size', cp_size or 1, 1)
-   if packed ~= nil then err.type(op, 'use_packed_sequence', packed, 'boolean') end
+function multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size,
+   use_packed_sequence)
+   local B, whole = tokens:size(1), tokens:size(2) + img_seq_len
+   local valid = whole - padding_needed
    local cu, slots = { 0 }, { 0 }
    for b = 1, B do cu[b + 1], slots[b + 1] = b * valid, b * whole end
-   local thd = (cp_size or 1) > 1 and (padding_needed > 0 or packed == true)
+   local thd = cp_size > 1 and (padding_needed > 0 or use_packed_sequence)
    local q, padded = i32(cu), thd and i32(slots) or nil
    return {
       cu_seqlens_q = q, cu_seqlens_kv = q, cu_seqlens_q_padded = padded,
@@ -116,7 +101,6 @@ end
 -- this rank's rows and the number of padding rows over all ranks.
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
-   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [N, ...]', x) end
    axis = or_solo(op, axis)
    if axis.size == 1 then return x, 0 end
    local plan = cp_map.new { kind = 'contiguous', axis = axis, length = x:size(1) }
@@ -126,7 +110,6 @@ end
 -- Every rank's x joined along dim 2; the gradients of all are summed and each rank gets its own.
 function multimodal.gather_along_second_dim(x, axis)
    local op = 'parallel.multimodal.gather_along_second_dim'
-   check_rows(op, x)
    axis = or_solo(op, axis)
    check_alike(op, axis, x)
    return axis.size == 1 and x or collective.all_gather(x, axis, 2)
@@ -135,7 +118,6 @@ end
 -- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
    local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
-   check_rows(op, x)
    axis = or_solo(op, axis)
    check_alike(op, axis, x)
    return axis.size == 1 and x or collective.reduce_scatter(x, axis, 2)
@@ -145,7 +127,6 @@ end
 -- global_pad rows of padding. A loss that every rank computes alike gives W times its gradient.
 function multimodal.gather_from_context_parallel_ranks(x, global_pad, axis)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks'
-   check_rows(op, x)
    axis = or_solo(op, axis)
    err.integer(op, 'global_pad', global_pad, 0, x:size(2) * axis.size)
    check_alike(op, axis, x, nil, { what = 'global_pad', text = tostring(global_pad),
@@ -157,33 +138,12 @@ end
 
 -- ---- images and videos of any size: the plan -------------------------------------------------
 
-local split_options = {
-   'axis', 'patch_dim', 'fp8_enabled', 'fp8_recipe', 'num_frames', 'temporal_patch_size',
-   'partition', 'alpha',
-}
-
-local function rows_of(op, name, v)
-   if tide.is_tensor(v) then v = v:tolist() end
-   return err.type(op, name, v, 'table')
-end
-
-local function check_video(op, opts, n)
-   local T = err.integer(op, 'temporal_patch_size', opts.temporal_patch_size or 1, 1)
-   if opts.num_frames == nil then
-      if T > 1 then
-         err.raise('E_ARG', op, 'num_frames must be provided with a temporal_patch_size of %d', T)
-      end
-      return nil, T
-   end
-   local frames, sum = rows_of(op, 'num_frames', opts.num_frames), 0
-   for i, f in ipairs(frames) do
-      sum = sum + err.integer(op, ('num_frames[%d]'):format(i), f, 0)
-   end
-   if sum ~= n then
-      err.arg(op, 'num_frames', ('counts that add up to the %d frames'):format(n), sum)
-   end
-   return frames, T
-end
+signature.reader('rows', 'a list or a tensor', function(op, name, v)
+   return signature.check(op, name, tide.is_tensor(v) and v:tolist() or v, 'table')
+end)
+signature.reader('counts', 'a list or a tensor of counts', function(op, name, v)
+   return signature.check(op, name, tide.is_tensor(v) and v:tolist() or v, 'integer[] >= 0')
+end)
 
 -- Bounds by frames, and how many empty frames stand behind the last.
 local function bounds_of(opts, frames, T, cu, W)
@@ -225,23 +185,6 @@ local function plan_of(opts, frames, T, cu, W)
 end
 
 -- ---- images and videos of any size: split ----------------------------------------------------
-
-local function check_tokens(op, x, sizes, cu, patch)
-   if not tide.is_tensor(x) or x.ndim ~= 3 or x:size(1) ~= 1 then
-      err.arg(op, 'x', 'a tensor [1, tokens, 3 * patch_dim * patch_dim]', x)
-   end
-   if x:size(3) ~= 3 * patch * patch then
-      err.arg(op, 'x', ('a last dim of 3*patch_dim*patch_dim = %d'):format(3 * patch * patch),
-         x:size(3))
-   end
-   if #sizes ~= #cu - 1 then
-      err.raise('E_ARG', op, '%d sizes and %d lengths: one for each image or frame', #sizes,
-         #cu - 1)
-   end
-   if cu[#cu] ~= x:size(2) then
-      err.raise('E_ARG', op, 'the lengths add up to %d tokens, x has %d', cu[#cu], x:size(2))
-   end
-end
 
 local function zeros_like(x, n)
    return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
@@ -297,14 +240,8 @@ end
 -- it out.
 function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks_dynamic_res'
-   opts = err.options(op, opts, split_options)
-   err.choice(op, 'partition', opts.partition or 'balanced', { 'balanced', 'compatible' })
-   err.number(op, 'alpha', opts.alpha or 0, 0)
-   local patch = err.integer(op, 'patch_dim', opts.patch_dim, 1)
+   local patch, frames, T = opts.patch_dim, opts.num_frames, opts.temporal_patch_size
    local axis = or_solo(op, opts.axis)
-   cu, sizes = cp_map.cu(op, 'cu', cu), rows_of(op, 'sizes', sizes)
-   check_tokens(op, x, sizes, cu, patch)
-   local frames, T = check_video(op, opts, #cu - 1)
    local plan = plan_of(opts, frames, T, cu, axis.size)
    local rank, padded = axis.rank, 0
    local lens, mine = local_rows(plan, rank, sizes, cu, patch)
@@ -338,10 +275,8 @@ end
 -- for its own rows.
 function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
-   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [rows, ...]', x) end
-   opts = err.options(op, opts, { 'merge' })
    axis = or_solo(op, axis)
-   local merge, counts = err.integer(op, 'merge', opts.merge or 1, 1), {}
+   local merge, counts = opts.merge, {}
    if type(what) == 'table' then
       err.integers(op, 'what.tokens', what.tokens, 0)
       if what.size ~= axis.size then
@@ -374,14 +309,44 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    return dropped == 0 and all or all:narrow(1, 1, kept):contiguous()
 end
 
+local rows = 'x: tensor [B, N, ..]'
 return signature.doors('parallel.multimodal', multimodal, {
+   get_packed_seq_params = { { 'tokens: tensor [B, S, ..]', 'img_seq_len: integer >= 0',
+      'padding_needed: integer >= 0', 'cp_size: integer >= 1 = 1', 'use_packed_sequence: boolean?',
+      'where padding_needed <= tokens:size(2) + img_seq_len -- padding_needed ({padding_needed}) '
+         .. 'is more than the {tokens:size(2) + img_seq_len} tokens of a row' } },
+   split_to_context_parallel_ranks = 'x: tensor [N, ..]', gather_along_second_dim = rows,
+   reduce_scatter_along_second_dim = rows,
+   gather_from_context_parallel_ranks = rows .. '; global_pad: integer >= 0',
+   split_to_context_parallel_ranks_dynamic_res = {
+      'x: tensor [1, tokens, width]; sizes: rows; cu: cu', opts = {
+      'axis: any? -- the ranks', 'patch_dim: integer >= 1 -- pixels of a side of a patch',
+      'num_frames: counts? -- frames of each video', 'temporal_patch_size: integer >= 1 = 1',
+      'fp8_enabled: boolean?', "fp8_recipe: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8'?",
+      "partition: 'balanced' | 'compatible' = 'balanced' -- by cost, or by the rule of published "
+         .. 'code', 'alpha: number >= 0 = 0 -- a frame of p patches costs p * (p + alpha)',
+      'where x:size(3) == 3 * patch_dim * patch_dim -- x: expected a last dim of '
+         .. '3*patch_dim*patch_dim = {3 * patch_dim * patch_dim}, got {x:size(3)}',
+      'where #sizes == #cu - 1 -- {#sizes} sizes and {#cu - 1} lengths: one for each image or '
+         .. 'frame',
+      'where last(cu) == x:size(2) -- the lengths add up to {last(cu)} tokens, x has {x:size(2)}',
+      'where num_frames or temporal_patch_size == 1 -- num_frames must be provided with a '
+         .. 'temporal_patch_size of {temporal_patch_size}',
+      'where not num_frames or sum(num_frames) == #cu - 1 -- num_frames: expected counts that add '
+         .. 'up to the {#cu - 1} frames, got {sum(num_frames)}' } },
+   gather_from_context_parallel_ranks_dynamic_res = { 'x: tensor [rows, ..]', opts = {
+      'merge: integer >= 1 = 1 -- tokens that the tower joins to one feature' } },
    get_padding = { 'seq_len: integer >= 0', opts = {
       'cp_size: integer >= 1 = 1', 'tp_size: integer >= 1 = 1',
       'has_sp: boolean? -- sequence parallel',
       'decoder_tp_comm_overlap: boolean? -- with it: up to decoder_seq_len',
-      'decoder_seq_len: any?', 'fp8_enabled: boolean?',
+      'decoder_seq_len: integer? >= 0', 'fp8_enabled: boolean?',
       "fp8_recipe: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8'? -- mxfp8: blocks of 32, "
          .. 'else 16',
       "rule: 'all' | 'first' = 'all' -- every active rule holds at once; or only the first of cp, "
-         .. 'sp, fp8, as published code has it' } },
+         .. 'sp, fp8, as published code has it',
+      'where not (has_sp and decoder_tp_comm_overlap) or decoder_seq_len -- argument '
+         .. "'decoder_seq_len': expected an integer >= 0, got nil",
+      'where not (has_sp and decoder_tp_comm_overlap) or decoder_seq_len >= seq_len -- the '
+         .. 'sequence has {seq_len} tokens, decoder_seq_len only {decoder_seq_len}' } },
 })

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local cp = require 'tide.parallel.cp'
+local signature = require 'tide.util.signature'
 local cp_map = require 'tide.parallel.cp.map'
 
 local regions = {}
@@ -17,21 +18,15 @@ local rotation = {
    allgather = 'allgather', alltoall = 'ring', ring = 'ring', a2a = 'a2a', ['a2a+p2p'] = 'a2a+p2p',
 }
 
-local function check_buffers(op, buffers, dims, no_restore)
-   err.type(op, 'buffers', buffers, 'table')
-   err.type(op, 'dims', dims, 'table')
-   if #buffers ~= #dims then
-      err.raise('E_ARG', op, '%d buffers and %d dims: one for each', #buffers, #dims)
-   end
+-- Which buffers (by their places) stay cut.
+local function staying(op, buffers, no_restore)
    local stays = {}
    for i, t in ipairs(no_restore or {}) do
       local found
       for k, b in ipairs(buffers) do
          if rawequal(b, t) then found = k end
       end
-      if not found then
-         err.arg(op, ('no_restore[%d]'):format(i), 'one of the buffers', t)
-      end
+      if not found then err.arg(op, ('no_restore[%d]'):format(i), 'one of the buffers', t) end
       stays[found] = true
    end
    return stays
@@ -41,9 +36,7 @@ end
 local function common_length(op, buffers, dims)
    local length
    for i, t in ipairs(buffers) do
-      if not tide.is_tensor(t) then err.arg(op, ('buffers[%d]'):format(i), 'a tensor', t) end
-      local d = err.integer(op, ('dims[%d]'):format(i), dims[i], -t.ndim, t.ndim)
-      if d == 0 then err.arg(op, ('dims[%d]'):format(i), 'a dim from 1 on, or negative', d) end
+      local d = dims[i]
       length = length or t:size(d)
       if t:size(d) ~= length then
          err.raise('E_ARG', op, 'buffer %d has %d tokens, buffer 1 has %d', i, t:size(d), length)
@@ -60,19 +53,10 @@ end
 -- gradients of the shards reach them.
 function regions.create_context_parallel_ctx(axis, buffers, dims, no_restore, rotate_method, opts)
    local op = 'parallel.cp.create_context_parallel_ctx'
-   opts = err.options(op, opts, { 'kind', 'fills', 'window', 'causal', 'index', 'inner', 'outer',
-      'cu', 'cu_real', 'cu_slot' })
-   local method = rotation[rotate_method or 'allgather']
-   if not method then
-      err.choice(op, 'rotate_method', rotate_method,
-         { 'allgather', 'alltoall', 'ring', 'a2a', 'a2a+p2p' })
-   end
-   local stays = check_buffers(op, buffers, dims, no_restore)
-   local length = common_length(op, buffers, dims)
-   if not length then err.arg(op, 'buffers', 'at least one tensor', 'none') end
-   local map = cp_map.new { kind = opts.kind or 'zigzag', axis = axis, length = length,
+   local stays, length = staying(op, buffers, no_restore), common_length(op, buffers, dims)
+   local map = cp_map.new { kind = opts.kind, axis = axis, length = length,
       pad = opts.fills ~= nil, cu = opts.cu, cu_real = opts.cu_real, cu_slot = opts.cu_slot }
-   local context = cp.context { map = map, method = method, window = opts.window,
+   local context = cp.context { map = map, method = rotation[rotate_method], window = opts.window,
       causal = opts.causal, index = opts.index, inner = opts.inner, outer = opts.outer }
    return setmetatable({ map = map, context = context, buffers = buffers, dims = dims,
       fills = opts.fills, stays = stays }, Region)
@@ -89,7 +73,6 @@ end
 
 -- fn(shards, context, ...); returns what fn returns.
 function Region:run(fn, ...)
-   err.func('parallel.cp.region', 'fn', fn)
    return fn(self:shards(), self.context, ...)
 end
 
@@ -111,14 +94,9 @@ end
 -- or nil. Returns a region (its run calls fn({ ids, positions }, context)), the two padded to a
 -- multiple of the ranks (new tensors), and T. Attention gathers keys and values.
 function regions.make_target_cp_ctx(axis, ids, positions)
-   local op = 'parallel.cp.make_target_cp_ctx'
-   if not tide.is_tensor(ids) or ids.ndim ~= 2 then err.arg(op, 'ids', 'a tensor [B, T]', ids) end
    local B, T = ids:size(1), ids:size(2)
    if positions == nil then
       positions = tide.arange(T, { dtype = 'i64', device = ids.device }):reshape { 1, T }
-   elseif not tide.is_tensor(positions) or positions.ndim ~= 2 or positions:size(2) ~= T
-      or positions:size(1) ~= 1 and positions:size(1) ~= B then
-      err.arg(op, 'positions', ('a tensor [%d or 1, %d]'):format(B, T), positions)
    end
    positions = positions:to(ids.device):expand(B, T):contiguous()
    local map = cp_map.new { kind = 'contiguous', axis = axis, length = T }
@@ -154,12 +132,8 @@ function regions.gather_cp_seq(where, tensors, dim, orig_len)
    local op = 'parallel.cp.gather_cp_seq'
    local map = type(where) == 'table' and where.map
    local axis = map or cp.axis_of(op, where, 'cp') or { size = 1, rank = 0 }
-   if type(tensors) ~= 'table' or #tensors == 0 and next(tensors) ~= nil then
-      err.arg(op, 'tensors', 'a list of tensors', tensors)
-   end
    local plans, out = {}, {}
    for i, t in ipairs(tensors) do
-      if not tide.is_tensor(t) then err.arg(op, ('tensors[%d]'):format(i), 'a tensor', t) end
       local count = t:size(err.integer(op, 'dim', dim, -t.ndim, t.ndim))
       local plan = plans[count] or plan_of(op, map, axis, count, orig_len)
       plans[count] = plan
@@ -169,4 +143,17 @@ function regions.gather_cp_seq(where, tensors, dim, orig_len)
    return out
 end
 
-return regions
+signature.doors('parallel.cp.region', Region, { run = 'fn: function' })
+return signature.doors('parallel.cp', regions, {
+   create_context_parallel_ctx = { {
+      'buffers: tensor[]', 'dims: integer[]', 'no_restore: table?',
+      "rotate_method: 'allgather' | 'alltoall' | 'ring' | 'a2a' | 'a2a+p2p' = 'allgather'",
+      'where #buffers == #dims -- {#buffers} buffers and {#dims} dims: one for each',
+      "where #buffers > 0 -- argument 'buffers': expected at least one tensor, got none" }, opts = {
+      "kind: any = 'zigzag' -- layout of tide.parallel.cp_map",
+      'fills: table? -- a value for the padding of each buffer; without them the length must fit',
+      'window: any?', 'causal: boolean?', 'index: any?', 'inner: any?', 'outer: any?', 'cu: any?',
+      'cu_real: any?', 'cu_slot: any?' } },
+   make_target_cp_ctx = 'ids: tensor [B, T]; positions: tensor [B or 1, T]?',
+   gather_cp_seq = 'tensors: tensor[]; dim: integer',
+})

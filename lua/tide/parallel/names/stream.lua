@@ -10,6 +10,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local cp = require 'tide.parallel.cp'
+local signature = require 'tide.util.signature'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
 local stack = require 'tide.parallel.cp.stack'
@@ -67,7 +68,7 @@ end
 -- What the fields of a stream say of its T tokens; see documents.of. own: thd made the stream, so
 -- its masks say what its lengths say.
 local function documents_of(op, batch, T, opts, own)
-   local real, slot = lists_of(op, batch, opts.seq_lens_padding_value or -1000)
+   local real, slot = lists_of(op, batch, opts.seq_lens_padding_value)
    local fields = { cu_real = real, cu_slot = slot }
    if own then return documents.of(op, fields, 1, T, batch.input_ids.device) end
    return documents.of(op, { cu_real = real, cu_slot = slot, index = as_row(batch.index, 2),
@@ -94,19 +95,8 @@ local function put_documents(out, context, device)
    out.padding_mask = out.index:select(3, 1):select(1, 1):lt(0)
 end
 
--- Published code says it so.
-local function check_format(op, format)
-   if format ~= nil and not err.same(format, 'thd') then
-      err.raise('E_ARG', op, "currently only 'thd' format is supported, got %s", err.show(format))
-   end
-end
-
-local known = { 'padding_token_id', 'num_chunks', 'seq_lens_padding_value', 'qkv_format', 'method',
-   'fields' }
-
 -- Checks the tokens of a stream; returns how many there are.
 local function tokens_of(op, batch)
-   err.type(op, 'batch', batch, 'table')
    local ids = batch.input_ids
    local float = tide.is_tensor(ids) and ids.dtype:find 'f'
    if not tide.is_tensor(ids) or ids.ndim ~= (float and 2 or 1) then
@@ -133,7 +123,7 @@ local function fill_of(op, name, v, T, opts)
 end
 
 local function shard(op, batch, axis, opts, own)
-   local T, pad = tokens_of(op, batch), opts.padding_token_id or 0
+   local T, pad = tokens_of(op, batch), opts.padding_token_id
    local said = documents_of(op, batch, T, opts, own)
    local plan = cp_map.new { kind = 'document', axis = axis or nil, length = T,
       cu_real = said.cu_real, cu_slot = said.cu_slot }
@@ -165,8 +155,7 @@ end
 function stream.shard_thd_chunk(axis, batch, opts)
    local op = 'parallel.cp.shard_thd_chunk'
    if type(axis) == 'table' and axis.input_ids ~= nil then axis, batch = batch or nil, axis end
-   opts = err.options(op, opts, known)
-   check_format(op, opts.qkv_format)
+   signature.check(op, 'batch', batch, 'table')
    return shard(op, batch, cp.axis_of(op, axis or nil, 'cp'), opts)
 end
 
@@ -189,10 +178,8 @@ end
 -- Each stream has its context. Options as shard_thd_chunk.
 function stream.make_cp_batch_for_te(axis, batch, opts)
    local op = 'parallel.cp.make_cp_batch_for_te'
-   opts = err.options(op, opts, known)
-   check_format(op, opts.qkv_format)
    axis = cp.axis_of(op, axis, 'cp')
-   local n = opts.num_chunks or 1
+   local n = opts.num_chunks
    local packed = thd.split_batch_into_thd_chunks(batch, n, {
       padding_token_id = opts.padding_token_id,
       seq_lens_padding_value = opts.seq_lens_padding_value,
@@ -207,9 +194,15 @@ function stream.make_cp_batch_for_te(axis, batch, opts)
    local out = { chunks = {}, cp_size = axis.size, cp_rank = axis.rank, qkv_format = 'thd' }
    for i, chunk in ipairs(packed.chunks) do out.chunks[i] = shard(op, chunk, axis, opts, true) end
    stack.tensors(out, out.chunks, { 'input_ids', 'labels', 'position_ids', 'padding_mask' })
-   stack.lengths(out, out.chunks, opts.seq_lens_padding_value or -1000)
+   stack.lengths(out, out.chunks, opts.seq_lens_padding_value)
    stack.orders(out, out.chunks)
    return out
 end
 
-return stream
+local options = { 'padding_token_id: integer = 0', 'num_chunks: integer = 1 -- groups of rows',
+   'seq_lens_padding_value: integer < 0 = -1000', "qkv_format: 'thd' = 'thd'",
+   'method: any? -- of tide.parallel.cp.context',
+   'fields: table? -- { name = { fill = } | false } for further tensors with a value a token' }
+return signature.doors('parallel.cp', stream, {
+   shard_thd_chunk = { opts = options }, make_cp_batch_for_te = { opts = options },
+})

@@ -12,33 +12,22 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
 local stack = require 'tide.parallel.cp.stack'
 
 local thd = {}
 
-local known = { 'seq_lens_padding_value', 'padding_token_id', 'causal' }
 local consumed = {
    input_ids = true, labels = true, position_ids = true, seq_lens = true, seq_lens_padded = true,
    attention_mask = true,
 }
 
-local function options(op, opts)
-   opts = err.options(op, opts, known)
-   local sentinel = opts.seq_lens_padding_value or -1000
-   if err.integer(op, 'seq_lens_padding_value', sentinel) >= 0 then
-      err.arg(op, 'seq_lens_padding_value', 'a negative number, which no length can be', sentinel)
-   end
-   return {
-      sentinel = sentinel, causal = opts.causal ~= false,
-      pad = err.integer(op, 'padding_token_id', opts.padding_token_id or 0),
-   }
-end
-
 -- ---- lengths ---------------------------------------------------------------------------------
 
-local function check_row(op, name, b, row, sentinel)
+-- The lengths of a row in front of the sentinels.
+local function row_of(op, name, b, row, sentinel)
    local out, ended = {}, false
    for i, n in ipairs(row) do
       if n == sentinel then
@@ -56,21 +45,10 @@ end
 
 -- Lengths of each row without the sentinels; nil if the batch says false.
 local function rows_of(op, batch, name, B, sentinel)
-   local v = batch[name]
-   if v == nil then err.arg(op, name, 'lengths [rows, documents], or false if unknown', v) end
-   if v == false then return nil end
-   if tide.is_tensor(v) then
-      if v.ndim ~= 2 then err.arg(op, name, 'a tensor [rows, documents]', v) end
-      v = v:tolist()
-   end
-   if #err.type(op, name, v, 'table') ~= B then
-      err.arg(op, name, ('%d rows, as input_ids has'):format(B), #v)
-   end
-   local rows = {}
-   for b = 1, B do
-      rows[b] = check_row(op, name, b, err.type(op, ('%s[%d]'):format(name, b), v[b], 'table'),
-         sentinel)
-   end
+   local v, rows = batch[name], {}
+   if not v then return nil end
+   if tide.is_tensor(v) then v = v:tolist() end
+   for b = 1, B do rows[b] = row_of(op, name, b, v[b], sentinel) end
    return rows
 end
 
@@ -131,34 +109,28 @@ local function flat(x, order)
    return order and y:index_select(1, order:to(x.device)) or y
 end
 
-local function flat_positions(op, p, B, S, order)
-   if p == nil then err.arg(op, 'position_ids', 'a tensor, or false if there are none', p) end
-   if p == false then return nil end
-   if tide.is_tensor(p) and p.ndim == 3 and p:size(2) == B and p:size(3) == S then
+local function flat_positions(p, B, S, order)
+   if not p then return nil end
+   if p.ndim == 3 then
       local y = p:reshape(p:size(1), 1, B * S)
       return order and y:index_select(3, order:to(p.device)) or y
-   end
-   if not tide.is_tensor(p) or p.ndim ~= 2 or p:size(2) ~= S
-      or p:size(1) ~= B and p:size(1) ~= 1 then
-      err.arg(op, 'position_ids', ('a tensor [%s, %d] or [n, %d, %d]'):format(
-         B == 1 and '1' or ('%d or 1'):format(B), S, B, S), p)
    end
    return flat(p:size(1) == B and p or p:expand(B, S):contiguous(), order)
 end
 
-local function check_batch(op, batch)
-   err.type(op, 'batch', batch, 'table')
-   local ids, labels = batch.input_ids, batch.labels
-   if not tide.is_tensor(ids) or ids.ndim < 2 or ids.ndim > 3 then
-      err.arg(op, 'input_ids', 'a tensor [rows, tokens] or [rows, tokens, width]', ids)
-   end
-   local B, S = ids:size(1), ids:size(2)
-   if not tide.is_tensor(labels) or labels.ndim ~= 2 or labels:size(1) ~= B
-      or labels:size(2) ~= S then
-      err.arg(op, 'labels', ('a tensor [%d, %d]'):format(B, S), labels)
-   end
-   return B, S
-end
+signature.record('rows_batch', 'a table { input_ids =, labels =, .. }', {
+   'input_ids: tensor [B, S] or [B, S, width]', 'labels: tensor [B, S]',
+   'position_ids: tensor [B or 1, S] or [n, B, S] | false',
+   'seq_lens: tensor [B, documents] | table[] | false',
+   'seq_lens_padded: tensor [B, documents] | table[] | false',
+   'where type(seq_lens) ~= "table" or #seq_lens == input_ids:size(1) -- seq_lens: expected '
+      .. '{input_ids:size(1)} rows, as input_ids has, got {#seq_lens}',
+   'where type(seq_lens_padded) ~= "table" or #seq_lens_padded == input_ids:size(1) -- '
+      .. 'seq_lens_padded: expected {input_ids:size(1)} rows, as input_ids has, got '
+      .. '{#seq_lens_padded}',
+   'where seq_lens or not seq_lens_padded -- seq_lens_padded is given: give the real lengths, '
+      .. 'seq_lens, too',
+})
 
 -- Padding where no lengths are known: tokens equal to the pad id, if they only end rows.
 local function guess_mask(op, ids_BS, pad)
@@ -207,11 +179,8 @@ end
 
 -- True where a token of the stream belongs to no document, bool [n].
 function thd.padding_mask(cu_real, cu_slot, n)
-   local op = 'parallel.thd.padding_mask'
-   local real, slot = cp_map.cu(op, 'cu_real', cu_real), cp_map.cu(op, 'cu_slot', cu_slot)
    local host = { dtype = 'i64', device = 'cpu' }
-   local index = tide.slot_index(tide.tensor(slot, host), tide.tensor(real, host),
-      err.integer(op, 'n', n, 0))
+   local index = tide.slot_index(tide.tensor(cu_slot, host), tide.tensor(cu_real, host), n)
    return index:select(3, 1):select(1, 1):lt(0)
 end
 
@@ -233,16 +202,13 @@ end
 local function lengths_of(op, batch, B, S, sentinel)
    local lens = rows_of(op, batch, 'seq_lens', B, sentinel)
    local slots = rows_of(op, batch, 'seq_lens_padded', B, sentinel)
-   if slots and not lens then
-      err.arg(op, 'seq_lens', 'real lengths, since seq_lens_padded is given', batch.seq_lens)
-   end
    if not lens then return nil, nil, false end
    check_lengths(op, lens, slots or lens, S)
    return lens, slots or lens, slots ~= nil
 end
 
 -- The fields of a batch in the order of the stream.
-local function flatten(op, batch, B, S, order)
+local function flatten(batch, B, S, order)
    local out = {}
    for name, v in each(batch) do
       if not consumed[name] then
@@ -251,16 +217,16 @@ local function flatten(op, batch, B, S, order)
       end
    end
    out.input_ids, out.labels = flat(batch.input_ids, order), flat(batch.labels, order)
-   out.position_ids = flat_positions(op, batch.position_ids, B, S, order)
+   out.position_ids = flat_positions(batch.position_ids, B, S, order)
    return out
 end
 
 local function process(op, batch, o)
-   local B, S = check_batch(op, batch)
    local ids = batch.input_ids
-   local lens, slots, given = lengths_of(op, batch, B, S, o.sentinel)
+   local B, S = ids:size(1), ids:size(2)
+   local lens, slots, given = lengths_of(op, batch, B, S, o.seq_lens_padding_value)
    local order = slots and order_of(slots, S)
-   local out = flatten(op, batch, B, S, order)
+   local out = flatten(batch, B, S, order)
    if lens then
       documents.check_lengths(op, batch, B, S, lens, slots)
       put_lengths(out, B, S, lens, slots,
@@ -268,7 +234,7 @@ local function process(op, batch, o)
       out.order = order and order:to(ids.device)
    else
       local pad = documents.padding(op, batch, B, S, ids.device)
-      out.padding_mask = pad and pad:flatten(1, 2) or guess_mask(op, ids, o.pad)
+      out.padding_mask = pad and pad:flatten(1, 2) or guess_mask(op, ids, o.padding_token_id)
    end
    return out
 end
@@ -286,22 +252,13 @@ end
 -- a row is not full, what is left of it lies at the end of the stream, and order, i64 [T], says
 -- which token of the rows (row * S + place, from 0) each place has; thd.to_rows puts values back.
 function thd.process_input_for_thd(batch, opts)
-   local op = 'parallel.thd.process_input_for_thd'
-   return process(op, batch, options(op, opts))
+   return process('parallel.thd.process_input_for_thd', batch, opts)
 end
 
 -- Values of the tokens of a stream, [T, ...], as rows [B, S, ...] again. stream: the result of
 -- process_input_for_thd that has them; B: its rows.
 function thd.to_rows(x, stream, B)
-   local op = 'parallel.thd.to_rows'
-   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor [T, ...]', x) end
-   err.type(op, 'stream', stream, 'table')
    local T, order = x:size(1), stream.order
-   err.integer(op, 'B', B, 1)
-   if T % B ~= 0 or order and order:size(1) ~= T then
-      err.raise('E_ARG', op, 'expected the %sT tokens of the stream as %d rows, got %d', order
-         and ('%d = '):format(order:size(1)) or '', B, T)
-   end
    if order then x = x:index_select(1, tide.inverse_index(order)) end
    return x:reshape { B, T / B, unpack(x.shape, 2) }
 end
@@ -332,20 +289,12 @@ end
 -- `chunks` of the result is the list of streams themselves, which is the better form to use.
 function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
    local op = 'parallel.thd.split_batch_into_thd_chunks'
-   local o = options(op, opts)
-   if num_chunks == nil then num_chunks = 1 end
-   err.integer(op, 'num_chunks', num_chunks)
-   if num_chunks <= 1 then return process(op, batch, o) end
-   local B, S = check_batch(op, batch)
-   if B % num_chunks ~= 0 then
-      err.raise('E_ARG', op, '%d rows cannot be split into %d chunks', B, num_chunks)
-   end
-   for _, name in ipairs { 'seq_lens', 'seq_lens_padded' } do
-      rows_of(op, batch, name, B, o.sentinel)
-   end
+   if num_chunks <= 1 then return process(op, batch, opts) end
+   local B, S = batch.input_ids:size(1), batch.input_ids:size(2)
+   lengths_of(op, batch, B, S, opts.seq_lens_padding_value)
    local chunks, n = {}, B / num_chunks
    for i = 1, num_chunks do
-      chunks[i] = process(op, rows_from(batch, (i - 1) * n + 1, n, B, S), o)
+      chunks[i] = process(op, rows_from(batch, (i - 1) * n + 1, n, B, S), opts)
    end
    local out = { chunks = chunks }
    for name, v in each(chunks[1]) do
@@ -358,7 +307,7 @@ function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
          stack.tensors(out, chunks, { name })
       end
    end
-   stack.lengths(out, chunks, o.sentinel)
+   stack.lengths(out, chunks, opts.seq_lens_padding_value)
    stack.orders(out, chunks)
    local gapless = true
    for _, c in ipairs(chunks) do gapless = gapless and c.gapless ~= false end
@@ -394,7 +343,6 @@ end
 -- that name). fields: a table of tensors; mask: bool of their shape. Returns a new table.
 function thd.sanitize(fields, mask, fill)
    local op, out = 'parallel.thd.sanitize', {}
-   err.type(op, 'fields', fields, 'table')
    fill = fill or {}
    for name, v in each(fields) do
       out[name] = tide.is_tensor(v) and filled(op, name, v, mask, fill[name] or 0) or v
@@ -408,30 +356,6 @@ local function padded_to(list, n, value)
    local out = {}
    for i = 1, n do out[i] = list[i] == nil and value or list[i] end
    return out
-end
-
-local function check_same(op, rows, packed)
-   for i, row in ipairs(rows) do
-      err.type(op, ('rows[%d]'):format(i), row, 'table')
-      for _, field in ipairs { 'input_ids', 'labels' } do
-         err.type(op, ('rows[%d].%s'):format(i, field), row[field], 'table')
-      end
-   end
-   local n = #rows[1].input_ids
-   for i, row in ipairs(rows) do
-      if #row.labels ~= #row.input_ids then
-         err.raise('E_ARG', op, 'row %d has %d tokens and %d labels', i, #row.input_ids,
-            #row.labels)
-      end
-      if packed and #row.input_ids ~= n then
-         err.raise('E_ARG', op, 'packed rows must be of one length: row 1 has %d tokens, row %d %d',
-            n, i, #row.input_ids)
-      end
-      if (row.seq_lens ~= nil) ~= packed then
-         err.raise('E_ARG', op, 'row %d is %spacked, row 1 is not the same', i,
-            row.seq_lens and '' or 'not ')
-      end
-   end
 end
 
 -- A row that was not packed: one document in a slot of n tokens.
@@ -450,18 +374,17 @@ end
 -- seq_lens_padded; else attention_mask or nothing) as a batch of tensors for
 -- process_input_for_thd. No rows: an empty table. opts: padding_token_id, seq_lens_padding_value.
 function thd.collate(rows, opts)
-   local op = 'parallel.thd.collate'
-   local o = options(op, opts)
-   err.type(op, 'rows', rows, 'table')
    if #rows == 0 then return {} end
-   local packed = err.type(op, 'rows[1]', rows[1], 'table').seq_lens ~= nil
-   check_same(op, rows, packed)
-   local n, most = 0, 0
+   local packed, n, most = rows[1].seq_lens ~= nil, 0, 0
    for _, row in ipairs(rows) do n = math.max(n, #row.input_ids) end
+   for i, row in ipairs(rows) do
+      signature.check('parallel.thd.collate', ('rows[%d]'):format(i),
+         { row = row, first = rows[1] }, 'alike_rows')
+   end
    local fields = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},
       seq_lens_padded = {} }
    for b, row in ipairs(rows) do
-      if not packed then row = as_packed(row, n, o.pad) end
+      if not packed then row = as_packed(row, n, opts.padding_token_id) end
       for name, list in each(fields) do list[b] = row[name] end
       most = math.max(most, #row.seq_lens, #(row.seq_lens_padded or row.seq_lens))
    end
@@ -469,7 +392,7 @@ function thd.collate(rows, opts)
    for name, list in each(fields) do
       if name:find '^seq_lens' then
          for b = 1, #rows do
-            list[b] = padded_to(list[b] or fields.seq_lens[b], most, o.sentinel)
+            list[b] = padded_to(list[b] or fields.seq_lens[b], most, opts.seq_lens_padding_value)
          end
       end
       batch[name] = #list == #rows and tide.tensor(list, { dtype = 'i64' }) or false
@@ -477,4 +400,33 @@ function thd.collate(rows, opts)
    return batch
 end
 
-return thd
+local options = {
+   'seq_lens_padding_value: integer < 0 = -1000 -- fills up lists of lengths',
+   'padding_token_id: integer = 0',
+   'causal: boolean = true -- false: the last document never takes the padding behind it',
+}
+signature.record('list_row', 'a table { input_ids =, labels = } of lists', {
+   'input_ids: table', 'labels: table',
+   'where #input_ids == #labels -- it has {#input_ids} tokens and {#labels} labels',
+})
+-- A row of a batch beside the first one.
+signature.record('alike_rows', 'rows', {
+   'row: table', 'first: table',
+   'where (row.seq_lens == nil) == (first.seq_lens == nil) -- one of it and row 1 is packed (has '
+      .. 'seq_lens), the other is not',
+   'where not row.seq_lens or #row.input_ids == #first.input_ids -- packed rows must be of one '
+      .. 'length: row 1 has {#first.input_ids} tokens, this one {#row.input_ids}',
+})
+return signature.doors('parallel.thd', thd, {
+   padding_mask = 'cu_real: cu; cu_slot: cu; n: integer >= 0',
+   process_input_for_thd = { 'batch: rows_batch', opts = options },
+   to_rows = { { 'x: tensor [T, ..]', 'stream: table', 'B: integer >= 1',
+      'where x:size(1) % B == 0 -- {x:size(1)} tokens of the stream are no {B} rows',
+      'where not stream.order or stream.order:size(1) == x:size(1) -- expected the '
+         .. '{stream.order:size(1)} tokens of the stream, got {x:size(1)}' } },
+   split_batch_into_thd_chunks = { { 'batch: rows_batch', 'num_chunks: integer = 1',
+      'where num_chunks <= 1 or batch.input_ids:size(1) % num_chunks == 0 -- '
+         .. '{batch.input_ids:size(1)} rows cannot be split into {num_chunks} chunks' },
+      opts = options },
+   sanitize = 'fields: table', collate = { 'rows: list_row[]', opts = options },
+})

@@ -8,18 +8,16 @@
 --
 -- All results are positions from 0: part r is bounds[r + 1] .. bounds[r + 2] - 1.
 
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local split = {}
 
 local floor, min, max = math.floor, math.min, math.max
 
-local function check_frames(op, num_frames)
-   err.type(op, 'num_frames', num_frames, 'table')
+-- Frames of all videos.
+local function total_of(num_frames)
    local total = 0
-   for i, n in ipairs(num_frames) do
-      total = total + err.integer(op, ('num_frames[%d]'):format(i), n, 0)
-   end
+   for _, n in ipairs(num_frames) do total = total + n end
    return total
 end
 
@@ -27,9 +25,6 @@ end
 
 -- Frames of each tubelet of T frames; the last of a video may have fewer.
 function split.units(num_frames, T)
-   local op = 'parallel.vision_split.units'
-   check_frames(op, num_frames)
-   err.integer(op, 'T', T, 1)
    local list = {}
    for _, n in ipairs(num_frames) do
       for at = 0, n - 1, T do list[#list + 1] = min(T, n - at) end
@@ -39,10 +34,7 @@ end
 
 -- Frames of each video that lie in [lb, ub); videos without any are left out.
 function split.clip(num_frames, lb, ub)
-   local op, out, at = 'parallel.vision_split.clip', {}, 0
-   check_frames(op, num_frames)
-   err.integer(op, 'lb', lb, 0)
-   err.integer(op, 'ub', ub, 0)
+   local out, at = {}, 0
    for _, n in ipairs(num_frames) do
       local over = min(ub, at + n) - max(lb, at)
       if over > 0 then out[#out + 1] = over end
@@ -53,14 +45,9 @@ end
 
 -- ---- the optimal partition -------------------------------------------------------------------
 
-local function prefix(op, costs)
+local function prefix(costs)
    local sum = { 0 }
-   for i, c in ipairs(costs) do
-      if err.number(op, ('costs[%d]'):format(i), c, 0) <= 0 then
-         err.arg(op, ('costs[%d]'):format(i), 'a positive number', c)
-      end
-      sum[i + 1] = sum[i] + c
-   end
+   for i, c in ipairs(costs) do sum[i + 1] = sum[i] + c end
    return sum
 end
 
@@ -116,10 +103,7 @@ end
 -- part has an element if there are enough (else the first ones have one each), and within that
 -- each cut is as near as possible to an even share.
 function split.partition(costs, parts)
-   local op = 'parallel.vision_split.partition'
-   err.type(op, 'costs', costs, 'table')
-   err.integer(op, 'parts', parts, 1)
-   local sum, n = prefix(op, costs), #costs
+   local sum, n = prefix(costs), #costs
    local used, bounds = min(parts, n), { 0 }
    if used > 0 then
       local most = 0
@@ -144,11 +128,7 @@ end
 
 -- Bounds by frames: tubelets as units, a frame's cost being costs[i] (1 each by default).
 function split.balanced(num_frames, T, parts, costs)
-   local op = 'parallel.vision_split.balanced'
-   local total, units = check_frames(op, num_frames), split.units(num_frames, T)
-   if costs and #costs ~= total then
-      err.arg(op, 'costs', ('%d costs, one for each frame'):format(total), #costs)
-   end
+   local units = split.units(num_frames, T)
    local sums, ends, at = {}, { 0 }, 0
    for u, n in ipairs(units) do
       local c = costs and 0 or n
@@ -188,11 +168,7 @@ end
 
 -- Bounds at even frame counts moved to the nearest edge of a tubelet; parts may be empty.
 function split.points(num_frames, T, parts)
-   local op = 'parallel.vision_split.points'
-   local total = check_frames(op, num_frames)
-   err.integer(op, 'T', T, 1)
-   err.integer(op, 'parts', parts, 1)
-   local bounds = { 0 }
+   local total, bounds = total_of(num_frames), { 0 }
    for r = 1, parts - 1 do
       bounds[r + 1] = max(bounds[r], snap(num_frames, T, floor(r * total / parts)))
    end
@@ -217,9 +193,7 @@ end
 -- The bounds that published code takes, with so many empty frames appended that no part is empty,
 -- and their number. nil where that rule would lose a frame, cut a tubelet or leave a part empty.
 function split.compatible(num_frames, T, parts)
-   local op = 'parallel.vision_split.compatible'
-   local total = check_frames(op, num_frames)
-   err.integer(op, 'parts', parts, 1)
+   local total = total_of(num_frames)
    local frames, added = { unpack(num_frames) }, 0
    local function append(n)
       for _ = 1, n do frames[#frames + 1] = 1 end
@@ -249,9 +223,6 @@ end
 -- Even counts of images, the last part taking what is left; with empty ones appended up to one
 -- for each part. Returns bounds and how many were appended.
 function split.even(n, parts)
-   local op = 'parallel.vision_split.even'
-   err.integer(op, 'n', n, 0)
-   err.integer(op, 'parts', parts, 1)
    local added = max(0, parts - n)
    local each, bounds = floor((n + added) / parts), {}
    for r = 0, parts - 1 do bounds[r + 1] = r * each end
@@ -264,9 +235,7 @@ end
 -- Cut r lies before the first element whose running cost exceeds r / parts of the whole, moved so
 -- that every part has one; nil with fewer elements than parts.
 function split.proportional(costs, parts)
-   local op = 'parallel.vision_split.proportional'
-   err.integer(op, 'parts', parts, 1)
-   local sum, n = prefix(op, err.type(op, 'costs', costs, 'table')), #costs
+   local sum, n = prefix(costs), #costs
    if n < parts then return nil end
    local bounds, at = { 0 }, 0
    for r = 1, parts - 1 do
@@ -280,19 +249,26 @@ end
 
 -- Work of a frame of `patches` patches that attend to one another: patches * (patches + alpha).
 function split.frame_cost(patches, alpha)
-   local op = 'parallel.vision_split.frame_cost'
-   err.number(op, 'patches', patches, 0)
-   return patches * (patches + err.number(op, 'alpha', alpha or 0, 0))
+   return patches * (patches + alpha)
 end
 
 -- Empty frames to add so that a rank has at least `least` rows of patches.
 function split.pad_frames(rows, rows_per_frame, least_rows)
-   local op = 'parallel.vision_split.pad_frames'
-   err.integer(op, 'rows', rows, 0)
-   err.integer(op, 'rows_per_frame', rows_per_frame, 0)
-   err.integer(op, 'least_rows', least_rows, 0)
    if rows_per_frame == 0 or rows >= least_rows then return 0 end
    return math.ceil((least_rows - rows) / rows_per_frame)
 end
 
-return split
+local frames = 'num_frames: integer[] >= 0; T: integer >= 1'
+return signature.doors('parallel.vision_split', split, {
+   units = frames, clip = 'num_frames: integer[] >= 0; lb: integer >= 0; ub: integer >= 0',
+   partition = 'costs: number[] > 0; parts: integer >= 1',
+   balanced = { { 'num_frames: integer[] >= 0', 'T: integer >= 1', 'parts: integer >= 1',
+      'costs: number[]? > 0',
+      'where not costs or #costs == sum(num_frames) -- expected {sum(num_frames)} costs, one for '
+         .. 'each frame, got {#costs}' } },
+   points = frames .. '; parts: integer >= 1', compatible = frames .. '; parts: integer >= 1',
+   even = 'n: integer >= 0; parts: integer >= 1',
+   proportional = 'costs: number[] > 0; parts: integer >= 1',
+   frame_cost = 'patches: number >= 0; alpha: number >= 0 = 0',
+   pad_frames = 'rows: integer >= 0; rows_per_frame: integer >= 0; least_rows: integer >= 0',
+})
