@@ -1,13 +1,14 @@
--- Log-probabilities of text under a checkpoint that recipes/pretrain.lua made from text, or of ids
--- under a published folder.
+-- Log-probabilities of text under a checkpoint or a published folder, and accuracy on
+-- multiple-choice questions, by the rules of lm-evaluation-harness.
 --
 --    tide run recipes/logprob.lua --from runs/pretrain --text "local function"
---    tide run -n 4 recipes/logprob.lua --from runs/pretrain --file book.txt
+--    tide run -n 4 recipes/logprob.lua --from models/llama --file book.txt
+--    tide run recipes/logprob.lua --from models/llama --choices questions.jsonl
 --    tide run recipes/logprob.lua --from models/llama --ids "1 450 4996 17354"
 --
--- Prints the sum over bytes, nats per byte, bits per byte and perplexity; with --tokens, those of
--- each byte. The weights are shared among the ranks and gathered layer by layer: no rank holds more
--- than one layer and the embeddings, however large the model. Windows of the text are shared too.
+-- Prints the sum over tokens and perplexities by tokens, words and bytes; with --tokens, the value
+-- of each token. The weights are shared among the ranks and gathered layer by layer: no rank holds
+-- more than one layer and the embeddings, however large the model. Rows of tokens are shared too.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
@@ -19,31 +20,31 @@ local options = {
      .. 'published folder (config.json, model.safetensors)' },
    { 'text', nil, 'text to score' },
    { 'file', nil, 'file of text to score, in place of --text' },
+   { 'choices', nil, 'JSON Lines of questions { question, choices, answer } to answer, in place of '
+     .. 'text', type = 'string' },
    { 'ids', nil, 'token ids to score, the first of them only seen, in place of text',
      type = 'string' },
-   { 'seq', 0, 'tokens per window; 0: as many as the model is for', min = 0 },
-   { 'batch', 8, 'windows at a time on a rank', min = 1 },
-   { 'tokens', false, 'print the log-probability of every token' },
+   { 'tokenizer', nil, 'folder or file of a tokenizer; not given: the one in --from, else bytes',
+     type = 'string' },
+   { 'delimiter', ' ', 'what stands between a question and a choice of --choices' },
+   { 'skip-bad', false, 'leave broken lines of --choices out and count them; else the first one '
+     .. 'ends the run' },
+   { 'seq', 0, 'tokens per window; 0: as many as the model is for', min = 0,
+     also = { 'max-length', 'seq-len' } },
+   { 'batch', 8, 'windows at a time on a rank', min = 1, also = { 'batch-size' } },
+   { 'tokens', false, 'print the log-probability of every token, or of every choice' },
    { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
    { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
 }
 
--- The text as ids, the end-of-text token before it, so that its first byte is scored too.
-local function text_ids(tide, opt, text, vocab)
-   local bytes, tok = tide.data.bytes, tide.tokenizer.find(opt.from)
-   if tok then
-      local list = tok:encode(text, { add_special_tokens = false })
-      table.insert(list, 1, tok.bos or tok.eos)
-      if #list < 2 then err.usage('logprob', 'the tokenizer in %s names no bos_token', opt.from) end
-      return list, tok
-   end
-   if vocab ~= bytes.vocab_size then
-      err.usage('logprob', '%s has a vocabulary of %d; text is scored with the byte '
-         .. 'vocabulary (%d), give --ids', opt.from, vocab, bytes.vocab_size)
-   end
-   local ids = bytes.ids(text)
-   table.insert(ids, 1, bytes.eos)
-   return ids
+-- The tokenizer of texts. A model without one takes bytes, if it has their vocabulary.
+local function tokenizer_of(tide, opt, vocab)
+   local bytes = tide.data.bytes
+   if opt.tokenizer then return tide.tokenizer.load(opt.tokenizer) end
+   local tok = tide.tokenizer.find(opt.from)
+   if tok or vocab == bytes.vocab_size then return tok or bytes end
+   err.usage('logprob', '%s has a vocabulary of %d and no tokenizer; text is scored with the byte '
+      .. 'vocabulary (%d), give --tokenizer or --ids', opt.from, vocab, bytes.vocab_size)
 end
 
 -- Token ids that were given as such.
@@ -60,54 +61,124 @@ local function given_ids(opt, vocab)
    return list
 end
 
-local function prepare(tide, opt)
-   local n = (opt.text and 1 or 0) + (opt.file and 1 or 0) + (opt.ids and 1 or 0)
-   if n ~= 1 then err.usage('logprob', 'give one of --text, --file and --ids') end
-   local text = opt.text or opt.file and tide.util.fs.read('logprob', opt.file)
-   if text == '' then err.usage('logprob', 'there is nothing to score') end
-   local ranks = tide.comm.world().size
-   local model, run = tide.model.load(opt.from, { device = opt.device,
-      mesh = ranks > 1 and { dp_shard = ranks } or nil })
-   local config = model.config
-   local ids, tok
-   if opt.ids then ids = given_ids(opt, config.vocab_size)
-   else ids, tok = text_ids(tide, opt, text, config.vocab_size) end
-   opt.tok = tok
-   return ids, model, run.sharded, opt.seq > 0 and opt.seq or config.max_position_embeddings
+-- Reads what is scored: fields ids, text or items (with bad, the lines left out).
+local function read(tide, opt)
+   local n = 0
+   for _, name in ipairs { 'text', 'file', 'ids', 'choices' } do n = n + (opt[name] and 1 or 0) end
+   if n ~= 1 then err.usage('logprob', 'give one of --text, --file, --choices and --ids') end
+   local work = {}
+   if opt.choices then
+      work.items, work.bad = tide.data.choices.load(opt.choices, { skip_bad = opt.skip_bad })
+   elseif not opt.ids then
+      work.text = opt.text or tide.util.fs.read('logprob', opt.file)
+      local what = opt.file and require('tide.data.kind').of(work.text:sub(1, 64))
+      if what then err.usage('logprob', '--file: %s is no text: %s', opt.file, what) end
+      if work.text == '' then err.usage('logprob', 'there is nothing to score') end
+   end
+   return work
 end
 
-local function show(tide, opt, ids, list)
-   local sum = 0
-   for i, value in ipairs(list) do
-      sum = sum + value
-      if opt.tokens then
-         local id = ids[i + 1]
-         local tok = opt.tok
-         local text = tok and tok:decode({ id }, { special = true })
-         io.stdout:write(tok and ('%-8q %9.4f\n'):format(text, value)
-            or opt.ids and ('%-8d %9.4f\n'):format(id, value)
-            or ('%-8q %9.4f\n'):format(tide.data.bytes.decode { id }, value))
+-- The tokens that a window has: at most as many as the model is for, 2048 where it has no bound.
+local function window(opt, config)
+   local most = config.max_position_embeddings
+   if not most or most >= 2^31 - 1 then most = 2048 end
+   return opt.seq > 0 and opt.seq or most
+end
+
+-- Scores what is to be scored; returns it with its figures.
+local function compute(tide, opt)
+   local work = read(tide, opt)
+   local ranks = tide.comm.world().size
+   local model, on = tide.model.load(opt.from, { device = opt.device,
+      mesh = ranks > 1 and { dp_shard = ranks } or nil })
+   local config, evaluate = model.config, tide.train.evaluate
+   local how = { sharded = on.sharded, seq = window(opt, config), batch = opt.batch,
+      device = opt.device }
+   if opt.ids then
+      work.ids = given_ids(opt, config.vocab_size)
+      work.values = tide.train.score.logprob(model, work.ids, how)
+      return work
+   end
+   work.tok = tokenizer_of(tide, opt, config.vocab_size)
+   if work.text then
+      work.figures = evaluate.perplexity(model, work.tok, work.text, how)
+      work.ids, work.values = work.figures.ids, work.figures.values
+   else
+      how.delimiter = opt.delimiter
+      work.figures = evaluate.choices(model, work.tok, work.items, how)
+   end
+   return work
+end
+
+local function show_tokens(tide, work)
+   for i, value in ipairs(work.values) do
+      local id, tok = work.ids[i + 1], work.tok
+      if not tok then io.stdout:write(('%-8d %9.4f\n'):format(id, value))
+      else
+         local text = tok == tide.data.bytes and tok.decode { id }
+            or tok:decode({ id }, { special = true })
+         io.stdout:write(('%-8q %9.4f\n'):format(text, value))
       end
    end
-   local mean = -sum / #list
-   local what = (opt.ids or opt.tok) and 'token' or 'byte'
+end
+
+local function show_text(tide, opt, work)
+   if opt.tokens then show_tokens(tide, work) end
+   local sum, n, f = 0, #work.values, work.figures
+   for _, value in ipairs(work.values) do sum = sum + value end
+   local mean = -sum / n
+   local what = work.tok == tide.data.bytes and 'byte' or 'token'
    io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '
-      .. 'perplexity %.4f\n'):format(#list, what, sum, mean, what, mean / math.log(2), what,
+      .. 'perplexity %.4f\n'):format(n, what, sum, mean, what, mean / math.log(2), what,
       math.exp(mean)))
+   if f then
+      io.stdout:write(('%d words, %d bytes: word perplexity %.4f, byte perplexity %.4f, %.4f bits '
+         .. 'per byte\n'):format(f.words, f.bytes, f.word_perplexity, f.byte_perplexity,
+         f.bits_per_byte))
+   end
+end
+
+-- Prints a line for each question: its number, the answer, what each rule chooses, and the
+-- log-probabilities of its choices. Choices are numbered from 0 here, as in the file.
+local function show_items(items)
+   for n, item in ipairs(items) do
+      local values = {}
+      for i, v in ipairs(item.values) do values[i] = ('%.4f'):format(v) end
+      io.stdout:write(('%d: answer %d, acc %d, acc_norm %d, acc_bytes %d: %s\n'):format(n,
+         item.answer - 1, item.acc - 1, item.acc_norm - 1, item.acc_bytes - 1,
+         table.concat(values, ' ')))
+   end
+end
+
+local function show_choices(opt, work)
+   local f = work.figures
+   if opt.tokens then show_items(f.items) end
+   io.stdout:write(('%d question%s\n'):format(f.count, f.count == 1 and '' or 's'))
+   for _, rule in ipairs { 'acc', 'acc_norm', 'acc_bytes' } do
+      local spread = f[rule .. '_stderr']
+      io.stdout:write(('%-10s %.4f%s\n'):format(rule, f[rule],
+         spread and (' +- %.4f'):format(spread) or ''))
+   end
+   if f.cut > 0 then
+      io.stdout:write(('%d choices did not fit into a window; their questions lost tokens on the '
+         .. 'left\n'):format(f.cut))
+   end
+   if #work.bad > 0 then
+      io.stdout:write(('%d broken line%s left out; %s\n'):format(#work.bad,
+         #work.bad == 1 and '' or 's', work.bad[1]))
+   end
 end
 
 local function run(opt)
    local tide = require 'tide'
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
-   local ids, model, sharded, seq =
-      err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE', 'E_UNSUPPORTED' }, prepare,
-      tide, opt)
-   local list = tide.train.score.logprob(model, ids, { sharded = sharded, seq = seq,
-      batch = opt.batch, device = opt.device })
-   if tide.comm.world().rank == 0 then show(tide, opt, ids, list) end
+   local work = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
+      'E_UNSUPPORTED' }, compute, tide, opt)
+   if tide.comm.world().rank > 0 then return end
+   if work.items then show_choices(opt, work) else show_text(tide, opt, work) end
 end
 
 args.main(function(...)
-   local opt = args.parse('logprob: score text with a checkpoint', options, { ... })
+   local opt = args.parse('logprob: score text or answer questions with a model', options, { ... })
    if opt then run(opt) end
 end, ...)

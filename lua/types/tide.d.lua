@@ -210,6 +210,12 @@ tide.data.chat = {}
 ---@param paths string|string[]
 ---@param opts? { tokenizer: table, template?: table, train_on?: string[], format?: string, skip_bad?: boolean, val?: number }
 function tide.data.chat.load(paths, opts) end
+tide.data.choices = {}
+---@param path string
+---@param opts? { skip_bad?: boolean }
+function tide.data.choices.load(path, opts) end
+---@param t table
+function tide.data.choices.read(t) end
 tide.data.entropy = {}
 ---@param texts string[]
 function tide.data.entropy.order2(texts) end
@@ -1201,6 +1207,25 @@ function tide.train.checkpoint.save_async(out, saved, opts) end
 function tide.train.checkpoint.step_in(out) end
 function tide.train.checkpoint.tensors(path, device) end
 function tide.train.checkpoint.verify(folder, sizes_only) end
+tide.train.evaluate = {}
+---@param model tide.Module
+---@param tok table
+---@param items table
+---@param opts? { delimiter?: string, seq: integer, batch?: integer, sharded?: tide.Sharded, device?: string }
+function tide.train.evaluate.choices(model, tok, items, opts) end
+---@param tok table
+---@param context string
+---@param continuation string
+---@param opts? { config?: table }
+function tide.train.evaluate.pair(tok, context, continuation, opts) end
+---@param model tide.Module
+---@param tok table
+---@param text string
+---@param opts? { seq: integer, batch?: integer, sharded?: tide.Sharded, device?: string }
+function tide.train.evaluate.perplexity(model, tok, text, opts) end
+---@param tok table
+---@param config? table
+function tide.train.evaluate.prefix(tok, config) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
 ---@param opts? { steps: integer, model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
@@ -1248,9 +1273,16 @@ tide.train.score = {}
 ---@param opts? { device?: string, comm?: tide.Comm, make?: function }
 function tide.train.score.load(where, opts) end
 ---@param model tide.Module
+---@param requests table
+---@param opts? { seq: integer, batch?: integer, sharded?: tide.Sharded, device?: string }
+function tide.train.score.loglikelihood(model, requests, opts) end
+---@param model tide.Module
 ---@param ids integer[]
 ---@param opts? { seq: integer, batch?: integer, sharded?: tide.Sharded, device?: string }
 function tide.train.score.logprob(model, ids, opts) end
+---@param ids integer[]
+---@param seq integer
+function tide.train.score.windows(ids, seq) end
 tide.train.state = {}
 function tide.train.state.collect(run) end
 function tide.train.state.restore(run, saved) end

@@ -54,6 +54,12 @@ describe('chat.template', function()
       assert.equal('<s>!', (t:render({}, { eos_token = '!' })))
    end)
 
+   it('trims white space beyond ASCII on both sides', function()
+      local wide = '\227\128\128'                  -- U+3000
+      local text = template '[{{ x | trim }}]':render({}, { x = wide .. ' é \194\160' .. wide })
+      assert.equal('[é]', text)
+   end)
+
    it('gives the ranges of generation blocks in bytes', function()
       local t = template('{% for m in messages %}é{% generation %}{{ m.content }}!'
          .. '{% endgeneration %}{% endfor %}')

@@ -43,6 +43,32 @@ describe('a published folder', function()
       end)
    end)
 
+   it('with a tokenizer is scored, and answers questions, on one rank and on two', function()
+      local value = tide.json.decode(tide.util.fs.read('spec', 'spec/golden/tokenizer/gpt2.json'))
+      with_folder(420, function(dir, folder)
+         write(dir .. '/text.txt', 'the quick function returns\n')
+         write(dir .. '/q.jsonl', '{"question":"the quick","choices":["function","x"],"answer":"A"}'
+            .. '\n{"question":"the","choices":["x"]}\n')
+         local words = 'logprob.lua --from ' .. folder
+         bad(1, words .. ' --text ab', 'a vocabulary of 420 and no tokenizer')
+         write(folder .. '/tokenizer.json', tide.json.encode(value.tokenizer))
+         write(folder .. '/tokenizer_config.json', '{"eos_token":"<|endoftext|>"}')
+         local file, ask = words .. ' --file ' .. dir .. '/text.txt', words .. ' --choices ' .. dir
+            .. '/q.jsonl'
+         local one = ok(1, file)
+         assert.matches('tokens, log%-probability %-%d', one)
+         assert.matches('\n5 words, 27 bytes: word perplexity', one)
+         assert.equal(one, (ok(2, file):gsub('%[r0%] ', '')))
+         bad(1, ask, 'q.jsonl, line 2: choices: expected at least 2, got 1')
+         one = ok(1, ask .. ' --skip-bad')
+         assert.matches('^1 question\nacc        [01]%.0000\nacc_norm   [01]%.0000\n', one)
+         assert.matches('1 broken line left out', one, 1, true)
+         assert.equal(one, (ok(2, ask .. ' --skip-bad'):gsub('%[r0%] ', '')))
+         write(dir .. '/elf', '\127ELF\2\1\1')
+         bad(1, words .. ' --file ' .. dir .. '/elf', '/elf is no text')
+      end)
+   end)
+
    it('of more ids than bytes is learnt on from by bytes, and its sample is ids', function()
       with_folder(300, function(dir, folder)
          write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))

@@ -99,7 +99,7 @@ end
 
 -- Returns the start of the character that ends at byte i.
 local function start_of(s, i)
-   for w = 1, math.min(4, i) do
+   for w = math.min(4, i), 2, -1 do
       local at = i - w + 1
       if width_at(s, at) == w then return at end
    end

@@ -162,6 +162,47 @@ function CausalLM:loss(ids_BT, labels_BT, opts)
    return self:as_call(loss, ids_BT, labels_BT, opts)
 end
 
+-- Most elements of logits that logprobs makes at a time.
+local most = 2^24
+
+-- Log-probabilities of targets_K after rows index_K of hidden states [N, C], by blocks of rows.
+local function logprobs_of(self, h_NC, index_K, targets_K)
+   local n, list = index_K:size(1), {}
+   local rows = math.max(1, math.floor(most / self.config.vocab_size))
+   for first = 1, n, rows do
+      local last = math.min(n, first + rows - 1)
+      list[#list + 1] = tide.scope(function()
+         local x = h_NC:index_select(1, index_K:slice(1, first, last))
+         local z = capped(self, private.call(self.head_logits, self, x))
+         return -tide.cross_entropy(z, targets_K:slice(1, first, last), { reduction = 'none' })
+      end)
+   end
+   return #list == 1 and list[1] or tide.cat(list, 1)
+end
+
+local function logprobs(self, ids_BT, index_K, targets_K)
+   self:check_ids(ids_BT)
+   local h = private.call(self.hidden, self, ids_BT)
+   local flat = private.replace(h, h:reshape(h:size(1) * h:size(2), h:size(3)))
+   local head = self.lm_head
+   if not head then return logprobs_of(self, flat, index_K, targets_K) end
+   return head:as_call(private.note(function(_, x)
+      return logprobs_of(self, x, index_K, targets_K)
+   end), flat)
+end
+private.note(logprobs)
+
+-- Log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts the
+-- tokens of ids from 0, row after row. Logits are made of these tokens alone, a block at a time.
+-- For scoring, without gradients; not with tensor parallelism.
+function CausalLM:logprobs(ids_BT, index_K, targets_K)
+   if spread.of(self).tp then
+      err.raise('E_UNSUPPORTED', self.op, 'logprobs takes whole hidden states, and tensor '
+         .. 'parallelism has parts of them; take log_softmax of the logits')
+   end
+   return self:as_call(logprobs, ids_BT, index_K, targets_K)
+end
+
 -- Published files of tied models may carry the head all the same; it is left out then.
 function CausalLM:load_state_dict(state, opts)
    if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then

@@ -1,13 +1,17 @@
 -- Log-probabilities of given tokens under a model whose weights may be shared among ranks.
 --
--- Windows of the text are shared among the ranks like data, and every rank runs its
--- model equally often, since gathering a layer takes all of them.
+-- Batches of rows are shared among the ranks like data, and every rank runs its model equally
+-- often, since gathering a layer takes all of them.
 
 local tide = require 'tide'
+local CausalLM = require 'tide.model.causal_lm'
+local class = require 'tide.class'
 local dist = require 'tide.comm'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local family = require 'tide.model.family'
+local spread = require 'tide.nn.spread'
 local signature = require 'tide.util.signature'
 local state = require 'tide.train.state'
 
@@ -30,73 +34,210 @@ function score.load(where, opts)
    return model:eval(), sharded, model.config
 end
 
--- Windows of the text: window w (from 0) predicts tokens w seq + 2 ... of the list.
-local function rows_of(ids, first, count, seq)
-   local inputs, targets = {}, {}
-   for w = first, first + count - 1 do
-      local row, next_row = {}, {}
-      for i = 1, seq do
-         local at = w * seq + i
-         row[i], next_row[i] = ids[at] or 0, ids[at + 1] or 0
+-- ---- rows --------------------------------------------------------------------------------------
+
+-- The last n ids of a context and a continuation.
+local function last_of(context, continuation, n)
+   local out, skip = {}, math.max(0, #context + #continuation - n)
+   for i = skip + 1, #context do out[#out + 1] = context[i] end
+   for _, id in ipairs(continuation) do out[#out + 1] = id end
+   return out
+end
+
+local function check_ids(op, name, list, vocab)
+   for i, id in ipairs(err.integers(op, name, list, 0)) do
+      if vocab and id >= vocab then
+         err.raise('E_ARG', op, '%s[%d]: the model has %d ids, got %d; is this its tokenizer?',
+            name, i, vocab, id)
       end
-      inputs[#inputs + 1], targets[#targets + 1] = row, next_row
    end
-   return inputs, targets
 end
 
-local function log_softmax_at(logits_BTV, ids_BT)
-   return tide.log_softmax(logits_BTV:to 'f32', -1):gather(-1, ids_BT:unsqueeze(-1)):squeeze(-1)
+local function check_request(q, r, seq, vocab)
+   local op, name = 'train.score.loglikelihood', ('requests[%d]'):format(r)
+   err.type(op, name, q, 'table')
+   for _, field in ipairs { 'context', 'continuation' } do
+      check_ids(op, name .. '.' .. field, q[field], vocab)
+      if #q[field] == 0 then err.arg(op, name .. '.' .. field, 'at least one id', 'none') end
+   end
+   if #q.continuation > seq then
+      err.raise('E_ARG', op, '%s.continuation has %d ids; a window of seq = %d takes no more',
+         name, #q.continuation, seq)
+   end
 end
 
--- Appends the log-probabilities of `count` windows from `first` on to list.
-local function score_windows(list, model, ids, first, count, o)
-   local rows = tide.scope(function()
-      local inputs, targets = rows_of(ids, first, math.max(count, 1), o.seq)
-      local at = { dtype = 'i64', device = o.device }
-      return log_softmax_at(model(tide.tensor(inputs, at)), tide.tensor(targets, at)):to 'cpu'
+-- Rows that the model sees: { ids, parts = { { request, first } } }; `first` is the column, from 0,
+-- that predicts the first id of the request's continuation. Requests of equal rows share one.
+local function rows_of(requests, seq, vocab)
+   local rows, by_key = {}, {}
+   for r, q in ipairs(requests) do
+      check_request(q, r, seq, vocab)
+      local ids = last_of(q.context, q.continuation, seq + 1)
+      ids[#ids] = nil
+      local key = table.concat(ids, ' ')
+      local row = by_key[key]
+      if not row then
+         row = { ids = ids, parts = {}, order = r }
+         rows[#rows + 1], by_key[key] = row, row
+      end
+      row.parts[#row.parts + 1] = { request = r, first = #ids - #q.continuation }
+   end
+   return rows
+end
+
+-- Whether rotary positions depend on the length of the call, so that padding would change them.
+local function depends_on_length(config)
+   local found = false
+   local function visit(t)
+      found = found or t.rope_type == 'dynamic' or t.rope_type == 'longrope'
+      for _, v in each(t) do if type(v) == 'table' then visit(v) end end
+   end
+   visit { config.rope_scaling, config.rope_parameters }
+   return found
+end
+
+-- Rows as batches for `size` ranks, the longest first.
+local function batches_of(rows, o, size, is_padded)
+   table.sort(rows, function(a, b)
+      if #a.ids ~= #b.ids then return #a.ids > #b.ids end
+      return a.order < b.order
+   end)
+   local most, list = math.min(o.batch, math.ceil(#rows / size)), {}
+   for _, row in ipairs(rows) do
+      local batch = list[#list]
+      local fits = batch and #batch < most and (is_padded or #batch[1].ids == #row.ids)
+      if not fits then
+         batch = {}
+         list[#list + 1] = batch
+      end
+      batch[#batch + 1] = row
+   end
+   return list
+end
+
+-- ---- the model ---------------------------------------------------------------------------------
+
+-- Rows padded on the right, the index of each predicting token among all, and the targets.
+local function inputs_of(batch, requests)
+   local inputs, index, targets, length = {}, {}, {}, #batch[1].ids
+   for b, row in ipairs(batch) do
+      local line = {}
+      for i = 1, length do line[i] = row.ids[i] or 0 end
+      inputs[b] = line
+      for _, part in ipairs(row.parts) do
+         for i, id in ipairs(requests[part.request].continuation) do
+            index[#index + 1] = (b - 1) * length + part.first + i - 1
+            targets[#targets + 1] = id
+         end
+      end
+   end
+   return inputs, index, targets
+end
+
+-- Log-probabilities of a batch, one part after the other.
+local function run_batch(model, batch, requests, device)
+   return tide.scope(function()
+      local at = { dtype = 'i64', device = device }
+      local inputs, index, targets = inputs_of(batch, requests)
+      local ids = tide.tensor(inputs, at)
+      index, targets = tide.tensor(index, at), tide.tensor(targets, at)
+      if class.is(model, CausalLM) and not spread.of(model).tp then
+         return model:logprobs(ids, index, targets):to 'cpu'
+      end
+      local z = model(ids)
+      z = z:reshape(z:size(1) * z:size(2), z:size(3)):index_select(1, index)
+      return (-tide.cross_entropy(z, targets, { reduction = 'none' })):to 'cpu'
    end):tolist()
-   for w = 1, count do
-      for i = 1, o.seq do
-         if (first + w - 1) * o.seq + i < #ids then list[#list + 1] = rows[w][i] end
+end
+
+-- Calls fn as scoring runs: without gradients, and gathering a sharded model layer by layer.
+local function scoring(sharded, fn)
+   if not sharded then return tide.no_grad(fn) end
+   return tide.parallel.unshard_fsdp2_model(sharded, fn, nil, { layerwise = true })
+end
+
+-- Takes the values of a batch apart.
+local function deal(out, batch, requests, values)
+   local at = 0
+   for _, row in ipairs(batch) do
+      for _, part in ipairs(row.parts) do
+         local list = {}
+         for i = 1, #requests[part.request].continuation do list[i] = values[at + i] end
+         at = at + #list
+         out[part.request] = list
       end
    end
+end
+
+-- Log-probabilities (natural) of continuations, each id given those before it: a list for each
+-- request { context = ids, continuation = ids }. The last seq + 1 ids of a request are seen. Every
+-- rank calls it with the same requests, which are shared out, and gets all.
+function score.loglikelihood(model, requests, opts)
+   local comm = opts.sharded and opts.sharded.comm or dist.solo()
+   local config = model.config or {}
+   local rows = rows_of(requests, opts.seq, config.vocab_size)
+   local is_padded = not depends_on_length(config)
+   local batches = batches_of(rows, opts, comm.size, is_padded)
+   local mine, out = {}, {}
+   scoring(opts.sharded, function()
+      for k = 1, math.ceil(#batches / comm.size) do     -- every rank runs the model equally often
+         local batch = batches[(k - 1) * comm.size + comm.rank + 1]
+         local values = run_batch(model, batch or batches[1], requests, opts.device)
+         if batch then mine[k] = values end
+      end
+   end)
+   for rank, values in ipairs(comm:all_gather_object(mine)) do
+      for k = 1, #values do
+         deal(out, batches[(k - 1) * comm.size + rank], requests, values[k])
+      end
+   end
+   return out
+end
+
+-- ---- windows -----------------------------------------------------------------------------------
+
+local function part_of(ids, first, last)
+   local out = {}
+   for i = first, last do out[i - first + 1] = ids[i] end
+   return out
+end
+
+-- Windows of a list of ids as requests, as lm-evaluation-harness rolls them: each predicts the seq
+-- ids after those before, from one id of context; the last one has as much context as fits.
+function score.windows(ids, seq)
+   local list = {}
+   for first = 2, #ids, seq do
+      local last = math.min(first + seq - 1, #ids)
+      local from = math.max(1, math.min(first - 1, last - seq))
+      list[#list + 1] = { context = part_of(ids, from, first - 1),
+         continuation = part_of(ids, first, last) }
+   end
+   return list
 end
 
 -- Log-probabilities (natural) of the second to the last of a list of ids, each given those before
--- it in its window. Every rank calls it and gets all.
+-- it in its window (see windows). Every rank calls it and gets all.
 function score.logprob(model, ids, opts)
-   local o, batch = opts, opts.batch
    if #ids < 2 then err.arg('train.score.logprob', 'ids', 'at least two ids', ids) end
-   local comm = o.sharded and o.sharded.comm or dist.solo()
-   local windows = math.ceil((#ids - 1) / o.seq)
-   local share = math.ceil(windows / comm.size)          -- a run of windows for each rank
-   local first = comm.rank * share
-   local mine = {}
-   local function all()
-      for at = 0, share - 1, batch do
-         local count = math.max(0, math.min(batch, share - at, windows - first - at))
-         score_windows(mine, model, ids, count > 0 and first + at or 0, count, o)
-      end
-   end
-   if o.sharded then
-      tide.parallel.unshard_fsdp2_model(o.sharded, all, nil, { layerwise = true })
-   else
-      tide.no_grad(all)
-   end
    local list = {}
-   for _, part in ipairs(comm:all_gather_object(mine)) do
+   for _, part in ipairs(score.loglikelihood(model, score.windows(ids, opts.seq), opts)) do
       for _, v in ipairs(part) do list[#list + 1] = v end
    end
    return list
 end
 
+local common = {
+   'seq: integer >= 1 -- tokens of a window',
+   'batch: integer >= 1 = 8 -- windows at a time on a rank',
+   'sharded: sharded? -- of the model, which is gathered layer by layer',
+   'device: string? -- of the tokens',
+}
+
 return signature.doors('train.score', score, {
    load = { opts = {
       "device: string = 'cpu' -- where the weights go", 'comm: comm? -- ranks; all by default',
       'make: function? -- makes a model of a class of your own of (config, options)' } },
-   logprob = { 'model: module; ids: integer[]', opts = {
-      'seq: integer >= 1 -- tokens of a window',
-      'batch: integer >= 1 = 8 -- windows at a time on a rank',
-      'sharded: sharded? -- of the model, which is gathered layer by layer',
-      'device: string? -- of the tokens' } },
+   loglikelihood = { 'model: module; requests: table', opts = common },
+   windows = 'ids: integer[]; seq: integer >= 1',
+   logprob = { 'model: module; ids: integer[]', opts = common },
 })
