@@ -68,6 +68,41 @@ static inline int64_t k_numel(const k_tensor *t)
 }
 static inline int k_absent(const k_tensor *t) { return t->ndim < 0; }
 
+/* Returns the size of the last dim, 1 without dims; the number of rows of that size. */
+static inline int64_t k_row_size(const k_tensor *t)
+{
+  return t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
+}
+static inline int64_t k_row_count(const k_tensor *t)
+{
+  int64_t n = 1;
+  for (int d = 0; d + 1 < t->ndim; d++) n *= t->shape[d];
+  return n;
+}
+
+/* Returns the offset of row i, in row-major order of the dims before the last. */
+static inline int64_t k_row_offset(const k_tensor *t, int64_t i)
+{
+  int64_t at = 0;
+  for (int d = t->ndim - 2; d >= 0; d--) {
+    at += i % t->shape[d] * t->stride[d];
+    i /= t->shape[d];
+  }
+  return at;
+}
+
+/* Returns the dims [first, end) of t as a tensor of its own, which begins at t's first element. */
+static inline k_tensor k_dims(const k_tensor *t, int first, int end)
+{
+  k_tensor v = *t;
+  v.ndim = end > first ? end - first : 0;
+  for (int d = 0; d < v.ndim; d++) {
+    v.shape[d] = t->shape[first + d];
+    v.stride[d] = t->stride[first + d];
+  }
+  return v;
+}
+
 /* ---- attributes, by op ------------------------------------------------------------------------
  * Operand order is written as  op: in[0], in[1], ... -> out[0], out[1], ...
  * "f32*" means f32, or f64 when x is f64.

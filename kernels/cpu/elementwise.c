@@ -320,28 +320,19 @@ int k_cpu_pow_scalar(const k_call *call)
 }
 
 /* max first, then min; NaN stays. */
-#define CLAMP(T) \
-  T lo = (T)s[0], hi = (T)s[1]; \
-  _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { \
-    T v = x[i] < lo ? lo : x[i]; \
-    y[i] = v > hi ? hi : v; \
-  }
-
-TIDE_LEVELS(void, clamp_f32,
-            (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s))
+TIDE_INLINE float clamp_value(float v, float lo, float hi)
 {
-  const float *x = xs[0];
-  float *y = yv;
-  CLAMP(float)
+  v = v < lo ? lo : v;
+  return v > hi ? hi : v;
+}
+TIDE_INLINE double clamp_value_d(double v, double lo, double hi)
+{
+  v = v < lo ? lo : v;
+  return v > hi ? hi : v;
 }
 
-TIDE_LEVELS(void, clamp_f64,
-            (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s))
-{
-  const double *x = xs[0];
-  double *y = yv;
-  CLAMP(double)
-}
+BODY1(clamp_f32, float, float, clamp_value(a, (float)s[0], (float)s[1]))
+BODY1(clamp_f64, double, double, clamp_value_d(a, s[0], s[1]))
 
 TIDE_LEVELS(void, clamp_i64,
             (void *yv, const void *const *xs, int64_t n, const double *s), (yv, xs, n, s))
@@ -350,10 +341,7 @@ TIDE_LEVELS(void, clamp_i64,
   const int64_t hi = ref_truncate(floor(s[1]), INT64_MIN, INT64_MAX);
   int64_t *y = yv;
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) {
-    int64_t v = x[i] < lo ? lo : x[i];
-    y[i] = v > hi ? hi : v;
-  }
+  for (int64_t i = 0; i < n; i++) y[i] = i64_min(i64_max(x[i], lo), hi);
 }
 
 int k_cpu_clamp(const k_call *call)

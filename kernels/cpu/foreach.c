@@ -32,22 +32,11 @@ static job foreach_job_of(const k_call *call)
   return j;
 }
 
-static int pair_of(const job *j, int64_t element)
-{
-  int lo = 0, hi = j->n - 1;
-  while (lo < hi) {
-    int mid = lo + (hi - lo + 1) / 2;
-    if (j->first[mid] <= element) lo = mid;
-    else hi = mid - 1;
-  }
-  return lo;
-}
-
 static void pairs_range(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;
   (void)thread;
-  for (int i = pair_of(j, begin); begin < end; i++) {
+  for (int64_t i = i64_find(j->first, j->n, begin); begin < end; i++) {
     int64_t stop = j->first[i + 1] < end ? j->first[i + 1] : end;
     if (begin < stop) j->range(&j->pair[i], begin - j->first[i], stop - j->first[i]);
     begin = stop;
@@ -73,17 +62,6 @@ int k_cpu_foreach_copy_(const k_call *call)
 
 /* ---- add ------------------------------------------------------------------------------------ */
 
-#define ADD(name, T, sum) \
-  TIDE_LEVELS(void, name, (void *yv, const void *av, const void *bv, int64_t n), (yv, av, bv, n)) \
-  { \
-    const T *a = av, *b = bv; \
-    T *y = yv; \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = (T)(sum); \
-  }
-ADD(add_f32, float, a[i] + b[i])
-ADD(add_f64, double, a[i] + b[i])
-ADD(add_i64, int64_t, (uint64_t)a[i] + (uint64_t)b[i])
-
 /* As axpy_: a floating target with a source that f32 cannot hold is computed in f64. */
 static int sum_form(const k_tensor *y, const k_tensor *x)
 {
@@ -101,7 +79,7 @@ static void foreach_add_range(const cpu_copy *c, int64_t begin, int64_t end)
     void *to = tide__stream_target(&c->y, c->form, at, n, &y_buf);
     const void *y = tide__stream_read(&c->y, c->form, at, n, &y_buf);
     const void *x = tide__stream_read(&c->x, c->form, at, n, &x_buf);
-    (c->form == TIDE_F32 ? add_f32 : c->form == TIDE_F64 ? add_f64 : add_i64)(to, y, x, n);
+    tide__loop_add(c->form, to, y, x, n);
     tide__stream_write(&c->y, c->form, at, n, to);
   }
 }

@@ -19,19 +19,6 @@ typedef struct gated {
   int gate_last;
 } gated;
 
-static int64_t gated_norm_padded(int64_t n) { return (n + 15) / 16 * 16; }
-
-/* Returns the offset of row i for any leading strides. */
-static int64_t gated_norm_row_of(const k_tensor *t, int64_t i)
-{
-  int64_t at = 0;
-  for (int d = t->ndim - 2; d >= 0; d--) {
-    at += i % t->shape[d] * t->stride[d];
-    i /= t->shape[d];
-  }
-  return at;
-}
-
 static void gated_norm_open(gated *g, const k_call *call, const k_tensor *x)
 {
   const k_gated_norm_attrs *attrs = call->attrs;
@@ -41,13 +28,6 @@ static void gated_norm_open(gated *g, const k_call *call, const k_tensor *x)
   g->group = attrs->group, g->eps = (float)attrs->eps, g->gate_last = attrs->gate_last;
   int64_t nblock = (g->n + MIN_ROWS - 1) / MIN_ROWS;
   g->nblock = nblock < MAX_BLOCK ? nblock : MAX_BLOCK;
-}
-
-static void gated_norm_make_gain(gated *g, const k_tensor *w)
-{
-  if (!k_absent(w)) row_widen(g->gain, w->data, w->dtype, g->dim);
-  else
-    for (int64_t i = 0; i < g->dim; i++) g->gain[i] = 1.0f;
 }
 
 /* ---- loops --------------------------------------------------------------------------------- */
@@ -132,11 +112,11 @@ TIDE_LEVELS(void, back_last,
 static void gated_norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const gated *g = arg;
-  int64_t step = gated_norm_padded(g->dim), ngroup = g->dim / g->group;
+  int64_t step = i64_round_up(g->dim, 16), ngroup = g->dim / g->group;
   float *tmp = g->rows + thread * FWD_ROWS * step, *u = tmp + 2 * step;
   for (int64_t i = begin; i < end; i++) {
-    const float *x = row_read(g->x, gated_norm_row_of(g->x, i), tmp, g->dim);
-    const float *z = row_read(g->z, gated_norm_row_of(g->z, i), tmp + step, g->dim);
+    const float *x = row_read(g->x, k_row_offset(g->x, i), tmp, g->dim);
+    const float *z = row_read(g->z, k_row_offset(g->z, i), tmp + step, g->dim);
     float *y = row_begin(g->y, i * g->dim, tmp);
     gate_row(u, x, z, g->dim);
     const float *normed = g->gate_last ? x : u;
@@ -153,15 +133,15 @@ static void gated_norm_fwd_rows(void *arg, int64_t begin, int64_t end, int threa
 int64_t k_cpu_gated_norm_work(const k_call *call)
 {
   const k_tensor *x = &call->in[0];
-  return (1 + FWD_ROWS * (int64_t)call->nthread) * gated_norm_padded(x->shape[x->ndim - 1]) * 4;
+  return (1 + FWD_ROWS * (int64_t)call->nthread) * i64_round_up(k_row_size(x), 16) * 4;
 }
 
 int k_cpu_gated_rms_norm(const k_call *call)
 {
   gated g = {.y = &call->out[0], .rstd = call->out[1].data, .gain = call->work};
   gated_norm_open(&g, call, &call->in[0]);
-  g.rows = g.gain + gated_norm_padded(g.dim);
-  gated_norm_make_gain(&g, &call->in[2]);
+  g.rows = g.gain + i64_round_up(g.dim, 16);
+  row_gain(g.gain, &call->in[2], 0, g.dim);
   tide__pool_for(call->nthread, g.n, GRAIN / (g.dim + 1) + 1, gated_norm_fwd_rows, &g);
   return TIDE_OK;
 }
@@ -170,10 +150,10 @@ int k_cpu_gated_rms_norm(const k_call *call)
 
 static void gated_norm_bwd_one(const gated *g, int64_t i, float *tmp, float *dgain)
 {
-  int64_t step = gated_norm_padded(g->dim), ngroup = g->dim / g->group;
-  const float *dy = row_read(g->dy, gated_norm_row_of(g->dy, i), tmp, g->dim);
-  const float *x = row_read(g->x, gated_norm_row_of(g->x, i), tmp + step, g->dim);
-  const float *z = row_read(g->z, gated_norm_row_of(g->z, i), tmp + 2 * step, g->dim);
+  int64_t step = i64_round_up(g->dim, 16), ngroup = g->dim / g->group;
+  const float *dy = row_read(g->dy, k_row_offset(g->dy, i), tmp, g->dim);
+  const float *x = row_read(g->x, k_row_offset(g->x, i), tmp + step, g->dim);
+  const float *z = row_read(g->z, k_row_offset(g->z, i), tmp + 2 * step, g->dim);
   float *u = tmp + 3 * step, *dx = row_begin(g->dx, i * g->dim, u);
   float *dz = row_begin(g->dz, i * g->dim, tmp + 4 * step);
   gate_row(u, x, z, g->dim);
@@ -191,7 +171,7 @@ static void gated_norm_bwd_one(const gated *g, int64_t i, float *tmp, float *dga
 static void gated_norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const gated *g = arg;
-  int64_t step = gated_norm_padded(g->dim);
+  int64_t step = i64_round_up(g->dim, 16);
   for (int64_t k = begin; k < end; k++) {
     float *dgain = g->part + k * step;
     memset(dgain, 0, (size_t)step * sizeof(float));
@@ -204,7 +184,7 @@ int64_t k_cpu_gated_norm_bwd_work(const k_call *call)
 {
   const k_tensor *x = &call->in[1];
   int64_t rows = 1 + BWD_ROWS * (int64_t)call->nthread + MAX_BLOCK;
-  return rows * gated_norm_padded(x->shape[x->ndim - 1]) * 4;
+  return rows * i64_round_up(k_row_size(x), 16) * 4;
 }
 
 int k_cpu_gated_rms_norm_bwd(const k_call *call)
@@ -212,10 +192,10 @@ int k_cpu_gated_rms_norm_bwd(const k_call *call)
   gated g = {.dy = &call->in[0], .rstd = call->in[4].data, .dx = &call->out[0],
              .dz = &call->out[1], .gain = call->work};
   gated_norm_open(&g, call, &call->in[1]);
-  int64_t step = gated_norm_padded(g.dim);
+  int64_t step = i64_round_up(g.dim, 16);
   g.rows = g.gain + step;
   g.part = g.rows + BWD_ROWS * (int64_t)call->nthread * step;
-  gated_norm_make_gain(&g, &call->in[3]);
+  row_gain(g.gain, &call->in[3], 0, g.dim);
   memset(g.part, 0, (size_t)step * sizeof(float));
   int64_t grain = g.nblock > 0 ? GRAIN / (g.n / g.nblock * g.dim + 1) + 1 : 1;
   tide__pool_for(call->nthread, g.nblock, grain, gated_norm_bwd_blocks, &g);

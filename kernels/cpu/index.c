@@ -36,18 +36,6 @@ static int index_check(const k_call *call, const k_tensor *index, int64_t limit)
   return TIDE_OK;
 }
 
-/* Returns the dims [first, end) of t as a tensor of its own, starting at t's first element. */
-static k_tensor dims_of(const k_tensor *t, int first, int end)
-{
-  k_tensor v = *t;
-  v.ndim = end > first ? end - first : 0;
-  for (int d = 0; d < v.ndim; d++) {
-    v.shape[d] = t->shape[first + d];
-    v.stride[d] = t->stride[first + d];
-  }
-  return v;
-}
-
 /* Returns t without dim. */
 static k_tensor without(const k_tensor *t, int dim)
 {
@@ -110,7 +98,7 @@ static void index_rows_range(void *arg, int64_t begin, int64_t end, int thread)
 static int take_rows(const k_call *call, int dim)
 {
   const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
-  k_tensor outer = dims_of(x, 0, dim), row = dims_of(x, dim + 1, x->ndim);
+  k_tensor outer = k_dims(x, 0, dim), row = k_dims(x, dim + 1, x->ndim);
   rows_job job = { .index = index, .y = y->data, .stride = x->stride[dim] };
   int rc = index_check(call, index, x->shape[dim]);
   if (rc != TIDE_OK || k_numel(y) == 0) return rc;
@@ -196,30 +184,6 @@ typedef struct add_job {
   int form, overwrite, lead;
 } add_job;
 
-/* acc += x in a form. */
-TIDE_LEVELS(void, add_f32, (float *acc, const float *x, int64_t n), (acc, x, n))
-{
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) acc[i] += x[i];
-}
-TIDE_LEVELS(void, add_f64, (double *acc, const double *x, int64_t n), (acc, x, n))
-{
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) acc[i] += x[i];
-}
-TIDE_LEVELS(void, add_i64, (uint64_t *acc, const uint64_t *x, int64_t n), (acc, x, n))
-{
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) acc[i] += x[i];
-}
-
-static void add_chunk(int form, void *acc, const void *x, int64_t n)
-{
-  if (form == TIDE_F32) add_f32(acc, x, n);
-  else if (form == TIDE_F64) add_f64(acc, x, n);
-  else add_i64(acc, x, n);
-}
-
 static int64_t source_offset(const add_job *job, int64_t i)
 {
   return job->lead ? tide__stream_offset(&job->src_lead, i) : i * job->src_stride;
@@ -243,7 +207,7 @@ static void add_to_row(const add_job *job, int64_t outer, int64_t j)
     }
     for (int64_t k = job->start[j]; k < job->start[j + 1]; k++) {
       cpu_stream src = index_moved(&job->src_row, src_base + source_offset(job, job->order[k]));
-      add_chunk(job->form, &acc, tide__stream_read(&src, job->form, at, n, &buf), n);
+      tide__loop_add(job->form, &acc, &acc, tide__stream_read(&src, job->form, at, n, &buf), n);
     }
     tide__stream_write(&t, job->form, at, n, &acc);
   }
@@ -288,8 +252,8 @@ int k_cpu_index_add(const k_call *call)
 {
   const k_tensor *index = &call->in[0], *src = &call->in[1], *t = &call->out[0];
   int dim = ((const k_dim_attrs *)call->attrs)->dim;
-  k_tensor t_outer = dims_of(t, 0, dim), t_row = dims_of(t, dim + 1, t->ndim);
-  k_tensor src_outer = dims_of(src, 0, dim), src_row = dims_of(src, dim + 1, src->ndim);
+  k_tensor t_outer = k_dims(t, 0, dim), t_row = k_dims(t, dim + 1, t->ndim);
+  k_tensor src_outer = k_dims(src, 0, dim), src_row = k_dims(src, dim + 1, src->ndim);
   add_job job = { .t_stride = t->stride[dim], .src_stride = src->stride[dim],
                   .nrow = t->shape[dim], .width = k_numel(&t_row),
                   .form = tide__loop_form(t->dtype) };
@@ -312,8 +276,8 @@ int64_t k_cpu_embedding_bwd_work(const k_call *call)
 int k_cpu_embedding_bwd(const k_call *call)
 {
   const k_tensor *dy = &call->in[0], *ids = &call->in[1], *dw = &call->out[0];
-  k_tensor none = dims_of(dw, 0, 0), dw_row = dims_of(dw, 1, 2), none_src = dims_of(dy, 0, 0);
-  k_tensor lead = dims_of(dy, 0, dy->ndim - 1), dy_row = dims_of(dy, dy->ndim - 1, dy->ndim);
+  k_tensor none = k_dims(dw, 0, 0), dw_row = k_dims(dw, 1, 2), none_src = k_dims(dy, 0, 0);
+  k_tensor lead = k_dims(dy, 0, dy->ndim - 1), dy_row = k_dims(dy, dy->ndim - 1, dy->ndim);
   add_job job = { .t_stride = dw->stride[0], .nrow = dw->shape[0], .width = dw->shape[1],
                   .form = tide__loop_form(dw->dtype), .overwrite = 1, .lead = 1 };
   int rc = index_check(call, ids, dw->shape[0]);

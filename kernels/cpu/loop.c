@@ -249,6 +249,22 @@ void tide__stream_write(const cpu_stream *s, int form, int64_t at, int64_t n, co
   }
 }
 
+#define ADD(name, T, sum) \
+  TIDE_LEVELS(void, name, (void *yv, const void *av, const void *bv, int64_t n), (yv, av, bv, n)) \
+  { \
+    const T *a = av, *b = bv; \
+    T *y = yv; \
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = (T)(sum); \
+  }
+ADD(loop_add_f32, float, a[i] + b[i])
+ADD(loop_add_f64, double, a[i] + b[i])
+ADD(loop_add_i64, int64_t, (uint64_t)a[i] + (uint64_t)b[i])
+
+void tide__loop_add(int form, void *y, const void *a, const void *b, int64_t n)
+{
+  (form == TIDE_F32 ? loop_add_f32 : form == TIDE_F64 ? loop_add_f64 : loop_add_i64)(y, a, b, n);
+}
+
 /* ---- the map ------------------------------------------------------------------------------- */
 
 typedef struct map_job {

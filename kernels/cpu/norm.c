@@ -18,32 +18,6 @@ enum {
   MIN_ROWS = 16    /* rows of a block at least */
 };
 
-/* ---- rows -------------------------------------------------------------------------------- */
-
-static int64_t norm_padded(int64_t n) { return (n + 15) / 16 * 16; }
-static int64_t at_least_1(int64_t n) { return n > 1 ? n : 1; }
-
-static int64_t norm_row_size(const k_tensor *x) { return x->ndim > 0 ? x->shape[x->ndim - 1] : 1; }
-
-static int64_t row_count(const k_tensor *x)
-{
-  int64_t n = 1;
-  for (int d = 0; d + 1 < x->ndim; d++) n *= x->shape[d];
-  return n;
-}
-
-/* Returns weight + offset as f32, 1 without a weight. */
-static float *norm_make_gain(float *gain, const k_tensor *weight, double offset, int64_t n)
-{
-  if (k_absent(weight)) {
-    for (int64_t d = 0; d < n; d++) gain[d] = 1.0f;
-    return gain;
-  }
-  row_widen(gain, weight->data, weight->dtype, n);
-  for (int64_t d = 0; d < n; d++) gain[d] += (float)offset;
-  return gain;
-}
-
 /* ---- the loops over one row --------------------------------------------------------------- */
 
 /* Four sums at a time hide the latency of the additions. */
@@ -149,7 +123,7 @@ static const float *fwd_input(const fwd *f, int64_t i, float *tmp)
   int64_t base = i * f->dim;
   if (!f->sum) return row_read(f->x, base, tmp, f->dim);
   const float *a = row_read(f->x, base, tmp, f->dim);
-  const float *b = row_read(f->residual, base, tmp + norm_padded(f->dim), f->dim);
+  const float *b = row_read(f->residual, base, tmp + i64_round_up(f->dim, 16), f->dim);
   float *sum = row_begin(f->sum, base, tmp);
   row_add(sum, a, b, f->dim);
   row_write(f->sum, base, sum, f->dim);
@@ -159,7 +133,7 @@ static const float *fwd_input(const fwd *f, int64_t i, float *tmp)
 static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const fwd *f = arg;
-  float *tmp = f->rows + thread * 2 * norm_padded(f->dim), inv = 1.0f / (float)at_least_1(f->dim);
+  float *tmp = f->rows + thread * 2 * i64_round_up(f->dim, 16), inv = 1.0f / (float)i64_max(1, f->dim);
   for (int64_t i = begin; i < end; i++) {
     const float *x = fwd_input(f, i, tmp);
     float *y = row_begin(f->y, i * f->dim, tmp);
@@ -177,22 +151,22 @@ static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 int64_t k_cpu_norm_work(const k_call *call)
 {
   int64_t rows = 2 + 2 * (int64_t)call->nthread;
-  return rows * norm_padded(norm_row_size(&call->in[0])) * (int64_t)sizeof(float);
+  return rows * i64_round_up(k_row_size(&call->in[0]), 16) * (int64_t)sizeof(float);
 }
 
 static int fwd_run(const k_call *call, fwd *f, const k_tensor *weight, const k_tensor *bias)
 {
   const k_row_norm_attrs *attrs = call->attrs;
-  f->n = row_count(f->x);
-  f->dim = norm_row_size(f->x);
-  float *gain = call->work, *shift = gain + norm_padded(f->dim);
-  f->gain = norm_make_gain(gain, weight, attrs->weight_offset, f->dim);
+  f->n = k_row_count(f->x);
+  f->dim = k_row_size(f->x);
+  float *gain = call->work, *shift = gain + i64_round_up(f->dim, 16);
+  f->gain = row_gain(gain, weight, attrs->weight_offset, f->dim);
   f->bias = shift;
-  f->rows = shift + norm_padded(f->dim);
+  f->rows = shift + i64_round_up(f->dim, 16);
   f->eps = (float)attrs->eps;
   if (bias && !k_absent(bias)) row_widen(shift, bias->data, bias->dtype, f->dim);
   else memset(shift, 0, (size_t)f->dim * sizeof(float));
-  tide__pool_for(call->nthread, f->n, GRAIN / at_least_1(f->dim) + 1, norm_fwd_rows, f);
+  tide__pool_for(call->nthread, f->n, GRAIN / i64_max(1, f->dim) + 1, norm_fwd_rows, f);
   return TIDE_OK;
 }
 
@@ -236,12 +210,12 @@ static int64_t block_count(int64_t n)
 
 static void norm_bwd_one(const bwd *b, int64_t i, float *tmp, float *dgain, float *dbias)
 {
-  int64_t base = i * b->dim, step = norm_padded(b->dim);
+  int64_t base = i * b->dim, step = i64_round_up(b->dim, 16);
   const float *dy = row_read(b->dy, base, tmp, b->dim);
   const float *x = row_read(b->x, base, tmp + step, b->dim);
   float *dx = row_begin(b->dx, base, tmp + step), sums[2];
   float mean = b->mean ? b->mean[i] : 0.0f, rstd = b->rstd[i];
-  float inv = 1.0f / (float)at_least_1(b->dim);
+  float inv = 1.0f / (float)i64_max(1, b->dim);
   bwd_sums(sums, dy, x, b->gain, mean, b->dim);
   float c[4] = { mean, rstd, b->mean ? sums[0] * inv : 0.0f, sums[1] * rstd * inv };
   if (b->dbias) row_add(dbias, dbias, dy, b->dim);
@@ -253,7 +227,7 @@ static void norm_bwd_one(const bwd *b, int64_t i, float *tmp, float *dgain, floa
 static void norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const bwd *b = arg;
-  int64_t step = norm_padded(b->dim);
+  int64_t step = i64_round_up(b->dim, 16);
   for (int64_t k = begin; k < end; k++) {
     float *dgain = b->dgain_part + k * step, *dbias = b->dbias_part + k * step;
     memset(dgain, 0, (size_t)step * sizeof(float));
@@ -268,7 +242,7 @@ static void norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 /* Adds the blocks in order, in the first one, and stores the columns [begin, end). */
 static void combine(const bwd *b, const k_tensor *out, float *part, int64_t begin, int64_t end)
 {
-  int64_t step = norm_padded(b->dim);
+  int64_t step = i64_round_up(b->dim, 16);
   for (int64_t k = 1; k < b->nblock; k++) {
     row_add(part + begin, part + begin, part + k * step + begin, end - begin);
   }
@@ -286,9 +260,9 @@ static void combine_columns(void *arg, int64_t begin, int64_t end, int thread)
 /* Scratch: gain, three rows per thread, two rows per block (one at least). */
 int64_t k_cpu_norm_bwd_work(const k_call *call)
 {
-  int64_t nblock = at_least_1(block_count(row_count(&call->in[1])));
+  int64_t nblock = i64_max(1, block_count(k_row_count(&call->in[1])));
   int64_t rows = 1 + 3 * (int64_t)call->nthread + 2 * nblock;
-  return rows * norm_padded(norm_row_size(&call->in[1])) * (int64_t)sizeof(float);
+  return rows * i64_round_up(k_row_size(&call->in[1]), 16) * (int64_t)sizeof(float);
 }
 
 static const k_tensor *norm_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
@@ -296,18 +270,18 @@ static const k_tensor *norm_or_null(const k_tensor *t) { return k_absent(t) ? 0 
 static int norm_bwd_run(const k_call *call, bwd *b)
 {
   const k_row_norm_attrs *attrs = call->attrs;
-  b->n = row_count(b->x);
-  b->dim = norm_row_size(b->x);
+  b->n = k_row_count(b->x);
+  b->dim = k_row_size(b->x);
   b->nblock = block_count(b->n);
-  int64_t step = norm_padded(b->dim), nblock = at_least_1(b->nblock);
+  int64_t step = i64_round_up(b->dim, 16), nblock = i64_max(1, b->nblock);
   float *work = call->work;
-  b->gain = norm_make_gain(work, &call->in[2], attrs->weight_offset, b->dim);
+  b->gain = row_gain(work, &call->in[2], attrs->weight_offset, b->dim);
   b->rows = work + step;
   b->dgain_part = b->rows + 3 * (int64_t)call->nthread * step;
   b->dbias_part = b->dgain_part + nblock * step;
   if (b->nblock == 0) memset(b->dgain_part, 0, (size_t)(2 * step) * sizeof(float));
   int64_t elements = b->n / nblock * b->dim;
-  tide__pool_for(call->nthread, b->nblock, GRAIN / at_least_1(elements) + 1, norm_bwd_blocks, b);
+  tide__pool_for(call->nthread, b->nblock, GRAIN / i64_max(1, elements) + 1, norm_bwd_blocks, b);
   if (!b->dweight && !b->dbias) return TIDE_OK;
   tide__pool_for(call->nthread, b->dim, GRAIN / nblock + 1, combine_columns, b);
   return TIDE_OK;

@@ -153,22 +153,11 @@ typedef struct reduce_job {
   total *part; /* [nkeep][nblock] */
 } reduce_job;
 
-static k_tensor part_of(const k_tensor *x, int first, int end)
-{
-  k_tensor t = *x;
-  t.ndim = end - first;
-  for (int d = first; d < end; d++) {
-    t.shape[d - first] = x->shape[d];
-    t.stride[d - first] = x->stride[d];
-  }
-  return t;
-}
-
 static void reduce_job_init(reduce_job *job, const k_call *call)
 {
   const k_tensor *x = &call->in[0];
   int split = ((const k_reduce_attrs *)call->attrs)->nkeep;
-  k_tensor keep = part_of(x, 0, split), row = part_of(x, split, x->ndim);
+  k_tensor keep = k_dims(x, 0, split), row = k_dims(x, split, x->ndim);
   tide__stream_init(&job->keep, &keep);
   tide__stream_init(&job->row, &row);
   job->y = call->out[0];
@@ -565,7 +554,7 @@ int k_cpu_cumsum(const k_call *call)
   cumsum_job job;
   const k_tensor *y = &call->out[0];
   int split = ((const k_reduce_attrs *)call->attrs)->nkeep;
-  k_tensor keep = part_of(y, 0, split), row = part_of(y, split, y->ndim);
+  k_tensor keep = k_dims(y, 0, split), row = k_dims(y, split, y->ndim);
   reduce_job_init(&job.r, call);
   tide__stream_init(&job.y_keep, &keep);
   tide__stream_init(&job.y_row, &row);

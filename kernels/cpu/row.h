@@ -48,6 +48,14 @@ static inline void row_write(const k_tensor *t, int64_t i, const float *row, int
   row_narrow(row_at(t, i), row, t->dtype, n);
 }
 
+/* Fills `gain` with weight + offset, or with 1 without a weight, and returns it. */
+static inline float *row_gain(float *gain, const k_tensor *weight, double offset, int64_t n)
+{
+  if (!k_absent(weight)) row_widen(gain, weight->data, weight->dtype, n);
+  for (int64_t d = 0; d < n; d++) gain[d] = k_absent(weight) ? 1.0f : gain[d] + (float)offset;
+  return gain;
+}
+
 /* sum may be a or b. */
 TIDE_LEVELS(void, row_add, (float *sum, const float *a, const float *b, int64_t n), (sum, a, b, n))
 {

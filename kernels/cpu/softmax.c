@@ -22,24 +22,9 @@ typedef struct job {
 
 /* ---- rows ---- */
 
-static int64_t softmax_row_at(const k_tensor *t, int64_t r)
-{
-  int64_t at = 0;
-  for (int d = t->ndim - 2; d >= 0; d--) {
-    at += r % t->shape[d] * t->stride[d];
-    r /= t->shape[d];
-  }
-  return at;
-}
-
-static int64_t softmax_row_size(const k_tensor *t)
-{
-  return t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
-}
-
 static int softmax_fits(const k_tensor *t)
 {
-  return softmax_row_size(t) <= 1 || t->stride[t->ndim - 1] == 1;
+  return k_row_size(t) <= 1 || t->stride[t->ndim - 1] == 1;
 }
 
 /* Returns up to CHUNK elements as f32: in place if they are f32, else converted into tmp. */
@@ -112,10 +97,10 @@ static void row_f64(const job *w, int64_t xo, int64_t yo, int64_t n)
 static void forward_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
-  const int64_t n = softmax_row_size(w->a);
+  const int64_t n = k_row_size(w->a);
   (void)thread;
   for (int64_t r = begin; r < end; r++) {
-    const int64_t xo = softmax_row_at(w->a, r), yo = softmax_row_at(w->y, r);
+    const int64_t xo = k_row_offset(w->a, r), yo = k_row_offset(w->y, r);
     if (w->a->dtype == TIDE_F64) {
       row_f64(w, xo, yo, n);
       continue;
@@ -170,11 +155,11 @@ static void row_bwd_f64(const job *w, int64_t go, int64_t yo, int64_t xo, int64_
 static void backward_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;
-  const int64_t n = softmax_row_size(w->a);
+  const int64_t n = k_row_size(w->a);
   (void)thread;
   for (int64_t r = begin; r < end; r++) {
-    const int64_t go = softmax_row_at(w->a, r), yo = softmax_row_at(w->b, r),
-                  xo = softmax_row_at(w->y, r);
+    const int64_t go = k_row_offset(w->a, r), yo = k_row_offset(w->b, r),
+                  xo = k_row_offset(w->y, r);
     if (w->a->dtype == TIDE_F64) row_bwd_f64(w, go, yo, xo, n);
     else row_bwd(w, go, yo, xo, n, row_dot(w, go, yo, n));
   }
@@ -184,7 +169,7 @@ static void backward_rows(void *arg, int64_t begin, int64_t end, int thread)
 
 static int softmax_run(const k_call *c, const job *w, tide__pool_fn fn)
 {
-  const int64_t n = softmax_row_size(w->a);
+  const int64_t n = k_row_size(w->a);
   if (n == 0) return TIDE_OK;
   tide__pool_for(c->nthread, k_numel(w->a) / n, 1 + 8192 / n, fn, (void *)w);
   return TIDE_OK;

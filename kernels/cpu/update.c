@@ -35,24 +35,12 @@ static units units_of(const k_tensor *t, const k_tensor *also, int64_t n, void *
   return u;
 }
 
-/* Returns the tensor that unit k belongs to. */
-static int64_t tensor_of(const units *u, int64_t k)
-{
-  int64_t lo = 0, hi = u->n - 1;
-  while (lo < hi) {
-    int64_t mid = (lo + hi + 1) / 2;
-    if (u->first[mid] <= k) lo = mid;
-    else hi = mid - 1;
-  }
-  return lo;
-}
-
 typedef struct piece { int64_t tensor, begin, n; } piece;
 
 /* Returns unit k; p is the unit before it, or any other. */
 static piece piece_at(const units *u, const k_tensor *t, int64_t k, piece p)
 {
-  if (p.n == 0) p.tensor = tensor_of(u, k);
+  if (p.n == 0) p.tensor = i64_find(u->first, u->n, k);
   while (k >= u->first[p.tensor + 1]) p.tensor++;
   p.begin = (k - u->first[p.tensor]) * UNIT;
   p.n = k_numel(&t[p.tensor]) - p.begin;
@@ -62,26 +50,16 @@ static piece piece_at(const units *u, const k_tensor *t, int64_t k, piece p)
 
 static int is_f64(const k_tensor *t) { return !k_absent(t) && t->dtype == TIDE_F64; }
 
-static double update_total_scale(const k_tensor *g_scale, double grad_scale, int maximize)
-{
-  double scale = k_absent(g_scale) ? grad_scale : grad_scale * ref_get(g_scale, 0);
-  return maximize ? -scale : scale;
-}
-
 static const k_tensor *weight_of(const k_tensor *p, const k_tensor *master)
 {
   return k_absent(master) ? p : master;
 }
 
-static void update_put_weight(const k_tensor *p, const k_tensor *master, int64_t i, double w)
-{
-  if (!k_absent(master)) ref_put(master, i, w);
-  ref_put(p, i, w);
-}
-
 /* ---- adamw ---------------------------------------------------------------------------------- */
 
 typedef struct adamw {
+  const k_call *call;
+  const k_adamw_attrs *attrs;
   const k_tensor *g, *p, *m, *v, *master; /* [n] each */
   double scale, decay, blend1, blend2, rate, root, eps;
   units u;
@@ -101,21 +79,6 @@ TIDE_LEVELS(void, adamw_f32,
     m[i] = mi;
     v[i] = vi;
     w[i] = (w[i] - decay * w[i]) - rate * mi / (sqrtf(vi) * root + eps);
-  }
-}
-
-static void adamw_f64(const adamw *a, piece p)
-{
-  const k_tensor *w = &a->p[p.tensor], *m = &a->m[p.tensor], *v = &a->v[p.tensor];
-  const k_tensor *master = &a->master[p.tensor];
-  for (int64_t i = p.begin; i < p.begin + p.n; i++) {
-    double g = ref_get(&a->g[p.tensor], i) * a->scale, wi = ref_get(weight_of(w, master), i);
-    double mi = ref_get(m, i) + a->blend1 * (g - ref_get(m, i));
-    double vi = ref_get(v, i) + a->blend2 * (g * g - ref_get(v, i));
-    ref_put(m, i, mi);
-    ref_put(v, i, vi);
-    update_put_weight(w, master, i,
-                      (wi - a->decay * wi) - a->rate * mi / (sqrt(vi) * a->root + a->eps));
   }
 }
 
@@ -143,7 +106,8 @@ static void adamw_units(void *arg, int64_t begin, int64_t end, int thread)
     p = piece_at(&a->u, a->p, k, p);
     int64_t i = p.tensor;
     int wide = is_f64(&a->g[i]) | is_f64(&a->p[i]) | is_f64(&a->m[i]) | is_f64(&a->v[i]);
-    if (wide | is_f64(&a->master[i])) adamw_f64(a, p);
+    if (wide | is_f64(&a->master[i]))
+      tide__ref_adamw(a->call, a->attrs, i, p.begin, p.begin + p.n);
     else adamw_piece(a, p);
   }
 }
@@ -157,16 +121,13 @@ int k_cpu_adamw_(const k_call *call)
 {
   k_adamw_attrs now;
   const k_adamw_attrs *a = ref_adamw_now(call, &now);
-  if (!a) return TIDE_OK;
-  if (a->step < 1) {
-    return ref_fail(call, TIDE_E_ARG, "step is %lld, expected 1 for the first update",
-                    (long long)a->step);
-  }
+  int rc = a ? tide__ref_adamw_check(call, a) : TIDE_OK;
+  if (!a || rc != TIDE_OK) return rc;
   const k_tensor *out = call->out;
   double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
-  adamw job = { .g = call->in, .p = out, .m = out + a->n, .v = out + 2 * a->n,
+  adamw job = { .call = call, .attrs = a, .g = call->in, .p = out, .m = out + a->n, .v = out + 2 * a->n,
                 .master = out + 3 * a->n, .decay = a->lr * a->weight_decay,
-                .scale = update_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
+                .scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
                 .blend1 = 1 - a->beta1, .blend2 = 1 - a->beta2, .rate = a->lr / bias1,
                 .root = 1 / sqrt(bias2), .eps = a->eps };
   job.u = units_of(job.p, job.g, a->n, call->work);
@@ -177,6 +138,7 @@ int k_cpu_adamw_(const k_call *call)
 /* ---- sgd ------------------------------------------------------------------------------------ */
 
 typedef struct sgd {
+  const k_call *call;
   const k_tensor *g, *p, *buf, *master; /* [n] each */
   const k_sgd_attrs *attrs;
   double scale, keep, blend, look; /* buf = keep buf + blend g; step = look ? g + look buf : buf */
@@ -203,22 +165,6 @@ TIDE_LEVELS(void, momentum_f32,
     float bi = first ? gi : keep * buf[i] + blend * gi; /* at first buf may hold anything */
     buf[i] = bi;
     w[i] -= lr * (own != 0.0f ? gi + look * bi : bi);
-  }
-}
-
-static void sgd_f64(const sgd *s, piece p)
-{
-  const k_sgd_attrs *a = s->attrs;
-  const k_tensor *w = &s->p[p.tensor], *buf = &s->buf[p.tensor], *master = &s->master[p.tensor];
-  for (int64_t i = p.begin; i < p.begin + p.n; i++) {
-    double wi = ref_get(weight_of(w, master), i);
-    double g = ref_get(&s->g[p.tensor], i) * s->scale + a->weight_decay * wi;
-    if (a->momentum != 0) {
-      double b = a->first ? g : s->keep * ref_get(buf, i) + s->blend * g;
-      ref_put(buf, i, b);
-      g = a->nesterov ? g + s->look * b : b;
-    }
-    update_put_weight(w, master, i, wi - a->lr * g);
   }
 }
 
@@ -249,7 +195,7 @@ static void sgd_units(void *arg, int64_t begin, int64_t end, int thread)
     p = piece_at(&s->u, s->p, k, p);
     int64_t i = p.tensor;
     int wide = is_f64(&s->g[i]) | is_f64(&s->p[i]) | is_f64(&s->buf[i]) | is_f64(&s->master[i]);
-    if (wide) sgd_f64(s, p);
+    if (wide) tide__ref_sgd(s->call, s->attrs, i, p.begin, p.begin + p.n);
     else sgd_piece(s, p);
   }
 }
@@ -263,18 +209,13 @@ int k_cpu_sgd_(const k_call *call)
 {
   k_sgd_attrs now;
   const k_sgd_attrs *a = ref_sgd_now(call, &now);
-  if (!a) return TIDE_OK;
+  int rc = a ? tide__ref_sgd_check(call, a) : TIDE_OK;
+  if (!a || rc != TIDE_OK) return rc;
   const k_tensor *out = call->out;
-  sgd job = { .g = call->in, .p = out, .buf = out + a->n, .master = out + 2 * a->n, .attrs = a,
-              .scale = update_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
+  sgd job = { .call = call, .g = call->in, .p = out, .buf = out + a->n, .master = out + 2 * a->n, .attrs = a,
+              .scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
               .keep = a->momentum, .blend = 1 - a->dampening, .look = a->momentum };
   job.u = units_of(job.p, job.g, a->n, call->work);
-  for (int64_t i = 0; i < a->n && a->momentum != 0; i++) {
-    if (job.u.first[i + 1] == job.u.first[i] || !k_absent(&job.buf[i])) continue;
-    return ref_fail(call, TIDE_E_ARG,
-                    "buf %lld is absent, expected a buffer because momentum is not 0",
-                    (long long)i);
-  }
   tide__pool_for(call->nthread, job.u.first[a->n], GRAIN, sgd_units, &job);
   return TIDE_OK;
 }
@@ -320,23 +261,6 @@ TIDE_LEVELS(double, max_f32, (const float *x, int64_t n), (x, n))
   return tide__bits_f32(max);
 }
 
-static double update_max_abs(double max, double x)
-{
-  x = fabs(x);
-  return x > max || isnan(x) ? x : max;
-}
-
-static double norm_f64(const double *x, double p, int64_t n)
-{
-  double sum = 0;
-  for (int64_t i = 0; i < n; i++) {
-    if (p == 2) sum += x[i] * x[i];
-    else if (p == 1) sum += fabs(x[i]);
-    else sum = update_max_abs(sum, x[i]);
-  }
-  return sum;
-}
-
 static void norm_units(void *arg, int64_t begin, int64_t end, int thread)
 {
   const norm *a = arg;
@@ -347,7 +271,9 @@ static void norm_units(void *arg, int64_t begin, int64_t end, int thread)
     p = piece_at(&a->u, a->x, k, p);
     const k_tensor *t = &a->x[p.tensor];
     if (t->dtype == TIDE_F64) {
-      a->part[k] = norm_f64((const double *)t->data + p.begin, a->p, p.n);
+      a->part[k] = 0;
+      for (int64_t i = p.begin; i < p.begin + p.n; i++)
+        a->part[k] = ref_norm_add(a->part[k], ref_get(t, i), a->p);
       continue;
     }
     const float *x = row_read(t, p.begin, tmp, p.n);
@@ -367,27 +293,16 @@ int64_t k_cpu_norm_all_work(const k_call *call)
 int k_cpu_norm(const k_call *call)
 {
   const k_norm_all_attrs *a = call->attrs;
-  if (a->p != 2 && a->p != 1 && !(isinf(a->p) && a->p > 0)) {
-    return ref_fail(call, TIDE_E_ARG, "p is %g, expected 1, 2 or infinity", a->p);
-  }
+  int rc = tide__ref_norm_check(call);
+  if (rc != TIDE_OK) return rc;
   norm job = { .x = call->in, .p = a->p };
   job.u = units_of(job.x, job.x, a->n, call->work);
   job.part = (double *)((char *)call->work + update_index_bytes(a->n));
   tide__pool_for(call->nthread, job.u.first[a->n], GRAIN, norm_units, &job);
   double sum = 0;
-  for (int64_t k = 0; k < job.u.first[a->n]; k++) {
-    if (isinf(a->p)) sum = update_max_abs(sum, job.part[k]);
-    else sum += job.part[k];
-  }
+  for (int64_t k = 0; k < job.u.first[a->n]; k++)
+    sum = ref_norm_add(sum, job.part[k], a->p == 2 ? 1 : a->p); /* parts are not negative */
   ref_put(&call->out[0], 0, a->p == 2 && !a->squared ? sqrt(sum) : sum);
-  return TIDE_OK;
-}
-
-int k_cpu_clip_factor(const k_call *call)
-{
-  const k_norm_all_attrs *a = call->attrs;
-  double factor = a->p / (ref_get(&call->in[0], 0) + 1e-6);
-  ref_put(&call->out[0], 0, factor > 1 ? 1 : factor); /* NaN stays NaN */
   return TIDE_OK;
 }
 

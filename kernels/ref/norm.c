@@ -14,13 +14,6 @@
 
 typedef struct rows { int64_t n, dim; } rows;
 
-static rows ref_rows_of(const k_tensor *x)
-{
-  rows r = { 1, x->ndim > 0 ? x->shape[x->ndim - 1] : 1 };
-  for (int d = 0; d + 1 < x->ndim; d++) r.n *= x->shape[d];
-  return r;
-}
-
 static double ref_norm_gain(const k_tensor *weight, double offset, int64_t d)
 {
   return k_absent(weight) ? 1.0 : ref_get(weight, d) + offset;
@@ -48,7 +41,7 @@ int k_ref_layer_norm(const k_call *call)
 {
   const k_row_norm_attrs *attrs = call->attrs;
   const k_tensor *x = &call->in[0], *weight = &call->in[1], *bias = &call->in[2];
-  rows r = ref_rows_of(x);
+  rows r = { k_row_count(x), k_row_size(x) };
   for (int64_t i = 0; i < r.n; i++) {
     int64_t base = i * r.dim;
     double mean = row_mean(x, base, r.dim);
@@ -109,7 +102,7 @@ static void bwd_column(const bwd *b, int64_t d)
 
 static int ref_bwd_run(bwd *b)
 {
-  b->r = ref_rows_of(b->x);
+  b->r = (rows){ k_row_count(b->x), k_row_size(b->x) };
   for (int64_t i = 0; i < b->r.n; i++) bwd_row(b, i);
   if (k_absent(b->dweight) && k_absent(b->dbias)) return TIDE_OK;
   for (int64_t d = 0; d < b->r.dim; d++) bwd_column(b, d);
@@ -140,7 +133,7 @@ int k_ref_rms_norm_bwd(const k_call *call)
 static void rms_rows(const k_tensor *x, const k_tensor *weight, const k_row_norm_attrs *attrs,
                      const k_tensor *y, const k_tensor *rstd_out)
 {
-  rows r = ref_rows_of(x);
+  rows r = { k_row_count(x), k_row_size(x) };
   for (int64_t i = 0; i < r.n; i++) {
     int64_t base = i * r.dim;
     double rstd = row_rstd(x, base, r.dim, 0, attrs->eps);

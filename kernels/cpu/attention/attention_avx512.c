@@ -10,7 +10,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
+#include "kernels/cpu/attention/attention_soft.h"
 
 /* ---- product ---- */
 
@@ -81,74 +81,12 @@ TIDE_AVX512 static void gemm(const attn_gemm *g)
 
 /* ---- softmax ---- */
 
-typedef struct lane_mask { __m512i doc, lo, hi; const int32_t *kdoc, *kpos; } lane_mask;
-
-TIDE_AVX512_INLINE lane_mask load_mask(const attn_lanes *m)
-{
-  const lane_mask r = { _mm512_loadu_si512(m->qdoc), _mm512_loadu_si512(m->qlo),
-                        _mm512_loadu_si512(m->qhi), m->kdoc, m->kpos };
-  return r;
-}
-
-TIDE_AVX512_INLINE __mmask16 visible(const lane_mask *m, int64_t j)
-{
-  const __m512i pos = _mm512_set1_epi32(m->kpos[j]);
-  __mmask16 k = _mm512_cmpeq_epi32_mask(m->doc, _mm512_set1_epi32(m->kdoc[j]));
-  k = _mm512_mask_cmple_epi32_mask(k, m->lo, pos);
-  return _mm512_mask_cmpge_epi32_mask(k, m->hi, pos);
-}
-
-TIDE_AVX512 static void hide(float *s, int64_t n, const attn_lanes *lanes)
-{
-  const lane_mask m = load_mask(lanes);
-  const __m512 none = _mm512_set1_ps(-__builtin_inff());
-  for (int64_t j = 0; j < n; j++)
-    _mm512_storeu_ps(s + j * ATTN_Q,
-                     _mm512_mask_loadu_ps(none, visible(&m, j), s + j * ATTN_Q));
-}
-
-TIDE_AVX512_INLINE __m512 column_max(const float *s, int64_t n)
-{
-  const __m512 none = _mm512_set1_ps(-__builtin_inff());
-  __m512 a = none, b = none, c = none, d = none;
-  int64_t j = 0;
-  for (; j + 4 <= n; j += 4, s += 4 * ATTN_Q) {
-    a = _mm512_max_ps(a, _mm512_loadu_ps(s));
-    b = _mm512_max_ps(b, _mm512_loadu_ps(s + ATTN_Q));
-    c = _mm512_max_ps(c, _mm512_loadu_ps(s + 2 * ATTN_Q));
-    d = _mm512_max_ps(d, _mm512_loadu_ps(s + 3 * ATTN_Q));
-  }
-  for (; j < n; j++, s += ATTN_Q) a = _mm512_max_ps(a, _mm512_loadu_ps(s));
-  return _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
-}
-
-/* Raises the maximum only when it grew by more than 8 (a factor of 256), which keeps sums well
- * inside the range of f32 and makes rescaling rare. Returns the value that scores are relative
- * to. */
-TIDE_AVX512_INLINE __m512 raise_top(const attn_soft *t, __m512 seen, __m512 *alpha, int *grown)
-{
-  const __m512 none = _mm512_set1_ps(-__builtin_inff());
-  const __m512 old = _mm512_loadu_ps(t->top);
-  const __mmask16 any = _mm512_cmp_ps_mask(seen, none, _CMP_NEQ_UQ);
-  seen = _mm512_mask_mul_ps(none, any, seen, _mm512_set1_ps(t->mul));
-  const __mmask16 up =
-    _mm512_cmp_ps_mask(seen, _mm512_add_ps(old, _mm512_set1_ps(8.0f)), _CMP_GT_OQ);
-  const __m512 now = _mm512_mask_mov_ps(old, up, seen);
-  const __mmask16 blind = _mm512_cmp_ps_mask(now, none, _CMP_EQ_OQ);
-  const __m512 base = _mm512_mask_mov_ps(now, blind, _mm512_setzero_ps());
-  *alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), up, vec_exp2(_mm512_sub_ps(old, base)));
-  *grown = (up & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
-  _mm512_storeu_ps(t->top, now);
-  _mm512_storeu_ps(t->alpha, *alpha);
-  return base;
-}
-
 TIDE_AVX512 static int soft(const attn_soft *t)
 {
-  if (t->lanes) hide(t->s, t->n, t->lanes);
+  if (t->lanes) hide_lanes(t->s, t->n, t->lanes);
   int grown;
-  __m512 alpha;
-  const __m512 base = raise_top(t, column_max(t->s, t->n), &alpha, &grown);
+  const __m512 seen = column_max(t->s, t->n);
+  const __m512 base = raise_top(t->top, t->alpha, seen, t->mul, 0, &grown);
   const __m512 mul = _mm512_set1_ps(t->mul);
   __m512 sum[4];
   for (int u = 0; u < 4; u++) sum[u] = _mm512_setzero_ps();
@@ -168,7 +106,8 @@ TIDE_AVX512 static int soft(const attn_soft *t)
     sum[0] = _mm512_add_ps(sum[0], p);
   }
   const __m512 total = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
-  _mm512_storeu_ps(t->sum, _mm512_fmadd_ps(_mm512_loadu_ps(t->sum), alpha, total));
+  _mm512_storeu_ps(t->sum, _mm512_fmadd_ps(_mm512_loadu_ps(t->sum), _mm512_loadu_ps(t->alpha),
+                                           total));
   return grown;
 }
 
@@ -184,7 +123,7 @@ void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m
 {
   float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
   const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
-  const __mmask16 k = m ? visible(m, j) : 0xffff;
+  const __mmask16 k = m ? lanes_see(m, j) : 0xffff;
   __m512 p = vec_exp2(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
   if (m) p = _mm512_maskz_mov_ps(k, p);
   ds = m ? _mm512_maskz_mul_ps(k, p, ds) : _mm512_mul_ps(p, ds);

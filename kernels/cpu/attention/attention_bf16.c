@@ -115,33 +115,6 @@ void tide__attn_bf16_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, con
   pack(m->packed, src, q->stride[1], n, s->d, &c);
 }
 
-TIDE_AVX512_BF16_INLINE __m512 column_max(const float *s, int64_t n)
-{
-  __m512 a[4];
-  for (int u = 0; u < 4; u++) a[u] = _mm512_set1_ps(-INFINITY);
-  for (int64_t j = 0; j < n; j += 4, s += 4 * Q)
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; u++) a[u] = _mm512_max_ps(a[u], _mm512_loadu_ps(s + u * Q));
-  return _mm512_max_ps(_mm512_max_ps(a[0], a[1]), _mm512_max_ps(a[2], a[3]));
-}
-
-/* As in attention_avx512.c: the maximum is raised only when it grew by more than 8. */
-TIDE_AVX512_BF16
-static int raise_top(float *top, float *alpha, __m512 seen, float mul, __m512 *base)
-{
-  const __m512 none = _mm512_set1_ps(-INFINITY), old = _mm512_loadu_ps(top);
-  const __mmask16 any = _mm512_cmp_ps_mask(seen, none, _CMP_NEQ_UQ);
-  seen = _mm512_mask_mul_ps(none, any, seen, _mm512_set1_ps(mul));
-  const __mmask16 grew =
-    _mm512_cmp_ps_mask(seen, _mm512_add_ps(old, _mm512_set1_ps(8.0f)), _CMP_GT_OQ);
-  const __m512 now = _mm512_mask_mov_ps(old, grew, seen);
-  *base = _mm512_mask_mov_ps(now, _mm512_cmp_ps_mask(now, none, _CMP_EQ_OQ), _mm512_setzero_ps());
-  const __m512 e = vec_exp2_short(_mm512_sub_ps(old, *base));
-  _mm512_storeu_ps(top, now);
-  _mm512_storeu_ps(alpha, _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), grew, e));
-  return (grew & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
-}
-
 /* dword l = (v[l], v[16 + l]). */
 TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
 {
@@ -155,8 +128,9 @@ TIDE_AVX512_BF16
 static int attn_bf16_soft(const attn_fwd_scratch *m, int c, const float *st, int64_t n, float mul,
                          uint16_t *tile)
 {
-  __m512 base, sum[4];
-  const int grew = raise_top(m->top + c * L, m->alpha + c * L, column_max(st, n), mul, &base);
+  __m512 sum[4];
+  int grew;
+  const __m512 base = raise_top(m->top + c * L, m->alpha + c * L, column_max(st, n), mul, 1, &grew);
   const __m512 by = _mm512_set1_ps(mul);
   for (int u = 0; u < 4; u++) sum[u] = _mm512_setzero_ps();
   for (int64_t j0 = 0; j0 < n; j0 += 32, tile += ATTN_NG * TILE)

@@ -17,7 +17,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_soft.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 #include "kernels/cpu/transpose16.h"
 
@@ -276,27 +276,12 @@ static attn_lanes lanes_at(const attn *s, const attn_at *at, int group, int32_t 
   return r;
 }
 
-/* Writes -inf to st where a lane of the group does not see the key. */
-TIDE_AVX512_BF16 static void hide(float *st, const attn_lanes *m, int64_t n)
-{
-  const __m512i doc = _mm512_loadu_si512(m->qdoc), lo = _mm512_loadu_si512(m->qlo);
-  const __m512i hi = _mm512_loadu_si512(m->qhi);
-  const __m512 none = _mm512_set1_ps(-INFINITY);
-  for (int64_t j = 0; j < n; j++, st += Q) {
-    const __m512i pos = _mm512_set1_epi32(m->kpos[j]);
-    __mmask16 k = _mm512_cmpeq_epi32_mask(doc, _mm512_set1_epi32(m->kdoc[j]));
-    k = _mm512_mask_cmple_epi32_mask(k, lo, pos);
-    k = _mm512_mask_cmpge_epi32_mask(k, hi, pos);
-    _mm512_storeu_ps(st, _mm512_mask_loadu_ps(none, k, st));
-  }
-}
-
 TIDE_AVX512_BF16
 static void hide_pair(const attn *s, const attn_at *at, int p, attn_span span, float *st)
 {
   for (int c = 2 * p; c < 2 * p + 2; c++) {
     const attn_lanes m = lanes_at(s, at, c, span.k0);
-    hide(st + span.k0 * Q + c * L, &m, span.k1 - span.k0);
+    hide_lanes(st + span.k0 * Q + c * L, span.k1 - span.k0, &m);
   }
 }
 
