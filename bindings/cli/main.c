@@ -17,64 +17,49 @@
 
 #include "cli.h"
 
-static int command_repl(void)
+/* Runs a chunk with arguments in a state of its own, and prints its error, in one line unless
+ * `whole`. Returns the exit code, which is not 0 if the chunk returns another number than 0. */
+static int run_lua(const char *lua, const char *name, bool whole, int argc, char **argv)
 {
-  static const char lua[] = "return require('tide.repl').run()";
   run_options o = {0};
   tide_ctx *ctx;
   lua_State *L;
   int code = cli_open(&o, &ctx, &L);
   if (code) return code;
-  cli_set_prompt();
   cli_set_running(ctx, NULL);
-  int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=repl", 0, NULL);
+  int rc = tide_lua_run_string(L, lua, strlen(lua), name, argc, (const char *const *)argv);
   cli_set_running(NULL, NULL);
   fflush(stdout);
-  if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
-  int end = cli_exit_code(rc, tide_lua_message(L));
-  const char *status = tide_lua_result(L, NULL);
-  if (end == 0 && status && strcmp(status, "0") != 0) end = EXIT_RAISED; /* errors in a pipe */
+  const char *message = tide_lua_message(L), *result = tide_lua_result(L, NULL);
+  int n = (int)(whole ? strlen(message) : strcspn(message, "\n"));
+  if (rc < 0) fprintf(stderr, "tide: %.*s\n", n, message);
+  code = cli_exit_code(rc, message);
+  if (code == 0 && result && strcmp(result, "0") != 0) code = EXIT_RAISED;
   lua_close(L);
   tide_ctx_release(ctx);
-  return end;
+  return code;
+}
+
+/* The chunk returns the number of failures in lines from a pipe. */
+static int command_repl(void)
+{
+  cli_set_prompt();
+  return run_lua("return require('tide.repl').run()", "=repl", true, 0, NULL);
 }
 
 static int command_trace(int argc, char **argv)
 {
   static const char lua[] = "io.stdout:write(require('tide.debug.trace').show((...)))";
-  const char *folder = argc > 0 ? argv[0] : NULL;
-  run_options o = {0};
-  tide_ctx *ctx;
-  lua_State *L;
   if (argc != 1) return cli_complain("trace: expected one folder; see `tide help run`");
-  int code = cli_open(&o, &ctx, &L);
-  if (code) return code;
-  int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=trace", 1, &folder);
-  if (rc < 0)
-    fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
-  lua_close(L);
-  tide_ctx_release(ctx);
-  return rc < 0 ? EXIT_RAISED : 0;
+  int code = run_lua(lua, "=trace", false, argc, argv);
+  return code == EXIT_USAGE ? EXIT_RAISED : code;
 }
 
 /* Writes a checkpoint as a published folder; its words are read in Lua. */
 static int command_export(int argc, char **argv)
 {
   static const char lua[] = "return require('tide.pretrained.command')(...)";
-  run_options o = {0};
-  tide_ctx *ctx;
-  lua_State *L;
-  int code = cli_open(&o, &ctx, &L);
-  if (code) return code;
-  cli_set_running(ctx, NULL);
-  int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=export", argc, (const char **)argv);
-  cli_set_running(NULL, NULL);
-  code = cli_exit_code(rc, tide_lua_message(L));
-  if (rc < 0)
-    fprintf(stderr, "tide: %.*s\n", (int)strcspn(tide_lua_message(L), "\n"), tide_lua_message(L));
-  lua_close(L);
-  tide_ctx_release(ctx);
-  return code;
+  return run_lua(lua, "=export", false, argc, argv);
 }
 
 static int command_version(void)

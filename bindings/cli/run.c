@@ -141,39 +141,40 @@ static bool parse_count(const char *text, int lo, int hi, int *value)
   return true;
 }
 
+/* Takes the value (null: missing) of an option. lo and hi bound a number; a text has at least lo
+ * bytes. */
+static int parse_option(const char *name, const char *value, run_options *o)
+{
+  const struct { const char *name, *needs; int lo, hi, *number; const char **text; } known[] = {
+    {"-n", "a number of ranks in [1, 1024]", 1, 1024, &o->nrank, NULL},
+    {"-t", "a number of threads in [1, 4096]", 1, 4096, &o->nthread, NULL},
+    {"--max-restarts", "a number in [0, 1000000]", 0, 1000000, &o->max_restarts, NULL},
+    {"--grace", "a number of seconds in [0, 1000000]", 0, 1000000, &o->grace, NULL},
+    {"-p", "parameters, e.g. \"check=1\"; see `tide params`", 0, 0, NULL, &o->params},
+    {"--trace", "a folder for the ranks' files", 1, 0, NULL, &o->trace},
+  };
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    if (strcmp(name, known[i].name) != 0) continue;
+    bool good = known[i].number ? parse_count(value, known[i].lo, known[i].hi, known[i].number)
+                                : value && strlen(value) >= (size_t)known[i].lo;
+    if (!good) fprintf(stderr, "tide: run: %s needs %s\n", name, known[i].needs);
+    if (good && known[i].text) *known[i].text = value;
+    return good ? 0 : EXIT_USAGE;
+  }
+  fprintf(stderr, "tide: run: unknown option '%s'; see `tide help run`\n", name);
+  return EXIT_USAGE;
+}
+
 static int parse_run(int argc, char **argv, run_options *o)
 {
   *o = (run_options){.nrank = 1, .grace = -1};
   int i = 0;
-  for (; i < argc && argv[i][0] == '-' && argv[i][1]; i += 2) {
-    const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-    if (strcmp(argv[i], "-n") == 0) {
-      if (!parse_count(value, 1, 1024, &o->nrank))
-        return cli_complain("run: -n needs a number of ranks in [1, 1024]");
-    } else if (strcmp(argv[i], "-t") == 0) {
-      if (!parse_count(value, 1, 4096, &o->nthread))
-        return cli_complain("run: -t needs a number of threads in [1, 4096]");
-    } else if (strcmp(argv[i], "--max-restarts") == 0) {
-      if (!parse_count(value, 0, 1000000, &o->max_restarts))
-        return cli_complain("run: --max-restarts needs a number in [0, 1000000]");
-    } else if (strcmp(argv[i], "--grace") == 0) {
-      if (!parse_count(value, 0, 1000000, &o->grace))
-        return cli_complain("run: --grace needs a number of seconds in [0, 1000000]");
-    } else if (strcmp(argv[i], "-p") == 0) {
-      if (!value)
-        return cli_complain("run: -p needs parameters, e.g. \"check=1\"; see `tide params`");
-      o->params = value;
-    } else if (strcmp(argv[i], "--trace") == 0) {
-      if (!value || !*value)
-        return cli_complain("run: --trace needs a folder for the ranks' files");
-      o->trace = value;
-    } else if (strcmp(argv[i], "--traceback") == 0) {
-      setenv("TIDE_TRACEBACK", "1", 1);
-      i--; /* it takes no value */
-    } else {
-      fprintf(stderr, "tide: run: unknown option '%s'; see `tide help run`\n", argv[i]);
-      return EXIT_USAGE;
-    }
+  while (i < argc && argv[i][0] == '-' && argv[i][1]) {
+    const char *name = argv[i++];
+    int rc = 0;
+    if (strcmp(name, "--traceback") == 0) setenv("TIDE_TRACEBACK", "1", 1);
+    else rc = parse_option(name, i < argc ? argv[i++] : NULL, o);
+    if (rc) return rc;
   }
   if (i >= argc) return cli_complain("run: a recipe is missing; see `tide help run`");
   o->recipe = argv[i];

@@ -228,23 +228,28 @@ static bool is_brief(lua_State *L, int index)
   return brief;
 }
 
-/* Pushes the text that tide.error.text makes of a table without __tostring at index 1; returns
- * false if it is not available. */
-static bool push_fields(lua_State *L)
+/* Pushes what tide.error.<name> returns for the value at index 1; returns false, with nothing
+ * pushed, unless that is of `type`. */
+static bool push_of_error(lua_State *L, const char *name, int type)
 {
   int top = lua_gettop(L);
-  if (!lua_istable(L, 1) || luaL_getmetafield(L, 1, "__tostring")) {
-    lua_settop(L, top);
-    return false;
-  }
   lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
   if (lua_istable(L, -1)) lua_getfield(L, -1, "tide.error");
-  if (lua_istable(L, -1)) lua_getfield(L, -1, "text");
+  if (lua_istable(L, -1)) lua_getfield(L, -1, name);
   if (lua_isfunction(L, -1)) {
     lua_pushvalue(L, 1);
-    if (lua_pcall(L, 1, 1, 0) == 0 && lua_isstring(L, -1)) return true;
+    if (lua_pcall(L, 1, 1, 0) == 0 && lua_type(L, -1) == type) return true;
   }
   lua_settop(L, top);
+  return false;
+}
+
+/* Pushes the text of a table without __tostring at index 1; returns false for any other value. */
+static bool push_fields(lua_State *L)
+{
+  if (!lua_istable(L, 1)) return false;
+  if (!luaL_getmetafield(L, 1, "__tostring")) return push_of_error(L, "text", LUA_TSTRING);
+  lua_pop(L, 1);
   return false;
 }
 
@@ -265,16 +270,8 @@ static void push_text(lua_State *L)
 /* Replaces the text at index 1 by the error object that tide raised as this text, if it did. */
 static void find_object(lua_State *L)
 {
-  int top = lua_gettop(L);
-  if (lua_type(L, 1) != LUA_TSTRING) return;
-  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
-  if (lua_istable(L, -1)) lua_getfield(L, -1, "tide.error");
-  if (lua_istable(L, -1)) lua_getfield(L, -1, "of");
-  if (lua_isfunction(L, -1)) {
-    lua_pushvalue(L, 1);
-    if (lua_pcall(L, 1, 1, 0) == 0 && lua_istable(L, -1)) lua_replace(L, 1);
-  }
-  lua_settop(L, top);
+  if (lua_type(L, 1) == LUA_TSTRING && push_of_error(L, "of", LUA_TTABLE)) lua_replace(L, 1);
+  lua_settop(L, 1);
 }
 
 /* Message handler: stores the status, returns text and traceback. */

@@ -9,7 +9,7 @@ static inline int64_t i64_max(int64_t a, int64_t b) { return a > b ? a : b; }
 /* n >= 0, by > 0. */
 static inline int64_t i64_ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 static inline int64_t i64_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-/* Returns the i < n with first[i] <= k < first[i + 1]; first ascends, and equal ones hold nothing. */
+/* Returns the i < n with first[i] <= k < first[i + 1]. first ascends. */
 static inline int64_t i64_find(const int64_t *first, int64_t n, int64_t k)
 {
   int64_t lo = 0, hi = n - 1;

@@ -133,7 +133,8 @@ static const float *fwd_input(const fwd *f, int64_t i, float *tmp)
 static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const fwd *f = arg;
-  float *tmp = f->rows + thread * 2 * i64_round_up(f->dim, 16), inv = 1.0f / (float)i64_max(1, f->dim);
+  float *tmp = f->rows + thread * 2 * i64_round_up(f->dim, 16);
+  float inv = 1.0f / (float)i64_max(1, f->dim);
   for (int64_t i = begin; i < end; i++) {
     const float *x = fwd_input(f, i, tmp);
     float *y = row_begin(f->y, i * f->dim, tmp);

@@ -125,8 +125,8 @@ int k_cpu_adamw_(const k_call *call)
   if (!a || rc != TIDE_OK) return rc;
   const k_tensor *out = call->out;
   double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
-  adamw job = { .call = call, .attrs = a, .g = call->in, .p = out, .m = out + a->n, .v = out + 2 * a->n,
-                .master = out + 3 * a->n, .decay = a->lr * a->weight_decay,
+  adamw job = { .call = call, .attrs = a, .g = call->in, .p = out, .m = out + a->n,
+                .v = out + 2 * a->n, .master = out + 3 * a->n, .decay = a->lr * a->weight_decay,
                 .scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
                 .blend1 = 1 - a->beta1, .blend2 = 1 - a->beta2, .rate = a->lr / bias1,
                 .root = 1 / sqrt(bias2), .eps = a->eps };
@@ -212,8 +212,8 @@ int k_cpu_sgd_(const k_call *call)
   int rc = a ? tide__ref_sgd_check(call, a) : TIDE_OK;
   if (!a || rc != TIDE_OK) return rc;
   const k_tensor *out = call->out;
-  sgd job = { .call = call, .g = call->in, .p = out, .buf = out + a->n, .master = out + 2 * a->n, .attrs = a,
-              .scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
+  sgd job = { .call = call, .g = call->in, .p = out, .buf = out + a->n, .master = out + 2 * a->n,
+              .scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize), .attrs = a,
               .keep = a->momentum, .blend = 1 - a->dampening, .look = a->momentum };
   job.u = units_of(job.p, job.g, a->n, call->work);
   tide__pool_for(call->nthread, job.u.first[a->n], GRAIN, sgd_units, &job);

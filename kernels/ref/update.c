@@ -62,7 +62,8 @@ int k_ref_adamw_(const k_call *call)
 int tide__ref_sgd_check(const k_call *call, const k_sgd_attrs *now)
 {
   for (int64_t i = 0; i < now->n && now->momentum != 0; i++) {
-    if (update_size(&call->in[i], &call->out[i]) == 0 || !k_absent(&call->out[now->n + i])) continue;
+    int needs = update_size(&call->in[i], &call->out[i]) > 0;
+    if (!needs || !k_absent(&call->out[now->n + i])) continue;
     return ref_fail(call, TIDE_E_ARG,
                     "buf %lld is absent, expected a buffer because momentum is not 0",
                     (long long)i);

@@ -1,5 +1,5 @@
-/* Optimiser steps, shared by kernels/ref/update.c and kernels/cpu/update.c: attributes overridden by
- * the operands (rates and found_inf), and the elements of one tensor in double. */
+/* Optimiser steps, for kernels/ref and kernels/cpu: attributes overridden by the operands (rates
+ * and found_inf), and the elements of one tensor in double. */
 #ifndef TIDE_KERNELS_REF_UPDATE_H
 #define TIDE_KERNELS_REF_UPDATE_H
 

@@ -7,7 +7,7 @@ local C = require('tide.ffi.lib').C
 
 local function begin(root)
    local box = ffi.new 'tide_backward *[1]'
-   own.check_t(root, C.tide_backward_begin(box, root, nil, false))
+   own.check(root, C.tide_backward_begin(box, root, nil, false))
    return box[0]
 end
 

@@ -11,8 +11,12 @@ local C = lib.C
 local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local M = {}
-local make = require('tide.ffi.row').adders(M)
-local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
+local make, _, once = require('tide.ffi.row').adders(M)
+local raw = {}                              -- C functions behind wrappers that check the arguments
+local call, _, _, two = require('tide.ffi.row').adders(raw, 'raw')
+call 'attention(q, k, v, attrs) -> nil, q, k, v, attrs'
+two 'attention: attention_lse(q, k, v, attrs)'
+local new_box, take, again, check = own.new_box, own.take, own.again, own.check
 local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, bad = arg.tensor_or_nil, arg.flag, status.bad_arg
 
@@ -77,25 +81,13 @@ function M.attention(q, k, v, opts)
    tensor('attention', 'k', k)
    tensor('attention', 'v', v)
    local a, want_lse = fill_attention(opts)
-   local box, lse = new_box(), want_lse and new_box() or nil
-   local rc = C.tide_attention(box, lse, q, k, v, a)
-   if rc ~= 0 and again(q, rc) then check(q, C.tide_attention(box, lse, q, k, v, a)) end
-   if not want_lse then return take(box) end
-   local l = take(lse)
-   return take(box), l
+   return (want_lse and raw.attention_lse or raw.attention)(q, k, v, a)
 end
 
 -- Merges attention over further keys into out [B, T, H, D] and lse [B, H, T] (f32, f64 for f64),
 -- which start as zeros and -inf. part and part_lse: of tide.attention with return_lse. Not
 -- recorded; raises E_STATE if one of them needs a gradient.
-function M.attention_merge_(out, lse, part, part_lse)
-   tensor('attention_merge_', 'out', out)
-   tensor('attention_merge_', 'lse', lse)
-   tensor('attention_merge_', 'part', part)
-   tensor('attention_merge_', 'part_lse', part_lse)
-   check(out, C.tide_attention_merge_(out, lse, part, part_lse))
-   return out
-end
+once 'attention_merge_(out, lse, part, part_lse)'
 
 local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
    'k_index' }

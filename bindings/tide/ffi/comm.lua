@@ -12,6 +12,7 @@ local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
+local create = require 'tide.ffi.create'
 local status = require 'tide.ffi.status'
 local plain = require 'tide.ffi.plain'
 local site = require 'tide.ffi.site'
@@ -142,8 +143,7 @@ end
 -- Drops the handle now instead of when it is collected; the collective continues. Idempotent.
 function Work:release()
    check_work('work_release', self)
-   if self.handle then own.finish(self.handle, C.tide_work_release) end
-   self.handle = nil
+   own.close(self, C.tide_work_release)
 end
 
 -- ---- arguments ------------------------------------------------------------------------------
@@ -184,13 +184,8 @@ end
 
 -- A new tensor like t with dim 1 of `rows`.
 local function like(t, rows)
-   local ctx, box, ndim, shape = C.tide_tensor_ctx(t), own.new_box(), shape_with(t, rows)
    local device, dtype = C.tide_tensor_device(t), C.tide_tensor_dtype(t)
-   local rc = C.tide_empty(box, ctx, device, dtype, ndim, shape)
-   if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_empty(box, ctx, device, dtype, ndim, shape))
-   end
-   return own.take(box)
+   return create.empty(C.tide_tensor_ctx(t), device, dtype, shape_with(t, rows))
 end
 
 local function share(self, op, t)
@@ -389,14 +384,6 @@ end
 
 -- ---- byte strings and plain data ------------------------------------------------------------
 
--- The bytes of the blob in a box, which is released.
-local function take_blob(box)
-   local blob = own.handle(box[0], C.tide_blob_release)
-   local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
-   own.finish(blob, C.tide_blob_release)
-   return text
-end
-
 -- Root's (0) string on every rank.
 function Comm:broadcast_bytes(text, root)
    local handle = begin(self, 'broadcast_bytes')
@@ -404,7 +391,7 @@ function Comm:broadcast_bytes(text, root)
    if self.rank == root then arg.string('broadcast_bytes', 'text', text) else text = '' end
    local box = new_blob_box()
    own.check(self.ctx, C.tide_comm_broadcast_bytes(box, handle, text, #text, root))
-   return take_blob(box)
+   return own.take_blob(box)
 end
 
 -- Every rank's string, as a list.
@@ -414,7 +401,7 @@ function Comm:all_gather_bytes(text)
    local sizes, list, at = new_counts(self.size), {}, 1
    local box = new_blob_box()
    own.check(self.ctx, C.tide_comm_all_gather_bytes(box, handle, text, #text, sizes))
-   local all = take_blob(box)
+   local all = own.take_blob(box)
    for i = 1, self.size do
       local n = tonumber(sizes[i - 1])
       list[i] = all:sub(at, at + n - 1)
@@ -518,9 +505,6 @@ function Comm:waited()
 end
 
 -- Leaves the communicator now instead of when it is collected. Idempotent.
-function Comm:close()
-   if self.handle then own.finish(self.handle, C.tide_comm_release) end
-   self.handle = nil
-end
+function Comm:close() own.close(self, C.tide_comm_release) end
 
 return M

@@ -4,11 +4,12 @@
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
+local create = require 'tide.ffi.create'
 local op = require 'tide.ffi.op'
 local status = require 'tide.ffi.status'
 local C = lib.C
 
-local new_box, take, check = own.new_box, own.take, own.check_t
+local new_box, take, check = own.new_box, own.take, own.check
 local tensor = arg.tensor
 
 -- ---- like another ----------------------------------------------------------------------------
@@ -23,13 +24,9 @@ local function like(name, x, value, opts)
    if opts.device ~= nil then device = arg.device(name, 'opts.device', opts.device) end
    if opts.dtype ~= nil then dtype = arg.dtype(name, 'opts.dtype', opts.dtype) end
    value = arg.element(name, 'value', value, dtype)
-   local box, shape = new_box(), arg.new_shape()
+   local shape = arg.new_shape()
    for i = 0, n - 1 do shape[i] = C.tide_tensor_dim(x, i) end
-   local rc = C.tide_full(box, ctx, device, dtype, n, shape, value)
-   if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_full(box, ctx, device, dtype, n, shape, value))
-   end
-   return take(box)
+   return create.full(ctx, device, dtype, n, shape, value)
 end
 
 -- Zeros of the shape, dtype and device of x. opts: dtype, device.
@@ -49,11 +46,7 @@ local function side(name, x, diagonal, compare)
    end
    diagonal = arg.int(name, 'diagonal', diagonal == nil and 0 or diagonal, -2^31, 2^31)
    local ctx, device = C.tide_tensor_ctx(x), C.tide_tensor_device(x)
-   local function count(size)
-      local box = new_box()
-      own.check(ctx, C.tide_arange(box, ctx, device, C.TIDE_I64, size, 0, 1))
-      return take(box)
-   end
+   local function count(size) return create.arange(ctx, device, C.TIDE_I64, size, 0, 1) end
    local rows, columns = count(arg.size(x, n - 2)), count(arg.size(x, n - 1))
    return compare(op.sub(columns, op.unsqueeze(rows, 2)), diagonal)
 end

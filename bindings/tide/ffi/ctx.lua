@@ -14,12 +14,12 @@ local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local op = require 'tide.ffi.op'
+local create = require 'tide.ffi.create'
 require 'tide.ffi.tensor'
 local C = lib.C
 
 local M = {}
 local bad = status.bad_arg
-local new_box, take = own.new_box, own.take
 
 -- Open contexts of this state, in order. Unreferenced ones are collected.
 lib.state.open = lib.state.open or setmetatable({}, { __mode = 'v' })
@@ -151,18 +151,16 @@ end
 
 -- ---- state of a context ----------------------------------------------------------------------
 
+local counters = { 'live', 'peak', 'cached', 'debt', 'ntensor', 'nnode', 'nop', 'nhost', 'nref',
+   'since', 'since_peak', 'planned' }
+
 -- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
 -- ntensor, nnode, nop, nhost, nref; forced (collections of the Lua heap that the parameter debt has
 -- caused). Tensors of the null device count in planned, since and since_peak.
 function Context:stats()
-   local s = C.tide_ctx_stats(handle_of(self, 'stats'))
-   return {
-      live = tonumber(s.live), peak = tonumber(s.peak), cached = tonumber(s.cached),
-      debt = tonumber(s.debt), ntensor = tonumber(s.ntensor), nnode = tonumber(s.nnode),
-      nop = tonumber(s.nop), nhost = tonumber(s.nhost), nref = tonumber(s.nref),
-      since = tonumber(s.since), since_peak = tonumber(s.since_peak),
-      planned = tonumber(s.planned), forced = own.forced(self.handle),
-   }
+   local s, list = C.tide_ctx_stats(handle_of(self, 'stats')), { forced = own.forced(self.handle) }
+   for _, name in ipairs(counters) do list[name] = tonumber(s[name]) end
+   return list
 end
 
 -- Restarts the peak of stats at the live bytes.
@@ -304,7 +302,7 @@ local function place(self, name, opts, dtype)
 end
 
 local function marked(x, wants)
-   if wants then own.check_t(x, C.tide_set_needs_grad(x, true)) end
+   if wants then own.check(x, C.tide_set_needs_grad(x, true)) end
    return x
 end
 
@@ -321,24 +319,14 @@ end
 function Context:empty(shape, opts)
    local handle, device, dtype, wants = place(self, 'empty', opts)
    local n, sizes = shape_of('empty', shape)
-   local box = new_box()
-   local rc = C.tide_empty(box, handle, device, dtype, n, sizes)
-   if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_empty(box, handle, device, dtype, n, sizes))
-   end
-   return marked(take(box), wants)
+   return marked(create.empty(handle, device, dtype, n, sizes), wants)
 end
 
 local function filled(self, name, shape, value, opts)
    local handle, device, dtype, wants = place(self, name, opts)
    local n, sizes = shape_of(name, shape)
    value = arg.element(name, 'value', value, dtype)
-   local box = new_box()
-   local rc = C.tide_full(box, handle, device, dtype, n, sizes, value)
-   if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_full(box, handle, device, dtype, n, sizes, value))
-   end
-   return marked(take(box), wants)
+   return marked(create.full(handle, device, dtype, n, sizes, value), wants)
 end
 
 -- Zeros; shape is a list. opts: dtype, device, requires_grad.
@@ -389,12 +377,7 @@ function Context:arange(start, stop, step, opts)
       arg.element(name, 'stop', start + (n - 1) * step, dtype)
       if not arg.is_float(dtype) then arg.int(name, 'step', step) end
    end
-   local box = new_box()
-   local rc = C.tide_arange(box, handle, device, dtype, n, start, step)
-   if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_arange(box, handle, device, dtype, n, start, step))
-   end
-   return marked(take(box), wants)
+   return marked(create.arange(handle, device, dtype, n, start, step), wants)
 end
 
 -- The n x n identity.
@@ -412,12 +395,7 @@ function Context:from_string(bytes, shape, opts)
    arg.string('from_string', 'bytes', bytes)
    local handle, device, dtype, wants = place(self, 'from_string', opts)
    local n, sizes = shape_of('from_string', shape)
-   local box = new_box()
-   local rc = C.tide_from_bytes(box, handle, device, dtype, n, sizes, bytes, #bytes)
-   if rc ~= 0 and own.again(handle, rc) then
-      own.check(handle, C.tide_from_bytes(box, handle, device, dtype, n, sizes, bytes, #bytes))
-   end
-   return marked(take(box), wants)
+   return marked(create.from_bytes(handle, device, dtype, n, sizes, bytes, #bytes), wants)
 end
 
 -- ---- tensors from Lua lists ------------------------------------------------------------------
@@ -479,10 +457,8 @@ function Context:tensor(list, opts)
       data[i - 1] = arg.element('tensor', 'list', values[i], dtype)
    end
    local n, sizes = arg.ints('tensor', 'shape', shape, 0)
-   local box = new_box()
-   own.check(handle, C.tide_from_bytes(box, handle, device, stored, n, sizes, data,
-      values.n * C.tide_dtype_size(stored)))
-   local x = take(box)
+   local x = create.from_bytes(handle, device, stored, n, sizes, data,
+      values.n * C.tide_dtype_size(stored))
    if stored ~= dtype then x = op.cast(x, arg.dtype_name[dtype]) end
    return marked(x, wants)
 end

@@ -18,7 +18,7 @@ call 'affine(x, mul, add)'
 call 'clamp(x, lo, hi)'
 call 'where(cond, a, b)'
 call 'cast(x, dtype)'
-local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
+local new_box, take, again, check = own.new_box, own.take, own.again, own.check
 local tensor, number, pair, operand = arg.tensor, arg.number, arg.pair, arg.operand
 local istype = ffi.istype
 local tensor_t = ffi.typeof 'tide_tensor *'

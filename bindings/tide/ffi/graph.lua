@@ -141,8 +141,8 @@ end
 
 -- Frees the memory of the step now instead of when the graph is collected. Idempotent.
 function Graph:release()
-   if self.handle then own.finish(self.handle, C.tide_graph_release) end
-   self.handle, self.result, self.turns = nil, nil, nil
+   own.close(self, C.tide_graph_release)
+   self.result, self.turns = nil, nil
 end
 
 -- Waits until a device has completed its work.

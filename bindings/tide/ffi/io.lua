@@ -20,14 +20,6 @@ local function handle() return ctx_of.default().handle end
 
 local new_blob_box = ffi.typeof 'tide_blob *[1]'
 
--- The bytes of the blob in a box, which is released.
-local function take_blob(box)
-   local blob = own.handle(box[0], C.tide_blob_release)
-   local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
-   own.finish(blob, C.tide_blob_release)
-   return text
-end
-
 -- The bytes of a regular file as a string. limit: most bytes accepted. nil, err on failure.
 function M.read_file(path, limit)
    path_of('read_file', 'path', path)
@@ -36,7 +28,7 @@ function M.read_file(path, limit)
    local box = new_blob_box()
    local rc = C.tide_path_read(box, ctx, path, limit)
    if rc < 0 then return nil, failure(ctx, rc) end
-   return take_blob(box)
+   return own.take_blob(box)
 end
 
 -- Replaces a file so that a crash leaves the old or the new one.
@@ -91,7 +83,7 @@ function M.listdir(path)
    local rc = C.tide_path_list(box, ctx, path_of('listdir', 'path', path))
    if rc < 0 then return nil, failure(ctx, rc) end
    local names = {}
-   for name in take_blob(box):gmatch('([^%z]+)%z') do names[#names + 1] = name end
+   for name in own.take_blob(box):gmatch('([^%z]+)%z') do names[#names + 1] = name end
    return names
 end
 
@@ -169,10 +161,7 @@ local Lock = {}
 Lock.__index = Lock
 
 -- Releases the lock. Idempotent.
-function Lock:release()
-   if self.handle then own.finish(self.handle, C.tide_lock_release) end
-   self.handle = nil
-end
+function Lock:release() own.close(self, C.tide_lock_release) end
 
 -- Takes the lock on a file, made if absent: an object with release(), or nil while it is held
 -- elsewhere. The lock ends with the process in any case.

@@ -4,7 +4,6 @@
 -- the arithmetic for single positions, slice() below for ranges. Index tensors stay 0-based data.
 
 local lib = require 'tide.ffi.lib'
-local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local C = lib.C
@@ -21,7 +20,7 @@ call 'slice(x, dim, start, stop, step)'
 call 'select(x, dim, index)'
 call 'pad(x, ndim, before, after, value)'
 call 'one_hot(ids, nclass, dtype)'
-local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
+call 'cat(x, list, n, dim) -> list, n, dim'
 local tensor, dim_of, size_of, int = arg.tensor, arg.dim, arg.size, arg.int
 local new_shape, new_dims = arg.new_shape, arg.new_dims
 local ndim_of = arg.ndim
@@ -224,10 +223,7 @@ function M.cat(list, dim)
    if n == 0 then status.bad_arg('cat', 'list', 'at least one tensor', 0) end
    local x = list[1]
    local d = dim_of('cat', 'dim', dim == nil and 1 or dim, ndim_of(x))
-   local box = new_box()
-   local rc = C.tide_cat(box, buf, n, d)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_cat(box, buf, n, d)) end
-   return take(box)
+   return raw.cat(x, buf, n, d)
 end
 
 -- Joins along a new dim.

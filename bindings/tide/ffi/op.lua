@@ -10,7 +10,7 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
-local make, place = require('tide.ffi.row').adders(M)
+local make, place, _, two = require('tide.ffi.row').adders(M)
 local raw = {}                              -- C functions behind wrappers that check the arguments
 local call, write = require('tide.ffi.row').adders(raw, 'raw')
 call 'linear_act(x, w, bias, activation)'
@@ -18,10 +18,10 @@ call 'rope(x, positions, inv_freq, interleaved, inverse)'
 call 'cross_entropy(logits, targets, attrs)'
 call 'linear_cross_entropy(x, w, bias, targets, attrs)'
 call 'contiguous(x)'
+write 'foreach_copy_(ctx, n, dsts, srcs)'
 call 'to_device(x, device)'
 call 'to_device_async(x, device)'
 write 'fill_(x, value)'
-local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, ndim_of = arg.tensor_or_nil, arg.flag, arg.ndim
 local bad = status.bad_arg
@@ -68,12 +68,6 @@ end
 -- c[..., M, N] = a[..., M, K] b[..., K, N]; leading dims broadcast.
 make 'matmul(a, b)'
 
-local function linear_operands(name, x, w, bias)
-   tensor(name, 'x', x)
-   tensor(name, 'w', w)
-   tensor_or_nil(name, 'bias', bias)
-end
-
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
 make 'linear(x, w, bias: maybe)'
 
@@ -81,7 +75,9 @@ local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
 
 -- The activation of linear(x, w, bias) in one op: 'relu' or 'gelu_tanh'.
 function M.linear_act(x, w, bias, activation)
-   linear_operands('linear_act', x, w, bias)
+   tensor('linear_act', 'x', x)
+   tensor('linear_act', 'w', w)
+   tensor_or_nil('linear_act', 'bias', bias)
    local act = activations[activation]
    if not act then bad('linear_act', 'activation', "'relu' or 'gelu_tanh'", activation) end
    return raw.linear_act(x, w, bias, act)
@@ -104,20 +100,7 @@ make 'layer_norm(x, weight: maybe, bias: maybe, eps: finite 0 = 1e-5)'
 make 'rms_norm(x, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 
 -- rms_norm(x + residual) and x + residual, in one pass.
-function M.add_rms_norm(x, residual, weight, eps, offset)
-   tensor('add_rms_norm', 'x', x)
-   tensor('add_rms_norm', 'residual', residual)
-   tensor_or_nil('add_rms_norm', 'weight', weight)
-   eps = finite('add_rms_norm', 'eps', eps == nil and 1e-6 or eps, 0)
-   offset = finite('add_rms_norm', 'offset', offset == nil and 0 or offset)
-   local box, box2 = new_box(), new_box()
-   local rc = C.tide_add_rms_norm(box, box2, x, residual, weight, eps, offset)
-   if rc ~= 0 and again(x, rc) then
-      check(x, C.tide_add_rms_norm(box, box2, x, residual, weight, eps, offset))
-   end
-   local sum = take(box2)
-   return take(box), sum
-end
+two 'add_rms_norm(x, residual, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 
 local rope_opts = arg.set { 'interleaved', 'inverse' }
 
@@ -251,9 +234,7 @@ end
 function M.foreach_copy_(dsts, srcs)
    local to, from, n = two_lists('foreach_copy_', dsts, srcs)
    if n == 0 then return end
-   local ctx = C.tide_tensor_ctx(to[0])
-   local rc = C.tide_foreach_copy_(ctx, n, to, from)
-   if rc ~= 0 and own.again(ctx, rc) then own.check(ctx, C.tide_foreach_copy_(ctx, n, to, from)) end
+   raw.foreach_copy_(C.tide_tensor_ctx(to[0]), n, to, from)
 end
 
 -- dsts[i] += srcs[i], pair after pair: a target that is listed several times gets its sources in
@@ -276,7 +257,7 @@ local new_random_attrs = ffi.typeof 'tide_random_attrs'
 -- Without opts the numbers are drawn from the context's generator, which advances. With seed,
 -- element i is a function of (seed, stream, offset + i) alone; start and stride place a shard in
 -- its whole.
-local function fill_random(op, x, opts)
+local function fill_random(op, opts, x)
    local a = new_random_attrs()
    C.tide_random_attrs_init(a)
    if opts == nil then return a end
@@ -303,33 +284,13 @@ local function fill_random(op, x, opts)
    return a
 end
 
+local _, _, draw = require('tide.ffi.row').adders(M, nil, fill_random)
+
 -- Uniform in [lo, hi), by default [0, 1).
-function M.uniform_(x, lo, hi, opts)
-   tensor('uniform_', 'x', x)
-   lo = finite('uniform_', 'lo', lo == nil and 0 or lo)
-   hi = finite('uniform_', 'hi', hi == nil and 1 or hi, lo)
-   check(x, C.tide_uniform_(x, lo, hi, fill_random('uniform_', x, opts)))
-   return x
-end
-
+draw 'uniform_(x, lo: finite = 0, hi: finite lo = 1, opts: fill)'
 -- Fills x in place with normal numbers of mean (0) and std (1).
-function M.normal_(x, mean, std, opts)
-   tensor('normal_', 'x', x)
-   mean = finite('normal_', 'mean', mean == nil and 0 or mean)
-   std = finite('normal_', 'std', std == nil and 1 or std, 0)
-   check(x, C.tide_normal_(x, mean, std, fill_random('normal_', x, opts)))
-   return x
-end
-
+draw 'normal_(x, mean: finite = 0, std: finite 0 = 1, opts: fill)'
 -- Normal cut to [mean + std * lo, mean + std * hi]; lo and hi are -2 and 2 by default.
-function M.trunc_normal_(x, mean, std, lo, hi, opts)
-   tensor('trunc_normal_', 'x', x)
-   mean = finite('trunc_normal_', 'mean', mean == nil and 0 or mean)
-   std = finite('trunc_normal_', 'std', std == nil and 1 or std, 0)
-   lo = finite('trunc_normal_', 'lo', lo == nil and -2 or lo)
-   hi = finite('trunc_normal_', 'hi', hi == nil and 2 or hi, lo)
-   check(x, C.tide_trunc_normal_(x, mean, std, lo, hi, fill_random('trunc_normal_', x, opts)))
-   return x
-end
+draw 'trunc_normal_(x, mean: finite=0, std: finite 0=1, lo: finite=-2, hi: finite lo=2, opts: fill)'
 
 return M

@@ -23,6 +23,8 @@ local C = lib.C
 
 local M = {}
 
+local tensor_type = ffi.typeof 'tide_tensor *'
+
 -- An empty out-parameter for a tensor.
 M.new_box = ffi.typeof 'tide_tensor *[1]'
 
@@ -239,34 +241,29 @@ local function memory_text(ctx)
    return text
 end
 
--- Raises the failure rc of a call on ctx; out of memory with the live statistics.
-local function fail(ctx, rc)
+-- Raises the failure rc of a call on `at`, a context or a tensor of it; out of memory with the live
+-- statistics.
+local function fail(at, rc)
+   local ctx = ffi.istype(tensor_type, at) and C.tide_tensor_ctx(at) or at
    status.fail(ctx, rc, rc == C.TIDE_E_NOMEM and memory_text(ctx) or nil)
 end
 M.fail = fail
 
--- After a failed call on ctx: returns true if a second try makes sense (memory ran out and the heap
--- has been collected since), else raises. Use: if rc ~= 0 and again(ctx, rc) then check(ctx, f())
--- end
-function M.again(ctx, rc)
-   if rc ~= C.TIDE_E_NOMEM then fail(ctx, rc) end
+-- After a failed call on a context, or a tensor of it: returns true if a second try makes sense
+-- (memory ran out and the heap has been collected since), else raises. Use:
+-- if rc ~= 0 and again(ctx, rc) then check(ctx, f()) end
+function M.again(at, rc)
+   if rc ~= C.TIDE_E_NOMEM then fail(at, rc) end
    collectgarbage()
    collectgarbage()
-   C.tide_debt_settle(ctx)
+   C.tide_debt_settle(ffi.istype(tensor_type, at) and C.tide_tensor_ctx(at) or at)
    return true
 end
 
--- Raises a negative status of a call on ctx, else returns it. For calls without a second try.
-function M.check(ctx, rc)
-   if rc < 0 then fail(ctx, rc) end
-   return rc
-end
-
--- M.again for a call whose context is that of tensor t.
-function M.again_t(t, rc) return M.again(C.tide_tensor_ctx(t), rc) end
--- M.check for a call whose context is that of tensor t.
-function M.check_t(t, rc)
-   if rc < 0 then fail(C.tide_tensor_ctx(t), rc) end
+-- Raises a negative status of a call on a context, or a tensor of it, else returns it. For calls
+-- without a second try.
+function M.check(at, rc)
+   if rc < 0 then fail(at, rc) end
    return rc
 end
 
@@ -280,10 +277,21 @@ function M.finish(h, release)
    if ending.late then no_longer_late(h) end
    release(ffi.gc(h, nil))
 end
+-- Finishes wrapper.handle, which is nil from then on. Idempotent.
+function M.close(wrapper, release)
+   if wrapper.handle then M.finish(wrapper.handle, release) end
+   wrapper.handle = nil
+end
+
+-- The bytes of the blob in a box, which is released.
+function M.take_blob(box)
+   local blob = M.handle(box[0], C.tide_blob_release)
+   local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
+   M.finish(blob, C.tide_blob_release)
+   return text
+end
 
 -- ---- temporaries of the library ----------------------------------------------------------------
-
-local tensor_type = ffi.typeof 'tide_tensor *'
 
 -- While a state closes nothing is spent: what is made then stands in `late`.
 local function spend_one(t)

@@ -11,9 +11,9 @@
 -- comment above it.
 --
 -- An argument without a kind is a tensor, or what adders was told. A kind may be followed by its
--- least and greatest value, and by `=` and the meaning of nil. The context of the first argument
--- records failures. If C takes the arguments in another order, that order follows `->`; a name that
--- differs precedes `:` at the front ('axpy_: add_(x, src)').
+-- least and greatest value, and by `=` and the meaning of nil. The first argument, a tensor or a
+-- context, records failures. If C takes the arguments in another order, that order follows `->`,
+-- where nil may stand, too; a name that differs precedes `:` at the front ('axpy_: add_(x, src)').
 
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
@@ -24,10 +24,10 @@ local M = {}
 jit.off(true, true) -- each row is read once; its function compiles
 
 -- The names that the text of a wrapper may use.
-local names = 'C, new_box, take, again, check, tensor, maybe, operand, pair, dim_of, ndim_of, '
-   .. 'dims_of, flag, int, finite, number, dtype_of'
-local function values()
-   return lib.C, own.new_box, own.take, own.again_t, own.check_t, arg.tensor, arg.tensor_or_nil,
+local names = 'fill, C, new_box, take, again, check, tensor, maybe, operand, pair, dim_of, '
+   .. 'ndim_of, dims_of, flag, int, finite, number, dtype_of'
+local function values(fill)
+   return fill, lib.C, own.new_box, own.take, own.again, own.check, arg.tensor, arg.tensor_or_nil,
       arg.operand, arg.pair, arg.dim, arg.ndim, arg.dims, arg.flag, arg.int, arg.finite, arg.number,
       arg.dtype
 end
@@ -48,6 +48,7 @@ local checks = {
    number = "N = number('OP', 'N', V)",
    dtype = "N = dtype_of('OP', 'N', V)",
    raw = '',                                                -- checked by the caller
+   fill = "N = fill('OP', V, X)",                           -- options, by the caller's function
 }
 
 -- One argument of a row: { name =, kind =, range =, default = }. usual: the kind of one without.
@@ -85,12 +86,16 @@ local function check_of(op, a, first)
    return (text:gsub('%f[%w]%u+%f[^%w]', parts):gsub('%f[%w]N%f[^%w]', a.name))
 end
 
--- The code after the checks: a fresh result, or the changed first argument.
+-- The code after the checks: a fresh result or two of them, or the changed first argument; `once`
+-- makes no second try when memory runs out.
+local second_try = 'if rc ~= 0 and again(X, rc) then check(X, CALLED) end '
 local tails = {
-   make = 'local box = new_box() local rc = C.CALL(box, ARGS) '
-      .. 'if rc ~= 0 and again(X, rc) then check(X, C.CALL(box, ARGS)) end return take(box)',
-   place = 'local rc = C.CALL(ARGS) '
-      .. 'if rc ~= 0 and again(X, rc) then check(X, C.CALL(ARGS)) end return X',
+   make = { 'C.CALL(box, ARGS)', 'local box = new_box() local rc = CALLED ' .. second_try
+      .. 'return take(box)' },
+   two = { 'C.CALL(box, more, ARGS)', 'local box, more = new_box(), new_box() local rc = CALLED '
+      .. second_try .. 'more = take(more) return take(box), more' },
+   place = { 'C.CALL(ARGS)', 'local rc = CALLED ' .. second_try .. 'return X' },
+   once = { 'C.CALL(ARGS)', 'check(X, CALLED) return X' },
 }
 
 -- The text of a wrapper, and its name.
@@ -106,24 +111,27 @@ local function source(row, tail, usual)
       if not halved then text[#text + 1] = check_of(op, a, first) end
    end
    local parts = { CALL = 'tide_' .. symbol, ARGS = passed, X = first }
-   text[#text + 1] = (tails[tail]:gsub('%f[%w]%u+%f[^%w]', parts))
+   parts.CALLED = tails[tail][1]:gsub('%f[%w]%u+%f[^%w]', parts)
+   text[#text + 1] = (tails[tail][2]:gsub('%f[%w]%u+%f[^%w]', parts))
    return ('local %s = ... return function(%s) %s end'):format(names, table.concat(params, ', '),
       table.concat(text, ' ')), op
 end
 
--- Returns two functions that add wrappers to `into`: of C functions that make a tensor (the first
--- argument of C), and of those that change their first argument and return it. usual: the kind of
--- arguments that name none ('tensor'); 'raw' for functions behind a wrapper that has checked them.
-function M.adders(into, usual)
+-- Returns functions that add wrappers to `into`: of C functions that make a tensor (the first
+-- argument of C), of those that change their first argument, which is returned, with a second try
+-- and without one, and of those that make two tensors. usual: the kind of arguments that name none
+-- ('tensor'); 'raw' for functions behind a wrapper that has checked them. fill(op, opts, x): turns
+-- the options of a row into what C takes.
+function M.adders(into, usual, fill)
    local function adder(tail)
       return function(row)
          local text, name = source(row, tail, usual or 'tensor')
          local at = debug.getinfo(2, 'Sl')
          local chunk = ('\n'):rep(at.currentline - 1) .. text
-         into[name] = assert(loadstring(chunk, at.source))(values())
+         into[name] = assert(loadstring(chunk, at.source))(values(fill))
       end
    end
-   return adder 'make', adder 'place'
+   return adder 'make', adder 'place', adder 'once', adder 'two'
 end
 
 return M

@@ -8,6 +8,7 @@ local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local buffer = require 'tide.ffi.buffer'
 local arg = require 'tide.ffi.arg'
+local create = require 'tide.ffi.create'
 local status = require 'tide.ffi.status'
 local ctx_of = require 'tide.ffi.ctx'
 local each = pairs -- by another name: see "faults" in bindings/README.md
@@ -72,22 +73,25 @@ local function meta_lists(op, meta)
    return keys, values
 end
 
--- Writes {name = tensor} and {key = string} to a file, replacing it atomically.
-function M.save(path, tensors, meta)
-   local op = 'safetensors_save'
+-- The names, sorted, of a table of tensors with an array of their handles, and their context.
+local function tensor_lists(op, path, tensors)
    path_of(op, 'path', path)
    if type(tensors) ~= 'table' then
       status.bad_arg(op, 'tensors', 'a table of name = tensor', tensors)
    end
    check_names(op, 'tensors', tensors)
-   local names, list = sorted(tensors), {}
+   local names = sorted(tensors)
    local handles = new_handles(#names)
    for i, name in ipairs(names) do
-      list[i] = arg.tensor(op, "tensors['" .. name .. "']", tensors[name])
-      handles[i - 1] = list[i]
+      handles[i - 1] = arg.tensor(op, "tensors['" .. name .. "']", tensors[name])
    end
-   local keys, values = meta_lists(op, meta or {})
-   local ctx = list[1] and C.tide_tensor_ctx(list[1]) or ctx_of.default().handle
+   return names, handles, names[1] and C.tide_tensor_ctx(handles[0]) or ctx_of.default().handle
+end
+
+-- Writes {name = tensor} and {key = string} to a file, replacing it atomically.
+function M.save(path, tensors, meta)
+   local names, handles, ctx = tensor_lists('safetensors_save', path, tensors)
+   local keys, values = meta_lists('safetensors_save', meta or {})
    own.check(ctx, C.tide_file_save(ctx, path, #names, c_strings(names), handles, #keys,
       c_strings(keys), c_strings(values)))
 end
@@ -101,18 +105,7 @@ Saving.__index = Saving
 -- As save without meta, in the background: the tensors are copied now, a thread writes them.
 -- Returns a Saving.
 function M.save_async(path, tensors)
-   local op = 'safetensors_save_async'
-   path_of(op, 'path', path)
-   if type(tensors) ~= 'table' then
-      status.bad_arg(op, 'tensors', 'a table of name = tensor', tensors)
-   end
-   check_names(op, 'tensors', tensors)
-   local names = sorted(tensors)
-   local handles = new_handles(#names)
-   for i, name in ipairs(names) do
-      handles[i - 1] = arg.tensor(op, "tensors['" .. name .. "']", tensors[name])
-   end
-   local ctx = names[1] and C.tide_tensor_ctx(handles[0]) or ctx_of.default().handle
+   local names, handles, ctx = tensor_lists('safetensors_save_async', path, tensors)
    local box = new_saving_box()
    own.check(ctx, C.tide_saving_begin(box, ctx, path, #names, c_strings(names), handles))
    local handle = own.handle(box[0], C.tide_saving_release)
@@ -128,8 +121,7 @@ function Saving:wait()
    local digits = new_digits()
    local rc = C.tide_saving_wait(self.handle, digits)
    local why = rc < 0 and failure(self.ctx, rc) or nil
-   own.finish(self.handle, C.tide_saving_release)
-   self.handle = nil
+   own.close(self, C.tide_saving_release)
    if why then status.throw(why) end
    self.hash = ffi.string(digits)
    return self.hash
@@ -138,7 +130,6 @@ end
 -- ---- reading ----------------------------------------------------------------------------------
 
 local new_file_box = ffi.typeof 'tide_file *[1]'
-local new_box, take = own.new_box, own.take
 
 lib.state.SafeFile = lib.state.SafeFile or {}
 local File = lib.state.SafeFile
@@ -179,12 +170,7 @@ local function open_handle(self, op)
 end
 
 -- Closes the file; tensors loaded from it stay. Idempotent.
-function File:close()
-   local h = self.handle
-   if not h then return end
-   self.handle = nil
-   own.finish(h, C.tide_file_release)
-end
+function File:close() own.close(self, C.tide_file_release) end
 
 -- Sorted names.
 function File:names()
@@ -228,16 +214,15 @@ function File:info(name)
       nbytes = tonumber(C.tide_file_nbytes(h, i)) }
 end
 
--- Makes a tensor on the file's context, with a second try; another context would hide its failures.
-local function retry(self, rc, call, ...)
-   if rc < 0 and own.again(self.ctx, rc) then own.check(self.ctx, call(...)) end
-end
+-- Failures are those of the file's context; another one would hide them.
+local raw = {}
+local call = require('tide.ffi.row').adders(raw, 'raw')
+call 'cast(ctx, t, dtype) -> t, dtype'
+call 'file_load(ctx, file, i, device) -> file, i, device'
 
 local function convert(self, t, dtype)
    if dtype == nil or dtype == C.tide_tensor_dtype(t) then return t end
-   local box = new_box()
-   retry(self, C.tide_cast(box, t, dtype), C.tide_cast, box, t, dtype)
-   return take(box)
+   return raw.cast(self.ctx, t, dtype)
 end
 
 local load_opts = arg.set { 'dtype', 'device', 'first', 'count' }
@@ -269,10 +254,7 @@ local function load_rows(self, h, i, device, opts)
       status.raise(C.TIDE_E_UNSUPPORTED, 'load', "dtype %s is not one of tide's",
          ffi.string(C.tide_file_dtype_text(h, i)))
    end
-   local box = new_box()
-   retry(self, C.tide_empty(box, self.ctx, device, dtype, ndim, shape), C.tide_empty, box, self.ctx,
-      device, dtype, ndim, shape)
-   local t = take(box)
+   local t = create.empty(self.ctx, device, dtype, ndim, shape)
    own.check(self.ctx, C.tide_file_read(t, h, i, (first - 1) * width))
    return t
 end
@@ -286,9 +268,7 @@ function File:load(name, opts)
    if opts.first or opts.count then
       return convert(self, load_rows(self, h, i, device, opts), dtype)
    end
-   local box = new_box()
-   retry(self, C.tide_file_load(box, h, i, device), C.tide_file_load, box, h, i, device)
-   return convert(self, take(box), dtype)
+   return convert(self, raw.file_load(self.ctx, h, i, device), dtype)
 end
 
 -- Fills a contiguous tensor of the stored dtype with elements first, first + 1, ... (row-major,

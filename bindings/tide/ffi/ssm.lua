@@ -5,7 +5,6 @@
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
-local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local each = pairs -- by another name: see "faults" in bindings/README.md
@@ -13,10 +12,13 @@ local C = lib.C
 
 local M = {}
 local raw = {}                              -- behind a wrapper that checks the arguments
-local call = require('tide.ffi.row').adders(raw, 'raw')
+local call, _, _, two = require('tide.ffi.row').adders(raw, 'raw')
 call 'gated_rms_norm(x, z, weight, eps, group, gate_last)'
+call 'conv1d(x, w, bias, attrs) -> nil, x, w, bias, attrs'
+two 'conv1d: conv1d_last(x, w, bias, attrs)'
+call 'ssd_scan(x, dt, A, B, Cs, attrs) -> nil, x, dt, A, B, Cs, attrs'
+two 'ssd_scan: ssd_scan_last(x, dt, A, B, Cs, attrs)'
 local make = require('tide.ffi.row').adders(M)
-local new_box, take, again, check = own.new_box, own.take, own.again_t, own.check_t
 local tensor, tensor_or_nil, flag, int = arg.tensor, arg.tensor_or_nil, arg.flag, arg.int
 local finite, bad = arg.finite, status.bad_arg
 
@@ -41,13 +43,8 @@ function M.conv1d(x, w, bias, opts)
    a.silu = flag('conv1d', 'opts.silu', opts.silu) and 1 or 0
    a.initial = tensor_or_nil('conv1d', 'opts.initial', opts.initial)
    a.sequence = tensor_or_nil('conv1d', 'opts.sequence', opts.sequence)
-   local last = flag('conv1d', 'opts.return_last', opts.return_last) and new_box() or nil
-   local box = new_box()
-   local rc = C.tide_conv1d(box, last, x, w, bias, a)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_conv1d(box, last, x, w, bias, a)) end
-   if not last then return take(box) end
-   local rows = take(last)
-   return take(box), rows
+   local last = flag('conv1d', 'opts.return_last', opts.return_last)
+   return (last and raw.conv1d_last or raw.conv1d)(x, w, bias, a)
 end
 
 local step_opts = arg.set { 'silu' }
@@ -108,13 +105,7 @@ function M.ssd_scan(x, dt, A, B, Cs, opts)
    tensor('ssd_scan', 'B', B)
    tensor('ssd_scan', 'C', Cs)
    local a, want_last = fill_scan(opts)
-   local last = want_last and new_box() or nil
-   local box = new_box()
-   local rc = C.tide_ssd_scan(box, last, x, dt, A, B, Cs, a)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_ssd_scan(box, last, x, dt, A, B, Cs, a)) end
-   if not want_last then return take(box) end
-   local state = take(last)
-   return take(box), state
+   return (want_last and raw.ssd_scan_last or raw.ssd_scan)(x, dt, A, B, Cs, a)
 end
 
 local ssd_step_opts = arg.set { 'D', 'dt_bias', 'z', 'softplus', 'dt_limit' }

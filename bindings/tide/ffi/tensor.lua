@@ -20,7 +20,7 @@ local near = require 'tide.near'
 local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
-local new_box, take, check = own.new_box, own.take, own.check_t
+local new_box, take, check = own.new_box, own.take, own.check
 local tensor, dim_of = arg.tensor, arg.dim
 local bad = status.bad_arg
 
@@ -29,6 +29,8 @@ lib.state.props = lib.state.props or {}
 local methods, props = lib.state.methods, lib.state.props
 for name in each(methods) do methods[name] = nil end
 for name in each(props) do props[name] = nil end
+
+local make, _, once = require('tide.ffi.row').adders(methods)
 
 -- ---- properties ------------------------------------------------------------------------------
 
@@ -248,12 +250,7 @@ function methods.to(x, what, opts)
 end
 
 -- x in pinned host memory, for asynchronous copies to the GPU; x itself if it is pinned.
-function methods.pin_memory(x)
-   tensor('pin_memory', 'x', x)
-   local box = new_box()
-   check(x, C.tide_pin_memory(box, x))
-   return take(box)
-end
+make 'pin_memory(x)'
 
 -- Whether its memory is page-locked, so that copies to a GPU run beside the host.
 function methods.is_pinned(x) return C.tide_is_pinned(tensor('is_pinned', 'x', x)) == 1 end
@@ -272,12 +269,7 @@ function methods.long(x) return op.cast(x, 'i64') end
 -- ---- gradients -------------------------------------------------------------------------------
 
 -- Same bytes, no history.
-function methods.detach(x)
-   tensor('detach', 'x', x)
-   local box = new_box()
-   check(x, C.tide_detach(box, x))
-   return take(box)
-end
+make 'detach(x)'
 
 -- Marks a leaf as needing a gradient (on, default) or not. Returns x.
 function methods.requires_grad_(x, on)
@@ -290,26 +282,14 @@ end
 
 -- Sets the gradient (a tensor, or nil to clear it). Returns x. That of a bf16 or f16 tensor may be
 -- f32: backward then adds up in f32.
-function methods.set_grad(x, grad)
-   tensor('set_grad', 'x', x)
-   check(x, C.tide_set_grad(x, arg.tensor_or_nil('set_grad', 'grad', grad)))
-   return x
-end
+once 'set_grad(x, grad: maybe)'
 
 -- Clears the gradient: x.grad is nil. Returns x.
-function methods.zero_grad(x)
-   tensor('zero_grad', 'x', x)
-   check(x, C.tide_set_grad(x, nil))
-   return x
-end
+once 'set_grad: zero_grad(x) -> x, nil'
 
 -- zero_grad that also frees the gradient's bytes now; remaining handles raise E_GONE. Bytes that
 -- another tensor shares stay.
-function methods.drop_grad(x)
-   tensor('drop_grad', 'x', x)
-   check(x, C.tide_drop_grad(x))
-   return x
-end
+once 'drop_grad(x)'
 
 -- Gradients of x with respect to the leaves behind it. opts: retain.
 function methods.backward(x, grad, opts)
@@ -326,26 +306,14 @@ function methods.release(x)
 end
 
 -- release for bytes that will be filled again (a sharded parameter between its uses).
-function methods.drop_bytes(x)
-   tensor('drop_bytes', 'x', x)
-   check(x, C.tide_tensor_drop(x))
-   return x
-end
+once 'tensor_drop: drop_bytes(x)'
 
 -- Allocates the bytes again, contents undefined, for every view and every tensor saved by the tape.
-function methods.restore_bytes(x)
-   tensor('restore_bytes', 'x', x)
-   check(x, C.tide_tensor_restore(x))
-   return x
-end
+once 'tensor_restore: restore_bytes(x)'
 
 -- Declares that all restored bytes hold what they held when they were dropped, so that tensors that
 -- the tape saved before stay valid. Without it backward refuses them as changed in place.
-function methods.refilled(x)
-   tensor('refilled', 'x', x)
-   check(x, C.tide_tensor_refilled(x))
-   return x
-end
+once 'tensor_refilled: refilled(x)'
 
 -- ---- the metatype ----------------------------------------------------------------------------
 

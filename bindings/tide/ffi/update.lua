@@ -11,6 +11,10 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
+local make = require('tide.ffi.row').adders(M)
+local raw = {}                              -- C functions behind wrappers that check the arguments
+local call = require('tide.ffi.row').adders(raw, 'raw')
+call 'norm(ctx, n, list, p, squared)'
 local bad = status.bad_arg
 
 -- The list lists[key] as (buffer, length), which must be n. Absent: null.
@@ -115,23 +119,11 @@ function M.norm(list, p, squared)
    local buf, n = arg.tensors('norm', 'list', list)
    p = arg.number('norm', 'p', p == nil and 2 or p)
    squared = arg.flag('norm', 'squared', squared)
-   local ctx = n > 0 and C.tide_tensor_ctx(buf[0]) or default_ctx()
-   local box = own.new_box()
-   local rc = C.tide_norm(box, ctx, n, buf, p, squared)
-   if rc ~= 0 and own.again(ctx, rc) then
-      own.check(ctx, C.tide_norm(box, ctx, n, buf, p, squared))
-   end
-   return own.take(box)
+   return raw.norm(n > 0 and C.tide_tensor_ctx(buf[0]) or default_ctx(), n, buf, p, squared)
 end
 
 -- min(1, max_norm / (norm + 1e-6)) as a scalar tensor of norm's dtype.
-function M.clip_factor(norm, max_norm)
-   arg.tensor('clip_factor', 'norm', norm)
-   arg.finite('clip_factor', 'max_norm', max_norm, 0)
-   local box = own.new_box()
-   own.check_t(norm, C.tide_clip_factor(box, norm, max_norm))
-   return own.take(box)
-end
+make 'clip_factor(norm, max_norm: finite 0)'
 
 -- Every tensor of the list times factor (a scalar tensor, f32 or f64), in place.
 function M.scale_all_(list, factor)
