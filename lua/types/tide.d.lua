@@ -245,7 +245,7 @@ function tide.data.packed.held_out(limit) end
 ---@param seq integer
 ---@param opts? { pad?: integer, device?: string }
 function tide.data.packed.make(source, rows, seq, opts) end
----@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer }
+---@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer, fit?: 'next' | 'best' | 'alone', long?: 'split' | 'cut' | 'refuse', source?: tide.Source, val_source?: tide.Source }
 function tide.data.packed.new(opts) end
 ---@param state table
 function tide.data.packed.restore(state) end
@@ -1199,10 +1199,10 @@ function tide.train.checkpoint.lock(out, comm) end
 function tide.train.checkpoint.name(step) end
 function tide.train.checkpoint.recipe(where) end
 ---@param out string
----@param opts? { keep?: integer, comm?: tide.Comm }
+---@param opts? { keep?: integer, spare?: integer, comm?: tide.Comm }
 function tide.train.checkpoint.save(out, saved, opts) end
 ---@param out string
----@param opts? { keep?: integer, comm?: tide.Comm }
+---@param opts? { keep?: integer, spare?: integer, comm?: tide.Comm }
 function tide.train.checkpoint.save_async(out, saved, opts) end
 function tide.train.checkpoint.step_in(out) end
 function tide.train.checkpoint.tensors(path, device) end
@@ -1228,7 +1228,7 @@ function tide.train.evaluate.perplexity(model, tok, text, opts) end
 function tide.train.evaluate.prefix(tok, config) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
----@param opts? { steps: integer, model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
+---@param opts? { steps: integer, model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
 function tide.train.loop(opts) end
 tide.train.metric = {}
 ---@param record table
@@ -1254,7 +1254,7 @@ function tide.train.progress.new(opts) end
 function tide.train.progress.note(fmt, ...) end
 ---@param r table
 function tide.train.progress.update(r) end
----@param opts? { model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, steps?: integer }
+---@param opts? { model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, steps?: integer }
 function tide.train.run(opts) end
 tide.train.sample = {}
 ---@param model tide.Module

@@ -1,5 +1,6 @@
 -- Options that recipes of pretraining share, in the order of --help.
 
+local each = require 'tide.util.each'
 local plan_options = require 'tide.parallel.plan.options'
 
 local before_model = {
@@ -100,14 +101,30 @@ function support.option(name, help)
    return { row[1], row[2], help or row[3], min = row.min, also = row.also }
 end
 
+-- A row of all, as a recipe has it, or nil.
+local function changed(row, name, change)
+   if row[1] == 'out' then return { 'out', row[2] .. name, row[3], also = row.also } end
+   if change.without[row[1]] then return nil end
+   local default = change.default[row[1]]
+   if default == nil then return row end
+   local own = {}
+   for k, v in each(row) do own[k] = v end
+   own[2] = default
+   return own
+end
+
 -- All options of a recipe. name: of the recipe, whose runs are in runs/NAME unless --out is given;
--- of_recipe: its own rows (see util.args).
-function support.all(name, of_recipe)
-   local list = {}
+-- of_recipe: its own rows (see util.args), which replace those of their names; change: { without (a
+-- list of names that it does not have), default (name -> another default) }.
+function support.all(name, of_recipe, change)
+   local list, without, default = {}, {}, change and change.default or {}
+   for _, row in ipairs(of_recipe) do without[row[1]] = true end
+   for _, word in ipairs(change and change.without or {}) do without[word] = true end
    for _, rows in ipairs { before_model, of_recipe, after_model, plan_options.rows } do
       for _, row in ipairs(rows) do
-         list[#list + 1] = row[1] == 'out'
-            and { 'out', row[2] .. name, row[3], also = row.also } or row
+         local shared = rows ~= of_recipe
+         list[#list + 1] = shared and changed(row, name, { without = without, default = default })
+            or not shared and row or nil
       end
    end
    return list

@@ -150,15 +150,16 @@ function text.sampler(job, opt, corpus, data)
    return job:check(packed.new, o)
 end
 
--- Copies the files of --tokenizer into the folder of the run, where the other recipes look.
+-- Copies the files of --tokenizer, and a chat template beside them, into the folder of the run,
+-- where the other recipes look.
 function text.keep_tokenizer(job, opt, corpus)
    if not (corpus.tokenizer and job.first) then return end
    local is_dir = fs.is_dir(opt.tokenizer)
    local folder = is_dir and opt.tokenizer or opt.tokenizer:match '^(.*)/[^/]*$' or '.'
    for _, name in ipairs(fs.list(job.name, folder)) do
       local whole = name == opt.tokenizer:match '[^/]*$'
-      if whole or name:find '^tokenizer' or name:find '%.tiktoken$' or name == 'tekken.json'
-         or name == 'special_tokens_map.json' then
+      if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
+         or name == 'tekken.json' or name == 'special_tokens_map.json' then
          local path = fs.join(folder, name)
          local content = fs.size(path) and fs.read(job.name, path)
          if content then fs.write(job.name, fs.join(opt.out, name), content) end

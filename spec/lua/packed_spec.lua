@@ -57,6 +57,59 @@ describe('data.packed', function()
       end
    end)
 
+   it('puts documents into the fullest row with room, or each into one of its own', function()
+      local lengths = {}
+      for i = 1, 200 do lengths[i] = 1 + (i * 7) % 40 end
+      local cu, rows, total = cu_of(unpack(lengths)), {}, 0
+      for _, fit in ipairs { 'next', 'best', 'alone' } do
+         local s = packed.new { cu = cu, seq = 40, batch = 1, fit = fit }
+         local used, seen = 0, 0
+         rows[fit] = s:rows_per_epoch()
+         for _ = 1, rows[fit] do
+            for _, piece in ipairs(s:next()[1]) do used, seen = used + piece[2], seen + 1 end
+         end
+         assert.equal(1, s:epochs())
+         assert.equal(cu[#cu], used)
+         assert.equal(200, seen)
+         total = used
+      end
+      assert.equal(200, rows.alone)
+      assert.is_true(rows.best < rows.next)
+      assert.is_true(rows.best <= 1.05 * total / 40 + 1)
+      local best = packed.new { cu = cu, seq = 40, batch = 1, fit = 'best' }
+      refused('E_ARG', 'taken with fit = best, this run has next', function()
+         packed.new({ cu = cu, seq = 40, batch = 1 }):restore(best:state())
+      end)
+      local old = best:state()
+      old.fit, old.long, old.masked = nil, nil, nil
+      packed.new({ cu = cu, seq = 40, batch = 1 }):restore(old)
+   end)
+
+   it('splits, cuts or refuses long documents, leaves out what has no label', function()
+      local cu = cu_of(3, 25, 10)
+      local function pieces(o)
+         o.cu, o.seq, o.batch = cu, 10, 1
+         local s, out = packed.new(o), {}
+         for _ = 1, s:rows_per_epoch() do
+            for _, p in ipairs(s:next()[1]) do out[#out + 1] = ('%d+%d'):format(p[1], p[2]) end
+         end
+         table.sort(out)
+         return table.concat(out, ' ')
+      end
+      assert.equal('0+3 13+10 23+5 28+10 3+10', pieces {})
+      assert.equal('0+3 28+10 3+10', pieces { long = 'cut' })
+      refused('E_ARG', '1 of 3 documents are longer than seq (10 tokens), the longest', function()
+         pieces { long = 'refuse' }
+      end)
+      local mask = ('\1'):rep(3) .. ('\0'):rep(10) .. '\1' .. ('\0'):rep(24)
+      local source = tokens.memory(('a'):rep(38), 1, mask)
+      assert.equal('0+3 3+10', pieces { source = source })      -- the label of its last token
+      source = tokens.memory(('a'):rep(38), 1, '\1' .. ('\0'):rep(37))
+      refused('E_ARG', 'no label of the documents counts within seq', function()
+         pieces { source = source }
+      end)
+   end)
+
    it('does not depend on the number of ranks, and resumes on another', function()
       local whole, a, b = new { batch = 4 }, new { batch = 4, size = 2, rank = 0 },
          new { batch = 4, size = 2, rank = 1 }

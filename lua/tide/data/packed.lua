@@ -1,9 +1,11 @@
 -- Rows of whole documents: which documents make up which step, a pure function of (seed, position).
 --
 -- The documents of an epoch are visited in the order of a keyed permutation (see data.sampler) and
--- laid into rows of `seq` tokens one behind the other; a document longer than a row is cut into
--- pieces, each a document of its own to attention. Row k of the endless list of rows belongs to
--- step floor(k / batch), whatever the number of ranks, so a run resumes on another mesh.
+-- laid into rows of `seq` tokens: one behind the other or, with fit = 'best', 512 at a time, the
+-- longest first, each into the fullest row with room. A document longer than a row is cut into
+-- pieces, each a document of its own to attention (or see the option `long`). Row k of the
+-- endless list of rows belongs to step floor(k / batch), whatever the number of ranks, so a run
+-- resumes on another mesh.
 --
 -- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
 -- padding), positions that begin anew in each document, index i32 [1, T, 2] of (document,
@@ -57,12 +59,27 @@ local function check_cu(op, name, cu)
    if (cu[#cu] or 0) == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
 end
 
+-- Refuses documents that are longer than a row.
+local function check_long(op, cu, seq)
+   local count, most = 0, 0
+   for i = 2, #cu do
+      local n = cu[i] - cu[i - 1]
+      count, most = count + (n > seq and 1 or 0), math.max(most, n)
+   end
+   if count == 0 then return end
+   err.raise('E_ARG', op, '%d of %d documents are longer than seq (%d tokens), the longest has %d; '
+      .. "give a larger seq, or long = 'split' or 'cut'", count, #cu - 1, seq, most)
+end
+
 -- Makes a sampler of rows at the beginning of its order.
 function packed.new(opts)
    local op, self = 'data.packed.new', setmetatable(opts, Packed)
    self.epoch, self.row, self.unit = 0, 0, self.cp > 1 and 2 * self.cp or 1
    check_cu(op, 'cu', self.cu)
    if self.val_cu then check_cu(op, 'val_cu', self.val_cu) end
+   for _, cu in ipairs(self.long == 'refuse' and { self.cu, self.val_cu } or {}) do
+      check_long(op, cu, self.seq)
+   end
    if self.seq % self.unit ~= 0 then
       err.raise('E_ARG', op, 'seq (%d) must be a multiple of %d, to be cut over %d ranks', self.seq,
          self.unit, self.cp)
@@ -74,30 +91,104 @@ function packed.new(opts)
    return self
 end
 
--- Pieces { start, length, goes_on, slot } of the documents, row by row. order(k): the document
--- (from 0) at place k (from 0).
-local function lay_rows(self, cu, order)
-   local seq, unit = self.seq, self.unit
-   local rows, used = {}, seq
+-- Whether a label of a piece counts, as far as the mask of the source is known.
+local function is_trained(source, at, n, goes_on)
+   local mask = source and source:mask(at, goes_on and n + 1 or n)
+   return not mask or mask:find('\1', 2, true) ~= nil
+end
+
+-- Pieces { start, length, goes_on, slot } of the documents. order(k): the document (from 0) at
+-- place k (from 0). source: of the documents, or nil; its pieces without a label that counts are
+-- left out.
+local function pieces_of(self, cu, order, source)
+   local list, seq, unit = {}, self.seq, self.unit
    for k = 0, #cu - 2 do
       local d = order(k) + 1
       local at, stop = cu[d], cu[d + 1]
       while at < stop do
          local n = math.min(seq, stop - at)
-         local slot = math.ceil(n / unit) * unit
-         if used + slot > seq then
-            rows[#rows + 1], used = {}, 0
+         local goes_on = at + n < stop
+         if is_trained(source, at, n, goes_on) then
+            list[#list + 1] = { at, n, goes_on, math.ceil(n / unit) * unit }
          end
-         local row = rows[#rows]
-         row[#row + 1] = { at, n, at + n < stop, slot }
-         used, at = used + slot, at + n
+         at = self.long == 'cut' and stop or at + n
+      end
+   end
+   return list
+end
+
+-- Rules: rows of pieces.
+local rules = {}
+
+-- One behind the other.
+function rules.next(pieces, seq)
+   local rows, free = {}, 0
+   for _, piece in ipairs(pieces) do
+      if piece[4] > free then rows[#rows + 1], free = {}, seq end
+      table.insert(rows[#rows], piece)
+      free = free - piece[4]
+   end
+   return rows
+end
+
+-- A row for each.
+function rules.alone(pieces)
+   local rows = {}
+   for i, piece in ipairs(pieces) do rows[i] = { piece } end
+   return rows
+end
+
+-- Rows of pieces first .. last, as lists of places in increasing order, the longest placed first.
+local function best_of(pieces, first, last, seq)
+   local places, rows, free = {}, {}, {}
+   for i = first, last do places[#places + 1] = i end
+   table.sort(places, function(a, b)
+      local m, n = pieces[a][4], pieces[b][4]
+      return m > n or m == n and a < b
+   end)
+   for _, place in ipairs(places) do
+      local slot, best = pieces[place][4], nil
+      for r = 1, #rows do
+         if free[r] >= slot and (not best or free[r] < free[best]) then best = r end
+      end
+      if not best then
+         best = #rows + 1
+         rows[best], free[best] = {}, seq
+      end
+      table.insert(rows[best], place)
+      free[best] = free[best] - slot
+   end
+   for _, row in ipairs(rows) do table.sort(row) end
+   table.sort(rows, function(a, b) return a[1] < b[1] end)
+   return rows
+end
+
+-- How many pieces are laid together.
+local group = 512
+
+-- Each into the fullest row with room; rows keep the order of their first pieces.
+function rules.best(pieces, seq)
+   local rows = {}
+   for first = 1, #pieces, group do
+      for _, places in ipairs(best_of(pieces, first, math.min(first + group - 1, #pieces), seq)) do
+         local row = {}
+         for i, place in ipairs(places) do row[i] = pieces[place] end
+         rows[#rows + 1] = row
       end
    end
    return rows
 end
 
+local function lay_rows(self, cu, order, source)
+   return rules[self.fit](pieces_of(self, cu, order, source), self.seq)
+end
+
 local function rows_of(self, epoch)
-   return lay_rows(self, self.cu, sampler.permutation(#self.cu - 1, self.seed, epoch))
+   local rows = lay_rows(self, self.cu, sampler.permutation(#self.cu - 1, self.seed, epoch),
+      self.source)
+   if #rows > 0 then return rows end
+   err.raise('E_ARG', 'data.packed', 'no label of the documents counts within seq (%d tokens); '
+      .. "give a larger seq, or long = 'split'", self.seq)
 end
 
 -- Rows of the documents held out (val_cu), in their order: at most `limit`, evenly spaced.
@@ -106,10 +197,16 @@ function Packed:held_out(limit)
       err.raise('E_STATE', 'data.packed.held_out', 'the sampler knows no documents of the '
          .. 'validation data; give it val_cu, their cumulative lengths')
    end
-   local rows, list = lay_rows(self, self.val_cu, function(k) return k end), {}
+   local rows, list = lay_rows(self, self.val_cu, function(k) return k end, self.val_source), {}
    local take = math.min(#rows, limit)
    for i = 1, take do list[i] = rows[math.floor((i - 1) * #rows / take) + 1] end
    return list
+end
+
+-- The number of rows of the first pass through the data; further ones may differ by a few.
+function Packed:rows_per_epoch()
+   if not self.first_rows then self.first_rows = #rows_of(self, 0) end
+   return self.first_rows
 end
 
 -- The row after the last one given out.
@@ -147,15 +244,19 @@ end
 -- What restore needs to go on from here: plain data.
 function Packed:state()
    return { seed = self.seed, epoch = self.epoch, row = self.row, seq = self.seq, unit = self.unit,
-      documents = #self.cu - 1, tokens = self.cu[#self.cu] }
+      documents = #self.cu - 1, tokens = self.cu[#self.cu], fit = self.fit, long = self.long,
+      masked = self.source ~= nil }
 end
+
+-- What states of earlier versions, which do not say it, were taken with.
+local before = { fit = 'next', long = 'split', masked = false }
 
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
 function Packed:restore(state)
    local op = 'data.packed.restore'
    local now = self:state()
-   for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens' } do
-      if state[k] ~= now[k] then
+   for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked' } do
+      if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
          err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
             tostring(state[k]), tostring(now[k]))
       end
@@ -241,7 +342,13 @@ return signature.doors('data.packed', packed, {
       'seed: integer >= 0 = 0 -- decides the order',
       'size: integer >= 1 = 1 -- ranks with data of their own',
       'rank: integer in [0, size) = 0 -- which of them this is',
-      'cp: integer >= 1 = 1 -- ranks that a row will be cut over; slots are multiples of 2 cp' } },
+      'cp: integer >= 1 = 1 -- ranks that a row will be cut over; slots are multiples of 2 cp',
+      "fit: 'next' | 'best' | 'alone' = 'next' -- the row of a document: the last one, the fullest "
+         .. 'that has room, or one of its own',
+      "long: 'split' | 'cut' | 'refuse' = 'split' -- documents longer than a row: in pieces, their "
+         .. 'beginning, or an error',
+      'source: source? -- of the documents; pieces that its mask leaves no label are left out',
+      'val_source: source? -- the same of those held out' } },
    make = { 'source: source; rows: table; seq: integer >= 1', opts = {
       'pad: integer >= 0 = 0 -- token id of padding',
       'device: string? -- device of the tensors' } },

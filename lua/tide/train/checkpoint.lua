@@ -89,7 +89,7 @@ function checkpoint.clear(out)
    run_folder.clear(op, err.type(op, 'out', out, 'string'))
 end
 
-local function save_here(out, saved, keep)
+local function save_here(out, saved, opts)
    local op = 'train.checkpoint.save'
    local name = checkpoint.name(saved.plain.step)
    local staged = run_folder.stage(op, out, name)
@@ -101,7 +101,7 @@ local function save_here(out, saved, keep)
       pcall(fs.remove_dir, op, staged)  -- the first problem is the one to report
       error(result, 0)
    end
-   if keep then run_folder.retain(op, out, keep) end
+   if opts.keep then run_folder.retain(op, out, opts.keep, opts.spare) end
    return result
 end
 
@@ -134,12 +134,12 @@ local function complete(op, job, lists)
    end
    write_manifest(op, job.staged, names, job.step, more)
    local folder = run_folder.publish(op, job.out, job.staged, checkpoint.name(job.step))
-   if job.keep then run_folder.retain(op, job.out, job.keep) end
+   if job.keep then run_folder.retain(op, job.out, job.keep, job.spare) end
    return folder
 end
 
 -- What is to be written, as it is now: files (name -> tensors) of this rank, the rest as text.
-local function prepare(out, saved, keep, comm)
+local function prepare(out, saved, opts, comm)
    local files, index
    if saved.pieces then
       files, index = store.plan(comm, saved.pieces)
@@ -149,7 +149,8 @@ local function prepare(out, saved, keep, comm)
    end
    local config = saved.plain.config
    return files, {
-      out = out, step = saved.plain.step, keep = keep, plain = fs.json_text(saved.plain),
+      out = out, step = saved.plain.step, keep = opts.keep, spare = opts.spare,
+      plain = fs.json_text(saved.plain),
       staged = fs.join(out, '.staging-' .. checkpoint.name(saved.plain.step)),
       index = index and fs.json_text(index),
       config = config and family.config_file(saved.plain,
@@ -198,8 +199,8 @@ local function check_saved(op, saved)
    end
 end
 
-local function save_sharded(op, out, saved, keep, comm)
-   local files, job = prepare(out, saved, keep, comm)
+local function save_sharded(op, out, saved, opts, comm)
+   local files, job = prepare(out, saved, opts, comm)
    return guarded(op, job, comm, function()
       begin(op, job, comm)
       return finish(op, job, comm, dist.together(comm, op, function()
@@ -223,7 +224,7 @@ function checkpoint.save_async(out, saved, opts)
    local op = 'train.checkpoint.save'
    check_saved(op, saved)
    local comm = saved.comm or dist.comm_of(op, opts.comm)
-   local files, job = prepare(out, saved, opts.keep, comm)
+   local files, job = prepare(out, saved, opts, comm)
    if under_way[job.staged] then
       err.raise('E_STATE', op, 'a save of step %d in %s is under way; wait() for it first',
          job.step, out)
@@ -275,10 +276,10 @@ function checkpoint.save(out, saved, opts)
    local op = 'train.checkpoint.save'
    check_saved(op, saved)
    if saved.pieces then
-      return save_sharded(op, out, saved, opts.keep, saved.comm)
+      return save_sharded(op, out, saved, opts, saved.comm)
    end
    return dist.on_first(dist.comm_of(op, opts.comm), op, function()
-      return save_here(out, saved, opts.keep)
+      return save_here(out, saved, opts)
    end)
 end
 
@@ -393,6 +394,7 @@ end
 
 local saving = { 'out: string', op = 'train.checkpoint.save', opts = {
    'keep: integer? >= 1 -- checkpoints that stay in the folder; all by default',
+   'spare: integer? >= 0 -- the step of one that stays beside these',
    'comm: comm? -- ranks; all by default' } }
 return signature.doors('train.checkpoint', checkpoint, {
    save = saving, save_async = saving, lock = 'out: string',

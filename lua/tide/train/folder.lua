@@ -181,9 +181,13 @@ function folder.publish(op, out, staged, name)
    return final
 end
 
--- Removes the oldest checkpoints beyond `keep`, never the one that LATEST names.
-function folder.retain(op, out, keep)
-   local list, latest = folder.list(op, out), folder.latest(op, out)
+-- Removes the oldest checkpoints beyond `keep`, never the one that LATEST names, nor that of the
+-- step `spare`, which is counted apart.
+function folder.retain(op, out, keep, spare)
+   local list, latest = {}, folder.latest(op, out)
+   for _, name in ipairs(folder.list(op, out)) do
+      if not spare or name ~= folder.name(spare) or name == latest then list[#list + 1] = name end
+   end
    for i = 1, #list - keep do
       if list[i] ~= latest then discard(op, out, list[i]) end
    end

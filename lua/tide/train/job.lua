@@ -157,8 +157,8 @@ end
 
 -- Settles what is drawn from --steps, at the first start of a run: gone on with for longer it keeps
 -- its learning rates. Tells what is not as it was asked for.
-local function settle_schedule(self, given)
-   local opt, log = self.opt, self.log
+local function settle_schedule(self)
+   local opt, log, given = self.opt, self.log, self.given
    if opt.schedule_steps == 0 then opt.schedule_steps = opt.steps end
    local most = math.floor(opt.schedule_steps / 2)
    if opt.warmup and opt.warmup > most then
@@ -200,7 +200,10 @@ local function check_mesh(self)
    err.throw(known)
 end
 
--- The paths of --data from the root of the file system.
+-- Options that are paths of what a run reads, also when it is gone on with.
+local paths = { 'data', 'val_data', 'chat_template' }
+
+-- The paths of an option from the root of the file system.
 local function absolute(data)
    if type(data) ~= 'table' then return data and fs.absolute(data) end
    local list = {}
@@ -221,18 +224,18 @@ local function begin(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
    local before = resumed and resumed.options
    for _, o in ipairs { opt, before } do                    -- any folder goes on
-      o.data, o.chat_template = absolute(o.data), absolute(o.chat_template)
+      for _, name in ipairs(paths) do o[name] = absolute(o[name]) end
    end
    local world = world_of(opt)
    local self = setmetatable({ name = recipe.name, words = recipe.words or {}, opt = opt,
-      world = world, first = world.rank == 0, resumed = resumed,
+      world = world, first = world.rank == 0, resumed = resumed, given = given,
       log = tide.util.log.new { rank = world.rank, size = world.size } }, Job)
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    tide.default():seed(opt.seed)
    for _, line in ipairs(before and parser:changes(before, opt, 'in the checkpoint') or {}) do
       self.log:once('%s', line)
    end
-   settle_schedule(self, given)
+   if opt.steps > 0 then settle_schedule(self) end
    check_captured(self)
    check_mesh(self)
    if not opt.plan then self:check(check_out, self) end
@@ -243,6 +246,15 @@ end
 
 -- The mesh and the options of parallel.plan that the command line asks for.
 function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end
+
+-- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps says them or the
+-- run is gone on with.
+function Job:settle_epochs(rows)
+   local opt, given = self.opt, self.given
+   if given.steps or self.resumed and not given.epochs then return end
+   opt.steps = math.max(1, math.ceil(opt.epochs * rows / opt.batch))
+   settle_schedule(self)
+end
 
 -- Prints on rank 0.
 function Job:print(fmt, ...)

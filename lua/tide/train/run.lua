@@ -130,6 +130,18 @@ local function tell_held_out(self)
       o.val.count, o.sampler.seq + 1)
 end
 
+-- Notes the lowest validation loss, whose checkpoint is kept (keep_best). All ranks agree.
+local function note_best(self)
+   local loss, best = self.val_loss, self.best
+   local finite = loss == loss and math.abs(loss) ~= math.huge
+   if dist.any(self.opts.comm, finite and (not best or loss < best.loss)) then
+      self.best = { step = self.step, loss = loss, since = 0 }
+      self:save()
+   elseif best then
+      self.best = { step = best.step, loss = best.loss, since = best.since + 1 }
+   end
+end
+
 local function evaluate(self)
    local o = self.opts
    if not o.val or o.val.count == 0 then return nil end
@@ -140,6 +152,7 @@ local function evaluate(self)
    self.val_step = self.step
    if self.record then self.record.val_loss = self.val_loss end
    if o.on_evaluate then o.on_evaluate(self, self.val_loss) end
+   if o.keep_best then note_best(self) end
    return self.val_loss
 end
 
@@ -174,10 +187,10 @@ local function save(self)
    settle_record(self)                     -- before a checkpoint that metrics must reach up to
    local what = { model = o.model, optim = o.optim, sampler = o.sampler, ctx = o.ctx,
                   step = self.step, recipe = o.recipe, job = launch.job(), accum = o.accum,
-                  fingerprint = o.fingerprint, val_loss = known_loss(self),
+                  fingerprint = o.fingerprint, val_loss = known_loss(self), best = self.best,
                   parallel = o.parallel }
    settle_save(self)
-   local opts = { keep = o.keep, comm = o.comm }
+   local opts = { keep = o.keep, comm = o.comm, spare = self.best and self.best.step }
    self.saved = self.step
    if o.async_save then
       self.pending = checkpoint.save_async(o.out, state.collect(what), opts)
@@ -306,21 +319,24 @@ end
 
 -- ---- the begin ---------------------------------------------------------------------------------
 
--- Restores what `resume` names (a folder). Returns the step to go on from, and the folder and
--- validation loss of the checkpoint.
+-- Restores what `resume` names (a folder). Returns the step to go on from, and of the checkpoint
+-- the folder, the validation loss, and the best one if that lies in `out`.
 local function resume(o)
    if not o.resume then return 0 end
    local saved = checkpoint.load(o.resume, { device = o.device, lazy = o.parallel ~= nil })
    local run = { model = o.model, optim = o.optim, sampler = o.sampler, ctx = o.ctx,
                  fingerprint = o.fingerprint, accum = o.accum, parallel = o.parallel }
-   return state.restore(run, saved), saved.folder, run.val_loss
+   local at, best = state.restore(run, saved), run.best
+   local kept = o.keep_best and best and o.out
+      and fs.exists(fs.join(o.out, checkpoint.name(best.step) .. '/manifest.json'))
+   return at, saved.folder, run.val_loss, kept and best or nil
 end
 
 local function open(self)
    local o, first = self.opts, self.opts.comm.rank == 0
    options.check_out(self.op, o)
    o.fingerprint = (o.out or o.resume) and tokens.fingerprint(o.train) or nil
-   self.step, self.folder, self.val_loss = resume(o)
+   self.step, self.folder, self.val_loss, self.best = resume(o)
    self.val_step, self.began = self.step, self.step
    local aside = options.clear_out(self.op, o, self.step)
    self.saved = o.resume and self.step or nil

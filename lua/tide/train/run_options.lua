@@ -21,6 +21,8 @@ options.rows = {
    'out: string? -- folder of the run; nothing is kept on disk without it',
    'val_windows: integer >= 1 = 64 -- windows, or rows, of an evaluation',
    'keep: integer? >= 1 -- checkpoints that stay; all by default',
+   'keep_best: boolean? -- the checkpoint of the lowest validation loss is written at its '
+      .. 'evaluation and stays beside these; run.best is { step, loss, since (evaluations) }',
    "on_nonfinite: 'stop' | 'skip' = 'stop' -- what a loss or norm that is not finite does",
    'max_skips: integer >= 1 = 5 -- steps in a row that may be skipped',
    'comm: comm? -- ranks; all by default', 'ctx: any? -- the context', 'device: string?',

@@ -104,7 +104,7 @@ end
 local function ctx_of(run) return run.ctx or tide.default() end
 
 -- run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=, fingerprint=, accum=, val_loss=,
--- parallel= }. With parallel (a Sharded), every rank calls it.
+-- best=, parallel= }. With parallel (a Sharded), every rank calls it.
 function state.collect(run)
    check_run('train.state.collect', run)
    local saved, meta = tensors_of(run)
@@ -112,7 +112,7 @@ function state.collect(run)
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
       rng = ctx_of(run):rng_state(), recipe = run.recipe, job = run.job,
       config = family.config(run.model), family = family.of(run.model),
-      data = data_of(run), val_loss = run.val_loss,
+      data = data_of(run), val_loss = run.val_loss, best = run.best,
    }
    return saved
 end
@@ -314,7 +314,7 @@ function state.restore(run, saved)
    end
    if run.sampler and plain.sampler then run.sampler:restore(plain.sampler) end
    if plain.rng then ctx_of(run):set_rng_state(plain.rng) end
-   run.step, run.val_loss = plain.step, plain.val_loss
+   run.step, run.val_loss, run.best = plain.step, plain.val_loss, plain.best
    return run.step
 end
 

@@ -1,0 +1,92 @@
+-- Supervised fine-tuning: a model and chats -> a fine-tuned model.
+--
+--    tide run recipes/finetune.lua --from models/llama --data chats.jsonl --out runs/sft
+--    tide run -n 2 recipes/finetune.lua --mesh.dp 2 ..         two data-parallel ranks
+--    tide run -n 4 recipes/finetune.lua --mesh.dp_shard 2 --mesh.cp 2 ..
+--    tide run -n 2 recipes/finetune.lua --mesh.tp 2 --sequence-parallel ..
+--    tide run recipes/finetune.lua --out runs/sft --resume     all options as they were
+--
+-- Chats are packed into rows, each seen by itself; labels are what the assistant says. A step gives
+-- equal weight to every token that is trained on, over micro-batches and ranks. The last or best
+-- checkpoint becomes a folder that transformers and the other recipes read.
+
+pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
+
+local chats = require 'recipes.support.chats'
+local err = require 'tide.util.err'
+local job = require 'tide.train.job'
+local options = require 'recipes.support.options'
+local text = require 'recipes.support.text'
+
+-- What errors call the options.
+local words = {
+   { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
+   { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
+   { 'train_on', '--train-on' },
+}
+
+-- The model on the null device: of the run that is gone on with, or of --from.
+local function make_model(tide, opt)
+   return tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
+      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' }):train()
+end
+
+local function train(self, opt)
+   local tide = require 'tide'
+   if not opt.from then err.usage('finetune', '--from is needed: the model to learn on from') end
+   opt.lr = opt.lr or 2e-5
+
+   -- The model, which has no bytes yet, and the chats as its tokens.
+   local model = self:check(make_model, tide, opt)
+   local corpus = chats.corpus(self, opt, model)
+
+   -- How it lies over the ranks and what that costs; then it gets its bytes.
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device })
+   end
+   local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
+      init = false })
+   if not opt.resume then self:check(tide.model.fill, spread, opt.from) end
+
+   -- Which chats make up which step, and how many steps there are.
+   local sampler = chats.sampler(self, opt, corpus, spread.data)
+   self:settle_epochs(self:check(sampler.rows_per_epoch, sampler))
+
+   -- The optimiser, with its rate by the step.
+   local optim = tide.optim.AdamW(spread.params, {
+      lr = tide.optim.schedule.make(opt.schedule, { lr = opt.lr, min_lr = math.min(opt.min_lr,
+         opt.lr), steps = opt.schedule_steps, warmup = opt.warmup }),
+      beta2 = opt.beta2, weight_decay = opt.weight_decay })
+
+   -- The steps, up to the last or until nothing gets better.
+   local run = self:run(corpus, plan, {
+      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optim,
+      sampler = sampler, accum = opt.accum, clip = opt.clip, val_windows = opt.val_windows,
+      on_nonfinite = opt.on_nonfinite, keep_best = opt.keep_best or opt.patience > 0 })
+   chats.keep(self, opt, corpus)
+   local function is_stale()
+      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
+   end
+   for s in run:steps(is_stale() and run.step or nil) do
+      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
+      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
+      if is_stale() then break end
+   end
+   local result = run:finish()
+   if result.interrupted then return end
+
+   -- What has come of it.
+   if is_stale() then
+      self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
+         run.best.since, run.best.step)
+   end
+   text.summary(self, opt, corpus, result)
+   chats.export(self, opt, chats.chosen(opt, run, result))
+end
+
+return job.main({ name = 'finetune', title = 'fine-tune a model on chats',
+   options = options.all('finetune', chats.rows, chats.change), words = words, train = train },
+   ...)

@@ -1,0 +1,148 @@
+-- What recipes that learn from chats share: their options, the records as tokens with masks, the
+-- rows that they are packed into, and the folder that is written at the end.
+
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+
+local chats = {}
+
+chats.rows = {
+   { 'from', nil, 'published folder, checkpoint or run whose model is learnt on from; its '
+     .. 'tokenizer and chat template are taken, too', type = 'string',
+     also = { 'model', 'base-model', 'model-name-or-path' } },
+   { 'data', nil, 'JSON Lines of chats, pairs or texts: a file or folder; several --data are all '
+     .. 'read', list = true, also = { 'records', 'train-file', 'dataset' } },
+   { 'val-data', nil, 'the same, to evaluate on; not given: --val-share of --data',
+     type = 'string' },
+   { 'val-share', 0.05, 'share of the records of each --data that is held out', type = 'number',
+     min = 0, max = 0.5 },
+   { 'tokenizer', nil, 'folder or file of a tokenizer; not given: that of --from, or bytes',
+     type = 'string' },
+   { 'chat-template', nil, 'a template, or the folder of a model that has one; not given: that of '
+     .. '--from', type = 'string' },
+   { 'pack', 'best', 'which documents share a row: best fit, in their order, or none',
+     choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
+   { 'long', 'split', 'documents longer than --seq: in pieces, their beginning alone, or an error',
+     choices = { 'split', 'cut', 'refuse' }, also = { 'truncate' } },
+   { 'epochs', 3, 'passes through the data, where --steps does not say', type = 'number',
+     min = 1e-6, also = { 'num-train-epochs' } },
+   { 'steps', 0, 'optimiser steps in all; 0: by --epochs', min = 0, also = { 'max-steps' } },
+   { 'lr', nil, 'peak learning rate; not given: 2e-5, or 2e-4 of adapters', type = 'number',
+     min = 0, also = { 'learning', 'learning-rate' } },
+   { 'keep-best', false, 'keep the checkpoint of the lowest validation loss beside the last '
+     .. 'ones, and export that one', also = { 'load-best-model-at-end' } },
+   { 'patience', 0, 'evaluations without a lower validation loss after which the run ends, with '
+     .. '--keep-best; 0: never', min = 0, also = { 'early-stopping-patience' } },
+   { 'export', nil, 'published folder that is written at the end; not given: model in --out',
+     type = 'string' },
+}
+
+-- How these differ from the options of pretraining (see support.options).
+chats.change = {
+   without = { 'data-weight', 'records', 'token-bytes', 'binary', 'vocab', 'packed', 'eos',
+      'sample', 'temperature', 'captured' },
+   default = { seq = 1024, ['min-lr'] = 0, ['weight-decay'] = 0, beta2 = 0.999,
+      ['val-every'] = 50, ['save-every'] = 100 },
+}
+
+-- Where tokenizer and template lie, unless options say so: with the run that is gone on with, or
+-- with the model.
+local function home(opt)
+   if opt.resume then return opt.resume_from or opt.out end
+   return opt.from
+end
+
+-- The tokenizer of the records. Bytes are for models of the byte vocabulary.
+local function tokenizer_of(job, tide, opt, model)
+   local tok
+   local n = model.config.vocab_size
+   if opt.tokenizer then
+      tok = job:check(tide.tokenizer.load, opt.tokenizer)
+   else
+      tok = job:check(tide.tokenizer.find, home(opt))
+   end
+   if not tok and n ~= tide.data.bytes.vocab_size then
+      err.usage(job.name, '%s has no tokenizer, and a vocabulary of %d is not that of bytes (%d); '
+         .. 'give --tokenizer', home(opt), n, tide.data.bytes.vocab_size)
+   elseif tok and tok.vocab_size > n then
+      err.usage(job.name, 'the tokenizer has %d ids and the model a vocabulary of %d; give '
+         .. '--tokenizer the one that the model was trained with', tok.vocab_size, n)
+   end
+   return tok
+end
+
+-- The folder of a model without its checkpoints: templates lie in runs, not in steps.
+local function template_in(tide, path)
+   if path and not fs.is_dir(path) then
+      return tide.chat.template(fs.read('chat.template', path))
+   end
+   for _, dir in ipairs { path, path and path:match '^(.*)/[^/]+/*$' } do
+      local found = tide.chat.folder.templates(dir)
+      if next(found) then return tide.chat.load(dir) end
+   end
+end
+
+local function listed(v) return type(v) == 'string' and { v } or v end
+
+-- The records of --data, and those to evaluate on, as data.chat.load gives them.
+function chats.corpus(job, opt, model)
+   local tide = require 'tide'
+   if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of chats') end
+   local tok = tokenizer_of(job, tide, opt, model)
+   local o = { tokenizer = tok or tide.data.bytes, train_on = listed(opt.train_on),
+      template = job:check(template_in, tide, opt.chat_template or home(opt)),
+      skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
+   local corpus = job:check(tide.data.chat.load, listed(opt.data), o)
+   if opt.val_data then
+      o.val = 0
+      local held = job:check(tide.data.chat.load, opt.val_data, o)
+      corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
+   end
+   corpus.tokenizer, corpus.template = tok, o.template
+   job.log:once('%d records: %d tokens, %d of them trained on%s', corpus.documents,
+      corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
+         or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
+   return corpus
+end
+
+local fits = { best = 'best', next = 'next', none = 'alone' }
+
+-- Which documents make up which rows of which step. data: this rank among those with data of their
+-- own.
+function chats.sampler(job, opt, corpus, data)
+   local has_val = corpus.val.count > 0
+   return job:check(require('tide').data.packed.new, { cu = corpus.cu, source = corpus.train,
+      val_cu = has_val and corpus.val_cu or nil, val_source = has_val and corpus.val or nil,
+      seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank, size = data.size,
+      fit = fits[opt.pack], long = opt.long })
+end
+
+-- Puts tokenizer and template into the folder of the run, which goes on and is sampled with them.
+function chats.keep(job, opt, corpus)
+   if not job.first then return end
+   local path = opt.tokenizer or home(opt)
+   if corpus.tokenizer and not fs.exists(fs.join(opt.out, 'tokenizer.json')) then
+      require('recipes.support.text').keep_tokenizer(job, { tokenizer = path, out = opt.out },
+         corpus)
+   end
+   if corpus.template and (opt.chat_template or not corpus.tokenizer) then
+      fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
+   end
+end
+
+-- The checkpoint that counts: the best one, if it is kept, else the last.
+function chats.chosen(opt, run, result)
+   local checkpoint = require 'tide.train.checkpoint'
+   return run.best and fs.join(opt.out, checkpoint.name(run.best.step)) or result.folder
+end
+
+-- Writes the checkpoint as a published folder, on one rank.
+function chats.export(job, opt, folder)
+   if not job.first then return end
+   local dir = opt.export or fs.join(opt.out, 'model')
+   job:check(require('tide').model.export, folder, dir, { dtype = opt.dtype, overwrite = true,
+      tokenizer = opt.out })
+   job:print('%s is written as %s', folder, dir)
+end
+
+return chats
