@@ -18,6 +18,19 @@ void *tide__resize(tide_ctx *ctx, void *ptr, size_t nold, size_t nnew)
   return p;
 }
 
+bool tide__grow(tide_ctx *ctx, void *array, int64_t n, int64_t *cap, size_t unit)
+{
+  void *p;
+  int64_t more = *cap ? 2 * *cap : 16;
+  if (n < *cap) return true;
+  memcpy(&p, array, sizeof p);
+  p = tide__resize(ctx, p, (size_t)*cap * unit, (size_t)more * unit);
+  if (!p) return false;
+  memcpy(array, &p, sizeof p);
+  *cap = more;
+  return true;
+}
+
 void tide__free(tide_ctx *ctx, void *ptr, size_t size)
 {
   if (!ptr) return;

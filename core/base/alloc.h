@@ -10,6 +10,10 @@ void *tide__alloc(tide_ctx *ctx, size_t size);
 /* Resizes a block and keeps its old bytes. Returns NULL and leaves the block unchanged on
  * failure. */
 void *tide__resize(tide_ctx *ctx, void *ptr, size_t nold, size_t nnew);
+/* Makes space for one more element of `unit` bytes beside the n of an array, whose space *cap
+ * counts. array: the address of its pointer. Returns false without memory; the array is then
+ * unchanged. */
+bool  tide__grow(tide_ctx *ctx, void *array, int64_t n, int64_t *cap, size_t unit);
 void  tide__free(tide_ctx *ctx, void *ptr, size_t size);
 
 /* Returns whether this allocation must fail, for parameter fail_alloc. Called once per allocation,

@@ -22,3 +22,12 @@ void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg)
     sift(index, 0, i, less, arg);
   }
 }
+
+int32_t tide__sort_twin(int32_t *index, int64_t n, tide__less less, const void *arg)
+{
+  for (int32_t i = 0; i < n; i++) index[i] = i;
+  tide__sort(index, n, less, arg);
+  for (int64_t i = 1; i < n; i++)
+    if (!less(arg, index[i - 1], index[i])) return index[i];
+  return -1;
+}

@@ -24,7 +24,7 @@ struct tide_graph {
   struct tide__cache *usual;   /* during capture: the device's own */
   tide__block *aside;          /* older memory that was freed during capture */
   tide__participant **participant; /* in the order of their first call */
-  size_t nparticipant, capacity; /* used and allocated */
+  int64_t nparticipant, capacity; /* used and allocated */
 };
 
 bool tide__captures(const tide_ctx *ctx, int device)
@@ -63,40 +63,28 @@ void tide__participant_remove(tide_ctx *ctx, tide__participant *p)
   if (*at) *at = p->next;
 }
 
-static int grow_participants(tide_graph *g)
-{
-  if (g->nparticipant < g->capacity) return TIDE_OK;
-  size_t capacity = g->capacity ? 2 * g->capacity : 4;
-  tide__participant **list = tide__alloc(g->ctx, capacity * sizeof *list);
-  if (!list) return tide__fail(g->ctx, TIDE_E_NOMEM, "graph", "no host memory");
-  if (g->nparticipant) memcpy(list, g->participant, g->nparticipant * sizeof *list);
-  tide__free(g->ctx, g->participant, g->capacity * sizeof *list);
-  g->participant = list;
-  g->capacity = capacity;
-  return TIDE_OK;
-}
-
 int tide__participant_enter(tide_ctx *ctx, tide__participant *p)
 {
   tide_graph *g = ctx->capture;
-  for (size_t i = 0; i < g->nparticipant; i++)
+  for (int64_t i = 0; i < g->nparticipant; i++)
     if (g->participant[i] == p) return TIDE_OK;
-  TIDE_TRY(grow_participants(g));
+  if (!tide__grow(ctx, &g->participant, g->nparticipant, &g->capacity, sizeof p))
+    return tide__fail(ctx, TIDE_E_NOMEM, "graph", "no host memory");
   TIDE_TRY(p->calls->enter(p, g));
   g->participant[g->nparticipant++] = p;
   return TIDE_OK;
 }
 
-static void leave_participants(tide_graph *g, size_t n)
+static void leave_participants(tide_graph *g, int64_t n)
 {
-  for (size_t i = 0; i < n; i++) g->participant[i]->calls->leave(g->participant[i]);
+  for (int64_t i = 0; i < n; i++) g->participant[i]->calls->leave(g->participant[i]);
 }
 
 /* Orders compute after all participants, also after a failure. Returns the first failure. */
 static int join_participants(tide_graph *g)
 {
   int rc = TIDE_OK;
-  for (size_t i = 0; i < g->nparticipant; i++) {
+  for (int64_t i = 0; i < g->nparticipant; i++) {
     int one = g->participant[i]->calls->join(g->participant[i]);
     if (rc == TIDE_OK) rc = one;
   }
@@ -198,13 +186,13 @@ int tide_graph_replay(tide_graph *g)
   TIDE_TRY(tide__not_captured(g->ctx, "graph_replay"));
   int rc = tide__async_copies_order(d);
   if (rc < 0) return failed(g, rc, "graph_replay");
-  size_t n = 0;
+  int64_t n = 0;
   while (rc == TIDE_OK && n < g->nparticipant) {
     rc = g->participant[n]->calls->begin(g->participant[n]);
     if (rc == TIDE_OK) n++;
   }
   if (rc == TIDE_OK) rc = launch(g);
-  for (size_t i = 0; rc == TIDE_OK && i < n; i++)
+  for (int64_t i = 0; rc == TIDE_OK && i < n; i++)
     rc = g->participant[i]->calls->launched(g->participant[i], g);
   leave_participants(g, n);
   return rc;
@@ -217,8 +205,9 @@ static void capture_destroy(tide__object *o, int n)
   (void)n;
   if (ctx->capture == g) capture_finish(g);
   tide__graph_kill(g);
-  for (size_t i = 0; i < g->nparticipant; i++) g->participant[i]->calls->drop(g->participant[i], g);
-  tide__free(ctx, g->participant, g->capacity * sizeof *g->participant);
+  for (int64_t i = 0; i < g->nparticipant; i++)
+    g->participant[i]->calls->drop(g->participant[i], g);
+  tide__free(ctx, g->participant, (size_t)g->capacity * sizeof *g->participant);
   tide__cache_return(ctx, g->aside);
   if (g->cache) tide__cache_retire(ctx, g->cache);
   tide__object_free(o);

@@ -128,14 +128,9 @@ static void tape_clear(tide__node *n, tide__node **doomed)
 static void remember_dropped(tide_ctx *ctx, double tag)
 {
   tide__tape *tape = ctx->tape;
-  if (tape->ndropped == tape->cap_dropped) {
-    int64_t cap = tape->cap_dropped ? 2 * tape->cap_dropped : 16;
-    double *p = tide__resize(ctx, tape->dropped, (size_t)tape->cap_dropped * sizeof *p,
-                             (size_t)cap * sizeof *p);
-    if (!p) return; /* the host keeps one closure too long; nothing else is lost */
-    tape->dropped = p;
-    tape->cap_dropped = cap;
-  }
+  double **list = &tape->dropped;
+  if (!tide__grow(ctx, list, tape->ndropped, &tape->cap_dropped, sizeof **list))
+    return; /* the host keeps one closure too long; nothing else is lost */
   tape->dropped[tape->ndropped++] = tag;
 }
 

@@ -1,12 +1,17 @@
 /* XXH64, from its specification (XXH64 section of the xxHash document): four accumulators take 32
  * bytes a round, then merge; the tail is added by 8, 4 and 1 bytes. Words are little-endian. */
-#include "core/io/hash.h"
-
 #include "core/io/file.h"
 
 static const uint64_t P1 = 0x9E3779B185EBCA87u, P2 = 0xC2B2AE3D27D4EB4Fu,
                       P3 = 0x165667B19E3779F9u, P4 = 0x85EBCA77C2B2AE63u,
                       P5 = 0x27D4EB2F165667C5u;
+
+/* A checksum under way: begin, any number of adds, end. Not cryptographic. */
+typedef struct hash {
+  uint64_t acc[4];
+  uint64_t seed, total;
+  unsigned char rest[32]; /* the last total % 32 bytes */
+} hash;
 
 static uint64_t rotate(uint64_t x, int n) { return x << n | x >> (64 - n); }
 
@@ -19,17 +24,17 @@ static uint64_t hash_word(const unsigned char *p, int nbyte)
 
 static uint64_t mix(uint64_t acc, uint64_t input) { return rotate(acc + input * P2, 31) * P1; }
 
-void tide__hash_begin(tide__hash *h, uint64_t seed)
+static void hash_begin(hash *h, uint64_t seed)
 {
-  *h = (tide__hash){.acc = {seed + P1 + P2, seed + P2, seed, seed - P1}, .seed = seed};
+  *h = (hash){.acc = {seed + P1 + P2, seed + P2, seed, seed - P1}, .seed = seed};
 }
 
-static void eat(tide__hash *h, const unsigned char *p)
+static void eat(hash *h, const unsigned char *p)
 {
   for (int i = 0; i < 4; i++) h->acc[i] = mix(h->acc[i], hash_word(p + 8 * i, 8));
 }
 
-void tide__hash_add(tide__hash *h, const void *data, size_t n)
+static void hash_add(hash *h, const void *data, size_t n)
 {
   const unsigned char *p = data;
   size_t held = h->total % 32;
@@ -46,7 +51,7 @@ void tide__hash_add(tide__hash *h, const void *data, size_t n)
   if (n) memcpy(h->rest, p, n);
 }
 
-uint64_t tide__hash_end(const tide__hash *h)
+static uint64_t hash_end(const hash *h)
 {
   uint64_t x = h->seed + P5;
   if (h->total >= 32) {
@@ -67,10 +72,10 @@ uint64_t tide__hash_end(const tide__hash *h)
 
 uint64_t tide_hash(const void *data, size_t nbytes, uint64_t seed)
 {
-  tide__hash h;
-  tide__hash_begin(&h, seed);
-  if (data) tide__hash_add(&h, data, nbytes);
-  return tide__hash_end(&h);
+  hash h;
+  hash_begin(&h, seed);
+  if (data) hash_add(&h, data, nbytes);
+  return hash_end(&h);
 }
 
 int tide_path_hash(tide_ctx *ctx, const char *path, char *text)
@@ -80,18 +85,18 @@ int tide_path_hash(tide_ctx *ctx, const char *path, char *text)
   int64_t size;
   text[0] = 0;
   TIDE_TRY(tide__fd_open(&fd, &size, ctx, path, "path_hash"));
-  tide__hash h;
-  tide__hash_begin(&h, 0);
+  hash h;
+  hash_begin(&h, 0);
   char block[1 << 16];
   int rc = TIDE_OK;
   for (int64_t at = 0; at < size && rc == TIDE_OK;) {
     int64_t n = size - at < (int64_t)sizeof block ? size - at : (int64_t)sizeof block;
     rc = tide__fd_read(ctx, fd, block, n, at, path, "path_hash");
-    if (rc == TIDE_OK) tide__hash_add(&h, block, (size_t)n);
+    if (rc == TIDE_OK) hash_add(&h, block, (size_t)n);
     at += n;
   }
   tide__fd_close(fd);
   if (rc < 0) return rc;
-  snprintf(text, 17, "%016llx", (unsigned long long)tide__hash_end(&h));
+  snprintf(text, 17, "%016llx", (unsigned long long)hash_end(&h));
   return TIDE_OK;
 }

@@ -39,15 +39,9 @@ static int json_nomem(builder *b)
 /* Appends a node and returns it, or NULL. */
 static tide_json_node *json_push(tide_json *json, int kind)
 {
-  if (json->count == json->cap) {
-    int64_t cap = json->cap ? json->cap * 2 : 64;
-    size_t unit = sizeof *json->nodes;
-    void *p = cap > INT32_MAX ? NULL
-            : tide__resize(json->ctx, json->nodes, (size_t)json->cap * unit, (size_t)cap * unit);
-    if (!p) return NULL;
-    json->nodes = p;
-    json->cap = cap;
-  }
+  bool room = json->count < INT32_MAX &&
+              tide__grow(json->ctx, &json->nodes, json->count, &json->cap, sizeof *json->nodes);
+  if (!room) return NULL;
   tide_json_node *node = &json->nodes[json->count++];
   *node = (tide_json_node){.kind = kind};
   return node;

@@ -19,8 +19,6 @@ typedef struct tide__st_dtype {
   int bits;
 } tide__st_dtype;
 
-/* Returns a dtype by its text, or NULL if the format does not have it. */
-const tide__st_dtype *tide__st_dtype_find(const char *text);
 const tide__st_dtype *tide__st_dtype_of(int dtype);
 
 #endif

@@ -40,7 +40,8 @@ static const tide__st_dtype dtypes[] = {
 
 enum { NDTYPE = sizeof dtypes / sizeof dtypes[0] };
 
-const tide__st_dtype *tide__st_dtype_find(const char *text)
+/* Returns a dtype by its text, or NULL if the format does not have it. */
+static const tide__st_dtype *dtype_find(const char *text)
 {
   for (int i = 0; i < NDTYPE; i++)
     if (strcmp(dtypes[i].text, text) == 0) return &dtypes[i];
@@ -73,18 +74,6 @@ static int broken_entry(const tide_file *f, const entry *e, const char *what)
                     e->name, what);
 }
 
-/* Grows an array for one more element. */
-static bool read_grow(tide_ctx *ctx, void **array, int64_t count, int64_t *cap, size_t unit)
-{
-  if (count < *cap) return true;
-  int64_t more = *cap ? *cap + *cap / 2 : 16;
-  void *p = tide__resize(ctx, *array, (size_t)*cap * unit, (size_t)more * unit);
-  if (!p) return false;
-  *array = p;
-  *cap = more;
-  return true;
-}
-
 static int read_nomem(const tide_file *f)
 {
   return tide__fail(f->ctx, TIDE_E_NOMEM, "file_open", "no memory for the header of '%s'", f->path);
@@ -110,10 +99,9 @@ static int read_meta(tide_file *f, tide__json_reader *r)
   if (token != TIDE_JSON_OBJECT)
     return broken_at(f, r, token < 0 ? r->error : "__metadata__ must be an object");
   while ((token = tide__json_next(r)) == TIDE__JSON_KEY) {
-    void *array = f->metas;
     if (has_zero_byte(r)) return broken_at(f, r, "zero byte in a metadata key");
-    if (!read_grow(f->ctx, &array, f->nmeta, &f->meta_cap, sizeof *f->metas)) return read_nomem(f);
-    f->metas = array;
+    if (!tide__grow(f->ctx, &f->metas, f->nmeta, &f->meta_cap, sizeof *f->metas))
+      return read_nomem(f);
     const char *key = r->str;
     TIDE_TRY(expect(f, r, TIDE_JSON_STRING, "metadata values must be strings"));
     f->metas[f->nmeta++] = (pair){key, r->str};
@@ -152,7 +140,7 @@ static int read_offsets(const tide_file *f, tide__json_reader *r, entry *e)
 static int read_dtype(const tide_file *f, tide__json_reader *r, entry *e)
 {
   TIDE_TRY(expect(f, r, TIDE_JSON_STRING, "dtype must be a string"));
-  e->dtype = tide__st_dtype_find(r->str);
+  e->dtype = dtype_find(r->str);
   return e->dtype ? TIDE_OK : broken_at(f, r, "unknown dtype");
 }
 
@@ -186,9 +174,7 @@ static int read_entry(tide_file *f, tide__json_reader *r)
     return tide__fail(f->ctx, TIDE_E_FORMAT, "file_open", "'%s': tensor '%.200s': data_offsets "
                       "[%lld, %lld] do not fit its dtype and shape, which need %lld bytes", f->path,
                       e.name, (long long)e.begin, (long long)e.end, (long long)(bits / 8));
-  void *array = f->entries;
-  if (!read_grow(f->ctx, &array, f->count, &f->cap, sizeof *f->entries)) return read_nomem(f);
-  f->entries = array;
+  if (!tide__grow(f->ctx, &f->entries, f->count, &f->cap, sizeof *f->entries)) return read_nomem(f);
   f->entries[f->count++] = e;
   return TIDE_OK;
 }
@@ -259,15 +245,10 @@ static int check_metas(const tide_file *f)
   int32_t *index = bytes ? tide__alloc(f->ctx, bytes) : NULL;
   if (!bytes) return TIDE_OK;
   if (!index) return read_nomem(f);
-  for (int32_t i = 0; i < f->nmeta; i++) index[i] = i;
-  tide__sort(index, f->nmeta, read_key_before, f->metas);
-  int rc = TIDE_OK;
-  for (int64_t i = 1; i < f->nmeta && rc == TIDE_OK; i++)
-    if (strcmp(f->metas[index[i - 1]].key, f->metas[index[i]].key) == 0)
-      rc = tide__fail(f->ctx, TIDE_E_FORMAT, "file_open", "'%s': metadata key '%.200s' appears "
-                      "twice", f->path, f->metas[index[i]].key);
+  int32_t twin = tide__sort_twin(index, f->nmeta, read_key_before, f->metas);
   tide__free(f->ctx, index, bytes);
-  return rc;
+  return twin < 0 ? TIDE_OK : tide__fail(f->ctx, TIDE_E_FORMAT, "file_open", "'%s': metadata key "
+                                         "'%.200s' appears twice", f->path, f->metas[twin].key);
 }
 
 static int check_entries(tide_file *f, int64_t ndata)
@@ -278,13 +259,8 @@ static int check_entries(tide_file *f, int64_t ndata)
   for (int32_t i = 0; i < f->count; i++) f->by_name[i] = i;
   tide__sort(f->by_name, f->count, read_lies_before, f->entries);
   TIDE_TRY(check_tiling(f, ndata));
-  tide__sort(f->by_name, f->count, read_name_before, f->entries);
-  for (int64_t i = 1; i < f->count; i++) {
-    const entry *e = &f->entries[f->by_name[i]];
-    if (strcmp(f->entries[f->by_name[i - 1]].name, e->name) == 0)
-      return broken_entry(f, e, "the name appears twice");
-  }
-  return check_metas(f);
+  int32_t twin = tide__sort_twin(f->by_name, f->count, read_name_before, f->entries);
+  return twin < 0 ? check_metas(f) : broken_entry(f, &f->entries[twin], "the name appears twice");
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */

@@ -143,27 +143,15 @@ static int check_tensor(const job *j, int64_t i)
 
 static int find_twins(job *j)
 {
-  tide__sort(j->order, j->n, write_name_before, j);
-  for (int64_t i = 1; i < j->n; i++)
-    if (strcmp(j->names[j->order[i - 1]], j->names[j->order[i]]) == 0)
-      return bad_arg(j, "two tensors have the name", j->names[j->order[i]]);
-  return TIDE_OK;
-}
-
-static int find_meta_twins(job *j)
-{
   size_t bytes = (size_t)j->nmeta * sizeof(int32_t);
-  if (!bytes) return TIDE_OK;
-  int32_t *order = tide__alloc(j->ctx, bytes);
-  if (!order) return tide__fail(j->ctx, TIDE_E_NOMEM, "file_save", "no memory for metadata");
-  int rc = TIDE_OK;
-  for (int32_t i = 0; i < j->nmeta; i++) order[i] = i;
-  tide__sort(order, j->nmeta, write_key_before, j);
-  for (int64_t i = 1; i < j->nmeta && rc == TIDE_OK; i++)
-    if (strcmp(j->keys[order[i - 1]], j->keys[order[i]]) == 0)
-      rc = bad_arg(j, "two metadata entries have the key", j->keys[order[i]]);
+  int32_t *order = bytes ? tide__alloc(j->ctx, bytes) : NULL;
+  if (bytes && !order)
+    return tide__fail(j->ctx, TIDE_E_NOMEM, "file_save", "no memory for metadata");
+  int32_t name = tide__sort_twin(j->order, j->n, write_name_before, j);
+  int32_t key = tide__sort_twin(order, j->nmeta, write_key_before, j);
   tide__free(j->ctx, order, bytes);
-  return rc;
+  if (name >= 0) return bad_arg(j, "two tensors have the name", j->names[name]);
+  return key < 0 ? TIDE_OK : bad_arg(j, "two metadata entries have the key", j->keys[key]);
 }
 
 static int check(job *j)
@@ -173,9 +161,7 @@ static int check(job *j)
     TIDE_TRY(check_text(j, j->keys[i], "one of keys"));
     TIDE_TRY(check_text(j, j->values[i], "one of values"));
   }
-  for (int32_t i = 0; i < j->n; i++) j->order[i] = i;
   TIDE_TRY(find_twins(j));
-  TIDE_TRY(find_meta_twins(j));
   tide__sort(j->order, j->n, write_lies_before, j);
   TIDE_TRY(put_header(j));
   if (j->count > TIDE__HEADER_LIMIT)

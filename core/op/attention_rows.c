@@ -14,14 +14,8 @@ typedef struct spans { span *at; int64_t n, cap; tide_ctx *ctx; } spans;
 
 static int rows_push(spans *s, const int32_t *pair)
 {
-  if (s->n == s->cap) {
-    int64_t cap = s->cap ? 2 * s->cap : 64;
-    span *more = tide__resize(s->ctx, s->at, (size_t)s->cap * sizeof *more,
-                              (size_t)cap * sizeof *more);
-    if (!more) return tide__fail(s->ctx, TIDE_E_NOMEM, "attention_rows", "no host memory");
-    s->at = more;
-    s->cap = cap;
-  }
+  if (!tide__grow(s->ctx, &s->at, s->n, &s->cap, sizeof *s->at))
+    return tide__fail(s->ctx, TIDE_E_NOMEM, "attention_rows", "no host memory");
   s->at[s->n++] = (span){pair[0], pair[1], pair[1]};
   return TIDE_OK;
 }

@@ -1,11 +1,10 @@
 /* The transport of ranks that are threads of one process: they read each other's buffers in place.
  *
- * Between entry and exit every rank may read the other ranks' descriptions, so no
- * byte is staged. A reduction is cut into one share a rank; a rank reads its share from all
- * buffers, in rank order, and writes the result to all of them: each byte is read once and written
- * once, the least an all-reduce can do. The other collectives copy straight from where the data
- * lie. Only a payload so small that a barrier costs more than a copy is left in the slot: one
- * barrier instead of two.
+ * Between entry and exit every rank may read the other ranks' descriptions, so no byte is staged. A
+ * reduction is cut into one share a rank; a rank reads its share from all buffers, in rank order,
+ * and writes the result to all of them: each byte is read once and written once, the least an
+ * all-reduce can do. The other collectives copy straight from where the data lie. Only a payload so
+ * small that a barrier costs more than a copy is left in the slot: one barrier instead of two.
  *
  * No function between entry and exit can fail or wait for anything but the other ranks. Where the
  * operands lie on a device that the ranks share, what is moved there is enqueued, and events say in

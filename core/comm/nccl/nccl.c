@@ -1,9 +1,8 @@
 /* The transport of device tensors over NCCL. Each rank is a thread or a process with a device.
  *
- * Another communicator of the same ranks (local, MPI or self) carries what NCCL needs
- * before it can talk: whether every rank can, and the unique id. After that NCCL moves the data on
- * a stream that this communicator owns (move.c), and the host does not wait for it
- * (wait.c).
+ * Another communicator of the same ranks (local, MPI or self) carries what NCCL needs before it can
+ * talk: whether every rank can, and the unique id. After that NCCL moves the data on a stream that
+ * this communicator owns (move.c), and the host does not wait for it (wait.c).
  *
  * Reductions are in NCCL's order, not in rank order: equal from run to run on the same machine, but
  * not the bits of other transports. A mean is NCCL's: in f16 and bf16 it may round at every hop.
@@ -49,8 +48,8 @@ static void nccl_close_comm(void *state, int rank)
   const tide__streams *st = all->backend->streams;
   (void)rank;
   st->bind(all->device);
-  for (size_t i = 0; s->comm && i < s->nkept; i++) all->api.comm_deregister(s->comm, s->kept[i]);
-  tide__free(all->ctx, s->kept, s->room * sizeof *s->kept);
+  for (int64_t i = 0; s->comm && i < s->nkept; i++) all->api.comm_deregister(s->comm, s->kept[i]);
+  tide__free(all->ctx, s->kept, (size_t)s->room * sizeof *s->kept);
   if (s->comm) finalize(s);
   if (s->stream) st->close(all->device, s->stream);
   if (s->aside) st->close(all->device, s->aside);
@@ -132,19 +131,6 @@ static int run_split(void *state, int rank, tide__coll *c)
   return tide__nccl_enter(s, c) ? tide__nccl_leave(s, split_inside(s, c)) : s->failure.status;
 }
 
-static bool make_room(tide__nccl_comm *s)
-{
-  if (s->nkept < s->room) return true;
-  size_t room = s->room ? 2 * s->room : 8;
-  void **list = tide__alloc(s->all->ctx, room * sizeof *list);
-  if (!list) return false;
-  if (s->nkept) memcpy(list, s->kept, s->nkept * sizeof *list);
-  tide__free(s->all->ctx, s->kept, s->room * sizeof *list);
-  s->kept = list;
-  s->room = room;
-  return true;
-}
-
 /* Registers a buffer. The owner's thread, with no call in progress or before NCCL's communicator
  * is made. */
 static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
@@ -157,7 +143,7 @@ static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
              l->version / 100 % 100);
     return TIDE_E_UNSUPPORTED;
   }
-  if (!make_room(s)) {
+  if (!tide__grow(s->all->ctx, &s->kept, s->nkept, &s->room, sizeof *s->kept)) {
     snprintf(text, n, "no host memory");
     return TIDE_E_NOMEM;
   }

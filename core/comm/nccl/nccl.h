@@ -43,7 +43,7 @@ typedef struct tide__nccl_comm {
   atomic_int flying;           /* calls and replays whose end has not been seen */
   bool forked;                 /* the stream is part of a capture */
   void **kept;                 /* handles of registered buffers */
-  size_t nkept, room;          /* used and allocated */
+  int64_t nkept, room;         /* used and allocated */
   tide__failure failure;       /* its lock also guards inside, graphs and comm's end */
   int inside;                  /* threads between enter and leave */
   tide__held *graphs;          /* that NCCL's communicator must not be ended before */

@@ -679,8 +679,7 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
               tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs);
 /* Scalar: the norm of all tensors together, f64 where one of them is, else f32; p 2, 1, or inf (as
- * HUGE_VAL). n 0 gives 0.
- * squared: the sum of |x|^p without the root, for summing over ranks. */
+ * HUGE_VAL). n 0 gives 0. squared: the sum of |x|^p without the root, for summing over ranks. */
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
               bool squared);
 /* Scalar of norm's dtype, min(1, max_norm / (norm + 1e-6)): the factor of gradient clipping. */
@@ -737,10 +736,9 @@ void tide_backward_release(tide_backward *bw);
 /* The whole walk for C hosts; E_HOST if it meets a host function. */
 int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
 /* Records a function the host computed: outs[i] (owned copies of handles ys[i], now with history)
- * depend on xs through a backward that the host does when the walk yields tag (a number of
- * the host's choice; a double as in tide_event).
- * save: 1 keeps xs for tide_backward_input. TIDE_MORE: recorded; 0: no history was needed, outs are
- * plain second handles. */
+ * depend on xs through a backward that the host does when the walk yields tag (a number of the
+ * host's choice; a double as in tide_event). save: 1 keeps xs for tide_backward_input. TIDE_MORE:
+ * recorded; 0: no history was needed, outs are plain second handles. */
 int  tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
                         tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save);
 /* Tags of host functions whose nodes were freed since the last call: fills up to n, returns the
