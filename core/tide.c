@@ -1,5 +1,4 @@
 /* The composition root: the one file that uses every layer; makes and tears down contexts. */
-#include <stdarg.h>
 #include <stdlib.h>
 
 #include "core/base/machine.h"
@@ -85,20 +84,6 @@ static void ctx_destroy(tide_ctx *ctx)
 
 void tide__ctx_drop(tide_ctx *ctx) { if (--ctx->stats.nref == 0) ctx_destroy(ctx); }
 
-/* Records in the thread's record, and writes to msg, why no context was made. Returns status. */
-static int refuse_ctx(int status, char *msg, size_t nmsg, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-static int refuse_ctx(int status, char *msg, size_t nmsg, const char *fmt, ...)
-{
-  char text[TIDE__MESSAGE];
-  va_list args;
-  va_start(args, fmt);
-  vsnprintf(text, sizeof text, fmt, args);
-  va_end(args);
-  if (msg && nmsg) snprintf(msg, nmsg, "%s", text);
-  return tide__fail(NULL, status, "ctx_new", "opts: %s", text);
-}
-
 int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
 {
   *out = NULL;
@@ -106,18 +91,19 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
   tide_opts hooks;
   (tide_opts_init)(&hooks);
   if (!tide__options(&hooks, sizeof hooks, opts))
-    return refuse_ctx(TIDE_E_ARG, msg, nmsg, "tide_opts.size is %u, expected %zu: call "
-                      "tide_opts_init, and set nothing that this version does not know", opts->size,
-                      sizeof *opts);
+    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "tide_opts.size is %u, expected %zu: "
+                            "call tide_opts_init, and set nothing that this version does not know",
+                            opts->size, sizeof *opts);
   if (hooks.abi && hooks.abi != TIDE_ABI)
-    return refuse_ctx(TIDE_E_ARG, msg, nmsg, "the host was compiled for ABI %d of tide, this "
-                      "library has ABI %d; take header and library from one version", hooks.abi,
-                      TIDE_ABI);
+    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "the host was compiled for ABI %d of "
+                            "tide, this library has ABI %d; take header and library from one "
+                            "version", hooks.abi, TIDE_ABI);
   if (!hooks.tensor_alloc != !hooks.tensor_free)
-    return refuse_ctx(TIDE_E_ARG, msg, nmsg, "expected both tensor_alloc and tensor_free, or none");
+    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "expected both tensor_alloc and "
+                            "tensor_free, or none");
   if (!hooks.resize) hooks.resize = default_resize;
   tide_ctx *ctx = hooks.resize(hooks.user, NULL, 0, sizeof *ctx);
-  if (!ctx) return refuse_ctx(TIDE_E_NOMEM, msg, nmsg, "no memory for a context");
+  if (!ctx) return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_NOMEM, "no memory for a context");
   memset(ctx, 0, sizeof *ctx);
   ctx->tag = TIDE__TAG(TIDE__KIND_CTX);
   ctx->stats.nref = 1;
@@ -129,7 +115,7 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
   int rc = configure(ctx, &hooks);
   if (rc == TIDE_OK) rc = open_layers(ctx);
   if (rc < 0) {
-    refuse_ctx(rc, msg, nmsg, "%s: %s", ctx->error.op, ctx->error.message);
+    tide__refuse_new("ctx_new", msg, nmsg, rc, "%s: %s", ctx->error.op, ctx->error.message);
     tide__ctx_drop(ctx);
     return rc;
   }

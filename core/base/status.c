@@ -55,6 +55,34 @@ void tide__log(tide_ctx *ctx, int level, const char *fmt, ...)
   ctx->hooks.log(ctx->hooks.user, level, text);
 }
 
+tide__text tide__text_in(char *buf, size_t n)
+{
+  buf[0] = 0;
+  return (tide__text){buf, n, 0};
+}
+
+void tide__add(tide__text *t, const char *fmt, ...)
+{
+  va_list args;
+  if (t->at + 1 >= t->n) return;
+  va_start(args, fmt);
+  int k = vsnprintf(t->buf + t->at, t->n - t->at, fmt, args);
+  va_end(args);
+  t->at += k < 0 ? 0 : (size_t)k;
+  if (t->at >= t->n) t->at = t->n - 1;
+}
+
+int tide__refuse_new(const char *op, char *msg, size_t n, int status, const char *fmt, ...)
+{
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(thread_message, TIDE__MESSAGE, fmt, args);
+  va_end(args);
+  if (msg && n) snprintf(msg, n, "%s", thread_message);
+  thread_error = (tide_error_record){status, tide_status_name(status), op, thread_message};
+  return status;
+}
+
 int tide__relabel(tide_ctx *ctx, int rc, const char *op)
 {
   if (rc < 0 && rc != TIDE_E_NOMEM && rc != TIDE_E_INTERRUPT) ctx->error.op = op;

@@ -1,4 +1,4 @@
-/* Statuses, the error record and log lines.
+/* Statuses, the error record, log lines, and texts that are put together for them.
  *
  * A function that fails writes one record into its context, returns a negative status, and every
  * caller passes the status on unchanged. Nothing prints, nothing jumps.
@@ -19,6 +19,11 @@
 int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Records, in the thread's record and in msg (n bytes; may be null), why no object could be made.
+ * Returns status. */
+int tide__refuse_new(const char *op, char *msg, size_t n, int status, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+
 /* Names the public function in the record of a call inside it that returned rc. Returns rc. */
 int tide__relabel(tide_ctx *ctx, int rc, const char *op);
 
@@ -26,6 +31,16 @@ int tide__relabel(tide_ctx *ctx, int rc, const char *op);
  * written. */
 void tide__log(tide_ctx *ctx, int level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* A text in a buffer of fixed size; what does not fit is cut off. */
+typedef struct tide__text {
+  char  *buf;
+  size_t n, at;                /* size of buf, length so far */
+} tide__text;
+
+/* Returns an empty text in buf. */
+tide__text tide__text_in(char *buf, size_t n);
+void tide__add(tide__text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* An inconsistency inside the library: E_INTERNAL, or abort in a TIDE_HARD_ASSERT build. */
 #define TIDE_ASSERT(ctx, cond) \

@@ -1,8 +1,6 @@
 /* Describes a call for other ranks, and as text. */
 #include "core/comm/call.h"
 
-#include <stdarg.h>
-
 #include "core/comm/comm.h"
 
 static const char *const coll_names[TIDE__NCOLL] = {
@@ -68,23 +66,6 @@ bool tide__call_of(const tide__coll *c, int nrank, tide__comm_call *call, int64_
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
-
-tide__text tide__text_in(char *buf, size_t n)
-{
-  buf[0] = 0;
-  return (tide__text){buf, n, 0};
-}
-
-void tide__add(tide__text *t, const char *fmt, ...)
-{
-  va_list args;
-  if (t->at + 1 >= t->n) return;
-  va_start(args, fmt);
-  int k = vsnprintf(t->buf + t->at, t->n - t->at, fmt, args);
-  va_end(args);
-  t->at += k < 0 ? 0 : (size_t)k;
-  if (t->at >= t->n) t->at = t->n - 1;
-}
 
 void tide__add_call(tide__text *t, const tide__comm_call *call)
 {

@@ -57,15 +57,6 @@ int tide__agree(const tide__call_ref *calls, int nrank, const char *name, char *
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-/* A text in a buffer of fixed size; what does not fit is cut off. */
-typedef struct tide__text {
-  char  *buf;
-  size_t n, at;                /* size of buf, length so far */
-} tide__text;
-
-/* Returns an empty text in buf. */
-tide__text tide__text_in(char *buf, size_t n);
-void tide__add(tide__text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Adds "all_reduce(sum, f32, 1000 elements)". */
 void tide__add_call(tide__text *t, const tide__comm_call *call);
 /* Adds "#3 all_reduce(sum, f32, 1000 elements) on 'world' at train.lua:12"; name null: no "on". */

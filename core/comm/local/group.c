@@ -132,21 +132,14 @@ static int usable_cores(void)
   return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
 }
 
-static int group_refuse(int status, char *msg, size_t n, const char *fmt, double value)
-{
-  char text[128];
-  snprintf(text, sizeof text, fmt, value);
-  if (msg && n) snprintf(msg, n, "%s", text);
-  return tide__fail(NULL, status, "group_new", "%s", text);
-}
-
 static int group_check_opts(int nrank, const tide_group_opts *o, char *msg, size_t n)
 {
   if (nrank < 1 || nrank > TIDE__MAX_RANK)
-    return group_refuse(TIDE_E_ARG, msg, n, "nrank: expected 1 to 1024, got %.0f", nrank);
+    return tide__refuse_new("group_new", msg, n, TIDE_E_ARG, "nrank: expected 1 to 1024, got %d",
+                            nrank);
   if (!(o->timeout > 0 && o->timeout < 1e9))
-    return group_refuse(TIDE_E_ARG, msg, n, "opts.timeout: expected seconds > 0, got %g",
-                        o->timeout);
+    return tide__refuse_new("group_new", msg, n, TIDE_E_ARG, "opts.timeout: expected seconds > 0, "
+                            "got %g", o->timeout);
   return TIDE_OK;
 }
 
@@ -181,12 +174,13 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   *out = NULL;
   tide_group_opts_init(&o);
   if (!tide__options(&o, sizeof o, opts))
-    return group_refuse(TIDE_E_ARG, msg, n, "opts.size is %.0f: call tide_group_opts_init",
-                        opts->size);
+    return tide__refuse_new("group_new", msg, n, TIDE_E_ARG, "opts.size is %u: call "
+                            "tide_group_opts_init", opts->size);
   int rc = group_check_opts(nrank, &o, msg, n);
   if (rc < 0) return rc;
   tide_group *g = calloc(1, sizeof *g);
-  if (!g) return group_refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
+  if (!g) return tide__refuse_new("group_new", msg, n, TIDE_E_NOMEM, "no memory for a group of %d",
+                                  nrank);
   atomic_init(&g->refs, 1);
   g->tag = TIDE__TAG(TIDE__KIND_GROUP);
   g->nrank = nrank;
@@ -195,7 +189,8 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   pthread_mutex_init(&g->lock, NULL);
   if (!group_fill(g)) {
     group_destroy(g);
-    return group_refuse(TIDE_E_NOMEM, msg, n, "no memory for a group of %.0f", nrank);
+    return tide__refuse_new("group_new", msg, n, TIDE_E_NOMEM, "no memory for a group of %d",
+                            nrank);
   }
   *out = g;
   return TIDE_OK;
