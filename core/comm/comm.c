@@ -270,7 +270,7 @@ int64_t tide__coll_count(const tide__coll *c)
   return c->nseg ? n : c->count;
 }
 
-static void comm_note(tide_comm *comm, const tide__coll *c, bool async)
+void tide__comm_note(tide_comm *comm, const tide__coll *c, bool async)
 {
   tide_comm_record *r = &comm->ring[c->seq % TIDE__NRECORD];
   *r = (tide_comm_record){.seq = c->seq, .count = tide__coll_count(c), .begin = c->begin,
@@ -343,11 +343,11 @@ static int comm_run_watched(tide_comm *comm, tide__coll *c, int64_t nt, tide_ten
 }
 
 /* Makes compute wait for what the call has enqueued; the host does not wait. */
-static int order_after(tide_comm *comm, tide__coll *c)
+static int order_after(tide__coll *c)
 {
   if (!c->event) return TIDE_OK;
-  int rc = comm->transport->order(comm->state, comm->rank, c);
-  comm->transport->forget(comm->state, comm->rank, c);
+  int rc = tide__coll_order(c);
+  tide__coll_forget(c);
   return rc;
 }
 
@@ -397,12 +397,12 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   comm->seq++;
   tide__traffic_add(&comm->stats, c, comm->rank, comm->nrank, comm->host_size);
   if (comm->engine) tide__work_drain(comm);
-  comm_note(comm, c, false);
+  tide__comm_note(comm, c, false);
   tide__comm_await(comm, c->seq);
   tide__coll_execute(comm->transport, comm->state, comm->rank, c);
   tide__comm_await(comm, 0);
   comm->stats.seconds += c->end - c->begin;
-  int rc = tide__comm_settle(comm, c), ordered = order_after(comm, c);
+  int rc = tide__comm_settle(comm, c), ordered = order_after(c);
   if (rc < 0) return tide__fail(comm->ctx, rc, op, "%s", c->message);
   return ordered < 0 ? tide__fail(comm->ctx, ordered, op, "the device failed") : TIDE_OK;
 }
@@ -410,11 +410,6 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
 void tide__comm_await(tide_comm *comm, int64_t seq)
 {
   if (comm->transport->await) comm->transport->await(comm->state, comm->rank, seq);
-}
-
-void tide__comm_note_async(tide_comm *comm, const tide__coll *c)
-{
-  comm_note(comm, c, !c->blocking);
 }
 
 /* ---- history and traffic --------------------------------------------------------------------- */

@@ -53,6 +53,7 @@ typedef struct tide__coll {
   int32_t     sub_rank, sub_size; /* null, 0: this rank is in none */
 
   tide__stream *stream;        /* where in, out and seg lie; null: in host memory */
+  const struct tide__device *device; /* of the event */
   void       *before;          /* event: the operands hold what the caller has computed */
   void       *event;           /* set by the transport: the call is complete; null: it is */
   int32_t     device_status;   /* the first failure on the device */
@@ -100,12 +101,9 @@ typedef struct tide__transport {
   /* Runs the collective: exchanges calls, compares them, moves data. Returns a status; on failure
    * c->message says why. */
   int  (*run)(void *state, int rank, tide__coll *c);
-  /* Null, or run may return with c->event before the call is complete. poll returns 1 if it is, 0
-   * if not, or the status it failed with. order makes compute wait for it and returns a status.
-   * forget frees the event. Barrier and split leave no event. */
-  int  (*poll)(void *state, int rank, tide__coll *c);
-  int  (*order)(void *state, int rank, tide__coll *c);
-  void (*forget)(void *state, int rank, tide__coll *c);
+  /* Of a transport that is watched: polls a call that run has left with c->event. Returns 1 if it
+   * is complete, 0 if not, or the status it failed with. Barrier and split leave no event. */
+  int  (*poll)(void *state, tide__coll *c);
   /* The failure that ranks share; null: the communicator has its own. */
   tide__failure *(*failure)(void *state);
   /* Sets the failure on every rank. status: E_PEER, E_TIMEOUT or E_INTERRUPT. May be null: nothing
@@ -173,8 +171,8 @@ int  tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt
                     tide_tensor *const *ts);
 /* Sets the number of c, its timeout and its call site from the communicator. */
 void tide__comm_number(tide_comm *comm, tide__coll *c);
-/* Records an asynchronous call that has been queued. */
-void tide__comm_note_async(tide_comm *comm, const tide__coll *c);
+/* Puts a call into the communicator's history. */
+void tide__comm_note(tide_comm *comm, const tide__coll *c, bool async);
 /* Declares that the owner's thread waits for call seq; 0: it no longer waits. */
 void tide__comm_await(tide_comm *comm, int64_t seq);
 /* Runs c on the calling thread and writes its times. */
@@ -217,10 +215,13 @@ void tide__coll_set_error(const tide__coll *c, int status);
 void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n);
 void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *const *src, int nsrc,
                        int64_t n, int dtype, int reduce);
-/* Members of transports with shared_device. */
-int  tide__stream_poll(void *state, int rank, tide__coll *c);
-int  tide__stream_order(void *state, int rank, tide__coll *c);
-void tide__stream_forget(void *state, int rank, tide__coll *c);
+/* A transport may return from run with c->event before the call is complete. Returns 1 if it is, 0
+ * if not, or a status. */
+int  tide__coll_poll(const tide__coll *c);
+/* Makes compute wait for the event. Returns a status. */
+int  tide__coll_order(const tide__coll *c);
+/* Frees the event. */
+void tide__coll_forget(tide__coll *c);
 
 /* ---- work.c: asynchronous calls -------------------------------------------------------------- */
 

@@ -51,6 +51,7 @@ static void device_keep(tide__coll *c, int rc)
 int tide__coll_bind(tide__coll *c, tide__stream *s)
 {
   c->stream = s;
+  c->device = s->device;
   return streams_of(s)->record_event(s->device->state, NULL, &c->before);
 }
 
@@ -106,23 +107,20 @@ void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *co
                                               dtype, reduce));
 }
 
-/* ---- members of transports with shared_device ------------------------------------------------ */
+/* ---- the event of a call --------------------------------------------------------------------- */
 
-int tide__stream_poll(void *state, int rank, tide__coll *c)
+int tide__coll_poll(const tide__coll *c)
 {
-  (void)state, (void)rank;
-  return streams_of(c->stream)->event_done(c->stream->device->state, c->event);
+  return c->device->backend->streams->event_done(c->device->state, c->event);
 }
 
-int tide__stream_order(void *state, int rank, tide__coll *c)
+int tide__coll_order(const tide__coll *c)
 {
-  (void)state, (void)rank;
-  return streams_of(c->stream)->event_order(c->stream->device->state, c->event);
+  return c->device->backend->streams->event_order(c->device->state, c->event);
 }
 
-void tide__stream_forget(void *state, int rank, tide__coll *c)
+void tide__coll_forget(tide__coll *c)
 {
-  (void)state, (void)rank;
-  streams_of(c->stream)->event_free(c->stream->device->state, c->event);
+  c->device->backend->streams->event_free(c->device->state, c->event);
   c->event = NULL;
 }

@@ -5,7 +5,7 @@
  * sets `done`; the owner, at its next call, settles the work: record, trace, operands given back.
  * So memory is never reused early, and allocator and reference counts stay with one thread.
  *
- * Where a transport leaves a call on a stream (look in comm.h), it is `issued` when it is there. A
+ * Where a transport leaves a call on a stream (poll in comm.h), it is `issued` when it is there. A
  * call that is to be watched is `done` when the helper has seen its end or its failure; any other
  * is done at once for the helper, and its event tells the owner the rest (landed). A
  * wait for such a work blocks until it is issued and orders compute after it; its operands can
@@ -60,7 +60,7 @@ static void work_watch(struct tide__engine *e)
 {
   for (tide_work *w; (w = e->flying);) {
     pthread_mutex_unlock(&e->lock);
-    int rc = e->transport->poll(e->state, e->rank, &w->coll);
+    int rc = e->transport->poll(e->state, &w->coll);
     pthread_mutex_lock(&e->lock);
     if (rc == 0) return;
     e->flying = w->queue;
@@ -115,6 +115,14 @@ static void *helper(void *arg)
   return NULL;
 }
 
+static void free_engine(tide_ctx *ctx, struct tide__engine *e)
+{
+  pthread_mutex_destroy(&e->lock);
+  pthread_cond_destroy(&e->more);
+  pthread_cond_destroy(&e->done);
+  tide__free(ctx, e, sizeof *e);
+}
+
 static int start_engine(tide_comm *comm)
 {
   struct tide__engine *e = tide__alloc(comm->ctx, sizeof *e);
@@ -126,10 +134,7 @@ static int start_engine(tide_comm *comm)
   tide__wait_cond_init(&e->more);
   tide__wait_cond_init(&e->done);
   if (pthread_create(&e->thread, NULL, helper, e)) {
-    pthread_mutex_destroy(&e->lock);
-    pthread_cond_destroy(&e->more);
-    pthread_cond_destroy(&e->done);
-    tide__free(comm->ctx, e, sizeof *e);
+    free_engine(comm->ctx, e);
     return tide__fail(comm->ctx, TIDE_E_NOMEM, "comm", "the system refused a helper thread");
   }
   comm->engine = e;
@@ -143,27 +148,20 @@ static void doze(tide_comm *comm)
   tide__wait_cond(&comm->engine->done, &comm->engine->lock, DOZE);
 }
 
-void tide__work_drain(tide_comm *comm)
+/* Blocks until the queue is empty and, with flying, no call is under way. */
+static void wait_helper(tide_comm *comm, bool flying)
 {
   struct tide__engine *e = comm->engine;
   tide__comm_await(comm, comm->seq);
   pthread_mutex_lock(&e->lock);
-  while (e->first || e->busy || e->flying) doze(comm);
+  while (e->first || e->busy || (flying && e->flying)) doze(comm);
   pthread_mutex_unlock(&e->lock);
   tide__comm_await(comm, 0);
   tide__work_reap(comm);
 }
 
-void tide__work_issue(tide_comm *comm)
-{
-  struct tide__engine *e = comm->engine;
-  tide__comm_await(comm, comm->seq);
-  pthread_mutex_lock(&e->lock);
-  while (e->first || e->busy) doze(comm);
-  pthread_mutex_unlock(&e->lock);
-  tide__comm_await(comm, 0);
-  tide__work_reap(comm);
-}
+void tide__work_drain(tide_comm *comm) { wait_helper(comm, true); }
+void tide__work_issue(tide_comm *comm) { wait_helper(comm, false); }
 
 /* ---- works ----------------------------------------------------------------------------------- */
 
@@ -297,7 +295,7 @@ int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int
   if (!w)
     return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
   comm->refs++;
-  tide__comm_note_async(comm, &w->coll);
+  tide__comm_note(comm, &w->coll, !w->coll.blocking);
   append_pending(comm, w);
   if (instant) {
     tide__coll_execute(comm->transport, comm->state, comm->rank, &w->coll);
@@ -320,7 +318,7 @@ int tide__work_watch(tide_comm *comm, const tide__coll *c)
     return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
   w->refs = 1;
   comm->seq++;
-  tide__comm_note_async(comm, &w->coll);
+  tide__comm_note(comm, &w->coll, !w->coll.blocking);
   append_pending(comm, w);
   atomic_store_explicit(&w->issued, 1, memory_order_release);
   pthread_mutex_lock(&e->lock);
@@ -339,8 +337,7 @@ static bool is_done(const tide_work *w)
 static bool landed(tide_work *w)
 {
   const tide_comm *comm = w->comm;
-  return !w->coll.event || comm->transport->watched ||
-         comm->transport->poll(comm->state, comm->rank, &w->coll) != 0;
+  return !w->coll.event || comm->transport->watched || tide__coll_poll(&w->coll) != 0;
 }
 
 static void work_settle(tide_work *w)
@@ -362,7 +359,7 @@ void tide__work_reap(tide_comm *comm)
   for (tide_work *w; (w = comm->pending) && is_done(w) && (w->settled || landed(w));) {
     comm->pending = w->next;
     if (!w->settled) work_settle(w);
-    if (w->coll.event) comm->transport->forget(comm->state, comm->rank, &w->coll);
+    if (w->coll.event) tide__coll_forget(&w->coll);
     unref(w);
   }
 }
@@ -392,10 +389,7 @@ void tide__work_close(tide_comm *comm)
     pthread_cond_signal(&e->more);
     pthread_mutex_unlock(&e->lock);
     pthread_join(e->thread, NULL);
-    pthread_mutex_destroy(&e->lock);
-    pthread_cond_destroy(&e->more);
-    pthread_cond_destroy(&e->done);
-    tide__free(comm->ctx, e, sizeof *e);
+    free_engine(comm->ctx, e);
     comm->engine = NULL;
   }
   tide__wait w = tide__wait_begin(&reap_patience, HUGE_VAL);
@@ -411,7 +405,7 @@ static int wait_on_stream(tide_work *w)
   tide_comm *comm = w->comm;
   const tide__coll *c = &w->coll;
   if (!c->captured) TIDE_TRY(tide__not_captured(comm->ctx, "work_wait")); /* made before */
-  int rc = w->settled ? TIDE_OK : comm->transport->order(comm->state, comm->rank, &w->coll);
+  int rc = w->settled ? TIDE_OK : tide__coll_order(c);
   if (c->captured) joined(w);
   else if (!w->settled) work_settle(w);
   if (c->status < 0)

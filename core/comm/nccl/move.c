@@ -170,6 +170,7 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
   status = tide__nccl_ready(s, c);
   if (status < 0) return status;
   if (c->op == TIDE__BARRIER) return tide__nccl_wait(s, c, s->stream); /* until all have arrived */
+  c->device = s->all->on;
   if (st->record_event(s->all->device, s->stream, &c->event) < 0)
     return tide__nccl_device_failed(s, c);
   if (!c->captured) atomic_fetch_add(&s->flying, 1);

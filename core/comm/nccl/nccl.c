@@ -156,21 +156,6 @@ static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
 
 /* ---- calls under way ------------------------------------------------------------------------- */
 
-static int order(void *state, int rank, tide__coll *c)
-{
-  tide__nccl_comm *s = state;
-  (void)rank;
-  return tide__nccl_streams(s)->event_order(s->all->device, c->event);
-}
-
-static void nccl_forget(void *state, int rank, tide__coll *c)
-{
-  tide__nccl_comm *s = state;
-  (void)rank;
-  tide__nccl_streams(s)->event_free(s->all->device, c->event);
-  c->event = NULL;
-}
-
 static int nccl_run(void *state, int rank, tide__coll *c)
 {
   return c->op == TIDE__SPLIT ? run_split(state, rank, c) : tide__nccl_run(state, rank, c);
@@ -186,8 +171,6 @@ static const tide__transport transport_nccl = {
   .run = nccl_run,
   .failure = nccl_failure,
   .poll = tide__nccl_poll,
-  .order = order,
-  .forget = nccl_forget,
   .close = nccl_close_comm,
   .keep = nccl_keep,
   .captures = &tide__nccl_captures,
@@ -216,6 +199,7 @@ static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl
     rc = TIDE_E_UNSUPPORTED;
   }
   if (rc == TIDE_OK) {
+    all->on = d;
     all->backend = d->backend;
     all->device = d->state;
     return TIDE_OK;

@@ -27,7 +27,8 @@ typedef struct tide__nccl_shared {
   int refs;
   tide_ctx *ctx;               /* of this rank; every communicator holds it */
   tide__nccl api;
-  const tide__backend *backend;
+  const tide__device *on;
+  const tide__backend *backend; /* its own */
   void *device;                /* the backend's state */
   bool check;
 } tide__nccl_shared;
@@ -64,7 +65,7 @@ static inline bool tide__nccl_going(int rc)
 
 /* Prepares the failure of s, which ends NCCL's communicator. */
 void tide__nccl_failure_init(tide__nccl_comm *s);
-int  tide__nccl_poll(void *state, int rank, tide__coll *c); /* of the transport */
+int  tide__nccl_poll(void *state, tide__coll *c); /* of the transport */
 /* Around every use of s->comm by a call. False: the communicator has failed, with c->message. leave
  * returns rc. */
 bool tide__nccl_enter(tide__nccl_comm *s, tide__coll *c);

@@ -134,10 +134,9 @@ static int poll(tide__nccl_comm *s, tide__coll *c)
   return bad < 0 ? bad : done;
 }
 
-int tide__nccl_poll(void *state, int rank, tide__coll *c)
+int tide__nccl_poll(void *state, tide__coll *c)
 {
   tide__nccl_comm *s = state;
-  (void)rank;
   int rc = tide__nccl_enter(s, c) ? tide__nccl_leave(s, poll(s, c)) : s->failure.status;
   if (rc != 0) atomic_fetch_sub(&s->flying, 1);
   return rc;
@@ -192,6 +191,7 @@ static int nccl_wait_launched(void *state, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   int rc = tide__nccl_streams(s)->record_event(s->all->device, NULL, &c->event);
+  c->device = s->all->on;
   if (rc == TIDE_OK) atomic_fetch_add(&s->flying, 1);
   return rc;
 }

@@ -35,7 +35,4 @@ const tide__transport tide__transport_self = {
   .instant = true,
   .shared_device = true,
   .run = self_run,
-  .poll = tide__stream_poll,
-  .order = tide__stream_order,
-  .forget = tide__stream_forget,
 };
