@@ -97,10 +97,9 @@ static int read_adamw(tide__call *c, const tide_adamw_attrs *attrs, int64_t n)
   bool good = isfinite(a->lr) && a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1 &&
               a->eps >= 0 && isfinite(a->weight_decay) && a->step >= 1 && isfinite(a->grad_scale);
   if (!good)
-    return TIDE__FAIL(c, TIDE_E_ARG, "expected finite lr and weight_decay, betas in "
-                      "[0, 1), eps >= 0 and step >= 1, got lr %g, betas %g and %g, eps %g, decay "
-                      "%g, step %lld", a->lr, a->beta1, a->beta2, a->eps, a->weight_decay,
-                      (long long)a->step);
+    return TIDE__FAIL(c, TIDE_E_ARG, "expected finite lr and weight_decay, betas in [0, 1), eps >= "
+                      "0 and step >= 1, got lr %g, betas %g and %g, eps %g, decay %g, step %lld",
+                      a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, (long long)a->step);
   c->attrs.adamw = (k_adamw_attrs){a->lr, a->beta1, a->beta2, a->eps, a->weight_decay,
                                    a->grad_scale, a->step, n, a->maximize};
   return TIDE_OK;

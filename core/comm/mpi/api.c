@@ -264,10 +264,16 @@ static int start(tide__mpi *m, char *msg, size_t n)
   return TIDE_OK;
 }
 
+static int find_max_tag(const lib *l)
+{
+  int found = 0, *value = NULL;
+  int rc = l->calls->attr(l, l->world, l->tag_ub, &value, &found);
+  return !rc && found && value ? *value : 32767; /* what every MPI has */
+}
+
 static int make_world(tide__mpi *m, char *msg, size_t n)
 {
   lib *l = &m->lib;
-  int found = 0;
   let_mpi_yield(l, true);
   int rc = l->calls->dup(l, l->world, &m->comm);
   let_mpi_yield(l, false);
@@ -279,11 +285,14 @@ static int make_world(tide__mpi *m, char *msg, size_t n)
     return api_refuse(TIDE_E_COMM, msg, n, "MPI_Comm_dup: %s",
                       tide__mpi_error(m, rc, text, sizeof text));
   }
-  int *value = NULL;
-  m->max_tag = 32767; /* what every MPI has */
-  if (!l->calls->attr(l, l->world, l->tag_ub, &value, &found) && found && value)
-    m->max_tag = *value;
+  m->max_tag = find_max_tag(l);
   return TIDE_OK;
+}
+
+static void api_destroy(tide__mpi *m)
+{
+  pthread_mutex_destroy(&m->lock);
+  free(m);
 }
 
 int tide__mpi_open(tide__mpi **out, const char *library, char *msg, size_t n)
@@ -300,8 +309,7 @@ int tide__mpi_open(tide__mpi **out, const char *library, char *msg, size_t n)
     *out = m;
     return rc;
   }
-  pthread_mutex_destroy(&m->lock);
-  free(m);
+  api_destroy(m);
   return rc;
 }
 
@@ -309,12 +317,6 @@ tide__mpi *tide__mpi_hold(tide__mpi *m)
 {
   atomic_fetch_add(&m->refs, 1);
   return m;
-}
-
-static void api_destroy(tide__mpi *m)
-{
-  pthread_mutex_destroy(&m->lock);
-  free(m);
 }
 
 /* Receives what is owed, in five seconds at most: its senders end MPI too. Other receives of this
@@ -371,9 +373,7 @@ int tide__mpi_attach(tide__mpi **out)
   m->lib = l;
   m->comm = l.world;
   AS(int (*)(int *), &l, Query_thread)(&m->level);
-  int found = 0, *value = NULL;
-  m->max_tag = 32767;
-  if (!l.calls->attr(&l, l.world, l.tag_ub, &value, &found) && found && value) m->max_tag = *value;
+  m->max_tag = find_max_tag(&l);
   l.calls->rank(&l, l.world, &m->rank);
   l.calls->size(&l, l.world, &m->size);
   pthread_mutex_init(&m->lock, NULL);

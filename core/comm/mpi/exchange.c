@@ -23,9 +23,6 @@ static void release_all(tide__mpi_comm *s)
   free(s->bye);
   free(s->farewell);
   free(s->req);
-  free(s->with_rank);
-  free(s->incoming);
-  free(s->over);
   free(s->scratch);
   pthread_mutex_destroy(&s->busy);
   tide__failure_close(&s->failure);
@@ -41,12 +38,8 @@ static bool exchange_fill(tide__mpi_comm *s, const int *member)
   s->bye = calloc(1, packet_bytes(s));
   s->farewell = calloc(1, packet_bytes(s));
   s->req = malloc(2 * n * sizeof *s->req);
-  s->with_rank = malloc(2 * n * sizeof *s->with_rank);
-  s->incoming = malloc(2 * n * sizeof *s->incoming);
-  s->over = malloc(2 * n * sizeof *s->over);
   s->scratch = malloc(2 * ((size_t)TIDE__MPI_CHUNK + (n + 1) * 64));
-  bool ok = s->member && s->peer && s->out && s->bye && s->farewell && s->req && s->with_rank &&
-            s->incoming && s->over && s->scratch;
+  bool ok = s->member && s->peer && s->out && s->bye && s->farewell && s->req && s->scratch;
   for (int q = 0; ok && q < s->nrank; q++) {
     s->member[q] = member[q];
     s->peer[q].last.seq = -1;

@@ -33,10 +33,7 @@ static int failed_call(tide__mpi_comm *s, tide__coll *c, int code)
 static int add_request(tide__mpi_comm *s, int q, bool incoming, int rc, tide__mpi_handle r)
 {
   if (rc) return rc;
-  s->req[s->nreq] = r;
-  s->with_rank[s->nreq] = q;
-  s->over[s->nreq] = false;
-  s->incoming[s->nreq++] = incoming;
+  s->req[s->nreq++] = (tide__mpi_request){r, q, incoming, false};
   return 0;
 }
 
@@ -63,13 +60,14 @@ static void abandon(tide__mpi_comm *s)
 {
   bool idle = true;
   for (int i = 0; i < s->nreq; i++)
-    if (!s->over[i] && s->incoming[i]) tide__mpi_cancel(s->mpi, &s->req[i]);
+    if (!s->req[i].over && s->req[i].incoming) tide__mpi_cancel(s->mpi, &s->req[i].handle);
   for (int i = 0; i < s->nreq; i++) {
-    for (int k = 0; k < MANY_LOOKS && !s->over[i]; k++) {
-      tide__mpi_test(s->mpi, &s->req[i], &s->over[i]);
-      if (!s->over[i]) sched_yield();
+    tide__mpi_request *r = &s->req[i];
+    for (int k = 0; k < MANY_LOOKS && !r->over; k++) {
+      tide__mpi_test(s->mpi, &r->handle, &r->over);
+      if (!r->over) sched_yield();
     }
-    idle = idle && s->over[i];
+    idle = idle && r->over;
   }
   s->nreq = 0;
   if (!idle) tide__mpi_give_up(s->mpi);
@@ -79,7 +77,7 @@ static void abandon(tide__mpi_comm *s)
 static bool is_moving(tide__mpi_comm *s, int q)
 {
   for (int i = 0; i < s->nreq; i++)
-    if (!s->over[i] && s->with_rank[i] == q) return true;
+    if (!s->req[i].over && s->req[i].with_rank == q) return true;
   return false;
 }
 
@@ -90,9 +88,9 @@ static int finish(tide__mpi_comm *s, tide__coll *c, int rc)
   int status = rc ? failed_call(s, c, rc) : TIDE_OK;
   for (int i = 0; i < s->nreq && !status; i++) {
     while (!status) {
-      rc = tide__mpi_test(s->mpi, &s->req[i], &s->over[i]);
+      rc = tide__mpi_test(s->mpi, &s->req[i].handle, &s->req[i].over);
       if (rc) status = failed_call(s, c, rc);
-      if (s->over[i]) break;
+      if (s->req[i].over) break;
       if (tide__wait_pause(&w)) status = tide__mpi_look(s, c, &w, is_moving);
     }
     if (w.npoll > MANY_LOOKS) w = tide__mpi_wait(s, c, MOVE_SPINS, move_seconds);
@@ -100,6 +98,21 @@ static int finish(tide__mpi_comm *s, tide__coll *c, int rc)
   if (status) abandon(s);
   s->nreq = 0;
   return status;
+}
+
+/* Sends and receives part[q] to and from each other rank q. */
+static int trade(tide__mpi_comm *s, tide__coll *c, const tide__part *part)
+{
+  int rc = 0;
+  for (int k = 1; k < s->nrank && !rc; k++) {
+    int q = (s->rank + s->nrank - k) % s->nrank;
+    rc = add_recv(s, q, part[q].out, part[q].nout);
+  }
+  for (int k = 1; k < s->nrank && !rc; k++) {
+    int q = (s->rank + k) % s->nrank;
+    rc = add_send(s, q, part[q].in, part[q].nin);
+  }
+  return finish(s, c, rc);
 }
 
 /* ---- copies: parts to and from every rank ---------------------------------------------------- */
@@ -115,24 +128,17 @@ static size_t piece_of(size_t n, size_t at)
 static int exchange_part(tide__mpi_comm *s, tide__coll *c, int64_t i)
 {
   size_t at = 0, most;
-  tide__part own = tide__move_part(c, s->rank, s->rank, i);
+  tide__part own = tide__move_part(c, s->rank, s->rank, i), now[TIDE__MAX_RANK];
   if (own.nout && own.out != own.in) tide__coll_copy(c, own.out, own.in, own.nout);
   do {
-    int rc = 0;
     most = 0;
-    for (int k = 1; k < s->nrank && !rc; k++) {
-      int q = (s->rank + s->nrank - k) % s->nrank;
+    for (int q = 0; q < s->nrank; q++) {
       tide__part p = tide__move_part(c, s->rank, q, i);
-      rc = add_recv(s, q, p.out + at, piece_of(p.nout, at));
-      most = p.nout > most ? p.nout : most;
+      now[q] = (tide__part){p.in + at, p.out + at, piece_of(p.nin, at), piece_of(p.nout, at)};
+      if (q != s->rank && p.nout > most) most = p.nout;
+      if (q != s->rank && p.nin > most) most = p.nin;
     }
-    for (int k = 1; k < s->nrank && !rc; k++) {
-      int q = (s->rank + k) % s->nrank;
-      tide__part p = tide__move_part(c, s->rank, q, i);
-      rc = add_send(s, q, p.in + at, piece_of(p.nin, at));
-      most = p.nin > most ? p.nin : most;
-    }
-    rc = finish(s, c, rc);
+    int rc = trade(s, c, now);
     if (rc) return rc;
     at += TIDE__MPI_PIECE;
   } while (at < most);
@@ -157,17 +163,13 @@ static int reduce_round(tide__mpi_comm *s, tide__coll *c, const char *in, const 
   tide__slice own = share[s->rank];
   size_t bytes = (size_t)own.n * size, stride = (bytes + LINE - 1) / LINE * LINE;
   const void *src[TIDE__MAX_RANK];
-  int rc = 0;
+  tide__part part[TIDE__MAX_RANK];
   for (int q = 0; q < s->nrank; q++) {
     char *room = s->scratch + (size_t)q * stride;
-    src[q] = q == s->rank ? in + (size_t)own.at * size : room;
-    if (q != s->rank && !rc) rc = add_recv(s, q, room, bytes);
+    part[q] = (tide__part){in + (size_t)share[q].at * size, room, (size_t)share[q].n * size, bytes};
+    src[q] = q == s->rank ? part[q].in : room;
   }
-  for (int i = 1; i < s->nrank && !rc; i++) {
-    int q = (s->rank + i) % s->nrank;
-    rc = add_send(s, q, in + (size_t)share[q].at * size, (size_t)share[q].n * size);
-  }
-  rc = finish(s, c, rc);
+  int rc = trade(s, c, part);
   if (!*out) *out = s->scratch + (size_t)s->rank * stride;
   void *dst[1] = {*out};
   if (rc == TIDE_OK && own.n > 0)
@@ -202,39 +204,27 @@ static int move_reduce_scatter(tide__mpi_comm *s, tide__coll *c)
 typedef struct span { char *p; int64_t n; int dtype; size_t size; } span;
 typedef int (*span_fn)(tide__mpi_comm *s, tide__coll *c, const span *v);
 
-static tide__slice share_of(tide__mpi_comm *s, const tide__coll *c, const span *v, int q)
+/* Returns the part of v that rank q combines, or all of it, to be sent from v and received there. */
+static tide__part share_of(tide__mpi_comm *s, const tide__coll *c, const span *v, int q, bool whole)
 {
-  return tide__move_share(c, v->n, v->size, q, s->nrank);
+  tide__slice share = {0, v->n};
+  if (!whole) share = tide__move_share(c, v->n, v->size, q, s->nrank);
+  char *p = v->p + (size_t)share.at * v->size;
+  return (tide__part){p, p, (size_t)share.n * v->size, (size_t)share.n * v->size};
 }
 
-/* Sends each rank's share to everyone. */
-static int spread_shares(tide__mpi_comm *s, tide__coll *c, const span *v)
+/* Sends this rank's share, which is at `mine`, to everyone, or to root alone. */
+static int spread_shares(tide__mpi_comm *s, tide__coll *c, const span *v, const char *mine,
+                         bool to_root)
 {
-  tide__slice own = share_of(s, c, v, s->rank);
-  int rc = 0;
-  for (int i = 1; i < s->nrank && !rc; i++) {
-    int q = (s->rank + s->nrank - i) % s->nrank;
-    tide__slice from = share_of(s, c, v, q);
-    rc = add_recv(s, q, v->p + (size_t)from.at * v->size, (size_t)from.n * v->size);
+  tide__part own = share_of(s, c, v, s->rank, false), part[TIDE__MAX_RANK];
+  for (int q = 0; q < s->nrank; q++) {
+    part[q] = share_of(s, c, v, q, false);
+    part[q].in = mine;
+    part[q].nin = to_root && q != c->root ? 0 : own.nin;
+    if (to_root && s->rank != c->root) part[q].nout = 0;
   }
-  for (int i = 1; i < s->nrank && !rc; i++)
-    rc = add_send(s, (s->rank + i) % s->nrank, v->p + (size_t)own.at * v->size,
-                  (size_t)own.n * v->size);
-  return finish(s, c, rc);
-}
-
-/* Sends each rank's share, in `mine`, to root. */
-static int collect_shares(tide__mpi_comm *s, tide__coll *c, const span *v, const char *mine)
-{
-  int rc = 0;
-  if (s->rank != c->root)
-    rc = add_send(s, c->root, mine, (size_t)share_of(s, c, v, s->rank).n * v->size);
-  for (int q = 0; s->rank == c->root && q < s->nrank && !rc; q++) {
-    tide__slice from = share_of(s, c, v, q);
-    if (q != s->rank)
-      rc = add_recv(s, q, v->p + (size_t)from.at * v->size, (size_t)from.n * v->size);
-  }
-  return finish(s, c, rc);
+  return trade(s, c, part);
 }
 
 /* Reduces a span. A small one goes whole to the ranks that get the result; of a large one, ranks
@@ -245,12 +235,12 @@ static int span_reduce(tide__mpi_comm *s, tide__coll *c, const span *v)
   bool whole = (size_t)v->n * v->size <= ONE_ROUND, result = c->root < 0 || c->root == s->rank;
   char *out = result ? v->p : NULL;
   for (int q = 0; q < s->nrank; q++)
-    if (!whole) share[q] = share_of(s, c, v, q);
+    if (!whole) share[q] = tide__move_share(c, v->n, v->size, q, s->nrank);
     else share[q] = (tide__slice){0, c->root < 0 || c->root == q ? v->n : 0};
   if (out && !whole) out += (size_t)share[s->rank].at * v->size;
   int rc = reduce_round(s, c, v->p, share, v->dtype, &out);
   if (rc || whole) return rc;
-  return c->root < 0 ? spread_shares(s, c, v) : collect_shares(s, c, v, out);
+  return spread_shares(s, c, v, out, c->root >= 0);
 }
 
 /* Broadcasts a span. Root sends a small one to each rank; of a large one it sends each rank its
@@ -258,17 +248,14 @@ static int span_reduce(tide__mpi_comm *s, tide__coll *c, const span *v)
 static int span_broadcast(tide__mpi_comm *s, tide__coll *c, const span *v)
 {
   bool root = s->rank == c->root, whole = (size_t)v->n * v->size <= 16384 || s->nrank == 2;
-  int rc = 0;
-  for (int q = 0; root && q < s->nrank && !rc; q++) {
-    tide__slice to = whole ? (tide__slice){0, v->n} : share_of(s, c, v, q);
-    if (q != s->rank)
-      rc = add_send(s, q, v->p + (size_t)to.at * v->size, (size_t)to.n * v->size);
+  tide__part own = share_of(s, c, v, s->rank, whole), part[TIDE__MAX_RANK];
+  for (int q = 0; q < s->nrank; q++) {
+    part[q] = root ? share_of(s, c, v, q, whole) : own;
+    if (!root) part[q].nin = 0;
+    if (q != c->root) part[q].nout = 0;
   }
-  tide__slice own = whole ? (tide__slice){0, v->n} : share_of(s, c, v, s->rank);
-  if (!root)
-    rc = add_recv(s, c->root, v->p + (size_t)own.at * v->size, (size_t)own.n * v->size);
-  rc = finish(s, c, rc);
-  return rc || whole ? rc : spread_shares(s, c, v);
+  int rc = trade(s, c, part);
+  return rc || whole ? rc : spread_shares(s, c, v, own.in, false);
 }
 
 static span span_of(char *p, int64_t n, int dtype)

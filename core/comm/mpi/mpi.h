@@ -38,6 +38,12 @@ typedef struct tide__mpi_peer {
   tide__comm_call last;        /* the last call it announced, for messages */
 } tide__mpi_peer;
 
+typedef struct tide__mpi_request {
+  tide__mpi_handle handle;
+  int with_rank;               /* its other end */
+  bool incoming, over;
+} tide__mpi_request;
+
 typedef struct tide__mpi_comm {
   tide__mpi *mpi;
   int rank, nrank, tag, pid;
@@ -48,10 +54,8 @@ typedef struct tide__mpi_comm {
   tide__mpi_packet *out, *bye, *farewell; /* a call, a failure, the end */
   bool left;                   /* the farewell has been sent */
   tide__mpi_peer *peer;
-  int nreq;                    /* data requests under way, of req; with_rank: their other ends */
-  tide__mpi_handle *req;
-  int *with_rank;
-  bool *incoming, *over;
+  int nreq;                    /* data requests under way, of req */
+  tide__mpi_request *req;
   char *scratch;               /* 2 * TIDE__MPI_CHUNK and a little; pages are used when touched */
   int64_t done;
   pthread_mutex_t busy;
