@@ -91,13 +91,13 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
   tide_opts hooks;
   (tide_opts_init)(&hooks);
   if (!tide__options(&hooks, sizeof hooks, opts))
-    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "tide_opts.size is %u, expected %zu: "
+    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "opts.size is %u, expected %zu: "
                             "call tide_opts_init, and set nothing that this version does not know",
                             opts->size, sizeof *opts);
   if (hooks.abi && hooks.abi != TIDE_ABI)
-    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "the host was compiled for ABI %d of "
-                            "tide, this library has ABI %d; take header and library from one "
-                            "version", hooks.abi, TIDE_ABI);
+    return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "opts.abi: the host was compiled for "
+                            "ABI %d of tide, this library has ABI %d; take header and library "
+                            "from one version", hooks.abi, TIDE_ABI);
   if (!hooks.tensor_alloc != !hooks.tensor_free)
     return tide__refuse_new("ctx_new", msg, nmsg, TIDE_E_ARG, "expected both tensor_alloc and "
                             "tensor_free, or none");

@@ -204,7 +204,7 @@ static int move_reduce_scatter(tide__mpi_comm *s, tide__coll *c)
 typedef struct span { char *p; int64_t n; int dtype; size_t size; } span;
 typedef int (*span_fn)(tide__mpi_comm *s, tide__coll *c, const span *v);
 
-/* Returns the part of v that rank q combines, or all of it, to be sent from v and received there. */
+/* Returns the part of v that rank q combines, or all of it: sent from v and received there. */
 static tide__part share_of(tide__mpi_comm *s, const tide__coll *c, const span *v, int q, bool whole)
 {
   tide__slice share = {0, v->n};
