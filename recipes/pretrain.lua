@@ -22,7 +22,8 @@ local option = options.option
 
 local rows = {
    { 'from', nil, 'published folder or checkpoint whose model and weights are learnt on from; its '
-     .. 'configuration replaces the options of the model', type = 'string' },
+     .. 'configuration replaces the options of the model, and its tokenizer reads the text',
+     type = 'string' },
    { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
      also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
@@ -57,7 +58,7 @@ local function make_model(tide, opt, corpus)
       return family(config(opt, corpus.vocab_size), o)
    end
    local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from, o)
-   if model.config.vocab_size < corpus.vocab_size then
+   if corpus.vocab_size and model.config.vocab_size < corpus.vocab_size then
       err.usage('pretrain', '--from %s: its vocabulary of %d is smaller than that of the data, %d',
          opt.from, model.config.vocab_size, corpus.vocab_size)
    end

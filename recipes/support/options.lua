@@ -13,7 +13,7 @@ local before_model = {
    { 'records', false, '--data are JSON Lines of chats, pairs or texts, a document each; masks '
      .. 'leave labels to answers', also = { 'jsonl' } },
    { 'chat-template', nil, 'a template, or the folder of a model that has one, for --records of '
-     .. 'chats', type = 'string' },
+     .. 'chats; not given: that beside the tokenizer', type = 'string' },
    { 'train-on', nil, 'a role whose messages count; may be given several times; not given: '
      .. 'generation blocks of the template, or the assistant', type = 'string', list = true },
    { 'skip-bad', false, 'leave broken --records out and count them; else the first one ends the '
@@ -21,9 +21,10 @@ local before_model = {
    { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
      .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
    { 'tokenizer', nil, 'folder or file of a tokenizer (tokenizer.json, ...) for text; not given: '
-     .. 'bytes', type = 'string' },
+     .. 'that of --from, else bytes', type = 'string' },
    { 'binary', false, 'take files as bytes whatever they hold, not text alone' },
-   { 'vocab', 0, 'vocabulary size of .bin files (text needs none)', min = 0 },
+   { 'vocab', 0, 'vocabulary size of .bin files; text needs none, and a larger one leaves ids '
+     .. 'unused', min = 0 },
    { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',
      also = { 'output', 'output-dir', 'save' } },
    { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults; a '

@@ -21,17 +21,32 @@ local function own_sources(name)
    return list
 end
 
--- The template of --chat-template: a file, or the one in a folder.
-local function template_of(tide, path)
-   if fs.is_dir(path) then return tide.chat.load(path) end
-   return tide.chat.template(fs.read('chat.template', path))
+-- The folder of the model that is learnt on from: the run's own where that goes on.
+local function home(opt)
+   if opt.from and opt.resume then return opt.resume_from or opt.out end
+   return opt.from
+end
+
+-- The template of --chat-template: a file, or the one in a folder. Not given: the one beside the
+-- tokenizer, if there is one.
+local function template_of(tide, path, beside)
+   if path and fs.is_dir(path) then return tide.chat.load(path) end
+   if path then return tide.chat.template(fs.read('chat.template', path)) end
+   local found = beside and fs.is_dir(beside) and tide.chat.folder.templates(beside) or {}
+   return next(found) and tide.chat.load(beside) or nil
+end
+
+-- The tokenizer of --tokenizer, else that of --from, and its folder or file; nil: bytes.
+local function tokenizer_of(job, tide, opt)
+   if opt.tokenizer then return job:check(tide.tokenizer.load, opt.tokenizer), opt.tokenizer end
+   if home(opt) then return job:check(tide.tokenizer.find, home(opt)) end
 end
 
 local function listed(v) return type(v) == 'string' and { v } or v end
 
 -- JSON Lines as a corpus (--records).
-local function records(job, tide, opt, paths, tok)
-   local template = opt.chat_template and job:check(template_of, tide, opt.chat_template)
+local function records(job, tide, opt, paths, tok, tok_path)
+   local template = job:check(template_of, tide, opt.chat_template, tok_path)
    local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok or tide.data.bytes,
       template = template, train_on = listed(opt.train_on), skip_bad = opt.skip_bad })
    if corpus.bad.count > 0 then
@@ -41,24 +56,33 @@ local function records(job, tide, opt, paths, tok)
    return corpus
 end
 
+-- The size of the vocabulary: that of the tokens, or a larger --vocab. Nil for .bin files that the
+-- model of --from learns from.
+local function vocabulary(job, opt, size)
+   if not size and opt.vocab == 0 and not opt.from then
+      err.usage(job.name, '--vocab is needed for .bin files')
+   end
+   if size and opt.vocab > 0 and opt.vocab < size then
+      err.usage(job.name, '--vocab %d: the data has a vocabulary of %d, and needs no --vocab; a '
+         .. 'larger one leaves ids unused', opt.vocab, size)
+   end
+   return opt.vocab > 0 and opt.vocab or size
+end
+
 -- The corpus of a list of files and folders, with its vocabulary.
 local function read(job, opt, paths)
    local tide = require 'tide'
    local corpus
-   local tok = opt.tokenizer and job:check(tide.tokenizer.load, opt.tokenizer) or nil
+   local tok, tok_path = tokenizer_of(job, tide, opt)
    if opt.records or opt.chat_template then
-      corpus = records(job, tide, opt, paths, tok)
+      corpus = records(job, tide, opt, paths, tok, tok_path)
    else
       corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
          binary = opt.binary, tokenizer = tok,
          cache = tok and fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') or nil })
    end
-   corpus.tokenizer = tok
-   corpus.vocab_size = corpus.vocab_size or tok and tok.vocab_size
-   if not corpus.vocab_size and opt.vocab == 0 then
-      err.usage(job.name, '--vocab is needed for .bin files')
-   end
-   corpus.vocab_size = corpus.vocab_size or opt.vocab
+   corpus.tokenizer, corpus.tokenizer_path = tok, tok_path
+   corpus.vocab_size = vocabulary(job, opt, corpus.vocab_size or tok and tok.vocab_size)
    return corpus
 end
 
@@ -76,11 +100,13 @@ end
 -- Several corpora as one, whose parts the sampler draws from by weights.
 local function mixed(job, tide, opt, corpora, weights)
    local all = { kind = corpora[1].kind, tokenizer = corpora[1].tokenizer, files = 0,
-      vocab_size = 0, parts = {} }
+      tokenizer_path = corpora[1].tokenizer_path, parts = {} }
    local train, val = {}, {}
    for i, corpus in ipairs(corpora) do
       all.files = all.files + corpus.files
-      all.vocab_size = math.max(all.vocab_size, corpus.vocab_size)
+      if corpus.vocab_size then
+         all.vocab_size = math.max(all.vocab_size or 0, corpus.vocab_size)
+      end
       train[i] = corpus.train
       if corpus.val.count > 0 then val[#val + 1] = corpus.val end
       local cu = opt.packed and (corpus.cu or opt.eos >= 0
@@ -154,10 +180,11 @@ end
 -- where the other recipes look.
 function text.keep_tokenizer(job, opt, corpus)
    if not (corpus.tokenizer and job.first) then return end
-   local is_dir = fs.is_dir(opt.tokenizer)
-   local folder = is_dir and opt.tokenizer or opt.tokenizer:match '^(.*)/[^/]*$' or '.'
+   local from = opt.tokenizer or corpus.tokenizer_path
+   local folder = fs.is_dir(from) and from or from:match '^(.*)/[^/]*$' or '.'
+   if fs.absolute(folder) == fs.absolute(opt.out) then return end
    for _, name in ipairs(fs.list(job.name, folder)) do
-      local whole = name == opt.tokenizer:match '[^/]*$'
+      local whole = name == from:match '[^/]*$'
       if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
          or name == 'tekken.json' or name == 'special_tokens_map.json' then
          local path = fs.join(folder, name)

@@ -1,5 +1,7 @@
 -- Recipes on JSON Lines of chats, and on several data sets by weights.
 
+local tide = require 'tide'
+local fs = require 'tide.util.fs'
 local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
@@ -90,6 +92,109 @@ describe('recipes/generate.lua', function()
          assert.equal(all:sub(1, at - 1) .. '\n', out)
          assert.are_not.equal(all, ok(words .. ' --repetition-penalty 5'))
          assert.matches('does not go with --ids', refused(words .. '--ids "1 2" --stop a'), 1, true)
+      end)
+   end)
+end)
+
+describe('recipes/pretrain.lua beside a model', function()
+   -- Calls fn(dir, folder of a model of 420 ids with tokenizer and template).
+   local function with_model(fn)
+      with_data(function(dir)
+         local folder = dir .. '/m'
+         tide.model.save(tide.model.llama({ vocab_size = 420, hidden_size = 16,
+            num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 24 },
+            { seed = 5 }), folder)
+         local value = tide.json.decode(fs.read('spec', 'spec/golden/tokenizer/gpt2.json'))
+         write(folder .. '/tokenizer.json', tide.json.encode(value.tokenizer))
+         write(folder .. '/tokenizer_config.json', '{"eos_token":"<|endoftext|>"}')
+         write(folder .. '/chat_template.jinja', '{% for m in messages %}{{ m.role }}: '
+            .. '{{ m.content }}{{ eos_token }}{% endfor %}')
+         write(folder .. '/chats.jsonl', ('{"messages":[{"role":"user","content":"what?"},'
+            .. '{"role":"assistant","content":"the quick function returns"}]}\n'):rep(200))
+         return fn(dir, folder)
+      end)
+   end
+
+   it('reads chats by the tokenizer and the template of a model, with or without it', function()
+      with_model(function(dir, folder)
+         local words = ('pretrain.lua --records --data %s/chats.jsonl --out %s/run --overwrite')
+            :format(folder, dir) .. small
+         local out = ok(words .. '--tokenizer ' .. folder)
+         local count = out:match '(%d+) training tokens'
+         out = ok(words .. '--from ' .. folder)
+         assert.equal(count, out:match '(%d+) training tokens')
+         for _, name in ipairs { 'tokenizer.json', 'chat_template.jinja' } do
+            assert.equal(fs.read('spec', folder .. '/' .. name),
+               fs.read('spec', dir .. '/run/' .. name))
+         end
+      end)
+   end)
+
+   it('goes on with the tokenizer of the run, which is exported with it', function()
+      with_model(function(dir, folder)
+         write(dir .. '/text.txt', ('the quick function returns '):rep(400))
+         local words = ('pretrain.lua --data %s/text.txt --out %s/run'):format(dir, dir)
+         ok(words .. ' --from ' .. folder .. small)
+         fs.remove_dir('spec', folder)
+         assert.matches('step 7/7', ok('pretrain.lua --resume --steps 7 --out ' .. dir .. '/run'))
+         tide.model.export(dir .. '/run', dir .. '/out')
+         assert.equal(420, tide.tokenizer.load(dir .. '/out').vocab_size)
+      end)
+   end)
+
+   it('refuses a vocabulary that is too small, and takes a larger one', function()
+      with_model(function(dir, folder)
+         local words = ('pretrain.lua --records --data %s/chats.jsonl --out %s/run '
+            .. '--tokenizer %s'):format(folder, dir, folder) .. small
+         assert.matches('--vocab 100: the data has a vocabulary of 420',
+            refused(words .. '--vocab 100'), 1, true)
+         ok(words .. '--vocab 512')
+         assert.equal(512, tide.model.load(dir .. '/run').config.vocab_size)
+         tide.model.save(tide.model.llama({ vocab_size = 40, hidden_size = 16,
+            num_hidden_layers = 1, num_attention_heads = 2 }), dir .. '/small')
+         assert.matches('its vocabulary of 40 is smaller than that of the data, 420',
+            refused(words .. '--overwrite --from ' .. dir .. '/small'), 1, true)
+         assert.matches('neither a tokenizer.json', refused(words .. '--overwrite --tokenizer '
+            .. folder .. '/chats.jsonl'), 1, true)
+      end)
+   end)
+
+   it('refuses files that are not what their names say, with and without tokenizer', function()
+      with_model(function(dir, folder)
+         local ids, wide = {}, {}
+         for i = 1, 4000 do
+            ids[i] = string.char(i * 7 % 160, i % 2)
+            wide[i] = string.char(i * 7 % 256, i % 251, i % 2, 0)
+         end
+         local index = 'MMIDIDX\0\0' .. ('\1\0'):rep(200)
+         write(dir .. '/elf.txt', '\127ELF\2\1\1\0\0\0')
+         write(dir .. '/elf.bin', '\127ELF\2\1\1\0\0\0')
+         write(dir .. '/idx.bin', index)
+         write(dir .. '/idx.txt', index)
+         write(dir .. '/u16.bin', table.concat(ids))
+         write(dir .. '/u32.bin', table.concat(wide))
+         write(dir .. '/gz.bin', '\31\139\8\0\7\7\7')
+         local rows = {
+            { 'elf.txt', 'it is a program' }, { 'elf.bin', 'it is a program' },
+            { 'idx.txt', 'it is the index of a Megatron data set' },
+            { 'idx.bin', 'it is the index of a Megatron data set' },
+            { 'gz.bin', 'no multiple of the token width 2; it is compressed with gzip' },
+            { 'u32.bin --vocab 420', 'as if ids had 4 bytes' },
+            { 'u16.bin --vocab 420 --token-bytes 4', "the model's vocab_size is 420" },
+            { 'elf.txt --records', 'is no JSON Lines: it is a program' },
+            { 'u16.bin --records', 'it holds bytes of 0' },
+         }
+         for _, row in ipairs(rows) do
+            for _, more in ipairs { '', ' --tokenizer ' .. folder } do
+               local words = ('pretrain.lua --out %s/run --data %s/%s%s'):format(dir, dir, row[1],
+                  more)
+               assert.matches(row[2], refused(words .. small), 1, true)
+            end
+         end
+         local words = ('pretrain.lua --out %s/run --data %s/u16.bin '):format(dir, dir) .. small
+         assert.matches("is id %d+; the model's vocab_size is 256", refused(words .. '--vocab 256'))
+         assert.matches('--vocab is needed', refused(words), 1, true)
+         ok(words .. '--from ' .. folder)
       end)
    end)
 end)

@@ -52,7 +52,8 @@ end
 -- Returns the text of a chat and the ranges that count; or nil and what is wrong with it.
 local function chat_text(example, o)
    if not o.template then
-      return nil, 'the record is a chat, and there is no template to write it with (template)'
+      return nil, 'the record is a chat, and there is no template to write it with (template, '
+         .. '--chat-template)'
    end
    local variables = { tools = example.tools, add_generation_prompt = false }
    local ok, text, ranges = pcall(o.template.render, o.template, example.messages, variables)
@@ -149,7 +150,8 @@ local function read_file(path, o, bad)
       end
       local message = place .. ': ' .. problem
       if not o.skip_bad then
-         err.raise('E_FORMAT', op, '%s (skip_bad = true leaves such records out and counts them)',
+         err.raise('E_FORMAT', op, '%s (skip_bad = true, --skip-bad, leaves such records out and '
+            .. 'counts them)',
             message)
       end
       bad.count = bad.count + 1

@@ -144,8 +144,9 @@ local function layout(op, path, f, given)
    end
    local width = raw_width(op, path, f, size, given)
    if size % width ~= 0 then
-      err.raise('E_FORMAT', op, '%s: %d bytes is no multiple of the token width %d', path, size,
-         width)
+      what = kind.of(head)
+      err.raise('E_FORMAT', op, '%s: %d bytes is no multiple of the token width %d%s', path, size,
+         width, what and '; ' .. what or '')
    end
    return 0, width, size / width
 end

@@ -7,7 +7,8 @@ local rows = {
    { 'max-shard', '5GB', 'most bytes of a file of weights' },
    { 'dtype', nil, 'of the weights; not given: as they are stored', type = 'string',
      choices = { 'f32', 'bf16', 'f16', 'f64' } },
-   { 'tokenizer', nil, 'folder whose tokenizer files are copied', type = 'string' },
+   { 'tokenizer', nil, 'folder whose tokenizer files are copied; not given: the run',
+      type = 'string' },
    { 'overwrite', false, 'replace a folder that is not empty' },
 }
 

@@ -15,6 +15,7 @@ local fs = require 'tide.util.fs'
 local nn = require 'tide.nn'
 local stored = require 'tide.pretrained.stored'
 local state = require 'tide.train.state'
+local tokenizer_file = require 'tide.tokenizer.file'
 
 local op = 'model.save'
 
@@ -75,7 +76,8 @@ end
 -- Files of a tokenizer, which are copied as they are.
 local tokenizer_files = { 'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
    'special_tokens_map.json', 'added_tokens.json', 'vocab.json', 'merges.txt', 'vocab.txt',
-   'chat_template.jinja', 'chat_template.json', 'tekken.json', 'spiece.model' }
+   'chat_template.jinja', 'chat_template.json', 'tekken.json', 'spiece.model',
+   'sentencepiece.bpe.model' }
 
 local function copy_tokenizer(staged, from)
    for _, name in ipairs(from and tokenizer_files or {}) do
@@ -295,13 +297,13 @@ function save.model(model, dir, opts)
    return write_folder(source, o)
 end
 
--- Writes a checkpoint, or the newest of a run, as a published folder. opts: as of save. One rank
--- calls it, and holds the tensors of one file at a time.
+-- Writes a checkpoint, or the newest of a run, as a published folder, with the tokenizer of the
+-- run. opts: as of save. One rank calls it, and holds the tensors of one file at a time.
 function save.export(where, dir, opts)
    local o = options_of('model.export', dir, opts)
    err.type('model.export', 'where', where, 'string')
    local source, store = source_of_checkpoint(where, o.dtype)
-   source.tokenizer = o.tokenizer
+   source.tokenizer = o.tokenizer or tokenizer_file.place(where)
    local written = write_folder(source, o)
    store:close()
    return written

@@ -101,11 +101,18 @@ function file.load(made, path)
    return made(d, special, config, hash_of(path, folder))
 end
 
--- Returns the tokenizer in a folder or in the one above; nil if neither has a file of one.
-function file.find(made, path)
+-- Returns which of a folder and the one above it has a tokenizer, and its file; nil: neither.
+function file.place(path)
    for _, folder in ipairs { path, path:match '^(.*)/[^/]+/*$' or '.' } do
-      if fs.is_dir(folder) and file_in(folder) then return file.load(made, folder) end
+      local found = fs.is_dir(folder) and file_in(folder)
+      if found then return folder, found end
    end
+end
+
+-- Returns the tokenizer in a folder or in the one above, and which; nil: neither has one.
+function file.find(made, path)
+   local folder = file.place(path)
+   if folder then return file.load(made, folder), folder end
 end
 
 return file

@@ -163,8 +163,8 @@ function tokenizer.load(path)
    return require('tide.tokenizer.file').load(made, path)
 end
 
--- Returns the tokenizer in a folder or in the one above it, as that of a run above its checkpoints;
--- nil: there is no file of one.
+-- Returns the tokenizer in a folder or in the one above it, as that of a run above its checkpoints,
+-- and the folder; nil: there is no file of one.
 function tokenizer.find(path)
    err.type('tokenizer.find', 'path', path, 'string')
    return require('tide.tokenizer.file').find(made, path)

@@ -201,7 +201,7 @@ local function check_mesh(self)
 end
 
 -- Options that are paths of what a run reads, also when it is gone on with.
-local paths = { 'data', 'val_data', 'chat_template' }
+local paths = { 'data', 'val_data', 'chat_template', 'tokenizer' }
 
 -- The paths of an option from the root of the file system.
 local function absolute(data)
