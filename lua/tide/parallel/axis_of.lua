@@ -14,9 +14,12 @@ local function talks(v)
    return type(v) == 'table' and type(v.all_reduce) == 'function'
 end
 
-signature.kind('axis', 'an axis of a mesh or a communicator', function(v)
+local text = 'an axis of a mesh or a communicator'
+
+local function is_axis(v)
    return type(v) == 'table' and type(v.size) == 'number' and type(v.rank) == 'number'
-end, 'tide.Comm')
+end
+signature.kind('axis', text, is_axis, 'tide.Comm')
 
 -- Whether v may be a mesh, an axis or a communicator; a table of options may not.
 function axis_of.is_ranks(v)
@@ -43,6 +46,6 @@ end
 
 return setmetatable(axis_of, { __call = function(_, op, name, v, plain)
    local comm = talks(v) and v or type(v) == 'table' and talks(v.comm) and v.comm or nil
-   signature.check(op, name, comm ~= nil and v or plain and v or nil, 'axis')
+   if not is_axis(v) or not (comm or plain) then err.arg(op, name, text, v) end
    return comm or v, v.size, v.rank
 end })

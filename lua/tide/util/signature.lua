@@ -331,7 +331,9 @@ local types = {}
 function signature.check(op, name, v, text, known)
    local row, values = types[text] or row_of('value: ' .. text), {}
    types[text] = row
-   for k, n in each(known or {}) do values[k], values['[' .. k] = n, n end
+   if known then
+      for k, n in each(known) do values[k], values['[' .. k] = n, n end
+   end
    return read(row, op, v, values, name)
 end
 
