@@ -348,6 +348,7 @@ function tide.model.gemma3.new(config, opts) end
 tide.model.gemma3.family = {}
 function tide.model.gemma3.family.complete(c) end
 function tide.model.gemma3.family.layer(c, i, mixer, mlp) end
+function tide.model.generation(model) end
 ---@class tide.model.gpt2
 tide.model.gpt2 = {}
 function tide.model.gpt2.new(config, opts) end
@@ -1263,7 +1264,7 @@ tide.train.sample = {}
 function tide.train.sample.batch(model, prompts, opts) end
 ---@param model tide.Module
 ---@param prompt string|integer[]
----@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function }
+---@param opts? { temperature?: number, top_k?: integer, top_p?: number, min_p?: number, repetition_penalty?: number, presence_penalty?: number, frequency_penalty?: number, tokens?: integer, seed?: integer, stop?: any, stop_strings?: string[], tokenizer?: table, device?: string, context?: integer, on_token?: function, on_text?: function, cache?: table }
 function tide.train.sample.generate(model, prompt, opts) end
 ---@param logits table
 ---@param u number

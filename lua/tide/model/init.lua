@@ -6,6 +6,7 @@ return require 'tide.util.lazy' ('model', {
    gemma2 = 'gemma2', gemma3 = 'gemma3', mamba2 = 'mamba2',
    hybrid = 'hybrid', bamba = 'bamba', gpt2 = 'gpt2', vision = 'vision',
    load = { 'tide.pretrained.load', 'model' }, fill = { 'tide.pretrained.load', 'fill' },
+   generation = { 'tide.pretrained.generation', 'options' },
    save = { 'tide.pretrained.save', 'model' },
    export = { 'tide.pretrained.save', 'export' },
 })

@@ -71,12 +71,12 @@ function Answer:add(id)
    end
    self.ids[#self.ids + 1], self.all[#self.all + 1] = id, id
    self.seen[id], self.said[id] = (self.seen[id] or 0) + 1, (self.said[id] or 0) + 1
-   if self.o.on_token then self.o.on_token(id, self.row) end
+   if self.o.on_token and self.o.on_token(id, self.row) == 'stop' then self.reason = 'callback' end
    if self.stream and add_text(self, self.stream:push(id)) then self.reason = 'stop_string' end
 end
 
 -- Ends the answer. Returns { ids, text, reason }: text where there is a tokenizer; reason 'stop'
--- (an id), 'stop_string' or 'length'.
+-- (an id), 'stop_string', 'callback' (on_token) or 'length'.
 function Answer:finish()
    if self.stream and self.reason ~= 'stop_string' then
       local stopped = add_text(self, self.stream:finish())

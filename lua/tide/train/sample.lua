@@ -3,12 +3,11 @@
 -- `pick` is pure. `generate` keeps keys, values and states of earlier tokens; when the context is
 -- full it starts again from its second half.
 
-local causal_lm = require 'tide.model.causal_lm'
-local class = require 'tide.class'
 local answers = require 'tide.train.answer'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 local pick = require 'tide.train.pick'
+local rows_ = require 'tide.train.rows'
 local signature = require 'tide.util.signature'
 
 local sample = {}
@@ -25,25 +24,6 @@ end
 
 -- ---- one group of prompts ----------------------------------------------------------------------
 
-local function new_caches(model)
-   local caches = {}
-   for i = 1, model.config.num_hidden_layers do caches[i] = {} end
-   return caches
-end
-
--- Logits after each row of ids, which follow the tokens already in the caches: a list of lists.
-local function advance(tide, model, rows, start, caches, device)
-   local n = #rows[1]
-   local x = tide.tensor(rows, { dtype = 'i64', device = device })
-   local positions = tide.arange(start, start + n, 1, { dtype = 'i64', device = device })
-      :reshape(1, n)
-   if #rows > 1 then positions = positions:expand(#rows, n):contiguous() end
-   local at = { positions = positions, caches = caches }
-   if class.is(model, causal_lm) then at.last_only = true end
-   local logits = model(x, at)
-   return logits:select(2, logits:size(2)):float():tolist()
-end
-
 -- The last n entries of a list.
 local function tail(list, n)
    local out = {}
@@ -51,39 +31,63 @@ local function tail(list, n)
    return out
 end
 
--- Draws the next id of each answer that goes on; the others repeat their last one, so that all keep
--- one length. Returns the rows that follow, and whether any answer goes on.
-local function draw_rows(group, logits, i, length, o)
-   local rows, goes_on = {}, false
+-- Draws the next id of each answer that goes on; the others repeat their last one, so that their
+-- rows stay. Returns whether any answer goes on.
+local function draw_rows(group, logits, i, o)
+   local goes_on = false
    for r, answer in ipairs(group) do
       if not answer.reason then
          pick.penalise(logits[r], answer.seen, answer.said, o)
          answer:add(pick.draw(o.op, logits[r], hash.mix(o.seed + answer.row - 1, i) / 2^32, o))
       end
-      local all = answer.all
-      all[length + 1] = all[length + 1] or all[length]
-      rows[r] = { all[length + 1] }
       goes_on = goes_on or not answer.reason
    end
-   return rows, goes_on
+   return goes_on
 end
 
--- Continues answers whose prompts have one length.
-local function run_group(tide, model, group, o)
-   local context = o.context or model.config.max_position_embeddings or math.huge
-   local caches, start, pending = nil, 0, nil
-   local goes_on, length = true, #group[1].all
+-- The ids of each answer that a model reads anew: all in its window, or the second half of the
+-- context where that is full.
+local function windows(group, context)
+   local lists = {}
+   for r, answer in ipairs(group) do
+      local n = answer.window and answer.window + 1 or #answer.all
+      answer.window = n > context and math.floor(context / 2) or n
+      lists[r] = tail(answer.all, answer.window)
+   end
+   return lists
+end
+
+-- Whether an answer's window has no room for another token, or holds none yet.
+local function is_full(group, context)
+   for _, answer in ipairs(group) do
+      local n = answer.window
+      if not answer.reason and (not n or n + 1 > context) then return true end
+   end
+   return false
+end
+
+-- Continues the answers of a group together. Answers that have ended leave it when the others are
+-- read anew.
+local function run_group(rows, group, o)
+   local context, goes_on = rows.context, true
    for i = 1, o.tokens do
       if not goes_on then break end
-      if not caches or start + 1 > context then
-         caches, start, pending = new_caches(model), 0, {}
-         local keep = length > context and math.floor(context / 2) or length
-         for r, answer in ipairs(group) do pending[r] = tail(answer.all, keep) end
+      local logits
+      if is_full(group, context) then
+         local going = {}
+         for _, answer in ipairs(group) do
+            if not answer.reason then going[#going + 1] = answer end
+         end
+         group = going
+         logits = rows:begin(windows(group, context))
+      else
+         local lists = {}
+         for r, answer in ipairs(group) do
+            lists[r], answer.window = { answer.all[#answer.all] }, answer.window + 1
+         end
+         logits = rows:advance(lists)
       end
-      local logits = advance(tide, model, pending, start, caches, o.device)
-      start = start + #pending[1]
-      pending, goes_on = draw_rows(group, logits, i, length, o)
-      length = length + 1
+      goes_on = draw_rows(group, logits, i, o)
    end
 end
 
@@ -118,20 +122,44 @@ local function settled(op, model, o)
    return o
 end
 
+-- The columns for a call: those that opts.cache keeps, if they are of this model, or new ones.
+local function columns(model, o)
+   local context = o.context or model.config.max_position_embeddings or math.huge
+   local kept = o.cache and o.cache.rows
+   if not kept or kept.model ~= model or kept.device ~= o.device then
+      kept = rows_.new(model, context, o.device)
+   end
+   kept.context = context
+   if o.cache then o.cache.rows = kept end
+   return kept
+end
+
+-- Groups of answers that run together: all, where the model takes rows of different lengths.
+local function grouped(model, list)
+   if rows_.takes_ragged(model) then return { list } end
+   local groups, by_length = {}, {}
+   for _, answer in ipairs(list) do
+      local n = #answer.all
+      if not by_length[n] then
+         by_length[n] = {}
+         groups[#groups + 1] = by_length[n]
+      end
+      table.insert(by_length[n], answer)
+   end
+   return groups
+end
+
 -- Continues all prompts; returns their results in order.
 local function continue(op, model, prompts, o)
-   local tide, list, groups, lengths = require 'tide', {}, {}, {}
+   local list = {}
    for row, ids in ipairs(prompts) do
       local name = #prompts == 1 and 'prompt' or ('prompts[%d]'):format(row)
-      local answer = answers.new(ids_of(op, name, ids, o), o, row)
-      local n = #answer.all
-      if not groups[n] then groups[n], lengths[#lengths + 1] = {}, n end
-      list[row], groups[n][#groups[n] + 1] = answer, answer
+      list[row] = answers.new(ids_of(op, name, ids, o), o, row)
    end
    local was_training = model.training
    model:eval()
-   local ok, problem = pcall(tide.no_grad, function()
-      for _, n in ipairs(lengths) do run_group(tide, model, groups[n], o) end
+   local ok, problem = pcall(require('tide').no_grad, function()
+      for _, group in ipairs(grouped(model, list)) do run_group(columns(model, o), group, o) end
    end)
    model:train(was_training)
    if not ok then error(problem, 0) end
@@ -140,17 +168,18 @@ local function continue(op, model, prompts, o)
 end
 
 -- Continues a list of ids or, with a tokenizer, a text. Returns the list of new ids, and a table
--- { ids, text, reason }: text where there is a tokenizer, without the stop string; reason 'stop',
--- 'stop_string' or 'length'.
+-- { ids, text, reason }: text where there is a tokenizer, without the stop string; reason 'stop'
+-- (an id), 'stop_string', 'callback' (on_token) or 'length'.
 function sample.generate(model, prompt, opts)
    local op = 'train.sample.generate'
    local result = continue(op, model, { prompt }, settled(op, model, opts))[1]
    return result.ids, result
 end
 
--- Continues several prompts, those of equal length together. Returns a list of
--- { ids, text, reason }, in order. Prompt number r is drawn as generate draws it with the seed
--- `seed + r - 1`; the callbacks get r as second argument.
+-- Continues several prompts of any lengths together; models whose rotary frequencies depend on the
+-- length take those of equal length together. Returns a list of { ids, text, reason }, in order.
+-- Prompt number r is drawn as generate draws it with the seed `seed + r - 1`; the callbacks get r
+-- as second argument.
 function sample.batch(model, prompts, opts)
    local op = 'train.sample.batch'
    if #prompts == 0 then err.arg(op, 'prompts', 'at least one prompt', 'an empty list') end
@@ -173,11 +202,13 @@ local going_on = {
    'tokenizer: table? -- of tide.tokenizer, or tide.data.bytes: prompts and answers as text',
    'device: string? -- of the model',
    'context: integer? >= 2 -- most tokens seen at once; by default as the model was trained',
-   'on_token: function? -- called with each id',
+   "on_token: function? -- called with each id; returns 'stop' to end the answer",
    'on_text: function? -- called with each piece of text; characters come whole',
 }
 return signature.doors('train.sample', sample, {
    pick = { 'logits: table; u: number in [0, 1]', opts = { drawing, going_on } },
-   generate = { 'model: module; prompt: string | integer[]', opts = { drawing, going_on } },
+   generate = { 'model: module; prompt: string | integer[]', opts = { drawing, going_on,
+      'cache: table? -- empty at first: keeps keys, values and states, which the next call with it '
+      .. 'takes up where its ids begin alike' } },
    batch = { 'model: module; prompts: table', opts = { drawing, going_on } },
 })

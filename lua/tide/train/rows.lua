@@ -1,0 +1,141 @@
+-- The tokens of several answers that a model reads together, with their keys, values and states.
+--
+-- Rows of different lengths are padded on the left: the last column is the last token of every
+-- row, padding is document -1 for attention and a sequence of its own for Mamba, and positions
+-- count from a row's first token.
+
+local tide = require 'tide'
+local causal_lm = require 'tide.model.causal_lm'
+local class = require 'tide.class'
+
+local rows = {}
+
+local Rows = {}
+Rows.__index = Rows
+
+-- Returns the columns of a model. context: most tokens of a row; device: of the model.
+function rows.new(model, context, device)
+   return setmetatable({ model = model, context = context, device = device }, Rows)
+end
+
+-- Whether rotary frequencies depend on the longest row of a call.
+local function has_varying_rope(model)
+   for _, entry in ipairs(model:named_modules()) do
+      local rope = rawget(entry.module, 'rope')
+      if rope and rope.trained_length then return true end
+   end
+   return false
+end
+
+-- Whether the model takes rows of different lengths in one call.
+function rows.takes_ragged(model)
+   return class.is(model, causal_lm) and not has_varying_rope(model)
+end
+
+local function new_caches(model)
+   local caches = {}
+   for i = 1, model.config.num_hidden_layers do caches[i] = {} end
+   return caches
+end
+
+-- ---- taking up earlier tokens ------------------------------------------------------------------
+
+-- Whether tokens can be taken from the end of all caches: those of attention hold one entry each.
+local function can_shorten(caches)
+   for _, cache in ipairs(caches) do
+      if cache.state or cache.conv then return false end
+   end
+   return true
+end
+
+local function shorten(caches, n)
+   for _, cache in ipairs(caches) do
+      if cache.k and cache.k:size(2) > n then
+         cache.k = cache.k:narrow(2, 1, n):contiguous()
+         cache.v = cache.v:narrow(2, 1, n):contiguous()
+      end
+   end
+end
+
+-- Returns how many of the tokens in the caches begin the list, at least one of which is left to
+-- read; 0 where they cannot be used.
+local function shared(self, list)
+   local fed, n = self.fed, 0
+   if not fed or has_varying_rope(self.model) then return 0 end
+   while n < #fed and n < #list - 1 and fed[n + 1] == list[n + 1] do n = n + 1 end
+   return (n == #fed or can_shorten(self.caches)) and n or 0
+end
+
+-- ---- calls -------------------------------------------------------------------------------------
+
+-- Position i64 [B, T] and (document, column) i32 [B, T, 2] of columns after self.width.
+local function places(self, T)
+   local positions, index = {}, {}
+   for r, lead in ipairs(self.leads) do
+      positions[r], index[r] = {}, {}
+      for t = 1, T do
+         local column = self.width + t - 1
+         positions[r][t] = math.max(0, math.min(column - lead, self.context - 1))
+         index[r][t] = { column < lead and -1 or 0, column }
+      end
+   end
+   return tide.tensor(positions, { dtype = 'i64', device = self.device }),
+      tide.tensor(index, { dtype = 'i32', device = self.device })
+end
+
+local function place(self, n, T)
+   local at = { caches = self.caches }
+   if class.is(self.model, causal_lm) then at.last_only = true end
+   if self.leads then
+      at.positions, at.q_index = places(self, T)
+      self.index = self.index and tide.cat({ self.index, at.q_index }, 2) or at.q_index
+      at.k_index = self.index
+      return at
+   end
+   at.positions = tide.arange(self.width, self.width + T, 1, { dtype = 'i64',
+      device = self.device }):reshape(1, T)
+   if n > 1 then at.positions = at.positions:expand(n, T):contiguous() end
+   return at
+end
+
+-- Reads one list of ids per row, all of one length, after those before. Returns the logits behind
+-- each row: a list of lists.
+function Rows:advance(lists)
+   local fed, T = self.fed, #lists[1]
+   self.fed = nil                      -- unknown if the call fails half-way
+   local x = tide.tensor(lists, { dtype = 'i64', device = self.device })
+   local logits = self.model(x, place(self, #lists, T))
+   self.width = self.width + T
+   for _, id in ipairs(fed and lists[1] or {}) do fed[#fed + 1] = id end
+   self.fed = fed
+   return logits:select(2, logits:size(2)):float():tolist()
+end
+
+-- Forgets what was read, but what begins the one list of ids, and reads the lists, of any lengths.
+-- Returns as advance does.
+function Rows:begin(lists)
+   local n = #lists == 1 and shared(self, lists[1]) or 0
+   if n > 0 then
+      shorten(self.caches, n)
+      self.width, self.fed = n, {}
+      local rest = {}
+      for i, id in ipairs(lists[1]) do
+         if i <= n then self.fed[i] = id else rest[i - n] = id end
+      end
+      return self:advance { rest }
+   end
+   self.caches, self.width, self.index, self.leads = new_caches(self.model), 0, nil, nil
+   self.fed = #lists == 1 and {} or nil
+   local most, least = 0, math.huge
+   for _, list in ipairs(lists) do most, least = math.max(most, #list), math.min(least, #list) end
+   if most == least then return self:advance(lists) end
+   local padded = {}
+   self.leads = {}
+   for r, list in ipairs(lists) do
+      self.leads[r], padded[r] = most - #list, {}
+      for i = 1, most do padded[r][i] = list[i - most + #list] or 0 end
+   end
+   return self:advance(padded)
+end
+
+return rows
