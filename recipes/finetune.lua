@@ -4,6 +4,7 @@
 --    tide run -n 2 recipes/finetune.lua --mesh.dp 2 ..         two data-parallel ranks
 --    tide run -n 4 recipes/finetune.lua --mesh.dp_shard 2 --mesh.cp 2 ..
 --    tide run -n 2 recipes/finetune.lua --mesh.tp 2 --sequence-parallel ..
+--    tide run recipes/finetune.lua --lora.rank 16 ..           adapters alone are trained
 --    tide run recipes/finetune.lua --out runs/sft --resume     all options as they were
 --
 -- Chats are packed into rows, each seen by itself; labels are what the assistant says. A step gives
@@ -22,22 +23,25 @@ local text = require 'recipes.support.text'
 local words = {
    { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
-   { 'train_on', '--train-on' },
+   { 'train_on', '--train-on' }, { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
 }
 
--- The model on the null device: of the run that is gone on with, or of --from.
+-- The model on the null device: of the run that is gone on with, or of --from; with --lora.rank all
+-- of it is frozen but its adapters.
 local function make_model(tide, opt)
-   return tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
-      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' }):train()
+   local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
+      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+   chats.adapt(tide, opt, model)
+   return model:train()
 end
 
 local function train(self, opt)
    local tide = require 'tide'
    if not opt.from then err.usage('finetune', '--from is needed: the model to learn on from') end
-   opt.lr = opt.lr or 2e-5
 
    -- The model, which has no bytes yet, and the chats as its tokens.
    local model = self:check(make_model, tide, opt)
+   opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
    local corpus = chats.corpus(self, opt, model)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
@@ -48,8 +52,8 @@ local function train(self, opt)
          accum = opt.accum, device = opt.device })
    end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
-      init = false })
-   if not opt.resume then self:check(tide.model.fill, spread, opt.from) end
+      init = model.adapter ~= nil })
+   if not opt.resume then chats.fill(self, opt, spread) end
 
    -- Which chats make up which step, and how many steps there are.
    local sampler = chats.sampler(self, opt, corpus, spread.data)
@@ -84,7 +88,7 @@ local function train(self, opt)
          run.best.since, run.best.step)
    end
    text.summary(self, opt, corpus, result)
-   chats.export(self, opt, chats.chosen(opt, run, result))
+   chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
 end
 
 return job.main({ name = 'finetune', title = 'fine-tune a model on chats',

@@ -385,6 +385,7 @@ function tide.model.llama:embedding() end
 function tide.model.llama:flops_per_token(seq) end
 function tide.model.llama:hidden(ids_BT, opts) end
 function tide.model.load(dir, opts) end
+function tide.model.load_adapter(what, dir) end
 ---@class tide.model.mamba2
 tide.model.mamba2 = {}
 function tide.model.mamba2.new(config, opts) end
@@ -426,6 +427,7 @@ tide.model.qwen3.family = {}
 function tide.model.qwen3.family.complete(c) end
 function tide.model.qwen3.family.layer(c, i, mixer) end
 function tide.model.save(model, dir, opts) end
+function tide.model.save_adapter(what, dir, opts) end
 ---@class tide.model.smollm3
 tide.model.smollm3 = {}
 function tide.model.smollm3.new(config, opts) end
@@ -574,6 +576,24 @@ tide.nn.context = {}
 function tide.nn.context.check_shift(op, c) end
 function tide.nn.context.for_layer(op, layer, at) end
 function tide.nn.context.of(op, opts, ids) end
+tide.nn.lora = {}
+---@param model tide.Module
+---@param opts? { rank?: integer, alpha?: number, targets?: string|string[], dropout?: number, rslora?: boolean, seed?: integer }
+function tide.nn.lora.attach(model, opts) end
+function tide.nn.lora.change(A, B, scale) end
+function tide.nn.lora.is_name(name) end
+---@param model tide.Module
+function tide.nn.lora.layers(model) end
+---@param model tide.Module
+function tide.nn.lora.merge(model) end
+---@param model tide.Module
+function tide.nn.lora.remove(model) end
+function tide.nn.lora.scale(adapter) end
+---@param model tide.Module
+function tide.nn.lora.unmerge(model) end
+---@param model tide.Module
+---@param fn function
+function tide.nn.lora.without(model, fn) end
 tide.nn.loss = {}
 ---@param labels tide.Tensor
 function tide.nn.loss.count(labels, ignore) end

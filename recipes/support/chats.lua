@@ -33,9 +33,43 @@ chats.rows = {
      .. 'ones, and export that one', also = { 'load-best-model-at-end' } },
    { 'patience', 0, 'evaluations without a lower validation loss after which the run ends, with '
      .. '--keep-best; 0: never', min = 0, also = { 'early-stopping-patience' } },
-   { 'export', nil, 'published folder that is written at the end; not given: model in --out',
-     type = 'string' },
+   { 'lora.rank', 0, 'train adapters of this rank beside frozen weights; 0: train all weights',
+     min = 0, also = { 'lora-r', 'lora-rank', 'r' } },
+   { 'lora.alpha', nil, 'changes are multiplied by alpha / rank; not given: 2 --lora.rank',
+     type = 'number', min = 1e-9, also = { 'lora-alpha' } },
+   { 'lora.targets', 'all-linear', "ends of paths of Linear layers ('q_proj|v_proj'; '*' is one "
+     .. 'name), or all of them but the output head', also = { 'target-modules' } },
+   { 'lora.dropout', 0, 'of what enters the adapters', type = 'number', min = 0, max = 0.99,
+     also = { 'lora-dropout' } },
+   { 'lora.rslora', false, 'multiply by alpha / sqrt(rank)', also = { 'use-rslora' } },
+   { 'adapter', nil, 'folder of an adapter (PEFT) of --from that is learnt on from, in place of '
+     .. '--lora.rank', type = 'string' },
+   { 'export', nil, 'published folder that is written at the end, adapters merged; not given: '
+     .. 'model in --out, or of adapters none', type = 'string' },
 }
+
+-- Gives the model, which has no bytes yet, the adapters that are asked for.
+function chats.adapt(tide, opt, model)
+   local o = opt.lora
+   if opt.resume or o.rank == 0 and not opt.adapter then return end
+   if rawget(model, 'adapter') then
+      err.usage('finetune', '--from %s has adapters, which are learnt on; leave out %s, or begin '
+         .. 'with a folder in which they are merged (tide export)', opt.from,
+         opt.adapter and '--adapter' or '--lora.rank')
+   elseif opt.adapter then
+      if o.rank > 0 then err.usage('finetune', '--adapter and --lora.rank: give one of them') end
+      return tide.model.load_adapter(model, opt.adapter)
+   end
+   tide.nn.lora.attach(model, { rank = o.rank, alpha = o.alpha, targets = o.targets,
+      dropout = o.dropout, rslora = o.rslora })
+end
+
+-- Reads the weights of --from, and of --adapter, into what plan:materialise gave.
+function chats.fill(job, opt, spread)
+   local tide = require 'tide'
+   job:check(tide.model.fill, spread, opt.from)
+   if opt.adapter then job:check(tide.model.load_adapter, spread, opt.adapter) end
+end
 
 -- How these differ from the options of pretraining (see support.options).
 chats.change = {
@@ -136,11 +170,18 @@ function chats.chosen(opt, run, result)
    return run.best and fs.join(opt.out, checkpoint.name(run.best.step)) or result.folder
 end
 
--- Writes the checkpoint as a published folder, on one rank.
-function chats.export(job, opt, folder)
+-- Writes the checkpoint as a published folder, or the adapters of it, on one rank.
+function chats.export(job, opt, folder, is_adapted)
    if not job.first then return end
+   local tide = require 'tide'
+   if is_adapted then
+      local dir = fs.join(opt.out, 'adapter')
+      job:check(tide.model.save_adapter, folder, dir, { dtype = opt.dtype, base = opt.from })
+      job:print('the adapters of %s are written as %s', folder, dir)
+      if not opt.export then return end
+   end
    local dir = opt.export or fs.join(opt.out, 'model')
-   job:check(require('tide').model.export, folder, dir, { dtype = opt.dtype, overwrite = true,
+   job:check(tide.model.export, folder, dir, { dtype = opt.dtype, overwrite = true,
       tokenizer = opt.out })
    job:print('%s is written as %s', folder, dir)
 end

@@ -2,67 +2,12 @@
 -- stop, exact resumption, folders that are read again, and what newcomers get wrong.
 
 local tide = require 'tide'
+local case = require 'spec.recipe.finetune_case'
 local fs = require 'tide.util.fs'
-local recipe = require 'spec.support.recipe'
-local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
-local function ok(n, words)
-   local out, status = recipe.ranks(n, words)
-   assert.equal(0, status, out)
-   return out
-end
-
-local function bad(words, text)
-   local out, status = recipe.ranks(1, words)
-   assert.is_true(status == 1 or status == 2, status .. ': ' .. out)
-   assert.is_nil(out:find('stack traceback', 1, true), out)
-   assert.matches(text, out, 1, true)
-end
-
-local template = '{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}'
-   .. '{% if add_generation_prompt %}<assistant>{% endif %}'
-
-local function chats(n)
-   local list = {}
-   for i = 1, n do
-      list[i] = ('{"messages": [{"role": "user", "content": "say %d%s"}, {"role": "assistant", '
-         .. '"content": "%s"}]}\n'):format(i % 9, ('x'):rep(i % 37),
-         ('yes %d '):format(i % 9):rep(1 + i % 11))
-   end
-   return table.concat(list)
-end
-
-local config = { vocab_size = 258, hidden_size = 16, num_hidden_layers = 2,
-   num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 24,
-   max_position_embeddings = 128 }
-
--- Calls fn(dir, the words of a run) with a model in dir/m and chats in dir/c.jsonl.
-local function with_data(fn)
-   tmp.with(function(dir)
-      tide.model.save(tide.model.llama(config, { seed = 5 }), dir .. '/m')
-      write(dir .. '/m/chat_template.jinja', template)
-      write(dir .. '/c.jsonl', chats(80))
-      local words = ('finetune.lua --threads 1 --from %s/m --seq 96 --batch 4 --lr 3e-3 '
-         .. '--val-every 3 --save-every 0 '):format(dir)
-      fn(dir, ('%s--data %s/c.jsonl '):format(words, dir), words)
-   end)
-end
-
-local function losses(out)
-   local list = {}
-   for line in io.lines(out .. '/metrics.jsonl') do
-      list[#list + 1] = tonumber(line:match '"loss":([%d.e+-]+)')
-   end
-   return list
-end
-
-local function same_losses(a, b)
-   assert.equal(#a, #b)
-   for i = 1, #a do
-      assert.is_true(math.abs(a[i] - b[i]) <= 1e-6 * a[i], ('%d: %.9g %.9g'):format(i, a[i], b[i]))
-   end
-end
+local ok, bad, losses, same_losses = case.ok, case.bad, case.losses, case.same_losses
+local with_data = case.with_data
 
 local meshes = {
    { 2, '--mesh.dp 2' }, { 4, '--mesh.dp_shard 2 --mesh.cp 2' },
@@ -114,12 +59,12 @@ describe('recipes/finetune.lua', function()
          assert.equal(tonumber(best) + 2, tonumber(at))
          assert.matches(('step-%08d is written as'):format(best), out, 1, true)
          assert.is_true(fs.exists(('%s/stop/step-%08d/manifest.json'):format(dir, at)))
-         out = ok(1, 'finetune.lua --resume --out ' .. dir .. '/stop')
+         out = ok(1, '--resume --out ' .. dir .. '/stop')
          assert.matches('ended at step ' .. at, out, 1, true)
 
          words = words .. '--keep-best --keep 9 '
          ok(1, words .. '--steps 8 --save-every 5 --out ' .. dir .. '/a')
-         ok(1, ('finetune.lua --resume-from %s/a/step-00000005 --out %s/b'):format(dir, dir))
+         ok(1, ('--resume-from %s/a/step-00000005 --out %s/b'):format(dir, dir))
          for _, name in ipairs { 'model', 'optim' } do
             name = ('/step-00000008/%s.safetensors'):format(name)
             local a = fs.read('spec', dir .. '/a' .. name)
@@ -136,8 +81,8 @@ describe('recipes/finetune.lua', function()
             write(dir .. '/x.jsonl', text)
             return ('%s%s--data %s/x.jsonl'):format(without_data, run, dir)
          end
-         bad('finetune.lua --data x', '--from is needed')
-         bad('finetune.lua --from ' .. dir .. '/m', '--data is needed')
+         bad('--data x', '--from is needed')
+         bad('--from ' .. dir .. '/m', '--data is needed')
          bad(words .. '--from ' .. dir, 'LATEST')
          bad(data '{"messages": []}\n', 'x.jsonl, line 1: messages: expected at least one entry')
          bad(data '{"messages": [{"role": "user", "content": "a"}]}\n',

@@ -235,7 +235,15 @@ function family.build(op, plain, opts, make)
    check_plain(op, plain)
    if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end
    local name = family.saved(op, plain)
-   return require('tide.model')[name](config_of(name, plain.config), opts)
+   local model = require('tide.model')[name](config_of(name, plain.config), opts)
+   if plain.adapter then family.adapt(model, plain.adapter) end
+   return model
+end
+
+-- Gives a model the adapters that a checkpoint describes (see nn.lora).
+function family.adapt(model, adapter)
+   require('tide.nn.lora').attach(model, { rank = adapter.rank, alpha = adapter.alpha,
+      dropout = adapter.dropout, rslora = adapter.rslora, targets = adapter.modules })
 end
 
 return family

@@ -8,5 +8,7 @@ return require 'tide.util.lazy' ('model', {
    load = { 'tide.pretrained.load', 'model' }, fill = { 'tide.pretrained.load', 'fill' },
    generation = { 'tide.pretrained.generation', 'options' },
    save = { 'tide.pretrained.save', 'model' },
+   save_adapter = { 'tide.pretrained.adapter', 'save' },
+   load_adapter = { 'tide.pretrained.adapter', 'load' },
    export = { 'tide.pretrained.save', 'export' },
 })

@@ -47,13 +47,15 @@ function Linear:tp(style, on)
       if self.nout % k ~= 0 then on:refuse('%d rows are no %d equal blocks', self.nout, k) end
       on:check_size('the number of rows', self.nout / k)
       local how = { dim = 1, blocks = given and given.blocks or k }
-      return { cut = { weight = how, bias = self.bias and how }, gives = 'S(-1)',
+      return { cut = { weight = how, bias = self.bias and how, lora_B = self.lora_B and how },
+         gives = 'S(-1)',
          after = given and given.after, done = function(n) self.nout = n end }
    elseif style.shard == 'columns' then
       if style.blocks ~= 1 then on:refuse 'fused blocks are rows, not columns' end
       on:check_size('the number of columns', self.nin)
-      return { cut = { weight = { dim = 2, blocks = given and given.blocks } }, takes = 'S(-1)',
-         gives = 'P', late = 'bias', done = function(n) self.nin = n end }
+      local how = { dim = 2, blocks = given and given.blocks }
+      return { cut = { weight = how, lora_A = self.lora_A and how }, takes = 'S(-1)', gives = 'P',
+         late = 'bias', done = function(n) self.nin = n end }
    end
    on:refuse('a Linear cannot be %s', tostring(style))
 end

@@ -11,6 +11,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local layout = require 'tide.parallel.fsdp.layout'
+local lora = require 'tide.nn.lora'
 local nn = require 'tide.nn'
 local states = require 'tide.nn.state'
 
@@ -118,15 +119,22 @@ local function fill(store, name, offset, size, t)
    end)
 end
 
+-- Adapters of a model keep their first values where the files have none.
+local function is_new(store, name)
+   return lora.is_name(name) and not store:shape('model', name)
+end
+
 local function fill_whole(store, model)
    for _, e in ipairs(model:named_parameters()) do
-      fill(store, e.name, dims.zeros(e.param.ndim), e.param.shape, e.param:detach())
+      if not is_new(store, e.name) then
+         fill(store, e.name, dims.zeros(e.param.ndim), e.param.shape, e.param:detach())
+      end
    end
 end
 
 local function fill_pieces(store, sharded)
    for _, p in ipairs(sharded:named_parameters()) do
-      for _, part in ipairs(p.parts) do
+      for _, part in ipairs(is_new(store, p.name) and {} or p.parts) do
          fill(store, p.name, part.offset, part.size, layout.view(p.param:detach(), part))
       end
    end

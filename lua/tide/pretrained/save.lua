@@ -3,6 +3,7 @@
 -- not there.
 
 local tide = require 'tide'
+local adapter = require 'tide.pretrained.adapter'
 local card = require 'tide.pretrained.card'
 local checkpoint = require 'tide.train.checkpoint'
 local class = require 'tide.class'
@@ -185,7 +186,11 @@ end
 
 -- A source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on the host,
 -- dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
-local function source_of(plain, rows, read, dtype)
+local function source_of(plain, rows, read, dtype, is_merged)
+   if plain.adapter then
+      rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
+      plain = { config = plain.config, family = plain.family }
+   end
    rows, read = as_stored(plain, rows, read)
    local source, counts = { plain = plain, names = {}, numel = 0 }, {}
    for name, row in each(rows) do
@@ -216,9 +221,11 @@ local function source_of_model(model, dtype)
          .. 'configuration describes', model.class_name)
    end
    local tensors = model:state_dict()
-   return source_of({ config = family.config(model), family = own }, tensors, function(name)
-      return tensors[name]:to 'cpu'
-   end, dtype)
+   local adapted = rawget(model, '_adapter')
+   return source_of({ config = family.config(model), family = own,
+      adapter = rawget(model, 'adapter') }, tensors, function(name)
+         return tensors[name]:to 'cpu'
+      end, dtype, adapted and adapted.merged)
 end
 
 -- Of a checkpoint, or the newest of a run.
@@ -285,7 +292,8 @@ end
 --    dtype      of the weights: 'f32', 'bf16', 'f16', 'f64'; default: as they are
 --    overwrite  true: replace a folder that is not empty
 --    tokenizer  folder whose tokenizer files are copied
--- Of a sharded model all ranks call it. Returns dir.
+-- Changes of adapters (nn.lora) are merged into the weights. Of a sharded model all ranks call it.
+-- Returns dir.
 function save.model(model, dir, opts)
    local o = options_of(op, dir, opts)
    if type(model) == 'table' and model.is_sharded then return save_sharded(model, o) end

@@ -74,11 +74,11 @@ end
 
 local is_half = { bf16 = true, f16 = true }
 
--- Dtypes of a bucket of parameters stored as `dtype`.
-local function dtypes_of(o, dtype)
+-- Dtypes of a bucket of parameters stored as `dtype`. Frozen ones need no copy in f32.
+local function dtypes_of(o, dtype, trained)
    local compute = o.mp.param_dtype or dtype
    local shard = dtype
-   if is_half[compute] or is_half[dtype] then
+   if trained and (is_half[compute] or is_half[dtype]) then
       shard = o.preserve_fp32_weights and 'f32' or compute
    end
    local reduce = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute
@@ -87,8 +87,8 @@ end
 
 local function bucket_opts(self)
    local o = self.opts
-   return function(dtype)
-      local compute, shard, reduce = dtypes_of(o, dtype)
+   return function(dtype, trained)
+      local compute, shard, reduce = dtypes_of(o, dtype, trained)
       return {
          comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
          reduce_dtype = reduce, device = self.device, offload = o.cpu_offload, seed = o.seed,

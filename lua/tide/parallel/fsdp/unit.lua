@@ -15,7 +15,7 @@ local function split(entries)
    for _, e in ipairs(entries) do
       local key = e.dtype .. (e.requires_grad and '+' or '-')
       if not by_key[key] then
-         by_key[key] = { dtype = e.dtype }
+         by_key[key] = { dtype = e.dtype, trained = e.requires_grad }
          list[#list + 1] = by_key[key]
       end
       table.insert(by_key[key], e)
@@ -23,12 +23,12 @@ local function split(entries)
    return list
 end
 
--- desc: name, modules, is_last. bucket_opts(dtype): options of a bucket.
+-- desc: name, modules, is_last. bucket_opts(dtype, trained): options of a bucket.
 function Unit:init(desc, entries, bucket_opts)
    self.name, self.modules, self.is_last = desc.name, desc.modules, desc.is_last
    self.entries, self.buckets, self.numel = entries, {}, 0
    for i, list in ipairs(split(entries)) do
-      self.buckets[i] = Bucket(list, bucket_opts(list.dtype))
+      self.buckets[i] = Bucket(list, bucket_opts(list.dtype, list.trained))
       self.numel = self.numel + self.buckets[i].layout.total
    end
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0

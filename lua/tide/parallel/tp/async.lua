@@ -178,7 +178,7 @@ end
 function tp_async.row(module, env, style)
    layer.around(module, function(next, self, h)
       local at = ring_for(env, h:size(2))
-      if not at then return next(self, h) end
+      if not at or wrap.find(self, 'lora', 'forward') then return next(self, h) end
       return layer.add_late(env, style, self, linear_scatter(h, at, self.weight), 'bias')
    end, { name = 'tp.ring' })
 end

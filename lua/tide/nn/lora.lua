@@ -1,0 +1,280 @@
+-- LoRA: low-rank adapters beside the weights of Linear layers, which are frozen.
+--
+--    nn.lora.attach(model, { rank = 16, alpha = 32, targets = 'q_proj|v_proj' })
+--    local optim = tide.optim.AdamW(model, { lr = 2e-4 })      -- adapters alone get gradients
+--    nn.lora.merge(model)                                      -- W + scale B A in place of W
+--
+-- A layer y = x W' becomes x W' + scale (x A') B', A [rank, in] as PEFT draws it and B [out, rank]
+-- zeros, so that a model starts as it was. A and B are parameters lora_A and lora_B of the layer
+-- itself: names of the base stay, tensor parallelism cuts B with the rows of the weight or A with
+-- its columns (Linear:tp), and sharding gathers frozen parameters and reduces the others. Attach
+-- before any of these. model.adapter is the description, which checkpoints keep.
+--
+-- The wrap stands inside that of tensor parallelism, and so sees this rank's parts.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
+local spread = require 'tide.nn.spread'
+local weight = require 'tide.nn.weight'
+local wrap = require 'tide.nn.wrap'
+local Linear = require 'tide.nn.linear'
+
+local lora = {}
+
+local op = 'nn.lora.attach'
+
+-- ---- which layers ------------------------------------------------------------------------------
+
+-- The Linear layers that can be adapted, { path, m } each: all but the output head, which is used
+-- as a weight alone.
+function lora.layers(model)
+   local head = model.head_loss and model:head().id
+   local list = {}
+   model:walk(function(m, path)
+      if class.is(m, Linear) and m.weight.id ~= head then
+         list[#list + 1] = { path = path, m = m }
+      end
+   end)
+   return list
+end
+
+-- Names as PEFT understands them: the end of a path, at a dot; '*' is one name.
+local function matches(path, target)
+   local pattern = target:gsub('[%^%$%(%)%%%.%[%]%+%-%?]', '%%%0'):gsub('%*', '[^.]+')
+   return ('.' .. path):find('%.' .. pattern .. '$') ~= nil
+end
+
+local function last_names(list)
+   local names, seen = {}, {}
+   for _, entry in ipairs(list) do
+      local name = entry.path:match '[^.]*$'
+      if not seen[name] then
+         seen[name] = true
+         names[#names + 1] = name
+      end
+   end
+   return names
+end
+
+local function refuse_target(model, list, target)
+   for _, entry in ipairs(model:named_modules()) do
+      if matches(entry.name, target) then
+         err.raise('E_UNSUPPORTED', op, "targets: '%s' is of class %s; adapters are for Linear "
+            .. 'layers but the output head, here %s', entry.name, entry.module.class_name,
+            table.concat(last_names(list), ', '))
+      end
+   end
+   local names = last_names(list)
+   err.raise('E_ARG', op, "targets: '%s' matches no layer%s (those of the model: %s; all: "
+      .. 'all-linear)', target, near.hint(target, names), table.concat(names, ', '))
+end
+
+-- Words of targets: a text 'q_proj|v_proj', or a list of such.
+local function words_of(targets)
+   local words = {}
+   for _, text in ipairs(type(targets) == 'table' and targets or { targets }) do
+      for word in err.type(op, 'targets', text, 'string'):gmatch '[^|,%s]+' do
+         words[#words + 1] = word
+      end
+   end
+   if #words == 0 then err.arg(op, 'targets', "names of layers, or 'all-linear'", targets) end
+   return words
+end
+
+-- The layers { path, m } that targets name, in the order of the model.
+local function chosen(model, targets)
+   local all, list, used = lora.layers(model), {}, {}
+   if #all == 0 then err.raise('E_ARG', op, 'the model has no Linear layer') end
+   if targets == 'all-linear' then return all end
+   local words = words_of(targets)
+   for _, entry in ipairs(all) do
+      local found = false
+      for _, word in ipairs(words) do
+         if matches(entry.path, word) then found, used[word] = true, true end
+      end
+      if found then list[#list + 1] = entry end
+   end
+   for _, word in ipairs(words) do
+      if not used[word] then refuse_target(model, all, word) end
+   end
+   return list
+end
+
+-- ---- what a layer computes ---------------------------------------------------------------------
+
+-- scale (x A') B', of this rank's parts.
+local function change_of(self, x, o)
+   if o.dropout > 0 and self.training then x = tide.dropout(x, o.dropout) end
+   local h = tide.linear(x, self.lora_A)
+   h = private.replace(h, h * o.scale)
+   return private.replace(h, tide.linear(h, self.lora_B))
+end
+
+local function add_wrap(m, o)
+   m:wrap('lora', function(next, self, x)
+      local y = next(self, x)
+      if o.merged then return y end
+      local change = change_of(self, x, o)
+      local sum = private.replace(y, y + change)
+      private.spend(change)
+      return sum
+   end, { of = 'forward', order = wrap.order.lora, by = 'lora' })
+end
+
+-- Gives a layer its parameters.
+local function adapt(entry, rank, o, seed)
+   local m, like = entry.m, { dtype = entry.m.weight.dtype, device = entry.m.weight.device }
+   m:param('lora_A', { rank, m.nin }, { kind = 'kaiming', fan_in = m.nin, gain = 1 / math.sqrt(3) },
+      like)
+   m:param('lora_B', { m.nout, rank }, 'zeros', like)
+   if like.device ~= 'null' then
+      tide.no_grad(function()
+         for _, field in ipairs { 'lora_A', 'lora_B' } do
+            weight.fill(m[field], m._spec[field],
+               { seed = seed, path = entry.path .. '.' .. field })
+         end
+      end)
+   end
+   add_wrap(m, o)
+end
+
+-- ---- doors -------------------------------------------------------------------------------------
+
+local function check_ranks(list, rank)
+   for _, entry in ipairs(list) do
+      local most = math.min(entry.m.nin, entry.m.nout)
+      if rank > most then
+         err.raise('E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; give at most %d, "
+            .. 'or leave the layer out of targets', rank, entry.path, entry.m.nin, entry.m.nout,
+            most)
+      end
+   end
+end
+
+-- The factor of a change: alpha / rank, with rslora alpha / sqrt(rank).
+function lora.scale(adapter)
+   return adapter.alpha / (adapter.rslora and math.sqrt(adapter.rank) or adapter.rank)
+end
+
+-- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
+-- model.adapter: { rank, alpha, dropout, rslora, modules (their paths) }. E_STATE: the model has
+-- adapters, or is spread over ranks already.
+function lora.attach(model, opts)
+   if rawget(model, 'adapter') then
+      err.raise('E_STATE', op, 'the model has adapters already; merge and remove them first, or go '
+         .. 'on with them')
+   end
+   spread.check_whole(op, model, 'attach adapters first')
+   local list = chosen(model, opts.targets)
+   check_ranks(list, opts.rank)
+   local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
+      rslora = opts.rslora, modules = {} }
+   local o = { scale = lora.scale(adapter), dropout = opts.dropout, merged = false }
+   model:requires_grad_(false)
+   for i, entry in ipairs(list) do
+      adapt(entry, opts.rank, o, opts.seed)
+      adapter.modules[i] = entry.path
+   end
+   rawset(model, 'adapter', adapter)
+   rawset(model, '_adapter', o)
+   return adapter
+end
+
+-- Whether a parameter's name is that of an adapter.
+function lora.is_name(name) return ('.' .. name):find '%.lora_[AB]$' ~= nil end
+
+-- The adapters of a model; raises without any, or where merge would not reach what is trained.
+local function adapted(name, model)
+   local adapter = rawget(model, 'adapter')
+   if not adapter then err.raise('E_STATE', name, 'the model has no adapters') end
+   if spread.of(model).inside then
+      err.raise('E_STATE', name, 'the model is sharded; save it with tide.model.save_adapter, or '
+         .. 'its checkpoint with tide.model.export, which merges')
+   end
+   return adapter, rawget(model, '_adapter')
+end
+
+-- The change of a weight, in f32: scale B A.
+function lora.change(A, B, scale) return tide.matmul(B:to 'f32', A:to 'f32') * scale end
+
+local function add_changes(model, adapter, scale)
+   tide.no_grad(function()
+      for _, path in ipairs(adapter.modules) do
+         tide.scope(function()
+            local m = model:get(path)
+            m.weight:copy_(m.weight:to 'f32' + lora.change(m.lora_A, m.lora_B, scale))
+         end)
+      end
+   end)
+end
+
+-- Adds the changes to the weights (in f32, rounded once); the layers then compute with these alone.
+-- Idempotent. Returns model.
+function lora.merge(model)
+   local adapter, o = adapted('nn.lora.merge', model)
+   if not o.merged then add_changes(model, adapter, o.scale) end
+   o.merged = true
+   return model
+end
+
+-- Takes the changes from the weights again: up to rounding they are those before merge. Idempotent.
+-- Returns model.
+function lora.unmerge(model)
+   local adapter, o = adapted('nn.lora.unmerge', model)
+   if o.merged then add_changes(model, adapter, -o.scale) end
+   o.merged = false
+   return model
+end
+
+-- The results of fn() with the adapters off: those of the base model.
+function lora.without(model, fn)
+   local _, o = adapted('nn.lora.without', model)
+   if o.merged then err.raise('E_STATE', 'nn.lora.without', 'the adapters are merged') end
+   err.func('nn.lora.without', 'fn', fn)
+   o.merged = true
+   local results = { pcall(fn) }
+   o.merged = false
+   if not results[1] then error(results[2], 0) end
+   return unpack(results, 2, table.maxn(results))
+end
+
+-- Takes a parameter from a module.
+local function drop(m, name)
+   for i, field in ipairs(m._param) do
+      if field == name then table.remove(m._param, i) end
+   end
+   m._spec[name] = nil
+   rawset(m, name, nil)
+end
+
+-- Removes the adapters: the parameters, the wraps and model.adapter; merged changes stay in the
+-- weights. All parameters are trained again. Returns model.
+function lora.remove(model)
+   local adapter = adapted('nn.lora.remove', model)
+   for _, path in ipairs(adapter.modules) do
+      local m = model:get(path)
+      wrap.drop(m, 'lora', 'forward')
+      for _, field in ipairs { 'lora_A', 'lora_B' } do drop(m, field) end
+   end
+   rawset(model, 'adapter', nil)
+   rawset(model, '_adapter', nil)
+   return model:requires_grad_(true)
+end
+
+return signature.doors('nn.lora', lora, {
+   attach = { 'model: module', opts = {
+      'rank: integer >= 1 = 8 -- columns of B',
+      'alpha: number? > 0 -- changes are multiplied by alpha / rank; 2 rank by default',
+      "targets: string | string[] = 'all-linear' -- ends of paths ('q_proj|v_proj'; '*' is one "
+         .. 'name), or all Linear layers but the output head',
+      'dropout: number in [0, 1) = 0 -- of what enters A',
+      'rslora: boolean = false -- alpha / sqrt(rank) in place of alpha / rank',
+      'seed: integer >= 0 = 0 -- of A' } },
+   layers = 'model: module', merge = 'model: module', unmerge = 'model: module',
+   remove = 'model: module',
+   without = 'model: module; fn: function',
+})

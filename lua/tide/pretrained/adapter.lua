@@ -1,0 +1,311 @@
+-- LoRA adapters as PEFT keeps them: a folder with adapter_config.json and
+-- adapter_model.safetensors, whose tensors are named base_model.model.PATH.lora_A.weight and
+-- .lora_B.weight.
+
+local tide = require 'tide'
+local checkpoint = require 'tide.train.checkpoint'
+local class = require 'tide.class'
+local copy = require 'tide.util.copy'
+local dims = require 'tide.util.dims'
+local dist = require 'tide.comm'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local family = require 'tide.model.family'
+local fs = require 'tide.util.fs'
+local layout = require 'tide.parallel.fsdp.layout'
+local lora = require 'tide.nn.lora'
+local nn = require 'tide.nn'
+local state = require 'tide.train.state'
+local states = require 'tide.nn.state'
+
+local adapter = {}
+
+local config_name, weights_name = 'adapter_config.json', 'adapter_model.safetensors'
+local before = 'base_model.model.'
+
+-- ---- names -------------------------------------------------------------------------------------
+
+-- 'model.layers.0.q_proj.lora_A' as PEFT names it.
+local function published(name) return before .. name .. '.weight' end
+
+-- The same back; nil of other names.
+local function own(name)
+   local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
+   local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
+   if not path then path, which = inner:match '^(.*)%.lora_([AB])%.default%.weight$' end
+   return path and ('%s.lora_%s'):format(path, which)
+end
+
+-- Paths as target_modules: the last names where they say the same, else the paths. all: the paths
+-- of all Linear layers.
+local function targets_of(modules, all)
+   local has, names, seen = {}, {}, {}
+   for _, path in ipairs(modules) do has[path] = true end
+   for _, path in ipairs(all) do
+      local name = path:match '[^.]*$'
+      if has[path] and not seen[name] then
+         seen[name] = true
+         names[#names + 1] = name
+      end
+   end
+   for _, path in ipairs(all) do
+      if seen[path:match '[^.]*$'] and not has[path] then return modules end
+   end
+   return names
+end
+
+-- ---- merged weights ----------------------------------------------------------------------------
+
+-- The rows (name -> { shape, dtype }) of a stored model and its reading without adapters, whose
+-- changes are in the weights. is_merged: they are there already.
+function adapter.merged(description, rows, read, is_merged)
+   local plain, changed, scale = {}, {}, lora.scale(description)
+   for name, row in each(rows) do
+      if not lora.is_name(name) then plain[name] = row end
+   end
+   for _, path in ipairs(description.modules) do changed[path .. '.weight'] = path end
+   return plain, function(name)
+      local t, path = read(name), not is_merged and changed[name]
+      if not path then return t end
+      return tide.no_grad(function()
+         local change = lora.change(read(path .. '.lora_A'), read(path .. '.lora_B'), scale)
+         return (t:to 'f32' + change):to(t.dtype)
+      end)
+   end
+end
+
+-- ---- writing -----------------------------------------------------------------------------------
+
+local function config_of(description, all, base)
+   local null = tide.json.null
+   return { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
+      lora_alpha = description.alpha, lora_dropout = description.dropout,
+      use_rslora = description.rslora, use_dora = false, bias = 'none', fan_in_fan_out = false,
+      inference_mode = true, init_lora_weights = true, modules_to_save = null,
+      base_model_name_or_path = base or null,
+      target_modules = targets_of(description.modules, all) }
+end
+
+local function paths_of(op, plain)
+   local list = {}
+   local bare = { config = plain.config, family = plain.family }
+   for i, entry in ipairs(lora.layers(family.build(op, bare, { device = 'null' }))) do
+      list[i] = entry.path
+   end
+   return list
+end
+
+-- Writes the adapters that read(name) gives.
+local function write(op, dir, plain, read, o)
+   local description = plain.adapter
+   if not description then err.raise('E_STATE', op, 'the model has no adapters') end
+   if plain.family == 'gpt2' then
+      err.raise('E_UNSUPPORTED', op, 'published files of GPT-2 keep several layers in one tensor, '
+         .. 'so adapters of single layers have no name there; write the merged model with '
+         .. 'tide.model.save or export')
+   end
+   local all = plain.family and paths_of(op, plain) or description.modules
+   fs.mkdirs(op, dir)
+   tide.scope(function()
+      local tensors = {}
+      for _, path in ipairs(description.modules) do
+         for _, field in ipairs { '.lora_A', '.lora_B' } do
+            local t = read(path .. field)
+            tensors[published(path .. field)] = (o.dtype and t:to(o.dtype) or t):contiguous()
+         end
+      end
+      fs.io().safetensors_save(fs.join(dir, weights_name), tensors, { format = 'pt' })
+   end)
+   fs.io().fsync_file(fs.join(dir, weights_name))
+   fs.write_json(op, fs.join(dir, config_name), config_of(description, all, o.base))
+   return dir
+end
+
+local function write_checkpoint(op, where, dir, o)
+   local saved = checkpoint.load(where, { model_only = true, lazy = true })
+   local store = saved.store
+   local ok, result = pcall(write, op, dir, saved.plain, function(name)
+      local shape = store:shape('model', name)
+      return store:read('model', name, dims.zeros(#shape), shape, 'cpu')
+   end, o)
+   store:close()
+   if not ok then error(result, 0) end
+   return result
+end
+
+-- The adapters of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
+local function write_sharded(op, sharded, dir, o)
+   local saved, pieces = state.weights(sharded), dir:gsub('(.)/+$', '%1') .. '.pieces'
+   local mine = {}
+   for _, piece in ipairs(saved.pieces.model) do
+      if lora.is_name(piece.name) then mine[#mine + 1] = piece end
+   end
+   saved.pieces.model = mine
+   local at = checkpoint.save(pieces, saved)
+   dist.on_first(saved.comm, op, function()
+      write_checkpoint(op, at, dir, o)
+      fs.remove_dir(op, at)
+      fs.remove_dir(op, pieces)
+   end)
+   return dir
+end
+
+-- Writes the adapters of a model, of what fully_shard returned (all ranks call it), or of a
+-- checkpoint or the newest of a run, as PEFT does. opts: base (what base_model_name_or_path says;
+-- default: the folder that the model was loaded from), dtype. Returns dir.
+function adapter.save(what, dir, opts)
+   local op = 'model.save_adapter'
+   local o = copy(err.options(op, opts, { 'base', 'dtype' }))
+   err.type(op, 'dir', dir, 'string')
+   if type(what) == 'string' then return write_checkpoint(op, what, dir, o) end
+   local model = type(what) == 'table' and what.is_sharded and what.model or what
+   if not class.is(model, nn.Module) then
+      err.arg(op, 'what', 'a model, what fully_shard returned, or the path of a checkpoint', what)
+   end
+   o.base = o.base or model.loaded_from
+   if what.is_sharded then return write_sharded(op, what, dir, o) end
+   local tensors = model:state_dict()
+   return write(op, dir, { config = family.config(model), family = family.of(model),
+      adapter = rawget(model, 'adapter') }, function(name) return tensors[name]:to 'cpu' end, o)
+end
+
+-- ---- reading -----------------------------------------------------------------------------------
+
+-- Fields of adapter_config.json that change what is computed, with the values that do not.
+local neutral = { use_dora = false, bias = 'none', fan_in_fan_out = false, lora_bias = false,
+   use_qalora = false }
+local absent = { 'rank_pattern', 'alpha_pattern', 'modules_to_save', 'layer_replication',
+   'trainable_token_indices', 'target_parameters', 'megatron_config' }
+
+local function check_config(op, path, c)
+   if c.peft_type ~= 'LORA' then
+      err.raise('E_UNSUPPORTED', op, "%s: peft_type is '%s', known is 'LORA'", path,
+         tostring(c.peft_type))
+   end
+   for name, value in each(neutral) do
+      if c[name] ~= nil and c[name] ~= tide.json.null and c[name] ~= value then
+         err.raise('E_UNSUPPORTED', op, '%s: %s = %s is not known here', path, name,
+            tostring(c[name]))
+      end
+   end
+   for _, name in ipairs(absent) do
+      local v = c[name]
+      if v ~= nil and v ~= tide.json.null and not (type(v) == 'table' and next(v) == nil) then
+         err.raise('E_UNSUPPORTED', op, '%s: the field %s is not known here', path, name)
+      end
+   end
+   for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
+end
+
+-- The configuration and the tensors of a folder, by our names.
+local function open(op, dir)
+   local path = fs.join(dir, config_name)
+   if not fs.exists(path) then
+      err.raise('E_IO', op, '%s has no %s; give the folder of an adapter', dir, config_name)
+   end
+   local c = fs.read_json(op, path)
+   check_config(op, path, c)
+   local tensors = {}
+   for name, t in each(checkpoint.tensors(fs.join(dir, weights_name))) do
+      local mine = own(name)
+      if not mine then
+         err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers",
+            fs.join(dir, weights_name), name)
+      end
+      tensors[mine] = t
+   end
+   return c, tensors
+end
+
+local function modules_of(tensors)
+   local list = {}
+   for name in each(tensors) do
+      local path = name:match '^(.*)%.lora_A$'
+      if path then list[#list + 1] = path end
+   end
+   table.sort(list)
+   return list
+end
+
+-- Refuses an adapter whose layers the model does not have.
+local function check_base(op, dir, model, c, modules)
+   local known, missing = {}, {}
+   for _, entry in ipairs(lora.layers(model)) do known[entry.path] = true end
+   for _, path in ipairs(modules) do
+      if not known[path] then missing[#missing + 1] = path end
+   end
+   if #missing == 0 then return end
+   err.raise('E_SHAPE', op, '%s is of another base model (%s): %d of its %d layers are not in this '
+      .. 'one, the first is %s', dir, tostring(c.base_model_name_or_path), #missing, #modules,
+      missing[1])
+end
+
+-- Names and shapes against those of the model's adapters: one error that lists all. whole: name ->
+-- shape.
+local function check_names(op, dir, c, whole, tensors)
+   local stored = {}
+   for name, t in each(tensors) do stored[name] = t.shape end
+   states.refuse(op, states.differences(whole, stored), { 'missing', 'unexpected', 'shape' },
+      ('%s is of another base model (%s) or of other layers: '):format(dir,
+         tostring(c.base_model_name_or_path)))
+end
+
+local function fill_model(op, dir, c, model, tensors)
+   local whole = {}
+   for _, e in ipairs(model:named_parameters()) do
+      if lora.is_name(e.name) then whole[e.name] = e.param.shape end
+   end
+   check_names(op, dir, c, whole, tensors)
+   for _, e in ipairs(model:named_parameters()) do
+      if tensors[e.name] and e.param.device ~= 'null' then
+         e.param:detach():copy_(tensors[e.name])
+      end
+   end
+end
+
+local function fill_sharded(op, dir, c, sharded, tensors)
+   local whole = {}
+   for _, e in ipairs(sharded.entries) do
+      if lora.is_name(e.name) then whole[e.name] = e.whole end
+   end
+   check_names(op, dir, c, whole, tensors)
+   for _, p in ipairs(sharded:named_parameters()) do
+      for _, part in ipairs(tensors[p.name] and p.parts or {}) do
+         layout.view(p.param:detach(), part):copy_(layout.view(tensors[p.name],
+            { at = part.offset, size = part.size }))
+      end
+   end
+   sharded:updated()
+end
+
+-- Reads the adapters in dir into a model, which gets such adapters unless it has some, or into what
+-- plan:materialise gave for one that has them (every rank calls it). Returns what was given.
+-- E_SHAPE: they are of another base model; E_UNSUPPORTED: PEFT's variants that are not known here.
+function adapter.load(what, dir)
+   local op = 'model.load_adapter'
+   err.type(op, 'dir', dir, 'string')
+   local run = type(what) == 'table' and not class.is(what, nn.Module) and what or { model = what }
+   if not class.is(run.model, nn.Module) then
+      err.arg(op, 'what', 'a model, or what plan:materialise gave', what)
+   end
+   local c, tensors = open(op, dir)
+   local modules = modules_of(tensors)
+   check_base(op, dir, run.model, c, modules)
+   if not rawget(run.model, 'adapter') then
+      lora.attach(run.model, { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
+         dropout = type(c.lora_dropout) == 'number' and c.lora_dropout or 0, targets = modules })
+   end
+   tide.no_grad(function()
+      if run.sharded then
+         fill_sharded(op, dir, c, run.sharded, tensors)
+      else
+         fill_model(op, dir, c, run.model, tensors)
+      end
+   end)
+   return what
+end
+
+-- Whether a folder holds an adapter.
+function adapter.is(dir) return fs.exists(fs.join(dir, config_name)) end
+
+return adapter

@@ -1,0 +1,97 @@
+"""What the `peft` package computes with adapters on models of the `transformers` package.
+
+    python spec/golden/lora.py > spec/golden/lora.lua
+
+Weights are sines by the place of the parameter's name in sorted order (see folders.py), those of
+the base first, then those of the adapters by themselves. Written for each variant: config.json, the
+options of the adapters, the loss, three logits, and the norms of the gradients of the adapters in
+the order of their names, all computed in doubles.
+"""
+import json
+import textwrap
+
+import peft
+import torch
+import transformers as T
+
+V = 23
+BASE = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=4, rms_norm_eps=1e-5,
+            max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+CASES = [
+    ("llama_some", "Llama", dict(), dict(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"])),
+    ("llama_all", "Llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+     dict(r=3, lora_alpha=8, target_modules="all-linear", use_rslora=True)),
+    ("qwen3_all", "Qwen3", dict(head_dim=6), dict(r=2, lora_alpha=3, target_modules="all-linear")),
+    ("bamba_mixer", "Bamba", dict(head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8,
+                                  mamba_n_groups=2, mamba_d_state=5, mamba_chunk_size=4,
+                                  attn_layer_indices=[1]),
+     dict(r=3, lora_alpha=6, target_modules=["in_proj", "v_proj"])),
+]
+
+
+def fill(named):
+    with torch.no_grad():
+        for k, name in enumerate(sorted(named)):
+            p = named[name]
+            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
+            if "norm" in name:
+                t = t / 3 + 1
+            p.copy_(t.reshape(p.shape))
+
+
+def inputs():
+    ids, labels = [], []
+    for b in range(2):
+        row = [(7 * i + 3 * b + i * i) % V for i in range(9)]
+        shifted = row[1:] + [-100]
+        if b == 0:
+            shifted[2] = -100
+        ids.append(row)
+        labels.append(shifted)
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+def wrapped(text):
+    return "\n".join(textwrap.wrap(text, 94, break_long_words=False, break_on_hyphens=False))
+
+
+def run(name, kind, extra, options):
+    fields = {**BASE, **extra}
+    if fields["head_dim"] is None:
+        del fields["head_dim"]
+    config = getattr(T, kind + "Config")(**fields)
+    config._attn_implementation = "eager"
+    cls = getattr(T, kind + "ForCausalLM")
+    base = cls(config).double().eval()
+    base.get_input_embeddings().padding_idx = None
+    tied = config.tie_word_embeddings
+    fill({n: p for n, p in base.named_parameters() if not (tied and n.startswith("lm_head"))})
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **options)).double()
+    short = {n.replace("base_model.model.", "").replace(".default.weight", ""): p
+             for n, p in model.named_parameters() if p.requires_grad}
+    fill(short)
+    ids, labels = inputs()
+    logits = model(ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
+    loss.backward()
+    config.architectures = [cls.__name__]
+    targets = options["target_modules"]
+    print(f"   {name} = {{")
+    print("      config = [==[\n" + wrapped(json.dumps(json.loads(config.to_json_string())))
+          + "]==],")
+    print(f"      rank = {options['r']}, alpha = {options['lora_alpha']}, rslora = "
+          + str(options.get("use_rslora", False)).lower() + ", targets = '"
+          + (targets if isinstance(targets, str) else "|".join(targets)) + "',")
+    print(f"      loss = {loss.item():.15g},")
+    picked = [logits[0, 0, 0], logits[1, 8, 22], logits[0, 4, 11]]
+    print("      logits = { " + ", ".join(f"{v.item():.15g}" for v in picked) + " },")
+    norms = ", ".join(f"{float(short[n].grad.norm()):.10g}" for n in sorted(short))
+    print("      grads = {\n" + wrapped(norms) + "\n      },\n   },")
+
+
+print(f"-- Written by spec/golden/lora.py: numbers of the peft package, version {peft.__version__},"
+      f"\n-- on models of transformers {T.__version__}.\n\nreturn {{")
+for case in CASES:
+    run(*case)
+print("}")

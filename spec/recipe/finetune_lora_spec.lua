@@ -1,0 +1,91 @@
+-- recipes/finetune.lua with adapters: equal losses on every mesh, also of Mamba-2 layers, exact
+-- resumption, folders of adapters in and out, and mistakes.
+
+local tide = require 'tide'
+local case = require 'spec.recipe.finetune_case'
+local fs = require 'tide.util.fs'
+
+local ok, bad, losses, same_losses = case.ok, case.bad, case.losses, case.same_losses
+
+local meshes = {
+   { 2, '--mesh.dp 2' }, { 4, '--mesh.dp_shard 2 --mesh.cp 2' },
+   { 2, '--mesh.tp 2 --sequence-parallel --async-tp' },
+   { 2, '--mesh.dp_shard 2 --recompute full --accum 2' },
+}
+
+local hybrid = { vocab_size = 258, hidden_size = 24, hybrid_override_pattern = 'M*-M',
+   num_attention_heads = 4, num_key_value_heads = 2, head_dim = 4, intermediate_size = 22,
+   mamba_num_heads = 6, n_groups = 2, mamba_head_dim = 4, ssm_state_size = 5, chunk_size = 4 }
+
+local ids = tide.tensor({ { 5, 6, 7, 8 } }, { dtype = 'i64' })
+
+-- The largest difference of two models' logits.
+local function off(a, b) return (a(ids) - b(ids)):abs():amax():item() end
+
+describe('adapters in recipes/finetune.lua', function()
+   it('lose on every mesh what they lose on one rank, and are read and merged', function()
+      case.with_data(function(dir, words)
+         words = words .. '--lora.rank 4 --lr 3e-2 --steps 5 '
+         local out = ok(1, words .. '--out ' .. dir .. '/one --export ' .. dir .. '/merged')
+         assert.matches('the adapters of %S+ are written as %S+/one/adapter', out)
+         local one, base = losses(dir .. '/one'), tide.model.load(dir .. '/m')
+         local a = tide.model.load_adapter(tide.model.load(dir .. '/m'), dir .. '/one/adapter')
+         assert.is_true(off(a, base) > 1e-3)
+         assert.is_true(off(a, tide.model.load(dir .. '/merged')) < 1e-5)
+         assert.is_true(off(a, tide.model.load(dir .. '/one')) == 0)
+         for i, mesh in ipairs(meshes) do
+            local to = dir .. '/run' .. i
+            ok(mesh[1], words .. mesh[2] .. ' --out ' .. to)
+            same_losses(one, losses(to))
+            local b = tide.model.load_adapter(tide.model.load(dir .. '/m'), to .. '/adapter')
+            assert.is_true(off(a, b) < 1e-4)
+         end
+      end)
+   end)
+
+   it('of Mamba-2 layers are cut with them', function()
+      case.with_data(function(dir, words)
+         case.save(dir .. '/h', tide.model.hybrid(hybrid, { seed = 3 }))
+         words = ('%s--from %s/h --lora.rank 4 --lora.targets "in_proj|out_proj|up_proj" --lr 3e-2 '
+            .. '--steps 4 '):format(words, dir)
+         ok(1, words .. '--out ' .. dir .. '/one')
+         ok(2, words .. '--mesh.tp 2 --sequence-parallel --out ' .. dir .. '/two')
+         same_losses(losses(dir .. '/one'), losses(dir .. '/two'))
+      end)
+   end)
+
+   it('go on bit for bit, and from a folder of adapters', function()
+      case.with_data(function(dir, words)
+         words = words .. '--lora.targets "q_proj|v_proj" --lora.dropout 0.1 --lr 3e-2 '
+         ok(1, words .. '--lora.rank 4 --steps 6 --save-every 3 --out ' .. dir .. '/a')
+         ok(1, ('--resume-from %s/a/step-00000003 --out %s/b'):format(dir, dir))
+         for _, name in ipairs { 'step-00000006/model', 'step-00000006/optim',
+                                 'adapter/adapter_model' } do
+            local a = fs.read('spec', ('%s/a/%s.safetensors'):format(dir, name))
+            assert.is_true(a == fs.read('spec', ('%s/b/%s.safetensors'):format(dir, name)))
+         end
+         local last = losses(dir .. '/a')
+         ok(2, ('%s--mesh.dp_shard 2 --adapter %s/a/adapter --steps 2 --out %s/c'):format(words,
+            dir, dir))
+         assert.is_true(losses(dir .. '/c')[1] < last[1])
+         ok(1, ('%s--from %s/a --steps 1 --out %s/d'):format(words, dir, dir))
+         bad(('%s--from %s/a --lora.rank 2 --steps 1 --out %s/e'):format(words, dir, dir),
+            'has adapters, which are learnt on; leave out --lora.rank')
+      end)
+   end)
+
+   it('are refused where they do not fit', function()
+      case.with_data(function(dir, words)
+         words = words .. '--steps 2 --out ' .. dir .. '/run '
+         bad(words .. '--lora.rank 4 --lora.targets q_prj',
+            "matches no layer; did you mean 'q_proj'?")
+         bad(words .. '--lora.rank 99', "rank: 99 is larger than 'model.layers.0.self_attn.q_proj'")
+         bad(words .. '--adapter ' .. dir .. '/m', 'has no adapter_config.json')
+         local model = tide.model.llama({ vocab_size = 258, hidden_size = 16,
+            num_hidden_layers = 3, num_attention_heads = 2, intermediate_size = 8 })
+         tide.nn.lora.attach(model, { rank = 2 })
+         tide.model.save_adapter(model, dir .. '/other', { base = 'another' })
+         bad(words .. '--adapter ' .. dir .. '/other', 'is of another base model (another)')
+      end)
+   end)
+end)
