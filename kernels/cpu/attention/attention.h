@@ -256,6 +256,12 @@ void    tide__attn_bf16_bwd_start(const attn_bwd *w, const attn_bwd_scratch *m, 
 void    tide__attn_bf16_bwd_pair(const attn_bwd *w, const attn_bwd_scratch *m, const attn_at *at,
                            int want, float *dk, float *dv);
 
+/* ---- a few queries, f32 or bf16, without a bias: work bytes and the forward ---- */
+
+int     tide__attn_few_takes(const attn *s);
+int64_t tide__attn_few_work(const attn *s, int nthread);
+void    tide__attn_few(const attn *s, const k_call *c);
+
 /* ---- f64: work bytes and kernels ---- */
 
 int64_t tide__attn_f64_work(const k_call *c, int is_bwd);

@@ -6,7 +6,7 @@
  * transposed layout and arXiv 2205.14135, 2307.08691 for the method.
  *
  * Handles f32, and bf16 and f16 through f32 copies; bf16 in tiles is in attention_bf16.c, f64 in
- * attention_f64.c.
+ * attention_f64.c, one to four queries in attention_few.c.
  */
 #include <math.h>
 #include <string.h>
@@ -223,6 +223,7 @@ int64_t tide__attention_work_isa(const k_call *c, int isa)
   job w = { 0 };
   if (c->in[0].dtype == TIDE_F64) return tide__attn_f64_work(c, 0);
   attn_fwd_describe(&w, c, isa);
+  if (tide__attn_few_takes(&w.s)) return tide__attn_few_work(&w.s, c->nthread);
   return tide__attn_mask_bytes(&w.s) + attn_fwd_prepare(&w, 0, c->nthread);
 }
 
@@ -231,6 +232,10 @@ int tide__attention_isa(const k_call *c, int isa)
   job w = { 0 };
   if (c->in[0].dtype == TIDE_F64) return tide__attn_f64(c);
   attn_fwd_describe(&w, c, isa);
+  if (tide__attn_few_takes(&w.s)) {
+    tide__attn_few(&w.s, c);
+    return TIDE_OK;
+  }
   tide__attn_mask_fill(&w.s, c->work);
   attn_fwd_prepare(&w, (char *)c->work + tide__attn_mask_bytes(&w.s), c->nthread);
   tide__pool_tasks(c->nthread, w.s.nb * w.s.nh * w.s.nqb, 1, attn_fwd_run_tasks, &w);

@@ -53,6 +53,7 @@ TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int6
 {
   const cpu_gemm *g = s->g;
   int64_t size = dtype == TIDE_F32 ? 4 : 2, k = g->k, full = k / 16 * 16, p = 0;
+  int64_t ahead = ncol * g->b_cs * size; /* where the next columns are at this k: a column is short */
   const char *col[8];
   __m512 acc[8][8];
 #pragma GCC unroll 8
@@ -67,7 +68,7 @@ TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int6
 #pragma GCC unroll 8
     for (int c = 0; c < ncol; c++) {
       b[c] = vec_load16(col[c], p, dtype, 0xffff);
-      _mm_prefetch(col[c] + p * size + 1024, _MM_HINT_T0);
+      if (!(p * size & 32)) _mm_prefetch(col[c] + p * size + ahead, _MM_HINT_T1);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < nrow; r++) {
