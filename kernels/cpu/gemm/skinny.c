@@ -3,8 +3,9 @@
  * With at most sixteen rows packing B costs more than the product. A is small: it is widened to f32
  * once and stays in cache. If B runs along k (a weight stored [N, K]) columns of C are dot
  * products, several columns at a time to keep several streams of memory active; if it runs along n,
- * rows of B are added up, a few per pass. With AMX and bf16, B running along k is what a tile reads
- * as rows, so C is computed transposed and B is touched by the tile loads alone.
+ * rows of B are added up, a few per pass. In bf16 with B along k, AVX512_BF16 multiplies pairs of k
+ * as they lie in memory, and A is not widened; with AMX such columns are what a tile reads as rows,
+ * so C is computed transposed and B is touched by the tile loads alone.
  *
  * Scratch: [A][thread 0 stage][thread 1 stage]...; a stage holds f32 sums of CHUNK columns. The
  * order of an element's sum depends on k alone.
@@ -43,6 +44,7 @@ typedef struct skinny {
   int64_t kp;
   char   *stages;
   int     tiles;  /* AMX: a holds pairs of k for 16 columns of the transposed product */
+  int     pairs;  /* a holds bf16: multiply-adds on pairs of k */
 } skinny;
 
 /* ---- B runs along k: dot products ---- */
@@ -112,6 +114,73 @@ TIDE_AVX512_INLINE void dot_rows(const skinny *s, float *stage, int64_t j0, int6
 DOT_ROWS(dot_rows_f32, TIDE_F32)
 DOT_ROWS(dot_rows_bf16, TIDE_BF16)
 DOT_ROWS(dot_rows_f16, TIDE_F16)
+
+/* ---- the same in bf16 on pairs of k (vdpbf16ps): A stays bf16, 64 bytes of B a multiply-add ---- */
+
+/* As dots. a: rows of kp elements, zero beyond k. */
+TIDE_AVX512_BF16_INLINE void pair_dots(const skinny *s, float *stage, const uint16_t *a, int64_t j,
+                                       int64_t end, const int ncol, const int nrow)
+{
+  const cpu_gemm *g = s->g;
+  const int64_t full = g->k / 32 * 32, ahead = ncol * g->b_cs;
+  const uint16_t *col[8];
+  __m512 acc[8][8];
+#pragma GCC unroll 8
+  for (int c = 0; c < ncol; c++) {
+    col[c] = (const uint16_t *)g->b + (j + c < end ? j + c : end - 1) * g->b_cs;
+#pragma GCC unroll 8
+    for (int r = 0; r < nrow; r++) acc[c][r] = _mm512_setzero_ps();
+  }
+  for (int64_t p = 0; p < g->k; p += 32) {
+    const __mmask32 mask = p < full ? 0xffffffff : ((__mmask32)1 << (g->k - p)) - 1;
+    __m512i b[8];
+#pragma GCC unroll 8
+    for (int c = 0; c < ncol; c++) {
+      b[c] = p < full ? _mm512_loadu_si512(col[c] + p) : _mm512_maskz_loadu_epi16(mask, col[c] + p);
+      _mm_prefetch(col[c] + p + ahead, _MM_HINT_T1);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < nrow; r++) {
+      const __m512i x = _mm512_loadu_si512(a + r * s->kp + p);
+#pragma GCC unroll 8
+      for (int c = 0; c < ncol; c++)
+        acc[c][r] = _mm512_dpbf16_ps(acc[c][r], (__m512bh)x, (__m512bh)b[c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < ncol; c++)
+#pragma GCC unroll 8
+    for (int r = 0; r < nrow; r++)
+      if (j + c < end) stage[r * CHUNK + c] = _mm512_reduce_add_ps(acc[c][r]);
+}
+
+TIDE_AVX512_BF16_INLINE void pair_rows_of(const skinny *s, float *stage, int64_t j0, int64_t j1,
+                                          const int ncol, const int nrow)
+{
+  const uint16_t *a = (const uint16_t *)s->a;
+  for (int64_t j = j0; j < j1; j += ncol)
+    for (int64_t r = 0; r < s->g->m; r += nrow)
+      pair_dots(s, stage + r * CHUNK + (j - j0), a + r * s->kp, j, j1, ncol, nrow);
+}
+
+TIDE_AVX512_BF16 static void pair_rows(const skinny *s, float *stage, int64_t j0, int64_t j1)
+{
+  if (s->g->m == 1) pair_rows_of(s, stage, j0, j1, 8, 1);
+  else if (s->g->m == 2) pair_rows_of(s, stage, j0, j1, 6, 2);
+  else if (s->g->m <= 4) pair_rows_of(s, stage, j0, j1, 4, 4);
+  else pair_rows_of(s, stage, j0, j1, 3, 8);
+}
+
+/* Copies A to rows of kp, zero beyond k and beyond m. */
+static void copy_a(const skinny *s)
+{
+  const cpu_gemm *g = s->g;
+  uint16_t *to = (uint16_t *)s->a;
+  memset(to, 0, (size_t)(TILE_SKINNY_M * s->kp * 2));
+  for (int64_t r = 0; r < g->m; r++)
+    for (int64_t p = 0; p < g->k; p++)
+      to[r * s->kp + p] = ((const uint16_t *)g->a)[r * g->a_rs + p * g->a_cs];
+}
 
 /* ---- B runs along n: sums of its rows ---- */
 
@@ -259,6 +328,7 @@ static void skinny_run_chunk(const skinny *s, float *stage, int64_t j0, int64_t 
   const cpu_gemm *g = s->g;
   int along_k = g->b_rs == 1;
   if (s->tiles) span_rows(s, stage, j0, j1);
+  else if (s->pairs) pair_rows(s, stage, j0, j1);
   else if (g->ab_dtype == TIDE_F32) (along_k ? dot_rows_f32 : sum_rows_f32)(s, stage, j0, j1);
   else if (g->ab_dtype == TIDE_BF16) (along_k ? dot_rows_bf16 : sum_rows_bf16)(s, stage, j0, j1);
   else (along_k ? dot_rows_f16 : sum_rows_f16)(s, stage, j0, j1);
@@ -294,8 +364,11 @@ void tide__tile_skinny(const cpu_gemm *g, int nthread, void *work, int isa)
 {
   skinny s = {.g = g, .a = work, .kp = i64_round_up(g->k, 32)};
   s.stages = (char *)work + a_bytes(g);
-  s.tiles = g->ab_dtype == TIDE_BF16 && g->b_rs == 1 && (isa & CPU_ISA_AMX);
+  const int bf16 = g->ab_dtype == TIDE_BF16 && g->b_rs == 1;
+  s.tiles = bf16 && (isa & CPU_ISA_AMX);
+  s.pairs = bf16 && !s.tiles && (isa & CPU_ISA_BF16);
   if (s.tiles) pair_a(&s);
+  else if (s.pairs) copy_a(&s);
   else widen_a(&s);
   tide__pool_for(nthread, (g->n - 1) / LEAST_N + 1, 1, run_columns, &s);
 }

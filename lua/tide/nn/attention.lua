@@ -13,6 +13,7 @@ local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local attend = require 'tide.nn.attend'
 local context = require 'tide.nn.context'
+local kv_cache = require 'tide.nn.kv_cache'
 local mask_ = require 'tide.nn.mask'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
@@ -59,16 +60,6 @@ function Attention:init(opts)
       self:child('k_norm', RMSNorm(whole and K * D or D, Module.inner(opts, opts.qk_norm)))
    end
    self:ready(opts)
-end
-
--- Appends this call's keys and values to those of earlier calls; returns all of them.
-local function extend(cache, k_BTKD, v_BTKD)
-   if cache.k then
-      k_BTKD = private.replace(k_BTKD, tide.cat({ cache.k, k_BTKD }, 2))
-      v_BTKD = private.replace(v_BTKD, tide.cat({ cache.v, v_BTKD }, 2))
-   end
-   cache.k, cache.v = private.keep(k_BTKD, v_BTKD)
-   return k_BTKD, v_BTKD
 end
 
 -- Queries, keys and values of x, heads still joined: [B, T, heads D].
@@ -146,7 +137,7 @@ function Attention:forward(x_BTC, at)
    local cache, q_start = at.cache, nil
    if cache then
       q_start = cache.k and cache.k:size(2) or 0
-      k, v = extend(cache, k, v)
+      k, v = kv_cache.extend(cache, k, v)
    end
    local y = private.call(self.attend, self, q, k, v, self:told(at, q_start, x_BTC.device))
    private.spend(q, k, v)
