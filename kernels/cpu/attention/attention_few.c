@@ -55,7 +55,8 @@ static void few_open(few *w, const attn *s)
 
 /* ---- the inner loops, n keys each; ld: distance of their rows ---- */
 
-/* Fetches a row a few rows ahead: rows of one head lie apart, which the processor does not guess. */
+/* Fetches a row AHEAD of this one: rows of a head lie apart, and the processor does not guess
+ * them. */
 TIDE_INLINE void fetch(const void *t, int64_t row, int64_t ld, int64_t d, int size)
 {
   const char *at = (const char *)t + (row + AHEAD) * ld * size;

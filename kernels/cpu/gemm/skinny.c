@@ -55,7 +55,7 @@ TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int6
 {
   const cpu_gemm *g = s->g;
   int64_t size = dtype == TIDE_F32 ? 4 : 2, k = g->k, full = k / 16 * 16, p = 0;
-  int64_t ahead = ncol * g->b_cs * size; /* where the next columns are at this k: a column is short */
+  int64_t ahead = ncol * g->b_cs * size; /* the next columns at this k: a column is short */
   const char *col[8];
   __m512 acc[8][8];
 #pragma GCC unroll 8
@@ -115,7 +115,7 @@ DOT_ROWS(dot_rows_f32, TIDE_F32)
 DOT_ROWS(dot_rows_bf16, TIDE_BF16)
 DOT_ROWS(dot_rows_f16, TIDE_F16)
 
-/* ---- the same in bf16 on pairs of k (vdpbf16ps): A stays bf16, 64 bytes of B a multiply-add ---- */
+/* ---- the same in bf16 on pairs of k (vdpbf16ps) ---- */
 
 /* As dots. a: rows of kp elements, zero beyond k. */
 TIDE_AVX512_BF16_INLINE void pair_dots(const skinny *s, float *stage, const uint16_t *a, int64_t j,
