@@ -155,6 +155,60 @@ double bench_copy(int far, int nthread)
   return 4.0 * (double)piece / (bench_now() - start);
 }
 
+/* ---- calibration: reading ---- */
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+/* Whole units of 512 bytes. */
+__attribute__((target("avx512f"))) static float sum_avx512(const char *from, int64_t n)
+{
+  __m512 sum[8];
+  for (int u = 0; u < 8; u++) sum[u] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < n; i += 512)
+#pragma GCC unroll 8
+    for (int u = 0; u < 8; u++) {
+      _mm_prefetch(from + i + 64 * u + 2048, _MM_HINT_T0);
+      sum[u] = _mm512_add_ps(sum[u], _mm512_load_ps(from + i + 64 * u));
+    }
+  for (int u = 1; u < 8; u++) sum[0] = _mm512_add_ps(sum[0], sum[u]);
+  return _mm512_reduce_add_ps(sum[0]);
+}
+
+#endif
+
+static float sum_of(const char *from, int64_t n)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (tide__cpu_isa() & CPU_ISA_AVX512) return sum_avx512(from, n);
+#endif
+  uint64_t sum[8] = {0};
+  for (int64_t i = 0; i < n; i += 64)
+    for (int u = 0; u < 8; u++) sum[u] += ((const uint64_t *)(from + i))[u];
+  for (int u = 1; u < 8; u++) sum[0] += sum[u];
+  return (float)sum[0];
+}
+
+static void run_read(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const span *s = arg;
+  const float sum = sum_of(s->from + begin * 4096, (end - begin) * 4096);
+  (void)thread;
+  __asm__ volatile("" : : "g"(sum)); /* the sum counts as used */
+}
+
+double bench_read(int nthread)
+{
+  static char *mem;
+  static int64_t at;
+  const int64_t piece = (int64_t)64 << 20, all = 8 * piece;
+  if (!mem) mem = bench_array(all / 4, TIDE_F32);
+  at = (at + piece) % all;
+  const span s = {0, mem + at};
+  double start = bench_now();
+  tide__pool_for(nthread, piece / 4096, 1, run_read, (void *)&s);
+  return (double)piece / (bench_now() - start);
+}
+
 /* ---- pairs ---- */
 
 typedef struct samples {

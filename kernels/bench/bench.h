@@ -46,6 +46,9 @@ double bench_calibrate(int kind, int nthread);
  * far: the next piece of arrays larger than any cache; else the same 16 MiB again. */
 double bench_copy(int far, int nthread);
 
+/* Bytes read per second by sums over the next 64 MiB of an array larger than any cache. */
+double bench_read(int nthread);
+
 double  bench_now(void); /* seconds */
 double  bench_quantile(double *v, int n, double q); /* sorts v */
 int64_t bench_steal(void);

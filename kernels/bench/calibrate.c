@@ -6,6 +6,7 @@
  * bf16  the same of its bf16 tile (fma where the processor has none)
  * copy  bytes read and written by a copy past the cache, over arrays larger than any cache
  * near  the same over arrays of 16 MiB
+ * read  bytes read by a sum over an array larger than any cache
  * A slice is repeated until the time is filled; the rate is the mean over it.
  */
 #include <stdio.h>
@@ -15,12 +16,12 @@
 
 #include "kernels/bench/bench.h"
 
-static const char *const kinds[] = {"fma", "bf16", "copy", "near"};
+static const char *const kinds[] = {"fma", "bf16", "copy", "near", "read"};
 
 static double slice(int kind, int nthread)
 {
   if (kind < 2) return bench_calibrate(kind ? BENCH_BF16 : BENCH_FMA, nthread);
-  return bench_copy(kind == 2, nthread);
+  return kind == 4 ? bench_read(nthread) : bench_copy(kind == 2, nthread);
 }
 
 static double cpu_now(void)
@@ -51,7 +52,7 @@ int main(void)
     double ms = 1;
     int got = sscanf(line, "%15s %d %lf %7s", name, &nthread, &ms, word);
     if (got < 1) continue;
-    for (int i = 0; i < 4; i++) kind = strcmp(name, kinds[i]) ? kind : i;
+    for (int i = 0; i < 5; i++) kind = strcmp(name, kinds[i]) ? kind : i;
     if (kind < 0 || nthread < 1) printf("error expected KIND THREADS MILLISECONDS, got %s", line);
     else printf("%.6g\n", rate_of(kind, nthread, 1e-3 * ms, got == 4));
     fflush(stdout);

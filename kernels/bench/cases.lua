@@ -38,6 +38,22 @@ add_llama('llama-bf16', 4, 512, 'bf16', 1.5)
 add_llama('llama-long-f32', 1, 2048, 'f32', 1.5)
 add_llama('llama-long-bf16', 1, 2048, 'bf16', 1.5)
 
+-- ---- generation: one sequence, greedy, with a cache ----
+
+-- The weights that a token reads: all but the table of embeddings. Work is their bytes alone, so
+-- that the share of the limit is what decoding makes of the memory's bandwidth.
+for _, dtype in ipairs { 'f32', 'bf16' } do
+   local o = { dim = 768, layers = 12, heads = 12, ffn = 2048, vocab = 32000, prompt = 128,
+      tokens = 384, dtype = dtype }
+   local weights = o.layers * (4 * o.dim * o.dim + 3 * o.dim * o.ffn) + o.vocab * o.dim
+   add {
+      name = 'decode-' .. dtype, case = 'decode', options = o, kind = 'read', must = 2,
+      needs = 'transformers', rounds = 5, sample = 0.5, tokens = o.tokens,
+      work = o.tokens * weights * (dtype == 'f32' and 4 or 2),
+      tolerance = dtype == 'bf16' and 2e-2 or 1e-3,
+   }
+end
+
 -- ---- causal attention ----
 
 local function add_attention(batch, heads, seq, dtype, train)

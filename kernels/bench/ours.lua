@@ -67,6 +67,34 @@ function cases.llama(o)
    end
 end
 
+-- Timed: a prompt and what follows it. Checked: the logits after a prompt and after eight tokens
+-- more, one at a time.
+function cases.decode(o)
+   local model = tide.model.llama({
+      vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
+      num_attention_heads = o.heads, intermediate_size = o.ffn, rms_norm_eps = 1e-5,
+   }, { dtype = o.dtype, seed = 1 }):eval()
+   local inputs = { ids = ids(o.prompt + 8, o.vocab) }
+   local prompt = inputs.ids:narrow(1, 1, o.prompt):tolist()
+   for _, entry in ipairs(model:named_parameters()) do inputs[entry.name] = entry.param end
+   local function run()
+      tide.train.sample.generate(model, prompt, { tokens = o.tokens, temperature = 0 })
+   end
+   return inputs, run, function()
+      local list, caches, start = {}, {}, 0
+      for i = 1, o.layers do caches[i] = {} end
+      tide.no_grad(function()
+         for i = 0, 8 do
+            local n = i == 0 and o.prompt or 1
+            local y = model(inputs.ids:narrow(1, start + 1, n):reshape(1, n), { caches = caches,
+               positions = tide.arange(start, start + n, 1, { dtype = 'i64' }):reshape(1, n) })
+            list[i + 1], start = size_of(y:select(2, n)), start + n
+         end
+      end)
+      return list
+   end
+end
+
 function cases.attention(o)
    local shape, wants = { o.batch, o.seq, o.heads, o.dim }, o.train == 1
    local i = {

@@ -344,9 +344,48 @@ class Llama(Case):
         return [value for _ in range(3) for value in self.run()]
 
 
+class Decode(Case):
+    """transformers: generate() with its own cache, or compiled with a cache of fixed size."""
+
+    def load(self, inputs):
+        from transformers import LlamaConfig, LlamaForCausalLM
+        o = self.o
+        ids = inputs.pop('ids')
+        self.ids, self.prompt = ids[None], ids[None, :o['prompt']]
+        self.model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=o['vocab'], hidden_size=o['dim'], num_hidden_layers=o['layers'],
+            num_attention_heads=o['heads'], intermediate_size=o['ffn'], rms_norm_eps=1e-5,
+            bos_token_id=None, eos_token_id=None, pad_token_id=0)).eval()
+        self.model.load_state_dict(inputs, assign=True)
+        self.how = {'do_sample': False, 'max_new_tokens': o['tokens']}
+
+    def compile(self):
+        self.model.forward = torch.compile(self.model.forward, dynamic=False)
+        self.how['cache_implementation'] = 'static'
+
+    def run(self):
+        with torch.inference_mode():
+            got = self.model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt),
+                                      **self.how)
+        assert got.shape[1] == self.o['prompt'] + self.o['tokens']
+
+    def check(self):
+        from transformers import DynamicCache
+        sizes, cache, start = [], DynamicCache(config=self.model.config), 0
+        forward = type(self.model).forward
+        with torch.inference_mode():
+            for i in range(9):
+                n = 1 if i else self.o['prompt']
+                y = forward(self.model, self.ids[:, start:start + n], past_key_values=cache,
+                            use_cache=True)
+                sizes.append(size_of(y.logits[:, -1]))
+                start += n
+        return sizes
+
+
 CASES = {'llama': Llama, 'attention': Attention, 'linear_loss': LinearLoss,
-         'cross_entropy': CrossEntropy, 'rms_norm': RMSNorm, 'swiglu': SwiGLU, 'adamw': AdamW,
-         'op': Op, 'ssd': SSD, 'mamba2': Mamba2, 'conv1d': Conv1d}
+         'decode': Decode, 'cross_entropy': CrossEntropy, 'rms_norm': RMSNorm, 'swiglu': SwiGLU,
+         'adamw': AdamW, 'op': Op, 'ssd': SSD, 'mamba2': Mamba2, 'conv1d': Conv1d}
 
 
 class Loop:

@@ -28,6 +28,14 @@ function M.find_python(wanted)
    end
 end
 
+-- Whether the Python has the module that the peer of a row needs beside torch.
+local function has_peer(row)
+   if not env.python then return false end
+   if not row.needs then return true end
+   return output_of(('%s -c "import %s" 2>/dev/null && echo yes'):format(child.quote(env.python),
+      row.needs)):find 'yes' ~= nil
+end
+
 -- Takes root and folder of the sources, luajit, library (path of libtide.so), python or nil, and
 -- starts the calibration child of the build folder.
 function M.configure(t)
@@ -182,7 +190,7 @@ function M.run(row, threads, opt)
    local ours = start_ours()
    local memory, numbers = prepare(ours, open_line(row, threads), path, 'save')
    local best, all
-   if env.python then
+   if has_peer(row) then
       best, all = best_peer(row, threads, path)
       compare(row, numbers, best.numbers, result)
       result.variant = best.variant or nil
