@@ -387,4 +387,17 @@ promise['lua/guide/parallel.md'] = {
       'is applied in its place, rehearsed, shown, written down and read' },
 }
 
+promise['lua/guide/finetune.md'] = {
+   { 'This page says what it does', definition = 'says what the page is about' },
+   { 'Losses do not depend on the mesh', 'recipe/finetune',
+      'loses on every mesh what one rank loses', 'recipe/finetune', 'keeps the best checkpoint',
+      'recipe/finetune_lora', 'lose on every mesh what they lose on one rank' },
+   { 'With lora rank R every weight', 'lua/lora', 'changes nothing at first' },
+   { 'lora targets', 'lua/lora', 'changes nothing at first' },
+   { 'fully_shard gathers frozen parameters', 'lua/lora', 'keeps frozen bf16 weights' },
+   { 'source lets the sampler', 'lua/packed', 'splits, cuts or refuses long documents' },
+   { 'Before the first step', 'lua/lora', 'changes nothing at first' },
+   { 'They go out to a folder that PEFT reads', 'lua/lora', 'goes out to a folder of peft' },
+}
+
 return promise
