@@ -160,6 +160,12 @@ function err.raise(code, op, fmt, ...)
    err.throw(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt))
 end
 
+-- The same if `failed` is true: err.raise_if(n % 2 ~= 0, 'E_ARG', op, '%d is odd', n). The values
+-- are worked out in any case.
+function err.raise_if(failed, code, op, fmt, ...)
+   if failed then err.raise(code, op, fmt, ...) end
+end
+
 -- ---- user errors: one line, no stack trace ---------------------------------------------------
 
 -- Marks an error as `brief`: it is printed in one line. With TIDE_TRACEBACK=1 it keeps its
@@ -178,6 +184,11 @@ function err.usage(op, fmt, ...)
    local e = err.new('E_ARG', op, select('#', ...) > 0 and fmt:format(...) or fmt)
    e.where = nil
    err.throw(shorten(e))
+end
+
+-- The same if `failed` is true.
+function err.usage_if(failed, op, fmt, ...)
+   if failed then err.usage(op, fmt, ...) end
 end
 
 -- Runs fn(...). An error with one of `codes` (a list) counts as a user error and is printed in one
@@ -227,6 +238,11 @@ end
 -- Raises E_ARG for an argument: "argument 'dim': expected ..., got ...".
 function err.arg(op, name, expected, got)
    err.raise('E_ARG', op, "argument '%s': expected %s, got %s", name, expected, err.show(got))
+end
+
+-- The same if `failed` is true.
+function err.arg_if(failed, op, name, expected, got)
+   if failed then err.arg(op, name, expected, got) end
 end
 
 local function fits(v, lo, hi)

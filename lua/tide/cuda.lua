@@ -34,9 +34,8 @@ local precisions = { highest = 0, high = 1, medium = 2 }
 -- (to tf32, 10 bits of fraction) or 'medium' (to bf16, 7 bits); sums are f32. Also parameter
 -- matmul_precision. Of the default context; products on the host never round.
 function cuda.set_float32_matmul_precision(name)
-   if not precisions[name] then
-      err.arg('set_float32_matmul_precision', 'name', "'highest', 'high' or 'medium'", name)
-   end
+   err.arg_if(not precisions[name], 'set_float32_matmul_precision', 'name',
+      "'highest', 'high' or 'medium'", name)
    ctx.default():param('matmul_precision', precisions[name])
 end
 
@@ -52,9 +51,7 @@ local attention_kernels = { mma = 0, wgmma = 1 }
 -- E_UNSUPPORTED where the GPU is not of compute capability 9.0 or the library was built without it.
 -- Also parameter attention_kernel.
 function cuda.set_attention_kernel(name)
-   if not attention_kernels[name] then
-      err.arg('set_attention_kernel', 'name', "'mma' or 'wgmma'", name)
-   end
+   err.arg_if(not attention_kernels[name], 'set_attention_kernel', 'name', "'mma' or 'wgmma'", name)
    ctx.default():param('attention_kernel', attention_kernels[name])
 end
 

@@ -30,10 +30,8 @@ local function leaves(value, path, list, above)
       list[#list + 1] = { path = path, value = value }
       return list
    end
-   if above[value] then
-      err.raise('E_ARG', op, 'argument %s holds a table that it lies in; expected tables that end',
-         path)
-   end
+   err.raise_if(above[value], 'E_ARG', op, 'argument %s holds a table that it lies in; expected '
+      .. 'tables that end', path)
    above[value] = true
    for _, k in ipairs(pretty.sorted_keys(value)) do
       leaves(value[k], ('%s%s%s'):format(path, path == '' and '' or '.', tostring(k)), list, above)
@@ -165,10 +163,8 @@ return function(fn, opts)
    arg.func(op, 'fn', fn)
    opts = arg.opts(op, opts, known)
    local there, why = ctx.default():device_available 'cuda'
-   if not there then
-      err.raise('E_DEVICE', op, "steps are captured on device 'cuda', which cannot be used: %s",
-         tostring(why))
-   end
+   err.raise_if(not there, 'E_DEVICE', op, "steps are captured on device 'cuda', which cannot be "
+      .. 'used: %s', tostring(why))
    return setmetatable({ fn = fn, left = arg.int(op, 'warmup', opts.warmup or 1, 0, 1000) },
       Captured)
 end

@@ -809,11 +809,8 @@ function tide.parallel.mamba_cp.MambaContextParallel:pre_conv_ssm(projected, cu)
 function tide.parallel.mamba_cp.MambaContextParallel:repeat_group_state(s) end
 function tide.parallel.mamba_cp.MambaContextParallel:slice_conv_param(p) end
 function tide.parallel.mamba_cp.MambaContextParallel:slice_vector_param(p) end
----@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all(x, comm) end
----@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all_cp2hp(x, comm, batch_size) end
----@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all_hp2cp(x, comm, batch_size) end
 function tide.parallel.mamba_cp.attach(...) end
 ---@param cu_local table
@@ -1330,6 +1327,7 @@ function tide.util.args.parse(program, rows, argv, base) end
 tide.util.err = {}
 function tide.util.err.add_root(source) end
 function tide.util.err.arg(op, name, expected, got) end
+function tide.util.err.arg_if(failed, op, name, expected, got) end
 function tide.util.err.choice(op, name, v, list) end
 function tide.util.err.func(op, name, v) end
 function tide.util.err.integer(op, name, v, lo, hi) end
@@ -1339,6 +1337,7 @@ function tide.util.err.number(op, name, v, lo, hi) end
 function tide.util.err.options(op, opts, known) end
 function tide.util.err.people(codes, fn, ...) end
 function tide.util.err.raise(code, op, fmt, ...) end
+function tide.util.err.raise_if(failed, code, op, fmt, ...) end
 function tide.util.err.same(v, word) end
 function tide.util.err.show(v) end
 function tide.util.err.show_cdata(v) end
@@ -1346,6 +1345,7 @@ function tide.util.err.text(e) end
 function tide.util.err.throw(e) end
 function tide.util.err.type(op, name, v, kind) end
 function tide.util.err.usage(op, fmt, ...) end
+function tide.util.err.usage_if(failed, op, fmt, ...) end
 function tide.util.err.where() end
 tide.util.fs = {}
 function tide.util.fs.absolute(path) end

@@ -176,7 +176,7 @@ describe('the pieces of MambaContextParallel', function()
 
    it('name the argument that does not fit', function()
       local m = mamba_cp.MambaContextParallel(tide.comm.simulate(2, 0), 4, 2, 2, 3)
-      local says = "argument '%s': expected a tensor [batch, tokens, width = %d]"
+      local says = "argument '%s': expected a tensor [batch, tokens, %d]"
       refused('E_ARG', 'pre_conv_ssm: ' .. says:format('projected', 32), m.pre_conv_ssm, m,
          tide.ones { 4 })
       refused('E_ARG', 'pre_conv_ssm: ' .. says:format('projected', 32), m.pre_conv_ssm, m,

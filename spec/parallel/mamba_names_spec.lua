@@ -279,12 +279,12 @@ describe('mistakes', function()
 
    it('of sizes are errors', function()
       local m = at(2, 0, 8, 2, 1, 3)
-      refused('E_ARG', "'projected': expected a tensor [batch, tokens, width = 46]",
+      refused('E_ARG', "'projected': expected a tensor [batch, tokens, 46]",
          m.pre_conv_ssm, m, tide.zeros { 1, 4, 7 })
       refused('E_ARG', 'multiple of 4', m.pre_conv_ssm, m, tide.zeros { 1, 3, m.width })
       refused('E_ARG', { 'ends at 4', '8 tokens' }, m.pre_conv_ssm, m, tide.zeros { 4, m.width },
          { 0, 4 })
-      refused('E_ARG', "'y': expected a tensor [batch, tokens, width = 8]", m.post_conv_ssm, m,
+      refused('E_ARG', "'y': expected a tensor [batch, tokens, 8]", m.post_conv_ssm, m,
          tide.zeros { 1, 8, 3 })
       refused('E_ARG', 'x', m.pre_conv_ssm, m, tide.zeros { 4 })
       refused('E_ARG', 'cp_group', mamba_cp.MambaContextParallel, {}, 8, 2, 1, 3)

@@ -169,9 +169,8 @@ end
 -- model: what the items are about, nil if it is no model. Collective, but with one rank, imagined
 -- ranks and what is settled.
 function agree.check(comm, op, code, items, model)
-   if type(comm) ~= 'table' or type(comm.size) ~= 'number' then
-      err.arg(op, 'comm', 'a communicator', comm)
-   end
+   err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number', op, 'comm', 'a communicator',
+      comm)
    if comm.size == 1 or comm.transport == 'sim' or not comm.all_gather_object then return end
    if model and is_settled(comm, model) then return end
    local asked, mine = { call_item(op), unpack(items) }, {}

@@ -38,10 +38,8 @@ local function number(get, names)
    local name, value = first(get, names)
    if value == nil then return nil, name end
    local n = value:match '^%d+$' and tonumber(value)
-   if not n or n > 2^31 - 1 then
-      err.usage('comm.env', 'the environment has %s=%s; expected a whole number', name,
-         err.show(value))
-   end
+   err.usage_if(not n or n > 2^31 - 1, 'comm.env', 'the environment has %s=%s; expected a whole '
+      .. 'number', name, err.show(value))
    return n, name
 end
 
@@ -88,10 +86,8 @@ local function local_part(row, get, size)
    end
    if not local_size then local_size, size_name = number(get, row.local_size) end
    if local_rank and local_size then check_pair(local_rank, rank_name, local_size, size_name) end
-   if local_size and local_size > size then
-      err.usage('comm.env', 'the environment has %s=%d, more than the %d ranks of the job',
-         size_name, local_size, size)
-   end
+   err.usage_if(local_size and local_size > size, 'comm.env', 'the environment has %s=%d, more '
+      .. 'than the %d ranks of the job', size_name, local_size, size)
    return local_rank, local_size
 end
 

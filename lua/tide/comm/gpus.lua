@@ -40,11 +40,10 @@ local function choose(rows)
    for r, row in ipairs(rows) do
       local i, ranks = at[row.place] or 0, n[row.place]
       at[row.place] = i + 1
-      if row.given < 0 and row.count > 1 and row.count < ranks then
-         err.raise('E_DEVICE', op, 'rank %d is one of %d on a machine with %d GPUs: start one rank '
-            .. 'a GPU, or let all of them see a single one (CUDA_VISIBLE_DEVICES=0, ranks as '
-            .. 'threads), or give each its GPU as parameter cuda_device', r - 1, ranks, row.count)
-      end
+      err.raise_if(row.given < 0 and row.count > 1 and row.count < ranks, 'E_DEVICE', op,
+         'rank %d is one of %d on a machine with %d GPUs: start one rank a GPU, or let all of them '
+         .. 'see a single one (CUDA_VISIBLE_DEVICES=0, ranks as threads), or give each its GPU as '
+         .. 'parameter cuda_device', r - 1, ranks, row.count)
       row.device = row.given >= 0 and row.given or row.count == 1 and 0 or i
    end
 end

@@ -34,10 +34,8 @@ end
 local function join(opts)
    local how = opts.transport
    local group, rank = given()
-   if how == 'local' and not group then
-      err.raise('E_STATE', 'comm.init', "transport 'local' needs ranks that are threads: tide run "
-         .. '-n N')
-   end
+   err.raise_if(how == 'local' and not group, 'E_STATE', 'comm.init', "transport 'local' needs "
+      .. 'ranks that are threads: tide run -n N')
    if how ~= 'mpi' and how ~= 'self' and group then
       return require('tide.ffi.dist').join(opts.ctx, group, rank)
    end
@@ -77,9 +75,8 @@ function dist.world() return world or dist.init() end
 
 -- An object with rank and size.
 local function check_comm(op, comm)
-   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number' then
-      err.arg(op, 'comm', 'a communicator', comm)
-   end
+   err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number',
+      op, 'comm', 'a communicator', comm)
    return comm
 end
 

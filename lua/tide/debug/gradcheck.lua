@@ -12,9 +12,8 @@ local gradcheck = {}
 
 local function scalar(fn, inputs)
    local y = tide.no_grad(function() return fn(unpack(inputs)) end)
-   if not tide.is_tensor(y) then
-      err.arg('debug.gradcheck', 'fn', 'a function that returns a tensor of one element', y)
-   end
+   err.arg_if(not tide.is_tensor(y), 'debug.gradcheck', 'fn', 'a function that returns a tensor of '
+      .. 'one element', y)
    if y:numel() ~= 1 then
       err.raise('E_SHAPE', 'debug.gradcheck', 'fn must return one element, got %d', y:numel())
    end
@@ -54,10 +53,8 @@ local function compare(report, where, got, want, o)
    local difference = math.abs(got - want)
    report.worst = math.max(report.worst, difference / math.max(1, math.abs(want)))
    local limit = o.atol + o.rtol * math.abs(want)
-   if difference ~= difference or difference > limit then
-      err.raise('E_STATE', 'debug.gradcheck', '%s: backward gives %.10g, differences give %.10g',
-         where, got, want)
-   end
+   err.raise_if(difference ~= difference or difference > limit, 'E_STATE', 'debug.gradcheck',
+      '%s: backward gives %.10g, differences give %.10g', where, got, want)
 end
 
 local function elements(fn, inputs, i, values, grad, o, report)

@@ -26,10 +26,8 @@ local floats = { f32 = true, f64 = true, bf16 = true, f16 = true }
 local function check(path, class_name, what, values)
    for i = 1, values.n do
       local v = values[i]
-      if type(v) == 'cdata' and floats[v.dtype] and not nan.is_finite(v) then
-         err.raise('E_STATE', 'debug.nan', "%s %d of module '%s' (%s) is not finite", what, i,
-            path, class_name)
-      end
+      err.raise_if(type(v) == 'cdata' and floats[v.dtype] and not nan.is_finite(v), 'E_STATE',
+         'debug.nan', "%s %d of module '%s' (%s) is not finite", what, i, path, class_name)
    end
 end
 

@@ -190,9 +190,8 @@ function trace.read(folder)
          list[#list + 1] = doc
       end
    end
-   if #list == 0 then
-      err.raise('E_IO', op, "'%s' holds no rank*.json; write them with tide run --trace", folder)
-   end
+   err.raise_if(#list == 0, 'E_IO', op, "'%s' holds no rank*.json; write them with tide run "
+      .. '--trace', folder)
    table.sort(list, function(a, b) return a.rank < b.rank end)
    check_one_run(op, folder, list, file_of)
    return list

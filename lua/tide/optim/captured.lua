@@ -26,10 +26,8 @@ end
 
 -- The numbers of the next replay go to the device; nothing is counted yet.
 local function write_rates(self, op, state, list)
-   if self.state ~= state then
-      err.raise('E_STATE', op, 'the state was loaded anew after this step was captured, which '
-         .. 'updates the one before; capture the step again')
-   end
+   err.raise_if(self.state ~= state, 'E_STATE', op, 'the state was loaded anew after this step was '
+      .. 'captured, which updates the one before; capture the step again')
    local lr = err.number(op, 'lr', self:next_lr(), 0)
    self.last_lr = lr
    tide.no_grad(function()
@@ -42,15 +40,12 @@ end
 
 -- A step inside a captured one: recorded now, counted at each replay.
 function captured.record(self, op, opts)
-   if opts.lr ~= nil then
-      err.raise('E_STATE', op, 'a captured step would repeat this lr; leave it out: the rate of '
-         .. 'the optimiser is read before each replay')
-   end
+   err.raise_if(opts.lr ~= nil, 'E_STATE', op, 'a captured step would repeat this lr; leave it '
+      .. 'out: the rate of the optimiser is read before each replay')
    for _, entry in ipairs(self:entries()) do
-      if entry.param.grad ~= nil and not (self.state[entry.name] and self.rates) then
-         err.raise('E_STATE', op, "parameter '%s' has no state yet, and a captured step would make "
-            .. 'it at each replay; run the step once before it is captured', entry.name)
-      end
+      err.raise_if(entry.param.grad ~= nil and not (self.state[entry.name] and self.rates),
+         'E_STATE', op, "parameter '%s' has no state yet, and a captured step would make it at "
+         .. 'each replay; run the step once before it is captured', entry.name)
    end
    local list, lists = {}, {}
    for _, group in ipairs(self.groups) do

@@ -70,9 +70,8 @@ end
 
 local function check_group(self, op, group, seen, count)
    for k in each(group) do
-      if k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil then
-         err.raise('E_ARG', op, "unknown option '%s' in a group", tostring(k))
-      end
+      err.raise_if(k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil, 'E_ARG', op,
+         "unknown option '%s' in a group", tostring(k))
    end
    group.params = entries_of(op, group.params, count)
    group.lr_scale = err.number(op, 'lr_scale', group.lr_scale or 1, 0)
@@ -81,9 +80,7 @@ local function check_group(self, op, group, seen, count)
    end
    for _, entry in ipairs(group.params) do
       for _, key in ipairs { entry.name, entry.param.id } do
-         if seen[key] then
-            err.raise('E_ARG', op, "parameter '%s' is given twice", entry.name)
-         end
+         err.raise_if(seen[key], 'E_ARG', op, "parameter '%s' is given twice", entry.name)
          seen[key] = true
       end
    end
@@ -107,14 +104,11 @@ local function is_group(v) return type(v) == 'table' and v.params ~= nil end
 -- Raises unless the class of self says what it keeps and how it updates.
 local function check_class(self, op)
    local name = tostring(self.class_name)
-   if type(self.fields) ~= 'table' then
-      err.raise('E_ARG', op, "class %s has no list 'fields' of what it keeps for a parameter, e.g. "
-         .. "%s.fields = { 'm', 'master' }", name, name)
-   end
-   if self.update == Optimizer.update and type(self.update_parameter) ~= 'function' then
-      err.raise('E_ARG', op, 'class %s has no method update_parameter(weight, grad, state, group, '
-         .. 'lr)', name)
-   end
+   err.raise_if(type(self.fields) ~= 'table', 'E_ARG', op, "class %s has no list 'fields' of what "
+      .. "it keeps for a parameter, e.g. %s.fields = { 'm', 'master' }", name, name)
+   err.raise_if(self.update == Optimizer.update and type(self.update_parameter) ~= 'function',
+      'E_ARG', op, 'class %s has no method update_parameter(weight, grad, state, group, lr)',
+      name)
 end
 
 -- op: the name that errors carry. params: a module, what parameters() of one gives, a list of
@@ -196,10 +190,9 @@ end
 -- Raises where a step would be a silent nothing or of parts.
 function Optimizer:_check_ready(op)
    for _, s in ipairs(self.keepers) do s:check_finished(op) end
-   if #self.keepers == 0 and #self:grads() == 0 then
-      err.raise('E_STATE', op, 'no parameter has a gradient: call backward before step, and make '
-         .. 'the optimiser after fully_shard, from what it returns')
-   end
+   err.raise_if(#self.keepers == 0 and #self:grads() == 0, 'E_STATE', op, 'no parameter has a '
+      .. 'gradient: call backward before step, and make the optimiser after fully_shard, from what '
+      .. 'it returns')
 end
 
 -- Counts a step of all that `lists` of states hold.
@@ -348,9 +341,7 @@ end
 local function check_fits(op, key, to, from)
    if not tide.is_tensor(from) then err.arg(op, key, 'a tensor', from) end
    local want, got = table.concat(to.shape, ', '), table.concat(from.shape, ', ')
-   if want ~= got then
-      err.raise('E_SHAPE', op, "'%s' is [%s] in the state, [%s] here", key, got, want)
-   end
+   err.raise_if(want ~= got, 'E_SHAPE', op, "'%s' is [%s] in the state, [%s] here", key, got, want)
 end
 
 local function restore(self, op, entry, count, tensors)
@@ -378,10 +369,8 @@ function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
    err.type(op, 'tensors', tensors, 'table')
    err.type(op, 'meta', meta, 'table')
-   if meta.kind ~= self.class_name then
-      err.raise('E_ARG', op, 'the state is of %s, this is %s', tostring(meta.kind),
-         self.class_name)
-   end
+   err.raise_if(meta.kind ~= self.class_name, 'E_ARG', op, 'the state is of %s, this is %s',
+      tostring(meta.kind), self.class_name)
    err.type(op, 'meta.counts', meta.counts, 'table')
    local known, state = {}, {}
    tide.no_grad(function()
@@ -392,9 +381,8 @@ function Optimizer:load_state_dict(tensors, meta)
       end
    end)
    for name in each(meta.counts) do
-      if not known[name] then
-         err.raise('E_ARG', op, "the state has a parameter '%s' that is not optimised here", name)
-      end
+      err.raise_if(not known[name], 'E_ARG', op, "the state has a parameter '%s' that is not "
+         .. 'optimised here', name)
    end
    self.steps = err.integer(op, 'steps', meta.steps, 0)
    self.state, self.counted = state, nil

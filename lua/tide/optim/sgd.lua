@@ -12,9 +12,8 @@ SGD.fields = { 'buf', 'master' }
 
 -- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
-   if opts.nesterov and (opts.momentum == 0 or opts.dampening ~= 0) then
-      err.arg('optim.SGD', 'nesterov', 'momentum > 0 and dampening 0 with it', true)
-   end
+   err.arg_if(opts.nesterov and (opts.momentum == 0 or opts.dampening ~= 0), 'optim.SGD',
+      'nesterov', 'momentum > 0 and dampening 0 with it', true)
    Optimizer.init(self, 'optim.SGD', params, { momentum = opts.momentum,
       dampening = opts.dampening, weight_decay = opts.weight_decay, nesterov = opts.nesterov },
       { lr = opts.lr, decay_vectors = opts.decay_vectors })

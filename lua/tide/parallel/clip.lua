@@ -22,10 +22,8 @@ local function check_gradients(op, list)
    for i, g in ipairs(list) do
       local name = ('grads[%d]'):format(i)
       if not tide.is_tensor(g) then err.arg(op, name, 'a tensor', g) end
-      if g.requires_grad then
-         err.raise('E_ARG', op, "argument '%s': expected a gradient, got a parameter (it requires "
-            .. 'a gradient); give %s', name, said)
-      end
+      err.raise_if(g.requires_grad, 'E_ARG', op, "argument '%s': expected a gradient, got a "
+         .. 'parameter (it requires a gradient); give %s', name, said)
    end
 end
 
@@ -43,9 +41,8 @@ end
 
 local function check_p(op, p)
    if p == nil then return 2 end
-   if type(p) ~= 'number' or p ~= p or p < 1 then
-      err.arg(op, 'norm_type', 'a number >= 1, or math.huge', p)
-   end
+   err.arg_if(type(p) ~= 'number' or p ~= p or p < 1, op, 'norm_type',
+      'a number >= 1, or math.huge', p)
    return p
 end
 

@@ -61,10 +61,8 @@ function run.all_to_all(x, s)
    return collective.all_to_all(x, s.axis, s.to.dim, s.from.dim, s.counts, s.join_counts)
 end
 function run.keep_first(x, s)
-   if s.to.op == 'prod' and tide.is_grad_enabled() and x.requires_grad then
-      err.raise('E_UNSUPPORTED', 'parallel.redistribute', "'prod' over ranks has no derivative "
-         .. 'here; detach the input')
-   end
+   err.raise_if(s.to.op == 'prod' and tide.is_grad_enabled() and x.requires_grad, 'E_UNSUPPORTED',
+      'parallel.redistribute', "'prod' over ranks has no derivative " .. 'here; detach the input')
    return zeros_beside(x, s.rank, s.to.op == 'sum' and 0 or 1)
 end
 function run.rename(x, s)

@@ -16,17 +16,13 @@ function import.import_class_from_path(path)
    if not module then err.arg(op, 'path', "a dotted path, 'module.field'", path) end
    local ok, value = pcall(require, module)
    if not ok then
-      if not missing_module(value, module) then
-         err.raise('E_ARG', op, "module '%s' of '%s' does not load: %s", module, path,
-            tostring(value))
-      end
+      err.raise_if(not missing_module(value, module), 'E_ARG', op, "module '%s' of '%s' does not "
+         .. 'load: %s', module, path, tostring(value))
       err.raise('E_ARG', op, "no module '%s' (of '%s')", module, path)
    end
    local found
    if type(value) == 'table' then found = value[field] end
-   if found == nil then
-      err.raise('E_ARG', op, "module '%s' has no field '%s'", module, field)
-   end
+   err.raise_if(found == nil, 'E_ARG', op, "module '%s' has no field '%s'", module, field)
    return found
 end
 

@@ -196,10 +196,8 @@ end
 -- Offset and size (lists, counted from 0) of a parameter that is one box of the whole.
 function layout.box(module, field)
    local boxes = layout.boxes(module, field)
-   if #boxes > 1 then
-      err.raise('E_STATE', 'parallel.layout.box', "'%s' is %d boxes of the whole; ask for boxes",
-         field, #boxes)
-   end
+   err.raise_if(#boxes > 1, 'E_STATE', 'parallel.layout.box', "'%s' is %d boxes of the whole; ask "
+      .. 'for boxes', field, #boxes)
    return boxes[1].offset, boxes[1].size
 end
 
@@ -212,9 +210,8 @@ end
 -- Name -> whole tensor of a module's parameters; every rank calls it, in the order of names.
 function layout.gathered(module, grads)
    local op, out = 'parallel.layout.gathered', {}
-   if type(module) ~= 'table' or not module.named_parameters then
-      err.arg(op, 'module', 'a module', module)
-   end
+   err.arg_if(type(module) ~= 'table' or not module.named_parameters, op, 'module', 'a module',
+      module)
    for _, e in ipairs(module:named_parameters()) do
       local t = e.param
       if grads then t = t.grad end

@@ -68,28 +68,23 @@ local function check_size(op, name, size)
 end
 
 local function check_name(op, name)
-   if type(name) ~= 'string' or not name:find '^%a[%w_]*$' then
-      err.arg(op, 'axes', "names made of letters, digits and '_'", name)
-   end
+   err.arg_if(type(name) ~= 'string' or not name:find '^%a[%w_]*$', op, 'axes',
+      "names made of letters, digits and '_'", name)
    return name
 end
 
 local function from_list(op, axes)
    local list, seen = {}, {}
    for key in each(axes) do
-      if type(key) ~= 'number' then
-         err.raise('E_ARG', op, "argument 'axes': '%s' stands beside a list; write either "
-            .. "{{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
-      end
+      err.raise_if(type(key) ~= 'number', 'E_ARG', op, "argument 'axes': '%s' stands beside a "
+         .. "list; write either {{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
    end
    for i, pair in ipairs(axes) do
       if type(pair) ~= 'table' or #pair ~= 2 then
          err.arg(op, ('axes[%d]'):format(i), "a name and a size, as {'dp', 2}", pair)
       end
       local name = check_name(op, pair[1])
-      if seen[name] then
-         err.raise('E_ARG', op, "argument 'axes': the name '%s' is there twice", name)
-      end
+      err.raise_if(seen[name], 'E_ARG', op, "argument 'axes': the name '%s' is there twice", name)
       seen[name] = true
       list[i] = { name = name, size = check_size(op, name, pair[2]) }
    end
@@ -101,18 +96,13 @@ local function split_dp(op, dp, replicate, shard)
    if replicate == -1 then replicate = nil end
    if shard == -1 then shard = nil end
    local name, given = replicate and 'dp_replicate' or 'dp_shard', replicate or shard
-   if dp % given ~= 0 then
-      err.raise('E_ARG', op, 'dp (%d) must be divisible by %s (%d)', dp, name, given)
-   end
+   err.raise_if(dp % given ~= 0, 'E_ARG', op, 'dp (%d) must be divisible by %s (%d)', dp, name,
+      given)
    replicate, shard = replicate or dp / shard, shard or dp / replicate
-   if replicate * shard ~= dp then
-      err.raise('E_ARG', op, 'dp_replicate (%d) x dp_shard (%d) must equal dp (%d)', replicate,
-         shard, dp)
-   end
-   if replicate ~= 1 and replicate >= dp then
-      err.raise('E_ARG', op, 'dp_replicate (%d) must be 1 or smaller than dp (%d); for plain '
-         .. 'data parallelism give dp alone', replicate, dp)
-   end
+   err.raise_if(replicate * shard ~= dp, 'E_ARG', op, 'dp_replicate (%d) x dp_shard (%d) must '
+      .. 'equal dp (%d)', replicate, shard, dp)
+   err.raise_if(replicate ~= 1 and replicate >= dp, 'E_ARG', op, 'dp_replicate (%d) must be 1 or '
+      .. 'smaller than dp (%d); for plain data parallelism give dp alone', replicate, dp)
    return replicate, shard
 end
 
@@ -253,10 +243,9 @@ end
 local function split(root, op, parts, size, index, name)
    local _, origin = along(root.rank, parts)
    local comm = root.comm:split(origin, index, name)
-   if comm.size ~= size or comm.rank ~= index then
-      err.raise('E_COMM', op, "axis '%s': expected rank %d of %d, got rank %d of %d; the ranks "
-         .. 'have asked for different axes', name, index, size, comm.rank, comm.size)
-   end
+   err.raise_if(comm.size ~= size or comm.rank ~= index, 'E_COMM', op, "axis '%s': expected rank "
+      .. '%d of %d, got rank %d of %d; the ranks have asked for different axes', name, index, size,
+      comm.rank, comm.size)
    return comm
 end
 
@@ -306,9 +295,8 @@ end
 -- ---- the mesh --------------------------------------------------------------------------------
 
 local function check_comm(op, comm)
-   if type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.split then
-      err.arg(op, 'comm', 'a communicator', comm)
-   end
+   err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.split, op, 'comm',
+      'a communicator', comm)
    return comm
 end
 
@@ -501,9 +489,8 @@ function Mesh:expert(ep)
    local op, root = 'parallel.mesh.expert', self.root
    err.integer(op, 'ep', ep, 1, 2^31)
    local pp = root.by_name.pp
-   if pp and root.axes[1] ~= pp then
-      err.raise('E_ARG', op, "the axis 'pp' must be the outermost, it is not in %s", tostring(root))
-   end
+   err.raise_if(pp and root.axes[1] ~= pp, 'E_ARG', op, "the axis 'pp' must be the outermost, it "
+      .. 'is not in %s', tostring(root))
    local axes = { { 'ep_shard', -1 }, { 'ep', ep } }
    if pp then table.insert(axes, 1, { 'pp', pp.size }) end
    return build(op, axes, { comm = root.comm, host_size = root.host_size }, 'the number of ranks',

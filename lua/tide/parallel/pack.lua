@@ -233,9 +233,8 @@ function pack.dp_balanced(lengths, opts)
    local op = 'parallel.pack.dp_balanced'
    local dp, size = opts.dp, opts.size * opts.cp
    for i, n in ipairs(lengths) do
-      if n > size then
-         err.raise('E_ARG', op, 'document %d is too long: %d tokens for a pack of %d', i, n, size)
-      end
+      err.raise_if(n > size, 'E_ARG', op, 'document %d is too long: %d tokens for a pack of %d', i,
+         n, size)
    end
    local packs = in_order(lengths, size, 1)
    while #packs % dp ~= 0 do

@@ -61,9 +61,8 @@ placement.is = is_placement
 -- ---- one placement an axis -------------------------------------------------------------------
 
 local function check_mesh(op, mesh)
-   if type(mesh) ~= 'table' or type(mesh.axes) ~= 'table' or not mesh.coord then
-      err.arg(op, 'mesh', 'a mesh', mesh)
-   end
+   err.arg_if(type(mesh) ~= 'table' or type(mesh.axes) ~= 'table' or not mesh.coord, op, 'mesh',
+      'a mesh', mesh)
    return mesh
 end
 
@@ -80,9 +79,7 @@ local function aligned(op, given, mesh)
       end
       for i = 1, n do list[i] = given[i] end
       for key in each(given) do
-         if type(key) ~= 'number' then
-            err.arg(op, 'placements', 'a list or a map, not both', key)
-         end
+         err.arg_if(type(key) ~= 'number', op, 'placements', 'a list or a map, not both', key)
       end
       return list
    end
@@ -92,10 +89,8 @@ local function aligned(op, given, mesh)
       list[i] = given[axis.name] or replicate
    end
    for name in each(given) do
-      if not known[name] then
-         err.raise('E_ARG', op, "argument 'placements': no axis '%s' in %s", tostring(name),
-            tostring(mesh))
-      end
+      err.raise_if(not known[name], 'E_ARG', op, "argument 'placements': no axis '%s' in %s",
+         tostring(name), tostring(mesh))
    end
    return list
 end
@@ -106,10 +101,8 @@ local function check_partials(op, list)
    for _, p in ipairs(list) do
       if p.kind == 'partial' then
          local kind = p.op == 'mean' and 'sum' or p.op
-         if first and first ~= kind then
-            err.raise('E_ARG', op, "argument 'placements': Partial('%s') and Partial('%s') depend "
-               .. 'on their order; reduce one of them first', first, p.op)
-         end
+         err.raise_if(first and first ~= kind, 'E_ARG', op, "argument 'placements': Partial('%s') "
+            .. "and Partial('%s') depend on their order; reduce one of them first", first, p.op)
          first = kind
       end
    end

@@ -95,10 +95,8 @@ local function add_named(list, model, name)
          list[#list + 1], found = m, true
       end
    end
-   if not found then
-      err.raise('E_ARG', op, "no module of the model is named '%s'; policies are none, mlp, full "
-         .. 'and every:k', name)
-   end
+   err.raise_if(not found, 'E_ARG', op, "no module of the model is named '%s'; policies are none, "
+      .. 'mlp, full and every:k', name)
 end
 
 local function outermost(list)
@@ -117,9 +115,8 @@ end
 
 local function by_names(model, names)
    local list = {}
-   if #err.type(op, 'policy.modules', names, 'table') == 0 then
-      err.arg(op, 'policy', 'at least one name', names)
-   end
+   err.arg_if(#err.type(op, 'policy.modules', names, 'table') == 0, op, 'policy',
+      'at least one name', names)
    for _, name in ipairs(names) do
       add_named(list, model, err.type(op, 'policy', name, 'string'))
    end
@@ -137,9 +134,8 @@ local function each_module(model, fits, change, what)
    for _, m in ipairs(model:named_modules()) do
       if fits(m.module) then list[#list + 1] = m end
    end
-   if #list == 0 then
-      err.raise('E_ARG', op, "argument 'policy': the model has no %s to recompute", what)
-   end
+   err.raise_if(#list == 0, 'E_ARG', op, "argument 'policy': the model has no %s to recompute",
+      what)
    return function(set)
       for _, m in ipairs(list) do
          if set[scope_of(m.name)] then change(m.module) end

@@ -16,9 +16,7 @@ local unshard = {}
 local function sharded_of(op, model)
    local given = type(model) == 'table' and model.is_sharded
    local sharded = given and model or spread.of(model).sharded
-   if not sharded then
-      err.arg(op, 'model', 'a model that fully_shard has sharded', model)
-   end
+   err.arg_if(not sharded, op, 'model', 'a model that fully_shard has sharded', model)
    return sharded
 end
 

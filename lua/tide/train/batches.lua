@@ -25,10 +25,8 @@ end
 -- The same of the list of batches of a step.
 function batches.settled_list(op, given)
    local list = {}
-   if type(given) == 'table' and (given.ids ~= nil or given.labels ~= nil) then
-      err.raise('E_ARG', op, "argument 'batches': expected a list of micro-batches, step:run "
-         .. '{ batch }, got one batch')
-   end
+   err.raise_if(type(given) == 'table' and (given.ids ~= nil or given.labels ~= nil), 'E_ARG', op,
+      "argument 'batches': expected a list of micro-batches, step:run { batch }, got one batch")
    for i, b in ipairs(err.type(op, 'batches', given, 'table')) do
       list[i] = batches.settled(op, ('batches[%d]'):format(i), b)
    end

@@ -69,41 +69,31 @@ end
 -- Options of a sharded model under which the host takes part in each backward.
 local function check_sharded(op, sharded)
    for _, name in ipairs { 'check_for_nan_in_grad', 'cpu_offload' } do
-      if sharded.opts[name] then
-         err.raise('E_UNSUPPORTED', op, 'captured: %s of fully_shard lets the host look at '
-            .. 'gradients within the step, which a captured one cannot', name)
-      end
+      err.raise_if(sharded.opts[name], 'E_UNSUPPORTED', op, 'captured: %s of fully_shard lets the '
+         .. 'host look at gradients within the step, which a captured one cannot', name)
    end
 end
 
 -- The step as a captured one (tide.cuda.captured), where it can be.
 function captured.set(self, op)
    local sharded, tp = self.parallel, self.tp
-   if self.cp then
-      err.raise('E_UNSUPPORTED', op, 'captured: context parallelism cuts each batch on the host, '
-         .. 'within the step; do without capturing')
-   end
+   err.raise_if(self.cp, 'E_UNSUPPORTED', op, 'captured: context parallelism cuts each batch on '
+      .. 'the host, within the step; do without capturing')
    for _, comm in ipairs { self.comm, tp and tp.comm or self.comm,
                            sharded and sharded.shard_comm or self.comm,
                            sharded and sharded.replicas or self.comm } do
-      if comm.size > 1 and comm.transport ~= 'nccl' then
-         err.raise('E_UNSUPPORTED', op, "captured: collectives of communicator '%s' are made by "
-            .. "the host (transport '%s'), and a captured step takes only those over NCCL; give "
-            .. 'communicators over NCCL, or do without capturing', tostring(comm.name),
-            tostring(comm.transport))
-      end
+      err.raise_if(comm.size > 1 and comm.transport ~= 'nccl', 'E_UNSUPPORTED', op,
+         "captured: collectives of communicator '%s' are made by the host (transport '%s'), and a "
+         .. 'captured step takes only those over NCCL; give communicators over NCCL, or do without '
+         .. 'capturing', tostring(comm.name), tostring(comm.transport))
    end
    if sharded then check_sharded(op, sharded) end
-   if self.optim.update == Optimizer.update then
-      err.raise('E_UNSUPPORTED', op, 'captured: class %s updates its weights one by one '
-         .. '(update_parameter), with numbers that a captured step would repeat; do without '
-         .. 'capturing', tostring(self.optim.class_name))
-   end
+   err.raise_if(self.optim.update == Optimizer.update, 'E_UNSUPPORTED', op, 'captured: class %s '
+      .. 'updates its weights one by one (update_parameter), with numbers that a captured step '
+      .. 'would repeat; do without capturing', tostring(self.optim.class_name))
    for _, entry in ipairs(self.optim:entries()) do
-      if entry.param.device ~= 'cuda' then
-         err.raise('E_UNSUPPORTED', op, "captured: parameter '%s' is on '%s', and only steps on "
-            .. "'cuda' can be captured", entry.name, entry.param.device)
-      end
+      err.raise_if(entry.param.device ~= 'cuda', 'E_UNSUPPORTED', op, "captured: parameter '%s' is "
+         .. "on '%s', and only steps on 'cuda' can be captured", entry.name, entry.param.device)
    end
    self.captured = tide.cuda.captured(function(...) return unread(self, ...) end)
 end

@@ -225,10 +225,8 @@ function checkpoint.save_async(out, saved, opts)
    check_saved(op, saved)
    local comm = saved.comm or dist.comm_of(op, opts.comm)
    local files, job = prepare(out, saved, opts, comm)
-   if under_way[job.staged] then
-      err.raise('E_STATE', op, 'a save of step %d in %s is under way; wait() for it first',
-         job.step, out)
-   end
+   err.raise_if(under_way[job.staged], 'E_STATE', op, 'a save of step %d in %s is under way; '
+      .. 'wait() for it first', job.step, out)
    local self = setmetatable({ job = job, comm = comm, writing = {} }, Pending)
    guarded(op, job, comm, function()
       begin(op, job, comm)
@@ -354,9 +352,8 @@ function checkpoint.load(where, opts)
    local folder = checkpoint.find(where)
    local manifest = checkpoint.verify(folder, opts.lazy)
    local saved = { folder = folder, plain = verify.plain(op, folder) }
-   if not opts.model_only and not has_optim(manifest) then
-      err.raise('E_FORMAT', op, '%s has no optimiser state', folder)
-   end
+   err.raise_if(not opts.model_only and not has_optim(manifest), 'E_FORMAT', op,
+      '%s has no optimiser state', folder)
    local names
    if opts.lazy then
       saved.store = open_store(op, folder, manifest)

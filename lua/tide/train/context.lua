@@ -30,10 +30,8 @@ local function as_captured(call)
    local step = tide.cuda.captured(function(...) return call(known, ...) end)
    return function(fn, ...)
       known = known or fn
-      if fn ~= known then
-         err.raise('E_STATE', context_op, 'the step was captured with another function; make a '
-            .. 'context for each')
-      end
+      err.raise_if(fn ~= known, 'E_STATE', context_op, 'the step was captured with another '
+         .. 'function; make a context for each')
       return step(...)
    end
 end
@@ -55,16 +53,12 @@ end
 -- What a call of a step passes to its function.
 local function env_of(opts)
    local scope = opts.scope or false
-   if type(scope) ~= 'boolean' and not is_scope(scope) then
-      err.arg(context_op, 'scope', 'true, false, or an object with enter and exit', scope)
-   end
-   if opts.cp and type(opts.cp) ~= 'table' then
-      err.arg(context_op, 'cp', 'a context (parallel.cp.context), or nil', opts.cp)
-   end
-   if scope == true and opts.captured then
-      err.raise('E_ARG', context_op, 'a captured step keeps its memory for the next replay; leave '
-         .. 'out scope')
-   end
+   err.arg_if(type(scope) ~= 'boolean' and not is_scope(scope), context_op, 'scope',
+      'true, false, or an object with enter and exit', scope)
+   err.arg_if(opts.cp and type(opts.cp) ~= 'table', context_op, 'cp',
+      'a context (parallel.cp.context), or nil', opts.cp)
+   err.raise_if(scope == true and opts.captured, 'E_ARG', context_op, 'a captured step keeps its '
+      .. 'memory for the next replay; leave out scope')
    return { loss_parallel = opts.loss_parallel or false, scope = scope,
       captured = opts.captured or false, cp = opts.cp or null }
 end

@@ -90,9 +90,8 @@ function folder.find(op, where)
    if has_manifest(where) then return where end
    if out then return place_of(out, name) or find_failed(op, where) end
    name = folder.latest(op, where) or find_failed(op, where)
-   if not name:match(is_step) then
-      err.raise('E_FORMAT', op, '%s/LATEST does not name a checkpoint: %s', where, err.show(name))
-   end
+   err.raise_if(not name:match(is_step), 'E_FORMAT', op, '%s/LATEST does not name a checkpoint: %s',
+      where, err.show(name))
    return place_of(where, name) or err.raise('E_FORMAT', op,
       '%s/LATEST names %s, which has no manifest.json%s', where, name,
       folder.older(op, fs.join(where, name)))
@@ -275,10 +274,8 @@ local function lock_here(op, out)
    folder.check_out(op, out)
    fs.mkdirs(op, out)
    local lock = fs.io().lock(fs.join(out, '.lock'))
-   if not lock then
-      err.raise('E_ARG', op, "argument 'out': %s is in use by another run; wait for its end, or "
-         .. 'choose another folder', out)
-   end
+   err.raise_if(not lock, 'E_ARG', op, "argument 'out': %s is in use by another run; wait for its "
+      .. 'end, or choose another folder', out)
    sweep(op, out)
    return lock
 end

@@ -80,11 +80,9 @@ local function check_fork(op, name, out)
    local folder = require 'tide.train.folder'
    if folder.is_of(name, out) then return end
    local step = folder.step_in(op, out)
-   if step then
-      err.usage(op, '--resume-from %s is of another run than that in --out %s, which is at step '
-         .. '%d; to fork a run give an --out that holds none, to go on in the run of the '
-         .. 'checkpoint leave --out out', name, out, step)
-   end
+   err.usage_if(step, op, '--resume-from %s is of another run than that in --out %s, which is at '
+      .. 'step %d; to fork a run give an --out that holds none, to go on in the run of the '
+      .. 'checkpoint leave --out out', name, out, step)
 end
 
 -- Makes the path of the checkpoint that --resume-from names, and its run --out.
@@ -142,9 +140,8 @@ local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
 -- A run is never written over unless that is asked for.
 local function check_out(self)
    local opt = self.opt
-   if opt.resume and opt.overwrite then
-      err.usage(self.name, '--resume and --overwrite exclude each other')
-   end
+   err.usage_if(opt.resume and opt.overwrite, self.name, '--resume and --overwrite exclude each '
+      .. 'other')
    check_folder(self.name, opt.out)
    local step = require('tide.train.checkpoint').step_in(opt.out)
    if step and not opt.resume and not opt.overwrite and not is_restart(opt) then

@@ -19,14 +19,11 @@ local replicas = {}
 -- over those ranks, or a norm of this rank's part. A sharded model knows its ranks and its norm.
 function replicas.check_cut(op, opts)
    if not spread.of(opts.model).tp or opts.parallel then return end
-   if opts.comm == nil then
-      err.raise('E_STATE', op, 'the model is cut over ranks; give comm: the data-parallel axis, '
-         .. 'or tide.comm.solo() if there is none')
-   end
-   if opts.clip ~= nil and opts.clip > 0 then
-      err.raise('E_STATE', op, 'the model is cut over ranks; clip needs the norm of all parts: '
-         .. "shard it with tide.parallel.fully_shard (strategy 'no_shard' keeps it whole)")
-   end
+   err.raise_if(opts.comm == nil, 'E_STATE', op, 'the model is cut over ranks; give comm: the '
+      .. 'data-parallel axis, or tide.comm.solo() if there is none')
+   err.raise_if(opts.clip ~= nil and opts.clip > 0, 'E_STATE', op, 'the model is cut over ranks; '
+      .. 'clip needs the norm of all parts: shard it with tide.parallel.fully_shard (strategy '
+      .. "'no_shard' keeps it whole)")
 end
 
 -- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed

@@ -286,12 +286,10 @@ end
 function Run:metric(name, value)
    local op = self.op .. '.metric'
    err.number(op, 'value', value)
-   if type(name) ~= 'string' or not name:find '^[%a_][%w_]*$' or metric.is_own(name) then
-      err.arg(op, 'name', 'a word that is none of the metrics of a step', name)
-   end
-   if not self.record then
-      err.raise('E_STATE', op, 'no step is under way: call it within `for s in run:steps(n)`')
-   end
+   err.arg_if(type(name) ~= 'string' or not name:find '^[%a_][%w_]*$' or metric.is_own(name), op,
+      'name', 'a word that is none of the metrics of a step', name)
+   err.raise_if(not self.record, 'E_STATE', op, 'no step is under way: call it within `for s in '
+      .. 'run:steps(n)`')
    self.record.more = self.record.more or {}
    self.record.more[name] = value
 end

@@ -43,9 +43,8 @@ options.rows = {
 
 local function check_parts(op, o)
    Optimizer.check(op, 'optim', o.optim)
-   if o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu then
-      err.arg(op, 'sampler', 'one that knows the documents of val (val_cu), or no val', o.sampler)
-   end
+   err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
+      'one that knows the documents of val (val_cu), or no val', o.sampler)
 end
 
 -- Ids that the model does not have would end the run at the step that meets one.

@@ -80,19 +80,13 @@ end
 -- Returns `value`, what shards.json at `path` holds, or raises E_FORMAT for op. version: the one
 -- that is read.
 function index.check(op, path, value, version)
-   if value.version ~= version then
-      err.raise('E_FORMAT', op, '%s: version %s, this library reads %d', path,
-         err.show(value.version), version)
-   end
+   err.raise_if(value.version ~= version, 'E_FORMAT', op, '%s: version %s, this library reads %d',
+      path, err.show(value.version), version)
    for _, kind in ipairs { 'model', 'optim' } do
-      if type(value[kind]) ~= 'table' then
-         err.raise('E_FORMAT', op, "%s has no list '%s'", path, kind)
-      end
+      err.raise_if(type(value[kind]) ~= 'table', 'E_FORMAT', op, "%s has no list '%s'", path, kind)
       for name, row in each(value[kind]) do
          local wrong = type(name) ~= 'string' and 'no name' or wrong_row(row)
-         if wrong then
-            err.raise('E_FORMAT', op, '%s: %s %s has %s', path, kind, err.show(name), wrong)
-         end
+         err.raise_if(wrong, 'E_FORMAT', op, '%s: %s %s has %s', path, kind, err.show(name), wrong)
       end
    end
    return value

@@ -83,9 +83,8 @@ local function tensors_of(run)
 end
 
 local function check_sharded(op, name, v)
-   if type(v) ~= 'table' or not v.is_sharded then
-      err.arg(op, name, 'what tide.parallel.fully_shard returned', v)
-   end
+   err.arg_if(type(v) ~= 'table' or not v.is_sharded, op, name, 'what tide.parallel.fully_shard '
+      .. 'returned', v)
    return v
 end
 
@@ -138,10 +137,9 @@ local function check_data(op, run, saved)
             .. 'needs the same', k, tostring(saved[k]), tostring(now[k]))
       end
    end
-   if saved.train and now.train and saved.train ~= now.train then
-      err.usage(op, '--data: the training tokens are not those of the checkpoint (count:width:hash '
-         .. 'was %s, is %s); a resumed run needs the same data', saved.train, now.train)
-   end
+   err.usage_if(saved.train and now.train and saved.train ~= now.train, op, '--data: the training '
+      .. 'tokens are not those of the checkpoint (count:width:hash was %s, is %s); a resumed run '
+      .. 'needs the same data', saved.train, now.train)
 end
 
 -- Windows and whole documents are other orders of the same data.
@@ -223,9 +221,8 @@ local function check_pieces(op, run, from, meta)
    local sharded = run.parallel
    local own = check_model(op, sharded, from)
    for name in each(meta.counts) do
-      if not own[name] then
-         err.raise('E_ARG', op, "the state has a parameter '%s' that is not optimised here", name)
-      end
+      err.raise_if(not own[name], 'E_ARG', op, "the state has a parameter '%s' that is not "
+         .. 'optimised here', name)
    end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(p.parts) do from:touch('model', p.name, part.offset, part.size) end
@@ -259,10 +256,8 @@ end
 -- Collective: an error of one rank is one of all.
 local function load_pieces(op, run, saved)
    local sharded, from, meta = run.parallel, saved.store, saved.plain.optim
-   if not from then
-      err.raise('E_ARG', op, 'a sharded model is restored from checkpoint.load(where, '
-         .. '{ lazy = true })')
-   end
+   err.raise_if(not from, 'E_ARG', op, 'a sharded model is restored from checkpoint.load(where, { '
+      .. 'lazy = true })')
    dist.together(sharded.comm, op, function()
       check_pieces(op, run, from, meta)
       family.check(op, saved.plain, sharded.model)
@@ -281,9 +276,7 @@ function state.restore_model(sharded, saved)
    local op = 'train.state.restore_model'
    check_sharded(op, 'sharded', sharded)
    local from = err.type(op, 'saved', saved, 'table').store
-   if not from then
-      err.arg(op, 'saved', 'what checkpoint.load(where, { lazy = true }) gave', saved)
-   end
+   err.arg_if(not from, op, 'saved', 'what checkpoint.load(where, { lazy = true }) gave', saved)
    err.type(op, 'saved.plain', saved.plain, 'table')
    dist.together(sharded.comm, op, function()
       check_model(op, sharded, from)
@@ -306,10 +299,8 @@ function state.restore(run, saved)
    if run.parallel then
       load_pieces(op, run, saved)
    else
-      if saved.store then
-         err.raise('E_ARG', op, "argument 'saved': its tensors are not loaded (lazy = true), which "
-            .. 'is for a sharded model, run.parallel; load it without')
-      end
+      err.raise_if(saved.store, 'E_ARG', op, "argument 'saved': its tensors are not loaded (lazy = "
+         .. 'true), which is for a sharded model, run.parallel; load it without')
       family.check(op, plain, run.model)
       run.model:load_state_dict(saved.model)
       load_whole_optim(op, run.optim, saved, plain.optim)

@@ -35,9 +35,8 @@ Inner.__index = Inner
 -- Collective.
 function cp_attention.split(name, comm, n)
    err.integer(name, 'a2a', n, 1)
-   if comm.size % n ~= 0 then
-      err.raise('E_ARG', name, 'a2a (%d) x p2p must equal the %d ranks of the axis', n, comm.size)
-   end
+   err.raise_if(comm.size % n ~= 0, 'E_ARG', name, 'a2a (%d) x p2p must equal the %d ranks of the '
+      .. 'axis', n, comm.size)
    return subgroup.near(comm, n, 'cp_a2a'), subgroup.far(comm, n, 'cp_p2p')
 end
 
@@ -45,9 +44,8 @@ end
 function cp_attention.new(opts)
    local name = 'parallel.cp.attention'
    local method = opts.method and context_.method(name, opts.method)
-   if (method == 'a2a+p2p') ~= (opts.a2a ~= nil or opts.near ~= nil) then
-      err.arg(name, 'a2a', 'the ranks of the inner exchange, for a2a+p2p alone', opts.a2a)
-   end
+   err.arg_if((method == 'a2a+p2p') ~= (opts.a2a ~= nil or opts.near ~= nil), name, 'a2a',
+      'the ranks of the inner exchange, for a2a+p2p alone', opts.a2a)
    local self = setmetatable({ comm = context_.comm_of(name, opts.axis), method = method,
       near = opts.near, far = opts.far }, Inner)
    if opts.a2a then
@@ -86,11 +84,9 @@ end
 
 -- The parts of a ring are merged without their probabilities, which dropout would have to see.
 function cp_attention.check_dropout(name, method)
-   if method == 'ring' or method == 'a2a+p2p' then
-      err.raise('E_UNSUPPORTED', name, "attention dropout and the method '%s': probabilities are "
-         .. "never in one place; give method 'allgather' or 'a2a', or attention_dropout = 0",
-         method)
-   end
+   err.raise_if(method == 'ring' or method == 'a2a+p2p', 'E_UNSUPPORTED', name, 'attention dropout '
+      .. "and the method '%s': probabilities are never in one place; give method 'allgather' or "
+      .. "'a2a', or attention_dropout = 0", method)
 end
 
 -- ---- the methods -----------------------------------------------------------------------------
@@ -149,10 +145,8 @@ local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k
 local function check_call(name, context, q, k, opts)
    local mine = context:q_index(q.device)
    for _, what in ipairs { 'q_start', 'bias', 'return_lse' } do
-      if opts[what] and not (what == 'q_start' and opts[what] == 0) then
-         err.raise('E_UNSUPPORTED', name, "option '%s' is not for a sequence on several ranks",
-            what)
-      end
+      err.raise_if(opts[what] and not (what == 'q_start' and opts[what] == 0), 'E_UNSUPPORTED',
+         name, "option '%s' is not for a sequence on several ranks", what)
    end
    for _, what in ipairs { 'q_index', 'k_index' } do
       if opts[what] ~= nil and opts[what].id ~= mine.id then
@@ -170,19 +164,14 @@ end
 -- The context of a call: its own, or that of `with`.
 local function context_for(self, name, opts)
    local context = opts.context or self.context
-   if not context then
-      err.raise('E_STATE', name, 'no batch is set; call the model with the context of its batch '
-         .. '({ context = context }), or with parallel.cp.null for a whole sequence on each rank')
-   end
+   err.raise_if(not context, 'E_STATE', name, 'no batch is set; call the model with the context of '
+      .. 'its batch ({ context = context }), or with parallel.cp.null for a whole sequence on each '
+      .. 'rank')
    context_.check(name, 'context', context)
-   if not context.null and context.size ~= self.comm.size then
-      err.raise('E_ARG', name, 'the context is of %d ranks, this layer works over %d', context.size,
-         self.comm.size)
-   end
-   if not context.null and context.rank ~= self.comm.rank then
-      err.raise('E_ARG', name, 'the context is that of rank %d, this layer is on rank %d',
-         context.rank, self.comm.rank)
-   end
+   err.raise_if(not context.null and context.size ~= self.comm.size, 'E_ARG', name,
+      'the context is of %d ranks, this layer works over %d', context.size, self.comm.size)
+   err.raise_if(not context.null and context.rank ~= self.comm.rank, 'E_ARG', name,
+      'the context is that of rank %d, this layer is on rank %d', context.rank, self.comm.rank)
    return context
 end
 

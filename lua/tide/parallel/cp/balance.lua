@@ -86,9 +86,8 @@ function balance.deal(costs, n, ranks)
    local op = 'parallel.cp_map.deal'
    err.type(op, 'costs', costs, 'table')
    err.integer(op, 'groups', n, 1)
-   if #costs % n ~= 0 then
-      err.raise('E_ARG', op, '%d costs cannot be dealt to %d groups of one size', #costs, n)
-   end
+   err.raise_if(#costs % n ~= 0, 'E_ARG', op, '%d costs cannot be dealt to %d groups of one size',
+      #costs, n)
    local groups = {}
    for g = 1, n do groups[g] = {} end
    for k, i in ipairs(descending(costs)) do

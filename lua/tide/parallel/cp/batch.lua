@@ -49,9 +49,7 @@ function batch_.build_position_ids(batch)
    err.type(op, 'batch', batch, 'table')
    if batch.position_ids ~= nil then return batch end
    local ids = batch.input_ids
-   if not tide.is_tensor(ids) or ids.ndim ~= 2 then
-      err.arg(op, 'input_ids', 'a tensor [B, S]', ids)
-   end
+   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, op, 'input_ids', 'a tensor [B, S]', ids)
    local S = ids:size(2)
    batch.position_ids = tide.arange(S, { dtype = 'i64', device = ids.device }):reshape { 1, S }
    return batch
@@ -62,17 +60,13 @@ local function primary_of(op, batch)
    local name
    for _, n in ipairs(primary) do
       if batch[n] ~= nil then
-         if name then
-            err.raise('E_ARG', op, 'a batch must have exactly one of input_ids and inputs_embeds, '
-               .. 'this one has %s and %s', name, n)
-         end
+         err.raise_if(name, 'E_ARG', op, 'a batch must have exactly one of input_ids and '
+            .. 'inputs_embeds, this one has %s and %s', name, n)
          name = n
       end
    end
-   if not name then
-      err.raise('E_ARG', op, 'a batch must have exactly one of input_ids and inputs_embeds, this '
-         .. 'one has neither')
-   end
+   err.raise_if(not name, 'E_ARG', op, 'a batch must have exactly one of input_ids and '
+      .. 'inputs_embeds, this one has neither')
    local t, want = batch[name], name:find 'embeds' and 3 or 2
    if not tide.is_tensor(t) or t.ndim ~= want then
       err.arg(op, name, want == 2 and 'a tensor [B, S]' or 'a tensor [B, S, width]', t)

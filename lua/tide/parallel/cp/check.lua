@@ -143,14 +143,11 @@ end
 local function check_gradients_clear(model, want)
    if want == nil then want = not spread.of(model).sharded end
    if not want then return false end
-   if spread.of(model).sharded then
-      err.arg(op, 'gradients', 'false for a model whose gradients are sharded', true)
-   end
+   err.arg_if(spread.of(model).sharded, op, 'gradients', 'false for a model whose gradients are '
+      .. 'sharded', true)
    for _, e in ipairs(model:named_parameters()) do
-      if e.param.grad ~= nil then
-         err.raise('E_STATE', op, "parameter '%s' has a gradient; the check makes its own: call it "
-            .. 'before a step, or with gradients = false', e.name)
-      end
+      err.raise_if(e.param.grad ~= nil, 'E_STATE', op, "parameter '%s' has a gradient; the check "
+         .. 'makes its own: call it before a step, or with gradients = false', e.name)
    end
    return true
 end
@@ -182,9 +179,8 @@ end
 -- Collective over the axis.
 return function(model, probe, opts)
    opts = err.options(op, opts, { 'tolerance', 'gradients' })
-   if not class.is(model, nn.Module) or not spread.of(model).cp then
-      err.arg(op, 'model', 'a model that cp.attach has attached', model)
-   end
+   err.arg_if(not class.is(model, nn.Module) or not spread.of(model).cp, op, 'model',
+      'a model that cp.attach has attached', model)
    err.type(op, 'probe', probe, 'table')
    for _, name in ipairs { 'ids', 'labels' } do
       if not tide.is_tensor(probe[name]) then

@@ -83,10 +83,9 @@ end
 local function check_axes(op, opts, method, size, rank)
    local inner, outer = opts.inner, opts.outer
    local both = inner ~= nil and outer ~= nil
-   if (inner ~= nil or outer ~= nil or method == 'a2a+p2p')
-      and not (both and method == 'a2a+p2p') then
-      err.arg(op, 'inner', "the axes inner and outer with method 'a2a+p2p', and only then", inner)
-   end
+   err.arg_if(
+      (inner ~= nil or outer ~= nil or method == 'a2a+p2p') and not (both and method == 'a2a+p2p'),
+      op, 'inner', "the axes inner and outer with method 'a2a+p2p', and only then", inner)
    if both then context_.check_split(op, inner, outer, size, rank) end
 end
 
@@ -98,18 +97,16 @@ local function ranks_of(op, opts)
       return opts.axis, size, rank
    end
    local map = err.type(op, 'map', opts.map, 'table')
-   if type(map.size) ~= 'number' or type(map.shard) ~= 'function' then
-      err.arg(op, 'map', 'a plan (parallel.cp_map)', map)
-   end
+   err.arg_if(type(map.size) ~= 'number' or type(map.shard) ~= 'function', op, 'map',
+      'a plan (parallel.cp_map)', map)
    if opts.pairs ~= nil then err.arg(op, 'pairs', 'map or pairs', 'both') end
    local axis = opts.axis or map.axis
    if map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size) then
       err.arg(op, 'axis', ('an axis of %d ranks, as the plan has'):format(map.size), axis)
    end
-   if map.size > 1 and axis.rank ~= map.rank then
-      err.raise('E_ARG', op, 'the plan is that of rank %d of %d, the axis says rank %s; make the '
-         .. 'plan with the axis, or use map:at(rank)', map.rank, map.size, tostring(axis.rank))
-   end
+   local rank = map.size > 1 and axis.rank or map.rank
+   err.raise_if(rank ~= map.rank, 'E_ARG', op, 'the plan is that of rank %d of %d, the axis says '
+      .. 'rank %s; make the plan with the axis, or use map:at(rank)', map.rank, map.size, rank)
    return axis, map.size, map.rank
 end
 

@@ -64,10 +64,8 @@ end
 -- cu_real and cu_slot as lists, nil if the batch has none.
 local function of_cu(op, batch, B, S)
    if batch.cu_real == nil and batch.cu_slot == nil then return nil end
-   if B ~= 1 then
-      err.raise('E_ARG', op, 'cu_real and cu_slot tell of one row, the batch has %d; give index or '
-         .. 'packed_seq_ids', B)
-   end
+   err.raise_if(B ~= 1, 'E_ARG', op, 'cu_real and cu_slot tell of one row, the batch has %d; give '
+      .. 'index or packed_seq_ids', B)
    local real = cp_map.cu(op, 'cu_real', batch.cu_real)
    local slot = batch.cu_slot == nil and real or cp_map.cu(op, 'cu_slot', batch.cu_slot)
    cp_map.check_slots(op, real, slot)
@@ -186,10 +184,8 @@ local function check_tokens(op, name, index, layout)
    if not lost:any():item() then return end
    for b, row in ipairs(lost:tolist()) do
       for t, is_lost in ipairs(row) do
-         if is_lost then
-            err.raise('E_ARG', op, "'%s' calls token %d of row %d padding, which seq_lens counts; "
-               .. 'both must say the same', name, t, b)
-         end
+         err.raise_if(is_lost, 'E_ARG', op, "'%s' calls token %d of row %d padding, which seq_lens "
+            .. 'counts; both must say the same', name, t, b)
       end
    end
 end
@@ -219,10 +215,8 @@ function documents.padding(op, batch, B, S, device)
    local list, pad = numberings(op, { index = batch.index, packed_seq_ids = batch.packed_seq_ids,
       attention_mask = batch.attention_mask }, B, S, device), nil
    for _, e in ipairs(list) do
-      if e.name ~= 'attention_mask' or not mask_.is_plain(batch.attention_mask) then
-         err.raise('E_ARG', op, "'%s' numbers documents; give their lengths too (seq_lens)",
-            e.name)
-      end
+      err.raise_if(e.name ~= 'attention_mask' or not mask_.is_plain(batch.attention_mask), 'E_ARG',
+         op, "'%s' numbers documents; give their lengths too (seq_lens)", e.name)
       pad = doc_of(e.index):lt(0)
    end
    if batch.padding_mask ~= nil then
@@ -261,10 +255,8 @@ end
 -- Refuses the fields of a packed stream: rows would lose their documents.
 function documents.check_rows(op, batch)
    for _, name in ipairs { 'cu_seqlens', 'cu_seqlens_padded', 'seq_lens', 'seq_lens_padded' } do
-      if batch[name] then
-         err.raise('E_ARG', op, "'%s' tells the documents of packed streams; use use_te = true "
-            .. '(make_cp_batch_for_te), or give cu_real and cu_slot, or index', name)
-      end
+      err.raise_if(batch[name], 'E_ARG', op, "'%s' tells the documents of packed streams; use "
+         .. 'use_te = true (make_cp_batch_for_te), or give cu_real and cu_slot, or index', name)
    end
 end
 

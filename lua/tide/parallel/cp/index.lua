@@ -237,10 +237,8 @@ end
 -- in common is compared at the first call of its kind with the plan.
 local function comm_of(self, op, axis, x, dim)
    local comm, size, rank = axis_of(op, 'axis', axis)
-   if size ~= self.size or rank ~= self.rank then
-      err.raise('E_ARG', op, "argument 'axis': expected rank %d of %d, as the plan has, got rank "
-         .. '%d of %d', self.rank, self.size, rank, size)
-   end
+   err.raise_if(size ~= self.size or rank ~= self.rank, 'E_ARG', op, "argument 'axis': expected "
+      .. 'rank %d of %d, as the plan has, got rank %d of %d', self.rank, self.size, rank, size)
    local kind = ('%s %s in dim %d'):format(table.concat(x.shape, 'x'), x.dtype, dim)
    if not self.agreed[kind] then
       agree.check(comm, op, 'E_COMM', { { what = 'plans', shown = true,
@@ -258,9 +256,8 @@ function Map:gather(x, dim, opts)
    opts = err.options(op, opts, { 'once', 'axis' })
    dim = tokens_in(op, x, dim, self.count, "a rank's share")
    local axis = opts.axis or self.axis
-   if not axis and self.size > 1 then
-      err.arg(op, 'axis', 'an axis or communicator, here or in the plan', axis)
-   end
+   err.arg_if(not axis and self.size > 1, op, 'axis', 'an axis or communicator, here or in the '
+      .. 'plan', axis)
    local all = x
    if self.size > 1 then
       local comm = comm_of(self, op, axis, x, dim)

@@ -24,9 +24,8 @@ local cp = {
 function cp.axis_of(op, mesh, name)
    if mesh == nil then return nil end
    if type(mesh) == 'table' and type(mesh.find) == 'function' then return mesh:find(name) end
-   if type(mesh) ~= 'table' or type(mesh.size) ~= 'number' or type(mesh.rank) ~= 'number' then
-      err.arg(op, 'mesh', 'a mesh, an axis, or nil', mesh)
-   end
+   err.arg_if(type(mesh) ~= 'table' or type(mesh.size) ~= 'number' or type(mesh.rank) ~= 'number',
+      op, 'mesh', 'a mesh, an axis, or nil', mesh)
    return name == 'cp' and mesh or nil
 end
 

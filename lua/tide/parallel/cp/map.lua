@@ -47,9 +47,8 @@ local function list_of(op, name, v)
       if v.ndim ~= 1 then err.arg(op, name, 'a list of numbers or a tensor of one dim', v) end
       return v:tolist()
    end
-   if type(v) ~= 'table' or type(v[1]) == 'table' then
-      err.arg(op, name, 'a list of numbers or a tensor of one dim', v)
-   end
+   err.arg_if(type(v) ~= 'table' or type(v[1]) == 'table', op, name, 'a list of numbers or a '
+      .. 'tensor of one dim', v)
    return v
 end
 
@@ -76,10 +75,8 @@ end)
 function cp_map.check_slots(op, real, slot)
    err.integers(op, 'cu_real', real, 0)
    err.integers(op, 'cu_slot', slot, 0)
-   if #real ~= #slot then
-      err.raise('E_ARG', op, 'cu_real has %d entries, cu_slot %d: they must tell of the same '
-         .. 'documents', #real, #slot)
-   end
+   err.raise_if(#real ~= #slot, 'E_ARG', op, 'cu_real has %d entries, cu_slot %d: they must tell '
+      .. 'of the same documents', #real, #slot)
    for d = 1, #real - 1 do
       if real[d + 1] - real[d] > slot[d + 1] - slot[d] then
          err.raise('E_ARG', op, 'document %d has %d tokens, its slot %d', d - 1,
@@ -180,9 +177,8 @@ function cp_map.new(opts)
    local self = setmetatable({ keep = {}, agreed = {}, kind = opts.kind }, Map)
    self.size, self.rank = ranks_of(op, opts)
    self.axis, self.mask = opts.axis, opts.mask
-   if (opts.index ~= nil) ~= (self.kind == 'custom') then
-      err.arg(op, 'index', "an index with kind = 'custom', and only then", opts.index)
-   end
+   err.arg_if((opts.index ~= nil) ~= (self.kind == 'custom'), op, 'index',
+      "an index with kind = 'custom', and only then", opts.index)
    local real, slot, length, given = documents(op, opts)
    self.length = length
    local halves = self.size > 1 and (self.kind == 'zigzag' or self.kind == 'document') and 2 or 1

@@ -17,9 +17,7 @@ local need = {}
 local function list_of(op, ids)
    if tide.is_tensor(ids) then
       if ids.ndim == 2 and ids:size(1) == 1 then ids = ids:select(1, 1) end
-      if ids.ndim ~= 1 then
-         err.arg(op, 'ids', 'document numbers of one row (local_batch_size=1)', ids)
-      end
+      err.arg_if(ids.ndim ~= 1, op, 'ids', 'document numbers of one row (local_batch_size=1)', ids)
       ids = ids:tolist()
    end
    local ended = false
@@ -85,13 +83,11 @@ function need.check(seg, slice)
    if seg.cu_k[#seg.cu_k] ~= slice then
       err.raise('E_ARG', op, 'cu_k ends at %d, there are %d keys', seg.cu_k[#seg.cu_k], slice)
    end
-   if #seg.cu_q ~= #seg.cu_k then
-      err.raise('E_ARG', op, '%d pieces of queries and %d of keys', #seg.cu_q - 1, #seg.cu_k - 1)
-   end
+   err.raise_if(#seg.cu_q ~= #seg.cu_k, 'E_ARG', op, '%d pieces of queries and %d of keys',
+      #seg.cu_q - 1, #seg.cu_k - 1)
    for i = 1, #seg.cu_q - 1 do
-      if seg.cu_q[i + 1] - seg.cu_q[i] > seg.cu_k[i + 1] - seg.cu_k[i] then
-         err.raise('E_ARG', op, 'piece %d has more queries than keys', i)
-      end
+      err.raise_if(seg.cu_q[i + 1] - seg.cu_q[i] > seg.cu_k[i + 1] - seg.cu_k[i], 'E_ARG', op,
+         'piece %d has more queries than keys', i)
    end
    return seg
 end
@@ -104,9 +100,8 @@ function need.plan(ids, size, window)
    local op = 'parallel.cp_need.plan'
    ids = list_of(op, ids)
    err.integer(op, 'size', size, 1)
-   if #ids % size ~= 0 then
-      err.raise('E_ARG', op, '%d tokens over %d ranks: expected a multiple', #ids, size)
-   end
+   err.raise_if(#ids % size ~= 0, 'E_ARG', op, '%d tokens over %d ranks: expected a multiple', #ids,
+      size)
    local share, index = #ids / size, {}
    for r = 1, size do index[r] = pairs_of(ids, (r - 1) * share, share) end
    local plan = { halo = true, n_real = {}, s_first = {}, real_end = {}, recv = {}, send = {},

@@ -50,9 +50,8 @@ local function layers_of(op, model)
          mamba = true
       end
    end
-   if #list == 0 and not mamba then
-      err.arg(op, 'model', 'a model with attention or Mamba-2 layers', model)
-   end
+   err.arg_if(#list == 0 and not mamba, op, 'model', 'a model with attention or Mamba-2 layers',
+      model)
    return list, mamba
 end
 
@@ -75,16 +74,12 @@ end
 local function check_mixing(op, model)
    for _, e in ipairs(model:named_modules()) do
       local said, name = mixes(e.module), e.module.class_name
-      if said == nil then
-         err.raise('E_ARG', op, "module '%s' (%s) does not say whether its tokens see each other; "
-            .. "set %s.mixes = false (each token by itself), 'context' (they do, by at.context) or "
-            .. 'true (they do, on one rank)', e.name, name, name)
-      end
-      if said and not err.same(said, 'context') then
-         err.raise('E_UNSUPPORTED', op, "module '%s' (%s) lets tokens see each other on one rank "
-            .. 'only (%s.mixes = %s); its sequence cannot be cut', e.name, name, name,
-            err.show(said))
-      end
+      err.raise_if(said == nil, 'E_ARG', op, "module '%s' (%s) does not say whether its tokens see "
+         .. "each other; set %s.mixes = false (each token by itself), 'context' (they do, by "
+         .. 'at.context) or true (they do, on one rank)', e.name, name, name)
+      err.raise_if(said and not err.same(said, 'context'), 'E_UNSUPPORTED', op, "module '%s' (%s) "
+         .. 'lets tokens see each other on one rank only (%s.mixes = %s); its sequence cannot be '
+         .. 'cut', e.name, name, name, err.show(said))
    end
 end
 
@@ -125,9 +120,8 @@ end
 
 -- The window that options give, in distances or in tokens.
 local function window_of(op, o)
-   if o.window ~= nil and o.sliding_window ~= nil then
-      err.raise('E_ARG', op, 'window (distances) and sliding_window (tokens): give one of them')
-   end
+   err.raise_if(o.window ~= nil and o.sliding_window ~= nil, 'E_ARG', op,
+      'window (distances) and sliding_window (tokens): give one of them')
    return nn.window.check(op, 'window', o.window)
       or nn.window.of_tokens(op, 'sliding_window', o.sliding_window)
 end
@@ -157,14 +151,12 @@ end
 
 local function check_a2a(op, handle, list, a2a)
    local used = needs_split(handle.method, list)
-   if used ~= (a2a ~= nil) then
-      err.arg(op, 'a2a', "the ranks of the inner exchange, with 'a2a+p2p' and only then", a2a)
-   end
+   err.arg_if(used ~= (a2a ~= nil), op, 'a2a', "the ranks of the inner exchange, with 'a2a+p2p' "
+      .. 'and only then', a2a)
    if not used then return end
    err.integer(op, 'a2a', a2a, 1)
-   if handle.size % a2a ~= 0 then
-      err.raise('E_ARG', op, 'a2a (%d) x p2p must equal the %d ranks of the axis', a2a, handle.size)
-   end
+   err.raise_if(handle.size % a2a ~= 0, 'E_ARG', op, 'a2a (%d) x p2p must equal the %d ranks of '
+      .. 'the axis', a2a, handle.size)
 end
 
 -- ---- agreement -------------------------------------------------------------------------------
@@ -214,9 +206,8 @@ function cp_train.attach(model, axis, opts)
    opts = err.options(op, opts, cp_train.options)
    if type(axis) == 'table' and axis.find then axis = cp.axis_of(op, axis, 'cp') end
    local comm, size, rank = axis_of(op, 'axis', axis)
-   if spread.of(model).cp then
-      err.raise('E_STATE', op, 'this model is attached already; restore() the handle first')
-   end
+   err.raise_if(spread.of(model).cp, 'E_STATE', op, 'this model is attached already; restore() the '
+      .. 'handle first')
    local handle = setmetatable({
       model = model, axis = axis, comm = comm, size = size, rank = rank,
       method = context_.method(op, opts.method or 'ring'),
@@ -228,9 +219,8 @@ function cp_train.attach(model, axis, opts)
    check_a2a(op, handle, handle.layers, opts.a2a)
    for _, layer in ipairs(handle.layers) do check_place(op, handle, layer) end
    if size > 1 then check_mixing(op, model) end
-   if opts.mamba ~= nil and not has_mamba then
-      err.arg(op, 'mamba', 'nil, since the model has no Mamba-2 layers', opts.mamba)
-   end
+   err.arg_if(opts.mamba ~= nil and not has_mamba, op, 'mamba', 'nil, since the model has no '
+      .. 'Mamba-2 layers', opts.mamba)
    mamba_attach.check_layout(op, opts.mamba, handle.layout)
    if handle.size > 1 then
       agree.check(handle.comm, op, 'E_COMM', { { what = 'settings', shown = true,

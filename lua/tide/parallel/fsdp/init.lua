@@ -48,13 +48,10 @@ local op = 'parallel.fully_shard'
 -- ranks that have data of their own.
 local function comms_of(o)
    local all, shard, replicas
-   if type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v) then
-      err.arg(op, 'comm', 'a communicator', o.comm)
-   end
+   err.arg_if(type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v), op,
+      'comm', 'a communicator', o.comm)
    if o.mesh then
-      if type(o.mesh) ~= 'table' or not o.mesh.fsdp_mesh then
-         err.arg(op, 'mesh', 'a mesh', o.mesh)
-      end
+      err.arg_if(type(o.mesh) ~= 'table' or not o.mesh.fsdp_mesh, op, 'mesh', 'a mesh', o.mesh)
       if o.comm then err.raise('E_ARG', op, 'mesh and comm: give one of them') end
       local axes = o.mesh:fsdp_mesh().axes
       all, shard = o.mesh.root.comm, axes[#axes].comm
@@ -127,10 +124,8 @@ local function set_policy(self)
    local size = self.shard_comm.size
    local small
    if type(k) == 'number' then
-      if size % k ~= 0 then
-         err.raise('E_ARG', op, 'reshard_after_forward (%d) must divide the %d ranks of the shards',
-            k, size)
-      end
+      err.raise_if(size % k ~= 0, 'E_ARG', op, 'reshard_after_forward (%d) must divide the %d '
+         .. 'ranks of the shards', k, size)
       if k > 1 and k < size then
          small = subgroup.near(self.shard_comm, k, 'fsdp_small')
          self.small_comm = small
@@ -351,10 +346,8 @@ function Sharded:check_whole(name, module)
       for _, b in ipairs(unit.buckets) do
          for _, e in ipairs(b.state ~= 'present' and b.entries or {}) do
             for _, place in ipairs(e.places) do
-               if inside[place.owner] then
-                  err.raise('E_STATE', name, "the parameter '%s' is sharded and not whole now; %s",
-                     e.name, how_whole)
-               end
+               err.raise_if(inside[place.owner], 'E_STATE', name, "the parameter '%s' is sharded "
+                  .. 'and not whole now; %s', e.name, how_whole)
             end
          end
       end

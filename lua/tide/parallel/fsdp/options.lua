@@ -71,35 +71,27 @@ end
 local function check_reshard(o, given)
    if given == nil or type(given) == 'boolean' then return given end
    err.integer(op, 'reshard_after_forward', given, 1)
-   if o.strategy ~= 'optim_grads_params' then
-      err.raise('E_ARG', op, 'reshard_after_forward = %d needs the strategy '
-         .. 'optim_grads_params, not %s', given, o.strategy)
-   end
+   err.raise_if(o.strategy ~= 'optim_grads_params', 'E_ARG', op, 'reshard_after_forward = %d needs '
+      .. 'the strategy optim_grads_params, not %s', given, o.strategy)
    return given
 end
 
 local function check_conflicts(o)
-   if o.average_in_collective and o.calculate_per_token_loss then
-      err.raise('E_ARG', op, 'average_in_collective contradicts calculate_per_token_loss (a loss '
-         .. 'divided by the global count needs sums); give calculate_per_token_loss = false')
-   end
-   if o.disable_bucketing and o.units ~= nil then
-      err.raise('E_ARG', op, 'disable_bucketing puts all parameters into one unit and contradicts '
-         .. 'units')
-   end
-   if o.grad_reduce_in_fp32 and o.mp.reduce_dtype and o.mp.reduce_dtype ~= 'f32' then
-      err.raise('E_ARG', op, "grad_reduce_in_fp32 contradicts mp_policy.reduce_dtype '%s'",
-         o.mp.reduce_dtype)
-   end
+   err.raise_if(o.average_in_collective and o.calculate_per_token_loss, 'E_ARG', op,
+      'average_in_collective contradicts calculate_per_token_loss (a loss divided by the global '
+      .. 'count needs sums); give calculate_per_token_loss = false')
+   err.raise_if(o.disable_bucketing and o.units ~= nil, 'E_ARG', op, 'disable_bucketing puts all '
+      .. 'parameters into one unit and contradicts units')
+   err.raise_if(o.grad_reduce_in_fp32 and o.mp.reduce_dtype and o.mp.reduce_dtype ~= 'f32', 'E_ARG',
+      op, "grad_reduce_in_fp32 contradicts mp_policy.reduce_dtype '%s'", o.mp.reduce_dtype)
 end
 
 -- A checked copy with defaults.
 function options.check(opts)
    local o = read(op, opts)
-   if o.keep_fp8_transpose_cache_when_using_custom_fsdp then
-      err.raise('E_UNSUPPORTED', op, 'keep_fp8_transpose_cache_when_using_custom_fsdp keeps a '
-         .. 'second copy of FP8 weights, and there are no FP8 weights here; leave it out')
-   end
+   err.raise_if(o.keep_fp8_transpose_cache_when_using_custom_fsdp, 'E_UNSUPPORTED', op,
+      'keep_fp8_transpose_cache_when_using_custom_fsdp keeps a second copy of FP8 weights, and '
+      .. 'there are no FP8 weights here; leave it out')
    o.mp = options.precision(op, o.mp_policy)
    o.reshard = check_reshard(o, o.reshard_after_forward)
    o.mp_policy, o.reshard_after_forward = nil, nil

@@ -40,10 +40,9 @@ end
 local function check_fields(unit)
    for _, e in ipairs(unit.entries) do
       for _, place in ipairs(e.places) do
-         if not rawequal(place.owner[place.field], e.shown) then
-            err.raise('E_STATE', 'parallel.fsdp', "the field of the sharded parameter '%s' was "
-               .. 'replaced; change parameters before fully_shard, or in place', e.name)
-         end
+         err.raise_if(not rawequal(place.owner[place.field], e.shown), 'E_STATE', 'parallel.fsdp',
+            "the field of the sharded parameter '%s' was replaced; change parameters before "
+            .. 'fully_shard, or in place', e.name)
       end
    end
 end

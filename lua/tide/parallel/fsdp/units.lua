@@ -79,9 +79,8 @@ local function by_class(model, wanted)
    end
    visit(model, '')
    for _, w in ipairs(wanted) do
-      if not used[w] then
-         err.raise('E_ARG', op, "units: no module of class '%s' in the model", tostring(w))
-      end
+      err.raise_if(not used[w], 'E_ARG', op, "units: no module of class '%s' in the model",
+         tostring(w))
    end
    if #list > 0 then list[#list].is_last = true end
    return list

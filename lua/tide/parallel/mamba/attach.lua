@@ -91,11 +91,10 @@ attach.Attached = Attached
 
 -- Refuses at once what could only fail in the first batch: a method on a layout of cp_map.
 function attach.check_layout(op, method, kind)
-   if method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag' then
-      err.raise('E_UNSUPPORTED', op, "method 'state' of Mamba-2 layers hands the state from run to "
-         .. 'run of tokens, which must be equally many and equally long on all ranks: layout '
-         .. "contiguous or zigzag, not '%s'; use 'hidden' (any layout) or 'auto'", kind)
-   end
+   err.raise_if(method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag', 'E_UNSUPPORTED',
+      op, "method 'state' of Mamba-2 layers hands the state from run to run of tokens, which must "
+      .. "be equally many and equally long on all ranks: layout contiguous or zigzag, not '%s'; "
+      .. "use 'hidden' (any layout) or 'auto'", kind)
 end
 
 -- Wraps the mix of every nn.Mamba2 in model; the model is then called with a context
@@ -120,10 +119,8 @@ function attach.attach(model, axis, opts)
    end)
    if #self.layers == 0 then err.arg(op, 'model', 'a module with nn.Mamba2 layers', model) end
    for _, layer in ipairs(self.layers) do
-      if layer.mix ~= Mamba2.mix then
-         err.raise('E_STATE', op, 'a layer has a `mix` of its own already, or one that is wrapped; '
-            .. 'restore that first')
-      end
+      err.raise_if(layer.mix ~= Mamba2.mix, 'E_STATE', op, 'a layer has a `mix` of its own '
+         .. 'already, or one that is wrapped; restore that first')
    end
    for _, layer in ipairs(self.comm.size > 1 and self.layers or {}) do
       self.plans[layer] = hidden.prepare(layer, self.comm)
@@ -218,26 +215,19 @@ end
 -- The context of a call, checked.
 local function context_for(self, op, projected, at)
    local context = at.context
-   if context == nil then
-      err.raise('E_STATE', op, 'no context; call the model with the context of its batch '
-         .. '(parallel.cp; null: a whole sequence on each rank), or restore() it')
-   end
+   err.raise_if(context == nil, 'E_STATE', op, 'no context; call the model with the context of its '
+      .. 'batch (parallel.cp; null: a whole sequence on each rank), or restore() it')
    context_.check(op, 'context', context)
    local map = context.map
-   if not map then
-      err.raise('E_UNSUPPORTED', op, 'the context has pairs but no plan, which tells the order of '
-         .. 'the tokens')
-   end
-   if map.size ~= self.comm.size or map.rank ~= self.comm.rank then
-      err.raise('E_ARG', op, 'the context is for rank %d of %d, the layer for rank %d of %d',
-         map.rank, map.size, self.comm.rank, self.comm.size)
-   end
-   if at.cache then
-      err.raise('E_UNSUPPORTED', op, 'a cache (generation) is for a whole sequence on one rank')
-   end
-   if at.sequence ~= nil then
-      err.arg(op, 'sequence', 'nil beside a context, which tells the documents', at.sequence)
-   end
+   err.raise_if(not map, 'E_UNSUPPORTED', op, 'the context has pairs but no plan, which tells the '
+      .. 'order of the tokens')
+   err.raise_if(map.size ~= self.comm.size or map.rank ~= self.comm.rank, 'E_ARG', op,
+      'the context is for rank %d of %d, the layer for rank %d of %d', map.rank, map.size,
+      self.comm.rank, self.comm.size)
+   err.raise_if(at.cache, 'E_UNSUPPORTED', op, 'a cache (generation) is for a whole sequence on '
+      .. 'one rank')
+   err.arg_if(at.sequence ~= nil, op, 'sequence', 'nil beside a context, which tells the documents',
+      at.sequence)
    if projected:size(2) ~= map.count then
       err.raise('E_SHAPE', op, 'expected %d tokens, those of this rank in the plan, got %d',
          map.count, projected:size(2))

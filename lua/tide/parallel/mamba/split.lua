@@ -39,9 +39,7 @@ function split.heads(H, G, W)
    err.integer(op, 'heads', H, 1)
    err.integer(op, 'groups', G, 1)
    err.integer(op, 'size', W, 1)
-   if H % G ~= 0 then
-      err.raise('E_ARG', op, 'heads (%d) must be a multiple of groups (%d)', H, G)
-   end
+   err.raise_if(H % G ~= 0, 'E_ARG', op, 'heads (%d) must be a multiple of groups (%d)', H, G)
    local out, h = {}, 0
    for r, n in ipairs(balanced(H, W)) do
       local first, count, list = groups_of(h, n, H / G)

@@ -173,10 +173,8 @@ end
 function state.prepare(map, K, sequence, device)
    local op = 'parallel.mamba_cp'
    local runs, why = state.runs(map)
-   if not runs then
-      err.raise('E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden' (any "
-         .. 'layout)', why)
-   end
+   err.raise_if(not runs, 'E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden' "
+      .. '(any layout)', why)
    local all, between, feeds = feeding(runs, map.rank)
    local h = halo_plan(map, runs, K)
    local batch = {

@@ -50,9 +50,7 @@ function cp_hooks.attach_context_parallel_hooks(model)
          handles[#handles + 1] = e.module:hook_pre(take_mask, { first = true })
       end
    end
-   if #handles == 0 then
-      err.arg(op, 'model', "a model with attention layers ('...self_attn')", model)
-   end
+   err.arg_if(#handles == 0, op, 'model', "a model with attention layers ('...self_attn')", model)
    return { count = #handles, remove = function()
       for _, h in ipairs(handles) do h:remove() end
    end }
@@ -79,10 +77,8 @@ local function target_pass(model, region, names)
    for _, h in ipairs(handles) do h:remove() end
    if not ok then error(logits, 0) end
    for i, name in ipairs(names) do
-      if collected[i] == nil then
-         err.raise('E_STATE', 'parallel.cp.run_target_cp_forward_and_gather',
-            "module '%s' was not called", name)
-      end
+      err.raise_if(collected[i] == nil, 'E_STATE', 'parallel.cp.run_target_cp_forward_and_gather',
+         "module '%s' was not called", name)
    end
    return logits, collected
 end

@@ -34,6 +34,7 @@ local mamba_cp = { split_heads = split.heads }
 -- Returns the ranks of argument `comm` of op. Raises E_COMM on all of them unless they give tensors
 -- of one shape, and E_SHAPE unless dim `cut` divides among them.
 local function same_shape(op, x, axis, cut)
+   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor', x) end
    local comm, W = axis_of(op, 'comm', axis)
    agree.once(comm, op, 'tensors', ('[%s] %s'):format(table.concat(x.shape, ', '), x.dtype))
    if x:size(cut) % W ~= 0 then
@@ -50,6 +51,9 @@ function mamba_cp.all_to_all(x, comm)
 end
 
 local function dims_of(op, x, batch_size)
+   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
+      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
+   end
    local rows = x.ndim == 3 and x:size(1) or 1
    if batch_size ~= nil and batch_size ~= rows then
       err.arg(op, 'batch_size', ('%d, as x has'):format(rows), batch_size)
@@ -222,10 +226,8 @@ local function zigzag_runs(op, cu, W)
    local list = {}
    for d = 1, #cu - 1 do
       local length = cu[d + 1] - cu[d]
-      if length % (2 * W) ~= 0 then
-         err.raise('E_ARG', op, 'document %d has %d tokens, expected a multiple of %d (2 W)', d - 1,
-            length, 2 * W)
-      end
+      err.raise_if(length % (2 * W) ~= 0, 'E_ARG', op, 'document %d has %d tokens, expected a '
+         .. 'multiple of %d (2 W)', d - 1, length, 2 * W)
    end
    for r = 0, W - 1 do list[r + 1] = zigzag(cu, W, r) end
    return list
@@ -259,8 +261,9 @@ end
 
 -- x, argument `what`, as [B, T, width], and whether it was [T, width].
 local function batched(op, what, x, width)
-   signature.check(op, what, x, 'tensor [batch, tokens, width] or [tokens, width]',
-      { width = width })
+   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 or x:size(x.ndim) ~= width then
+      err.arg(op, what, ('a tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width), x)
+   end
    return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
 end
 
@@ -302,9 +305,7 @@ end
 -- What the mixer has under a name.
 local function of_mixer(self, field)
    local v = type(self.mixer) == 'table' and self.mixer[field] or nil
-   if v == nil then
-      err.raise('E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)
-   end
+   err.raise_if(v == nil, 'E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)
    return v
 end
 
@@ -382,9 +383,7 @@ signature.doors(name, MambaContextParallel, { init = { op = name, {
 local ranks = 'W: integer in [1, 1048576]'
 local balancing = 'x: tensor [tokens, ..]; ' .. ranks
 local packed = 'x: tensor [tokens, ..]; cu_local: cu; ' .. ranks
-local rows = 'x: tensor [batch, tokens, width] or [tokens, width]'
 return signature.doors('parallel.mamba_cp', mamba_cp, {
-   all_to_all = 'x: tensor [blocks, ..]', all_to_all_cp2hp = rows, all_to_all_hp2cp = rows,
    redo_order = ranks, undo_order = ranks,
    reorder_chunks = { { 'x: tensor [tokens, ..]', 'order: integer[]',
       'where #order > 0 and permutes(order) -- order: expected each of the chunks 0 .. '

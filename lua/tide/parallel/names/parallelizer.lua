@@ -164,10 +164,9 @@ local function fsdp2_offload(op, given, o)
    local policy = err.options(op .. ': offload_policy', o.offload_policy, { 'cpu', 'pin_memory' })
    if policy.cpu ~= nil then
       err.type(op, 'offload_policy.cpu', policy.cpu, 'boolean')
-      if given.cpu_offload ~= nil and given.cpu_offload ~= policy.cpu then
-         err.raise('E_ARG', op, 'cpu_offload = %s contradicts offload_policy.cpu = %s; give one of '
-            .. 'them', tostring(given.cpu_offload), tostring(policy.cpu))
-      end
+      err.raise_if(given.cpu_offload ~= nil and given.cpu_offload ~= policy.cpu, 'E_ARG', op,
+         'cpu_offload = %s contradicts offload_policy.cpu = %s; give one of them',
+         tostring(given.cpu_offload), tostring(policy.cpu))
    end
    return o.cpu_offload or policy.cpu or false, policy.pin_memory
 end
@@ -242,10 +241,8 @@ local function megatron(prefix)
    -- optimiser (nil without opts.optimizer), Sharded, run.
    return function(model, mesh, opts)
       local o = read(op, opts, rows)
-      if o.optimizer ~= nil and type(o.optimizer) ~= 'function' then
-         err.arg(op, 'optimizer', 'a function that makes one of the sharded parameters',
-            o.optimizer)
-      end
+      err.arg_if(o.optimizer ~= nil and type(o.optimizer) ~= 'function', op, 'optimizer',
+         'a function that makes one of the sharded parameters', o.optimizer)
       check_meta(op, meta, model, o[meta])
       local fsdp = { strategy = o.data_parallel_sharding_strategy, mp_policy = o.mp_policy,
          units = o[units] and import.import_classes_from_paths(o[units]) or nil,

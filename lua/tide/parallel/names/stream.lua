@@ -51,10 +51,8 @@ end
 local function lists_of(op, batch, sentinel)
    local real, slot = 'cu_seqlens', 'cu_seqlens_padded'
    if batch.cu_real ~= nil and batch.cu_slot ~= nil then real, slot = 'cu_real', 'cu_slot' end
-   if not batch[real] then
-      err.raise('E_ARG', op, 'cu_seqlens is missing: the batch is not packed (BSHD format is not '
-         .. 'supported here)')
-   end
+   err.raise_if(not batch[real], 'E_ARG', op, 'cu_seqlens is missing: the batch is not packed '
+      .. '(BSHD format is not supported here)')
    local list = lengths_of(op, real, batch[real], sentinel)
    if batch[slot] == nil then return list, list end
    return list, lengths_of(op, slot, batch[slot], sentinel)
@@ -99,10 +97,8 @@ end
 local function tokens_of(op, batch)
    local ids = batch.input_ids
    local float = tide.is_tensor(ids) and ids.dtype:find 'f'
-   if not tide.is_tensor(ids) or ids.ndim ~= (float and 2 or 1) then
-      err.arg(op, 'input_ids', 'a stream: ids [T] or embeddings [T, width] (make_cp_batch_for_te '
-         .. 'takes rows)', ids)
-   end
+   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= (float and 2 or 1), op, 'input_ids',
+      'a stream: ids [T] or embeddings [T, width] (make_cp_batch_for_te ' .. 'takes rows)', ids)
    return ids:size(1)
 end
 
@@ -114,11 +110,9 @@ local function fill_of(op, name, v, T, opts)
    if fill == nil then fill = fills[name] end
    if fill ~= nil then return fill end
    for d = 1, T > 1 and v.ndim or 0 do
-      if v:size(d) == T then
-         err.raise('E_ARG', op, "'%s' looks like a value for each token (dim %d has %d places); "
-            .. 'give fields = { %s = { fill = 0 } } if its first dim counts tokens, or false to '
-            .. 'leave it whole', name, d, T, name)
-      end
+      err.raise_if(v:size(d) == T, 'E_ARG', op, "'%s' looks like a value for each token (dim %d "
+         .. 'has %d places); give fields = { %s = { fill = 0 } } if its first dim counts tokens, '
+         .. 'or false to leave it whole', name, d, T, name)
    end
 end
 

@@ -82,9 +82,8 @@ end
 
 local function made_by(fn)
    local model = fn()
-   if not class.is(model, nn.Module) then
-      err.arg(op, 'model', 'a function that returns a module', model)
-   end
+   err.arg_if(not class.is(model, nn.Module), op, 'model', 'a function that returns a module',
+      model)
    return model
 end
 
@@ -100,9 +99,8 @@ local function read_model(self, model)
    elseif type(model) == 'function' then
       model = made_by(model)
    end
-   if not class.is(model, nn.Module) then
-      err.arg(op, 'model', 'a module, a function that makes one, or { family =, config = }', model)
-   end
+   err.arg_if(not class.is(model, nn.Module), op, 'model', 'a module, a function that makes one, '
+      .. 'or { family =, config = }', model)
    spread.check_whole(op, model, 'give it whole')
    self.model = model
 end
@@ -114,9 +112,7 @@ local sections = {}
 local function check_fsdp(fsdp)
    err.type(op, 'fsdp', fsdp, 'table')
    for k in each(fsdp) do
-      if not_fsdp[k] then
-         err.raise('E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
-      end
+      err.raise_if(not_fsdp[k], 'E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
    end
 end
 
@@ -289,9 +285,8 @@ function Plan:materialise(opts)
    spread.check_whole(name, self.model, 'give it whole')          -- another plan may have
    local device, seed = opts.device, opts.seed
    local mesh = real_mesh(self)
-   if mesh.comm.transport == 'sim' and device ~= 'null' then
-      err.raise('E_STATE', name, 'the mesh is simulated; it can be priced only')
-   end
+   err.raise_if(mesh.comm.transport == 'sim' and device ~= 'null', 'E_STATE', name,
+      'the mesh is simulated; it can be priced only')
    check_agreed(self, mesh.comm, device, seed)
    self.done = true
    local first = self.model:parameters()[1]

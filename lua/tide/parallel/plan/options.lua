@@ -101,10 +101,8 @@ local function reshard_of(text)
    if text == 'auto' then return nil end
    if text == 'yes' or text == 'no' then return text == 'yes' end
    local k = tonumber(text)
-   if not k or k < 1 or k ~= math.floor(k) then
-      err.usage(op, '--fsdp.reshard: expected auto, yes, no or a number of ranks, got %s',
-         err.show(text))
-   end
+   err.usage_if(not k or k < 1 or k ~= math.floor(k), op, '--fsdp.reshard: expected auto, yes, no '
+      .. 'or a number of ranks, got %s', err.show(text))
    return k
 end
 
@@ -130,9 +128,8 @@ local function recompute_of(text)
 end
 
 local function cp_of(opt)
-   if (opt.cp.method == 'a2a+p2p') ~= (opt.cp.a2a > 0) then
-      err.usage(op, '--cp.a2a belongs to --cp.method a2a+p2p, and that needs it')
-   end
+   err.usage_if((opt.cp.method == 'a2a+p2p') ~= (opt.cp.a2a > 0), op, '--cp.a2a belongs to '
+      .. '--cp.method a2a+p2p, and that needs it')
    if opt.mesh.cp == 1 then return nil end
    return { layout = opt.cp.layout, method = opt.cp.method,
       a2a = opt.cp.a2a > 0 and opt.cp.a2a or nil, mamba = opt.cp.mamba }
@@ -144,13 +141,10 @@ function options.read(opt, n, simulate)
    local mesh = checked(fn, opt)
    for _, k in ipairs { 'cp', 'fsdp' } do err.type(fn, 'opt.' .. k, opt[k], 'table') end
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
-   if opt.async_tp and not opt.sequence_parallel then
-      err.usage(op, '--async-tp requires --sequence-parallel')
-   end
-   if opt.sequence_parallel and mesh.tp == 1 then
-      err.usage(op, '--sequence-parallel requires --mesh.tp of 2 or more: it cuts activations over '
-         .. 'the tensor-parallel ranks')
-   end
+   err.usage_if(opt.async_tp and not opt.sequence_parallel, op, '--async-tp requires '
+      .. '--sequence-parallel')
+   err.usage_if(opt.sequence_parallel and mesh.tp == 1, op, '--sequence-parallel requires '
+      .. '--mesh.tp of 2 or more: it cuts activations over the tensor-parallel ranks')
    local axes, ranks = options.axes(opt, n, simulate)
    return axes, {
       ranks = ranks, recompute = recompute_of(opt.recompute), fsdp = fsdp_of(opt),

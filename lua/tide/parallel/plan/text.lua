@@ -198,10 +198,8 @@ end
 local plain
 function plain(v, where)
    local kind = type(v)
-   if kind == 'function' then
-      err.raise('E_ARG', 'parallel.plan.to_table', '%s is a function, which cannot be written '
-         .. 'down', where)
-   end
+   err.raise_if(kind == 'function', 'E_ARG', 'parallel.plan.to_table',
+      '%s is a function, which cannot be written down', where)
    if kind ~= 'table' then return v end
    if tp_style.is(v) then return plain_style(v) end
    if rawget(v, 'class_name') then return v.class_name end
