@@ -578,9 +578,10 @@ function tide.nn.context.for_layer(op, layer, at) end
 function tide.nn.context.of(op, opts, ids) end
 tide.nn.lora = {}
 ---@param model tide.Module
----@param opts? { rank?: integer, alpha?: number, targets?: string|string[], dropout?: number, rslora?: boolean, seed?: integer }
+---@param opts? { rank?: integer, alpha?: number, targets?: string|string[], dropout?: number, rslora?: boolean, dora?: boolean, seed?: integer }
 function tide.nn.lora.attach(model, opts) end
 function tide.nn.lora.change(A, B, scale) end
+function tide.nn.lora.changed(W, A, B, m, scale) end
 function tide.nn.lora.is_name(name) end
 ---@param model tide.Module
 function tide.nn.lora.layers(model) end

@@ -42,6 +42,8 @@ chats.rows = {
    { 'lora.dropout', 0, 'of what enters the adapters', type = 'number', min = 0, max = 0.99,
      also = { 'lora-dropout' } },
    { 'lora.rslora', false, 'multiply by alpha / sqrt(rank)', also = { 'use-rslora' } },
+   { 'lora.dora', false, 'train norms of the rows of weights besides (DoRA)',
+     also = { 'use-dora' } },
    { 'adapter', nil, 'folder of an adapter (PEFT) of --from that is learnt on from, in place of '
      .. '--lora.rank', type = 'string' },
    { 'export', nil, 'published folder that is written at the end, adapters merged; not given: '
@@ -61,7 +63,7 @@ function chats.adapt(tide, opt, model)
       return tide.model.load_adapter(model, opt.adapter)
    end
    tide.nn.lora.attach(model, { rank = o.rank, alpha = o.alpha, targets = o.targets,
-      dropout = o.dropout, rslora = o.rslora })
+      dropout = o.dropout, rslora = o.rslora, dora = o.dora })
 end
 
 -- Reads the weights of --from, and of --adapter, into what plan:materialise gave.

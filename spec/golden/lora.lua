@@ -11,7 +11,8 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 2,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings":
 false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
-      rank = 4, alpha = 6, rslora = false, targets = 'q_proj|down_proj',
+      rank = 4, alpha = 6, rslora = false, dora = false,
+      targets = 'q_proj|down_proj',
       loss = 3.52172221140729,
       logits = { 0.392623957880622, 0.379835887931466, 0.601558731777871 },
       grads = {
@@ -28,7 +29,8 @@ true, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 2,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings":
 true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
-      rank = 3, alpha = 8, rslora = true, targets = 'all-linear',
+      rank = 3, alpha = 8, rslora = true, dora = false,
+      targets = 'all-linear',
       loss = 3.24462677632265,
       logits = { -0.448537639264552, -0.261444580408599, 1.07443854916312 },
       grads = {
@@ -50,7 +52,8 @@ true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==]
 "rope_type": "default"}, "sliding_window": null, "tie_word_embeddings": false,
 "transformers_version": "5.23.0", "use_cache": true, "use_sliding_window": false,
 "vocab_size": 23}]==],
-      rank = 2, alpha = 3, rslora = false, targets = 'all-linear',
+      rank = 2, alpha = 3, rslora = false, dora = false,
+      targets = 'all-linear',
       loss = 3.50910593468939,
       logits = { 0.586981327110129, 0.562561271136976, 1.36373544795695 },
       grads = {
@@ -59,6 +62,24 @@ true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==]
 1.193924902, 0.1358748267, 0.1769965833, 0.6812727225, 0.2030842103, 0.1930999377,
 0.2091175503, 0.07594678915, 0.08741657416, 0.4279990578, 0.08716655237, 0.1769240639,
 0.2186990766, 0.1346844242, 0.1702016263
+      },
+   },
+   llama_dora = {
+      config = [==[
+{"architectures": ["LlamaForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64, "mlp_bias":
+true, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 2,
+"num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings":
+false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+      rank = 3, alpha = 4, rslora = false, dora = true,
+      targets = 'k_proj|down_proj',
+      loss = 3.5850248550995,
+      logits = { -0.00793111676974766, 0.730704318997619, -0.0538099943258979 },
+      grads = {
+0.3736950827, 0.3539357326, 0.1540634105, 0.1558478009, 0.7824211669, 0.3069260867,
+0.3081592531, 0.7844883384, 0.2531559671, 0.01036510861, 0.01418895806, 0.004102554971
       },
    },
    bamba_mixer = {
@@ -75,7 +96,8 @@ true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==]
 "tie_word_embeddings": false, "time_step_limit": [0.0, {"__float__": "Infinity"}],
 "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
 0.0}]==],
-      rank = 3, alpha = 6, rslora = false, targets = 'in_proj|v_proj',
+      rank = 3, alpha = 6, rslora = false, dora = false,
+      targets = 'in_proj|v_proj',
       loss = 3.78627614084886,
       logits = { 0.39948904849115, -0.0282430787555749, -0.712858547349823 },
       grads = {

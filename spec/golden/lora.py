@@ -23,6 +23,8 @@ CASES = [
     ("llama_all", "Llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
      dict(r=3, lora_alpha=8, target_modules="all-linear", use_rslora=True)),
     ("qwen3_all", "Qwen3", dict(head_dim=6), dict(r=2, lora_alpha=3, target_modules="all-linear")),
+    ("llama_dora", "Llama", dict(attention_bias=True, mlp_bias=True),
+     dict(r=3, lora_alpha=4, target_modules=["k_proj", "down_proj"], use_dora=True)),
     ("bamba_mixer", "Bamba", dict(head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8,
                                   mamba_n_groups=2, mamba_d_state=5, mamba_chunk_size=4,
                                   attn_layer_indices=[1]),
@@ -68,9 +70,15 @@ def run(name, kind, extra, options):
     tied = config.tie_word_embeddings
     fill({n: p for n, p in base.named_parameters() if not (tied and n.startswith("lm_head"))})
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **options)).double()
-    short = {n.replace("base_model.model.", "").replace(".default.weight", ""): p
+    short = {n.replace("base_model.model.", "").replace(".default.weight", "")
+             .replace("lora_magnitude_vector", "lora_m"): p
              for n, p in model.named_parameters() if p.requires_grad}
     fill(short)
+    with torch.no_grad():
+        for n, p in short.items():
+            if n.endswith("lora_m"):       # kept as the difference to the norms of the base
+                layer = model.get_submodule("base_model.model." + n[:-len(".lora_m")])
+                p += layer.base_layer.weight.norm(dim=1)
     ids, labels = inputs()
     logits = model(ids).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
@@ -81,7 +89,8 @@ def run(name, kind, extra, options):
     print("      config = [==[\n" + wrapped(json.dumps(json.loads(config.to_json_string())))
           + "]==],")
     print(f"      rank = {options['r']}, alpha = {options['lora_alpha']}, rslora = "
-          + str(options.get("use_rslora", False)).lower() + ", targets = '"
+          + str(options.get("use_rslora", False)).lower() + ", dora = "
+          + str(options.get("use_dora", False)).lower() + ",\n      targets = '"
           + (targets if isinstance(targets, str) else "|".join(targets)) + "',")
     print(f"      loss = {loss.item():.15g},")
     picked = [logits[0, 0, 0], logits[1, 8, 22], logits[0, 4, 11]]

@@ -51,7 +51,7 @@ describe('nn.lora', function()
          for dtype, tolerance in pairs { f64 = 2e-5, f32 = 5e-5 } do
             local model = case.model(row, { dtype = dtype })
             lora.attach(model, { rank = row.rank, alpha = row.alpha, rslora = row.rslora,
-               targets = row.targets })
+               dora = row.dora, targets = row.targets })
             fill(model)
             local got, list = {}, adapters(model)
             local x, labels = inputs()
@@ -112,6 +112,28 @@ describe('nn.lora', function()
       for _, e in ipairs(model:named_parameters()) do assert.is_true(e.param.requires_grad) end
       lora.remove(lora.merge(adapted()))
       assert.equal(14, #lora.attach(model, {}).modules)
+   end)
+
+   it('merges changes with norms (DoRA), and writes them as peft does', function()
+      tmp.with(function(dir)
+         local model = adapted { rank = 2, alpha = 3, dora = true }
+         local want = model(ids):detach()
+         assert.is_true(off(want, adapted({ rank = 2, alpha = 3 })(ids)) > 1e-3)
+         tide.model.save_adapter(model, dir .. '/a')
+         tide.model.save(model, dir .. '/m')
+         assert.is_true(off(lora.merge(model)(ids), want) < 1e-5)
+         assert.is_true(off(lora.unmerge(model)(ids), want) < 1e-5)
+         assert.is_true(off(tide.model.load(dir .. '/m')(ids), want) < 1e-5)
+         local again = tide.model.load_adapter(tide.model.llama(config, { seed = 2 }), dir .. '/a')
+         assert.is_true(off(again(ids), want) < 1e-5)
+         local names = tide.train.checkpoint.tensors(dir .. '/a/adapter_model.safetensors')
+         local W = tide.model.llama(config, { seed = 2 }):get('model.layers.0.mlp.up_proj').weight
+         local m = names['base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector']
+         local own = model:get('model.layers.0.mlp.up_proj').lora_m
+         assert.is_true(off(m, (W * W):sum(2):sqrt() + own) < 1e-6)
+         assert.equal(14, #lora.attach(lora.remove(model), { dora = true }).modules)
+         assert.equal(0, off(model(ids), lora.without(model, function() return model(ids) end)))
+      end)
    end)
 
    it('drops while training only, alike for a seed', function()
@@ -201,8 +223,8 @@ describe('nn.lora', function()
          refused('E_IO', 'has no adapter_config.json', tide.model.load_adapter, model, dir)
          local path = dir .. '/a/adapter_config.json'
          local text = fs.read('spec', path)
-         fs.write('spec', path, (text:gsub('"use_dora":false', '"use_dora":true')))
-         load('E_UNSUPPORTED', 'use_dora = true is not known here')
+         fs.write('spec', path, (text:gsub('"bias":"none"', '"bias":"all"')))
+         load('E_UNSUPPORTED', 'bias = all is not known here')
          fs.write('spec', path, (text:gsub('"LORA"', '"IA3"')))
          load('E_UNSUPPORTED', "peft_type is 'IA3'")
       end)

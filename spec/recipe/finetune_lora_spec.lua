@@ -54,6 +54,17 @@ describe('adapters in recipes/finetune.lua', function()
       end)
    end)
 
+   it('with trained norms lose the same on every mesh', function()
+      case.with_data(function(dir, words)
+         words = words .. '--lora.rank 4 --lora.dora --lr 3e-2 --steps 4 '
+         ok(1, words .. '--out ' .. dir .. '/one')
+         for i, mesh in ipairs { meshes[2], meshes[3] } do
+            ok(mesh[1], ('%s%s --out %s/run%d'):format(words, mesh[2], dir, i))
+            same_losses(losses(dir .. '/one'), losses(dir .. '/run' .. i))
+         end
+      end)
+   end)
+
    it('go on bit for bit, and from a folder of adapters', function()
       case.with_data(function(dir, words)
          words = words .. '--lora.targets "q_proj|v_proj" --lora.dropout 0.1 --lr 3e-2 '

@@ -243,7 +243,8 @@ end
 -- Gives a model the adapters that a checkpoint describes (see nn.lora).
 function family.adapt(model, adapter)
    require('tide.nn.lora').attach(model, { rank = adapter.rank, alpha = adapter.alpha,
-      dropout = adapter.dropout, rslora = adapter.rslora, targets = adapter.modules })
+      dropout = adapter.dropout, rslora = adapter.rslora, dora = adapter.dora,
+      targets = adapter.modules })
 end
 
 return family

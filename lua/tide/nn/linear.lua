@@ -47,8 +47,8 @@ function Linear:tp(style, on)
       if self.nout % k ~= 0 then on:refuse('%d rows are no %d equal blocks', self.nout, k) end
       on:check_size('the number of rows', self.nout / k)
       local how = { dim = 1, blocks = given and given.blocks or k }
-      return { cut = { weight = how, bias = self.bias and how, lora_B = self.lora_B and how },
-         gives = 'S(-1)',
+      return { cut = { weight = how, bias = self.bias and how, lora_B = self.lora_B and how,
+         lora_m = self.lora_m and how }, gives = 'S(-1)',
          after = given and given.after, done = function(n) self.nout = n end }
    elseif style.shard == 'columns' then
       if style.blocks ~= 1 then on:refuse 'fused blocks are rows, not columns' end

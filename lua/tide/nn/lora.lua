@@ -11,11 +11,17 @@
 -- before any of these. model.adapter is the description, which checkpoints keep.
 --
 -- The wrap stands inside that of tensor parallelism, and so sees this rank's parts.
+--
+-- DoRA scales each output besides, by (|W| + m) / |W + scale B A| of the rows, where m (the
+-- parameter lora_m) starts at zero. PEFT keeps |W| + m as the magnitude; as a difference it needs
+-- no weights to start with, and takes the same steps. No gradient goes through the norms, as in
+-- the paper.
 
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local outlive = require 'tide.util.outlive'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
@@ -114,16 +120,49 @@ local function change_of(self, x, o)
    return private.replace(h, tide.linear(h, self.lora_B))
 end
 
+-- Norms of the rows of a weight in f32 [out], over the ranks that its columns are cut over. m: the
+-- layer.
+local function row_norms(m, W)
+   local sums = (W * W):sum(2)
+   local places = rawget(m, '_layout')
+   local at = places and places.lora_A
+   if at and at.blocks then at.axis.comm:all_reduce(sums) end
+   return sums:sqrt()
+end
+
+-- By what DoRA scales the outputs: (|W| + m) / |W + scale B A|. self: m, or m as a wrap sees it.
+local function stretch_of(m, self, scale)
+   local before, after = tide.no_grad(function()
+      return tide.scope(function()
+         local W = m.weight:to 'f32'
+         return row_norms(m, W), row_norms(m, W + lora.change(m.lora_A, m.lora_B, scale))
+      end)
+   end)
+   return (before + self.lora_m:to 'f32') / after
+end
+
+-- The call of a layer with DoRA; its bias is added at the end.
+local function stretched(next, m, self, x, o)
+   local y = next(setmetatable({ bias = false }, { __index = self }), x)
+   local change = change_of(self, x, o)
+   y = private.replace(y, y + change)
+   private.spend(change)
+   y = private.replace(y, y * stretch_of(m, self, o.scale):to(y.dtype))
+   return self.bias and private.replace(y, y + self.bias) or y
+end
+
 local function add_wrap(m, o)
    m:wrap('lora', function(next, self, x)
-      local y = next(self, x)
-      if o.merged then return y end
-      local change = change_of(self, x, o)
+      if o.merged then return next(self, x) end
+      if m.lora_m then return stretched(next, m, self, x, o) end
+      local y, change = next(self, x), change_of(self, x, o)
       local sum = private.replace(y, y + change)
       private.spend(change)
       return sum
    end, { of = 'forward', order = wrap.order.lora, by = 'lora' })
 end
+
+local fields = { 'lora_A', 'lora_B', 'lora_m' }
 
 -- Gives a layer its parameters.
 local function adapt(entry, rank, o, seed)
@@ -131,11 +170,14 @@ local function adapt(entry, rank, o, seed)
    m:param('lora_A', { rank, m.nin }, { kind = 'kaiming', fan_in = m.nin, gain = 1 / math.sqrt(3) },
       like)
    m:param('lora_B', { m.nout, rank }, 'zeros', like)
+   if o.dora then m:param('lora_m', { m.nout }, 'zeros', like) end
    if like.device ~= 'null' then
       tide.no_grad(function()
-         for _, field in ipairs { 'lora_A', 'lora_B' } do
-            weight.fill(m[field], m._spec[field],
-               { seed = seed, path = entry.path .. '.' .. field })
+         for _, field in ipairs(fields) do
+            if m[field] then
+               weight.fill(m[field], m._spec[field],
+                  { seed = seed, path = entry.path .. '.' .. field })
+            end
          end
       end)
    end
@@ -161,8 +203,8 @@ function lora.scale(adapter)
 end
 
 -- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
--- model.adapter: { rank, alpha, dropout, rslora, modules (their paths) }. E_STATE: the model has
--- adapters, or is spread over ranks already.
+-- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
+-- has adapters, or is spread over ranks already.
 function lora.attach(model, opts)
    if rawget(model, 'adapter') then
       err.raise('E_STATE', op, 'the model has adapters already; merge and remove them first, or go '
@@ -172,8 +214,9 @@ function lora.attach(model, opts)
    local list = chosen(model, opts.targets)
    check_ranks(list, opts.rank)
    local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
-      rslora = opts.rslora, modules = {} }
-   local o = { scale = lora.scale(adapter), dropout = opts.dropout, merged = false }
+      rslora = opts.rslora, dora = opts.dora, modules = {} }
+   local o = { scale = lora.scale(adapter), dropout = opts.dropout, dora = opts.dora,
+      merged = false, stretch = {} }
    model:requires_grad_(false)
    for i, entry in ipairs(list) do
       adapt(entry, opts.rank, o, opts.seed)
@@ -185,7 +228,7 @@ function lora.attach(model, opts)
 end
 
 -- Whether a parameter's name is that of an adapter.
-function lora.is_name(name) return ('.' .. name):find '%.lora_[AB]$' ~= nil end
+function lora.is_name(name) return ('.' .. name):find '%.lora_[ABm]$' ~= nil end
 
 -- The adapters of a model; raises without any, or where merge would not reach what is trained.
 local function adapted(name, model)
@@ -201,13 +244,19 @@ end
 -- The change of a weight, in f32: scale B A.
 function lora.change(A, B, scale) return tide.matmul(B:to 'f32', A:to 'f32') * scale end
 
-local function add_changes(model, adapter, scale)
+-- The weight of a layer with its change in it, in f32. W: the weight. m: nil, or of DoRA.
+function lora.changed(W, A, B, m, scale)
+   W = W:to 'f32'
+   local changed = W + lora.change(A, B, scale)
+   if not m then return changed end
+   local function norms(t) return (t * t):sum(2):sqrt() end
+   return changed * ((norms(W) + m:to 'f32') / norms(changed)):unsqueeze(2)
+end
+
+local function each_layer(model, adapter, fn)
    tide.no_grad(function()
       for _, path in ipairs(adapter.modules) do
-         tide.scope(function()
-            local m = model:get(path)
-            m.weight:copy_(m.weight:to 'f32' + lora.change(m.lora_A, m.lora_B, scale))
-         end)
+         tide.scope(function() fn(model:get(path), path) end)
       end
    end)
 end
@@ -216,7 +265,15 @@ end
 -- Idempotent. Returns model.
 function lora.merge(model)
    local adapter, o = adapted('nn.lora.merge', model)
-   if not o.merged then add_changes(model, adapter, o.scale) end
+   if o.merged then return model end
+   each_layer(model, adapter, function(m, path)
+      local W = m.weight:to 'f32' + lora.change(m.lora_A, m.lora_B, o.scale)
+      if m.lora_m then
+         o.stretch[path] = outlive(stretch_of(m, m, o.scale):unsqueeze(2))
+         W = W * o.stretch[path]
+      end
+      m.weight:copy_(W)
+   end)
    o.merged = true
    return model
 end
@@ -225,7 +282,12 @@ end
 -- Returns model.
 function lora.unmerge(model)
    local adapter, o = adapted('nn.lora.unmerge', model)
-   if o.merged then add_changes(model, adapter, -o.scale) end
+   if not o.merged then return model end
+   each_layer(model, adapter, function(m, path)
+      local W, stretch = m.weight:to 'f32', o.stretch[path]
+      if stretch then W = W / stretch end
+      m.weight:copy_(W - lora.change(m.lora_A, m.lora_B, o.scale))
+   end)
    o.merged = false
    return model
 end
@@ -258,7 +320,7 @@ function lora.remove(model)
    for _, path in ipairs(adapter.modules) do
       local m = model:get(path)
       wrap.drop(m, 'lora', 'forward')
-      for _, field in ipairs { 'lora_A', 'lora_B' } do drop(m, field) end
+      for _, field in ipairs(fields) do drop(m, field) end
    end
    rawset(model, 'adapter', nil)
    rawset(model, '_adapter', nil)
@@ -273,6 +335,7 @@ return signature.doors('nn.lora', lora, {
          .. 'name), or all Linear layers but the output head',
       'dropout: number in [0, 1) = 0 -- of what enters A',
       'rslora: boolean = false -- alpha / sqrt(rank) in place of alpha / rank',
+      'dora: boolean = false -- a trained norm of each row besides (DoRA)',
       'seed: integer >= 0 = 0 -- of A' } },
    layers = 'model: module', merge = 'model: module', unmerge = 'model: module',
    remove = 'model: module',

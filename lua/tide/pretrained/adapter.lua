@@ -26,14 +26,20 @@ local before = 'base_model.model.'
 -- ---- names -------------------------------------------------------------------------------------
 
 -- 'model.layers.0.q_proj.lora_A' as PEFT names it.
-local function published(name) return before .. name .. '.weight' end
+local function published(name)
+   local path = name:match '^(.*)%.lora_m$'
+   return before .. (path and path .. '.lora_magnitude_vector' or name .. '.weight')
+end
 
 -- The same back; nil of other names.
 local function own(name)
    local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
+   inner = inner:gsub('%.default%f[.%z]', '')
    local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
-   if not path then path, which = inner:match '^(.*)%.lora_([AB])%.default%.weight$' end
-   return path and ('%s.lora_%s'):format(path, which)
+   if path then return ('%s.lora_%s'):format(path, which) end
+   path = inner:match '^(.*)%.lora_magnitude_vector$' or inner:match '^(.*)%.lora_magnitude_vector'
+      .. '%.weight$'
+   return path and path .. '.lora_m'
 end
 
 -- Paths as target_modules: the last names where they say the same, else the paths. all: the paths
@@ -68,8 +74,9 @@ function adapter.merged(description, rows, read, is_merged)
       local t, path = read(name), not is_merged and changed[name]
       if not path then return t end
       return tide.no_grad(function()
-         local change = lora.change(read(path .. '.lora_A'), read(path .. '.lora_B'), scale)
-         return (t:to 'f32' + change):to(t.dtype)
+         local m = description.dora and read(path .. '.lora_m') or nil
+         return lora.changed(t, read(path .. '.lora_A'), read(path .. '.lora_B'), m, scale)
+            :to(t.dtype)
       end)
    end
 end
@@ -80,7 +87,8 @@ local function config_of(description, all, base)
    local null = tide.json.null
    return { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
       lora_alpha = description.alpha, lora_dropout = description.dropout,
-      use_rslora = description.rslora, use_dora = false, bias = 'none', fan_in_fan_out = false,
+      use_rslora = description.rslora, use_dora = description.dora or false,
+      bias = 'none', fan_in_fan_out = false,
       inference_mode = true, init_lora_weights = true, modules_to_save = null,
       base_model_name_or_path = base or null,
       target_modules = targets_of(description.modules, all) }
@@ -93,6 +101,12 @@ local function paths_of(op, plain)
       list[i] = entry.path
    end
    return list
+end
+
+-- Norms of the rows of a weight, in f32.
+local function norms_of(W)
+   W = W:to 'f32'
+   return (W * W):sum(2):sqrt()
 end
 
 -- Writes the adapters that read(name) gives.
@@ -109,8 +123,9 @@ local function write(op, dir, plain, read, o)
    tide.scope(function()
       local tensors = {}
       for _, path in ipairs(description.modules) do
-         for _, field in ipairs { '.lora_A', '.lora_B' } do
+         for _, field in ipairs { '.lora_A', '.lora_B', description.dora and '.lora_m' or nil } do
             local t = read(path .. field)
+            if field == '.lora_m' then t = norms_of(read(path .. '.weight')) + t:to 'f32' end
             tensors[published(path .. field)] = (o.dtype and t:to(o.dtype) or t):contiguous()
          end
       end
@@ -136,9 +151,9 @@ end
 -- The adapters of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
 local function write_sharded(op, sharded, dir, o)
    local saved, pieces = state.weights(sharded), dir:gsub('(.)/+$', '%1') .. '.pieces'
-   local mine = {}
-   for _, piece in ipairs(saved.pieces.model) do
-      if lora.is_name(piece.name) then mine[#mine + 1] = piece end
+   local mine, description = {}, saved.plain.adapter
+   for _, piece in ipairs(description and saved.pieces.model or {}) do
+      if description.dora or lora.is_name(piece.name) then mine[#mine + 1] = piece end
    end
    saved.pieces.model = mine
    local at = checkpoint.save(pieces, saved)
@@ -172,7 +187,7 @@ end
 -- ---- reading -----------------------------------------------------------------------------------
 
 -- Fields of adapter_config.json that change what is computed, with the values that do not.
-local neutral = { use_dora = false, bias = 'none', fan_in_fan_out = false, lora_bias = false,
+local neutral = { bias = 'none', fan_in_fan_out = false, lora_bias = false,
    use_qalora = false }
 local absent = { 'rank_pattern', 'alpha_pattern', 'modules_to_save', 'layer_replication',
    'trainable_token_indices', 'target_parameters', 'megatron_config' }
@@ -257,8 +272,12 @@ local function fill_model(op, dir, c, model, tensors)
    end
    check_names(op, dir, c, whole, tensors)
    for _, e in ipairs(model:named_parameters()) do
-      if tensors[e.name] and e.param.device ~= 'null' then
-         e.param:detach():copy_(tensors[e.name])
+      local t = tensors[e.name]
+      if t and e.param.device ~= 'null' then
+         if e.field == 'lora_m' then
+            t = t:to(e.param.device) - norms_of(e.owner.weight:detach())
+         end
+         e.param:detach():copy_(t)
       end
    end
 end
@@ -269,6 +288,10 @@ local function fill_sharded(op, dir, c, sharded, tensors)
       if lora.is_name(e.name) then whole[e.name] = e.whole end
    end
    check_names(op, dir, c, whole, tensors)
+   if c.use_dora == true then
+      err.raise('E_UNSUPPORTED', op, '%s: magnitudes of DoRA are read where the weights are whole; '
+         .. 'read them on one rank, or go on from the run that has made them', dir)
+   end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
          layout.view(p.param:detach(), part):copy_(layout.view(tensors[p.name],
@@ -293,6 +316,7 @@ function adapter.load(what, dir)
    check_base(op, dir, run.model, c, modules)
    if not rawget(run.model, 'adapter') then
       lora.attach(run.model, { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
+         dora = c.use_dora == true,
          dropout = type(c.lora_dropout) == 'number' and c.lora_dropout or 0, targets = modules })
    end
    tide.no_grad(function()
