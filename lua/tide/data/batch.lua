@@ -32,9 +32,8 @@ end
 -- starts: list of first tokens. Returns { ids, labels, count }; count is the labels that count.
 function batch.make(source, starts, seq, device)
    local pieces = {}
-   if #starts == 0 then
-      err.arg('data.batch.make', 'starts', 'at least one first token of a window', 'an empty list')
-   end
+   err.arg_if(#starts == 0, 'data.batch.make', 'starts', 'at least one first token of a window',
+      'an empty list')
    for i, start in ipairs(starts) do pieces[i] = source:raw(start, seq + 1) end
    local all = ids_of(table.concat(pieces), #starts, seq + 1, source.width, device)
    local labels, count = all:slice(2, 2, seq + 1):contiguous(), #starts * seq
@@ -44,10 +43,8 @@ end
 
 -- Cuts a list of starts into n equal parts, one for each micro-batch.
 function batch.split(starts, n)
-   if #starts % n ~= 0 then
-      err.raise('E_ARG', 'data.batch.split', '%d windows cannot be split into %d micro-batches',
-         #starts, n)
-   end
+   err.raise_if(#starts % n ~= 0, 'E_ARG', 'data.batch.split', '%d windows cannot be split into %d '
+      .. 'micro-batches', #starts, n)
    local each, parts = #starts / n, {}
    for i = 1, n do
       parts[i] = { unpack(starts, (i - 1) * each + 1, i * each) }

@@ -149,11 +149,8 @@ local function read_file(path, o, bad)
          return
       end
       local message = place .. ': ' .. problem
-      if not o.skip_bad then
-         err.raise('E_FORMAT', op, '%s (skip_bad = true, --skip-bad, leaves such records out and '
-            .. 'counts them)',
-            message)
-      end
+      err.raise_if(not o.skip_bad, 'E_FORMAT', op, '%s (skip_bad = true, --skip-bad, leaves such '
+         .. 'records out and counts them)', message)
       bad.count = bad.count + 1
       if #bad < 10 then bad[#bad + 1] = message end
    end)
@@ -206,9 +203,8 @@ end
 local function settled(opts)
    local o = opts
    local size = err.integer(op, 'tokenizer.vocab_size', o.tokenizer.vocab_size, 1)
-   if o.template ~= nil and type(o.template.render) ~= 'function' then
-      err.arg(op, 'template', 'a template of tide.chat', o.template)
-   end
+   err.arg_if(o.template ~= nil and type(o.template.render) ~= 'function', op, 'template',
+      'a template of tide.chat', o.template)
    check_format(o.format)
    o.roles, o.by_block = roles_of(o)
    o.is_bytes, o.eos = type(o.tokenizer.ids) == 'function', o.tokenizer.eos

@@ -36,14 +36,11 @@ end
 
 -- Returns width, number of sequences and of document entries; raises of what is no index.
 local function header(op, path, text)
-   if text:sub(1, 9) ~= magic then
-      err.raise('E_FORMAT', op, '%s is no index of a Megatron data set', path)
-   end
+   err.raise_if(text:sub(1, 9) ~= magic, 'E_FORMAT', op, '%s is no index of a Megatron data set',
+      path)
    local version = #text >= 34 and number_at(text, 10, 8)
-   if version ~= 1 then
-      err.raise('E_UNSUPPORTED', op, '%s has version %s; version 1 can be read', path,
-         tostring(version))
-   end
+   err.raise_if(version ~= 1, 'E_UNSUPPORTED', op, '%s has version %s; version 1 can be read', path,
+      tostring(version))
    local code = text:byte(18)
    if not widths[code] then
       err.raise('E_UNSUPPORTED', op, '%s holds ids of %s; uint16 and int32 can be read', path,
@@ -51,10 +48,8 @@ local function header(op, path, text)
    end
    local sequences, entries = number_at(text, 19, 8), number_at(text, 27, 8)
    local wanted = 34 + 12 * sequences + 8 * entries
-   if #text ~= wanted then
-      err.raise('E_FORMAT', op, '%s has %.0f bytes; its %.0f sequences and %.0f entries of '
-         .. 'documents need %.0f', path, #text, sequences, entries, wanted)
-   end
+   err.raise_if(#text ~= wanted, 'E_FORMAT', op, '%s has %.0f bytes; its %.0f sequences and %.0f '
+      .. 'entries of documents need %.0f', path, #text, sequences, entries, wanted)
    return widths[code], sequences, entries
 end
 
@@ -77,10 +72,8 @@ local function documents_of(op, path, text, ends, sequences, entries)
    local cu, at = { 0 }, 35 + 12 * sequences
    for i = 2, entries do
       local last = number_at(text, at + 8 * (i - 1), 8)
-      if not ends[last + 1] or ends[last + 1] < cu[#cu] then
-         err.raise('E_FORMAT', op, '%s: document %d ends with sequence %.0f of %d', path, i - 2,
-            last, sequences)
-      end
+      err.raise_if(not ends[last + 1] or ends[last + 1] < cu[#cu], 'E_FORMAT', op,
+         '%s: document %d ends with sequence %.0f of %d', path, i - 2, last, sequences)
       if ends[last + 1] > cu[#cu] then cu[#cu + 1] = ends[last + 1] end
    end
    if cu[#cu] ~= ends[#ends] then

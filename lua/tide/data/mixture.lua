@@ -43,10 +43,8 @@ local function check_parts(parts)
       rows = rows + (part.cu and 1 or 0)
    end
    if total <= 0 then err.arg(op, 'parts', 'a weight above 0', total) end
-   if rows > 0 and rows < #parts then
-      err.raise('E_ARG', op, "argument 'parts': either all parts have cu (rows of documents) or "
-         .. 'no part has (windows), got %d of %d', rows, #parts)
-   end
+   err.raise_if(rows > 0 and rows < #parts, 'E_ARG', op, "argument 'parts': either all parts have "
+      .. 'cu (rows of documents) or no part has (windows), got %d of %d', rows, #parts)
    return total, rows > 0
 end
 
@@ -56,10 +54,8 @@ end
 function mixture.new(opts)
    local self = setmetatable(opts, Mixture)
    local total, has_rows = check_parts(self.parts)
-   if self.batch % self.size ~= 0 then
-      err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
-         self.batch, self.size)
-   end
+   err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
+      .. 'data-parallel ranks', self.batch, self.size)
    self.position, self.samplers, self.counts, self.shares, self.offsets = 0, {}, {}, {}, {}
    local sources, at = {}, 0
    for i, part in ipairs(self.parts) do
@@ -132,10 +128,8 @@ end
 function Mixture:restore(state)
    local where = 'data.mixture.restore'
    local parts = err.type(where, 'state.parts', state.parts, 'table')
-   if #parts ~= #self.samplers then
-      err.raise('E_ARG', where, 'the state was taken with %d parts, this run has %d', #parts,
-         #self.samplers)
-   end
+   err.raise_if(#parts ~= #self.samplers, 'E_ARG', where, 'the state was taken with %d parts, this '
+      .. 'run has %d', #parts, #self.samplers)
    for i, part in ipairs(parts) do
       if math.abs(part.share - self.shares[i]) > 1e-12 then
          err.raise('E_ARG', where, 'the state was taken with a share of %g for part %d, this run '

@@ -80,14 +80,10 @@ function packed.new(opts)
    for _, cu in ipairs(self.long == 'refuse' and { self.cu, self.val_cu } or {}) do
       check_long(op, cu, self.seq)
    end
-   if self.seq % self.unit ~= 0 then
-      err.raise('E_ARG', op, 'seq (%d) must be a multiple of %d, to be cut over %d ranks', self.seq,
-         self.unit, self.cp)
-   end
-   if self.batch % self.size ~= 0 then
-      err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
-         self.batch, self.size)
-   end
+   err.raise_if(self.seq % self.unit ~= 0, 'E_ARG', op, 'seq (%d) must be a multiple of %d, to be '
+      .. 'cut over %d ranks', self.seq, self.unit, self.cp)
+   err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
+      .. 'data-parallel ranks', self.batch, self.size)
    return self
 end
 
@@ -193,10 +189,8 @@ end
 
 -- Rows of the documents held out (val_cu), in their order: at most `limit`, evenly spaced.
 function Packed:held_out(limit)
-   if not self.val_cu then
-      err.raise('E_STATE', 'data.packed.held_out', 'the sampler knows no documents of the '
-         .. 'validation data; give it val_cu, their cumulative lengths')
-   end
+   err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler knows no '
+      .. 'documents of the validation data; give it val_cu, their cumulative lengths')
    local rows, list = lay_rows(self, self.val_cu, function(k) return k end, self.val_source), {}
    local take = math.min(#rows, limit)
    for i = 1, take do list[i] = rows[math.floor((i - 1) * #rows / take) + 1] end
@@ -291,9 +285,7 @@ end
 local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 end
 
 local function check_rows(op, rows)
-   if #rows == 0 then
-      err.arg(op, 'rows', 'at least one row', 'an empty list')
-   end
+   err.arg_if(#rows == 0, op, 'rows', 'at least one row', 'an empty list')
    for r, row in ipairs(rows) do
       for _, piece in ipairs(err.type(op, ('rows[%d]'):format(r), row, 'table')) do
          local start, n, goes_on, slot = unpack(type(piece) == 'table' and piece or {}, 1, 4)

@@ -41,10 +41,8 @@ Sampler.__index = Sampler
 function sampler.new(opts)
    local op, self = 'data.sampler.new', setmetatable(opts, Sampler)
    self.position = 0
-   if self.batch % self.size ~= 0 then
-      err.raise('E_ARG', op, 'batch (%d) must be a multiple of the %d data-parallel ranks',
-         self.batch, self.size)
-   end
+   err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
+      .. 'data-parallel ranks', self.batch, self.size)
    self.shifted = self.count >= 2 * self.seq
    self.windows = math.floor((self.count - (self.shifted and self.seq or 1)) / self.seq)
    if self.windows < 1 then

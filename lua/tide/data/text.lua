@@ -57,9 +57,7 @@ function text.files(path)
       local t = extension(file) == 'bin' and binary or plain
       t[#t + 1] = file
    end
-   if #plain == 0 and #binary == 0 then
-      err.raise('E_IO', op, 'no text or .bin file below %s', path)
-   end
+   err.raise_if(#plain == 0 and #binary == 0, 'E_IO', op, 'no text or .bin file below %s', path)
    return #plain > 0 and plain or binary
 end
 

@@ -111,15 +111,13 @@ end
 -- Bytes an id of a file without a header. given: what the caller says, or nil.
 local function raw_width(op, path, f, size, given)
    local width, index = index_width(op, path)
-   if width and given and width ~= given then
-      err.raise('E_FORMAT', op, '%s says that ids have %d bytes, not %d', index, width, given)
-   end
+   err.raise_if(width and given and width ~= given, 'E_FORMAT', op, '%s says that ids have %d '
+      .. 'bytes, not %d', index, width, given)
    if given or width then return given or width end
    f:seek('set', 0)
-   if size % 4 == 0 and looks_wide(f:read(2^18) or '') then
-      err.raise('E_FORMAT', op, '%s: every second id of 2 bytes is 0 or tiny, as if ids had 4 '
-         .. 'bytes; say which: width = 4 (--token-bytes 4), or width = 2', path)
-   end
+   err.raise_if(size % 4 == 0 and looks_wide(f:read(2^18) or ''), 'E_FORMAT', op,
+      '%s: every second id of 2 bytes is 0 or tiny, as if ids had 4 bytes; say which: width = 4 '
+      .. '(--token-bytes 4), or width = 2', path)
    return 2
 end
 
@@ -130,16 +128,12 @@ local function layout(op, path, f, given)
    local head = f:read(1024)
    local magic = head and #head == 1024 and u32(head, 1)
    local what = head and kind.of(head, 4)
-   if what then
-      err.raise('E_FORMAT', op, '%s holds no token ids: %s', path, what)
-   end
+   err.raise_if(what, 'E_FORMAT', op, '%s holds no token ids: %s', path, what)
    if magic == 20240520 or magic == 20240801 then
       local width = magic == 20240520 and 2 or 4
       local count = u32(head, 9)
-      if 1024 + count * width ~= size then
-         err.raise('E_FORMAT', op, '%s: the header says %d tokens of %d bytes, the file has %d '
-            .. 'bytes after it', path, count, width, size - 1024)
-      end
+      err.raise_if(1024 + count * width ~= size, 'E_FORMAT', op, '%s: the header says %d tokens of '
+         .. '%d bytes, the file has %d bytes after it', path, count, width, size - 1024)
       return 1024, width, count
    end
    local width = raw_width(op, path, f, size, given)
@@ -256,10 +250,8 @@ function tokens.join(sources)
    local self = setmetatable({ sources = sources, starts = {}, count = 0 }, Joined)
    for i, source in ipairs(sources) do
       self.width = self.width or source.width
-      if source.width ~= self.width then
-         err.raise('E_ARG', 'data.tokens.join', 'source %d has tokens of %d bytes, the others %d',
-            i, source.width, self.width)
-      end
+      err.raise_if(source.width ~= self.width, 'E_ARG', 'data.tokens.join',
+         'source %d has tokens of %d bytes, the others %d', i, source.width, self.width)
       self.mask = self.mask or source.mask and joined_mask
       self.starts[i] = self.count
       self.count = self.count + source.count

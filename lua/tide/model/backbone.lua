@@ -44,10 +44,8 @@ end
 local function placed(self, x, ids_BT, at)
    local positions = at.positions
       or tide.arange(x:size(2), { dtype = 'i64', device = x.device }):reshape(1, x:size(2))
-   if x:size(2) ~= ids_BT:size(2) then
-      err.raise('E_UNSUPPORTED', 'model', 'sequence_parallel is not supported of a model with '
-         .. 'learned positions; leave it out')
-   end
+   err.raise_if(x:size(2) ~= ids_BT:size(2), 'E_UNSUPPORTED', 'model',
+      'sequence_parallel is not supported of a model with learned positions; leave it out')
    local p = self[self._form.positions](positions)
    x = private.replace(x, x + p)
    private.spend(p)
@@ -105,9 +103,8 @@ Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_ma
 
 local function check_index(op, name, t)
    if t == nil then return end
-   if not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2) then
-      err.arg(op, name, 'a tensor [batch or 1, tokens, 2] of (document, position)', t)
-   end
+   err.arg_if(not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2), op, name,
+      'a tensor [batch or 1, tokens, 2] of (document, position)', t)
    err.choice(op, name .. ' dtype', t.dtype, { 'i32', 'i64' })
 end
 

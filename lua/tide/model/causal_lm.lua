@@ -42,9 +42,8 @@ end
 
 -- Refuses what is no tensor [batch, tokens].
 function CausalLM:check_ids(ids)
-   if not tide.is_tensor(ids) or ids.ndim ~= 2 then
-      err.arg(self.op, 'ids', 'a tensor [batch, tokens]', ids)
-   end
+   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, self.op, 'ids', 'a tensor [batch, tokens]',
+      ids)
 end
 
 -- Labels of other rows and columns have as many numbers when they are transposed; one dim is a
@@ -156,9 +155,8 @@ private.note(loss)
 -- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options. A
 -- call of the model: its hooks see these arguments and the loss.
 function CausalLM:loss(ids_BT, labels_BT, opts)
-   if type(self) ~= 'table' then
-      err.arg('model.loss', 'self', 'a model: call model:loss(ids, labels), with a colon', self)
-   end
+   err.arg_if(type(self) ~= 'table', 'model.loss', 'self', 'a model: call model:loss(ids, labels), '
+      .. 'with a colon', self)
    return self:as_call(loss, ids_BT, labels_BT, opts)
 end
 
@@ -196,10 +194,8 @@ private.note(logprobs)
 -- tokens of ids from 0, row after row. Logits are made of these tokens alone, a block at a time.
 -- For scoring, without gradients; not with tensor parallelism.
 function CausalLM:logprobs(ids_BT, index_K, targets_K)
-   if spread.of(self).tp then
-      err.raise('E_UNSUPPORTED', self.op, 'logprobs takes whole hidden states, and tensor '
-         .. 'parallelism has parts of them; take log_softmax of the logits')
-   end
+   err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs takes whole hidden states, '
+      .. 'and tensor parallelism has parts of them; take log_softmax of the logits')
    return self:as_call(logprobs, ids_BT, index_K, targets_K)
 end
 

@@ -126,9 +126,8 @@ function config.check_layer_types(op, c)
    for i, v in ipairs(list) do
       local field = ('layer_types[%d]'):format(i)
       err.choice(op, field, v, kinds)
-      if v == 'sliding_attention' and not c.sliding_window then
-         err.arg(op, field, "'full_attention' without sliding_window", v)
-      end
+      err.arg_if(v == 'sliding_attention' and not c.sliding_window, op, field,
+         "'full_attention' without sliding_window", v)
    end
 end
 

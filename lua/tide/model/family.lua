@@ -177,10 +177,8 @@ function family.saved(op, plain)
       err.raise('E_UNSUPPORTED', op, 'the checkpoint is of a model of a class of its own; give '
          .. 'make = function(config, options), which makes one')
    elseif plain.family ~= nil then
-      if not published[plain.family] then
-         err.raise('E_UNSUPPORTED', op, "the checkpoint is of the family '%s', which this library "
-            .. 'does not know', tostring(plain.family))
-      end
+      err.raise_if(not published[plain.family], 'E_UNSUPPORTED', op, 'the checkpoint is of the '
+         .. "family '%s', which this library does not know", tostring(plain.family))
       return named(plain)
    end
    if type(config.architectures) == 'table' and config.architectures[1] then

@@ -18,9 +18,8 @@ local function has_window(c, i)
 end
 
 local function complete(c)
-   if not c.sliding_window and not c.layer_types then
-      err.arg(op, 'sliding_window', 'tokens that every other layer sees', nil)
-   end
+   err.arg_if(not c.sliding_window and not c.layer_types, op, 'sliding_window',
+      'tokens that every other layer sees', nil)
 end
 
 local function positive(o, name, v) return err.number(o, name, v, 1e-9) end

@@ -40,10 +40,9 @@ local alias = {
 local rules = {
    alias = alias, only = { scale_attn_weights = true }, free = 'n_ctx reorder_and_upcast_attn',
    complete = function(c)
-      if c.hidden_size % c.num_attention_heads ~= 0 then
-         err.raise('E_ARG', op, 'hidden_size (%d) must be a multiple of num_attention_heads (%d)',
-            c.hidden_size, c.num_attention_heads)
-      end
+      err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op,
+         'hidden_size (%d) must be a multiple of num_attention_heads (%d)', c.hidden_size,
+         c.num_attention_heads)
    end,
 }
 

@@ -22,20 +22,17 @@ local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
 
 local function pattern(o, name, v)
    err.type(o, name, v, 'string')
-   if v == '' or v:find '[^M%*%-]' then
-      err.arg(o, name, "a string of 'M' (Mamba), '*' (attention) and '-' (MLP); 'E' (experts) is "
-         .. 'not supported', v)
-   end
+   err.arg_if(v == '' or v:find '[^M%*%-]', o, name, "a string of 'M' (Mamba), '*' (attention) and "
+      .. "'-' (MLP); 'E' (experts) is not supported", v)
    return v
 end
 
 local function theta(o, name, v) return v and err.number(o, name, v, 1) end
 
 local function head_dim_of(c)
-   if c.hidden_size % c.num_attention_heads ~= 0 then
-      err.raise('E_ARG', op, 'hidden_size (%d) must be a multiple of num_attention_heads (%d), or '
-         .. 'give head_dim', c.hidden_size, c.num_attention_heads)
-   end
+   err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op,
+      'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',
+      c.hidden_size, c.num_attention_heads)
    return c.hidden_size / c.num_attention_heads
 end
 
@@ -187,14 +184,11 @@ function Hybrid:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c, unused = published.read(op, config, known, rules)
    local layers = c.hybrid_override_pattern
-   if c.num_hidden_layers ~= #layers then
-      err.raise('E_ARG', op, "num_hidden_layers (%d) is not the length of the pattern '%s' (%d)",
-         c.num_hidden_layers, layers, #layers)
-   end
-   if c.num_attention_heads % c.num_key_value_heads ~= 0 then
-      err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
-         .. 'num_key_value_heads (%d)', c.num_attention_heads, c.num_key_value_heads)
-   end
+   err.raise_if(c.num_hidden_layers ~= #layers, 'E_ARG', op, 'num_hidden_layers (%d) is not the '
+      .. "length of the pattern '%s' (%d)", c.num_hidden_layers, layers, #layers)
+   err.raise_if(c.num_attention_heads % c.num_key_value_heads ~= 0, 'E_ARG', op,
+      'num_attention_heads (%d) must be a multiple of num_key_value_heads (%d)',
+      c.num_attention_heads, c.num_key_value_heads)
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil
    local mixers = {}
    for i = 1, #layers do mixers[i] = make[layers:sub(i, i)](c, opts, rope) end

@@ -34,10 +34,9 @@ local function base(op, name, v) return err.number(op, name, v, 1) end
 local function share(op, name, v) return err.number(op, name, v, 0, 1 - 1e-12) end
 
 local function head_dim_of(c)
-   if c.hidden_size % c.num_attention_heads ~= 0 then
-      err.raise('E_ARG', 'model', 'hidden_size (%d) must be a multiple of num_attention_heads '
-         .. '(%d), or give head_dim', c.hidden_size, c.num_attention_heads)
-   end
+   err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', 'model',
+      'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',
+      c.hidden_size, c.num_attention_heads)
    return c.hidden_size / c.num_attention_heads
 end
 
@@ -78,14 +77,11 @@ end
 -- Fields with each other.
 local function check_together(c, family)
    local op, H, K = family.op, c.num_attention_heads, c.num_key_value_heads
-   if H % K ~= 0 then
-      err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
-         .. 'num_key_value_heads (%d)', H, K)
-   end
+   err.raise_if(H % K ~= 0, 'E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
+      .. 'num_key_value_heads (%d)', H, K)
    c.head_dim = c.head_dim or head_dim_of(c)
-   if c.head_dim % 2 ~= 0 then
-      err.raise('E_ARG', op, 'head_dim (%d) must be even for rotary positions', c.head_dim)
-   end
+   err.raise_if(c.head_dim % 2 ~= 0, 'E_ARG', op, 'head_dim (%d) must be even for rotary positions',
+      c.head_dim)
    config_.check_layer_types(op, c)
    if family.complete then family.complete(c) end
 end

@@ -19,9 +19,8 @@ local function layers(op, name, v) return err.integer(op, name, v, 0) end
 
 local function complete_for(op)
    return function(c)
-      if c.use_sliding_window and c.sliding_window == nil then
-         err.arg(op, 'sliding_window', 'tokens that a layer sees, with use_sliding_window', nil)
-      end
+      err.arg_if(c.use_sliding_window and c.sliding_window == nil, op, 'sliding_window',
+         'tokens that a layer sees, with use_sliding_window', nil)
       for i = 1, c.layer_types and not c.use_sliding_window and #c.layer_types or 0 do
          if has_window(c, i) then
             err.arg(op, ('layer_types[%d]'):format(i), "'full_attention' where "

@@ -27,13 +27,11 @@ local function every(c)
 end
 
 local function complete(c)
-   if #c.no_rope_layers ~= c.num_hidden_layers then
-      err.raise('E_ARG', op, "argument 'no_rope_layers': expected %d numbers, one for each layer, "
-         .. 'got %d', c.num_hidden_layers, #c.no_rope_layers)
-   end
-   if c.use_sliding_window and not c.sliding_window then
-      err.arg(op, 'sliding_window', 'tokens that a layer sees, with use_sliding_window', nil)
-   end
+   err.raise_if(#c.no_rope_layers ~= c.num_hidden_layers, 'E_ARG', op,
+      "argument 'no_rope_layers': expected %d numbers, one for each layer, got %d",
+      c.num_hidden_layers, #c.no_rope_layers)
+   err.arg_if(c.use_sliding_window and not c.sliding_window, op, 'sliding_window',
+      'tokens that a layer sees, with use_sliding_window', nil)
 end
 
 -- Whether the layer (from 1) has a window.

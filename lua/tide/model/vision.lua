@@ -31,10 +31,8 @@ local function complete(config)
       layer_norm_eps = err.number(op, 'layer_norm_eps', config.layer_norm_eps or 1e-6, 0),
       position_base = err.number(op, 'position_base', config.position_base or 10000, 1),
    }
-   if c.hidden_size % 4 ~= 0 then
-      err.arg(op, 'hidden_size', 'a multiple of 4 (sine and cosine of rows and columns)',
-         c.hidden_size)
-   end
+   err.arg_if(c.hidden_size % 4 ~= 0, op, 'hidden_size', 'a multiple of 4 (sine and cosine of rows '
+      .. 'and columns)', c.hidden_size)
    c.intermediate_size = err.integer(op, 'intermediate_size',
       config.intermediate_size or 4 * c.hidden_size, 1)
    c.out_size = err.integer(op, 'out_size', config.out_size or c.hidden_size, 1)
@@ -109,9 +107,8 @@ end
 -- patch); nil: one image). Returns features [T, O].
 function Vision:forward(patches, at)
    at = err.options(op, at, { 'sizes', 'index' })
-   if not tide.is_tensor(patches) or patches.ndim ~= 3 or patches:size(1) ~= 1 then
-      err.arg(op, 'patches', 'a tensor [1, T, numbers of a patch]', patches)
-   end
+   err.arg_if(not tide.is_tensor(patches) or patches.ndim ~= 3 or patches:size(1) ~= 1, op,
+      'patches', 'a tensor [1, T, numbers of a patch]', patches)
    local signal = position_signal(self.config, at.sizes, patches.device)
    if signal:size(1) ~= patches:size(2) then
       err.raise('E_SHAPE', op, 'the sizes tell of %d patches, there are %d', signal:size(1),

@@ -23,11 +23,10 @@ end
 -- (document, position) pairs i32 [B, T, 2] of a mask [B, T]. Positions are those in the row.
 -- E_UNSUPPORTED for masks of another kind.
 function mask_.index(op, name, mask)
-   if not tide.is_tensor(mask) or mask.ndim ~= 2 or mask.dtype:find 'f' then
-      err.raise('E_UNSUPPORTED', op, "argument '%s': expected an integer or bool tensor [B, T] of "
-         .. 'document numbers (1 and 0: one document with padding), got %s; other masks are given '
-         .. 'as documents, window and causal', name, err.show(mask))
-   end
+   err.raise_if(not tide.is_tensor(mask) or mask.ndim ~= 2 or mask.dtype:find 'f', 'E_UNSUPPORTED',
+      op, "argument '%s': expected an integer or bool tensor [B, T] of document numbers (1 and 0: "
+      .. 'one document with padding), got %s; other masks are given as documents, window and '
+      .. 'causal', name, err.show(mask))
    local B, T = mask:size(1), mask:size(2)
    local doc = numbers(op, name, mask) - 1
    local pos = tide.arange(T, { dtype = 'i32', device = mask.device }):reshape { 1, T }
@@ -70,10 +69,8 @@ function mask_.check(op, mask, index)
       for t, doc in ipairs(row) do fits = fits and (doc >= 0 or there[t] < 0) end
       fits = fits and (plain or not mask_.parted(row, there))
    end
-   if not fits then
-      err.raise('E_ARG', op, 'the mask tells of other documents than the context of this batch; '
-         .. 'give it to make_cp_batch_and_ctx')
-   end
+   err.raise_if(not fits, 'E_ARG', op, 'the mask tells of other documents than the context of this '
+      .. 'batch; give it to make_cp_batch_and_ctx')
 end
 
 -- The pairs i32 [B, T, 2] that attention_mask [B, T] among the options of a model's call with ids
@@ -101,9 +98,8 @@ end
 function mask_.of_layer(op, at, c)
    local mask = at.attention_mask
    if mask == nil or at.mask_checked then return at.mask_index end
-   if at.q_index ~= nil or at.k_index ~= nil then
-      err.arg(op, 'attention_mask', 'nil beside q_index and k_index', mask)
-   end
+   err.arg_if(at.q_index ~= nil or at.k_index ~= nil, op, 'attention_mask',
+      'nil beside q_index and k_index', mask)
    if not c or c.null then return mask_.index(op, 'attention_mask', mask) end
    mask_.check(op, mask, c:q_index(mask.device))
    return nil

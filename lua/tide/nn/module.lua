@@ -35,9 +35,7 @@ local meta = getmetatable(Module)
 setmetatable(Module, { __call = meta.__call, __tostring = meta.__tostring,
    __index = function(_, key)
       local other = instead.Module[key]
-      if other then
-         err.raise('E_ARG', 'nn.Module', "no '%s'; instead: %s", key, other)
-      end
+      err.raise_if(other, 'E_ARG', 'nn.Module', "no '%s'; instead: %s", key, other)
    end })
 
 -- Rows of the options that every module has (see util.signature).
@@ -90,9 +88,7 @@ local function free_name(self, name)
    local op = 'nn.' .. self.class_name
    check_begun(self)
    err.type(op, 'name', name, 'string')
-   if name == '' or name:find('.', 1, true) then
-      err.arg(op, 'name', 'a name without dots', name)
-   end
+   err.arg_if(name == '' or name:find('.', 1, true), op, 'name', 'a name without dots', name)
    if self[name] == nil then return end
    err.raise('E_ARG', op, "argument 'name': %s is %s; take another name", err.show(name),
       rawget(self, name) == nil and 'a method of the class' or 'a field of the module already')
@@ -124,9 +120,7 @@ end
 -- is E_ARG.
 function Module:child(name, module)
    free_name(self, name)
-   if not class.is(module, Module) then
-      err.arg('nn.Module.child', name, 'a module', module)
-   end
+   err.arg_if(not class.is(module, Module), 'nn.Module.child', name, 'a module', module)
    self._child[#self._child + 1] = name
    rawset(self, name, module)
    return module
@@ -237,9 +231,8 @@ function Module:get(path)
    local m = self
    for name in path:gmatch '[^.]+' do
       m = m[name]
-      if not class.is(m, Module) then
-         err.raise('E_ARG', 'nn.Module.get', "no module '%s' at '%s'", name, path)
-      end
+      err.raise_if(not class.is(m, Module), 'E_ARG', 'nn.Module.get', "no module '%s' at '%s'",
+         name, path)
    end
    return m
 end
@@ -279,10 +272,8 @@ end
 -- What shards hold does not follow what is done to the fields they are gathered into.
 local function check_unsharded(self, op)
    self:walk(function(m)
-      if spread.of(m).inside then
-         err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values and '
-            .. 'dtype; call it before fully_shard')
-      end
+      err.raise_if(spread.of(m).inside, 'E_STATE', op, 'the model is sharded: its shards would '
+         .. 'keep their values and dtype; call it before fully_shard')
    end)
 end
 

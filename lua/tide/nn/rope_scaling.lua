@@ -60,10 +60,8 @@ function scaling.check(op, s)
    err.choice(op, 'rope_scaling.rope_type', kind, kinds)
    if s.type ~= nil then err.choice(op, 'rope_scaling.type', s.type, { kind }) end
    err.options(op .. ': rope_scaling', s, check_keys(op, kind, s))
-   if kind == 'llama3' and s.high_freq_factor <= s.low_freq_factor then
-      err.arg(op, 'rope_scaling.high_freq_factor', 'more than low_freq_factor',
-         s.high_freq_factor)
-   end
+   err.arg_if(kind == 'llama3' and s.high_freq_factor <= s.low_freq_factor, op,
+      'rope_scaling.high_freq_factor', 'more than low_freq_factor', s.high_freq_factor)
    return kind
 end
 
@@ -107,10 +105,8 @@ end
 -- The base grows with the sequence beyond the length of training.
 function of.dynamic(dim, theta, s, length)
    local trained = s.original_max_position_embeddings
-   if trained == nil then
-      err.arg('nn.rope', 'rope_scaling.original_max_position_embeddings',
-         'the length of training, with the type dynamic', nil)
-   end
+   err.arg_if(trained == nil, 'nn.rope', 'rope_scaling.original_max_position_embeddings',
+      'the length of training, with the type dynamic', nil)
    local n = math.max(length or trained, trained)
    local grown = (s.factor * n / trained - (s.factor - 1)) ^ (dim / (dim - 2))
    return of.default(dim, theta * grown)

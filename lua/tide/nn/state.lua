@@ -70,10 +70,8 @@ function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
    err.type(op, 'state', state, 'table')
    opts = err.options(op, opts, { 'strict' })
-   if spread.of(self).inside then
-      err.raise('E_STATE', op, 'the model is sharded: its shards would keep their values; load '
-         .. 'before fully_shard, or a checkpoint with tide.train')
-   end
+   err.raise_if(spread.of(self).inside, 'E_STATE', op, 'the model is sharded: its shards would '
+      .. 'keep their values; load before fully_shard, or a checkpoint with tide.train')
    local own = self:state_dict()
    state = without_frequencies(state, own)
    local lists = state_of.differences(shapes(op, own), shapes(op, state))

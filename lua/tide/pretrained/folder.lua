@@ -29,10 +29,8 @@ end
 
 local function missing_weights(op, dir)
    for _, name in ipairs(foreign) do
-      if fs.exists(fs.join(dir, name)) then
-         err.raise('E_UNSUPPORTED', op, '%s holds %s and no %s; save it as safetensors first', dir,
-            name, weights_name)
-      end
+      err.raise_if(fs.exists(fs.join(dir, name)), 'E_UNSUPPORTED', op,
+         '%s holds %s and no %s; save it as safetensors first', dir, name, weights_name)
    end
    err.raise('E_IO', op, '%s has neither %s nor %s', dir, weights_name, index_name)
 end
@@ -232,9 +230,8 @@ function Weights:close() self.file:close() end
 -- or nil) }. The weights are opened by folder.weights, when the family is known.
 function folder.open(op, dir)
    check_place(op, dir)
-   if not fs.exists(fs.join(dir, 'config.json')) then
-      err.raise('E_IO', op, 'no checkpoint in %s (no config.json, manifest.json or LATEST)', dir)
-   end
+   err.raise_if(not fs.exists(fs.join(dir, 'config.json')), 'E_IO', op,
+      'no checkpoint in %s (no config.json, manifest.json or LATEST)', dir)
    local self = { dir = dir, config = json_of(op, dir, 'config.json') }
    if fs.exists(fs.join(dir, 'generation_config.json')) then
       self.generation = json_of(op, dir, 'generation_config.json')

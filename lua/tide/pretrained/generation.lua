@@ -130,14 +130,11 @@ local generation = {}
 -- true without top_k is top_k 50, as in transformers. model: of tide.model.load. E_FORMAT: a field
 -- of another type; E_UNSUPPORTED: fields that would change the text, such as num_beams = 4.
 function generation.options(model)
-   if type(model) ~= 'table' or type(model.config) ~= 'table' then
-      err.arg(op, 'model', 'a model', model)
-   end
+   err.arg_if(type(model) ~= 'table' or type(model.config) ~= 'table', op, 'model', 'a model',
+      model)
    local config, from = model.generation or {}, model.loaded_from
    local where = from and fs.join(from, file) or file
-   if type(config) ~= 'table' then
-      err.raise('E_FORMAT', op, '%s: expected an object of JSON', where)
-   end
+   err.raise_if(type(config) ~= 'table', 'E_FORMAT', op, '%s: expected an object of JSON', where)
    refuse(where, config)
    local o = {}
    for name, row in each(numbers) do

@@ -35,9 +35,8 @@ end
 -- A checkpoint, or the newest of a run.
 local function open_checkpoint(where)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
-   if type(saved.plain.config) ~= 'table' then
-      err.raise('E_FORMAT', op, '%s has no model configuration', saved.folder)
-   end
+   err.raise_if(type(saved.plain.config) ~= 'table', 'E_FORMAT', op, '%s has no model '
+      .. 'configuration', saved.folder)
    return { dir = saved.folder, plain = saved.plain, store = saved.store }
 end
 
@@ -88,10 +87,8 @@ local function check_tied(self, model)
             local a = store:read('model', head, at, size):to 'f32'
             return (a - store:read('model', own, at, size):to 'f32'):abs():amax():item() == 0
          end)
-         if not same then
-            err.raise('E_FORMAT', op, "%s: '%s' differs from '%s', and config.json says "
-               .. 'tie_word_embeddings; set that to false, or remove one', self.dir, head, own)
-         end
+         err.raise_if(not same, 'E_FORMAT', op, "%s: '%s' differs from '%s', and config.json says "
+            .. 'tie_word_embeddings; set that to false, or remove one', self.dir, head, own)
       end
    end
    if store.drop then store:drop(head) end
@@ -257,9 +254,8 @@ end
 -- Reads the weights in `dir`, as of load, into what plan:materialise gave for a model of the same
 -- configuration. Every rank calls it. Returns run.
 function load.fill(run, dir)
-   if type(run) ~= 'table' or not class.is(run.model, nn.Module) or not run.mesh then
-      err.arg('model.fill', 'run', 'what plan:materialise gave', run)
-   end
+   err.arg_if(type(run) ~= 'table' or not class.is(run.model, nn.Module) or not run.mesh,
+      'model.fill', 'run', 'what plan:materialise gave', run)
    err.type('model.fill', 'dir', dir, 'string')
    local self = opened(dir, {})
    family.check('model.fill', read_plain(self), run.model)

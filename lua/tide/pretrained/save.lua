@@ -31,9 +31,8 @@ local function bytes_of(size)
    if type(size) == 'number' then return err.number(op, 'max_shard', size, 1) end
    local n, unit = tostring(size):match '^%s*([%d.]+)%s*(%a+)%s*$'
    n = tonumber(n)
-   if not n or n <= 0 or not units[unit:upper()] then
-      err.arg(op, 'max_shard', "a number of bytes, or a text such as '5GB' or '200MiB'", size)
-   end
+   err.arg_if(not n or n <= 0 or not units[unit:upper()], op, 'max_shard',
+      "a number of bytes, or a text such as '5GB' or '200MiB'", size)
    return n * units[unit:upper()]
 end
 
@@ -125,15 +124,11 @@ local function check_place(dir, overwrite)
    if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is a file; give a folder', dir) end
    local names = fs.list(op, dir)
    if #names == 0 then return end
-   if not overwrite then
-      err.raise('E_ARG', op, "argument 'dir': %s is not empty; give another folder, or overwrite "
-         .. '= true to replace it', dir)
-   end
+   err.raise_if(not overwrite, 'E_ARG', op, "argument 'dir': %s is not empty; give another folder, "
+      .. 'or overwrite = true to replace it', dir)
    for _, name in ipairs(names) do
-      if fs.is_dir(fs.join(dir, name)) then
-         err.raise('E_ARG', op, "argument 'dir': %s holds the folder %s, which overwrite = true "
-            .. 'would remove; give another folder', dir, name)
-      end
+      err.raise_if(fs.is_dir(fs.join(dir, name)), 'E_ARG', op, "argument 'dir': %s holds the "
+         .. 'folder %s, which overwrite = true would remove; give another folder', dir, name)
    end
 end
 
@@ -216,10 +211,8 @@ end
 
 local function source_of_model(model, dtype)
    local own = family.of(model)
-   if not own then
-      err.raise('E_UNSUPPORTED', op, 'the model is of a class of its own (%s), which no published '
-         .. 'configuration describes', model.class_name)
-   end
+   err.raise_if(not own, 'E_UNSUPPORTED', op, 'the model is of a class of its own (%s), which no '
+      .. 'published configuration describes', model.class_name)
    local tensors = model:state_dict()
    local adapted = rawget(model, '_adapter')
    return source_of({ config = family.config(model), family = own,
@@ -231,10 +224,9 @@ end
 -- Of a checkpoint, or the newest of a run.
 local function source_of_checkpoint(where, dtype)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
-   if type(saved.plain.config) ~= 'table' or not saved.plain.family then
-      err.raise('E_UNSUPPORTED', op, '%s is of a model of a class of its own, which no published '
-         .. 'configuration describes', saved.folder)
-   end
+   err.raise_if(type(saved.plain.config) ~= 'table' or not saved.plain.family, 'E_UNSUPPORTED', op,
+      '%s is of a model of a class of its own, which no published configuration describes',
+      saved.folder)
    local store, rows = saved.store, {}
    for _, name in ipairs(store:names 'model') do
       rows[name] = { shape = store:shape('model', name), dtype = store:dtype('model', name) }
@@ -297,9 +289,8 @@ end
 function save.model(model, dir, opts)
    local o = options_of(op, dir, opts)
    if type(model) == 'table' and model.is_sharded then return save_sharded(model, o) end
-   if not class.is(model, nn.Module) then
-      err.arg(op, 'model', 'a model, or what fully_shard returned', model)
-   end
+   err.arg_if(not class.is(model, nn.Module), op, 'model', 'a model, or what fully_shard returned',
+      model)
    local source = source_of_model(model, o.dtype)
    source.generation, source.tokenizer = model.generation, o.tokenizer or model.loaded_from
    return write_folder(source, o)

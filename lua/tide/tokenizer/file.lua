@@ -88,9 +88,8 @@ end
 -- Returns the tokenizer of a path; made(description, special, config, hash) makes it.
 function file.load(made, path)
    local folder = fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
-   if not fs.exists(path) then
-      err.raise('E_IO', op, 'cannot read %s: there is no such file or folder', path)
-   end
+   err.raise_if(not fs.exists(path), 'E_IO', op, 'cannot read %s: there is no such file or folder',
+      path)
    if fs.is_dir(path) then path = find(path) end
    local kind, value = identify(path)
    local config = beside(folder, 'tokenizer_config.json')

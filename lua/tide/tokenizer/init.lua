@@ -23,9 +23,8 @@ local batch_opts = { 'threads', unpack(encode_opts) }
 local function check(op, opts, known)
    opts = err.options(op, opts, known or encode_opts)
    local invalid, width = opts.invalid or 'error', opts.width
-   if invalid ~= 'error' and invalid ~= 'replace' then
-      err.arg(op, 'invalid', "'error' or 'replace'", invalid)
-   end
+   err.arg_if(invalid ~= 'error' and invalid ~= 'replace', op, 'invalid', "'error' or 'replace'",
+      invalid)
    if width ~= nil and width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
    if width and opts.offsets then err.arg(op, 'width', 'nil where offsets are wanted', width) end
    return opts, function(text)

@@ -20,9 +20,7 @@ end
 function json.read(path, limit)
    local decode = fs.io().json
    local value = decode.decode(fs.read('tokenizer.load', path), { name = path, limit = limit })
-   if type(value) ~= 'table' then
-      err.raise('E_FORMAT', 'tokenizer.load', '%s is no object', path)
-   end
+   err.raise_if(type(value) ~= 'table', 'E_FORMAT', 'tokenizer.load', '%s is no object', path)
    return without_null(value, decode.null)
 end
 

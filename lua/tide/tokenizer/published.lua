@@ -172,9 +172,8 @@ function published.describe(t)
    local model = type(t) == 'table' and t.model
    if type(model) ~= 'table' then fail 'tokenizer.json has no model' end
    local kind = type_of(model)
-   if not models[kind] then
-      err.raise('E_UNSUPPORTED', op, "model '%s' is not supported", tostring(kind))
-   end
+   err.raise_if(not models[kind], 'E_UNSUPPORTED', op, "model '%s' is not supported",
+      tostring(kind))
    local d = { model = kind, flags = {}, normal = step.normal(t.normalizer),
       words = step.words(t.pre_tokenizer), before = {}, after = {} }
    models[kind](d, model)

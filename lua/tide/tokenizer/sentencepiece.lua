@@ -152,12 +152,9 @@ end
 function sentencepiece.describe(text)
    local m = read_model(text)
    local kind = ({ 'Unigram', 'BPE' })[m.trainer.model_type]
-   if not kind then
-      err.raise('E_UNSUPPORTED', op, 'sentencepiece models of words or characters')
-   end
-   if m.trainer.treat_whitespace_as_suffix == 1 then
-      err.raise('E_UNSUPPORTED', op, 'sentencepiece with white space as suffix')
-   end
+   err.raise_if(not kind, 'E_UNSUPPORTED', op, 'sentencepiece models of words or characters')
+   err.raise_if(m.trainer.treat_whitespace_as_suffix == 1, 'E_UNSUPPORTED', op,
+      'sentencepiece with white space as suffix')
    local d = { model = kind, pieces = {}, names = {}, scores = {}, added = {}, words = {},
       unk = m.trainer.unk_id, flags = { byte_fallback = m.trainer.byte_fallback == 1,
       fuse_unk = true }, normal = steps(m.normalizer), before = {}, after = {} }

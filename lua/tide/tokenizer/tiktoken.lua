@@ -81,9 +81,8 @@ local function read_ranks(text)
       -- A published file has the line '= 50256' in the place of a special token.
       local piece = code == '=' and '' or code and visible.base64(code)
       rank = tonumber(rank)
-      if not piece or rank >= 2^24 then
-         err.raise('E_FORMAT', op, 'line %d is no piece in base64 and its rank', n)
-      end
+      err.raise_if(not piece or rank >= 2^24, 'E_FORMAT', op, 'line %d is no piece in base64 and '
+         .. 'its rank', n)
       pieces[rank + 1], ranks[rank + 1] = piece, rank
    end
    for i = 1, n do
@@ -98,10 +97,9 @@ function tiktoken.describe(text, path, config)
    local pieces, ranks, n = read_ranks(text)
    local row = known[n]
    local regex = config.pat_str or row and row[1]
-   if not regex then
-      err.raise('E_UNSUPPORTED', op, '%s has %d pieces, of a vocabulary whose pattern is not known'
-         .. '; put it beside the file: {"pat_str": "..."} in tokenizer_config.json', path, n)
-   end
+   err.raise_if(not regex, 'E_UNSUPPORTED', op, '%s has %d pieces, of a vocabulary whose pattern '
+      .. 'is not known; put it beside the file: {"pat_str": "..."} in tokenizer_config.json', path,
+      n)
    local d = description(pieces, ranks, regex)
    local own = config.added_tokens_decoder
    if type(own) == 'table' then
@@ -137,9 +135,8 @@ function tiktoken.tekken(value)
    for i = 1, math.min(size - nspecial, #value.vocab) do
       local row = value.vocab[i]
       local piece = type(row.token_bytes) == 'string' and visible.base64(row.token_bytes)
-      if not piece or row.rank ~= i - 1 then
-         err.raise('E_FORMAT', op, 'tekken.json: entry %d of vocab is damaged', i)
-      end
+      err.raise_if(not piece or row.rank ~= i - 1, 'E_FORMAT', op, 'tekken.json: entry %d of vocab '
+         .. 'is damaged', i)
       pieces[nspecial + i], ranks[nspecial + i] = piece, i - 1
    end
    local d = description(pieces, ranks, config.pattern)

@@ -52,9 +52,8 @@ function args.new(program, rows)
       Parser)
    for _, row in ipairs(rows) do
       local option = option_of(row)
-      if self.by_name[option.name] then
-         err.raise('E_ARG', 'util.args.new', "option '%s' is declared twice", option.name)
-      end
+      err.raise_if(self.by_name[option.name], 'E_ARG', 'util.args.new',
+         "option '%s' is declared twice", option.name)
       self.list[#self.list + 1] = option
       self.names[#self.names + 1] = option.name
       self.by_name[option.name] = option
@@ -157,9 +156,7 @@ end
 
 local function read_set(self, text, values)
    local name, value = text:match '^([%w_%-%.]+)=(.*)$'
-   if not name then
-      err.usage('args', 'option --set: expected name=value, got %q', text)
-   end
+   err.usage_if(not name, 'args', 'option --set: expected name=value, got %q', text)
    local option = find(self, name)
    give(option, value, values)
 end

@@ -20,9 +20,8 @@ end
 function timer.new(clock)
    clock = err.func('util.timer.new', 'clock', clock or default_clock())
    local now = clock()
-   if type(now) ~= 'number' then
-      err.arg('util.timer.new', 'clock', 'a function that returns seconds', clock)
-   end
+   err.arg_if(type(now) ~= 'number', 'util.timer.new', 'clock', 'a function that returns seconds',
+      clock)
    return setmetatable({ clock = clock, start = now, mark = now }, Timer)
 end
 

@@ -51,9 +51,8 @@ function mamba_cp.all_to_all(x, comm)
 end
 
 local function dims_of(op, x, batch_size)
-   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 then
-      err.arg(op, 'x', 'a tensor [batch, tokens, width] or [tokens, width]', x)
-   end
+   err.arg_if(not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3, op, 'x',
+      'a tensor [batch, tokens, width] or [tokens, width]', x)
    local rows = x.ndim == 3 and x:size(1) or 1
    if batch_size ~= nil and batch_size ~= rows then
       err.arg(op, 'batch_size', ('%d, as x has'):format(rows), batch_size)

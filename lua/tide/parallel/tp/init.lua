@@ -47,10 +47,8 @@ function tp.check_heads(config, n)
    config = config.text_config or config
    for _, field in ipairs { 'num_key_value_heads', 'num_attention_heads' } do
       local heads = config[field]
-      if heads and heads % n ~= 0 then
-         err.raise('E_ARG', name, '%s (%d) must be divisible by the tensor parallel size (%d)',
-            field, heads, n)
-      end
+      err.raise_if(heads and heads % n ~= 0, 'E_ARG', name, '%s (%d) must be divisible by the '
+         .. 'tensor parallel size (%d)', field, heads, n)
    end
 end
 
@@ -438,9 +436,8 @@ function tp.parallelize_module(model, axis, plan, opts)
    local env, styles = { axis = axis, comm = comm }, expand(model, plan)
    local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
       async = opts.async_tp, sequence = cuts_sequence(styles) }, Run)
-   if opts.async_tp and not run.sequence then
-      err.raise('E_ARG', op, 'async_tp requires sequence_parallel')
-   end
+   err.raise_if(opts.async_tp and not run.sequence, 'E_ARG', op, 'async_tp requires '
+      .. 'sequence_parallel')
    if axis.size == 1 then return model end
    env.sequence = run.sequence
    env.styles = styles_text(run.styles, opts)

@@ -245,10 +245,9 @@ function tp_plans.plan_for(model, opts)
    local plan
    if not opts.declared then plan = tp_plans.decoder(model) end
    if not plan then
-      if sequence and not tp_plans.body(model) and has_declared(model) then
-         err.raise('E_ARG', op, 'sequence_parallel is not supported in HF tp plan of a model that '
-            .. 'is no decoder of a known form')
-      end
+      err.raise_if(sequence and not tp_plans.body(model) and has_declared(model), 'E_ARG', op,
+         'sequence_parallel is not supported in HF tp plan of a model that is no decoder of a '
+         .. 'known form')
       plan = tide.parallel.get_hf_tp_shard_plan(model)
    end
    return sequence and tp_plans.with_sequence(plan, model) or plan
