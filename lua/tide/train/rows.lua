@@ -13,23 +13,32 @@ local rows = {}
 local Rows = {}
 Rows.__index = Rows
 
--- Returns the columns of a model. context: most tokens of a row; device: of the model.
-function rows.new(model, context, device)
-   return setmetatable({ model = model, context = context, device = device }, Rows)
-end
-
--- Whether rotary frequencies depend on the longest row of a call.
-local function has_varying_rope(model)
+-- The first rotary positions of a model whose frequencies depend on the longest row of a call.
+local function varying_rope(model)
    for _, entry in ipairs(model:named_modules()) do
       local rope = rawget(entry.module, 'rope')
-      if rope and rope.trained_length then return true end
+      if rope and rope.trained_length then return rope end
    end
-   return false
+end
+
+local function rope_type(rope) return rope and (rope.scaling.rope_type or rope.scaling.type) end
+
+-- Most tokens that a model reads together: its positions, times the factor of dynamic scaling.
+local function longest(model)
+   local n, rope = model.config.max_position_embeddings or math.huge, varying_rope(model)
+   return rope_type(rope) == 'dynamic' and math.floor(n * rope.scaling.factor) or n
+end
+
+-- Returns the columns of a model. context: most tokens of a row, by default those that the model
+-- was made for; device: of the model.
+function rows.new(model, context, device)
+   return setmetatable({ model = model, context = context or longest(model), device = device,
+      rope = varying_rope(model) }, Rows)
 end
 
 -- Whether the model takes rows of different lengths in one call.
 function rows.takes_ragged(model)
-   return class.is(model, causal_lm) and not has_varying_rope(model)
+   return class.is(model, causal_lm) and not varying_rope(model)
 end
 
 local function new_caches(model)
@@ -61,7 +70,7 @@ end
 -- read; 0 where they cannot be used.
 local function shared(self, list)
    local fed, n = self.fed, 0
-   if not fed or has_varying_rope(self.model) then return 0 end
+   if not fed or self.rope then return 0 end
    while n < #fed and n < #list - 1 and fed[n + 1] == list[n + 1] do n = n + 1 end
    return (n == #fed or can_shorten(self.caches)) and n or 0
 end
@@ -109,6 +118,12 @@ function Rows:advance(lists)
    for _, id in ipairs(fed and lists[1] or {}) do fed[#fed + 1] = id end
    self.fed = fed
    return logits:select(2, logits:size(2)):float():tolist()
+end
+
+-- Whether the next token switches longrope to its long factors, so that all tokens are to be read
+-- anew, as transformers does.
+function Rows:switches()
+   return rope_type(self.rope) == 'longrope' and self.width == self.rope.trained_length
 end
 
 -- Forgets what was read, but what begins the one list of ids, and reads the lists, of any lengths.

@@ -73,7 +73,7 @@ local function run_group(rows, group, o)
    for i = 1, o.tokens do
       if not goes_on then break end
       local logits
-      if is_full(group, context) then
+      if is_full(group, context) or rows:switches() then
          local going = {}
          for _, answer in ipairs(group) do
             if not answer.reason then going[#going + 1] = answer end
@@ -124,12 +124,10 @@ end
 
 -- The columns for a call: those that opts.cache keeps, if they are of this model, or new ones.
 local function columns(model, o)
-   local context = o.context or model.config.max_position_embeddings or math.huge
+   local fresh = rows_.new(model, o.context, o.device)
    local kept = o.cache and o.cache.rows
-   if not kept or kept.model ~= model or kept.device ~= o.device then
-      kept = rows_.new(model, context, o.device)
-   end
-   kept.context = context
+   if not kept or kept.model ~= model or kept.device ~= o.device then kept = fresh end
+   kept.context = fresh.context
    if o.cache then o.cache.rows = kept end
    return kept
 end
