@@ -7,6 +7,7 @@
 #                   the run is in runs/train, and the next one takes its place (ARGS: --out, --resume)
 #   make test       everything a change must pass; the last line is "N passed, N failed"
 #   make test-deep  the same under sanitizers, and wide sweeps (spec/deep); long
+#   make test-arm64 specs of ops, gradients, ranks and recipes as AArch64 code on an emulator; an hour
 #   make fuzz       random cases against oracles alone, ten minutes (TIDE_MINUTES=60 an hour)
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
@@ -35,7 +36,8 @@ endif
 MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
-.PHONY: all cuda deps deps-build train test test-asan test-tsan test-sweep test-deep fuzz bench \
+.PHONY: all cuda deps deps-build train test test-asan test-tsan test-sweep test-arm64 \
+	test-deep fuzz bench \
 	bench-full bench-comm sizes reference install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
@@ -103,11 +105,15 @@ test-sweep: deps
 	@$(LUAJIT) spec/support/run.lua --build $(BUILD) --jobs $(JOBS) \
 	  --limit $$((1800 + 60 * $${TIDE_MINUTES:-10})) spec/deep
 
+# Compiles for another architecture and runs on an emulator: see the script.
+test-arm64: deps
+	@spec/support/arm64.sh $(JOBS) $(SPEC)
+
 # ARGS names domains (spec/deep/domain); TIDE_SEED, TIDE_CASES, TIDE_MINUTES: spec/deep/fuzz/run.lua.
 fuzz: all
 	@TIDE_BUILD=$(BUILD) $(LUAJIT) spec/deep/fuzz/run.lua $(ARGS)
 
-test-deep: test test-sweep test-asan test-tsan
+test-deep: test test-sweep test-asan test-tsan test-arm64
 
 bench: all
 	@cmake --build $(BUILD) --target bench -j $(JOBS)

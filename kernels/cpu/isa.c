@@ -60,6 +60,16 @@ static int detect(void)
   return isa;
 }
 
+#elif defined(__aarch64__) && defined(__linux__)
+
+#include <sys/auxv.h>
+
+static int detect(void)
+{
+  enum { HWCAP2_BF16_BIT = 14 };
+  return getauxval(AT_HWCAP2) >> HWCAP2_BF16_BIT & 1 ? CPU_ISA_BF16 : CPU_ISA_BASE;
+}
+
 #else
 
 static int detect(void) { return CPU_ISA_BASE; }
@@ -68,11 +78,16 @@ static int detect(void) { return CPU_ISA_BASE; }
 
 /* Each level holds all bits of those before it. */
 static const struct level { const char *name; int isa; } levels[] = {
+#if defined(__aarch64__)
+  {"neon", CPU_ISA_BASE},
+  {"neon_bf16", CPU_ISA_BF16},
+#else
   {"base", CPU_ISA_BASE},
   {"avx2", CPU_ISA_AVX2},
   {"avx512", CPU_ISA_AVX2 | CPU_ISA_AVX512},
   {"avx512_bf16", CPU_ISA_AVX2 | CPU_ISA_AVX512 | CPU_ISA_BF16},
   {"amx", CPU_ISA_AVX2 | CPU_ISA_AVX512 | CPU_ISA_BF16 | CPU_ISA_AMX},
+#endif
 };
 
 enum { NLEVEL = sizeof levels / sizeof levels[0] };
@@ -106,6 +121,15 @@ int tide__cpu_isa(void)
   return isa & ~FOUND;
 }
 
+/* Writes "TIDE_ISA is 'x', expected " and the levels of this architecture. */
+static void say_levels(char *msg, size_t size, const char *name)
+{
+  size_t n = (size_t)snprintf(msg, size, "TIDE_ISA is '%s', expected ", name);
+  for (int i = 0; i < NLEVEL && n < size; i++)
+    n += (size_t)snprintf(msg + n, size - n, "%s%s",
+                          i == 0 ? "" : i + 1 < NLEVEL ? ", " : " or ", levels[i].name);
+}
+
 int tide__cpu_isa_check(char *msg, size_t size)
 {
   const char *name = getenv("TIDE_ISA");
@@ -116,7 +140,6 @@ int tide__cpu_isa_check(char *msg, size_t size)
     snprintf(msg, size, "TIDE_ISA asks for %s, but this processor has %s at most", name,
              tide__cpu_isa_name(isa));
   else
-    snprintf(msg, size, "TIDE_ISA is '%s', expected base, avx2, avx512, avx512_bf16 or "
-             "amx", name);
+    say_levels(msg, size, name);
   return TIDE_E_DEVICE;
 }

@@ -14,7 +14,7 @@ enum {
   CPU_ISA_BASE = 0,
   CPU_ISA_AVX2 = 1,    /* AVX2, FMA, F16C */
   CPU_ISA_AVX512 = 2,  /* F, BW, DQ, VL */
-  CPU_ISA_BF16 = 4,    /* AVX512_BF16 */
+  CPU_ISA_BF16 = 4,    /* AVX512_BF16; FEAT_BF16 on AArch64 */
   CPU_ISA_AMX = 8      /* AMX_TILE, AMX_BF16, and the kernel's permission to use them */
 };
 
@@ -34,7 +34,7 @@ enum {
 int tide__cpu_isa(void);
 
 /* Returns the name of the highest level in the set: "amx", "avx512_bf16", "avx512", "avx2" or
- * "base". */
+ * "base"; on AArch64 "neon_bf16" or "neon"; on other processors "base". */
 const char *tide__cpu_isa_name(int isa);
 
 /* Returns TIDE_OK, or TIDE_E_DEVICE and a reason of at most `size` bytes if TIDE_ISA names no level

@@ -348,7 +348,7 @@ static float loss_row_max(const void *z, int dtype, int64_t n)
     max = max_of(z, n);
   } else {
     uint16_t bits = max_of_half(z, n);
-    row_widen(&max, &bits, dtype, 1);
+    max = dtype == TIDE_BF16 ? tide__bf16_to_f32(bits) : tide__f16_to_f32(bits);
   }
   return max == -INFINITY ? 0.0f : max;
 }

@@ -78,7 +78,7 @@ typedef struct tile_kernel {
 const tile_kernel *tide__tile_kernel_base(int isa, int f64);
 /* Null if this build cannot compile them. The caller has checked the instruction set. */
 const tile_kernel *tide__tile_kernel_avx512(void); /* f32 */
-const tile_kernel *tide__tile_kernel_bf16(void);   /* bf16, AVX512_BF16 */
+const tile_kernel *tide__tile_kernel_bf16(void);   /* bf16: AVX512_BF16 or AArch64's */
 const tile_kernel *tide__tile_kernel_amx(void);    /* bf16, AMX */
 
 /* Packs any dtype into f32 (or f64 from f64) panels: panel-major, then k, then width elements. */

@@ -30,7 +30,7 @@ static const tile_kernel kernel = {
 
 const tile_kernel *tide__tile_kernel_bf16(void) { return &kernel; }
 
-#else
+#elif !(defined(__aarch64__) && defined(__GNUC__)) /* else tile_neon.c */
 
 #include "kernels/cpu/gemm/tile.h"
 
