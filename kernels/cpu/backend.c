@@ -4,7 +4,6 @@
  * blocks of a few megabytes and more are mappings of their own with huge pages requested, and are
  * unmapped when freed. ref and cpu share this memory: they differ by their kernels alone.
  */
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 

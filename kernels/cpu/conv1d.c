@@ -11,7 +11,6 @@
  *
  * See kernel.h. 16-bit rows are widened once, into a ring.
  */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 #include "kernels/sequence.h"
 

@@ -7,11 +7,7 @@
  *
  * Definition: kernels/ref/elementwise.c, which also computes integer powers.
  */
-#include <math.h>
-
 #include "kernels/cpu/loop.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
 typedef struct bodies {

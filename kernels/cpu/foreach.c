@@ -6,8 +6,6 @@
  * Definition: kernels/ref/elementwise.c.
  */
 #include "kernels/cpu/loop.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 
 /* first[i] is the number of the first element of pair i; first[n] counts them all. */
 typedef struct job {

@@ -6,7 +6,6 @@
  *
  * See kernel.h. x, z and dy may have any leading strides: z is often a slice of a wider row.
  */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 enum { GRAIN = 16384, MAX_BLOCK = 64, MIN_ROWS = 16, FWD_ROWS = 3, BWD_ROWS = 5 };

@@ -7,8 +7,6 @@
  * Definition: kernels/ref/index.c. Every index is checked before anything is written.
  */
 #include "kernels/cpu/loop.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
 /* ---- shared -------------------------------------------------------------------------------- */

@@ -9,7 +9,6 @@
  */
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/loop.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 #include "kernels/fp8.h"
 

@@ -18,7 +18,6 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/logit16.h"
 #include "kernels/cpu/loss.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 #include "kernels/ref/loss.h"
 

@@ -1,8 +1,6 @@
 /* See logit16.h. */
 #include "kernels/cpu/logit16.h"
 
-#include <math.h>
-
 #include "kernels/cpu/vec.h"
 
 /* Logits this far below the maximum get the last code. */

@@ -5,8 +5,6 @@
  */
 #include "kernels/cpu/loop.h"
 
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
 /* ---- loads: strided dtype S -> contiguous form D ------------------------------------------- */

@@ -12,7 +12,7 @@
 #ifndef TIDE_KERNELS_CPU_LOOP_H
 #define TIDE_KERNELS_CPU_LOOP_H
 
-#include "kernels/kernel.h"
+#include "kernels/cpu/vec.h"
 
 enum {
   LOOP_CHUNK = 512,   /* elements of a buffer; four of f64 fit in L1 with room to spare */

@@ -13,7 +13,6 @@
  * Row strides of the logits are free. (kernels/ref computes f64 logits.)
  */
 #include "kernels/cpu/loss.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 #include "kernels/ref/loss.h"
 

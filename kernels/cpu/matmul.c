@@ -9,9 +9,7 @@
 #include <stdio.h>
 
 #include "kernels/cpu/gemm/gemm.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
-#include "kernels/kernel.h"
 
 /* A product repeated over up to TIDE_MAX_DIM batch dims, strides in elements of each operand. */
 typedef struct batch {

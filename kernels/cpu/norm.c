@@ -9,7 +9,6 @@
  *
  * Operands are row-major contiguous. Statistics are f32.
  */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 enum {

@@ -5,10 +5,7 @@
  * reference bit for bit.
  */
 #include "kernels/cpu/loop.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/ref/draw.h"
-#include "kernels/ref/load.h"
 
 typedef void (*draw_fn)(const ref_draw *d, const uint32_t *word, double *out, int64_t n);
 

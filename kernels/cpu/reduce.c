@@ -9,11 +9,7 @@
  * Definition: kernels/ref/reduce.c. Lanes are vectors of fixed width, so every instruction set
  * gives the same sum.
  */
-#include <math.h>
-
 #include "kernels/cpu/loop.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/ref/load.h"
 
 enum {

@@ -8,9 +8,6 @@
  *
  * Channels must have stride 1; a call with other strides is left to the reference.
  */
-#include <math.h>
-
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 enum { PAIRS = 128 };

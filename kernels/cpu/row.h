@@ -8,7 +8,6 @@
 #define TIDE_KERNELS_CPU_ROW_H
 
 #include "kernels/cpu/vec.h"
-#include "kernels/kernel.h"
 
 static inline void *row_at(const k_tensor *t, int64_t i)
 {

@@ -6,12 +6,7 @@
  *
  * Rows must have stride 1; a call with other strides is left to the reference.
  */
-#include <math.h>
-#include <string.h>
-
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
-#include "kernels/kernel.h"
 
 enum { L = 16, CHUNK = 256 };
 

@@ -5,7 +5,6 @@
  *
  * Operands are row-major contiguous.
  */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 enum { PIECE = 1024, GRAIN = 8 }; /* elements of a piece; pieces per thread at least */

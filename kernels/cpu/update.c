@@ -9,7 +9,6 @@
  *
  * Operands are contiguous; a tensor that is absent, or whose gradient is, has no units.
  */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 #include "kernels/ref/update.h"
 

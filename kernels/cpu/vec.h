@@ -1,5 +1,5 @@
-/* What the loops of all CPU kernels are made of: instruction sets, functions of f32, elements of a
- * dtype, sizes. Each conversion and each polynomial is written here, once.
+/* What the loops of all CPU kernels are made of: instruction sets, threads, functions of f32,
+ * elements of a dtype, sizes. Each conversion and each polynomial is written here, once.
  *
  *   TIDE_LEVELS(void, scale_row, (float *x, int64_t n, float by), (x, n, by))
  *   {
@@ -30,7 +30,8 @@
 #include "core/base/float.h"
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/isa.h"
-#include "tide/tide.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/kernel.h"
 
 #define TIDE_INLINE static inline __attribute__((always_inline, unused))
 

@@ -9,9 +9,6 @@
  *   lse_i = log sum_j e^s(i,j)      p(i, j) = e^(s(i,j) - lse_i)      out_i = sum_j p(i, j) v_j
  *   ds(i, j) = p(i, j) (dout_i . v_j - dout_i . out_i + dlse_i)       dbias = ds
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 enum { CHUNK = 64 }; /* channels accumulated at a time, so that no scratch is needed */

@@ -3,8 +3,6 @@
  * With l = log(e^lse + e^part_lse) the weights are e^(lse - l) and e^(part_lse - l). An operand of
  * weight 0 is not read, so a row without visible keys may hold anything. Any strides.
  */
-#include <math.h>
-
 #include "kernels/ref/load.h"
 
 static double log_add_exp(double a, double b)

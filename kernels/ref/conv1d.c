@@ -3,9 +3,6 @@
  * row(i), i from -(K-1), runs over the rows of initial, then those of x; every output is a sum over
  * it in f64, rounded once. Operands are K_INNER; see kernel.h.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 #include "kernels/sequence.h"

@@ -10,10 +10,7 @@
 #ifndef TIDE_KERNELS_REF_DRAW_H
 #define TIDE_KERNELS_REF_DRAW_H
 
-#include <math.h>
-
 #include "core/base/normal.h"
-#include "core/base/rng.h"
 #include "kernels/ref/load.h"
 
 typedef struct ref_draw {

@@ -5,9 +5,6 @@
  * applies it element by element at any strides. Integer results wrap to their dtype. Inputs have
  * the output's shape (broadcast dims have stride 0) and one common dtype.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 

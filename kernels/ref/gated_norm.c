@@ -4,9 +4,6 @@
  * after it. Values are doubles, rounded once; backward reads the rounded rstd. Operands are
  * row-major contiguous.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 

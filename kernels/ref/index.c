@@ -4,7 +4,6 @@
  * in doubles (int64_t for integers), so a float is rounded once however many terms it receives;
  * terms are added in index order. Indices are i64 or i32, 0-based.
  */
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 static int ref_dim_of(const k_call *call) { return ((const k_dim_attrs *)call->attrs)->dim; }

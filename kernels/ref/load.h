@@ -12,6 +12,7 @@
 #ifndef TIDE_KERNELS_REF_LOAD_H
 #define TIDE_KERNELS_REF_LOAD_H
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

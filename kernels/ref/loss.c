@@ -11,10 +11,6 @@
  *
  * Row strides of logits, x and w are free; everything else is contiguous.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
-#include "kernels/ref/load.h"
 #include "kernels/ref/loss.h"
 
 /* The logits of one row, from memory or from a scratch row of doubles. */

@@ -1,10 +1,6 @@
 /* Defines matmul, linear and linear_fp8: plain sums, accumulated in f64 (integers: modulo 2^64) and
  * rounded once. See kernel.h for operands. */
-#include <math.h>
-#include <stdio.h>
-
 #include "kernels/fp8.h"
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 /* y[yi] = sum_p a[ai + p * as] b[bi + p * bs] (+ bias[ci] if present). bias may be y. */

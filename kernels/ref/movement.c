@@ -1,7 +1,4 @@
 /* Defines the ops that move elements: cat pad roll arange. Elements are copied as bits. */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 int k_ref_cat(const k_call *call)

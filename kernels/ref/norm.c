@@ -7,9 +7,6 @@
  * Operands are row-major contiguous. An absent weight is a gain of 1; weight_offset then has no
  * effect.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 typedef struct rows { int64_t n, dim; } rows;

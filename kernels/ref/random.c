@@ -3,10 +3,7 @@
  * An element's value is a pure function of (seed, stream, offset + global index), so a shard of a
  * tensor holds exactly the numbers that the whole tensor would hold there.
  */
-#include "core/base/rng.h"
-#include "kernels/kernel.h"
 #include "kernels/ref/draw.h"
-#include "kernels/ref/load.h"
 
 static uint32_t word_at(const k_random_attrs *a, const ref_walk *w, int64_t i)
 {

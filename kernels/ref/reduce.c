@@ -7,9 +7,6 @@
  * The output is contiguous. Over nothing a sum is 0, a product 1, any false, all true, a mean NaN;
  * a maximum or minimum is E_SHAPE.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 typedef double (*fold_real)(double, double);

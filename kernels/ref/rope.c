@@ -2,9 +2,6 @@
  *
  * Any strides, every floating dtype; angles and values are f64.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 static double ref_position_of(const k_tensor *p, int64_t b, int64_t t)

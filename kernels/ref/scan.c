@@ -6,9 +6,6 @@
  *
  * Operands are K_INNER; see kernel.h. Scratch holds the states.
  */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 #include "kernels/sequence.h"

@@ -1,8 +1,5 @@
 /* Defines softmax and log_softmax, forward and backward, over the last dim. Any strides, every
  * floating dtype; values go through f64. */
-#include <math.h>
-
-#include "kernels/kernel.h"
 #include "kernels/ref/load.h"
 
 static int64_t row_step(const k_tensor *t) { return t->ndim > 0 ? t->stride[t->ndim - 1] : 1; }

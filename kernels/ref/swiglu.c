@@ -1,5 +1,4 @@
 /* Defines SwiGLU, silu(gate) * up, forward and backward. Operands are contiguous. */
-#include "kernels/kernel.h"
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 

@@ -3,8 +3,6 @@
 #ifndef TIDE_KERNELS_REF_UPDATE_H
 #define TIDE_KERNELS_REF_UPDATE_H
 
-#include <math.h>
-
 #include "kernels/ref/load.h"
 
 /* Returns whether found_inf skips the step. control: the operands behind the gradients. */

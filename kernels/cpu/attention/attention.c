@@ -6,10 +6,6 @@
  */
 #include "kernels/cpu/attention/attention.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 enum { L = ATTN_LANE, WIDE = 256 };

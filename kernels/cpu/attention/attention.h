@@ -17,7 +17,6 @@
 #define TIDE_KERNELS_CPU_ATTENTION_H
 
 #include "kernels/cpu/vec.h"
-#include "kernels/kernel.h"
 
 enum { ATTN_LANE = 16, ATTN_NG = 4, ATTN_Q = 64, ATTN_K = 128, ATTN_NKG = ATTN_K / ATTN_LANE };
 

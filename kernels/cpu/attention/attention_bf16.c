@@ -6,11 +6,7 @@
  *
  * Only called when the processor has AVX512_BF16.
  */
-#include <math.h>
-#include <string.h>
-
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -13,10 +13,6 @@
 #ifndef TIDE_KERNELS_CPU_ATTENTION_BF16_H
 #define TIDE_KERNELS_CPU_ATTENTION_BF16_H
 
-#include <immintrin.h>
-#include <math.h>
-#include <string.h>
-
 #include "kernels/cpu/attention/attention_soft.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 #include "kernels/cpu/transpose16.h"

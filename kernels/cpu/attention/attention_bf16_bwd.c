@@ -6,9 +6,6 @@
  *
  * Only called when the processor has AVX512_BF16.
  */
-#include <math.h>
-#include <string.h>
-
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 

@@ -11,12 +11,7 @@
  * Handles f32, and bf16 and f16 through f32 copies; bf16 in tiles is in attention_bf16_bwd.c, f64
  * in attention_f64.c.
  */
-#include <math.h>
-#include <string.h>
-
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q, K = ATTN_K };
 enum { WANT_DQ = ATTN_WANT_DQ, WANT_DKV = ATTN_WANT_DKV };

@@ -3,10 +3,7 @@
  * f64 is used for checks, not training, so this path is plain: it stores one row of scores (O(T)
  * per thread), sums in index order and gives every output row to one task.
  */
-#include <math.h>
-
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/pool.h"
 
 typedef struct job {
   attn s;

@@ -8,12 +8,7 @@
  * Handles f32, and bf16 and f16 through f32 copies; bf16 in tiles is in attention_bf16.c, f64 in
  * attention_f64.c, one to four queries in attention_few.c.
  */
-#include <math.h>
-#include <string.h>
-
 #include "kernels/cpu/attention/attention.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/cpu/vec.h"
 
 enum { L = ATTN_LANE, Q = ATTN_Q };
 

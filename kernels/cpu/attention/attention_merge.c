@@ -5,9 +5,6 @@
  *
  * Targets other than f32 with unit inner strides are left to the reference kernel.
  */
-#include <math.h>
-
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 enum { GRAIN = 16, WIDE = 256 }; /* rows per thread at least; elements widened at a time */

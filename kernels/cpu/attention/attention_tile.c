@@ -3,8 +3,6 @@
  * The innermost loop always runs over the 16 lanes of a group with unit stride, so that the
  * compiler can vectorise it for any instruction set.
  */
-#include <math.h>
-
 #include "kernels/cpu/attention/attention.h"
 
 enum { L = ATTN_LANE };

@@ -11,12 +11,8 @@
  */
 #include "kernels/cpu/gemm/gemm.h"
 
-#include <string.h>
-
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/gemm/tile.h"
-#include "tide/tide.h"
 
 /* Blocking. The columns of B that every panel of A is multiplied with before the next ones (`cols`
  * bytes of the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at

@@ -12,8 +12,6 @@
 #ifndef TIDE_KERNELS_CPU_TILE_H
 #define TIDE_KERNELS_CPU_TILE_H
 
-#include <stdint.h>
-
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/isa.h"
 

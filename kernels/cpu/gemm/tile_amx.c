@@ -16,7 +16,6 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 #include "kernels/cpu/transpose16.h"
-#include "tide/tide.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 

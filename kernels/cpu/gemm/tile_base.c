@@ -4,11 +4,8 @@
  * instruction set and once for AVX2 with FMA, where its twelve accumulators fill the registers. See
  * tile.h.
  */
-#include <string.h>
-
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
-#include "tide/tide.h"
 
 /* ---- packing ---- */
 

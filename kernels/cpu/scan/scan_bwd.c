@@ -18,7 +18,6 @@
  * Sums over heads run in head order, sums over chunks from the last to the first, so results depend
  * on neither windows nor threads.
  */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/scan/scan_bwd.h"
 #include "kernels/sequence.h"
 

@@ -1,5 +1,4 @@
 /* The SSD scan forward. See scan.h. Few tokens (generation) use the recurrence itself. */
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/scan/scan.h"
 #include "kernels/sequence.h"
 
