@@ -17,12 +17,10 @@ typedef int64_t (*int_fn)(int64_t a, int64_t b, const k_scalar_attrs *s);
 static int ref_map(const k_call *call, const k_tensor *a, const k_tensor *b, real_fn f, int_fn g)
 {
   const k_tensor *y = &call->out[0];
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
   if (!ref_is_float(a) && !g)
     return ref_fail(call, TIDE_E_DTYPE, "this op needs a floating dtype, not %s",
                     tide_dtype_name(a->dtype));
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = ref_offset(&w, a), bt = b ? ref_offset(&w, b) : 0, yt = ref_offset(&w, y);
     if (ref_is_float(a)) ref_put(y, yt, f(ref_get(a, at), b ? ref_get(b, bt) : 0, call->attrs));
     else
@@ -101,14 +99,12 @@ INTEGER(pow, power(a, b))
 int k_ref_pow(const k_call *call)
 {
   const k_tensor *b = &call->in[1];
-  int64_t n = k_numel(&call->out[0]);
-  ref_walk w = ref_begin(b->shape, b->ndim);
-  for (int64_t i = 0; i < n && !ref_is_float(b); i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(b->shape, b->ndim); ref_more(&w) && !ref_is_float(b); ref_step(&w)) {
     int64_t e = ref_get_int(b, ref_offset(&w, b));
     if (e < 0)
       return ref_fail(call, TIDE_E_ARG, "exponent %lld at position %lld is negative: "
                       "integer powers need exponents of at least 0, cast to a float first",
-                      (long long)e, (long long)i);
+                      (long long)e, (long long)w.i);
   }
   return ref_map(call, call->in, b, pow_real, pow_int);
 }
@@ -218,23 +214,18 @@ int k_ref_fill_(const k_call *call)
 {
   const k_tensor *t = &call->out[0];
   double value = ((const k_scalar_attrs *)call->attrs)->add;
-  int64_t n = k_numel(t);
-  ref_walk w = ref_begin(t->shape, t->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) ref_put(t, ref_offset(&w, t), value);
+  for (ref_walk w = ref_begin(t->shape, t->ndim); ref_more(&w); ref_step(&w))
+    ref_put(t, ref_offset(&w, t), value);
   return TIDE_OK;
 }
 
-static int convert_all(const k_tensor *x, const k_tensor *y)
+int k_ref_copy_(const k_call *call)
 {
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w))
-    ref_convert(y, ref_offset(&w, y), x, ref_offset(&w, x));
+  ref_copy_all(call->out, call->in);
   return TIDE_OK;
 }
 
-int k_ref_copy_(const k_call *call) { return convert_all(&call->in[0], &call->out[0]); }
-int k_ref_cast(const k_call *call) { return convert_all(&call->in[0], &call->out[0]); }
+int k_ref_cast(const k_call *call) { return k_ref_copy_(call); }
 
 /* An integer target takes the source truncated to integers. */
 REAL(axpy, a + s->mul * b)
@@ -248,7 +239,7 @@ int k_ref_axpy_(const k_call *call)
 
 int k_ref_foreach_copy_(const k_call *call)
 {
-  for (int i = 0; i < call->nout; i++) convert_all(&call->in[i], &call->out[i]);
+  for (int i = 0; i < call->nout; i++) ref_copy_all(&call->out[i], &call->in[i]);
   return TIDE_OK;
 }
 
@@ -274,9 +265,7 @@ int k_ref_scale_(const k_call *call)
 int k_ref_where(const k_call *call)
 {
   const k_tensor *cond = &call->in[0], *a = &call->in[1], *b = &call->in[2], *y = &call->out[0];
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w); ref_step(&w)) {
     const k_tensor *x = ref_get_int(cond, ref_offset(&w, cond)) ? a : b;
     ref_convert(y, ref_offset(&w, y), x, ref_offset(&w, x));
   }

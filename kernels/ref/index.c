@@ -18,10 +18,8 @@ int k_ref_gather(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
   int dim = ref_dim_of(call);
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_index(call, index, x->shape[dim]);
-  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
     int64_t v = ref_get_int(index, ref_offset(&w, index));
     ref_convert(y, ref_offset(&w, y), x, ref_moved(&w, x, dim, v));
   }
@@ -32,10 +30,8 @@ int k_ref_index_select(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *index = &call->in[1], *y = &call->out[0];
   int dim = ref_dim_of(call);
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_index(call, index, x->shape[dim]);
-  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
     int64_t v = ref_get_int(index, w.at[dim] * index->stride[0]);
     ref_convert(y, ref_offset(&w, y), x, ref_moved(&w, x, dim, v));
   }
@@ -62,14 +58,6 @@ int64_t k_ref_scatter_add_work(const k_call *call) { return target_work(call); }
 int64_t k_ref_index_add_work(const k_call *call) { return target_work(call); }
 int64_t k_ref_embedding_bwd_work(const k_call *call) { return target_work(call); }
 
-static void copy_all(const k_tensor *y, const k_tensor *x)
-{
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w))
-    ref_convert(y, ref_offset(&w, y), x, ref_offset(&w, x));
-}
-
 static void add_to(const k_tensor *sum, int64_t at, const k_tensor *x, int64_t x_at)
 {
   if (sum->dtype == TIDE_F64) ((double *)sum->data)[at] += ref_get(x, x_at);
@@ -83,16 +71,14 @@ static int add_at(const k_call *call, int whole)
   k_tensor sum = scratch_of(call, t);
   const int64_t *shape = whole ? index->shape : src->shape;
   int dim = ref_dim_of(call);
-  int64_t n = whole ? k_numel(index) : k_numel(src);
-  ref_walk w = ref_begin(shape, src->ndim);
   int rc = ref_check_index(call, index, t->shape[dim]);
   if (rc != TIDE_OK) return rc;
-  copy_all(&sum, t);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+  ref_copy_all(&sum, t);
+  for (ref_walk w = ref_begin(shape, src->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = whole ? ref_offset(&w, index) : w.at[dim] * index->stride[0];
     add_to(&sum, ref_moved(&w, &sum, dim, ref_get_int(index, at)), src, ref_offset(&w, src));
   }
-  copy_all(t, &sum);
+  ref_copy_all(t, &sum);
   return TIDE_OK;
 }
 
@@ -105,10 +91,8 @@ int k_ref_embedding(const k_call *call)
 {
   const k_tensor *weight = &call->in[0], *ids = &call->in[1], *y = &call->out[0];
   int last = y->ndim - 1;
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_index(call, ids, weight->shape[0]);
-  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
     int64_t at = 0;
     for (int d = 0; d < last; d++) at += w.at[d] * ids->stride[d];
     ref_convert(y, ref_offset(&w, y), weight,
@@ -122,17 +106,15 @@ int k_ref_embedding_bwd(const k_call *call)
   const k_tensor *dy = &call->in[0], *ids = &call->in[1], *dweight = &call->out[0];
   k_tensor sum = scratch_of(call, dweight);
   int last = dy->ndim - 1;
-  int64_t n = k_numel(dy), total = k_numel(dweight);
-  ref_walk w = ref_begin(dy->shape, dy->ndim);
   int rc = ref_check_index(call, ids, dweight->shape[0]);
   if (rc != TIDE_OK) return rc;
-  for (int64_t i = 0; i < total; i++) ((double *)sum.data)[i] = 0;
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+  memset(sum.data, 0, (size_t)(k_numel(dweight) * 8));
+  for (ref_walk w = ref_begin(dy->shape, dy->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = 0;
     for (int d = 0; d < last; d++) at += w.at[d] * ids->stride[d];
     add_to(&sum, ref_get_int(ids, at) * sum.stride[0] + w.at[last], dy, ref_offset(&w, dy));
   }
-  copy_all(dweight, &sum);
+  ref_copy_all(dweight, &sum);
   return TIDE_OK;
 }
 
@@ -140,10 +122,8 @@ int k_ref_one_hot(const k_call *call)
 {
   const k_tensor *ids = &call->in[0], *y = &call->out[0];
   int last = y->ndim - 1;
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_index(call, ids, y->shape[last]);
-  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
     int64_t at = 0;
     for (int d = 0; d < last; d++) at += w.at[d] * ids->stride[d];
     ref_put_int(y, ref_offset(&w, y), ref_get_int(ids, at) == w.at[last]);

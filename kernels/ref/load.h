@@ -112,17 +112,22 @@ static inline void ref_convert(const k_tensor *y, int64_t y_at, const k_tensor *
 typedef struct ref_walk {
   const int64_t *shape;
   int ndim;
+  int64_t i, n; /* steps done, and in all */
   int64_t at[TIDE_MAX_DIM];
 } ref_walk;
 
 static inline ref_walk ref_begin(const int64_t *shape, int ndim)
 {
-  ref_walk w = { shape, ndim, { 0 } };
+  ref_walk w = { shape, ndim, 0, 1, { 0 } };
+  for (int d = 0; d < ndim; d++) w.n *= shape[d];
   return w;
 }
 
+static inline int ref_more(const ref_walk *w) { return w->i < w->n; }
+
 static inline void ref_step(ref_walk *w)
 {
+  w->i++;
   for (int d = w->ndim - 1; d >= 0; d--) {
     if (++w->at[d] < w->shape[d]) return;
     w->at[d] = 0;
@@ -141,6 +146,13 @@ static inline int64_t ref_offset_from(const ref_walk *w, const k_tensor *t, int 
 static inline int64_t ref_offset(const ref_walk *w, const k_tensor *t)
 {
   return ref_offset_from(w, t, 0);
+}
+
+/* y = x, converted; both have the same shape. */
+static inline void ref_copy_all(const k_tensor *y, const k_tensor *x)
+{
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w); ref_step(&w))
+    ref_convert(y, ref_offset(&w, y), x, ref_offset(&w, x));
 }
 
 /* ---- failing ------------------------------------------------------------------------------- */
@@ -167,13 +179,11 @@ static inline int ref_check_integral(const k_call *call, const k_tensor *t, doub
 /* Checks that every index is in [0, n). Reports the first that is not, by row-major position. */
 static inline int ref_check_index(const k_call *call, const k_tensor *index, int64_t n)
 {
-  int64_t count = k_numel(index);
-  ref_walk w = ref_begin(index->shape, index->ndim);
-  for (int64_t i = 0; i < count; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(index->shape, index->ndim); ref_more(&w); ref_step(&w)) {
     int64_t v = ref_get_int(index, ref_offset(&w, index));
     if (v < 0 || v >= n)
       return ref_fail(call, TIDE_E_ARG, "index %lld at position %lld is outside [0, %lld)",
-                      (long long)v, (long long)i, (long long)n);
+                      (long long)v, (long long)w.i, (long long)n);
   }
   return TIDE_OK;
 }

@@ -8,9 +8,7 @@ int k_ref_cat(const k_call *call)
   int64_t begin = 0;
   for (int p = 0; p < call->nin; p++) {
     const k_tensor *x = &call->in[p];
-    int64_t n = k_numel(x);
-    ref_walk w = ref_begin(x->shape, x->ndim);
-    for (int64_t i = 0; i < n; i++, ref_step(&w))
+    for (ref_walk w = ref_begin(x->shape, x->ndim); ref_more(&w); ref_step(&w))
       ref_convert(y, ref_offset(&w, y) + begin * y->stride[dim], x, ref_offset(&w, x));
     begin += x->shape[dim];
   }
@@ -21,9 +19,7 @@ int k_ref_pad(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   const k_pad_attrs *a = call->attrs;
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = 0, inside = 1;
     for (int d = 0; d < x->ndim; d++) {
       int64_t c = w.at[d] - a->before[d];
@@ -41,10 +37,9 @@ int k_ref_roll(const k_call *call)
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   const k_roll_attrs *a = call->attrs;
   int64_t n = k_numel(y), size = y->ndim ? y->shape[a->dim] : 1, shift;
-  ref_walk w = ref_begin(x->shape, x->ndim);
   if (n == 0 || y->ndim == 0) size = 1;
   shift = a->shift % size + (a->shift % size < 0 ? size : 0);
-  for (int64_t i = 0; i < n; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(x->shape, x->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = ref_offset(&w, x), to = ref_offset(&w, y);
     if (y->ndim) {
       int64_t c = w.at[a->dim], moved = c < size - shift ? c + shift : c + shift - size;

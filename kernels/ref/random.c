@@ -17,13 +17,11 @@ static int ref_fill(const k_call *call, double (*value)(const ref_draw *, uint32
                     int (*prepare)(ref_draw *, const k_call *))
 {
   const k_tensor *t = &call->out[0];
-  int64_t n = k_numel(t);
-  ref_walk w = ref_begin(t->shape, t->ndim);
   ref_draw d = { 0 };
   k_random_attrs a = ref_placed(call, 0);
   int rc = prepare(&d, call);
-  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w))
-    ref_put(t, ref_offset(&w, t), value(&d, word_at(&a, &w, i)));
+  for (ref_walk w = ref_begin(t->shape, t->ndim); ref_more(&w) && rc == TIDE_OK; ref_step(&w))
+    ref_put(t, ref_offset(&w, t), value(&d, word_at(&a, &w, w.i)));
   return rc;
 }
 
@@ -40,11 +38,9 @@ int k_ref_dropout(const k_call *call)
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   k_random_attrs a = ref_placed(call, 1);
   double scale = 1 / (1 - a.a);
-  int64_t n = k_numel(y);
-  ref_walk w = ref_begin(y->shape, y->ndim);
   int rc = ref_check_dropout(call);
-  for (int64_t i = 0; i < n && rc == TIDE_OK; i++, ref_step(&w)) {
-    int kept = tide__philox_unit(word_at(&a, &w, i)) >= a.a;
+  for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
+    int kept = tide__philox_unit(word_at(&a, &w, w.i)) >= a.a;
     ref_put(y, ref_offset(&w, y), kept ? ref_get(x, ref_offset(&w, x)) * scale : 0);
   }
   return rc;

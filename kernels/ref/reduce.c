@@ -28,16 +28,14 @@ static split split_of(const k_call *call)
 
 static double fold_floats(const k_tensor *x, int64_t base, const split *s, double acc, fold_real f)
 {
-  ref_walk w = ref_begin(x->shape + s->nkeep, s->nreduce);
-  for (int64_t i = 0; i < s->reduce; i++, ref_step(&w))
+  for (ref_walk w = ref_begin(x->shape + s->nkeep, s->nreduce); ref_more(&w); ref_step(&w))
     acc = f(acc, ref_get(x, base + ref_offset_from(&w, x, s->nkeep)));
   return acc;
 }
 
 static int64_t fold_ints(const k_tensor *x, int64_t base, const split *s, int64_t acc, fold_int f)
 {
-  ref_walk w = ref_begin(x->shape + s->nkeep, s->nreduce);
-  for (int64_t i = 0; i < s->reduce; i++, ref_step(&w))
+  for (ref_walk w = ref_begin(x->shape + s->nkeep, s->nreduce); ref_more(&w); ref_step(&w))
     acc = f(acc, ref_get_int(x, base + ref_offset_from(&w, x, s->nkeep)));
   return acc;
 }
@@ -56,11 +54,10 @@ static int fold(const k_call *call, double start, fold_real f, int64_t start_int
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   split s = split_of(call);
   int rc = isinf(start) ? ref_check_not_empty(call) : TIDE_OK;
-  ref_walk w = ref_begin(x->shape, s.nkeep);
-  for (int64_t i = 0; i < s.keep && rc == TIDE_OK; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(x->shape, s.nkeep); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
     int64_t base = ref_offset(&w, x);
-    if (ref_is_float(x)) ref_put(y, i, fold_floats(x, base, &s, start, f));
-    else ref_put_int(y, i, fold_ints(x, base, &s, start_int, g));
+    if (ref_is_float(x)) ref_put(y, w.i, fold_floats(x, base, &s, start, f));
+    else ref_put_int(y, w.i, fold_ints(x, base, &s, start_int, g));
   }
   return rc;
 }
@@ -83,10 +80,9 @@ int k_ref_mean(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   split s = split_of(call);
-  ref_walk w = ref_begin(x->shape, s.nkeep);
-  for (int64_t i = 0; i < s.keep; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(x->shape, s.nkeep); ref_more(&w); ref_step(&w)) {
     double sum = fold_floats(x, ref_offset(&w, x), &s, 0, sum_real);
-    ref_put(y, i, sum / (double)s.reduce);
+    ref_put(y, w.i, sum / (double)s.reduce);
   }
   return TIDE_OK;
 }
@@ -108,13 +104,12 @@ static int ref_arg_extreme(const k_call *call, int sign)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   split s = split_of(call);
-  ref_walk w = ref_begin(x->shape, s.nkeep);
   int rc = ref_check_not_empty(call);
-  for (int64_t i = 0; i < s.keep && rc == TIDE_OK; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(x->shape, s.nkeep); ref_more(&w) && rc == TIDE_OK; ref_step(&w)) {
     int64_t base = ref_offset(&w, x), step = s.nreduce ? x->stride[s.nkeep] : 0, best = 0;
     for (int64_t j = 1; j < s.reduce; j++)
       if (ref_beyond(x, base + j * step, base + best * step, sign)) best = j;
-    ref_put_int(y, i, best);
+    ref_put_int(y, w.i, best);
   }
   return rc;
 }
@@ -127,8 +122,7 @@ int k_ref_cumsum(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   split s = split_of(call);
-  ref_walk w = ref_begin(x->shape, s.nkeep);
-  for (int64_t i = 0; i < s.keep; i++, ref_step(&w)) {
+  for (ref_walk w = ref_begin(x->shape, s.nkeep); ref_more(&w); ref_step(&w)) {
     int64_t xt = ref_offset(&w, x), yt = ref_offset(&w, y), total = 0;
     double sum = 0;
     for (int64_t j = 0; j < s.reduce; j++) {

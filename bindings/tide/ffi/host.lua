@@ -12,7 +12,7 @@ local lib = require 'tide.ffi.lib'
 local arg = require 'tide.ffi.arg'
 local status = require 'tide.ffi.status'
 local own = require 'tide.ffi.own'
-local each = pairs -- by another name: see "faults" in bindings/README.md
+local plain = require 'tide.ffi.plain'
 
 local M = {}
 
@@ -33,67 +33,36 @@ end
 
 -- ---- plain data as text ----------------------------------------------------------------------
 
-local encode
-
-local function encode_table(t, out, depth)
-   if depth > 32 then status.bad_arg('ranks', 'value', 'tables nested at most 32 deep', t) end
-   out[#out + 1] = '{'
-   for key, value in each(t) do
-      out[#out + 1] = '['
-      encode(key, out, depth + 1)
-      out[#out + 1] = ']='
-      encode(value, out, depth + 1)
-      out[#out + 1] = ','
-   end
-   out[#out + 1] = '}'
+-- Arguments of a rank are texts without zero bytes: bytes travel as hex digits.
+local function hex(text)
+   return (text:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
 end
-
-function encode(v, out, depth)
-   local kind = type(v)
-   if kind == 'number' then
-      out[#out + 1] = v ~= v and '(0/0)' or v == math.huge and '(1/0)'
-         or v == -math.huge and '(-1/0)' or ('%.17g'):format(v)
-   elseif kind == 'string' then
-      -- %q leaves zero bytes and carriage returns to the reader; spell them out
-      out[#out + 1] = ('%q'):format(v):gsub('%z', '\\000'):gsub('\r', '\\r')
-   elseif kind == 'boolean' or kind == 'nil' then
-      out[#out + 1] = tostring(v)
-   elseif kind == 'table' then
-      encode_table(v, out, depth)
-   else
-      status.bad_arg('ranks', 'value', 'plain data (tables, strings, numbers, booleans)', v)
-   end
+local function unhex(text)
+   return (text:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end))
 end
 
 -- Any number of plain values as one string, and back.
-function M.encode(...)
-   local out = { tostring(select('#', ...)) }
-   for i = 1, select('#', ...) do
-      out[#out + 1] = ','
-      encode((select(i, ...)), out, 0)
-   end
-   return table.concat(out)
-end
-
+function M.encode(...) return plain.encode({ n = select('#', ...), ... }, 'ranks') end
 -- The values in a text that encode made.
 function M.decode(text)
-   local chunk = assert(loadstring('return ' .. text, '=values'))
-   local values = { setfenv(chunk, {})() }
-   return unpack(values, 2, values[1] + 1)
+   local values = plain.decode(text)
+   return unpack(values, 1, values.n)
 end
 
 -- ---- running ---------------------------------------------------------------------------------
 
--- What each rank runs: ... is the code of the function, the name and the arguments as text.
+-- What each rank runs: ... is the code of the function, its name and the arguments.
 local launcher = [[
    local path, cpath, code, name, args = ...
    package.path, package.cpath = path, cpath
-   local host = require 'tide.ffi.host'
-   local info = package.loaded['tide.host']
-   local unhex = code:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end)
-   local fn = assert(loadstring(unhex, name))
-   return host.encode(fn(info.rank, info.nrank, host.decode(args)))
+   return require('tide.ffi.host').launch(code, name, args)
 ]]
+
+-- Runs code with arguments, both in hex digits, on this rank; returns its results as a text.
+function M.launch(code, name, args)
+   local info, fn = package.loaded['tide.host'], assert(loadstring(unhex(code), name))
+   return M.encode(fn(info.rank, info.nrank, M.decode(unhex(args))))
+end
 
 local function code_of(fn)
    if type(fn) == 'string' then return 'local rank, nrank = ...\n' .. fn, '=ranks' end
@@ -120,8 +89,7 @@ end
 local function fill(H, job, fn, opts, ...)
    local code, name = code_of(fn)
    check_rc(H.tide_host_ranks_code(job, launcher, #launcher, '=tide.ranks'), 'code')
-   local hex = code:gsub('.', function(c) return ('%02x'):format(c:byte()) end)
-   for _, value in ipairs { package.path, package.cpath, hex, name, M.encode(...) } do
+   for _, value in ipairs { package.path, package.cpath, hex(code), name, hex(M.encode(...)) } do
       if value:find('%z') then status.bad_arg('ranks', 'args', 'text without zero bytes', value) end
       check_rc(H.tide_host_ranks_arg(job, value), 'argument')
    end
