@@ -1,5 +1,5 @@
-/* Host bookkeeping memory: every byte goes through the context's resize hook with its old size.
- * Tensor bytes are allocated by the caching allocator of their device instead. */
+/* Host bookkeeping memory, and the order of indices. Every byte goes through the context's resize
+ * hook with its old size. Tensor bytes are allocated by the caching allocator of their device. */
 #ifndef TIDE_BASE_ALLOC_H
 #define TIDE_BASE_ALLOC_H
 
@@ -32,5 +32,11 @@ static inline int64_t tide__mul_size(int64_t a, int64_t b)
   int64_t r;
   return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &r) ? -1 : r;
 }
+
+/* Sorts n indices in place, without memory of its own. less(arg, a, b): a precedes b. */
+typedef bool (*tide__less)(const void *arg, int32_t a, int32_t b);
+void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg);
+/* Sorts 0 to n - 1 into index. Returns one that is equal to another, or -1. */
+int32_t tide__sort_twin(int32_t *index, int64_t n, tide__less less, const void *arg);
 
 #endif

@@ -8,7 +8,6 @@
 #include "core/base/alloc.h"
 #include "core/base/door.h"
 #include "core/base/dtype.h"
-#include "core/base/object.h"
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"

@@ -56,7 +56,7 @@ struct tide_ctx {
   struct tide__trace *trace;        /* spans, made at first use */
   struct tide__device_table *devices; /* backends and their caches */
   struct tide_graph *capture;       /* the step being captured, or null */
-  struct tide__participant *participants; /* capture participants (capture.h) */
+  struct tide__participant *participants; /* capture participants (device.h) */
   struct tide__storage *storages;   /* free storage headers */
   struct tide__scope *scope;        /* innermost open step scope */
   struct tide__tensor_pool *tensors;/* free tensor handles */
@@ -67,7 +67,7 @@ struct tide_ctx {
   bool recording;                   /* ops with inputs that need gradients are recorded */
 
   _Atomic(void *) foreign;          /* tensors released by other threads, a lock-free stack */
-  _Atomic(struct tide__object *) released; /* other objects that they released: object.h */
+  _Atomic(struct tide__object *) released; /* other objects that they released: door.h */
   struct tide__object *spare[TIDE__NKIND]; /* released objects, for reuse */
   atomic_int interrupt;             /* set by tide_interrupt */
 };

@@ -1,5 +1,4 @@
-/* See object.h. */
-#include "core/base/object.h"
+/* See door.h. */
 #include "core/base/base.h"
 
 void *tide__object_new(tide_ctx *ctx, int kind, size_t size,

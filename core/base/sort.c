@@ -1,5 +1,5 @@
 /* Heap sort of indices: no recursion, no memory, n log n for every input. */
-#include "core/base/sort.h"
+#include "core/base/base.h"
 
 static void sift(int32_t *index, int64_t at, int64_t n, tide__less less, const void *arg)
 {

@@ -1,5 +1,4 @@
 /* Compares the calls of all ranks and writes the message if they do not fit together. */
-#include "core/base/base.h"
 
 #include "core/comm/call.h"
 

@@ -1,4 +1,4 @@
-/* Communicators in captured steps: their side of core/device/capture.h.
+/* Communicators in captured steps: their side of core/device/device.h.
  *
  * A call in a captured step is made as any other, by the helper thread in its turn,
  * but is recorded; its caller returns once it is recorded. A replay is one call of the

@@ -1,8 +1,6 @@
 /* The public collectives of tensors. All checks that a rank can make alone are here. Tensors
  * become pointers, counts and dtypes: a tide__coll that every transport runs without further
  * checks. A call that fails here has not reached the other ranks. */
-#include "core/base/sort.h"
-#include "core/device/async_copy.h"
 #include "core/comm/comm.h"
 #include "core/tensor/tensor.h"
 

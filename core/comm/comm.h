@@ -16,7 +16,7 @@
 #define TIDE_COMM_COMM_H
 
 #include "core/comm/failure.h"
-#include "core/device/capture.h"
+#include "core/device/device.h"
 
 enum { TIDE__NRECORD = 256 };
 
@@ -75,7 +75,7 @@ typedef struct tide__held {
   struct tide__held *next;
 } tide__held;
 
-/* What a transport provides for captured steps, for the members of the same names in capture.h.
+/* What a transport provides for captured steps, for the members of the same names in device.h.
  * enter returns the failure's status; launched sets c->event. A transport that fails kills the
  * graphs that it has entered and not dropped, but not before leave. */
 typedef struct tide__capture_calls {

@@ -1,5 +1,5 @@
-/* Asynchronous copies: see async_copy.h. Each holds its two storages until the copy is done. */
-#include "core/device/async_copy.h"
+/* Asynchronous copies: see storage.h. Each holds its two storages until the copy is done. */
+#include "core/device/storage.h"
 
 struct tide__async_copy {
   tide__device *device;

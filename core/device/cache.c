@@ -17,11 +17,9 @@
  * Invariants: the blocks of a segment cover it in address order; no two neighbours are both free; a
  * free block is in the list of its class and pool. All choices depend on sizes and order alone.
  */
-#include "core/device/cache.h"
 
 #include "core/base/machine.h"
-#include "core/device/async_copy.h"
-#include "core/device/memory.h"
+#include "core/device/storage.h"
 
 enum {
   GRAIN = 64,                 /* blocks of the small pool are multiples of this */
@@ -72,7 +70,7 @@ struct tide__cache {
   tide__block *spare;         /* headers, linked by next */
   int64_t live, held;         /* of this device */
   bool host;                  /* its bytes are host memory, which has a limit */
-  bool hooked;                /* the host owns them (memory.h) */
+  bool hooked;                /* the host owns them (memory.c) */
   bool lazy;                  /* untouched memory costs nothing */
   tide__block *frozen_list;   /* linked by next */
   bool frozen, no_trim, retired;

@@ -10,10 +10,8 @@
  * fails invalidates the graph, on any thread: a library that is shut down waits for the graphs that
  * hold its calls.
  */
-#include "core/device/capture.h"
 
-#include "core/device/cache.h"
-#include "core/device/async_copy.h"
+#include "core/device/storage.h"
 
 struct tide_graph {
   tide__object object;

@@ -3,9 +3,7 @@
 #include "core/device/device.h"
 
 #include "core/base/machine.h"
-#include "core/device/cache.h"
-#include "core/device/async_copy.h"
-#include "core/device/plugin.h"
+#include "core/device/storage.h"
 
 static const tide__backend *const backends[TIDE_NDEV] = {
   [TIDE_DEV_REF] = &tide__backend_ref,

@@ -1,5 +1,5 @@
-/* See memory.h. */
-#include "core/device/memory.h"
+/* See device.h. */
+#include "core/device/device.h"
 
 bool tide__memory_is_hooked(const tide_ctx *ctx, const tide__backend *backend)
 {

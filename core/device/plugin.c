@@ -3,8 +3,7 @@
  * Keeps no state: dlopen counts, and an opened library stays loaded, so that kernels and the
  * driver's own threads never lose their code. A missing library is one sentence under E_DEVICE.
  */
-#include "core/device/plugin.h"
-#include "core/base/base.h"
+#include "core/device/device.h"
 
 #include <dlfcn.h>
 

@@ -1,9 +1,6 @@
 /* Storage: reference-counted bytes that can be absent, and their membership in step scopes. */
 #include "core/device/storage.h"
 
-#include "core/device/cache.h"
-#include "core/device/async_copy.h"
-
 void tide__scope_link(struct tide__scope *scope, tide__storage *s)
 {
   s->scope = scope;

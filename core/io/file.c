@@ -1,5 +1,5 @@
 /* Reading whole regular files, and the writer that replaces a file atomically. */
-#include "core/io/file.h"
+#include "core/io/io.h"
 
 #include <errno.h>
 #include <fcntl.h>

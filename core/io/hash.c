@@ -1,6 +1,6 @@
 /* XXH64, from its specification (XXH64 section of the xxHash document): four accumulators take 32
  * bytes a round, then merge; the tail is added by 8, 4 and 1 bytes. Words are little-endian. */
-#include "core/io/file.h"
+#include "core/io/io.h"
 
 static const uint64_t P1 = 0x9E3779B185EBCA87u, P2 = 0xC2B2AE3D27D4EB4Fu,
                       P3 = 0x165667B19E3779F9u, P4 = 0x85EBCA77C2B2AE63u,

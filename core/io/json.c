@@ -1,8 +1,6 @@
 /* tide_json: the values of a JSON text as one flat array of nodes, which Lua walks without calls.
  * Nodes are 16 bytes; strings stay in the (unescaped) copy of the text. */
-#include "core/io/json.h"
-
-#include "core/base/sort.h"
+#include "core/io/io.h"
 
 struct tide_json {
   tide__object object;

@@ -1,5 +1,5 @@
-/* The strict JSON reader (RFC 8259). A state machine without recursion; see json.h. */
-#include "core/io/json.h"
+/* The strict JSON reader (RFC 8259). A state machine without recursion; see io.h. */
+#include "core/io/io.h"
 
 #include <errno.h>
 #include <locale.h>

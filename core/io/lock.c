@@ -3,7 +3,7 @@
  * flock belongs to the open file, so the lock ends with the process in any case, and two holders
  * within one process exclude each other too. The descriptor is closed in children.
  */
-#include "core/io/file.h"
+#include "core/io/io.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,12 +1,10 @@
 /* Paths: kinds, folders, renames, links. */
-#include "core/io/file.h"
+#include "core/io/io.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "core/base/sort.h"
 
 int tide_path_rename(tide_ctx *ctx, const char *from, const char *to)
 {

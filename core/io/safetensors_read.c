@@ -1,9 +1,6 @@
 /* Reads safetensors: a checked index of names, then positioned reads into tensors. */
-#include "core/io/safetensors.h"
+#include "core/io/io.h"
 
-#include "core/base/sort.h"
-#include "core/device/async_copy.h"
-#include "core/io/json.h"
 #include "core/tensor/tensor.h"
 
 typedef struct entry {

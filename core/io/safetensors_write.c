@@ -1,8 +1,7 @@
 /* Writes safetensors: the header is emitted twice, first to measure it. Data lie by element size,
  * largest first, then by name, so that every tensor is aligned. */
-#include "core/io/safetensors.h"
+#include "core/io/io.h"
 
-#include "core/base/sort.h"
 #include "core/tensor/tensor.h"
 
 typedef struct job {

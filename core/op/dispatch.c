@@ -7,9 +7,6 @@
  * An op on the null device runs no kernel. With parameter `rehearse` it takes, in counters alone,
  * the copies and the scratch of the kernel that another device would run.
  */
-#include "core/device/cache.h"
-#include "core/device/capture.h"
-#include "core/device/async_copy.h"
 #include "core/op/op.h"
 
 #define I0 0

@@ -4,7 +4,6 @@
  * A row is chosen by op, device and the dtype of the op's key operand; later rows win, so a fast
  * kernel for one dtype may follow a general one. There is no silent fallback: no row, no result.
  */
-#include "core/device/plugin.h"
 #include "core/op/op.h"
 #include "kernels/plugin_row.h"
 

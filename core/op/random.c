@@ -7,7 +7,6 @@
  */
 #include <math.h>
 
-#include "core/device/capture.h"
 #include "core/op/op.h"
 
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset)

@@ -1,8 +1,6 @@
 /* Copies between host memory, devices and numbers, blocking and asynchronous. */
 #include <math.h>
 
-#include "core/device/async_copy.h"
-#include "core/device/capture.h"
 #include "core/op/op.h"
 
 static int64_t byte_size(const tide_tensor *t)

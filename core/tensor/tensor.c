@@ -1,8 +1,6 @@
 /* The tensor handle: creation, views, reference counts, accessors. */
 #include "core/tensor/tensor.h"
 
-#include "core/device/async_copy.h"
-
 /* Free handles for the next tensors: a steady loop allocates none. */
 struct tide__tensor_pool {
   tide_tensor *free;

@@ -1,7 +1,6 @@
 /* See api.h. Nothing here is kept between calls but what a tide__mpi holds: whether MPI runs is
  * asked of MPI itself. Memory is malloc's, as it belongs to no context. */
 #include "core/comm/mpi/api.h"
-#include "core/base/base.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

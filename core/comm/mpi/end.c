@@ -7,7 +7,6 @@
  *
  * Messages go through MPI_COMM_WORLD with its largest tag, after the last communicator is closed.
  */
-#include "core/base/base.h"
 #include <math.h>
 #include <stdlib.h>
 
