@@ -238,13 +238,6 @@ static int pair_begin(pair *p, const char *func, tide_work **work, tide_comm *co
   return TIDE_OK;
 }
 
-static int count_error(pair *p, const char *arg, int64_t expected, int64_t got)
-{
-  return tide__fail(p->comm->ctx, TIDE_E_SHAPE, tide_coll_name(p->c.op), "argument '%s': expected "
-                    "%lld elements (%d ranks, this is rank %d), got %lld", arg, (long long)expected,
-                    p->comm->nrank, p->comm->rank, (long long)got);
-}
-
 /* Makes the input contiguous and runs. in may lie inside out, or out inside in, only at element
  * `at`, where the data belong anyway; at -1: nowhere. */
 static int pair_run(pair *p, tide_tensor *in, int64_t at)
@@ -274,7 +267,10 @@ static int pair_run(pair *p, tide_tensor *in, int64_t at)
 static int check_numel(pair *p, const tide_tensor *t, const char *arg, int64_t n)
 {
   int64_t got = tide__tensor_numel(t);
-  return got == n ? TIDE_OK : count_error(p, arg, n, got);
+  if (got == n) return TIDE_OK;
+  return tide__fail(p->comm->ctx, TIDE_E_SHAPE, tide_coll_name(p->c.op), "argument '%s': expected "
+                    "%lld elements (%d ranks, this is rank %d), got %lld", arg, (long long)n,
+                    p->comm->nrank, p->comm->rank, (long long)got);
 }
 
 /* Runs a collective of equal parts. `whole` holds one part of each rank in rank order; null on the

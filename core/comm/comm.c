@@ -18,39 +18,6 @@ static void close_state(const tide__transport *transport, void *state, int rank)
   if (transport->close) transport->close(state, rank);
 }
 
-static void comm_release_owned(tide__object *o, int n);
-
-int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
-                   tide_group *group, int rank, int nrank, const char *name)
-{
-  *out = NULL;
-  tide_comm *comm = tide__object_new(ctx, TIDE__KIND_COMM, sizeof *comm, comm_release_owned);
-  tide_comm_record *ring = comm ? tide__alloc(ctx, TIDE__NRECORD * sizeof *ring) : NULL;
-  if (!ring) {
-    if (comm) tide__object_free(&comm->object);
-    leave_state(transport, state, rank);
-    close_state(transport, state, rank);
-    return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
-  }
-  comm->refs = 1;
-  comm->ctx = ctx;
-  comm->transport = transport;
-  comm->state = state;
-  comm->group = group;
-  comm->rank = rank;
-  comm->nrank = comm->host_size = nrank;
-  comm->timeout = group ? group->timeout : 600;
-  comm->ring = ring;
-  comm->participant.calls = &tide__comm_participant;
-  tide__participant_add(ctx, &comm->participant);
-  tide__failure_init(&comm->own, NULL);
-  comm->failure = transport->failure ? transport->failure(state) : &comm->own;
-  snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
-  if (group) tide_group_retain(group);
-  *out = comm;
-  return TIDE_OK;
-}
-
 /* ---- buffers that stay ----------------------------------------------------------------------- */
 
 struct tide__kept {
@@ -135,6 +102,37 @@ static void comm_release_owned(tide__object *o, int n)
 {
   tide__object_retire(o);
   tide__comm_unref((tide_comm *)o, n);
+}
+
+int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transport, void *state,
+                   tide_group *group, int rank, int nrank, const char *name)
+{
+  *out = NULL;
+  tide_comm *comm = tide__object_new(ctx, TIDE__KIND_COMM, sizeof *comm, comm_release_owned);
+  tide_comm_record *ring = comm ? tide__alloc(ctx, TIDE__NRECORD * sizeof *ring) : NULL;
+  if (!ring) {
+    if (comm) tide__object_free(&comm->object);
+    leave_state(transport, state, rank);
+    close_state(transport, state, rank);
+    return tide__fail(ctx, TIDE_E_NOMEM, "comm", "no memory for a communicator");
+  }
+  comm->refs = 1;
+  comm->ctx = ctx;
+  comm->transport = transport;
+  comm->state = state;
+  comm->group = group;
+  comm->rank = rank;
+  comm->nrank = comm->host_size = nrank;
+  comm->timeout = group ? group->timeout : 600;
+  comm->ring = ring;
+  comm->participant.calls = &tide__comm_participant;
+  tide__participant_add(ctx, &comm->participant);
+  tide__failure_init(&comm->own, NULL);
+  comm->failure = transport->failure ? transport->failure(state) : &comm->own;
+  snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
+  if (group) tide_group_retain(group);
+  *out = comm;
+  return TIDE_OK;
 }
 
 void tide_comm_release(tide_comm *comm) { tide__object_release(comm, TIDE__KIND_COMM); }

@@ -75,14 +75,14 @@ void tide__coll_begin(tide__coll *c)
 
 void tide__coll_wait_event(tide__coll *c, void *event)
 {
-  device_keep(
-      c, streams_of(c->stream)->wait_event(c->stream->device->state, c->stream->stream, event));
+  const tide__stream *s = c->stream;
+  device_keep(c, streams_of(s)->wait_event(s->device->state, s->stream, event));
 }
 
 void tide__coll_record(tide__coll *c, void **event)
 {
-  device_keep(
-      c, streams_of(c->stream)->record_event(c->stream->device->state, c->stream->stream, event));
+  const tide__stream *s = c->stream;
+  device_keep(c, streams_of(s)->record_event(s->device->state, s->stream, event));
 }
 
 void tide__coll_set_error(const tide__coll *c, int status)

@@ -108,44 +108,6 @@ static void leave(tide_graph *g)
   g->ctx->capture = NULL;
 }
 
-static void capture_destroy(tide__object *o, int n);
-
-int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
-{
-  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
-  tide__device *d = tide__device_get(ctx, device, "graph_begin");
-  if (!d) return TIDE_E_DEVICE;
-  if (!d->backend->graphs)
-    return tide__fail(ctx, TIDE_E_UNSUPPORTED, "graph_begin", "steps on device '%s' cannot be "
-                      "captured; only those on 'cuda' can", tide_device_name(device));
-  if (ctx->capture)
-    return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
-  for (tide__participant *p = ctx->participants; p; p = p->next) TIDE_TRY(p->calls->settle(p));
-  tide__objects_settle(ctx);
-  tide_graph *g = tide__object_new(ctx, TIDE__KIND_GRAPH, sizeof *g, capture_destroy);
-  if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
-  g->ctx = ctx;
-  g->device = device;
-  int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
-  if (rc == TIDE_OK) {
-    tide__async_copies_finish(d);
-    tide__cache_trim(ctx, d->cache); /* the captured step may reuse this memory */
-    rc = d->backend->graphs->begin(d->state);
-    if (rc < 0) failed(g, rc, "graph_begin");
-  }
-  if (rc < 0) {
-    tide_graph_release(g);
-    return rc;
-  }
-  tide__cache_forbid_trim(g->cache);
-  tide__cache_freeze(d->cache);
-  g->usual = d->cache;
-  d->cache = g->cache;
-  ctx->capture = g;
-  *out = g;
-  return TIDE_OK;
-}
-
 /* Ends the capture, also after a failure. */
 static int capture_finish(tide_graph *g)
 {
@@ -209,6 +171,42 @@ static void capture_destroy(tide__object *o, int n)
   tide__cache_return(ctx, g->aside);
   if (g->cache) tide__cache_retire(ctx, g->cache);
   tide__object_free(o);
+}
+
+int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
+{
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
+  tide__device *d = tide__device_get(ctx, device, "graph_begin");
+  if (!d) return TIDE_E_DEVICE;
+  if (!d->backend->graphs)
+    return tide__fail(ctx, TIDE_E_UNSUPPORTED, "graph_begin", "steps on device '%s' cannot be "
+                      "captured; only those on 'cuda' can", tide_device_name(device));
+  if (ctx->capture)
+    return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
+  for (tide__participant *p = ctx->participants; p; p = p->next) TIDE_TRY(p->calls->settle(p));
+  tide__objects_settle(ctx);
+  tide_graph *g = tide__object_new(ctx, TIDE__KIND_GRAPH, sizeof *g, capture_destroy);
+  if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");
+  g->ctx = ctx;
+  g->device = device;
+  int rc = tide__cache_new(ctx, &g->cache, d->backend, d->state);
+  if (rc == TIDE_OK) {
+    tide__async_copies_finish(d);
+    tide__cache_trim(ctx, d->cache); /* the captured step may reuse this memory */
+    rc = d->backend->graphs->begin(d->state);
+    if (rc < 0) failed(g, rc, "graph_begin");
+  }
+  if (rc < 0) {
+    tide_graph_release(g);
+    return rc;
+  }
+  tide__cache_forbid_trim(g->cache);
+  tide__cache_freeze(d->cache);
+  g->usual = d->cache;
+  d->cache = g->cache;
+  ctx->capture = g;
+  *out = g;
+  return TIDE_OK;
 }
 
 void tide_graph_release(tide_graph *g) { tide__object_release(g, TIDE__KIND_GRAPH); }

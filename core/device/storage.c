@@ -58,7 +58,7 @@ void tide__storage_pool_close(tide_ctx *ctx)
   ctx->storages = NULL;
 }
 
-static int storage_make(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
+int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
 {
   *out = NULL;
   tide__storage *s = storage_header(ctx);
@@ -76,16 +76,6 @@ static int storage_make(tide__storage **out, tide_ctx *ctx, int device, size_t s
   if (ctx->scope) tide__scope_link(ctx->scope, s);
   *out = s;
   return TIDE_OK;
-}
-
-int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size)
-{
-  return storage_make(out, ctx, device, size, false);
-}
-
-int tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size)
-{
-  return storage_make(out, ctx, TIDE_DEV_CPU, size, true);
 }
 
 int tide__storage_new_hollow(tide__storage **out, tide_ctx *ctx, int device)

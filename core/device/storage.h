@@ -34,11 +34,9 @@ typedef struct tide__storage {
   struct tide__storage *scope_prev, *scope_next;
 } tide__storage;
 
-/* Allocates bytes on a device, contents undefined, linked into the innermost scope of the
- * context. */
-int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size);
-/* Allocates pinned host memory of the CUDA device, which is open. */
-int  tide__storage_new_pinned(tide__storage **out, tide_ctx *ctx, size_t size);
+/* Allocates bytes on a device, contents undefined, linked into the innermost scope of the context.
+ * pinned: of host memory that is pinned for the CUDA device, which is open. */
+int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned);
 void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
 /* A storage without bytes that spent handles of a device point to; belongs to no scope. */

@@ -255,40 +255,6 @@ static int start_gradient(tide_tensor **out, tide_tensor *root, tide_tensor *gra
   return tide_tensor_retain(*out = grad);
 }
 
-static void backward_destroy(tide__object *o, int n);
-
-int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
-{
-  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, root), TIDE_MAYBE(TENSOR, grad));
-  tide_ctx *ctx = root->ctx;
-  tide_tensor *g = NULL;
-  tide__tensor_drain(ctx);
-  if (!tide__tensor_needs_grad(root))
-    return tide__fail(ctx, TIDE_E_STATE, "backward", "no gradient path: no input of this result "
-                      "has requires_grad, or it was made without recording");
-  if (root->node && root->node->walked)
-    return tide__fail(ctx, TIDE_E_STATE, "backward", "this result was walked already and its saved "
-                      "tensors are freed; pass retain to the first walk");
-  tide_backward *bw = tide__object_new(ctx, TIDE__KIND_BACKWARD, sizeof *bw, backward_destroy);
-  if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
-  bw->ctx = ctx;
-  bw->retain = retain;
-  int rc = start_gradient(&g, root, grad);
-  bool recording = ctx->recording;
-  ctx->recording = false;
-  tide__edge edge = {root->node, root->node_out, root->node ? NULL : root};
-  if (rc == TIDE_OK) rc = accumulate(bw, &edge, g);
-  ctx->recording = recording;
-  if (rc < 0) {
-    tide_backward_release(bw);
-    return rc;
-  }
-  bw->at = root->node;
-  if (bw->at) tide__node_retain(bw->at);
-  *out = bw;
-  return TIDE_OK;
-}
-
 /* Steps to the previous node, holding it before releasing this one. */
 static void step(tide_backward *bw)
 {
@@ -426,6 +392,38 @@ static void backward_destroy(tide__object *o, int n)
   forget_host(bw);
   backward_abandon(bw);
   tide__object_free(o);
+}
+
+int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain)
+{
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, root), TIDE_MAYBE(TENSOR, grad));
+  tide_ctx *ctx = root->ctx;
+  tide_tensor *g = NULL;
+  tide__tensor_drain(ctx);
+  if (!tide__tensor_needs_grad(root))
+    return tide__fail(ctx, TIDE_E_STATE, "backward", "no gradient path: no input of this result "
+                      "has requires_grad, or it was made without recording");
+  if (root->node && root->node->walked)
+    return tide__fail(ctx, TIDE_E_STATE, "backward", "this result was walked already and its saved "
+                      "tensors are freed; pass retain to the first walk");
+  tide_backward *bw = tide__object_new(ctx, TIDE__KIND_BACKWARD, sizeof *bw, backward_destroy);
+  if (!bw) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory for a walk");
+  bw->ctx = ctx;
+  bw->retain = retain;
+  int rc = start_gradient(&g, root, grad);
+  bool recording = ctx->recording;
+  ctx->recording = false;
+  tide__edge edge = {root->node, root->node_out, root->node ? NULL : root};
+  if (rc == TIDE_OK) rc = accumulate(bw, &edge, g);
+  ctx->recording = recording;
+  if (rc < 0) {
+    tide_backward_release(bw);
+    return rc;
+  }
+  bw->at = root->node;
+  if (bw->at) tide__node_retain(bw->at);
+  *out = bw;
+  return TIDE_OK;
 }
 
 void tide_backward_release(tide_backward *bw) { tide__object_release(bw, TIDE__KIND_BACKWARD); }

@@ -1,5 +1,5 @@
-/* Shared by the files of this folder: blobs, files, JSON, safetensors. Uses core/base, core/device and
- * core/tensor. */
+/* Shared by the files of this folder: blobs, files, JSON, safetensors. Uses core/base, core/device
+ * and core/tensor. */
 #ifndef TIDE_IO_IO_H
 #define TIDE_IO_IO_H
 

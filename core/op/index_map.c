@@ -91,22 +91,15 @@ static int cp_map_check_list(const tide_tensor *t, const char *op, const char *a
 
 /* ---- head-tail ------------------------------------------------------------------------------- */
 
-/* Returns the start of one chunk of a document of 2 * size * chunk tokens that starts at `first`:
- * number `rank` from its head (half 0) or from its tail (half 1). */
-static int64_t zigzag_start(int64_t first, int64_t chunk, int64_t size, int64_t rank, int half)
-{
-  return first + chunk * (half ? 2 * size - 1 - rank : rank);
-}
-
-/* Writes the runs of one rank, from index `at` on. inverse: index by position instead of the
- * reverse. */
+/* Writes the runs of one rank, from index `at` on. A document is 2 * size chunks; the rank has
+ * number `rank` from its head and from its tail. inverse: index by position, not the reverse. */
 static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size, int64_t rank,
                         int64_t at, bool inverse)
 {
   for (int64_t d = 0; d + 1 < n; d++) {
     int64_t chunk = (c[d + 1] - c[d]) / (2 * size);
     for (int half = 0; half < 2; half++, at += chunk) {
-      int64_t start = zigzag_start(c[d], chunk, size, rank, half);
+      int64_t start = c[d] + chunk * (half ? 2 * size - 1 - rank : rank);
       if (inverse) put_run(s, start, at, chunk);
       else put_run(s, at, start, chunk);
     }
@@ -230,13 +223,6 @@ int tide_inverse_index(tide_tensor **out, tide_tensor *index)
 
 /* ---- the tokens of a packed stream ----------------------------------------------------------- */
 
-static int check_count(const tide_tensor *cu, int64_t ntoken, const char *op)
-{
-  if (ntoken >= 0 && ntoken <= INT32_MAX) return TIDE_OK;
-  return tide__fail(cu->ctx, TIDE_E_SHAPE, op, "ntoken: expected 0 to 2^31 - 1, got %lld",
-                    (long long)ntoken);
-}
-
 static int check_end(const tide_tensor *cu, int64_t end, int64_t ntoken, const char *op,
                      const char *arg)
 {
@@ -251,7 +237,9 @@ static int open_cu(tide_tensor **held, tide_tensor *cu, int64_t ntoken, const ch
 {
   *held = NULL;
   TIDE_TRY(cp_map_check_list(cu, op, arg));
-  TIDE_TRY(check_count(cu, ntoken, op));
+  if (ntoken < 0 || ntoken > INT32_MAX)
+    return tide__fail(cu->ctx, TIDE_E_SHAPE, op, "ntoken: expected 0 to 2^31 - 1, got %lld",
+                      (long long)ntoken);
   TIDE_TRY(host_ints(held, cu, op, arg));
   const int64_t *c = tide_tensor_data(*held);
   int64_t n = cu->shape[0];

@@ -17,12 +17,6 @@ static int matrix_layout(tide_tensor **out, tide_tensor *x)
   return tide_tensor_retain(*out = x);
 }
 
-static int shapes_fail(tide_tensor *a, tide_tensor *b)
-{
-  return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "%s and %s do not multiply: inner sizes and "
-                    "leading dims must fit", TIDE__SHAPE_OF(a), TIDE__SHAPE_OF(b));
-}
-
 /* Broadcasts the batch and multiplies. Both operands have at least two dims. */
 static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
 {
@@ -36,7 +30,8 @@ static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
                       tide_dtype_name(b->dtype));
   if (a->shape[na + 1] != b->shape[nb] ||
       !tide__broadcast(na, a->shape, nb, b->shape, &nbatch, shape))
-    return shapes_fail(a, b);
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "%s and %s do not multiply: inner sizes and leading dims "
+                      "must fit", TIDE__SHAPE_OF(a), TIDE__SHAPE_OF(b));
   int rc = TIDE_OK;
   for (int i = 0; i < 2 && rc == TIDE_OK; i++) {
     memcpy(full, shape, sizeof full);

@@ -98,8 +98,7 @@ static int tensor_make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned
   t->offset = 0;
   for (int d = 0; d < ndim; d++) t->shape[d] = shape[d];
   tide__strides_contiguous(ndim, t->shape, t->stride);
-  int rc = pinned ? tide__storage_new_pinned(&t->storage, ctx, (size_t)bytes)
-                  : tide__storage_new(&t->storage, ctx, device, (size_t)bytes);
+  int rc = tide__storage_new(&t->storage, ctx, device, (size_t)bytes, pinned);
   if (rc < 0) {
     tensor_recycle(t);
     return rc;

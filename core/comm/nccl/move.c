@@ -151,7 +151,7 @@ static int exchange(tide__nccl_comm *s, tide__coll *c)
   return rc < 0 ? tide__nccl_fail(s, c, rc, c->message) : TIDE_OK;
 }
 
-static int run_inside(tide__nccl_comm *s, tide__coll *c)
+int tide__nccl_move(tide__nccl_comm *s, tide__coll *c)
 {
   const tide__nccl *l = &s->all->api;
   const tide__streams *st = tide__nccl_streams(s);
@@ -175,11 +175,4 @@ static int run_inside(tide__nccl_comm *s, tide__coll *c)
     return tide__nccl_device_failed(s, c);
   if (!c->captured) atomic_fetch_add(&s->flying, 1);
   return TIDE_OK;
-}
-
-int tide__nccl_run(void *state, int rank, tide__coll *c)
-{
-  tide__nccl_comm *s = state;
-  (void)rank;
-  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, run_inside(s, c)) : s->failure.status;
 }

@@ -124,13 +124,6 @@ static int split_inside(tide__nccl_comm *s, tide__coll *c)
   return status < 0 || !made ? status : adopt(s, c, made);
 }
 
-static int run_split(void *state, int rank, tide__coll *c)
-{
-  tide__nccl_comm *s = state;
-  (void)rank;
-  return tide__nccl_enter(s, c) ? tide__nccl_leave(s, split_inside(s, c)) : s->failure.status;
-}
-
 /* Registers a buffer. The owner's thread, with no call in progress or before NCCL's communicator
  * is made. */
 static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
@@ -158,7 +151,10 @@ static int nccl_keep(void *state, void *ptr, size_t size, char *text, size_t n)
 
 static int nccl_run(void *state, int rank, tide__coll *c)
 {
-  return c->op == TIDE__SPLIT ? run_split(state, rank, c) : tide__nccl_run(state, rank, c);
+  tide__nccl_comm *s = state;
+  (void)rank;
+  if (!tide__nccl_enter(s, c)) return s->failure.status;
+  return tide__nccl_leave(s, c->op == TIDE__SPLIT ? split_inside(s, c) : tide__nccl_move(s, c));
 }
 
 static tide__failure *nccl_failure(void *state) { return &((tide__nccl_comm *)state)->failure; }

@@ -84,7 +84,8 @@ extern const tide__capture_calls tide__nccl_captures;
 
 /* ---- move.c ---------------------------------------------------------------------------------- */
 
-int  tide__nccl_run(void *state, int rank, tide__coll *c); /* everything but split */
+/* Runs any call but a split, between enter and leave. */
+int  tide__nccl_move(tide__nccl_comm *s, tide__coll *c);
 size_t tide__nccl_scratch_size(const tide__nccl_comm *s);
 
 #endif
