@@ -76,8 +76,7 @@ static void machine_group(const char *folder, const hierarchy *h, tide__memory *
 }
 
 /* Applies the limits of the group `path` and of all groups above it. */
-static void machine_groups(const char *root, const char *path, const hierarchy *h,
-                           tide__memory *m)
+static void machine_groups(const char *root, const char *path, const hierarchy *h, tide__memory *m)
 {
   char folder[PATH_SIZE];
   int base = snprintf(folder, sizeof folder, "%s%s", root, h->mount);

@@ -313,8 +313,7 @@ int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, ti
   return pair_run(&p, in, -1);
 }
 
-int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
-                     int root)
+int tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in, int root)
 {
   pair p;
   TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__GATHER, root, out, &in));

@@ -35,7 +35,6 @@ tide__slice tide__move_share(const tide__coll *c, int64_t count, size_t size, in
 int tide__split_members(const int *color, const int *key, int nrank, int me, int *list, int *mine);
 
 /* Adds messages and bytes that the call costs a rank, by the algorithms that are used at scale. */
-void tide__traffic_add(tide_comm_stats *s, const tide__coll *c, int rank, int nrank,
-                       int host_size);
+void tide__traffic_add(tide_comm_stats *s, const tide__coll *c, int rank, int nrank, int host_size);
 
 #endif

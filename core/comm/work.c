@@ -234,8 +234,7 @@ static void work_release_owned(tide__object *o, int n)
   tide__comm_unref(comm, n);
 }
 
-static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt,
-                           tide_tensor *const *ts)
+static tide_work *new_work(tide_comm *comm, const tide__coll *c, int64_t nt, tide_tensor *const *ts)
 {
   tide_work *w = tide__object_new(comm->ctx, TIDE__KIND_WORK, sizeof *w, work_release_owned);
   if (!w) return NULL;

@@ -235,8 +235,7 @@ static int out_of_memory(tide_ctx *ctx, const struct tide__cache *cache, size_t 
 /* ---- segments -------------------------------------------------------------------------------- */
 
 /* Returns one free block that covers a new segment, or NULL. */
-static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int pool_no,
-                                 size_t size)
+static tide__block *open_segment(tide_ctx *ctx, struct tide__cache *cache, int pool_no, size_t size)
 {
   if (tide__alloc_fails(ctx) || !is_available(ctx, cache, size)) return NULL;
   segment *s = tide__alloc(ctx, sizeof *s);

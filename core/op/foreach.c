@@ -157,8 +157,7 @@ static int foreach(tide_ctx *ctx, int op, int64_t n, tide_tensor *const *dsts,
   return rc;
 }
 
-int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
-                       tide_tensor *const *srcs)
+int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts, tide_tensor *const *srcs)
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   return foreach(ctx, TIDE_OP_FOREACH_COPY_, n, dsts, srcs);

@@ -108,8 +108,7 @@ int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *i
 
 int tide__grad_index_select(const tide__grad_call *g) { return add_to_zeros(g, tide_index_add); }
 
-int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
-                   tide_tensor *src)
+int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index, tide_tensor *src)
 {
   tide__call c;
   TIDE_TRY(index_start(&c, TIDE_OP_INDEX_ADD, out, 3, (tide_tensor *[]){x, index, src}, dim, 1));

@@ -62,9 +62,8 @@ static void want_gradient(tide__call *c, int i, const tide_tensor *x)
   tide__result(c, i, x ? x->dtype : 0, wanted ? x->ndim : -1, x ? x->shape : NULL);
 }
 
-int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
-                              tide_tensor *bias, tide_tensor *targets,
-                              const tide_cross_entropy_attrs *attrs)
+int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                              tide_tensor *targets, const tide_cross_entropy_attrs *attrs)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_CROSS_ENTROPY, out, 4,

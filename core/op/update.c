@@ -26,8 +26,7 @@ static int end_update(tide__call *c, tide__lists *j, int rc, int64_t n)
   return rc;
 }
 
-static int scalar_factor(tide__call *c, tide_tensor *t, const char *arg,
-                         bool f64_too)
+static int scalar_factor(tide__call *c, tide_tensor *t, const char *arg, bool f64_too)
 {
   if (!t) return TIDE_OK;
   TIDE_TRY(tide__check_operand(c, arg, 0, t));
@@ -69,8 +68,7 @@ static int check_state(tide__call *c, const char *list, int64_t n,
   return TIDE_OK;
 }
 
-static int check_params(tide__call *c, int64_t n, tide_tensor *const *p,
-                        tide_tensor *const *g)
+static int check_params(tide__call *c, int64_t n, tide_tensor *const *p, tide_tensor *const *g)
 {
   for (int64_t i = 0; i < n; i++) {
     TIDE_TRY(tide__check_float(p[i], TIDE__NAME(c), "p"));

@@ -86,8 +86,7 @@ static int reduce_scatter_v(tide__nccl_comm *s, const tide__coll *c)
     tide__slice share = tide__move_share(c, 0, c->size, q, s->nrank);
     if (share.n)
       rc = s->all->api.reduce(c->in + (size_t)share.at * c->size, c->out, (size_t)share.n,
-                              type_of(c->dtype), op_of(c->reduce, c->dtype), q, s->comm,
-                              s->stream);
+                              type_of(c->dtype), op_of(c->reduce, c->dtype), q, s->comm, s->stream);
   }
   return rc;
 }
