@@ -176,8 +176,7 @@ int tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, cha
   if (!tide__options(&o, sizeof o, opts))
     return tide__refuse_new("group_new", msg, n, TIDE_E_ARG, "opts.size is %u: call "
                             "tide_group_opts_init", opts->size);
-  int rc = group_check_opts(nrank, &o, msg, n);
-  if (rc < 0) return rc;
+  TIDE_TRY(group_check_opts(nrank, &o, msg, n));
   tide_group *g = calloc(1, sizeof *g);
   if (!g) return tide__refuse_new("group_new", msg, n, TIDE_E_NOMEM, "no memory for a group of %d",
                                   nrank);

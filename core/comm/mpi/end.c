@@ -58,14 +58,13 @@ static void end_announce(election *t, int what)
 static int end_begin(election *t, int what)
 {
   *t = (election){0};
-  int rc = tide__mpi_attach(&t->mpi);
-  if (rc) return rc;
+  TIDE_TRY(tide__mpi_attach(&t->mpi));
   t->rank = tide__mpi_rank(t->mpi);
   t->size = tide__mpi_size(t->mpi);
   t->tag = tide__mpi_max_tag(t->mpi);
   t->mine = what;
   t->peer = calloc((size_t)t->size, sizeof *t->peer);
-  rc = !t->peer ? TIDE_E_NOMEM : tide__mpi_dead(t->mpi) ? TIDE_E_STATE : TIDE_OK;
+  int rc = !t->peer ? TIDE_E_NOMEM : tide__mpi_dead(t->mpi) ? TIDE_E_STATE : TIDE_OK;
   for (int q = 0; q < t->size && !rc; q++) {
     t->peer[q].news = UNKNOWN;
     if (q != t->rank) receive(t, q);

@@ -321,15 +321,13 @@ int tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c)
 {
   char text[TIDE__COMM_TEXT];
   tide__call_ref calls[TIDE__MAX_RANK];
-  int rc = await_sends(s, c);
-  if (rc) return rc;
+  TIDE_TRY(await_sends(s, c));
   exchange_describe(s, c);
   post_all(s, s->out);
-  rc = await_packets(s, c);
-  if (rc) return rc;
+  TIDE_TRY(await_packets(s, c));
   for (int q = 0; q < s->nrank; q++)
     calls[q] = (tide__call_ref){&packet_of(s, q)->call, packet_of(s, q)->more};
-  rc = tide__agree(calls, s->nrank, s->name, text, sizeof text);
+  int rc = tide__agree(calls, s->nrank, s->name, text, sizeof text);
   clear_inboxes(s);
   return rc == TIDE_OK ? rc : tide__mpi_fail(s, c, rc, text);
 }

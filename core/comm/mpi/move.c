@@ -138,8 +138,7 @@ static int exchange_part(tide__mpi_comm *s, tide__coll *c, int64_t i)
       if (q != s->rank && p.nout > most) most = p.nout;
       if (q != s->rank && p.nin > most) most = p.nin;
     }
-    int rc = trade(s, c, now);
-    if (rc) return rc;
+    TIDE_TRY(trade(s, c, now));
     at += TIDE__MPI_PIECE;
   } while (at < most);
   return TIDE_OK;
@@ -192,8 +191,7 @@ static int move_reduce_scatter(tide__mpi_comm *s, tide__coll *c)
       int64_t left = all[q].n - at;
       now[q] = (tide__slice){all[q].at + at, left < 0 ? 0 : left < step ? left : step};
     }
-    int rc = reduce_round(s, c, c->in, now, c->dtype, &out);
-    if (rc) return rc;
+    TIDE_TRY(reduce_round(s, c, c->in, now, c->dtype, &out));
   }
   return TIDE_OK;
 }

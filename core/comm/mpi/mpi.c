@@ -21,8 +21,7 @@ static int mpi_split(tide__mpi_comm *s, tide__coll *c)
   split_request all[TIDE__MAX_RANK], own = {c->color, c->key, tide__mpi_next_id(s->mpi)};
   int color[TIDE__MAX_RANK], key[TIDE__MAX_RANK];
   int list[TIDE__MAX_RANK], member[TIDE__MAX_RANK], mine = 0, id = 0;
-  int rc = tide__mpi_swap(s, c, &own, all, sizeof own);
-  if (rc) return rc;
+  TIDE_TRY(tide__mpi_swap(s, c, &own, all, sizeof own));
   for (int q = 0; q < s->nrank; q++) {
     id = all[q].next_id > id ? all[q].next_id : id;
     color[q] = all[q].color;
@@ -49,8 +48,7 @@ static int mpi_split(tide__mpi_comm *s, tide__coll *c)
 
 static int usable(tide__mpi_comm *s, tide__coll *c)
 {
-  int rc = tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
-  if (rc) return rc;
+  TIDE_TRY(tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message));
   if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) {
     snprintf(c->message, sizeof c->message, "%s", s->pid != getpid()
              ? "this process is a fork of the one that started MPI"
@@ -172,9 +170,8 @@ static int first_call(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size,
   for (const char *p = tide_version(); *p; p++) c->hash = tide__hash_step(c->hash, (uint64_t)*p);
   snprintf(c->site, sizeof c->site, "tide_comm_mpi");
   s->crowd = true;
-  int rc = mpi_run(s, s->rank, c);
-  if (rc) return rc;
-  rc = tide__mpi_swap(s, c, &mine, all, sizeof mine);
+  TIDE_TRY(mpi_run(s, s->rank, c));
+  int rc = tide__mpi_swap(s, c, &mine, all, sizeof mine);
   if (rc == TIDE_OK) *host_size = count_host(s, &mine, all);
   return rc;
 }

@@ -140,8 +140,7 @@ static int exchange(tide__nccl_comm *s, tide__coll *c)
   if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
   if (st->move(s->all->device, s->aside, all, on_device + n, (size_t)s->nrank * n, false) < 0)
     return tide__nccl_device_failed(s, c);
-  rc = tide__nccl_wait(s, c, s->aside); /* the host reads them */
-  if (rc < 0) return rc;
+  TIDE_TRY(tide__nccl_wait(s, c, s->aside)); /* the host reads them */
   for (int q = 0; q < s->nrank; q++) {
     char *block = all + (size_t)q * n;
     calls[q] = (tide__call_ref){(tide__comm_call *)block, (int64_t *)(block + at)};
@@ -155,8 +154,7 @@ int tide__nccl_move(tide__nccl_comm *s, tide__coll *c)
   const tide__nccl *l = &s->all->api;
   const tide__streams *st = tide__nccl_streams(s);
   if (st->bind(s->all->device) < 0) return tide__nccl_device_failed(s, c);
-  int status = s->calls ? exchange(s, c) : TIDE_OK;
-  if (status < 0) return status;
+  if (s->calls) TIDE_TRY(exchange(s, c));
   if (st->behind(s->all->device, s->stream) < 0) return tide__nccl_device_failed(s, c);
   s->forked = c->captured;
   int rc = l->group_start();
@@ -166,8 +164,7 @@ int tide__nccl_move(tide__nccl_comm *s, tide__coll *c)
     if (tide__nccl_going(rc)) rc = end;
   }
   if (!tide__nccl_going(rc)) return tide__nccl_failed(s, c, rc);
-  status = tide__nccl_ready(s, c);
-  if (status < 0) return status;
+  TIDE_TRY(tide__nccl_ready(s, c));
   if (c->op == TIDE__BARRIER) return tide__nccl_wait(s, c, s->stream); /* until all have arrived */
   c->device = s->all->on;
   if (st->record_event(s->all->device, s->stream, &c->event) < 0)

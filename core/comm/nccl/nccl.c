@@ -211,8 +211,7 @@ static int nccl_agree(tide_comm *over, int status, char *msg, size_t n)
   tide_blob *blob;
   int64_t sizes[TIDE__MAX_RANK];
   char mine = status == TIDE_OK;
-  int rc = tide_comm_all_gather_bytes(&blob, over, &mine, 1, sizes);
-  if (rc < 0) return rc;
+  TIDE_TRY(tide_comm_all_gather_bytes(&blob, over, &mine, 1, sizes));
   const char *all = tide_blob_data(blob);
   for (int q = 0; q < over->nrank && status == TIDE_OK; q++) {
     if (all[q]) continue;
@@ -228,8 +227,7 @@ static int share_id(tide_comm *over, const tide__nccl *l, tide__nccl_id *id, cha
 {
   tide_blob *blob;
   int error = over->rank == 0 ? l->get_unique_id(id) : TIDE__NCCL_OK;
-  int rc = tide_comm_broadcast_bytes(&blob, over, id, error == TIDE__NCCL_OK ? sizeof *id : 0, 0);
-  if (rc < 0) return rc;
+  TIDE_TRY(tide_comm_broadcast_bytes(&blob, over, id, error == TIDE__NCCL_OK ? sizeof *id : 0, 0));
   bool whole = tide_blob_size(blob) == (int64_t)sizeof *id;
   if (whole) memcpy(id, tide_blob_data(blob), sizeof *id);
   else snprintf(msg, n, "NCCL on rank 0 gives no unique id: %s", l->error_string(error));
