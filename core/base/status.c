@@ -3,7 +3,6 @@
 #include "core/base/base.h"
 
 #include <stdarg.h>
-#include <stdlib.h>
 
 static const struct { int code; const char *name, *text; } table[] = {
 #define TIDE_STATUS(code, text) {TIDE_##code, #code, text},
@@ -87,14 +86,6 @@ int tide__relabel(tide_ctx *ctx, int rc, const char *op)
 {
   if (rc < 0 && rc != TIDE_E_NOMEM && rc != TIDE_E_INTERRUPT) ctx->error.op = op;
   return rc;
-}
-
-int tide__assert_failed(tide_ctx *ctx, const char *cond, const char *file, int line)
-{
-#ifdef TIDE_HARD_ASSERT
-  abort();
-#endif
-  return tide__fail(ctx, TIDE_E_INTERNAL, "internal", "%s:%d: %s does not hold", file, line, cond);
 }
 
 const tide_error_record *tide_error(tide_ctx *ctx)

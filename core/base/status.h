@@ -42,11 +42,4 @@ typedef struct tide__text {
 tide__text tide__text_in(char *buf, size_t n);
 void tide__add(tide__text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* An inconsistency inside the library: E_INTERNAL, or abort in a TIDE_HARD_ASSERT build. */
-#define TIDE_ASSERT(ctx, cond) \
-  do {                         \
-    if (!(cond)) return tide__assert_failed(ctx, #cond, __FILE__, __LINE__); \
-  } while (0)
-int tide__assert_failed(tide_ctx *ctx, const char *cond, const char *file, int line);
-
 #endif

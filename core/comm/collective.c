@@ -2,7 +2,7 @@
  * become pointers, counts and dtypes: a tide__coll that every transport runs without further
  * checks. A call that fails here has not reached the other ranks. */
 #include "core/comm/comm.h"
-#include "core/tensor/tensor.h"
+#include "core/op/op.h"
 
 enum { FEW = 16 };
 
@@ -10,7 +10,7 @@ enum { FEW = 16 };
  * such tensors go over the communicator that this one was made of. */
 static tide_comm *reach(tide_comm *comm, const tide_tensor *t)
 {
-  if (!comm->host || !t || t->ctx != comm->ctx) return comm;
+  if (!comm->host || !t) return comm;
   return comm->ctx->devices->device[t->storage->device].backend->host ? comm->host : comm;
 }
 
@@ -83,18 +83,6 @@ static bool overlap(const tide_tensor *a, const tide_tensor *b)
   const char *p = tide__tensor_ptr(a), *q = tide__tensor_ptr(b);
   if (a->storage != b->storage || !p || !q) return false;
   return p < q + tensor_bytes(b) && q < p + tensor_bytes(a) && tensor_bytes(a) && tensor_bytes(b);
-}
-
-/* Returns a contiguous tensor of the same values, owned and not recorded. */
-static int dense_input(tide_tensor **out, tide_comm *comm, int coll, tide_tensor *t)
-{
-  bool recording = t->ctx->recording;
-  t->ctx->recording = false;
-  int rc = tide_contiguous(out, t);
-  t->ctx->recording = recording;
-  if (rc < 0 && t->ctx != comm->ctx)
-    return tide__fail(comm->ctx, rc, tide_coll_name(coll), "%s", t->ctx->message);
-  return rc;
 }
 
 /* ---- collectives in place over a list -------------------------------------------------------- */
@@ -243,7 +231,7 @@ static int pair_begin(pair *p, const char *func, tide_work **work, tide_comm *co
 static int pair_run(pair *p, tide_tensor *in, int64_t at)
 {
   tide_comm *comm = p->comm;
-  if (in) TIDE_TRY(dense_input(&p->in, comm, p->c.op, in));
+  if (in) TIDE_TRY(tide__dense(&p->in, in, tide_coll_name(p->c.op)));
   int rc = TIDE_OK;
   if (p->in) p->c.in = tide__tensor_ptr(p->in);
   if (p->out) p->c.out = tide__tensor_ptr(p->out);
@@ -420,7 +408,7 @@ static int fill_send_recv(tide_comm *comm, tide__coll *c, tide_tensor *const *ou
     if (c->to >= 0) {
       tide_tensor *in;
       TIDE_TRY(check_reach(comm, c->op, ins[i], "ins"));
-      TIDE_TRY(dense_input(&in, comm, c->op, ins[i]));
+      TIDE_TRY(tide__dense(&in, ins[i], tide_coll_name(c->op)));
       held[(*nheld)++] = in;
       s->in = tide__tensor_ptr(in);
       s->nin = tide__tensor_numel(in);

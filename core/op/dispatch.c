@@ -269,7 +269,7 @@ static int dispatch_prepare(launch *l, tide__call *c, const tide__kernel *row)
     if (ops[c->op].flags & TIDE__OPF_BCAST) {
       int64_t stride[TIDE_MAX_DIM];
       const k_tensor *o = &l->out[0];
-      TIDE_ASSERT(c->ctx, tide__expand(k->ndim, k->shape, k->stride, o->ndim, o->shape, stride));
+      tide__expand(k->ndim, k->shape, k->stride, o->ndim, o->shape, stride); /* always fits */
       memcpy(k->stride, stride, sizeof stride);
       memcpy(k->shape, o->shape, sizeof k->shape);
       k->ndim = o->ndim;
@@ -402,6 +402,12 @@ int tide__dispatch(tide__call *c, tide_tensor **out, int nuser)
   return rc;
 }
 
+int tide__dispatch_one(tide__call *c, tide_tensor **out, int dtype, int ndim, const int64_t *shape)
+{
+  tide__result(c, 0, dtype, ndim, shape);
+  return tide__dispatch(c, out, 1);
+}
+
 int tide__dispatch_along(tide__call *c, tide_tensor **out, tide_tensor *x, int dim, int dtype)
 {
   tide__temps v = {0};
@@ -409,9 +415,8 @@ int tide__dispatch_along(tide__call *c, tide_tensor **out, tide_tensor *x, int d
   if (d < 0) return d;
   bool last = d == x->ndim - 1;
   tide_tensor *y = NULL, *moved = last ? x : TIDE__TEMP(&v, tide_transpose, x, d, -1);
-  if (moved) tide__result(c, 0, dtype, moved->ndim, moved->shape);
   c->in_[0] = moved;
-  TIDE__DO(&v, tide__dispatch(c, last ? out : &y, 1));
+  TIDE__DO(&v, tide__dispatch_one(c, last ? out : &y, dtype, moved->ndim, moved->shape));
   if (!last) TIDE__DO(&v, tide_transpose(out, y, d, -1));
   tide_tensor_release(y);
   return tide__temps_end(&v);

@@ -41,8 +41,7 @@ static int binary(tide_tensor **out, int op, tide_tensor *a, tide_tensor *b, int
   if (result == TO_FLOAT) dtype = float_of(dtype);
   c.in_[0] = TIDE__TEMP(&v, promoted, a, dtype);
   c.in_[1] = TIDE__TEMP(&v, promoted, b, dtype);
-  tide__result(&c, 0, result == TO_BOOL ? TIDE_BOOL : dtype, ndim, shape);
-  TIDE__DO(&v, tide__dispatch(&c, out, 1));
+  TIDE__DO(&v, tide__dispatch_one(&c, out, result == TO_BOOL ? TIDE_BOOL : dtype, ndim, shape));
   return tide__temps_end(&v);
 }
 
@@ -54,8 +53,7 @@ static int unary(tide_tensor **out, int op, tide_tensor *x, int result, const k_
   TIDE_TRY(promoted(&p, x, result == TO_FLOAT ? float_of(x->dtype) : x->dtype));
   c.in_[0] = p;
   if (attrs) c.attrs.scalar = *attrs;
-  tide__result(&c, 0, result == TO_BOOL ? TIDE_BOOL : p->dtype, x->ndim, x->shape);
-  int rc = tide__dispatch(&c, out, 1);
+  int rc = tide__dispatch_one(&c, out, result == TO_BOOL ? TIDE_BOOL : p->dtype, x->ndim, x->shape);
   tide_tensor_release(p);
   return rc;
 }
@@ -142,8 +140,7 @@ int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor
   int dtype = tide__dtype_promote(a->dtype, b->dtype);
   c.in_[1] = TIDE__TEMP(&v, promoted, a, dtype);
   c.in_[2] = TIDE__TEMP(&v, promoted, b, dtype);
-  tide__result(&c, 0, dtype, ndim, shape);
-  TIDE__DO(&v, tide__dispatch(&c, out, 1));
+  TIDE__DO(&v, tide__dispatch_one(&c, out, dtype, ndim, shape));
   return tide__temps_end(&v);
 }
 
@@ -154,16 +151,14 @@ int tide_cast(tide_tensor **out, tide_tensor *x, int dtype)
   if (!tide__dtype_valid(dtype))
     return TIDE__FAIL(&c, TIDE_E_DTYPE, "dtype %d does not exist", dtype);
   if (x->dtype == dtype) return tide_tensor_retain(*out = x);
-  tide__result(&c, 0, dtype, x->ndim, x->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, dtype, x->ndim, x->shape);
 }
 
 int tide_clone(tide_tensor **out, tide_tensor *x)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_CLONE, out, 1, &x, 0));
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, x->ndim, x->shape);
 }
 
 int tide_contiguous(tide_tensor **out, tide_tensor *x)

@@ -143,8 +143,7 @@ static int foreach(tide_ctx *ctx, int op, int64_t n, tide_tensor *const *dsts,
                    tide_tensor *const *srcs)
 {
   tide__call c;
-  tide__lists j;
-  TIDE_TRY(tide__lists_begin(ctx, &c, op, n, n, 2 * n, &j));
+  TIDE_TRY(tide__lists_begin(ctx, &c, op, n, n, 2 * n));
   const tide__storage **written = (const tide__storage **)(c.out + n);
   c.nout = (int)n;
   int rc = tide__list_take(&c, c.out, "dsts", n, dsts, false);
@@ -153,7 +152,7 @@ static int foreach(tide_ctx *ctx, int op, int64_t n, tide_tensor *const *dsts,
   for (int i = 0; i < n && rc == TIDE_OK; i++) rc = check_pair(&c, i);
   if (rc == TIDE_OK) rc = check_sources(&c, written);
   if (rc == TIDE_OK) rc = launch_all(&c);
-  tide__lists_end(&c, &j);
+  tide__lists_end(&c);
   return rc;
 }
 

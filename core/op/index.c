@@ -31,8 +31,7 @@ int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
   tide__call c;
   TIDE_TRY(index_start(&c, TIDE_OP_GATHER, out, 2, (tide_tensor *[]){x, index}, dim, 1));
   TIDE_TRY(check_like(&c, x, index, c.attrs.dim.dim));
-  tide__result(&c, 0, x->dtype, index->ndim, index->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, index->ndim, index->shape);
 }
 
 /* The adjoint of picking elements of x adds to zeros. */
@@ -102,8 +101,7 @@ int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *i
     return TIDE__FAIL(&c, TIDE_E_SHAPE, "index: expected 1 dim, got %s", TIDE__SHAPE_OF(index));
   memcpy(shape, x->shape, sizeof shape);
   shape[c.attrs.dim.dim] = index->shape[0];
-  tide__result(&c, 0, x->dtype, x->ndim, shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, x->ndim, shape);
 }
 
 int tide__grad_index_select(const tide__grad_call *g) { return add_to_zeros(g, tide_index_add); }
@@ -140,8 +138,7 @@ int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids)
                       "and %s", TIDE_MAX_DIM - 1, TIDE__SHAPE_OF(weight), TIDE__SHAPE_OF(ids));
   memcpy(shape, ids->shape, sizeof shape);
   shape[ids->ndim] = weight->shape[1];
-  tide__result(&c, 0, weight->dtype, ids->ndim + 1, shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, weight->dtype, ids->ndim + 1, shape);
 }
 
 int tide__grad_embedding(const tide__grad_call *g)
@@ -162,6 +159,5 @@ int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype)
                       ids->ndim, dtype);
   memcpy(shape, ids->shape, sizeof shape);
   shape[ids->ndim] = nclass;
-  tide__result(&c, 0, dtype, ids->ndim + 1, shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, dtype, ids->ndim + 1, shape);
 }

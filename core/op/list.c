@@ -2,8 +2,7 @@
  * are joined in one array, inputs first, so dispatch sees a call like any other. */
 #include "core/op/op.h"
 
-int tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
-                      tide__lists *j)
+int tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout)
 {
   memset(c, 0, sizeof *c);
   c->ctx = ctx;
@@ -12,17 +11,17 @@ int tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t n
   tide__tensor_drain(ctx);
   if (n < 0 || n > 1 << 24)
     return TIDE__FAIL(c, TIDE_E_ARG, "n: expected 0 to 2^24, got %lld", (long long)n);
-  j->bytes = (size_t)(nin + nout + 1) * sizeof *j->all;
-  j->all = tide__alloc(ctx, j->bytes);
-  if (!j->all) return TIDE__FAIL(c, TIDE_E_NOMEM, "no host memory");
-  c->in = j->all;
-  c->out = j->all + nin;
+  c->nlist = (size_t)(nin + nout + 1) * sizeof *c->lists;
+  c->lists = tide__alloc(ctx, c->nlist);
+  if (!c->lists) return TIDE__FAIL(c, TIDE_E_NOMEM, "no host memory");
+  c->in = c->lists;
+  c->out = c->lists + nin;
   c->nin = (int)nin;
   c->nout = (int)nout;
   return TIDE_OK;
 }
 
-void tide__lists_end(tide__call *c, tide__lists *j) { tide__free(c->ctx, j->all, j->bytes); }
+void tide__lists_end(tide__call *c) { tide__free(c->ctx, c->lists, c->nlist); }
 
 int tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
                     tide_tensor *const *xs, bool optional)

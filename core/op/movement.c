@@ -254,8 +254,7 @@ int tide_cat(tide_tensor **out, tide_tensor *const *xs, int64_t n, int dim)
   TIDE_TRY(begin_list(&c, TIDE_OP_CAT, xs, n));
   TIDE_TRY(cat_shape(&c, xs, n, &dim, shape));
   c.attrs.dim.dim = dim;
-  tide__result(&c, 0, xs[0]->dtype, xs[0]->ndim, shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, xs[0]->dtype, xs[0]->ndim, shape);
 }
 
 int tide__grad_cat(const tide__grad_call *g)
@@ -290,8 +289,7 @@ int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
     c.attrs.pad.before[d] = before[d];
   }
   c.attrs.pad.value = value;
-  tide__result(&c, 0, x->dtype, ndim, shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, ndim, shape);
 }
 
 /* The adjoint of padding is cropping, that of cropping is padding with zeros. */
@@ -314,8 +312,7 @@ int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift)
   if (d < 0) return d;
   c.attrs.roll.dim = d;
   c.attrs.roll.shift = x->shape[d] ? shift % x->shape[d] : 0;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, x->ndim, x->shape);
 }
 
 int tide__grad_roll(const tide__grad_call *g)

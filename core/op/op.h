@@ -69,6 +69,8 @@ typedef struct tide__call {
   tide__attrs tape;             /* attributes for the derivative, if they differ from attrs */
   bool tape_differs;
   tide_tensor **tape_in;        /* null, or the inputs for the tape where the kernel sees views */
+  tide_tensor **lists;          /* the caller's lists, joined: nlist bytes, behind in and out */
+  size_t nlist;
   tide_tensor *in_[TIDE__MAX_IN], *out_[TIDE__MAX_OUT];
   tide__meta make_[TIDE__MAX_OUT];
 } tide__call;
@@ -112,6 +114,8 @@ void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shap
 /* Allocates the results, runs the kernel, records, and returns the first nuser results in out[0..];
  * the others (statistics for the derivative) live only as long as the tape keeps them. */
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser);
+/* tide__dispatch of a call with one result. */
+int tide__dispatch_one(tide__call *c, tide_tensor **out, int dtype, int ndim, const int64_t *shape);
 /* Runs the kernel on c's operands. Allocates no results and records nothing. */
 int tide__launch(tide__call *c);
 /* tide__launch, with the reference beside it if parameter check is set. Ops use this one. */
@@ -119,16 +123,10 @@ int tide__launch_checked(tide__call *c);
 /* Records op on c's inputs as the history of *out (a fresh view), if recording needs it. */
 int tide__record(tide__call *c);
 
-/* Operands of a call over lists of tensors: the lists of the caller, joined. */
-typedef struct tide__lists {
-  tide_tensor **all;
-  size_t bytes;
-} tide__lists;
-/* Starts a call of n tensors per list with space for nin inputs and nout targets; end frees the
- * space. Call end only if begin succeeded. */
-int  tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout,
-                       tide__lists *j);
-void tide__lists_end(tide__call *c, tide__lists *j);
+/* Starts a call over lists of tensors: n per list, with space for nin inputs and nout targets,
+ * which end frees. Call end only if begin succeeded. */
+int  tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout);
+void tide__lists_end(tide__call *c);
 /* Copies the n of xs into dst and checks each; errors name list[i]. optional: xs or one of them may
  * be null. */
 int  tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
@@ -168,6 +166,8 @@ int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
 
 /* ---- checks and helpers ---------------------------------------------------------------------- */
 
+/* Returns t itself, or a contiguous copy, without history; owned. */
+int tide__dense(tide_tensor **out, tide_tensor *t, const char *op);
 /* Returns rc, the status of filling a fresh *out; a failure releases *out and sets it to null. */
 int tide__created(tide_tensor **out, int rc);
 bool tide__wants_grad(const tide__call *c);

@@ -153,8 +153,7 @@ static int dropout(tide_tensor **out, tide_tensor *x, tide_tensor *place, const 
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_DROPOUT, out, 2, (tide_tensor *[]){x, place}, 1u << 1));
   c.attrs.random = *k;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, x->ndim, x->shape);
 }
 
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p)

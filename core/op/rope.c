@@ -25,8 +25,7 @@ int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_te
   TIDE_TRY(tide__begin(&c, TIDE_OP_ROPE, out, 3, (tide_tensor *[]){x, positions, inv_freq}, 0));
   TIDE_TRY(check_rope(&c, x, positions, inv_freq));
   c.attrs.rope = (k_rope_attrs){interleaved, inverse};
-  tide__result(&c, 0, x->dtype, 4, x->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, x->dtype, 4, x->shape);
 }
 
 int tide__grad_rope(const tide__grad_call *g)

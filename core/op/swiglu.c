@@ -7,8 +7,7 @@ int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
   TIDE_TRY(tide__begin(&c, TIDE_OP_SWIGLU, out, 2, (tide_tensor *[]){gate, up}, 0));
   TIDE_TRY(tide__check_float(gate, "swiglu", "gate"));
   TIDE_TRY(tide__check_alike(&c, gate, "gate", up, "up"));
-  tide__result(&c, 0, gate->dtype, gate->ndim, gate->shape);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, gate->dtype, gate->ndim, gate->shape);
 }
 
 int tide__grad_swiglu(const tide__grad_call *g)

@@ -67,8 +67,7 @@ int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int
   return tide__created(out, upload(*out, data, nbytes));
 }
 
-/* Returns a contiguous copy without history, or a second handle. */
-static int dense(tide_tensor **out, tide_tensor *t, const char *op)
+int tide__dense(tide_tensor **out, tide_tensor *t, const char *op)
 {
   bool recording = t->ctx->recording;
   *out = NULL;
@@ -88,7 +87,7 @@ int tide_to_bytes(tide_tensor *t, void *data, size_t nbytes)
   if ((int64_t)nbytes != byte_size(t))
     return tide__fail(t->ctx, TIDE_E_ARG, "to_bytes", "nbytes: the tensor has %lld, the buffer %zu",
                       (long long)byte_size(t), nbytes);
-  TIDE_TRY(dense(&d, t, "to_bytes"));
+  TIDE_TRY(tide__dense(&d, t, "to_bytes"));
   int rc = download(d, data, nbytes, "to_bytes");
   tide_tensor_release(d);
   return rc;
@@ -113,7 +112,7 @@ static int to_doubles(tide_tensor *t, double *data, int64_t n, const char *op)
   t->ctx->recording = false;
   int rc = tide_cast(&wide, t, TIDE_F64);
   t->ctx->recording = recording;
-  if (rc == TIDE_OK) rc = dense(&d, wide, op);
+  if (rc == TIDE_OK) rc = tide__dense(&d, wide, op);
   if (rc == TIDE_OK) rc = download(d, data, (size_t)n * sizeof *data, op);
   if (rc == TIDE_OK) plain_nans(data, n);
   tide_tensor_release(wide);
@@ -147,7 +146,7 @@ int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
   if (!tide__device_get(t->ctx, device, "to_device")) return TIDE_E_DEVICE;
   if (t->storage->device == device) return tide_tensor_retain(*out = t);
   TIDE_TRY(wait_for_copy(t, "to_device"));
-  TIDE_TRY(dense(&d, t, "to_device"));
+  TIDE_TRY(tide__dense(&d, t, "to_device"));
   int rc = tide__tensor_new(out, t->ctx, device, t->dtype, t->ndim, t->shape, "to_device");
   tide__device *from = &t->ctx->devices->device[t->storage->device];
   if (rc == TIDE_OK && !from->backend->has_bytes && device != TIDE_DEV_NULL)
@@ -176,7 +175,7 @@ int tide_pin_memory(tide_tensor **out, tide_tensor *t)
   if (t->storage->device != TIDE_DEV_CPU)
     return tide__fail(t->ctx, TIDE_E_DEVICE, "pin_memory", "expected a tensor on 'cpu', got one on "
                       "'%s'", tide_device_name(t->storage->device));
-  TIDE_TRY(dense(&d, t, "pin_memory"));
+  TIDE_TRY(tide__dense(&d, t, "pin_memory"));
   int rc = tide__tensor_new_pinned(out, t->ctx, t->dtype, t->ndim, t->shape, "pin_memory");
   if (rc == TIDE_OK) memcpy(tide__tensor_ptr(*out), tide__tensor_ptr(d), (size_t)byte_size(d));
   tide_tensor_release(d);
@@ -214,7 +213,7 @@ int tide_to_device_async(tide_tensor **out, tide_tensor *t, int device)
   if (down && device != TIDE_DEV_CPU)
     return tide__fail(t->ctx, TIDE_E_DEVICE, op, "expected 'cpu' as the device to copy to, got "
                       "'%s'", tide_device_name(device));
-  TIDE_TRY(dense(&d, t, op));
+  TIDE_TRY(tide__dense(&d, t, op));
   int rc = up && !d->storage->pinned
     ? tide__fail(t->ctx, TIDE_E_ARG, op, "the tensor is not contiguous, and its contiguous copy is "
                  "not pinned; use contiguous() and pin_memory() first")

@@ -15,14 +15,14 @@ static int take_list(tide__call *c, tide_tensor **dst, const char *list, int64_t
   return like ? tide__list_shapes(c, list, n, dst, "parameter", like) : TIDE_OK;
 }
 
-static int end_update(tide__call *c, tide__lists *j, int rc, int64_t n)
+static int end_update(tide__call *c, int rc, int64_t n)
 {
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) rc = tide__check_idle(c->out[i], TIDE__NAME(c));
   if (rc == TIDE_OK && n > 0) rc = tide__launch_checked(c);
   for (int i = 0; rc == TIDE_OK && i < c->nout; i++)
     if (c->out[i]) c->out[i]->storage->version++;
-  tide__lists_end(c, j);
+  tide__lists_end(c);
   return rc;
 }
 
@@ -111,8 +111,7 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(TENSOR, g_scale), TIDE_MAYBE(TENSOR, rates),
             TIDE_MAYBE(TENSOR, found_inf));
   tide__call c;
-  tide__lists j;
-  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n, &j));
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n));
   tide_tensor **o = c.out;
   int rc = read_adamw(&c, attrs, n);
   if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
@@ -124,7 +123,7 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
   for (int k = 1; k < 4 && rc == TIDE_OK; k++)
     rc = check_state(&c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
   if (rc == TIDE_OK) rc = controls(&c, n, g_scale, rates, found_inf);
-  return end_update(&c, &j, rc, n);
+  return end_update(&c, rc, n);
 }
 
 void tide_sgd_attrs_init(tide_sgd_attrs *a)
@@ -157,8 +156,7 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(TENSOR, g_scale), TIDE_MAYBE(TENSOR, rates),
             TIDE_MAYBE(TENSOR, found_inf));
   tide__call c;
-  tide__lists j;
-  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n, &j));
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SGD_, n, n + NCONTROL, 3 * n));
   tide_tensor **o = c.out;
   int rc = read_sgd(&c, attrs, n);
   bool plain = rc == TIDE_OK && attrs->momentum == 0;
@@ -170,7 +168,7 @@ int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *cons
   if (rc == TIDE_OK) rc = check_state(&c, "buf", n, p, o + n);
   if (rc == TIDE_OK) rc = check_state(&c, "master", n, p, o + 2 * n);
   if (rc == TIDE_OK) rc = controls(&c, n, g_scale, rates, found_inf);
-  return end_update(&c, &j, rc, n);
+  return end_update(&c, rc, n);
 }
 
 /* Returns f64 where a tensor of the list is f64, else f32. */
@@ -186,8 +184,7 @@ int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *x
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__call c;
-  tide__lists j;
-  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_NORM, n, n, 1, &j));
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_NORM, n, n, 1));
   int rc = TIDE_OK;
   if (p != 1 && p != 2 && !(isinf(p) && p > 0))
     rc = tide__fail(ctx, TIDE_E_ARG, "norm", "p: expected 1, 2 or infinity, got %g", p);
@@ -198,7 +195,7 @@ int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *x
   else if (rc == TIDE_OK) rc = tide__tensor_new(&c.out[0], ctx, c.device, dtype, 0, NULL, "norm");
   tide_tensor *y = c.out[0];
   c.attrs.norm_all = (k_norm_all_attrs){p, n, squared};
-  rc = end_update(&c, &j, rc, n);
+  rc = end_update(&c, rc, n);
   if (rc < 0) tide_tensor_release(y);
   else *out = y;
   return rc;
@@ -212,21 +209,19 @@ int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm)
   if (!(max_norm > 0))
     return TIDE__FAIL(&c, TIDE_E_ARG, "max_norm: expected a number > 0, got %g", max_norm);
   c.attrs.norm_all = (k_norm_all_attrs){max_norm, 1, 0};
-  tide__result(&c, 0, norm->dtype, 0, NULL);
-  return tide__dispatch(&c, out, 1);
+  return tide__dispatch_one(&c, out, norm->dtype, 0, NULL);
 }
 
 int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor)
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_OBJECT(TENSOR, factor));
   tide__call c;
-  tide__lists j;
-  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SCALE_ALL_, n, 1, n, &j));
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_SCALE_ALL_, n, 1, n));
   int rc = take_list(&c, c.out, "xs", n, xs, NULL, false);
   for (int64_t i = 0; i < n && rc == TIDE_OK; i++)
     rc = tide__check_float(xs[i], "scale_all_", "xs");
   if (rc == TIDE_OK) rc = take_list(&c, c.in, "factor", 1, &factor, NULL, false);
   if (rc == TIDE_OK) rc = scalar_factor(&c, factor, "factor", true);
   c.attrs.norm_all = (k_norm_all_attrs){0, n, 0};
-  return end_update(&c, &j, rc, n);
+  return end_update(&c, rc, n);
 }
