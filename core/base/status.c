@@ -2,6 +2,7 @@
 #include "core/base/status.h"
 #include "core/base/base.h"
 
+#include <errno.h>
 #include <stdarg.h>
 
 static const struct { int code; const char *name, *text; } table[] = {
@@ -69,6 +70,13 @@ void tide__add(tide__text *t, const char *fmt, ...)
   va_end(args);
   t->at += k < 0 ? 0 : (size_t)k;
   if (t->at >= t->n) t->at = t->n - 1;
+}
+
+int tide__io_fail(tide_ctx *ctx, const char *op, const char *verb, const char *path)
+{
+  char text[128];
+  const char *reason = strerror_r(errno, text, sizeof text);
+  return tide__fail(ctx, TIDE_E_IO, op, "cannot %s '%s': %s", verb, path, reason);
 }
 
 int tide__refuse_new(const char *op, char *msg, size_t n, int status, const char *fmt, ...)

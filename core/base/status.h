@@ -19,6 +19,8 @@
 int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Records E_IO with "cannot <verb> 'path': <reason>", the reason from errno. */
+int tide__io_fail(tide_ctx *ctx, const char *op, const char *verb, const char *path);
 /* Records, in the thread's record and in msg (n bytes; may be null), why no object could be made.
  * Returns status. */
 int tide__refuse_new(const char *op, char *msg, size_t n, int status, const char *fmt, ...)

@@ -69,13 +69,6 @@ int tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0,
   return TIDE_OK;
 }
 
-static int dump_failed(tide_ctx *ctx, const char *path)
-{
-  char text[128];
-  const char *reason = strerror_r(errno, text, sizeof text);
-  return tide__fail(ctx, TIDE_E_IO, "trace_dump", "cannot write '%s': %s", path, reason);
-}
-
 /* Writes seconds as microseconds, by integers: a host's locale may write a comma in %f. */
 static void put_micros(FILE *f, const char *key, double seconds)
 {
@@ -89,7 +82,7 @@ int tide_trace_dump(tide_ctx *ctx, const char *path)
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (!path) return tide__fail(ctx, TIDE_E_ARG, "trace_dump", "path is null");
   FILE *f = fopen(path, "w");
-  if (!f) return dump_failed(ctx, path);
+  if (!f) return tide__io_fail(ctx, "trace_dump", "write", path);
   fputs("{\"traceEvents\":[", f);
   int64_t count = ctx->trace ? ctx->trace->count : 0, size = ctx->trace ? ctx->trace->size : 1;
   const char *comma = "";
@@ -106,7 +99,7 @@ int tide_trace_dump(tide_ctx *ctx, const char *path)
   int reason = errno;
   if (fclose(f) == 0 && !bad) return TIDE_OK;
   if (bad) errno = reason;
-  return dump_failed(ctx, path);
+  return tide__io_fail(ctx, "trace_dump", "write", path);
 }
 
 void tide__trace_close(tide_ctx *ctx)

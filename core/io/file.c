@@ -9,13 +9,6 @@
 
 enum { MOST = 1 << 30 }; /* of one read or write call; the system's own limit is a little higher */
 
-int tide__io_fail(tide_ctx *ctx, const char *op, const char *verb, const char *path)
-{
-  char text[128];
-  const char *reason = strerror_r(errno, text, sizeof text);
-  return tide__fail(ctx, TIDE_E_IO, op, "cannot %s '%s': %s", verb, path, reason);
-}
-
 /* ---- reading -------------------------------------------------------------------------------- */
 
 /* O_NONBLOCK: opening a pipe without a writer must not block. */

@@ -23,9 +23,6 @@ int tide__blob_new(tide_blob **out, tide_ctx *ctx, int64_t size, const char *op)
  * regular files only and never maps them, so a file truncated meanwhile is an error and not a
  * signal. */
 
-/* Records E_IO with "cannot <verb> 'path': <reason>", the reason from errno. */
-int tide__io_fail(tide_ctx *ctx, const char *op, const char *verb, const char *path);
-
 /* Opens a regular file. fd is -1 on failure. */
 int tide__fd_open(int *fd, int64_t *size, tide_ctx *ctx, const char *path, const char *op);
 /* Reads exactly n bytes from offset; E_IO if the file has become shorter. */

@@ -23,44 +23,35 @@ static int host_ints(tide_tensor **held, tide_tensor *x, const char *op, const c
   return tide__relabel(x->ctx, tide__temps_end(&v), op);
 }
 
-/* A new host tensor of indices that may be i64 or i32. */
-typedef struct sink {
-  tide_tensor *t;
-  int64_t *wide;
-  int32_t *narrow;
-} sink;
-
-/* largest: the greatest value that will be written. */
-static int open_sink(sink *s, tide_ctx *ctx, int64_t n, int64_t largest, int dtype, const char *op)
+/* Makes a host tensor of n i64, for indices that end up as dtype. largest: the greatest value that
+ * will be written. */
+static int open_index(tide_tensor **made, tide_ctx *ctx, int64_t n, int64_t largest, int dtype,
+                      const char *op)
 {
-  memset(s, 0, sizeof *s);
   if (dtype != TIDE_I64 && dtype != TIDE_I32)
     return tide__fail(ctx, TIDE_E_DTYPE, op, "dtype: expected i64 or i32, got %s",
                       tide_dtype_name(dtype));
   if (dtype == TIDE_I32 && largest > INT32_MAX)
     return tide__fail(ctx, TIDE_E_ARG, op, "dtype: i32 cannot hold index %lld; ask for i64",
                       (long long)largest);
-  TIDE_TRY(tide_empty(&s->t, ctx, TIDE_DEV_CPU, dtype, 1, &n));
-  if (dtype == TIDE_I64) s->wide = tide_tensor_data(s->t);
-  else s->narrow = tide_tensor_data(s->t);
-  return TIDE_OK;
+  return tide_empty(made, ctx, TIDE_DEV_CPU, TIDE_I64, 1, &n);
 }
 
 /* Writes values first, first + 1, ... at indices at, at + 1, ... */
-static inline void put_run(const sink *s, int64_t at, int64_t first, int64_t n)
+static inline void put_run(int64_t *to, int64_t at, int64_t first, int64_t n)
 {
-  if (s->wide)
-    for (int64_t i = 0; i < n; i++) s->wide[at + i] = first + i;
-  else
-    for (int64_t i = 0; i < n; i++) s->narrow[at + i] = (int32_t)(first + i);
+  for (int64_t i = 0; i < n; i++) to[at + i] = first + i;
 }
 
-/* Moves the result to the device of `like` and releases the host tensor. */
-static int cp_map_finish(tide_tensor **out, tide_tensor *made, const tide_tensor *like, int rc)
+/* Moves the result, as dtype, to the device of `like` and releases the host tensor. */
+static int cp_map_finish(tide_tensor **out, tide_tensor *made, const tide_tensor *like, int dtype,
+                         int rc)
 {
-  if (rc == TIDE_OK) rc = tide_to_device(out, made, like->storage->device);
+  tide__temps v = {.rc = rc};
+  tide_tensor *t = TIDE__TEMP(&v, tide_cast, made, dtype);
+  TIDE__DO(&v, tide_to_device(out, t, like->storage->device));
   tide_tensor_release(made);
-  return rc;
+  return tide__temps_end(&v);
 }
 
 /* Checks that cu starts at 0 and never decreases, and that every length is a multiple of `unit`. */
@@ -93,15 +84,15 @@ static int cp_map_check_list(const tide_tensor *t, const char *op, const char *a
 
 /* Writes the runs of one rank, from index `at` on. A document is 2 * size chunks; the rank has
  * number `rank` from its head and from its tail. inverse: index by position, not the reverse. */
-static void zigzag_rank(const sink *s, const int64_t *c, int64_t n, int64_t size, int64_t rank,
+static void zigzag_rank(int64_t *to, const int64_t *c, int64_t n, int64_t size, int64_t rank,
                         int64_t at, bool inverse)
 {
   for (int64_t d = 0; d + 1 < n; d++) {
     int64_t chunk = (c[d + 1] - c[d]) / (2 * size);
     for (int half = 0; half < 2; half++, at += chunk) {
       int64_t start = c[d] + chunk * (half ? 2 * size - 1 - rank : rank);
-      if (inverse) put_run(s, start, at, chunk);
-      else put_run(s, at, start, chunk);
+      if (inverse) put_run(to, start, at, chunk);
+      else put_run(to, at, start, chunk);
     }
   }
 }
@@ -117,8 +108,7 @@ static int check_ranks(const tide_tensor *cu, int64_t size, int64_t rank, const 
 static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype,
                   bool inverse, const char *op)
 {
-  tide_tensor *held = NULL;
-  sink s = {0};
+  tide_tensor *held = NULL, *made = NULL;
   *out = NULL;
   TIDE_TRY(cp_map_check_list(cu, op, "cu"));
   TIDE_TRY(check_ranks(cu, size, rank, op));
@@ -127,13 +117,13 @@ static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank
   int64_t n = cu->shape[0], total = c[n - 1];
   int rc = check_cu(cu, c, n, 2 * size, op, "cu");
   if (rc == TIDE_OK)
-    rc = open_sink(&s, cu->ctx, rank < 0 ? total : total / size, total - 1, dtype, op);
-  if (rc == TIDE_OK && rank >= 0) zigzag_rank(&s, c, n, size, rank, 0, inverse);
-  if (rc == TIDE_OK && rank < 0)
-    for (int64_t r = 0; r < size; r++)
-      zigzag_rank(&s, c, n, size, r, r * (total / size), inverse);
+    rc = open_index(&made, cu->ctx, rank < 0 ? total : total / size, total - 1, dtype, op);
+  int64_t *to = rc == TIDE_OK ? tide_tensor_data(made) : NULL;
+  if (to && rank >= 0) zigzag_rank(to, c, n, size, rank, 0, inverse);
+  for (int64_t r = 0; to && rank < 0 && r < size; r++)
+    zigzag_rank(to, c, n, size, r, r * (total / size), inverse);
   tide_tensor_release(held);
-  return cp_map_finish(out, s.t, cu, rc);
+  return cp_map_finish(out, made, cu, dtype, rc);
 }
 
 int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype)
@@ -171,8 +161,7 @@ static int measure_runs(tide_ctx *ctx, const int64_t *r, int64_t n, int64_t *tot
 int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, runs));
-  tide_tensor *held = NULL;
-  sink s = {0};
+  tide_tensor *held = NULL, *made = NULL;
   int64_t total = 0, largest = 0;
   if (runs->ndim != 2 || runs->shape[1] != 2)
     return tide__fail(runs->ctx, TIDE_E_SHAPE, "run_index", "runs: expected [n, 2] of (start, "
@@ -181,11 +170,11 @@ int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype)
   const int64_t *r = tide_tensor_data(held);
   int64_t n = runs->shape[0], at = 0;
   int rc = measure_runs(runs->ctx, r, n, &total, &largest);
-  if (rc == TIDE_OK) rc = open_sink(&s, runs->ctx, total, largest, dtype, "run_index");
-  for (int64_t i = 0; rc == TIDE_OK && i < n; at += r[2 * i + 1], i++)
-    put_run(&s, at, r[2 * i], r[2 * i + 1]);
+  if (rc == TIDE_OK) rc = open_index(&made, runs->ctx, total, largest, dtype, "run_index");
+  int64_t *to = rc == TIDE_OK ? tide_tensor_data(made) : NULL;
+  for (int64_t i = 0; to && i < n; at += r[2 * i + 1], i++) put_run(to, at, r[2 * i], r[2 * i + 1]);
   tide_tensor_release(held);
-  return cp_map_finish(out, s.t, runs, rc);
+  return cp_map_finish(out, made, runs, dtype, rc);
 }
 
 /* Sets at[value] to the index of each value. */
@@ -207,7 +196,7 @@ static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *at)
 int tide_inverse_index(tide_tensor **out, tide_tensor *index)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, index));
-  tide_tensor *held = NULL, *made = NULL, *fit = NULL;
+  tide_tensor *held = NULL, *made = NULL;
   if (index->ndim != 1)
     return tide__fail(index->ctx, TIDE_E_SHAPE, "inverse_index", "index: expected 1 dim, got %s",
                       TIDE__SHAPE_OF(index));
@@ -215,10 +204,8 @@ int tide_inverse_index(tide_tensor **out, tide_tensor *index)
   int64_t n = index->shape[0];
   int rc = tide_empty(&made, index->ctx, TIDE_DEV_CPU, TIDE_I64, 1, &n);
   if (rc == TIDE_OK) rc = invert(index, tide_tensor_data(held), n, tide_tensor_data(made));
-  if (rc == TIDE_OK) rc = tide_cast(&fit, made, index->dtype);
   tide_tensor_release(held);
-  tide_tensor_release(made);
-  return cp_map_finish(out, fit, index, rc);
+  return cp_map_finish(out, made, index, index->dtype, rc);
 }
 
 /* ---- the tokens of a packed stream ----------------------------------------------------------- */
@@ -283,7 +270,7 @@ static int pairs(tide_tensor **out, tide_tensor *cu, tide_tensor *slot, tide_ten
   if (rc == TIDE_OK)
     rc = fill_slots(cu, tide_tensor_data(slot), tide_tensor_data(real), slot->shape[0], ntoken,
                     tide_tensor_data(made));
-  return cp_map_finish(out, made, cu, rc);
+  return cp_map_finish(out, made, cu, TIDE_I32, rc);
 }
 
 static int64_t last_of(tide_tensor *held)
@@ -339,5 +326,5 @@ int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken)
   for (int64_t i = 0; p && i + 1 < n; i++)
     for (int64_t t = c[i]; t < c[i + 1]; t++) p[t] = (int32_t)i;
   tide_tensor_release(held);
-  return cp_map_finish(out, made, cu, rc);
+  return cp_map_finish(out, made, cu, TIDE_I32, rc);
 }
