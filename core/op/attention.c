@@ -123,27 +123,22 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
 int tide__grad_attention(const tide__grad_call *g)
 {
   tide__call c;
-  tide_tensor *dout = g->gout[0], *zero = NULL, *dy[4] = {NULL};
-  if (!dout) {
-    tide_tensor *o = g->out[0];
-    TIDE_TRY(tide_full(&zero, g->ctx, g->meta[0].device, o->dtype, o->ndim, o->shape, 0));
-    dout = zero;
-  }
-  int rc = tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
-                       (tide_tensor *[]){dout, g->in[0], g->in[1], g->in[2], g->out[0], g->out[1],
-                                         g->in[3], g->in[4], g->in[5], g->gout[1]},
-                       1u << 6 | 1u << 7 | 1u << 8 | 1u << 9);
-  if (rc == TIDE_OK) {
-    c.attrs = *g->attrs;
-    for (int i = 0; i < 3; i++) tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
+  tide__temps v = {0};
+  tide_tensor *dout = g->gout[0], *o = g->out[0], *dy[4] = {NULL};
+  if (!dout)
+    dout = TIDE__TEMP(&v, tide_full, g->ctx, g->meta[0].device, o->dtype, o->ndim, o->shape, 0);
+  TIDE__DO(&v, tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
+                           (tide_tensor *[]){dout, g->in[0], g->in[1], g->in[2], o, g->out[1],
+                                             g->in[3], g->in[4], g->in[5], g->gout[1]},
+                           1u << 6 | 1u << 7 | 1u << 8 | 1u << 9));
+  c.attrs = *g->attrs;
+  for (int i = 0; v.rc == TIDE_OK && i < 3; i++)
+    tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
+  if (v.rc == TIDE_OK)
     tide__result(&c, 3, g->out[1]->dtype, g->need[3] ? 4 : -1, g->meta[3].shape);
-    rc = tide__dispatch(&c, dy, 4);
-  }
-  tide_tensor_release(zero);
-  TIDE_TRY(rc);
+  TIDE__DO(&v, tide__dispatch(&c, dy, 4));
   for (int i = 0; i < 3; i++) g->gin[i] = dy[i];
-  if (!dy[3]) return TIDE_OK;
-  rc = tide_cast(&g->gin[3], dy[3], g->meta[3].dtype);
+  if (dy[3]) TIDE__DO(&v, tide_cast(&g->gin[3], dy[3], g->meta[3].dtype));
   tide_tensor_release(dy[3]);
-  return rc;
+  return tide__temps_end(&v);
 }

@@ -27,26 +27,22 @@ static int check_compare(tide__call *c, int i, tide_tensor *got, tide_tensor *wa
 {
   int64_t n = tide__tensor_numel(got);
   double scale = 0;
-  tide_tensor *dense = NULL, *g = NULL, *w = NULL;
-  int rc = tide_contiguous(&dense, got);
-  if (rc == TIDE_OK) rc = tide_cast(&g, dense, TIDE_F64);
-  if (rc == TIDE_OK) rc = tide_cast(&w, want, TIDE_F64);
-  const double *a = rc == TIDE_OK ? tide_tensor_data(g) : NULL;
-  const double *b = rc == TIDE_OK ? tide_tensor_data(w) : NULL;
-  for (int64_t k = 0; rc == TIDE_OK && k < n; k++)
+  tide__temps v = {0};
+  tide_tensor *g = TIDE__TEMP(&v, tide_contiguous, got);
+  g = TIDE__TEMP(&v, tide_cast, g, TIDE_F64);
+  tide_tensor *w = TIDE__TEMP(&v, tide_cast, want, TIDE_F64);
+  const double *a = w ? tide_tensor_data(g) : NULL, *b = w ? tide_tensor_data(w) : NULL;
+  for (int64_t k = 0; v.rc == TIDE_OK && k < n; k++)
     if (isfinite(b[k])) scale = fmax(scale, fabs(b[k]));
-  for (int64_t k = 0; rc == TIDE_OK && k < n; k++) {
+  for (int64_t k = 0; v.rc == TIDE_OK && k < n; k++) {
     bool same = a[k] == b[k] || (isnan(a[k]) && isnan(b[k])) ||
                 fabs(a[k] - b[k]) <= tolerance(got->dtype) * (scale + fabs(b[k]));
     if (!same)
-      rc = TIDE__FAIL(c, TIDE_E_INTERNAL, "check: result %d, element %lld of %s is %.9g on '%s' "
-                      "and %.9g by the reference", i + 1, (long long)k, TIDE__TEXT(got), a[k],
-                      tide_device_name(c->device), b[k]);
+      v.rc = TIDE__FAIL(c, TIDE_E_INTERNAL, "check: result %d, element %lld of %s is %.9g on '%s' "
+                        "and %.9g by the reference", i + 1, (long long)k, TIDE__TEXT(got), a[k],
+                        tide_device_name(c->device), b[k]);
   }
-  tide_tensor_release(dense);
-  tide_tensor_release(g);
-  tide_tensor_release(w);
-  return rc;
+  return tide__temps_end(&v);
 }
 
 /* Makes the reference's own targets, copies of the targets if the op writes in place. A target that

@@ -85,12 +85,15 @@ int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *in
   return add_into_copy(&c, out, x, index, src);
 }
 
-int tide__grad_scatter_add(const tide__grad_call *g)
+/* The adjoint of adding src picks from dy; x gets dy itself. */
+static int pick_from_dy(const tide__grad_call *g,
+                        int (*pick)(tide_tensor **, tide_tensor *, int, tide_tensor *))
 {
-  if (g->need[1]) TIDE_TRY(tide_gather(&g->gin[1], g->gout[0], g->attrs->dim.dim, g->in[0]));
-  if (g->need[2]) tide_tensor_retain(g->gin[2] = g->gout[0]);
-  return TIDE_OK;
+  if (g->need[1]) TIDE_TRY(pick(&g->gin[1], g->gout[0], g->attrs->dim.dim, g->in[0]));
+  return g->need[2] ? tide_tensor_retain(g->gin[2] = g->gout[0]) : TIDE_OK;
 }
+
+int tide__grad_scatter_add(const tide__grad_call *g) { return pick_from_dy(g, tide_gather); }
 
 int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
 {
@@ -120,12 +123,7 @@ int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *inde
   return add_into_copy(&c, out, x, index, src);
 }
 
-int tide__grad_index_add(const tide__grad_call *g)
-{
-  if (g->need[1]) TIDE_TRY(tide_index_select(&g->gin[1], g->gout[0], g->attrs->dim.dim, g->in[0]));
-  if (g->need[2]) tide_tensor_retain(g->gin[2] = g->gout[0]);
-  return TIDE_OK;
-}
+int tide__grad_index_add(const tide__grad_call *g) { return pick_from_dy(g, tide_index_select); }
 
 int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids)
 {

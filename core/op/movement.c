@@ -231,11 +231,8 @@ static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim,
 /* Starts a call over a list of any length; each piece is checked like an operand. */
 static int begin_list(tide__call *c, int op, tide_tensor *const *xs, int64_t n)
 {
-  for (int64_t i = 1; i < n; i++) {
-    tide_tensor *pair[2] = {xs[0], xs[i]};
-    TIDE_TRY(tide__begin(c, op, NULL, 2, pair, 0));
-  }
   TIDE_TRY(tide__begin(c, op, NULL, 1, xs, 0));
+  for (int64_t i = 1; i < n; i++) TIDE_TRY(tide__check_operand(c, "xs", i, xs[i]));
   c->nin = (int)n;
   c->in = (tide_tensor **)xs;
   return TIDE_OK;

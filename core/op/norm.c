@@ -54,27 +54,11 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
   return tide__dispatch(&c, out, 1);
 }
 
-/* Computes dx and dweight from (dy, x, weight, rstd, dsum or null). */
-static int rms_bwd(const tide__grad_call *g, tide_tensor *dy, tide_tensor *x, tide_tensor *w,
-                   tide_tensor *rstd, tide_tensor *dsum, tide_tensor **dx, tide_tensor **dw)
-{
-  tide__call c;
-  tide_tensor *out[2];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_RMS_NORM_BWD, NULL, 5, (tide_tensor *[]){dy, x, w, rstd, dsum},
-                       4 | 16));
-  c.attrs = *g->attrs;
-  tide__result(&c, 0, x->dtype, x->ndim, x->shape);
-  tide__result(&c, 1, x->dtype, dw ? 1 : -1, &x->shape[x->ndim - 1]);
-  TIDE_TRY(tide__dispatch(&c, out, 2));
-  *dx = out[0];
-  if (dw) *dw = out[1];
-  return TIDE_OK;
-}
-
 int tide__grad_rms_norm(const tide__grad_call *g)
 {
-  return rms_bwd(g, g->gout[0], g->in[0], g->in[1], g->out[1], NULL, &g->gin[0],
-                 g->need[1] ? &g->gin[1] : NULL);
+  return tide__grad_launch(g, TIDE_OP_RMS_NORM_BWD, 5,
+                           (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->out[1], NULL},
+                           4 | 16, 2, 1);
 }
 
 int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide_tensor *residual,
@@ -97,20 +81,23 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
   return TIDE_OK;
 }
 
-/* Both addends get the gradient of the sum: one tensor, two handles. */
+/* Both addends get the gradient of the sum, dx of rms_norm of it: one tensor, two handles. */
 int tide__grad_add_rms_norm(const tide__grad_call *g)
 {
-  tide_tensor *dx = NULL;
-  if (g->gout[0]) {
-    TIDE_TRY(rms_bwd(g, g->gout[0], g->out[1], g->in[2], g->out[2], g->gout[1], &dx,
-                     g->need[2] ? &g->gin[2] : NULL));
-  } else {
-    dx = g->gout[1];
-    tide_tensor_retain(dx);
-  }
+  tide_tensor *made[2] = {NULL, NULL};
+  tide__grad_call rms = *g;
+  rms.gin = made;
+  rms.meta = (tide__meta[]){g->meta[0], g->meta[2]};
+  rms.need = (bool[]){true, g->need[2]};
+  if (g->gout[0])
+    TIDE_TRY(tide__grad_launch(&rms, TIDE_OP_RMS_NORM_BWD, 5,
+                               (tide_tensor *[]){g->gout[0], g->out[1], g->in[2], g->out[2],
+                                                 g->gout[1]}, 4 | 16, 2, 1));
+  else tide_tensor_retain(made[0] = g->gout[1]);
   for (int i = 0; i < 2; i++)
-    if (g->need[i]) tide_tensor_retain(g->gin[i] = dx);
-  tide_tensor_release(dx);
+    if (g->need[i]) tide_tensor_retain(g->gin[i] = made[0]);
+  g->gin[2] = made[1];
+  tide_tensor_release(made[0]);
   return TIDE_OK;
 }
 

@@ -51,27 +51,6 @@ static int result_shape(const tide_tensor *x, uint32_t mask, bool keepdim, int64
   return n;
 }
 
-static int reduce_over(tide__call *c, tide_tensor **out, tide_tensor *x, uint32_t mask,
-                       bool keepdim, int dtype)
-{
-  tide_tensor *view;
-  int64_t shape[TIDE_MAX_DIM];
-  int nkeep;
-  TIDE_TRY(split_view(&view, x, mask, &nkeep));
-  tide__result(c, 0, dtype, result_shape(x, mask, keepdim, shape), shape);
-  c->attrs.reduce.nkeep = nkeep;
-  memset(&c->tape, 0, sizeof c->tape.dims);
-  c->tape.dims.mask = mask;
-  c->tape.dims.keepdim = keepdim;
-  c->tape_differs = true;
-  /* The kernel sees the permuted view, the tape the caller's own tensor. */
-  c->in_[0] = view;
-  c->tape_in = &x;
-  int rc = tide__dispatch(c, out, 1);
-  tide_tensor_release(view);
-  return rc;
-}
-
 static int accumulator(int dtype) { return tide__dtype_is_float(dtype) ? dtype : TIDE_I64; }
 
 enum { SAME = -1, WIDE = -2 }; /* the dtype of a result beside TIDE_*: x's, or its accumulator's */
@@ -80,12 +59,26 @@ static int over_dims(tide_tensor **out, int op, tide_tensor *x, int ndim, const 
                      bool keepdim, int dtype)
 {
   tide__call c;
+  tide_tensor *view;
   uint32_t mask;
+  int64_t shape[TIDE_MAX_DIM];
+  int nkeep;
   TIDE_TRY(tide__begin(&c, op, out, 1, &x, 0));
   if (op == TIDE_OP_MEAN) TIDE_TRY(tide__check_float(x, "mean", "x"));
   TIDE_TRY(dim_mask(&mask, x, ndim, dims, TIDE__NAME(&c)));
-  return reduce_over(&c, out, x, mask, keepdim,
-                     dtype == SAME ? x->dtype : dtype == WIDE ? accumulator(x->dtype) : dtype);
+  TIDE_TRY(split_view(&view, x, mask, &nkeep));
+  if (dtype < 0) dtype = dtype == SAME ? x->dtype : accumulator(x->dtype);
+  c.attrs.reduce.nkeep = nkeep;
+  memset(&c.tape, 0, sizeof c.tape.dims);
+  c.tape.dims.mask = mask;
+  c.tape.dims.keepdim = keepdim;
+  c.tape_differs = true;
+  /* The kernel sees the permuted view, the tape the caller's own tensor. */
+  c.in_[0] = view;
+  c.tape_in = &x;
+  int rc = tide__dispatch_one(&c, out, dtype, result_shape(x, mask, keepdim, shape), shape);
+  tide_tensor_release(view);
+  return rc;
 }
 
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim)

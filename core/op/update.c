@@ -141,9 +141,9 @@ static int read_sgd(tide__call *c, const tide_sgd_attrs *attrs, int64_t n)
               isfinite(a->dampening) && isfinite(a->weight_decay) && isfinite(a->grad_scale) &&
               !(a->nesterov && (a->momentum == 0 || a->dampening != 0));
   if (!good)
-    return TIDE__FAIL(c, TIDE_E_ARG, "expected finite values, momentum >= 0, and for "
-                      "nesterov momentum > 0 without dampening; got lr %g, momentum %g, dampening "
-                      "%g, decay %g", a->lr, a->momentum, a->dampening, a->weight_decay);
+    return TIDE__FAIL(c, TIDE_E_ARG, "expected finite values, momentum >= 0, and for nesterov "
+                      "momentum > 0 without dampening; got lr %g, momentum %g, dampening %g, decay "
+                      "%g", a->lr, a->momentum, a->dampening, a->weight_decay);
   c->attrs.sgd = (k_sgd_attrs){a->lr, a->momentum, a->dampening, a->weight_decay, a->grad_scale, n,
                                a->nesterov, a->maximize, a->first};
   return TIDE_OK;
