@@ -3,7 +3,6 @@
 #include "core/comm/comm.h"
 
 #include "core/comm/local/local.h"
-#include "core/comm/move.h"
 #include "core/tensor/tensor.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */

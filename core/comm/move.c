@@ -1,5 +1,5 @@
 /* What each collective moves to which rank. */
-#include "core/comm/move.h"
+#include "core/comm/comm.h"
 
 enum { LINE = 64 }; /* bytes of a cache line */
 

@@ -1,5 +1,4 @@
-/* See wait.h. */
-#include "core/comm/wait.h"
+/* See failure.h. */
 
 #include <sched.h>
 #include <time.h>

@@ -21,7 +21,6 @@
 #include <math.h>
 
 #include "core/comm/comm.h"
-#include "core/comm/wait.h"
 #include "core/tensor/tensor.h"
 
 struct tide_work {

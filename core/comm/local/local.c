@@ -14,7 +14,6 @@
 #include <sched.h>
 
 #include "core/comm/local/local.h"
-#include "core/comm/move.h"
 
 typedef tide__local_comm local;
 

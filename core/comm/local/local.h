@@ -23,7 +23,6 @@
 #define TIDE_COMM_LOCAL_H
 
 #include "core/comm/comm.h"
-#include "core/comm/wait.h"
 
 enum { TIDE__POST = 2048 };    /* bytes of a payload that travels in the slot */
 

@@ -11,7 +11,6 @@
  */
 #include <sched.h>
 
-#include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"
 
 /* Seconds of yielding in a transfer before sleeps: MPI moves bytes only when it is called. */

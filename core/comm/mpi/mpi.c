@@ -4,7 +4,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "core/comm/move.h"
 #include "core/comm/mpi/mpi.h"
 
 /* Polls for a farewell after a transfer that took long. */

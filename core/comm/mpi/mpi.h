@@ -19,7 +19,6 @@
 
 #include "core/comm/comm.h"
 #include "core/comm/mpi/api.h"
-#include "core/comm/wait.h"
 
 enum { TIDE__MPI_CALL = 1, TIDE__MPI_FAIL, TIDE__MPI_LEAVE };
 

@@ -1,9 +1,7 @@
 /* Opens NCCL. */
-#include "core/comm/nccl/api.h"
+#include "core/comm/nccl/nccl.h"
 
 #include <dlfcn.h>
-
-#include "core/comm/comm.h"
 
 typedef struct entry { const char *name; size_t at; } entry;
 

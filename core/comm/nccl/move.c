@@ -7,7 +7,6 @@
  * goes over a stream beside compute, so that the calls of a captured step are compared when they
  * are recorded, and not again when it is replayed.
  */
-#include "core/comm/move.h"
 #include "core/comm/nccl/nccl.h"
 
 /* ---- moving data ----------------------------------------------------------------------------- */

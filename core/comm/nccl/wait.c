@@ -1,7 +1,7 @@
 /* How a communicator over NCCL fails, and how it waits. See nccl.h.
  *
  * NCCL's calls do not block (config.blocking 0), so every wait is a loop that looks at NCCL (ready?
- * an asynchronous error?), the stream or the event, and what ends any wait (core/comm/wait.h).
+ * an asynchronous error?), the stream or the event, and what ends any wait (core/comm/wait.c).
  */
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* The transport of one rank: every collective is a copy or nothing. */
-#include "core/comm/move.h"
+#include "core/comm/comm.h"
 
 static void self_split(tide__coll *c, void *state)
 {

@@ -1,4 +1,4 @@
-/* The transport of one rank of an imagined N: collectives are counted (move.h) and move nothing. */
+/* The transport of one rank of an imagined N: collectives are counted (move.c) and move nothing. */
 #include "core/comm/comm.h"
 
 static int sim_run(void *state, int rank, tide__coll *c)
