@@ -88,14 +88,15 @@ local function home(opt)
    return opt.from
 end
 
--- The tokenizer of the records. Bytes are for models of the byte vocabulary.
+-- The tokenizer of the records, and its folder or file. Bytes are for models of the byte
+-- vocabulary.
 local function tokenizer_of(job, tide, opt, model)
-   local tok
+   local tok, path
    local n = model.config.vocab_size
    if opt.tokenizer then
-      tok = job:check(tide.tokenizer.load, opt.tokenizer)
+      tok, path = job:check(tide.tokenizer.load, opt.tokenizer), opt.tokenizer
    else
-      tok = job:check(tide.tokenizer.find, home(opt))
+      tok, path = job:check(tide.tokenizer.find, home(opt))
    end
    if not tok and n ~= tide.data.bytes.vocab_size then
       err.usage(job.name, '%s has no tokenizer, and a vocabulary of %d is not that of bytes (%d); '
@@ -104,7 +105,7 @@ local function tokenizer_of(job, tide, opt, model)
       err.usage(job.name, 'the tokenizer has %d ids and the model a vocabulary of %d; give '
          .. '--tokenizer the one that the model was trained with', tok.vocab_size, n)
    end
-   return tok
+   return tok, path
 end
 
 -- The folder of a model without its checkpoints: templates lie in runs, not in steps.
@@ -124,7 +125,7 @@ local function listed(v) return type(v) == 'string' and { v } or v end
 function chats.corpus(job, opt, model)
    local tide = require 'tide'
    if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of chats') end
-   local tok = tokenizer_of(job, tide, opt, model)
+   local tok, path = tokenizer_of(job, tide, opt, model)
    local o = { tokenizer = tok or tide.data.bytes, train_on = listed(opt.train_on),
       template = job:check(template_in, tide, opt.chat_template or home(opt)),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
@@ -134,7 +135,7 @@ function chats.corpus(job, opt, model)
       local held = job:check(tide.data.chat.load, opt.val_data, o)
       corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
    end
-   corpus.tokenizer, corpus.template = tok, o.template
+   corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
    job.log:once('%d records: %d tokens, %d of them trained on%s', corpus.documents,
       corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
          or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
@@ -156,11 +157,7 @@ end
 -- Puts tokenizer and template into the folder of the run, which goes on and is sampled with them.
 function chats.keep(job, opt, corpus)
    if not job.first then return end
-   local path = opt.tokenizer or home(opt)
-   if corpus.tokenizer and not fs.exists(fs.join(opt.out, 'tokenizer.json')) then
-      require('recipes.support.text').keep_tokenizer(job, { tokenizer = path, out = opt.out },
-         corpus)
-   end
+   require('recipes.support.text').keep_tokenizer(job, opt, corpus)
    if corpus.template and (opt.chat_template or not corpus.tokenizer) then
       fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
    end

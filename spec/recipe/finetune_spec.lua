@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local case = require 'spec.recipe.finetune_case'
 local fs = require 'tide.util.fs'
+local recipe = require 'spec.support.recipe'
 local write = require('spec.support.files').write
 
 local ok, bad, losses, same_losses = case.ok, case.bad, case.losses, case.same_losses
@@ -87,6 +88,8 @@ describe('recipes/finetune.lua', function()
          bad(data '{"messages": []}\n', 'x.jsonl, line 1: messages: expected at least one entry')
          bad(data '{"messages": [{"role": "user", "content": "a"}]}\n',
             'no token of the record counts')
+         bad(data('{"messages": [{"role": "user", "content": "a"}, {"role": "asistant", '
+            .. '"content": "b"}]}\n'), "messages[2].role: expected a role such as 'assistant'")
          bad(data '{"messages": [{"role": "user"}]}\n', 'messages[1].content: expected a text')
          bad(data '', 'has no record that can be used')
          bad(words .. '--batch 3 --accum 2', '--batch (3) must be a multiple')
@@ -94,6 +97,59 @@ describe('recipes/finetune.lua', function()
             num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 8 }, { seed = 1 }),
             dir .. '/small')
          bad(words .. '--from ' .. dir .. '/small', 'give --tokenizer')
+      end)
+   end)
+
+   it('takes the tokenizer of the model along, and refuses one that does not fit', function()
+      with_data(function(dir, words)
+         local function folder(name, n)
+            case.save(dir .. name, tide.model.llama({ vocab_size = n, hidden_size = 16,
+               num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 16 },
+               { seed = 1 }))
+            local value = tide.json.decode(fs.read('spec', 'spec/golden/tokenizer/gpt2.json'))
+            write(dir .. name .. '/tokenizer.json', tide.json.encode(value.tokenizer))
+            return dir .. name
+         end
+         local words_of = words .. '--steps 2 --from ' .. folder('/t', 420)
+         ok(1, words_of .. ' --save-every 1 --out ' .. dir .. '/a')
+         ok(1, ('--resume-from %s/a/step-00000001 --out %s/b'):format(dir, dir))
+         for _, run in ipairs { '/a', '/b' } do
+            assert.equal(420, tide.tokenizer.load(dir .. run .. '/model').vocab_size)
+            assert.is_true(fs.exists(dir .. run .. '/model/chat_template.jinja'))
+         end
+         bad(words .. '--steps 2 --from ' .. folder('/u', 400) .. ' --out ' .. dir .. '/c',
+            'the tokenizer has 420 ids and the model a vocabulary of 400')
+      end)
+   end)
+
+   it('goes on as if nothing was, when a rank was killed', function()
+      with_data(function(dir, words)
+         words = words .. '--mesh.dp_shard 2 --lora.rank 2 --save-every 2 --keep 99 --steps '
+         local whole = words .. '30 --out ' .. dir .. '/a'
+         ok(2, whole)
+         -- the last process below the one that this shell starts is a rank
+         local line = ('%s run -n 2 %s'):format(recipe.program,
+            recipe.path('recipes/finetune.lua ' .. words .. '30 --out ' .. dir .. '/b'))
+         local out, status = recipe.shell(([[timeout -k 5 180 %s & p=$!
+            for i in $(seq 600); do
+               test "$(ls %s/b 2>/dev/null | grep -c step-)" -gt 3 && break; sleep 0.05
+            done
+            c=$p; while q=$(pgrep -P $c | tail -1) && test -n "$q"; do c=$q; done
+            kill -9 $c; wait $p]]):format(line, dir))
+         assert.is_true(status ~= 0, out)
+         local at = tide.train.checkpoint.step_in(dir .. '/b')
+         assert.is_true(at >= 2 and at < 30, out)
+         ok(2, '--resume --out ' .. dir .. '/b')
+         local compared = 0
+         for _, name in ipairs(fs.list('spec', dir .. '/a/step-00000030')) do
+            if name:find '%.safetensors$' then
+               name, compared = '/step-00000030/' .. name, compared + 1
+               local a = fs.read('spec', dir .. '/a' .. name)
+               assert.is_true(a == fs.read('spec', dir .. '/b' .. name))
+            end
+         end
+         assert.is_true(compared >= 2)
+         same_losses(losses(dir .. '/a'), losses(dir .. '/b'))
       end)
    end)
 end)

@@ -10,6 +10,7 @@
 
 local err = require 'tide.util.err'
 local jsonl = require 'tide.data.jsonl'
+local near = require 'tide.util.near'
 local record = require 'tide.data.record'
 local signature = require 'tide.util.signature'
 local text_files = require 'tide.data.text'
@@ -71,8 +72,36 @@ local function chat_text(example, o)
    return text, ranges
 end
 
+local known = { 'system', 'user', 'assistant', 'tool', 'developer' }
+local other_names = { human = 'user', gpt = 'assistant', chatgpt = 'assistant', bot = 'assistant' }
+
+-- Returns the role that a misspelt one is meant to be, or nil.
+local function meant_by(role)
+   if other_names[role] then return other_names[role] end
+   for _, name in ipairs(known) do
+      if role ~= name and near.distance(role:lower(), name) <= (#role > 5 and 2 or 1) then
+         return name
+      end
+   end
+end
+
+-- Returns what is wrong with the roles of a chat, or nil: a role that is misspelt, or that other
+-- forms have, would be written by the template, and not be trained on, without a word.
+local function wrong_role(messages, o)
+   for i, message in ipairs(messages) do
+      local role = message.role
+      local meant = not o.roles[role] and meant_by(role)
+      if meant then
+         return ("messages[%d].role: expected a role such as '%s', got '%s' (a role that is meant "
+            .. 'so is named in train_on)'):format(i, meant, role)
+      end
+   end
+end
+
 -- Returns the text of a record and the ranges that count; or nil and what is wrong with it.
 local function text_of(example, o)
+   local wrong = example.messages and wrong_role(example.messages, o)
+   if wrong then return nil, wrong end
    if example.messages then return chat_text(example, o) end
    if example.text then return example.text, { { 0, #example.text } } end
    if o.template then
