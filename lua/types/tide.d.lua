@@ -580,16 +580,12 @@ tide.nn.lora = {}
 ---@param model tide.Module
 ---@param opts? { rank?: integer, alpha?: number, targets?: string|string[], dropout?: number, rslora?: boolean, dora?: boolean, seed?: integer }
 function tide.nn.lora.attach(model, opts) end
-function tide.nn.lora.change(A, B, scale) end
-function tide.nn.lora.changed(W, A, B, m, scale) end
-function tide.nn.lora.is_name(name) end
 ---@param model tide.Module
 function tide.nn.lora.layers(model) end
 ---@param model tide.Module
 function tide.nn.lora.merge(model) end
 ---@param model tide.Module
 function tide.nn.lora.remove(model) end
-function tide.nn.lora.scale(adapter) end
 ---@param model tide.Module
 function tide.nn.lora.unmerge(model) end
 ---@param model tide.Module

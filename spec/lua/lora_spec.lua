@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local case = require 'spec.lua.folder_case'
 local fs = require 'tide.util.fs'
+local low_rank = require 'tide.nn.low_rank'
 local inputs = require('spec.lua.decoder_case').inputs
 local refused = require 'spec.support.refused'
 local tmp = require 'spec.support.tmp'
@@ -17,7 +18,7 @@ local config = { vocab_size = 29, hidden_size = 16, num_hidden_layers = 2, num_a
 local function adapters(model)
    local list = {}
    for _, e in ipairs(model:named_parameters()) do
-      if lora.is_name(e.name) then list[#list + 1] = e end
+      if low_rank.is_name(e.name) then list[#list + 1] = e end
    end
    table.sort(list, function(a, b) return a.name < b.name end)
    return list
@@ -64,7 +65,7 @@ describe('nn.lora', function()
             end
             case.check(row, got, tolerance)
             for _, e in ipairs(model:named_parameters()) do
-               assert.equal(lora.is_name(e.name), e.param.grad ~= nil)
+               assert.equal(low_rank.is_name(e.name), e.param.grad ~= nil)
             end
          end
       end)
@@ -79,7 +80,7 @@ describe('nn.lora', function()
       assert.equal(0, off(model(ids), before))
       local frozen = {}
       for _, e in ipairs(model:named_parameters()) do
-         if not lora.is_name(e.name) then frozen[e.name] = e.param:detach():clone() end
+         if not low_rank.is_name(e.name) then frozen[e.name] = e.param:detach():clone() end
       end
       local optim = tide.optim.AdamW(model, { lr = 1e-2, weight_decay = 0.5 })
       local step = tide.train.step { model = model, optim = optim, comm = tide.comm.solo() }
@@ -183,7 +184,7 @@ describe('nn.lora', function()
       lora.attach(model, { rank = 2 })
       local sharded = tide.parallel.fully_shard(model, tide.comm.solo(), { device = 'cpu' })
       for _, p in ipairs(sharded:named_parameters()) do
-         assert.equal(lora.is_name(p.name) and 'f32' or 'bf16', p.param.dtype)
+         assert.equal(low_rank.is_name(p.name) and 'f32' or 'bf16', p.param.dtype)
       end
    end)
 

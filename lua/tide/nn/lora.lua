@@ -20,6 +20,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local low_rank = require 'tide.nn.low_rank'
 local near = require 'tide.util.near'
 local outlive = require 'tide.util.outlive'
 local private = require 'tide.util.private'
@@ -135,7 +136,7 @@ local function stretch_of(m, self, scale)
    local before, after = tide.no_grad(function()
       return tide.scope(function()
          local W = m.weight:to 'f32'
-         return row_norms(m, W), row_norms(m, W + lora.change(m.lora_A, m.lora_B, scale))
+         return row_norms(m, W), row_norms(m, W + low_rank.change(m.lora_A, m.lora_B, scale))
       end)
    end)
    return (before + self.lora_m:to 'f32') / after
@@ -197,11 +198,6 @@ local function check_ranks(list, rank)
    end
 end
 
--- The factor of a change: alpha / rank, with rslora alpha / sqrt(rank).
-function lora.scale(adapter)
-   return adapter.alpha / (adapter.rslora and math.sqrt(adapter.rank) or adapter.rank)
-end
-
 -- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
 -- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
 -- has adapters, or is spread over ranks already.
@@ -215,7 +211,7 @@ function lora.attach(model, opts)
    check_ranks(list, opts.rank)
    local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
       rslora = opts.rslora, dora = opts.dora, modules = {} }
-   local o = { scale = lora.scale(adapter), dropout = opts.dropout, dora = opts.dora,
+   local o = { scale = low_rank.scale(adapter), dropout = opts.dropout, dora = opts.dora,
       merged = false, stretch = {} }
    model:requires_grad_(false)
    for i, entry in ipairs(list) do
@@ -227,9 +223,6 @@ function lora.attach(model, opts)
    return adapter
 end
 
--- Whether a parameter's name is that of an adapter.
-function lora.is_name(name) return ('.' .. name):find '%.lora_[ABm]$' ~= nil end
-
 -- The adapters of a model; raises without any, or where merge would not reach what is trained.
 local function adapted(name, model)
    local adapter = rawget(model, 'adapter')
@@ -239,18 +232,6 @@ local function adapted(name, model)
          .. 'its checkpoint with tide.model.export, which merges')
    end
    return adapter, rawget(model, '_adapter')
-end
-
--- The change of a weight, in f32: scale B A.
-function lora.change(A, B, scale) return tide.matmul(B:to 'f32', A:to 'f32') * scale end
-
--- The weight of a layer with its change in it, in f32. W: the weight. m: nil, or of DoRA.
-function lora.changed(W, A, B, m, scale)
-   W = W:to 'f32'
-   local changed = W + lora.change(A, B, scale)
-   if not m then return changed end
-   local function norms(t) return (t * t):sum(2):sqrt() end
-   return changed * ((norms(W) + m:to 'f32') / norms(changed)):unsqueeze(2)
 end
 
 local function each_layer(model, adapter, fn)
@@ -267,7 +248,7 @@ function lora.merge(model)
    local adapter, o = adapted('nn.lora.merge', model)
    if o.merged then return model end
    each_layer(model, adapter, function(m, path)
-      local W = m.weight:to 'f32' + lora.change(m.lora_A, m.lora_B, o.scale)
+      local W = m.weight:to 'f32' + low_rank.change(m.lora_A, m.lora_B, o.scale)
       if m.lora_m then
          o.stretch[path] = outlive(stretch_of(m, m, o.scale):unsqueeze(2))
          W = W * o.stretch[path]
@@ -286,7 +267,7 @@ function lora.unmerge(model)
    each_layer(model, adapter, function(m, path)
       local W, stretch = m.weight:to 'f32', o.stretch[path]
       if stretch then W = W / stretch end
-      m.weight:copy_(W - lora.change(m.lora_A, m.lora_B, o.scale))
+      m.weight:copy_(W - low_rank.change(m.lora_A, m.lora_B, o.scale))
    end)
    o.merged = false
    return model

@@ -14,6 +14,7 @@ local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
 local layout = require 'tide.parallel.fsdp.layout'
 local lora = require 'tide.nn.lora'
+local low_rank = require 'tide.nn.low_rank'
 local nn = require 'tide.nn'
 local state = require 'tide.train.state'
 local states = require 'tide.nn.state'
@@ -65,9 +66,9 @@ end
 -- The rows (name -> { shape, dtype }) of a stored model and its reading without adapters, whose
 -- changes are in the weights. is_merged: they are there already.
 function adapter.merged(description, rows, read, is_merged)
-   local plain, changed, scale = {}, {}, lora.scale(description)
+   local plain, changed, scale = {}, {}, low_rank.scale(description)
    for name, row in each(rows) do
-      if not lora.is_name(name) then plain[name] = row end
+      if not low_rank.is_name(name) then plain[name] = row end
    end
    for _, path in ipairs(description.modules) do changed[path .. '.weight'] = path end
    return plain, function(name)
@@ -75,7 +76,7 @@ function adapter.merged(description, rows, read, is_merged)
       if not path then return t end
       return tide.no_grad(function()
          local m = description.dora and read(path .. '.lora_m') or nil
-         return lora.changed(t, read(path .. '.lora_A'), read(path .. '.lora_B'), m, scale)
+         return low_rank.changed(t, read(path .. '.lora_A'), read(path .. '.lora_B'), m, scale)
             :to(t.dtype)
       end)
    end
@@ -153,7 +154,7 @@ local function write_sharded(op, sharded, dir, o)
    local saved, pieces = state.weights(sharded), dir:gsub('(.)/+$', '%1') .. '.pieces'
    local mine, description = {}, saved.plain.adapter
    for _, piece in ipairs(description and saved.pieces.model or {}) do
-      if description.dora or lora.is_name(piece.name) then mine[#mine + 1] = piece end
+      if description.dora or low_rank.is_name(piece.name) then mine[#mine + 1] = piece end
    end
    saved.pieces.model = mine
    local at = checkpoint.save(pieces, saved)
@@ -268,7 +269,7 @@ end
 local function fill_model(op, dir, c, model, tensors)
    local whole = {}
    for _, e in ipairs(model:named_parameters()) do
-      if lora.is_name(e.name) then whole[e.name] = e.param.shape end
+      if low_rank.is_name(e.name) then whole[e.name] = e.param.shape end
    end
    check_names(op, dir, c, whole, tensors)
    for _, e in ipairs(model:named_parameters()) do
@@ -285,7 +286,7 @@ end
 local function fill_sharded(op, dir, c, sharded, tensors)
    local whole = {}
    for _, e in ipairs(sharded.entries) do
-      if lora.is_name(e.name) then whole[e.name] = e.whole end
+      if low_rank.is_name(e.name) then whole[e.name] = e.whole end
    end
    check_names(op, dir, c, whole, tensors)
    if c.use_dora == true then

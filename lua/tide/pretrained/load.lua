@@ -11,7 +11,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local layout = require 'tide.parallel.fsdp.layout'
-local lora = require 'tide.nn.lora'
+local low_rank = require 'tide.nn.low_rank'
 local nn = require 'tide.nn'
 local states = require 'tide.nn.state'
 
@@ -118,7 +118,7 @@ end
 
 -- Adapters of a model keep their first values where the files have none.
 local function is_new(store, name)
-   return lora.is_name(name) and not store:shape('model', name)
+   return low_rank.is_name(name) and not store:shape('model', name)
 end
 
 local function fill_whole(store, model)
