@@ -1,64 +1,76 @@
--- Sampling from a checkpoint that recipes/pretrain.lua made from text, or from a published folder.
+-- Generation: a checkpoint of recipes/pretrain.lua or a published folder continues text or ids, or
+-- answers in a conversation.
 --
 --    tide run recipes/generate.lua --from runs/pretrain --prompt "local function"
+--    tide run recipes/generate.lua --from models/llama --chat
 --    tide run recipes/generate.lua --from models/llama --ids "1 450 4996"
 --
 -- The tokenizer of the folder turns text into ids; without one a model of another vocabulary than
--- bytes continues --ids, and its ids are printed.
+-- bytes continues --ids, and its ids are printed. Options that are not given are those of the
+-- folder's generation_config.json. With --chat each line of standard input is a message.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
 local args = require 'tide.util.args'
+local drawing = require 'recipes.support.drawing'
 local err = require 'tide.util.err'
+local talk = require 'recipes.support.talk'
 
-local options = {
-   { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
-     .. 'published folder (config.json, model.safetensors)' },
-   { 'prompt', '-- ', 'text to continue' },
-   { 'ids', nil, 'token ids to continue, in place of --prompt; ids are printed', type = 'string' },
-   { 'tokens', 400, 'tokens to sample', min = 1, also = { 'max-tokens', 'max-new-tokens' } },
-   { 'temperature', 0.8, '0 takes the most likely token', type = 'number', min = 0 },
-   { 'top-k', 40, 'draw from the k most likely; 0: all', min = 0 },
-   { 'top-p', 1, 'draw from the most likely that make up this share', type = 'number', min = 1e-6,
-     max = 1 },
-   { 'min-p', 0, 'leave out what is less likely than this share of the best', type = 'number',
-     min = 0, max = 1 },
-   { 'repetition-penalty', 1, 'above 1: tokens that were there get rarer', type = 'number',
-     min = 1e-6 },
-   { 'stop', nil, 'a text that ends the answer; may be given several times', type = 'string',
-     list = true },
-   { 'seed', 0, 'of the draws', min = 0 },
-   { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'threads', 0, 'threads; 0: as the program decides', min = 0, max = 4096 },
-}
+local function table_of_options()
+   local rows = {
+      { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
+         .. 'published folder (config.json, model.safetensors)' },
+      { 'prompt', nil, "text to continue, by default '-- '; with --chat: the one message",
+         type = 'string' },
+      { 'ids', nil, 'token ids to continue, in place of --prompt; ids are printed',
+         type = 'string' },
+   }
+   local last = {
+      { 'seed', 0, 'of the draws', min = 0 },
+      { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
+      { 'threads', 0, 'threads; 0: as the program decides', min = 0, max = 4096 },
+      { 'verbose', false, 'say how answers are drawn, and which fields of the folder have no '
+         .. 'effect' },
+   }
+   for _, more in ipairs { talk.rows, drawing.rows, last } do
+      for _, row in ipairs(more) do rows[#rows + 1] = row end
+   end
+   return rows
+end
 
--- What is continued, the ids that end a text, if any, and the tokenizer of texts.
-local function read_prompt(tide, opt, model)
-   local bytes, n = tide.data.bytes, model.config.vocab_size
-   if opt.ids then
-      local list = {}
-      for word in opt.ids:gmatch '[^%s,]+' do
-         local id = tonumber(word)
-         if not id or id % 1 ~= 0 or id < 0 or id >= n then
-            err.usage('generate', "--ids: expected whole numbers below %d, got '%s'", n, word)
-         end
-         list[#list + 1] = id
+-- The ids of --ids.
+local function read_ids(opt, n)
+   local list = {}
+   for word in opt.ids:gmatch '[^%s,]+' do
+      local id = tonumber(word)
+      if not id or id % 1 ~= 0 or id < 0 or id >= n then
+         err.usage('generate', "--ids: expected whole numbers below %d, got '%s'", n, word)
       end
-      if #list == 0 then err.usage('generate', '--ids: expected at least one id') end
-      if opt.stop then err.usage('generate', '--stop is about text; it does not go with --ids') end
-      local eos = model.config.eos_token_id
-      return list, eos
+      list[#list + 1] = id
    end
-   local tok = tide.tokenizer.find(opt.from)
-   if tok then
-      return opt.prompt, model.config.eos_token_id or tok.eos, tok
-   end
+   if #list == 0 then err.usage('generate', '--ids: expected at least one id') end
+   if opt.stop then err.usage('generate', '--stop is about text; it does not go with --ids') end
+   return list
+end
+
+-- The tokenizer of texts: that of the folder, or bytes.
+local function tokenizer_of(tide, opt, model)
+   local tok, bytes, n = tide.tokenizer.find(opt.from), tide.data.bytes, model.config.vocab_size
+   if tok then return tok end
    if n ~= bytes.vocab_size then
       err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d) or '
          .. 'a folder with a tokenizer, give --ids', opt.from, n, bytes.vocab_size)
    end
-   if opt.prompt == '' then err.usage('generate', '--prompt: expected at least one character') end
-   return opt.prompt, bytes.eos, bytes
+   return bytes
+end
+
+-- The ids of --prompt; a text without ids is the token that begins texts.
+local function encode(opt, tokenizer, bos)
+   local text = opt.prompt or '-- '
+   local ids = tokenizer.ids and tokenizer.ids(text) or tokenizer:encode(text)
+   if #ids == 0 then ids = { bos or not tokenizer.ids and tokenizer.bos or nil } end
+   if #ids == 0 then err.usage('generate', '--prompt: expected at least one character') end
+   return ids
 end
 
 local function show(text)
@@ -66,27 +78,54 @@ local function show(text)
    io.stdout:flush()
 end
 
--- On several ranks the first one samples; the others have nothing to add.
-local function run(opt)
-   local tide = require 'tide'
-   if tide.comm.world().rank > 0 then return end
-   if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
-   local model = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
-      'E_UNSUPPORTED' }, tide.model.load, opt.from, { device = opt.device })
-   local prompt, stop, tokenizer = read_prompt(tide, opt, model)
-   io.stdout:write(opt.ids or opt.prompt)
-   tide.train.sample.generate(model, prompt, {
-      tokens = opt.tokens, temperature = opt.temperature, top_k = opt.top_k, top_p = opt.top_p,
-      min_p = opt.min_p, repetition_penalty = opt.repetition_penalty,
-      stop_strings = type(opt.stop) == 'string' and { opt.stop } or opt.stop,
-      seed = opt.seed, stop = stop, device = opt.device, tokenizer = tokenizer,
-      on_token = not tokenizer and function(id) show((' %d'):format(id)) end or nil,
-      on_text = tokenizer and show,
-   })
+-- Continues ids; prints them as text where there is a tokenizer.
+local function continue(tide, model, opt, ids, options)
+   local most = require('tide.train.rows').new(model).context
+   if #ids > most then
+      err.usage('generate', 'the prompt has %d tokens, the model reads %d; give a shorter one',
+         #ids, most)
+   end
+   local tokenizer = options.tokenizer
+   show(opt.ids or opt.prompt or '-- ')
+   options.on_text = tokenizer and show or nil
+   if not tokenizer then options.on_token = function(id) show((' %d'):format(id)) end end
+   tide.train.sample.generate(model, ids, options)
    io.stdout:write '\n'
 end
 
+local function check(opt)
+   if opt.chat and opt.ids then err.usage('generate', '--chat does not go with --ids') end
+   for _, name in ipairs { 'system', 'messages', 'chat_template', 'template_name' } do
+      if opt[name] and not opt.chat then
+         err.usage('generate', '--%s is about --chat', (name:gsub('_', '-')))
+      end
+   end
+end
+
+-- On several ranks the first one samples; the others have nothing to add.
+local function run(opt)
+   local tide = require 'tide'
+   check(opt)
+   if tide.comm.world().rank > 0 then return end
+   if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
+   local model, options, said = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
+      'E_UNSUPPORTED' }, function()
+      local model = tide.model.load(opt.from, { device = opt.device, verbose = opt.verbose })
+      return model, drawing.options(tide, model, opt)
+   end)
+   local ids = opt.ids and read_ids(opt, model.config.vocab_size)
+   if not ids then
+      local tokenizer = tokenizer_of(tide, opt, model)
+      options.tokenizer = tokenizer
+      options.stop = options.stop or { tokenizer.eos }
+   end
+   if opt.verbose then drawing.tell(options, said) end
+   if opt.chat then return talk.run(tide, model, opt, options) end
+   continue(tide, model, opt, ids or encode(opt, options.tokenizer, said.bos), options)
+end
+
 args.main(function(...)
-   local opt = args.parse('generate: sample from a checkpoint', options, { ... })
+   local opt = args.parse('generate: text of a checkpoint or a published folder, or a conversation',
+      table_of_options(), { ... })
    if opt then run(opt) end
 end, ...)

@@ -140,6 +140,8 @@ function tide.Tensor:zero_() end
 function tide.Tensor:zero_grad() end
 function tide.Tensor:zeros_like(opts) end
 tide.chat = {}
+function tide.chat.conversation(model, opts) end
+function tide.chat.find(path, name, model) end
 tide.chat.folder = {}
 function tide.chat.folder.load(dir, name) end
 function tide.chat.folder.templates(dir) end

@@ -108,17 +108,6 @@ local function tokenizer_of(job, tide, opt, model)
    return tok, path
 end
 
--- The folder of a model without its checkpoints: templates lie in runs, not in steps.
-local function template_in(tide, path)
-   if path and not fs.is_dir(path) then
-      return tide.chat.template(fs.read('chat.template', path))
-   end
-   for _, dir in ipairs { path, path and path:match '^(.*)/[^/]+/*$' } do
-      local found = tide.chat.folder.templates(dir)
-      if next(found) then return tide.chat.load(dir) end
-   end
-end
-
 local function listed(v) return type(v) == 'string' and { v } or v end
 
 -- The records of --data, and those to evaluate on, as data.chat.load gives them.
@@ -127,7 +116,7 @@ function chats.corpus(job, opt, model)
    if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of chats') end
    local tok, path = tokenizer_of(job, tide, opt, model)
    local o = { tokenizer = tok or tide.data.bytes, train_on = listed(opt.train_on),
-      template = job:check(template_in, tide, opt.chat_template or home(opt)),
+      template = job:check(tide.chat.find, opt.chat_template or home(opt), nil, home(opt)),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
    local corpus = job:check(tide.data.chat.load, listed(opt.data), o)
    if opt.val_data then

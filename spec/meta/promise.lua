@@ -9,6 +9,13 @@
 
 local promise = {}
 
+promise['lua/guide/generate.md'] = {
+   { 'Where the context has no room', 'recipe/chat', 'forgets the oldest turns' },
+   { 'seed the draws', 'lua/rows', 'draws alike on one thread and on two' },
+   { 'The letters of a special token', 'recipe/chat',
+      'takes what reads as a special token in a message as text' },
+}
+
 promise['README.md'] = {
    { 'No silent wrongness', 'comm/mismatch', 'is tried in at least 150 ways',
       'parallel/cp_documents', 'are combined by the rule, or refused', 'grad/tape',

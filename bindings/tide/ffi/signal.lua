@@ -66,4 +66,36 @@ function M.unwatch()
    return came
 end
 
+local SIGINT = signals.INT
+
+local Interrupts = {}
+Interrupts.__index = Interrupts
+
+-- Notes the next SIGINT; a second one before came() has answered ends the process. A read of the
+-- terminal is cut short by it.
+local function arm()
+   local new = ffi.new('tide_sigaction', { flags = SA_RESETHAND })
+   new.handler = ffi.cast('void (*)(int)', ffi.C.abs)
+   ffi.C.sigaction(SIGINT, new, nil)
+end
+
+-- True once after a SIGINT.
+function Interrupts.came()
+   local now = action_of(SIGINT)
+   if not now or now.handler ~= default then return false end
+   arm()
+   return true
+end
+
+-- Restores the action that was there before.
+function Interrupts:close() ffi.C.sigaction(SIGINT, self.before, nil) end
+
+-- Notes SIGINT in the place of the program's own handler until close: for prompts, which go on
+-- after it.
+function M.interrupts()
+   local self = setmetatable({ before = action_of(SIGINT) }, Interrupts)
+   arm()
+   return self
+end
+
 return M

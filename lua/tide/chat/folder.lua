@@ -84,4 +84,21 @@ function folder.load(dir, name)
    return require('tide.chat.template').new(text, tokens)
 end
 
+-- Returns the template at a path: a file that is one, or a folder, else the folder above (a run
+-- holds the template of its checkpoints); nil where neither folder has one. name: of several;
+-- model: a folder whose special tokens a template in a file sees.
+function folder.find(path, name, model)
+   err.type('chat.find', 'path', path, 'string')
+   if not fs.exists(path) then
+      err.raise('E_IO', 'chat.find', 'cannot read %s: there is no such file or folder', path)
+   elseif not fs.is_dir(path) then
+      local _, tokens = nil, {}
+      if model and fs.is_dir(model) then _, tokens = folder.templates(model) end
+      return require('tide.chat.template').new(fs.read('chat.find', path), tokens)
+   end
+   for _, dir in ipairs { path, path:match '^(.*)/[^/]+/*$' } do
+      if fs.is_dir(dir) and next((folder.templates(dir))) then return folder.load(dir, name) end
+   end
+end
+
 return folder

@@ -1,0 +1,215 @@
+-- A conversation: messages through a chat template to a model, and its answers as messages.
+--
+--    local talk = tide.chat.conversation(model, { tokenizer = tok, template = template })
+--    print(talk:say('What is 2 + 2?', { temperature = 0 }).text)
+--
+-- Fields: messages (a list of { role =, content = }), stops (ids that end an answer), context (most
+-- tokens that the model reads). Only the template writes special tokens: their letters in a message
+-- are text. Keys, values and states of earlier turns are reused as far as the ids begin alike.
+
+local copy = require 'tide.util.copy'
+local err = require 'tide.util.err'
+local sample = require 'tide.train.sample'
+local rows = require 'tide.train.rows'
+
+local op = 'chat.conversation'
+
+local Conversation = {}
+Conversation.__index = Conversation
+
+-- ---- text and ids ------------------------------------------------------------------------------
+
+-- While the template is rendered, two characters of a private plane of Unicode and a number between
+-- them stand in messages for letters that read as a special token.
+local open, close = '\244\143\191\176', '\244\143\191\177'
+
+local function hide(text, added)
+   for i, name in ipairs(added) do
+      local at = 1
+      while true do
+         local first, last = text:find(name, at, true)
+         if not first then break end
+         local mark = ('%s%d%s'):format(open, i, close)
+         text, at = text:sub(1, first - 1) .. mark .. text:sub(last + 1), first + #mark
+      end
+   end
+   return text
+end
+
+-- Texts of special tokens, the longest first; the byte tokenizer has none.
+local function special_texts(tokenizer)
+   local list, description = {}, rawget(tokenizer, 'description')
+   for _, token in ipairs(description and description.added or {}) do
+      if token.special then list[#list + 1] = token.text end
+   end
+   table.sort(list, function(a, b) return #a > #b or #a == #b and a < b end)
+   return list
+end
+
+local function encode(self, text, special)
+   if self.tokenizer.ids then return self.tokenizer.ids(text) end
+   return self.tokenizer:encode(text, { special = special, add_special_tokens = false })
+end
+
+-- The ids of a rendered text, in which hidden special tokens are text again.
+local function ids_of(self, text)
+   local out, at = {}, 1
+   local function add(part, special)
+      for _, id in ipairs(part ~= '' and encode(self, part, special) or {}) do
+         out[#out + 1] = id
+      end
+   end
+   for first, number, after in text:gmatch('()' .. open .. '(%d+)' .. close .. '()') do
+      local name = self.added[tonumber(number)]
+      if name then
+         add(text:sub(at, first - 1), true)
+         add(name, false)
+         at = after
+      end
+   end
+   add(text:sub(at), true)
+   return out
+end
+
+local function hidden(self, messages)
+   local list = {}
+   for i, message in ipairs(messages) do
+      list[i] = message
+      if type(message.content) == 'string' and message.role ~= 'assistant' then
+         list[i] = copy(message)
+         list[i].content = hide(message.content, self.added)
+      end
+   end
+   return list
+end
+
+-- The id with which the template ends an answer, or nil: the first special token behind one.
+local function turn_end(self)
+   local mark = 'an answer of tide'
+   local ok, text = pcall(self.template.render, self.template, {
+      { role = 'user', content = 'a question' }, { role = 'assistant', content = mark } }, {})
+   local last = ok and select(2, text:find(mark, 1, true))
+   local id = last and ids_of(self, (text:sub(last + 1):gsub('^%s+', '')))[1]
+   local added = rawget(self.tokenizer, 'added')
+   return id and added and added[id] and id or nil
+end
+
+-- ---- turns -------------------------------------------------------------------------------------
+
+local leads = { system = true, developer = true }
+
+-- Removes the oldest turn: a user message and what follows it, up to the next user message. Returns
+-- how many messages went; 0 where one turn is left.
+local function drop_turn(messages)
+   local first = 1
+   while messages[first] and leads[messages[first].role] do first = first + 1 end
+   for i = first + 1, #messages do
+      if messages[i].role == 'user' then
+         for _ = first, i - 1 do table.remove(messages, first) end
+         return i - first
+      end
+   end
+   return 0
+end
+
+-- ---- doors -------------------------------------------------------------------------------------
+
+local conversation = {}
+
+-- Begins a conversation with a model (of tide.model.load, say). opts:
+--    tokenizer  of tide.tokenizer, or tide.data.bytes
+--    template   of tide.chat
+--    messages   a list to begin with, such as { { role = 'system', content = .. } }
+--    variables  of the template, such as enable_thinking
+--    stop       an id that ends an answer, or a list of them; that of the template is added
+function conversation.new(model, opts)
+   opts = err.options(op, opts, { 'tokenizer', 'template', 'messages', 'variables', 'stop' })
+   if type(model) ~= 'table' or type(model.config) ~= 'table' then
+      err.arg(op, 'model', 'a model of tide.model', model)
+   end
+   err.type(op, 'tokenizer', opts.tokenizer, 'table')
+   err.type(op, 'template', opts.template, 'table')
+   local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
+      variables = opts.variables or {}, start = opts.messages or {}, cache = {}, stops = {},
+      added = special_texts(opts.tokenizer), context = rows.new(model).context }, Conversation)
+   local stop = type(opts.stop) == 'table' and opts.stop or { opts.stop }
+   for i, id in ipairs(stop) do self.stops[i] = id end
+   self.stops[#self.stops + 1] = turn_end(self)
+   self:reset()
+   return self
+end
+
+-- Goes back to the messages of the beginning.
+function Conversation:reset()
+   self.messages = {}
+   for i, message in ipairs(self.start) do self.messages[i] = message end
+end
+
+-- Sets the system message (nil: none), and goes back to the messages of the beginning.
+function Conversation:system(text)
+   if text ~= nil then err.type('chat.system', 'text', text, 'string') end
+   local start = { text and { role = 'system', content = text } or nil }
+   for _, message in ipairs(self.start) do
+      if not leads[message.role] then start[#start + 1] = message end
+   end
+   self.start = start
+   self:reset()
+end
+
+-- Returns the ids of the conversation so far, with the opening of an answer.
+function Conversation:ids()
+   local vars = copy(self.variables)
+   vars.add_generation_prompt = true
+   return ids_of(self, (self.template:render(hidden(self, self.messages), vars)))
+end
+
+-- Drops oldest turns until the context has room for an answer. Returns the ids of the rest, and how
+-- many messages went.
+local function fitted(self, tokens)
+   local room = math.max(1, math.min(tokens, math.floor(self.context / 4)))
+   local ids, dropped = self:ids(), 0
+   while #ids + room > self.context do
+      local n = drop_turn(self.messages)
+      if n == 0 then break end
+      ids, dropped = self:ids(), dropped + n
+   end
+   if #ids >= self.context then
+      err.raise('E_ARG', op, 'the message makes %d tokens, the model reads %d; give a shorter one',
+         #ids, self.context)
+   end
+   return ids, dropped
+end
+
+local function answer(self, opts)
+   local o = copy(opts)
+   o.tokens = o.tokens or 128
+   local ids, dropped = fitted(self, o.tokens)
+   o.tokens = math.min(o.tokens, self.context - #ids)
+   o.tokenizer, o.stop, o.cache = self.tokenizer, self.stops, self.cache
+   local _, result = sample.generate(self.model, ids, o)
+   result.dropped = dropped
+   result.full = result.reason == 'length' and #ids + #result.ids >= self.context
+   return result
+end
+
+-- Adds a user message (nil: the messages end with one already) and the answer to the messages.
+-- Returns what sample.generate does, { ids, text, reason }, and in it `dropped`, the number of old
+-- messages that went to make room, and `full`: the answer ends because the context does. Turns go
+-- oldest first, system messages stay; room is a quarter of the context, or opts.tokens if fewer.
+-- opts: of sample.generate, without tokenizer, stop and cache. After an error the messages are as
+-- before. E_ARG: the message alone is too long.
+function Conversation:say(text, opts)
+   if text ~= nil then err.type('chat.say', 'text', text, 'string') end
+   local before = self.messages
+   self.messages = copy(before)
+   self.messages[#before + 1] = text and { role = 'user', content = text }
+   local ok, result = pcall(answer, self, opts or {})
+   if not ok then
+      self.messages = before
+      error(result, 0)
+   end
+   self.messages[#self.messages + 1] = { role = 'assistant', content = result.text }
+   return result
+end
+
+return conversation
