@@ -376,6 +376,26 @@ static void test_sizes(void **state)
       }
 }
 
+/* As decoding has them: one to four queries, any width, masks of all kinds. */
+static void test_few_queries(void **state)
+{
+  static const int64_t width[] = { 1, 15, 16, 40, 64, 72, 128, 136, 256 };
+  (void)state;
+  for (int i = 0; i < 120; i++) {
+    kase c = plain(all_dtypes[i & 1]);
+    c.b = 1 + (i & 2) / 2;
+    c.tq = 1 + below(4), c.tk = 1 + below(300);
+    c.hk = 1 + below(2), c.h = c.hk * (1 + below(3));
+    c.d = width[below(9)], c.dv = i % 5 ? c.d : width[below(9)];
+    c.causal = i % 3 != 0;
+    c.q_start = c.causal ? below(c.tk + 8) - 4 : 0;
+    c.left = i & 4 ? below(60) : -1;
+    c.index = i % 7 == 0 ? PACKED : i % 7 == 1 ? SHUFFLED : c.index;
+    c.softcap = i & 8 ? 5.0f : 0.0f;
+    check(&c);
+  }
+}
+
 static void test_masks(void **state)
 {
   (void)state;
@@ -552,7 +572,8 @@ static void test_not_finite(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_sizes), cmocka_unit_test(test_masks), cmocka_unit_test(test_documents),
+    cmocka_unit_test(test_sizes), cmocka_unit_test(test_few_queries),
+    cmocka_unit_test(test_masks), cmocka_unit_test(test_documents),
     cmocka_unit_test(test_heads_bias_softcap), cmocka_unit_test(test_drawn),
     cmocka_unit_test(test_not_finite),
   };

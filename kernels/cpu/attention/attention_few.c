@@ -7,19 +7,27 @@
  */
 #include <math.h>
 #include <string.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/row.h"
 
 /* At most ATTN_LANE queries: they are one group of the mask. */
-enum { MOST_QUERIES = 4, AHEAD = 12 };
+enum { MOST_QUERIES = 4, AHEAD = 16 };
+
+/* dots: to[j] = by . t[j]; sums: to += the sum of by[j] t[j]. t[j]: row j of n from element `at`
+ * on. */
+typedef void few_part(float *to, const float *by, const k_tensor *t, int64_t at, int64_t n);
 
 typedef struct few {
   attn s;
   const k_tensor *out, *lse;
   float *scratch;
   int64_t rows, nscratch; /* queries of a task; floats per thread */
+  few_part *dots, *sums;
 } few;
 
 typedef struct few_scratch { float *q, *x, *o, *top, *sum; } few_scratch;
@@ -140,6 +148,81 @@ TIDE_LEVELS(void, few_scale, (float *x, int64_t n, float by), (x, n, by))
   for (int64_t i = 0; i < n; i++) x[i] *= by;
 }
 
+/* ---- the same two in AVX-512 ---- */
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+enum { TOGETHER = 8 }; /* keys whose sums do not wait for one another */
+
+TIDE_AVX512_INLINE void zmm_dots_of(float *x, const float *q, const void *k, int64_t ld, int64_t n,
+                                    int64_t d, const int dtype)
+{
+  for (int64_t j = 0; j < n; j += TOGETHER) {
+    __m512 sum[TOGETHER];
+#pragma GCC unroll 8
+    for (int i = 0; i < TOGETHER; i++) {
+      sum[i] = _mm512_setzero_ps();
+      fetch(k, j + i, ld, d, dtype == TIDE_F32 ? 4 : 2);
+    }
+    for (int64_t c = 0; c < d; c += 16) {
+      const __mmask16 mask = vec_lanes(d - c);
+      const __m512 y = _mm512_maskz_loadu_ps(mask, q + c);
+#pragma GCC unroll 8
+      for (int i = 0; i < TOGETHER; i++) {
+        const int64_t at = (j + i < n ? j + i : n - 1) * ld + c;
+        sum[i] = _mm512_fmadd_ps(y, vec_load16(k, at, dtype, mask), sum[i]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < TOGETHER; i++)
+      if (j + i < n) x[j + i] = _mm512_reduce_add_ps(sum[i]);
+  }
+}
+
+/* Adds p[j] v[j] to at most nvec vectors of o, which stay in registers meanwhile. */
+TIDE_AVX512_INLINE void zmm_sums_of(float *o, const float *p, const void *v, int64_t ld, int64_t n,
+                                    int64_t d, const int nvec, const int dtype)
+{
+  __m512 sum[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < nvec; i++) sum[i] = _mm512_maskz_loadu_ps(vec_lanes(d - 16 * i), o + 16 * i);
+  for (int64_t j = 0; j < n; j++) {
+    fetch(v, j, ld, d, dtype == TIDE_F32 ? 4 : 2);
+    if (p[j] == 0.0f) continue; /* as in sums_of */
+    const __m512 by = _mm512_set1_ps(p[j]);
+#pragma GCC unroll 8
+    for (int i = 0; i < nvec; i++) {
+      const __m512 y = vec_load16(v, j * ld + 16 * i, dtype, vec_lanes(d - 16 * i));
+      sum[i] = _mm512_fmadd_ps(by, y, sum[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < nvec; i++) _mm512_mask_storeu_ps(o + 16 * i, vec_lanes(d - 16 * i), sum[i]);
+}
+
+TIDE_AVX512 static void zmm_dots(float *x, const float *q, const k_tensor *k, int64_t at, int64_t n)
+{
+  const int64_t d = k->shape[3], ld = k->stride[1];
+  if (k->dtype == TIDE_F32) zmm_dots_of(x, q, (const float *)k->data + at, ld, n, d, TIDE_F32);
+  else zmm_dots_of(x, q, (const uint16_t *)k->data + at, ld, n, d, TIDE_BF16);
+}
+
+TIDE_AVX512 static void zmm_sums(float *o, const float *p, const k_tensor *v, int64_t at, int64_t n)
+{
+  const int64_t d = v->shape[3], ld = v->stride[1];
+  for (int64_t c = 0; c < d; c += 128) {
+    const int64_t left = d - c;
+    const float *f = (const float *)v->data + at + c;
+    const uint16_t *h = (const uint16_t *)v->data + at + c;
+    if (v->dtype == TIDE_F32 && left <= 64) zmm_sums_of(o + c, p, f, ld, n, left, 4, TIDE_F32);
+    else if (v->dtype == TIDE_F32) zmm_sums_of(o + c, p, f, ld, n, left, 8, TIDE_F32);
+    else if (left <= 64) zmm_sums_of(o + c, p, h, ld, n, left, 4, TIDE_BF16);
+    else zmm_sums_of(o + c, p, h, ld, n, left, 8, TIDE_BF16);
+  }
+}
+
+#endif
+
 /* ---- a task ---- */
 
 static void few_start(const few *w, const few_scratch *m, int64_t b, int64_t hk)
@@ -168,7 +251,7 @@ static void few_block(const few *w, const few_scratch *m, int64_t b, int64_t hk,
   lanes.kpos += j0;
   for (int64_t r = 0; r < w->rows; r++) {
     float *x = m->x + r * ATTN_K;
-    few_dots(x, m->q + r * s->d, s->k, k_at, n);
+    w->dots(x, m->q + r * s->d, s->k, k_at, n);
     if (s->a->softcap != 0) few_cap(x, n, s->a->softcap);
     if (!span[0].full) few_hide(x, n, &lanes, r % s->tq);
   }
@@ -176,7 +259,7 @@ static void few_block(const few *w, const few_scratch *m, int64_t b, int64_t hk,
     float *o = m->o + r * s->dv, *x = m->x + r * ATTN_K;
     const float alpha = few_soft(x, n, &m->top[r], &m->sum[r]);
     if (alpha != 1.0f) few_scale(o, s->dv, alpha);
-    few_sums(o, x, s->v, v_at, n);
+    w->sums(o, x, s->v, v_at, n);
   }
 }
 
@@ -217,6 +300,10 @@ void tide__attn_few(const attn *s, const k_call *c)
 {
   few w = { .out = &c->out[0], .lse = &c->out[1] };
   few_open(&w, s);
+  w.dots = few_dots, w.sums = few_sums;
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (tide__cpu_isa() & CPU_ISA_AVX512) w.dots = zmm_dots, w.sums = zmm_sums;
+#endif
   tide__attn_mask_fill(&w.s, c->work);
   w.scratch = (float *)((char *)c->work + tide__attn_mask_bytes(s));
   tide__pool_tasks(c->nthread, s->nb * s->nhk, 1, few_tasks, &w);

@@ -49,7 +49,9 @@ typedef struct skinny {
 
 /* ---- B runs along k: dot products ---- */
 
-/* Computes ncol columns of C from column j (those past the end repeat the last), nrow rows of A. */
+/* Computes ncol columns of C from column j (those past the end repeat the last), nrow rows of A.
+ * With more than two rows the few columns leave memory idle unless the next ones are prefetched;
+ * with one or two the many columns suffice, and prefetching slows them down. */
 TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int64_t j, int64_t end,
                         const int ncol, const int nrow, const int dtype)
 {
@@ -70,7 +72,7 @@ TIDE_AVX512_INLINE void dots(const skinny *s, float *stage, const float *a, int6
 #pragma GCC unroll 8
     for (int c = 0; c < ncol; c++) {
       b[c] = vec_load16(col[c], p, dtype, 0xffff);
-      if (!(p * size & 32)) _mm_prefetch(col[c] + p * size + ahead, _MM_HINT_T1);
+      if (nrow > 2 && !(p * size & 32)) _mm_prefetch(col[c] + p * size + ahead, _MM_HINT_T1);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < nrow; r++) {
@@ -137,7 +139,7 @@ TIDE_AVX512_BF16_INLINE void pair_dots(const skinny *s, float *stage, const uint
 #pragma GCC unroll 8
     for (int c = 0; c < ncol; c++) {
       b[c] = p < full ? _mm512_loadu_si512(col[c] + p) : _mm512_maskz_loadu_epi16(mask, col[c] + p);
-      _mm_prefetch(col[c] + p + ahead, _MM_HINT_T1);
+      if (nrow > 2) _mm_prefetch(col[c] + p + ahead, _MM_HINT_T1);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < nrow; r++) {

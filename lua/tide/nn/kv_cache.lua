@@ -1,9 +1,10 @@
 -- Keys and values of earlier tokens, kept for generation: an append copies the new ones alone.
 --
 -- A cache is a table of one layer. k and v [B, T, K, D] are views of `room`, buffers that are
--- longer than T and grow by half. Tables that share a room (copies of a cache, as a search over
--- several continuations makes them) may each append: the first writes behind `filled`, another one
--- moves to a room of its own.
+-- longer than T and grow by half; there, the tokens of a head lie one after the other. Tables that
+-- share a room (copies of a cache, as a search over several continuations makes them) may each
+-- append: the first writes behind its views, and the others, whose views are no longer the room's
+-- last, move to rooms of their own. So does a cache whose k or v the caller replaced.
 
 local tide = require 'tide'
 local private = require 'tide.util.private'
@@ -24,9 +25,10 @@ end
 
 -- A buffer for old with tokens to spare, old in it.
 local function spacious(old, more)
-   local shape, T = old.shape, old:size(2)
-   shape[2] = T + more + math.max(least, math.floor(T / 2))
-   local buffer = tide.empty(shape, { dtype = old.dtype, device = old.device })
+   local B, T, K, D = unpack(old.shape)
+   local room = T + more + math.max(least, math.floor(T / 2))
+   local whole = tide.empty({ B, K, room, D }, { dtype = old.dtype, device = old.device })
+   local buffer = private.replace(whole, whole:permute(1, 3, 2, 4))
    local begin = buffer:narrow(2, 1, T)
    begin:copy_(old)
    private.spend(begin)
@@ -44,11 +46,12 @@ end
 function kv_cache.extend(cache, k, v)
    if cache.k and is_plain(cache.k, k) and is_plain(cache.v, v) then
       local T, n, room = cache.k:size(2), k:size(2), cache.room
-      if not room or room.filled ~= T or room.k:size(2) < T + n then
+      if not room or not rawequal(cache.k, room.last_k) or not rawequal(cache.v, room.last_v)
+         or room.k:size(2) < T + n then
          room = { k = spacious(cache.k, n), v = spacious(cache.v, n) }
       end
-      cache.room, room.filled = room, T + n
       k, v = append(room.k, T, k), append(room.v, T, v)
+      cache.room, room.last_k, room.last_v = room, k, v
    elseif cache.k then
       k = private.replace(k, tide.cat({ cache.k, k }, 2))
       v = private.replace(v, tide.cat({ cache.v, v }, 2))
