@@ -60,6 +60,21 @@ describe('train.sample.pick', function()
       assert.equal('E_ARG', raised(sample.pick, { 1 }, 0, { min_p = 2 }).code)
    end)
 
+   it('sorts no vocabulary', function()
+      local logits, sort, calls = {}, table.sort, 0
+      for i = 1, 5000 do logits[i] = (i * 7919 % 5000) / 500 end
+      rawset(table, 'sort', function(...)
+         calls = calls + 1
+         return sort(...)
+      end)
+      for _, o in ipairs { {}, { top_k = 40 }, { top_p = 0.9 }, { min_p = 0.05 },
+         { temperature = 0 } } do
+         sample.pick(logits, 0.5, o)
+      end
+      rawset(table, 'sort', sort)
+      assert.equal(0, calls)
+   end)
+
    it('penalises as transformers and servers do', function()
       local logits = { 2, -2, 1, 4 }
       pick.penalise(logits, { [0] = 1, [1] = 2, [9] = 1 }, { [1] = 2, [2] = 1 },
@@ -123,6 +138,24 @@ describe('train.sample.generate', function()
          { stop = { 99, 100 }, temperature = 0 })
       assert.same({ 97, 98 }, ids)
       assert.equal('stop', result.reason)
+   end)
+
+   it('takes the first of the best of each row, and refuses NaN, at temperature 0', function()
+      local values = { 0, 3, 3, -1 }
+      local model = Script 'x'
+      function model.forward(_, ids)
+         local rows = {}
+         for r = 1, ids:size(1) do rows[r] = { values } end
+         return tide.tensor(rows)
+      end
+      local o = { tokens = 2, temperature = 0, device = 'cpu' }
+      assert.same({ 1, 1 }, (sample.generate(model, { 2 }, o)))
+      values = { -math.huge, -math.huge }
+      assert.same({ 0, 0 }, (sample.generate(model, { 1 }, o)))
+      values = { 0, 1, 0 / 0 }
+      local e = raised(sample.generate, model, { 1 }, o)
+      assert.equal('E_STATE', e.code)
+      assert.matches('logit of id 2 is NaN', e.message)
    end)
 
    it('refuses what it cannot do, and leaves the mode of the model alone', function()

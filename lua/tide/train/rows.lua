@@ -108,7 +108,7 @@ local function place(self, n, T)
 end
 
 -- Reads one list of ids per row, all of one length, after those before. Returns the logits behind
--- each row: a list of lists.
+-- each row: f32 [rows, vocabulary].
 function Rows:advance(lists)
    local fed, T = self.fed, #lists[1]
    self.fed = nil                      -- unknown if the call fails half-way
@@ -117,7 +117,7 @@ function Rows:advance(lists)
    self.width = self.width + T
    for _, id in ipairs(fed and lists[1] or {}) do fed[#fed + 1] = id end
    self.fed = fed
-   return logits:select(2, logits:size(2)):float():tolist()
+   return logits:select(2, logits:size(2)):float()
 end
 
 -- Whether the next token switches longrope to its long factors, so that all tokens are to be read

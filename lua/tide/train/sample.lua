@@ -31,14 +31,30 @@ local function tail(list, n)
    return out
 end
 
+-- Returns the id of the largest logit of each row, found without copying the logits out; nil where
+-- the draw needs more than that: it has penalties or a temperature, or NaN is to be refused.
+local function best_ids(logits, o)
+   if o.temperature ~= 0 or o.repetition_penalty ~= 1 or o.presence_penalty ~= 0
+      or o.frequency_penalty ~= 0 then
+      return nil
+   end
+   for _, most in ipairs(logits:amax(2):tolist()) do
+      if most ~= most then return nil end
+   end
+   return logits:argmax(2):tolist()
+end
+
 -- Draws the next id of each answer that goes on; the others repeat their last one, so that their
 -- rows stay. Returns whether any answer goes on.
 local function draw_rows(group, logits, i, o)
-   local goes_on = false
+   local goes_on, best = false, best_ids(logits, o)
+   local lists = not best and logits:tolist()
    for r, answer in ipairs(group) do
-      if not answer.reason then
-         pick.penalise(logits[r], answer.seen, answer.said, o)
-         answer:add(pick.draw(o.op, logits[r], hash.mix(o.seed + answer.row - 1, i) / 2^32, o))
+      if not answer.reason and best then
+         answer:add(best[r])
+      elseif not answer.reason then
+         pick.penalise(lists[r], answer.seen, answer.said, o)
+         answer:add(pick.draw(o.op, lists[r], hash.mix(o.seed + answer.row - 1, i) / 2^32, o))
       end
       goes_on = goes_on or not answer.reason
    end
