@@ -114,6 +114,7 @@ local good = {
    ['function'] = function() end, module = tide.nn.Attention { dim = 4, heads = 2 },
    comm = solo, ranks = solo, axis = solo, cu = { 0, 2 }, rows = {}, counts = {}, ['false'] = false,
    plan = tide.parallel.cp_map.new { length = 2 },
+   optimizer = tide.optim.SGD(tide.nn.Linear(2, 2)),
    source = tide.data.tokens.memory('\1\0\2\0', 2), mesh = tide.parallel.mesh({ dp = 1 },
       { comm = solo }), sharded = tide.parallel.fully_shard(tide.nn.Linear(2, 2), solo),
 }

@@ -16,9 +16,8 @@ function AdamW:init(params, opts)
       { lr = opts.lr, decay_vectors = opts.decay_vectors })
 end
 
--- One update of a bucket; see Optimizer:check_update.
+-- One update of a bucket; see Optimizer:update.
 function AdamW:update(group, bucket, lr, opts)
-   self:check_update(group, bucket, lr, opts)
    require('tide').update.adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),
       v = self.column(bucket.states, 'v'), master = self.column(bucket.states, 'master'),
@@ -30,6 +29,7 @@ function AdamW:update(group, bucket, lr, opts)
 end
 
 return signature.doors('optim.AdamW', AdamW, {
+   update = Optimizer.takes.update,
    init = { opts = {
       'lr: number >= 0 | function = 1e-3 -- learning rate, or a function of the step',
       'beta1: number in [0, 1) = 0.9 -- decay of the mean of gradients',

@@ -14,6 +14,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local Optimizer = class 'Optimizer'
 
@@ -241,29 +242,9 @@ function Optimizer:take_back()
    self:_add_steps(self.counted, -1)
 end
 
--- What a class of optimisers is given: one { name =, param = }; and a group, a bucket of it with
--- lists of equal length, a rate and options.
-function Optimizer:check_entry(entry)
-   local op = self.op .. '.new_state'
-   if not tide.is_tensor(err.type(op, 'entry', entry, 'table').param) then
-      err.arg(op, 'entry.param', 'a tensor', entry.param)
-   end
-end
-
--- The same of an update: a group, a bucket of it (lists p, g, states), the rate and options.
-function Optimizer:check_update(group, bucket, lr, opts)
-   local op = self.op .. '.update'
-   err.type(op, 'group', group, 'table')
-   err.type(op, 'bucket', bucket, 'table')
-   for _, k in ipairs { 'p', 'g', 'states' } do err.type(op, 'bucket.' .. k, bucket[k], 'table') end
-   err.number(op, 'lr', lr, 0)
-   err.type(op, 'opts', opts, 'table')
-end
-
 -- Returns the state of a parameter before its first update: zeros for each of the class's fields,
 -- `master` as the weight in f32 (parameters of 16 bits alone). entry: { name =, param = }.
 function Optimizer:new_state(entry)
-   self:check_entry(entry)
    local state = { step = 0 }
    for _, field in ipairs(self.fields) do
       if field == 'master' then
@@ -286,7 +267,6 @@ end
 -- group, lr), which changes weight and the fields of state. weight is the f32 copy where `fields`
 -- has 'master' and the parameter 16 bits. E_UNSUPPORTED for found_inf and within a captured step.
 function Optimizer:update(group, bucket, lr, opts)
-   self:check_update(group, bucket, lr, opts)
    if bucket.rates or opts.found_inf then
       err.raise('E_UNSUPPORTED', self.op .. '.update', 'class %s has update_parameter, and a '
          .. 'captured step needs a method update', tostring(self.class_name))
@@ -367,11 +347,6 @@ end
 -- missing, E_SHAPE where one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
-   err.type(op, 'tensors', tensors, 'table')
-   err.type(op, 'meta', meta, 'table')
-   err.raise_if(meta.kind ~= self.class_name, 'E_ARG', op, 'the state is of %s, this is %s',
-      tostring(meta.kind), self.class_name)
-   err.type(op, 'meta.counts', meta.counts, 'table')
    local known, state = {}, {}
    tide.no_grad(function()
       for _, entry in ipairs(self:entries()) do
@@ -384,15 +359,27 @@ function Optimizer:load_state_dict(tensors, meta)
       err.raise_if(not known[name], 'E_ARG', op, "the state has a parameter '%s' that is not "
          .. 'optimised here', name)
    end
-   self.steps = err.integer(op, 'steps', meta.steps, 0)
+   self.steps = meta.steps
    self.state, self.counted = state, nil
 end
 
--- Returns v, an instance of a class that extends Optimizer; raises E_ARG of `op` for others.
-function Optimizer.check(op, name, v)
-   if class.is(v, Optimizer) then return v end
-   err.arg(op, name, 'an optimiser: tide.optim.AdamW, SGD, or a class of your own that extends '
-      .. 'tide.optim.Optimizer (lua/guide/optimizer.md)', v)
-end
+local text = 'an optimiser: tide.optim.AdamW, SGD, or a class of your own that extends '
+   .. 'tide.optim.Optimizer (lua/guide/optimizer.md)'
+signature.kind('optimizer', text, function(v) return class.is(v, Optimizer) end, 'tide.Optimizer')
+signature.record('optimizer_meta', 'a table { kind =, steps =, counts = }', {
+   'kind: any', 'steps: integer >= 0', 'counts: table' })
+signature.record('entry', 'a table { name =, param = }', { 'param: tensor' })
+signature.record('bucket', 'a table { p =, g =, states = }', { 'p: table', 'g: table',
+   'states: table' })
 
-return Optimizer
+-- What the methods of a class of optimisers are given: one { name =, param = }; a group, a bucket
+-- of it with lists of equal length, the rate and options.
+Optimizer.takes = {
+   new_state = 'entry: entry', update = 'group: table; bucket: bucket; lr: number >= 0; opts: table',
+}
+return signature.doors('optim.Optimizer', Optimizer, {
+   new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
+   load_state_dict = { { 'tensors: table', 'meta: optimizer_meta',
+      'where meta.kind == self.class_name -- the state is of {meta.kind}, this is '
+         .. '{self.class_name}' } },
+})

@@ -2,7 +2,6 @@
 -- 16-bit parameters. One fused call per group.
 
 local class = require 'tide.class'
-local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local Optimizer = require 'tide.optim.optimizer'
 
@@ -12,8 +11,6 @@ SGD.fields = { 'buf', 'master' }
 
 -- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
-   err.arg_if(opts.nesterov and (opts.momentum == 0 or opts.dampening ~= 0), 'optim.SGD',
-      'nesterov', 'momentum > 0 and dampening 0 with it', true)
    Optimizer.init(self, 'optim.SGD', params, { momentum = opts.momentum,
       dampening = opts.dampening, weight_decay = opts.weight_decay, nesterov = opts.nesterov },
       { lr = opts.lr, decay_vectors = opts.decay_vectors })
@@ -21,15 +18,13 @@ end
 
 -- The state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
-   self:check_entry(entry)
    local state = { step = 0, master = self.master(entry.param) }
    if self.defaults.momentum > 0 then state.buf = self.zeros_like(entry.param) end
    return state
 end
 
--- One update of a bucket; see Optimizer:check_update.
+-- One update of a bucket; see Optimizer:update.
 function SGD:update(group, bucket, lr, opts)
-   self:check_update(group, bucket, lr, opts)
    require('tide').update.sgd_({
       p = bucket.p, g = bucket.g, buf = self.column(bucket.states, 'buf'),
       master = self.column(bucket.states, 'master'), g_scale = opts.factor, rates = bucket.rates,
@@ -42,11 +37,14 @@ function SGD:update(group, bucket, lr, opts)
 end
 
 return signature.doors('optim.SGD', SGD, {
+   new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
    init = { opts = {
       'lr: number >= 0 | function = 1e-2 -- learning rate, or a function of the step',
       'momentum: number >= 0 = 0 -- share of earlier gradients that is kept',
       'dampening: number in [0, 1] = 0 -- share of the new gradient that is left out',
       'weight_decay: number >= 0 = 0 -- coupled decay, of matrices',
       "nesterov: boolean = false -- Nesterov's form of momentum",
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too',
+      'where not nesterov or momentum > 0 and dampening == 0 -- nesterov: expected momentum > 0 '
+         .. 'and dampening 0 with it' } },
 })

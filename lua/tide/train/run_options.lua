@@ -7,13 +7,13 @@ local survey = require 'tide.data.survey'
 local launch = require 'tide.comm.launch'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'
-local Optimizer = require 'tide.optim.optimizer'
+require 'tide.optim.optimizer'
 
 local options = {}
 
 -- What train.run and train.loop take (see util.signature); each has `steps` of its own.
 options.rows = {
-   'model: table -- with a method loss', 'optim: any -- the optimiser of its parameters',
+   'model: table -- with a method loss', 'optim: optimizer -- that of its parameters',
    'train: source -- tokens to train on', 'val: source? -- tokens to evaluate on',
    'sampler: table -- which of them each step takes',
    'accum: integer >= 1 = 1 -- micro-batches of a step',
@@ -42,7 +42,6 @@ options.rows = {
 }
 
 local function check_parts(op, o)
-   Optimizer.check(op, 'optim', o.optim)
    err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
       'one that knows the documents of val (val_cu), or no val', o.sampler)
 end

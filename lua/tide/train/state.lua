@@ -3,15 +3,13 @@
 -- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
 
 local tide = require 'tide'
-local class = require 'tide.class'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local layout = require 'tide.parallel.fsdp.layout'
-local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
-local Optimizer = require 'tide.optim.optimizer'
 
 local state = {}
 
@@ -82,30 +80,12 @@ local function tensors_of(run)
    return { pieces = pieces_of(run.parallel, run.optim), comm = run.parallel.comm }, meta
 end
 
-local function check_sharded(op, name, v)
-   err.arg_if(type(v) ~= 'table' or not v.is_sharded, op, name, 'what tide.parallel.fully_shard '
-      .. 'returned', v)
-   return v
-end
-
--- Raises unless run has a model and an optimiser, and of the rest what it should be.
-local function check_run(op, run)
-   err.type(op, 'run', run, 'table')
-   if not class.is(run.model, nn.Module) then err.arg(op, 'run.model', 'a module', run.model) end
-   Optimizer.check(op, 'run.optim', run.optim)
-   for _, k in ipairs { 'sampler', 'ctx' } do
-      if run[k] ~= nil then err.type(op, 'run.' .. k, run[k], 'table') end
-   end
-   if run.parallel ~= nil then check_sharded(op, 'run.parallel', run.parallel) end
-end
-
 -- The random numbers of a run are those of its context, the state's own unless it names one.
 local function ctx_of(run) return run.ctx or tide.default() end
 
 -- run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=, fingerprint=, accum=, val_loss=,
 -- best=, parallel= }. With parallel (a Sharded), every rank calls it.
 function state.collect(run)
-   check_run('train.state.collect', run)
    local saved, meta = tensors_of(run)
    saved.plain = {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
@@ -120,7 +100,6 @@ end
 -- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run goes
 -- on from. Every rank calls it.
 function state.weights(sharded)
-   check_sharded('train.state.weights', 'sharded', sharded)
    return { pieces = pieces_of(sharded), comm = sharded.comm, plain = {
       step = 0, optim = { kind = 'none', steps = 0, counts = {} },
       config = family.config(sharded.model), family = family.of(sharded.model),
@@ -256,8 +235,6 @@ end
 -- Collective: an error of one rank is one of all.
 local function load_pieces(op, run, saved)
    local sharded, from, meta = run.parallel, saved.store, saved.plain.optim
-   err.raise_if(not from, 'E_ARG', op, 'a sharded model is restored from checkpoint.load(where, { '
-      .. 'lazy = true })')
    dist.together(sharded.comm, op, function()
       check_pieces(op, run, from, meta)
       family.check(op, saved.plain, sharded.model)
@@ -273,11 +250,7 @@ end
 -- The parameters alone of a sharded model, from checkpoint.load(where, { lazy = true }).
 -- Collective.
 function state.restore_model(sharded, saved)
-   local op = 'train.state.restore_model'
-   check_sharded(op, 'sharded', sharded)
-   local from = err.type(op, 'saved', saved, 'table').store
-   err.arg_if(not from, op, 'saved', 'what checkpoint.load(where, { lazy = true }) gave', saved)
-   err.type(op, 'saved.plain', saved.plain, 'table')
+   local op, from = 'train.state.restore_model', saved.store
    dist.together(sharded.comm, op, function()
       check_model(op, sharded, from)
       family.check(op, saved.plain, sharded.model)
@@ -289,18 +262,12 @@ end
 
 -- saved: as collect gives. Sets everything in `run` and returns the step.
 function state.restore(run, saved)
-   local op = 'train.state.restore'
-   err.type(op, 'run', run, 'table')
-   local plain = err.type(op, 'saved.plain', err.type(op, 'saved', saved, 'table').plain, 'table')
-   err.integer(op, 'step', plain.step, 0)
-   check_run(op, run)
+   local op, plain = 'train.state.restore', saved.plain
    if type(plain.data) == 'table' then check_data(op, run, plain.data) end
    if run.sampler then check_rows(op, plain.sampler, run.sampler:state()) end
    if run.parallel then
       load_pieces(op, run, saved)
    else
-      err.raise_if(saved.store, 'E_ARG', op, "argument 'saved': its tensors are not loaded (lazy = "
-         .. 'true), which is for a sharded model, run.parallel; load it without')
       family.check(op, plain, run.model)
       run.model:load_state_dict(saved.model)
       load_whole_optim(op, run.optim, saved, plain.optim)
@@ -311,4 +278,18 @@ function state.restore(run, saved)
    return run.step
 end
 
-return state
+signature.record('run_state', 'a table { model =, optim =, .. }', { 'model: module',
+   'optim: optimizer', 'sampler: table?', 'ctx: table?', 'parallel: sharded?' })
+signature.record('saved_plain', 'a table { step =, .. }', { 'step: integer >= 0' })
+signature.record('saved_state', 'what tide.train.checkpoint.load gave', { 'plain: saved_plain' })
+return signature.doors('train.state', state, {
+   collect = 'run: run_state', weights = 'sharded: sharded',
+   restore_model = { { 'sharded: sharded', 'saved: saved_state',
+      "where saved.store -- argument 'saved': expected what checkpoint.load(where, "
+         .. '{ lazy = true }) gave' } },
+   restore = { { 'run: run_state', 'saved: saved_state',
+      'where not run.parallel or saved.store -- a sharded model is restored from '
+         .. 'checkpoint.load(where, { lazy = true })',
+      "where run.parallel or not saved.store -- argument 'saved': its tensors are not loaded (lazy "
+         .. '= true), which is for a sharded model, run.parallel; load it without' } },
+})

@@ -46,7 +46,6 @@ end
 -- gradients that the host sees).
 function step.new(opts)
    local op = 'train.step.new'
-   tide.optim.Optimizer.check(op, 'optim', opts.optim)
    local sharded, comm = opts.parallel, opts.comm or dist.world()
    check_loss(op, opts.model)
    replicas.check_cut(op, opts)
@@ -125,7 +124,7 @@ signature.doors('train.step', Step, {
 return signature.doors('train.step', step, {
    new = { opts = {
       'model: table -- with loss(ids, labels, { count = n })',
-      'optim: any -- the optimiser of its parameters',
+      'optim: optimizer -- that of its parameters',
       'clip: number >= 0 = 0 -- limit of the gradient norm; 0: none',
       'comm: comm? -- ranks with data of their own; all by default',
       'loss_options: any? -- of the loss',

@@ -18,7 +18,8 @@
 --    integer >= 1, integer < 0, number > 0, integer in [2, 4], number in [0, 1)
 --                              a bound may be an argument before it, or of self: >= self.size
 --    tensor [B, T]             a tensor of as many dims; '..' stands for any number of them. Dims
---                              of one name are equal in all arguments; [B or 1, T] takes two sizes
+--                              of one name are equal in all arguments, and to an argument of that
+--                              name; [B or 1, T] takes two sizes
 --    tensor [B, T] or [T] of i64, i32       one of several shapes; one of these dtypes
 --    'sum' | 'mean'            one of these words; number >= 0 | function: one of these types
 --
@@ -85,17 +86,23 @@ signature.kind('sharded', 'what tide.parallel.fully_shard returned', function(v)
    return type(v) == 'table' and v.is_sharded and true or false
 end, 'tide.Sharded')
 
+-- The size of a dim: that of an earlier dim of its name, or an argument of that name.
+local function size_of(name, values)
+   local n = values['[' .. name] or values[name]
+   return type(n) == 'number' and n or nil
+end
+
 -- What a dim of a shape says now: '2' for a letter whose size is known, 'heads = 2' for a word.
 local function dim_text(dim, values)
    return (dim:gsub('%a[%w_]*', function(name)
-      local n = values['[' .. name]
+      local n = size_of(name, values)
       return n and (#name > 1 and name .. ' = ' or '') .. n or nil
    end))
 end
 
 local function dim_fits(dim, size, values)
    for name in dim:gmatch '[%w_]+' do
-      local want = tonumber(name) or values['[' .. name]
+      local want = tonumber(name) or size_of(name, values)
       if name ~= 'or' and (want == nil or want == size) then return true end
    end
 end
@@ -285,7 +292,7 @@ local function hold(relations, op, values, name)
    for _, relation in ipairs(relations) do
       if not setfenv(relation.test, env)() then
          err.raise(relation.code, op, '%s%s', name and name .. ': ' or '',
-            (relation.said:gsub('{(.-)}', function(text)
+            (relation.said:gsub('{(%S.-)}', function(text)
                return shown(setfenv(expression(text), env)())
             end)))
       end
@@ -332,12 +339,9 @@ local types = {}
 -- ('integer >= 1 = 1'); raises E_ARG if it is not. known: sizes of dims and bounds that the type
 -- names.
 function signature.check(op, name, v, text, known)
-   local row, values = types[text] or row_of('value: ' .. text), {}
+   local row = types[text] or row_of('value: ' .. text)
    types[text] = row
-   if known then
-      for k, n in each(known) do values[k], values['[' .. k] = n, n end
-   end
-   return read(row, op, v, values, name)
+   return read(row, op, v, known or {}, name)
 end
 
 local function add_rows(list, texts)

@@ -11,6 +11,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
@@ -35,21 +36,14 @@ batch_.fields = {
 -- Told by the context instead; never handed on.
 local masks = { attention_mask = true }
 
-local known = {
-   'loss_mask', 'use_te', 'padding_token_id', 'num_chunks', 'seq_lens_padding_value', 'fields',
-   'kind', 'method', 'inner', 'outer', 'window', 'causal', 'multiple', 'tp', 'block', 'mask',
-}
-
 -- ---- positions -------------------------------------------------------------------------------
 
 -- Gives a batch without position_ids the positions 0 .. S - 1, i64 [1, S]; one that has them stays
 -- untouched, since packed rows count anew in each document. Changes and returns the batch.
 function batch_.build_position_ids(batch)
-   local op = 'parallel.cp.build_position_ids'
-   err.type(op, 'batch', batch, 'table')
    if batch.position_ids ~= nil then return batch end
-   local ids = batch.input_ids
-   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, op, 'input_ids', 'a tensor [B, S]', ids)
+   local ids = signature.check('parallel.cp.build_position_ids', 'input_ids', batch.input_ids,
+      'tensor [B, S]')
    local S = ids:size(2)
    batch.position_ids = tide.arange(S, { dtype = 'i64', device = ids.device }):reshape { 1, S }
    return batch
@@ -67,10 +61,8 @@ local function primary_of(op, batch)
    end
    err.raise_if(not name, 'E_ARG', op, 'a batch must have exactly one of input_ids and '
       .. 'inputs_embeds, this one has neither')
-   local t, want = batch[name], name:find 'embeds' and 3 or 2
-   if not tide.is_tensor(t) or t.ndim ~= want then
-      err.arg(op, name, want == 2 and 'a tensor [B, S]' or 'a tensor [B, S, width]', t)
-   end
+   local t = signature.check(op, name, batch[name],
+      name:find 'embeds' and 'tensor [B, S, width]' or 'tensor [B, S]')
    return name, t, t:size(1), t:size(2)
 end
 
@@ -82,10 +74,8 @@ local function with_positions(op, out, name, t, B, S)
    local p = out[key]
    if p == nil then
       p = tide.arange(S, { dtype = 'i64', device = t.device }):reshape { 1, S }
-   elseif not tide.is_tensor(p) or p.ndim < 2 or p.ndim > 3 or p:size(-1) ~= S
-      or p:size(p.ndim - 1) ~= B and p:size(p.ndim - 1) ~= 1 then
-      err.arg(op, key, ('a tensor [%d or 1, %d] or [n, %d, %d]'):format(B, S, B, S), p)
    end
+   signature.check(op, key, p, 'tensor [B or 1, S] or [n, B or 1, S]', { B = B, S = S })
    if p.ndim == 2 and B > 1 and p:size(1) == 1 then p = p:expand(B, S):contiguous() end
    out[key] = p
 end
@@ -161,12 +151,6 @@ local function cut_all(op, plan, batch, fields, pad, B, S)
    return out
 end
 
-local function check_field(op, name, v, B, S)
-   if not tide.is_tensor(v) or v.ndim ~= 2 or v:size(1) ~= B or v:size(2) ~= S then
-      err.arg(op, name, ('a tensor [%d, %d]'):format(B, S), v)
-   end
-end
-
 -- A copy of a batch, checked: labels, loss mask and positions are there and fit; what documents
 -- and padding say of other fields is done. Returns the copy, what documents.of says, B and S.
 local function begin(op, batch, loss_mask)
@@ -174,8 +158,8 @@ local function begin(op, batch, loss_mask)
    local name, t, B, S = primary_of(op, out)
    documents.check_rows(op, out)
    if loss_mask ~= nil then out.loss_mask = loss_mask end
-   check_field(op, 'labels', out.labels, B, S)
-   if out.loss_mask ~= nil then check_field(op, 'loss_mask', out.loss_mask, B, S) end
+   signature.check(op, 'labels', out.labels, 'tensor [B, S]', { B = B, S = S })
+   signature.check(op, 'loss_mask', out.loss_mask, 'tensor [B, S]?', { B = B, S = S })
    local said = documents.of(op, out, B, S, t.device)
    documents.settle(said, out)
    out.cu_real, out.cu_slot = nil, nil
@@ -185,19 +169,14 @@ end
 
 -- ---- a step's batch --------------------------------------------------------------------------
 
-local function check_options(op, opts)
-   opts = err.options(op, opts, known)
-   local fields = err.type(op, 'fields', opts.fields or {}, 'table')
-   for name, row in each(fields) do
+-- Raises unless each of the caller's fields says how it is padded.
+local function check_fields(op, fields)
+   for name, row in each(fields or {}) do
       if row ~= false then
-         err.type(op, 'fields.' .. tostring(name), row, 'table')
+         signature.check(op, 'fields.' .. tostring(name), row, 'cut_field')
          err.options(op, row, { 'dim', 'fill' })
-         if row.fill == nil then
-            err.arg(op, ('fields.%s.fill'):format(name), 'a value for padding', row.fill)
-         end
       end
    end
-   return opts, err.integer(op, 'padding_token_id', opts.padding_token_id or 0)
 end
 
 -- Whether the rows of a batch are whole documents without padding, seen as the layers have it: on
@@ -211,7 +190,7 @@ end
 
 local function generic(op, axis, batch, opts, pad)
    local out, said, B, S = begin(op, batch, opts.loss_mask)
-   local plan = cp_map.new { kind = opts.kind or 'zigzag', axis = axis, length = S,
+   local plan = cp_map.new { kind = opts.kind, axis = axis, length = S,
       cu_real = said.cu_real, cu_slot = said.cu_slot, multiple = opts.multiple, tp = opts.tp,
       block = opts.block, mask = opts.mask }
    local context = cp.context { map = plan, method = opts.method, inner = opts.inner,
@@ -233,9 +212,8 @@ end
 -- ('zigzag'), method ('ring'), inner, outer, window, causal, multiple, tp, block, mask.
 function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    local op = 'parallel.cp.make_cp_batch_and_ctx'
-   err.type(op, 'batch', batch, 'table')
-   local pad
-   opts, pad = check_options(op, opts)
+   local pad = opts.padding_token_id
+   check_fields(op, opts.fields)
    local axis, tp = cp.axis_of(op, mesh, 'cp'), cp.axis_of(op, mesh, 'tp')
    local own = batch.make_cp_batch_fn or batch._cp_make_batch_fn
    if own then
@@ -271,8 +249,7 @@ end
 -- none). opts: pad_multiple (1), method ('allgather'), fields.
 function batch_.contiguous_batch(opts)
    local op = 'parallel.cp.contiguous_batch'
-   opts = err.options(op, opts, { 'pad_multiple', 'method', 'fields' })
-   local multiple = math.max(err.integer(op, 'pad_multiple', opts.pad_multiple or 1, 1), 2)
+   local multiple = math.max(opts.pad_multiple, 2)
    return function(axis, _, batch, more)
       local out, said, B, S = begin(op, batch, more and more.loss_mask)
       number_documents(out, said, B, S, out.labels.device)
@@ -282,10 +259,26 @@ function batch_.contiguous_batch(opts)
       local fields = { position_ids = { dim = -1, fill = 'next' },
          positions = { dim = -1, fill = 'next' } }
       for k, row in each(opts.fields or {}) do fields[k] = row end
-      local context = cp.context { map = plan, method = opts.method or 'allgather',
+      local context = cp.context { map = plan, method = opts.method,
          index = said.index }
       return context, cut_all(op, plan, out, fields, more and more.padding_token_id or 0, B, S)
    end
 end
 
-return batch_
+signature.record('cut_field', 'a table { dim =, fill = }', { 'fill: any -- a value for padding',
+   'where fill ~= nil -- fill: expected a value for padding, got nil' })
+return signature.doors('parallel.cp', batch_, {
+   build_position_ids = 'batch: table',
+   make_cp_batch_and_ctx = { 'batch: table', opts = {
+      'loss_mask: any?', 'padding_token_id: integer = 0',
+      'use_te: any? -- a packed stream, see make_cp_batch_for_te', 'num_chunks: any?',
+      'seq_lens_padding_value: any?', 'fields: table? -- { name = { dim =, fill = } | false }',
+      "kind: any = 'zigzag' -- layout, rules and mask as of tide.parallel.cp_map",
+      'multiple: any?', 'tp: any?', 'block: any?', 'mask: any?',
+      'method: any? -- this and what follows as of tide.parallel.cp.context', 'inner: any?',
+      'outer: any?', 'window: any?', 'causal: any?' } },
+   contiguous_batch = { opts = {
+      'pad_multiple: integer >= 1 = 1 -- tokens of a rank are a multiple of it',
+      "method: any = 'allgather' -- as of tide.parallel.cp.context",
+      'fields: table? -- { name = { dim =, fill = } | false }' } },
+})

@@ -51,16 +51,6 @@ function context_.comm_of(op, axis)
    return comm
 end
 
-local function check_index(op, index, plan)
-   if index == nil then return nil end
-   if not tide.is_tensor(index) or index.dtype ~= 'i32' or index.ndim ~= 3
-      or not plan or index:size(2) ~= plan.length or index:size(3) ~= 2 then
-      err.arg(op, 'index', plan and ('i32 [rows or 1, %d, 2] of (document, position)'):format(
-         plan.length) or 'nil beside pairs', index)
-   end
-   return index
-end
-
 -- Raises unless `inner` are the neighbours of this rank among `size`, and `outer` the ranks with
 -- the same place among theirs: the two exchanges would join other tokens than the plan says.
 -- names: of the two arguments.
@@ -80,15 +70,6 @@ function context_.check_split(op, inner, outer, size, rank, names)
    end
 end
 
-local function check_axes(op, opts, method, size, rank)
-   local inner, outer = opts.inner, opts.outer
-   local both = inner ~= nil and outer ~= nil
-   err.arg_if(
-      (inner ~= nil or outer ~= nil or method == 'a2a+p2p') and not (both and method == 'a2a+p2p'),
-      op, 'inner', "the axes inner and outer with method 'a2a+p2p', and only then", inner)
-   if both then context_.check_split(op, inner, outer, size, rank) end
-end
-
 -- The ranks: those of a plan, or of the axis given with pairs.
 local function ranks_of(op, opts)
    if opts.map == nil then
@@ -96,10 +77,7 @@ local function ranks_of(op, opts)
       blocks.check_index(op, opts.pairs, size)
       return opts.axis, size, rank
    end
-   local map = err.type(op, 'map', opts.map, 'table')
-   err.arg_if(type(map.size) ~= 'number' or type(map.shard) ~= 'function', op, 'map',
-      'a plan (parallel.cp_map)', map)
-   if opts.pairs ~= nil then err.arg(op, 'pairs', 'map or pairs', 'both') end
+   local map = opts.map
    local axis = opts.axis or map.axis
    if map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size) then
       err.arg(op, 'axis', ('an axis of %d ranks, as the plan has'):format(map.size), axis)
@@ -115,12 +93,16 @@ function context_.new(opts)
    local op = 'parallel.cp.context'
    local axis, size, rank = ranks_of(op, opts)
    local method = context_.method(op, opts.method)
-   check_axes(op, opts, method, size, rank)
+   if opts.inner ~= nil then context_.check_split(op, opts.inner, opts.outer, size, rank) end
+   if opts.index ~= nil then
+      signature.check(op, 'index', opts.index, 'tensor [rows, length, 2] of i32',
+         { length = opts.map.length })
+   end
    return setmetatable({
       map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
       method = method, inner = opts.inner, outer = opts.outer,
       window = window.check(op, 'window', opts.window),
-      causal = opts.causal, index = check_index(op, opts.index, opts.map),
+      causal = opts.causal, index = opts.index,
       given = opts.pairs, keep = {}, hop_lists = {}, agreed = {},
    }, Context)
 end
@@ -270,7 +252,7 @@ end
 
 return signature.doors('parallel.cp.context', context_, {
    new = { op = 'parallel.cp.context', opts = {
-      'map: any? -- a plan (parallel.cp_map)',
+      'map: plan? -- a plan (parallel.cp_map)',
       'axis: any? -- the ranks; those of the plan by default',
       "method: any = 'ring' -- how queries and keys come together: ring, allgather, a2a, a2a+p2p",
       'inner: any? -- of a2a+p2p: the axis of neighbours',
@@ -278,5 +260,10 @@ return signature.doors('parallel.cp.context', context_, {
       'window: any? -- distances { left, right }', 'causal: boolean = true',
       "index: any? -- i32 [B or 1, length, 2] of (document, position) in the caller's order, where "
          .. 'rows differ',
-      'pairs: any? -- in place of map: a list over ranks of i32 [B or 1, T_r, 2], alike on all' } },
+      'pairs: any? -- in place of map: a list over ranks of i32 [B or 1, T_r, 2], alike on all',
+      'where map == nil or pairs == nil -- map and pairs: give one of them',
+      'where map ~= nil or index == nil -- an index goes with a map; pairs say the same by '
+         .. 'themselves',
+      "where (inner ~= nil) == (method == 'a2a+p2p') and (inner == nil) == (outer == nil) -- inner "
+         .. "and outer: expected both axes with method 'a2a+p2p', and only then" } },
 })

@@ -15,6 +15,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local mask_ = require 'tide.nn.mask'
 local cp_map = require 'tide.parallel.cp.map'
 
@@ -29,9 +30,7 @@ documents.fields = { 'index', 'packed_seq_ids', 'attention_mask', 'cu_real', 'cu
 -- The pairs of a mask of document numbers [B, S].
 local function of_mask(op, name, mask, B, S, device)
    local index = mask_.index(op, name, mask)
-   if index:size(1) ~= B or index:size(2) ~= S then
-      err.arg(op, name, ('a tensor [%d, %d]'):format(B, S), mask)
-   end
+   signature.check(op, name, mask, 'tensor [B, S]', { B = B, S = S })
    return index:to(device)
 end
 
@@ -44,20 +43,13 @@ local function check_positions(op, index)
 end
 
 local function of_index(op, index, B, S, device)
-   if not tide.is_tensor(index) or index.dtype ~= 'i32' or index.ndim ~= 3
-      or index:size(1) ~= B and index:size(1) ~= 1 or index:size(2) ~= S
-      or index:size(3) ~= 2 then
-      err.arg(op, 'index', ('a tensor i32 [%s, %d, 2] of (document, position)'):format(
-         B == 1 and '1' or ('%d or 1'):format(B), S), index)
-   end
+   signature.check(op, 'index', index, 'tensor [B or 1, S, 2] of i32', { B = B, S = S })
    check_positions(op, index)
    return index:to(device)
 end
 
 local function of_padding(op, mask, B, S, device)
-   if not tide.is_tensor(mask) or mask.ndim ~= 2 or mask:size(1) ~= B or mask:size(2) ~= S then
-      err.arg(op, 'padding_mask', ('a tensor [%d, %d], true at padding'):format(B, S), mask)
-   end
+   signature.check(op, 'padding_mask', mask, 'tensor [B, S]', { B = B, S = S })
    return mask:to(device):to 'bool'
 end
 
@@ -69,9 +61,8 @@ local function of_cu(op, batch, B, S)
    local real = cp_map.cu(op, 'cu_real', batch.cu_real)
    local slot = batch.cu_slot == nil and real or cp_map.cu(op, 'cu_slot', batch.cu_slot)
    cp_map.check_slots(op, real, slot)
-   if slot[#slot] > S then
-      err.raise('E_ARG', op, 'the documents end at %d, there are %d tokens', slot[#slot], S)
-   end
+   err.raise_if(slot[#slot] > S, 'E_ARG', op, 'the documents end at %d, there are %d tokens',
+      slot[#slot], S)
    return real, slot
 end
 
