@@ -617,23 +617,31 @@ tide.optim = {}
 tide.optim.AdamW = {}
 ---@param opts? { lr?: number|function, beta1?: number, beta2?: number, eps?: number, weight_decay?: number, decay_vectors?: boolean }
 function tide.optim.AdamW.new(params, opts) end
+---@param group table
+---@param bucket table
+---@param lr number
+---@param opts table
 function tide.optim.AdamW:update(group, bucket, lr, opts) end
 ---@class tide.optim.Optimizer
 tide.optim.Optimizer = {}
 function tide.optim.Optimizer.new(op, params, defaults, opts) end
-function tide.optim.Optimizer:check(op, name, v) end
-function tide.optim.Optimizer:check_entry(entry) end
-function tide.optim.Optimizer:check_update(group, bucket, lr, opts) end
 function tide.optim.Optimizer:column(states, field) end
 function tide.optim.Optimizer:entries() end
 function tide.optim.Optimizer:grads() end
+---@param tensors table
+---@param meta table
 function tide.optim.Optimizer:load_state_dict(tensors, meta) end
 function tide.optim.Optimizer:master(param) end
+---@param entry table
 function tide.optim.Optimizer:new_state(entry) end
 function tide.optim.Optimizer:next_lr() end
 function tide.optim.Optimizer:state_dict() end
 function tide.optim.Optimizer:step(opts) end
 function tide.optim.Optimizer:take_back() end
+---@param group table
+---@param bucket table
+---@param lr number
+---@param opts table
 function tide.optim.Optimizer:update(group, bucket, lr, opts) end
 function tide.optim.Optimizer:zero_grad() end
 function tide.optim.Optimizer:zeros_like(param) end
@@ -641,7 +649,12 @@ function tide.optim.Optimizer:zeros_like(param) end
 tide.optim.SGD = {}
 ---@param opts? { lr?: number|function, momentum?: number, dampening?: number, weight_decay?: number, nesterov?: boolean, decay_vectors?: boolean }
 function tide.optim.SGD.new(params, opts) end
+---@param entry table
 function tide.optim.SGD:new_state(entry) end
+---@param group table
+---@param bucket table
+---@param lr number
+---@param opts table
 function tide.optim.SGD:update(group, bucket, lr, opts) end
 tide.optim.clip = {}
 ---@param max_norm number
@@ -713,9 +726,11 @@ function tide.parallel.cp.attach_cp_sdpa_hooks(model, mesh, opts) end
 ---@param opts? { axis: any, method?: any, a2a?: any, near?: any, far?: any }
 function tide.parallel.cp.attention(opts) end
 function tide.parallel.cp.axis_of(op, mesh, name) end
+---@param batch table
 function tide.parallel.cp.build_position_ids(batch) end
----@param opts? { map?: any, axis?: any, method?: any, inner?: any, outer?: any, window?: any, causal?: boolean, index?: any, pairs?: any }
+---@param opts? { map?: table, axis?: any, method?: any, inner?: any, outer?: any, window?: any, causal?: boolean, index?: any, pairs?: any }
 function tide.parallel.cp.context(opts) end
+---@param opts? { pad_multiple?: integer, method?: any, fields?: table }
 function tide.parallel.cp.contiguous_batch(opts) end
 ---@param buffers tide.Tensor[]
 ---@param dims integer[]
@@ -728,6 +743,8 @@ function tide.parallel.cp.document_index_of(mask) end
 ---@param dim integer
 function tide.parallel.cp.gather_cp_seq(where, tensors, dim, orig_len) end
 function tide.parallel.cp.get_train_context(opts, ...) end
+---@param batch table
+---@param opts? { loss_mask?: any, padding_token_id?: integer, use_te?: any, num_chunks?: any, seq_lens_padding_value?: any, fields?: table, kind?: any, multiple?: any, tp?: any, block?: any, mask?: any, method?: any, inner?: any, outer?: any, window?: any, causal?: any }
 function tide.parallel.cp.make_cp_batch_and_ctx(mesh, batch, opts) end
 ---@param opts? { padding_token_id?: integer, num_chunks?: integer, seq_lens_padding_value?: integer, qkv_format?: 'thd', method?: any, fields?: table }
 function tide.parallel.cp.make_cp_batch_for_te(axis, batch, opts) end
@@ -1245,7 +1262,7 @@ function tide.train.evaluate.perplexity(model, tok, text, opts) end
 function tide.train.evaluate.prefix(tok, config) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
----@param opts? { steps: integer, model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
+---@param opts? { steps: integer, model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
 function tide.train.loop(opts) end
 tide.train.metric = {}
 ---@param record table
@@ -1271,7 +1288,7 @@ function tide.train.progress.new(opts) end
 function tide.train.progress.note(fmt, ...) end
 ---@param r table
 function tide.train.progress.update(r) end
----@param opts? { model: table, optim: any, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, steps?: integer }
+---@param opts? { model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, steps?: integer }
 function tide.train.run(opts) end
 tide.train.sample = {}
 ---@param model tide.Module
@@ -1301,16 +1318,22 @@ function tide.train.score.logprob(model, ids, opts) end
 ---@param seq integer
 function tide.train.score.windows(ids, seq) end
 tide.train.state = {}
+---@param run table
 function tide.train.state.collect(run) end
+---@param run table
+---@param saved table
 function tide.train.state.restore(run, saved) end
+---@param sharded tide.Sharded
+---@param saved table
 function tide.train.state.restore_model(sharded, saved) end
+---@param sharded tide.Sharded
 function tide.train.state.weights(sharded) end
 tide.train.step = {}
 ---@param starts table
 ---@param batch number
 ---@param make function
 function tide.train.step.evaluate(starts, batch, make) end
----@param opts? { model: table, optim: any, clip?: number, comm?: tide.Comm, loss_options?: any, parallel?: tide.Sharded, captured?: boolean }
+---@param opts? { model: table, optim: tide.Optimizer, clip?: number, comm?: tide.Comm, loss_options?: any, parallel?: tide.Sharded, captured?: boolean }
 function tide.train.step.new(opts) end
 tide.update = {}
 function tide.update.adamw_(lists, attrs) end

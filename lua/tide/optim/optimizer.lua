@@ -375,7 +375,8 @@ signature.record('bucket', 'a table { p =, g =, states = }', { 'p: table', 'g: t
 -- What the methods of a class of optimisers are given: one { name =, param = }; a group, a bucket
 -- of it with lists of equal length, the rate and options.
 Optimizer.takes = {
-   new_state = 'entry: entry', update = 'group: table; bucket: bucket; lr: number >= 0; opts: table',
+   new_state = 'entry: entry',
+   update = 'group: table; bucket: bucket; lr: number >= 0; opts: table',
 }
 return signature.doors('optim.Optimizer', Optimizer, {
    new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
