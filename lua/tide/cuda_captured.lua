@@ -59,10 +59,8 @@ local function check_given(list)
          err.raise('E_UNSUPPORTED', op, "argument %s is %s, and only what computes on 'cuda' can "
             .. 'be captured; move it there, or do without capturing', leaf.path, text_of(t))
       end
-      if tide.is_tensor(t) and t.requires_grad then
-         err.arg(op, leaf.path, 'a tensor without gradient (fn reaches parameters '
-            .. 'by itself)', t)
-      end
+      err.arg_if(tide.is_tensor(t) and t.requires_grad, op, leaf.path, 'a tensor without gradient '
+         .. '(fn reaches parameters by itself)', t)
    end
 end
 

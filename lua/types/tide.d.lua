@@ -331,7 +331,12 @@ tide.model.bamba.form = {}
 function tide.model.bamba.form.block(c, mixer, norm, opts) end
 function tide.model.bamba:is(value, cls) end
 function tide.model.bamba:publish(c) end
+---@param where string
+---@param dir string
+---@param opts? { max_shard?: number|string, dtype?: 'f32' | 'f64' | 'bf16' | 'f16', overwrite?: boolean, tokenizer?: string }
 function tide.model.export(where, dir, opts) end
+---@param run table
+---@param dir string
 function tide.model.fill(run, dir) end
 ---@class tide.model.gemma2
 tide.model.gemma2 = {}
@@ -386,7 +391,11 @@ function tide.model.llama.new(config, opts) end
 function tide.model.llama:embedding() end
 function tide.model.llama:flops_per_token(seq) end
 function tide.model.llama:hidden(ids_BT, opts) end
+---@param dir string
+---@param opts? { mesh?: table, plan?: table, dtype?: 'auto' | 'f32' | 'bf16' | 'f64', device?: 'cpu' | 'ref' | 'cuda' | 'null', fp8?: boolean, verbose?: boolean, make?: function }
 function tide.model.load(dir, opts) end
+---@param what table
+---@param dir string
 function tide.model.load_adapter(what, dir) end
 ---@class tide.model.mamba2
 tide.model.mamba2 = {}
@@ -428,7 +437,13 @@ function tide.model.qwen3.new(config, opts) end
 tide.model.qwen3.family = {}
 function tide.model.qwen3.family.complete(c) end
 function tide.model.qwen3.family.layer(c, i, mixer) end
+---@param model table
+---@param dir string
+---@param opts? { max_shard?: number|string, dtype?: 'f32' | 'f64' | 'bf16' | 'f16', overwrite?: boolean, tokenizer?: string }
 function tide.model.save(model, dir, opts) end
+---@param what table|string
+---@param dir string
+---@param opts? { base?: string, dtype?: 'f32' | 'f64' | 'bf16' | 'f16' }
 function tide.model.save_adapter(what, dir, opts) end
 ---@class tide.model.smollm3
 tide.model.smollm3 = {}
@@ -439,6 +454,8 @@ function tide.model.smollm3.family.layer(c, i, mixer) end
 ---@class tide.model.vision
 tide.model.vision = {}
 function tide.model.vision.new(config, opts) end
+---@param patches tide.Tensor
+---@param at? { sizes: any, index?: any }
 function tide.model.vision:forward(patches, at) end
 tide.nn = {}
 ---@class tide.nn.Attention

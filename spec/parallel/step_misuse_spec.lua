@@ -211,8 +211,8 @@ describe('what a step saves and scores', function()
       round.deep.up = round
       assert.equal('{deep={}}', require 'tide.util.canonical'(round))
       says("train.state.restore: argument 'run'", train.state.restore, 3, {})
-      says("train.state.restore: argument 'saved'", train.state.restore, {}, 3)
-      says("train.state.restore: argument 'saved.plain'", train.state.restore, {}, {})
+      says("train.state.restore: argument 'saved'", train.state.restore, run, 3)
+      says("train.state.restore: argument 'saved.plain'", train.state.restore, run, {})
    end)
 
    it('is named where it is no model', function()

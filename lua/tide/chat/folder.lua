@@ -33,9 +33,8 @@ local function collect(found, path, v)
    elseif type(v) == 'table' then
       for i, row in ipairs(v) do
          local is_row = type(row) == 'table' and type(row.name) == 'string'
-         if not is_row or type(row.template) ~= 'string' then
-            err.raise('E_FORMAT', op, '%s: chat_template[%d] is no { name, template }', path, i)
-         end
+         err.raise_if(not is_row or type(row.template) ~= 'string', 'E_FORMAT', op,
+            '%s: chat_template[%d] is no { name, template }', path, i)
          found[row.name] = row.template
       end
    elseif v ~= nil then
@@ -72,10 +71,9 @@ function folder.load(dir, name)
    local names = {}
    for key in each(found) do names[#names + 1] = key end
    table.sort(names)
-   if #names == 0 then
-      err.raise('E_FORMAT', op, '%s has no chat template: neither chat_template.jinja, nor '
-         .. "chat_template.json, nor the field 'chat_template' in tokenizer_config.json", dir)
-   end
+   err.raise_if(#names == 0, 'E_FORMAT', op, '%s has no chat template: neither '
+      .. "chat_template.jinja, nor chat_template.json, nor the field 'chat_template' in "
+      .. 'tokenizer_config.json', dir)
    local text = found[name or 'default'] or not name and #names == 1 and found[names[1]]
    if not text then
       err.raise('E_FORMAT', op, "%s has no chat template '%s' (it has %s)%s", dir,

@@ -128,10 +128,8 @@ local function context_of(self, messages, opts)
    local context = { tools = value.none, documents = value.none, add_generation_prompt = false }
    for _, from in ipairs { self.variables, opts } do
       for name, v in each(from) do
-         if type(name) ~= 'string' then
-            err.raise('E_ARG', 'chat.render', 'variables have names, got the index %s',
-               tostring(name))
-         end
+         err.raise_if(type(name) ~= 'string', 'E_ARG', 'chat.render', 'variables have names, got '
+            .. 'the index %s', tostring(name))
          context[name] = value.from_lua(v)
       end
    end

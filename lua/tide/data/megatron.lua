@@ -58,10 +58,8 @@ local function ends_of(op, path, text, width, sequences)
    local ends, pointers = { 0 }, 35 + 4 * sequences
    for i = 1, sequences do
       local at = number_at(text, pointers + 8 * (i - 1), 8)
-      if at ~= ends[i] * width then
-         err.raise('E_UNSUPPORTED', op, '%s: sequence %d begins at byte %.0f, not behind the one '
-            .. 'before it (%.0f)', path, i - 1, at, ends[i] * width)
-      end
+      err.raise_if(at ~= ends[i] * width, 'E_UNSUPPORTED', op, '%s: sequence %d begins at byte '
+         .. '%.0f, not behind the one before it (%.0f)', path, i - 1, at, ends[i] * width)
       ends[i + 1] = ends[i] + number_at(text, 35 + 4 * (i - 1), 4)
    end
    return ends

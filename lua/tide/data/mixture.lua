@@ -131,10 +131,8 @@ function Mixture:restore(state)
    err.raise_if(#parts ~= #self.samplers, 'E_ARG', where, 'the state was taken with %d parts, this '
       .. 'run has %d', #parts, #self.samplers)
    for i, part in ipairs(parts) do
-      if math.abs(part.share - self.shares[i]) > 1e-12 then
-         err.raise('E_ARG', where, 'the state was taken with a share of %g for part %d, this run '
-            .. 'has %g', part.share, i, self.shares[i])
-      end
+      err.raise_if(math.abs(part.share - self.shares[i]) > 1e-12, 'E_ARG', where, 'the state was '
+         .. 'taken with a share of %g for part %d, this run has %g', part.share, i, self.shares[i])
    end
    for i, part in ipairs(parts) do
       self.samplers[i]:restore(part.state)

@@ -45,9 +45,8 @@ function sampler.new(opts)
       .. 'data-parallel ranks', self.batch, self.size)
    self.shifted = self.count >= 2 * self.seq
    self.windows = math.floor((self.count - (self.shifted and self.seq or 1)) / self.seq)
-   if self.windows < 1 then
-      err.raise('E_ARG', op, 'a window needs %d tokens, the data has %d', self.seq + 1, self.count)
-   end
+   err.raise_if(self.windows < 1, 'E_ARG', op, 'a window needs %d tokens, the data has %d',
+      self.seq + 1, self.count)
    return self
 end
 

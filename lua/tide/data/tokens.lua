@@ -64,10 +64,8 @@ function File:raw(start, n)
    if n == 0 then return '' end
    local ok, why = self.file:seek('set', self.offset + start * self.width)
    local text = ok and self.file:read(n * self.width)
-   if not text or #text ~= n * self.width then
-      err.raise('E_IO', op, 'cannot read %d tokens at %d of %s: %s', n, start, self.path,
-         why or 'the file is shorter than when it was opened')
-   end
+   err.raise_if(not text or #text ~= n * self.width, 'E_IO', op, 'cannot read %d tokens at %d of '
+      .. '%s: %s', n, start, self.path, why or 'the file is shorter than when it was opened')
    return text
 end
 

@@ -12,9 +12,8 @@ end
 -- Runs fn(...) and returns { tensors =, bytes =, nodes = }: what was live after it and not before.
 function leak.measure(ctx, fn, ...)
    local op = 'debug.leak.measure'
-   if type(ctx) ~= 'table' or type(ctx.collect) ~= 'function' or type(ctx.stats) ~= 'function' then
-      err.arg(op, 'ctx', 'a context', ctx)
-   end
+   err.arg_if(type(ctx) ~= 'table' or type(ctx.collect) ~= 'function'
+      or type(ctx.stats) ~= 'function', op, 'ctx', 'a context', ctx)
    err.func(op, 'fn', fn)
    local before = settled(ctx)
    fn(...)

@@ -10,11 +10,8 @@ local published = require 'tide.model.published'
 
 local op = 'model.bamba'
 
-local function count(o, name, v) return err.integer(o, name, v, 1) end
-local function number(o, name, v) return err.number(o, name, v, 0) end
-local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
-local function share(o, name, v) return err.number(o, name, v, 1e-9, 1) end
-local function base(o, name, v) return err.number(o, name, v, 1) end
+local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
+local share, base = 'number in [1e-9, 1]', 'number >= 1'
 
 local function head_dim_of(c)
    return c.mamba_expand * c.hidden_size / c.mamba_n_heads
@@ -25,13 +22,11 @@ local known = {
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
-   { 'attn_layer_indices', published.optional, function(o, name, v)
-      err.integers(o, name, v, 0)
-   end },
+   { 'attn_layer_indices', published.optional, 'integer[] >= 0' },
    { 'mamba_expand', 2, number }, { 'mamba_n_heads', 128, count },
    { 'mamba_d_head', head_dim_of, count }, { 'mamba_n_groups', 1, count },
    { 'mamba_d_state', 256, count },
-   { 'mamba_d_conv', 4, function(o, name, v) return err.integer(o, name, v, 2, 4) end },
+   { 'mamba_d_conv', 4, 'integer in [2, 4]' },
    { 'mamba_chunk_size', 256, count }, { 'mamba_conv_bias', true, flag },
    { 'mamba_proj_bias', false, flag }, { 'attention_bias', false, flag },
    { 'mlp_bias', false, flag }, { 'rms_norm_eps', 1e-5, number },
@@ -39,7 +34,7 @@ local known = {
    { 'time_step_limit', false, published.time_step_limit },
    { 'rope_theta', 10000, base }, { 'partial_rotary_factor', 0.5, share },
    { 'max_position_embeddings', 262144, count },
-   { 'hidden_act', 'silu', function(o, name, v) return err.choice(o, name, v, { 'silu' }) end },
+   { 'hidden_act', 'silu', "'silu'" },
 }
 
 -- Lists of kinds become attn_layer_indices; 'auto' is the default.

@@ -22,7 +22,7 @@ local function complete(c)
       'tokens that every other layer sees', nil)
 end
 
-local function positive(o, name, v) return err.number(o, name, v, 1e-9) end
+local positive = 'number > 0'
 
 local gemma3 = Gemma3.family
 
@@ -31,9 +31,7 @@ Gemma2.family = {
    fields = {
       { 'query_pre_attn_scalar', 256, positive }, { 'attn_logit_softcapping', 50, positive },
       { 'final_logit_softcapping', 30, positive },
-      { 'hidden_activation', 'gelu_pytorch_tanh', function(o, name, v)
-         return err.choice(o, name, v, { 'gelu_pytorch_tanh' })
-      end },
+      { 'hidden_activation', 'gelu_pytorch_tanh', "'gelu_pytorch_tanh'" },
       { 'layer_types', published.optional },
    },
    defaults = {

@@ -69,18 +69,15 @@ local function layer(c, i, mixer, mlp)
    end
 end
 
-local function count(o, name, v) return err.integer(o, name, v, 1) end
-local function positive(o, name, v) return err.number(o, name, v, 1e-9) end
+local count, positive = 'integer >= 1', 'number > 0'
 
 -- Soft caps would change the numbers; Gemma-3 has none, and a file that has is of another family.
 Gemma3.family = {
    op = op, act = 'gelu_pytorch_tanh',
    fields = {
       { 'query_pre_attn_scalar', 256, positive },
-      { 'hidden_activation', 'gelu_pytorch_tanh', function(o, name, v)
-         return err.choice(o, name, v, { 'gelu_pytorch_tanh' })
-      end },
-      { 'rope_local_base_freq', 1e4, function(o, name, v) return err.number(o, name, v, 1) end },
+      { 'hidden_activation', 'gelu_pytorch_tanh', "'gelu_pytorch_tanh'" },
+      { 'rope_local_base_freq', 1e4, 'number >= 1' },
       { 'layer_types', published.optional }, { 'sliding_window_pattern', 6, count },
    },
    defaults = {

@@ -13,19 +13,15 @@ local published = require 'tide.model.published'
 
 local op = 'model.gpt2'
 
-local function count(o, name, v) return err.integer(o, name, v, 1) end
-local function number(o, name, v) return err.number(o, name, v, 0) end
-local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
-local function share(o, name, v) return err.number(o, name, v, 0, 1 - 1e-12) end
+local count, number, flag, share = 'integer >= 1', 'number >= 0', 'boolean', 'number in [0, 1)'
 
 local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
    { 'max_position_embeddings', 1024, count },
-   { 'activation_function', 'gelu_new', function(o, name, v)
-      return err.choice(o, name, v, { 'gelu_new', 'gelu_pytorch_tanh', 'gelu', 'relu', 'silu' })
-   end },
+   { 'activation_function', 'gelu_new',
+      "'gelu_new' | 'gelu_pytorch_tanh' | 'gelu' | 'relu' | 'silu'" },
    { 'resid_pdrop', 0.1, share }, { 'embd_pdrop', 0.1, share }, { 'attn_pdrop', 0.1, share },
    { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.02, number },
    { 'scale_attn_by_inverse_layer_idx', false, flag }, { 'tie_word_embeddings', true, flag },

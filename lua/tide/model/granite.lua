@@ -2,13 +2,11 @@
 -- branches of a block, and (as a divisor) of the logits.
 
 local class = require 'tide.class'
-local err = require 'tide.util.err'
 local Llama = require 'tide.model.llama'
 
 local Granite = class('Granite', Llama)
 
-local function number(op, name, v) return err.number(op, name, v) end
-local function positive(op, name, v) return err.number(op, name, v, 1e-9) end
+local number, positive = 'number', 'number > 0'
 
 Granite.family = {
    op = 'model.granite',

@@ -13,12 +13,9 @@ local published = require 'tide.model.published'
 
 local op = 'model.hybrid'
 
-local function count(o, name, v) return err.integer(o, name, v, 1) end
-local function taps(o, name, v) return err.integer(o, name, v, 2, 4) end
-local function number(o, name, v) return err.number(o, name, v, 0) end
+local count, taps, number = 'integer >= 1', 'integer in [2, 4]', 'number >= 0'
 -- false: the library's choice; results do not depend on it.
-local function grain(o, name, v) return v and err.integer(o, name, v, 1) end
-local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
+local grain, flag = 'false | integer >= 1', 'boolean'
 
 local function pattern(o, name, v)
    err.type(o, name, v, 'string')
@@ -27,7 +24,7 @@ local function pattern(o, name, v)
    return v
 end
 
-local function theta(o, name, v) return v and err.number(o, name, v, 1) end
+local theta = 'false | number >= 1'
 
 local function head_dim_of(c)
    err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op,

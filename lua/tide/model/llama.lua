@@ -27,11 +27,8 @@ local optional = published.optional
 -- Usual hidden size of a gated MLP: 8/3 of the width, up to a multiple of 32.
 local function default_hidden(c) return math.ceil(c.hidden_size * 8 / 3 / 32) * 32 end
 
-local function count(op, name, v) return err.integer(op, name, v, 1) end
-local function number(op, name, v) return err.number(op, name, v, 0) end
-local function flag(op, name, v) return err.type(op, name, v, 'boolean') end
-local function base(op, name, v) return err.number(op, name, v, 1) end
-local function share(op, name, v) return err.number(op, name, v, 0, 1 - 1e-12) end
+local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
+local base, share = 'number >= 1', 'number in [0, 1)'
 
 local function head_dim_of(c)
    err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', 'model',
@@ -46,7 +43,7 @@ local common = {
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'intermediate_size', default_hidden, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
-   { 'head_dim', head_dim_of, function(op, name, v) return err.integer(op, name, v, 2) end },
+   { 'head_dim', head_dim_of, 'integer >= 2' },
    { 'rms_norm_eps', 1e-6, number }, { 'rope_theta', 10000, base },
    { 'rope_scaling', optional, function(op, _, v) nn.rope.check_scaling(op, v) end },
    { 'tie_word_embeddings', false, flag }, { 'attention_bias', false, flag },
@@ -68,9 +65,7 @@ local function rows_of(family)
       end
    end
    for _, row in ipairs(family.fields or {}) do rows[#rows + 1] = row end
-   rows[#rows + 1] = { 'hidden_act', optional, function(op, name, v)
-      err.choice(op, name, v, { family.act or 'silu' })
-   end }
+   rows[#rows + 1] = { 'hidden_act', optional, ("'%s'"):format(family.act or 'silu') }
    return rows
 end
 

@@ -9,13 +9,9 @@ local published = require 'tide.model.published'
 
 local op = 'model.mamba2'
 
-local function count(o, name, v) return err.integer(o, name, v, 1) end
-local function taps(o, name, v) return err.integer(o, name, v, 2, 4) end
-local function number(o, name, v) return err.number(o, name, v, 0) end
+local count, taps, number = 'integer >= 1', 'integer in [2, 4]', 'number >= 0'
 -- false: the library's choice; results do not depend on it.
-local function grain(o, name, v) return v and err.integer(o, name, v, 1) end
-local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
-local function silu(o, name, v) return err.choice(o, name, v, { 'silu', 'swish' }) end
+local grain, flag, silu = 'false | integer >= 1', 'boolean', "'silu' | 'swish'"
 local function yes(o, name, v)
    return v == true or err.arg(o, name, 'true: the only norm there is', v)
 end

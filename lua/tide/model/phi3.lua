@@ -2,14 +2,12 @@
 -- up; rotary positions on the first channels of a head (partial_rotary_factor).
 
 local class = require 'tide.class'
-local err = require 'tide.util.err'
 local Llama = require 'tide.model.llama'
 local published = require 'tide.model.published'
 
 local Phi3 = class('Phi3', Llama)
 
-local function count(op, name, v) return err.integer(op, name, v, 1) end
-local function share(op, name, v) return err.number(op, name, v, 1e-9, 1) end
+local count, share = 'integer >= 1', 'number in [1e-9, 1]'
 
 Phi3.family = {
    op = 'model.phi3',

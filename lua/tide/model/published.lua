@@ -8,6 +8,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local signature = require 'tide.util.signature'
 
 local published = {}
 
@@ -54,16 +55,11 @@ local dtypes = { 'auto', 'float32', 'float64', 'bfloat16', 'float16', 'f32', 'f6
 local function dtype(op, name, v)
    err.choice(op, name, type(v) == 'string' and v:gsub('^torch%.', '') or v, dtypes)
 end
-local function flag(op, name, v) err.type(op, name, v, 'boolean') end
-local function one(op, name, v) err.integer(op, name, v, 1) end
 -- A token, or a list of them.
-local function tokens(op, name, v)
-   if type(v) == 'table' then err.integers(op, name, v, 0) else err.integer(op, name, v, -1) end
-end
+local tokens = 'integer >= -1 | integer[] >= 0'
 local checked = {
-   torch_dtype = dtype, dtype = dtype, use_cache = flag, pretraining_tp = one,
-   transformers_version = function(op, name, v) err.type(op, name, v, 'string') end,
-   architectures = function(op, name, v) err.type(op, name, v, 'table') end,
+   torch_dtype = dtype, dtype = dtype, use_cache = 'boolean', pretraining_tp = 'integer >= 1',
+   transformers_version = 'string', architectures = 'table',
 }
 
 -- Fields of any file that are kept, for the program that generates text.
@@ -118,6 +114,12 @@ local function try(problems, fn, ...)
    problems[#problems + 1] = known.message:gsub("^argument '", "field '")
 end
 
+-- Reads a value of a kind: a type of util.signature, or a function (op, name, value) -> value.
+local function read_as(kind, op, name, v)
+   if type(kind) == 'function' then return kind(op, name, v) end
+   return signature.check(op, name, v, kind)
+end
+
 -- One field of the file.
 local function read_field(self, c, from, key, v)
    local name, rules = self.rules.alias[key] or key, self.rules
@@ -130,7 +132,7 @@ local function read_field(self, c, from, key, v)
             err.show(v), want == false and 'none' or err.show(want))
       end
    elseif free[key] or rules.free[key] then
-      if checked[key] then try(self.problems, checked[key], self.op, key, v) end
+      if checked[key] then try(self.problems, read_as, checked[key], self.op, key, v) end
       if not names_model[key] then self.unused[#self.unused + 1] = key end
    else
       self.problems[#self.problems + 1] = ("unknown field '%s'%s"):format(key,
@@ -177,7 +179,7 @@ local function finish(self, c, known)
          c[name] = nil
       else
          local before = #self.problems
-         local v = row[3] and try(self.problems, row[3], self.op, name, given)
+         local v = row[3] and try(self.problems, read_as, row[3], self.op, name, given)
          if #self.problems == before and row[3] and v ~= nil then given = v end
          c[name] = given
       end
@@ -192,13 +194,13 @@ local function refuse(self)
 end
 
 -- Returns the complete configuration of `config`, a table of its own, and the sorted names of its
--- fields that change nothing. known: a list of { name, default, kind }, where kind is a function
--- (op, name, value) -> value, or nil for the value itself; default: a value, a function of the
--- fields so far, nil (required) or published.optional. rules: alias (other names of known fields),
--- free (names of fields that change nothing, in a text), only (fields with the one value that is
--- supported; false: none), translate(op, fields, problems), which may change the fields first,
--- complete(c), which checks fields with each other. JSON's null stands for a field that is not
--- there. Raises E_ARG with all that does not fit.
+-- fields that change nothing. known: a list of { name, default, kind }, where kind is a type of
+-- util.signature, a function (op, name, value) -> value, or nil for the value itself; default: a
+-- value, a function of the fields so far, nil (required) or published.optional. rules: alias (other
+-- names of known fields), free (names of fields that change nothing, in a text), only (fields with
+-- the one value that is supported; false: none), translate(op, fields, problems), which may change
+-- the fields first, complete(c), which checks fields with each other. JSON's null stands for a
+-- field that is not there. Raises E_ARG with all that does not fit.
 function published.read(op, config, known, rules)
    err.type(op, 'config', config, 'table')
    local self = { op = op, known = {}, names = {}, problems = {}, unused = {}, rules = {

@@ -14,8 +14,7 @@ local function has_window(c, i)
    return c.use_sliding_window and i > c.max_window_layers
 end
 
-local function flag(op, name, v) return err.type(op, name, v, 'boolean') end
-local function layers(op, name, v) return err.integer(op, name, v, 0) end
+local flag, layers = 'boolean', 'integer >= 0'
 
 local function complete_for(op)
    return function(c)

@@ -10,8 +10,7 @@ local SmolLM3 = class('SmolLM3', Llama)
 
 local op = 'model.smollm3'
 
-local function flag(o, name, v) return err.type(o, name, v, 'boolean') end
-local function count(o, name, v) return err.integer(o, name, v, 1) end
+local flag, count = 'boolean', 'integer >= 1'
 
 -- A number for each layer: 1 with rotary positions, 0 without.
 local function layers(o, name, v)

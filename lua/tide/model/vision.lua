@@ -10,34 +10,21 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 
 local Module = nn.Module
 
 local op = 'model.vision'
 
-local known = {
-   'patch_dim', 'channels', 'hidden_size', 'num_hidden_layers', 'num_attention_heads',
-   'intermediate_size', 'out_size', 'layer_norm_eps', 'position_base',
+-- Returns the complete configuration.
+local complete = signature.options {
+   'patch_dim: integer >= 1', 'channels: integer >= 1 = 3', 'hidden_size: integer >= 4',
+   'num_hidden_layers: integer >= 1', 'num_attention_heads: integer >= 1',
+   'intermediate_size: integer? >= 1', 'out_size: integer >= 1 = hidden_size',
+   'layer_norm_eps: number >= 0 = 1e-6', 'position_base: number >= 1 = 10000',
+   'where hidden_size % 4 == 0 -- hidden_size ({hidden_size}) must be a multiple of 4 (sine and '
+      .. 'cosine of rows and columns)',
 }
-
-local function complete(config)
-   config = err.options(op, config, known)
-   local c = {
-      patch_dim = err.integer(op, 'patch_dim', config.patch_dim, 1),
-      channels = err.integer(op, 'channels', config.channels or 3, 1),
-      hidden_size = err.integer(op, 'hidden_size', config.hidden_size, 4),
-      num_hidden_layers = err.integer(op, 'num_hidden_layers', config.num_hidden_layers, 1),
-      num_attention_heads = err.integer(op, 'num_attention_heads', config.num_attention_heads, 1),
-      layer_norm_eps = err.number(op, 'layer_norm_eps', config.layer_norm_eps or 1e-6, 0),
-      position_base = err.number(op, 'position_base', config.position_base or 10000, 1),
-   }
-   err.arg_if(c.hidden_size % 4 ~= 0, op, 'hidden_size', 'a multiple of 4 (sine and cosine of rows '
-      .. 'and columns)', c.hidden_size)
-   c.intermediate_size = err.integer(op, 'intermediate_size',
-      config.intermediate_size or 4 * c.hidden_size, 1)
-   c.out_size = err.integer(op, 'out_size', config.out_size or c.hidden_size, 1)
-   return c
-end
 
 local function block(c, opts)
    local norm = Module.inner(opts, { eps = c.layer_norm_eps })
@@ -62,7 +49,8 @@ local Vision = class('Vision', Module)
 function Vision:init(config, opts)
    opts = Module.options(op, opts, {})
    Module.init(self)
-   local c = complete(config)
+   local c = complete(op, config)
+   c.intermediate_size = c.intermediate_size or 4 * c.hidden_size
    self.config = c
    self:child('patch_embed', nn.Linear(c.channels * c.patch_dim ^ 2, c.hidden_size,
       Module.inner(opts)))
@@ -106,18 +94,16 @@ end
 -- patches [1, T, P]; at: sizes (of the images, [N, 2] in pixels), index (i32 [1, T, 2] of (image,
 -- patch); nil: one image). Returns features [T, O].
 function Vision:forward(patches, at)
-   at = err.options(op, at, { 'sizes', 'index' })
-   err.arg_if(not tide.is_tensor(patches) or patches.ndim ~= 3 or patches:size(1) ~= 1, op,
-      'patches', 'a tensor [1, T, numbers of a patch]', patches)
    local signal = position_signal(self.config, at.sizes, patches.device)
-   if signal:size(1) ~= patches:size(2) then
-      err.raise('E_SHAPE', op, 'the sizes tell of %d patches, there are %d', signal:size(1),
-         patches:size(2))
-   end
+   err.raise_if(signal:size(1) ~= patches:size(2), 'E_SHAPE', op, 'the sizes tell of %d patches, '
+      .. 'there are %d', signal:size(1), patches:size(2))
    local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
    local h = self.blocks(x, { q_index = at.index, k_index = at.index })
    local y = self.down(self.up(self.norm(h)):gelu())
    return y:reshape { y:size(2), y:size(3) }
 end
 
-return Vision
+return signature.doors(op, Vision, {
+   forward = { 'patches: tensor [1, T, P]', op = op, opts = {
+      'sizes: any -- of the images [N, 2], in pixels', 'index: any? -- of (image, patch)' } },
+})

@@ -33,13 +33,9 @@ function Attention:init(opts)
    local op = 'nn.Attention'
    Module.init(self)
    local H, K, D = opts.heads, opts.kv_heads, opts.head_dim or opts.dim / opts.heads
-   if H % K ~= 0 then
-      err.raise('E_ARG', op, 'heads (%d) must be a multiple of kv_heads (%d)', H, K)
-   end
-   if D % 1 ~= 0 then
-      err.raise('E_ARG', op, 'dim (%d) must be a multiple of heads (%d), or give head_dim',
-         opts.dim, H)
-   end
+   err.raise_if(H % K ~= 0, 'E_ARG', op, 'heads (%d) must be a multiple of kv_heads (%d)', H, K)
+   err.raise_if(D % 1 ~= 0, 'E_ARG', op, 'dim (%d) must be a multiple of heads (%d), or give '
+      .. 'head_dim', opts.dim, H)
    self.heads, self.kv_heads, self.head_dim = H, K, D
    self.rope, self.causal, self.dropout = opts.rope, opts.causal, opts.dropout
    self.window = window.check(op, 'window', opts.window)

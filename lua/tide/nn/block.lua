@@ -18,9 +18,8 @@ local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp =
 -- Makes a block of its parts.
 function Block:init(parts)
    Module.init(self)
-   if (parts.norm2 == nil) ~= (parts.mlp == nil) then
-      err.arg('nn.Block', 'mlp', 'norm2 and mlp together or neither', parts.mlp)
-   end
+   err.arg_if((parts.norm2 == nil) ~= (parts.mlp == nil), 'nn.Block', 'mlp', 'norm2 and mlp '
+      .. 'together or neither', parts.mlp)
    local names = parts.names or {}
    self._part = {}
    for _, part in ipairs { 'norm1', 'mixer', 'norm2', 'mlp' } do

@@ -9,9 +9,8 @@ local err = require 'tide.util.err'
 local context = {}
 
 local function checked(op, c)
-   if type(c) ~= 'table' or type(c.size) ~= 'number' then
-      err.arg(op, 'context', 'a context of parallel.cp', c)
-   end
+   err.arg_if(type(c) ~= 'table' or type(c.size) ~= 'number', op, 'context', 'a context of '
+      .. 'parallel.cp', c)
    return c
 end
 
@@ -21,10 +20,8 @@ function context.of(op, opts, ids)
    local c = opts.context
    if c == nil or checked(op, c).null then return nil end
    for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
-      if opts[name] ~= nil then
-         err.arg(op, name, 'nil beside a context, which gives documents and knows no caches',
-            opts[name])
-      end
+      err.arg_if(opts[name] ~= nil, op, name, 'nil beside a context, which gives documents and '
+         .. 'knows no caches', opts[name])
    end
    local n = c:tokens()[c.rank + 1]
    if ids:size(2) ~= n then
@@ -36,10 +33,9 @@ end
 
 -- Labels are shifted before the sequence is cut: the token after a rank's last is on another rank.
 function context.check_shift(op, c)
-   if c ~= nil and not checked(op, c).null then
-      err.raise('E_UNSUPPORTED', op, "option 'shift': the next tokens lie on other ranks; shift "
-         .. 'the labels of the whole sequence (nn.loss.shift), then cut it')
-   end
+   err.raise_if(c ~= nil and not checked(op, c).null, 'E_UNSUPPORTED', op, "option 'shift': the "
+      .. 'next tokens lie on other ranks; shift the labels of the whole sequence (nn.loss.shift), '
+      .. 'then cut it')
 end
 
 -- The context for a layer that mixes along the sequence. Only one whose plan has replaced its inner
@@ -50,10 +46,8 @@ function context.for_layer(op, layer, at)
    local c = at and at.context
    if c == nil or layer.takes_context then return c end
    if checked(op, c).null then return nil end
-   if c.size > 1 then
-      err.raise('E_STATE', op, 'the sequence lies over %d ranks, and this layer sees only its own '
-         .. 'part; make it see all (parallel.cp.attach)', c.size)
-   end
+   err.raise_if(c.size > 1, 'E_STATE', op, 'the sequence lies over %d ranks, and this layer sees '
+      .. 'only its own part; make it see all (parallel.cp.attach)', c.size)
    return nil, c
 end
 

@@ -26,9 +26,8 @@ private.note(Embedding.forward)
 
 -- x [.., dim] -> logits [.., nvocab].
 function Embedding:as_output(x)
-   if self.is_cut then
-      err.raise('E_STATE', 'nn.Embedding', 'the table is cut over ranks; call the model')
-   end
+   err.raise_if(self.is_cut, 'E_STATE', 'nn.Embedding', 'the table is cut over ranks; call the '
+      .. 'model')
    return tide.linear(x, self.weight)
 end
 

@@ -126,10 +126,9 @@ local function without_inputs(hooks)
    if #list == 0 then return nil end
    return { is_used = function() return hooks:is_used() end, run = function(_, module, dy)
       for _, entry in ipairs(list) do
-         if private.apart(entry.fn, module) ~= nil then
-            err.raise('E_STATE', 'nn.Module.hook_backward', 'no input of this %s carries a '
-               .. 'gradient that the hook could replace; it must return nothing', module.class_name)
-         end
+         err.raise_if(private.apart(entry.fn, module) ~= nil, 'E_STATE', 'nn.Module.hook_backward',
+            'no input of this %s carries a gradient that the hook could replace; it must return '
+            .. 'nothing', module.class_name)
       end
       return dy
    end }

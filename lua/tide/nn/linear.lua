@@ -15,9 +15,7 @@ Linear.mixes = false
 
 -- Makes a layer of weight [nout, nin].
 function Linear:init(nin, nout, opts)
-   if opts.fp8 and opts.dtype == 'f64' then
-      err.arg('nn.Linear', 'dtype', 'f32 or bf16 with fp8', 'f64')
-   end
+   err.arg_if(opts.fp8 and opts.dtype == 'f64', 'nn.Linear', 'dtype', 'f32 or bf16 with fp8', 'f64')
    Module.init(self)
    self.nin, self.nout, self.fp8 = nin, nout, opts.fp8 or false
    local spec = { kind = 'kaiming', fan_in = nin, gain = 1 / math.sqrt(3) }

@@ -202,10 +202,8 @@ end
 -- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
 -- has adapters, or is spread over ranks already.
 function lora.attach(model, opts)
-   if rawget(model, 'adapter') then
-      err.raise('E_STATE', op, 'the model has adapters already; merge and remove them first, or go '
-         .. 'on with them')
-   end
+   err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
+      .. 'and remove them first, or go on with them')
    spread.check_whole(op, model, 'attach adapters first')
    local list = chosen(model, opts.targets)
    check_ranks(list, opts.rank)
@@ -227,10 +225,8 @@ end
 local function adapted(name, model)
    local adapter = rawget(model, 'adapter')
    if not adapter then err.raise('E_STATE', name, 'the model has no adapters') end
-   if spread.of(model).inside then
-      err.raise('E_STATE', name, 'the model is sharded; save it with tide.model.save_adapter, or '
-         .. 'its checkpoint with tide.model.export, which merges')
-   end
+   err.raise_if(spread.of(model).inside, 'E_STATE', name, 'the model is sharded; save it with '
+      .. 'tide.model.save_adapter, or its checkpoint with tide.model.export, which merges')
    return adapter, rawget(model, '_adapter')
 end
 

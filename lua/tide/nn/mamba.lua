@@ -32,9 +32,8 @@ GatedRMSNorm.mixes = false
 function GatedRMSNorm:init(dim, opts)
    Module.init(self)
    self.dim, self.eps, self.group, self.gate_last = dim, opts.eps, opts.group, opts.gate_last
-   if dim % self.group ~= 0 then
-      err.raise('E_ARG', 'nn.GatedRMSNorm', 'group (%d) must divide dim (%d)', self.group, dim)
-   end
+   err.raise_if(dim % self.group ~= 0, 'E_ARG', 'nn.GatedRMSNorm', 'group (%d) must divide dim '
+      .. '(%d)', self.group, dim)
    self:param('weight', { dim }, 'ones', opts)
    self:ready(opts)
 end
@@ -96,15 +95,11 @@ end
 local function sizes(self, op, opts)
    self.dim, self.head_dim = opts.dim, opts.head_dim
    local inner = opts.heads and opts.heads * self.head_dim or opts.expand * opts.dim
-   if inner % self.head_dim ~= 0 or inner < 1 then
-      err.raise('E_ARG', op, 'expand * dim (%g) must be a multiple of head_dim (%d), or give heads',
-         inner, self.head_dim)
-   end
+   err.raise_if(inner % self.head_dim ~= 0 or inner < 1, 'E_ARG', op, 'expand * dim (%g) must be a '
+      .. 'multiple of head_dim (%d), or give heads', inner, self.head_dim)
    self.heads, self.groups = inner / self.head_dim, opts.groups
-   if self.heads % self.groups ~= 0 then
-      err.raise('E_ARG', op, 'heads (%d) must be a multiple of groups (%d)', self.heads,
-         self.groups)
-   end
+   err.raise_if(self.heads % self.groups ~= 0, 'E_ARG', op, 'heads (%d) must be a multiple of '
+      .. 'groups (%d)', self.heads, self.groups)
    self.state, self.taps, self.chunk = opts.state, opts.conv, opts.chunk
    self.per_channel_D = opts.per_channel_D
    self.inner_dim = self.heads * self.head_dim
@@ -114,10 +109,9 @@ end
 local function check_limit(op, limit)
    if limit == nil then return nil end
    local lo, hi = limit[1] or 0, limit[2] or math.huge
-   if type(lo) ~= 'number' or type(hi) ~= 'number' or not (0 <= lo and lo <= hi) then
-      err.raise('E_ARG', op, "argument 'dt_limit': expected two numbers, 0 <= least <= most, got "
-         .. '{ %s, %s }', err.show(lo), err.show(hi))
-   end
+   err.raise_if(type(lo) ~= 'number' or type(hi) ~= 'number' or not (0 <= lo and lo <= hi), 'E_ARG',
+      op, "argument 'dt_limit': expected two numbers, 0 <= least <= most, got { %s, %s }",
+      err.show(lo), err.show(hi))
    return { lo, hi }
 end
 
@@ -263,10 +257,8 @@ local function check_call(self, op, x, at)
    local cache = at.cache
    if cache == nil then return end
    err.type(op, 'at.cache', cache, 'table')
-   if (cache.conv == nil) ~= (cache.state == nil) then
-      err.arg(op, 'at.cache', 'conv and state together (as a call left them) or neither',
-         cache.conv and 'conv alone' or 'state alone')
-   end
+   err.arg_if((cache.conv == nil) ~= (cache.state == nil), op, 'at.cache', 'conv and state '
+      .. 'together (as a call left them) or neither', cache.conv and 'conv alone' or 'state alone')
 end
 
 -- Numbers of sequences i32 [B, T] from the documents i32 [B, T] of tokens: one more wherever the

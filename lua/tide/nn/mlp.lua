@@ -28,9 +28,7 @@ function MLP:init(opts)
       return Linear(nin, nout, Module.inner(opts, { bias = bias, std = std }))
    end
    if opts.fused then
-      if not is_gated[self.act] then
-         err.arg('nn.MLP', 'fused', 'a gated act with it', self.act)
-      end
+      err.arg_if(not is_gated[self.act], 'nn.MLP', 'fused', 'a gated act with it', self.act)
       self:child('gate_up_proj', linear(opts.dim, 2 * opts.hidden, opts.std))
    else
       if is_gated[self.act] then

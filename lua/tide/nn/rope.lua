@@ -60,9 +60,7 @@ end
 -- position and one, for frequencies that depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
-   if not tide.is_tensor(x_BTHD) then
-      err.arg('nn.rope.apply', 'x', 'a tensor [B, T, H, D]', x_BTHD)
-   end
+   err.arg_if(not tide.is_tensor(x_BTHD), 'nn.rope.apply', 'x', 'a tensor [B, T, H, D]', x_BTHD)
    local inv_freq = frequencies_for(self, x_BTHD, length)
    return tide.rope(x_BTHD, positions, inv_freq, self.options)
 end
@@ -71,9 +69,8 @@ private.note(Rope.apply)
 -- What queries x [B, T, H, D] are multiplied by, [D], so that their products with keys are as if
 -- the rotated channels of both were multiplied by attention_factor.
 function Rope:factors(x)
-   if not require('tide').is_tensor(x) or x.ndim ~= 4 then
-      err.arg('nn.rope.factors', 'x', 'a tensor [B, T, H, D]', x)
-   end
+   err.arg_if(not require('tide').is_tensor(x) or x.ndim ~= 4, 'nn.rope.factors', 'x',
+      'a tensor [B, T, H, D]', x)
    local key = ('%s %s %d'):format(x.device, x.dtype, x:size(4))
    local factors = self.by_device[key]
    if factors and not factors:is_gone() then return factors end

@@ -12,9 +12,8 @@ Stack.mixes = false
 
 -- blocks: list of modules. names: list of names (default '0', '1', ...).
 function Stack:init(blocks, names)
-   if type(blocks) ~= 'table' or class.is(blocks, Module) and not class.is(blocks, Stack) then
-      err.arg('nn.Stack', 'blocks', 'a list of modules: nn.Stack { a, b }', blocks)
-   end
+   err.arg_if(type(blocks) ~= 'table' or class.is(blocks, Module) and not class.is(blocks, Stack),
+      'nn.Stack', 'blocks', 'a list of modules: nn.Stack { a, b }', blocks)
    Module.init(self)
    self._place = {}               -- name -> index of the block, which lies at that index alone
    for i, block in ipairs(blocks) do

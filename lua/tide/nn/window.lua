@@ -17,9 +17,8 @@ function window.check(op, name, w)
    end
    if type(w) ~= 'table' then err.arg(op, name, 'an integer or { left, right }', w) end
    for k in each(w) do
-      if not (err.same(k, 1) or err.same(k, 2)) then
-         err.arg(op, name, 'an integer or { left, right }', w)
-      end
+      err.arg_if(not (err.same(k, 1) or err.same(k, 2)), op, name, 'an integer or { left, right }',
+         w)
    end
    local left, right = w[1], w[2]
    if left == nil then left = -1 end

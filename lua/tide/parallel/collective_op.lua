@@ -216,10 +216,8 @@ local function reduced(x, comm, reduce) return comm:all_reduce(x:contiguous():cl
 -- A derivative by a sum or mean; the others have none here.
 local function linear(name, dy, comm, reduce)
    if reduce == 'mean' then return dy * (1 / comm.size) end
-   if reduce ~= 'sum' then
-      err.raise('E_UNSUPPORTED', name, "'%s' over ranks has no derivative here; detach the input",
-         reduce)
-   end
+   err.raise_if(reduce ~= 'sum', 'E_UNSUPPORTED', name, "'%s' over ranks has no derivative here; "
+      .. 'detach the input', reduce)
    return dy
 end
 
@@ -403,9 +401,8 @@ function op.all_to_all(x, comm, cut, join, cut_counts, join_counts)
    cut = dim_of(name, 'cut', x, cut)
    join = dim_of(name, 'join', x, join == nil and cut or join)
    local n, given = comm.size, cut_counts or join_counts
-   if cut == join and given then
-      err.arg(name, 'join', 'another dim than cut, since counts are given (or all_to_all_v)', join)
-   end
+   err.arg_if(cut == join and given, name, 'join', 'another dim than cut, since counts are given '
+      .. '(or all_to_all_v)', join)
    cut_counts = cut_counts and check_counts(name, 'cut_counts', cut_counts, comm, x:size(cut))
       or equal_counts(name, 'cut', x:size(cut), n)
    if cut == join then
@@ -479,10 +476,8 @@ function op.counts(n, comm)
    comm = comm_of(name, comm)
    err.integer(name, 'n', n, 0)
    if comm.size == 1 then return { n } end
-   if comm.transport == 'sim' then
-      err.raise('E_UNSUPPORTED', name, 'a simulated rank cannot ask the others for their sizes; '
-         .. 'give the counts, or the shape of the whole')
-   end
+   err.raise_if(comm.transport == 'sim', 'E_UNSUPPORTED', name, 'a simulated rank cannot ask the '
+      .. 'others for their sizes; give the counts, or the shape of the whole')
    return comm:all_gather(tide.tensor({ n }, { dtype = 'i64' })):tolist()
 end
 

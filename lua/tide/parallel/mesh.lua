@@ -60,10 +60,8 @@ end
 -- ---- sizes -----------------------------------------------------------------------------------
 
 local function check_size(op, name, size)
-   if type(size) ~= 'number' or size ~= math.floor(size) or size > 2^31
-      or not (size >= 1 or size == -1) then
-      err.arg(op, name, 'a positive integer, or -1 for what is left', size)
-   end
+   err.arg_if(type(size) ~= 'number' or size ~= math.floor(size) or size > 2^31 or not (size >= 1
+      or size == -1), op, name, 'a positive integer, or -1 for what is left', size)
    return size
 end
 

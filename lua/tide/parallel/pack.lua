@@ -238,10 +238,8 @@ function pack.dp_balanced(lengths, opts)
    end
    local packs = in_order(lengths, size, 1)
    while #packs % dp ~= 0 do
-      if not move_last(packs) then
-         err.raise('E_ARG', op, 'not enough documents: %d packs of one each, %d data ranks', #packs,
-            dp)
-      end
+      err.raise_if(not move_last(packs), 'E_ARG', op, 'not enough documents: %d packs of one each, '
+         .. '%d data ranks', #packs, dp)
    end
    return packs
 end
@@ -261,10 +259,8 @@ function pack.dynamic_cp(lengths, opts)
    end)
    for _, i in ipairs(order) do
       local need = pack.cp_degree(lengths[i], opts.most)
-      if need > n then
-         err.raise('E_ARG', op, 'document %d has %d tokens and needs %d ranks of %d, there are %d',
-            i, lengths[i], need, opts.most, n)
-      end
+      err.raise_if(need > n, 'E_ARG', op, 'document %d has %d tokens and needs %d ranks of %d, '
+         .. 'there are %d', i, lengths[i], need, opts.most, n)
       local first, least = 1, math.huge            -- aligned groups: their communicators exist
       for f = 1, n - need + 1, need do
          local top = 0

@@ -5,7 +5,6 @@
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
 local class = require 'tide.class'
-local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
@@ -16,6 +15,7 @@ local layout = require 'tide.parallel.fsdp.layout'
 local lora = require 'tide.nn.lora'
 local low_rank = require 'tide.nn.low_rank'
 local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 local state = require 'tide.train.state'
 local states = require 'tide.nn.state'
 
@@ -171,44 +171,32 @@ end
 -- default: the folder that the model was loaded from), dtype. Returns dir.
 function adapter.save(what, dir, opts)
    local op = 'model.save_adapter'
-   local o = copy(err.options(op, opts, { 'base', 'dtype' }))
-   err.type(op, 'dir', dir, 'string')
-   if type(what) == 'string' then return write_checkpoint(op, what, dir, o) end
-   local model = type(what) == 'table' and what.is_sharded and what.model or what
-   if not class.is(model, nn.Module) then
-      err.arg(op, 'what', 'a model, what fully_shard returned, or the path of a checkpoint', what)
-   end
-   o.base = o.base or model.loaded_from
-   if what.is_sharded then return write_sharded(op, what, dir, o) end
+   if type(what) == 'string' then return write_checkpoint(op, what, dir, opts) end
+   local model = what.is_sharded and what.model or what
+   opts.base = opts.base or model.loaded_from
+   if what.is_sharded then return write_sharded(op, what, dir, opts) end
    local tensors = model:state_dict()
    return write(op, dir, { config = family.config(model), family = family.of(model),
-      adapter = rawget(model, 'adapter') }, function(name) return tensors[name]:to 'cpu' end, o)
+      adapter = rawget(model, 'adapter') }, function(name) return tensors[name]:to 'cpu' end, opts)
 end
 
 -- ---- reading -----------------------------------------------------------------------------------
 
 -- Fields of adapter_config.json that change what is computed, with the values that do not.
+local nothing = {}
 local neutral = { bias = 'none', fan_in_fan_out = false, lora_bias = false,
-   use_qalora = false }
-local absent = { 'rank_pattern', 'alpha_pattern', 'modules_to_save', 'layer_replication',
-   'trainable_token_indices', 'target_parameters', 'megatron_config' }
+   use_qalora = false, rank_pattern = nothing, alpha_pattern = nothing, modules_to_save = nothing,
+   layer_replication = nothing, trainable_token_indices = nothing, target_parameters = nothing,
+   megatron_config = nothing }
 
 local function check_config(op, path, c)
-   if c.peft_type ~= 'LORA' then
-      err.raise('E_UNSUPPORTED', op, "%s: peft_type is '%s', known is 'LORA'", path,
-         tostring(c.peft_type))
-   end
+   err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', known is "
+      .. "'LORA'", path, tostring(c.peft_type))
    for name, value in each(neutral) do
-      if c[name] ~= nil and c[name] ~= tide.json.null and c[name] ~= value then
-         err.raise('E_UNSUPPORTED', op, '%s: %s = %s is not known here', path, name,
-            tostring(c[name]))
-      end
-   end
-   for _, name in ipairs(absent) do
       local v = c[name]
-      if v ~= nil and v ~= tide.json.null and not (type(v) == 'table' and next(v) == nil) then
-         err.raise('E_UNSUPPORTED', op, '%s: the field %s is not known here', path, name)
-      end
+      err.raise_if(v ~= nil and v ~= tide.json.null and v ~= value and (type(v) ~= 'table'
+         or value ~= nothing or next(v) ~= nil), 'E_UNSUPPORTED', op, '%s: %s = %s is not known '
+         .. 'here', path, name, type(v) == 'string' and v or err.show(v))
    end
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
 end
@@ -307,11 +295,7 @@ end
 -- E_SHAPE: they are of another base model; E_UNSUPPORTED: PEFT's variants that are not known here.
 function adapter.load(what, dir)
    local op = 'model.load_adapter'
-   err.type(op, 'dir', dir, 'string')
-   local run = type(what) == 'table' and not class.is(what, nn.Module) and what or { model = what }
-   if not class.is(run.model, nn.Module) then
-      err.arg(op, 'what', 'a model, or what plan:materialise gave', what)
-   end
+   local run = class.is(what, nn.Module) and { model = what } or what
    local c, tensors = open(op, dir)
    local modules = modules_of(tensors)
    check_base(op, dir, run.model, c, modules)
@@ -333,4 +317,15 @@ end
 -- Whether a folder holds an adapter.
 function adapter.is(dir) return fs.exists(fs.join(dir, config_name)) end
 
-return adapter
+signature.kind('weights', 'a model, or what fully_shard returned', function(v)
+   return class.is(v, nn.Module) or type(v) == 'table' and v.is_sharded
+end)
+signature.kind('adaptable', 'a model, or what plan:materialise gave', function(v)
+   return class.is(v, nn.Module) or type(v) == 'table' and class.is(v.model, nn.Module)
+end)
+return signature.doors('model', adapter, {
+   save = { 'what: weights | string; dir: string', op = 'model.save_adapter', opts = {
+      'base: string? -- what base_model_name_or_path says; default: where the model was read',
+      "dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of the adapters; default: as they are" } },
+   load = { 'what: adaptable; dir: string', op = 'model.load_adapter' },
+})

@@ -13,11 +13,10 @@ local folder = require 'tide.pretrained.folder'
 local layout = require 'tide.parallel.fsdp.layout'
 local low_rank = require 'tide.nn.low_rank'
 local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
 
 local op = 'model.load'
-
-local dtypes = { 'auto', 'f32', 'bf16', 'f64' }
 
 -- ---- what is read ------------------------------------------------------------------------------
 
@@ -175,22 +174,6 @@ local function show_unused(self, model)
       table.concat(model.unused_fields, ', '))
 end
 
-local function options_of(dir, opts)
-   opts = err.options(op, opts, { 'mesh', 'dtype', 'device', 'plan', 'verbose', 'make', 'fp8' })
-   err.type(op, 'dir', dir, 'string')
-   if opts.dtype ~= nil then err.choice(op, 'dtype', opts.dtype, dtypes) end
-   for _, name in ipairs { 'mesh', 'plan' } do
-      if opts[name] ~= nil then err.type(op, name, opts[name], 'table') end
-   end
-   if opts.device ~= nil then
-      err.choice(op, 'device', opts.device, { 'cpu', 'ref', 'cuda', 'null' })
-   end
-   if opts.verbose ~= nil then err.type(op, 'verbose', opts.verbose, 'boolean') end
-   if opts.fp8 ~= nil then err.type(op, 'fp8', opts.fp8, 'boolean') end
-   if opts.make ~= nil then err.func(op, 'make', opts.make) end
-   return opts
-end
-
 -- What lies in dir, its weights compared with a model of its configuration on the null device.
 local function opened(dir, opts)
    local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
@@ -221,14 +204,13 @@ local load = {}
 -- on this rank). E_IO, E_FORMAT: a file that is not there, is damaged or holds other tensors;
 -- E_UNSUPPORTED: another architecture; E_ARG: fields of config.json; E_SHAPE: other tensors.
 function load.model(dir, opts)
-   opts = options_of(dir, opts)
    local self, model = opened(dir, opts)
    local run = { model = model }
    if opts.verbose then show_unused(self, model) end
    if opts.mesh or opts.plan then
       run = spread(self, model, opts)
    elseif opts.device ~= 'null' then
-      self.opts.device, self.opts.init = opts.device or 'cpu', false
+      self.opts.device, self.opts.init = opts.device, false
       run.model = build(self, self.opts)
       tide.no_grad(function()
          fill_whole(self.store, run.model)
@@ -254,9 +236,6 @@ end
 -- Reads the weights in `dir`, as of load, into what plan:materialise gave for a model of the same
 -- configuration. Every rank calls it. Returns run.
 function load.fill(run, dir)
-   err.arg_if(type(run) ~= 'table' or not class.is(run.model, nn.Module) or not run.mesh,
-      'model.fill', 'run', 'what plan:materialise gave', run)
-   err.type('model.fill', 'dir', dir, 'string')
    local self = opened(dir, {})
    family.check('model.fill', read_plain(self), run.model)
    fill_run(self.store, run)
@@ -265,4 +244,17 @@ function load.fill(run, dir)
    return run
 end
 
-return load
+signature.kind('materialised', 'what plan:materialise gave', function(v)
+   return type(v) == 'table' and class.is(v.model, nn.Module) and v.mesh ~= nil
+end)
+return signature.doors('model', load, {
+   model = { 'dir: string', op = op, opts = {
+      'mesh: table? -- or axes as parallel.mesh takes them; nil: whole on this rank',
+      'plan: table? -- options of parallel.plan',
+      "dtype: 'auto' | 'f32' | 'bf16' | 'f64' = 'auto' -- of the parameters",
+      "device: 'cpu' | 'ref' | 'cuda' | 'null' = 'cpu' -- 'null': shapes only",
+      'fp8: boolean? -- multiplies by weights in FP8',
+      'verbose: boolean? -- logs the fields of config.json that change nothing',
+      'make: function? -- fn(config, options of modules) -> model, for a class of your own' } },
+   fill = 'run: materialised; dir: string',
+})

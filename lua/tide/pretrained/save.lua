@@ -6,14 +6,13 @@ local tide = require 'tide'
 local adapter = require 'tide.pretrained.adapter'
 local card = require 'tide.pretrained.card'
 local checkpoint = require 'tide.train.checkpoint'
-local class = require 'tide.class'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
-local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 local stored = require 'tide.pretrained.stored'
 local state = require 'tide.train.state'
 local tokenizer_file = require 'tide.tokenizer.file'
@@ -28,8 +27,8 @@ local units = { B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 2^10, MIB 
 
 -- Bytes of a size: a number, or a text such as '5GB'.
 local function bytes_of(size)
-   if type(size) == 'number' then return err.number(op, 'max_shard', size, 1) end
-   local n, unit = tostring(size):match '^%s*([%d.]+)%s*(%a+)%s*$'
+   if type(size) == 'number' then return size end
+   local n, unit = size:match '^%s*([%d.]+)%s*(%a+)%s*$'
    n = tonumber(n)
    err.arg_if(not n or n <= 0 or not units[unit:upper()], op, 'max_shard',
       "a number of bytes, or a text such as '5GB' or '200MiB'", size)
@@ -98,7 +97,7 @@ local function generation_of(source)
 end
 
 local function write_all(staged, source, o)
-   write_weights(staged, source, o.most)
+   write_weights(staged, source, o.max_shard)
    fs.write(op, fs.join(staged, 'config.json'), family.config_file(source.plain, source.dtype,
       true))
    local generation = generation_of(source)
@@ -238,17 +237,9 @@ end
 
 -- ---- doors -------------------------------------------------------------------------------------
 
-local function options_of(name, dir, opts)
-   opts = err.options(name, opts, { 'max_shard', 'dtype', 'overwrite', 'tokenizer' })
-   err.type(name, 'dir', dir, 'string')
-   if dir == '' then err.arg(name, 'dir', 'the path of a folder', dir) end
-   if opts.dtype ~= nil then
-      err.choice(name, 'dtype', opts.dtype, { 'f32', 'f64', 'bf16', 'f16' })
-   end
-   if opts.overwrite ~= nil then err.type(name, 'overwrite', opts.overwrite, 'boolean') end
-   if opts.tokenizer ~= nil then err.type(name, 'tokenizer', opts.tokenizer, 'string') end
-   return { dir = dir, most = bytes_of(opts.max_shard or '5GB'), dtype = opts.dtype,
-      overwrite = opts.overwrite, tokenizer = opts.tokenizer }
+local function options_of(dir, opts)
+   opts.dir, opts.max_shard = dir, bytes_of(opts.max_shard)
+   return opts
 end
 
 -- Saves the pieces of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
@@ -287,10 +278,8 @@ end
 -- Changes of adapters (nn.lora) are merged into the weights. Of a sharded model all ranks call it.
 -- Returns dir.
 function save.model(model, dir, opts)
-   local o = options_of(op, dir, opts)
-   if type(model) == 'table' and model.is_sharded then return save_sharded(model, o) end
-   err.arg_if(not class.is(model, nn.Module), op, 'model', 'a model, or what fully_shard returned',
-      model)
+   local o = options_of(dir, opts)
+   if model.is_sharded then return save_sharded(model, o) end
    local source = source_of_model(model, o.dtype)
    source.generation, source.tokenizer = model.generation, o.tokenizer or model.loaded_from
    return write_folder(source, o)
@@ -299,8 +288,7 @@ end
 -- Writes a checkpoint, or the newest of a run, as a published folder, with the tokenizer of the
 -- run. opts: as of save. One rank calls it, and holds the tensors of one file at a time.
 function save.export(where, dir, opts)
-   local o = options_of('model.export', dir, opts)
-   err.type('model.export', 'where', where, 'string')
+   local o = options_of(dir, opts)
    local source, store = source_of_checkpoint(where, o.dtype)
    source.tokenizer = o.tokenizer or tokenizer_file.place(where)
    local written = write_folder(source, o)
@@ -308,4 +296,14 @@ function save.export(where, dir, opts)
    return written
 end
 
-return save
+local options = {
+   "max_shard: number >= 1 | string = '5GB' -- most bytes of a file",
+   "dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of the weights; default: as they are",
+   'overwrite: boolean? -- replaces a folder that is not empty',
+   'tokenizer: string? -- folder whose tokenizer files are copied',
+   "where dir ~= '' -- argument 'dir': expected the path of a folder, got \"\"",
+}
+return signature.doors('model', save, {
+   model = { 'model: weights; dir: string', op = op, opts = options },
+   export = { 'where: string; dir: string', opts = options },
+})

@@ -82,9 +82,7 @@ end
 -- Appends what a node says to a decoder.
 function decoder.add(d, node)
    local fn = kinds[node.type]
-   if not fn then
-      err.raise('E_UNSUPPORTED', op, "decoder '%s' is not supported", tostring(node.type))
-   end
+   err.raise_if(not fn, 'E_UNSUPPORTED', op, "decoder '%s' is not supported", tostring(node.type))
    fn(d, node)
 end
 

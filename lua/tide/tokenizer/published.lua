@@ -161,9 +161,8 @@ end
 function published.around(d, node)
    if type(node) ~= 'table' or node.type == nil then return end
    local fn = around[node.type]
-   if not fn then
-      err.raise('E_UNSUPPORTED', op, "post_processor '%s' is not supported", tostring(node.type))
-   end
+   err.raise_if(not fn, 'E_UNSUPPORTED', op, "post_processor '%s' is not supported",
+      tostring(node.type))
    fn(d, node)
 end
 

@@ -33,9 +33,7 @@ local function walk(list, node, group, parts)
       return
    end
    local fn = step[group][node.type]
-   if not fn then
-      err.raise('E_UNSUPPORTED', op, "%s '%s' is not supported", group, tostring(node.type))
-   end
+   err.raise_if(not fn, 'E_UNSUPPORTED', op, "%s '%s' is not supported", group, tostring(node.type))
    fn(list, node)
 end
 

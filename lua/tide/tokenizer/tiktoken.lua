@@ -126,10 +126,9 @@ function tiktoken.tekken(value)
    local config = value.config
    local nspecial = config.default_num_special_tokens
    local size = config.default_vocab_size
-   if type(nspecial) ~= 'number' or type(size) ~= 'number' or type(config.pattern) ~= 'string' then
-      err.raise('E_FORMAT', op, 'tekken.json: config has no pattern, default_vocab_size or '
-         .. 'default_num_special_tokens')
-   end
+   err.raise_if(type(nspecial) ~= 'number' or type(size) ~= 'number'
+      or type(config.pattern) ~= 'string', 'E_FORMAT', op, 'tekken.json: config has no pattern, '
+      .. 'default_vocab_size or default_num_special_tokens')
    local pieces, ranks = {}, {}
    for i = 1, nspecial do pieces[i], ranks[i] = '', -1 end
    for i = 1, math.min(size - nspecial, #value.vocab) do

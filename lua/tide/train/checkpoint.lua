@@ -309,9 +309,7 @@ end
 function checkpoint.tensors(path, device)
    err.type('train.checkpoint.tensors', 'path', path, 'string')
    local file, why = fs.io().safetensors_open(path)
-   if not file then
-      err.raise(why.code, 'train.checkpoint.tensors', '%s', why.message)
-   end
+   if not file then err.raise(why.code, 'train.checkpoint.tensors', '%s', why.message) end
    local list = {}
    for _, name in ipairs(file:names()) do list[name] = file:load(name, { device = device }) end
    file:close()
@@ -328,10 +326,8 @@ end
 local function open_store(op, folder, manifest)
    return store.open(op, folder, manifest, function(name)
       local entry = manifest.files[name]
-      if not entry then
-         err.raise('E_FORMAT', op, '%s/%s names %s, which the manifest does not list', folder,
-            store.index_name, name)
-      end
+      err.raise_if(not entry, 'E_FORMAT', op, '%s/%s names %s, which the manifest does not list',
+         folder, store.index_name, name)
       verify.hash(op, folder, name, entry)
    end)
 end

@@ -124,9 +124,8 @@ local conversation = {}
 --    stop       an id that ends an answer, or a list of them; that of the template is added
 function conversation.new(model, opts)
    opts = err.options(op, opts, { 'tokenizer', 'template', 'messages', 'variables', 'stop' })
-   if type(model) ~= 'table' or type(model.config) ~= 'table' then
-      err.arg(op, 'model', 'a model of tide.model', model)
-   end
+   err.arg_if(type(model) ~= 'table' or type(model.config) ~= 'table', op, 'model',
+      'a model of tide.model', model)
    err.type(op, 'tokenizer', opts.tokenizer, 'table')
    err.type(op, 'template', opts.template, 'table')
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
@@ -173,10 +172,8 @@ local function fitted(self, tokens)
       if n == 0 then break end
       ids, dropped = self:ids(), dropped + n
    end
-   if #ids >= self.context then
-      err.raise('E_ARG', op, 'the message makes %d tokens, the model reads %d; give a shorter one',
-         #ids, self.context)
-   end
+   err.raise_if(#ids >= self.context, 'E_ARG', op, 'the message makes %d tokens, the model reads '
+      .. '%d; give a shorter one', #ids, self.context)
    return ids, dropped
 end
 

@@ -17,10 +17,8 @@ local function best_of(op, logits)
    for i = 1, #logits do
       local v = logits[i]
       if v > most then best, most = i, v end
-      if v ~= v then
-         err.raise('E_STATE', op, 'the logit of id %d is NaN; the model, or its input, is broken',
-            i - 1)
-      end
+      err.raise_if(v ~= v, 'E_STATE', op, 'the logit of id %d is NaN; the model, or its input, is '
+         .. 'broken', i - 1)
    end
    return best
 end

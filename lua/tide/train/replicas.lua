@@ -58,11 +58,9 @@ function replicas.set_groups(self, op)
       if r - 1 < comm.rank and place == handle.rank then self.group = self.group + 1 end
    end
    for place = 0, handle.size - 1 do
-      if seen[place] ~= self.groups then
-         err.raise('E_STATE', op, 'the sequence is cut over %d ranks, and gradients are added over '
-            .. "%d that do not hold them all; give comm: mesh:flatten { 'dp', 'cp' }", handle.size,
-            comm.size)
-      end
+      err.raise_if(seen[place] ~= self.groups, 'E_STATE', op, 'the sequence is cut over %d ranks, '
+         .. 'and gradients are added over %d that do not hold them all; give comm: mesh:flatten { '
+         .. "'dp', 'cp' }", handle.size, comm.size)
    end
 end
 

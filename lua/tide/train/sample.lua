@@ -127,9 +127,8 @@ local function settled(op, model, o)
    local stop = o.stop
    if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
    for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
-   if (o.stop_strings[1] or o.on_text) and not o.tokenizer then
-      err.arg(op, 'tokenizer', 'one, as stop_strings and on_text are about text', nil)
-   end
+   err.arg_if((o.stop_strings[1] or o.on_text) and not o.tokenizer, op, 'tokenizer',
+      'one, as stop_strings and on_text are about text', nil)
    for i, text in ipairs(o.stop_strings) do
       if text == '' then
          err.arg(op, ('stop_strings[%d]'):format(i), 'at least one character', text)

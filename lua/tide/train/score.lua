@@ -23,9 +23,8 @@ local score = {}
 function score.load(where, opts)
    local op = 'train.score.load'
    local saved = checkpoint.load(where, { device = opts.device, model_only = true, lazy = true })
-   if type(saved.plain.config) ~= 'table' then
-      err.raise('E_FORMAT', op, '%s has no model configuration', saved.folder)
-   end
+   err.raise_if(type(saved.plain.config) ~= 'table', 'E_FORMAT', op, '%s has no model '
+      .. 'configuration', saved.folder)
    local dtype = saved.store:dtype('model', saved.store:names('model')[1])
    local model = family.build(op, saved.plain, { dtype = dtype, device = 'null' }, opts.make)
    local sharded = tide.parallel.fully_shard(model, opts.comm or dist.world(),
@@ -46,10 +45,8 @@ end
 
 local function check_ids(op, name, list, vocab)
    for i, id in ipairs(err.integers(op, name, list, 0)) do
-      if vocab and id >= vocab then
-         err.raise('E_ARG', op, '%s[%d]: the model has %d ids, got %d; is this its tokenizer?',
-            name, i, vocab, id)
-      end
+      err.raise_if(vocab and id >= vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is '
+         .. 'this its tokenizer?', name, i, vocab, id)
    end
 end
 

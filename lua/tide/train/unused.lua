@@ -48,11 +48,9 @@ function unused.refuse(op, comm, optim)
    local names = {}
    for _, entry in ipairs(unused.find(comm, optim)) do names[#names + 1] = entry.name end
    for rank, list in ipairs(comm:all_gather_object(names)) do
-      if list[1] then
-         err.raise('E_UNSUPPORTED', op, "captured: rank %d has no gradient of '%s', which another "
-            .. 'rank has; let every rank use it (add its sum times 0 to the loss), or do without '
-            .. 'capturing', rank - 1, list[1])
-      end
+      err.raise_if(list[1], 'E_UNSUPPORTED', op, "captured: rank %d has no gradient of '%s', which "
+         .. 'another rank has; let every rank use it (add its sum times 0 to the loss), or do '
+         .. 'without capturing', rank - 1, list[1])
    end
 end
 

@@ -149,9 +149,8 @@ local function check_call(name, context, q, k, opts)
          name, "option '%s' is not for a sequence on several ranks", what)
    end
    for _, what in ipairs { 'q_index', 'k_index' } do
-      if opts[what] ~= nil and opts[what].id ~= mine.id then
-         err.arg(name, what, 'nil, or the pairs that the context holds for this rank', opts[what])
-      end
+      err.arg_if(opts[what] ~= nil and opts[what].id ~= mine.id, name, what, 'nil, or the pairs '
+         .. 'that the context holds for this rank', opts[what])
    end
    for what, t in require 'tide.util.each' { q = q, k = k } do
       if t:size(2) ~= mine:size(2) then

@@ -58,16 +58,12 @@ function context_.check_split(op, inner, outer, size, rank, names)
    names = names or { 'inner', 'outer' }
    local _, n, near = axis_of(op, names[1], inner, true)
    local _, m, far = axis_of(op, names[2], outer, true)
-   if n * m ~= size then
-      err.raise('E_ARG', op, '%s (%d) x %s (%d) must equal the %d ranks of the plan', names[1], n,
-         names[2], m, size)
-   end
-   if near + n * far ~= rank then
-      err.raise('E_ARG', op, '%s must be the %d neighbours of rank %d, and %s the ranks with the '
-         .. 'same place among theirs; rank %d of %d in %s and %d of %d in %s is the place of rank '
-         .. '%d (are the two exchanged?)', names[1], n, rank, names[2], near, n, names[1], far, m,
-         names[2], near + n * far)
-   end
+   err.raise_if(n * m ~= size, 'E_ARG', op, '%s (%d) x %s (%d) must equal the %d ranks of the plan',
+      names[1], n, names[2], m, size)
+   err.raise_if(near + n * far ~= rank, 'E_ARG', op, '%s must be the %d neighbours of rank %d, and '
+      .. '%s the ranks with the same place among theirs; rank %d of %d in %s and %d of %d in %s is '
+      .. 'the place of rank %d (are the two exchanged?)', names[1], n, rank, names[2], near, n,
+      names[1], far, m, names[2], near + n * far)
 end
 
 -- The ranks: those of a plan, or of the axis given with pairs.

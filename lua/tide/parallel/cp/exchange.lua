@@ -298,18 +298,14 @@ local leave_fn = func {
 }
 
 local function check_ranks(op, comm, rows)
-   if comm.size ~= rows.size then
-      err.raise('E_ARG', op, 'the tokens lie on %d ranks, the communicator has %d', rows.size,
-         comm.size)
-   end
+   err.raise_if(comm.size ~= rows.size, 'E_ARG', op, 'the tokens lie on %d ranks, the communicator '
+      .. 'has %d', rows.size, comm.size)
 end
 
 local function check(op, xs, width, tokens)
    local P = 0
    for _, x in ipairs(xs) do
-      if not tide.is_tensor(x) or x.ndim ~= 3 then
-         err.arg(op, 'x', 'a tensor [B, T, channels]', x)
-      end
+      err.arg_if(not tide.is_tensor(x) or x.ndim ~= 3, op, 'x', 'a tensor [B, T, channels]', x)
       if x.dtype ~= xs[1].dtype or x:size(1) ~= xs[1]:size(1) then
          err.raise('E_ARG', op, 'expected tensors of one dtype and batch, got %s of %d rows and %s '
             .. 'of %d', xs[1].dtype, xs[1]:size(1), x.dtype, x:size(1))

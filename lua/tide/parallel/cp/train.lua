@@ -87,11 +87,10 @@ end
 -- not known.
 local function check_place(op, handle, layer)
    local m = layer.module
-   if wrap.base(m, 'attend') ~= nn.Attention.attend or wrap.is_around(m, 'attend', 'recompute') then
-      err.raise('E_UNSUPPORTED', op, "layer '%s' has an attention call of its own (its attend is "
-         .. 'replaced or wrapped), which knows nothing of other ranks; wrap it after attach',
-         layer.name)
-   end
+   err.raise_if(wrap.base(m, 'attend') ~= nn.Attention.attend
+      or wrap.is_around(m, 'attend', 'recompute'), 'E_UNSUPPORTED', op, "layer '%s' has an "
+      .. 'attention call of its own (its attend is replaced or wrapped), which knows nothing of '
+      .. 'other ranks; wrap it after attach', layer.name)
    if handle.size > 1 and layer.module.dropout > 0 then
       cp_attention.check_dropout(op, layer.method or handle.method)
    end

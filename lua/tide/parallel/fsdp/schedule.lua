@@ -141,10 +141,8 @@ function schedule.report_bad(self)
    if not self.opts.check_for_nan_in_grad or not dist.any(self.comm, bad ~= nil) then return end
    local names = self.comm:all_gather_object(bad or false)
    for rank = 1, self.comm.size do
-      if names[rank] then
-         err.raise('E_STATE', 'parallel.fsdp.finish', "the gradient of '%s' on rank %d is not "
-            .. 'finite', names[rank], rank - 1)
-      end
+      err.raise_if(names[rank], 'E_STATE', 'parallel.fsdp.finish', "the gradient of '%s' on rank "
+         .. '%d is not finite', names[rank], rank - 1)
    end
 end
 

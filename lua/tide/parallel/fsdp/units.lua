@@ -100,9 +100,8 @@ local function owners_of(list)
    for _, unit in ipairs(list) do
       for _, m in ipairs(unit.modules) do
          m:walk(function(sub)
-            if of[sub] and of[sub] ~= unit then
-               err.raise('E_ARG', op, "module '%s' is in two units", unit.name)
-            end
+            err.raise_if(of[sub] and of[sub] ~= unit, 'E_ARG', op, "module '%s' is in two units",
+               unit.name)
             of[sub] = unit
          end)
       end

@@ -247,10 +247,8 @@ end
 local function rows_for(self, op, cu, tokens)
    local list = cu and covered(op, 'cu', cu, tokens) or { 0, tokens }
    if holds(self.rows, list) then return self.rows.rows end
-   if cu == nil and tokens % (2 * self.cp_size) ~= 0 then
-      err.raise('E_ARG', op, 'the sequence has %d tokens, expected a multiple of %d', tokens,
-         2 * self.cp_size)
-   end
+   err.raise_if(cu == nil and tokens % (2 * self.cp_size) ~= 0, 'E_ARG', op, 'the sequence has %d '
+      .. 'tokens, expected a multiple of %d', tokens, 2 * self.cp_size)
    local rows = exchange.rows(zigzag_runs(op, list, self.cp_size))
    local own = {}
    for i, n in ipairs(list) do own[i] = n end

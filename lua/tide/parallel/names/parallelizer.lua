@@ -58,9 +58,7 @@ local function named(op, mesh, opts)
    for _, role in ipairs(roles) do
       local name = one_name(op, mesh, role, opts[role.option])
       if name then
-         if ours[name] then
-            err.raise('E_ARG', op, "%s: '%s' is also %s", role.option, name, ours[name])
-         end
+         err.raise_if(ours[name], 'E_ARG', op, "%s: '%s' is also %s", role.option, name, ours[name])
          ours[name] = role.ours
       end
    end

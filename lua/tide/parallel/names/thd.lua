@@ -60,10 +60,8 @@ end
 
 local function check_lengths(op, lens, slots, S)
    for b, row in ipairs(slots) do
-      if #row ~= #lens[b] then
-         err.raise('E_ARG', op, 'row %d: seq_lens has %d documents, seq_lens_padded %d', b,
-            #lens[b], #row)
-      end
+      err.raise_if(#row ~= #lens[b], 'E_ARG', op, 'row %d: seq_lens has %d documents, '
+         .. 'seq_lens_padded %d', b, #lens[b], #row)
       for i, n in ipairs(row) do
          if lens[b][i] > n then
             err.raise('E_ARG', op, 'row %d: document %d has %d tokens, its slot %d', b, i - 1,
@@ -141,10 +139,8 @@ local function guess_mask(op, ids_BS, pad)
       local tail = S
       while tail > 0 and row[tail] == pad do tail = tail - 1 end
       for i = 1, tail do
-         if row[i] == pad then
-            err.raise('E_ARG', op, 'padding_token_id %d also occurs as content (row %d, token %d); '
-               .. 'give seq_lens', pad, b, i - 1)
-         end
+         err.raise_if(row[i] == pad, 'E_ARG', op, 'padding_token_id %d also occurs as content (row '
+            .. '%d, token %d); give seq_lens', pad, b, i - 1)
       end
    end
    return same:flatten(1, 2)

@@ -23,9 +23,7 @@ local balanced = layout.balanced
 local function tokens(env, T) return balanced(T, env.axis.size) end
 
 local function sequence_of(x)
-   if x.ndim < 3 then
-      err.arg('parallel.tensor_parallel', 'x', 'a tensor [batch, tokens, width]', x)
-   end
+   err.arg_if(x.ndim < 3, 'parallel.tensor_parallel', 'x', 'a tensor [batch, tokens, width]', x)
    return x
 end
 
