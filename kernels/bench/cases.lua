@@ -176,6 +176,22 @@ add {
    options = { train = 1, count = 1000, dtype = 'f32' }, tolerance = 1e-6, only_threads = 1,
 }
 
+-- ---- tokenizers ----
+
+-- Texts of 4 kB; the second row is for a published tokenizer.json.
+local function add_tokenizer(name, options)
+   options.size = 4096
+   add {
+      name = name, case = 'tokenizer', eager = true, variants = { 'fast', 'single' }, kind = 'fma',
+      must = 1, needs = 'tokenizers', rounds = 7, sample = 0.5, options = options,
+      tolerance = 1e-12, only_threads = 1,
+   }
+end
+
+add_tokenizer('tokenizer', { vocab = 8192 })
+local published = os.getenv 'TIDE_BENCH_TOKENIZER'
+if published then add_tokenizer('tokenizer-file', { file = published }) end
+
 -- ---- programs of their own ----
 
 add {

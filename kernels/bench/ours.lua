@@ -253,6 +253,46 @@ function cases.op(o)
    return i, run, function() return { size_of(run():detach()) } end
 end
 
+-- The bytes of a text as a tensor; string.byte returns some thousands at a time.
+local function bytes_of(text)
+   local parts = {}
+   for i = 1, #text, 4096 do
+      parts[#parts + 1] = tide.tensor({ text:byte(i, i + 4095) }, { dtype = 'i32' })
+   end
+   return tide.cat(parts, 1)
+end
+
+-- Ids of texts of about o.size bytes, one after the other: of the sources, a quarter in other
+-- scripts. The tokenizer is that of o.file (a tokenizer.json), or trained on the sources.
+function cases.tokenizer(o)
+   local root = arg[0]:match '^(.*)kernels/bench/' or ''
+   package.path = root .. '?.lua;' .. package.path
+   local corpus = require 'kernels.bench.corpus'
+   local sources = corpus.sources(root == '' and '.' or root)
+   local text = sources .. corpus.words(#sources / 3, 1)
+   local dir = os.tmpname() .. '.tok'
+   if not o.file then
+      local train = require 'tide.tokenizer.train'
+      train.save(train.bpe({ text:sub(1, 2^20), corpus.words(2^18, 2) },
+         { vocab_size = o.vocab, pattern = 'llama3', special = { '<|end|>' } }), dir)
+   end
+   local path = o.file or dir .. '/tokenizer.json'
+   local file = tide.util.fs.read('bench', path)
+   local tok, texts = tide.tokenizer.load(path), corpus.cut(text, o.size)
+   if not o.file then tide.util.fs.remove_dir('bench', dir) end
+   local how, rows = { add_special_tokens = false, special = true }, {}
+   local function run()
+      for i, part in ipairs(texts) do rows[i] = tok:encode(part, how) end
+   end
+   return { file = bytes_of(file), text = bytes_of(text) }, run, function()
+      local n, sum = 0, 0
+      for _, row in ipairs(rows) do
+         for k, id in ipairs(row) do n, sum = n + 1, sum + id * (k % 97) end
+      end
+      return { n, sum % 1000003 }
+   end
+end
+
 -- ---- the loop ----
 
 local function parse(text)

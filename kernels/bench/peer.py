@@ -383,9 +383,38 @@ class Decode(Case):
         return sizes
 
 
+class Tokenizer(Case):
+    """Hugging Face's tokenizers. Variants: fast (encode_batch_fast of all texts, without offsets)
+    and single (encode of one after the other). Both on one thread."""
+
+    def load(self, inputs):
+        import os
+        os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+        from tokenizers import Tokenizer as Peer
+        self.tok = Peer.from_str(bytes(inputs['file'].to(torch.uint8).numpy()).decode())
+        raw, size, at = bytes(inputs['text'].to(torch.uint8).numpy()), self.o['size'], 0
+        self.texts = []
+        while at < len(raw):
+            last = raw.find(b'\n', min(len(raw) - 1, at + size - 1))
+            last = len(raw) if last < 0 else last + 1
+            self.texts.append(raw[at:last].decode())
+            at = last
+
+    def run(self):
+        if self.o['variant'] == 'fast':
+            got = self.tok.encode_batch_fast(self.texts, add_special_tokens=False)
+            self.ids = [e.ids for e in got]
+        else:
+            self.ids = [self.tok.encode(t, add_special_tokens=False).ids for t in self.texts]
+
+    def check(self):
+        total = sum(i * (k % 97) for ids in self.ids for k, i in enumerate(ids, 1))
+        return [sum(map(len, self.ids)), total % 1000003]
+
+
 CASES = {'llama': Llama, 'attention': Attention, 'linear_loss': LinearLoss,
          'decode': Decode, 'cross_entropy': CrossEntropy, 'rms_norm': RMSNorm, 'swiglu': SwiGLU,
-         'adamw': AdamW, 'op': Op, 'ssd': SSD, 'mamba2': Mamba2, 'conv1d': Conv1d}
+         'adamw': AdamW, 'op': Op, 'ssd': SSD, 'tokenizer': Tokenizer, 'mamba2': Mamba2, 'conv1d': Conv1d}
 
 
 class Loop:
