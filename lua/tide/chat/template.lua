@@ -115,10 +115,8 @@ local function read_messages(messages)
    local list = value.list()
    for i, message in ipairs(messages) do
       list[i] = value.from_lua(message)
-      if value.class(list[i]) ~= value.Dict then
-         err.arg('chat.render', ('messages[%d]'):format(i), 'a table { role =, content = }',
-            message)
-      end
+      err.arg_if(value.class(list[i]) ~= value.Dict, 'chat.render', ('messages[%d]'):format(i),
+         'a table { role =, content = }', message)
       list[i] = alias_reasoning(list[i])
    end
    return list

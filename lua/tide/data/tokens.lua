@@ -44,9 +44,7 @@ end
 -- From a string of encoded ids. mask: a byte for each token, '\1' where it counts as a label.
 function tokens.memory(text, width, mask)
    local op, count = 'data.tokens.memory', #text / width
-   if #text % width ~= 0 then
-      err.arg(op, 'text', ('a multiple of %d bytes'):format(width), #text)
-   end
+   err.arg_if(#text % width ~= 0, op, 'text', ('a multiple of %d bytes'):format(width), #text)
    if mask and #mask ~= count then
       err.arg(op, 'mask', ('a byte for each of the %d tokens'):format(count), #mask)
    end

@@ -85,9 +85,8 @@ end
 function gradcheck.check(fn, inputs, opts)
    local o = opts
    for i, x in ipairs(inputs) do
-      if not tide.is_tensor(x) or x.dtype ~= 'f64' then
-         err.arg('debug.gradcheck', ('inputs[%d]'):format(i), 'an f64 tensor', x)
-      end
+      err.arg_if(not tide.is_tensor(x) or x.dtype ~= 'f64', 'debug.gradcheck',
+         ('inputs[%d]'):format(i), 'an f64 tensor', x)
    end
    local grads, report = analytic(fn, inputs), { worst = 0 }
    for i, x in ipairs(inputs) do

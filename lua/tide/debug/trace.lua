@@ -63,9 +63,8 @@ function trace.dump(folder, comms)
    err.type(op, 'folder', folder, 'string')
    comms = comms or require('tide.ffi.dist').open()
    for i, comm in ipairs(err.type(op, 'comms', comms, 'table')) do
-      if type(comm) ~= 'table' or type(comm.history) ~= 'function' then
-         err.arg(op, ('comms[%d]'):format(i), 'a communicator', comm)
-      end
+      err.arg_if(type(comm) ~= 'table' or type(comm.history) ~= 'function', op,
+         ('comms[%d]'):format(i), 'a communicator', comm)
    end
    comms = shared(comms)
    local first, list = comms[1], {}
@@ -151,9 +150,8 @@ end
 local function check_docs(op, docs)
    for i, doc in ipairs(err.type(op, 'docs', docs, 'table')) do
       local fault = type(doc) == 'table' and fault_of(doc) or nil
-      if type(doc) ~= 'table' or fault then
-         err.arg(op, ('docs[%d]'):format(i), 'what debug.trace.read returned', doc)
-      end
+      err.arg_if(type(doc) ~= 'table' or fault, op, ('docs[%d]'):format(i), 'what debug.trace.read '
+         .. 'returned', doc)
    end
    if #docs == 0 then err.arg(op, 'docs', 'at least one', 'none') end
    return docs

@@ -117,9 +117,8 @@ local function placement(op, opts, ids)
    local context = nn.context.of(op, opts, ids)
    if opts.caches ~= nil then err.type(op, 'caches', opts.caches, 'table') end
    for _, name in ipairs { 'positions', 'sequence' } do
-      if opts[name] ~= nil and not tide.is_tensor(opts[name]) then
-         err.arg(op, name, 'a tensor [batch or 1, tokens]', opts[name])
-      end
+      err.arg_if(opts[name] ~= nil and not tide.is_tensor(opts[name]), op, name, 'a tensor [batch '
+         .. 'or 1, tokens]', opts[name])
    end
    for _, name in ipairs { 'index', 'q_index', 'k_index' } do check_index(op, name, opts[name]) end
    local sequence = opts.sequence

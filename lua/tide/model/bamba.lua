@@ -57,12 +57,10 @@ local function translate(_, f, problems)
 end
 
 local function complete(c)
-   if c.num_attention_heads % c.num_key_value_heads ~= 0
-      or c.hidden_size % c.num_attention_heads ~= 0 then
-      err.raise('E_ARG', op, 'num_attention_heads (%d) must be a multiple of num_key_value_heads '
-         .. '(%d) and divide hidden_size (%d)', c.num_attention_heads, c.num_key_value_heads,
-         c.hidden_size)
-   end
+   err.raise_if(c.num_attention_heads % c.num_key_value_heads ~= 0
+      or c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op, 'num_attention_heads (%d) must '
+      .. 'be a multiple of num_key_value_heads (%d) and divide hidden_size (%d)',
+      c.num_attention_heads, c.num_key_value_heads, c.hidden_size)
    for i, at in ipairs(c.attn_layer_indices or {}) do
       err.integer(op, ('attn_layer_indices[%d]'):format(i), at, 0, c.num_hidden_layers - 1)
    end

@@ -122,11 +122,9 @@ local function head_loss(self, h, labels, opts)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
    if not head and not cap then return private.call(self.head_loss, self, h, labels, opts) end
    if cap or head:has_hooks() then
-      if self.keeps_logits_apart then
-         err.raise('E_UNSUPPORTED', self.op, '%s whole logits in training, and these stay in '
-            .. 'parts over ranks; leave out gather_logits = false',
-            cap and 'the loss of soft-capped logits takes' or 'lm_head has hooks, which see')
-      end
+      err.raise_if(self.keeps_logits_apart, 'E_UNSUPPORTED', self.op, '%s whole logits in '
+         .. 'training, and these stay in parts over ranks; leave out gather_logits = false',
+         cap and 'the loss of soft-capped logits takes' or 'lm_head has hooks, which see')
       return nn.loss.of_logits(logits(self, h), labels, opts)
    end
    return head:as_call(private.note(function(_, x)

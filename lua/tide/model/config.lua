@@ -119,10 +119,9 @@ local kinds = { 'full_attention', 'sliding_attention' }
 function config.check_layer_types(op, c)
    local list = c.layer_types
    if list == nil then return end
-   if #err.type(op, 'layer_types', list, 'table') ~= c.num_hidden_layers then
-      err.raise('E_ARG', op, "argument 'layer_types': expected a list of %d names, one for each "
-         .. 'layer, got a list of %d', c.num_hidden_layers, #list)
-   end
+   err.raise_if(#err.type(op, 'layer_types', list, 'table') ~= c.num_hidden_layers, 'E_ARG', op,
+      "argument 'layer_types': expected a list of %d names, one for each layer, got a list of %d",
+      c.num_hidden_layers, #list)
    for i, v in ipairs(list) do
       local field = ('layer_types[%d]'):format(i)
       err.choice(op, field, v, kinds)

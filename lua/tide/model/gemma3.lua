@@ -52,9 +52,8 @@ end
 
 local function complete(c)
    for i = 1, c.num_hidden_layers do
-      if not is_global(c, i) and c.sliding_window == nil then
-         err.arg(op, 'sliding_window', ('tokens that the local layer %d sees'):format(i - 1), nil)
-      end
+      err.arg_if(not is_global(c, i) and c.sliding_window == nil, op, 'sliding_window',
+         ('tokens that the local layer %d sees'):format(i - 1), nil)
    end
 end
 

@@ -70,10 +70,8 @@ local function coordinates(sizes, patch, device)
    local rows, columns = {}, {}
    for i, s in ipairs(sizes) do
       local h, w = s[1] / patch, s[2] / patch
-      if h % 1 ~= 0 or w % 1 ~= 0 then
-         err.arg(op, ('sizes[%d]'):format(i), ('multiples of the patch (%d)'):format(patch),
-            ('%g x %g'):format(s[1], s[2]))
-      end
+      err.arg_if(h % 1 ~= 0 or w % 1 ~= 0, op, ('sizes[%d]'):format(i),
+         ('multiples of the patch (%d)'):format(patch), ('%g x %g'):format(s[1], s[2]))
       local opts = { device = device }
       rows[i] = tide.arange(h, opts):reshape { h, 1 }:expand(h, w):reshape { h * w }
       columns[i] = tide.arange(w, opts):reshape { 1, w }:expand(h, w):reshape { h * w }

@@ -45,10 +45,9 @@ local function entries_of(op, source, count)
          count.n = count.n + 1
          entry = { name = tostring(count.n), param = entry }
       end
-      if type(entry) ~= 'table' or type(entry.name) ~= 'string'
-         or not tide.is_tensor(entry.param) then
-         err.arg(op, ('params[%d]'):format(i), 'a tensor, or { name =, param = }', entry)
-      end
+      err.arg_if(type(entry) ~= 'table' or type(entry.name) ~= 'string'
+         or not tide.is_tensor(entry.param), op, ('params[%d]'):format(i), 'a tensor, or { name =, '
+         .. 'param = }', entry)
       list[i] = entry
    end
    return list

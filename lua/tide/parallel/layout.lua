@@ -74,9 +74,8 @@ function layout.new(spec)
    end
    local k = err.integer(op, 'blocks', spec.blocks or 1, 1)
    local size = spec.shape[place.dim]
-   if k > 1 and not spec.counts and size % k ~= 0 then
-      err.arg(op, 'blocks', ('a divisor of %d'):format(size), k)
-   end
+   err.arg_if(k > 1 and not spec.counts and size % k ~= 0, op, 'blocks',
+      ('a divisor of %d'):format(size), k)
    entry.blocks = k > 1 and spec.counts or { spec.counts }
    for i = 1, k do
       entry.blocks[i] = entry.blocks[i] or layout.balanced(size / k, spec.axis.size)

@@ -78,9 +78,8 @@ local function from_list(op, axes)
          .. "list; write either {{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
    end
    for i, pair in ipairs(axes) do
-      if type(pair) ~= 'table' or #pair ~= 2 then
-         err.arg(op, ('axes[%d]'):format(i), "a name and a size, as {'dp', 2}", pair)
-      end
+      err.arg_if(type(pair) ~= 'table' or #pair ~= 2, op, ('axes[%d]'):format(i), 'a name and a '
+         .. "size, as {'dp', 2}", pair)
       local name = check_name(op, pair[1])
       err.raise_if(seen[name], 'E_ARG', op, "argument 'axes': the name '%s' is there twice", name)
       seen[name] = true

@@ -70,13 +70,11 @@ end
 local function aligned(op, given, mesh)
    local list, n = {}, #mesh.axes
    if is_placement(given) and n == 1 then return { given } end
-   if type(given) ~= 'table' or is_placement(given) then
-      err.arg(op, 'placements', ('a list of %d placements, or a map by axis'):format(n), given)
-   end
+   err.arg_if(type(given) ~= 'table' or is_placement(given), op, 'placements',
+      ('a list of %d placements, or a map by axis'):format(n), given)
    if #given > 0 then
-      if #given ~= n then
-         err.arg(op, 'placements', ('%d placements for %s'):format(n, tostring(mesh)), #given)
-      end
+      err.arg_if(#given ~= n, op, 'placements', ('%d placements for %s'):format(n, tostring(mesh)),
+         #given)
       for i = 1, n do list[i] = given[i] end
       for key in each(given) do
          err.arg_if(type(key) ~= 'number', op, 'placements', 'a list or a map, not both', key)

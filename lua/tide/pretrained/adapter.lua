@@ -114,11 +114,9 @@ end
 local function write(op, dir, plain, read, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
-   if plain.family == 'gpt2' then
-      err.raise('E_UNSUPPORTED', op, 'published files of GPT-2 keep several layers in one tensor, '
-         .. 'so adapters of single layers have no name there; write the merged model with '
-         .. 'tide.model.save or export')
-   end
+   err.raise_if(plain.family == 'gpt2', 'E_UNSUPPORTED', op, 'published files of GPT-2 keep '
+      .. 'several layers in one tensor, so adapters of single layers have no name there; write the '
+      .. 'merged model with tide.model.save or export')
    local all = plain.family and paths_of(op, plain) or description.modules
    fs.mkdirs(op, dir)
    tide.scope(function()
@@ -204,9 +202,8 @@ end
 -- The configuration and the tensors of a folder, by our names.
 local function open(op, dir)
    local path = fs.join(dir, config_name)
-   if not fs.exists(path) then
-      err.raise('E_IO', op, '%s has no %s; give the folder of an adapter', dir, config_name)
-   end
+   err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
+      config_name)
    local c = fs.read_json(op, path)
    check_config(op, path, c)
    local tensors = {}
@@ -277,10 +274,9 @@ local function fill_sharded(op, dir, c, sharded, tensors)
       if low_rank.is_name(e.name) then whole[e.name] = e.whole end
    end
    check_names(op, dir, c, whole, tensors)
-   if c.use_dora == true then
-      err.raise('E_UNSUPPORTED', op, '%s: magnitudes of DoRA are read where the weights are whole; '
-         .. 'read them on one rank, or go on from the run that has made them', dir)
-   end
+   err.raise_if(c.use_dora == true, 'E_UNSUPPORTED', op, '%s: magnitudes of DoRA are read where '
+      .. 'the weights are whole; read them on one rank, or go on from the run that has made them',
+      dir)
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
          layout.view(p.param:detach(), part):copy_(layout.view(tensors[p.name],

@@ -88,10 +88,8 @@ function row_of(self, name)
       return row
    end
    local info = self.file:info(self.stored[name])
-   if not is_float[info.dtype] then
-      err.raise('E_FORMAT', self.op, "%s: tensor '%s' is %s; expected F32, BF16, F16 or F64",
-         self.dir, self.stored[name], info.stored)
-   end
+   err.raise_if(not is_float[info.dtype], 'E_FORMAT', self.op, "%s: tensor '%s' is %s; expected "
+      .. 'F32, BF16, F16 or F64', self.dir, self.stored[name], info.stored)
    self.rows[name] = info
    return info
 end

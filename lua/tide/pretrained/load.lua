@@ -44,10 +44,9 @@ end
 local function check_layers(self)
    local config, n = self.plain.config, #self.store:names 'model'
    for _, key in ipairs { 'num_hidden_layers', 'n_layer' } do
-      if type(config[key]) == 'number' and config[key] > n then
-         err.raise('E_FORMAT', op, "%s/config.json: field '%s' says %.14g layers, the weights have "
-            .. '%d tensors', self.dir, key, config[key], n)
-      end
+      err.raise_if(type(config[key]) == 'number' and config[key] > n, 'E_FORMAT', op,
+         "%s/config.json: field '%s' says %.14g layers, the weights have %d tensors", self.dir, key,
+         config[key], n)
    end
 end
 

@@ -130,9 +130,7 @@ local function settled(op, model, o)
    err.arg_if((o.stop_strings[1] or o.on_text) and not o.tokenizer, op, 'tokenizer',
       'one, as stop_strings and on_text are about text', nil)
    for i, text in ipairs(o.stop_strings) do
-      if text == '' then
-         err.arg(op, ('stop_strings[%d]'):format(i), 'at least one character', text)
-      end
+      err.arg_if(text == '', op, ('stop_strings[%d]'):format(i), 'at least one character', text)
    end
    return o
 end

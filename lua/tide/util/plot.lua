@@ -117,9 +117,8 @@ function plot.svg(series, opts)
       err.type(op, ('series[%d]'):format(i), s, 'table')
       for _, k in ipairs { 'x', 'y' } do
          for j, v in ipairs(err.type(op, ('series[%d].%s'):format(i, k), s[k], 'table')) do
-            if type(v) ~= 'number' then
-               err.arg(op, ('series[%d].%s[%d]'):format(i, k, j), 'a number', v)
-            end
+            err.arg_if(type(v) ~= 'number', op, ('series[%d].%s[%d]'):format(i, k, j), 'a number',
+               v)
          end
       end
    end

@@ -20,9 +20,8 @@ local function check_index(op, index, size)
          :format(size), index)
    end
    for r, t in ipairs(index) do
-      if not tide.is_tensor(t) or t.dtype ~= 'i32' or t.ndim ~= 3 or t:size(3) ~= 2 then
-         err.arg(op, ('index[%d]'):format(r), 'i32 [B or 1, T, 2]', t)
-      end
+      err.arg_if(not tide.is_tensor(t) or t.dtype ~= 'i32' or t.ndim ~= 3 or t:size(3) ~= 2, op,
+         ('index[%d]'):format(r), 'i32 [B or 1, T, 2]', t)
    end
 end
 blocks.check_index = check_index

@@ -75,9 +75,8 @@ local function ranks_of(op, opts)
    end
    local map = opts.map
    local axis = opts.axis or map.axis
-   if map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size) then
-      err.arg(op, 'axis', ('an axis of %d ranks, as the plan has'):format(map.size), axis)
-   end
+   err.arg_if(map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size), op, 'axis',
+      ('an axis of %d ranks, as the plan has'):format(map.size), axis)
    local rank = map.size > 1 and axis.rank or map.rank
    err.raise_if(rank ~= map.rank, 'E_ARG', op, 'the plan is that of rank %d of %d, the axis says '
       .. 'rank %s; make the plan with the axis, or use map:at(rank)', map.rank, map.size, rank)

@@ -148,10 +148,8 @@ end
 -- A permutation in rank order as runs of each rank.
 local function custom_runs(self, op, index)
    local list = list_of(op, 'index', index)
-   if #list ~= self.padded then
-      err.arg(op, 'index', ('%d positions (%d tokens and the padding)'):format(self.padded,
-         self.length), #list)
-   end
+   err.arg_if(#list ~= self.padded, op, 'index',
+      ('%d positions (%d tokens and the padding)'):format(self.padded, self.length), #list)
    self.custom = list
    -- raises unless it is a permutation
    tide.inverse_index(tide.tensor(list, { dtype = 'i64', device = 'cpu' }))

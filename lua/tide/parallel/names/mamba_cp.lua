@@ -54,9 +54,8 @@ local function dims_of(op, x, batch_size)
    err.arg_if(not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3, op, 'x',
       'a tensor [batch, tokens, width] or [tokens, width]', x)
    local rows = x.ndim == 3 and x:size(1) or 1
-   if batch_size ~= nil and batch_size ~= rows then
-      err.arg(op, 'batch_size', ('%d, as x has'):format(rows), batch_size)
-   end
+   err.arg_if(batch_size ~= nil and batch_size ~= rows, op, 'batch_size',
+      ('%d, as x has'):format(rows), batch_size)
    return x.ndim - 1, x.ndim
 end
 
@@ -258,9 +257,8 @@ end
 
 -- x, argument `what`, as [B, T, width], and whether it was [T, width].
 local function batched(op, what, x, width)
-   if not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 or x:size(x.ndim) ~= width then
-      err.arg(op, what, ('a tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width), x)
-   end
+   err.arg_if(not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 or x:size(x.ndim) ~= width, op,
+      what, ('a tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width), x)
    return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
 end
 

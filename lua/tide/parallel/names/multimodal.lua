@@ -279,9 +279,8 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    local merge, counts = opts.merge, {}
    if type(what) == 'table' then
       err.integers(op, 'what.tokens', what.tokens, 0)
-      if what.size ~= axis.size then
-         err.arg(op, 'what', ('a plan of %d ranks'):format(axis.size), what.size)
-      end
+      err.arg_if(what.size ~= axis.size, op, 'what', ('a plan of %d ranks'):format(axis.size),
+         what.size)
       for r = 1, axis.size do
          counts[r] = what.tokens[r] / merge
          if counts[r] % 1 ~= 0 then

@@ -114,9 +114,8 @@ end
 -- contiguous with orig_len tokens and padding behind them.
 local function plan_of(op, map, axis, count, orig_len)
    if map then
-      if orig_len and orig_len ~= map.length then
-         err.arg(op, 'orig_len', ('%d, as the plan has'):format(map.length), orig_len)
-      end
+      err.arg_if(orig_len and orig_len ~= map.length, op, 'orig_len',
+         ('%d, as the plan has'):format(map.length), orig_len)
       return map
    end
    local total = count * axis.size

@@ -54,9 +54,8 @@ end
 
 local function as_style(pattern, v)
    if type(v) == 'string' then return tp_style.get(v) end
-   if not tp_style.is(v) then
-      err.arg(op, ("plan['%s']"):format(tostring(pattern)), 'a style or its name', v)
-   end
+   err.arg_if(not tp_style.is(v), op, ("plan['%s']"):format(tostring(pattern)), 'a style or its '
+      .. 'name', v)
    return v
 end
 
