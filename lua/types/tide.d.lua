@@ -232,7 +232,7 @@ function tide.data.megatron.open(path) end
 ---@param opts? { width?: integer }
 function tide.data.megatron.writer(path, opts) end
 tide.data.mixture = {}
----@param opts? { parts: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, val_cu?: table, cp?: integer }
+---@param opts? { parts: table[], seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, val_cu?: table, cp?: integer }
 function tide.data.mixture.new(opts) end
 ---@param state table
 function tide.data.mixture.restore(state) end
@@ -695,8 +695,10 @@ function tide.parallel.DTensor.offset() end
 function tide.parallel.DTensor.plan(placements) end
 function tide.parallel.DTensor.redistribute(placements) end
 function tide.parallel.DTensor.to_local() end
+---@param op? 'sum' | 'mean' | 'min' | 'max' | 'prod'
 function tide.parallel.Partial(op) end
 function tide.parallel.Replicate() end
+---@param dim integer
 function tide.parallel.Shard(dim) end
 ---@class tide.parallel.Sharded
 tide.parallel.Sharded = {}
@@ -801,7 +803,7 @@ function tide.parallel.from_local(part, mesh, placements, shape) end
 tide.parallel.fsdp = {}
 ---@param model tide.Module
 ---@param ranks? tide.Comm
----@param opts? { strategy?: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params', units?: any, reshard_after_forward?: any, mp_policy?: any, forward_prefetch?: integer, backward_prefetch?: integer, sync_each_backward?: boolean, device?: any, seed?: integer, keep_fp8_transpose_cache_when_using_custom_fsdp?: any, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, disable_bucketing?: boolean, check_for_nan_in_grad?: boolean, fsdp_double_buffer?: boolean, nccl_ub?: boolean, average_in_collective?: boolean, calculate_per_token_loss?: boolean, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, cpu_offload?: boolean, pin_memory?: boolean, init?: boolean }
+---@param opts? { strategy?: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params', units?: any, reshard_after_forward?: boolean|integer, mp_policy?: table, forward_prefetch?: integer, backward_prefetch?: integer, sync_each_backward?: boolean, device?: any, seed?: integer, keep_fp8_transpose_cache_when_using_custom_fsdp?: any, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, disable_bucketing?: boolean, check_for_nan_in_grad?: boolean, fsdp_double_buffer?: boolean, nccl_ub?: boolean, average_in_collective?: boolean, calculate_per_token_loss?: boolean, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, cpu_offload?: boolean, pin_memory?: boolean, init?: boolean }
 function tide.parallel.fsdp.fully_shard(model, ranks, opts) end
 function tide.parallel.fsdp.layer_units(module) end
 function tide.parallel.fsdp2_strategy_parallelize(model, mesh, opts) end
@@ -809,12 +811,18 @@ function tide.parallel.get_hf_tp_shard_plan(model) end
 function tide.parallel.import_class_from_path(path) end
 function tide.parallel.import_classes_from_paths(paths, opts) end
 tide.parallel.layout = {}
+---@param n integer
+---@param parts integer
 function tide.parallel.layout.balanced(n, parts) end
 function tide.parallel.layout.box(module, field) end
 function tide.parallel.layout.boxes(module, field) end
+---@param module tide.Module
 function tide.parallel.layout.gathered(module, grads) end
 function tide.parallel.layout.get(module, field) end
+---@param spec? { axis: table, placement: table, shape: integer[], counts?: table, blocks?: integer }
 function tide.parallel.layout.new(spec) end
+---@param module table
+---@param field string
 function tide.parallel.layout.set(module, field, spec) end
 function tide.parallel.layout.shape(module, field) end
 ---@param x tide.Tensor
@@ -969,13 +977,26 @@ function tide.parallel.pack.neat(samples, opts) end
 function tide.parallel.parallelize_module(model, axis, plan, opts) end
 tide.parallel.placement = {}
 function tide.parallel.placement.is(p) end
+---@param counts table
 function tide.parallel.placement.is_even(counts) end
+---@param shape integer[]
 function tide.parallel.placement.local_shape(shape, placements, mesh, rank) end
 function tide.parallel.placement.normalise(op, given, mesh, ndim) end
+---@param size integer
+---@param n integer
+---@param rank integer
 function tide.parallel.placement.piece(size, n, rank) end
+---@param size integer
+---@param n integer
 function tide.parallel.placement.pieces(size, n) end
 function tide.parallel.placement.plan(...) end
+---@param shape integer[]
 function tide.parallel.placement.route(shape, dtype, mesh, from, to, rank) end
+---@param bandwidth number
+---@param latency? number
+function tide.parallel.placement.seconds(bandwidth, latency) end
+---@param list table
+---@param mesh tide.Mesh
 function tide.parallel.placement.text(list, mesh) end
 tide.parallel.plan = {}
 ---@class tide.parallel.plan.Plan
@@ -1030,6 +1051,9 @@ function tide.parallel.tp_plans.plan_for(model, opts) end
 function tide.parallel.tp_plans.register(cls, fn) end
 function tide.parallel.tp_plans.with_sequence(plan, model) end
 function tide.parallel.translate_to_parallel_style(name) end
+---@param fn function
+---@param path? string
+---@param opts? { layerwise?: boolean }
 function tide.parallel.unshard_fsdp2_model(model, fn, path, opts) end
 tide.parallel.vision_split = {}
 ---@param num_frames integer[]
@@ -1420,7 +1444,12 @@ function tide.util.near.best(name, list, also) end
 function tide.util.near.distance(a, b) end
 function tide.util.near.hint(name, list, spell, also) end
 tide.util.plot = {}
+---@param series table[]
+---@param opts? { title?: any, xlabel?: any, ylabel?: any }
 function tide.util.plot.svg(series, opts) end
+---@param lo number
+---@param hi number
+---@param n integer
 function tide.util.plot.ticks(lo, hi, n) end
 tide.util.pretty = {}
 ---@param opts? { depth?: integer, entries?: integer, width?: integer }

@@ -32,15 +32,12 @@ local function part_sampler(o, i, part)
    return sampler.new(opts)
 end
 
-local function check_parts(parts)
+-- The sum of weights, and whether items are rows.
+local function weigh(parts)
    if #parts == 0 then err.arg(op, 'parts', 'at least one { source, weight }', 'none') end
    local total, rows = 0, 0
-   for i, part in ipairs(parts) do
-      local name = ('parts[%d]'):format(i)
-      err.type(op, name, part, 'table')
-      signature.check(op, name .. '.source', part.source, 'source')
-      total = total + err.number(op, name .. '.weight', part.weight, 0)
-      rows = rows + (part.cu and 1 or 0)
+   for _, part in ipairs(parts) do
+      total, rows = total + part.weight, rows + (part.cu and 1 or 0)
    end
    if total <= 0 then err.arg(op, 'parts', 'a weight above 0', total) end
    err.raise_if(rows > 0 and rows < #parts, 'E_ARG', op, "argument 'parts': either all parts have "
@@ -53,7 +50,7 @@ end
 -- it windows.
 function mixture.new(opts)
    local self = setmetatable(opts, Mixture)
-   local total, has_rows = check_parts(self.parts)
+   local total, has_rows = weigh(self.parts)
    err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
       .. 'data-parallel ranks', self.batch, self.size)
    self.position, self.samplers, self.counts, self.shares, self.offsets = 0, {}, {}, {}, {}
@@ -141,9 +138,11 @@ function Mixture:restore(state)
    self.position = err.integer(where, 'position', state.position, 0)
 end
 
+signature.record('mixture_part', 'a table { source =, weight = }', { 'source: source',
+   'weight: number >= 0' })
 signature.doors('data.mixture', Mixture, { restore = 'state: table' })
 return signature.doors('data.mixture', mixture, { new = { opts = {
-   'parts: table -- a list of { source, weight, cu }',
+   'parts: mixture_part[] -- a list of { source, weight, cu }',
    'seq: integer >= 1 -- tokens of a window or row',
    'batch: integer >= 1 -- windows or rows of a step, over all ranks',
    'seed: integer >= 0 = 0 -- decides the order',

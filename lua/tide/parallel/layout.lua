@@ -17,6 +17,7 @@
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local placement = require 'tide.parallel.placement'
+local signature = require 'tide.util.signature'
 
 local copy, strides, zeros = dims.copy, dims.strides, dims.zeros
 
@@ -27,8 +28,6 @@ Layout.__index = Layout
 
 -- n things shared among `parts` ranks: the first n % parts ranks have one more.
 function layout.balanced(n, parts)
-   err.integer('parallel.layout.balanced', 'n', n, 0)
-   err.integer('parallel.layout.balanced', 'parts', parts, 1)
    local counts, least = {}, math.floor(n / parts)
    for r = 1, parts do counts[r] = least + (r <= n % parts and 1 or 0) end
    return counts
@@ -59,20 +58,13 @@ end
 -- = k a list of k lists; default: dim d, or each of k equal blocks, shared as evenly as possible).
 function layout.new(spec)
    local op = 'parallel.layout'
-   err.type(op, 'spec', spec, 'table')
-   err.options(op, spec, { 'axis', 'placement', 'shape', 'counts', 'blocks' })
-   err.integer(op, 'axis.size', err.type(op, 'axis', spec.axis, 'table').size, 1)
-   err.integers(op, 'shape', spec.shape, 0)
-   local place = spec.placement
-   if not placement.is(place) then err.arg(op, 'placement', 'Replicate() or Shard(dim)', place) end
-   if spec.counts ~= nil then err.type(op, 'counts', spec.counts, 'table') end
+   local place, k = spec.placement, spec.blocks
    local entry = setmetatable({ axis = spec.axis, placement = place, shape = spec.shape }, Layout)
    if place.kind == 'replicate' then return entry end
    if place.kind ~= 'shard' or place.dim < 1 or place.dim > #spec.shape then
       err.arg(op, 'placement', ('Replicate() or Shard of a dim in [1, %d]'):format(#spec.shape),
          tostring(place))
    end
-   local k = err.integer(op, 'blocks', spec.blocks or 1, 1)
    local size = spec.shape[place.dim]
    err.arg_if(k > 1 and not spec.counts and size % k ~= 0, op, 'blocks',
       ('a divisor of %d'):format(size), k)
@@ -164,8 +156,6 @@ end
 
 -- Notes how a parameter of a module is cut. spec: a layout, or the options of one. Returns it.
 function layout.set(module, field, spec)
-   err.type('parallel.layout.set', 'module', module, 'table')
-   err.type('parallel.layout.set', 'field', field, 'string')
    local entry = getmetatable(spec) == Layout and spec or layout.new(spec)
    module._layout = rawget(module, '_layout') or {}
    module._layout[field] = entry
@@ -208,9 +198,7 @@ end
 
 -- Name -> whole tensor of a module's parameters; every rank calls it, in the order of names.
 function layout.gathered(module, grads)
-   local op, out = 'parallel.layout.gathered', {}
-   err.arg_if(type(module) ~= 'table' or not module.named_parameters, op, 'module', 'a module',
-      module)
+   local out = {}
    for _, e in ipairs(module:named_parameters()) do
       local t = e.param
       if grads then t = t.grad end
@@ -222,4 +210,14 @@ end
 
 layout.replicate = placement.replicate
 
-return layout
+signature.record('sized', 'a table { size = }', { 'size: integer >= 1' })
+signature.kind('placement', 'Replicate() or Shard(dim)', placement.is)
+return signature.doors('parallel.layout', layout, {
+   balanced = 'n: integer >= 0; parts: integer >= 1',
+   new = { op = 'parallel.layout', opts = {
+      'axis: sized -- an axis of a mesh', 'placement: placement -- how the axis cuts it',
+      'shape: integer[] >= 0 -- of the whole',
+      'counts: table? -- sizes on the ranks of the axis, or a list of them for each block',
+      'blocks: integer >= 1 = 1 -- parts of the dim, each of which is shared among the ranks' } },
+   set = 'module: table; field: string', gathered = 'module: module',
+})

@@ -20,6 +20,7 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local old = require 'tide.util.old'
+local signature = require 'tide.util.signature'
 local dtype_size = require('tide').dtype_size
 
 local placement = {}
@@ -35,12 +36,9 @@ end
 
 local shards, partials = {}, {}
 local replicate = setmetatable({ kind = 'replicate' }, Placement)
-local ops = { 'sum', 'mean', 'min', 'max', 'prod' }
 
 -- The axis cuts dim, which counts from 1, or from the end if negative.
 function placement.shard(dim)
-   err.integer('parallel.Shard', 'dim', dim, -8, 8)
-   if dim == 0 then err.arg('parallel.Shard', 'dim', 'a dim in [-8, 8] without 0', dim) end
    shards[dim] = shards[dim] or setmetatable({ kind = 'shard', dim = dim }, Placement)
    return shards[dim]
 end
@@ -50,7 +48,6 @@ function placement.replicate() return replicate end
 
 -- op: 'sum' (default), 'mean', 'min', 'max' or 'prod'.
 function placement.partial(op)
-   op = op == nil and 'sum' or err.choice('parallel.Partial', 'op', op, ops)
    partials[op] = partials[op] or setmetatable({ kind = 'partial', op = op }, Placement)
    return partials[op]
 end
@@ -59,12 +56,6 @@ local function is_placement(p) return getmetatable(p) == Placement end
 placement.is = is_placement
 
 -- ---- one placement an axis -------------------------------------------------------------------
-
-local function check_mesh(op, mesh)
-   err.arg_if(type(mesh) ~= 'table' or type(mesh.axes) ~= 'table' or not mesh.coord, op, 'mesh',
-      'a mesh', mesh)
-   return mesh
-end
 
 -- A list in the order of the axes from a list, a map by axis name, or one placement.
 local function aligned(op, given, mesh)
@@ -108,7 +99,7 @@ end
 
 -- Checked placements for a tensor with ndim dims, as a list in the order of the mesh's axes.
 function placement.normalise(op, given, mesh, ndim)
-   check_mesh(op, mesh)
+   signature.check(op, 'mesh', mesh, 'mesh')
    local list = aligned(op, given, mesh)
    for i, p in ipairs(list) do
       if not is_placement(p) then
@@ -130,11 +121,7 @@ end
 
 -- "dp S(1), tp R"
 function placement.text(list, mesh)
-   local op, out = 'parallel.placement.text', {}
-   check_mesh(op, mesh)
-   if #err.type(op, 'list', list, 'table') > #mesh.axes then
-      err.arg(op, 'list', ('at most %d placements'):format(#mesh.axes), #list)
-   end
+   local out = {}
    for i, p in ipairs(list) do out[i] = mesh.axes[i].name .. ' ' .. tostring(p) end
    return table.concat(out, ', ')
 end
@@ -143,10 +130,6 @@ end
 
 -- Elements before piece `rank` (from 0) of n pieces of a dim, and in it.
 function placement.piece(size, n, rank)
-   local op = 'parallel.placement.piece'
-   err.integer(op, 'size', size, 0)
-   err.integer(op, 'n', n, 1)
-   err.integer(op, 'rank', rank, 0)
    local most = math.ceil(size / n)
    local at = math.min(rank * most, size)
    return at, math.min(most, size - at)
@@ -155,7 +138,6 @@ end
 -- Sizes of all n pieces.
 function placement.pieces(size, n)
    local list = {}
-   err.integer('parallel.placement.pieces', 'n', n, 1)
    for r = 0, n - 1 do
       local _, count = placement.piece(size, n, r)
       list[r + 1] = count
@@ -184,18 +166,10 @@ local function cut(shape, list, mesh, at, last)
    return sizes, offset
 end
 
-local function check_shape(op, shape)
-   err.type(op, 'shape', shape, 'table')
-   if #shape > 8 then err.arg(op, 'shape', 'at most 8 sizes', #shape) end
-   for i = 1, #shape do err.integer(op, ('shape[%d]'):format(i), shape[i], 0) end
-   return dims.copy(shape)
-end
-
 -- What a rank of the mesh (default: this one) holds of a tensor of this shape: its shape, and how
 -- many elements come before it along each dim.
 function placement.local_shape(shape, placements, mesh, rank)
    local op = 'parallel.placement.local_shape'
-   shape = check_shape(op, shape)
    local list = placement.normalise(op, placements, mesh, #shape)
    return cut(shape, list, mesh, coords_of(mesh, rank), #list)
 end
@@ -204,7 +178,6 @@ end
 
 -- Are all counts the same?
 function placement.is_even(counts)
-   err.type('parallel.placement.is_even', 'counts', counts, 'table')
    for i = 2, #counts do
       if counts[i] ~= counts[1] then return false end
    end
@@ -386,9 +359,7 @@ Route.__index = Route
 
 -- Seconds on links of `bandwidth` bytes a second with `latency` seconds a collective.
 function Route:seconds(bandwidth, latency)
-   local op = 'parallel.placement.route.seconds'
-   err.number(op, 'bandwidth', bandwidth, 1)
-   return self.bytes / bandwidth + self.collectives * err.number(op, 'latency', latency or 0, 0)
+   return self.bytes / bandwidth + self.collectives * latency
 end
 
 function Route:__tostring()
@@ -409,7 +380,7 @@ end
 -- Each step: name (of the axis), from, to, action, before, after (local shapes), bytes.
 function placement.route(shape, dtype, mesh, from, to, rank)
    local op = 'parallel.placement.route'
-   shape = check_shape(op, shape)
+   shape = dims.copy(shape)
    from = placement.normalise(op, from, mesh, #shape)
    to = placement.normalise(op, to, mesh, #shape)
    local state = setmetatable({
@@ -434,4 +405,20 @@ function placement.plan(...)
    return placement.route(...)
 end
 
-return placement
+signature.kind('mesh', 'a mesh', function(v)
+   return type(v) == 'table' and type(v.axes) == 'table' and v.coord ~= nil
+end, 'tide.Mesh')
+local shape = "shape: integer[] >= 0; where #shape <= 8 -- argument 'shape': expected at most 8 "
+   .. 'sizes, got {#shape}'
+signature.doors('parallel.placement', Route, {
+   seconds = 'bandwidth: number >= 1; latency: number >= 0 = 0' })
+return signature.doors('parallel.placement', placement, {
+   shard = { "dim: integer in [-8, 8]; where dim ~= 0 -- argument 'dim': expected a dim in [-8, 8] "
+      .. 'without 0, got 0', op = 'parallel.Shard' },
+   partial = { "op: 'sum' | 'mean' | 'min' | 'max' | 'prod' = 'sum'", op = 'parallel.Partial' },
+   text = "list: table; mesh: mesh; where #list <= #mesh.axes -- argument 'list': expected at most "
+      .. '{#mesh.axes} placements, got {#list}',
+   piece = 'size: integer >= 0; n: integer >= 1; rank: integer >= 0',
+   pieces = 'size: integer >= 0; n: integer >= 1',
+   is_even = 'counts: table', local_shape = shape, route = shape,
+})

@@ -10,6 +10,7 @@ local spread = require 'tide.nn.spread'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local pack = require 'tide.ffi.pack'
+local signature = require 'tide.util.signature'
 
 local unshard = {}
 
@@ -21,8 +22,8 @@ local function sharded_of(op, model)
 end
 
 -- The units that parameters below `path` lie in, in order.
-local function units_of(op, sharded, path)
-   if err.type(op, 'path', path or '', 'string') == '' then return sharded:all_units() end
+local function units_of(sharded, path)
+   if (path or '') == '' then return sharded:all_units() end
    local inside, list = {}, {}
    sharded.model:get(path):walk(function(m) inside[m] = true end)
    for _, unit in ipairs(sharded:all_units()) do
@@ -113,14 +114,11 @@ end
 function unshard.unshard_fsdp2_model(model, fn, path, opts)
    local op = 'parallel.unshard_fsdp2_model'
    local sharded = sharded_of(op, model)
-   err.type(op, 'fn', fn, 'function')
-   opts = err.options(op, opts, { 'layerwise' })
-   if opts.layerwise ~= nil then err.type(op, 'layerwise', opts.layerwise, 'boolean') end
    if opts.layerwise then
       if path then err.raise('E_ARG', op, 'layerwise is for the whole model, without a path') end
       return layerwise(sharded, fn)
    end
-   local list, held = units_of(op, sharded, path), {}
+   local list, held = units_of(sharded, path), {}
    local r = pack(pcall(function()
       begin(sharded, list, held)
       return fn()
@@ -145,4 +143,7 @@ function unshard.destroy_dist_connection()
    if before then ctx:interrupt() end
 end
 
-return unshard
+return signature.doors('parallel', unshard, {
+   unshard_fsdp2_model = { 'fn: function; path: string?', opts = {
+      'layerwise: boolean = false -- only the root and the unit that runs are whole' } },
+})

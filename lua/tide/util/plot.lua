@@ -5,6 +5,7 @@
 -- The colours are distinguishable in greyscale and for the common colour deficiencies.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local plot = {}
 
@@ -36,10 +37,6 @@ end
 
 -- Steps of 1, 2 or 5 times a power of ten, about n of them.
 function plot.ticks(lo, hi, n)
-   local op = 'util.plot.ticks'
-   err.number(op, 'lo', lo)
-   err.number(op, 'n', n, 1, 1000)
-   if err.number(op, 'hi', hi) <= lo then err.arg(op, 'hi', ('a number > %g'):format(lo), hi) end
    local raw = (hi - lo) / n
    local power = 10 ^ math.floor(math.log10(raw))
    local step = 10 * power
@@ -111,17 +108,6 @@ end
 
 -- opts: title, xlabel, ylabel.
 function plot.svg(series, opts)
-   local op = 'util.plot.svg'
-   opts = err.options(op, opts, { 'title', 'xlabel', 'ylabel' })
-   for i, s in ipairs(err.type(op, 'series', series, 'table')) do
-      err.type(op, ('series[%d]'):format(i), s, 'table')
-      for _, k in ipairs { 'x', 'y' } do
-         for j, v in ipairs(err.type(op, ('series[%d].%s'):format(i, k), s[k], 'table')) do
-            err.arg_if(type(v) ~= 'number', op, ('series[%d].%s[%d]'):format(i, k, j), 'a number',
-               v)
-         end
-      end
-   end
    local xs, ys = {}, {}
    for i, s in ipairs(series) do xs[i], ys[i] = thin(s, 1000) end
    local frame = {}
@@ -152,4 +138,15 @@ function plot.svg(series, opts)
    return table.concat(out, '\n') .. '\n'
 end
 
-return plot
+signature.reader('points', 'numbers', function(op, name, v)
+   for j, x in ipairs(err.type(op, name, v, 'table')) do
+      err.arg_if(type(x) ~= 'number', op, ('%s[%d]'):format(name, j), 'a number', x)
+   end
+   return v
+end, 'number[]')
+signature.record('series', 'a table { x =, y = }', { 'x: points', 'y: points' })
+return signature.doors('util.plot', plot, {
+   ticks = 'lo: number; hi: number; n: integer in [1, 1000]; where lo < hi -- '
+      .. "argument 'hi': expected a number > {lo}, got {hi}",
+   svg = { 'series: series[]', opts = { 'title: any?', 'xlabel: any?', 'ylabel: any?' } },
+})

@@ -3,7 +3,6 @@
 -- Names are those of FSDP2 and of Megatron's sharded data parallel. What cannot apply, or
 -- contradicts something else, is an error here, before anything has changed.
 
-local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 
 local options = {}
@@ -40,15 +39,28 @@ options.rows = {
    "strategy: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params' = 'optim_grads_params' "
       .. '-- what is sharded',
    'units: any? -- elements of layer lists; or class names; or a least number of parameters',
-   'reshard_after_forward: any? -- all but the last of a list; true; false; or k: shards among '
-      .. 'k ranks',
-   'mp_policy: any? -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs = true }',
+   'reshard_after_forward: boolean? | integer >= 1 -- all but the last of a list; true; false; or '
+      .. 'k: shards among k ranks',
+   'mp_policy: table? -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs = true }',
    'forward_prefetch: integer >= 0 = 1 -- gathers begun ahead in forward',
    'backward_prefetch: integer >= 0 = 2 -- gathers begun ahead in backward',
    'sync_each_backward: boolean? -- reduces after every micro-batch, by default where gradients '
       .. 'are sharded; false: whole gradients add up on each rank until the last',
    'device: any? -- of a model on the null device', 'seed: integer >= 0 = 0 -- of its values',
    'keep_fp8_transpose_cache_when_using_custom_fsdp: any? -- is refused', flags,
+   "where type(reshard_after_forward) ~= 'number' or strategy == 'optim_grads_params' -- "
+      .. 'reshard_after_forward = {reshard_after_forward} needs the strategy optim_grads_params, '
+      .. 'not {strategy}',
+   'where not (average_in_collective and calculate_per_token_loss) -- average_in_collective '
+      .. 'contradicts calculate_per_token_loss (a loss divided by the global count needs sums); '
+      .. 'give calculate_per_token_loss = false',
+   'where not disable_bucketing or units == nil -- disable_bucketing puts all parameters into one '
+      .. 'unit and contradicts units',
+   "where not (grad_reduce_in_fp32 and mp_policy and (mp_policy.reduce_dtype or 'f32') ~= 'f32') "
+      .. "-- grad_reduce_in_fp32 contradicts mp_policy.reduce_dtype '{mp_policy.reduce_dtype}'",
+   'where not keep_fp8_transpose_cache_when_using_custom_fsdp -- E_UNSUPPORTED: '
+      .. 'keep_fp8_transpose_cache_when_using_custom_fsdp keeps a second copy of FP8 weights, and '
+      .. 'there are no FP8 weights here; leave it out',
 }
 local read, rows = signature.options { 'mesh: any?', 'comm: any?', options.rows }
 
@@ -56,49 +68,20 @@ local read, rows = signature.options { 'mesh: any?', 'comm: any?', options.rows 
 options.names = {}
 for i, row in ipairs(rows) do options.names[i] = row.name end
 
+local read_precision = signature.options { 'param_dtype: float?', 'reduce_dtype: float?',
+   'output_dtype: float?', 'cast_forward_inputs: boolean = true' }
+
 -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs }; absent dtypes: no cast.
-function options.precision(name, mp)
-   mp = err.options(name .. ': mp_policy', mp,
-      { 'param_dtype', 'reduce_dtype', 'output_dtype', 'cast_forward_inputs' })
-   local out = { cast_forward_inputs = mp.cast_forward_inputs ~= false }
-   for _, k in ipairs { 'param_dtype', 'reduce_dtype', 'output_dtype' } do
-      out[k] = signature.check(name, 'mp_policy.' .. k, mp[k], 'float?')
-   end
-   signature.check(name, 'mp_policy.cast_forward_inputs', mp.cast_forward_inputs, 'boolean?')
-   return out
-end
-
-local function check_reshard(o, given)
-   if given == nil or type(given) == 'boolean' then return given end
-   err.integer(op, 'reshard_after_forward', given, 1)
-   err.raise_if(o.strategy ~= 'optim_grads_params', 'E_ARG', op, 'reshard_after_forward = %d needs '
-      .. 'the strategy optim_grads_params, not %s', given, o.strategy)
-   return given
-end
-
-local function check_conflicts(o)
-   err.raise_if(o.average_in_collective and o.calculate_per_token_loss, 'E_ARG', op,
-      'average_in_collective contradicts calculate_per_token_loss (a loss divided by the global '
-      .. 'count needs sums); give calculate_per_token_loss = false')
-   err.raise_if(o.disable_bucketing and o.units ~= nil, 'E_ARG', op, 'disable_bucketing puts all '
-      .. 'parameters into one unit and contradicts units')
-   err.raise_if(o.grad_reduce_in_fp32 and o.mp.reduce_dtype and o.mp.reduce_dtype ~= 'f32', 'E_ARG',
-      op, "grad_reduce_in_fp32 contradicts mp_policy.reduce_dtype '%s'", o.mp.reduce_dtype)
-end
+function options.precision(name, mp) return read_precision(name .. ': mp_policy', mp) end
 
 -- A checked copy with defaults.
 function options.check(opts)
    local o = read(op, opts)
-   err.raise_if(o.keep_fp8_transpose_cache_when_using_custom_fsdp, 'E_UNSUPPORTED', op,
-      'keep_fp8_transpose_cache_when_using_custom_fsdp keeps a second copy of FP8 weights, and '
-      .. 'there are no FP8 weights here; leave it out')
-   o.mp = options.precision(op, o.mp_policy)
-   o.reshard = check_reshard(o, o.reshard_after_forward)
+   o.mp, o.reshard = options.precision(op, o.mp_policy), o.reshard_after_forward
    o.mp_policy, o.reshard_after_forward = nil, nil
    if o.sync_each_backward == nil then
       o.sync_each_backward = o.strategy == 'optim_grads' or o.strategy == 'optim_grads_params'
    end
-   check_conflicts(o)
    return o
 end
 
