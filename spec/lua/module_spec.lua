@@ -51,6 +51,10 @@ describe('a module', function()
       local m = Pair()
       assert.equal('E_ARG', raised(m.param, m, 'first', { 2 }, 'zeros').code)
       assert.equal('E_ARG', raised(m.param, m, 'forward', { 2 }, 'zeros').code)
+      assert.matches('"forward" is a method of the class; take another name',
+         tostring(raised(m.param, m, 'forward', { 2 }, 'zeros')), 1, true)
+      assert.matches('"first" is a field of the module already; take another name',
+         tostring(raised(m.param, m, 'first', { 2 }, 'zeros')), 1, true)
       assert.equal('E_ARG', raised(m.param, m, 'a.b', { 2 }, 'zeros').code)
       assert.equal('E_ARG', raised(m.child, m, 'third', {}).code)
       assert.equal('E_ARG', raised(m.param, m, 'w', { 2 }, 'wild').code)

@@ -81,8 +81,8 @@ describe('train.run', function()
          for s in run:steps(2) do
             run:metric('z_half', s.step / 2)
             run:metric('a', 7)
-            for _, bad in ipairs { { 'loss', 1 }, { 'a b', 1 }, { 'x', 'text' }, { 'x', 0 / 0 },
-                                   { 3, 1 } } do
+            for _, bad in ipairs { { 'loss', 1 }, { 'last', 1 }, { 'more', 1 }, { 'a b', 1 },
+                                   { 'x', 'text' }, { 'x', 0 / 0 }, { 3, 1 } } do
                assert.equal('E_ARG', raised(run.metric, run, bad[1], bad[2]).code)
             end
          end

@@ -140,6 +140,19 @@ describe('a wrap', function()
       m:wrap('a', fn, { of = 'inside' })
    end)
 
+   it('is known by its name where code asks for other ones', function()
+      local wrap, m = require 'tide.nn.wrap', Twice()
+      assert.is_false(wrap.is_around(m, 'inside', 'a'))
+      local a = m:wrap('a', noting({}, 'a'), { of = 'inside' })
+      assert.is_false(wrap.is_around(m, 'inside', 'a'))
+      assert.is_true(wrap.is_around(m, 'inside', 'b'))
+      assert.is_false(wrap.is_around(m, 'call', 'b'))
+      m:wrap('b', noting({}, 'b'), { of = 'inside' })
+      assert.is_true(wrap.is_around(m, 'inside', 'a'))
+      a:remove()
+      assert.is_false(wrap.is_around(m, 'inside', 'b'))
+   end)
+
    it('stands in for the field inner of 0.1', function()
       local m = nn.Attention { dim = 4, heads = 2, seed = 1 }
       local x = tide.ones { 1, 2, 4 }

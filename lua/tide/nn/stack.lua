@@ -29,12 +29,14 @@ function Stack:__index(key)
    return getmetatable(self)[key]
 end
 
--- Replaces a block by its name; a module under the next index is appended.
+-- Replaces a block by its name; a module under the next index is appended. E_ARG for an index
+-- beyond that one, since nothing would run or train the block.
 function Stack:__newindex(key, value)
    local place = rawget(self, '_place')
    if place and place[key] then
       rawset(self, place[key], value)
-   elseif place and key == #self + 1 then
+   elseif place and type(key) == 'number' then
+      err.integer('nn.Stack', 'index', key, 1, #self + 1)
       self:child(tostring(#self), value)
    else
       Module.__newindex(self, key, value)
