@@ -25,6 +25,7 @@ enum {
 #define TIDE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define TIDE_AVX512_BF16 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#define TIDE_AVX2_INLINE static inline __attribute__((always_inline)) TIDE_AVX2
 #define TIDE_AVX512_INLINE static inline __attribute__((always_inline)) TIDE_AVX512
 #define TIDE_AVX512_BF16_INLINE static inline __attribute__((always_inline)) TIDE_AVX512_BF16
 #endif

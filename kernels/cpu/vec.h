@@ -252,9 +252,18 @@ TIDE_INLINE void vec_narrow(void *dst, const float *src, int dtype, int64_t n)
   }
 }
 
-/* ---- 16 at a time, for tiles written by hand -------------------------------------------------*/
+/* ---- 8 and 16 at a time, for tiles written by hand -------------------------------------------*/
 
 #if defined(__x86_64__) && defined(__GNUC__)
+
+/* 8 elements from src[at] as f32. */
+TIDE_AVX2_INLINE __m256 vec_load8(const void *src, int64_t at, int dtype)
+{
+  if (dtype == TIDE_F32) return _mm256_loadu_ps((const float *)src + at);
+  const __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)src + at));
+  if (dtype == TIDE_F16) return _mm256_cvtph_ps(h);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
 
 /* The first n of 16 lanes. */
 TIDE_AVX512_INLINE __mmask16 vec_lanes(int64_t n)

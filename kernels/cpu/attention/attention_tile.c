@@ -1,6 +1,7 @@
-/* Portable inner loops of attention, and the choice of instruction set. See attention.h.
+/* Inner loops of attention in vectors of the compiler, for processors without AVX-512, and the
+ * choice of instruction set. See attention.h.
  *
- * The innermost loop always runs over the 16 lanes of a group with unit stride, so that the
+ * The innermost loop of a softmax runs over the 16 lanes of a group with unit stride, so that the
  * compiler can vectorise it for any instruction set.
  */
 #include "kernels/cpu/attention/attention.h"
@@ -9,33 +10,69 @@ enum { L = ATTN_LANE };
 
 /* ---- product ---- */
 
-TIDE_LEVELS(void, gemm_rows4, (const attn_gemm *g, int64_t i0, int j0), (g, i0, j0))
+/* Half a group. With AVX2 and with NEON the twelve sums of a tile of 6 rows by one group, two
+ * vectors of B and a word of A fill the registers. */
+typedef float half __attribute__((vector_size(4 * L / 2)));
+
+enum { ROWS = 6 };
+
+/* Rows [i0, i0 + n) of C, columns [j0, j0 + L); n is a constant where this is inlined. */
+TIDE_INLINE void gemm_rows(const attn_gemm *g, int64_t i0, int64_t j0, const int n)
 {
-  const int64_t n = g->m - i0 < 4 ? g->m - i0 : 4;
-  float acc[4][L] = { { 0 } };
-  for (int64_t p = 0; p < g->k; p++) {
-    const float *b = g->b + p * g->ldb + j0;
-    for (int64_t i = 0; i < n; i++) {
-      const float a = g->a[(i0 + i) * g->rs + p * g->cs];
-      for (int l = 0; l < L; l++) acc[i][l] += a * b[l];
+  const float *a = g->a + i0 * g->rs, *b = g->b + j0;
+  float *c = g->c + i0 * g->ldc + j0;
+  half acc[ROWS][2] = { 0 };
+  if (g->add)
+#pragma GCC unroll 6
+    for (int i = 0; i < n; i++) memcpy(acc[i], c + i * g->ldc, sizeof acc[i]);
+  for (int64_t p = g->k; p > 0; p--, a += g->cs, b += g->ldb) {
+    half b0, b1;
+    memcpy(&b0, b, sizeof b0);
+    memcpy(&b1, b + L / 2, sizeof b1);
+#pragma GCC unroll 6
+    for (int i = 0; i < n; i++) {
+      const float x = a[i * g->rs];
+      acc[i][0] += x * b0;
+      acc[i][1] += x * b1;
     }
   }
-  for (int64_t i = 0; i < n; i++) {
-    float *c = g->c + (i0 + i) * g->ldc + j0;
-    for (int l = 0; l < L; l++) c[l] = (g->add ? c[l] : 0.0f) + acc[i][l];
-  }
+#pragma GCC unroll 6
+  for (int i = 0; i < n; i++) memcpy(c + i * g->ldc, acc[i], sizeof acc[i]);
 }
 
-static void gemm(const attn_gemm *g)
+TIDE_LEVELS(void, gemm, (const attn_gemm *g), (g))
 {
-  for (int v = 0; v < g->nv; v++)
-    for (int64_t i = 0; i < g->m; i += 4) gemm_rows4(g, i, v * L);
+  for (int64_t j = 0; j < g->nv * L; j += L) {
+    int64_t i = 0;
+    for (; i + ROWS <= g->m; i += ROWS) gemm_rows(g, i, j, ROWS);
+    switch (g->m - i) {
+      case 5: gemm_rows(g, i, j, 5); break;
+      case 4: gemm_rows(g, i, j, 4); break;
+      case 3: gemm_rows(g, i, j, 3); break;
+      case 2: gemm_rows(g, i, j, 2); break;
+      case 1: gemm_rows(g, i, j, 1); break;
+      default: break;
+    }
+  }
 }
 
 /* ---- softmax ---- */
 
-/* 2^x; 0 below -1000, NaN stays NaN. */
-TIDE_INLINE float exp2_lane(float x) { return tide__expf(x * ATTN_LN2); }
+/* 2^x to 1e-7; 0 below -126.5, infinite above 128, NaN stays NaN. */
+TIDE_INLINE float exp2_lane(float x)
+{
+  const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+  float c = x > 128.0f ? 128.0f : x;
+  c = c < -127.0f ? -127.0f : c;
+  const float t = c + shift, f = c - (t - shift);
+  float p = 0.00132764721f;
+  p = p * f + 0.00967554145f;
+  p = p * f + 0.0555071327f;
+  p = p * f + 0.240221197f;
+  p = p * f + 0.693146967f;
+  p = p * f + 1.0f;
+  return p * tide__bits_f32((tide__f32_bits(t) + 127u) << 23);
+}
 
 TIDE_INLINE int visible(const attn_lanes *m, int64_t j, int l)
 {
@@ -49,17 +86,23 @@ TIDE_LEVELS(void, hide, (float *s, int64_t n, const attn_lanes *m), (s, n, m))
       if (!visible(m, j, l)) s[j * ATTN_Q + l] = -INFINITY;
 }
 
+TIDE_INLINE float larger(float x, float y) { return x > y ? x : y; }
+
 /* Returns 1 if a lane that had seen a key gets a new maximum. */
 TIDE_LEVELS(int, raise_top, (const attn_soft *t, float *base), (t, base))
 {
   float top[L];
   int grown = 0;
   for (int l = 0; l < L; l++) top[l] = -INFINITY;
-  for (int64_t j = 0; j < t->n; j++)
+  int64_t j = 0;
+  for (const float *s = t->s; j + 4 <= t->n; j += 4, s += 4 * ATTN_Q)
     for (int l = 0; l < L; l++) {
-      const float x = t->s[j * ATTN_Q + l];
-      top[l] = x > top[l] ? x : top[l];
+      const float a = larger(s[l], s[ATTN_Q + l]);
+      const float b = larger(s[2 * ATTN_Q + l], s[3 * ATTN_Q + l]);
+      top[l] = larger(larger(a, b), top[l]);
     }
+  for (; j < t->n; j++)
+    for (int l = 0; l < L; l++) top[l] = larger(t->s[j * ATTN_Q + l], top[l]);
   for (int l = 0; l < L; l++) {
     const float seen = top[l] == -INFINITY ? top[l] : top[l] * t->mul;
     const float old = t->top[l];

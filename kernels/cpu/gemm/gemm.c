@@ -128,6 +128,26 @@ static int tile_start(const plan *p, char *dst, int64_t dst_rs, int64_t row, int
   return 1;
 }
 
+void tide__gemm_put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_t n)
+{
+  enum { PIECE = 128 };
+  float old[PIECE];
+  const int64_t size = vec_size(g->c_dtype);
+  for (int64_t end = j + n, left; j < end; j += left, sums += left) {
+    left = i64_min(PIECE, end - j);
+    char *to = (char *)g->c + (r * g->c_rs + j) * size;
+    if (g->accumulate) {
+      row_load(old, to, 0, left, g->c_dtype);
+      row_add(sums, sums, old, left);
+    }
+    if (g->bias) {
+      row_load(old, g->bias, j, left, g->c_dtype);
+      row_add(sums, sums, old, left);
+    }
+    row_narrow(to, sums, g->c_dtype, left);
+  }
+}
+
 /* ---- packing ---- */
 
 static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
@@ -341,9 +361,9 @@ static const int64_t TRANSPOSE_BYTES = (int64_t)8 << 20;
 
 /* Packing all of B costs more than a few rows gain. With the operands exchanged, B' is streamed a
  * panel at a time and only the small A' is packed. The sums are the same. */
-static int is_transposed(const cpu_gemm *g, int isa)
+static int is_transposed(const cpu_gemm *g)
 {
-  if (!(isa & CPU_ISA_AVX512) || g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
+  if (g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
   return g->m <= TRANSPOSE_M && g->n >= 8 * g->m &&
       g->n * g->k * vec_size(g->ab_dtype) >= TRANSPOSE_BYTES;
 }
@@ -361,28 +381,6 @@ static int64_t transposed_bytes(const cpu_gemm *g) { return i64_round_up(g->m * 
 
 typedef struct strips { const cpu_gemm *g; const float *sums; } strips;
 
-/* Stores n sums of row r from column j on in C. */
-static void put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_t n)
-{
-  float old[TRANSPOSE_SIDE];
-  int64_t at = r * g->c_rs + j;
-  if (g->accumulate) {
-    row_load(old, g->c, at, n, g->c_dtype);
-    row_add(sums, sums, old, n);
-  }
-  if (g->bias) {
-    row_load(old, g->bias, j, n, g->c_dtype);
-    row_add(sums, sums, old, n);
-  }
-  if (g->c_dtype == TIDE_F32) {
-    memcpy((float *)g->c + at, sums, (size_t)n * 4);
-    return;
-  }
-  tile_half out = {.src = sums, .dst = (uint16_t *)g->c + at, .rows = 1, .cols = (int)n,
-                   .dtype = g->c_dtype};
-  tide__tile_to_half(&out);
-}
-
 /* Transposes strips of TRANSPOSE_SIDE columns of C. */
 static void transpose_strips(void *arg, int64_t begin, int64_t end, int thread)
 {
@@ -393,7 +391,7 @@ static void transpose_strips(void *arg, int64_t begin, int64_t end, int thread)
     for (int64_t r = 0; r < t->g->m; r++) {
       float row[TRANSPOSE_SIDE];
       for (int64_t i = 0; i < n; i++) row[i] = t->sums[(j + i) * t->g->m + r];
-      put_row(t->g, row, r, j, n);
+      tide__gemm_put_row(t->g, row, r, j, n);
     }
   }
 }
@@ -420,7 +418,7 @@ void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, i
   } else if (tide__tile_skinny_takes(g, isa)) {
     p->method = SKINNY;
     p->bytes = tide__tile_skinny_work(g, p->nthread);
-  } else if (is_transposed(g, isa)) {
+  } else if (is_transposed(g)) {
     cpu_gemm back = transposed(g, 0);
     p->method = TRANSPOSED;
     plan_tiles(p, &back);

@@ -84,6 +84,10 @@ void tide__tile_pack_f32(void *dst, const tile_strip *s);
 void tide__tile_pack_f64(void *dst, const tile_strip *s);
 void tide__tile_to_half(const tile_half *job);
 
+/* Stores n sums of row r from column j on in C, with what C holds and the bias added as g asks.
+ * sums is scratch afterwards. */
+void tide__gemm_put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, int64_t n);
+
 /* Products with few rows, m <= TILE_SKINNY_M, that read B once, in place, without packing. See
  * skinny.c for the shapes it takes. */
 enum { TILE_SKINNY_M = 16 };
