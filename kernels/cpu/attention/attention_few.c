@@ -122,8 +122,10 @@ TIDE_LEVELS(void, few_hide,
             (float *x, int64_t n, const attn_lanes *m, int64_t i), (x, n, m, i))
 {
   const int32_t doc = m->qdoc[i], lo = m->qlo[i], hi = m->qhi[i];
-  for (int64_t j = 0; j < n; j++)
-    x[j] = (m->kdoc[j] == doc) & (m->kpos[j] >= lo) & (m->kpos[j] <= hi) ? x[j] : -INFINITY;
+  for (int64_t j = 0; j < n; j++) {
+    const int seen = (m->kdoc[j] == doc) & (m->kpos[j] >= lo) & (m->kpos[j] <= hi);
+    x[j] = seen ? x[j] : -INFINITY;
+  }
 }
 
 /* x becomes exp(x - top). Returns the factor for older sums. */
