@@ -1,8 +1,8 @@
 /* Tile kernels for machines without AVX-512, for f64, and their packing.
  *
  * One body per element type, in vectors of the compiler, compiled for the base instruction set and
- * for AVX2 with FMA, where twelve accumulators, two vectors of B and a word of A fill the registers.
- * With AVX2 a source that runs along k is transposed in registers. See tile.h.
+ * for AVX2 with FMA, where twelve accumulators, two vectors of B and a word of A fill the
+ * registers. With AVX2 a source that runs along k is transposed in registers. See tile.h.
  */
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
