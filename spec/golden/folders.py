@@ -1,11 +1,12 @@
 """Configurations that the `transformers` package writes, with what their models compute.
 
-    python spec/golden/folders.py > spec/golden/folders.lua
+    python spec/golden/folders.py            # from the root of the tree
 
 Weights are sines by the place of the parameter's name in sorted order (see decoders.py), so that no
-weights are stored. Written for each variant: config.json as save_pretrained leaves it, the loss
-(mean over counted labels), three logits, and the norms of the gradients of all parameters in the
-order of their names, all computed in doubles.
+weights are stored. Computed in doubles and written for each variant: to folders.lua config.json as
+save_pretrained leaves it and the loss (mean over counted labels), to folders.safetensors all logits
+and, a row for each parameter in the order of their names, the largest gradient and SAMPLES of them
+at random places (see places).
 
     luajit spec/golden/folders_write.lua DIR && python spec/golden/folders.py DIR
 
@@ -18,8 +19,10 @@ import textwrap
 
 import torch
 import transformers as T
+from safetensors.torch import save_file
 
 V = 23
+SAMPLES = 32
 BASE = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=3,
             num_attention_heads=6, num_key_value_heads=2, head_dim=4, rms_norm_eps=1e-5,
             max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -93,6 +96,19 @@ CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
 
+def doubles_only():
+    """Lets transformers compute in doubles where it asks for float32: norms, softmax, positions."""
+    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+
+    def wide(v):
+        return torch.float64 if v is torch.float32 else v
+
+    torch.Tensor.to = lambda t, *a, **k: to(t, *map(wide, a), **{n: wide(v) for n, v in k.items()})
+    torch.Tensor.float = torch.Tensor.double
+    torch.nn.functional.softmax = lambda *a, **k: softmax(*a, **{n: wide(v) for n, v in k.items()})
+    torch.set_default_dtype(torch.float64)
+
+
 def fill(model, kind):
     tied = model.config.tie_word_embeddings
     names = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
@@ -118,18 +134,21 @@ def inputs():
     return torch.tensor(ids), torch.tensor(labels)
 
 
-def wrapped(numbers, indent):
-    lines, line = [], ""
-    for v in numbers:
-        text = f"{v:.10g}, "
-        if len(line) + len(text) > 92:
-            lines.append(line.rstrip())
-            line = ""
-        line += text
-    return ("\n" + indent).join(lines + [line.rstrip(", ")])
+def places(row, numel):
+    """Places of samples of parameter `row` (from 0): a Lehmer generator, which doubles hold."""
+    state, list_ = row + 1, []
+    for _ in range(SAMPLES):
+        state = state * 16807 % 2147483647
+        list_.append(state % numel)
+    return list_
 
 
-def run(name, kind, extra):
+def samples(row, grad):
+    flat = grad.detach().reshape(-1)
+    return torch.cat([flat.abs().max()[None], flat[places(row, flat.numel())]]).type(torch.float32)
+
+
+def run(name, kind, extra, out, numbers):
     fields = {**BASE, **extra}
     if kind == "GPT2":
         fields = {k: v for k, v in fields.items() if k in extra or "token_id" in k}
@@ -149,17 +168,13 @@ def run(name, kind, extra):
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
     loss.backward()
     config.architectures = [cls.__name__]
-    picked = [logits[0, 0, 0], logits[1, 8, 22], logits[0, 4, 11]]
-    print(f"   {name} = {{")
-    text = json.dumps(json.loads(config.to_json_string()))
-    print("      config = [==[\n" + "\n".join(textwrap.wrap(text, 94, break_long_words=False,
-                                                         break_on_hyphens=False)) + "]==],")
-    print(f"      loss = {loss.item():.15g},")
-    print("      logits = { " + ", ".join(f"{v.item():.15g}" for v in picked) + " },")
-    print("      grads = {")
-    print("         " + wrapped((float(names[n].grad.norm()) for n in sorted(names)), " " * 9))
-    print("      },")
-    print("   },")
+    text = "\n".join(textwrap.wrap(json.dumps(json.loads(config.to_json_string())), 94,
+                                   break_long_words=False, break_on_hyphens=False))
+    out.write(f"   {name} = {{\n      config = [==[\n{text}]==],\n"
+              f"      loss = {loss.item():.15g},\n   }},\n")
+    numbers[name + ".logits"] = logits.detach().type(torch.float32).contiguous()
+    numbers[name + ".grads"] = torch.stack(
+        [samples(row, names[n].grad) for row, n in enumerate(sorted(names))])
 
 
 def check(folder):
@@ -177,8 +192,12 @@ if len(sys.argv) > 1:
     T.logging.set_verbosity_error()
     check(sys.argv[1])
 else:
-    print("-- Written by spec/golden/folders.py: configurations and numbers of the transformers "
-          f"package,\n-- version {T.__version__}.\n\nreturn {{")
-    for case in CASES:
-        run(*case)
-    print("}")
+    doubles_only()
+    numbers = {}
+    with open("spec/golden/folders.lua", "w") as out:
+        out.write("-- Written by spec/golden/folders.py: configurations and losses of the "
+                  f"transformers package,\n-- version {T.__version__}.\n\nreturn {{\n")
+        for case in CASES:
+            run(*case, out, numbers)
+        out.write("}\n")
+    save_file(numbers, "spec/golden/folders.safetensors")

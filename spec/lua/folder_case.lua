@@ -67,27 +67,65 @@ function case.model(row, opts)
    return fill(tide.model[kind](config, opts), kind):eval(), kind
 end
 
--- Compares logits, loss and gradients with the row. of(name): the norm of a gradient.
-function case.check(row, got, tolerance)
-   local function near(want, v, what)
-      if math.abs(want - v) > tolerance * math.max(1, math.abs(want)) then
-         err.raise('E_INTERNAL', 'spec', '%s: %.12g ~= %.12g', what, want, v)
-      end
-   end
-   for i, want in ipairs(row.logits) do near(want, got.logits[i], 'logit ' .. i) end
-   near(row.loss, got.loss, 'loss')
-   table.sort(got.grads, function(a, b) return a.name < b.name end)
-   near(#row.grads, #got.grads, 'number of parameters')
-   for i, g in ipairs(got.grads) do near(row.grads[i], g.norm, 'gradient of ' .. g.name) end
+local numbers
+
+-- The numbers of a row: logits [2, 9, V] and grads [parameters, 1 + samples], in order of names.
+local function numbers_of(name)
+   numbers = numbers or tide.train.checkpoint.tensors 'spec/golden/folders.safetensors'
+   return numbers[name .. '.logits'], numbers[name .. '.grads']
 end
 
--- Logits, loss and gradients of a whole model.
+-- Raises unless tensors differ by at most tolerance * scale (default: the largest of want).
+local function near(got, want, tolerance, what, scale)
+   scale = scale or want:abs():amax():item()
+   local off = (got:to 'f64' - want:to 'f64'):abs():amax():item()
+   if off > tolerance * scale or off ~= off then
+      err.raise('E_INTERNAL', 'spec', '%s: off by %.3g, largest %.3g', what, off, scale)
+   end
+end
+
+-- Samples of a gradient at the places that golden/folders.py takes.
+local function samples(row, grad, n)
+   local state, at, numel = row, {}, grad:numel()
+   for i = 1, n do
+      state = state * 16807 % 2147483647
+      at[i] = state % numel
+   end
+   return grad:reshape(numel):index_select(1, tide.tensor(at, { dtype = 'i64' }))
+end
+
+-- Most that logits and gradients differ, relative to the largest. The stored numbers were computed
+-- in doubles and are f32.
+local tolerances = { f64 = { logits = 2e-7, grads = 1e-6 }, f32 = { logits = 2e-5, grads = 1e-4 } }
+
+-- Compares logits [2, 9, V] with those of a row.
+function case.check_logits(name, logits)
+   near(logits, (numbers_of(name)), tolerances[logits.dtype].logits, 'logits of ' .. name)
+end
+
+-- Compares gradients { name =, grad = } with those of a row: the largest of each parameter, and
+-- single numbers, against the largest of the parameter. A gradient that is 0 but for rounding is
+-- compared with a thousandth of the largest of all.
+function case.check_grads(name, grads)
+   local _, want = numbers_of(name)
+   table.sort(grads, function(a, b) return a.name < b.name end)
+   err.raise_if(#grads ~= want:size(1), 'E_INTERNAL', 'spec', '%s: %d gradients', name, #grads)
+   local floor = want:slice(2, 1, 1):amax():item() * 1e-3
+   for row, g in ipairs(grads) do
+      local one, n = want:slice(1, row, row):reshape(want:size(2)), want:size(2)
+      local scale = math.max(one:at(1), floor)
+      local tolerance = tolerances[g.grad.dtype].grads
+      local what = ('gradient of %s of %s'):format(g.name, name)
+      near(g.grad:abs():amax():reshape(1), one:slice(1, 1, 1), tolerance, what, scale)
+      near(samples(row, g.grad, n - 1), one:slice(1, 2, n), tolerance, what, scale)
+   end
+end
+
+-- Logits, loss and gradients of a whole model, under the names of published files.
 function case.run(model, ids, labels)
-   local logits, loss = model(ids), model:loss(ids, labels)
+   local logits, loss = model(ids):detach(), model:loss(ids, labels)
    loss:backward()
-   local got = { loss = loss:item(), grads = {}, logits = { logits:at(1, 1, 1),
-      logits:at(2, 9, 23), logits:at(1, 5, 12) } }
-   local grads = {}
+   local grads, list = {}, {}
    for _, e in ipairs(model:named_parameters()) do grads[e.name] = e.param.grad end
    if model.stored then
       local by_name = grads
@@ -96,10 +134,8 @@ function case.run(model, ids, labels)
          grads[entry.name] = stored.whole(entry, function(name) return by_name[name] end)
       end
    end
-   for name, t in each(grads) do
-      got.grads[#got.grads + 1] = { name = name, norm = t:norm():item() }
-   end
-   return got
+   for name, t in each(grads) do list[#list + 1] = { name = name, grad = t } end
+   return { logits = logits, loss = loss:item(), grads = list }
 end
 
 -- Names of the rows, sorted.
