@@ -284,7 +284,7 @@ promise['lua/guide/published.md'] = {
    { '`verbose = true` lists', 'lua/dialect', 'lists its fields that change nothing' },
    { 'With `mesh` the model', 'lua/pretrained', 'read the bytes that they keep' },
    { '`tide.model.export(run, dir)`', 'recipe/published', 'is learnt on from alike' },
-   { 'Attention of `phi3` and `olmo2`', 'lua/folder_ranks', 'has the loss and gradients' },
+   { 'Attention of `phi3` and `olmo2`', 'lua/folder_ranks', 'has the numbers of transformers' },
 }
 
 promise['lua/guide/ranks.md'] = {
