@@ -311,6 +311,7 @@ describe('data.mixture', function()
          assert.is_true(math.abs(a - 0.75 * #all) <= 1, all)
       end
       assert.is_true(mix:epochs() > 1)
+      assert.is_nil(mix.make)                 -- windows are made by data.batch
    end)
 
    it('goes on from a state', function()

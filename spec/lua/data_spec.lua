@@ -97,6 +97,20 @@ describe('data.text', function()
       end)
    end)
 
+   it('with a tokenizer cuts behind a character, not in it', function()
+      tmp.with(function(dir)
+         local train = require 'tide.tokenizer.train'
+         train.save(train.bpe({ 'a' }, { vocab_size = 257 }), dir .. '/tok')    -- bytes as they are
+         local tokenizer = require('tide').tokenizer.load(dir .. '/tok')
+         for before, cut in pairs { [1138] = 1141, [1139] = 1142, [1140] = 1143, [1141] = 1141 } do
+            write(dir .. '/x.txt', ('a'):rep(before) .. '€' .. ('b'):rep(1198 - before))
+            local c = text.load(dir .. '/x.txt', { tokenizer = tokenizer })
+            assert.equal(cut, c.train.count)
+            assert.equal(1201 - cut + 1, c.val.count)           -- and the end of the file
+         end
+      end)
+   end)
+
    it('takes a file, and .bin files when there is no text', function()
       tmp.with(function(dir)
          write(dir .. '/x.dat', ('x'):rep(100))

@@ -75,6 +75,9 @@ describe('data.sampler', function()
    it('refuses bad input', function()
       local function bad(o) assert.has_error(function() new(o) end) end
       bad { count = 10 }
+      local ok, e = pcall(new, { count = 10 })
+      assert.is_false(ok)
+      assert.matches('a window needs 11 tokens, the data has 10', tostring(e), 1, true)
       bad { batch = 7, size = 2, rank = 0 }
       bad { seq = 1.5 }
       bad { batch = 0 }
