@@ -162,12 +162,18 @@ add {
    work = 7 * 4 * 75 * 333333, tolerance = 1e-3,  -- p, m, v read and written, g read
 }
 
--- ---- overhead of one op ----
+-- ---- overhead of one op: without gradients, recorded, and with its backward ----
 
+add {
+   name = 'op-plain', case = 'op', eager = true, kind = 'fma', rounds = 11, sample = 0.05,
+   per = 1000, must = 1 / 0.9,
+   options = { train = 0, plain = 1, count = 1000, dtype = 'f32' }, tolerance = 1e-6,
+   only_threads = 1,
+}
 add {
    name = 'op-forward', case = 'op', eager = true, kind = 'fma', rounds = 11, sample = 0.05,
    per = 1000,
-   options = { train = 0, count = 1000, dtype = 'f32' }, at_most = 1.5e-6, tolerance = 1e-6,
+   options = { train = 0, count = 1000, dtype = 'f32' }, at_most = 1.2e-6, tolerance = 1e-6,
    only_threads = 1,
 }
 add {

@@ -244,7 +244,9 @@ class AdamW(Case):
 
 
 class Op(Case):
-    wants = ('x',)
+    def load(self, inputs):
+        self.wants = () if self.o.get('plain') else ('x',)
+        super().load(inputs)
 
     def forward(self):
         z = self.i['x'] + self.i['y']
