@@ -69,6 +69,14 @@ describe('generate --chat', function()
       return out, function(text) return select(2, out:gsub(text, '')) end
    end
 
+   it('draws the same text by a seed on one thread and on two, another by another', function()
+      local words = '--chat --prompt hi --temperature 4 --top-k 0 --tokens 30 --seed '
+      local one, status = run(words .. '5 --threads 1')
+      assert.equal(0, status, one)
+      assert.equal(one, (run(words .. '5 --threads 2')))
+      assert.not_equal(one, (run(words .. '6 --threads 1')))
+   end)
+
    it('keeps turns at a terminal, and goes on after a mistake', function()
       local command = ('%s run %s --from %s --chat'):format(recipe.program,
          recipe.path 'recipes/generate.lua', folder())
