@@ -162,6 +162,7 @@ describe('a folder with one random change', function()
             if try(dir, seed) then loaded = loaded + 1 end
          end
          assert.is_true(loaded > 20 and loaded < 120, loaded)
+         try(dir, 1040)            -- a width that no device holds
       end)
    end)
 end)

@@ -39,14 +39,33 @@ local function open_checkpoint(where)
    return { dir = saved.folder, plain = saved.plain, store = saved.store }
 end
 
--- Refuses a configuration of more layers than there are tensors, before a model of so many is
--- built.
-local function check_layers(self)
-   local config, n = self.plain.config, #self.store:names 'model'
-   for _, key in ipairs { 'num_hidden_layers', 'n_layer' } do
-      err.raise_if(type(config[key]) == 'number' and config[key] > n, 'E_FORMAT', op,
-         "%s/config.json: field '%s' says %.14g layers, the weights have %d tensors", self.dir, key,
-         config[key], n)
+-- Fields that count tensors, and fields that are a factor of the size of a tensor.
+local counts = { 'num_hidden_layers', 'n_layer' }
+local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
+   'num_attention_heads', 'num_key_value_heads', 'n_embd', 'n_inner', 'n_positions', 'n_head',
+   'num_heads', 'n_groups', 'state_size', 'ssm_state_size', 'conv_kernel', 'mamba_num_heads',
+   'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
+   'mamba_d_conv' }
+
+-- Fields that no tensor has (an MLP's, of a model without one) may be larger than all tensors.
+local free_size = 2 ^ 20
+
+-- Refuses a configuration of more layers than there are tensors, or wider than the largest one,
+-- before anything of that size is made.
+local function check_sizes(self)
+   local config, names, most = self.plain.config, self.store:names 'model', free_size
+   for _, name in ipairs(names) do
+      most = math.max(most, dims.numel(self.store:shape('model', name)))
+   end
+   for _, key in ipairs(counts) do
+      local v = config[key]
+      err.raise_if(type(v) == 'number' and v > #names, 'E_FORMAT', op, "%s/config.json: field '%s' "
+         .. 'says %.14g layers, the weights have %d tensors', self.dir, key, v, #names)
+   end
+   for _, key in ipairs(factors) do
+      local v = config[key]
+      err.raise_if(type(v) == 'number' and v > most, 'E_FORMAT', op, "%s/config.json: field '%s' "
+         .. 'is %.14g, no tensor of the weights has more than %d numbers', self.dir, key, v, most)
    end
 end
 
@@ -177,7 +196,7 @@ end
 local function opened(dir, opts)
    local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
    self.make = opts.make
-   check_layers(self)
+   check_sizes(self)
    self.opts = { dtype = dtype_of(self, opts.dtype), fp8 = opts.fp8, device = 'null' }
    local model = build(self, self.opts)
    if model.stored and self.store.view then self.store:view(model:stored()) end
