@@ -67,6 +67,7 @@ static inline int64_t k_numel(const k_tensor *t)
   return n;
 }
 static inline int k_absent(const k_tensor *t) { return t->ndim < 0; }
+static inline const k_tensor *k_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
 
 /* Returns the size of the last dim, 1 without dims; the number of rows of that size. */
 static inline int64_t k_row_size(const k_tensor *t)

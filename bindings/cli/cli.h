@@ -10,8 +10,6 @@
 #define TIDE_CLI_H
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
 
 #include "ranks.h"
 #include "tide_lua.h"

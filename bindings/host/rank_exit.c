@@ -10,7 +10,6 @@
  */
 #include <lauxlib.h>
 #include <limits.h>
-#include <stdbool.h>
 
 #include "ranks.h"
 

@@ -56,8 +56,6 @@ typedef struct plan {
   int64_t bytes;
 } plan;
 
-static const k_tensor *ll_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
-
 /* Returns floats from one row of logits to the next; not a multiple of 4 KB, whose rows would share
  * cache sets. */
 static int64_t row_stride(int64_t nclass)
@@ -222,8 +220,8 @@ static int64_t kept_spans(const plan *p)
 static plan plan_of(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  plan p = { .call = call, .x = &in[0], .w = &in[1], .bias = ll_or_null(&in[2]), .targets = &in[3],
-             .dx = ll_or_null(&out[1]), .dw = ll_or_null(&out[2]), .dbias = ll_or_null(&out[3]),
+  plan p = { .call = call, .x = &in[0], .w = &in[1], .bias = k_or_null(&in[2]), .targets = &in[3],
+             .dx = k_or_null(&out[1]), .dw = k_or_null(&out[2]), .dbias = k_or_null(&out[3]),
              .attrs = call->attrs, .n = in[0].shape[0], .dim = in[0].shape[1],
              .nclass = in[1].shape[0] };
   p.stride = row_stride(p.nclass);
@@ -256,13 +254,6 @@ static void over_rows(const plan *p, part t, tide__pool_fn body)
   tide__pool_for(p->call->nthread, t.m, GRAIN / i64_max(t.n, 1) + 1, body, &j);
 }
 
-/* Returns the target of row i, -1 for a token that does not count. */
-static int64_t ll_counted_target(const plan *p, int64_t i)
-{
-  int64_t target = loss_target(p->targets, i);
-  return target == p->attrs->ignore_index ? -1 : target;
-}
-
 /* Returns whether the logits of the part's span are kept; kept_at says where those of row i are. */
 static int is_kept(const plan *p, part t) { return t.first < p->kept * p->span; }
 
@@ -279,7 +270,7 @@ static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
   int64_t at = part_sums(p, j->t);
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = ll_counted_target(p, j->t.row + i) - j->t.first;
+    int64_t target = loss_counted(p->attrs, p->targets, j->t.row + i) - j->t.first;
     const float *z = part_logits(p, j->t) + i * p->stride;
     if (target + j->t.first < 0) continue;
     if (j->t.first == 0) p->sums[at + i] = tide__loss_sum_empty();
@@ -297,7 +288,7 @@ static double sum_of_losses(const plan *p, part t)
   const loss_sum *sums = p->sums + part_sums(p, t);
   const float *z_target = p->z_target + part_sums(p, t);
   for (int64_t i = 0; i < t.m; i++) {
-    if (ll_counted_target(p, t.row + i) < 0) continue;
+    if (loss_counted(p->attrs, p->targets, t.row + i) < 0) continue;
     loss += tide__loss_value(z_target[i], tide__loss_sum_norm(&sums[i]), sums[i].all, p->nclass,
                              p->attrs);
   }
@@ -324,7 +315,7 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
   float tmp[SPAN_MOST];
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = ll_counted_target(p, j->t.row + i);
+    int64_t target = loss_counted(p->attrs, p->targets, j->t.row + i);
     char *grad = base + i * grad_stride(p) * size;
     if (target < 0) {
       memset(grad, 0, (size_t)(j->t.n * size));
@@ -390,7 +381,7 @@ static double ll_run_chunk(const plan *p, part t, int accumulate)
 static int any_counts(const plan *p, part t)
 {
   for (int64_t i = 0; i < t.m; i++) {
-    if (ll_counted_target(p, t.row + i) >= 0) return 1;
+    if (loss_counted(p->attrs, p->targets, t.row + i) >= 0) return 1;
   }
   return 0;
 }

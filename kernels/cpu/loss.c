@@ -308,14 +308,6 @@ void tide__loss_stream_end(int stream)
 
 /* ---- the ops -------------------------------------------------------------------------------- */
 
-/* Returns the target of row i, -1 for a token that does not count. */
-static int64_t loss_counted_target(const k_call *call, const k_tensor *targets, int64_t i)
-{
-  const k_cross_entropy_attrs *attrs = call->attrs;
-  int64_t target = loss_target(targets, i);
-  return target == attrs->ignore_index ? -1 : target;
-}
-
 static void loss_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const k_call *call = arg;
@@ -325,7 +317,7 @@ static void loss_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   int64_t nclass = logits->shape[1];
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = loss_counted_target(call, &call->in[1], i);
+    int64_t target = loss_counted(attrs, &call->in[1], i);
     loss[i] = logsum[i] = 0;
     if (target < 0) continue;
     const void *z = row_at(logits, i * logits->stride[0]);
@@ -366,7 +358,7 @@ static void bwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   int stream = logits->shape[0] * row_bytes >= STREAM_BYTES;
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    int64_t target = loss_counted_target(call, &call->in[2], i);
+    int64_t target = loss_counted(call->attrs, &call->in[2], i);
     void *grad = row_at(out, i * out->stride[0]);
     if (target < 0) {
       memset(grad, 0, (size_t)row_bytes);

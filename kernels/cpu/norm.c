@@ -265,8 +265,6 @@ int64_t k_cpu_norm_bwd_work(const k_call *call)
   return rows * i64_round_up(k_row_size(&call->in[1]), 16) * (int64_t)sizeof(float);
 }
 
-static const k_tensor *norm_or_null(const k_tensor *t) { return k_absent(t) ? 0 : t; }
-
 static int norm_bwd_run(const k_call *call, bwd *b)
 {
   const k_row_norm_attrs *attrs = call->attrs;
@@ -291,14 +289,14 @@ int k_cpu_layer_norm_bwd(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
   bwd b = { .dy = &in[0], .x = &in[1], .mean = in[3].data, .rstd = in[4].data, .dx = &out[0],
-            .dweight = norm_or_null(&out[1]), .dbias = norm_or_null(&out[2]) };
+            .dweight = k_or_null(&out[1]), .dbias = k_or_null(&out[2]) };
   return norm_bwd_run(call, &b);
 }
 
 int k_cpu_rms_norm_bwd(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  bwd b = { .dy = &in[0], .x = &in[1], .rstd = in[3].data, .dsum = norm_or_null(&in[4]),
-            .dx = &out[0], .dweight = norm_or_null(&out[1]) };
+  bwd b = { .dy = &in[0], .x = &in[1], .rstd = in[3].data, .dsum = k_or_null(&in[4]),
+            .dx = &out[0], .dweight = k_or_null(&out[1]) };
   return norm_bwd_run(call, &b);
 }

@@ -9,6 +9,7 @@
  * Channels must have stride 1; a call with other strides is left to the reference.
  */
 #include "kernels/cpu/row.h"
+#include "kernels/ref/load.h"
 
 enum { PAIRS = 128 };
 
@@ -20,24 +21,10 @@ typedef struct job {
 
 typedef struct table { double cos64[PAIRS], sin64[PAIRS]; float cos[PAIRS], sin[PAIRS]; } table;
 
-static double rope_position_of(const k_tensor *p, int64_t b, int64_t t)
-{
-  const int64_t at = (p->shape[0] == 1 ? 0 : b * p->stride[0]) + t * p->stride[1];
-  if (p->dtype == TIDE_I64) return (double)((const int64_t *)p->data)[at];
-  return (double)((const int32_t *)p->data)[at];
-}
-
-static double frequency_of(const k_tensor *f, int64_t i)
-{
-  const int64_t at = i * f->stride[0];
-  if (f->dtype == TIDE_F64) return ((const double *)f->data)[at];
-  return (double)((const float *)f->data)[at];
-}
-
 static void fill_table(table *m, const job *w, double position, int64_t first, int64_t n)
 {
   for (int64_t i = 0; i < n; i++) {
-    const double angle = position * frequency_of(w->freq, first + i);
+    const double angle = position * ref_get(w->freq, (first + i) * w->freq->stride[0]);
     double s, c;
     sincos(angle, &s, &c);
     m->cos64[i] = c;
@@ -58,37 +45,28 @@ TIDE_INLINE void rotate(float *a, float *b, const table *m, int64_t n)
   }
 }
 
-TIDE_INLINE void read_f32(float *dst, const k_tensor *t, int64_t at, int64_t n)
-{
-  vec_widen(dst, row_at(t, at), t->dtype, n);
-}
-
-TIDE_INLINE void write_f32(const k_tensor *t, int64_t at, const float *src, int64_t n)
-{
-  vec_narrow(row_at(t, at), src, t->dtype, n);
-}
-
 /* Pairs [first, first + n) of one head. */
 TIDE_LEVELS(void, rotate_head,
             (const job *w, const table *m, int64_t xo, int64_t yo, int64_t first, int64_t n),
             (w, m, xo, yo, first, n))
 {
+  const int dtype = w->x->dtype;
   float a[PAIRS], b[PAIRS], both[2 * PAIRS];
   if (!w->a->interleaved) {
-    read_f32(a, w->x, xo + first, n);
-    read_f32(b, w->x, xo + w->half + first, n);
+    vec_widen(a, row_at(w->x, xo + first), dtype, n);
+    vec_widen(b, row_at(w->x, xo + w->half + first), dtype, n);
     rotate(a, b, m, n);
-    write_f32(w->y, yo + first, a, n);
-    write_f32(w->y, yo + w->half + first, b, n);
+    vec_narrow(row_at(w->y, yo + first), a, dtype, n);
+    vec_narrow(row_at(w->y, yo + w->half + first), b, dtype, n);
     return;
   }
-  read_f32(both, w->x, xo + 2 * first, 2 * n);
+  vec_widen(both, row_at(w->x, xo + 2 * first), dtype, 2 * n);
   for (int64_t i = 0; i < n; i++) {
     const float x1 = both[2 * i], x2 = both[2 * i + 1];
     both[2 * i] = x1 * m->cos[i] - x2 * m->sin[i];
     both[2 * i + 1] = x2 * m->cos[i] + x1 * m->sin[i];
   }
-  write_f32(w->y, yo + 2 * first, both, 2 * n);
+  vec_narrow(row_at(w->y, yo + 2 * first), both, dtype, 2 * n);
 }
 
 static void rotate_head_f64(const job *w, const table *m, int64_t xo, int64_t yo, int64_t first,
@@ -135,7 +113,8 @@ static void tokens(void *arg, int64_t begin, int64_t end, int thread)
   (void)thread;
   for (int64_t r = begin; r < end; r++) {
     const int64_t b0 = r / x->shape[1], t = r % x->shape[1];
-    const double position = rope_position_of(w->positions, b0, t);
+    const int64_t *stride = w->positions->stride;
+    const double position = ref_get(w->positions, b0 * stride[0] + t * stride[1]);
     for (int64_t first = 0; first == 0 || first < w->half; first += PAIRS) {
       const int64_t n = w->half - first < PAIRS ? w->half - first : PAIRS;
       fill_table(&m, w, position, first, n);

@@ -162,39 +162,20 @@ static void backward_rows(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- calls ---- */
 
-static int softmax_run(const k_call *c, const job *w, tide__pool_fn fn)
+/* A backward has two operands. other: the reference, for strides that do not fit. */
+static int softmax_run(const k_call *c, k_fn other, int is_log)
 {
-  const int64_t n = k_row_size(w->a);
+  const int bwd = c->nin == 2;
+  const job w = { &c->in[0], &c->in[bwd], &c->out[0], is_log };
+  const int64_t n = k_row_size(w.a);
+  if (!softmax_fits(w.a) || !softmax_fits(w.b) || !softmax_fits(w.y)) return other(c);
   if (n == 0) return TIDE_OK;
-  tide__pool_for(c->nthread, k_numel(w->a) / n, 1 + 8192 / n, fn, (void *)w);
+  tide__pool_for(c->nthread, k_row_count(w.a), 1 + 8192 / n, bwd ? backward_rows : forward_rows,
+                 (void *)&w);
   return TIDE_OK;
 }
 
-int k_cpu_softmax(const k_call *c)
-{
-  const job w = { .a = &c->in[0], .y = &c->out[0], .is_log = 0 };
-  if (!softmax_fits(w.a) || !softmax_fits(w.y)) return k_ref_softmax(c);
-  return softmax_run(c, &w, forward_rows);
-}
-
-int k_cpu_log_softmax(const k_call *c)
-{
-  const job w = { .a = &c->in[0], .y = &c->out[0], .is_log = 1 };
-  if (!softmax_fits(w.a) || !softmax_fits(w.y)) return k_ref_log_softmax(c);
-  return softmax_run(c, &w, forward_rows);
-}
-
-int k_cpu_softmax_bwd(const k_call *c)
-{
-  const job w = { &c->in[0], &c->in[1], &c->out[0], 0 };
-  if (!softmax_fits(w.a) || !softmax_fits(w.b) || !softmax_fits(w.y)) return k_ref_softmax_bwd(c);
-  return softmax_run(c, &w, backward_rows);
-}
-
-int k_cpu_log_softmax_bwd(const k_call *c)
-{
-  const job w = { &c->in[0], &c->in[1], &c->out[0], 1 };
-  if (!softmax_fits(w.a) || !softmax_fits(w.b) || !softmax_fits(w.y))
-    return k_ref_log_softmax_bwd(c);
-  return softmax_run(c, &w, backward_rows);
-}
+int k_cpu_softmax(const k_call *c) { return softmax_run(c, k_ref_softmax, 0); }
+int k_cpu_log_softmax(const k_call *c) { return softmax_run(c, k_ref_log_softmax, 1); }
+int k_cpu_softmax_bwd(const k_call *c) { return softmax_run(c, k_ref_softmax_bwd, 0); }
+int k_cpu_log_softmax_bwd(const k_call *c) { return softmax_run(c, k_ref_log_softmax_bwd, 1); }

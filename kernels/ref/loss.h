@@ -9,6 +9,14 @@ static inline int64_t loss_target(const k_tensor *targets, int64_t i)
   return ref_get_int(targets, i * targets->stride[0]);
 }
 
+/* Returns the target of row i, -1 for a token that does not count. */
+static inline int64_t loss_counted(const k_cross_entropy_attrs *attrs, const k_tensor *targets,
+                                   int64_t i)
+{
+  int64_t target = loss_target(targets, i);
+  return target == attrs->ignore_index ? -1 : target;
+}
+
 /* Checks that every target is ignore_index or a class in [0, nclass). */
 static inline int loss_check_targets(const k_call *call, const k_tensor *targets, int64_t nclass)
 {

@@ -31,30 +31,27 @@ function M.read_file(path, limit)
    return own.take_blob(box)
 end
 
+-- The result of fn(ctx, path, ...), a function of C, on the default context; raises a failure.
+local function on_path(op, fn, path, ...)
+   local ctx = handle()
+   return own.check(ctx, fn(ctx, path_of(op, 'path', path), ...))
+end
+
 -- Replaces a file so that a crash leaves the old or the new one.
 function M.write_file_atomic(path, text)
-   local ctx = handle()
-   path_of('write_file_atomic', 'path', path)
-   str('write_file_atomic', 'text', text)
-   own.check(ctx, C.tide_path_write(ctx, path, text, #text))
+   local op = 'write_file_atomic'
+   on_path(op, C.tide_path_write, path, str(op, 'text', text), #text)
 end
 
 -- Adds a text to the end of a file, made if absent.
 function M.append_file(path, text)
-   local ctx = handle()
-   path_of('append_file', 'path', path)
-   str('append_file', 'text', text)
-   own.check(ctx, C.tide_path_append(ctx, path, text, #text))
+   on_path('append_file', C.tide_path_append, path, str('append_file', 'text', text), #text)
 end
 
-local function sync(op, path)
-   local ctx = handle()
-   own.check(ctx, C.tide_path_sync(ctx, path_of(op, 'path', path)))
-end
 -- Blocks until the contents of this file are on the disk.
-function M.fsync_file(path) sync('fsync_file', path) end
+function M.fsync_file(path) on_path('fsync_file', C.tide_path_sync, path) end
 -- fsync_file for the names in a folder.
-function M.fsync_dir(path) sync('fsync_dir', path) end
+function M.fsync_dir(path) on_path('fsync_dir', C.tide_path_sync, path) end
 
 -- Moves a file or folder; a file that is there is replaced.
 function M.rename(from, to)
@@ -65,16 +62,9 @@ function M.rename(from, to)
 end
 
 -- Makes a folder and those above it. True if it was made, false if it was there.
-function M.mkdir(path)
-   local ctx = handle()
-   return own.check(ctx, C.tide_path_mkdir(ctx, path_of('mkdir', 'path', path), true)) == 0
-end
-
+function M.mkdir(path) return on_path('mkdir', C.tide_path_mkdir, path, true) == 0 end
 -- Makes one folder, whose parent must be there. True if made, false if it was there already.
-function M.mkdir_one(path)
-   local ctx = handle()
-   return own.check(ctx, C.tide_path_mkdir(ctx, path_of('mkdir_one', 'path', path), false)) == 0
-end
+function M.mkdir_one(path) return on_path('mkdir_one', C.tide_path_mkdir, path, false) == 0 end
 
 -- Sorted names in a folder. nil, err on failure.
 function M.listdir(path)
@@ -88,10 +78,7 @@ function M.listdir(path)
 end
 
 -- Removes a file, a link or an empty folder. True if removed, false if nothing was there.
-function M.remove(path)
-   local ctx = handle()
-   return own.check(ctx, C.tide_path_remove(ctx, path_of('remove', 'path', path))) == 0
-end
+function M.remove(path) return on_path('remove', C.tide_path_remove, path) == 0 end
 
 -- Makes a symbolic link at path to target; replaces a link that is there.
 function M.symlink(target, path)
@@ -106,8 +93,8 @@ local kinds = { [C.TIDE_PATH_FILE] = 'file', [C.TIDE_PATH_DIR] = 'dir',
 
 -- 'file' and its size in bytes, 'dir', 'other', or nil when nothing is there.
 function M.kind(path)
-   local ctx, size = handle(), ffi.new 'int64_t[1]'
-   local rc = own.check(ctx, C.tide_path_kind(ctx, path_of('kind', 'path', path), size))
+   local size = ffi.new 'int64_t[1]'
+   local rc = on_path('kind', C.tide_path_kind, path, size)
    if rc == C.TIDE_PATH_FILE then return 'file', tonumber(size[0]) end
    return kinds[rc]
 end
@@ -117,8 +104,7 @@ function M.exists(path) return M.kind(path) ~= nil end
 
 -- Whether this process may write the file, or make files in the folder.
 function M.is_writable(path)
-   local ctx = handle()
-   return own.check(ctx, C.tide_path_is_writable(ctx, path_of('is_writable', 'path', path))) == 1
+   return on_path('is_writable', C.tide_path_is_writable, path) == 1
 end
 
 lib.once('getcwd', function() ffi.cdef 'char *getcwd(char *to, size_t n);' end)

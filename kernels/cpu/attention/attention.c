@@ -433,3 +433,15 @@ void tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, vo
   copy_job w = { t, r, s->nhk, s->tk };
   tide__pool_for(nthread, s->nb * s->nhk, 1, copy_heads, &w);
 }
+
+int64_t tide__attn_keys(const attn *s, const k_tensor *t, attn_unit unit, int which, char *base,
+                        int nthread, attn_source *rows, const uint16_t **tiles)
+{
+  if (unit == ATTN_F32) {
+    if (base) tide__attn_source_open(rows, s, t, base, nthread);
+    return tide__attn_source_bytes(s, t);
+  }
+  if (base) tide__attn_bf16_pack(s, t, which, (uint16_t *)base, nthread);
+  *tiles = (uint16_t *)base;
+  return s->nb * s->nhk * s->nkb * 2 * tide__attn_bf16_tiles_size(t->shape[3], which);
+}

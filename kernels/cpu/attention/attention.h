@@ -261,6 +261,11 @@ int     tide__attn_few_takes(const attn *s);
 int64_t tide__attn_few_work(const attn *s, int nthread);
 void    tide__attn_few(const attn *s, const k_call *c);
 
+/* Makes K or V readable for the unit at base: rows as f32, or tiles of kind `which`. Returns the
+ * bytes (a multiple of 64); with base NULL it only counts. */
+int64_t tide__attn_keys(const attn *s, const k_tensor *t, attn_unit unit, int which, char *base,
+                        int nthread, attn_source *rows, const uint16_t **tiles);
+
 /* ---- f64: work bytes and kernels ---- */
 
 int64_t tide__attn_f64_work(const k_call *c, int is_bwd);

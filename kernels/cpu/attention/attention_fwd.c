@@ -193,24 +193,11 @@ static void attn_fwd_describe(job *w, const k_call *c, int isa)
 static int64_t attn_fwd_prepare(job *w, char *base, int nthread)
 {
   const attn *s = &w->s;
-  const int64_t blocks = s->nb * s->nhk * s->nkb * 2;
-  const int64_t nk = w->unit ? blocks * tide__attn_bf16_tiles_size(s->d, 0)
-                            : tide__attn_source_bytes(s, s->k);
-  const int64_t nv = w->unit ? blocks * tide__attn_bf16_tiles_size(s->dv, 1)
-                            : tide__attn_source_bytes(s, s->v);
-  if (base) {
-    if (w->unit) {
-      tide__attn_bf16_pack(s, s->k, 0, (uint16_t *)base, nthread);
-      tide__attn_bf16_pack(s, s->v, 1, (uint16_t *)(base + nk), nthread);
-      w->k_tiles = (uint16_t *)base;
-      w->v_tiles = (uint16_t *)(base + nk);
-    } else {
-      tide__attn_source_open(&w->k, s, s->k, base, nthread);
-      tide__attn_source_open(&w->v, s, s->v, base + nk, nthread);
-    }
-    w->scratch = (float *)(base + nk + nv);
-  }
-  return nk + nv + w->nscratch * 4 * nthread;
+  int64_t n = tide__attn_keys(s, s->k, w->unit, 0, base, nthread, &w->k, &w->k_tiles);
+  char *next = base ? base + n : 0;
+  n += tide__attn_keys(s, s->v, w->unit, 1, next, nthread, &w->v, &w->v_tiles);
+  if (base) w->scratch = (float *)(base + n);
+  return n + w->nscratch * 4 * nthread;
 }
 
 int64_t tide__attention_work_isa(const k_call *c, int isa)
