@@ -185,24 +185,24 @@ describe('a family', function()
    it('ties the head to the embedding by default, or does not', function()
       local config = { vocab_size = 32, hidden_size = 16, num_hidden_layers = 2,
          num_attention_heads = 2 }
-      local function is_tied(family, more)
+      local function is_tied(name, more)
          local c = {}
          for _, t in ipairs { config, more or {} } do
             for k, v in pairs(t) do c[k] = v end
          end
-         local model = tide.model[family](c, { device = 'null' })
+         local model = tide.model[name](c, { device = 'null' })
          assert.equal(model.config.tie_word_embeddings, model.lm_head == nil)
          return model.config.tie_word_embeddings
       end
-      for _, family in ipairs { 'gemma2', 'gemma3', 'smollm3', 'gpt2' } do
-         assert.is_true(is_tied(family, family:find 'gemma' and { sliding_window = 8 }), family)
-         assert.is_false(is_tied(family, { tie_word_embeddings = false,
-            sliding_window = family:find 'gemma' and 8 or nil }), family)
+      for _, name in ipairs { 'gemma2', 'gemma3', 'smollm3', 'gpt2' } do
+         assert.is_true(is_tied(name, name:find 'gemma' and { sliding_window = 8 }), name)
+         assert.is_false(is_tied(name, { tie_word_embeddings = false,
+            sliding_window = name:find 'gemma' and 8 or nil }), name)
       end
-      for _, family in ipairs { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'granite',
+      for _, name in ipairs { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'granite',
                                 'olmo2' } do
-         assert.is_false(is_tied(family), family)
-         assert.is_true(is_tied(family, { tie_word_embeddings = true }), family)
+         assert.is_false(is_tied(name), name)
+         assert.is_true(is_tied(name, { tie_word_embeddings = true }), name)
       end
    end)
 end)
