@@ -156,18 +156,18 @@ function Bucket:init(entries, opts)
    self.flat = outlive(tide.empty({ self.layout.total },
       { dtype = opts.dtype, device = opts.device }))
    local same = opts.shard_dtype == opts.dtype and not opts.offload
-   if same and not (opts.full and self.comm.size > 1) then
-      self.shard = self.flat:narrow(1, at + 1, count)
-   else
+   self.apart = not same or opts.pin or opts.full and self.comm.size > 1
+   bind(self)
+   if self.apart then                       -- bytes of flat first, so that both are never there
+      self.flat:release()
       self.shard = outlive(tide.empty({ count }, { dtype = opts.shard_dtype,
          device = opts.offload and 'cpu' or opts.device }))
+   else
+      self.shard = self.flat:narrow(1, at + 1, count)
    end
    if opts.pin then self.shard = pinned(self.shard) end
    self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
-   self.apart = not self.flat:same_storage(self.shard)
    tide.no_grad(function() make_pieces(self, opts) end)
-   bind(self)
-   if self.apart then self.flat:release() end
    self.state, self.stale = self.is_whole and 'present' or 'absent', true
    tide.no_grad(show, self, false)
    for _, e in ipairs(entries) do
