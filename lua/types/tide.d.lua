@@ -140,11 +140,17 @@ function tide.Tensor:zero_() end
 function tide.Tensor:zero_grad() end
 function tide.Tensor:zeros_like(opts) end
 tide.chat = {}
+---@param model table
+---@param opts? { tokenizer: table, template: table, messages?: table, variables?: table, stop?: any }
 function tide.chat.conversation(model, opts) end
 function tide.chat.find(path, name, model) end
 tide.chat.folder = {}
 function tide.chat.folder.load(dir, name) end
 function tide.chat.folder.templates(dir) end
+---@param text? string
+function tide.chat.say(text, opts) end
+---@param text? string
+function tide.chat.system(text) end
 tide.chat.template = {}
 function tide.chat.template.float(v) end
 function tide.chat.template.load(dir, name) end
@@ -1009,12 +1015,20 @@ function tide.parallel.plan.Plan:materialise(opts) end
 ---@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, device?: 'cpu' | 'ref' | 'cuda', host_size?: any, state_bytes?: number, forward?: any }
 function tide.parallel.plan.Plan:price(opts) end
 function tide.parallel.plan.Plan:to_table() end
+---@param t table
 function tide.parallel.plan.from_table(t, model) end
+---@param name string
+---@param section? { apply: function, before?: string }
 function tide.parallel.plan.register(name, section) end
 function tide.parallel.plan.unregister(name) end
+---@param run table
+---@param fn function
 function tide.parallel.plan.whole(run, fn) end
 tide.parallel.recompute = {}
+---@param model tide.Module
+---@param opts? { scope?: any }
 function tide.parallel.recompute.apply(model, policy, opts) end
+---@param model tide.Module
 function tide.parallel.recompute.report(model) end
 function tide.parallel.recompute.scope(v) end
 ---@param model tide.Module
@@ -1257,7 +1271,17 @@ function tide.zeros_like(x, opts) end
 function tide.zigzag_index(cu, size, rank, dtype) end
 function tide.zigzag_places(cu, size, dtype) end
 tide.tokenizer = {}
+---@param text string
+---@param opts? { add_special_tokens?: any, special?: any, offsets?: any, invalid?: 'error' | 'replace', width?: integer }
+function tide.tokenizer.encode(text, opts) end
+---@param texts string[]
+---@param opts? { threads?: integer, add_special_tokens?: any, special?: any, offsets?: any, invalid?: 'error' | 'replace', width?: integer }
+function tide.tokenizer.encode_batch(texts, opts) end
+---@param path string
 function tide.tokenizer.find(path) end
+---@param name string
+function tide.tokenizer.id(name) end
+---@param path string
 function tide.tokenizer.load(path) end
 tide.train = {}
 tide.train.checkpoint = {}

@@ -20,6 +20,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
 local norm = require 'tide.nn.norm'
@@ -207,8 +208,6 @@ end
 
 -- Sets what a model recomputes in backward, and returns the model. opts: scope.
 function recompute.apply(model, policy, opts)
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   opts = err.options(op, opts, { 'scope' })
    local set = recompute.scope(opts.scope)
    local change = changes_of(model, policy)
    reset(model)
@@ -219,7 +218,6 @@ end
 -- The names of what is recomputed now, sorted.
 function recompute.report(model)
    local list = {}
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    for _, m in ipairs(model:named_modules()) do
       if wrap.find(m.module, mark) then list[#list + 1] = m.name end
       if wrap.find(m.module, mark, 'attend') then list[#list + 1] = m.name .. '.attend' end
@@ -228,6 +226,9 @@ function recompute.report(model)
    return list
 end
 
+signature.doors('parallel.recompute', recompute, {
+   apply = { 'model: module', op = op, opts = { "scope: any? -- 'language', 'vision', 'audio'" } },
+   report = { 'model: module', op = op } })
 return setmetatable(recompute, {
    calls = recompute.apply,
    __call = function(_, model, policy, opts) return recompute.apply(model, policy, opts) end,

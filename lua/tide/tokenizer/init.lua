@@ -10,26 +10,28 @@
 local build = require 'tide.tokenizer.build'
 local decoder = require 'tide.tokenizer.decoder'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local tokenizer = {}
 
 local Tokenizer = {}
 Tokenizer.__index = Tokenizer
 
-local encode_opts = { 'add_special_tokens', 'special', 'offsets', 'invalid', 'width' }
-local batch_opts = { 'threads', unpack(encode_opts) }
+local encode_rows = {
+   'add_special_tokens: any? -- true: with the ids that the file puts around a text',
+   'special: any? -- false: text that looks like a special token is text',
+   'offsets: any? -- true: the places of ids, too',
+   "invalid: 'error' | 'replace' = 'error' -- what happens to what is not UTF-8",
+   'width: integer? -- 2 or 4: a string of little-endian ids in the place of the list',
+   "where width == nil or width == 2 or width == 4 -- argument 'width': expected 2 or 4, got "
+      .. '{width}',
+   "where not width or not offsets -- argument 'width': expected nil where offsets are wanted, got "
+      .. '{width}',
+}
 
--- Checks the options of encode. Returns them, and a function that makes each text UTF-8.
-local function check(op, opts, known)
-   opts = err.options(op, opts, known or encode_opts)
-   local invalid, width = opts.invalid or 'error', opts.width
-   err.arg_if(invalid ~= 'error' and invalid ~= 'replace', op, 'invalid', "'error' or 'replace'",
-      invalid)
-   if width ~= nil and width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
-   if width and opts.offsets then err.arg(op, 'width', 'nil where offsets are wanted', width) end
-   return opts, function(text)
-      return invalid == 'replace' and decoder.repair(text) or text
-   end
+-- A text as options of encode take it: UTF-8.
+local function repaired(text, opts)
+   return opts.invalid == 'replace' and decoder.repair(text) or text
 end
 
 -- Ids as the string that opts.width asks for.
@@ -66,27 +68,21 @@ end
 -- or 'replace': what is not UTF-8 becomes U+FFFD), width (2 or 4: a string of little-endian ids in
 -- the place of the list).
 function Tokenizer:encode(text, opts)
-   local op = 'tokenizer.encode'
-   local o, repair = check(op, opts)
-   text = repair(err.type(op, 'text', text, 'string'))
-   local ids, offsets = self.tables:encode(text, o)
-   if o.add_special_tokens == false then return ids, offsets end
-   return surround(self, ids, offsets, #text, o.width)
+   text = repaired(text, opts)
+   local ids, offsets = self.tables:encode(text, opts)
+   if opts.add_special_tokens == false then return ids, offsets end
+   return surround(self, ids, offsets, #text, opts.width)
 end
 
 -- encode of a list of texts, on several threads. opts: those of encode, and threads (0: those of
 -- the default context). Returns the list of results and, with offsets, a list of theirs.
 function Tokenizer:encode_batch(texts, opts)
-   local op, all = 'tokenizer.encode_batch', {}
-   local o, repair = check(op, opts, batch_opts)
-   local threads = err.integer(op, 'threads', o.threads or 0, 0, 64)
-   for i, text in ipairs(err.type(op, 'texts', texts, 'table')) do
-      all[i] = repair(err.type(op, ('texts[%d]'):format(i), text, 'string'))
-   end
-   local ids, offsets = self.tables:encode_batch(all, o, threads)
-   if o.add_special_tokens ~= false then
+   local all = {}
+   for i, text in ipairs(texts) do all[i] = repaired(text, opts) end
+   local ids, offsets = self.tables:encode_batch(all, opts, opts.threads)
+   if opts.add_special_tokens ~= false then
       for i, text in ipairs(all) do
-         local a, b = surround(self, ids[i], offsets and offsets[i], #text, o.width)
+         local a, b = surround(self, ids[i], offsets and offsets[i], #text, opts.width)
          ids[i] = a
          if offsets then offsets[i] = b end
       end
@@ -111,7 +107,6 @@ end
 
 -- The id of a piece or an added token as files write it; nil if no id has that text.
 function Tokenizer:id(name)
-   err.type('tokenizer.id', 'name', name, 'string')
    if not self.id_by_text then
       self.id_by_text = {}
       for i, piece in ipairs(self.description.names) do
@@ -157,16 +152,19 @@ end
 -- tekken.json, or a file of tiktoken. E_IO, E_FORMAT; E_UNSUPPORTED names what is not known, or the
 -- package that is missing.
 function tokenizer.load(path)
-   local op = 'tokenizer.load'
-   err.type(op, 'path', path, 'string')
    return require('tide.tokenizer.file').load(made, path)
 end
 
 -- Returns the tokenizer in a folder or in the one above it, as that of a run above its checkpoints,
 -- and the folder; nil: there is no file of one.
 function tokenizer.find(path)
-   err.type('tokenizer.find', 'path', path, 'string')
    return require('tide.tokenizer.file').find(made, path)
 end
 
-return tokenizer
+signature.doors('tokenizer', Tokenizer, {
+   encode = { 'text: string', opts = encode_rows },
+   encode_batch = { 'texts: string[]', opts = {
+      'threads: integer in [0, 64] = 0 -- 0: those of the default context', encode_rows } },
+   id = 'name: string',
+})
+return signature.doors('tokenizer', tokenizer, { load = 'path: string', find = 'path: string' })

@@ -9,6 +9,7 @@
 
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local sample = require 'tide.train.sample'
 local rows = require 'tide.train.rows'
 
@@ -123,11 +124,6 @@ local conversation = {}
 --    variables  of the template, such as enable_thinking
 --    stop       an id that ends an answer, or a list of them; that of the template is added
 function conversation.new(model, opts)
-   opts = err.options(op, opts, { 'tokenizer', 'template', 'messages', 'variables', 'stop' })
-   err.arg_if(type(model) ~= 'table' or type(model.config) ~= 'table', op, 'model',
-      'a model of tide.model', model)
-   err.type(op, 'tokenizer', opts.tokenizer, 'table')
-   err.type(op, 'template', opts.template, 'table')
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
       variables = opts.variables or {}, start = opts.messages or {}, cache = {}, stops = {},
       added = special_texts(opts.tokenizer), context = rows.new(model).context }, Conversation)
@@ -146,7 +142,6 @@ end
 
 -- Sets the system message (nil: none), and goes back to the messages of the beginning.
 function Conversation:system(text)
-   if text ~= nil then err.type('chat.system', 'text', text, 'string') end
    local start = { text and { role = 'system', content = text } or nil }
    for _, message in ipairs(self.start) do
       if not leads[message.role] then start[#start + 1] = message end
@@ -196,7 +191,6 @@ end
 -- opts: of sample.generate, without tokenizer, stop and cache. After an error the messages are as
 -- before. E_ARG: the message alone is too long.
 function Conversation:say(text, opts)
-   if text ~= nil then err.type('chat.say', 'text', text, 'string') end
    local before = self.messages
    self.messages = copy(before)
    self.messages[#before + 1] = text and { role = 'user', content = text }
@@ -209,4 +203,9 @@ function Conversation:say(text, opts)
    return result
 end
 
-return conversation
+signature.record('chat_model', 'a model of tide.model', { 'config: table' })
+signature.doors('chat', Conversation, { system = 'text: string?', say = 'text: string?' })
+return signature.doors('chat', conversation, { new = { 'model: chat_model', op = op, opts = {
+   'tokenizer: table -- of tide.tokenizer, or tide.data.bytes', 'template: table -- of tide.chat',
+   'messages: table? -- to begin with', 'variables: table? -- of the template',
+   'stop: any? -- an id that ends an answer, or a list of them' } } })

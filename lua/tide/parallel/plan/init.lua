@@ -331,16 +331,12 @@ local plan = { Plan = Plan }
 -- 'tp', 'cp', 'recompute', default 'fsdp', or a registered one). What apply hangs on the run, the
 -- caller of materialise finds there.
 function plan.register(name, section)
-   local fn, at = 'parallel.plan.register', nil
-   err.type(fn, 'name', name, 'string')
-   section = err.options(fn, section, { 'apply', 'before' })
-   local apply_own, before = err.func(fn, 'apply', section.apply), section.before or 'fsdp'
+   local fn, apply_own, before, at = 'parallel.plan.register', section.apply, section.before, nil
    for i, s in ipairs(sections) do
       if s.name == name then err.arg(fn, 'name', 'a section that no plan has', name) end
       if s.name == before then at = i end
    end
    if not at then err.arg(fn, 'before', 'the name of a section', before) end
-   if name == 'scope' or name == 'ranks' then err.arg(fn, 'name', 'no option of plans', name) end
    table.insert(sections, at, { name = name, is_own = true, apply = function(self, run)
       if self.own[name] ~= nil then apply_own(run, self.own[name]) end
    end })
@@ -357,10 +353,7 @@ end
 -- The results of fn() with the model of `run`, which materialise gave, whole where it is sharded,
 -- and whole sequences on each rank. Collective.
 function plan.whole(run, fn)
-   local name, inner = 'parallel.plan.whole', fn
-   err.type(name, 'run', run, 'table')
-   err.func(name, 'fn', fn)
-   local context = run.context
+   local inner, context = fn, run.context
    if context then fn = function() return context:whole(inner) end end
    if not run.sharded then return fn() end
    return tide.parallel.unshard_fsdp2_model(run.sharded, fn)
@@ -370,7 +363,6 @@ end
 -- in the table.
 function plan.from_table(t, model)
    local name = 'parallel.plan.from_table'
-   err.type(name, 't', t, 'table')
    local parts = plan_text.from_table(name, t)
    if model == nil then
       model = t.model or err.arg(name, 'model', 'the model, which the table does not tell', nil)
@@ -378,4 +370,10 @@ function plan.from_table(t, model)
    return Plan(model, parts.mesh, parts.opts)
 end
 
+signature.doors('parallel.plan', plan, {
+   register = { "name: string; where name ~= 'scope' and name ~= 'ranks' -- argument 'name': "
+      .. 'expected no option of plans, got {name}', opts = {
+      'apply: function -- (run, options)', "before: string = 'fsdp' -- the section after it" } },
+   whole = 'run: table; fn: function', from_table = 't: table',
+})
 return setmetatable(plan, { calls = Plan.init, __call = function(_, ...) return Plan(...) end })
