@@ -1,8 +1,8 @@
 -- One draw from logits: penalties, temperature, top-k, top-p, min-p; the vocabulary is not sorted.
 --
--- A heap gives tokens from the best on, as many as the draw needs. Among equal logits the lower id
--- comes first. Filters follow each other as in transformers: temperature, top-k, top-p (a share of
--- what top-k left), min-p (a share of the best).
+-- A heap gives tokens from the best on, as many as the draw needs; for top-k it holds k. Among
+-- equal logits the lower id comes first. Filters follow each other as in transformers: temperature,
+-- top-k, top-p (a share of what top-k left), min-p (a share of the best).
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -70,19 +70,38 @@ local function weighed(logits, most, o)
    return indices, total
 end
 
--- Returns the k best indices in order as next(), and the sum of their weights.
-local function k_best(logits, most, o)
-   local indices, total, list = {}, 0, {}
-   for i = 1, #logits do indices[i] = i end
-   local next_best, at = ranking(indices, logits), 0
-   for k = 1, math.min(o.top_k, #logits) do
-      list[k] = next_best()
-      total = total + exp((logits[list[k]] - most) / o.temperature)
+-- Puts item at place i of a heap whose top is the worst, and moves it down to where both below it
+-- are better.
+local function sink(heap, n, logits, i, item)
+   local v = logits[item]
+   while 2 * i <= n do
+      local child = 2 * i
+      local a, b = heap[child], heap[child + 1]
+      if child < n and (logits[b] < logits[a] or logits[b] == logits[a] and b > a) then
+         child, a = child + 1, b
+      end
+      local w = logits[a]
+      if v < w or v == w and item > a then break end
+      heap[i], i = a, child
    end
-   return function()
-      at = at + 1
-      return list[at]
-   end, total
+   heap[i] = item
+end
+
+-- Returns the k best indices in order as next(), and the sum of their weights. One pass: an index
+-- that is not among the k best so far costs a comparison; of equals the earlier one stays.
+local function k_best(logits, most, o)
+   local heap, total, k = {}, 0, math.min(o.top_k, #logits)
+   for i = 1, k do heap[i] = i end
+   for i = floor(k / 2), 1, -1 do sink(heap, k, logits, i, heap[i]) end
+   local least = logits[heap[1]]
+   for i = k + 1, #logits do
+      if logits[i] > least then
+         sink(heap, k, logits, 1, i)
+         least = logits[heap[1]]
+      end
+   end
+   for i = 1, k do total = total + exp((logits[heap[i]] - most) / o.temperature) end
+   return ranking(heap, logits), total
 end
 
 -- Returns what the filters keep, from the best on, with weights and their sum.
