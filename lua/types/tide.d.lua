@@ -812,6 +812,8 @@ tide.parallel.fsdp = {}
 ---@param opts? { strategy?: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params', units?: any, reshard_after_forward?: boolean|integer, mp_policy?: table, forward_prefetch?: integer, backward_prefetch?: integer, sync_each_backward?: boolean, device?: any, seed?: integer, keep_fp8_transpose_cache_when_using_custom_fsdp?: any, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, disable_bucketing?: boolean, check_for_nan_in_grad?: boolean, fsdp_double_buffer?: boolean, nccl_ub?: boolean, average_in_collective?: boolean, calculate_per_token_loss?: boolean, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, cpu_offload?: boolean, pin_memory?: boolean, init?: boolean }
 function tide.parallel.fsdp.fully_shard(model, ranks, opts) end
 function tide.parallel.fsdp.layer_units(module) end
+---@param model tide.Module
+---@param opts? { tp_shard_plan?: any, mp_policy?: table, activation_checkpointing?: any, activation_checkpointing_scope?: any, dp_mesh_name?: any, cp_mesh_name?: any, tp_mesh_name?: any, dp_cp_mesh_name?: string, cp?: table, reshard_after_forward?: any, sync_each_backward?: any, device?: any, seed?: any, param_dtype?: any, offload_policy?: table, sequence_parallel?: boolean, cpu_offload?: boolean }
 function tide.parallel.fsdp2_strategy_parallelize(model, mesh, opts) end
 function tide.parallel.get_hf_tp_shard_plan(model) end
 function tide.parallel.import_class_from_path(path) end
@@ -891,7 +893,9 @@ function tide.parallel.mamba_cp.split_heads(H, G, W) end
 function tide.parallel.mamba_cp.undo_attention_load_balancing(x, W, cu) end
 ---@param W integer
 function tide.parallel.mamba_cp.undo_order(W) end
-function tide.parallel.megatron_fsdp_strategy_parallelize(model, mesh, opts) end
+---@param model tide.Module
+---@param o? { tp_shard_plan?: any, mp_policy?: table, activation_checkpointing?: any, activation_checkpointing_scope?: any, dp_mesh_name?: any, cp_mesh_name?: any, tp_mesh_name?: any, dp_cp_mesh_name?: string, cp?: table, reshard_after_forward?: any, sync_each_backward?: any, device?: any, seed?: any, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, check_for_nan_in_grad?: boolean, average_in_collective?: boolean, disable_bucketing?: boolean, calculate_per_token_loss?: boolean, keep_fp8_transpose_cache_when_using_custom_fsdp?: boolean, nccl_ub?: boolean, fsdp_double_buffer?: boolean, optimizer?: function, megatron_fsdp_unit_modules?: any, data_parallel_sharding_strategy?: any, init_megatron_fsdp_with_meta_device?: boolean }
+function tide.parallel.megatron_fsdp_strategy_parallelize(model, mesh, o) end
 tide.parallel.mesh = {}
 tide.parallel.mesh.Axis = {}
 function tide.parallel.mesh.Axis.ranks() end
@@ -937,7 +941,9 @@ function tide.parallel.multimodal.split_to_context_parallel_ranks(x, axis, pad_v
 ---@param cu table
 ---@param opts? { axis?: any, patch_dim: integer, num_frames?: table, temporal_patch_size?: integer, fp8_enabled?: boolean, fp8_recipe?: 'delayed' | 'tensorwise' | 'blockwise' | 'mxfp8', partition?: 'balanced' | 'compatible', alpha?: number }
 function tide.parallel.multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, opts) end
-function tide.parallel.nvfsdp_strategy_parallelize(model, mesh, opts) end
+---@param model tide.Module
+---@param o? { tp_shard_plan?: any, mp_policy?: table, activation_checkpointing?: any, activation_checkpointing_scope?: any, dp_mesh_name?: any, cp_mesh_name?: any, tp_mesh_name?: any, dp_cp_mesh_name?: string, cp?: table, reshard_after_forward?: any, sync_each_backward?: any, device?: any, seed?: any, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, check_for_nan_in_grad?: boolean, average_in_collective?: boolean, disable_bucketing?: boolean, calculate_per_token_loss?: boolean, keep_fp8_transpose_cache_when_using_custom_fsdp?: boolean, nccl_ub?: boolean, fsdp_double_buffer?: boolean, optimizer?: function, nvfsdp_unit_modules?: any, data_parallel_sharding_strategy?: any, init_nvfsdp_with_meta_device?: boolean }
+function tide.parallel.nvfsdp_strategy_parallelize(model, mesh, o) end
 tide.parallel.op = {}
 function tide.parallel.op.all_gather(x, comm, dim) end
 function tide.parallel.op.all_gather_v(x, comm, dim, counts) end

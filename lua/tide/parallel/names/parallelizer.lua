@@ -16,6 +16,7 @@ local import = require 'tide.parallel.import'
 local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
 local plan_of = require 'tide.parallel.plan'
+local signature = require 'tide.util.signature'
 
 local parallelizer = {}
 
@@ -90,7 +91,7 @@ end
 -- makes them in any case.
 local function check_dp_cp(op, mesh, o)
    if o.dp_cp_mesh_name == nil then return end
-   local axis = mesh:axis(err.type(op, 'dp_cp_mesh_name', o.dp_cp_mesh_name, 'string'))
+   local axis = mesh:axis(o.dp_cp_mesh_name)
    local n = 1
    for _, role in ipairs(roles) do
       local name = role.ours ~= 'tp' and one_name(op, mesh, role, o[role.option])
@@ -101,35 +102,25 @@ local function check_dp_cp(op, mesh, o)
       ("'%s' of %d"):format(axis.name, axis.size))
 end
 
-local function defaults(opts, rows)
-   local o = {}
-   for _, row in ipairs(rows) do
-      o[row[1]] = opts[row[1]]
-      if o[row[1]] == nil then o[row[1]] = row[2] end
-   end
-   return o
-end
-
-local function check_flags(op, o, rows)
-   for _, row in ipairs(rows) do
-      if type(row[2]) == 'boolean' then err.type(op, row[1], o[row[1]], 'boolean') end
-   end
-end
-
-local function read(op, opts, rows)
-   local names = {}
-   for i, row in ipairs(rows) do names[i] = row[1] end
-   local o = defaults(err.options(op, opts, names), rows)
-   check_flags(op, o, rows)
-   return o
-end
+-- Options of all entry points.
+local common = {
+   'tp_shard_plan: any? -- a table, function or dotted path of either; by default the structure of '
+      .. 'the model says it',
+   'mp_policy: table? -- as of fully_shard',
+   'activation_checkpointing: any? -- true: the MLPs; or a policy of parallel.recompute',
+   'activation_checkpointing_scope: any? -- as of parallel.recompute',
+   'dp_mesh_name: any? -- the axis of data ranks, if it has another name',
+   'cp_mesh_name: any? -- the same of context ranks', 'tp_mesh_name: any? -- and of tensor ranks',
+   'dp_cp_mesh_name: string? -- the axis of data and context ranks together',
+   'cp: table? -- options of cp.attach', 'reshard_after_forward: any? -- as of fully_shard',
+   'sync_each_backward: any? -- as of fully_shard', 'device: any? -- of a model on the null device',
+   'seed: any? -- of its values',
+}
 
 local function spread(op, model, mesh, o, fsdp)
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    local whole = mesh
    mesh = named(op, mesh, o)
    check_dp_cp(op, whole, o)
-   if o.cp ~= nil then err.type(op, 'cp', o.cp, 'table') end
    local tp = mesh:find 'tp' and { plan = o.tp_shard_plan,
       sequence_parallel = o.sequence_parallel } or nil
    return plan_of(model, mesh, { tp = tp, cp = mesh:find 'cp' and o.cp or nil,
@@ -144,38 +135,8 @@ end
 
 -- ---- FSDP2 -----------------------------------------------------------------------------------
 
-local function fsdp2_precision(op, given, o)
-   if o.mp_policy == nil then
-      return { param_dtype = o.param_dtype, reduce_dtype = 'f32', output_dtype = 'f32' }
-   end
-   if given.param_dtype ~= nil and given.param_dtype ~= err.type(op, 'mp_policy', o.mp_policy,
-      'table').param_dtype then
-      err.raise('E_ARG', op, "param_dtype '%s' contradicts mp_policy.param_dtype '%s'; give one of "
-         .. 'them', tostring(given.param_dtype), tostring(o.mp_policy.param_dtype))
-   end
-   return o.mp_policy
-end
-
--- Whether shards lie on the host, and whether in pinned memory.
-local function fsdp2_offload(op, given, o)
-   local policy = err.options(op .. ': offload_policy', o.offload_policy, { 'cpu', 'pin_memory' })
-   if policy.cpu ~= nil then
-      err.type(op, 'offload_policy.cpu', policy.cpu, 'boolean')
-      err.raise_if(given.cpu_offload ~= nil and given.cpu_offload ~= policy.cpu, 'E_ARG', op,
-         'cpu_offload = %s contradicts offload_policy.cpu = %s; give one of them',
-         tostring(given.cpu_offload), tostring(policy.cpu))
-   end
-   return o.cpu_offload or policy.cpu or false, policy.pin_memory
-end
-
-local fsdp2_rows = {
-   { 'param_dtype', 'bf16' }, { 'mp_policy' }, { 'offload_policy' },
-   { 'sequence_parallel', false }, { 'activation_checkpointing' },
-   { 'activation_checkpointing_scope' }, { 'cpu_offload', false }, { 'tp_shard_plan' },
-   { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' },
-      { 'dp_cp_mesh_name' }, { 'cp' }, { 'reshard_after_forward' },
-   { 'sync_each_backward' }, { 'device' }, { 'seed' },
-}
+signature.record('offload_policy', 'a table { cpu =, pin_memory = }', { 'cpu: boolean?' })
+local read_offload = signature.options { 'cpu: any?', 'pin_memory: any?' }
 
 -- Spreads a model over the axes data_parallel (or dp, dp_shard), context_parallel (cp) and
 -- tensor_parallel (tp) of a mesh. opts: param_dtype ('bf16'), mp_policy (default: param_dtype, sums
@@ -187,65 +148,58 @@ local fsdp2_rows = {
 -- Returns the model and the Sharded.
 function parallelizer.fsdp2_strategy_parallelize(model, mesh, opts)
    local op = 'parallel.fsdp2_strategy_parallelize'
-   local o = read(op, opts, fsdp2_rows)
-   local offload, pin = fsdp2_offload(op, opts or {}, o)
-   return finish(spread(op, model, mesh, o, {
-      mp_policy = fsdp2_precision(op, opts or {}, o), cpu_offload = offload, pin_memory = pin,
-      reshard_after_forward = o.reshard_after_forward,
-      sync_each_backward = o.sync_each_backward,
-   }), o)
+   local offload = read_offload(op .. ': offload_policy', opts.offload_policy)
+   return finish(spread(op, model, mesh, opts, {
+      mp_policy = opts.mp_policy or { param_dtype = opts.param_dtype or 'bf16',
+         reduce_dtype = 'f32', output_dtype = 'f32' },
+      cpu_offload = opts.cpu_offload or offload.cpu or false, pin_memory = offload.pin_memory,
+      reshard_after_forward = opts.reshard_after_forward,
+      sync_each_backward = opts.sync_each_backward,
+   }), opts)
 end
 
 -- ---- Megatron-FSDP ---------------------------------------------------------------------------
 
--- Options that fully_shard knows by the same name.
+-- Options that fully_shard knows by the same name, with Megatron's defaults.
 local passed = {
-   { 'grad_reduce_in_fp32', false }, { 'preserve_fp32_weights', false },
-   { 'overlap_grad_reduce', true }, { 'overlap_param_gather', true },
-   { 'check_for_nan_in_grad', true }, { 'average_in_collective', false },
-   { 'disable_bucketing', false }, { 'calculate_per_token_loss', false },
-   { 'keep_fp8_transpose_cache_when_using_custom_fsdp', false }, { 'nccl_ub', false },
-   { 'fsdp_double_buffer', false },
+   'grad_reduce_in_fp32: boolean = false', 'preserve_fp32_weights: boolean = false',
+   'overlap_grad_reduce: boolean = true', 'overlap_param_gather: boolean = true',
+   'check_for_nan_in_grad: boolean = true', 'average_in_collective: boolean = false',
+   'disable_bucketing: boolean = false', 'calculate_per_token_loss: boolean = false',
+   'keep_fp8_transpose_cache_when_using_custom_fsdp: boolean = false', 'nccl_ub: boolean = false',
+   'fsdp_double_buffer: boolean = false',
 }
 
-local function megatron_rows(prefix)
-   local rows = {
-      { 'optimizer' }, { prefix .. '_unit_modules' }, { 'tp_shard_plan' },
-      { 'data_parallel_sharding_strategy', 'optim_grads_params' },
-      { 'init_' .. prefix .. '_with_meta_device', false }, { 'mp_policy' },
-      { 'activation_checkpointing' }, { 'activation_checkpointing_scope' },
-      { 'dp_mesh_name' }, { 'cp_mesh_name' }, { 'tp_mesh_name' },
-      { 'dp_cp_mesh_name' }, { 'cp' }, { 'reshard_after_forward' },
-      { 'sync_each_backward' }, { 'device' }, { 'seed' },
-   }
-   for _, row in ipairs(passed) do rows[#rows + 1] = row end
-   return rows
+local function megatron_door(prefix)
+   return { 'model: module', opts = { common, passed,
+      'optimizer: function? -- makes one of the sharded parameters',
+      prefix .. '_unit_modules: any? -- dotted paths of classes; default: elements of layer lists',
+      "data_parallel_sharding_strategy: any = 'optim_grads_params' -- strategy of fully_shard",
+      'init_' .. prefix .. '_with_meta_device: boolean = false -- true: an error unless the model '
+         .. 'is on the null device' } }
 end
 
 local function check_meta(op, name, model, wanted)
-   local first = wanted and class.is(model, nn.Module) and model:parameters()[1]
-   if first and first.device ~= 'null' then
-      err.raise('E_STATE', op, "%s: the model has its bytes already (on %s); make it with device = "
-         .. "'null'", name, first.device)
-   end
+   local device = wanted and model:parameters()[1] and model:parameters()[1].device or 'null'
+   err.raise_if(device ~= 'null', 'E_STATE', op, '%s: the model has its bytes already (on %s); '
+      .. "make it with device = 'null'", name, device)
 end
 
 local function megatron(prefix)
    local op = ('parallel.%s_strategy_parallelize'):format(prefix)
-   local rows, units = megatron_rows(prefix), prefix .. '_unit_modules'
-   local meta = 'init_' .. prefix .. '_with_meta_device'
+   local units, meta = prefix .. '_unit_modules', 'init_' .. prefix .. '_with_meta_device'
    -- Described where it gets its name, at the end of this file. Collective. Returns model,
    -- optimiser (nil without opts.optimizer), Sharded, run.
-   return function(model, mesh, opts)
-      local o = read(op, opts, rows)
-      err.arg_if(o.optimizer ~= nil and type(o.optimizer) ~= 'function', op, 'optimizer',
-         'a function that makes one of the sharded parameters', o.optimizer)
+   return function(model, mesh, o)
       check_meta(op, meta, model, o[meta])
       local fsdp = { strategy = o.data_parallel_sharding_strategy, mp_policy = o.mp_policy,
          units = o[units] and import.import_classes_from_paths(o[units]) or nil,
          reshard_after_forward = o.reshard_after_forward,
          sync_each_backward = o.sync_each_backward }
-      for _, row in ipairs(passed) do fsdp[row[1]] = o[row[1]] end
+      for _, row in ipairs(passed) do
+         local name = row:match '^[%w_]+'
+         fsdp[name] = o[name]
+      end
       local _, sharded, run = finish(spread(op, model, mesh, o, fsdp), o)
       return model, o.optimizer and o.optimizer(sharded), sharded, run
    end
@@ -266,4 +220,18 @@ parallelizer.megatron_fsdp_strategy_parallelize = megatron 'megatron_fsdp'
 -- The same by its former name, with nvfsdp_unit_modules and init_nvfsdp_with_meta_device.
 parallelizer.nvfsdp_strategy_parallelize = megatron 'nvfsdp'
 
-return parallelizer
+return signature.doors('parallel', parallelizer, {
+   fsdp2_strategy_parallelize = { 'model: module', opts = { common,
+      "param_dtype: any? -- 'bf16' by default",
+      'offload_policy: offload_policy? -- { cpu, pin_memory }',
+      'sequence_parallel: boolean = false -- the tokens between blocks are cut, too',
+      'cpu_offload: boolean? -- shards lie on the host',
+      'where not mp_policy or param_dtype == nil or param_dtype == mp_policy.param_dtype -- '
+         .. "param_dtype '{param_dtype}' contradicts mp_policy.param_dtype "
+         .. "'{mp_policy.param_dtype}'; give one of them",
+      'where cpu_offload == nil or not offload_policy or offload_policy.cpu == nil or '
+         .. 'offload_policy.cpu == cpu_offload -- cpu_offload = {cpu_offload} contradicts '
+         .. 'offload_policy.cpu = {offload_policy.cpu}; give one of them' } },
+   megatron_fsdp_strategy_parallelize = megatron_door 'megatron_fsdp',
+   nvfsdp_strategy_parallelize = megatron_door 'nvfsdp',
+})
