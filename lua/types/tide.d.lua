@@ -1291,16 +1291,20 @@ function tide.tokenizer.id(name) end
 function tide.tokenizer.load(path) end
 tide.train = {}
 tide.train.checkpoint = {}
+---@param out string
 function tide.train.checkpoint.clear(out) end
 ---@param to string
 ---@param opts? { dtype?: string }
 function tide.train.checkpoint.consolidate(where, to, opts) end
+---@param where string
 function tide.train.checkpoint.find(where) end
+---@param out string
 function tide.train.checkpoint.list(out) end
 ---@param opts? { device?: string, model_only?: boolean, lazy?: boolean }
 function tide.train.checkpoint.load(where, opts) end
 ---@param out string
 function tide.train.checkpoint.lock(out, comm) end
+---@param step integer
 function tide.train.checkpoint.name(step) end
 function tide.train.checkpoint.recipe(where) end
 ---@param out string
@@ -1309,8 +1313,11 @@ function tide.train.checkpoint.save(out, saved, opts) end
 ---@param out string
 ---@param opts? { keep?: integer, spare?: integer, comm?: tide.Comm }
 function tide.train.checkpoint.save_async(out, saved, opts) end
+---@param out string
 function tide.train.checkpoint.step_in(out) end
+---@param path string
 function tide.train.checkpoint.tensors(path, device) end
+---@param folder string
 function tide.train.checkpoint.verify(folder, sizes_only) end
 tide.train.evaluate = {}
 ---@param model tide.Module
@@ -1414,7 +1421,11 @@ function tide.update.scale_all_(list, factor) end
 function tide.update.sgd_(lists, attrs) end
 tide.util = {}
 tide.util.args = {}
+---@param t table
+function tide.util.args.check(t) end
 function tide.util.args.main(fn, ...) end
+---@param program string
+---@param rows table[]
 function tide.util.args.new(program, rows) end
 function tide.util.args.parse(program, rows, argv, base) end
 tide.util.err = {}

@@ -115,7 +115,7 @@ local good = {
    comm = solo, ranks = solo, axis = solo, cu = { 0, 2 }, rows = {}, counts = {}, ['false'] = false,
    plan = tide.parallel.cp_map.new { length = 2 },
    optimizer = tide.optim.SGD(tide.nn.Linear(2, 2)), weights = tide.nn.Linear(2, 2),
-   placement = tide.parallel.Shard(1), points = { 1, 2 },
+   placement = tide.parallel.Shard(1), points = { 1, 2 }, words = {},
    adaptable = tide.nn.Linear(2, 2), materialised = { model = tide.nn.Linear(2, 2), mesh = {} },
    source = tide.data.tokens.memory('\1\0\2\0', 2), mesh = tide.parallel.mesh({ dp = 1 },
       { comm = solo }), sharded = tide.parallel.fully_shard(tide.nn.Linear(2, 2), solo),

@@ -24,7 +24,7 @@ local checkpoint = {}
 
 -- The name of the checkpoint of a step in the folder of its run.
 function checkpoint.name(step)
-   return run_folder.name(err.integer('train.checkpoint.name', 'step', step, 0))
+   return run_folder.name(step)
 end
 
 -- Returns the dtype that most numbers of a model have. list: by name, entries with dtype and shape.
@@ -73,20 +73,17 @@ end
 
 -- Names of the published checkpoints below `out`, oldest first.
 function checkpoint.list(out)
-   local op = 'train.checkpoint.list'
-   return run_folder.list(op, err.type(op, 'out', out, 'string'))
+   return run_folder.list('train.checkpoint.list', out)
 end
 
 -- The step of the newest checkpoint of the run in `out`; nil without one.
 function checkpoint.step_in(out)
-   local op = 'train.checkpoint.step_in'
-   return run_folder.step_in(op, err.type(op, 'out', out, 'string'))
+   return run_folder.step_in('train.checkpoint.step_in', out)
 end
 
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
 function checkpoint.clear(out)
-   local op = 'train.checkpoint.clear'
-   run_folder.clear(op, err.type(op, 'out', out, 'string'))
+   run_folder.clear('train.checkpoint.clear', out)
 end
 
 local function save_here(out, saved, opts)
@@ -180,14 +177,8 @@ end
 
 -- What train.state.collect gave.
 local function check_saved(op, saved)
-   err.type(op, 'saved', saved, 'table')
-   local plain = err.type(op, 'saved.plain', saved.plain, 'table')
-   err.integer(op, 'saved.plain.step', plain.step, 0)
-   if plain.config ~= nil then err.type(op, 'saved.plain.config', plain.config, 'table') end
-   if saved.pieces then
-      err.type(op, 'saved.pieces', saved.pieces, 'table')
-      dist.comm_of(op, err.type(op, 'saved.comm', saved.comm, 'table'))
-   end
+   local kind_of = type(saved) == 'table' and saved.pieces and 'written_pieces' or 'written'
+   signature.check(op, 'saved', saved, kind_of)
    for _, kind in ipairs { 'model', 'optim' } do
       local list = (saved.pieces or saved)[kind]
       local what = (saved.pieces and 'saved.pieces.' or 'saved.') .. kind
@@ -294,20 +285,17 @@ end
 
 -- The folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
 function checkpoint.find(where)
-   local op = 'train.checkpoint.find'
-   return run_folder.find(op, err.type(op, 'where', where, 'string'))
+   return run_folder.find('train.checkpoint.find', where)
 end
 
 -- Checks every file of a checkpoint against its manifest, which is returned. sizes_only: hashes
 -- only of what is not a tensor file.
 function checkpoint.verify(folder, sizes_only)
-   local op = 'train.checkpoint.verify'
-   return verify.files(op, err.type(op, 'folder', folder, 'string'), store.index_name, sizes_only)
+   return verify.files('train.checkpoint.verify', folder, store.index_name, sizes_only)
 end
 
 -- All tensors of a safetensors file: name -> tensor.
 function checkpoint.tensors(path, device)
-   err.type('train.checkpoint.tensors', 'path', path, 'string')
    local file, why = fs.io().safetensors_open(path)
    if not file then err.raise(why.code, 'train.checkpoint.tensors', '%s', why.message) end
    local list = {}
@@ -389,7 +377,14 @@ local saving = { 'out: string', op = 'train.checkpoint.save', opts = {
    'keep: integer? >= 1 -- checkpoints that stay in the folder; all by default',
    'spare: integer? >= 0 -- the step of one that stays beside these',
    'comm: comm? -- ranks; all by default' } }
+signature.record('written_plain', 'a table', { 'step: integer >= 0', 'config: table?' })
+signature.record('written', 'a table', { 'plain: written_plain' })
+signature.record('written_pieces', 'a table', { 'plain: written_plain', 'pieces: table',
+   'comm: comm' })
 return signature.doors('train.checkpoint', checkpoint, {
+   name = 'step: integer >= 0', list = 'out: string', step_in = 'out: string',
+   clear = 'out: string', find = 'where: string', verify = 'folder: string',
+   tensors = 'path: string',
    save = saving, save_async = saving, lock = 'out: string',
    load = { opts = {
       'device: string? -- where the tensors go',

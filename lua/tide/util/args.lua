@@ -15,6 +15,7 @@
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local signature = require 'tide.util.signature'
 local pack = require 'tide.ffi.pack'
 
 local args = {}
@@ -42,11 +43,8 @@ end
 
 -- program: name and one line of text for --help. rows: the declaration.
 function args.new(program, rows)
-   local op = 'util.args.new'
-   err.type(op, 'program', program, 'string')
-   for i, row in ipairs(err.type(op, 'rows', rows, 'table')) do
-      err.type(op, ('rows[%d]'):format(i), row, 'table')
-      err.type(op, ('rows[%d][1]'):format(i), row[1], 'string')
+   for i, row in ipairs(rows) do
+      err.type('util.args.new', ('rows[%d][1]'):format(i), row[1], 'string')
    end
    local self = setmetatable({ program = program, list = {}, by_name = {}, names = {}, also = {} },
       Parser)
@@ -228,11 +226,6 @@ end
 -- help text when --help is among the words.
 function Parser:parse(argv, base)
    local values, i = {}, 1
-   for k, word in ipairs(err.type('util.args.parse', 'argv', argv, 'table')) do
-      if type(word) ~= 'number' then        -- a recipe may write one
-         err.type('util.args.parse', ('argv[%d]'):format(k), word, 'string')
-      end
-   end
    while i <= #argv do
       local word = tostring(argv[i])
       if word == '--help' or word == '-h' then return nil, self:help() end
@@ -250,7 +243,6 @@ end
 -- Checks a table of options (nested or dotted names) as parse checks a command line.
 function Parser:check(t)
    local values = {}
-   err.type('util.args.check', 't', t, 'table')
    local function walk(node, prefix)
       for k, v in each(node) do
          local name = prefix .. tostring(k)
@@ -348,4 +340,13 @@ function args.main(fn, ...)
    os.exit(type(r[2]) == 'table' and r[2].code == 'E_ARG' and 2 or 1, true)
 end
 
-return args
+-- Words; a recipe may write numbers among them.
+signature.reader('words', 'a list of words', function(op, name, v)
+   for k, word in ipairs(err.type(op, name, v, 'table')) do
+      err.arg_if(type(word) ~= 'number' and type(word) ~= 'string', op, ('%s[%d]'):format(name, k),
+         'a string', word)
+   end
+   return v
+end, 'string[]')
+signature.doors('util.args', Parser, { parse = 'argv: words', check = 't: table' })
+return signature.doors('util.args', args, { new = 'program: string; rows: table[]' })
