@@ -1,10 +1,7 @@
 /* Runs host code with the CPU kernels' treatment of denormals, so that its results agree with
  * theirs. */
-#ifndef TIDE_KERNELS_FLUSH_H
-#define TIDE_KERNELS_FLUSH_H
+#pragma once
 
 /* Calls fn(arg) on this thread with denormals flushed to zero, then restores the thread's
  * floating-point state. */
 void k_cpu_flushed(void (*fn)(void *arg), void *arg);
-
-#endif

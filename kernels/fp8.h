@@ -5,8 +5,7 @@
  * product is divided by both scales: code = round(v * scale), v = code / scale. Formats and
  * rounding: core/base/dtype.h.
  */
-#ifndef TIDE_KERNELS_FP8_H
-#define TIDE_KERNELS_FP8_H
+#pragma once
 
 #include <float.h>
 
@@ -27,5 +26,3 @@ K_FP8_FN float k_fp8_scale(float amax, int e5m2)
   float scale = k_fp8_top(e5m2) / amax;
   return scale < 0x1p126f ? scale : 0x1p126f;
 }
-
-#endif

@@ -7,8 +7,7 @@
  *
  * Includes core/base and the public enums only.
  */
-#ifndef TIDE_KERNELS_KERNEL_H
-#define TIDE_KERNELS_KERNEL_H
+#pragma once
 
 #include "tide/tide.h"
 
@@ -299,6 +298,4 @@ typedef struct k_norm_all_attrs { double p; int64_t n; int32_t squared; } k_norm
 #include "kernels/kernel.def"
 #undef K
 #undef KW
-#endif
-
 #endif

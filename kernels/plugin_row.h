@@ -1,6 +1,5 @@
 /* A kernel of a device plugin: a row of kernels/kernel.def with the op by name. */
-#ifndef TIDE_KERNELS_PLUGIN_ROW_H
-#define TIDE_KERNELS_PLUGIN_ROW_H
+#pragma once
 
 #include "kernels/kernel.h"
 
@@ -11,5 +10,3 @@ typedef struct k_row {
   uint32_t    dtypes;  /* of the op's key operand */
   int         layout;
 } k_row;
-
-#endif

@@ -5,8 +5,7 @@
  * on how the elements were divided among ranks or threads. A destination may be one of the sources
  * (exactly, not shifted).
  */
-#ifndef TIDE_KERNELS_REDUCE_RANKS_H
-#define TIDE_KERNELS_REDUCE_RANKS_H
+#pragma once
 
 #include "tide/tide.h"
 
@@ -20,5 +19,3 @@ void k_cpu_reduce_ranks(void *const *dst, int ndst, const void *const *src, int 
 
 /* Copies n bytes, large blocks with non-temporal stores. The regions do not overlap. */
 void k_cpu_copy_bytes(void *dst, const void *src, size_t n);
-
-#endif

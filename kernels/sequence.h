@@ -4,8 +4,7 @@
  * A sequence begins where the number changes. Numbers that decrease are refused before anything is
  * written.
  */
-#ifndef TIDE_KERNELS_SEQUENCE_H
-#define TIDE_KERNELS_SEQUENCE_H
+#pragma once
 
 #include <stdio.h>
 
@@ -39,5 +38,3 @@ static inline int sequence_check(const k_call *call, const k_tensor *q)
     }
   return TIDE_OK;
 }
-
-#endif

@@ -6,8 +6,7 @@
  *   exit.c     exit codes        env.c     misspelt variables of the environment
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
  */
-#ifndef TIDE_CLI_H
-#define TIDE_CLI_H
+#pragma once
 
 #include <pthread.h>
 
@@ -116,5 +115,3 @@ int  cli_end_job(printer *p, const place *at, const ending *how);
 /* ---- help.c ---------------------------------------------------------------------------------- */
 
 extern const char cli_help_text[], cli_help_run[], cli_help_repl[];
-
-#endif

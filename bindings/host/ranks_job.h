@@ -5,8 +5,7 @@
  * results, `first`, and which ranks have ended. The job is freed when the caller has released it
  * and the last thread has ended.
  */
-#ifndef TIDE_RANKS_JOB_H
-#define TIDE_RANKS_JOB_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -51,5 +50,3 @@ struct tide_host_ranks {
 void rank_job_unref(tide_host_ranks *r);
 /* Copies n bytes and a final zero; NULL without memory. */
 char *rank_copy_bytes(const char *from, size_t n);
-
-#endif

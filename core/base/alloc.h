@@ -1,7 +1,6 @@
 /* Host bookkeeping memory, and the order of indices. Every byte goes through the context's resize
  * hook with its old size. Tensor bytes are allocated by the caching allocator of their device. */
-#ifndef TIDE_BASE_ALLOC_H
-#define TIDE_BASE_ALLOC_H
+#pragma once
 
 #include "core/base/ctx.h"
 
@@ -38,5 +37,3 @@ typedef bool (*tide__less)(const void *arg, int32_t a, int32_t b);
 void tide__sort(int32_t *index, int64_t n, tide__less less, const void *arg);
 /* Sorts 0 to n - 1 into index. Returns one that is equal to another, or -1. */
 int32_t tide__sort_twin(int32_t *index, int64_t n, tide__less less, const void *arg);
-
-#endif

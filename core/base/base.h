@@ -1,6 +1,5 @@
 /* What the files of every layer use of this folder. */
-#ifndef TIDE_BASE_BASE_H
-#define TIDE_BASE_BASE_H
+#pragma once
 
 #include <stdio.h>
 #include <string.h>
@@ -11,5 +10,3 @@
 #include "core/base/shape.h"
 #include "core/base/status.h"
 #include "core/base/trace.h"
-
-#endif

@@ -7,8 +7,7 @@
  * the last release tears it down (core/tide.c). Threads: everything but `foreign`, `released` and
  * `interrupt` belongs to the owner thread.
  */
-#ifndef TIDE_BASE_CTX_H
-#define TIDE_BASE_CTX_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -76,5 +75,3 @@ struct tide_ctx {
 static inline void tide__ctx_hold(tide_ctx *ctx) { ctx->stats.nref++; }
 /* Drops a reference; tears the context down at 0. Defined in core/tide.c. */
 void tide__ctx_drop(tide_ctx *ctx);
-
-#endif

@@ -3,8 +3,7 @@
  * A function that takes objects begins with TIDE_DOOR, or hands them to tide__begin (op/op.h),
  * which checks the operands of an op. Code behind the door trusts them.
  */
-#ifndef TIDE_BASE_DOOR_H
-#define TIDE_BASE_DOOR_H
+#pragma once
 
 #include "core/base/ctx.h"
 
@@ -147,5 +146,3 @@ void tide__objects_close(tide_ctx *ctx);
 void tide__object_release(void *object, int kind);
 /* Settles. The owner's thread. */
 void tide__objects_settle(tide_ctx *ctx);
-
-#endif

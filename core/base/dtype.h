@@ -1,7 +1,6 @@
 /* Element types: sizes, names, kinds, promotion, and the conversions of 8-bit floats (those of
  * 16-bit floats are in float.h). The table is dtype.def. */
-#ifndef TIDE_BASE_DTYPE_H
-#define TIDE_BASE_DTYPE_H
+#pragma once
 
 #include "core/base/float.h"
 #include "tide/tide.h"
@@ -17,5 +16,3 @@ uint8_t tide__f32_to_e5m2(float f);
 int tide__dtype_valid(int dtype);
 int tide__dtype_is_float(int dtype);
 int tide__dtype_promote(int a, int b);
-
-#endif

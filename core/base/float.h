@@ -8,8 +8,7 @@
  * All are branch-free, so loops over them vectorise. They hold with denormals flushed, as in
  * kernels/cpu: an f16 denormal is a normal f32 number at every step.
  */
-#ifndef TIDE_BASE_FLOAT_H
-#define TIDE_BASE_FLOAT_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -107,5 +106,3 @@ TIDE_FLOAT_FN uint16_t tide__i64_to_f16(int64_t v)
 {
   return tide__f64_to_f16(tide__i64_to_f64_odd(v));
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What this machine grants the process: cores, and memory within the limits of its cgroup; and
  * whether the process is a fork. */
-#ifndef TIDE_BASE_MACHINE_H
-#define TIDE_BASE_MACHINE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ int tide__machine_cores(void);
 const uint32_t *tide__fork_mark_new(void);
 /* Frees the word; NULL is allowed. Thread-safe. */
 void tide__fork_mark_release(const uint32_t *mark);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Inline functions for loops; other code calls tide__normal_quantile.
  */
-#ifndef TIDE_BASE_NORMAL_H
-#define TIDE_BASE_NORMAL_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -89,5 +88,3 @@ static inline __attribute__((always_inline)) double tide__normal_quantile_inline
 }
 
 #undef TIDE_QUANTILE_TERM
-
-#endif

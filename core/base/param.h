@@ -1,7 +1,6 @@
 /* Parameters: the tunables of a context, declared once in param.def. The struct, the table of names
  * and the parser are generated from its rows. */
-#ifndef TIDE_BASE_PARAM_H
-#define TIDE_BASE_PARAM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ void tide__params_init(tide__params *params);
 int tide__params_parse(tide_ctx *ctx, const char *text);
 /* Applies TIDE_<NAME> environment variables. */
 int tide__params_env(tide_ctx *ctx);
-
-#endif

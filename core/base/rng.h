@@ -4,8 +4,7 @@
  * one draw to the next, so a sharded, resumed or re-ordered run sees the same numbers.
  * Word i is lane i % 4 of the block with counter (i / 4, stream) under key seed.
  */
-#ifndef TIDE_BASE_RNG_H
-#define TIDE_BASE_RNG_H
+#pragma once
 
 #include <stdint.h>
 
@@ -55,5 +54,3 @@ TIDE__ANYWHERE static inline double tide__philox_unit(uint32_t word) { return wo
 double tide__normal_quantile(double p);
 /* Returns the cumulative standard normal. */
 double tide__normal_cdf(double x);
-
-#endif

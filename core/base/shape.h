@@ -1,7 +1,6 @@
 /* Shape algebra: broadcasting, strides, dim resolution. Pure functions of integers. Shapes are
  * int64 arrays of at most TIDE_MAX_DIM sizes; strides count elements. */
-#ifndef TIDE_BASE_SHAPE_H
-#define TIDE_BASE_SHAPE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +31,3 @@ const char *tide__typed_text(int dtype, int ndim, const int64_t *shape, char *bu
 
 /* Text of a shape for one error message: TIDE__SHAPE(t) is valid to the end of the statement. */
 #define TIDE__SHAPE(ndim, shape) tide__shape_text(ndim, shape, (char[96]){0}, 96)
-
-#endif

@@ -3,8 +3,7 @@
  * A function that fails writes one record into its context, returns a negative status, and every
  * caller passes the status on unchanged. Nothing prints, nothing jumps.
  */
-#ifndef TIDE_BASE_STATUS_H
-#define TIDE_BASE_STATUS_H
+#pragma once
 
 #include "core/base/ctx.h"
 
@@ -43,5 +42,3 @@ typedef struct tide__text {
 /* Returns an empty text in buf. */
 tide__text tide__text_in(char *buf, size_t n);
 void tide__add(tide__text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-#endif

@@ -3,8 +3,7 @@
  * Off by default (parameter trace). A span costs two clock reads and a slot of 128 bytes; names are
  * copied, so callers may pass temporary text.
  */
-#ifndef TIDE_BASE_TRACE_H
-#define TIDE_BASE_TRACE_H
+#pragma once
 
 #include "core/base/ctx.h"
 
@@ -19,5 +18,3 @@ static inline int tide__trace_end(tide_ctx *ctx, const char *cat, const char *na
   return tide__tracing(ctx) ? tide_trace_span(ctx, cat, name, begin, tide_trace_clock()) : TIDE_OK;
 }
 void tide__trace_close(tide_ctx *ctx);
-
-#endif

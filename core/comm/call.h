@@ -1,8 +1,7 @@
 /* The description of a collective that ranks send each other: flat bytes without pointers, and its
  * text. Every transport carries the same bytes (a slot in shared memory, a packet of MPI, a gather
  * of NCCL). Only agree.c compares them, and messages are written from them. */
-#ifndef TIDE_COMM_CALL_H
-#define TIDE_COMM_CALL_H
+#pragma once
 
 #include "core/base/base.h"
 
@@ -71,5 +70,3 @@ void tide__add_left(tide__text *t, int rank, const char *name, const tide__comm_
 
 /* Returns the hash h, extended by the word v. */
 uint64_t tide__hash_step(uint64_t h, uint64_t v);
-
-#endif

@@ -12,8 +12,7 @@
  * first failure ends every later call. A tide_comm belongs to its context's thread; only
  * tide_comm_abort and a release may come from another.
  */
-#ifndef TIDE_COMM_COMM_H
-#define TIDE_COMM_COMM_H
+#pragma once
 
 #include "core/comm/failure.h"
 #include "core/device/device.h"
@@ -280,5 +279,3 @@ int tide__split_members(const int *color, const int *key, int nrank, int me, int
 
 /* Adds messages and bytes that the call costs a rank, by the algorithms that are used at scale. */
 void tide__traffic_add(tide_comm_stats *s, const tide__coll *c, int rank, int nrank, int host_size);
-
-#endif

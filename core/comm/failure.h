@@ -1,8 +1,7 @@
 /* The first failure of a communicator: it ends every later call on every rank. A transport keeps
  * one where all ranks of the process can read it, and sends it to ranks of other processes. Later
  * failures change nothing. */
-#ifndef TIDE_COMM_FAILURE_H
-#define TIDE_COMM_FAILURE_H
+#pragma once
 
 #include "core/comm/call.h"
 
@@ -72,5 +71,3 @@ int  tide__wait_look(tide__wait *w, tide__failure *f, const struct tide__coll *c
 void tide__wait_cond(pthread_cond_t *cond, pthread_mutex_t *lock, long ns);
 /* Makes a condition for it. */
 void tide__wait_cond_init(pthread_cond_t *cond);
-
-#endif

@@ -4,8 +4,7 @@
  * A backend is one constant struct of functions; its state, if any, is held by the context. Members
  * marked "may be null" are optional. Filled by kernels/<device>/backend.
  */
-#ifndef TIDE_DEVICE_BACKEND_H
-#define TIDE_DEVICE_BACKEND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -129,5 +128,3 @@ typedef struct tide__plugin {
 typedef const tide__plugin *(*tide__plugin_fn)(void);
 
 extern const tide__backend tide__backend_ref, tide__backend_cpu, tide__backend_null;
-
-#endif

@@ -1,7 +1,6 @@
 /* The devices of a context: each backend with its state and its caching allocator; captured steps.
  */
-#ifndef TIDE_DEVICE_DEVICE_H
-#define TIDE_DEVICE_DEVICE_H
+#pragma once
 
 #include "core/base/base.h"
 #include "core/device/backend.h"
@@ -127,5 +126,3 @@ int  tide__participant_enter(tide_ctx *ctx, tide__participant *p);
 /* Invalidates the graph of a participant that has failed for good: later launches fail. Thread-safe
  * between enter and drop. */
 void tide__graph_kill(tide_graph *g);
-
-#endif

@@ -6,8 +6,7 @@
  * and its version, which every in-place write increments, so that the tape detects a saved tensor
  * that was changed.
  */
-#ifndef TIDE_DEVICE_STORAGE_H
-#define TIDE_DEVICE_STORAGE_H
+#pragma once
 
 #include "core/device/device.h"
 
@@ -89,5 +88,3 @@ void tide__async_copies_reap(tide__device *d);
 void tide__async_copies_finish(tide__device *d);
 /* Orders compute after all copies; the host does not wait. Returns a status. */
 int  tide__async_copies_order(tide__device *d);
-
-#endif

@@ -11,8 +11,7 @@
  *
  * Implements tide__recorder.
  */
-#ifndef TIDE_GRAD_TAPE_H
-#define TIDE_GRAD_TAPE_H
+#pragma once
 
 #include "core/op/op.h"
 
@@ -88,5 +87,3 @@ bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *
 int  tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
 
 extern const struct tide__recorder tide__tape_recorder;
-
-#endif

@@ -1,7 +1,6 @@
 /* Shared by the files of this folder: blobs, files, JSON, safetensors. Uses core/base, core/device
  * and core/tensor. */
-#ifndef TIDE_IO_IO_H
-#define TIDE_IO_IO_H
+#pragma once
 
 #include "core/base/base.h"
 
@@ -104,5 +103,3 @@ typedef struct tide__st_dtype {
 } tide__st_dtype;
 
 const tide__st_dtype *tide__st_dtype_of(int dtype);
-
-#endif

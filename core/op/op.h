@@ -4,8 +4,7 @@
  * passes it to tide__dispatch, which allocates, chooses a kernel, launches and records. Derivatives
  * are rules beside the forward, written with ops.
  */
-#ifndef TIDE_OP_OP_H
-#define TIDE_OP_OP_H
+#pragma once
 
 #include "core/tensor/tensor.h"
 #include "kernels/kernel.h"
@@ -230,5 +229,3 @@ const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dty
  * where the op has no such rule. The result is owned. */
 typedef int (*tide__recompute_fn)(tide_tensor **out, const tide__grad_call *g);
 tide__recompute_fn tide__recompute_of(int op);
-
-#endif

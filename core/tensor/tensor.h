@@ -4,8 +4,7 @@
  * an id that is never reused. The history fields belong to the tape, which implements
  * tide__recorder.
  */
-#ifndef TIDE_TENSOR_TENSOR_H
-#define TIDE_TENSOR_TENSOR_H
+#pragma once
 
 #include "core/device/storage.h"
 
@@ -82,5 +81,3 @@ static inline char *tide__tensor_ptr(const tide_tensor *t)
   char *base = t->storage->data;
   return base ? base + t->offset * tide_dtype_size(t->dtype) : NULL;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The two libraries that a tokenizer may need, opened when a step asks for them: PCRE2 (regular
  * expressions, compiled to machine code) and utf8proc (normal forms, lower case). */
-#ifndef TIDE_TEXT_LIBRARY_H
-#define TIDE_TEXT_LIBRARY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,5 +42,3 @@ typedef struct tide__unicode_api {
  * library stays open until the process ends. */
 bool tide__regex_open(tide__regex_api *api, char *why, size_t size);
 bool tide__unicode_open(tide__unicode_api *api, char *why, size_t size);
-
-#endif

@@ -9,8 +9,7 @@
  * on its way lies in a tide__work, one for each thread; other threads must not call the hook, so
  * these blocks come from malloc.
  */
-#ifndef TIDE_TEXT_TEXT_H
-#define TIDE_TEXT_TEXT_H
+#pragma once
 
 #include <string.h>
 
@@ -229,5 +228,3 @@ static inline uint64_t tide__mix(uint64_t h)
   h *= UINT64_C(0x9E3779B97F4A7C15);
   return h ^ h >> 29;
 }
-
-#endif

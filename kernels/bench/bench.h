@@ -4,8 +4,7 @@
  * each between two short calibration slices that measure what the processor gives at that moment.
  * What is reported is the median of the per-pair ratio and the share of the adjacent calibration.
  */
-#ifndef TIDE_BENCH_BENCH_H
-#define TIDE_BENCH_BENCH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -57,5 +56,3 @@ int64_t bench_steal(void);
  * [-1, 1) of the dtype (TIDE_F32, TIDE_BF16, TIDE_F64 or TIDE_F16). Ends the program if it
  * gets no memory. Free with free. */
 void *bench_array(int64_t n, int dtype);
-
-#endif

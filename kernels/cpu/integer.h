@@ -1,6 +1,5 @@
 /* Integer arithmetic of sizes: minimum, maximum, division and rounding upwards. */
-#ifndef TIDE_KERNELS_CPU_INTEGER_H
-#define TIDE_KERNELS_CPU_INTEGER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ static inline int64_t i64_find(const int64_t *first, int64_t n, int64_t k)
   }
   return lo;
 }
-
-#endif

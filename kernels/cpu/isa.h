@@ -5,8 +5,7 @@
  * in the environment names a lower level. Some kernels also take the set as an argument, so that a
  * test reaches all their forms in one process.
  */
-#ifndef TIDE_KERNELS_CPU_ISA_H
-#define TIDE_KERNELS_CPU_ISA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -41,5 +40,3 @@ const char *tide__cpu_isa_name(int isa);
 /* Returns TIDE_OK, or TIDE_E_DEVICE and a reason of at most `size` bytes if TIDE_ISA names no level
  * or one that this machine does not have. */
 int tide__cpu_isa_check(char *msg, size_t size);
-
-#endif

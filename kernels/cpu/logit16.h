@@ -5,8 +5,7 @@
  * much. A code is off by at most 2^-11 of a logit, and the largest is exact; so a probability is
  * off by at most a quarter of what its gradient loses when it is rounded to bf16.
  */
-#ifndef TIDE_KERNELS_CPU_LOGIT16_H
-#define TIDE_KERNELS_CPU_LOGIT16_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ typedef struct logit16_scale { float max, step; } logit16_scale;
  * sums of such a row, and so its gradients, are NaN, or all of the piece is -inf. */
 logit16_scale tide__logit16_write(uint16_t *codes, const float *z, int64_t n);
 void tide__logit16_read(float *z, const uint16_t *codes, logit16_scale scale, int64_t n);
-
-#endif

@@ -9,8 +9,7 @@
  * integers and bool; the operand's own dtype means bits unchanged. Conversions are those of
  * kernels/ref/load.h. Streams hold no state between calls and may be shared by threads.
  */
-#ifndef TIDE_KERNELS_CPU_LOOP_H
-#define TIDE_KERNELS_CPU_LOOP_H
+#pragma once
 
 #include "kernels/cpu/vec.h"
 
@@ -98,5 +97,3 @@ void tide__copy_range(const cpu_copy *c, int64_t begin, int64_t end);
 /* Copies x to y by tiles and returns 1 if that is faster than ranges (x and y run along different
  * dims); else returns 0. */
 int tide__loop_transpose(const k_tensor *y, const k_tensor *x, int nthread);
-
-#endif

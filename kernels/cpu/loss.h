@@ -6,8 +6,7 @@
  *
  * Logits and gradients are f32, bf16 or f16.
  */
-#ifndef TIDE_KERNELS_CPU_LOSS_H
-#define TIDE_KERNELS_CPU_LOSS_H
+#pragma once
 
 #include "kernels/kernel.h"
 
@@ -41,5 +40,3 @@ loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
 void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64_t n,
                      int64_t target, loss_slope slope, int stream, const void *next);
 void tide__loss_stream_end(int stream);
-
-#endif

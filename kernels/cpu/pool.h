@@ -5,8 +5,7 @@
  * body denormals are flushed to zero on every thread; the caller's floating-point state is restored
  * on return.
  */
-#ifndef TIDE_KERNELS_CPU_POOL_H
-#define TIDE_KERNELS_CPU_POOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ void tide__pool_tasks(int nthread, int64_t n, int64_t chunk, tide__pool_fn fn, v
 /* Returns whether the pool's threads belong to a parent of this forked process; a loop with more
  * than one thread would then block forever. Thread-safe. */
 bool tide__pool_is_lost(void);
-
-#endif

@@ -4,8 +4,7 @@
  * passed to them, so a kernel has one loop, in f32, and f32 is never copied. `i` counts elements
  * from the tensor's first.
  */
-#ifndef TIDE_KERNELS_CPU_ROW_H
-#define TIDE_KERNELS_CPU_ROW_H
+#pragma once
 
 #include "kernels/cpu/vec.h"
 
@@ -61,5 +60,3 @@ TIDE_LEVELS(void, row_add, (float *sum, const float *a, const float *b, int64_t 
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) sum[i] = a[i] + b[i];
 }
-
-#endif

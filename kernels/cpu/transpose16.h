@@ -3,8 +3,7 @@
  * First pairs and quadruples of rows within 128-bit lanes, then the lanes. The words may be floats
  * or pairs of 16 bits. For functions that are compiled for avx512f or more.
  */
-#ifndef TIDE_KERNELS_CPU_TRANSPOSE16_H
-#define TIDE_KERNELS_CPU_TRANSPOSE16_H
+#pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -45,7 +44,5 @@ static inline __attribute__((always_inline, target("avx512f"))) void transpose16
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++) r[i] = _mm512_castsi512_ps(words[i]);
 }
-
-#endif
 
 #endif

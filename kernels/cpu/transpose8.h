@@ -1,6 +1,5 @@
 /* Transposes 8 x 8 words held in registers: for packing and for tiles. Needs AVX2. */
-#ifndef TIDE_KERNELS_CPU_TRANSPOSE8_H
-#define TIDE_KERNELS_CPU_TRANSPOSE8_H
+#pragma once
 
 #include "kernels/cpu/vec.h"
 
@@ -30,7 +29,5 @@ TIDE_AVX2_INLINE void transpose8_f32(__m256 r[8])
   }
   memcpy(r, t, sizeof t);
 }
-
-#endif
 
 #endif

@@ -15,8 +15,7 @@
  *
  * Accuracy is stated beside each function, in units in the last place (ulp).
  */
-#ifndef TIDE_KERNELS_CPU_VEC_H
-#define TIDE_KERNELS_CPU_VEC_H
+#pragma once
 
 #include <float.h>
 #include <math.h>
@@ -308,7 +307,5 @@ TIDE_AVX512_INLINE __m512 vec_exp2_short(__m512 x)
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999261f));
   return _mm512_scalef_ps(p, n);
 }
-
-#endif
 
 #endif

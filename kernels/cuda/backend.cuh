@@ -1,6 +1,5 @@
 /* The state of a context on a GPU, for the files that need the device itself. */
-#ifndef TIDE_KERNELS_CUDA_BACKEND_CUH
-#define TIDE_KERNELS_CUDA_BACKEND_CUH
+#pragma once
 
 #include <pthread.h>
 
@@ -67,5 +66,3 @@ int tide_cuda_rank_reduce(void *state, void *stream, void *const *dst, int ndst,
 /* kernels/cuda/streams.cu */
 extern const tide__streams tide_cuda_streams;
 extern const tide__graphs tide_cuda_graphs;
-
-#endif

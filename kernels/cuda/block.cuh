@@ -1,7 +1,6 @@
 /* Folding values over a warp and over a block, always in the same order.
  */
-#ifndef TIDE_KERNELS_CUDA_BLOCK_CUH
-#define TIDE_KERNELS_CUDA_BLOCK_CUH
+#pragma once
 
 #include "kernels/cuda/cuda.cuh"
 
@@ -83,5 +82,3 @@ template <class T> TIDE_DEVICE void tide_put(const tide_array &a, int64_t i, T v
       what;                             \
     }                                   \
   } while (0)
-
-#endif

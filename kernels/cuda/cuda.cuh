@@ -5,8 +5,7 @@
  * dtype, and the two meet in tide_load and tide_store. Operands are collapsed on the host, so most
  * kernels see one or two dims. A launch is checked where it is made; nothing here waits.
  */
-#ifndef TIDE_KERNELS_CUDA_CUDA_CUH
-#define TIDE_KERNELS_CUDA_CUDA_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -212,5 +211,3 @@ static inline int tide_cuda_grid(int64_t n)
 #define TIDE_GRID_LOOP(i, n)                                                  \
   for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (n); \
        i += (int64_t)gridDim.x * blockDim.x)
-
-#endif

@@ -1,7 +1,6 @@
 /* The constants of a distribution, for kernels: what kernels/ref/draw.h makes of the attributes.
  */
-#ifndef TIDE_KERNELS_CUDA_DRAW_H
-#define TIDE_KERNELS_CUDA_DRAW_H
+#pragma once
 
 #include "kernels/kernel.h"
 #ifndef __cplusplus
@@ -15,5 +14,3 @@ typedef struct tide_draw { double base, scale, low, high, p0, dp, sign; } tide_d
 
 int tide_cuda_draw(tide_draw *out, int kind, const k_call *call);
 int tide_cuda_check_dropout(const k_call *call);
-
-#endif

@@ -4,8 +4,7 @@
  * run time inside tide_load and tide_store, whose branch is the same for every thread; f32 and bf16
  * that lie contiguously, where training spends its time, go four elements at a time.
  */
-#ifndef TIDE_KERNELS_CUDA_ELEMENTWISE_CUH
-#define TIDE_KERNELS_CUDA_ELEMENTWISE_CUH
+#pragma once
 
 #include "kernels/cuda/block.cuh"
 
@@ -290,5 +289,3 @@ static inline int tide_axpy(const k_call *call, double a)
   }
   return TIDE_CUDA_LAUNCHED(call);
 }
-
-#endif

@@ -4,8 +4,7 @@
  *   loss   = (1 - eps)((max - z[t]) + logsum) + eps (mean(max - z) + logsum) + zl lse^2
  *   dz[v]  = (1 + 2 zl lse) exp((z[v] - max) - logsum) - (1 - eps) [v = t] - eps / V
  */
-#ifndef TIDE_KERNELS_CUDA_LOSS_CUH
-#define TIDE_KERNELS_CUDA_LOSS_CUH
+#pragma once
 
 #include "kernels/cuda/block.cuh"
 
@@ -86,5 +85,3 @@ TIDE_DEVICE T tide_row_grad(const tide_logits &l, const tide_loss_attrs &a, int6
   grad -= eps / (T)l.nclass;
   return v == target ? grad - ((T)1 - eps) : grad;
 }
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Source: PTX ISA, mma.m16n8k16 and ldmatrix. Needs sm_80.
  */
-#ifndef TIDE_KERNELS_CUDA_MMA_CUH
-#define TIDE_KERNELS_CUDA_MMA_CUH
+#pragma once
 
 #include "kernels/cuda/cuda.cuh"
 
@@ -83,5 +82,3 @@ template <bool F16> TIDE_DEVICE uint32_t tide_pack(float lo, float hi)
   }
   return r;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Matrix products for the kernels here: what to multiply, in row-major words.
  */
-#ifndef TIDE_KERNELS_CUDA_PRODUCT_CUH
-#define TIDE_KERNELS_CUDA_PRODUCT_CUH
+#pragma once
 
 #include "kernels/cuda/cuda.cuh"
 
@@ -35,5 +34,3 @@ struct tide_product {
   void *pre = nullptr;       /* of gelu: where its operand goes, as y lies; columns in steps of 8 */
 };
 int tide_cuda_product(const k_call *call, const tide_product &p);
-
-#endif

@@ -1,6 +1,5 @@
 /* Sequence numbers of a packed stream, for kernels: as kernels/sequence.h. */
-#ifndef TIDE_KERNELS_CUDA_SEQUENCE_CUH
-#define TIDE_KERNELS_CUDA_SEQUENCE_CUH
+#pragma once
 
 #include "kernels/cuda/block.cuh"
 
@@ -38,5 +37,3 @@ static inline int tide_sequence_check(const k_call *call, const k_tensor &q)
               tide_reporter{tide_cuda_fault_of(call), TIDE_FAULT_SEQUENCE, call->op, 0, 0});
   return TIDE_CUDA_LAUNCHED(call);
 }
-
-#endif

@@ -13,8 +13,7 @@
  *
  * Source: PTX ISA, wgmma, mbarrier, cp.async.bulk.tensor, setmaxnreg. Needs sm_90a.
  */
-#ifndef TIDE_KERNELS_CUDA_WGMMA_CUH
-#define TIDE_KERNELS_CUDA_WGMMA_CUH
+#pragma once
 
 #include <cuda.h>
 
@@ -193,5 +192,3 @@ TIDE_DEVICE uint64_t tide_describe_columns(uint32_t at, uint32_t tile)
 {
   return tide_descriptor(at, tile, 1024);
 }
-
-#endif

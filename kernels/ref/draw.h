@@ -7,8 +7,7 @@
  * A value is a double still to be rounded to the tensor's dtype. A uniform value is clamped to the
  * dtype's own first and last number of [lo, hi), so rounding cannot reach hi.
  */
-#ifndef TIDE_KERNELS_REF_DRAW_H
-#define TIDE_KERNELS_REF_DRAW_H
+#pragma once
 
 #include "core/base/normal.h"
 #include "kernels/ref/load.h"
@@ -129,5 +128,3 @@ static inline int ref_check_dropout(const k_call *call)
   if (p >= 0 && p <= 1) return TIDE_OK;
   return ref_fail(call, TIDE_E_ARG, "p %g: expected a probability in [0, 1]", p);
 }
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Also used by kernels/cpu for messages and index checks.
  */
-#ifndef TIDE_KERNELS_REF_LOAD_H
-#define TIDE_KERNELS_REF_LOAD_H
+#pragma once
 
 #include <math.h>
 #include <stdarg.h>
@@ -187,5 +186,3 @@ static inline int ref_check_index(const k_call *call, const k_tensor *index, int
   }
   return TIDE_OK;
 }
-
-#endif

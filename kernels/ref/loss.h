@@ -1,6 +1,5 @@
 /* Targets of the losses, for kernels/ref/loss.c and the losses of kernels/cpu. */
-#ifndef TIDE_KERNELS_REF_LOSS_H
-#define TIDE_KERNELS_REF_LOSS_H
+#pragma once
 
 #include "kernels/ref/load.h"
 
@@ -31,5 +30,3 @@ static inline int loss_check_targets(const k_call *call, const k_tensor *targets
   }
   return TIDE_OK;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Optimiser steps, for kernels/ref and kernels/cpu: attributes overridden by the operands (rates
  * and found_inf), and the elements of one tensor in double. */
-#ifndef TIDE_KERNELS_REF_UPDATE_H
-#define TIDE_KERNELS_REF_UPDATE_H
+#pragma once
 
 #include "kernels/ref/load.h"
 
@@ -66,5 +65,3 @@ static inline double ref_norm_add(double sum, double x, double p)
   x = fabs(x);
   return p == 1 ? sum + x : x > sum || isnan(x) ? x : sum;
 }
-
-#endif

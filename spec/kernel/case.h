@@ -6,8 +6,7 @@
  * equal copies. Results must agree to the dtype's rounding, and one thread must equal two bit for
  * bit. Failures print op, dtype and the seed of the case.
  */
-#ifndef TIDE_SPEC_KERNEL_CASE_H
-#define TIDE_SPEC_KERNEL_CASE_H
+#pragma once
 
 #include <math.h>
 #include <setjmp.h>
@@ -264,5 +263,3 @@ static inline int run_cases(int failed)
   free_blocks();
   return failed;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What the C specs share: cmocka, a context, and one-line tensors. */
-#ifndef TIDE_SPEC_CHECK_H
-#define TIDE_SPEC_CHECK_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,5 +60,3 @@ static inline const char *scratch(char *path, size_t n, const char *name)
   fclose(f);
   return path;
 }
-
-#endif

@@ -19,8 +19,7 @@
  *
  * Everything here comes from malloc: it belongs to no context.
  */
-#ifndef TIDE_COMM_LOCAL_H
-#define TIDE_COMM_LOCAL_H
+#pragma once
 
 #include "core/comm/comm.h"
 
@@ -133,5 +132,3 @@ void tide__group_whereabouts(tide_group *group, const tide__local_comm *s, int r
  * number of it, or 0 for none. If that is `before`, from an earlier search, all communicators of
  * the cycle fail with E_COMM. */
 uint64_t tide__group_deadlock(tide__local_comm *s, int me, uint64_t before);
-
-#endif

@@ -11,8 +11,7 @@
  * communicators are owed is taken in by a hook that MPI_Finalize runs first (an attribute of
  * MPI_COMM_SELF).
  */
-#ifndef TIDE_COMM_MPI_API_H
-#define TIDE_COMM_MPI_API_H
+#pragma once
 
 #include "core/base/base.h"
 
@@ -65,5 +64,3 @@ int  tide__mpi_test(tide__mpi *m, tide__mpi_handle *r, bool *done);
 void tide__mpi_cancel(tide__mpi *m, tide__mpi_handle *r);
 /* Returns MPI's text for an error code. */
 const char *tide__mpi_error(tide__mpi *m, int code, char *buf, size_t n);
-
-#endif

@@ -14,8 +14,7 @@
  *
  * Memory is malloc's: MPI may still own some of it when the context is gone.
  */
-#ifndef TIDE_COMM_MPI_H
-#define TIDE_COMM_MPI_H
+#pragma once
 
 #include "core/comm/comm.h"
 #include "core/comm/mpi/api.h"
@@ -97,5 +96,3 @@ void tide__mpi_abort(void *state, int rank, int status, const char *text);
 int  tide__mpi_move(tide__mpi_comm *s, tide__coll *c);
 /* Gathers everyone's size bytes into all, in rank order, within call c. */
 int  tide__mpi_swap(tide__mpi_comm *s, tide__coll *c, const void *mine, void *all, size_t size);
-
-#endif

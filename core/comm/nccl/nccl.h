@@ -15,8 +15,7 @@
  * launched. Compute may then work on incomplete data, so before NCCL's communicator ends, the
  * device gets the error.
  */
-#ifndef TIDE_COMM_NCCL_H
-#define TIDE_COMM_NCCL_H
+#pragma once
 
 #include "core/comm/comm.h"
 
@@ -144,5 +143,3 @@ extern const tide__capture_calls tide__nccl_captures;
 /* Runs any call but a split, between enter and leave. */
 int  tide__nccl_move(tide__nccl_comm *s, tide__coll *c);
 size_t tide__nccl_scratch_size(const tide__nccl_comm *s);
-
-#endif

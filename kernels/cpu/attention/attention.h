@@ -13,8 +13,7 @@
  * Work is cut by (batch, head, block) and every sum runs in ascending order of its blocks, so the
  * bits do not depend on the number of threads.
  */
-#ifndef TIDE_KERNELS_CPU_ATTENTION_H
-#define TIDE_KERNELS_CPU_ATTENTION_H
+#pragma once
 
 #include "kernels/cpu/vec.h"
 
@@ -271,5 +270,3 @@ int64_t tide__attn_keys(const attn *s, const k_tensor *t, attn_unit unit, int wh
 int64_t tide__attn_f64_work(const k_call *c, int is_bwd);
 int     tide__attn_f64(const k_call *c);
 int     tide__attn_f64_bwd(const k_call *c);
-
-#endif

@@ -10,8 +10,7 @@
  * Included by attention_bf16.c and attention_bf16_bwd.c; each has its own copy, so that the
  * compiler can specialise the products for their calls.
  */
-#ifndef TIDE_KERNELS_CPU_ATTENTION_BF16_H
-#define TIDE_KERNELS_CPU_ATTENTION_BF16_H
+#pragma once
 
 #include "kernels/cpu/attention/attention_soft.h"
 #include "kernels/cpu/gemm/tile_amx.h"
@@ -303,5 +302,3 @@ static void scores(attn_unit unit, const uint16_t *k, const uint16_t *q, float *
                       .c = st + span.k0 * Q + 2 * p * L, .ldc = Q, .add = 0 };
   tiles_multiply(&g);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The running maximum of a softmax over rows of 16 lanes, with AVX-512: what the f32 tiles and the
  * bf16 tiles do alike. See attention.h. */
-#ifndef TIDE_KERNELS_CPU_ATTENTION_SOFT_H
-#define TIDE_KERNELS_CPU_ATTENTION_SOFT_H
+#pragma once
 
 #include "kernels/cpu/attention/attention.h"
 
@@ -67,5 +66,3 @@ TIDE_AVX512_INLINE __m512 raise_top(float *top, float *alpha, __m512 seen, float
   *grown = (up & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
   return base;
 }
-
-#endif

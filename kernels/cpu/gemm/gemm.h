@@ -3,8 +3,7 @@
  * A is m x k, B is k x n, each with any pair of strides of which one is 1 (so transposes are free).
  * C is row-major with row stride c_rs. Accumulation is f32 (f64 for f64).
  */
-#ifndef TIDE_KERNELS_CPU_GEMM_H
-#define TIDE_KERNELS_CPU_GEMM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -52,5 +51,3 @@ void tide__cpu_gemm_run(const cpu_gemm_plan *p, const cpu_gemm *g, void *work);
 /* Plan and run in one: bytes of scratch, and the product. */
 int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread);
 void    tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work);
-
-#endif

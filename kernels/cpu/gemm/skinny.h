@@ -1,6 +1,5 @@
 /* Products with few rows: what skinny.c and the loops of its instruction sets share. */
-#ifndef TIDE_KERNELS_CPU_SKINNY_H
-#define TIDE_KERNELS_CPU_SKINNY_H
+#pragma once
 
 #include "kernels/cpu/gemm/tile.h"
 
@@ -30,5 +29,3 @@ skinny_fn tide__skinny_avx2(int along_k, int dtype);
 /* For bf16 along k. */
 skinny_fn tide__skinny_pairs(void);
 skinny_fn tide__skinny_amx(void);
-
-#endif

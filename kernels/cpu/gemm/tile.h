@@ -9,8 +9,7 @@
  * ascending order, added in ascending order. Neither the number of threads nor the cut of rows and
  * columns changes a bit.
  */
-#ifndef TIDE_KERNELS_CPU_TILE_H
-#define TIDE_KERNELS_CPU_TILE_H
+#pragma once
 
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/isa.h"
@@ -97,5 +96,3 @@ void    tide__tile_skinny(const cpu_gemm *g, int nthread, void *work, int isa);
 
 /* As in gemm.h with the instruction set limited to isa. */
 void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, int isa);
-
-#endif

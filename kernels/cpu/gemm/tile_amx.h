@@ -6,8 +6,7 @@
  * Tile numbers are literal digits, pointers any type, strides bytes. Use the instructions only
  * between tide__tile_amx_begin and tide__tile_amx_end, and only if CPU_ISA_AMX is set.
  */
-#ifndef TIDE_KERNELS_CPU_TILE_AMX_H
-#define TIDE_KERNELS_CPU_TILE_AMX_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@
 /* Configures this thread's eight tiles as 16 rows of 64 bytes; releases them. */
 void tide__tile_amx_begin(void);
 void tide__tile_amx_end(void);
-
-#endif

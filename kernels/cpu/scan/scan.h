@@ -19,8 +19,7 @@
  * Legend: Q chunk, P channels of a head, N state size; "panel" is packed for a tile. Triangles are
  * stored transposed: row s, column t >= s.
  */
-#ifndef TIDE_KERNELS_CPU_SCAN_H
-#define TIDE_KERNELS_CPU_SCAN_H
+#pragma once
 
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/gemm/tile.h"
@@ -142,5 +141,3 @@ float tide__ssd_dot(const float *x, const float *y, int64_t n);
 void  tide__ssd_skip(const ssd *s, int64_t h, float *row);
 /* out[t] = cb[t] exp(cum_t - cum_s) for s <= t < n */
 void  tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s, int64_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* Shared by the files of the SSD scan backward: scan_bwd.c walks over the chunks, scan_bwd_piece.c
  * computes the gradients of one piece. See scan.h and scan_bwd.c. */
-#ifndef TIDE_KERNELS_CPU_SCAN_BWD_H
-#define TIDE_KERNELS_CPU_SCAN_BWD_H
+#pragma once
 
 #include "kernels/cpu/scan/scan.h"
 
@@ -62,5 +61,3 @@ int64_t tide__ssd_back_layout(const ssd *s, char *base, ssd_back_scratch *r);
 void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r);
 void tide__ssd_back_head(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_scratch *r);
 void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_scratch *r);
-
-#endif

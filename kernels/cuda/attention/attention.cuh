@@ -3,8 +3,7 @@
  * s(i, j) = cap(scale * q_i . k_j) + bias(i, j) over the keys that query i sees; see
  * kernels/ref/attention.c for the whole definition. Work is O(T) memory: scores live in a tile.
  */
-#ifndef TIDE_KERNELS_CUDA_ATTENTION_CUH
-#define TIDE_KERNELS_CUDA_ATTENTION_CUH
+#pragma once
 
 #include "kernels/cuda/block.cuh"
 
@@ -149,5 +148,3 @@ int tide_attention_wgmma(const k_call *call, const tide_attend &p, tide_heads ou
 bool tide_attention_wgmma_bwd_fits(const tide_attend &p, const tide_attention_back &g);
 int tide_attention_wgmma_bwd(const k_call *call, const tide_attend &p,
                              const tide_attention_back &g);
-
-#endif

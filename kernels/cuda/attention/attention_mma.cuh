@@ -4,8 +4,7 @@
  * memory is [rows][DP + 8] 16-bit numbers, padded so that ldmatrix meets no bank twice, channels
  * and rows beyond the end zero.
  */
-#ifndef TIDE_KERNELS_CUDA_ATTENTION_MMA_CUH
-#define TIDE_KERNELS_CUDA_ATTENTION_MMA_CUH
+#pragma once
 
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -230,5 +229,3 @@ TIDE_DEVICE bool tile_whole(const tide_attend &p, int64_t i0, int64_t j0, int64_
 }
 
 }  // namespace
-
-#endif

@@ -14,8 +14,7 @@
  *
  * For attention_wgmma.cu and attention_wgmma_bwd.cu.
  */
-#ifndef TIDE_KERNELS_CUDA_ATTENTION_WGMMA_CUH
-#define TIDE_KERNELS_CUDA_ATTENTION_WGMMA_CUH
+#pragma once
 
 #include "kernels/cuda/attention/attention_mma.cuh"
 #include "kernels/cuda/backend.cuh"
@@ -355,5 +354,3 @@ static inline bool mappable(const tide_heads &x, int64_t b, int64_t t, int64_t h
   return vectors(x, d) && d > 0 && t <= INT32_MAX - 2 * OWN && (b == 1 || x.b > 0)
     && (t == 1 || x.t > 0) && (h == 1 || x.h > 0);
 }
-
-#endif

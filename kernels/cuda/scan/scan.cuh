@@ -3,8 +3,7 @@
  * scan.cu follows the tokens one by one; scan_mma.cu and scan_mma_bwd.cu take chunks on tensor
  * cores (scan_mma.cuh has the idea). Meaning: kernels/ref/scan.c.
  */
-#ifndef TIDE_KERNELS_CUDA_SCAN_CUH
-#define TIDE_KERNELS_CUDA_SCAN_CUH
+#pragma once
 
 #include "kernels/cuda/sequence.cuh"
 
@@ -83,5 +82,3 @@ template <class T> TIDE_DEVICE T skip(const scan &s, int64_t h, int64_t p)
 }
 
 }  // namespace
-
-#endif

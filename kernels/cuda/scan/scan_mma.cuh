@@ -37,8 +37,7 @@
  * Q is at most CHUNK; rows in shared memory are padded to 16 and 8 more, so that ldmatrix
  * meets no bank twice.
  */
-#ifndef TIDE_KERNELS_CUDA_SCAN_MMA_CUH
-#define TIDE_KERNELS_CUDA_SCAN_MMA_CUH
+#pragma once
 
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/scan/scan.cuh"
@@ -464,5 +463,3 @@ int run_states(const k_call *call, const scan &s, const sizes &z, const view &x,
 }
 
 }  // namespace
-
-#endif

@@ -10,8 +10,7 @@
  *
  * See scan_mma.cuh.
  */
-#ifndef TIDE_KERNELS_CUDA_SCAN_VALUES_CUH
-#define TIDE_KERNELS_CUDA_SCAN_VALUES_CUH
+#pragma once
 
 #include "kernels/cuda/scan/scan_mma.cuh"
 
@@ -295,5 +294,3 @@ int run_values(const k_call *call, const scan &s, const sizes &z, const values &
 }
 
 }  // namespace
-
-#endif

@@ -1,6 +1,5 @@
 /* The part of cuBLASLt that kernels/cuda calls, with numbers of its own: spec/cuda/emulate only. */
-#ifndef TIDE_SPEC_CUBLASLT_H
-#define TIDE_SPEC_CUBLASLT_H
+#pragma once
 
 #include "cuda_runtime.h"
 
@@ -75,5 +74,3 @@ TIDE_LT cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *al
                        const void *beta, const void *c, cublasLtMatrixLayout_t lc, void *d,
                        cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo, void *workspace,
                        size_t nworkspace, cudaStream_t stream);
-
-#endif

@@ -1,8 +1,7 @@
 /* The driver's tensor maps on the host: names, numbers and rules as the driver API documents them.
  * Found before the toolkit's header of the same name; the inside of a map is ours. Spec only.
  */
-#ifndef TIDE_SPEC_CUDA_H
-#define TIDE_SPEC_CUDA_H
+#pragma once
 
 #include <cstdint>
 
@@ -24,5 +23,3 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
                                 const cuuint32_t *box, const cuuint32_t *steps,
                                 CUtensorMapInterleave, CUtensorMapSwizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-#endif

@@ -1,6 +1,5 @@
 /* bfloat16 of the emulated CUDA: the core's own rounding. Spec only. */
-#ifndef TIDE_SPEC_CUDA_BF16_H
-#define TIDE_SPEC_CUDA_BF16_H
+#pragma once
 
 extern "C" {
 #include "core/base/dtype.h"
@@ -15,5 +14,3 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b)
 {
   return {__float2bfloat16(a), __float2bfloat16(b)};
 }
-
-#endif

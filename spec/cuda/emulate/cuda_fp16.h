@@ -1,6 +1,5 @@
 /* IEEE half of the emulated CUDA: the core's own rounding. Spec only. */
-#ifndef TIDE_SPEC_CUDA_FP16_H
-#define TIDE_SPEC_CUDA_FP16_H
+#pragma once
 
 extern "C" {
 #include "core/base/dtype.h"
@@ -15,5 +14,3 @@ static inline __half2 __floats2half2_rn(float a, float b)
 {
   return {__float2half(a), __float2half(b)};
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* FP8 conversion of the emulated CUDA: the core's own rounding, and infinities saturate as the real
  * one has it. Spec only. */
-#ifndef TIDE_SPEC_CUDA_FP8_H
-#define TIDE_SPEC_CUDA_FP8_H
+#pragma once
 
 #include <cmath>
 
@@ -19,5 +18,3 @@ static inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float v, __nv_saturation_
   if (std::isinf(v)) v = std::copysign(form == __NV_E5M2 ? 57344.0f : 448.0f, v);
   return form == __NV_E5M2 ? tide__f32_to_e5m2(v) : tide__f32_to_e4m3(v);
 }
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Found before the toolkit's header of the same name. Spec only, x86-64.
  */
-#ifndef TIDE_SPEC_CUDA_RUNTIME_H
-#define TIDE_SPEC_CUDA_RUNTIME_H
+#pragma once
 
 #include <cmath>
 #include <cstddef>
@@ -215,5 +214,3 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long l
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
-
-#endif

@@ -1,8 +1,7 @@
 /* Twins of the assembly of kernels/cuda/mma.cuh: lanes meet, and each works out its part from what
  * the others hold. Copies are done late, at the wait, so that a missing wait is seen. Spec only.
  */
-#ifndef TIDE_SPEC_MMA_EMULATED_H
-#define TIDE_SPEC_MMA_EMULATED_H
+#pragma once
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -61,5 +60,3 @@ static inline void tide_copy16(void *to, const void *from, bool there)
 static inline void tide_copy_commit() { tide_emulate_commit(); }
 template <int N> void tide_copy_wait() { tide_emulate_wait(N); }
 static inline float tide_exp2(float x) { return exp2f(x); }
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Virtual, so that the emulated cuBLASLt and NCCL, libraries of their own, enqueue too. Spec only.
  */
-#ifndef TIDE_SPEC_STREAM_H
-#define TIDE_SPEC_STREAM_H
+#pragma once
 
 #include <functional>
 
@@ -22,5 +21,3 @@ struct tide_emulate_stream {
   virtual bool capturing() const = 0;
   virtual ~tide_emulate_stream() {}
 };
-
-#endif

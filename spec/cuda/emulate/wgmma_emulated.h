@@ -1,6 +1,5 @@
 /* Twins of the assembly of kernels/cuda/wgmma.cuh; what they do is in wgmma.cpp. Spec only. */
-#ifndef TIDE_SPEC_WGMMA_EMULATED_H
-#define TIDE_SPEC_WGMMA_EMULATED_H
+#pragma once
 
 #include "cuda.h"
 #include "cuda_runtime.h"
@@ -43,5 +42,3 @@ void tide_wgmma_columns(float (*d)[4], const uint32_t *a, uint64_t b)
 
 template <int N> void tide_registers_give() {}
 template <int N> void tide_registers_take() {}
-
-#endif
