@@ -10,7 +10,8 @@ at random places (see places).
 
     luajit spec/golden/folders_write.lua DIR && python spec/golden/folders.py DIR
 
-loads the folders that tide writes of the same models and prints the largest difference of logits.
+loads the folders that tide writes of the same models and prints the largest difference of logits;
+with trained_write.lua in place of folders_write.lua, of models trained on a mesh.
 """
 import json
 import pathlib
@@ -179,9 +180,10 @@ def run(name, kind, extra, out, numbers):
 
 def check(folder):
     ids, _ = inputs()
-    for sub in sorted(p for p in pathlib.Path(folder).iterdir() if p.is_dir()):
-        model = T.AutoModelForCausalLM.from_pretrained(sub, attn_implementation="eager").eval()
-        got = model(ids).logits.detach().double()
+    for sub in sorted(p for p in pathlib.Path(folder).iterdir() if (p / "logits.txt").exists()):
+        model = T.AutoModelForCausalLM.from_pretrained(
+            sub, attn_implementation="eager", dtype=torch.float32).eval()
+        got = model(ids % model.config.vocab_size, use_cache=False).logits.detach().double()
         want = torch.tensor([float(v) for v in (sub / "logits.txt").read_text().split()],
                             dtype=torch.float64).reshape(got.shape)
         off = float((got - want).abs().max() / want.abs().max())

@@ -6,7 +6,7 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
-local stored = require 'tide.pretrained.stored'
+local stored = require 'tide.model.stored'
 
 local case = { V = 23 }
 

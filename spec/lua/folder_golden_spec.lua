@@ -20,6 +20,19 @@ describe('a configuration of transformers', function()
          end
       end)
 
+      it('is consolidated to a folder that loads: ' .. name, function()
+         tmp.with(function(dir)
+            local model = case.model(golden[name])
+            local ids = inputs()
+            local optim = tide.optim.SGD(model, { lr = 1 })
+            tide.train.checkpoint.save(dir, tide.train.state.collect { model = model,
+               optim = optim, step = 1 })
+            tide.train.checkpoint.consolidate(dir, dir .. '/whole')
+            local again = tide.model.load(dir .. '/whole')
+            assert.equal(0, (again(ids):detach() - model(ids):detach()):abs():amax():item())
+         end)
+      end)
+
       it('goes out to a folder and in again: ' .. name, function()
          tmp.with(function(dir)
             local model, kind = case.model(golden[name])

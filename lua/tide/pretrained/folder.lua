@@ -9,7 +9,7 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
-local stored_ = require 'tide.pretrained.stored'
+local stored_ = require 'tide.model.stored'
 
 local folder = {}
 

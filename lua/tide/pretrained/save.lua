@@ -13,7 +13,7 @@ local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
-local stored = require 'tide.pretrained.stored'
+local stored = require 'tide.model.stored'
 local state = require 'tide.train.state'
 local tokenizer_file = require 'tide.tokenizer.file'
 
@@ -168,10 +168,9 @@ end
 
 -- Rows and reading by the names of published files, of a family that has others.
 local function as_stored(plain, rows, read)
-   local model = tide.model[plain.family]
-   if not model.stored then return rows, read end
-   local list, of = {}, {}
-   for _, entry in ipairs(family.build(op, plain, { device = 'null' }):stored()) do
+   local entries, list, of = stored.entries(op, plain), {}, {}
+   if not entries then return rows, read end
+   for _, entry in ipairs(entries) do
       list[entry.name] = { shape = entry.shape, dtype = rows[entry.parts[1].name].dtype }
       of[entry.name] = entry
    end

@@ -18,6 +18,7 @@ local run_folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
 local store = require 'tide.train.shard_store'
+local stored = require 'tide.model.stored'
 local verify = require 'tide.train.verify'
 
 local checkpoint = {}
@@ -365,10 +366,11 @@ function checkpoint.consolidate(where, to, opts)
       for name, t in each(saved.model) do saved.model[name] = t:to(opts.dtype) end
    end
    fs.mkdirs(op, to)
-   fs.io().safetensors_save(fs.join(to, 'model.safetensors'), saved.model, { format = 'pt' })
-   if saved.plain.config then
-      fs.write(op, fs.join(to, 'config.json'),
-         family.config_file(saved.plain, main_dtype(saved.model)))
+   local plain, weights = saved.plain, saved.model
+   if plain.config then weights = stored.published(stored.entries(op, plain), weights) end
+   fs.io().safetensors_save(fs.join(to, 'model.safetensors'), weights, { format = 'pt' })
+   if plain.config then
+      fs.write(op, fs.join(to, 'config.json'), family.config_file(plain, main_dtype(weights), true))
    end
    return to
 end

@@ -2,6 +2,7 @@
 -- one: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 
 local stored = {}
 
@@ -29,6 +30,28 @@ function stored.whole(entry, get)
    end
    if #list == 1 then return list[1]:contiguous() end
    return tide.cat(list, entry.transposed and 2 or 1)
+end
+
+-- The list of model:stored() of a configuration of a family; nil where published files have the
+-- parameters themselves. plain: config and family.
+function stored.entries(op, plain)
+   local made = plain.family and tide.model[plain.family]
+   if not made or not made.stored then return nil end
+   return require('tide.model.family').build(op, { config = plain.config, family = plain.family },
+      { device = 'null' }):stored()
+end
+
+-- Tensors by the names of published files, of tensors by the names of parameters. Tensors that no
+-- entry has stay. entries: of stored.entries.
+function stored.published(entries, tensors)
+   local out = copy(tensors)
+   for _, entry in ipairs(entries or {}) do
+      for _, part in ipairs(entry.parts) do out[part.name] = nil end
+   end
+   for _, entry in ipairs(entries or {}) do
+      out[entry.name] = stored.whole(entry, function(name) return tensors[name] end)
+   end
+   return out
 end
 
 return stored
