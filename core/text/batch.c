@@ -47,8 +47,8 @@ static int run_text(tide__work *w, const char *text, int64_t n, int64_t i)
   char which[40] = "";
   if (i >= 0) snprintf(which, sizeof which, "texts[%lld]: ", (long long)i);
   if (n < 0 || (n > 0 && !text) || n > MOST_TEXT)
-    return tide__work_fail(w, TIDE_E_ARG, "%sexpected 0 to 2^30 bytes, got %lld", which,
-                           (long long)n);
+    return tide__work_fail(w, TIDE_E_ARG, "%stext, nbytes: expected 0 to 2^30 bytes, got "
+                           "%lld", which, (long long)n);
   int64_t bad = tide_utf8_check(text, n);
   if (bad >= 0)
     return tide__work_fail(w, TIDE_E_ARG, "%sbyte %lld is not valid UTF-8 (byte 0 is the first)",

@@ -173,6 +173,9 @@ int tide_tokenizer_new(tide_tokenizer **out, tide_ctx *ctx, int model, int flags
   *out = NULL;
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   TIDE_TRY(check_pieces(ctx, model, flags, n, bytes, ends, scores));
+  if (unk < -1 || unk >= n)
+    return tide__fail(ctx, TIDE_E_ARG, "tokenizer_new", "unk: expected -1 or the id of a piece, "
+                      "got %d", (int)unk);
   tide__objects_settle(ctx);
   tide_tokenizer *tok = tide__object_new(ctx, TIDE__KIND_TOKENIZER, sizeof *tok,
                                          tokenizer_destroy);
@@ -314,6 +317,7 @@ int tide_tokenizer_add(tide_tokenizer *tok, const char *text, int64_t nbytes, in
   const char *op = "tokenizer_add";
   TIDE_DOOR(TIDE_OBJECT(TOKENIZER, tok));
   tide_ctx *ctx = tok->object.ctx;
+  if (flags & ~31) return tide__fail(ctx, TIDE_E_ARG, op, "flags: unknown bits in %d", flags);
   if (!text || nbytes < 1 || nbytes > 1 << 20 || id < 0)
     return tide__fail(ctx, TIDE_E_ARG, op, "expected a text and an id >= 0, got %lld bytes and %d",
                       (long long)nbytes, (int)id);

@@ -197,7 +197,8 @@ static int32_t charsmap_find(const struct charsmap *c, const char *s, int32_t n,
     uint32_t u = unit(c, at);
     if ((u & 0x800000FF) != (unsigned char)s[i]) break;
     at ^= offset(u);
-    if (!(u >> 8 & 1)) continue;
+    bool inside = i + 1 < n && ((unsigned char)s[i + 1] & 0xC0) == 0x80; /* of a character */
+    if (!(u >> 8 & 1) || inside) continue;
     uint32_t value = unit(c, at) & 0x7FFFFFFF;
     if (value >= c->ntext) break;
     *to = c->text + value;

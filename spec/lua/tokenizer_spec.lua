@@ -2,6 +2,7 @@
 
 local tide = require 'tide'
 local decoder = require 'tide.tokenizer.decoder'
+local ffi = require 'ffi'
 local fs = require 'tide.util.fs'
 
 local json = fs.io().json
@@ -298,6 +299,54 @@ describe('a file of sentencepiece', function()
       assert.same({ 1, 259, 260, 259 }, (tok:encode ' abc  a '))
       assert.same({ 1, 259, 3 + 0xC3, 3 + 0xA9 }, (tok:encode 'aé'))
       assert.equal('aé', tok:decode { 1, 259, 3 + 0xC3, 3 + 0xA9 })
+   end)
+
+   -- A file of pieces { text, score, kind } behind the special ones; tail: of other messages.
+   local function model_of(rows, tail)
+      local parts = { piece('<unk>', 0, 2), piece('<s>', 0, 3), piece('</s>', 0, 3) }
+      for _, row in ipairs(rows) do
+         local bits = ffi.string(ffi.new('float[1]', row[2]), 4)
+         parts[#parts + 1] = field(1, field(1, row[1]) .. '\21' .. bits .. '\24'
+            .. string.char(row[3] or 1))
+      end
+      return table.concat(parts) .. tail
+   end
+
+   local rows = { { '▁', -2.1716766357421875 }, { '▁▁', -4.343353271484375 },
+      { 'a', -5.983352184295654 }, { '▁a', -5.1 }, { 'b', -6.3 }, { 'ab', -5.7 }, { ',', 0, 4 },
+      { 'x▁y', 0, 4 }, { '▁▁▁', 0, 4 }, { 'x', -7.1 }, { 'y', -7.3 }, { 'ba', 0, 4 } }
+   local as_is = '\26\4\32\0\24\0'           -- neither removes spaces nor puts one in front
+   -- Ids that sentencepiece 0.2.3 gives.
+   local symbols = {
+      { 'BPE', '\18\2\24\2' .. as_is, {
+         { 'a,b', { 5, 9, 7 } }, { 'a  b', { 5, 4, 7 } }, { 'x y', { 10 } },
+         { 'a   b    a', { 5, 11, 7, 11, 6 } }, { 'abab', { 5, 14, 7 } } } },
+      { 'Unigram', '\18\2\24\1' .. as_is, {
+         { 'a,b', { 5, 9, 7 } }, { 'a  b', { 5, 4, 7 } }, { 'x y', { 10 } },
+         { 'a   b    a', { 5, 11, 7, 11, 6 } }, { 'abab', { 8, 8 } } } },
+   }
+
+   for _, row in ipairs(symbols) do
+      it('finds symbols of the user in normalized text: ' .. row[1], function()
+         fs.write('spec', folder .. '/tokenizer.model', model_of(rows, row[2]))
+         local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
+         for _, case in ipairs(row[3]) do
+            assert.same(case[2], (tok:encode(case[1], { add_special_tokens = false })))
+            assert.equal(case[1], tok:decode(case[2]))
+         end
+      end)
+   end
+end)
+
+describe('a pre-tokenizer of fixed length', function()
+   it('cuts text into as many characters', function()
+      fs.write('spec', folder .. '/fixed.json', json.encode { version = '1.0',
+         pre_tokenizer = { type = 'FixedLength', length = 2 }, model = { type = 'WordLevel',
+            vocab = { ['<unk>'] = 0, ['aé'] = 1, ['世b'] = 2, ['\n '] = 3, c = 4 },
+            unk_token = '<unk>' } })
+      local tok = tide.tokenizer.load(folder .. '/fixed.json')
+      assert.same({ 1, 2, 3, 4 }, (tok:encode 'aé世b\n c'))
+      assert.same({ 0, 4 }, (tok:encode 'cac'))
    end)
 end)
 

@@ -14,7 +14,20 @@ local cu = { cu = 'i64 3', size = 1, ntoken = 0, dtype = 4 }
 local step = { n = 1, g_scale = scalar, rates = 'f64 2', found_inf = scalar }
 local picks = { index = 'i64 2', src = 'f32 2,4' }
 
+-- Sizes of arrays of the caller (`tries`): the values that a function can tell from right ones.
+local long_min, long_max = -0x7fffffffffffffffLL - 1, 0x7fffffffffffffffLL
+local sizes = { long_min, -1LL, 0LL, 1LL, 2LL ^ 40, long_max }
+local few = { long_min, -1LL, 0LL, 1LL, 2LL }
+
 return {
+   tokenizer_new = { unk = -1, n = 1, ends = 1, tries = { n = { long_min, -1LL, 0LL, 1LL, 2LL,
+      2LL ^ 40, long_max }, ends = { long_min, -1LL, 0LL, 1LL } } },
+   tokenizer_affix = { prefix = '##', suffix = '</w>' },
+   tokenizer_merges = { n = 0, tries = { n = { long_min, -1LL, 0LL, 1LL, 2LL ^ 40, long_max } } },
+   tokenizer_add = { nbytes = 1, tries = { nbytes = sizes } },
+   tokenizer_step = { kind = 2, what = '', tries = { nwhat = few, nwith = few } },
+   tokenizer_encode = { tries = { nbytes = sizes } },
+   tokenizer_encode_batch = { sizes = 1, tries = { n = few, sizes = sizes } },
    add_rms_norm = norm, layer_norm = norm, rms_norm = norm, gated_rms_norm = norm,
    linear = linear, linear_act = linear, linear_fp8 = linear,
    linear_cross_entropy = { bias = rows, targets = 'i64 4' },

@@ -11,7 +11,7 @@ local raw = require 'tide.ffi.tokenizer'
 local build = { ids = raw.ids, bad_utf8 = raw.bad_utf8 }
 
 -- A function that returns what the steps of normalized text make of a text.
-local function normalizer(d)
+function build.normalizer(d)
    local bytes = {}
    for b = 0, 255 do bytes[b + 1] = string.char(b) end
    local t = raw.new { model = 'BPE', bytes = true, pieces = bytes }
@@ -29,7 +29,7 @@ function build.normalize_added(d, list)
    for _, token in ipairs(list) do
       token.find = token.find or token.text
       if token.normalized and #d.normal > 0 then
-         normal = normal or normalizer(d)
+         normal = normal or build.normalizer(d)
          token.find = normal(token.text)
       end
    end

@@ -151,6 +151,10 @@ end
 function words.Digits(list, node)
    split(list, node.individual_digits and '\\p{N}' or '\\p{N}+', 'Isolated')
 end
+function words.FixedLength(list, node)
+   local n = err.integer(op, 'pre_tokenizer.length', node.length or 5, 1, 65535)
+   split(list, ('(?s).{1,%d}'):format(n), 'Isolated')
+end
 function words.CharDelimiterSplit(list, node)
    split(list, pattern.literal(node.delimiter), 'Removed')
 end
