@@ -69,7 +69,10 @@ local copy = os.tmpname()
 os.remove(copy)
 assert(run(('mkdir %s && cp -r bindings lua recipes spec Makefile README.md .busted %s'):format(
    copy, copy)))
-assert(run(('ln -s "$PWD/%s" %s/build'):format('build', copy)))
+-- `tide` takes the library beside it, so that a program that a spec starts has the mutant, too.
+assert(run(('mkdir %s/build && cp -a build/tide build/libtide* %s/build && for f in build/*; do '
+   .. '[ -e "%s/$f" ] || [ "$f" = build/CMakeCache.txt ] || ln -s "$PWD/$f" %s/build; done')
+   :format(copy, copy, copy, copy)))
 
 -- Whether a list of spec files notices the copy as it is.
 local function is_noticed(list)
