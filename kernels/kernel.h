@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "core/base/try.h"
 #include "tide/tide.h"
 
 /* One operand. Strides count elements; 0 repeats, none is negative. data points at the first

@@ -212,9 +212,7 @@ end
 -- A table that was raised without a __tostring: its fields, as far as they are short.
 local function fields_text(t)
    local list = {}
-   for k, v in each(t) do
-      list[#list + 1] = ('%s = %s'):format(tostring(k), err.show(v))
-   end
+   for k, v in each(t) do list[#list + 1] = ('%s = %s'):format(tostring(k), err.show(v)) end
    table.sort(list)
    if #list > 8 then list[8] = ('%d more'):format(#list - 7) end
    return ('(error value of type table: { %s })'):format(table.concat(list, ', ', 1,
@@ -245,9 +243,7 @@ function err.arg_if(failed, op, name, expected, got)
    if failed then err.arg(op, name, expected, got) end
 end
 
-local function fits(v, lo, hi)
-   return (not lo or v >= lo) and (not hi or v <= hi)
-end
+local function fits(v, lo, hi) return (not lo or v >= lo) and (not hi or v <= hi) end
 
 local function range(kind, lo, hi)
    if lo and hi then return ('%s in [%.14g, %.14g]'):format(kind, lo, hi) end

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <stdio.h>
-#include <string.h>
 
 #include "core/base/alloc.h"
 #include "core/base/door.h"

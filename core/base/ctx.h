@@ -13,7 +13,6 @@
 #include <stdatomic.h>
 
 #include "core/base/param.h"
-#include "tide/tide.h"
 
 struct tide__trace;
 struct tide__cache;

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "core/base/rng.h"

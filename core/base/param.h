@@ -2,8 +2,6 @@
  * and the parser are generated from its rows. */
 #pragma once
 
-#include <stdint.h>
-
 #include "tide/tide.h"
 
 typedef struct tide__params {

@@ -6,12 +6,7 @@
 #pragma once
 
 #include "core/base/ctx.h"
-
-#define TIDE_TRY(expr)                   \
-  do {                                   \
-    int tide_rc_ = (expr);               \
-    if (tide_rc_ < 0) return tide_rc_;   \
-  } while (0)
+#include "core/base/try.h"
 
 /* Records a failure, replacing the last one, and returns the status. op is the public name without
  * prefix ("matmul"). Without a context (ctx null) the record is the thread's. */

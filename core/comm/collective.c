@@ -141,8 +141,7 @@ static int in_place(tide_work **work, const char *func, tide_comm *comm, int64_t
   TIDE_TRY(tide__check_tensors(comm->ctx, tide_coll_name(coll), "ts", n, ts));
   if (n > 0) comm = reach(comm, ts[0]);
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
-  if (n > INT32_MAX)
-    return bad_call(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
+  if (n > INT32_MAX) return bad_call(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
   if (coll != TIDE__BROADCAST) TIDE_TRY(check_reduce(comm, coll, op, TIDE_F32));
   if (coll != TIDE__ALL_REDUCE) TIDE_TRY(tide__check_root(comm, coll, root));
   size_t size = (size_t)n * (sizeof *seg + sizeof *order);

@@ -151,8 +151,7 @@ int tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank)
   int n = group ? group->nrank : 1;
   if (rank < 0 || rank >= n)
     return tide__fail(ctx, TIDE_E_ARG, "comm_join", "rank: expected 0 to %d, got %d", n - 1, rank);
-  if (!group)
-    return tide__comm_new(out, ctx, &tide__transport_self, NULL, NULL, 0, 1, "world");
+  if (!group) return tide__comm_new(out, ctx, &tide__transport_self, NULL, NULL, 0, 1, "world");
   if (*group->mark != 1)
     return tide__fail(ctx, TIDE_E_STATE, "comm_join", "this process is a fork of the group's; make "
                       "a group of its own");

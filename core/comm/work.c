@@ -290,8 +290,7 @@ int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int
   bool instant = comm->transport->instant;
   if (!instant && !comm->engine) TIDE_TRY(start_engine(comm));
   tide_work *w = new_work(comm, c, nt, ts);
-  if (!w)
-    return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
+  if (!w) return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
   comm->refs++;
   tide__comm_note(comm, &w->coll, !w->coll.blocking);
   append_pending(comm, w);
@@ -312,8 +311,7 @@ int tide__work_watch(tide_comm *comm, const tide__coll *c)
   if (!comm->engine) TIDE_TRY(start_engine(comm));
   struct tide__engine *e = comm->engine;
   tide_work *w = new_work(comm, c, 0, NULL);
-  if (!w)
-    return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
+  if (!w) return tide__fail(comm->ctx, TIDE_E_NOMEM, tide_coll_name(c->op), "no memory for a work");
   w->refs = 1;
   comm->seq++;
   tide__comm_note(comm, &w->coll, !w->coll.blocking);

@@ -6,10 +6,6 @@
  */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "tide/tide.h"
 
 enum { TIDE__OPEN_MSG = 256, TIDE__DEVICE_RANKS = 64 };

@@ -26,8 +26,7 @@ static int open_backend(tide_ctx *ctx, int i, const tide__backend *b, const char
   if (b->open && b->open(&state, &ctx->params, msg) < 0)
     return tide__fail(ctx, TIDE_E_DEVICE, op, "device '%s' is not available: %s", names[i], msg);
   int rc = tide__cache_new(ctx, &d->cache, b, state);
-  if (rc == TIDE_OK && b->streams)
-    rc = tide__cache_new(ctx, &d->pinned, b->streams->pinned, state);
+  if (rc == TIDE_OK && b->streams) rc = tide__cache_new(ctx, &d->pinned, b->streams->pinned, state);
   if (rc < 0) {
     tide__cache_close(ctx, d->cache);
     d->cache = NULL;

@@ -167,10 +167,8 @@ static int frame_open(tide_ctx *ctx, frame *f, const tide__node *n)
 
 int tide__check_node(tide_ctx *ctx, const tide__node *n)
 {
-  for (int i = 0; i < n->nin; i++)
-    TIDE_TRY(check_saved(ctx, n, &n->in[i].saved, "input", i));
-  for (int i = 0; i < n->nout; i++)
-    TIDE_TRY(check_saved(ctx, n, &n->out[i].saved, "result", i));
+  for (int i = 0; i < n->nin; i++) TIDE_TRY(check_saved(ctx, n, &n->in[i].saved, "input", i));
+  for (int i = 0; i < n->nout; i++) TIDE_TRY(check_saved(ctx, n, &n->out[i].saved, "result", i));
   return TIDE_OK;
 }
 
@@ -328,8 +326,7 @@ int tide_backward_next(tide_backward *bw, tide_event *event)
 
 static int check_event(tide_backward *bw, int i, int n, const char *op)
 {
-  if (!bw->host)
-    return tide__fail(bw->ctx, TIDE_E_STATE, op, "no host function is waiting");
+  if (!bw->host) return tide__fail(bw->ctx, TIDE_E_STATE, op, "no host function is waiting");
   if (i < 0 || i >= n)
     return tide__fail(bw->ctx, TIDE_E_ARG, op, "index %d is outside [0, %d)", i, n);
   return TIDE_OK;

@@ -275,11 +275,9 @@ int tide__json_next(tide__json_reader *r)
     c = peek(r);
     return closing == '}' ? read_key(r, c) : read_value(r, c);
   case KEY_OR_CLOSE:
-    if (c == closing) return reader_close_container(r);
-    return read_key(r, c);
+    return c == closing ? reader_close_container(r) : read_key(r, c);
   case VALUE_OR_CLOSE:
-    if (c == closing) return reader_close_container(r);
-    return read_value(r, c);
+    return c == closing ? reader_close_container(r) : read_value(r, c);
   default: return read_value(r, c);
   }
 }

@@ -148,8 +148,7 @@ int tide_saving_wait(tide_saving *s, char *digits)
 {
   TIDE_DOOR(TIDE_OBJECT(SAVING, s));
   saving_join(s);
-  if (s->rc < 0)
-    return tide__fail(s->ctx, s->rc, "file_save", "%s", tide_error(s->own)->message);
+  if (s->rc < 0) return tide__fail(s->ctx, s->rc, "file_save", "%s", tide_error(s->own)->message);
   memcpy(digits, s->digits, sizeof s->digits);
   return TIDE_OK;
 }

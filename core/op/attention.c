@@ -134,8 +134,7 @@ int tide__grad_attention(const tide__grad_call *g)
   c.attrs = *g->attrs;
   for (int i = 0; v.rc == TIDE_OK && i < 3; i++)
     tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
-  if (v.rc == TIDE_OK)
-    tide__result(&c, 3, g->out[1]->dtype, g->need[3] ? 4 : -1, g->meta[3].shape);
+  if (v.rc == TIDE_OK) tide__result(&c, 3, g->out[1]->dtype, g->need[3] ? 4 : -1, g->meta[3].shape);
   TIDE__DO(&v, tide__dispatch(&c, dy, 4));
   for (int i = 0; i < 3; i++) g->gin[i] = dy[i];
   if (dy[3]) TIDE__DO(&v, tide_cast(&g->gin[3], dy[3], g->meta[3].dtype));

@@ -82,8 +82,7 @@ static int check_backward(const tide__call *c, const tide_tensor *dout, const ti
   TIDE_TRY(check_float_like(lse, q, "lse", "attention_backward"));
   bool fit = dout->dtype == q->dtype && out->dtype == q->dtype &&
              tide__tensor_same_shape(dout, out) && out->ndim == 4 && fits_lse(out, lse);
-  for (int d = 0; fit && d < 4; d++)
-    fit = out->shape[d] == (d < 3 ? q->shape[d] : v->shape[3]);
+  for (int d = 0; fit && d < 4; d++) fit = out->shape[d] == (d < 3 ? q->shape[d] : v->shape[3]);
   if (fit) return TIDE_OK;
   return tide__fail(c->ctx, TIDE_E_SHAPE, "attention_backward", "expected dout and out like the "
                     "output of q %s and v %s, and lse [B, H, Tq], got %s, %s and %s", TIDE__TEXT(q),

@@ -5,10 +5,7 @@
  */
 #include "core/op/op.h"
 
-void tide_conv1d_attrs_init(tide_conv1d_attrs *a)
-{
-  *a = (tide_conv1d_attrs){.size = sizeof *a};
-}
+void tide_conv1d_attrs_init(tide_conv1d_attrs *a) { *a = (tide_conv1d_attrs){.size = sizeof *a}; }
 
 static int check_operands(const tide_tensor *x, const tide_tensor *w, const tide_tensor *bias,
                           const tide_conv1d_attrs *a)

@@ -13,8 +13,7 @@
 /* Returns x in the wanted dtype: a second handle or a recorded cast. */
 static int promoted(tide_tensor **out, tide_tensor *x, int dtype)
 {
-  if (x->dtype != dtype) return tide_cast(out, x, dtype);
-  return tide_tensor_retain(*out = x);
+  return x->dtype != dtype ? tide_cast(out, x, dtype) : tide_tensor_retain(*out = x);
 }
 
 enum { AS_IS, TO_FLOAT, TO_BOOL };

@@ -13,8 +13,7 @@ static int matrix_layout(tide_tensor **out, tide_tensor *x)
   int n = x->ndim;
   bool ok = x->stride[n - 1] == 1 || x->stride[n - 2] == 1 || x->shape[n - 1] <= 1 ||
             x->shape[n - 2] <= 1;
-  if (!ok) return tide_clone(out, x);
-  return tide_tensor_retain(*out = x);
+  return ok ? tide_tensor_retain(*out = x) : tide_clone(out, x);
 }
 
 /* Broadcasts the batch and multiplies. Both operands have at least two dims. */

@@ -10,8 +10,7 @@ int tide__stat_dtype(const tide_tensor *x) { return x->dtype == TIDE_F64 ? TIDE_
 int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg)
 {
   TIDE_TRY(tide__check_float(x, TIDE__NAME(c), "x"));
-  if (x->ndim < 1)
-    return TIDE__FAIL(c, TIDE_E_SHAPE, "x: expected at least 1 dim");
+  if (x->ndim < 1) return TIDE__FAIL(c, TIDE_E_SHAPE, "x: expected at least 1 dim");
   if (v && (v->ndim != 1 || v->shape[0] != x->shape[x->ndim - 1]))
     return TIDE__FAIL(c, TIDE_E_SHAPE, "%s %s does not fit the last dim of %s", arg,
                       TIDE__SHAPE_OF(v), TIDE__SHAPE_OF(x));

@@ -125,8 +125,7 @@ int tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t
                       const int64_t *stride, int64_t offset)
 {
   *out = handle(t->ctx);
-  if (!*out)
-    return tide__fail(t->ctx, TIDE_E_NOMEM, "view", "no host memory for a tensor handle");
+  if (!*out) return tide__fail(t->ctx, TIDE_E_NOMEM, "view", "no host memory for a tensor handle");
   tide_tensor *v = *out;
   v->ndim = ndim;
   v->dtype = t->dtype;

@@ -1,7 +1,4 @@
 /* Public functions that encode: one text, and many on several threads. */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
 
 #include "core/text/text.h"
 

@@ -84,8 +84,7 @@ static void note_pair(const tide_tokenizer *tok, tide__piece *s, struct link *l,
 static int32_t join_list(const tide_tokenizer *tok, tide__piece *s, struct link *l, struct heap h,
                          int32_t n)
 {
-  for (int32_t i = 0; i < n; i++)
-    l[i] = (struct link){i + 1 < n ? i + 1 : -1, i - 1, NO_RANK};
+  for (int32_t i = 0; i < n; i++) l[i] = (struct link){i + 1 < n ? i + 1 : -1, i - 1, NO_RANK};
   for (int32_t i = 0; i < n; i++) note_pair(tok, s, l, &h, i);
   while (h.n > 0) {
     uint64_t top = heap_pop(&h);
@@ -121,8 +120,7 @@ static int join(tide__work *w, size_t first)
   tide__piece *s = (tide__piece *)((char *)w->pieces.p + first);
   int32_t n = (int32_t)((w->pieces.n - first) / sizeof *s);
   if (n > SHORT) {
-    int rc = join_long(w, s, &n);
-    if (rc < 0) return rc;
+    TIDE_TRY(join_long(w, s, &n));
   } else {
     n = join_short(w->tok, s, n);
   }
@@ -176,8 +174,7 @@ static int add_chars(tide__work *w, const char *word, int32_t n)
       continue;
     }
     size_t before = w->pieces.n;
-    int rc = tide__unknown(w, word + i, size);
-    if (rc < 0) return rc;
+    TIDE_TRY(tide__unknown(w, word + i, size));
     tide__piece *p = (tide__piece *)((char *)w->pieces.p + before);
     bool is_unk = w->pieces.n == before + sizeof *p && p->id == tok->unk && tok->unk >= 0;
     if (is_unk && unknown && fuse) {

@@ -2,7 +2,6 @@
 #include "core/text/text.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 
 enum { CACHE = 1 << 15 };
 

@@ -11,8 +11,6 @@
  */
 #pragma once
 
-#include <string.h>
-
 #include "core/io/io.h"
 #include "core/text/library.h"
 

@@ -1,5 +1,4 @@
 /* Public functions of tokenizers: making one, its tables. */
-#include <stdio.h>
 
 #include "core/text/text.h"
 

@@ -101,8 +101,7 @@ static int add_form(tide__work *w, int mode, const tide__view *v, int32_t from, 
     return tide__work_nomem(w);
   if (n >= 0) n = api->decompose(text, to - from, s->p, n, options);
   if (n >= 0) n = api->reencode(s->p, n, options);
-  if (n < 0)
-    return tide__work_fail(w, TIDE_E_INTERNAL, "utf8proc failed with code %d", (int)n);
+  if (n < 0) return tide__work_fail(w, TIDE_E_INTERNAL, "utf8proc failed with code %d", (int)n);
   return put_form(w, v, from, to, s->p, (int32_t)n, m) ? TIDE_OK : tide__work_nomem(w);
 }
 
@@ -121,8 +120,7 @@ static int normal_form(tide__work *w, int mode, const tide__view *v, tide__span 
     }
     while (at < span.to && !stands_alone(decode(v->p + at, &size), mode)) at += size;
     if (!tide__made_copy(w, m, v, kept, start)) return tide__work_nomem(w);
-    int rc = add_form(w, mode, v, start, at, m);
-    if (rc < 0) return rc;
+    TIDE_TRY(add_form(w, mode, v, start, at, m));
     kept = at;
   }
   return tide__made_copy(w, m, v, kept, span.to) ? TIDE_OK : tide__work_nomem(w);

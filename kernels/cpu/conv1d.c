@@ -297,8 +297,7 @@ int k_cpu_conv1d(const k_call *call)
 {
   conv v = {.y = &call->out[0], .scratch = call->work};
   conv1d_plan(&v, call, call->in);
-  int rc = sequence_check(call, v.seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, v.seq));
   v.wide = (float *)((char *)call->work + conv_piece_bytes(call));
   widen_weights(&v);
   if (v.T > 0 && v.C > 0)
@@ -402,8 +401,7 @@ int k_cpu_conv1d_bwd(const k_call *call)
   conv v = {.dy = &call->in[0], .dlast = &call->in[6], .dx = &call->out[0],
             .dinitial = &call->out[3], .scratch = call->work};
   conv1d_plan(&v, call, call->in + 1);
-  int rc = sequence_check(call, v.seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, v.seq));
   v.wide = (float *)((char *)call->work + conv_piece_bytes(call));
   v.part = v.wide + (v.K + 1) * v.C;
   widen_weights(&v);

@@ -365,8 +365,7 @@ int k_cpu_one_hot(const k_call *call)
   const k_tensor *ids = &call->in[0], *y = &call->out[0];
   int64_t n = k_numel(ids), nclass = y->shape[y->ndim - 1];
   cpu_stream s;
-  int rc = index_check(call, ids, nclass);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(index_check(call, ids, nclass));
   if (k_numel(y) > 0) memset(y->data, 0, (size_t)(k_numel(y) * tide_dtype_size(y->dtype)));
   tide__stream_init(&s, ids);
   for (int64_t i = 0; i < n; i++) ref_put_int(y, i * nclass + index_at(ids, &s, i), 1);

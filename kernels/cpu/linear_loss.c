@@ -124,10 +124,7 @@ static const void *span_grads(const plan *p, int64_t first)
   return p->x->dtype == TIDE_F32 ? ll_offset(p->logits, first) : p->grads;
 }
 
-static int64_t grad_stride(const plan *p)
-{
-  return p->x->dtype == TIDE_F32 ? p->stride : p->span;
-}
+static int64_t grad_stride(const plan *p) { return p->x->dtype == TIDE_F32 ? p->stride : p->span; }
 
 /* dx (+)= grad w */
 static cpu_gemm dx_product(const plan *p, part t)
@@ -162,9 +159,8 @@ static int64_t gemm_bytes(const plan *p, part t)
   cpu_gemm g[4] = { logits_product(p, t), dw_product(p, t, 0), dw_product(p, t, 1) };
   int64_t most = 0, ng = p->dw ? 3 : 1;
   if (p->dx) g[ng++] = dx_product(p, t);
-  for (int64_t i = 0; i < ng; i++) {
+  for (int64_t i = 0; i < ng; i++)
     most = i64_max(most, tide__cpu_gemm_work(&g[i], p->call->nthread));
-  }
   return most;
 }
 

@@ -110,8 +110,7 @@ static const store_fn store_i64[TIDE_NDTYPE] = {
 
 static load_fn find_load(int form, int dtype, int size)
 {
-  if (form == dtype)
-    return size == 1 ? load_1 : size == 2 ? load_2 : size == 4 ? load_4 : load_8;
+  if (form == dtype) return size == 1 ? load_1 : size == 2 ? load_2 : size == 4 ? load_4 : load_8;
   return (form == TIDE_F32 ? load_f32 : form == TIDE_F64 ? load_f64 : load_i64)[dtype];
 }
 

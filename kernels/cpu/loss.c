@@ -155,9 +155,8 @@ TIDE_LEVELS(void, grad_stream_f32,
   float block[BLOCK];
   for (int64_t j = 0; j < n; j += BLOCK) {
 #pragma omp simd
-    for (int64_t i = 0; i < BLOCK; i++) {
+    for (int64_t i = 0; i < BLOCK; i++)
       block[i] = s.exp_scale * vec_exp(z[j + i] - s.max) - s.shift;
-    }
     stream_block(grad + j, block, sizeof block);
   }
 }
@@ -279,9 +278,8 @@ static void fetch_piece(const void *z, int dtype, int64_t i, int64_t n)
 {
   int64_t size = vec_size(dtype);
   if (!z) return;
-  for (int64_t at = i * size; at < (i + n) * size; at += LINE) {
+  for (int64_t at = i * size; at < (i + n) * size; at += LINE)
     __builtin_prefetch((const char *)z + at, 0, 2);
-  }
 }
 
 void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64_t n,

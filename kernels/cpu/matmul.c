@@ -158,16 +158,14 @@ int64_t k_cpu_matmul_work(const k_call *call) { return batch_work(call, make_mat
 
 int k_cpu_matmul(const k_call *call)
 {
-  int rc = check_dtype(call, "matmul");
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(check_dtype(call, "matmul"));
   run_batch(call, make_matmul, 0);
   return TIDE_OK;
 }
 
 int k_cpu_addmm_(const k_call *call)
 {
-  int rc = check_dtype(call, "addmm_");
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(check_dtype(call, "addmm_"));
   run_batch(call, make_matmul, 1);
   return TIDE_OK;
 }
@@ -201,8 +199,7 @@ int64_t k_cpu_linear_work(const k_call *call) { return batch_work(call, make_lin
 
 int k_cpu_linear(const k_call *call)
 {
-  int rc = check_dtype(call, "linear");
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(check_dtype(call, "linear"));
   run_batch(call, make_linear, 0);
   return TIDE_OK;
 }
@@ -214,8 +211,7 @@ int k_cpu_linear_act(const k_call *call)
   k_call product = *call, act = *call;
   product.out = act.in = pre;
   product.nout = act.nout = act.nin = 1;
-  int rc = k_cpu_linear(&product);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(k_cpu_linear(&product));
   bool relu = ((const k_linear_act_attrs *)call->attrs)->act == K_ACT_RELU;
   return relu ? k_cpu_relu(&act) : k_cpu_gelu_tanh(&act);
 }

@@ -233,9 +233,8 @@ static void norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
     memset(dgain, 0, (size_t)step * sizeof(float));
     if (b->dbias) memset(dbias, 0, (size_t)step * sizeof(float));
     int64_t first = b->n * k / b->nblock, last = b->n * (k + 1) / b->nblock;
-    for (int64_t i = first; i < last; i++) {
+    for (int64_t i = first; i < last; i++)
       norm_bwd_one(b, i, b->rows + thread * 3 * step, dgain, dbias);
-    }
   }
 }
 
@@ -243,9 +242,8 @@ static void norm_bwd_blocks(void *arg, int64_t begin, int64_t end, int thread)
 static void combine(const bwd *b, const k_tensor *out, float *part, int64_t begin, int64_t end)
 {
   int64_t step = i64_round_up(b->dim, 16);
-  for (int64_t k = 1; k < b->nblock; k++) {
+  for (int64_t k = 1; k < b->nblock; k++)
     row_add(part + begin, part + begin, part + k * step + begin, end - begin);
-  }
   row_narrow(row_at(out, begin), part + begin, out->dtype, end - begin);
 }
 

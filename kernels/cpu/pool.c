@@ -49,10 +49,7 @@ static unsigned flush_begin(void)
   return (unsigned)old;
 }
 
-static void flush_end(unsigned old)
-{
-  __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)old));
-}
+static void flush_end(unsigned old) { __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)old)); }
 
 #else
 

@@ -119,8 +119,7 @@ static int cpu_random_fill(const k_call *call, draw_fn draw,
                            int (*prepare)(ref_draw *, const k_call *))
 {
   random_job job;
-  int rc = prepare(&job.d, call);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(prepare(&job.d, call));
   random_job_init(&job, call, 0);
   job.draw = draw;
   tide__pool_for(call->nthread, job.nchunk, LOOP_GRAIN / 4 / LOOP_CHUNK, fill_range, &job);
@@ -179,8 +178,7 @@ int k_cpu_dropout(const k_call *call)
   random_job job;
   double p = ((const k_random_attrs *)call->attrs)->a;
   const k_scalar_attrs zero = { 0, 0 };
-  int rc = ref_check_dropout(call);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(ref_check_dropout(call));
   random_job_init(&job, call, 1);
   tide__stream_init(&job.x, &call->in[0]);
   job.form = tide__loop_form(call->out[0].dtype);

@@ -501,8 +501,7 @@ static void arg_range(void *arg, int64_t begin, int64_t end, int thread)
 static int reduce_arg_extreme(const k_call *call, const fold *f)
 {
   reduce_job job;
-  int rc = reduce_check_not_empty(call);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(reduce_check_not_empty(call));
   reduce_job_init(&job, call);
   job.f = f;
   job.body = job.form == TIDE_F32 ? f->f32 : job.form == TIDE_F64 ? f->f64 : f->i64;

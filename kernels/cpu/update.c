@@ -292,8 +292,7 @@ int64_t k_cpu_norm_all_work(const k_call *call)
 int k_cpu_norm(const k_call *call)
 {
   const k_norm_all_attrs *a = call->attrs;
-  int rc = tide__ref_norm_check(call);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(tide__ref_norm_check(call));
   norm job = { .x = call->in, .p = a->p };
   job.u = units_of(job.x, job.x, a->n, call->work);
   job.part = (double *)((char *)call->work + update_index_bytes(a->n));

@@ -19,8 +19,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -55,8 +55,7 @@ static double before_act(const conv *v, int64_t b, int64_t t, int64_t c)
 int k_ref_conv1d(const k_call *call)
 {
   conv v = conv_of(call, call->in);
-  int rc = sequence_check(call, v.seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, v.seq));
   const k_tensor *y = &call->out[0], *last = &call->out[1];
   for (int64_t b = 0; b < v.B; b++)
     for (int64_t c = 0; c < v.C; c++) {
@@ -114,8 +113,7 @@ static void grad_params(const conv *v, const k_tensor *dy, const k_tensor *dw,
 int k_ref_conv1d_bwd(const k_call *call)
 {
   conv v = conv_of(call, call->in + 1);
-  int rc = sequence_check(call, v.seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, v.seq));
   const k_tensor *dy = &call->in[0], *dlast = &call->in[6], *dinitial = &call->out[3];
   for (int64_t c = 0; c < v.C; c++) {
     grad_params(&v, dy, &call->out[1], &call->out[2], c);

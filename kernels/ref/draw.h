@@ -97,8 +97,7 @@ static inline __attribute__((always_inline)) double ref_normal(const ref_draw *d
 static inline int ref_draw_trunc_normal(ref_draw *d, const k_call *call)
 {
   const k_random_attrs *a = call->attrs;
-  int rc = ref_draw_normal(d, call);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(ref_draw_normal(d, call));
   if (!(a->lo <= a->hi))
     return ref_fail(call, TIDE_E_ARG, "interval [%g, %g]: expected rising order", a->lo, a->hi);
   d->sign = a->lo + a->hi > 0 ? -1 : 1;

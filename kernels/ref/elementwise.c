@@ -114,10 +114,7 @@ int k_ref_pow(const k_call *call)
 /* Returns the sigmoid in gelu_tanh: x/2 (1 + tanh u) equals x sigmoid(2u), which does not cancel on
  * the left. */
 static const double gelu_a = 0.79788456080286535588, gelu_b = 0.044715; /* sqrt(2 / pi) */
-static double gelu_gate(double x)
-{
-  return ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x));
-}
+static double gelu_gate(double x) { return ref_sigmoid(2 * gelu_a * (x + gelu_b * x * x * x)); }
 
 UNARY(neg, -a, 0 - (uint64_t)a)
 UNARY(abs, fabs(a), a < 0 ? 0 - (uint64_t)a : (uint64_t)a)
@@ -180,8 +177,7 @@ INTEGER(pow_scalar, power(a, (int64_t)s->mul))
 int k_ref_pow_scalar(const k_call *call)
 {
   double e = ((const k_scalar_attrs *)call->attrs)->mul;
-  int rc = ref_check_integral(call, call->in, e);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(ref_check_integral(call, call->in, e));
   if (!ref_is_float(call->in) && e < 0)
     return ref_fail(call, TIDE_E_ARG, "exponent %g is negative: integer powers need exponents of "
                     "at least 0, cast to a float first", e);

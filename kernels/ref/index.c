@@ -71,8 +71,7 @@ static int add_at(const k_call *call, int whole)
   k_tensor sum = scratch_of(call, t);
   const int64_t *shape = whole ? index->shape : src->shape;
   int dim = ref_dim_of(call);
-  int rc = ref_check_index(call, index, t->shape[dim]);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(ref_check_index(call, index, t->shape[dim]));
   ref_copy_all(&sum, t);
   for (ref_walk w = ref_begin(shape, src->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = whole ? ref_offset(&w, index) : w.at[dim] * index->stride[0];
@@ -106,8 +105,7 @@ int k_ref_embedding_bwd(const k_call *call)
   const k_tensor *dy = &call->in[0], *ids = &call->in[1], *dweight = &call->out[0];
   k_tensor sum = scratch_of(call, dweight);
   int last = dy->ndim - 1;
-  int rc = ref_check_index(call, ids, dweight->shape[0]);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(ref_check_index(call, ids, dweight->shape[0]));
   memset(sum.data, 0, (size_t)(k_numel(dweight) * 8));
   for (ref_walk w = ref_begin(dy->shape, dy->ndim); ref_more(&w); ref_step(&w)) {
     int64_t at = 0;

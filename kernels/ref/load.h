@@ -14,7 +14,6 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "core/base/dtype.h"
 #include "kernels/kernel.h"
@@ -36,8 +35,7 @@ static inline int64_t ref_truncate(double v, int64_t lo, int64_t hi)
 {
   if (v != v) return 0;
   if (v <= (double)lo) return lo;
-  if (v >= (double)hi) return hi;
-  return (int64_t)v;
+  return v >= (double)hi ? hi : (int64_t)v;
 }
 
 static inline void ref_put(const k_tensor *t, int64_t at, double v)

@@ -115,9 +115,8 @@ typedef struct fused {
 static double fused_logit(const fused *f, int64_t i, int64_t v)
 {
   double sum = k_absent(f->bias) ? 0 : ref_get(f->bias, v);
-  for (int64_t d = 0; d < f->dim; d++) {
+  for (int64_t d = 0; d < f->dim; d++)
     sum += ref_get(f->x, i * f->x->stride[0] + d) * ref_get(f->w, v * f->w->stride[0] + d);
-  }
   return sum;
 }
 
@@ -143,9 +142,8 @@ static void fused_dx(const fused *f)
   for (int64_t i = 0; i < f->n; i++) {
     for (int64_t d = 0; d < f->dim; d++) {
       double sum = 0;
-      for (int64_t v = 0; v < f->nclass; v++) {
+      for (int64_t v = 0; v < f->nclass; v++)
         sum += f->grads[i * f->nclass + v] * ref_get(f->w, v * f->w->stride[0] + d);
-      }
       ref_put(f->dx, i * f->dim + d, sum);
     }
   }
@@ -156,9 +154,8 @@ static void fused_dw(const fused *f)
   for (int64_t v = 0; v < f->nclass; v++) {
     for (int64_t d = 0; d < f->dim; d++) {
       double sum = 0;
-      for (int64_t i = 0; i < f->n; i++) {
+      for (int64_t i = 0; i < f->n; i++)
         sum += f->grads[i * f->nclass + v] * ref_get(f->x, i * f->x->stride[0] + d);
-      }
       ref_put(f->dw, v * f->dim + d, sum);
     }
   }

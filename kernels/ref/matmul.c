@@ -61,8 +61,7 @@ static int check_dtypes(const k_call *call, const char *name)
 static int ref_multiply(const k_call *call, const char *name, int add)
 {
   const k_tensor *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
-  int rc = check_dtypes(call, name);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(check_dtypes(call, name));
   int nb = y->ndim - 2;
   int64_t m = y->shape[nb], n = y->shape[nb + 1], k = a->shape[nb + 1];
   int64_t nbatch = ref_product(y->shape, nb);
@@ -101,8 +100,7 @@ static dot linear_dot(const k_call *call, int64_t r, int64_t c)
 int k_ref_linear(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *w = &call->in[1];
-  int rc = check_dtypes(call, "linear");
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(check_dtypes(call, "linear"));
   int64_t m = ref_product(x->shape, x->ndim - 1);
   for (int64_t r = 0; r < m; r++)
     for (int64_t c = 0; c < w->shape[0]; c++) {

@@ -47,8 +47,7 @@ static double raw_step(const scan *s, int64_t b, int64_t t, int64_t h, double *s
   const k_tensor *dt = s->dt;
   *sum = ref_get(dt, b * dt->stride[0] + t * dt->stride[1] + h * dt->stride[2]) +
          of_head(s->bias, h);
-  if (!s->attrs->softplus) return *sum;
-  return ref_softplus(*sum);
+  return s->attrs->softplus ? ref_softplus(*sum) : *sum;
 }
 
 static double step_of(const scan *s, int64_t b, int64_t t, int64_t h)
@@ -61,8 +60,7 @@ static double step_of(const scan *s, int64_t b, int64_t t, int64_t h)
 static double step_slope(const scan *s, int64_t b, int64_t t, int64_t h)
 {
   double sum, v = raw_step(s, b, t, h, &sum);
-  if (v < s->attrs->dt_min || v > s->attrs->dt_max) return 0;
-  return s->attrs->softplus ? ref_sigmoid(sum) : 1;
+  return v < s->attrs->dt_min || v > s->attrs->dt_max ? 0 : s->attrs->softplus ? ref_sigmoid(sum) : 1;
 }
 
 /* Returns the factor on the state before token t. */
@@ -116,8 +114,7 @@ int64_t k_ref_ssd_scan_work(const k_call *call)
 int k_ref_ssd_scan(const k_call *call)
 {
   scan s = scan_of(call, call->in);
-  int rc = sequence_check(call, s.seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, s.seq));
   const k_tensor *last = &call->out[1], *states = &call->out[2];
   double *state = call->work;
   int64_t n = s.P * s.N, chunk = s.attrs->chunk, nchunk = (s.T + chunk - 1) / chunk;
@@ -261,8 +258,7 @@ int k_ref_ssd_scan_bwd(const k_call *call)
   back k = { .s = scan_of(call, call->in + IN_X), .dy = &call->in[IN_DY],
              .dlast = &call->in[IN_DLAST] };
   const scan *s = &k.s;
-  int rc = sequence_check(call, s->seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, s->seq));
   ref_lay_out(&k, call->work);
   int64_t ng = s->T * s->G * s->N;
   ref_zero(k.dA, s->H);

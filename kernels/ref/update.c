@@ -110,8 +110,7 @@ int tide__ref_norm_check(const k_call *call)
 int k_ref_norm(const k_call *call)
 {
   const k_norm_all_attrs *a = call->attrs;
-  int rc = tide__ref_norm_check(call);
-  if (rc != TIDE_OK) return rc;
+  TIDE_TRY(tide__ref_norm_check(call));
   double sum = 0;
   for (int64_t i = 0; i < a->n; i++) {
     int64_t numel = update_size(&call->in[i], &call->in[i]);

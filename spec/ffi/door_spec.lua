@@ -5,8 +5,10 @@
 local child = require 'spec.support.child'
 
 -- Runs a program that calls everything and writes "> " before each call. Returns its last line.
+-- The program releases nothing that it made, so leaks are no finding.
 local function run(name)
-   local out, status = child(('assert(loadfile "spec/support/%s.lua")()'):format(name))
+   local out, status = child(('assert(loadfile "spec/support/%s.lua")()'):format(name),
+      { env = 'ASAN_OPTIONS=detect_leaks=0' })
    local wrong = {}
    for line in out:gmatch '[^\n]+' do
       if not line:find '^> ' then wrong[#wrong + 1] = line end

@@ -103,9 +103,7 @@ local new_shape = ffi.typeof('int64_t[$]', MAX)
 local new_dims = ffi.typeof('int32_t[$]', MAX)
 M.new_shape, M.new_dims = new_shape, new_dims
 
-local function not_a_list(op, name, list)
-   bad(op, name, 'a list of integers', list)
-end
+local function not_a_list(op, name, list) bad(op, name, 'a list of integers', list) end
 
 -- A list of integers as (length, buffer). lo: least value allowed (0).
 function M.ints(op, name, list, lo)

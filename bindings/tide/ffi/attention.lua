@@ -36,9 +36,7 @@ local function fill_window(a, window)
             bad('attention', 'opts.window', '{left, right} and nothing else', window)
          end
       end
-      if window[1] ~= nil then
-         a.window_left = int('attention', 'opts.window[1]', window[1], -1)
-      end
+      if window[1] ~= nil then a.window_left = int('attention', 'opts.window[1]', window[1], -1) end
       if window[2] ~= nil then
          a.window_right = int('attention', 'opts.window[2]', window[2], -1)
       end

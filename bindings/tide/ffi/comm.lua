@@ -500,9 +500,7 @@ function Comm:traffic()
 end
 
 -- Seconds that this rank has spent in blocking collectives and in waiting for asynchronous ones.
-function Comm:waited()
-   return traffic_of(self, 'waited').seconds
-end
+function Comm:waited() return traffic_of(self, 'waited').seconds end
 
 -- Leaves the communicator now instead of when it is collected. Idempotent.
 function Comm:close() own.close(self, C.tide_comm_release) end

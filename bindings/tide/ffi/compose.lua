@@ -41,9 +41,7 @@ function op.full_like(x, value, opts) return like('full_like', x, value, opts) e
 -- bool [rows, columns] on the device of x: column - row against a diagonal, both from 0.
 local function side(name, x, diagonal, compare)
    local n = C.tide_tensor_ndim(tensor(name, 'x', x))
-   if n < 2 then
-      status.raise(C.TIDE_E_SHAPE, name, 'x: expected two dims or more, got %d', n)
-   end
+   if n < 2 then status.raise(C.TIDE_E_SHAPE, name, 'x: expected two dims or more, got %d', n) end
    diagonal = arg.int(name, 'diagonal', diagonal == nil and 0 or diagonal, -2^31, 2^31)
    local ctx, device = C.tide_tensor_ctx(x), C.tide_tensor_device(x)
    local function count(size) return create.arange(ctx, device, C.TIDE_I64, size, 0, 1) end

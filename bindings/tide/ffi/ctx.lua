@@ -64,9 +64,7 @@ function M.open(opts)
    if opts.seed ~= nil then arg.int('open', 'seed', opts.seed, 0) end
    local out, text = ffi.new 'tide_ctx *[1]', ffi.new 'char[1024]'
    local rc = C.tide_ctx_new(out, fill_opts(opts), text, 1024)
-   if rc < 0 then
-      return nil, status.new(rc, 'open', ffi.string(text))
-   end
+   if rc < 0 then return nil, status.new(rc, 'open', ffi.string(text)) end
    local handle = out[0]
    if C.tide_device_available(handle, code) ~= 1 then
       local reason = ffi.string(C.tide_error(handle).message)
@@ -215,9 +213,7 @@ end
 -- Sets the generator to a state of rng_state.
 function Context:set_rng_state(state)
    local handle = generator_of(self, 'set_rng_state')
-   if type(state) ~= 'table' then
-      bad('set_rng_state', 'state', 'a table from rng_state', state)
-   end
+   if type(state) ~= 'table' then bad('set_rng_state', 'state', 'a table from rng_state', state) end
    local seed = arg.int('set_rng_state', 'state.seed', state.seed, 0)
    local stream = arg.int('set_rng_state', 'state.stream', state.stream, 0)
    local offset = arg.int('set_rng_state', 'state.offset', state.offset, 0)
@@ -338,9 +334,7 @@ function Context:full(shape, value, opts) return filled(self, 'full', shape, val
 
 local function random(self, name, shape, opts)
    local _, _, dtype, wants = place(self, name, opts)
-   if not arg.is_float(dtype) then
-      bad(name, 'opts.dtype', 'a floating dtype', opts.dtype)
-   end
+   if not arg.is_float(dtype) then bad(name, 'opts.dtype', 'a floating dtype', opts.dtype) end
    local x = self:empty(shape, opts and { dtype = opts.dtype, device = opts.device })
    return x, wants
 end
@@ -426,9 +420,7 @@ local function flatten(list, shape, depth, out, path)
       bad('tensor', 'list' .. path, ('a list of %d, as its neighbours'):format(shape[depth]),
          type(list) == 'table' and #list or list)
    end
-   for i = 1, shape[depth] do
-      flatten(list[i], shape, depth + 1, out, path .. '[' .. i .. ']')
-   end
+   for i = 1, shape[depth] do flatten(list[i], shape, depth + 1, out, path .. '[' .. i .. ']') end
 end
 
 local new_elements = {
@@ -453,9 +445,7 @@ function Context:tensor(list, opts)
    -- f16 and bf16 are rounded once, by the cast from f64
    local stored = new_elements[dtype] and dtype or C.TIDE_F64
    local data = new_elements[stored](values.n)
-   for i = 1, values.n do
-      data[i - 1] = arg.element('tensor', 'list', values[i], dtype)
-   end
+   for i = 1, values.n do data[i - 1] = arg.element('tensor', 'list', values[i], dtype) end
    local n, sizes = arg.ints('tensor', 'shape', shape, 0)
    local x = create.from_bytes(handle, device, stored, n, sizes, data,
       values.n * C.tide_dtype_size(stored))

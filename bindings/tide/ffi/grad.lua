@@ -336,9 +336,7 @@ local function host_turn(walk, tag, nout)
    end
    local grads, made = record.run(walk, dys)
    for i = 1, record.ninput do
-      if grads[i] then
-         own.check(walk.ctx, C.tide_backward_give(walk.handle, i - 1, grads[i]))
-      end
+      if grads[i] then own.check(walk.ctx, C.tide_backward_give(walk.handle, i - 1, grads[i])) end
    end
    if record.private then
       own.spend_list(dys, nout)
@@ -496,9 +494,7 @@ end
 -- The results of fn(...), whose intermediate results are not kept for backward but computed again
 -- there, with the same random numbers. fn must depend on its arguments and on unchanged state
 -- alone.
-function M.checkpoint(fn, ...)
-   return checkpoint(false, arg.func('checkpoint', 'fn', fn), ...)
-end
+function M.checkpoint(fn, ...) return checkpoint(false, arg.func('checkpoint', 'fn', fn), ...) end
 
 -- The same for calls of the library's own modules: what is made again, and its arguments, go at
 -- their last use.

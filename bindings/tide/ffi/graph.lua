@@ -46,9 +46,7 @@ function M.is_capturing() return ctx_of.default().capturing ~= nil end
 -- been enqueued.
 function M.on_replay(before, after)
    local recording = ctx_of.default().capturing
-   if not recording then
-      status.raise(C.TIDE_E_STATE, 'on_replay', 'no step is being captured')
-   end
+   if not recording then status.raise(C.TIDE_E_STATE, 'on_replay', 'no step is being captured') end
    local list = recording.turns
    list[#list + 1] = { before = before, after = after }
 end
@@ -129,9 +127,7 @@ end
 
 -- Enqueues the recorded step again; returns its result. The host does not wait.
 function Graph:replay()
-   if not self.handle then
-      status.raise(C.TIDE_E_STATE, 'replay', 'the graph was released')
-   end
+   if not self.handle then status.raise(C.TIDE_E_STATE, 'replay', 'the graph was released') end
    if M.is_capturing() then own.check(self.ctx, C.tide_graph_replay(self.handle)) end -- refused
    for _, turn in ipairs(self.turns) do turn.before() end
    own.check(self.ctx, C.tide_graph_replay(self.handle))

@@ -103,9 +103,7 @@ end
 function M.exists(path) return M.kind(path) ~= nil end
 
 -- Whether this process may write the file, or make files in the folder.
-function M.is_writable(path)
-   return on_path('is_writable', C.tide_path_is_writable, path) == 1
-end
+function M.is_writable(path) return on_path('is_writable', C.tide_path_is_writable, path) == 1 end
 
 lib.once('getcwd', function() ffi.cdef 'char *getcwd(char *to, size_t n);' end)
 

@@ -151,9 +151,7 @@ local escapes = { ['"'] = '\\"', ['\\'] = '\\\\', ['\b'] = '\\b', ['\f'] = '\\f'
 
 local function encode_string(s, path)
    local bad = C.tide_utf8_check(s, #s)
-   if bad >= 0 then
-      refuse(path, 'byte %d of the string is not UTF-8', tonumber(bad) + 1)
-   end
+   if bad >= 0 then refuse(path, 'byte %d of the string is not UTF-8', tonumber(bad) + 1) end
    return '"' .. s:gsub('[%c"\\]', function(c)
       return escapes[c] or ('\\u%04x'):format(c:byte())
    end) .. '"'

@@ -64,9 +64,7 @@ function M.permute(x, a, b, c, d, e, f, g, h)
    else
       n, order = arg.ints_of('permute', 'order', -ndim, a, b, c, d, e, f, g, h)
    end
-   for i = 0, n - 1 do
-      dims[i] = dim_of('permute', 'order', tonumber(order[i]), ndim)
-   end
+   for i = 0, n - 1 do dims[i] = dim_of('permute', 'order', tonumber(order[i]), ndim) end
    return raw.permute(x, n, dims)
 end
 
@@ -188,9 +186,7 @@ function M.split(x, sizes, dim)
       status.bad_arg('split', 'sizes', 'an integer or a list of integers', sizes)
    end
    local total = 0
-   for i = 1, #sizes do
-      total = total + int('split', 'sizes[' .. i .. ']', sizes[i], 0)
-   end
+   for i = 1, #sizes do total = total + int('split', 'sizes[' .. i .. ']', sizes[i], 0) end
    if total ~= size then
       status.bad_arg('split', 'sizes', ('sizes that add up to %d'):format(size), total)
    end

@@ -187,9 +187,7 @@ local function find(h, name)
 end
 
 -- Whether the file has a tensor of this name.
-function File:has(name)
-   return find(open_handle(self, 'has'), str('has', 'name', name)) >= 0
-end
+function File:has(name) return find(open_handle(self, 'has'), str('has', 'name', name)) >= 0 end
 
 -- Index of a name; raises E_ARG if the file does not have it.
 local function index_of(self, op, name)

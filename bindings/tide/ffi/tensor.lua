@@ -292,9 +292,7 @@ once 'set_grad: zero_grad(x) -> x, nil'
 once 'drop_grad(x)'
 
 -- Gradients of x with respect to the leaves behind it. opts: retain.
-function methods.backward(x, grad, opts)
-   return require('tide.ffi.grad').backward(x, grad, opts)
-end
+function methods.backward(x, grad, opts) return require('tide.ffi.grad').backward(x, grad, opts) end
 
 -- ---- life ------------------------------------------------------------------------------------
 

@@ -29,9 +29,7 @@ end
 local function check_keys(op, name, t, allowed)
    if type(t) ~= 'table' then bad(op, name, 'a table', t) end
    for key in each(t) do
-      if not allowed[key] then
-         bad(op, name .. '.' .. tostring(key), 'no such key', t[key])
-      end
+      if not allowed[key] then bad(op, name .. '.' .. tostring(key), 'no such key', t[key]) end
    end
 end
 

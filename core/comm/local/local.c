@@ -106,8 +106,7 @@ static void take_posted(local *s, int me, tide__coll *c, size_t bytes)
     for (int q = 0; q < s->nrank; q++) src[q] = payload(s, q, c);
     tide__coll_reduce(c, dst, 1, src, s->nrank, c->seg[0].nout, c->seg[0].out_type, c->reduce);
   } else if (c->op == TIDE__ALL_GATHER) {
-    for (int q = 0; q < s->nrank; q++)
-      memcpy(c->out + (size_t)q * bytes, payload(s, q, c), bytes);
+    for (int q = 0; q < s->nrank; q++) memcpy(c->out + (size_t)q * bytes, payload(s, q, c), bytes);
   } else if (c->root != me) {
     memcpy(c->seg[0].out, payload(s, c->root, c), bytes);
   }
@@ -150,8 +149,7 @@ static uint64_t local_announce(tide__slot *slot, const tide__coll *c, const tide
 static int compare_calls(local *s, tide__coll *c)
 {
   tide__call_ref calls[TIDE__MAX_RANK];
-  for (int q = 0; q < s->nrank; q++)
-    calls[q] = (tide__call_ref){&s->slot[q].call, s->slot[q].list};
+  for (int q = 0; q < s->nrank; q++) calls[q] = (tide__call_ref){&s->slot[q].call, s->slot[q].list};
   return tide__agree(calls, s->nrank, s->name, c->message, sizeof c->message);
 }
 

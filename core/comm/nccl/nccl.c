@@ -76,8 +76,7 @@ static tide__nccl_comm *new_comm(tide__nccl_shared *all, int rank, int nrank, co
   tide__nccl_failure_init(s);
   bool good = all->backend->streams->open(all->device, &s->stream) == TIDE_OK;
   if (good) s->scratch = all->backend->alloc(all->device, tide__nccl_scratch_size(s));
-  if (good && all->check)
-    good = all->backend->streams->open(all->device, &s->aside) == TIDE_OK;
+  if (good && all->check) good = all->backend->streams->open(all->device, &s->aside) == TIDE_OK;
   if (good && all->check)
     s->calls = all->backend->streams->pinned->alloc(all->device, tide__nccl_scratch_size(s));
   if (good && s->scratch && (s->calls || !all->check)) return s;

@@ -286,10 +286,7 @@ __m512i to_bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a);
 
 /* ---- scores ---- */
 
-static float factor(const attn *s)
-{
-  return s->modified ? 1.0f : s->a->scale * ATTN_LOG2E;
-}
+static float factor(const attn *s) { return s->modified ? 1.0f : s->a->scale * ATTN_LOG2E; }
 
 /* S^T = K Q^T of one pair of groups. */
 static void scores(attn_unit unit, const uint16_t *k, const uint16_t *q, float *st, int64_t d,

@@ -152,8 +152,7 @@ void tide__attn_put_dbias(const job *w, const scratch *m, const attn_at *at, int
   for (int64_t i = 0; i < L && i0 + i < w->s.tq; i++) {
     float *to = (float *)t->data + at->b * t->stride[0] + at->h * t->stride[1] +
                 (i0 + i) * t->stride[2] + at->kb * K * t->stride[3];
-    for (int64_t j = k0; j < k1; j++)
-      to[j * t->stride[3]] = m->dbias[j * Q + group * L + i];
+    for (int64_t j = k0; j < k1; j++) to[j * t->stride[3]] = m->dbias[j * Q + group * L + i];
   }
 }
 

@@ -11,9 +11,7 @@
  */
 #include "kernels/cpu/gemm/skinny.h"
 #include "kernels/cpu/gemm/tile_amx.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
-#include "tide/tide.h"
 
 enum { NARROW = 1024, LEAST_K = 32, LEAST_N = 64 };
 

@@ -1,6 +1,5 @@
 /* Products with few rows in vectors of 8. See skinny_lanes.h. */
 #include "kernels/cpu/vec.h"
-#include "tide/tide.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 

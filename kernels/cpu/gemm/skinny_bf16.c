@@ -4,7 +4,6 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/skinny.h"
 #include "kernels/cpu/gemm/tile_amx.h"
-#include "tide/tide.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -89,8 +88,7 @@ TIDE_AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
   if (p < g->k) {
     _Alignas(64) uint16_t tail[SPAN][32];
     memset(tail, 0, sizeof tail);
-    for (int i = 0; i < SPAN; i++)
-      memcpy(tail[i], b + i * stride + p * 2, (size_t)(g->k - p) * 2);
+    for (int i = 0; i < SPAN; i++) memcpy(tail[i], b + i * stride + p * 2, (size_t)(g->k - p) * 2);
     TILE_LOAD(7, a, 64);
     TILE_LOAD(4, tail[0], 64);
     TILE_DOT(0, 4, 7);

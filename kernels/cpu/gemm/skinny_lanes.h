@@ -33,8 +33,7 @@ LANES_INLINE void dots(const skinny *s, float *stage, const float *a, int64_t j,
 #pragma GCC unroll 8
     for (int c = 0; c < ncol; c++) {
       b[c] = lanes_load(col[c], p, dtype, LANES);
-      if (nrow > 2 && !(p * size & 32))
-        __builtin_prefetch(col[c] + p * size + ahead, 0, 2);
+      if (nrow > 2 && !(p * size & 32)) __builtin_prefetch(col[c] + p * size + ahead, 0, 2);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < nrow; r++) {

@@ -4,7 +4,6 @@
  * for AVX2 with FMA, where twelve accumulators, two vectors of B and a word of A fill the
  * registers. With AVX2 a source that runs along k is transposed in registers. See tile.h.
  */
-#include "kernels/cpu/vec.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "kernels/cpu/transpose8.h"
 
@@ -134,9 +133,8 @@ TIDE_LEVELS_GLOBAL(void, tide__tile_pack_f64, (void *dst, const tile_strip *s), 
 
 TIDE_LEVELS_GLOBAL(void, tide__tile_to_half, (const tile_half *job), (job))
 {
-  for (int i = 0; i < job->rows; i++) {
+  for (int i = 0; i < job->rows; i++)
     vec_narrow(job->dst + i * job->dst_rs, job->src + i * job->src_rs, job->dtype, job->cols);
-  }
 }
 
 /* ---- tiles: 6 x 16 f32, 6 x 8 f64, two vectors of 32 bytes wide ---- */

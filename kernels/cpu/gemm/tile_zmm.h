@@ -12,11 +12,8 @@
  */
 #include "kernels/cpu/gemm/tile.h"
 
-#include <immintrin.h>
-
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/transpose16.h"
-#include "tide/tide.h"
 
 #if ZMM_K == 2
 #define ZMM TIDE_AVX512_BF16

@@ -339,6 +339,5 @@ TIDE_LEVELS_GLOBAL(void, tide__ssd_decay_row,
   const float *hi = st->hi, *lo = st->lo;
   float h = hi[s], l = lo[s];
 #pragma omp simd
-  for (int64_t t = s; t < n; t++)
-    out[t] = cb[t] * tide__expf((hi[t] - h) + (lo[t] - l));
+  for (int64_t t = s; t < n; t++) out[t] = cb[t] * tide__expf((hi[t] - h) + (lo[t] - l));
 }

@@ -123,10 +123,7 @@ void tide__ssd_clear(const ssd *s, void *row, int64_t at);
 
 /* ---- single elements, for which the loops of row.h are too large ----------------------------- */
 
-static inline float ssd_get(const k_tensor *t, int64_t i)
-{
-  return vec_get(t->data, i, t->dtype);
-}
+static inline float ssd_get(const k_tensor *t, int64_t i) { return vec_get(t->data, i, t->dtype); }
 
 static inline void ssd_set(const k_tensor *t, int64_t i, float v)
 {

@@ -232,8 +232,7 @@ int k_cpu_ssd_scan_bwd(const k_call *call)
 {
   ssd_back w = {.call = call, .work = call->work};
   scan_bwd_plan(&w, call);
-  int rc = sequence_check(call, w.s.seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, w.s.seq));
   lay_out_all(&w, call->nthread);
   memset(w.sum, 0, (size_t)(w.s.nb * w.s.H * (2 + w.s.P)) * sizeof(double));
   first_gradients(&w);

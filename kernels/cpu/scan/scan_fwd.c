@@ -271,10 +271,7 @@ static void run_few(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
-static int few(const k_call *call, const ssd *s)
-{
-  return s->T <= FEW && k_absent(&call->out[2]);
-}
+static int few(const k_call *call, const ssd *s) { return s->T <= FEW && k_absent(&call->out[2]); }
 
 static int64_t bytes_of(const k_call *call, const ssd *s)
 {
@@ -295,8 +292,7 @@ int k_cpu_ssd_scan(const k_call *call)
   ssd *s = &f.s;
   tide__ssd_plan(s, call, call->in);
   s->last = !k_absent(f.last);
-  int rc = sequence_check(call, s->seq);
-  if (rc < 0) return rc;
+  TIDE_TRY(sequence_check(call, s->seq));
   f.each = bytes_of(call, s);
   if (few(call, s)) {
     int64_t grain = 65536 / (s->T * s->P * s->N + 1) + 1;
