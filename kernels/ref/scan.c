@@ -60,7 +60,8 @@ static double step_of(const scan *s, int64_t b, int64_t t, int64_t h)
 static double step_slope(const scan *s, int64_t b, int64_t t, int64_t h)
 {
   double sum, v = raw_step(s, b, t, h, &sum);
-  return v < s->attrs->dt_min || v > s->attrs->dt_max ? 0 : s->attrs->softplus ? ref_sigmoid(sum) : 1;
+  if (v < s->attrs->dt_min || v > s->attrs->dt_max) return 0;
+  return s->attrs->softplus ? ref_sigmoid(sum) : 1;
 }
 
 /* Returns the factor on the state before token t. */
