@@ -38,27 +38,6 @@ TIDE_LEVELS(void, gate_row, (float *u, const float *x, const float *z, int64_t n
   for (int64_t i = 0; i < n; i++) u[i] = x[i] * (z[i] * tide__sigmoidf(z[i]));
 }
 
-TIDE_LEVELS(float, squares, (const float *u, int64_t n), (u, n))
-{
-  float s0 = 0, s1 = 0;
-  int64_t q = n / 2;
-#pragma omp simd reduction(+ : s0, s1)
-  for (int64_t i = 0; i < q; i++) {
-    s0 += u[i] * u[i];
-    s1 += u[i + q] * u[i + q];
-  }
-  for (int64_t i = 2 * q; i < n; i++) s0 += u[i] * u[i];
-  return s0 + s1;
-}
-
-TIDE_LEVELS(void, scale,
-            (float *y, const float *u, const float *gain, float rstd, int64_t n),
-            (y, u, gain, rstd, n))
-{
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) y[i] = u[i] * rstd * gain[i];
-}
-
 /* sum of dy gain v, v the gated row */
 TIDE_LEVELS(float, dot,
             (const float *dy, const float *gain, const float *v, int64_t n), (dy, gain, v, n))
@@ -120,11 +99,12 @@ static void gated_norm_fwd_rows(void *arg, int64_t begin, int64_t end, int threa
     gate_row(u, x, z, g->dim);
     const float *normed = g->gate_last ? x : u;
     for (int64_t k = 0; k < ngroup; k++) {
-      float mean = squares(normed + k * g->group, g->group) / (float)g->group;
+      const float *v = normed + k * g->group;
+      float mean = row_dot(v, v, g->group) / (float)g->group;
       g->rstd[i * ngroup + k] = 1.0f / sqrtf(mean + g->eps);
     }
     for (int64_t k = 0, at = 0; k < ngroup; k++, at += g->group)
-      scale(y + at, u + at, g->gain + at, g->rstd[i * ngroup + k], g->group);
+      row_scale(y + at, u + at, g->gain + at, g->rstd[i * ngroup + k], g->group);
     row_write(g->y, i * g->dim, y, g->dim);
   }
 }

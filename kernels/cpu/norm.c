@@ -52,14 +52,6 @@ TIDE_LEVELS(float, sum_of_squares, (const float *x, float mean, int64_t n), (x, 
   return (s0 + s1) + (s2 + s3);
 }
 
-TIDE_LEVELS(void, scale_row,
-            (float *y, const float *x, const float *gain, float rstd, int64_t n),
-            (y, x, gain, rstd, n))
-{
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) y[i] = x[i] * rstd * gain[i];
-}
-
 TIDE_LEVELS(void, centre_row,
             (float *y, const float *x, const float *gain, const float *bias, float mean, float rstd,
              int64_t n), (y, x, gain, bias, mean, rstd, n))
@@ -140,7 +132,7 @@ static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
     float mean = f->mean ? sum_of(x, f->dim) * inv : 0.0f;
     float rstd = 1.0f / sqrtf(sum_of_squares(x, mean, f->dim) * inv + f->eps);
     if (f->mean) centre_row(y, x, f->gain, f->bias, mean, rstd, f->dim);
-    else scale_row(y, x, f->gain, rstd, f->dim);
+    else row_scale(y, x, f->gain, rstd, f->dim);
     row_write(f->y, i * f->dim, y, f->dim);
     if (f->mean) f->mean[i] = mean;
     f->rstd[i] = rstd;

@@ -54,6 +54,29 @@ static inline float *row_gain(float *gain, const k_tensor *weight, double offset
   return gain;
 }
 
+/* Returns the sum of x[i] y[i]; x may be y. */
+TIDE_LEVELS(float, row_dot, (const float *x, const float *y, int64_t n), (x, y, n))
+{
+  float a = 0, b = 0;
+  int64_t q = n / 2;
+#pragma omp simd reduction(+ : a, b)
+  for (int64_t i = 0; i < q; i++) {
+    a += x[i] * y[i];
+    b += x[i + q] * y[i + q];
+  }
+  for (int64_t i = 2 * q; i < n; i++) a += x[i] * y[i];
+  return a + b;
+}
+
+/* y = x rstd gain; y may be x. */
+TIDE_LEVELS(void, row_scale,
+            (float *y, const float *x, const float *gain, float rstd, int64_t n),
+            (y, x, gain, rstd, n))
+{
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) y[i] = x[i] * rstd * gain[i];
+}
+
 /* sum may be a or b. */
 TIDE_LEVELS(void, row_add, (float *sum, const float *a, const float *b, int64_t n), (sum, a, b, n))
 {

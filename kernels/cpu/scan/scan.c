@@ -308,19 +308,6 @@ TIDE_LEVELS_GLOBAL(void, tide__ssd_scale,
   for (int64_t i = 0; i < n; i++) y[i] = a * x[i];
 }
 
-TIDE_LEVELS_GLOBAL(float, tide__ssd_dot, (const float *x, const float *y, int64_t n), (x, y, n))
-{
-  float a = 0, b = 0;
-  int64_t q = n / 2;
-#pragma omp simd reduction(+ : a, b)
-  for (int64_t i = 0; i < q; i++) {
-    a += x[i] * y[i];
-    b += x[i + q] * y[i + q];
-  }
-  for (int64_t i = 2 * q; i < n; i++) a += x[i] * y[i];
-  return a + b;
-}
-
 void tide__ssd_skip(const ssd *s, int64_t h, float *row)
 {
   const k_tensor *D = s->D;

@@ -220,7 +220,7 @@ static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scra
     left += scale_dot(du, r->u + i * s->P, r->st.out[i], s->P);
   }
   if (at->seen && r->st.whole != 0)
-    k->edge = (double)r->st.whole * tide__ssd_dot(k->state, k->dstate, s->P * s->N);
+    k->edge = (double)r->st.whole * row_dot(k->state, k->dstate, s->P * s->N);
   tide__ssd_pack_b(s, r->b_n, ssd_own(s, src, 1, s->N), s->N, s->P);
   tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->late, s->P, 1), n, s->P);
   tide__ssd_mm(s, (ssd_mm){r->a_rows, r->b_n, r->sum_B, s->N, n, s->N, s->P, 1});
