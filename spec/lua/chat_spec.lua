@@ -125,7 +125,7 @@ describe('bounds of chat.template', function()
          '{% for i in range(1000) %}{{ i }}{% endfor %}', { steps = 500 }), 1, true)
       assert.matches('more than 100 bytes', bounded(
          '{% for i in range(1000) %}xxxx{% endfor %}', { output = 100 }), 1, true)
-      for _, text in ipairs { "{{ 'ab' * 1000000000000 }}", "{{ [0] * 1000000000000 }}",
+      for _, text in ipairs { "{{ 'ab' * 1000000000000 }}",
          "{% set ns = namespace(s='x' * 1000) %}{% for i in range(60) %}"
             .. '{% set ns.s = ns.s ~ ns.s %}{% endfor %}',
          "{{ '%999999999999d' % 1 }}", "{{ '{:999999999999}'.format(1) }}",
@@ -134,6 +134,12 @@ describe('bounds of chat.template', function()
          "{{ ['a' * 60000000, 'b' * 60000000] | join }}" }
       do
          assert.matches('limits.output', bounded(text), 1, true, text)
+      end
+      for _, text in ipairs { '{{ [0] * 1000000000000 }}',
+         '{% set ns = namespace(l=[0, 1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}'
+            .. '{% endfor %}', '{{ [1] | batch(99999999999, 0) | list }}' }
+      do
+         assert.matches('limits.steps', bounded(text), 1, true, text)
       end
       assert.matches('limits.depth', bounded(
          '{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}'), 1, true)

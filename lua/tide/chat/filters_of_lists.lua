@@ -196,7 +196,7 @@ function F.batch(rt, v, args, kwargs)
       end
       row[#row + 1] = item
    end
-   rt:room(n)
+   rt:spend(n)
    while row and fill ~= nil and fill ~= value.none and #row < n do row[#row + 1] = fill end
    return value.gen(out)
 end
@@ -205,7 +205,7 @@ function F.slice(rt, v, args, kwargs)
    local n, fill = bind.values('slice', args, kwargs, { 'slices', 'fill_with' }, 1)
    local items, out, offset = value.iterate(v), {}, 0
    n = value.integer(n)
-   rt:room(n)
+   rt:spend(n)
    local each_has, extra = math.floor(#items / n), #items % n
    for k = 0, n - 1 do
       local start = offset + k * each_has

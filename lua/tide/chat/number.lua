@@ -108,7 +108,7 @@ local function add_texts(rt, a, b)
 end
 
 local function add_lists(rt, a, b)
-   rt:room(#a + #b)
+   rt:spend(#a + #b)
    local list = setmetatable({}, getmetatable(a))
    for i = 1, #a do list[i] = a[i] end
    for i = 1, #b do list[#a + i] = b[i] end
@@ -122,7 +122,7 @@ local function repeated(rt, v, n)
       rt:room(#s * n)
       return type(v) == 'string' and s:rep(n) or value.markup(s:rep(n))
    end
-   rt:room(#v * n)
+   rt:spend(#v * n)
    local list = setmetatable({}, getmetatable(v))
    for k = 0, n - 1 do
       for i = 1, #v do list[k * #v + i] = v[i] end

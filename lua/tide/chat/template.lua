@@ -25,8 +25,8 @@ local template = {}
 local Template = {}
 Template.__index = Template
 
--- Bounds of one rendering: steps (nodes evaluated), output (bytes of one text), depth (macros and
--- recursive loops within each other).
+-- Bounds of one rendering: steps (nodes evaluated, members of lists put together), output (bytes of
+-- one text), depth (macros and recursive loops within each other).
 local limits = { steps = 2e6, output = 2^26, depth = 100 }
 
 -- ---- one rendering -----------------------------------------------------------------------------
@@ -34,12 +34,18 @@ local limits = { steps = 2e6, output = 2^26, depth = 100 }
 local Run = {}
 Run.__index = Run
 
--- Counts a step at a node, which is the place of what fails next.
-function Run:step(node)
-   self.node, self.steps = node, self.steps + 1
-   if self.steps > self.limits.steps then
+-- Counts n steps: what makes a list of n members takes as many, since it is as much memory.
+function Run:spend(n)
+   self.steps = self.steps + n
+   if not (self.steps <= self.limits.steps) then
       fault.raise('the template takes more than %d steps (limits.steps)', self.limits.steps)
    end
+end
+
+-- Counts a step at a node, which is the place of what fails next.
+function Run:step(node)
+   self.node = node
+   self:spend(1)
 end
 
 -- Raises unless a text of n bytes may be made.
