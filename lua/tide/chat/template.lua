@@ -37,7 +37,7 @@ Run.__index = Run
 -- Counts n steps: what makes a list of n members takes as many, since it is as much memory.
 function Run:spend(n)
    self.steps = self.steps + n
-   if not (self.steps <= self.limits.steps) then
+   if self.steps > self.limits.steps or self.steps ~= self.steps then
       fault.raise('the template takes more than %d steps (limits.steps)', self.limits.steps)
    end
 end
