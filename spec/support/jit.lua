@@ -65,16 +65,18 @@ function M.watch(fn, n)
    return { stops = total, aborts = aborts }
 end
 
--- Raises unless fn() in a loop compiles: some trace was finished, nothing aborts when warm.
+-- Raises unless fn() in a loop compiles: some trace was finished, nothing aborts when warm. LuaJIT
+-- counts loops in 64 counters by address. A short inner loop that shares one with a hotter place
+-- may be tried first and then keeps the outer one from compiling. So an abort counts if it comes
+-- back from a clean slate, three times.
 function M.assert_compiles(name, fn, n)
-   local seen = M.watch(fn, n)
-   if seen.stops == 0 then
-      error(name .. ': no trace was compiled', 2)
+   local seen
+   for _ = 1, 3 do
+      seen = M.watch(fn, n)
+      if #seen.aborts == 0 and seen.stops > 0 then return seen end
    end
-   if #seen.aborts > 0 then
-      error(name .. ': still aborts when warm: ' .. seen.aborts[1], 2)
-   end
-   return seen
+   error(name .. (seen.stops == 0 and ': no trace was compiled'
+      or ': still aborts when warm: ' .. seen.aborts[1]), 2)
 end
 
 return M

@@ -128,25 +128,30 @@ function M.ints(op, name, list, lo)
    return n, buf
 end
 
--- The same from separate numbers: x:reshape(2, 3). The first may be a list instead.
+local function entry(op, name, lo, v)
+   if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > M.exact then
+      bad(op, name, ('integers >= %d'):format(lo), v)
+   end
+   return v
+end
+
+-- The same from separate numbers: x:reshape(2, 3). The first may be a list instead. Without a loop:
+-- one of few turns that becomes hot by itself keeps a caller's loop from being compiled.
 function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
    if type(a) == 'table' then
       if b ~= nil then bad(op, name, 'one list, or numbers', b) end
       return M.ints(op, name, a, lo)
    end
-   local buf, n = new_shape(), 0
-   local v = a
-   while v ~= nil do
-      if type(v) ~= 'number' or v ~= floor(v) or v < lo or v > M.exact then
-         bad(op, name, ('integers >= %d'):format(lo), v)
-      end
-      buf[n] = v
-      n = n + 1
-      if n == 1 then v = b elseif n == 2 then v = c elseif n == 3 then v = d
-      elseif n == 4 then v = e elseif n == 5 then v = f elseif n == 6 then v = g
-      elseif n == 7 then v = h else v = nil end
-   end
-   return n, buf
+   local buf = new_shape()
+   if a == nil then return 0, buf else buf[0] = entry(op, name, lo, a) end
+   if b == nil then return 1, buf else buf[1] = entry(op, name, lo, b) end
+   if c == nil then return 2, buf else buf[2] = entry(op, name, lo, c) end
+   if d == nil then return 3, buf else buf[3] = entry(op, name, lo, d) end
+   if e == nil then return 4, buf else buf[4] = entry(op, name, lo, e) end
+   if f == nil then return 5, buf else buf[5] = entry(op, name, lo, f) end
+   if g == nil then return 6, buf else buf[6] = entry(op, name, lo, g) end
+   if h == nil then return 7, buf else buf[7] = entry(op, name, lo, h) end
+   return 8, buf
 end
 
 -- Dims of x for a reduction as (count, buffer): nil is every dim (count 0), a number one, a list

@@ -58,12 +58,7 @@ end
 function M.permute(x, a, b, c, d, e, f, g, h)
    tensor('permute', 'x', x)
    local ndim, dims = ndim_of(x), new_dims()
-   local n, order
-   if type(a) == 'table' then
-      n, order = arg.ints('permute', 'order', a, -ndim)
-   else
-      n, order = arg.ints_of('permute', 'order', -ndim, a, b, c, d, e, f, g, h)
-   end
+   local n, order = arg.ints_of('permute', 'order', -ndim, a, b, c, d, e, f, g, h)
    for i = 0, n - 1 do dims[i] = dim_of('permute', 'order', tonumber(order[i]), ndim) end
    return raw.permute(x, n, dims)
 end
