@@ -277,6 +277,11 @@ int64_t tide_tensor_numel(const tide_tensor *t)
   return TIDE_IS(TENSOR, t) ? tide__tensor_numel(t) : -1;
 }
 
+int tide_tensor_debt_reaches(const tide_tensor *t, int64_t bytes)
+{
+  return TIDE_IS(TENSOR, t) ? t->ctx->stats.debt >= bytes : TIDE_E_ARG;
+}
+
 int tide_tensor_dtype(const tide_tensor *t) { return TIDE_IS(TENSOR, t) ? t->dtype : TIDE_E_ARG; }
 
 int tide_tensor_device(const tide_tensor *t)

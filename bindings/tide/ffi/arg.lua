@@ -288,6 +288,7 @@ end
 -- A 0-dim tensor with the value v (number or boolean) to combine with x.
 local function scalar_like(op, name, x, v)
    local dtype = C.tide_tensor_dtype(x)
+   if dtype < 0 then bad(op, name == 'y' and 'x' or 'y', 'a tensor', x) end
    if type(v) == 'boolean' then
       v = v and 1 or 0
       if dtype == C.TIDE_BOOL then return M.scalar(x, C.TIDE_BOOL, v) end
@@ -310,17 +311,17 @@ end
 
 -- The second operand of a binary op as a tensor.
 function M.operand(op, name, x, y)
-   if istype(tensor_t, y) and y ~= nil then return y end
+   if istype(tensor_t, y) then return y end
    return scalar_like(op, name, x, y)
 end
 
 -- Both operands of a binary op as tensors; one of them may be a number.
 function M.pair(op, x, y)
-   if istype(tensor_t, x) and x ~= nil then
-      if istype(tensor_t, y) and y ~= nil then return x, y end
+   if istype(tensor_t, x) then
+      if istype(tensor_t, y) then return x, y end
       return x, scalar_like(op, 'y', x, y)
    end
-   if istype(tensor_t, y) and y ~= nil then return scalar_like(op, 'x', y, x), y end
+   if istype(tensor_t, y) then return scalar_like(op, 'x', y, x), y end
    return bad(op, 'x', 'a tensor', x)
 end
 

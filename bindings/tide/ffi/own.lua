@@ -214,8 +214,7 @@ local function take(box)
    local t = ffi.gc(box[0], C.tide_tensor_release)
    if noting then note(t) end
    if frame then frame[#frame + 1] = t end
-   local ctx = C.tide_tensor_ctx(t)
-   if C.tide_ctx_stats(ctx).debt >= look then settle(ctx) end
+   if C.tide_tensor_debt_reaches(t, look) == 1 then settle(C.tide_tensor_ctx(t)) end
    return t
 end
 M.take = take

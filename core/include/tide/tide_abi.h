@@ -247,6 +247,9 @@ int64_t tide_tensor_stride(const tide_tensor *t, int dim); /* in elements; -1 if
 int64_t tide_tensor_numel(const tide_tensor *t);
 int  tide_tensor_dtype(const tide_tensor *t);          /* TIDE_F32, ... */
 int  tide_tensor_device(const tide_tensor *t);         /* TIDE_DEV_CPU, ... */
+/* Returns 1 if the debt of t's context has reached this many bytes, else 0: one call for hosts that
+ * ask after each op. */
+int  tide_tensor_debt_reaches(const tide_tensor *t, int64_t bytes);
 /* Unique in the context; use as a key. A whole number below 2^53, and a double, since a 64-bit
  * integer is a box in LuaJIT, and no key of a table. */
 double tide_tensor_id(const tide_tensor *t);
