@@ -8,7 +8,7 @@
 /* A yield that lasts longer than this was spent in time slices of other programs. */
 static const double foreign_slice = 1e-3;
 /* SHARED_WAITS: waits that sleep at once before a yield is tried again. */
-enum { SHARED_WAITS = 64, LOOK_SPINS = 256, LOOK_YIELDS = 16 };
+enum { BUSY_SPINS = 16, SHARED_WAITS = 64, LOOK_SPINS = 256, LOOK_YIELDS = 16 };
 
 tide__wait tide__wait_begin(const tide__patience *p, double timeout)
 {
@@ -45,7 +45,7 @@ bool tide__wait_pause(tide__wait *w)
 {
   const tide__patience *p = &w->patience;
   if (++w->npoll < p->spins) {
-    relax();
+    if (w->npoll > BUSY_SPINS) relax();
     return w->npoll % LOOK_SPINS == 0;
   }
   double now = tide_trace_clock();

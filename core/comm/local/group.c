@@ -29,12 +29,12 @@ static void unlink_comm(tide_group *group, tide__local_comm *s)
   pthread_mutex_unlock(&group->lock);
 }
 
-/* Closes the entry when a failure is set, unless the generation that the rank waited for has
- * passed. */
-static bool close_entry(tide__failure *f, const void *gen)
+/* Closes the entry when a failure is set, unless the meeting that the rank waited for is
+ * complete. */
+static bool close_entry(tide__failure *f, const void *last)
 {
   tide__local_comm *s = (tide__local_comm *)((char *)f - offsetof(tide__local_comm, failure));
-  return tide__barrier_close(&s->entry, gen);
+  return tide__barrier_close(&s->entry->barrier, last);
 }
 
 tide__local_comm *tide__local_new(tide_group *group, int nrank, const int *member,
@@ -44,13 +44,18 @@ tide__local_comm *tide__local_new(tide_group *group, int nrank, const int *membe
   tide__local_comm *s = aligned_alloc(128, (size + 127) & ~(size_t)127);
   int *copy = malloc(n * sizeof *copy), nlist = tide__call_nlist(nrank);
   int64_t *lists = calloc(n * (size_t)nlist, sizeof *lists);
-  if (!s || !copy || !lists) {
+  size_t tags = sizeof(tide__entry) + n * sizeof s->entry->tag[0];
+  tide__entry *entry = aligned_alloc(64, (tags + 63) & ~(size_t)63);
+  if (!s || !copy || !lists || !entry) {
     free(s);
     free(copy);
     free(lists);
+    free(entry);
     return NULL;
   }
   memset(s, 0, size);
+  memset(entry, 0, tags);
+  s->entry = entry;
   memcpy(copy, member, n * sizeof *copy);
   atomic_init(&s->refs, 1);
   s->nrank = nrank;
@@ -72,6 +77,7 @@ void tide__local_drop(tide__local_comm *s)
   if (atomic_fetch_sub(&s->refs, 1) > 1) return;
   unlink_comm(s->group, s);
   tide__failure_close(&s->failure);
+  free(s->entry);
   free(s->member);
   free(s->lists);
   free(s);

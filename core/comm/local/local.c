@@ -126,8 +126,9 @@ static uint64_t tag_of(const tide__call_same *same)
 }
 
 /* Describes the call to other ranks. */
-static uint64_t local_announce(tide__slot *slot, const tide__coll *c, const tide__comm_call *call)
+static uint64_t local_announce(local *s, int me, const tide__coll *c, const tide__comm_call *call)
 {
+  tide__slot *slot = &s->slot[me];
   uint64_t version = LOAD(slot->version), tag = tag_of(&call->same);
   atomic_store_explicit(&slot->version, version + 1, memory_order_relaxed);
   for (size_t i = 0; i < TIDE__CALL_WORDS; i++) {
@@ -141,8 +142,8 @@ static uint64_t local_announce(tide__slot *slot, const tide__coll *c, const tide
   page->from = call->from;
   page->sent = call->sent;
   page->expected = call->expected;
-  STORE(page->tag, tag);
   slot->coll = c;
+  STORE(s->entry->tag[me][c->seq & 1], tag); /* last: the next store to its line is the arrival */
   return tag;
 }
 
@@ -172,7 +173,7 @@ static bool pair_matches(const local *s, const tide__coll *c, int a)
 static int local_agree(local *s, tide__coll *c, uint64_t tag)
 {
   bool same = c->op != TIDE__ALL_TO_ALL_V;
-  for (int q = 0; q < s->nrank && same; q++) same = LOAD(page_of(s, q, c)->tag) == tag;
+  for (int q = 0; q < s->nrank && same; q++) same = LOAD(s->entry->tag[q][c->seq & 1]) == tag;
   for (int q = 0; q < s->nrank && same && c->op == TIDE__SEND_RECV; q++)
     same = pair_matches(s, c, q);
   int rc = same ? TIDE_OK : compare_calls(s, c);
@@ -209,14 +210,15 @@ static void local_name_missing(local *s, const tide__coll *c, tide__text *t)
 
 /* Ends the wait of this rank with a failure. Returns PASSED if the others have arrived meanwhile:
  * they use this rank's operands and wait for it at the exit, even if a failure is set by then. */
-static int give_up(local *s, int me, tide__coll *c, uint32_t gen, int why)
+static int give_up(local *s, int me, tide__coll *c, int why)
 {
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
   tide__add_ended(&t, why, me, c, s->name);
   if (why == TIDE_E_TIMEOUT) local_name_missing(s, c, &t);
-  if (!tide__failure_end(&s->failure, c, why, me, buf, &gen)) return TIDE__PASSED;
-  return tide__barrier_close(&s->entry, &gen) ? TIDE__CLOSED : TIDE__PASSED;
+  const uint32_t *last = &s->slot[me].entered;
+  if (!tide__failure_end(&s->failure, c, why, me, buf, last)) return TIDE__PASSED;
+  return tide__barrier_close(&s->entry->barrier, last) ? TIDE__CLOSED : TIDE__PASSED;
 }
 
 /* Returns how long to spin: a rank on this processor cannot arrive meanwhile. */
@@ -233,20 +235,21 @@ static int spin_for(local *s, int me)
 /* Passes the entry. Returns PASSED or CLOSED. */
 static int local_enter(local *s, int me, tide__coll *c)
 {
-  uint32_t gen = 0;
+  tide__barrier *entry = &s->entry->barrier;
+  uint32_t last = s->slot[me].entered += (uint32_t)s->nrank;
   uint64_t cycle = 0;
-  int state = tide__barrier_arrive(&s->entry, s->nrank, &gen);
+  int state = tide__barrier_arrive(entry, last);
   if (state != TIDE__WAITING) return state;
   tide__wait w = tide__wait_begin(&patience, search_seconds);
   w.patience.spins = s->slot[me].spin;
   if (w.timeout > c->timeout) w.timeout = c->timeout;
-  while ((state = tide__barrier_wait(&s->entry, gen, &w, c)) == TIDE_E_TIMEOUT &&
+  while ((state = tide__barrier_wait(entry, last, &w, c)) == TIDE_E_TIMEOUT &&
          w.timeout < c->timeout) {
     cycle = tide__group_deadlock(s, me, cycle);
     w.timeout += search_seconds;
     if (w.timeout > c->timeout) w.timeout = c->timeout;
   }
-  return state < 0 ? give_up(s, me, c, gen, state) : state;
+  return state < 0 ? give_up(s, me, c, state) : state;
 }
 
 /* Names the ranks that this one still waits for at the exit. */
@@ -267,19 +270,19 @@ static int leave_together(local *s, int me, tide__coll *c)
 {
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
-  uint32_t gen;
+  uint32_t last = s->slot[me].left += (uint32_t)s->nrank;
   STORE(s->slot[me].moved, c->seq);
-  if (tide__barrier_arrive(&s->exit, s->nrank, &gen) == TIDE__PASSED) return TIDE_OK;
+  if (tide__barrier_arrive(&s->exit, last) == TIDE__PASSED) return TIDE_OK;
   tide__wait w = tide__wait_begin(&patience, c->timeout);
   w.patience.spins = s->slot[me].spin;
-  int why = tide__barrier_wait(&s->exit, gen, &w, c);
+  int why = tide__barrier_wait(&s->exit, last, &w, c);
   if (why == TIDE__PASSED) return TIDE_OK;
   tide__add_ended(&t, why, me, c, s->name);
   name_moving(s, c, &t);
   tide__failure_end(&s->failure, c, why, me, buf, NULL);
-  tide__coll last = {.timeout = HUGE_VAL}; /* no interrupt, no end */
+  tide__coll patient = {.timeout = HUGE_VAL}; /* no interrupt, no end */
   w.timeout = HUGE_VAL;
-  tide__barrier_wait(&s->exit, gen, &w, &last);
+  tide__barrier_wait(&s->exit, last, &w, &patient);
   return local_failed(s, me, c);
 }
 
@@ -410,7 +413,7 @@ static int local_run(void *state, int me, tide__coll *c)
   if (c->stream) tide__coll_record(c, &c->stream->ready);
   tide__call_of(c, s->nrank, &call, slot->list);
   int64_t posted = local_post(s, me, c);
-  uint64_t tag = local_announce(slot, c, &call);
+  uint64_t tag = local_announce(s, me, c, &call);
   slot->spin = spin_for(s, me);
   slot->closed = local_enter(s, me, c) == TIDE__CLOSED;
   int rc = slot->closed ? local_failed(s, me, c) : local_pass(s, me, c, tag, posted);

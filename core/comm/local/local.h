@@ -27,31 +27,37 @@ enum { TIDE__POST = 2048 };    /* bytes of a payload that travels in the slot */
 
 /* ---- barrier.c ------------------------------------------------------------------------------- */
 
-/* Holds generation, closed bit and count of arrivals. Each change is one compare-and-swap, so
- * passing and closing exclude each other. */
+/* Holds the count of arrivals and how it was closed. Each change is atomic, so passing and closing
+ * exclude each other. Ranks number the arrivals: the n of the first meeting are 1 to n. */
 typedef struct tide__barrier {
-  _Alignas(64) _Atomic uint32_t word;
+  _Atomic uint64_t word;
   _Atomic uint32_t nsleep;
 } tide__barrier;
 
 enum { TIDE__PASSED, TIDE__CLOSED, TIDE__WAITING };
 
-/* Arrives at a barrier of n; *gen receives the generation to wait for. WAITING: others are
- * missing. */
-int  tide__barrier_arrive(tide__barrier *b, int n, uint32_t *gen);
+/* Arrives at the meeting whose last arrival has number `last`. WAITING: others are missing. A rank
+ * that has found the barrier closed must not arrive again. */
+int  tide__barrier_arrive(tide__barrier *b, uint32_t last);
 /* Waits for the others after an arrival. PASSED, CLOSED, or why c's wait ends: TIDE_E_INTERRUPT or
  * TIDE_E_TIMEOUT; it may be called again with the same wait. */
-int  tide__barrier_wait(tide__barrier *b, uint32_t gen, tide__wait *w, const tide__coll *c);
-/* Closes the barrier, unless the generation *gen (may be null) has passed: then false. */
-bool tide__barrier_close(tide__barrier *b, const uint32_t *gen);
+int  tide__barrier_wait(tide__barrier *b, uint32_t last, tide__wait *w, const tide__coll *c);
+/* Closes the barrier, unless the meeting of *last (may be null) is complete: then false. */
+bool tide__barrier_close(tide__barrier *b, const uint32_t *last);
 
 /* ---- group.c --------------------------------------------------------------------------------- */
 
-/* What decides whether calls agree, in one line a rank, with a payload of a few numbers. tag: of
- * what all ranks have in common. The others as in tide__comm_call. */
+/* The entry of calls. tag: of what all ranks have in common, by rank and by parity of the call's
+ * number. Those of the first ranks lie in the barrier's cache line: two or three ranks that pass
+ * read no other. */
+typedef struct tide__entry {
+  _Alignas(64) tide__barrier barrier;
+  _Atomic uint64_t tag[][2];
+} tide__entry;
+
+/* What else decides whether calls agree, with a payload of a few numbers. As in tide__comm_call. */
 typedef struct tide__page {
-  _Alignas(128) _Atomic uint64_t tag;
-  int32_t to, from;
+  _Alignas(128) int32_t to, from;
   uint64_t sent, expected;
   _Alignas(32) char payload[TIDE__POST];
 } tide__page;
@@ -66,6 +72,7 @@ typedef struct tide__slot {
   _Atomic int64_t done;        /* the last call that has ended */
   _Atomic int64_t moved;       /* the last call whose data this rank has moved */
   int64_t on_device;           /* the last call that showed this rank's events */
+  uint32_t entered, left;      /* last arrivals at entry and exit, of this rank's last calls */
   bool closed;                 /* this rank has found the entry closed */
   int spin;                    /* polls before it yields in the current call */
   const tide__coll *coll;      /* read by other ranks between entry and exit only */
@@ -79,14 +86,15 @@ typedef struct tide__slot {
 } tide__slot;
 
 typedef struct tide__local_comm {
-  tide__barrier entry, exit;
-  atomic_int refs;
+  _Alignas(64) tide__barrier exit;
+  _Alignas(64) atomic_int refs;
   int nrank, spin;
   tide_group *group;           /* not counted: an owner of this holds its group */
   tide__failure failure;       /* setting it closes the entry */
   char name[TIDE__COMM_NAME];
   struct tide__local_comm *prev, *next; /* of the group, under its lock */
   _Atomic int64_t device_failed; /* the call in which a rank's device failed */
+  tide__entry *entry;
   int *member;                 /* ranks in the group, by rank here */
   int64_t *lists;
   tide__slot slot[];
