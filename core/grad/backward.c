@@ -119,15 +119,24 @@ static int check_saved(tide_ctx *ctx, const tide__node *n, const tide__saved *s,
 
 static bool wanted(const tide__input *in) { return in->edge.node || in->edge.leaf; }
 
+/* Returns the gradient of an input so far if a rule may add to it, else null. */
+static tide_tensor *sum_so_far(const tide__input *in)
+{
+  const tide__edge *e = &in->edge;
+  tide_tensor *sum = e->leaf ? e->leaf->grad : e->node ? e->node->out[e->slot].grad : NULL;
+  bool fits = sum && sum->dtype == in->meta.dtype && sum->storage->device == in->meta.device;
+  return fits && exclusive(sum) ? sum : NULL;
+}
+
 enum { FEW = 16 };
 
 /* The views that a derivative rule reads; arrays on the stack unless the op took a long list. */
 typedef struct frame {
-  tide_tensor *in_[FEW], *gin_[FEW];
+  tide_tensor *in_[FEW], *gin_[FEW], *sum_[FEW];
   tide__meta meta_[FEW];
   bool need_[FEW];
   tide_tensor *gout[TIDE__MAX_OUT], *out[TIDE__MAX_OUT];
-  tide_tensor **in, **gin;
+  tide_tensor **in, **gin, **sum;
   tide__meta *meta;
   bool *need;
   size_t bytes;
@@ -139,24 +148,27 @@ static int frame_open(tide_ctx *ctx, frame *f, const tide__node *n)
   size_t k = (size_t)n->nin;
   f->in = f->in_;
   f->gin = f->gin_;
+  f->sum = f->sum_;
   f->meta = f->meta_;
   f->need = f->need_;
   f->bytes = 0;
   f->block = NULL;
   if (k > FEW) {
-    f->bytes = k * (2 * sizeof *f->in + sizeof *f->meta + sizeof *f->need);
+    f->bytes = k * (3 * sizeof *f->in + sizeof *f->meta + sizeof *f->need);
     f->block = tide__alloc(ctx, f->bytes);
     if (!f->block) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory");
     f->meta = f->block;
     f->in = (tide_tensor **)(f->meta + k);
     f->gin = f->in + k;
-    f->need = (bool *)(f->gin + k);
+    f->sum = f->gin + k;
+    f->need = (bool *)(f->sum + k);
   }
   for (int i = 0; i < n->nin; i++) {
     f->in[i] = n->in[i].saved.t;
     f->gin[i] = NULL;
     f->meta[i] = n->in[i].meta;
     f->need[i] = wanted(&n->in[i]);
+    f->sum[i] = sum_so_far(&n->in[i]);
   }
   for (int i = 0; i < n->nout; i++) {
     f->gout[i] = n->out[i].grad;
@@ -200,7 +212,7 @@ static int run_native(tide_backward *bw, tide__node *n)
   TIDE_TRY(tide__check_node(ctx, n));
   TIDE_TRY(frame_open(ctx, &f, n));
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
-                       .in = f.in, .out = f.out, .meta = f.meta, .need = f.need,
+                       .in = f.in, .out = f.out, .meta = f.meta, .need = f.need, .sum = f.sum,
                        .attrs = &n->attrs, .consume = !bw->retain, .gin = f.gin};
   int rc = recompute_inputs(ctx, &f, n);
   if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);

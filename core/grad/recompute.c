@@ -4,17 +4,26 @@
  * cheap op that keeps its own operands anyway (op.def lists these), keeping the result as well
  * wastes memory: the reverse walk reaches the linear layer while the operands still exist, so the
  * same op runs once more. Products that share the input share the recomputed result; it is freed
- * when the walk passes the op that made it. Parameter remake=0 keeps the results instead.
+ * when the walk passes the op that made it. Where memory is the host's, the results are kept: they
+ * cost more time than memory there. Parameter remake decides otherwise.
  *
  * The same kernel on the same operands gives the same bits. An operand changed in place is an error
  * as usual; a result that was changed in place before the product read it is kept, not recomputed.
  */
 #include "core/grad/tape.h"
 
+/* A plan on the null device does what the device that it rehearses does. */
+static bool recomputes_on(const tide_ctx *ctx, int device)
+{
+  const tide__backend *b = ctx->devices->device[device].backend;
+  if (ctx->params.remake >= 0) return ctx->params.remake;
+  return b->has_bytes ? !b->host : ctx->params.rehearse < 0;
+}
+
 bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *x)
 {
-  bool may = ctx->params.remake && tide__op_get(op)->flags & TIDE__OPF_RECOMPUTES;
-  if (!may || i != 0) return false;
+  bool may = tide__op_get(op)->flags & TIDE__OPF_RECOMPUTES;
+  if (!may || i != 0 || !recomputes_on(ctx, x->storage->device)) return false;
   return x->node && x->storage->version == 0 && x->node_out == 0 && tide__recompute_of(x->node->op);
 }
 

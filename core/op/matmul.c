@@ -219,15 +219,21 @@ static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
   return tide_reshape(out, x, 2, (int64_t[]){n, x->shape[x->ndim - 1]});
 }
 
-/* Computes dy b, or dy^T b; in FP8 as a linear of the same operands, transposed by views. */
-static int grad_product(tide_tensor **out, tide_tensor *dy, bool transposed, tide_tensor *b,
-                        bool fp8)
+/* Computes dy b, or dy^T b, and adds it to sum, or makes *out if sum is null; in FP8 as a linear of
+ * the same operands, transposed by views. */
+static int grad_product(tide_tensor **out, tide_tensor *sum, tide_tensor *dy, bool transposed,
+                        tide_tensor *b, bool fp8)
 {
-  if (!fp8) return product_with_transpose(out, dy, transposed, b, false);
+  if (!fp8 && !sum) return product_with_transpose(out, dy, transposed, b, false);
   tide__temps v = {0};
   if (transposed) dy = TIDE__TEMP(&v, tide_transpose, dy, 0, 1);
-  b = TIDE__TEMP(&v, tide_transpose, b, 0, 1);
-  TIDE__DO(&v, linear_fp8(out, dy, b, NULL, true));
+  if (fp8) {
+    b = TIDE__TEMP(&v, tide_transpose, b, 0, 1);
+    TIDE__DO(&v, linear_fp8(out, dy, b, NULL, true));
+  } else {
+    sum = TIDE__TEMP(&v, matmul_rows_of, sum);
+    TIDE__DO(&v, tide_addmm_(sum, dy, b));
+  }
   return tide__temps_end(&v);
 }
 
@@ -236,14 +242,15 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
   int32_t first = 0;
   tide__temps v = {0};
-  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout);
+  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout), *none[2] = {NULL, NULL};
+  tide_tensor *const *sum = g->sum && !fp8 ? g->sum : none;
   if (g->need[0]) {
-    tide_tensor *dx = TIDE__TEMP(&v, grad_product, dy, false, g->in[1], fp8);
-    TIDE__DO(&v, tide_reshape(&g->gin[0], dx, g->meta[0].ndim, g->meta[0].shape));
+    tide_tensor *dx = TIDE__TEMP(&v, grad_product, sum[0], dy, false, g->in[1], fp8);
+    if (dx) TIDE__DO(&v, tide_reshape(&g->gin[0], dx, g->meta[0].ndim, g->meta[0].shape));
   }
   if (g->need[1]) {
     tide_tensor *x = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
-    TIDE__DO(&v, grad_product(&g->gin[1], dy, true, x, fp8));
+    TIDE__DO(&v, grad_product(&g->gin[1], sum[1], dy, true, x, fp8));
   }
   if (g->need[2]) TIDE__DO(&v, tide_sum(&g->gin[2], dy, 1, &first, false));
   return tide__temps_end(&v);

@@ -85,6 +85,9 @@ typedef struct tide__grad_call {
   tide_tensor *const *out;
   const tide__meta *meta;       /* of the inputs */
   const bool *need;
+  /* The gradient of each input so far where a rule may add to it in place of making one; else null,
+   * and sum itself may be null. */
+  tide_tensor *const *sum;
   const tide__attrs *attrs;
   bool consume;                 /* saved results may be overwritten: the walk frees them */
   tide_tensor **gin;

@@ -126,7 +126,7 @@ describe('results that a product reads', function()
    local function block(remake, change)
       local ctx = tide.default()
       ctx:param('remake', remake)
-      finally(function() ctx:param('remake', 1) end)
+      finally(function() ctx:param('remake', -1) end)
       leak.mark()
       local leaves = {
          leaf(1, 64, 128), leaf(2, 64, 128), leaf(3, 128), leaf(4, 512, 128), leaf(5, 512, 128),
@@ -154,11 +154,20 @@ describe('results that a product reads', function()
       assert.equal(4 * 64 * (512 + 128), many - few)         -- the gated product and one norm
    end)
 
+   it('are kept in the memory of the host unless parameter remake says otherwise', function()
+      local _, kept = block(0)
+      local _, held = block(-1)
+      assert.equal(kept, held)
+   end)
+
    it('are kept when they were changed before the product read them', function()
       assert.are.same((block(0, true)), (block(1, true)))
    end)
 
    it('are not remade from operands changed in place', function()
+      local ctx = tide.default()
+      ctx:param('remake', 1)
+      finally(function() ctx:param('remake', -1) end)
       local a, gain, w = leaf(1, 4, 8), leaf(2, 8), leaf(3, 8, 8)
       local loss = tide.linear(tide.rms_norm(a, gain), w):sum()
       tide.no_grad(function() gain:mul_(2) end)
@@ -169,6 +178,9 @@ describe('results that a product reads', function()
    end)
 
    it('serve a walk that is repeated', function()
+      local ctx = tide.default()
+      ctx:param('remake', 1)
+      finally(function() ctx:param('remake', -1) end)
       local a, w = leaf(1, 4, 8), leaf(3, 8, 8)
       local loss = tide.linear(tide.rms_norm(a), w):sum()
       loss:backward(nil, { retain = true })
@@ -209,5 +221,42 @@ describe('garbage', function()
       local peak = ctx:stats().peak
       assert.is_true(peak <= 24 * 2 ^ 20, ('peak %.1f MiB'):format(peak / 2 ^ 20))
       ctx:close()
+   end)
+end)
+
+describe('gradients that meet', function()
+   -- How many ops a backward runs, by the number of products that read input.
+   local function ops(n)
+      local input = tide.randn({ 2, 3, 8 }):requires_grad_()
+      local loss = 0
+      for _ = 1, n do loss = loss + tide.linear(input, tide.randn { 5, 8 }):sum() end
+      local before = tide.stats().nop
+      loss:backward()
+      return tide.stats().nop - before
+   end
+
+   it('are added by the product that makes the next one', function()
+      local two, three, four = ops(2), ops(3), ops(4)
+      assert.equal(three - two, four - three)
+      local alone = ops(1)
+      assert.equal(two - alone, three - two)       -- no pass more for the first that meets another
+   end)
+
+   it('are those of separate products', function()
+      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+         local input = tide.randn({ 2, 3, 8 }, { dtype = dtype }):requires_grad_()
+         local w, each, sum = {}, tide.zeros({ 2, 3, 8 }, { dtype = 'f64' }), 0
+         for i = 1, 3 do
+            w[i] = tide.randn({ 5, 8 }, { dtype = dtype }):requires_grad_()
+            sum = sum + tide.linear(input, w[i]):sum()
+            each = each + w[i]:detach():to 'f64':sum(1):expand(2, 3, 8)
+         end
+         sum:backward()
+         local bound = dtype == 'bf16' and 0.1 or 1e-4
+         assert.is_true((input.grad:to 'f64' - each):abs():amax():item() < bound)
+         tide.linear(input:detach(), w[2]):sum():backward()
+         local twice = input:detach():to 'f64':reshape(6, 8):sum(1):mul(2):expand(5, 8)
+         assert.is_true((w[2].grad:to 'f64' - twice):abs():amax():item() < bound)
+      end
    end)
 end)
