@@ -111,9 +111,7 @@ local function refill(self, list)
       local from = {}
       for i, leaf in ipairs(list) do
          local t = leaf.value
-         if tide.is_tensor(t) then
-            from[i] = lies_elsewhere(self.want, i, t) and t:clone() or t
-         end
+         if tide.is_tensor(t) then from[i] = lies_elsewhere(self.want, i, t) and t:clone() or t end
       end
       for i in ipairs(list) do
          if from[i] then self.want[i].value:copy_(from[i]) end

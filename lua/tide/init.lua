@@ -99,9 +99,7 @@ local functions = { gradcheck = 'tide.debug.gradcheck' }
 
 local entries = { gradcheck = functions.gradcheck }
 local parts = 'chat comm cuda data debug dist model nn optim parallel repl tokenizer train util'
-for name in parts:gmatch '%a+' do
-   entries[name] = 'tide.' .. name
-end
+for name in parts:gmatch '%a+' do entries[name] = 'tide.' .. name end
 
 -- What may have been meant by a name that is not there.
 local function hint(self, key)

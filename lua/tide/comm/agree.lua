@@ -23,9 +23,7 @@ end
 
 -- The list at t[key], made on demand; `order` holds the keys in the order of making.
 local function list_at(t, order, key)
-   if not t[key] then
-      t[key], order[#order + 1] = {}, key
-   end
+   if not t[key] then t[key], order[#order + 1] = {}, key end
    return t[key]
 end
 

@@ -137,9 +137,7 @@ function dist.sum(comm, numbers)
 end
 
 -- True on every rank if `flag` is true on any.
-function dist.any(comm, flag)
-   return dist.sum(comm, { flag and 1 or 0 })[1] > 0
-end
+function dist.any(comm, flag) return dist.sum(comm, { flag and 1 or 0 })[1] > 0 end
 
 -- Runs fn on rank 0 and a barrier on all; an error on rank 0 is an error on every rank.
 function dist.on_first(comm, op, fn)

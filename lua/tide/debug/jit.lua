@@ -55,9 +55,7 @@ function jitlog.text(report)
       return counts[a] > counts[b] or counts[a] == counts[b] and a < b
    end)
    local lines = { ('%d traces, %d aborts'):format(report.traces, #report.aborts) }
-   for _, line in ipairs(order) do
-      lines[#lines + 1] = ('  %d x %s'):format(counts[line], line)
-   end
+   for _, line in ipairs(order) do lines[#lines + 1] = ('  %d x %s'):format(counts[line], line) end
    return table.concat(lines, '\n')
 end
 

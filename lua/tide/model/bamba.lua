@@ -13,9 +13,7 @@ local op = 'model.bamba'
 local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
 local share, base = 'number in [1e-9, 1]', 'number >= 1'
 
-local function head_dim_of(c)
-   return c.mamba_expand * c.hidden_size / c.mamba_n_heads
-end
+local function head_dim_of(c) return c.mamba_expand * c.hidden_size / c.mamba_n_heads end
 
 local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
@@ -108,9 +106,7 @@ Bamba.form = {
 }
 
 -- Makes the fields of config.json of c, a complete configuration.
-function Bamba.publish(c)
-   c.time_step_limit = c.time_step_limit or { 0, math.huge }
-end
+function Bamba.publish(c) c.time_step_limit = c.time_step_limit or { 0, math.huge } end
 
 -- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
 function Bamba:init(config, opts)

@@ -36,9 +36,7 @@ function CausalLM:make_head(opts)
 end
 
 -- The weight of the output projection, tied or not.
-function CausalLM:head()
-   return self.lm_head and self.lm_head.weight or self:embedding().weight
-end
+function CausalLM:head() return self.lm_head and self.lm_head.weight or self:embedding().weight end
 
 -- Refuses what is no tensor [batch, tokens].
 function CausalLM:check_ids(ids)
@@ -63,9 +61,7 @@ function CausalLM:head_logits(h)
 end
 
 -- The loss of final hidden states, without logits. opts: of nn.loss.linear.
-function CausalLM:head_loss(h, labels, opts)
-   return nn.loss.linear(h, self:head(), labels, opts)
-end
+function CausalLM:head_loss(h, labels, opts) return nn.loss.linear(h, self:head(), labels, opts) end
 
 -- Logits under the soft cap of the configuration, if it has one.
 local function capped(self, y)

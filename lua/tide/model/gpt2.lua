@@ -70,9 +70,7 @@ GPT2.form = {
 -- beside it are those of published files; others, in a checkpoint, are of a model type of its own.
 function GPT2.publish(c, transposed)
    for theirs, ours in each(alias) do c[theirs], c[ours] = c[ours], nil end
-   if not transposed then
-      c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' }
-   end
+   if not transposed then c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' } end
 end
 
 -- opts: dtype, device ('null' for shapes only), seed, init.

@@ -8,18 +8,14 @@ local stored = {}
 
 -- The box of a stored tensor that a box of one of its parts is: offset and size.
 function stored.box(entry, part, offset, size)
-   if entry.transposed then
-      return { offset[2], part.first + offset[1] }, { size[2], size[1] }
-   end
+   if entry.transposed then return { offset[2], part.first + offset[1] }, { size[2], size[1] } end
    local at, n = { part.first + offset[1] }, { size[1] }
    for d = 2, #size do at[d], n[d] = offset[d], size[d] end
    return at, n
 end
 
 -- A box of a part from that of the stored tensor.
-function stored.part(entry, t)
-   return entry.transposed and t:transpose(1, 2):contiguous() or t
-end
+function stored.part(entry, t) return entry.transposed and t:transpose(1, 2):contiguous() or t end
 
 -- The stored tensor of its parts. get(name): the parameter, or a tensor like it.
 function stored.whole(entry, get)

@@ -87,9 +87,7 @@ end
 local function through(module, hooks, values)
    local at, tensors = {}, {}
    for i = 1, values.n do
-      if is_tracked(values[i]) then
-         at[#at + 1], tensors[#tensors + 1] = i, values[i]
-      end
+      if is_tracked(values[i]) then at[#at + 1], tensors[#tensors + 1] = i, values[i] end
    end
    if #at == 0 then return values end
    local func = hooks:is_used() and tide.grad.func or private.relay

@@ -11,9 +11,7 @@ local loss = {}
 loss.ignore = -100
 
 -- Number of labels that count.
-function loss.count(labels, ignore)
-   return labels:ne(ignore or loss.ignore):sum():item()
-end
+function loss.count(labels, ignore) return labels:ne(ignore or loss.ignore):sum():item() end
 
 -- Labels of next-token prediction from the tokens themselves: labels[t] = ids[t + 1], the last
 -- one ignored. ids i64.

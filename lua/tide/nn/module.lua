@@ -157,9 +157,7 @@ end
 
 local function visit(self, prefix, fn)
    fn(self, prefix)
-   for _, name in ipairs(self._child) do
-      visit(self[name], names_.join(prefix, name), fn)
-   end
+   for _, name in ipairs(self._child) do visit(self[name], names_.join(prefix, name), fn) end
 end
 
 -- Calls fn(module, path) for this module and everything below, parents first.
@@ -343,9 +341,7 @@ function Module:init_weights(seed)
    err.integer('nn.Module.init_weights', 'seed', seed, 0)
    check_unsharded(self, 'nn.Module.init_weights')
    tide.no_grad(function()
-      for _, entry in ipairs(self:named_parameters()) do
-         fill_parameter(entry, seed)
-      end
+      for _, entry in ipairs(self:named_parameters()) do fill_parameter(entry, seed) end
    end)
    self._seed = seed                     -- train.step compares it where ranks hold parts
    return self
@@ -422,9 +418,7 @@ end
 -- those that are there), by (the part of the library that adds it; nil: the user).
 
 -- fn(module, inputs...): what it returns replaces the inputs (nil: unchanged).
-function Module:hook_pre(fn, opts)
-   return hook.add(self, 'pre', 'nn.Module.hook_pre', fn, opts)
-end
+function Module:hook_pre(fn, opts) return hook.add(self, 'pre', 'nn.Module.hook_pre', fn, opts) end
 
 -- fn(module, inputs, outputs...), inputs a packed list: what it returns replaces the outputs.
 function Module:hook_post(fn, opts)

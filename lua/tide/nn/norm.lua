@@ -21,9 +21,7 @@ end
 -- x [.., dim] -> the same shape; with a residual of that shape: the norm of the sum, and the
 -- sum.
 function RMSNorm:forward(x, residual)
-   if residual then
-      return tide.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
-   end
+   if residual then return tide.add_rms_norm(x, residual, self.weight, self.eps, self.offset) end
    return tide.rms_norm(x, self.weight, self.eps, self.offset)
 end
 private.note(RMSNorm.forward)

@@ -16,9 +16,7 @@ function Stack:init(blocks, names)
       'nn.Stack', 'blocks', 'a list of modules: nn.Stack { a, b }', blocks)
    Module.init(self)
    self._place = {}               -- name -> index of the block, which lies at that index alone
-   for i, block in ipairs(blocks) do
-      self:child(names and names[i] or tostring(i - 1), block)
-   end
+   for i, block in ipairs(blocks) do self:child(names and names[i] or tostring(i - 1), block) end
 end
 
 -- A name is looked up by its place; the rest is the class's.
@@ -66,9 +64,7 @@ function Stack:slice(first, last)
    err.integer('nn.Stack.slice', 'first', first, 1, #self)
    err.integer('nn.Stack.slice', 'last', last, first, #self)
    local blocks, names = {}, {}
-   for i = first, last do
-      blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i]
-   end
+   for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
    return Stack(blocks, names)
 end
 

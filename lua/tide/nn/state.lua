@@ -40,9 +40,7 @@ function state_of.refuse(op, lists, kinds, before)
          parts[#parts + 1] = label .. ': ' .. listed(lists[kind])
       end
    end
-   if #parts > 0 then
-      err.raise('E_SHAPE', op, '%s%s', before or '', table.concat(parts, '; '))
-   end
+   if #parts > 0 then err.raise('E_SHAPE', op, '%s%s', before or '', table.concat(parts, '; ')) end
 end
 
 local function shapes(op, tensors)

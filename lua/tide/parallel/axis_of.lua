@@ -10,9 +10,7 @@ local old = require 'tide.util.old'
 
 local axis_of = {}
 
-local function talks(v)
-   return type(v) == 'table' and type(v.all_reduce) == 'function'
-end
+local function talks(v) return type(v) == 'table' and type(v.all_reduce) == 'function' end
 
 local text = 'an axis of a mesh or a communicator'
 

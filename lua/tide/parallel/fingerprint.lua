@@ -47,9 +47,7 @@ function fingerprint.structure(model, name)
       local at = path == '' and (name or '') or (name and name .. '.' or '') .. path
       list[#list + 1] = ('%s = %s'):format(at == '' and 'the model' or at, m.class_name)
       for _, k in ipairs(names_of(m)) do
-         if k ~= 'training' then
-            add_lines(list, (at == '' and '' or at .. '.') .. k, m[k], 1)
-         end
+         if k ~= 'training' then add_lines(list, (at == '' and '' or at .. '.') .. k, m[k], 1) end
       end
    end)
    return table.concat(list, '\n')

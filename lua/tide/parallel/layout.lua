@@ -88,9 +88,7 @@ end
 -- the local parameter, start =, stride = (the first element and the strides in the whole) }.
 function Layout:boxes(rank)
    local n = #self.shape
-   if not self.blocks then
-      return { box(self.shape, zeros(n), copy(self.shape), zeros(n)) }
-   end
+   if not self.blocks then return { box(self.shape, zeros(n), copy(self.shape), zeros(n)) } end
    rank = rank or self.axis.rank
    local list, dim, before, at = {}, self.placement.dim, 0, 0
    for i, counts in ipairs(self.blocks) do

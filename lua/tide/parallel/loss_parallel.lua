@@ -131,9 +131,7 @@ local function check(name, x, w, ids, counts, axis)
          .. 'targets [N], got %s, %s and %s', tostring(x), tostring(w), tostring(ids))
    end
    local _, size, rank = axis_of(name, 'axis', axis)
-   if #counts ~= size then
-      err.arg(name, 'counts', ('a list of %d counts'):format(size), counts)
-   end
+   if #counts ~= size then err.arg(name, 'counts', ('a list of %d counts'):format(size), counts) end
    if counts[rank + 1] ~= w:size(1) then
       err.arg(name, 'counts', ('%d for this rank, the rows of w'):format(w:size(1)),
          counts[rank + 1])

@@ -98,24 +98,18 @@ end
 -- Documents longest first, each into the emptiest bin, or a new one where it does not fit. Returns
 -- bins (lists of indices, longest first) of total length <= size; what is longer than a bin is left
 -- out and listed in the second result. max_bins: more are dropped. O(n log n).
-function pack.knapsack(lengths, size, max_bins)
-   return fill(emptiest, lengths, size, max_bins)
-end
+function pack.knapsack(lengths, size, max_bins) return fill(emptiest, lengths, size, max_bins) end
 
 -- The same with each document in the fullest bin that has room (best fit): as many bins nearly
 -- always, full ones first. O(n bins).
-function pack.best_fit(lengths, size, max_bins)
-   return fill(fullest, lengths, size, max_bins)
-end
+function pack.best_fit(lengths, size, max_bins) return fill(fullest, lengths, size, max_bins) end
 
 -- In order: a bin ends where the next document does not fit. unit: slots are multiples of it.
 local function in_order(lengths, size, unit)
    local bins, used = {}, nil
    for i, n in ipairs(lengths) do
       local slot = round_up(n, unit)
-      if not used or used + slot > size then
-         bins[#bins + 1], used = {}, 0
-      end
+      if not used or used + slot > size then bins[#bins + 1], used = {}, 0 end
       bins[#bins][#bins[#bins] + 1] = i
       used = used + slot
    end
@@ -269,9 +263,7 @@ function pack.dynamic_cp(lengths, opts)
       end
       local work = lengths[i] * ((lengths[i] + 1) / 2 + linear) / need
       local ranks = {}
-      for r = first, first + need - 1 do
-         ranks[#ranks + 1], load[r] = r - 1, least + work
-      end
+      for r = first, first + need - 1 do ranks[#ranks + 1], load[r] = r - 1, least + work end
       plan[#plan + 1] = { index = i, ranks = ranks, work = work }
    end
    return plan, load

@@ -92,9 +92,7 @@ local function add_named(list, model, name)
    local pattern, found = names_.pattern(name), false
    for _, m in ipairs(model:named_modules()) do
       local text = name:find('.', 1, true) and m.name or m.name:match '[^.]*$'
-      if m.name ~= '' and text:find(pattern) then
-         list[#list + 1], found = m, true
-      end
+      if m.name ~= '' and text:find(pattern) then list[#list + 1], found = m, true end
    end
    err.raise_if(not found, 'E_ARG', op, "no module of the model is named '%s'; policies are none, "
       .. 'mlp, full and every:k', name)

@@ -29,13 +29,9 @@ local function part(comm, first, step, n, name)
 end
 
 -- The n consecutive ranks around this one. n divides comm.size. Collective.
-function subgroup.near(comm, n, name)
-   return part(comm, comm.rank - comm.rank % n, 1, n, name)
-end
+function subgroup.near(comm, n, name) return part(comm, comm.rank - comm.rank % n, 1, n, name) end
 
 -- The ranks with the same place among n consecutive ones. n divides comm.size. Collective.
-function subgroup.far(comm, n, name)
-   return part(comm, comm.rank % n, n, comm.size / n, name)
-end
+function subgroup.far(comm, n, name) return part(comm, comm.rank % n, n, comm.size / n, name) end
 
 return subgroup

@@ -33,9 +33,7 @@ function complete.matches(env, text, line)
    local found, list = {}
    if base then
       local value = env
-      for name in base:gmatch '[^%.:]+' do
-         value = value ~= nil and field(value, name) or nil
-      end
+      for name in base:gmatch '[^%.:]+' do value = value ~= nil and field(value, name) or nil end
       list = names_of(value, tensor_names)
    else
       base, mark, stem = '', '', text

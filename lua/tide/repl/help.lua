@@ -108,9 +108,7 @@ local function about_table(name, t)
    local out = { name .. ':' }
    local line = '  '
    for _, k in ipairs(help.names(t)) do
-      if #line + #k > 90 then
-         out[#out + 1], line = line, '  '
-      end
+      if #line + #k > 90 then out[#out + 1], line = line, '  ' end
       line = line .. ' ' .. k
    end
    out[#out + 1] = line

@@ -67,9 +67,7 @@ function reference.entries()
          list[#list + 1] = { name = name, fn = door.fn }
       end
    end
-   for _, entry in ipairs(list) do
-      entry.part = entry.name:match '^tide%.(%w+)[%.:]' or 'tide'
-   end
+   for _, entry in ipairs(list) do entry.part = entry.name:match '^tide%.(%w+)[%.:]' or 'tide' end
    table.sort(list, function(a, b)
       if a.part ~= b.part then return a.part < b.part end
       return a.name < b.name

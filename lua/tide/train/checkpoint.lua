@@ -24,9 +24,7 @@ local verify = require 'tide.train.verify'
 local checkpoint = {}
 
 -- The name of the checkpoint of a step in the folder of its run.
-function checkpoint.name(step)
-   return run_folder.name(step)
-end
+function checkpoint.name(step) return run_folder.name(step) end
 
 -- Returns the dtype that most numbers of a model have. list: by name, entries with dtype and shape.
 local function main_dtype(list)
@@ -73,19 +71,13 @@ local function write_manifest(op, folder, names, step, more)
 end
 
 -- Names of the published checkpoints below `out`, oldest first.
-function checkpoint.list(out)
-   return run_folder.list('train.checkpoint.list', out)
-end
+function checkpoint.list(out) return run_folder.list('train.checkpoint.list', out) end
 
 -- The step of the newest checkpoint of the run in `out`; nil without one.
-function checkpoint.step_in(out)
-   return run_folder.step_in('train.checkpoint.step_in', out)
-end
+function checkpoint.step_in(out) return run_folder.step_in('train.checkpoint.step_in', out) end
 
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
-function checkpoint.clear(out)
-   run_folder.clear('train.checkpoint.clear', out)
-end
+function checkpoint.clear(out) run_folder.clear('train.checkpoint.clear', out) end
 
 local function save_here(out, saved, opts)
    local op = 'train.checkpoint.save'
@@ -265,9 +257,7 @@ end
 function checkpoint.save(out, saved, opts)
    local op = 'train.checkpoint.save'
    check_saved(op, saved)
-   if saved.pieces then
-      return save_sharded(op, out, saved, opts, saved.comm)
-   end
+   if saved.pieces then return save_sharded(op, out, saved, opts, saved.comm) end
    return dist.on_first(dist.comm_of(op, opts.comm), op, function()
       return save_here(out, saved, opts)
    end)
@@ -285,9 +275,7 @@ end
 -- ---- loading -----------------------------------------------------------------------------------
 
 -- The folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
-function checkpoint.find(where)
-   return run_folder.find('train.checkpoint.find', where)
-end
+function checkpoint.find(where) return run_folder.find('train.checkpoint.find', where) end
 
 -- Checks every file of a checkpoint against its manifest, which is returned. sizes_only: hashes
 -- only of what is not a tensor file.

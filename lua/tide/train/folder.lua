@@ -235,9 +235,7 @@ function folder.set_aside(op, out, step)
    fs.mkdirs(op, aside)
    if fs.exists(metrics) and not fs.exists(copy) then fs.write(op, copy, fs.read(op, metrics)) end
    fs.write(op, fs.join(out, 'LATEST'), folder.name(step) .. '\n')
-   for _, name in ipairs(later) do
-      fs.io().rename(fs.join(out, name), fs.join(aside, name))
-   end
+   for _, name in ipairs(later) do fs.io().rename(fs.join(out, name), fs.join(aside, name)) end
    later = folder.list(op, aside)
    if #later == 0 then
       fs.remove_dir(op, aside)

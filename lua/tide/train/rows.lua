@@ -37,9 +37,7 @@ function rows.new(model, context, device)
 end
 
 -- Whether the model takes rows of different lengths in one call.
-function rows.takes_ragged(model)
-   return class.is(model, causal_lm) and not varying_rope(model)
-end
+function rows.takes_ragged(model) return class.is(model, causal_lm) and not varying_rope(model) end
 
 local function new_caches(model)
    local caches = {}

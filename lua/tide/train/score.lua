@@ -184,9 +184,7 @@ function score.loglikelihood(model, requests, opts)
       end
    end)
    for rank, values in ipairs(comm:all_gather_object(mine)) do
-      for k = 1, #values do
-         deal(out, batches[(k - 1) * comm.size + rank], requests, values[k])
-      end
+      for k = 1, #values do deal(out, batches[(k - 1) * comm.size + rank], requests, values[k]) end
    end
    return out
 end

@@ -40,9 +40,7 @@ end
 -- compared with those before it that reach into its rows.
 local function wrong_layout(pieces, shape)
    local sorted, open, sum = {}, {}, 0
-   for i, p in ipairs(pieces) do
-      sorted[i], sum = p, sum + dims.numel(p.size)
-   end
+   for i, p in ipairs(pieces) do sorted[i], sum = p, sum + dims.numel(p.size) end
    if #shape > 0 then table.sort(sorted, function(a, b) return a.offset[1] < b.offset[1] end) end
    for _, p in ipairs(sorted) do
       local still = {}

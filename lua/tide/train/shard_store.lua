@@ -199,9 +199,7 @@ local function load_part(self, name, row, piece, at, n, device)
    check_stored(self, file, row, piece, name)
    if #at > 0 then opts.first, opts.count = at[1] - piece.offset[1] + 1, n[1] end
    local t = file:load(name, opts)
-   if #at > 0 then
-      self.nbyte = self.nbyte + file:info(name).nbytes / piece.size[1] * n[1]
-   end
+   if #at > 0 then self.nbyte = self.nbyte + file:info(name).nbytes / piece.size[1] * n[1] end
    for d = 2, #at do t = t:narrow(d, at[d] - piece.offset[d] + 1, n[d]) end
    return t
 end

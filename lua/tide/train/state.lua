@@ -49,9 +49,7 @@ local function pieces_of(sharded, optim)
       add_parts(model, p.name, p, p.param)
       local kept = optim and optim.state[p.name]
       for _, field in ipairs(kept and optim.fields or {}) do
-         if kept[field] ~= nil then
-            add_parts(moments, p.name .. '.' .. field, p, kept[field])
-         end
+         if kept[field] ~= nil then add_parts(moments, p.name .. '.' .. field, p, kept[field]) end
       end
    end
    each_buffer(sharded.model, function(name, t, offset)
@@ -73,9 +71,7 @@ end
 -- Model and optimiser of a run: whole, or as pieces.
 local function tensors_of(run)
    local moments, meta = run.optim:state_dict()
-   if not run.parallel then
-      return { model = run.model:state_dict(), optim = moments }, meta
-   end
+   if not run.parallel then return { model = run.model:state_dict(), optim = moments }, meta end
    meta.counts = all_counts(run.parallel.comm, meta.counts)
    return { pieces = pieces_of(run.parallel, run.optim), comm = run.parallel.comm }, meta
 end

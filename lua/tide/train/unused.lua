@@ -19,9 +19,7 @@ end
 
 -- Returns this rank's share of a sum over comm that is 0 exactly if all ranks have gradients of the
 -- same parameters.
-function unused.share(comm, optim)
-   return fingerprint.share(marks(optim), comm.rank, comm.size)
-end
+function unused.share(comm, optim) return fingerprint.share(marks(optim), comm.rank, comm.size) end
 
 -- Returns the entries of the optimiser without a gradient here of which another rank of comm has
 -- one. Collective.

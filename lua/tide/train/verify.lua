@@ -72,9 +72,7 @@ function verify.files(op, path, index, sizes_only)
    for name, entry in each(manifest.files) do
       check_entry(op, path, name, entry)
       check_size(op, path, name, entry)
-      if not (sizes_only and name:find '%.safetensors$') then
-         verify.hash(op, path, name, entry)
-      end
+      if not (sizes_only and name:find '%.safetensors$') then verify.hash(op, path, name, entry) end
    end
    local weights = manifest.files[index] and index or 'model.safetensors'
    for _, name in ipairs { weights, 'state.json' } do

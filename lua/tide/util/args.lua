@@ -102,9 +102,7 @@ local function convert_one(option, value)
       if b == nil then refuse(option, 'true or false', value) end
       return b
    end
-   if type(value) ~= 'string' or value == '' and option.min then
-      refuse(option, 'a text', value)
-   end
+   if type(value) ~= 'string' or value == '' and option.min then refuse(option, 'a text', value) end
    if option.choices then
       for _, item in ipairs(option.choices) do
          if item == value then return value end
@@ -187,9 +185,7 @@ local function read_option(self, argv, i, values)
       return next_i
    end
    if value == nil then i, value = i + 1, argv[i + 1] end
-   if value == nil then
-      err.usage('args', 'option %s: a value is missing', flag_of(option.name))
-   end
+   if value == nil then err.usage('args', 'option %s: a value is missing', flag_of(option.name)) end
    give(option, value, values)
    return i + 1
 end

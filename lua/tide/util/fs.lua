@@ -119,9 +119,7 @@ function fs.read_json(op, path)
 end
 
 -- Returns the JSON text of a value of the library's own files: read_json reads all of it back.
-function fs.json_text(value)
-   return fs.io().json.encode(value, { nonfinite = 'object' }) .. '\n'
-end
+function fs.json_text(value) return fs.io().json.encode(value, { nonfinite = 'object' }) .. '\n' end
 
 -- Replaces a file by the JSON text of value, as write.
 function fs.write_json(op, path, value) fs.write(op, path, fs.json_text(value)) end

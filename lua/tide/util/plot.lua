@@ -91,9 +91,7 @@ end
 
 local function curve(out, frame, xs, ys, colour, with_points)
    local points = {}
-   for i = 1, #xs do
-      points[i] = ('%.1f,%.1f'):format(frame.px(xs[i]), frame.py(ys[i]))
-   end
+   for i = 1, #xs do points[i] = ('%.1f,%.1f'):format(frame.px(xs[i]), frame.py(ys[i])) end
    if #points > 1 then
       out[#out + 1] = ('<polyline fill="none" stroke="%s" stroke-width="1.5" points="%s"/>')
          :format(colour, table.concat(points, ' '))

@@ -185,9 +185,7 @@ local function ranged(kind, range)
       local lo, hi = bound(low, values), bound(high, values)
       if whole == 1 and hi then hi = hi - 1 elseif whole == 1 then lo = lo + 1 end
       kind[3](op, name, v, lo, hi)
-      if open and whole == 0 and v == (hi or lo) then
-         err.arg(op, name, 'a number ' .. range, v)
-      end
+      if open and whole == 0 and v == (hi or lo) then err.arg(op, name, 'a number ' .. range, v) end
       return v
    end
 end
@@ -197,9 +195,7 @@ local function listed(read)
       if #err.type(op, name, v, 'table') == 0 and next(v) ~= nil then
          err.arg(op, name, 'a list', v)
       end
-      for i, item in ipairs(v) do
-         read(op, ('%s[%d]'):format(name, i), item, values)
-      end
+      for i, item in ipairs(v) do read(op, ('%s[%d]'):format(name, i), item, values) end
       return v
    end
 end

@@ -11,18 +11,14 @@ end
 
 local function scaled(v, base, names)
    local i = 1
-   while v >= base and i < #names do
-      v, i = v / base, i + 1
-   end
+   while v >= base and i < #names do v, i = v / base, i + 1 end
    if i == 1 then return ('%d%s'):format(v, names[1]) end
    local digits = v < 10 and '%.2f' or v < 100 and '%.1f' or '%.0f'
    return digits:format(v) .. names[i]
 end
 
 -- "950", "1.20k", "3.4M".
-function units.count(v)
-   return scaled(check('count', v), 1000, { '', 'k', 'M', 'G', 'T' })
-end
+function units.count(v) return scaled(check('count', v), 1000, { '', 'k', 'M', 'G', 'T' }) end
 
 -- "12 B", "1.50 MiB".
 function units.bytes(v)

@@ -72,9 +72,7 @@ local function with_positions(op, out, name, t, B, S)
    if out.positions ~= nil then key = 'positions' end
    if out.position_ids ~= nil then key = 'position_ids' end
    local p = out[key]
-   if p == nil then
-      p = tide.arange(S, { dtype = 'i64', device = t.device }):reshape { 1, S }
-   end
+   if p == nil then p = tide.arange(S, { dtype = 'i64', device = t.device }):reshape { 1, S } end
    signature.check(op, key, p, 'tensor [B or 1, S] or [n, B or 1, S]', { B = B, S = S })
    if p.ndim == 2 and B > 1 and p:size(1) == 1 then p = p:expand(B, S):contiguous() end
    out[key] = p

@@ -39,9 +39,7 @@ function blocks.hops(index, rank, mask)
    local n, list = #index, {}
    for d = 1, n - 1 do
       local used = false
-      for q = 0, n - 1 do
-         used = used or need(index, q, (q - d) % n, mask).count > 0
-      end
+      for q = 0, n - 1 do used = used or need(index, q, (q - d) % n, mask).count > 0 end
       if used then
          local from, to = (rank - d) % n, (rank + d) % n
          list[#list + 1] = {

@@ -125,9 +125,7 @@ end
 -- The largest over ranks, so that all of them come to one verdict.
 local function largest(comm, errors)
    for _, list in ipairs(comm:all_gather_object(errors)) do
-      for i, e in ipairs(list) do
-         errors[i].error = math.max(errors[i].error, e.error)
-      end
+      for i, e in ipairs(list) do errors[i].error = math.max(errors[i].error, e.error) end
    end
    return errors
 end

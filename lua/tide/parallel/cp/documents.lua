@@ -73,9 +73,7 @@ function documents.cu_index(real, slot, S, device)
 end
 
 -- Whether documents in slots leave places without a token.
-local function has_gaps(real, slot, S)
-   return real[#real] < S or slot[#slot] ~= real[#real]
-end
+local function has_gaps(real, slot, S) return real[#real] < S or slot[#slot] ~= real[#real] end
 
 -- ---- several fields --------------------------------------------------------------------------
 

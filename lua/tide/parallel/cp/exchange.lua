@@ -128,9 +128,7 @@ end
 local function tokens_part(xs, part, cols, r, fn)
    for _, run in ipairs(cols.parts[r + 1]) do
       local first, count, at, shared = unpack(run)
-      if count > 0 then
-         fn(channels_of(xs, first, count), part:narrow(3, at + 1, count), shared)
-      end
+      if count > 0 then fn(channels_of(xs, first, count), part:narrow(3, at + 1, count), shared) end
    end
 end
 

@@ -116,9 +116,7 @@ local function pad_documents(self, op, real, slot, unit, whole, may_pad)
    if not may_pad and padded ~= to + tail then
       refuse_padding(op, 'the stream', to + tail, whole)
    end
-   if padded > to then
-      starts[#starts + 1], lengths[#lengths + 1] = padded, real[#real]
-   end
+   if padded > to then starts[#starts + 1], lengths[#lengths + 1] = padded, real[#real] end
    self.padded, self.cu_slot, self.cu_real, self.cut = padded, starts, lengths, starts
    self.from = slot
 end

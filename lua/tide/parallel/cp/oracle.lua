@@ -34,22 +34,6 @@ local function of_numbers(v)
    end
 end
 
--- Beside another field that numbers documents, a mask of ones and zeros says where padding is.
-local function of_mask(probe)
-   local doc, only_padding = of_numbers(probe.attention_mask), true
-   for b, row in ipairs(list(probe.attention_mask)) do
-      for t in ipairs(row) do
-         local d = doc(b, t)
-         if d and d > 1 then only_padding = false end
-      end
-   end
-   return function(b, t)
-      local d = doc(b, t)
-      if d and only_padding then return nil end
-      return d
-   end
-end
-
 local function of_padding(probe)
    local rows = list(probe.padding_mask)
    return function(b, t)
@@ -72,9 +56,10 @@ local function of_lengths(probe)
 end
 
 local says = {
-   { 'index', of_index }, { 'attention_mask', of_mask }, { 'cu_real', of_lengths },
-   { 'padding_mask', of_padding },
+   { 'index', of_index }, { 'cu_real', of_lengths }, { 'padding_mask', of_padding },
    { 'packed_seq_ids', function(probe) return of_numbers(probe.packed_seq_ids) end },
+   -- A mask of ones and zeros alone: one document, which adds nothing to what other fields say.
+   { 'attention_mask', function(probe) return of_numbers(probe.attention_mask) end },
 }
 
 -- The document of each token, numbered from 0 in each row; -1 is padding: lists of lists. nil if no
@@ -94,9 +79,7 @@ function oracle.documents(probe, B, T)
             local w = word(b, t)
             is_pad, text = is_pad or w == false, text .. ' ' .. tostring(w)
          end
-         if not is_pad and not numbers[text] then
-            numbers[text], count = count, count + 1
-         end
+         if not is_pad and not numbers[text] then numbers[text], count = count, count + 1 end
          row[t] = is_pad and -1 or numbers[text]
       end
       rows[b] = row

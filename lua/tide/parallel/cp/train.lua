@@ -102,9 +102,7 @@ end
 
 -- The layers that a key of opts.layers means: an index from 1, or a name or the end of one.
 local function chosen(op, list, key)
-   if type(key) == 'number' then
-      return { list[err.integer(op, 'layers', key, 1, #list)] }
-   end
+   if type(key) == 'number' then return { list[err.integer(op, 'layers', key, 1, #list)] } end
    err.type(op, 'layers', key, 'string')
    local found = {}
    for _, layer in ipairs(list) do
@@ -227,9 +225,7 @@ function cp_train.attach(model, axis, opts)
    end
    handle.mamba = has_mamba and mamba_attach.attach(model, axis, { method = opts.mamba })
    if handle.size > 1 then
-      if opts.a2a then
-         handle.near, handle.far = cp_attention.split(op, handle.comm, opts.a2a)
-      end
+      if opts.a2a then handle.near, handle.far = cp_attention.split(op, handle.comm, opts.a2a) end
       for _, layer in ipairs(handle.layers) do put(handle, layer) end
    end
    spread.set(model, 'cp', handle)

@@ -332,9 +332,7 @@ function Bucket:wants_grad()
 end
 
 -- Whether gshard already holds gradients of this step.
-local function is_begun(self)
-   return self.pieces[1] ~= nil and self.pieces[1].param.grad ~= nil
-end
+local function is_begun(self) return self.pieces[1] ~= nil and self.pieces[1].param.grad ~= nil end
 
 -- The first parameter whose gradient on this rank is not finite, or nil.
 local function find_bad(self)

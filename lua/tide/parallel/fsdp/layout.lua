@@ -56,9 +56,7 @@ function layout.new(shapes, size)
       total = total + numel
    end
    local self = { total = total, items = items, counts = {}, cuts = {}, pieces = {} }
-   for r = 0, size do
-      self.cuts[r + 1] = r == size and total or nearest(items, total * r / size)
-   end
+   for r = 0, size do self.cuts[r + 1] = r == size and total or nearest(items, total * r / size) end
    for r = 1, size do
       self.counts[r] = self.cuts[r + 1] - self.cuts[r]
       self.pieces[r] = pieces(items, self.cuts[r], self.cuts[r + 1])

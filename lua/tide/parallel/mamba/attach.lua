@@ -146,9 +146,7 @@ end
 -- Number of the sequence of each token of the whole, padding included: i32 [B or 1, T], or nil:
 -- there is one.
 local function sequence_of(map, index)
-   if index then
-      return require('tide.nn.mamba').sequence_of(map:pad(index, 2, -1):select(3, 1))
-   end
+   if index then return require('tide.nn.mamba').sequence_of(map:pad(index, 2, -1):select(3, 1)) end
    local cu = {}
    for i, n in ipairs(map.cu_slot) do cu[i] = n end
    if cu[#cu] < map.padded then cu[#cu + 1] = map.padded end

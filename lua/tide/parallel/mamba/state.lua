@@ -158,9 +158,7 @@ local function documents(batch, sequence, map, all, take_positions)
    local last_of, pos = {}, {}
    for j, run in ipairs(all) do last_of[j] = run.first + run.count - 1 end
    for i, g in ipairs(take_positions) do pos[i] = g or 0 end
-   local function at(list)
-      return sequence:index_select(2, tensor(list, 'i64', sequence.device))
-   end
+   local function at(list) return sequence:index_select(2, tensor(list, 'i64', sequence.device)) end
    batch.sequence = own:reshape { rows * R, c }
    batch.last = own:eq(own:narrow(3, c, 1)):reshape { rows * R, c, 1 }
    batch.feeds = tide.logical_and(batch.feeds,

@@ -182,9 +182,7 @@ function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
 end
 
 -- Both at once: for each token of the sequence its place in rank order. cu in tokens of all ranks.
-function mamba_cp.pre_index(cu, W)
-   return tide.zigzag_places(i64(cu), W, 'i64')
-end
+function mamba_cp.pre_index(cu, W) return tide.zigzag_places(i64(cu), W, 'i64') end
 
 -- ---- MambaContextParallel --------------------------------------------------------------------
 

@@ -62,9 +62,7 @@ end
 -- Tokens to add to a sequence of seq_len.
 function multimodal.get_padding(seq_len, opts)
    local cp, tp = opts.cp_size, opts.tp_size
-   if opts.has_sp and opts.decoder_tp_comm_overlap then
-      return opts.decoder_seq_len - seq_len
-   end
+   if opts.has_sp and opts.decoder_tp_comm_overlap then return opts.decoder_seq_len - seq_len end
    local factor
    if opts.rule == 'first' then
       factor = first_rule(cp, tp, opts.has_sp, block_of(opts))

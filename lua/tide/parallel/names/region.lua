@@ -72,9 +72,7 @@ function Region:shards()
 end
 
 -- fn(shards, context, ...); returns what fn returns.
-function Region:run(fn, ...)
-   return fn(self:shards(), self.context, ...)
-end
+function Region:run(fn, ...) return fn(self:shards(), self.context, ...) end
 
 -- The buffers as they are after the region: those of no_restore cut, the others whole.
 function Region:after()

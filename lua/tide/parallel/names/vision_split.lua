@@ -248,9 +248,7 @@ function split.proportional(costs, parts)
 end
 
 -- Work of a frame of `patches` patches that attend to one another: patches * (patches + alpha).
-function split.frame_cost(patches, alpha)
-   return patches * (patches + alpha)
-end
+function split.frame_cost(patches, alpha) return patches * (patches + alpha) end
 
 -- Empty frames to add so that a rank has at least `least` rows of patches.
 function split.pad_frames(rows, rows_per_frame, least_rows)

@@ -89,9 +89,7 @@ function options.axes(opt, n, simulate)
       err.usage(op, '%s, but the run has %d rank%s (tide run -n %d, or mpirun -np '
          .. '%d)', words, n, n == 1 and '' or 's', want, want)
    end
-   if open then
-      axes[m.dp_replicate > 0 and 'dp_shard' or 'dp'] = n / need
-   end
+   if open then axes[m.dp_replicate > 0 and 'dp_shard' or 'dp'] = n / need end
    return axes, n
 end
 

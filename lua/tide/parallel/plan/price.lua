@@ -135,9 +135,7 @@ local function gathered(sharded)
          if b.full and not b.is_whole and b.state ~= 'absent' then
             n = n + b.layout.total * dtype_size(b.opts.dtype)
          end
-         if b.small and b.small.part then
-            n = n + b:small_count() * dtype_size(b.opts.dtype)
-         end
+         if b.small and b.small.part then n = n + b:small_count() * dtype_size(b.opts.dtype) end
       end
    end
    return n
@@ -207,9 +205,7 @@ local function micro(run, forward, last)
       run.sharded:set_requires_gradient_sync(last or run.sharded.opts.sync_each_backward)
    end
    tide.scope(backward)
-   if last and not run.sharded and run.data.size > 1 then
-      run.data:all_reduce(gradients(run))
-   end
+   if last and not run.sharded and run.data.size > 1 then run.data:all_reduce(gradients(run)) end
    return math.max(0, activations)
 end
 

@@ -46,9 +46,7 @@ local function cut_modules(model)
       end
    end)
    for _, line in ipairs(names) do
-      if not how[line] then
-         how[line], how[#how + 1] = 0, line
-      end
+      if not how[line] then how[line], how[#how + 1] = 0, line end
       how[line] = how[line] + 1
    end
    local list = {}

@@ -115,9 +115,7 @@ local gather_linear = private.func {
       end
       grads[1] = ring_reduce(at.comm, at.counts, partial)
       for k = 1, nw do
-         if dys[k] and self['bias' .. (2 * k - 1)] then
-            grads[2 * k + 2] = dys[k]:sum { 1, 2 }
-         end
+         if dys[k] and self['bias' .. (2 * k - 1)] then grads[2 * k + 2] = dys[k]:sum { 1, 2 } end
       end
       return unpack(grads, 1, grads.n)
    end,
@@ -165,9 +163,7 @@ function tp_async.share_input(module, env)
          end
          args[2 * i - 1], args[2 * i] = self[name].weight, self[name].bias
       end
-      if not at then
-         return layer.through(next, self, x, layer.into_parts(env, x, 'S(1)'))
-      end
+      if not at then return layer.through(next, self, x, layer.into_parts(env, x, 'S(1)')) end
       local first, second, third = gather_linear(x, at, unpack(args, 1, args.n))
       if self.act and #children == 1 then return nil, first end
       return first, second, third

@@ -110,9 +110,7 @@ Run.__index = Run
 
 function Run:add(fn) self.changes[#self.changes + 1] = fn end
 
-function Run:refuse(path, text, ...)
-   err.raise('E_ARG', op, "'%s': " .. text, path, ...)
-end
+function Run:refuse(path, text, ...) err.raise('E_ARG', op, "'%s': " .. text, path, ...) end
 
 -- ---- the question to a module ------------------------------------------------------------------
 
@@ -283,9 +281,7 @@ local function head_of(model)
    if not model.head_loss then return end
    local weight = model:head()
    for _, entry in ipairs(model:named_parameters()) do
-      if entry.param.id == weight.id then
-         return entry.name:match '^(.*)%.[^.]+$', entry.owner
-      end
+      if entry.param.id == weight.id then return entry.name:match '^(.*)%.[^.]+$', entry.owner end
    end
 end
 

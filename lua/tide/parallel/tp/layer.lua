@@ -67,9 +67,7 @@ end
 -- how many equal ones are cut each for itself, or a list of counts a rank for each.
 function tp_layer.place(module, field, env, dim, blocks)
    local whole, counts = module[field], nil
-   if type(blocks) == 'table' then
-      counts, blocks = #blocks > 1 and blocks or blocks[1], #blocks
-   end
+   if type(blocks) == 'table' then counts, blocks = #blocks > 1 and blocks or blocks[1], #blocks end
    local entry = layout.new {
       axis = env.axis, shape = whole.shape, blocks = dim and blocks or nil, counts = counts,
       placement = dim and placement.shard(dim) or placement.replicate(),
@@ -120,9 +118,7 @@ end
 -- Adds up the gradients of the parameters over ranks, each of which has a part.
 function tp_layer.summed_gradients(module, env)
    for _, field in ipairs(module._param) do place(module, field, env) end
-   around(module, function(next, self, ...)
-      return next(summing(env, self, self._param), ...)
-   end)
+   around(module, function(next, self, ...) return next(summing(env, self, self._param), ...) end)
 end
 
 -- All that a module takes first in another layout.

@@ -127,9 +127,7 @@ local function spread_norm(norm, env, plan)
       if self.gate_last then y = tide.swiglu(gate, y) end
       return y:to(x.dtype)
    end
-   layer.around(norm, function(_, self, x, z)
-      return private.frame(normed, self, x, z)
-   end)
+   layer.around(norm, function(_, self, x, z) return private.frame(normed, self, x, z) end)
 end
 
 -- ---- the layer -------------------------------------------------------------------------------

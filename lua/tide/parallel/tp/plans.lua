@@ -34,9 +34,7 @@ local bodies = {
 
 local function child_at(model, path)
    local m = model
-   for name in path:gmatch '[^.]+' do
-      m = class.is(m, nn.Module) and m[name] or nil
-   end
+   for name in path:gmatch '[^.]+' do m = class.is(m, nn.Module) and m[name] or nil end
    return m
 end
 
@@ -203,9 +201,7 @@ local function custom(plan)
    return err.type('parallel.tensor_parallel', 'plan', value, 'table')
 end
 
-local function shown(plan)
-   return type(plan) == 'string' and plan or err.show(plan)
-end
+local function shown(plan) return type(plan) == 'string' and plan or err.show(plan) end
 
 -- What the caller gave, as a table.
 function tp_plans.custom(plan)

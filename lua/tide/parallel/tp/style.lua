@@ -30,9 +30,7 @@ local made = {}
 local methods = {}
 
 local Style = { class_name = 'ParallelStyle' }
-function Style.__index(s, key)
-   return methods[key] or data[s][key]
-end
+function Style.__index(s, key) return methods[key] or data[s][key] end
 function Style.__newindex(s, key)
    err.raise('E_STATE', 'parallel.style', "the style '%s' cannot be changed ('%s'); make another "
       .. 'one with style:with{}', data[s].name, tostring(key))
