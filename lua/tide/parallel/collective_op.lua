@@ -29,11 +29,6 @@ local op = {}
 
 local function comm_of(name, comm) return (axis_of(name, 'comm', comm)) end
 
-local function begin(name, x, comm)
-   if not tide.is_tensor(x) then err.arg(name, 'x', 'a tensor', x) end
-   return comm_of(name, comm)
-end
-
 -- A dim as a positive number; 1 by default.
 local function dim_of(name, what, x, dim)
    local ndim = x.ndim
@@ -43,6 +38,16 @@ local function dim_of(name, what, x, dim)
          or ('an integer in [-%d, %d] without 0'):format(ndim, ndim), dim)
    end
    return dim > 0 and dim or dim + ndim + 1
+end
+
+local function begin(name, x, comm)
+   if not tide.is_tensor(x) then err.arg(name, 'x', 'a tensor', x) end
+   return comm_of(name, comm)
+end
+
+-- The communicator and the dim of an op.
+local function along(name, x, comm, dim)
+   return begin(name, x, comm), dim_of(name, 'dim', x, dim)
 end
 
 local ops = { 'sum', 'mean', 'min', 'max', 'prod' }
@@ -161,13 +166,9 @@ local function elements(x, dim, counts)
    return list
 end
 
-local function part_of(x, dim, counts, rank)
-   local at = 1
-   for i = 1, rank do at = at + counts[i] end
-   return x:narrow(dim, at, counts[rank + 1]):clone()
-end
-
 -- ---- collectives without history -------------------------------------------------------------
+
+-- Their reduction is a sum unless `reduce` says another.
 
 local function gather(x, comm, dim, counts)
    local got
@@ -213,99 +214,12 @@ end
 
 local function reduced(x, comm, reduce) return comm:all_reduce(x:contiguous():clone(), reduce) end
 
--- A derivative by a sum or mean; the others have none here.
-local function linear(name, dy, comm, reduce)
-   if reduce == 'mean' then return dy * (1 / comm.size) end
-   err.raise_if(reduce ~= 'sum', 'E_UNSUPPORTED', name, "'%s' over ranks has no derivative here; "
-      .. 'detach the input', reduce)
-   return dy
+-- This rank's part of x along dim.
+local function part_of(x, comm, dim, counts)
+   local at = 1
+   for i = 1, comm.rank do at = at + counts[i] end
+   return x:narrow(dim, at, counts[comm.rank + 1]):clone()
 end
-
--- ---- host functions --------------------------------------------------------------------------
-
-local func = private.func
-
-local gather_fn = func {
-   name = 'parallel.all_gather',
-   forward = function(self, x, comm, dim, counts)
-      self.comm, self.dim, self.counts = comm, dim, counts
-      return gather(x, comm, dim, counts)
-   end,
-   backward = function(self, dy)
-      return reduce_parts(dy, self.comm, self.dim, self.counts, 'sum')
-   end,
-}
-
-local reduce_scatter_fn = func {
-   name = 'parallel.reduce_scatter',
-   forward = function(self, x, comm, dim, counts, reduce)
-      self.comm, self.dim, self.counts, self.reduce = comm, dim, counts, reduce
-      return reduce_parts(x, comm, dim, counts, reduce)
-   end,
-   backward = function(self, dy)
-      dy = linear(self.name, dy, self.comm, self.reduce)
-      return gather(dy, self.comm, self.dim, self.counts)
-   end,
-}
-
-local exchange_fn = func {
-   name = 'parallel.all_to_all',
-   forward = function(self, x, comm, cut, join, give, take, equal)
-      self.comm, self.cut, self.join, self.give, self.take = comm, cut, join, give, take
-      self.equal = equal
-      return exchange(x, comm, cut, join, give, take, equal)
-   end,
-   backward = function(self, dy)
-      return exchange(dy, self.comm, self.join, self.cut, self.take, self.give, self.equal)
-   end,
-}
-
-local all_reduce_fn = func {
-   name = 'parallel.all_reduce',
-   forward = function(self, x, comm, reduce)
-      self.comm, self.reduce = comm, reduce
-      return reduced(x, comm, reduce)
-   end,
-   backward = function(self, dy)
-      return reduced(linear(self.name, dy, self.comm, self.reduce), self.comm, 'sum')
-   end,
-}
-
-local reduce_from_fn = func {
-   name = 'parallel.reduce_from',
-   forward = function(self, x, comm, reduce)
-      self.comm, self.reduce = comm, reduce
-      return reduced(x, comm, reduce)
-   end,
-   backward = function(self, dy) return linear(self.name, dy, self.comm, self.reduce) end,
-}
-
-local copy_to_fn = func {
-   name = 'parallel.copy_to',
-   forward = function(self, x, comm)
-      self.comm = comm
-      return x
-   end,
-   backward = function(self, dy) return reduced(dy, self.comm, 'sum') end,
-}
-
-local gather_from_fn = func {
-   name = 'parallel.gather_from',
-   forward = function(self, x, comm, dim, counts)
-      self.comm, self.dim, self.counts = comm, dim, counts
-      return gather(x, comm, dim, counts)
-   end,
-   backward = function(self, dy) return part_of(dy, self.dim, self.counts, self.comm.rank) end,
-}
-
-local scatter_to_fn = func {
-   name = 'parallel.scatter_to',
-   forward = function(self, x, comm, dim, counts)
-      self.comm, self.dim, self.counts = comm, dim, counts
-      return part_of(x, dim, counts, comm.rank)
-   end,
-   backward = function(self, dy) return gather(dy, self.comm, self.dim, self.counts) end,
-}
 
 -- Root's x on every rank; what the others gave is used for its shape alone.
 local function sent(x, comm, root)
@@ -321,42 +235,68 @@ local function collected(x, comm, root, reduce)
    return tide.zeros(x.shape, { dtype = x.dtype, device = x.device })
 end
 
-local broadcast_fn = func {
-   name = 'parallel.broadcast',
-   forward = function(self, x, comm, root)
-      self.comm, self.root = comm, root
-      return sent(x, comm, root)
-   end,
-   backward = function(self, dy) return collected(dy, self.comm, self.root, 'sum') end,
-}
+-- ---- host functions --------------------------------------------------------------------------
 
-local reduce_fn = func {
-   name = 'parallel.reduce',
-   forward = function(self, x, comm, root, reduce)
-      self.comm, self.root, self.reduce = comm, root, reduce
-      return collected(x, comm, root, reduce)
-   end,
-   backward = function(self, dy)
-      return sent(linear(self.name, dy, self.comm, self.reduce), self.comm, self.root)
-   end,
-}
+-- A derivative by a sum or mean; the others have none here.
+local function linear(name, dy, comm, reduce)
+   if reduce == 'mean' then return dy * (1 / comm.size) end
+   err.raise_if(reduce ~= 'sum', 'E_UNSUPPORTED', 'parallel.' .. name, "'%s' over ranks has no "
+      .. 'derivative here; detach the input', reduce)
+   return dy
+end
 
-local shift_fn = func {
-   name = 'parallel.shift',
-   forward = function(self, x, comm, by)
-      self.comm, self.by = comm, by
-      return comm:shift(x:contiguous(), by)
-   end,
-   backward = function(self, dy) return self.comm:shift(dy:contiguous(), -self.by) end,
-}
+-- Returns a host function of forward(x, comm, ...); backward(dy, comm, ...) takes the same
+-- arguments behind the gradient.
+local function adjoint(name, forward, backward)
+   return private.func {
+      name = 'parallel.' .. name,
+      forward = function(self, x, ...)
+         self.given = { n = select('#', ...), ... }
+         return forward(x, ...)
+      end,
+      backward = function(self, dy) return backward(dy, unpack(self.given, 1, self.given.n)) end,
+   }
+end
+
+local gather_fn = adjoint('all_gather', gather, reduce_parts)
+local gather_from_fn = adjoint('gather_from', gather, part_of)
+local scatter_to_fn = adjoint('scatter_to', part_of, gather)
+local broadcast_fn = adjoint('broadcast', sent, collected)
+local copy_to_fn = adjoint('copy_to', function(x) return x end, reduced)
+
+local reduce_scatter_fn = adjoint('reduce_scatter', reduce_parts,
+   function(dy, comm, dim, counts, reduce)
+      return gather(linear('reduce_scatter', dy, comm, reduce), comm, dim, counts)
+   end)
+
+local exchange_fn = adjoint('all_to_all', exchange,
+   function(dy, comm, cut, join, give, take, equal)
+      return exchange(dy, comm, join, cut, take, give, equal)
+   end)
+
+local all_reduce_fn = adjoint('all_reduce', reduced, function(dy, comm, reduce)
+   return reduced(linear('all_reduce', dy, comm, reduce), comm)
+end)
+
+local reduce_from_fn = adjoint('reduce_from', reduced, function(dy, comm, reduce)
+   return linear('reduce_from', dy, comm, reduce)
+end)
+
+local reduce_fn = adjoint('reduce', collected, function(dy, comm, root, reduce)
+   return sent(linear('reduce', dy, comm, reduce), comm, root)
+end)
+
+local function shifted(x, comm, by) return comm:shift(x:contiguous(), by) end
+local shift_fn = adjoint('shift', shifted, function(dy, comm, by)
+   return shifted(dy, comm, -by)
+end)
 
 -- ---- the loss is a sum over ranks ------------------------------------------------------------
 
 -- All ranks' x, of one shape, joined along dim (1) in rank order.
 function op.all_gather(x, comm, dim)
    local name = 'parallel.all_gather'
-   comm = begin(name, x, comm)
-   dim = dim_of(name, 'dim', x, dim)
+   comm, dim = along(name, x, comm, dim)
    if comm.size == 1 then return x end
    return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
 end
@@ -364,8 +304,7 @@ end
 -- The same with counts[r + 1] rows along dim from rank r. counts nil: the ranks exchange them.
 function op.all_gather_v(x, comm, dim, counts)
    local name = 'parallel.all_gather_v'
-   comm = begin(name, x, comm)
-   dim = dim_of(name, 'dim', x, dim)
+   comm, dim = along(name, x, comm, dim)
    counts = own_count(name, 'counts', x, dim, comm, counts or op.counts(x:size(dim), comm))
    if comm.size == 1 then return x end
    return gather_fn(x, comm, dim, counts)
@@ -375,8 +314,8 @@ end
 -- along dim (1) in equal parts, of which each rank gets its own.
 function op.reduce_scatter(x, comm, dim, reduce)
    local name = 'parallel.reduce_scatter'
-   comm = begin(name, x, comm)
-   dim, reduce = dim_of(name, 'dim', x, dim), reduce_of(name, reduce)
+   comm, dim = along(name, x, comm, dim)
+   reduce = reduce_of(name, reduce)
    if comm.size == 1 then return x end
    return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), reduce)
 end
@@ -384,8 +323,8 @@ end
 -- The same in parts of counts[r + 1] rows.
 function op.reduce_scatter_v(x, comm, dim, counts, reduce)
    local name = 'parallel.reduce_scatter_v'
-   comm = begin(name, x, comm)
-   dim, reduce = dim_of(name, 'dim', x, dim), reduce_of(name, reduce)
+   comm, dim = along(name, x, comm, dim)
+   reduce = reduce_of(name, reduce)
    check_counts(name, 'counts', counts, comm, x:size(dim))
    if comm.size == 1 then return x end
    return reduce_scatter_fn(x, comm, dim, counts, reduce)
@@ -418,8 +357,7 @@ end
 -- in_counts[r + 1] rows along dim (1) go to rank r, out_counts[r + 1] come from it.
 function op.all_to_all_v(x, comm, in_counts, out_counts, dim)
    local name = 'parallel.all_to_all_v'
-   comm = begin(name, x, comm)
-   dim = dim_of(name, 'dim', x, dim)
+   comm, dim = along(name, x, comm, dim)
    check_counts(name, 'in_counts', in_counts, comm, x:size(dim))
    check_counts(name, 'out_counts', out_counts, comm)
    if comm.size == 1 then
@@ -503,8 +441,7 @@ end
 -- sizes along dim, when unequal.
 function op.gather_from(x, comm, dim, counts)
    local name = 'parallel.gather_from'
-   comm = begin(name, x, comm)
-   dim = dim_of(name, 'dim', x, dim)
+   comm, dim = along(name, x, comm, dim)
    counts = own_count(name, 'counts', x, dim, comm, counts)
    if comm.size == 1 then return x end
    return gather_from_fn(x, comm, dim, counts)
@@ -513,8 +450,7 @@ end
 -- This rank's part of x along dim (1), which is alike on all; the gradients are joined.
 function op.scatter_to(x, comm, dim, counts)
    local name = 'parallel.scatter_to'
-   comm = begin(name, x, comm)
-   dim = dim_of(name, 'dim', x, dim)
+   comm, dim = along(name, x, comm, dim)
    if counts then
       check_counts(name, 'counts', counts, comm, x:size(dim))
    else
