@@ -243,20 +243,34 @@ function tide.data.mixture.new(opts) end
 ---@param state table
 function tide.data.mixture.restore(state) end
 tide.data.packed = {}
+tide.data.packed.Packed = {}
+---@param is_val? boolean
+function tide.data.packed.Packed.all(is_val) end
+function tide.data.packed.Packed.epochs() end
+---@param limit integer
+function tide.data.packed.Packed.held_out(limit) end
+function tide.data.packed.Packed.make(source, rows, device) end
+function tide.data.packed.Packed.next() end
+---@param state table
+function tide.data.packed.Packed.restore(state) end
+function tide.data.packed.Packed.rows_per_epoch() end
+function tide.data.packed.Packed.state() end
 ---@param source tide.Source
 ---@param eos integer
 function tide.data.packed.boundaries(source, eos) end
----@param limit integer
-function tide.data.packed.held_out(limit) end
 ---@param source tide.Source
 ---@param rows table
 ---@param seq integer
 ---@param opts? { pad?: integer, device?: string }
 function tide.data.packed.make(source, rows, seq, opts) end
----@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer, fit?: 'next' | 'best' | 'alone', long?: 'split' | 'cut' | 'refuse', source?: tide.Source, val_source?: tide.Source }
+---@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer, fit?: 'next' | 'best' | 'alone', long?: 'split' | 'cut' | 'refuse', together?: integer, source?: tide.Source, val_source?: tide.Source }
 function tide.data.packed.new(opts) end
----@param state table
-function tide.data.packed.restore(state) end
+tide.data.preference = {}
+---@param paths string|string[]
+---@param opts? { tokenizer: table, template?: table, train_on?: string[], skip_bad?: boolean, val?: number }
+function tide.data.preference.load(paths, opts) end
+---@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer, fit?: 'next' | 'best' | 'alone', long?: 'split' | 'cut' | 'refuse', together?: integer, source?: tide.Source, val_source?: tide.Source }
+function tide.data.preference.sampler(opts) end
 tide.data.record = {}
 ---@param t table
 ---@param form? 'messages' | 'sharegpt' | 'alpaca' | 'completion' | 'text'
@@ -601,6 +615,13 @@ tide.nn.context = {}
 function tide.nn.context.check_shift(op, c) end
 function tide.nn.context.for_layer(op, layer, at) end
 function tide.nn.context.of(op, opts, ids) end
+tide.nn.logprob = {}
+---@param x tide.Tensor
+---@param w tide.Tensor
+---@param labels tide.Tensor
+---@param opts? { ignore?: integer, chunk?: integer, cap?: number }
+function tide.nn.logprob.of_labels(x, w, labels, opts) end
+function tide.nn.logprob.of_part(op, x, w, labels, opts, part) end
 tide.nn.lora = {}
 ---@param model tide.Module
 ---@param opts? { rank?: integer, alpha?: number, targets?: string|string[], dropout?: number, rslora?: boolean, dora?: boolean, seed?: integer }
@@ -625,6 +646,25 @@ function tide.nn.loss.options(op, opts) end
 function tide.nn.loss.per_count(fn, x, labels, opts, op) end
 ---@param ids tide.Tensor
 function tide.nn.loss.shift(ids, ignore) end
+tide.nn.preference = {}
+---@param model tide.Module
+---@param batch table
+function tide.nn.preference.answers(model, batch, opts) end
+---@param values tide.Tensor
+---@param answers tide.Tensor
+---@param n integer
+function tide.nn.preference.by_answer(values, answers, n) end
+---@param chosen tide.Tensor
+---@param rejected tide.Tensor
+---@param ref_chosen tide.Tensor
+---@param ref_rejected tide.Tensor
+---@param opts? { count?: number, beta?: number, label_smoothing?: number, kind?: 'sigmoid' | 'ipo' }
+function tide.nn.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, opts) end
+---@param opts? { beta?: number, label_smoothing?: number, kind?: 'sigmoid' | 'ipo' }
+function tide.nn.preference.objective(opts) end
+---@param comm tide.Comm
+---@param which? 'train' | 'val'
+function tide.nn.preference.take(comm, which) end
 tide.nn.rope = {}
 function tide.nn.rope.check_scaling(op, s) end
 function tide.nn.rope.frequencies(dim, theta, s, length) end
@@ -1340,7 +1380,7 @@ function tide.train.evaluate.perplexity(model, tok, text, opts) end
 function tide.train.evaluate.prefix(tok, config) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
----@param opts? { steps: integer, model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
+---@param opts? { steps: integer, model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
 function tide.train.loop(opts) end
 tide.train.metric = {}
 ---@param record table
@@ -1366,7 +1406,13 @@ function tide.train.progress.new(opts) end
 function tide.train.progress.note(fmt, ...) end
 ---@param r table
 function tide.train.progress.update(r) end
----@param opts? { model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, on_evaluate?: function, on_save?: function, steps?: integer }
+tide.train.reference = {}
+---@param run table
+---@param sampler table
+---@param corpus table
+---@param opts? { batch?: integer, device?: string }
+function tide.train.reference.compute(run, sampler, corpus, opts) end
+---@param opts? { model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, steps?: integer }
 function tide.train.run(opts) end
 tide.train.sample = {}
 ---@param model tide.Module
@@ -1411,7 +1457,7 @@ tide.train.step = {}
 ---@param batch number
 ---@param make function
 function tide.train.step.evaluate(starts, batch, make) end
----@param opts? { model: table, optim: tide.Optimizer, clip?: number, comm?: tide.Comm, loss_options?: any, parallel?: tide.Sharded, captured?: boolean }
+---@param opts? { model: table, optim: tide.Optimizer, clip?: number, comm?: tide.Comm, loss?: any, loss_options?: any, parallel?: tide.Sharded, captured?: boolean }
 function tide.train.step.new(opts) end
 tide.update = {}
 function tide.update.adamw_(lists, attrs) end

@@ -51,15 +51,16 @@ chats.rows = {
 }
 
 -- Gives the model, which has no bytes yet, the adapters that are asked for.
-function chats.adapt(tide, opt, model)
+function chats.adapt(tide, opt, model, name)
    local o = opt.lora
+   name = name or 'finetune'
    if opt.resume or o.rank == 0 and not opt.adapter then return end
    if rawget(model, 'adapter') then
-      err.usage('finetune', '--from %s has adapters, which are learnt on; leave out %s, or begin '
+      err.usage(name, '--from %s has adapters, which are learnt on; leave out %s, or begin '
          .. 'with a folder in which they are merged (tide export)', opt.from,
          opt.adapter and '--adapter' or '--lora.rank')
    elseif opt.adapter then
-      if o.rank > 0 then err.usage('finetune', '--adapter and --lora.rank: give one of them') end
+      if o.rank > 0 then err.usage(name, '--adapter and --lora.rank: give one of them') end
       return tide.model.load_adapter(model, opt.adapter)
    end
    tide.nn.lora.attach(model, { rank = o.rank, alpha = o.alpha, targets = o.targets,
@@ -110,18 +111,20 @@ end
 
 local function listed(v) return type(v) == 'string' and { v } or v end
 
--- The records of --data, and those to evaluate on, as data.chat.load gives them.
-function chats.corpus(job, opt, model)
+-- The records of --data, and those to evaluate on, as load gives them (default: data.chat.load).
+-- what: the records in words.
+function chats.corpus(job, opt, model, load, what)
    local tide = require 'tide'
-   if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of chats') end
+   load, what = load or tide.data.chat.load, what or 'chats'
+   if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of %s', what) end
    local tok, path = tokenizer_of(job, tide, opt, model)
    local o = { tokenizer = tok or tide.data.bytes, train_on = listed(opt.train_on),
       template = job:check(tide.chat.find, opt.chat_template or home(opt), nil, home(opt)),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
-   local corpus = job:check(tide.data.chat.load, listed(opt.data), o)
+   local corpus = job:check(load, listed(opt.data), o)
    if opt.val_data then
       o.val = 0
-      local held = job:check(tide.data.chat.load, opt.val_data, o)
+      local held = job:check(load, opt.val_data, o)
       corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
    end
    corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
@@ -134,10 +137,10 @@ end
 local fits = { best = 'best', next = 'next', none = 'alone' }
 
 -- Which documents make up which rows of which step. data: this rank among those with data of their
--- own.
-function chats.sampler(job, opt, corpus, data)
+-- own; new: makes the sampler (default: data.packed.new).
+function chats.sampler(job, opt, corpus, data, new)
    local has_val = corpus.val.count > 0
-   return job:check(require('tide').data.packed.new, { cu = corpus.cu, source = corpus.train,
+   return job:check(new or require('tide').data.packed.new, { cu = corpus.cu, source = corpus.train,
       val_cu = has_val and corpus.val_cu or nil, val_source = has_val and corpus.val or nil,
       seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank, size = data.size,
       fit = fits[opt.pack], long = opt.long })

@@ -16,8 +16,6 @@ local signature = require 'tide.util.signature'
 local text_files = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
 
-local op = 'data.chat.load'
-
 local chat = {}
 
 -- ---- which bytes count -------------------------------------------------------------------------
@@ -143,11 +141,9 @@ local function packed_id(id, width)
    return char(id % 256, floor(id / 256) % 256, floor(id / 65536) % 256, floor(id / 16777216))
 end
 
--- Returns a record as { ids, mask, count, labels }: two texts, the tokens, and those that count.
-local function document(example, o)
-   local text, ranges = text_of(example, o)
-   if not text then return nil, ranges end
-   local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
+-- Returns a text as { ids, mask, count, labels }: two texts, the tokens, and those that count.
+-- is_chat: a template has written it. Or nil and what is wrong.
+local function tokenized(text, ranges, is_chat, o)
    local ok, ids, places = pcall(encode, o, text, is_chat)
    if not ok then return nil, type(ids) == 'table' and ids.message or tostring(ids) end
    local mask = mask_of(ids, places, ranges)
@@ -164,21 +160,30 @@ local function document(example, o)
    return { ids = table.concat(pieces), mask = table.concat(mask), count = #ids, labels = labels }
 end
 
+-- The same of a record, as the one document that it is.
+local function document(example, o)
+   local text, ranges = text_of(example, o)
+   if not text then return nil, ranges end
+   local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
+   local doc, problem = tokenized(text, ranges, is_chat, o)
+   return doc and { doc }, problem
+end
+
 -- ---- files -------------------------------------------------------------------------------------
 
--- Returns the documents of a file; counts broken lines in `bad`, or raises at the first one.
-local function read_file(path, o, bad)
+-- Returns the documents of each record of a file; counts broken lines in `bad`, or raises at the
+-- first one. read(t, o): the documents of a record, or nil and what is wrong with it.
+local function read_file(path, o, bad, read)
    local list = {}
    jsonl.each(path, function(t, place, problem)
-      local doc
-      if t then t, problem = record.read(t, o.format) end
-      if t then doc, problem = document(t, o) end
-      if doc then
-         list[#list + 1] = doc
+      local docs
+      if t then docs, problem = read(t, o) end
+      if docs then
+         list[#list + 1] = docs
          return
       end
       local message = place .. ': ' .. problem
-      err.raise_if(not o.skip_bad, 'E_FORMAT', op, '%s (skip_bad = true, --skip-bad, leaves such '
+      err.raise_if(not o.skip_bad, 'E_FORMAT', o.op, '%s (skip_bad = true, --skip-bad, leaves such '
          .. 'records out and counts them)', message)
       bad.count = bad.count + 1
       if #bad < 10 then bad[#bad + 1] = message end
@@ -199,12 +204,14 @@ local function source_of(part, width)
    return tokens.memory(table.concat(part.ids), width, table.concat(part.mask))
 end
 
--- Returns what load returns from the documents of each file.
+-- Returns what load returns from the records of each file.
 local function corpus_of(files, o, bad)
    local train, val, documents = new_part(), new_part(), 0
    for _, list in ipairs(files) do
       local held = floor(#list * o.val)
-      for i, doc in ipairs(list) do add(i > #list - held and val or train, doc) end
+      for i, docs in ipairs(list) do
+         for _, doc in ipairs(docs) do add(i > #list - held and val or train, doc) end
+      end
       documents = documents + #list
    end
    return {
@@ -214,7 +221,7 @@ local function corpus_of(files, o, bad)
    }
 end
 
-local function check_format(format)
+local function check_format(op, format)
    for _, name in ipairs(record.formats) do
       if format == nil or format == name then return end
    end
@@ -229,30 +236,34 @@ local function roles_of(o)
 end
 
 -- Completes the options.
-local function settled(opts)
+local function settled(op, opts)
    local o = opts
    local size = err.integer(op, 'tokenizer.vocab_size', o.tokenizer.vocab_size, 1)
    err.arg_if(o.template ~= nil and type(o.template.render) ~= 'function', op, 'template',
       'a template of tide.chat', o.template)
-   check_format(o.format)
+   check_format(op, o.format)
    o.roles, o.by_block = roles_of(o)
    o.is_bytes, o.eos = type(o.tokenizer.ids) == 'function', o.tokenizer.eos
    o.vocab_size, o.width = size, size > 65536 and 4 or 2
    return o
 end
 
--- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.
--- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, vocab_size,
--- bad }: token sources with masks, cumulative lengths of documents for data.packed, numbers of
--- labels, and bad = { count, the first messages }. E_FORMAT names file, line and field of what is
--- broken.
-function chat.load(paths, opts)
-   local o = settled(opts)
+local function of_record(t, o)
+   local example, problem = record.read(t, o.format)
+   if not example then return nil, problem end
+   return document(example, o)
+end
+
+-- What load does, for another kind of records. op: the door; read(t, o): the documents of a record,
+-- or nil and what is wrong with it.
+function chat._load(op, paths, opts, read)
+   local o = settled(op, opts)
+   o.op = op
    local bad, files, names = { count = 0 }, {}, {}
    if type(paths) == 'string' then paths = { paths } end
    for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
       for _, file in ipairs(text_files.files(path)) do
-         files[#files + 1], names[#names + 1] = read_file(file, o, bad), file
+         files[#files + 1], names[#names + 1] = read_file(file, o, bad, read), file
       end
    end
    if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
@@ -263,6 +274,16 @@ function chat.load(paths, opts)
    end
    return corpus
 end
+
+-- For such a read: a text with its ranges as a document, and the first role that is misspelt.
+chat._tokenized, chat._wrong_role = tokenized, wrong_role
+
+-- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.
+-- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, vocab_size,
+-- bad }: token sources with masks, cumulative lengths of documents for data.packed, numbers of
+-- labels, and bad = { count, the first messages }. E_FORMAT names file, line and field of what is
+-- broken.
+function chat.load(paths, opts) return chat._load('data.chat.load', paths, opts, of_record) end
 
 return signature.doors('data.chat', chat, {
    load = { 'paths: string | string[]', opts = {

@@ -4,5 +4,5 @@ return require 'tide.util.lazy' ('data', {
    bytes = 'bytes', tokens = 'tokens', text = 'text', sampler = 'sampler', entropy = 'entropy',
    batch = 'batch', packed = 'packed', survey = 'survey',
    chat = 'chat', jsonl = 'jsonl', record = 'record', megatron = 'megatron', mixture = 'mixture',
-   choices = 'choices',
+   choices = 'choices', preference = 'preference',
 })

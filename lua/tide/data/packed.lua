@@ -52,6 +52,7 @@ end
 
 local Packed = {}
 Packed.__index = Packed
+packed.Packed = Packed                   -- what data.preference derives from
 
 local function check_cu(op, name, cu)
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
@@ -60,15 +61,32 @@ local function check_cu(op, name, cu)
 end
 
 -- Refuses documents that are longer than a row.
-local function check_long(op, cu, seq)
+local function check_long(op, cu, seq, together)
    local count, most = 0, 0
-   for i = 2, #cu do
-      local n = cu[i] - cu[i - 1]
+   for i = together + 1, #cu, together do
+      local n = cu[i] - cu[i - together]
       count, most = count + (n > seq and 1 or 0), math.max(most, n)
    end
    if count == 0 then return end
-   err.raise('E_ARG', op, '%d of %d documents are longer than seq (%d tokens), the longest has %d; '
-      .. "give a larger seq, or long = 'split' or 'cut'", count, #cu - 1, seq, most)
+   local one = together == 1
+   err.raise('E_ARG', op, '%d of %d %s are longer than seq (%d tokens), the longest has %d; give a '
+      .. 'larger seq, or long = %s', count, (#cu - 1) / together, one and 'documents'
+      or ('groups of %d documents'):format(together), seq, most, one and "'split' or 'cut'"
+      or "'cut'")
+end
+
+local function check_together(op, self)
+   local k = self.together
+   if k == 1 then return end
+   err.raise_if(self.long == 'split', 'E_ARG', op, "documents that share a row (together = %d) are "
+      .. "not split; give long = 'cut' or 'refuse'", k)
+   err.raise_if(self.seq < k * self.unit, 'E_ARG', op, 'seq (%d) has no room for %d documents',
+      self.seq, k)
+   for _, name in ipairs { 'cu', 'val_cu' } do
+      local n = self[name] and #self[name] - 1 or 0
+      err.raise_if(n % k ~= 0, 'E_ARG', op, '%s has %d documents, which is no multiple of together '
+         .. '(%d)', name, n, k)
+   end
 end
 
 -- Makes a sampler of rows at the beginning of its order.
@@ -78,8 +96,9 @@ function packed.new(opts)
    check_cu(op, 'cu', self.cu)
    if self.val_cu then check_cu(op, 'val_cu', self.val_cu) end
    for _, cu in ipairs(self.long == 'refuse' and { self.cu, self.val_cu } or {}) do
-      check_long(op, cu, self.seq)
+      check_long(op, cu, self.seq, self.together)
    end
+   check_together(op, self)
    err.raise_if(self.seq % self.unit ~= 0, 'E_ARG', op, 'seq (%d) must be a multiple of %d, to be '
       .. 'cut over %d ranks', self.seq, self.unit, self.cp)
    err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
@@ -108,6 +127,48 @@ local function pieces_of(self, cu, order, source)
             list[#list + 1] = { at, n, goes_on, math.ceil(n / unit) * unit }
          end
          at = self.long == 'cut' and stop or at + n
+      end
+   end
+   return list
+end
+
+-- The pieces of the documents first .. first + together - 1 that have a label that counts, and the
+-- places they take. Of a group longer than a row each document keeps seq / together tokens.
+local function members_from(self, cu, first, source)
+   local unit, list, slot, most = self.unit, {}, 0, math.huge
+   local function rounded(n) return math.ceil(n / unit) * unit end
+   for d = first, first + self.together - 1 do slot = slot + rounded(cu[d + 1] - cu[d]) end
+   if slot > self.seq then most = math.floor(self.seq / self.together / unit) * unit end
+   slot = 0
+   for d = first, first + self.together - 1 do
+      local at, n = cu[d], math.min(most, cu[d + 1] - cu[d])
+      if is_trained(source, at, n, false) then
+         list[#list + 1] = { at, n, false, rounded(n) }
+         slot = slot + rounded(n)
+      end
+   end
+   return list, slot
+end
+
+-- Pieces { start, places, false, places, members } of groups of documents that share a row. A group
+-- with a document without a label that counts is left out.
+local function groups_of(self, cu, order, source)
+   local list, k = {}, self.together
+   for g = 0, (#cu - 1) / k - 1 do
+      local first = order(g) * k + 1
+      local members, slot = members_from(self, cu, first, source)
+      if #members == k then list[#list + 1] = { cu[first], slot, false, slot, members } end
+   end
+   return list
+end
+
+-- Rows whose groups are taken apart again.
+local function members_of(rows)
+   local list = {}
+   for r, row in ipairs(rows) do
+      list[r] = {}
+      for _, piece in ipairs(row) do
+         for _, member in ipairs(piece[5]) do table.insert(list[r], member) end
       end
    end
    return list
@@ -176,15 +237,27 @@ function rules.best(pieces, seq)
 end
 
 local function lay_rows(self, cu, order, source)
+   if self.together > 1 then
+      return members_of(rules[self.fit](groups_of(self, cu, order, source), self.seq))
+   end
    return rules[self.fit](pieces_of(self, cu, order, source), self.seq)
 end
 
 local function rows_of(self, epoch)
-   local rows = lay_rows(self, self.cu, sampler.permutation(#self.cu - 1, self.seed, epoch),
-      self.source)
+   local order = sampler.permutation((#self.cu - 1) / self.together, self.seed, epoch)
+   local rows = lay_rows(self, self.cu, order, self.source)
    if #rows > 0 then return rows end
    err.raise('E_ARG', 'data.packed', 'no label of the documents counts within seq (%d tokens); '
       .. "give a larger seq, or long = 'split'", self.seq)
+end
+
+-- All rows of the documents in their order, of those that are held out with is_val: each document
+-- once, for what is computed before training.
+function Packed:all(is_val)
+   local cu, source = self.cu, self.source
+   if is_val then cu, source = self.val_cu, self.val_source end
+   if not cu then return {} end
+   return lay_rows(self, cu, function(k) return k end, source)
 end
 
 -- Rows of the documents held out (val_cu), in their order: at most `limit`, evenly spaced.
@@ -239,17 +312,18 @@ end
 function Packed:state()
    return { seed = self.seed, epoch = self.epoch, row = self.row, seq = self.seq, unit = self.unit,
       documents = #self.cu - 1, tokens = self.cu[#self.cu], fit = self.fit, long = self.long,
-      masked = self.source ~= nil }
+      masked = self.source ~= nil, together = self.together }
 end
 
 -- What states of earlier versions, which do not say it, were taken with.
-local before = { fit = 'next', long = 'split', masked = false }
+local before = { fit = 'next', long = 'split', masked = false, together = 1 }
 
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
 function Packed:restore(state)
    local op = 'data.packed.restore'
    local now = self:state()
-   for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked' } do
+   for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked',
+      'together' } do
       if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
          err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
             tostring(state[k]), tostring(now[k]))
@@ -321,26 +395,32 @@ function packed.make(source, rows, seq, opts)
    return out
 end
 
+-- Options of a sampler of documents; what derives from it takes them, too.
+packed.options = {
+   'cu: table -- cumulative lengths of the documents',
+   'val_cu: table? -- those of the documents that are held out',
+   'seq: integer >= 1 -- tokens of a row',
+   'batch: integer >= 1 -- rows of a step, over all ranks',
+   'seed: integer >= 0 = 0 -- decides the order',
+   'size: integer >= 1 = 1 -- ranks with data of their own',
+   'rank: integer in [0, size) = 0 -- which of them this is',
+   'cp: integer >= 1 = 1 -- ranks that a row will be cut over; slots are multiples of 2 cp',
+   "fit: 'next' | 'best' | 'alone' = 'next' -- the row of a document: the last one, the fullest "
+      .. 'that has room, or one of its own',
+   "long: 'split' | 'cut' | 'refuse' = 'split' -- documents longer than a row: in pieces, their "
+      .. 'beginning, or an error',
+   'together: integer >= 1 = 1 -- consecutive documents that share a row, cut to its '
+      .. 'length: 2 for pairs of answers',
+   'source: source? -- of the documents; pieces that its mask leaves no label are left out',
+   'val_source: source? -- the same of those held out',
+}
+
 signature.doors('data.packed', Packed, {
-   held_out = 'limit: integer >= 1', restore = 'state: table',
+   held_out = 'limit: integer >= 1', all = 'is_val: boolean?', restore = 'state: table',
 })
 return signature.doors('data.packed', packed, {
    boundaries = 'source: source; eos: integer >= 0',
-   new = { opts = {
-      'cu: table -- cumulative lengths of the documents',
-      'val_cu: table? -- those of the documents that are held out',
-      'seq: integer >= 1 -- tokens of a row',
-      'batch: integer >= 1 -- rows of a step, over all ranks',
-      'seed: integer >= 0 = 0 -- decides the order',
-      'size: integer >= 1 = 1 -- ranks with data of their own',
-      'rank: integer in [0, size) = 0 -- which of them this is',
-      'cp: integer >= 1 = 1 -- ranks that a row will be cut over; slots are multiples of 2 cp',
-      "fit: 'next' | 'best' | 'alone' = 'next' -- the row of a document: the last one, the fullest "
-         .. 'that has room, or one of its own',
-      "long: 'split' | 'cut' | 'refuse' = 'split' -- documents longer than a row: in pieces, their "
-         .. 'beginning, or an error',
-      'source: source? -- of the documents; pieces that its mask leaves no label are left out',
-      'val_source: source? -- the same of those held out' } },
+   new = { opts = packed.options },
    make = { 'source: source; rows: table; seq: integer >= 1', opts = {
       'pad: integer >= 0 = 0 -- token id of padding',
       'device: string? -- device of the tensors' } },

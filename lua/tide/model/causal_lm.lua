@@ -63,6 +63,12 @@ end
 -- The loss of final hidden states, without logits. opts: of nn.loss.linear.
 function CausalLM:head_loss(h, labels, opts) return nn.loss.linear(h, self:head(), labels, opts) end
 
+-- The log-probabilities of labels after final hidden states, without logits. opts: of
+-- nn.logprob.of_labels.
+function CausalLM:head_logprobs(h, labels, opts)
+   return nn.logprob.of_labels(h, self:head(), labels, opts)
+end
+
 -- Logits under the soft cap of the configuration, if it has one.
 local function capped(self, y)
    local cap = self.config.final_logit_softcapping
@@ -102,6 +108,7 @@ end
 private.note(CausalLM.forward)
 private.note(CausalLM.head_logits)
 private.note(CausalLM.head_loss)
+private.note(CausalLM.head_logprobs)
 
 -- Names of all options of a call of loss.
 local function loss_options(self)
@@ -152,6 +159,32 @@ function CausalLM:loss(ids_BT, labels_BT, opts)
    err.arg_if(type(self) ~= 'table', 'model.loss', 'self', 'a model: call model:loss(ids, labels), '
       .. 'with a colon', self)
    return self:as_call(loss, ids_BT, labels_BT, opts)
+end
+
+local function label_logprobs(self, ids_BT, labels_BT, opts)
+   local names = { 'ignore', 'chunk' }
+   for _, name in ipairs(self.at_fields) do names[#names + 1] = name end
+   local place = copy(err.options(self.op, opts, names))
+   local rest = { ignore = place.ignore or nn.loss.ignore, chunk = place.chunk,
+      cap = self.config.final_logit_softcapping }
+   place.ignore, place.chunk = nil, nil
+   self:check_ids(ids_BT)
+   check_labels(self.op, ids_BT, labels_BT)
+   local h, head = private.call(self.hidden, self, ids_BT, place), self.lm_head
+   if not head then
+      return private.replace(h, private.call(self.head_logprobs, self, h, labels_BT, rest))
+   end
+   return private.replace(h, head:as_call(private.note(function(_, x)
+      return private.call(self.head_logprobs, self, x, labels_BT, rest)
+   end), h))
+end
+private.note(label_logprobs)
+
+-- Returns the log-probability of each label, in their shape: 0 where it is opts.ignore (-100). The
+-- gradients of losses over whole answers go through it; logits exist for opts.chunk tokens at a
+-- time. Further options: forward's. A call of the model, as loss is, on every mesh.
+function CausalLM:label_logprobs(ids_BT, labels_BT, opts)
+   return self:as_call(label_logprobs, ids_BT, labels_BT, opts)
 end
 
 -- Most elements of logits that logprobs makes at a time.

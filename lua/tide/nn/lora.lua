@@ -269,9 +269,10 @@ function lora.unmerge(model)
    return model
 end
 
--- The results of fn() with the adapters off: those of the base model.
+-- The results of fn() with the adapters off: those of the base model, also of a sharded one.
 function lora.without(model, fn)
-   local _, o = adapted('nn.lora.without', model)
+   local o = rawget(model, '_adapter')
+   err.raise_if(not o, 'E_STATE', 'nn.lora.without', 'the model has no adapters')
    if o.merged then err.raise('E_STATE', 'nn.lora.without', 'the adapters are merged') end
    err.func('nn.lora.without', 'fn', fn)
    o.merged = true

@@ -3,6 +3,7 @@
 --
 -- Where it writes and whether that is a terminal are given, so that it can be tested.
 
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local units = require 'tide.util.units'
@@ -35,6 +36,14 @@ local function bar(done, width)
    return '[' .. ('#'):rep(full) .. ('.'):rep(width - full) .. ']'
 end
 
+local function more_names(more)
+   local names = {}
+   for name in each(more) do names[#names + 1] = name end
+   table.sort(names)
+   return names
+end
+
+-- Figures of the caller's own (run:metric) stand behind the norm.
 -- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
    for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
@@ -45,6 +54,9 @@ function progress.fields(r)
    local parts = { ('loss %.4f'):format(r.loss) }
    if r.val_loss then parts[#parts + 1] = ('val loss %.4f'):format(r.val_loss) end
    parts[#parts + 1] = ('grad norm %.3f'):format(r.grad_norm)
+   for _, name in ipairs(more_names(r.more or {})) do
+      parts[#parts + 1] = ('%s %.4g'):format((name:gsub('_', ' ')), r.more[name])
+   end
    parts[#parts + 1] = ('lr %.2e'):format(r.lr)
    parts[#parts + 1] = units.count(r.tokens_per_second) .. ' tok/s'
    parts[#parts + 1] = units.bytes(r.memory_bytes)

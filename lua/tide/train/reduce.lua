@@ -11,15 +11,20 @@ local unused = require 'tide.train.unused'
 
 local reduce = {}
 
--- Returns this rank's part of the loss of a batch over `count` labels. E_ARG: the model's method
--- loss gave something else than one number as a tensor.
+-- Returns this rank's part of the loss of a batch over `count` labels: the model's, or that of the
+-- option `loss` of the step. E_ARG: it gave something else than one number as a tensor.
 function reduce.loss_of(self, batch, count, options)
    local mine, opts = self.cp and self.cp:cut(batch) or batch, { count = count }
    for k, v in each(options or {}) do opts[k] = v end
    for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
       opts[k] = mine[k]
    end
-   local loss = self.model:loss(mine.ids, mine.labels, opts)
+   local loss
+   if self.loss then
+      loss = self.loss(self.model, mine, opts)
+   else
+      loss = self.model:loss(mine.ids, mine.labels, opts)
+   end
    if tide.is_tensor(loss) and loss:numel() == 1 then return loss end
    err.arg('train.step', 'model',
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)

@@ -339,7 +339,7 @@ local function open(self)
    local aside = options.clear_out(self.op, o, self.step)
    self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
-      parallel = o.parallel, captured = o.captured }
+      parallel = o.parallel, captured = o.captured, loss = o.loss }
    if first and o.out then
       fs.mkdirs(self.op, o.out)
       self.metrics = metric.new { out = o.out, step = self.step }

@@ -36,7 +36,7 @@ options.rows = {
    'parallel: sharded? -- with optim over it',
    'async_save: boolean? -- writes checkpoints in the background, one at a time; what goes wrong '
       .. 'is raised after a later step',
-   'captured: boolean? -- see train.step',
+   'captured: boolean? -- see train.step', 'loss: any? -- see train.step',
    'on_evaluate: function? -- called with (run, loss)',
    'on_save: function? -- called with (run, folder)',
 }

@@ -32,8 +32,8 @@ local Step = {}
 Step.__index = Step
 
 -- A model of one's own must say what its loss is.
-local function check_loss(op, model)
-   if type(model.loss) == 'function' then return end
+local function check_loss(op, model, loss)
+   if loss or type(model.loss) == 'function' then return end
    err.arg(op, 'model', 'a model with a method loss(ids, labels, { count = n }), which returns the '
       .. 'sum of the losses of its labels divided by n', model)
 end
@@ -47,12 +47,12 @@ end
 function step.new(opts)
    local op = 'train.step.new'
    local sharded, comm = opts.parallel, opts.comm or dist.world()
-   check_loss(op, opts.model)
+   check_loss(op, opts.model, opts.loss)
    replicas.check_cut(op, opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,
       comm = sharded and sharded.data_comm or comm,
-      clip = opts.clip, loss_options = opts.loss_options or {},
+      clip = opts.clip, loss = opts.loss, loss_options = opts.loss_options or {},
    }, Step)
    replicas.set_groups(self, op)
    replicas.check_replicated(self, op)
@@ -127,6 +127,8 @@ return signature.doors('train.step', step, {
       'optim: optimizer -- that of its parameters',
       'clip: number >= 0 = 0 -- limit of the gradient norm; 0: none',
       'comm: comm? -- ranks with data of their own; all by default',
+      'loss: any? -- called as loss(model, batch, { count = n, .. }) in place of model:loss, with '
+         .. 'the part of a batch of this rank; batches then have count',
       'loss_options: any? -- of the loss',
       'parallel: sharded? -- of the model; comm is then its ranks with data of their own',
       'captured: boolean? -- replays the step as a CUDA graph' } },

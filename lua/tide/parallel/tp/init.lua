@@ -297,14 +297,16 @@ function Run:head(model, opts)
    end
    if not cut then
       return self:add(function()
-         for _, of in ipairs { 'head_loss', 'head_logits' } do
+         for _, of in ipairs { 'head_loss', 'head_logits', 'head_logprobs' } do
             layer.around(model, function(next, me, x, ...)
                return layer.through(next, me, x, layer.into_whole(env, x, from), ...)
             end, { of = of })
          end
       end)
    end
-   local counts = layout.balanced(embed and m.nvocab or m.nout, env.axis.size)
+   local V, first = embed and m.nvocab or m.nout, 0
+   local counts = layout.balanced(V, env.axis.size)
+   for r = 1, env.axis.rank do first = first + counts[r] end
    self:add(function()
       model.keeps_logits_apart = opts.gather_logits == false
       local function sum_of(me, parts, labels, o)
@@ -317,6 +319,13 @@ function Run:head(model, opts)
       layer.around(model, function(_, me, x, labels, o)
          return layer.through(sum_of, me, x, layer.into_parts(env, x, from), labels, o)
       end, { of = 'head_loss' })
+      local function logprobs_of(me, parts, labels, o)
+         return nn.logprob.of_part(me.op or op, parts, me:head(), labels, o,
+            { comm = env.axis.comm or env.axis, first = first, size = V })
+      end
+      layer.around(model, function(_, me, x, labels, o)
+         return layer.through(logprobs_of, me, x, layer.into_parts(env, x, from), labels, o)
+      end, { of = 'head_logprobs' })
       layer.around(model, function(_, me, x)
          local y = layer.through(product, me, x, layer.into_parts(env, x, from))
          if opts.gather_logits == false then return y end
