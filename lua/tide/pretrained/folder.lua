@@ -194,16 +194,33 @@ function Weights:read(_, name, offset, size, device)
    return (device == nil or device == 'cpu') and t or t:to(device)
 end
 
--- Fills t with a box of a tensor. What can be read in place is.
+-- Elements of a stored dtype that are read before they are converted: they stay in the processor's
+-- cache.
+local piece = 2^19
+
+-- Reads a whole tensor into flat, which has another dtype.
+local function convert(self, stored, dtype, flat)
+   local n = flat:numel()
+   local buffer = tide.empty({ math.min(n, piece) }, { dtype = dtype, device = 'cpu' })
+   for first = 1, n, piece do
+      local size = math.min(piece, n - first + 1)
+      local part = size == piece and buffer or buffer:narrow(1, 1, size)
+      self.file:read(stored, part, first)
+      flat:narrow(1, first, size):copy_(part)
+   end
+end
+
+-- Fills t with a box of a tensor. A whole one is read in place, or piece by piece.
 function Weights:fill(name, offset, size, t)
-   local row = row_of(self, name)
-   if self.views[name] or t.dtype ~= row.dtype or t.device ~= 'cpu' or not t:is_contiguous()
+   local row, n = row_of(self, name), dims.numel(size)
+   if self.views[name] or t.device ~= 'cpu' or not t:is_contiguous()
       or not dims.equal(size, row.shape) then
       t:copy_(read_box(self, name, offset, size))
       return
    end
-   self.file:read(self.stored[name], t, 1)
-   self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(row.dtype)
+   if t.dtype == row.dtype then self.file:read(self.stored[name], t, 1)
+   else convert(self, self.stored[name], row.dtype, t:reshape(n)) end
+   self.nbyte = self.nbyte + n * tide.dtype_size(row.dtype)
 end
 
 -- The dtype of most numbers.

@@ -9,7 +9,7 @@ local signature = require 'tide.util.signature'
 
 local plot = {}
 
-local colours = { '#0b5394', '#cc5500', '#2e7d32', '#7b1fa2' }
+local colours = { '#0b5394', '#cc5500', '#2e7d32', '#7b1fa2', '#b8860b', '#555555' }
 local width, height = 720, 420
 local left, right, top, bottom = 64, 16, 36, 48
 
