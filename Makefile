@@ -12,6 +12,7 @@
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
 #   make reference  write lua/guide/reference.md and the type annotations from what is declared
+#   make bench-scale  how a training step grows with its sizes, as lua/guide/scale.svg; ten minutes
 #   make bench-comm collectives against Open MPI, and what they cost a training step
 #   make install    to PREFIX (/usr/local)       make uninstall   what the last one wrote
 #   make clean      remove build/
@@ -38,7 +39,7 @@ export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
 .PHONY: all cuda deps deps-build train test test-asan test-tsan test-sweep test-arm64 \
 	test-deep fuzz bench \
-	bench-full bench-comm sizes reference install uninstall clean help
+	bench-full bench-comm bench-scale sizes reference install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
 # last time, or after packages were installed.
@@ -124,6 +125,9 @@ bench-full: all
 	@cmake --build $(BUILD) --target bench -j $(JOBS)
 	@$(LUAJIT) kernels/bench/run.lua all $(ARGS)
 	@echo '== matrix products, oneDNN where it is found'; $(BUILD)/bench/matmul
+
+bench-scale: all
+	@$(BUILD)/tide run -t 2 kernels/bench/scale.lua 5 lua/guide/scale.svg
 
 bench-comm: all
 	@cmake --build $(BUILD) --target bench_comm -j $(JOBS)

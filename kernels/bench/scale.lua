@@ -5,9 +5,9 @@
 --
 -- One size of a Llama step (f32, AdamW) is changed at a time. `floor` is the time of its products
 -- and attention at the rate of a large product, and of its bytes at the rate of a large copy, both
--- measured in the same round. `share` is floor / time. `growth` is the share of the largest size
--- over that of the smallest: below 1 the step grows faster than its floor. Ranks share the same two
--- threads and the same batch, so their floor stays as it is.
+-- measured right before and right after the step. `share` is floor / time. `growth` is the share of
+-- the largest size over that of the smallest: below 1 the step grows faster than its floor. Ranks
+-- share the same two threads and the same batch, so their floor stays as it is.
 
 local tide = require 'tide'
 local median = require('kernels.bench.stats').median
@@ -16,7 +16,8 @@ local turns = require 'kernels.bench.turns'
 local base = { T = 256, B = 4, L = 4, d = 256, V = 4096, ranks = 1 }
 local axes = {
    { 'T', { 128, 256, 512, 1024, 2048 } }, { 'B', { 1, 2, 4, 8, 16 } }, { 'L', { 2, 4, 8, 16 } },
-   { 'd', { 128, 256, 512, 1024 } }, { 'V', { 1024, 4096, 16384, 65536 } }, { 'ranks', { 1, 2, 4 } },
+   { 'd', { 128, 256, 512, 1024 } }, { 'V', { 1024, 4096, 16384, 65536 } },
+   { 'ranks', { 1, 2 } },
 }
 
 local function ffn(o) return o.d * 11 / 4 end
@@ -47,11 +48,11 @@ local function seconds_of(fn, least)
 end
 
 -- Operations a second of a large product, and bytes a second of a large copy.
+local a, b = tide.randn { 1024, 1024 }, tide.randn { 1024, 1024 }
+local from, to = tide.zeros { 2^24 }, tide.zeros { 2^24 }
 local function limits()
-   local a, b = tide.randn { 1024, 1024 }, tide.randn { 1024, 1024 }
-   local from, to = tide.zeros { 2^24 }, tide.zeros { 2^24 }
-   return 2 * 1024^3 / seconds_of(function() return a:matmul(b) end, 0.3),
-      2 * 4 * 2^24 / seconds_of(function() to:copy_(from) end, 0.3)
+   return 2 * 1024^3 / seconds_of(function() return a:matmul(b) end, 0.2),
+      2 * 4 * 2^24 / seconds_of(function() to:copy_(from) end, 0.1)
 end
 
 -- On a rank: seconds of a step, the median.
@@ -89,13 +90,15 @@ end
 local rounds, path = tonumber((...)) or 3, select(2, ...)
 local seconds, floors = {}, {}
 for _ = 1, rounds do
-   local rate, bandwidth = limits()
    for _, axis in ipairs(axes) do
       for _, value in ipairs(axis[2]) do
          local o, key = sizes(axis[1], value), axis[1] .. ' ' .. value
          seconds[key], floors[key] = seconds[key] or {}, floors[key] or {}
+         local rate, bandwidth = limits()
          table.insert(seconds[key], turns.on(o.ranks, body, o, 0.5))
-         table.insert(floors[key], operations(o) / rate + bytes(o) / bandwidth)
+         local rate_after, bandwidth_after = limits()
+         table.insert(floors[key], 2 * operations(o) / (rate + rate_after)
+            + 2 * bytes(o) / (bandwidth + bandwidth_after))
          collectgarbage()
       end
    end
