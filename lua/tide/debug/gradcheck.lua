@@ -14,9 +14,8 @@ local function scalar(fn, inputs)
    local y = tide.no_grad(function() return fn(unpack(inputs)) end)
    err.arg_if(not tide.is_tensor(y), 'debug.gradcheck', 'fn', 'a function that returns a tensor of '
       .. 'one element', y)
-   if y:numel() ~= 1 then
-      err.raise('E_SHAPE', 'debug.gradcheck', 'fn must return one element, got %d', y:numel())
-   end
+   err.raise_if(y:numel() ~= 1, 'E_SHAPE', 'debug.gradcheck', 'fn must return one element, got %d',
+      y:numel())
    return y:item()
 end
 

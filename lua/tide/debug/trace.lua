@@ -161,11 +161,9 @@ end
 local function check_one_run(op, folder, list, file_of)
    local first = list[1]
    for _, doc in ipairs(list) do
-      if doc.run ~= first.run or doc.size ~= first.size then
-         err.raise('E_FORMAT', op, "'%s' and '%s' in '%s' are of different runs; remove the files "
-            .. 'of one, and give each run a folder of its own', file_of[first.rank],
-            file_of[doc.rank], folder)
-      end
+      err.raise_if(doc.run ~= first.run or doc.size ~= first.size, 'E_FORMAT', op,
+         "'%s' and '%s' in '%s' are of different runs; remove the files of one, and give each run "
+         .. 'a folder of its own', file_of[first.rank], file_of[doc.rank], folder)
    end
 end
 

@@ -20,6 +20,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local low_rank = require 'tide.nn.low_rank'
 local near = require 'tide.util.near'
 local outlive = require 'tide.util.outlive'
@@ -190,11 +191,9 @@ end
 local function check_ranks(list, rank)
    for _, entry in ipairs(list) do
       local most = math.min(entry.m.nin, entry.m.nout)
-      if rank > most then
-         err.raise('E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; give at most %d, "
-            .. 'or leave the layer out of targets', rank, entry.path, entry.m.nin, entry.m.nout,
-            most)
-      end
+      err.raise_if(rank > most, 'E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; give "
+         .. 'at most %d, or leave the layer out of targets', rank, entry.path, entry.m.nin,
+         entry.m.nout, most)
    end
 end
 
@@ -276,10 +275,7 @@ function lora.without(model, fn)
    if o.merged then err.raise('E_STATE', 'nn.lora.without', 'the adapters are merged') end
    err.func('nn.lora.without', 'fn', fn)
    o.merged = true
-   local results = { pcall(fn) }
-   o.merged = false
-   if not results[1] then error(results[2], 0) end
-   return unpack(results, 2, table.maxn(results))
+   return finally(function() o.merged = false end, fn)
 end
 
 -- Takes a parameter from a module.

@@ -13,6 +13,13 @@ local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
 -- ---- choosing what goes together -------------------------------------------------------------
 
+local function sort_longest_first(order, lengths)
+   table.sort(order, function(a, b)
+      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
+      return a < b
+   end)
+end
+
 -- Indices of lengths that fit a bin, longest first, and of those that do not, in order.
 local function longest_first(lengths, size)
    local order, skipped = {}, {}
@@ -20,10 +27,7 @@ local function longest_first(lengths, size)
       local list = n > size and skipped or order
       list[#list + 1] = i
    end
-   table.sort(order, function(a, b)
-      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
-      return a < b
-   end)
+   sort_longest_first(order, lengths)
    return order, skipped
 end
 
@@ -247,10 +251,7 @@ function pack.dynamic_cp(lengths, opts)
    local load, order, plan = {}, {}, {}
    for r = 1, n do load[r] = 0 end
    for i in ipairs(lengths) do order[i] = i end
-   table.sort(order, function(a, b)
-      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
-      return a < b
-   end)
+   sort_longest_first(order, lengths)
    for _, i in ipairs(order) do
       local need = pack.cp_degree(lengths[i], opts.most)
       err.raise_if(need > n, 'E_ARG', op, 'document %d has %d tokens and needs %d ranks of %d, '

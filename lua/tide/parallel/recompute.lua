@@ -165,14 +165,18 @@ local by_op = {
    end,
 }
 
+local function all_of(list)
+   return function(set)
+      for _, fn in ipairs(list) do fn(set) end
+   end
+end
+
 local function by_ops(model, ops)
    local list = {}
    for _, name in ipairs(err.type(op, 'ops', ops, 'table')) do
       list[#list + 1] = by_op[err.choice(op, 'ops', name, { 'attention', 'norm', 'linear' })](model)
    end
-   return function(set)
-      for _, fn in ipairs(list) do fn(set) end
-   end
+   return all_of(list)
 end
 
 local function split(text)
@@ -199,9 +203,7 @@ local function changes_of(model, policy)
    if policy.modules then list[#list + 1] = by_names(model, policy.modules) end
    if policy.every then list[#list + 1] = every(model, policy.every) end
    if #list == 0 then err.arg(op, 'policy', 'ops, modules or every', policy) end
-   return function(set)
-      for _, fn in ipairs(list) do fn(set) end
-   end
+   return all_of(list)
 end
 
 -- Sets what a model recomputes in backward, and returns the model. opts: scope.

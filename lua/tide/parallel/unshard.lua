@@ -8,8 +8,8 @@ local agree = require 'tide.comm.agree'
 local dist = require 'tide.comm'
 local spread = require 'tide.nn.spread'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
-local pack = require 'tide.ffi.pack'
 local signature = require 'tide.util.signature'
 
 local unshard = {}
@@ -44,12 +44,11 @@ local function layerwise(sharded, fn)
    for i, unit in ipairs(sharded.units) do
       before[i], unit.reshard_after_forward = unit.reshard_after_forward, true
    end
-   local r = pack(pcall(tide.no_grad, fn))
-   o.forward_prefetch = depth
-   for i, unit in ipairs(sharded.units) do unit.reshard_after_forward = before[i] end
-   sharded:release()
-   if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, r.n)
+   return finally(function()
+      o.forward_prefetch = depth
+      for i, unit in ipairs(sharded.units) do unit.reshard_after_forward = before[i] end
+      sharded:release()
+   end, tide.no_grad, fn)
 end
 
 -- ---- what is written inside ------------------------------------------------------------------
@@ -119,18 +118,17 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
       return layerwise(sharded, fn)
    end
    local list, held = units_of(sharded, path), {}
-   local r = pack(pcall(function()
+   return finally(function(failed)
+      local ok, problem = pcall(keep_writes, op, sharded, held, failed)
+      for _, unit in ipairs(held) do
+         unit.holds = unit.holds - 1
+         if ok and not failed then unit:reshard(false) else unit:forget_writes() end
+      end
+      if not ok and not failed then error(problem, 0) end
+   end, function()
       begin(sharded, list, held)
       return fn()
-   end))
-   local ok, problem = pcall(keep_writes, op, sharded, held, not r[1])
-   for _, unit in ipairs(held) do
-      unit.holds = unit.holds - 1
-      if r[1] and ok then unit:reshard(false) else unit:forget_writes() end
-   end
-   if not r[1] then error(r[2], 0) end
-   if not ok then error(problem, 0) end
-   return unpack(r, 2, r.n)
+   end)
 end
 
 -- Ends the communication of this run. An interrupt meanwhile is not answered, and one

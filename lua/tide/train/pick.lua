@@ -25,18 +25,19 @@ end
 
 -- ---- heap --------------------------------------------------------------------------------------
 
--- Moves the entry at place i down to where both below it are worse.
-local function sift(heap, n, logits, i)
-   local item = heap[i]
-   local v = logits[item]
+-- Puts item at place i of a heap of n indices and moves it down to its place. sign: 1 for the best
+-- on top, -1 for the worst; of equal logits the lower index is the better one.
+local function sift(heap, n, logits, sign, i, item)
+   local v = sign * logits[item]
    while 2 * i <= n do
       local child = 2 * i
       local a, b = heap[child], heap[child + 1]
-      if child < n and (logits[b] > logits[a] or logits[b] == logits[a] and b < a) then
-         child, a = child + 1, b
+      local w = sign * logits[a]
+      if child < n then
+         local u = sign * logits[b]
+         if u > w or u == w and sign * b < sign * a then child, a, w = child + 1, b, u end
       end
-      local w = logits[a]
-      if v > w or v == w and item < a then break end
+      if v > w or v == w and sign * item < sign * a then break end
       heap[i], i = a, child
    end
    heap[i] = item
@@ -45,13 +46,12 @@ end
 -- Returns next(), which gives the indices of a list from the best on; nil at its end.
 local function ranking(indices, logits)
    local n = #indices
-   for i = floor(n / 2), 1, -1 do sift(indices, n, logits, i) end
+   for i = floor(n / 2), 1, -1 do sift(indices, n, logits, 1, i, indices[i]) end
    return function()
       if n == 0 then return nil end
       local top = indices[1]
-      indices[1] = indices[n]
       n = n - 1
-      if n > 0 then sift(indices, n, logits, 1) end
+      if n > 0 then sift(indices, n, logits, 1, 1, indices[n + 1]) end
       return top
    end
 end
@@ -70,33 +70,16 @@ local function weighed(logits, most, o)
    return indices, total
 end
 
--- Puts item at place i of a heap whose top is the worst, and moves it down to where both below it
--- are better.
-local function sink(heap, n, logits, i, item)
-   local v = logits[item]
-   while 2 * i <= n do
-      local child = 2 * i
-      local a, b = heap[child], heap[child + 1]
-      if child < n and (logits[b] < logits[a] or logits[b] == logits[a] and b > a) then
-         child, a = child + 1, b
-      end
-      local w = logits[a]
-      if v < w or v == w and item > a then break end
-      heap[i], i = a, child
-   end
-   heap[i] = item
-end
-
 -- Returns the k best indices in order as next(), and the sum of their weights. One pass: an index
 -- that is not among the k best so far costs a comparison; of equals the earlier one stays.
 local function k_best(logits, most, o)
    local heap, total, k = {}, 0, math.min(o.top_k, #logits)
    for i = 1, k do heap[i] = i end
-   for i = floor(k / 2), 1, -1 do sink(heap, k, logits, i, heap[i]) end
+   for i = floor(k / 2), 1, -1 do sift(heap, k, logits, -1, i, heap[i]) end
    local least = logits[heap[1]]
    for i = k + 1, #logits do
       if logits[i] > least then
-         sink(heap, k, logits, 1, i)
+         sift(heap, k, logits, -1, 1, i)
          least = logits[heap[1]]
       end
    end

@@ -148,12 +148,9 @@ function replicas.counted(self, batches, lr)
    batches = batches_.settled_list('train.step', batches)
    if lr ~= nil then err.number('train.step', 'lr', lr, 0) end
    local count = global_count(self, batches, lr)
-   if count == 0 then
-      err.raise('E_ARG', 'train.step', '%s', #batches == 0
-         and "argument 'batches': expected a list of micro-batches, step:run { batch }, got an "
-            .. 'empty list'
-         or 'no label of this batch counts (all are ignored)')
-   end
+   err.raise_if(count == 0, 'E_ARG', 'train.step', '%s', #batches == 0
+      and "argument 'batches': expected a list of micro-batches, step:run { batch }, got an "
+      .. 'empty list' or 'no label of this batch counts (all are ignored)')
    return count, batches
 end
 

@@ -57,10 +57,8 @@ local function check_request(q, r, seq, vocab)
       check_ids(op, name .. '.' .. field, q[field], vocab)
       if #q[field] == 0 then err.arg(op, name .. '.' .. field, 'at least one id', 'none') end
    end
-   if #q.continuation > seq then
-      err.raise('E_ARG', op, '%s.continuation has %d ids; a window of seq = %d takes no more',
-         name, #q.continuation, seq)
-   end
+   err.raise_if(#q.continuation > seq, 'E_ARG', op, '%s.continuation has %d ids; a window of seq = '
+      .. '%d takes no more', name, #q.continuation, seq)
 end
 
 -- Rows that the model sees: { ids, parts = { { request, first } } }; `first` is the column, from 0,

@@ -17,6 +17,7 @@
 
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local context_ = require 'tide.parallel.cp.context'
@@ -61,12 +62,6 @@ end
 
 -- ---- the context -----------------------------------------------------------------------------
 
-local function finish(self, before, ok, ...)
-   self.context = before
-   if not ok then error((...), 0) end
-   return ...
-end
-
 -- Runs fn() with a context for calls that bring none: of a batch, cp.null, or a list of the pairs
 -- of every rank's tokens, i32 [B or 1, T_r, 2] in rank order, the same on every rank. Nests; ends
 -- also when fn raises. What is computed again in backward needs it too. Returns what fn returns.
@@ -79,7 +74,7 @@ function Inner:with(context, fn)
    err.type(name, 'fn', fn, 'function')
    local before = self.context
    self.context = context
-   return finish(self, before, pcall(fn))
+   return finally(function() self.context = before end, fn)
 end
 
 -- The parts of a ring are merged without their probabilities, which dropout would have to see.
@@ -153,10 +148,8 @@ local function check_call(name, context, q, k, opts)
          .. 'that the context holds for this rank', opts[what])
    end
    for what, t in require 'tide.util.each' { q = q, k = k } do
-      if t:size(2) ~= mine:size(2) then
-         err.raise('E_SHAPE', name, "argument '%s': expected %d tokens, those of this rank in the "
-            .. 'context, got %d', what, mine:size(2), t:size(2))
-      end
+      err.raise_if(t:size(2) ~= mine:size(2), 'E_SHAPE', name, "argument '%s': expected %d tokens, "
+         .. 'those of this rank in the context, got %d', what, mine:size(2), t:size(2))
    end
 end
 

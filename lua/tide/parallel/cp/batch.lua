@@ -206,9 +206,6 @@ end
 -- being attached; cp.null and the very same batch where each row is one document, seen as the
 -- layers have it. A batch with make_cp_batch_fn (or _cp_make_batch_fn) is cut by that function:
 -- fn(cp_axis, tp_axis, batch, { loss_mask, padding_token_id }) returns what this does.
--- opts: loss_mask, padding_token_id (0), use_te (packed stream, see make_cp_batch_for_te),
--- num_chunks, seq_lens_padding_value, fields ({ name = { dim =, fill = } | false }), kind
--- ('zigzag'), method ('ring'), inner, outer, window, causal, multiple, tp, block, mask.
 function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    local op = 'parallel.cp.make_cp_batch_and_ctx'
    local pad = opts.padding_token_id
@@ -245,7 +242,7 @@ end
 
 -- A make_cp_batch_fn for models that want contiguous shards: padded to W * max(pad_multiple, 2),
 -- positions go on counting in padding, documents numbered in packed_seq_ids (made if there are
--- none). opts: pad_multiple (1), method ('allgather'), fields.
+-- none).
 function batch_.contiguous_batch(opts)
    local op = 'parallel.cp.contiguous_batch'
    local multiple = math.max(opts.pad_multiple, 2)
@@ -258,8 +255,7 @@ function batch_.contiguous_batch(opts)
       local fields = { position_ids = { dim = -1, fill = 'next' },
          positions = { dim = -1, fill = 'next' } }
       for k, row in each(opts.fields or {}) do fields[k] = row end
-      local context = cp.context { map = plan, method = opts.method,
-         index = said.index }
+      local context = cp.context { map = plan, method = opts.method, index = said.index }
       return context, cut_all(op, plan, out, fields, more and more.padding_token_id or 0, B, S)
    end
 end

@@ -304,13 +304,11 @@ local function check(op, xs, width, tokens)
    local P = 0
    for _, x in ipairs(xs) do
       err.arg_if(not tide.is_tensor(x) or x.ndim ~= 3, op, 'x', 'a tensor [B, T, channels]', x)
-      if x.dtype ~= xs[1].dtype or x:size(1) ~= xs[1]:size(1) then
-         err.raise('E_ARG', op, 'expected tensors of one dtype and batch, got %s of %d rows and %s '
-            .. 'of %d', xs[1].dtype, xs[1]:size(1), x.dtype, x:size(1))
-      end
-      if x:size(2) ~= tokens then
-         err.raise('E_SHAPE', op, 'expected %d tokens, got %d', tokens, x:size(2))
-      end
+      err.raise_if(x.dtype ~= xs[1].dtype or x:size(1) ~= xs[1]:size(1), 'E_ARG', op,
+         'expected tensors of one dtype and batch, got %s of %d rows and %s of %d', xs[1].dtype,
+         xs[1]:size(1), x.dtype, x:size(1))
+      err.raise_if(x:size(2) ~= tokens, 'E_SHAPE', op, 'expected %d tokens, got %d', tokens,
+         x:size(2))
       P = P + x:size(3)
    end
    if P ~= width then err.raise('E_SHAPE', op, 'expected %d channels, got %d', width, P) end

@@ -78,10 +78,9 @@ function cp_map.check_slots(op, real, slot)
    err.raise_if(#real ~= #slot, 'E_ARG', op, 'cu_real has %d entries, cu_slot %d: they must tell '
       .. 'of the same documents', #real, #slot)
    for d = 1, #real - 1 do
-      if real[d + 1] - real[d] > slot[d + 1] - slot[d] then
-         err.raise('E_ARG', op, 'document %d has %d tokens, its slot %d', d - 1,
-            real[d + 1] - real[d], slot[d + 1] - slot[d])
-      end
+      err.raise_if(real[d + 1] - real[d] > slot[d + 1] - slot[d], 'E_ARG', op,
+         'document %d has %d tokens, its slot %d', d - 1, real[d + 1] - real[d],
+         slot[d + 1] - slot[d])
    end
 end
 

@@ -76,13 +76,10 @@ function need.check(seg, slice)
    err.integers(op, 'seg.cu_k', seg.cu_k, 0)
    err.integer(op, 'seg.n_real', seg.n_real, 0)
    err.integer(op, 'slice', slice, 0)
-   if seg.cu_q[#seg.cu_q] ~= seg.n_real then
-      err.raise('E_ARG', op, 'cu_q ends at %d, there are %d tokens', seg.cu_q[#seg.cu_q],
-         seg.n_real)
-   end
-   if seg.cu_k[#seg.cu_k] ~= slice then
-      err.raise('E_ARG', op, 'cu_k ends at %d, there are %d keys', seg.cu_k[#seg.cu_k], slice)
-   end
+   err.raise_if(seg.cu_q[#seg.cu_q] ~= seg.n_real, 'E_ARG', op, 'cu_q ends at %d, there are %d '
+      .. 'tokens', seg.cu_q[#seg.cu_q], seg.n_real)
+   err.raise_if(seg.cu_k[#seg.cu_k] ~= slice, 'E_ARG', op, 'cu_k ends at %d, there are %d keys',
+      seg.cu_k[#seg.cu_k], slice)
    err.raise_if(#seg.cu_q ~= #seg.cu_k, 'E_ARG', op, '%d pieces of queries and %d of keys',
       #seg.cu_q - 1, #seg.cu_k - 1)
    for i = 1, #seg.cu_q - 1 do

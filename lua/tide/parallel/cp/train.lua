@@ -18,8 +18,8 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local nn = require 'tide.nn'
-local pack = require 'tide.ffi.pack'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local wrap = require 'tide.nn.wrap'
@@ -250,17 +250,14 @@ end
 -- sample, an evaluation on one rank.
 function Attached:whole(fn, ...)
    err.func('parallel.cp.whole', 'fn', fn)
-   for _, layer in ipairs(self.layers) do
-      if layer.inner then layer.inner.context = context_.null end
+   local function be_alone(on)
+      for _, layer in ipairs(self.layers) do
+         if layer.inner then layer.inner.context = on and context_.null end
+      end
+      if self.mamba then self.mamba.alone = on end
    end
-   if self.mamba then self.mamba.alone = true end
-   local r = pack(pcall(fn, ...))
-   for _, layer in ipairs(self.layers) do
-      if layer.inner then layer.inner.context = nil end
-   end
-   if self.mamba then self.mamba.alone = nil end
-   if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, r.n)
+   be_alone(true)
+   return finally(function() be_alone(nil) end, fn, ...)
 end
 
 -- The results of fn(...), in which inner(q, k, v, options) is what the attention layers call.
@@ -271,10 +268,9 @@ function Attached:instead(inner, fn, ...)
    for i, layer in ipairs(self.layers) do
       handles[i] = wrap_attend(layer, 'cp.instead', inner, wrap.order.cp)
    end
-   local r = pack(pcall(fn, ...))
-   for _, handle in ipairs(handles) do handle.remove() end
-   if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, r.n)
+   return finally(function()
+      for _, handle in ipairs(handles) do handle.remove() end
+   end, fn, ...)
 end
 
 -- What the layout 'balanced' balances: the mask of the first attention layer.

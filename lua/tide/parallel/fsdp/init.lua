@@ -28,10 +28,10 @@ local class = require 'tide.class'
 local dist = require 'tide.comm'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
 local options = require 'tide.parallel.fsdp.options'
 local signature = require 'tide.util.signature'
-local pack = require 'tide.ffi.pack'
 local schedule = require 'tide.parallel.fsdp.schedule'
 local spread = require 'tide.nn.spread'
 local subgroup = require 'tide.parallel.subgroup'
@@ -231,10 +231,7 @@ function Sharded:no_sync(fn, ...)
    err.type('parallel.fsdp.no_sync', 'fn', fn, 'function')
    local before = self.sync
    self.sync = false
-   local r = pack(pcall(fn, ...))
-   self.sync = before
-   if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, r.n)
+   return finally(function() self.sync = before end, fn, ...)
 end
 
 -- Ends a backward: what is not reduced yet is reduced (unless synchronising is off), gathered bytes

@@ -75,10 +75,7 @@ end
 
 local function as_asked(n) return n end
 
--- The cost of a Sharded. opts: rank (of the shards; default: this one), micro (micro-batches a
--- step, 1), state_bytes (of the optimiser for an element of the shard; 8: AdamW over f32),
--- block (what the allocator takes for n bytes; default: n).
--- Returns bytes: parameters, gradients (at most: shards, or the whole ones of micro-batches that
+-- The cost of a Sharded. Returns bytes: parameters, gradients (at most: shards, or the whole ones of micro-batches that
 -- are reduced at the last), optimizer, kept (the three between steps, each tensor rounded by
 -- block), unit (the largest unit gathered), stays (what reshard_after_forward = k keeps from
 -- forward to backward); gather and reduce (sent a step) and their sum wire; collectives a step: {
@@ -109,6 +106,6 @@ return signature.doors('parallel.fsdp.price', price, {
    sharded = { 'sharded: sharded', op = 'parallel.fsdp.price', opts = {
       'rank: integer? >= 0 -- of the shards; this one by default',
       'micro: integer >= 1 = 1 -- micro-batches of a step',
-      'state_bytes: number >= 0 = 8 -- of the optimiser for an element',
+      'state_bytes: number >= 0 = 8 -- of the optimiser for an element; 8 for AdamW over f32',
       'block: function? -- the bytes that an allocation of n takes' } },
 })

@@ -226,10 +226,8 @@ local function context_for(self, op, projected, at)
       .. 'one rank')
    err.arg_if(at.sequence ~= nil, op, 'sequence', 'nil beside a context, which tells the documents',
       at.sequence)
-   if projected:size(2) ~= map.count then
-      err.raise('E_SHAPE', op, 'expected %d tokens, those of this rank in the plan, got %d',
-         map.count, projected:size(2))
-   end
+   err.raise_if(projected:size(2) ~= map.count, 'E_SHAPE', op, 'expected %d tokens, those of this '
+      .. 'rank in the plan, got %d', map.count, projected:size(2))
    return context
 end
 

@@ -5,6 +5,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local nn = require 'tide.nn'
 local spread = require 'tide.nn.spread'
 local cp = require 'tide.parallel.cp'
@@ -69,13 +70,11 @@ end
 
 local function target_pass(model, region, names)
    local collected, handles = collector(model, names)
-   local ok, logits = pcall(function()
-      return region:run(function(shards, context)
-         return model(shards[1], { positions = shards[2], context = context })
-      end)
+   local logits = finally(function()
+      for _, h in ipairs(handles) do h:remove() end
+   end, region.run, region, function(shards, context)
+      return model(shards[1], { positions = shards[2], context = context })
    end)
-   for _, h in ipairs(handles) do h:remove() end
-   if not ok then error(logits, 0) end
    for i, name in ipairs(names) do
       err.raise_if(collected[i] == nil, 'E_STATE', 'parallel.cp.run_target_cp_forward_and_gather',
          "module '%s' was not called", name)
@@ -99,15 +98,13 @@ function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
    if not spread.of(model).cp then
       handle = cp.attach(model, axis, { method = 'allgather', layout = 'contiguous' })
    end
-   local r = { pcall(tide.no_grad, function()
-      local logits, collected = target_pass(model, region, opts.collect or {})
-      table.insert(collected, 1, logits)
-      return cp.gather_cp_seq(region, collected, 2, T)
-   end) }
-   if handle then handle:restore() end
-   if not r[1] then error(r[2], 0) end
-   local logits = table.remove(r[2], 1)
-   return logits, r[2]
+   local results = finally(function() if handle then handle:restore() end end, tide.no_grad,
+      function()
+         local logits, collected = target_pass(model, region, opts.collect or {})
+         table.insert(collected, 1, logits)
+         return cp.gather_cp_seq(region, collected, 2, T)
+      end)
+   return table.remove(results, 1), results
 end
 
 return cp_hooks

@@ -37,10 +37,8 @@ local function same_shape(op, x, axis, cut)
    if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor', x) end
    local comm, W = axis_of(op, 'comm', axis)
    agree.once(comm, op, 'tensors', ('[%s] %s'):format(table.concat(x.shape, ', '), x.dtype))
-   if x:size(cut) % W ~= 0 then
-      err.raise('E_SHAPE', op, 'x: dim %d has %d elements, which do not divide among %d ranks', cut,
-         x:size(cut), W)
-   end
+   err.raise_if(x:size(cut) % W ~= 0, 'E_SHAPE', op, 'x: dim %d has %d elements, which do not '
+      .. 'divide among %d ranks', cut, x:size(cut), W)
    return comm
 end
 
@@ -106,10 +104,8 @@ local function runs_index(runs) return tide.run_index(i64(runs):reshape { #runs 
 -- cu as a list that covers `tokens`.
 local function covered(op, name, cu, tokens)
    cu = cp_map.cu(op, name, cu)
-   if cu[#cu] ~= tokens then
-      err.raise('E_ARG', op, "argument '%s' ends at %d, there are %d tokens: give those behind the "
-         .. 'last document a document of their own', name, cu[#cu], tokens)
-   end
+   err.raise_if(cu[#cu] ~= tokens, 'E_ARG', op, "argument '%s' ends at %d, there are %d tokens: "
+      .. 'give those behind the last document a document of their own', name, cu[#cu], tokens)
    return cu
 end
 
@@ -331,18 +327,12 @@ function MambaContextParallel:get_conv1d_bias()
    return bias and self:slice_conv_param(bias)
 end
 
--- This rank's part of dt_bias, or of p.
-function MambaContextParallel:get_dt_bias(p)
-   return self:slice_vector_param(p or of_mixer(self, 'dt_bias'))
+for _, field in ipairs { 'dt_bias', 'A_log', 'D' } do
+   -- This rank's part of the parameter of that name, or of p.
+   MambaContextParallel['get_' .. field] = function(self, p)
+      return self:slice_vector_param(p or of_mixer(self, field))
+   end
 end
-
--- This rank's part of A_log, or of p.
-function MambaContextParallel:get_A_log(p)
-   return self:slice_vector_param(p or of_mixer(self, 'A_log'))
-end
-
--- This rank's part of D, or of p.
-function MambaContextParallel:get_D(p) return self:slice_vector_param(p or of_mixer(self, 'D')) end
 
 -- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.
 function MambaContextParallel:repeat_group_state(s)

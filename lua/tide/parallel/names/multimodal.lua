@@ -228,10 +228,8 @@ end
 
 -- This rank's images or frames. x: patches [1, tokens, 3 * patch_dim^2]; sizes: (height, width) in
 -- pixels of each image or frame, a list or tensor [N, 2]; cu: cumulative tokens [N + 1].
--- opts: axis, patch_dim, num_frames (of each video; required with temporal_patch_size > 1),
--- temporal_patch_size (1), fp8_enabled, fp8_recipe, partition ('balanced' by cost, or
--- 'compatible', which falls back to it where its own rule would lose or cut something), alpha
--- (cost of a frame of p patches: p * (p + alpha); 0).
+-- The partition 'compatible' falls back to 'balanced' where its own rule would lose or cut
+-- something.
 -- Returns { tokens, sizes (i64 [n, 2]), packed (cu_seqlens_q, max_seqlen_q, ..., index),
 -- has_padding, num_padded_ranks, num_frames (a list or nil), plan }. A rank without frames has a
 -- token of zeros, so that its tower runs with the others; plan.empty says so, and the gather leaves
@@ -281,10 +279,8 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
          what.size)
       for r = 1, axis.size do
          counts[r] = what.tokens[r] / merge
-         if counts[r] % 1 ~= 0 then
-            err.raise('E_ARG', op, 'rank %d has %d tokens, which do not join by %d', r - 1,
-               what.tokens[r], merge)
-         end
+         err.raise_if(counts[r] % 1 ~= 0, 'E_ARG', op, 'rank %d has %d tokens, which do not join '
+            .. 'by %d', r - 1, what.tokens[r], merge)
       end
       local want = counts[axis.rank + 1]
       if x:size(1) < want then

@@ -139,12 +139,7 @@ signature.record('offload_policy', 'a table { cpu =, pin_memory = }', { 'cpu: bo
 local read_offload = signature.options { 'cpu: any?', 'pin_memory: any?' }
 
 -- Spreads a model over the axes data_parallel (or dp, dp_shard), context_parallel (cp) and
--- tensor_parallel (tp) of a mesh. opts: param_dtype ('bf16'), mp_policy (default: param_dtype, sums
--- and outputs in f32), offload_policy ({ cpu = true }) or cpu_offload (false), sequence_parallel
--- (false), activation_checkpointing (nil; true: the MLPs; or a policy of parallel.recompute) and
--- activation_checkpointing_scope, tp_shard_plan (a table, function or dotted path of either;
--- default: by the structure of the model), dp_mesh_name, cp_mesh_name, tp_mesh_name,
--- reshard_after_forward and sync_each_backward (as of fully_shard), device, seed. Collective.
+-- tensor_parallel (tp) of a mesh. Without mp_policy, sums and outputs are in f32. Collective.
 -- Returns the model and the Sharded.
 function parallelizer.fsdp2_strategy_parallelize(model, mesh, opts)
    local op = 'parallel.fsdp2_strategy_parallelize'
@@ -205,16 +200,11 @@ local function megatron(prefix)
    end
 end
 
--- As fsdp2_strategy_parallelize, with the options of Megatron-FSDP: optimizer (fn(params) ->
--- optimiser), megatron_fsdp_unit_modules (dotted paths of classes; default: elements of layer
--- lists), data_parallel_sharding_strategy ('optim_grads_params'), tp_shard_plan,
--- init_megatron_fsdp_with_meta_device (false; true: an error unless the model is on the null
--- device), mp_policy, and those of fully_shard with Megatron's defaults, which differ:
--- preserve_fp32_weights (false), check_for_nan_in_grad (true), calculate_per_token_loss (false:
--- gradients are means over ranks, as in fully_shard; train.step trains alike with both). Further:
--- reshard_after_forward and sync_each_backward, as of fully_shard: with optim_grads and
--- optim_grads_params gradients are reduced after every micro-batch, else after the last. Returns
--- the model, the optimiser and the Sharded.
+-- As fsdp2_strategy_parallelize, with the options of Megatron-FSDP and Megatron's defaults, which
+-- differ from those of fully_shard. Without calculate_per_token_loss gradients are means over
+-- ranks; train.step trains alike with both. With the strategies optim_grads and optim_grads_params
+-- gradients are reduced after every micro-batch, else after the last. Returns the model, the
+-- optimiser and the Sharded.
 parallelizer.megatron_fsdp_strategy_parallelize = megatron 'megatron_fsdp'
 
 -- The same by its former name, with nvfsdp_unit_modules and init_nvfsdp_with_meta_device.

@@ -38,9 +38,8 @@ local function common_length(op, buffers, dims)
    for i, t in ipairs(buffers) do
       local d = err.integer(op, ('dims[%d]'):format(i), dims[i], -t.ndim, t.ndim)
       length = length or t:size(d)
-      if t:size(d) ~= length then
-         err.raise('E_ARG', op, 'buffer %d has %d tokens, buffer 1 has %d', i, t:size(d), length)
-      end
+      err.raise_if(t:size(d) ~= length, 'E_ARG', op, 'buffer %d has %d tokens, buffer 1 has %d', i,
+         t:size(d), length)
    end
    return length
 end

@@ -140,12 +140,10 @@ end
 
 -- This rank's part of a packed stream (a result of process_input_for_thd), every document cut
 -- head-tail. axis: of a mesh, the mesh, a communicator, or nil for one rank. (The order of 0.1,
--- batch before axis, is taken, too.) Returns a new table: the tokens,
--- labels (-100 in padding), positions, cu_seqlens = cu_slot (slots, all ranks' tokens), cu_real,
--- cu_local (this rank's), max_seqlen (longest slot), padding_mask and index, cp_size, cp_rank,
--- qkv_format, order (of the whole stream, if it has one), and the context.
--- opts: padding_token_id (0), seq_lens_padding_value (-1000), qkv_format ('thd'), method, fields
--- ({ name = { fill = } | false } for further tensors with a value a token in their first dim).
+-- batch before axis, is taken, too.) Returns a new table: the tokens, labels (-100 in padding),
+-- positions, cu_seqlens = cu_slot (slots, all ranks' tokens), cu_real, cu_local (this rank's),
+-- max_seqlen (longest slot), padding_mask and index, cp_size, cp_rank, qkv_format, order (of the
+-- whole stream, if it has one), and the context.
 function stream.shard_thd_chunk(axis, batch, opts)
    local op = 'parallel.cp.shard_thd_chunk'
    if type(axis) == 'table' and axis.input_ids ~= nil then axis, batch = batch or nil, axis end

@@ -63,15 +63,11 @@ local function check_lengths(op, lens, slots, S)
       err.raise_if(#row ~= #lens[b], 'E_ARG', op, 'row %d: seq_lens has %d documents, '
          .. 'seq_lens_padded %d', b, #lens[b], #row)
       for i, n in ipairs(row) do
-         if lens[b][i] > n then
-            err.raise('E_ARG', op, 'row %d: document %d has %d tokens, its slot %d', b, i - 1,
-               lens[b][i], n)
-         end
+         err.raise_if(lens[b][i] > n, 'E_ARG', op, 'row %d: document %d has %d tokens, its slot %d',
+            b, i - 1, lens[b][i], n)
       end
-      if sum_of(row) > S then
-         err.raise('E_ARG', op, 'row %d: the documents take %d tokens, the row has %d', b,
-            sum_of(row), S)
-      end
+      err.raise_if(sum_of(row) > S, 'E_ARG', op, 'row %d: the documents take %d tokens, the row '
+         .. 'has %d', b, sum_of(row), S)
    end
 end
 

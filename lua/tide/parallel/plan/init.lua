@@ -74,10 +74,8 @@ local function read_mesh(self, mesh, ranks)
    self.axes = with_data(list)
    self.ranks = product(self.axes)
    if self.mesh and #self.axes ~= #list then self.base, self.mesh = self.mesh.comm, nil end
-   if size_of(self, 'pp') > 1 then
-      err.raise('E_UNSUPPORTED', op, 'the mesh has an axis pp of %d ranks; a plan knows dp, '
-         .. 'dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
-   end
+   err.raise_if(size_of(self, 'pp') > 1, 'E_UNSUPPORTED', op, 'the mesh has an axis pp of %d '
+      .. 'ranks; a plan knows dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
 end
 
 local function made_by(fn)
@@ -268,10 +266,8 @@ end
 local function real_mesh(self)
    if self.mesh then return self.mesh end
    local comm = self.base or dist.world()
-   if comm.size ~= self.ranks then
-      err.raise('E_STATE', 'parallel.plan.materialise', 'the plan is for %d ranks (%s), the run '
-         .. 'has %d', self.ranks, plan_text.axes(self), comm.size)
-   end
+   err.raise_if(comm.size ~= self.ranks, 'E_STATE', 'parallel.plan.materialise',
+      'the plan is for %d ranks (%s), the run has %d', self.ranks, plan_text.axes(self), comm.size)
    return mesh_of(axes_list(self), { comm = comm })
 end
 

@@ -127,31 +127,29 @@ local function kept(run, micro, given)
       unit = p.unit, stays = p.stays > 0 and p.stays or nil }
 end
 
--- Bytes of units that are gathered for a while, and of what stays of them.
-local function gathered(sharded)
+-- The sum of bytes(bucket, bytes of an element) over the buckets of all units.
+local function bucket_bytes(sharded, bytes)
    local n = 0
    for _, unit in ipairs(sharded and sharded:all_units() or {}) do
-      for _, b in ipairs(unit.buckets) do
-         if b.full and not b.is_whole and b.state ~= 'absent' then
-            n = n + b.layout.total * dtype_size(b.opts.dtype)
-         end
-         if b.small and b.small.part then n = n + b:small_count() * dtype_size(b.opts.dtype) end
-      end
+      for _, b in ipairs(unit.buckets) do n = n + bytes(b, dtype_size(b.opts.dtype)) end
    end
    return n
 end
 
+-- Bytes of units that are gathered for a while, and of what stays of them.
+local function gathered(sharded)
+   return bucket_bytes(sharded, function(b, size)
+      local whole = b.full and not b.is_whole and b.state ~= 'absent'
+      return size * ((whole and b.layout.total or 0)
+         + (b.small and b.small.part and b:small_count() or 0))
+   end)
+end
+
 -- Bytes of `parameters` that the first step makes: gathered units that then stay.
 local function unmade(sharded)
-   local n = 0
-   for _, unit in ipairs(sharded and sharded:all_units() or {}) do
-      for _, b in ipairs(unit.buckets) do
-         if not b.full and b.flat:is_gone() then
-            n = n + b.layout.total * dtype_size(b.opts.dtype)
-         end
-      end
-   end
-   return n
+   return bucket_bytes(sharded, function(b, size)
+      return not b.full and b.flat:is_gone() and b.layout.total * size or 0
+   end)
 end
 
 -- ---- a step ----------------------------------------------------------------------------------
