@@ -75,8 +75,8 @@ end
 
 local function as_asked(n) return n end
 
--- The cost of a Sharded. Returns bytes: parameters, gradients (at most: shards, or the whole ones of
--- micro-batches that are reduced at the last), optimizer, kept (the three between steps, each
+-- The cost of a Sharded. Returns bytes: parameters, gradients (at most: shards, or the whole ones
+-- of micro-batches that are reduced at the last), optimizer, kept (the three between steps, each
 -- tensor rounded by block), unit (the largest unit gathered), stays (what reshard_after_forward = k
 -- keeps from forward to backward); gather and reduce (sent a step) and their sum wire; collectives
 -- a step: { gather, reduce, replicas }.
