@@ -15,6 +15,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,6 +155,7 @@ static double ours(crew *c, job j)
 
 typedef struct page {
   atomic_int seq, done, ready; /* ready: ranks that have started */
+  pid_t parent;
   job now;
   double seconds;
 } page;
@@ -238,7 +240,10 @@ static int child(const char *path)
   memset(y, 0, BIG);
   atomic_fetch_add(&p->ready, 1);
   for (;;) {
-    while (atomic_load(&p->seq) == seen) usleep(200);
+    while (atomic_load(&p->seq) == seen) {
+      if (kill(p->parent, 0) < 0) _exit(1); /* it was killed, and mpirun with it or not */
+      usleep(200);
+    }
     seen++;
     job j = p->now;
     if (j.op == STOP) break;
@@ -264,6 +269,7 @@ static bool start_peer(peer *p, const char *self, int nrank, bool huge)
   if (fd < 0 || ftruncate(fd, sizeof(page)) < 0) die("no temporary file");
   close(fd);
   p->page = map_page(p->path);
+  p->page->parent = getpid();
   snprintf(ranks, sizeof ranks, "%d", nrank);
   p->pid = fork();
   if (p->pid == 0) {
