@@ -60,6 +60,11 @@ describe('chat.template', function()
       assert.equal('[é]', text)
    end)
 
+   it('writes characters that are not printable as Python does', function()
+      assert.equal([==[['\x01\x1f ~\x7fé']]==], render('{{ [x] }}', {},
+         { x = '\1\31 ~\127é' }))
+   end)
+
    it('gives the ranges of generation blocks in bytes', function()
       local t = template('{% for m in messages %}é{% generation %}{{ m.content }}!'
          .. '{% endgeneration %}{% endfor %}')
@@ -148,6 +153,16 @@ describe('bounds of chat.template', function()
       assert.matches('too big', bounded '{{ range(1000000000)|length }}', 1, true)
    end)
 
+   it('hold values that are nested', function()
+      local function nested(n)
+         local x = { 1 }
+         for _ = 2, n do x = { x } end
+         return function() return render('{{ x }}', {}, { x = x }) end
+      end
+      assert.equal(('['):rep(201) .. '1' .. (']'):rep(201), nested(201)())
+      assert.matches('deeper than 200', raised(nested(202)).message, 1, true)
+   end)
+
    it('hold what is nested', function()
       assert.matches('nested too deeply',
          bounded('{{ ' .. ('['):rep(500) .. (']'):rep(500) .. ' }}'), 1, true)
@@ -176,6 +191,18 @@ describe('chat.load', function()
          assert.equal('json</s>', (tide.chat.load(dir):render {}))
          write(dir .. '/chat_template.jinja', 'file{{ bos_token }}\n')
          assert.equal('file<s>', (tide.chat.load(dir):render {}))
+      end)
+   end)
+
+   it('is not needed where a path is a file, or lies in a folder with one', function()
+      tmp.with(function(dir)
+         write(dir .. '/tokenizer_config.json', config)
+         write(dir .. '/own.jinja', 'own{{ bos_token }}')
+         require('tide.util.fs').mkdirs('spec', dir .. '/step-1')
+         assert.equal('own', (tide.chat.find(dir .. '/own.jinja'):render {}))
+         assert.equal('own<s>', (tide.chat.find(dir .. '/own.jinja', nil, dir):render {}))
+         assert.equal('<s>d', (tide.chat.find(dir):render {}))
+         assert.equal('t</s>', (tide.chat.find(dir .. '/step-1', 'tool_use'):render {}))
       end)
    end)
 

@@ -195,6 +195,26 @@ describe('a damaged tokenizer.json', function()
 end)
 
 describe('a folder', function()
+   it('has added tokens that take the blanks beside them', function()
+      local value = json.decode(fs.read('spec', 'spec/golden/tokenizer/gpt2.json')).tokenizer
+      for i, side in ipairs { 'lstrip', 'rstrip' } do
+         value.added_tokens[#value.added_tokens + 1] = { content = '<' .. side .. '>',
+            id = 499 + i, special = true, normalized = false, [side] = true }
+      end
+      fs.write('spec', folder .. '/sides.json', json.encode(value))
+      local tok = tide.tokenizer.load(folder .. '/sides.json')
+      local a = tok:encode 'a'
+      for name, texts in require 'tide.util.each' {
+         [500] = { 'a <lstrip>a', 'a<lstrip>a' }, [501] = { 'a<rstrip> a', 'a<rstrip>a' } } do
+         for _, text in ipairs(texts) do
+            assert.same({ a[1], name, a[1] }, (tok:encode(text, { special = true })), text)
+         end
+      end
+      for _, text in ipairs { 'a<lstrip> a', 'a <rstrip>a' } do
+         assert.is_true(#tok:encode(text, { special = true }) > 3, text)
+      end
+   end)
+
    it('names its special tokens', function()
       local path = folder .. '/named'
       fs.io().mkdir(path)
@@ -263,6 +283,31 @@ describe('a file of tiktoken', function()
    end)
 end)
 
+describe('a file of Llama 3', function()
+   it('has its special tokens behind the 128000 pieces', function()
+      local lines, path = tiktoken_lines(), folder .. '/llama3'
+      for i = #lines + 1, 128000 do lines[i] = base64(('#%06d'):format(i)) .. ' ' .. i - 1 end
+      fs.io().mkdir(path)
+      fs.write('spec', path .. '/tokenizer.model', table.concat(lines, '\n') .. '\n')
+      local tok = tide.tokenizer.load(path)
+      for id, name in require 'tide.util.each' { [128000] = '<|begin_of_text|>',
+         [128009] = '<|eot_id|>', [128010] = '<|python_tag|>',
+         [128011] = '<|reserved_special_token_2|>',
+         [128255] = '<|reserved_special_token_246|>' } do
+         assert.same({ id, name }, { tok:id(name), tok:token(id) })
+      end
+      assert.equal(128256, tok.vocab_size)
+   end)
+end)
+
+describe('a pattern', function()
+   it('has anchors at the ends of lines, as Oniguruma', function()
+      local translate = require('tide.tokenizer.pattern').translate
+      assert.equal('(?m)^a$', translate '^a$')
+      assert.equal('[^a$]b', translate '[^a$]b')
+   end)
+end)
+
 describe('a tekken.json', function()
    it('counts its special tokens first', function()
       local vocab = json.array {}
@@ -311,6 +356,16 @@ describe('a file of sentencepiece', function()
       end
       return table.concat(parts) .. tail
    end
+
+   it('weighs pieces by scores of 32 bits', function()
+      local tail = '\18\2\24\1\26\4\32\0\24\0'
+      for _, case in ipairs { { -5, { 3, 4 } }, { -4.7, { 5 } } } do
+         fs.write('spec', folder .. '/tokenizer.model',
+            model_of({ { 'a', -2.4 }, { 'b', -2.4 }, { 'ab', case[1] } }, tail))
+         local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
+         assert.same(case[2], (tok:encode('ab', { add_special_tokens = false })))
+      end
+   end)
 
    local rows = { { '▁', -2.1716766357421875 }, { '▁▁', -4.343353271484375 },
       { 'a', -5.983352184295654 }, { '▁a', -5.1 }, { 'b', -6.3 }, { 'ab', -5.7 }, { ',', 0, 4 },
